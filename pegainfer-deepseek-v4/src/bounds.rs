@@ -17,6 +17,6 @@ pub struct StepBounds {
     pub slots: usize,
     /// Pages of compressed entries.
     pub pages: usize,
-    /// A GPU replays decode steps as graphs.
+    /// A GPU replays steps of few tokens as graphs.
     pub graphs: bool,
 }

@@ -49,7 +49,7 @@ pub struct LoadOptions {
     pub loop_back_ranks: Option<usize>,
     /// Compare tokens and state of all ranks after each step, bit for bit. For development: slow. No effect with one rank.
     pub check_ranks: bool,
-    /// Replay decode steps as CUDA graphs, on a GPU.
+    /// Replay decode steps, steps that verify drafts, and passes of the layer that drafts as CUDA graphs, on a GPU.
     pub cuda_graph: bool,
     /// Speculative decoding: how tokens are drafted, and how many; `None` for none.
     pub speculation: Option<Speculation>,

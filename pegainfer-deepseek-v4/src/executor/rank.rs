@@ -182,8 +182,6 @@ impl Launches for StepLaunches<'_> {
     fn launch(&mut self) -> Result<(), OpError> {
         let Self { config, numerics, shard, weights, rotations, communicator, step, part, .. } = *self;
         let Self { exec, state, inputs, work, sampler, .. } = self;
-        // A step may ask for any token of the one before, and a graph keeps the length.
-        sampler.sampled.set_rows(sampler.sampled.max_rows());
         let previous = &sampler.sampled;
         let mut pass =
             Pass { exec, config, numerics, shard, weights, rotations, inputs, work, step, previous, communicator };

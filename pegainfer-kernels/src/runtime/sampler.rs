@@ -44,7 +44,7 @@ impl LogitsSource for Projection<'_> {
 pub struct Sampler {
     /// `[logits_rows, vocab]` f32.
     logits: Tensor,
-    /// What the samples of the last step drew, `[rows]` u32. At its full length outside of [`run`](Self::run).
+    /// What the samples of the last step drew, `[rows]` u32. At its full length between two calls.
     pub sampled: Tensor,
     /// Of the sampled tokens, `[rows, REPORT_WORDS]` u32.
     logprobs: Tensor,
@@ -94,10 +94,13 @@ impl Sampler {
         samples: &[SampleRow],
     ) -> Result<(), OpError> {
         let chunk = self.max_rows();
-        (0..samples.len()).step_by(chunk).try_for_each(|first| {
+        let drawn = (0..samples.len()).step_by(chunk).try_for_each(|first| {
             let rows = &samples[first..samples.len().min(first + chunk)];
             self.draw(exec, source, inputs, first, rows)
-        })
+        });
+        // The next step may ask for any of the tokens, and a graph keeps the length.
+        self.sampled.set_rows(self.sampled.max_rows());
+        drawn
     }
 
     /// From the source to what `samples`, from number `first` on, draw. Does not wait for a GPU.
@@ -144,9 +147,8 @@ impl Sampler {
         for tensor in [&mut self.sampled, &mut self.logprobs] {
             tensor.set_rows(samples.len());
         }
-        results.start(exec, samples, &self.sampled, &self.logprobs)?;
-        // The next step may ask for any of the tokens.
+        let started = results.start(exec, samples, &self.sampled, &self.logprobs);
         self.sampled.set_rows(self.sampled.max_rows());
-        Ok(())
+        started
     }
 }
