@@ -16,8 +16,9 @@
 // Why it is correct
 // 1. Pairs. Grid and ranges depend on the shape alone, so block b of a rank needs from a peer only what block b of the peer
 //    pushes, and that block pushes before it waits. Blocks of one GPU never wait for each other, and the grid is at most
-//    one block a multiprocessor, so all blocks are resident and each one gets to push. One arena has one stream: its
-//    collectives run one after the other, with no programmatic dependent launch between them.
+//    one block a multiprocessor, so all blocks are resident and each one gets to push: blocks of kernels before it end without it, and
+//    those of the next kernel start when all of its own have. One arena has one stream: its collectives run one after the
+//    other, because each waits for the kernels before it before it reads the epoch.
 // 2. Visible data. LL: a word of eight bytes carries four of data and the tag of its exchange, and is stored and loaded at once (b64,
 //    relaxed, system scope; v2.b64 is two such accesses). A reader that sees the tag has the data. Blocks: all threads
 //    store, __syncthreads, then one thread stores the flag with release at system scope, which covers the stores of the block
@@ -373,6 +374,7 @@ __device__ __forceinline__ void gather_columns(Exchange<kRanks> exchange, const 
 #define ALL_REDUCE(NAME, THREADS, N, SUFFIX, T)                                                                        \
     extern "C" __global__ __launch_bounds__(THREADS, 1) void NAME##_##SUFFIX##_##N(T *x, uint64_t first,                  \
                                                                                 uint32_t vectors, LINK) {              \
+        start_after_predecessor();                                                                                     \
         EXCHANGE(N, kAllReduce)                                                                                        \
         NAME<N, T>(exchange, x + first * (16 / sizeof(T)), vectors);                                                   \
     }
@@ -385,6 +387,7 @@ __device__ __forceinline__ void gather_columns(Exchange<kRanks> exchange, const 
     KINDS(N, bf16, bf16)                                                                                               \
     extern "C" __global__ __launch_bounds__(kThreads, 1) void all_gather_columns_##N(                                     \
         const float *part, float *whole, uint32_t first, uint32_t rows, uint32_t width, LINK) {                        \
+        start_after_predecessor();                                                                                     \
         EXCHANGE(N, kAllGather)                                                                                        \
         size_t at = size_t(first) * width * 4;                                                                         \
         gather_columns<N>(exchange, part + at, whole + ranks * at, rows, width);                                       \

@@ -25,6 +25,12 @@ __device__ __forceinline__ void wait_for_predecessor() {
 #endif
 }
 
+// The beginning of a kernel that fetches nothing before its wait: its blocks are resident when the kernels before it end.
+__device__ __forceinline__ void start_after_predecessor() {
+    release_successor();
+    wait_for_predecessor();
+}
+
 // Counts arrivals, of which there are `all`; true for the last, who sees what the others wrote before. The counter is
 // zero again after it.
 __device__ __forceinline__ bool arrive_last(uint32_t *counter, uint32_t all) {

@@ -246,19 +246,20 @@ struct Part {
 
 // Grid: tokens, groups of 16 heads; a warp each 128 dimensions.
 extern "C" __global__ __launch_bounds__(32 * kMaxDim / kWarpDim, 2) void sparse_attention_bf16(
-    const bf16 *__restrict__ q,               // [tokens, heads, dim]
-    const bf16 *__restrict__ kv,              // [tokens, dim]
-    const bf16 *__restrict__ rings,           // [slot_count, ring, dim]
-    const bf16 *__restrict__ entries,         // [entry_pages, per_page, dim]; not read if per_page is 0
-    const uint32_t *__restrict__ chosen,      // [tokens, k]; not read if k is 0
-    const float *__restrict__ sink,           // [heads]
-    const uint32_t *__restrict__ qo_indptr,   // [rows + 1]
-    const uint32_t *__restrict__ positions,   // [tokens]
-    const uint32_t *__restrict__ slots,       // [rows]
-    const uint32_t *__restrict__ page_tables, // [rows, pages]
-    bf16 *__restrict__ out,                   // [tokens, heads, dim]
+    const bf16 *q,               // [tokens, heads, dim]
+    const bf16 *kv,              // [tokens, dim]
+    const bf16 *rings,           // [slot_count, ring, dim]
+    const bf16 *entries,         // [entry_pages, per_page, dim]; not read if per_page is 0
+    const uint32_t *chosen,      // [tokens, k]; not read if k is 0
+    const float *sink,           // [heads]
+    const uint32_t *qo_indptr,   // [rows + 1]
+    const uint32_t *positions,   // [tokens]
+    const uint32_t *slots,       // [rows]
+    const uint32_t *page_tables, // [rows, pages]
+    bf16 *out,                   // [tokens, heads, dim]
     uint32_t rows, uint32_t pages, uint32_t slot_count, uint32_t window, uint32_t ring, uint32_t entry_pages,
     uint32_t per_page, uint32_t k, uint32_t heads, uint32_t dim, float scale) {
+    start_after_predecessor();
     __shared__ MmaShared shared;
     __shared__ float total[4 * kAccumulators][32 * kMostWarps]; // the merged chunks' numerators, each thread's own
     Lists<bf16> lists = {{qo_indptr, positions, slots, page_tables, rows, pages},
@@ -314,18 +315,19 @@ struct Partials {
 
 // Grid: tokens, groups of 16 heads, chunks; a warp each 128 dimensions.
 extern "C" __global__ __launch_bounds__(32 * kMaxDim / kWarpDim, 2) void sparse_attention_chunks(
-    const bf16 *__restrict__ q,               // [tokens, heads, dim]
-    const bf16 *__restrict__ kv,              // [tokens, dim]
-    const bf16 *__restrict__ rings,           // [slot_count, ring, dim]
-    const bf16 *__restrict__ entries,         // [entry_pages, per_page, dim]; not read if per_page is 0
-    const uint32_t *__restrict__ chosen,      // [tokens, k]; not read if k is 0
-    const uint32_t *__restrict__ qo_indptr,   // [rows + 1]
-    const uint32_t *__restrict__ positions,   // [tokens]
-    const uint32_t *__restrict__ slots,       // [rows]
-    const uint32_t *__restrict__ page_tables, // [rows, pages]
-    float *__restrict__ partials,             // see Partials
+    const bf16 *q,               // [tokens, heads, dim]
+    const bf16 *kv,              // [tokens, dim]
+    const bf16 *rings,           // [slot_count, ring, dim]
+    const bf16 *entries,         // [entry_pages, per_page, dim]; not read if per_page is 0
+    const uint32_t *chosen,      // [tokens, k]; not read if k is 0
+    const uint32_t *qo_indptr,   // [rows + 1]
+    const uint32_t *positions,   // [tokens]
+    const uint32_t *slots,       // [rows]
+    const uint32_t *page_tables, // [rows, pages]
+    float *partials,             // see Partials
     uint32_t rows, uint32_t pages, uint32_t slot_count, uint32_t window, uint32_t ring, uint32_t entry_pages,
     uint32_t per_page, uint32_t k, uint32_t heads, uint32_t dim, float scale) {
+    start_after_predecessor();
     __shared__ MmaShared shared;
     Lists<bf16> lists = {{qo_indptr, positions, slots, page_tables, rows, pages},
                          kv, rings, entries, chosen, dim, window, ring, slot_count, entry_pages, per_page, k};
@@ -353,14 +355,15 @@ extern "C" __global__ __launch_bounds__(32 * kMaxDim / kWarpDim, 2) void sparse_
 
 // Grid: tokens, heads.
 extern "C" __global__ __launch_bounds__(kMergeThreads) void sparse_attention_merge(
-    const float *partials,                    // see Partials
-    const float *__restrict__ sink,           // [heads]
-    const uint32_t *__restrict__ qo_indptr,   // [rows + 1]
-    const uint32_t *__restrict__ positions,   // [tokens]
-    const uint32_t *__restrict__ slots,       // [rows]
-    bf16 *__restrict__ out,                   // [tokens, heads, dim]
+    const float *partials,     // see Partials
+    const float *sink,         // [heads]
+    const uint32_t *qo_indptr, // [rows + 1]
+    const uint32_t *positions, // [tokens]
+    const uint32_t *slots,     // [rows]
+    bf16 *out,                 // [tokens, heads, dim]
     uint32_t rows, uint32_t slot_count, uint32_t window, uint32_t per_page, uint32_t k, uint32_t heads, uint32_t dim,
     uint32_t chunks) {
+    start_after_predecessor();
     Lists<bf16> lists = {};
     lists.batch = {qo_indptr, positions, slots, nullptr, rows, 0};
     lists.window = window, lists.slot_count = slot_count, lists.per_page = per_page, lists.k = k;
@@ -381,19 +384,20 @@ extern "C" __global__ __launch_bounds__(kMergeThreads) void sparse_attention_mer
 
 // Grid: tokens, groups of heads, one a warp.
 extern "C" __global__ __launch_bounds__(kF32Threads) void sparse_attention_f32(
-    const float *__restrict__ q,             // [tokens, heads, dim]
-    const float *__restrict__ kv,            // [tokens, dim]
-    const float *__restrict__ rings,         // [slot_count, ring, dim]
-    const float *__restrict__ entries,       // [entry_pages, per_page, dim]; not read if per_page is 0
-    const uint32_t *__restrict__ chosen,     // [tokens, k]; not read if k is 0
-    const float *__restrict__ sink,          // [heads]
-    const uint32_t *__restrict__ qo_indptr,  // [rows + 1]
-    const uint32_t *__restrict__ positions,  // [tokens]
-    const uint32_t *__restrict__ slots,      // [rows]
-    const uint32_t *__restrict__ page_tables, // [rows, pages]
-    float *__restrict__ out,                 // [tokens, heads, dim]
+    const float *q,              // [tokens, heads, dim]
+    const float *kv,             // [tokens, dim]
+    const float *rings,          // [slot_count, ring, dim]
+    const float *entries,        // [entry_pages, per_page, dim]; not read if per_page is 0
+    const uint32_t *chosen,      // [tokens, k]; not read if k is 0
+    const float *sink,           // [heads]
+    const uint32_t *qo_indptr,   // [rows + 1]
+    const uint32_t *positions,   // [tokens]
+    const uint32_t *slots,       // [rows]
+    const uint32_t *page_tables, // [rows, pages]
+    float *out,                  // [tokens, heads, dim]
     uint32_t rows, uint32_t pages, uint32_t slot_count, uint32_t window, uint32_t ring, uint32_t entry_pages,
     uint32_t per_page, uint32_t k, uint32_t heads, uint32_t dim, float scale) {
+    start_after_predecessor();
     __shared__ const float *keys[kChunk];
     constexpr uint32_t kOwn = kMaxDim / 32; // dimensions of a lane, at most
     Lists<float> lists = {{qo_indptr, positions, slots, page_tables, rows, pages},

@@ -165,6 +165,7 @@ __device__ void complete_entry(const Tokens &tokens, const Batch &batch, const b
         T *entries,                    /* [entry_pages, 128 / ratio, dim] */                                           \
         uint32_t rows, uint32_t pages, uint32_t slot_count, uint32_t entry_pages, uint32_t ratio, uint32_t ring,       \
         uint32_t width, uint32_t dim, uint32_t pairs, uint32_t index, uint32_t low_precision, float eps) {             \
+        start_after_predecessor();                                                                                     \
         complete_entry(Tokens{values, scores, bias, value_rings, score_rings, ratio, ring, width},                     \
                        {qo_indptr, positions, slots, page_tables, rows, pages}, norm, frequencies, entries,            \
                        slot_count, entry_pages, dim, pairs, index, low_precision, eps);                                \
@@ -174,15 +175,16 @@ KERNELS(f32, float)
 
 // Grid: tokens.
 extern "C" __global__ __launch_bounds__(kRowThreads) void compress_rings(
-    const float *__restrict__ values,       // [tokens, width]
-    const float *__restrict__ bias,         // [ratio, width]
-    const uint32_t *__restrict__ qo_indptr, // [rows + 1]
-    const uint32_t *__restrict__ positions, // [tokens]
-    const uint32_t *__restrict__ slots,     // [rows]
-    float *__restrict__ scores,             // [tokens, width], in place
-    float *__restrict__ value_rings,        // [slot_count, ring, width]
-    float *__restrict__ score_rings,        // [slot_count, ring, width]
+    const float *values,       // [tokens, width]
+    const float *bias,         // [ratio, width]
+    const uint32_t *qo_indptr, // [rows + 1]
+    const uint32_t *positions, // [tokens]
+    const uint32_t *slots,     // [rows]
+    float *scores,             // [tokens, width], in place
+    float *value_rings,        // [slot_count, ring, width]
+    float *score_rings,        // [slot_count, ring, width]
     uint32_t rows, uint32_t slot_count, uint32_t ratio, uint32_t ring, uint32_t width) {
+    start_after_predecessor();
     uint32_t t = blockIdx.x, position = positions[t];
     Sequence s = sequence_of({qo_indptr, positions, slots, nullptr, rows, 0}, t, slot_count);
     // An older token would have its row overwritten by a newer one of this step.

@@ -127,6 +127,7 @@ __device__ void score(const Scoring<float> &x, const Batch &batch) {
         float *scores,                 /* [gridDim.x, most], of the tokens from first_token on */                      \
         uint32_t rows, uint32_t pages, uint32_t entry_pages, uint32_t ratio, uint32_t heads, uint32_t dim, uint32_t k, \
         uint32_t first_token, uint32_t most) {                                                                         \
+        start_after_predecessor();                                                                                     \
         score(Scoring<T>{q, weights, entries, scores, heads, dim, ratio, entry_pages, first_token, k, most},           \
               {qo_indptr, positions, slots, page_tables, rows, pages});                                                \
     }
@@ -167,13 +168,14 @@ __device__ void narrow_down(const float *__restrict__ scores, uint32_t n, uint32
 
 // Grid: tokens of the launch.
 extern "C" __global__ __launch_bounds__(kChooseThreads) void choose_entries(
-    const float *__restrict__ scores, // [gridDim.x, most], of the tokens from first_token on
-    const uint32_t *qo_indptr,        // [rows + 1]
-    const uint32_t *positions,        // [tokens]
-    const uint32_t *slots,            // [rows]
-    const uint32_t *page_tables,      // [rows, pages], not read
-    uint32_t *chosen,                 // [tokens, k]
+    const float *scores,         // [gridDim.x, most], of the tokens from first_token on
+    const uint32_t *qo_indptr,   // [rows + 1]
+    const uint32_t *positions,   // [tokens]
+    const uint32_t *slots,       // [rows]
+    const uint32_t *page_tables, // [rows, pages], not read
+    uint32_t *chosen,            // [tokens, k]
     uint32_t rows, uint32_t pages, uint32_t ratio, uint32_t k, uint32_t first_token, uint32_t most) {
+    start_after_predecessor();
     __shared__ uint32_t bins[kBins], larger[kWarpsOfChoice], equal[kWarpsOfChoice];
     __shared__ Selection found;
     Sight sight = sight_of({qo_indptr, positions, slots, page_tables, rows, pages}, first_token, ratio);

@@ -133,6 +133,7 @@ __device__ void interleaved_rope(T *__restrict__ x, const uint32_t *__restrict__
         T *out,                        /* [rows, hidden] */                                                            \
         T *low,                        /* [rows, hidden], `out` rounded to FP8; null: none */                          \
         uint32_t hidden, float eps) {                                                                                  \
+        start_after_predecessor();                                                                                     \
         norm_row(x, weight, out, low, hidden, eps);                                                                    \
     }                                                                                                                  \
     /* Grid: heads of all tokens over warps of a block. */                                                             \
@@ -141,6 +142,7 @@ __device__ void interleaved_rope(T *__restrict__ x, const uint32_t *__restrict__
         const uint32_t *positions,     /* [tokens] */                                                                  \
         const float *frequencies,      /* [pairs] */                                                                   \
         uint32_t heads, uint32_t heads_of_token, uint32_t dim, uint32_t pairs, float eps) {                            \
+        start_after_predecessor();                                                                                     \
         norm_rope_head(x, positions, frequencies, heads, heads_of_token, dim, pairs, eps);                             \
     }                                                                                                                  \
     /* Grid: keys. */                                                                                                  \
@@ -151,6 +153,7 @@ __device__ void interleaved_rope(T *__restrict__ x, const uint32_t *__restrict__
         const float *frequencies,      /* [pairs] */                                                                   \
         T *out,                        /* [tokens, dim] */                                                             \
         uint32_t dim, uint32_t pairs, uint32_t low_precision, float eps) {                                             \
+        start_after_predecessor();                                                                                     \
         norm_rope_key(x, weight, positions, frequencies, out, dim, pairs, low_precision, eps);                         \
     }                                                                                                                  \
     /* Grid: heads of all tokens over warps of a block. */                                                             \
@@ -159,6 +162,7 @@ __device__ void interleaved_rope(T *__restrict__ x, const uint32_t *__restrict__
         const uint32_t *positions,     /* [tokens] */                                                                  \
         const float *frequencies,      /* [pairs] */                                                                   \
         uint32_t heads, uint32_t heads_of_token, uint32_t dim, uint32_t pairs, uint32_t inverse) {                     \
+        start_after_predecessor();                                                                                     \
         interleaved_rope(x, positions, frequencies, heads, heads_of_token, dim, pairs, inverse);                       \
     }
 KERNELS(bf16, bf16)

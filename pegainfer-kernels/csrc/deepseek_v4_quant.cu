@@ -46,12 +46,14 @@ template <typename T> __device__ void turn_head(T *__restrict__ x, uint32_t dim,
     extern "C" __global__ __launch_bounds__(kHeadThreads) void round_activation_##SUFFIX(                              \
         T *x,                          /* [groups, 128], in place */                                                   \
         uint32_t groups) {                                                                                             \
+        start_after_predecessor();                                                                                     \
         round_groups(x, groups);                                                                                       \
     }                                                                                                                  \
     /* Grid: heads; a thread an element. */                                                                            \
     extern "C" __global__ __launch_bounds__(kMaxIndexDim) void quantize_index_##SUFFIX(                                \
         T *x,                          /* [heads, dim], in place */                                                    \
         uint32_t dim, uint32_t low_precision) {                                                                        \
+        start_after_predecessor();                                                                                     \
         turn_head(x, dim, low_precision);                                                                              \
     }
 KERNELS(bf16, bf16)

@@ -31,12 +31,14 @@ __device__ void write_ring(const T *__restrict__ fresh, T *__restrict__ rings, c
         const uint32_t *page_tables,   /* [rows, pages], not read */                                                   \
         T *rings,                      /* [slot_count, ring, width] */                                                 \
         uint32_t rows, uint32_t pages, uint32_t slot_count, uint32_t ring, uint32_t width) {                           \
+        start_after_predecessor();                                                                                     \
         write_ring(fresh, rings, {qo_indptr, positions, slots, page_tables, rows, pages}, slot_count, ring, width);    \
     }                                                                                                                  \
     /* Grid: elements of a slot over threads. */                                                                       \
     extern "C" __global__ __launch_bounds__(kRowThreads) void copy_slot_##SUFFIX(                                      \
         T *rings,                      /* [slots, elements] */                                                         \
         uint32_t from, uint32_t to, uint32_t elements) {                                                               \
+        start_after_predecessor();                                                                                     \
         uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;                                                            \
         if (i < elements) rings[size_t(to) * elements + i] = rings[size_t(from) * elements + i];                       \
     }

@@ -26,11 +26,12 @@ __device__ __forceinline__ void normalize(float *weights, uint32_t k, float scal
 }
 
 extern "C" __global__ __launch_bounds__(kRouteThreads) void route_learned(
-    const float *__restrict__ logits,  // [tokens, count]
-    const float *__restrict__ bias,    // [count]
-    uint32_t *__restrict__ experts,    // [tokens, k]
-    float *__restrict__ weights,       // [tokens, k]
+    const float *logits, // [tokens, count]
+    const float *bias,   // [count]
+    uint32_t *experts,   // [tokens, k]
+    float *weights,      // [tokens, k]
     uint32_t count, uint32_t k, float scale) {
+    start_after_predecessor();
     __shared__ float gates[kMaxExperts];
     __shared__ uint64_t keys[kMaxExperts]; // gate and bias above, the inverted expert below; 0 once it is chosen
     logits += size_t(blockIdx.x) * count, experts += size_t(blockIdx.x) * k, weights += size_t(blockIdx.x) * k;
@@ -52,12 +53,13 @@ extern "C" __global__ __launch_bounds__(kRouteThreads) void route_learned(
 }
 
 extern "C" __global__ __launch_bounds__(32) void route_hash(
-    const float *__restrict__ logits,   // [tokens, count]
-    const uint32_t *__restrict__ table, // [vocab, k]
-    const uint32_t *__restrict__ ids,   // [tokens]
-    uint32_t *__restrict__ experts,     // [tokens, k]
-    float *__restrict__ weights,        // [tokens, k]
+    const float *logits,   // [tokens, count]
+    const uint32_t *table, // [vocab, k]
+    const uint32_t *ids,   // [tokens]
+    uint32_t *experts,     // [tokens, k]
+    float *weights,        // [tokens, k]
     uint32_t vocab, uint32_t count, uint32_t k, float scale) {
+    start_after_predecessor();
     if (threadIdx.x) return;
     logits += size_t(blockIdx.x) * count, experts += size_t(blockIdx.x) * k, weights += size_t(blockIdx.x) * k;
     if (ids[blockIdx.x] >= vocab) __trap();

@@ -102,14 +102,15 @@ __device__ void sinkhorn(float (&c)[kStreams][kStreams], uint32_t iters, float e
 
 // Grid: tokens.
 extern "C" __global__ __launch_bounds__(kRowThreads) void hyper_mix_f32(
-    const float *__restrict__ streams,  // [tokens, 4, hidden]
-    const float *__restrict__ function, // [24, 4 * hidden]
-    const float *__restrict__ base,     // [24]
-    const float *__restrict__ scale,    // [3]
-    float *__restrict__ mixed,          // [tokens, hidden]
-    float *__restrict__ post,           // [tokens, 4]
-    float *__restrict__ comb,           // [tokens, 4, 4]
+    const float *streams,  // [tokens, 4, hidden]
+    const float *function, // [24, 4 * hidden]
+    const float *base,     // [24]
+    const float *scale,    // [3]
+    float *mixed,          // [tokens, hidden]
+    float *post,           // [tokens, 4]
+    float *comb,           // [tokens, 4, 4]
     uint32_t hidden, uint32_t iters, float eps, float norm_eps) {
+    start_after_predecessor();
     __shared__ float warps[kMixes + 1][32], input[kStreams];
     const uint32_t width = kStreams * hidden;
     streams += size_t(blockIdx.x) * width;
@@ -156,14 +157,16 @@ extern "C" __global__ __launch_bounds__(kRowThreads) void hyper_merge_sum(
     const float *comb, // [tokens, 4, 4]
     bf16 *streams,     // [tokens, 4, hidden], in place
     uint32_t hidden) {
+    start_after_predecessor();
     merge_token(f, post, comb, streams, hidden);
 }
 
 // Grid: tokens over threads of a block.
 extern "C" __global__ __launch_bounds__(kRowThreads) void resolve_ids(
-    const uint32_t *__restrict__ previous, // [samples]
-    uint32_t *__restrict__ ids,            // [count], in place
+    const uint32_t *previous, // [samples]
+    uint32_t *ids,            // [count], in place
     uint32_t samples, uint32_t count) {
+    start_after_predecessor();
     using limits::gather::kPlaceholder;
     uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= count || !(ids[i] & kPlaceholder)) return;
@@ -178,6 +181,7 @@ extern "C" __global__ __launch_bounds__(kRowThreads) void resolve_ids(
         const bf16 *table,             /* [rows, hidden], of the ids from `first` on */                                \
         T *out,                        /* [tokens, hidden] */                                                          \
         uint32_t first, uint32_t rows, uint32_t hidden) {                                                              \
+        start_after_predecessor();                                                                                     \
         embed_row(ids, table, out, first, rows, hidden);                                                               \
     }                                                                                                                  \
     /* Grid: tokens, streams. */                                                                                       \
@@ -185,6 +189,7 @@ extern "C" __global__ __launch_bounds__(kRowThreads) void resolve_ids(
         const T *x,                    /* [tokens, hidden] */                                                          \
         T *streams,                    /* [tokens, 4, hidden] */                                                       \
         uint32_t hidden) {                                                                                             \
+        start_after_predecessor();                                                                                     \
         copy_row(x + size_t(blockIdx.x) * hidden, streams + (size_t(blockIdx.x) * gridDim.y + blockIdx.y) * hidden,    \
                  hidden);                                                                                              \
     }                                                                                                                  \
@@ -194,6 +199,7 @@ extern "C" __global__ __launch_bounds__(kRowThreads) void resolve_ids(
         const uint32_t *rows,          /* [gridDim.x], each below `tokens` */                                          \
         T *out,                        /* [gridDim.x, width] */                                                        \
         uint32_t tokens, uint32_t width) {                                                                             \
+        start_after_predecessor();                                                                                     \
         if (rows[blockIdx.x] >= tokens) __trap();                                                                      \
         copy_row(x + size_t(rows[blockIdx.x]) * width, out + size_t(blockIdx.x) * width, width);                       \
     }                                                                                                                  \
@@ -202,6 +208,7 @@ extern "C" __global__ __launch_bounds__(kRowThreads) void resolve_ids(
         const float *sum,              /* [elements] */                                                                \
         T *out,                        /* [elements] */                                                                \
         uint32_t elements) {                                                                                           \
+        start_after_predecessor();                                                                                     \
         uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;                                                            \
         if (i < elements) put(out + i, sum[i]);                                                                        \
     }                                                                                                                  \
@@ -212,6 +219,7 @@ extern "C" __global__ __launch_bounds__(kRowThreads) void resolve_ids(
         const float *comb,             /* [tokens, 4, 4] */                                                            \
         T *streams,                    /* [tokens, 4, hidden], in place */                                             \
         uint32_t hidden) {                                                                                             \
+        start_after_predecessor();                                                                                     \
         merge_token(f, post, comb, streams, hidden);                                                                   \
     }                                                                                                                  \
     /* Grid: tokens. */                                                                                                \
@@ -222,6 +230,7 @@ extern "C" __global__ __launch_bounds__(kRowThreads) void resolve_ids(
         const float *scale,            /* [1] */                                                                       \
         T *out,                        /* [tokens, hidden] */                                                          \
         uint32_t hidden, float eps, float norm_eps) {                                                                  \
+        start_after_predecessor();                                                                                     \
         head_token(streams, function, base, scale, out, hidden, eps, norm_eps);                                        \
     }
 KERNELS(bf16, bf16)

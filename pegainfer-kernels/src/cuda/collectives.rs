@@ -201,7 +201,7 @@ pub fn all_reduce(exec: &mut Exec, link: &Link, algorithm: Option<Algorithm>, x:
             x, first, vectors: count, rank, ranks, arena, to_0, to_1, to_2, to_3, to_4, to_5, to_6, to_7, stage_bytes,
             status, timeout,
         };
-        let launch = entry(algorithm, link.variant(), dtype).launch(gpu, op, arguments)?;
+        let launch = entry(algorithm, link.variant(), dtype).launch(gpu, op, arguments)?.overlapped();
         // SAFETY: the vectors lie within `x`; the link has the addresses of live arenas of the size that it names.
         unsafe { launch.run(grid, threads)? };
     }
@@ -237,7 +237,7 @@ pub fn all_gather(exec: &mut Exec, link: &Link, part: &Tensor, whole: &mut Tenso
         };
         let variants =
             [AllGather::all_gather_columns_2, AllGather::all_gather_columns_4, AllGather::all_gather_columns_8];
-        let launch = variants[link.variant()].launch(gpu, op, arguments)?;
+        let launch = variants[link.variant()].launch(gpu, op, arguments)?.overlapped();
         // SAFETY: as above; the rows lie within both tensors.
         unsafe { launch.run(grid, threads)? };
     }

@@ -1,5 +1,5 @@
-//! Launchers of DeepSeek-V4's ops, whose activations are bf16 or f32. Kernels that [`run`] launches are not tuned: they do not
-//! overlap with their neighbours.
+//! Launchers of DeepSeek-V4's ops, whose activations are bf16 or f32. Kernels that [`run`] launches wait for those before them first of
+//! all.
 
 mod activations;
 mod attention;
@@ -58,7 +58,7 @@ fn run<A: Arguments>(
         return Ok(());
     }
     let entry = entries[usize::from(dtype == DType::F32)];
-    let launch = entry.launch(exec.gpu()?, op, arguments)?;
+    let launch = entry.launch(exec.gpu()?, op, arguments)?.overlapped();
     // SAFETY: the ops checked the shapes, and the launchers sized the grid by them.
     unsafe { launch.run(grid, threads) }
 }

@@ -24,7 +24,7 @@ pub(crate) fn route_learned(
         return Ok(());
     }
     let arguments = RouteLearned { logits, bias, experts, weights, count, k, scale };
-    let launch = RouteLearned::route_learned.launch(exec.gpu()?, "route", arguments)?;
+    let launch = RouteLearned::route_learned.launch(exec.gpu()?, "route", arguments)?.overlapped();
     // SAFETY: the op checked the shapes.
     unsafe { launch.run([tokens, 1, 1], ROUTE_THREADS) }
 }
@@ -42,7 +42,7 @@ pub(crate) fn route_hash(
         return Ok(());
     }
     let arguments = RouteHash { logits, table, ids, experts, weights, vocab, count, k, scale };
-    let launch = RouteHash::route_hash.launch(exec.gpu()?, "route", arguments)?;
+    let launch = RouteHash::route_hash.launch(exec.gpu()?, "route", arguments)?.overlapped();
     // SAFETY: the op checked the shapes; ids and experts outside of them stop the kernel.
     unsafe { launch.run([tokens, 1, 1], THREADS) }
 }
