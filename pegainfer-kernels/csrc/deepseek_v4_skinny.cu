@@ -38,6 +38,7 @@ __device__ __forceinline__ void gemm_tiles(const Matrix &w, uint32_t first_row, 
     const Weight weight = weight_of<F>(w.codes, w.scales, min(row, w.n - 1), min(row + 8, w.n - 1), k);
     Stored<F> stored[kAhead<F>];
     read_ahead(stored, weight, share);
+    prefetch<F>(w.codes, first_row, w.n, k, share);
     wait_for_predecessor();
     const Memory<F, N> memory(shared, share);
     fill(memory);

@@ -190,10 +190,11 @@ __device__ __forceinline__ float scale_of(float largest) {
 template <Format F, int N> constexpr uint32_t kTokenBytes = N * kDepth * (F == Format::kBf16 ? 2 : 1);
 
 // Puts 128 columns of token t into its row of a step's tokens: a warp calls it, with four columns a lane. `scales`: of the step's tokens.
+// `some`: not all of them are known to be zeros.
 // In FP8 the columns become e4m3 times a power of two; with `Split` the sum of two such values, in rows t and t + N / 2, which
 // is as exact as bf16.
 template <Format F, int N, bool Split>
-__device__ __forceinline__ void put_token(uint8_t *tokens, float *scales, uint32_t t, uint2 pairs) {
+__device__ __forceinline__ void put_token(uint8_t *tokens, float *scales, uint32_t t, uint2 pairs, bool some) {
     const uint32_t lane = threadIdx.x % 32;
     auto swizzled = [&](uint32_t row, uint32_t at) {
         return at / 128 * (N * 128) + row * 128 + ((at % 128 / 16) ^ (row % 8)) * 16 + at % 16;
@@ -210,6 +211,11 @@ __device__ __forceinline__ void put_token(uint8_t *tokens, float *scales, uint32
 #pragma unroll
         for (uint32_t part = 0; part < (Split ? 2 : 1); ++part) {
             const uint32_t row = t + part * (N / 2);
+            if (!some) {
+                *reinterpret_cast<uint32_t *>(tokens + swizzled(row, at)) = 0;
+                if (lane == 0) scales[row] = 0.f;
+                continue;
+            }
             const float scale = scale_of(fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])), fmaxf(fabsf(v[2]), fabsf(v[3]))));
             const float inverse = 1.f / scale; // exact
             const uint32_t codes = to_e4m3(v[0] * inverse, v[1] * inverse, v[2] * inverse, v[3] * inverse);
@@ -356,18 +362,21 @@ __device__ __forceinline__ void put_tokens(const Memory<F, N> &memory, const Sha
     const uint32_t warps = blockDim.x / 32, all = kTokens * share.block_steps;
     for (uint32_t base = threadIdx.x / 32; base < all; base += kAtOnce * warps) {
         uint2 pairs[kAtOnce];
+        bool some[kAtOnce];
 #pragma unroll
         for (uint32_t i = 0; i < kAtOnce; ++i) {
-            const uint32_t task = base + i * warps, t = task % kTokens;
-            const bf16 *row = task < all ? token(t) : nullptr;
-            const uint32_t column = (share.block_first + task / kTokens) * kDepth + 4 * (threadIdx.x % 32);
+            const uint32_t task = base + i * warps;
+            const bf16 *row = task < all ? token(task / share.block_steps) : nullptr;
+            const uint32_t column = (share.block_first + task % share.block_steps) * kDepth + 4 * (threadIdx.x % 32);
+            some[i] = row != nullptr;
             pairs[i] = row ? *reinterpret_cast<const uint2 *>(row + column) : make_uint2(0, 0);
         }
 #pragma unroll
         for (uint32_t i = 0; i < kAtOnce; ++i) {
-            const uint32_t task = base + i * warps, step = task / kTokens;
+            const uint32_t task = base + i * warps, step = task % share.block_steps;
             if (task < all)
-                put_token<F, N, Split>(memory.tokens + step * kTokenBytes<F, N>, memory.scales + step * N, task % kTokens, pairs[i]);
+                put_token<F, N, Split>(memory.tokens + step * kTokenBytes<F, N>, memory.scales + step * N, task / share.block_steps,
+                                       pairs[i], some[i]);
         }
     }
     fence_shared_for_async();
@@ -469,6 +478,16 @@ __device__ __forceinline__ Result<F, N, Split> multiply_share(const Memory<F, N>
     const Result<F, N, Split> result{memory, share};
     if (share.blocks > 1) result.exchange();
     return result;
+}
+
+// Fetches the block's share of its first tile into the L2 cache, from row `first_row` of a matrix of `n` rows and `k` columns on: a
+// thread has a row.
+template <Format F>
+__device__ __forceinline__ void prefetch(const uint8_t *codes, uint32_t first_row, uint32_t n, uint32_t k, const Share &share) {
+    constexpr uint32_t kStepBytes = kDepth / Codes<F>::kValues * 16;
+    if (threadIdx.x >= kTileRows || first_row + threadIdx.x >= n || share.block_steps == 0) return;
+    const uint8_t *at = codes + (size_t(first_row + threadIdx.x) * (k / kDepth) + share.block_first) * kStepBytes;
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(at), "r"(share.block_steps * kStepBytes) : "memory");
 }
 
 // Starts the loads of the weights of the warpgroup's first steps.
