@@ -7,9 +7,9 @@
 //   add_columns:    the sum of a token's y, the same columns
 //
 // Tiles of pairs (deepseek_v4_pairs.cuh) have at most 32, 64 or 128 tokens. Rows of h are places in the
-// list of pairs, so that the tokens of a tile are neighbours in down; rows of y are pairs. A block is persistent: two warpgroups
+// list of pairs, so that the tokens of a tile are neighbours in down; rows of y are pairs. A block is persistent: two or four warpgroups
 // with 64 rows of weights each, and a warpgroup that fetches steps of 128 columns into a ring, weights by TMA and the tile's tokens
-// by cp.async. A tile of gate_up has 64 rows of w1 and the same 64 of w3: a thread has both, so that SwiGLU needs no exchange.
+// by cp.async. Half of the rows of a tile of gate_up are of w1 and the others the same of w3: a thread has both, so that SwiGLU needs no exchange.
 // Neighbouring blocks take neighbouring rows of the same pairs: activations stay in the L2, and weights are read from memory once.
 // Limit: issue slots (widening and promotion) at many tokens of an expert, memory at few. Reference:
 // src/cpu/deepseek_v4/experts.rs.
@@ -21,42 +21,50 @@
 namespace {
 using limits::deepseek_v4_experts_wgmma::kAddTokens;
 using limits::deepseek_v4_experts_wgmma::kPackThreads;
+using limits::deepseek_v4_experts_wgmma::kFewThreads;
 using limits::deepseek_v4_experts_wgmma::kThreads;
-using limits::deepseek_v4_experts_wgmma::kTileRows;
 using limits::deepseek_v4_gemm::kGroupThreads;
 using limits::deepseek_v4_gemm::kMaxChosen;
 
-constexpr uint32_t kConsumers = 256;       // threads of the warpgroups that multiply
 constexpr uint32_t kProducers = 128;
 constexpr uint32_t kSlots = 8;             // tiles whose lists are in shared memory
-constexpr uint32_t kScaleBytes = 36 << 10; // for the scales of the weights of these tiles
 constexpr uint32_t kHalf = 64;             // tokens of the output that are staged at once
 constexpr uint32_t kPadding = 16;          // bytes behind each row of scales and of the staged output, against bank conflicts
 constexpr uint32_t kBoxRows = 64;          // of weights
-static_assert(kThreads == kConsumers + kProducers && kTileRows == 2 * kBoxRows, "two warpgroups");
 
 // Some pairs of an expert (`count` from place `first` of the list on), and the first row of its weights (gate_up: first column of h).
 struct Tile {
     uint32_t expert, first, count, row;
 };
 
-// The shared memory of a block whose tiles have at most TOKENS tokens, with a ring of 12, 9 or 6 steps.
-template <int TOKENS> struct Shared {
-    static constexpr int kStages = TOKENS == 32 ? 12 : TOKENS == 64 ? 9 : 6;
+// A block whose tiles have at most TOKENS tokens: its warpgroups that multiply, each with 64 rows of a tile of weights. With few
+// tokens a warpgroup waits more than it computes, and has few sums: there are four of them.
+template <int TOKENS> struct Block {
+    static constexpr uint32_t kGroups = TOKENS == 32 ? 4 : 2;
+    static constexpr uint32_t kConsumers = 128 * kGroups, kThreads = kConsumers + kProducers;
+    static constexpr uint32_t kRows = kBoxRows * kGroups, kHalfRows = kRows / 2; // of gate, and as many of up
+};
+static_assert(Block<32>::kThreads == kFewThreads && Block<128>::kThreads == kThreads, "threads of a block");
+
+// The shared memory of such a block, with a ring of 6 or 9 steps.
+template <int TOKENS> struct Shared : Block<TOKENS> {
+    using Block<TOKENS>::kGroups, Block<TOKENS>::kRows;
+    static constexpr int kStages = TOKENS == 64 ? 9 : 6;
     static constexpr int kInFlight = kStages / 2; // steps whose copies are under way
+    static constexpr uint32_t kScaleBytes = kGroups * (18 << 10); // for the scales of the weights of two tiles or more
     uint8_t tokens[kStages][TOKENS * w4a8::kStep];
-    uint8_t weights[kStages][kTileRows * w4a8::kRowBytes];
+    uint8_t weights[kStages][kRows * w4a8::kRowBytes];
     float scales[kStages][TOKENS];
     uint8_t row_scales[kScaleBytes];
-    uint8_t staged[2][(TOKENS < kHalf ? TOKENS : kHalf) * (128 + kPadding)];
+    uint8_t staged[kGroups][(TOKENS < kHalf ? TOKENS : kHalf) * (128 + kPadding)];
     uint2 table[w4a8::kTable];
     uint32_t rows[kSlots][TOKENS]; // of the activations (gate_up), pairs (down)
     float factors[kSlots][TOKENS]; // weights of the pairs
     Tile tiles[kSlots];
     uint64_t full[kStages], empty[kStages];
 };
-static_assert(sizeof(Shared<128>) + 1024 <= limits::deepseek_v4_experts_wgmma::kSharedBytes && sizeof(Shared<32>) <= sizeof(Shared<128>) &&
-              sizeof(Shared<64>) <= sizeof(Shared<128>), "shared memory of a block");
+template <int TOKENS> constexpr bool kFits = sizeof(Shared<TOKENS>) + 1024 <= limits::deepseek_v4_experts_wgmma::kSharedBytes;
+static_assert(kFits<32> && kFits<64> && kFits<128>, "shared memory of a block");
 
 struct Problem {
     const uint8_t *x;             // [rows, k] codes, permuted
@@ -74,7 +82,7 @@ struct Problem {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 // The tiles of a block, one after another: each gridDim.x-th of all.
-template <bool GATE_UP> struct Schedule {
+template <bool GATE_UP, int TOKENS> struct Schedule {
     const Problem &p;
     uint32_t at, end;
     __device__ __forceinline__ Schedule(const Problem &p) : p(p), at(blockIdx.x), end(p.tiles[0] * p.row_tiles) {}
@@ -85,14 +93,16 @@ template <bool GATE_UP> struct Schedule {
         uint32_t i = at + later * gridDim.x;
         if (i >= end) return {};
         const uint32_t *from = p.tiles + 1 + 3 * (i / p.row_tiles);
-        return {from[0], from[1], from[2], p.first_row + i % p.row_tiles * (GATE_UP ? kBoxRows : kTileRows)};
+        return {from[0], from[1], from[2], p.first_row + i % p.row_tiles * (GATE_UP ? Block<TOKENS>::kHalfRows : Block<TOKENS>::kRows)};
     }
 };
 
 __device__ __forceinline__ uint32_t scale_stride(uint32_t k) { return k / w4a8::kScaled + kPadding; }
-__device__ __forceinline__ uint32_t scale_slots(uint32_t k) { return min(kSlots, kScaleBytes / (kTileRows * scale_stride(k))); }
+template <int TOKENS> __device__ __forceinline__ uint32_t scale_slots(uint32_t k) {
+    return min(kSlots, Shared<TOKENS>::kScaleBytes / (Block<TOKENS>::kRows * scale_stride(k)));
+}
 
-// A barrier of the 128 threads of a warpgroup: 0 and 1 multiply, 2 fetches.
+// A barrier of the 128 threads of a warpgroup: the last one fetches, the others multiply.
 __device__ __forceinline__ void group_sync(uint32_t group) { asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory"); }
 
 // An address that the compiler does not compute again and again.
@@ -106,7 +116,7 @@ template <bool GATE_UP, int TOKENS> struct Producer {
     using S = Shared<TOKENS>;
     S &s;
     const Problem &p;
-    const uint32_t thread = threadIdx.x - kConsumers;
+    const uint32_t thread = threadIdx.x - S::kConsumers;
     Ring<S::kStages> ring, published;
     uint32_t issued = 0;
 
@@ -120,16 +130,18 @@ template <bool GATE_UP, int TOKENS> struct Producer {
     }
     __device__ __forceinline__ void wait_empty() { wait(&s.empty[ring.index], ring.parity ^ 1); }
 
-    // The scales of this thread's row of the weights, and the weight of its pair.
+    // The scales of this thread's rows of the weights, and the weight of its pair.
     __device__ __forceinline__ void fetch_lists(const Tile &tile, uint32_t number, uint32_t pair) {
         const uint32_t bytes = p.k / w4a8::kScaled;
-        const uint8_t *from = thread < kBoxRows ? p.w_scales[0] : p.w_scales[1];
-        from += (size_t(tile.expert) * p.rows_of_expert + tile.row + (GATE_UP ? thread % kBoxRows : thread)) * bytes;
-        uint32_t to = shared_address(s.row_scales) + (number % scale_slots(p.k) * kTileRows + thread) * scale_stride(p.k);
-        if (bytes % 16 == 0)
-            for (uint32_t i = 0; i < bytes; i += 16) copy16(to + i, from + i);
-        else
-            for (uint32_t i = 0; i < bytes; i += 4) copy4(to + i, from + i);
+        for (uint32_t row = thread; row < S::kRows; row += kProducers) {
+            const uint8_t *from = p.w_scales[row / S::kHalfRows];
+            from += (size_t(tile.expert) * p.rows_of_expert + tile.row + (GATE_UP ? row % S::kHalfRows : row)) * bytes;
+            uint32_t to = shared_address(s.row_scales) + (number % scale_slots<TOKENS>(p.k) * S::kRows + row) * scale_stride(p.k);
+            if (bytes % 16 == 0)
+                for (uint32_t i = 0; i < bytes; i += 16) copy16(to + i, from + i);
+            else
+                for (uint32_t i = 0; i < bytes; i += 4) copy4(to + i, from + i);
+        }
         if (GATE_UP && thread < TOKENS) copy4(shared_address(&s.factors[number % kSlots][thread]), p.weights + pair);
     }
 
@@ -152,8 +164,10 @@ template <bool GATE_UP, int TOKENS> struct Producer {
             if (thread == 0) {
                 const uint32_t to = shared_address(s.weights[ring.index]), column = j * (w4a8::kRowBytes / 2);
                 arrive_expecting(full, sizeof(s.weights[0]));
-                copy_box(to, *p.w[0], column, weight_row, full);
-                copy_box(to + kBoxRows * w4a8::kRowBytes, *p.w[1], column, GATE_UP ? weight_row : weight_row + kBoxRows, full);
+#pragma unroll
+                for (uint32_t row = 0; row < S::kRows; row += kBoxRows)
+                    copy_box(to + row * w4a8::kRowBytes, *p.w[row / S::kHalfRows], column,
+                             weight_row + (GATE_UP ? row % S::kHalfRows : row), full);
             }
             const uint32_t to = shared_address(s.tokens[ring.index]) + place;
 #pragma unroll
@@ -174,7 +188,7 @@ template <bool GATE_UP, int TOKENS> struct Producer {
         return thread < tile.count ? p.pairs[tile.first + thread] : 0;
     }
     __device__ __forceinline__ void run() {
-        Schedule<GATE_UP> schedule(p);
+        Schedule<GATE_UP, TOKENS> schedule(p);
         Tile tile = schedule.tile(0), next = schedule.tile(1);
         uint32_t pair = pair_of(tile);
         for (uint32_t number = 0; schedule.any(); schedule.next(), ++number) {
@@ -186,7 +200,7 @@ template <bool GATE_UP, int TOKENS> struct Producer {
             const uint32_t own = GATE_UP ? pair / p.experts_of_token : tile.first + (thread < tile.count ? thread : 0);
             if (thread < TOKENS) s.rows[slot][thread] = GATE_UP ? own : pair;
             if (thread == 0) s.tiles[slot] = tile;
-            group_sync(2);
+            group_sync(S::kGroups);
             fetch_lists(tile, number, pair);
             fetch_any<TOKENS / 16>(tile, slot, own);
             tile = next, next = after, pair = next_pair;
@@ -219,7 +233,7 @@ template <int N, int TOKENS>
 __device__ __forceinline__ void multiply(float (&totals)[N / 2], Shared<TOKENS> &s, const Problem &p, Consumer<TOKENS> &c,
                                          uint32_t number) {
     const uint32_t steps = p.k / w4a8::kStep, stride = scale_stride(p.k), quad = c.lane % 4;
-    const uint32_t scales = shared_address(s.row_scales) + number % scale_slots(p.k) * kTileRows * stride;
+    const uint32_t scales = shared_address(s.row_scales) + number % scale_slots<TOKENS>(p.k) * Block<TOKENS>::kRows * stride;
     const uint32_t top_row = scales + c.top * stride, bottom_row = scales + c.bottom * stride;
     const uint32_t top_largest = largest_scale(top_row, p.k / w4a8::kScaled, quad);
     const uint32_t bottom_largest = largest_scale(bottom_row, p.k / w4a8::kScaled, quad);
@@ -343,25 +357,25 @@ template <bool GATE_UP, int TOKENS> __device__ __forceinline__ void run(const Pr
     extern __shared__ uint8_t dynamic[];
     S &s = *reinterpret_cast<S *>(dynamic + (1024 - shared_address(dynamic) % 1024) % 1024);
     release_successor();
-    w4a8::fill_table(s.table, threadIdx.x, kThreads);
+    w4a8::fill_table(s.table, threadIdx.x, S::kThreads);
     if (threadIdx.x == 0) {
-        for (int i = 0; i < S::kStages; ++i) barrier_init(&s.full[i], kProducers + 1), barrier_init(&s.empty[i], kConsumers / 32);
+        for (int i = 0; i < S::kStages; ++i) barrier_init(&s.full[i], kProducers + 1), barrier_init(&s.empty[i], S::kConsumers / 32);
         barriers_ready();
     }
     __syncthreads();
     wait_for_predecessor();
-    if (threadIdx.x >= kConsumers) {
-        registers_lower<72>();
+    if (threadIdx.x >= S::kConsumers) {
+        registers_lower<S::kGroups == 4 ? 40 : 72>();
         Producer<GATE_UP, TOKENS>(s, p).run();
         return;
     }
-    registers_raise<216>();
+    registers_raise<S::kGroups == 4 ? 104 : 216>();
     Consumer<TOKENS> c;
     c.group = threadIdx.x / 128, c.thread = threadIdx.x % 128, c.warp = c.thread / 32, c.lane = threadIdx.x % 32;
     c.top = GATE_UP ? 32 * c.group + 8 * c.warp + c.lane / 4 : 64 * c.group + 16 * c.warp + c.lane / 4;
-    c.bottom = c.top + (GATE_UP ? kBoxRows : 8);
+    c.bottom = c.top + (GATE_UP ? S::kHalfRows : 8);
     uint32_t number = 0;
-    for (Schedule<GATE_UP> schedule(p); schedule.any(); schedule.next(), ++number) {
+    for (Schedule<GATE_UP, TOKENS> schedule(p); schedule.any(); schedule.next(), ++number) {
         wait(&s.full[c.ring.index], c.ring.parity);
         consume_any<TOKENS, GATE_UP>(s, p, c, number);
     }
@@ -409,8 +423,8 @@ extern "C" __global__ __launch_bounds__(kPackThreads) void pack_fp8(const bf16 *
     pack(x, codes, scales, blockIdx.x * kPackThreads + threadIdx.x, vectors);
 }
 
-// The sum of a token's y, in the order of the experts, some of its columns. A block has kAddTokens tokens, and columns / 8
-// threads for each.
+// The sum of a token's y, in the order of the experts, some of its columns. A block has kAddTokens tokens, and a thread eight columns.
+// Grid: tokens, columns over those of a block.
 extern "C" __global__ __launch_bounds__(1024) void add_columns(
     const bf16 *y,          // [tokens * k, columns]
     const uint32_t *chosen, // [tokens, k]
@@ -420,11 +434,11 @@ extern "C" __global__ __launch_bounds__(1024) void add_columns(
     __shared__ uint32_t order[kAddTokens][kMaxChosen], counts[kAddTokens];
     release_successor();
     wait_for_predecessor();
-    const uint32_t own = threadIdx.x / (columns / 8), column = threadIdx.x % (columns / 8) * 8;
-    const uint32_t token = blockIdx.x * kAddTokens + own;
-    if (token < tokens && column / 8 < k) { // a place of the token's list a thread
+    const uint32_t threads = blockDim.x / kAddTokens, own = threadIdx.x / threads, i = threadIdx.x % threads;
+    const uint32_t token = blockIdx.x * kAddTokens + own, column = (blockIdx.y * threads + i) * 8;
+    if (token < tokens && i < k) { // a place of the token's list a thread
         const uint32_t *keys = chosen + size_t(token) * k;
-        const uint32_t i = column / 8, key = keys[i];
+        const uint32_t key = keys[i];
         uint32_t before = 0, here = 0;
         for (uint32_t j = 0; j < k; ++j) {
             uint32_t other = keys[j];
@@ -460,7 +474,7 @@ extern "C" __global__ __launch_bounds__(1024) void add_columns(
 
 // Grids: as many blocks as there are multiprocessors.
 #define BY_TOKENS(TOKENS)                                                                                              \
-    extern "C" __global__ __launch_bounds__(kThreads, 1) void gate_up_wgmma_##TOKENS(                                  \
+    extern "C" __global__ __launch_bounds__(Block<TOKENS>::kThreads, 1) void gate_up_wgmma_##TOKENS(                  \
         const __grid_constant__ TensorMap gate, /* [experts * width, k / 2] bytes of E2M1 */                           \
         const __grid_constant__ TensorMap up,                                                                          \
         const uint8_t *x, const float *x_scales,              /* of pack_fp8: [tokens, k], [tokens, k / 128] */        \
@@ -468,22 +482,22 @@ extern "C" __global__ __launch_bounds__(1024) void add_columns(
         const uint32_t *tiles, const uint32_t *pairs,         /* of group_pairs */                                     \
         const float *weights,                                 /* of the pairs */                                       \
         bf16 *out,                                            /* [places in the list of pairs, width] */               \
-        uint32_t experts_of_token, uint32_t width,            /* a multiple of 64 */                                   \
+        uint32_t experts_of_token, uint32_t width,            /* a multiple of 128 */                                  \
         uint32_t k,                                           /* a multiple of 256, at most 4096 */                    \
         float limit) {                                                                                                 \
         RUN(true, TOKENS, x, x_scales, {&gate, &up}, {gate_scales, up_scales}, tiles, pairs, weights, out, k, width,   \
-            experts_of_token, 0, width / kBoxRows, width, limit);                                                      \
+            experts_of_token, 0, width / Block<TOKENS>::kHalfRows, width, limit);                                      \
     }                                                                                                                  \
-    extern "C" __global__ __launch_bounds__(kThreads, 1) void down_wgmma_##TOKENS(                                     \
+    extern "C" __global__ __launch_bounds__(Block<TOKENS>::kThreads, 1) void down_wgmma_##TOKENS(                     \
         const __grid_constant__ TensorMap w,     /* [experts * hidden, k / 2] bytes of E2M1 */                         \
         const uint8_t *h, const float *h_scales, /* of pack_fp8: [places in the list of pairs, k], [.., k / 128] */    \
         const uint8_t *scales,                   /* [experts * hidden, k / 32] E8M0 */                                 \
         const uint32_t *tiles, const uint32_t *pairs,                                                                  \
         bf16 *out,                               /* [pairs, columns] */                                                \
         uint32_t hidden, uint32_t k,             /* k: as above */                                                     \
-        uint32_t first, uint32_t columns) {      /* columns of y that are written; multiples of 128 */                 \
+        uint32_t first, uint32_t columns) {      /* columns of y that are written; multiples of 256 */                 \
         RUN(false, TOKENS, h, h_scales, {&w, &w}, {scales, scales}, tiles, pairs, nullptr, out, k, hidden, 1, first,   \
-            columns / kTileRows, columns, 0.f);                                                                        \
+            columns / Block<TOKENS>::kRows, columns, 0.f);                                                             \
     }
 BY_TOKENS(32)
 BY_TOKENS(64)

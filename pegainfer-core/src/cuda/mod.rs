@@ -40,7 +40,7 @@ use std::sync::Arc;
 
 /// Bytes of the workspace that kernels share for partial results of split reductions. Launchers choose their splits to fit;
 /// it never grows, so that captured graphs can hold its address.
-pub const WORKSPACE_BYTES: usize = 64 << 20;
+pub const WORKSPACE_BYTES: usize = 96 << 20;
 
 /// Number of `u32` counters for synchronisation between the blocks of a kernel. They are zero between kernels.
 pub const COUNTERS: usize = 16 << 10;

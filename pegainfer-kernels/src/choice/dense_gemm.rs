@@ -38,7 +38,7 @@ pub(crate) enum DenseGemm {
 impl DenseGemm {
     /// Fewest tokens for cuBLASLt. In steps of fewer, the bits of a token must not depend on the other tokens; there
     /// csrc/deepseek_v4_skinny.cu or deepseek_v4_gemm.cu runs.
-    pub const MIN_TOKENS: usize = 129;
+    pub const MIN_TOKENS: usize = 33;
 
     /// Fewest elements of a weight for cuBLASLt. Smaller weights gain little from it, and without it their GEMMs have the same bits for
     /// every number of tokens.
@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn few_tokens_and_gpus_without_cublaslt_have_other_kernels() {
-        assert_eq!(DenseGemm::choose(&Gpu::PLANNED, DenseShape { m: 128, ..SHAPE }), None);
+        assert_eq!(DenseGemm::choose(&Gpu::PLANNED, DenseShape { m: 32, ..SHAPE }), None);
         assert_eq!(DenseGemm::choose(&Gpu { cublaslt: CublasLt::Missing, ..Gpu::PLANNED }, SHAPE), None);
         assert_eq!(DenseGemm::choose(&Gpu::PLANNED, DenseShape { n: 60, ..SHAPE }), None);
     }

@@ -5,7 +5,7 @@ use super::large_gemm::packed_bytes;
 use crate::choice::{self, DenseGemm};
 use crate::cuda::abi::{AddColumns, DownWgmma, Entry, GateUpWgmma, Map, PackAndGroup, PackFp8, Target};
 use crate::limits::deepseek_v4::MAX_EXPERTS;
-use crate::limits::deepseek_v4_experts_wgmma::{ADD_TOKENS, PACK_THREADS, SHARED_BYTES, THREADS};
+use crate::limits::deepseek_v4_experts_wgmma::{ADD_TOKENS, FEW_THREADS, PACK_THREADS, SHARED_BYTES, THREADS};
 use crate::limits::deepseek_v4_gemm::{DEPTH, GROUP_THREADS, MAX_CHOSEN};
 use crate::ops::Matrix;
 use crate::ops::deepseek_v4::{ExpertMath, Experts};
@@ -31,17 +31,24 @@ const VECTOR: usize = 8;
 const LIST_BYTES: usize = 16;
 /// Bytes of the workspace that remain for alignment, and for a tile of each expert.
 const SLACK_BYTES: usize = 1 << 20;
-/// Columns of y that are computed, and then added up, while they are in the L2 cache.
+/// Columns of y that a block adds up. At least as many are computed by one launch.
 const COLUMNS: usize = 1024;
+/// Bytes of y that stay in the L2 cache until they are added up.
+const CACHED_BYTES: usize = 28 << 20;
 
 /// Whether [`routed_experts`] takes these operands.
 pub(super) fn takes(exec: &mut Exec, x: &Tensor, experts: &Experts, math: ExpertMath) -> Result<bool, OpError> {
-    let ((tokens, hidden), width) = (x.rows_cols(), experts.width());
+    Ok(x.rows_cols().0 >= DenseGemm::MIN_TOKENS && takes_shapes(exec, x, experts, math)?)
+}
+
+/// Whether the kernels take these operands, whatever the number of tokens is.
+pub(super) fn takes_shapes(exec: &mut Exec, x: &Tensor, experts: &Experts, math: ExpertMath) -> Result<bool, OpError> {
+    let (hidden, width) = (x.rows_cols().1, experts.width());
     let hopper = choice::gpu(exec)?.is_some_and(|gpu| gpu.is_hopper());
     let fp4 = [&experts.gate, &experts.up, &experts.down].into_iter().all(|w| matches!(w, Matrix::Fp4 { .. }));
     let depth = |k: usize| k.is_multiple_of(2 * DEPTH) && k <= MAX_DEPTH;
     let whole = depth(hidden) && depth(width) && hidden.is_multiple_of(COLUMNS) && experts.count <= MAX_EXPERTS;
-    Ok(hopper && fp4 && whole && math.quantize && x.dtype() == DType::Bf16 && tokens >= DenseGemm::MIN_TOKENS)
+    Ok(hopper && fp4 && whole && math.quantize && x.dtype() == DType::Bf16)
 }
 
 /// What the memory of a pass depends on.
@@ -63,6 +70,14 @@ impl Sizes {
     fn tokens(&self) -> usize {
         let pair = (2 * self.width).max(2 * COLUMNS) + packed_bytes(self.width) + LIST_BYTES;
         (WORKSPACE_BYTES - SLACK_BYTES) / (packed_bytes(self.hidden) + self.k * pair)
+    }
+
+    /// Columns of y of so many pairs that one launch computes: those that stay in the L2 cache.
+    fn columns(&self, pairs: usize) -> usize {
+        let all = self.hidden / COLUMNS;
+        let parts =
+            (1..all).find(|parts| all.is_multiple_of(*parts) && pairs * self.hidden / parts * 2 <= CACHED_BYTES);
+        self.hidden / parts.unwrap_or(all)
     }
 }
 
@@ -94,10 +109,7 @@ struct Pass<'a> {
     experts: &'a Experts,
     first: usize,
     tokens: usize,
-    hidden: usize,
-    width: usize,
-    /// Experts of a token.
-    k: usize,
+    sizes: Sizes,
     /// `[tokens, k]` u32.
     chosen: u64,
     /// Place of the tile in [`TILES`].
@@ -115,13 +127,19 @@ struct Buffers {
     x: (u64, u64),
     /// Codes and scales of h.
     h: (u64, u64),
-    /// h in bf16, and when it is packed, [`COLUMNS`] columns of y.
+    /// h in bf16, and when it is packed, some columns of y.
     values: u64,
 }
 
 impl Buffers {
-    fn new(exec: &mut Exec, tokens: usize, experts: usize, Sizes { hidden, width, k }: Sizes) -> Result<Self, OpError> {
-        let mut scratch = Scratch::new(exec)?;
+    /// `columns`: of y in `values`.
+    fn new(
+        scratch: &mut Scratch,
+        tokens: usize,
+        experts: usize,
+        Sizes { hidden, width, k }: Sizes,
+        columns: usize,
+    ) -> Result<Self, OpError> {
         let mut take = |bytes: usize| scratch.take(OP, bytes);
         let pairs = tokens * k;
         // An expert's tiles are multiples of 16 pairs, but for the last.
@@ -130,8 +148,34 @@ impl Buffers {
         let ((codes, scales), (h_codes, h_scales)) = (Sizes::packed(tokens, hidden), Sizes::packed(pairs, width));
         let x = (take(codes)?, take(scales)?);
         let h = (take(h_codes)?, take(h_scales)?);
-        Ok(Self { pairs: list, tiles, x, h, values: take(pairs * (2 * width).max(2 * COLUMNS))? })
+        Ok(Self { pairs: list, tiles, x, h, values: take(pairs * 2 * width.max(columns))? })
     }
+}
+
+/// y of every pair, bf16 `[tokens * k, hidden]`: writes it to `y`, and takes what it needs besides from `scratch`. On checked operands of few
+/// tokens that [`takes_shapes`] accepts.
+pub(super) fn routed_pairs(
+    exec: &mut Exec,
+    x: &Tensor,
+    (chosen, weights): (&Tensor, &Tensor),
+    (experts, first): (&Experts, usize),
+    math: ExpertMath,
+    (scratch, y): (&mut Scratch, u64),
+) -> Result<(), OpError> {
+    let ((tokens, hidden), k, width) = (x.rows_cols(), chosen.rows_cols().1, experts.width());
+    let sizes = Sizes { hidden, width, k };
+    let buffers = Buffers::new(scratch, tokens, experts.count, sizes, width)?;
+    let pass =
+        Pass { experts, first, tokens, sizes, chosen: chosen.device(), tile: tile(tokens * k, experts), buffers };
+    pass.pack_and_group(exec, x.device())?;
+    pass.gate_up(exec, weights.device(), math.limit)?;
+    pass.pack_h(exec)?;
+    pass.down(exec, 0, hidden, y)
+}
+
+/// Place in [`TILES`] of the tile for so many pairs.
+fn tile(pairs: usize, experts: &Experts) -> usize {
+    TILES.iter().position(|tile| pairs <= tile * experts.count).unwrap_or(TILES.len() - 1)
 }
 
 /// Address of row `row` of a tensor of `width` columns.
@@ -150,25 +194,30 @@ fn pass(
     out: &mut Tensor,
 ) -> Result<(), OpError> {
     let (hidden, width, k) = (x.rows_cols().1, experts.width(), chosen.rows_cols().1);
-    let pairs = tokens.len() * k;
-    let tile = TILES.iter().position(|tile| pairs <= tile * experts.count).unwrap_or(TILES.len() - 1);
-    let buffers = Buffers::new(exec, tokens.len(), experts.count, Sizes { hidden, width, k })?;
+    let (pairs, sizes) = (tokens.len() * k, Sizes { hidden, width, k });
+    let columns = sizes.columns(pairs);
+    let buffers = Buffers::new(&mut Scratch::new(exec)?, tokens.len(), experts.count, sizes, columns)?;
     let chosen = row_of(chosen, k, tokens.start);
-    let pass = Pass { experts, first, tokens: tokens.len(), hidden, width, k, chosen, tile, buffers };
+    let pass = Pass { experts, first, tokens: tokens.len(), sizes, chosen, tile: tile(pairs, experts), buffers };
     pass.pack_and_group(exec, row_of(x, hidden, tokens.start))?;
     pass.gate_up(exec, row_of(weights, k, tokens.start), math.limit)?;
     pass.pack_h(exec)?;
-    for first_column in (0..hidden).step_by(COLUMNS) {
-        pass.down(exec, first_column)?;
-        pass.add(exec, first_column, tokens.start, out)?;
+    for first_column in (0..hidden).step_by(columns) {
+        pass.down(exec, first_column, columns, pass.buffers.values)?;
+        pass.add(exec, first_column, columns, tokens.start, out)?;
     }
     Ok(())
 }
 
 impl Pass<'_> {
+    /// Threads of a block that multiplies.
+    fn threads(&self) -> usize {
+        if self.tile == 0 { FEW_THREADS } else { THREADS }
+    }
+
     /// Packs x, and lists the pairs of each expert and their tiles.
     fn pack_and_group(&self, exec: &mut Exec, x: u64) -> Result<(), OpError> {
-        let vectors = self.tokens * self.hidden / VECTOR;
+        let vectors = self.tokens * self.sizes.hidden / VECTOR;
         let arguments = PackAndGroup {
             x,
             codes: Target::Scratch(self.buffers.x.0),
@@ -177,7 +226,7 @@ impl Pass<'_> {
             chosen: self.chosen,
             pairs: self.buffers.pairs,
             tiles: self.buffers.tiles,
-            count: self.tokens * self.k,
+            count: self.tokens * self.sizes.k,
             first: self.first,
             experts: self.experts.count,
             tokens: TILES[self.tile],
@@ -201,20 +250,20 @@ impl Pass<'_> {
             pairs: self.buffers.pairs,
             weights,
             out: self.buffers.values,
-            experts_of_token: self.k,
-            width: self.width,
-            k: self.hidden,
+            experts_of_token: self.sizes.k,
+            width: self.sizes.width,
+            k: self.sizes.hidden,
             limit,
         };
         let grid = [exec.gpu()?.multiprocessors(), 1, 1];
         let launch = GATE_UP[self.tile].launch(exec.gpu()?, OP, arguments)?.overlapped().shared(SHARED_BYTES);
         // SAFETY: persistent blocks over all tiles of pairs and of rows; the buffer has a row of h for each pair.
-        unsafe { launch.run(grid, THREADS) }
+        unsafe { launch.run(grid, self.threads()) }
     }
 
     /// Packs h.
     fn pack_h(&self, exec: &mut Exec) -> Result<(), OpError> {
-        let vectors = self.tokens * self.k * self.width / VECTOR;
+        let vectors = self.tokens * self.sizes.k * self.sizes.width / VECTOR;
         let (codes, scales) = self.buffers.h;
         let arguments = PackFp8 { x: self.buffers.values, codes: Target::Scratch(codes), scales, vectors };
         let launch = PackFp8::pack_fp8.launch(exec.gpu()?, OP, arguments)?.overlapped();
@@ -222,8 +271,8 @@ impl Pass<'_> {
         unsafe { launch.run([vectors.div_ceil(PACK_THREADS), 1, 1], PACK_THREADS) }
     }
 
-    /// [`COLUMNS`] columns of y of every pair.
-    fn down(&self, exec: &mut Exec, first_column: usize) -> Result<(), OpError> {
+    /// Columns of y of every pair, from `first_column` on: writes `out`, `[pairs, columns]`.
+    fn down(&self, exec: &mut Exec, first_column: usize, columns: usize, out: u64) -> Result<(), OpError> {
         let (w, scales) = self.experts.down.device();
         let arguments = DownWgmma {
             w: Map::narrow_codes(OP, w, BOX_ROWS)?,
@@ -232,34 +281,42 @@ impl Pass<'_> {
             scales,
             tiles: self.buffers.tiles,
             pairs: self.buffers.pairs,
-            out: self.buffers.values,
-            hidden: self.hidden,
-            k: self.width,
+            out,
+            hidden: self.sizes.hidden,
+            k: self.sizes.width,
             first: first_column,
-            columns: COLUMNS,
+            columns,
         };
         let grid = [exec.gpu()?.multiprocessors(), 1, 1];
         let launch = DOWN[self.tile].launch(exec.gpu()?, OP, arguments)?.overlapped().shared(SHARED_BYTES);
-        // SAFETY: persistent blocks over all tiles of pairs and of rows; the buffer has `COLUMNS` columns of y for each pair.
-        unsafe { launch.run(grid, THREADS) }
+        // SAFETY: persistent blocks over all tiles of pairs and of rows; `out` has `columns` columns of y for each pair.
+        unsafe { launch.run(grid, self.threads()) }
     }
 
     /// Adds up these columns of y, for the rows of `out` from `first_row` on.
-    fn add(&self, exec: &mut Exec, first_column: usize, first_row: usize, out: &mut Tensor) -> Result<(), OpError> {
+    fn add(
+        &self,
+        exec: &mut Exec,
+        first_column: usize,
+        columns: usize,
+        first_row: usize,
+        out: &mut Tensor,
+    ) -> Result<(), OpError> {
         let arguments = AddColumns {
             y: self.buffers.values,
             chosen: self.chosen,
-            out: Target::Scratch(row_of(out, self.hidden, first_row)),
+            out: Target::Scratch(row_of(out, self.sizes.hidden, first_row)),
             tokens: self.tokens,
-            hidden: self.hidden,
-            k: self.k,
+            hidden: self.sizes.hidden,
+            k: self.sizes.k,
             first: self.first,
             experts: self.experts.count,
             first_column,
-            columns: COLUMNS,
+            columns,
         };
         let launch = AddColumns::add_columns.launch(exec.gpu()?, OP, arguments)?.writes(out).overlapped();
         // SAFETY: a thread has a vector of a token; the grid covers all tokens of the pass.
-        unsafe { launch.run([self.tokens.div_ceil(ADD_TOKENS), 1, 1], ADD_TOKENS * COLUMNS / VECTOR) }
+        let grid = [self.tokens.div_ceil(ADD_TOKENS), columns / COLUMNS, 1];
+        unsafe { launch.run(grid, ADD_TOKENS * COLUMNS / VECTOR) }
     }
 }

@@ -37,7 +37,7 @@ pub fn moe(
     out: &mut Tensor,
 ) -> Result<(), OpError> {
     let check = Check("moe");
-    if !gpu::fuses_experts(exec, x, &experts, math)? {
+    if !gpu::fuses_experts(exec, x, (&experts, chosen.rows_cols().1), math)? {
         routed_experts(exec, x.values, (chosen, weights), (experts.routed, experts.first), math, sum)?;
         return match experts.shared {
             Some(shared) => shared_expert(exec, x.values, shared, math, sum, out),
