@@ -84,6 +84,11 @@ limits! {
         MMA_HEADS: uint = 16;
         /// Keys of a list that have a softmax of their own.
         CHUNK: uint = 128;
+        /// Shared memory of a block that has a whole list and 16 heads: two tiles of 16 keys, 64 numerators of each of 128 threads, the
+        /// warps' parts of two tiles of scores, and codes of two chunks of keys.
+        ONE_GROUP_BYTES: uint = 64 * MAX_DIM + 64 * 128 * 4 + 8192 + 8 * CHUNK;
+        /// The same with 32 heads.
+        TWO_GROUP_BYTES: uint = 64 * MAX_DIM + 2 * (64 * 128 * 4 + 8192) + 8 * CHUNK;
         /// Threads of a block that merges the softmaxes of a token and head.
         MERGE_THREADS: uint = 256;
         /// Threads of a block for keys in f32, a warp a head.

@@ -304,7 +304,9 @@ kernels! {
         scores: ScratchIn<F32>, qo_indptr: In<U32>, positions: In<U32>, slots: In<U32>, page_tables: In<U32>,
         chosen: Out<U32>, rows: u32, pages: u32, ratio: u32, k: u32, first_token: u32, most: u32,
     }
-    DEEPSEEK_V4_ATTENTION: SparseAttention [sparse_attention_bf16<Bf16>, sparse_attention_f32<F32>] {
+    DEEPSEEK_V4_ATTENTION: SparseAttention [
+        sparse_attention_heads_16<Bf16>, sparse_attention_heads_32<Bf16>, sparse_attention_f32<F32>
+    ] {
         q: In<T>, kv: In<T>, rings: In<T>, entries: In<T>, chosen: In<U32>, sink: In<F32>, qo_indptr: In<U32>,
         positions: In<U32>, slots: In<U32>, page_tables: In<U32>, out: Out<T>, rows: u32, pages: u32, slot_count: u32,
         window: u32, ring: u32, entry_pages: u32, per_page: u32, k: u32, heads: u32, dim: u32, scale: f32,

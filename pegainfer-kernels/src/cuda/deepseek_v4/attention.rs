@@ -1,8 +1,11 @@
 //! `sparse_attention` (csrc/deepseek_v4_attention.cu).
 
 use super::run;
-use crate::cuda::abi::{AttentionChunks, MergeChunks, SparseAttention};
-use crate::limits::deepseek_v4_attention::{CHUNK, F32_THREADS, MAX_DIM, MERGE_THREADS, MMA_HEADS, WARP_DIM};
+use crate::choice;
+use crate::cuda::abi::{AttentionChunks, Entry, MergeChunks, SparseAttention};
+use crate::limits::deepseek_v4_attention::{
+    CHUNK, F32_THREADS, MAX_DIM, MERGE_THREADS, MMA_HEADS, ONE_GROUP_BYTES, TWO_GROUP_BYTES, WARP_DIM,
+};
 use crate::ops::deepseek_v4::{Batch, Visible, WINDOW};
 use pegainfer_core::cuda::WORKSPACE_BYTES;
 use pegainfer_core::exec::Exec;
@@ -79,6 +82,33 @@ fn mma_threads(dim: usize) -> usize {
     32 * dim.div_ceil(WARP_DIM)
 }
 
+/// A kernel whose blocks have all keys of a token.
+struct Whole {
+    entry: Entry<SparseAttention<'static>>,
+    /// Heads of a block.
+    heads: usize,
+    threads: usize,
+    /// Bytes of dynamic shared memory.
+    shared: usize,
+}
+
+impl Whole {
+    fn new(exec: &mut Exec, dtype: DType, heads: usize, dim: usize) -> Result<Self, OpError> {
+        if dtype == DType::F32 {
+            let (entry, threads) = (SparseAttention::sparse_attention_f32, F32_THREADS);
+            return Ok(Self { entry, heads: threads / 32, threads, shared: 0 });
+        }
+        // A block of 32 heads reads each key once for all of them. Two such blocks fill the 228 KB of a multiprocessor.
+        let two = heads > MMA_HEADS && choice::gpu(exec)?.is_some_and(|gpu| gpu.is_data_centre());
+        let (entry, heads, shared) = if two {
+            (SparseAttention::sparse_attention_heads_32, 2 * MMA_HEADS, TWO_GROUP_BYTES)
+        } else {
+            (SparseAttention::sparse_attention_heads_16, MMA_HEADS, ONE_GROUP_BYTES)
+        };
+        Ok(Self { entry, heads, threads: mma_threads(dim), shared })
+    }
+}
+
 /// A block has all keys of a token.
 fn whole(
     exec: &mut Exec,
@@ -92,6 +122,7 @@ fn whole(
     let Lists { kv, rings, window, ring, entries, chosen, entry_pages, per_page, k } = *lists;
     let Batch { qo_indptr, positions, slots, page_tables } = *batch;
     let (rows, pages) = page_tables.rows_cols();
+    let kernel = Whole::new(exec, dtype, heads, dim)?;
     let arguments = SparseAttention {
         q,
         kv,
@@ -116,12 +147,13 @@ fn whole(
         dim,
         scale: (dim as f32).sqrt().recip(),
     };
-    let (heads_of_block, threads) = match dtype {
-        DType::F32 => (F32_THREADS / 32, F32_THREADS),
-        _ => (MMA_HEADS, mma_threads(dim)),
-    };
-    let kernels = [SparseAttention::sparse_attention_bf16, SparseAttention::sparse_attention_f32];
-    run(exec, OP, kernels, dtype, arguments, ([tokens, heads.div_ceil(heads_of_block), 1], threads))
+    let grid = [tokens, heads.div_ceil(kernel.heads), 1];
+    if grid.contains(&0) {
+        return Ok(());
+    }
+    let launch = kernel.entry.launch(exec.gpu()?, OP, arguments)?.overlapped();
+    // SAFETY: the op checked the shapes; the grid covers all tokens and heads.
+    unsafe { launch.shared(kernel.shared).run(grid, kernel.threads) }
 }
 
 /// A block has a chunk of a token's keys, and a second kernel merges the chunks. In bf16.
