@@ -46,7 +46,7 @@ limits! {
         ROUTE_THREADS: uint = 256;
         /// Threads of a block whose warps have a head each.
         HEAD_THREADS: uint = 128;
-        /// Largest width of the indexer's heads: a thread each.
+        /// Largest width of the indexer's heads: a lane has 32 elements.
         MAX_INDEX_DIM: uint = 1024;
         /// Most experts that a token chooses from.
         MAX_EXPERTS: uint = 1024;

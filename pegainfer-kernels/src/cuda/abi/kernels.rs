@@ -220,7 +220,7 @@ kernels! {
     }
     DEEPSEEK_V4_QUANT: RoundActivation [round_activation_bf16<Bf16>, round_activation_f32<F32>] { x: Out<T>, groups: u32 }
     DEEPSEEK_V4_QUANT: QuantizeIndex [quantize_index_bf16<Bf16>, quantize_index_f32<F32>] {
-        x: Out<T>, dim: u32, low_precision: u32,
+        x: Out<T>, heads: u32, dim: u32, low_precision: u32,
     }
     DEEPSEEK_V4_ROUTE: RouteLearned [route_learned] {
         logits: In<F32>, bias: In<F32>, experts: Out<U32>, weights: Out<F32>, count: u32, k: u32, scale: f32,

@@ -20,6 +20,6 @@ pub(crate) fn quantize_index(exec: &mut Exec, x: &mut Tensor, quantize: bool) ->
         return Err(OpError { op: "quantize_index", message });
     }
     let entries = [QuantizeIndex::quantize_index_bf16, QuantizeIndex::quantize_index_f32];
-    let arguments = QuantizeIndex { x, dim, low_precision: usize::from(quantize) };
-    run(exec, "quantize_index", entries, dtype, arguments, ([count, 1, 1], dim))
+    let arguments = QuantizeIndex { x, heads: count, dim, low_precision: usize::from(quantize) };
+    run(exec, "quantize_index", entries, dtype, arguments, heads(count))
 }
