@@ -4,6 +4,7 @@
 // These kernels are the plain first version: one block or warp a row, and no overlap with their neighbours.
 #pragma once
 #include "norm_rope.cuh"
+#include <cuda_fp16.h>
 
 // x rounded to the dtype of activations.
 template <typename T> __device__ __forceinline__ float rounded(float x);
@@ -75,6 +76,15 @@ __device__ __forceinline__ uint32_t to_e4m3(float a, float b, float c, float d) 
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(b), "f"(a));
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(d), "f"(c));
     return uint32_t(low) | uint32_t(high) << 16;
+}
+
+// Two values rounded to e4m3, saturating: as round_to<E4M3>.
+__device__ __forceinline__ float2 round_e4m3(float a, float b) {
+    uint16_t codes;
+    uint32_t halves;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(b), "f"(a));
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(codes));
+    return __half22float2(reinterpret_cast<const __half2 &>(halves));
 }
 
 // The place of the codes of columns 4 lane to 4 lane + 3 among those of their 128 columns.

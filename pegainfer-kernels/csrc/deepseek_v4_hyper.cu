@@ -3,11 +3,13 @@
 //   hyper_merge_products: merges the block's output into the streams, in place, and multiplies 64 columns of all streams
 //                         with the function (split-K)
 //   hyper_mix_norm:       adds the splits, then mixes and normalises
+//   hyper_output_mixing:  at many tokens, how the next output goes back (Sinkhorn); else hyper_mix_norm does that, too
 //
 // All GPUs; hidden a multiple of 256, at most 7,936. A warp keeps the function's 16 columns of four streams as operand B
 // in registers, loaded before the wait (PDL), and runs over tiles of 16 tokens: a lane has four columns of two tokens in
-// all streams, merges them, stores them and has with them operand A. In the second kernel a block has a token, and a
-// warp of its own does Sinkhorn's iteration beside those that mix and normalise.
+// all streams, merges them, stores them and has with them operand A. In the second kernel a block has a token, and where
+// tokens are few a warp of its own does Sinkhorn's iteration beside those that mix and normalise. That has the longest latency, and
+// every lane computes the same: at many tokens a third kernel does it with a lane a token.
 // Bound by latency at few tokens, by memory at many. References: src/cpu/deepseek_v4/{hyper,norm,kv_quant}.rs.
 #include "deepseek_v4_hyper.cuh"
 #include "abi/deepseek_v4_hyper.h"
@@ -93,8 +95,17 @@ __device__ __forceinline__ float group_amax(const float (&v)[kVector]) {
 // A lane's eight values of a group with this largest magnitude, rounded to FP8, in bf16.
 __device__ __forceinline__ uint4 round_group(const float (&v)[kVector], float amax) {
     float low[kVector];
+#if __CUDA_ARCH__ >= 890
+    const float scale = ceil_power_of_two(amax / E4M3::kMax), inverse = 1.f / scale; // exact
+#pragma unroll
+    for (uint32_t i = 0; i < kVector; i += 2) {
+        const float2 pair = round_e4m3(v[i] * inverse, v[i + 1] * inverse);
+        low[i] = pair.x * scale, low[i + 1] = pair.y * scale;
+    }
+#else
 #pragma unroll
     for (uint32_t i = 0; i < kVector; ++i) low[i] = quantize<E4M3>(v[i], amax);
+#endif
     return make_uint4(narrow(low[0], low[1]), narrow(low[2], low[3]), narrow(low[4], low[5]), narrow(low[6], low[7]));
 }
 
@@ -113,10 +124,11 @@ __device__ __forceinline__ uint4 round_group(const float (&v)[kVector], float am
 KERNEL(bf16, bf16)
 KERNEL(f32, float)
 
-// Grid: tokens, from `first` on. A thread has eight columns; one warp more, which has none, does Sinkhorn's iteration.
+// Grid: tokens, from `first` on. A thread has eight columns; one warp more, which has none, does Sinkhorn's iteration. Without that warp
+// the token's first 32 partial sums are replaced by its 24 mixing values and 8 without a use.
 extern "C" __global__ __launch_bounds__(kMaxNormThreads) void hyper_mix_norm(
     const bf16 *streams,  // [.., 4, hidden]
-    const float *partial, // [gridDim.x, splits, 32]
+    float *partial,       // [gridDim.x, splits, 32]
     const float *base,    // [24]
     const float *scale,   // [3]
     const bf16 *weight,   // [hidden]
@@ -138,7 +150,7 @@ extern "C" __global__ __launch_bounds__(kMaxNormThreads) void hyper_mix_norm(
     wait_for_predecessor();
     uint4 x[kStreams];
     if (mixes) {
-        const float *at = written(partial) + (size_t(blockIdx.x) * warps + warp) * kSplitsOfWarp * kStride + lane;
+        const float *at = written(const_cast<const float *>(partial)) + (size_t(blockIdx.x) * warps + warp) * kSplitsOfWarp * kStride + lane;
         const bf16 *from = written(streams) + token * kStreams * hidden + column;
         float part[kSplitsOfWarp];
 #pragma unroll
@@ -155,6 +167,7 @@ extern "C" __global__ __launch_bounds__(kMaxNormThreads) void hyper_mix_norm(
     for (uint32_t i = 0; i < warps; ++i) m += sums[i][lane];
     m = mixing_value(m, __shfl_sync(kAll, m, kMixes), kStreams * hidden, streams_eps, value_scale, value_base);
     if (!mixes) return output_mixing(m, post + token * kStreams, comb + token * kStreams * kStreams, iters, eps);
+    if (warp == 0 && blockDim.x == columns) partial[size_t(blockIdx.x) * warps * kSplitsOfWarp * kStride + lane] = m;
     const float input = exact_sigmoid(m) + eps;
     float v[kVector] = {};
 #pragma unroll
@@ -187,4 +200,30 @@ extern "C" __global__ __launch_bounds__(kMaxNormThreads) void hyper_mix_norm(
 #if __CUDA_ARCH__ >= 890
     if (packed) pack_eight(packed + token * packed_bytes(hidden), hidden, column, v, amax);
 #endif
+}
+
+// How outputs go back, of tokens from `first` on. Grid: tokens in groups of 32, for Sinkhorn's iteration a lane each.
+extern "C" __global__ __launch_bounds__(kMixingThreads) void hyper_output_mixing(
+    const float *partial, // [tokens, splits, 32]: of each token the mixing values, by hyper_mix_norm
+    float *post,          // [.., 4]
+    float *comb,          // [.., 4, 4]
+    uint32_t first, uint32_t tokens, uint32_t hidden, uint32_t iters, float eps) {
+    start_after_predecessor();
+    constexpr uint32_t kValues = kStreams * kStreams;
+    __shared__ float mixing[kMixingTokens][kValues + 1];
+    const uint32_t lane = threadIdx.x % 32, block = blockIdx.x * kMixingTokens;
+    for (uint32_t i = threadIdx.x / 32; i < kMixingTokens && block + i < tokens; i += kMixingThreads / 32) {
+        const float m = partial[size_t(block + i) * (hidden / kColumns) * kStride + lane];
+        const float c = begin_mixing(m, post + size_t(first + block + i) * kStreams, eps);
+        if (lane >= 2 * kStreams && lane < kMixes) mixing[i][lane - 2 * kStreams] = c;
+    }
+    __syncthreads();
+    if (threadIdx.x >= kMixingTokens || block + threadIdx.x >= tokens) return;
+    float c[kStreams][kStreams];
+#pragma unroll
+    for (uint32_t i = 0; i < kValues; ++i) c[i / kStreams][i % kStreams] = mixing[threadIdx.x][i];
+    sinkhorn(c, iters, eps);
+    float4 *to = reinterpret_cast<float4 *>(comb + size_t(first + block + threadIdx.x) * kValues);
+#pragma unroll
+    for (uint32_t j = 0; j < kStreams; ++j) to[j] = make_float4(c[j][0], c[j][1], c[j][2], c[j][3]);
 }

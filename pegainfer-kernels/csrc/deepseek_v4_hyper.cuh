@@ -200,13 +200,19 @@ __device__ __forceinline__ void sinkhorn(float (&c)[kStreams][kStreams], uint32_
         for (uint32_t k = 0; k < kStreams; ++k) c[j][k] *= row.inverse(j) * column.inverse(k);
 }
 
+// Writes `post` of a token, and returns what Sinkhorn's iteration begins with. One warp calls it; lane i has mixing value i in `m`, lane
+// 8 + 4 j + k gets c[j][k].
+__device__ __forceinline__ float begin_mixing(float m, float *post, float eps) {
+    const uint32_t lane = threadIdx.x % 32;
+    if (lane / kStreams == 1) post[lane % kStreams] = 2.f * exact_sigmoid(m);
+    m = expf(m - reduce_quad(m, Max())); // a row of the mixing is a quad
+    return m / reduce_quad(m, Add()) + eps;
+}
+
 // Writes `post` and `comb` of a token. One warp calls it; lane i has mixing value i in `m`.
 __device__ __forceinline__ void output_mixing(float m, float *post, float *comb, uint32_t iters, float eps) {
     const uint32_t lane = threadIdx.x % 32;
-    if (lane / kStreams == 1) post[lane % kStreams] = 2.f * exact_sigmoid(m);
-    // A row of the mixing is a quad.
-    m = expf(m - reduce_quad(m, Max()));
-    m = m / reduce_quad(m, Add()) + eps;
+    m = begin_mixing(m, post, eps);
     float c[kStreams][kStreams];
 #pragma unroll
     for (uint32_t i = 0; i < kStreams * kStreams; ++i)

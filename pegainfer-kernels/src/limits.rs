@@ -67,6 +67,10 @@ limits! {
         NORM_WARP_COLUMNS: uint = 256;
         /// Most threads of its blocks: a thread has eight columns, and one warp has none.
         MAX_NORM_THREADS: uint = 1024;
+        /// Tokens of a block of the kernel that does Sinkhorn's iteration of many tokens: a lane each.
+        MIXING_TOKENS: uint = 32;
+        /// Threads of such a block.
+        MIXING_THREADS: uint = 256;
     }
     /// The indexer and the attention of DeepSeek-V4.
     deepseek_v4_attention {

@@ -184,10 +184,13 @@ kernels! {
         first: u32, tokens: u32, hidden: u32,
     }
     DEEPSEEK_V4_HYPER: HyperMixNorm [hyper_mix_norm] {
-        streams: In<Bf16>, partial: ScratchIn<F32>, base: In<F32>, scale: In<F32>, weight: In<Bf16>, post: Out<F32>,
+        streams: In<Bf16>, partial: Scratch<F32>, base: In<F32>, scale: In<F32>, weight: In<Bf16>, post: Out<F32>,
         comb: Out<F32>, out: Out<Bf16>, low: OutOrScratch<Bf16>, packed: OutOrScratch<U8>, first: u32, hidden: u32,
         iters: u32, eps: f32,
         streams_eps: f32, norm_eps: f32,
+    }
+    DEEPSEEK_V4_HYPER: HyperOutputMixing [hyper_output_mixing] {
+        partial: ScratchIn<F32>, post: Out<F32>, comb: Out<F32>, first: u32, tokens: u32, hidden: u32, iters: u32, eps: f32,
     }
     DEEPSEEK_V4_NORM: Dsv4Norm [dsv4_norm_bf16<Bf16>, dsv4_norm_f32<F32>] {
         x: In<T>, weight: In<Bf16>, out: Out<T>, low: OutOrScratch<T>, hidden: u32, eps: f32,

@@ -1,10 +1,10 @@
 //! Hyper-connections: the choice of `hyper_mix`, and `hyper_merge_mix_norm` (csrc/deepseek_v4_hyper.cu).
 
 use super::streams::hyper_mix_f32;
-use crate::cuda::abi::{HyperMergeProducts, HyperMixNorm, Target};
+use crate::cuda::abi::{HyperMergeProducts, HyperMixNorm, HyperOutputMixing, Target};
 use crate::hyper_operands::{HyperSpec, HyperWeights};
 use crate::limits::deepseek_v4_hyper::{
-    BLOCKS, COLUMNS, MAX_NORM_THREADS, NORM_WARP_COLUMNS, STRIDE, THREADS, TILE_TOKENS,
+    BLOCKS, COLUMNS, MAX_NORM_THREADS, MIXING_THREADS, MIXING_TOKENS, NORM_WARP_COLUMNS, STRIDE, THREADS, TILE_TOKENS,
 };
 use pegainfer_core::cuda::WORKSPACE_BYTES;
 use pegainfer_core::exec::Exec;
@@ -14,6 +14,9 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 const MAX_HIDDEN: usize = (MAX_NORM_THREADS / 32 - 1) * NORM_WARP_COLUMNS;
 /// Tokens of a launch: their partial sums fit the workspace.
 const MAX_TOKENS: usize = 4096;
+/// From this number of tokens on Sinkhorn's iteration has a kernel of its own: blocks of `hyper_mix_norm` run in several waves, and end
+/// sooner without it.
+const MANY_TOKENS: usize = 1024;
 const _: () = assert!(MAX_TOKENS * (MAX_HIDDEN / COLUMNS) * STRIDE * 4 <= WORKSPACE_BYTES);
 
 /// `hyper_mix` on checked operands.
@@ -66,14 +69,21 @@ pub(crate) fn hyper_merge_mix_norm(
         let low = low.as_deref_mut().map_or(Target::Scratch(0), Target::Tensor);
         let packed = packed.as_deref_mut().map_or(Target::Scratch(0), Target::Tensor);
         let (streams, weight) = (&*streams, norm_weight);
+        let (many, post, comb) = (tokens >= MANY_TOKENS, &mut *post, &mut *comb);
         #[rustfmt::skip]
         let arguments = HyperMixNorm {
-            streams, partial, base, scale, weight, post, comb, out, low, packed, first, hidden, iters, eps, streams_eps, norm_eps,
+            streams, partial, base, scale, weight, post: &mut *post, comb: &mut *comb, out, low, packed, first, hidden, iters, eps, streams_eps, norm_eps,
         };
         let launch = HyperMixNorm::hyper_mix_norm.launch(gpu, op, arguments)?;
         let launch = launch.early(weight).early(base).early(scale).overlapped();
         // SAFETY: the op checked the shapes; a block has a token, and eight columns a thread but for the last warp.
-        unsafe { launch.run([tokens, 1, 1], hidden / 8 + 32)? };
+        unsafe { launch.run([tokens, 1, 1], hidden / 8 + if many { 0 } else { 32 })? };
+        if many {
+            let arguments = HyperOutputMixing { partial, post, comb, first, tokens, hidden, iters, eps };
+            let launch = HyperOutputMixing::hyper_output_mixing.launch(gpu, op, arguments)?.overlapped();
+            // SAFETY: the kernel before wrote the mixing values of all tokens.
+            unsafe { launch.run([tokens.div_ceil(MIXING_TOKENS), 1, 1], MIXING_THREADS)? };
+        }
     }
     Ok(())
 }
