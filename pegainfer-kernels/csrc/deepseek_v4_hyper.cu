@@ -6,8 +6,8 @@
 //   hyper_output_mixing:  at many tokens, how the next output goes back (Sinkhorn); else hyper_mix_norm does that, too
 //
 // All GPUs; hidden a multiple of 256, at most 7,936. A warp keeps the function's 16 columns of four streams as operand B
-// in registers, loaded before the wait (PDL), and runs over tiles of 16 tokens: a lane has four columns of two tokens in
-// all streams, merges them, stores them and has with them operand A. In the second kernel a block has a token, and where
+// in registers, loaded before the wait (PDL), and runs over tiles of 16 tokens, which the block fetches by cp.async while it computes the
+// tile before: a lane has four columns of two tokens in all streams, merges them, stores them and has with them operand A. In the second kernel a block has a token, and where
 // tokens are few a warp of its own does Sinkhorn's iteration beside those that mix and normalise. That has the longest latency, and
 // every lane computes the same: at many tokens a third kernel does it with a lane a token.
 // Bound by latency at few tokens, by memory at many. References: src/cpu/deepseek_v4/{hyper,norm,kv_quant}.rs.
@@ -18,10 +18,58 @@ constexpr uint32_t kWarps = kThreads / 32;
 constexpr uint32_t kSplitsOfWarp = kNormWarpColumns / kColumns; // whose columns a warp of hyper_mix_norm has
 static_assert(kWarps * kSlice == kColumns && kNormWarpColumns == 32 * kVector, "a slice a warp; a vector a lane");
 
+// A block's 64 columns of 16 tokens as they are in memory.
+template <typename F> struct StagedTile {
+    static constexpr uint32_t kOutputVectors = kColumns * sizeof(F) / 16; // of a token: 8 or 16
+    uint4 stream[kStreams][kTileTokens][kColumns / kVector];
+    uint4 output[kTileTokens][kOutputVectors];
+    float4 post[kTileTokens], comb[kTileTokens][kStreams];
+
+    // Where a vector of a token is: lanes that read a warp's columns of neighbouring tokens at once have different banks.
+    static __device__ __forceinline__ uint32_t place(uint32_t token, uint32_t vector) { return vector ^ token % 4 * 2; }
+    static __device__ __forceinline__ uint32_t output_place(uint32_t token, uint32_t vector) {
+        return kOutputVectors == 8 ? place(token, vector) : vector ^ token % 2 * 4;
+    }
+
+    // Begins to copy the tile, columns `column` on. `token`: that of each row. Eight threads a row.
+    template <typename Token>
+    __device__ __forceinline__ void fetch(const F *f, const float *post_at, const float *comb_at, const bf16 *streams,
+                                          uint32_t hidden, uint32_t column, Token token) {
+        static_assert(kThreads == 8 * kTileTokens && kColumns == 8 * kVector, "a vector of each stream a thread");
+        const uint32_t row = threadIdx.x / 8, vector = threadIdx.x % 8;
+        const size_t at = token(row);
+#pragma unroll
+        for (uint32_t j = 0; j < kStreams; ++j)
+            copy16(&stream[j][row][place(row, vector)], streams + (at * kStreams + j) * hidden + column + vector * kVector);
+#pragma unroll
+        for (uint32_t v = 0; v < kOutputVectors; v += 8)
+            copy16(&output[row][output_place(row, v + vector)], f + at * hidden + column + (v + vector) * (16 / sizeof(F)));
+        if (threadIdx.x < kTileTokens * kStreams)
+            copy16(&comb[threadIdx.x / kStreams][threadIdx.x % kStreams],
+                   comb_at + (token(threadIdx.x / kStreams) * kStreams + threadIdx.x % kStreams) * kStreams);
+        else if (threadIdx.x < kTileTokens * (kStreams + 1))
+            copy16(&post[threadIdx.x - kTileTokens * kStreams], post_at + token(threadIdx.x - kTileTokens * kStreams) * kStreams);
+    }
+
+    // This lane's columns of a row: those of quad among the 16 of the warp.
+    __device__ __forceinline__ Columns<F> columns(uint32_t row, uint32_t warp) const {
+        const uint32_t quad = threadIdx.x % 4, place_of = place(row, warp * 2 + quad / 2) * 2 + quad % 2; // in half vectors
+        Columns<F> out;
+#pragma unroll
+        for (uint32_t j = 0; j < kStreams; ++j) out.stream[j] = reinterpret_cast<const uint2 *>(stream[j][row])[place_of];
+        if constexpr (kOutputVectors == 8) out.output = reinterpret_cast<const uint2 *>(output[row])[place_of];
+        else out.output = reinterpret_cast<const float4 *>(output[row])[output_place(row, warp * 4 + quad)];
+        return out;
+    }
+
+    __device__ __forceinline__ Mixing mixing(uint32_t row) const { return {&post[row].x, &comb[row][0].x}; }
+};
+
 template <typename F>
 __device__ void merge_products(const F *f, const float *post, const float *comb, bf16 *streams, const float *function,
                                float *partial, uint32_t first, uint32_t tokens, uint32_t hidden) {
     __shared__ __align__(16) float sums[2][kWarps][kTileTokens][kPitch];
+    __shared__ __align__(128) StagedTile<F> staged[2];
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const uint32_t column = blockIdx.x * kColumns + warp * kSlice + lane % 4 * 4;
     release_successor();
@@ -36,26 +84,28 @@ __device__ void merge_products(const F *f, const float *post, const float *comb,
     for (uint32_t i = 0; i < kStreams * kTiles; ++i) digest ^= b[i / kTiles][i % kTiles].digest();
     settle(digest);
     wait_for_predecessor();
-    f = written(f), post = written(post), comb = written(comb);
+    // A tile is fetched while the one before it is computed. Rows behind the last token take that token again; their results are not
+    // kept.
+    auto fetch = [&](uint32_t tile, StagedTile<F> &to) {
+        if (tile * kTileTokens < tokens)
+            to.fetch(f, post, comb, streams, hidden, blockIdx.x * kColumns,
+                     [&](uint32_t row) { return size_t(first + min(tile * kTileTokens + row, tokens - 1)); });
+        copies_commit();
+    };
+    fetch(blockIdx.y, staged[0]);
+    copies_wait_all();
+    __syncthreads();
+    fetch(blockIdx.y + gridDim.y, staged[1]);
     uint32_t buffer = 0;
     for (uint32_t tile = blockIdx.y; tile * kTileTokens < tokens; tile += gridDim.y, buffer ^= 1) {
         Columns<F> token[2];
-        size_t at[2];
-        bool inside[2];
-        // Rows behind the last token take that token again; their results are not kept.
-#pragma unroll
-        for (uint32_t i = 0; i < 2; ++i) {
-            const uint32_t row = tile * kTileTokens + lane / 4 + 8 * i;
-            inside[i] = row < tokens, at[i] = first + min(row, tokens - 1);
-            token[i].load(f + at[i] * hidden + column, streams + at[i] * kStreams * hidden + column, hidden);
-        }
-        const Mixing mixing[2] = {{post + at[0] * kStreams, comb + at[0] * kStreams * kStreams},
-                                  {post + at[1] * kStreams, comb + at[1] * kStreams * kStreams}};
         float squares[2];
 #pragma unroll
         for (uint32_t i = 0; i < 2; ++i) {
-            squares[i] = token[i].merge(mixing[i]);
-            if (inside[i]) token[i].store(streams + at[i] * kStreams * hidden + column, hidden);
+            const uint32_t row = lane / 4 + 8 * i, at = tile * kTileTokens + row;
+            token[i] = staged[buffer].columns(row, warp);
+            squares[i] = token[i].merge(staged[buffer].mixing(row));
+            if (at < tokens) token[i].store(streams + size_t(first + at) * kStreams * hidden + column, hidden);
         }
         Sums mixes;
 #pragma unroll
@@ -64,7 +114,9 @@ __device__ void merge_products(const F *f, const float *post, const float *comb,
                         b[j]);
 #pragma unroll
         for (uint32_t i = 0; i < 2; ++i) mixes.store(sums[buffer][warp][lane / 4 + 8 * i], i, squares[i]);
-        __syncthreads();
+        copies_wait_all();
+        __syncthreads(); // the block has read this tile, and has all of the next one
+        fetch(tile + 2 * gridDim.y, staged[buffer]);
         // Eight threads a token, four sums each; those behind the squares are not used.
         const uint32_t row = threadIdx.x / 8, value = threadIdx.x % 8 * 4;
         if (value > kMixes || tile * kTileTokens + row >= tokens) continue;

@@ -14,8 +14,8 @@
 // columns of all streams; four such, 64 columns (a split); four splits, 256 columns; and these in ascending order.
 // Reference: src/cpu/deepseek_v4/{hyper,norm,kv_quant}.rs.
 #pragma once
+#include "async.cuh"
 #include "deepseek_v4.cuh"
-#include "frag.cuh"
 #include "limits.h"
 
 using namespace limits::deepseek_v4_hyper;
@@ -88,13 +88,6 @@ struct Mixing {
 template <typename F> struct Columns {
     typename Four<F>::Type output;
     uint2 stream[kStreams];
-
-    // Starts all loads before the first value is used: memory is waited for once.
-    __device__ __forceinline__ void load(const F *f, const bf16 *streams, uint32_t hidden) {
-#pragma unroll
-        for (uint32_t j = 0; j < kStreams; ++j) stream[j] = *reinterpret_cast<const uint2 *>(streams + j * hidden);
-        output = *reinterpret_cast<const typename Four<F>::Type *>(f);
-    }
 
     // Replaces the streams by the merged ones, and returns the sum of their squares.
     __device__ __forceinline__ float merge(const Mixing &mixing) {
