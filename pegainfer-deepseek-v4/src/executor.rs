@@ -27,7 +27,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Tokens of the first step of a warm-up for more tokens. Steps of up to 128 tokens need none: their GEMMs run without cuBLASLt.
+/// Tokens of the first step of a warm-up for more tokens. It loads what steps of fewer tokens need, too.
 const MIN_WARM_UP: usize = 256;
 
 /// Number of the first layers in which every kind of attention and of router of the model occurs.

@@ -10,7 +10,7 @@ use pegainfer_core::schedule::Graphs;
 use std::hash::Hash;
 
 /// Tokens of the largest graph whose rows have several tokens. It bounds the number of graphs and so their memory; the GPU takes longer for
-/// larger steps than the host does to launch them, and up to 128 tokens a request's bits do not depend on how its step is padded.
+/// larger steps than the host does to launch them.
 const MAX_TOKENS: usize = 128;
 
 /// Shape of a pass.

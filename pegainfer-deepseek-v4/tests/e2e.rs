@@ -7,40 +7,87 @@
 mod support;
 
 use pegainfer_core::engine::{FinishReason, StepEngine};
+use pegainfer_core::tensor::DType;
 use pegainfer_deepseek_v4::numerics::Numerics;
-use support::{engine, fixture, greedy, logits, options, run};
+use support::{engine, fixture, greedy, logits, options, other_model, run};
 
 /// Largest difference from a log-probability of the reference, nats.
 const TOLERANCE: f64 = 1e-3;
+/// Largest mean of these differences, with random weights.
+const MEAN_TOLERANCE: f64 = 1e-2;
 /// Nats between the reference's best two tokens above which the engine must agree.
 const MARGIN: f64 = 2e-3;
 
-/// Every step of every case, each with the reference's own tokens before it.
-#[test]
-fn every_step_agrees_with_the_reference() {
-    let mut engine = engine(1, &options(Numerics::F32));
-    let (mut steps, mut worst) = (0, 0f64);
-    for case in &fixture().cases {
-        let text = case.text();
-        let rows = logits(&mut engine, &text[..text.len() - 1], 1024, case.greedy_ids.len());
-        for (i, row) in rows.iter().enumerate() {
-            steps += 1;
-            let best = (0..row.len()).max_by(|a, b| row[*a].total_cmp(&row[*b])).unwrap();
-            assert!(case.margins[i] < MARGIN || best as u32 == case.greedy_ids[i], "{}, step {i}", case.name);
-            for (id, logprob) in case.top20.get(i).iter().flat_map(|top| top.ids.iter().zip(&top.logprobs)) {
-                let error = (f64::from(row[*id as usize]) - logprob).abs();
-                assert!(error < TOLERANCE, "{}, step {i}, token {id}: off by {error}", case.name);
-                worst = worst.max(error);
+/// What the engine makes of the fixture.
+struct Compared {
+    steps: usize,
+    /// Steps whose best token is the reference's, or whose best two tokens are closer to each other than a margin.
+    equal: usize,
+    /// Of log-probabilities, nats.
+    errors: Vec<f64>,
+}
+
+impl Compared {
+    /// Every step of every case, each with the reference's own tokens before it.
+    fn new(numerics: Numerics, margin: f64) -> Self {
+        let mut engine = engine(1, &options(numerics));
+        let mut compared = Self { steps: 0, equal: 0, errors: Vec::new() };
+        for case in &fixture().cases {
+            let text = case.text();
+            let rows = logits(&mut engine, &text[..text.len() - 1], 1024, case.greedy_ids.len());
+            compared.steps += rows.len();
+            for (i, row) in rows.iter().enumerate() {
+                let best = (0..row.len()).max_by(|a, b| row[*a].total_cmp(&row[*b])).unwrap();
+                compared.equal += usize::from(case.margins[i] < margin || best as u32 == case.greedy_ids[i]);
+                let top = case.top20.get(i).into_iter().flat_map(|top| top.ids.iter().zip(&top.logprobs));
+                compared.errors.extend(top.map(|(id, logprob)| (f64::from(row[*id as usize]) - logprob).abs()));
             }
         }
+        let (mean, worst) = (compared.mean(), compared.worst());
+        println!("{} of {} steps, errors: mean {mean:.2e}, largest {worst:.2e}", compared.equal, compared.steps);
+        assert!(compared.steps >= 500, "the fixture tests nothing");
+        compared
     }
-    println!("{steps} steps, the largest error of a log-probability is {worst:.2e}");
-    assert!(steps >= 500, "the fixture tests nothing");
+
+    fn mean(&self) -> f64 {
+        self.errors.iter().sum::<f64>() / self.errors.len() as f64
+    }
+
+    fn worst(&self) -> f64 {
+        self.errors.iter().copied().fold(0.0, f64::max)
+    }
+}
+
+/// With random weights a choice of experts or entries that f32 noise turns over moves a whole step.
+#[test]
+fn every_step_agrees_with_the_reference() {
+    let compared = Compared::new(Numerics::F32, MARGIN);
+    match other_model() {
+        None => assert!(compared.equal == compared.steps && compared.worst() < TOLERANCE),
+        Some(_) => assert!(compared.equal * 100 >= compared.steps * 99 && compared.mean() < MEAN_TOLERANCE),
+    }
+}
+
+/// Another checkpoint in bf16 has the limits of what transformers differs by in bf16. Those in FP8 and FP4 round activations, too.
+#[test]
+fn bf16_is_as_close_as_that_of_the_reference() {
+    let limits = fixture().limits;
+    if other_model()
+        .is_none_or(|path| std::fs::read_to_string(path.join("config.json")).unwrap().contains("quantization"))
+    {
+        return;
+    }
+    let numerics = Numerics { activations: DType::Bf16, quantize_activations: false, quantize_kv: false };
+    let compared = Compared::new(numerics, limits.margin);
+    assert!(compared.mean() <= limits.mean && compared.equal == compared.steps, "{}", limits.mean);
 }
 
 /// The engine's own greedy text, all cases in one batch.
 #[test]
 fn greedy_text_equals_the_reference() {
+    if other_model().is_some() {
+        return; // one step that differs changes all behind it
+    }
     let fixture = fixture();
     let mut engine = engine(1, &options(Numerics::F32));
     let requests: Vec<_> = fixture.cases.iter().map(|c| greedy(&c.prompt_ids, c.greedy_ids.len())).collect();

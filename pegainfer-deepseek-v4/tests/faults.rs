@@ -55,10 +55,10 @@ fn error_of(change: impl FnOnce(&mut Exec, &mut Weights)) -> Option<String> {
 #[test]
 fn a_rank_that_fails_between_two_layers_ends_the_step() {
     let error = error_of(|exec, weights| {
-        let small = exec.tensor("small", &[1, 2], DType::U32).unwrap();
-        weights.layers[1].moe.router = Router::Hash(small);
+        let narrow = exec.tensor("narrow", &[1, 1], DType::U32).unwrap();
+        weights.layers[1].moe.router = Router::Hash(narrow);
     });
-    assert!(error.is_none_or(|error| error == "route: rank 1: a token has no row in the hash table"));
+    assert!(error.as_ref().is_none_or(|error| error.starts_with("route: rank 1: narrow ")), "{error:?}");
 }
 
 /// A rank that leaves out a layer is at another exchange than the others.

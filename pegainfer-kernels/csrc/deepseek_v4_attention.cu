@@ -14,7 +14,7 @@
 //   sparse_attention_merge:  merges its partial results
 //   sparse_attention_f32:    a warp has a head, and a lane every 32nd dimension
 //
-// Keys are taken in chunks of 128 of the list. In bf16 each chunk has a softmax of its own, and the chunks are merged in order,
+// Keys are taken in chunks of 64 of the list. In bf16 each chunk has a softmax of its own, and the chunks are merged in order,
 // by one block or by the second kernel, with the same bits: what a token gets depends on its list alone. Weights are rounded to
 // bf16 before the second GEMM, not in the denominator. All GPUs. Bound by the latency of loads where tokens are few, then by
 // shared memory and the issue of instructions. Reference: src/cpu/deepseek_v4/attention.rs.
@@ -567,7 +567,8 @@ extern "C" __global__ __launch_bounds__(kMergeThreads) void sparse_attention_mer
     for (uint32_t i = threadIdx.x; i < dim; i += blockDim.x) {
         Softmax all;
         float numerator = 0.f, before, own;
-        for (uint32_t c = 0; c * kChunk < list.keys; ++c) {
+#pragma unroll 4
+        for (uint32_t c = 0; c < (list.keys + kChunk - 1) / kChunk; ++c) {
             Partials from(const_cast<float *>(partials), gridDim.x, chunks, c, heads, dim);
             all.merge(from.softmaxes[head], before, own);
             numerator = fmaf(numerator, before, from.numerators[size_t(head) * dim + i] * own);

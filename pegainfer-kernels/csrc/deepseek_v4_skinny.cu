@@ -3,12 +3,12 @@
 //
 // w: [n, k] in FP8 with E8M0 scales [n / 128, k / 128], or bf16. Entry points by what x is:
 //
-//   skinny_packed:  rounded activations, packed (deepseek_v4.cuh); w in FP8
-//   skinny_round:   bf16 activations, of which groups of 128 columns are rounded here to e4m3 times a power of two; w in FP8
-//   skinny_split:   bf16 activations as sums of two e4m3 values; w in FP8
-//   skinny_exact:   bf16 activations; w in bf16
-//   skinny_project: several weights times the same tokens
-//   pack_rows:      rounded activations in bf16 to packed rows
+//   skinny_packed:   packed rows (deepseek_v4.cuh), activations in e4m3; w in FP8
+//   skinny_split:    pairs of packed rows, activations as sums of two e4m3 values; w in FP8
+//   skinny_exact:    bf16 activations; w in bf16
+//   skinny_project:  several weights times the same tokens
+//   pack_rows:       bf16 activations to packed rows: groups of 128 columns are rounded to e4m3 times a power of two
+//   pack_split_rows: bf16 activations to pairs of packed rows: the second row has what the first one loses
 //
 // Bound by memory and latency. Reference: src/cpu/deepseek_v4/matmul.rs.
 #include "deepseek_v4_skinny.cuh"
@@ -53,37 +53,40 @@ __device__ __forceinline__ void gemm_tiles(const Matrix &w, uint32_t first_row, 
     }
 }
 
-template <Format F, int N, bool Split>
-__device__ void gemm(const bf16 *x, const Matrix &w, uint32_t m, uint32_t k, uint32_t stride, uint32_t group_rows, uint32_t splits) {
-    constexpr uint32_t kTokens = Split ? N / 2 : N;
+template <int N>
+__device__ void gemm_exact(const bf16 *x, const Matrix &w, uint32_t m, uint32_t k, uint32_t stride, uint32_t group_rows, uint32_t splits) {
     const Share share(k, splits);
     release_successor();
     share.begin();
-    const uint32_t first_row = share.first_tile * kTileRows, first_token = blockIdx.y * kTokens;
+    const uint32_t first_row = share.first_tile * kTileRows, first_token = blockIdx.y * N;
     const bf16 *columns = x + size_t(first_row / group_rows) * k;
-    gemm_tiles<F, N, Split>(w, first_row, m, k, share, [&](const Memory<F, N> &memory) {
-        put_tokens<F, N, Split>(memory, share, [&](uint32_t t) {
+    gemm_tiles<Format::kBf16, N, false>(w, first_row, m, k, share, [&](const Memory<Format::kBf16, N> &memory) {
+        put_tokens<Format::kBf16, N, false>(memory, share, [&](uint32_t t) {
             return first_token + t < m ? columns + size_t(first_token + t) * stride : nullptr;
         });
     });
 }
 
-// The packed rows of the tokens from `first` on; null behind the last one.
-struct PackedRows {
+// Where the packed rows of the tokens from `first` on are, of one of `groups` groups of columns; null behind the last token. With
+// Split, N / 2 tokens have two rows each: those of their first parts come first.
+template <int N, bool Split> struct PackedRows {
     const uint8_t *rows;
-    uint32_t first, m, k;
+    uint32_t first, m, k, group, groups;
     __device__ __forceinline__ const uint8_t *operator()(uint32_t t) const {
-        return first + t < m ? rows + size_t(first + t) * packed_bytes(k) : nullptr;
+        const uint32_t part = Split && t >= N / 2, token = first + t - part * (N / 2);
+        const size_t row = (size_t(token) * groups + group) * (Split ? 2 : 1) + part;
+        return token < m ? rows + row * packed_bytes(k) : nullptr;
     }
 };
 
-template <int N>
-__device__ void gemm_packed(const uint8_t *x, const Matrix &w, uint32_t m, uint32_t k, uint32_t splits) {
+template <int N, bool Split>
+__device__ void gemm_packed(const uint8_t *x, const Matrix &w, uint32_t m, uint32_t k, uint32_t group_rows, uint32_t splits) {
     const Share share(k, splits);
     release_successor();
     share.begin();
-    gemm_tiles<Format::kFp8, N, false>(w, share.first_tile * kTileRows, m, k, share, [&](const Memory<Format::kFp8, N> &memory) {
-        copy_tokens(memory, share, k, PackedRows{x, blockIdx.y * N, m, k});
+    const uint32_t first_row = share.first_tile * kTileRows, first_token = blockIdx.y * (Split ? N / 2 : N);
+    gemm_tiles<Format::kFp8, N, Split>(w, first_row, m, k, share, [&](const Memory<Format::kFp8, N> &memory) {
+        copy_tokens(memory, share, k, PackedRows<N, Split>{x, first_token, m, k, first_row / group_rows, w.n / group_rows});
     });
 }
 
@@ -109,7 +112,7 @@ __device__ void project(const bf16 *exact, const uint8_t *packed, const Matrix (
     const uint32_t first_token = blockIdx.y * N;
     if (is_low) {
         gemm_tiles<Format::kFp8, N, false>(w, tile * kTileRows, m, k, share, [&](const Memory<Format::kFp8, N> &memory) {
-            copy_tokens(memory, share, k, PackedRows{packed, first_token, m, k});
+            copy_tokens(memory, share, k, PackedRows<N, false>{packed, first_token, m, k, 0, 1});
         });
     } else {
         gemm_tiles<Format::kBf16, N, false>(w, tile * kTileRows, m, k, share, [&](const Memory<Format::kBf16, N> &memory) {
@@ -119,49 +122,48 @@ __device__ void project(const bf16 *exact, const uint8_t *packed, const Matrix (
         });
     }
 }
-#define GEMM(F, N, SPLIT)                                                                                              \
-    gemm<F, N, SPLIT>(x, {reinterpret_cast<const uint8_t *>(w), scales, out, n, to_f32 != 0}, m, k, stride, group_rows, splits)
-#define PACKED(N) gemm_packed<N>(x, {w, scales, out, n, to_f32 != 0}, m, k, splits)
+#define EXACT(N) gemm_exact<N>(x, bf16_matrix(w, out, n, to_f32 != 0), m, k, stride, group_rows, splits)
+#define PACKED(N, SPLIT) gemm_packed<N, SPLIT>(x, {w, scales, out, n, to_f32 != 0}, m, k, group_rows, splits)
 #define PROJECT(N)                                                                                                     \
     project<N>(x, packed, {{w0, scales0, out0, n0, false}, {w1, scales1, out1, n1, false}},                            \
                {bf16_matrix(w2, out2, n2, true), bf16_matrix(w3, out3, n2, true), bf16_matrix(w4, out4, n4, true),     \
                 bf16_matrix(w5, out5, n4, true), bf16_matrix(w6, out6, n6, false)},                                    \
                m, k, splits)
 #else
-#define GEMM(...) __trap() // the launcher takes another kernel
-#define PACKED(N) __trap()
+#define EXACT(N) __trap() // the launcher takes another kernel
+#define PACKED(N, SPLIT) __trap()
 #define PROJECT(N) __trap()
 #endif
 
-// Grid: tiles of rows over those of a block, times blocks of a cluster; tiles of tokens.
-#define KERNEL(name, F, W, N, SPLIT)                                                                                    \
+// Grid: tiles of rows, times blocks of a cluster; tiles of tokens.
+#define PACKED_KERNEL(name, N, SPLIT)                                                                                  \
     extern "C" __global__ __launch_bounds__(512, 1) void name(                                                         \
-        const bf16 *x,       /* [m, stride] */                                                                         \
-        const W *w,          /* [n, k] */                                                                              \
-        const uint8_t *scales, /* FP8: [n / 128, k / 128] */                                                           \
+        const uint8_t *x,    /* [m, groups, packed rows of k], where a group has `group_rows` rows of w */             \
+        const uint8_t *w,    /* [n, k] */                                                                              \
+        const uint8_t *scales, /* [n / 128, k / 128] */                                                                \
         void *out,           /* [m, n] bf16 or f32, see `to_f32` */                                                    \
-        uint32_t m, uint32_t n, uint32_t k, uint32_t stride,                                                           \
-        uint32_t group_rows, /* of w with the same columns of x, a multiple of a block's rows, or n */                 \
+        uint32_t m, uint32_t n, uint32_t k,                                                                            \
+        uint32_t group_rows, /* a multiple of 64, or n */                                                              \
         uint32_t splits,     /* segments of k of a block */                                                            \
         uint32_t to_f32) {                                                                                             \
-        GEMM(F, N, SPLIT);                                                                                             \
+        PACKED(N, SPLIT);                                                                                              \
     }
-KERNEL(skinny_round_8, Format::kFp8, uint8_t, 8, false)
-KERNEL(skinny_round_16, Format::kFp8, uint8_t, 16, false)
-KERNEL(skinny_round_32, Format::kFp8, uint8_t, 32, false)
-KERNEL(skinny_split_8, Format::kFp8, uint8_t, 16, true)
-KERNEL(skinny_split_16, Format::kFp8, uint8_t, 32, true)
-KERNEL(skinny_exact_8, Format::kBf16, bf16, 8, false)
-KERNEL(skinny_exact_16, Format::kBf16, bf16, 16, false)
-KERNEL(skinny_exact_32, Format::kBf16, bf16, 32, false)
+PACKED_KERNEL(skinny_packed_8, 8, false)
+PACKED_KERNEL(skinny_packed_16, 16, false)
+PACKED_KERNEL(skinny_packed_32, 32, false)
+PACKED_KERNEL(skinny_split_8, 16, true)
+PACKED_KERNEL(skinny_split_16, 32, true)
 
 // The grid is that of the kernels above.
 #define KERNELS(N)                                                                                                     \
-    extern "C" __global__ __launch_bounds__(512, 1) void skinny_packed_##N(                                            \
-        const uint8_t *x,    /* [m, packed row of k] */                                                                \
-        const uint8_t *w, const uint8_t *scales, void *out, uint32_t m, uint32_t n, uint32_t k, uint32_t splits,       \
-        uint32_t to_f32) {                                                                                             \
-        PACKED(N);                                                                                                     \
+    extern "C" __global__ __launch_bounds__(512, 1) void skinny_exact_##N(                                             \
+        const bf16 *x,       /* [m, stride] */                                                                         \
+        const bf16 *w,       /* [n, k] */                                                                              \
+        void *out,           /* [m, n] bf16 or f32, see `to_f32` */                                                    \
+        uint32_t m, uint32_t n, uint32_t k, uint32_t stride,                                                           \
+        uint32_t group_rows, /* of w with the same columns of x, a multiple of 64, or n */                             \
+        uint32_t splits, uint32_t to_f32) {                                                                            \
+        EXACT(N);                                                                                                      \
     }                                                                                                                  \
     /* Several weights times the same tokens: w0 and w1 in FP8 with packed tokens, the others in bf16. Grid: tiles of all of */\
     /* them, times blocks of a cluster; tiles of tokens. */                                                            \
@@ -180,22 +182,39 @@ KERNELS(8)
 KERNELS(16)
 KERNELS(32)
 
-// Packs rounded activations. Grid: groups of 128 columns over warps of a block.
+#if __CUDA_ARCH__ >= 890
+// Packs this warp's group of 128 columns of [rows, k]. Split: to two rows, of which the second has what the first one loses.
+template <bool Split> __device__ __forceinline__ void pack_columns(const bf16 *x, uint8_t *out, uint32_t rows, uint32_t k) {
+    const uint32_t group = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, row = group / (k / kGroup);
+    start_after_predecessor();
+    if (row >= rows) return;
+    const uint2 pairs = *reinterpret_cast<const uint2 *>(x + size_t(group) * kGroup + 4 * (threadIdx.x % 32));
+    const float2 low = widen(pairs.x), high = widen(pairs.y);
+    float4 v = make_float4(low.x, low.y, high.x, high.y);
+#pragma unroll
+    for (uint32_t part = 0; part < (Split ? 2 : 1); ++part) {
+        const float own = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
+        const float amax = fmaxf(reduce_lanes(own, 32, Max()), kLeastAmax);
+        pack_group(out + (size_t(row) * (Split ? 2 : 1) + part) * packed_bytes(k), k, group % (k / kGroup), v, amax);
+        v = make_float4(v.x - quantize<E4M3>(v.x, amax), v.y - quantize<E4M3>(v.y, amax), v.z - quantize<E4M3>(v.z, amax),
+                        v.w - quantize<E4M3>(v.w, amax));
+    }
+}
+#define PACK(SPLIT) pack_columns<SPLIT>(x, out, rows, k)
+#else
+#define PACK(SPLIT) __trap() // not launched: takes_packed_rows is false here
+#endif
+
+// Grid of both: groups of 128 columns over warps of a block.
 extern "C" __global__ __launch_bounds__(128) void pack_rows(
     const bf16 *x, // [rows, k]
     uint8_t *out,  // [rows, packed row of k]
     uint32_t rows, uint32_t k) {
-#if __CUDA_ARCH__ >= 890
-    release_successor();
-    const uint32_t group = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, row = group / (k / kGroup);
-    wait_for_predecessor();
-    if (row >= rows) return;
-    const uint2 pairs = *reinterpret_cast<const uint2 *>(x + size_t(group) * kGroup + 4 * (threadIdx.x % 32));
-    const float2 low = widen(pairs.x), high = widen(pairs.y);
-    const float own = fmaxf(fmaxf(fabsf(low.x), fabsf(low.y)), fmaxf(fabsf(high.x), fabsf(high.y)));
-    const float amax = fmaxf(reduce_lanes(own, 32, Max()), kLeastAmax);
-    pack_group(out + size_t(row) * packed_bytes(k), k, group % (k / kGroup), make_float4(low.x, low.y, high.x, high.y), amax);
-#else
-    __trap(); // not launched: takes_packed_rows is false here
-#endif
+    PACK(false);
+}
+extern "C" __global__ __launch_bounds__(128) void pack_split_rows(
+    const bf16 *x, // [rows, k]
+    uint8_t *out,  // [rows, 2, packed row of k]
+    uint32_t rows, uint32_t k) {
+    PACK(true);
 }

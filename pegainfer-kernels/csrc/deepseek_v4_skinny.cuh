@@ -359,24 +359,22 @@ template <Format F, int N> struct Memory {
 template <Format F, int N, bool Split, typename Token>
 __device__ __forceinline__ void put_tokens(const Memory<F, N> &memory, const Share &share, Token token) {
     constexpr uint32_t kTokens = Split ? N / 2 : N, kAtOnce = 4;
-    const uint32_t warps = blockDim.x / 32, all = kTokens * share.block_steps;
-    for (uint32_t base = threadIdx.x / 32; base < all; base += kAtOnce * warps) {
-        uint2 pairs[kAtOnce];
-        bool some[kAtOnce];
+    const uint32_t warps = blockDim.x / 32;
+    for (uint32_t step = threadIdx.x / 32; step < share.block_steps; step += warps) {
+        const uint32_t column = (share.block_first + step) * kDepth + 4 * (threadIdx.x % 32);
+#pragma unroll 1
+        for (uint32_t first = 0; first < kTokens; first += kAtOnce) {
+            uint2 pairs[kAtOnce];
+            bool some[kAtOnce];
 #pragma unroll
-        for (uint32_t i = 0; i < kAtOnce; ++i) {
-            const uint32_t task = base + i * warps;
-            const bf16 *row = task < all ? token(task / share.block_steps) : nullptr;
-            const uint32_t column = (share.block_first + task % share.block_steps) * kDepth + 4 * (threadIdx.x % 32);
-            some[i] = row != nullptr;
-            pairs[i] = row ? *reinterpret_cast<const uint2 *>(row + column) : make_uint2(0, 0);
-        }
+            for (uint32_t i = 0; i < kAtOnce; ++i) {
+                const bf16 *row = token(first + i);
+                some[i] = row != nullptr;
+                pairs[i] = row ? *reinterpret_cast<const uint2 *>(row + column) : make_uint2(0, 0);
+            }
 #pragma unroll
-        for (uint32_t i = 0; i < kAtOnce; ++i) {
-            const uint32_t task = base + i * warps, step = task % share.block_steps;
-            if (task < all)
-                put_token<F, N, Split>(memory.tokens + step * kTokenBytes<F, N>, memory.scales + step * N, task / share.block_steps,
-                                       pairs[i], some[i]);
+            for (uint32_t i = 0; i < kAtOnce; ++i)
+                put_token<F, N, Split>(memory.tokens + step * kTokenBytes<F, N>, memory.scales + step * N, first + i, pairs[i], some[i]);
         }
     }
     fence_shared_for_async();

@@ -87,7 +87,7 @@ limits! {
         /// Heads of a block, for keys in bf16.
         MMA_HEADS: uint = 16;
         /// Keys of a list that have a softmax of their own.
-        CHUNK: uint = 128;
+        CHUNK: uint = 64;
         /// Shared memory of a block that has a whole list and 16 heads: two tiles of 16 keys, 64 numerators of each of 128 threads, the
         /// warps' parts of two tiles of scores, and codes of two chunks of keys.
         ONE_GROUP_BYTES: uint = 64 * MAX_DIM + 64 * 128 * 4 + 8192 + 8 * CHUNK;

@@ -14,14 +14,14 @@ use pegainfer_deepseek_v4::plan::{self, SampleRow};
 use pegainfer_deepseek_v4::{Engine, LoadOptions, load};
 use std::path::PathBuf;
 
-/// The bundled checkpoint.
+/// The checkpoint under test.
 pub fn model_path() -> PathBuf {
-    bundled_model("dsv4-tiny-fp4fp8")
+    other_model().unwrap_or_else(|| bundled_model("dsv4-tiny-fp4fp8"))
 }
 
 /// Its reference outputs, see tests/fixtures/README.md.
 pub fn fixture() -> Fixture {
-    Fixture::bundled("dsv4-tiny")
+    Fixture::under_test("dsv4-tiny")
 }
 
 /// Defaults that leave every invariant to the test.
@@ -36,7 +36,7 @@ pub fn options(numerics: Numerics) -> LoadOptions {
         max_num_seqs: 16,
         max_num_batched_tokens: 1024,
         max_num_mixed_tokens: 1024,
-        kv_cache_bytes: Some(64 << 20),
+        kv_cache_bytes: small_cache(64 << 20),
         speculation: None,
         numerics,
     }

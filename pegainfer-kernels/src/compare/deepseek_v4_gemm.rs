@@ -28,9 +28,9 @@ const ROUNDED: f64 = 1.0 / 32.0;
 /// sign; of 1,100 rows some result is off by 2^-10 of its row's root mean square (measured; f32 sums: 2^-18). An expert rounds such sums to
 /// bf16 and their SwiGLU to FP8, one in twenty the other way, by up to an eighth: its results are off by up to 2^-4.
 const FP8_SUMS: f64 = 4.0;
-/// Factor of the tolerance of `moe` at few tokens, whose experts' sums of FP4 by FP8 are rounded to FP8 twice: of 1,100 rows some result is
-/// off by a fifth of its row's root mean square (measured; a kernel with an error is off by several times that).
-const MOE: f64 = 8.0;
+/// Factor of the tolerance of experts whose sums of FP4 by FP8 are rounded to FP8: of 1,100 rows some result is off by a fifth of its row's
+/// root mean square (measured; a kernel with an error is off by several times that).
+const FP4_EXPERTS: f64 = 8.0;
 
 fn has(record: &OpRecord) -> bool {
     OPS.contains(&record.op)
@@ -223,7 +223,8 @@ fn outputs(exec: &Exec, call: &Call<'_>, launch: &Launch) -> Result<Vec<Output>,
         let output = output(exec, tensor, call.case)?;
         // A GEMM with results in bf16 loses more by their rounding.
         let factor = match call.record.op {
-            "moe" => MOE,
+            "moe" => FP4_EXPERTS,
+            "routed_experts" if from_bf16 && matches!(launch.matrices[..], [Matrix::Fp4 { .. }, ..]) => FP4_EXPERTS,
             _ if in_fp8 && (from_bf16 || tensor.dtype() == DType::F32) => FP8_SUMS,
             _ => 1.0,
         };

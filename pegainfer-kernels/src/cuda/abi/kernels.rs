@@ -232,16 +232,15 @@ kernels! {
         logits: In<F32>, table: In<U32>, ids: In<U32>, experts: Out<U32>, weights: Out<F32>, vocab: u32, count: u32,
         k: u32, scale: f32,
     }
-    DEEPSEEK_V4_SKINNY: SkinnyPacked [skinny_packed_8, skinny_packed_16, skinny_packed_32] {
-        x: In<U8>, w: In<U8>, scales: ScratchIn<U8>, out: Scratch<void>, m: u32, n: u32, k: u32, splits: u32,
-        to_f32: u32,
-    }
-    DEEPSEEK_V4_SKINNY: SkinnyGemm [
-        skinny_round_8<U8>, skinny_round_16<U8>, skinny_round_32<U8>, skinny_split_8<U8>, skinny_split_16<U8>,
-        skinny_exact_8<Bf16>, skinny_exact_16<Bf16>, skinny_exact_32<Bf16>,
+    DEEPSEEK_V4_SKINNY: SkinnyPacked [
+        skinny_packed_8, skinny_packed_16, skinny_packed_32, skinny_split_8, skinny_split_16,
     ] {
-        x: In<Bf16>, w: In<T>, scales: ScratchIn<U8>, out: Scratch<void>, m: u32, n: u32, k: u32, stride: u32,
+        x: ScratchIn<U8>, w: In<U8>, scales: ScratchIn<U8>, out: Scratch<void>, m: u32, n: u32, k: u32,
         group_rows: u32, splits: u32, to_f32: u32,
+    }
+    DEEPSEEK_V4_SKINNY: SkinnyExact [skinny_exact_8, skinny_exact_16, skinny_exact_32] {
+        x: In<Bf16>, w: In<Bf16>, out: Scratch<void>, m: u32, n: u32, k: u32, stride: u32, group_rows: u32,
+        splits: u32, to_f32: u32,
     }
     DEEPSEEK_V4_SKINNY: SkinnyProject [skinny_project_8, skinny_project_16, skinny_project_32] {
         x: In<Bf16>, packed: In<U8>, w0: In<U8>, scales0: ScratchIn<U8>, w1: In<U8>, scales1: ScratchIn<U8>,
@@ -250,7 +249,9 @@ kernels! {
         out5: Scratch<F32>, out6: Scratch<Bf16>, m: u32, k: u32, splits: u32, n0: u32, n1: u32, n2: u32, n4: u32,
         n6: u32,
     }
-    DEEPSEEK_V4_SKINNY: PackRows [pack_rows] { x: In<Bf16>, out: Out<U8>, rows: u32, k: u32 }
+    DEEPSEEK_V4_SKINNY: PackRows [pack_rows, pack_split_rows] {
+        x: In<Bf16>, out: OutOrScratch<U8>, rows: u32, k: u32,
+    }
     DEEPSEEK_V4_STREAMS: Dsv4Embed [dsv4_embed_bf16<Bf16>, dsv4_embed_f32<F32>] {
         ids: In<U32>, table: In<Bf16>, out: Out<T>, first: u32, rows: u32, hidden: u32,
     }

@@ -149,7 +149,7 @@ pub(crate) fn cublaslt(exec: &mut Exec) -> CublasLt {
     }
 }
 
-/// Plans every GEMM that was launched so far and whose algorithms are not timed, for all row counts from 129 to `most`, and loads
+/// Plans every GEMM that was launched so far and whose algorithms are not timed, for all row counts from 33 to `most`, and loads
 /// the library's kernels for them; see `preparation`. Overwrites the workspace. No effect without cuBLASLt.
 #[cfg(feature = "deepseek-v4")]
 pub(crate) fn plan_row_counts(exec: &mut Exec, most: usize) {

@@ -1,7 +1,6 @@
 //! `moe` at few tokens on Hopper (csrc/deepseek_v4_experts_skinny.cu).
 
 use super::activations::Scratch;
-use super::experts_wgmma;
 use super::skinny::SkinnyPlan;
 use crate::choice::{self, DenseGemm};
 use crate::cuda::abi::{AddExperts, GroupPairs, SkinnyDown, SkinnyGateUp, Target};
@@ -25,8 +24,6 @@ const UNLISTED: usize = 64;
 const ROWS: usize = 64;
 /// Largest width at which gate and up of one token are split between four warpgroups: there are few tiles.
 const SPLIT_WIDTH: usize = 512;
-/// Fewest tokens whose routed experts run as grouped GEMMs (csrc/deepseek_v4_experts_wgmma.cu).
-const GROUPED_TOKENS: usize = 8;
 /// Threads of a warpgroup.
 const WARPGROUP: usize = 128;
 /// Threads of a block that adds up experts, two columns each.
@@ -40,7 +37,7 @@ fn official(experts: &Moe<'_>) -> bool {
     all(experts.routed, |w| matches!(w, Matrix::Fp4 { .. })) && experts.shared.is_none_or(|shared| all(shared, fp8))
 }
 
-/// Whether [`moe`] takes these operands.
+/// Whether [`moe`] takes these operands, of tokens with `k` experts each.
 pub(crate) fn fuses_experts(
     exec: &mut Exec,
     x: Activation<'_>,
@@ -100,12 +97,6 @@ pub(crate) fn moe(
         return Err(OpError { op, message: format!("{k} experts of a token: the GPU kernel takes {MAX_CHOSEN}") });
     }
     let (count, all) = (tokens * k, tokens * (k + 1));
-    let grouped = tokens
-        >= std::env::var("PEGAINFER_X_GROUPED").ok().and_then(|v| v.parse().ok()).unwrap_or(GROUPED_TOKENS)
-        && experts_wgmma::takes_shapes(exec, x.values, experts.routed, math)?;
-    if grouped {
-        return grouped_moe(exec, op, (x.values, packed), (chosen, weights), experts, math, out);
-    }
     let listed = count > UNLISTED;
     let most = if listed { experts.routed.count.min(count) + count / TILE } else { count };
     let mut scratch = Scratch::new(exec)?;
@@ -120,32 +111,6 @@ pub(crate) fn moe(
     }
     call.gate_up(exec, (packed, weights), math.limit, &buffers)?;
     call.down(exec, &buffers)?;
-    call.add(exec, &buffers, out)
-}
-
-/// [`moe`] with the routed experts as grouped GEMMs.
-fn grouped_moe(
-    exec: &mut Exec,
-    op: &'static str,
-    (x, packed): (&Tensor, &Tensor),
-    (chosen, weights): (&Tensor, &Tensor),
-    experts: &Moe<'_>,
-    math: ExpertMath,
-    out: &mut Tensor,
-) -> Result<(), OpError> {
-    let ((tokens, hidden), k, width) = (x.rows_cols(), chosen.rows_cols().1, experts.routed.width());
-    let mut scratch = Scratch::new(exec)?;
-    let (all, none) = (tokens * (k + 1), exec.gpu()?.counters());
-    let (y, h) = (scratch.take(op, all * hidden * 2)?, scratch.take(op, all * width * 2)?);
-    let routed = (experts.routed, experts.first);
-    experts_wgmma::routed_pairs(exec, x, (chosen, weights), routed, math, (&mut scratch, y))?;
-    let call = Call { op, experts, chosen, tokens, hidden, width, k, tiles: tokens.div_ceil(TILE) };
-    // A list without tiles: the counters are zero between two kernels.
-    let buffers = Buffers { tiles: none, pairs: none, h, y };
-    if experts.shared.is_some() {
-        call.gate_up(exec, (packed, weights), math.limit, &buffers)?;
-        call.down(exec, &buffers)?;
-    }
     call.add(exec, &buffers, out)
 }
 

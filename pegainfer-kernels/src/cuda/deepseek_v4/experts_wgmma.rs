@@ -38,17 +38,12 @@ const CACHED_BYTES: usize = 28 << 20;
 
 /// Whether [`routed_experts`] takes these operands.
 pub(super) fn takes(exec: &mut Exec, x: &Tensor, experts: &Experts, math: ExpertMath) -> Result<bool, OpError> {
-    Ok(x.rows_cols().0 >= DenseGemm::MIN_TOKENS && takes_shapes(exec, x, experts, math)?)
-}
-
-/// Whether the kernels take these operands, whatever the number of tokens is.
-pub(super) fn takes_shapes(exec: &mut Exec, x: &Tensor, experts: &Experts, math: ExpertMath) -> Result<bool, OpError> {
-    let (hidden, width) = (x.rows_cols().1, experts.width());
+    let ((tokens, hidden), width) = (x.rows_cols(), experts.width());
     let hopper = choice::gpu(exec)?.is_some_and(|gpu| gpu.is_hopper());
     let fp4 = [&experts.gate, &experts.up, &experts.down].into_iter().all(|w| matches!(w, Matrix::Fp4 { .. }));
     let depth = |k: usize| k.is_multiple_of(2 * DEPTH) && k <= MAX_DEPTH;
     let whole = depth(hidden) && depth(width) && hidden.is_multiple_of(COLUMNS) && experts.count <= MAX_EXPERTS;
-    Ok(hopper && fp4 && whole && math.quantize && x.dtype() == DType::Bf16)
+    Ok(hopper && fp4 && whole && math.quantize && x.dtype() == DType::Bf16 && tokens >= DenseGemm::MIN_TOKENS)
 }
 
 /// What the memory of a pass depends on.
@@ -152,27 +147,6 @@ impl Buffers {
     }
 }
 
-/// y of every pair, bf16 `[tokens * k, hidden]`: writes it to `y`, and takes what it needs besides from `scratch`. On checked operands of few
-/// tokens that [`takes_shapes`] accepts.
-pub(super) fn routed_pairs(
-    exec: &mut Exec,
-    x: &Tensor,
-    (chosen, weights): (&Tensor, &Tensor),
-    (experts, first): (&Experts, usize),
-    math: ExpertMath,
-    (scratch, y): (&mut Scratch, u64),
-) -> Result<(), OpError> {
-    let ((tokens, hidden), k, width) = (x.rows_cols(), chosen.rows_cols().1, experts.width());
-    let sizes = Sizes { hidden, width, k };
-    let buffers = Buffers::new(scratch, tokens, experts.count, sizes, width)?;
-    let pass =
-        Pass { experts, first, tokens, sizes, chosen: chosen.device(), tile: tile(tokens * k, experts), buffers };
-    pass.pack_and_group(exec, x.device())?;
-    pass.gate_up(exec, weights.device(), math.limit)?;
-    pass.pack_h(exec)?;
-    pass.down(exec, 0, hidden, y)
-}
-
 /// Place in [`TILES`] of the tile for so many pairs.
 fn tile(pairs: usize, experts: &Experts) -> usize {
     TILES.iter().position(|tile| pairs <= tile * experts.count).unwrap_or(TILES.len() - 1)
@@ -203,7 +177,7 @@ fn pass(
     pass.gate_up(exec, row_of(weights, k, tokens.start), math.limit)?;
     pass.pack_h(exec)?;
     for first_column in (0..hidden).step_by(columns) {
-        pass.down(exec, first_column, columns, pass.buffers.values)?;
+        pass.down(exec, first_column, columns)?;
         pass.add(exec, first_column, columns, tokens.start, out)?;
     }
     Ok(())
@@ -271,8 +245,8 @@ impl Pass<'_> {
         unsafe { launch.run([vectors.div_ceil(PACK_THREADS), 1, 1], PACK_THREADS) }
     }
 
-    /// Columns of y of every pair, from `first_column` on: writes `out`, `[pairs, columns]`.
-    fn down(&self, exec: &mut Exec, first_column: usize, columns: usize, out: u64) -> Result<(), OpError> {
+    /// `columns` columns of y of every pair, from `first_column` on.
+    fn down(&self, exec: &mut Exec, first_column: usize, columns: usize) -> Result<(), OpError> {
         let (w, scales) = self.experts.down.device();
         let arguments = DownWgmma {
             w: Map::narrow_codes(OP, w, BOX_ROWS)?,
@@ -281,7 +255,7 @@ impl Pass<'_> {
             scales,
             tiles: self.buffers.tiles,
             pairs: self.buffers.pairs,
-            out,
+            out: self.buffers.values,
             hidden: self.sizes.hidden,
             k: self.sizes.width,
             first: first_column,
@@ -289,7 +263,7 @@ impl Pass<'_> {
         };
         let grid = [exec.gpu()?.multiprocessors(), 1, 1];
         let launch = DOWN[self.tile].launch(exec.gpu()?, OP, arguments)?.overlapped().shared(SHARED_BYTES);
-        // SAFETY: persistent blocks over all tiles of pairs and of rows; `out` has `columns` columns of y for each pair.
+        // SAFETY: persistent blocks over all tiles of pairs and of rows; the buffer has `columns` columns of y for each pair.
         unsafe { launch.run(grid, self.threads()) }
     }
 
@@ -315,8 +289,8 @@ impl Pass<'_> {
             columns,
         };
         let launch = AddColumns::add_columns.launch(exec.gpu()?, OP, arguments)?.writes(out).overlapped();
-        // SAFETY: a thread has a vector of a token; the grid covers all tokens of the pass.
         let grid = [self.tokens.div_ceil(ADD_TOKENS), columns / COLUMNS, 1];
+        // SAFETY: a thread has a vector of a token; the grid covers all tokens of the pass, and these columns.
         unsafe { launch.run(grid, ADD_TOKENS * COLUMNS / VECTOR) }
     }
 }

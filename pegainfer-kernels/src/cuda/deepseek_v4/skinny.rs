@@ -1,8 +1,9 @@
 //! `matmul`, `grouped_matmul`, `project` and `pack_rows` at few tokens on Hopper (csrc/deepseek_v4_skinny.cu).
 
+use super::activations::Scratch;
 use crate::choice::{self, DenseGemm};
-use crate::cuda::abi::{Entry, PackRows, SkinnyGemm, SkinnyPacked, SkinnyProject};
-use crate::ops::deepseek_v4::{Activation, Projected, Projections};
+use crate::cuda::abi::{Entry, PackRows, SkinnyExact, SkinnyPacked, SkinnyProject, Target};
+use crate::ops::deepseek_v4::{Activation, Projected, Projections, packed_bytes};
 use crate::ops::{BlockScales, Matrix};
 use pegainfer_core::cuda::Launch;
 use pegainfer_core::exec::{Device, Exec};
@@ -16,11 +17,9 @@ const TILE_ROWS: usize = 64;
 const DEPTH: usize = 128;
 const PACKED: [Entry<SkinnyPacked<'static>>; 3] =
     [SkinnyPacked::skinny_packed_8, SkinnyPacked::skinny_packed_16, SkinnyPacked::skinny_packed_32];
-const ROUND: [Entry<SkinnyGemm<'static>>; 3] =
-    [SkinnyGemm::skinny_round_8, SkinnyGemm::skinny_round_16, SkinnyGemm::skinny_round_32];
-const SPLIT: [Entry<SkinnyGemm<'static>>; 2] = [SkinnyGemm::skinny_split_8, SkinnyGemm::skinny_split_16];
-const EXACT: [Entry<SkinnyGemm<'static>>; 3] =
-    [SkinnyGemm::skinny_exact_8, SkinnyGemm::skinny_exact_16, SkinnyGemm::skinny_exact_32];
+const SPLIT: [Entry<SkinnyPacked<'static>>; 2] = [SkinnyPacked::skinny_split_8, SkinnyPacked::skinny_split_16];
+const EXACT: [Entry<SkinnyExact<'static>>; 3] =
+    [SkinnyExact::skinny_exact_8, SkinnyExact::skinny_exact_16, SkinnyExact::skinny_exact_32];
 const PROJECT: [Entry<SkinnyProject<'static>>; 3] =
     [SkinnyProject::skinny_project_8, SkinnyProject::skinny_project_16, SkinnyProject::skinny_project_32];
 
@@ -90,8 +89,8 @@ pub(crate) fn rounds_input(exec: &mut Exec, x: &Tensor, w: &Matrix) -> Result<bo
 }
 
 /// `out = x wᵀ`, or of `groups` groups of rows of `w`, each with its part of the columns of `x`. Returns false, and launches nothing, if
-/// other kernels are faster or this one does not take the operands. `rounded`: the reference rounds `x` if `w` is in FP8. Then packed
-/// rows are taken if there are any; without them `x` is rounded as it is loaded.
+/// other kernels are faster or this one does not take the operands. `rounded`: the reference rounds `x` if `w` is in FP8. Rows that do not
+/// come packed are packed in the workspace.
 pub(super) fn skinny_gemm(
     exec: &mut Exec,
     op: &'static str,
@@ -107,48 +106,43 @@ pub(super) fn skinny_gemm(
     if m == 0 {
         return Ok(true);
     }
-    let (codes, scales) = w.device();
     let plan = SkinnyPlan::new(n, k);
-    let to_f32 = usize::from(out.dtype() == DType::F32);
+    let (to_f32, group_rows, splits) = (usize::from(out.dtype() == DType::F32), n / groups, plan.splits);
     let rows = n.div_ceil(TILE_ROWS) * plan.blocks;
-    if let (Some(packed), true) = (x.packed, w.is_quantized() && rounded) {
-        let (place, tokens) = tile(m, 3);
+    let (codes, scales) = w.device();
+    if !w.is_quantized() {
+        let (place, tokens) = tile(m, EXACT.len());
         let arguments =
-            SkinnyPacked { x: packed, w: codes, scales, out: out.device(), m, n, k, splits: plan.splits, to_f32 };
-        let launch = PACKED[place].launch(exec.gpu()?, op, arguments)?.early(codes).writes(out);
-        let shared = plan.shared(k, 1, (tokens, 1), tokens);
+            SkinnyExact { x: x.values, w: codes, out: out.device(), m, n, k, stride, group_rows, splits, to_f32 };
+        let launch = EXACT[place].launch(exec.gpu()?, op, arguments)?.early(codes).writes(out);
+        let shared = plan.shared(k, 1, (tokens, 2), tokens);
         return run(launch, plan, (rows, m.div_ceil(tokens)), shared).map(|()| true);
     }
-    let (entry, tokens, operand) = match (w.is_quantized(), rounded) {
-        (true, true) => tiled(&ROUND, m, |tokens| (tokens, 1)),
-        (true, false) => tiled(&SPLIT, m, |tokens| (2 * tokens, 1)),
-        (false, _) => tiled(&EXACT, m, |tokens| (tokens, 2)),
+    let entries = if rounded { &PACKED[..] } else { &SPLIT[..] };
+    let packed = match x.packed.filter(|_| rounded) {
+        Some(packed) => packed.device(),
+        None => packed_rows(exec, op, x.values, (m * groups, k), !rounded)?,
     };
-    let arguments = SkinnyGemm {
-        x: x.values,
-        w: codes,
-        scales,
-        out: out.device(),
-        m,
-        n,
-        k,
-        stride,
-        group_rows: n / groups,
-        splits: plan.splits,
-        to_f32,
-    };
-    let launch = entry.launch(exec.gpu()?, op, arguments)?.early(codes).writes(out);
+    let (place, tokens) = tile(m, entries.len());
+    let operand = (if rounded { tokens } else { 2 * tokens }, 1);
+    let arguments =
+        SkinnyPacked { x: packed, w: codes, scales, out: out.device(), m, n, k, group_rows, splits, to_f32 };
+    let launch = entries[place].launch(exec.gpu()?, op, arguments)?.early(codes).writes(out);
     run(launch, plan, (rows, m.div_ceil(tokens)), plan.shared(k, 1, operand, tokens)).map(|()| true)
 }
 
-/// The entry for `tokens` tokens, the tokens of its tile, and rows and bytes an element of its operand B, which `operand` gives for them.
-fn tiled<A>(
-    entries: &[Entry<A>],
-    tokens: usize,
-    operand: impl Fn(usize) -> (usize, usize),
-) -> (Entry<A>, usize, (usize, usize)) {
-    let (place, tile) = tile(tokens, entries.len());
-    (entries[place], tile, operand(tile))
+/// Packs `rows` rows of `k` columns of `x` in the workspace, `split` into two rows each. Returns the address.
+fn packed_rows(
+    exec: &mut Exec,
+    op: &'static str,
+    x: &Tensor,
+    (rows, k): (usize, usize),
+    split: bool,
+) -> Result<u64, OpError> {
+    let (entry, parts) = if split { (PackRows::pack_split_rows, 2) } else { (PackRows::pack_rows, 1) };
+    let address = Scratch::new(exec)?.take(op, rows * parts * packed_bytes(k))?;
+    pack(exec, op, entry, PackRows { x, out: Target::Scratch(address), rows, k })?;
+    Ok(address)
 }
 
 /// Launches a skinny kernel. `grid`: blocks for all tiles of rows, and tiles of tokens.
@@ -246,14 +240,25 @@ pub(crate) fn project(
 
 /// `pack_rows` on checked operands.
 pub(crate) fn pack_rows(exec: &mut Exec, x: &Tensor, packed: &mut Tensor) -> Result<(), OpError> {
-    const WARPS: usize = 4;
     let (rows, k) = x.rows_cols();
-    if rows == 0 {
+    pack(exec, "pack_rows", PackRows::pack_rows, PackRows { x, out: Target::Tensor(packed), rows, k })
+}
+
+/// Launches a kernel that packs rows.
+fn pack(
+    exec: &mut Exec,
+    op: &'static str,
+    entry: Entry<PackRows<'static>>,
+    arguments: PackRows<'_>,
+) -> Result<(), OpError> {
+    const WARPS: usize = 4;
+    let groups = arguments.rows * arguments.k / DEPTH;
+    if groups == 0 {
         return Ok(());
     }
-    let launch = PackRows::pack_rows.launch(exec.gpu()?, "pack_rows", PackRows { x, out: packed, rows, k })?;
+    let launch = entry.launch(exec.gpu()?, op, arguments)?;
     // SAFETY: the op checked the shapes; a warp has a group of 128 columns, and the grid covers all groups.
-    unsafe { launch.overlapped().run([(rows * k / DEPTH).div_ceil(WARPS), 1, 1], 32 * WARPS) }
+    unsafe { launch.overlapped().run([groups.div_ceil(WARPS), 1, 1], 32 * WARPS) }
 }
 
 #[cfg(test)]

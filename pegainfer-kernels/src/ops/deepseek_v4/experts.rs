@@ -131,7 +131,7 @@ pub fn routed_experts(
 ///
 /// `x`, `out`: `[T, hidden]` bf16 or f32; `routed`: `[T, hidden]` f32. Clamped as the routed ones are; the sum is f32 and
 /// rounded once. As in [`matmul`](super::matmul), bf16 activations must be values of `round_activation` if the experts are FP8 or
-/// FP4, and from 129 rows on a GPU may overwrite up to three rows of memory behind the last row of `out`.
+/// FP4, and from 33 rows on a GPU may overwrite up to three rows of memory behind the last row of `out`.
 pub fn shared_expert(
     exec: &mut Exec,
     x: &Tensor,

@@ -22,7 +22,7 @@ use pegainfer_core::tensor::{OpError, Tensor};
 ///
 /// Computed in f32: each block along `k` (128 for FP8, 32 for FP4, all of it for bf16) is summed without the weight's
 /// scale, multiplied by it, and added to the rest; one rounding at the end. Hopper's FP8 tensor cores sum within a block of 128 with
-/// about 14 bits. On a GPU, from 129 rows on, up to three rows of memory behind the last row of `out` may be overwritten. Up to 128
+/// about 14 bits. On a GPU, from 33 rows on, up to three rows of memory behind the last row of `out` may be overwritten. Up to 32
 /// rows a row's result does not depend on the other rows; on a CPU it never does.
 pub fn matmul<'a>(exec: &mut Exec, x: impl Into<Activation<'a>>, w: &Matrix, out: &mut Tensor) -> Result<(), OpError> {
     let check = Check("matmul");
@@ -81,7 +81,7 @@ pub fn matmul_rounding(exec: &mut Exec, x: &Tensor, w: &Matrix, out: &mut Tensor
     Ok(())
 }
 
-/// Plans the cuBLASLt GEMMs that ran so far for all numbers of tokens from 129 to `most`, so that no step has to wait for that. No effect
+/// Plans the cuBLASLt GEMMs that ran so far for all numbers of tokens from 33 to `most`, so that no step has to wait for that. No effect
 /// without a GPU; not while a graph is captured.
 pub fn plan_gemms(exec: &mut Exec, most: usize) {
     if exec.device() == Device::Cuda {
