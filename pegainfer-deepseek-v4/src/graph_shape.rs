@@ -5,7 +5,8 @@
 //! longest row times the number of rows; where rows are shorter, the tokens that are missing are added behind the last row.
 
 use crate::bounds::StepBounds;
-use crate::plan::Step;
+use crate::plan::{NO_STATE, SampleRow, Segment, Step};
+use pegainfer_core::kv::NO_SLOT;
 use pegainfer_core::schedule::Graphs;
 use std::hash::Hash;
 
@@ -50,11 +51,25 @@ impl GraphBounds {
     }
 }
 
+/// `step` in the shape of a CUDA graph. An added row has one token and no slot: it reads and writes no state. Added tokens lie behind the
+/// last row and belong to none; nobody reads what added samples draw.
+pub fn padded(step: &Step, shape: Shape) -> Step {
+    let mut padded = step.padded(shape.rows);
+    for row in step.rows.len()..shape.rows {
+        let (first, end) = (padded.qo_indptr[row], padded.qo_indptr[row + 1]);
+        padded.state.push(Segment { first, end, from: NO_STATE, to: NO_STATE });
+    }
+    padded.tokens.resize(shape.tokens, 0);
+    padded.positions.resize(shape.tokens, 0);
+    padded.slots.resize(shape.tokens, NO_SLOT);
+    padded.samples.resize(shape.samples, SampleRow::of_padding(0));
+    padded
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{self, NO_STATE, SampleRow};
-    use pegainfer_core::kv::NO_SLOT;
+    use crate::plan;
 
     const BOUNDS: StepBounds = StepBounds {
         tokens: 512,
@@ -112,7 +127,7 @@ mod tests {
     #[test]
     fn what_is_added_has_no_state_and_lies_behind_the_rows() {
         let step = verify(&[4, 2, 4, 1, 3]);
-        let padded = plan::padded(&step, Shape { rows: 6, tokens: 24, samples: 24 });
+        let padded = padded(&step, Shape { rows: 6, tokens: 24, samples: 24 });
         assert_eq!(padded.qo_indptr, [0, 4, 6, 10, 11, 14, 15]);
         let lengths = [padded.tokens.len(), padded.positions.len(), padded.slots.len(), padded.samples.len()];
         assert_eq!(lengths, [24; 4]);
@@ -128,7 +143,7 @@ mod tests {
     fn rows_that_are_not_sampled_get_samples_that_nobody_reads() {
         let mut first = plan::uniform(3, 4, 40);
         first.samples.truncate(1);
-        let padded = plan::padded(&first, Shape { rows: 3, tokens: 12, samples: 3 });
+        let padded = padded(&first, Shape { rows: 3, tokens: 12, samples: 3 });
         assert_eq!(padded.samples.iter().map(|sample| sample.token).collect::<Vec<_>>(), [3, 0, 0]);
     }
 }

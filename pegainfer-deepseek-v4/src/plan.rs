@@ -1,7 +1,5 @@
 //! One step's work, as the scheduler of pegainfer-core hands it to the executor.
 
-use crate::graph_shape::Shape;
-use pegainfer_core::kv::NO_SLOT;
 use pegainfer_core::schedule;
 pub use pegainfer_core::schedule::{NO_STATE, Outcome, SampleRow, Segment, StepRow};
 pub use pegainfer_kernels::ops::deepseek_v4::PAGE_TOKENS;
@@ -25,19 +23,4 @@ pub fn ragged(rows: &[(usize, usize)]) -> Step {
     };
     step.state = (0..).zip(step.qo_indptr.windows(2)).zip(rows).map(segment).collect();
     step
-}
-
-/// `step` in the shape of a CUDA graph. An added row has one token and no slot: it reads and writes no state. Added tokens lie behind the
-/// last row and belong to none; nobody reads what added samples draw.
-pub fn padded(step: &Step, shape: Shape) -> Step {
-    let mut padded = step.padded(shape.rows);
-    for row in step.rows.len()..shape.rows {
-        let (first, end) = (padded.qo_indptr[row], padded.qo_indptr[row + 1]);
-        padded.state.push(Segment { first, end, from: NO_STATE, to: NO_STATE });
-    }
-    padded.tokens.resize(shape.tokens, 0);
-    padded.positions.resize(shape.tokens, 0);
-    padded.slots.resize(shape.tokens, NO_SLOT);
-    padded.samples.resize(shape.samples, SampleRow::of_padding(0));
-    padded
 }

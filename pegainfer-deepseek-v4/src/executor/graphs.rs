@@ -2,7 +2,8 @@
 
 use super::Executor;
 use super::rank::{GraphKey, Part};
-use crate::plan::{self, Step};
+use crate::graph_shape::padded;
+use crate::plan::Step;
 use pegainfer_core::tensor::OpError;
 use std::sync::Arc;
 
@@ -25,7 +26,7 @@ impl Executor {
         let (config, numerics, rank) = (self.config.clone(), self.numerics, self.ranks.first());
         let key = rank.graph_shape(step).map(|shape| GraphKey { part, shape });
         let captures = rank.graphs.captures(key);
-        let step = Arc::new(key.map_or_else(|| step.clone(), |key| plan::padded(step, key.shape)));
+        let step = Arc::new(key.map_or_else(|| step.clone(), |key| padded(step, key.shape)));
         if captures {
             // All ranks before one of them runs: it would wait on its device for the others, and making a graph for the device.
             let (config, step) = (config.clone(), step.clone());
