@@ -149,9 +149,10 @@ impl<E: Measurable> MeasureStep for Pipelined<'_, E> {
     fn run(&mut self, rows: &[(usize, usize)], runs: usize) -> Result<Vec<Duration>, OpError> {
         let (step, depth) = (E::step(rows), self.0.useful_depth());
         let (mut times, mut in_flight, mut last) = (Vec::with_capacity(runs), 0, Instant::now());
-        // With two steps in flight, the first time is that of a launch, too.
+        // With two steps in flight, the first time is that of a launch, too. The last one lacks what ran while the step was launched: a
+        // launch waits where the device's queue is full.
         let extra = usize::from(depth > 1);
-        for _ in 0..runs + extra {
+        for _ in 0..runs + 2 * extra {
             self.0.launch(&step)?;
             in_flight += 1;
             if in_flight == depth {
@@ -162,6 +163,7 @@ impl<E: Measurable> MeasureStep for Pipelined<'_, E> {
         for _ in 0..in_flight {
             self.finish(&mut times, &mut last)?;
         }
+        times.truncate(runs + extra);
         Ok(times.split_off(extra))
     }
 }
