@@ -1,4 +1,4 @@
-//! `sparse_attention` (csrc/deepseek_v4_attention.cu).
+//! `sparse_attention` (csrc/deepseek_v4_attention.cu, csrc/deepseek_v4_attention_chunks.cu).
 
 use super::run;
 use crate::choice;
