@@ -6,9 +6,10 @@
 //   hyper_output_mixing:  at many tokens, how the next output goes back (Sinkhorn); else hyper_mix_norm does that, too
 //
 // All GPUs; hidden a multiple of 256, at most 7,936. A warp keeps the function's 16 columns of four streams as operand B
-// in registers, loaded before the wait (PDL), and runs over tiles of 16 tokens, which the block fetches by cp.async while it computes the
-// tile before: a lane has four columns of two tokens in all streams, merges them, stores them and has with them operand A. In the second kernel a block has a token, and where
-// tokens are few a warp of its own does Sinkhorn's iteration beside those that mix and normalise. That has the longest latency, and
+// in registers, loaded before the wait (PDL), and runs over tiles of 16 tokens, which the block fetches by cp.async while it
+// computes the tile before: a lane has four columns of two tokens in all streams, merges them, stores them and has with them
+// operand A. In the second kernel a block has a token, and where tokens are few a warp of its own does Sinkhorn's
+// iteration beside those that mix and normalise. That has the longest latency, and
 // every lane computes the same: at many tokens a third kernel does it with a lane a token.
 // Bound by latency at few tokens, by memory at many. References: src/cpu/deepseek_v4/{hyper,norm,kv_quant}.rs.
 #include "deepseek_v4_hyper.cuh"
