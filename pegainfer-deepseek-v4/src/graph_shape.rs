@@ -87,7 +87,7 @@ mod tests {
         shape.map(|Shape { rows, tokens, samples }| (rows, tokens, samples))
     }
 
-    /// Rows that add so many tokens, all of them sampled.
+    /// Rows that add these numbers of tokens, all of them sampled.
     fn verify(rows: &[usize]) -> Step {
         let mut step = plan::ragged(&rows.iter().map(|tokens| (*tokens, 40)).collect::<Vec<_>>());
         let sample = step.samples[0].clone();

@@ -35,7 +35,7 @@ impl Sequences {
         Self { texts, computed }
     }
 
-    /// A step in which each sequence adds so many tokens, without samples.
+    /// A step in which the sequences add these numbers of tokens, without samples.
     fn step(&self, added: impl Iterator<Item = usize>) -> Step {
         let rows = self.computed.iter().zip(added).map(|(computed, added)| (added, computed + added));
         let mut step = plan::ragged(&rows.collect::<Vec<_>>());

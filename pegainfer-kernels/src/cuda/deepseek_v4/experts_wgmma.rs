@@ -67,7 +67,7 @@ impl Sizes {
         (WORKSPACE_BYTES - SLACK_BYTES) / (packed_bytes(self.hidden) + self.k * pair)
     }
 
-    /// Columns of y of so many pairs that one launch computes: those that stay in the L2 cache.
+    /// Columns of y of `pairs` pairs that one launch computes: those that stay in the L2 cache.
     fn columns(&self, pairs: usize) -> usize {
         let all = self.hidden / COLUMNS;
         let parts =
@@ -147,7 +147,7 @@ impl Buffers {
     }
 }
 
-/// Place in [`TILES`] of the tile for so many pairs.
+/// Place in [`TILES`] of the tile for `pairs` pairs.
 fn tile(pairs: usize, experts: &Experts) -> usize {
     TILES.iter().position(|tile| pairs <= tile * experts.count).unwrap_or(TILES.len() - 1)
 }

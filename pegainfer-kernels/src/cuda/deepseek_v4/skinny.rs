@@ -5,7 +5,7 @@ use crate::choice::{self, DenseGemm};
 use crate::cuda::abi::{Entry, PackRows, SkinnyExact, SkinnyPacked, SkinnyProject, Target};
 use crate::ops::deepseek_v4::{Activation, Projected, Projections, packed_bytes};
 use crate::ops::{BlockScales, Matrix};
-use pegainfer_core::cuda::Launch;
+use pegainfer_core::cuda::{Launch, WORKSPACE_BYTES};
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
@@ -80,7 +80,9 @@ fn takes(exec: &mut Exec, x: &Tensor, (w, groups): (&Matrix, usize)) -> Result<b
     let whole = k.is_multiple_of(DEPTH) && (groups == 1 || (n / groups).is_multiple_of(TILE_ROWS));
     let columns = if w.is_quantized() { 1 } else { 2 };
     let fits = SkinnyPlan::new(n, k).shared(k, 1, (32, columns), 32) <= SHARED_BYTES;
-    Ok(hopper && whole && fits && is_known(w) && x.dtype() == DType::Bf16 && few(m, (n, k)))
+    // Two rows of each token, where they are packed here: small weights come with any number of tokens.
+    let packs = 2 * m * groups * packed_bytes(k) <= WORKSPACE_BYTES;
+    Ok(hopper && whole && fits && packs && is_known(w) && x.dtype() == DType::Bf16 && few(m, (n, k)))
 }
 
 /// Whether `matmul_rounding` takes `x` and `w` on this device.
