@@ -1,221 +1,287 @@
-// DeepSeek-V4's experts at few tokens on Hopper (deepseek_v4_skinny.cuh): the routed experts, with weights in FP4, and the shared one, in
+// DeepSeek-V4's experts at few tokens on Hopper (deepseek_v4_experts_skinny.cuh): the routed experts, with weights in FP4, and the shared one, in
 // FP8, in the same launches. A pair is a token with one of its k experts and has the number token * k + i; behind these pairs, each token
 // has one with the shared expert, number tokens * k + token.
 //
-//   experts_gate_up: h = weight silu(min(w1 x, limit)) clamp(w3 x, ±limit)   [pairs, width]; x: rounded activations
+//   experts_gate_up: h = weight silu(min(w1 x, limit)) clamp(w3 x, ±limit)   [pairs, width]; x: packed rows
 //   experts_down:    y = w2 h   [pairs, hidden]; h is rounded to e4m3 in groups of 128 columns as it is loaded
 //   experts_add:     the sum of a token's y, in the order of the experts, the shared one last
 //
-// A block has a tile of up to N pairs of one expert. With more than 64 pairs the tiles are a list (deepseek_v4_experts.cu, group_pairs).
-// Otherwise there is a block for each pair; the blocks of an expert's first pair, and of each N-th one behind it, take N pairs each, and
-// the others end at once. The lower of a lane's two rows is a row of w1, the upper one the same row of w3. Bound by memory: each chosen
-// expert is read once for each N of its pairs. Reference: src/cpu/deepseek_v4/experts.rs.
-#include "deepseek_v4_skinny.cuh"
+// Up to 8 pairs of an expert are a tile of pairs; a unit of work is such a tile times 64 rows of weights. A block works through a run of
+// neighbouring units. Each of its four warpgroups has a ring of steps of weights in shared memory, which a warp of its own fills by TMA,
+// from the first unit to the last without a pause. In gate_up the four warpgroups share a unit, each with a quarter of k; in down each
+// has units of its own. The blocks of experts_down list the tiles and begin to load weights while the last ones of experts_gate_up run.
+//
+// Of the 64 rows of a unit, gate_up has 32 of w1, then the same of w3: the lower of a lane's two rows is of w1, the upper one of w3.
+//
+// FP4 is widened by moving bits: E2M1's sign, exponent and mantissa are those of an e4m3 value 2^6 times smaller. A wgmma has the 32
+// columns of one scale, and its sums are multiplied by that scale in f32. Slot 16 h + 4 q + i of wgmma s is column 32 s + 8 q + 2 i + h
+// then: a lane reads a word of eight codes a wgmma and row, of which the even ones become one register and the odd ones another.
+// The tokens of a tile have this order in shared memory, for the shared expert that of packed rows.
+//
+// The order of sums depends on the weight's shape alone: steps of 128 columns in order, in gate_up within each quarter of k, and then
+// the first two quarters, the last two, and both. Bound by memory: each chosen expert is read once for each 8 of its pairs. Reference:
+// src/cpu/deepseek_v4/experts.rs.
+#include "deepseek_v4_experts_skinny.cuh"
 #include "abi/deepseek_v4_experts_skinny.h"
-#include "limits.h"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-using namespace skinny;
-
-// Steps of a segment of k of gate and up: two warpgroups with two segments each, or four with one, add up to the same bits.
-constexpr uint32_t kSegment = 8;
-
-// The experts of this rank, and those that the tokens have chosen.
-struct Choice {
-    const uint32_t *chosen, *tiles, *pairs; // [tokens * k]; the lists of group_pairs, or null
-    uint32_t tokens, k;                     // k: experts of a token
-    uint32_t first, experts, shared;        // routed experts of this rank; whether it has the shared expert
-};
-
-// Some pairs of an expert: a run of the list, or the set bits of `mask`.
-struct PairTile {
-    uint32_t expert, count, first;
-    const uint32_t *list;
-    uint64_t mask;
-
-    // The number of pair `t` of the tile, below `count`.
-    __device__ __forceinline__ uint32_t pair(uint32_t t) const {
-        if (list) return list[first + t];
-        if (!mask) return first + t;
-        uint64_t left = mask;
-        for (uint32_t i = 0; i < t; ++i) left &= left - 1;
-        return uint32_t(__ffsll(left)) - 1;
+// Lists the pairs of a tile for the warpgroup, whose threads are done with the tile before. `weights`: of the pairs, or null.
+__device__ __forceinline__ void list_own(const Tiles &tiles, uint32_t tile, OwnPairs &own, const float *weights, uint32_t group) {
+    group_sync(group);
+    if (thread_of_group() < 32) {
+        tiles.list(tile, own);
+        __syncwarp();
+        if (weights && threadIdx.x % 32 < own.count) {
+            const uint32_t pair = own.pairs[threadIdx.x % 32];
+            own.weights[threadIdx.x % 32] = pair < tiles.c.tokens * tiles.c.k ? weights[pair] : 1.f;
+        }
     }
-};
-
-// The tile of this block; false where there is none. Whole warps call it.
-template <int N> __device__ __forceinline__ bool find_tile(const Choice &c, PairTile &tile) {
-    const uint32_t all = c.tokens * c.k, lane = threadIdx.x % 32;
-    const uint32_t routed = c.tiles ? c.tiles[0] : all;
-    if (blockIdx.y >= routed) {
-        // Tiles of the shared expert.
-        const uint32_t token = (blockIdx.y - routed) * N;
-        if (!c.shared || token >= c.tokens) return false;
-        tile = {c.experts, min(uint32_t(N), c.tokens - token), all + token, nullptr, 0};
-        return true;
-    }
-    if (c.tiles) {
-        const uint32_t *at = c.tiles + 1 + 3 * blockIdx.y;
-        tile = {at[0], at[2], at[1], c.pairs, 0};
-        return true;
-    }
-    const uint32_t expert = c.chosen[blockIdx.y];
-    if (expert - c.first >= c.experts) return false; // below `first` it wraps beyond all experts
-    const bool low = lane < all && c.chosen[lane] == expert, high = lane + 32 < all && c.chosen[lane + 32] == expert;
-    const uint64_t all_pairs = uint64_t(__ballot_sync(kAll, high)) << 32 | __ballot_sync(kAll, low);
-    const uint64_t before = all_pairs & ((1ull << blockIdx.y) - 1), mask = all_pairs - before;
-    tile = {expert - c.first, min(uint32_t(N), uint32_t(__popcll(mask))), 0, nullptr, mask};
-    return __popcll(before) % N == 0; // else the block of an earlier pair has this one
+    group_sync(group);
 }
 
-// A matrix of all routed experts, one behind the other, and that of the shared expert.
-struct Stack {
-    const uint8_t *codes, *scales, *shared_codes, *shared_scales;
-};
-
-// Row `low` of one matrix of an expert and row `high` of another, of `rows` rows an expert each. FP4: a routed expert; FP8: the shared
-// one.
+// Copies `steps` steps of the packed rows of the warpgroup's pairs, from step `first` on, in the order of format F.
 template <Format F>
-__device__ __forceinline__ Weight rows_of(const Stack &low_of, const Stack &high_of, uint32_t expert, uint32_t rows, uint32_t low,
-                                          uint32_t high, uint32_t k) {
-    constexpr bool kShared = F == Format::kFp8;
-    const uint32_t first = kShared ? 0 : expert * rows;
-    auto one = [&](const Stack &of) {
-        return weight_of<F>(kShared ? of.shared_codes : of.codes, kShared ? of.shared_scales : of.scales, first + low, first + high, k);
-    };
-    const Weight a = one(low_of), b = one(high_of);
-    return {a.low, b.high, a.low_scales, b.high_scales};
-}
-
-// Multiplies the tokens that `fill` puts into shared memory with the weight, and calls `put` with the sums.
-template <Format F, int N, uint32_t SEGMENT, typename Fill, typename Put>
-__device__ __forceinline__ void run(const Share &share, const Weight &weight, const uint2 *tables, Fill fill, Put put) {
-    extern __shared__ __align__(1024) uint8_t memory_of_block[];
-    Stored<F> stored[kAhead<F>];
-    read_ahead(stored, weight, share);
-    // Tokens are in FP8, whichever format the weights have.
-    const Memory<Format::kFp8, N> tokens(memory_of_block, share);
-    fill(tokens);
-    const Memory<F, N> memory(memory_of_block, share);
-    put(multiply_share<F, N, false, SEGMENT>(memory, share, stored, weight, tables));
-}
-
-template <int N>
-__device__ void gate_up(const Choice &choice, const uint8_t *x, const Stack &gate, const Stack &up, const float *weights, bf16 *h,
-                        uint32_t width, uint32_t k, float limit, uint32_t splits) {
-    __shared__ uint2 tables[kEntries];
-    constexpr uint32_t kColumns = kTileRows / 2; // of h of a tile
-    release_successor();
-    fill_tables(tables);
-    const Share share(k, splits);
-    share.begin();
-    wait_for_predecessor();
-    PairTile tile;
-    if (!find_tile<N>(choice, tile)) return;
-    const uint32_t all = choice.tokens * choice.k;
-    auto fill = [&](const Memory<Format::kFp8, N> &memory) {
-        copy_tokens(memory, share, k, [&](uint32_t t) -> const uint8_t * {
-            if (t >= tile.count) return nullptr;
-            const uint32_t pair = tile.pair(t);
-            return x + size_t(pair < all ? pair / choice.k : pair - all) * packed_bytes(k);
-        });
-    };
-    // Rows of the tile by the lane: 16 w + g is column 8 w + g of w1, 16 w + g + 8 the same of w3.
-    const uint32_t column = (share.first_tile + share.tile) * kColumns + threadIdx.x % 128 / 32 * 8 + threadIdx.x % 32 / 4;
-    const bool routed = tile.expert < choice.experts;
-    auto store = [&](const auto &sums) {
-        // Gate and up of an element are 8 rows apart.
-        for (uint32_t i = sums.begin() + 2 * (threadIdx.x / 8 * 8) + threadIdx.x % 8; i < sums.end(); i += 2 * blockDim.x) {
-            const uint32_t t = i / kTileRows % N, r = i % kTileRows;
-            const uint32_t to = (share.first_tile + i / sums.kElements) * kColumns + r / 16 * 8 + r % 8;
-            if (t >= tile.count || to >= width) continue;
-            const float g = fminf(round_bf16(sums[i]), limit), u = fminf(fmaxf(round_bf16(sums[i + 8]), -limit), limit);
-            const uint32_t pair = tile.pair(t);
-            put(h + size_t(pair) * width + to, (pair < all ? weights[pair] : 1.f) * (g / (1.f + expf(-g))) * u);
+__device__ __forceinline__ void copy_packed(const Tokens &tokens, const OwnPairs &own, const Choice &c, const uint8_t *x, uint32_t k,
+                                            uint32_t first, uint32_t steps) {
+    const uint32_t all = c.tokens * c.k, s = threadIdx.x % 4, t = threadIdx.x / 4 % kPairs; // vectors 2 s and 2 s + 1 of token t
+    const bool real = t < own.count;
+    const uint32_t pair = real ? own.pairs[t] : 0;
+    const uint8_t *row = x + size_t(pair < all ? pair / c.k : pair - all) * packed_bytes(k);
+#pragma unroll 2
+    for (uint32_t step = thread_of_group() / (4 * kPairs); step < steps; step += 128 / (4 * kPairs)) {
+        const uint32_t *from = reinterpret_cast<const uint32_t *>(row + (first + step) * kDepth);
+        uint32_t vectors[2][4];
+#pragma unroll
+        for (uint32_t q = 0; q < 4; ++q) {
+            // Columns 32 s + 8 q on in FP4, 32 q + 8 s on in FP8.
+            const uint32_t at = F == Format::kFp4 ? 8 * q + s : 8 * s + q;
+            const uint32_t low = real ? __ldcg(from + at) : 0, high = real ? __ldcg(from + at + 4) : 0;
+            vectors[0][q] = F == Format::kFp4 ? __byte_perm(low, high, 0x6420) : low;
+            vectors[1][q] = F == Format::kFp4 ? __byte_perm(low, high, 0x7531) : high;
         }
-    };
-    const uint32_t row = min(column, width - 1);
-    if (routed) {
-        const Weight w = rows_of<Format::kFp4>(gate, up, tile.expert, width, row, row, k);
-        run<Format::kFp4, N, kSegment>(share, w, tables, fill, store);
-    } else {
-        const Weight w = rows_of<Format::kFp8>(gate, up, tile.expert, width, row, row, k);
-        run<Format::kFp8, N, kSegment>(share, w, tables, fill, store);
+#pragma unroll
+        for (uint32_t i = 0; i < 2; ++i)
+            *reinterpret_cast<uint4 *>(tokens.codes + step * kStepBytes + t * kDepth + ((2 * s + i) ^ t) * 16) =
+                make_uint4(vectors[i][0], vectors[i][1], vectors[i][2], vectors[i][3]);
+        if (s > 0) continue;
+        const float scale = real ? __ldcg(reinterpret_cast<const float *>(row + k) + first + step) : 0.f;
+        tokens.scales[step * kPairs + t] = F == Format::kFp4 ? scale * kMoved : scale;
     }
 }
 
-template <int N>
-__device__ void down(const Choice &choice, const bf16 *h, const Stack &w2, bf16 *y, uint32_t hidden, uint32_t k, uint32_t splits) {
-    __shared__ uint2 tables[kEntries];
-    release_successor();
-    fill_tables(tables);
-    const Share share(k, splits);
-    share.begin();
+// Rounds 128 columns of token t to e4m3 in the order of FP4 weights: a warp calls it, with four columns a lane. `real`: there is such a token.
+__device__ __forceinline__ void put_moved(uint8_t *tokens, float *scales, uint32_t t, uint2 pairs, bool real) {
+    const uint32_t lane = threadIdx.x % 32;
+    const float2 a = widen(pairs.x), b = widen(pairs.y);
+    const float scale = scale_of(fmaxf(fmaxf(fabsf(a.x), fabsf(a.y)), fmaxf(fabsf(b.x), fabsf(b.y)))), inverse = 1.f / scale; // exact
+    const uint32_t codes = real ? to_e4m3(a.x * inverse, a.y * inverse, b.x * inverse, b.y * inverse) : 0;
+#pragma unroll
+    for (uint32_t h = 0; h < 2; ++h) {
+        const uint32_t at = lane % 8 / 2 * 4 + lane % 2 * 2; // of vector 2 s + h, where s is lane / 8
+        *reinterpret_cast<uint16_t *>(tokens + t * kDepth + ((lane / 8 * 2 + h) ^ t) * 16 + at) =
+            uint16_t(__byte_perm(codes, 0, h ? 0x31 : 0x20));
+    }
+    if (lane == 0) scales[t] = real ? scale * kMoved : 0.f;
+}
+
+__device__ __forceinline__ float swiglu(float gate, float up, float weight, float limit) {
+    const float g = fminf(round_bf16(gate), limit), u = fminf(fmaxf(round_bf16(up), -limit), limit);
+    return weight * (g / (1.f + expf(-g))) * u;
+}
+
+// A format as a value.
+template <Format F> struct Of {
+    static constexpr Format kFormat = F;
+};
+
+// What the threads of a block share: lists, and the barriers of the rings.
+struct Shared {
+    Lists lists;
+    OwnPairs own[kGroups];
+    uint64_t barriers[kGroups][2][kStages];
+
+    // All threads of the block call it.
+    __device__ __forceinline__ void init() {
+        if (threadIdx.x == 0) {
+            for (uint32_t i = 0; i < kGroups * kStages; ++i) {
+                const uint32_t group = i / kStages, stage = i % kStages;
+                barrier_init(&barriers[group][0][stage], 1 + 32), barrier_init(&barriers[group][1][stage], 4);
+            }
+            barriers_ready();
+        }
+        __syncthreads();
+    }
+};
+
+// The warpgroup of a thread that multiplies, or fetches for it.
+__device__ __forceinline__ uint32_t group_of() { return threadIdx.x < kConsumers ? threadIdx.x / 128 : (threadIdx.x - kConsumers) / 32; }
+
+__device__ __forceinline__ void gate_up(const Choice &choice, const uint8_t *x, const Source (&gate)[2], const Source (&up)[2],
+                                        const float *weights, bf16 *h, uint32_t width, uint32_t k, float limit) {
+    __shared__ Shared s;
+    extern __shared__ __align__(1024) uint8_t memory[];
+    constexpr uint32_t kColumns = kTileRows / 2; // of h of a unit
+    s.init();
     wait_for_predecessor();
-    PairTile tile;
-    if (!find_tile<N>(choice, tile)) return;
-    auto fill = [&](const Memory<Format::kFp8, N> &memory) {
-        put_tokens<Format::kFp8, N, false>(memory, share, [&](uint32_t t) -> const bf16 * {
-            return t < tile.count ? h + size_t(tile.pair(t)) * k : nullptr;
+    release_successor(); // so late that the next kernel may read what was chosen before it waits
+    const Tiles tiles{choice, s.lists, list_tiles(choice, s.lists)};
+    const uint32_t group = __shfl_sync(kAll, group_of(), 0); // the compiler then knows that it is the warp's
+    const uint32_t all = k / kDepth, each = (all + kGroups - 1) / kGroups, first = min(group * each, all), steps = min(each, all - first);
+    const uint32_t row_tiles = width / kColumns;
+    const Run run(tiles, row_tiles);
+    const Units routed{run.first, run.last, 1, first, steps}, shared{run.shared_first, run.shared_last, 1, first, steps};
+    const WeightRing ring(memory, s.barriers, group);
+    Place place;
+    if (threadIdx.x >= kConsumers) {
+        fetch_units<Format::kFp4>(ring, place, routed, gate[0], up[0], k, [&](uint32_t unit) {
+            const uint32_t row = tiles.expert(unit / row_tiles) * width + unit % row_tiles * kColumns;
+            return Boxes{row, row};
         });
+        fetch_units<Format::kFp8>(ring, place, shared, gate[1], up[1], k,
+                    [&](uint32_t unit) { return Boxes{unit % row_tiles * kColumns, unit % row_tiles * kColumns}; });
+        return;
+    }
+    float *scales = reinterpret_cast<float *>(memory + kRings + kGroups * each * kStepBytes);
+    float *sums = scales + kGroups * each * kPairs; // [2, kGroups, kTileSums]: of a unit, and of the next
+    const Tokens tokens{memory + kRings + group * each * kStepBytes, scales + group * each * kPairs};
+    OwnPairs &own = s.own[group];
+    auto fill = [&](auto format, uint32_t tile) {
+        list_own(tiles, tile, own, weights, group);
+        copy_packed<decltype(format)::kFormat>(tokens, own, choice, x, k, first, steps);
+        fence_shared_for_async();
+        group_sync(group);
     };
-    const uint32_t first_row = share.first_tile * kTileRows;
-    auto store = [&](const auto &sums) {
-        for (uint32_t i = sums.begin() + threadIdx.x; i < sums.end(); i += blockDim.x) {
-            const uint32_t t = i / kTileRows % N, row = first_row + i / sums.kElements * kTileRows + i % kTileRows;
-            if (row < hidden && t < tile.count) put(y + size_t(tile.pair(t)) * hidden + row, sums[i]);
+    uint32_t buffer = 0;
+    auto store = [&](uint32_t row_tile, const Sums<kPairs> &total) {
+        float *of_unit = sums + buffer * kGroups * kTileSums;
+        put_sums<kPairs>(of_unit + group * kTileSums, total);
+        consumers_sync(); // also: all have read the sums of the unit before the last
+        // Two warpgroups store a unit, the others the next: gate and up of an element are 8 rows apart.
+        const uint32_t i = threadIdx.x % (kConsumers / 2), t = i / kColumns, column = row_tile * kColumns + i % kColumns;
+        if (threadIdx.x / (kConsumers / 2) == buffer && t < own.count) {
+            const float *at = of_unit + t * kTileRows + i % kColumns / 8 * 16 + i % 8;
+            auto sum = [](const float *at) { return (at[0] + at[kTileSums]) + (at[2 * kTileSums] + at[3 * kTileSums]); };
+            put(h + size_t(own.pairs[t]) * width + column, swiglu(sum(at), sum(at + 8), own.weights[t], limit));
+        }
+        buffer ^= 1;
+    };
+    const uint32_t row = thread_of_group() / 32 * 8 + threadIdx.x % 32 / 4; // of each box
+    auto of_shared = [&](uint32_t unit, uint32_t step) {
+        const uint32_t at = (unit % row_tiles * kColumns + row) / kDepth * all + step;
+        return make_uint2(__ldg(gate[1].scales + at), __ldg(up[1].scales + at));
+    };
+    multiply_fp4<kBoxRows>(ring, place, routed, row_tiles, row, tokens, [&](uint32_t tile) { fill(Of<Format::kFp4>(), tile); }, store);
+    multiply_fp8<kBoxRows>(ring, place, shared, row_tiles, row, tokens, of_shared, [&](uint32_t tile) { fill(Of<Format::kFp8>(), tile); }, store);
+}
+
+__device__ __forceinline__ void down(const Choice &choice, const bf16 *h, const Source (&w2)[2], bf16 *y, uint32_t hidden, uint32_t k) {
+    __shared__ Shared s;
+    extern __shared__ __align__(1024) uint8_t memory[];
+    release_successor();
+    s.init();
+    // What was chosen is there: experts_gate_up has waited before it let this kernel start. h is not.
+    const Tiles tiles{choice, s.lists, list_tiles(choice, s.lists)};
+    const uint32_t group = __shfl_sync(kAll, group_of(), 0), steps = k / kDepth, row_tiles = hidden / kTileRows;
+    const Run run(tiles, row_tiles);
+    const Units routed{run.first + group, run.last, kGroups, 0, steps}, shared{run.shared_first + group, run.shared_last, kGroups, 0, steps};
+    const WeightRing ring(memory, s.barriers, group);
+    Place place;
+    if (threadIdx.x >= kConsumers) {
+        auto boxes = [&](uint32_t expert, uint32_t unit) {
+            const uint32_t row = expert * hidden + unit % row_tiles * kTileRows;
+            return Boxes{row, row + kBoxRows};
+        };
+        fetch_units<Format::kFp4>(ring, place, routed, w2[0], w2[0], k, [&](uint32_t unit) { return boxes(tiles.expert(unit / row_tiles), unit); });
+        fetch_units<Format::kFp8>(ring, place, shared, w2[1], w2[1], k, [&](uint32_t unit) { return boxes(0, unit); });
+        wait_for_predecessor();
+        return;
+    }
+    float *scales = reinterpret_cast<float *>(memory + kRings + kGroups * steps * kStepBytes);
+    const Tokens tokens{memory + kRings + group * steps * kStepBytes, scales + group * steps * kPairs};
+    OwnPairs &own = s.own[group];
+    const uint32_t warp = thread_of_group() / 32, row = warp * 16 + threadIdx.x % 32 / 4;
+    auto fill = [&](auto format, uint32_t tile) {
+        list_own(tiles, tile, own, nullptr, group);
+        wait_for_predecessor();
+        for (uint32_t step = warp; step < steps; step += 4) {
+            uint2 pairs[kPairs];
+#pragma unroll
+            for (uint32_t t = 0; t < kPairs; ++t) {
+                const uint2 *from = reinterpret_cast<const uint2 *>(h + size_t(own.pairs[t]) * k + step * kDepth);
+                pairs[t] = t < own.count ? __ldcg(from + threadIdx.x % 32) : make_uint2(0, 0);
+            }
+#pragma unroll
+            for (uint32_t t = 0; t < kPairs; ++t) {
+                uint8_t *codes = tokens.codes + step * kStepBytes;
+                float *scales = tokens.scales + step * kPairs;
+                if (decltype(format)::kFormat == Format::kFp4) put_moved(codes, scales, t, pairs[t], t < own.count);
+                else put_token<Format::kFp8, kPairs, false>(codes, scales, t, pairs[t], t < own.count);
+            }
+        }
+        fence_shared_for_async();
+        group_sync(group);
+    };
+    auto store = [&](uint32_t row_tile, const Sums<kPairs> &total) {
+#pragma unroll
+        for (uint32_t i = 0; i < 4; ++i) {
+            const uint32_t t = threadIdx.x % 4 * 2 + i % 2, at = row_tile * kTileRows + row + i / 2 * 8;
+            if (t < own.count) put(y + size_t(own.pairs[t]) * hidden + at, total[i]);
         }
     };
-    const uint32_t low = min(first_row + share.row(), hidden - 1), high = min(first_row + share.row() + 8, hidden - 1);
-    if (tile.expert < choice.experts) {
-        const Weight w = rows_of<Format::kFp4>(w2, w2, tile.expert, hidden, low, high, k);
-        run<Format::kFp4, N, 0>(share, w, tables, fill, store);
-    } else {
-        const Weight w = rows_of<Format::kFp8>(w2, w2, tile.expert, hidden, low, high, k);
-        run<Format::kFp8, N, 0>(share, w, tables, fill, store);
-    }
+    auto of_shared = [&](uint32_t unit, uint32_t step) {
+        // Both rows are in one block of 128 rows.
+        const uint32_t scale = __ldg(w2[1].scales + (unit % row_tiles * kTileRows + row) / kDepth * steps + step);
+        return make_uint2(scale, scale);
+    };
+    multiply_fp4<8>(ring, place, routed, row_tiles, row, tokens, [&](uint32_t tile) { fill(Of<Format::kFp4>(), tile); }, store);
+    multiply_fp8<8>(ring, place, shared, row_tiles, row, tokens, of_shared, [&](uint32_t tile) { fill(Of<Format::kFp8>(), tile); }, store);
+    wait_for_predecessor(); // also without units: the kernels behind this one rely on it
 }
-#define GATE_UP(N)                                                                                                     \
-    gate_up<N>({chosen, tiles, pairs, tokens, experts_of_token, first, experts, shared_gate != nullptr}, x,            \
-               {gate, gate_scales, shared_gate, shared_gate_scales}, {up, up_scales, shared_up, shared_up_scales},     \
-               weights, h, width, k, limit, splits)
-#define DOWN(N)                                                                                                        \
-    down<N>({chosen, tiles, pairs, tokens, experts_of_token, first, experts, shared_w != nullptr}, h,                  \
-            {w, scales, shared_w, shared_scales}, y, hidden, k, splits)
+#define GATE_UP()                                                                                                      \
+    gate_up({chosen, tiles, pairs, tokens, experts_of_token, first, experts, has_shared}, x,                           \
+            {{&gate, gate_scales}, {&shared_gate, shared_gate_scales}}, {{&up, up_scales}, {&shared_up, shared_up_scales}}, \
+            weights, h, width, k, limit)
+#define DOWN()                                                                                                         \
+    down({chosen, tiles, pairs, tokens, experts_of_token, first, experts, has_shared}, h,                              \
+         {{&w, scales}, {&shared_w, shared_scales}}, y, hidden, k)
 #else
-#define GATE_UP(N) __trap() // the launcher takes another kernel
-#define DOWN(N) __trap()
+#define GATE_UP() __trap() // the launcher takes another kernel
+#define DOWN() __trap()
 #endif
 
-#define KERNELS(N)                                                                                                     \
-    /* Grid: tiles of 32 columns of h over those of a block, tiles of pairs. */                                        \
-    extern "C" __global__ __launch_bounds__(512, 1) void experts_gate_up_##N(                                          \
-        const uint8_t *x,                                     /* [tokens, packed row of k] */                          \
-        const uint8_t *gate, const uint8_t *gate_scales,      /* [experts * width, k] FP4 */                           \
-        const uint8_t *up, const uint8_t *up_scales,                                                                   \
-        const uint8_t *shared_gate, const uint8_t *shared_gate_scales, /* [width, k] FP8; null: no shared expert */    \
-        const uint8_t *shared_up, const uint8_t *shared_up_scales,                                                     \
-        const uint32_t *chosen,                               /* [tokens, experts_of_token] */                         \
-        const float *weights,                                 /* the same of the pairs */                              \
-        const uint32_t *tiles, const uint32_t *pairs,         /* of group_pairs; null: none */                         \
-        bf16 *h,                                              /* [pairs, width] */                                     \
-        uint32_t tokens, uint32_t experts_of_token, uint32_t first, uint32_t experts, uint32_t width, uint32_t k,      \
-        uint32_t splits,                                      /* segments of k of a block */                           \
-        float limit) {                                                                                                 \
-        GATE_UP(N);                                                                                                    \
-    }                                                                                                                  \
-    /* Grid: tiles of 64 columns of y over those of a block, tiles of pairs. */                                        \
-    extern "C" __global__ __launch_bounds__(512, 1) void experts_down_##N(                                             \
-        const bf16 *h,                                        /* [pairs, k] */                                         \
-        const uint8_t *w, const uint8_t *scales,              /* [experts * hidden, k] FP4 */                          \
-        const uint8_t *shared_w, const uint8_t *shared_scales, /* [hidden, k] FP8; null: no shared expert */           \
-        const uint32_t *chosen, const uint32_t *tiles, const uint32_t *pairs,                                          \
-        bf16 *y,                                              /* [pairs, hidden] */                                    \
-        uint32_t tokens, uint32_t experts_of_token, uint32_t first, uint32_t experts, uint32_t hidden, uint32_t k,     \
-        uint32_t splits) {                                                                                             \
-        DOWN(N);                                                                                                       \
-    }
-KERNELS(8)
+// Grid: blocks, each with a part of the units. The maps of the shared expert are read if there is one.
+extern "C" __global__ __launch_bounds__(experts_limits::kThreads, 1) void experts_gate_up(
+    const __grid_constant__ TensorMap gate, // [experts * width, k / 2] bytes of E2M1
+    const __grid_constant__ TensorMap up,
+    const __grid_constant__ TensorMap shared_gate, // [width, k] e4m3
+    const __grid_constant__ TensorMap shared_up,
+    const uint8_t *x,                                              // [tokens, packed row of k]
+    const uint8_t *gate_scales, const uint8_t *up_scales,          // [experts * width, k / 32] E8M0
+    const uint8_t *shared_gate_scales, const uint8_t *shared_up_scales, // [width / 128, k / 128] E8M0
+    const uint32_t *chosen,                                        // [tokens, experts_of_token]
+    const float *weights,                                          // the same of the pairs
+    const uint32_t *tiles, const uint32_t *pairs,                  // of group_pairs; null with at most kUnlisted pairs
+    bf16 *h,                                                       // [pairs, width]
+    uint32_t tokens, uint32_t experts_of_token, uint32_t first, uint32_t experts,
+    uint32_t has_shared,                                           // 0: no shared expert
+    uint32_t width, uint32_t k,                                    // multiples of 128
+    float limit) {
+    GATE_UP();
+}
+
+// Grid: as above.
+extern "C" __global__ __launch_bounds__(experts_limits::kThreads, 1) void experts_down(
+    const __grid_constant__ TensorMap w,        // [experts * hidden, k / 2] bytes of E2M1
+    const __grid_constant__ TensorMap shared_w, // [hidden, k] e4m3
+    const bf16 *h,                              // [pairs, k]
+    const uint8_t *scales,                      // [experts * hidden, k / 32] E8M0
+    const uint8_t *shared_scales,               // [hidden / 128, k / 128] E8M0
+    const uint32_t *chosen, const uint32_t *tiles, const uint32_t *pairs,
+    bf16 *y,                                    // [pairs, hidden]
+    uint32_t tokens, uint32_t experts_of_token, uint32_t first, uint32_t experts, uint32_t has_shared,
+    uint32_t hidden, uint32_t k) {              // multiples of 128
+    DOWN();
+}
 
 constexpr uint32_t kMostChosen = limits::deepseek_v4_gemm::kMaxChosen;
 

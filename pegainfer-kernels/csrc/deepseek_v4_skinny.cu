@@ -38,11 +38,11 @@ __device__ __forceinline__ void gemm_tiles(const Matrix &w, uint32_t first_row, 
     const Weight weight = weight_of<F>(w.codes, w.scales, min(row, w.n - 1), min(row + 8, w.n - 1), k);
     Stored<F> stored[kAhead<F>];
     read_ahead(stored, weight, share);
-    prefetch<F>(w.codes, first_row, w.n, k, share);
+    if (share.count > kAhead<F>) prefetch<F>(w.codes, first_row, w.n, k, share);
     wait_for_predecessor();
     const Memory<F, N> memory(shared, share);
     fill(memory);
-    const auto sums = multiply_share<F, N, Split>(memory, share, stored, weight, nullptr);
+    const auto sums = multiply_share<F, N, Split>(memory, share, stored, weight);
     for (uint32_t i = sums.begin() + threadIdx.x; i < sums.end(); i += blockDim.x) {
         const uint32_t at = first_row + i / sums.kElements * kTileRows + i % kTileRows;
         const uint32_t token = blockIdx.y * kTokens + i % sums.kElements / kTileRows;

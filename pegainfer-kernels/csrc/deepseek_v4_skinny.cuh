@@ -25,8 +25,6 @@ namespace skinny {
 constexpr uint32_t kTileRows = 64;
 constexpr uint32_t kDepth = 128;  // columns of a step
 constexpr uint32_t kLane = 32;    // columns of a step that a lane reads
-constexpr int kEntries = 20;      // tables of FP4 values, for shifts of -13 to 6
-constexpr int kTopShift = 6;      // 6 * 2^6 is the largest E2M1 value that e4m3 has
 
 // ---- wgmma with operand A in registers: d[64, N] = (first ? 0 : d) + a b
 
@@ -73,10 +71,7 @@ __device__ __forceinline__ Weight weight_of(const uint8_t *codes, const uint8_t 
     constexpr uint32_t kValues = Codes<F>::kValues; // of 16 bytes
     const uint32_t first = threadIdx.x % 4 * kLane / kValues * 16;
     auto row = [&](uint32_t r) { return codes + size_t(r) * k / kValues * 16 + first; };
-    auto scale = [&](uint32_t r) {
-        if (F == Format::kFp4) return scales + size_t(r) * k / 32;
-        return scales + size_t(r / kDepth) * (k / kDepth);
-    };
+    auto scale = [&](uint32_t r) { return scales + size_t(r / kDepth) * (k / kDepth); };
     return {row(low), row(high), scale(low), scale(high)};
 }
 
@@ -93,10 +88,6 @@ template <Format F> struct Stored {
             low[i] = read_weights(w.low + at + 16 * i), high[i] = read_weights(w.high + at + 16 * i);
         }
         if (F == Format::kFp8) low_scale = __ldg(w.low_scales + step), high_scale = __ldg(w.high_scales + step);
-        if (F == Format::kFp4) {
-            low_scale = __ldg(reinterpret_cast<const uint32_t *>(w.low_scales) + step);
-            high_scale = __ldg(reinterpret_cast<const uint32_t *>(w.high_scales) + step);
-        }
     }
 };
 
@@ -106,69 +97,16 @@ template <Format F> struct Operand {
     float low_factor, high_factor;
 };
 
-// Bytes of `low` and `high` that the digits of `selector` choose; with bit 3 of a digit, eight times the byte's sign.
-__device__ __forceinline__ uint32_t permute(uint32_t low, uint32_t high, uint32_t selector) {
-    uint32_t out;
-    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(out) : "r"(low), "r"(high), "r"(selector));
-    return out;
-}
-
-// The eight codes of a word as e4m3: columns 0 to 3 and 4 to 7. `table`: the eight magnitudes.
-__device__ __forceinline__ void widen_fp4(uint32_t word, uint2 table, uint32_t &first, uint32_t &second) {
-    const uint32_t magnitudes = word & 0x77777777u, up = word << 4;
-    // Bytes of all sign bits: of code 0 the sign of byte 0 of `up`, of code 1 that of byte 0 of the word, and so on.
-    const uint32_t signs0 = permute(word, up, 0x9d8c), signs1 = permute(word, up, 0xbfae);
-    first = permute(table.x, table.y, magnitudes) | (signs0 & 0x80808080u);
-    second = permute(table.x, table.y, magnitudes >> 16) | (signs1 & 0x80808080u);
-}
-
-// The table of magnitudes for this lane's 32 columns, relative to the largest of the row's four scales of a step. `factor`: that scale
-// over 2^6, which multiplies the sums.
-__device__ __forceinline__ uint2 table_of(uint32_t scales, const uint2 *tables, float &factor) {
-    const uint32_t own = scales >> (threadIdx.x % 4 * 8) & 255;
-    const int top = max(max(scales & 255, scales >> 8 & 255), max(scales >> 16 & 255, scales >> 24));
-    factor = __uint_as_float(uint32_t(max(top - kTopShift, 1)) << 23);
-    return tables[max(int(own) - top + kEntries - 1, 0)];
-}
-
-template <Format F> __device__ __forceinline__ Operand<F> operand_of(const Stored<F> &stored, const uint2 *tables) {
+template <Format F> __device__ __forceinline__ Operand<F> operand_of(const Stored<F> &stored) {
     Operand<F> out;
-    if constexpr (F == Format::kFp4) {
-        const uint2 low = table_of(stored.low_scale, tables, out.low_factor);
-        const uint2 high = table_of(stored.high_scale, tables, out.high_factor);
-        const uint32_t lows[4] = {stored.low[0].x, stored.low[0].y, stored.low[0].z, stored.low[0].w};
-        const uint32_t highs[4] = {stored.high[0].x, stored.high[0].y, stored.high[0].z, stored.high[0].w};
+    out.low_factor = __uint_as_float(stored.low_scale << 23), out.high_factor = __uint_as_float(stored.high_scale << 23);
 #pragma unroll
-        for (int s = 0; s < 4; ++s) {
-            widen_fp4(lows[s], low, out.a[4 * s], out.a[4 * s + 2]);
-            widen_fp4(highs[s], high, out.a[4 * s + 1], out.a[4 * s + 3]);
-        }
-    } else {
-        constexpr int kReads = Stored<F>::kReads;
-        out.low_factor = __uint_as_float(stored.low_scale << 23), out.high_factor = __uint_as_float(stored.high_scale << 23);
-#pragma unroll
-        for (int i = 0; i < kReads; ++i) {
-            const uint4 low = stored.low[i], high = stored.high[i];
-            out.a[8 * i] = low.x, out.a[8 * i + 1] = high.x, out.a[8 * i + 2] = low.y, out.a[8 * i + 3] = high.y;
-            out.a[8 * i + 4] = low.z, out.a[8 * i + 5] = high.z, out.a[8 * i + 6] = low.w, out.a[8 * i + 7] = high.w;
-        }
+    for (uint32_t i = 0; i < Stored<F>::kReads; ++i) {
+        const uint4 low = stored.low[i], high = stored.high[i];
+        out.a[8 * i] = low.x, out.a[8 * i + 1] = high.x, out.a[8 * i + 2] = low.y, out.a[8 * i + 3] = high.y;
+        out.a[8 * i + 4] = low.z, out.a[8 * i + 5] = high.z, out.a[8 * i + 6] = low.w, out.a[8 * i + 7] = high.w;
     }
     return out;
-}
-
-// Fills entry e with the eight magnitudes of E2M1 times 2^(e - 13), in e4m3. All threads of the block call it.
-__device__ __forceinline__ void fill_tables(uint2 *tables) {
-    if (threadIdx.x >= kEntries) return;
-    uint64_t codes = 0;
-    const float values[8] = {0.f, .5f, 1.f, 1.5f, 2.f, 3.f, 4.f, 6.f};
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const float v = values[i] * power_of_two(int(threadIdx.x) - (kEntries - 1 - kTopShift));
-        uint16_t pair;
-        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.f), "f"(v));
-        codes |= uint64_t(pair & 0xff) << (8 * i);
-    }
-    tables[threadIdx.x] = make_uint2(uint32_t(codes), uint32_t(codes >> 32));
 }
 
 // ---- tokens
@@ -236,47 +174,51 @@ __device__ __forceinline__ void put_token(uint8_t *tokens, float *scales, uint32
 
 template <int N> using Sums = float[N / 2]; // a wgmma accumulator: tokens 8 j + 2 q and the next of the low row, then of the high one
 
-// Adds `count` steps, from step `first` of the matrix on, to `total`; the warpgroup has `left` steps from there on. `stored` has the loads
-// of the first AHEAD steps under way, and at the end those of the steps behind the `count` ones. `tokens`, `scales`: of the first step.
+// Adds a step to `total`. `b`: descriptor of its tokens; `scales`: of the tokens.
+template <Format F, int N>
+__device__ __forceinline__ void add_step(Sums<N> &total, const Operand<F> &operand, uint64_t b, const float *scales) {
+    wgmma_fence();
+    if constexpr (F == Format::kBf16) {
+#pragma unroll
+        for (int s = 0; s < 8; ++s) bf16s<false>(total, operand.a + 4 * s, b + (s / 4 * (N * 128) + s % 4 * 32) / 16);
+        wgmma_commit();
+        wgmma_wait<0>();
+    } else {
+        Sums<N> sums;
+        fp8<true>(sums, operand.a, b);
+#pragma unroll
+        for (int s = 1; s < 4; ++s) fp8<false>(sums, operand.a + 4 * s, b + 2 * s);
+        wgmma_commit();
+        wgmma_wait<0>();
+        const float *x = scales + threadIdx.x % 4 * 2;
+#pragma unroll
+        for (int i = 0; i < N / 8; ++i) {
+            const float2 token = *reinterpret_cast<const float2 *>(x + 8 * i);
+            total[4 * i] += sums[4 * i] * (operand.low_factor * token.x);
+            total[4 * i + 1] += sums[4 * i + 1] * (operand.low_factor * token.y);
+            total[4 * i + 2] += sums[4 * i + 2] * (operand.high_factor * token.x);
+            total[4 * i + 3] += sums[4 * i + 3] * (operand.high_factor * token.y);
+        }
+    }
+}
+
+// Adds `count` steps, from step `first` of the matrix on, to `total`. `stored` has the loads of the first AHEAD steps under way. The loads of
+// the next AHEAD steps start when all of these are multiplied: the compiler waits for all loads under way when it needs one of them, so
+// that a load a step would be waited for in each step. `tokens`, `scales`: of the first step.
 template <Format F, int N, int AHEAD>
 __device__ __forceinline__ void multiply(Sums<N> &total, Stored<F> (&stored)[AHEAD], const Weight &weight, uint32_t first,
-                                         uint32_t count, uint32_t left, const uint8_t *tokens, const float *scales,
-                                         const uint2 *tables) {
-    constexpr uint32_t kStepBytes = kTokenBytes<F, N>;
+                                         uint32_t count, const uint8_t *tokens, const float *scales) {
     uint64_t b = descriptor(shared_address(tokens), 0, 1024);
     for (uint32_t base = 0; base < count; base += AHEAD) {
 #pragma unroll
         for (int j = 0; j < AHEAD; ++j) {
-            const uint32_t step = base + j;
-            if (step >= count) break;
-            Operand<F> operand = operand_of<F>(stored[j], tables);
-            if (step + AHEAD < left) stored[j].read(weight, first + step + AHEAD);
-            if constexpr (F == Format::kBf16) {
-                wgmma_fence();
-#pragma unroll
-                for (int s = 0; s < 8; ++s) bf16s<false>(total, operand.a + 4 * s, b + (s / 4 * (N * 128) + s % 4 * 32) / 16);
-                wgmma_commit();
-                wgmma_wait<0>();
-            } else {
-                Sums<N> sums;
-                wgmma_fence();
-                fp8<true>(sums, operand.a, b);
-#pragma unroll
-                for (int s = 1; s < 4; ++s) fp8<false>(sums, operand.a + 4 * s, b + 2 * s);
-                wgmma_commit();
-                wgmma_wait<0>();
-                const float *x = scales + step * N + threadIdx.x % 4 * 2;
-#pragma unroll
-                for (int i = 0; i < N / 8; ++i) {
-                    const float2 token = *reinterpret_cast<const float2 *>(x + 8 * i);
-                    total[4 * i] += sums[4 * i] * (operand.low_factor * token.x);
-                    total[4 * i + 1] += sums[4 * i + 1] * (operand.low_factor * token.y);
-                    total[4 * i + 2] += sums[4 * i + 2] * (operand.high_factor * token.x);
-                    total[4 * i + 3] += sums[4 * i + 3] * (operand.high_factor * token.y);
-                }
-            }
-            b += kStepBytes / 16;
+            if (base + j >= count) break;
+            add_step<F, N>(total, operand_of<F>(stored[j]), b, scales + (base + j) * N);
+            b += kTokenBytes<F, N> / 16;
         }
+#pragma unroll
+        for (int j = 0; j < AHEAD; ++j)
+            if (base + AHEAD + j < count) stored[j].read(weight, first + base + AHEAD + j);
     }
 }
 
@@ -445,32 +387,15 @@ template <Format F, int N, bool Split> struct Result {
     }
 };
 
-// Multiplies the block's share and adds up all segments. SEGMENT: steps of a segment of k, a multiple of AHEAD; with 0 all steps of a
-// warpgroup are one segment.
-template <Format F, int N, bool Split, uint32_t SEGMENT = 0, int AHEAD>
+// Multiplies the block's share and adds up all segments.
+template <Format F, int N, bool Split, int AHEAD>
 __device__ __forceinline__ Result<F, N, Split> multiply_share(const Memory<F, N> &memory, const Share &share,
-                                                              Stored<F> (&stored)[AHEAD], const Weight &weight,
-                                                              const uint2 *tables) {
+                                                              Stored<F> (&stored)[AHEAD], const Weight &weight) {
     Sums<N> total;
 #pragma unroll
     for (int i = 0; i < N / 2; ++i) total[i] = 0.f;
-    const uint32_t block_first = share.block_first;
-    auto add = [&](Sums<N> &sums, uint32_t first, uint32_t count, uint32_t left) {
-        multiply<F, N, AHEAD>(sums, stored, weight, block_first + first, count, left, memory.tokens + first * kTokenBytes<F, N>,
-                              memory.scales + first * N, tables);
-    };
-    if constexpr (SEGMENT == 0) {
-        add(total, share.first, share.count, share.count);
-    } else {
-        for (uint32_t done = 0; done < share.count; done += SEGMENT) {
-            Sums<N> sums;
-#pragma unroll
-            for (int i = 0; i < N / 2; ++i) sums[i] = 0.f;
-            add(sums, share.first + done, min(SEGMENT, share.count - done), share.count - done);
-#pragma unroll
-            for (int i = 0; i < N / 2; ++i) total[i] += sums[i];
-        }
-    }
+    multiply<F, N, AHEAD>(total, stored, weight, share.block_first + share.first, share.count, memory.tokens + share.first * kTokenBytes<F, N>,
+                          memory.scales + share.first * N);
     put_sums<N>(memory.segments + (share.tile * share.splits + share.split) * (N * kTileRows), total);
     __syncthreads();
     const Result<F, N, Split> result{memory, share};
@@ -497,6 +422,6 @@ __device__ __forceinline__ void read_ahead(Stored<F> (&stored)[AHEAD], const Wei
 }
 
 // Steps whose weights a lane has under way.
-template <Format F> constexpr int kAhead = F == Format::kFp4 ? 4 : F == Format::kFp8 ? 2 : 1;
+template <Format F> constexpr int kAhead = F == Format::kBf16 ? 2 : 4;
 } // namespace skinny
 #endif

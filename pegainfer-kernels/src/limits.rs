@@ -142,6 +142,21 @@ limits! {
         /// Most experts of a token.
         MAX_CHOSEN: uint = 32;
     }
+    /// DeepSeek-V4's experts at few tokens.
+    deepseek_v4_experts_skinny {
+        /// Pairs of a tile.
+        PAIRS: uint = 8;
+        /// Warpgroups of a block that multiply, each with a warp that fetches for it.
+        GROUPS: uint = 4;
+        /// Threads of a block.
+        THREADS: uint = (128 + 32) * GROUPS;
+        /// Most pairs of which each block lists the tiles itself.
+        UNLISTED: uint = 256;
+        /// Stages of a warpgroup's ring of weights.
+        STAGES: uint = 8;
+        /// Bytes of the codes of a stage: 64 rows of 64 bytes.
+        STAGE_BYTES: uint = 64 * 64;
+    }
     /// The kernels around cuBLASLt in DeepSeek-V4's large-M GEMMs (deepseek_v4_pack.cu).
     deepseek_v4_pack {
         /// Threads of a block.

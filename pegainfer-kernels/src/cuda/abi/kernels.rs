@@ -131,17 +131,16 @@ kernels! {
     DEEPSEEK_V4_EXPERTS: AddRouted [add_routed_bf16<Bf16>, add_routed_f32<F32>] {
         routed: ScratchIn<F32>, y: ScratchIn<T>, out: OutOrScratch<void>, elements: u32, to_f32: u32,
     }
-    DEEPSEEK_V4_EXPERTS_SKINNY: SkinnyGateUp [experts_gate_up_8] {
-        x: In<U8>, gate: In<U8>, gate_scales: ScratchIn<U8>, up: In<U8>, up_scales: ScratchIn<U8>,
-        shared_gate: ScratchIn<U8>, shared_gate_scales: ScratchIn<U8>, shared_up: ScratchIn<U8>,
-        shared_up_scales: ScratchIn<U8>, chosen: In<U32>, weights: In<F32>, tiles: ScratchIn<U32>,
-        pairs: ScratchIn<U32>, h: Scratch<Bf16>, tokens: u32, experts_of_token: u32, first: u32, experts: u32,
-        width: u32, k: u32, splits: u32, limit: f32,
+    DEEPSEEK_V4_EXPERTS_SKINNY: SkinnyGateUp [experts_gate_up] {
+        gate: Map<U8>, up: Map<U8>, shared_gate: Map<U8>, shared_up: Map<U8>, x: In<U8>, gate_scales: ScratchIn<U8>,
+        up_scales: ScratchIn<U8>, shared_gate_scales: ScratchIn<U8>, shared_up_scales: ScratchIn<U8>,
+        chosen: In<U32>, weights: In<F32>, tiles: ScratchIn<U32>, pairs: ScratchIn<U32>, h: Scratch<Bf16>,
+        tokens: u32, experts_of_token: u32, first: u32, experts: u32, has_shared: u32, width: u32, k: u32, limit: f32,
     }
-    DEEPSEEK_V4_EXPERTS_SKINNY: SkinnyDown [experts_down_8] {
-        h: ScratchIn<Bf16>, w: In<U8>, scales: ScratchIn<U8>, shared_w: ScratchIn<U8>, shared_scales: ScratchIn<U8>,
+    DEEPSEEK_V4_EXPERTS_SKINNY: SkinnyDown [experts_down] {
+        w: Map<U8>, shared_w: Map<U8>, h: ScratchIn<Bf16>, scales: ScratchIn<U8>, shared_scales: ScratchIn<U8>,
         chosen: In<U32>, tiles: ScratchIn<U32>, pairs: ScratchIn<U32>, y: Scratch<Bf16>, tokens: u32,
-        experts_of_token: u32, first: u32, experts: u32, hidden: u32, k: u32, splits: u32,
+        experts_of_token: u32, first: u32, experts: u32, has_shared: u32, hidden: u32, k: u32,
     }
     DEEPSEEK_V4_EXPERTS_SKINNY: AddExperts [experts_add] {
         y: ScratchIn<Bf16>, chosen: In<U32>, out: Scratch<void>, tokens: u32, hidden: u32, k: u32, first: u32,

@@ -1,11 +1,11 @@
 //! `moe` at few tokens on Hopper (csrc/deepseek_v4_experts_skinny.cu).
 
 use super::activations::Scratch;
-use super::skinny::SkinnyPlan;
 use crate::choice::{self, DenseGemm};
-use crate::cuda::abi::{AddExperts, GroupPairs, SkinnyDown, SkinnyGateUp, Target};
+use crate::cuda::abi::{AddExperts, GroupPairs, Map, SkinnyDown, SkinnyGateUp, Target};
 use crate::limits::deepseek_v4::MAX_EXPERTS;
-use crate::limits::deepseek_v4_gemm::{DEPTH, GROUP_THREADS, MAX_CHOSEN};
+use crate::limits::deepseek_v4_experts_skinny::{GROUPS, PAIRS, STAGE_BYTES, STAGES, THREADS, UNLISTED};
+use crate::limits::deepseek_v4_gemm::{DEPTH, GROUP_THREADS, MAX_CHOSEN, ROWS};
 use crate::ops::deepseek_v4::{Activation, ExpertMath, Experts, Moe};
 use crate::ops::{BlockScales, Matrix};
 use pegainfer_core::cuda::WORKSPACE_BYTES;
@@ -14,18 +14,15 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 
 /// Elements of the gate weights of all experts, below which they stay in the L2 cache, so that these kernels serve any number of tokens.
 const FEW_ELEMENTS: usize = 4 << 20;
-/// Largest hidden size: a block has the tokens of all of its columns in shared memory.
+/// Largest hidden size and width of experts: a block has operands of all of its columns in shared memory.
 const MAX_HIDDEN: usize = 8192;
-/// Pairs of a tile.
-const TILE: usize = 8;
-/// Most pairs for which there is a block each; more are listed by expert first.
-const UNLISTED: usize = 64;
-/// Rows of a tile of weights.
-const ROWS: usize = 64;
-/// Largest width at which gate and up of one token are split between four warpgroups: there are few tiles.
-const SPLIT_WIDTH: usize = 512;
-/// Threads of a warpgroup.
-const WARPGROUP: usize = 128;
+const MAX_WIDTH: usize = 2048;
+/// Bytes of a step of [`DEPTH`] columns of a tile's operand in shared memory, with their scales.
+const STEP_BYTES: usize = PAIRS * (DEPTH + size_of::<f32>());
+/// Bytes of a block's weights in shared memory, and of their scales.
+const RINGS: usize = GROUPS * STAGES * (STAGE_BYTES + ROWS * size_of::<u32>());
+/// Rows of a box of weights.
+const BOX_ROWS: usize = ROWS / 2;
 /// Threads of a block that adds up experts, two columns each.
 const ADD_THREADS: usize = 128;
 
@@ -46,12 +43,13 @@ pub(crate) fn fuses_experts(
 ) -> Result<bool, OpError> {
     let ((tokens, hidden), width) = (x.values.rows_cols(), experts.routed.width());
     let hopper = choice::gpu(exec)?.is_some_and(|gpu| gpu.is_hopper());
-    let whole = hidden.is_multiple_of(DEPTH) && width.is_multiple_of(DEPTH) && hidden <= MAX_HIDDEN;
+    let whole = hidden.is_multiple_of(DEPTH) && width.is_multiple_of(DEPTH);
+    let small = hidden <= MAX_HIDDEN && width <= MAX_WIDTH;
     let few = tokens < DenseGemm::MIN_TOKENS || experts.routed.count * width * hidden < FEW_ELEMENTS;
     let packed = x.packed.is_some() && x.values.dtype() == DType::Bf16 && math.quantize;
     let results = tokens * (k + 1) * (width + hidden) * DType::Bf16.size();
     let fits = experts.routed.count <= MAX_EXPERTS && results <= WORKSPACE_BYTES / 2;
-    Ok(hopper && whole && few && packed && fits && official(experts))
+    Ok(hopper && whole && small && few && packed && fits && official(experts))
 }
 
 /// What the launches of a call have in common.
@@ -65,8 +63,6 @@ struct Call<'a> {
     width: usize,
     /// Experts of a token.
     k: usize,
-    /// Blocks for all tiles of pairs, those of the shared expert behind the others.
-    tiles: usize,
 }
 
 /// Device addresses of the scratch memory of a call.
@@ -98,14 +94,13 @@ pub(crate) fn moe(
     }
     let (count, all) = (tokens * k, tokens * (k + 1));
     let listed = count > UNLISTED;
-    let most = if listed { experts.routed.count.min(count) + count / TILE } else { count };
+    let most = experts.routed.count.min(count) + count / PAIRS;
     let mut scratch = Scratch::new(exec)?;
     let mut list = |bytes: usize| if listed { scratch.take(op, bytes) } else { Ok(0) };
     let (pairs, tiles) = (list(count * 4)?, list((1 + 3 * most) * 4)?);
     let buffers =
         Buffers { tiles, pairs, h: scratch.take(op, all * width * 2)?, y: scratch.take(op, all * hidden * 2)? };
-    let tiles = most + if experts.shared.is_some() { tokens.div_ceil(TILE) } else { 0 };
-    let call = Call { op, experts, chosen, tokens, hidden, width, k, tiles };
+    let call = Call { op, experts, chosen, tokens, hidden, width, k };
     if listed {
         call.group(exec, &buffers)?;
     }
@@ -124,7 +119,7 @@ impl Call<'_> {
             count: self.tokens * self.k,
             first: self.experts.first,
             experts: self.experts.routed.count,
-            tokens: TILE,
+            tokens: PAIRS,
         };
         let launch = GroupPairs::group_pairs.launch(exec.gpu()?, self.op, arguments)?;
         // SAFETY: one block; the buffers have place for all pairs and tiles.
@@ -139,22 +134,20 @@ impl Call<'_> {
         limit: f32,
         &Buffers { tiles, pairs, h, .. }: &Buffers,
     ) -> Result<(), OpError> {
-        let &Self { op, experts: &Moe { routed, first, .. }, chosen, tokens, hidden, width, k, .. } = self;
+        let &Self { op, experts: &Moe { routed, first, shared }, chosen, tokens, hidden, width, k } = self;
         let ((gate, gate_scales), (up, up_scales)) = (routed.gate.device(), routed.up.device());
-        let (shared_gate, shared_gate_scales) = self.of_shared(|e| &e.gate);
-        let (shared_up, shared_up_scales) = self.of_shared(|e| &e.up);
-        // Four segments of k either way, with the same bits: more warpgroups for a tile where there are few tiles.
-        let few_tiles = tokens == 1 && width <= SPLIT_WIDTH && hidden == 32 * DEPTH;
-        let plan = SkinnyPlan { splits: if few_tiles { 4 } else { 2 }, blocks: 1 };
+        let (shared_gate, shared_gate_scales) = self.of_shared(gate, |e| &e.gate);
+        let (shared_up, shared_up_scales) = self.of_shared(up, |e| &e.up);
+        let map = |w| Map::narrow_codes(op, w, BOX_ROWS);
         let arguments = SkinnyGateUp {
+            gate: map(gate)?,
+            up: map(up)?,
+            shared_gate: map(shared_gate)?,
+            shared_up: map(shared_up)?,
             x: packed,
-            gate,
             gate_scales,
-            up,
             up_scales,
-            shared_gate,
             shared_gate_scales,
-            shared_up,
             shared_up_scales,
             chosen,
             weights,
@@ -165,28 +158,30 @@ impl Call<'_> {
             experts_of_token: k,
             first,
             experts: routed.count,
+            has_shared: usize::from(shared.is_some()),
             width,
             k: hidden,
-            splits: plan.splits,
             limit,
         };
-        let launch = SkinnyGateUp::experts_gate_up_8.launch(exec.gpu()?, op, arguments)?.overlapped();
-        let launch = launch.shared(plan.shared(hidden, 1, (TILE, 1), TILE));
-        // SAFETY: the op checked the shapes; the grid covers every column of `h`, and every tile of pairs.
-        unsafe { launch.run([width.div_ceil(ROWS / 2), self.tiles, 1], plan.splits * WARPGROUP) }
+        let grid = [exec.gpu()?.multiprocessors(), 1, 1];
+        // Operands of a warpgroup's quarter of the columns, and the sums of two units.
+        let bytes =
+            RINGS + GROUPS * ((hidden / DEPTH).div_ceil(GROUPS) * STEP_BYTES + 2 * PAIRS * ROWS * size_of::<f32>());
+        let launch = SkinnyGateUp::experts_gate_up.launch(exec.gpu()?, op, arguments)?.overlapped_late_release();
+        // SAFETY: the op checked the shapes; the blocks share all columns of `h` of all tiles of pairs.
+        unsafe { launch.shared(bytes).run(grid, THREADS) }
     }
 
     /// `y` of every pair, from `h`.
     fn down(&self, exec: &mut Exec, &Buffers { tiles, pairs, h, y }: &Buffers) -> Result<(), OpError> {
-        let &Self { op, experts: &Moe { routed, first, .. }, chosen, tokens, hidden, width, k, .. } = self;
-        let ((w, scales), (shared_w, shared_scales)) = (routed.down.device(), self.of_shared(|e| &e.down));
-        let rows = if hidden.is_multiple_of(2 * ROWS) { 2 } else { 1 };
-        let plan = SkinnyPlan { splits: 1, blocks: 1 };
+        let &Self { op, experts: &Moe { routed, first, shared }, chosen, tokens, hidden, width, k } = self;
+        let (w, scales) = routed.down.device();
+        let (shared_w, shared_scales) = self.of_shared(w, |e| &e.down);
         let arguments = SkinnyDown {
+            w: Map::narrow_codes(op, w, BOX_ROWS)?,
+            shared_w: Map::narrow_codes(op, shared_w, BOX_ROWS)?,
             h,
-            w,
             scales,
-            shared_w,
             shared_scales,
             chosen,
             tiles,
@@ -196,14 +191,14 @@ impl Call<'_> {
             experts_of_token: k,
             first,
             experts: routed.count,
+            has_shared: usize::from(shared.is_some()),
             hidden,
             k: width,
-            splits: plan.splits,
         };
-        let launch = SkinnyDown::experts_down_8.launch(exec.gpu()?, op, arguments)?.overlapped();
-        let launch = launch.shared(plan.shared(width, rows, (TILE, 1), TILE));
-        // SAFETY: the op checked the shapes; the grid covers every column of `y`, and every tile of pairs.
-        unsafe { launch.run([hidden.div_ceil(ROWS * rows), self.tiles, 1], rows * WARPGROUP) }
+        let grid = [exec.gpu()?.multiprocessors(), 1, 1];
+        let launch = SkinnyDown::experts_down.launch(exec.gpu()?, op, arguments)?.early(chosen).overlapped();
+        // SAFETY: the op checked the shapes; the blocks share all columns of `y` of all tiles of pairs.
+        unsafe { launch.shared(RINGS + GROUPS * (width / DEPTH) * STEP_BYTES).run(grid, THREADS) }
     }
 
     /// The sums of the tokens' `y`.
@@ -226,12 +221,11 @@ impl Call<'_> {
         unsafe { launch.run([tokens, hidden.div_ceil(2 * ADD_THREADS), 1], ADD_THREADS) }
     }
 
-    /// Device addresses of codes and scales of a matrix of the shared expert; 0 without it.
-    fn of_shared(&self, matrix: fn(&Experts) -> &Matrix) -> (u64, u64) {
-        let addresses = |w: &Matrix| {
-            let (codes, scales) = w.device();
-            (codes.device(), scales)
-        };
-        self.experts.shared.map_or((0, 0), |shared| addresses(matrix(shared)))
+    /// Codes and address of the scales of a matrix of the shared expert; without it `none`, which is not read then.
+    fn of_shared<'t>(&self, none: &'t Tensor, matrix: fn(&'t Experts) -> &'t Matrix) -> (&'t Tensor, u64)
+    where
+        Self: 't,
+    {
+        self.experts.shared.map_or((none, 0), |shared| matrix(shared).device())
     }
 }

@@ -1,8 +1,10 @@
-//! `matmul`, `grouped_matmul`, `project` and `pack_rows` at few tokens on Hopper (csrc/deepseek_v4_skinny.cu).
+//! `matmul`, `grouped_matmul`, `project` and `pack_rows` at few tokens on Hopper (csrc/deepseek_v4_skinny.cu; bf16 weights of many rows:
+//! csrc/skinny_wgmma.cu).
 
 use super::activations::Scratch;
-use crate::choice::{self, DenseGemm};
+use crate::choice::{self, DenseGemm, GemmShape, Output, Skinny, WeightFormat};
 use crate::cuda::abi::{Entry, PackRows, SkinnyExact, SkinnyPacked, SkinnyProject, Target};
+use crate::cuda::skinny_wgmma::skinny_wgmma;
 use crate::ops::deepseek_v4::{Activation, Projected, Projections, packed_bytes};
 use crate::ops::{BlockScales, Matrix};
 use pegainfer_core::cuda::{Launch, WORKSPACE_BYTES};
@@ -13,6 +15,8 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 const SHARED_BYTES: usize = 227 << 10;
 /// Rows of a tile of weights.
 const TILE_ROWS: usize = 64;
+/// Fewest rows of a bf16 weight, such as an output matrix, for csrc/skinny_wgmma.cu: a block of it reads several tiles without a pause.
+const STREAMED_ROWS: usize = 16 << 10;
 /// Columns of a step.
 const DEPTH: usize = 128;
 const PACKED: [Entry<SkinnyPacked<'static>>; 3] =
@@ -45,14 +49,14 @@ impl SkinnyPlan {
         }
     }
 
-    /// Bytes of a block's shared memory for `tiles` tiles of rows, see `Memory` in csrc/deepseek_v4_skinny.cuh. `tokens`: rows of operand
+    /// Bytes of a block's shared memory, see `Memory` in csrc/deepseek_v4_skinny.cuh. `tokens`: rows of operand
     /// B; `columns`: bytes of an element of it; `results`: tokens of the result.
-    pub fn shared(self, k: usize, tiles: usize, (tokens, columns): (usize, usize), results: usize) -> usize {
+    fn shared(self, k: usize, (tokens, columns): (usize, usize), results: usize) -> usize {
         let all = k / DEPTH;
         let each = all.div_ceil(self.splits * self.blocks);
         let steps = (self.splits * each).min(all);
-        let parts = if self.blocks > 1 { tiles * results * TILE_ROWS * 4 } else { 0 };
-        steps * tokens * (DEPTH * columns + 4) + tiles * self.splits * tokens * TILE_ROWS * 4 + parts
+        let parts = if self.blocks > 1 { results * TILE_ROWS * 4 } else { 0 };
+        steps * tokens * (DEPTH * columns + 4) + self.splits * tokens * TILE_ROWS * 4 + parts
     }
 }
 
@@ -79,7 +83,7 @@ fn takes(exec: &mut Exec, x: &Tensor, (w, groups): (&Matrix, usize)) -> Result<b
     let hopper = choice::gpu(exec)?.is_some_and(|gpu| gpu.is_hopper());
     let whole = k.is_multiple_of(DEPTH) && (groups == 1 || (n / groups).is_multiple_of(TILE_ROWS));
     let columns = if w.is_quantized() { 1 } else { 2 };
-    let fits = SkinnyPlan::new(n, k).shared(k, 1, (32, columns), 32) <= SHARED_BYTES;
+    let fits = SkinnyPlan::new(n, k).shared(k, (32, columns), 32) <= SHARED_BYTES;
     // Two rows of each token, where they are packed here: small weights come with any number of tokens.
     let packs = 2 * m * groups * packed_bytes(k) <= WORKSPACE_BYTES;
     Ok(hopper && whole && fits && packs && is_known(w) && x.dtype() == DType::Bf16 && few(m, (n, k)))
@@ -112,12 +116,15 @@ pub(super) fn skinny_gemm(
     let (to_f32, group_rows, splits) = (usize::from(out.dtype() == DType::F32), n / groups, plan.splits);
     let rows = n.div_ceil(TILE_ROWS) * plan.blocks;
     let (codes, scales) = w.device();
+    if let (Matrix::Bf16(w), 1, STREAMED_ROWS..) = (w, groups, n) {
+        return streamed(exec, op, x.values, w, out);
+    }
     if !w.is_quantized() {
         let (place, tokens) = tile(m, EXACT.len());
         let arguments =
             SkinnyExact { x: x.values, w: codes, out: out.device(), m, n, k, stride, group_rows, splits, to_f32 };
         let launch = EXACT[place].launch(exec.gpu()?, op, arguments)?.early(codes).writes(out);
-        let shared = plan.shared(k, 1, (tokens, 2), tokens);
+        let shared = plan.shared(k, (tokens, 2), tokens);
         return run(launch, plan, (rows, m.div_ceil(tokens)), shared).map(|()| true);
     }
     let entries = if rounded { &PACKED[..] } else { &SPLIT[..] };
@@ -130,7 +137,18 @@ pub(super) fn skinny_gemm(
     let arguments =
         SkinnyPacked { x: packed, w: codes, scales, out: out.device(), m, n, k, group_rows, splits, to_f32 };
     let launch = entries[place].launch(exec.gpu()?, op, arguments)?.early(codes).writes(out);
-    run(launch, plan, (rows, m.div_ceil(tokens)), plan.shared(k, 1, operand, tokens)).map(|()| true)
+    run(launch, plan, (rows, m.div_ceil(tokens)), plan.shared(k, operand, tokens)).map(|()| true)
+}
+
+/// The GEMM with a bf16 weight of many rows, by csrc/skinny_wgmma.cu.
+fn streamed(exec: &mut Exec, op: &'static str, x: &Tensor, w: &Tensor, out: &mut Tensor) -> Result<bool, OpError> {
+    let ((m, k), n) = (x.rows_cols(), w.rows_cols().0);
+    let output = if out.dtype() == DType::F32 { Output::F32 } else { Output::Bf16 };
+    let shape = GemmShape { m, n, k, output, format: WeightFormat::Bf16 };
+    let Some(Some(Skinny::Wgmma(plan))) = choice::gpu(exec)?.map(|gpu| Skinny::choose(&gpu, shape)) else {
+        return Ok(false);
+    };
+    skinny_wgmma(exec.gpu()?, op, (x, w), (&plan, output), Target::Tensor(out)).map(|()| true)
 }
 
 /// Packs `rows` rows of `k` columns of `x` in the workspace, `split` into two rows each. Returns the address.
@@ -177,7 +195,7 @@ pub(crate) fn projects(
 /// The plan of [`project`] for all of its weights, that of a weight of many rows, and bytes of shared memory for a tile of `tokens` tokens.
 fn project_plan(k: usize, tokens: usize) -> (SkinnyPlan, usize) {
     let plan = SkinnyPlan::new(usize::MAX, k);
-    (plan, plan.shared(k, 1, (tokens, 2), tokens))
+    (plan, plan.shared(k, (tokens, 2), tokens))
 }
 
 /// `project` on checked operands that [`projects`] accepts: all GEMMs in one launch.
@@ -272,7 +290,7 @@ mod tests {
         for (n, k) in [(1024, 4096), (8192, 1024), (4096, 8192), (2048, 4096), (256, 4096), (129_280, 4096)] {
             let plan = SkinnyPlan::new(n, k);
             for (operand, tokens) in [((32, 1), 32), ((32, 1), 16), ((32, 2), 32)] {
-                let bytes = plan.shared(k, 1, operand, tokens);
+                let bytes = plan.shared(k, operand, tokens);
                 assert!(bytes <= SHARED_BYTES || k > 4096, "{n} x {k}: {bytes} bytes for {operand:?}");
             }
         }
