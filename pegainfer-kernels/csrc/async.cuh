@@ -88,6 +88,11 @@ __device__ __forceinline__ void arrive_expecting(uint64_t *barrier, uint32_t byt
                  : "memory");
 }
 
+// Arrives once all copies (cp.async) that this thread has begun are done.
+__device__ __forceinline__ void arrive_after_copies(uint64_t *barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
 // Waits for the end of the phase with this parity.
 __device__ __forceinline__ void wait(uint64_t *barrier, uint32_t parity) {
     uint32_t done;

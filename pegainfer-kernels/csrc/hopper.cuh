@@ -55,9 +55,15 @@ template <int N> __device__ __forceinline__ void wgmma_wait() {
     NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define NAMES_56 NAMES_48 ", %48, %49, %50, %51, %52, %53, %54, %55"
 
-// d[64, n] = (first ? 0 : d) + a[64, 16] b[n, 16]ᵀ for a warpgroup, n = 32, 64, 80, 96, 128 or 256, both operands in
+// d[64, n] = (first ? 0 : d) + a[64, 16] b[n, 16]ᵀ for a warpgroup, n = 16, 32, 64, 80, 96, 128 or 256, both operands in
 // shared memory with the sum along their rows. Warp w holds rows 16 w to 16 w + 15 of d, as accumulators
 // (csrc/frag.cuh), one for each 8 columns.
+template <bool First> __device__ __forceinline__ void wgmma(float (&d)[8], uint64_t a, uint64_t b) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {" NAMES_8 "}, %8, %9, p, 1, 1, 0, 0;\n}"
+                 : ACCUMULATORS_8(d, 0)
+                 : "l"(a), "l"(b), "n"(int(!First)));
+}
 template <bool First> __device__ __forceinline__ void wgmma(float (&d)[16], uint64_t a, uint64_t b) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {" NAMES_16 "}, %16, %17, p, 1, 1, 0, 0;\n}"
@@ -94,6 +100,20 @@ template <bool First> __device__ __forceinline__ void wgmma(float (&d)[128], uin
                  "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" NAMES_128 "}, %128, %129, p, 1, 1, 0, 0;\n}"
                  : ACCUMULATORS_32(d, 0), ACCUMULATORS_32(d, 32), ACCUMULATORS_32(d, 64), ACCUMULATORS_32(d, 96)
                  : "l"(a), "l"(b), "n"(int(!First)));
+}
+
+// d[64, n] += a[16, 64]ᵀ b[n, 16]ᵀ, n = 16 or 32: as the first, with a in shared memory row by row, 64 columns of 128 bytes.
+__device__ __forceinline__ void wgmma_of_columns(float (&d)[8], uint64_t a, uint64_t b) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 1, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {" NAMES_8 "}, %8, %9, p, 1, 1, 1, 0;\n}"
+                 : ACCUMULATORS_8(d, 0)
+                 : "l"(a), "l"(b));
+}
+__device__ __forceinline__ void wgmma_of_columns(float (&d)[16], uint64_t a, uint64_t b) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 1, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {" NAMES_16 "}, %16, %17, p, 1, 1, 1, 0;\n}"
+                 : ACCUMULATORS_16(d, 0)
+                 : "l"(a), "l"(b));
 }
 
 // The same of FP8 (e4m3): d[64, n] = (first ? 0 : d) + a[64, 32] b[n, 32]ᵀ, n = 32 or 64.

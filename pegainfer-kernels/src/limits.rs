@@ -166,6 +166,20 @@ limits! {
         /// Vectors of 8 elements of a thread of such a block.
         ADD_VECTORS: uint = 2;
     }
+    /// Sparse attention at many tokens on Hopper.
+    deepseek_v4_attention_wgmma {
+        /// Keys of a tile.
+        TILE_KEYS: uint = 64;
+        /// Threads of a block: a warpgroup that multiplies, and one that fetches.
+        THREADS: uint = 256;
+        /// Slabs of a tile's keys, 64 dimensions each, in shared memory: more than the eight of a tile, few enough for two blocks a
+        /// multiprocessor.
+        RING: uint = 9;
+        /// Shared memory of a block with 16 heads: queries and weights, the ring, then numbers of each head and key, and barriers.
+        SHARED_BYTES_16: uint = 16 * 9 * 128 + RING * TILE_KEYS * 128 + 2048;
+        /// The same with 32 heads.
+        SHARED_BYTES_32: uint = 32 * 9 * 128 + RING * TILE_KEYS * 128 + 2048;
+    }
     /// The routed experts of DeepSeek-V4 at many tokens, on Hopper.
     deepseek_v4_experts_wgmma {
         /// Threads of a block: two warpgroups that multiply, and one that fetches.

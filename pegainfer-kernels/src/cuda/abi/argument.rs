@@ -65,6 +65,24 @@ impl<'a> Map<'a> {
         TensorMap::of_memory(op, address, (height, width / 2), [rows, BOX_COLUMNS])
     }
 
+    /// Heads `[tokens, heads, dim]` that are read as a matrix of one head a row, in boxes of `rows` heads.
+    #[cfg(feature = "deepseek-v4")]
+    pub fn heads(op: &'static str, tensor: &'a Tensor, rows: usize) -> Result<Self, OpError> {
+        Ok(Self { map: Self::of_heads(op, tensor, rows)?, tensor: Some(tensor), written: false })
+    }
+
+    /// The same of heads that are written.
+    #[cfg(feature = "deepseek-v4")]
+    pub fn output_heads(op: &'static str, tensor: &'a mut Tensor, rows: usize) -> Result<Self, OpError> {
+        Ok(Self { map: Self::of_heads(op, tensor, rows)?, tensor: Some(tensor), written: true })
+    }
+
+    #[cfg(feature = "deepseek-v4")]
+    fn of_heads(op: &'static str, tensor: &Tensor, rows: usize) -> Result<TensorMap, OpError> {
+        let dim = tensor.shape()[2];
+        TensorMap::of_memory(op, tensor.device(), (tensor.elements() / dim, dim), [rows, BOX_COLUMNS])
+    }
+
     /// A matrix that is written in boxes of `rows` rows.
     pub fn output(op: &'static str, tensor: &'a mut Tensor, rows: usize) -> Result<Self, OpError> {
         Ok(Self { map: TensorMap::new(op, tensor, rows)?, tensor: Some(tensor), written: true })

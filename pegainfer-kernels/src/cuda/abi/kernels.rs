@@ -314,6 +314,11 @@ kernels! {
         positions: In<U32>, slots: In<U32>, page_tables: In<U32>, out: Out<T>, rows: u32, pages: u32, slot_count: u32,
         window: u32, ring: u32, entry_pages: u32, per_page: u32, k: u32, heads: u32, dim: u32, scale: f32,
     }
+    DEEPSEEK_V4_ATTENTION_WGMMA: AttentionWgmma [sparse_attention_wgmma_16, sparse_attention_wgmma_32] {
+        q: Map<Bf16>, out: Map<Bf16>, kv: In<Bf16>, rings: In<Bf16>, entries: In<Bf16>, chosen: In<U32>, sink: In<F32>,
+        qo_indptr: In<U32>, positions: In<U32>, slots: In<U32>, page_tables: In<U32>, rows: u32, pages: u32,
+        slot_count: u32, window: u32, ring: u32, entry_pages: u32, per_page: u32, k: u32, scale: f32,
+    }
     DEEPSEEK_V4_ATTENTION_CHUNKS: AttentionChunks [sparse_attention_chunks] {
         q: In<Bf16>, kv: In<Bf16>, rings: In<Bf16>, entries: In<Bf16>, chosen: In<U32>, qo_indptr: In<U32>,
         positions: In<U32>, slots: In<U32>, page_tables: In<U32>, partials: Scratch<F32>, rows: u32, pages: u32,

@@ -1,11 +1,12 @@
-//! `sparse_attention` (csrc/deepseek_v4_attention.cu, csrc/deepseek_v4_attention_chunks.cu).
+//! `sparse_attention` (csrc/deepseek_v4_attention.cu, csrc/deepseek_v4_attention_chunks.cu, csrc/deepseek_v4_attention_wgmma.cu).
 
 use super::run;
-use crate::choice;
-use crate::cuda::abi::{AttentionChunks, Entry, MergeChunks, SparseAttention};
+use crate::choice::{self, DenseGemm};
+use crate::cuda::abi::{AttentionChunks, AttentionWgmma, Entry, Map, MergeChunks, SparseAttention};
 use crate::limits::deepseek_v4_attention::{
     CHUNK, F32_THREADS, MAX_DIM, MERGE_THREADS, MMA_HEADS, ONE_GROUP_BYTES, TWO_GROUP_BYTES, WARP_DIM,
 };
+use crate::limits::deepseek_v4_attention_wgmma::{SHARED_BYTES_16, SHARED_BYTES_32, THREADS};
 use crate::ops::deepseek_v4::{Batch, Visible, WINDOW};
 use pegainfer_core::cuda::WORKSPACE_BYTES;
 use pegainfer_core::exec::Exec;
@@ -67,6 +68,9 @@ pub(crate) fn sparse_attention(
         return Err(OpError { op: OP, message: format!("heads of {dim} elements: the GPU kernel takes {MAX_DIM}") });
     }
     let lists = Lists::new(keys, visible, batch);
+    if let Some(entry) = wgmma(exec, q)? {
+        return by_wgmma(exec, entry, q, &lists, sink, batch, out);
+    }
     let chunks = lists.chunks(batch.page_tables.rows_cols().1);
     let partials = tokens * chunks * heads * (dim + 2) * DType::F32.size();
     let fills = tokens * heads.div_ceil(MMA_HEADS) >= FILL;
@@ -75,6 +79,60 @@ pub(crate) fn sparse_attention(
     } else {
         split(exec, q, &lists, chunks, sink, batch, out)
     }
+}
+
+/// The kernel for many tokens on Hopper that takes these queries, and its shared memory.
+fn wgmma(exec: &mut Exec, q: &Tensor) -> Result<Option<(Entry<AttentionWgmma<'static>>, usize)>, OpError> {
+    let hopper = choice::gpu(exec)?.is_some_and(|gpu| gpu.is_hopper());
+    if !hopper || q.dtype() != DType::Bf16 || q.shape()[0] < DenseGemm::MIN_TOKENS {
+        return Ok(None);
+    }
+    Ok(match q.shape()[1..] {
+        [16, MAX_DIM] => Some((AttentionWgmma::sparse_attention_wgmma_16, SHARED_BYTES_16)),
+        [32, MAX_DIM] => Some((AttentionWgmma::sparse_attention_wgmma_32, SHARED_BYTES_32)),
+        _ => None,
+    })
+}
+
+/// A block has a token, all of its heads and all of its keys (csrc/deepseek_v4_attention_wgmma.cu).
+fn by_wgmma(
+    exec: &mut Exec,
+    (entry, shared): (Entry<AttentionWgmma<'static>>, usize),
+    q: &Tensor,
+    lists: &Lists<'_>,
+    sink: &Tensor,
+    batch: &Batch<'_>,
+    out: &mut Tensor,
+) -> Result<(), OpError> {
+    let (tokens, heads, dim) = (q.shape()[0], q.shape()[1], q.shape()[2]);
+    let Lists { kv, rings, window, ring, entries, chosen, entry_pages, per_page, k } = *lists;
+    let Batch { qo_indptr, positions, slots, page_tables } = *batch;
+    let (rows, pages) = page_tables.rows_cols();
+    let arguments = AttentionWgmma {
+        q: Map::heads(OP, q, heads)?,
+        out: Map::output_heads(OP, out, heads)?,
+        kv,
+        rings,
+        entries,
+        chosen,
+        sink,
+        qo_indptr,
+        positions,
+        slots,
+        page_tables,
+        rows,
+        pages,
+        slot_count: rings.shape()[0],
+        window,
+        ring,
+        entry_pages,
+        per_page,
+        k,
+        scale: (dim as f32).sqrt().recip(),
+    };
+    let launch = entry.launch(exec.gpu()?, OP, arguments)?.overlapped();
+    // SAFETY: the op checked the shapes, `wgmma` those of a query; the grid covers all tokens.
+    unsafe { launch.shared(shared).run([tokens, 1, 1], THREADS) }
 }
 
 /// Threads of a block for heads of `dim` elements in bf16.
