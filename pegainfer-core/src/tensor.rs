@@ -175,6 +175,19 @@ impl Tensor {
         result
     }
 
+    /// Lends the first allocated elements to `f` as a tensor of this shape and dtype.
+    pub fn as_shape<R>(&mut self, shape: &[usize], dtype: DType, f: impl FnOnce(&mut Self) -> R) -> R {
+        let row: usize = self.shape.iter().skip(1).product();
+        let (bytes, lent) = (self.max_rows * row * self.dtype.size(), shape.iter().product::<usize>() * dtype.size());
+        assert!(lent <= bytes, "{}: {lent} bytes, but {bytes} were allocated", self.name);
+        let max_rows = shape.first().copied().unwrap_or(1);
+        let own = (std::mem::replace(&mut self.shape, shape.to_vec()), self.first_row, self.max_rows, self.dtype);
+        (self.first_row, self.max_rows, self.dtype) = (0, max_rows, dtype);
+        let result = f(self);
+        (self.shape, self.first_row, self.max_rows, self.dtype) = own;
+        result
+    }
+
     /// Number of elements before the first row.
     fn offset(&self) -> usize {
         self.first_row * self.rows_cols().1

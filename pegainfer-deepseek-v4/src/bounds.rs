@@ -1,5 +1,8 @@
 //! The largest step of an engine, and how much it keeps.
 
+/// Default of [`StepBounds::shared_scores`]: for official shapes on two H200s, half of the scores take as long as the exchange.
+pub const SHARED_SCORES: usize = 4 << 20;
+
 /// Largest step an executor is built for.
 #[derive(Debug, Clone, Copy)]
 pub struct StepBounds {
@@ -17,6 +20,9 @@ pub struct StepBounds {
     pub slots: usize,
     /// Pages of compressed entries.
     pub pages: usize,
+    /// Scores of the indexer in a step, its tokens times the entries that their sequences may have, from which on ranks share them and
+    /// exchange what they chose.
+    pub shared_scores: usize,
     /// A GPU replays steps of few tokens as graphs.
     pub graphs: bool,
 }

@@ -1,6 +1,6 @@
 //! Loading.
 
-use crate::bounds::StepBounds;
+use crate::bounds::{SHARED_SCORES, StepBounds};
 use crate::config::{Config, Drafts};
 use crate::executor::Executor;
 use crate::inventory;
@@ -49,6 +49,9 @@ pub struct LoadOptions {
     pub loop_back_ranks: Option<usize>,
     /// Compare tokens and state of all ranks after each step, bit for bit. For development: slow. No effect with one rank.
     pub check_ranks: bool,
+    /// Scores of the indexer in a step from which on ranks share them: [`SHARED_SCORES`](crate::bounds::SHARED_SCORES), and less in tests of
+    /// small models.
+    pub shared_scores: usize,
     /// Replay decode steps, steps that verify drafts, and passes of the layer that drafts as CUDA graphs, on a GPU.
     pub cuda_graph: bool,
     /// Speculative decoding: how tokens are drafted, and how many; `None` for none.
@@ -168,6 +171,7 @@ fn bounds(config: &Config, options: &LoadOptions) -> Result<StepBounds, LoadErro
         context,
         slots: 2 * rows,
         pages,
+        shared_scores: options.shared_scores,
         graphs: options.cuda_graph,
     })
 }
@@ -209,6 +213,7 @@ pub fn record(
         context,
         slots: batch,
         pages,
+        shared_scores: SHARED_SCORES,
         graphs: false,
     };
     let shards = Shard::all(config, ranks).map_err(LoadError::Option)?;
@@ -262,6 +267,7 @@ mod tests {
             kv_cache_bytes: None,
             loop_back_ranks: None,
             check_ranks: false,
+            shared_scores: SHARED_SCORES,
             cuda_graph: true,
             speculation: None,
             numerics: Numerics::REFERENCE,

@@ -36,6 +36,8 @@ pub(crate) struct Pass<'a> {
     /// What the samples of the step before drew, `[samples]` u32.
     pub previous: &'a Tensor,
     pub communicator: &'a dyn Communicator,
+    /// See [`StepBounds::shared_scores`](crate::bounds::StepBounds).
+    pub shared_scores: usize,
 }
 
 impl Pass<'_> {

@@ -14,6 +14,12 @@ use std::hash::Hash;
 /// larger steps than the host does to launch them.
 const MAX_TOKENS: usize = 128;
 
+/// Whether a step is so large, and samples so few of its tokens, that it never runs as a graph: what it launches may depend on its contexts.
+pub(crate) fn is_of_prompts(step: &Step) -> bool {
+    let (tokens, samples) = (step.tokens.len(), step.samples.len());
+    tokens > MAX_TOKENS && 2 * samples < tokens
+}
+
 /// Shape of a pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Shape {
@@ -79,6 +85,7 @@ mod tests {
         context: 1024,
         slots: 64,
         pages: 64,
+        shared_scores: 0,
         graphs: true,
     };
 

@@ -8,6 +8,7 @@ use crate::numerics::Numerics;
 use crate::shard::Shard;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, Tensor};
+use pegainfer_kernels::ops::deepseek_v4::TokenShare;
 
 /// Results of the GEMMs with a compressor's two matrices, `[tokens, width]` f32.
 #[derive(Debug)]
@@ -64,6 +65,8 @@ pub(crate) struct Workspace {
     pub index_weights: Tensor,
     /// `[tokens, index_topk]` u32.
     pub chosen: Tensor,
+    /// The same of the rank's own tokens, where ranks share them; `None` if there is one rank.
+    pub chosen_part: Option<Tensor>,
     /// `[tokens, heads, head_dim]`.
     pub attended: Tensor,
     /// `[tokens, groups * o_lora]`.
@@ -114,6 +117,10 @@ impl Workspace {
         let index = pair(LayerKind::Sparse, config.index_head_dim)?;
         let draft = config.loads_drafts.then(|| DraftWorkspace::new(exec, config, numerics, t)).transpose()?;
         let mut tensor = |name: &str, shape: &[usize], dtype| exec.tensor(name, shape, dtype);
+        let topk = config.index_topk;
+        let own_tokens = TokenShare { rank: shard.rank, ranks: shard.ranks }.rows(t);
+        let chosen_part = || tensor("chosen_part", &[own_tokens, topk], DType::U32);
+        let chosen_part = (shard.ranks > 1).then(chosen_part).transpose()?;
         Ok(Self {
             embedded: tensor("embedded", &[t, hidden], act)?,
             streams: tensor("streams", &[t, STREAMS, hidden], act)?,
@@ -134,7 +141,9 @@ impl Workspace {
             index,
             index_q: tensor("index_q", &[t, config.index_heads, config.index_head_dim], act)?,
             index_weights: tensor("index_weights", &[t, config.index_heads], act)?,
-            chosen: tensor("chosen", &[t, config.index_topk], DType::U32)?,
+            // The parts of all ranks.
+            chosen: tensor("chosen", &[own_tokens * shard.ranks, topk], DType::U32)?,
+            chosen_part,
             attended: tensor("attended", &[t, heads, dim], act)?,
             z: tensor("z", &[t, shard.groups(config).len() * config.o_lora_rank], act)?,
             router_logits: tensor("logits", &[t, config.experts], DType::F32)?,

@@ -10,7 +10,7 @@ use half::bf16;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::DType;
 use pegainfer_core::weights::Checkpoint;
-use pegainfer_deepseek_v4::bounds::StepBounds;
+use pegainfer_deepseek_v4::bounds::{SHARED_SCORES, StepBounds};
 use pegainfer_deepseek_v4::config::Config;
 use pegainfer_deepseek_v4::executor::Executor;
 use pegainfer_deepseek_v4::numerics::Numerics;
@@ -34,8 +34,17 @@ fn two_ranks(change: impl FnOnce(&mut Exec, &mut Weights)) -> Option<Executor> {
     let mut ranks: Vec<_> = Shard::all(&config, 2).unwrap().into_iter().map(|s| (exec(s.rank), s)).collect();
     let mut weights = Weights::load(&mut ranks, &config, Source::Checkpoint(&checkpoint), &mut |_| {}).unwrap();
     change(&mut ranks[1].0, &mut weights[1]);
-    let bounds =
-        StepBounds { tokens: 64, rows: 2, samples: 2, drafts: 0, context: 256, slots: 4, pages: 8, graphs: false };
+    let bounds = StepBounds {
+        tokens: 64,
+        rows: 2,
+        samples: 2,
+        drafts: 0,
+        context: 256,
+        slots: 4,
+        pages: 8,
+        shared_scores: SHARED_SCORES,
+        graphs: false,
+    };
     let ranks = ranks.into_iter().zip(weights).map(|((exec, shard), weights)| (exec, shard, weights)).collect();
     let mut executor = Executor::new(config, Numerics::REFERENCE, ranks, bounds).unwrap();
     executor.check_ranks();

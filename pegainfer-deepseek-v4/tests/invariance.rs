@@ -76,9 +76,10 @@ fn two_and_four_ranks_agree_with_one() {
     let mut alone = engine(1, &options(Numerics::F32));
     let (expected, tokens) = (logits(&mut alone, &text, 1024, 16), run(&mut alone, &requests));
     for ranks in rank_counts() {
-        let checked = LoadOptions { check_ranks: true, ..options(Numerics::F32) };
+        // Also the steps of a small model are large enough for the ranks to share the indexer's scores.
+        let checked = LoadOptions { check_ranks: true, shared_scores: 0, ..options(Numerics::F32) };
         let mut shared = engine(ranks, &checked);
-        let off = difference(&expected, &logits(&mut shared, &text, 100, 16));
+        let off = difference(&expected, &logits(&mut shared, &text, 150, 16));
         assert!(off < 1e-3, "{ranks} ranks: off by {off}");
         // A GPU captures the graph of six rows with five, and replays it with six.
         for count in [5, 6] {

@@ -76,6 +76,8 @@ limits! {
     deepseek_v4_attention {
         /// In a list of chosen entries: there is none here.
         NO_ENTRY: word = u32::MAX;
+        /// Neighbouring tokens that one rank chooses entries for, where ranks share the tokens of a step.
+        SHARE_TOKENS: uint = 64;
         /// Threads of a block that scores entries.
         SCORE_THREADS: uint = 128;
         /// Threads of a block that chooses entries by their scores.
@@ -179,6 +181,21 @@ limits! {
         SHARED_BYTES_16: uint = 16 * 9 * 128 + RING * TILE_KEYS * 128 + 2048;
         /// The same with 32 heads.
         SHARED_BYTES_32: uint = 32 * 9 * 128 + RING * TILE_KEYS * 128 + 2048;
+    }
+    /// The indexer's scores at many tokens on Hopper.
+    deepseek_v4_index_wgmma {
+        /// Heads of a query.
+        HEADS: uint = 64;
+        /// Columns of a head.
+        DIM: uint = 128;
+        /// Entries of a block.
+        TILE_ENTRIES: uint = 256;
+        /// Threads of a block: a warp for 16 entries, and one that fetches.
+        THREADS: uint = 2 * TILE_ENTRIES + 32;
+        /// Queries of tokens that a block has in shared memory.
+        SLOTS: uint = 8;
+        /// Shared memory of a block.
+        SHARED_BYTES: uint = SLOTS * (2 * HEADS * (DIM + 1) + 16);
     }
     /// The routed experts of DeepSeek-V4 at many tokens, on Hopper.
     deepseek_v4_experts_wgmma {

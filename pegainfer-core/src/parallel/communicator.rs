@@ -12,7 +12,8 @@ pub trait Communicator: fmt::Debug + Send + Sync {
     /// once to the type of `x`. Every rank gets the same bits.
     fn all_reduce(&self, exec: &mut Exec, x: &mut Tensor) -> Result<(), OpError>;
 
-    /// Puts the columns of all ranks side by side: `part` is `[rows, width]` f32, `whole` is `[rows, ranks * width]` f32.
+    /// Puts the columns of all ranks side by side: `part` is `[rows, width]` f32, `whole` is `[rows, ranks * width]` f32. Bits
+    /// are copied as they are: other words of four bytes travel so, too.
     fn all_gather(&self, exec: &mut Exec, part: &Tensor, whole: &mut Tensor) -> Result<(), OpError>;
 
     /// The error of the exchanges that have run on the device so far; asked when a step is finished. The CPU reports errors where

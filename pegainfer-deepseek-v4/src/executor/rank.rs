@@ -36,6 +36,8 @@ pub(super) struct Rank {
     pub graphs: Graphs<GraphKey>,
     graph_bounds: GraphBounds,
     communicator: Arc<dyn Communicator>,
+    /// See [`StepBounds::shared_scores`].
+    shared_scores: usize,
     /// Number of layers that a step runs through: all of them, except in a warm-up.
     pub layers: usize,
 }
@@ -91,6 +93,7 @@ impl Rank {
             graphs,
             graph_bounds,
             communicator,
+            shared_scores: bounds.shared_scores,
             layers,
         })
     }
@@ -130,7 +133,7 @@ impl Rank {
         let Self {
             exec, shard, weights, state, rotations, inputs, work, sampler, graphs, communicator, layers, ..
         } = self;
-        let (shard, communicator) = (*shard, &**communicator);
+        let (shard, communicator, shared_scores) = (*shard, &**communicator, self.shared_scores);
         let state = match part {
             Part::Layers => &mut state[..*layers],
             Part::Draft { .. } => &mut state[config.layers.len()..],
@@ -148,6 +151,7 @@ impl Rank {
                 work,
                 sampler,
                 communicator,
+                shared_scores,
                 step,
                 part,
             };
@@ -170,6 +174,7 @@ pub(super) struct StepLaunches<'a> {
     work: &'a mut Workspace,
     sampler: &'a mut Sampler,
     communicator: &'a dyn Communicator,
+    shared_scores: usize,
     step: &'a Step,
     part: Part,
 }
@@ -180,11 +185,23 @@ impl Launches for StepLaunches<'_> {
     }
 
     fn launch(&mut self) -> Result<(), OpError> {
-        let Self { config, numerics, shard, weights, rotations, communicator, step, part, .. } = *self;
+        let Self { config, numerics, shard, weights, rotations, communicator, shared_scores, step, part, .. } = *self;
         let Self { exec, state, inputs, work, sampler, .. } = self;
         let previous = &sampler.sampled;
-        let mut pass =
-            Pass { exec, config, numerics, shard, weights, rotations, inputs, work, step, previous, communicator };
+        let mut pass = Pass {
+            exec,
+            config,
+            numerics,
+            shard,
+            weights,
+            rotations,
+            inputs,
+            work,
+            step,
+            previous,
+            communicator,
+            shared_scores,
+        };
         match part {
             Part::Layers => pass.run(state)?,
             Part::Draft { again } => pass.draft(state, again)?,

@@ -2,13 +2,14 @@
 
 use super::Pass;
 use crate::config::LayerKind;
+use crate::graph_shape::is_of_prompts;
 use crate::state::{Compressed, LayerState, compressor_spec};
 use crate::weights::{Attention, Compressor, Indexer};
 use crate::workspace::{Pair, Workspace};
 use pegainfer_core::exec::Exec;
-use pegainfer_core::tensor::OpError;
+use pegainfer_core::tensor::{DType, OpError};
 use pegainfer_kernels::ops::deepseek_v4::{
-    self as ops, Batch, CompressorSpec, Projected, Projections, RopeTable, Visible,
+    self as ops, Batch, CompressorSpec, PAGE_TOKENS, Projected, Projections, RopeTable, SelectSpec, TokenShare, Visible,
 };
 
 impl Pass<'_> {
@@ -96,15 +97,43 @@ impl Pass<'_> {
 
     /// The entries that each token attends to.
     fn choose(&mut self, indexer: &Indexer, index: &Compressed, kind: LayerKind) -> Result<(), OpError> {
+        let spec = self.select_spec(kind);
         let Self { exec, numerics, rotations, inputs, work, .. } = self;
         let table = rotations.of(kind);
         ops::matmul(exec, work.qr.input(&indexer.wq_b), &indexer.wq_b, &mut work.index_q)?;
         ops::rope(exec, &mut work.index_q, &inputs.common.positions, table, false)?;
         ops::quantize_index(exec, &mut work.index_q, numerics.quantize_kv)?;
         // Constant positive factors of the scores, head_dim^-1/2 and heads^-1/2, do not change the choice.
-        let (entries, ratio) = (&index.entries, kind.ratio().unwrap_or(1));
-        let (q, weights, batch) = (&work.index_q, &work.index_weights, inputs.batch());
-        ops::select_entries(exec, q, weights, entries, ratio, &batch, &mut work.chosen)
+        let (entries, share) = (&index.entries, spec.share);
+        let Workspace { index_q: q, index_weights: weights, chosen, chosen_part, .. } = &mut **work;
+        let (tokens, topk, batch) = (q.shape()[0], chosen.rows_cols().1, inputs.batch());
+        let part = chosen_part.as_mut().filter(|_| share != TokenShare::ALL);
+        let Some(part) = part else {
+            return ops::select_entries(exec, q, weights, entries, spec, &batch, chosen);
+        };
+        part.set_rows(share.rows(tokens));
+        ops::select_entries(exec, q, weights, entries, spec, &batch, part)?;
+        // Blocks of all ranks in turn are rows of words, whatever these mean.
+        let (blocks, width) = (share.rows(tokens) / TokenShare::BLOCK, TokenShare::BLOCK * topk);
+        part.as_shape(&[blocks, width], DType::F32, |part| {
+            chosen.as_shape(&[blocks, share.ranks * width], DType::F32, |whole| {
+                self.communicator.all_gather(exec, part, whole)
+            })
+        })
+    }
+
+    /// Which entries this rank chooses from for which tokens; the same decision on all ranks.
+    fn select_spec(&self, kind: LayerKind) -> SelectSpec {
+        let (ratio, shard) = (kind.ratio().unwrap_or(1), self.shard);
+        if !is_of_prompts(self.step) {
+            // A graph is for contexts of any length.
+            let pages = self.inputs.common.block_tables.rows_cols().1;
+            return SelectSpec { ratio, share: TokenShare::ALL, pages };
+        }
+        let pages = self.step.max_blocks;
+        let pays = self.step.tokens.len() * (pages * PAGE_TOKENS / ratio) >= self.shared_scores;
+        let share = if pays { TokenShare { rank: shard.rank, ranks: shard.ranks } } else { TokenShare::ALL };
+        SelectSpec { ratio, share, pages }
     }
 
     /// Projects `attended`: writes `output`, or if there are several ranks `partial`, summed over them.

@@ -6,7 +6,8 @@ use super::deepseek_v4_batch::{Operands, Rows};
 use super::operands::{input_seed, tensor, unit};
 use super::variant::Variant;
 use crate::ops::deepseek_v4::{
-    self as ops, CompressorSpec, CompressorState, CompressorWeights, NO_ENTRY, PAGE_TOKENS, RopeTable, Visible,
+    self as ops, CompressorSpec, CompressorState, CompressorWeights, NO_ENTRY, PAGE_TOKENS, RopeTable, SelectSpec,
+    TokenShare, Visible,
 };
 use half::bf16;
 use pegainfer_core::exec::Exec;
@@ -127,7 +128,10 @@ fn launch(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch) -> Result<(), O
         ("copy_slot", _, _, [rings]) => ops::copy_slot(exec, rings, rings.rows_cols().0 as u32 - 1, 0),
         ("write_ring", Some(batch), [fresh, ..], [rings]) => ops::write_ring(exec, fresh, &batch.batch(), rings),
         ("select_entries", Some(batch), [q, weights, entries, ..], [chosen]) => {
-            ops::select_entries(exec, q, weights, entries, ratio(entries), &batch.batch(), chosen)
+            let batch = batch.batch();
+            let pages = batch.page_tables.rows_cols().1;
+            let spec = SelectSpec { ratio: ratio(entries), share: TokenShare::ALL, pages };
+            ops::select_entries(exec, q, weights, entries, spec, &batch, chosen)
         }
         ("sparse_attention", Some(batch), [q, kv, rings, sink, _, _, _, _, more @ ..], [out]) => {
             let visible = match more {

@@ -301,11 +301,16 @@ kernels! {
     DEEPSEEK_V4_INDEX: IndexScores [index_scores_bf16<Bf16>, index_scores_f32<F32>] {
         q: In<T>, weights: In<T>, entries: In<T>, qo_indptr: In<U32>, positions: In<U32>, slots: In<U32>,
         page_tables: In<U32>, scores: Scratch<F32>, rows: u32, pages: u32, entry_pages: u32, ratio: u32, heads: u32,
-        dim: u32, k: u32, first_token: u32, most: u32,
+        dim: u32, k: u32, first_own: u32, rank: u32, ranks: u32, most: u32,
     }
-    DEEPSEEK_V4_INDEX: ChooseEntries [choose_entries] {
+    DEEPSEEK_V4_INDEX_WGMMA: IndexScoresWgmma [index_scores_wgmma] {
+        q: Map<Bf16>, weights: In<Bf16>, entries: In<Bf16>, qo_indptr: In<U32>, positions: In<U32>, slots: In<U32>,
+        page_tables: In<U32>, scores: Scratch<F32>, rows: u32, pages: u32, entry_pages: u32, ratio: u32, k: u32,
+        first_own: u32, rank: u32, ranks: u32, tokens: u32, tile: u32, most: u32,
+    }
+    DEEPSEEK_V4_INDEX: ChooseEntries [choose_entries, choose_entries_8, choose_entries_40] {
         scores: ScratchIn<F32>, qo_indptr: In<U32>, positions: In<U32>, slots: In<U32>, page_tables: In<U32>,
-        chosen: Out<U32>, rows: u32, pages: u32, ratio: u32, k: u32, first_token: u32, most: u32,
+        chosen: Out<U32>, rows: u32, pages: u32, ratio: u32, k: u32, first_own: u32, rank: u32, ranks: u32, most: u32,
     }
     DEEPSEEK_V4_ATTENTION: SparseAttention [
         sparse_attention_heads_16<Bf16>, sparse_attention_heads_32<Bf16>, sparse_attention_f32<F32>

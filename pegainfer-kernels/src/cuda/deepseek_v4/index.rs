@@ -1,61 +1,55 @@
-//! `select_entries` (csrc/deepseek_v4_index.cu): scores through the workspace, of as many tokens at a time as fit there.
+//! `select_entries` (csrc/deepseek_v4_index.cu, csrc/deepseek_v4_index_wgmma.cu): scores through the workspace, of as many tokens at a time
+//! as fit there.
 
 use super::run;
+use crate::choice::{self, DenseGemm};
 use crate::cpu::deepseek_v4::batch::PAGE_TOKENS;
-use crate::cuda::abi::{ChooseEntries, IndexScores};
-use crate::limits::deepseek_v4_attention::{CHOOSE_THREADS, SCORE_THREADS};
-use crate::ops::deepseek_v4::Batch;
+use crate::cuda::abi::{ChooseEntries, IndexScores, IndexScoresWgmma, Map};
+use crate::limits::deepseek_v4_attention::{CHOOSE_THREADS, SCORE_THREADS, SHARE_TOKENS};
+use crate::limits::deepseek_v4_index_wgmma::{DIM, HEADS, SHARED_BYTES, THREADS, TILE_ENTRIES};
+use crate::ops::deepseek_v4::{Batch, SelectSpec, TokenShare};
 use pegainfer_core::cuda::WORKSPACE_BYTES;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
+const OP: &str = "select_entries";
 /// Blocks of a launch that fill every GPU; more take parts of a token's entries in turn.
 const FILL: usize = 2048;
+/// Most scores of a token that a block holds in its registers, 8 a thread, and 40 a thread.
+const FEW_ENTRIES: usize = 8 * CHOOSE_THREADS;
+const MANY_ENTRIES: usize = 40 * CHOOSE_THREADS;
+/// Tokens of a tile where the rank has all tokens and such tiles give each multiprocessor [`MANY_WAVES`] blocks; else [`SHARE_TOKENS`].
+const MANY_TOKENS: usize = 128;
+const MANY_WAVES: usize = 6;
 
 pub(crate) fn select_entries(
     exec: &mut Exec,
     (q, weights, entries): (&Tensor, &Tensor, &Tensor),
-    ratio: usize,
+    SelectSpec { ratio, share, pages: most_pages }: SelectSpec,
     batch: &Batch<'_>,
     chosen: &mut Tensor,
 ) -> Result<(), OpError> {
-    let (tokens, heads, dim) = (q.shape()[0], q.shape()[1], q.shape()[2]);
+    let (tokens, TokenShare { rank, ranks }) = (chosen.rows_cols().0, share);
     let Batch { qo_indptr, positions, slots, page_tables } = *batch;
     let ((rows, pages), k) = (page_tables.rows_cols(), chosen.rows_cols().1);
     // Scores of a token.
-    let most = (pages * PAGE_TOKENS / ratio).max(1);
-    let tile = WORKSPACE_BYTES / DType::F32.size() / most;
-    if tile == 0 {
+    let most = (most_pages * PAGE_TOKENS / ratio).max(1);
+    let fit = WORKSPACE_BYTES / DType::F32.size() / most;
+    if fit == 0 {
         let message = format!("{most} entries of a sequence: the GPU kernel takes {}", WORKSPACE_BYTES / 4);
-        return Err(OpError { op: "select_entries", message });
+        return Err(OpError { op: OP, message });
     }
-    let workspace = exec.gpu()?.workspace();
-    for first_token in (0..tokens).step_by(tile) {
-        let count = tile.min(tokens - first_token);
-        let parts = most.div_ceil(SCORE_THREADS).min(FILL.div_ceil(count));
-        let arguments = IndexScores {
-            q,
-            weights,
-            entries,
-            qo_indptr,
-            positions,
-            slots,
-            page_tables,
-            scores: workspace,
-            rows,
-            pages,
-            entry_pages: entries.rows_cols().0,
-            ratio,
-            heads,
-            dim,
-            k,
-            first_token,
-            most,
-        };
-        let kernels = [IndexScores::index_scores_bf16, IndexScores::index_scores_f32];
-        run(exec, "select_entries", kernels, q.dtype(), arguments, ([count, parts, 1], SCORE_THREADS))?;
+    let (scores, wgmma) = (exec.gpu()?.workspace(), takes_wgmma(exec, q)?);
+    // No launch begins or ends within a tile.
+    let at_once = if fit < SHARE_TOKENS { 1 << fit.ilog2() } else { fit / SHARE_TOKENS * SHARE_TOKENS };
+    for first_own in (0..tokens).step_by(at_once) {
+        let part = Part { first_own, tokens: at_once.min(tokens - first_own), share, most, scores };
+        match wgmma {
+            true => scores_by_wgmma(exec, (q, weights, entries), (ratio, k), batch, part)?,
+            false => scores_by_warps(exec, (q, weights, entries), (ratio, k), batch, part)?,
+        }
         let arguments = ChooseEntries {
-            scores: workspace,
+            scores,
             qo_indptr,
             positions,
             slots,
@@ -65,11 +59,114 @@ pub(crate) fn select_entries(
             pages,
             ratio,
             k,
-            first_token,
+            first_own,
+            rank,
+            ranks,
             most,
         };
-        let kernel = ChooseEntries::choose_entries;
-        run(exec, "select_entries", [kernel, kernel], q.dtype(), arguments, ([count, 1, 1], CHOOSE_THREADS))?;
+        let kernel = match most {
+            ..=FEW_ENTRIES => ChooseEntries::choose_entries_8,
+            ..=MANY_ENTRIES => ChooseEntries::choose_entries_40,
+            _ => ChooseEntries::choose_entries,
+        };
+        run(exec, OP, [kernel, kernel], q.dtype(), arguments, ([part.tokens, 1, 1], CHOOSE_THREADS))?;
     }
     Ok(())
+}
+
+/// Some of the tokens that are the rank's own.
+#[derive(Clone, Copy)]
+struct Part {
+    /// Number of the first one among these.
+    first_own: usize,
+    tokens: usize,
+    share: TokenShare,
+    /// Scores of a token, at most.
+    most: usize,
+    /// Where the scores go: `[tokens, most]`.
+    scores: u64,
+}
+
+/// A warp has a token and some entries.
+fn scores_by_warps(
+    exec: &mut Exec,
+    (q, weights, entries): (&Tensor, &Tensor, &Tensor),
+    (ratio, k): (usize, usize),
+    batch: &Batch<'_>,
+    Part { first_own, tokens, share: TokenShare { rank, ranks }, most, scores }: Part,
+) -> Result<(), OpError> {
+    let Batch { qo_indptr, positions, slots, page_tables } = *batch;
+    let (rows, pages) = page_tables.rows_cols();
+    let parts = most.div_ceil(SCORE_THREADS).min(FILL.div_ceil(tokens));
+    let arguments = IndexScores {
+        q,
+        weights,
+        entries,
+        qo_indptr,
+        positions,
+        slots,
+        page_tables,
+        scores,
+        rows,
+        pages,
+        entry_pages: entries.rows_cols().0,
+        ratio,
+        heads: q.shape()[1],
+        dim: q.shape()[2],
+        k,
+        first_own,
+        rank,
+        ranks,
+        most,
+    };
+    let kernels = [IndexScores::index_scores_bf16, IndexScores::index_scores_f32];
+    run(exec, OP, kernels, q.dtype(), arguments, ([tokens, parts, 1], SCORE_THREADS))
+}
+
+/// Whether [`scores_by_wgmma`] takes these queries.
+fn takes_wgmma(exec: &mut Exec, q: &Tensor) -> Result<bool, OpError> {
+    let hopper = choice::gpu(exec)?.is_some_and(|gpu| gpu.is_hopper());
+    let many = q.shape()[0] >= DenseGemm::MIN_TOKENS && q.shape()[1..] == [HEADS, DIM];
+    Ok(hopper && many && q.dtype() == DType::Bf16)
+}
+
+/// A block has a tile of tokens and of entries (csrc/deepseek_v4_index_wgmma.cu).
+fn scores_by_wgmma(
+    exec: &mut Exec,
+    (q, weights, entries): (&Tensor, &Tensor, &Tensor),
+    (ratio, k): (usize, usize),
+    batch: &Batch<'_>,
+    Part { first_own, tokens, share: TokenShare { rank, ranks }, most, scores }: Part,
+) -> Result<(), OpError> {
+    let Batch { qo_indptr, positions, slots, page_tables } = *batch;
+    let ((rows, pages), gpu) = (page_tables.rows_cols(), exec.gpu()?);
+    let entry_tiles = most.div_ceil(TILE_ENTRIES);
+    // A block loads its entries once for all of its tokens; small tiles keep all multiprocessors busy.
+    let waves = tokens.div_ceil(MANY_TOKENS) * entry_tiles / gpu.multiprocessors();
+    let tile = if ranks == 1 && waves >= MANY_WAVES { MANY_TOKENS } else { SHARE_TOKENS };
+    let arguments = IndexScoresWgmma {
+        q: Map::heads(OP, q, HEADS)?,
+        weights,
+        entries,
+        qo_indptr,
+        positions,
+        slots,
+        page_tables,
+        scores,
+        rows,
+        pages,
+        entry_pages: entries.rows_cols().0,
+        ratio,
+        k,
+        first_own,
+        rank,
+        ranks,
+        tokens,
+        tile,
+        most,
+    };
+    let grid = [entry_tiles, tokens.div_ceil(tile), 1];
+    let launch = IndexScoresWgmma::index_scores_wgmma.launch(gpu, OP, arguments)?.overlapped();
+    // SAFETY: the op checked the shapes, `takes_wgmma` those of a query; the grid covers all entries and tokens.
+    unsafe { launch.shared(SHARED_BYTES).run(grid, THREADS) }
 }

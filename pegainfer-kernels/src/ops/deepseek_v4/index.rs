@@ -4,27 +4,70 @@ use super::batch::{Batch, NO_ENTRY, PAGE_TOKENS};
 use super::values::{Rows, activation, cpu, read};
 use crate::cpu::deepseek_v4::index as reference;
 use crate::cuda::deepseek_v4 as gpu;
+use crate::limits::deepseek_v4_attention::SHARE_TOKENS;
 use crate::ops::check::Check;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::team;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
+/// Tokens of a step that one of several ranks chooses entries for. Ranks take turns with blocks of 64 tokens, so that each has as much to do:
+/// later tokens see more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TokenShare {
+    /// From 0.
+    pub rank: usize,
+    /// Ranks in all.
+    pub ranks: usize,
+}
+
+impl TokenShare {
+    /// Tokens of a block.
+    pub const BLOCK: usize = SHARE_TOKENS;
+    /// All tokens.
+    pub const ALL: Self = Self { rank: 0, ranks: 1 };
+
+    /// Rows of the choice of each rank, of a step of `tokens` tokens: with several ranks whole blocks, of which the last tokens may not exist.
+    pub fn rows(self, tokens: usize) -> usize {
+        match self.ranks {
+            1 => tokens,
+            ranks => tokens.div_ceil(SHARE_TOKENS * ranks) * SHARE_TOKENS,
+        }
+    }
+
+    /// Number in the step of the token with this row.
+    fn token(self, row: usize) -> usize {
+        (row / SHARE_TOKENS * self.ranks + self.rank) * SHARE_TOKENS + row % SHARE_TOKENS
+    }
+}
+
+/// What is chosen from, and by whom.
+#[derive(Debug, Clone, Copy)]
+pub struct SelectSpec {
+    /// Tokens of an entry.
+    pub ratio: usize,
+    /// Tokens that are chosen for.
+    pub share: TokenShare,
+    /// Most pages of a sequence in this step: the columns of the page tables, or fewer.
+    pub pages: usize,
+}
+
 /// The entries that each token sees and that score best: `score[i] = scale · Σ_h weights[h] · relu(q[h] · entry[i])` for
 /// the entries `i < (position + 1) / ratio`; all of them if there are no more than fit.
 ///
 /// `q`: `[T, heads, dim]`, `weights`: `[T, heads]`, `entries`: `[pages, 128 / ratio, dim]`, bf16 or f32, all turned and
-/// rounded alike; `chosen`: `[T, k]` u32, indices ascending, then [`NO_ENTRY`]. Scores are f32 (the reference's are bf16,
+/// rounded alike; `chosen`: `[share.rows(T), k]` u32, indices ascending, then [`NO_ENTRY`], also for tokens that do not exist. Scores are f32 (the reference's are bf16,
 /// with many ties; vLLM and SGLang use f32). Equal scores: the lower index. `dim` is a multiple of 32.
 pub fn select_entries(
     exec: &mut Exec,
     q: &Tensor,
     weights: &Tensor,
     entries: &Tensor,
-    ratio: usize,
+    spec: SelectSpec,
     batch: &Batch<'_>,
     chosen: &mut Tensor,
 ) -> Result<(), OpError> {
+    let SelectSpec { ratio, share, pages: most_pages } = spec;
     let check = Check("select_entries");
     let &[tokens, heads, dim] = q.shape() else { return check.that(false, "q must be [tokens, heads, dim]") };
     let (pages, k) = (entries.rows_cols().0, chosen.rows_cols().1);
@@ -32,24 +75,26 @@ pub fn select_entries(
     activation(check, q, &[tokens, heads, dim])?;
     activation(check, weights, &[tokens, heads])?;
     activation(check, entries, &[pages, PAGE_TOKENS / ratio, dim])?;
-    check.is(chosen, DType::U32, &[tokens, k])?;
+    check.is(chosen, DType::U32, &[share.rows(tokens), k])?;
     check.that(dim.is_multiple_of(32), "dim must be a multiple of 32")?;
+    check.that(most_pages <= batch.page_tables.rows_cols().1, "more pages than the page tables have columns")?;
     exec.record(|_| {
-        let visible = batch.page_tables.elements() * PAGE_TOKENS / ratio;
+        let visible = batch.page_tables.rows_cols().0 * most_pages * PAGE_TOKENS / ratio;
         let bytes = q.bytes() + chosen.bytes() + (visible * dim * entries.dtype().size()) as u64;
-        let flops = 2 * (q.elements() * visible) as u64;
+        let flops = 2 * (q.elements() * visible) as u64 / share.ranks as u64;
         let reads: Vec<&Tensor> = [q, weights, entries].into_iter().chain(batch.operands()).collect();
         OpRecord::new("select_entries", "scores", &reads, &[chosen], flops).with_bytes(bytes)
     });
     if exec.device() == Device::Cuda {
-        return gpu::select_entries(exec, (q, weights, entries), ratio, batch, chosen);
+        return gpu::select_entries(exec, (q, weights, entries), spec, batch, chosen);
     }
     let Some(isa) = cpu(check, exec)? else { return Ok(()) };
     let (q, weights, entries, rows) = (read(q), read(weights), Rows::of(entries), batch.rows());
     let of_tokens = rows.of_tokens();
-    let choose = |t: usize, chosen: &mut [u32]| {
+    let choose = |own: usize, chosen: &mut [u32]| {
         chosen.fill(NO_ENTRY);
-        let Some(row) = of_tokens[t] else { return };
+        let t = share.token(own);
+        let Some(&Some(row)) = of_tokens.get(t) else { return };
         let visible = (rows.positions[t] as usize + 1) / ratio;
         let (q, weights) = (&q[t * heads * dim..][..heads * dim], &weights[t * heads..][..heads]);
         let entry = |i: usize| entries.row(rows.entry(row, i, PAGE_TOKENS / ratio), dim);
@@ -92,7 +137,8 @@ mod tests {
             tables.host_mut::<u32>().copy_from_slice(&[1, 0]);
             let batch = Batch { qo_indptr: &indptr, positions: &positions, slots: &slots, page_tables: &tables };
             let mut chosen = host.zeros("chosen", &[tokens, k], DType::U32);
-            select_entries(&mut host.exec, &q, &weights, &entries, 4, &batch, &mut chosen).unwrap();
+            let spec = SelectSpec { ratio: 4, share: TokenShare::ALL, pages: 2 };
+            select_entries(&mut host.exec, &q, &weights, &entries, spec, &batch, &mut chosen).unwrap();
             let (q, w, e) = (read(&q), read(&weights), read(&entries));
             for (t, got) in chosen.host::<u32>().chunks(k).enumerate() {
                 let score = |i: usize| -> f64 {
@@ -107,6 +153,37 @@ mod tests {
                 let mut expected: Vec<u32> = order[..k].iter().map(|i| *i as u32).collect();
                 expected.sort_unstable();
                 assert_eq!(got, expected, "token {t}");
+            }
+        });
+    }
+
+    #[test]
+    fn the_choices_of_all_ranks_in_turn_are_those_of_one() {
+        Host::each(|mut host| {
+            let (heads, dim, k, tokens) = (2, 32, 3, 3 * SHARE_TOKENS + 5);
+            let q = host.bf16("q", &[tokens, heads, dim], &bf16s(tokens * heads * dim, 1));
+            let weights = host.bf16("w", &[tokens, heads], &bf16s(tokens * heads, 2));
+            let entries = host.bf16("entries", &[2, 32, dim], &bf16s(64 * dim, 3));
+            let positions = host.u32("positions", &(10..10 + tokens as u32).collect::<Vec<_>>());
+            let (indptr, slots) = (host.u32("qo_indptr", &[0, tokens as u32]), host.u32("slots", &[0]));
+            let mut tables = host.zeros("tables", &[1, 2], DType::U32);
+            tables.host_mut::<u32>().copy_from_slice(&[1, 0]);
+            let batch = Batch { qo_indptr: &indptr, positions: &positions, slots: &slots, page_tables: &tables };
+            let mut choose = |share: TokenShare| {
+                let mut chosen = host.zeros("chosen", &[share.rows(tokens), k], DType::U32);
+                let spec = SelectSpec { ratio: 4, share, pages: 2 };
+                select_entries(&mut host.exec, &q, &weights, &entries, spec, &batch, &mut chosen).unwrap();
+                chosen.host::<u32>().to_vec()
+            };
+            let whole = choose(TokenShare::ALL);
+            for ranks in [2, 3] {
+                let parts: Vec<_> = (0..ranks).map(|rank| choose(TokenShare { rank, ranks })).collect();
+                let blocks = |i: usize| parts.iter().map(move |part| &part[i * SHARE_TOKENS * k..][..SHARE_TOKENS * k]);
+                let gathered = (0..parts[0].len() / (SHARE_TOKENS * k)).flat_map(blocks).flatten();
+                let (gathered, behind): (Vec<_>, Vec<_>) =
+                    gathered.copied().enumerate().partition(|(i, _)| i / k < tokens);
+                assert_eq!(gathered.into_iter().map(|(_, entry)| entry).collect::<Vec<_>>(), whole, "{ranks} ranks");
+                assert!(behind.iter().all(|(_, entry)| *entry == NO_ENTRY), "there are no such tokens");
             }
         });
     }

@@ -31,7 +31,7 @@ pub use embed::{embed, expand_streams, resolve_ids, store_sum};
 pub use experts::{ExpertMath, Experts, routed_experts, shared_expert};
 pub use hyper::{hyper_head, hyper_merge, hyper_mix};
 pub use hyper_merge_mix_norm::hyper_merge_mix_norm;
-pub use index::select_entries;
+pub use index::{SelectSpec, TokenShare, select_entries};
 pub use kv_quant::{quantize_index, round_activation};
 pub use matmul::{grouped_matmul, matmul, matmul_dynamic, matmul_rounding, plan_gemms};
 pub use moe::{Moe, moe};
