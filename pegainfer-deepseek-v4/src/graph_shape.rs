@@ -132,6 +132,21 @@ mod tests {
     }
 
     #[test]
+    fn steps_of_prompts_never_run_as_graphs() {
+        assert!(is_of_prompts(&plan::uniform(1, MAX_TOKENS + 1, 300)));
+        assert!(!is_of_prompts(&plan::uniform(1, MAX_TOKENS, 300)));
+        let bounds = GraphBounds::new(StepBounds { tokens: 4096, samples: 512, drafts: 7, ..BOUNDS });
+        let unsampled = |step: Step| Step { samples: Vec::new(), ..step };
+        for (rows, tokens) in [(200, 1), (256, 1), (16, 8), (64, 2)] {
+            let (sampled, once) = (verify(&vec![tokens; rows]), plan::uniform(rows, tokens, 40));
+            for step in [sampled, unsampled(once.clone()), once] {
+                let shape = bounds.shape(&Graphs::<Shape>::new(256), &step).unwrap();
+                assert!(!is_of_prompts(&padded(&step, shape)), "{shape:?}");
+            }
+        }
+    }
+
+    #[test]
     fn what_is_added_has_no_state_and_lies_behind_the_rows() {
         let step = verify(&[4, 2, 4, 1, 3]);
         let padded = padded(&step, Shape { rows: 6, tokens: 24, samples: 24 });
