@@ -64,10 +64,12 @@ pub(crate) fn select_entries(
             ranks,
             most,
         };
-        let kernel = match most {
-            ..=FEW_ENTRIES => ChooseEntries::choose_entries_8,
-            ..=MANY_ENTRIES => ChooseEntries::choose_entries_40,
-            _ => ChooseEntries::choose_entries,
+        let kernel = if most <= FEW_ENTRIES {
+            ChooseEntries::choose_entries_8
+        } else if most <= MANY_ENTRIES {
+            ChooseEntries::choose_entries_40
+        } else {
+            ChooseEntries::choose_entries
         };
         run(exec, OP, [kernel, kernel], q.dtype(), arguments, ([part.tokens, 1, 1], CHOOSE_THREADS))?;
     }
