@@ -7,6 +7,7 @@ use super::speculation::Speculation;
 use super::speculation::depth::StepCost;
 use super::state::SequenceState;
 use super::step::{Outcome, Step, StepRow};
+use super::step_timing::StepTiming;
 use crate::engine::{
     Clock, EngineError, EngineLimits, EngineStats, EventBatch, GenerateRequest, RequestId, StepEngine,
 };
@@ -106,6 +107,7 @@ pub struct EngineCore<E: StepExecutor> {
     /// The last plan admitted nobody because of the batching delay.
     delaying: bool,
     step_log: Arc<StepLog>,
+    timing: StepTiming,
     /// Of an engine that records its schedule.
     recorder: Option<ScheduleRecorder>,
 }
@@ -146,6 +148,7 @@ impl<E: StepExecutor> EngineCore<E> {
             step_cost,
             delaying,
             step_log,
+            timing: StepTiming::from_env(),
             recorder: None,
         }
     }
@@ -166,6 +169,18 @@ impl<E: StepExecutor> EngineCore<E> {
         if let Some(recorder) = &mut self.recorder {
             tell(recorder);
         }
+    }
+
+    /// Keeps the time of a step that has just been finished, and decides whether the ops of the next one are timed.
+    fn log_step(&mut self, step: &StepOf<E>, now: Instant, took: Duration) {
+        if self.timing == StepTiming::Off {
+            return;
+        }
+        let ops = self.executor.take_op_times();
+        let engine = || detail(step, &self.scheduler);
+        let load = StepLoad::of(step);
+        let asked = self.step_log.add(&FinishedStep { load, now, took, ops: &ops, engine: &engine });
+        self.executor.time_ops(asked || self.timing == StepTiming::Ops);
     }
 
     /// The executor, to run single steps.
@@ -274,11 +289,7 @@ impl<E: StepExecutor> StepEngine for EngineCore<E> {
             self.step_cost.drafted(step.rows.iter().map(|row| row.model_drafts).max().unwrap_or(0), drafting);
             self.scheduler.set_costs(self.step_cost.token_cost(), self.step_cost.draft_cost());
         }
-        let ops = self.executor.take_op_times();
-        let engine = || detail(&step, &self.scheduler);
-        let load = StepLoad::of(&step);
-        let time_ops = self.step_log.add(&FinishedStep { load, now, took, ops: &ops, engine: &engine });
-        self.executor.time_ops(time_ops);
+        self.log_step(&step, now, took);
         if let Some((_, began)) = self.in_flight.front_mut() {
             *began = now.max(*began);
         }

@@ -14,6 +14,7 @@ pub mod speculation;
 mod state;
 mod state_slots;
 mod step;
+mod step_timing;
 mod turns;
 
 pub use engine_core::{EngineCore, STEPS_IN_FLIGHT, StepExecutor, TokenBudget};
