@@ -24,7 +24,7 @@ macro_rules! ledger {
 }
 
 /// Every ledger of the repository.
-static LEDGERS: [Shipped; 2] = [
+static LEDGERS: &[Shipped] = &[
     Shipped { gpu: "h200", model: "qwen3-4b", text: ledger!("h200-qwen3-4b.jsonl") },
     Shipped { gpu: "h200", model: "qwen3.5-4b", text: ledger!("h200-qwen35-4b.jsonl") },
 ];
@@ -32,7 +32,7 @@ static LEDGERS: [Shipped; 2] = [
 /// Flags that name a ledger inside the executable.
 #[derive(Debug, Clone, Default, Args)]
 pub struct ShippedArgs {
-    /// With --model: take the ledger inside the executable that was measured on this GPU, such as h200
+    /// With --model: take the ledger inside the executable that was measured on this GPU, such as h200, or h200x2 for two
     #[arg(long, value_name = "NAME")]
     pub gpu: Option<String>,
     /// With --gpu: take the ledger inside the executable that was measured with this model, such as Qwen/Qwen3-4B
@@ -81,10 +81,18 @@ fn known() -> String {
     })
 }
 
-/// `h200` for `NVIDIA H200`, `cuda:0 (NVIDIA H200)` and `nvidia-h200`.
+/// `h200` for `NVIDIA H200`, `cuda:0 (NVIDIA H200)` and `nvidia-h200`, `h100` for `NVIDIA H100 80GB HBM3`, `h200x2` for
+/// `cuda:0 to cuda:1 (2 x NVIDIA H200)`, `2 x H200` and `2xh200`.
 fn gpu_name(name: &str) -> String {
-    let name = card(name).to_lowercase().replace("nvidia", "");
-    name.chars().filter(char::is_ascii_alphanumeric).collect()
+    let name = card(name).to_lowercase().replace("nvidia", "").replace(['(', ')'], " ");
+    let (count, name) = match name.split_once('x') {
+        Some((count, name)) if count.trim().parse::<usize>().is_ok() => (format!("x{}", count.trim()), name),
+        _ => (String::new(), &name[..]),
+    };
+    let is_memory =
+        |word: &str| word.starts_with("hbm") || word.strip_suffix("gb").is_some_and(|gb| gb.parse::<usize>().is_ok());
+    let words = name.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !is_memory(word));
+    words.collect::<String>() + &count
 }
 
 /// `qwen35-4b` for `Qwen/Qwen3.5-4B` and for the path `/models/Qwen3.5-4B/`.
@@ -96,7 +104,11 @@ fn model_name(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::bench::workload::{Arrivals, Point};
+    use crate::cli::sim::simulation::Simulation;
+    use crate::cli::sim::workload::Workload;
     use crate::models::{detect, model_path};
+    use std::time::Duration;
 
     fn named(gpu: &str, model: &str) -> Result<Ledger> {
         read(None, &ShippedArgs { gpu: Some(gpu.to_owned()), model: Some(model.to_owned()) })
@@ -104,14 +116,17 @@ mod tests {
 
     #[test]
     fn each_ledger_is_that_of_its_names_and_knows_its_model() {
-        for Shipped { gpu, model, .. } in &LEDGERS {
+        for Shipped { gpu, model, .. } in LEDGERS {
             let ledger = named(gpu, model).unwrap();
             let header = &ledger.header;
             assert_eq!((gpu_name(&header.device), model_name(&header.model)), (gpu_name(gpu), model_name(model)));
             assert!(ledger.law().is_ok() && !ledger.ops.is_empty());
             let config = model_path::of_config(ledger.config.as_ref().unwrap(), &header.model).unwrap();
             let vocab_size = || (detect::detect(&config.dir).unwrap().vocab_size)(&config.dir).unwrap();
-            if cfg!(feature = "qwen35") || !model.contains("3.5") {
+            let engine = model.contains("3.5") && cfg!(feature = "qwen35")
+                || model.starts_with("deepseek") && cfg!(feature = "deepseek-v4")
+                || *model == "qwen3-4b";
+            if engine {
                 assert_eq!(vocab_size(), header.vocab_size, "{model}");
             }
         }
@@ -126,6 +141,23 @@ mod tests {
             .collect();
         assert_eq!(texts.len(), LEDGERS.len());
         assert!(texts.iter().all(|text| LEDGERS.iter().any(|ledger| ledger.text == text)));
+    }
+
+    #[test]
+    fn every_ledger_can_be_simulated() {
+        for Shipped { gpu, model, .. } in LEDGERS {
+            let simulation = Simulation::new(&named(gpu, model).unwrap()).unwrap();
+            simulation.check().unwrap();
+            for streams in [1, simulation.header.max_num_seqs] {
+                let requests = 2 * streams;
+                let point = Point { arrivals: Arrivals::Closed { streams }, requests, prompt_len: 256, output_len: 32 };
+                let run = Workload::Point(point).run(&simulation, 1, false).unwrap();
+                let tokens: usize = run.measurements.samples.iter().map(|sample| sample.tokens).sum();
+                assert_eq!((tokens, run.refused), (32 * requests, 0), "{model} on {gpu}");
+                assert_eq!(run.tally.uncovered_steps, 0, "{model} on {gpu}");
+                assert!(run.wall > Duration::ZERO && run.tally.ops.iter().sum::<f64>() > 0.0, "{model} on {gpu}");
+            }
+        }
     }
 
     #[test]
@@ -145,13 +177,28 @@ mod tests {
     }
 
     #[test]
+    fn cards_are_told_by_kind_and_number_and_not_by_memory() {
+        for (name, short) in [
+            ("cuda:0 (NVIDIA H100 80GB HBM3)", "h100"),
+            ("NVIDIA H100 PCIe", "h100pcie"),
+            ("cuda:0 to cuda:1 (2 x NVIDIA H200)", "h200x2"),
+            ("2xH200", "h200x2"),
+            ("h200x4", "h200x4"),
+            ("4 x NVIDIA H100 80GB HBM3", "h100x4"),
+            ("NVIDIA GeForce RTX 4090", "geforcertx4090"),
+        ] {
+            assert_eq!(gpu_name(name), short, "{name}");
+        }
+    }
+
+    #[test]
     fn unknown_names_are_refused_with_the_known_ones() {
         for (gpu, model) in
-            [("h100", "qwen3-4b"), ("H200 NVL", "qwen3-4b"), ("h200", "qwen3-54b"), ("h200", "qwen3-4b-fp8")]
+            [("h20", "qwen3-4b"), ("H200 NVL", "qwen3-4b"), ("h200", "qwen3-54b"), ("h200", "qwen3-4b-fp8")]
         {
             let error = named(gpu, model).unwrap_err().to_string();
             assert!(error.starts_with(&format!("no ledger of {model} on {gpu} is inside")), "{error}");
-            assert!(error.ends_with("\n  --gpu h200 --model qwen3-4b\n  --gpu h200 --model qwen3.5-4b"), "{error}");
+            assert!(error.ends_with(&known()) && error.contains("\n  --gpu h200 --model qwen3.5-4b"), "{error}");
         }
     }
 

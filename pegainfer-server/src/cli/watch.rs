@@ -55,9 +55,9 @@ pub fn other_model(header: &Header, source: &str, args: &EngineArgs, kv_cache_dt
     }
 }
 
-/// The card in `cuda:0 (NVIDIA H200)`.
+/// The card in `cuda:0 (NVIDIA H200)`, the cards in `cuda:2 to cuda:3 (2 x NVIDIA H200)`.
 pub fn card(device: &str) -> &str {
-    device.split_once(' ').map_or(device, |(_, card)| card)
+    device.split_once(" (").map_or(device, |(_, card)| card)
 }
 
 /// The last part of the path or id of a model, by which ledgers of other machines name it.
@@ -74,6 +74,8 @@ mod tests {
         assert_eq!(directory("/models/Qwen3-4B/"), directory("Qwen/Qwen3-4B"));
         assert_ne!(directory("Qwen3-4B"), directory("Qwen3-4B-FP8"));
         assert_eq!(card("cuda:0 (NVIDIA H200)"), card("cuda:3 (NVIDIA H200)"));
+        assert_eq!(card("cuda:0 to cuda:1 (2 x NVIDIA H200)"), card("cuda:2 to cuda:3 (2 x NVIDIA H200)"));
+        assert_ne!(card("cuda:0 to cuda:1 (2 x NVIDIA H200)"), card("cuda:0 (NVIDIA H200)"));
         assert_ne!(card("cpu (avx2, 1 thread)"), card("cpu (avx2, 2 threads)"));
     }
 }
