@@ -123,10 +123,14 @@ impl BlockTable {
     #[inline]
     pub fn write_slots(&self, positions: Range<usize>, slots: &mut Vec<u32>) {
         let (size, Range { start, end }) = (self.block_tokens(), positions);
-        if end - start == 1 && start >= self.found {
-            slots.push(self.blocks[start / size] * size as u32 + (start % size) as u32);
-        } else {
-            self.write_many_slots(start..end, slots);
+        // Most often the newest token, whose block is found without a division.
+        let first_of_last = self.blocks.len().saturating_sub(1) * size;
+        match self.blocks.last() {
+            Some(block) if end - start == 1 && start >= first_of_last.max(self.found) => {
+                debug_assert!(end <= first_of_last + size, "the table has a block for the token");
+                slots.push(block * size as u32 + (start - first_of_last) as u32);
+            }
+            _ => self.write_many_slots(start..end, slots),
         }
     }
 

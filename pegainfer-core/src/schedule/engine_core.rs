@@ -158,6 +158,11 @@ impl<E: StepExecutor> EngineCore<E> {
         self.depth = depth.clamp(1, STEPS_IN_FLIGHT);
     }
 
+    /// Keeps no times of steps from now on: for simulations, whose steps nobody watches.
+    pub fn forget_step_times(&mut self) {
+        self.timing = StepTiming::Off;
+    }
+
     /// Nothing may run on when the blocks of the failed requests are used again. A device that cannot even be waited for
     /// is lost.
     fn failed(&mut self, error: &OpError) -> EngineError {

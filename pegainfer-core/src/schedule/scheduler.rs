@@ -67,6 +67,8 @@ pub struct Scheduler<S: SequenceState = ()> {
     grammars: bool,
     /// Holding blocks, oldest first.
     running: Running<S::Slot>,
+    /// Whether one of them has ended and is not dropped yet.
+    ended: bool,
     /// Steps planned and not committed.
     in_flight: usize,
     /// Cost of a token of a decode step beside its fixed cost: what drafts are weighed with.
@@ -96,6 +98,7 @@ impl<S: SequenceState> Scheduler<S> {
             turns,
             grammars: false,
             running,
+            ended: false,
             in_flight: 0,
             token_cost,
             draft_cost,
@@ -130,6 +133,7 @@ impl<S: SequenceState> Scheduler<S> {
         self.waiting.retain(|seq| seq.id != id);
         if let Some(seq) = self.running.iter_mut().find(|seq| seq.id == id) {
             seq.cancelled = true;
+            self.ended = true;
         }
         self.drop_ended();
     }
@@ -213,6 +217,7 @@ impl<S: SequenceState> Scheduler<S> {
             if let Some(error) = error(seq) {
                 events.push((seq.id, TokenEvent::GrammarFailed { error }));
                 seq.finished = true;
+                self.ended = true;
             }
         }
         self.drop_ended();
@@ -231,7 +236,7 @@ impl<S: SequenceState> Scheduler<S> {
         assert_eq!(outcome.tokens.len(), step.samples.len(), "one sampled token per sample row");
         self.in_flight -= 1;
         let mut events = EventBatch::with_capacity(step.samples.len());
-        let mut sampled = step.samples.iter().zip(outcome.tokens).peekable();
+        let mut sampled = 0;
         let (mut logprobs, mut model_drafts) = (outcome.logprobs.into_iter(), outcome.drafts.into_iter());
         for (row, &end) in step.rows.iter().zip(step.qo_indptr.iter().skip(1)) {
             let mut seq = self.running.at_index(row.sequence).filter(|seq| seq.id == row.id);
@@ -243,7 +248,9 @@ impl<S: SequenceState> Scheduler<S> {
                 self.state.commit(&mut seq.slot, &seq.table, known);
             }
             let mut drawn = 0;
-            while let Some((sample, token)) = sampled.next_if(|(sample, _)| sample.token < end) {
+            while let Some(sample) = step.samples.get(sampled).filter(|sample| sample.token < end) {
+                let token = outcome.tokens[sampled];
+                sampled += 1;
                 let logprobs = logprobs.next().flatten().map(Box::new);
                 let Some(seq) = seq.as_mut().filter(|seq| !seq.is_finished()) else { continue };
                 if sample.position < seq.prompt_len as u64 {
@@ -252,6 +259,7 @@ impl<S: SequenceState> Scheduler<S> {
                     }
                 } else if seq.goes_on(sample.position, step.tokens[sample.token as usize]) {
                     seq.accept((token, drawn > 0), logprobs, &self.config.eos_token_ids, &mut events);
+                    self.ended |= seq.finished;
                     drawn += 1;
                 }
             }
@@ -275,6 +283,9 @@ impl<S: SequenceState> Scheduler<S> {
 
     /// Drops the sequences that have ended and that no step in flight uses; their blocks are free.
     fn drop_ended(&mut self) {
-        self.running.retain(|seq| !seq.is_finished() || seq.in_flight > 0);
+        if self.ended {
+            self.running.retain(|seq| !seq.is_finished() || seq.in_flight > 0);
+            self.ended = self.running.iter().any(Sequence::is_finished);
+        }
     }
 }

@@ -154,9 +154,10 @@ impl<L: Default> Sequence<L> {
     #[inline]
     pub fn remaining(&self) -> usize {
         let all_drawn = self.len() - self.prompt_len == self.request.max_tokens;
-        let history =
-            self.grammar.is_some() || self.logits_processors.as_ref().is_some_and(LogitsProcessorState::needs_history);
-        let waits = self.drafts_in_flight > 0 || (self.unknown > 0 && history) || self.grammar.waits_for_mask();
+        let history = || {
+            self.grammar.is_some() || self.logits_processors.as_ref().is_some_and(LogitsProcessorState::needs_history)
+        };
+        let waits = self.drafts_in_flight > 0 || (self.unknown > 0 && history()) || self.grammar.waits_for_mask();
         if all_drawn || waits || self.is_finished() { 0 } else { self.len() - self.planned }
     }
 
@@ -243,6 +244,10 @@ impl<L: Default> Sequence<L> {
     /// Adds the ids of the tokens at `positions`, or where the next step's device finds them.
     #[inline]
     pub fn write_inputs(&self, positions: Range<usize>, inputs: &mut Vec<u32>) {
+        if positions.len() == 1 {
+            return inputs
+                .push(self.tokens.get(positions.start).map_or(PLACEHOLDER | self.sample as u32, |token| *token));
+        }
         let known = positions.end.min(self.tokens.len());
         if positions.start < known {
             inputs.extend_from_slice(&self.tokens[positions.start..known]);
@@ -326,7 +331,9 @@ impl<L: Default> Sequence<L> {
         eos: &[u32],
         events: &mut EventBatch,
     ) {
-        if let Some(prompt) = self.prompt_logprobs.take() {
+        if self.prompt_logprobs.is_some()
+            && let Some(prompt) = self.prompt_logprobs.take()
+        {
             events.push((self.id, TokenEvent::Prompt(prompt)));
         }
         let end = self.push(token, eos);

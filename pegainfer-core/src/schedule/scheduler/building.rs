@@ -11,14 +11,19 @@ impl<S: SequenceState> Scheduler<S> {
     /// The step in which each running sequence, oldest first, has what `chunks` says.
     pub(super) fn build_step(&mut self, chunks: &[Chunk]) -> Step<S::Row> {
         let chosen = || chunks.iter().enumerate().filter(|(_, chunk)| chunk.tokens > 0);
-        let max_blocks = chosen().map(|(i, _)| self.running[i].table.blocks().len()).max().unwrap_or(0);
+        let (rows, max_blocks) =
+            chosen().fold((0, 0), |(rows, most), (i, _)| (rows + 1, most.max(self.running[i].table.blocks().len())));
         if max_blocks == 0 {
             return Step::default();
         }
         let mut step = self.spare_steps.pop().unwrap_or_default();
+        // What an earlier step left there is overwritten: each row writes all of its entries.
+        let mut block_tables = std::mem::take(&mut step.block_tables);
+        block_tables.resize(rows * max_blocks, 0);
         step.clear();
         step.qo_indptr.push(0);
         step.max_blocks = max_blocks;
+        let mut tables = block_tables.chunks_exact_mut(max_blocks);
         for (i, Chunk { tokens, drafts, model_drafts, .. }) in chosen() {
             let seq = &mut self.running[i];
             let range = seq.planned..seq.planned + tokens;
@@ -33,13 +38,20 @@ impl<S: SequenceState> Scheduler<S> {
             let first = step.tokens.len() as u32;
             self.state.plan(&mut seq.slot, range.clone(), drafts.len() as u32, first, &mut step.state);
             seq.write_inputs(range.clone(), &mut step.tokens);
-            step.tokens.extend_from_slice(drafts);
-            step.positions.extend(with_drafts.start as u32..with_drafts.end as u32);
+            if with_drafts.len() == 1 {
+                step.positions.push(with_drafts.start as u32);
+            } else {
+                step.tokens.extend_from_slice(drafts);
+                step.positions.extend(with_drafts.start as u32..with_drafts.end as u32);
+            }
             seq.table.write_slots(with_drafts.clone(), &mut step.slots);
             step.qo_indptr.push(step.tokens.len() as u32);
             step.kv_lens.push(with_drafts.end as u32);
-            step.block_tables.extend_from_slice(seq.table.blocks());
-            step.block_tables.resize(step.kv_lens.len() * max_blocks, 0);
+            if let Some(table) = tables.next() {
+                let (own, padding) = table.split_at_mut(seq.table.blocks().len());
+                own.copy_from_slice(seq.table.blocks());
+                padding.fill(0);
+            }
             step.rows.push(StepRow {
                 id: seq.id,
                 sequence: seq.index,
@@ -74,6 +86,7 @@ impl<S: SequenceState> Scheduler<S> {
                 seq.drafts_in_flight = drafts.len();
             }
         }
+        step.block_tables = block_tables;
         self.in_flight += 1;
         step
     }

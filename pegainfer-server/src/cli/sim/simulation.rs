@@ -65,6 +65,7 @@ impl Simulation {
         let depth = self.header.depth;
         let device = SimulatedDevice::new(self.law.clone(), self.host, depth, self.shares.clone(), timeline);
         let mut engine = setup::engine(device, &self.header, state);
+        engine.forget_step_times();
         world::run(&mut engine, warm_up, front_end, 0).context("the warm-up failed")?;
         world::run(&mut engine, requests, front_end, warm_up.count as u64)
     }

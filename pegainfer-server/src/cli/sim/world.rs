@@ -267,7 +267,7 @@ impl<'a> World<'a> {
     /// What a step gave, at `now` on the simulation's clock.
     fn take(&mut self, events: EventBatch, now: Duration) -> Result<()> {
         let seen = now + self.front_end.event;
-        for (id, event) in events {
+        for (id, event) in &events {
             let i = (id.0 - self.first_id) as usize;
             let Open { sent, sample } = self.open[i].as_mut().context("an event of a request that has ended")?;
             match event {
