@@ -118,6 +118,13 @@ fn steps_of_a_list_are_printed_with_their_ops() {
         let shown = pegainfer(&["ledger", out, "--ops"]);
         assert_eq!(text(&shown.stdout), tables, "{}", text(&shown.stderr));
     }
+    // Kernels are recorded on a GPU only; where there is no CUPTI the sentence says what to install.
+    let tiny = models.join("qwen3-tiny");
+    let flags = ["--device", "cpu", "--cupti", "--model-path", tiny.to_str().unwrap()];
+    let output = pegainfer(&[&["ledger", "--steps", "decode:1:64"][..], &flags].concat());
+    assert!(!output.status.success() && text(&output.stderr).contains("CUPTI"), "{}", text(&output.stderr));
+    let output = pegainfer(&[&["ledger", "--out", out][..], &flags].concat());
+    assert!(text(&output.stderr).contains("--steps"), "{}", text(&output.stderr));
     let output = run("dsv4-tiny-fp4fp8", "1", "decode:9:129");
     assert!(text(&output.stderr).contains("does not fit an engine of 3 sequences"), "{}", text(&output.stderr));
 }
@@ -264,7 +271,7 @@ fn a_ledger_inside_the_executable_needs_nothing_beside_it() {
     }
     let left: Vec<_> = std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(left, ["h200.jsonl"]);
-    for args in [&["sim"][..], &["sim", "--gpu", "h100", "--model", "qwen3-4b"], &["plan", "--model", "qwen3-4b"]] {
+    for args in [&["sim"][..], &["sim", "--gpu", "h20", "--model", "qwen3-4b"], &["plan", "--model", "qwen3-4b"]] {
         let output = run(args);
         assert!(
             !output.status.success() && text(&output.stderr).contains("\n  --gpu h200 --model qwen3.5-4b"),

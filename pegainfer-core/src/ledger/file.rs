@@ -1,6 +1,7 @@
 //! The ledger as a file: JSON Lines, the header first.
 
 use super::anchor::Anchor;
+use super::kernel_line::KernelLine;
 use super::law::{Law, LawError};
 use super::load::{StepLine, StepLoad};
 use crate::schedule::StateConfig;
@@ -26,6 +27,9 @@ pub struct Header {
     pub model: String,
     /// The device, in words.
     pub device: String,
+    /// Ranks that share the model (tensor parallelism), of which rank 0's ops were timed; 1 in older ledgers.
+    #[serde(default = "one_rank", skip_serializing_if = "is_one_rank")]
+    pub ranks: usize,
     /// Version of CUDA that its driver speaks; `None` on the CPU, and in older ledgers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub driver: Option<String>,
@@ -95,6 +99,7 @@ enum Line {
     Anchor(Anchor),
     Step(StepLine),
     Op(OpLine),
+    Kernel(KernelLine),
 }
 
 /// What was measured.
@@ -112,6 +117,8 @@ pub struct Ledger {
     pub steps: Vec<StepLine>,
     /// Ops of some of the steps.
     pub ops: Vec<OpLine>,
+    /// Kernels of steps that were recorded by CUPTI, in the order in which the first of each completes in its step.
+    pub kernels: Vec<KernelLine>,
 }
 
 /// Why a ledger cannot be read.
@@ -136,6 +143,15 @@ pub enum LedgerError {
     Version(u32),
 }
 
+fn one_rank() -> usize {
+    1
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde asks for a reference")]
+fn is_one_rank(ranks: &usize) -> bool {
+    *ranks == 1
+}
+
 impl Header {
     /// The version of the format that this program writes.
     pub const VERSION: u32 = VERSION;
@@ -155,8 +171,8 @@ impl Ledger {
             match (line, &mut ledger) {
                 (Line::Ledger(header), None) if header.version == VERSION => {
                     let host = HostCost::default();
-                    let (steps, ops) = (Vec::new(), Vec::new());
-                    ledger = Some(Self { header, host, config: None, anchor: None, steps, ops });
+                    let (steps, ops, kernels) = (Vec::new(), Vec::new(), Vec::new());
+                    ledger = Some(Self { header, host, config: None, anchor: None, steps, ops, kernels });
                 }
                 (Line::Ledger(header), None) => return Err(LedgerError::Version(header.version)),
                 (Line::Host(host), Some(ledger)) => ledger.host = host,
@@ -164,6 +180,7 @@ impl Ledger {
                 (Line::Anchor(anchor), Some(ledger)) => ledger.anchor = Some(anchor),
                 (Line::Step(step), Some(ledger)) => ledger.steps.push(step),
                 (Line::Op(op), Some(ledger)) => ledger.ops.push(op),
+                (Line::Kernel(kernel), Some(ledger)) => ledger.kernels.push(kernel),
                 _ => return Err(LedgerError::Header),
             }
         }
@@ -174,10 +191,11 @@ impl Ledger {
     pub fn write(&self, out: &mut impl Write) -> Result<(), LedgerError> {
         let steps = self.steps.iter().cloned().map(Line::Step);
         let ops = self.ops.iter().cloned().map(Line::Op);
+        let kernels = self.kernels.iter().cloned().map(Line::Kernel);
         let config = self.config.clone().map(Line::Config);
         let anchor = self.anchor.clone().map(Line::Anchor);
         let head = [Line::Ledger(self.header.clone()), Line::Host(self.host)];
-        for line in head.into_iter().chain(config).chain(anchor).chain(steps).chain(ops) {
+        for line in head.into_iter().chain(config).chain(anchor).chain(steps).chain(ops).chain(kernels) {
             serde_json::to_writer(&mut *out, &line).map_err(io::Error::from)?;
             writeln!(out)?;
         }
@@ -211,6 +229,7 @@ mod tests {
             kernels: "0123".into(),
             model: "m".into(),
             device: "cpu".into(),
+            ranks: 2,
             driver: None,
             quantization: None,
             kv_cache_dtype: "bf16".into(),
@@ -229,14 +248,16 @@ mod tests {
         let steps = vec![StepLine { load, us: 12.5, spread: 0.01, runs: 9 }];
         let ops = vec![OpLine { load, op: "linear".into(), calls: 3, us: 7.0, ..OpLine::default() }];
         let config = Some(serde_json::json!({"hidden_size": 64, "rms_norm_eps": 1e-6}));
-        Ledger { header, host: HostCost { step_us: 1.5, row_us: 0.25 }, config, anchor: None, steps, ops }
+        let (kernel, grid) = ("gemv".to_owned(), [132, 1, 1]);
+        let kernels = vec![KernelLine { load, kernel, grid, calls: 3, us: 6.5, idle_us: 0.5, own_us: 9.0 }];
+        Ledger { header, host: HostCost { step_us: 1.5, row_us: 0.25 }, config, anchor: None, steps, ops, kernels }
     }
 
     #[test]
     fn what_is_written_is_read() {
         let (ledger, mut file) = (ledger(), Vec::new());
         ledger.write(&mut file).unwrap();
-        assert_eq!(file.iter().filter(|b| **b == b'\n').count(), 5);
+        assert_eq!(file.iter().filter(|b| **b == b'\n').count(), 6);
         assert_eq!(Ledger::read(&file[..]).unwrap(), ledger);
         let more = Header { max_num_seqs: 9, ..ledger.header.clone() };
         assert_eq!(more.state_config(), Some(StateConfig { sequences: 9, ..ledger.header.state.unwrap() }));

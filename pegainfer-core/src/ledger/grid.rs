@@ -39,7 +39,12 @@ pub enum Selection<'a> {
     /// A grid of steps, from which the law follows.
     Grid(Effort),
     /// Only these steps.
-    Steps(&'a [Rows]),
+    Steps {
+        /// The rows of each step.
+        steps: &'a [Rows],
+        /// Whether the kernels of the steps are recorded, too, as the steps are served.
+        kernels: bool,
+    },
 }
 
 /// What the measured engine can run.

@@ -12,6 +12,7 @@ mod blaslt;
 mod causal_conv;
 pub(crate) mod collectives;
 mod columns;
+pub mod cupti;
 mod decode_layers;
 #[cfg(feature = "deepseek-v4")]
 pub(crate) mod deepseek_v4;

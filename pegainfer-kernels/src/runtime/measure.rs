@@ -1,18 +1,20 @@
 //! Measures the steps of a loaded engine for the ledger.
 
+mod kernels;
 mod measurable;
 mod ops;
+mod pipelined;
 
 use crate::SOURCES_HASH;
 pub use measurable::Measurable;
 use pegainfer_core::engine::StepEngine;
 use pegainfer_core::exec::Device;
 use pegainfer_core::ledger::{
-    self, GridLimits, Header, MeasureStep, OpLine, Remeasured, Rows, Selection, StepLine, blocks_of, blocks_of_rows,
+    self, GridLimits, Header, KernelLine, OpLine, Remeasured, Rows, Selection, StepLine, blocks_of, blocks_of_rows,
 };
 use pegainfer_core::schedule::{EngineCore, SequenceState};
 use pegainfer_core::tensor::OpError;
-use std::time::{Duration, Instant};
+use pipelined::Pipelined;
 
 /// KV tokens that measured steps attend to at most, on the CPU and on a GPU: all of them are written first.
 const KV_TOKENS: (usize, usize) = (16 << 10, 512 << 10);
@@ -22,12 +24,14 @@ const PROMPT_TOKENS: usize = 512;
 /// What was measured of an engine.
 #[derive(Debug)]
 pub struct Measured {
-    /// The engine's properties. The names of model, device and formats are left empty.
+    /// The engine's properties. The names of model, device and formats are left empty, and the number of ranks is 1.
     pub header: Header,
     /// Times of steps.
     pub steps: Vec<StepLine>,
     /// Times of ops in some of them, where each op begins when those before it have ended and CUDA graphs are not replayed.
     pub ops: Vec<OpLine>,
+    /// Kernels of these steps as they are served, if they were asked for.
+    pub kernels: Vec<KernelLine>,
 }
 
 /// Measures steps, and the ops of some of them. `graphs`: whether decode steps are replayed as CUDA graphs.
@@ -46,10 +50,17 @@ pub fn measure<E: Measurable>(
         &header,
         match selection {
             Selection::Grid(_) => kv_tokens / header.block_size,
-            Selection::Steps(steps) => blocks(steps),
+            Selection::Steps { steps, .. } => blocks(steps),
         },
     );
     write_kv(executor, &limits)?;
+    let recorded = match selection {
+        Selection::Steps { steps, kernels: true } => steps,
+        _ => &[],
+    };
+    if !recorded.is_empty() {
+        kernels::capture_graphs(executor, &limits, recorded)?;
+    }
     let mut target = Pipelined(executor);
     let (steps, timed) = match selection {
         Selection::Grid(effort) => {
@@ -61,10 +72,13 @@ pub fn measure<E: Measurable>(
             );
             (steps, timed)
         }
-        Selection::Steps(steps) => (ledger::measure_steps(&mut target, &limits, steps, progress)?, steps.to_vec()),
+        Selection::Steps { steps, .. } => {
+            (ledger::measure_steps(&mut target, &limits, steps, progress)?, steps.to_vec())
+        }
     };
+    let kernels = if recorded.is_empty() { Vec::new() } else { kernels::record_kernels(executor, recorded)? };
     let ops = ops::time_ops(executor, &timed)?;
-    Ok(Measured { header, steps, ops })
+    Ok(Measured { header, steps, ops, kernels })
 }
 
 /// Measures `steps` of a ledger again, as far as this engine can run them; returns its properties, and the times.
@@ -111,6 +125,7 @@ fn header<E: Measurable>(engine: &mut EngineCore<E>, graphs: bool) -> Result<Hea
         kernels: SOURCES_HASH.to_owned(),
         model: String::new(),
         device: String::new(),
+        ranks: 1,
         driver: driver.map(|version| format!("CUDA {}.{}", version / 1000, version % 1000 / 10)),
         quantization: None,
         kv_cache_dtype: limits.kv_cache_dtype.to_owned(),
@@ -140,39 +155,4 @@ fn write_kv<E: Measurable>(executor: &mut E, limits: &GridLimits) -> Result<(), 
         first += prompts * blocks;
     }
     Ok(())
-}
-
-/// Runs steps as the engine does: the next one is launched while one runs, where the device computes beside the host.
-struct Pipelined<'a, E>(&'a mut E);
-
-impl<E: Measurable> MeasureStep for Pipelined<'_, E> {
-    fn run(&mut self, rows: &[(usize, usize)], runs: usize) -> Result<Vec<Duration>, OpError> {
-        let (step, depth) = (E::step(rows), self.0.useful_depth());
-        let (mut times, mut in_flight, mut last) = (Vec::with_capacity(runs), 0, Instant::now());
-        // With two steps in flight, the first time is that of a launch, too. The last one lacks what ran while the step was launched: a
-        // launch waits where the device's queue is full.
-        let extra = usize::from(depth > 1);
-        for _ in 0..runs + 2 * extra {
-            self.0.launch(&step)?;
-            in_flight += 1;
-            if in_flight == depth {
-                self.finish(&mut times, &mut last)?;
-                in_flight -= 1;
-            }
-        }
-        for _ in 0..in_flight {
-            self.finish(&mut times, &mut last)?;
-        }
-        times.truncate(runs + extra);
-        Ok(times.split_off(extra))
-    }
-}
-
-impl<E: Measurable> Pipelined<'_, E> {
-    fn finish(&mut self, times: &mut Vec<Duration>, last: &mut Instant) -> Result<(), OpError> {
-        self.0.finish()?;
-        let now = Instant::now();
-        times.push(now - std::mem::replace(last, now));
-        Ok(())
-    }
 }

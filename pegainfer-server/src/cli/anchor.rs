@@ -34,6 +34,12 @@ pub fn measure(ledger: &Ledger, model: &ModelDir, args: &EngineArgs) -> Result<(
         header.graphs == ledger.header.graphs,
         "of this engine and that of the ledger, one replays CUDA graphs and one does not: give the same --cuda-graph"
     );
+    ensure!(
+        header.ranks == ledger.header.ranks,
+        "the ledger was measured with {} ranks, and this engine has {}: give the same --tensor-parallel-size",
+        ledger.header.ranks,
+        header.ranks
+    );
     ensure!(!steps.is_empty(), "no step of the ledger fits this engine: give the flags that it was measured with");
     header.model = model.to_string();
     header.quantization.clone_from(&ledger.header.quantization);

@@ -2,6 +2,7 @@
 //! device.
 
 mod floors;
+mod kernel_table;
 mod op_table;
 mod plots;
 mod steps;
@@ -14,12 +15,14 @@ use super::stdout::print;
 use crate::models::args::{EngineArgs, QuantizationArg};
 use crate::models::engine;
 use crate::models::model_path::{self, ModelDir};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use clap::{ArgGroup, Args};
 use floors::Given;
+use kernel_table::kernel_tables;
 use op_table::op_tables;
 use pegainfer_core::ledger::{Effort, Header, Law, Ledger, Residual, Rows, Selection, StepKind};
-use pegainfer_kernels::SOURCES_HASH;
+use pegainfer_kernels::runtime::Measured;
+use pegainfer_kernels::{SOURCES_HASH, cuda};
 use serde_json::Value;
 use std::fmt::Write as _;
 use std::fs::File;
@@ -46,7 +49,7 @@ pub struct LedgerArgs {
     /// Directory for plots of the ledger: steps.svg, ops.svg, errors.svg, roofline.svg, efficiency.svg
     #[arg(long, value_name = "DIR")]
     pub svg: Option<PathBuf>,
-    /// Print the ops of the steps whose ops were timed, those that take longest first
+    /// Print the ops of the steps whose ops were timed, those that take longest first, and kernels where they were recorded
     #[arg(long)]
     pub ops: bool,
     /// Write (--out), plot (--svg) or print (--ops) a ledger inside the executable instead of measuring one.
@@ -60,6 +63,9 @@ pub struct LedgerArgs {
     #[arg(long, value_name = "STEP,..", value_delimiter = ',', value_parser = parse_step,
         conflicts_with_all = ["quick", "anchor", "gpu", "model"])]
     pub steps: Vec<StepArg>,
+    /// With --steps: record the kernels of the steps with CUPTI, and print what each adds to its step as it is served
+    #[arg(long, requires = "steps")]
+    pub cupti: bool,
     /// Measure a dozen steps of this ledger again, in seconds, and write it with factors for this device
     #[arg(long, value_name = "LEDGER", conflicts_with_all = ["quick", "gpu", "model"])]
     pub anchor: Option<PathBuf>,
@@ -88,7 +94,11 @@ pub fn run(args: &LedgerArgs) -> Result<()> {
             "give --out, --svg or --ops: the ledger is inside this executable already"
         );
         write(&ledger, out, args)?;
-        return if args.ops { print(&op_tables(&ledger)) } else { Ok(()) };
+        return if args.ops { print(&(op_tables(&ledger) + &kernel_tables(&ledger))) } else { Ok(()) };
+    }
+    if args.cupti {
+        // Before a GPU is opened.
+        cuda::cupti::start().map_err(|why| anyhow!("--cupti: {why}"))?;
     }
     let model = model_path::resolve(&args.engine)?;
     let (ledger, mut report) = match &args.anchor {
@@ -98,6 +108,7 @@ pub fn run(args: &LedgerArgs) -> Result<()> {
     write(&ledger, out, args)?;
     if args.ops || !args.steps.is_empty() {
         report += &op_tables(&ledger);
+        report += &kernel_tables(&ledger);
     }
     print(&report)
 }
@@ -129,17 +140,18 @@ fn measured(model: &ModelDir, args: &LedgerArgs) -> Result<(Ledger, String)> {
     let steps: Vec<Rows> = args.steps.iter().map(|step| step.0.clone()).collect();
     let selection = match (&steps[..], args.quick) {
         ([], quick) => Selection::Grid(if quick { QUICK } else { FULL }),
-        (steps, _) => Selection::Steps(steps),
+        (steps, _) => Selection::Steps { steps, kernels: args.cupti },
     };
     let measured = engine::measure(&model.dir, &args.engine, selection, &mut |line| {
         log::debug!("{:?}: {:.1} us, spread {:.1} %", line.load, line.us, 100.0 * line.spread);
     })?;
-    let mut header = measured.header;
+    let mut header = measured.header.clone();
     header.model = model.to_string();
     header.quantization = (args.engine.formats.quantization == Some(QuantizationArg::Fp8)).then(|| "fp8".to_owned());
     let host = host_cost(&header)?;
     let config = Some(config(model)?);
-    let ledger = Ledger { header, host, config, anchor: None, steps: measured.steps, ops: measured.ops };
+    let Measured { steps: lines, ops, kernels, .. } = measured;
+    let ledger = Ledger { header, host, config, anchor: None, steps: lines, ops, kernels };
     let report = if steps.is_empty() { summary(&ledger) } else { String::new() };
     Ok((ledger, report))
 }

@@ -95,7 +95,8 @@ pub fn run(args: &PlanArgs) -> Result<()> {
         Phase::Decode => 1,
         Phase::Prefill => context,
     };
-    let (overrides, ranks) = (args.formats.overrides(), args.tensor_parallel_size.get());
+    let ranks = ledger.as_ref().map_or(args.tensor_parallel_size.get(), |ledger| ledger.header.ranks);
+    let overrides = args.formats.overrides();
     let records = engine::record_rank(&model.dir, &overrides, ranks, (batch, tokens, context))?;
     let load = StepLoad::of_rows(vec![(tokens, context); batch]);
     // A model of the hub is named by its id: its directory is one of the cache.

@@ -36,7 +36,11 @@ pub fn measure(
 ) -> Result<Measured> {
     let family = detect::detect(dir)?;
     ensure!(args.speculative_config.is_none(), "--speculative-config: a ledger is measured without drafts");
-    (family.measure)(open_device(family, dir, args)?, dir, args, (selection, progress))
+    let device = open_device(family, dir, args)?;
+    let ranks = ranks(&device, args);
+    let mut measured = (family.measure)(device, dir, args, (selection, progress))?;
+    measured.header.ranks = ranks;
+    Ok(measured)
 }
 
 /// Loads the checkpoint in `dir` and measures `steps` of a ledger again. Returns the engine's properties, too.
@@ -48,7 +52,15 @@ pub fn measure_again(
 ) -> Result<(Header, Vec<Remeasured>)> {
     let family = detect::detect(dir)?;
     ensure!(args.speculative_config.is_none(), "--speculative-config: a ledger is measured without drafts");
-    (family.measure_again)(open_device(family, dir, args)?, dir, args, (steps, progress))
+    let device = open_device(family, dir, args)?;
+    let ranks = ranks(&device, args);
+    let (header, again) = (family.measure_again)(device, dir, args, (steps, progress))?;
+    Ok((Header { ranks, ..header }, again))
+}
+
+/// Ranks of an engine on this device, also where one is alone and stands for all.
+fn ranks(device: &OpenDevice, args: &EngineArgs) -> usize {
+    args.loop_back_ranks.map_or(device.execs.len(), Into::into)
 }
 
 /// Bytes of weights that a decode step reads, of the model in `dir` as `overrides` change it.

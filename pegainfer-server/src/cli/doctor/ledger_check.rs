@@ -123,6 +123,7 @@ mod tests {
             kernels: SOURCES_HASH.to_owned(),
             model: "m".into(),
             device: device.into(),
+            ranks: 1,
             driver: device.starts_with("cuda").then(|| "CUDA 13.0".to_owned()),
             quantization: Some("fp8".into()),
             kv_cache_dtype: "fp8_e4m3".into(),

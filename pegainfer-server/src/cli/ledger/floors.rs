@@ -67,7 +67,8 @@ impl<'a> Floors<'a> {
 
     /// The times of a step.
     fn times(&self, load: &StepLoad, (batch, tokens, context): Alike) -> Result<Times> {
-        let records = engine::record(&self.model.dir, &self.overrides, batch, tokens, context)?;
+        let ranks = self.ledger.header.ranks;
+        let records = engine::record_rank(&self.model.dir, &self.overrides, ranks, (batch, tokens, context))?;
         Ok(Times::new(self.ledger, load, &records, self.peaks)?)
     }
 

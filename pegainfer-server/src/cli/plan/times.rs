@@ -157,6 +157,7 @@ mod tests {
             kernels: SOURCES_HASH.into(),
             model: "qwen3-tiny".into(),
             device: "cpu".into(),
+            ranks: 1,
             driver: None,
             quantization: None,
             kv_cache_dtype: "bf16".into(),
@@ -171,7 +172,7 @@ mod tests {
             graphs: false,
             state: None,
         };
-        Ledger { header, host: HostCost::default(), config: None, anchor: None, steps, ops }
+        Ledger { header, host: HostCost::default(), config: None, anchor: None, steps, ops, kernels: Vec::new() }
     }
 
     fn times(rows: usize, peaks: Peaks) -> Times {

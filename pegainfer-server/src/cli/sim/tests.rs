@@ -24,6 +24,7 @@ fn ledger(depth: usize, state: Option<StateConfig>) -> Ledger {
         kernels: String::new(),
         model: "m".into(),
         device: "d".into(),
+        ranks: 1,
         driver: None,
         quantization: None,
         kv_cache_dtype: "bf16".into(),
@@ -42,7 +43,8 @@ fn ledger(depth: usize, state: Option<StateConfig>) -> Ledger {
     let prefill = [2, 64].map(|tokens| line(&[(tokens, tokens)], tokens as f64 * TOKEN));
     let steps: Vec<StepLine> = decode.into_iter().chain(prefill).collect();
     let op = |us| OpLine { load: steps[0].load, op: "linear".into(), calls: 1, us, ..OpLine::default() };
-    Ledger { header, host: HostCost::default(), config: None, anchor: None, ops: vec![op(1.0)], steps }
+    let (ops, kernels) = (vec![op(1.0)], Vec::new());
+    Ledger { header, host: HostCost::default(), config: None, anchor: None, ops, kernels, steps }
 }
 
 fn simulate(ledger: &Ledger, sending: Sending, lengths: &[(usize, usize)], front_end: FrontEnd) -> Run {

@@ -1,0 +1,149 @@
+//! Kernels of this process as CUPTI, NVIDIA's profiling library, sees them: when each began and ended on the device, also in replayed CUDA
+//! graphs and where kernels overlap.
+//!
+//! CUPTI's activity API has one pair of callbacks for the whole process and gives them no context of the caller. Hence the two statics here.
+
+mod library;
+
+use library::{CONCURRENT_KERNEL, FLUSH_FORCED, KernelHead, Library, NO_MORE_RECORDS, SUCCESS};
+use std::alloc::{Layout, alloc, dealloc};
+use std::ffi::{CStr, c_void};
+use std::ptr::null_mut;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// A buffer for records: 8 MB, about 40,000 kernels, aligned as CUPTI asks for.
+const BUFFER: Layout = match Layout::from_size_align(8 << 20, 8) {
+    Ok(layout) => layout,
+    Err(_) => panic!("the alignment is a power of two"),
+};
+
+/// The library, once [`start`] has opened it.
+static LIBRARY: OnceLock<Library> = OnceLock::new();
+/// What was recorded; `None` while nobody wants to know.
+static RECORDS: Mutex<Option<Vec<KernelRecord>>> = Mutex::new(None);
+
+/// A kernel that ran.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KernelRecord {
+    /// Name of the kernel's function, as the linker knows it.
+    pub name: String,
+    /// Blocks in each direction.
+    pub grid: [i32; 3],
+    /// Ordinal of the GPU.
+    pub device: u32,
+    /// When it began, in nanoseconds.
+    pub start: u64,
+    /// When its last block had ended, in nanoseconds.
+    pub end: u64,
+}
+
+/// Opens CUPTI and turns it on. CUDA graphs that were captured before may not be recorded kernel by kernel, so call this before a GPU is
+/// opened. An error says for people what is missing.
+pub fn start() -> Result<(), String> {
+    if let Some(library) = LIBRARY.get() {
+        return enable(library);
+    }
+    let library = Library::open()?;
+    // SAFETY: the callbacks are functions of the types that the library asks for, and stay.
+    let status = unsafe { (library.functions.register_callbacks)(request_buffer, complete_buffer) };
+    library.check("register callbacks", status)?;
+    enable(LIBRARY.get_or_init(|| library))
+}
+
+/// Turns CUPTI off, so that kernels run as they do without it, and drops what was recorded. Without [`start`] it does nothing.
+pub fn pause() -> Result<(), String> {
+    LIBRARY.get().map_or(Ok(()), disable)
+}
+
+/// Runs `run`, after which its kernels must have ended, and returns them in the order of their begin.
+pub fn record<T>(run: impl FnOnce() -> T) -> Result<(T, Vec<KernelRecord>), String> {
+    let library = LIBRARY.get().ok_or("CUPTI was not started")?;
+    enable(library)?;
+    *records() = Some(Vec::new());
+    let result = run();
+    let disabled = disable(library);
+    let mut kernels = records().take().unwrap_or_default();
+    disabled?;
+    let mut dropped = 0;
+    // SAFETY: a null context and stream 0 ask for the buffers of the whole process.
+    let status = unsafe { (library.functions.dropped_records)(null_mut(), 0, &raw mut dropped) };
+    library.check("count dropped records", status)?;
+    if dropped > 0 {
+        return Err(format!("CUPTI dropped {dropped} records"));
+    }
+    kernels.sort_by_key(|kernel| (kernel.start, kernel.end));
+    Ok((result, kernels))
+}
+
+fn enable(library: &Library) -> Result<(), String> {
+    // SAFETY: it takes the number of a kind of records.
+    library.check("record kernels", unsafe { (library.functions.enable)(CONCURRENT_KERNEL) })
+}
+
+/// Delivers what was recorded, and stops.
+fn disable(library: &Library) -> Result<(), String> {
+    // SAFETY: both take numbers; the callbacks they call are registered.
+    let (flushed, disabled) =
+        unsafe { ((library.functions.flush_all)(FLUSH_FORCED), (library.functions.disable)(CONCURRENT_KERNEL)) };
+    library.check("deliver records", flushed)?;
+    library.check("stop", disabled)
+}
+
+fn records() -> MutexGuard<'static, Option<Vec<KernelRecord>>> {
+    // A panic leaves a list of plain data behind.
+    RECORDS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// CUPTI asks for memory. Where there is none it drops records, which [`record`] reports.
+extern "C" fn request_buffer(buffer: *mut *mut u8, size: *mut usize, most_records: *mut usize) {
+    // SAFETY: the layout has a size; CUPTI passes three places to write to.
+    unsafe {
+        *buffer = alloc(BUFFER);
+        *size = if (*buffer).is_null() { 0 } else { BUFFER.size() };
+        *most_records = 0;
+    }
+}
+
+/// CUPTI gives a buffer back, with records in its first `valid` bytes.
+extern "C" fn complete_buffer(_context: *mut c_void, _stream: u32, buffer: *mut u8, _size: usize, valid: usize) {
+    if buffer.is_null() {
+        return;
+    }
+    if let (Some(library), Some(kernels)) = (LIBRARY.get(), &mut *records()) {
+        // SAFETY: `buffer` is what CUPTI has just given back with so many valid bytes.
+        unsafe { read_records(library, (buffer, valid), kernels) };
+    }
+    // SAFETY: the buffer came from `request_buffer`, and CUPTI is done with it.
+    unsafe { dealloc(buffer, BUFFER) };
+}
+
+/// Appends the kernels of a buffer.
+///
+/// # Safety
+/// The buffer must have so many valid bytes of CUPTI's records.
+unsafe fn read_records(library: &Library, (buffer, valid): (*mut u8, usize), kernels: &mut Vec<KernelRecord>) {
+    let mut record: *mut c_void = null_mut();
+    loop {
+        // SAFETY: the buffer is one of CUPTI's records; `record` is null or the one before.
+        match unsafe { (library.functions.next_record)(buffer, valid, &raw mut record) } {
+            SUCCESS => {}
+            NO_MORE_RECORDS => return,
+            status => {
+                if let Err(why) = library.check("read records", status) {
+                    log::warn!("{why}");
+                }
+                return;
+            }
+        }
+        // SAFETY: every record begins with its kind.
+        if unsafe { *record.cast::<u32>() } != CONCURRENT_KERNEL {
+            continue;
+        }
+        // SAFETY: a record of this kind begins with these fields, in memory that is aligned to 8 bytes.
+        let head = unsafe { &*record.cast::<KernelHead>() };
+        // SAFETY: the name is a text that CUPTI keeps as long as the kernel's module.
+        let name = unsafe { CStr::from_ptr(head.name) }.to_string_lossy().into_owned();
+        let KernelHead { grid, device, start, end, .. } = *head;
+        kernels.push(KernelRecord { name, grid, device, start, end });
+    }
+}
