@@ -145,7 +145,7 @@ template <uint32_t Heads> struct Attention {
         return all;
     }
 
-    // Products of a tile's keys and the queries.
+    // Scores of a tile's keys, before the softmax.
     __device__ __forceinline__ void score(float (&s)[Heads / 2]) {
         Ring<kRing> at = slot;
 #pragma unroll

@@ -81,6 +81,7 @@ functions! {
     disable = "cuptiActivityDisable" (u32);
     flush_all = "cuptiActivityFlushAll" (u32);
     next_record = "cuptiActivityGetNextRecord" (*mut u8, usize, *mut *mut c_void);
+    timestamp = "cuptiGetTimestamp" (*mut u64);
     dropped_records = "cuptiActivityGetNumDroppedRecords" (*mut c_void, u32, *mut usize);
     result_string = "cuptiGetResultString" (Status, *mut *const c_char);
 }

@@ -60,6 +60,10 @@ pub fn record<T>(run: impl FnOnce() -> T) -> Result<(T, Vec<KernelRecord>), Stri
     let library = LIBRARY.get().ok_or("CUPTI was not started")?;
     enable(library)?;
     *records() = Some(Vec::new());
+    // Records of earlier kernels, such as those that fill the weights, may be delivered only now.
+    let mut begin = 0;
+    // SAFETY: it writes a number, of the clock of the records.
+    library.check("read its clock", unsafe { (library.functions.timestamp)(&raw mut begin) })?;
     let result = run();
     let disabled = disable(library);
     let mut kernels = records().take().unwrap_or_default();
@@ -71,6 +75,7 @@ pub fn record<T>(run: impl FnOnce() -> T) -> Result<(T, Vec<KernelRecord>), Stri
     if dropped > 0 {
         return Err(format!("CUPTI dropped {dropped} records"));
     }
+    kernels.retain(|kernel| kernel.start >= begin);
     kernels.sort_by_key(|kernel| (kernel.start, kernel.end));
     Ok((result, kernels))
 }

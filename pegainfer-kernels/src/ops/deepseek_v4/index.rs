@@ -48,7 +48,7 @@ pub struct SelectSpec {
     pub ratio: usize,
     /// Tokens that are chosen for.
     pub share: TokenShare,
-    /// Most pages of a sequence in this step: the columns of the page tables, or fewer.
+    /// Most pages that a sequence has in this step: as many as the tables have columns, or fewer.
     pub pages: usize,
 }
 
@@ -77,7 +77,7 @@ pub fn select_entries(
     activation(check, entries, &[pages, PAGE_TOKENS / ratio, dim])?;
     check.is(chosen, DType::U32, &[share.rows(tokens), k])?;
     check.that(dim.is_multiple_of(32), "dim must be a multiple of 32")?;
-    check.that(most_pages <= batch.page_tables.rows_cols().1, "more pages than the page tables have columns")?;
+    check.that(most_pages <= batch.page_tables.rows_cols().1, "more pages than a table has columns")?;
     exec.record(|_| {
         let visible = batch.page_tables.rows_cols().0 * most_pages * PAGE_TOKENS / ratio;
         let bytes = q.bytes() + chosen.bytes() + (visible * dim * entries.dtype().size()) as u64;
