@@ -1,7 +1,7 @@
 //! Drafts change no bit.
 
-use super::invariance::Alone;
-use super::{Output, greedy, run};
+use super::invariance::{Alone, same};
+use super::{Output, Target, greedy, run, with_logprobs};
 use pegainfer_core::engine::{GenerateRequest, SpeculationStats, StepEngine};
 use pegainfer_core::grammar::{Grammar, Matcher};
 use pegainfer_core::logits_processors::{LogitsProcessorParams, LogitsProcessors, TokenMask};
@@ -94,19 +94,23 @@ fn assert_drafted(stats: &SpeculationStats, requests: usize) {
     assert!(stats.draft_tokens >= accepted && stats.drafts > 0, "{stats:?}");
 }
 
-/// The methods for users, on a text that repeats itself: fewer steps, the same tokens.
-pub fn lookup_drafts_change_no_token<E: StepExecutor>(engine: impl Fn(Option<Speculation>) -> EngineCore<E>) {
+/// The methods for users, on a text that repeats itself: fewer steps, and the same tokens, on a GPU up to the first close call
+/// ([`same`]).
+pub fn lookup_drafts_change_no_token<E: StepExecutor>(
+    target: Target,
+    engine: impl Fn(Option<Speculation>) -> EngineCore<E>,
+) {
     let phrase: Vec<u32> = (0..24).map(|i| 300 + i * i % 97).collect();
     let request = greedy(&phrase.repeat(4), 96);
     let mut plain = engine(None);
-    let expected = run(&mut plain, std::slice::from_ref(&request)).remove(0);
+    let expected = run(&mut plain, &[with_logprobs(request.clone())]);
     let ngram = speculation(4, PromptLookup { ngram: 2..=4 });
     let suffix = speculation(8, Suffix { max_match: 16, max_factor: 1.0, min_probability: 0.1 });
     for speculation in [ngram, suffix] {
         let name = format!("{speculation:?}");
         let mut drafting = engine(speculation);
-        let got = run(&mut drafting, std::slice::from_ref(&request)).remove(0);
-        assert_eq!(got.ids(), expected.ids(), "{name}");
+        let requests = std::slice::from_ref(&request);
+        same(&name, target, requests, &expected, &run(&mut drafting, requests));
         let (steps, stats) = (drafting.stats().steps, drafting.stats().speculation);
         assert!(steps < plain.stats().steps && stats.accepted_tokens() > 0, "{name}: {steps} steps, {stats:?}");
     }
