@@ -5,7 +5,8 @@
 // each warp's ring, three of D = 256; of a cache in FP8 (decode_fp8_D_N) stages are half as large, and four, or of D = 256
 // three with both keys and values. decode_fused_D_S: sequences of one query, S stages; D of 64 and 128, at most 8
 // heads a group. The launcher (src/cuda/attention_decode.rs) takes three stages where the pairs of sequence and KV head
-// nearly fill one or two rounds of two blocks a multiprocessor, else two. Reference: src/cpu/attention/mod.rs,
+// nearly fill one or two rounds of two blocks a multiprocessor, else two; of heads of 128 in FP8 always three, small ones, so that
+// a multiprocessor holds four blocks. Reference: src/cpu/attention/mod.rs,
 // src/cpu/qkv.rs.
 #include "decode.cuh"
 #include "norm_rope.cuh"
@@ -150,5 +151,4 @@ DECODE(_fp8, fp8, 128, 2, 4)
 DECODE(_fp8, fp8, 256, 1, 3)
 DECODE(_fp8, fp8, 256, 2, 3)
 DECODE_FUSED(_fp8, fp8, 64, 4)
-DECODE_FUSED(_fp8, fp8, 128, 4)
-DECODE_FUSED(_fp8, fp8, 128, 6)
+DECODE_FUSED(_fp8, fp8, 128, 3)

@@ -1,7 +1,8 @@
 // Causal attention over the paged KV cache for sequences of many queries (prefill), on Hopper.
 //
 //   out = softmax(q kᵀ scale) v over the tokens that each query sees; scale includes log2(e), for base 2
-// q, out: [tokens, heads * D] bf16; k, v: csrc/kv_cache.cuh. Compute capability 9.0 (sm_90a), D of 64, 128 and 256,
+// q, out: [tokens, heads * D] bf16; k, v: csrc/kv_cache.cuh; prefill_widened: keys and values of some KV heads of a cache in
+// FP8, which csrc/attention_widen_kv.cu has widened to bf16. Compute capability 9.0 (sm_90a), D of 64, 128 and 256,
 // sequences of more than 16 matrix rows; the others of the batch are left to csrc/attention_decode_bulk.cu. Reference:
 // src/cpu/attention/mod.rs. Other GPUs: csrc/attention_prefill_mma.cu.
 //
@@ -235,8 +236,8 @@ template <int D> __device__ void consume(PrefillShared<D> &shared, const Prefill
     }
 }
 
-template <int D> __device__ void prefill(const bf16 *q, const bf16 *k, const bf16 *v, const PrefillBatch &batch,
-                                         bf16 *out, float scale) {
+template <int D, typename B>
+__device__ void prefill(const bf16 *q, const bf16 *k, const bf16 *v, const B &batch, bf16 *out, float scale) {
     using Size = Sizes<D>;
     extern __shared__ __align__(1024) uint8_t bytes[];
     PrefillShared<D> &shared = *reinterpret_cast<PrefillShared<D> *>(bytes);
@@ -274,8 +275,14 @@ template <int D> __device__ void prefill(const bf16 *q, const bf16 *k, const bf1
 }
 
 #define BODY(D)                                                                                                        \
-    prefill<D>(q, k, v, {{qo_indptr, kv_lens, block_tables, rows, max_blocks, blocks}, heads, kv_heads}, out, scale)
+    prefill<D>(q, k, v, PrefillBatch{{qo_indptr, kv_lens, block_tables, rows, max_blocks, blocks}, heads, kv_heads},   \
+               out, scale)
+#define WIDENED_BODY(D)                                                                                                \
+    prefill<D>(q, k, v,                                                                                                \
+               WidenedBatch{{{qo_indptr, kv_lens, nullptr, rows, 0, 0}, heads, kv_heads}, first_head, heads_here, capacity}, \
+               out, scale)
 #else
+#define WIDENED_BODY(D) __trap()
 #define BODY(D) __trap() // the launcher takes csrc/attention_prefill_mma.cu
 #endif
 
@@ -296,3 +303,20 @@ template <int D> __device__ void prefill(const bf16 *q, const bf16 *k, const bf1
 PREFILL(64)
 PREFILL(128)
 PREFILL(256)
+
+// The same over `heads_here` KV heads from `first_head` on.
+#define PREFILL_WIDENED(D)                                                                                             \
+    extern "C" __global__ __launch_bounds__((1 + kConsumers) * kWarpgroup, 1) void prefill_widened_##D(                \
+        const bf16 *q,             /* [tokens, heads * D] */                                                           \
+        const bf16 *k,             /* [capacity, heads_here, D / 64, 16, 64], csrc/kv_cache.cuh */                     \
+        const bf16 *v,             /* as k */                                                                          \
+        const uint32_t *qo_indptr, /* [rows + 1] */                                                                    \
+        const uint32_t *kv_lens,   /* [rows] */                                                                        \
+        bf16 *out,                 /* [tokens, heads * D] */                                                           \
+        uint32_t heads, uint32_t kv_heads, uint32_t rows, uint32_t first_head, uint32_t heads_here, uint32_t capacity, \
+        float scale) { /* of the scores, with log2(e) */                                                               \
+        WIDENED_BODY(D);                                                                                               \
+    }
+PREFILL_WIDENED(64)
+PREFILL_WIDENED(128)
+PREFILL_WIDENED(256)

@@ -4,8 +4,10 @@
 // Blocks draw tiles from a counter, the longest first. One warp draws, tells the others and fetches keys, one fetches
 // values, and one for each consumer fetches queries; buffers go round between producers and consumers with two
 // mbarriers each, full and empty. The cache's layout is the one that wgmma wants, so that keys and values come as bulk
-// copies of 16 tokens by 128 bytes.
+// copies of 16 tokens by 128 bytes. Of a cache in FP8 the keys and values of the sequences lie widened to bf16 in the
+// workspace, in the same layout (csrc/attention_widen_kv.cu).
 #pragma once
+#include <type_traits>
 #include "hopper.cuh"
 #include "kv_cache.cuh"
 #include "math.cuh"
@@ -20,11 +22,42 @@ constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
 
 struct PrefillBatch : Batch {
     uint32_t heads, kv_heads;
+    // The KV heads of this launch, and the slab of a KV block of the sequence and of the first of them.
+    __device__ uint32_t first_head() const { return 0; }
+    __device__ uint32_t heads_here() const { return kv_heads; }
+    __device__ uint32_t slab(uint32_t index) const {
+        uint32_t id = block_tables[index];
+        if (id >= blocks) __trap();
+        return id * kv_heads;
+    }
+    // Where the KV blocks of a sequence begin, of which there are `before` blocks of sequences before it.
+    __device__ uint32_t first_block(uint32_t row, uint32_t) const { return row * max_blocks; }
 };
+
+// Some KV heads of a cache in FP8: the KV blocks of all sequences that prefill takes lie one after the other.
+struct WidenedBatch : PrefillBatch {
+    uint32_t first, here;
+    uint32_t capacity; // KV blocks that there is memory for; more stop the kernel
+    __device__ uint32_t first_head() const { return first; }
+    __device__ uint32_t heads_here() const { return here; }
+    __device__ uint32_t slab(uint32_t index) const {
+        if (index >= capacity) __trap();
+        return index * here;
+    }
+    __device__ uint32_t first_block(uint32_t, uint32_t before) const { return before; }
+};
+
+// Matrix rows of a row of the batch; none if it is not for prefill.
+__device__ __forceinline__ uint32_t prefill_rows(const PrefillBatch &batch, uint32_t row) {
+    uint32_t b = min(row, batch.rows - 1);
+    uint32_t rows = (batch.qo_indptr[b + 1] - batch.qo_indptr[b]) * (batch.heads / batch.kv_heads);
+    return row >= batch.rows || rows <= kDecodeRows ? 0 : rows;
+}
 
 struct Tile {
     uint32_t rows; // matrix rows of the batch row; 0: there are no more tiles
-    uint32_t row0, kv_head, batch_row, token0, kv_len;
+    uint32_t row0, kv_head, token0, kv_len;
+    uint32_t first_block; // of the sequence
     uint32_t first; // the token that the batch row's first query sees last: itself
     uint32_t kv_tiles;
 };
@@ -59,29 +92,30 @@ __device__ uint32_t tickets[2];
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 // Tile number `ticket` of the batch, by a whole warp. Tiles are ordered by batch row, then from the last queries, which
 // see most, to the first, then by KV head.
-template <int D> __device__ Tile find_tile(const PrefillBatch &batch, uint32_t ticket) {
-    uint32_t lane = threadIdx.x % 32, group = batch.heads / batch.kv_heads;
+template <int D, typename B> __device__ Tile find_tile(const B &batch, uint32_t ticket) {
+    uint32_t lane = threadIdx.x % 32, group = batch.heads / batch.kv_heads, kv_blocks = 0;
     for (uint32_t base = 0; base < batch.rows; base += 32) {
-        uint32_t b = min(base + lane, batch.rows - 1), token0 = batch.qo_indptr[b];
-        uint32_t rows = (batch.qo_indptr[b + 1] - token0) * group, kv_len = batch.kv_lens[b];
-        uint32_t here = (rows + kRows - 1) / kRows * batch.kv_heads;
-        if (base + lane >= batch.rows || rows <= kDecodeRows) here = 0;
-        uint32_t through = inclusive_scan(here);
+        uint32_t b = min(base + lane, batch.rows - 1), token0 = batch.qo_indptr[b], kv_len = batch.kv_lens[b];
+        uint32_t rows = prefill_rows(batch, base + lane);
+        uint32_t through = inclusive_scan((rows + kRows - 1) / kRows * batch.heads_here());
         uint32_t found = __ballot_sync(kAll, ticket < through);
+        uint32_t own_blocks = rows ? (kv_len + kBlock - 1) / kBlock : 0, blocks_through = 0;
+        if constexpr (std::is_same_v<B, WidenedBatch>) blocks_through = kv_blocks + inclusive_scan(own_blocks);
         if (found == 0) {
             ticket -= __shfl_sync(kAll, through, 31);
+            kv_blocks = __shfl_sync(kAll, blocks_through, 31);
             continue;
         }
         int owner = __ffs(found) - 1;
-        ticket -= __shfl_sync(kAll, through - here, owner);
+        ticket -= __shfl_sync(kAll, through - (rows + kRows - 1) / kRows * batch.heads_here(), owner);
         Tile tile;
         tile.rows = __shfl_sync(kAll, rows, owner);
         tile.token0 = __shfl_sync(kAll, token0, owner);
-        tile.batch_row = base + owner;
+        tile.first_block = batch.first_block(base + owner, __shfl_sync(kAll, blocks_through - own_blocks, owner));
         tile.kv_len = __shfl_sync(kAll, kv_len, owner);
         uint32_t tiles = (tile.rows + kRows - 1) / kRows;
-        tile.kv_head = ticket % batch.kv_heads;
-        tile.row0 = (tiles - 1 - ticket / batch.kv_heads) * kRows;
+        tile.kv_head = batch.first_head() + ticket % batch.heads_here();
+        tile.row0 = (tiles - 1 - ticket / batch.heads_here()) * kRows;
         tile.first = tile.kv_len - tile.rows / group;
         uint32_t last = tile.first + (min(tile.row0 + kRows, tile.rows) - 1) / group;
         tile.kv_tiles = last / Sizes<D>::kTokens + 1;
@@ -98,16 +132,16 @@ template <int D, bool Values> struct Fetcher {
     uint32_t slab; // that lane i copies, of block i of the next tile
 
     // Looks up the slabs of a KV tile. A bad block stops the kernel.
-    __device__ __forceinline__ void look_up(const PrefillBatch &batch, const Tile &tile, uint32_t index) {
+    template <typename B>
+    __device__ __forceinline__ void look_up(const B &batch, const Tile &tile, uint32_t index) {
         uint32_t block = index * kBlocks + threadIdx.x % 32 % kBlocks;
         if (block * kBlock >= tile.kv_len) return;
-        uint32_t id = batch.block_tables[size_t(tile.batch_row) * batch.max_blocks + block];
-        if (id >= batch.blocks) __trap();
-        slab = id * batch.kv_heads + tile.kv_head;
+        slab = batch.slab(tile.first_block + block) + (tile.kv_head - batch.first_head());
     }
 
     // Copies the KV tile that was looked up, and looks up the one before it.
-    __device__ __forceinline__ void fetch(PrefillShared<D> &shared, const bf16 *cache, const PrefillBatch &batch,
+    template <typename B>
+    __device__ __forceinline__ void fetch(PrefillShared<D> &shared, const bf16 *cache, const B &batch,
                                           const Tile &tile, uint32_t index) {
         uint32_t tokens = min(tile.kv_len - index * Size::kTokens, uint32_t(Size::kTokens));
         uint32_t whole = Values ? tokens / kBlock : (tokens + kBlock - 1) / kBlock; // blocks to copy as they are
@@ -169,7 +203,7 @@ template <int D> __device__ __forceinline__ Tile next_tile(PrefillShared<D> &sha
 
 // Draws tiles, tells the others, and fetches keys. The ring has a tile's first keys, then keys and values in turn, then
 // its last values.
-template <int D> __device__ void fetch_keys(PrefillShared<D> &shared, const bf16 *k, const PrefillBatch &batch) {
+template <int D, typename B> __device__ void fetch_keys(PrefillShared<D> &shared, const bf16 *k, const B &batch) {
     Fetcher<D, false> fetcher;
     Ring<2> place;
     uint32_t lane = threadIdx.x % 32, ticket = blockIdx.x;
@@ -194,7 +228,7 @@ template <int D> __device__ void fetch_keys(PrefillShared<D> &shared, const bf16
     if (lane == 0 && atomicAdd(&tickets[1], 1) == gridDim.x - 1) tickets[0] = tickets[1] = 0;
 }
 
-template <int D> __device__ void fetch_values(PrefillShared<D> &shared, const bf16 *v, const PrefillBatch &batch) {
+template <int D, typename B> __device__ void fetch_values(PrefillShared<D> &shared, const bf16 *v, const B &batch) {
     Fetcher<D, true> fetcher;
     Ring<2> place;
     for (;;) {

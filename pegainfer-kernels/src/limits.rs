@@ -338,6 +338,11 @@ limits! {
         /// The same for heads of 256.
         SHARED_256: uint = (4 * 80 + 128) * 256 * 2 + BARRIER_BYTES;
     }
+    /// Widening of an FP8 KV cache for prefill.
+    widen_kv {
+        /// Threads of a block.
+        THREADS: uint = 256;
+    }
     /// Large-M GEMM by mma.sync.
     gemm_mma {
         /// Columns of a step: 64 bytes of a row.

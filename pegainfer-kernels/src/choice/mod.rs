@@ -22,7 +22,7 @@ mod warm_up;
 pub(crate) use attention::async_partial_bytes;
 #[cfg(test)]
 pub(crate) use attention::occupancy;
-pub use attention::{Attention, Decode, DecodeGrid, DecodeStep, Prefill};
+pub use attention::{Attention, Decode, DecodeGrid, DecodeStep, Prefill, Widening};
 pub(crate) use delta::RECURRENT_TOKENS;
 #[cfg(triton_kernels)]
 pub(crate) use delta::TRITON_SLICES;

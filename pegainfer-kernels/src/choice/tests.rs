@@ -86,7 +86,7 @@ fn prefill(gpu: &Gpu, card: &str) -> String {
         let load = AttentionLoad::of(std::iter::repeat_n((1, CONTEXT), decoding).chain([(tokens, tokens)]));
         let choice = Attention::choose(gpu, shape, KvDType::Bf16, &load, (decoding + 1, decoding + tokens));
         let blocks =
-            if let Some(Prefill::Wgmma { blocks }) = choice.prefill { blocks.to_string() } else { String::new() };
+            if let Some(Prefill::Wgmma { blocks, .. }) = choice.prefill { blocks.to_string() } else { String::new() };
         (choice.name(), blocks)
     };
     [

@@ -19,9 +19,14 @@ pub(super) enum Prefilled {
 }
 
 /// Stages of each warp's ring in the kernels for this format, of a grid for so many stages in bf16. They take as many bytes:
-/// in FP8 a stage of small heads is half as large, and one of large heads has both keys and values.
+/// in FP8 a stage of small heads is half as large, and one of large heads has both keys and values. With one stage, for which four
+/// blocks share a multiprocessor, there is memory for three of FP8.
 pub(super) fn kernel_stages(format: KvDType, head_dim: usize, stages: usize) -> usize {
-    if format == KvDType::Fp8 && head_dim <= LARGE_HEAD { 2 * stages } else { stages }
+    match (format, stages) {
+        (KvDType::Fp8, 1) if head_dim <= LARGE_HEAD => 3,
+        (KvDType::Fp8, _) if head_dim <= LARGE_HEAD => 2 * stages,
+        _ => stages,
+    }
 }
 
 /// Size of `DecodeShared<D, N, S, T>` in csrc/decode_partials.cuh, for a grid of so many stages.
@@ -146,8 +151,7 @@ pub(crate) fn decode_fused(
         (KvDType::Bf16, _, 2) => DecodeFused::decode_fused_128_2,
         (KvDType::Bf16, ..) => DecodeFused::decode_fused_128_3,
         (KvDType::Fp8, 64, _) => DecodeFused::decode_fused_fp8_64_4,
-        (KvDType::Fp8, _, 2) => DecodeFused::decode_fused_fp8_128_4,
-        (KvDType::Fp8, ..) => DecodeFused::decode_fused_fp8_128_6,
+        (KvDType::Fp8, ..) => DecodeFused::decode_fused_fp8_128_3,
     };
     let gpu = exec.gpu()?;
     let Scratch { partials, arrived } = Scratch::of(gpu);
@@ -188,9 +192,17 @@ mod tests {
 
     #[test]
     fn as_many_blocks_fit_a_multiprocessor() {
-        for (head_dim, column_tiles, stages) in
-            [(64, 1, 2), (64, 2, 2), (128, 1, 2), (128, 2, 2), (128, 1, 3), (256, 1, 3), (256, 2, 3), (256, 1, 4)]
-        {
+        for (head_dim, column_tiles, stages) in [
+            (64, 1, 2),
+            (64, 2, 2),
+            (128, 1, 1),
+            (128, 1, 2),
+            (128, 2, 2),
+            (128, 1, 3),
+            (256, 1, 3),
+            (256, 2, 3),
+            (256, 1, 4),
+        ] {
             for format in [KvDType::Bf16, KvDType::Fp8] {
                 let bytes = shared_bytes(format, head_dim, column_tiles, stages) + 1024;
                 assert!(occupancy(stages) * bytes <= 228 << 10, "{format:?}, {head_dim}, {stages}");

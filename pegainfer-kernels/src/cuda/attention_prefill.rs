@@ -1,13 +1,15 @@
 //! `ops::attention` for rows of many queries: FlashAttention by wgmma on Hopper, by mma.sync elsewhere.
 
-use super::abi::{PrefillMma, PrefillWgmma};
+use super::abi::{PrefillMma, PrefillWgmma, PrefillWidened, WidenKv};
 use super::attention_operands::Operands;
-use crate::choice::Prefill;
+use crate::choice::{Prefill, Widening};
+use crate::heads::BLOCK_SIZE;
 use crate::limits::prefill_mma::{WARP_ROWS, WARPS};
-use crate::limits::prefill_wgmma;
+use crate::limits::{prefill_wgmma, widen_kv};
 use crate::ops::{AttentionBatch, HeadShape, KvDType};
+use pegainfer_core::cuda::Cuda;
 use pegainfer_core::exec::Exec;
-use pegainfer_core::tensor::{OpError, Tensor};
+use pegainfer_core::tensor::{DType, OpError, Tensor};
 
 const WGMMA_THREADS: usize = (1 + prefill_wgmma::CONSUMERS) * prefill_wgmma::WARPGROUP;
 const MMA_ROWS: usize = WARP_ROWS * WARPS;
@@ -36,7 +38,8 @@ pub(super) fn prefill(
     let AttentionBatch { qo_indptr, kv_lens, block_tables, .. } = *batch;
     let gpu = exec.gpu()?;
     match kernel {
-        Prefill::Wgmma { blocks: grid } => {
+        Prefill::Wgmma { blocks, widening: Some(widening) } => prefill_widened(gpu, (*blocks, widening), operands, out),
+        Prefill::Wgmma { blocks: grid, widening: None } => {
             let kernel = match head_dim {
                 64 => PrefillWgmma::prefill_64,
                 128 => PrefillWgmma::prefill_128,
@@ -78,6 +81,71 @@ pub(super) fn prefill(
             unsafe { launch.overlapped().run(grid, 32 * WARPS) }
         }
     }
+}
+
+/// Some KV heads at a time: widens their keys and values in the workspace, then attends.
+fn prefill_widened(
+    gpu: &mut Cuda,
+    (grid, widening): (usize, &Widening),
+    operands: Operands<'_, '_>,
+    out: &mut Tensor,
+) -> Result<(), OpError> {
+    let op = "attention";
+    let Operands { q, k, v, batch, shape, scale } = operands;
+    let HeadShape { heads, kv_heads, head_dim } = shape;
+    let ((rows, max_blocks), blocks) = (batch.block_tables.rows_cols(), k.rows_cols().0);
+    let AttentionBatch { qo_indptr, kv_lens, block_tables, .. } = *batch;
+    let (widen, attend) = match head_dim {
+        64 => (WidenKv::widen_kv_64, PrefillWidened::prefill_widened_64),
+        128 => (WidenKv::widen_kv_128, PrefillWidened::prefill_widened_128),
+        _ => (WidenKv::widen_kv_256, PrefillWidened::prefill_widened_256),
+    };
+    let capacity = widening.kv_blocks;
+    let wide_k = gpu.workspace() + widening.first_byte as u64;
+    let wide_v = wide_k + (capacity * widening.kv_heads * BLOCK_SIZE * head_dim * DType::Bf16.size()) as u64;
+    for first_head in (0..kv_heads).step_by(widening.kv_heads) {
+        let heads_here = widening.kv_heads.min(kv_heads - first_head);
+        let arguments = WidenKv {
+            k,
+            v,
+            qo_indptr,
+            kv_lens,
+            block_tables,
+            out_k: wide_k,
+            out_v: wide_v,
+            heads,
+            kv_heads,
+            rows,
+            max_blocks,
+            blocks,
+            first_head,
+            heads_here,
+            capacity,
+        };
+        let launch = widen.launch(gpu, op, arguments)?.overlapped();
+        let warps = capacity * heads_here;
+        // SAFETY: the choice checked that the KV blocks fit the workspace; the kernel checks the block ids.
+        unsafe { launch.run([(32 * warps).div_ceil(widen_kv::THREADS), 1, 1], widen_kv::THREADS)? };
+        let arguments = PrefillWidened {
+            q,
+            k: wide_k,
+            v: wide_v,
+            qo_indptr,
+            kv_lens,
+            out: &mut *out,
+            heads,
+            kv_heads,
+            rows,
+            first_head,
+            heads_here,
+            capacity,
+            scale,
+        };
+        let launch = attend.launch(gpu, op, arguments)?.shared(wgmma_shared(head_dim)).overlapped_late_release();
+        // SAFETY: the op checked the shapes; the kernel before has widened what is read.
+        unsafe { launch.run([grid, 1, 1], WGMMA_THREADS)? };
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -37,7 +37,7 @@ kernels! {
     }
     ATTENTION_DECODE_BULK: DecodeFused [
         decode_fused_64_2<Bf16>, decode_fused_128_2<Bf16>, decode_fused_128_3<Bf16>, decode_fused_fp8_64_4<U8>,
-        decode_fused_fp8_128_4<U8>, decode_fused_fp8_128_6<U8>
+        decode_fused_fp8_128_3<U8>
     ] {
         qkv: In<Bf16>, q_norm: In<Bf16>, k_norm: In<Bf16>, rope: In<F32>, slots: In<U32>, k: Out<T>, v: Out<T>,
         qo_indptr: In<U32>, kv_lens: In<U32>, block_tables: In<U32>, out: Out<Bf16>, heads: u32, rows: u32,
@@ -58,6 +58,15 @@ kernels! {
     ] {
         q: In<Bf16>, k: In<T>, v: In<T>, qo_indptr: In<U32>, kv_lens: In<U32>, block_tables: In<U32>,
         out: Out<Bf16>, heads: u32, max_blocks: u32, blocks: u32, scale: f32,
+    }
+    ATTENTION_PREFILL_WGMMA: PrefillWidened [prefill_widened_64, prefill_widened_128, prefill_widened_256] {
+        q: In<Bf16>, k: ScratchIn<Bf16>, v: ScratchIn<Bf16>, qo_indptr: In<U32>, kv_lens: In<U32>, out: Out<Bf16>,
+        heads: u32, kv_heads: u32, rows: u32, first_head: u32, heads_here: u32, capacity: u32, scale: f32,
+    }
+    ATTENTION_WIDEN_KV: WidenKv [widen_kv_64, widen_kv_128, widen_kv_256] {
+        k: In<U8>, v: In<U8>, qo_indptr: In<U32>, kv_lens: In<U32>, block_tables: In<U32>, out_k: Scratch<Bf16>,
+        out_v: Scratch<Bf16>, heads: u32, kv_heads: u32, rows: u32, max_blocks: u32, blocks: u32, first_head: u32,
+        heads_here: u32, capacity: u32,
     }
     ATTENTION_PREFILL_WGMMA: PrefillWgmma [prefill_64, prefill_128, prefill_256] {
         q: In<Bf16>, k: In<Bf16>, v: In<Bf16>, qo_indptr: In<U32>, kv_lens: In<U32>, block_tables: In<U32>,
