@@ -52,28 +52,42 @@ extern "C" __global__ __launch_bounds__(kWeightThreads) void quantize_weights(
     }
 }
 
-// Grid: tiles of kActivationThreads / 32 of the padded rows, groups of kActivationBlocks blocks of columns. A warp has a row of the
-// group; rows behind the m-th become zeros.
-extern "C" __global__ __launch_bounds__(kActivationThreads) void quantize_activations(
-    const bf16 *x,   // [first + m, k], k a multiple of 128; rows from `first` on
-    uint8_t *codes,  // [padded, k]
-    float *scales,   // [k / 128, padded]
-    uint32_t first, uint32_t m, uint32_t padded, uint32_t k) {
+// A warp has a row of a group of `Blocks` blocks of columns, half a warp a block; rows behind the m-th become zeros.
+template <uint32_t Blocks>
+__device__ void round_rows(const bf16 *x, uint8_t *codes, float *scales, uint32_t first, uint32_t m, uint32_t padded, uint32_t k) {
+    constexpr uint32_t kLanes = kBlock / kVector;
     uint32_t lane = threadIdx.x % 32, row = blockIdx.x * (kActivationThreads / 32) + threadIdx.x / 32;
-    release_successor();
-    wait_for_predecessor();
+    start_after_predecessor();
     if (row >= padded) return;
-    const bf16 *from = x + size_t(first + row) * k + 4 * lane;
-    uint8_t *to = codes + size_t(row) * k + 4 * lane;
-    uint32_t group = blockIdx.y * kActivationBlocks, end = min(group + kActivationBlocks, k / kBlock);
-#pragma unroll 4
-    for (uint32_t b = group; b < end; ++b) {
-        uint2 v = row < m ? *reinterpret_cast<const uint2 *>(from + b * kBlock) : make_uint2(0, 0);
-        float scale = scale_of(__reduce_max_sync(kAll, max(magnitude(v.x), magnitude(v.y))));
-        *reinterpret_cast<uint32_t *>(to + b * kBlock) = encode4(v, scale);
-        if (lane == 0) scales[size_t(b) * padded + row] = scale;
+    const bf16 *from = x + size_t(first + row) * k;
+    uint8_t *to = codes + size_t(row) * k;
+    uint32_t group = blockIdx.y * Blocks + lane / kLanes;
+#pragma unroll
+    for (uint32_t i = 0; i < Blocks; i += 32 / kLanes) {
+        uint32_t b = group + i, column = b * kBlock + lane % kLanes * kVector;
+        bool inside = b < k / kBlock;
+        uint4 v = inside && row < m ? load16(from + column) : make_uint4(0, 0, 0, 0);
+        uint32_t largest = max(max(magnitude(v.x), magnitude(v.y)), max(magnitude(v.z), magnitude(v.w)));
+        float scale = scale_of(reduce_lanes(largest, kLanes, [](uint32_t a, uint32_t b) { return max(a, b); }));
+        if (!inside) continue;
+        Divisor divisor(scale);
+        uint2 eight = make_uint2(divisor.encode4(make_uint2(v.x, v.y)), divisor.encode4(make_uint2(v.z, v.w)));
+        *reinterpret_cast<uint2 *>(to + column) = eight;
+        if (lane % kLanes == 0) scales[size_t(b) * padded + row] = scale;
     }
 }
+
+// Grid: tiles of kActivationThreads / 32 of the padded rows, groups of BLOCKS blocks of columns: few for few rows, whose latency counts.
+#define QUANTIZE_ACTIVATIONS(BLOCKS)                                                                                   \
+    extern "C" __global__ __launch_bounds__(kActivationThreads) void quantize_activations_##BLOCKS(                    \
+        const bf16 *x,  /* [first + m, k], k a multiple of 128; rows from `first` on */                                \
+        uint8_t *codes, /* [padded, k] */                                                                              \
+        float *scales,  /* [k / 128, padded] */                                                                        \
+        uint32_t first, uint32_t m, uint32_t padded, uint32_t k) {                                                     \
+        round_rows<BLOCKS>(x, codes, scales, first, m, padded, k);                                                     \
+    }
+QUANTIZE_ACTIVATIONS(2)
+QUANTIZE_ACTIVATIONS(8)
 
 // Grid: elements / 16 over threads of a block. out = bf16(code * scale), rows of w from `first` on.
 extern "C" __global__ __launch_bounds__(kWidenThreads) void widen_weights(

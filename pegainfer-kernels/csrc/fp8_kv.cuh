@@ -24,11 +24,8 @@ __device__ __forceinline__ uint32_t largest_bits(uint4 row) {
 
 // Eight codes.
 __device__ __forceinline__ uint2 encode8(uint4 row, float scale) {
-    auto two = [&](uint32_t pair) {
-        float2 x = widen(pair);
-        return encode2(__fdiv_rn(x.x, scale), __fdiv_rn(x.y, scale));
-    };
-    return make_uint2(two(row.x) | two(row.y) << 16, two(row.z) | two(row.w) << 16);
+    Divisor divisor(scale);
+    return make_uint2(divisor.encode4(make_uint2(row.x, row.y)), divisor.encode4(make_uint2(row.z, row.w)));
 }
 
 // Two codes of a word as bf16, exactly; `bytes` selects them, each above a byte of zeros. The bits of a code, moved to their

@@ -46,13 +46,14 @@ template <int N, Format F> struct Rings {
         // Or the compiler computes them anew in every step, from the arguments.
         asm volatile("" : "+l"(w_full), "+l"(w_empty), "+l"(x_full), "+l"(x_empty));
     }
-    // By all warps, because a warp initialises one at a time. Each warp of a warpgroup gives a slot back.
-    __device__ void init(const Shape &shape, uint32_t warpgroups) {
+    // By all warps, because a warp initialises one at a time. Each warp of a warpgroup gives a slot back; `x_producers` fill one of x.
+    __device__ void init(const Shape &shape, uint32_t warpgroups, uint32_t x_producers = 1) {
         uint32_t of_w = 2 * shape.slots, of_x = 2 * shape.x_slots;
         for (uint32_t i = threadIdx.x / 32; i < of_w + of_x; i += blockDim.x / 32) {
             uint32_t back = i < of_w ? 4 : 4 * warpgroups;
             bool full = i < of_w ? i < shape.slots : i - of_w < shape.x_slots;
-            if (threadIdx.x % 32 == 0) barrier_init(w_full + i, full ? 1 : back);
+            uint32_t filled = i < of_w ? 1 : x_producers;
+            if (threadIdx.x % 32 == 0) barrier_init(w_full + i, full ? filled : back);
         }
         if (threadIdx.x % 32 == 0) barriers_ready();
     }

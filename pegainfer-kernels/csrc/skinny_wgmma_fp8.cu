@@ -1,11 +1,13 @@
 // Skinny GEMM by wgmma, FP8 by FP8: out = x wᵀ for up to 64 rows of x, every code of w read once.
 //
 // x: [m, k] e4m3, with an f32 scale for each 128 columns of a row; w: [n, k] e4m3, with an f32 scale for each block of 128 x 128:
-// value = code * scale. Before it, csrc/fp8.cu rounds activations (W8A8). out as in csrc/skinny_wgmma.cu. Hopper (sm_90a); k a
+// value = code * scale. Activations are rounded first (W8A8): by csrc/fp8.cu, or, of one row, by four warps of each block, which
+// spares a launch in front (skinny_rounding_*: x is [1, k] bf16). Both give the same codes. out as in csrc/skinny_wgmma.cu. Hopper (sm_90a); k a
 // multiple of 128. Reference: src/cpu/linear/mod.rs.
 //
 // Techniques: as csrc/skinny_wgmma.cu. The tensor cores sum 128 columns in f32 from zero; the sum times both scales is added to
 // the result. Bound by memory (docs/benchmarks/notes-h200-kernels.md).
+#include "fp8_codes.cuh"
 #include "skinny_wgmma.cuh"
 #include "abi/skinny_wgmma_fp8.h"
 
@@ -107,7 +109,57 @@ __device__ void multiply(const Shape &shape, const Share<T, E> &share, const Rin
     }
 }
 
+// Rounds an x of one row to codes and scales in shared memory, by kRounders warps, of which this is number `warp`. Each takes one box of
+// every second step, and has loads for the next ones on their way.
+template <int N, int T, Epilogue E>
+__device__ void round_input(const bf16 *x, const Shape &shape, const Share<T, E> &share, const Rings<N, kFp8> &rings,
+                            uint32_t warp) {
+    constexpr uint32_t kEvery = kRounders / kBoxes, kLoads = 6;
+    const uint32_t lane = threadIdx.x % 32, box = warp % kBoxes, first = warp / kBoxes, all = shape.passes * share.steps;
+    auto load = [&](uint32_t step) {
+        uint32_t column = share.column + step % share.steps * kStep<kFp8> + box * kBoxColumns<kFp8> + 4 * lane;
+        if (step >= all || column >= shape.k) return make_uint2(0, 0);
+        return *reinterpret_cast<const uint2 *>(x + column);
+    };
+    RingCursor place{first};
+    wait_for_predecessor();
+    uint2 loaded[kLoads];
+#pragma unroll
+    for (uint32_t i = 0; i < kLoads; ++i) loaded[i] = load(first + i * kEvery);
+    for (uint32_t step = first; step < all; step += kEvery) {
+        uint2 v = loaded[0];
+#pragma unroll
+        for (uint32_t i = 1; i < kLoads; ++i) loaded[i - 1] = loaded[i];
+        loaded[kLoads - 1] = load(step + kLoads * kEvery);
+        float scale = scale_of(__reduce_max_sync(kAll, max(magnitude(v.x), magnitude(v.y))));
+        uint32_t codes = encode4(v, scale), at = place.index * kBoxes + box;
+        wait(rings.x_empty + place.index, place.parity ^ 1);
+        asm volatile("st.shared.u32 [%0], %1;" ::"r"(rings.x + at * (N * 128) + 4 * lane), "r"(codes) : "memory");
+        if (lane == 0) rings.x_scales[at * N] = scale;
+        fence_shared_for_async();
+        __syncwarp();
+        if (lane == 0) arrive(rings.x_full + place.index);
+        place.advance(kEvery, shape.x_slots);
+    }
+}
+
 // out: [m, n], gated [m, n / 2], or, of O float, one such matrix for each split of the columns.
+template <int N, int T, Epilogue E, typename O>
+__device__ void rounding(const bf16 *x, const TensorMap &w, const WeightScales &scales, O *out, const Shape &shape) {
+    extern __shared__ __align__(1024) uint8_t shared[];
+    const Share<T, E> share(shape, kStep<kFp8>);
+    Rings<N, kFp8> rings(shared, shape);
+    uint32_t warp = threadIdx.x / 32, fetcher = share.warpgroups * 4;
+    release_successor();
+    rings.init(shape, share.warpgroups, kBoxes);
+    __syncthreads();
+    if (sizeof(O) == 4) out += size_t(blockIdx.y) * shape.m * shape.n;
+    if (warp < fetcher) multiply<N, T, E>(shape, share, rings, scales, out);
+    else if (warp > fetcher) round_input<N, T, E>(x, shape, share, rings, warp - fetcher - 1);
+    else if (elected()) fetch_weights<N, T, E>(w, shape, share, rings);
+}
+
+// The same of an x that is rounded.
 template <int N, int T, Epilogue E, typename O>
 __device__ void wide(const TensorMap &x, const TensorMap &w, InputScales x_scales, const WeightScales &scales, O *out,
                      const Shape &shape) {
@@ -126,8 +178,12 @@ __device__ void wide(const TensorMap &x, const TensorMap &w, InputScales x_scale
 #define BODY(...)                                                                                                      \
     wide<__VA_ARGS__>(x, w, {x_scales, k / kBoxColumns<kFp8>, scale_rows}, {scales, k / kBoxColumns<kFp8>}, out,       \
                       {m, n, k, pitch, split, rows, passes, slots, x_slots, ahead})
+#define ROUNDING_BODY(...)                                                                                             \
+    rounding<__VA_ARGS__>(x, w, {scales, k / kBoxColumns<kFp8>}, out,                                                  \
+                          {m, n, k, pitch, split, rows, passes, slots, x_slots, ahead})
 #else
 #define BODY(...) __trap() // the launcher takes another kernel
+#define ROUNDING_BODY(...) __trap()
 #endif
 
 // Grid: blocks, splits. For up to N rows of x; the parameters after scale_rows are those of `Shape`.
@@ -149,3 +205,18 @@ __device__ void wide(const TensorMap &x, const TensorMap &w, InputScales x_scale
     WIDE(skinny_fp8_gated, N, 2, kGated, bf16)
 KERNELS(32)
 KERNELS(64)
+
+// Of one row in bf16: m is 1.
+#define ROUNDING(name, N, T, E, O)                                                                                     \
+    extern "C" __global__ __launch_bounds__(kMaxWarpgroups * 128 + 32 + 32 * kRounders, 1) void name##_##N(            \
+        const __grid_constant__ TensorMap w, /* [n, k / 2] pairs of codes in boxes of `rows` rows */                   \
+        const bf16 *x,                       /* [1, k] */                                                              \
+        const float *scales,                 /* [n / 128, k / 128], rounded up */                                      \
+        O *out,                              /* [m, n], gated [m, n / 2], f32 [gridDim.y, m, n]; rows `pitch` apart */ \
+        uint32_t m, uint32_t n, uint32_t k, uint32_t pitch, uint32_t split, uint32_t rows, uint32_t passes,            \
+        uint32_t slots, uint32_t x_slots, uint32_t ahead) {                                                            \
+        ROUNDING_BODY(N, T, E, O);                                                                                     \
+    }
+ROUNDING(skinny_rounding_bf16, 32, 1, kPlain, bf16)
+ROUNDING(skinny_rounding_f32, 32, 1, kPlain, float)
+ROUNDING(skinny_rounding_gated, 32, 2, kGated, bf16)

@@ -402,6 +402,8 @@ limits! {
         FETCHERS: int = 64;
         /// Boxes of 64 columns of a step.
         BOXES: int = 2;
+        /// Warps that round an x of one row, instead of one that fetches it rounded.
+        ROUNDERS: int = 4;
     }
     /// FP8 with f32 scales.
     fp8 {
@@ -414,7 +416,7 @@ limits! {
         /// Threads of a block that rounds activations.
         ACTIVATION_THREADS: uint = 128;
         /// Blocks of columns that a warp rounds.
-        ACTIVATION_BLOCKS: uint = 4;
+        ACTIVATION_BLOCKS: uint = 8;
         /// Threads of a block that widens weights.
         WIDEN_THREADS: uint = 256;
     }

@@ -11,6 +11,11 @@ use pegainfer_core::cuda::Cuda;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
+/// Rows up to which a warp rounds few blocks of columns, so that a launch ends soon.
+const FEW_ROWS: usize = 256;
+/// Blocks of columns that a warp rounds then.
+const FEW_ACTIVATION_BLOCKS: usize = 2;
+const _: () = assert!(ACTIVATION_BLOCKS == 8, "the kernel of many rows");
 /// Elements of a vector of codes.
 const VECTOR: usize = 16;
 
@@ -50,8 +55,12 @@ pub(super) fn round_activations(
     let (k, padded) = (x.rows_cols().1, rows.next_multiple_of(ROW_ALIGNMENT));
     let (codes, scales) = (to, to + (padded * k) as u64);
     let arguments = QuantizeActivations { x, codes, scales, first, m: rows, padded, k };
-    let launch = QuantizeActivations::quantize_activations.launch(gpu, op, arguments)?.overlapped();
-    let grid = [padded.div_ceil(ACTIVATION_THREADS / 32), (k / BLOCK).div_ceil(ACTIVATION_BLOCKS), 1];
+    let (kernel, blocks) = match rows > FEW_ROWS {
+        true => (QuantizeActivations::quantize_activations_8, ACTIVATION_BLOCKS),
+        false => (QuantizeActivations::quantize_activations_2, FEW_ACTIVATION_BLOCKS),
+    };
+    let launch = kernel.launch(gpu, op, arguments)?.overlapped();
+    let grid = [padded.div_ceil(ACTIVATION_THREADS / 32), (k / BLOCK).div_ceil(blocks), 1];
     // SAFETY: the choice checked that k is in whole blocks; there is space for the padded rows.
     unsafe { launch.run(grid, ACTIVATION_THREADS)? };
     Ok(Rounded { codes, scales, rows: padded })

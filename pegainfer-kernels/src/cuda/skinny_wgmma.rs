@@ -1,10 +1,10 @@
 //! Launches of csrc/skinny_wgmma.cu and csrc/skinny_wgmma_fp8.cu: GEMMs of up to about a hundred rows of x on Hopper's warpgroups.
 
-use super::abi::{Map, SkinnyWgmma, SkinnyWgmmaFp8, Target};
+use super::abi::{Map, SkinnyRounding, SkinnyWgmma, SkinnyWgmmaFp8, Target};
 use super::blaslt::FREE_BYTES;
 use super::fp8::round_activations;
 use crate::choice::{Output, SkinnyPlan, skinny_width};
-use crate::limits::skinny_wgmma::FETCHERS;
+use crate::limits::skinny_wgmma::{FETCHERS, ROUNDERS};
 use pegainfer_core::cuda::Cuda;
 use pegainfer_core::tensor::{OpError, Tensor};
 
@@ -57,8 +57,51 @@ pub(super) fn skinny_wgmma(
     unsafe { launch.run([plan.blocks, plan.splits, 1], 128 * plan.warpgroups + FETCHERS) }
 }
 
-/// The same with codes and scales of FP8 weights: rounds `x` to FP8, too, in the half of the workspace that no partial sums are in.
+/// Threads that fetch weights and round x.
+const ROUNDING_PRODUCERS: usize = 32 + 32 * ROUNDERS;
+
+/// The same with codes and scales of FP8 weights; `x` is rounded to FP8, too. The kernel rounds one row itself: every block all of it, so
+/// that with more rows a launch before it is faster.
 pub(super) fn skinny_wgmma_fp8(
+    gpu: &mut Cuda,
+    op: &'static str,
+    (x, codes, scales): (&Tensor, &Tensor, &Tensor),
+    (plan, output): (&SkinnyPlan, Output),
+    out: Target<'_>,
+) -> Result<(), OpError> {
+    let ((m, k), n) = (x.rows_cols(), codes.rows_cols().0);
+    if m > 1 {
+        return skinny_wgmma_rounded(gpu, op, (x, codes, scales), (plan, output), out);
+    }
+    let kernel = match output {
+        Output::Bf16 => SkinnyRounding::skinny_rounding_bf16_32,
+        Output::F32 | Output::SplitK => SkinnyRounding::skinny_rounding_f32_32,
+        Output::Gated => SkinnyRounding::skinny_rounding_gated_32,
+    };
+    let pitch = out.pitch(n);
+    let arguments = SkinnyRounding {
+        w: Map::codes(op, codes, plan.rows)?,
+        x,
+        scales,
+        out,
+        m,
+        n,
+        k,
+        pitch,
+        slice: plan.split_columns,
+        rows: plan.rows,
+        passes: plan.passes,
+        slots: plan.slots,
+        x_slots: plan.input_slots,
+        ahead: AHEAD,
+    };
+    let launch = kernel.launch(gpu, op, arguments)?.early(codes).early(scales).overlapped().shared(plan.shared);
+    // SAFETY: the op checked the shapes, and the plan covers all rows and columns.
+    unsafe { launch.run([plan.blocks, plan.splits, 1], 128 * plan.warpgroups + ROUNDING_PRODUCERS) }
+}
+
+/// The same by a kernel that takes `x` rounded: rounds `x` to FP8, too, in the half of the workspace that no partial sums are in.
+fn skinny_wgmma_rounded(
     gpu: &mut Cuda,
     op: &'static str,
     (x, codes, scales): (&Tensor, &Tensor, &Tensor),

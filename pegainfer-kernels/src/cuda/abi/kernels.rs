@@ -417,8 +417,14 @@ kernels! {
         x: Map<U8>, w: Map<U8>, x_scales: ScratchIn<F32>, scales: In<F32>, out: OutOrScratch<T>, scale_rows: u32,
         m: u32, n: u32, k: u32, pitch: u32, slice: u32, rows: u32, passes: u32, slots: u32, x_slots: u32, ahead: u32,
     }
+    SKINNY_WGMMA_FP8: SkinnyRounding [
+        skinny_rounding_bf16_32<Bf16>, skinny_rounding_f32_32<F32>, skinny_rounding_gated_32<Bf16>
+    ] {
+        w: Map<U8>, x: In<Bf16>, scales: In<F32>, out: OutOrScratch<T>, m: u32, n: u32, k: u32, pitch: u32, slice: u32,
+        rows: u32, passes: u32, slots: u32, x_slots: u32, ahead: u32,
+    }
     FP8: QuantizeWeights [quantize_weights] { w: In<Bf16>, codes: Out<U8>, scales: Out<F32>, n: u32, k: u32 }
-    FP8: QuantizeActivations [quantize_activations] {
+    FP8: QuantizeActivations [quantize_activations_2, quantize_activations_8] {
         x: In<Bf16>, codes: Scratch<U8>, scales: Scratch<F32>, first: u32, m: u32, padded: u32, k: u32,
     }
     FP8: WidenWeights [widen_weights] {
