@@ -32,28 +32,37 @@ fn a_measured_ledger_predicts_a_workload() {
         [("qwen3-tiny", "linear_swiglu"), ("qwen35-tiny", "linear_swiglu"), ("dsv4-tiny-fp4fp8", "routed_experts")]
     {
         let file = dir.path().join(model);
-        measure(&file, model);
-        let (path, timeline) = (file.to_str().unwrap(), dir.path().join("timeline.json"));
-        let workload = ["--concurrency", "1,3", "--prompt-len", "40", "--output-len", "20", "--strict"];
-        let output = ["--json", "-", "--timeline", timeline.to_str().unwrap()];
-        let output = pegainfer(&[&["sim", path][..], &workload, &output].concat());
-        assert!(output.status.success(), "{}", text(&output.stderr));
-        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
-        let rows = report["rows"].as_array().unwrap();
-        assert_eq!((rows.len(), report["stale"].as_bool()), (2, Some(false)));
-        for row in rows {
-            let figure = |name: &str| row["median"][name]["p50"].as_f64().unwrap();
-            assert!(figure("ttft_ms") > 0.0 && figure("tpot_ms") > 0.0, "{row}");
-            // The ops of a step are named, and so are those of the other kinds.
-            let ops = row["engine"]["ops"].as_array().unwrap();
-            let sum: f64 = ops.iter().map(|op| op[1].as_f64().unwrap()).sum();
-            assert!((sum - 1.0).abs() < 1e-6 && ops.iter().any(|op| op[0] == mlp), "{ops:?}");
-        }
-        let rate = |row: &Value| row["median"]["output_tok_s"].as_f64().unwrap();
-        assert!(rate(&rows[1]) > rate(&rows[0]), "three streams give more than one: {rows:?}");
-        let events: Value = serde_json::from_slice(&std::fs::read(&timeline).unwrap()).unwrap();
-        assert!(events.as_array().unwrap().iter().all(|event| event["dur"].as_f64().unwrap() > 0.0));
+        // Beside other tests a step of three sequences may be measured far too slow.
+        let plausible = (0..3).any(|_| {
+            measure(&file, model);
+            let rates = simulated_rates(dir.path(), &file, mlp);
+            rates[1] > rates[0]
+        });
+        assert!(plausible, "three streams give more than one: {model}");
     }
+}
+
+/// Tokens per second of one stream and of three, as the ledger predicts them, whose report has times and ops, among them `mlp`.
+fn simulated_rates(dir: &Path, ledger: &Path, mlp: &str) -> [f64; 2] {
+    let (path, timeline) = (ledger.to_str().unwrap(), dir.join("timeline.json"));
+    let workload = ["--concurrency", "1,3", "--prompt-len", "40", "--output-len", "20", "--strict"];
+    let output = ["--json", "-", "--timeline", timeline.to_str().unwrap()];
+    let output = pegainfer(&[&["sim", path][..], &workload, &output].concat());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let rows = report["rows"].as_array().unwrap();
+    assert_eq!((rows.len(), report["stale"].as_bool()), (2, Some(false)));
+    for row in rows {
+        let figure = |name: &str| row["median"][name]["p50"].as_f64().unwrap();
+        assert!(figure("ttft_ms") > 0.0 && figure("tpot_ms") > 0.0, "{row}");
+        // The ops of a step are named, and so are those of the other kinds.
+        let ops = row["engine"]["ops"].as_array().unwrap();
+        let sum: f64 = ops.iter().map(|op| op[1].as_f64().unwrap()).sum();
+        assert!((sum - 1.0).abs() < 1e-6 && ops.iter().any(|op| op[0] == mlp), "{ops:?}");
+    }
+    let events: Value = serde_json::from_slice(&std::fs::read(&timeline).unwrap()).unwrap();
+    assert!(events.as_array().unwrap().iter().all(|event| event["dur"].as_f64().unwrap() > 0.0));
+    [0, 1].map(|i: usize| rows[i]["median"]["output_tok_s"].as_f64().unwrap())
 }
 
 #[test]
