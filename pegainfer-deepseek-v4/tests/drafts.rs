@@ -55,7 +55,7 @@ fn drafts_change_no_bit() {
 #[test]
 fn lookup_drafts_save_steps() {
     let base = options(Numerics::REFERENCE);
-    lookup_drafts_change_no_token(best(), |speculation| drafting(&base, speculation));
+    lookup_drafts_change_no_token(None, |speculation| drafting(&base, speculation));
 }
 
 /// Slots are kept at the ends of pages, also where drafts would go past them.

@@ -1,10 +1,10 @@
 // Skinny GEMM of DeepSeek-V4 on Hopper: a tile of 64 rows of a weight times up to N tokens, for steps of few tokens.
 //
 // Technique: swap-AB wgmma with operand A in registers. The weights (operand A) go from global memory straight to the registers of the
-// thread that multiplies them, several steps of 128 columns ahead, and those of the first steps before the kernels before this one have
-// ended (PDL); FP4 codes become e4m3 in registers. The rest of the block's weights is fetched into the L2 cache meanwhile. The tokens
-// (operand B) come as packed rows, but for those of the last GEMM of experts, which are rounded to e4m3 in shared memory. Rows of a tile:
-// warp w, lane 4 g + q has rows 16 w + g ("low") and 16 w + g + 8 ("high").
+// thread that multiplies them, several steps of 128 columns at a time, the first ones before the kernels before this one have ended
+// (PDL); what these loads do not cover is fetched into the L2 cache meanwhile. The tokens (operand B) come as packed rows, or in bf16.
+// Rows of a tile: warp w, lane 4 g + q has rows 16 w + g ("low") and 16 w + g + 8 ("high"). The experts' kernels
+// (deepseek_v4_experts_skinny.cuh) share the operands and the wgmma, and have weights and an order of columns of their own.
 //
 // The order of columns: of each 128, lane quad q reads columns 32 q to 32 q + 31 of its rows, a run of 16 to 64 bytes. The sum over
 // columns may take them in any order that both operands have: slot 16 h + 4 q + i of wgmma step s is column 32 q + 8 s + 4 h + i, and

@@ -47,7 +47,7 @@ fn drafts_change_no_bit() {
     let with = |options: &LoadOptions, speculation| engine(best(), &LoadOptions { speculation, ..options.clone() });
     let alone = Alone::new(&mut engine(best(), &options()), best(), requests());
     alone.cycle(32).holds_with_drafts(|drafts| with(&options(), drafts), |drafts| with(&tight, drafts));
-    lookup_drafts_change_no_token(best(), |drafts| with(&options(), drafts));
+    lookup_drafts_change_no_token(Some(best()), |drafts| with(&options(), drafts));
 }
 
 /// A stop token that comes while a later step is in flight ends the text where it would end otherwise.

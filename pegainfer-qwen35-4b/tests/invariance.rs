@@ -50,7 +50,7 @@ fn drafts_change_no_bit() {
     let with = |options: &LoadOptions, speculation| engine(best(), &LoadOptions { speculation, ..options.clone() });
     let alone = alone();
     alone.cycle(32).holds_with_drafts(|drafts| with(&options(), drafts), |drafts| with(&tight, drafts));
-    lookup_drafts_change_no_token(best(), |drafts| with(&options(), drafts));
+    lookup_drafts_change_no_token(Some(best()), |drafts| with(&options(), drafts));
 }
 
 #[test]

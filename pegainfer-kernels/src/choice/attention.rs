@@ -1,6 +1,7 @@
 //! Attention over the paged KV cache: the kernels for rows of many and of few queries, and their grids.
 
 use super::Gpu;
+use super::widening::Widening;
 use crate::heads::{BLOCK_SIZE, HeadShape, KvDType};
 use crate::limits::attention::{DECODE_WARPS, LARGE_HEAD};
 use crate::load::{AttentionLoad, DECODE_QUERIES};
@@ -8,8 +9,6 @@ use pegainfer_core::cuda::{COUNTERS, WORKSPACE_BYTES};
 
 /// Queries times heads of a group that decode attention takes: columns of two tiles.
 const DECODE_COLUMNS: usize = DECODE_QUERIES;
-/// Bytes to whose multiples slabs of the KV cache begin: 16 rows of 64 dimensions in bf16.
-const SLAB_ALIGNMENT: usize = 2048;
 /// Columns of a tile of the decode kernels of csrc/attention_decode_bulk.cu.
 const COLUMNS: usize = 8;
 
@@ -26,35 +25,6 @@ pub enum Prefill {
     },
     /// csrc/attention_prefill_mma.cu: FlashAttention by mma.sync. It is complete before decode attention begins.
     Mma,
-}
-
-/// How csrc/attention_widen_kv.cu widens a cache in FP8 in the workspace: some KV heads at a time, each time followed by attention.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Widening {
-    /// Most KV heads at a time.
-    pub kv_heads: usize,
-    /// KV blocks of all rows, at least.
-    pub kv_blocks: usize,
-    /// Where the keys begin in the workspace, in bytes; the values follow them. Before it are partial results of decode attention.
-    pub first_byte: usize,
-}
-
-impl Widening {
-    /// For `rows` rows, of which some may decode, with this grid, beside it; `None` if the workspace is too small for one KV head.
-    fn choose(shape: HeadShape, load: &AttentionLoad, rows: usize, decode: Option<&Decode>) -> Option<Self> {
-        let first_byte = match decode {
-            None => 0,
-            Some(Decode::Bulk(grid)) => grid.partial_bytes(shape).next_multiple_of(SLAB_ALIGNMENT),
-            Some(Decode::Async { .. }) => return None,
-        };
-        // A row's last block may be partly used.
-        let tokens = (load.cached - load.decode_context) as usize;
-        let kv_blocks = tokens / BLOCK_SIZE + rows - load.decode_rows;
-        let head_bytes = shape.kv_bytes_per_token(KvDType::Bf16) / shape.kv_heads * BLOCK_SIZE;
-        let most = WORKSPACE_BYTES.saturating_sub(first_byte) / (kv_blocks * head_bytes).max(1);
-        let passes = shape.kv_heads.div_ceil(most.clamp(1, shape.kv_heads));
-        (most > 0).then(|| Self { kv_heads: shape.kv_heads.div_ceil(passes), kv_blocks, first_byte })
-    }
 }
 
 /// The kernel for rows of few queries: FlashDecoding, the KV of a row split over blocks.
@@ -143,9 +113,15 @@ impl Prefill {
         if !gpu.is_hopper() {
             return Self::Mma;
         }
+        // Partial results of decode attention that runs beside it.
+        let used = match decode {
+            None => Some(0),
+            Some(Decode::Bulk(grid)) => Some(grid.partial_bytes(shape)),
+            Some(Decode::Async { .. }) => None,
+        };
         let widening = match format {
             KvDType::Bf16 => None,
-            KvDType::Fp8 => match Widening::choose(shape, load, rows, decode) {
+            KvDType::Fp8 => match used.and_then(|used| Widening::choose(shape, load, rows, used)) {
                 None => return Self::Mma,
                 widening => widening,
             },
@@ -372,7 +348,9 @@ mod tests {
         let heads = |rows: &[(usize, usize)]| match choose(rows) {
             Some(Prefill::Wgmma { widening: Some(widening), .. }) => {
                 let bytes = widening.kv_heads * widening.kv_blocks * 2 * 16 * 128 * 2;
-                assert!(widening.first_byte + bytes <= WORKSPACE_BYTES && widening.first_byte % SLAB_ALIGNMENT == 0);
+                assert!(
+                    widening.first_byte + bytes <= WORKSPACE_BYTES && widening.first_byte % Widening::ALIGNMENT == 0
+                );
                 let contexts = rows.iter().filter(|(queries, _)| *queries > 4).map(|(_, context)| context.div_ceil(16));
                 assert!(widening.kv_blocks >= contexts.sum());
                 Some(widening.kv_heads)

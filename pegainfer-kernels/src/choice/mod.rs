@@ -18,11 +18,12 @@ mod skinny_wgmma;
 #[cfg(test)]
 mod tests;
 mod warm_up;
+mod widening;
 
 pub(crate) use attention::async_partial_bytes;
 #[cfg(test)]
 pub(crate) use attention::occupancy;
-pub use attention::{Attention, Decode, DecodeGrid, DecodeStep, Prefill, Widening};
+pub use attention::{Attention, Decode, DecodeGrid, DecodeStep, Prefill};
 pub(crate) use delta::RECURRENT_TOKENS;
 #[cfg(triton_kernels)]
 pub(crate) use delta::TRITON_SLICES;
@@ -38,6 +39,7 @@ pub(crate) use sample::sample_cluster;
 pub use skinny_wgmma::SkinnyPlan;
 pub(crate) use skinny_wgmma::width as skinny_width;
 pub use warm_up::warm_up;
+pub use widening::Widening;
 
 use crate::cuda;
 use pegainfer_core::exec::{Device, Exec};

@@ -7,6 +7,13 @@ use crate::schedule::state::SequenceState;
 use crate::schedule::step::{SampleRow, Step, StepRow};
 use std::iter::once_with;
 
+/// Writes a sequence's blocks to its row of the block tables, zeros behind them.
+fn write_table(row: &mut [u32], blocks: &[u32]) {
+    let (own, padding) = row.split_at_mut(blocks.len());
+    own.copy_from_slice(blocks);
+    padding.fill(0);
+}
+
 impl<S: SequenceState> Scheduler<S> {
     /// The step in which each running sequence, oldest first, has what `chunks` says.
     pub(super) fn build_step(&mut self, chunks: &[Chunk]) -> Step<S::Row> {
@@ -48,9 +55,7 @@ impl<S: SequenceState> Scheduler<S> {
             step.qo_indptr.push(step.tokens.len() as u32);
             step.kv_lens.push(with_drafts.end as u32);
             if let Some(table) = tables.next() {
-                let (own, padding) = table.split_at_mut(seq.table.blocks().len());
-                own.copy_from_slice(seq.table.blocks());
-                padding.fill(0);
+                write_table(table, seq.table.blocks());
             }
             step.rows.push(StepRow {
                 id: seq.id,

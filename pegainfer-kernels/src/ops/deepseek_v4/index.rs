@@ -56,8 +56,8 @@ pub struct SelectSpec {
 /// the entries `i < (position + 1) / ratio`; all of them if there are no more than fit.
 ///
 /// `q`: `[T, heads, dim]`, `weights`: `[T, heads]`, `entries`: `[pages, 128 / ratio, dim]`, bf16 or f32, all turned and
-/// rounded alike; `chosen`: `[share.rows(T), k]` u32, indices ascending, then [`NO_ENTRY`], also for tokens that do not exist. Scores are f32 (the reference's are bf16,
-/// with many ties; vLLM and SGLang use f32). Equal scores: the lower index. `dim` is a multiple of 32.
+/// rounded alike; `chosen`: `[share.rows(T), k]` u32, a row for each token of the share, indices ascending, then [`NO_ENTRY`], also in
+/// rows of tokens that do not exist. Scores are f32 (the reference's are bf16, with many ties; vLLM and SGLang use f32). Equal scores: the lower index. `dim` is a multiple of 32.
 pub fn select_entries(
     exec: &mut Exec,
     q: &Tensor,
