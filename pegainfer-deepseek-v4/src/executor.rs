@@ -22,6 +22,7 @@ use pegainfer_kernels::ops::deepseek_v4::plan_gemms;
 use pegainfer_kernels::parallel;
 use pegainfer_kernels::runtime::drafting::Drafting;
 use pegainfer_kernels::runtime::{Measurable, Readbacks, SyntheticAcceptance};
+use pegainfer_kernels::sources::Family;
 use rank::{Part, Rank};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -172,6 +173,8 @@ impl Executor {
 }
 
 impl Measurable for Executor {
+    const FAMILY: Family = Family::DeepSeekV4;
+
     fn exec(&mut self) -> &mut Exec {
         &mut self.ranks.first_mut().exec
     }

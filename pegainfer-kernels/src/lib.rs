@@ -21,8 +21,6 @@ mod packed_logits_updates;
 pub mod parallel;
 mod rotary;
 pub mod runtime;
+pub mod sources;
 #[cfg(test)]
 mod testing;
-
-/// Hash of the sources of all kernels, their launchers and their choice: times that were measured with others are stale.
-pub const SOURCES_HASH: &str = env!("KERNEL_SOURCES");

@@ -14,6 +14,7 @@ use super::readbacks::Readbacks;
 use super::sampler::Sampler;
 use super::synthetic_acceptance::SyntheticAcceptance;
 use crate::heads::BLOCK_SIZE;
+use crate::sources::Family;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::schedule::{Graphs, Launches, Outcome, STEPS_IN_FLIGHT, StepExecutor};
@@ -159,6 +160,8 @@ impl<M: Model> Executor<M> {
 }
 
 impl<M: Model> Measurable for Executor<M> {
+    const FAMILY: Family = Family::Qwen;
+
     fn exec(&mut self) -> &mut Exec {
         &mut self.exec
     }

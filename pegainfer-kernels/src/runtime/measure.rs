@@ -5,7 +5,7 @@ mod measurable;
 mod ops;
 mod pipelined;
 
-use crate::SOURCES_HASH;
+use crate::sources;
 pub use measurable::Measurable;
 use pegainfer_core::engine::StepEngine;
 use pegainfer_core::exec::Device;
@@ -122,7 +122,7 @@ fn header<E: Measurable>(engine: &mut EngineCore<E>, graphs: bool) -> Result<Hea
     Ok(Header {
         version: Header::VERSION,
         program: env!("CARGO_PKG_VERSION").to_owned(),
-        kernels: SOURCES_HASH.to_owned(),
+        kernels: sources::hash(executor.exec().device(), E::FAMILY).to_owned(),
         model: String::new(),
         device: String::new(),
         ranks: 1,

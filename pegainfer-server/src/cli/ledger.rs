@@ -22,7 +22,7 @@ use kernel_table::kernel_tables;
 use op_table::op_tables;
 use pegainfer_core::ledger::{Effort, Header, Law, Ledger, Residual, Rows, Selection, StepKind};
 use pegainfer_kernels::runtime::Measured;
-use pegainfer_kernels::{SOURCES_HASH, cuda};
+use pegainfer_kernels::{cuda, sources};
 use serde_json::Value;
 use std::fmt::Write as _;
 use std::fs::File;
@@ -126,7 +126,7 @@ fn anchored(base: &Path, model: &ModelDir, args: &EngineArgs) -> Result<(Ledger,
     let ledger = anchor::read(base)?;
     let (header, anchor) = anchor::measure(&ledger, model, args)?;
     let mut report = anchor::table(&anchor);
-    if ledger.header.kernels != SOURCES_HASH {
+    if !sources::is_current(&ledger.header.kernels) {
         report += "the ledger was measured with other kernels than those of this program, and stays stale\n";
     }
     // What was measured decides whether a ledger is stale.

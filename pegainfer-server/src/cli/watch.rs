@@ -5,7 +5,7 @@ use crate::models::engine::family::LoadedEngine;
 use crate::trace::steps;
 use anyhow::{Context, Result};
 use pegainfer_core::ledger::{Header, Ledger, OpShares, Watch};
-use pegainfer_kernels::SOURCES_HASH;
+use pegainfer_kernels::sources;
 use std::fs::File;
 use std::io::BufReader;
 use std::path::Path;
@@ -34,7 +34,7 @@ pub fn watch(file: &Path, engine: &LoadedEngine, source: &str, args: &EngineArgs
 
 /// What the ledger was measured with that this engine has not.
 fn difference(header: &Header, engine: &LoadedEngine, source: &str, args: &EngineArgs) -> Option<String> {
-    if header.kernels != SOURCES_HASH {
+    if !sources::is_current(&header.kernels) {
         Some("other kernels than those of this program".to_owned())
     } else if card(&header.device) != card(&engine.device) {
         Some(format!("the device {}", header.device))

@@ -1,5 +1,6 @@
 //! The interface of executors whose steps can be measured.
 
+use crate::sources::Family;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::schedule::{SequenceState, Step, StepExecutor};
@@ -10,6 +11,9 @@ pub(super) type StepOf<E> = Step<<<E as StepExecutor>::State as SequenceState>::
 
 /// An executor whose steps can be measured. If it has several ranks, the ops of rank 0 are timed.
 pub trait Measurable: StepExecutor {
+    /// Whose kernels its steps run.
+    const FAMILY: Family;
+
     /// The device of rank 0.
     fn exec(&mut self) -> &mut Exec;
 

@@ -7,7 +7,6 @@ use crate::models::model_path;
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use pegainfer_core::ledger::{Anchor, Header, StepGroup};
-use pegainfer_kernels::SOURCES_HASH;
 use std::path::Path;
 
 /// Difference of a factor from 1 from which on the steps are not those of the ledger.
@@ -76,7 +75,7 @@ fn has_weights(dir: &Path) -> bool {
 fn differences(ledger: &Header, now: &Header) -> Vec<String> {
     let driver = |header: &Header| header.driver.clone().unwrap_or_else(|| "unknown".to_owned());
     let pairs = [
-        ("kernels", ledger.kernels.clone(), SOURCES_HASH.to_owned()),
+        ("kernels", ledger.kernels.clone(), now.kernels.clone()),
         ("device", card(&ledger.device).to_owned(), card(&now.device).to_owned()),
         ("driver", driver(ledger), driver(now)),
     ];
@@ -93,7 +92,7 @@ fn verdict(ledger: &Header, now: &Header, anchor: &Anchor) -> Option<&'static st
     }
     let slower = |group: StepGroup| factors.iter().any(|(other, factor)| *other == group && *factor > 1.0 + TOLERANCE);
     let driver_changed = ledger.driver.is_some() && now.driver.is_some() && ledger.driver != now.driver;
-    Some(if ledger.kernels != SOURCES_HASH {
+    Some(if ledger.kernels != now.kernels {
         "the kernels have changed since; measure it again with pegainfer ledger"
     } else if card(&ledger.device) != card(&now.device) {
         "this is another device; correct it with pegainfer ledger --anchor"
@@ -120,7 +119,7 @@ mod tests {
         Header {
             version: Header::VERSION,
             program: String::new(),
-            kernels: SOURCES_HASH.to_owned(),
+            kernels: "0123456789abcdef".to_owned(),
             model: "m".into(),
             device: device.into(),
             ranks: 1,

@@ -3,7 +3,7 @@
 use crate::cli::bench::roofline::Peaks;
 use pegainfer_core::ledger::{LawError, Ledger, OpShares, StepLoad};
 use pegainfer_core::record::OpRecord;
-use pegainfer_kernels::SOURCES_HASH;
+use pegainfer_kernels::sources;
 use serde::Serialize;
 use std::fmt;
 
@@ -88,7 +88,7 @@ impl Times {
         }
         let floor_us = ops.iter().map(|op| op.time.floor_us).sum();
         let shares_of = us.and(shares.nearest(load)).map(|(step, _)| *step);
-        let (device, stale) = (ledger.header.device.clone(), ledger.header.kernels != SOURCES_HASH);
+        let (device, stale) = (ledger.header.device.clone(), !sources::is_current(&ledger.header.kernels));
         Ok(Self { device, stale, source, step: Time { floor_us, us }, ops, shares_of })
     }
 }
@@ -136,8 +136,10 @@ mod tests {
     use super::*;
     use crate::models::engine;
     use crate::testing::model_dir;
+    use pegainfer_core::exec::Device;
     use pegainfer_core::ledger::{Header, HostCost, OpLine, StepLine};
     use pegainfer_kernels::runtime::Overrides;
+    use pegainfer_kernels::sources::Family;
 
     const PEAKS: Peaks = Peaks { read_bytes_s: Some(1e9), flop_s: Some(1e12) };
 
@@ -154,7 +156,7 @@ mod tests {
         let header = Header {
             version: Header::VERSION,
             program: String::new(),
-            kernels: SOURCES_HASH.into(),
+            kernels: sources::hash(Device::Meta, Family::Qwen).into(),
             model: "qwen3-tiny".into(),
             device: "cpu".into(),
             ranks: 1,

@@ -25,7 +25,7 @@ use crate::cli::shipped;
 use anyhow::{Context, Result, ensure};
 use args::SimArgs;
 use pegainfer_core::rng;
-use pegainfer_kernels::SOURCES_HASH;
+use pegainfer_kernels::sources;
 use report::{EngineUse, Report, Row, figures};
 use search::{Lengths, Slo};
 use simulation::Simulation;
@@ -35,7 +35,7 @@ use std::io::{BufWriter, Write};
 /// Runs the command.
 pub fn run(args: &SimArgs) -> Result<()> {
     let ledger = shipped::read(args.ledger.as_deref(), &args.shipped)?;
-    let stale = ledger.header.kernels != SOURCES_HASH;
+    let stale = !sources::is_current(&ledger.header.kernels);
     let mut simulation = Simulation::new(&ledger)?;
     resize(&mut simulation, args);
     simulation.check()?;
