@@ -15,6 +15,7 @@ use pegainfer_kernels::compare::{Case, compare};
 use pegainfer_kernels::cuda;
 use std::collections::HashSet;
 use std::path::PathBuf;
+use std::time::Instant;
 
 /// Steps whose ops are checked. Every kernel that a batch size chooses is among them.
 const STEPS: [Step; 13] = [
@@ -84,7 +85,9 @@ pub fn run(args: &DoctorArgs) -> Result<()> {
     let mut report = Report::default();
     for (name, model) in &models {
         println!("\nops of {name}");
+        let begin = Instant::now();
         report.model(&mut cpu, &mut gpu, model)?;
+        println!("took {:.0} s", begin.elapsed().as_secs_f64());
     }
     println!("\n{} calls checked in {} runs, {} runs failed", report.seen.len(), report.runs, report.failed);
     ensure!(report.failed == 0, "the GPU does not agree with the CPU: do not use it");
