@@ -8,7 +8,7 @@ use crate::numerics::Numerics;
 use crate::shard::Shard;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, Tensor};
-use pegainfer_kernels::ops::deepseek_v4::TokenShare;
+use pegainfer_kernels::ops::deepseek_v4::{SPLIT_TOKENS, TokenShare, split_bytes, takes_packed_rows};
 
 /// Results of the GEMMs with a compressor's two matrices, `[tokens, width]` f32.
 #[derive(Debug)]
@@ -69,6 +69,9 @@ pub(crate) struct Workspace {
     pub chosen_part: Option<Tensor>,
     /// `[tokens, heads, head_dim]`.
     pub attended: Tensor,
+    /// The same as the output projection takes it where tokens are few (`split_bytes`), `[tokens, ..]` u8; `None` if no kernel of the
+    /// device does.
+    pub attended_split: Option<Tensor>,
     /// `[tokens, groups * o_lora]`.
     pub z: Tensor,
     /// `[tokens, experts]` f32.
@@ -101,6 +104,7 @@ impl Workspace {
     ) -> std::io::Result<Self> {
         let (t, hidden, dim) = (bounds.tokens, config.hidden_size, config.head_dim);
         let (heads, samples) = (shard.heads(config).len(), bounds.samples);
+        let packs = takes_packed_rows(exec, numerics.activations, dim).map_err(std::io::Error::other)?;
         let mut normed =
             |name, width| Normed::new(exec, name, (t, width), numerics.activations, numerics.quantize_activations);
         let (normed, qr) = (normed("normed", hidden)?, normed("qr", config.q_lora_rank)?);
@@ -121,6 +125,10 @@ impl Workspace {
         let own_tokens = TokenShare { rank: shard.rank, ranks: shard.ranks }.rows(t);
         let chosen_part = || tensor("chosen_part", &[own_tokens, topk], DType::U32);
         let chosen_part = (shard.ranks > 1).then(chosen_part).transpose()?;
+        let (groups, columns) = (shard.groups(config).len(), heads * dim / shard.groups(config).len());
+        let split_rows = t.min(SPLIT_TOKENS);
+        let attended_split = || tensor("attended.split", &[split_rows, split_bytes(groups, columns)], DType::U8);
+        let attended_split = packs.then(attended_split).transpose()?;
         Ok(Self {
             embedded: tensor("embedded", &[t, hidden], act)?,
             streams: tensor("streams", &[t, STREAMS, hidden], act)?,
@@ -144,6 +152,7 @@ impl Workspace {
             // The parts of all ranks.
             chosen: tensor("chosen", &[own_tokens * shard.ranks, topk], DType::U32)?,
             chosen_part,
+            attended_split,
             attended: tensor("attended", &[t, heads, dim], act)?,
             z: tensor("z", &[t, shard.groups(config).len() * config.o_lora_rank], act)?,
             router_logits: tensor("logits", &[t, config.experts], DType::F32)?,

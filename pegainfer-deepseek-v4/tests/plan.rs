@@ -23,12 +23,13 @@ fn every_layer_is_in_the_plan() {
         ("hyper_merge", 1),
         ("store_sum", 0),
         ("sparse_attention", 5),
-        // Two sparse layers have two compressors each, one heavy layer has one.
-        ("compress", 5),
+        ("attention_latents", 5),
+        ("attention_queries", 5),
         ("select_entries", 2),
         ("route", 5),
         ("moe", 5),
-        ("project", 5),
+        // The first GEMMs of every layer, and those of queries in the two sparse ones.
+        ("project", 7),
         ("sample", 1),
     ] {
         assert_eq!(count(op), expected, "{op}");

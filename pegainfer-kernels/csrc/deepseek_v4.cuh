@@ -17,6 +17,16 @@ __device__ __forceinline__ uint32_t ordered(float x) {
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
+// N neighbouring elements, in vectors of up to 16 bytes.
+template <typename T, uint32_t N> struct Elements {
+    static constexpr uint32_t kEach = N * sizeof(T) < 16 ? N : 16 / sizeof(T); // of a vector
+    struct alignas(kEach * sizeof(T)) Part { T x[kEach]; };
+    Part parts[N / kEach];
+
+    __device__ __forceinline__ T &operator[](uint32_t i) { return parts[i / kEach].x[i % kEach]; }
+    __device__ __forceinline__ const T &operator[](uint32_t i) const { return parts[i / kEach].x[i % kEach]; }
+};
+
 // 2^n for normal results.
 __device__ __forceinline__ float power_of_two(int n) { return __uint_as_float(uint32_t(n + 127) << 23); }
 
@@ -98,6 +108,19 @@ __device__ __forceinline__ void pack_group(uint8_t *row, uint32_t k, uint32_t gr
     *reinterpret_cast<uint32_t *>(row + group * kGroup + packed_place(lane)) =
         to_e4m3(v.x * inverse, v.y * inverse, v.z * inverse, v.w * inverse);
     if (lane == 0) reinterpret_cast<float *>(row + k)[group] = scale;
+}
+
+// The same of values that are the sum of two e4m3 values, which is as exact as bf16: to the two packed rows from `rows` on, of which the
+// second has what the first one loses.
+__device__ __forceinline__ void pack_split_group(uint8_t *rows, uint32_t k, uint32_t group, float4 v) {
+#pragma unroll
+    for (uint32_t part = 0; part < 2; ++part) {
+        const float own = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
+        const float amax = fmaxf(reduce_lanes(own, 32, Max()), kLeastAmax);
+        pack_group(rows + part * packed_bytes(k), k, group, v, amax);
+        v = make_float4(v.x - quantize<E4M3>(v.x, amax), v.y - quantize<E4M3>(v.y, amax), v.z - quantize<E4M3>(v.z, amax),
+                        v.w - quantize<E4M3>(v.w, amax));
+    }
 }
 
 // Writes the eight columns of this lane, from `column` on, to the packed row. `amax`: as above.

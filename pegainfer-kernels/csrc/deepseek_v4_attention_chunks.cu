@@ -1,10 +1,11 @@
 // DeepSeek-V4's sparse attention where tokens are few (formula and order of sums: deepseek_v4_attention.cu):
 //
 //   sparse_attention_chunks: a block for each chunk of 64 keys and 16 heads (FlashDecoding: split-KV); keys go from memory to registers,
-//                          where movmatrix transposes them for the second GEMM
-//   sparse_attention_merge:  merges its partial results
+//                          all of a chunk at once, where movmatrix transposes them for the second GEMM
+//   sparse_attention_merge:  merges its partial results and rotates them back by the token's position, packs them for the next GEMM
+//                          (pack_split_rows of deepseek_v4_skinny.cu), and puts the keys of the step's tokens into the rings
 //
-// All GPUs. Bound by the latency of loads. Reference: src/cpu/deepseek_v4/attention.rs.
+// All GPUs. Bound by the latency of loads. Reference: src/cpu/deepseek_v4/{attention,rope,batch}.rs.
 #include "deepseek_v4_attention.cuh"
 #include "abi/deepseek_v4_attention_chunks.h"
 
@@ -79,18 +80,21 @@ __device__ __forceinline__ void attend_chunk(const Queries &q, MmaShared &shared
     uint32_t quad = threadIdx.x % 4;
 #pragma unroll
     for (uint32_t i = 0; i < kAccumulators; ++i) o[i] = {};
-    Keys next = load_keys(shared.keys, first_dim, steps);
-    for (uint32_t first = 0; first < keys; first += kTile) {
-        Keys tile = next;
+    Keys tiles[kChunk / kTile];
+#pragma unroll
+    for (uint32_t t = 0; t < kChunk / kTile; ++t)
+        if (t * kTile < keys) tiles[t] = load_keys(shared.keys + t * kTile, first_dim, steps);
+#pragma unroll
+    for (uint32_t t = 0; t < kChunk / kTile; ++t) {
+        if (t * kTile >= keys) break;
         bool present[2][2];
 #pragma unroll
         for (uint32_t n = 0; n < 2; ++n)
 #pragma unroll
-            for (uint32_t j = 0; j < 2; ++j) present[n][j] = shared.keys[first + 8 * n + 2 * quad + j] != nullptr;
-        if (first + kTile < keys) next = load_keys(shared.keys + first + kTile, first_dim, steps);
+            for (uint32_t j = 0; j < 2; ++j) present[n][j] = shared.keys[t * kTile + 8 * n + 2 * quad + j] != nullptr;
         Accumulator s[2];
-        score_tile(q, tile, shared.scores[first / kTile % 2], s);
-        add_tile(s, tile, present, scale, rows, o);
+        score_tile(q, tiles[t], shared.scores[t % 2], s);
+        add_tile(s, tiles[t], present, scale, rows, o);
     }
 #pragma unroll
     for (uint32_t r = 0; r < 2; ++r) rows[r].sum = reduce_quad(rows[r].sum, Add());
@@ -150,32 +154,72 @@ extern "C" __global__ __launch_bounds__(32 * kMaxDim / kWarpDim, 2) void sparse_
     }
 }
 
-// Grid: tokens, heads.
+constexpr uint32_t kMergeColumns = 4; // of a lane
+
+// Grid: tokens; heads, and one block more, which writes the rings. A warp has 128 dimensions.
 extern "C" __global__ __launch_bounds__(kMergeThreads) void sparse_attention_merge(
     const float *partials,     // see Partials
     const float *sink,         // [heads]
+    const float *frequencies,  // [pairs]
+    const bf16 *kv,            // [tokens, dim]
     const uint32_t *qo_indptr, // [rows + 1]
     const uint32_t *positions, // [tokens]
     const uint32_t *slots,     // [rows]
     bf16 *out,                 // [tokens, heads, dim]
-    uint32_t rows, uint32_t slot_count, uint32_t window, uint32_t per_page, uint32_t k, uint32_t heads, uint32_t dim,
-    uint32_t chunks) {
+    uint8_t *packed,           // [tokens, groups, 2, packed row of `group` columns]; null: none
+    bf16 *rings,               // [slot_count, ring, dim]
+    uint32_t rows, uint32_t slot_count, uint32_t window, uint32_t ring, uint32_t per_page, uint32_t k, uint32_t heads, uint32_t dim,
+    uint32_t chunks, uint32_t pairs,
+    uint32_t group) {          // columns of whole heads, a multiple of 128 and of `dim`
     start_after_predecessor();
     Lists<bf16> lists = {};
     lists.batch = {qo_indptr, positions, slots, nullptr, rows, 0};
     lists.window = window, lists.slot_count = slot_count, lists.per_page = per_page, lists.k = k;
     List<bf16> list(lists, blockIdx.x);
-    uint32_t head = blockIdx.y;
-    for (uint32_t i = threadIdx.x; i < dim; i += blockDim.x) {
-        Softmax all;
-        float numerator = 0.f, before, own;
-#pragma unroll 4
-        for (uint32_t c = 0; c < (list.keys + kChunk - 1) / kChunk; ++c) {
-            Partials from(const_cast<float *>(partials), gridDim.x, chunks, c, heads, dim);
-            all.merge(from.softmaxes[head], before, own);
-            numerator = fmaf(numerator, before, from.numerators[size_t(head) * dim + i] * own);
-        }
-        all.finish(sink[head], before);
-        put(out + (size_t(blockIdx.x) * heads + head) * dim + i, numerator * before / all.sum);
+    const uint32_t head = blockIdx.y, i = kMergeColumns * threadIdx.x;
+    using Own = Elements<bf16, kMergeColumns>;
+    if (head == heads) {
+        const Sequence &s = list.sequence;
+        // An older token would have its row overwritten by a newer one of this step.
+        if (s.pads() || blockIdx.x + ring < s.end || i >= dim) return;
+        const uint32_t position = s.start + (blockIdx.x - s.first);
+        *reinterpret_cast<Own *>(rings + (size_t(s.slot) * ring + position % ring) * dim + i) =
+            *reinterpret_cast<const Own *>(kv + size_t(blockIdx.x) * dim + i);
+        return;
     }
+    const uint32_t still = dim - 2 * pairs; // dimensions that are not rotated
+    const float position = float(positions[blockIdx.x]), of_sink = sink[head];
+    float frequency[kMergeColumns / 2];
+#pragma unroll
+    for (uint32_t j = 0; j < kMergeColumns / 2; ++j) {
+        const uint32_t column = i + 2 * j;
+        frequency[j] = column >= still && column < dim ? frequencies[(column - still) / 2] : 0.f;
+    }
+    Softmax all;
+    float numerator[kMergeColumns] = {}, before, own;
+#pragma unroll 4
+    for (uint32_t c = 0; c < (list.keys + kChunk - 1) / kChunk; ++c) {
+        const Partials from(const_cast<float *>(partials), gridDim.x, chunks, c, heads, dim);
+        const float4 part = i < dim ? *reinterpret_cast<const float4 *>(from.numerators + size_t(head) * dim + i) : make_float4(0.f, 0.f, 0.f, 0.f);
+        all.merge(from.softmaxes[head], before, own);
+        numerator[0] = fmaf(numerator[0], before, part.x * own), numerator[1] = fmaf(numerator[1], before, part.y * own);
+        numerator[2] = fmaf(numerator[2], before, part.z * own), numerator[3] = fmaf(numerator[3], before, part.w * own);
+    }
+    all.finish(of_sink, before);
+    Own result;
+    float v[kMergeColumns];
+#pragma unroll
+    for (uint32_t j = 0; j < kMergeColumns; j += 2) {
+        v[j] = round_bf16(numerator[j] * before / all.sum), v[j + 1] = round_bf16(numerator[j + 1] * before / all.sum);
+        if (i + j >= still) turn_pair(v[j], v[j + 1], position, frequency[j / 2], true);
+        put(&result[j], v[j], v[j + 1]);
+        v[j] = to_float(result[j]), v[j + 1] = to_float(result[j + 1]);
+    }
+    if (i < dim) *reinterpret_cast<Own *>(out + (size_t(blockIdx.x) * heads + head) * dim + i) = result;
+#if __CUDA_ARCH__ >= 890
+    if (!packed || i >= dim) return; // whole warps: `dim` is a multiple of 128 then
+    const uint32_t groups = heads * dim / group, column = head * dim % group + i / kGroup * kGroup;
+    uint8_t *to = packed + (size_t(blockIdx.x) * groups + head * dim / group) * 2 * packed_bytes(group);
+    pack_split_group(to, group, column / kGroup, make_float4(v[0], v[1], v[2], v[3]));
+#endif
 }

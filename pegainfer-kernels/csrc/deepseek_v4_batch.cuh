@@ -27,20 +27,24 @@ struct Sequence {
     __device__ __forceinline__ bool pads() const { return slot == limits::kv_cache::kNoSlot; }
 };
 
-// The row of token `t`: that of its number where all rows up to it decode, else by binary search. `slots`: how many there are.
+// The row of token `t`: that of its number where all rows up to it decode, else by binary search. `slots`: how many there are. What a row
+// that decodes needs is loaded at once, so that these kernels, which are bound by latency, wait once.
 __device__ __forceinline__ Sequence sequence_of(const Batch &batch, uint32_t t, uint32_t slots) {
-    bool decodes = t < batch.rows && batch.indptr[t] == t && batch.indptr[t + 1] == t + 1;
-    uint32_t row = decodes ? t : 0;
-    for (uint32_t end = decodes ? t + 1 : batch.rows; end - row > 1;) {
-        uint32_t middle = (row + end) / 2;
-        if (batch.indptr[middle] <= t) row = middle;
-        else end = middle;
+    const uint32_t own = min(t, batch.rows - 1);
+    const uint32_t first = batch.indptr[own], end = batch.indptr[own + 1], slot = batch.slots[own], position = batch.positions[own];
+    Sequence s = {own, first, end, position, slot};
+    if (own != t || first != t || end != t + 1) {
+        uint32_t row = 0;
+        for (uint32_t last = batch.rows; last - row > 1;) {
+            uint32_t middle = (row + last) / 2;
+            if (batch.indptr[middle] <= t) row = middle;
+            else last = middle;
+        }
+        s = {row, batch.indptr[row], batch.indptr[row + 1], 0, batch.slots[row]};
+        if (t >= s.end) s.slot = limits::kv_cache::kNoSlot;
+        if (!s.pads()) s.start = batch.positions[s.first];
     }
-    Sequence s = {row, batch.indptr[row], batch.indptr[row + 1], 0, batch.slots[row]};
-    if (t >= s.end) s.slot = limits::kv_cache::kNoSlot;
-    if (s.pads()) return s;
-    if (s.slot >= slots) __trap();
-    s.start = batch.positions[s.first];
+    if (!s.pads() && s.slot >= slots) __trap();
     return s;
 }
 

@@ -29,8 +29,9 @@ __device__ __forceinline__ Matrix bf16_matrix(const bf16 *w, void *out, uint32_t
     return {reinterpret_cast<const uint8_t *>(w), nullptr, out, n, to_f32};
 }
 
-// The tiles of the weight from row `first_row` on times the tokens of this block, which `fill` puts into shared memory.
-template <Format F, int N, bool Split, typename Fill>
+// The tiles of the weight from row `first_row` on times the tokens of this block, which `fill(memory, first token)` puts into shared memory:
+// tile blockIdx.y of the tokens or, with Loops, each gridDim.y-th one from there on.
+template <Format F, int N, bool Split, bool Loops, typename Fill>
 __device__ __forceinline__ void gemm_tiles(const Matrix &w, uint32_t first_row, uint32_t m, uint32_t k, const Share &share, Fill fill) {
     extern __shared__ __align__(1024) uint8_t shared[];
     constexpr uint32_t kTokens = Split ? N / 2 : N;
@@ -41,15 +42,21 @@ __device__ __forceinline__ void gemm_tiles(const Matrix &w, uint32_t first_row, 
     if (share.count > kAhead<F>) prefetch<F>(w.codes, first_row, w.n, k, share);
     wait_for_predecessor();
     const Memory<F, N> memory(shared, share);
-    fill(memory);
-    const auto sums = multiply_share<F, N, Split>(memory, share, stored, weight);
-    for (uint32_t i = sums.begin() + threadIdx.x; i < sums.end(); i += blockDim.x) {
-        const uint32_t at = first_row + i / sums.kElements * kTileRows + i % kTileRows;
-        const uint32_t token = blockIdx.y * kTokens + i % sums.kElements / kTileRows;
-        if (at >= w.n || token >= m) continue;
-        const size_t to = size_t(token) * w.n + at;
-        if (w.to_f32) static_cast<float *>(w.out)[to] = sums[i];
-        else put(static_cast<bf16 *>(w.out) + to, sums[i]);
+    for (uint32_t first_token = blockIdx.y * kTokens; first_token < m; first_token += gridDim.y * kTokens) {
+        fill(memory, first_token);
+        const auto sums = multiply_share<F, N, Split>(memory, share, stored, weight);
+        for (uint32_t i = sums.begin() + threadIdx.x; i < sums.end(); i += blockDim.x) {
+            const uint32_t at = first_row + i / sums.kElements * kTileRows + i % kTileRows;
+            const uint32_t token = first_token + i % sums.kElements / kTileRows;
+            if (at >= w.n || token >= m) continue;
+            const size_t to = size_t(token) * w.n + at;
+            if (w.to_f32) static_cast<float *>(w.out)[to] = sums[i];
+            else put(static_cast<bf16 *>(w.out) + to, sums[i]);
+        }
+        if (!Loops || first_token + gridDim.y * kTokens >= m) break;
+        __syncwarp();
+        share.begin(); // the block's sums are read
+        if (share.count > kAhead<F>) read_ahead(stored, weight, share);
     }
 }
 
@@ -58,9 +65,9 @@ __device__ void gemm_exact(const bf16 *x, const Matrix &w, uint32_t m, uint32_t 
     const Share share(k, splits);
     release_successor();
     share.begin();
-    const uint32_t first_row = share.first_tile * kTileRows, first_token = blockIdx.y * N;
+    const uint32_t first_row = share.first_tile * kTileRows;
     const bf16 *columns = x + size_t(first_row / group_rows) * k;
-    gemm_tiles<Format::kBf16, N, false>(w, first_row, m, k, share, [&](const Memory<Format::kBf16, N> &memory) {
+    gemm_tiles<Format::kBf16, N, false, false>(w, first_row, m, k, share, [&](const Memory<Format::kBf16, N> &memory, uint32_t first_token) {
         put_tokens<Format::kBf16, N, false>(memory, share, [&](uint32_t t) {
             return first_token + t < m ? columns + size_t(first_token + t) * stride : nullptr;
         });
@@ -84,8 +91,8 @@ __device__ void gemm_packed(const uint8_t *x, const Matrix &w, uint32_t m, uint3
     const Share share(k, splits);
     release_successor();
     share.begin();
-    const uint32_t first_row = share.first_tile * kTileRows, first_token = blockIdx.y * (Split ? N / 2 : N);
-    gemm_tiles<Format::kFp8, N, Split>(w, first_row, m, k, share, [&](const Memory<Format::kFp8, N> &memory) {
+    const uint32_t first_row = share.first_tile * kTileRows;
+    gemm_tiles<Format::kFp8, N, Split, Split && N == 32>(w, first_row, m, k, share, [&](const Memory<Format::kFp8, N> &memory, uint32_t first_token) {
         copy_tokens(memory, share, k, PackedRows<N, Split>{x, first_token, m, k, first_row / group_rows, w.n / group_rows});
     });
 }
@@ -109,13 +116,12 @@ __device__ void project(const bf16 *exact, const uint8_t *packed, const Matrix (
     for (int i = 0; i < 2; ++i) look(low[i], true);
 #pragma unroll
     for (int i = 0; i < 5; ++i) look(high[i], false);
-    const uint32_t first_token = blockIdx.y * N;
     if (is_low) {
-        gemm_tiles<Format::kFp8, N, false>(w, tile * kTileRows, m, k, share, [&](const Memory<Format::kFp8, N> &memory) {
+        gemm_tiles<Format::kFp8, N, false, false>(w, tile * kTileRows, m, k, share, [&](const Memory<Format::kFp8, N> &memory, uint32_t first_token) {
             copy_tokens(memory, share, k, PackedRows<N, false>{packed, first_token, m, k, 0, 1});
         });
     } else {
-        gemm_tiles<Format::kBf16, N, false>(w, tile * kTileRows, m, k, share, [&](const Memory<Format::kBf16, N> &memory) {
+        gemm_tiles<Format::kBf16, N, false, false>(w, tile * kTileRows, m, k, share, [&](const Memory<Format::kBf16, N> &memory, uint32_t first_token) {
             put_tokens<Format::kBf16, N, false>(memory, share, [&](uint32_t t) {
                 return first_token + t < m ? exact + size_t(first_token + t) * k : nullptr;
             });
@@ -135,9 +141,9 @@ __device__ void project(const bf16 *exact, const uint8_t *packed, const Matrix (
 #define PROJECT(N) __trap()
 #endif
 
-// Grid: tiles of rows, times blocks of a cluster; tiles of tokens.
-#define PACKED_KERNEL(name, N, SPLIT)                                                                                  \
-    extern "C" __global__ __launch_bounds__(512, 1) void name(                                                         \
+// Grid: tiles of rows, times blocks of a cluster; tiles of tokens. skinny_split_16: a block has each gridDim.y-th of these.
+#define PACKED_KERNEL(name, REGISTERS, N, SPLIT)                                                                       \
+    extern "C" __global__ REGISTERS void name(                                                                         \
         const uint8_t *x,    /* [m, groups, packed rows of k], where a group has `group_rows` rows of w */             \
         const uint8_t *w,    /* [n, k] */                                                                              \
         const uint8_t *scales, /* [n / 128, k / 128] */                                                                \
@@ -148,11 +154,14 @@ __device__ void project(const bf16 *exact, const uint8_t *packed, const Matrix (
         uint32_t to_f32) {                                                                                             \
         PACKED(N, SPLIT);                                                                                              \
     }
-PACKED_KERNEL(skinny_packed_8, 8, false)
-PACKED_KERNEL(skinny_packed_16, 16, false)
-PACKED_KERNEL(skinny_packed_32, 32, false)
-PACKED_KERNEL(skinny_split_8, 16, true)
-PACKED_KERNEL(skinny_split_16, 32, true)
+// At few tokens a multiprocessor then also has registers for a small block: these kernels become resident, and load weights, while the
+// blocks of the kernel before, such as those of sparse_attention_merge, still wait.
+#define LEAVE_REGISTERS __maxnreg__(112)
+PACKED_KERNEL(skinny_packed_8, LEAVE_REGISTERS, 8, false)
+PACKED_KERNEL(skinny_packed_16, __launch_bounds__(512, 1), 16, false)
+PACKED_KERNEL(skinny_packed_32, __launch_bounds__(512, 1), 32, false)
+PACKED_KERNEL(skinny_split_8, LEAVE_REGISTERS, 16, true)
+PACKED_KERNEL(skinny_split_16, __launch_bounds__(512, 1), 32, true)
 
 // The grid is that of the kernels above.
 #define KERNELS(N)                                                                                                     \
@@ -190,15 +199,11 @@ template <bool Split> __device__ __forceinline__ void pack_columns(const bf16 *x
     if (row >= rows) return;
     const uint2 pairs = *reinterpret_cast<const uint2 *>(x + size_t(group) * kGroup + 4 * (threadIdx.x % 32));
     const float2 low = widen(pairs.x), high = widen(pairs.y);
-    float4 v = make_float4(low.x, low.y, high.x, high.y);
-#pragma unroll
-    for (uint32_t part = 0; part < (Split ? 2 : 1); ++part) {
-        const float own = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
-        const float amax = fmaxf(reduce_lanes(own, 32, Max()), kLeastAmax);
-        pack_group(out + (size_t(row) * (Split ? 2 : 1) + part) * packed_bytes(k), k, group % (k / kGroup), v, amax);
-        v = make_float4(v.x - quantize<E4M3>(v.x, amax), v.y - quantize<E4M3>(v.y, amax), v.z - quantize<E4M3>(v.z, amax),
-                        v.w - quantize<E4M3>(v.w, amax));
-    }
+    const float4 v = make_float4(low.x, low.y, high.x, high.y);
+    if constexpr (Split) return pack_split_group(out + size_t(row) * 2 * packed_bytes(k), k, group % (k / kGroup), v);
+    const float own = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
+    const float amax = fmaxf(reduce_lanes(own, 32, Max()), kLeastAmax);
+    pack_group(out + size_t(row) * packed_bytes(k), k, group % (k / kGroup), v, amax);
 }
 #define PACK(SPLIT) pack_columns<SPLIT>(x, out, rows, k)
 #else

@@ -95,8 +95,8 @@ limits! {
         ONE_GROUP_BYTES: uint = 64 * MAX_DIM + 64 * 128 * 4 + 8192 + 8 * CHUNK;
         /// The same with 32 heads.
         TWO_GROUP_BYTES: uint = 64 * MAX_DIM + 2 * (64 * 128 * 4 + 8192) + 8 * CHUNK;
-        /// Threads of a block that merges the softmaxes of a token and head.
-        MERGE_THREADS: uint = 256;
+        /// Threads of a block that merges the softmaxes of a token and head: four dimensions each.
+        MERGE_THREADS: uint = MAX_DIM / 4;
         /// Threads of a block for keys in f32, a warp a head.
         F32_THREADS: uint = 256;
     }

@@ -95,7 +95,7 @@ impl Modules {
 }
 
 /// Maximum number of a kernel's arguments.
-const MAX_ARGUMENTS: usize = 32;
+const MAX_ARGUMENTS: usize = 48;
 
 /// Maximum number of a kernel's tensor maps.
 const MAX_MAPS: usize = 4;

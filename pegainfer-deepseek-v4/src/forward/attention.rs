@@ -4,12 +4,12 @@ use super::Pass;
 use crate::config::LayerKind;
 use crate::graph_shape::is_of_prompts;
 use crate::state::{Compressed, LayerState, compressor_spec};
-use crate::weights::{Attention, Compressor, Indexer};
+use crate::weights::{Attention, Compressor};
 use crate::workspace::{Pair, Workspace};
-use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError};
 use pegainfer_kernels::ops::deepseek_v4::{
-    self as ops, Batch, CompressorSpec, PAGE_TOKENS, Projected, Projections, RopeTable, SelectSpec, TokenShare, Visible,
+    self as ops, Activation, CompressorSpec, KeptTokens, LatentOutputs, Latents, NewEntries, PAGE_TOKENS, Projected, Projections,
+    Queries, SelectSpec, Split, TokenShare, Visible,
 };
 
 impl Pass<'_> {
@@ -22,11 +22,12 @@ impl Pass<'_> {
         state: &mut LayerState,
     ) -> Result<(), OpError> {
         self.project_input(weights, kind)?;
-        self.queries_and_keys(weights, kind)?;
-        self.compress(weights, kind, state)?;
-        if let (Some(indexer), Some(index)) = (&weights.indexer, &state.index) {
-            self.choose(indexer, index, kind)?;
+        self.latents(weights, kind, state)?;
+        self.queries(weights, kind, state)?;
+        if let Some(index) = &state.index {
+            self.choose(index, kind)?;
         }
+        let columns = weights.wo_a.shape().1;
         let Self { exec, rotations, inputs, work, .. } = self;
         let batch = inputs.batch();
         let visible = match (&state.compressed, kind.ratio()) {
@@ -36,13 +37,17 @@ impl Pass<'_> {
             (Some(Compressed { entries, .. }), Some(ratio)) => Visible::All { entries, ratio },
             _ => Visible::Nothing,
         };
-        let keys = (&work.kv, &state.window);
-        ops::sparse_attention(exec, &work.q, keys, visible, &weights.sink, &batch, &mut work.attended)?;
-        ops::write_ring(exec, &work.kv, &batch, &mut state.window)?;
-        // Keys are values, so the output is rotated, too; back by the query's position only distances are left.
-        let table = rotations.of(kind);
-        ops::rope(exec, &mut work.attended, &inputs.common.positions, table, true)?;
-        self.project_output(weights)
+        let split = match &mut work.attended_split {
+            Some(packed) if ops::takes_split(exec, &work.attended, &weights.wo_a)? => {
+                packed.set_rows(work.attended.shape()[0]);
+                Some(Split { packed, columns })
+            }
+            _ => None,
+        };
+        let is_split = split.is_some();
+        let (keys, sink) = ((&work.kv, &mut state.window), (&weights.sink, rotations.of(kind)));
+        ops::sparse_attention(exec, &work.q, keys, visible, sink, &batch, (&mut work.attended, split))?;
+        self.project_output(weights, is_split)
     }
 
     /// The GEMMs of `normed`: inputs of the norms of queries and keys, of the compressors and of the indexer.
@@ -66,43 +71,58 @@ impl Pass<'_> {
         ops::project(exec, &normed.exact, normed.rounded(), projections, &mut out)
     }
 
-    fn queries_and_keys(&mut self, weights: &Attention, kind: LayerKind) -> Result<(), OpError> {
-        let Self { exec, config, numerics, rotations, inputs, work, .. } = self;
-        let eps = config.rms_norm_eps;
-        let table = rotations.of(kind);
-        work.qr.norm(exec, &work.qr_raw, &weights.q_norm, eps)?;
-        ops::matmul(exec, work.qr.input(&weights.wq_b), &weights.wq_b, &mut work.q)?;
-        let at = (&inputs.common.positions, table);
-        ops::norm_rope_q(exec, &mut work.q, at, eps)?;
-        let (keys, quantize) = ((&work.kv_raw, &weights.kv_norm), numerics.quantize_kv);
-        ops::norm_rope_kv(exec, keys, at, eps, quantize, &mut work.kv)
-    }
-
-    /// New entries of the layer and of its indexer.
-    fn compress(&mut self, weights: &Attention, kind: LayerKind, state: &mut LayerState) -> Result<(), OpError> {
+    /// What is behind the first GEMMs: the low rank of queries, keys, and the entries that the step completes.
+    fn latents(&mut self, weights: &Attention, kind: LayerKind, state: &mut LayerState) -> Result<(), OpError> {
         let (config, numerics) = (self.config, self.numerics);
         let Self { exec, rotations, inputs, work, .. } = self;
-        let (table, batch) = (&rotations.compressed, inputs.batch());
-        let main = compressor_spec(config, kind, false, numerics);
-        if let (Some(spec), Some(compressor), Some(state)) = (main, &weights.compressor, &mut state.compressed) {
-            let pair = if kind == LayerKind::Sparse { &mut work.sparse } else { &mut work.heavy };
-            pool(exec, compressor, pair, table, spec, &batch, state)?;
+        let Workspace { qr_raw, qr, kv_raw, kv, sparse, heavy, index, .. } = &mut **work;
+        let pair = if kind == LayerKind::Sparse { sparse } else { heavy };
+        let (indexer, spec) = (&weights.indexer, |index| compressor_spec(config, kind, index, numerics));
+        let entries = [
+            new_entries(spec(false), weights.compressor.as_ref(), pair, &mut state.compressed),
+            new_entries(spec(true), indexer.as_ref().map(|indexer| &indexer.compressor), index, &mut state.index),
+        ];
+        let latents = Latents {
+            queries: (qr_raw, &weights.q_norm),
+            keys: (kv_raw, &weights.kv_norm),
+            table: rotations.of(kind),
+            eps: config.rms_norm_eps,
+            quantize: numerics.quantize_kv,
+        };
+        let (queries, rounded) = qr.outputs();
+        ops::attention_latents(exec, latents, &inputs.batch(), LatentOutputs { queries, rounded, keys: kv, entries })
+    }
+
+    /// Queries of attention and of the indexer, and what the compressors remember of the step.
+    fn queries(&mut self, weights: &Attention, kind: LayerKind, state: &mut LayerState) -> Result<(), OpError> {
+        let (config, numerics) = (self.config, self.numerics);
+        let Self { exec, rotations, inputs, work, .. } = self;
+        let Workspace { qr, q, index_q, sparse, heavy, index, .. } = &mut **work;
+        let pair = if kind == LayerKind::Sparse { sparse } else { heavy };
+        match &weights.indexer {
+            Some(indexer) => {
+                let low = [&weights.wq_b, &indexer.wq_b];
+                let weights = Projections { low, pairs: [None; 2], last: None };
+                let mut out = Projected { low: [q, index_q], pairs: [None, None], last: None };
+                ops::project(exec, &qr.exact, qr.rounded(), weights, &mut out)?;
+            }
+            None => ops::matmul(exec, qr.input(&weights.wq_b), &weights.wq_b, q)?,
         }
-        let index = compressor_spec(config, kind, true, numerics);
-        if let (Some(spec), Some(indexer), Some(state)) = (index, &weights.indexer, &mut state.index) {
-            pool(exec, &indexer.compressor, &mut work.index, table, spec, &batch, state)?;
-        }
-        Ok(())
+        let spec = |index| compressor_spec(config, kind, index, numerics);
+        let of_index = weights.indexer.as_ref().map(|indexer| &indexer.compressor);
+        let kept = [
+            kept_tokens(spec(false), weights.compressor.as_ref(), pair, &mut state.compressed),
+            kept_tokens(spec(true), of_index, index, &mut state.index),
+        ];
+        let queries = Queries { heads: q, index: weights.indexer.is_some().then_some(index_q), kept };
+        let precision = (config.rms_norm_eps, numerics.quantize_kv);
+        ops::attention_queries(exec, queries, rotations.of(kind), &inputs.batch(), precision)
     }
 
     /// The entries that each token attends to.
-    fn choose(&mut self, indexer: &Indexer, index: &Compressed, kind: LayerKind) -> Result<(), OpError> {
+    fn choose(&mut self, index: &Compressed, kind: LayerKind) -> Result<(), OpError> {
         let spec = self.select_spec(kind);
-        let Self { exec, numerics, rotations, inputs, work, .. } = self;
-        let table = rotations.of(kind);
-        ops::matmul(exec, work.qr.input(&indexer.wq_b), &indexer.wq_b, &mut work.index_q)?;
-        ops::rope(exec, &mut work.index_q, &inputs.common.positions, table, false)?;
-        ops::quantize_index(exec, &mut work.index_q, numerics.quantize_kv)?;
+        let Self { exec, inputs, work, .. } = self;
         // Constant positive factors of the scores, head_dim^-1/2 and heads^-1/2, do not change the choice.
         let (entries, share) = (&index.entries, spec.share);
         let Workspace { index_q: q, index_weights: weights, chosen, chosen_part, .. } = &mut **work;
@@ -136,11 +156,13 @@ impl Pass<'_> {
         SelectSpec { ratio, share, pages }
     }
 
-    /// Projects `attended`: writes `output`, or if there are several ranks `partial`, summed over them.
-    fn project_output(&mut self, weights: &Attention) -> Result<(), OpError> {
+    /// Projects `attended`: writes `output`, or if there are several ranks `partial`, summed over them. `is_split`: `attended` is packed, too.
+    fn project_output(&mut self, weights: &Attention, is_split: bool) -> Result<(), OpError> {
         let (shared, owner) = (self.is_shared(), self.shard.owns_heads(self.config));
         let Self { exec, numerics, work, .. } = self;
-        ops::grouped_matmul(exec, &work.attended, &weights.wo_a, &mut work.z)?;
+        let packed = work.attended_split.as_ref().filter(|_| is_split);
+        let attended = Activation { values: &work.attended, packed };
+        ops::grouped_matmul(exec, attended, &weights.wo_a, &mut work.z)?;
         let out = if shared { &mut work.partial } else { &mut work.output };
         match numerics.quantize_activations && weights.wo_b.is_quantized() {
             true => ops::matmul_dynamic(exec, &mut work.z, &weights.wo_b, out)?,
@@ -157,16 +179,25 @@ impl Pass<'_> {
     }
 }
 
-/// Runs one compressor over the tokens of the step, whose values and scores are in `pair`.
-fn pool(
-    exec: &mut Exec,
-    compressor: &Compressor,
-    pair: &mut Pair,
-    table: &RopeTable,
-    spec: CompressorSpec,
-    batch: &Batch<'_>,
-    state: &mut Compressed,
-) -> Result<(), OpError> {
-    let tokens = (&pair.values, &mut pair.scores);
-    ops::compress(exec, tokens, (&compressor.pooling, table), spec, batch, &mut state.partial, &mut state.entries)
+/// A compressor in the step, for the entries that the step completes; `None` if the layer has none.
+fn new_entries<'a>(
+    spec: Option<CompressorSpec>,
+    compressor: Option<&'a Compressor>,
+    pair: &'a Pair,
+    state: &'a mut Option<Compressed>,
+) -> Option<NewEntries<'a>> {
+    let (spec, weights, Compressed { entries, partial }) = (spec?, &compressor?.pooling, state.as_mut()?);
+    let rings = [&partial.values, &partial.scores];
+    Some(NewEntries { tokens: (&pair.values, &pair.scores), weights, spec, rings, entries })
+}
+
+/// The same for the tokens that it remembers.
+fn kept_tokens<'a>(
+    spec: Option<CompressorSpec>,
+    compressor: Option<&'a Compressor>,
+    pair: &'a Pair,
+    state: &'a mut Option<Compressed>,
+) -> Option<KeptTokens<'a>> {
+    let (spec, weights, Compressed { partial, .. }) = (spec?, &compressor?.pooling, state.as_mut()?);
+    Some(KeptTokens { tokens: (&pair.values, &pair.scores), weights, spec, state: partial })
 }

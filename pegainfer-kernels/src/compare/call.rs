@@ -41,12 +41,12 @@ pub(super) struct Launch {
     /// Of `hyper_mix`, `hyper_head` and `hyper_merge_mix_norm`.
     #[cfg(feature = "deepseek-v4")]
     pub hyper: Option<HyperWeights>,
-    /// Of DeepSeek-V4's `rope` and `compress`.
+    /// Of DeepSeek-V4's attention.
     #[cfg(feature = "deepseek-v4")]
     pub rope: Option<RopeTable>,
-    /// Of `compress`.
+    /// Of `attention_latents` and `attention_queries`.
     #[cfg(feature = "deepseek-v4")]
-    pub compressor: Option<CompressorWeights>,
+    pub compressors: Vec<CompressorWeights>,
     /// Weights of DeepSeek-V4's GEMMs.
     #[cfg(feature = "deepseek-v4")]
     pub matrices: Vec<Matrix>,

@@ -1,16 +1,15 @@
-//! DeepSeek-V4's ops on rows: norms, streams, rotary embedding, quantised keys and routing.
+//! DeepSeek-V4's ops on rows: norms, streams, rounding and routing.
 
 use super::call::{Call, Family, Launch, all_written};
 use super::case::{EPS, EXACT, Output, Values};
 use super::operands::{allocate, tensor, unit};
 use super::variant::Variant;
-use crate::cpu::deepseek_v4::kv_quant::{KEY_GROUP, fp8};
+use crate::cpu::deepseek_v4::kv_quant::fp8;
 use crate::cpu::weights::BLOCK;
 use crate::ops::deepseek_v4::{
-    self as ops, HyperSpec, HyperWeights, Place, RopeTable, Rounded, Routing, RoutingSpec, packed_bytes,
-    takes_packed_rows, unpacked,
+    self as ops, HyperSpec, HyperWeights, Place, Rounded, Routing, RoutingSpec, packed_bytes, takes_packed_rows,
+    unpacked,
 };
-use crate::rotary::Yarn;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::schedule::PLACEHOLDER;
@@ -18,7 +17,7 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 
 pub(super) const FAMILY: Family = Family { has, variants, prepare, fill, launch, outputs };
 
-const OPS: [&str; 18] = [
+const OPS: [&str; 14] = [
     "resolve_ids",
     "random_codes",
     "random_numbers",
@@ -32,21 +31,14 @@ const OPS: [&str; 18] = [
     "hyper_head",
     "norm",
     "round_activation",
-    "norm_rope_q",
-    "norm_rope_kv",
-    "rope",
-    "quantize_index",
     "route",
 ];
 
 /// The largest distance of neighbouring e4m3 numbers, relative to them.
 const E4M3_SPACING: f64 = 1.0 / 8.0;
-/// Dimensions of a head that are rotated.
-const ROPE_DIM: usize = 64;
 /// A part of a larger matrix, which does not begin at a word of random bits.
 const PLACE: Place = Place { whole: 10_003, first_row: 2, first_column: 5 };
 const HYPER: HyperSpec = HyperSpec { iters: 20, eps: 1e-6, norm_eps: EPS };
-const YARN: Yarn = Yarn { factor: 16.0, beta_fast: 32.0, beta_slow: 1.0, original_context: 65_536.0, truncate: true };
 
 fn has(record: &OpRecord) -> bool {
     OPS.contains(&record.op)
@@ -70,8 +62,12 @@ fn prepare(exec: &mut Exec, call: &mut Call<'_>, launch: &mut Launch) -> Result<
                 launch.extra.push(allocate(exec, "packed", &[rows, packed_bytes(hidden)], DType::U8)?);
             }
         }
-        "rope" | "norm_rope_q" | "norm_rope_kv" => {
-            launch.rope = Some(RopeTable::new(exec, ROPE_DIM, 160_000.0, Some(YARN))?)
+        "norm" => {
+            let [out, _low] = &launch.written[..] else { return Ok(()) };
+            let (rows, hidden) = out.rows_cols();
+            if takes_packed_rows(exec, out.dtype(), hidden)? {
+                launch.extra = vec![allocate(exec, "packed", &[rows, packed_bytes(hidden)], DType::U8)?];
+            }
         }
         "route" if hashed(call) => {
             let ([logits, ids], [experts, _]) = (&call.read[..], &launch.written[..]) else {
@@ -107,7 +103,7 @@ fn hashed(call: &Call<'_>) -> bool {
     call.read[1].dtype() == DType::U32
 }
 
-/// Positions up to a million, and biases of few values, which leave ties.
+/// Biases of few values, which leave ties.
 fn fill(exec: &mut Exec, call: &mut Call<'_>, launch: &mut Launch, _: Values) -> Result<(), OpError> {
     match call.record.op {
         // Every other id is a placeholder; one of a sample that does not exist among them.
@@ -116,11 +112,6 @@ fn fill(exec: &mut Exec, call: &mut Call<'_>, launch: &mut Launch, _: Values) ->
             let id = |i: u32| if i.is_multiple_of(2) { PLACEHOLDER | (i / 2) } else { 7 * i };
             let values: Vec<u32> = (0..ids.elements() as u32).map(id).collect();
             exec.fill_rows(ids, &values)
-        }
-        "rope" | "norm_rope_q" | "norm_rope_kv" => {
-            let Some(positions) = call.read.last_mut() else { return Err(call.unknown()) };
-            let values: Vec<u32> = (0..positions.elements() as u32).map(|i| (i * 7919 + 3) % 1_000_003).collect();
-            exec.fill_rows(positions, &values)
         }
         "route" if !hashed(call) => {
             let bias = &mut call.read[1];
@@ -141,9 +132,11 @@ fn launch(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch) -> Result<(), O
         ("store_sum", [sum], [out]) => ops::store_sum(exec, sum, out),
         ("hyper_merge", [_, f, post, comb], [streams]) => ops::hyper_merge(exec, f, (post, comb), streams),
         ("norm", [x, weight], [out]) => ops::norm(exec, x, weight, EPS, out, None),
-        ("norm", [x, weight], [out, low]) => ops::norm(exec, x, weight, EPS, out, Some(low.into())),
+        ("norm", [x, weight], [out, low]) => {
+            let low = Rounded { values: low, packed: launch.extra.first_mut() };
+            ops::norm(exec, x, weight, EPS, out, Some(low))
+        }
         ("round_activation", [_], [x]) => ops::round_activation(exec, x),
-        ("quantize_index", [_], [x]) => ops::quantize_index(exec, x, true),
         ("route", [logits, by], [experts, weights]) => {
             let routing = match launch.extra.first() {
                 Some(table) => Routing::Hash { table, ids: by },
@@ -154,26 +147,17 @@ fn launch(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch) -> Result<(), O
         ("resolve_ids", [previous, _], [ids]) => ops::resolve_ids(exec, previous, ids),
         ("random_codes", [], [out]) => ops::random_codes(exec, 3, PLACE, (0xbf, 1), out),
         ("random_numbers", [], [out]) => ops::random_numbers(exec, 3, PLACE, 0.5, out),
-        (op, read, written) => match (op, read, written, &launch.hyper, &launch.rope) {
-            ("hyper_mix", [streams, ..], [mixed, post, comb], Some(weights), _) => {
+        (op, read, written) => match (op, read, written, &launch.hyper) {
+            ("hyper_mix", [streams, ..], [mixed, post, comb], Some(weights)) => {
                 ops::hyper_mix(exec, streams, weights, HYPER, mixed, (post, comb))
             }
-            ("hyper_head", [streams, ..], [out], Some(weights), _) => {
-                ops::hyper_head(exec, streams, weights, HYPER, out)
-            }
-            ("hyper_merge_mix_norm", [_, _, _, _, f, _, _, norm], [streams, post, comb, out, low @ ..], Some(w), _) => {
+            ("hyper_head", [streams, ..], [out], Some(weights)) => ops::hyper_head(exec, streams, weights, HYPER, out),
+            ("hyper_merge_mix_norm", [_, _, _, _, f, _, _, norm], [streams, post, comb, out, low @ ..], Some(w)) => {
                 let [mixed, packed @ ..] = &mut launch.extra[..] else { return Err(call.unknown()) };
                 let (merged, mixing, norm) = ((f, streams), (post, comb), (norm, EPS));
                 let low = low.first_mut().map(|values| Rounded { values, packed: packed.first_mut() });
                 let outputs = (out, low);
                 ops::hyper_merge_mix_norm(exec, merged, (w, HYPER), mixing, norm, mixed, outputs)
-            }
-            ("rope", [_, positions], [x], _, Some(table)) => ops::rope(exec, x, positions, table, false),
-            ("norm_rope_q", [_, positions], [x], _, Some(table)) => ops::norm_rope_q(exec, x, (positions, table), EPS),
-            // In the precision of the model: low in bf16, none in f32.
-            ("norm_rope_kv", [x, weight, positions], [out], _, Some(table)) => {
-                let quantize = x.dtype() == DType::Bf16;
-                ops::norm_rope_kv(exec, (x, weight), (positions, table), EPS, quantize, out)
             }
             _ => Err(call.unknown()),
         },
@@ -187,23 +171,17 @@ fn outputs(exec: &Exec, call: &Call<'_>, launch: &Launch) -> Result<Vec<Output>,
         rounded.chunks_mut(out.row).for_each(|row| fp8(row, BLOCK));
         let errors = unrounded(low, &rounded);
         outputs.push(errors);
-        if call.record.op == "hyper_merge_mix_norm" {
-            outputs.push(packing_errors(exec, launch.extra.get(1), &outputs[4])?);
-        }
-    }
-    if call.record.op == "norm_rope_kv" && call.read[0].dtype() == DType::Bf16 {
-        // Rounded values are rounded to themselves.
-        let [mut low, rotated] = split(&outputs[0], outputs[0].row - ROPE_DIM);
-        let mut again = low.values.clone();
-        again.chunks_mut(low.row).for_each(|row| fp8(row, KEY_GROUP));
-        let errors = unrounded(&mut low, &again);
-        outputs = vec![low, rotated, errors];
+        let (packed, low) = match call.record.op {
+            "norm" => (launch.extra.first(), &outputs[1]),
+            _ => (launch.extra.get(1), &outputs[4]),
+        };
+        outputs.push(packing_errors(exec, packed, low)?);
     }
     Ok(outputs)
 }
 
 /// The differences between packed rows, if there are any, and the values that they pack, which must be zero.
-fn packing_errors(exec: &Exec, packed: Option<&Tensor>, low: &Output) -> Result<Output, OpError> {
+pub(super) fn packing_errors(exec: &Exec, packed: Option<&Tensor>, low: &Output) -> Result<Output, OpError> {
     let mut values = vec![0.0; low.values.len()];
     if let Some(packed) = packed {
         let mut bytes = vec![0; packed.elements()];
@@ -215,7 +193,7 @@ fn packing_errors(exec: &Exec, packed: Option<&Tensor>, low: &Output) -> Result<
 }
 
 /// The first columns of a matrix, `at` of them, and the others.
-fn split(whole: &Output, at: usize) -> [Output; 2] {
+pub(super) fn split(whole: &Output, at: usize) -> [Output; 2] {
     [0..at, at..whole.row].map(|part| {
         let rows = whole.values.chunks(whole.row).flat_map(|row| &row[part.clone()]);
         Output { tolerance: whole.tolerance, row: part.len(), values: rows.copied().collect() }
@@ -224,7 +202,7 @@ fn split(whole: &Output, at: usize) -> [Output; 2] {
 
 /// FP8 values behind sums in another order, which may have been rounded the other way. Gives also by how much they are not what
 /// the device's own values are rounded to: by nothing.
-fn unrounded(low: &mut Output, rounded: &[f32]) -> Output {
+pub(super) fn unrounded(low: &mut Output, rounded: &[f32]) -> Output {
     low.tolerance = E4M3_SPACING;
     let values = low.values.iter().zip(rounded).map(|(a, b)| a - b).collect();
     Output { tolerance: EXACT, row: low.row, values }

@@ -1,4 +1,4 @@
-//! Reference kernel of `ops::deepseek_v4::{norm, norm_rope_q, norm_rope_kv}`.
+//! Reference kernel of `ops::deepseek_v4::{norm, attention_latents, attention_queries}`.
 
 /// `rsqrt(mean(x²) + eps)` in f32.
 pub fn inverse_rms(x: &[f32], eps: f32) -> f32 {

@@ -201,15 +201,7 @@ kernels! {
         partial: ScratchIn<F32>, post: Out<F32>, comb: Out<F32>, first: u32, tokens: u32, hidden: u32, iters: u32, eps: f32,
     }
     DEEPSEEK_V4_NORM: Dsv4Norm [dsv4_norm_bf16<Bf16>, dsv4_norm_f32<F32>] {
-        x: In<T>, weight: In<Bf16>, out: Out<T>, low: OutOrScratch<T>, hidden: u32, eps: f32,
-    }
-    DEEPSEEK_V4_NORM: NormRopeQ [norm_rope_q_bf16<Bf16>, norm_rope_q_f32<F32>] {
-        x: Out<T>, positions: In<U32>, frequencies: In<F32>, heads: u32, heads_of_token: u32, dim: u32, pairs: u32,
-        eps: f32,
-    }
-    DEEPSEEK_V4_NORM: NormRopeKv [norm_rope_kv_bf16<Bf16>, norm_rope_kv_f32<F32>] {
-        x: In<T>, weight: In<Bf16>, positions: In<U32>, frequencies: In<F32>, out: Out<T>, dim: u32, pairs: u32,
-        low_precision: u32, eps: f32,
+        x: In<T>, weight: In<Bf16>, out: Out<T>, low: OutOrScratch<T>, packed: OutOrScratch<U8>, hidden: u32, eps: f32,
     }
     DEEPSEEK_V4_NORM: InterleavedRope [interleaved_rope_bf16<Bf16>, interleaved_rope_f32<F32>] {
         x: Out<T>, positions: In<U32>, frequencies: In<F32>, heads: u32, heads_of_token: u32, dim: u32, pairs: u32,
@@ -230,9 +222,6 @@ kernels! {
         routed: ScratchIn<F32>, out: OutOrScratch<T>, hidden: u32,
     }
     DEEPSEEK_V4_QUANT: RoundActivation [round_activation_bf16<Bf16>, round_activation_f32<F32>] { x: Out<T>, groups: u32 }
-    DEEPSEEK_V4_QUANT: QuantizeIndex [quantize_index_bf16<Bf16>, quantize_index_f32<F32>] {
-        x: Out<T>, heads: u32, dim: u32, low_precision: u32,
-    }
     DEEPSEEK_V4_ROUTE: RouteLearned [route_learned] {
         logits: In<F32>, bias: In<F32>, experts: Out<U32>, weights: Out<F32>, count: u32, k: u32, scale: f32,
     }
@@ -297,15 +286,24 @@ kernels! {
     DEEPSEEK_V4_RINGS: CopySlot [copy_slot_bf16<Bf16>, copy_slot_f32<F32>] {
         rings: Out<T>, from: u32, to: u32, elements: u32,
     }
-    DEEPSEEK_V4_COMPRESS: CompressEntries [compress_entries_bf16<Bf16>, compress_entries_f32<F32>] {
-        values: In<F32>, scores: In<F32>, bias: In<F32>, norm: In<Bf16>, frequencies: In<F32>, value_rings: In<F32>,
-        score_rings: In<F32>, qo_indptr: In<U32>, positions: In<U32>, slots: In<U32>, page_tables: In<U32>,
-        entries: Out<T>, rows: u32, pages: u32, slot_count: u32, entry_pages: u32, ratio: u32, ring: u32, width: u32,
-        dim: u32, pairs: u32, index: u32, low_precision: u32, eps: f32,
+    DEEPSEEK_V4_LATENTS: AttentionLatents [attention_latents_bf16<Bf16>, attention_latents_f32<F32>] {
+        x: In<T>, weight: In<Bf16>, out: Out<T>, low: OutOrScratch<T>, packed: OutOrScratch<U8>, keys: In<T>,
+        key_weight: In<Bf16>, kv: Out<T>, frequencies: In<F32>, qo_indptr: In<U32>, positions: In<U32>, slots: In<U32>,
+        page_tables: In<U32>, values: ScratchIn<F32>, scores: ScratchIn<F32>, bias: ScratchIn<F32>,
+        entry_norm: ScratchIn<Bf16>, value_rings: ScratchIn<F32>, score_rings: ScratchIn<F32>, entries: Scratch<T>,
+        index_values: ScratchIn<F32>, index_scores: ScratchIn<F32>, index_bias: ScratchIn<F32>,
+        index_norm: ScratchIn<Bf16>, index_value_rings: ScratchIn<F32>, index_score_rings: ScratchIn<F32>,
+        index_entries: Scratch<T>, hidden: u32, dim: u32, pairs: u32, rows: u32, pages: u32, slot_count: u32,
+        entry_pages: u32, ratio: u32, ring: u32, width: u32, index_pages: u32, index_ratio: u32, index_ring: u32,
+        index_width: u32, index_dim: u32, low_precision: u32, eps: f32,
     }
-    DEEPSEEK_V4_COMPRESS: CompressRings [compress_rings] {
-        values: In<F32>, bias: In<F32>, qo_indptr: In<U32>, positions: In<U32>, slots: In<U32>, scores: Out<F32>,
-        value_rings: Out<F32>, score_rings: Out<F32>, rows: u32, slot_count: u32, ratio: u32, ring: u32, width: u32,
+    DEEPSEEK_V4_QUERIES: AttentionQueries [attention_queries_bf16<Bf16>, attention_queries_f32<F32>] {
+        q: Out<T>, index_q: OutOrScratch<T>, frequencies: In<F32>, qo_indptr: In<U32>, positions: In<U32>,
+        slots: In<U32>, values: ScratchIn<F32>, scores: ScratchIn<F32>, bias: ScratchIn<F32>, value_rings: Scratch<F32>,
+        score_rings: Scratch<F32>, index_values: ScratchIn<F32>, index_scores: ScratchIn<F32>,
+        index_bias: ScratchIn<F32>, index_value_rings: Scratch<F32>, index_score_rings: Scratch<F32>, heads: u32,
+        dim: u32, index_heads: u32, index_dim: u32, pairs: u32, rows: u32, slot_count: u32, ratio: u32, ring: u32,
+        width: u32, index_ratio: u32, index_ring: u32, index_width: u32, low_precision: u32, eps: f32,
     }
     DEEPSEEK_V4_INDEX: IndexScores [index_scores_bf16<Bf16>, index_scores_f32<F32>] {
         q: In<T>, weights: In<T>, entries: In<T>, qo_indptr: In<U32>, positions: In<U32>, slots: In<U32>,
@@ -340,9 +338,10 @@ kernels! {
         scale: f32,
     }
     DEEPSEEK_V4_ATTENTION_CHUNKS: MergeChunks [sparse_attention_merge] {
-        partials: ScratchIn<F32>, sink: In<F32>, qo_indptr: In<U32>, positions: In<U32>, slots: In<U32>,
-        out: Out<Bf16>, rows: u32, slot_count: u32, window: u32, per_page: u32, k: u32, heads: u32, dim: u32,
-        chunks: u32,
+        partials: ScratchIn<F32>, sink: In<F32>, frequencies: In<F32>, kv: In<Bf16>, qo_indptr: In<U32>,
+        positions: In<U32>, slots: In<U32>, out: Out<Bf16>, packed: OutOrScratch<U8>, rings: Out<Bf16>, rows: u32,
+        slot_count: u32, window: u32, ring: u32, per_page: u32, k: u32, heads: u32, dim: u32, chunks: u32, pairs: u32,
+        group: u32,
     }
 
     DELTA_DECODE: DecodeDelta [decode_delta] {

@@ -1,13 +1,16 @@
 //! `sparse_attention` (csrc/deepseek_v4_attention.cu, csrc/deepseek_v4_attention_chunks.cu, csrc/deepseek_v4_attention_wgmma.cu).
 
+use super::norm::rope;
+use super::rings::write_ring;
 use super::run;
+use super::skinny::pack_split;
 use crate::choice::{self, DenseGemm};
-use crate::cuda::abi::{AttentionChunks, AttentionWgmma, Entry, Map, MergeChunks, SparseAttention};
+use crate::cuda::abi::{AttentionChunks, AttentionWgmma, Entry, Map, MergeChunks, SparseAttention, Target};
 use crate::limits::deepseek_v4_attention::{
     CHUNK, F32_THREADS, MAX_DIM, MERGE_THREADS, MMA_HEADS, ONE_GROUP_BYTES, TWO_GROUP_BYTES, WARP_DIM,
 };
 use crate::limits::deepseek_v4_attention_wgmma::{SHARED_BYTES_16, SHARED_BYTES_32, THREADS};
-use crate::ops::deepseek_v4::{Batch, Visible, WINDOW};
+use crate::ops::deepseek_v4::{Batch, Split, Visible, WINDOW};
 use pegainfer_core::cuda::WORKSPACE_BYTES;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
@@ -54,30 +57,41 @@ impl<'a> Lists<'a> {
     }
 }
 
+/// `frequencies`: `[pairs]` f32, of the last `2 pairs` dimensions of a head.
 pub(crate) fn sparse_attention(
     exec: &mut Exec,
     q: &Tensor,
-    keys: (&Tensor, &Tensor),
+    (kv, rings): (&Tensor, &mut Tensor),
     visible: Visible<'_>,
-    sink: &Tensor,
+    (sink, frequencies): (&Tensor, &Tensor),
     batch: &Batch<'_>,
-    out: &mut Tensor,
+    (out, split): (&mut Tensor, Option<Split<'_>>),
 ) -> Result<(), OpError> {
     let (tokens, heads, dim) = (q.shape()[0], q.shape()[1], q.shape()[2]);
     if dim > MAX_DIM {
         return Err(OpError { op: OP, message: format!("heads of {dim} elements: the GPU kernel takes {MAX_DIM}") });
     }
-    let lists = Lists::new(keys, visible, batch);
-    if let Some(entry) = wgmma(exec, q)? {
-        return by_wgmma(exec, entry, q, &lists, sink, batch, out);
-    }
+    let lists = Lists::new((kv, &*rings), visible, batch);
     let chunks = lists.chunks(batch.page_tables.rows_cols().1);
     let partials = tokens * chunks * heads * (dim + 2) * DType::F32.size();
     let fills = tokens * heads.div_ceil(MMA_HEADS) >= FILL;
-    if q.dtype() == DType::F32 || chunks == 1 || fills || partials > WORKSPACE_BYTES {
-        whole(exec, q, &lists, sink, batch, out)
-    } else {
-        split(exec, q, &lists, chunks, sink, batch, out)
+    match wgmma(exec, q)? {
+        Some(entry) => by_wgmma(exec, entry, q, &lists, sink, batch, out)?,
+        None if q.dtype() == DType::F32 || chunks == 1 || fills || partials > WORKSPACE_BYTES => {
+            whole(exec, q, &lists, sink, batch, out)?;
+        }
+        None => {
+            split_keys(exec, q, &lists, chunks, batch)?;
+            let Lists { window, per_page, k, .. } = lists;
+            let shape = Merge { window, per_page, k, chunks };
+            return merge(exec, shape, (kv, rings), (sink, frequencies), batch, (out, split));
+        }
+    }
+    rope(exec, OP, out, batch.positions, frequencies, true)?;
+    write_ring(exec, OP, kv, batch, rings)?;
+    match split {
+        Some(Split { packed, columns }) => pack_split(exec, OP, out, columns, packed),
+        None => Ok(()),
     }
 }
 
@@ -214,16 +228,8 @@ fn whole(
     unsafe { launch.shared(kernel.shared).run(grid, kernel.threads) }
 }
 
-/// A block has a chunk of a token's keys, and a second kernel merges the chunks. In bf16.
-fn split(
-    exec: &mut Exec,
-    q: &Tensor,
-    lists: &Lists<'_>,
-    chunks: usize,
-    sink: &Tensor,
-    batch: &Batch<'_>,
-    out: &mut Tensor,
-) -> Result<(), OpError> {
+/// A block has a chunk of a token's keys, in bf16; [`merge`] has to follow.
+fn split_keys(exec: &mut Exec, q: &Tensor, lists: &Lists<'_>, chunks: usize, batch: &Batch<'_>) -> Result<(), OpError> {
     let ((tokens, heads, dim), dtype) = ((q.shape()[0], q.shape()[1], q.shape()[2]), q.dtype());
     let Lists { kv, rings, window, ring, entries, chosen, entry_pages, per_page, k } = *lists;
     let Batch { qo_indptr, positions, slots, page_tables } = *batch;
@@ -253,23 +259,54 @@ fn split(
         scale: (dim as f32).sqrt().recip(),
     };
     let (kernel, grid) = (AttentionChunks::sparse_attention_chunks, [tokens, heads.div_ceil(MMA_HEADS), chunks]);
-    run(exec, OP, [kernel, kernel], dtype, arguments, (grid, mma_threads(dim)))?;
+    run(exec, OP, [kernel, kernel], dtype, arguments, (grid, mma_threads(dim)))
+}
+
+/// What [`merge`] has to know of the lists of keys.
+struct Merge {
+    window: usize,
+    per_page: usize,
+    k: usize,
+    chunks: usize,
+}
+
+/// Merges the chunks of [`split_keys`], rotates the output back, packs it, and writes the rings.
+fn merge(
+    exec: &mut Exec,
+    Merge { window, per_page, k, chunks }: Merge,
+    (kv, rings): (&Tensor, &mut Tensor),
+    (sink, frequencies): (&Tensor, &Tensor),
+    batch: &Batch<'_>,
+    (out, split): (&mut Tensor, Option<Split<'_>>),
+) -> Result<(), OpError> {
+    let ((tokens, heads, dim), dtype) = ((out.shape()[0], out.shape()[1], out.shape()[2]), out.dtype());
+    let Batch { qo_indptr, positions, slots, page_tables } = *batch;
+    let (slot_count, ring) = (rings.shape()[0], rings.shape()[1]);
+    let (packed, group) =
+        split.map_or((Target::Scratch(0), dim), |split| (Target::Tensor(split.packed), split.columns));
     let arguments = MergeChunks {
-        partials,
+        partials: exec.gpu()?.workspace(),
         sink,
+        frequencies,
+        kv,
         qo_indptr,
         positions,
         slots,
         out,
-        rows,
+        packed,
+        rings,
+        rows: page_tables.rows_cols().0,
         slot_count,
         window,
+        ring,
         per_page,
         k,
         heads,
         dim,
         chunks,
+        pairs: frequencies.elements(),
+        group,
     };
     let kernel = MergeChunks::sparse_attention_merge;
-    run(exec, OP, [kernel, kernel], dtype, arguments, ([tokens, heads, 1], MERGE_THREADS))
+    run(exec, OP, [kernel, kernel], dtype, arguments, ([tokens, heads + 1, 1], MERGE_THREADS))
 }

@@ -55,13 +55,13 @@ pub(crate) fn grouped_matmul(
     exec: &mut Exec,
     op: &'static str,
     large: Option<DenseGemm>,
-    x: &Tensor,
+    x: Activation<'_>,
     (w, groups): (&Matrix, usize),
     out: &mut Tensor,
 ) -> Result<(), OpError> {
-    match large.is_none() && skinny_gemm(exec, op, x.into(), (w, groups), false, out)? {
+    match large.is_none() && skinny_gemm(exec, op, x, (w, groups), false, out)? {
         true => Ok(()),
-        false => tiled_matmul(exec, op, large, x, (w, groups), out),
+        false => tiled_matmul(exec, op, large, x.values, (w, groups), out),
     }
 }
 

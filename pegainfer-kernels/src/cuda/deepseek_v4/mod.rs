@@ -3,7 +3,6 @@
 
 mod activations;
 mod attention;
-mod compress;
 mod dummy;
 mod experts;
 mod experts_skinny;
@@ -13,15 +12,16 @@ mod hyper;
 mod index;
 mod large_expert;
 mod large_gemm;
+mod latents;
 mod norm;
 mod quant;
+mod queries;
 mod rings;
 mod route;
 mod skinny;
 mod streams;
 
 pub(crate) use attention::sparse_attention;
-pub(crate) use compress::compress;
 pub(crate) use dummy::{random_codes, random_numbers};
 pub(crate) use experts::{routed_experts, shared_expert};
 pub(crate) use experts_skinny::{fuses_experts, moe};
@@ -30,11 +30,13 @@ pub(crate) use hyper::{has_hyper_merge_mix_norm, hyper_merge_mix_norm, hyper_mix
 pub(crate) use index::select_entries;
 pub(crate) use large_expert::is_large_expert;
 pub(crate) use large_gemm::choose_large;
-pub(crate) use norm::{norm, norm_rope_kv, norm_rope_q, rope};
-pub(crate) use quant::{quantize_index, round_activation};
-pub(crate) use rings::{copy_slot, write_ring};
+pub(crate) use latents::attention_latents;
+pub(crate) use norm::norm;
+pub(crate) use quant::round_activation;
+pub(crate) use queries::attention_queries;
+pub(crate) use rings::copy_slot;
 pub(crate) use route::{route_hash, route_learned};
-pub(crate) use skinny::{pack_rows, project, projects, rounds_input};
+pub(crate) use skinny::{pack_rows, project, projects, rounds_input, takes_split};
 pub(crate) use streams::{embed, expand_streams, hyper_head, hyper_merge, pick_rows, resolve_ids, store_sum};
 
 use super::abi::{Arguments, Entry};

@@ -1,9 +1,20 @@
-//! `norm`, `norm_rope_q`, `norm_rope_kv` and `rope` (csrc/deepseek_v4_norm.cu).
+//! `norm`, and the rotation of heads (csrc/deepseek_v4_norm.cu).
 
-use super::{head_shape, heads, rows, run};
-use crate::cuda::abi::{Dsv4Norm, InterleavedRope, NormRopeKv, NormRopeQ, Target};
+use super::{head_shape, heads, run};
+use crate::cuda::abi::{Dsv4Norm, InterleavedRope, Target};
+use crate::limits::deepseek_v4::ROW_THREADS;
+use crate::ops::deepseek_v4::Rounded;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
+
+/// Values of an FP8 scale, for a warp.
+const GROUP: usize = 128;
+
+/// Where a kernel writes a rounded activation and its packed rows: null where there are none.
+pub(super) fn targets(low: Option<Rounded<'_>>) -> (Target<'_>, Target<'_>) {
+    let (values, packed) = low.map_or((None, None), |low| (Some(low.values), low.packed));
+    (values.map_or(Target::Scratch(0), Target::Tensor), packed.map_or(Target::Scratch(0), Target::Tensor))
+}
 
 /// `low`: `out` rounded to FP8.
 pub(crate) fn norm(
@@ -12,47 +23,19 @@ pub(crate) fn norm(
     weight: &Tensor,
     eps: f32,
     out: &mut Tensor,
-    low: Option<&mut Tensor>,
+    low: Option<Rounded<'_>>,
 ) -> Result<(), OpError> {
     let ((tokens, hidden), dtype) = (x.rows_cols(), x.dtype());
     let entries = [Dsv4Norm::dsv4_norm_bf16, Dsv4Norm::dsv4_norm_f32];
-    let low = low.map_or(Target::Scratch(0), Target::Tensor);
-    run(exec, "norm", entries, dtype, Dsv4Norm { x, weight, out, low, hidden, eps }, rows(tokens, hidden))
-}
-
-/// `frequencies`: as in [`rope`].
-pub(crate) fn norm_rope_q(
-    exec: &mut Exec,
-    x: &mut Tensor,
-    (positions, frequencies): (&Tensor, &Tensor),
-    eps: f32,
-) -> Result<(), OpError> {
-    let ((count, dim), dtype) = (head_shape(x), x.dtype());
-    let (heads_of_token, pairs) = (x.shape()[1], frequencies.elements());
-    let arguments = NormRopeQ { x, positions, frequencies, heads: count, heads_of_token, dim, pairs, eps };
-    let entries = [NormRopeQ::norm_rope_q_bf16, NormRopeQ::norm_rope_q_f32];
-    run(exec, "norm_rope_q", entries, dtype, arguments, heads(count))
-}
-
-/// `frequencies`: as in [`rope`].
-pub(crate) fn norm_rope_kv(
-    exec: &mut Exec,
-    (x, weight): (&Tensor, &Tensor),
-    (positions, frequencies): (&Tensor, &Tensor),
-    eps: f32,
-    quantize: bool,
-    out: &mut Tensor,
-) -> Result<(), OpError> {
-    let ((tokens, dim), dtype) = (x.rows_cols(), x.dtype());
-    let (pairs, low_precision) = (frequencies.elements(), usize::from(quantize));
-    let arguments = NormRopeKv { x, weight, positions, frequencies, out, dim, pairs, low_precision, eps };
-    let entries = [NormRopeKv::norm_rope_kv_bf16, NormRopeKv::norm_rope_kv_f32];
-    run(exec, "norm_rope_kv", entries, dtype, arguments, rows(tokens, dim))
+    let (low, packed) = targets(low);
+    let threads = (hidden.div_ceil(GROUP) * 32).min(ROW_THREADS);
+    run(exec, "norm", entries, dtype, Dsv4Norm { x, weight, out, low, packed, hidden, eps }, ([tokens, 1, 1], threads))
 }
 
 /// `frequencies`: `[pairs]` f32, of the last `2 pairs` dimensions of each head.
-pub(crate) fn rope(
+pub(super) fn rope(
     exec: &mut Exec,
+    op: &'static str,
     x: &mut Tensor,
     positions: &Tensor,
     frequencies: &Tensor,
@@ -70,5 +53,5 @@ pub(crate) fn rope(
         inverse: usize::from(inverse),
     };
     let entries = [InterleavedRope::interleaved_rope_bf16, InterleavedRope::interleaved_rope_f32];
-    run(exec, "rope", entries, dtype, arguments, heads(count))
+    run(exec, op, entries, dtype, arguments, heads(count))
 }

@@ -1,4 +1,4 @@
-//! `write_ring` and `copy_slot` (csrc/deepseek_v4_rings.cu).
+//! Writing of rings, and `copy_slot` (csrc/deepseek_v4_rings.cu).
 
 use super::{rows, run};
 use crate::cuda::abi::{CopySlot, WriteRing};
@@ -8,8 +8,9 @@ use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
 
 /// `rings`: `[slots, ring, width]`.
-pub(crate) fn write_ring(
+pub(super) fn write_ring(
     exec: &mut Exec,
+    op: &'static str,
     fresh: &Tensor,
     batch: &Batch<'_>,
     rings: &mut Tensor,
@@ -31,7 +32,7 @@ pub(crate) fn write_ring(
         width,
     };
     let entries = [WriteRing::write_ring_bf16, WriteRing::write_ring_f32];
-    run(exec, "write_ring", entries, dtype, arguments, rows(tokens, width))
+    run(exec, op, entries, dtype, arguments, rows(tokens, width))
 }
 
 /// Does nothing between equal slots.

@@ -128,7 +128,7 @@ pub(super) fn skinny_gemm(
         return run(launch, plan, (rows, m.div_ceil(tokens)), shared).map(|()| true);
     }
     let entries = if rounded { &PACKED[..] } else { &SPLIT[..] };
-    let packed = match x.packed.filter(|_| rounded) {
+    let packed = match x.packed {
         Some(packed) => packed.device(),
         None => packed_rows(exec, op, x.values, (m * groups, k), !rounded)?,
     };
@@ -137,7 +137,9 @@ pub(super) fn skinny_gemm(
     let arguments =
         SkinnyPacked { x: packed, w: codes, scales, out: out.device(), m, n, k, group_rows, splits, to_f32 };
     let launch = entries[place].launch(exec.gpu()?, op, arguments)?.early(codes).writes(out);
-    run(launch, plan, (rows, m.div_ceil(tokens)), plan.shared(k, operand, tokens)).map(|()| true)
+    // Of `grouped_matmul` a block has all tiles of tokens where these are few, so that it reads the weight once.
+    let parts = if !rounded && m < DenseGemm::MIN_TOKENS { 1 } else { m.div_ceil(tokens) };
+    run(launch, plan, (rows, parts), plan.shared(k, operand, tokens)).map(|()| true)
 }
 
 /// The GEMM with a bf16 weight of many rows, by csrc/skinny_wgmma.cu.
@@ -149,6 +151,14 @@ fn streamed(exec: &mut Exec, op: &'static str, x: &Tensor, w: &Tensor, out: &mut
         return Ok(false);
     };
     skinny_wgmma(exec.gpu()?, op, (x, w), (&plan, output), Target::Tensor(out)).map(|()| true)
+}
+
+/// Whether `sparse_attention` may pack an output like `out`, and `grouped_matmul` with `w` takes that.
+pub(crate) fn takes_split(exec: &mut Exec, out: &Tensor, w: &Matrix) -> Result<bool, OpError> {
+    let &[tokens, heads, dim] = out.shape() else { return Ok(false) };
+    let groups = heads * dim / w.shape().1.max(1);
+    let few = tokens < DenseGemm::MIN_TOKENS && dim.is_multiple_of(DEPTH) && groups > 0;
+    Ok(few && w.is_quantized() && takes(exec, out, (w, groups))?)
 }
 
 /// Packs `rows` rows of `k` columns of `x` in the workspace, `split` into two rows each. Returns the address.
@@ -262,6 +272,18 @@ pub(crate) fn project(
 pub(crate) fn pack_rows(exec: &mut Exec, x: &Tensor, packed: &mut Tensor) -> Result<(), OpError> {
     let (rows, k) = x.rows_cols();
     pack(exec, "pack_rows", PackRows::pack_rows, PackRows { x, out: Target::Tensor(packed), rows, k })
+}
+
+/// Packs rows of `columns` columns of `x` as `grouped_matmul` takes them.
+pub(super) fn pack_split(
+    exec: &mut Exec,
+    op: &'static str,
+    x: &Tensor,
+    columns: usize,
+    packed: &mut Tensor,
+) -> Result<(), OpError> {
+    let rows = x.elements() / columns;
+    pack(exec, op, PackRows::pack_split_rows, PackRows { x, out: Target::Tensor(packed), rows, k: columns })
 }
 
 /// Launches a kernel that packs rows.

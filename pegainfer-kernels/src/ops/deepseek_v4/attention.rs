@@ -1,11 +1,16 @@
 //! Attention over a window and compressed entries, with a sink.
 
-use super::batch::{Batch, NO_ENTRY, PAGE_TOKENS};
+use super::batch::{Batch, NO_ENTRY, PAGE_TOKENS, ring_host};
+use super::kv_quant::round;
+use super::packed::split_bytes;
+use super::rope::{RopeTable, rotate};
 use super::values::{Rows, activation, cpu, read, rows, write};
+use crate::choice::DenseGemm;
 use crate::cpu::deepseek_v4::attention as reference;
 use crate::cpu::deepseek_v4::batch::Source;
 use crate::cuda::deepseek_v4 as gpu;
 use crate::ops::check::Check;
+use crate::ops::matrix::Matrix;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::team;
@@ -46,6 +51,23 @@ impl<'a> Visible<'a> {
     }
 }
 
+/// Most tokens whose output may be packed.
+pub const SPLIT_TOKENS: usize = DenseGemm::MIN_TOKENS - 1;
+
+/// Where attention also writes its output as `grouped_matmul` takes it, see [`split_bytes`].
+#[derive(Debug)]
+pub struct Split<'a> {
+    /// `[T, split_bytes]` u8.
+    pub packed: &'a mut Tensor,
+    /// Columns of a group of heads.
+    pub columns: usize,
+}
+
+/// Whether [`sparse_attention`] with an output like `out` may write it packed, and `grouped_matmul` with `w` takes that, on this device.
+pub fn takes_split(exec: &mut Exec, out: &Tensor, w: &Matrix) -> Result<bool, OpError> {
+    gpu::takes_split(exec, out, w)
+}
+
 /// Every query head over one set of keys, which are the values, too: `l[k] = q · key[k] / sqrt(dim)`,
 /// `out = Σ_k exp(l[k]) key[k] / (Σ_k exp(l[k]) + exp(sink))`.
 ///
@@ -54,14 +76,18 @@ impl<'a> Visible<'a> {
 /// `[T, dim]`; `rings`: `[slots, ring, dim]`, the key of position `p` at `p % ring`; all bf16 or f32; `sink`: `[heads]` f32. `dim` is a
 /// multiple of 32. The dot products, the softmax and the weighted sum are f32; where `out` is bf16, `exp(l)` is rounded to bf16 in
 /// the weighted sum and not in the denominator, as in the reference.
+///
+/// Keys are values, so the output is rotated, too: the last dimensions of each head are rotated back by the query's position (the inverse
+/// of `rope` with `table`), after the output was rounded, and rounded again. Then the newest tokens of each row of the batch go into its
+/// ring. `split`: where the output is packed, if [`takes_split`] says so.
 pub fn sparse_attention(
     exec: &mut Exec,
     q: &Tensor,
-    (kv, rings): (&Tensor, &Tensor),
+    (kv, rings): (&Tensor, &mut Tensor),
     visible: Visible<'_>,
-    sink: &Tensor,
+    (sink, table): (&Tensor, &RopeTable),
     batch: &Batch<'_>,
-    out: &mut Tensor,
+    (out, split): (&mut Tensor, Option<Split<'_>>),
 ) -> Result<(), OpError> {
     let check = Check("sparse_attention");
     let &[tokens, heads, dim] = q.shape() else { return check.that(false, "q must be [tokens, heads, dim]") };
@@ -69,7 +95,15 @@ pub fn sparse_attention(
     batch.check(check, tokens)?;
     activation(check, q, &[tokens, heads, dim])?;
     rows(check, kv, (tokens, dim))?;
-    activation(check, rings, &[slots, ring, dim])?;
+    check.is(rings, kv.dtype(), &[slots, ring, dim])?;
+    check.that(2 * table.frequencies.elements() <= dim, "more frequencies than pairs")?;
+    if let Some(Split { packed, columns }) = &split {
+        check.that(
+            columns.is_multiple_of(dim) && (heads * dim).is_multiple_of(*columns),
+            "heads must be whole groups",
+        )?;
+        check.is(packed, DType::U8, &[tokens, split_bytes(heads * dim / columns, *columns)])?;
+    }
     activation(check, out, &[tokens, heads, dim])?;
     check.is(sink, DType::F32, &[heads])?;
     check.that(dim.is_multiple_of(32), "dim must be a multiple of 32")?;
@@ -81,9 +115,9 @@ pub fn sparse_attention(
         check.is(chosen, DType::U32, &[tokens, chosen.rows_cols().1])?;
         check.that(chosen.rows_cols().1 > 0, "no entry can be chosen")?;
     }
-    exec.record(|_| record(q, (kv, rings), visible, sink, batch, out));
+    exec.record(|_| record(q, (kv, &*rings), visible, sink, batch, out));
     if exec.device() == Device::Cuda {
-        return gpu::sparse_attention(exec, q, (kv, rings), visible, sink, batch, out);
+        return gpu::sparse_attention(exec, q, (kv, rings), visible, (sink, &table.frequencies), batch, (out, split));
     }
     let Some(isa) = cpu(check, exec)? else { return Ok(()) };
     let (queries, fresh, old) = (read(q), read(kv), Rows::of(rings));
@@ -121,7 +155,10 @@ pub fn sparse_attention(
         );
     };
     team::for_each_chunk(&mut result, heads * dim, attend);
+    round(&mut result, out.dtype());
+    rotate(&mut result, (heads, dim), batch.positions, table, true);
     write(out, &result);
+    ring_host(kv, batch, rings);
     Ok(())
 }
 
@@ -149,14 +186,15 @@ fn record(
         Visible::Chosen { chosen, .. } => ("chosen entries", Some(chosen)),
     };
     let reads = [q, kv, rings, sink].into_iter().chain(batch.operands()).chain(visible.entries()).chain(chosen);
-    let bytes = q.bytes() + out.bytes() + kv.bytes() + keys as u64;
-    OpRecord::new("sparse_attention", kernel, &reads.collect::<Vec<_>>(), &[out], flops as u64).with_bytes(bytes)
+    // Of tokens that newer ones of the step overwrite nothing goes into a ring.
+    let kept = kv.bytes().min((rows * rings.shape()[1] * dim * kv.dtype().size()) as u64);
+    let bytes = q.bytes() + out.bytes() + kv.bytes() + keys as u64 + 2 * kept;
+    OpRecord::new("sparse_attention", kernel, &reads.collect::<Vec<_>>(), &[out, rings], flops as u64).with_bytes(bytes)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::deepseek_v4::write_ring;
     use crate::testing::{Host, bf16s};
     use pegainfer_core::kv::NO_SLOT;
 
@@ -174,9 +212,11 @@ mod tests {
             // Positions 6 to 8 of a window of 4: the ring of slot 1 has 2 to 5, at p % 4.
             let (q, fresh, old, entries) =
                 (f32s(3 * 2 * DIM, 1), f32s(3 * DIM, 2), f32s(8 * DIM, 3), f32s(64 * DIM, 4));
-            let (tq, kv, rings) = (tensor(&[3, 2, DIM], &q), tensor(&[3, DIM], &fresh), tensor(&[2, 4, DIM], &old));
+            let (tq, kv) = (tensor(&[3, 2, DIM], &q), tensor(&[3, DIM], &fresh));
             let (pages, sink) = (tensor(&[2, 32, DIM], &entries), tensor(&[2], &[0.5, -3.0]));
-            let mut out = tensor(&[3, 2, DIM], &vec![0.0; 6 * DIM]);
+            let (mut out, mut rings) = (tensor(&[3, 2, DIM], &vec![0.0; 6 * DIM]), tensor(&[2, 4, DIM], &old));
+            // At a frequency of 0 nothing is rotated.
+            let table = RopeTable { frequencies: host.zeros("rope", &[DIM / 4], DType::F32) };
             let (indptr, positions) = (host.u32("indptr", &[0, 3]), host.u32("positions", &[6, 7, 8]));
             let slots = host.u32("slots", &[1]);
             let mut page_tables = host.zeros("tables", &[1, 1], DType::U32);
@@ -190,7 +230,13 @@ mod tests {
                 (Visible::Chosen { entries: &pages, chosen: &chosen }, [1, 2, 0]),
             ];
             for (visible, counts) in seen {
-                sparse_attention(&mut host.exec, &tq, (&kv, &rings), visible, &sink, &batch, &mut out).unwrap();
+                rings.host_mut::<f32>().copy_from_slice(&old);
+                let keys = (&kv, &mut rings);
+                let to = (&mut out, None);
+                sparse_attention(&mut host.exec, &tq, keys, visible, (&sink, &table), &batch, to).unwrap();
+                for (p, key) in (5..9).zip(old[5 * DIM..][..DIM].chunks(DIM).chain(fresh.chunks(DIM))) {
+                    assert_eq!(&rings.host::<f32>()[(4 + p % 4) * DIM..][..DIM], key, "position {p}");
+                }
                 for (i, got) in out.host::<f32>().chunks(DIM).enumerate() {
                     let (t, h) = (i / 2, i % 2);
                     let window = (t + 3..t + 7).map(|p| match p {
@@ -224,8 +270,9 @@ mod tests {
             let mut page_tables = host.zeros("tables", &[2, 1], DType::U32);
             page_tables.host_mut::<u32>()[1] = u32::MAX;
             let batch = Batch { qo_indptr: &indptr, positions: &positions, slots: &slots, page_tables: &page_tables };
-            sparse_attention(&mut host.exec, &q, (&kv, &rings), Visible::Nothing, &sink, &batch, &mut out).unwrap();
-            write_ring(&mut host.exec, &kv, &batch, &mut rings).unwrap();
+            let table = RopeTable::new(&mut host.exec, DIM / 2, 1e4, None).unwrap();
+            let (keys, to) = ((&kv, &mut rings), (&mut out, None));
+            sparse_attention(&mut host.exec, &q, keys, Visible::Nothing, (&sink, &table), &batch, to).unwrap();
             let (first, padded) = out.host::<half::bf16>().split_at(DIM);
             assert!(first.iter().all(|v| v.to_f32() > 0.9) && padded.iter().all(|v| v.to_f32() == 0.0));
             let (written, others) = rings.host::<half::bf16>().split_at(DIM);

@@ -3,14 +3,11 @@
 use super::batch::{Batch, PAGE_TOKENS};
 use super::kv_quant::{index_row, round};
 use super::rope::RopeTable;
-use super::values::{activation, cpu, read, write};
+use super::values::{read, write};
 use crate::cpu::deepseek_v4::batch::write_ring;
 use crate::cpu::deepseek_v4::compress::Pooling;
 use crate::cpu::deepseek_v4::{kv_quant, norm, rope};
-use crate::cuda::deepseek_v4 as gpu;
 use crate::ops::check::Check;
-use pegainfer_core::exec::{Device, Exec};
-use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
 /// Which compressor.
@@ -58,94 +55,160 @@ pub struct CompressorState {
     pub scores: Tensor,
 }
 
-/// Adds the tokens of a step to the compressor's state, and every entry that they complete to `entries`.
+/// A compressor in a step, for the entries that the step completes.
 ///
-/// `values` and `scores`: `[T, width]` f32, the GEMMs with the two matrices; `width` is `2 dim` with overlap, else
-/// `dim`. Scores get the bias of `position % ratio`, in place. Entry `i` belongs to the tokens `ratio · i` on and is
-/// complete with its last one. Per channel it is the softmax-weighted sum of their values (without overlap), or of the
-/// first half of the `ratio` tokens before and the second half of its own (with; the first entry has no tokens before).
-/// Then RMS norm, RoPE at the position of the entry's first token, and the rounding of keys: FP8 outside of the rotated
-/// part, or for the indexer the Hadamard turn and FP4. `entries`: `[pages, 128 / ratio, dim]` bf16 or f32.
+/// Entry `i` belongs to the tokens `ratio · i` on and is complete with its last one. Per channel it is the softmax-weighted sum of their
+/// values (without overlap), or of the first half of the `ratio` tokens before and the second half of its own (with; the first entry has
+/// no tokens before). Scores get the bias of `position % ratio`. Then RMS norm, RoPE at the position of the entry's first token, and the
+/// rounding of keys: FP8 outside of the rotated part, or for the indexer the Hadamard turn and FP4.
 ///
 /// f32 up to the pooled value, which is rounded to the dtype of `entries`, as are norm, RoPE and turn. Every device computes
 /// the same bits, but for the last one of an exponential: in low precision another bit could become a whole step.
-pub fn compress(
-    exec: &mut Exec,
-    (values, scores): (&Tensor, &mut Tensor),
-    (weights, table): (&CompressorWeights, &RopeTable),
-    spec: CompressorSpec,
-    batch: &Batch<'_>,
-    state: &mut CompressorState,
-    entries: &mut Tensor,
+#[derive(Debug)]
+pub struct NewEntries<'a> {
+    /// Values and scores of the step's tokens, the GEMMs with the two matrices, `[T, width]` f32; `width` is `2 dim` with overlap, else
+    /// `dim`. Scores are without bias.
+    pub tokens: (&'a Tensor, &'a Tensor),
+    /// The compressor's small weights.
+    pub weights: &'a CompressorWeights,
+    /// Which compressor.
+    pub spec: CompressorSpec,
+    /// Values and scores of the tokens before, as [`CompressorState`] has them. The step's tokens come to it afterwards, see
+    /// [`KeptTokens`].
+    pub rings: [&'a Tensor; 2],
+    /// `[pages, 128 / ratio, dim]` bf16 or f32.
+    pub entries: &'a mut Tensor,
+}
+
+impl NewEntries<'_> {
+    /// Width of an entry.
+    pub(crate) fn dim(&self) -> usize {
+        self.tokens.0.rows_cols().1 / if self.spec.overlap() { 2 } else { 1 }
+    }
+
+    /// The operands must fit a step of `tokens` tokens, and activations of `dtype`.
+    pub(super) fn check(&self, check: Check, tokens_of_step: usize, dtype: DType) -> Result<(), OpError> {
+        let Self { tokens, weights, spec, rings, entries } = self;
+        check_rings(check, *tokens, (&weights.position_bias, *spec), *rings, tokens_of_step)?;
+        check.is(&weights.norm, DType::Bf16, &[self.dim()])?;
+        check.is(entries, dtype, &[entries.rows_cols().0, PAGE_TOKENS / spec.ratio, self.dim()])
+    }
+
+    /// What is read of the compressor, for a record.
+    pub(super) fn operands(&self) -> [&Tensor; 6] {
+        let Self { tokens: (values, scores), weights, rings: [value_rings, score_rings], .. } = self;
+        [values, scores, &weights.position_bias, &weights.norm, value_rings, score_rings]
+    }
+
+    /// Bytes that a step reads and writes: each token goes into one entry, or two.
+    pub(super) fn bytes(&self) -> u64 {
+        let (tokens, _) = self.tokens.0.rows_cols();
+        2 * self.tokens.0.bytes() + (tokens / self.spec.ratio * self.dim() * self.entries.dtype().size()) as u64
+    }
+
+    /// Computes the entries on the host.
+    pub(super) fn on_host(&mut self, table: &RopeTable, batch: &Batch<'_>) {
+        let (dim, Self { tokens: (values, scores), weights, spec, rings, entries }) = (self.dim(), self);
+        let (rows, ratio) = (batch.rows(), spec.ratio);
+        let scores = biased(scores, &weights.position_bias, batch);
+        let pooling = Pooling {
+            values: values.host(),
+            scores: &scores,
+            value_rings: rings[0].host(),
+            score_rings: rings[1].host(),
+            ring: rings[0].shape()[1],
+            ratio,
+            dim,
+            overlap: spec.overlap(),
+        };
+        let (norm_weight, dtype) = (read(&weights.norm), entries.dtype());
+        let frequencies = table.frequencies.host::<f32>();
+        let mut done = Vec::new();
+        for (b, tokens) in rows.iter() {
+            let complete = tokens.filter(|&t| (rows.positions[t] as usize + 1).is_multiple_of(ratio));
+            for i in complete.map(|t| rows.positions[t] as usize / ratio) {
+                let mut entry = pooling.entry(rows, b, i);
+                finish_entry(&mut entry, (i * ratio) as u32, (&norm_weight, frequencies), *spec, dtype);
+                done.push((rows.entry(b, i, PAGE_TOKENS / ratio), entry));
+            }
+        }
+        let pages = entries.rows_cols().0;
+        for (at, entry) in done {
+            let (page, row) = (at / (PAGE_TOKENS / ratio), at % (PAGE_TOKENS / ratio));
+            entries.set_range(page, 1);
+            let mut values = read(entries).into_owned();
+            values[row * dim..][..dim].copy_from_slice(&entry);
+            write(entries, &values);
+        }
+        entries.set_rows(pages);
+    }
+}
+
+/// A compressor in a step, for the tokens that it remembers: the newest of each row of the batch, once their entries are complete.
+#[derive(Debug)]
+pub struct KeptTokens<'a> {
+    /// As in [`NewEntries`].
+    pub tokens: (&'a Tensor, &'a Tensor),
+    /// The compressor's small weights.
+    pub weights: &'a CompressorWeights,
+    /// Which compressor.
+    pub spec: CompressorSpec,
+    /// What it remembers.
+    pub state: &'a mut CompressorState,
+}
+
+impl KeptTokens<'_> {
+    /// The operands must fit a step of `tokens` tokens.
+    pub(super) fn check(&self, check: Check, tokens: usize) -> Result<(), OpError> {
+        let rings = [&self.state.values, &self.state.scores];
+        check_rings(check, self.tokens, (&self.weights.position_bias, self.spec), rings, tokens)
+    }
+
+    /// What is read of the compressor, for a record.
+    pub(super) fn operands(&self) -> [&Tensor; 3] {
+        [self.tokens.0, self.tokens.1, &self.weights.position_bias]
+    }
+
+    /// Puts the tokens into the rings on the host.
+    pub(super) fn on_host(&mut self, batch: &Batch<'_>) {
+        let Self { tokens: (values, scores), weights, state, .. } = self;
+        let (ring, width) = (state.values.shape()[1], state.values.shape()[2]);
+        let scores = biased(scores, &weights.position_bias, batch);
+        write_ring(batch.rows(), values.host(), state.values.host_mut::<f32>(), ring, width);
+        write_ring(batch.rows(), &scores, state.scores.host_mut::<f32>(), ring, width);
+    }
+}
+
+/// Tokens, bias and rings of a compressor must fit each other and a step of `tokens` tokens.
+fn check_rings(
+    check: Check,
+    (values, scores): (&Tensor, &Tensor),
+    (bias, spec): (&Tensor, CompressorSpec),
+    [value_rings, score_rings]: [&Tensor; 2],
+    tokens: usize,
 ) -> Result<(), OpError> {
-    let check = Check("compress");
-    let (tokens, width) = values.rows_cols();
-    let (ratio, dim) = (spec.ratio, width / if spec.overlap() { 2 } else { 1 });
-    let &[slots, ring, _] = state.values.shape() else {
+    let width = values.rows_cols().1;
+    let &[slots, ring, _] = value_rings.shape() else {
         return check.that(false, "rings must be [slots, ring, width]");
     };
-    let pages = entries.rows_cols().0;
-    batch.check(check, tokens)?;
     check.is(values, DType::F32, &[tokens, width])?;
     check.is(scores, DType::F32, &[tokens, width])?;
-    check.is(&weights.position_bias, DType::F32, &[ratio, width])?;
-    check.is(&weights.norm, DType::Bf16, &[dim])?;
+    check.is(bias, DType::F32, &[spec.ratio, width])?;
+    check.that(width.is_multiple_of(4), "the width of a compressor must be a multiple of four")?;
     check.that(ring >= spec.ring(), "the rings must hold the tokens of an entry")?;
-    check.is(&state.values, DType::F32, &[slots, ring, width])?;
-    check.is(&state.scores, DType::F32, &[slots, ring, width])?;
-    activation(check, entries, &[pages, PAGE_TOKENS / ratio, dim])?;
-    exec.record(|_| {
-        let small = [values, &*scores, &weights.position_bias, &weights.norm];
-        let reads: Vec<&Tensor> = small.into_iter().chain(batch.operands()).collect();
-        let writes = [&*scores, &*entries, &state.values, &state.scores];
-        let bytes = 6 * values.bytes() + (tokens / ratio * dim * entries.dtype().size()) as u64;
-        let kernel = if spec.index { "index entries" } else { "entries" };
-        OpRecord::new("compress", kernel, &reads, &writes, 6 * (tokens * width) as u64).with_bytes(bytes)
-    });
-    if exec.device() == Device::Cuda {
-        return gpu::compress(exec, (values, scores), (weights, &table.frequencies), spec, batch, state, entries);
-    }
-    if cpu(check, exec)?.is_none() {
-        return Ok(());
-    }
-    let rows = batch.rows();
-    let bias = weights.position_bias.host::<f32>();
-    for (score, position) in scores.host_mut::<f32>().chunks_exact_mut(width).zip(rows.positions) {
+    check.is(value_rings, DType::F32, &[slots, ring, width])?;
+    check.is(score_rings, DType::F32, &[slots, ring, width])
+}
+
+/// Scores with the bias of each token's position within its entry.
+fn biased(scores: &Tensor, bias: &Tensor, batch: &Batch<'_>) -> Vec<f32> {
+    let ((ratio, width), bias) = (bias.rows_cols(), bias.host::<f32>());
+    let mut scores = scores.host::<f32>().to_vec();
+    for (score, position) in scores.chunks_exact_mut(width).zip(batch.positions.host::<u32>()) {
         let bias = &bias[*position as usize % ratio * width..][..width];
         score.iter_mut().zip(bias).for_each(|(s, b)| *s += b);
     }
-    let pooling = Pooling {
-        values: values.host(),
-        scores: scores.host(),
-        value_rings: state.values.host(),
-        score_rings: state.scores.host(),
-        ring,
-        ratio,
-        dim,
-        overlap: spec.overlap(),
-    };
-    let (norm_weight, dtype) = (read(&weights.norm), entries.dtype());
-    let frequencies = table.frequencies.host::<f32>();
-    let mut done = Vec::new();
-    for (b, tokens) in rows.iter() {
-        let complete = tokens.filter(|&t| (rows.positions[t] as usize + 1).is_multiple_of(ratio));
-        for i in complete.map(|t| rows.positions[t] as usize / ratio) {
-            let mut entry = pooling.entry(rows, b, i);
-            finish_entry(&mut entry, (i * ratio) as u32, (&norm_weight, frequencies), spec, dtype);
-            done.push((rows.entry(b, i, PAGE_TOKENS / ratio), entry));
-        }
-    }
-    for (at, entry) in done {
-        let (page, row) = (at / (PAGE_TOKENS / ratio), at % (PAGE_TOKENS / ratio));
-        entries.set_range(page, 1);
-        let mut values = read(entries).into_owned();
-        values[row * dim..][..dim].copy_from_slice(&entry);
-        write(entries, &values);
-    }
-    entries.set_rows(pages);
-    write_ring(rows, values.host(), state.values.host_mut::<f32>(), ring, width);
-    write_ring(rows, scores.host(), state.scores.host_mut::<f32>(), ring, width);
-    Ok(())
+    scores
 }
 
 /// A pooled entry to what is stored: norm, RoPE at `position`, and the rounding of keys, each rounded to `dtype`.
@@ -224,13 +287,17 @@ mod tests {
             for (first, end) in [(0, 1), (1, 6), (6, 8), (8, 14)] {
                 let part = |all: &[f32]| all[first * 2 * DIM..end * 2 * DIM].to_vec();
                 let u = tensor(&mut host, &[end - first, 2 * DIM], &part(&values));
-                let mut s = tensor(&mut host, &[end - first, 2 * DIM], &part(&scores));
+                let s = tensor(&mut host, &[end - first, 2 * DIM], &part(&scores));
                 let positions = host.u32("positions", &(first as u32..end as u32).collect::<Vec<_>>());
                 let (qo_indptr, slots) = (host.u32("indptr", &[0, (end - first) as u32]), host.u32("slots", &[1]));
                 let batch =
                     Batch { qo_indptr: &qo_indptr, positions: &positions, slots: &slots, page_tables: &page_tables };
-                let tokens = (&u, &mut s);
-                compress(&mut host.exec, tokens, (&weights, &table), SPEC, &batch, &mut state, &mut entries).unwrap();
+                let (tokens, spec, weights) = ((&u, &s), SPEC, &weights);
+                let mut new =
+                    NewEntries { tokens, weights, spec, rings: [&state.values, &state.scores], entries: &mut entries };
+                new.check(Check("compress"), end - first, DType::F32).unwrap();
+                new.on_host(&table, &batch);
+                KeptTokens { tokens, weights, spec, state: &mut state }.on_host(&batch);
             }
             let got = &entries.host::<f32>()[2 * 32 * DIM..];
             for i in 0..3 {

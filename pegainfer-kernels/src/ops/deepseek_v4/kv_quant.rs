@@ -1,7 +1,7 @@
 //! The low precision of activations and of the indexer that the model was trained with, simulated: values are
 //! rounded and stored as numbers.
 
-use super::values::{activation, cpu, read, rows, write};
+use super::values::{cpu, read, rows, write};
 use crate::cpu::deepseek_v4::kv_quant as reference;
 use crate::cpu::weights::BLOCK;
 use crate::cuda::deepseek_v4 as gpu;
@@ -33,31 +33,10 @@ pub fn round_activation(exec: &mut Exec, x: &mut Tensor) -> Result<(), OpError> 
     Ok(())
 }
 
-/// Turns each head of the indexer's queries by the Hadamard matrix `H_ij = (-1)^popcount(i & j) / sqrt(dim)` and, with
-/// `quantize`, rounds it to FP4, in place: groups of 32 values, each with the scale
-/// `2^ceil(log2(max(amax, 6 · 2^-126) / 6))`, E2M1, to nearest even. The dot product of a query and an entry that were
-/// both turned is the same but for rounding: the turn spreads outliers over the groups.
-///
-/// `x`: `[tokens, heads, dim]` bf16 or f32, `dim` a power of two, at least 32. Rounded to the dtype between the two.
-pub fn quantize_index(exec: &mut Exec, x: &mut Tensor, quantize: bool) -> Result<(), OpError> {
-    let check = Check("quantize_index");
-    let &[tokens, heads, dim] = x.shape() else { return check.that(false, "x must be [tokens, heads, dim]") };
-    activation(check, x, &[tokens, heads, dim])?;
-    check.that(dim.is_power_of_two() && dim >= 32, "dim must be a power of two, at least 32")?;
-    exec.record(|_| OpRecord::new("quantize_index", "heads", &[x], &[x], 12 * x.elements() as u64));
-    if exec.device() == Device::Cuda {
-        return gpu::quantize_index(exec, x, quantize);
-    }
-    if cpu(check, exec)?.is_some() {
-        let mut values = read(x).into_owned();
-        let dtype = x.dtype();
-        values.chunks_exact_mut(dim).for_each(|head| index_row(head, dtype, quantize));
-        write(x, &values);
-    }
-    Ok(())
-}
-
-/// One head or entry of the indexer.
+/// One head or entry of the indexer: turned by the Hadamard matrix `H_ij = (-1)^popcount(i & j) / sqrt(dim)` and, with `quantize`, rounded to
+/// FP4: groups of 32 values, each with the scale `2^ceil(log2(max(amax, 6 · 2^-126) / 6))`, E2M1, to nearest even. The dot product of a
+/// query and an entry that were both turned is the same but for rounding: the turn spreads outliers over the groups. Rounded to `dtype`
+/// between the two. The length of `row` is a power of two, at least 32.
 pub(super) fn index_row(row: &mut [f32], dtype: DType, quantize: bool) {
     reference::hadamard(row);
     round(row, dtype);
@@ -76,41 +55,33 @@ pub(super) fn round(row: &mut [f32], dtype: DType) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{Host, bf16s};
-
-    fn tensor(host: &mut Host, shape: &[usize], values: &[f32]) -> Tensor {
-        let mut tensor = host.zeros("x", shape, DType::F32);
-        tensor.host_mut::<f32>().copy_from_slice(values);
-        tensor
-    }
+    use crate::testing::bf16s;
 
     #[test]
     fn trap_10_the_hadamard_turn_keeps_products_and_fp4_follows_it() {
-        Host::each(|mut host| {
-            let values: Vec<f32> = bf16s(2 * 128, 1).iter().map(|v| v.to_f32()).collect();
-            let mut x = tensor(&mut host, &[1, 2, 128], &values);
-            quantize_index(&mut host.exec, &mut x, false).unwrap();
-            let dot =
-                |v: &[f32]| v[..128].iter().zip(&v[128..]).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
-            assert!((dot(x.host()) - dot(&values)).abs() < 1e-4);
-            // By the definition of the matrix.
-            for (i, got) in x.host::<f32>()[..128].iter().enumerate() {
-                let sign = |j: usize| if (i & j).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 };
-                let exact: f64 = (0..128).map(|j| sign(j) * f64::from(values[j])).sum::<f64>() / 128f64.sqrt();
-                assert!((f64::from(*got) - exact).abs() < 1e-5);
+        let values: Vec<f32> = bf16s(2 * 128, 1).iter().map(|v| v.to_f32()).collect();
+        let turn = |quantize| {
+            let mut x = values.clone();
+            x.chunks_exact_mut(128).for_each(|head| index_row(head, DType::F32, quantize));
+            x
+        };
+        let turned = turn(false);
+        let dot = |v: &[f32]| v[..128].iter().zip(&v[128..]).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
+        assert!((dot(&turned) - dot(&values)).abs() < 1e-4);
+        // By the definition of the matrix.
+        for (i, got) in turned[..128].iter().enumerate() {
+            let sign = |j: usize| if (i & j).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 };
+            let exact: f64 = (0..128).map(|j| sign(j) * f64::from(values[j])).sum::<f64>() / 128f64.sqrt();
+            assert!((f64::from(*got) - exact).abs() < 1e-5);
+        }
+        for (got, group) in turn(true).chunks(32).zip(turned.chunks(32)) {
+            let amax = group.iter().fold(0f32, |m, v| m.max(v.abs()));
+            let scale = (amax / 6.0).log2().ceil().exp2();
+            for (got, value) in got.iter().zip(group) {
+                let code = (got / scale).abs();
+                assert!([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0].contains(&code), "{code} is no FP4 value");
+                assert!((got - value).abs() <= scale, "{value} became {got}");
             }
-            let turned = x.host::<f32>().to_vec();
-            let mut y = tensor(&mut host, &[1, 2, 128], &values);
-            quantize_index(&mut host.exec, &mut y, true).unwrap();
-            for (got, group) in y.host::<f32>().chunks(32).zip(turned.chunks(32)) {
-                let amax = group.iter().fold(0f32, |m, v| m.max(v.abs()));
-                let scale = (amax / 6.0).log2().ceil().exp2();
-                for (got, value) in got.iter().zip(group) {
-                    let code = (got / scale).abs();
-                    assert!([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0].contains(&code), "{code} is no FP4 value");
-                    assert!((got - value).abs() <= scale, "{value} became {got}");
-                }
-            }
-        });
+        }
     }
 }

@@ -108,9 +108,16 @@ pub(super) fn whole_blocks(check: Check, w: &Matrix) -> Result<(), OpError> {
 ///
 /// `x`: `[tokens, heads, dim]`, `heads · dim = groups · k`; `w`: `[groups · r, k]`; `out`: `[tokens,
 /// groups · r]`. f32 sums, one rounding at the end; the activation is not quantised, as in the reference, which computes this GEMM in bf16.
-pub fn grouped_matmul(exec: &mut Exec, x: &Tensor, w: &Matrix, out: &mut Tensor) -> Result<(), OpError> {
+/// `x` may come packed, see [`split_bytes`](super::split_bytes).
+pub fn grouped_matmul<'a>(
+    exec: &mut Exec,
+    x: impl Into<Activation<'a>>,
+    w: &Matrix,
+    out: &mut Tensor,
+) -> Result<(), OpError> {
     let check = Check("grouped_matmul");
-    let (n, k) = w.shape();
+    let (input, (n, k)) = (x.into(), w.shape());
+    let x = input.values;
     let (tokens, width) = x.rows_cols();
     let groups = width / k;
     whole_blocks(check, w)?;
@@ -121,7 +128,7 @@ pub fn grouped_matmul(exec: &mut Exec, x: &Tensor, w: &Matrix, out: &mut Tensor)
     let large = gpu::choose_large(exec, x, false, (w, groups), out)?;
     record(exec, (check.0, large), x, w, out, 2 * (tokens * n * k) as u64);
     if exec.device() == Device::Cuda {
-        return gpu::grouped_matmul(exec, check.0, large, x, (w, groups), out);
+        return gpu::grouped_matmul(exec, check.0, large, input, (w, groups), out);
     }
     if let Some(isa) = cpu(check, exec)? {
         let (x, rank) = (read(x), n / groups);

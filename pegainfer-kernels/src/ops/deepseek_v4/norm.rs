@@ -1,6 +1,6 @@
 //! RMS normalisation with one rounding.
 
-use super::packed::{Rounded, pack_host, pack_rows};
+use super::packed::{Rounded, check_packed, pack_host};
 use super::values::{self, cpu, read, write};
 use crate::cpu::deepseek_v4::kv_quant::fp8;
 use crate::cpu::deepseek_v4::norm as reference;
@@ -25,30 +25,31 @@ pub fn norm(
     low: Option<Rounded<'_>>,
 ) -> Result<(), OpError> {
     let check = Check("norm");
-    let (mut low, packed) = low.map_or((None, None), |low| (Some(low.values), low.packed));
     let (rows, hidden) = x.rows_cols();
     values::rows(check, x, (rows, hidden))?;
     check.is(weight, DType::Bf16, &[hidden])?;
     values::rows(check, out, (rows, hidden))?;
     check.that(out.dtype() == x.dtype(), "x and out must have the same dtype")?;
-    if let Some(low) = &low {
-        check.is(low, x.dtype(), out.shape())?;
-    }
+    check_rounded(check, out, low.as_ref())?;
     exec.record(|_| {
-        let writes: Vec<&Tensor> = std::iter::once(&*out).chain(low.as_deref()).collect();
+        let writes: Vec<&Tensor> = std::iter::once(&*out).chain(low.as_ref().map(|low| &*low.values)).collect();
         OpRecord::new("norm", "rows", &[x, weight], &writes, 4 * x.elements() as u64)
     });
     if exec.device() == Device::Cuda {
-        gpu::norm(exec, x, weight, eps, out, low.as_deref_mut())?;
-        return match (low, packed) {
-            (Some(low), Some(packed)) => pack_rows(exec, low, packed),
-            _ => Ok(()),
-        };
+        return gpu::norm(exec, x, weight, eps, out, low);
     }
     if cpu(check, exec)?.is_some() {
-        norm_host(read(x).into_owned(), weight, eps, out, low.map(|values| Rounded { values, packed }));
+        norm_host(read(x).into_owned(), weight, eps, out, low);
     }
     Ok(())
+}
+
+/// The rounded form of `out` must have its dtype and shape, and the GPU's kernels take vectors of four.
+pub(super) fn check_rounded(check: Check, out: &Tensor, low: Option<&Rounded<'_>>) -> Result<(), OpError> {
+    check.that(out.rows_cols().1.is_multiple_of(4), "rows must be a multiple of four wide")?;
+    let Some(low) = low else { return Ok(()) };
+    check.is(low.values, out.dtype(), out.shape())?;
+    low.packed.as_deref().map_or(Ok(()), |packed| check_packed(check, out, packed))
 }
 
 /// [`norm`] of `values` on the host.

@@ -1,92 +1,53 @@
-//! Norm and rotary embedding of queries and keys. Each step rounds to the dtype, as ops of their own would.
+//! Norm and rotary embedding of queries and keys on the host. Each step rounds to the dtype, as ops of their own would.
 
 use super::kv_quant::round;
 use super::rope::{RopeTable, rotate};
-use super::values::{activation, cpu, read, rows, write};
+use super::values::{read, write};
 use crate::cpu::deepseek_v4::kv_quant::{KEY_GROUP, fp8};
 use crate::cpu::deepseek_v4::norm as reference;
-use crate::cuda::deepseek_v4 as gpu;
 use crate::ops::check::Check;
-use pegainfer_core::exec::{Device, Exec};
-use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
-/// Queries, in place: each head is divided by its root mean square, without a weight, and rotated as by `rope`.
-///
-/// `x`: `[tokens, heads, head_dim]` bf16 or f32, `head_dim` even; `positions`: `[tokens]` u32. f32 inside the norm, as
-/// transformers and vLLM do it; DeepSeek's own code squares and takes the root in bf16.
-pub fn norm_rope_q(
-    exec: &mut Exec,
-    x: &mut Tensor,
-    (positions, table): (&Tensor, &RopeTable),
-    eps: f32,
-) -> Result<(), OpError> {
-    let check = Check("norm_rope_q");
-    let &[tokens, heads, dim] = x.shape() else { return check.that(false, "x must be [tokens, heads, head_dim]") };
-    activation(check, x, &[tokens, heads, dim])?;
-    check_rope(check, (positions, table), (tokens, dim))?;
-    exec.record(|_| OpRecord::new("norm_rope_q", "heads", &[x, positions], &[x], 4 * x.elements() as u64));
-    if exec.device() == Device::Cuda {
-        return gpu::norm_rope_q(exec, x, (positions, &table.frequencies), eps);
-    }
-    if cpu(check, exec)?.is_some() {
-        let mut values = read(x).into_owned();
-        reference::unweighted(&mut values, dim, eps);
-        round(&mut values, x.dtype());
-        rotate(&mut values, (heads, dim), positions, table, false);
-        write(x, &values);
-    }
-    Ok(())
+/// Queries, in place: each head is divided by its root mean square, without a weight, and rotated. `x`: `[tokens, heads, dim]`. f32 inside
+/// the norm, as transformers and vLLM do it; DeepSeek's own code squares and takes the root in bf16.
+pub(super) fn queries_host(x: &mut Tensor, (positions, table): (&Tensor, &RopeTable), eps: f32) {
+    let (heads, dim) = (x.shape()[1], x.shape()[2]);
+    let mut values = read(x).into_owned();
+    reference::unweighted(&mut values, dim, eps);
+    round(&mut values, x.dtype());
+    rotate(&mut values, (heads, dim), positions, table, false);
+    write(x, &values);
 }
 
-/// Keys, which are values, too: `norm` with its weight, then `rope`, then, with `quantize`, the part that is not rotated in
-/// FP8: groups of 64 values, each with the scale `2^ceil(log2(max(amax, 1e-4) / 448))`, e4m3, to nearest even.
-///
-/// `x`: `[tokens, head_dim]` bf16 or f32, `head_dim` even; `weight`: `[head_dim]` bf16; `positions`: `[tokens]` u32; `out`: the
-/// elements and dtype of `x`. With `quantize` the part that is not rotated is a multiple of 64.
-pub fn norm_rope_kv(
-    exec: &mut Exec,
+/// Keys, which are values, too: norm with its weight, then rotation, then, with `quantize`, the part that is not rotated in
+/// FP8: groups of 64 values, each with the scale `2^ceil(log2(max(amax, 1e-4) / 448))`, e4m3, to nearest even. `x`, `out`: `[tokens, dim]`.
+pub(super) fn keys_host(
     (x, weight): (&Tensor, &Tensor),
     (positions, table): (&Tensor, &RopeTable),
     eps: f32,
     quantize: bool,
     out: &mut Tensor,
-) -> Result<(), OpError> {
-    let check = Check("norm_rope_kv");
-    let (tokens, dim) = x.rows_cols();
-    rows(check, x, (tokens, dim))?;
-    rows(check, out, (tokens, dim))?;
-    check.is(weight, DType::Bf16, &[dim])?;
-    check.that(out.dtype() == x.dtype(), "x and out must have the same dtype")?;
-    check_rope(check, (positions, table), (tokens, dim))?;
-    let still = dim - 2 * table.frequencies.elements();
-    check.that(!quantize || still.is_multiple_of(KEY_GROUP), "what is not rotated must be groups of 64")?;
-    exec.record(|_| OpRecord::new("norm_rope_kv", "keys", &[x, weight, positions], &[out], 8 * x.elements() as u64));
-    if exec.device() == Device::Cuda {
-        return gpu::norm_rope_kv(exec, (x, weight), (positions, &table.frequencies), eps, quantize, out);
+) {
+    let dim = x.rows_cols().1;
+    let mut values = read(x).into_owned();
+    reference::norm(&mut values, &read(weight), eps);
+    round(&mut values, x.dtype());
+    rotate(&mut values, (1, dim), positions, table, false);
+    round(&mut values, x.dtype());
+    if quantize {
+        let still = dim - 2 * table.frequencies.elements();
+        values.chunks_exact_mut(dim).for_each(|key| fp8(&mut key[..still], KEY_GROUP));
     }
-    if cpu(check, exec)?.is_some() {
-        let mut values = read(x).into_owned();
-        reference::norm(&mut values, &read(weight), eps);
-        round(&mut values, x.dtype());
-        rotate(&mut values, (1, dim), positions, table, false);
-        round(&mut values, x.dtype());
-        if quantize {
-            values.chunks_exact_mut(dim).for_each(|key| fp8(&mut key[..still], KEY_GROUP));
-        }
-        write(out, &values);
-    }
-    Ok(())
+    write(out, &values);
 }
 
-fn check_rope(
-    check: Check,
-    (positions, table): (&Tensor, &RopeTable),
-    (tokens, dim): (usize, usize),
-) -> Result<(), OpError> {
-    check.is(positions, DType::U32, &[tokens])?;
-    check.that(dim.is_multiple_of(2), "head_dim must be even")?;
-    check.that(2 * table.frequencies.elements() <= dim, "more frequencies than pairs")
+/// The table must fit rows of `dim` elements, and what is not rotated must be whole groups if it is rounded.
+pub(super) fn check_rope(check: Check, table: &RopeTable, dim: usize, quantize: bool) -> Result<(), OpError> {
+    check.that(dim.is_multiple_of(2), "rows must be an even number wide")?;
+    check.that(2 * table.frequencies.elements() <= dim, "more frequencies than pairs")?;
+    check.is(&table.frequencies, DType::F32, &[table.frequencies.elements()])?;
+    let still = dim - 2 * table.frequencies.elements();
+    check.that(!quantize || still.is_multiple_of(KEY_GROUP), "what is not rotated must be groups of 64")
 }
 
 #[cfg(test)]
@@ -111,7 +72,7 @@ mod tests {
             t.host_mut::<f32>().iter_mut().zip(&x).for_each(|(t, x)| *t = x.to_f32());
             let table = RopeTable::new(&mut host.exec, 64, 1e4, None).unwrap();
             let positions = host.u32("positions", &[0]);
-            norm_rope_q(&mut host.exec, &mut t, (&positions, &table), 1e-6).unwrap();
+            queries_host(&mut t, (&positions, &table), 1e-6);
             let mean = x.iter().map(|v| v.to_f64().powi(2)).sum::<f64>() / 512.0;
             for (got, x) in t.host::<f32>().iter().zip(&x) {
                 assert!((f64::from(*got) - x.to_f64() / (mean + 1e-6).sqrt()).abs() < 1e-6);
@@ -130,7 +91,7 @@ mod tests {
             let mut run = |quantize| {
                 let mut kv = host.zeros("kv", &[2, 1, 512], DType::F32);
                 let at = (&positions, &table);
-                norm_rope_kv(&mut host.exec, (&x, &weight), at, 1e-6, quantize, &mut kv).unwrap();
+                keys_host((&x, &weight), at, 1e-6, quantize, &mut kv);
                 kv.host::<f32>().to_vec()
             };
             let (values, kv) = (run(false), run(true));
@@ -161,14 +122,16 @@ mod tests {
             let mut apart = |weight: &Tensor| {
                 let mut out = host.zeros("out", &[2, 1, 192], DType::Bf16);
                 super::super::norm(&mut host.exec, &kv, weight, 1e-6, &mut out, None).unwrap();
-                super::super::rope(&mut host.exec, &mut out, &positions, &table, false).unwrap();
+                let mut values = read(&out).into_owned();
+                rotate(&mut values, (1, 192), &positions, &table, false);
+                write(&mut out, &values);
                 out.host::<bf16>().to_vec()
             };
             let (queries, keys) = (apart(&ones), apart(&weight));
-            norm_rope_q(&mut host.exec, &mut q, (&positions, &table), 1e-6).unwrap();
+            queries_host(&mut q, (&positions, &table), 1e-6);
             assert_eq!(q.host::<bf16>(), queries);
             let mut out = host.zeros("out", &[2, 1, 192], DType::Bf16);
-            norm_rope_kv(&mut host.exec, (&kv, &weight), (&positions, &table), 1e-6, false, &mut out).unwrap();
+            keys_host((&kv, &weight), (&positions, &table), 1e-6, false, &mut out);
             assert_eq!(out.host::<bf16>(), keys);
         });
     }

@@ -15,7 +15,7 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 pub struct Activation<'a> {
     /// `[tokens, width]` bf16 or f32.
     pub values: &'a Tensor,
-    /// What [`pack_rows`] makes of the values, which are rounded then.
+    /// What [`pack_rows`] makes of the values, which are rounded then; for `grouped_matmul` what [`split_bytes`] describes.
     pub packed: Option<&'a Tensor>,
 }
 
@@ -45,6 +45,12 @@ pub fn packed_bytes(width: usize) -> usize {
     (width + width / BLOCK * 4).next_multiple_of(16)
 }
 
+/// Bytes of a token that is packed for `grouped_matmul`, with `groups` groups of `width` columns: each group has two packed rows, that of its
+/// values, and that of what the values lose in it. Their sum is as exact as bf16.
+pub fn split_bytes(groups: usize, width: usize) -> usize {
+    2 * groups * packed_bytes(width)
+}
+
 /// Whether this device's kernels take packed rows of activations of `dtype` and `width` columns.
 pub fn takes_packed_rows(exec: &mut Exec, dtype: DType, width: usize) -> Result<bool, OpError> {
     let hopper = choice::gpu(exec)?.is_some_and(|gpu| gpu.is_hopper());
@@ -61,8 +67,7 @@ pub fn pack_rows(exec: &mut Exec, x: &Tensor, packed: &mut Tensor) -> Result<(),
     let check = Check("pack_rows");
     let (count, width) = x.rows_cols();
     rows(check, x, (count, width))?;
-    check.that(x.dtype() == DType::Bf16 && width.is_multiple_of(BLOCK), "x must be groups of 128 columns in bf16")?;
-    check.is(packed, DType::U8, &[count, packed_bytes(width)])?;
+    check_packed(check, x, packed)?;
     exec.record(|_| OpRecord::new("pack_rows", "groups", &[x], &[packed], 4 * x.elements() as u64));
     if exec.device() == Device::Cuda {
         return gpu::pack_rows(exec, x, packed);
@@ -71,6 +76,13 @@ pub fn pack_rows(exec: &mut Exec, x: &Tensor, packed: &mut Tensor) -> Result<(),
         pack_host(&mut read(x).into_owned(), width, packed);
     }
     Ok(())
+}
+
+/// `packed` must be what [`pack_rows`] makes of `x`.
+pub(super) fn check_packed(check: Check, x: &Tensor, packed: &Tensor) -> Result<(), OpError> {
+    let (count, width) = x.rows_cols();
+    check.that(x.dtype() == DType::Bf16 && width.is_multiple_of(BLOCK), "x must be groups of 128 columns in bf16")?;
+    check.is(packed, DType::U8, &[count, packed_bytes(width)])
 }
 
 /// [`pack_rows`] of `values` on the host; leaves the values divided by their scales.

@@ -1,0 +1,135 @@
+//! `attention_latents` (csrc/deepseek_v4_latents.cu).
+
+use super::norm::targets;
+use crate::cuda::abi::AttentionLatents;
+use crate::limits::deepseek_v4_attention::MAX_DIM;
+use crate::ops::deepseek_v4::{Batch, LatentOutputs, Latents, NewEntries};
+use pegainfer_core::exec::Exec;
+use pegainfer_core::tensor::{DType, OpError, Tensor};
+
+const OP: &str = "attention_latents";
+/// Parts of a step: queries, keys, and two compressors.
+const PARTS: usize = 4;
+
+/// A compressor's operands; all zero if there is none.
+#[derive(Default)]
+struct Compressor {
+    values: u64,
+    scores: u64,
+    bias: u64,
+    norm: u64,
+    value_rings: u64,
+    score_rings: u64,
+    entries: u64,
+    entry_pages: usize,
+    slot_count: usize,
+    ratio: usize,
+    ring: usize,
+    width: usize,
+    dim: usize,
+}
+
+impl Compressor {
+    fn new(new: &NewEntries<'_>) -> Result<Self, OpError> {
+        let (dim, (values, scores), [value_rings, score_rings]) = (new.dim(), new.tokens, new.rings);
+        // A thread has a dimension, and what its warps share are whole groups.
+        let refuse = |message| Err(OpError { op: OP, message });
+        if dim > MAX_DIM || !dim.is_multiple_of(32) {
+            return refuse(format!("entries of {dim} elements: the GPU kernel takes multiples of 32 up to {MAX_DIM}"));
+        }
+        if new.spec.index && !dim.is_power_of_two() {
+            return refuse(format!("entries of {dim} elements: the Hadamard turn takes powers of two"));
+        }
+        Ok(Self {
+            values: values.device(),
+            scores: scores.device(),
+            bias: new.weights.position_bias.device(),
+            norm: new.weights.norm.device(),
+            value_rings: value_rings.device(),
+            score_rings: score_rings.device(),
+            entries: new.entries.device(),
+            entry_pages: new.entries.rows_cols().0,
+            slot_count: value_rings.rows_cols().0,
+            ratio: new.spec.ratio,
+            ring: value_rings.shape()[1],
+            width: values.rows_cols().1,
+            dim,
+        })
+    }
+
+    fn of(new: &Option<NewEntries<'_>>) -> Result<Self, OpError> {
+        new.as_ref().map_or(Ok(Self::default()), Self::new)
+    }
+}
+
+/// `attention_latents` on checked operands.
+pub(crate) fn attention_latents(
+    exec: &mut Exec,
+    x: Latents<'_>,
+    batch: &Batch<'_>,
+    out: LatentOutputs<'_>,
+) -> Result<(), OpError> {
+    let (frequencies, (tokens, hidden)) = (x.table.frequencies(), x.queries.0.rows_cols());
+    let (dtype, dim) = (x.keys.0.dtype(), x.keys.0.rows_cols().1);
+    if tokens == 0 {
+        return Ok(());
+    }
+    let [main, index] = [Compressor::of(&out.entries[0])?, Compressor::of(&out.entries[1])?];
+    let Batch { qo_indptr, positions, slots, page_tables } = *batch;
+    let (rows, pages) = page_tables.rows_cols();
+    let (low, packed) = targets(out.rounded);
+    let arguments = AttentionLatents {
+        x: x.queries.0,
+        weight: x.queries.1,
+        out: out.queries,
+        low,
+        packed,
+        keys: x.keys.0,
+        key_weight: x.keys.1,
+        kv: out.keys,
+        frequencies,
+        qo_indptr,
+        positions,
+        slots,
+        page_tables,
+        values: main.values,
+        scores: main.scores,
+        bias: main.bias,
+        entry_norm: main.norm,
+        value_rings: main.value_rings,
+        score_rings: main.score_rings,
+        entries: main.entries,
+        index_values: index.values,
+        index_scores: index.scores,
+        index_bias: index.bias,
+        index_norm: index.norm,
+        index_value_rings: index.value_rings,
+        index_score_rings: index.score_rings,
+        index_entries: index.entries,
+        hidden,
+        dim,
+        pairs: frequencies.elements(),
+        rows,
+        pages,
+        slot_count: main.slot_count.max(index.slot_count),
+        entry_pages: main.entry_pages,
+        ratio: main.ratio,
+        ring: main.ring,
+        width: main.width,
+        index_pages: index.entry_pages,
+        index_ratio: index.ratio,
+        index_ring: index.ring,
+        index_width: index.width,
+        index_dim: index.dim,
+        low_precision: usize::from(x.quantize),
+        eps: x.eps,
+    };
+    // Compressors that are not there come last: an indexer has its layer's beside it.
+    let parts = PARTS - out.entries.iter().filter(|new| new.is_none()).count();
+    let entries = [AttentionLatents::attention_latents_bf16, AttentionLatents::attention_latents_f32];
+    let mut launch = entries[usize::from(dtype == DType::F32)].launch(exec.gpu()?, OP, arguments)?.overlapped();
+    let new: Vec<&Tensor> = out.entries.iter().flatten().map(|new| &*new.entries).collect();
+    launch = new.into_iter().fold(launch, |launch, entries| launch.writes(entries));
+    // SAFETY: the op checked the shapes, and `Compressor` that a block has a thread for each channel; the grid covers all tokens.
+    unsafe { launch.run([tokens, parts, 1], MAX_DIM) }
+}
