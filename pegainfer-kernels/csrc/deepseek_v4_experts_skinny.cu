@@ -293,11 +293,25 @@ extern "C" __global__ __launch_bounds__(128) void experts_add(
     uint32_t tokens, uint32_t hidden, uint32_t k, uint32_t first, uint32_t experts,
     uint32_t shared,        // whether the tokens have pairs with the shared expert
     uint32_t to_f32) {
-    __shared__ uint32_t keys[kMostChosen], order[kMostChosen];
+    constexpr uint32_t kThreads = 128;
+    __shared__ uint32_t keys[kMostChosen], order[kMostChosen], values[kMostChosen][kThreads];
     release_successor();
     wait_for_predecessor();
-    const uint32_t t = blockIdx.x, c = 2 * (blockIdx.y * blockDim.x + threadIdx.x);
+    const uint32_t t = blockIdx.x, c = 2 * (blockIdx.y * kThreads + threadIdx.x);
+    // Everything is read at once; what experts of other ranks have is not used.
     if (threadIdx.x < k) keys[threadIdx.x] = chosen[size_t(t) * k + threadIdx.x];
+    auto read = [&](uint32_t pair) {
+        return c < hidden ? __ldcg(reinterpret_cast<const uint32_t *>(y + size_t(pair) * hidden + c)) : 0;
+    };
+    const uint32_t last = shared ? read(tokens * k + t) : 0;
+    for (uint32_t from = 0; from < k; from += 8) {
+        uint32_t own[8];
+#pragma unroll
+        for (uint32_t i = 0; i < 8; ++i) own[i] = from + i < k ? read(t * k + from + i) : 0;
+#pragma unroll
+        for (uint32_t i = 0; i < 8; ++i)
+            if (from + i < k) values[from + i][threadIdx.x] = own[i];
+    }
     __syncthreads();
     if (threadIdx.x < k) {
         uint32_t before = 0;
@@ -308,15 +322,14 @@ extern "C" __global__ __launch_bounds__(128) void experts_add(
     __syncthreads();
     if (c >= hidden) return;
     float2 sum = make_float2(0.f, 0.f);
-    auto read = [&](uint32_t pair) { return widen(__ldcg(reinterpret_cast<const uint32_t *>(y + size_t(pair) * hidden + c))); };
-#pragma unroll 8
     for (uint32_t i = 0; i < k; ++i) {
-        if (keys[order[i]] - first >= experts) continue;
-        const float2 v = read(t * k + order[i]);
+        const uint32_t pair = order[i];
+        if (keys[pair] - first >= experts) continue;
+        const float2 v = widen(values[pair][threadIdx.x]);
         sum.x += v.x, sum.y += v.y;
     }
     if (shared) {
-        const float2 v = read(tokens * k + t);
+        const float2 v = widen(last);
         sum = make_float2(v.x + sum.x, v.y + sum.y);
     }
     const size_t to = size_t(t) * hidden + c;

@@ -5,8 +5,16 @@ use crate::limits::deepseek_v4::{MAX_EXPERTS, ROUTE_THREADS};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
 
-/// Threads of a block that looks experts up.
+/// Threads of a block that looks experts up, and most experts of a token: a lane has one.
 const THREADS: usize = 32;
+
+fn check_chosen(k: usize) -> Result<(), OpError> {
+    if k > THREADS {
+        let message = format!("{k} experts of a token: the GPU kernel takes {THREADS}");
+        return Err(OpError { op: "route", message });
+    }
+    Ok(())
+}
 
 pub(crate) fn route_learned(
     exec: &mut Exec,
@@ -20,11 +28,12 @@ pub(crate) fn route_learned(
         let message = format!("{count} experts: the GPU kernel takes {MAX_EXPERTS}");
         return Err(OpError { op: "route", message });
     }
+    check_chosen(k)?;
     if tokens == 0 {
         return Ok(());
     }
     let arguments = RouteLearned { logits, bias, experts, weights, count, k, scale };
-    let launch = RouteLearned::route_learned.launch(exec.gpu()?, "route", arguments)?.overlapped();
+    let launch = RouteLearned::route_learned.launch(exec.gpu()?, "route", arguments)?.early(bias).overlapped();
     // SAFETY: the op checked the shapes.
     unsafe { launch.run([tokens, 1, 1], ROUTE_THREADS) }
 }
@@ -38,6 +47,7 @@ pub(crate) fn route_hash(
     (experts, weights): (&mut Tensor, &mut Tensor),
 ) -> Result<(), OpError> {
     let ((tokens, count), (vocab, k)) = (logits.rows_cols(), table.rows_cols());
+    check_chosen(k)?;
     if tokens == 0 {
         return Ok(());
     }
