@@ -56,11 +56,17 @@ template <typename F> __device__ __forceinline__ float round_to(float x) {
     return rintf(x * power_of_two(-spacing)) * power_of_two(spacing);
 }
 
+// Sine and cosine of an angle. Out of line: at few tokens each kernel runs its code once, and what it takes is how fast instructions come.
+__device__ __noinline__ float2 sine_and_cosine(float angle) {
+    float2 both;
+    sincosf(angle, &both.x, &both.y);
+    return both;
+}
+
 // Neighbouring values of a head, turned by the angle position * frequency, or back.
 __device__ __forceinline__ void turn_pair(float &a, float &b, float position, float frequency, bool inverse) {
-    float sine, cosine, first = a;
-    sincosf(__fmul_rn(position, frequency), &sine, &cosine);
-    if (inverse) sine = -sine;
+    const float2 both = sine_and_cosine(__fmul_rn(position, frequency));
+    const float sine = inverse ? -both.x : both.x, cosine = both.y, first = a;
     a = first * cosine - b * sine, b = first * sine + b * cosine;
 }
 

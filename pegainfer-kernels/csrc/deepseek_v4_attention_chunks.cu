@@ -1,7 +1,7 @@
 // DeepSeek-V4's sparse attention where tokens are few (formula and order of sums: deepseek_v4_attention.cu):
 //
 //   sparse_attention_chunks: a block for each chunk of 64 keys and 16 heads (FlashDecoding: split-KV); keys go from memory to registers,
-//                          all of a chunk at once, where movmatrix transposes them for the second GEMM
+//                          where movmatrix transposes them for the second GEMM
 //   sparse_attention_merge:  merges its partial results and rotates them back by the token's position, packs them for the next GEMM
 //                          (pack_split_rows of deepseek_v4_skinny.cu), and puts the keys of the step's tokens into the rings
 //
@@ -80,21 +80,18 @@ __device__ __forceinline__ void attend_chunk(const Queries &q, MmaShared &shared
     uint32_t quad = threadIdx.x % 4;
 #pragma unroll
     for (uint32_t i = 0; i < kAccumulators; ++i) o[i] = {};
-    Keys tiles[kChunk / kTile];
-#pragma unroll
-    for (uint32_t t = 0; t < kChunk / kTile; ++t)
-        if (t * kTile < keys) tiles[t] = load_keys(shared.keys + t * kTile, first_dim, steps);
-#pragma unroll
-    for (uint32_t t = 0; t < kChunk / kTile; ++t) {
-        if (t * kTile >= keys) break;
+    Keys next = load_keys(shared.keys, first_dim, steps);
+    for (uint32_t first = 0; first < keys; first += kTile) {
+        Keys tile = next;
         bool present[2][2];
 #pragma unroll
         for (uint32_t n = 0; n < 2; ++n)
 #pragma unroll
-            for (uint32_t j = 0; j < 2; ++j) present[n][j] = shared.keys[t * kTile + 8 * n + 2 * quad + j] != nullptr;
+            for (uint32_t j = 0; j < 2; ++j) present[n][j] = shared.keys[first + 8 * n + 2 * quad + j] != nullptr;
+        if (first + kTile < keys) next = load_keys(shared.keys + first + kTile, first_dim, steps);
         Accumulator s[2];
-        score_tile(q, tiles[t], shared.scores[t % 2], s);
-        add_tile(s, tiles[t], present, scale, rows, o);
+        score_tile(q, tile, shared.scores[first / kTile % 2], s);
+        add_tile(s, tile, present, scale, rows, o);
     }
 #pragma unroll
     for (uint32_t r = 0; r < 2; ++r) rows[r].sum = reduce_quad(rows[r].sum, Add());

@@ -6,7 +6,7 @@
 //            2^ceil(log2(max(amax, 6 * 2^-126) / 6)); a lane has neighbouring elements: butterflies within lanes, then by shuffles
 //   rings:   values and scores of the newest tokens, after deepseek_v4_latents.cu has pooled them   one block a token
 //
-// All GPUs. Bound by latency at few tokens: 2 us, where kernels of their own took 9 to 13 (H200). Reference:
+// All GPUs. Bound by latency at few tokens: 7 us with sines in line (H200), not yet measured without. Reference:
 // src/cpu/deepseek_v4/{norm,rope,kv_quant,batch}.rs, src/ops/deepseek_v4/queries.rs.
 #include "deepseek_v4_compress.cuh"
 #include "deepseek_v4_norm.cuh"
@@ -43,11 +43,17 @@ __device__ __forceinline__ void norm_rope_head(T *head, float position, const fl
     }
 }
 
-// Neighbouring values, turned by this angle with the reference's roundings: another last bit could become a whole step of E2M1.
-__device__ __forceinline__ void turn_exactly(float &a, float &b, float angle) {
+// Sine and cosine of an angle, each rounded once. Out of line as sine_and_cosine.
+__device__ __noinline__ float2 exact_sine_and_cosine(float angle) {
     double sine, cosine;
     sincos(double(angle), &sine, &cosine);
-    const float first = a, s = float(sine), c = float(cosine);
+    return make_float2(float(sine), float(cosine));
+}
+
+// Neighbouring values, turned by this angle with the reference's roundings: another last bit could become a whole step of E2M1.
+__device__ __forceinline__ void turn_exactly(float &a, float &b, float angle) {
+    const float2 both = exact_sine_and_cosine(angle);
+    const float first = a, s = both.x, c = both.y;
     a = __fsub_rn(__fmul_rn(first, c), __fmul_rn(b, s)), b = __fadd_rn(__fmul_rn(first, s), __fmul_rn(b, c));
 }
 

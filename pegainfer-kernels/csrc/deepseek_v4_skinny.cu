@@ -142,8 +142,8 @@ __device__ void project(const bf16 *exact, const uint8_t *packed, const Matrix (
 #endif
 
 // Grid: tiles of rows, times blocks of a cluster; tiles of tokens. skinny_split_16: a block has each gridDim.y-th of these.
-#define PACKED_KERNEL(name, REGISTERS, N, SPLIT)                                                                       \
-    extern "C" __global__ REGISTERS void name(                                                                         \
+#define PACKED_KERNEL(name, N, SPLIT)                                                                                  \
+    extern "C" __global__ __launch_bounds__(512, 1) void name(                                                         \
         const uint8_t *x,    /* [m, groups, packed rows of k], where a group has `group_rows` rows of w */             \
         const uint8_t *w,    /* [n, k] */                                                                              \
         const uint8_t *scales, /* [n / 128, k / 128] */                                                                \
@@ -154,14 +154,11 @@ __device__ void project(const bf16 *exact, const uint8_t *packed, const Matrix (
         uint32_t to_f32) {                                                                                             \
         PACKED(N, SPLIT);                                                                                              \
     }
-// At few tokens a multiprocessor then also has registers for a small block: these kernels become resident, and load weights, while the
-// blocks of the kernel before, such as those of sparse_attention_merge, still wait.
-#define LEAVE_REGISTERS __maxnreg__(112)
-PACKED_KERNEL(skinny_packed_8, LEAVE_REGISTERS, 8, false)
-PACKED_KERNEL(skinny_packed_16, __launch_bounds__(512, 1), 16, false)
-PACKED_KERNEL(skinny_packed_32, __launch_bounds__(512, 1), 32, false)
-PACKED_KERNEL(skinny_split_8, LEAVE_REGISTERS, 16, true)
-PACKED_KERNEL(skinny_split_16, __launch_bounds__(512, 1), 32, true)
+PACKED_KERNEL(skinny_packed_8, 8, false)
+PACKED_KERNEL(skinny_packed_16, 16, false)
+PACKED_KERNEL(skinny_packed_32, 32, false)
+PACKED_KERNEL(skinny_split_8, 16, true)
+PACKED_KERNEL(skinny_split_16, 32, true)
 
 // The grid is that of the kernels above.
 #define KERNELS(N)                                                                                                     \

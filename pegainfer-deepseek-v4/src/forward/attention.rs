@@ -8,8 +8,8 @@ use crate::weights::{Attention, Compressor};
 use crate::workspace::{Pair, Workspace};
 use pegainfer_core::tensor::{DType, OpError};
 use pegainfer_kernels::ops::deepseek_v4::{
-    self as ops, Activation, CompressorSpec, KeptTokens, LatentOutputs, Latents, NewEntries, PAGE_TOKENS, Projected, Projections,
-    Queries, SelectSpec, Split, TokenShare, Visible,
+    self as ops, Activation, CompressorSpec, KeptTokens, LatentOutputs, Latents, NewEntries, PAGE_TOKENS, Projected,
+    Projections, Queries, SelectSpec, Split, TokenShare, Visible,
 };
 
 impl Pass<'_> {
@@ -99,14 +99,9 @@ impl Pass<'_> {
         let Self { exec, rotations, inputs, work, .. } = self;
         let Workspace { qr, q, index_q, sparse, heavy, index, .. } = &mut **work;
         let pair = if kind == LayerKind::Sparse { sparse } else { heavy };
-        match &weights.indexer {
-            Some(indexer) => {
-                let low = [&weights.wq_b, &indexer.wq_b];
-                let weights = Projections { low, pairs: [None; 2], last: None };
-                let mut out = Projected { low: [q, index_q], pairs: [None, None], last: None };
-                ops::project(exec, &qr.exact, qr.rounded(), weights, &mut out)?;
-            }
-            None => ops::matmul(exec, qr.input(&weights.wq_b), &weights.wq_b, q)?,
+        ops::matmul(exec, qr.input(&weights.wq_b), &weights.wq_b, q)?;
+        if let Some(indexer) = &weights.indexer {
+            ops::matmul(exec, qr.input(&indexer.wq_b), &indexer.wq_b, index_q)?;
         }
         let spec = |index| compressor_spec(config, kind, index, numerics);
         let of_index = weights.indexer.as_ref().map(|indexer| &indexer.compressor);
