@@ -145,6 +145,24 @@ __device__ __forceinline__ void copy_box(uint32_t to, const TensorMap &map, uint
                  : "memory");
 }
 
+// The same to this place in the shared memory of all blocks of `blocks` (a bit each) of the cluster, and to their barriers.
+__device__ __forceinline__ void copy_box_to_blocks(uint32_t to, const TensorMap &map, uint32_t column, uint32_t row, uint64_t *barrier,
+                                                   uint16_t blocks) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3}], "
+                 "[%4], %5;" ::"r"(to),
+                 "l"(&map), "r"(column), "r"(row), "r"(shared_address(barrier)), "h"(blocks)
+                 : "memory");
+}
+
+// Arrives at this barrier of block `block` of the cluster.
+__device__ __forceinline__ void arrive_in_block(uint64_t *barrier, uint32_t block) {
+    asm volatile("{\n.reg .b32 there;\n"
+                 "mapa.shared::cluster.u32 there, %0, %1;\n"
+                 "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(shared_address(barrier)),
+                 "r"(block)
+                 : "memory");
+}
+
 // Starts the copy of a box from shared memory, without what lies outside the matrix. This thread waits for it with
 // `stores_wait`.
 __device__ __forceinline__ void store_box(const TensorMap &map, uint32_t column, uint32_t row, uint32_t from) {

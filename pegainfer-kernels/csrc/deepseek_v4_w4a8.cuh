@@ -67,11 +67,18 @@ __device__ __forceinline__ uint32_t shared_byte(uint32_t at) {
     return v;
 }
 
+// The bytes of `table` that the lower four nibbles of `places` name, each below 8. (The compiler would mask `places` again.)
+__device__ __forceinline__ uint32_t look_up(uint2 table, uint32_t places) {
+    uint32_t v;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(v) : "r"(table.x), "r"(table.y), "r"(places));
+    return v;
+}
+
 // Eight codes of E2M1 as e4m3: the first four, then the others.
 __device__ __forceinline__ void widen(uint32_t codes, uint2 table, uint32_t &low, uint32_t &high) {
     uint32_t magnitudes = codes & 0x77777777u, odd = codes, even = codes << 4; // the signs are at the top of their bytes
-    low = (__byte_perm(even, odd, 0x5140) & 0x80808080u) | __byte_perm(table.x, table.y, magnitudes);
-    high = (__byte_perm(even, odd, 0x7362) & 0x80808080u) | __byte_perm(table.x, table.y, magnitudes >> 16);
+    low = (__byte_perm(even, odd, 0x5140) & 0x80808080u) | look_up(table, magnitudes);
+    high = (__byte_perm(even, odd, 0x7362) & 0x80808080u) | look_up(table, magnitudes >> 16);
 }
 
 // A thread's rows of a step as they are stored: 32 codes of each, and the tables of their scales.

@@ -205,6 +205,16 @@ limits! {
         FEW_THREADS: uint = 640;
         /// Threads of a block that packs activations.
         PACK_THREADS: uint = 256;
+        /// Blocks of a cluster: they have the same tokens, and neighbouring rows of weights.
+        BLOCKS: uint = 2;
+        /// Rows of a box of weights.
+        BOX_ROWS: uint = 64;
+        /// Tokens of a box of activations.
+        BOX_TOKENS: uint = 16;
+        /// An expert's list of pairs begins at a multiple of these places: 16 bytes of scales.
+        LIST_ALIGN: uint = 4;
+        /// Largest k: a row's scales are in shared memory.
+        MAX_DEPTH: uint = 4096;
         /// Tokens of a block that adds up the experts of tokens.
         ADD_TOKENS: uint = 8;
         /// Shared memory of a block.

@@ -38,9 +38,10 @@ use staging::{STAGING_BYTES, Staging};
 use std::fmt;
 use std::sync::Arc;
 
-/// Bytes of the workspace that kernels share for partial results of split reductions. Launchers choose their splits to fit;
-/// it never grows, so that captured graphs can hold its address.
-pub const WORKSPACE_BYTES: usize = 96 << 20;
+/// Bytes of the workspace that kernels share for partial results of split reductions, packed activations and what an op keeps between its
+/// launches. Launchers choose their splits and passes to fit: the largest pass is the routed experts of 4,096 tokens of DeepSeek-V4-Flash on
+/// two GPUs. It never grows, so that captured graphs can hold its address.
+pub const WORKSPACE_BYTES: usize = 160 << 20;
 
 /// Number of `u32` counters for synchronisation between the blocks of a kernel. They are zero between kernels.
 pub const COUNTERS: usize = 16 << 10;

@@ -155,21 +155,25 @@ kernels! {
         y: ScratchIn<Bf16>, chosen: In<U32>, out: Scratch<void>, tokens: u32, hidden: u32, k: u32, first: u32,
         experts: u32, shared: u32, to_f32: u32,
     }
-    DEEPSEEK_V4_EXPERTS_WGMMA: PackAndGroup [pack_and_group] {
-        x: ScratchIn<Bf16>, codes: OutOrScratch<U8>, scales: Scratch<F32>, vectors: u32, chosen: ScratchIn<U32>,
-        pairs: Scratch<U32>, tiles: Scratch<U32>, count: u32, first: u32, experts: u32, tokens: u32,
+    DEEPSEEK_V4_EXPERTS_WGMMA: GroupPlaces [group_places] {
+        chosen: ScratchIn<U32>, pairs: OutOrScratch<U32>, places: Scratch<U32>, tiles: Scratch<U32>, count: u32, first: u32,
+        experts: u32, tokens: u32,
     }
-    DEEPSEEK_V4_EXPERTS_WGMMA: PackFp8 [pack_fp8] {
-        x: ScratchIn<Bf16>, codes: OutOrScratch<U8>, scales: Scratch<F32>, vectors: u32,
+    DEEPSEEK_V4_EXPERTS_WGMMA: PackTokens [pack_tokens] {
+        x: ScratchIn<Bf16>, chosen: ScratchIn<U32>, places: ScratchIn<U32>, codes: OutOrScratch<U8>, scales: Scratch<F32>,
+        vectors: u32, k: u32, pitch: u32, experts_of_token: u32, first: u32, experts: u32,
+    }
+    DEEPSEEK_V4_EXPERTS_WGMMA: PackPlaces [pack_places] {
+        h: ScratchIn<Bf16>, tiles: ScratchIn<U32>, codes: OutOrScratch<U8>, scales: Scratch<F32>, k: u32, pitch: u32,
     }
     DEEPSEEK_V4_EXPERTS_WGMMA: GateUpWgmma [gate_up_wgmma_32, gate_up_wgmma_64, gate_up_wgmma_128] {
-        gate: Map<U8>, up: Map<U8>, x: ScratchIn<U8>, x_scales: ScratchIn<F32>, gate_scales: ScratchIn<U8>,
+        gate: Map<U8>, up: Map<U8>, x: Map<U8>, x_scales: ScratchIn<F32>, gate_scales: ScratchIn<U8>,
         up_scales: ScratchIn<U8>, tiles: ScratchIn<U32>, pairs: ScratchIn<U32>, weights: ScratchIn<F32>,
-        out: Scratch<Bf16>, experts_of_token: u32, width: u32, k: u32, limit: f32,
+        out: Scratch<Bf16>, width: u32, k: u32, pitch: u32, limit: f32,
     }
     DEEPSEEK_V4_EXPERTS_WGMMA: DownWgmma [down_wgmma_32, down_wgmma_64, down_wgmma_128] {
-        w: Map<U8>, h: ScratchIn<U8>, h_scales: ScratchIn<F32>, scales: ScratchIn<U8>, tiles: ScratchIn<U32>,
-        pairs: ScratchIn<U32>, out: Scratch<Bf16>, hidden: u32, k: u32, first: u32, columns: u32,
+        w: Map<U8>, h: Map<U8>, h_scales: ScratchIn<F32>, scales: ScratchIn<U8>, tiles: ScratchIn<U32>,
+        pairs: ScratchIn<U32>, out: Scratch<Bf16>, hidden: u32, k: u32, pitch: u32, first: u32, columns: u32,
     }
     DEEPSEEK_V4_EXPERTS_WGMMA: AddColumns [add_columns] {
         y: ScratchIn<Bf16>, chosen: ScratchIn<U32>, out: OutOrScratch<F32>, tokens: u32, hidden: u32, k: u32, first: u32,

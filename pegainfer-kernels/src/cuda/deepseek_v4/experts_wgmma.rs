@@ -3,9 +3,11 @@
 use super::activations::Scratch;
 use super::large_gemm::packed_bytes;
 use crate::choice::{self, DenseGemm};
-use crate::cuda::abi::{AddColumns, DownWgmma, Entry, GateUpWgmma, Map, PackAndGroup, PackFp8, Target};
+use crate::cuda::abi::{AddColumns, DownWgmma, Entry, GateUpWgmma, GroupPlaces, Map, PackPlaces, PackTokens, Target};
 use crate::limits::deepseek_v4::MAX_EXPERTS;
-use crate::limits::deepseek_v4_experts_wgmma::{ADD_TOKENS, FEW_THREADS, PACK_THREADS, SHARED_BYTES, THREADS};
+use crate::limits::deepseek_v4_experts_wgmma::{
+    ADD_TOKENS, BLOCKS, BOX_ROWS, BOX_TOKENS, FEW_THREADS, LIST_ALIGN, MAX_DEPTH, PACK_THREADS, SHARED_BYTES, THREADS,
+};
 use crate::limits::deepseek_v4_gemm::{DEPTH, GROUP_THREADS, MAX_CHOSEN};
 use crate::ops::Matrix;
 use crate::ops::deepseek_v4::{ExpertMath, Experts};
@@ -21,20 +23,20 @@ const GATE_UP: [Entry<GateUpWgmma<'static>>; 3] =
     [GateUpWgmma::gate_up_wgmma_32, GateUpWgmma::gate_up_wgmma_64, GateUpWgmma::gate_up_wgmma_128];
 const DOWN: [Entry<DownWgmma<'static>>; 3] =
     [DownWgmma::down_wgmma_32, DownWgmma::down_wgmma_64, DownWgmma::down_wgmma_128];
-/// Rows of a box of weights.
-const BOX_ROWS: usize = 64;
-/// Largest k: a row's scales are in shared memory.
-const MAX_DEPTH: usize = 4096;
 /// Elements of a vector in bf16.
 const VECTOR: usize = 8;
-/// Most bytes of the lists for each pair: its number, and a sixteenth of a tile.
+/// Most bytes of the lists for each pair: its number, its place, and a sixteenth of a tile.
 const LIST_BYTES: usize = 16;
-/// Bytes of the workspace that remain for alignment, and for a tile of each expert.
+/// Bytes of the workspace that remain for alignment.
 const SLACK_BYTES: usize = 1 << 20;
-/// Columns of y that a block adds up. At least as many are computed by one launch.
-const COLUMNS: usize = 1024;
-/// Bytes of y that stay in the L2 cache until they are added up.
-const CACHED_BYTES: usize = 28 << 20;
+/// Blocks that group the pairs.
+const GROUP_BLOCKS: usize = 16;
+/// Columns of y that a block adds up.
+const COLUMNS: usize = 512;
+/// Columns of y that one launch computes where all of them are more than [`CACHED_BYTES`].
+const PART_COLUMNS: usize = 2 * COLUMNS;
+/// Bytes of y most of which stay in the L2 cache until they are added up.
+const CACHED_BYTES: usize = 52 << 20;
 
 /// Whether [`routed_experts`] takes these operands.
 pub(super) fn takes(exec: &mut Exec, x: &Tensor, experts: &Experts, math: ExpertMath) -> Result<bool, OpError> {
@@ -61,18 +63,26 @@ impl Sizes {
         (rows * columns, rows * columns / DEPTH * 4)
     }
 
-    /// Most tokens of a pass: their activations fit the workspace.
-    fn tokens(&self) -> usize {
-        let pair = (2 * self.width).max(2 * COLUMNS) + packed_bytes(self.width) + LIST_BYTES;
-        (WORKSPACE_BYTES - SLACK_BYTES) / (packed_bytes(self.hidden) + self.k * pair)
+    /// Places of `pairs` pairs in the lists of so many experts, the unused ones at the ends of lists counted. Scales of activations have rows
+    /// of as many: whole vectors of 16 bytes, and some more that the last tile may read.
+    fn places(pairs: usize, experts: usize) -> usize {
+        (pairs + experts * (LIST_ALIGN - 1)).next_multiple_of(LIST_ALIGN) + BOX_TOKENS
     }
 
-    /// Columns of y of `pairs` pairs that one launch computes: those that stay in the L2 cache.
+    /// Bytes of a place: x or, later, h in FP8, and h in bf16 or, later, some columns of y.
+    fn place(&self) -> usize {
+        packed_bytes(self.hidden.max(self.width)) + 2 * self.width.max(PART_COLUMNS)
+    }
+
+    /// Most tokens of a pass over so many experts: their activations fit the workspace.
+    fn tokens(&self, experts: usize) -> usize {
+        let unused = Self::places(0, experts) * self.place() + SLACK_BYTES + experts * 12;
+        (WORKSPACE_BYTES - unused) / (self.k * (self.place() + LIST_BYTES))
+    }
+
+    /// Columns of y of `pairs` pairs that one launch computes.
     fn columns(&self, pairs: usize) -> usize {
-        let all = self.hidden / COLUMNS;
-        let parts =
-            (1..all).find(|parts| all.is_multiple_of(*parts) && pairs * self.hidden / parts * 2 <= CACHED_BYTES);
-        self.hidden / parts.unwrap_or(all)
+        if pairs * self.hidden * 2 <= CACHED_BYTES { self.hidden } else { PART_COLUMNS.min(self.hidden) }
     }
 }
 
@@ -89,7 +99,7 @@ pub(super) fn routed_experts(
     if k > MAX_CHOSEN {
         return Err(OpError { op: OP, message: format!("{k} experts of a token: the GPU kernel takes {MAX_CHOSEN}") });
     }
-    let most = Sizes { hidden, width: experts.width(), k }.tokens();
+    let most = Sizes { hidden, width: experts.width(), k }.tokens(experts.count);
     // Passes of about the same size.
     let each = tokens.div_ceil(tokens.div_ceil(most).max(1)).max(1);
     for from in (0..tokens).step_by(each) {
@@ -116,12 +126,12 @@ struct Pass<'a> {
 struct Buffers {
     /// Pairs by expert.
     pairs: u64,
+    /// Place of each pair.
+    places: u64,
     /// Number of tiles, then three words of each.
     tiles: u64,
-    /// Codes and scales of x.
-    x: (u64, u64),
-    /// Codes and scales of h.
-    h: (u64, u64),
+    /// Codes and scales of x, and when gate and up are computed, of h.
+    packed: (u64, u64),
     /// h in bf16, and when it is packed, some columns of y.
     values: u64,
 }
@@ -137,13 +147,13 @@ impl Buffers {
     ) -> Result<Self, OpError> {
         let mut take = |bytes: usize| scratch.take(OP, bytes);
         let pairs = tokens * k;
+        let places = Sizes::places(pairs, experts);
         // An expert's tiles are multiples of 16 pairs, but for the last.
         let most = experts.min(pairs) + pairs / 16;
-        let (list, tiles) = (take(pairs * 4)?, take((1 + 3 * most) * 4)?);
-        let ((codes, scales), (h_codes, h_scales)) = (Sizes::packed(tokens, hidden), Sizes::packed(pairs, width));
-        let x = (take(codes)?, take(scales)?);
-        let h = (take(h_codes)?, take(h_scales)?);
-        Ok(Self { pairs: list, tiles, x, h, values: take(pairs * 2 * width.max(columns))? })
+        let (list, of_pairs, tiles) = (take(places * 4)?, take(pairs * 4)?, take((1 + 3 * most) * 4)?);
+        let (codes, scales) = Sizes::packed(places, hidden.max(width));
+        let packed = (take(codes)?, take(scales)?);
+        Ok(Self { pairs: list, places: of_pairs, tiles, packed, values: take(places * 2 * width.max(columns))? })
     }
 }
 
@@ -173,10 +183,12 @@ fn pass(
     let buffers = Buffers::new(&mut Scratch::new(exec)?, tokens.len(), experts.count, sizes, columns)?;
     let chosen = row_of(chosen, k, tokens.start);
     let pass = Pass { experts, first, tokens: tokens.len(), sizes, chosen, tile: tile(pairs, experts), buffers };
-    pass.pack_and_group(exec, row_of(x, hidden, tokens.start))?;
+    pass.group(exec)?;
+    pass.pack_x(exec, row_of(x, hidden, tokens.start))?;
     pass.gate_up(exec, row_of(weights, k, tokens.start), math.limit)?;
     pass.pack_h(exec)?;
     for first_column in (0..hidden).step_by(columns) {
+        let columns = columns.min(hidden - first_column);
         pass.down(exec, first_column, columns)?;
         pass.add(exec, first_column, columns, tokens.start, out)?;
     }
@@ -189,82 +201,119 @@ impl Pass<'_> {
         if self.tile == 0 { FEW_THREADS } else { THREADS }
     }
 
-    /// Packs x, and lists the pairs of each expert and their tiles.
-    fn pack_and_group(&self, exec: &mut Exec, x: u64) -> Result<(), OpError> {
-        let vectors = self.tokens * self.sizes.hidden / VECTOR;
-        let arguments = PackAndGroup {
-            x,
-            codes: Target::Scratch(self.buffers.x.0),
-            scales: self.buffers.x.1,
-            vectors,
+    /// Places in the lists.
+    fn places(&self) -> usize {
+        Sizes::places(self.tokens * self.sizes.k, self.experts.count)
+    }
+
+    /// Blocks of a GEMM: whole clusters.
+    fn grid(&self, exec: &mut Exec) -> Result<[usize; 3], OpError> {
+        Ok([exec.gpu()?.multiprocessors() / BLOCKS * BLOCKS, 1, 1])
+    }
+
+    /// Lists the pairs of each expert and their tiles.
+    fn group(&self, exec: &mut Exec) -> Result<(), OpError> {
+        let arguments = GroupPlaces {
             chosen: self.chosen,
-            pairs: self.buffers.pairs,
+            pairs: Target::Scratch(self.buffers.pairs),
+            places: self.buffers.places,
             tiles: self.buffers.tiles,
             count: self.tokens * self.sizes.k,
             first: self.first,
             experts: self.experts.count,
             tokens: TILES[self.tile],
         };
-        let launch = PackAndGroup::pack_and_group.launch(exec.gpu()?, OP, arguments)?.overlapped();
-        // SAFETY: the op checked the shapes; a thread has a vector, and a block the lists, whose buffers have place for all pairs and tiles.
-        unsafe { launch.run([1 + vectors.div_ceil(GROUP_THREADS), 1, 1], GROUP_THREADS) }
+        let launch = GroupPlaces::group_places.launch(exec.gpu()?, OP, arguments)?.overlapped();
+        // SAFETY: the op checked the shapes; the buffers have place for all pairs and tiles.
+        unsafe { launch.run([GROUP_BLOCKS, 1, 1], GROUP_THREADS) }
+    }
+
+    /// Packs x, a row for each place.
+    fn pack_x(&self, exec: &mut Exec, x: u64) -> Result<(), OpError> {
+        let vectors = self.tokens * self.sizes.hidden / VECTOR;
+        let (codes, scales) = self.buffers.packed;
+        let arguments = PackTokens {
+            x,
+            chosen: self.chosen,
+            places: self.buffers.places,
+            codes: Target::Scratch(codes),
+            scales,
+            vectors,
+            k: self.sizes.hidden,
+            pitch: self.places(),
+            experts_of_token: self.sizes.k,
+            first: self.first,
+            experts: self.experts.count,
+        };
+        let launch = PackTokens::pack_tokens.launch(exec.gpu()?, OP, arguments)?.overlapped();
+        // SAFETY: a thread has a vector of x; the buffers have a row for each place.
+        unsafe { launch.run([vectors.div_ceil(PACK_THREADS), 1, 1], PACK_THREADS) }
     }
 
     /// h of every pair, in the order of the list.
     fn gate_up(&self, exec: &mut Exec, weights: u64, limit: f32) -> Result<(), OpError> {
         let ((gate, gate_scales), (up, up_scales)) = (self.experts.gate.device(), self.experts.up.device());
+        let (codes, scales) = self.buffers.packed;
         let arguments = GateUpWgmma {
             gate: Map::narrow_codes(OP, gate, BOX_ROWS)?,
             up: Map::narrow_codes(OP, up, BOX_ROWS)?,
-            x: self.buffers.x.0,
-            x_scales: self.buffers.x.1,
+            x: Map::scratch_codes(OP, codes, (self.places(), self.sizes.hidden), BOX_TOKENS)?,
+            x_scales: scales,
             gate_scales,
             up_scales,
             tiles: self.buffers.tiles,
             pairs: self.buffers.pairs,
             weights,
             out: self.buffers.values,
-            experts_of_token: self.sizes.k,
             width: self.sizes.width,
             k: self.sizes.hidden,
+            pitch: self.places(),
             limit,
         };
-        let grid = [exec.gpu()?.multiprocessors(), 1, 1];
-        let launch = GATE_UP[self.tile].launch(exec.gpu()?, OP, arguments)?.overlapped().shared(SHARED_BYTES);
-        // SAFETY: persistent blocks over all tiles of pairs and of rows; the buffer has a row of h for each pair.
-        unsafe { launch.run(grid, self.threads()) }
+        let grid = self.grid(exec)?;
+        let launch = GATE_UP[self.tile].launch(exec.gpu()?, OP, arguments)?.cluster(BLOCKS).overlapped();
+        // SAFETY: persistent blocks over all tiles of pairs and of rows; the buffer has a row of h for each place.
+        unsafe { launch.shared(SHARED_BYTES).run(grid, self.threads()) }
     }
 
-    /// Packs h.
+    /// Packs h, which takes the place of x.
     fn pack_h(&self, exec: &mut Exec) -> Result<(), OpError> {
-        let vectors = self.tokens * self.sizes.k * self.sizes.width / VECTOR;
-        let (codes, scales) = self.buffers.h;
-        let arguments = PackFp8 { x: self.buffers.values, codes: Target::Scratch(codes), scales, vectors };
-        let launch = PackFp8::pack_fp8.launch(exec.gpu()?, OP, arguments)?.overlapped();
-        // SAFETY: a thread has a vector of h; the grid covers all of them.
+        let vectors = self.places() * self.sizes.width / VECTOR;
+        let (codes, scales) = self.buffers.packed;
+        let arguments = PackPlaces {
+            h: self.buffers.values,
+            tiles: self.buffers.tiles,
+            codes: Target::Scratch(codes),
+            scales,
+            k: self.sizes.width,
+            pitch: self.places(),
+        };
+        let launch = PackPlaces::pack_places.launch(exec.gpu()?, OP, arguments)?.overlapped();
+        // SAFETY: a thread has a vector of h; the grid covers all places.
         unsafe { launch.run([vectors.div_ceil(PACK_THREADS), 1, 1], PACK_THREADS) }
     }
 
     /// `columns` columns of y of every pair, from `first_column` on.
     fn down(&self, exec: &mut Exec, first_column: usize, columns: usize) -> Result<(), OpError> {
-        let (w, scales) = self.experts.down.device();
+        let ((w, scales), (codes, h_scales)) = (self.experts.down.device(), self.buffers.packed);
         let arguments = DownWgmma {
             w: Map::narrow_codes(OP, w, BOX_ROWS)?,
-            h: self.buffers.h.0,
-            h_scales: self.buffers.h.1,
+            h: Map::scratch_codes(OP, codes, (self.places(), self.sizes.width), BOX_TOKENS)?,
+            h_scales,
             scales,
             tiles: self.buffers.tiles,
             pairs: self.buffers.pairs,
             out: self.buffers.values,
             hidden: self.sizes.hidden,
             k: self.sizes.width,
+            pitch: self.places(),
             first: first_column,
             columns,
         };
-        let grid = [exec.gpu()?.multiprocessors(), 1, 1];
-        let launch = DOWN[self.tile].launch(exec.gpu()?, OP, arguments)?.overlapped().shared(SHARED_BYTES);
+        let grid = self.grid(exec)?;
+        let launch = DOWN[self.tile].launch(exec.gpu()?, OP, arguments)?.cluster(BLOCKS).overlapped();
         // SAFETY: persistent blocks over all tiles of pairs and of rows; the buffer has `columns` columns of y for each pair.
-        unsafe { launch.run(grid, self.threads()) }
+        unsafe { launch.shared(SHARED_BYTES).run(grid, self.threads()) }
     }
 
     /// Adds up these columns of y, for the rows of `out` from `first_row` on.
