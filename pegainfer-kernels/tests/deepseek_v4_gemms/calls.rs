@@ -1,6 +1,6 @@
 //! The calls, their comparison and their timing. Arguments of the program name the weights whose GEMMs run, and numbers of tokens.
 
-use super::data;
+use super::{data, routed};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::isa::Isa;
 use pegainfer_core::tensor::{DType, Tensor};
@@ -138,6 +138,9 @@ pub fn run() -> bool {
             good &= of_kind(&mut gpu, &mut cpu, &kind, &tokens);
         }
     }
+    if wanted.is_empty() || wanted.iter().any(|name| name == "routed") {
+        good &= routed::agrees(&mut gpu, &mut cpu);
+    }
     println!("{}", if good { "all agree" } else { "FAILED" });
     good
 }
@@ -193,13 +196,7 @@ fn compare(
     let every: Vec<usize> = (0..chosen.len()).collect();
     let (got, expected) = (data::rows(cpu, &host_out, &every), data::rows(cpu, &expected, &every));
     let width = kind.out_width();
-    let row = |(got, expected): (&[f32], &[f32])| {
-        let rms = (expected.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>() / width as f64).sqrt();
-        let error = |(a, b): (&f32, &f32)| f64::from(a - b).abs() / (f64::from(b.abs()) + rms);
-        // A NaN is no number's match.
-        got.iter().zip(expected).map(error).fold(0.0, |most: f64, e| if e > most || e.is_nan() { e } else { most })
-    };
-    got.chunks(width).zip(expected.chunks(width)).map(row).fold(0.0, f64::max)
+    got.chunks(width).zip(expected.chunks(width)).map(data::difference).fold(0.0, data::worse)
 }
 
 /// Seconds of a call.

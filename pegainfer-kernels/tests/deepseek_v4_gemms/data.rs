@@ -38,7 +38,8 @@ pub fn sums(exec: &mut Exec, shape: &[usize], seed: u64) -> Tensor {
     tensor
 }
 
-fn fill(exec: &mut Exec, tensor: &mut Tensor, byte: impl Fn(usize) -> u8 + Sync) {
+/// Fills a tensor of bytes.
+pub fn fill(exec: &mut Exec, tensor: &mut Tensor, byte: impl Fn(usize) -> u8 + Sync) {
     let all = tensor.elements();
     exec.write(tensor, 0..all, |first, out: &mut [u8]| {
         out.par_iter_mut().enumerate().for_each(|(i, v)| *v = byte(first + i));
@@ -107,4 +108,16 @@ pub fn on_host(exec: &mut Exec, shape: &[usize], dtype: DType, values: &[f32]) -
     }
     .unwrap();
     tensor
+}
+
+/// The largest difference of two rows, relative to a value plus the row's root mean square.
+pub fn difference((got, expected): (&[f32], &[f32])) -> f64 {
+    let rms = (expected.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>() / expected.len() as f64).sqrt();
+    let error = |(a, b): (&f32, &f32)| f64::from(a - b).abs() / (f64::from(b.abs()) + rms);
+    got.iter().zip(expected).map(error).fold(0.0, worse)
+}
+
+/// The larger error. A NaN is no number's match.
+pub fn worse(most: f64, e: f64) -> f64 {
+    if e > most || e.is_nan() { e } else { most }
 }

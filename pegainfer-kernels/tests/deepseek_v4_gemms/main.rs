@@ -1,4 +1,4 @@
-//! DeepSeek-V4's dense GEMMs and its shared expert at many tokens on a GPU: their difference from the CPU reference, and their time:
+//! DeepSeek-V4's dense GEMMs and its experts at many tokens on a GPU: their difference from the CPU reference, and their time:
 //!
 //!     PEGAINFER_TEST_DEVICE=cuda cargo test --release -p pegainfer-kernels --features deepseek-v4 --test deepseek_v4_gemms
 //!
@@ -11,6 +11,8 @@
 mod calls;
 #[cfg(feature = "deepseek-v4")]
 mod data;
+#[cfg(feature = "deepseek-v4")]
+mod routed;
 
 #[cfg(feature = "deepseek-v4")]
 fn main() {

@@ -1,0 +1,78 @@
+//! The routed experts at many tokens, FP4 weights: half of the experts that tokens choose are here.
+
+use super::data;
+use pegainfer_core::exec::Exec;
+use pegainfer_core::rng;
+use pegainfer_core::tensor::{DType, Tensor};
+use pegainfer_kernels::ops::Matrix;
+use pegainfer_kernels::ops::deepseek_v4::{self as ops, ExpertMath, Experts};
+
+const HIDDEN: usize = 1024;
+const WIDTH: usize = 512;
+const EXPERTS: usize = 8;
+/// Number of the first expert that is here, of twice as many.
+const FIRST: usize = 4;
+const TOP: usize = 4;
+const MATH: ExpertMath = ExpertMath { limit: 10.0, quantize: true };
+/// Tokens of a call, one number for each size of tiles, and an expert's tokens that need several tiles.
+const TOKENS: [usize; 4] = [40, 120, 300, 1100];
+/// The root mean square of a row's differences, relative to that of the row. A sum of another order may be rounded to the neighbouring value
+/// of FP8, which changes single results by a tenth of it, and a row by about 0.5 %.
+const TOLERANCE: f64 = 1.0 / 64.0;
+
+fn weight(exec: &mut Exec, (n, k): (usize, usize), seed: u64) -> Matrix {
+    let mut weight = exec.tensor("w", &[n, k / 2], DType::U8).unwrap();
+    data::fill(exec, &mut weight, |i| (rng::bits(seed, i as u64) >> 40) as u8);
+    let mut scale = exec.tensor("scale", &[n, k / 32], DType::U8).unwrap();
+    let least = 123 - k.ilog2() as u8 / 2;
+    data::fill(exec, &mut scale, |i| least + (rng::bits(seed ^ 1, i as u64) >> 40) as u8 % 4);
+    Matrix::Fp4 { weight, scale }
+}
+
+fn experts(exec: &mut Exec) -> Experts {
+    let (gate_up, down) = ((EXPERTS * WIDTH, HIDDEN), (EXPERTS * HIDDEN, WIDTH));
+    let [gate, up, down] = [(gate_up, 11), (gate_up, 13), (down, 17)].map(|(shape, seed)| weight(exec, shape, seed));
+    Experts { gate, up, down, count: EXPERTS }
+}
+
+/// Different experts for each token, the first ones more often; and their weights.
+fn choice(exec: &mut Exec, tokens: usize) -> (Tensor, Tensor) {
+    let shape = [tokens, TOP];
+    let (mut chosen, mut weights) =
+        (exec.tensor("chosen", &shape, DType::U32).unwrap(), exec.tensor("weights", &shape, DType::F32).unwrap());
+    let number = |token: usize| rng::bits(19, token as u64) >> 40;
+    let rows = |token: usize| (0..TOP).map(move |i| ((number(token) % 7 + 3 * i as u64) % (2 * EXPERTS) as u64) as u32);
+    exec.fill_rows(&mut chosen, &(0..tokens).flat_map(rows).collect::<Vec<u32>>()).unwrap();
+    let weight = |i: usize| 0.1 + (rng::bits(23, i as u64) >> 40) as f32 / (1u64 << 25) as f32;
+    exec.fill_rows(&mut weights, &(0..tokens * TOP).map(weight).collect::<Vec<f32>>()).unwrap();
+    (chosen, weights)
+}
+
+fn outputs(exec: &mut Exec, experts: &Experts, tokens: usize) -> Vec<f32> {
+    let mut x = data::activations(exec, &[tokens, HIDDEN], false, 1);
+    ops::round_activation(exec, &mut x).unwrap();
+    let (chosen, weights) = choice(exec, tokens);
+    let mut out = exec.tensor("out", &[tokens, HIDDEN], DType::F32).unwrap();
+    ops::routed_experts(exec, &x, (&chosen, &weights), (experts, FIRST), MATH, &mut out).unwrap();
+    data::rows(exec, &out, &(0..tokens).collect::<Vec<_>>())
+}
+
+/// The root mean square of the differences of two rows, relative to that of the second.
+fn difference((got, expected): (&[f32], &[f32])) -> f64 {
+    let squares = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>();
+    let all = squares(&mut expected.iter().copied());
+    let off = squares(&mut got.iter().zip(expected).map(|(a, b)| a - b));
+    if off == 0.0 { 0.0 } else { (off / all).sqrt() }
+}
+
+/// Whether all numbers of tokens agree.
+pub fn agrees(gpu: &mut Exec, cpu: &mut Exec) -> bool {
+    let (here, host) = (experts(gpu), experts(cpu));
+    let of_tokens = |tokens: &usize| {
+        let (got, expected) = (outputs(gpu, &here, *tokens), outputs(cpu, &host, *tokens));
+        let error = got.chunks(HIDDEN).zip(expected.chunks(HIDDEN)).map(difference).fold(0.0, data::worse);
+        println!("{:<12} {tokens:>5} {WIDTH:>6} {HIDDEN:>5}  error {error:.2e}", "routed");
+        error <= TOLERANCE
+    };
+    TOKENS.iter().map(of_tokens).fold(true, |all, good| all & good)
+}
