@@ -18,6 +18,9 @@ pub enum DType {
     U32,
     /// Raw bytes of a packed format: FP8, FP4 pairs, E8M0 scales.
     U8,
+    /// Activations rounded to FP8: e4m3 codes of all rows, and behind them an f32 scale for each block of columns of a row. A format of
+    /// the kernels, in the memory of a bf16 tensor ([`Tensor::set_dtype`]).
+    E4m3,
 }
 
 impl DType {
@@ -26,7 +29,7 @@ impl DType {
         match self {
             Self::Bf16 => 2,
             Self::F32 | Self::U32 => 4,
-            Self::U8 => 1,
+            Self::U8 | Self::E4m3 => 1,
         }
     }
 }
@@ -38,6 +41,7 @@ impl fmt::Display for DType {
             Self::F32 => "f32",
             Self::U32 => "u32",
             Self::U8 => "u8",
+            Self::E4m3 => "e4m3",
         })
     }
 }
@@ -81,6 +85,8 @@ pub struct Tensor {
     first_row: usize,
     max_rows: usize,
     dtype: DType,
+    /// Type of the elements that memory was allocated for.
+    allocated: DType,
     storage: Storage,
 }
 
@@ -106,7 +112,16 @@ impl Tensor {
     /// A tensor of this shape in `storage`, which must be large enough.
     pub(crate) fn new(name: &str, id: u32, shape: &[usize], dtype: DType, storage: Storage) -> Self {
         let max_rows = shape.first().copied().unwrap_or(1);
-        Self { name: name.to_owned(), id, shape: shape.to_vec(), first_row: 0, max_rows, dtype, storage }
+        Self {
+            name: name.to_owned(),
+            id,
+            shape: shape.to_vec(),
+            first_row: 0,
+            max_rows,
+            dtype,
+            allocated: dtype,
+            storage,
+        }
     }
 
     /// Name of the tensor in the model, for logs and records.
@@ -150,6 +165,17 @@ impl Tensor {
         self.max_rows
     }
 
+    /// Number of allocated bytes.
+    pub fn capacity(&self) -> usize {
+        self.max_rows * self.rows_cols().1 * self.allocated.size()
+    }
+
+    /// Gives the memory to elements of another type, no larger than those that it was allocated for. The values are lost.
+    pub fn set_dtype(&mut self, dtype: DType) {
+        assert!(dtype.size() <= self.allocated.size() && self.first_row == 0, "{}: {dtype}", self.name);
+        self.dtype = dtype;
+    }
+
     /// Sets the leading dimension to the first `rows` allocated rows.
     pub fn set_rows(&mut self, rows: usize) {
         self.set_range(0, rows);
@@ -177,8 +203,7 @@ impl Tensor {
 
     /// Lends the first allocated elements to `f` as a tensor of this shape and dtype.
     pub fn as_shape<R>(&mut self, shape: &[usize], dtype: DType, f: impl FnOnce(&mut Self) -> R) -> R {
-        let row: usize = self.shape.iter().skip(1).product();
-        let (bytes, lent) = (self.max_rows * row * self.dtype.size(), shape.iter().product::<usize>() * dtype.size());
+        let (bytes, lent) = (self.capacity(), shape.iter().product::<usize>() * dtype.size());
         assert!(lent <= bytes, "{}: {lent} bytes, but {bytes} were allocated", self.name);
         let max_rows = shape.first().copied().unwrap_or(1);
         let own = (std::mem::replace(&mut self.shape, shape.to_vec()), self.first_row, self.max_rows, self.dtype);
@@ -212,6 +237,18 @@ impl Tensor {
     pub(crate) fn host_bytes(&self) -> &[u8] {
         let Storage::Host(data) = &self.storage else { panic!("{} is not on the host", self.name) };
         &data[self.offset() * self.dtype.size()..][..self.bytes() as usize]
+    }
+
+    /// All bytes in host memory, whatever the elements are. Panics on another device.
+    pub fn host_storage(&self) -> &[u8] {
+        let Storage::Host(data) = &self.storage else { panic!("{} is not on the host", self.name) };
+        data
+    }
+
+    /// Like [`host_storage`](Self::host_storage), mutable.
+    pub fn host_storage_mut(&mut self) -> &mut [u8] {
+        let Storage::Host(data) = &mut self.storage else { panic!("{} is not on the host", self.name) };
+        data
     }
 
     /// Device address of the first element. Panics on another device.

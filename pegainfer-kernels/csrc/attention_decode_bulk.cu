@@ -105,15 +105,15 @@ struct Projection {
         const uint32_t *qo_indptr,    /* [rows + 1] */                                                                 \
         const uint32_t *kv_lens,      /* [rows] */                                                                     \
         const uint32_t *block_tables, /* [rows, max_blocks] */                                                         \
-        bf16 *out,                    /* [tokens, heads * D] */                                                        \
-        uint32_t heads, uint32_t rows, uint32_t max_blocks, uint32_t blocks,                                           \
+        void *out,                    /* [tokens, heads * D], csrc/activation.cuh */                                   \
+        uint32_t padded, uint32_t heads, uint32_t rows, uint32_t max_blocks, uint32_t blocks,                                           \
         uint32_t overlapped,          /* 1: with prefill attention, see `Queries` */                                   \
         float scale,                  /* of the scores, with log2(e) */                                                \
         float *partials,              /* [kv_heads, gridDim.x, 8 N, D + 4] */                                          \
         uint32_t *arrived) {          /* [kv_heads, gridDim.x], zero between launches */                               \
         DECODE_BODY((decode<D, N, S, T>(Queries{q, overlapped}, k, v,                                                     \
                                      {qo_indptr, kv_lens, block_tables, rows, max_blocks, blocks},                     \
-                                     {partials, arrived}, out, heads, scale)))                                         \
+                                     {partials, arrived}, {out, padded, heads * D}, heads, scale)))                                         \
     }
 #define DECODE_FUSED(SUFFIX, T, D, S)                                                                                  \
     extern "C" __global__ __launch_bounds__(32 * kDecodeWarps) void decode_fused##SUFFIX##_##D##_##S(                  \
@@ -126,14 +126,14 @@ struct Projection {
         const uint32_t *qo_indptr,    /* [rows + 1] */                                                                 \
         const uint32_t *kv_lens,      /* [rows] */                                                                     \
         const uint32_t *block_tables, /* [rows, max_blocks] */                                                         \
-        bf16 *out,                    /* [tokens, heads * D] */                                                        \
-        uint32_t heads, uint32_t rows, uint32_t max_blocks, uint32_t blocks, uint32_t positions, float eps,            \
+        void *out,                    /* [tokens, heads * D], csrc/activation.cuh */                                   \
+        uint32_t padded, uint32_t heads, uint32_t rows, uint32_t max_blocks, uint32_t blocks, uint32_t positions, float eps,            \
         float scale,                  /* of the scores, with log2(e) */                                                \
         float *partials,              /* [kv_heads, gridDim.x, 8, D + 4] */                                            \
         uint32_t *arrived) {          /* [kv_heads, gridDim.x], zero between launches */                               \
         DECODE_BODY((decode<D, 1, S, T>(Projection{qkv, q_norm, k_norm, rope, slots, positions, eps}, k, v,               \
                                      {qo_indptr, kv_lens, block_tables, rows, max_blocks, blocks},                     \
-                                     {partials, arrived}, out, heads, scale)))                                         \
+                                     {partials, arrived}, {out, padded, heads * D}, heads, scale)))                                         \
     }
 DECODE(, bf16, 64, 1, 2)
 DECODE(, bf16, 64, 2, 2)

@@ -101,15 +101,15 @@ struct GatedProjection {
         const uint32_t *qo_indptr,    /* [rows + 1] */                                                                 \
         const uint32_t *kv_lens,      /* [rows] */                                                                     \
         const uint32_t *block_tables, /* [rows, max_blocks] */                                                         \
-        bf16 *out,                    /* [tokens, heads * D] */                                                        \
-        uint32_t heads, uint32_t rows, uint32_t max_blocks, uint32_t blocks, uint32_t positions, uint32_t rotary,      \
+        void *out,                    /* [tokens, heads * D], csrc/activation.cuh */                                   \
+        uint32_t padded, uint32_t heads, uint32_t rows, uint32_t max_blocks, uint32_t blocks, uint32_t positions, uint32_t rotary,      \
         float eps,                                                                                                     \
         float scale,                  /* of the scores, with log2(e) */                                                \
         float *partials,              /* [kv_heads, gridDim.x, 8, D + 4] */                                            \
         uint32_t *arrived) {          /* [kv_heads, gridDim.x], zero between launches */                               \
         DECODE_BODY((decode<D, 1, S, T>(                                                                                \
             GatedProjection{projected, q_norm, k_norm, rope, slots, positions, rotary, eps}, k, v,                     \
-            {qo_indptr, kv_lens, block_tables, rows, max_blocks, blocks}, {partials, arrived}, out, heads, scale)))    \
+            {qo_indptr, kv_lens, block_tables, rows, max_blocks, blocks}, {partials, arrived}, {out, padded, heads * D}, heads, scale)))    \
     }
 GATED_DECODE(, bf16, 256, 3)
 GATED_DECODE(, bf16, 256, 4)

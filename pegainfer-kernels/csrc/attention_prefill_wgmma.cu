@@ -19,6 +19,7 @@
 // A consumer goes through the KV tiles from the last, which causality masks, to the first. It keeps two GEMMs in
 // flight, S = q kᵀ of this KV tile and O += p v of the one before, and does the softmax of S while O is still being
 // added.
+#include "activation.cuh"
 #include "attention_prefill_wgmma.cuh"
 #include "abi/attention_prefill_wgmma.h"
 
@@ -176,41 +177,74 @@ template <int D> struct Consumer {
     }
 };
 
-// Writes o / sum. The lanes of a quad exchange what they hold so that each writes 16 bytes.
+// Transposes the words of four lanes: first within pairs of lanes, then between the pairs.
+__device__ __forceinline__ void transpose_quad(uint32_t (&w)[4], uint32_t quad) {
+#pragma unroll
+    for (int step = 1; step < 4; step *= 2) {
+#pragma unroll
+        for (int t = 0; t < 4; ++t) {
+            if (t & step) continue;
+            uint32_t got = __shfl_xor_sync(kAll, quad & step ? w[t] : w[t + step], step);
+            if (quad & step) w[t] = got;
+            else w[t + step] = got;
+        }
+    }
+}
+
+// The same of four half words, in two words: eight bytes that lie side by side.
+__device__ __forceinline__ uint2 transpose_quad(uint2 w, uint32_t quad) {
+    uint32_t other = __shfl_xor_sync(kAll, quad & 2 ? w.x : w.y, 2), own = quad & 2 ? w.y : w.x;
+    uint32_t low = quad & 2 ? other : own, high = quad & 2 ? own : other; // of lanes quad & 1 and (quad & 1) + 2
+    uint32_t keep = __byte_perm(low, high, quad & 1 ? 0x7632 : 0x5410), give = __byte_perm(low, high, quad & 1 ? 0x5410 : 0x7632);
+    uint32_t got = __shfl_xor_sync(kAll, give, 1);
+    uint32_t even = quad & 1 ? got : keep, odd = quad & 1 ? keep : got;
+    return make_uint2(__byte_perm(even, odd, 0x5410), __byte_perm(even, odd, 0x7632));
+}
+
+// Writes o / sum. The lanes of a quad exchange what they hold so that each writes eight neighbouring elements.
 template <int D>
-__device__ void write(Consumer<D> &c, const PrefillBatch &batch, const Tile &tile, uint32_t row0, bf16 *out) {
+__device__ void write(Consumer<D> &c, const PrefillBatch &batch, const Tile &tile, uint32_t row0, const ActivationOut &out) {
     using Size = Sizes<D>;
     uint32_t group = batch.heads / batch.kv_heads, quad = threadIdx.x % 4;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         float inverse = 1.f / reduce_quad(c.softmax.sum[r], Add());
         uint32_t row = row0 + 8 * r, token = tile.token0 + row / group;
-        bf16 *to = out + (size_t(token) * batch.heads + tile.kv_head * group + row % group) * D + 8 * quad;
+        uint32_t column = (tile.kv_head * group + row % group) * D + 8 * quad;
+        bool inside = row < tile.rows;
+        auto pair = [&](int t) { // of columns 8 t + 2 quad
+            const float *from = &c.o[t * 4 / Size::kPart][t * 4 % Size::kPart + 2 * r];
+            return narrow(from[0] * inverse, from[1] * inverse);
+        };
+        if (D >= 128 && out.rounds()) {
+#pragma unroll
+            for (int block = 0; block < D / 128; ++block) {
+                uint32_t w[16], largest = 0;
+#pragma unroll
+                for (int t = 0; t < 16; ++t) w[t] = pair(16 * block + t), largest = __vmaxu2(largest, w[t] & 0x7fff7fffu);
+                Divisor by(scale_of(reduce_quad(max(largest & 0xffffu, largest >> 16), MaxBits())));
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    uint2 codes = transpose_quad(make_uint2(by.encode4(make_uint2(w[4 * i], w[4 * i + 1])),
+                                                            by.encode4(make_uint2(w[4 * i + 2], w[4 * i + 3]))), quad);
+                    if (inside) *reinterpret_cast<uint2 *>(out.codes(token, column + 128 * block + 32 * i)) = codes;
+                }
+                if (inside && quad == 0) *out.scale(token, column + 128 * block) = by.scale;
+            }
+            continue;
+        }
 #pragma unroll
         for (int i = 0; i < D / 32; ++i) {
             uint32_t w[4];
 #pragma unroll
-            for (int t = 0; t < 4; ++t) {
-                const float *from = &c.o[i * 16 / Size::kPart][i * 16 % Size::kPart + 4 * t + 2 * r];
-                w[t] = narrow(from[0] * inverse, from[1] * inverse);
-            }
-            // Transposes the words of four lanes: first within pairs of lanes, then between the pairs.
-#pragma unroll
-            for (int step = 1; step < 4; step *= 2) {
-#pragma unroll
-                for (int t = 0; t < 4; ++t) {
-                    if (t & step) continue;
-                    uint32_t got = __shfl_xor_sync(kAll, quad & step ? w[t] : w[t + step], step);
-                    if (quad & step) w[t] = got;
-                    else w[t + step] = got;
-                }
-            }
-            if (row < tile.rows) *reinterpret_cast<uint4 *>(to + 32 * i) = make_uint4(w[0], w[1], w[2], w[3]);
+            for (int t = 0; t < 4; ++t) w[t] = pair(4 * i + t);
+            transpose_quad(w, quad);
+            if (inside) *reinterpret_cast<uint4 *>(out.values(token, column + 32 * i)) = make_uint4(w[0], w[1], w[2], w[3]);
         }
     }
 }
 
-template <int D> __device__ void consume(PrefillShared<D> &shared, const PrefillBatch &batch, bf16 *out, float scale,
+template <int D> __device__ void consume(PrefillShared<D> &shared, const PrefillBatch &batch, const ActivationOut &out, float scale,
                                          uint32_t consumer) {
     Consumer<D> c = {shared, consumer, scale};
     Ring<2> place;
@@ -237,7 +271,7 @@ template <int D> __device__ void consume(PrefillShared<D> &shared, const Prefill
 }
 
 template <int D, typename B>
-__device__ void prefill(const bf16 *q, const bf16 *k, const bf16 *v, const B &batch, bf16 *out, float scale) {
+__device__ void prefill(const bf16 *q, const bf16 *k, const bf16 *v, const B &batch, const ActivationOut &out, float scale) {
     using Size = Sizes<D>;
     extern __shared__ __align__(1024) uint8_t bytes[];
     PrefillShared<D> &shared = *reinterpret_cast<PrefillShared<D> *>(bytes);
@@ -276,11 +310,11 @@ __device__ void prefill(const bf16 *q, const bf16 *k, const bf16 *v, const B &ba
 
 #define BODY(D)                                                                                                        \
     prefill<D>(q, k, v, PrefillBatch{{qo_indptr, kv_lens, block_tables, rows, max_blocks, blocks}, heads, kv_heads},   \
-               out, scale)
+               {out, padded, heads * D}, scale)
 #define WIDENED_BODY(D)                                                                                                \
     prefill<D>(q, k, v,                                                                                                \
                WidenedBatch{{{qo_indptr, kv_lens, nullptr, rows, 0, 0}, heads, kv_heads}, first_head, heads_here, capacity}, \
-               out, scale)
+               {out, padded, heads * D}, scale)
 #else
 #define WIDENED_BODY(D) __trap()
 #define BODY(D) __trap() // the launcher takes csrc/attention_prefill_mma.cu
@@ -295,8 +329,8 @@ __device__ void prefill(const bf16 *q, const bf16 *k, const bf16 *v, const B &ba
         const uint32_t *qo_indptr,    /* [rows + 1] */                                                                 \
         const uint32_t *kv_lens,      /* [rows] */                                                                     \
         const uint32_t *block_tables, /* [rows, max_blocks] */                                                         \
-        bf16 *out,                    /* [tokens, heads * D] */                                                        \
-        uint32_t heads, uint32_t kv_heads, uint32_t rows, uint32_t max_blocks, uint32_t blocks,                        \
+        void *out,                    /* [tokens, heads * D], csrc/activation.cuh */                                   \
+        uint32_t padded, uint32_t heads, uint32_t kv_heads, uint32_t rows, uint32_t max_blocks, uint32_t blocks,                        \
         float scale) {                /* of the scores, with log2(e) */                                                \
         BODY(D);                                                                                                       \
     }
@@ -312,8 +346,8 @@ PREFILL(256)
         const bf16 *v,             /* as k */                                                                          \
         const uint32_t *qo_indptr, /* [rows + 1] */                                                                    \
         const uint32_t *kv_lens,   /* [rows] */                                                                        \
-        bf16 *out,                 /* [tokens, heads * D] */                                                           \
-        uint32_t heads, uint32_t kv_heads, uint32_t rows, uint32_t first_head, uint32_t heads_here, uint32_t capacity, \
+        void *out,                 /* [tokens, heads * D], csrc/activation.cuh */                                      \
+        uint32_t padded, uint32_t heads, uint32_t kv_heads, uint32_t rows, uint32_t first_head, uint32_t heads_here, uint32_t capacity, \
         float scale) { /* of the scores, with log2(e) */                                                               \
         WIDENED_BODY(D);                                                                                               \
     }

@@ -42,7 +42,7 @@ struct Ungated {
 //                                           uint2 apply(p, uint2) gates four of them
 template <int D, int N, int S, typename T, typename Source>
 __device__ void decode(const Source &source, T *k, T *v, const Batch &batch, const Workspace &workspace,
-                       bf16 *out, uint32_t heads, float scale) {
+                       const ActivationOut &out, uint32_t heads, float scale) {
     using Shared = DecodeShared<D, N, S, T>;
     static_assert(sizeof(Shared) ==
                       (kDecodeWarps * S * (sizeof(Stage<D, T>) + 8) + 16 * N * D + 4 * D + 8 + 127) / 128 * 128,
@@ -100,8 +100,8 @@ __device__ void decode(const Source &source, T *k, T *v, const Batch &batch, con
     __syncthreads();
 
     uint4 q[N][D / 32];
-    load_columns<D, N, T>(q, shared.q);
     Partial<D, N> part = {};
+    load_columns<D, N, T>(q, part, shared.q);
 #pragma unroll
     for (int t = 0; t < N; ++t) {
 #pragma unroll

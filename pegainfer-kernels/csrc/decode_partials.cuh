@@ -1,6 +1,7 @@
 // How blocks of threads share decode attention (FlashDecoding split-KV): which sequence, KV head and split of the
 // context a block takes, and how the partial softmaxes of the splits are merged.
 #pragma once
+#include "activation.cuh"
 #include "decode_tiles.cuh"
 #include "limits.h"
 
@@ -149,12 +150,15 @@ __device__ __forceinline__ float2 merge_partials(float4 (&o)[P], const float *st
     return total;
 }
 
-// Four elements of the output, for which the source has gates number p.
-template <typename Gates>
-__device__ __forceinline__ void store_output(bf16 *to, float4 o, float sum, const Gates &gates, int p) {
+// Four elements of the output, the first of them element `at` of all, for which the source has gates number p. A warp has 128
+// neighbouring ones if heads are that large; only then they are rounded.
+template <int D, typename Gates>
+__device__ __forceinline__ void store_output(const ActivationOut &out, size_t at, float4 o, float sum, const Gates &gates,
+                                             int p) {
     float inverse = __fdividef(1.f, sum);
-    *reinterpret_cast<uint2 *>(to) =
-        gates.apply(p, make_uint2(narrow(o.x * inverse, o.y * inverse), narrow(o.z * inverse, o.w * inverse)));
+    uint2 four = gates.apply(p, make_uint2(narrow(o.x * inverse, o.y * inverse), narrow(o.z * inverse, o.w * inverse)));
+    if (D < 128 || !out.rounds()) *reinterpret_cast<uint2 *>(out.values(0, 0) + at) = four;
+    else out.store4(at / out.k, at % out.k, four);
 }
 
 // Merges the partials of the block's warps; if the pair is split, its last block to arrive merges those of all. Vectors
@@ -162,7 +166,7 @@ __device__ __forceinline__ void store_output(bf16 *to, float4 o, float sum, cons
 // partial.
 template <int D, int N, int S, typename T, typename Source>
 __device__ void finish(DecodeShared<D, N, S, T> &shared, const Source &source, const Pair &pair, uint32_t first,
-                       const Workspace &workspace, bf16 *out) {
+                       const Workspace &workspace, const ActivationOut &out) {
     constexpr uint32_t kStride = sizeof(shared.kv[0]) / sizeof(float);
     constexpr int kEach = D > 32 * kDecodeWarps ? D / (32 * kDecodeWarps) : 1;
     constexpr uint32_t kVectors = D / 4 / kEach, kSpacing = D / kEach; // vectors of a column for different threads
@@ -182,7 +186,7 @@ __device__ void finish(DecodeShared<D, N, S, T> &shared, const Source &source, c
                 merge_partials<kDecodeWarps>(o, from + D, kStride, from + d, kSpacing, kStride, kDecodeWarps);
 #pragma unroll
             for (int p = 0; p < kEach; ++p)
-                store_output(out + pair.head(column) * D + d + p * kSpacing, o[p], total.y, gates, p);
+                store_output<D>(out, pair.head(column) * D + d + p * kSpacing, o[p], total.y, gates, p);
             continue;
         }
         float2 total = merge_partials<kDecodeWarps>(o, from + D, kStride, from + d, kSpacing, kStride, kDecodeWarps);
@@ -205,7 +209,7 @@ __device__ void finish(DecodeShared<D, N, S, T> &shared, const Source &source, c
         float2 total = merge_partials<kGroup>(o, from + D, size, from + d, kSpacing, size, pair.splits);
 #pragma unroll
         for (int p = 0; p < kEach; ++p)
-            store_output(out + pair.head(column) * D + d + p * kSpacing, o[p], total.y, gates, p);
+            store_output<D>(out, pair.head(column) * D + d + p * kSpacing, o[p], total.y, gates, p);
     }
 }
 #endif

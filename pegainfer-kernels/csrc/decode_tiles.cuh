@@ -6,11 +6,13 @@
 // dimensions, never idle queries. The running max follows only when a score exceeds it by more than 8,
 // FlashAttention-4's lazy rescaling.
 //
-// A cache in FP8 comes as codes, which are widened to bf16 in registers, exactly. Keys: a lane has 16 neighbouring
+// A cache in FP8 comes as codes, which are widened to f16 in registers, exactly. Keys: a lane has 16 neighbouring
 // dimensions of its two tokens, in the order of which the queries enter, too. Values: ldmatrix transposes pairs of codes,
 // so that a lane has two neighbouring dimensions of two tokens; rows m and m + 8 of a tile of O are then dimensions 2 m and
-// 2 m + 1. The scales multiply scores and weights in f32.
+// 2 m + 1. The scales multiply scores and weights in f32. f16 has five bits of exponent. So queries enter times a power of
+// two for each column, and the running max is that of the weights times the scales of the values.
 #pragma once
+#include <cuda_fp16.h>
 #include "async.cuh"
 #include "fp8_kv.cuh"
 #include "math.cuh"
@@ -21,6 +23,7 @@ using namespace limits::attention;
 
 #if __CUDA_ARCH__ >= 900
 constexpr float kLazy = 8.f; // excess over the running max, in powers of two, that does not rescale
+constexpr uint32_t kQueryBits = 8; // exponent of the largest query of a column in f16
 
 // Keys or values of one head in a block of the cache.
 template <int D, typename T = bf16> using Slab = T[slab_size<T>(D)];
@@ -84,6 +87,7 @@ template <int D, int N> struct Partial {
     Accumulator o[N][D / 16]; // dimensions 16 m + Accumulator::row of both columns
     float max[N][2], sum[N][2];
     uint32_t last[N][2]; // the last token that a column sees
+    float unscale[N][2]; // FP8: what the scores of a column are multiplied by, because its queries are scaled
 };
 
 // The first element of a vector of a column of the matrix of queries, swizzled as the cache is.
@@ -91,21 +95,65 @@ template <int N> __device__ __forceinline__ uint32_t query_vector(uint32_t colum
     return ((vector / 8 * 8 * N + column) * 8 + (vector % 8 ^ column % 8)) * 8;
 }
 
+// Codes 0 and 2 of a word, and codes 1 and 3, as f16, exactly. One conversion of the hardware takes the place of five integer
+// instructions and a multiplication that give bf16.
+__device__ __forceinline__ uint2 widen4_f16(uint32_t codes) {
+    uint32_t even, odd;
+    asm("{\n.reg .b16 low, high;\n"
+        "mov.b32 {low, high}, %2;\n"
+        "cvt.rn.f16x2.e4m3x2 %0, low;\n"
+        "cvt.rn.f16x2.e4m3x2 %1, high;\n}"
+        : "=r"(even), "=r"(odd)
+        : "r"(__byte_perm(codes, 0, 0x3120)));
+    return make_uint2(even, odd);
+}
+
+// Two f32 to a pair of f16, and a pair of bf16 times `factor`.
+__device__ __forceinline__ uint32_t narrow_f16(float low, float high) {
+    __half2 pair = __floats2half2_rn(low, high);
+    return reinterpret_cast<uint32_t &>(pair);
+}
+__device__ __forceinline__ uint32_t to_f16(uint32_t pair, float factor) {
+    float2 x = widen(pair);
+    return narrow_f16(x.x * factor, x.y * factor);
+}
+
+// log2 of a scale, at least -64: weights stay finite, whatever the scales are.
+__device__ __forceinline__ float bounded_log2(float scale) { return fmaxf(log2_approx(scale), -64.f); }
+
 // The queries as `multiply_keys` takes them, from a matrix whose columns are queries times heads, swizzled as the cache
-// is.
+// is; for a cache in FP8 in f16, the largest of a column about 2^kQueryBits.
 template <int D, int N, typename T>
-__device__ __forceinline__ void load_columns(uint4 (&q)[N][D / 32], const bf16 *columns) {
+__device__ __forceinline__ void load_columns(uint4 (&q)[N][D / 32], Partial<D, N> &part, const bf16 *columns) {
     uint32_t lane = threadIdx.x % 32;
 #pragma unroll
     for (int t = 0; t < N; ++t) {
+        if constexpr (sizeof(T) == sizeof(bf16)) {
 #pragma unroll
-        for (int c = 0; c < D / 32; ++c) {
-            if constexpr (sizeof(T) == sizeof(bf16)) {
+            for (int c = 0; c < D / 32; ++c)
                 q[t][c] = load_matrices(columns + query_vector<N>(8 * t + lane % 8, 4 * c + lane / 8));
-            } else { // 16 neighbouring dimensions for each two vectors
+        } else { // 16 neighbouring dimensions for each two vectors
+            uint32_t largest = 0;
+#pragma unroll
+            for (int c = 0; c < D / 32; ++c) {
                 uint32_t vector = c / 2 * 8 + lane % 4 * 2 + c % 2;
                 q[t][c] = *reinterpret_cast<const uint4 *>(columns + query_vector<N>(8 * t + lane / 4, vector));
+                largest = max(largest, largest_bits(q[t][c]));
             }
+            // 2^(kQueryBits - e) for an exponent e, and its inverse; both are normal numbers.
+            uint32_t factor = min(kQueryBits + 254 - (reduce_lanes(largest, 4, MaxBits()) >> 7), 253u) << 23;
+            uint32_t inverse = (254u << 23) - factor;
+#pragma unroll
+            for (int c = 0; c < D / 32; ++c) {
+                uint4 v = q[t][c];
+                float by = __uint_as_float(factor);
+                // Dimensions 0 and 2 of four, and 1 and 3, as `widen4_f16` gives codes.
+                q[t][c] = make_uint4(to_f16(__byte_perm(v.x, v.y, 0x5410), by), to_f16(__byte_perm(v.x, v.y, 0x7632), by),
+                                     to_f16(__byte_perm(v.z, v.w, 0x5410), by), to_f16(__byte_perm(v.z, v.w, 0x7632), by));
+            }
+#pragma unroll
+            for (int j = 0; j < 2; ++j)
+                part.unscale[t][j] = __shfl_sync(kAll, __uint_as_float(inverse), Accumulator::column(lane, j) * 4);
         }
     }
 }
@@ -135,11 +183,11 @@ __device__ __forceinline__ void multiply_keys(Accumulator (&s)[2][N], const uint
         uint4 low = *reinterpret_cast<const uint4 *>(at), high = *reinterpret_cast<const uint4 *>(at + 8 * kCacheColumn);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            uint2 upper = widen4((&low.x)[i]), lower = widen4((&high.x)[i]);
+            uint2 upper = widen4_f16((&low.x)[i]), lower = widen4_f16((&high.x)[i]);
 #pragma unroll
             for (int t = 0; t < N; ++t) {
                 const uint4 &b = q[t][2 * c + i / 2];
-                mma(s[i % 2][t], make_uint4(upper.x, lower.x, upper.y, lower.y), i % 2 ? b.z : b.x, i % 2 ? b.w : b.y);
+                mma_f16(s[i % 2][t], make_uint4(upper.x, lower.x, upper.y, lower.y), i % 2 ? b.z : b.x, i % 2 ? b.w : b.y);
             }
         }
     }
@@ -167,18 +215,22 @@ __device__ __forceinline__ void scores(float (&x)[N][2][2], const Partial<D, N> 
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
             bool seen = !masked || token + Accumulator::row(lane, j) <= part.last[t][j % 2];
-            x[t][j / 2][j % 2] = seen ? (s[0][t][j] + s[1][t][j]) * (j < 2 ? by.x : by.y) : -INFINITY;
+            float sum = s[0][t][j] + s[1][t][j];
+            if (sizeof(keys[0]) == sizeof(fp8)) sum *= part.unscale[t][j % 2];
+            x[t][j / 2][j % 2] = seen ? sum * (j < 2 ? by.x : by.y) : -INFINITY;
         }
     }
 }
 
-// Raises the running max to the largest score so far, and rescales what was summed relative to the old one.
-template <int D, int N> __device__ __forceinline__ void raise(Partial<D, N> &part, const float (&x)[N][2][2]) {
+// Raises the running max to the largest score so far, each plus `more` of its token, and rescales what was summed relative to the
+// old one.
+template <int D, int N>
+__device__ __forceinline__ void raise(Partial<D, N> &part, const float (&x)[N][2][2], float2 more) {
 #pragma unroll
     for (int t = 0; t < N; ++t) {
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
-            float new_max = fmaxf(part.max[t][j], fmaxf(x[t][0][j], x[t][1][j]));
+            float new_max = fmaxf(part.max[t][j], fmaxf(x[t][0][j] + more.x, x[t][1][j] + more.y));
             new_max = reduce_column(new_max, Max());
             float rescale = part.max[t][j] == new_max ? 1.f : exp2_approx(part.max[t][j] - new_max);
             part.max[t][j] = new_max;
@@ -192,7 +244,8 @@ template <int D, int N> __device__ __forceinline__ void raise(Partial<D, N> &par
     }
 }
 
-// The weights of a tile that begins at `token`, as operand B of the GEMM with the values, whose scales are `by`.
+// The weights of a tile that begins at `token`, as operand B of the GEMM with the values, whose scales are `by`: they are times
+// these, which the running max takes into account.
 template <int D, int N, typename T>
 __device__ __forceinline__ void weigh(uint32_t (&p)[N][2], Partial<D, N> &part, const uint4 (&q)[N][D / 32],
                                       const T &keys, uint32_t token, bool masked, float scale,
@@ -200,11 +253,13 @@ __device__ __forceinline__ void weigh(uint32_t (&p)[N][2], Partial<D, N> &part, 
     constexpr bool kScaled = sizeof(keys[0]) == sizeof(fp8);
     float x[N][2][2];
     scores<D, N>(x, part, q, keys, token, masked, scale);
-    // Weights up to 2^kLazy do no harm in f32 and bf16, so that the running max seldom has to follow.
+    float2 more = kScaled ? make_float2(bounded_log2(by.x), bounded_log2(by.y)) : make_float2(0.f, 0.f);
+    // Weights up to 2^kLazy do no harm in f32, bf16 and f16, so that the running max seldom has to follow.
     bool above = false;
 #pragma unroll
-    for (int i = 0; i < 4 * N; ++i) above |= x[i / 4][i / 2 % 2][i % 2] > part.max[i / 4][i % 2] + kLazy;
-    if (__any_sync(kAll, above)) raise<D, N>(part, x);
+    for (int i = 0; i < 4 * N; ++i)
+        above |= x[i / 4][i / 2 % 2][i % 2] + (i / 2 % 2 ? more.y : more.x) > part.max[i / 4][i % 2] + kLazy;
+    if (__any_sync(kAll, above)) raise<D, N>(part, x, more);
 #pragma unroll
     for (int t = 0; t < N; ++t) {
 #pragma unroll
@@ -219,7 +274,7 @@ __device__ __forceinline__ void weigh(uint32_t (&p)[N][2], Partial<D, N> &part, 
                 part.sum[t][j] += x[t][i][j];
                 if (kScaled) x[t][i][j] *= i ? by.y : by.x;
             }
-            p[t][i] = transposed(narrow(x[t][i][0], x[t][i][1]));
+            p[t][i] = transposed(kScaled ? narrow_f16(x[t][i][0], x[t][i][1]) : narrow(x[t][i][0], x[t][i][1]));
         }
     }
 }
@@ -244,10 +299,10 @@ __device__ __forceinline__ void add_values(Partial<D, N> &part, const uint32_t (
         uint4 codes = load_matrices<true>(values + cache_codes(lane / 8 % 2 * 8 + lane % 8, m + lane / 16));
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            uint2 first = widen4_even_odd(i ? codes.z : codes.x), second = widen4_even_odd(i ? codes.w : codes.y);
+            uint2 first = widen4_f16(i ? codes.z : codes.x), second = widen4_f16(i ? codes.w : codes.y);
 #pragma unroll
             for (int t = 0; t < N; ++t)
-                mma(part.o[t][m + i], make_uint4(first.x, first.y, second.x, second.y), p[t][0], p[t][1]);
+                mma_f16(part.o[t][m + i], make_uint4(first.x, first.y, second.x, second.y), p[t][0], p[t][1]);
         }
     }
 }

@@ -10,6 +10,7 @@
 // the kernel before still computes the projection (programmatic dependent launch). Its warps stay independent of each
 // other but for q and k, and the norm. The value heads that share a key head each compute the convolution of its q and
 // k; the last of them to have read their convolution state, by a counter, overwrites it.
+#include "activation.cuh"
 #include "delta.cuh"
 #include "abi/delta_decode.h"
 
@@ -64,12 +65,14 @@ extern "C" __global__ __launch_bounds__(kDecodeThreads, 2) void decode_delta(
     const uint32_t *__restrict__ segments, // [rows, 4]
     float *states,                         // [slots, value_heads, 128, 128]
     bf16 *conv_states,                     // [slots, 3, channels]
-    bf16 *__restrict__ out,                // [rows, value_heads * 128]
+    void *out,                             // [rows, value_heads * 128], csrc/activation.cuh
+    uint32_t padded,
     uint32_t *counters,                    // [rows, key_heads, 2], all 0
     uint32_t key_heads, uint32_t slots, float eps) {
     __shared__ float4 qkv[3 * kFours];
     __shared__ float read[kDim], squares[kWarps]; // what q reads, and the parts of its squared length
     __shared__ Gates gates;
+    __shared__ uint32_t largest[kDim / 32];
     uint32_t row = blockIdx.y, head = blockIdx.x, value_heads = gridDim.x;
     uint32_t group = value_heads / key_heads, key_head = head / group;
     uint32_t channels = (2 * key_heads + value_heads) * kDim, width = channels + value_heads * (kDim + 2);
@@ -132,8 +135,8 @@ extern "C" __global__ __launch_bounds__(kDecodeThreads, 2) void decode_delta(
 #pragma unroll
         for (uint32_t w = 0; w < kWarps; ++w) sum += squares[w];
         float normed = read[threadIdx.x] * inverse_rms(sum, kDim, eps) * scale;
-        out[(size_t(row) * value_heads + head) * kDim + threadIdx.x] =
-            __float2bfloat16_rn(normed * silu(__bfloat162float(z)));
+        ActivationOut{out, padded, value_heads * kDim}.store1(
+            row, head * kDim + threadIdx.x, __float2bfloat16_rn(normed * silu(__bfloat162float(z))), largest, 1);
     }
     if (!shares || __shfl_sync(kAll, before, 0) < group - 1) return;
     if (kept) c.keep(conv_state(segment.to), channels);

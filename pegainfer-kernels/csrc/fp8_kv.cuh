@@ -8,26 +8,6 @@
 #include "kv_cache.cuh"
 #include "warp.cuh"
 
-// The larger of two bits of magnitudes.
-struct MaxBits {
-    __device__ uint32_t operator()(uint32_t a, uint32_t b) const { return max(a, b); }
-};
-
-// The largest magnitude of 8 elements as the bits of a bf16, of which a NaN is the largest.
-__device__ __forceinline__ uint32_t largest_bits(uint4 row) {
-    const uint32_t *v = reinterpret_cast<const uint32_t *>(&row);
-    uint32_t pair = 0;
-#pragma unroll
-    for (int j = 0; j < 4; ++j) pair = __vmaxu2(pair, v[j] & 0x7fff7fffu);
-    return max(pair & 0xffffu, pair >> 16);
-}
-
-// Eight codes.
-__device__ __forceinline__ uint2 encode8(uint4 row, float scale) {
-    Divisor divisor(scale);
-    return make_uint2(divisor.encode4(make_uint2(row.x, row.y)), divisor.encode4(make_uint2(row.z, row.w)));
-}
-
 // Two codes of a word as bf16, exactly; `bytes` selects them, each above a byte of zeros. The bits of a code, moved to their
 // places in a bf16, are its value times 2^-120.
 __device__ __forceinline__ uint32_t widen_codes(uint32_t codes, uint32_t bytes) {
@@ -40,10 +20,6 @@ __device__ __forceinline__ uint32_t widen_codes(uint32_t codes, uint32_t bytes) 
 // Codes 0 and 1 of a word, and codes 2 and 3.
 __device__ __forceinline__ uint2 widen4(uint32_t codes) {
     return make_uint2(widen_codes(codes, 0x1404), widen_codes(codes, 0x3424));
-}
-// Codes 0 and 2 of a word, and codes 1 and 3.
-__device__ __forceinline__ uint2 widen4_even_odd(uint32_t codes) {
-    return make_uint2(widen_codes(codes, 0x2404), widen_codes(codes, 0x3414));
 }
 // Eight codes as a vector.
 __device__ __forceinline__ uint4 widen8_codes(uint2 codes) {

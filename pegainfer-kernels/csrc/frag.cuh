@@ -30,6 +30,14 @@ __device__ __forceinline__ void mma(Accumulator &d, const uint4 &a, uint32_t b0,
                  : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
 
+// The same of f16 operands.
+__device__ __forceinline__ void mma_f16(Accumulator &d, const uint4 &a, uint32_t b0, uint32_t b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+}
+
 // 32 columns of the sum at once, from vectors: each lane holds 8 neighbouring columns of rows group (`low`) and group +
 // 8 (`high`) of A, and of column group of B. The columns enter in another order than the instruction's, the same for
 // both operands, which the sum over them does not see.

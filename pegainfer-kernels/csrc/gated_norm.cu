@@ -1,9 +1,10 @@
 // The gated RMS norm at the end of a gated delta rule layer: out = x / rms(x) * weight * silu(z), rounded once to bf16,
-// for each head of 128.
+// for each head of 128, and to FP8 for the GEMM behind it.
 //
 // All GPUs; csrc/delta_decode.cu fuses it for sequences of one token. Sixteen lanes a head, eight elements each. Bound
 // by memory: 6.3 us for 1k tokens, 123 for 16k on an H200 (docs/benchmarks/h200-qwen35-4b.md). Reference:
 // src/cpu/gated_norm.rs.
+#include "activation.cuh"
 #include "delta.cuh"
 #include "abi/gated_norm.h"
 
@@ -18,8 +19,8 @@ extern "C" __global__ __launch_bounds__(kNormThreads) void gated_rms_norm(
     const float *x,                     // [tokens, heads * 128]
     const bf16 *projected,              // [tokens, width]: z begins at column `gate`
     const float *__restrict__ weight,   // [128]
-    bf16 *__restrict__ out,             // [tokens, heads * 128]
-    uint32_t tokens, uint32_t heads, uint32_t gate, uint32_t width, float eps) {
+    void *out,                          // [tokens, heads * 128], csrc/activation.cuh
+    uint32_t padded, uint32_t tokens, uint32_t heads, uint32_t gate, uint32_t width, float eps) {
     release_successor();
     uint32_t unit = blockIdx.x * (blockDim.x / kHeadLanes) + threadIdx.x / kHeadLanes,
              d = 8 * (threadIdx.x % kHeadLanes);
@@ -36,12 +37,11 @@ extern "C" __global__ __launch_bounds__(kNormThreads) void gated_rms_norm(
     uint4 z = load16(projected + size_t(token) * width + gate + head * kHead + d);
     float squares = a.x * a.x + a.y * a.y + a.z * a.z + a.w * a.w + b.x * b.x + b.y * b.y + b.z * b.z + b.w * b.w;
     squares = reduce_lanes(squares, kHeadLanes, Add());
-    if (!inside) return;
     float r = inverse_rms(squares, kHead, eps);
     float2 z0 = widen(z.x), z1 = widen(z.y), z2 = widen(z.z), z3 = widen(z.w);
     uint4 result = {narrow(gated(r * a.x, scale[0].x, z0.x), gated(r * a.y, scale[0].y, z0.y)),
                     narrow(gated(r * a.z, scale[0].z, z1.x), gated(r * a.w, scale[0].w, z1.y)),
                     narrow(gated(r * b.x, scale[1].x, z2.x), gated(r * b.y, scale[1].y, z2.y)),
                     narrow(gated(r * b.z, scale[1].z, z3.x), gated(r * b.w, scale[1].w, z3.y))};
-    *reinterpret_cast<uint4 *>(out + at) = result;
+    ActivationOut{out, padded, heads * kHead}.store8(token, head * kHead + d, result, inside);
 }

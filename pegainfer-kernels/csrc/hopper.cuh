@@ -116,7 +116,7 @@ __device__ __forceinline__ void wgmma_of_columns(float (&d)[16], uint64_t a, uin
                  : "l"(a), "l"(b));
 }
 
-// The same of FP8 (e4m3): d[64, n] = (first ? 0 : d) + a[64, 32] b[n, 32]ᵀ, n = 32 or 64.
+// The same of FP8 (e4m3): d[64, n] = (first ? 0 : d) + a[64, 32] b[n, 32]ᵀ, n = 32, 64, 96 or 128.
 template <bool First> __device__ __forceinline__ void wgmma_fp8(float (&d)[16], uint64_t a, uint64_t b) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 {" NAMES_16 "}, %16, %17, p, 1, 1;\n}"
@@ -127,6 +127,18 @@ template <bool First> __device__ __forceinline__ void wgmma_fp8(float (&d)[32], 
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {" NAMES_32 "}, %32, %33, p, 1, 1;\n}"
                  : ACCUMULATORS_32(d, 0)
+                 : "l"(a), "l"(b), "n"(int(!First)));
+}
+template <bool First> __device__ __forceinline__ void wgmma_fp8(float (&d)[48], uint64_t a, uint64_t b) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %50, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n96k32.f32.e4m3.e4m3 {" NAMES_48 "}, %48, %49, p, 1, 1;\n}"
+                 : ACCUMULATORS_32(d, 0), ACCUMULATORS_16(d, 32)
+                 : "l"(a), "l"(b), "n"(int(!First)));
+}
+template <bool First> __device__ __forceinline__ void wgmma_fp8(float (&d)[64], uint64_t a, uint64_t b) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" NAMES_64 "}, %64, %65, p, 1, 1;\n}"
+                 : ACCUMULATORS_32(d, 0), ACCUMULATORS_32(d, 32)
                  : "l"(a), "l"(b), "n"(int(!First)));
 }
 

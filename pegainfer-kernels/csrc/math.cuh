@@ -14,6 +14,12 @@ __device__ __forceinline__ float exp2_approx(float x) {
     return out;
 }
 
+__device__ __forceinline__ float log2_approx(float x) {
+    float out;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
+    return out;
+}
+
 // x sigmoid(z) = x / (1 + exp(-z)). At z < -88 the exponential overflows, and the result is 0.
 __device__ __forceinline__ float times_sigmoid(float x, float z) { return __fdividef(x, 1.f + __expf(-z)); }
 __device__ __forceinline__ float sigmoid(float z) { return times_sigmoid(1.f, z); }

@@ -1,8 +1,10 @@
 // RMS norm of rows, alone and fused with the residual add before it: one block a row, which stays in registers.
 //
+// The result is bf16, or rounded to FP8 (csrc/activation.cuh).
 //   residual += x (or the sum of split-K partials);  out = bf16(bf16(residual * rsqrt(mean(residual²) + eps)) * weight)
 // With weights in f32 the result is rounded once: csrc/norm_rope.cuh. All GPUs, rows up to 16,384 wide, bf16. Bound by
 // memory at many rows, by latency at few. Reference: src/cpu/norm.rs.
+#include "activation.cuh"
 #include "norm_rope.cuh"
 #include "abi/norm.h"
 #include "limits.h"
@@ -73,7 +75,7 @@ template <Source S, typename W>
 __device__ void norm(const void *__restrict__ x,   // [rows, hidden] bf16, or [count, rows, hidden] f32
                      bf16 *__restrict__ residual,  // [rows, hidden], unless S is kNone
                      const W *__restrict__ weight, // [hidden]
-                     bf16 *__restrict__ out,       // [rows, hidden]
+                     const ActivationOut &out,     // [rows, hidden]
                      uint32_t hidden, float eps, uint32_t count) {
     __shared__ float warps[32];
     size_t first = size_t(blockIdx.x) * hidden;
@@ -99,7 +101,8 @@ __device__ void norm(const void *__restrict__ x,   // [rows, hidden] bf16, or [c
 #pragma unroll
     for (int p = 0; p < kVectors; ++p) {
         uint32_t i = 8 * (threadIdx.x + p * blockDim.x);
-        if (i < hidden) *reinterpret_cast<uint4 *>(out + first + i) = scales[p].times(row[p], scale);
+        bool inside = i < hidden;
+        out.store8(blockIdx.x, i, inside ? scales[p].times(row[p], scale) : make_uint4(0, 0, 0, 0), inside);
     }
 }
 
@@ -108,25 +111,25 @@ __device__ void norm(const void *__restrict__ x,   // [rows, hidden] bf16, or [c
     extern "C" __global__ __launch_bounds__(kMaxThreads) void rms_norm##SUFFIX(                                               \
         const bf16 *x,         /* [rows, hidden] */                                                                    \
         const W *weight,       /* [hidden] */                                                                          \
-        bf16 *out,             /* [rows, hidden] */                                                                    \
-        uint32_t hidden, float eps) {                                                                                  \
-        norm<kNone>(x, nullptr, weight, out, hidden, eps, 0);                                                          \
+        void *out,             /* [rows, hidden], csrc/activation.cuh */                                               \
+        uint32_t padded, uint32_t hidden, float eps) {                                                                                  \
+        norm<kNone>(x, nullptr, weight, {out, padded, hidden}, hidden, eps, 0);                                                          \
     }                                                                                                                  \
     extern "C" __global__ __launch_bounds__(kMaxThreads) void add_rms_norm##SUFFIX(                                           \
         const bf16 *x,         /* [rows, hidden] */                                                                    \
         bf16 *residual,        /* [rows, hidden], in place */                                                          \
         const W *weight,       /* [hidden] */                                                                          \
-        bf16 *out,             /* [rows, hidden] */                                                                    \
-        uint32_t hidden, float eps) {                                                                                  \
-        norm<kMatrix>(x, residual, weight, out, hidden, eps, 0);                                                       \
+        void *out,             /* [rows, hidden], csrc/activation.cuh */                                               \
+        uint32_t padded, uint32_t hidden, float eps) {                                                                                  \
+        norm<kMatrix>(x, residual, weight, {out, padded, hidden}, hidden, eps, 0);                                                       \
     }                                                                                                                  \
     extern "C" __global__ __launch_bounds__(kMaxThreads) void add_slices_rms_norm##SUFFIX(                                    \
         const float *partials, /* [count, rows, hidden] */                                                             \
         bf16 *residual,        /* [rows, hidden], in place */                                                          \
         const W *weight,       /* [hidden] */                                                                          \
-        bf16 *out,             /* [rows, hidden] */                                                                    \
-        uint32_t hidden, float eps, uint32_t count) {                                                                  \
-        norm<kPartials>(partials, residual, weight, out, hidden, eps, count);                                          \
+        void *out,             /* [rows, hidden], csrc/activation.cuh */                                               \
+        uint32_t padded, uint32_t hidden, float eps, uint32_t count) {                                                                  \
+        norm<kPartials>(partials, residual, weight, {out, padded, hidden}, hidden, eps, count);                                          \
     }
 NORMS(, bf16)
 NORMS(_f32, float)

@@ -1,4 +1,4 @@
-// Skinny GEMM by wgmma, FP8 by FP8: out = x wᵀ for up to 64 rows of x, every code of w read once.
+// Skinny GEMM by wgmma, FP8 by FP8: out = x wᵀ for up to 64 rows of x, of split-K 128, every code of w read once.
 //
 // x: [m, k] e4m3, with an f32 scale for each 128 columns of a row; w: [n, k] e4m3, with an f32 scale for each block of 128 x 128:
 // value = code * scale. Activations are rounded first (W8A8): by csrc/fp8.cu, or, of one row, by four warps of each block, which
@@ -188,7 +188,7 @@ __device__ void wide(const TensorMap &x, const TensorMap &w, InputScales x_scale
 
 // Grid: blocks, splits. For up to N rows of x; the parameters after scale_rows are those of `Shape`.
 #define WIDE(name, N, T, E, O)                                                                                         \
-    extern "C" __global__ __launch_bounds__(kMaxWarpgroups * 128 + kFetchers, 1) void name##_##N(                      \
+    extern "C" __global__ __launch_bounds__((N > 64 ? 1 : kMaxWarpgroups) * 128 + kFetchers, 1) void name##_##N(       \
         const __grid_constant__ TensorMap x, /* [m, k / 2] pairs of codes in boxes of m rows */                        \
         const __grid_constant__ TensorMap w, /* [n, k / 2] pairs of codes in boxes of `rows` rows */                   \
         const float *x_scales,               /* [k / 128, scale_rows] */                                               \
@@ -205,6 +205,9 @@ __device__ void wide(const TensorMap &x, const TensorMap &w, InputScales x_scale
     WIDE(skinny_fp8_gated, N, 2, kGated, bf16)
 KERNELS(32)
 KERNELS(64)
+// One warpgroup, which then has the registers for so many sums.
+WIDE(skinny_fp8_f32, 96, 1, kPlain, float)
+WIDE(skinny_fp8_f32, 128, 1, kPlain, float)
 
 // Of one row in bf16: m is 1.
 #define ROUNDING(name, N, T, E, O)                                                                                     \

@@ -362,6 +362,15 @@ limits! {
         /// Threads of a block.
         THREADS: int = 256;
     }
+    /// GEMMs with a weight of few rows.
+    narrow_gemm {
+        /// Threads of a block.
+        THREADS: uint = 256;
+        /// Rows of x of a block.
+        ROWS: uint = 16;
+        /// Rows of w of a block.
+        COLUMNS: uint = 8;
+    }
     /// Large-M GEMMs by wgmma with an epilogue.
     gemm_wgmma {
         /// Rows of x of a tile.

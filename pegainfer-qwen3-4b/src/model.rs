@@ -5,7 +5,7 @@ use crate::decode::{self, Cache};
 use crate::weights::{self, Layer, Weights};
 use crate::workspace::Workspace;
 use pegainfer_core::exec::Exec;
-use pegainfer_core::tensor::{OpError, Tensor};
+use pegainfer_core::tensor::{DType, OpError, Tensor};
 use pegainfer_core::weights::{Loader, WeightsError};
 use pegainfer_kernels::ops::{self, Heads};
 use pegainfer_kernels::runtime::{
@@ -82,17 +82,19 @@ impl Model for Qwen3 {
             return decode::run(exec, (config, weights), cache, work, inputs, step);
         }
         let (residual, normed) = (&work.activations.residual, &mut work.activations.normed);
+        ops::choose_format(exec, normed, &weights.layers[0].qkv)?;
         ops::rms_norm(exec, residual, &weights.layers[0].input_norm, eps, normed)?;
         for (i, layer) in weights.layers.iter().enumerate() {
             let next = weights.layers.get(i + 1);
             if next.is_some() {
-                attention(pass, layer, i)?;
+                attention(pass, layer, i, true)?;
             } else if !last_attention(pass, layer, i)? {
                 return Ok(());
             }
             // The MLP's end takes the next layer's input norm along.
-            let next = next.map_or(&weights.norm, |next| &next.input_norm);
+            let norm = next.map_or(&weights.norm, |next| &next.input_norm);
             let Workspace { activations, attended, .. } = &mut *pass.work;
+            let next = (norm, next.map(|next| &next.qkv));
             activations.finish_layer(pass.exec, (attended, &layer.o), &layer.mlp, next, eps)?;
         }
         Ok(())
@@ -103,24 +105,30 @@ impl Model for Qwen3 {
     }
 }
 
-/// The first half of layer `i`, up to its output projection: `normed` becomes `attended`.
-fn attention(pass: &mut Pass<'_>, layer: &Layer, i: usize) -> Result<(), OpError> {
+/// The first half of layer `i`, up to its output projection: `normed` becomes `attended`, if `rounds` in the format that the
+/// projection takes, else in bf16.
+fn attention(pass: &mut Pass<'_>, layer: &Layer, i: usize, rounds: bool) -> Result<(), OpError> {
     if pass.step.queries().1 > 1 {
         project(pass, layer, i)?;
-        return attend(pass, i, false);
+        return attend(pass, layer, i, (false, rounds));
     }
     let Pass { exec, config, cache, work, inputs, step, .. } = pass;
     let Workspace { rope, activations, qkv, q, attended } = &mut **work;
     let heads = heads(config, layer, rope, inputs);
     ops::linear(exec, &activations.normed, &layer.qkv, qkv)?;
-    ops::decode_attention(exec, qkv, &heads, &inputs.attention(step), cache.layers[i].both_mut(), q, attended)
+    let batch = inputs.attention(step);
+    attended.set_dtype(DType::Bf16);
+    if rounds {
+        ops::choose_attended_format(exec, attended, &layer.o, (config.shape, config.kv_dtype), &batch, true)?;
+    }
+    ops::decode_attention(exec, qkv, &heads, &batch, cache.layers[i].both_mut(), q, attended)
 }
 
 /// As [`attention`] for the last layer, which goes on with the sampled rows only. Returns false if none is sampled.
 fn last_attention(pass: &mut Pass<'_>, layer: &Layer, i: usize) -> Result<bool, OpError> {
     let rows = &pass.inputs.sample_rows;
     match SampledRows::of(pass.step, pass.inputs) {
-        SampledRows::All => attention(pass, layer, i)?,
+        SampledRows::All => attention(pass, layer, i, true)?,
         SampledRows::None => {
             project(pass, layer, i)?;
             return Ok(false);
@@ -128,10 +136,10 @@ fn last_attention(pass: &mut Pass<'_>, layer: &Layer, i: usize) -> Result<bool, 
         SampledRows::RowEnds => {
             project(pass, layer, i)?;
             pass.work.gather_queries(pass.exec, rows)?;
-            attend(pass, i, true)?;
+            attend(pass, layer, i, (true, true))?;
         }
         SampledRows::Some => {
-            attention(pass, layer, i)?;
+            attention(pass, layer, i, false)?;
             pass.work.gather_outputs(pass.exec, rows)?;
         }
     }
@@ -146,12 +154,17 @@ fn project(pass: &mut Pass<'_>, layer: &Layer, i: usize) -> Result<(), OpError> 
     ops::linear_qkv(exec, (&activations.normed, &layer.qkv), &heads, qkv, q, cache.layers[i].both_mut())
 }
 
-/// Attention of the queries of layer `i` over its cache: `q` becomes `attended`, of the sampled tokens or of all.
-fn attend(pass: &mut Pass<'_>, i: usize, sampled: bool) -> Result<(), OpError> {
+/// Attention of the queries of layer `i` over its cache: `q` becomes `attended`, of the sampled tokens or of all; `rounds` as in
+/// [`attention`].
+fn attend(pass: &mut Pass<'_>, layer: &Layer, i: usize, (sampled, rounds): (bool, bool)) -> Result<(), OpError> {
     let Pass { exec, config, cache, work, inputs, step, .. } = pass;
     let batch = if sampled { inputs.sampled_attention(step) } else { inputs.attention(step) };
     let (shape, kv) = (config.shape, &cache.layers[i]);
     let scale = (shape.head_dim as f32).sqrt().recip();
+    work.attended.set_dtype(DType::Bf16);
+    if rounds {
+        ops::choose_attended_format(exec, &mut work.attended, &layer.o, (shape, config.kv_dtype), &batch, false)?;
+    }
     ops::attention(exec, &work.q, (&kv.k, &kv.v), &batch, shape, scale, &mut work.attended)
 }
 

@@ -39,6 +39,7 @@ impl Workspace {
     /// Goes on with `rows` (`[n]` u32) of the residual stream and of the queries, before attention.
     pub(crate) fn gather_queries(&mut self, exec: &mut Exec, rows: &Tensor) -> Result<(), OpError> {
         let Self { activations: Activations { residual, delta, .. }, q, attended, .. } = self;
+        attended.set_dtype(DType::Bf16);
         gather_rows(exec, rows, [(residual, delta), (q, attended)])?;
         self.set_rows(rows.elements());
         Ok(())
@@ -58,6 +59,7 @@ impl Workspace {
         for tensor in [qkv, q, attended] {
             tensor.set_rows(tokens);
         }
+        attended.set_dtype(DType::Bf16);
     }
 }
 

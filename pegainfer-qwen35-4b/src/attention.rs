@@ -4,12 +4,18 @@ use crate::config::Config;
 use crate::pass::Pass;
 use crate::weights::FullAttention;
 use crate::workspace::Workspace;
-use pegainfer_core::tensor::{OpError, Tensor};
+use pegainfer_core::tensor::{DType, OpError, Tensor};
 use pegainfer_kernels::ops::{self, Heads};
 use pegainfer_kernels::runtime::{Inputs, SampledRows};
 
-/// Layer `i` of full attention up to its output projection: `normed` becomes `attended`.
-pub(crate) fn full_attention(pass: &mut Pass<'_>, layer: &FullAttention, i: usize) -> Result<(), OpError> {
+/// Layer `i` of full attention up to its output projection: `normed` becomes `attended`, in bf16 unless it `rounds` and the
+/// projection takes FP8.
+pub(crate) fn full_attention(
+    pass: &mut Pass<'_>,
+    layer: &FullAttention,
+    i: usize,
+    rounds: bool,
+) -> Result<(), OpError> {
     if pass.step.queries().1 > 1 {
         project(pass, layer, i)?;
         return attend(pass, i, false);
@@ -18,14 +24,20 @@ pub(crate) fn full_attention(pass: &mut Pass<'_>, layer: &FullAttention, i: usiz
     let Workspace { rope, activations, qkv, q, attended, .. } = &mut **work;
     let (heads, kv) = (heads(config, layer, rope, inputs), cache[i].kv().both_mut());
     ops::linear(exec, &activations.normed, &layer.projection, qkv)?;
-    ops::gated_decode_attention(exec, qkv, &heads, &inputs.attention(step), kv, q, attended)
+    let batch = inputs.attention(step);
+    attended.set_dtype(DType::Bf16);
+    if rounds {
+        let format = (config.shape, config.kv_dtype);
+        ops::choose_gated_attended_format(exec, attended, &layer.out, format, &batch)?;
+    }
+    ops::gated_decode_attention(exec, qkv, &heads, &batch, kv, q, attended)
 }
 
 /// As [`full_attention`] for the last layer, which goes on with the sampled rows only. Returns false if none is sampled.
 pub(crate) fn last_attention(pass: &mut Pass<'_>, layer: &FullAttention, i: usize) -> Result<bool, OpError> {
     let rows = &pass.inputs.sample_rows;
     match SampledRows::of(pass.step, pass.inputs) {
-        SampledRows::All => full_attention(pass, layer, i)?,
+        SampledRows::All => full_attention(pass, layer, i, true)?,
         SampledRows::None => {
             project(pass, layer, i)?;
             return Ok(false);
@@ -36,7 +48,7 @@ pub(crate) fn last_attention(pass: &mut Pass<'_>, layer: &FullAttention, i: usiz
             attend(pass, i, true)?;
         }
         SampledRows::Some => {
-            full_attention(pass, layer, i)?;
+            full_attention(pass, layer, i, false)?;
             pass.work.gather_outputs(pass.exec, rows)?;
         }
     }
@@ -59,6 +71,7 @@ fn attend(pass: &mut Pass<'_>, i: usize, sampled: bool) -> Result<(), OpError> {
     let Workspace { qkv, q, attended, .. } = &mut **work;
     let batch = if sampled { inputs.sampled_attention(step) } else { inputs.attention(step) };
     let scale = (shape.head_dim as f32).sqrt().recip();
+    attended.set_dtype(DType::Bf16);
     ops::attention(exec, q, (&kv.k, &kv.v), &batch, shape, scale, attended)?;
     ops::attention_gate(exec, qkv, shape, attended)
 }

@@ -6,7 +6,7 @@ use crate::mtp;
 use crate::pass::{Pass, Qwen35};
 use crate::plan::{self, Segment, Step};
 use crate::state::{self, LayerState};
-use crate::weights::{self, LinearAttention, Mixer, Weights};
+use crate::weights::{self, Layer, LinearAttention, Mixer, Weights};
 use crate::workspace::Workspace;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::schedule::{StateConfig, StateSlots};
@@ -96,14 +96,15 @@ impl Model for Qwen35 {
         let Pass { exec, work, inputs, previous, .. } = pass;
         let (residual, normed) = (&mut work.activations.residual, &mut work.activations.normed);
         ops::embedding(exec, &inputs.tokens, previous, &weights.embedding, residual)?;
+        ops::choose_format(exec, normed, weights.layers[0].projection())?;
         ops::rms_norm(exec, residual, &weights.layers[0].input_norm, eps, normed)?;
         for (i, layer) in weights.layers.iter().enumerate() {
             let next = weights.layers.get(i + 1);
             match &layer.mixer {
                 Mixer::Linear(mixer) => linear_attention(pass, mixer, i)?,
-                Mixer::Full(mixer) if next.is_some() => full_attention(pass, mixer, i)?,
+                Mixer::Full(mixer) if next.is_some() => full_attention(pass, mixer, i, true)?,
                 // The last layer is one of full attention. What drafts needs the output for every token.
-                Mixer::Full(mixer) if pass.config.mtp => full_attention(pass, mixer, i)?,
+                Mixer::Full(mixer) if pass.config.mtp => full_attention(pass, mixer, i, true)?,
                 Mixer::Full(mixer) => {
                     if !last_attention(pass, mixer, i)? {
                         return Ok(());
@@ -111,13 +112,13 @@ impl Model for Qwen35 {
                 }
             }
             // The MLP's end takes the next layer's input norm along.
-            let next = next.map_or(&weights.norm, |next| &next.input_norm);
+            let norm = next.map_or(&weights.norm, |next| &next.input_norm);
             let Workspace { activations, gated, attended, .. } = &mut *pass.work;
             let mixed: (&Tensor, &Matrix) = match &layer.mixer {
                 Mixer::Linear(mixer) => (gated, &mixer.out),
                 Mixer::Full(mixer) => (attended, &mixer.out),
             };
-            activations.finish_layer(pass.exec, mixed, &layer.mlp, next, eps)?;
+            activations.finish_layer(pass.exec, mixed, &layer.mlp, (norm, next.map(Layer::projection)), eps)?;
         }
         if pass.config.mtp { mtp::gather_sampled(pass) } else { Ok(()) }
     }
@@ -149,6 +150,7 @@ fn linear_attention(pass: &mut Pass<'_>, layer: &LinearAttention, i: usize) -> R
     let Workspace { activations, segments, projected, mixed, chunks, read, gated, .. } = &mut **work;
     ops::linear(exec, &activations.normed, &layer.projection, projected)?;
     let weights = DeltaWeights { conv: &layer.conv, a_log: &layer.a_log, dt_bias: &layer.dt_bias, norm: &layer.norm };
+    ops::choose_format(exec, gated, &layer.out)?;
     if step.queries().1 == 1 {
         let (slots, scratch) = ((states, conv), (mixed, read));
         return ops::decode_delta(exec, projected, &weights, segments, shape, eps, slots, scratch, gated);

@@ -37,7 +37,7 @@ pub(crate) fn draft(pass: &mut Pass<'_>) -> Result<(), OpError> {
         return Ok(());
     }
     let Workspace { activations, attended, .. } = &mut *pass.work;
-    activations.finish_layer(pass.exec, (attended, &mtp.attention.out), &mtp.mlp, &mtp.norm, eps)
+    activations.finish_layer(pass.exec, (attended, &mtp.attention.out), &mtp.mlp, (&mtp.norm, None), eps)
 }
 
 /// The residual stream of the layer, and in `normed` its input: `fc` is applied to embeddings and hidden states one after the

@@ -175,6 +175,14 @@ fn layer_bytes(config: &Config, prefix: &str, kind: LayerKind) -> u64 {
 }
 
 impl Layer {
+    /// What multiplies the output of the input norm.
+    pub(crate) fn projection(&self) -> &Matrix {
+        match &self.mixer {
+            Mixer::Linear(mixer) => &mixer.projection,
+            Mixer::Full(mixer) => &mixer.projection,
+        }
+    }
+
     fn load(loader: &mut Loader<'_>, config: &Config, prefix: &str, kind: LayerKind) -> Result<Self, WeightsError> {
         let hidden = config.hidden_size;
         Ok(Self {

@@ -83,6 +83,7 @@ impl Workspace {
     /// Goes on with `rows` (`[n]` u32) of the residual stream and of the queries with their gates, before full attention.
     pub(crate) fn gather_queries(&mut self, exec: &mut Exec, rows: &Tensor) -> Result<(), OpError> {
         let Self { activations: Activations { residual, delta, .. }, q, attended, qkv, sampled_qkv, .. } = self;
+        attended.set_dtype(DType::Bf16);
         gather_rows(exec, rows, [(residual, delta), (q, attended), (qkv, sampled_qkv)])?;
         self.set_rows(rows.elements());
         Ok(())
@@ -99,6 +100,8 @@ impl Workspace {
     pub(crate) fn set_rows(&mut self, tokens: usize) {
         self.activations.set_rows(tokens);
         let Self { sampled, projected, mixed, read, gated, qkv, sampled_qkv, q, attended, .. } = self;
+        gated.set_dtype(DType::Bf16);
+        attended.set_dtype(DType::Bf16);
         for tensor in [projected, mixed, read, gated, qkv, sampled_qkv, q, attended].into_iter().chain(sampled) {
             tensor.set_rows(tokens);
         }

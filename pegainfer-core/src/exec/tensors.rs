@@ -141,6 +141,7 @@ impl Exec {
                     DType::F32 => tensor.host_mut::<f32>().fill(0.0),
                     DType::U32 => tensor.host_mut::<u32>().fill(0),
                     DType::U8 => tensor.host_mut::<u8>().fill(0),
+                    DType::E4m3 => tensor.host_storage_mut().fill(0),
                 }
                 Ok(())
             }
@@ -212,6 +213,20 @@ impl Exec {
             (None, Device::Meta) => Ok(()),
             (None, _) => {
                 tensor.host_mut::<T>().copy_from_slice(values);
+                Ok(())
+            }
+        }
+    }
+
+    /// Copies the first bytes of the memory of `tensor`, whatever its elements are, to `out`; waits for a GPU. On `Meta`, `out` is
+    /// unchanged.
+    pub fn read_bytes(&self, tensor: &Tensor, out: &mut [u8]) -> Result<(), OpError> {
+        assert!(out.len() <= tensor.capacity(), "{}", tensor.name());
+        match (&self.cuda, self.device) {
+            (Some(cuda), _) => cuda.download(tensor.device(), out).map_err(cuda::error("read")),
+            (None, Device::Meta) => Ok(()),
+            (None, _) => {
+                out.copy_from_slice(&tensor.host_storage()[..out.len()]);
                 Ok(())
             }
         }

@@ -4,6 +4,7 @@ use super::Gpu;
 use super::widening::Widening;
 use crate::heads::{BLOCK_SIZE, HeadShape, KvDType};
 use crate::limits::attention::{DECODE_WARPS, LARGE_HEAD};
+use crate::limits::fp8::BLOCK;
 use crate::load::{AttentionLoad, DECODE_QUERIES};
 use pegainfer_core::cuda::{COUNTERS, WORKSPACE_BYTES};
 
@@ -87,6 +88,12 @@ impl Attention {
         Self { prefill, decode }
     }
 
+    /// Whether its kernels can round the output to FP8: where a block of columns is not of several heads.
+    pub fn rounds(&self, shape: HeadShape) -> bool {
+        let prefill = !matches!(self.prefill, Some(Prefill::Mma));
+        shape.head_dim.is_multiple_of(BLOCK) && prefill && !matches!(self.decode, Some(Decode::Async { .. }))
+    }
+
     /// Its name in records.
     pub fn name(&self) -> &'static str {
         match (self.prefill, self.decode) {
@@ -161,6 +168,14 @@ impl DecodeStep {
     /// Chooses `ops::gated_decode_attention`.
     pub fn choose_gated(gpu: &Gpu, shape: HeadShape, format: KvDType, load: &AttentionLoad, rows: usize) -> Self {
         Self::fused(gpu, (shape, format), load, rows, shape.head_dim == 256)
+    }
+
+    /// Whether its kernels can round the output to FP8.
+    pub fn rounds(&self, shape: HeadShape) -> bool {
+        match self {
+            Self::Fused(_) => shape.head_dim.is_multiple_of(BLOCK),
+            Self::Separate(attention) => attention.rounds(shape),
+        }
     }
 
     fn fused(gpu: &Gpu, (shape, format): (HeadShape, KvDType), load: &AttentionLoad, rows: usize, built: bool) -> Self {

@@ -5,7 +5,7 @@ use super::gemv_splitk::{self, GemvPlan};
 use super::gpu::{CublasLt, Gpu};
 use super::skinny_wgmma::{self, SkinnyPlan};
 use crate::heads::{HeadShape, KvDType};
-use crate::limits::{fp8, gemm_wgmma};
+use crate::limits::{fp8, gemm_wgmma, narrow_gemm};
 use pegainfer_core::cuda::BOX_COLUMNS;
 
 /// The kernel of a skinny GEMM, which reads each weight once and may have an epilogue.
@@ -14,7 +14,7 @@ pub enum Skinny {
     /// csrc/gemv_splitk.cu: mma.sync, for up to 16 rows on any GPU but Hopper.
     GemvSplitK(GemvPlan),
     /// csrc/skinny_wgmma.cu: wgmma, swap-AB (the weight is operand A), for up to 96 rows on Hopper; with FP8 weights
-    /// csrc/skinny_wgmma_fp8.cu, for up to 64.
+    /// csrc/skinny_wgmma_fp8.cu, for up to 64, of split-K 128.
     Wgmma(SkinnyPlan),
 }
 
@@ -62,21 +62,43 @@ pub enum Gemm {
     Widened,
     /// The parts of a stack, each as it is chosen.
     Parts,
+    /// csrc/narrow_gemm.cu: weights of few rows, for steps of few tokens on Hopper.
+    Narrow,
 }
 
 /// Rows and columns of the tiles of csrc/gemm_mma.cu: large ones reuse more, if there are enough of them to fill the GPU.
 const TILES: [usize; 2] = [64, 128];
 
+/// Most rows of x, and of w, of csrc/narrow_gemm.cu.
+const NARROW_ROWS: usize = 256;
+const NARROW_WEIGHTS: usize = 128;
+/// Columns of its step.
+const NARROW_DEPTH: usize = 32;
+
 impl Gemm {
     /// The fastest kernel that the GPU runs, see docs/benchmarks/h200-kernels.md.
     pub fn choose(gpu: &Gpu, shape: GemmShape) -> Self {
         match (Skinny::choose(gpu, shape), shape.format) {
+            _ if Self::narrow_serves(gpu, shape) => Self::Narrow,
             (Some(skinny), _) => Self::Skinny(skinny),
             (None, WeightFormat::Bf16) => Self::large(gpu, shape.m, shape.n),
             (None, WeightFormat::Fp8) if fp8_cublaslt_serves(gpu, shape) => Self::Fp8CublasLt,
             (None, WeightFormat::Fp8) => Self::Widened,
             (None, WeightFormat::Stacked) => Self::Parts,
         }
+    }
+
+    /// Whether the kernel for `m` rows of x and a weight `[n, k]` multiplies rounded activations: FP8 by FP8.
+    pub(crate) fn takes_fp8(gpu: &Gpu, (m, n, k): (usize, usize, usize), format: WeightFormat) -> bool {
+        let gemm = Self::choose(gpu, GemmShape { m, n, k, output: Output::Bf16, format });
+        format == WeightFormat::Fp8 && matches!(gemm, Self::Skinny(Skinny::Wgmma(_)) | Self::Fp8CublasLt)
+    }
+
+    /// Whether csrc/narrow_gemm.cu runs.
+    fn narrow_serves(gpu: &Gpu, GemmShape { m, n, k, output, format }: GemmShape) -> bool {
+        let plain = (output, format) == (Output::Bf16, WeightFormat::Bf16);
+        let few = (1..=NARROW_ROWS).contains(&m) && (1..=NARROW_WEIGHTS).contains(&n);
+        gpu.is_hopper() && plain && few && n.is_multiple_of(narrow_gemm::COLUMNS) && k.is_multiple_of(NARROW_DEPTH)
     }
 
     /// The kernel for many rows and bf16.
@@ -98,6 +120,7 @@ impl Gemm {
             Self::Fp8CublasLt => "cublaslt_fp8",
             Self::Widened => "widened",
             Self::Parts => "parts",
+            Self::Narrow => "narrow_gemm",
         }
     }
 }

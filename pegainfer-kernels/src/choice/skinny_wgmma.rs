@@ -15,12 +15,14 @@ const TILE_ROWS: usize = 64;
 const ROW_BYTES: usize = BOXES * BOX_COLUMNS * 2;
 /// Most rows of x with FP8 weights: above, cuBLASLt is faster.
 const FP8_MAX_ROWS: usize = 64;
+/// The same of split-K, for weights with so few rows that cuBLASLt's tiles do not fill the GPU.
+const FP8_MAX_SPLIT_ROWS: usize = 128;
 /// Bytes of the two barriers of a slot.
 const BARRIER_BYTES: usize = 16;
 /// Bytes of weights in flight in a block.
 const RING_BYTES: usize = 112 << 10;
-/// Bytes of x, for up to 32, 64 and 96 rows.
-const INPUT_RING_BYTES: [usize; 3] = [64 << 10, 96 << 10, 96 << 10];
+/// Bytes of x, for up to 32, 64, 96 and 128 rows.
+const INPUT_RING_BYTES: [usize; 4] = [64 << 10, 96 << 10, 96 << 10, 96 << 10];
 /// Columns below which a split is not worth its part of the sum.
 const MIN_SPLIT: usize = 512;
 const MAX_SPLITS: usize = 8;
@@ -49,16 +51,19 @@ pub struct SkinnyPlan {
 }
 
 /// Whether `gpu` runs the kernel for this shape.
-pub(super) fn serves(gpu: &Gpu, GemmShape { m, k, format, .. }: GemmShape) -> bool {
+pub(super) fn serves(gpu: &Gpu, GemmShape { m, n, k, output, format }: GemmShape) -> bool {
+    // A tile of one warpgroup in each block.
+    let splits = output == Output::SplitK && n <= gpu.multiprocessors * TILE_ROWS;
     let most = match format {
         WeightFormat::Bf16 => MAX_ROWS,
+        WeightFormat::Fp8 if k.is_multiple_of(BLOCK) && splits => FP8_MAX_SPLIT_ROWS,
         WeightFormat::Fp8 if k.is_multiple_of(BLOCK) => FP8_MAX_ROWS,
         _ => 0,
     };
     gpu.is_hopper() && (1..=most).contains(&m)
 }
 
-/// The kernel for `m` rows of x, as the place in a list of those for 32, 64 and 96.
+/// The kernel for `m` rows of x, as the place in a list of those for 32, 64, 96 and 128.
 pub(crate) fn width(m: usize) -> usize {
     m.div_ceil(32) - 1
 }

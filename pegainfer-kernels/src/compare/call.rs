@@ -142,7 +142,9 @@ impl<'a> Call<'a> {
     pub fn outputs(&self, exec: &Exec, launch: &Launch) -> Result<Vec<Output>, OpError> {
         let mut outputs = (self.family.outputs)(exec, self, launch)?;
         if self.fp8.is_some() {
-            outputs.iter_mut().for_each(|output| output.tolerance *= FP8_ROUNDINGS);
+            // A rounding to FP8 differs by one code at most.
+            let raised = |tolerance: f64| (tolerance * FP8_ROUNDINGS).min(1.0 / 8.0).max(tolerance);
+            outputs.iter_mut().for_each(|output| output.tolerance = raised(output.tolerance));
         }
         Ok(outputs)
     }

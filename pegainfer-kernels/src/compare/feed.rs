@@ -2,6 +2,7 @@
 
 use super::case::{Case, Values};
 use super::operands;
+use crate::limits::fp8::ROW_ALIGNMENT;
 use crate::ops;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::Operand;
@@ -27,17 +28,24 @@ impl Feed {
     /// `None` where `operand` is no matrix of whole vectors.
     pub fn new(exec: &mut Exec, operand: &Operand, case: &Case) -> Result<Option<Self>, OpError> {
         let &[rows, columns] = operand.shape.as_slice() else { return Ok(None) };
-        let width = columns * operand.dtype.size() / DType::Bf16.size();
+        // Activations in FP8 lie in the memory of bf16.
+        let (memory_rows, memory) = match operand.dtype {
+            DType::E4m3 => (rows.next_multiple_of(ROW_ALIGNMENT), DType::Bf16),
+            dtype => (rows, dtype),
+        };
+        let width = columns * memory.size() / DType::Bf16.size();
         if rows == 0 || !width.is_multiple_of(VECTOR) {
             return Ok(None);
         }
         let mut pair = |values: Option<Values>| -> Result<(Tensor, Tensor), OpError> {
-            let typed = (operand.name.as_str(), [rows, columns], operand.dtype);
+            let typed = (operand.name.as_str(), [memory_rows, columns], memory);
             let failed = |e: std::io::Error| OpError { op: "compare", message: e.to_string() };
-            let aliased = exec.aliased(&[&[typed], &[("view", [rows, width], DType::Bf16)]]).map_err(failed)?;
+            let aliased = exec.aliased(&[&[typed], &[("view", [memory_rows, width], DType::Bf16)]]).map_err(failed)?;
             let mut aliased = aliased.into_iter();
             let missing = || failed(std::io::Error::other("one tensor for each name"));
             let (mut tensor, view) = aliased.next().zip(aliased.next()).ok_or_else(missing)?;
+            tensor.set_rows(rows);
+            tensor.set_dtype(operand.dtype);
             if let Some(values) = values {
                 operands::fill(exec, &mut tensor, operand, case, operands::input_seed(values))?;
             }
@@ -46,8 +54,8 @@ impl Feed {
         let (input, view) = pair(None)?;
         let (_, earlier) = pair(Some(Values::Earlier))?;
         let (_, last) = pair(Some(Values::Final))?;
-        let mut ids = operands::allocate(exec, "rows", &[rows], DType::U32)?;
-        exec.fill_rows(&mut ids, &(0..rows as u32).collect::<Vec<_>>())?;
+        let mut ids = operands::allocate(exec, "rows", &[memory_rows], DType::U32)?;
+        exec.fill_rows(&mut ids, &(0..memory_rows as u32).collect::<Vec<_>>())?;
         Ok(Some(Self { input, view, earlier, last, rows: ids }))
     }
 

@@ -3,6 +3,7 @@
 use super::case::{Case, EXACT, Output, Values};
 use crate::cpu::formats::{E4M3_MAX, e4m3, encode_e4m3};
 use crate::limits::fp8::BLOCK;
+use crate::ops::activation::{dequantize_rows, fp8_bytes, quantize_rows};
 use crate::ops::{self, BLOCK_SIZE, HeadShape, KvDType};
 use half::bf16;
 use pegainfer_core::exec::{Device, Exec};
@@ -16,9 +17,10 @@ pub(super) fn allocate(exec: &mut Exec, name: &str, shape: &[usize], dtype: DTyp
     let rows = shape.first().copied().unwrap_or(1);
     let padded: Vec<usize> =
         shape.iter().enumerate().map(|(i, n)| if i == 0 { n.next_multiple_of(4) } else { *n }).collect();
-    let tensor = exec.tensor(name, &padded, dtype);
+    let tensor = exec.tensor(name, &padded, if dtype == DType::E4m3 { DType::Bf16 } else { dtype });
     let mut tensor = tensor.map_err(|e| OpError { op: "compare", message: format!("{name}: {e}") })?;
     tensor.set_rows(rows);
+    tensor.set_dtype(dtype);
     Ok(tensor)
 }
 
@@ -72,6 +74,14 @@ pub(super) fn fill(
                 out.par_iter_mut().enumerate().for_each(|(i, v)| *v = cached_byte(shape, seed, place(first + i)));
             })
         }
+        DType::E4m3 => {
+            let (shape, unit) = (tensor.rows_cols(), if case.exact_in_fp8 { exact_in_fp8 } else { unit });
+            let values: Vec<bf16> = (0..elements).into_par_iter().map(|i| bf16::from_f32(unit(seed, i))).collect();
+            let mut bytes = vec![0; fp8_bytes(shape)];
+            quantize_rows(&values, shape, &mut bytes);
+            let copy = |first: usize, out: &mut [u8]| out.copy_from_slice(&bytes[first..][..out.len()]);
+            tensor.as_shape(&[bytes.len()], DType::U8, |tensor| exec.write(tensor, 0..bytes.len(), copy))
+        }
         DType::U8 => exec.write(tensor, 0..elements, |first, out: &mut [u8]| {
             out.iter_mut().enumerate().for_each(|(i, v)| *v = (rng::bits(seed, (first + i) as u64) >> 56) as u8);
         }),
@@ -99,7 +109,8 @@ impl Place {
 
 /// The first operand that is read is the activations of every op that has some; ids are copied in before a step.
 pub(super) fn place_of_input(record: &OpRecord) -> Option<Place> {
-    let input = record.reads.first().filter(|operand| matches!(operand.dtype, DType::Bf16 | DType::F32))?;
+    let input =
+        record.reads.first().filter(|operand| matches!(operand.dtype, DType::Bf16 | DType::F32 | DType::E4m3))?;
     let written = record.writes.iter().position(|operand| operand.id == input.id);
     Some(written.map_or(Place::Read, Place::Written))
 }
@@ -174,6 +185,12 @@ pub(super) fn output(exec: &Exec, tensor: &Tensor, case: &Case) -> Result<Output
             let mut host = vec![0u32; n];
             exec.read(tensor, 0, &mut host)?;
             (EXACT, host.iter().map(|v| *v as f32).collect())
+        }
+        DType::E4m3 => {
+            let mut host = vec![0u8; fp8_bytes(tensor.rows_cols())];
+            exec.read_bytes(tensor, &mut host)?;
+            // What differs by a rounding to bf16 may differ by a code, which are an eighth apart.
+            (1.0 / 8.0, dequantize_rows(&host, tensor.rows_cols()))
         }
         DType::U8 => {
             let mut host = vec![0u8; n];

@@ -2,6 +2,7 @@
 
 use super::abi::{DecodeBulk, DecodeFused};
 use super::attention_operands::Operands;
+use super::fp8::padded_rows;
 use crate::choice::DecodeGrid;
 use crate::limits::attention::{DECODE_WARPS, LARGE_HEAD};
 use crate::ops::{AttentionBatch, HeadShape, Heads, KvDType};
@@ -116,6 +117,7 @@ pub(super) fn decode_bulk(
         qo_indptr,
         kv_lens,
         block_tables,
+        padded: padded_rows(out),
         out,
         heads: shape.heads,
         rows,
@@ -168,6 +170,7 @@ pub(crate) fn decode_fused(
         qo_indptr,
         kv_lens,
         block_tables,
+        padded: padded_rows(out),
         out,
         heads: shape.heads,
         rows,

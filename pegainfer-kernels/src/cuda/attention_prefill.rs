@@ -2,6 +2,7 @@
 
 use super::abi::{PrefillMma, PrefillWgmma, PrefillWidened, WidenKv};
 use super::attention_operands::Operands;
+use super::fp8::padded_rows;
 use crate::choice::{Prefill, Widening};
 use crate::heads::BLOCK_SIZE;
 use crate::limits::prefill_mma::{WARP_ROWS, WARPS};
@@ -52,6 +53,7 @@ pub(super) fn prefill(
                 qo_indptr,
                 kv_lens,
                 block_tables,
+                padded: padded_rows(out),
                 out,
                 heads,
                 kv_heads,
@@ -132,6 +134,7 @@ fn prefill_widened(
             v: wide_v,
             qo_indptr,
             kv_lens,
+            padded: padded_rows(out),
             out: &mut *out,
             heads,
             kv_heads,

@@ -2,6 +2,7 @@
 
 use super::abi::DecodeDelta;
 use super::delta_rule::check_shape;
+use super::fp8::padded_rows;
 use crate::limits::delta::DECODE_THREADS;
 use crate::ops::{DeltaShape, DeltaWeights};
 use pegainfer_core::exec::Exec;
@@ -36,6 +37,7 @@ pub(crate) fn decode_delta(
         segments,
         states: &mut *states,
         conv_states: &mut *conv_states,
+        padded: padded_rows(out),
         out,
         counters,
         key_heads: shape.key_heads,

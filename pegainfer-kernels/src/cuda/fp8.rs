@@ -34,7 +34,12 @@ pub(crate) fn quantize_fp8(
     unsafe { launch.run([k.div_ceil(BLOCK), n.div_ceil(BLOCK), 1], WEIGHT_THREADS) }
 }
 
-/// Activations that were rounded to FP8 in the workspace.
+/// Rows that the codes of an activation have memory for, as csrc/activation.cuh takes them: 0 of one in bf16.
+pub(super) fn padded_rows(x: &Tensor) -> usize {
+    if x.dtype() == DType::E4m3 { x.rows_cols().0.next_multiple_of(ROW_ALIGNMENT) } else { 0 }
+}
+
+/// Activations in FP8.
 pub(super) struct Rounded {
     /// Address of `[rows, k]` codes.
     pub codes: u64,
@@ -42,6 +47,14 @@ pub(super) struct Rounded {
     pub scales: u64,
     /// Of the activations, and zeros up to a multiple of [`ROW_ALIGNMENT`].
     pub rows: usize,
+}
+
+impl Rounded {
+    /// An activation that its producer has rounded.
+    pub fn of(x: &Tensor) -> Self {
+        let (rows, codes) = (padded_rows(x), x.device());
+        Self { codes, scales: codes + (rows * x.rows_cols().1) as u64, rows }
+    }
 }
 
 /// Rounds `rows` rows of `x`, from `first` on, to FP8 at the address `to`, which leads to as much free memory as they take.
@@ -75,7 +88,10 @@ pub(super) fn fp8_by_fp8(
     (codes, scales): (&Tensor, &Tensor),
     out: &mut Columns<'_>,
 ) -> Result<(), OpError> {
-    let ((m, k), n) = (x.rows_cols(), codes.rows_cols().0);
+    let (m, k) = x.rows_cols();
+    if x.dtype() == DType::E4m3 {
+        return fp8_gemm(exec, op, &Rounded::of(x), (k, codes, scales), 0, out);
+    }
     if m.next_multiple_of(ROW_ALIGNMENT) > out.tensor.max_rows() {
         return widened(exec, op, x, (codes, scales), out);
     }
@@ -86,13 +102,25 @@ pub(super) fn fp8_by_fp8(
     for first in (0..m).step_by(most) {
         let rows = most.min(m - first);
         let rounded = round_activations(exec.gpu()?, op, x, (first, rows), workspace)?;
-        let (out_type, pitch) = (out.tensor.dtype(), out.pitch());
-        let size = GemmSize { pitch, ..GemmSize::whole((rounded.rows, n, k), out_type, Multiplied::Fp8) };
-        let scales = (rounded.scales, scales.device());
-        let at = Operands { x: rounded.codes, w: codes.device(), out: out.address(first), scales };
-        blaslt::launch(exec, op, size, at, false, out.tensor)?;
+        fp8_gemm(exec, op, &rounded, (k, codes, scales), first, out)?;
     }
     Ok(())
+}
+
+/// The GEMM of rounded activations, into the rows of `out` from `first` on.
+fn fp8_gemm(
+    exec: &mut Exec,
+    op: &'static str,
+    x: &Rounded,
+    (k, codes, scales): (usize, &Tensor, &Tensor),
+    first: usize,
+    out: &mut Columns<'_>,
+) -> Result<(), OpError> {
+    let (out_type, pitch, n) = (out.tensor.dtype(), out.pitch(), codes.rows_cols().0);
+    let size = GemmSize { pitch, ..GemmSize::whole((x.rows, n, k), out_type, Multiplied::Fp8) };
+    let scales = (x.scales, scales.device());
+    let at = Operands { x: x.codes, w: codes.device(), out: out.address(first), scales };
+    blaslt::launch(exec, op, size, at, false, out.tensor)
 }
 
 /// `out = x · wᵀ` with w widened to bf16 in the workspace, as many rows at a time as it takes.

@@ -2,6 +2,7 @@
 
 use super::abi::GatedDecode;
 use super::attention_decode::{Call, Scratch};
+use super::fp8::padded_rows;
 use crate::choice::DecodeGrid;
 use crate::ops::{AttentionBatch, Heads, KvDType};
 use pegainfer_core::exec::Exec;
@@ -42,6 +43,7 @@ pub(crate) fn gated_decode_fused(
         qo_indptr,
         kv_lens,
         block_tables,
+        padded: padded_rows(out),
         out,
         heads: shape.heads,
         rows,

@@ -2,6 +2,7 @@
 
 use super::abi::GatedRmsNorm;
 use super::delta_rule::check_shape;
+use super::fp8::padded_rows;
 use crate::limits::delta::{DIM, NORM_THREADS};
 use crate::ops::DeltaShape;
 use pegainfer_core::exec::Exec;
@@ -23,6 +24,7 @@ pub(crate) fn gated_rms_norm(
         x,
         projected,
         weight,
+        padded: padded_rows(out),
         out,
         tokens,
         heads: shape.value_heads,

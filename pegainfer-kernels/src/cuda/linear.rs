@@ -6,6 +6,7 @@ use super::fp8::{fp8_by_fp8, widened};
 use super::gemm_mma::tiled;
 use super::gemm_wgmma::linear_swiglu_wgmma;
 use super::gemv_splitk::gemv_splitk;
+use super::narrow_gemm::narrow_gemm;
 use super::norm::{add_partials_rms_norm, add_rms_norm, rms_norm};
 use super::skinny_wgmma::{skinny_wgmma, skinny_wgmma_fp8};
 use super::swiglu::swiglu;
@@ -92,6 +93,7 @@ fn columns(
             let at = blaslt::Operands { x: x.device(), w: w.device(), out: out.address(0), scales: (0, 0) };
             blaslt::launch(exec, op, size, at, false, out.tensor)
         }
+        Gemm::Narrow => narrow_gemm(exec.gpu()?, op, x, bf16(op, w)?, out),
         Gemm::TiledMma(tile) => {
             let w = bf16(op, w)?;
             tiled(exec.gpu()?, op, x, (w.device(), w.rows_cols().0), *tile, out)

@@ -34,6 +34,7 @@ mod gemv_splitk;
 mod hyper_mix;
 mod linear;
 mod linear_qkv;
+mod narrow_gemm;
 mod norm;
 mod qkv;
 mod read;

@@ -1,6 +1,7 @@
 //! `ops::rms_norm`, and the norm of `ops::linear_add_norm`: one block a row.
 
 use super::abi::{AddPartialsRmsNorm, AddRmsNorm, Arguments, Entry, RmsNorm};
+use super::fp8::padded_rows;
 use super::vectors;
 use crate::limits::norm::{MAX_THREADS, VECTORS};
 use pegainfer_core::exec::Exec;
@@ -35,7 +36,7 @@ pub(crate) fn rms_norm(
     out: &mut Tensor,
 ) -> Result<(), OpError> {
     let shape = x.rows_cols();
-    let arguments = RmsNorm { x, weight, out, hidden: shape.1, eps };
+    let arguments = RmsNorm { x, weight, padded: padded_rows(out), out, hidden: shape.1, eps };
     run(exec, "rms_norm", [RmsNorm::rms_norm, RmsNorm::rms_norm_f32], shape, weight, arguments)
 }
 
@@ -48,7 +49,7 @@ pub(super) fn add_rms_norm(
     out: &mut Tensor,
 ) -> Result<(), OpError> {
     let shape = x.rows_cols();
-    let arguments = AddRmsNorm { x, residual, weight, out, hidden: shape.1, eps };
+    let arguments = AddRmsNorm { x, residual, weight, padded: padded_rows(out), out, hidden: shape.1, eps };
     let kernels = [AddRmsNorm::add_rms_norm, AddRmsNorm::add_rms_norm_f32];
     run(exec, "linear_add_norm", kernels, shape, weight, arguments)
 }
@@ -63,7 +64,8 @@ pub(super) fn add_partials_rms_norm(
     out: &mut Tensor,
 ) -> Result<(), OpError> {
     let shape = residual.rows_cols();
-    let arguments = AddPartialsRmsNorm { partials, residual, weight, out, hidden: shape.1, eps, count };
+    let arguments =
+        AddPartialsRmsNorm { partials, residual, weight, padded: padded_rows(out), out, hidden: shape.1, eps, count };
     let kernels = [AddPartialsRmsNorm::add_slices_rms_norm, AddPartialsRmsNorm::add_slices_rms_norm_f32];
     run(exec, "linear_add_norm", kernels, shape, weight, arguments)
 }

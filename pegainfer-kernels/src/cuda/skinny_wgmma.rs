@@ -2,11 +2,11 @@
 
 use super::abi::{Map, SkinnyRounding, SkinnyWgmma, SkinnyWgmmaFp8, Target};
 use super::blaslt::FREE_BYTES;
-use super::fp8::round_activations;
+use super::fp8::{Rounded, round_activations};
 use crate::choice::{Output, SkinnyPlan, skinny_width};
 use crate::limits::skinny_wgmma::{FETCHERS, ROUNDERS};
 use pegainfer_core::cuda::Cuda;
-use pegainfer_core::tensor::{OpError, Tensor};
+use pegainfer_core::tensor::{DType, OpError, Tensor};
 
 /// Steps of tiles that a block fetches before the kernels that produce x are done: more delays what those wait for.
 const AHEAD: usize = 4;
@@ -70,7 +70,7 @@ pub(super) fn skinny_wgmma_fp8(
     out: Target<'_>,
 ) -> Result<(), OpError> {
     let ((m, k), n) = (x.rows_cols(), codes.rows_cols().0);
-    if m > 1 {
+    if m > 1 || x.dtype() == DType::E4m3 {
         return skinny_wgmma_rounded(gpu, op, (x, codes, scales), (plan, output), out);
     }
     let kernel = match output {
@@ -100,7 +100,7 @@ pub(super) fn skinny_wgmma_fp8(
     unsafe { launch.run([plan.blocks, plan.splits, 1], 128 * plan.warpgroups + ROUNDING_PRODUCERS) }
 }
 
-/// The same by a kernel that takes `x` rounded: rounds `x` to FP8, too, in the half of the workspace that no partial sums are in.
+/// The same by a kernel that takes `x` rounded: if it is not, rounds it to FP8, too, in the half of the workspace that no partial sums are in.
 fn skinny_wgmma_rounded(
     gpu: &mut Cuda,
     op: &'static str,
@@ -109,16 +109,28 @@ fn skinny_wgmma_rounded(
     out: Target<'_>,
 ) -> Result<(), OpError> {
     let ((m, k), n) = (x.rows_cols(), codes.rows_cols().0);
-    let kernels = match output {
-        Output::Bf16 => [SkinnyWgmmaFp8::skinny_fp8_bf16_32, SkinnyWgmmaFp8::skinny_fp8_bf16_64],
-        Output::F32 | Output::SplitK => [SkinnyWgmmaFp8::skinny_fp8_f32_32, SkinnyWgmmaFp8::skinny_fp8_f32_64],
-        Output::Gated => [SkinnyWgmmaFp8::skinny_fp8_gated_32, SkinnyWgmmaFp8::skinny_fp8_gated_64],
+    let kernel = match (output, skinny_width(m)) {
+        (Output::Bf16, 0) => SkinnyWgmmaFp8::skinny_fp8_bf16_32,
+        (Output::Bf16, _) => SkinnyWgmmaFp8::skinny_fp8_bf16_64,
+        (Output::F32 | Output::SplitK, 0) => SkinnyWgmmaFp8::skinny_fp8_f32_32,
+        (Output::F32 | Output::SplitK, 1) => SkinnyWgmmaFp8::skinny_fp8_f32_64,
+        (Output::F32 | Output::SplitK, 2) => SkinnyWgmmaFp8::skinny_fp8_f32_96,
+        (Output::F32 | Output::SplitK, _) => SkinnyWgmmaFp8::skinny_fp8_f32_128,
+        (Output::Gated, 0) => SkinnyWgmmaFp8::skinny_fp8_gated_32,
+        (Output::Gated, _) => SkinnyWgmmaFp8::skinny_fp8_gated_64,
     };
     let pitch = out.pitch(n);
-    let to = gpu.workspace() + FREE_BYTES as u64;
-    let rounded = round_activations(gpu, op, x, (0, m), to)?;
+    let (rounded, map) = match x.dtype() {
+        DType::E4m3 => (Rounded::of(x), Map::codes(op, x, m)?),
+        _ => {
+            let to = gpu.workspace() + FREE_BYTES as u64;
+            let rounded = round_activations(gpu, op, x, (0, m), to)?;
+            let map = Map::scratch_codes(op, rounded.codes, (m, k), m)?;
+            (rounded, map)
+        }
+    };
     let arguments = SkinnyWgmmaFp8 {
-        x: Map::scratch_codes(op, rounded.codes, (m, k), m)?,
+        x: map,
         w: Map::codes(op, codes, plan.rows)?,
         x_scales: rounded.scales,
         scales,
@@ -135,7 +147,7 @@ fn skinny_wgmma_rounded(
         x_slots: plan.input_slots,
         ahead: AHEAD,
     };
-    let launch = kernels[skinny_width(m)].launch(gpu, op, arguments)?.early(codes).early(scales);
+    let launch = kernel.launch(gpu, op, arguments)?.early(codes).early(scales);
     // SAFETY: the op checked the shapes, and the plan covers all rows and columns.
     unsafe {
         launch.overlapped().shared(plan.shared).run([plan.blocks, plan.splits, 1], 128 * plan.warpgroups + FETCHERS)

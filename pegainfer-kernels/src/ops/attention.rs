@@ -1,5 +1,6 @@
 //! Causal attention over the paged KV cache.
 
+use super::activation::write_host;
 use super::check::Check;
 use crate::batch::AttentionBatch;
 use crate::choice::{self, Attention};
@@ -13,7 +14,7 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 
 /// `out = softmax(q kᵀ * scale) v`, causal.
 ///
-/// `q`, `out`: `[tokens, heads * head_dim]` bf16; `k`, `v`: one layer's cache, see
+/// `q`, `out`: `[tokens, heads * head_dim]` bf16, `out` also [rounded to FP8](super::choose_attended_format); `k`, `v`: one layer's cache, see
 /// [`qk_norm_rope_write_kv`](super::qk_norm_rope_write_kv); the scales of an FP8 cache multiply scores and weights, in f32. The last query of a row sits at position `kv_lens - 1`.
 /// Scores, softmax and sums are f32 (online softmax over fixed tiles of positions, so that a row's result depends
 /// neither on how its prompt was chunked nor on the other rows); one rounding to bf16 at the end. On a GPU weights are
@@ -58,7 +59,7 @@ pub(super) fn check(
     let (rows, max_blocks) = batch.block_tables.rows_cols();
     check.that(shape.is_supported(), "heads do not group, or head_dim is no multiple of 16 from 32 to 256")?;
     check.is(q, DType::Bf16, &[tokens, shape.q_width()])?;
-    check.is(out, DType::Bf16, &[tokens, shape.q_width()])?;
+    check.is_activation(out, &[tokens, shape.q_width()])?;
     check.is_cache(device, shape, (k, v))?;
     check.is(batch.qo_indptr, DType::U32, &[rows + 1])?;
     check.is(batch.kv_lens, DType::U32, &[rows])?;
@@ -92,6 +93,7 @@ pub(super) fn on_cpu(
     let block_tables = batch.block_tables.host::<u32>();
     check.that(block_tables.iter().all(|&id| (id as usize) < blocks), "a block is outside the KV cache")?;
     let batch = Batch { qo_indptr: batch.qo_indptr.host(), kv_lens: batch.kv_lens.host(), block_tables, max_blocks };
-    cpu::paged_attention(isa, shape, q.host(), KvCache::of((k, v)), &batch, scale, &mut exec.scratch, out.host_mut());
+    let (cache, scratch) = (KvCache::of((k, v)), &mut exec.scratch);
+    write_host(out, |out| cpu::paged_attention(isa, shape, q.host(), cache, &batch, scale, scratch, out));
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! Shape and dtype checks shared by the ops: a wrong call is an error that names the op and the operand.
 
 use crate::heads::{HeadShape, KvDType};
+use crate::limits::fp8::BLOCK;
 use pegainfer_core::exec::Device;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
@@ -20,6 +21,12 @@ impl Check {
             tensor.dtype(),
             tensor.shape()
         )))
+    }
+
+    /// `tensor` must be an activation of this shape, in bf16 or rounded to FP8.
+    pub fn is_activation(self, tensor: &Tensor, shape: &[usize]) -> Result<(), OpError> {
+        let rounded = tensor.dtype() == DType::E4m3 && tensor.rows_cols().1.is_multiple_of(BLOCK);
+        self.is(tensor, if rounded { DType::E4m3 } else { DType::Bf16 }, shape)
     }
 
     /// `k` and `v` must be the cache of one layer on this device, both in one of the formats.

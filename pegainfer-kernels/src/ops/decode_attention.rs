@@ -14,7 +14,8 @@ use pegainfer_core::tensor::{OpError, Tensor};
 ///
 /// `qkv`, `heads`, `k` and `v` as there; `batch`: the same tokens, so that the position of row `b` is `kv_lens[b] - 1` and
 /// its slot, unless it is `NO_SLOT`, the place of that position in the row's blocks; `q`: `[tokens, heads * head_dim]`
-/// bf16, scratch for the queries, what it holds afterwards depends on the device; `out`: `[tokens, heads * head_dim]` bf16.
+/// bf16, scratch for the queries, what it holds afterwards depends on the device; `out`: `[tokens, heads * head_dim]` bf16, or
+/// [rounded to FP8](super::choose_attended_format).
 ///
 /// A GPU of compute capability 9.0 runs one kernel, which takes positions from `batch`. It reads `batch`, slots and the
 /// cache's older tokens while the kernel before it still runs: no kernel of the same step may write them.

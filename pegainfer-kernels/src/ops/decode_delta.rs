@@ -17,7 +17,7 @@ use pegainfer_core::tensor::{OpError, Tensor};
 ///
 /// `projected`: `[rows, projected_width]` bf16; `segments`: `[rows, SEGMENT_WORDS]` u32, segment `b` is token `b`, and none
 /// goes on from another; `states` and `conv_states` as there; `mixed`: `[rows, channels]` bf16 and `read`: `[rows, v_width]` f32,
-/// scratch for what lies between, what they hold afterwards depends on the device; `out`: `[rows, v_width]` bf16. The rounding
+/// scratch for what lies between, what they hold afterwards depends on the device; `out`: `[rows, v_width]` bf16, or [rounded to FP8](super::choose_format). The rounding
 /// is that of the three ops.
 ///
 /// A GPU runs one kernel, which reads segments, states and convolution states while the kernel before it still runs: no other kernel of

@@ -1,13 +1,15 @@
 //! From the fused projection with gates to the gated output of attention, for rows of one query.
 
+use super::activation::write_host;
 use super::check::Check;
 use super::{AttentionBatch, attention, attention_gate, gated_qkv};
 use crate::choice::{self, DecodeStep};
 use crate::cuda;
 use crate::heads::{Heads, KvDType};
+use half::bf16;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
-use pegainfer_core::tensor::{OpError, Tensor};
+use pegainfer_core::tensor::{DType, OpError, Tensor};
 
 /// [`gated_qk_norm_rope_write_kv`](super::gated_qk_norm_rope_write_kv), then [`attention`](super::attention) with a scale
 /// of `1 / sqrt(head_dim)`, then [`attention_gate`](super::attention_gate), of rows that have one query each, or none.
@@ -15,7 +17,7 @@ use pegainfer_core::tensor::{OpError, Tensor};
 /// `projected`, `heads`, `k` and `v` as there; `batch`: the same tokens, so that the position of row `b` is
 /// `kv_lens[b] - 1` and its slot, unless it is `NO_SLOT`, the place of that position in the row's blocks; `q`:
 /// `[tokens, heads * head_dim]` bf16, scratch for the queries, what it holds afterwards depends on the device; `out`:
-/// `[tokens, heads * head_dim]` bf16.
+/// `[tokens, heads * head_dim]` bf16, or [rounded to FP8](super::choose_gated_attended_format).
 ///
 /// A GPU of compute capability 9.0 or 10.0 runs one kernel for heads of 256, which takes positions from `batch`. It reads
 /// `batch`, slots and the cache's older tokens while the kernel before it still runs: no kernel of the same step may write
@@ -49,8 +51,15 @@ pub fn gated_decode_attention(
     match (exec.device(), &choice) {
         (Device::Cpu(_), _) => {
             gated_qkv::on_cpu(check, exec, projected, heads, q, (k, v))?;
+            let format = out.dtype();
+            out.set_dtype(DType::Bf16);
             attention::on_cpu(check, exec, q, (k, v), batch, shape, scale, out)?;
             attention_gate::on_cpu(exec, projected, shape, out);
+            if format == DType::E4m3 {
+                let attended = out.host::<bf16>().to_vec();
+                out.set_dtype(format);
+                write_host(out, |out| out.copy_from_slice(&attended));
+            }
             Ok(())
         }
         (Device::Cuda, Some(DecodeStep::Fused(grid))) => {
@@ -73,9 +82,7 @@ mod tests {
     use crate::load::AttentionLoad;
     use crate::ops::{gated_qk_norm_rope_write_kv, rope_table};
     use crate::testing::{Host, bf16s};
-    use half::bf16;
     use pegainfer_core::kv::NO_SLOT;
-    use pegainfer_core::tensor::DType;
 
     #[test]
     fn it_is_a_norm_a_rotation_attention_and_a_gate() {

@@ -1,5 +1,6 @@
 //! The norm and gate at the end of a gated delta rule layer.
 
+use super::activation::write_host;
 use super::check::Check;
 use crate::cpu::gated_norm::{self, Inputs};
 use crate::cuda;
@@ -11,8 +12,8 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 /// `out = x * rsqrt(mean(x²) + eps) * weight * silu(z)`, the mean over each head (transformers `Qwen3_5RMSNormGated`).
 ///
 /// `x`: `[tokens, v_width]` f32; `projected`: `[tokens, projected_width]` bf16, of which `z` is read; `weight`:
-/// `[value_dim]` f32, the same for every head; `out`: `[tokens, v_width]` bf16. All of it is f32, with one rounding at the
-/// end.
+/// `[value_dim]` f32, the same for every head; `out`: `[tokens, v_width]` bf16, or
+/// [rounded to FP8](super::choose_format). All of it is f32, with one rounding at the end.
 pub fn gated_rms_norm(
     exec: &mut Exec,
     x: &Tensor,
@@ -44,7 +45,7 @@ pub(super) fn check(
     c.is(x, DType::F32, &[tokens, shape.v_width()])?;
     c.is(projected, DType::Bf16, &[tokens, shape.projected_width()])?;
     c.is(weight, DType::F32, &[shape.value_dim])?;
-    c.is(out, DType::Bf16, &[tokens, shape.v_width()])
+    c.is_activation(out, &[tokens, shape.v_width()])
 }
 
 /// Bytes and floating-point operations.
@@ -66,7 +67,7 @@ pub(super) fn dispatch(
     match exec.device() {
         Device::Cpu(isa) => {
             let inputs = Inputs { x: x.host(), projected: projected.host(), weight: weight.host(), shape, eps };
-            gated_norm::run(isa, &inputs, out.host_mut());
+            write_host(out, |out| gated_norm::run(isa, &inputs, out));
             Ok(())
         }
         Device::Cuda => cuda::gated_rms_norm(exec, x, projected, weight, shape, eps, out),

@@ -1,5 +1,6 @@
 //! GEMM with a weight of the checkpoint.
 
+use super::activation::host_values;
 use super::check::Check;
 use super::matrix::MatrixRef;
 use crate::choice::{self, Gemm, GemmShape, Output};
@@ -11,7 +12,7 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 
 /// `out = x · wᵀ`.
 ///
-/// `x`: `[rows, k]` bf16; `w`: `[n, k]` bf16 or FP8, row-major as in the checkpoint; `out`: `[rows, n]` bf16 (activations) or
+/// `x`: `[rows, k]` bf16, or [rounded to FP8](super::choose_format); `w`: `[n, k]` bf16 or FP8, row-major as in the checkpoint; `out`: `[rows, n]` bf16 (activations) or
 /// f32 (logits). f32 accumulation, one rounding at the end. A row's result does not depend on the other rows; on a GPU
 /// it does on how many there are, because that chooses the kernel and with it the order of the sum. A GPU takes `k` and
 /// `n` in multiples of 8.
@@ -25,7 +26,7 @@ pub fn linear<'w>(exec: &mut Exec, x: &Tensor, w: impl Into<MatrixRef<'w>>, out:
     let (m, k) = x.rows_cols();
     let w = w.into();
     let n = w.shape().0;
-    check.is(x, DType::Bf16, &[m, k])?;
+    check.is_activation(x, &[m, k])?;
     w.check_dense(check, exec.device(), (n, k))?;
     check.that(matches!(out.dtype(), DType::Bf16 | DType::F32), "out must be bf16 or f32")?;
     check.is(out, out.dtype(), &[m, n])?;
@@ -41,7 +42,7 @@ pub fn linear<'w>(exec: &mut Exec, x: &Tensor, w: impl Into<MatrixRef<'w>>, out:
                 DType::F32 => LinearOut::F32(out.host_mut()),
                 _ => LinearOut::Bf16(out.host_mut()),
             };
-            linear_stacked(isa, x.host(), &w.weights(), (m, k), out, &mut exec.scratch);
+            linear_stacked(isa, &host_values(x), &w.weights(), (m, k), out, &mut exec.scratch);
         }
         (Device::Cuda, Some(gemm)) => cuda::linear(exec, "linear", gemm, x, w, out)?,
         _ => {}

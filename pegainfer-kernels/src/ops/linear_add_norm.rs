@@ -1,5 +1,6 @@
 //! The end of a block: its last projection, the residual add, and the norm before the next block.
 
+use super::activation::{host_values, write_host};
 use super::check::Check;
 use super::matrix::MatrixRef;
 use crate::choice::{self, AddNorm};
@@ -13,7 +14,7 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 /// `residual += x · wᵀ`, then `out = rms_norm(residual) * norm`.
 ///
 /// `x`: `[rows, k]`, `w`: `[hidden, k]`, `residual`, `delta`, `out`: `[rows, hidden]`, all bf16, `w` also FP8 as in
-/// [`linear`](super::linear); `norm`: `[hidden]`
+/// [`linear`](super::linear), `x` and `out` also [rounded to FP8](super::choose_format); `norm`: `[hidden]`
 /// bf16 or f32, as in [`rms_norm`](super::rms_norm). `delta` is scratch for the GEMM; what it holds afterwards depends
 /// on the device. The GEMM is rounded to bf16 before it is added, and the sum before it is normalised, as in
 /// transformers; a GPU rounds only the sum where there are many rows.
@@ -32,11 +33,12 @@ pub fn linear_add_norm<'w>(
     let (m, k) = x.rows_cols();
     let w = w.into();
     let n = w.shape().0;
-    check.is(x, DType::Bf16, &[m, k])?;
+    check.is_activation(x, &[m, k])?;
     w.check_dense(check, exec.device(), (n, k))?;
-    for tensor in [&*residual, &*delta, &*out] {
+    for tensor in [&*residual, &*delta] {
         check.is(tensor, DType::Bf16, &[m, n])?;
     }
+    check.is_activation(out, &[m, n])?;
     check.is_norm(norm, n)?;
     let choice = choice::gpu(exec)?.map(|gpu| AddNorm::choose(&gpu, (m, n, k), w.format()));
     exec.record(|device| {
@@ -47,8 +49,9 @@ pub fn linear_add_norm<'w>(
     match (exec.device(), &choice) {
         (Device::Cpu(isa), _) => {
             let gemm = LinearOut::Bf16(delta.host_mut());
-            linear_stacked(isa, x.host(), &w.weights(), (m, k), gemm, &mut exec.scratch);
-            norm::add_rms_norm(isa, delta.host(), residual.host_mut(), NormWeight::of(norm), eps, out.host_mut());
+            linear_stacked(isa, &host_values(x), &w.weights(), (m, k), gemm, &mut exec.scratch);
+            let (delta, residual, norm) = (delta.host(), residual.host_mut(), NormWeight::of(norm));
+            write_host(out, |out| norm::add_rms_norm(isa, delta, residual, norm, eps, out));
         }
         (Device::Cuda, Some(choice)) => {
             cuda::linear_add_norm(exec, choice, x, w, residual, norm, eps, delta, out)?;

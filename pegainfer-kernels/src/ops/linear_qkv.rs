@@ -1,5 +1,6 @@
 //! From the input of attention to rotated queries and a written KV cache.
 
+use super::activation::host_values;
 use super::check::Check;
 use super::matrix::MatrixRef;
 use super::qkv as rest;
@@ -14,7 +15,7 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 /// [`linear`](super::linear) of the fused QKV projection, then
 /// [`qk_norm_rope_write_kv`](super::qk_norm_rope_write_kv).
 ///
-/// `x`: `[tokens, k]` bf16; `w`: `[(heads + 2 kv_heads) * head_dim, k]` bf16, or FP8 as in [`linear`](super::linear), queries first, then keys, then values;
+/// `x`: `[tokens, k]` bf16, or [rounded to FP8](super::choose_format); `w`: `[(heads + 2 kv_heads) * head_dim, k]` bf16, or FP8 as in [`linear`](super::linear), queries first, then keys, then values;
 /// `qkv`: `[tokens, (heads + 2 kv_heads) * head_dim]` bf16, scratch for the GEMM, what it holds afterwards depends on
 /// the device; `heads`, `q` and the cache as there. The GEMM is rounded to bf16.
 ///
@@ -30,7 +31,7 @@ pub fn linear_qkv<'w>(
     let check = Check("linear_qkv");
     let Heads { shape, norms, rope, positions, slots, .. } = *heads;
     let ((m, columns), n) = (x.rows_cols(), shape.qkv_width());
-    check.is(x, DType::Bf16, &[m, columns])?;
+    check.is_activation(x, &[m, columns])?;
     let w = w.into();
     w.check_dense(check, exec.device(), (n, columns))?;
     check.is(qkv, DType::Bf16, &[m, n])?;
@@ -48,7 +49,7 @@ pub fn linear_qkv<'w>(
     match (exec.device(), &choice) {
         (Device::Cpu(isa), _) => {
             let gemm = LinearOut::Bf16(qkv.host_mut());
-            linear_stacked(isa, x.host(), &w.weights(), (m, columns), gemm, &mut exec.scratch);
+            linear_stacked(isa, &host_values(x), &w.weights(), (m, columns), gemm, &mut exec.scratch);
             rest::on_cpu(check, exec, qkv, heads, q, (k, v))
         }
         (Device::Cuda, Some(choice)) => cuda::linear_qkv(exec, choice, (x, w), heads, qkv, q, (k, v)),

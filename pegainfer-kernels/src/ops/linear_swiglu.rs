@@ -1,5 +1,6 @@
 //! The first half of the MLP: gate and up projections and the gated activation.
 
+use super::activation::{host_values, write_host};
 use super::check::Check;
 use super::matrix::MatrixRef;
 use crate::choice::{self, Swiglu};
@@ -13,7 +14,7 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 /// `out = silu(gate) * up` with `[gate, up] = x · wᵀ` and `silu(z) = z / (1 + exp(-z))`.
 ///
 /// `x`: `[rows, k]`, `w`: `[2 * width, k]`, the rows of the gate first, `gate_up`: `[rows, 2 * width]`, `out`:
-/// `[rows, width]`, all bf16, `w` also FP8 as in [`linear`](super::linear). `gate_up` is scratch for the GEMM; what it holds afterwards depends on the device. The
+/// `[rows, width]`, all bf16, `x` and `out` also [rounded to FP8](super::choose_gated_format), `w` also FP8 as in [`linear`](super::linear). `gate_up` is scratch for the GEMM; what it holds afterwards depends on the device. The
 /// GEMM is rounded to bf16, silu is computed in f32 and rounded, and the result once more (transformers `Qwen3MLP`
 /// in bf16).
 pub fn linear_swiglu<'w>(
@@ -26,10 +27,10 @@ pub fn linear_swiglu<'w>(
     let check = Check("linear_swiglu");
     let (m, k) = x.rows_cols();
     let (w, width) = (w.into(), out.rows_cols().1);
-    check.is(x, DType::Bf16, &[m, k])?;
+    check.is_activation(x, &[m, k])?;
     w.check_dense(check, exec.device(), (2 * width, k))?;
     check.is(gate_up, DType::Bf16, &[m, 2 * width])?;
-    check.is(out, DType::Bf16, &[m, width])?;
+    check.is_activation(out, &[m, width])?;
     let choice = choice::gpu(exec)?.map(|gpu| Swiglu::choose(&gpu, (m, 2 * width, k), w.format()));
     exec.record(|device| {
         let kernel = choice::name(device, &choice, Swiglu::name);
@@ -39,8 +40,8 @@ pub fn linear_swiglu<'w>(
     match (exec.device(), &choice) {
         (Device::Cpu(isa), _) => {
             let gemm = LinearOut::Bf16(gate_up.host_mut());
-            linear_stacked(isa, x.host(), &w.weights(), (m, k), gemm, &mut exec.scratch);
-            swiglu(isa, gate_up.host(), width, out.host_mut());
+            linear_stacked(isa, &host_values(x), &w.weights(), (m, k), gemm, &mut exec.scratch);
+            write_host(out, |out| swiglu(isa, gate_up.host(), width, out));
         }
         (Device::Cuda, Some(choice)) => cuda::linear_swiglu(exec, choice, x, w, gate_up, out)?,
         _ => {}

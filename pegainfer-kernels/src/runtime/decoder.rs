@@ -123,28 +123,36 @@ impl Activations {
         (3 * hidden * DType::Bf16.size() + aliased_bytes(&groups)) as u64
     }
 
-    /// Narrows all of them to `tokens` rows.
+    /// Narrows all of them to `tokens` rows, in bf16.
     pub fn set_rows(&mut self, tokens: usize) {
         let Self { residual, normed, delta, gate_up, activated } = self;
         for tensor in [residual, normed, delta, gate_up, activated] {
             tensor.set_rows(tokens);
+            tensor.set_dtype(DType::Bf16);
         }
     }
 
     /// The rest of a layer after its token mixer: `mixed`, `[tokens, width]`, goes through the output projection `out`,
     /// `[hidden, width]`, into the residual stream, and so does the MLP; `normed` becomes the stream under `next`, the
-    /// weight of the next layer's input norm or of the final one.
+    /// weight of the next layer's input norm or of the final one, in the format that `projection` takes: the matrix that multiplies
+    /// it next, `None` for the output matrix.
     pub fn finish_layer(
         &mut self,
         exec: &mut Exec,
         (mixed, out): (&Tensor, &Matrix),
         mlp: &Mlp,
-        next: &Tensor,
+        (next, projection): (&Tensor, Option<&Matrix>),
         eps: f32,
     ) -> Result<(), OpError> {
         let Self { residual, normed, delta, gate_up, activated } = self;
+        ops::choose_format(exec, normed, &mlp.gate_up)?;
         ops::linear_add_norm(exec, mixed, out, residual, &mlp.norm, eps, delta, normed)?;
+        ops::choose_gated_format(exec, activated, &mlp.gate_up, &mlp.down)?;
         ops::linear_swiglu(exec, normed, &mlp.gate_up, gate_up, activated)?;
+        match projection {
+            Some(projection) => ops::choose_format(exec, normed, projection)?,
+            None => normed.set_dtype(DType::Bf16),
+        }
         ops::linear_add_norm(exec, activated, &mlp.down, residual, next, eps, delta, normed)
     }
 }

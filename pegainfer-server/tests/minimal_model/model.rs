@@ -193,7 +193,7 @@ impl Model for Minimal {
             ops::rope_write_kv(exec, qkv, &heads, q, kv.both_mut())?;
             ops::attention(exec, q, (&kv.k, &kv.v), &inputs.attention(step), shape, scale, attended)?;
             let next = weights.layers.get(i + 1).map_or(&weights.norm, |next| &next.input_norm);
-            activations.finish_layer(exec, (attended, &layer.o), &layer.mlp, next, eps)?;
+            activations.finish_layer(exec, (attended, &layer.o), &layer.mlp, (next, None), eps)?;
         }
         if step.samples_every_token() {
             return Ok(());

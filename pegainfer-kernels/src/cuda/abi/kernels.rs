@@ -32,7 +32,7 @@ kernels! {
         decode_fp8_256_1<U8>, decode_fp8_256_2<U8>
     ] {
         q: In<Bf16>, k: Alias<T>, v: Alias<T>, qo_indptr: In<U32>, kv_lens: In<U32>, block_tables: In<U32>,
-        out: Out<Bf16>, heads: u32, rows: u32, max_blocks: u32, blocks: u32, overlapped: u32, scale: f32,
+        out: Out<Activation>, padded: u32, heads: u32, rows: u32, max_blocks: u32, blocks: u32, overlapped: u32, scale: f32,
         partials: Scratch<F32>, arrived: Scratch<U32>,
     }
     ATTENTION_DECODE_BULK: DecodeFused [
@@ -40,7 +40,7 @@ kernels! {
         decode_fused_fp8_128_3<U8>
     ] {
         qkv: In<Bf16>, q_norm: In<Bf16>, k_norm: In<Bf16>, rope: In<F32>, slots: In<U32>, k: Out<T>, v: Out<T>,
-        qo_indptr: In<U32>, kv_lens: In<U32>, block_tables: In<U32>, out: Out<Bf16>, heads: u32, rows: u32,
+        qo_indptr: In<U32>, kv_lens: In<U32>, block_tables: In<U32>, out: Out<Activation>, padded: u32, heads: u32, rows: u32,
         max_blocks: u32, blocks: u32, positions: u32, eps: f32, scale: f32, partials: Scratch<F32>,
         arrived: Scratch<U32>,
     }
@@ -48,7 +48,7 @@ kernels! {
         gated_decode_256_3<Bf16>, gated_decode_256_4<Bf16>, gated_decode_fp8_256_3<U8>, gated_decode_fp8_256_4<U8>
     ] {
         projected: In<Bf16>, q_norm: In<F32>, k_norm: In<F32>, rope: In<F32>, slots: In<U32>, k: Out<T>,
-        v: Out<T>, qo_indptr: In<U32>, kv_lens: In<U32>, block_tables: In<U32>, out: Out<Bf16>, heads: u32,
+        v: Out<T>, qo_indptr: In<U32>, kv_lens: In<U32>, block_tables: In<U32>, out: Out<Activation>, padded: u32, heads: u32,
         rows: u32, max_blocks: u32, blocks: u32, positions: u32, rotary: u32, eps: f32, scale: f32,
         partials: Scratch<F32>, arrived: Scratch<U32>,
     }
@@ -60,8 +60,8 @@ kernels! {
         out: Out<Bf16>, heads: u32, max_blocks: u32, blocks: u32, scale: f32,
     }
     ATTENTION_PREFILL_WGMMA: PrefillWidened [prefill_widened_64, prefill_widened_128, prefill_widened_256] {
-        q: In<Bf16>, k: ScratchIn<Bf16>, v: ScratchIn<Bf16>, qo_indptr: In<U32>, kv_lens: In<U32>, out: Out<Bf16>,
-        heads: u32, kv_heads: u32, rows: u32, first_head: u32, heads_here: u32, capacity: u32, scale: f32,
+        q: In<Bf16>, k: ScratchIn<Bf16>, v: ScratchIn<Bf16>, qo_indptr: In<U32>, kv_lens: In<U32>, out: Out<Activation>,
+        padded: u32, heads: u32, kv_heads: u32, rows: u32, first_head: u32, heads_here: u32, capacity: u32, scale: f32,
     }
     ATTENTION_WIDEN_KV: WidenKv [widen_kv_64, widen_kv_128, widen_kv_256] {
         k: In<U8>, v: In<U8>, qo_indptr: In<U32>, kv_lens: In<U32>, block_tables: In<U32>, out_k: Scratch<Bf16>,
@@ -70,7 +70,7 @@ kernels! {
     }
     ATTENTION_PREFILL_WGMMA: PrefillWgmma [prefill_64, prefill_128, prefill_256] {
         q: In<Bf16>, k: In<Bf16>, v: In<Bf16>, qo_indptr: In<U32>, kv_lens: In<U32>, block_tables: In<U32>,
-        out: Out<Bf16>, heads: u32, kv_heads: u32, rows: u32, max_blocks: u32, blocks: u32, scale: f32,
+        out: Out<Activation>, padded: u32, heads: u32, kv_heads: u32, rows: u32, max_blocks: u32, blocks: u32, scale: f32,
     }
 
     CAUSAL_CONV: CausalConv [causal_conv1d_4, causal_conv1d_16] {
@@ -350,7 +350,7 @@ kernels! {
 
     DELTA_DECODE: DecodeDelta [decode_delta] {
         projected: In<Bf16>, conv: In<F32>, a_log: In<F32>, dt_bias: In<F32>, norm: In<F32>, segments: In<U32>,
-        states: Out<F32>, conv_states: Out<Bf16>, out: Out<Bf16>, counters: Scratch<U32>, key_heads: u32, slots: u32,
+        states: Out<F32>, conv_states: Out<Bf16>, out: Out<Activation>, padded: u32, counters: Scratch<U32>, key_heads: u32, slots: u32,
         eps: f32,
     }
     DELTA_RULE: DeltaRecurrent [delta_recurrent] {
@@ -366,7 +366,7 @@ kernels! {
         slots: u32, count: u32, key_heads: u32, value_heads: u32,
     }
     GATED_NORM: GatedRmsNorm [gated_rms_norm] {
-        x: In<F32>, projected: In<Bf16>, weight: In<F32>, out: Out<Bf16>, tokens: u32, heads: u32, gate: u32,
+        x: In<F32>, projected: In<Bf16>, weight: In<F32>, out: Out<Activation>, padded: u32, tokens: u32, heads: u32, gate: u32,
         width: u32, eps: f32,
     }
     GATED_QKV: GatedQkv [gated_qk_norm_rope_write_kv<Bf16>, gated_qk_norm_rope_write_kv_fp8<U8>] {
@@ -390,6 +390,7 @@ kernels! {
     GEMM_MMA: GemmMma [gemm_mma_bf16_64<Bf16>, gemm_mma_bf16_128<Bf16>, gemm_mma_f32_64<F32>, gemm_mma_f32_128<F32>] {
         x: In<Bf16>, w: ScratchIn<Bf16>, out: OutOrScratch<T>, m: u32, n: u32, k: u32, pitch: u32,
     }
+    NARROW_GEMM: NarrowGemm [narrow_gemm] { x: In<Bf16>, w: In<Bf16>, out: OutOrScratch<Bf16>, m: u32, k: u32, pitch: u32 }
     GEMM_WGMMA_QKV: GemmWgmmaQkv [gemm_wgmma_qkv] {
         x: Map<Bf16>, w: Map<Bf16>, q_norm: In<Bf16>, k_norm: In<Bf16>, rope: In<F32>, positions: In<U32>,
         slots: In<U32>, q: Out<Bf16>, k: Out<Bf16>, v: Out<Bf16>, m: u32, columns: u32, heads: u32, kv_heads: u32,
@@ -415,6 +416,7 @@ kernels! {
     }
     SKINNY_WGMMA_FP8: SkinnyWgmmaFp8 [
         skinny_fp8_bf16_32<Bf16>, skinny_fp8_bf16_64<Bf16>, skinny_fp8_f32_32<F32>, skinny_fp8_f32_64<F32>,
+        skinny_fp8_f32_96<F32>, skinny_fp8_f32_128<F32>,
         skinny_fp8_gated_32<Bf16>, skinny_fp8_gated_64<Bf16>
     ] {
         x: Map<U8>, w: Map<U8>, x_scales: ScratchIn<F32>, scales: In<F32>, out: OutOrScratch<T>, scale_rows: u32,
@@ -439,16 +441,16 @@ kernels! {
         table: In<Bf16>, ids: In<U32>, previous: In<U32>, out: Out<Bf16>, vocab: u32, previous_rows: u32, width: u32,
     }
     NORM: RmsNorm [rms_norm<Bf16>, rms_norm_f32<F32>] {
-        x: In<Bf16>, weight: In<T>, out: Out<Bf16>, hidden: u32, eps: f32,
+        x: In<Bf16>, weight: In<T>, out: Out<Activation>, padded: u32, hidden: u32, eps: f32,
     }
     NORM: AddRmsNorm [add_rms_norm<Bf16>, add_rms_norm_f32<F32>] {
-        x: In<Bf16>, residual: Out<Bf16>, weight: In<T>, out: Out<Bf16>, hidden: u32, eps: f32,
+        x: In<Bf16>, residual: Out<Bf16>, weight: In<T>, out: Out<Activation>, padded: u32, hidden: u32, eps: f32,
     }
     NORM: AddPartialsRmsNorm [add_slices_rms_norm<Bf16>, add_slices_rms_norm_f32<F32>] {
-        partials: ScratchIn<F32>, residual: Out<Bf16>, weight: In<T>, out: Out<Bf16>, hidden: u32, eps: f32,
+        partials: ScratchIn<F32>, residual: Out<Bf16>, weight: In<T>, out: Out<Activation>, padded: u32, hidden: u32, eps: f32,
         count: u32,
     }
-    SWIGLU: Swiglu [swiglu] { gate_up: In<Bf16>, out: Out<Bf16>, width: u32 }
+    SWIGLU: Swiglu [swiglu] { gate_up: In<Bf16>, out: Out<Activation>, padded: u32, width: u32 }
 
     SAMPLE: Sample [sample] { logits: In<F32>, draws: In<U32>, out: Out<U32>, vocab: u32 }
     LOGPROBS: Logprobs [logprobs] { logits: In<F32>, draws: In<U32>, tokens: In<U32>, out: Out<U32>, vocab: u32 }

@@ -5,7 +5,7 @@ use anyhow::{Result, bail};
 use pegainfer_core::engine::MAX_LOGPROBS;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::logits_processors::{LogitEdit, LogitsUpdate, TokenMask};
-use pegainfer_core::record::OpRecord;
+use pegainfer_core::record::{OpRecord, Operand};
 use pegainfer_core::schedule::SampleRow;
 use pegainfer_core::tensor::DType;
 #[cfg(feature = "deepseek-v4")]
@@ -83,8 +83,7 @@ impl Model {
         let (shape, rope_theta) = (config.shape, config.rope.theta);
         let matrix = [config.hidden_size, config.intermediate_size];
         let fp8_kv = qwen3::config::Config { kv_dtype: ops::KvDType::Fp8, ..config.clone() };
-        let records =
-            if fp8 { records::<Qwen3>(config) } else { both(records::<Qwen3>(config), records::<Qwen3>(fp8_kv)) };
+        let records = both(records::<Qwen3>(config), records::<Qwen3>(fp8_kv));
         Self { shape, rope_theta, matrix, fp8, more_steps: if fp8 { &FP8_STEPS } else { &[] }, records }
     }
 
@@ -95,8 +94,7 @@ impl Model {
         let (shape, rope_theta) = (config.shape, config.rope.theta);
         let matrix = [config.hidden_size, config.intermediate_size];
         let fp8_kv = qwen35::config::Config { kv_dtype: ops::KvDType::Fp8, ..config.clone() };
-        let records =
-            if fp8 { records::<Qwen35>(config) } else { both(records::<Qwen35>(config), records::<Qwen35>(fp8_kv)) };
+        let records = both(records::<Qwen35>(config), records::<Qwen35>(fp8_kv));
         Self { shape, rope_theta, matrix, fp8, more_steps: if fp8 { &FP8_STEPS } else { &[] }, records }
     }
 
@@ -121,8 +119,9 @@ impl Model {
     pub fn records(&self, batch: usize, tokens: usize, context: usize) -> Result<Vec<OpRecord>> {
         let mut records = (self.records)(batch, tokens, context)?;
         if self.fp8 {
-            let fp8 = |record: &OpRecord| record.reads.get(1).is_some_and(|weight| weight.dtype == DType::U8);
-            records.retain(fp8);
+            let rounded = |operands: &[Operand]| operands.iter().any(|operand| operand.dtype == DType::E4m3);
+            let weight = |record: &OpRecord| record.reads.get(1).is_some_and(|weight| weight.dtype == DType::U8);
+            records.retain(|record| weight(record) || rounded(&record.reads) || rounded(&record.writes));
             records.extend(self.quantized()?);
             return Ok(records);
         }
