@@ -36,7 +36,7 @@ pub fn attention(
     exec.record(|device| {
         let kernel = choice::name(device, &choice, Attention::name);
         let reads = [q, k, v, batch.qo_indptr, batch.kv_lens, batch.block_tables];
-        OpRecord::new(c.0, kernel, &reads, &[out], flops(batch, shape)).with_bytes(bytes(q, batch, shape, k))
+        OpRecord::new(c.0, kernel, &reads, &[out], flops(batch, shape)).with_bytes(bytes((q, out), batch, shape, k))
     });
     match (exec.device(), &choice) {
         (Device::Cpu(_), _) => on_cpu(c, exec, q, (k, v), batch, shape, scale, out),
@@ -72,8 +72,8 @@ pub(super) fn flops(batch: &AttentionBatch<'_>, shape: HeadShape) -> u64 {
 }
 
 /// Bytes of the call: queries, output, and the part of the cache that is attended to.
-pub(super) fn bytes(q: &Tensor, batch: &AttentionBatch<'_>, shape: HeadShape, k: &Tensor) -> u64 {
-    2 * q.bytes() + batch.load.cached * shape.kv_bytes_per_token(KvDType::of(k)) as u64
+pub(super) fn bytes((q, out): (&Tensor, &Tensor), batch: &AttentionBatch<'_>, shape: HeadShape, k: &Tensor) -> u64 {
+    q.bytes() + out.bytes() + batch.load.cached * shape.kv_bytes_per_token(KvDType::of(k)) as u64
 }
 
 /// The reference kernel, on operands whose shapes were checked.

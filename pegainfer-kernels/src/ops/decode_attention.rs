@@ -40,7 +40,7 @@ pub fn decode_attention(
         let tables = [batch.qo_indptr, batch.kv_lens, batch.block_tables];
         let reads = [qkv, norms.0, norms.1, rope, positions, slots, k, v, tables[0], tables[1], tables[2]];
         let flops = qkv::flops(qkv, shape) + attention::flops(batch, shape);
-        let bytes = qkv::bytes(qkv, shape, k) + attention::bytes(q, batch, shape, k);
+        let bytes = qkv::bytes(qkv, shape, k) + attention::bytes((q, out), batch, shape, k);
         OpRecord::new("decode_attention", kernel, &reads, &[out, k, v], flops).with_bytes(bytes)
     });
     let scale = (shape.head_dim as f32).sqrt().recip();

@@ -44,7 +44,7 @@ pub fn gated_decode_attention(
         let reads = [projected, norms.0, norms.1, rope, positions, slots, k, v, tables[0], tables[1], tables[2]];
         let qkv = gated_qkv::flops(projected, heads);
         let flops = qkv + attention::flops(batch, shape) + attention_gate::flops(out);
-        let bytes = gated_qkv::bytes(projected, heads, k) + attention::bytes(q, batch, shape, k) + out.bytes();
+        let bytes = gated_qkv::bytes(projected, heads, k) + attention::bytes((q, out), batch, shape, k) + q.bytes();
         OpRecord::new("gated_decode_attention", kernel, &reads, &[out, k, v], flops).with_bytes(bytes)
     });
     let scale = (shape.head_dim as f32).sqrt().recip();

@@ -50,8 +50,8 @@ pub(super) fn check(
 
 /// Bytes and floating-point operations.
 pub(super) fn cost(x: &Tensor, weight: &Tensor, out: &Tensor) -> [u64; 2] {
-    // z has as many bytes as the output.
-    [x.bytes() + 2 * out.bytes() + weight.bytes(), 10 * x.elements() as u64]
+    // z has half of the bytes of x.
+    [x.bytes() + x.bytes() / 2 + out.bytes() + weight.bytes(), 10 * x.elements() as u64]
 }
 
 /// Runs the op on checked operands.

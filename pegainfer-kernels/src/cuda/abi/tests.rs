@@ -12,11 +12,13 @@ fn csrc() -> PathBuf {
 #[test]
 fn a_header_declares_all_kernels_of_its_source() {
     let text = header("swiglu", &[STRUCTS, KERNELS]);
-    let declaration = "extern \"C\" __global__ void swiglu(const bf16 *gate_up, bf16 *out, uint32_t width);";
+    let declaration =
+        "extern \"C\" __global__ void swiglu(const bf16 *gate_up, void *out, uint32_t padded, uint32_t width);";
     assert_eq!(text.lines().skip(2).collect::<Vec<_>>(), [declaration]);
     let norms = header("norm", &[STRUCTS, KERNELS]);
-    let [bf16, f32] = ["bf16", "float"]
-        .map(|t| format!("(const bf16 *x, const {t} *weight, bf16 *out, uint32_t hidden, float eps);"));
+    let [bf16, f32] = ["bf16", "float"].map(|t| {
+        format!("(const bf16 *x, const {t} *weight, void *out, uint32_t padded, uint32_t hidden, float eps);")
+    });
     assert!(norms.contains(&format!(" rms_norm{bf16}")) && norms.contains(&format!(" rms_norm_f32{f32}")), "{norms}");
     let maps = header("gemm_wgmma_swiglu", &[STRUCTS, KERNELS]);
     assert!(maps.contains("(const __grid_constant__ TensorMap x, "), "{maps}");
