@@ -5,6 +5,8 @@
 //   expand_streams: every stream begins with the embedding                       one block a stream
 //   pick_rows:      out = x[row]                                                 one block a row
 //   store_sum:      an f32 sum, rounded once                                     one thread an element
+//   mean_streams:   columns of out = mean of the four streams                    one block a token
+//   add:            out += x, in f32                                             one thread an element
 //   hyper_merge:    stream'[k] = post[k] f + Σ_j comb[j][k] stream[j]            one block a token, in place; _sum: f in f32,
 //                   streams in bf16
 //   hyper_head:     out = Σ_j (sigmoid(m[j] scale + base[j]) + eps) stream[j],   one block a token
@@ -12,7 +14,7 @@
 //   hyper_mix:      the input of a block, and how its output goes back (Sinkhorn)   one block a token, f32 alone
 //
 // All GPUs. Bound by memory. Activations in bf16 are mixed by tilelang/hyper_mix.cu. Reference:
-// src/cpu/deepseek_v4/hyper.rs, src/ops/deepseek_v4/{embed,pick_rows}.rs.
+// src/cpu/deepseek_v4/hyper.rs, src/ops/deepseek_v4/{embed,pick_rows,mean_streams,add}.rs.
 #include "deepseek_v4.cuh"
 #include "abi/deepseek_v4_streams.h"
 #include "limits.h"
@@ -53,6 +55,19 @@ __device__ void merge_token(const F *__restrict__ f, const float *__restrict__ p
             for (uint32_t j = 0; j < kStreams; ++j) mixed += comb[j * kStreams + k] * old[j];
             put(streams + k * hidden + i, post[k] * block + mixed);
         }
+    }
+}
+
+// Mean of the streams of a token, rounded once, to the columns of its row of `out` from `column` on.
+template <typename T>
+__device__ void mean_token(const T *__restrict__ streams, T *__restrict__ out, uint32_t hidden, uint32_t pitch,
+                           uint32_t column) {
+    streams += size_t(blockIdx.x) * kStreams * hidden;
+    for (uint32_t i = threadIdx.x; i < hidden; i += blockDim.x) {
+        float sum = 0.f;
+#pragma unroll
+        for (uint32_t j = 0; j < kStreams; ++j) sum += to_float(streams[j * hidden + i]);
+        put(out + size_t(blockIdx.x) * pitch + column + i, sum * (1.f / kStreams));
     }
 }
 
@@ -161,6 +176,16 @@ extern "C" __global__ __launch_bounds__(kRowThreads) void hyper_merge_sum(
     merge_token(f, post, comb, streams, hidden);
 }
 
+// Grid: elements over threads.
+extern "C" __global__ __launch_bounds__(kRowThreads) void add_f32(
+    const float *x, // [elements]
+    float *out,     // [elements], in place
+    uint32_t elements) {
+    start_after_predecessor();
+    uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < elements) out[i] += x[i];
+}
+
 // Grid: tokens over threads of a block.
 extern "C" __global__ __launch_bounds__(kRowThreads) void resolve_ids(
     const uint32_t *previous, // [samples]
@@ -211,6 +236,14 @@ extern "C" __global__ __launch_bounds__(kRowThreads) void resolve_ids(
         start_after_predecessor();                                                                                     \
         uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;                                                            \
         if (i < elements) put(out + i, sum[i]);                                                                        \
+    }                                                                                                                  \
+    /* Grid: tokens. */                                                                                                \
+    extern "C" __global__ __launch_bounds__(kRowThreads) void mean_streams_##SUFFIX(                                   \
+        const T *streams,              /* [tokens, 4, hidden] */                                                       \
+        T *out,                        /* [tokens, pitch], the columns from `column` on */                             \
+        uint32_t hidden, uint32_t pitch, uint32_t column) {                                                            \
+        start_after_predecessor();                                                                                     \
+        mean_token(streams, out, hidden, pitch, column);                                                               \
     }                                                                                                                  \
     /* Grid: tokens. */                                                                                                \
     extern "C" __global__ __launch_bounds__(kRowThreads) void hyper_merge_##SUFFIX(                                    \

@@ -7,8 +7,8 @@ use super::variant::Variant;
 use crate::cpu::deepseek_v4::kv_quant::fp8;
 use crate::cpu::weights::BLOCK;
 use crate::ops::deepseek_v4::{
-    self as ops, HyperSpec, HyperWeights, Place, Rounded, Routing, RoutingSpec, packed_bytes, takes_packed_rows,
-    unpacked,
+    self as ops, HyperSpec, HyperWeights, Place, RopeTable, Rounded, Routing, RoutingSpec, packed_bytes,
+    takes_packed_rows, unpacked,
 };
 use pegainfer_core::exec::Exec;
 use pegainfer_core::record::OpRecord;
@@ -17,7 +17,7 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 
 pub(super) const FAMILY: Family = Family { has, variants, prepare, fill, launch, outputs };
 
-const OPS: [&str; 14] = [
+const OPS: [&str; 17] = [
     "resolve_ids",
     "random_codes",
     "random_numbers",
@@ -25,18 +25,23 @@ const OPS: [&str; 14] = [
     "expand_streams",
     "pick_rows",
     "store_sum",
+    "mean_streams",
+    "add",
     "hyper_mix",
     "hyper_merge",
     "hyper_merge_mix_norm",
     "hyper_head",
     "norm",
     "round_activation",
+    "rope",
     "route",
 ];
 
 /// The largest distance of neighbouring e4m3 numbers, relative to them.
 const E4M3_SPACING: f64 = 1.0 / 8.0;
 /// A part of a larger matrix, which does not begin at a word of random bits.
+/// Dimensions of a head that are rotated.
+const ROPE_DIM: usize = 64;
 const PLACE: Place = Place { whole: 10_003, first_row: 2, first_column: 5 };
 const HYPER: HyperSpec = HyperSpec { iters: 20, eps: 1e-6, norm_eps: EPS };
 
@@ -69,6 +74,7 @@ fn prepare(exec: &mut Exec, call: &mut Call<'_>, launch: &mut Launch) -> Result<
                 launch.extra = vec![allocate(exec, "packed", &[rows, packed_bytes(hidden)], DType::U8)?];
             }
         }
+        "rope" => launch.rope = Some(RopeTable::new(exec, ROPE_DIM, 10_000.0, None)?),
         "route" if hashed(call) => {
             let ([logits, ids], [experts, _]) = (&call.read[..], &launch.written[..]) else {
                 return Err(call.unknown());
@@ -113,6 +119,11 @@ fn fill(exec: &mut Exec, call: &mut Call<'_>, launch: &mut Launch, _: Values) ->
             let values: Vec<u32> = (0..ids.elements() as u32).map(id).collect();
             exec.fill_rows(ids, &values)
         }
+        "rope" => {
+            let Some(positions) = call.read.last_mut() else { return Err(call.unknown()) };
+            let values: Vec<u32> = (0..positions.elements() as u32).map(|i| (i * 7919 + 3) % 1_000_003).collect();
+            exec.fill_rows(positions, &values)
+        }
         "route" if !hashed(call) => {
             let bias = &mut call.read[1];
             let values: Vec<f32> = (0..bias.elements()).map(|i| (i % 3) as f32 / 16.0).collect();
@@ -130,12 +141,21 @@ fn launch(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch) -> Result<(), O
         ("expand_streams", [x], [streams]) => ops::expand_streams(exec, x, streams),
         ("pick_rows", [x, rows], [out]) => ops::pick_rows(exec, x, rows, out),
         ("store_sum", [sum], [out]) => ops::store_sum(exec, sum, out),
+        // The last of the layers whose streams the output has.
+        ("mean_streams", [streams, _], [out]) => {
+            ops::mean_streams(exec, streams, 4 * out.rows_cols().1 / streams.rows_cols().1 - 1, out)
+        }
+        ("add", [x, _], [out]) => ops::add(exec, x, out),
         ("hyper_merge", [_, f, post, comb], [streams]) => ops::hyper_merge(exec, f, (post, comb), streams),
         ("norm", [x, weight], [out]) => ops::norm(exec, x, weight, EPS, out, None),
         ("norm", [x, weight], [out, low]) => {
             let low = Rounded { values: low, packed: launch.extra.first_mut() };
             ops::norm(exec, x, weight, EPS, out, Some(low))
         }
+        ("rope", [_, positions], [x]) => match &launch.rope {
+            Some(table) => ops::rope(exec, x, positions, table, true),
+            None => Err(call.unknown()),
+        },
         ("round_activation", [_], [x]) => ops::round_activation(exec, x),
         ("route", [logits, by], [experts, weights]) => {
             let routing = match launch.extra.first() {

@@ -30,6 +30,7 @@ const YARN: Yarn = Yarn { factor: 16.0, beta_fast: 32.0, beta_slow: 1.0, origina
 fn batch_place(record: &OpRecord) -> Option<usize> {
     match record.op {
         "attention_queries" => Some(if has_index(record) { 2 } else { 1 }),
+        "write_ring" => Some(1),
         "select_entries" => Some(3),
         "attention_latents" | "sparse_attention" => Some(4),
         _ => None,
@@ -58,7 +59,7 @@ fn variants(record: &OpRecord) -> Vec<Variant> {
 
 /// The operands that ops take in structs of their own, packed rows, and the packed output of attention.
 fn prepare(exec: &mut Exec, call: &mut Call<'_>, launch: &mut Launch) -> Result<(), OpError> {
-    if call.record.op == "select_entries" || call.record.op == "copy_slot" {
+    if ["select_entries", "copy_slot", "write_ring"].contains(&call.record.op) {
         return Ok(());
     }
     launch.rope = Some(RopeTable::new(exec, ROPE_DIM, 160_000.0, Some(YARN))?);
@@ -113,7 +114,11 @@ fn fill(exec: &mut Exec, call: &mut Call<'_>, _: &mut Launch, values: Values) ->
     };
     let pages = pages.map(|operand| operand.shape[0]);
     let Some(operands) = call.read.get_mut(first..first + 4) else { return Err(call.unknown()) };
-    let Some(rows) = Rows::new(operands, pages, call.case, (call.variant, values)) else { return Err(call.unknown()) };
+    let rows = match is_of_blocks(call.record) {
+        true => Rows::of_blocks(operands, call.case, (call.variant, values)),
+        false => Rows::new(operands, pages, call.case, (call.variant, values)),
+    };
+    let Some(rows) = rows else { return Err(call.unknown()) };
     rows.fill(exec, operands)?;
     let seed = input_seed(values);
     match (call.record.op, &mut call.read[..]) {
@@ -123,11 +128,17 @@ fn fill(exec: &mut Exec, call: &mut Call<'_>, _: &mut Launch, values: Values) ->
             write(exec, weights, |i| small(seed + 1, i) / 4.0)?;
             write(exec, entries, |i| small(seed + 2, i))
         }
-        ("sparse_attention", [q, _, _, sink, .., last]) => {
+        ("sparse_attention", [q, kv, _, sink, .., last]) => {
+            if is_of_blocks(call.record) {
+                // All tokens of a block have the key of its anchor, which goes into the ring.
+                let (dim, block) = (kv.rows_cols().1, last.rows_cols().1);
+                write(exec, kv, |i| unit(seed + 1, i / dim / block * dim + i % dim))?;
+            }
             write(exec, q, |i| 8.0 * unit(seed, i))?;
             write(exec, sink, |i| 4.0 * unit(3, i))?;
             if chosen_entries(call.record) {
-                let chosen: Vec<u32> = choose(&rows, last.rows_cols().1);
+                let k = last.rows_cols().1;
+                let chosen = if is_of_blocks(call.record) { own_blocks(last.rows_cols()) } else { choose(&rows, k) };
                 exec.fill_rows(last, &chosen)?;
             }
             Ok(())
@@ -154,6 +165,17 @@ fn chosen_entries(record: &OpRecord) -> bool {
     record.reads.len() == 10
 }
 
+/// Whether a call of `sparse_attention` is of blocks (DSpark), whose entries are of one token each.
+fn is_of_blocks(record: &OpRecord) -> bool {
+    let entries = record.reads.get(8).filter(|_| record.op == "sparse_attention" && chosen_entries(record));
+    entries.is_some_and(|entries| entries.shape[1] == PAGE_TOKENS)
+}
+
+/// Of each of so many tokens the `k` tokens of its block.
+fn own_blocks((tokens, k): (usize, usize)) -> Vec<u32> {
+    (0..tokens * k).map(|i| (i / k / k * k + i % k) as u32).collect()
+}
+
 /// Up to `k` entries of each token, spread over those that it sees; every third token has fewer.
 fn choose(rows: &Rows, k: usize) -> Vec<u32> {
     let mut chosen = vec![NO_ENTRY; rows.positions.len() * k];
@@ -171,6 +193,7 @@ fn launch(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch) -> Result<(), O
     let batch = operands().and_then(|operands| Operands::try_from(operands).ok());
     match (call.record.op, batch, &call.read[..], &mut launch.written[..]) {
         ("copy_slot", _, _, [rings]) => ops::copy_slot(exec, rings, rings.rows_cols().0 as u32 - 1, 0),
+        ("write_ring", Some(batch), [fresh, ..], [rings]) => ops::write_ring(exec, fresh, &batch.batch(), rings),
         ("select_entries", Some(batch), [q, weights, entries, ..], [chosen]) => {
             let batch = batch.batch();
             let pages = batch.page_tables.rows_cols().1;

@@ -71,6 +71,27 @@ impl Rows {
         Some(all)
     }
 
+    /// The same of blocks (DSpark), rows of equally many tokens, each at the position of its row's anchor; the pages are those of the
+    /// step's own tokens, in order. `None` if the tokens are no whole blocks.
+    pub fn of_blocks(operands: &[Tensor], case: &Case, (variant, values): (Variant, Values)) -> Option<Self> {
+        let [_, positions, _, tables] = operands else { return None };
+        let (tokens, (rows, pages)) = (positions.elements(), tables.rows_cols());
+        let block = tokens / rows;
+        if block * rows != tokens || pages < tokens.div_ceil(PAGE_TOKENS) {
+            return None;
+        }
+        let mut all = Self { indptr: vec![0], positions: Vec::new(), slots: Vec::new(), tables: Vec::new() };
+        for b in 0..rows {
+            let pads = values == Values::Final && variant.skips(b);
+            let anchor = (case.context.max(block + 37) - 1 - b % 37) as u32;
+            all.positions.extend(std::iter::repeat_n(if pads { u32::MAX } else { anchor }, block));
+            all.indptr.push(all.positions.len() as u32);
+            all.slots.push(if pads { NO_SLOT } else { (rows - 1 - b) as u32 });
+            all.tables.extend((0..pages as u32).map(|j| if pads { u32::MAX } else { j }));
+        }
+        Some(all)
+    }
+
     /// Copies them to the device.
     pub fn fill(&self, exec: &mut Exec, operands: &mut [Tensor]) -> Result<(), OpError> {
         let Self { indptr, positions, slots, tables } = self;

@@ -268,6 +268,12 @@ kernels! {
     DEEPSEEK_V4_STREAMS: StoreSum [store_sum_bf16<Bf16>, store_sum_f32<F32>] {
         sum: In<F32>, out: Out<T>, elements: u32,
     }
+    DEEPSEEK_V4_STREAMS: MeanStreams [mean_streams_bf16<Bf16>, mean_streams_f32<F32>] {
+        streams: In<T>, out: Out<T>, hidden: u32, pitch: u32, column: u32,
+    }
+    DEEPSEEK_V4_STREAMS: AddF32 [add_f32] {
+        x: In<F32>, out: Out<F32>, elements: u32,
+    }
     DEEPSEEK_V4_STREAMS: HyperMerge [hyper_merge_bf16<Bf16>, hyper_merge_f32<F32>] {
         f: In<T>, post: In<F32>, comb: In<F32>, streams: Out<T>, hidden: u32,
     }

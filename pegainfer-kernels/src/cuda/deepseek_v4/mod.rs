@@ -31,13 +31,15 @@ pub(crate) use index::select_entries;
 pub(crate) use large_expert::is_large_expert;
 pub(crate) use large_gemm::choose_large;
 pub(crate) use latents::attention_latents;
-pub(crate) use norm::norm;
+pub(crate) use norm::{norm, rope};
 pub(crate) use quant::round_activation;
 pub(crate) use queries::attention_queries;
-pub(crate) use rings::copy_slot;
+pub(crate) use rings::{copy_slot, write_ring};
 pub(crate) use route::{route_hash, route_learned};
 pub(crate) use skinny::{pack_rows, project, projects, rounds_input, takes_split};
-pub(crate) use streams::{embed, expand_streams, hyper_head, hyper_merge, pick_rows, resolve_ids, store_sum};
+pub(crate) use streams::{
+    add, embed, expand_streams, hyper_head, hyper_merge, mean_streams, pick_rows, resolve_ids, store_sum,
+};
 
 use super::abi::{Arguments, Entry};
 use crate::limits::deepseek_v4::{HEAD_THREADS, ROW_THREADS};

@@ -1,4 +1,4 @@
-//! `norm`, and the rotation of heads (csrc/deepseek_v4_norm.cu).
+//! `norm`, and `rope`, also as a part of `sparse_attention` (csrc/deepseek_v4_norm.cu).
 
 use super::{head_shape, heads, run};
 use crate::cuda::abi::{Dsv4Norm, InterleavedRope, Target};
@@ -33,7 +33,7 @@ pub(crate) fn norm(
 }
 
 /// `frequencies`: `[pairs]` f32, of the last `2 pairs` dimensions of each head.
-pub(super) fn rope(
+pub(crate) fn rope(
     exec: &mut Exec,
     op: &'static str,
     x: &mut Tensor,

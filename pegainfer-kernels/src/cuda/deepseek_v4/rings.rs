@@ -1,4 +1,4 @@
-//! Writing of rings, and `copy_slot` (csrc/deepseek_v4_rings.cu).
+//! `write_ring`, also as a part of `sparse_attention`, and `copy_slot` (csrc/deepseek_v4_rings.cu).
 
 use super::{rows, run};
 use crate::cuda::abi::{CopySlot, WriteRing};
@@ -8,7 +8,7 @@ use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
 
 /// `rings`: `[slots, ring, width]`.
-pub(super) fn write_ring(
+pub(crate) fn write_ring(
     exec: &mut Exec,
     op: &'static str,
     fresh: &Tensor,

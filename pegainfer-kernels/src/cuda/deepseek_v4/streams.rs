@@ -3,7 +3,8 @@
 use super::{rows, run};
 use crate::cpu::deepseek_v4::hyper::STREAMS;
 use crate::cuda::abi::{
-    Dsv4Embed, ExpandStreams, HyperHead, HyperMerge, HyperMergeSum, HyperMixF32, PickRows, ResolveIds, StoreSum,
+    AddF32, Dsv4Embed, ExpandStreams, HyperHead, HyperMerge, HyperMergeSum, HyperMixF32, MeanStreams, PickRows,
+    ResolveIds, StoreSum,
 };
 use crate::hyper_operands::{HyperSpec, HyperWeights};
 use crate::limits::deepseek_v4::ROW_THREADS;
@@ -48,6 +49,21 @@ pub(crate) fn store_sum(exec: &mut Exec, sum: &Tensor, out: &mut Tensor) -> Resu
         StoreSum { sum, out, elements },
         grid,
     )
+}
+
+/// `column`: the first one of `out` that is written.
+pub(crate) fn mean_streams(exec: &mut Exec, streams: &Tensor, column: usize, out: &mut Tensor) -> Result<(), OpError> {
+    let ((tokens, pitch), dtype) = (out.rows_cols(), out.dtype());
+    let hidden = streams.rows_cols().1 / STREAMS;
+    let entries = [MeanStreams::mean_streams_bf16, MeanStreams::mean_streams_f32];
+    let arguments = MeanStreams { streams, out, hidden, pitch, column };
+    run(exec, "mean_streams", entries, dtype, arguments, rows(tokens, hidden))
+}
+
+pub(crate) fn add(exec: &mut Exec, x: &Tensor, out: &mut Tensor) -> Result<(), OpError> {
+    let (elements, dtype) = (out.elements(), out.dtype());
+    let grid = ([elements.div_ceil(ROW_THREADS), 1, 1], ROW_THREADS);
+    run(exec, "add", [AddF32::add_f32; 2], dtype, AddF32 { x, out, elements }, grid)
 }
 
 pub(crate) fn hyper_merge(

@@ -59,6 +59,30 @@ impl Batch<'_> {
     }
 }
 
+/// Puts the newest tokens of each row into its ring, that of position `p` at row `p % ring` of its slot.
+///
+/// `fresh`: `[T, width]` bf16 or f32; `rings`: `[slots, ring, width]` of the same dtype. Values are copied.
+pub fn write_ring(exec: &mut Exec, fresh: &Tensor, batch: &Batch<'_>, rings: &mut Tensor) -> Result<(), OpError> {
+    let check = Check("write_ring");
+    let (tokens, width) = fresh.rows_cols();
+    let &[slots, ring, _] = rings.shape() else { return check.that(false, "rings must be [slots, ring, width]") };
+    batch.check(check, tokens)?;
+    check.is(rings, fresh.dtype(), &[slots, ring, width])?;
+    exec.record(|_| {
+        let reads: Vec<&Tensor> = [fresh].into_iter().chain(batch.operands()).collect();
+        // Of tokens that newer ones of the step overwrite nothing is moved.
+        let bytes = fresh.bytes().min((batch.slots.elements() * ring * width * fresh.dtype().size()) as u64);
+        OpRecord::new("write_ring", "rows", &reads, &[rings], 0).with_bytes(2 * bytes)
+    });
+    if exec.device() == Device::Cuda {
+        return gpu::write_ring(exec, "write_ring", fresh, batch, rings);
+    }
+    if cpu(check, exec)?.is_some() {
+        ring_host(fresh, batch, rings);
+    }
+    Ok(())
+}
+
 /// Puts the newest tokens of each row into its ring, that of position `p` at row `p % ring` of its slot, on the host. `fresh`: `[T, width]`
 /// bf16 or f32; `rings`: `[slots, ring, width]` of the same dtype.
 pub(super) fn ring_host(fresh: &Tensor, batch: &Batch<'_>, rings: &mut Tensor) {

@@ -1,6 +1,7 @@
 //! The ops of DeepSeek-V4. Activations are bf16 or f32, as their tensors say: every op computes in f32 and rounds when
 //! it stores, so that one executor serves the reference's precision and plain f32.
 
+mod add;
 mod attention;
 mod batch;
 mod compress;
@@ -13,6 +14,7 @@ mod index;
 mod kv_quant;
 mod latents;
 mod matmul;
+mod mean_streams;
 mod moe;
 mod norm;
 mod norm_rope;
@@ -25,8 +27,9 @@ mod route;
 mod values;
 
 pub use crate::hyper_operands::{HyperSpec, HyperWeights};
+pub use add::add;
 pub use attention::{SPLIT_TOKENS, Split, Visible, WINDOW, sparse_attention, takes_split};
-pub use batch::{Batch, NO_ENTRY, PAGE_TOKENS, copy_slot};
+pub use batch::{Batch, NO_ENTRY, PAGE_TOKENS, copy_slot, write_ring};
 pub use compress::{CompressorSpec, CompressorState, CompressorWeights, KeptTokens, NewEntries};
 pub use dummy::{Place, random_codes, random_numbers};
 pub use embed::{embed, expand_streams, resolve_ids, store_sum};
@@ -37,6 +40,7 @@ pub use index::{SelectSpec, TokenShare, select_entries};
 pub use kv_quant::round_activation;
 pub use latents::{LatentOutputs, Latents, attention_latents};
 pub use matmul::{grouped_matmul, matmul, matmul_dynamic, matmul_rounding, plan_gemms};
+pub use mean_streams::mean_streams;
 pub use moe::{Moe, moe};
 pub use norm::norm;
 pub(crate) use packed::unpacked;
@@ -44,5 +48,5 @@ pub use packed::{Activation, Rounded, pack_rows, packed_bytes, split_bytes, take
 pub use pick_rows::pick_rows;
 pub use project::{Projected, Projections, project};
 pub use queries::{Queries, attention_queries};
-pub use rope::RopeTable;
+pub use rope::{RopeTable, rope};
 pub use route::{Routing, RoutingSpec, route};

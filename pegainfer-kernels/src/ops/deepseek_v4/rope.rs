@@ -1,8 +1,12 @@
 //! Partial interleaved RoPE, with YaRN in compressed layers, and its inverse on the output of attention.
 
+use super::values::{activation, cpu, read, write};
 use crate::cpu::deepseek_v4::rope as reference;
+use crate::cuda::deepseek_v4 as gpu;
+use crate::ops::check::Check;
 use crate::rotary::{RopeSpec, Yarn};
-use pegainfer_core::exec::Exec;
+use pegainfer_core::exec::{Device, Exec};
+use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
 /// The frequencies of one kind of layer, `[dim / 2]` f32.
@@ -27,6 +31,37 @@ impl RopeTable {
     pub(crate) fn frequencies(&self) -> &Tensor {
         &self.frequencies
     }
+}
+
+/// Rotates the last dimensions of each head, in place, by its token's position, or back with `inverse`: `(a, b) -> (a cos - b sin,
+/// a sin + b cos)` for neighbouring values. `x`: `[tokens, heads, dim]` bf16 or f32; `positions`: `[tokens]` u32. f32 inside, one rounding
+/// at the end.
+pub fn rope(
+    exec: &mut Exec,
+    x: &mut Tensor,
+    positions: &Tensor,
+    table: &RopeTable,
+    inverse: bool,
+) -> Result<(), OpError> {
+    let check = Check("rope");
+    let &[tokens, heads, dim] = x.shape() else { return check.that(false, "x must be [tokens, heads, dim]") };
+    activation(check, x, &[tokens, heads, dim])?;
+    check.is(positions, DType::U32, &[tokens])?;
+    check.that(2 * table.frequencies.elements() <= dim, "more frequencies than pairs")?;
+    let rotated = 2 * table.frequencies.elements() * tokens * heads;
+    exec.record(|_| {
+        let bytes = 2 * (rotated * x.dtype().size()) as u64;
+        OpRecord::new("rope", "pairs", &[x, positions], &[x], 3 * rotated as u64).with_bytes(bytes)
+    });
+    if exec.device() == Device::Cuda {
+        return gpu::rope(exec, "rope", x, positions, &table.frequencies, inverse);
+    }
+    if cpu(check, exec)?.is_some() {
+        let mut values = read(x).into_owned();
+        rotate(&mut values, (heads, dim), positions, table, inverse);
+        write(x, &values);
+    }
+    Ok(())
 }
 
 /// Rotates the last dimensions of each head by its token's position, or back with `inverse`, on the host. `values`: `[tokens, heads, dim]`;
