@@ -3,6 +3,7 @@
 mod parse;
 
 use crate::numerics::Numerics;
+use pegainfer_kernels::runtime::block_drafting::BlockShape;
 use std::path::PathBuf;
 use thiserror::Error;
 
@@ -73,7 +74,7 @@ pub struct Yarn {
 }
 
 /// What a checkpoint has for speculative decoding.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Drafts {
     /// Nothing.
     None,
@@ -83,14 +84,20 @@ pub enum Drafts {
         layers: usize,
     },
     /// DSpark (0731).
-    DSpark {
-        /// Stages.
-        layers: usize,
-        /// Layers of the backbone that feed the first stage.
-        targets: usize,
-        /// Rank of the Markov head.
-        markov_rank: usize,
-    },
+    DSpark(DSpark),
+}
+
+/// The numbers of DSpark's stages; what they compute: forward/dspark.rs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DSpark {
+    /// Stages, each of which is a window layer.
+    pub layers: usize,
+    /// Layers of the model behind which the streams are inputs of the stages, in the order of the inputs (`dspark_target_layer_ids`).
+    pub targets: Vec<usize>,
+    /// Rank of the Markov head, a multiple of 32 (`dspark_markov_rank`).
+    pub markov_rank: usize,
+    /// Positions of a block (`dspark_block_size`), and the input of all of them but the first (`dspark_noise_token_id`).
+    pub block: BlockShape,
 }
 
 /// The numbers of a DeepSeek-V4 model. Every matrix width is a multiple of 128.
@@ -172,6 +179,24 @@ impl Config {
             LayerKind::Heavy => self.head_dim * size / 128,
         };
         self.layers.iter().map(layer).sum()
+    }
+
+    /// The numbers of DSpark's stages, if the checkpoint has them and they are loaded.
+    pub fn loaded_dspark(&self) -> Option<&DSpark> {
+        match &self.drafts {
+            Drafts::DSpark(dspark) if self.loads_drafts => Some(dspark),
+            _ => None,
+        }
+    }
+
+    /// Draft layers that are loaded.
+    pub fn loaded_draft_layers(&self) -> usize {
+        match &self.drafts {
+            _ if !self.loads_drafts => 0,
+            Drafts::None => 0,
+            Drafts::Mtp { layers } => *layers,
+            Drafts::DSpark(dspark) => dspark.layers,
+        }
     }
 
     /// Heads of one group of the output projection.

@@ -1,12 +1,13 @@
 //! Loading.
 
 use crate::bounds::{SHARED_SCORES, StepBounds};
-use crate::config::{Config, Drafts};
+use crate::config::Config;
+use crate::draft_method::{check_tensors, with_drafts};
 use crate::executor::Executor;
 use crate::inventory;
 use crate::load_error::LoadError;
 use crate::numerics::Numerics;
-use crate::plan::{self, PAGE_TOKENS};
+use crate::plan::{self, PAGE_TOKENS, Step};
 use crate::shard::{MAX_RANKS, Shard};
 use crate::state;
 use crate::weights::{Source, Weights};
@@ -60,9 +61,6 @@ pub struct LoadOptions {
     pub numerics: Numerics,
 }
 
-/// A tensor that every checkpoint with the layer that drafts has.
-const DRAFT_TENSOR: &str = "mtp.0.e_proj.weight";
-
 /// Upper bound of the default for compressed entries.
 pub const DEFAULT_KV_BYTES: u64 = 4 << 30;
 
@@ -91,19 +89,15 @@ pub fn load(
     options: &LoadOptions,
     progress: &mut (dyn FnMut(u64, u64) + Send),
 ) -> Result<Loaded, LoadError> {
-    let config = with_drafts(Config::load(&options.model_path)?, options)?;
+    let config =
+        with_drafts(Config::load(&options.model_path)?, options.speculation.as_ref(), options.max_num_batched_tokens)?;
     let bounds = bounds(&config, options)?;
     let shards = Shard::all(&config, options.loop_back_ranks.unwrap_or(execs.len())).map_err(LoadError::Option)?;
     let checkpoint = match options.dummy_seed {
         Some(_) => None,
         None => Some(Checkpoint::open(&options.model_path)?),
     };
-    if config.loads_drafts && checkpoint.as_ref().is_some_and(|checkpoint| !checkpoint.contains(DRAFT_TENSOR)) {
-        return Err(LoadError::Option(format!(
-            "--speculative-config: the checkpoint has no {DRAFT_TENSOR} for \"method\": \"mtp\"; choose \"ngram\" or \"suffix\", or a \
-             checkpoint with it"
-        )));
-    }
+    check_tensors(options.speculation.as_ref(), checkpoint.as_ref())?;
     let source = checkpoint.as_ref().map_or(Source::Dummy(options.dummy_seed.unwrap_or(0)), Source::Checkpoint);
     let entries = inventory::inventory(&config);
     let of_rank = |shard: &Shard| entries.iter().map(|e| e.loaded_bytes(&config, *shard)).sum::<u64>();
@@ -176,51 +170,60 @@ fn bounds(config: &Config, options: &LoadOptions) -> Result<StepBounds, LoadErro
     })
 }
 
-/// `config`, which loads the layer that drafts if the options ask for drafts by the model. An error if it has none that can.
-fn with_drafts(config: Config, options: &LoadOptions) -> Result<Config, LoadError> {
-    let loads_drafts = Speculation::by_model(options.speculation.as_ref());
-    let reason = match config.drafts {
-        _ if !loads_drafts => None,
-        Drafts::Mtp { layers: 1 } => None,
-        Drafts::Mtp { layers } => Some(format!("drafts by {layers} layers are not implemented, only by one")),
-        Drafts::DSpark { .. } => Some("the checkpoint drafts by DSpark, which is not implemented".to_owned()),
-        Drafts::None => Some("config.json has no layers that draft".to_owned()),
-    };
-    match reason {
-        Some(reason) => Err(LoadError::Option(format!(
-            "--speculative-config: {reason}: choose \"ngram\" or \"suffix\" instead of \"mtp\""
-        ))),
-        None => Ok(Config { loads_drafts, ..config }),
-    }
-}
-
 /// The ops of one step on rank 0 of `ranks`, without weights or memory: `batch` rows that each add `tokens` tokens to a context
 /// of `context` tokens in all, and sample. Exchanges are those of GPUs that access each other's memory. Where `config`
-/// loads the layer that drafts, the passes of that layer are left out, and slots have the rings for one draft token.
+/// loads layers that draft, their passes behind the step are left out, and slots have the rings for one draft token.
 pub fn record(
     config: &Config,
     numerics: Numerics,
     ranks: usize,
     (batch, tokens, context): (usize, usize, usize),
 ) -> Result<Vec<OpRecord>, LoadError> {
+    let drafts = usize::from(config.loads_drafts);
+    let (mut executor, step) = recorder(config, numerics, ranks, (batch, tokens, context), drafts)?;
+    let (result, records) = executor.record(&step);
+    result?;
+    Ok(records)
+}
+
+/// The same of a pass of DSpark's stages, which `config` loads, over `blocks` blocks behind `context` tokens each.
+pub fn record_blocks(
+    config: &Config,
+    numerics: Numerics,
+    ranks: usize,
+    (blocks, context): (usize, usize),
+) -> Result<Vec<OpRecord>, LoadError> {
+    let tokens = config.loaded_dspark().map_or(1, |dspark| dspark.block.tokens);
+    let context = context.max(tokens);
+    let (mut executor, _) = recorder(config, numerics, ranks, (blocks, tokens, context), tokens)?;
+    let (result, records) = executor.record_blocks(blocks, context);
+    result?;
+    Ok(records)
+}
+
+/// Rank 0 of `ranks` on `Meta` for steps of `batch` rows that each add `tokens` tokens, and such a step. Rings are longer by `drafts`
+/// tokens.
+fn recorder(
+    config: &Config,
+    numerics: Numerics,
+    ranks: usize,
+    (batch, tokens, context): (usize, usize, usize),
+    drafts: usize,
+) -> Result<(Executor, Step), LoadError> {
     let step = plan::uniform(batch, tokens, context);
-    let pages = batch * step.max_blocks;
     let bounds = StepBounds {
         tokens: batch * tokens,
         rows: batch,
-        samples: batch,
-        drafts: usize::from(config.loads_drafts),
+        samples: batch * drafts.max(1),
+        drafts,
         context,
         slots: batch,
-        pages,
+        pages: batch * step.max_blocks,
         shared_scores: SHARED_SCORES,
         graphs: false,
     };
     let shards = Shard::all(config, ranks).map_err(LoadError::Option)?;
-    let mut executor = without_memory(config, numerics, shards[0], bounds)?;
-    let (result, records) = executor.record(&step);
-    result?;
-    Ok(records)
+    Ok((without_memory(config, numerics, shards[0], bounds)?, step))
 }
 
 /// One rank on `Meta`.
@@ -238,7 +241,7 @@ fn without_memory(
 /// Bytes that a GPU needs with these options, for each number of ranks that can share the model: weights, slots, pages, workspace, and
 /// about what CUDA takes.
 pub fn rank_bytes(config: &Config, options: &LoadOptions) -> Result<Vec<RankBytes>, LoadError> {
-    let config = &with_drafts(config.clone(), options)?;
+    let config = &with_drafts(config.clone(), options.speculation.as_ref(), options.max_num_batched_tokens)?;
     let bounds = bounds(config, options)?;
     let possible = (1..=MAX_RANKS).filter_map(|ranks| Shard::all(config, ranks).ok());
     let need = |shards: Vec<Shard>| {

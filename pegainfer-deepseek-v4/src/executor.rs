@@ -2,6 +2,7 @@
 
 mod check;
 mod draft;
+mod draft_readbacks;
 mod graphs;
 mod rank;
 
@@ -12,6 +13,7 @@ use crate::numerics::Numerics;
 use crate::plan::{self, Outcome, Step};
 use crate::shard::Shard;
 use crate::weights::Weights;
+use draft_readbacks::DraftReadbacks;
 pub use graphs::GraphReplays;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::parallel::{Communicator, Ranks};
@@ -20,7 +22,6 @@ use pegainfer_core::schedule::{STEPS_IN_FLIGHT, StateSlots, StepExecutor};
 use pegainfer_core::tensor::OpError;
 use pegainfer_kernels::ops::deepseek_v4::plan_gemms;
 use pegainfer_kernels::parallel;
-use pegainfer_kernels::runtime::drafting::Drafting;
 use pegainfer_kernels::runtime::{Measurable, Readbacks, SyntheticAcceptance};
 use pegainfer_kernels::sources::Family;
 use rank::{Part, Rank};
@@ -46,8 +47,8 @@ pub struct Executor {
     ranks: Ranks<Rank>,
     /// Readbacks of the tokens that rank 0 draws.
     readbacks: Readbacks,
-    /// Readbacks of the drafts of rank 0; `None` if the layer that drafts is not loaded.
-    drafting: Option<Drafting>,
+    /// Readbacks of the drafts of rank 0; `None` if no layers that draft are loaded.
+    drafting: Option<DraftReadbacks>,
     /// A forced acceptance length, for timing.
     synthetic: Option<SyntheticAcceptance>,
     /// Whether to compare the ranks after each step.
@@ -81,7 +82,7 @@ impl Executor {
         let started = Ranks::new(ranks);
         let mut ranks = started.map_err(|e| LoadError::Option(format!("the ranks cannot be started: {e}")))?;
         let readbacks = Readbacks::new(&mut ranks.first_mut().exec, bounds.samples)?;
-        let drafting = config.loads_drafts.then(|| Drafting::new(bounds.rows));
+        let drafting = DraftReadbacks::new(&config, bounds, ranks.first().sampler.max_rows());
         Ok(Self {
             config: Arc::new(config),
             numerics,
@@ -124,7 +125,7 @@ impl Executor {
     /// devices there is nothing to do.
     pub fn warm_up(&mut self, tokens: usize) -> Result<(), OpError> {
         // A step of few tokens could become a CUDA graph of the first layers.
-        let is_graph = self.ranks.first().graph_shape(&plan::uniform(1, tokens, tokens)).is_some();
+        let is_graph = self.ranks.first().graph_shape(Part::Layers, &plan::uniform(1, tokens, tokens)).is_some();
         if self.ranks.first().exec.device() != Device::Cuda || is_graph {
             return Ok(());
         }

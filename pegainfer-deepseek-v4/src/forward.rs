@@ -2,8 +2,10 @@
 
 mod attention;
 mod draft;
+mod dspark;
 mod head;
 
+pub(crate) use dspark::MarkovHead;
 pub(crate) use head::Head;
 
 use crate::config::{Config, LayerKind};
@@ -41,25 +43,36 @@ pub(crate) struct Pass<'a> {
 }
 
 impl Pass<'_> {
-    /// From token ids to `last_normed`. Nothing in it waits for the device or depends on more of the step than its shape.
-    pub fn run(&mut self, state: &mut [LayerState]) -> Result<(), OpError> {
+    /// From token ids to `last_normed`, with the state of the layers, and that of the layers that draft. Nothing in it waits for the device
+    /// or depends on more of the step than its shape.
+    pub fn run(&mut self, state: &mut [LayerState], drafts: &mut [LayerState]) -> Result<(), OpError> {
         self.embed()?;
         ops::expand_streams(self.exec, &self.work.embedded, &mut self.work.streams)?;
         let weights = self.weights;
         for (i, (layer, state)) in weights.layers.iter().zip(&mut *state).enumerate() {
-            self.layer(layer, self.config.layers[i], state, i == 0)?;
+            self.enter_layer(layer, i == 0)?;
+            if let Some(before) = i.checked_sub(1) {
+                self.keep_target(before)?;
+            }
+            self.layer(layer, self.config.layers[i], state)?;
         }
         self.leave()?;
+        self.keep_target(weights.layers.len() - 1)?;
+        self.fill_rings(drafts)?;
         self.sampled_rows(&weights.head_hyper, &weights.norm)
     }
 
-    /// Runs a layer up to the output of its experts, which [`enter`](Self::enter) or [`leave`](Self::leave) adds to the streams. `first`:
-    /// there is no such output before this layer.
-    fn layer(&mut self, layer: &Layer, kind: LayerKind, state: &mut LayerState, first: bool) -> Result<(), OpError> {
+    /// Enters a layer's attention: the streams are then those behind the layer before. `first`: there is none before this layer.
+    fn enter_layer(&mut self, layer: &Layer, first: bool) -> Result<(), OpError> {
         match first {
-            true => self.enter_first(&layer.attn_hyper, &layer.attn_norm)?,
-            false => self.enter(&layer.attn_hyper, &layer.attn_norm)?,
+            true => self.enter_first(&layer.attn_hyper, &layer.attn_norm),
+            false => self.enter(&layer.attn_hyper, &layer.attn_norm),
         }
+    }
+
+    /// Runs a layer that was entered up to the output of its experts, which [`enter`](Self::enter) or [`leave`](Self::leave) adds to the
+    /// streams.
+    fn layer(&mut self, layer: &Layer, kind: LayerKind, state: &mut LayerState) -> Result<(), OpError> {
         self.attention(&layer.attn, kind, state)?;
         self.enter(&layer.ffn_hyper, &layer.ffn_norm)?;
         self.experts(&layer.moe)

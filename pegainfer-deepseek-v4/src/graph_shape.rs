@@ -38,12 +38,22 @@ pub(crate) struct GraphBounds {
     row_tokens: usize,
     /// Tokens, and so samples, if rows have several.
     tokens: usize,
+    /// Blocks of a pass of DSpark's stages, and tokens of a block; 0 without the stages.
+    blocks: (usize, usize),
 }
 
 impl GraphBounds {
-    /// For steps of at most the size `bounds`: a row has its newest token and the drafts behind it.
-    pub fn new(bounds: StepBounds) -> Self {
-        Self { row_tokens: 1 + bounds.drafts, tokens: MAX_TOKENS.min(bounds.tokens).min(bounds.samples) }
+    /// For steps of at most the size `bounds`: a row has its newest token and the drafts behind it. `blocks`: the most blocks of a pass of
+    /// DSpark's stages, and the tokens of a block; 0 without the stages.
+    pub fn new(bounds: StepBounds, blocks: (usize, usize)) -> Self {
+        Self { row_tokens: 1 + bounds.drafts, tokens: MAX_TOKENS.min(bounds.tokens).min(bounds.samples), blocks }
+    }
+
+    /// The same as [`shape`](Self::shape) of a pass over blocks.
+    pub fn block_shape<K: Copy + Eq + Hash>(&self, graphs: &Graphs<K>, pass: &Step) -> Option<Shape> {
+        let ((blocks, block_tokens), rows) = (self.blocks, graphs.rows(pass)?);
+        let (tokens, positions) = (rows * block_tokens, pass.samples.len() / pass.rows.len());
+        (rows <= blocks && tokens <= MAX_TOKENS).then_some(Shape { rows, tokens, samples: rows * positions })
     }
 
     /// The shape to pad `step` to, for one of `graphs`, which pad rows; `None` if the step runs launch by launch. Either a token of each
@@ -72,6 +82,18 @@ pub fn padded(step: &Step, shape: Shape) -> Step {
     padded
 }
 
+/// A pass over blocks in the shape of a CUDA graph: [`padded`], with the samples of added rows among those of each position.
+pub fn padded_blocks(pass: &Step, shape: Shape) -> Step {
+    let (rows, added) = (pass.rows.len(), shape.rows - pass.rows.len());
+    let mut padded = padded(&Step { samples: Vec::new(), ..pass.clone() }, shape);
+    let of_position = |samples: &[SampleRow]| {
+        let added = std::iter::repeat_n(SampleRow::of_padding(0), added);
+        samples.iter().cloned().chain(added).collect::<Vec<_>>()
+    };
+    padded.samples = pass.samples.chunks(rows).flat_map(of_position).collect();
+    padded
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -90,7 +112,7 @@ mod tests {
     };
 
     fn shape(step: &Step) -> Option<(usize, usize, usize)> {
-        let shape = GraphBounds::new(BOUNDS).shape(&Graphs::<Shape>::new(BOUNDS.rows), step);
+        let shape = GraphBounds::new(BOUNDS, (0, 0)).shape(&Graphs::<Shape>::new(BOUNDS.rows), step);
         shape.map(|Shape { rows, tokens, samples }| (rows, tokens, samples))
     }
 
@@ -126,7 +148,7 @@ mod tests {
         let mut reported = verify(&[4]);
         reported.samples[2].logprobs = Some(1);
         assert_eq!(shape(&reported), None);
-        let small = GraphBounds::new(StepBounds { tokens: 16, samples: 8, ..BOUNDS });
+        let small = GraphBounds::new(StepBounds { tokens: 16, samples: 8, ..BOUNDS }, (0, 0));
         let fits = |rows: &[usize]| small.shape(&Graphs::<Shape>::new(8), &verify(rows)).is_some();
         assert!(fits(&[4, 4]) && !fits(&[4, 4, 4]), "inputs and logits are as large as the largest step");
     }
@@ -135,7 +157,7 @@ mod tests {
     fn steps_of_prompts_never_run_as_graphs() {
         assert!(is_of_prompts(&plan::uniform(1, MAX_TOKENS + 1, 300)));
         assert!(!is_of_prompts(&plan::uniform(1, MAX_TOKENS, 300)));
-        let bounds = GraphBounds::new(StepBounds { tokens: 4096, samples: 512, drafts: 7, ..BOUNDS });
+        let bounds = GraphBounds::new(StepBounds { tokens: 4096, samples: 512, drafts: 7, ..BOUNDS }, (0, 0));
         let unsampled = |step: Step| Step { samples: Vec::new(), ..step };
         for (rows, tokens) in [(200, 1), (256, 1), (16, 8), (64, 2)] {
             let (sampled, once) = (verify(&vec![tokens; rows]), plan::uniform(rows, tokens, 40));
@@ -167,5 +189,22 @@ mod tests {
         first.samples.truncate(1);
         let padded = padded(&first, Shape { rows: 3, tokens: 12, samples: 3 });
         assert_eq!(padded.samples.iter().map(|sample| sample.token).collect::<Vec<_>>(), [3, 0, 0]);
+    }
+
+    #[test]
+    fn blocks_are_padded_position_by_position() {
+        let mut pass = plan::uniform(5, 5, 45);
+        pass.samples = (0..2).flat_map(|i| (0..5).map(move |b| SampleRow::of_padding(5 * b + i))).collect();
+        let bounds = |blocks| GraphBounds::new(BOUNDS, (blocks, 5));
+        let graphs = Graphs::<Shape>::new(64);
+        let shape = bounds(6).block_shape(&graphs, &pass).unwrap();
+        assert_eq!((shape.rows, shape.tokens, shape.samples), (6, 30, 12));
+        assert_eq!(bounds(5).block_shape(&graphs, &pass), None, "more blocks than fit");
+        assert_eq!(bounds(64).block_shape(&graphs, &plan::uniform(28, 5, 45)), None, "140 tokens");
+        let padded = padded_blocks(&pass, shape);
+        let tokens: Vec<u32> = padded.samples.iter().map(|sample| sample.token).collect();
+        assert_eq!(tokens, [0, 5, 10, 15, 20, 0, 1, 6, 11, 16, 21, 0]);
+        assert_eq!((padded.tokens.len(), padded.state.len(), padded.state[5].to), (30, 6, NO_STATE));
+        assert_eq!(padded.qo_indptr, [0, 5, 10, 15, 20, 25, 26]);
     }
 }

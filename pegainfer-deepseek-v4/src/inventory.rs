@@ -1,6 +1,6 @@
 //! Every tensor that a checkpoint of this configuration has: official names, dtypes and shapes, and how ranks share it.
 
-use crate::config::{Config, Drafts, LayerKind, STREAMS};
+use crate::config::{Config, DSpark, Drafts, LayerKind, STREAMS};
 use crate::shard::Shard;
 use pegainfer_core::weights::StoredDtype as Dtype;
 
@@ -19,6 +19,8 @@ pub enum Split {
     Expert(usize),
     /// The same of the shared expert.
     SharedExpert,
+    /// None has any of it: the engine does not use the tensor.
+    Unused,
 }
 
 /// One tensor.
@@ -50,6 +52,7 @@ impl Entry {
         let bytes = if self.dtype == Dtype::I64 { self.bytes() / 2 } else { self.bytes() };
         match self.split {
             Split::Whole => bytes,
+            Split::Unused => 0,
             Split::HeadRows | Split::GroupColumns => bytes / shard.attention_ranks(config) as u64,
             Split::Vocab => bytes / shard.ranks as u64,
             Split::Expert(e) => {
@@ -199,10 +202,10 @@ impl List<'_> {
 
     fn drafts(&mut self) {
         let hidden = self.config.hidden_size;
-        match self.config.drafts {
+        match &self.config.drafts {
             Drafts::None => {}
             Drafts::Mtp { layers } => {
-                for i in 0..layers {
+                for i in 0..*layers {
                     let prefix = format!("mtp.{i}.");
                     self.block(&prefix, LayerKind::Window, false);
                     self.fp8(&format!("{prefix}e_proj"), hidden, hidden, Split::Whole);
@@ -213,19 +216,23 @@ impl List<'_> {
                     self.hyper_head(&prefix);
                 }
             }
-            Drafts::DSpark { layers, targets, markov_rank } => {
-                (0..layers).for_each(|i| self.block(&format!("mtp.{i}."), LayerKind::Window, false));
-                self.fp8("mtp.0.main_proj", hidden, targets * hidden, Split::Whole);
-                self.bf16("mtp.0.main_norm.weight", &[hidden]);
-                let last = format!("mtp.{}.", layers.saturating_sub(1));
-                self.bf16(&format!("{last}norm.weight"), &[hidden]);
-                self.hyper_head(&last);
-                for w in ["markov_w1", "markov_w2"] {
-                    self.bf16(&format!("{last}markov_head.{w}.weight"), &[self.config.vocab_size, markov_rank]);
-                }
-                self.bf16(&format!("{last}confidence_head.proj.weight"), &[1, hidden + markov_rank]);
-            }
+            Drafts::DSpark(dspark) => self.dspark(dspark),
         }
+    }
+
+    fn dspark(&mut self, DSpark { layers, targets, markov_rank, .. }: &DSpark) {
+        let (hidden, vocab) = (self.config.hidden_size, self.config.vocab_size);
+        (0..*layers).for_each(|i| self.block(&format!("mtp.{i}."), LayerKind::Window, false));
+        self.fp8("mtp.0.main_proj", hidden, targets.len() * hidden, Split::Whole);
+        self.bf16("mtp.0.main_norm.weight", &[hidden]);
+        let last = format!("mtp.{}.", layers.saturating_sub(1));
+        self.bf16(&format!("{last}norm.weight"), &[hidden]);
+        self.hyper_head(&last);
+        for w in ["markov_w1", "markov_w2"] {
+            self.bf16(&format!("{last}markov_head.{w}.weight"), &[vocab, *markov_rank]);
+        }
+        let confidence = format!("{last}confidence_head.proj.weight");
+        self.add(&confidence, Dtype::BF16, &[1, hidden + markov_rank], Split::Unused);
     }
 }
 
@@ -259,6 +266,10 @@ mod tests {
         assert_eq!(july.iter().map(Entry::bytes).sum::<u64>(), 166_878_536_440);
         let backbone = |list: &[Entry]| list.iter().filter(|e| !e.draft).cloned().collect::<Vec<_>>();
         assert_eq!(backbone(&april), backbone(&july));
+        let config = Config { loads_drafts: true, ..flash(true) };
+        let loaded: u64 = july.iter().filter(|e| e.draft).map(|e| e.loaded_bytes(&config, Shard::WHOLE)).sum();
+        let all: u64 = july.iter().filter(|e| e.draft).map(Entry::bytes).sum();
+        assert_eq!(all - loaded, 2 * (4096 + 256), "the confidence head is not loaded");
     }
 
     #[test]

@@ -12,7 +12,9 @@
 
 pub mod bounds;
 pub mod config;
+mod draft_method;
 mod draft_workspace;
+mod dspark_workspace;
 mod engine;
 pub mod executor;
 mod forward;
@@ -32,5 +34,5 @@ mod testing;
 pub mod weights;
 mod workspace;
 
-pub use engine::{DEFAULT_KV_BYTES, Engine, LoadOptions, Loaded, load, rank_bytes, record};
+pub use engine::{DEFAULT_KV_BYTES, Engine, LoadOptions, Loaded, load, rank_bytes, record, record_blocks};
 pub use load_error::LoadError;

@@ -42,7 +42,7 @@ pub fn compressor_spec(config: &Config, kind: LayerKind, index: bool, numerics: 
     Some(CompressorSpec { ratio, index, quantize: numerics.quantize_kv, eps: config.rms_norm_eps })
 }
 
-/// Allocates the state of every layer, and behind them that of the layer that drafts, if it is loaded. On the CPU a page takes memory once
+/// Allocates the state of every layer, and behind them those of the layers that draft, if they are loaded. On the CPU a page takes memory once
 /// it is written.
 pub fn allocate(
     exec: &mut Exec,
@@ -72,9 +72,9 @@ pub fn allocate(
     kinds(config).map(layer).collect()
 }
 
-/// Kinds of the layers, and behind them that of the layer that drafts, if it is loaded.
+/// Kinds of the layers, and behind them those of the layers that draft, if they are loaded.
 fn kinds(config: &Config) -> impl Iterator<Item = &LayerKind> {
-    config.layers.iter().chain(config.loads_drafts.then_some(&LayerKind::Window))
+    config.layers.iter().chain(std::iter::repeat_n(&LayerKind::Window, config.loaded_draft_layers()))
 }
 
 /// Bytes of one page.

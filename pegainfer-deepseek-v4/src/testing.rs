@@ -42,6 +42,7 @@ pub(crate) fn flash_json(dspark: bool) -> Value {
     }
     if dspark {
         config["dspark_block_size"] = json!(5);
+        config["dspark_noise_token_id"] = json!(128_799);
         config["dspark_markov_rank"] = json!(256);
         config["dspark_target_layer_ids"] = json!([40, 41, 42]);
     }

@@ -1,10 +1,12 @@
 //! The activations of a step, allocated once for the largest.
 
 use crate::bounds::StepBounds;
-use crate::config::{Config, LayerKind, STREAMS};
+use crate::config::{Config, Drafts, LayerKind, STREAMS};
 use crate::draft_workspace::DraftWorkspace;
+use crate::dspark_workspace::DSparkWorkspace;
 use crate::normed::Normed;
 use crate::numerics::Numerics;
+use crate::plan::PAGE_TOKENS;
 use crate::shard::Shard;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, Tensor};
@@ -88,8 +90,10 @@ pub(crate) struct Workspace {
     pub last_normed: Tensor,
     /// The rank's columns of the logits that are computed at once, `[logits_rows, vocab / ranks]` f32.
     pub logits_part: Tensor,
-    /// Workspace of the layer that drafts; `None` if it is not loaded.
+    /// Workspace of the layer for multi-token prediction; `None` if it is not loaded.
     pub draft: Option<DraftWorkspace>,
+    /// Workspace of DSpark's stages; `None` if they are not loaded.
+    pub dspark: Option<DSparkWorkspace>,
 }
 
 impl Workspace {
@@ -119,7 +123,15 @@ impl Workspace {
         };
         let (sparse, heavy) = (pair(LayerKind::Sparse, dim)?, pair(LayerKind::Heavy, dim)?);
         let index = pair(LayerKind::Sparse, config.index_head_dim)?;
-        let draft = config.loads_drafts.then(|| DraftWorkspace::new(exec, config, numerics, t)).transpose()?;
+        let has_mtp = config.loads_drafts && matches!(config.drafts, Drafts::Mtp { .. });
+        let draft = has_mtp.then(|| DraftWorkspace::new(exec, config, numerics, t)).transpose()?;
+        let stages = |numbers| {
+            let blocks = bounds.blocks(numbers, logits_rows);
+            DSparkWorkspace::new(exec, config, numbers, numerics, bounds, blocks)
+        };
+        let dspark = config.loaded_dspark().map(stages).transpose()?;
+        // A block's keys are read as whole pages.
+        let kv_rows = if dspark.is_some() { t.next_multiple_of(PAGE_TOKENS) } else { t };
         let mut tensor = |name: &str, shape: &[usize], dtype| exec.tensor(name, shape, dtype);
         let topk = config.index_topk;
         let own_tokens = TokenShare { rank: shard.rank, ranks: shard.ranks }.rows(t);
@@ -143,7 +155,7 @@ impl Workspace {
             qr,
             q: tensor("q", &[t, heads, dim], act)?,
             kv_raw: tensor("kv_raw", &[t, dim], act)?,
-            kv: tensor("kv", &[t, 1, dim], act)?,
+            kv: tensor("kv", &[kv_rows, 1, dim], act)?,
             sparse,
             heavy,
             index,
@@ -163,6 +175,7 @@ impl Workspace {
             last_normed: tensor("last_normed", &[samples, hidden], act)?,
             logits_part: tensor("logits_part", &[logits_rows, shard.vocab(config).len()], DType::F32)?,
             draft,
+            dspark,
         })
     }
 
@@ -179,6 +192,9 @@ impl Workspace {
         if let Some(DraftWorkspace { add, keep, .. }) = &mut self.draft {
             add.set_rows(tokens);
             keep.set_rows(tokens);
+        }
+        if let Some(DSparkWorkspace { main, .. }) = &mut self.dspark {
+            main.set_rows(tokens);
         }
         for normed in [&mut self.normed, &mut self.qr] {
             normed.set_rows(tokens);

@@ -92,7 +92,7 @@ impl<L: Default> Sequence<L> {
         let proposals = match drafting.map(|speculation| &speculation.source) {
             None => Proposals::None,
             Some(DraftSource::Host(method)) => Proposals::Host(method.start()),
-            Some(DraftSource::Model) => Proposals::Model(Vec::new()),
+            Some(DraftSource::Model(_)) => Proposals::Model(Vec::new()),
         };
         Self {
             id,

@@ -5,7 +5,9 @@ use super::{Output, Target, greedy, run, with_logprobs};
 use pegainfer_core::engine::{GenerateRequest, SpeculationStats, StepEngine};
 use pegainfer_core::grammar::{Grammar, Matcher};
 use pegainfer_core::logits_processors::{LogitsProcessorParams, LogitsProcessors, TokenMask};
-use pegainfer_core::schedule::speculation::{DraftMethod, DraftSource, Drafter, PromptLookup, Speculation, Suffix};
+use pegainfer_core::schedule::speculation::{
+    DraftMethod, DraftSource, Drafter, ModelMethod, PromptLookup, Speculation, Suffix,
+};
 use pegainfer_core::schedule::{EngineCore, StepExecutor};
 use std::sync::Arc;
 
@@ -44,9 +46,15 @@ pub fn oracle(num_tokens: usize, texts: Vec<Vec<u32>>) -> Option<Speculation> {
     speculation(num_tokens, Oracle { texts: texts.into(), wrong: usize::MAX })
 }
 
-/// Drafts by the model's own layers, all of which are verified.
+/// Drafts by the model's layers for multi-token prediction, all of which are verified.
 pub fn by_model(num_tokens: usize) -> Option<Speculation> {
-    Some(Speculation { num_tokens, source: DraftSource::Model, adaptive: false, synthetic_acceptance_length: None })
+    by(ModelMethod::Mtp, num_tokens)
+}
+
+/// Drafts by the model itself, all of which are verified.
+pub fn by(method: ModelMethod, num_tokens: usize) -> Option<Speculation> {
+    let source = DraftSource::Model(method);
+    Some(Speculation { num_tokens, source, adaptive: false, synthetic_acceptance_length: None })
 }
 
 impl Alone {

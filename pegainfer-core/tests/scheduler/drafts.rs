@@ -2,7 +2,7 @@
 
 use super::device::{kv_value, next_token};
 use super::requests::{Rng, VOCAB, mix};
-use pegainfer_core::schedule::speculation::{DraftMethod, DraftSource, Drafter, Speculation};
+use pegainfer_core::schedule::speculation::{DraftMethod, DraftSource, Drafter, ModelMethod, Speculation};
 use std::sync::Arc;
 
 /// Knows what the device will draw, but for logits processors, and says something else in `wrong` percent of the cases.
@@ -19,7 +19,11 @@ impl Oracle {
 
     /// A random number of its drafts, from the host or from the device.
     pub fn speculation(&self, rng: &mut Rng) -> Speculation {
-        let source = if rng.chance(50) { DraftSource::Model } else { DraftSource::Host(Arc::new(self.clone())) };
+        let source = if rng.chance(50) {
+            DraftSource::Model(ModelMethod::Mtp)
+        } else {
+            DraftSource::Host(Arc::new(self.clone()))
+        };
         Speculation {
             num_tokens: 1 + rng.below(6),
             source,

@@ -1,5 +1,7 @@
 //! From the files of a checkpoint to a [`Config`].
 
+mod dspark;
+
 use super::{Config, ConfigError, Drafts, LayerKind, STREAMS, WINDOW, Yarn};
 use serde::Deserialize;
 use serde_json::Value;
@@ -69,6 +71,7 @@ struct Raw {
     #[serde(default)]
     num_nextn_predict_layers: usize,
     dspark_block_size: Option<usize>,
+    dspark_noise_token_id: Option<u32>,
     #[serde(default)]
     dspark_markov_rank: usize,
     #[serde(default)]
@@ -108,12 +111,8 @@ fn parse(text: &str) -> Result<Config, ConfigError> {
         invalid(format!("compress_ratios has {} entries for {} layers", layers.len(), raw.num_hidden_layers))
     })?;
     let drafts = match (raw.dspark_block_size, raw.num_nextn_predict_layers) {
-        // DSpark's config still counts one MTP layer; its stages are the ratios that are left over.
-        (Some(_), _) => Drafts::DSpark {
-            layers: raw.compress_ratios.len() - raw.num_hidden_layers,
-            targets: raw.dspark_target_layer_ids.len(),
-            markov_rank: raw.dspark_markov_rank,
-        },
+        // DSpark's config still counts one MTP layer.
+        (Some(tokens), _) => Drafts::DSpark(raw.dspark(tokens)?),
         (None, 0) => Drafts::None,
         (None, layers) => Drafts::Mtp { layers },
     };
@@ -274,7 +273,9 @@ fn token_ids(value: &Value) -> Result<Vec<u32>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::DSpark;
     use crate::testing::{flash, tiny, tiny_dir};
+    use pegainfer_kernels::runtime::block_drafting::BlockShape;
     use serde_json::json;
 
     #[test]
@@ -291,7 +292,9 @@ mod tests {
     fn the_april_and_the_0731_configuration_differ_in_their_draft_layers() {
         let (april, july) = (flash(false), flash(true));
         assert_eq!((april.layers.len(), april.drafts), (43, Drafts::Mtp { layers: 1 }));
-        assert_eq!(july.drafts, Drafts::DSpark { layers: 3, targets: 3, markov_rank: 256 });
+        let block = BlockShape { tokens: 5, noise_token: 128_799 };
+        let dspark = DSpark { layers: 3, targets: vec![40, 41, 42], markov_rank: 256, block };
+        assert_eq!(july.drafts, Drafts::DSpark(dspark));
         assert_eq!(april.layers, july.layers);
     }
 

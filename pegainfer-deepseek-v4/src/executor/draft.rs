@@ -1,18 +1,38 @@
-//! The passes of the layer that drafts behind a step.
+//! The passes of the layers that draft behind a step.
 
 use super::Executor;
+use super::draft_readbacks::DraftReadbacks;
 use super::rank::{Part, Rank};
-use crate::plan::{NO_STATE, PAGE_TOKENS, Segment, Step};
+use crate::plan::{self, NO_STATE, PAGE_TOKENS, Segment, Step};
+use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::OpError;
+use pegainfer_kernels::runtime::block_drafting::{self, BlockRow, BlockShape};
 use pegainfer_kernels::runtime::drafting::{self, DraftRow};
 
 impl Executor {
-    /// Enqueues the passes of the layer that drafts behind `step`, whose samples drew `drawn`, and waits for the drafts of each row. A
-    /// pass finds the drafts of the one before on the device. Empty if that layer is not loaded.
+    /// Enqueues the passes of the layers that draft behind `step`, whose samples drew `drawn`, and waits for the drafts of each row. Empty
+    /// if such layers are not loaded.
     pub(super) fn draft(&mut self, step: &Step, drawn: &[u32]) -> Result<Vec<Vec<u32>>, OpError> {
-        if self.drafting.is_none() {
-            return Ok(Vec::new());
+        match self.drafting {
+            None => Ok(Vec::new()),
+            Some(DraftReadbacks::Mtp(_)) => self.draft_again_and_again(step, drawn),
+            Some(DraftReadbacks::Blocks { shape, most, .. }) => self.draft_blocks(step, drawn, (shape, most)),
         }
+    }
+
+    /// The record of every op of rank 0 in a pass of DSpark's stages over `blocks` blocks behind `context` tokens each.
+    pub fn record_blocks(&mut self, blocks: usize, context: usize) -> (Result<(), OpError>, Vec<OpRecord>) {
+        let mut step = plan::uniform(blocks, 1, context);
+        if let Some(DraftReadbacks::Blocks { shape, .. }) = self.drafting {
+            step.rows.iter_mut().for_each(|row| row.model_drafts = shape.tokens);
+        }
+        self.ranks.first_mut().exec.start_recording();
+        let drafted = self.draft(&step, &vec![0; blocks]);
+        (drafted.map(drop), self.ranks.first_mut().exec.stop_recording())
+    }
+
+    /// Multi-token prediction: a pass finds the drafts of the one before on the device.
+    fn draft_again_and_again(&mut self, step: &Step, drawn: &[u32]) -> Result<Vec<Vec<u32>>, OpError> {
         let (mut pass, rows) = drafting::first_pass(step, drawn);
         let passes = drafting::passes(&rows);
         for i in 0..passes.max(1) {
@@ -21,12 +41,55 @@ impl Executor {
             }
             self.enqueue(Part::Draft { again: i > 0 }, &pass)?;
             let Rank { exec, sampler, .. } = self.ranks.first_mut();
-            if let Some(drafting) = self.drafting.as_mut().filter(|_| !pass.samples.is_empty()) {
+            if let Some(DraftReadbacks::Mtp(drafting)) = self.drafting.as_mut().filter(|_| !pass.samples.is_empty()) {
                 drafting.start_readback(exec, sampler, &pass.samples, i)?;
             }
         }
-        self.drafting.as_mut().map_or(Ok(Vec::new()), |drafting| drafting.finish(step.rows.len(), &rows, passes))
+        match &mut self.drafting {
+            Some(DraftReadbacks::Mtp(drafting)) => drafting.finish(step.rows.len(), &rows, passes),
+            _ => Ok(Vec::new()),
+        }
     }
+
+    /// DSpark: one pass over the blocks of all rows, or a few if they are more than `most`.
+    fn draft_blocks(
+        &mut self,
+        step: &Step,
+        drawn: &[u32],
+        (shape, most): (BlockShape, usize),
+    ) -> Result<Vec<Vec<u32>>, OpError> {
+        let rows = block_drafting::block_rows(step, drawn, shape);
+        let mut pass_rows = Vec::new();
+        for (i, rows) in rows.chunks(most).enumerate() {
+            let pass = block_pass(step, rows, shape);
+            let graph = self.ranks.first().graph_shape(Part::Blocks, &pass);
+            let padded = graph.map_or(rows.len(), |shape| shape.rows);
+            self.enqueue(Part::Blocks, &pass)?;
+            let samples = vec![pass.samples[0].clone(); padded * block_drafting::block_positions(rows)];
+            let Rank { exec, sampler, .. } = self.ranks.first_mut();
+            if let Some(DraftReadbacks::Blocks { readbacks, .. }) = &mut self.drafting {
+                readbacks.start_readback(exec, sampler, &samples, i)?;
+            }
+            pass_rows.push(padded);
+        }
+        let mut drafts = vec![Vec::new(); step.rows.len()];
+        let Some(DraftReadbacks::Blocks { readbacks, .. }) = &mut self.drafting else { return Ok(drafts) };
+        for (i, (rows, padded)) in rows.chunks(most).zip(pass_rows).enumerate() {
+            readbacks.finish(i, (rows, padded), &mut drafts)?;
+        }
+        Ok(drafts)
+    }
+}
+
+/// The pass over the blocks of `rows`, see [`block_drafting::block_pass`], with the state slots of its rows.
+fn block_pass(step: &Step, rows: &[BlockRow], shape: BlockShape) -> Step {
+    let mut pass = block_drafting::block_pass(step, rows, shape);
+    let segment = |(row, ends): (&BlockRow, &[u32])| {
+        let slot = step.state[row.draft.row].to;
+        Segment { first: ends[0], end: ends[1], from: slot, to: slot }
+    };
+    pass.state = rows.iter().zip(pass.qo_indptr.windows(2)).map(segment).collect();
+    pass
 }
 
 /// Pass `pass`, from 1 on, of the layer that drafts behind `step`, see [`drafting::next_pass`], with the state slots of its rows. A row

@@ -2,7 +2,7 @@
 
 use super::Executor;
 use super::rank::{GraphKey, Part};
-use crate::graph_shape::padded;
+use crate::graph_shape::{padded, padded_blocks};
 use crate::plan::Step;
 use pegainfer_core::tensor::OpError;
 use std::sync::Arc;
@@ -14,19 +14,25 @@ pub struct GraphReplays {
     pub decode: u64,
     /// Steps whose rows have several tokens: they verify drafts.
     pub verify: u64,
-    /// Passes of the layer that drafts over the tokens of a step.
+    /// Passes of the layer for multi-token prediction over the tokens of a step.
     pub first_drafts: u64,
     /// Passes of that layer behind its own drafts.
     pub next_drafts: u64,
+    /// Passes of DSpark's stages over blocks.
+    pub blocks: u64,
 }
 
 impl Executor {
     /// Enqueues a pass through `part` over `step` on all ranks, as a CUDA graph if there is one of its shape.
     pub(super) fn enqueue(&mut self, part: Part, step: &Step) -> Result<(), OpError> {
         let (config, numerics, rank) = (self.config.clone(), self.numerics, self.ranks.first());
-        let key = rank.graph_shape(step).map(|shape| GraphKey { part, shape });
+        let key = rank.graph_shape(part, step).map(|shape| GraphKey { part, shape });
         let captures = rank.graphs.captures(key);
-        let step = Arc::new(key.map_or_else(|| step.clone(), |key| padded(step, key.shape)));
+        let step = Arc::new(match (key, part) {
+            (None, _) => step.clone(),
+            (Some(key), Part::Blocks) => padded_blocks(step, key.shape),
+            (Some(key), _) => padded(step, key.shape),
+        });
         if captures {
             // All ranks before one of them runs: it would wait on its device for the others, and making a graph for the device.
             let (config, step) = (config.clone(), step.clone());
@@ -54,6 +60,7 @@ impl Executor {
             verify: of(Part::Layers) - decode,
             first_drafts: of(Part::Draft { again: false }),
             next_drafts: of(Part::Draft { again: true }),
+            blocks: of(Part::Blocks),
         }
     }
 

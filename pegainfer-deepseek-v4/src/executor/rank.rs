@@ -2,7 +2,7 @@
 
 use crate::bounds::StepBounds;
 use crate::config::Config;
-use crate::forward::{Head, Pass};
+use crate::forward::{Head, MarkovHead, Pass};
 use crate::graph_shape::{GraphBounds, Shape};
 use crate::inputs::Inputs;
 use crate::load_error::LoadError;
@@ -26,13 +26,13 @@ pub(super) struct Rank {
     pub exec: Exec,
     pub shard: Shard,
     weights: Weights,
-    /// State of each layer, and behind them that of the layer that drafts, if it is loaded.
+    /// State of each layer, and behind them that of the layers that draft, if they are loaded.
     pub state: Vec<LayerState>,
     rotations: Rotations,
     inputs: Inputs,
     work: Workspace,
     pub sampler: Sampler,
-    /// CUDA graphs of steps, and of passes of the layer that drafts.
+    /// CUDA graphs of steps, and of passes of the layers that draft.
     pub graphs: Graphs<GraphKey>,
     graph_bounds: GraphBounds,
     communicator: Arc<dyn Communicator>,
@@ -54,11 +54,13 @@ pub(super) struct GraphKey {
 pub(super) enum Part {
     /// All layers of the model.
     Layers,
-    /// The layer that drafts.
+    /// The layer for multi-token prediction.
     Draft {
         /// It runs behind its own drafts; otherwise over the tokens of a step.
         again: bool,
     },
+    /// DSpark's stages, over blocks behind a step.
+    Blocks,
 }
 
 impl Rank {
@@ -79,7 +81,10 @@ impl Rank {
         let state = state.map_err(LoadError::State)?;
         let rows = bounds.rows.min(sampler.max_rows());
         let graphs = Graphs::new(if bounds.graphs && exec.device() == Device::Cuda { rows } else { 0 });
-        let graph_bounds = GraphBounds::new(StepBounds { samples: bounds.samples.min(sampler.max_rows()), ..bounds });
+        let stages = config.loaded_dspark();
+        let blocks = stages.map_or((0, 0), |dspark| (bounds.blocks(dspark, sampler.max_rows()), dspark.block.tokens));
+        let samples = bounds.samples.min(sampler.max_rows());
+        let graph_bounds = GraphBounds::new(StepBounds { samples, ..bounds }, blocks);
         let layers = weights.layers.len();
         Ok(Self {
             exec,
@@ -103,10 +108,14 @@ impl Rank {
         self.graphs = Graphs::padding_only(rows.min(self.sampler.max_rows()));
     }
 
-    /// The shape that a pass over `step` has as a CUDA graph; `None` if it runs launch by launch.
-    pub fn graph_shape(&self, step: &Step) -> Option<Shape> {
+    /// The shape that a pass through `part` over `step` has as a CUDA graph; `None` if it runs launch by launch.
+    pub fn graph_shape(&self, part: Part, step: &Step) -> Option<Shape> {
+        let shape = match part {
+            Part::Blocks => self.graph_bounds.block_shape(&self.graphs, step),
+            Part::Layers | Part::Draft { .. } => self.graph_bounds.shape(&self.graphs, step),
+        };
         // A record is of the ops themselves.
-        self.graph_bounds.shape(&self.graphs, step).filter(|_| !self.exec.is_recording())
+        shape.filter(|_| !self.exec.is_recording())
     }
 
     /// Uploads `step` for a pass through `part`, before which the state of rows moves that change their slot.
@@ -119,6 +128,10 @@ impl Rank {
                 Part::Layers => state::copy_slots(exec, state, step),
                 // It moved before the layers ran.
                 Part::Draft { .. } => Ok(()),
+                Part::Blocks => {
+                    let ring = state.last().map_or(0, |layer| layer.window.shape()[1]);
+                    work.dspark.as_mut().map_or(Ok(()), |dspark| dspark.fill(exec, step, ring))
+                }
             }
         })?
     }
@@ -134,10 +147,8 @@ impl Rank {
             exec, shard, weights, state, rotations, inputs, work, sampler, graphs, communicator, layers, ..
         } = self;
         let (shard, communicator, shared_scores) = (*shard, &**communicator, self.shared_scores);
-        let state = match part {
-            Part::Layers => &mut state[..*layers],
-            Part::Draft { .. } => &mut state[config.layers.len()..],
-        };
+        let (state, draft_state) = state.split_at_mut(config.layers.len());
+        let state = &mut state[..*layers];
         exec.install(|exec| {
             let mut launches = StepLaunches {
                 exec,
@@ -146,6 +157,7 @@ impl Rank {
                 shard,
                 weights,
                 state,
+                draft_state,
                 rotations,
                 inputs,
                 work,
@@ -167,8 +179,10 @@ pub(super) struct StepLaunches<'a> {
     numerics: Numerics,
     shard: Shard,
     weights: &'a Weights,
-    /// State of the layers that the pass runs through.
+    /// State of the model's layers that a step runs through.
     state: &'a mut [LayerState],
+    /// State of the layers that draft.
+    draft_state: &'a mut [LayerState],
     rotations: &'a Rotations,
     inputs: &'a mut Inputs,
     work: &'a mut Workspace,
@@ -186,7 +200,7 @@ impl Launches for StepLaunches<'_> {
 
     fn launch(&mut self) -> Result<(), OpError> {
         let Self { config, numerics, shard, weights, rotations, communicator, shared_scores, step, part, .. } = *self;
-        let Self { exec, state, inputs, work, sampler, .. } = self;
+        let Self { exec, state, draft_state, inputs, work, sampler, .. } = self;
         let previous = &sampler.sampled;
         let mut pass = Pass {
             exec,
@@ -203,12 +217,19 @@ impl Launches for StepLaunches<'_> {
             shared_scores,
         };
         match part {
-            Part::Layers => pass.run(state)?,
-            Part::Draft { again } => pass.draft(state, again)?,
+            Part::Layers => pass.run(state, draft_state)?,
+            Part::Draft { again } => pass.draft(draft_state, again)?,
+            Part::Blocks => pass.draft_blocks(draft_state)?,
         }
         let communicator = (shard.ranks > 1).then_some(communicator);
-        let (normed, part) = (&mut work.last_normed, &mut work.logits_part);
-        let mut head = Head { normed, matrix: &weights.head, part, communicator };
-        sampler.run_with(exec, &mut head, &mut inputs.common, &step.samples)
+        let Workspace { last_normed, logits_part, dspark, .. } = &mut **work;
+        let mut head = Head { normed: last_normed, matrix: &weights.head, part: logits_part, communicator };
+        match (part, &weights.dspark, dspark) {
+            (Part::Blocks, Some(weights), Some(work)) => {
+                let blocks = (step.rows.len(), step.samples.len() / step.rows.len());
+                sampler.run_blocks(exec, &mut MarkovHead { head, weights, work }, &mut inputs.common, blocks)
+            }
+            _ => sampler.run_with(exec, &mut head, &mut inputs.common, &step.samples),
+        }
     }
 }

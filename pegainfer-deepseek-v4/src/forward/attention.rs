@@ -51,7 +51,7 @@ impl Pass<'_> {
     }
 
     /// The GEMMs of `normed`: inputs of the norms of queries and keys, of the compressors and of the indexer.
-    fn project_input(&mut self, weights: &Attention, kind: LayerKind) -> Result<(), OpError> {
+    pub(super) fn project_input(&mut self, weights: &Attention, kind: LayerKind) -> Result<(), OpError> {
         let Self { exec, work, .. } = self;
         let Workspace { normed, qr_raw, kv_raw, sparse, heavy, index, index_weights, .. } = &mut **work;
         let projections = Projections {
@@ -72,7 +72,12 @@ impl Pass<'_> {
     }
 
     /// What is behind the first GEMMs: the low rank of queries, keys, and the entries that the step completes.
-    fn latents(&mut self, weights: &Attention, kind: LayerKind, state: &mut LayerState) -> Result<(), OpError> {
+    pub(super) fn latents(
+        &mut self,
+        weights: &Attention,
+        kind: LayerKind,
+        state: &mut LayerState,
+    ) -> Result<(), OpError> {
         let (config, numerics) = (self.config, self.numerics);
         let Self { exec, rotations, inputs, work, .. } = self;
         let Workspace { qr_raw, qr, kv_raw, kv, sparse, heavy, index, .. } = &mut **work;
@@ -94,7 +99,12 @@ impl Pass<'_> {
     }
 
     /// Queries of attention and of the indexer, and what the compressors remember of the step.
-    fn queries(&mut self, weights: &Attention, kind: LayerKind, state: &mut LayerState) -> Result<(), OpError> {
+    pub(super) fn queries(
+        &mut self,
+        weights: &Attention,
+        kind: LayerKind,
+        state: &mut LayerState,
+    ) -> Result<(), OpError> {
         let (config, numerics) = (self.config, self.numerics);
         let Self { exec, rotations, inputs, work, .. } = self;
         let Workspace { qr, q, index_q, sparse, heavy, index, .. } = &mut **work;
@@ -152,7 +162,7 @@ impl Pass<'_> {
     }
 
     /// Projects `attended`: writes `output`, or if there are several ranks `partial`, summed over them. `is_split`: `attended` is packed, too.
-    fn project_output(&mut self, weights: &Attention, is_split: bool) -> Result<(), OpError> {
+    pub(super) fn project_output(&mut self, weights: &Attention, is_split: bool) -> Result<(), OpError> {
         let (shared, owner) = (self.is_shared(), self.shard.owns_heads(self.config));
         let Self { exec, numerics, work, .. } = self;
         let packed = work.attended_split.as_ref().filter(|_| is_split);

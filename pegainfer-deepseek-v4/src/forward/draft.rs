@@ -29,7 +29,8 @@ impl Pass<'_> {
             ops::pick_rows(exec, &work.last_streams, &inputs.common.sample_rows, &mut work.streams)?;
         }
         self.join_inputs(mtp)?;
-        self.layer(&mtp.layer, LayerKind::Window, state, true)?;
+        self.enter_layer(&mtp.layer, true)?;
+        self.layer(&mtp.layer, LayerKind::Window, state)?;
         self.leave()?;
         self.sampled_rows(&mtp.head_hyper, &mtp.norm)
     }

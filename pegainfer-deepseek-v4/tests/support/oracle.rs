@@ -4,6 +4,7 @@
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 mod arithmetic;
+mod dspark_oracle;
 mod entries;
 
 use super::stored::Numbers;
@@ -31,6 +32,15 @@ pub enum Mistake {
     ZerosBefore,
     /// The sink is left out.
     NoSink,
+}
+
+/// The numbers of DSpark's stages.
+pub struct Stages<'a> {
+    pub count: usize,
+    pub targets: &'a [usize],
+    /// Positions of a block, and the input of all but the first.
+    pub positions: usize,
+    pub noise: u32,
 }
 
 /// What every layer remembers.

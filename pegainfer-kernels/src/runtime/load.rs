@@ -13,7 +13,7 @@ use crate::heads::BLOCK_SIZE;
 use crate::ops;
 use pegainfer_core::engine::EngineLimits;
 use pegainfer_core::exec::Exec;
-use pegainfer_core::schedule::speculation::Speculation;
+use pegainfer_core::schedule::speculation::{ModelMethod, Speculation};
 use pegainfer_core::schedule::{EngineCore, TokenBudget};
 use pegainfer_core::weights::{Loader, Source, WeightsError};
 use std::collections::BTreeMap;
@@ -120,12 +120,19 @@ fn log_unused<M: Model>(unused: &[&str]) {
 
 /// What the flags change of config.json.
 fn overrides<M: Model>(options: &LoadOptions) -> Result<Overrides, LoadError> {
-    let mtp = Speculation::by_model(options.speculation.as_ref());
-    if mtp && !M::DRAFTS {
-        return Err(LoadError::Option(format!(
-            "--speculative-config: {} has no layers that draft for \"method\": \"mtp\"; choose \"ngram\" or \"suffix\"",
+    let method = Speculation::model_method(options.speculation.as_ref());
+    let mtp = method == Some(ModelMethod::Mtp);
+    let refused = |name: &str| {
+        let message = "has no layers that draft for";
+        LoadError::Option(format!(
+            "--speculative-config: {} {message} \"method\": \"{name}\"; choose \"ngram\" or \"suffix\"",
             M::NAME
-        )));
+        ))
+    };
+    match method {
+        Some(ModelMethod::DSpark) => return Err(refused("dspark")),
+        Some(ModelMethod::Mtp) if !M::DRAFTS => return Err(refused("mtp")),
+        _ => {}
     }
     Ok(Overrides { mtp, ..options.overrides.clone() })
 }

@@ -7,11 +7,13 @@
 //!   that fits the memory.
 //! - `quantization`: FP8 weights. `rope_scaling`: YaRN.
 //! - `load`, `record`: an engine from a checkpoint, a kernel plan from a configuration. `measure`: step times for the ledger.
-//! - `executor`: steps in flight and CUDA graphs; `drafting`: the passes of the layers that draft; `inputs`, `logits_processors`, `sampler`, `results`, `readbacks`: what every step
+//! - `executor`: steps in flight and CUDA graphs; `drafting`, `block_drafting`: the passes of the layers
+//!   that draft; `inputs`, `logits_processors`, `sampler`, `results`, `readbacks`: what every step
 //!   begins and ends with.
 //! - `synthetic_acceptance`: drafts that are accepted for timing.
 //! - `decoder`, `sampled_rows`: parts of forward passes that dense decoders share.
 
+pub mod block_drafting;
 mod bounds;
 mod config_file;
 mod decoder;
@@ -52,5 +54,5 @@ pub use quantization::{Quantization, load_projection, projection_bytes};
 pub use readbacks::Readbacks;
 pub use record::{record, record_step};
 pub use sampled_rows::{SampledRows, gather_rows};
-pub use sampler::{LogitsSource, Sampler};
+pub use sampler::{BlockLogits, LogitsSource, Sampler};
 pub use synthetic_acceptance::SyntheticAcceptance;

@@ -24,6 +24,18 @@ pub trait LogitsSource {
     fn logits(&mut self, exec: &mut Exec, samples: Range<usize>, logits: &mut Tensor) -> Result<(), OpError>;
 }
 
+/// Computes the logits of blocks of positions whose tokens are drawn one after the other.
+pub trait BlockLogits: LogitsSource {
+    /// Adds to the `logits` of one position of each block, `[rows, vocab]` f32, what depends on the token before it. `previous`: what
+    /// the position before drew, `[rows]` u32; `None` at the first position.
+    fn add_transition(
+        &mut self,
+        exec: &mut Exec,
+        previous: Option<&Tensor>,
+        logits: &mut Tensor,
+    ) -> Result<(), OpError>;
+}
+
 /// One GEMM with the output matrix.
 struct Projection<'a> {
     /// `[samples, hidden]` bf16.
@@ -101,6 +113,37 @@ impl Sampler {
         // The next step may ask for any of the tokens, and a graph keeps the length.
         self.sampled.set_rows(self.sampled.max_rows());
         drawn
+    }
+
+    /// Draws the tokens of blocks of `positions` positions in `rows` rows, with logits from `source`, whose samples are in the order of
+    /// the positions, and of each position in the order of the rows; there are at most [`max_rows`](Self::max_rows). `inputs` was filled
+    /// for them. The results stay on the device, and so do all logits.
+    pub fn run_blocks(
+        &mut self,
+        exec: &mut Exec,
+        source: &mut impl BlockLogits,
+        inputs: &mut Inputs,
+        (rows, positions): (usize, usize),
+    ) -> Result<(), OpError> {
+        let Self { logits, sampled, .. } = self;
+        logits.set_rows(rows * positions);
+        source.logits(exec, 0..rows * positions, logits)?;
+        for position in 0..positions {
+            let first = position * rows;
+            logits.set_range(first, rows);
+            if position == 0 {
+                source.add_transition(exec, None, logits)?;
+            } else {
+                sampled.set_range(first - rows, rows);
+                source.add_transition(exec, Some(sampled), logits)?;
+            }
+            sampled.set_range(first, rows);
+            inputs.draws.set_range(first, rows);
+            ops::sample(exec, logits, &inputs.draws, sampled)?;
+        }
+        logits.set_rows(rows * positions);
+        sampled.set_rows(sampled.max_rows());
+        Ok(())
     }
 
     /// From the source to what `samples`, from number `first` on, draw. Does not wait for a GPU.

@@ -80,7 +80,8 @@ pub struct EngineArgs {
     pub cuda_graph: bool,
     /// Speculative decoding: drafts several tokens and verifies them in one step; the output is the same. A JSON object as vLLM
     /// takes it, such as {"method": "ngram", "num_speculative_tokens": 4}; ngram and suffix draft from the request's own text,
-    /// for text that repeats itself, mtp by the layer that Qwen3.5 and DeepSeek-V4 have for it
+    /// for text that repeats itself, mtp by the layer that Qwen3.5 and DeepSeek-V4 (April) have for it, dspark by the stages that
+    /// DeepSeek-V4 (0731) has
     #[arg(long, value_name = "JSON", value_parser = speculative::parse)]
     pub speculative_config: Option<Speculation>,
     /// Number of CPU threads of the engine [default: all cores]

@@ -1,13 +1,15 @@
 //! `--speculative-config`, as vLLM spells it.
 
 use pegainfer_core::schedule::speculation::{
-    DraftMethod, DraftSource, MAX_DRAFT_TOKENS, PromptLookup, Speculation, Suffix,
+    DraftMethod, DraftSource, MAX_DRAFT_TOKENS, ModelMethod, PromptLookup, Speculation, Suffix,
 };
 use serde::Deserialize;
 use std::sync::Arc;
 
 /// Methods that there are.
-const METHODS: &str = "\"ngram\", \"suffix\" and \"mtp\"";
+const METHODS: &str = "\"ngram\", \"suffix\", \"mtp\" and \"dspark\"";
+/// Draft tokens of method dspark unless the user says: a block of the official checkpoint.
+const DEFAULT_DSPARK: usize = 5;
 /// Tokens of a match of method ngram, unless the user says.
 const DEFAULT_NGRAM: usize = 5;
 /// Draft tokens of method suffix, and tokens of its matches, unless the user says.
@@ -29,6 +31,8 @@ struct Fields {
     suffix_decoding_max_spec_factor: Option<f64>,
     suffix_decoding_min_token_prob: Option<f64>,
     suffix_decoding_max_cached_requests: Option<usize>,
+    /// Of methods by the model.
+    draft_sample_method: Option<String>,
     /// Our own.
     adaptive: Option<bool>,
     synthetic_acceptance_length: Option<f64>,
@@ -66,7 +70,11 @@ pub fn parse(text: &str) -> Result<Speculation, String> {
         "ngram" => ngram(&fields),
         "suffix" => suffix(&fields),
         // vLLM's other names of it.
-        "mtp" | "qwen3_5_mtp" | "qwen3_next_mtp" | "deepseek_mtp" => mtp(&fields),
+        "mtp" | "qwen3_5_mtp" | "qwen3_next_mtp" | "deepseek_mtp" => {
+            let tokens = fields.num_speculative_tokens.ok_or("\"num_speculative_tokens\" is missing")?;
+            by_model(&fields, ModelMethod::Mtp, tokens)
+        }
+        "dspark" => by_model(&fields, ModelMethod::DSpark, fields.num_speculative_tokens.unwrap_or(DEFAULT_DSPARK)),
         other => Err(format!("\"method\": {other:?} is not supported; the methods are {METHODS}")),
     }
 }
@@ -90,6 +98,7 @@ fn only_for(method: &str, fields: &[(&str, bool)]) -> Result<(), String> {
 
 fn ngram(fields: &Fields) -> Result<Speculation, String> {
     only_for("suffix", &fields.of_suffix())?;
+    no_draft_sampling(fields)?;
     let tokens = fields.num_speculative_tokens.ok_or("\"num_speculative_tokens\" is missing")?;
     let given = (fields.prompt_lookup_min, fields.prompt_lookup_max);
     // One that is not given is the other one.
@@ -105,6 +114,7 @@ fn ngram(fields: &Fields) -> Result<Speculation, String> {
 
 fn suffix(fields: &Fields) -> Result<Speculation, String> {
     only_for("ngram", &fields.of_ngram())?;
+    no_draft_sampling(fields)?;
     if fields.suffix_decoding_max_cached_requests.is_some_and(|requests| requests > 0) {
         return Err("\"suffix_decoding_max_cached_requests\" must be 0: drafts come from the request's own text".into());
     }
@@ -122,11 +132,21 @@ fn suffix(fields: &Fields) -> Result<Speculation, String> {
     Ok(speculation(num_tokens(tokens)?, fields, host(Suffix { max_match, max_factor, min_probability })))
 }
 
-fn mtp(fields: &Fields) -> Result<Speculation, String> {
+fn by_model(fields: &Fields, method: ModelMethod, tokens: usize) -> Result<Speculation, String> {
     only_for("ngram", &fields.of_ngram())?;
     only_for("suffix", &fields.of_suffix())?;
-    let tokens = fields.num_speculative_tokens.ok_or("\"num_speculative_tokens\" is missing")?;
-    Ok(speculation(num_tokens(tokens)?, fields, DraftSource::Model))
+    if let Some(other) = fields.draft_sample_method.as_deref().filter(|name| *name != "greedy") {
+        return Err(format!("\"draft_sample_method\" must be \"greedy\", got {other:?}"));
+    }
+    Ok(speculation(num_tokens(tokens)?, fields, DraftSource::Model(method)))
+}
+
+/// Refuses the field of methods by the model.
+fn no_draft_sampling(fields: &Fields) -> Result<(), String> {
+    match fields.draft_sample_method {
+        None => Ok(()),
+        Some(_) => Err("\"draft_sample_method\" is for \"method\": \"mtp\" and \"dspark\" only".into()),
+    }
 }
 
 fn host(method: impl DraftMethod + 'static) -> DraftSource {
@@ -148,7 +168,7 @@ mod tests {
             let Speculation { num_tokens, source, .. } = parse(text).unwrap();
             match source {
                 DraftSource::Host(method) => format!("{num_tokens} {method:?}"),
-                DraftSource::Model => format!("{num_tokens} of the model"),
+                DraftSource::Model(method) => format!("{num_tokens} {method:?}"),
             }
         };
         let ngram = |n, range| format!("{n} PromptLookup {{ ngram: {range} }}");
@@ -162,8 +182,11 @@ mod tests {
         assert_eq!(describe(r#"{"method": "suffix"}"#), suffix);
         for method in ["mtp", "qwen3_5_mtp", "qwen3_next_mtp", "deepseek_mtp"] {
             let text = format!(r#"{{"method": "{method}", "num_speculative_tokens": 3}}"#);
-            assert_eq!(describe(&text), "3 of the model");
+            assert_eq!(describe(&text), "3 Mtp");
         }
+        assert_eq!(describe(r#"{"method": "dspark"}"#), "5 DSpark");
+        let three = r#"{"method": "dspark", "num_speculative_tokens": 3, "draft_sample_method": "greedy"}"#;
+        assert_eq!(describe(three), "3 DSpark");
     }
 
     #[test]
@@ -171,7 +194,7 @@ mod tests {
         for (text, error) in [
             (
                 r#"{"method": "eagle3"}"#,
-                "\"eagle3\" is not supported; the methods are \"ngram\", \"suffix\" and \"mtp\"",
+                "\"eagle3\" is not supported; the methods are \"ngram\", \"suffix\", \"mtp\" and \"dspark\"",
             ),
             (r#"{"method": "ngram", "model": "x"}"#, "unknown field `model`"),
             (r#"{"method": "ngram"}"#, "\"num_speculative_tokens\" is missing"),
@@ -195,6 +218,14 @@ mod tests {
                 "is for \"method\": \"suffix\" only",
             ),
             (r#"{"method": "suffix", "suffix_decoding_min_token_prob": 2}"#, "must be 0 to 1"),
+            (
+                r#"{"method": "dspark", "draft_sample_method": "probabilistic"}"#,
+                "must be \"greedy\", got \"probabilistic\"",
+            ),
+            (
+                r#"{"method": "suffix", "draft_sample_method": "greedy"}"#,
+                "is for \"method\": \"mtp\" and \"dspark\" only",
+            ),
             ("ngram", "such as {\"method\": \"ngram\""),
         ] {
             let got = parse(text).unwrap_err();

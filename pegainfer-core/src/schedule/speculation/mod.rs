@@ -52,7 +52,16 @@ pub enum DraftSource {
     ///
     /// [`StepRow::model_drafts`]: super::StepRow::model_drafts
     /// [`Outcome::drafts`]: super::Outcome::drafts
-    Model,
+    Model(ModelMethod),
+}
+
+/// How a model drafts. A checkpoint has the layers of one method, if of any.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ModelMethod {
+    /// Multi-token prediction: a layer that runs again behind its own drafts.
+    Mtp,
+    /// DSpark: a block of drafts in one pass.
+    DSpark,
 }
 
 /// Whether and how an engine drafts.
@@ -72,7 +81,15 @@ pub struct Speculation {
 impl Speculation {
     /// Whether the model itself drafts.
     pub fn by_model(this: Option<&Self>) -> bool {
-        this.is_some_and(|speculation| matches!(speculation.source, DraftSource::Model))
+        Self::model_method(this).is_some()
+    }
+
+    /// How the model itself drafts; `None` if it does not.
+    pub fn model_method(this: Option<&Self>) -> Option<ModelMethod> {
+        match this?.source {
+            DraftSource::Model(method) => Some(method),
+            DraftSource::Host(_) => None,
+        }
     }
 
     /// Samples of a step of `sequences` sequences and at most `tokens` tokens; `None` is an engine that does not draft.

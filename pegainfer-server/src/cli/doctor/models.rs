@@ -174,6 +174,10 @@ fn records<M: runtime::Model>(config: M::Config) -> StepRecords {
     })
 }
 
+/// Most rows of a step behind which the ops of a pass over blocks of drafts are checked, too.
+#[cfg(feature = "deepseek-v4")]
+const MAX_BLOCKS: usize = 16;
+
 /// The ops of a step, with activations in bf16 and in f32.
 #[cfg(feature = "deepseek-v4")]
 fn deepseek_v4_records(config: &deepseek_v4::config::Config, step: (usize, usize, usize)) -> Result<Vec<OpRecord>> {
@@ -185,6 +189,9 @@ fn deepseek_v4_records(config: &deepseek_v4::config::Config, step: (usize, usize
         let shared = deepseek_v4::record(config, numerics, 2, step)?;
         records.extend(shared.into_iter().filter(|record| record.op.starts_with("hyper_merge")));
         records.extend(sum_over_ranks([step.0 * step.1, config.hidden_size], numerics.activations)?);
+        if config.loaded_dspark().is_some() && step.1 == 1 && step.0 <= MAX_BLOCKS {
+            records.extend(deepseek_v4::record_blocks(config, numerics, 1, (step.0, step.2))?);
+        }
         records.extend(dummy_weights()?);
         records.extend(copied_slot([step.0 + 1, deepseek_v4::config::WINDOW, config.head_dim], numerics.activations)?);
     }
@@ -284,12 +291,18 @@ fn qwen35_4b() -> qwen35::config::Config {
 
 #[cfg(feature = "deepseek-v4")]
 fn deepseek_v4_flash() -> deepseek_v4::config::Config {
-    use deepseek_v4::config::{Drafts, LayerKind, Yarn};
+    use deepseek_v4::config::{DSpark, Drafts, LayerKind, Yarn};
+    use runtime::block_drafting::BlockShape;
     deepseek_v4::config::Config {
         vocab_size: 129_280,
         hidden_size: 4096,
         layers: vec![LayerKind::Sparse, LayerKind::Heavy],
-        drafts: Drafts::Mtp { layers: 1 },
+        drafts: Drafts::DSpark(DSpark {
+            layers: 1,
+            targets: vec![0, 1],
+            markov_rank: 256,
+            block: BlockShape { tokens: 5, noise_token: 128_799 },
+        }),
         // Rings that are longer than the window.
         loads_drafts: true,
         heads: 64,

@@ -1,0 +1,70 @@
+//! Whether a checkpoint has the layers for the method by which it is to draft.
+
+use crate::config::{Config, Drafts};
+use crate::load_error::LoadError;
+use pegainfer_core::schedule::speculation::{ModelMethod, Speculation};
+use pegainfer_core::weights::Checkpoint;
+
+/// The method of drafts by the model in `--speculative-config`, and a tensor that every checkpoint with its layers has.
+fn method_and_tensor(method: ModelMethod) -> (&'static str, &'static str) {
+    match method {
+        ModelMethod::Mtp => ("mtp", "mtp.0.e_proj.weight"),
+        ModelMethod::DSpark => ("dspark", "mtp.0.main_proj.weight"),
+    }
+}
+
+/// `config`, which loads the layers that draft if `speculation` asks for drafts by the model. An error if it has none that
+/// can. `step_tokens`: the most tokens of a step.
+pub(crate) fn with_drafts(
+    config: Config,
+    speculation: Option<&Speculation>,
+    step_tokens: usize,
+) -> Result<Config, LoadError> {
+    let (Some(method), Some(Speculation { num_tokens, .. })) = (Speculation::model_method(speculation), speculation)
+    else {
+        return Ok(Config { loads_drafts: false, ..config });
+    };
+    let name = method_and_tensor(method).0;
+    let instead = |reason: &str, others: &str| Some(format!("{reason}: choose {others} instead of \"{name}\""));
+    let reason = match (&config.drafts, method) {
+        (Drafts::Mtp { layers: 1 }, ModelMethod::Mtp) => None,
+        (Drafts::Mtp { layers }, ModelMethod::Mtp) => {
+            let reason = format!("drafts by {layers} layers are not implemented, only by one");
+            instead(&reason, "\"ngram\" or \"suffix\"")
+        }
+        (Drafts::Mtp { .. }, ModelMethod::DSpark) => instead("the checkpoint drafts by one layer", "\"mtp\""),
+        (Drafts::DSpark(_), ModelMethod::Mtp) => instead("the checkpoint drafts by DSpark", "\"dspark\""),
+        (Drafts::DSpark(dspark), ModelMethod::DSpark) => {
+            let block = dspark.block.tokens;
+            if *num_tokens > block {
+                Some(format!("\"num_speculative_tokens\" is {num_tokens}; the checkpoint drafts {block} at most"))
+            } else if step_tokens < block {
+                Some(format!("\"dspark\" needs --max-num-batched-tokens of at least {block}, got {step_tokens}"))
+            } else {
+                None
+            }
+        }
+        (Drafts::None, _) => instead("config.json has no layers that draft", "\"ngram\" or \"suffix\""),
+    };
+    match reason {
+        Some(reason) => Err(LoadError::Option(format!("--speculative-config: {reason}"))),
+        None => Ok(Config { loads_drafts: true, ..config }),
+    }
+}
+
+/// An error if the tensors of the layers are not among those of `checkpoint`: some tools leave them out.
+pub(crate) fn check_tensors(
+    speculation: Option<&Speculation>,
+    checkpoint: Option<&Checkpoint>,
+) -> Result<(), LoadError> {
+    if let (Some(method), Some(checkpoint)) = (Speculation::model_method(speculation), checkpoint) {
+        let (method, tensor) = method_and_tensor(method);
+        if !checkpoint.contains(tensor) {
+            return Err(LoadError::Option(format!(
+                "--speculative-config: the checkpoint has no {tensor} for \"method\": \"{method}\"; choose \"ngram\" or \"suffix\", or \
+                 a checkpoint with it"
+            )));
+        }
+    }
+    Ok(())
+}
