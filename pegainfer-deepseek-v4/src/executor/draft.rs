@@ -103,3 +103,24 @@ fn next_pass(step: &Step, rows: &[DraftRow], pass: usize) -> Step {
     next.state = rows.iter().zip(0..).map(segment).collect();
     next
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::config::Config;
+    use crate::numerics::Numerics;
+    use crate::testing::flash;
+    use crate::{record, record_blocks};
+
+    #[test]
+    fn dspark_of_the_official_shapes_adds_few_launches_to_a_step_and_has_one_pass() {
+        let config = Config { loads_drafts: true, ..flash(true) };
+        for ranks in [1, 2] {
+            let step = record(&config, Numerics::REFERENCE, ranks, (4, 6, 3000)).unwrap();
+            let pass = record_blocks(&config, Numerics::REFERENCE, ranks, (4, 3000)).unwrap();
+            let count = |op: &str| [&step, &pass].map(|records| records.iter().filter(|r| r.op == op).count());
+            assert_eq!((count("mean_streams"), count("write_ring")), ([3, 0], [3, 0]));
+            assert_eq!((count("sparse_attention"), count("add")), ([43, 3], [0, 5]));
+            assert_eq!(count("sample"), [1, 5]);
+        }
+    }
+}
