@@ -33,8 +33,9 @@ fn set_format(exec: &mut Exec, x: &mut Tensor, w: &Matrix, producer: impl FnOnce
 }
 
 /// Gives `x`, which an op is about to write and only the GEMM with `w` reads, the format of that GEMM's input: FP8 where it would
-/// round it, else bf16. One row stays in bf16: its GEMM rounds it on the way, in less time than a norm takes for it. The op: [`rms_norm`](super::rms_norm), [`linear_add_norm`](super::linear_add_norm),
-/// [`gated_rms_norm`](super::gated_rms_norm) or [`decode_delta`](super::decode_delta).
+/// round it, else bf16. One row stays in bf16: its GEMM rounds it on the way, in less time than a norm takes for it. For
+/// [`rms_norm`](super::rms_norm), [`linear_add_norm`](super::linear_add_norm), [`gated_rms_norm`](super::gated_rms_norm) and
+/// [`decode_delta`](super::decode_delta).
 pub fn choose_format(exec: &mut Exec, x: &mut Tensor, w: &Matrix) -> Result<(), OpError> {
     let rows = x.rows_cols().0;
     set_format(exec, x, w, |_| rows > 1)

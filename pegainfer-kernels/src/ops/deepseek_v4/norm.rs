@@ -15,7 +15,7 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 ///
 /// `x`, `out`: `[rows, hidden]` bf16 or f32; `weight`: `[hidden]` bf16. All in f32, one rounding at the end (DeepSeek's
 /// RMSNorm; Qwen's rounds before it multiplies by the weight, too). `low`, of the dtype of `x`: what `round_activation` makes
-/// of `out`, with its packed rows, see [`pack_rows`].
+/// of `out`, with its packed rows, see [`pack_rows`](super::pack_rows).
 pub fn norm(
     exec: &mut Exec,
     x: &Tensor,
