@@ -375,8 +375,9 @@ mod tests {
         assert_eq!(heads(&[(4096, 4096)]), Some(8));
         assert_eq!(heads(&[(4096, 16_384), (100, 7_001)]), Some(8));
         assert_eq!(heads(&[(4096, 40_960)]), Some(4));
-        assert_eq!(heads(&[(4096, 131_072)]), Some(1));
-        assert_eq!(choose(&[(4096, 262_144)]), Some(Prefill::Mma), "no head fits");
+        assert_eq!(heads(&[(4096, 131_072)]), Some(2));
+        assert_eq!(heads(&[(4096, 262_144)]), Some(1));
+        assert_eq!(choose(&[(4096, 524_288)]), Some(Prefill::Mma), "no head fits");
         let mixed: Vec<_> = [(1, 3_000); 100].into_iter().chain([(400, 8_000), (3, 17)]).collect();
         assert_eq!(heads(&mixed), Some(8));
     }

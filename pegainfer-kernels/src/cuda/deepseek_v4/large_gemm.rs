@@ -223,7 +223,7 @@ mod tests {
 
     #[test]
     fn groups_are_widened_whole() {
-        assert_eq!((most_widened(1024, 4096), most_widened(BLOCK, 1024)), (6144, 24_576));
-        assert_eq!(most_widened(8192, 4096), 0);
+        assert_eq!((most_widened(1024, 4096), most_widened(BLOCK, 1024)), (10_240, 40_960));
+        assert_eq!(most_widened(16_384, 4096), 0);
     }
 }
