@@ -1,6 +1,7 @@
 //! Helpers of the unit tests.
 
 use crate::text::Tokenizer;
+use pegainfer_core::ledger::Ledger;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,6 +9,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// Directory of the bundled checkpoint.
 pub fn model_dir() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/qwen3-tiny")
+}
+
+/// A ledger of Qwen3-4B on an H200 that stays as it is, unlike those of the repository.
+pub fn ledger() -> Ledger {
+    Ledger::read(include_str!("../tests/fixtures/ledgers/h200-qwen3-4b.jsonl").as_bytes()).unwrap()
 }
 
 /// Tokenizer of the bundled checkpoint.

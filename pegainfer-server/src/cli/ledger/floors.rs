@@ -169,12 +169,7 @@ fn alike(load: &StepLoad) -> Option<Alike> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::shipped::{self, ShippedArgs};
-
-    fn ledger() -> Ledger {
-        let shipped = ShippedArgs { gpu: Some("h200".into()), model: Some("qwen3-4b".into()) };
-        shipped::read(None, &shipped).unwrap()
-    }
+    use crate::testing::ledger;
 
     #[test]
     fn ops_lie_below_the_limits_of_the_device() {

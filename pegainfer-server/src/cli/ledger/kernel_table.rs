@@ -41,12 +41,11 @@ fn kernel_table(ledger: &Ledger, load: StepLoad) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::shipped::{self, ShippedArgs};
+    use crate::testing;
 
     #[test]
     fn a_step_is_what_its_kernels_add() {
-        let shipped = ShippedArgs { gpu: Some("h200".into()), model: Some("qwen3-4b".into()) };
-        let mut ledger = shipped::read(None, &shipped).unwrap();
+        let mut ledger = testing::ledger();
         assert_eq!(kernel_tables(&ledger), "");
         let load = ledger.steps[0].load;
         let line = |kernel: &str, calls, us| {

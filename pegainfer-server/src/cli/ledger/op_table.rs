@@ -36,12 +36,11 @@ fn op_table(ledger: &Ledger, load: StepLoad) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::shipped::{self, ShippedArgs};
+    use crate::testing;
 
     #[test]
     fn the_longest_op_comes_first_and_the_shares_add_up() {
-        let shipped = ShippedArgs { gpu: Some("h200".into()), model: Some("qwen3-4b".into()) };
-        let ledger = shipped::read(None, &shipped).unwrap();
+        let ledger = testing::ledger();
         let tables = op_tables(&ledger);
         let first = tables.split("\n\n").next().unwrap();
         assert!(first.contains("decode: 1 x 256 tokens of context: ") && first.contains(" ms a step; "), "{first}");

@@ -140,13 +140,7 @@ fn errors(ledger: &Ledger) -> Panel {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::shipped::{self, ShippedArgs};
-
-    /// A ledger of this repository.
-    fn ledger() -> Ledger {
-        let shipped = ShippedArgs { gpu: Some("h200".into()), model: Some("qwen3-4b".into()) };
-        shipped::read(None, &shipped).unwrap()
-    }
+    use crate::testing::ledger;
 
     #[test]
     fn the_bars_are_as_high_as_the_steps() {
