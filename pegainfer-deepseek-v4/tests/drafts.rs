@@ -14,17 +14,18 @@ mod support;
 #[path = "support/verify_steps.rs"]
 mod verify_steps;
 
-use mtp_checkpoint::{Checkpoint, config};
+use mtp_checkpoint::checkpoint;
 use oracle::{Mistake, Oracle};
 use pegainfer_core::engine::{GenerateRequest, StepEngine};
 use pegainfer_core::schedule::speculation::Speculation;
 use pegainfer_deepseek_v4::numerics::Numerics;
-use pegainfer_deepseek_v4::plan::{self, SampleRow, Segment, Step};
+use pegainfer_deepseek_v4::plan::{self, Step};
 use pegainfer_deepseek_v4::{Engine, LoadOptions};
+use support::derived::config;
 use support::invariance::{self, Alone};
 use support::speculation::{by_model, drafts_of_the_model_follow_a_grammar, few_tokens, lookup_drafts_change_no_token};
 use support::{Target, best, cuda_graph, engine, fixture, greedy, model_path, options, rank_counts, run};
-use verify_steps::{Plan, Sequences};
+use verify_steps::{Plan, Sequences, verify};
 
 /// An engine that drafts.
 fn drafting(options: &LoadOptions, speculation: Option<Speculation>) -> Engine {
@@ -77,7 +78,7 @@ fn a_text_that_was_drafted_is_found_in_the_prefix_cache() {
 
 #[test]
 fn drafts_of_the_model_change_no_bit() {
-    let checkpoint = Checkpoint::new("bits");
+    let checkpoint = checkpoint("bits");
     let base = LoadOptions { model_path: checkpoint.path(), ..options(Numerics::REFERENCE) };
     let alone =
         Alone::new(&mut engine(1, &base), best(), few_tokens(requests(&[1, 3, 4, 126, 127, 128, 129, 250], 40)));
@@ -96,7 +97,7 @@ fn drafts_of_the_model_change_no_bit() {
 /// Random weights of the layer are the same for every number of ranks; so are the drafts.
 #[test]
 fn ranks_draft_what_one_drafts() {
-    let checkpoint = Checkpoint::new("ranks");
+    let checkpoint = checkpoint("ranks");
     let base = LoadOptions {
         model_path: checkpoint.path(),
         speculation: by_model(3),
@@ -131,7 +132,7 @@ fn assert_replayed(engine: &mut Engine, graphs: bool) {
 #[test]
 fn graphs_of_steps_that_verify_and_draft_change_no_bit() {
     const ROUNDS: usize = 20;
-    let checkpoint = Checkpoint::new("graphs");
+    let checkpoint = checkpoint("graphs");
     let base = LoadOptions { model_path: checkpoint.path(), speculation: by_model(3), ..options(Numerics::REFERENCE) };
     let prompts: Vec<_> = (0..5).map(|i| text()[20 * i..][..126].to_vec()).collect();
     let plain = LoadOptions { speculation: None, ..base.clone() };
@@ -169,7 +170,7 @@ fn graphs_of_steps_that_verify_and_draft_change_no_bit() {
 
 #[test]
 fn drafts_under_a_grammar_change_no_bit() {
-    let checkpoint = Checkpoint::new("grammar");
+    let checkpoint = checkpoint("grammar");
     let base = LoadOptions { model_path: checkpoint.path(), ..options(Numerics::REFERENCE) };
     let with = |speculation| drafting(&base, speculation);
     drafts_of_the_model_follow_a_grammar(requests(&[1, 4, 127, 129], 40), with);
@@ -187,7 +188,7 @@ fn prompt(tokens: &[u32], model_drafts: usize) -> Step {
 
 #[test]
 fn drafts_are_those_of_the_model_in_f64() {
-    let checkpoint = Checkpoint::new("reference");
+    let checkpoint = checkpoint("reference");
     let weights = stored::read(&checkpoint.path());
     for quantize in [false, true] {
         let numerics = if quantize { Numerics { quantize_kv: true, ..Numerics::F32 } } else { Numerics::F32 };
@@ -217,21 +218,9 @@ fn drafts_are_those_of_the_model_in_f64() {
     }
 }
 
-/// Tokens that a step verifies, the last `drafts` of them drafts, behind `before` tokens whose state is in slot 0.
-fn verify(tokens: &[u32], drafts: usize, before: usize, model_drafts: usize) -> Step {
-    let mut step = plan::uniform(1, tokens.len(), before + tokens.len());
-    let known = (tokens.len() - drafts) as u32;
-    step.tokens = tokens.to_vec();
-    (step.rows[0].drafts, step.rows[0].model_drafts) = (drafts, model_drafts);
-    let sample = step.samples[0].clone();
-    step.samples = (known - 1..tokens.len() as u32).map(|token| SampleRow { token, ..sample.clone() }).collect();
-    step.state = vec![Segment { first: 0, end: tokens.len() as u32, from: 0, to: 0 }];
-    step
-}
-
 #[test]
 fn drafts_do_not_depend_on_how_the_text_was_computed() {
-    let checkpoint = Checkpoint::new("steps");
+    let checkpoint = checkpoint("steps");
     let base = LoadOptions { model_path: checkpoint.path(), ..options(Numerics::REFERENCE) };
     // The text that greedy sampling gives.
     let (mut text, mut drafts) = (TOKENS.to_vec(), Vec::new());
@@ -258,7 +247,7 @@ fn drafts_do_not_depend_on_how_the_text_was_computed() {
 
 #[test]
 fn a_checkpoint_without_the_layer_is_refused_and_dummy_weights_have_it() {
-    let checkpoint = Checkpoint::new("without");
+    let checkpoint = checkpoint("without");
     let error = |dir: &std::path::Path, dummy_seed| {
         let options = LoadOptions {
             model_path: dir.to_owned(),

@@ -16,7 +16,7 @@ mod support;
 #[path = "support/verify_steps.rs"]
 mod verify_steps;
 
-use dspark_checkpoint::{Checkpoint, STAGES};
+use dspark_checkpoint::{STAGES, checkpoint};
 use oracle::{Mistake, Oracle};
 use pegainfer_core::engine::{GenerateRequest, StepEngine};
 use pegainfer_core::exec::Exec;
@@ -24,14 +24,14 @@ use pegainfer_core::isa::Isa;
 use pegainfer_core::schedule::speculation::{ModelMethod, Speculation};
 use pegainfer_deepseek_v4::config::Config;
 use pegainfer_deepseek_v4::numerics::Numerics;
-use pegainfer_deepseek_v4::plan::{self, SampleRow, Segment, Step};
+use pegainfer_deepseek_v4::plan::{self, Step};
 use pegainfer_deepseek_v4::{Engine, LoadOptions, record, record_blocks};
 use pegainfer_kernels::compare::{Case, compare};
 use pegainfer_kernels::ops::HeadShape;
 use support::invariance::{self, Alone};
 use support::speculation::{by, drafts_of_the_model_follow_a_grammar, few_tokens};
 use support::{Target, best, cuda_graph, engine, fixture, greedy, log_softmax, model_path, options, rank_counts, run};
-use verify_steps::{Plan, Sequences};
+use verify_steps::{Plan, Sequences, verify};
 
 fn dspark(drafts: usize) -> Option<Speculation> {
     by(ModelMethod::DSpark, drafts)
@@ -54,7 +54,7 @@ fn requests(lengths: &[usize], max_tokens: usize) -> Vec<GenerateRequest> {
 /// Prompts of every length up to that of a block, behind which nothing is drafted, and chunks, preemption, and a warm prefix cache.
 #[test]
 fn blocks_change_no_bit() {
-    let checkpoint = Checkpoint::new("bits");
+    let checkpoint = checkpoint("bits");
     let base = LoadOptions { model_path: checkpoint.path(), ..options(Numerics::REFERENCE) };
     let lengths = [1, 3, 4, 5, 6, 126, 127, 128, 129, 250];
     let alone = Alone::new(&mut engine(1, &base), best(), few_tokens(requests(&lengths, 40)));
@@ -75,7 +75,7 @@ fn blocks_change_no_bit() {
 /// Snapshots have the stages' rings, so that as many drafts are accepted behind a cached prefix as behind a computed one.
 #[test]
 fn a_cached_prefix_has_the_keys_of_the_stages() {
-    let checkpoint = Checkpoint::new("prefix");
+    let checkpoint = checkpoint("prefix");
     let base = LoadOptions { model_path: checkpoint.path(), ..options(Numerics::REFERENCE) };
     let request = few_tokens(vec![greedy(&text()[..200], 60)]).remove(0);
     let mut engine = drafting(&base, dspark(5));
@@ -93,7 +93,7 @@ fn a_cached_prefix_has_the_keys_of_the_stages() {
 /// Random weights of the stages are the same for every number of ranks; so are the drafts.
 #[test]
 fn ranks_draft_what_one_drafts() {
-    let checkpoint = Checkpoint::new("ranks");
+    let checkpoint = checkpoint("ranks");
     let base = LoadOptions {
         model_path: checkpoint.path(),
         speculation: dspark(4),
@@ -123,7 +123,7 @@ fn ranks_draft_what_one_drafts() {
 #[test]
 fn graphs_of_blocks_change_no_bit() {
     const ROUNDS: usize = 20;
-    let checkpoint = Checkpoint::new("graphs");
+    let checkpoint = checkpoint("graphs");
     let base = LoadOptions { model_path: checkpoint.path(), speculation: dspark(4), ..options(Numerics::REFERENCE) };
     let prompts: Vec<_> = (0..5).map(|i| text()[20 * i..][..126].to_vec()).collect();
     let plain = LoadOptions { speculation: None, ..base.clone() };
@@ -158,7 +158,7 @@ fn graphs_of_blocks_change_no_bit() {
 
 #[test]
 fn blocks_under_a_grammar_change_no_bit() {
-    let checkpoint = Checkpoint::new("grammar");
+    let checkpoint = checkpoint("grammar");
     let base = LoadOptions { model_path: checkpoint.path(), ..options(Numerics::REFERENCE) };
     let with = |speculation: Option<Speculation>| drafting(&base, speculation.and_then(|all| dspark(all.num_tokens)));
     drafts_of_the_model_follow_a_grammar(requests(&[1, 6, 127, 129], 40), with);
@@ -167,7 +167,7 @@ fn blocks_under_a_grammar_change_no_bit() {
 /// More sequences than one pass has blocks for: of 40 batched tokens, eight.
 #[test]
 fn more_blocks_than_a_pass_holds_are_drafted_in_several() {
-    let checkpoint = Checkpoint::new("passes");
+    let checkpoint = checkpoint("passes");
     let base = LoadOptions { model_path: checkpoint.path(), ..options(Numerics::REFERENCE) };
     let small = LoadOptions { max_num_batched_tokens: 40, ..base.clone() };
     let requests = few_tokens((0..12).map(|i| greedy(&text()[10 * i..][..20], 30)).collect());
@@ -177,7 +177,7 @@ fn more_blocks_than_a_pass_holds_are_drafted_in_several() {
 
 #[test]
 fn a_forced_acceptance_length_is_met() {
-    let checkpoint = Checkpoint::new("forced");
+    let checkpoint = checkpoint("forced");
     let base = LoadOptions { model_path: checkpoint.path(), ..options(Numerics::REFERENCE) };
     let forced = dspark(5).map(|all| Speculation { synthetic_acceptance_length: Some(3.5), ..all });
     let mut engine = drafting(&base, forced);
@@ -199,7 +199,7 @@ fn prompt(tokens: &[u32], model_drafts: usize) -> Step {
 
 #[test]
 fn blocks_are_those_of_the_model_in_f64() {
-    let checkpoint = Checkpoint::new("reference");
+    let checkpoint = checkpoint("reference");
     let weights = stored::read(&checkpoint.path());
     let long = text()[..150].to_vec();
     for (quantize, tokens) in [(false, &TOKENS[..]), (false, &TOKENS[..5]), (true, &TOKENS[..]), (false, &long)] {
@@ -231,21 +231,9 @@ fn blocks_are_those_of_the_model_in_f64() {
     }
 }
 
-/// Tokens that a step verifies, the last `drafts` of them drafts, behind `before` tokens whose state is in slot 0.
-fn verify(tokens: &[u32], drafts: usize, before: usize, model_drafts: usize) -> Step {
-    let mut step = plan::uniform(1, tokens.len(), before + tokens.len());
-    let known = (tokens.len() - drafts) as u32;
-    step.tokens = tokens.to_vec();
-    (step.rows[0].drafts, step.rows[0].model_drafts) = (drafts, model_drafts);
-    let sample = step.samples[0].clone();
-    step.samples = (known - 1..tokens.len() as u32).map(|token| SampleRow { token, ..sample.clone() }).collect();
-    step.state = vec![Segment { first: 0, end: tokens.len() as u32, from: 0, to: 0 }];
-    step
-}
-
 #[test]
 fn blocks_do_not_depend_on_how_the_text_was_computed() {
-    let checkpoint = Checkpoint::new("steps");
+    let checkpoint = checkpoint("steps");
     let base = LoadOptions { model_path: checkpoint.path(), ..options(Numerics::REFERENCE) };
     // The text that greedy sampling gives.
     let (mut text, mut drafts) = (TOKENS.to_vec(), Vec::new());
@@ -274,7 +262,7 @@ fn blocks_do_not_depend_on_how_the_text_was_computed() {
 /// CPU devices agree on each.
 #[test]
 fn all_ops_can_be_compared() {
-    let checkpoint = Checkpoint::new("doctor");
+    let checkpoint = checkpoint("doctor");
     let config = Config { loads_drafts: true, ..Config::load(&checkpoint.path()).unwrap() };
     let cpu = || Exec::cpu(Isa::best(), Some(1)).unwrap();
     let mut compared = Vec::new();
@@ -297,7 +285,7 @@ fn all_ops_can_be_compared() {
 
 #[test]
 fn what_a_checkpoint_cannot_do_is_refused_and_dummy_weights_have_the_stages() {
-    let (checkpoint, april) = (Checkpoint::new("without"), mtp_checkpoint::Checkpoint::new("april"));
+    let (checkpoint, april) = (checkpoint("without"), mtp_checkpoint::checkpoint("april"));
     let load = |dir: std::path::PathBuf, speculation, dummy_seed| {
         let options = LoadOptions { model_path: dir, dummy_seed, speculation, ..options(Numerics::REFERENCE) };
         pegainfer_deepseek_v4::load(vec![best().exec()], &options, &mut |_, _| {}).map(drop).map_err(|e| e.to_string())

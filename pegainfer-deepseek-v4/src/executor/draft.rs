@@ -1,7 +1,7 @@
 //! The passes of the layers that draft behind a step.
 
 use super::Executor;
-use super::draft_readbacks::DraftReadbacks;
+use super::draft_readbacks::{Blocks, DraftReadbacks};
 use super::rank::{Part, Rank};
 use crate::plan::{self, NO_STATE, PAGE_TOKENS, Segment, Step};
 use pegainfer_core::record::OpRecord;
@@ -13,17 +13,17 @@ impl Executor {
     /// Enqueues the passes of the layers that draft behind `step`, whose samples drew `drawn`, and waits for the drafts of each row. Empty
     /// if such layers are not loaded.
     pub(super) fn draft(&mut self, step: &Step, drawn: &[u32]) -> Result<Vec<Vec<u32>>, OpError> {
-        match self.drafting {
+        match self.drafting.as_ref().map(|drafting| drafting.blocks) {
             None => Ok(Vec::new()),
-            Some(DraftReadbacks::Mtp(_)) => self.draft_again_and_again(step, drawn),
-            Some(DraftReadbacks::Blocks { shape, most, .. }) => self.draft_blocks(step, drawn, (shape, most)),
+            Some(None) => self.draft_again_and_again(step, drawn),
+            Some(Some(blocks)) => self.draft_blocks(step, drawn, blocks),
         }
     }
 
     /// The record of every op of rank 0 in a pass of DSpark's stages over `blocks` blocks behind `context` tokens each.
     pub fn record_blocks(&mut self, blocks: usize, context: usize) -> (Result<(), OpError>, Vec<OpRecord>) {
         let mut step = plan::uniform(blocks, 1, context);
-        if let Some(DraftReadbacks::Blocks { shape, .. }) = self.drafting {
+        if let Some(Blocks { shape, .. }) = self.drafting.as_ref().and_then(|drafting| drafting.blocks) {
             step.rows.iter_mut().for_each(|row| row.model_drafts = shape.tokens);
         }
         self.ranks.first_mut().exec.start_recording();
@@ -41,14 +41,12 @@ impl Executor {
             }
             self.enqueue(Part::Draft { again: i > 0 }, &pass)?;
             let Rank { exec, sampler, .. } = self.ranks.first_mut();
-            if let Some(DraftReadbacks::Mtp(drafting)) = self.drafting.as_mut().filter(|_| !pass.samples.is_empty()) {
-                drafting.start_readback(exec, sampler, &pass.samples, i)?;
+            if let Some(drafting) = self.drafting.as_mut().filter(|_| !pass.samples.is_empty()) {
+                drafting.readbacks.start_readback(exec, sampler, &pass.samples, i)?;
             }
         }
-        match &mut self.drafting {
-            Some(DraftReadbacks::Mtp(drafting)) => drafting.finish(step.rows.len(), &rows, passes),
-            _ => Ok(Vec::new()),
-        }
+        let finish = |drafting: &mut DraftReadbacks| drafting.readbacks.finish(step.rows.len(), &rows, passes);
+        self.drafting.as_mut().map_or(Ok(Vec::new()), finish)
     }
 
     /// DSpark: one pass over the blocks of all rows, or a few if they are more than `most`.
@@ -56,7 +54,7 @@ impl Executor {
         &mut self,
         step: &Step,
         drawn: &[u32],
-        (shape, most): (BlockShape, usize),
+        Blocks { shape, most }: Blocks,
     ) -> Result<Vec<Vec<u32>>, OpError> {
         let rows = block_drafting::block_rows(step, drawn, shape);
         let mut pass_rows = Vec::new();
@@ -67,15 +65,15 @@ impl Executor {
             self.enqueue(Part::Blocks, &pass)?;
             let samples = vec![pass.samples[0].clone(); padded * block_drafting::block_positions(rows)];
             let Rank { exec, sampler, .. } = self.ranks.first_mut();
-            if let Some(DraftReadbacks::Blocks { readbacks, .. }) = &mut self.drafting {
-                readbacks.start_readback(exec, sampler, &samples, i)?;
+            if let Some(drafting) = &mut self.drafting {
+                drafting.readbacks.start_readback(exec, sampler, &samples, i)?;
             }
             pass_rows.push(padded);
         }
         let mut drafts = vec![Vec::new(); step.rows.len()];
-        let Some(DraftReadbacks::Blocks { readbacks, .. }) = &mut self.drafting else { return Ok(drafts) };
+        let Some(drafting) = &mut self.drafting else { return Ok(drafts) };
         for (i, (rows, padded)) in rows.chunks(most).zip(pass_rows).enumerate() {
-            readbacks.finish(i, (rows, padded), &mut drafts)?;
+            drafting.readbacks.finish_blocks(i, (rows, padded), &mut drafts)?;
         }
         Ok(drafts)
     }

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test binary uses its own part")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+pub mod derived;
 #[path = "../../../pegainfer-core/tests/engines/mod.rs"]
 mod engines;
 

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use pegainfer_deepseek_v4::plan::{self, Outcome, SampleRow, Step};
+use pegainfer_deepseek_v4::plan::{self, Outcome, SampleRow, Segment, Step};
 
 /// Pages of a sequence.
 const PAGES: usize = 2;
@@ -86,4 +86,16 @@ impl Sequences {
         }
         agreed
     }
+}
+
+/// Tokens that a step verifies, the last `drafts` of them drafts, behind `before` tokens whose state is in slot 0.
+pub fn verify(tokens: &[u32], drafts: usize, before: usize, model_drafts: usize) -> Step {
+    let mut step = plan::uniform(1, tokens.len(), before + tokens.len());
+    let known = (tokens.len() - drafts) as u32;
+    step.tokens = tokens.to_vec();
+    (step.rows[0].drafts, step.rows[0].model_drafts) = (drafts, model_drafts);
+    let sample = step.samples[0].clone();
+    step.samples = (known - 1..tokens.len() as u32).map(|token| SampleRow { token, ..sample.clone() }).collect();
+    step.state = vec![Segment { first: 0, end: tokens.len() as u32, from: 0, to: 0 }];
+    step
 }

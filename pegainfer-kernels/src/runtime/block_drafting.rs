@@ -3,10 +3,7 @@
 //! A block is a fixed number of positions behind the newest token that counts, the anchor. Its first input is the token that was sampled
 //! there, the others are a noise token. Layers run over all positions at once; the tokens are then drawn one after the other.
 
-use super::drafting::{DraftRow, first_pass};
-use super::results::Results;
-use super::sampler::Sampler;
-use pegainfer_core::exec::Exec;
+use super::drafting::{DraftRow, Drafting, first_pass};
 use pegainfer_core::kv::NO_SLOT;
 use pegainfer_core::schedule::{SampleRow, Step};
 use pegainfer_core::tensor::OpError;
@@ -64,39 +61,10 @@ pub fn block_pass<R: Clone + Default>(step: &Step<R>, rows: &[BlockRow], shape: 
     pass
 }
 
-/// What an executor keeps for drafts by blocks.
-#[derive(Debug)]
-pub struct BlockDrafting {
-    /// The tokens of each pass behind a step, on their way to the host.
-    results: Vec<Results>,
-    /// Most samples of a pass.
-    samples: usize,
-}
-
-impl BlockDrafting {
-    /// Readbacks for passes of at most `samples` samples.
-    pub fn new(samples: usize) -> Self {
-        Self { results: Vec::new(), samples }
-    }
-
-    /// Starts the readback of what the `samples` of pass `pass` behind a step drew.
-    pub fn start_readback(
-        &mut self,
-        exec: &mut Exec,
-        sampler: &mut Sampler,
-        samples: &[SampleRow],
-        pass: usize,
-    ) -> Result<(), OpError> {
-        while self.results.len() <= pass {
-            let failed = |error: std::io::Error| OpError { op: "draft", message: error.to_string() };
-            self.results.push(Results::new(exec, self.samples).map_err(failed)?);
-        }
-        sampler.start_readback(exec, samples, &mut self.results[pass])
-    }
-
-    /// Waits for the tokens that pass `pass` drew: those of the first position of each of its `pass_rows` rows, which begin with `rows`,
-    /// then those of the second, and so on. Adds those of `rows` to the `drafts` of their rows of the step.
-    pub fn finish(
+impl Drafting {
+    /// Waits for the tokens that pass `pass` over blocks drew: those of the first position of each of its `pass_rows` rows, which begin with
+    /// `rows`, then those of the second, and so on. Adds those of `rows` to the `drafts` of their rows of the step.
+    pub fn finish_blocks(
         &mut self,
         pass: usize,
         (rows, pass_rows): (&[BlockRow], usize),

@@ -92,15 +92,15 @@ fn greedy(row: &StepRow, token: usize) -> SampleRow {
 #[derive(Debug)]
 pub struct Drafting {
     /// The drafts of each pass, on their way to the host.
-    results: Vec<Results>,
-    /// Most rows of a step.
-    rows: usize,
+    pub(super) results: Vec<Results>,
+    /// Most samples of a pass.
+    samples: usize,
 }
 
 impl Drafting {
-    /// Readbacks for steps of at most `rows` rows.
-    pub fn new(rows: usize) -> Self {
-        Self { results: Vec::new(), rows }
+    /// Readbacks for passes of at most `samples` samples.
+    pub fn new(samples: usize) -> Self {
+        Self { results: Vec::new(), samples }
     }
 
     /// Starts the readback of what the `samples` of pass `pass` drew.
@@ -112,7 +112,7 @@ impl Drafting {
         pass: usize,
     ) -> Result<(), OpError> {
         while self.results.len() <= pass {
-            self.results.push(Results::new(exec, self.rows).map_err(|error| failed(&error))?);
+            self.results.push(Results::new(exec, self.samples).map_err(|error| failed(&error))?);
         }
         sampler.start_readback(exec, samples, &mut self.results[pass])
     }

@@ -49,6 +49,19 @@ impl<'a> Visible<'a> {
             Self::All { entries, .. } | Self::Chosen { entries, .. } => Some(entries),
         }
     }
+
+    /// For `tokens` tokens with keys of `dim` elements.
+    fn check(self, check: Check, (tokens, dim): (usize, usize)) -> Result<(), OpError> {
+        if let Some(entries) = self.entries() {
+            let &[pages, per_page, _] = entries.shape() else { return check.that(false, "entries must be in pages") };
+            activation(check, entries, &[pages, per_page, dim])?;
+        }
+        if let Self::Chosen { chosen, .. } = self {
+            check.is(chosen, DType::U32, &[tokens, chosen.rows_cols().1])?;
+            check.that(chosen.rows_cols().1 > 0, "no entry can be chosen")?;
+        }
+        Ok(())
+    }
 }
 
 /// Most tokens whose output may be packed.
@@ -107,14 +120,7 @@ pub fn sparse_attention(
     activation(check, out, &[tokens, heads, dim])?;
     check.is(sink, DType::F32, &[heads])?;
     check.that(dim.is_multiple_of(32), "dim must be a multiple of 32")?;
-    if let Some(entries) = visible.entries() {
-        let &[pages, per_page, _] = entries.shape() else { return check.that(false, "entries must be in pages") };
-        activation(check, entries, &[pages, per_page, dim])?;
-    }
-    if let Visible::Chosen { chosen, .. } = visible {
-        check.is(chosen, DType::U32, &[tokens, chosen.rows_cols().1])?;
-        check.that(chosen.rows_cols().1 > 0, "no entry can be chosen")?;
-    }
+    visible.check(check, (tokens, dim))?;
     exec.record(|_| record(q, (kv, &*rings), visible, sink, batch, out));
     if exec.device() == Device::Cuda {
         return gpu::sparse_attention(exec, q, (kv, rings), visible, (sink, &table.frequencies), batch, (out, split));
