@@ -101,10 +101,11 @@ fn recorded_requests_give_the_same_tokens_again() {
         assert!(code == Some(0) && out.contains(&all), "{out}{err}");
     }
     // A request whose prompt is another one, and one whose end is missing.
-    let end = ends[3]["end"].clone();
+    let mut full = ends.iter().filter(|end| end["reason"] == "length").map(|end| end["end"].clone());
+    let (other, open) = (full.next().unwrap(), full.next().unwrap());
     let mut changed = lines.clone();
-    changed.retain(|line| line.get("end") != Some(&end));
-    changed.iter_mut().filter(|line| line["add"] == 1).for_each(|line| line["ids"] = json!([1, 2, 3]));
+    changed.retain(|line| line.get("end") != Some(&open));
+    changed.iter_mut().filter(|line| line["add"] == other).for_each(|line| line["ids"] = json!([1, 2, 3]));
     let text: String = changed.iter().map(|line| format!("{line}\n")).collect();
     std::fs::write(&file, text).unwrap();
     let (code, out, err) = replay(&file, &["--check"]);
