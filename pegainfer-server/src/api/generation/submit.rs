@@ -1,0 +1,141 @@
+//! Submits the choices of a request to the engine.
+
+use super::{Generation, PromptLogprobs, PromptReport};
+use crate::api::delta::{Counts, PromptInfo};
+use crate::api::params::Params;
+use crate::api::quota::OpenRequest;
+use crate::api::response_size;
+use crate::api::state::AppState;
+use crate::error::ApiError;
+use crate::text::{Detokenizer, StopScanner};
+use crate::trace::ChoiceTrace;
+use axum::http::StatusCode;
+use pegainfer_core::engine::{GenerateRequest, SubmitError, TokenStream};
+use tokio::sync::watch;
+
+impl Generation {
+    /// Submits one request per choice, all or none: the first refusal cancels the others.
+    pub fn submit_all(
+        state: &AppState,
+        params: &Params,
+        requests: Vec<GenerateRequest>,
+        prompt_field: &'static str,
+    ) -> Result<Vec<Self>, ApiError> {
+        if params.include_metrics && requests.len() != 1 {
+            let message = format!("include_metrics is about one choice of one prompt, not about {}", requests.len());
+            return Err(ApiError::invalid("include_metrics", message));
+        }
+        for request in &requests {
+            state.engine.limits().check(request).map_err(|e| ApiError::from_submit(e, prompt_field))?;
+        }
+        check_response_size(&requests, state.options.limits.max_response_bytes)?;
+        let mut open = enter(state, params, requests.len())?;
+        if let Some(trace) = &params.trace {
+            trace.stage("tokenize");
+        }
+        state.metrics.requested(params.n);
+        let mut generations: Vec<Self> = Vec::with_capacity(requests.len());
+        let choices = requests.len();
+        for (choice, mut request) in requests.into_iter().enumerate() {
+            request.label = Some(params.label(choice, choices));
+            // The first choice of a prompt computes it, and its log-probabilities; the others find it in the prefix cache.
+            let first = choice - choice % params.n;
+            let report = match generations.get(first) {
+                Some(generation) => {
+                    request.same_prompt_as = generation.stream.as_ref().map(TokenStream::id);
+                    request.prompt_logprobs.take().map(|_| PromptReport::Shared(generation.report_of_prompt()))
+                }
+                None => request.prompt_logprobs.map(|_| PromptReport::own()),
+            };
+            let mut generation = Self::submit(state, params, request, generations.get(first), prompt_field)?;
+            generation.record.trace(params.trace.clone().map(|trace| ChoiceTrace::new(trace, choice)));
+            (generation.report, generation._open) = (report, open.pop());
+            if choice == first {
+                generation.spend(generation.counts.prompt);
+            }
+            generations.push(generation);
+        }
+        Ok(generations)
+    }
+
+    /// What the first choice of a prompt will report about it.
+    fn report_of_prompt(&self) -> watch::Receiver<Option<PromptLogprobs>> {
+        match &self.report {
+            Some(PromptReport::Own(sender)) => sender.subscribe(),
+            Some(PromptReport::Shared(receiver)) => receiver.clone(),
+            // Not asked for: nobody waits for it.
+            None => watch::channel(None).1,
+        }
+    }
+
+    /// Submits one choice. `first`: the first choice of the same prompt, if this is another one.
+    fn submit(
+        state: &AppState,
+        params: &Params,
+        request: GenerateRequest,
+        first: Option<&Self>,
+        prompt_field: &'static str,
+    ) -> Result<Self, ApiError> {
+        let (prompt, max_tokens) = (request.prompt.len(), request.max_tokens);
+        let kept = params.keeps_prompt().then(|| PromptInfo { ids: request.prompt.clone(), logprobs: None });
+        let echoed = kept.as_ref().filter(|_| params.echo);
+        let count = |prompt: &PromptInfo| state.checkpoint.tokenizer.decode_all(&prompt.ids).chars().count();
+        let chars = first.map_or_else(|| echoed.map_or(0, count), |first| first.chars);
+        let recording = state.options.recorder.as_ref().map(|recorder| recorder.add(&request));
+        let stream = state.engine.submit(request).map_err(|e| {
+            if matches!(e, SubmitError::QueueFull { .. }) {
+                state.metrics.rejected("queue_full");
+            }
+            ApiError::from_submit(e, prompt_field)
+        })?;
+        // The engine enforces the deadline, too: nobody may be polling when it passes.
+        if let Some(deadline) = params.deadline {
+            stream.cancel_at(deadline.at);
+        }
+        let record = state.metrics.request(params.choices.clone(), first.is_none(), prompt, max_tokens, stream.at());
+        Ok(Self {
+            stream: Some(stream),
+            tokenizer: state.checkpoint.tokenizer.clone(),
+            detokenizer: Detokenizer::new(params.show_special),
+            scanner: StopScanner::new(&params.stop),
+            stops: params.stop.clone(),
+            include_stop: params.include_stop,
+            stop_token_ids: params.stop_token_ids.clone(),
+            max_tokens,
+            prompt_only: params.max_tokens == Some(0),
+            min_tokens: params.min_tokens,
+            counts: Counts { prompt, ..Counts::default() },
+            prompt: kept,
+            chars,
+            deadline: params.deadline,
+            cutoff: state.lifecycle.cutoff(params.deadline),
+            record,
+            timed_from: params.include_metrics.then_some(params.received),
+            report: None,
+            _open: None,
+            meter: params.meter.clone(),
+            recording,
+        })
+    }
+}
+
+/// Enters requests among the open ones of their tenant.
+fn enter(state: &AppState, params: &Params, requests: usize) -> Result<Vec<OpenRequest>, ApiError> {
+    state.quota.enter(params.tenant, requests).map_err(|message| {
+        state.metrics.rejected("requests_per_key");
+        ApiError::new(StatusCode::TOO_MANY_REQUESTS, message).with_code("rate_limit_exceeded")
+    })
+}
+
+/// Refuses requests whose response could become too large.
+fn check_response_size(requests: &[GenerateRequest], limit: u64) -> Result<(), ApiError> {
+    let bytes = response_size::bytes(requests);
+    if bytes <= limit {
+        return Ok(());
+    }
+    let message = format!(
+        "the response may have {bytes} bytes, at most {limit} are given (--max-response-bytes): ask for fewer choices, \
+         tokens or log-probabilities"
+    );
+    Err(ApiError::new(StatusCode::BAD_REQUEST, message).with_code("response_too_large"))
+}
