@@ -18,9 +18,10 @@ const MATH: ExpertMath = ExpertMath { limit: 10.0, quantize: true };
 const TOKENS: [usize; 4] = [40, 120, 300, 1100];
 /// What the root mean square of a row's differences may be, relative to that of the row. The tensor cores' sums have about 14 bits, so that
 /// one in 200 values of SwiGLU is rounded to the neighbouring value of FP8, sometimes a whole group of 128 by another power of two: a row is
-/// off by 0.1 % in the mean, and the worst of 5,000 by 4 % (computed with such sums); 2.2 % of 300 tokens and 4.7 % of 1,100 on an H200. A
-/// kernel with an error is off by several times that.
+/// off by 0.1 % in the mean, and the worst of 5,000 by 4 % (computed with such sums); 2.2 % of 300 tokens and 4.7 % of 1,100 on an H200.
 const TOLERANCE: f64 = 1.0 / 12.0;
+/// The same for the mean of all rows, which such roundings hardly change.
+const MEAN_TOLERANCE: f64 = 1.0 / 64.0;
 
 fn weight(exec: &mut Exec, (n, k): (usize, usize), seed: u64) -> Matrix {
     let mut weight = exec.tensor("w", &[n, k / 2], DType::U8).unwrap();
@@ -72,9 +73,11 @@ pub fn agrees(gpu: &mut Exec, cpu: &mut Exec) -> bool {
     let (here, host) = (experts(gpu), experts(cpu));
     let of_tokens = |tokens: &usize| {
         let (got, expected) = (outputs(gpu, &here, *tokens), outputs(cpu, &host, *tokens));
-        let error = got.chunks(HIDDEN).zip(expected.chunks(HIDDEN)).map(difference).fold(0.0, data::worse);
-        println!("{:<12} {tokens:>5} {WIDTH:>6} {HIDDEN:>5}  error {error:.2e}", "routed");
-        error <= TOLERANCE
+        let errors: Vec<f64> = got.chunks(HIDDEN).zip(expected.chunks(HIDDEN)).map(difference).collect();
+        let (error, mean) =
+            (errors.iter().copied().fold(0.0, data::worse), errors.iter().sum::<f64>() / errors.len() as f64);
+        println!("{:<12} {tokens:>5} {WIDTH:>6} {HIDDEN:>5}  error {error:.2e}  mean {mean:.2e}", "routed");
+        error <= TOLERANCE && mean <= MEAN_TOLERANCE
     };
     TOKENS.iter().map(of_tokens).fold(true, |all, good| all & good)
 }
