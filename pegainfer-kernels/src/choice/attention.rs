@@ -1,7 +1,7 @@
-//! Attention over the paged KV cache: the kernels for rows of many and of few queries, and their grids.
+//! Attention over the paged KV cache: the kernels for rows of few queries, and their grids; those for rows of many are in [`prefill`](super::prefill).
 
 use super::Gpu;
-use super::widening::Widening;
+use super::prefill::{Beside, Prefill};
 use crate::heads::{BLOCK_SIZE, HeadShape, KvDType};
 use crate::limits::attention::{DECODE_WARPS, LARGE_HEAD};
 use crate::limits::fp8::BLOCK;
@@ -12,21 +12,6 @@ use pegainfer_core::cuda::{COUNTERS, WORKSPACE_BYTES};
 const DECODE_COLUMNS: usize = DECODE_QUERIES;
 /// Columns of a tile of the decode kernels of csrc/attention_decode_bulk.cu.
 const COLUMNS: usize = 8;
-
-/// The kernel for rows of many queries.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Prefill {
-    /// csrc/attention_prefill_wgmma.cu: FlashAttention by wgmma, on so many blocks. Decode attention may run beside
-    /// it: it releases its successor only once all kernels before it are complete, see csrc/decode.cuh.
-    Wgmma {
-        /// Blocks, each of which takes tiles in turn.
-        blocks: usize,
-        /// How a cache in FP8 is widened first; `None` of one in bf16.
-        widening: Option<Widening>,
-    },
-    /// csrc/attention_prefill_mma.cu: FlashAttention by mma.sync. It is complete before decode attention begins.
-    Mma,
-}
 
 /// The kernel for rows of few queries: FlashDecoding, the KV of a row split over blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,8 +68,13 @@ impl Attention {
         let (few, most) = (load.min_queries * shape.group(), load.max_queries * shape.group());
         let decodes = few <= DECODE_COLUMNS;
         let decode = decodes.then(|| Decode::choose(gpu, shape, load, rows));
-        let prefill = (most > DECODE_COLUMNS)
-            .then(|| Prefill::choose(gpu, (shape, format), load, (rows, tokens), decode.as_ref()));
+        let beside = match &decode {
+            None => Beside::Nothing,
+            Some(Decode::Bulk(grid)) => Beside::Bulk(grid.partial_bytes(shape)),
+            Some(Decode::Async { .. }) => Beside::Async,
+        };
+        let prefill =
+            (most > DECODE_COLUMNS).then(|| Prefill::choose(gpu, (shape, format), load, (rows, tokens), beside));
         Self { prefill, decode }
     }
 
@@ -106,35 +96,6 @@ impl Attention {
             (None, Some(Decode::Async { .. })) => "split_kv_async",
             (None, None) => "none",
         }
-    }
-}
-
-impl Prefill {
-    fn choose(
-        gpu: &Gpu,
-        (shape, format): (HeadShape, KvDType),
-        load: &AttentionLoad,
-        (rows, tokens): (usize, usize),
-        decode: Option<&Decode>,
-    ) -> Self {
-        if !gpu.is_hopper() {
-            return Self::Mma;
-        }
-        // Partial results of decode attention that runs beside it.
-        let used = match decode {
-            None => Some(0),
-            Some(Decode::Bulk(grid)) => Some(grid.partial_bytes(shape)),
-            Some(Decode::Async { .. }) => None,
-        };
-        let widening = match format {
-            KvDType::Bf16 => None,
-            KvDType::Fp8 => match used.and_then(|used| Widening::choose(shape, load, rows, used)) {
-                None => return Self::Mma,
-                widening => widening,
-            },
-        };
-        let share = || PrefillShare::of(load, (rows, tokens), (shape, format)).blocks(gpu);
-        Self::Wgmma { blocks: if decode.is_some() { share() } else { gpu.multiprocessors }, widening }
     }
 }
 
@@ -263,59 +224,6 @@ fn async_splits(multiprocessors: usize, pairs: usize, kv_blocks: usize, partial_
     wanted.min(fits).max(1)
 }
 
-/// Queries times heads of a group that are a tile of csrc/attention_prefill_wgmma.cu.
-const PREFILL_ROWS: usize = crate::limits::prefill_wgmma::ROWS;
-/// Share of the peak rate that csrc/attention_prefill_wgmma.cu reaches (500 TFLOP/s on an H200).
-const PREFILL_EFFICIENCY: f64 = 0.505;
-/// Share of the memory's rate that decode attention reaches (4.2 TB/s on an H200).
-const DECODE_EFFICIENCY: f64 = 0.875;
-
-/// A mixed step's attention as the division of the GPU between prefill and decode sees it.
-#[derive(Debug, Clone, Copy)]
-struct PrefillShare {
-    /// Tiles of prefill, taken for equal.
-    tiles: usize,
-    /// FLOPs of prefill.
-    flops: u64,
-    /// Bytes of the cache that decode attention reads.
-    bytes: u64,
-}
-
-impl PrefillShare {
-    fn of(load: &AttentionLoad, (rows, tokens): (usize, usize), (shape, format): (HeadShape, KvDType)) -> Self {
-        let HeadShape { heads, kv_heads, head_dim } = shape;
-        let prompts = (rows - load.decode_rows).max(1);
-        // Each prompt ends within a tile.
-        let row_tiles = ((tokens - load.decode_rows) * shape.group()).div_ceil(PREFILL_ROWS) + prompts - 1;
-        Self {
-            tiles: kv_heads * row_tiles.max(1),
-            flops: 4 * load.attended.saturating_sub(load.decode_context) * (heads * head_dim) as u64,
-            bytes: load.decode_context * shape.kv_bytes_per_token(format) as u64,
-        }
-    }
-
-    /// Blocks of prefill: one on each multiprocessor, unless decode attention runs beside it. Prefill is bound by
-    /// arithmetic, so its time goes with its share; decoding is bound by memory, which half of the multiprocessors keep
-    /// busy. Of the shares in which every block has as many tiles, the one that ends first, whichever is last.
-    fn blocks(self, gpu: &Gpu) -> usize {
-        let multiprocessors = gpu.multiprocessors;
-        if self.bytes == 0 {
-            return multiprocessors;
-        }
-        let (flops, bandwidth) = (PREFILL_EFFICIENCY * gpu.flops, DECODE_EFFICIENCY * gpu.bandwidth);
-        let tile = self.flops as f64 / self.tiles as f64 / flops * multiprocessors as f64;
-        let end = |rounds: usize| {
-            let prefill = rounds as f64 * tile;
-            let left = 1.0 - self.tiles.div_ceil(rounds) as f64 / multiprocessors as f64;
-            let read = prefill * (2.0 * left).min(1.0);
-            prefill + (self.bytes as f64 / bandwidth - read).max(0.0)
-        };
-        let rounds = self.tiles.div_ceil(multiprocessors)..=self.tiles.div_ceil(multiprocessors / 2);
-        let best = rounds.min_by(|&a, &b| end(a).total_cmp(&end(b)));
-        best.map_or(multiprocessors, |rounds| self.tiles.div_ceil(rounds))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -352,61 +260,8 @@ mod tests {
     }
 
     #[test]
-    fn as_many_heads_are_widened_as_the_workspace_takes() {
-        let shape = HeadShape { heads: 32, kv_heads: 8, head_dim: 128 };
-        let gpu = Gpu::PLANNED;
-        let choose = |rows: &[(usize, usize)]| {
-            let load = AttentionLoad::of(rows.iter().copied());
-            let tokens = rows.iter().map(|(queries, _)| queries).sum();
-            Attention::choose(&gpu, shape, KvDType::Fp8, &load, (rows.len(), tokens)).prefill
-        };
-        let heads = |rows: &[(usize, usize)]| match choose(rows) {
-            Some(Prefill::Wgmma { widening: Some(widening), .. }) => {
-                let bytes = widening.kv_heads * widening.kv_blocks * 2 * 16 * 128 * 2;
-                assert!(
-                    widening.first_byte + bytes <= WORKSPACE_BYTES && widening.first_byte % Widening::ALIGNMENT == 0
-                );
-                let contexts = rows.iter().filter(|(queries, _)| *queries > 4).map(|(_, context)| context.div_ceil(16));
-                assert!(widening.kv_blocks >= contexts.sum());
-                Some(widening.kv_heads)
-            }
-            _ => None,
-        };
-        assert_eq!(heads(&[(4096, 4096)]), Some(8));
-        assert_eq!(heads(&[(4096, 16_384), (100, 7_001)]), Some(8));
-        assert_eq!(heads(&[(4096, 40_960)]), Some(4));
-        assert_eq!(heads(&[(4096, 131_072)]), Some(2));
-        assert_eq!(heads(&[(4096, 262_144)]), Some(1));
-        assert_eq!(choose(&[(4096, 524_288)]), Some(Prefill::Mma), "no head fits");
-        let mixed: Vec<_> = [(1, 3_000); 100].into_iter().chain([(400, 8_000), (3, 17)]).collect();
-        assert_eq!(heads(&mixed), Some(8));
-    }
-
-    #[test]
     fn the_partial_results_of_large_heads_fit_every_gpu() {
         let small = Gpu::named("L4").unwrap().shared_memory;
         assert!(DECODE_WARPS * async_partial_bytes(DECODE_COLUMNS, 256) <= small);
-    }
-
-    /// Blocks for Qwen3-4B on an H200, for rows that decode, with the sum of their contexts, and prompts of so many tokens,
-    /// the first of them after `after` cached ones.
-    fn blocks((decode_rows, decode_context): (usize, u64), prompts: &[u64], after: u64) -> usize {
-        let shape = HeadShape { heads: 32, kv_heads: 8, head_dim: 128 };
-        let (rows, tokens) = (decode_rows + prompts.len(), prompts.iter().sum::<u64>() as usize);
-        let attended = prompts[0] * after + prompts.iter().map(|n| n * (n + 1) / 2).sum::<u64>() + decode_context;
-        let load = AttentionLoad { attended, decode_rows, decode_context, ..AttentionLoad::default() };
-        PrefillShare::of(&load, (rows, tokens + decode_rows), (shape, KvDType::Bf16)).blocks(&Gpu::PLANNED)
-    }
-
-    #[test]
-    fn prefill_leaves_multiprocessors_to_rows_that_decode() {
-        let many = (40, 44_000);
-        assert_eq!(blocks((0, 0), &[512], 0), 132, "nothing to leave them to");
-        assert_eq!(blocks(many, &[472], 0), 60, "decoding takes longer: two tiles a block");
-        assert_eq!(blocks(many, &[64], 448), 16, "no more than tiles");
-        assert_eq!(blocks(many, &[1000, 1000], 0), 86, "both end together");
-        assert_eq!(blocks((1, 1100), &[511], 0), 128, "decoding is nothing beside a second round");
-        assert_eq!(blocks(many, &[472], 4096), 120, "nor is it much beside one of long tiles");
-        assert!(blocks((100, 1_000_000), &[1, 2, 3], 0) <= 132);
     }
 }

@@ -13,6 +13,7 @@ mod gemm;
 mod gemm_shape;
 mod gemv_splitk;
 mod gpu;
+mod prefill;
 mod sample;
 mod skinny_wgmma;
 #[cfg(test)]
@@ -23,7 +24,7 @@ mod widening;
 pub(crate) use attention::async_partial_bytes;
 #[cfg(test)]
 pub(crate) use attention::occupancy;
-pub use attention::{Attention, Decode, DecodeGrid, DecodeStep, Prefill};
+pub use attention::{Attention, Decode, DecodeGrid, DecodeStep};
 pub(crate) use delta::RECURRENT_TOKENS;
 #[cfg(triton_kernels)]
 pub(crate) use delta::TRITON_SLICES;
@@ -35,6 +36,7 @@ pub use gemm_shape::{GemmShape, Output, WeightFormat};
 pub use gemv_splitk::GemvPlan;
 pub(crate) use gemv_splitk::tiles as gemv_tiles;
 pub use gpu::{Architecture, CublasLt, Gpu};
+pub use prefill::Prefill;
 pub(crate) use sample::sample_cluster;
 pub use skinny_wgmma::SkinnyPlan;
 pub(crate) use skinny_wgmma::width as skinny_width;
