@@ -8,7 +8,9 @@
 mod autotuned;
 mod fp8;
 mod gemm_size;
+mod layouts;
 mod library;
+mod opening;
 #[cfg(feature = "deepseek-v4")]
 mod preparation;
 #[cfg(test)]
@@ -21,7 +23,9 @@ use cudarc::cublaslt::result::CublasError;
 use cudarc::cublaslt::sys;
 use cudarc::driver::CudaStream;
 pub(super) use gemm_size::{FREE_BYTES, GemmSize, Multiplied};
+use layouts::Plan;
 use library::Library;
+use opening::State;
 use pegainfer_core::cuda::{GpuInfo, WORKSPACE_BYTES, describe};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
@@ -29,7 +33,6 @@ use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::ptr::{from_ref, null_mut};
 use std::sync::Arc;
-use std::thread::{Builder, JoinHandle};
 
 /// Candidates that the heuristic is asked for. It has no more for most GEMMs.
 const CANDIDATES: usize = 8;
@@ -53,16 +56,6 @@ pub(super) struct Operands {
 /// The first version that has scales of blocks.
 const BLOCK_SCALES: usize = 120_900;
 
-/// How a GEMM is computed.
-#[derive(Clone, Copy)]
-struct Plan {
-    x: sys::cublasLtMatrixLayout_t,
-    w: sys::cublasLtMatrixLayout_t,
-    out: sys::cublasLtMatrixLayout_t,
-    algorithm: sys::cublasLtMatmulAlgo_t,
-    multiplied: Multiplied,
-}
-
 /// The library and what was made with it. Plans are kept for good: 1 KB for each row count that ever came.
 struct BlasLt {
     library: Library,
@@ -81,51 +74,6 @@ struct BlasLt {
 
 // SAFETY: the handles belong to this object alone, and the library lets any thread use them.
 unsafe impl Send for BlasLt {}
-
-/// cuBLASLt of an [`Exec`].
-struct State {
-    /// The thread that opens the library, until it is first wanted.
-    opening: Option<JoinHandle<Result<BlasLt, String>>>,
-    /// The library, or why there is none.
-    blaslt: Result<BlasLt, String>,
-}
-
-impl State {
-    /// Begins to open the library, which takes a quarter of a second.
-    fn begin(exec: &mut Exec) -> Self {
-        let missing = |why: String| Self { opening: None, blaslt: Err(why) };
-        let (info, stream, workspace) =
-            match exec.gpu().and_then(|gpu| Ok((gpu.info()?, gpu.stream().clone(), gpu.workspace()))) {
-                Ok(gpu) => gpu,
-                Err(error) => return missing(error.to_string()),
-            };
-        let open = move || BlasLt::open(&info, stream, workspace);
-        match Builder::new().name("cublaslt".to_owned()).spawn(open) {
-            Ok(opening) => Self { opening: Some(opening), blaslt: Err("cuBLASLt is not open yet".to_owned()) },
-            Err(error) => missing(format!("the thread for cuBLASLt cannot be started: {error}")),
-        }
-    }
-
-    /// Waits for the thread that opens the library.
-    fn opened(&mut self) -> Result<&mut BlasLt, &str> {
-        if let Some(opening) = self.opening.take() {
-            self.blaslt = opening.join().unwrap_or_else(|_| Err("opening cuBLASLt panicked".to_owned()));
-            match &self.blaslt {
-                Ok(blaslt) => log::debug!("cuBLASLt {} ({})", blaslt.library.version(), blaslt.library.path.display()),
-                Err(why) => log::warn!("large-M GEMMs will be slow: {why}"),
-            }
-        }
-        self.blaslt.as_mut().map_err(|why| why.as_str())
-    }
-}
-
-impl Drop for State {
-    fn drop(&mut self) {
-        if let Some(opening) = self.opening.take() {
-            drop(opening.join());
-        }
-    }
-}
 
 /// Begins to open cuBLASLt for the GPU of `exec` on a thread of its own, for instance while weights are loaded. Without
 /// this the first call of another function here does, and waits.
@@ -278,53 +226,6 @@ impl BlasLt {
         }
         self.plans.insert(gemm, plan);
         Ok(plan)
-    }
-
-    /// Destroys the layouts of a plan that nobody will use again.
-    fn release(&self, plan: &Plan) {
-        for layout in [plan.x, plan.w, plan.out] {
-            // SAFETY: it was made with the plan, and goes once.
-            unsafe { (self.library.functions.destroy_layout)(layout) };
-        }
-    }
-
-    fn layouts(&self, gemm: GemmSize) -> Result<Plan, CublasError> {
-        let GemmSize { m, n, k, out, pitch, x_pitch, multiplied, .. } = gemm;
-        let out_type = if out == DType::F32 { sys::cudaDataType::CUDA_R_32F } else { sys::cudaDataType::CUDA_R_16BF };
-        // A row-major matrix is column-major with rows and columns swapped.
-        let layout = |dtype, rows: usize, cols: usize, pitch: usize, next_group: usize| {
-            let mut layout = null_mut();
-            // SAFETY: `layout` is a valid place for the handle.
-            unsafe {
-                (self.library.functions.create_layout)(&mut layout, dtype, cols as u64, rows as u64, pitch as i64)
-            }
-            .result()?;
-            self.set_groups(layout, gemm.groups, next_group)?;
-            Ok(layout)
-        };
-        let operand = match multiplied {
-            Multiplied::Fp8 => sys::cudaDataType::CUDA_R_8F_E4M3,
-            Multiplied::Bf16 | Multiplied::Widened => sys::cudaDataType::CUDA_R_16BF,
-        };
-        let algorithm = sys::cublasLtMatmulAlgo_t { data: [0; 8] };
-        let (x, w) = (layout(operand, m, k, x_pitch, k)?, layout(operand, n, k, k, n * k)?);
-        Ok(Plan { x, w, out: layout(out_type, m, n, pitch, n)?, algorithm, multiplied })
-    }
-
-    /// Makes a layout that of `groups` matrices, each `next` elements behind the one before.
-    fn set_groups(&self, layout: sys::cublasLtMatrixLayout_t, groups: usize, next: usize) -> Result<(), CublasError> {
-        use sys::cublasLtMatrixLayoutAttribute_t::{
-            CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT as COUNT, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET as OFFSET,
-        };
-        if groups == 1 {
-            return Ok(());
-        }
-        let (count, offset, lt) = (groups as i32, next as i64, &self.library.functions);
-        // SAFETY: the layout is alive; the attributes are an int32 and an int64.
-        unsafe {
-            (lt.set_layout)(layout, COUNT, from_ref(&count).cast(), 4).result()?;
-            (lt.set_layout)(layout, OFFSET, from_ref(&offset).cast(), 8).result()
-        }
     }
 
     /// The heuristic's candidates, best first; at least one.
