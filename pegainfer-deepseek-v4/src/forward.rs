@@ -144,7 +144,7 @@ impl Pass<'_> {
         let experts = Moe { routed: &moe.experts, first: moe.first, shared: owns_shared.then_some(&moe.shared) };
         let (x, choice) = (work.normed.input(&moe.experts.gate), (&work.experts, &work.expert_weights));
         let out = if shared { &mut work.partial } else { &mut work.output };
-        ops::moe(exec, x, choice, experts, math, &mut work.routed, out)?;
+        ops::moe(exec, x, choice, experts, math, &mut work.shared, out)?;
         if !shared {
             return Ok(());
         }

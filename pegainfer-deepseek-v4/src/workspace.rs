@@ -45,8 +45,8 @@ pub(crate) struct Workspace {
     pub output: Tensor,
     /// If there are several ranks, this rank's part of a block's output, then the sum over the ranks, `[tokens, hidden]` f32.
     pub partial: Tensor,
-    /// The rank's part of the routed experts' sum, `[tokens, hidden]` f32.
-    pub routed: Tensor,
+    /// Output of the shared expert, where kernels of its own compute it, `[tokens, hidden]`.
+    pub shared: Tensor,
     /// `[tokens, q_lora]`, before its norm.
     pub qr_raw: Tensor,
     /// `[tokens, q_lora]`.
@@ -150,7 +150,7 @@ impl Workspace {
             comb: tensor("comb", &[t, STREAMS, STREAMS], DType::F32)?,
             output: tensor("output", &[t, hidden], act)?,
             partial: tensor("partial", &[t, hidden], DType::F32)?,
-            routed: tensor("routed", &[t, hidden], DType::F32)?,
+            shared: tensor("shared", &[t, hidden], act)?,
             qr_raw: tensor("qr_raw", &[t, config.q_lora_rank], act)?,
             qr,
             q: tensor("q", &[t, heads, dim], act)?,
@@ -181,8 +181,8 @@ impl Workspace {
 
     /// Gives every activation the rows of a step of `tokens` tokens.
     pub fn set_rows(&mut self, tokens: usize) {
-        let Self { embedded, streams, mixed, post, comb, output, partial, routed, .. } = self;
-        for tensor in [embedded, streams, mixed, post, comb, output, partial, routed] {
+        let Self { embedded, streams, mixed, post, comb, output, partial, shared, .. } = self;
+        for tensor in [embedded, streams, mixed, post, comb, output, partial, shared] {
             tensor.set_rows(tokens);
         }
         let Self { qr_raw, q, kv_raw, kv, index_q, index_weights, chosen, attended, z, .. } = self;

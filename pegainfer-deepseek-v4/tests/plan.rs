@@ -21,7 +21,6 @@ fn every_layer_is_in_the_plan() {
         ("hyper_mix", 1),
         ("hyper_merge_mix_norm", 9),
         ("hyper_merge", 1),
-        ("store_sum", 0),
         ("sparse_attention", 5),
         ("attention_latents", 5),
         ("attention_queries", 5),

@@ -63,11 +63,17 @@ __device__ __noinline__ float2 sine_and_cosine(float angle) {
     return both;
 }
 
-// Neighbouring values of a head, turned by the angle position * frequency, or back.
+// Neighbouring values of a head, turned by an angle of this sine and cosine. All kernels round alike: the compiler does not choose what it
+// fuses.
+__device__ __forceinline__ void turn_by(float &a, float &b, float2 turn) {
+    const float sine = turn.x, cosine = turn.y, first = a;
+    a = __fmaf_rn(first, cosine, -__fmul_rn(b, sine)), b = __fmaf_rn(first, sine, __fmul_rn(b, cosine));
+}
+
+// The same, by the angle position * frequency, or back.
 __device__ __forceinline__ void turn_pair(float &a, float &b, float position, float frequency, bool inverse) {
     const float2 both = sine_and_cosine(__fmul_rn(position, frequency));
-    const float sine = inverse ? -both.x : both.x, cosine = both.y, first = a;
-    a = first * cosine - b * sine, b = first * sine + b * cosine;
+    turn_by(a, b, make_float2(inverse ? -both.x : both.x, both.y));
 }
 
 constexpr uint32_t kGroup = 128;      // activations of a row that share an FP8 scale

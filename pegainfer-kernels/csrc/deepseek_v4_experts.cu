@@ -5,8 +5,7 @@
 //   gate_up:     h = weight silu(min(w1 x, limit)) clamp(w3 x, ±limit)   rows of h are pairs; where it is asked for also as FP8:
 //                the last of the blocks whose columns share a scale to arrive, by a counter, rounds them
 //   down:        y = w2 h                                              rows of y are pairs
-//   add_pairs:   the sum of a token's y, in the order of the experts
-//   add_routed:  routed sum + y, rounded once
+//   add_pairs:   the sum of a token's y, in the order of the experts, and of a row of the shared expert; rounded once
 //
 // Gate and up rows lie side by side in a tile: a warp's upper 8 rows are of w1, its lower 8 the same of w3, so that SwiGLU needs
 // no exchange. All GPUs. Limit: memory, reading each chosen expert once for each tile of its tokens. Reference:
@@ -135,10 +134,10 @@ __device__ void down_tile(const bf16 *__restrict__ h, const W *__restrict__ w, c
         }
 }
 
-// A column a thread: the pairs of a token whose experts are here, in the order of the experts.
+// A column a thread: the pairs of a token whose experts are here, in the order of the experts, then `shared` unless it is null.
 template <typename T>
-__device__ void sum_pairs(const T *__restrict__ y, const uint32_t *__restrict__ chosen, float *__restrict__ out,
-                          uint32_t hidden, uint32_t k, uint32_t first, uint32_t experts) {
+__device__ void sum_pairs(const T *__restrict__ y, const uint32_t *__restrict__ chosen, const T *__restrict__ shared,
+                          void *__restrict__ out, uint32_t hidden, uint32_t k, uint32_t first, uint32_t experts, uint32_t to_f32) {
     __shared__ uint32_t order[kMaxChosen], keys[kMaxChosen], count;
     if (threadIdx.x < k) keys[threadIdx.x] = chosen[size_t(blockIdx.x) * k + threadIdx.x];
     __syncthreads();
@@ -156,7 +155,10 @@ __device__ void sum_pairs(const T *__restrict__ y, const uint32_t *__restrict__ 
     if (c >= hidden) return;
     float sum = 0.f;
     for (uint32_t i = 0; i < count; ++i) sum += to_float(y[(size_t(blockIdx.x) * k + order[i]) * hidden + c]);
-    out[size_t(blockIdx.x) * hidden + c] = sum;
+    const size_t to = size_t(blockIdx.x) * hidden + c;
+    if (shared) sum += to_float(shared[to]);
+    if (to_f32) static_cast<float *>(out)[to] = sum;
+    else put(static_cast<bf16 *>(out) + to, sum);
 }
 
 #define BY_ACTIVATION(SUFFIX, T)                                                                                       \
@@ -164,21 +166,10 @@ __device__ void sum_pairs(const T *__restrict__ y, const uint32_t *__restrict__ 
     extern "C" __global__ __launch_bounds__(kThreads) void add_pairs_##SUFFIX(                                         \
         const T *y,                    /* [tokens * k, hidden] */                                                      \
         const uint32_t *chosen,        /* [tokens, k] */                                                               \
-        float *out,                    /* [tokens, hidden] */                                                          \
-        uint32_t hidden, uint32_t k, uint32_t first, uint32_t experts) {                                               \
-        sum_pairs(y, chosen, out, hidden, k, first, experts);                                                          \
-    }                                                                                                                  \
-    /* Grid: elements over threads of a block. */                                                                      \
-    extern "C" __global__ __launch_bounds__(kThreads) void add_routed_##SUFFIX(                                        \
-        const float *routed,           /* [elements] */                                                                \
-        const T *y,                    /* [elements] */                                                                \
-        void *out,                     /* [elements] bf16 or f32, see `to_f32` */                                      \
-        uint32_t elements, uint32_t to_f32) {                                                                          \
-        uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;                                                            \
-        if (i >= elements) return;                                                                                     \
-        float sum = to_float(y[i]) + routed[i];                                                                        \
-        if (to_f32) static_cast<float *>(out)[i] = sum;                                                                \
-        else put(static_cast<bf16 *>(out) + i, sum);                                                                   \
+        const T *shared,               /* [tokens, hidden], of the shared expert; null: none */                        \
+        void *out,                     /* [tokens, hidden] bf16 or f32, see `to_f32` */                                \
+        uint32_t hidden, uint32_t k, uint32_t first, uint32_t experts, uint32_t to_f32) {                              \
+        sum_pairs(y, chosen, shared, out, hidden, k, first, experts, to_f32);                                          \
     }
 BY_ACTIVATION(bf16, bf16)
 BY_ACTIVATION(f32, float)

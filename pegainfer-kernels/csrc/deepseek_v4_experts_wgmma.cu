@@ -5,7 +5,7 @@
 //   gate_up_wgmma:  h = weight silu(min(w1 x, limit)) clamp(w3 x, ±limit), a row for each place
 //   pack_places:    h from bf16 to FP8, in the same way
 //   down_wgmma:     y = w2 h, a row for each pair; a range of the columns of y at a time, so that most of them stay in the L2
-//   add_columns:    the sum of a token's y, the same columns
+//   add_columns:    the sum of a token's y and of a row of the shared expert, the same columns, rounded once
 //
 // Tiles of pairs (deepseek_v4_pairs.cuh) have at most 32, 64 or 128 tokens. A cluster of two persistent blocks has the same pairs and
 // neighbouring rows of weights. A block has two or four warpgroups that multiply 64 rows of weights each, and a warpgroup that fetches
@@ -301,14 +301,16 @@ extern "C" __global__ __launch_bounds__(kPackThreads) void pack_places(
     if (place < end) packed.store(codes + size_t(place) * k, scales + place, pitch, vector);
 }
 
-// The sum of a token's y, in the order of the experts, some of its columns. A block has kAddTokens tokens, and a thread eight columns.
+// The sum of a token's y, in the order of the experts, and then of `shared`, some of its columns. A block has kAddTokens tokens, and a
+// thread eight columns.
 // Grid: tokens, columns over those of a block.
 extern "C" __global__ __launch_bounds__(1024) void add_columns(
     const bf16 *y,          // [tokens * k, columns]
     const uint32_t *chosen, // [tokens, k]
-    float *out,             // [tokens, hidden]
+    const bf16 *shared,     // [tokens, hidden]; null: none
+    void *out,              // [tokens, hidden] bf16 or f32, see `to_f32`
     uint32_t tokens, uint32_t hidden, uint32_t k, uint32_t first, uint32_t experts, // those that are here
-    uint32_t first_column, uint32_t columns) {
+    uint32_t first_column, uint32_t columns, uint32_t to_f32) {
     __shared__ uint32_t order[kAddTokens][kMaxChosen], counts[kAddTokens];
     release_successor();
     wait_for_predecessor();
@@ -328,7 +330,17 @@ extern "C" __global__ __launch_bounds__(1024) void add_columns(
     }
     __syncthreads();
     if (token >= tokens) return;
+    const size_t to = size_t(token) * hidden + first_column + column;
     float sum[8] = {};
+    auto add = [&](const uint4 &eight) {
+        const uint32_t pairs[4] = {eight.x, eight.y, eight.z, eight.w};
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+            const float2 two = widen(pairs[c]);
+            sum[2 * c] += two.x, sum[2 * c + 1] += two.y;
+        }
+    };
+    const uint4 last = shared ? load16(written(shared) + to) : make_uint4(0, 0, 0, 0);
     constexpr uint32_t kLoads = 4; // under way at once
     for (uint32_t from = 0; from < counts[own]; from += kLoads) {
         uint4 loaded[kLoads];
@@ -338,16 +350,17 @@ extern "C" __global__ __launch_bounds__(1024) void add_columns(
 #pragma unroll
         for (uint32_t i = 0; i < kLoads; ++i) {
             if (from + i >= counts[own]) break;
-            const uint32_t pairs[4] = {loaded[i].x, loaded[i].y, loaded[i].z, loaded[i].w};
-#pragma unroll
-            for (int c = 0; c < 4; ++c) {
-                float2 two = widen(pairs[c]);
-                sum[2 * c] += two.x, sum[2 * c + 1] += two.y;
-            }
+            add(loaded[i]);
         }
     }
-    float4 *to = reinterpret_cast<float4 *>(out + size_t(token) * hidden + first_column + column);
-    to[0] = make_float4(sum[0], sum[1], sum[2], sum[3]), to[1] = make_float4(sum[4], sum[5], sum[6], sum[7]);
+    if (shared) add(last);
+    if (to_f32) {
+        float4 *four = reinterpret_cast<float4 *>(static_cast<float *>(out) + to);
+        four[0] = make_float4(sum[0], sum[1], sum[2], sum[3]), four[1] = make_float4(sum[4], sum[5], sum[6], sum[7]);
+    } else {
+        *reinterpret_cast<uint4 *>(static_cast<bf16 *>(out) + to) =
+            make_uint4(narrow(sum[0], sum[1]), narrow(sum[2], sum[3]), narrow(sum[4], sum[5]), narrow(sum[6], sum[7]));
+    }
 }
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL

@@ -2,38 +2,44 @@
 //
 //   norm:         out = x * rsqrt(mean(x²) + eps) * weight      one block a row of [rows, hidden], rounded once; where it is
 //                 asked for also as FP8, 128 values e4m3 times 2^ceil(log2(max(amax, 1e-4) / 448))
-//   rope:         (a, b) = (a cos - b sin, a sin + b cos)       one warp a head, neighbouring values of the last dimensions
+//   rope:         (a, b) = (a cos - b sin, a sin + b cos)       one block a token, neighbouring values of the last dimensions of each head
 //
 // All GPUs. Bound by memory at many rows, by latency at few. Angles are multiplied in f32, their sine and cosine accurate at
 // every position. Reference: src/cpu/deepseek_v4/{norm,rope}.rs.
 #include "deepseek_v4_norm.cuh"
 #include "abi/deepseek_v4_norm.h"
 
-// The head of this warp; `dim` is its width.
-template <typename T> __device__ __forceinline__ T *head_of_warp(T *x, uint32_t heads, uint32_t dim, bool &inside) {
-    uint32_t head = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
-    inside = head < heads;
-    return x + size_t(head) * dim;
-}
-
-__device__ __forceinline__ float position_of_warp(const uint32_t *positions, uint32_t heads_of_token) {
-    return float(positions[(blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32) / heads_of_token]);
-}
-
+// The heads of token blockIdx.x, in place. Sines are computed once for all of them; a lane has a pair, and pairs of kBatch heads at once.
 template <typename T>
-__device__ void interleaved_rope(T *__restrict__ x, const uint32_t *__restrict__ positions,
-                                 const float *__restrict__ frequencies, uint32_t heads, uint32_t heads_of_token,
-                                 uint32_t dim, uint32_t pairs, uint32_t inverse) {
-    bool inside;
-    T *head = head_of_warp(x, heads, dim, inside);
-    if (!inside) return;
-    const float position = position_of_warp(positions, heads_of_token);
-    for (uint32_t i = threadIdx.x % 32; i < pairs; i += 32) {
-        T *pair = head + dim - 2 * pairs + 2 * i;
-        float a = to_float(pair[0]), b = to_float(pair[1]);
-        turn_pair(a, b, position, frequencies[i], inverse);
-        put(pair, a, b);
+__device__ void interleaved_rope(T *__restrict__ x, float position, const float *__restrict__ frequencies, uint32_t heads, uint32_t dim,
+                                 uint32_t pairs, bool inverse) {
+    using Pair = Elements<T, 2>;
+    constexpr uint32_t kBatch = 4;
+    __shared__ float2 turns[kMaxPairs];
+    for (uint32_t i = threadIdx.x; i < pairs; i += blockDim.x) {
+        const float2 both = sine_and_cosine(__fmul_rn(position, frequencies[i]));
+        turns[i] = make_float2(inverse ? -both.x : both.x, both.y);
     }
+    __syncthreads();
+    const uint32_t warps = blockDim.x / 32;
+    for (uint32_t first = threadIdx.x / 32; first < heads; first += kBatch * warps)
+        for (uint32_t i = threadIdx.x % 32; i < pairs; i += 32) {
+            auto pair_of = [&](uint32_t j) {
+                return reinterpret_cast<Pair *>(x + (size_t(blockIdx.x) * heads + first + j * warps) * dim + dim - 2 * pairs) + i;
+            };
+            Pair own[kBatch];
+#pragma unroll
+            for (uint32_t j = 0; j < kBatch; ++j)
+                if (first + j * warps < heads) own[j] = *pair_of(j);
+#pragma unroll
+            for (uint32_t j = 0; j < kBatch; ++j) {
+                if (first + j * warps >= heads) break;
+                float a = to_float(own[j][0]), b = to_float(own[j][1]);
+                turn_by(a, b, turns[i]);
+                put(&own[j][0], a), put(&own[j][1], b);
+                *pair_of(j) = own[j];
+            }
+        }
 }
 
 #define KERNELS(SUFFIX, T)                                                                                             \
@@ -48,14 +54,14 @@ __device__ void interleaved_rope(T *__restrict__ x, const uint32_t *__restrict__
         start_after_predecessor();                                                                                     \
         norm_row(x, weight, Normed<T>{out, low, packed}, blockIdx.x, hidden, eps);                                     \
     }                                                                                                                  \
-    /* Grid: heads of all tokens over warps of a block. */                                                             \
-    extern "C" __global__ __launch_bounds__(kHeadThreads) void interleaved_rope_##SUFFIX(                              \
-        T *x,                          /* [tokens, heads_of_token, dim], in place */                                   \
+    /* Grid: tokens. */                                                                                                \
+    extern "C" __global__ __launch_bounds__(kRopeThreads) void interleaved_rope_##SUFFIX(                              \
+        T *x,                          /* [tokens, heads, dim], in place */                                            \
         const uint32_t *positions,     /* [tokens] */                                                                  \
         const float *frequencies,      /* [pairs] */                                                                   \
-        uint32_t heads, uint32_t heads_of_token, uint32_t dim, uint32_t pairs, uint32_t inverse) {                     \
+        uint32_t heads, uint32_t dim, uint32_t pairs, uint32_t inverse) {                                              \
         start_after_predecessor();                                                                                     \
-        interleaved_rope(x, positions, frequencies, heads, heads_of_token, dim, pairs, inverse);                       \
+        interleaved_rope(x, float(positions[blockIdx.x]), frequencies, heads, dim, pairs, inverse != 0);               \
     }
 KERNELS(bf16, bf16)
 KERNELS(f32, float)

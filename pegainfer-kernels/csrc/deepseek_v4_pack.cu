@@ -5,7 +5,6 @@
 //                     scales of up to two weights to f32
 //   widen_e8m0:       FP8 weights with E8M0 scales to bf16, exactly
 //   pack_swiglu:      h = bf16(silu(min(gate, limit)) clamp(up, ±limit)), then as pack_activations
-//   add_rows:         out = y + routed in place: y in bf16 at the beginning of each row of out
 //
 // Codes and scales lie as cuBLASLt takes them (CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F): [m, k], and [k / 128, m], m a multiple of
 // four. All GPUs, bound by memory. Reference: src/cpu/deepseek_v4/{kv_quant,experts}.rs, src/cpu/weights.rs.
@@ -131,44 +130,3 @@ extern "C" __global__ __launch_bounds__(kThreads) void widen_e8m0(
     uint4 *to = reinterpret_cast<uint4 *>(out + size_t(row) * k + column);
     to[0] = wide[0], to[1] = wide[1];
 }
-
-// Adds `routed` to one row. The block reads all of the row before any thread writes: y and the sum overlap.
-template <typename T>
-__device__ __forceinline__ void add_row(const float *__restrict__ routed, T *out, uint32_t hidden) {
-    release_successor();
-    wait_for_predecessor();
-    T *row = out + size_t(blockIdx.x) * hidden;
-    const float *added = written(routed) + size_t(blockIdx.x) * hidden;
-    const bf16 *y = reinterpret_cast<const bf16 *>(row);
-    Eight sums[kAddVectors];
-#pragma unroll
-    for (uint32_t j = 0; j < kAddVectors; ++j) {
-        uint32_t column = (j * blockDim.x + threadIdx.x) * kVector;
-        if (column >= hidden) break;
-        sums[j] = Eight(load16(y + column));
-#pragma unroll
-        for (uint32_t i = 0; i < kVector; i += 4) {
-            float4 four = *reinterpret_cast<const float4 *>(added + column + i);
-            sums[j].v[i] += four.x, sums[j].v[i + 1] += four.y, sums[j].v[i + 2] += four.z, sums[j].v[i + 3] += four.w;
-        }
-    }
-    __syncthreads();
-#pragma unroll
-    for (uint32_t j = 0; j < kAddVectors; ++j) {
-        uint32_t column = (j * blockDim.x + threadIdx.x) * kVector;
-        if (column >= hidden) break;
-#pragma unroll
-        for (uint32_t i = 0; i < kVector; i += 2) put(row + column + i, sums[j].v[i], sums[j].v[i + 1]);
-    }
-}
-
-#define KERNELS(SUFFIX, T)                                                                                             \
-    /* Grid: rows; threads times kAddVectors vectors cover one. */                                                     \
-    extern "C" __global__ __launch_bounds__(kAddThreads) void add_rows_##SUFFIX(                                       \
-        const float *routed,           /* [rows, hidden] */                                                            \
-        T *out,                        /* [rows, hidden], each begins with `hidden` elements y in bf16 */              \
-        uint32_t hidden) {                                                                                             \
-        add_row(routed, out, hidden);                                                                                  \
-    }
-KERNELS(bf16, bf16)
-KERNELS(f32, float)

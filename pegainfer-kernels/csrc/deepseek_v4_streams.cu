@@ -4,7 +4,6 @@
 //   resolve_ids:    placeholder ids become what a sample drew                    one thread a token
 //   expand_streams: every stream begins with the embedding                       one block a stream
 //   pick_rows:      out = x[row]                                                 one block a row
-//   store_sum:      an f32 sum, rounded once                                     one thread an element
 //   mean_streams:   columns of out = mean of the four streams                    one block a token
 //   add:            out += x, in f32                                             one thread an element
 //   hyper_merge:    stream'[k] = post[k] f + Σ_j comb[j][k] stream[j]            one block a token, in place; _sum: f in f32,
@@ -227,15 +226,6 @@ extern "C" __global__ __launch_bounds__(kRowThreads) void resolve_ids(
         start_after_predecessor();                                                                                     \
         if (rows[blockIdx.x] >= tokens) __trap();                                                                      \
         copy_row(x + size_t(rows[blockIdx.x]) * width, out + size_t(blockIdx.x) * width, width);                       \
-    }                                                                                                                  \
-    /* Grid: elements over threads. */                                                                                 \
-    extern "C" __global__ __launch_bounds__(kRowThreads) void store_sum_##SUFFIX(                                      \
-        const float *sum,              /* [elements] */                                                                \
-        T *out,                        /* [elements] */                                                                \
-        uint32_t elements) {                                                                                           \
-        start_after_predecessor();                                                                                     \
-        uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;                                                            \
-        if (i < elements) put(out + i, sum[i]);                                                                        \
     }                                                                                                                  \
     /* Grid: tokens. */                                                                                                \
     extern "C" __global__ __launch_bounds__(kRowThreads) void mean_streams_##SUFFIX(                                   \

@@ -48,6 +48,10 @@ limits! {
         HEAD_THREADS: uint = 128;
         /// Largest width of the indexer's heads: a lane has 32 elements.
         MAX_INDEX_DIM: uint = 1024;
+        /// Most threads of a block that rotates the heads of a token.
+        ROPE_THREADS: uint = 256;
+        /// Most pairs of a head that are rotated.
+        MAX_PAIRS: uint = 512;
         /// Most experts that a token chooses from.
         MAX_EXPERTS: uint = 1024;
     }
@@ -163,10 +167,6 @@ limits! {
     deepseek_v4_pack {
         /// Threads of a block.
         THREADS: uint = 256;
-        /// Most threads of a block that adds a row of `routed` to a row of the output.
-        ADD_THREADS: uint = 512;
-        /// Vectors of 8 elements of a thread of such a block.
-        ADD_VECTORS: uint = 2;
     }
     /// Sparse attention at many tokens on Hopper.
     deepseek_v4_attention_wgmma {

@@ -17,14 +17,13 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 
 pub(super) const FAMILY: Family = Family { has, variants, prepare, fill, launch, outputs };
 
-const OPS: [&str; 17] = [
+const OPS: [&str; 16] = [
     "resolve_ids",
     "random_codes",
     "random_numbers",
     "embed",
     "expand_streams",
     "pick_rows",
-    "store_sum",
     "mean_streams",
     "add",
     "hyper_mix",
@@ -140,7 +139,6 @@ fn launch(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch) -> Result<(), O
         ("embed", [ids, table], [out]) => ops::embed(exec, ids, table, 1, out),
         ("expand_streams", [x], [streams]) => ops::expand_streams(exec, x, streams),
         ("pick_rows", [x, rows], [out]) => ops::pick_rows(exec, x, rows, out),
-        ("store_sum", [sum], [out]) => ops::store_sum(exec, sum, out),
         // The last of the layers whose streams the output has.
         ("mean_streams", [streams, _], [out]) => {
             ops::mean_streams(exec, streams, 4 * out.rows_cols().1 / streams.rows_cols().1 - 1, out)

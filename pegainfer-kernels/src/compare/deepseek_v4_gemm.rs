@@ -41,19 +41,24 @@ fn variants(_: &OpRecord) -> Vec<Variant> {
 }
 
 /// Number of operands before the weights.
-fn before_weights(op: &str) -> usize {
-    match op {
+fn before_weights(record: &OpRecord) -> usize {
+    match record.op {
         "moe" => 4,
-        "routed_experts" | "project" => 3,
-        "shared_expert" => 2,
+        "routed_experts" => 3 + usize::from(adds_shared(record)),
+        "project" => 3,
         _ => 1,
     }
+}
+
+/// Whether `routed_experts` adds rows of the shared expert: they come behind three operands and before three matrices, which may have scales.
+fn adds_shared(record: &OpRecord) -> bool {
+    record.op == "routed_experts" && record.reads.len() % 3 == 1
 }
 
 /// Whether the op's activations must be values of `round_activation`: bf16, with weights in FP8 or FP4. `grouped_matmul` rounds none.
 pub(super) fn takes_rounded(record: &OpRecord) -> bool {
     let quantized = |record: &OpRecord| {
-        record.reads.get(before_weights(record.op)).is_some_and(|weight| weight.dtype == DType::U8)
+        record.reads.get(before_weights(record)).is_some_and(|weight| weight.dtype == DType::U8)
             && record.reads[0].dtype == DType::Bf16
     };
     let rounds = matches!(record.op, "grouped_matmul" | "matmul_rounding");
@@ -72,9 +77,9 @@ fn prepare(exec: &mut Exec, call: &mut Call<'_>, launch: &mut Launch) -> Result<
         launch.extra.push(allocate(exec, "packed", &[rows, packed_bytes(width)], DType::U8)?);
     }
     if op == "moe" {
-        launch.extra.push(allocate(exec, "sum", &[rows, width], DType::F32)?);
+        launch.extra.push(allocate(exec, "shared", &[rows, width], dtype)?);
     }
-    let mut operands = &call.record.reads[before_weights(op)..];
+    let mut operands = &call.record.reads[before_weights(call.record)..];
     while let [weight, rest @ ..] = operands {
         let seed = 1 << 8 | launch.matrices.len() as u64;
         let (matrix, rest) = match rest {
@@ -154,9 +159,10 @@ fn launch(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch) -> Result<(), O
             let experts = Experts { gate, up, down, count };
             let done = match op {
                 "routed_experts" => {
-                    ops::routed_experts(exec, x, (&call.read[1], &call.read[2]), (&experts, FIRST), math, out)
+                    let shared = adds_shared(call.record).then(|| &call.read[3]);
+                    ops::routed_experts(exec, x, (&call.read[1], &call.read[2]), (&experts, FIRST), math, shared, out)
                 }
-                _ => ops::shared_expert(exec, x, &experts, math, &call.read[1], out),
+                _ => ops::shared_expert(exec, x, &experts, math, out),
             };
             let Experts { gate, up, down, .. } = experts;
             *matrices = vec![gate, up, down];
@@ -199,7 +205,7 @@ fn project(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch) -> Result<(), 
 fn moe(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch) -> Result<(), OpError> {
     let count = count(call, &launch.matrices)?;
     let Launch { written, matrices, extra, .. } = launch;
-    let ([out], Some(mut sum)) = (&mut written[..], extra.pop()) else { return Err(call.unknown()) };
+    let ([out], Some(mut scratch)) = (&mut written[..], extra.pop()) else { return Err(call.unknown()) };
     let mut taken = std::mem::take(matrices).into_iter();
     let mut experts = |count| {
         let (gate, up, down) = (taken.next()?, taken.next()?, taken.next()?);
@@ -209,8 +215,8 @@ fn moe(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch) -> Result<(), OpEr
     let x = activation(exec, &call.read[0], extra)?;
     let math = ExpertMath { limit: 10.0, quantize: true };
     let of = ops::Moe { routed: &routed, first: FIRST, shared: shared.as_ref() };
-    let done = ops::moe(exec, x, (&call.read[1], &call.read[2]), of, math, &mut sum, out);
-    extra.push(sum);
+    let done = ops::moe(exec, x, (&call.read[1], &call.read[2]), of, math, &mut scratch, out);
+    extra.push(scratch);
     *matrices = [Some(routed), shared].into_iter().flatten().flat_map(|e| [e.gate, e.up, e.down]).collect();
     done
 }

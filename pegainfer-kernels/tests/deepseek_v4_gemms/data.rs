@@ -27,17 +27,6 @@ pub fn activations(exec: &mut Exec, shape: &[usize], short: bool, seed: u64) -> 
     tensor
 }
 
-/// f32 in [-1, 1).
-pub fn sums(exec: &mut Exec, shape: &[usize], seed: u64) -> Tensor {
-    let mut tensor = exec.tensor("routed", shape, DType::F32).unwrap();
-    let all = tensor.elements();
-    exec.write(&mut tensor, 0..all, |first, out: &mut [f32]| {
-        out.par_iter_mut().enumerate().for_each(|(i, v)| *v = unit(seed, first + i));
-    })
-    .unwrap();
-    tensor
-}
-
 /// Fills a tensor of bytes.
 pub fn fill(exec: &mut Exec, tensor: &mut Tensor, byte: impl Fn(usize) -> u8 + Sync) {
     let all = tensor.elements();

@@ -55,8 +55,9 @@ fn outputs(exec: &mut Exec, experts: &Experts, tokens: usize) -> Vec<f32> {
     let mut x = data::activations(exec, &[tokens, HIDDEN], false, 1);
     ops::round_activation(exec, &mut x).unwrap();
     let (chosen, weights) = choice(exec, tokens);
+    let shared = data::activations(exec, &[tokens, HIDDEN], false, 5);
     let mut out = exec.tensor("out", &[tokens, HIDDEN], DType::F32).unwrap();
-    ops::routed_experts(exec, &x, (&chosen, &weights), (experts, FIRST), MATH, &mut out).unwrap();
+    ops::routed_experts(exec, &x, (&chosen, &weights), (experts, FIRST), MATH, Some(&shared), &mut out).unwrap();
     data::rows(exec, &out, &(0..tokens).collect::<Vec<_>>())
 }
 

@@ -135,10 +135,8 @@ kernels! {
         out: Scratch<void>, tokens: u32, hidden: u32, k: u32, planes: u32, plane: u64, to_f32: u32,
     }
     DEEPSEEK_V4_EXPERTS: AddPairs [add_pairs_bf16<Bf16>, add_pairs_f32<F32>] {
-        y: ScratchIn<T>, chosen: ScratchIn<U32>, out: OutOrScratch<F32>, hidden: u32, k: u32, first: u32, experts: u32,
-    }
-    DEEPSEEK_V4_EXPERTS: AddRouted [add_routed_bf16<Bf16>, add_routed_f32<F32>] {
-        routed: ScratchIn<F32>, y: ScratchIn<T>, out: OutOrScratch<void>, elements: u32, to_f32: u32,
+        y: ScratchIn<T>, chosen: ScratchIn<U32>, shared: ScratchIn<T>, out: OutOrScratch<void>, hidden: u32, k: u32,
+        first: u32, experts: u32, to_f32: u32,
     }
     DEEPSEEK_V4_EXPERTS_SKINNY: SkinnyGateUp [experts_gate_up] {
         gate: Map<U8>, up: Map<U8>, shared_gate: Map<U8>, shared_up: Map<U8>, x: In<U8>, gate_scales: ScratchIn<U8>,
@@ -176,8 +174,8 @@ kernels! {
         pairs: ScratchIn<U32>, out: Scratch<Bf16>, hidden: u32, k: u32, pitch: u32, first: u32, columns: u32,
     }
     DEEPSEEK_V4_EXPERTS_WGMMA: AddColumns [add_columns] {
-        y: ScratchIn<Bf16>, chosen: ScratchIn<U32>, out: OutOrScratch<F32>, tokens: u32, hidden: u32, k: u32, first: u32,
-        experts: u32, first_column: u32, columns: u32,
+        y: ScratchIn<Bf16>, chosen: ScratchIn<U32>, shared: ScratchIn<Bf16>, out: OutOrScratch<void>, tokens: u32,
+        hidden: u32, k: u32, first: u32, experts: u32, first_column: u32, columns: u32, to_f32: u32,
     }
     DEEPSEEK_V4_GEMM: Planes [planes] {
         x: ScratchIn<F32>, out: OutOrScratch<Bf16>, elements: u32, plane: u64, planes: u32,
@@ -208,8 +206,7 @@ kernels! {
         x: In<T>, weight: In<Bf16>, out: Out<T>, low: OutOrScratch<T>, packed: OutOrScratch<U8>, hidden: u32, eps: f32,
     }
     DEEPSEEK_V4_NORM: InterleavedRope [interleaved_rope_bf16<Bf16>, interleaved_rope_f32<F32>] {
-        x: Out<T>, positions: In<U32>, frequencies: In<F32>, heads: u32, heads_of_token: u32, dim: u32, pairs: u32,
-        inverse: u32,
+        x: Out<T>, positions: In<U32>, frequencies: In<F32>, heads: u32, dim: u32, pairs: u32, inverse: u32,
     }
     DEEPSEEK_V4_PACK: PackActivations [pack_activations] {
         x: ScratchIn<Bf16>, codes: OutOrScratch<U8>, scales: Scratch<F32>, first: ScratchIn<U8>, second: ScratchIn<U8>,
@@ -221,9 +218,6 @@ kernels! {
     }
     DEEPSEEK_V4_PACK: WidenE8m0 [widen_e8m0] {
         codes: In<U8>, scales: ScratchIn<U8>, out: Scratch<Bf16>, first: u32, rows: u32, k: u32,
-    }
-    DEEPSEEK_V4_PACK: AddRows [add_rows_bf16<Bf16>, add_rows_f32<F32>] {
-        routed: ScratchIn<F32>, out: OutOrScratch<T>, hidden: u32,
     }
     DEEPSEEK_V4_QUANT: RoundActivation [round_activation_bf16<Bf16>, round_activation_f32<F32>] { x: Out<T>, groups: u32 }
     DEEPSEEK_V4_ROUTE: RouteLearned [route_learned] {
@@ -264,9 +258,6 @@ kernels! {
     }
     DEEPSEEK_V4_STREAMS: ResolveIds [resolve_ids] {
         previous: In<U32>, ids: Out<U32>, samples: u32, count: u32,
-    }
-    DEEPSEEK_V4_STREAMS: StoreSum [store_sum_bf16<Bf16>, store_sum_f32<F32>] {
-        sum: In<F32>, out: Out<T>, elements: u32,
     }
     DEEPSEEK_V4_STREAMS: MeanStreams [mean_streams_bf16<Bf16>, mean_streams_f32<F32>] {
         streams: In<T>, out: Out<T>, hidden: u32, pitch: u32, column: u32,

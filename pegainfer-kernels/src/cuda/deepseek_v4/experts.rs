@@ -3,7 +3,7 @@
 use super::activations::{Operand, Parts, Scratch, TILES, Values, format, operand, shared_bytes, tile};
 use super::experts_wgmma;
 use super::large_expert::large_expert;
-use crate::cuda::abi::{AddPairs, AddRouted, Down, Entry, GateUp, GroupPairs, Target};
+use crate::cuda::abi::{AddPairs, Down, Entry, GateUp, GroupPairs, Target};
 use crate::limits::deepseek_v4::MAX_EXPERTS;
 use crate::limits::deepseek_v4_gemm::{DEPTH, GROUP_THREADS, MAX_CHOSEN, ROWS, THREADS};
 use crate::ops::deepseek_v4::{ExpertMath, Experts};
@@ -135,12 +135,13 @@ impl Call<'_> {
         Ok(Groups { tiles, pairs, weights: row(choice.weights, tokens.start, k), k, tile, most })
     }
 
-    /// The experts' outputs for some tokens, one row a pair, in the workspace.
+    /// The experts' outputs for some tokens, one row a pair: in `y`, or without it in the workspace. Returns their address.
     fn outputs(
         &self,
         exec: &mut Exec,
         groups: &Groups,
         tokens: &Range<usize>,
+        y: Option<u64>,
         scratch: &mut Scratch,
     ) -> Result<u64, OpError> {
         let Self { op, x, experts, math } = *self;
@@ -182,7 +183,7 @@ impl Call<'_> {
             true => Operand { address: low, planes: 1, plane: 0 },
             false => operand(exec, op, Values { address: h, dtype }, pairs * width, scratch)?,
         };
-        let y = scratch.take(op, pairs * hidden * dtype.size())?;
+        let y = y.map_or_else(|| scratch.take(op, pairs * hidden * dtype.size()), Ok)?;
         let (w, scales) = experts.down.device();
         let arguments = Down {
             h: h.address,
@@ -212,10 +213,11 @@ pub(crate) fn routed_experts(
     (chosen, weights): (&Tensor, &Tensor),
     (experts, first): (&Experts, usize),
     math: ExpertMath,
+    shared: Option<&Tensor>,
     out: &mut Tensor,
 ) -> Result<(), OpError> {
     if experts_wgmma::takes(exec, x, experts, math)? {
-        return experts_wgmma::routed_experts(exec, x, (chosen, weights), (experts, first), math, out);
+        return experts_wgmma::routed_experts(exec, x, (chosen, weights), (experts, first), math, (shared, out));
     }
     let call = Call { op: "routed_experts", x, experts, math };
     let ((tokens, hidden), k) = (x.rows_cols(), chosen.rows_cols().1);
@@ -229,9 +231,18 @@ pub(crate) fn routed_experts(
         let part = from..(from + pass).min(tokens);
         let mut scratch = Scratch::new(exec)?;
         let groups = call.group(exec, &choice, &part, &mut scratch)?;
-        let y = call.outputs(exec, &groups, &part, &mut scratch)?;
-        let (chosen, sums) = (row(chosen, from, k), Target::Scratch(row(out, from, hidden)));
-        let arguments = AddPairs { y, chosen, out: sums, hidden, k, first, experts: experts.count };
+        let y = call.outputs(exec, &groups, &part, None, &mut scratch)?;
+        let arguments = AddPairs {
+            y,
+            chosen: row(chosen, from, k),
+            shared: shared.map_or(0, |shared| row(shared, from, hidden)),
+            out: Target::Scratch(row(out, from, hidden)),
+            hidden,
+            k,
+            first,
+            experts: experts.count,
+            to_f32: usize::from(out.dtype() == DType::F32),
+        };
         let entry = [AddPairs::add_pairs_bf16, AddPairs::add_pairs_f32][usize::from(x.dtype() == DType::F32)];
         let launch = entry.launch(exec.gpu()?, call.op, arguments)?.writes(out);
         // SAFETY: a thread a column of each token of the pass.
@@ -245,11 +256,10 @@ pub(crate) fn shared_expert(
     x: &Tensor,
     experts: &Experts,
     math: ExpertMath,
-    routed: &Tensor,
     (large, out): (bool, &mut Tensor),
 ) -> Result<(), OpError> {
     if large {
-        return large_expert(exec, "shared_expert", x, (experts, math), routed, out);
+        return large_expert(exec, "shared_expert", x, (experts, math), out);
     }
     let call = Call { op: "shared_expert", x, experts, math };
     let (tokens, hidden) = x.rows_cols();
@@ -259,15 +269,7 @@ pub(crate) fn shared_expert(
         let mut scratch = Scratch::new(exec)?;
         let (tile, _) = call.tiling().tile(part.len());
         let groups = Groups { tiles: 0, pairs: 0, weights: 0, k: 1, tile, most: part.len().div_ceil(TILES[tile]) };
-        let y = call.outputs(exec, &groups, &part, &mut scratch)?;
-        let elements = part.len() * hidden;
-        let to = Target::Scratch(row(out, from, hidden));
-        let to_f32 = usize::from(out.dtype() == DType::F32);
-        let arguments = AddRouted { routed: row(routed, from, hidden), y, out: to, elements, to_f32 };
-        let entry = [AddRouted::add_routed_bf16, AddRouted::add_routed_f32][usize::from(x.dtype() == DType::F32)];
-        let launch = entry.launch(exec.gpu()?, call.op, arguments)?.writes(out);
-        // SAFETY: a thread an element of the pass.
-        unsafe { launch.run([elements.div_ceil(THREADS), 1, 1], THREADS)? };
+        call.outputs(exec, &groups, &part, Some(row(out, from, hidden)), &mut scratch)?;
     }
     Ok(())
 }

@@ -93,7 +93,7 @@ pub(super) fn routed_experts(
     (chosen, weights): (&Tensor, &Tensor),
     (experts, first): (&Experts, usize),
     math: ExpertMath,
-    out: &mut Tensor,
+    (shared, out): (Option<&Tensor>, &mut Tensor),
 ) -> Result<(), OpError> {
     let ((tokens, hidden), k) = (x.rows_cols(), chosen.rows_cols().1);
     if k > MAX_CHOSEN {
@@ -104,7 +104,7 @@ pub(super) fn routed_experts(
     let each = tokens.div_ceil(tokens.div_ceil(most).max(1)).max(1);
     for from in (0..tokens).step_by(each) {
         let part = from..(from + each).min(tokens);
-        pass(exec, x, (chosen, weights), (experts, first), math, part, out)?;
+        pass(exec, x, (chosen, weights), (experts, first), math, part, (shared, out))?;
     }
     Ok(())
 }
@@ -175,7 +175,7 @@ fn pass(
     (experts, first): (&Experts, usize),
     math: ExpertMath,
     tokens: Range<usize>,
-    out: &mut Tensor,
+    (shared, out): (Option<&Tensor>, &mut Tensor),
 ) -> Result<(), OpError> {
     let (hidden, width, k) = (x.rows_cols().1, experts.width(), chosen.rows_cols().1);
     let (pairs, sizes) = (tokens.len() * k, Sizes { hidden, width, k });
@@ -190,7 +190,7 @@ fn pass(
     for first_column in (0..hidden).step_by(columns) {
         let columns = columns.min(hidden - first_column);
         pass.down(exec, first_column, columns)?;
-        pass.add(exec, first_column, columns, tokens.start, out)?;
+        pass.add(exec, (first_column, columns), tokens.start, shared, out)?;
     }
     Ok(())
 }
@@ -316,18 +316,19 @@ impl Pass<'_> {
         unsafe { launch.shared(SHARED_BYTES).run(grid, self.threads()) }
     }
 
-    /// Adds up these columns of y, for the rows of `out` from `first_row` on.
+    /// Adds up these columns of y and of `shared`, for the rows of `out` from `first_row` on.
     fn add(
         &self,
         exec: &mut Exec,
-        first_column: usize,
-        columns: usize,
+        (first_column, columns): (usize, usize),
         first_row: usize,
+        shared: Option<&Tensor>,
         out: &mut Tensor,
     ) -> Result<(), OpError> {
         let arguments = AddColumns {
             y: self.buffers.values,
             chosen: self.chosen,
+            shared: shared.map_or(0, |shared| row_of(shared, self.sizes.hidden, first_row)),
             out: Target::Scratch(row_of(out, self.sizes.hidden, first_row)),
             tokens: self.tokens,
             hidden: self.sizes.hidden,
@@ -336,6 +337,7 @@ impl Pass<'_> {
             experts: self.experts.count,
             first_column,
             columns,
+            to_f32: usize::from(out.dtype() == DType::F32),
         };
         let launch = AddColumns::add_columns.launch(exec.gpu()?, OP, arguments)?.writes(out).overlapped();
         let grid = [self.tokens.div_ceil(ADD_TOKENS), columns / COLUMNS, 1];

@@ -3,9 +3,9 @@
 use super::activations::Scratch;
 use super::large_gemm::{Packed, VECTOR, fp8, pack, packed_bytes, pass};
 use crate::choice::{self, DenseGemm, DenseShape, WeightFormat};
-use crate::cuda::abi::{AddRows, PackSwiglu, Target};
+use crate::cuda::abi::{PackSwiglu, Target};
 use crate::cuda::blaslt::{self, GemmSize, Multiplied, Operands};
-use crate::limits::deepseek_v4_pack::{ADD_THREADS, ADD_VECTORS, THREADS};
+use crate::limits::deepseek_v4_pack::THREADS;
 use crate::limits::fp8::BLOCK;
 use crate::ops::Matrix;
 use crate::ops::deepseek_v4::{ExpertMath, Experts};
@@ -23,10 +23,8 @@ pub(crate) fn is_large_expert(
 ) -> Result<bool, OpError> {
     let ((m, hidden), width) = (x.rows_cols(), experts.width());
     let all_fp8 = [&experts.gate, &experts.up, &experts.down].iter().all(|w| matches!(w, Matrix::Fp8 { .. }));
-    // A row of out holds gate and up values in bf16, and a block adds a row.
-    let fits = 2 * width * DType::Bf16.size() <= hidden * out.dtype().size()
-        && hidden.is_multiple_of(VECTOR)
-        && hidden <= ADD_THREADS * ADD_VECTORS * VECTOR;
+    // A row of out holds gate and up values.
+    let fits = 2 * width <= hidden && hidden.is_multiple_of(VECTOR);
     if m < DenseGemm::MIN_TOKENS || x.dtype() != DType::Bf16 || !all_fp8 || !math.quantize || !fits {
         return Ok(false);
     }
@@ -44,47 +42,39 @@ pub(crate) fn is_large_expert(
 }
 
 /// `shared_expert` on checked operands that [`is_large_expert`] accepts. If the codes of `up` lie behind those of `gate` in memory, one
-/// GEMM gives the values of both. These, and then the results of the last GEMM, are kept in bf16 in the rows of `out` until the sum
-/// overwrites them. Up to three rows behind those of `out` are overwritten.
+/// GEMM gives the values of both, which are kept in the rows of `out` until the last GEMM overwrites them. Up to three rows behind those of
+/// `out` are overwritten.
 pub(super) fn large_expert(
     exec: &mut Exec,
     op: &'static str,
     x: &Tensor,
     (experts, math): (&Experts, ExpertMath),
-    routed: &Tensor,
     out: &mut Tensor,
 ) -> Result<(), OpError> {
     let ((m, hidden), width) = (x.rows_cols(), experts.width());
     let (gate, up, down) = (fp8(op, &experts.gate)?, fp8(op, &experts.up)?, fp8(op, &experts.down)?);
-    let pitch = hidden * out.dtype().size() / DType::Bf16.size();
     let rows = pass(m, packed_bytes(hidden) + packed_bytes(width));
     for first in (0..m).step_by(rows) {
         let count = rows.min(m - first);
         let mut scratch = Scratch::new(exec)?;
         let packed = pack(exec, op, x, first..first + count, ([gate.1, up.1], gate.2), &mut scratch)?;
-        let row = out.device() + (first * pitch * DType::Bf16.size()) as u64;
+        let row = out.device() + (first * hidden * DType::Bf16.size()) as u64;
         let up_row = row + (width * DType::Bf16.size()) as u64;
         let up_scales = packed.weight_scales + (gate.2 * size_of::<f32>()) as u64;
         let together = up.0.device() == gate.0.device() + gate.0.bytes();
         let n = if together { 2 * width } else { width };
-        let inner = GemmSize { pitch, ..GemmSize::whole((packed.rows, n, hidden), DType::Bf16, Multiplied::Fp8) };
+        let inner =
+            GemmSize { pitch: hidden, ..GemmSize::whole((packed.rows, n, hidden), DType::Bf16, Multiplied::Fp8) };
         let halves = [(gate.0, packed.weight_scales, row), (up.0, up_scales, up_row)];
         for (w, weight_scales, out_at) in halves.into_iter().take(if together { 1 } else { 2 }) {
             let scales = (packed.scales, weight_scales);
             let at = Operands { x: packed.codes, w: w.device(), out: out_at, scales };
             blaslt::launch(exec, op, inner, at, false, out)?;
         }
-        let h = pack_swiglu(exec, op, ((row, up_row), pitch), (packed.rows, width), (down, math.limit), &mut scratch)?;
-        let outer = GemmSize { pitch, ..GemmSize::whole((h.rows, hidden, width), DType::Bf16, Multiplied::Fp8) };
+        let h = pack_swiglu(exec, op, ((row, up_row), hidden), (packed.rows, width), (down, math.limit), &mut scratch)?;
+        let outer = GemmSize::whole((h.rows, hidden, width), DType::Bf16, Multiplied::Fp8);
         let at = Operands { x: h.codes, w: down.0.device(), out: row, scales: (h.scales, h.weight_scales) };
         blaslt::launch(exec, op, outer, at, false, out)?;
-        let routed_row = routed.device() + (first * hidden * DType::F32.size()) as u64;
-        let arguments = AddRows { routed: routed_row, out: Target::Scratch(row), hidden };
-        let entry = [AddRows::add_rows_bf16, AddRows::add_rows_f32][usize::from(out.dtype() == DType::F32)];
-        let launch = entry.launch(exec.gpu()?, op, arguments)?.writes(out).overlapped();
-        let threads = (hidden / VECTOR).next_multiple_of(32).min(ADD_THREADS);
-        // SAFETY: a block a row of the pass, whose threads cover it.
-        unsafe { launch.run([count, 1, 1], threads)? };
     }
     Ok(())
 }

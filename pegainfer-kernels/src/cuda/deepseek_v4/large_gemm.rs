@@ -38,7 +38,12 @@ pub(crate) fn choose_large(
     Ok(choice::gpu(exec)?.and_then(|gpu| DenseGemm::choose(&gpu, shape)))
 }
 
-/// `matmul` and `grouped_matmul` by the kernel that was chosen for them.
+/// The kernel for `matmul_rounding` at many tokens: one that packs x, which rounds it. `None`: as [`choose_large`].
+pub(crate) fn rounds_many(exec: &mut Exec, x: &Tensor, w: &Matrix, out: &Tensor) -> Result<Option<DenseGemm>, OpError> {
+    Ok(choose_large(exec, x, true, (w, 1), out)?.filter(|kernel| matches!(kernel, DenseGemm::Fp8CublasLt)))
+}
+
+/// `matmul`, `matmul_rounding` and `grouped_matmul` by the kernel that was chosen for them.
 pub(super) fn large_gemm(
     exec: &mut Exec,
     op: &'static str,

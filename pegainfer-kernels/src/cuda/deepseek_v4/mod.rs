@@ -29,22 +29,20 @@ pub(crate) use gemm::{grouped_matmul, matmul};
 pub(crate) use hyper::{has_hyper_merge_mix_norm, hyper_merge_mix_norm, hyper_mix};
 pub(crate) use index::select_entries;
 pub(crate) use large_expert::is_large_expert;
-pub(crate) use large_gemm::choose_large;
+pub(crate) use large_gemm::{choose_large, rounds_many};
 pub(crate) use latents::attention_latents;
 pub(crate) use norm::{norm, rope};
 pub(crate) use quant::round_activation;
 pub(crate) use queries::attention_queries;
 pub(crate) use rings::{copy_slot, write_ring};
 pub(crate) use route::{route_hash, route_learned};
-pub(crate) use skinny::{pack_rows, project, projects, rounds_input, takes_split};
-pub(crate) use streams::{
-    add, embed, expand_streams, hyper_head, hyper_merge, mean_streams, pick_rows, resolve_ids, store_sum,
-};
+pub(crate) use skinny::{pack_rows, project, projects, rounds_few, takes_split};
+pub(crate) use streams::{add, embed, expand_streams, hyper_head, hyper_merge, mean_streams, pick_rows, resolve_ids};
 
 use super::abi::{Arguments, Entry};
-use crate::limits::deepseek_v4::{HEAD_THREADS, ROW_THREADS};
+use crate::limits::deepseek_v4::ROW_THREADS;
 use pegainfer_core::exec::Exec;
-use pegainfer_core::tensor::{DType, OpError, Tensor};
+use pegainfer_core::tensor::{DType, OpError};
 
 /// Two entry points of a kernel: for activations in bf16, and in f32.
 type Entries<A> = [Entry<A>; 2];
@@ -70,15 +68,4 @@ fn run<A: Arguments>(
 /// One block for each of `rows` rows of `width` elements.
 fn rows(rows: usize, width: usize) -> ([usize; 3], usize) {
     ([rows, 1, 1], width.next_multiple_of(32).clamp(32, ROW_THREADS))
-}
-
-/// One warp for each of `heads` heads.
-fn heads(heads: usize) -> ([usize; 3], usize) {
-    ([heads.div_ceil(HEAD_THREADS / 32), 1, 1], HEAD_THREADS)
-}
-
-/// Rows and elements of a row of activations `[tokens, heads, dim]`, each head a row.
-fn head_shape(x: &Tensor) -> (usize, usize) {
-    let dim = x.shape().last().copied().unwrap_or(1);
-    (x.elements() / dim.max(1), dim)
 }

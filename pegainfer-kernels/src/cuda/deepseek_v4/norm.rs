@@ -1,8 +1,8 @@
 //! `norm`, and `rope`, also as a part of `sparse_attention` (csrc/deepseek_v4_norm.cu).
 
-use super::{head_shape, heads, run};
+use super::run;
 use crate::cuda::abi::{Dsv4Norm, InterleavedRope, Target};
-use crate::limits::deepseek_v4::ROW_THREADS;
+use crate::limits::deepseek_v4::{MAX_PAIRS, ROPE_THREADS, ROW_THREADS};
 use crate::ops::deepseek_v4::Rounded;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
@@ -41,17 +41,17 @@ pub(crate) fn rope(
     frequencies: &Tensor,
     inverse: bool,
 ) -> Result<(), OpError> {
-    let ((count, dim), dtype) = (head_shape(x), x.dtype());
-    let arguments = InterleavedRope {
-        heads: count,
-        heads_of_token: x.shape()[1],
-        x,
-        positions,
-        frequencies,
-        dim,
-        pairs: frequencies.elements(),
-        inverse: usize::from(inverse),
+    let (dtype, pairs) = (x.dtype(), frequencies.elements());
+    let &[tokens, heads, dim] = x.shape() else {
+        return Err(OpError { op, message: format!("x has shape {:?}, not tokens, heads and elements", x.shape()) });
     };
+    if pairs > MAX_PAIRS {
+        let message = format!("{pairs} rotated pairs of a head: the GPU kernel takes {MAX_PAIRS}");
+        return Err(OpError { op, message });
+    }
+    let inverse = usize::from(inverse);
+    let arguments = InterleavedRope { x, positions, frequencies, heads, dim, pairs, inverse };
     let entries = [InterleavedRope::interleaved_rope_bf16, InterleavedRope::interleaved_rope_f32];
-    run(exec, op, entries, dtype, arguments, heads(count))
+    let threads = (heads * 32).clamp(32, ROPE_THREADS);
+    run(exec, op, entries, dtype, arguments, ([tokens, 1, 1], threads))
 }

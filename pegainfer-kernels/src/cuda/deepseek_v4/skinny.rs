@@ -89,8 +89,8 @@ fn takes(exec: &mut Exec, x: &Tensor, (w, groups): (&Matrix, usize)) -> Result<b
     Ok(hopper && whole && fits && packs && is_known(w) && x.dtype() == DType::Bf16 && few(m, (n, k)))
 }
 
-/// Whether `matmul_rounding` takes `x` and `w` on this device.
-pub(crate) fn rounds_input(exec: &mut Exec, x: &Tensor, w: &Matrix) -> Result<bool, OpError> {
+/// Whether `matmul_rounding` takes `x` and `w` on this device by these kernels.
+pub(crate) fn rounds_few(exec: &mut Exec, x: &Tensor, w: &Matrix) -> Result<bool, OpError> {
     Ok(w.is_quantized() && takes(exec, x, (w, 1))?)
 }
 

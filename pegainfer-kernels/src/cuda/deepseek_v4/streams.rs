@@ -4,7 +4,7 @@ use super::{rows, run};
 use crate::cpu::deepseek_v4::hyper::STREAMS;
 use crate::cuda::abi::{
     AddF32, Dsv4Embed, ExpandStreams, HyperHead, HyperMerge, HyperMergeSum, HyperMixF32, MeanStreams, PickRows,
-    ResolveIds, StoreSum,
+    ResolveIds,
 };
 use crate::hyper_operands::{HyperSpec, HyperWeights};
 use crate::limits::deepseek_v4::ROW_THREADS;
@@ -36,19 +36,6 @@ pub(crate) fn pick_rows(exec: &mut Exec, x: &Tensor, ids: &Tensor, out: &mut Ten
     let ((tokens, width), dtype, picked) = (x.rows_cols(), x.dtype(), ids.elements());
     let entries = [PickRows::pick_rows_bf16, PickRows::pick_rows_f32];
     run(exec, "pick_rows", entries, dtype, PickRows { x, rows: ids, out, tokens, width }, rows(picked, width))
-}
-
-pub(crate) fn store_sum(exec: &mut Exec, sum: &Tensor, out: &mut Tensor) -> Result<(), OpError> {
-    let (elements, dtype) = (sum.elements(), out.dtype());
-    let grid = ([elements.div_ceil(ROW_THREADS), 1, 1], ROW_THREADS);
-    run(
-        exec,
-        "store_sum",
-        [StoreSum::store_sum_bf16, StoreSum::store_sum_f32],
-        dtype,
-        StoreSum { sum, out, elements },
-        grid,
-    )
 }
 
 /// `column`: the first one of `out` that is written.

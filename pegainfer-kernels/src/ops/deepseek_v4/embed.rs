@@ -71,18 +71,3 @@ pub fn expand_streams(exec: &mut Exec, x: &Tensor, streams: &mut Tensor) -> Resu
     }
     Ok(())
 }
-
-/// Copies an f32 sum to an activation, rounded to nearest even where that is bf16. Both `[T, hidden]`.
-pub fn store_sum(exec: &mut Exec, sum: &Tensor, out: &mut Tensor) -> Result<(), OpError> {
-    let check = Check("store_sum");
-    check.is(sum, DType::F32, sum.shape())?;
-    activation(check, out, sum.shape())?;
-    exec.record(|_| OpRecord::new("store_sum", "copy", &[sum], &[out], 0));
-    if exec.device() == Device::Cuda {
-        return gpu::store_sum(exec, sum, out);
-    }
-    if cpu(check, exec)?.is_some() {
-        write(out, sum.host());
-    }
-    Ok(())
-}

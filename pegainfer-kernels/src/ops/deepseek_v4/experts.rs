@@ -74,19 +74,21 @@ impl Experts {
 }
 
 /// The sum of a token's experts, of those that are here: `out = Σ_e w2 · (weight[e] · silu(min(w1 · x, limit)) ·
-/// clamp(w3 · x, ±limit))`, in the order of the experts' numbers. The routing weight comes before `w2`, and so before the
+/// clamp(w3 · x, ±limit)) + shared`, in the order of the experts' numbers. The routing weight comes before `w2`, and so before the
 /// rounding of its input.
 ///
 /// `x`: `[T, hidden]` bf16 or f32; `chosen`: `[T, k]` u32; `weights`: `[T, k]` f32; `experts` are those with the numbers
-/// from `first` on, others are left out; `out`: `[T, hidden]` f32. SwiGLU and the sum are f32; where `x` is bf16, the
-/// output of every GEMM and the input of `w2` are rounded to bf16, and `x` itself must be values of `round_activation` where the
-/// experts are FP8 or FP4.
+/// from `first` on, others are left out; `shared`: `[T, hidden]` of the dtype of `x`, what [`shared_expert`] gives, or nothing; `out`:
+/// `[T, hidden]` f32, or of the dtype of `x`. SwiGLU and the sum are f32, and the sum is rounded once; where `x` is bf16, the output of
+/// every GEMM and the input of `w2` are rounded to bf16, and `x` itself must be values of `round_activation` where the experts are FP8
+/// or FP4.
 pub fn routed_experts(
     exec: &mut Exec,
     x: &Tensor,
     (chosen, weights): (&Tensor, &Tensor),
     (experts, first): (&Experts, usize),
     math: ExpertMath,
+    shared: Option<&Tensor>,
     out: &mut Tensor,
 ) -> Result<(), OpError> {
     let check = Check("routed_experts");
@@ -95,23 +97,26 @@ pub fn routed_experts(
     activation(check, x, &[tokens, hidden])?;
     check.is(chosen, DType::U32, &[tokens, k])?;
     check.is(weights, DType::F32, &[tokens, k])?;
-    check.is(out, DType::F32, &[tokens, hidden])?;
+    activation(check, out, &[tokens, hidden])?;
+    if let Some(shared) = shared {
+        check.is(shared, x.dtype(), &[tokens, hidden])?;
+    }
     let width = experts.check(check, hidden)?;
     exec.record(|_| {
         // At most this many distinct experts are read.
         let read = experts.count.min(tokens * k);
         let all: u64 = experts.tensors().map(Tensor::bytes).sum();
-        let bytes = x.bytes() + out.bytes() + all / experts.count.max(1) as u64 * read as u64;
+        let added = shared.map_or(0, Tensor::bytes);
+        let bytes = x.bytes() + out.bytes() + added + all / experts.count.max(1) as u64 * read as u64;
         let flops = 6 * (tokens * k * hidden * width) as u64;
-        let reads: Vec<&Tensor> = [x, chosen, weights].into_iter().chain(experts.tensors()).collect();
+        let reads: Vec<&Tensor> = [x, chosen, weights].into_iter().chain(shared).chain(experts.tensors()).collect();
         OpRecord::new("routed_experts", "experts", &reads, &[out], flops).with_bytes(bytes)
     });
     if exec.device() == Device::Cuda {
-        return gpu::routed_experts(exec, x, (chosen, weights), (experts, first), math, out);
+        return gpu::routed_experts(exec, x, (chosen, weights), (experts, first), math, shared, out);
     }
     let Some(isa) = cpu(check, exec)? else { return Ok(()) };
-    let (values, sums) = (read(x), out.host_mut::<f32>());
-    sums.fill(0.0);
+    let (values, mut sums) = (read(x), vec![0.0; tokens * hidden]);
     let places: Vec<(u32, f32)> = chosen.host().iter().copied().zip(weights.host().iter().copied()).collect();
     for e in 0..experts.count {
         let mine = |(_, (number, _)): &(usize, &(u32, f32))| *number as usize == first + e;
@@ -124,43 +129,43 @@ pub fn routed_experts(
             sums[t * hidden..][..hidden].iter_mut().zip(output).for_each(|(sum, y)| *sum += y);
         }
     }
+    if let Some(shared) = shared {
+        sums.iter_mut().zip(read(shared).iter()).for_each(|(sum, shared)| *sum += shared);
+    }
+    write(out, &sums);
     Ok(())
 }
 
-/// The shared expert's output and the routed sum: `out = routed + w2 · (silu(min(w1 · x, limit)) · clamp(w3 · x, ±limit))`.
+/// The output of the shared expert: `out = w2 · (silu(min(w1 · x, limit)) · clamp(w3 · x, ±limit))`.
 ///
-/// `x`, `out`: `[T, hidden]` bf16 or f32; `routed`: `[T, hidden]` f32. Clamped as the routed ones are; the sum is f32 and
-/// rounded once. As in [`matmul`](super::matmul), bf16 activations must be values of `round_activation` if the experts are FP8 or
-/// FP4, and from 33 rows on a GPU may overwrite up to three rows of memory behind the last row of `out`.
+/// `x`: `[T, hidden]` bf16 or f32; `out`: the same. Clamped as the routed ones are. As in [`matmul`](super::matmul), bf16 activations must
+/// be values of `round_activation` if the experts are FP8 or FP4, and from 33 rows on a GPU may overwrite up to three rows of memory
+/// behind the last row of `out`.
 pub fn shared_expert(
     exec: &mut Exec,
     x: &Tensor,
     experts: &Experts,
     math: ExpertMath,
-    routed: &Tensor,
     out: &mut Tensor,
 ) -> Result<(), OpError> {
     let check = Check("shared_expert");
     let (tokens, hidden) = x.rows_cols();
     activation(check, x, &[tokens, hidden])?;
-    check.is(routed, DType::F32, &[tokens, hidden])?;
-    activation(check, out, &[tokens, hidden])?;
+    check.is(out, x.dtype(), &[tokens, hidden])?;
     let width = experts.check(check, hidden)?;
     check.that(experts.count == 1, "there is one shared expert")?;
     let large = gpu::is_large_expert(exec, x, experts, math, out)?;
     exec.record(|_| {
-        let reads: Vec<&Tensor> = [x, routed].into_iter().chain(experts.tensors()).collect();
+        let reads: Vec<&Tensor> = [x].into_iter().chain(experts.tensors()).collect();
         let kernel = if large { DenseGemm::Fp8CublasLt.name() } else { "experts" };
         OpRecord::new("shared_expert", kernel, &reads, &[out], 6 * (tokens * hidden * width) as u64)
     });
     if exec.device() == Device::Cuda {
-        return gpu::shared_expert(exec, x, experts, math, routed, (large, out));
+        return gpu::shared_expert(exec, x, experts, math, (large, out));
     }
     let Some(isa) = cpu(check, exec)? else { return Ok(()) };
     let (x, math) = (read(x), math.for_reference(x.dtype()));
-    let mut sum = expert(isa, &x, &vec![1.0; tokens], experts.weights(0), (hidden, width), math);
-    sum.iter_mut().zip(routed.host::<f32>()).for_each(|(sum, routed)| *sum += routed);
-    write(out, &sum);
+    write(out, &expert(isa, &x, &vec![1.0; tokens], experts.weights(0), (hidden, width), math));
     Ok(())
 }
 
@@ -210,20 +215,22 @@ mod tests {
             let mut tx32 = host.zeros("x", &[1, HIDDEN], DType::F32);
             tx32.host_mut::<f32>().iter_mut().zip(&x).for_each(|(t, x)| *t = x.to_f32());
             let mut routed = host.zeros("routed", &[1, HIDDEN], DType::F32);
-            routed_experts(&mut host.exec, &tx32, (&chosen, &weights), (&experts, 3), math, &mut routed).unwrap();
+            let choice = (&chosen, &weights);
+            routed_experts(&mut host.exec, &tx32, choice, (&experts, 3), math, None, &mut routed).unwrap();
             let (clamped, free) = (reference(&x, 10, 1.0, 10.0), reference(&x, 10, 1.0, f64::INFINITY));
             let size = clamped.iter().fold(0.0f64, |m, v| m.max(v.abs()));
             assert!(clamped.iter().zip(&free).any(|(a, b)| (a - b).abs() > size), "the clamp is not tested");
             for (got, expected) in routed.host::<f32>().iter().zip(&clamped) {
                 assert!((f64::from(*got) - 0.5 * expected).abs() < 1e-5 * size);
             }
-            let mut out = host.zeros("out", &[1, HIDDEN], DType::F32);
-            shared_expert(&mut host.exec, &tx32, &experts, math, &routed, &mut out).unwrap();
+            let [mut shared, mut out] = ["shared", "out"].map(|name| host.zeros(name, &[1, HIDDEN], DType::F32));
+            shared_expert(&mut host.exec, &tx32, &experts, math, &mut shared).unwrap();
+            routed_experts(&mut host.exec, &tx32, choice, (&experts, 3), math, Some(&shared), &mut out).unwrap();
             for (got, expected) in out.host::<f32>().iter().zip(&clamped) {
                 assert!((f64::from(*got) - 1.5 * expected).abs() < 1e-5 * size);
             }
             // An expert of another rank adds nothing.
-            routed_experts(&mut host.exec, &tx, (&chosen, &weights), (&experts, 4), math, &mut routed).unwrap();
+            routed_experts(&mut host.exec, &tx, choice, (&experts, 4), math, None, &mut routed).unwrap();
             assert!(routed.host::<f32>().iter().all(|v| *v == 0.0));
         });
     }
@@ -241,7 +248,7 @@ mod tests {
                 let mut weights = host.zeros("weights", &[1, 1], DType::F32);
                 weights.host_mut::<f32>()[0] = weight;
                 let mut out = host.zeros("out", &[1, HIDDEN], DType::F32);
-                routed_experts(&mut host.exec, &tx, (&chosen, &weights), (&experts, 0), math, &mut out).unwrap();
+                routed_experts(&mut host.exec, &tx, (&chosen, &weights), (&experts, 0), math, None, &mut out).unwrap();
                 out.host::<f32>().to_vec()
             };
             let (third, whole) = (run(1.0 / 3.0), run(1.0));

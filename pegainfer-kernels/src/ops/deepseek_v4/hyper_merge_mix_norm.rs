@@ -15,8 +15,8 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 
 /// A block's output goes to the streams, and the next block gets its input from them: [`hyper_merge`](super::hyper_merge) by
 /// `post` and `comb`, then [`hyper_mix`](super::hyper_mix) with the next block's `weights`, which replaces `post` and `comb`,
-/// then [`norm`](super::norm) of what was mixed. All roundings are those of the three ops, and of
-/// [`store_sum`](super::store_sum) where `f` is f32; sums in f32 may have another order.
+/// then [`norm`](super::norm) of what was mixed. All roundings are those of the three ops, to which `f` is first rounded where it is
+/// f32; sums in f32 may have another order.
 ///
 /// - `f`: `[tokens, hidden]`, the block's output, of the streams' dtype or f32
 /// - `streams`: `[tokens, 4, hidden]` bf16 or f32, in place
@@ -79,7 +79,8 @@ pub fn hyper_merge_mix_norm(
 
 #[cfg(test)]
 mod tests {
-    use super::super::{hyper_merge, hyper_mix, norm, store_sum};
+    use super::super::values::{read, write};
+    use super::super::{hyper_merge, hyper_mix, norm};
     use super::*;
     use crate::testing::{Host, bf16s};
     use half::bf16;
@@ -155,7 +156,7 @@ mod tests {
             let f = match f.dtype() == dtype {
                 true => &f,
                 false => {
-                    store_sum(exec, &f, &mut stored).unwrap();
+                    write(&mut stored, &read(&f));
                     &stored
                 }
             };

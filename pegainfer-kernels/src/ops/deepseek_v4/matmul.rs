@@ -49,15 +49,15 @@ pub fn matmul<'a>(exec: &mut Exec, x: impl Into<Activation<'a>>, w: &Matrix, out
 
 /// [`matmul`] of `x` rounded as `round_activation` does, in place or by [`matmul_rounding`]: `x` is undefined afterwards.
 pub fn matmul_dynamic(exec: &mut Exec, x: &mut Tensor, w: &Matrix, out: &mut Tensor) -> Result<(), OpError> {
-    if gpu::rounds_input(exec, x, w)? {
+    if gpu::rounds_few(exec, x, w)? || gpu::rounds_many(exec, x, w, out)?.is_some() {
         return matmul_rounding(exec, x, w, out);
     }
     round_activation(exec, x)?;
     matmul(exec, &*x, w, out)
 }
 
-/// [`matmul`] that rounds its input by `round_activation`'s formula as it loads it. Of GPUs, Hopper has a kernel for it, for few tokens;
-/// see [`matmul_dynamic`], which calls it only there.
+/// [`matmul`] that rounds its input by `round_activation`'s formula as it loads it. Of GPUs, Hopper has kernels for it; see
+/// [`matmul_dynamic`], which calls it only there.
 ///
 /// `x`: `[m, k]` bf16; `w`: `[n, k]` FP8; `out`: `[m, n]` bf16 or f32.
 pub fn matmul_rounding(exec: &mut Exec, x: &Tensor, w: &Matrix, out: &mut Tensor) -> Result<(), OpError> {
@@ -67,9 +67,10 @@ pub fn matmul_rounding(exec: &mut Exec, x: &Tensor, w: &Matrix, out: &mut Tensor
     check.that(w.shape().1 == k, "x and w differ in k")?;
     rows(check, x, (m, k))?;
     rows(check, out, (m, n))?;
-    record(exec, (check.0, None), x, w, out, 2 * (m * n * k) as u64);
+    let large = gpu::rounds_many(exec, x, w, out)?;
+    record(exec, (check.0, large), x, w, out, 2 * (m * n * k) as u64);
     if exec.device() == Device::Cuda {
-        return gpu::matmul(exec, check.0, None, x.into(), w, out);
+        return gpu::matmul(exec, check.0, large, x.into(), w, out);
     }
     if let Some(isa) = cpu(check, exec)? {
         let mut values = read(x).into_owned();

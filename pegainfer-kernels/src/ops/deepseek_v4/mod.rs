@@ -32,7 +32,7 @@ pub use attention::{SPLIT_TOKENS, Split, Visible, WINDOW, sparse_attention, take
 pub use batch::{Batch, NO_ENTRY, PAGE_TOKENS, copy_slot, write_ring};
 pub use compress::{CompressorSpec, CompressorState, CompressorWeights, KeptTokens, NewEntries};
 pub use dummy::{Place, random_codes, random_numbers};
-pub use embed::{embed, expand_streams, resolve_ids, store_sum};
+pub use embed::{embed, expand_streams, resolve_ids};
 pub use experts::{ExpertMath, Experts, routed_experts, shared_expert};
 pub use hyper::{hyper_head, hyper_merge, hyper_mix};
 pub use hyper_merge_mix_norm::hyper_merge_mix_norm;

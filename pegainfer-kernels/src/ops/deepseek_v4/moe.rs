@@ -2,7 +2,6 @@
 
 use super::experts::{ExpertMath, Experts, routed_experts, shared_expert};
 use super::packed::Activation;
-use super::store_sum;
 use super::values::activation;
 use crate::cuda::deepseek_v4 as gpu;
 use crate::ops::check::Check;
@@ -25,24 +24,24 @@ pub struct Moe<'a> {
 /// for that.
 ///
 /// `x`: `[T, hidden]` bf16 or f32; if the experts are in FP4 and FP8, values of `round_activation`, with packed rows if the device takes
-/// them; `chosen`: `[T, k]` u32; `weights`: `[T, k]` f32; `sum`: `[T, hidden]` f32, scratch; `out`: `[T, hidden]` f32, or of the dtype of
-/// `x`.
+/// them; `chosen`: `[T, k]` u32; `weights`: `[T, k]` f32; `scratch`: `[T, hidden]` of the dtype of `x`, for the shared expert; `out`:
+/// `[T, hidden]` f32, or of the dtype of `x`.
 pub fn moe(
     exec: &mut Exec,
     x: Activation<'_>,
     (chosen, weights): (&Tensor, &Tensor),
     experts: Moe<'_>,
     math: ExpertMath,
-    sum: &mut Tensor,
+    scratch: &mut Tensor,
     out: &mut Tensor,
 ) -> Result<(), OpError> {
     let check = Check("moe");
     if !gpu::fuses_experts(exec, x, (&experts, chosen.rows_cols().1), math)? {
-        routed_experts(exec, x.values, (chosen, weights), (experts.routed, experts.first), math, sum)?;
-        return match experts.shared {
-            Some(shared) => shared_expert(exec, x.values, shared, math, sum, out),
-            None => store_sum(exec, sum, out),
-        };
+        if let Some(shared) = experts.shared {
+            shared_expert(exec, x.values, shared, math, scratch)?;
+        }
+        let (routed, shared) = ((experts.routed, experts.first), experts.shared.map(|_| &*scratch));
+        return routed_experts(exec, x.values, (chosen, weights), routed, math, shared, out);
     }
     let ((tokens, hidden), k) = (x.values.rows_cols(), chosen.rows_cols().1);
     activation(check, x.values, &[tokens, hidden])?;

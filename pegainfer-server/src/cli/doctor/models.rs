@@ -188,24 +188,12 @@ fn deepseek_v4_records(config: &deepseek_v4::config::Config, step: (usize, usize
         // Of several ranks a block's output is an f32 sum.
         let shared = deepseek_v4::record(config, numerics, 2, step)?;
         records.extend(shared.into_iter().filter(|record| record.op.starts_with("hyper_merge")));
-        records.extend(sum_over_ranks([step.0 * step.1, config.hidden_size], numerics.activations)?);
         if config.loaded_dspark().is_some() && step.1 == 1 && step.0 <= MAX_BLOCKS {
             records.extend(deepseek_v4::record_blocks(config, numerics, 1, (step.0, step.2))?);
         }
         records.extend(dummy_weights()?);
         records.extend(copied_slot([step.0 + 1, deepseek_v4::config::WINDOW, config.head_dim], numerics.activations)?);
     }
-    Ok(records)
-}
-
-/// The op that follows a sum over ranks, which a step of one rank does not have.
-#[cfg(feature = "deepseek-v4")]
-fn sum_over_ranks(shape: [usize; 2], activations: DType) -> Result<Vec<OpRecord>> {
-    let mut meta = Exec::meta()?;
-    let sum = meta.tensor("sum", &shape, DType::F32)?;
-    let mut out = meta.tensor("output", &shape, activations)?;
-    let (stored, records) = meta.recording(|exec| ops::deepseek_v4::store_sum(exec, &sum, &mut out));
-    stored?;
     Ok(records)
 }
 
