@@ -25,8 +25,11 @@ macro_rules! ledger {
 
 /// Every ledger of the repository.
 static LEDGERS: &[Shipped] = &[
+    Shipped { gpu: "h100", model: "qwen3-4b", text: ledger!("h100-qwen3-4b.jsonl") },
+    Shipped { gpu: "h100", model: "qwen3.5-4b", text: ledger!("h100-qwen35-4b.jsonl") },
     Shipped { gpu: "h200", model: "qwen3-4b", text: ledger!("h200-qwen3-4b.jsonl") },
     Shipped { gpu: "h200", model: "qwen3.5-4b", text: ledger!("h200-qwen35-4b.jsonl") },
+    Shipped { gpu: "h200x2", model: "deepseek-v4-flash", text: ledger!("h200x2-deepseek-v4-flash.jsonl") },
 ];
 
 /// Flags that name a ledger inside the executable.
