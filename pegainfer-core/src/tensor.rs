@@ -93,8 +93,8 @@ pub struct Tensor {
 /// Storage of a tensor's bytes.
 #[derive(Debug)]
 pub(crate) enum Storage {
-    /// Memory of this process.
-    Host(MmapMut),
+    /// Memory of this process, which several tensors may read.
+    Host(Arc<MmapMut>),
     /// Device memory: the buffer, which several tensors may share, and the offset in bytes.
     Device(Arc<DeviceBuffer>, usize),
     /// No storage.
@@ -104,7 +104,7 @@ pub(crate) enum Storage {
 impl Storage {
     /// Allocates zero-filled memory of this process; pages are mapped on first touch.
     pub fn host(bytes: usize) -> std::io::Result<Self> {
-        anonymous(bytes).map(Self::Host)
+        anonymous(bytes).map(|map| Self::Host(Arc::new(map)))
     }
 }
 
@@ -176,6 +176,18 @@ impl Tensor {
         self.dtype = dtype;
     }
 
+    /// The first `rows` allocated rows, in the same memory, which must not be written any more: in host memory that panics.
+    pub fn first_rows(&self, rows: usize) -> Self {
+        assert!(rows <= self.max_rows, "{}: {rows} rows, but {} were allocated", self.name, self.max_rows);
+        let storage = match &self.storage {
+            Storage::Host(map) => Storage::Host(map.clone()),
+            Storage::Device(buffer, first) => Storage::Device(buffer.clone(), *first),
+            Storage::Meta => Storage::Meta,
+        };
+        let shape = std::iter::once(rows).chain(self.shape.iter().skip(1).copied()).collect();
+        Self { name: self.name.clone(), shape, first_row: 0, max_rows: rows, storage, ..*self }
+    }
+
     /// Sets the leading dimension to the first `rows` allocated rows.
     pub fn set_rows(&mut self, rows: usize) {
         self.set_range(0, rows);
@@ -229,8 +241,7 @@ impl Tensor {
     pub fn host_mut<T: Element>(&mut self) -> &mut [T] {
         assert_eq!(self.dtype, T::DTYPE, "{}", self.name);
         let (offset, elements) = (self.offset(), self.elements());
-        let Storage::Host(data) = &mut self.storage else { panic!("{} is not on the host", self.name) };
-        &mut bytemuck::cast_slice_mut(data)[offset..][..elements]
+        &mut bytemuck::cast_slice_mut(self.host_storage_mut())[offset..][..elements]
     }
 
     /// The bytes of the elements in host memory. Panics on another device.
@@ -245,9 +256,10 @@ impl Tensor {
         data
     }
 
-    /// Like [`host_storage`](Self::host_storage), mutable.
+    /// Like [`host_storage`](Self::host_storage), mutable. Panics, too, if another tensor reads the memory.
     pub fn host_storage_mut(&mut self) -> &mut [u8] {
         let Storage::Host(data) = &mut self.storage else { panic!("{} is not on the host", self.name) };
+        let Some(data) = Arc::get_mut(data) else { panic!("{} is read by another tensor", self.name) };
         data
     }
 

@@ -25,6 +25,10 @@ pub(crate) fn with_drafts(
         return Ok(Config { loads_drafts: false, ..config });
     };
     let name = method_and_tensor(method).0;
+    if speculation.is_some_and(|all| all.draft_vocab_size.is_some()) {
+        let reason = "\"draft_vocab_size\" is for Qwen models: leave it out";
+        return Err(LoadError::Option(format!("--speculative-config: {reason}")));
+    }
     let instead = |reason: &str, others: &str| Some(format!("{reason}: choose {others} instead of \"{name}\""));
     let reason = match (&config.drafts, method) {
         (Drafts::Mtp { layers: 1 }, ModelMethod::Mtp) => None,

@@ -9,6 +9,7 @@ mod support;
 use mtp_support::{Checkpoint, Reference};
 use pegainfer_core::engine::GenerateRequest;
 use pegainfer_core::schedule::SampleRow;
+use pegainfer_core::schedule::speculation::Speculation;
 use pegainfer_core::weights::Source;
 use pegainfer_kernels::runtime::{
     Bounds, Executor, LoadOptions, Model, Overrides, StepSize, load, load_weights, ragged,
@@ -38,6 +39,9 @@ fn drafts_of_the_model_change_no_bit() {
         let what = format!("{drafts} drafts, depth {depth}");
         alone.cycle(32).holds_with_drafts_of_the_model(&what, &mut drafting);
     }
+    // Drafts that are taken from a quarter of the vocabulary.
+    let part = by_model(3).map(|all| Speculation { draft_vocab_size: Some(1024), ..all });
+    alone.cycle(32).holds_with_drafts_of_the_model("a part of the vocabulary", &mut with(&options, part));
     // Without the longest prompts, so that many run at once.
     let short = alone.skip(fixture().cases.len());
     let preemptions = short.holds_with_drafts_of_the_model("few blocks", &mut with(&tight, by_model(3)));
@@ -49,11 +53,11 @@ fn drafts_of_the_model_under_a_grammar_change_no_bit() {
     let checkpoint = Checkpoint::repeating("grammar");
     let options = LoadOptions { model_path: checkpoint.path(), ..options() };
     let with = |speculation| engine(best(), &LoadOptions { speculation, ..options.clone() });
-    drafts_of_the_model_follow_a_grammar(requests(), with);
+    drafts_of_the_model_follow_a_grammar(best(), requests(), with);
 }
 
-/// An executor of the checkpoint with the layer that drafts.
-fn executor(checkpoint: &Checkpoint) -> Executor<Qwen35> {
+/// An executor of the checkpoint with the layer that drafts, from the whole vocabulary or its first ids.
+fn executor(checkpoint: &Checkpoint, draft_vocab_size: Option<usize>) -> Executor<Qwen35> {
     let mut exec = best().exec();
     let overrides = Overrides { mtp: true, ..Overrides::default() };
     let config = Qwen35::load_config_with(&checkpoint.path(), &overrides).unwrap();
@@ -62,7 +66,7 @@ fn executor(checkpoint: &Checkpoint) -> Executor<Qwen35> {
     let weights = load_weights::<Qwen35>(&mut exec, &config, &source, &mut |chunk| bytes += chunk).unwrap();
     assert_eq!(bytes, Qwen35::info(&config).weight_bytes);
     let size = StepSize { tokens: 64, rows: 4, samples: 16, context: 64 };
-    Executor::new(exec, config, weights, &Bounds::exact(size, 4)).unwrap()
+    Executor::new(exec, config, weights, &Bounds { draft_vocab_size, ..Bounds::exact(size, 4) }).unwrap()
 }
 
 /// A prompt in one step, behind which the model drafts.
@@ -79,7 +83,7 @@ const TOKENS: [u32; 21] = [5, 900, 17, 17, 3000, 42, 8, 77, 1234, 5, 6, 7, 999, 
 fn drafts_are_those_of_a_plain_reference() {
     // Without what mixes tokens, the hidden state of a token is its embedding: the reference computes the last layer alone.
     let checkpoint = Checkpoint::without_layers("reference");
-    let mut executor = executor(&checkpoint);
+    let mut executor = executor(&checkpoint, None);
     for drafts in 1..=4 {
         let outcome = executor.run(&prompt(&TOKENS, drafts)).unwrap();
         let got = executor.logits(1).unwrap();
@@ -94,6 +98,27 @@ fn drafts_are_those_of_a_plain_reference() {
         assert_eq!(got[draft], best(&got), "the draft is not the most likely token");
         assert!(expected[draft] > best(&expected) - 2.0 * error, "{drafts} drafts");
     }
+}
+
+#[test]
+fn a_draft_is_the_most_likely_of_the_ids_that_are_asked_for() {
+    const IDS: usize = 512;
+    let checkpoint = Checkpoint::without_layers("part");
+    let (mut whole, mut part) = (executor(&checkpoint, None), executor(&checkpoint, Some(IDS)));
+    let mut others = 0;
+    for end in 1..=TOKENS.len() {
+        let step = prompt(&TOKENS[..end], 1);
+        let draft = whole.run(&step).unwrap().drafts[0][0] as usize;
+        let logits = whole.logits(1).unwrap();
+        let outcome = part.run(&step).unwrap();
+        let best = (0..IDS).max_by(|a, b| logits[*a].total_cmp(&logits[*b])).unwrap();
+        assert_eq!((outcome.drafts.len(), outcome.drafts[0][0] as usize), (1, best), "{end} tokens");
+        others += usize::from(draft >= IDS);
+    }
+    assert!(others > TOKENS.len() / 2, "{others} drafts were other ids");
+    // Further passes begin with the drafts of the passes before.
+    let outcome = part.run(&prompt(&TOKENS, 4)).unwrap();
+    assert!(outcome.drafts[0].len() == 4 && outcome.drafts[0].iter().all(|draft| (*draft as usize) < IDS));
 }
 
 /// Tokens that a step verifies, the last `drafts` of them drafts, behind `before` tokens whose state is in slot 0.
@@ -119,14 +144,14 @@ fn drafts_do_not_depend_on_how_the_text_was_computed() {
     let checkpoint = Checkpoint::repeating("steps");
     // The text that greedy sampling gives.
     let mut text = TOKENS.to_vec();
-    let mut whole = executor(&checkpoint);
+    let mut whole = executor(&checkpoint, None);
     let mut drafts = Vec::new();
     for _ in 0..6 {
         let outcome = whole.run(&prompt(&text, 3)).unwrap();
         text.extend(&outcome.tokens);
         drafts.push(outcome.drafts[0].clone());
     }
-    let (n, mut steps) = (TOKENS.len(), executor(&checkpoint));
+    let (n, mut steps) = (TOKENS.len(), executor(&checkpoint, None));
     // In two chunks, the first of which ends within the prompt.
     let mut chunk = prompt(&TOKENS[..9], 0);
     (chunk.rows[0].next, chunk.samples) = (Some(TOKENS[9]), Vec::new());

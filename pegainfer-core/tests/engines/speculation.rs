@@ -37,6 +37,7 @@ fn speculation(num_tokens: usize, method: impl DraftMethod + 'static) -> Option<
         num_tokens,
         source: DraftSource::Host(Arc::new(method)),
         adaptive: false,
+        draft_vocab_size: None,
         synthetic_acceptance_length: None,
     })
 }
@@ -54,7 +55,7 @@ pub fn by_model(num_tokens: usize) -> Option<Speculation> {
 /// Drafts by the model itself, all of which are verified.
 pub fn by(method: ModelMethod, num_tokens: usize) -> Option<Speculation> {
     let source = DraftSource::Model(method);
-    Some(Speculation { num_tokens, source, adaptive: false, synthetic_acceptance_length: None })
+    Some(Speculation { num_tokens, source, adaptive: false, draft_vocab_size: None, synthetic_acceptance_length: None })
 }
 
 impl Alone {
@@ -166,8 +167,9 @@ impl Matcher for Three {
     }
 }
 
-/// Drafts of the model under a grammar change no token and no log-probability of `requests`, and some are accepted.
+/// Drafts of the model under a grammar change nothing that [`same`] compares on `target`, and some are accepted.
 pub fn drafts_of_the_model_follow_a_grammar<E: StepExecutor>(
+    target: Target,
     requests: Vec<GenerateRequest>,
     engine: impl Fn(Option<Speculation>) -> EngineCore<E>,
 ) {
@@ -181,10 +183,10 @@ pub fn drafts_of_the_model_follow_a_grammar<E: StepExecutor>(
     let requests: Vec<_> = requests.into_iter().map(ruled).collect();
     let run_with = |speculation| {
         let mut engine = engine(speculation);
-        let bits: Vec<_> = run(&mut engine, &requests).iter().map(Output::bits).collect();
-        (bits, engine.stats().speculation)
+        let outputs = run(&mut engine, &requests);
+        (outputs, engine.stats().speculation)
     };
-    let ((expected, _), (bits, stats)) = (run_with(None), run_with(by_model(3)));
-    assert!(bits == expected, "drafts change a token or a log-probability");
+    let ((expected, _), (got, stats)) = (run_with(None), run_with(by_model(3)));
+    same("drafts under a grammar", target, &requests, &expected, &got);
     assert!(stats.draft_tokens > 0 && stats.accepted_tokens() > 0, "{stats:?}");
 }

@@ -28,6 +28,7 @@ impl Oracle {
             num_tokens: 1 + rng.below(6),
             source,
             adaptive: rng.chance(50),
+            draft_vocab_size: None,
             synthetic_acceptance_length: None,
         }
     }

@@ -61,6 +61,7 @@ impl Alone {
                 num_tokens: 3,
                 source,
                 adaptive: false,
+                draft_vocab_size: None,
                 synthetic_acceptance_length: None,
             }),
         };

@@ -50,6 +50,8 @@ pub struct Bounds {
     pub snapshot_interval: usize,
     /// Whether a GPU replays decode steps as CUDA graphs.
     pub graphs: bool,
+    /// Drafts by the model are ids below this.
+    pub draft_vocab_size: Option<usize>,
 }
 
 impl Bounds {
@@ -63,6 +65,7 @@ impl Bounds {
             slots: size.rows,
             snapshot_interval: BLOCK_SIZE,
             graphs: false,
+            draft_vocab_size: None,
         }
     }
 
@@ -108,6 +111,7 @@ impl Bounds {
             slots: rows + snapshots,
             snapshot_interval: options.state_cache_interval,
             graphs: options.cuda_graph,
+            draft_vocab_size: options.speculation.as_ref().and_then(|speculation| speculation.draft_vocab_size),
         })
     }
 

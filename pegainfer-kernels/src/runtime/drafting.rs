@@ -10,7 +10,7 @@ use pegainfer_core::exec::Exec;
 use pegainfer_core::kv::NO_SLOT;
 use pegainfer_core::sampling::SamplingParams;
 use pegainfer_core::schedule::{PLACEHOLDER, SampleRow, Step, StepRow};
-use pegainfer_core::tensor::OpError;
+use pegainfer_core::tensor::{OpError, Tensor};
 
 /// A row of a step behind which the model drafts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,6 +86,22 @@ pub fn next_pass<R: Clone + Default>(step: &Step<R>, rows: &[DraftRow], pass: us
 fn greedy(row: &StepRow, token: usize) -> SampleRow {
     let params = SamplingParams::greedy();
     SampleRow { id: row.id, token: token as u32, position: 0, logits_update: None, params, logprobs: None }
+}
+
+/// The part of the vocabulary that drafts are taken from.
+#[derive(Debug)]
+pub(super) struct DraftVocabulary {
+    /// The first rows of the output matrix, in its memory.
+    pub head: Tensor,
+    /// From hidden states to these ids.
+    pub sampler: Sampler,
+}
+
+impl DraftVocabulary {
+    /// The first `size` ids of those of `head`, for passes of at most `samples` samples.
+    pub fn new(exec: &mut Exec, head: &Tensor, size: usize, samples: usize) -> std::io::Result<Self> {
+        Ok(Self { head: head.first_rows(size), sampler: Sampler::new(exec, size, samples)? })
+    }
 }
 
 /// What an executor keeps for the drafts of its model.

@@ -5,7 +5,7 @@
 //! them is on its way to the host.
 
 use super::bounds::Bounds;
-use super::drafting::{self, Drafting};
+use super::drafting::{self, DraftVocabulary, Drafting};
 use super::inputs::Inputs;
 use super::load_error::LoadError;
 use super::measure::Measurable;
@@ -18,7 +18,7 @@ use crate::sources::Family;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::schedule::{Graphs, Launches, Outcome, STEPS_IN_FLIGHT, StepExecutor};
-use pegainfer_core::tensor::OpError;
+use pegainfer_core::tensor::{OpError, Tensor};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -40,6 +40,8 @@ pub struct Executor<M: Model> {
     readbacks: Readbacks,
     /// If the model drafts: the readbacks of its drafts, and the graphs of passes with one token for each row.
     drafting: Option<(Drafting, Graphs)>,
+    /// If its drafts are not taken from the whole vocabulary.
+    draft_vocabulary: Option<DraftVocabulary>,
     synthetic: Option<SyntheticAcceptance>,
     /// The steps in flight, oldest first, where something follows from the tokens that they draw.
     followed: VecDeque<StepOf<M>>,
@@ -53,7 +55,7 @@ impl<M: Model> Executor<M> {
     /// Allocates workspace and KV cache beside loaded weights.
     pub fn new(mut exec: Exec, config: M::Config, weights: M::Weights, bounds: &Bounds) -> Result<Self, LoadError> {
         let info = M::info(&config);
-        let work = M::workspace(&mut exec, &config, bounds)?;
+        let mut work = M::workspace(&mut exec, &config, bounds)?;
         let inputs = Inputs::new(&mut exec, info.vocab_size, BLOCK_SIZE, bounds.size)?;
         let sampler = Sampler::new(&mut exec, info.vocab_size, bounds.size.samples)?;
         let readbacks = Readbacks::new(&mut exec, bounds.size.samples)?;
@@ -61,6 +63,12 @@ impl<M: Model> Executor<M> {
         let graphs = || Graphs::new(if bounds.graphs && exec.device() == Device::Cuda { graph_rows } else { 0 });
         let drafting = info.drafts.then(|| (Drafting::new(bounds.size.rows), graphs()));
         let graphs = graphs();
+        let part = bounds.draft_vocab_size.filter(|size| info.drafts && *size < info.vocab_size);
+        let draft_vocabulary = part.map(|size| {
+            let head = M::draft_output(&mut work, &weights).1;
+            DraftVocabulary::new(&mut exec, head, size, bounds.size.rows)
+        });
+        let draft_vocabulary = draft_vocabulary.transpose()?;
         let kv_blocks = bounds.fitting_blocks(&info, &mut exec)?;
         let parts = Parts { exec: &mut exec, config: &config, weights: &weights, work: &work };
         let cache = M::cache(parts, bounds, kv_blocks)?;
@@ -76,6 +84,7 @@ impl<M: Model> Executor<M> {
             graphs,
             readbacks,
             drafting,
+            draft_vocabulary,
             synthetic: None,
             followed: VecDeque::new(),
             times_ops: false,
@@ -123,9 +132,11 @@ impl<M: Model> Executor<M> {
 
     /// Launches the passes of the layers that draft behind `step`, which drew `drawn`, and waits for the drafts of each row.
     fn draft(&mut self, step: &StepOf<M>, drawn: &[u32]) -> Result<Vec<Vec<u32>>, OpError> {
-        let Self { exec, config, weights, work, cache, inputs, sampler, drafting: Some((drafting, graphs)), .. } = self
-        else {
-            return Ok(Vec::new());
+        let Self { exec, config, weights, work, cache, inputs, sampler, drafting, draft_vocabulary, .. } = self;
+        let Some((drafting, graphs)) = drafting else { return Ok(Vec::new()) };
+        let (sampler, head) = match draft_vocabulary {
+            Some(DraftVocabulary { head, sampler }) => (sampler, Some(&*head)),
+            None => (sampler, None),
         };
         let (mut pass, rows) = drafting::first_pass(step, drawn);
         let passes = drafting::passes(&rows);
@@ -141,7 +152,7 @@ impl<M: Model> Executor<M> {
                 inputs.fill(exec, step)?;
                 M::begin_draft(exec, work, step)?;
                 let part = Part::Drafts;
-                let mut launch = Launch::<M> { exec, config, weights, cache, work, inputs, sampler, step, part };
+                let mut launch = Launch::<M> { exec, config, weights, cache, work, inputs, sampler, head, step, part };
                 graphs.run(size, &mut launch)
             })??;
             if !samples.is_empty() {
@@ -200,8 +211,8 @@ impl<M: Model> StepExecutor for Executor<M> {
         let launched = exec.install(|exec| {
             inputs.fill(exec, step)?;
             M::begin(exec, work, step)?;
-            let part = Part::Layers;
-            graphs.run(size, &mut Launch::<M> { exec, config, weights, cache, work, inputs, sampler, step, part })
+            let (head, part) = (None, Part::Layers);
+            graphs.run(size, &mut Launch::<M> { exec, config, weights, cache, work, inputs, sampler, head, step, part })
         });
         // A step that fails is recorded no further, either.
         if times_ops {
@@ -258,6 +269,8 @@ struct Launch<'a, M: Model> {
     work: &'a mut M::Workspace,
     inputs: &'a mut Inputs,
     sampler: &'a mut Sampler,
+    /// The output matrix that `sampler` takes, if it is not the model's.
+    head: Option<&'a Tensor>,
     step: &'a StepOf<M>,
     part: Part,
 }
@@ -268,7 +281,7 @@ impl<M: Model> Launches for Launch<'_, M> {
     }
 
     fn launch(&mut self) -> Result<(), OpError> {
-        let Self { exec, config, weights, cache, work, inputs, sampler, step, part } = self;
+        let Self { exec, config, weights, cache, work, inputs, sampler, head: other_head, step, part } = self;
         let previous = &sampler.sampled;
         let mut pass = Pass::<M> { exec, config, weights, cache, work, inputs, previous, step };
         let (normed, head) = match part {
@@ -281,6 +294,6 @@ impl<M: Model> Launches for Launch<'_, M> {
                 M::draft_output(work, weights)
             }
         };
-        sampler.run(exec, normed, head, inputs, &step.samples)
+        sampler.run(exec, normed, other_head.unwrap_or(head), inputs, &step.samples)
     }
 }

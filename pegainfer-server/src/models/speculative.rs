@@ -16,6 +16,8 @@ const DEFAULT_NGRAM: usize = 5;
 const DEFAULT_SUFFIX: usize = 24;
 /// Draft tokens for each token of the match of method suffix, unless the user says.
 const DEFAULT_FACTOR: f64 = 1.0;
+/// `draft_vocab_size` is a multiple of this, for the tiles of GEMMs.
+const VOCAB_UNIT: usize = 256;
 /// Probability at which a draft of method suffix ends, unless the user says.
 const DEFAULT_PROBABILITY: f64 = 0.1;
 
@@ -35,6 +37,8 @@ struct Fields {
     draft_sample_method: Option<String>,
     /// Our own.
     adaptive: Option<bool>,
+    /// Of method mtp.
+    draft_vocab_size: Option<usize>,
     synthetic_acceptance_length: Option<f64>,
 }
 
@@ -45,6 +49,11 @@ impl Fields {
             ("prompt_lookup_min", self.prompt_lookup_min.is_some()),
             ("prompt_lookup_max", self.prompt_lookup_max.is_some()),
         ]
+    }
+
+    /// The same of method mtp.
+    fn of_mtp(&self) -> [(&'static str, bool); 1] {
+        [("draft_vocab_size", self.draft_vocab_size.is_some())]
     }
 
     /// The same of method suffix.
@@ -98,7 +107,7 @@ fn only_for(method: &str, fields: &[(&str, bool)]) -> Result<(), String> {
 
 fn ngram(fields: &Fields) -> Result<Speculation, String> {
     only_for("suffix", &fields.of_suffix())?;
-    no_draft_sampling(fields)?;
+    no_model_fields(fields)?;
     let tokens = fields.num_speculative_tokens.ok_or("\"num_speculative_tokens\" is missing")?;
     let given = (fields.prompt_lookup_min, fields.prompt_lookup_max);
     // One that is not given is the other one.
@@ -114,7 +123,7 @@ fn ngram(fields: &Fields) -> Result<Speculation, String> {
 
 fn suffix(fields: &Fields) -> Result<Speculation, String> {
     only_for("ngram", &fields.of_ngram())?;
-    no_draft_sampling(fields)?;
+    no_model_fields(fields)?;
     if fields.suffix_decoding_max_cached_requests.is_some_and(|requests| requests > 0) {
         return Err("\"suffix_decoding_max_cached_requests\" must be 0: drafts come from the request's own text".into());
     }
@@ -138,11 +147,18 @@ fn by_model(fields: &Fields, method: ModelMethod, tokens: usize) -> Result<Specu
     if let Some(other) = fields.draft_sample_method.as_deref().filter(|name| *name != "greedy") {
         return Err(format!("\"draft_sample_method\" must be \"greedy\", got {other:?}"));
     }
+    if method != ModelMethod::Mtp {
+        only_for("mtp", &fields.of_mtp())?;
+    }
+    if let Some(size) = fields.draft_vocab_size.filter(|size| *size == 0 || !size.is_multiple_of(VOCAB_UNIT)) {
+        return Err(format!("\"draft_vocab_size\" must be a multiple of {VOCAB_UNIT}, got {size}"));
+    }
     Ok(speculation(num_tokens(tokens)?, fields, DraftSource::Model(method)))
 }
 
-/// Refuses the field of methods by the model.
-fn no_draft_sampling(fields: &Fields) -> Result<(), String> {
+/// Refuses the fields of methods by the model.
+fn no_model_fields(fields: &Fields) -> Result<(), String> {
+    only_for("mtp", &fields.of_mtp())?;
     match fields.draft_sample_method {
         None => Ok(()),
         Some(_) => Err("\"draft_sample_method\" is for \"method\": \"mtp\" and \"dspark\" only".into()),
@@ -155,7 +171,8 @@ fn host(method: impl DraftMethod + 'static) -> DraftSource {
 
 fn speculation(num_tokens: usize, fields: &Fields, source: DraftSource) -> Speculation {
     let adaptive = fields.adaptive.unwrap_or(true);
-    Speculation { num_tokens, source, adaptive, synthetic_acceptance_length: fields.synthetic_acceptance_length }
+    let &Fields { draft_vocab_size, synthetic_acceptance_length, .. } = fields;
+    Speculation { num_tokens, source, adaptive, draft_vocab_size, synthetic_acceptance_length }
 }
 
 #[cfg(test)]
@@ -218,6 +235,18 @@ mod tests {
                 "is for \"method\": \"suffix\" only",
             ),
             (r#"{"method": "suffix", "suffix_decoding_min_token_prob": 2}"#, "must be 0 to 1"),
+            (
+                r#"{"method": "mtp", "num_speculative_tokens": 2, "draft_vocab_size": 1000}"#,
+                "\"draft_vocab_size\" must be a multiple of 256, got 1000",
+            ),
+            (
+                r#"{"method": "suffix", "draft_vocab_size": 1024}"#,
+                "\"draft_vocab_size\" is for \"method\": \"mtp\" only",
+            ),
+            (
+                r#"{"method": "dspark", "draft_vocab_size": 1024}"#,
+                "\"draft_vocab_size\" is for \"method\": \"mtp\" only",
+            ),
             (
                 r#"{"method": "dspark", "draft_sample_method": "probabilistic"}"#,
                 "must be \"greedy\", got \"probabilistic\"",
