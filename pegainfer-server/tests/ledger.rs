@@ -32,18 +32,19 @@ fn a_measured_ledger_predicts_a_workload() {
         [("qwen3-tiny", "linear_swiglu"), ("qwen35-tiny", "linear_swiglu"), ("dsv4-tiny-fp4fp8", "routed_experts")]
     {
         let file = dir.path().join(model);
-        // Beside other tests a step of three sequences may be measured far too slow.
+        // Beside other tests a step may be measured far too slow, so that others are predicted to take no time.
         let plausible = (0..3).any(|_| {
             measure(&file, model);
-            let rates = simulated_rates(dir.path(), &file, mlp);
-            rates[1] > rates[0]
+            let (rates, all_last) = simulated_rates(dir.path(), &file, mlp);
+            rates[1] > rates[0] && all_last
         });
         assert!(plausible, "three streams give more than one: {model}");
     }
 }
 
-/// Tokens per second of one stream and of three, as the ledger predicts them, whose report has times and ops, among them `mlp`.
-fn simulated_rates(dir: &Path, ledger: &Path, mlp: &str) -> [f64; 2] {
+/// Tokens per second of one stream and of three, as the ledger predicts them, whose report has times and ops, among them `mlp`; and
+/// whether every step and request on the timeline lasts.
+fn simulated_rates(dir: &Path, ledger: &Path, mlp: &str) -> ([f64; 2], bool) {
     let (path, timeline) = (ledger.to_str().unwrap(), dir.join("timeline.json"));
     let workload = ["--concurrency", "1,3", "--prompt-len", "40", "--output-len", "20", "--strict"];
     let output = ["--json", "-", "--timeline", timeline.to_str().unwrap()];
@@ -61,8 +62,8 @@ fn simulated_rates(dir: &Path, ledger: &Path, mlp: &str) -> [f64; 2] {
         assert!((sum - 1.0).abs() < 1e-6 && ops.iter().any(|op| op[0] == mlp), "{ops:?}");
     }
     let events: Value = serde_json::from_slice(&std::fs::read(&timeline).unwrap()).unwrap();
-    assert!(events.as_array().unwrap().iter().all(|event| event["dur"].as_f64().unwrap() > 0.0));
-    [0, 1].map(|i: usize| rows[i]["median"]["output_tok_s"].as_f64().unwrap())
+    let all_last = events.as_array().unwrap().iter().all(|event| event["dur"].as_f64().unwrap() > 0.0);
+    ([0, 1].map(|i: usize| rows[i]["median"]["output_tok_s"].as_f64().unwrap()), all_last)
 }
 
 #[test]
