@@ -73,7 +73,8 @@ pub struct Speculation {
     pub source: DraftSource,
     /// Verify only the drafts that are worth their time; otherwise all that the step has capacity for.
     pub adaptive: bool,
-    /// Drafts by the model are ids below this; `None`: any. What a draft reads of the output matrix is so many rows. Executors do it.
+    /// Drafts by the model are token ids below this; `None`: any id. Executors read only that number of rows of the output matrix for a
+    /// draft.
     pub draft_vocab_size: Option<usize>,
     /// For timing: so many tokens of each row that verifies drafts count on average, whatever the model chose. The text is then
     /// meaningless. Executors do it.
