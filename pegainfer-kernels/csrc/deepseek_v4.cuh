@@ -70,10 +70,10 @@ __device__ __forceinline__ void turn_by(float &a, float &b, float2 turn) {
     a = __fmaf_rn(first, cosine, -__fmul_rn(b, sine)), b = __fmaf_rn(first, sine, __fmul_rn(b, cosine));
 }
 
-// The same, by the angle position * frequency, or back.
-__device__ __forceinline__ void turn_pair(float &a, float &b, float position, float frequency, bool inverse) {
+// Sine and cosine of position * frequency, or those that turn back.
+__device__ __forceinline__ float2 turn_of(float position, float frequency, bool inverse) {
     const float2 both = sine_and_cosine(__fmul_rn(position, frequency));
-    turn_by(a, b, make_float2(inverse ? -both.x : both.x, both.y));
+    return make_float2(inverse ? -both.x : both.x, both.y);
 }
 
 constexpr uint32_t kGroup = 128;      // activations of a row that share an FP8 scale

@@ -125,18 +125,22 @@ extern "C" __global__ __launch_bounds__(32 * kMaxDim / kWarpDim, 2) void sparse_
     float *partials,             // see Partials
     uint32_t rows, uint32_t pages, uint32_t slot_count, uint32_t window, uint32_t ring, uint32_t entry_pages,
     uint32_t per_page, uint32_t k, uint32_t heads, uint32_t dim, float scale) {
-    start_after_predecessor();
+    release_successor();
     __shared__ MmaShared shared;
     Lists<bf16> lists = {{qo_indptr, positions, slots, page_tables, rows, pages},
                          kv, rings, entries, chosen, dim, window, ring, slot_count, entry_pages, per_page, k};
     List<bf16> list(lists, blockIdx.x);
     uint32_t first = blockIdx.z * kChunk;
-    if (first >= list.keys) return;
+    if (first >= list.keys) return wait_for_predecessor();
     Part part(heads, dim);
-    Queries queries = part.load_queries(q);
+    // Where keys are depends on the step's inputs alone, unless they were chosen.
+    if (k == 0) find_keys(lists, list, first, shared.keys);
+    wait_for_predecessor();
+    Queries queries = part.load_queries(written(q));
     Accumulator o[kAccumulators];
     Softmax chunk[2];
-    find_keys(lists, list, first, shared.keys);
+    list.chosen = written(list.chosen);
+    if (k > 0) find_keys(lists, list, first, shared.keys);
     attend_chunk(queries, shared, min(list.keys - first, kChunk), part.first_dim, part.steps, scale * kLog2E, chunk, o);
     Partials to(partials, gridDim.x, gridDim.z, blockIdx.z, heads, dim);
 #pragma unroll
@@ -168,7 +172,7 @@ extern "C" __global__ __launch_bounds__(kMergeThreads) void sparse_attention_mer
     uint32_t rows, uint32_t slot_count, uint32_t window, uint32_t ring, uint32_t per_page, uint32_t k, uint32_t heads, uint32_t dim,
     uint32_t chunks, uint32_t pairs,
     uint32_t group) {          // columns of whole heads, a multiple of 128 and of `dim`
-    start_after_predecessor();
+    release_successor();
     Lists<bf16> lists = {};
     lists.batch = {qo_indptr, positions, slots, nullptr, rows, 0};
     lists.window = window, lists.slot_count = slot_count, lists.per_page = per_page, lists.k = k;
@@ -176,22 +180,25 @@ extern "C" __global__ __launch_bounds__(kMergeThreads) void sparse_attention_mer
     const uint32_t head = blockIdx.y, i = kMergeColumns * threadIdx.x;
     using Own = Elements<bf16, kMergeColumns>;
     if (head == heads) {
+        wait_for_predecessor();
         const Sequence &s = list.sequence;
         // An older token would have its row overwritten by a newer one of this step.
         if (s.pads() || blockIdx.x + ring < s.end || i >= dim) return;
         const uint32_t position = s.start + (blockIdx.x - s.first);
         *reinterpret_cast<Own *>(rings + (size_t(s.slot) * ring + position % ring) * dim + i) =
-            *reinterpret_cast<const Own *>(kv + size_t(blockIdx.x) * dim + i);
+            *reinterpret_cast<const Own *>(written(kv) + size_t(blockIdx.x) * dim + i);
         return;
     }
     const uint32_t still = dim - 2 * pairs; // dimensions that are not rotated
     const float position = float(positions[blockIdx.x]), of_sink = sink[head];
-    float frequency[kMergeColumns / 2];
+    float2 turn[kMergeColumns / 2] = {};
 #pragma unroll
     for (uint32_t j = 0; j < kMergeColumns / 2; ++j) {
         const uint32_t column = i + 2 * j;
-        frequency[j] = column >= still && column < dim ? frequencies[(column - still) / 2] : 0.f;
+        if (column >= still && column < dim) turn[j] = turn_of(position, frequencies[(column - still) / 2], true);
     }
+    wait_for_predecessor();
+    partials = written(partials);
     Softmax all;
     float numerator[kMergeColumns] = {}, before, own;
 #pragma unroll 4
@@ -208,7 +215,7 @@ extern "C" __global__ __launch_bounds__(kMergeThreads) void sparse_attention_mer
 #pragma unroll
     for (uint32_t j = 0; j < kMergeColumns; j += 2) {
         v[j] = round_bf16(numerator[j] * before / all.sum), v[j + 1] = round_bf16(numerator[j + 1] * before / all.sum);
-        if (i + j >= still) turn_pair(v[j], v[j + 1], position, frequency[j / 2], true);
+        if (i + j >= still) turn_by(v[j], v[j + 1], turn[j / 2]);
         put(&result[j], v[j], v[j + 1]);
         v[j] = to_float(result[j]), v[j + 1] = to_float(result[j + 1]);
     }

@@ -127,7 +127,8 @@ template <typename T> struct Compressor {
     bool index;       // the indexer's
 };
 
-// Computes the entry that token `t` completes, if it does. All threads of the block call it, at least `dim`; those behind end.
+// Computes the entry that token `t` completes, if it does. All threads of the block call it, at least `dim`; those behind end. Waits for the
+// kernels before this one.
 template <typename T>
 __device__ __forceinline__ void complete_entry(const Compressor<T> &x, const Batch &batch, uint32_t t, const float *__restrict__ frequencies,
                                                uint32_t slots, uint32_t pairs, bool low_precision, float eps) {
@@ -135,10 +136,13 @@ __device__ __forceinline__ void complete_entry(const Compressor<T> &x, const Bat
     __shared__ double squares[32];
     __shared__ float values[kMaxDim];
     const uint32_t dim = x.dim, ratio = x.tokens.ratio, position = batch.positions[t], i = position / ratio;
-    if (position % ratio != ratio - 1 || threadIdx.x >= dim) return;
-    const Sequence s = sequence_of(batch, t, slots);
-    if (s.pads()) return;
-    float v = rounded<T>(pooled(sources, find_tokens(x.tokens, s, i, dim, sources)));
+    const bool completes = position % ratio == ratio - 1;
+    const Sequence s = completes ? sequence_of(batch, t, slots) : Sequence{};
+    wait_for_predecessor();
+    Tokens tokens = x.tokens;
+    tokens.values = written(tokens.values), tokens.scores = written(tokens.scores);
+    if (!completes || threadIdx.x >= dim || s.pads()) return;
+    float v = rounded<T>(pooled(sources, find_tokens(tokens, s, i, dim, sources)));
     const float scale = inverse_rms_of_block(v, dim, eps, squares);
     v = rounded<T>(__fmul_rn(__fmul_rn(v, scale), to_float(x.norm[threadIdx.x])));
     v = rounded<T>(rotated(v, i * ratio, frequencies, dim, pairs));
@@ -159,9 +163,10 @@ struct CompressorRings {
     uint32_t ratio, ring, width;         // width: a multiple of four
 };
 
-// Puts the values and scores of token `t` into the rings. A block calls it.
+// Puts the values and scores of token `t` into the rings. A block calls it. Waits for the kernels before this one.
 __device__ __forceinline__ void keep_token(const CompressorRings &x, const Batch &batch, uint32_t t, uint32_t slots) {
     const Sequence s = sequence_of(batch, t, slots);
+    wait_for_predecessor();
     // An older token would have its row overwritten by a newer one of this step.
     if (s.pads() || t + x.ring < s.end) return;
     const uint32_t position = s.start + (t - s.first);

@@ -25,27 +25,21 @@
 #include "abi/deepseek_v4_experts_skinny.h"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-// Lists the pairs of a tile for the warpgroup, whose threads are done with the tile before. `weights`: of the pairs, or null.
-__device__ __forceinline__ void list_own(const Tiles &tiles, uint32_t tile, OwnPairs &own, const float *weights, uint32_t group) {
+// Lists the pairs of a tile for the warpgroup, whose threads are done with the tile before.
+__device__ __forceinline__ void list_own(const Tiles &tiles, uint32_t tile, OwnPairs &own, uint32_t group) {
     group_sync(group);
-    if (thread_of_group() < 32) {
-        tiles.list(tile, own);
-        __syncwarp();
-        if (weights && threadIdx.x % 32 < own.count) {
-            const uint32_t pair = own.pairs[threadIdx.x % 32];
-            own.weights[threadIdx.x % 32] = pair < tiles.c.tokens * tiles.c.k ? weights[pair] : 1.f;
-        }
-    }
+    if (thread_of_group() < 32) tiles.list(tile, own);
     group_sync(group);
 }
 
-// Copies `steps` steps of the packed rows of the warpgroup's pairs, from step `first` on, in the order of format F.
+// Copies `steps` steps of the packed rows of the warpgroup's pairs, from step `first` on, in the order of format F. What tokens have that are not
+// there does not matter: nobody reads their sums.
 template <Format F>
 __device__ __forceinline__ void copy_packed(const Tokens &tokens, const OwnPairs &own, const Choice &c, const uint8_t *x, uint32_t k,
                                             uint32_t first, uint32_t steps) {
     const uint32_t all = c.tokens * c.k, s = threadIdx.x % 4, t = threadIdx.x / 4 % kPairs; // vectors 2 s and 2 s + 1 of token t
-    const bool real = t < own.count;
-    const uint32_t pair = real ? own.pairs[t] : 0;
+    if (t >= own.count) return;
+    const uint32_t pair = own.pairs[t];
     const uint8_t *row = x + size_t(pair < all ? pair / c.k : pair - all) * packed_bytes(k);
 #pragma unroll 2
     for (uint32_t step = thread_of_group() / (4 * kPairs); step < steps; step += 128 / (4 * kPairs)) {
@@ -55,7 +49,7 @@ __device__ __forceinline__ void copy_packed(const Tokens &tokens, const OwnPairs
         for (uint32_t q = 0; q < 4; ++q) {
             // Columns 32 s + 8 q on in FP4, 32 q + 8 s on in FP8.
             const uint32_t at = F == Format::kFp4 ? 8 * q + s : 8 * s + q;
-            const uint32_t low = real ? __ldcg(from + at) : 0, high = real ? __ldcg(from + at + 4) : 0;
+            const uint32_t low = __ldcg(from + at), high = __ldcg(from + at + 4);
             vectors[0][q] = F == Format::kFp4 ? __byte_perm(low, high, 0x6420) : low;
             vectors[1][q] = F == Format::kFp4 ? __byte_perm(low, high, 0x7531) : high;
         }
@@ -64,24 +58,24 @@ __device__ __forceinline__ void copy_packed(const Tokens &tokens, const OwnPairs
             *reinterpret_cast<uint4 *>(tokens.codes + step * kStepBytes + t * kDepth + ((2 * s + i) ^ t) * 16) =
                 make_uint4(vectors[i][0], vectors[i][1], vectors[i][2], vectors[i][3]);
         if (s > 0) continue;
-        const float scale = real ? __ldcg(reinterpret_cast<const float *>(row + k) + first + step) : 0.f;
+        const float scale = __ldcg(reinterpret_cast<const float *>(row + k) + first + step);
         tokens.scales[step * kPairs + t] = F == Format::kFp4 ? scale * kMoved : scale;
     }
 }
 
-// Rounds 128 columns of token t to e4m3 in the order of FP4 weights: a warp calls it, with four columns a lane. `real`: there is such a token.
-__device__ __forceinline__ void put_moved(uint8_t *tokens, float *scales, uint32_t t, uint2 pairs, bool real) {
+// Rounds 128 columns of token t to e4m3 in the order of FP4 weights: a warp calls it, with four columns a lane.
+__device__ __forceinline__ void put_moved(uint8_t *tokens, float *scales, uint32_t t, uint2 pairs) {
     const uint32_t lane = threadIdx.x % 32;
     const float2 a = widen(pairs.x), b = widen(pairs.y);
     const float scale = scale_of(fmaxf(fmaxf(fabsf(a.x), fabsf(a.y)), fmaxf(fabsf(b.x), fabsf(b.y)))), inverse = 1.f / scale; // exact
-    const uint32_t codes = real ? to_e4m3(a.x * inverse, a.y * inverse, b.x * inverse, b.y * inverse) : 0;
+    const uint32_t codes = to_e4m3(a.x * inverse, a.y * inverse, b.x * inverse, b.y * inverse);
 #pragma unroll
     for (uint32_t h = 0; h < 2; ++h) {
         const uint32_t at = lane % 8 / 2 * 4 + lane % 2 * 2; // of vector 2 s + h, where s is lane / 8
         *reinterpret_cast<uint16_t *>(tokens + t * kDepth + ((lane / 8 * 2 + h) ^ t) * 16 + at) =
             uint16_t(__byte_perm(codes, 0, h ? 0x31 : 0x20));
     }
-    if (lane == 0) scales[t] = real ? scale * kMoved : 0.f;
+    if (lane == 0) scales[t] = scale * kMoved;
 }
 
 __device__ __forceinline__ float swiglu(float gate, float up, float weight, float limit) {
@@ -99,6 +93,7 @@ struct Shared {
     Lists lists;
     OwnPairs own[kGroups];
     uint64_t barriers[kGroups][2][kStages];
+    uint64_t filled[kGroups]; // the first tokens of a warpgroup are there
 
     // All threads of the block call it.
     __device__ __forceinline__ void init() {
@@ -107,6 +102,7 @@ struct Shared {
                 const uint32_t group = i / kStages, stage = i % kStages;
                 barrier_init(&barriers[group][0][stage], 1 + 32), barrier_init(&barriers[group][1][stage], 4);
             }
+            for (uint32_t group = 0; group < kGroups; ++group) barrier_init(filled + group, 128);
             barriers_ready();
         }
         __syncthreads();
@@ -133,23 +129,33 @@ __device__ __forceinline__ void gate_up(const Choice &choice, const uint8_t *x, 
     const WeightRing ring(memory, s.barriers, group);
     Place place;
     if (threadIdx.x >= kConsumers) {
+        // Tokens that are asked for behind a whole ring of weights come when these have come.
+        auto before = [&](uint32_t stage) {
+            if (stage == kFetchedFirst) wait(s.filled + group, 0);
+        };
         fetch_units<Format::kFp4>(ring, place, routed, gate[0], up[0], k, [&](uint32_t unit) {
             const uint32_t row = tiles.expert(unit / row_tiles) * width + unit % row_tiles * kColumns;
             return Boxes{row, row};
-        });
+        }, before);
         fetch_units<Format::kFp8>(ring, place, shared, gate[1], up[1], k,
-                    [&](uint32_t unit) { return Boxes{unit % row_tiles * kColumns, unit % row_tiles * kColumns}; });
+                    [&](uint32_t unit) { return Boxes{unit % row_tiles * kColumns, unit % row_tiles * kColumns}; }, before);
         return;
     }
     float *scales = reinterpret_cast<float *>(memory + kRings + kGroups * each * kStepBytes);
     float *sums = scales + kGroups * each * kPairs; // [2, kGroups, kTileSums]: of a unit, and of the next
     const Tokens tokens{memory + kRings + group * each * kStepBytes, scales + group * each * kPairs};
     OwnPairs &own = s.own[group];
+    bool is_first = true;
     auto fill = [&](auto format, uint32_t tile) {
-        list_own(tiles, tile, own, weights, group);
+        list_own(tiles, tile, own, group);
+        const uint32_t i = thread_of_group(), pair = i < own.count ? own.pairs[i] : kNone;
+        const float weight = pair < choice.tokens * choice.k ? weights[pair] : 1.f;
         copy_packed<decltype(format)::kFormat>(tokens, own, choice, x, k, first, steps);
+        if (i < own.count) own.weights[i] = weight;
         fence_shared_for_async();
         group_sync(group);
+        if (is_first) arrive(s.filled + group);
+        is_first = false;
     };
     uint32_t buffer = 0;
     auto store = [&](uint32_t row_tile, const Sums<kPairs> &total) {
@@ -191,8 +197,11 @@ __device__ __forceinline__ void down(const Choice &choice, const bf16 *h, const 
             const uint32_t row = expert * hidden + unit % row_tiles * kTileRows;
             return Boxes{row, row + kBoxRows};
         };
-        fetch_units<Format::kFp4>(ring, place, routed, w2[0], w2[0], k, [&](uint32_t unit) { return boxes(tiles.expert(unit / row_tiles), unit); });
-        fetch_units<Format::kFp8>(ring, place, shared, w2[1], w2[1], k, [&](uint32_t unit) { return boxes(0, unit); });
+        // Nothing holds them back: they are there long before the tokens.
+        auto before = [](uint32_t) {};
+        fetch_units<Format::kFp4>(ring, place, routed, w2[0], w2[0], k, [&](uint32_t unit) { return boxes(tiles.expert(unit / row_tiles), unit); },
+                                  before);
+        fetch_units<Format::kFp8>(ring, place, shared, w2[1], w2[1], k, [&](uint32_t unit) { return boxes(0, unit); }, before);
         wait_for_predecessor();
         return;
     }
@@ -201,23 +210,29 @@ __device__ __forceinline__ void down(const Choice &choice, const bf16 *h, const 
     OwnPairs &own = s.own[group];
     const uint32_t warp = thread_of_group() / 32, row = warp * 16 + threadIdx.x % 32 / 4;
     auto fill = [&](auto format, uint32_t tile) {
-        list_own(tiles, tile, own, nullptr, group);
+        list_own(tiles, tile, own, group);
         wait_for_predecessor();
-        for (uint32_t step = warp; step < steps; step += 4) {
-            uint2 pairs[kPairs];
+        // Of four tokens, the next two steps of this warp are loaded at once.
+        constexpr uint32_t kTokens = 4, kAtOnce = 2 * kTokens;
+        for (uint32_t first = 0; first < own.count; first += kTokens)
+            for (uint32_t from = warp; from < steps; from += 8) {
+                uint2 pairs[kAtOnce];
+                auto is_real = [&](uint32_t j) { return first + j % kTokens < own.count && from + j / kTokens * 4 < steps; };
 #pragma unroll
-            for (uint32_t t = 0; t < kPairs; ++t) {
-                const uint2 *from = reinterpret_cast<const uint2 *>(h + size_t(own.pairs[t]) * k + step * kDepth);
-                pairs[t] = t < own.count ? __ldcg(from + threadIdx.x % 32) : make_uint2(0, 0);
-            }
+                for (uint32_t j = 0; j < kAtOnce; ++j) {
+                    const bf16 *at = h + size_t(own.pairs[first + j % kTokens]) * k + (from + j / kTokens * 4) * kDepth;
+                    if (is_real(j)) pairs[j] = __ldcg(reinterpret_cast<const uint2 *>(at) + threadIdx.x % 32);
+                }
 #pragma unroll
-            for (uint32_t t = 0; t < kPairs; ++t) {
-                uint8_t *codes = tokens.codes + step * kStepBytes;
-                float *scales = tokens.scales + step * kPairs;
-                if (decltype(format)::kFormat == Format::kFp4) put_moved(codes, scales, t, pairs[t], t < own.count);
-                else put_token<Format::kFp8, kPairs, false>(codes, scales, t, pairs[t], t < own.count);
+                for (uint32_t j = 0; j < kAtOnce; ++j) {
+                    if (!is_real(j)) continue;
+                    const uint32_t step = from + j / kTokens * 4, t = first + j % kTokens;
+                    uint8_t *codes = tokens.codes + step * kStepBytes;
+                    float *scales = tokens.scales + step * kPairs;
+                    if (decltype(format)::kFormat == Format::kFp4) put_moved(codes, scales, t, pairs[j]);
+                    else put_token<Format::kFp8, kPairs, false>(codes, scales, t, pairs[j], true);
+                }
             }
-        }
         fence_shared_for_async();
         group_sync(group);
     };

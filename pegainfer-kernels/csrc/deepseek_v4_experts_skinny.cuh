@@ -20,6 +20,7 @@ constexpr uint32_t kConsumers = 128 * kGroups; // threads that multiply; behind 
 constexpr uint32_t kSharedCost = 2;            // of a unit of the shared expert, in units of a routed one: FP8 has twice the bytes
 constexpr uint32_t kNone = ~0u;
 constexpr uint32_t kTileSums = kPairs * kTileRows; // of a warpgroup
+constexpr uint32_t kFetchedFirst = 2;         // stages of weights that a warp fetches before the tokens of its first tile are there
 constexpr uint32_t kBoxRows = kTileRows / 2, kRowBytes = 64; // of a box
 static_assert(kStageBytes == kTileRows * kRowBytes, "bytes of a stage");
 
@@ -164,16 +165,19 @@ struct Units {
     uint32_t first, last, stride, first_step, steps;
 };
 
-// A warp that fetches the weights of a warpgroup's units. `boxes(unit)`: its rows.
-template <Format F, typename BoxesOf>
+// A warp that fetches the weights of a warpgroup's units. `boxes(unit)`: its rows. `before(stage)`: called before the stage with this number
+// is fetched, among those of the call.
+template <Format F, typename BoxesOf, typename Before>
 __device__ __forceinline__ void fetch_units(const WeightRing &ring, Place &place, const Units &units, const Source &low, const Source &high,
-                                            uint32_t k, BoxesOf boxes) {
+                                            uint32_t k, BoxesOf boxes, Before before) {
     const uint32_t lane = threadIdx.x % 32;
+    uint32_t stage = 0;
     for (uint32_t unit = units.first; unit < units.last; unit += units.stride) {
         const Boxes rows = boxes(unit);
         // Of row `lane` of each box.
         const uint8_t *low_scales = low.scales + size_t(rows.low + lane) * (k / 32), *high_scales = high.scales + size_t(rows.high + lane) * (k / 32);
         for (uint32_t part = units.first_step * kParts<F>; part < (units.first_step + units.steps) * kParts<F>; ++part) {
+            before(stage++);
             wait(ring.empty + place.index, place.parity ^ 1);
             uint64_t *full = ring.full + place.index;
             if (lane == 0) {
@@ -286,12 +290,11 @@ __device__ __forceinline__ void multiply_fp4(const WeightRing &ring, Place &plac
         barriers.wait_full(place);
         return rows.read(place.index);
     };
-    const bool any = units.first < units.last && units.steps > 0;
     Words words = {};
-    if (any) words = read();
     uint32_t tile = kNone;
     for (uint32_t unit = units.first; unit < units.last; unit += units.stride) {
         if (unit / row_tiles != tile) tile = unit / row_tiles, fill(tile);
+        if (unit == units.first && units.steps > 0) words = read();
         Sums<kPairs> total = {};
         uint32_t b = uint32_t(first_b); // the upper half is the same for all steps
         uint32_t token_scales = shared_address(tokens.scales + threadIdx.x % 4 * 2);

@@ -40,8 +40,9 @@
         uint32_t entry_pages, uint32_t ratio, uint32_t ring, uint32_t width, uint32_t index_pages,                     \
         uint32_t index_ratio, uint32_t index_ring, uint32_t index_width, uint32_t index_dim,                           \
         uint32_t low_precision, float eps) {                                                                           \
-        start_after_predecessor();                                                                                     \
+        release_successor();                                                                                           \
         const uint32_t t = blockIdx.x, part = blockIdx.y;                                                              \
+        if (part == 0) wait_for_predecessor();                                                                         \
         if (part == 0) return norm_row(x, weight, Normed<T>{out, low, packed}, t, hidden, eps);                        \
         if (part == 1)                                                                                                 \
             return norm_rope_key(keys, key_weight, t, float(positions[t]), frequencies, kv, dim, pairs,                \

@@ -61,7 +61,7 @@ __device__ void norm_row(const T *__restrict__ x, const bf16 *__restrict__ weigh
 
 // rsqrt(mean(x²) + eps) of a row. `warps`: [32] in shared memory.
 template <typename T>
-__device__ __forceinline__ float row_scale(const T *__restrict__ x, uint32_t hidden, float eps, float *warps) {
+__device__ __forceinline__ float row_scale(const T *x, uint32_t hidden, float eps, float *warps) {
     float squares = 0.f;
     for (uint32_t i = threadIdx.x; i < hidden; i += blockDim.x) {
         float v = to_float(x[i]);
@@ -70,26 +70,28 @@ __device__ __forceinline__ float row_scale(const T *__restrict__ x, uint32_t hid
     return inverse_rms(block_sum(squares, warps), hidden, eps);
 }
 
-// The key of row `row`: norm, RoPE, and the low precision of what is not rotated. A warp has the values of an FP8 scale, a lane a pair.
+// The key of row `row`: norm, RoPE, and the low precision of what is not rotated. A warp has the values of an FP8 scale, a lane a pair: a block
+// has a thread for each pair at least. Waits for the kernels before this one when all angles are computed.
 template <typename T>
-__device__ void norm_rope_key(const T *__restrict__ x, const bf16 *__restrict__ weight, uint32_t row, float position,
-                              const float *__restrict__ frequencies, T *__restrict__ out, uint32_t dim, uint32_t pairs, bool low_precision,
+__device__ void norm_rope_key(const T *x, const bf16 *__restrict__ weight, uint32_t row, float position,
+                              const float *__restrict__ frequencies, T *out, uint32_t dim, uint32_t pairs, bool low_precision,
                               float eps) {
     __shared__ float warps[32];
     x += size_t(row) * dim, out += size_t(row) * dim;
+    const uint32_t still = dim - 2 * pairs, at = 2 * threadIdx.x; // values that are not rotated; the thread's first value
+    float2 turn = {};
+    if (at >= still && at < dim) turn = turn_of(position, frequencies[(at - still) / 2], false);
+    wait_for_predecessor();
+    x = written(x);
     const float scale = row_scale(x, dim, eps, warps);
-    const uint32_t still = dim - 2 * pairs; // values that are not rotated
-    for (uint32_t first = threadIdx.x / 32 * kKeyGroup; first < dim; first += blockDim.x / 32 * kKeyGroup) {
-        uint32_t at = first + 2 * (threadIdx.x % 32);
-        float a = 0.f, b = 0.f;
-        if (at < dim) {
-            a = rounded<T>(to_float(x[at]) * scale * to_float(weight[at]));
-            b = rounded<T>(to_float(x[at + 1]) * scale * to_float(weight[at + 1]));
-        }
-        float amax = reduce_lanes(at < still ? fmaxf(fmaxf(fabsf(a), fabsf(b)), kLeastAmax) : kLeastAmax, 32, Max());
-        if (at >= dim) continue;
-        if (at >= still) turn_pair(a, b, position, frequencies[(at - still) / 2], false);
-        else if (low_precision) a = quantize<E4M3>(a, amax), b = quantize<E4M3>(b, amax);
-        put(out + at, a, b);
+    float a = 0.f, b = 0.f;
+    if (at < dim) {
+        a = rounded<T>(to_float(x[at]) * scale * to_float(weight[at]));
+        b = rounded<T>(to_float(x[at + 1]) * scale * to_float(weight[at + 1]));
     }
+    const float amax = reduce_lanes(at < still ? fmaxf(fmaxf(fabsf(a), fabsf(b)), kLeastAmax) : kLeastAmax, 32, Max());
+    if (at >= dim) return;
+    if (at >= still) turn_by(a, b, turn);
+    else if (low_precision) a = quantize<E4M3>(a, amax), b = quantize<E4M3>(b, amax);
+    put(out + at, a, b);
 }

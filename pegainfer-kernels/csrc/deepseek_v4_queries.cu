@@ -12,19 +12,24 @@
 #include "deepseek_v4_norm.cuh"
 #include "abi/deepseek_v4_queries.h"
 
-// Norm and RoPE of a head of up to kMaxDim elements: a lane has each 32nd pair.
+// Norm and RoPE of a head of up to kMaxDim elements: a lane has each 32nd pair. Waits for the kernels before this one when it has
+// computed an angle.
 template <typename T>
 __device__ __forceinline__ void norm_rope_head(T *head, float position, const float *frequencies, uint32_t dim, uint32_t pairs, float eps) {
     constexpr uint32_t kOwn = kMaxDim / 64;
     const uint32_t lane = threadIdx.x % 32, still = dim / 2 - pairs; // pairs that are not rotated
     using Pair = Elements<T, 2>;
     Pair x[kOwn];
-    float frequency[kOwn], squares = 0.f;
+    float squares = 0.f;
+    // The lane's last pair: of the official shapes no other one is rotated.
+    const uint32_t last = lane < dim / 2 ? lane + (dim / 2 - 1 - lane) / 32 * 32 : lane;
+    float2 turn = {};
+    if (last >= still && last < dim / 2) turn = turn_of(position, frequencies[last - still], false);
+    wait_for_predecessor();
 #pragma unroll
     for (uint32_t j = 0; j < kOwn; ++j) {
         const uint32_t i = lane + 32 * j;
         if (i < dim / 2) x[j] = reinterpret_cast<const Pair *>(head)[i];
-        frequency[j] = i >= still && i < dim / 2 ? frequencies[i - still] : 0.f;
     }
 #pragma unroll
     for (uint32_t j = 0; j < kOwn; ++j) {
@@ -38,7 +43,7 @@ __device__ __forceinline__ void norm_rope_head(T *head, float position, const fl
         const uint32_t i = lane + 32 * j;
         if (i >= dim / 2) break;
         float a = rounded<T>(to_float(x[j][0]) * scale), b = rounded<T>(to_float(x[j][1]) * scale);
-        if (i >= still) turn_pair(a, b, position, frequency[j], false);
+        if (i >= still) turn_by(a, b, i == last ? turn : turn_of(position, frequencies[i - still], false));
         put(head + 2 * i, a, b);
     }
 }
@@ -50,17 +55,24 @@ __device__ __noinline__ float2 exact_sine_and_cosine(float angle) {
     return make_float2(float(sine), float(cosine));
 }
 
-// Neighbouring values, turned by this angle with the reference's roundings: another last bit could become a whole step of E2M1.
-__device__ __forceinline__ void turn_exactly(float &a, float &b, float angle) {
-    const float2 both = exact_sine_and_cosine(angle);
-    const float first = a, s = both.x, c = both.y;
+// Neighbouring values, turned by an angle of this sine and cosine with the reference's roundings: another last bit could become a whole step
+// of E2M1.
+__device__ __forceinline__ void turn_exactly(float &a, float &b, float2 turn) {
+    const float first = a, s = turn.x, c = turn.y;
     a = __fsub_rn(__fmul_rn(first, c), __fmul_rn(b, s)), b = __fadd_rn(__fmul_rn(first, s), __fmul_rn(b, c));
 }
 
-// A head of the indexer, of 32 N elements: a lane has N neighbouring ones.
+// A head of the indexer, of 32 N elements: a lane has N neighbouring ones. Waits for the kernels before this one when all angles are computed.
 template <typename T, uint32_t N>
 __device__ __forceinline__ void turn_head(T *head, float position, const float *frequencies, uint32_t pairs, bool low_precision) {
     const uint32_t lane = threadIdx.x % 32, still = 32 * N - 2 * pairs; // elements that are not rotated
+    float2 turn[N / 2] = {};
+#pragma unroll
+    for (uint32_t i = 0; i < N; i += 2) {
+        const uint32_t column = N * lane + i;
+        if (column >= still) turn[i / 2] = exact_sine_and_cosine(__fmul_rn(position, frequencies[(column - still) / 2]));
+    }
+    wait_for_predecessor();
     auto &at = reinterpret_cast<Elements<T, N> *>(head)[lane];
     Elements<T, N> x = at;
     float v[N], amax = E2M1::kMax * FLT_MIN;
@@ -70,7 +82,7 @@ __device__ __forceinline__ void turn_head(T *head, float position, const float *
     for (uint32_t i = 0; i < N; i += 2) {
         const uint32_t column = N * lane + i;
         if (column < still) continue;
-        turn_exactly(v[i], v[i + 1], __fmul_rn(position, frequencies[(column - still) / 2]));
+        turn_exactly(v[i], v[i + 1], turn[i / 2]);
         v[i] = rounded<T>(v[i]), v[i + 1] = rounded<T>(v[i + 1]);
     }
 #pragma unroll
@@ -115,7 +127,7 @@ constexpr uint32_t kHeadsOfBlock = kHeadThreads / 32;
 #define KERNELS(SUFFIX, T)                                                                                             \
     /* Grid: tokens; heads over warps of a block, heads of the indexer over warps, rings of attention's compressor, */ \
     /* those of the indexer's. The operands of what is not there are null. */                                          \
-    extern "C" __global__ __launch_bounds__(kHeadThreads) void attention_queries_##SUFFIX(                             \
+    extern "C" __global__ __launch_bounds__(kHeadThreads, 8) void attention_queries_##SUFFIX(                             \
         T *q,                          /* [tokens, heads, dim], in place */                                            \
         T *index_q,                    /* [tokens, index_heads, index_dim], in place */                                \
         const float *frequencies,      /* [pairs] */                                                                   \
@@ -132,7 +144,7 @@ constexpr uint32_t kHeadsOfBlock = kHeadThreads / 32;
         uint32_t heads, uint32_t dim, uint32_t index_heads, uint32_t index_dim, uint32_t pairs, uint32_t rows,         \
         uint32_t slot_count, uint32_t ratio, uint32_t ring, uint32_t width, uint32_t index_ratio, uint32_t index_ring, \
         uint32_t index_width, uint32_t low_precision, float eps) {                                                     \
-        start_after_predecessor();                                                                                     \
+        release_successor();                                                                                           \
         const uint32_t t = blockIdx.x, warp = threadIdx.x / 32;                                                        \
         uint32_t part = blockIdx.y;                                                                                    \
         const uint32_t parts = (heads + kHeadsOfBlock - 1) / kHeadsOfBlock;                                            \

@@ -2,7 +2,7 @@
 
 use super::norm::rope;
 use super::rings::write_ring;
-use super::run;
+use super::run_early;
 use super::skinny::pack_split;
 use crate::choice::{self, DenseGemm};
 use crate::cuda::abi::{AttentionChunks, AttentionWgmma, Entry, Map, MergeChunks, SparseAttention, Target};
@@ -259,7 +259,8 @@ fn split_keys(exec: &mut Exec, q: &Tensor, lists: &Lists<'_>, chunks: usize, bat
         scale: (dim as f32).sqrt().recip(),
     };
     let (kernel, grid) = (AttentionChunks::sparse_attention_chunks, [tokens, heads.div_ceil(MMA_HEADS), chunks]);
-    run(exec, OP, [kernel, kernel], dtype, arguments, (grid, mma_threads(dim)))
+    let early = [qo_indptr, positions, slots, page_tables];
+    run_early(exec, OP, [kernel, kernel], dtype, arguments, &early, (grid, mma_threads(dim)))
 }
 
 /// What [`merge`] has to know of the lists of keys.
@@ -308,5 +309,6 @@ fn merge(
         group,
     };
     let kernel = MergeChunks::sparse_attention_merge;
-    run(exec, OP, [kernel, kernel], dtype, arguments, ([tokens, heads + 1, 1], MERGE_THREADS))
+    let early = [sink, frequencies, qo_indptr, positions, slots];
+    run_early(exec, OP, [kernel, kernel], dtype, arguments, &early, ([tokens, heads + 1, 1], MERGE_THREADS))
 }

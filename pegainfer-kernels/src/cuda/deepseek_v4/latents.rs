@@ -128,6 +128,7 @@ pub(crate) fn attention_latents(
     let parts = PARTS - out.entries.iter().filter(|new| new.is_none()).count();
     let entries = [AttentionLatents::attention_latents_bf16, AttentionLatents::attention_latents_f32];
     let mut launch = entries[usize::from(dtype == DType::F32)].launch(exec.gpu()?, OP, arguments)?.overlapped();
+    launch = [frequencies, qo_indptr, positions, slots].into_iter().fold(launch, |launch, tensor| launch.early(tensor));
     let new: Vec<&Tensor> = out.entries.iter().flatten().map(|new| &*new.entries).collect();
     launch = new.into_iter().fold(launch, |launch, entries| launch.writes(entries));
     // SAFETY: the op checked the shapes, and `Compressor` that a block has a thread for each channel; the grid covers all tokens.

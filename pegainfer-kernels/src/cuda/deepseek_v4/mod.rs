@@ -42,7 +42,7 @@ pub(crate) use streams::{add, embed, expand_streams, hyper_head, hyper_merge, me
 use super::abi::{Arguments, Entry};
 use crate::limits::deepseek_v4::ROW_THREADS;
 use pegainfer_core::exec::Exec;
-use pegainfer_core::tensor::{DType, OpError};
+use pegainfer_core::tensor::{DType, OpError, Tensor};
 
 /// Two entry points of a kernel: for activations in bf16, and in f32.
 type Entries<A> = [Entry<A>; 2];
@@ -54,6 +54,19 @@ fn run<A: Arguments>(
     entries: Entries<A>,
     dtype: DType,
     arguments: A,
+    shape: ([usize; 3], usize),
+) -> Result<(), OpError> {
+    run_early(exec, op, entries, dtype, arguments, &[], shape)
+}
+
+/// [`run`] of a kernel that reads these tensors, which no kernel of a step writes, before it waits for those before it.
+fn run_early<A: Arguments>(
+    exec: &mut Exec,
+    op: &'static str,
+    entries: Entries<A>,
+    dtype: DType,
+    arguments: A,
+    early: &[&Tensor],
     (grid, threads): ([usize; 3], usize),
 ) -> Result<(), OpError> {
     if grid.contains(&0) {
@@ -61,6 +74,7 @@ fn run<A: Arguments>(
     }
     let entry = entries[usize::from(dtype == DType::F32)];
     let launch = entry.launch(exec.gpu()?, op, arguments)?.overlapped();
+    let launch = early.iter().fold(launch, |launch, tensor| launch.early(tensor));
     // SAFETY: the ops checked the shapes, and the launchers sized the grid by them.
     unsafe { launch.run(grid, threads) }
 }

@@ -99,6 +99,7 @@ pub(crate) fn attention_queries(
     let parts = of_heads(heads) + of_heads(index_heads) + x.kept.iter().flatten().count();
     let entries = [AttentionQueries::attention_queries_bf16, AttentionQueries::attention_queries_f32];
     let mut launch = entries[usize::from(dtype == DType::F32)].launch(exec.gpu()?, OP, arguments)?.overlapped();
+    launch = [frequencies, qo_indptr, positions, slots].into_iter().fold(launch, |launch, tensor| launch.early(tensor));
     for kept in x.kept.iter().flatten() {
         launch = launch.writes(&kept.state.values).writes(&kept.state.scores);
     }
