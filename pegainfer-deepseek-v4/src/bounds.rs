@@ -2,8 +2,23 @@
 
 use crate::config::DSpark;
 
-/// Default of [`StepBounds::shared_scores`]: for official shapes on two H200s, half of the scores take as long as the exchange.
-pub const SHARED_SCORES: usize = 4 << 20;
+/// The steps of prompts in which ranks share work that each of them could do alone, at the price of an exchange.
+#[derive(Debug, Clone, Copy)]
+pub struct Sharing {
+    /// From how many scores of the indexer on, a step's tokens times the entries that their sequences may have, a rank computes those of some
+    /// tokens.
+    pub scores: usize,
+    /// From how many tokens on a rank has the residual streams of some of them.
+    pub tokens: usize,
+}
+
+impl Sharing {
+    /// For official shapes on two H200s: half of the scores take as long as the exchange, and from 512 tokens on a sum over the ranks is
+    /// bound by its bytes.
+    pub const OFFICIAL: Self = Self { scores: 4 << 20, tokens: 512 };
+    /// In every step of prompts, for tests of small models.
+    pub const ALWAYS: Self = Self { scores: 0, tokens: 0 };
+}
 
 /// Largest step an executor is built for.
 #[derive(Debug, Clone, Copy)]
@@ -22,9 +37,8 @@ pub struct StepBounds {
     pub slots: usize,
     /// Pages of compressed entries.
     pub pages: usize,
-    /// Scores of the indexer in a step, its tokens times the entries that their sequences may have, from which on ranks share them and
-    /// exchange what they chose.
-    pub shared_scores: usize,
+    /// What ranks share.
+    pub sharing: Sharing,
     /// A GPU replays steps of few tokens as graphs.
     pub graphs: bool,
 }

@@ -1,6 +1,6 @@
 //! Loading.
 
-use crate::bounds::{SHARED_SCORES, StepBounds};
+use crate::bounds::{Sharing, StepBounds};
 use crate::config::Config;
 use crate::draft_method::{check_tensors, with_drafts};
 use crate::executor::Executor;
@@ -50,9 +50,8 @@ pub struct LoadOptions {
     pub loop_back_ranks: Option<usize>,
     /// Compare tokens and state of all ranks after each step, bit for bit. For development: slow. No effect with one rank.
     pub check_ranks: bool,
-    /// Scores of the indexer in a step from which on ranks share them: [`SHARED_SCORES`](crate::bounds::SHARED_SCORES), and less in tests of
-    /// small models.
-    pub shared_scores: usize,
+    /// Work of prompts that ranks share: [`Sharing::OFFICIAL`], and more in tests of small models.
+    pub sharing: Sharing,
     /// Replay decode steps, steps that verify drafts, and passes of the layer that drafts as CUDA graphs, on a GPU.
     pub cuda_graph: bool,
     /// Speculative decoding: how tokens are drafted, and how many; `None` for none.
@@ -165,7 +164,7 @@ fn bounds(config: &Config, options: &LoadOptions) -> Result<StepBounds, LoadErro
         context,
         slots: 2 * rows,
         pages,
-        shared_scores: options.shared_scores,
+        sharing: options.sharing,
         graphs: options.cuda_graph,
     })
 }
@@ -219,7 +218,7 @@ fn recorder(
         context,
         slots: batch,
         pages: batch * step.max_blocks,
-        shared_scores: SHARED_SCORES,
+        sharing: Sharing::OFFICIAL,
         graphs: false,
     };
     let shards = Shard::all(config, ranks).map_err(LoadError::Option)?;
@@ -270,7 +269,7 @@ mod tests {
             kv_cache_bytes: None,
             loop_back_ranks: None,
             check_ranks: false,
-            shared_scores: SHARED_SCORES,
+            sharing: Sharing::OFFICIAL,
             cuda_graph: true,
             speculation: None,
             numerics: Numerics::REFERENCE,

@@ -8,12 +8,14 @@ mod head;
 pub(crate) use dspark::MarkovHead;
 pub(crate) use head::Head;
 
+use crate::bounds::Sharing;
 use crate::config::{Config, LayerKind};
+use crate::graph_shape::is_of_prompts;
 use crate::inputs::Inputs;
 use crate::numerics::Numerics;
 use crate::plan::Step;
 use crate::rotations::Rotations;
-use crate::shard::Shard;
+use crate::shard::{OwnTokens, Shard};
 use crate::state::LayerState;
 use crate::weights::{self, Layer, Router, Weights};
 use crate::workspace::Workspace;
@@ -38,8 +40,8 @@ pub(crate) struct Pass<'a> {
     /// What the samples of the step before drew, `[samples]` u32.
     pub previous: &'a Tensor,
     pub communicator: &'a dyn Communicator,
-    /// See [`StepBounds::shared_scores`](crate::bounds::StepBounds).
-    pub shared_scores: usize,
+    /// See [`StepBounds::sharing`](crate::bounds::StepBounds).
+    pub sharing: Sharing,
 }
 
 impl Pass<'_> {
@@ -110,28 +112,89 @@ impl Pass<'_> {
         work.normed.norm(exec, &work.mixed, norm, eps)
     }
 
+    /// This rank's tokens if each rank has the residual streams of some of them; `None` if it has those of all. From the end of the first
+    /// block to that of the last, `streams`, `post`, `comb` and `mixed` then hold its own tokens, as `partial` does once it is summed, and
+    /// `normed` until [`Normed::gather`](crate::normed::Normed::gather).
+    fn shared_tokens(&self) -> Option<OwnTokens> {
+        let (tokens, shared) = (self.step.tokens.len(), self.is_shared() && is_of_prompts(self.step));
+        (shared && tokens >= self.sharing.tokens).then(|| self.shard.tokens(tokens))
+    }
+
+    /// Sums `partial` over the ranks: the rows of this rank's tokens, or where it has all of them the rows of all. Nothing if there is one
+    /// rank.
+    fn sum_over_ranks(&mut self) -> Result<(), OpError> {
+        let (share, shared, tokens) = (self.shared_tokens(), self.is_shared(), self.step.tokens.len());
+        let Self { exec, work, communicator, .. } = self;
+        match share {
+            _ if !shared => Ok(()),
+            None => communicator.all_reduce(exec, &mut work.partial),
+            Some(share) => {
+                work.partial.set_rows(share.rows);
+                let summed = communicator.reduce_scatter(exec, &mut work.partial);
+                work.partial.set_rows(tokens);
+                summed
+            }
+        }
+    }
+
     /// Adds the output of the block before to the streams, mixes them to the input of the next block and normalises it: writes `normed`.
     fn enter(&mut self, hyper: &HyperWeights, norm: &Tensor) -> Result<(), OpError> {
         let (spec, eps, shared) = (self.hyper_spec(), self.config.rms_norm_eps, self.is_shared());
+        let (share, tokens) = (self.shared_tokens(), self.step.tokens.len());
         let Self { exec, work, .. } = self;
-        let Workspace { output, partial, streams, post, comb, mixed, normed, .. } = &mut **work;
-        let f = if shared { partial } else { output };
         let (hyper, norm) = ((hyper, spec), (norm, eps));
-        ops::hyper_merge_mix_norm(exec, (f, streams), hyper, (post, comb), norm, mixed, normed.outputs())
+        let Some(OwnTokens { own, .. }) = share else {
+            let Workspace { output, partial, streams, post, comb, mixed, normed, .. } = &mut **work;
+            let f = if shared { partial } else { output };
+            return ops::hyper_merge_mix_norm(exec, (f, streams), hyper, (post, comb), norm, mixed, normed.outputs());
+        };
+        work.set_residual_range(own.clone());
+        let Workspace { partial, streams, post, comb, mixed, normed, .. } = &mut **work;
+        let written = normed.write_own(own, |outputs| {
+            ops::hyper_merge_mix_norm(exec, (partial, streams), hyper, (post, comb), norm, mixed, outputs)
+        });
+        work.set_residual_range(0..tokens);
+        written
     }
 
-    /// Adds the output of the last block to the streams.
+    /// Adds the output of the last block to the streams, which are then those of all tokens.
     fn leave(&mut self) -> Result<(), OpError> {
-        let shared = self.is_shared();
+        let (share, shared, tokens) = (self.shared_tokens(), self.is_shared(), self.step.tokens.len());
         let Self { exec, work, .. } = self;
-        let f = if shared { &work.partial } else { &work.output };
-        ops::hyper_merge(exec, f, (&work.post, &work.comb), &mut work.streams)
+        let Some(OwnTokens { own, .. }) = share else {
+            let f = if shared { &work.partial } else { &work.output };
+            return ops::hyper_merge(exec, f, (&work.post, &work.comb), &mut work.streams);
+        };
+        work.set_residual_range(own);
+        let merged = ops::hyper_merge(exec, &work.partial, (&work.post, &work.comb), &mut work.streams);
+        work.set_residual_range(0..tokens);
+        merged.and_then(|()| self.gather_streams())
+    }
+
+    /// Gets the residual streams of the other ranks' tokens.
+    fn gather_streams(&mut self) -> Result<(), OpError> {
+        let (Some(share), tokens) = (self.shared_tokens(), self.step.tokens.len()) else { return Ok(()) };
+        let Self { exec, work, communicator, .. } = self;
+        work.streams.set_rows(share.rows);
+        let gathered = communicator.all_gather_rows(exec, &mut work.streams);
+        work.streams.set_rows(tokens);
+        gathered
     }
 
     /// Runs `normed` through the experts of all ranks: writes `output`, or `partial` if there are several ranks.
     fn experts(&mut self, moe: &weights::Moe) -> Result<(), OpError> {
         let shared = self.is_shared();
-        let Self { exec, config, numerics, shard, inputs, work, .. } = self;
+        let share = self.shared_tokens();
+        let Self { exec, config, numerics, shard, inputs, work, communicator, .. } = self;
+        let math = ExpertMath { limit: config.swiglu_limit, quantize: numerics.quantize_activations };
+        let owns_shared = shard.owns_shared_expert(config);
+        let experts = Moe { routed: &moe.experts, first: moe.first, shared: owns_shared.then_some(&moe.shared) };
+        if let Some(share) = share {
+            // All ranks exchange the same, also those without the shared expert.
+            let all = Moe { shared: Some(&moe.shared), ..experts };
+            let rounds = ops::moe_rounds(exec, &work.normed.exact, all, math, &work.shared)?;
+            work.normed.gather(exec, *communicator, share.rows, rounds)?;
+        }
         ops::matmul(exec, &work.normed.exact, &moe.gate, &mut work.router_logits)?;
         let routing = match &moe.router {
             Router::Hash(table) => Routing::Hash { table, ids: &inputs.common.tokens },
@@ -139,15 +202,9 @@ impl Pass<'_> {
         };
         let spec = RoutingSpec { scale: config.routed_scaling };
         ops::route(exec, &work.router_logits, routing, spec, (&mut work.experts, &mut work.expert_weights))?;
-        let math = ExpertMath { limit: config.swiglu_limit, quantize: numerics.quantize_activations };
-        let owns_shared = shard.owns_shared_expert(config);
-        let experts = Moe { routed: &moe.experts, first: moe.first, shared: owns_shared.then_some(&moe.shared) };
         let (x, choice) = (work.normed.input(&moe.experts.gate), (&work.experts, &work.expert_weights));
         let out = if shared { &mut work.partial } else { &mut work.output };
         ops::moe(exec, x, choice, experts, math, &mut work.shared, out)?;
-        if !shared {
-            return Ok(());
-        }
-        self.communicator.all_reduce(exec, &mut work.partial)
+        self.sum_over_ranks()
     }
 }

@@ -97,6 +97,7 @@ pub fn padded_blocks(pass: &Step, shape: Shape) -> Step {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bounds::Sharing;
     use crate::plan;
 
     const BOUNDS: StepBounds = StepBounds {
@@ -107,7 +108,7 @@ mod tests {
         context: 1024,
         slots: 64,
         pages: 64,
-        shared_scores: 0,
+        sharing: Sharing::ALWAYS,
         graphs: true,
     };
 

@@ -9,6 +9,15 @@ pub const MAX_RANKS: usize = 8;
 /// Edge of a block of FP8 weights, and values of a rounded activation that share a scale.
 const BLOCK: usize = 128;
 
+/// The tokens of a step of which a rank has the residual streams.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OwnTokens {
+    /// The rank's tokens among those of the step.
+    pub own: Range<usize>,
+    /// Rows of a tensor of which every rank has an equal share: the last ones may belong to no token.
+    pub rows: usize,
+}
+
 /// One rank of several.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shard {
@@ -87,6 +96,13 @@ impl Shard {
         self.rank < self.team(config)
     }
 
+    /// The rank's share of a step of `tokens` tokens.
+    pub fn tokens(self, tokens: usize) -> OwnTokens {
+        let each = tokens.div_ceil(self.ranks);
+        let own = (self.rank * each).min(tokens)..((self.rank + 1) * each).min(tokens);
+        OwnTokens { own, rows: each * self.ranks }
+    }
+
     /// Rows of embedding and output matrix.
     pub fn vocab(self, config: &Config) -> Range<usize> {
         part(config.vocab_size, self.rank, self.ranks)
@@ -120,6 +136,16 @@ mod tests {
             assert!(shards.iter().all(|s| s.experts(&config) == (0..256)));
         }
         assert!(Shard::all(&config, 3).unwrap_err().contains("takes 1, 2, 4, 8 here"));
+    }
+
+    #[test]
+    fn every_token_has_one_owner() {
+        for (ranks, tokens, rows) in [(2, 512, 512), (4, 1022, 1024), (4, 5, 8), (8, 1, 8)] {
+            let shares = (0..ranks).map(|rank| Shard { rank, ranks }.tokens(tokens));
+            let all: Vec<usize> =
+                shares.inspect(|share| assert_eq!(share.rows, rows)).flat_map(|share| share.own).collect();
+            assert_eq!(all, (0..tokens).collect::<Vec<_>>());
+        }
     }
 
     /// Experts of 256 columns make two blocks: the four ranks are two teams with half of the experts each.

@@ -11,6 +11,7 @@ use crate::shard::Shard;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, Tensor};
 use pegainfer_kernels::ops::deepseek_v4::{SPLIT_TOKENS, TokenShare, split_bytes, takes_packed_rows};
+use std::ops::Range;
 
 /// Results of the GEMMs with a compressor's two matrices, `[tokens, width]` f32.
 #[derive(Debug)]
@@ -107,10 +108,12 @@ impl Workspace {
         logits_rows: usize,
     ) -> std::io::Result<Self> {
         let (t, hidden, dim) = (bounds.tokens, config.hidden_size, config.head_dim);
+        // Where ranks share tokens, each has as many rows.
+        let equal = shard.tokens(t).rows;
         let (heads, samples) = (shard.heads(config).len(), bounds.samples);
         let packs = takes_packed_rows(exec, numerics.activations, dim).map_err(std::io::Error::other)?;
         let mut normed =
-            |name, width| Normed::new(exec, name, (t, width), numerics.activations, numerics.quantize_activations);
+            |name, width| Normed::new(exec, name, (equal, width), numerics.activations, numerics.quantize_activations);
         let (normed, qr) = (normed("normed", hidden)?, normed("qr", config.q_lora_rank)?);
         let mut tensor = |name: &str, shape: &[usize], dtype| exec.tensor(name, shape, dtype);
         let act = numerics.activations;
@@ -143,13 +146,13 @@ impl Workspace {
         let attended_split = packs.then(attended_split).transpose()?;
         Ok(Self {
             embedded: tensor("embedded", &[t, hidden], act)?,
-            streams: tensor("streams", &[t, STREAMS, hidden], act)?,
+            streams: tensor("streams", &[equal, STREAMS, hidden], act)?,
             mixed: tensor("mixed", &[t, hidden], act)?,
             normed,
             post: tensor("post", &[t, STREAMS], DType::F32)?,
             comb: tensor("comb", &[t, STREAMS, STREAMS], DType::F32)?,
             output: tensor("output", &[t, hidden], act)?,
-            partial: tensor("partial", &[t, hidden], DType::F32)?,
+            partial: tensor("partial", &[equal, hidden], DType::F32)?,
             shared: tensor("shared", &[t, hidden], act)?,
             qr_raw: tensor("qr_raw", &[t, config.q_lora_rank], act)?,
             qr,
@@ -177,6 +180,14 @@ impl Workspace {
             draft,
             dspark,
         })
+    }
+
+    /// Gives what belongs to the residual streams, and the sum over ranks that is added to them, the rows of these tokens.
+    pub fn set_residual_range(&mut self, tokens: Range<usize>) {
+        let Self { partial, streams, post, comb, mixed, .. } = self;
+        for tensor in [partial, streams, post, comb, mixed] {
+            tensor.set_range(tokens.start, tokens.len());
+        }
     }
 
     /// Gives every activation the rows of a step of `tokens` tokens.

@@ -19,6 +19,7 @@ use oracle::{Mistake, Oracle};
 use pegainfer_core::engine::{GenerateRequest, StepEngine};
 use pegainfer_core::isa::Isa;
 use pegainfer_core::schedule::speculation::Speculation;
+use pegainfer_deepseek_v4::bounds::Sharing;
 use pegainfer_deepseek_v4::numerics::Numerics;
 use pegainfer_deepseek_v4::plan::{self, Step};
 use pegainfer_deepseek_v4::{Engine, LoadOptions};
@@ -103,9 +104,14 @@ fn ranks_draft_what_one_drafts() {
         model_path: checkpoint.path(),
         speculation: by_model(3),
         check_ranks: true,
+        sharing: Sharing::ALWAYS,
         ..options(Numerics::F32)
     };
-    let requests: Vec<_> = fixture().cases.iter().take(4).map(|case| greedy(&case.prompt_ids, 24)).collect();
+    // The last prompt is so long that ranks share its tokens.
+    let cases = fixture().cases;
+    let long = cases.iter().filter(|case| case.prompt_ids.len() > 128).take(1);
+    let requests: Vec<_> = cases.iter().take(4).chain(long).map(|case| greedy(&case.prompt_ids, 24)).collect();
+    assert_eq!(requests.len(), 5);
     let plain = LoadOptions { speculation: None, ..base.clone() };
     let expected = run(&mut engine(1, &plain), &requests);
     let mut counts = Vec::new();

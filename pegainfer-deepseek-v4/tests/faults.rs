@@ -10,7 +10,7 @@ use half::bf16;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::DType;
 use pegainfer_core::weights::Checkpoint;
-use pegainfer_deepseek_v4::bounds::{SHARED_SCORES, StepBounds};
+use pegainfer_deepseek_v4::bounds::{Sharing, StepBounds};
 use pegainfer_deepseek_v4::config::Config;
 use pegainfer_deepseek_v4::executor::Executor;
 use pegainfer_deepseek_v4::numerics::Numerics;
@@ -42,7 +42,7 @@ fn two_ranks(change: impl FnOnce(&mut Exec, &mut Weights)) -> Option<Executor> {
         context: 256,
         slots: 4,
         pages: 8,
-        shared_scores: SHARED_SCORES,
+        sharing: Sharing::OFFICIAL,
         graphs: false,
     };
     let ranks = ranks.into_iter().zip(weights).map(|((exec, shard), weights)| (exec, shard, weights)).collect();

@@ -12,6 +12,7 @@ use pegainfer_core::isa::Isa;
 use pegainfer_core::logits_processors::{LogitsProcessorParams, LogitsProcessors};
 use pegainfer_core::sampling::SamplingParams;
 use pegainfer_deepseek_v4::LoadOptions;
+use pegainfer_deepseek_v4::bounds::Sharing;
 use pegainfer_deepseek_v4::numerics::Numerics;
 use pegainfer_deepseek_v4::plan::{self, NO_STATE, Segment};
 use support::invariance::Alone;
@@ -76,8 +77,8 @@ fn two_and_four_ranks_agree_with_one() {
     let mut alone = engine(1, &options(Numerics::F32));
     let (expected, tokens) = (logits(&mut alone, &text, 1024, 16), run(&mut alone, &requests));
     for ranks in rank_counts() {
-        // Also the steps of a small model are large enough for the ranks to share the indexer's scores.
-        let checked = LoadOptions { check_ranks: true, shared_scores: 0, ..options(Numerics::F32) };
+        // Also the steps of a small model are large enough for the ranks to share tokens and the indexer's scores.
+        let checked = LoadOptions { check_ranks: true, sharing: Sharing::ALWAYS, ..options(Numerics::F32) };
         let mut shared = engine(ranks, &checked);
         let off = difference(&expected, &logits(&mut shared, &text, 150, 16));
         assert!(off < 1e-3, "{ranks} ranks: off by {off}");
@@ -86,6 +87,26 @@ fn two_and_four_ranks_agree_with_one() {
             for (i, (alone, shared)) in tokens.iter().zip(run(&mut shared, &requests[..count])).enumerate() {
                 assert_eq!(alone.ids(), shared.ids(), "{ranks} ranks, {}", cases[i].name);
             }
+        }
+    }
+}
+
+/// Ranks that have the residual streams of some tokens each, also of odd numbers of tokens, give the bits of ranks that have all of them.
+/// Where activations are rounded, a GPU takes other kernels for these tokens and matrices as small as those of this model.
+#[test]
+fn ranks_that_share_tokens_give_the_bits_of_ranks_that_do_not() {
+    let text = &text()[..302];
+    for numerics in [Numerics::F32, Numerics::REFERENCE] {
+        if numerics.quantize_activations && best() == Target::Cuda {
+            continue;
+        }
+        for ranks in rank_counts() {
+            let whole = Sharing { tokens: usize::MAX, ..Sharing::OFFICIAL };
+            let [whole, shared] = [whole, Sharing::ALWAYS].map(|sharing| {
+                let options = LoadOptions { check_ranks: true, sharing, ..options(numerics) };
+                logits(&mut engine(ranks, &options), text, 151, 16)
+            });
+            assert_eq!(difference(&whole, &shared), 0.0, "{numerics:?}, {ranks} ranks");
         }
     }
 }

@@ -68,12 +68,24 @@ fn a_rank_of_several_records_its_exchanges() {
     assert!(error.contains("takes 1, 2, 4, 8 here"), "{error}");
 }
 
-/// The step of a long prompt takes the algorithm that sends fewer bytes.
+/// In the step of a long prompt each rank has the residual streams of a part of the tokens: partial sums travel to the owners of their tokens,
+/// normalised tokens to all ranks, and behind the last layer the streams.
 #[test]
-fn long_messages_travel_in_two_hops() {
+fn ranks_share_the_tokens_of_prompts() {
     let config = Config::load(&model_path()).unwrap();
-    let records = record(&config, Numerics::REFERENCE, 4, (1, 1024, 1024)).unwrap();
-    let sums: Vec<_> = records.iter().filter(|record| record.op == "all_reduce").collect();
-    assert_eq!((sums[0].kernel, sums[0].sent), ("one_shot", 3 * 1024 * 256 * 2));
-    assert_eq!((sums[1].kernel, sums[1].sent), ("two_shot", 2 * 3 * 1024 * 256 * 4 / 4));
+    let (tokens, hidden, layers) = (1022, 256, 5);
+    // Of a quarter of the rows, the last two of which are no tokens.
+    let own = (1024 / 4 * hidden) as u64;
+    let records = record(&config, Numerics::REFERENCE, 4, (1, tokens, tokens)).unwrap();
+    let of = |op: &str| records.iter().filter(|record| record.op == op).collect::<Vec<_>>();
+    let (sums, gathers) = (of("reduce_scatter"), of("all_gather_rows"));
+    assert_eq!((sums.len(), gathers.len()), (2 * layers, 2 * layers));
+    assert!(sums.iter().all(|sum| (sum.sent, sum.flops) == (3 * own * 4, 3 * own)));
+    let (streams, normed) = gathers.split_last().unwrap();
+    assert!(normed.iter().all(|gather| gather.sent == 3 * own * 2));
+    assert_eq!(streams.sent, 4 * 3 * own * 2);
+    let boundaries = of("hyper_merge_mix_norm");
+    assert!(boundaries.iter().all(|op| op.reads[0].shape == [tokens.div_ceil(4), 4, hidden]));
+    // The embedding, of which a rank has some rows.
+    assert_eq!(of("all_reduce").len(), 1);
 }

@@ -4,8 +4,11 @@
 //   all_reduce_one_shot: the same, one hop, a flag for each block        a range of x a block
 //   all_reduce_two_shot: the same, reduce-scatter and all-gather         a range of each rank's part of x a block
 //   all_gather_columns:  whole[row] = part_0[row] | part_1[row] | ...    a range of the part a block
+//   reduce_scatter:      part r of x = Σ_q part r of x_q on rank r       a range of a part a block
+//   all_gather_rows:     part q of x = part q of x_q on all ranks        a range of a part a block
 //
-// x: [elements] f32 or bf16, in place; part: [rows, width] f32, whole: [rows, ranks * width] f32. Vectors are 16 bytes.
+// x: [elements] f32 or bf16, in place, of the last two [ranks, part]; part: [rows, width] f32, whole: [rows, ranks * width] f32. Vectors
+// are 16 bytes.
 // Sums are f32, (x_0 + x_1) + x_2 ..., and rounded once: all ranks hold the same bits, and those of the CPU
 // (pegainfer-core/src/parallel/local.rs). Techniques: NCCL's LL protocol; one-shot and two-shot all-reduce by pushes to peers
 // (as in TensorRT-LLM and vLLM). Bounds: 1.2 us for a store to be seen by a peer and 370 GB/s a direction between H200s.
@@ -362,6 +365,49 @@ __device__ __forceinline__ void gather_columns(Exchange<kRanks> exchange, const 
     exchange.end();
 }
 
+// Parts of x, `part` vectors each, of which this launch exchanges `count` from vector `first` on. `alone`: what comes back as a peer's has to be
+// this rank's own part.
+struct Parts {
+    uint4 *x;
+    uint32_t part, first, count, alone;
+
+    // Vector `i` of those that are exchanged, in part `q`.
+    __device__ uint4 &at(uint32_t q, uint32_t i) const { return x[size_t(q) * part + first + i]; }
+};
+
+template <int kRanks> __device__ __forceinline__ void reduce_scatter(Exchange<kRanks> exchange, const Parts &parts) {
+    const Range range(parts.count);
+#pragma unroll 4
+    for (uint32_t i = range.begin + threadIdx.x; i < range.end; i += kThreads) {
+#pragma unroll
+        for (int q = 0; q < kRanks; ++q)
+            if (exchange.is_peer(q)) exchange.stage(exchange.to[q])[i] = parts.at(parts.alone ? exchange.rank : q, i);
+    }
+    exchange.publish(0);
+    exchange.await(0);
+#pragma unroll 2
+    for (uint32_t i = range.begin + threadIdx.x; i < range.end; i += kThreads) {
+        uint4 &own = parts.at(exchange.rank, i);
+        own = staged_sum<kRanks, float>(exchange, own, i);
+    }
+    exchange.end();
+}
+
+template <int kRanks> __device__ __forceinline__ void all_gather_rows(Exchange<kRanks> exchange, const Parts &parts) {
+    const Range range(parts.count);
+#pragma unroll 4
+    for (uint32_t i = range.begin + threadIdx.x; i < range.end; i += kThreads) push(exchange, parts.at(exchange.rank, i), i);
+    exchange.publish(0);
+    exchange.await(0);
+#pragma unroll 4
+    for (uint32_t i = range.begin + threadIdx.x; i < range.end; i += kThreads) {
+#pragma unroll
+        for (int q = 0; q < kRanks; ++q)
+            if (exchange.is_peer(q)) parts.at(q, i) = __ldcg(exchange.stage(exchange.mailbox(q)) + i);
+    }
+    exchange.end();
+}
+
 #define EXCHANGE(N, OP)                                                                                                \
     uint64_t *const to[kMaxRanks] = {to_0, to_1, to_2, to_3, to_4, to_5, to_6, to_7};                                  \
     Exchange<N> exchange(OP, rank, ranks, arena, to, stage_bytes, status, timeout);
@@ -382,9 +428,19 @@ __device__ __forceinline__ void gather_columns(Exchange<kRanks> exchange, const 
     ALL_REDUCE(all_reduce_ll, kLlThreads, N, SUFFIX, T)                                                                \
     ALL_REDUCE(all_reduce_one_shot, kThreads, N, SUFFIX, T)                                                            \
     ALL_REDUCE(all_reduce_two_shot, kThreads, N, SUFFIX, T)
+#define OF_PARTS(NAME, OP, N, SUFFIX, T)                                                                               \
+    extern "C" __global__ __launch_bounds__(kThreads, 1) void NAME##_##SUFFIX##_##N(                                   \
+        T *x, uint32_t part, uint32_t first, uint32_t count, uint32_t alone, LINK) {                                   \
+        start_after_predecessor();                                                                                     \
+        EXCHANGE(N, OP)                                                                                                \
+        NAME<N>(exchange, Parts{reinterpret_cast<uint4 *>(x), part, first, count, alone});                             \
+    }
 #define RANKS(N)                                                                                                       \
     KINDS(N, f32, float)                                                                                               \
     KINDS(N, bf16, bf16)                                                                                               \
+    OF_PARTS(reduce_scatter, kReduceScatter, N, f32, float)                                                            \
+    OF_PARTS(all_gather_rows, kAllGatherRows, N, f32, float)                                                           \
+    OF_PARTS(all_gather_rows, kAllGatherRows, N, bf16, bf16)                                                           \
     extern "C" __global__ __launch_bounds__(kThreads, 1) void all_gather_columns_##N(                                     \
         const float *part, float *whole, uint32_t first, uint32_t rows, uint32_t width, LINK) {                        \
         start_after_predecessor();                                                                                     \

@@ -130,6 +130,10 @@ limits! {
         ALL_REDUCE: word = 1;
         /// An op in a record.
         ALL_GATHER: word = 2;
+        /// An op in a record.
+        REDUCE_SCATTER: word = 3;
+        /// An op in a record.
+        ALL_GATHER_ROWS: word = 4;
     }
     /// The GEMMs of DeepSeek-V4.
     deepseek_v4_gemm {

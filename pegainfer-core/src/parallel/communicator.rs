@@ -16,6 +16,13 @@ pub trait Communicator: fmt::Debug + Send + Sync {
     /// are copied as they are: other words of four bytes travel so, too.
     fn all_gather(&self, exec: &mut Exec, part: &Tensor, whole: &mut Tensor) -> Result<(), OpError>;
 
+    /// `x` is `[ranks * n, ..]` f32, of which each rank in turn has `n` rows: replaces those of this rank by their sums, which are added as
+    /// [`all_reduce`](Self::all_reduce) adds. The other rows are undefined afterwards.
+    fn reduce_scatter(&self, exec: &mut Exec, x: &mut Tensor) -> Result<(), OpError>;
+
+    /// Gives every rank the rows of all, in place: `x` is `[ranks * n, ..]` f32 or bf16, of which each rank in turn has `n` rows.
+    fn all_gather_rows(&self, exec: &mut Exec, x: &mut Tensor) -> Result<(), OpError>;
+
     /// The error of the exchanges that have run on the device so far; asked when a step is finished. The CPU reports errors where
     /// they happen.
     fn check(&self) -> Result<(), OpError>;
@@ -34,6 +41,33 @@ pub fn record_all_reduce(exec: &mut Exec, kernel: &'static str, x: &Tensor, rank
 pub fn record_all_gather(exec: &mut Exec, kernel: &'static str, part: &Tensor, whole: &Tensor, ranks: usize) {
     let sent = to_others(ranks, part.bytes());
     exec.record(|_| OpRecord::new("all_gather", kernel, &[part], &[whole], 0).with_sent(sent));
+}
+
+/// Records a reduce-scatter of `x` over `ranks` ranks by `kernel`, for which this rank sends its part of each other rank's rows.
+pub fn record_reduce_scatter(exec: &mut Exec, kernel: &'static str, x: &Tensor, ranks: usize) {
+    let others = ranks.saturating_sub(1);
+    let (sent, adds) = (to_others(ranks, x.bytes()) / ranks as u64, others * x.elements() / ranks);
+    let read_and_written = x.bytes() + x.bytes() / ranks as u64;
+    exec.record(|_| {
+        let record = OpRecord::new("reduce_scatter", kernel, &[x], &[x], adds as u64);
+        record.with_bytes(read_and_written).with_sent(sent)
+    });
+}
+
+/// Records an [`all_gather_rows`](Communicator::all_gather_rows) of `x` over `ranks` ranks by `kernel`, for which this rank sends its rows to
+/// each of the others.
+pub fn record_all_gather_rows(exec: &mut Exec, kernel: &'static str, x: &Tensor, ranks: usize) {
+    let sent = to_others(ranks, x.bytes()) / ranks as u64;
+    exec.record(|_| OpRecord::new("all_gather_rows", kernel, &[x], &[x], 0).with_bytes(x.bytes()).with_sent(sent));
+}
+
+/// The number of rows that each of `ranks` ranks has of `x`, which must be whole.
+pub fn rows_of_rank(op: &'static str, x: &Tensor, ranks: usize) -> Result<usize, OpError> {
+    let rows = x.rows_cols().0;
+    match rows.is_multiple_of(ranks) {
+        true => Ok(rows / ranks),
+        false => Err(OpError { op, message: format!("{rows} rows cannot be shared equally by {ranks} ranks") }),
+    }
 }
 
 /// Bytes that a rank sends when it sends `bytes` to each of the others.

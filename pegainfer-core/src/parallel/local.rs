@@ -1,8 +1,13 @@
 //! Ranks on the CPU: they exchange through the memory of the process.
 
-use super::communicator::{Communicator, aborted, record_all_gather, record_all_reduce, to_others};
+use super::communicator::{
+    Communicator, aborted, record_all_gather, record_all_gather_rows, record_all_reduce, record_reduce_scatter,
+    rows_of_rank, to_others,
+};
 use crate::exec::{Device, Exec};
 use crate::tensor::{DType, OpError, Tensor};
+use half::bf16;
+use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -102,25 +107,34 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// These elements, of f32 or bf16.
+fn read(x: &Tensor, elements: Range<usize>) -> Vec<f32> {
+    match x.dtype() {
+        DType::F32 => x.host::<f32>()[elements].to_vec(),
+        _ => x.host::<bf16>()[elements].iter().map(|v| v.to_f32()).collect(),
+    }
+}
+
+/// Replaces these elements, of f32 or bf16, by `value` of their numbers among them, rounded to the type.
+fn write(x: &mut Tensor, elements: Range<usize>, value: impl Fn(usize) -> f32) {
+    match x.dtype() {
+        DType::F32 => x.host_mut::<f32>()[elements].iter_mut().enumerate().for_each(|(i, v)| *v = value(i)),
+        _ => {
+            let values = x.host_mut::<bf16>()[elements].iter_mut().enumerate();
+            values.for_each(|(i, v)| *v = bf16::from_f32(value(i)));
+        }
+    }
+}
+
 impl Communicator for Local {
     fn all_reduce(&self, exec: &mut Exec, x: &mut Tensor) -> Result<(), OpError> {
         record_all_reduce(exec, KERNEL, x, self.ranks, to_others(self.ranks, x.bytes()));
         if exec.device() == Device::Meta {
             return Ok(());
         }
-        let mine = match x.dtype() {
-            DType::F32 => x.host::<f32>().to_vec(),
-            _ => x.host::<half::bf16>().iter().map(|v| v.to_f32()).collect(),
-        };
-        let parts = self.exchange("all_reduce", mine)?;
+        let parts = self.exchange("all_reduce", read(x, 0..x.elements()))?;
         let sum = |i: usize| parts[1..].iter().fold(parts[0].values[i], |sum, part| sum + part.values[i]);
-        match x.dtype() {
-            DType::F32 => x.host_mut::<f32>().iter_mut().enumerate().for_each(|(i, v)| *v = sum(i)),
-            _ => {
-                let values = x.host_mut::<half::bf16>().iter_mut().enumerate();
-                values.for_each(|(i, v)| *v = half::bf16::from_f32(sum(i)));
-            }
-        }
+        write(x, 0..x.elements(), sum);
         Ok(())
     }
 
@@ -136,6 +150,33 @@ impl Communicator for Local {
                 to.copy_from_slice(&part.values[i * width..][..width]);
             }
         }
+        Ok(())
+    }
+
+    fn reduce_scatter(&self, exec: &mut Exec, x: &mut Tensor) -> Result<(), OpError> {
+        let op = "reduce_scatter";
+        let each = rows_of_rank(op, x, self.ranks)? * x.rows_cols().1;
+        record_reduce_scatter(exec, KERNEL, x, self.ranks);
+        if exec.device() == Device::Meta {
+            return Ok(());
+        }
+        let parts = self.exchange(op, read(x, 0..x.elements()))?;
+        let first = self.rank * each;
+        let sum =
+            |i: usize| parts[1..].iter().fold(parts[0].values[first + i], |sum, part| sum + part.values[first + i]);
+        write(x, first..first + each, sum);
+        Ok(())
+    }
+
+    fn all_gather_rows(&self, exec: &mut Exec, x: &mut Tensor) -> Result<(), OpError> {
+        let op = "all_gather_rows";
+        let each = rows_of_rank(op, x, self.ranks)? * x.rows_cols().1;
+        record_all_gather_rows(exec, KERNEL, x, self.ranks);
+        if exec.device() == Device::Meta {
+            return Ok(());
+        }
+        let parts = self.exchange(op, read(x, self.rank * each..(self.rank + 1) * each))?;
+        write(x, 0..x.elements(), |i| parts[i / each].values[i % each]);
         Ok(())
     }
 
@@ -183,11 +224,28 @@ mod tests {
                 assert_eq!(whole.host::<f32>()[..3], [0.0, 1.0, 2.0]);
                 assert_eq!(whole.host::<f32>()[3..], [10.0 * round as f32; 3]);
                 all.extend_from_slice(x.host::<f32>());
+                // A row of its own each.
+                let mut rows = tensor(exec, 3, &[rank as f32, 0.5, 10.0 * rank as f32, 1.5, 1.0, round as f32]);
+                end.reduce_scatter(exec, &mut rows).unwrap();
+                let sums = [[3.0, 1.5], [30.0, 4.5], [3.0, 3.0 * round as f32]];
+                assert_eq!(rows.host::<f32>()[2 * rank..][..2], sums[rank]);
+                end.all_gather_rows(exec, &mut rows).unwrap();
+                assert_eq!(rows.host::<f32>(), sums.as_flattened());
             }
             all
         });
         assert_eq!((results[0][0], results[0][1]), (0.1 + 1.1 + 2.1, 0.0));
         assert!(results.iter().all(|r| *r == results[0]));
+    }
+
+    #[test]
+    fn rows_that_ranks_cannot_share_equally_are_refused() {
+        let results = on_ranks(2, |_, end, exec| {
+            let mut x = tensor(exec, 3, &[1.0, 2.0, 3.0]);
+            let errors = [end.reduce_scatter(exec, &mut x), end.all_gather_rows(exec, &mut x)];
+            errors.map(|result| result.unwrap_err().message.contains("3 rows"))
+        });
+        assert_eq!(results, [[true; 2]; 2]);
     }
 
     #[test]

@@ -1,9 +1,13 @@
 //! One rank of several without the others, for development and timing.
 
-use super::communicator::{Communicator, record_all_gather, record_all_reduce, to_others};
+use super::communicator::{
+    Communicator, record_all_gather, record_all_gather_rows, record_all_reduce, record_reduce_scatter, rows_of_rank,
+    to_others,
+};
 use crate::exec::{Device, Exec};
 use crate::tensor::{DType, OpError, Tensor};
 use half::bf16;
+use std::ops::Range;
 
 /// Name of the kernel in records.
 const KERNEL: &str = "loop_back";
@@ -12,18 +16,26 @@ const KERNEL: &str = "loop_back";
 /// shapes, memory and work are those of the rank.
 #[derive(Debug)]
 pub struct LoopBack {
+    /// The rank that it is.
+    pub rank: usize,
     /// Ranks that it stands for.
     pub ranks: usize,
+}
+
+impl LoopBack {
+    /// The sum of a part and as many equal ones as there are other ranks.
+    fn sum(&self, part: f32) -> f32 {
+        (1..self.ranks).fold(part, |sum, _| sum + part)
+    }
 }
 
 impl Communicator for LoopBack {
     fn all_reduce(&self, exec: &mut Exec, x: &mut Tensor) -> Result<(), OpError> {
         record_all_reduce(exec, KERNEL, x, self.ranks, to_others(self.ranks, x.bytes()));
-        let sum = |part: f32| (1..self.ranks).fold(part, |sum, _| sum + part);
         match (exec.device(), x.dtype()) {
             (Device::Meta, _) => {}
-            (_, DType::F32) => x.host_mut::<f32>().iter_mut().for_each(|v| *v = sum(*v)),
-            _ => x.host_mut::<bf16>().iter_mut().for_each(|v| *v = bf16::from_f32(sum(v.to_f32()))),
+            (_, DType::F32) => x.host_mut::<f32>().iter_mut().for_each(|v| *v = self.sum(*v)),
+            _ => x.host_mut::<bf16>().iter_mut().for_each(|v| *v = bf16::from_f32(self.sum(v.to_f32()))),
         }
         Ok(())
     }
@@ -39,11 +51,37 @@ impl Communicator for LoopBack {
         Ok(())
     }
 
+    fn reduce_scatter(&self, exec: &mut Exec, x: &mut Tensor) -> Result<(), OpError> {
+        let each = rows_of_rank("reduce_scatter", x, self.ranks)? * x.rows_cols().1;
+        record_reduce_scatter(exec, KERNEL, x, self.ranks);
+        if exec.device() != Device::Meta {
+            x.host_mut::<f32>()[self.rank * each..][..each].iter_mut().for_each(|v| *v = self.sum(*v));
+        }
+        Ok(())
+    }
+
+    fn all_gather_rows(&self, exec: &mut Exec, x: &mut Tensor) -> Result<(), OpError> {
+        let each = rows_of_rank("all_gather_rows", x, self.ranks)? * x.rows_cols().1;
+        record_all_gather_rows(exec, KERNEL, x, self.ranks);
+        let own = self.rank * each..(self.rank + 1) * each;
+        match (exec.device(), x.dtype()) {
+            (Device::Meta, _) => {}
+            (_, DType::F32) => repeat(x.host_mut::<f32>(), own),
+            _ => repeat(x.host_mut::<bf16>(), own),
+        }
+        Ok(())
+    }
+
     fn check(&self) -> Result<(), OpError> {
         Ok(())
     }
 
     fn abort(&self) {}
+}
+
+/// Puts the values at `own` also in the place of those of each other rank.
+fn repeat<T: Copy>(values: &mut [T], own: Range<usize>) {
+    (0..values.len()).step_by(own.len().max(1)).for_each(|first| values.copy_within(own.clone(), first));
 }
 
 #[cfg(test)]
@@ -57,10 +95,15 @@ mod tests {
         let mut part = exec.tensor("part", &[2, 2], DType::F32).unwrap();
         exec.fill_rows(&mut part, &[1.0f32, 2.0, 3.0, 4.0]).unwrap();
         let mut whole = exec.tensor("whole", &[2, 6], DType::F32).unwrap();
-        let end = LoopBack { ranks: 3 };
+        let end = LoopBack { rank: 1, ranks: 3 };
         end.all_gather(&mut exec, &part, &mut whole).unwrap();
         assert_eq!(whole.host::<f32>(), [1.0, 2.0, 1.0, 2.0, 1.0, 2.0, 3.0, 4.0, 3.0, 4.0, 3.0, 4.0]);
         end.all_reduce(&mut exec, &mut part).unwrap();
         assert_eq!(part.host::<f32>(), [3.0, 6.0, 9.0, 12.0]);
+        let mut rows = exec.tensor("rows", &[3, 1], DType::F32).unwrap();
+        exec.fill_rows(&mut rows, &[1.0f32, 2.0, 3.0]).unwrap();
+        end.reduce_scatter(&mut exec, &mut rows).unwrap();
+        end.all_gather_rows(&mut exec, &mut rows).unwrap();
+        assert_eq!(rows.host::<f32>(), [6.0; 3]);
     }
 }

@@ -11,7 +11,10 @@ mod local;
 mod loop_back;
 mod ranks;
 
-pub use communicator::{Communicator, aborted, record_all_gather, record_all_reduce};
+pub use communicator::{
+    Communicator, aborted, record_all_gather, record_all_gather_rows, record_all_reduce, record_reduce_scatter,
+    rows_of_rank,
+};
 pub use fit::{RankBytes, fewest_ranks};
 pub use local::Local;
 pub use loop_back::LoopBack;

@@ -1,6 +1,6 @@
 //! One rank of an executor.
 
-use crate::bounds::StepBounds;
+use crate::bounds::{Sharing, StepBounds};
 use crate::config::Config;
 use crate::forward::{Head, MarkovHead, Pass};
 use crate::graph_shape::{GraphBounds, Shape};
@@ -36,8 +36,8 @@ pub(super) struct Rank {
     pub graphs: Graphs<GraphKey>,
     graph_bounds: GraphBounds,
     communicator: Arc<dyn Communicator>,
-    /// See [`StepBounds::shared_scores`].
-    shared_scores: usize,
+    /// See [`StepBounds::sharing`].
+    sharing: Sharing,
     /// Number of layers that a step runs through: all of them, except in a warm-up.
     pub layers: usize,
 }
@@ -98,7 +98,7 @@ impl Rank {
             graphs,
             graph_bounds,
             communicator,
-            shared_scores: bounds.shared_scores,
+            sharing: bounds.sharing,
             layers,
         })
     }
@@ -146,7 +146,7 @@ impl Rank {
         let Self {
             exec, shard, weights, state, rotations, inputs, work, sampler, graphs, communicator, layers, ..
         } = self;
-        let (shard, communicator, shared_scores) = (*shard, &**communicator, self.shared_scores);
+        let (shard, communicator, sharing) = (*shard, &**communicator, self.sharing);
         let (state, draft_state) = state.split_at_mut(config.layers.len());
         let state = &mut state[..*layers];
         exec.install(|exec| {
@@ -163,7 +163,7 @@ impl Rank {
                 work,
                 sampler,
                 communicator,
-                shared_scores,
+                sharing,
                 step,
                 part,
             };
@@ -188,7 +188,7 @@ pub(super) struct StepLaunches<'a> {
     work: &'a mut Workspace,
     sampler: &'a mut Sampler,
     communicator: &'a dyn Communicator,
-    shared_scores: usize,
+    sharing: Sharing,
     step: &'a Step,
     part: Part,
 }
@@ -199,7 +199,7 @@ impl Launches for StepLaunches<'_> {
     }
 
     fn launch(&mut self) -> Result<(), OpError> {
-        let Self { config, numerics, shard, weights, rotations, communicator, shared_scores, step, part, .. } = *self;
+        let Self { config, numerics, shard, weights, rotations, communicator, sharing, step, part, .. } = *self;
         let Self { exec, state, draft_state, inputs, work, sampler, .. } = self;
         let previous = &sampler.sampled;
         let mut pass = Pass {
@@ -214,7 +214,7 @@ impl Launches for StepLaunches<'_> {
             step,
             previous,
             communicator,
-            shared_scores,
+            sharing,
         };
         match part {
             Part::Layers => pass.run(state, draft_state)?,

@@ -52,7 +52,8 @@ impl Pass<'_> {
 
     /// The GEMMs of `normed`: inputs of the norms of queries and keys, of the compressors and of the indexer.
     pub(super) fn project_input(&mut self, weights: &Attention, kind: LayerKind) -> Result<(), OpError> {
-        let Self { exec, work, .. } = self;
+        let share = self.shared_tokens();
+        let Self { exec, work, communicator, .. } = self;
         let Workspace { normed, qr_raw, kv_raw, sparse, heavy, index, index_weights, .. } = &mut **work;
         let projections = Projections {
             low: [&weights.wq_a, &weights.wkv],
@@ -68,6 +69,12 @@ impl Pass<'_> {
             pairs: [weights.compressor.as_ref().map(|_| main.both()), weights.indexer.as_ref().map(|_| index.both())],
             last: weights.indexer.as_ref().map(|_| index_weights),
         };
+        if let Some(share) = share
+            && normed.is_own()
+        {
+            let rounds = ops::project_rounds(exec, &normed.exact, &projections, &out)?;
+            normed.gather(exec, *communicator, share.rows, rounds)?;
+        }
         ops::project(exec, &normed.exact, normed.rounded(), projections, &mut out)
     }
 
@@ -156,7 +163,7 @@ impl Pass<'_> {
             return SelectSpec { ratio, share: TokenShare::ALL, pages };
         }
         let pages = self.step.max_blocks;
-        let pays = self.step.tokens.len() * (pages * PAGE_TOKENS / ratio) >= self.shared_scores;
+        let pays = self.step.tokens.len() * (pages * PAGE_TOKENS / ratio) >= self.sharing.scores;
         let share = if pays { TokenShare { rank: shard.rank, ranks: shard.ranks } } else { TokenShare::ALL };
         SelectSpec { ratio, share, pages }
     }
@@ -173,14 +180,11 @@ impl Pass<'_> {
             true => ops::matmul_dynamic(exec, &mut work.z, &weights.wo_b, out)?,
             false => ops::matmul(exec, &work.z, &weights.wo_b, out)?,
         }
-        if !shared {
-            return Ok(());
-        }
-        if !owner {
+        if shared && !owner {
             // Another rank has the same heads.
             exec.clear(&mut work.partial)?;
         }
-        self.communicator.all_reduce(exec, &mut work.partial)
+        self.sum_over_ranks()
     }
 }
 

@@ -29,6 +29,10 @@ impl Pass<'_> {
     /// Keeps the means of the streams behind layer `layer` if it is a target layer of stages that are loaded.
     pub(super) fn keep_target(&mut self, layer: usize) -> Result<(), OpError> {
         let Some(numbers) = self.config.loaded_dspark() else { return Ok(()) };
+        // The last layer's are those of all tokens anyway.
+        if numbers.targets.contains(&layer) && layer + 1 < self.config.layers.len() {
+            self.gather_streams()?;
+        }
         let Self { exec, work, .. } = self;
         let Workspace { streams, dspark: Some(dspark), .. } = &mut **work else { return Ok(()) };
         let parts = (0..).zip(&numbers.targets).filter(|(_, target)| **target == layer);

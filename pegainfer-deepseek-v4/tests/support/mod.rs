@@ -10,7 +10,7 @@ mod engines;
 pub use engines::*;
 use pegainfer_core::cuda::device_count;
 use pegainfer_core::exec::Exec;
-use pegainfer_deepseek_v4::bounds::SHARED_SCORES;
+use pegainfer_deepseek_v4::bounds::Sharing;
 use pegainfer_deepseek_v4::numerics::Numerics;
 use pegainfer_deepseek_v4::plan::{self, SampleRow};
 use pegainfer_deepseek_v4::{Engine, LoadOptions, load};
@@ -34,7 +34,7 @@ pub fn options(numerics: Numerics) -> LoadOptions {
         cuda_graph: cuda_graph(),
         loop_back_ranks: None,
         check_ranks: false,
-        shared_scores: SHARED_SCORES,
+        sharing: Sharing::OFFICIAL,
         max_model_len: Some(1024),
         max_num_seqs: 16,
         max_num_batched_tokens: 1024,

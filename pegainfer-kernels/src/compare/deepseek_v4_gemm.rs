@@ -198,7 +198,7 @@ fn project(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch) -> Result<(), 
     let out_pairs = [pairs[0].and_then(|_| pair()), pairs[1].and_then(|_| pair())];
     let weights = Projections { low: [a, b], pairs, last };
     let mut out = Projected { low: [out_a, out_b], pairs: out_pairs, last: outs.next() };
-    ops::project(exec, &call.read[0], rounded, weights, &mut out)
+    ops::project(exec, &call.read[0], Some(rounded), weights, &mut out)
 }
 
 /// Calls `moe`, with a shared expert if the record has one.

@@ -1,9 +1,11 @@
 //! Collectives of several GPUs (csrc/collectives.cu).
 
-use super::abi::{AllGather, AllReduce, Entry};
+use super::abi::{AllGather, AllReduce, Entry, ExchangeParts};
 use crate::limits::collectives::{HEADER_BYTES, LL_THREADS, MAILBOX_BYTES, MAX_BLOCKS, MAX_RANKS, THREADS};
 use pegainfer_core::exec::Exec;
-use pegainfer_core::parallel::{record_all_gather, record_all_reduce};
+use pegainfer_core::parallel::{
+    record_all_gather, record_all_gather_rows, record_all_reduce, record_reduce_scatter, rows_of_rank,
+};
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
 /// Bytes of a vector.
@@ -239,6 +241,56 @@ pub fn all_gather(exec: &mut Exec, link: &Link, part: &Tensor, whole: &mut Tenso
             [AllGather::all_gather_columns_2, AllGather::all_gather_columns_4, AllGather::all_gather_columns_8];
         let launch = variants[link.variant()].launch(gpu, op, arguments)?.overlapped();
         // SAFETY: as above; the rows lie within both tensors.
+        unsafe { launch.run(grid, threads)? };
+    }
+    Ok(())
+}
+
+/// Replaces the rows of this rank, its equal share of those of `x` f32, by their sums over the ranks, added in their order.
+pub fn reduce_scatter(exec: &mut Exec, link: &Link, x: &mut Tensor) -> Result<(), OpError> {
+    type A = ExchangeParts<'static>;
+    let (op, entries) = ("reduce_scatter", [A::reduce_scatter_f32_2, A::reduce_scatter_f32_4, A::reduce_scatter_f32_8]);
+    record_reduce_scatter(exec, ONE_SHOT, x, link.ranks);
+    exchange_parts(exec, op, link, entries[link.variant()], x)
+}
+
+/// Gives every rank the rows of all, of which each has an equal share of those of `x`, f32 or bf16.
+pub fn all_gather_rows(exec: &mut Exec, link: &Link, x: &mut Tensor) -> Result<(), OpError> {
+    type A = ExchangeParts<'static>;
+    let entries = match x.dtype() {
+        DType::F32 => [A::all_gather_rows_f32_2, A::all_gather_rows_f32_4, A::all_gather_rows_f32_8],
+        _ => [A::all_gather_rows_bf16_2, A::all_gather_rows_bf16_4, A::all_gather_rows_bf16_8],
+    };
+    record_all_gather_rows(exec, ONE_SHOT, x, link.ranks);
+    exchange_parts(exec, "all_gather_rows", link, entries[link.variant()], x)
+}
+
+/// Launches `entry` over the parts of all ranks, which `x` has side by side, as often as the arenas make necessary.
+fn exchange_parts(
+    exec: &mut Exec,
+    op: &'static str,
+    link: &Link,
+    entry: Entry<ExchangeParts<'static>>,
+    x: &mut Tensor,
+) -> Result<(), OpError> {
+    let bytes = rows_of_rank(op, x, link.ranks)? * x.rows_cols().1 * x.dtype().size();
+    if !bytes.is_multiple_of(VECTOR) || !x.device().is_multiple_of(VECTOR as u64) {
+        return Err(OpError { op, message: format!("{bytes} bytes: GPUs exchange whole vectors of {VECTOR} bytes") });
+    }
+    let (part, capacity, gpu) = (bytes / VECTOR, link.capacity(Algorithm::OneShot), exec.gpu()?);
+    for first in (0..part).step_by(capacity) {
+        let count = capacity.min(part - first);
+        let (grid, threads) = link.grid(Algorithm::OneShot, count);
+        let Link { rank, ranks, arena, to: [to_0, to_1, to_2, to_3, to_4, to_5, to_6, to_7], .. } = *link;
+        let Link { stage_bytes, status, timeout, alone, .. } = *link;
+        let (x, alone) = (&mut *x, usize::from(alone));
+        #[rustfmt::skip]
+        let arguments = ExchangeParts {
+            x, part, first, count, alone, rank, ranks, arena, to_0, to_1, to_2, to_3, to_4, to_5, to_6, to_7,
+            stage_bytes, status, timeout,
+        };
+        let launch = entry.launch(gpu, op, arguments)?.overlapped();
+        // SAFETY: the vectors lie within the parts of `x`; the link has the addresses of live arenas of the size that it names.
         unsafe { launch.run(grid, threads)? };
     }
     Ok(())

@@ -64,6 +64,6 @@ pub fn loop_back(exec: &mut Exec, rank: usize, ranks: usize) -> Result<Arc<dyn C
     Ok(match exec.device() {
         Device::Cuda => Arc::new(Peers::loop_back(exec.gpu()?, rank, ranks, TIMEOUT)?),
         Device::Meta => Arc::new(Planned { ranks }),
-        Device::Cpu(_) => Arc::new(LoopBack { ranks }),
+        Device::Cpu(_) => Arc::new(LoopBack { rank, ranks }),
     })
 }

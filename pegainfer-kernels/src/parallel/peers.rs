@@ -1,7 +1,7 @@
 //! Ranks on GPUs that access each other's memory.
 
 use crate::cuda::collectives::{self, Algorithm, Link};
-use crate::limits::collectives::{ALL_GATHER, MAX_RANKS, RECORD_WORDS};
+use crate::limits::collectives::{ALL_GATHER, ALL_REDUCE, MAX_RANKS, RECORD_WORDS, REDUCE_SCATTER};
 use pegainfer_core::cuda::{Cuda, DeviceBuffer, HostWords, enable_peer_access};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::parallel::{Communicator, aborted};
@@ -83,12 +83,25 @@ impl Communicator for Peers {
         collectives::all_gather(exec, &self.link, part, whole)
     }
 
+    fn reduce_scatter(&self, exec: &mut Exec, x: &mut Tensor) -> Result<(), OpError> {
+        collectives::reduce_scatter(exec, &self.link, x)
+    }
+
+    fn all_gather_rows(&self, exec: &mut Exec, x: &mut Tensor) -> Result<(), OpError> {
+        collectives::all_gather_rows(exec, &self.link, x)
+    }
+
     fn check(&self) -> Result<(), OpError> {
         let status = &self.shared.status;
         let record = RECORD_WORDS * (1 + self.rank);
         if status.load(record) != 0 {
             let [op, peer, epoch] = [1, 2, 3].map(|i| status.load(record + i));
-            let op = if op == ALL_GATHER { "all_gather" } else { "all_reduce" };
+            let op = match op {
+                ALL_REDUCE => "all_reduce",
+                ALL_GATHER => "all_gather",
+                REDUCE_SCATTER => "reduce_scatter",
+                _ => "all_gather_rows",
+            };
             let message = format!("waited {:?} for rank {peer}, exchange {epoch}", self.shared.timeout);
             return Err(OpError { op, message });
         }

@@ -2,7 +2,9 @@
 
 use crate::cuda::collectives::{Algorithm, ONE_SHOT};
 use pegainfer_core::exec::Exec;
-use pegainfer_core::parallel::{Communicator, record_all_gather, record_all_reduce};
+use pegainfer_core::parallel::{
+    Communicator, record_all_gather, record_all_gather_rows, record_all_reduce, record_reduce_scatter,
+};
 use pegainfer_core::tensor::{OpError, Tensor};
 
 /// The end of one of `ranks` ranks.
@@ -21,6 +23,16 @@ impl Communicator for Planned {
 
     fn all_gather(&self, exec: &mut Exec, part: &Tensor, whole: &mut Tensor) -> Result<(), OpError> {
         record_all_gather(exec, ONE_SHOT, part, whole, self.ranks);
+        Ok(())
+    }
+
+    fn reduce_scatter(&self, exec: &mut Exec, x: &mut Tensor) -> Result<(), OpError> {
+        record_reduce_scatter(exec, ONE_SHOT, x, self.ranks);
+        Ok(())
+    }
+
+    fn all_gather_rows(&self, exec: &mut Exec, x: &mut Tensor) -> Result<(), OpError> {
+        record_all_gather_rows(exec, ONE_SHOT, x, self.ranks);
         Ok(())
     }
 

@@ -98,6 +98,15 @@ kernels! {
         to_1: Scratch<U64>, to_2: Scratch<U64>, to_3: Scratch<U64>, to_4: Scratch<U64>, to_5: Scratch<U64>,
         to_6: Scratch<U64>, to_7: Scratch<U64>, stage_bytes: u32, status: Scratch<U32>, timeout: u64,
     }
+    COLLECTIVES: ExchangeParts [
+        reduce_scatter_f32_2<F32>, all_gather_rows_f32_2<F32>, all_gather_rows_bf16_2<Bf16>,
+        reduce_scatter_f32_4<F32>, all_gather_rows_f32_4<F32>, all_gather_rows_bf16_4<Bf16>,
+        reduce_scatter_f32_8<F32>, all_gather_rows_f32_8<F32>, all_gather_rows_bf16_8<Bf16>,
+    ] {
+        x: Out<T>, part: u32, first: u32, count: u32, alone: u32, rank: u32, ranks: u32, arena: Scratch<U64>,
+        to_0: Scratch<U64>, to_1: Scratch<U64>, to_2: Scratch<U64>, to_3: Scratch<U64>, to_4: Scratch<U64>,
+        to_5: Scratch<U64>, to_6: Scratch<U64>, to_7: Scratch<U64>, stage_bytes: u32, status: Scratch<U32>, timeout: u64,
+    }
     COLLECTIVES: AllGather [all_gather_columns_2, all_gather_columns_4, all_gather_columns_8] {
         part: In<F32>, whole: Out<F32>, first: u32, rows: u32, width: u32, rank: u32, ranks: u32,
         arena: Scratch<U64>, to_0: Scratch<U64>, to_1: Scratch<U64>, to_2: Scratch<U64>, to_3: Scratch<U64>,

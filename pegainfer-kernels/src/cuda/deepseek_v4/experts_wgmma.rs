@@ -38,8 +38,8 @@ const PART_COLUMNS: usize = 2 * COLUMNS;
 /// Bytes of y most of which stay in the L2 cache until they are added up.
 const CACHED_BYTES: usize = 52 << 20;
 
-/// Whether [`routed_experts`] takes these operands.
-pub(super) fn takes(exec: &mut Exec, x: &Tensor, experts: &Experts, math: ExpertMath) -> Result<bool, OpError> {
+/// Whether [`routed_experts`] takes these operands: it packs `x`, which rounds it.
+pub(crate) fn takes(exec: &mut Exec, x: &Tensor, experts: &Experts, math: ExpertMath) -> Result<bool, OpError> {
     let ((tokens, hidden), width) = (x.rows_cols(), experts.width());
     let hopper = choice::gpu(exec)?.is_some_and(|gpu| gpu.is_hopper());
     let fp4 = [&experts.gate, &experts.up, &experts.down].into_iter().all(|w| matches!(w, Matrix::Fp4 { .. }));

@@ -5,12 +5,15 @@ use super::matmul::whole_blocks;
 use super::values::{activation, cpu, read, write};
 use crate::choice::DenseGemm;
 use crate::cpu::deepseek_v4::experts::{ExpertWeights, Math, expert};
+use crate::cpu::deepseek_v4::kv_quant::fp8;
+use crate::cpu::weights::BLOCK;
 use crate::cuda::deepseek_v4 as gpu;
 use crate::ops::check::Check;
 use crate::ops::matrix::Matrix;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
+use std::borrow::Cow;
 
 /// Experts of one width, stacked along the rows of their matrices.
 #[derive(Debug)]
@@ -81,7 +84,7 @@ impl Experts {
 /// from `first` on, others are left out; `shared`: `[T, hidden]` of the dtype of `x`, what [`shared_expert`] gives, or nothing; `out`:
 /// `[T, hidden]` f32, or of the dtype of `x`. SwiGLU and the sum are f32, and the sum is rounded once; where `x` is bf16, the output of
 /// every GEMM and the input of `w2` are rounded to bf16, and `x` itself must be values of `round_activation` where the experts are FP8
-/// or FP4.
+/// or FP4, unless [`moe_rounds`](super::moe_rounds) says that it is rounded here.
 pub fn routed_experts(
     exec: &mut Exec,
     x: &Tensor,
@@ -116,7 +119,7 @@ pub fn routed_experts(
         return gpu::routed_experts(exec, x, (chosen, weights), (experts, first), math, shared, out);
     }
     let Some(isa) = cpu(check, exec)? else { return Ok(()) };
-    let (values, mut sums) = (read(x), vec![0.0; tokens * hidden]);
+    let (values, mut sums) = (input(x, experts, math), vec![0.0; tokens * hidden]);
     let places: Vec<(u32, f32)> = chosen.host().iter().copied().zip(weights.host().iter().copied()).collect();
     for e in 0..experts.count {
         let mine = |(_, (number, _)): &(usize, &(u32, f32))| *number as usize == first + e;
@@ -139,7 +142,7 @@ pub fn routed_experts(
 /// The output of the shared expert: `out = w2 · (silu(min(w1 · x, limit)) · clamp(w3 · x, ±limit))`.
 ///
 /// `x`: `[T, hidden]` bf16 or f32; `out`: the same. Clamped as the routed ones are. As in [`matmul`](super::matmul), bf16 activations must
-/// be values of `round_activation` if the experts are FP8 or FP4, and from 33 rows on a GPU may overwrite up to three rows of memory
+/// be values of `round_activation` if the experts are FP8 or FP4, unless [`moe_rounds`](super::moe_rounds) says so; and from 33 rows on a GPU may overwrite up to three rows of memory
 /// behind the last row of `out`.
 pub fn shared_expert(
     exec: &mut Exec,
@@ -164,9 +167,18 @@ pub fn shared_expert(
         return gpu::shared_expert(exec, x, experts, math, (large, out));
     }
     let Some(isa) = cpu(check, exec)? else { return Ok(()) };
-    let (x, math) = (read(x), math.for_reference(x.dtype()));
+    let (x, math) = (input(x, experts, math), math.for_reference(x.dtype()));
     write(out, &expert(isa, &x, &vec![1.0; tokens], experts.weights(0), (hidden, width), math));
     Ok(())
+}
+
+/// Values of `x` as the experts' first GEMMs take them. Rounding what is rounded already changes nothing.
+fn input<'x>(x: &'x Tensor, experts: &Experts, math: ExpertMath) -> Cow<'x, [f32]> {
+    let mut values = read(x);
+    if math.quantize && experts.gate.is_quantized() {
+        fp8(values.to_mut(), BLOCK);
+    }
+    values
 }
 
 #[cfg(test)]

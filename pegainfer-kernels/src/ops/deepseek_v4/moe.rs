@@ -5,7 +5,7 @@ use super::packed::Activation;
 use super::values::activation;
 use crate::cuda::deepseek_v4 as gpu;
 use crate::ops::check::Check;
-use pegainfer_core::exec::Exec;
+use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
@@ -20,11 +20,26 @@ pub struct Moe<'a> {
     pub shared: Option<&'a Experts>,
 }
 
+/// Whether [`moe`] rounds `x` itself, as `round_activation` does, with kernels for so many tokens that pack it in FP8. `scratch`: see [`moe`].
+pub fn moe_rounds(
+    exec: &mut Exec,
+    x: &Tensor,
+    experts: Moe<'_>,
+    math: ExpertMath,
+    scratch: &Tensor,
+) -> Result<bool, OpError> {
+    if exec.device() != Device::Cuda {
+        return Ok(true);
+    }
+    let shared = experts.shared.map_or(Ok(true), |shared| gpu::is_large_expert(exec, x, shared, math, scratch))?;
+    Ok(shared && gpu::packs_experts(exec, x, experts.routed, math)?)
+}
+
 /// `out = Σ_e routed expert e + shared expert`, see [`routed_experts`] and [`shared_expert`], in fewer launches where a device has kernels
 /// for that.
 ///
-/// `x`: `[T, hidden]` bf16 or f32; if the experts are in FP4 and FP8, values of `round_activation`, with packed rows if the device takes
-/// them; `chosen`: `[T, k]` u32; `weights`: `[T, k]` f32; `scratch`: `[T, hidden]` of the dtype of `x`, for the shared expert; `out`:
+/// `x`: `[T, hidden]` bf16 or f32; if the experts are in FP4 and FP8, values of `round_activation` unless [`moe_rounds`], with packed rows if
+/// the device takes them; `chosen`: `[T, k]` u32; `weights`: `[T, k]` f32; `scratch`: `[T, hidden]` of the dtype of `x`, for the shared expert; `out`:
 /// `[T, hidden]` f32, or of the dtype of `x`.
 pub fn moe(
     exec: &mut Exec,

@@ -1,12 +1,12 @@
 //! The first GEMMs of attention, which share their input, in one launch where a device has a kernel for that.
 
-use super::matmul::{matmul, whole_blocks};
+use super::matmul::{matmul, matmul_rounding, whole_blocks};
 use super::packed::Activation;
 use super::values::rows;
 use crate::cuda::deepseek_v4 as gpu;
 use crate::ops::check::Check;
 use crate::ops::matrix::Matrix;
-use pegainfer_core::exec::Exec;
+use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
@@ -48,19 +48,37 @@ impl Projected<'_> {
     }
 }
 
+/// Whether [`project`] rounds `x` itself for weights in FP8, as `round_activation` does: it then needs no rounded activation. On a GPU its
+/// kernels for many tokens do.
+pub fn project_rounds(
+    exec: &mut Exec,
+    x: &Tensor,
+    weights: &Projections<'_>,
+    out: &Projected<'_>,
+) -> Result<bool, OpError> {
+    for (w, out) in weights.low.into_iter().zip(&out.low) {
+        if exec.device() == Device::Cuda && w.is_quantized() && gpu::rounds_many(exec, x, w, out)?.is_none() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
 /// `out = x · wᵀ` for every weight, each as [`matmul`] does it.
 ///
 /// `x`: `[m, k]` bf16 or f32, for weights in bf16; `rounded`: what `round_activation` makes of `x`, for weights in FP8, with packed rows
-/// if the device takes them.
+/// if the device takes them; `None` where [`project_rounds`].
 pub fn project(
     exec: &mut Exec,
     x: &Tensor,
-    rounded: Activation<'_>,
+    rounded: Option<Activation<'_>>,
     weights: Projections<'_>,
     out: &mut Projected<'_>,
 ) -> Result<(), OpError> {
     let check = Check("project");
-    if gpu::projects(exec, x, rounded, &weights)? {
+    if let Some(rounded) = rounded
+        && gpu::projects(exec, x, rounded, &weights)?
+    {
         let (m, k) = x.rows_cols();
         for (w, out) in weights.all().zip(out.all()) {
             whole_blocks(check, w)?;
@@ -85,9 +103,12 @@ pub fn project(
         });
         return gpu::project(exec, check.0, Activation { values: x, packed: rounded.packed }, &weights, out);
     }
-    let input = |w: &Matrix| if w.is_quantized() { rounded } else { x.into() };
     for (w, out) in weights.low.into_iter().zip(&mut out.low) {
-        matmul(exec, input(w), w, out)?;
+        match rounded {
+            Some(rounded) if w.is_quantized() => matmul(exec, rounded, w, out)?,
+            None if w.is_quantized() => matmul_rounding(exec, x, w, out)?,
+            _ => matmul(exec, x, w, out)?,
+        }
     }
     for (pair, out) in weights.pairs.into_iter().zip(&mut out.pairs) {
         for (w, out) in pair.into_iter().flatten().zip(out.iter_mut().flatten()) {
@@ -124,7 +145,7 @@ mod tests {
             let mut out_last = meta.tensor("last", &[3, 64], dtype).unwrap();
             let mut out = Projected { low: [&mut out_a, &mut out_b], pairs: [None, None], last: Some(&mut out_last) };
             let rounded = Activation { values: &values, packed: Some(&packed) };
-            assert_eq!(project(&mut meta, &x, rounded, weights, &mut out).is_ok(), fits, "{dtype:?}");
+            assert_eq!(project(&mut meta, &x, Some(rounded), weights, &mut out).is_ok(), fits, "{dtype:?}");
         }
     }
 }

@@ -52,6 +52,8 @@ functions! {
     group_start = "ncclGroupStart" () -> Status;
     group_end = "ncclGroupEnd" () -> Status;
     all_reduce = "ncclAllReduce" (*const c_void, *mut c_void, usize, c_int, c_int, Handle, *mut c_void) -> Status;
+    reduce_scatter =
+        "ncclReduceScatter" (*const c_void, *mut c_void, usize, c_int, c_int, Handle, *mut c_void) -> Status;
     all_gather = "ncclAllGather" (*const c_void, *mut c_void, usize, c_int, Handle, *mut c_void) -> Status;
 }
 

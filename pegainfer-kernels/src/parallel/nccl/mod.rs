@@ -7,7 +7,10 @@ use crate::cuda::collectives::Algorithm;
 use library::{BF16, F32, Handle, Library, SUM};
 use pegainfer_core::cuda::Cuda;
 use pegainfer_core::exec::Exec;
-use pegainfer_core::parallel::{Communicator, aborted, record_all_gather, record_all_reduce};
+use pegainfer_core::parallel::{
+    Communicator, aborted, record_all_gather, record_all_gather_rows, record_all_reduce, record_reduce_scatter,
+    rows_of_rank,
+};
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 use std::ffi::{c_int, c_void};
 use std::fmt;
@@ -22,6 +25,7 @@ pub struct Nccl {
     library: Arc<Library>,
     /// `ncclComm_t`; null once it is aborted.
     handle: AtomicPtr<c_void>,
+    rank: usize,
     ranks: usize,
 }
 
@@ -38,8 +42,8 @@ impl Nccl {
         library.check(status).map_err(fail)?;
         log::debug!("NCCL {}", library.version());
         let ranks = gpus.len();
-        let end = |handle| Self { library: library.clone(), handle: AtomicPtr::new(handle), ranks };
-        Ok(handles.into_iter().map(end).collect())
+        let end = |(rank, handle)| Self { library: library.clone(), handle: AtomicPtr::new(handle), rank, ranks };
+        Ok(handles.into_iter().enumerate().map(end).collect())
     }
 
     fn handle(&self) -> Result<Handle, OpError> {
@@ -94,6 +98,38 @@ impl Communicator for Nccl {
         // SAFETY: it takes nothing, and ends what was started above.
         let ended = self.checked(op, unsafe { (functions.group_end)() });
         sent.and(ended)
+    }
+
+    fn reduce_scatter(&self, exec: &mut Exec, x: &mut Tensor) -> Result<(), OpError> {
+        let op = "reduce_scatter";
+        let each = rows_of_rank(op, x, self.ranks)? * x.rows_cols().1;
+        record_reduce_scatter(exec, KERNEL, x, self.ranks);
+        let (handle, gpu) = (self.handle()?, exec.gpu()?);
+        gpu.library_kernel(op, x);
+        let (all, stream) = (x.device(), gpu.stream().cu_stream().cast());
+        let own = all + (self.rank * each * x.dtype().size()) as u64;
+        // SAFETY: handle, stream and the elements of `x` are alive; with this place for its sums NCCL adds in place.
+        let status = unsafe {
+            let (from, to) = (all as *const c_void, own as *mut c_void);
+            (self.library.functions.reduce_scatter)(from, to, each, dtype(x), SUM, handle, stream)
+        };
+        self.checked(op, status)
+    }
+
+    fn all_gather_rows(&self, exec: &mut Exec, x: &mut Tensor) -> Result<(), OpError> {
+        let op = "all_gather_rows";
+        let each = rows_of_rank(op, x, self.ranks)? * x.rows_cols().1;
+        record_all_gather_rows(exec, KERNEL, x, self.ranks);
+        let (handle, gpu) = (self.handle()?, exec.gpu()?);
+        gpu.library_kernel(op, x);
+        let (all, stream) = (x.device(), gpu.stream().cu_stream().cast());
+        let own = all + (self.rank * each * x.dtype().size()) as u64;
+        // SAFETY: handle, stream and the elements of `x` are alive; with the own part in its place NCCL gathers in place.
+        let status = unsafe {
+            let (from, to) = (own as *const c_void, all as *mut c_void);
+            (self.library.functions.all_gather)(from, to, each, dtype(x), handle, stream)
+        };
+        self.checked(op, status)
     }
 
     fn check(&self) -> Result<(), OpError> {

@@ -5,7 +5,7 @@ use crate::models::args::{EngineArgs, KvCacheDType, LoadFormat};
 use anyhow::{Result, bail, ensure};
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::ledger::{Header, Remeasured, Selection, StepLine};
-use pegainfer_deepseek_v4::bounds::SHARED_SCORES;
+use pegainfer_deepseek_v4::bounds::Sharing;
 use pegainfer_deepseek_v4::config::Config;
 use pegainfer_deepseek_v4::numerics::Numerics;
 use pegainfer_deepseek_v4::{LoadOptions, Loaded, inventory};
@@ -107,7 +107,7 @@ fn load_options(dir: &Path, args: &EngineArgs, device: Device) -> LoadOptions {
         cuda_graph: args.cuda_graph,
         loop_back_ranks: args.loop_back_ranks.map(Into::into),
         check_ranks: args.check_ranks,
-        shared_scores: SHARED_SCORES,
+        sharing: Sharing::OFFICIAL,
         speculation: args.speculative_config.clone(),
         numerics: Numerics::REFERENCE,
     }
