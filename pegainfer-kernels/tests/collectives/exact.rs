@@ -74,6 +74,39 @@ pub fn columns(count: usize) {
     }
 }
 
+/// Of rows that belong to the ranks in turn: sums on their owners, then all of them on every rank.
+pub fn rows(count: usize) {
+    let mut ranks = start(count, TIMEOUT, true);
+    // Vectors of a rank's rows; the last ones take several launches.
+    for each in [1, 1024, 1025, (36 << 16) / count] {
+        let vectors = each * count;
+        let expected = Arc::new(sum(count, |rank| part(rank, 4 * vectors)));
+        let halves = Arc::new(sum(count, |rank| to_f32(&to_bf16(&part(rank, 8 * vectors)))));
+        run(&mut ranks, format!("{each} vectors of rows"), move |rank: &mut Rank| {
+            rank.exec.fill_rows(&mut rank.x, &part(rank.rank, 4 * vectors))?;
+            let number = rank.rank;
+            let Rank { exec, peers, x, half, .. } = &mut *rank;
+            peers.reduce_scatter(exec, x)?;
+            peers.all_gather_rows(exec, x)?;
+            let own = number * 8 * each..(number + 1) * 8 * each;
+            let mut mine = vec![bf16::ZERO; 8 * vectors];
+            mine[own.clone()].copy_from_slice(&to_bf16(&halves[own]));
+            exec.fill_rows(half, &mine)?;
+            peers.all_gather_rows(exec, half)?;
+            let off = |values: &[f32]| values.iter().zip(&*expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            let (sums, gathered) = (read(rank)?, read_half(rank)?);
+            equal(&bits(&sums), &bits(&expected))?;
+            equal(&bits(&to_f32(&gathered)), &bits(&to_f32(&to_bf16(&halves))))?;
+            let Rank { exec, x, nccl: Some(nccl), .. } = &mut *rank else { return Ok(()) };
+            exec.fill_rows(x, &part(number, 4 * vectors))?;
+            nccl.reduce_scatter(exec, x)?;
+            nccl.all_gather_rows(exec, x)?;
+            let off = off(&read(rank)?);
+            if off < 4e-3 { Ok(()) } else { Err(OpError { op: "nccl", message: format!("off by {off}") }) }
+        });
+    }
+}
+
 /// One of many exchanges.
 #[derive(Debug, Clone, Copy)]
 struct Call {
@@ -199,6 +232,15 @@ pub fn loop_back() {
         end.check().unwrap();
         let (mut from, mut whole) =
             (exec.tensor("part", &[3, 8], DType::F32).unwrap(), exec.tensor("whole", &[3, 32], DType::F32).unwrap());
+        let mut rows = exec.tensor("rows", &[4, 8], DType::F32).unwrap();
+        let own = part(rank, 32);
+        exec.fill_rows(&mut rows, &own).unwrap();
+        end.reduce_scatter(&mut exec, &mut rows).unwrap();
+        end.all_gather_rows(&mut exec, &mut rows).unwrap();
+        let mut got = vec![0.0; 32];
+        exec.read(&rows, 0, &mut got).unwrap();
+        let sums: Vec<f32> = own[8 * rank..][..8].iter().map(|v| v + v + v + v).collect();
+        equal(&bits(&got), &bits(&sums.repeat(4))).unwrap();
         let own = part(rank, 24);
         exec.fill_rows(&mut from, &own).unwrap();
         end.all_gather(&mut exec, &from, &mut whole).unwrap();

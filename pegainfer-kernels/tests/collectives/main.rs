@@ -28,6 +28,7 @@ fn main() {
         let start = std::time::Instant::now();
         exact::sums(count);
         exact::columns(count);
+        exact::rows(count);
         exact::queued(count);
         exact::replayed(count);
         failure::late(count);
