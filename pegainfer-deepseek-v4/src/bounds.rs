@@ -5,10 +5,10 @@ use crate::config::DSpark;
 /// The steps of prompts in which ranks share work that each of them could do alone, at the price of an exchange.
 #[derive(Debug, Clone, Copy)]
 pub struct Sharing {
-    /// From how many scores of the indexer on, a step's tokens times the entries that their sequences may have, a rank computes those of some
-    /// tokens.
+    /// Fewest scores of the indexer in a step, its tokens times the entries that their sequences may have, of which each rank computes a part:
+    /// those of some tokens.
     pub scores: usize,
-    /// From how many tokens on a rank has the residual streams of some of them.
+    /// Fewest tokens of a step of whose residual streams each rank has a part: those of some tokens.
     pub tokens: usize,
 }
 

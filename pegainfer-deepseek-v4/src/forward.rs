@@ -189,7 +189,9 @@ impl Pass<'_> {
         let math = ExpertMath { limit: config.swiglu_limit, quantize: numerics.quantize_activations };
         let owns_shared = shard.owns_shared_expert(config);
         let experts = Moe { routed: &moe.experts, first: moe.first, shared: owns_shared.then_some(&moe.shared) };
-        if let Some(share) = share {
+        if let Some(share) = share
+            && work.normed.is_own()
+        {
             // All ranks exchange the same, also those without the shared expert.
             let all = Moe { shared: Some(&moe.shared), ..experts };
             let rounds = ops::moe_rounds(exec, &work.normed.exact, all, math, &work.shared)?;

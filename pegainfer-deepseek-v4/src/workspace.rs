@@ -108,8 +108,7 @@ impl Workspace {
         logits_rows: usize,
     ) -> std::io::Result<Self> {
         let (t, hidden, dim) = (bounds.tokens, config.hidden_size, config.head_dim);
-        // Where ranks share tokens, each has as many rows.
-        let equal = shard.tokens(t).rows;
+        let equal = shard.tokens(t).rows; // an equal share for each rank
         let (heads, samples) = (shard.heads(config).len(), bounds.samples);
         let packs = takes_packed_rows(exec, numerics.activations, dim).map_err(std::io::Error::other)?;
         let mut normed =

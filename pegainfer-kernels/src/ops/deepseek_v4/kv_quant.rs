@@ -57,6 +57,25 @@ mod tests {
     use super::*;
     use crate::testing::bf16s;
 
+    /// The experts round their input, whether it is rounded already or not.
+    #[test]
+    fn rounding_an_activation_again_changes_nothing() {
+        let values: Vec<f32> = bf16s(64 * 128, 3).iter().map(|v| v.to_f32()).collect();
+        for largest in [0.0, 1e-5, 1e-4, 1.0, 224.0, 231.0, 232.0, 233.0, 448.0, 449.0, 30_000.0] {
+            let mut once = values.clone();
+            once.chunks_exact_mut(128).for_each(|group| {
+                let most = group.iter().fold(f32::MIN_POSITIVE, |most, v| most.max(v.abs()));
+                group.iter_mut().for_each(|v| *v *= largest / most);
+            });
+            let exact = once.clone();
+            reference::fp8(&mut once, 128);
+            assert!(largest < 1e-3 || once != exact, "nothing was rounded");
+            let mut twice = once.clone();
+            reference::fp8(&mut twice, 128);
+            assert_eq!(once, twice, "groups up to {largest}");
+        }
+    }
+
     #[test]
     fn trap_10_the_hadamard_turn_keeps_products_and_fp4_follows_it() {
         let values: Vec<f32> = bf16s(2 * 128, 1).iter().map(|v| v.to_f32()).collect();

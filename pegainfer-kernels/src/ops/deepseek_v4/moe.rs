@@ -20,7 +20,8 @@ pub struct Moe<'a> {
     pub shared: Option<&'a Experts>,
 }
 
-/// Whether [`moe`] rounds `x` itself, as `round_activation` does, with kernels for so many tokens that pack it in FP8. `scratch`: see [`moe`].
+/// Whether [`moe`] rounds `x`, `[T, hidden]` bf16 or f32, itself, as `round_activation` does: on a GPU if its kernels for `T` tokens pack `x` in
+/// FP8 (csrc/deepseek_v4_experts_wgmma.cu, csrc/deepseek_v4_pack.cu), on a CPU always. `scratch`: see [`moe`]. An error if the GPU is gone.
 pub fn moe_rounds(
     exec: &mut Exec,
     x: &Tensor,
