@@ -66,11 +66,10 @@ __device__ __forceinline__ void multiply(float (&totals)[N / 2], Shared<TOKENS> 
     const uint32_t codes = keep(shared_address(s.weights) + c.top * w4a8::kRowBytes + (quad ^ c.top / 2 % 4) * 16);
     const uint32_t below = (c.bottom - c.top) * w4a8::kRowBytes;
     const uint32_t tokens = keep(shared_address(s.tokens)), token_scales = keep(shared_address(s.scales) + quad * 8);
-    auto weights = c.weights; // the next step whose codes are read
-    auto step = c.tokens;     // the next one that is multiplied
+    auto weights = c.weights, multiplied = weights; // the next step whose codes are read, and the next one that is multiplied
+    auto step = c.tokens;
     float sums[N / 2];
     w4a8::RowCodes next;
-    uint32_t last_read = 0;
     auto load = [&] {
         wait(&s.weights_full[weights.index], weights.parity);
         const uint32_t at = codes + weights.index * uint32_t(sizeof(s.weights[0]));
@@ -78,15 +77,12 @@ __device__ __forceinline__ void multiply(float (&totals)[N / 2], Shared<TOKENS> 
         next.top = w4a8::shared16(at), next.bottom = w4a8::shared16(at + below);
         next.top_table = w4a8::shared8(top_table - 8 * top), next.bottom_table = w4a8::shared8(bottom_table - 8 * bottom);
         top_scale += 4, bottom_scale += 4;
-        last_read = weights.index;
         weights.next();
     };
     // Operand A of the step that was read.
     auto widen = [&](w4a8::OperandA (&a)[4]) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) a[i].set(next, i);
-        __syncwarp(); // all lanes have read the stage
-        if (c.lane == 0) arrive(&s.weights_empty[last_read]);
     };
     // A step, whose operand A is `a`. Meanwhile the next one's is widened to `then`, and the codes of the one after it are read.
     auto multiply_step = [&](const w4a8::OperandA (&a)[4], w4a8::OperandA (&then)[4], bool more, bool reads) {
@@ -101,9 +97,12 @@ __device__ __forceinline__ void multiply(float (&totals)[N / 2], Shared<TOKENS> 
         wgmma_wait<0>();
         w4a8::pin(sums);
         w4a8::promote(totals, sums, token_scales + step.index * uint32_t(sizeof(s.scales[0])));
-        __syncwarp(); // the stage may be filled again when both blocks have read it
+        // The stages may be filled again, that of the tokens when both blocks have read it. Not earlier: an arrival overtakes loads from
+        // shared memory that wait behind stores of the tile before, and the weights of another step are read then.
+        __syncwarp();
         if (c.lane < kBlocks) arrive_in_block(&s.tokens_empty[step.index], c.lane);
-        step.next();
+        if (c.lane == 0) arrive(&s.weights_empty[multiplied.index]);
+        step.next(), multiplied.next();
     };
     w4a8::OperandA even[4], odd[4];
     load();

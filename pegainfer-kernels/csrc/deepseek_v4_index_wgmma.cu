@@ -138,9 +138,9 @@ __device__ void score_entries(IndexShared &shared, const Scoring &x, uint32_t fi
             for (uint32_t i = 0; i < 8; ++i)
                 weights[i] = reinterpret_cast<const uint32_t *>(shared.weights[slot.index])[4 * i + lane % 4];
             wgmma_wait<0>();
-            __syncwarp();
-            if (lane == 0) arrive(&shared.empty[slot.index]);
             const float total = add_heads(dot, weights);
+            __syncwarp(); // all lanes have the weights: an arrival overtakes loads from shared memory that wait behind stores
+            if (lane == 0) arrive(&shared.empty[slot.index]);
             if (stores) *to = total;
         }
     });

@@ -151,6 +151,7 @@ pub fn run() -> bool {
     }
     if wanted.is_empty() || wanted.iter().any(|name| name == "routed") {
         good &= routed::agrees(&mut gpu, &mut cpu);
+        good &= routed::repeats(&mut gpu);
     }
     println!("{}", if good { "all agree" } else { "FAILED" });
     good
