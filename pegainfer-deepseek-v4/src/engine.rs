@@ -12,8 +12,9 @@ use crate::shard::{MAX_RANKS, Shard};
 use crate::state;
 use crate::weights::{Source, Weights};
 use pegainfer_core::engine::EngineLimits;
-use pegainfer_core::engine::options::{check_step, context_len, pool_blocks};
-use pegainfer_core::exec::Exec;
+use pegainfer_core::engine::options::{check_step, context_len, most_blocks, pool_blocks};
+use pegainfer_core::exec::{Device, Exec};
+use pegainfer_core::kv::DeviceMemory;
 use pegainfer_core::parallel::RankBytes;
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::schedule::speculation::Speculation;
@@ -42,9 +43,11 @@ pub struct LoadOptions {
     pub max_num_batched_tokens: usize,
     /// Tokens of a step in which many requests decode beside the prompts of a few others.
     pub max_num_mixed_tokens: usize,
-    /// Bytes of compressed entries; `None` takes what `max_num_seqs` sequences of full length could use, at most
-    /// [`DEFAULT_KV_BYTES`].
+    /// Bytes of compressed entries; `None` takes what `max_num_seqs` sequences of full length could use: on the CPU at most
+    /// [`DEFAULT_KV_BYTES`], on GPUs at most what the rest leaves of `gpu_memory_utilization`.
     pub kv_cache_bytes: Option<u64>,
+    /// Fraction of a GPU's memory that may be in use when the engine is loaded, 0 to 1.
+    pub gpu_memory_utilization: f64,
     /// Load rank 0 of so many alone: what it sends to the others comes back as theirs. One rank can be developed and timed on one
     /// GPU so; what it generates means nothing.
     pub loop_back_ranks: Option<usize>,
@@ -60,7 +63,7 @@ pub struct LoadOptions {
     pub numerics: Numerics,
 }
 
-/// Upper bound of the default for compressed entries.
+/// Upper bound of the default for compressed entries on the CPU, and what a GPU has to have left for them by default.
 pub const DEFAULT_KV_BYTES: u64 = 4 << 30;
 
 /// Tokens of the largest step of the warm-up.
@@ -90,7 +93,7 @@ pub fn load(
 ) -> Result<Loaded, LoadError> {
     let config =
         with_drafts(Config::load(&options.model_path)?, options.speculation.as_ref(), options.max_num_batched_tokens)?;
-    let bounds = bounds(&config, options)?;
+    let mut bounds = bounds(&config, options)?;
     let shards = Shard::all(&config, options.loop_back_ranks.unwrap_or(execs.len())).map_err(LoadError::Option)?;
     let checkpoint = match options.dummy_seed {
         Some(_) => None,
@@ -104,6 +107,9 @@ pub fn load(
     let start = Instant::now();
     let mut ranks: Vec<(Exec, Shard)> = execs.into_iter().zip(shards).collect();
     let weights = Weights::load(&mut ranks, &config, source, &mut |bytes| progress(bytes, weight_bytes))?;
+    if options.kv_cache_bytes.is_none() {
+        bounds.pages = default_pages(&mut ranks, &config, options, bounds)?;
+    }
     let ranks = ranks.into_iter().zip(weights).map(|((exec, shard), weights)| (exec, shard, weights)).collect();
     let weights_time = start.elapsed();
     let mut executor = Executor::new(config.clone(), options.numerics, ranks, bounds)?;
@@ -141,13 +147,12 @@ pub fn load(
     Ok(Loaded { engine, config, weight_bytes, weights_time, kv_bytes })
 }
 
-/// The largest step these options allow.
+/// The largest step these options allow, and the default KV cache of a CPU.
 fn bounds(config: &Config, options: &LoadOptions) -> Result<StepBounds, LoadError> {
     let context = context_len(options.max_model_len, config.max_position_embeddings).map_err(LoadError::Option)?;
     let (rows, tokens) = (options.max_num_seqs, options.max_num_batched_tokens);
     check_step(rows, tokens).map_err(LoadError::Option)?;
-    // A model of window layers alone needs pages only to count tokens.
-    let page_bytes = state::page_bytes(config, options.numerics).max(1) as u64;
+    let page_bytes = page_bytes(config, options);
     let useful = (context.div_ceil(PAGE_TOKENS) * rows) as u64;
     let pages = match options.kv_cache_bytes {
         Some(bytes) => bytes / page_bytes,
@@ -167,6 +172,40 @@ fn bounds(config: &Config, options: &LoadOptions) -> Result<StepBounds, LoadErro
         sharing: options.sharing,
         graphs: options.cuda_graph,
     })
+}
+
+/// Pages of the default KV cache, once weights are loaded: on GPUs as many as fit beside workspace and slots, at most what
+/// `bounds.rows` sequences of full length can use; elsewhere those of `bounds`.
+fn default_pages(
+    ranks: &mut [(Exec, Shard)],
+    config: &Config,
+    options: &LoadOptions,
+    bounds: StepBounds,
+) -> Result<usize, LoadError> {
+    let mut pages = useful_pages(bounds);
+    for (exec, shard) in ranks {
+        if exec.device() != Device::Cuda {
+            return Ok(bounds.pages);
+        }
+        let one_page = StepBounds { pages: 1, ..bounds };
+        let all = without_memory(config, options.numerics, *shard, one_page)?.allocated_bytes();
+        let coming = all.saturating_sub(exec.allocated_bytes()) + parallel::device_bytes(shard.ranks);
+        let gpu = exec.gpu()?.info()?;
+        let memory = DeviceMemory { total: gpu.memory as u64, free: (gpu.free as u64).saturating_sub(coming) };
+        let fitting = memory.blocks(options.gpu_memory_utilization, page_bytes(config, options), pages);
+        pages = fitting.map_err(LoadError::Option)?;
+    }
+    Ok(pages)
+}
+
+/// Bytes of a page; one for a model of window layers alone, which needs pages only to count tokens.
+fn page_bytes(config: &Config, options: &LoadOptions) -> u64 {
+    state::page_bytes(config, options.numerics).max(1) as u64
+}
+
+/// Pages of `bounds.rows` sequences of full length, at most those of a pool.
+fn useful_pages(bounds: StepBounds) -> usize {
+    (bounds.context.div_ceil(PAGE_TOKENS) * bounds.rows).min(most_blocks(PAGE_TOKENS) as usize)
 }
 
 /// The ops of one step on rank 0 of `ranks`, without weights or memory: `batch` rows that each add `tokens` tokens to a context
@@ -267,6 +306,7 @@ mod tests {
             max_num_batched_tokens: 4096,
             max_num_mixed_tokens: 512,
             kv_cache_bytes: None,
+            gpu_memory_utilization: 0.9,
             loop_back_ranks: None,
             check_ranks: false,
             sharing: Sharing::OFFICIAL,

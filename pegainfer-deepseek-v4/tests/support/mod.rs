@@ -40,6 +40,7 @@ pub fn options(numerics: Numerics) -> LoadOptions {
         max_num_batched_tokens: 1024,
         max_num_mixed_tokens: 1024,
         kv_cache_bytes: small_cache(64 << 20),
+        gpu_memory_utilization: 0.9,
         speculation: None,
         numerics,
     }
