@@ -37,8 +37,8 @@ pub struct LoadOptions {
     pub dummy_seed: Option<u64>,
     /// Context length; `None` takes the model's.
     pub max_model_len: Option<usize>,
-    /// Sequences that run at once.
-    pub max_num_seqs: usize,
+    /// Sequences that run at once; `None` takes up to 64, and on GPUs 128 or 256 where these leave [`DEFAULT_KV_BYTES`] of KV cache.
+    pub max_num_seqs: Option<usize>,
     /// Tokens of one step.
     pub max_num_batched_tokens: usize,
     /// Tokens of a step in which many requests decode beside the prompts of a few others.
@@ -65,6 +65,11 @@ pub struct LoadOptions {
 
 /// Upper bound of the default for compressed entries on the CPU, and what a GPU has to have left for them by default.
 pub const DEFAULT_KV_BYTES: u64 = 4 << 30;
+
+/// Sequences that run at once by default.
+const DEFAULT_SEQS: usize = 64;
+/// The same on GPUs whose memory holds them, the most first.
+const MORE_SEQS: [usize; 2] = [256, 128];
 
 /// Tokens of the largest step of the warm-up.
 const WARM_UP_TOKENS: usize = 4096;
@@ -107,8 +112,8 @@ pub fn load(
     let start = Instant::now();
     let mut ranks: Vec<(Exec, Shard)> = execs.into_iter().zip(shards).collect();
     let weights = Weights::load(&mut ranks, &config, source, &mut |bytes| progress(bytes, weight_bytes))?;
-    if options.kv_cache_bytes.is_none() {
-        bounds.pages = default_pages(&mut ranks, &config, options, bounds)?;
+    if ranks.iter().all(|(exec, _)| exec.device() == Device::Cuda) {
+        bounds = on_gpus(&config, options, bounds, |bounds| pages_left(&mut ranks, &config, options, bounds))?;
     }
     let ranks = ranks.into_iter().zip(weights).map(|((exec, shard), weights)| (exec, shard, weights)).collect();
     let weights_time = start.elapsed();
@@ -147,16 +152,21 @@ pub fn load(
     Ok(Loaded { engine, config, weight_bytes, weights_time, kv_bytes })
 }
 
-/// The largest step these options allow, and the default KV cache of a CPU.
+/// The largest step these options allow, with the default number of sequences and KV cache of a CPU.
 fn bounds(config: &Config, options: &LoadOptions) -> Result<StepBounds, LoadError> {
+    let rows = options.max_num_seqs.unwrap_or(DEFAULT_SEQS.min(options.max_num_batched_tokens));
+    bounds_of(config, options, rows)
+}
+
+/// The same for `rows` sequences at once.
+fn bounds_of(config: &Config, options: &LoadOptions, rows: usize) -> Result<StepBounds, LoadError> {
     let context = context_len(options.max_model_len, config.max_position_embeddings).map_err(LoadError::Option)?;
-    let (rows, tokens) = (options.max_num_seqs, options.max_num_batched_tokens);
+    let tokens = options.max_num_batched_tokens;
     check_step(rows, tokens).map_err(LoadError::Option)?;
     let page_bytes = page_bytes(config, options);
-    let useful = (context.div_ceil(PAGE_TOKENS) * rows) as u64;
     let pages = match options.kv_cache_bytes {
         Some(bytes) => bytes / page_bytes,
-        None => useful.min(DEFAULT_KV_BYTES / page_bytes),
+        None => useful_pages(context, rows).min(DEFAULT_KV_BYTES / page_bytes),
     };
     let pages = pool_blocks(pages, PAGE_TOKENS, page_bytes).map_err(LoadError::Option)?;
     // A slot for each running sequence, and as many for snapshots.
@@ -174,19 +184,37 @@ fn bounds(config: &Config, options: &LoadOptions) -> Result<StepBounds, LoadErro
     })
 }
 
-/// Pages of the default KV cache, once weights are loaded: on GPUs as many as fit beside workspace and slots, at most what
-/// `bounds.rows` sequences of full length can use; elsewhere those of `bounds`.
-fn default_pages(
+/// What GPUs hold beside the weights: by default more sequences at once than `least`, and a larger KV cache. `pages_left` says how many
+/// pages fit beside all else.
+fn on_gpus(
+    config: &Config,
+    options: &LoadOptions,
+    least: StepBounds,
+    mut pages_left: impl FnMut(StepBounds) -> Result<usize, LoadError>,
+) -> Result<StepBounds, LoadError> {
+    let given = options.kv_cache_bytes.is_some();
+    let more = if options.max_num_seqs.is_none() { &MORE_SEQS[..] } else { &[] };
+    for rows in more.iter().filter(|rows| (least.rows..=least.tokens).contains(rows)) {
+        let wider = bounds_of(config, options, *rows)?;
+        if let Ok(left) = pages_left(wider)
+            && left >= wider.pages
+        {
+            return Ok(StepBounds { pages: if given { wider.pages } else { left }, ..wider });
+        }
+    }
+    Ok(if given { least } else { StepBounds { pages: pages_left(least)?, ..least } })
+}
+
+/// Pages that fit each GPU beside weights, workspace and slots, at most what `bounds.rows` sequences of full length can use. An error if none
+/// does.
+fn pages_left(
     ranks: &mut [(Exec, Shard)],
     config: &Config,
     options: &LoadOptions,
     bounds: StepBounds,
 ) -> Result<usize, LoadError> {
-    let mut pages = useful_pages(bounds);
+    let mut pages = useful_pages(bounds.context, bounds.rows) as usize;
     for (exec, shard) in ranks {
-        if exec.device() != Device::Cuda {
-            return Ok(bounds.pages);
-        }
         let one_page = StepBounds { pages: 1, ..bounds };
         let all = without_memory(config, options.numerics, *shard, one_page)?.allocated_bytes();
         let coming = all.saturating_sub(exec.allocated_bytes()) + parallel::device_bytes(shard.ranks);
@@ -203,9 +231,9 @@ fn page_bytes(config: &Config, options: &LoadOptions) -> u64 {
     state::page_bytes(config, options.numerics).max(1) as u64
 }
 
-/// Pages of `bounds.rows` sequences of full length, at most those of a pool.
-fn useful_pages(bounds: StepBounds) -> usize {
-    (bounds.context.div_ceil(PAGE_TOKENS) * bounds.rows).min(most_blocks(PAGE_TOKENS) as usize)
+/// Pages of `rows` sequences of `context` tokens, at most those of a pool.
+fn useful_pages(context: usize, rows: usize) -> u64 {
+    ((context.div_ceil(PAGE_TOKENS) * rows) as u64).min(most_blocks(PAGE_TOKENS))
 }
 
 /// The ops of one step on rank 0 of `ranks`, without weights or memory: `batch` rows that each add `tokens` tokens to a context
@@ -302,7 +330,7 @@ mod tests {
             model_path: PathBuf::new(),
             dummy_seed: None,
             max_model_len: None,
-            max_num_seqs: 64,
+            max_num_seqs: None,
             max_num_batched_tokens: 4096,
             max_num_mixed_tokens: 512,
             kv_cache_bytes: None,
@@ -333,6 +361,39 @@ mod tests {
         }
     }
 
+    /// Sequences and gigabytes of KV cache on GPUs of which so many gigabytes are for `ranks` ranks.
+    fn on_gpus_of(gigabytes: u64, ranks: usize, options: &LoadOptions) -> Result<(usize, u64), LoadError> {
+        let config = flash(false);
+        let page_bytes = page_bytes(&config, options);
+        let left = |bounds: StepBounds| {
+            let shard = Shard::all(&config, ranks).unwrap()[0];
+            let taken =
+                without_memory(&config, options.numerics, shard, StepBounds { pages: 1, ..bounds })?.allocated_bytes();
+            let free = (gigabytes * 1_000_000_000).saturating_sub(taken);
+            match (free / page_bytes).min(useful_pages(bounds.context, bounds.rows)) {
+                0 => Err(LoadError::Option("nothing is left".to_owned())),
+                pages => Ok(pages as usize),
+            }
+        };
+        let bounds = on_gpus(&config, options, bounds(&config, options)?, left)?;
+        Ok((bounds.rows, bounds.pages as u64 * page_bytes / 1_000_000_000))
+    }
+
+    #[test]
+    fn sequences_and_cache_follow_the_memory_of_the_gpus() {
+        let of = |gigabytes, ranks, options: &LoadOptions| on_gpus_of(gigabytes, ranks, options).unwrap();
+        // Two of 141 GB and four of 80 GB, nine tenths of them.
+        assert_eq!(of(127, 2, &options()), (256, 38));
+        assert_eq!(of(72, 4, &options()), (256, 21));
+        assert_eq!(of(32, 8, &options()), (128, 6));
+        assert_eq!(of(26, 8, &options()), (64, 2));
+        assert!(on_gpus_of(22, 8, &options()).is_err());
+        // What the user says stays.
+        let said = LoadOptions { max_num_seqs: Some(100), kv_cache_bytes: Some(5_100_000_000), ..options() };
+        assert_eq!(of(127, 2, &said), (100, 5));
+        assert_eq!(of(127, 2, &LoadOptions { max_num_seqs: None, ..said }), (256, 5));
+    }
+
     #[test]
     fn the_official_shapes_take_two_large_gpus_or_four_of_80_gb() {
         let config = flash(false);
@@ -346,7 +407,7 @@ mod tests {
         let small = fewest_ranks(&needs, &free(24, 8)).unwrap_err();
         assert!(small.contains("it takes 8 GPUs with 2"), "{small}");
         // Fewer sequences and a smaller cache let it fit.
-        let lower = LoadOptions { max_num_seqs: 8, kv_cache_bytes: Some(512 << 20), ..options() };
+        let lower = LoadOptions { max_num_seqs: Some(8), kv_cache_bytes: Some(512 << 20), ..options() };
         assert_eq!(fewest_ranks(&rank_bytes(&config, &lower).unwrap(), &free(24, 8)), Ok(8));
     }
 }

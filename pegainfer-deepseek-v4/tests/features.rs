@@ -42,7 +42,7 @@ fn the_engine_thread_stops_at_end_of_text_and_forgets_cancelled_requests() {
 
 #[test]
 fn what_is_drawn_does_not_depend_on_what_else_is() {
-    let wide = LoadOptions { max_num_seqs: 64, ..options(Numerics::REFERENCE) };
+    let wide = LoadOptions { max_num_seqs: Some(64), ..options(Numerics::REFERENCE) };
     let mut engine = engine(1, &wide);
     // Up to 32 samples: the output matrix of more has another order of sums on GPUs.
     for step in [plan::uniform(3, 10, 10), plan::uniform(4, 1, 1)] {
@@ -73,7 +73,7 @@ fn prompt_logprobs_are_those_of_the_logits() {
     let text = &text()[..140];
     let rows = logits(&mut engine(1, &options(Numerics::REFERENCE)), text, 1024, 139);
     for max_num_seqs in [16, 3] {
-        let mut engine = engine(1, &LoadOptions { max_num_seqs, ..options(Numerics::REFERENCE) });
+        let mut engine = engine(1, &LoadOptions { max_num_seqs: Some(max_num_seqs), ..options(Numerics::REFERENCE) });
         let whole = GenerateRequest { prompt_logprobs: Some(2), ..greedy(text, 3) };
         let outputs = run(&mut engine, &[greedy(text, 3), whole.clone(), greedy(&text[..9], 3)]);
         assert_eq!(outputs[0].bits(), outputs[1].bits());
@@ -133,7 +133,7 @@ fn a_grammar_holds_and_leaves_other_requests_alone() {
 
 #[test]
 fn lower_priorities_run_first() {
-    let mut engine = engine(1, &LoadOptions { max_num_seqs: 1, ..options(Numerics::REFERENCE) });
+    let mut engine = engine(1, &LoadOptions { max_num_seqs: Some(1), ..options(Numerics::REFERENCE) });
     for (id, priority) in [(0, 0), (1, 5), (2, -1), (3, 0)] {
         let request = GenerateRequest { priority, ..greedy(&text()[..20], 2) };
         engine.limits().check(&request).unwrap();

@@ -36,7 +36,7 @@ pub fn options(numerics: Numerics) -> LoadOptions {
         check_ranks: false,
         sharing: Sharing::OFFICIAL,
         max_model_len: Some(1024),
-        max_num_seqs: 16,
+        max_num_seqs: Some(16),
         max_num_batched_tokens: 1024,
         max_num_mixed_tokens: 1024,
         kv_cache_bytes: small_cache(64 << 20),

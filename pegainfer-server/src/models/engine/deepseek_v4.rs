@@ -13,11 +13,6 @@ use pegainfer_kernels::ops::KvDType;
 use pegainfer_kernels::runtime::{self, Measured, Overrides};
 use std::path::Path;
 
-/// Requests that run at once, unless the user says: on GPUs as many as of the other models.
-fn default_seqs(device: Device) -> usize {
-    if device == Device::Cuda { 256 } else { 64 }
-}
-
 /// Tokens of a step, unless the user says: on GPUs more, where a step of 4,096 takes about three times as long as one of 1,024.
 fn default_tokens(device: Device) -> usize {
     if device == Device::Cuda { 4096 } else { 512 }
@@ -102,7 +97,7 @@ fn load_options(dir: &Path, args: &EngineArgs, device: Device) -> LoadOptions {
         model_path: dir.to_path_buf(),
         dummy_seed: (args.load_format == LoadFormat::Dummy).then_some(DUMMY_SEED),
         max_model_len: args.max_model_len.map(Into::into),
-        max_num_seqs: args.max_num_seqs.map_or(default_seqs(device), Into::into),
+        max_num_seqs: args.max_num_seqs.map(Into::into),
         max_num_batched_tokens: args.max_num_batched_tokens.map_or(default_tokens(device), Into::into),
         max_num_mixed_tokens: args.max_num_mixed_tokens.into(),
         kv_cache_bytes: args.kv_cache_memory,
