@@ -83,7 +83,8 @@ pub(super) fn fill(
             tensor.as_shape(&[bytes.len()], DType::U8, |tensor| exec.write(tensor, 0..bytes.len(), copy))
         }
         DType::U8 => exec.write(tensor, 0..elements, |first, out: &mut [u8]| {
-            out.iter_mut().enumerate().for_each(|(i, v)| *v = (rng::bits(seed, (first + i) as u64) >> 56) as u8);
+            // Gigabytes of experts.
+            out.par_iter_mut().enumerate().for_each(|(i, v)| *v = (rng::bits(seed, (first + i) as u64) >> 56) as u8);
         }),
     }
 }
