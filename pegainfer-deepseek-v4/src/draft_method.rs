@@ -72,3 +72,42 @@ pub(crate) fn check_tensors(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::flash;
+    use pegainfer_core::schedule::speculation::DraftSource;
+
+    fn speculation(method: ModelMethod, num_tokens: usize) -> Speculation {
+        Speculation {
+            num_tokens,
+            source: DraftSource::Model(method),
+            adaptive: true,
+            draft_vocab_size: None,
+            synthetic_acceptance_length: None,
+        }
+    }
+
+    /// April drafts by one layer, 0731 by DSpark, five tokens at most.
+    #[test]
+    fn what_the_layers_cannot_do_is_refused_with_what_to_choose() {
+        let (april, dspark) = (flash(false), flash(true));
+        let load = |config: &Config, speculation: &Speculation, step_tokens| {
+            with_drafts(config.clone(), Some(speculation), step_tokens).map(|config| config.loads_drafts)
+        };
+        let refused = |config: &Config, speculation: &Speculation, step_tokens, with: &str| {
+            let error = load(config, speculation, step_tokens).unwrap_err().to_string();
+            assert!(error.starts_with("--speculative-config: ") && error.contains(with), "{error}");
+        };
+        let (mtp, blocks) = (speculation(ModelMethod::Mtp, 3), speculation(ModelMethod::DSpark, 5));
+        assert!(load(&april, &mtp, 64).unwrap() && load(&dspark, &blocks, 64).unwrap());
+        assert!(!with_drafts(april.clone(), None, 64).unwrap().loads_drafts);
+        refused(&april, &blocks, 64, "choose \"mtp\" instead of \"dspark\"");
+        refused(&dspark, &mtp, 64, "choose \"dspark\" instead of \"mtp\"");
+        refused(&dspark, &speculation(ModelMethod::DSpark, 6), 64, "drafts 5 at most");
+        refused(&dspark, &blocks, 4, "--max-num-batched-tokens of at least 5, got 4");
+        let vocabulary = Speculation { draft_vocab_size: Some(98_304), ..mtp };
+        refused(&april, &vocabulary, 64, "\"draft_vocab_size\" is for Qwen models: leave it out");
+    }
+}

@@ -37,8 +37,8 @@ const STEPS: [Step; 13] = [
 /// Flags of `doctor`.
 #[derive(Debug, Clone, Args)]
 pub struct DoctorArgs {
-    /// Model whose shapes are checked: a directory (config.json is enough) or a Hugging Face id [default: the bundled
-    /// model, and a model of Qwen3-4B's shape]
+    /// Model whose shapes are checked, of DeepSeek-V4 with at most 16 routed experts: a directory (config.json is enough) or a Hugging
+    /// Face id [default: the bundled model, and the shapes of Qwen3-4B, Qwen3.5-4B and DeepSeek-V4-Flash]
     #[arg(long, value_name = "DIR|ID")]
     pub model_path: Option<String>,
     /// Index of the GPU, counted from 0
