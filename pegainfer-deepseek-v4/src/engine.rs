@@ -1,75 +1,31 @@
 //! Loading.
 
 use crate::bounds::{Sharing, StepBounds};
+use crate::capacity::{self, bounds, on_gpus};
 use crate::config::Config;
 use crate::draft_method::{check_tensors, with_drafts};
 use crate::executor::Executor;
 use crate::inventory;
 use crate::load_error::LoadError;
+use crate::load_options::LoadOptions;
 use crate::numerics::Numerics;
 use crate::plan::{self, PAGE_TOKENS, Step};
 use crate::shard::{MAX_RANKS, Shard};
 use crate::state;
 use crate::weights::{Source, Weights};
 use pegainfer_core::engine::EngineLimits;
-use pegainfer_core::engine::options::{check_step, context_len, most_blocks, pool_blocks};
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::kv::DeviceMemory;
 use pegainfer_core::parallel::RankBytes;
 use pegainfer_core::record::OpRecord;
-use pegainfer_core::schedule::speculation::Speculation;
 use pegainfer_core::schedule::{EngineCore, StateConfig, StateSlots, TokenBudget};
 use pegainfer_core::weights::Checkpoint;
 use pegainfer_kernels::parallel;
 use pegainfer_kernels::runtime::SyntheticAcceptance;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// The DeepSeek-V4 engine.
 pub type Engine = EngineCore<Executor>;
-
-/// What to load and how much of the machine to use.
-#[derive(Debug, Clone)]
-pub struct LoadOptions {
-    /// Directory of the checkpoint.
-    pub model_path: PathBuf,
-    /// Random weights of this seed instead of those of the checkpoint; its config.json is read.
-    pub dummy_seed: Option<u64>,
-    /// Context length; `None` takes the model's.
-    pub max_model_len: Option<usize>,
-    /// Sequences that run at once; `None` takes up to 64, and on GPUs 128 or 256 where these leave [`DEFAULT_KV_BYTES`] of KV cache.
-    pub max_num_seqs: Option<usize>,
-    /// Tokens of one step.
-    pub max_num_batched_tokens: usize,
-    /// Tokens of a step in which many requests decode beside the prompts of a few others.
-    pub max_num_mixed_tokens: usize,
-    /// Bytes of compressed entries; `None` takes what `max_num_seqs` sequences of full length could use: on the CPU at most
-    /// [`DEFAULT_KV_BYTES`], on GPUs at most what the rest leaves of `gpu_memory_utilization`.
-    pub kv_cache_bytes: Option<u64>,
-    /// Fraction of a GPU's memory that may be in use when the engine is loaded, 0 to 1.
-    pub gpu_memory_utilization: f64,
-    /// Load rank 0 of so many alone: what it sends to the others comes back as theirs. One rank can be developed and timed on one
-    /// GPU so; what it generates means nothing.
-    pub loop_back_ranks: Option<usize>,
-    /// Compare tokens and state of all ranks after each step, bit for bit. For development: slow. No effect with one rank.
-    pub check_ranks: bool,
-    /// Work of prompts that ranks share: [`Sharing::OFFICIAL`], and more in tests of small models.
-    pub sharing: Sharing,
-    /// Replay decode steps, steps that verify drafts, and passes of the layer that drafts as CUDA graphs, on a GPU.
-    pub cuda_graph: bool,
-    /// Speculative decoding: how tokens are drafted, and how many; `None` for none.
-    pub speculation: Option<Speculation>,
-    /// Which roundings a run has.
-    pub numerics: Numerics,
-}
-
-/// Upper bound of the default for compressed entries on the CPU, and what a GPU has to have left for them by default.
-pub const DEFAULT_KV_BYTES: u64 = 4 << 30;
-
-/// Sequences that run at once by default.
-const DEFAULT_SEQS: usize = 64;
-/// The same on GPUs whose memory holds them, the most first.
-const MORE_SEQS: [usize; 2] = [256, 128];
 
 /// Tokens of the largest step of the warm-up.
 const WARM_UP_TOKENS: usize = 4096;
@@ -112,11 +68,11 @@ pub fn load(
     let start = Instant::now();
     let mut ranks: Vec<(Exec, Shard)> = execs.into_iter().zip(shards).collect();
     let weights = Weights::load(&mut ranks, &config, source, &mut |bytes| progress(bytes, weight_bytes))?;
+    let weights_time = start.elapsed();
     if ranks.iter().all(|(exec, _)| exec.device() == Device::Cuda) {
         bounds = on_gpus(&config, options, bounds, |bounds| pages_left(&mut ranks, &config, options, bounds))?;
     }
     let ranks = ranks.into_iter().zip(weights).map(|((exec, shard), weights)| (exec, shard, weights)).collect();
-    let weights_time = start.elapsed();
     let mut executor = Executor::new(config.clone(), options.numerics, ranks, bounds)?;
     executor.set_synthetic_acceptance(SyntheticAcceptance::of(options.speculation.as_ref()));
     if options.check_ranks {
@@ -152,88 +108,25 @@ pub fn load(
     Ok(Loaded { engine, config, weight_bytes, weights_time, kv_bytes })
 }
 
-/// The largest step these options allow, with the default number of sequences and KV cache of a CPU.
-fn bounds(config: &Config, options: &LoadOptions) -> Result<StepBounds, LoadError> {
-    let rows = options.max_num_seqs.unwrap_or(DEFAULT_SEQS.min(options.max_num_batched_tokens));
-    bounds_of(config, options, rows)
-}
-
-/// The same for `rows` sequences at once.
-fn bounds_of(config: &Config, options: &LoadOptions, rows: usize) -> Result<StepBounds, LoadError> {
-    let context = context_len(options.max_model_len, config.max_position_embeddings).map_err(LoadError::Option)?;
-    let tokens = options.max_num_batched_tokens;
-    check_step(rows, tokens).map_err(LoadError::Option)?;
-    let page_bytes = page_bytes(config, options);
-    let pages = match options.kv_cache_bytes {
-        Some(bytes) => bytes / page_bytes,
-        None => useful_pages(context, rows).min(DEFAULT_KV_BYTES / page_bytes),
-    };
-    let pages = pool_blocks(pages, PAGE_TOKENS, page_bytes).map_err(LoadError::Option)?;
-    // A slot for each running sequence, and as many for snapshots.
-    let speculation = options.speculation.as_ref();
-    Ok(StepBounds {
-        tokens,
-        rows,
-        samples: Speculation::samples(speculation, rows, tokens),
-        drafts: speculation.map_or(0, |speculation| speculation.num_tokens),
-        context,
-        slots: 2 * rows,
-        pages,
-        sharing: options.sharing,
-        graphs: options.cuda_graph,
-    })
-}
-
-/// What GPUs hold beside the weights: by default more sequences at once than `least`, and a larger KV cache. `pages_left` says how many
-/// pages fit beside all else.
-fn on_gpus(
-    config: &Config,
-    options: &LoadOptions,
-    least: StepBounds,
-    mut pages_left: impl FnMut(StepBounds) -> Result<usize, LoadError>,
-) -> Result<StepBounds, LoadError> {
-    let given = options.kv_cache_bytes.is_some();
-    let more = if options.max_num_seqs.is_none() { &MORE_SEQS[..] } else { &[] };
-    for rows in more.iter().filter(|rows| (least.rows..=least.tokens).contains(rows)) {
-        let wider = bounds_of(config, options, *rows)?;
-        if let Ok(left) = pages_left(wider)
-            && left >= wider.pages
-        {
-            return Ok(StepBounds { pages: if given { wider.pages } else { left }, ..wider });
-        }
-    }
-    Ok(if given { least } else { StepBounds { pages: pages_left(least)?, ..least } })
-}
-
-/// Pages that fit each GPU beside weights, workspace and slots, at most what `bounds.rows` sequences of full length can use. An error if none
-/// does.
+/// Pages of the KV cache that fit each GPU next to weights and all else that `bounds` need, at most those that the sequences of
+/// `bounds` can use.
 fn pages_left(
     ranks: &mut [(Exec, Shard)],
     config: &Config,
     options: &LoadOptions,
     bounds: StepBounds,
 ) -> Result<usize, LoadError> {
-    let mut pages = useful_pages(bounds.context, bounds.rows) as usize;
-    for (exec, shard) in ranks {
-        let one_page = StepBounds { pages: 1, ..bounds };
-        let all = without_memory(config, options.numerics, *shard, one_page)?.allocated_bytes();
-        let coming = all.saturating_sub(exec.allocated_bytes()) + parallel::device_bytes(shard.ranks);
+    // All ranks take about the same.
+    let (exec, shard) = &ranks[0];
+    let all = without_memory(config, options.numerics, *shard, StepBounds { pages: 1, ..bounds })?.allocated_bytes();
+    let coming = all.saturating_sub(exec.allocated_bytes()) + parallel::device_bytes(shard.ranks);
+    let mut left = u64::MAX;
+    for (exec, _) in ranks {
         let gpu = exec.gpu()?.info()?;
         let memory = DeviceMemory { total: gpu.memory as u64, free: (gpu.free as u64).saturating_sub(coming) };
-        let fitting = memory.blocks(options.gpu_memory_utilization, page_bytes(config, options), pages);
-        pages = fitting.map_err(LoadError::Option)?;
+        left = left.min(memory.left_of(options.gpu_memory_utilization));
     }
-    Ok(pages)
-}
-
-/// Bytes of a page; one for a model of window layers alone, which needs pages only to count tokens.
-fn page_bytes(config: &Config, options: &LoadOptions) -> u64 {
-    state::page_bytes(config, options.numerics).max(1) as u64
-}
-
-/// Pages of `rows` sequences of `context` tokens, at most those of a pool.
-fn useful_pages(context: usize, rows: usize) -> u64 {
-    ((context.div_ceil(PAGE_TOKENS) * rows) as u64).min(most_blocks(PAGE_TOKENS))
+    Ok(capacity::pages_of(left, config, options, bounds))
 }
 
 /// The ops of one step on rank 0 of `ranks`, without weights or memory: `batch` rows that each add `tokens` tokens to a context
@@ -322,12 +215,13 @@ pub fn rank_bytes(config: &Config, options: &LoadOptions) -> Result<Vec<RankByte
 mod tests {
     use super::*;
     use crate::inventory::weight_bytes;
+    use crate::load_options::DEFAULT_KV_BYTES;
     use crate::testing::flash;
     use pegainfer_core::parallel::fewest_ranks;
 
     fn options() -> LoadOptions {
         LoadOptions {
-            model_path: PathBuf::new(),
+            model_path: std::path::PathBuf::new(),
             dummy_seed: None,
             max_model_len: None,
             max_num_seqs: None,
@@ -361,37 +255,35 @@ mod tests {
         }
     }
 
-    /// Sequences and gigabytes of KV cache on GPUs of which so many gigabytes are for `ranks` ranks.
-    fn on_gpus_of(gigabytes: u64, ranks: usize, options: &LoadOptions) -> Result<(usize, u64), LoadError> {
+    /// Sequences and whole gigabytes of KV cache of a rank of `ranks`, on a GPU with `gigabytes` for it.
+    fn on_gpus_of(gigabytes: u64, ranks: usize, options: &LoadOptions) -> (usize, u64) {
         let config = flash(false);
-        let page_bytes = page_bytes(&config, options);
         let left = |bounds: StepBounds| {
             let shard = Shard::all(&config, ranks).unwrap()[0];
-            let taken =
-                without_memory(&config, options.numerics, shard, StepBounds { pages: 1, ..bounds })?.allocated_bytes();
-            let free = (gigabytes * 1_000_000_000).saturating_sub(taken);
-            match (free / page_bytes).min(useful_pages(bounds.context, bounds.rows)) {
-                0 => Err(LoadError::Option("nothing is left".to_owned())),
-                pages => Ok(pages as usize),
-            }
+            let one_page = StepBounds { pages: 1, ..bounds };
+            let taken = without_memory(&config, options.numerics, shard, one_page)?.allocated_bytes();
+            let left = (gigabytes * 1_000_000_000).saturating_sub(taken);
+            Ok(capacity::pages_of(left, &config, options, bounds))
         };
-        let bounds = on_gpus(&config, options, bounds(&config, options)?, left)?;
-        Ok((bounds.rows, bounds.pages as u64 * page_bytes / 1_000_000_000))
+        let bounds = on_gpus(&config, options, bounds(&config, options).unwrap(), left).unwrap();
+        let bytes = bounds.pages * state::page_bytes(&config, options.numerics);
+        (bounds.rows, bytes as u64 / 1_000_000_000)
     }
 
     #[test]
     fn sequences_and_cache_follow_the_memory_of_the_gpus() {
-        let of = |gigabytes, ranks, options: &LoadOptions| on_gpus_of(gigabytes, ranks, options).unwrap();
-        // Two of 141 GB and four of 80 GB, nine tenths of them.
-        assert_eq!(of(127, 2, &options()), (256, 38));
-        assert_eq!(of(72, 4, &options()), (256, 21));
-        assert_eq!(of(32, 8, &options()), (128, 6));
-        assert_eq!(of(26, 8, &options()), (64, 2));
-        assert!(on_gpus_of(22, 8, &options()).is_err());
+        // Two of 141 GB, four of 80 GB and eight of 36 GB, nine tenths of them.
+        assert_eq!(on_gpus_of(127, 2, &options()), (256, 38));
+        assert_eq!(on_gpus_of(72, 4, &options()), (256, 21));
+        assert_eq!(on_gpus_of(32, 8, &options()), (128, 6));
+        // What the choice of the number of ranks counts with, also where the utilization leaves less.
+        assert_eq!(on_gpus_of(26, 8, &options()), (64, 4));
+        assert_eq!(on_gpus_of(22, 8, &options()), (64, 4));
         // What the user says stays.
         let said = LoadOptions { max_num_seqs: Some(100), kv_cache_bytes: Some(5_100_000_000), ..options() };
-        assert_eq!(of(127, 2, &said), (100, 5));
-        assert_eq!(of(127, 2, &LoadOptions { max_num_seqs: None, ..said }), (256, 5));
+        assert_eq!(on_gpus_of(127, 2, &said), (100, 5));
+        assert_eq!(on_gpus_of(22, 8, &said), (100, 5));
+        assert_eq!(on_gpus_of(127, 2, &LoadOptions { max_num_seqs: None, ..said }), (256, 5));
     }
 
     #[test]

@@ -11,6 +11,7 @@
 #![cfg(feature = "deepseek-v4")]
 
 pub mod bounds;
+mod capacity;
 pub mod config;
 mod draft_method;
 mod draft_workspace;
@@ -23,6 +24,7 @@ mod inputs;
 pub mod inspect;
 pub mod inventory;
 mod load_error;
+mod load_options;
 mod normed;
 pub mod numerics;
 pub mod plan;
@@ -34,5 +36,6 @@ mod testing;
 pub mod weights;
 mod workspace;
 
-pub use engine::{DEFAULT_KV_BYTES, Engine, LoadOptions, Loaded, load, rank_bytes, record, record_blocks};
+pub use engine::{Engine, Loaded, load, rank_bytes, record, record_blocks};
 pub use load_error::LoadError;
+pub use load_options::{DEFAULT_KV_BYTES, LoadOptions};

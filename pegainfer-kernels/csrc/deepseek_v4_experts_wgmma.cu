@@ -97,8 +97,8 @@ __device__ __forceinline__ void multiply(float (&totals)[N / 2], Shared<TOKENS> 
         wgmma_wait<0>();
         w4a8::pin(sums);
         w4a8::promote(totals, sums, token_scales + step.index * uint32_t(sizeof(s.scales[0])));
-        // The stages may be filled again, that of the tokens when both blocks have read it. Not earlier: an arrival overtakes loads from
-        // shared memory that wait behind stores of the tile before, and the weights of another step are read then.
+        // The stages may be filled again, that of the tokens when both blocks have read it. The weights were used by now: with an arrival right
+        // behind the loads from shared memory, whose results it does not wait for, some calls multiplied weights of another step.
         __syncwarp();
         if (c.lane < kBlocks) arrive_in_block(&s.tokens_empty[step.index], c.lane);
         if (c.lane == 0) arrive(&s.weights_empty[multiplied.index]);

@@ -94,8 +94,8 @@ pub fn agrees(gpu: &mut Exec, cpu: &mut Exec) -> bool {
     TOKENS.iter().map(of_tokens).fold(true, |all, good| all & good)
 }
 
-/// Whether the op repeats its bits, with the experts of a rank of two of DeepSeek-V4-Flash, so that a block has many tiles. What it finds
-/// is rare: a ring of weights that was filled before it was read changed one call in 60.
+/// Whether the op repeats its bits, with the experts of a rank of two of DeepSeek-V4-Flash, so that a block has many tiles. 300 calls,
+/// because what they find is rare: a ring of weights that was filled before it was read changed one call in 60.
 pub fn repeats(gpu: &mut Exec) -> bool {
     const HIDDEN: usize = 4096;
     const TOP: usize = 6;
