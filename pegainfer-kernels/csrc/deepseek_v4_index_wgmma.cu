@@ -139,7 +139,7 @@ __device__ void score_entries(IndexShared &shared, const Scoring &x, uint32_t fi
                 weights[i] = reinterpret_cast<const uint32_t *>(shared.weights[slot.index])[4 * i + lane % 4];
             wgmma_wait<0>();
             const float total = add_heads(dot, weights);
-            __syncwarp(); // all lanes have used the weights: an arrival does not wait for loads from shared memory
+            __syncwarp(); // all lanes have the weights: an arrival overtakes loads from shared memory that wait behind stores
             if (lane == 0) arrive(&shared.empty[slot.index]);
             if (stores) *to = total;
         }
