@@ -26,7 +26,10 @@ struct Tokens {
     uint32_t ratio, ring, width;
 };
 
-// Where a token of an entry has its values and scores; no bias: the score has it.
+// A bias of zeros.
+__device__ const float kNoBias[kMaxDim] = {};
+
+// Where a token of an entry has its values, its scores, and the bias of these: of zeros where the score has it.
 struct Source {
     const float *value, *score, *bias;
 };
@@ -41,16 +44,13 @@ __device__ uint32_t find_tokens(const Tokens &tokens, const Sequence &s, uint32_
         bool fresh = is_fresh(s, position, tokens.ring, at);
         at = at * tokens.width + channel;
         found[j] = {(fresh ? tokens.values : tokens.value_rings) + at, (fresh ? tokens.scores : tokens.score_rings) + at,
-                    fresh ? tokens.bias + position % tokens.ratio * tokens.width + channel : nullptr};
+                    fresh ? tokens.bias + position % tokens.ratio * tokens.width + channel : kNoBias};
     }
     __syncthreads();
     return count;
 }
 
-__device__ __forceinline__ float score_of(const Source &token) {
-    float score = token.score[threadIdx.x];
-    return token.bias ? score + token.bias[threadIdx.x] : score;
-}
+__device__ __forceinline__ float score_of(const Source &token) { return token.score[threadIdx.x] + token.bias[threadIdx.x]; }
 
 // e^x for x <= 0, in f64 and rounded once: 2^k e^r with |r| <= ln 2 / 2, e^r by nine terms of its series.
 __device__ __forceinline__ float exp_rounded(float x) {
@@ -128,7 +128,7 @@ template <typename T> struct Compressor {
 };
 
 // Computes the entry that token `t` completes, if it does. All threads of the block call it, at least `dim`; those behind end. Waits for the
-// kernels before this one.
+// kernels before this one, unless there is nothing to compute.
 template <typename T>
 __device__ __forceinline__ void complete_entry(const Compressor<T> &x, const Batch &batch, uint32_t t, const float *__restrict__ frequencies,
                                                uint32_t slots, uint32_t pairs, bool low_precision, float eps) {
@@ -136,12 +136,12 @@ __device__ __forceinline__ void complete_entry(const Compressor<T> &x, const Bat
     __shared__ double squares[32];
     __shared__ float values[kMaxDim];
     const uint32_t dim = x.dim, ratio = x.tokens.ratio, position = batch.positions[t], i = position / ratio;
-    const bool completes = position % ratio == ratio - 1;
-    const Sequence s = completes ? sequence_of(batch, t, slots) : Sequence{};
+    if (position % ratio != ratio - 1 || threadIdx.x >= dim) return;
+    const Sequence s = sequence_of(batch, t, slots);
     wait_for_predecessor();
     Tokens tokens = x.tokens;
     tokens.values = written(tokens.values), tokens.scores = written(tokens.scores);
-    if (!completes || threadIdx.x >= dim || s.pads()) return;
+    if (s.pads()) return;
     float v = rounded<T>(pooled(sources, find_tokens(tokens, s, i, dim, sources)));
     const float scale = inverse_rms_of_block(v, dim, eps, squares);
     v = rounded<T>(__fmul_rn(__fmul_rn(v, scale), to_float(x.norm[threadIdx.x])));

@@ -62,16 +62,10 @@ __device__ __forceinline__ void turn_exactly(float &a, float &b, float2 turn) {
     a = __fsub_rn(__fmul_rn(first, c), __fmul_rn(b, s)), b = __fadd_rn(__fmul_rn(first, s), __fmul_rn(b, c));
 }
 
-// A head of the indexer, of 32 N elements: a lane has N neighbouring ones. Waits for the kernels before this one when all angles are computed.
-template <typename T, uint32_t N>
-__device__ __forceinline__ void turn_head(T *head, float position, const float *frequencies, uint32_t pairs, bool low_precision) {
+// A head of the indexer, of 32 N elements: a lane has N neighbouring ones. `turns`: [pairs], of exact_sine_and_cosine. Waits for the kernels before
+// this one.
+template <typename T, uint32_t N> __device__ __forceinline__ void turn_head(T *head, const float2 *turns, uint32_t pairs, bool low_precision) {
     const uint32_t lane = threadIdx.x % 32, still = 32 * N - 2 * pairs; // elements that are not rotated
-    float2 turn[N / 2] = {};
-#pragma unroll
-    for (uint32_t i = 0; i < N; i += 2) {
-        const uint32_t column = N * lane + i;
-        if (column >= still) turn[i / 2] = exact_sine_and_cosine(__fmul_rn(position, frequencies[(column - still) / 2]));
-    }
     wait_for_predecessor();
     auto &at = reinterpret_cast<Elements<T, N> *>(head)[lane];
     Elements<T, N> x = at;
@@ -82,7 +76,7 @@ __device__ __forceinline__ void turn_head(T *head, float position, const float *
     for (uint32_t i = 0; i < N; i += 2) {
         const uint32_t column = N * lane + i;
         if (column < still) continue;
-        turn_exactly(v[i], v[i + 1], turn[i / 2]);
+        turn_exactly(v[i], v[i + 1], turns[(column - still) / 2]);
         v[i] = rounded<T>(v[i]), v[i + 1] = rounded<T>(v[i + 1]);
     }
 #pragma unroll
@@ -116,10 +110,10 @@ __device__ __forceinline__ void turn_head(T *head, float position, const float *
 
 // Calls turn_head for a head of `dim` elements, a power of two from 32 N to kMaxIndexDim.
 template <typename T, uint32_t N = 2>
-__device__ __forceinline__ void turn_head_of(uint32_t dim, T *head, float position, const float *frequencies, uint32_t pairs, bool low_precision) {
+__device__ __forceinline__ void turn_head_of(uint32_t dim, T *head, const float2 *turns, uint32_t pairs, bool low_precision) {
     if constexpr (32 * N < kMaxIndexDim)
-        if (dim != 32 * N) return turn_head_of<T, 2 * N>(dim, head, position, frequencies, pairs, low_precision);
-    turn_head<T, N>(head, position, frequencies, pairs, low_precision);
+        if (dim != 32 * N) return turn_head_of<T, 2 * N>(dim, head, turns, pairs, low_precision);
+    turn_head<T, N>(head, turns, pairs, low_precision);
 }
 
 constexpr uint32_t kHeadsOfBlock = kHeadThreads / 32;
@@ -157,10 +151,14 @@ constexpr uint32_t kHeadsOfBlock = kHeadThreads / 32;
         }                                                                                                              \
         part -= parts;                                                                                                 \
         if (part < index_parts) {                                                                                      \
+            __shared__ float2 turns[kMaxIndexDim / 2]; /* the same for all heads: each in f64 takes 100 instructions */ \
+            for (uint32_t i = threadIdx.x; i < pairs; i += kHeadThreads)                                               \
+                turns[i] = exact_sine_and_cosine(__fmul_rn(float(positions[t]), frequencies[i]));                      \
+            __syncthreads();                                                                                           \
             const uint32_t head = part * kHeadsOfBlock + warp;                                                         \
             if (head < index_heads)                                                                                    \
-                turn_head_of(index_dim, index_q + (size_t(t) * index_heads + head) * index_dim, float(positions[t]),   \
-                             frequencies, pairs, low_precision != 0);                                                  \
+                turn_head_of(index_dim, index_q + (size_t(t) * index_heads + head) * index_dim, turns, pairs,          \
+                             low_precision != 0);                                                                      \
             return;                                                                                                    \
         }                                                                                                              \
         const CompressorRings rings = part == index_parts                                                              \
