@@ -22,18 +22,20 @@ pub enum Algorithm {
     TwoShot,
 }
 
-/// Bytes that a rank may send with [`Algorithm::LowLatency`] before a flag for each block is cheaper.
+/// Longest message of [`Algorithm::LowLatency`], with up to four ranks, before a flag for each block is cheaper (measured with two and four
+/// H200s); with more, as many bytes to all others.
 const LOW_LATENCY_BYTES: usize = 256 << 10;
 
-/// Longest message of [`Algorithm::OneShot`] with more than two ranks: its bytes grow with the ranks.
-const ONE_SHOT_BYTES: usize = 512 << 10;
+/// Longest message of [`Algorithm::OneShot`] with four ranks (measured); with more, as many bytes to all others.
+const ONE_SHOT_BYTES: usize = 1 << 20;
 
 impl Algorithm {
     /// The one for a message of `bytes` bytes.
     pub fn choose(ranks: usize, bytes: usize) -> Self {
+        let to_others = bytes * (ranks - 1);
         match bytes {
-            _ if bytes * (ranks - 1) <= LOW_LATENCY_BYTES => Self::LowLatency,
-            _ if ranks == 2 || bytes <= ONE_SHOT_BYTES => Self::OneShot,
+            _ if bytes <= LOW_LATENCY_BYTES && to_others <= 3 * LOW_LATENCY_BYTES => Self::LowLatency,
+            _ if ranks == 2 || to_others <= 3 * ONE_SHOT_BYTES => Self::OneShot,
             _ => Self::TwoShot,
         }
     }
@@ -338,10 +340,10 @@ mod tests {
     #[test]
     fn more_bytes_take_the_algorithm_that_sends_fewer() {
         use Algorithm::{LowLatency, OneShot, TwoShot};
-        let of = |ranks: usize| [16 << 10, 85 << 10, 512 << 10, 16 << 20].map(|bytes| Algorithm::choose(ranks, bytes));
+        let of = |ranks: usize| [16 << 10, 256 << 10, 1 << 20, 16 << 20].map(|bytes| Algorithm::choose(ranks, bytes));
         assert_eq!(of(2), [LowLatency, LowLatency, OneShot, OneShot]);
         assert_eq!(of(4), [LowLatency, LowLatency, OneShot, TwoShot]);
-        assert_eq!(of(8), [LowLatency, OneShot, OneShot, TwoShot]);
+        assert_eq!(of(8), [LowLatency, OneShot, TwoShot, TwoShot]);
         let sent = |ranks| [LowLatency, OneShot, TwoShot].map(|algorithm| algorithm.sent(ranks, 1024));
         assert_eq!((sent(2), sent(4)), ([2048, 1024, 1024], [6144, 3072, 1536]));
     }
