@@ -159,6 +159,32 @@ impl Exec {
         self.pool.install(|| team.install(f))
     }
 
+    /// Makes up to `count` streams beside the main one of a GPU, for [`beside`](Self::beside), with 160 MB of device memory each. No effect
+    /// on other devices.
+    pub fn open_side_streams(&mut self, count: usize) -> Result<(), OpError> {
+        self.cuda.as_mut().map_or(Ok(()), |cuda| cuda.open_sides(count))
+    }
+
+    /// Puts the ops that `f` calls into side stream number `side`: they start behind what was launched so far, and run beside what is
+    /// launched until [`join`](Self::join), which must follow. They are kernels, not copies, and share no tensor that either of them writes
+    /// with the ops beside them. In order, like other ops, where there is no such stream, and where ops are timed.
+    pub fn beside<R>(&mut self, side: usize, f: impl FnOnce(&mut Self) -> Result<R, OpError>) -> Result<R, OpError> {
+        let entered = match self.cuda.as_mut().filter(|_| !self.times_ops) {
+            Some(cuda) => cuda.enter_side(side)?,
+            None => false,
+        };
+        let result = f(self);
+        if let Some(cuda) = self.cuda.as_mut().filter(|_| entered) {
+            cuda.leave_side();
+        }
+        result
+    }
+
+    /// Lets what is launched from now on start when the ops in side streams have ended.
+    pub fn join(&mut self) -> Result<(), OpError> {
+        self.cuda.as_mut().map_or(Ok(()), Cuda::join_sides)
+    }
+
     /// Starts to capture launches on the GPU, which are not run, until [`end_capture`](Self::end_capture), which must follow.
     /// Captured launches must not allocate, copy from or to the host, synchronise, or use a kernel for the first time.
     pub fn begin_capture(&mut self) -> Result<(), OpError> {

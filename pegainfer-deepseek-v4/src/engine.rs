@@ -20,6 +20,7 @@ use pegainfer_core::parallel::RankBytes;
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::schedule::{EngineCore, StateConfig, StateSlots, TokenBudget};
 use pegainfer_core::weights::Checkpoint;
+use pegainfer_kernels::ops::deepseek_v4::SIDE_STREAMS;
 use pegainfer_kernels::parallel;
 use pegainfer_kernels::runtime::SyntheticAcceptance;
 use std::time::{Duration, Instant};
@@ -69,6 +70,7 @@ pub fn load(
     let mut ranks: Vec<(Exec, Shard)> = execs.into_iter().zip(shards).collect();
     let weights = Weights::load(&mut ranks, &config, source, &mut |bytes| progress(bytes, weight_bytes))?;
     let weights_time = start.elapsed();
+    ranks.iter_mut().try_for_each(|(exec, _)| exec.open_side_streams(SIDE_STREAMS))?;
     if ranks.iter().all(|(exec, _)| exec.device() == Device::Cuda) {
         bounds = on_gpus(&config, options, bounds, |bounds| pages_left(&mut ranks, &config, options, bounds))?;
     }

@@ -197,6 +197,8 @@ impl Pass<'_> {
             let rounds = ops::moe_rounds(exec, &work.normed.exact, all, math, &work.shared)?;
             work.normed.gather(exec, *communicator, share.rows, rounds)?;
         }
+        let x = work.normed.input(&moe.experts.gate);
+        ops::begin_moe(exec, x, config.experts_per_token, experts, math, &mut work.shared)?;
         ops::matmul(exec, &work.normed.exact, &moe.gate, &mut work.router_logits)?;
         let routing = match &moe.router {
             Router::Hash(table) => Routing::Hash { table, ids: &inputs.common.tokens },
@@ -204,9 +206,9 @@ impl Pass<'_> {
         };
         let spec = RoutingSpec { scale: config.routed_scaling };
         ops::route(exec, &work.router_logits, routing, spec, (&mut work.experts, &mut work.expert_weights))?;
-        let (x, choice) = (work.normed.input(&moe.experts.gate), (&work.experts, &work.expert_weights));
+        let choice = (&work.experts, &work.expert_weights);
         let out = if shared { &mut work.partial } else { &mut work.output };
-        ops::moe(exec, x, choice, experts, math, &mut work.shared, out)?;
+        ops::moe(exec, x, choice, experts, math, &work.shared, out)?;
         self.sum_over_ranks()
     }
 }

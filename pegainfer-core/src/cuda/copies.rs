@@ -63,12 +63,13 @@ impl Cuda {
         let chunk = STAGING_BYTES / size_of::<T>();
         for first in (0..elements).step_by(chunk) {
             let bytes = chunk.min(elements - first) * size_of::<T>();
-            let pinned = self.staging.take(&self.stream, bytes).map_err(error(UPLOAD))?;
+            let pinned = self.staging.take(&self.streams.main.stream, bytes).map_err(error(UPLOAD))?;
             fill(first, bytemuck::cast_slice_mut(pinned));
             let to = address + (first * size_of::<T>()) as u64;
             // SAFETY: the destination has that much space (see above); the pinned bytes stay untouched until the copy is
             // done, because `Staging` waits before it hands them out again.
-            unsafe { result::memcpy_htod_async(to, pinned, self.stream.cu_stream()) }.map_err(error(UPLOAD))?;
+            unsafe { result::memcpy_htod_async(to, pinned, self.streams.main.stream.cu_stream()) }
+                .map_err(error(UPLOAD))?;
         }
         self.completes_pending();
         Ok(())
@@ -91,14 +92,14 @@ impl Cuda {
         let at_once = (STAGING_BYTES / width_bytes).max(1);
         for first in (0..rows).step_by(at_once) {
             let count = at_once.min(rows - first);
-            let pinned = self.staging.take(&self.stream, count * width_bytes).map_err(error(UPLOAD))?;
+            let pinned = self.staging.take(&self.streams.main.stream, count * width_bytes).map_err(error(UPLOAD))?;
             let to = bytemuck::cast_slice_mut(pinned).chunks_exact_mut(width);
             (first..).zip(to).for_each(|(row, elements)| fill(row, elements));
             let from = (pinned.as_ptr() as u64, width_bytes);
             let to = (address + (first * stride_bytes) as u64, stride_bytes);
             let rows = Rows { count, width: width_bytes, from, to };
             // SAFETY: as in `upload`; there are `count` rows of `width` elements on both sides.
-            let status = unsafe { sys::cuMemcpy2DAsync_v2(&rows.descriptor(), self.stream.cu_stream()) };
+            let status = unsafe { sys::cuMemcpy2DAsync_v2(&rows.descriptor(), self.streams.main.stream.cu_stream()) };
             status.result().map_err(error(UPLOAD))?;
         }
         self.completes_pending();
@@ -124,17 +125,18 @@ impl Cuda {
             let to = &mut buffer.bytes_mut()[place];
             // SAFETY: the address has that many bytes (see above); nothing reads or frees the bytes of a readback buffer before it
             // has waited.
-            unsafe { result::memcpy_dtoh_async(to, address, self.stream.cu_stream()) }.map_err(error(READ_BACK))?;
+            unsafe { result::memcpy_dtoh_async(to, address, self.streams.main.stream.cu_stream()) }
+                .map_err(error(READ_BACK))?;
         }
         self.completes_pending();
-        buffer.record(&self.stream).map_err(error(READ_BACK))
+        buffer.record(&self.streams.main.stream).map_err(error(READ_BACK))
     }
 
     /// Copies from the device and waits for it, and so for all earlier work.
     pub(crate) fn download<T: Element>(&self, address: u64, out: &mut [T]) -> Result<(), DriverError> {
         // SAFETY: the caller gives an address with that much space; the wait below ends before `out` can move.
-        unsafe { result::memcpy_dtoh_async(out, address, self.stream.cu_stream())? };
-        self.stream.synchronize()
+        unsafe { result::memcpy_dtoh_async(out, address, self.streams.main.stream.cu_stream())? };
+        self.streams.main.stream.synchronize()
     }
 }
 

@@ -21,13 +21,15 @@ impl Cuda {
     pub(crate) fn begin_capture(&mut self) -> Result<(), OpError> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is alive and not capturing: `end_capture` follows every `begin_capture`.
-        unsafe { result::stream::begin_capture(self.stream.cu_stream(), mode) }.map_err(error("graph: capture"))
+        unsafe { result::stream::begin_capture(self.streams.main.stream.cu_stream(), mode) }
+            .map_err(error("graph: capture"))
     }
 
     /// Makes a graph of what was launched since [`begin_capture`](Self::begin_capture); always ends the capture.
     pub(crate) fn end_capture(&mut self) -> Result<Graph, OpError> {
         // SAFETY: the stream is alive and capturing.
-        let graph = unsafe { result::stream::end_capture(self.stream.cu_stream()) }.map_err(error("graph: capture"))?;
+        let graph = unsafe { result::stream::end_capture(self.streams.main.stream.cu_stream()) }
+            .map_err(error("graph: capture"))?;
         // SAFETY: the graph is valid; the executable one does not refer to it.
         let made = unsafe {
             let made = result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0));
@@ -41,7 +43,8 @@ impl Cuda {
     pub(crate) fn replay(&mut self, graph: &Graph) -> Result<(), OpError> {
         self.completes_pending();
         // SAFETY: graph and stream are alive.
-        unsafe { result::graph::launch(graph.exec, self.stream.cu_stream()) }.map_err(error("graph: launch"))
+        unsafe { result::graph::launch(graph.exec, self.streams.main.stream.cu_stream()) }
+            .map_err(error("graph: launch"))
     }
 }
 

@@ -1,7 +1,7 @@
 //! One NVIDIA GPU: context, stream, staging, and the launch of kernels that were compiled at build time.
 //!
 //! The driver is opened at run time (`libcuda.so.1`): a binary with this module starts without a driver, and serves on the
-//! CPU there. Ops of one [`Cuda`] run in order on one stream. An error in a kernel is reported by the next
+//! CPU there. Ops of one [`Cuda`] run in order on one stream, but for those that are put beside it (`streams`). An error in a kernel is reported by the next
 //! [`Cuda::synchronize`] or read and is permanent: the context is lost.
 
 mod copies;
@@ -14,6 +14,7 @@ mod peers;
 mod readback_buffer;
 mod staging;
 mod status;
+mod streams;
 mod tensor_map;
 mod upload;
 
@@ -33,10 +34,11 @@ use crate::tensor::{OpError, Tensor};
 use cudarc::driver::sys::{CUdevice_attribute as Attribute, is_culib_present};
 use cudarc::driver::{CudaContext, CudaStream};
 use launch::Modules;
-use overlap::{OverlapCheck, Span, Start};
+use overlap::{Span, Start};
 use staging::{STAGING_BYTES, Staging};
 use std::fmt;
 use std::sync::Arc;
+use streams::Streams;
 
 /// Bytes of the workspace that kernels share for partial results of split reductions, packed activations and what an op keeps between its
 /// launches. Launchers choose their splits and passes to fit: the largest pass is the routed experts of 4,096 tokens of DeepSeek-V4-Flash on
@@ -74,19 +76,16 @@ pub struct GpuInfo {
 /// A GPU that ops run on.
 pub struct Cuda {
     context: Arc<CudaContext>,
-    stream: Arc<CudaStream>,
+    streams: Streams,
     staging: Staging,
     modules: Modules,
-    overlap: OverlapCheck,
-    workspace: DeviceBuffer,
-    counters: DeviceBuffer,
     multiprocessors: usize,
     shared: usize,
     capability: (i32, i32),
 }
 
-/// Limits the driver to one hardware queue instead of eight, before it is opened: an engine has one stream, and each queue
-/// takes 7 MB of host memory. A value set by the user is kept.
+/// Limits the driver to one hardware queue instead of eight, before it is opened: each takes 7 MB of host memory, and steps are as fast with one,
+/// those with side streams, too. A value set by the user is kept.
 ///
 /// # Safety
 /// No other thread may run: the environment variable is global to the process.
@@ -124,30 +123,15 @@ impl Cuda {
         // GPU, which fails while another engine of this process captures a graph.
         // SAFETY: nothing relies on the events.
         unsafe { context.disable_event_tracking() };
-        let stream = context.new_stream().map_err(error("cuda: stream"))?;
+        let streams = Streams::new(&context)?;
         let staging = Staging::new(&context, STAGING_BYTES).map_err(error("cuda: pinned memory"))?;
-        let workspace = DeviceBuffer::zeroed(&context, &stream, WORKSPACE_BYTES).map_err(error("cuda: workspace"))?;
-        let counters = DeviceBuffer::zeroed(&context, &stream, COUNTERS * size_of::<u32>());
-        let counters = counters.map_err(error("cuda: counters"))?;
         let multiprocessors = attribute(&context, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         let multiprocessors = multiprocessors.max(1) as usize;
         let capability = context.compute_capability().map_err(error("cuda: info"))?;
         let shared = attribute(&context, Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
         let modules = Modules::new(shared, capability.0 >= 9);
         let shared = shared as usize;
-        let overlap = OverlapCheck::new();
-        Ok(Self {
-            context,
-            stream,
-            staging,
-            modules,
-            overlap,
-            workspace,
-            counters,
-            multiprocessors,
-            shared,
-            capability,
-        })
+        Ok(Self { context, streams, staging, modules, multiprocessors, shared, capability })
     }
 
     /// Makes the GPU current for the calling thread; every entry point of an executor begins with it.
@@ -190,14 +174,14 @@ impl Cuda {
         self.capability
     }
 
-    /// The stream on which everything runs in order, for libraries that launch kernels themselves.
+    /// The stream that ops go to, for libraries that launch kernels themselves.
     pub fn stream(&self) -> &Arc<CudaStream> {
-        &self.stream
+        &self.streams.current().stream
     }
 
     /// Waits for everything that was launched, and returns its errors.
     pub fn synchronize(&self, op: &'static str) -> Result<(), OpError> {
-        self.stream.synchronize().map_err(error(op))
+        self.streams.main.stream.synchronize().map_err(error(op))
     }
 
     /// Makes every element of `tensor` 0, behind what was launched before.
@@ -209,7 +193,7 @@ impl Cuda {
                 tensor.device(),
                 0,
                 tensor.bytes() as usize,
-                self.stream.cu_stream(),
+                self.stream().cu_stream(),
             )
         };
         cleared.map_err(error("clear"))
@@ -218,24 +202,26 @@ impl Cuda {
     /// Allocates zero-filled device memory.
     pub fn zeroed(&self, bytes: usize) -> Result<DeviceBuffer, OpError> {
         self.bind()?;
-        DeviceBuffer::zeroed(&self.context, &self.stream, bytes).map_err(error("cuda: allocate"))
+        DeviceBuffer::zeroed(&self.context, &self.streams.main.stream, bytes).map_err(error("cuda: allocate"))
     }
 
-    /// Address of the workspace, [`WORKSPACE_BYTES`] long, with undefined contents. Ops run in order, so each op has it
-    /// exclusively.
+    /// Address of the workspace, [`WORKSPACE_BYTES`] long, with undefined contents. Each stream has one, and its ops run in order, so each
+    /// op has it exclusively.
     pub fn workspace(&self) -> u64 {
-        self.workspace.address()
+        self.streams.current().workspace.address()
     }
 
-    /// Address of the [`COUNTERS`] counters.
+    /// Address of the [`COUNTERS`] counters, of which each stream has its own.
     pub fn counters(&self) -> u64 {
-        self.counters.address()
+        self.streams.current().counters.address()
     }
 
     /// Prepares the launch of `kernel` of `image` on behalf of `op`. The image is loaded on first use.
     pub fn launch(&mut self, op: &'static str, image: &'static Image, kernel: &'static str) -> Result<Launch, OpError> {
         let function = self.modules.function(image, kernel).map_err(|e| launch_error(op, kernel, e))?;
-        Ok(Launch::new(op, kernel, function, self.stream.cu_stream(), self.modules.pdl(), self.overlap.clone()))
+        let lane = self.streams.current_mut();
+        let pdl = self.modules.pdl() && !std::mem::take(&mut lane.waits);
+        Ok(Launch::new(op, kernel, function, lane.stream.cu_stream(), pdl, lane.overlap.clone()))
     }
 
     /// Loads all kernels of `images` now. A first use loads them otherwise, and the driver may then wait for the kernels that run,
@@ -254,15 +240,17 @@ impl Cuda {
 
     /// Declares that a library's kernel, which starts when all before it have ended, was put into the stream and writes
     /// `tensor`.
-    pub fn library_kernel(&self, op: &'static str, tensor: &Tensor) {
-        if let Some(mut pending) = self.overlap.pending() {
+    pub fn library_kernel(&mut self, op: &'static str, tensor: &Tensor) {
+        let lane = self.streams.current_mut();
+        lane.waits = false;
+        if let Some(mut pending) = lane.overlap.pending() {
             pending.launch(op, Start::Serialised, &[], vec![Span::of(tensor)]);
         }
     }
 
     /// A copy or a graph was put into the stream: it starts when all kernels have ended, and the next kernel behind it.
     fn completes_pending(&self) {
-        if let Some(mut pending) = self.overlap.pending() {
+        if let Some(mut pending) = self.streams.current().overlap.pending() {
             pending.complete();
         }
     }
@@ -271,8 +259,10 @@ impl Cuda {
 impl Drop for Cuda {
     fn drop(&mut self) {
         // Buffers and modules are freed with their fields; nothing that uses them may run.
-        if let Err(error) = self.stream.synchronize() {
-            log::debug!("the GPU was left with an error: {}", describe(error));
+        for lane in self.streams.all() {
+            if let Err(error) = lane.stream.synchronize() {
+                log::debug!("the GPU was left with an error: {}", describe(error));
+            }
         }
     }
 }

@@ -17,7 +17,7 @@ impl Cuda {
     pub(crate) fn moment(&self) -> DeviceMoment {
         self.completes_pending();
         let event = self.context.new_event(Some(CUevent_flags::CU_EVENT_DEFAULT));
-        DeviceMoment(event.and_then(|event| event.record(&self.stream).map(|()| event)))
+        DeviceMoment(event.and_then(|event| event.record(&self.streams.main.stream).map(|()| event)))
     }
 
     /// Enqueues a sleep: when the stream comes to it, it waits for the microseconds that `time` has then, also in a graph. An error is
@@ -31,7 +31,7 @@ impl Cuda {
         self.completes_pending();
         // SAFETY: the stream is alive; the function calls nothing of CUDA, and its argument is a static.
         let launched =
-            unsafe { cuLaunchHostFunc(self.stream.cu_stream(), Some(sleep), from_ref(time).cast_mut().cast()) };
+            unsafe { cuLaunchHostFunc(self.stream().cu_stream(), Some(sleep), from_ref(time).cast_mut().cast()) };
         if let Err(error) = launched.result() {
             log::error!("a delay of the GPU has no effect: {error:?}");
         }

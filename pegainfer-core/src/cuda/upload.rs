@@ -90,7 +90,8 @@ impl Cuda {
         self.bind()?;
         let chunks = chunks(targets.iter().map(|target| (target.address, target.bytes)));
         let workers = MAX_WORKERS.min(rayon::current_num_threads()).min(chunks.len());
-        let workers: Result<Vec<PinnedWorker>, _> = (0..workers).map(|_| PinnedWorker::new(&self.stream)).collect();
+        let workers: Result<Vec<PinnedWorker>, _> =
+            (0..workers).map(|_| PinnedWorker::new(&self.streams.main.stream)).collect();
         let mut workers = workers.map_err(error("cuda: pinned memory"))?;
         let filled = drive(&mut workers, &chunks, fill);
         // Also after an error: copies in flight read the workers' memory.

@@ -17,8 +17,17 @@ use rayon::prelude::*;
 
 pub(super) const FAMILY: Family = Family { has, variants, prepare, fill, launch, outputs };
 
-const OPS: [&str; 8] =
-    ["matmul", "matmul_rounding", "grouped_matmul", "project", "routed_experts", "shared_expert", "moe", "pack_rows"];
+const OPS: [&str; 9] = [
+    "matmul",
+    "matmul_rounding",
+    "grouped_matmul",
+    "widen",
+    "project",
+    "routed_experts",
+    "shared_expert",
+    "moe",
+    "pack_rows",
+];
 /// Number of the first expert that is here.
 const FIRST: usize = 1;
 /// Tolerance of what comes of values in bf16, which may have been rounded the other way.
@@ -46,6 +55,7 @@ fn before_weights(record: &OpRecord) -> usize {
         "moe" => 4,
         "routed_experts" => 3 + usize::from(adds_shared(record)),
         "project" => 3,
+        "widen" => 0,
         _ => 1,
     }
 }
@@ -151,6 +161,7 @@ fn launch(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch) -> Result<(), O
         }
         ("matmul_rounding", [w]) => ops::matmul_rounding(exec, x, w, out),
         ("grouped_matmul", [w]) => ops::grouped_matmul(exec, x, w, out),
+        ("widen", [w]) => ops::widen(exec, w, out),
         (op, [_, _, _]) => {
             let count = count(call, matrices)?;
             let Ok([gate, up, down]) = <[Matrix; 3]>::try_from(std::mem::take(matrices)) else {
@@ -215,7 +226,9 @@ fn moe(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch) -> Result<(), OpEr
     let x = activation(exec, &call.read[0], extra)?;
     let math = ExpertMath { limit: 10.0, quantize: true };
     let of = ops::Moe { routed: &routed, first: FIRST, shared: shared.as_ref() };
-    let done = ops::moe(exec, x, (&call.read[1], &call.read[2]), of, math, &mut scratch, out);
+    let (chosen, weights) = (&call.read[1], &call.read[2]);
+    let done = ops::begin_moe(exec, x, chosen.rows_cols().1, of, math, &mut scratch)
+        .and_then(|()| ops::moe(exec, x, (chosen, weights), of, math, &scratch, out));
     extra.push(scratch);
     *matrices = [Some(routed), shared].into_iter().flatten().flat_map(|e| [e.gate, e.up, e.down]).collect();
     done

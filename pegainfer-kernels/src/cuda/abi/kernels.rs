@@ -226,7 +226,7 @@ kernels! {
         down_scales: ScratchIn<U8>, weight_scales: Scratch<F32>, each: u32, m: u32, width: u32, pitch: u32, limit: f32,
     }
     DEEPSEEK_V4_PACK: WidenE8m0 [widen_e8m0] {
-        codes: In<U8>, scales: ScratchIn<U8>, out: Scratch<Bf16>, first: u32, rows: u32, k: u32,
+        codes: In<U8>, scales: ScratchIn<U8>, out: OutOrScratch<Bf16>, first: u32, rows: u32, k: u32,
     }
     DEEPSEEK_V4_QUANT: RoundActivation [round_activation_bf16<Bf16>, round_activation_f32<F32>] { x: Out<T>, groups: u32 }
     DEEPSEEK_V4_ROUTE: RouteLearned [route_learned] {

@@ -68,8 +68,23 @@ struct BlasLt {
     fp8_operation: sys::cublasLtMatmulDesc_t,
     plans: HashMap<GemmSize, Plan>,
     autotuned: Autotuned,
+    /// The main stream's: where plans are timed, and kernels loaded.
+    place: Place,
+}
+
+/// Where GEMMs run.
+#[derive(Debug, Clone)]
+struct Place {
     stream: Arc<CudaStream>,
     workspace: u64,
+}
+
+impl Place {
+    /// Where ops go now.
+    fn current(exec: &mut Exec) -> Result<Self, OpError> {
+        let gpu = exec.gpu()?;
+        Ok(Self { stream: gpu.stream().clone(), workspace: gpu.workspace() })
+    }
 }
 
 // SAFETY: the handles belong to this object alone, and the library lets any thread use them.
@@ -142,20 +157,21 @@ pub(super) fn launch(
     written: &Tensor,
 ) -> Result<(), OpError> {
     let GemmSize { m, n, k, .. } = gemm;
+    let place = Place::current(exec)?;
     let blaslt = exec.attached(State::begin).opened();
     let blaslt = blaslt.map_err(|message| OpError { op, message: message.to_owned() })?;
     let failed = |e| OpError { op, message: format!("cuBLASLt, {m} rows of {k} to {n}: {e}") };
     let plan = blaslt.plan(gemm, at).map_err(failed)?;
-    blaslt.run(&plan, at, accumulate).map_err(failed)?;
+    blaslt.run(&plan, at, accumulate, &place).map_err(failed)?;
     exec.gpu()?.library_kernel(op, written);
     Ok(())
 }
 
 impl BlasLt {
-    fn open(info: &GpuInfo, stream: Arc<CudaStream>, workspace: u64) -> Result<Self, String> {
-        stream.context().bind_to_thread().map_err(describe)?;
+    fn open(info: &GpuInfo, place: Place) -> Result<Self, String> {
+        place.stream.context().bind_to_thread().map_err(describe)?;
         let library = Library::open(info.driver)?;
-        let place = format!("{}, CUDA {}, cuBLASLt {}", info.name, info.driver, library.version());
+        let setting = format!("{}, CUDA {}, cuBLASLt {}", info.name, info.driver, library.version());
         let mut opened = Self {
             library,
             handle: null_mut(),
@@ -164,9 +180,8 @@ impl BlasLt {
             half_preference: null_mut(),
             fp8_operation: null_mut(),
             plans: HashMap::new(),
-            autotuned: Autotuned::load(autotuned::file(), place),
-            stream,
-            workspace,
+            autotuned: Autotuned::load(autotuned::file(), setting),
+            place,
         };
         let set_up = opened.set_up().and_then(|()| opened.warm_up());
         set_up.map_err(|e| format!("{} cannot be used: {e}", opened.library.path.display()))?;
@@ -261,15 +276,15 @@ impl BlasLt {
         status.result().is_ok() && result.workspaceSize <= WORKSPACE_BYTES - plan.multiplied.free_bytes()
     }
 
-    /// Puts `out = x wᵀ`, or `out += x wᵀ`, into the stream.
-    fn run(&self, plan: &Plan, at: Operands, accumulate: bool) -> Result<(), CublasError> {
+    /// Puts `out = x wᵀ`, or `out += x wᵀ`, into the stream of `place`.
+    fn run(&self, plan: &Plan, at: Operands, accumulate: bool, place: &Place) -> Result<(), CublasError> {
         let (alpha, beta) = (1f32, if accumulate { 1f32 } else { 0f32 });
         let (x, w, out) = (at.x as *const c_void, at.w as *const c_void, at.out as *mut c_void);
         let (alpha, beta) = (from_ref(&alpha).cast(), from_ref(&beta).cast());
         let free = plan.multiplied.free_bytes();
-        let (algorithm, workspace) = (from_ref(&plan.algorithm), (self.workspace + free as u64) as *mut c_void);
+        let (algorithm, workspace) = (from_ref(&plan.algorithm), (place.workspace + free as u64) as *mut c_void);
         let operation = self.operation(plan.multiplied, at.scales)?;
-        let stream = self.stream.cu_stream().cast();
+        let stream = place.stream.cu_stream().cast();
         // SAFETY: operands are as large as the plan's layouts (`matmul` and `tuning` see to it) and the workspace is
         // WORKSPACE_BYTES long; alpha and beta are read before the call returns.
         unsafe {
@@ -299,7 +314,7 @@ impl BlasLt {
 impl Drop for BlasLt {
     fn drop(&mut self) {
         // Nothing may run that was made here.
-        if let Err(error) = self.stream.synchronize() {
+        if let Err(error) = self.place.stream.synchronize() {
             log::debug!("the GPU was left with an error: {}", describe(error));
         }
         self.plans.values().for_each(|plan| self.release(plan));

@@ -1,6 +1,6 @@
 //! cuBLASLt of an [`Exec`], which a thread of its own opens.
 
-use super::BlasLt;
+use super::{BlasLt, Place};
 use pegainfer_core::exec::Exec;
 use std::thread::{Builder, JoinHandle};
 
@@ -16,12 +16,11 @@ impl State {
     /// Begins to open the library, which takes a quarter of a second.
     pub(super) fn begin(exec: &mut Exec) -> Self {
         let missing = |why: String| Self { opening: None, blaslt: Err(why) };
-        let (info, stream, workspace) =
-            match exec.gpu().and_then(|gpu| Ok((gpu.info()?, gpu.stream().clone(), gpu.workspace()))) {
-                Ok(gpu) => gpu,
-                Err(error) => return missing(error.to_string()),
-            };
-        let open = move || BlasLt::open(&info, stream, workspace);
+        let (info, place) = match Place::current(exec).and_then(|place| Ok((exec.gpu()?.info()?, place))) {
+            Ok(gpu) => gpu,
+            Err(error) => return missing(error.to_string()),
+        };
+        let open = move || BlasLt::open(&info, place);
         match Builder::new().name("cublaslt".to_owned()).spawn(open) {
             Ok(opening) => Self { opening: Some(opening), blaslt: Err("cuBLASLt is not open yet".to_owned()) },
             Err(error) => missing(format!("the thread for cuBLASLt cannot be started: {error}")),

@@ -17,7 +17,7 @@ impl BlasLt {
     pub(super) fn prepare(&mut self, most: usize) {
         let start = Instant::now();
         let at = |address| Operands { x: address, w: address, out: address, scales: (address, address) };
-        let at = at(self.workspace);
+        let at = at(self.place.workspace);
         let like: HashSet<GemmSize> = self.plans.keys().map(|gemm| GemmSize { m: 0, ..*gemm }).collect();
         let mut loaded: HashSet<([u64; 8], Multiplied, DType)> = HashSet::new();
         let mut planned = 0;
@@ -45,7 +45,7 @@ impl BlasLt {
         let small = Plan { algorithm: plan.algorithm, ..layouts };
         let fits = few.extent() <= gemm.multiplied.free_bytes();
         if fits && self.accepts(&small, at.scales, &plan.algorithm) {
-            let ran = self.run(&small, at, false);
+            let ran = self.run(&small, at, false, &self.place);
             ran.unwrap_or_else(|error| log::debug!("cuBLASLt cannot run {few:?}: {error}"));
         }
         self.release(&layouts);

@@ -120,3 +120,69 @@ fn a_new_product_can_be_captured() {
         case.check(&exec, true);
     }
 }
+
+/// GEMMs that depend on each other across streams.
+struct Branches {
+    w: [Tensor; 2],
+    x: Tensor,
+    /// Of the main stream, of both side streams, and of the main one beside them and behind them.
+    out: [Tensor; 6],
+}
+
+impl Branches {
+    const ROWS: usize = 200;
+    const WIDTH: usize = 2048;
+
+    fn new(exec: &mut Exec) -> Self {
+        let case = |exec: &mut Exec, rows| Case::new(exec, rows, 8, Self::WIDTH, DType::Bf16).x;
+        let (x, w) = (case(exec, Self::ROWS), [(); 2].map(|()| case(exec, Self::WIDTH)));
+        let out = [(); 6].map(|()| exec.tensor("out", &[Self::ROWS, Self::WIDTH], DType::Bf16).unwrap());
+        Self { w, x, out }
+    }
+
+    fn run(&mut self, exec: &mut Exec) {
+        let Self { w: [a, b], x, out: [first, left, right, middle, end, last] } = self;
+        let gemm = |exec: &mut Exec, x: &Tensor, w: &Tensor, out: &mut Tensor| matmul(exec, "test", x, w, false, out);
+        gemm(exec, x, a, first).unwrap();
+        exec.beside(0, |exec| gemm(exec, first, a, left)).unwrap();
+        exec.beside(1, |exec| gemm(exec, first, b, right)).unwrap();
+        gemm(exec, x, b, middle).unwrap();
+        exec.join().unwrap();
+        gemm(exec, left, b, end).unwrap();
+        gemm(exec, right, a, last).unwrap();
+    }
+
+    /// The outputs, which are then cleared.
+    fn take(&mut self, exec: &mut Exec) -> Vec<bf16> {
+        let of = |out: &mut Tensor| {
+            let mut values = vec![bf16::ZERO; out.elements()];
+            exec.read(out, 0, &mut values).unwrap();
+            exec.clear(out).unwrap();
+            values
+        };
+        self.out.iter_mut().flat_map(of).collect()
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn side_streams_give_what_one_stream_gives() {
+    let mut exec = Exec::cuda(0, Some(2)).unwrap();
+    blaslt(&mut exec).unwrap();
+    let mut branches = Branches::new(&mut exec);
+    branches.run(&mut exec);
+    let in_order = branches.take(&mut exec);
+    assert!(in_order.chunks(in_order.len() / 6).all(|out| out.iter().any(|v| *v != bf16::ZERO)));
+    exec.open_side_streams(2).unwrap();
+    for _ in 0..10 {
+        branches.run(&mut exec);
+        assert!(branches.take(&mut exec) == in_order, "launched one by one");
+    }
+    exec.begin_capture().unwrap();
+    branches.run(&mut exec);
+    let graph = exec.end_capture().unwrap();
+    for _ in 0..10 {
+        exec.replay(&graph).unwrap();
+        assert!(branches.take(&mut exec) == in_order, "in a graph");
+    }
+}

@@ -58,7 +58,7 @@ impl BlasLt {
         if let Some(known) = self.autotuned.get(gemm) {
             return known;
         }
-        match self.stream.capture_status() {
+        match self.place.stream.capture_status() {
             Ok(driver::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE) => {}
             _ => return 0,
         }
@@ -107,7 +107,7 @@ impl<'a> Bench<'a> {
     /// Copies the weights often enough that none is in the cache when its turn comes again. x is copied if `at` has it
     /// (not 0), and else zero.
     fn new(blaslt: &'a BlasLt, GemmSize { m, n, k, out, .. }: GemmSize, at: Operands) -> Result<Self, DriverError> {
-        let stream = &blaslt.stream;
+        let stream = &blaslt.place.stream;
         let aligned = |bytes: usize| bytes.next_multiple_of(256);
         let (x, w, out) =
             (aligned(m * k * DType::Bf16.size()), aligned(n * k * DType::Bf16.size()), m * n * out.size());
@@ -134,9 +134,9 @@ impl<'a> Bench<'a> {
 
     /// Milliseconds of all calls with this plan; infinite if the library refuses it. A graph runs them without gaps.
     fn time(&self, plan: &Plan) -> Result<f64, DriverError> {
-        let stream = &self.blaslt.stream;
+        let stream = &self.blaslt.place.stream;
         stream.begin_capture(driver::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
-        let queued = self.calls.iter().try_for_each(|at| self.blaslt.run(plan, *at, false));
+        let queued = self.calls.iter().try_for_each(|at| self.blaslt.run(plan, *at, false, &self.blaslt.place));
         let graph = stream.end_capture(driver::CUgraphInstantiate_flags(0))?;
         let (Ok(()), Some(graph)) = (queued, graph) else { return Ok(f64::INFINITY) };
         let timing = Some(driver::CUevent_flags::CU_EVENT_DEFAULT);

@@ -225,6 +225,8 @@ pub(crate) fn routed_experts(
         let message = format!("{k} of {} experts: the GPU kernel takes {MAX_CHOSEN} of {MAX_EXPERTS}", experts.count);
         return Err(OpError { op: call.op, message });
     }
+    // What is computed beside this op, such as `shared`.
+    exec.join()?;
     let choice = Choice { chosen, weights, first };
     let pass = call.pass(k);
     for from in (0..tokens).step_by(pass) {

@@ -185,6 +185,8 @@ fn pass(
     let pass = Pass { experts, first, tokens: tokens.len(), sizes, chosen, tile: tile(pairs, experts), buffers };
     pass.group(exec)?;
     pass.pack_x(exec, row_of(x, hidden, tokens.start))?;
+    // Until here the shared expert may run beside the op. A multiprocessor has no place for its kernels beside a block of the GEMMs.
+    exec.join()?;
     pass.gate_up(exec, row_of(weights, k, tokens.start), math.limit)?;
     pass.pack_h(exec)?;
     for first_column in (0..hidden).step_by(columns) {

@@ -190,7 +190,7 @@ fn widened(
     let workspace = exec.gpu()?.workspace();
     for first in (0..all).step_by(most) {
         let rows = most.min(all - first);
-        widen(exec.gpu()?, op, w, (first, rows), workspace)?;
+        widen(exec.gpu()?, op, w, (first, rows), Target::Scratch(workspace))?;
         let (n, groups, group) = if groups > 1 { (shape.n, rows / shape.n, first / shape.n) } else { (rows, 1, 0) };
         let size = GemmSize { n, ..shape.size(groups, out, Multiplied::Widened) };
         let x = x.device() + (group * shape.k * DType::Bf16.size()) as u64;
@@ -201,8 +201,19 @@ fn widened(
     Ok(())
 }
 
+/// `out = w`, of w in FP8 with scales in E8M0.
+pub(crate) fn widen_all(exec: &mut Exec, op: &'static str, w: &Matrix, out: &mut Tensor) -> Result<(), OpError> {
+    widen(exec.gpu()?, op, w, (0, w.shape().0), Target::Tensor(out))
+}
+
 /// Writes rows `first` to `first + rows - 1` of w in bf16 to the address `to`.
-fn widen(gpu: &mut Cuda, op: &'static str, w: &Matrix, (first, rows): (usize, usize), to: u64) -> Result<(), OpError> {
+fn widen(
+    gpu: &mut Cuda,
+    op: &'static str,
+    w: &Matrix,
+    (first, rows): (usize, usize),
+    to: Target<'_>,
+) -> Result<(), OpError> {
     let ((codes, scales, _), k) = (fp8(op, w)?, w.shape().1);
     let arguments = WidenE8m0 { codes, scales, out: to, first, rows, k };
     let launch = WidenE8m0::widen_e8m0.launch(gpu, op, arguments)?.overlapped();

@@ -30,7 +30,7 @@ pub(crate) use gemm::{grouped_matmul, matmul};
 pub(crate) use hyper::{has_hyper_merge_mix_norm, hyper_merge_mix_norm, hyper_mix};
 pub(crate) use index::select_entries;
 pub(crate) use large_expert::is_large_expert;
-pub(crate) use large_gemm::{choose_large, rounds_many};
+pub(crate) use large_gemm::{choose_large, rounds_many, widen_all};
 pub(crate) use latents::attention_latents;
 pub(crate) use norm::{norm, rope};
 pub(crate) use quant::round_activation;

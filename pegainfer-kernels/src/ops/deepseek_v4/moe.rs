@@ -1,5 +1,6 @@
 //! The experts of a layer: the routed ones, and the shared one if this rank adds it.
 
+use super::beside::beside;
 use super::experts::{ExpertMath, Experts, routed_experts, shared_expert};
 use super::packed::Activation;
 use super::values::activation;
@@ -36,11 +37,30 @@ pub fn moe_rounds(
     Ok(shared && gpu::packs_experts(exec, x, experts.routed, math)?)
 }
 
+/// Begins [`moe`] before the experts of the tokens are chosen, of which each token has `k`: writes the output of the shared expert to `scratch`,
+/// beside what follows until [`moe`], if that op has no kernels that compute both. Operands are those of [`moe`].
+pub fn begin_moe(
+    exec: &mut Exec,
+    x: Activation<'_>,
+    k: usize,
+    experts: Moe<'_>,
+    math: ExpertMath,
+    scratch: &mut Tensor,
+) -> Result<(), OpError> {
+    match experts.shared {
+        Some(shared) if !gpu::fuses_experts(exec, x, (&experts, k), math)? => {
+            let tokens = x.values.rows_cols().0;
+            beside(exec, tokens, 0, |exec| shared_expert(exec, x.values, shared, math, scratch))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// `out = Σ_e routed expert e + shared expert`, see [`routed_experts`] and [`shared_expert`], in fewer launches where a device has kernels
-/// for that.
+/// for that. Follows [`begin_moe`].
 ///
 /// `x`: `[T, hidden]` bf16 or f32; if the experts are in FP4 and FP8, values of `round_activation` unless [`moe_rounds`], with packed rows if
-/// the device takes them; `chosen`: `[T, k]` u32; `weights`: `[T, k]` f32; `scratch`: `[T, hidden]` of the dtype of `x`, for the shared expert; `out`:
+/// the device takes them; `chosen`: `[T, k]` u32; `weights`: `[T, k]` f32; `scratch`: `[T, hidden]` of the dtype of `x`, of [`begin_moe`]; `out`:
 /// `[T, hidden]` f32, or of the dtype of `x`.
 pub fn moe(
     exec: &mut Exec,
@@ -48,15 +68,12 @@ pub fn moe(
     (chosen, weights): (&Tensor, &Tensor),
     experts: Moe<'_>,
     math: ExpertMath,
-    scratch: &mut Tensor,
+    scratch: &Tensor,
     out: &mut Tensor,
 ) -> Result<(), OpError> {
     let check = Check("moe");
     if !gpu::fuses_experts(exec, x, (&experts, chosen.rows_cols().1), math)? {
-        if let Some(shared) = experts.shared {
-            shared_expert(exec, x.values, shared, math, scratch)?;
-        }
-        let (routed, shared) = ((experts.routed, experts.first), experts.shared.map(|_| &*scratch));
+        let (routed, shared) = ((experts.routed, experts.first), experts.shared.map(|_| scratch));
         return routed_experts(exec, x.values, (chosen, weights), routed, math, shared, out);
     }
     let ((tokens, hidden), k) = (x.values.rows_cols(), chosen.rows_cols().1);

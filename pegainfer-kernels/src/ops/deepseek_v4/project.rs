@@ -1,5 +1,6 @@
 //! The first GEMMs of attention, which share their input, in one launch where a device has a kernel for that.
 
+use super::beside::beside;
 use super::matmul::{matmul, matmul_rounding, whole_blocks};
 use super::packed::Activation;
 use super::values::rows;
@@ -104,22 +105,23 @@ pub fn project(
         });
         return gpu::project(exec, check.0, Activation { values: x, packed: rounded.packed }, &weights, out);
     }
-    for (w, out) in weights.low.into_iter().zip(&mut out.low) {
-        match rounded {
-            Some(rounded) if w.is_quantized() => matmul(exec, rounded, w, out)?,
-            None if w.is_quantized() => matmul_rounding(exec, x, w, out)?,
-            _ => matmul(exec, x, w, out)?,
-        }
+    let low = |exec: &mut Exec, i: usize, out: &mut Tensor| match (rounded, weights.low[i]) {
+        (Some(rounded), w) if w.is_quantized() => matmul(exec, rounded, w, out),
+        (None, w) if w.is_quantized() => matmul_rounding(exec, x, w, out),
+        (_, w) => matmul(exec, x, w, out),
+    };
+    let pair = |exec: &mut Exec, i: usize, out: &mut Option<[&mut Tensor; 2]>| {
+        let mut outputs = out.iter_mut().flatten();
+        weights.pairs[i].into_iter().flatten().zip(&mut outputs).try_for_each(|(w, out)| matmul(exec, x, w, out))
+    };
+    let (tokens, Projected { low: [first, second], pairs: [main, index], last }) = (x.rows_cols().0, out);
+    beside(exec, tokens, 0, |exec| low(exec, 1, second))?;
+    beside(exec, tokens, 1, |exec| pair(exec, 0, main))?;
+    if let (Some(w), Some(last)) = (weights.last, last) {
+        beside(exec, tokens, 2, |exec| pair(exec, 1, index).and_then(|()| matmul(exec, x, w, last)))?;
     }
-    for (pair, out) in weights.pairs.into_iter().zip(&mut out.pairs) {
-        for (w, out) in pair.into_iter().flatten().zip(out.iter_mut().flatten()) {
-            matmul(exec, x, w, out)?;
-        }
-    }
-    match (weights.last, &mut out.last) {
-        (Some(w), Some(out)) => matmul(exec, x, w, out),
-        _ => Ok(()),
-    }
+    low(exec, 0, first)?;
+    exec.join()
 }
 
 #[cfg(test)]

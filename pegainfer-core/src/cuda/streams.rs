@@ -1,0 +1,118 @@
+//! Streams of a GPU: the main one, on which ops run in order, and some beside it for small ops that do not depend on each other.
+//!
+//! A side stream begins behind what the main one has when an op is put into it ([`Cuda::enter_side`]), and the main one goes on behind all
+//! side streams in use when they are joined ([`Cuda::join_sides`]). A captured graph then has branches.
+
+use super::memory::DeviceBuffer;
+use super::overlap::OverlapCheck;
+use super::{COUNTERS, Cuda, WORKSPACE_BYTES, error};
+use crate::tensor::OpError;
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream};
+use std::sync::Arc;
+
+const OP: &str = "cuda: stream";
+
+/// A stream, and the memory that each op on it has exclusively.
+pub(super) struct Lane {
+    pub stream: Arc<CudaStream>,
+    pub workspace: DeviceBuffer,
+    pub counters: DeviceBuffer,
+    pub overlap: OverlapCheck,
+    /// Whether the next kernel follows a wait for other streams: it cannot overlap what is before.
+    pub waits: bool,
+    /// Recorded on it when another stream is to wait for it.
+    reached: CudaEvent,
+}
+
+/// All streams of a GPU.
+pub(super) struct Streams {
+    pub main: Lane,
+    sides: Vec<Lane>,
+    /// Whether each of `sides` was used since the last join.
+    used: Vec<bool>,
+    /// The side stream that ops go to now; `None`: the main one.
+    current: Option<usize>,
+}
+
+impl Lane {
+    fn new(context: &Arc<CudaContext>) -> Result<Self, OpError> {
+        let stream = context.new_stream().map_err(error(OP))?;
+        let workspace = DeviceBuffer::zeroed(context, &stream, WORKSPACE_BYTES).map_err(error("cuda: workspace"))?;
+        let counters = DeviceBuffer::zeroed(context, &stream, COUNTERS * size_of::<u32>());
+        let counters = counters.map_err(error("cuda: counters"))?;
+        let reached = context.new_event(None).map_err(error(OP))?;
+        Ok(Self { stream, workspace, counters, overlap: OverlapCheck::new(), waits: false, reached })
+    }
+
+    /// Lets what is put into this stream from now on start when what `other` has now has ended.
+    fn wait_for(&mut self, other: &Self) -> Result<(), OpError> {
+        other.reached.record(&other.stream).map_err(error(OP))?;
+        self.stream.wait(&other.reached).map_err(error(OP))?;
+        self.waits = true;
+        Ok(())
+    }
+}
+
+impl Streams {
+    pub fn new(context: &Arc<CudaContext>) -> Result<Self, OpError> {
+        Ok(Self { main: Lane::new(context)?, sides: Vec::new(), used: Vec::new(), current: None })
+    }
+
+    /// The one that ops go to.
+    pub fn current(&self) -> &Lane {
+        self.current.map_or(&self.main, |side| &self.sides[side])
+    }
+
+    pub fn current_mut(&mut self) -> &mut Lane {
+        match self.current {
+            Some(side) => &mut self.sides[side],
+            None => &mut self.main,
+        }
+    }
+
+    /// Every stream.
+    pub fn all(&self) -> impl Iterator<Item = &Lane> {
+        std::iter::once(&self.main).chain(&self.sides)
+    }
+}
+
+impl Cuda {
+    /// Makes side streams until there are `count`, each with a workspace of its own; not while a graph is captured.
+    pub(crate) fn open_sides(&mut self, count: usize) -> Result<(), OpError> {
+        self.bind()?;
+        while self.streams.sides.len() < count {
+            let lane = Lane::new(&self.context)?;
+            lane.stream.synchronize().map_err(error(OP))?;
+            self.streams.sides.push(lane);
+            self.streams.used.push(false);
+        }
+        Ok(())
+    }
+
+    /// Lets ops go to this side stream until [`leave_side`](Self::leave_side), behind what the main stream has now. False, and nothing is
+    /// changed, if it is not open.
+    pub(crate) fn enter_side(&mut self, side: usize) -> Result<bool, OpError> {
+        let Streams { main, sides, used, current } = &mut self.streams;
+        assert!(current.is_none(), "a side stream of a side stream");
+        let Some(lane) = sides.get_mut(side) else { return Ok(false) };
+        lane.wait_for(main)?;
+        used[side] = true;
+        *current = Some(side);
+        Ok(true)
+    }
+
+    /// Lets ops go to the main stream again.
+    pub(crate) fn leave_side(&mut self) {
+        self.streams.current = None;
+    }
+
+    /// Lets what is put into the main stream from now on start when the side streams have ended.
+    pub(crate) fn join_sides(&mut self) -> Result<(), OpError> {
+        let Streams { main, sides, used, .. } = &mut self.streams;
+        sides
+            .iter()
+            .zip(used)
+            .filter_map(|(side, used)| std::mem::take(used).then_some(side))
+            .try_for_each(|side| main.wait_for(side))
+    }
+}
