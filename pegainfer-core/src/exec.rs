@@ -162,7 +162,7 @@ impl Exec {
     /// Makes up to `count` streams beside the main one of a GPU, for [`beside`](Self::beside), with 160 MB of device memory each. No effect
     /// on other devices.
     pub fn open_side_streams(&mut self, count: usize) -> Result<(), OpError> {
-        self.cuda.as_mut().map_or(Ok(()), |cuda| cuda.open_sides(count))
+        self.cuda.as_mut().map_or(Ok(()), |cuda| cuda.streams().open(count))
     }
 
     /// Puts the ops that `f` calls into side stream number `side`: they start behind what was launched so far, and run beside what is
@@ -170,19 +170,19 @@ impl Exec {
     /// with the ops beside them. In order, like other ops, where there is no such stream, and where ops are timed.
     pub fn beside<R>(&mut self, side: usize, f: impl FnOnce(&mut Self) -> Result<R, OpError>) -> Result<R, OpError> {
         let entered = match self.cuda.as_mut().filter(|_| !self.times_ops) {
-            Some(cuda) => cuda.enter_side(side)?,
+            Some(cuda) => cuda.streams().enter(side)?,
             None => false,
         };
         let result = f(self);
         if let Some(cuda) = self.cuda.as_mut().filter(|_| entered) {
-            cuda.leave_side();
+            cuda.streams().leave();
         }
         result
     }
 
     /// Lets what is launched from now on start when the ops in side streams have ended.
     pub fn join(&mut self) -> Result<(), OpError> {
-        self.cuda.as_mut().map_or(Ok(()), Cuda::join_sides)
+        self.cuda.as_mut().map_or(Ok(()), |cuda| cuda.streams().join())
     }
 
     /// Starts to capture launches on the GPU, which are not run, until [`end_capture`](Self::end_capture), which must follow.

@@ -27,6 +27,8 @@ pub(crate) use readback_buffer::ReadbackBuffer;
 pub use status::describe;
 pub(crate) use status::error;
 use status::launch_error;
+use streams::Streams;
+pub use streams::{COUNTERS, WORKSPACE_BYTES};
 pub use tensor_map::{BOX_COLUMNS, TensorMap};
 pub(crate) use upload::Target;
 
@@ -38,15 +40,6 @@ use overlap::{Span, Start};
 use staging::{STAGING_BYTES, Staging};
 use std::fmt;
 use std::sync::Arc;
-use streams::Streams;
-
-/// Bytes of the workspace that kernels share for partial results of split reductions, packed activations and what an op keeps between its
-/// launches. Launchers choose their splits and passes to fit: the largest pass is the routed experts of 4,096 tokens of DeepSeek-V4-Flash on
-/// two GPUs. It never grows, so that captured graphs can hold its address.
-pub const WORKSPACE_BYTES: usize = 160 << 20;
-
-/// Number of `u32` counters for synchronisation between the blocks of a kernel. They are zero between kernels.
-pub const COUNTERS: usize = 16 << 10;
 
 /// Properties of a GPU, as the driver reports them.
 #[derive(Debug, Clone, PartialEq)]
@@ -177,6 +170,11 @@ impl Cuda {
     /// The stream that ops go to, for libraries that launch kernels themselves.
     pub fn stream(&self) -> &Arc<CudaStream> {
         &self.streams.current().stream
+    }
+
+    /// All streams, to choose the one that ops go to.
+    pub(crate) fn streams(&mut self) -> &mut Streams {
+        &mut self.streams
     }
 
     /// Waits for everything that was launched, and returns its errors.

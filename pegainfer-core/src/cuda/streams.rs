@@ -1,16 +1,24 @@
 //! Streams of a GPU: the main one, on which ops run in order, and some beside it for small ops that do not depend on each other.
 //!
-//! A side stream begins behind what the main one has when an op is put into it ([`Cuda::enter_side`]), and the main one goes on behind all
-//! side streams in use when they are joined ([`Cuda::join_sides`]). A captured graph then has branches.
+//! A side stream begins behind what the main one has when an op is put into it ([`Streams::enter`]), and the main one goes on behind all
+//! side streams in use when they are joined ([`Streams::join`]). A captured graph then has branches.
 
 use super::memory::DeviceBuffer;
 use super::overlap::OverlapCheck;
-use super::{COUNTERS, Cuda, WORKSPACE_BYTES, error};
+use super::status::error;
 use crate::tensor::OpError;
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream};
 use std::sync::Arc;
 
 const OP: &str = "cuda: stream";
+
+/// Bytes of the workspace that kernels share for partial results of split reductions, packed activations and what an op keeps between its
+/// launches. Launchers choose their splits and passes to fit: the largest pass is the routed experts of 4,096 tokens of DeepSeek-V4-Flash on
+/// two GPUs. It never grows, so that captured graphs can hold its address.
+pub const WORKSPACE_BYTES: usize = 160 << 20;
+
+/// Number of `u32` counters for synchronisation between the blocks of a kernel. They are zero between kernels.
+pub const COUNTERS: usize = 16 << 10;
 
 /// A stream, and the memory that each op on it has exclusively.
 pub(super) struct Lane {
@@ -25,8 +33,9 @@ pub(super) struct Lane {
 }
 
 /// All streams of a GPU.
-pub(super) struct Streams {
-    pub main: Lane,
+pub(crate) struct Streams {
+    context: Arc<CudaContext>,
+    pub(super) main: Lane,
     sides: Vec<Lane>,
     /// Whether each of `sides` was used since the last join.
     used: Vec<bool>,
@@ -54,16 +63,17 @@ impl Lane {
 }
 
 impl Streams {
-    pub fn new(context: &Arc<CudaContext>) -> Result<Self, OpError> {
-        Ok(Self { main: Lane::new(context)?, sides: Vec::new(), used: Vec::new(), current: None })
+    pub(super) fn new(context: &Arc<CudaContext>) -> Result<Self, OpError> {
+        let (context, main) = (context.clone(), Lane::new(context)?);
+        Ok(Self { context, main, sides: Vec::new(), used: Vec::new(), current: None })
     }
 
     /// The one that ops go to.
-    pub fn current(&self) -> &Lane {
+    pub(super) fn current(&self) -> &Lane {
         self.current.map_or(&self.main, |side| &self.sides[side])
     }
 
-    pub fn current_mut(&mut self) -> &mut Lane {
+    pub(super) fn current_mut(&mut self) -> &mut Lane {
         match self.current {
             Some(side) => &mut self.sides[side],
             None => &mut self.main,
@@ -71,48 +81,42 @@ impl Streams {
     }
 
     /// Every stream.
-    pub fn all(&self) -> impl Iterator<Item = &Lane> {
+    pub(super) fn all(&self) -> impl Iterator<Item = &Lane> {
         std::iter::once(&self.main).chain(&self.sides)
     }
-}
 
-impl Cuda {
     /// Makes side streams until there are `count`, each with a workspace of its own; not while a graph is captured.
-    pub(crate) fn open_sides(&mut self, count: usize) -> Result<(), OpError> {
-        self.bind()?;
-        while self.streams.sides.len() < count {
+    pub fn open(&mut self, count: usize) -> Result<(), OpError> {
+        self.context.bind_to_thread().map_err(error(OP))?;
+        while self.sides.len() < count {
             let lane = Lane::new(&self.context)?;
             lane.stream.synchronize().map_err(error(OP))?;
-            self.streams.sides.push(lane);
-            self.streams.used.push(false);
+            self.sides.push(lane);
+            self.used.push(false);
         }
         Ok(())
     }
 
-    /// Lets ops go to this side stream until [`leave_side`](Self::leave_side), behind what the main stream has now. False, and nothing is
-    /// changed, if it is not open.
-    pub(crate) fn enter_side(&mut self, side: usize) -> Result<bool, OpError> {
-        let Streams { main, sides, used, current } = &mut self.streams;
-        assert!(current.is_none(), "a side stream of a side stream");
-        let Some(lane) = sides.get_mut(side) else { return Ok(false) };
-        lane.wait_for(main)?;
-        used[side] = true;
-        *current = Some(side);
+    /// Lets ops go to this side stream until [`leave`](Self::leave), behind what the main stream has now. False, and nothing is changed, if
+    /// it is not open.
+    pub fn enter(&mut self, side: usize) -> Result<bool, OpError> {
+        assert!(self.current.is_none(), "a side stream of a side stream");
+        let Some(lane) = self.sides.get_mut(side) else { return Ok(false) };
+        lane.wait_for(&self.main)?;
+        self.used[side] = true;
+        self.current = Some(side);
         Ok(true)
     }
 
     /// Lets ops go to the main stream again.
-    pub(crate) fn leave_side(&mut self) {
-        self.streams.current = None;
+    pub fn leave(&mut self) {
+        self.current = None;
     }
 
     /// Lets what is put into the main stream from now on start when the side streams have ended.
-    pub(crate) fn join_sides(&mut self) -> Result<(), OpError> {
-        let Streams { main, sides, used, .. } = &mut self.streams;
-        sides
-            .iter()
-            .zip(used)
-            .filter_map(|(side, used)| std::mem::take(used).then_some(side))
-            .try_for_each(|side| main.wait_for(side))
+    pub fn join(&mut self) -> Result<(), OpError> {
+        let Self { main, sides, used, .. } = self;
+        let mut in_use = sides.iter().zip(used).filter_map(|(side, used)| std::mem::take(used).then_some(side));
+        in_use.try_for_each(|side| main.wait_for(side))
     }
 }
