@@ -1,8 +1,8 @@
 //! One NVIDIA GPU: context, stream, staging, and the launch of kernels that were compiled at build time.
 //!
 //! The driver is opened at run time (`libcuda.so.1`): a binary with this module starts without a driver, and serves on the
-//! CPU there. Ops of one [`Cuda`] run in order on one stream, but for those that are put beside it (`streams`). An error in a kernel is reported by the next
-//! [`Cuda::synchronize`] or read and is permanent: the context is lost.
+//! CPU there. Ops of one [`Cuda`] run in order on one stream, but for those that are put beside it (`streams`). An error in a kernel is
+//! reported by the next [`Cuda::synchronize`] or read and is permanent: the context is lost.
 
 mod copies;
 mod graph;

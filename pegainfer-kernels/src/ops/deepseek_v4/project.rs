@@ -116,9 +116,14 @@ pub fn project(
     };
     let (tokens, Projected { low: [first, second], pairs: [main, index], last }) = (x.rows_cols().0, out);
     beside(exec, tokens, 0, |exec| low(exec, 1, second))?;
-    beside(exec, tokens, 1, |exec| pair(exec, 0, main))?;
+    if weights.pairs[0].is_some() {
+        beside(exec, tokens, 1, |exec| pair(exec, 0, main))?;
+    }
+    if weights.pairs[1].is_some() {
+        beside(exec, tokens, 2, |exec| pair(exec, 1, index))?;
+    }
     if let (Some(w), Some(last)) = (weights.last, last) {
-        beside(exec, tokens, 2, |exec| pair(exec, 1, index).and_then(|()| matmul(exec, x, w, last)))?;
+        beside(exec, tokens, 2, |exec| matmul(exec, x, w, last))?;
     }
     low(exec, 0, first)?;
     exec.join()
