@@ -22,6 +22,13 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
+    /// For `tokens` tokens of layers of this kind, whose entries have `dim` elements.
+    fn new(exec: &mut Exec, tokens: usize, kind: LayerKind, dim: usize) -> std::io::Result<Self> {
+        let width = if kind == LayerKind::Sparse { 2 * dim } else { dim };
+        let mut tensor = |name: &str| exec.tensor(name, &[tokens, width], DType::F32);
+        Ok(Self { values: tensor("compressor.values")?, scores: tensor("compressor.scores")? })
+    }
+
     /// The outputs of the compressor's GEMMs: values, then scores.
     pub fn both(&mut self) -> [&mut Tensor; 2] {
         [&mut self.values, &mut self.scores]
@@ -117,15 +124,8 @@ impl Workspace {
         let mut normed =
             |name, width| Normed::new(exec, name, (equal, width), numerics.activations, numerics.quantize_activations);
         let (normed, qr) = (normed("normed", hidden)?, normed("qr", config.q_lora_rank)?);
-        let mut tensor = |name: &str, shape: &[usize], dtype| exec.tensor(name, shape, dtype);
         let act = numerics.activations;
-        let mut pair = |kind: LayerKind, dim: usize| {
-            let width = if kind == LayerKind::Sparse { 2 * dim } else { dim };
-            Ok::<_, std::io::Error>(Pair {
-                values: tensor("compressor.values", &[t, width], DType::F32)?,
-                scores: tensor("compressor.scores", &[t, width], DType::F32)?,
-            })
-        };
+        let mut pair = |kind, dim| Pair::new(exec, t, kind, dim);
         let (sparse, heavy) = (pair(LayerKind::Sparse, dim)?, pair(LayerKind::Heavy, dim)?);
         let index = pair(LayerKind::Sparse, config.index_head_dim)?;
         let has_mtp = config.loads_drafts && matches!(config.drafts, Drafts::Mtp { .. });

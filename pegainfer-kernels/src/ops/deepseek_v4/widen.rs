@@ -19,7 +19,8 @@ pub fn widens(exec: &mut Exec, x: &Tensor, w: &Matrix, out: &Tensor) -> Result<b
 
 /// `out = w`, exactly: codes of e4m3 times the powers of two of their blocks.
 ///
-/// `w`: `[n, k]` FP8 with scales in E8M0, k a multiple of 128; `out`: `[n, k]` bf16.
+/// `w`: `[n, k]` FP8 with scales in E8M0, k a multiple of 128; `out`: `[n, k]` bf16. An error for other formats and shapes. The formats are those
+/// of DeepSeek-V4's checkpoints; the reference multiplies `wo_a` in bf16.
 pub fn widen(exec: &mut Exec, w: &Matrix, out: &mut Tensor) -> Result<(), OpError> {
     let (check, (n, k)) = (Check("widen"), w.shape());
     whole_blocks(check, w)?;
