@@ -113,25 +113,25 @@ impl Pass<'_> {
     }
 
     /// This rank's tokens if each rank has the residual streams of some of them; `None` if it has those of all. From the end of the first
-    /// block to that of the last, `streams`, `post`, `comb` and `mixed` then hold its own tokens, as `partial` does once it is summed, and
+    /// block to that of the last, `streams`, `post`, `comb` and `mixed` then hold its own tokens, as `output` does once it is summed, and
     /// `normed` until [`Normed::gather`](crate::normed::Normed::gather).
     fn shared_tokens(&self) -> Option<OwnTokens> {
         let (tokens, shared) = (self.step.tokens.len(), self.is_shared() && is_of_prompts(self.step));
         (shared && tokens >= self.sharing.tokens).then(|| self.shard.tokens(tokens))
     }
 
-    /// Sums `partial` over the ranks: the rows of this rank's tokens, or where it has all of them the rows of all. Nothing if there is one
+    /// Sums `output` over the ranks: the rows of this rank's tokens, or where it has all of them the rows of all. Nothing if there is one
     /// rank.
     fn sum_over_ranks(&mut self) -> Result<(), OpError> {
         let (share, shared, tokens) = (self.shared_tokens(), self.is_shared(), self.step.tokens.len());
         let Self { exec, work, communicator, .. } = self;
         match share {
             _ if !shared => Ok(()),
-            None => communicator.all_reduce(exec, &mut work.partial),
+            None => communicator.all_reduce(exec, &mut work.output),
             Some(share) => {
-                work.partial.set_rows(share.rows);
-                let summed = communicator.reduce_scatter(exec, &mut work.partial);
-                work.partial.set_rows(tokens);
+                work.output.set_rows(share.rows);
+                let summed = communicator.reduce_scatter(exec, &mut work.output);
+                work.output.set_rows(tokens);
                 summed
             }
         }
@@ -139,19 +139,26 @@ impl Pass<'_> {
 
     /// Adds the output of the block before to the streams, mixes them to the input of the next block and normalises it: writes `normed`.
     fn enter(&mut self, hyper: &HyperWeights, norm: &Tensor) -> Result<(), OpError> {
-        let (spec, eps, shared) = (self.hyper_spec(), self.config.rms_norm_eps, self.is_shared());
+        let (spec, eps) = (self.hyper_spec(), self.config.rms_norm_eps);
         let (share, tokens) = (self.shared_tokens(), self.step.tokens.len());
         let Self { exec, work, .. } = self;
         let (hyper, norm) = ((hyper, spec), (norm, eps));
         let Some(OwnTokens { own, .. }) = share else {
-            let Workspace { output, partial, streams, post, comb, mixed, normed, .. } = &mut **work;
-            let f = if shared { partial } else { output };
-            return ops::hyper_merge_mix_norm(exec, (f, streams), hyper, (post, comb), norm, mixed, normed.outputs());
+            let Workspace { output, streams, post, comb, mixed, normed, .. } = &mut **work;
+            return ops::hyper_merge_mix_norm(
+                exec,
+                (output, streams),
+                hyper,
+                (post, comb),
+                norm,
+                mixed,
+                normed.outputs(),
+            );
         };
         work.set_residual_range(own.clone());
-        let Workspace { partial, streams, post, comb, mixed, normed, .. } = &mut **work;
+        let Workspace { output, streams, post, comb, mixed, normed, .. } = &mut **work;
         let written = normed.write_own(own, |outputs| {
-            ops::hyper_merge_mix_norm(exec, (partial, streams), hyper, (post, comb), norm, mixed, outputs)
+            ops::hyper_merge_mix_norm(exec, (output, streams), hyper, (post, comb), norm, mixed, outputs)
         });
         work.set_residual_range(0..tokens);
         written
@@ -159,14 +166,13 @@ impl Pass<'_> {
 
     /// Adds the output of the last block to the streams, which are then those of all tokens.
     fn leave(&mut self) -> Result<(), OpError> {
-        let (share, shared, tokens) = (self.shared_tokens(), self.is_shared(), self.step.tokens.len());
+        let (share, tokens) = (self.shared_tokens(), self.step.tokens.len());
         let Self { exec, work, .. } = self;
         let Some(OwnTokens { own, .. }) = share else {
-            let f = if shared { &work.partial } else { &work.output };
-            return ops::hyper_merge(exec, f, (&work.post, &work.comb), &mut work.streams);
+            return ops::hyper_merge(exec, &work.output, (&work.post, &work.comb), &mut work.streams);
         };
         work.set_residual_range(own);
-        let merged = ops::hyper_merge(exec, &work.partial, (&work.post, &work.comb), &mut work.streams);
+        let merged = ops::hyper_merge(exec, &work.output, (&work.post, &work.comb), &mut work.streams);
         work.set_residual_range(0..tokens);
         merged.and_then(|()| self.gather_streams())
     }
@@ -181,9 +187,8 @@ impl Pass<'_> {
         gathered
     }
 
-    /// Runs `normed` through the experts of all ranks: writes `output`, or `partial` if there are several ranks.
+    /// Runs `normed` through the experts of all ranks: writes `output`.
     fn experts(&mut self, moe: &weights::Moe) -> Result<(), OpError> {
-        let shared = self.is_shared();
         let share = self.shared_tokens();
         let Self { exec, config, numerics, shard, inputs, work, communicator, .. } = self;
         let math = ExpertMath { limit: config.swiglu_limit, quantize: numerics.quantize_activations };
@@ -207,8 +212,7 @@ impl Pass<'_> {
         let spec = RoutingSpec { scale: config.routed_scaling };
         ops::route(exec, &work.router_logits, routing, spec, (&mut work.experts, &mut work.expert_weights))?;
         let choice = (&work.experts, &work.expert_weights);
-        let out = if shared { &mut work.partial } else { &mut work.output };
-        ops::moe(exec, x, choice, experts, math, &work.shared, out)?;
+        ops::moe(exec, x, choice, experts, math, &work.shared, &mut work.output)?;
         self.sum_over_ranks()
     }
 }

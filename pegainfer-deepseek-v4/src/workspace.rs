@@ -50,10 +50,8 @@ pub(crate) struct Workspace {
     pub post: Tensor,
     /// How the streams are mixed, `[tokens, 4, 4]` f32.
     pub comb: Tensor,
-    /// Output of a block if there is one rank, `[tokens, hidden]`.
+    /// Output of a block, if there are several ranks this rank's part of it and then the sum over them, `[tokens, hidden]`.
     pub output: Tensor,
-    /// If there are several ranks, this rank's part of a block's output, then the sum over the ranks, `[tokens, hidden]` f32.
-    pub partial: Tensor,
     /// Output of the shared expert, where kernels of its own compute it, `[tokens, hidden]`.
     pub shared: Tensor,
     /// `[tokens, q_lora]`, before its norm.
@@ -155,8 +153,7 @@ impl Workspace {
             normed,
             post: tensor("post", &[t, STREAMS], DType::F32)?,
             comb: tensor("comb", &[t, STREAMS, STREAMS], DType::F32)?,
-            output: tensor("output", &[t, hidden], act)?,
-            partial: tensor("partial", &[equal, hidden], DType::F32)?,
+            output: tensor("output", &[equal, hidden], act)?,
             shared: tensor("shared", &[t, hidden], act)?,
             qr_raw: tensor("qr_raw", &[t, config.q_lora_rank], act)?,
             qr,
@@ -187,18 +184,18 @@ impl Workspace {
         })
     }
 
-    /// Gives what belongs to the residual streams, and the sum over ranks that is added to them, the rows of these tokens.
+    /// Gives what belongs to the residual streams, and the block's output that is added to them, the rows of these tokens.
     pub fn set_residual_range(&mut self, tokens: Range<usize>) {
-        let Self { partial, streams, post, comb, mixed, .. } = self;
-        for tensor in [partial, streams, post, comb, mixed] {
+        let Self { output, streams, post, comb, mixed, .. } = self;
+        for tensor in [output, streams, post, comb, mixed] {
             tensor.set_range(tokens.start, tokens.len());
         }
     }
 
     /// Gives every activation the rows of a step of `tokens` tokens.
     pub fn set_rows(&mut self, tokens: usize) {
-        let Self { embedded, streams, mixed, post, comb, output, partial, shared, .. } = self;
-        for tensor in [embedded, streams, mixed, post, comb, output, partial, shared] {
+        let Self { embedded, streams, mixed, post, comb, output, shared, .. } = self;
+        for tensor in [embedded, streams, mixed, post, comb, output, shared] {
             tensor.set_rows(tokens);
         }
         let Self { qr_raw, q, kv_raw, kv, index_q, index_weights, chosen, attended, z, .. } = self;

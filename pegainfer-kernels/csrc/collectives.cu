@@ -375,7 +375,8 @@ struct Parts {
     __device__ uint4 &at(uint32_t q, uint32_t i) const { return x[size_t(q) * part + first + i]; }
 };
 
-template <int kRanks> __device__ __forceinline__ void reduce_scatter(Exchange<kRanks> exchange, const Parts &parts) {
+template <int kRanks, typename T>
+__device__ __forceinline__ void reduce_scatter(Exchange<kRanks> exchange, const Parts &parts) {
     const Range range(parts.count);
 #pragma unroll 4
     for (uint32_t i = range.begin + threadIdx.x; i < range.end; i += kThreads) {
@@ -388,12 +389,13 @@ template <int kRanks> __device__ __forceinline__ void reduce_scatter(Exchange<kR
 #pragma unroll 2
     for (uint32_t i = range.begin + threadIdx.x; i < range.end; i += kThreads) {
         uint4 &own = parts.at(exchange.rank, i);
-        own = staged_sum<kRanks, float>(exchange, own, i);
+        own = staged_sum<kRanks, T>(exchange, own, i);
     }
     exchange.end();
 }
 
-template <int kRanks> __device__ __forceinline__ void all_gather_rows(Exchange<kRanks> exchange, const Parts &parts) {
+template <int kRanks, typename>
+__device__ __forceinline__ void all_gather_rows(Exchange<kRanks> exchange, const Parts &parts) {
     const Range range(parts.count);
 #pragma unroll 4
     for (uint32_t i = range.begin + threadIdx.x; i < range.end; i += kThreads) push(exchange, parts.at(exchange.rank, i), i);
@@ -433,12 +435,13 @@ template <int kRanks> __device__ __forceinline__ void all_gather_rows(Exchange<k
         T *x, uint32_t part, uint32_t first, uint32_t count, uint32_t alone, LINK) {                                   \
         start_after_predecessor();                                                                                     \
         EXCHANGE(N, OP)                                                                                                \
-        NAME<N>(exchange, Parts{reinterpret_cast<uint4 *>(x), part, first, count, alone});                             \
+        NAME<N, T>(exchange, Parts{reinterpret_cast<uint4 *>(x), part, first, count, alone});                             \
     }
 #define RANKS(N)                                                                                                       \
     KINDS(N, f32, float)                                                                                               \
     KINDS(N, bf16, bf16)                                                                                               \
     OF_PARTS(reduce_scatter, kReduceScatter, N, f32, float)                                                            \
+    OF_PARTS(reduce_scatter, kReduceScatter, N, bf16, bf16)                                                            \
     OF_PARTS(all_gather_rows, kAllGatherRows, N, f32, float)                                                           \
     OF_PARTS(all_gather_rows, kAllGatherRows, N, bf16, bf16)                                                           \
     extern "C" __global__ __launch_bounds__(kThreads, 1) void all_gather_columns_##N(                                     \

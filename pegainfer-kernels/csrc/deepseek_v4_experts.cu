@@ -137,7 +137,7 @@ __device__ void down_tile(const bf16 *__restrict__ h, const W *__restrict__ w, c
 // A column a thread: the pairs of a token whose experts are here, in the order of the experts, then `shared` unless it is null.
 template <typename T>
 __device__ void sum_pairs(const T *__restrict__ y, const uint32_t *__restrict__ chosen, const T *__restrict__ shared,
-                          void *__restrict__ out, uint32_t hidden, uint32_t k, uint32_t first, uint32_t experts, uint32_t to_f32) {
+                          T *__restrict__ out, uint32_t hidden, uint32_t k, uint32_t first, uint32_t experts) {
     __shared__ uint32_t order[kMaxChosen], keys[kMaxChosen], count;
     if (threadIdx.x < k) keys[threadIdx.x] = chosen[size_t(blockIdx.x) * k + threadIdx.x];
     __syncthreads();
@@ -157,8 +157,7 @@ __device__ void sum_pairs(const T *__restrict__ y, const uint32_t *__restrict__ 
     for (uint32_t i = 0; i < count; ++i) sum += to_float(y[(size_t(blockIdx.x) * k + order[i]) * hidden + c]);
     const size_t to = size_t(blockIdx.x) * hidden + c;
     if (shared) sum += to_float(shared[to]);
-    if (to_f32) static_cast<float *>(out)[to] = sum;
-    else put(static_cast<bf16 *>(out) + to, sum);
+    put(out + to, sum);
 }
 
 #define BY_ACTIVATION(SUFFIX, T)                                                                                       \
@@ -167,9 +166,9 @@ __device__ void sum_pairs(const T *__restrict__ y, const uint32_t *__restrict__ 
         const T *y,                    /* [tokens * k, hidden] */                                                      \
         const uint32_t *chosen,        /* [tokens, k] */                                                               \
         const T *shared,               /* [tokens, hidden], of the shared expert; null: none */                        \
-        void *out,                     /* [tokens, hidden] bf16 or f32, see `to_f32` */                                \
-        uint32_t hidden, uint32_t k, uint32_t first, uint32_t experts, uint32_t to_f32) {                              \
-        sum_pairs(y, chosen, shared, out, hidden, k, first, experts, to_f32);                                          \
+        T *out,                        /* [tokens, hidden] */                                                          \
+        uint32_t hidden, uint32_t k, uint32_t first, uint32_t experts) {                                               \
+        sum_pairs(y, chosen, shared, out, hidden, k, first, experts);                                                  \
     }
 BY_ACTIVATION(bf16, bf16)
 BY_ACTIVATION(f32, float)

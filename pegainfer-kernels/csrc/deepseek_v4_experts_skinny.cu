@@ -304,10 +304,9 @@ constexpr uint32_t kMostChosen = limits::deepseek_v4_gemm::kMaxChosen;
 extern "C" __global__ __launch_bounds__(128) void experts_add(
     const bf16 *y,          // [pairs, hidden]
     const uint32_t *chosen, // [tokens, k]
-    void *out,              // [tokens, hidden] bf16 or f32, see `to_f32`
+    bf16 *out,              // [tokens, hidden]
     uint32_t tokens, uint32_t hidden, uint32_t k, uint32_t first, uint32_t experts,
-    uint32_t shared,        // whether the tokens have pairs with the shared expert
-    uint32_t to_f32) {
+    uint32_t shared) {      // whether the tokens have pairs with the shared expert
     constexpr uint32_t kThreads = 128;
     __shared__ uint32_t keys[kMostChosen], order[kMostChosen], values[kMostChosen][kThreads];
     release_successor();
@@ -347,7 +346,5 @@ extern "C" __global__ __launch_bounds__(128) void experts_add(
         const float2 v = widen(last);
         sum = make_float2(v.x + sum.x, v.y + sum.y);
     }
-    const size_t to = size_t(t) * hidden + c;
-    if (to_f32) put(static_cast<float *>(out) + to, sum.x, sum.y);
-    else put(static_cast<bf16 *>(out) + to, sum.x, sum.y);
+    put(out + size_t(t) * hidden + c, sum.x, sum.y);
 }

@@ -307,9 +307,9 @@ extern "C" __global__ __launch_bounds__(1024) void add_columns(
     const bf16 *y,          // [tokens * k, columns]
     const uint32_t *chosen, // [tokens, k]
     const bf16 *shared,     // [tokens, hidden]; null: none
-    void *out,              // [tokens, hidden] bf16 or f32, see `to_f32`
+    bf16 *out,              // [tokens, hidden]
     uint32_t tokens, uint32_t hidden, uint32_t k, uint32_t first, uint32_t experts, // those that are here
-    uint32_t first_column, uint32_t columns, uint32_t to_f32) {
+    uint32_t first_column, uint32_t columns) {
     __shared__ uint32_t order[kAddTokens][kMaxChosen], counts[kAddTokens];
     release_successor();
     wait_for_predecessor();
@@ -353,13 +353,8 @@ extern "C" __global__ __launch_bounds__(1024) void add_columns(
         }
     }
     if (shared) add(last);
-    if (to_f32) {
-        float4 *four = reinterpret_cast<float4 *>(static_cast<float *>(out) + to);
-        four[0] = make_float4(sum[0], sum[1], sum[2], sum[3]), four[1] = make_float4(sum[4], sum[5], sum[6], sum[7]);
-    } else {
-        *reinterpret_cast<uint4 *>(static_cast<bf16 *>(out) + to) =
-            make_uint4(narrow(sum[0], sum[1]), narrow(sum[2], sum[3]), narrow(sum[4], sum[5]), narrow(sum[6], sum[7]));
-    }
+    *reinterpret_cast<uint4 *>(out + to) =
+        make_uint4(narrow(sum[0], sum[1]), narrow(sum[2], sum[3]), narrow(sum[4], sum[5]), narrow(sum[6], sum[7]));
 }
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL

@@ -20,21 +20,16 @@ constexpr uint32_t kSplitsOfWarp = kNormWarpColumns / kColumns; // whose columns
 static_assert(kWarps * kSlice == kColumns && kNormWarpColumns == 32 * kVector, "a slice a warp; a vector a lane");
 
 // A block's 64 columns of 16 tokens as they are in memory.
-template <typename F> struct StagedTile {
-    static constexpr uint32_t kOutputVectors = kColumns * sizeof(F) / 16; // of a token: 8 or 16
-    uint4 stream[kStreams][kTileTokens][kColumns / kVector];
-    uint4 output[kTileTokens][kOutputVectors];
+struct StagedTile {
+    uint4 stream[kStreams][kTileTokens][kColumns / kVector], output[kTileTokens][kColumns / kVector];
     float4 post[kTileTokens], comb[kTileTokens][kStreams];
 
     // Where a vector of a token is: lanes that read a warp's columns of neighbouring tokens at once have different banks.
     static __device__ __forceinline__ uint32_t place(uint32_t token, uint32_t vector) { return vector ^ token % 4 * 2; }
-    static __device__ __forceinline__ uint32_t output_place(uint32_t token, uint32_t vector) {
-        return kOutputVectors == 8 ? place(token, vector) : vector ^ token % 2 * 4;
-    }
 
     // Begins to copy the tile, columns `column` on. `token`: that of each row. Eight threads a row.
     template <typename Token>
-    __device__ __forceinline__ void fetch(const F *f, const float *post_at, const float *comb_at, const bf16 *streams,
+    __device__ __forceinline__ void fetch(const bf16 *f, const float *post_at, const float *comb_at, const bf16 *streams,
                                           uint32_t hidden, uint32_t column, Token token) {
         static_assert(kThreads == 8 * kTileTokens && kColumns == 8 * kVector, "a vector of each stream a thread");
         const uint32_t row = threadIdx.x / 8, vector = threadIdx.x % 8;
@@ -42,9 +37,7 @@ template <typename F> struct StagedTile {
 #pragma unroll
         for (uint32_t j = 0; j < kStreams; ++j)
             copy16(&stream[j][row][place(row, vector)], streams + (at * kStreams + j) * hidden + column + vector * kVector);
-#pragma unroll
-        for (uint32_t v = 0; v < kOutputVectors; v += 8)
-            copy16(&output[row][output_place(row, v + vector)], f + at * hidden + column + (v + vector) * (16 / sizeof(F)));
+        copy16(&output[row][place(row, vector)], f + at * hidden + column + vector * kVector);
         if (threadIdx.x < kTileTokens * kStreams)
             copy16(&comb[threadIdx.x / kStreams][threadIdx.x % kStreams],
                    comb_at + (token(threadIdx.x / kStreams) * kStreams + threadIdx.x % kStreams) * kStreams);
@@ -53,24 +46,29 @@ template <typename F> struct StagedTile {
     }
 
     // This lane's columns of a row: those of quad among the 16 of the warp.
-    __device__ __forceinline__ Columns<F> columns(uint32_t row, uint32_t warp) const {
+    __device__ __forceinline__ Columns columns(uint32_t row, uint32_t warp) const {
         const uint32_t quad = threadIdx.x % 4, place_of = place(row, warp * 2 + quad / 2) * 2 + quad % 2; // in half vectors
-        Columns<F> out;
+        Columns out;
 #pragma unroll
         for (uint32_t j = 0; j < kStreams; ++j) out.stream[j] = reinterpret_cast<const uint2 *>(stream[j][row])[place_of];
-        if constexpr (kOutputVectors == 8) out.output = reinterpret_cast<const uint2 *>(output[row])[place_of];
-        else out.output = reinterpret_cast<const float4 *>(output[row])[output_place(row, warp * 4 + quad)];
+        out.output = reinterpret_cast<const uint2 *>(output[row])[place_of];
         return out;
     }
 
     __device__ __forceinline__ Mixing mixing(uint32_t row) const { return {&post[row].x, &comb[row][0].x}; }
 };
 
-template <typename F>
-__device__ void merge_products(const F *f, const float *post, const float *comb, bf16 *streams, const float *function,
-                               float *partial, uint32_t first, uint32_t tokens, uint32_t hidden) {
+// Grid: splits of 64 columns, groups of tokens. Tokens `first` to `first + tokens - 1`.
+extern "C" __global__ __launch_bounds__(kThreads, 3) void hyper_merge_products(
+    const bf16 *f,         // [.., hidden]
+    const float *post,     // [.., 4]
+    const float *comb,     // [.., 4, 4]
+    bf16 *streams,         // [.., 4, hidden], in place
+    const float *function, // [24, 4 hidden]
+    float *partial,        // [tokens, splits, 32]: 24 sums, that of squares, 7 without a use
+    uint32_t first, uint32_t tokens, uint32_t hidden) {
     __shared__ __align__(16) float sums[2][kWarps][kTileTokens][kPitch];
-    __shared__ __align__(128) StagedTile<F> staged[2];
+    __shared__ __align__(128) StagedTile staged[2];
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const uint32_t column = blockIdx.x * kColumns + warp * kSlice + lane % 4 * 4;
     release_successor();
@@ -87,7 +85,7 @@ __device__ void merge_products(const F *f, const float *post, const float *comb,
     wait_for_predecessor();
     // A tile is fetched while the one before it is computed. Rows behind the last token take that token again; their results are not
     // kept.
-    auto fetch = [&](uint32_t tile, StagedTile<F> &to) {
+    auto fetch = [&](uint32_t tile, StagedTile &to) {
         if (tile * kTileTokens < tokens)
             to.fetch(f, post, comb, streams, hidden, blockIdx.x * kColumns,
                      [&](uint32_t row) { return size_t(first + min(tile * kTileTokens + row, tokens - 1)); });
@@ -99,7 +97,7 @@ __device__ void merge_products(const F *f, const float *post, const float *comb,
     fetch(blockIdx.y + gridDim.y, staged[1]);
     uint32_t buffer = 0;
     for (uint32_t tile = blockIdx.y; tile * kTileTokens < tokens; tile += gridDim.y, buffer ^= 1) {
-        Columns<F> token[2];
+        Columns token[2];
         float squares[2];
 #pragma unroll
         for (uint32_t i = 0; i < 2; ++i) {
@@ -161,21 +159,6 @@ __device__ __forceinline__ uint4 round_group(const float (&v)[kVector], float am
 #endif
     return make_uint4(narrow(low[0], low[1]), narrow(low[2], low[3]), narrow(low[4], low[5]), narrow(low[6], low[7]));
 }
-
-#define KERNEL(SUFFIX, F)                                                                                              \
-    /* Grid: splits of 64 columns, groups of tokens. Tokens `first` to `first + tokens - 1`. */                        \
-    extern "C" __global__ __launch_bounds__(kThreads, 3) void hyper_merge_products_##SUFFIX(                           \
-        const F *f,                    /* [.., hidden] */                                                              \
-        const float *post,             /* [.., 4] */                                                                   \
-        const float *comb,             /* [.., 4, 4] */                                                                \
-        bf16 *streams,                 /* [.., 4, hidden], in place */                                                 \
-        const float *function,         /* [24, 4 hidden] */                                                            \
-        float *partial,                /* [tokens, splits, 32]: 24 sums, that of squares, 7 without a use */           \
-        uint32_t first, uint32_t tokens, uint32_t hidden) {                                                            \
-        merge_products(f, post, comb, streams, function, partial, first, tokens, hidden);                              \
-    }
-KERNEL(bf16, bf16)
-KERNEL(f32, float)
 
 // Grid: tokens, from `first` on. A thread has eight columns; one warp more, which has none, does Sinkhorn's iteration. Without that warp
 // the token's first 32 partial sums are replaced by its 24 mixing values and 8 without a use.

@@ -61,18 +61,6 @@ __device__ __forceinline__ void settle(uint32_t digest) {
     if (digest == 0x9e3779b9u) asm volatile("nanosleep.u32 0;");
 }
 
-// Four columns of a block's output as they are in memory, and rounded to bf16.
-__device__ __forceinline__ float4 rounded_output(uint2 v) {
-    float2 a = widen(v.x), b = widen(v.y);
-    return make_float4(a.x, a.y, b.x, b.y);
-}
-__device__ __forceinline__ float4 rounded_output(float4 v) {
-    return make_float4(round_bf16(v.x), round_bf16(v.y), round_bf16(v.z), round_bf16(v.w));
-}
-template <typename F> struct Four;
-template <> struct Four<bf16> { using Type = uint2; };
-template <> struct Four<float> { using Type = float4; };
-
 // How a block's output goes back to the streams of a token.
 struct Mixing {
     float4 post, comb[kStreams]; // weight of the output in each new stream; of old stream j in each new one
@@ -85,14 +73,13 @@ struct Mixing {
 };
 
 // Four columns of a token: its block's output, and its streams before and after the merge.
-template <typename F> struct Columns {
-    typename Four<F>::Type output;
-    uint2 stream[kStreams];
+struct Columns {
+    uint2 output, stream[kStreams];
 
     // Replaces the streams by the merged ones, and returns the sum of their squares.
     __device__ __forceinline__ float merge(const Mixing &mixing) {
-        const float4 block = rounded_output(output);
-        const float f[4] = {block.x, block.y, block.z, block.w};
+        const float2 left = widen(output.x), right = widen(output.y);
+        const float f[4] = {left.x, left.y, right.x, right.y};
         float value[kStreams][4], squares = 0.f;
 #pragma unroll
         for (uint32_t j = 0; j < kStreams; ++j) {

@@ -6,8 +6,7 @@
 //   pick_rows:      out = x[row]                                                 one block a row
 //   mean_streams:   columns of out = mean of the four streams                    one block a token
 //   add:            out += x, in f32                                             one thread an element
-//   hyper_merge:    stream'[k] = post[k] f + Σ_j comb[j][k] stream[j]            one block a token, in place; _sum: f in f32,
-//                   streams in bf16
+//   hyper_merge:    stream'[k] = post[k] f + Σ_j comb[j][k] stream[j]            one block a token, in place
 //   hyper_head:     out = Σ_j (sigmoid(m[j] scale + base[j]) + eps) stream[j],   one block a token
 //                   m = (function · x) * rsqrt(mean(x²) + norm_eps), x: all streams
 //   hyper_mix:      the input of a block, and how its output goes back (Sinkhorn)   one block a token, f32 alone
@@ -37,14 +36,14 @@ __device__ __forceinline__ void copy_row(const T *__restrict__ from, T *__restri
     for (uint32_t i = threadIdx.x; i < width; i += blockDim.x) to[i] = from[i];
 }
 
-// Merges the block's output f into the streams of a token. An f32 f, a sum over ranks, is rounded to the streams' dtype first.
-template <typename F, typename T>
-__device__ void merge_token(const F *__restrict__ f, const float *__restrict__ post, const float *__restrict__ comb,
+// Merges the block's output f into the streams of a token.
+template <typename T>
+__device__ void merge_token(const T *__restrict__ f, const float *__restrict__ post, const float *__restrict__ comb,
                             T *__restrict__ streams, uint32_t hidden) {
     f += size_t(blockIdx.x) * hidden, streams += size_t(blockIdx.x) * kStreams * hidden;
     post += blockIdx.x * kStreams, comb += blockIdx.x * kStreams * kStreams;
     for (uint32_t i = threadIdx.x; i < hidden; i += blockDim.x) {
-        float old[kStreams], block = rounded<T>(to_float(f[i]));
+        float old[kStreams], block = to_float(f[i]);
 #pragma unroll
         for (uint32_t j = 0; j < kStreams; ++j) old[j] = to_float(streams[j * hidden + i]);
 #pragma unroll
@@ -162,17 +161,6 @@ extern "C" __global__ __launch_bounds__(kRowThreads) void hyper_mix_f32(
         for (uint32_t j = 0; j < kStreams; ++j) sum += input[j] * streams[j * hidden + i];
         mixed[size_t(blockIdx.x) * hidden + i] = sum;
     }
-}
-
-// Grid: tokens.
-extern "C" __global__ __launch_bounds__(kRowThreads) void hyper_merge_sum(
-    const float *f,    // [tokens, hidden]
-    const float *post, // [tokens, 4]
-    const float *comb, // [tokens, 4, 4]
-    bf16 *streams,     // [tokens, 4, hidden], in place
-    uint32_t hidden) {
-    start_after_predecessor();
-    merge_token(f, post, comb, streams, hidden);
 }
 
 // Grid: elements over threads.

@@ -16,8 +16,8 @@ pub trait Communicator: fmt::Debug + Send + Sync {
     /// are copied as they are: other words of four bytes travel so, too.
     fn all_gather(&self, exec: &mut Exec, part: &Tensor, whole: &mut Tensor) -> Result<(), OpError>;
 
-    /// `x` is `[ranks * n, ..]` f32, of which each rank in turn has `n` rows: replaces those of this rank by their sums, which are added as
-    /// [`all_reduce`](Self::all_reduce) adds. The other rows are undefined afterwards.
+    /// `x` is `[ranks * n, ..]` f32 or bf16, of which each rank in turn has `n` rows: replaces those of this rank by their sums, which are
+    /// added and rounded as [`all_reduce`](Self::all_reduce) does. The other rows are undefined afterwards.
     fn reduce_scatter(&self, exec: &mut Exec, x: &mut Tensor) -> Result<(), OpError>;
 
     /// Gives every rank the rows of all, in place: `x` is `[ranks * n, ..]` f32 or bf16, of which each rank in turn has `n` rows.

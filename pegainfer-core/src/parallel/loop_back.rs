@@ -27,15 +27,21 @@ impl LoopBack {
     fn sum(&self, part: f32) -> f32 {
         (1..self.ranks).fold(part, |sum, _| sum + part)
     }
+
+    /// Replaces these elements of `x`, f32 or bf16, by their sums.
+    fn sum_elements(&self, x: &mut Tensor, elements: Range<usize>) {
+        match x.dtype() {
+            DType::F32 => x.host_mut::<f32>()[elements].iter_mut().for_each(|v| *v = self.sum(*v)),
+            _ => x.host_mut::<bf16>()[elements].iter_mut().for_each(|v| *v = bf16::from_f32(self.sum(v.to_f32()))),
+        }
+    }
 }
 
 impl Communicator for LoopBack {
     fn all_reduce(&self, exec: &mut Exec, x: &mut Tensor) -> Result<(), OpError> {
         record_all_reduce(exec, KERNEL, x, self.ranks, to_others(self.ranks, x.bytes()));
-        match (exec.device(), x.dtype()) {
-            (Device::Meta, _) => {}
-            (_, DType::F32) => x.host_mut::<f32>().iter_mut().for_each(|v| *v = self.sum(*v)),
-            _ => x.host_mut::<bf16>().iter_mut().for_each(|v| *v = bf16::from_f32(self.sum(v.to_f32()))),
+        if exec.device() != Device::Meta {
+            self.sum_elements(x, 0..x.elements());
         }
         Ok(())
     }
@@ -55,7 +61,7 @@ impl Communicator for LoopBack {
         let each = rows_of_rank("reduce_scatter", x, self.ranks)? * x.rows_cols().1;
         record_reduce_scatter(exec, KERNEL, x, self.ranks);
         if exec.device() != Device::Meta {
-            x.host_mut::<f32>()[self.rank * each..][..each].iter_mut().for_each(|v| *v = self.sum(*v));
+            self.sum_elements(x, self.rank * each..(self.rank + 1) * each);
         }
         Ok(())
     }
@@ -105,5 +111,10 @@ mod tests {
         end.reduce_scatter(&mut exec, &mut rows).unwrap();
         end.all_gather_rows(&mut exec, &mut rows).unwrap();
         assert_eq!(rows.host::<f32>(), [6.0; 3]);
+        let mut halves = exec.tensor("halves", &[3, 1], DType::Bf16).unwrap();
+        exec.fill_rows(&mut halves, &[1.0, 1.0078125, 2.0].map(bf16::from_f32)).unwrap();
+        end.reduce_scatter(&mut exec, &mut halves).unwrap();
+        // Three times 1.0078125 is 3.0234375, which bf16 does not hold.
+        assert_eq!(halves.host::<bf16>()[1].to_f32(), 3.03125);
     }
 }

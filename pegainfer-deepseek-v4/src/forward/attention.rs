@@ -14,8 +14,7 @@ use pegainfer_kernels::ops::deepseek_v4::{
 };
 
 impl Pass<'_> {
-    /// Attention over `normed`: writes `output`, or `partial` if there are several ranks. The state is read before it is written: a
-    /// chunk may replace all of a window.
+    /// Attention over `normed`: writes `output`. The state is read before it is written: a chunk may replace all of a window.
     pub(super) fn attention(
         &mut self,
         weights: &Attention,
@@ -184,7 +183,7 @@ impl Pass<'_> {
         Ok(widens)
     }
 
-    /// Projects `attended`: writes `output`, or if there are several ranks `partial`, summed over them. `is_split`: `attended` is packed, too;
+    /// Projects `attended`: writes `output`, summed over the ranks. `is_split`: `attended` is packed, too;
     /// `is_wide`: of [`begin_output`](Self::begin_output).
     pub(super) fn project_output(&mut self, weights: &Attention, is_split: bool, is_wide: bool) -> Result<(), OpError> {
         let (shared, owner) = (self.is_shared(), self.shard.owns_heads(self.config));
@@ -194,14 +193,13 @@ impl Pass<'_> {
         exec.join()?;
         let wo_a = work.wo_a.as_ref().filter(|_| is_wide).unwrap_or(&weights.wo_a);
         ops::grouped_matmul(exec, attended, wo_a, &mut work.z)?;
-        let out = if shared { &mut work.partial } else { &mut work.output };
         match numerics.quantize_activations && weights.wo_b.is_quantized() {
-            true => ops::matmul_dynamic(exec, &mut work.z, &weights.wo_b, out)?,
-            false => ops::matmul(exec, &work.z, &weights.wo_b, out)?,
+            true => ops::matmul_dynamic(exec, &mut work.z, &weights.wo_b, &mut work.output)?,
+            false => ops::matmul(exec, &work.z, &weights.wo_b, &mut work.output)?,
         }
         if shared && !owner {
             // Another rank has the same heads.
-            exec.clear(&mut work.partial)?;
+            exec.clear(&mut work.output)?;
         }
         self.sum_over_ranks()
     }

@@ -82,7 +82,7 @@ impl Pass<'_> {
         self.sampled_rows(&dspark.head_hyper, &dspark.norm)
     }
 
-    /// Attention over `normed` within blocks and to the rings: writes `output`, or `partial` if there are several ranks.
+    /// Attention over `normed` within blocks and to the rings: writes `output`.
     fn block_attention(&mut self, weights: &Attention, state: &mut LayerState) -> Result<(), OpError> {
         let kind = LayerKind::Window;
         self.project_input(weights, kind)?;

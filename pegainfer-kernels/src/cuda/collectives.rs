@@ -248,12 +248,15 @@ pub fn all_gather(exec: &mut Exec, link: &Link, part: &Tensor, whole: &mut Tenso
     Ok(())
 }
 
-/// Replaces the rows of this rank, its equal share of those of `x` f32, by their sums over the ranks, added in their order.
+/// Replaces the rows of this rank, its equal share of those of `x`, f32 or bf16, by their sums over the ranks, added in their order.
 pub fn reduce_scatter(exec: &mut Exec, link: &Link, x: &mut Tensor) -> Result<(), OpError> {
     type A = ExchangeParts<'static>;
-    let (op, entries) = ("reduce_scatter", [A::reduce_scatter_f32_2, A::reduce_scatter_f32_4, A::reduce_scatter_f32_8]);
+    let entries = match x.dtype() {
+        DType::F32 => [A::reduce_scatter_f32_2, A::reduce_scatter_f32_4, A::reduce_scatter_f32_8],
+        _ => [A::reduce_scatter_bf16_2, A::reduce_scatter_bf16_4, A::reduce_scatter_bf16_8],
+    };
     record_reduce_scatter(exec, ONE_SHOT, x, link.ranks);
-    exchange_parts(exec, op, link, entries[link.variant()], x)
+    exchange_parts(exec, "reduce_scatter", link, entries[link.variant()], x)
 }
 
 /// Gives every rank the rows of all, of which each has an equal share of those of `x`, f32 or bf16.

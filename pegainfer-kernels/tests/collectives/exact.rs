@@ -88,10 +88,8 @@ pub fn rows(count: usize) {
             let Rank { exec, peers, x, half, .. } = &mut *rank;
             peers.reduce_scatter(exec, x)?;
             peers.all_gather_rows(exec, x)?;
-            let own = number * 8 * each..(number + 1) * 8 * each;
-            let mut mine = vec![bf16::ZERO; 8 * vectors];
-            mine[own.clone()].copy_from_slice(&to_bf16(&halves[own]));
-            exec.fill_rows(half, &mine)?;
+            exec.fill_rows(half, &to_bf16(&part(number, 8 * vectors)))?;
+            peers.reduce_scatter(exec, half)?;
             peers.all_gather_rows(exec, half)?;
             let off = |values: &[f32]| values.iter().zip(&*expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
             let (sums, gathered) = (read(rank)?, read_half(rank)?);

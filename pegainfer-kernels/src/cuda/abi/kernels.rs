@@ -99,9 +99,9 @@ kernels! {
         to_6: Scratch<U64>, to_7: Scratch<U64>, stage_bytes: u32, status: Scratch<U32>, timeout: u64,
     }
     COLLECTIVES: ExchangeParts [
-        reduce_scatter_f32_2<F32>, all_gather_rows_f32_2<F32>, all_gather_rows_bf16_2<Bf16>,
-        reduce_scatter_f32_4<F32>, all_gather_rows_f32_4<F32>, all_gather_rows_bf16_4<Bf16>,
-        reduce_scatter_f32_8<F32>, all_gather_rows_f32_8<F32>, all_gather_rows_bf16_8<Bf16>,
+        reduce_scatter_f32_2<F32>, reduce_scatter_bf16_2<Bf16>, all_gather_rows_f32_2<F32>, all_gather_rows_bf16_2<Bf16>,
+        reduce_scatter_f32_4<F32>, reduce_scatter_bf16_4<Bf16>, all_gather_rows_f32_4<F32>, all_gather_rows_bf16_4<Bf16>,
+        reduce_scatter_f32_8<F32>, reduce_scatter_bf16_8<Bf16>, all_gather_rows_f32_8<F32>, all_gather_rows_bf16_8<Bf16>,
     ] {
         x: Out<T>, part: u32, first: u32, count: u32, alone: u32, rank: u32, ranks: u32, arena: Scratch<U64>,
         to_0: Scratch<U64>, to_1: Scratch<U64>, to_2: Scratch<U64>, to_3: Scratch<U64>, to_4: Scratch<U64>,
@@ -144,8 +144,8 @@ kernels! {
         out: Scratch<void>, tokens: u32, hidden: u32, k: u32, planes: u32, plane: u64, to_f32: u32,
     }
     DEEPSEEK_V4_EXPERTS: AddPairs [add_pairs_bf16<Bf16>, add_pairs_f32<F32>] {
-        y: ScratchIn<T>, chosen: ScratchIn<U32>, shared: ScratchIn<T>, out: OutOrScratch<void>, hidden: u32, k: u32,
-        first: u32, experts: u32, to_f32: u32,
+        y: ScratchIn<T>, chosen: ScratchIn<U32>, shared: ScratchIn<T>, out: OutOrScratch<T>, hidden: u32, k: u32,
+        first: u32, experts: u32,
     }
     DEEPSEEK_V4_EXPERTS_SKINNY: SkinnyGateUp [experts_gate_up] {
         gate: Map<U8>, up: Map<U8>, shared_gate: Map<U8>, shared_up: Map<U8>, x: In<U8>, gate_scales: ScratchIn<U8>,
@@ -159,8 +159,8 @@ kernels! {
         experts_of_token: u32, first: u32, experts: u32, has_shared: u32, hidden: u32, k: u32,
     }
     DEEPSEEK_V4_EXPERTS_SKINNY: AddExperts [experts_add] {
-        y: ScratchIn<Bf16>, chosen: In<U32>, out: Scratch<void>, tokens: u32, hidden: u32, k: u32, first: u32,
-        experts: u32, shared: u32, to_f32: u32,
+        y: ScratchIn<Bf16>, chosen: In<U32>, out: Out<Bf16>, tokens: u32, hidden: u32, k: u32, first: u32,
+        experts: u32, shared: u32,
     }
     DEEPSEEK_V4_EXPERTS_WGMMA: GroupPlaces [group_places] {
         chosen: ScratchIn<U32>, pairs: OutOrScratch<U32>, places: Scratch<U32>, tiles: Scratch<U32>, count: u32, first: u32,
@@ -183,8 +183,8 @@ kernels! {
         pairs: ScratchIn<U32>, out: Scratch<Bf16>, hidden: u32, k: u32, pitch: u32, first: u32, columns: u32,
     }
     DEEPSEEK_V4_EXPERTS_WGMMA: AddColumns [add_columns] {
-        y: ScratchIn<Bf16>, chosen: ScratchIn<U32>, shared: ScratchIn<Bf16>, out: OutOrScratch<void>, tokens: u32,
-        hidden: u32, k: u32, first: u32, experts: u32, first_column: u32, columns: u32, to_f32: u32,
+        y: ScratchIn<Bf16>, chosen: ScratchIn<U32>, shared: ScratchIn<Bf16>, out: OutOrScratch<Bf16>, tokens: u32,
+        hidden: u32, k: u32, first: u32, experts: u32, first_column: u32, columns: u32,
     }
     DEEPSEEK_V4_GEMM: Planes [planes] {
         x: ScratchIn<F32>, out: OutOrScratch<Bf16>, elements: u32, plane: u64, planes: u32,
@@ -198,8 +198,8 @@ kernels! {
         counters: Scratch<U32>, m: u32, n: u32, k: u32, stride: u32, group_rows: u32, planes: u32, plane: u64,
         segments: u32, steps: u32, to_f32: u32,
     }
-    DEEPSEEK_V4_HYPER: HyperMergeProducts [hyper_merge_products_bf16<Bf16>, hyper_merge_products_f32<F32>] {
-        f: In<T>, post: In<F32>, comb: In<F32>, streams: Out<Bf16>, function: In<F32>, partial: Scratch<F32>,
+    DEEPSEEK_V4_HYPER: HyperMergeProducts [hyper_merge_products] {
+        f: In<Bf16>, post: In<F32>, comb: In<F32>, streams: Out<Bf16>, function: In<F32>, partial: Scratch<F32>,
         first: u32, tokens: u32, hidden: u32,
     }
     DEEPSEEK_V4_HYPER: HyperMixNorm [hyper_mix_norm] {
@@ -276,9 +276,6 @@ kernels! {
     }
     DEEPSEEK_V4_STREAMS: HyperMerge [hyper_merge_bf16<Bf16>, hyper_merge_f32<F32>] {
         f: In<T>, post: In<F32>, comb: In<F32>, streams: Out<T>, hidden: u32,
-    }
-    DEEPSEEK_V4_STREAMS: HyperMergeSum [hyper_merge_sum] {
-        f: In<F32>, post: In<F32>, comb: In<F32>, streams: Out<Bf16>, hidden: u32,
     }
     DEEPSEEK_V4_STREAMS: HyperHead [hyper_head_bf16<Bf16>, hyper_head_f32<F32>] {
         streams: In<T>, function: In<F32>, base: In<F32>, scale: In<F32>, out: Out<T>, hidden: u32, eps: f32,

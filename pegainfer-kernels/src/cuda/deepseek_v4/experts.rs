@@ -243,7 +243,6 @@ pub(crate) fn routed_experts(
             k,
             first,
             experts: experts.count,
-            to_f32: usize::from(out.dtype() == DType::F32),
         };
         let entry = [AddPairs::add_pairs_bf16, AddPairs::add_pairs_f32][usize::from(x.dtype() == DType::F32)];
         let launch = entry.launch(exec.gpu()?, call.op, arguments)?.writes(out);

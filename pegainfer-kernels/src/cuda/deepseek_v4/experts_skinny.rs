@@ -207,16 +207,15 @@ impl Call<'_> {
         let arguments = AddExperts {
             y: buffers.y,
             chosen,
-            out: out.device(),
+            out,
             tokens,
             hidden,
             k,
             first,
             experts: routed.count,
             shared: usize::from(shared.is_some()),
-            to_f32: usize::from(out.dtype() == DType::F32),
         };
-        let launch = AddExperts::experts_add.launch(exec.gpu()?, op, arguments)?.writes(out).overlapped();
+        let launch = AddExperts::experts_add.launch(exec.gpu()?, op, arguments)?.overlapped();
         // SAFETY: a thread has two columns of a token; the grid covers all of them.
         unsafe { launch.run([tokens, hidden.div_ceil(2 * ADD_THREADS), 1], ADD_THREADS) }
     }

@@ -339,7 +339,6 @@ impl Pass<'_> {
             experts: self.experts.count,
             first_column,
             columns,
-            to_f32: usize::from(out.dtype() == DType::F32),
         };
         let launch = AddColumns::add_columns.launch(exec.gpu()?, OP, arguments)?.writes(out).overlapped();
         let grid = [self.tokens.div_ceil(ADD_TOKENS), columns / COLUMNS, 1];

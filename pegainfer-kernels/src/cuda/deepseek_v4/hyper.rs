@@ -54,14 +54,10 @@ pub(crate) fn hyper_merge_mix_norm(
     let gpu = exec.gpu()?;
     let partial = gpu.workspace();
     let resident = (BLOCKS * gpu.multiprocessors() / splits).max(1);
-    let merge = match f.dtype() {
-        DType::F32 => HyperMergeProducts::hyper_merge_products_f32,
-        _ => HyperMergeProducts::hyper_merge_products_bf16,
-    };
     for first in (0..tokens).step_by(MAX_TOKENS) {
         let tokens = MAX_TOKENS.min(tokens - first);
         let arguments = HyperMergeProducts { f, post, comb, streams, function, partial, first, tokens, hidden };
-        let launch = merge.launch(gpu, op, arguments)?.early(function).overlapped();
+        let launch = HyperMergeProducts::hyper_merge_products.launch(gpu, op, arguments)?.early(function).overlapped();
         let tiles = tokens.div_ceil(TILE_TOKENS);
         let groups = tiles.div_ceil(tiles.div_ceil(resident));
         // SAFETY: the op checked the shapes; the partial sums fit the workspace, see MAX_TOKENS.

@@ -3,8 +3,7 @@
 use super::{rows, run};
 use crate::cpu::deepseek_v4::hyper::STREAMS;
 use crate::cuda::abi::{
-    AddF32, Dsv4Embed, ExpandStreams, HyperHead, HyperMerge, HyperMergeSum, HyperMixF32, MeanStreams, PickRows,
-    ResolveIds,
+    AddF32, Dsv4Embed, ExpandStreams, HyperHead, HyperMerge, HyperMixF32, MeanStreams, PickRows, ResolveIds,
 };
 use crate::hyper_operands::{HyperSpec, HyperWeights};
 use crate::limits::deepseek_v4::ROW_THREADS;
@@ -60,13 +59,8 @@ pub(crate) fn hyper_merge(
     streams: &mut Tensor,
 ) -> Result<(), OpError> {
     let ((tokens, hidden), dtype) = (f.rows_cols(), f.dtype());
-    let grid = rows(tokens, hidden);
-    if dtype != streams.dtype() {
-        let entries = [HyperMergeSum::hyper_merge_sum; 2];
-        return run(exec, "hyper_merge", entries, dtype, HyperMergeSum { f, post, comb, streams, hidden }, grid);
-    }
     let entries = [HyperMerge::hyper_merge_bf16, HyperMerge::hyper_merge_f32];
-    run(exec, "hyper_merge", entries, dtype, HyperMerge { f, post, comb, streams, hidden }, grid)
+    run(exec, "hyper_merge", entries, dtype, HyperMerge { f, post, comb, streams, hidden }, rows(tokens, hidden))
 }
 
 pub(crate) fn hyper_head(

@@ -82,7 +82,7 @@ impl Experts {
 ///
 /// `x`: `[T, hidden]` bf16 or f32; `chosen`: `[T, k]` u32; `weights`: `[T, k]` f32; `experts` are those with the numbers
 /// from `first` on, others are left out; `shared`: `[T, hidden]` of the dtype of `x`, what [`shared_expert`] gives, or nothing; `out`:
-/// `[T, hidden]` f32, or of the dtype of `x`. SwiGLU and the sum are f32, and the sum is rounded once; where `x` is bf16, the output of
+/// `[T, hidden]` of the dtype of `x`. SwiGLU and the sum are f32, and the sum is rounded once; where `x` is bf16, the output of
 /// every GEMM and the input of `w2` are rounded to bf16, and `x` itself must be values of `round_activation` where the experts are FP8
 /// or FP4, unless [`moe_rounds`](super::moe_rounds) says that it is rounded here.
 pub fn routed_experts(
@@ -100,7 +100,7 @@ pub fn routed_experts(
     activation(check, x, &[tokens, hidden])?;
     check.is(chosen, DType::U32, &[tokens, k])?;
     check.is(weights, DType::F32, &[tokens, k])?;
-    activation(check, out, &[tokens, hidden])?;
+    check.is(out, x.dtype(), &[tokens, hidden])?;
     if let Some(shared) = shared {
         check.is(shared, x.dtype(), &[tokens, hidden])?;
     }

@@ -1,6 +1,5 @@
 //! Manifold-constrained hyper-connections (mHC): four residual streams instead of one.
 
-use super::kv_quant::round;
 use super::values::{activation, cpu, read, write};
 use crate::cpu::deepseek_v4::hyper::{self as reference, MIXES, STREAMS};
 use crate::cuda::deepseek_v4 as gpu;
@@ -78,9 +77,8 @@ pub(super) fn mix_host(
 /// A block's output goes to the streams, which are mixed, in place: `stream'[k] = post[k] · f + Σ_j comb[j][k] ·
 /// stream[j]`. The sum runs over the first index of `comb`.
 ///
-/// `streams`: `[tokens, 4, hidden]` bf16 or f32; `f`: `[tokens, hidden]` of the same dtype, or f32 as it comes from the sum
-/// over ranks, which is first rounded to that of the streams; `post`: `[tokens, 4]`, `comb`: `[tokens, 4, 4]` f32. f32
-/// inside, one rounding at the end.
+/// `streams`: `[tokens, 4, hidden]` bf16 or f32; `f`: `[tokens, hidden]` of the same dtype; `post`: `[tokens, 4]`, `comb`:
+/// `[tokens, 4, 4]` f32. f32 inside, one rounding at the end.
 pub fn hyper_merge(
     exec: &mut Exec,
     f: &Tensor,
@@ -108,9 +106,8 @@ pub(super) fn merge_shapes(
     streams: &Tensor,
 ) -> Result<(), OpError> {
     let (tokens, hidden) = f.rows_cols();
-    activation(check, f, &[tokens, hidden])?;
     activation(check, streams, &[tokens, STREAMS, hidden])?;
-    check.that(f.dtype() == streams.dtype() || f.dtype() == DType::F32, "f must be f32 or of the streams' dtype")?;
+    check.is(f, streams.dtype(), &[tokens, hidden])?;
     check.is(post, DType::F32, &[tokens, STREAMS])?;
     check.is(comb, DType::F32, &[tokens, STREAMS, STREAMS])
 }
@@ -119,8 +116,7 @@ pub(super) fn merge_shapes(
 pub(super) fn merge_host(f: &Tensor, (post, comb): (&Tensor, &Tensor), streams: &mut Tensor) {
     let hidden = f.rows_cols().1;
     let mut values = read(streams).into_owned();
-    let mut f = read(f).into_owned();
-    round(&mut f, streams.dtype());
+    let f = read(f);
     let tokens = values.chunks_exact_mut(STREAMS * hidden).zip(f.chunks_exact(hidden));
     let mixing = post.host().chunks_exact(STREAMS).zip(comb.host().chunks_exact(STREAMS * STREAMS));
     tokens.zip(mixing).for_each(|((streams, f), (post, comb))| reference::merge(streams, f, post, comb));

@@ -61,7 +61,7 @@ pub fn begin_moe(
 ///
 /// `x`: `[T, hidden]` bf16 or f32; if the experts are in FP4 and FP8, values of `round_activation` unless [`moe_rounds`], with packed rows if
 /// the device takes them; `chosen`: `[T, k]` u32; `weights`: `[T, k]` f32; `scratch`: `[T, hidden]` of the dtype of `x`, of [`begin_moe`]; `out`:
-/// `[T, hidden]` f32, or of the dtype of `x`.
+/// `[T, hidden]` of the dtype of `x`.
 pub fn moe(
     exec: &mut Exec,
     x: Activation<'_>,
@@ -80,7 +80,7 @@ pub fn moe(
     activation(check, x.values, &[tokens, hidden])?;
     check.is(chosen, DType::U32, &[tokens, k])?;
     check.is(weights, DType::F32, &[tokens, k])?;
-    activation(check, out, &[tokens, hidden])?;
+    check.is(out, x.values.dtype(), &[tokens, hidden])?;
     let width = experts.routed.check(check, hidden)?;
     if let Some(shared) = experts.shared {
         check.that(shared.check(check, hidden)? == width, "the shared expert has another width")?;
