@@ -88,6 +88,8 @@ limits! {
         CHOOSE_THREADS: uint = 1024;
         /// Largest width of a key.
         MAX_DIM: uint = 512;
+        /// Blocks that share an entry of 128 tokens, a warp's channels each.
+        POOL_BLOCKS: uint = MAX_DIM / 32;
         /// Dimensions of a warp, for keys in bf16.
         WARP_DIM: uint = 128;
         /// Heads of a block, for keys in bf16.

@@ -300,9 +300,9 @@ kernels! {
         entry_norm: ScratchIn<Bf16>, value_rings: ScratchIn<F32>, score_rings: ScratchIn<F32>, entries: Scratch<T>,
         index_values: ScratchIn<F32>, index_scores: ScratchIn<F32>, index_bias: ScratchIn<F32>,
         index_norm: ScratchIn<Bf16>, index_value_rings: ScratchIn<F32>, index_score_rings: ScratchIn<F32>,
-        index_entries: Scratch<T>, hidden: u32, dim: u32, pairs: u32, rows: u32, pages: u32, slot_count: u32,
-        entry_pages: u32, ratio: u32, ring: u32, width: u32, index_pages: u32, index_ratio: u32, index_ring: u32,
-        index_width: u32, index_dim: u32, low_precision: u32, eps: f32,
+        index_entries: Scratch<T>, channels: Scratch<F32>, arrived: Scratch<U32>, tokens: u32, hidden: u32, dim: u32, pairs: u32,
+        rows: u32, pages: u32, slot_count: u32, entry_pages: u32, ratio: u32, ring: u32, width: u32, index_pages: u32,
+        index_ratio: u32, index_ring: u32, index_width: u32, index_dim: u32, low_precision: u32, eps: f32,
     }
     DEEPSEEK_V4_QUERIES: AttentionQueries [attention_queries_bf16<Bf16>, attention_queries_f32<F32>] {
         q: Out<T>, index_q: OutOrScratch<T>, frequencies: In<F32>, qo_indptr: In<U32>, positions: In<U32>,

@@ -1,9 +1,11 @@
 //! `attention_latents` (csrc/deepseek_v4_latents.cu).
 
+use super::activations::Scratch;
 use super::norm::targets;
 use crate::cuda::abi::AttentionLatents;
-use crate::limits::deepseek_v4_attention::MAX_DIM;
-use crate::ops::deepseek_v4::{Batch, LatentOutputs, Latents, NewEntries};
+use crate::limits::deepseek_v4_attention::{MAX_DIM, POOL_BLOCKS};
+use crate::ops::deepseek_v4::{Batch, LatentOutputs, Latents, NewEntries, PAGE_TOKENS};
+use pegainfer_core::cuda::COUNTERS;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
@@ -60,6 +62,24 @@ impl Compressor {
     fn of(new: &Option<NewEntries<'_>>) -> Result<Self, OpError> {
         new.as_ref().map_or(Ok(Self::default()), Self::new)
     }
+
+    /// Whether several blocks share an entry.
+    fn shares_entries(&self) -> bool {
+        self.ratio == PAGE_TOKENS
+    }
+}
+
+/// Most entries of 128 tokens that a step of `tokens` tokens in `rows` rows completes, with gaps: an entry's place is its row and its last
+/// token over 128.
+fn long_entries(rows: usize, tokens: usize) -> Result<usize, OpError> {
+    let most = rows + tokens / PAGE_TOKENS + 1;
+    match most <= COUNTERS {
+        true => Ok(most),
+        false => Err(OpError {
+            op: OP,
+            message: format!("{rows} rows of {tokens} tokens: the GPU kernel has {COUNTERS} counters"),
+        }),
+    }
 }
 
 /// `attention_latents` on checked operands.
@@ -78,6 +98,13 @@ pub(crate) fn attention_latents(
     let Batch { qo_indptr, positions, slots, page_tables } = *batch;
     let (rows, pages) = page_tables.rows_cols();
     let (low, packed) = targets(out.rounded);
+    let (channels, blocks) = match main.shares_entries() {
+        true => {
+            let bytes = long_entries(rows, tokens)? * main.dim * size_of::<f32>();
+            (Scratch::new(exec)?.take(OP, bytes)?, tokens.next_multiple_of(POOL_BLOCKS))
+        }
+        false => (0, tokens),
+    };
     let arguments = AttentionLatents {
         x: x.queries.0,
         weight: x.queries.1,
@@ -106,6 +133,9 @@ pub(crate) fn attention_latents(
         index_value_rings: index.value_rings,
         index_score_rings: index.score_rings,
         index_entries: index.entries,
+        channels,
+        arrived: exec.gpu()?.counters(),
+        tokens,
         hidden,
         dim,
         pairs: frequencies.elements(),
@@ -131,6 +161,7 @@ pub(crate) fn attention_latents(
     launch = [frequencies, qo_indptr, positions, slots].into_iter().fold(launch, |launch, tensor| launch.early(tensor));
     let new: Vec<&Tensor> = out.entries.iter().flatten().map(|new| &*new.entries).collect();
     launch = new.into_iter().fold(launch, |launch, entries| launch.writes(entries));
-    // SAFETY: the op checked the shapes, and `Compressor` that a block has a thread for each channel; the grid covers all tokens.
-    unsafe { launch.run([tokens, parts, 1], MAX_DIM) }
+    // SAFETY: the op checked the shapes, and `Compressor` that a block has a thread for each channel; the grid covers all tokens, and there is
+    // a place in scratch memory and a counter for each entry that blocks share.
+    unsafe { launch.run([blocks, parts, 1], MAX_DIM) }
 }
