@@ -159,16 +159,20 @@ impl Exec {
         self.pool.install(|| team.install(f))
     }
 
-    /// Makes up to `count` streams beside the main one of a GPU, for [`beside`](Self::beside), with 160 MB of device memory each. No effect
+    /// Makes up to `count` streams beside the main one of a GPU, for [`on_side_stream`](Self::on_side_stream), with 160 MB of device memory each. No effect
     /// on other devices.
     pub fn open_side_streams(&mut self, count: usize) -> Result<(), OpError> {
         self.cuda.as_mut().map_or(Ok(()), |cuda| cuda.streams().open(count))
     }
 
     /// Puts the ops that `f` calls into side stream number `side`: they start behind what was launched so far, and run beside what is
-    /// launched until [`join`](Self::join), which must follow. They are kernels, not copies, and share no tensor that either of them writes
+    /// launched until [`join_side_streams`](Self::join_side_streams), which must follow. They are kernels, not copies, and share no tensor that either of them writes
     /// with the ops beside them. In order, like other ops, where there is no such stream, and where ops are timed.
-    pub fn beside<R>(&mut self, side: usize, f: impl FnOnce(&mut Self) -> Result<R, OpError>) -> Result<R, OpError> {
+    pub fn on_side_stream<R>(
+        &mut self,
+        side: usize,
+        f: impl FnOnce(&mut Self) -> Result<R, OpError>,
+    ) -> Result<R, OpError> {
         let entered = match self.cuda.as_mut().filter(|_| !self.times_ops) {
             Some(cuda) => cuda.streams().enter(side)?,
             None => false,
@@ -181,7 +185,7 @@ impl Exec {
     }
 
     /// Lets what is launched from now on start when the ops in side streams have ended.
-    pub fn join(&mut self) -> Result<(), OpError> {
+    pub fn join_side_streams(&mut self) -> Result<(), OpError> {
         self.cuda.as_mut().map_or(Ok(()), |cuda| cuda.streams().join())
     }
 

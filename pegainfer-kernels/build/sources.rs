@@ -34,7 +34,8 @@ pub fn emit_hashes(root: &Path) -> Result<(), String> {
         for file in files {
             let name = file.strip_prefix(root).unwrap_or(&file).to_string_lossy().into_owned();
             let only_deepseek_v4 = ONLY_DEEPSEEK_V4.iter().any(|part| name.contains(part));
-            if name.starts_with("src/cuda/abi/") || (only_deepseek_v4 && !deepseek_v4) {
+            let is_test = name.ends_with("/tests.rs") || name.contains("/tests/");
+            if is_test || name.starts_with("src/cuda/abi/") || (only_deepseek_v4 && !deepseek_v4) {
                 continue;
             }
             let text = fs::read_to_string(&file).map_err(|e| format!("{}: {e}", file.display()))?;

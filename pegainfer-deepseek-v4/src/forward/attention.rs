@@ -119,10 +119,10 @@ impl Pass<'_> {
         let pair = if kind == LayerKind::Sparse { sparse } else { heavy };
         if let Some(indexer) = &weights.indexer {
             let (x, tokens) = (qr.input(&indexer.wq_b), index_q.shape()[0]);
-            ops::beside(exec, tokens, 0, |exec| ops::matmul(exec, x, &indexer.wq_b, index_q))?;
+            ops::on_side_stream(exec, tokens, 0, |exec| ops::matmul(exec, x, &indexer.wq_b, index_q))?;
         }
         ops::matmul(exec, qr.input(&weights.wq_b), &weights.wq_b, q)?;
-        exec.join()?;
+        exec.join_side_streams()?;
         let spec = |index| compressor_spec(config, kind, index, numerics);
         let of_index = weights.indexer.as_ref().map(|indexer| &indexer.compressor);
         let kept = [
@@ -178,7 +178,7 @@ impl Pass<'_> {
         let Workspace { attended, wo_a: Some(Matrix::Bf16(wide)), z, .. } = &mut **work else { return Ok(false) };
         let widens = ops::widens(exec, attended, &weights.wo_a, z)?;
         if widens {
-            ops::beside(exec, attended.shape()[0], 0, |exec| ops::widen(exec, &weights.wo_a, wide))?;
+            ops::on_side_stream(exec, attended.shape()[0], 0, |exec| ops::widen(exec, &weights.wo_a, wide))?;
         }
         Ok(widens)
     }
@@ -190,7 +190,7 @@ impl Pass<'_> {
         let Self { exec, numerics, work, .. } = self;
         let packed = work.attended_split.as_ref().filter(|_| is_split);
         let attended = Activation { values: &work.attended, packed };
-        exec.join()?;
+        exec.join_side_streams()?;
         let wo_a = work.wo_a.as_ref().filter(|_| is_wide).unwrap_or(&weights.wo_a);
         ops::grouped_matmul(exec, attended, wo_a, &mut work.z)?;
         match numerics.quantize_activations && weights.wo_b.is_quantized() {

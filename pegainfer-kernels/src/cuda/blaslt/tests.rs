@@ -144,10 +144,10 @@ impl Branches {
         let Self { w: [a, b], x, out: [first, left, right, middle, end, last] } = self;
         let gemm = |exec: &mut Exec, x: &Tensor, w: &Tensor, out: &mut Tensor| matmul(exec, "test", x, w, false, out);
         gemm(exec, x, a, first).unwrap();
-        exec.beside(0, |exec| gemm(exec, first, a, left)).unwrap();
-        exec.beside(1, |exec| gemm(exec, first, b, right)).unwrap();
+        exec.on_side_stream(0, |exec| gemm(exec, first, a, left)).unwrap();
+        exec.on_side_stream(1, |exec| gemm(exec, first, b, right)).unwrap();
         gemm(exec, x, b, middle).unwrap();
-        exec.join().unwrap();
+        exec.join_side_streams().unwrap();
         gemm(exec, left, b, end).unwrap();
         gemm(exec, right, a, last).unwrap();
     }

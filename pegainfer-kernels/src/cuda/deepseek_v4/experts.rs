@@ -226,7 +226,7 @@ pub(crate) fn routed_experts(
         return Err(OpError { op: call.op, message });
     }
     // What is computed beside this op, such as `shared`.
-    exec.join()?;
+    exec.join_side_streams()?;
     let choice = Choice { chosen, weights, first };
     let pass = call.pass(k);
     for from in (0..tokens).step_by(pass) {

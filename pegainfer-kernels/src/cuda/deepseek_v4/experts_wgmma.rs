@@ -186,7 +186,7 @@ fn pass(
     pass.group(exec)?;
     pass.pack_x(exec, row_of(x, hidden, tokens.start))?;
     // Until here the shared expert may run beside the op. A multiprocessor has no place for its kernels beside a block of the GEMMs.
-    exec.join()?;
+    exec.join_side_streams()?;
     pass.gate_up(exec, row_of(weights, k, tokens.start), math.limit)?;
     pass.pack_h(exec)?;
     for first_column in (0..hidden).step_by(columns) {

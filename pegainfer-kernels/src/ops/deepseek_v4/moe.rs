@@ -1,8 +1,8 @@
 //! The experts of a layer: the routed ones, and the shared one if this rank adds it.
 
-use super::beside::beside;
 use super::experts::{ExpertMath, Experts, routed_experts, shared_expert};
 use super::packed::Activation;
+use super::side_stream::on_side_stream;
 use super::values::activation;
 use crate::cuda::deepseek_v4 as gpu;
 use crate::ops::check::Check;
@@ -50,7 +50,7 @@ pub fn begin_moe(
     match experts.shared {
         Some(shared) if !gpu::fuses_experts(exec, x, (&experts, k), math)? => {
             let tokens = x.values.rows_cols().0;
-            beside(exec, tokens, 0, |exec| shared_expert(exec, x.values, shared, math, scratch))
+            on_side_stream(exec, tokens, 0, |exec| shared_expert(exec, x.values, shared, math, scratch))
         }
         _ => Ok(()),
     }

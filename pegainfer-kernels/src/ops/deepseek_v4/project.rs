@@ -1,8 +1,8 @@
 //! The first GEMMs of attention, which share their input, in one launch where a device has a kernel for that.
 
-use super::beside::beside;
 use super::matmul::{matmul, matmul_rounding, whole_blocks};
 use super::packed::Activation;
+use super::side_stream::on_side_stream;
 use super::values::rows;
 use crate::cuda::deepseek_v4 as gpu;
 use crate::ops::check::Check;
@@ -115,18 +115,18 @@ pub fn project(
         weights.pairs[i].into_iter().flatten().zip(&mut outputs).try_for_each(|(w, out)| matmul(exec, x, w, out))
     };
     let (tokens, Projected { low: [first, second], pairs: [main, index], last }) = (x.rows_cols().0, out);
-    beside(exec, tokens, 0, |exec| low(exec, 1, second))?;
+    on_side_stream(exec, tokens, 0, |exec| low(exec, 1, second))?;
     if weights.pairs[0].is_some() {
-        beside(exec, tokens, 1, |exec| pair(exec, 0, main))?;
+        on_side_stream(exec, tokens, 1, |exec| pair(exec, 0, main))?;
     }
     if weights.pairs[1].is_some() {
-        beside(exec, tokens, 2, |exec| pair(exec, 1, index))?;
+        on_side_stream(exec, tokens, 2, |exec| pair(exec, 1, index))?;
     }
     if let (Some(w), Some(last)) = (weights.last, last) {
-        beside(exec, tokens, 2, |exec| matmul(exec, x, w, last))?;
+        on_side_stream(exec, tokens, 2, |exec| matmul(exec, x, w, last))?;
     }
     low(exec, 0, first)?;
-    exec.join()
+    exec.join_side_streams()
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Ops beside others, at numbers of tokens where it pays.
+//! Ops on side streams, at numbers of tokens where it pays.
 
 use crate::choice::DenseGemm;
 use pegainfer_core::exec::Exec;
@@ -11,13 +11,13 @@ pub const SIDE_STREAMS: usize = 3;
 /// slower at 1,024.
 const MOST_TOKENS: usize = 256;
 
-/// As [`Exec::beside`] from 33 tokens on, up to the number at which a GEMM alone fills a GPU; `f` in order at others. The kernels of fewer
+/// As [`Exec::on_side_stream`] from 33 tokens on, up to the number at which a GEMM alone fills a GPU; `f` in order at others. The kernels of fewer
 /// tokens overlap each other.
-pub fn beside<R>(
+pub fn on_side_stream<R>(
     exec: &mut Exec,
     tokens: usize,
     side: usize,
     f: impl FnOnce(&mut Exec) -> Result<R, OpError>,
 ) -> Result<R, OpError> {
-    if (DenseGemm::MIN_TOKENS..=MOST_TOKENS).contains(&tokens) { exec.beside(side, f) } else { f(exec) }
+    if (DenseGemm::MIN_TOKENS..=MOST_TOKENS).contains(&tokens) { exec.on_side_stream(side, f) } else { f(exec) }
 }
