@@ -14,10 +14,11 @@ use crate::config::{Config, Drafts, LayerKind, STREAMS};
 use crate::shard::Shard;
 use layer::{hyper, layer};
 use part::Part;
-use pegainfer_core::tensor::Tensor;
+use pegainfer_core::exec::{Device, Exec};
+use pegainfer_core::tensor::{DType, Tensor};
 use pegainfer_core::weights::{StoredDtype as Dtype, WeightsError};
 use pegainfer_kernels::ops::Matrix;
-use pegainfer_kernels::ops::deepseek_v4::HyperWeights;
+use pegainfer_kernels::ops::deepseek_v4::{HyperWeights, takes_packed_rows, widen};
 use reader::Reader;
 
 pub use dspark::DSpark;
@@ -43,6 +44,33 @@ pub struct Weights {
     pub mtp: Option<Mtp>,
     /// DSpark's stages; `None` if they are not loaded.
     pub dspark: Option<DSpark>,
+}
+
+impl Weights {
+    /// Adds `wo_a` of every layer in bf16 where the device has GEMMs that take it so: the reference does not round the activation that it
+    /// multiplies. The codes stay, because a step of few tokens reads them in half the time. On `Meta` as on such a GPU: memory is counted there.
+    pub(crate) fn widen(&mut self, exec: &mut Exec, activations: DType) -> Result<(), WeightsError> {
+        let stages = self.dspark.iter_mut().flat_map(|dspark| &mut dspark.stages);
+        let layers = self.layers.iter_mut().chain(self.mtp.iter_mut().map(|mtp| &mut mtp.layer)).chain(stages);
+        for layer in layers {
+            let Attention { wo_a, wo_a_bf16, .. } = &mut layer.attn;
+            let (rows, columns) = wo_a.shape();
+            let takes = match exec.device() {
+                Device::Meta => activations == DType::Bf16,
+                _ => takes_packed_rows(exec, activations, columns).map_err(WeightsError::Device)?,
+            };
+            if takes && matches!(wo_a, Matrix::Fp8 { .. }) {
+                let out_of_memory = |error| {
+                    let (name, bytes) = ("wo_a in bf16".to_owned(), (rows * columns * DType::Bf16.size()) as u64);
+                    WeightsError::OutOfMemory { name, bytes, error }
+                };
+                let mut wide = exec.tensor("wo_a.bf16", &[rows, columns], DType::Bf16).map_err(out_of_memory)?;
+                widen(exec, wo_a, &mut wide).map_err(WeightsError::Device)?;
+                *wo_a_bf16 = Some(Matrix::Bf16(wide));
+            }
+        }
+        Ok(())
+    }
 }
 
 /// All tensors of `shard`, in the same order on every rank.

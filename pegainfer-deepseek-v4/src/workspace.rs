@@ -10,7 +10,6 @@ use crate::plan::PAGE_TOKENS;
 use crate::shard::Shard;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, Tensor};
-use pegainfer_kernels::ops::Matrix;
 use pegainfer_kernels::ops::deepseek_v4::{SPLIT_TOKENS, TokenShare, split_bytes, takes_packed_rows};
 use std::ops::Range;
 
@@ -81,8 +80,6 @@ pub(crate) struct Workspace {
     /// The same as the output projection takes it where tokens are few (`split_bytes`), `[tokens, ..]` u8; `None` if no kernel of the
     /// device does.
     pub attended_split: Option<Tensor>,
-    /// A layer's `wo_a` in bf16, `[groups * o_lora, columns]`; `None` if no kernel of the device takes it.
-    pub wo_a: Option<Matrix>,
     /// `[tokens, groups * o_lora]`.
     pub z: Tensor,
     /// `[tokens, experts]` f32.
@@ -144,8 +141,6 @@ impl Workspace {
         let split_rows = t.min(SPLIT_TOKENS);
         let attended_split = || tensor("attended.split", &[split_rows, split_bytes(groups, columns)], DType::U8);
         let attended_split = packs.then(attended_split).transpose()?;
-        let wo_a = || tensor("wo_a.bf16", &[groups * config.o_lora_rank, columns], DType::Bf16);
-        let wo_a = packs.then(wo_a).transpose()?.map(Matrix::Bf16);
         Ok(Self {
             embedded: tensor("embedded", &[t, hidden], act)?,
             streams: tensor("streams", &[equal, STREAMS, hidden], act)?,
@@ -169,7 +164,6 @@ impl Workspace {
             chosen: tensor("chosen", &[own_tokens * shard.ranks, topk], DType::U32)?,
             chosen_part,
             attended_split,
-            wo_a,
             attended: tensor("attended", &[t, heads, dim], act)?,
             z: tensor("z", &[t, shard.groups(config).len() * config.o_lora_rank], act)?,
             router_logits: tensor("logits", &[t, config.experts], DType::F32)?,

@@ -69,10 +69,11 @@ impl Rank {
         mut exec: Exec,
         config: &Config,
         numerics: Numerics,
-        (shard, weights): (Shard, Weights),
+        (shard, mut weights): (Shard, Weights),
         bounds: StepBounds,
         communicator: Arc<dyn Communicator>,
     ) -> Result<Self, LoadError> {
+        weights.widen(&mut exec, numerics.activations)?;
         let rotations = Rotations::new(&mut exec, config)?;
         let inputs = Inputs::new(&mut exec, config.vocab_size, bounds)?;
         let sampler = Sampler::new(&mut exec, config.vocab_size, bounds.samples)?;

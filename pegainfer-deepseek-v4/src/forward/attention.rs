@@ -7,7 +7,6 @@ use crate::state::{Compressed, LayerState, compressor_spec};
 use crate::weights::{Attention, Compressor};
 use crate::workspace::{Pair, Workspace};
 use pegainfer_core::tensor::{DType, OpError};
-use pegainfer_kernels::ops::Matrix;
 use pegainfer_kernels::ops::deepseek_v4::{
     self as ops, Activation, CompressorSpec, KeptTokens, LatentOutputs, Latents, NewEntries, PAGE_TOKENS, Projected,
     Projections, Queries, SelectSpec, Split, TokenShare, Visible,
@@ -27,7 +26,6 @@ impl Pass<'_> {
         if let Some(index) = &state.index {
             self.choose(index, kind)?;
         }
-        let is_wide = self.begin_output(weights)?;
         let columns = weights.wo_a.shape().1;
         let Self { exec, rotations, inputs, work, .. } = self;
         let batch = inputs.batch();
@@ -48,7 +46,7 @@ impl Pass<'_> {
         let is_split = split.is_some();
         let (keys, sink) = ((&work.kv, &mut state.window), (&weights.sink, rotations.of(kind)));
         ops::sparse_attention(exec, &work.q, keys, visible, sink, &batch, (&mut work.attended, split))?;
-        self.project_output(weights, is_split, is_wide)
+        self.project_output(weights, is_split)
     }
 
     /// The GEMMs of `normed`: inputs of the norms of queries and keys, of the compressors and of the indexer.
@@ -171,27 +169,16 @@ impl Pass<'_> {
         SelectSpec { ratio, share, pages }
     }
 
-    /// Begins the projection of `attended` before it is there: where the GEMM takes `wo_a` in bf16, widens it beside what follows. Whether it
-    /// does.
-    pub(super) fn begin_output(&mut self, weights: &Attention) -> Result<bool, OpError> {
-        let Self { exec, work, .. } = self;
-        let Workspace { attended, wo_a: Some(Matrix::Bf16(wide)), z, .. } = &mut **work else { return Ok(false) };
-        let widens = ops::widens(exec, attended, &weights.wo_a, z)?;
-        if widens {
-            ops::on_side_stream(exec, attended.shape()[0], 0, |exec| ops::widen(exec, &weights.wo_a, wide))?;
-        }
-        Ok(widens)
-    }
-
-    /// Projects `attended`: writes `output`, summed over the ranks. `is_split`: `attended` is packed, too;
-    /// `is_wide`: of [`begin_output`](Self::begin_output).
-    pub(super) fn project_output(&mut self, weights: &Attention, is_split: bool, is_wide: bool) -> Result<(), OpError> {
+    /// Projects `attended`: writes `output`, summed over the ranks. `is_split`: `attended` is packed, too.
+    pub(super) fn project_output(&mut self, weights: &Attention, is_split: bool) -> Result<(), OpError> {
         let (shared, owner) = (self.is_shared(), self.shard.owns_heads(self.config));
         let Self { exec, numerics, work, .. } = self;
         let packed = work.attended_split.as_ref().filter(|_| is_split);
         let attended = Activation { values: &work.attended, packed };
-        exec.join_side_streams()?;
-        let wo_a = work.wo_a.as_ref().filter(|_| is_wide).unwrap_or(&weights.wo_a);
+        let wo_a = match &weights.wo_a_bf16 {
+            Some(wide) if ops::widens(exec, &work.attended, &weights.wo_a, &work.z)? => wide,
+            _ => &weights.wo_a,
+        };
         ops::grouped_matmul(exec, attended, wo_a, &mut work.z)?;
         match numerics.quantize_activations && weights.wo_b.is_quantized() {
             true => ops::matmul_dynamic(exec, &mut work.z, &weights.wo_b, &mut work.output)?,

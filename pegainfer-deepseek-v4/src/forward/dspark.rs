@@ -104,7 +104,7 @@ impl Pass<'_> {
             ops::sparse_attention(exec, q, keys, visible, sink, &batch, (attended, None))
         })?;
         ops::rope(exec, attended, distances, rotations.of(kind), true)?;
-        self.project_output(weights, false, false)
+        self.project_output(weights, false)
     }
 }
 

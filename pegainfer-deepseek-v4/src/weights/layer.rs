@@ -43,6 +43,8 @@ pub struct Attention {
     pub sink: Tensor,
     /// `[groups * o_lora, heads per group * head_dim]`.
     pub wo_a: Matrix,
+    /// The same in bf16, for GEMMs of many tokens; `None` where none takes it so. See [`Weights::widen`](super::Weights::widen).
+    pub wo_a_bf16: Option<Matrix>,
     /// `[hidden, groups * o_lora]`.
     pub wo_b: Matrix,
     /// Of sparse and heavy layers.
@@ -178,6 +180,7 @@ fn attention(
             Part { rows: Some(heads), columns: None },
         )?,
         wo_a: reader.fp8(&name("wo_a"), all_z, config.heads_per_group() * dim, group_rows)?,
+        wo_a_bf16: None,
         wo_b: reader.fp8(&name("wo_b"), hidden, all_z, group_columns)?,
         compressor,
         indexer,
