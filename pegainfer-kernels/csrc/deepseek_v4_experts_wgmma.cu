@@ -7,7 +7,8 @@
 //   down_wgmma:     y = w2 h, a row for each pair; a range of the columns of y at a time, so that most of them stay in the L2
 //   add_columns:    the sum of a token's y and of a row of the shared expert, the same columns, rounded once
 //
-// Tiles of pairs (deepseek_v4_pairs.cuh) have at most 32, 64 or 128 tokens. A cluster of two persistent blocks has the same pairs and
+// Tiles of pairs (deepseek_v4_pairs.cuh) have at most 48, 96 or 128 tokens: a tile costs about the same with few tokens as with many, so most
+// experts should have one. A cluster of two persistent blocks has the same pairs and
 // neighbouring rows of weights. A block has two or four warpgroups that multiply 64 rows of weights each, and a warpgroup that fetches
 // steps of 128 columns (deepseek_v4_experts_wgmma.cuh). Half of the rows of a tile of gate_up are of w1 and the others the same of w3: a thread
 // has both, so that SwiGLU needs no exchange. Neighbouring clusters take neighbouring rows of the same pairs: activations stay in the L2,
@@ -395,6 +396,6 @@ extern "C" __global__ __launch_bounds__(1024) void add_columns(
         RUN(false, TOKENS, &h, h_scales, {&w, &w}, {scales, scales}, tiles, pairs, nullptr, out, k, hidden, pitch,     \
             first, columns / Block<TOKENS>::kRows, columns, 0.f);                                                      \
     }
-BY_TOKENS(32)
-BY_TOKENS(64)
+BY_TOKENS(48)
+BY_TOKENS(96)
 BY_TOKENS(128)

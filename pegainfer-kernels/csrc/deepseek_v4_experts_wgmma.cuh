@@ -31,7 +31,7 @@ struct Tile {
 // A block whose tiles have at most TOKENS tokens: its warpgroups that multiply, each with 64 rows of a tile of weights. With few
 // tokens a warpgroup waits more than it computes, and has few sums: there are four of them.
 template <int TOKENS> struct Block {
-    static constexpr uint32_t kGroups = TOKENS == 32 ? 4 : 2;
+    static constexpr uint32_t kGroups = TOKENS == 48 ? 4 : 2;
     static constexpr uint32_t kConsumers = 128 * kGroups, kThreads = kConsumers + kProducers;
     static constexpr uint32_t kRows = 64 * kGroups, kHalfRows = kRows / 2; // of gate, and as many of up
 };
@@ -39,8 +39,8 @@ template <int TOKENS> struct Block {
 // The shared memory of such a block.
 template <int TOKENS> struct Shared : Block<TOKENS> {
     using Block<TOKENS>::kGroups, Block<TOKENS>::kRows;
-    static constexpr int kTokenStages = TOKENS == 128 ? 6 : 8;
-    static constexpr int kWeightStages = TOKENS == 32 ? 6 : TOKENS == 64 ? 12 : 8;
+    static constexpr int kTokenStages = TOKENS == 48 ? 5 : 6;
+    static constexpr int kWeightStages = TOKENS == 48 ? 6 : 8;
     static constexpr uint32_t kScaleStride = kMaxDepth / w4a8::kScaled + kPadding;
     uint8_t tokens[kTokenStages][TOKENS * w4a8::kStep];
     uint8_t weights[kWeightStages][kRows * w4a8::kRowBytes];
@@ -54,8 +54,8 @@ template <int TOKENS> struct Shared : Block<TOKENS> {
     uint64_t lists_full[kSlots], lists_empty[kSlots];
 };
 template <int TOKENS> constexpr bool kFits = sizeof(Shared<TOKENS>) + 1024 <= limits::deepseek_v4_experts_wgmma::kSharedBytes;
-static_assert(Block<32>::kThreads == kFewThreads && Block<64>::kThreads == kThreads && Block<128>::kThreads == kThreads, "threads of a block");
-static_assert(kFits<32> && kFits<64> && kFits<128>, "shared memory of a block");
+static_assert(Block<48>::kThreads == kFewThreads && Block<96>::kThreads == kThreads && Block<128>::kThreads == kThreads, "threads of a block");
+static_assert(kFits<48> && kFits<96> && kFits<128>, "shared memory of a block");
 
 // A GEMM of all tiles of pairs.
 struct Problem {

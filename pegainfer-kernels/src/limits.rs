@@ -207,7 +207,7 @@ limits! {
     deepseek_v4_experts_wgmma {
         /// Threads of a block: two warpgroups that multiply, and one that fetches.
         THREADS: uint = 384;
-        /// Threads of a block whose tiles have at most 32 tokens: four warpgroups that multiply, and one that fetches.
+        /// Threads of a block whose tiles have at most 48 tokens: four warpgroups that multiply, and one that fetches.
         FEW_THREADS: uint = 640;
         /// Threads of a block that packs activations.
         PACK_THREADS: uint = 256;

@@ -173,12 +173,12 @@ kernels! {
     DEEPSEEK_V4_EXPERTS_WGMMA: PackPlaces [pack_places] {
         h: ScratchIn<Bf16>, tiles: ScratchIn<U32>, codes: OutOrScratch<U8>, scales: Scratch<F32>, k: u32, pitch: u32,
     }
-    DEEPSEEK_V4_EXPERTS_WGMMA: GateUpWgmma [gate_up_wgmma_32, gate_up_wgmma_64, gate_up_wgmma_128] {
+    DEEPSEEK_V4_EXPERTS_WGMMA: GateUpWgmma [gate_up_wgmma_48, gate_up_wgmma_96, gate_up_wgmma_128] {
         gate: Map<U8>, up: Map<U8>, x: Map<U8>, x_scales: ScratchIn<F32>, gate_scales: ScratchIn<U8>,
         up_scales: ScratchIn<U8>, tiles: ScratchIn<U32>, pairs: ScratchIn<U32>, weights: ScratchIn<F32>,
         out: Scratch<Bf16>, width: u32, k: u32, pitch: u32, limit: f32,
     }
-    DEEPSEEK_V4_EXPERTS_WGMMA: DownWgmma [down_wgmma_32, down_wgmma_64, down_wgmma_128] {
+    DEEPSEEK_V4_EXPERTS_WGMMA: DownWgmma [down_wgmma_48, down_wgmma_96, down_wgmma_128] {
         w: Map<U8>, h: Map<U8>, h_scales: ScratchIn<F32>, scales: ScratchIn<U8>, tiles: ScratchIn<U32>,
         pairs: ScratchIn<U32>, out: Scratch<Bf16>, hidden: u32, k: u32, pitch: u32, first: u32, columns: u32,
     }

@@ -18,11 +18,11 @@ use std::ops::Range;
 
 const OP: &str = "routed_experts";
 /// Tokens of the entries' tiles.
-const TILES: [usize; 3] = [32, 64, 128];
+const TILES: [usize; 3] = [48, 96, 128];
 const GATE_UP: [Entry<GateUpWgmma<'static>>; 3] =
-    [GateUpWgmma::gate_up_wgmma_32, GateUpWgmma::gate_up_wgmma_64, GateUpWgmma::gate_up_wgmma_128];
+    [GateUpWgmma::gate_up_wgmma_48, GateUpWgmma::gate_up_wgmma_96, GateUpWgmma::gate_up_wgmma_128];
 const DOWN: [Entry<DownWgmma<'static>>; 3] =
-    [DownWgmma::down_wgmma_32, DownWgmma::down_wgmma_64, DownWgmma::down_wgmma_128];
+    [DownWgmma::down_wgmma_48, DownWgmma::down_wgmma_96, DownWgmma::down_wgmma_128];
 /// Elements of a vector in bf16.
 const VECTOR: usize = 8;
 /// Most bytes of the lists for each pair: its number, its place, and a sixteenth of a tile.
@@ -157,9 +157,10 @@ impl Buffers {
     }
 }
 
-/// Place in [`TILES`] of the tile for `pairs` pairs.
-fn tile(pairs: usize, experts: &Experts) -> usize {
-    TILES.iter().position(|tile| pairs <= tile * experts.count).unwrap_or(TILES.len() - 1)
+/// Place in [`TILES`] of the tile for `pairs` pairs of `experts` experts: the smallest that holds half as many again as an expert has on average.
+/// Few experts then have a second tile, whose weights would be fetched and widened again.
+fn tile(pairs: usize, experts: usize) -> usize {
+    TILES.iter().position(|tile| 3 * pairs <= 2 * tile * experts).unwrap_or(TILES.len() - 1)
 }
 
 /// Address of row `row` of a tensor of `width` columns.
@@ -182,7 +183,7 @@ fn pass(
     let columns = sizes.columns(pairs);
     let buffers = Buffers::new(&mut Scratch::new(exec)?, tokens.len(), experts.count, sizes, columns)?;
     let chosen = row_of(chosen, k, tokens.start);
-    let pass = Pass { experts, first, tokens: tokens.len(), sizes, chosen, tile: tile(pairs, experts), buffers };
+    let pass = Pass { experts, first, tokens: tokens.len(), sizes, chosen, tile: tile(pairs, experts.count), buffers };
     pass.group(exec)?;
     pass.pack_x(exec, row_of(x, hidden, tokens.start))?;
     // Until here the shared expert may run beside the op. A multiprocessor has no place for its kernels beside a block of the GEMMs.
