@@ -44,10 +44,14 @@ impl DenseGemm {
     /// every number of tokens.
     pub const MIN_ELEMENTS: usize = 1 << 20;
 
+    /// Fewest multiplications for which a smaller weight gains: with 64 rows of 4,096 columns those of 2,048 tokens.
+    pub const MIN_MULTIPLICATIONS: usize = 1 << 29;
+
     /// How the GEMM runs on cuBLASLt; `None` if the kernels for few tokens run it.
     pub fn choose(gpu: &Gpu, shape: DenseShape) -> Option<Self> {
         let DenseShape { m, n, k, groups, .. } = shape;
-        if n * k * groups < Self::MIN_ELEMENTS {
+        let elements = n * k * groups;
+        if elements < Self::MIN_ELEMENTS && m * elements < Self::MIN_MULTIPLICATIONS {
             return None;
         }
         if m < Self::MIN_TOKENS || gpu.cublaslt == CublasLt::Missing || !n.is_multiple_of(8) || !k.is_multiple_of(8) {
