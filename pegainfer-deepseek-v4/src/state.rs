@@ -14,7 +14,7 @@ use crate::numerics::Numerics;
 use crate::plan::{NO_STATE, PAGE_TOKENS, Step};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
-use pegainfer_kernels::ops::deepseek_v4::{CompressorSpec, CompressorState, copy_slot};
+use pegainfer_kernels::ops::deepseek_v4::{self as ops, CompressorSpec, CompressorState, RingTable};
 
 /// Entries of one compressor, and its part of the slots.
 #[derive(Debug)]
@@ -97,21 +97,25 @@ pub fn slot_bytes(config: &Config, numerics: Numerics, drafts: usize) -> usize {
 }
 
 impl LayerState {
-    /// Makes slot `to` equal to slot `from`.
-    pub fn copy_slot(&mut self, exec: &mut Exec, from: u32, to: u32) -> Result<(), OpError> {
-        copy_slot(exec, &mut self.window, from, to)?;
-        for Compressed { partial, .. } in self.compressed.iter_mut().chain(&mut self.index) {
-            copy_slot(exec, &mut partial.values, from, to)?;
-            copy_slot(exec, &mut partial.scores, from, to)?;
-        }
-        Ok(())
+    /// What it keeps of each slot.
+    fn rings(&mut self) -> impl Iterator<Item = &mut Tensor> {
+        let compressors = self.compressed.iter_mut().chain(&mut self.index);
+        let partial = compressors.flat_map(|Compressed { partial, .. }| [&mut partial.values, &mut partial.scores]);
+        std::iter::once(&mut self.window).chain(partial)
     }
 }
 
+/// Where the rings of all layers are, for [`copy_slots`].
+pub fn ring_table(exec: &mut Exec, state: &mut [LayerState]) -> Result<RingTable, OpError> {
+    let rings: Vec<&Tensor> = state.iter_mut().flat_map(LayerState::rings).map(|ring| &*ring).collect();
+    RingTable::new(exec, &rings)
+}
+
 /// Gives each row of a step that changes its slot what is in the old one.
-pub fn copy_slots(exec: &mut Exec, state: &mut [LayerState], step: &Step) -> Result<(), OpError> {
+pub fn copy_slots(exec: &mut Exec, state: &mut [LayerState], table: &RingTable, step: &Step) -> Result<(), OpError> {
     for segment in step.state.iter().filter(|segment| segment.from != NO_STATE && segment.from != segment.to) {
-        state.iter_mut().try_for_each(|layer| layer.copy_slot(exec, segment.from, segment.to))?;
+        let mut rings: Vec<&mut Tensor> = state.iter_mut().flat_map(LayerState::rings).collect();
+        ops::copy_slots(exec, table, &mut rings, segment.from, segment.to)?;
     }
     Ok(())
 }

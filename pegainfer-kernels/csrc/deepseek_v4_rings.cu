@@ -1,9 +1,9 @@
 // Rings of the newest tokens of each sequence, and copies of a slot; elements in bf16 or f32:
 //
 //   write_ring: ring[slot, position % ring] = fresh[t] of the newest `ring` tokens of each row     one block a token
-//   copy_slot:  ring[to] = ring[from]                                                              one thread an element
+//   copy_slots: ring[to] = ring[from], of all layers                                               some vectors a thread
 //
-// All GPUs. Bound by memory. Reference: src/cpu/deepseek_v4/batch.rs, src/ops/deepseek_v4/batch.rs.
+// All GPUs. Bound by memory. Reference: src/cpu/deepseek_v4/batch.rs, src/ops/deepseek_v4/{batch,copy_slots}.rs.
 #include "deepseek_v4_batch.cuh"
 #include "abi/deepseek_v4_rings.h"
 
@@ -33,14 +33,18 @@ __device__ void write_ring(const T *__restrict__ fresh, T *__restrict__ rings, c
         uint32_t rows, uint32_t pages, uint32_t slot_count, uint32_t ring, uint32_t width) {                           \
         start_after_predecessor();                                                                                     \
         write_ring(fresh, rings, {qo_indptr, positions, slots, page_tables, rows, pages}, slot_count, ring, width);    \
-    }                                                                                                                  \
-    /* Grid: elements of a slot over threads. */                                                                       \
-    extern "C" __global__ __launch_bounds__(kRowThreads) void copy_slot_##SUFFIX(                                      \
-        T *rings,                      /* [slots, elements] */                                                         \
-        uint32_t from, uint32_t to, uint32_t elements) {                                                               \
-        start_after_predecessor();                                                                                     \
-        uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;                                                            \
-        if (i < elements) rings[size_t(to) * elements + i] = rings[size_t(from) * elements + i];                       \
     }
 KERNELS(bf16, bf16)
 KERNELS(f32, float)
+
+// Grid: rings, shares of a slot. What the table points to is written: `rings` is no more than where it is.
+extern "C" __global__ __launch_bounds__(kRowThreads) void copy_slots(
+    const uint32_t *rings, // [rings, 4]: address of [slots, vectors of 16 bytes], and how many vectors a slot has; low words first
+    uint32_t from, uint32_t to) {
+    const uint4 own = reinterpret_cast<const uint4 *>(rings)[blockIdx.x];
+    uint4 *slots = reinterpret_cast<uint4 *>(uint64_t(own.y) << 32 | own.x);
+    const size_t vectors = uint64_t(own.w) << 32 | own.z;
+    start_after_predecessor();
+    for (size_t i = size_t(blockIdx.y) * blockDim.x + threadIdx.x; i < vectors; i += size_t(gridDim.y) * blockDim.x)
+        slots[to * vectors + i] = slots[from * vectors + i];
+}

@@ -17,6 +17,7 @@ use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::parallel::Communicator;
 use pegainfer_core::schedule::{Graphs, Launches};
 use pegainfer_core::tensor::OpError;
+use pegainfer_kernels::ops::deepseek_v4::RingTable;
 use pegainfer_kernels::runtime::Sampler;
 use std::sync::Arc;
 
@@ -28,6 +29,8 @@ pub(super) struct Rank {
     weights: Weights,
     /// State of each layer, and behind them that of the layers that draft, if they are loaded.
     pub state: Vec<LayerState>,
+    /// Where all of it is that belongs to slots.
+    rings: RingTable,
     rotations: Rotations,
     inputs: Inputs,
     work: Workspace,
@@ -79,7 +82,8 @@ impl Rank {
         let sampler = Sampler::new(&mut exec, config.vocab_size, bounds.samples)?;
         let work = Workspace::new(&mut exec, config, shard, numerics, bounds, sampler.max_rows())?;
         let state = state::allocate(&mut exec, config, numerics, bounds);
-        let state = state.map_err(LoadError::State)?;
+        let mut state = state.map_err(LoadError::State)?;
+        let rings = state::ring_table(&mut exec, &mut state)?;
         let rows = bounds.rows.min(sampler.max_rows());
         let graphs = Graphs::new(if bounds.graphs && exec.device() == Device::Cuda { rows } else { 0 });
         let stages = config.loaded_dspark();
@@ -92,6 +96,7 @@ impl Rank {
             shard,
             weights,
             state,
+            rings,
             rotations,
             inputs,
             work,
@@ -121,12 +126,12 @@ impl Rank {
 
     /// Uploads `step` for a pass through `part`, before which the state of rows moves that change their slot.
     pub fn begin(&mut self, part: Part, step: &Step) -> Result<(), OpError> {
-        let Self { exec, state, inputs, work, .. } = self;
+        let Self { exec, state, rings, inputs, work, .. } = self;
         exec.install(|exec| {
             inputs.fill(exec, step)?;
             work.set_rows(step.tokens.len());
             match part {
-                Part::Layers => state::copy_slots(exec, state, step),
+                Part::Layers => state::copy_slots(exec, state, rings, step),
                 // It moved before the layers ran.
                 Part::Draft { .. } => Ok(()),
                 Part::Blocks => {

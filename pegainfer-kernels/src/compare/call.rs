@@ -6,7 +6,7 @@ use super::fp8;
 use super::operands::{self, allocate, place_of_input, tensor};
 use super::variant::Variant;
 #[cfg(feature = "deepseek-v4")]
-use crate::ops::deepseek_v4::{CompressorWeights, HyperWeights, RopeTable};
+use crate::ops::deepseek_v4::{CompressorWeights, HyperWeights, RingTable, RopeTable};
 use crate::ops::{DecodeState, Matrix, MatrixRef};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::record::OpRecord;
@@ -47,6 +47,9 @@ pub(super) struct Launch {
     /// Of `attention_latents` and `attention_queries`.
     #[cfg(feature = "deepseek-v4")]
     pub compressors: Vec<CompressorWeights>,
+    /// Of `copy_slots`: where what is written lies.
+    #[cfg(feature = "deepseek-v4")]
+    pub rings: Option<RingTable>,
     /// Weights of DeepSeek-V4's GEMMs.
     #[cfg(feature = "deepseek-v4")]
     pub matrices: Vec<Matrix>,

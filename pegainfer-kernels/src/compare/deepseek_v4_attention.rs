@@ -10,8 +10,8 @@ use crate::cpu::deepseek_v4::kv_quant::{KEY_GROUP, fp8};
 use crate::cpu::weights::BLOCK;
 use crate::ops::deepseek_v4::{
     self as ops, Batch, CompressorSpec, CompressorState, CompressorWeights, KeptTokens, LatentOutputs, Latents,
-    NO_ENTRY, NewEntries, PAGE_TOKENS, Queries, RopeTable, Rounded, SPLIT_TOKENS, SelectSpec, Split, TokenShare,
-    Visible, packed_bytes, split_bytes, takes_packed_rows, unpacked,
+    NO_ENTRY, NewEntries, PAGE_TOKENS, Queries, RingTable, RopeTable, Rounded, SPLIT_TOKENS, SelectSpec, Split,
+    TokenShare, Visible, packed_bytes, split_bytes, takes_packed_rows, unpacked,
 };
 use crate::rotary::Yarn;
 use half::bf16;
@@ -44,7 +44,7 @@ fn has_index(record: &OpRecord) -> bool {
 }
 
 fn has(record: &OpRecord) -> bool {
-    record.op == "copy_slot" || batch_place(record).is_some()
+    record.op == "copy_slots" || batch_place(record).is_some()
 }
 
 /// Rows that pad a step are among those of every third.
@@ -59,8 +59,14 @@ fn variants(record: &OpRecord) -> Vec<Variant> {
 
 /// The operands that ops take in structs of their own, packed rows, and the packed output of attention.
 fn prepare(exec: &mut Exec, call: &mut Call<'_>, launch: &mut Launch) -> Result<(), OpError> {
-    if ["select_entries", "copy_slot", "write_ring"].contains(&call.record.op) {
-        return Ok(());
+    match call.record.op {
+        "select_entries" | "write_ring" => return Ok(()),
+        "copy_slots" => {
+            let rings: Vec<&Tensor> = launch.written.iter().collect();
+            launch.rings = Some(RingTable::new(exec, &rings)?);
+            return Ok(());
+        }
+        _ => {}
     }
     launch.rope = Some(RopeTable::new(exec, ROPE_DIM, 160_000.0, Some(YARN))?);
     let small = match call.record.op {
@@ -192,7 +198,12 @@ fn launch(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch) -> Result<(), O
     let operands = || batch_place(call.record).and_then(|first| call.read.get(first..first + 4));
     let batch = operands().and_then(|operands| Operands::try_from(operands).ok());
     match (call.record.op, batch, &call.read[..], &mut launch.written[..]) {
-        ("copy_slot", _, _, [rings]) => ops::copy_slot(exec, rings, rings.rows_cols().0 as u32 - 1, 0),
+        ("copy_slots", _, _, rings) => {
+            let mut rings: Vec<&mut Tensor> = rings.iter_mut().collect();
+            let (Some(table), [first, ..]) = (&launch.rings, &rings[..]) else { return Err(call.unknown()) };
+            let last = first.rows_cols().0 as u32 - 1;
+            ops::copy_slots(exec, table, &mut rings, last, 0)
+        }
         ("write_ring", Some(batch), [fresh, ..], [rings]) => ops::write_ring(exec, fresh, &batch.batch(), rings),
         ("select_entries", Some(batch), [q, weights, entries, ..], [chosen]) => {
             let batch = batch.batch();

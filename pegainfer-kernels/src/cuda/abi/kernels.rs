@@ -290,8 +290,8 @@ kernels! {
         fresh: In<T>, qo_indptr: In<U32>, positions: In<U32>, slots: In<U32>, page_tables: In<U32>, rings: Out<T>,
         rows: u32, pages: u32, slot_count: u32, ring: u32, width: u32,
     }
-    DEEPSEEK_V4_RINGS: CopySlot [copy_slot_bf16<Bf16>, copy_slot_f32<F32>] {
-        rings: Out<T>, from: u32, to: u32, elements: u32,
+    DEEPSEEK_V4_RINGS: CopySlots [copy_slots] {
+        rings: In<U32>, from: u32, to: u32,
     }
     DEEPSEEK_V4_LATENTS: AttentionLatents [attention_latents_bf16<Bf16>, attention_latents_f32<F32>] {
         x: In<T>, weight: In<Bf16>, out: Out<T>, low: OutOrScratch<T>, packed: OutOrScratch<U8>, keys: In<T>,

@@ -35,7 +35,7 @@ pub(crate) use latents::attention_latents;
 pub(crate) use norm::{norm, rope};
 pub(crate) use quant::round_activation;
 pub(crate) use queries::attention_queries;
-pub(crate) use rings::{copy_slot, write_ring};
+pub(crate) use rings::{copy_slots, write_ring};
 pub(crate) use route::{route_hash, route_learned};
 pub(crate) use skinny::{pack_rows, project, projects, rounds_few, takes_split};
 pub(crate) use streams::{add, embed, expand_streams, hyper_head, hyper_merge, mean_streams, pick_rows, resolve_ids};

@@ -1,11 +1,14 @@
-//! `write_ring`, also as a part of `sparse_attention`, and `copy_slot` (csrc/deepseek_v4_rings.cu).
+//! `write_ring`, also as a part of `sparse_attention`, and `copy_slots` (csrc/deepseek_v4_rings.cu).
 
 use super::{rows, run};
-use crate::cuda::abi::{CopySlot, WriteRing};
+use crate::cuda::abi::{CopySlots, WriteRing};
 use crate::limits::deepseek_v4::ROW_THREADS;
-use crate::ops::deepseek_v4::Batch;
+use crate::ops::deepseek_v4::{Batch, RingTable};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
+
+/// Vectors that a thread copies of the longest slot.
+const VECTORS: usize = 4;
 
 /// `rings`: `[slots, ring, width]`.
 pub(crate) fn write_ring(
@@ -36,12 +39,22 @@ pub(crate) fn write_ring(
 }
 
 /// Does nothing between equal slots.
-pub(crate) fn copy_slot(exec: &mut Exec, rings: &mut Tensor, from: usize, to: usize) -> Result<(), OpError> {
-    if from == to {
+pub(crate) fn copy_slots(
+    exec: &mut Exec,
+    table: &RingTable,
+    rings: &mut [&mut Tensor],
+    (from, to): (usize, usize),
+) -> Result<(), OpError> {
+    let op = "copy_slots";
+    if from == to || rings.is_empty() {
         return Ok(());
     }
-    let ((_, elements), dtype) = (rings.rows_cols(), rings.dtype());
-    let grid = ([elements.div_ceil(ROW_THREADS), 1, 1], ROW_THREADS);
-    let entries = [CopySlot::copy_slot_bf16, CopySlot::copy_slot_f32];
-    run(exec, "copy_slot", entries, dtype, CopySlot { rings, from, to, elements }, grid)
+    let Some(addresses) = table.of(rings) else {
+        return Err(OpError { op, message: "the table is that of other rings".to_owned() });
+    };
+    let launch = CopySlots::copy_slots.launch(exec.gpu()?, op, CopySlots { rings: addresses, from, to })?.overlapped();
+    let launch = rings.iter().fold(launch, |launch, ring| launch.writes(ring));
+    let shares = table.longest.div_ceil(ROW_THREADS * VECTORS);
+    // SAFETY: the op checked the slots, and the table has the addresses and lengths of these rings.
+    unsafe { launch.run([rings.len(), shares, 1], ROW_THREADS) }
 }

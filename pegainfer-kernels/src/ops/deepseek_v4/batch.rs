@@ -1,6 +1,6 @@
 //! The ragged batch of a step, and the rings that carry recent tokens from one step to the next.
 
-use super::values::{activation, cpu};
+use super::values::cpu;
 pub use crate::cpu::deepseek_v4::batch::PAGE_TOKENS;
 use crate::cpu::deepseek_v4::batch::{self as reference, Rows};
 use crate::cuda::deepseek_v4 as gpu;
@@ -91,27 +91,4 @@ pub(super) fn ring_host(fresh: &Tensor, batch: &Batch<'_>, rings: &mut Tensor) {
         DType::F32 => reference::write_ring::<f32>(batch.rows(), fresh.host(), rings.host_mut(), ring, width),
         _ => reference::write_ring::<bf16>(batch.rows(), fresh.host(), rings.host_mut(), ring, width),
     }
-}
-
-/// Makes the ring of slot `to` equal to that of slot `from`. `rings`: `[slots, ring, width]` bf16 or f32.
-pub fn copy_slot(exec: &mut Exec, rings: &mut Tensor, from: u32, to: u32) -> Result<(), OpError> {
-    let check = Check("copy_slot");
-    let (slots, size) = rings.rows_cols();
-    let (from, to) = (from as usize, to as usize);
-    activation(check, rings, rings.shape())?;
-    check.that(from < slots && to < slots, "a slot is out of range")?;
-    exec.record(|_| {
-        let bytes = 2 * (size * rings.dtype().size()) as u64;
-        OpRecord::new("copy_slot", "copy", &[rings], &[rings], 0).with_bytes(bytes)
-    });
-    if exec.device() == Device::Cuda {
-        return gpu::copy_slot(exec, rings, from, to);
-    }
-    if cpu(check, exec)?.is_some() {
-        match rings.dtype() {
-            DType::F32 => rings.host_mut::<f32>().copy_within(from * size..(from + 1) * size, to * size),
-            _ => rings.host_mut::<bf16>().copy_within(from * size..(from + 1) * size, to * size),
-        }
-    }
-    Ok(())
 }

@@ -207,8 +207,15 @@ fn deepseek_v4_records(config: &deepseek_v4::config::Config, step: (usize, usize
 #[cfg(feature = "deepseek-v4")]
 fn copied_slot(shape: [usize; 3], activations: DType) -> Result<Vec<OpRecord>> {
     let mut meta = Exec::meta()?;
-    let mut rings = meta.tensor("window", &shape, activations)?;
-    let (copied, records) = meta.recording(|exec| ops::deepseek_v4::copy_slot(exec, &mut rings, 0, 1));
+    let [slots, ring, width] = shape;
+    let mut rings = [
+        meta.tensor("window", &shape, activations)?,
+        meta.tensor("partial.values", &[slots, ring, width], DType::F32)?,
+        meta.tensor("partial.scores", &[slots, 2 * ring, 2 * width], DType::F32)?,
+    ];
+    let table = ops::deepseek_v4::RingTable::new(&mut meta, &[])?;
+    let (copied, records) = meta
+        .recording(|exec| ops::deepseek_v4::copy_slots(exec, &table, &mut rings.iter_mut().collect::<Vec<_>>(), 0, 1));
     copied?;
     Ok(records)
 }
