@@ -216,7 +216,6 @@ mod tests {
     fn trap_06_routed_and_shared_experts_are_clamped_and_gates_only_from_above() {
         Host::each(|mut host| {
             let x = bf16s(HIDDEN, 1);
-            let tx = host.bf16("x", &[1, HIDDEN], &x);
             let math = ExpertMath { limit: 10.0, quantize: false };
             let mut chosen = host.zeros("chosen", &[1, 1], DType::U32);
             chosen.host_mut::<u32>()[0] = 3;
@@ -242,7 +241,7 @@ mod tests {
                 assert!((f64::from(*got) - 1.5 * expected).abs() < 1e-5 * size);
             }
             // An expert of another rank adds nothing.
-            routed_experts(&mut host.exec, &tx, choice, (&experts, 4), math, None, &mut routed).unwrap();
+            routed_experts(&mut host.exec, &tx32, choice, (&experts, 4), math, None, &mut routed).unwrap();
             assert!(routed.host::<f32>().iter().all(|v| *v == 0.0));
         });
     }
@@ -259,9 +258,9 @@ mod tests {
             let mut run = |weight: f32| {
                 let mut weights = host.zeros("weights", &[1, 1], DType::F32);
                 weights.host_mut::<f32>()[0] = weight;
-                let mut out = host.zeros("out", &[1, HIDDEN], DType::F32);
+                let mut out = host.zeros("out", &[1, HIDDEN], DType::Bf16);
                 routed_experts(&mut host.exec, &tx, (&chosen, &weights), (&experts, 0), math, None, &mut out).unwrap();
-                out.host::<f32>().to_vec()
+                out.host::<bf16>().iter().map(|v| v.to_f32()).collect::<Vec<_>>()
             };
             let (third, whole) = (run(1.0 / 3.0), run(1.0));
             let after = |v: &f32| bf16::from_f32(v / 3.0).to_f32();

@@ -183,7 +183,7 @@ mod tests {
                 (&mut out, None),
             )
             .unwrap_err();
-            assert!(error.message.contains("F32"), "{}", error.message);
+            assert!(error.message.contains("expected f32"), "{}", error.message);
         });
     }
 }
