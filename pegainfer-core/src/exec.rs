@@ -159,7 +159,7 @@ impl Exec {
         self.pool.install(|| team.install(f))
     }
 
-    /// Makes up to `count` streams beside the main one of a GPU, for [`on_side_stream`](Self::on_side_stream), with 160 MB of device memory each. No effect
+    /// Makes up to `count` side streams of a GPU, for [`on_side_stream`](Self::on_side_stream), with 160 MB of device memory each. No effect
     /// on other devices.
     pub fn open_side_streams(&mut self, count: usize) -> Result<(), OpError> {
         self.cuda.as_mut().map_or(Ok(()), |cuda| cuda.streams().open(count))
