@@ -16,7 +16,7 @@ pub fn check(data: &[u8]) {
         match event {
             Event::ToolStart { index, .. } => open = Some(*index),
             Event::ToolArguments { index, .. } => assert_eq!(open, Some(*index), "{text:?}"),
-            Event::Reasoning(_) | Event::Content(_) => {}
+            Event::ToolEnd { .. } | Event::Reasoning(_) | Event::Content(_) => {}
         }
     }
 }

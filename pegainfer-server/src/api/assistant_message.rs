@@ -92,6 +92,8 @@ impl AssistantMessage {
                     self.tool_calls.push(ToolCall { index: Some(index), id: None, r#type: None, function });
                 }
             },
+            // The message has no place for it.
+            Event::ToolEnd { .. } => {}
         }
     }
 }

@@ -64,6 +64,7 @@ impl Blocks {
                     self.begin(Block::Call { id, name, arguments: String::new() }, &mut changes);
                 }
                 Event::ToolArguments { delta, .. } => self.grow(delta, &mut changes),
+                Event::ToolEnd { .. } => changes.extend(self.close()),
             }
         }
         changes

@@ -225,6 +225,7 @@ mod tests {
             match event {
                 Event::ToolStart { name, .. } => calls.push((name, String::new())),
                 Event::ToolArguments { delta, .. } => calls.last_mut().unwrap().1 += &delta,
+                Event::ToolEnd { .. } => {}
                 Event::Content(text) | Event::Reasoning(text) => panic!("{text:?} is not a call"),
             }
         }

@@ -20,9 +20,15 @@ pub enum Event {
     ToolArguments {
         /// Index of the call.
         index: usize,
-        /// The next part of a JSON object. It is passed on as the model wrote it: after a cut-off or a mistake, the
-        /// arguments are not valid JSON.
+        /// The next part of a JSON object.
         delta: String,
+    },
+    /// A tool call ends. Between start and end of a call come only its own arguments, which together are one JSON object.
+    ToolEnd {
+        /// Index of the call.
+        index: usize,
+        /// False if the model's turn ended inside the call: the arguments hold only what was whole.
+        complete: bool,
     },
 }
 

@@ -15,6 +15,7 @@ pub(super) fn describe(events: &[Event]) -> Vec<String> {
         Event::Content(text) => format!("C {text}"),
         Event::ToolStart { index, name, .. } => format!("T{index} {name}"),
         Event::ToolArguments { index, delta } => format!("A{index} {delta}"),
+        Event::ToolEnd { index, complete } => format!("E{index} {complete}"),
     };
     events.iter().map(line).collect()
 }
