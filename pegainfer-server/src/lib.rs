@@ -8,7 +8,7 @@
 //! - [`text`]: tokenizer, detokenizer, stop strings, template, parsers, and the files they are loaded from. [`ui`]: the web
 //!   UI at `/`. [`metrics`], [`trace`]: observability.
 //! - [`models`]: from `--model-path` to a running engine.
-//! - [`budget`], [`error`], [`ids`], [`lifecycle`], [`limits`], [`logging`], [`progress`], [`rates`], [`record`], [`tenant`], [`traces`], [`values`]:
+//! - [`budget`], [`error`], [`flush`], [`ids`], [`lifecycle`], [`limits`], [`logging`], [`progress`], [`rates`], [`record`], [`tenant`], [`traces`], [`values`]:
 //!   what all of them share.
 
 mod allocator;
@@ -17,6 +17,7 @@ pub mod app;
 pub mod budget;
 pub mod cli;
 pub mod error;
+pub mod flush;
 pub mod http;
 pub mod ids;
 pub mod lifecycle;
