@@ -4,6 +4,7 @@ use super::client::{Client, RequestError};
 use ring::digest;
 use serde::Deserialize;
 use std::collections::BTreeMap;
+use std::io::Read;
 
 /// Maximum size of a listing in bytes.
 const MAX_LISTING: u64 = 16 << 20;
@@ -80,10 +81,15 @@ struct Lfs {
 impl Listing {
     /// Asks for the newest commit of `id`.
     pub(super) fn fetch(client: &Client, id: &str) -> Result<Self, RequestError> {
-        let mut response = client.get(&client.url(&format!("/api/models/{id}/revision/main?blobs=true")), 0)?;
-        let body = response.body_mut().with_config().limit(MAX_LISTING).read_to_vec();
-        let body = body.map_err(|error| RequestError::Network(error.to_string()))?;
-        Self::parse(&body).map_err(|reason| RequestError::Rejected(format!("the hub's listing is not used: {reason}")))
+        let response = client.get(&client.url(&format!("/api/models/{id}/revision/main?blobs=true")), 0)?;
+        let rejected = |reason| RequestError::Rejected(format!("the hub's listing is not used: {reason}"));
+        let mut body = Vec::new();
+        let read = client.body(response).take(MAX_LISTING + 1).read_to_end(&mut body);
+        read.map_err(|error| RequestError::Network(error.to_string()))?;
+        if body.len() as u64 > MAX_LISTING {
+            return Err(rejected(format!("it has more than {MAX_LISTING} bytes")));
+        }
+        Self::parse(&body).map_err(rejected)
     }
 
     /// Reads a listing; names and hashes that come from it are checked.
