@@ -28,7 +28,7 @@ fn main() -> ExitCode {
         Ok(cli) => cli.into_command(),
         Err(ParseError::CommandLine(error)) => stderr::exit(&error),
         Err(ParseError::Setting(sentence)) => {
-            stderr::print(&format!("error: {sentence}"));
+            stderr::error(&sentence);
             return ExitCode::from(INVALID_USE);
         }
     };
@@ -37,7 +37,7 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            stderr::print(&format!("error: {error:#}"));
+            stderr::error(&format!("{error:#}"));
             ExitCode::FAILURE
         }
     }

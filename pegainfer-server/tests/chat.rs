@@ -244,13 +244,15 @@ fn names_in_files_do_not_reach_the_terminal_or_the_log() {
         config.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
         ("config.json", config.to_string())
     };
-    let model_type = config(json!({"architectures": [HOSTILE], "model_type": HOSTILE}));
+    let forged = format!("{HOSTILE}\nerror: forged");
+    let model_type = config(json!({"architectures": [&forged], "model_type": forged}));
     let quant_method = config(json!({"quantization_config": {"quant_method": HOSTILE}}));
     for (door, file) in [("model_type", model_type), ("quant_method", quant_method)] {
         let model = hostile_model(&dir.0, &[file]);
         let (code, text) = shown(pegainfer().args(["generate", "x", "--model-path"]).arg(&model));
         assert_eq!(code, Some(1), "{text:?}");
         assert_harmless(door, &text);
+        assert!(!text.contains("\nerror: forged"), "{text:?}");
         // The filter does not depend on where the error goes.
         assert!(run(pegainfer().args(["generate", "x", "--model-path"]).arg(&model)).2.contains(SHOWN), "{door}");
     }

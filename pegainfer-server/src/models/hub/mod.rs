@@ -180,7 +180,6 @@ struct Download<'a> {
 
 impl Download<'_> {
     fn run(&self) -> Result<PathBuf, HubError> {
-        log::info!("looking up {} at {}", self.id, self.hub.endpoint);
         let listing = match Listing::fetch(&self.client, self.id) {
             Ok(listing) => listing,
             Err(error) => return self.cached().ok_or_else(|| self.explain(error)),
