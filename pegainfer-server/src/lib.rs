@@ -8,8 +8,10 @@
 //! - [`text`]: tokenizer, detokenizer, stop strings, template, parsers, and the files they are loaded from. [`ui`]: the web
 //!   UI at `/`. [`metrics`], [`trace`]: observability.
 //! - [`models`]: from `--model-path` to a running engine.
-//! - [`budget`], [`error`], [`ids`], [`lifecycle`], [`limits`], [`logging`], [`progress`], [`rates`], [`record`], [`tenant`], [`traces`], [`values`]:
+//! - [`budget`], [`error`], [`flush`], [`ids`], [`lifecycle`], [`limits`], [`logging`], [`printable`], [`progress`], [`rates`], [`record`], [`tenant`], [`traces`], [`values`]:
 //!   what all of them share.
+
+#![warn(clippy::print_stdout, clippy::print_stderr, reason = "cli::stdout and cli::stderr escape control characters")]
 
 mod allocator;
 pub mod api;
@@ -17,6 +19,7 @@ pub mod app;
 pub mod budget;
 pub mod cli;
 pub mod error;
+pub mod flush;
 pub mod http;
 pub mod ids;
 pub mod lifecycle;
@@ -24,6 +27,7 @@ pub mod limits;
 pub mod logging;
 pub mod metrics;
 pub mod models;
+pub mod printable;
 pub mod progress;
 pub mod rates;
 pub mod record;

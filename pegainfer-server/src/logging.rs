@@ -2,20 +2,17 @@
 //!
 //! A log line never delays or fails what it reports: [`queue`] hands it to a thread, and drops it if that thread cannot keep up.
 
+mod line;
 mod queue;
 
 use anyhow::{Context, Result, anyhow, bail};
 use clap::ValueEnum;
-use jiff::Timestamp;
-use jiff::tz::TimeZone;
+use line::{JsonLine, TextLine};
 use log::LevelFilter;
+use logforth::Layout;
 use logforth::filter::rustlog::RustLogFilterBuilder;
-use logforth::layout::JsonLayout;
-use logforth::record::Record;
-use logforth::{Diagnostic, Error, Layout};
 use queue::{DroppedLines, QueueAppender};
 use std::backtrace::{Backtrace, BacktraceStatus};
-use std::io::Write;
 use std::panic::PanicHookInfo;
 
 /// Format of log lines.
@@ -41,8 +38,8 @@ pub fn init(spec: &str, format: LogFormat) -> Result<()> {
     }
     let filter = RustLogFilterBuilder::from_spec(spec.to_string());
     let layout: Box<dyn Layout> = match format {
-        LogFormat::Text => Box::new(Line { zone: TimeZone::system() }),
-        LogFormat::Json => Box::new(JsonLayout::default()),
+        LogFormat::Text => Box::new(TextLine::default()),
+        LogFormat::Json => Box::new(JsonLine::default()),
     };
     let appender = QueueAppender::start(layout, std::io::stderr(), &DROPPED).context("no thread for the log")?;
     logforth::starter_log::builder()
@@ -63,10 +60,11 @@ pub fn log_panics() {
         let name = thread.name().unwrap_or("without a name");
         let place = info.location().map(|at| format!(" at {at}")).unwrap_or_default();
         let message = info.payload_as_str().unwrap_or("no message");
+        log::error!("thread {name} panicked{place}: {message}");
         let backtrace = Backtrace::capture();
-        let shown = backtrace.status() == BacktraceStatus::Captured;
-        let backtrace = if shown { format!("\n{backtrace}") } else { String::new() };
-        log::error!("thread {name} panicked{place}: {message}{backtrace}");
+        if backtrace.status() == BacktraceStatus::Captured {
+            backtrace.to_string().lines().for_each(|line| log::error!("{line}"));
+        }
     }));
 }
 
@@ -78,23 +76,6 @@ pub fn flush() {
 /// Whether each part is `level` or `module=level`. (The filter itself accepts any word as a module.)
 fn is_valid(spec: &str) -> bool {
     spec.split(',').all(|part| part.rsplit('=').next().is_some_and(|level| level.parse::<LevelFilter>().is_ok()))
-}
-
-/// Log line `2026-11-21 11:16:07.123  INFO message`, without the source line, which operators do not need.
-#[derive(Debug)]
-struct Line {
-    zone: TimeZone,
-}
-
-impl Layout for Line {
-    fn format(&self, record: &Record, _: &[Box<dyn Diagnostic>]) -> Result<Vec<u8>, Error> {
-        let mut line = Vec::with_capacity(160);
-        let time = Timestamp::try_from(record.time()).unwrap_or(Timestamp::UNIX_EPOCH).to_zoned(self.zone.clone());
-        let time = time.strftime("%Y-%m-%d %H:%M:%S%.3f");
-        let level = record.level().name();
-        write!(line, "{time} {level:>5} {}", record.payload()).map_err(Error::from_io_error)?;
-        Ok(line)
-    }
 }
 
 #[cfg(test)]

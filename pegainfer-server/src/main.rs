@@ -6,11 +6,11 @@ use pegainfer_server::cli::settings::{self, ParseError};
 use pegainfer_server::cli::{Cli, Command};
 use pegainfer_server::cli::{
     batch, bench, chat, completions, doctor, eval, generate, ledger, man, models, plan, reference, replay, serve, sim,
+    stderr,
 };
 use pegainfer_server::logging;
 use pegainfer_server::models::args::EngineArgs;
 use pegainfer_server::text::trial;
-use std::io::Write;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -26,9 +26,9 @@ fn main() -> ExitCode {
     }
     let command = match settings::parse::<Cli>(std::env::args_os().collect(), |name| std::env::var_os(name)) {
         Ok(cli) => cli.into_command(),
-        Err(ParseError::CommandLine(error)) => error.exit(),
+        Err(ParseError::CommandLine(error)) => stderr::exit(&error),
         Err(ParseError::Setting(sentence)) => {
-            let _ = writeln!(std::io::stderr(), "error: {sentence}");
+            stderr::error(&sentence);
             return ExitCode::from(INVALID_USE);
         }
     };
@@ -37,8 +37,7 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // If nobody can read it, the exit code still says that the command failed.
-            let _ = writeln!(std::io::stderr(), "error: {error:#}");
+            stderr::error(&format!("{error:#}"));
             ExitCode::FAILURE
         }
     }

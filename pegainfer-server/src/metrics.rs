@@ -10,8 +10,10 @@ mod engine;
 mod exposition;
 mod http;
 mod process;
+mod recording;
 mod request;
 
+use crate::record::Recorder;
 use buckets::{CHOICES, LATENCY, TOKEN_TIME, TTFT, token_buckets};
 pub use choices::{Choices, Outcome};
 use engine::EngineCollector;
@@ -23,8 +25,10 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
+use recording::RecordingCollector;
 pub use request::RequestRecord;
 use std::fmt;
+use std::sync::Arc;
 
 /// All metrics of one served model.
 pub struct Metrics {
@@ -48,13 +52,14 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Metrics of `engine`, labelled with the model's name.
-    pub fn new(engine: EngineHandle, model_name: &str) -> Self {
+    /// Metrics of `engine`, labelled with the model's name, and of the recording.
+    pub fn new(engine: EngineHandle, model_name: &str, recorder: Option<Arc<Recorder>>) -> Self {
         let labels = [("model_name".into(), model_name.to_string().into()), ("engine".into(), "0".into())];
         let mut registry = Registry::with_labels(labels.into_iter());
         let counts = token_buckets(engine.limits().max_model_len);
         registry.register_collector(Box::new(EngineCollector(engine)));
         registry.register_collector(Box::new(ProcessCollector));
+        registry.register_collector(Box::new(RecordingCollector(recorder)));
         let http = HttpMetrics::new(&mut registry);
         let finished = Family::default();
         registry.register("vllm:request_success", "Requests that ended, by the reason", finished.clone());

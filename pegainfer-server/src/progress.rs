@@ -1,5 +1,6 @@
 //! Progress of long work: a bar where standard error is a terminal, log lines elsewhere.
 
+use crate::printable::one_line;
 use indicatif::{DecimalBytes, HumanDuration, ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
@@ -88,7 +89,7 @@ fn bar(what: &str, unit: Unit, done: u64, total: u64) -> ProgressBar {
         Unit::Requests => "{msg} [{wide_bar}] {pos}/{len} {per_sec} ({eta})",
     };
     let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
-    let bar = ProgressBar::new(total).with_style(style).with_message(what.to_owned()).with_position(done);
+    let bar = ProgressBar::new(total).with_style(style).with_message(one_line(what).into_owned()).with_position(done);
     bar.reset_eta();
     bar
 }

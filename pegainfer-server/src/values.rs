@@ -1,7 +1,16 @@
 //! Values of flags and headers: fractions, sizes and times.
 
 use crate::error::truncate_for_error;
+use crate::printable::is_control;
 use std::time::Duration;
+
+/// Parses the name of a model, which is in the log, in `/metrics` and on clients' terminals.
+pub fn parse_name(text: &str) -> Result<String, String> {
+    match text.contains(is_control) || text.is_empty() {
+        true => Err(format!("{text:?} is not a name: it is empty or has control characters")),
+        false => Ok(text.to_owned()),
+    }
+}
 
 /// Parses a fraction above 0 and at most 1.
 pub fn parse_fraction(text: &str) -> Result<f64, String> {

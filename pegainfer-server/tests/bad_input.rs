@@ -311,3 +311,40 @@ fn large_values_are_not_echoed() {
     let error: Value = post(server.address, COMPLETIONS, &json!({"prompt": "x", "model": "m".repeat(100_000)})).json();
     assert!(error.to_string().len() < 400);
 }
+
+fn gzip(text: &[u8]) -> Vec<u8> {
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+    encoder.write_all(text).unwrap();
+    encoder.finish().unwrap()
+}
+
+#[test]
+fn compressed_bodies_count_as_what_they_become() {
+    let limited = server();
+    let send = |encoding: &str, body: &[u8]| {
+        let headers = [("Content-Type", "application/json"), ("Content-Encoding", encoding)];
+        client::send(limited.address, "POST", COMPLETIONS, &headers, body)
+    };
+    let body = json!({"prompt": "x"}).to_string();
+    for encoding in ["gzip", "GZIP", "x-gzip"] {
+        assert_eq!(send(encoding, &gzip(body.as_bytes())).status, 200, "{encoding}");
+    }
+    assert_eq!(send("identity", body.as_bytes()).status, 200);
+    let bomb = gzip(&vec![b' '; 64 << 20]);
+    assert!(bomb.len() < 1 << 20, "its own size is far below the limit");
+    let before = std::time::Instant::now();
+    expect(send("gzip", &bomb), 413, "the request body is larger than the limit of 8388608 bytes", None);
+    assert!(before.elapsed().as_secs() < 5, "{:?}", before.elapsed());
+    expect(send("gzip", body.as_bytes()), 400, "the request body is not the gzip that Content-Encoding says", None);
+    let cut = gzip(body.as_bytes());
+    expect(
+        send("gzip", &cut[..cut.len() - 4]),
+        400,
+        "the request body is not the gzip that Content-Encoding says",
+        None,
+    );
+    for encoding in ["br", "zstd", "gzip, gzip"] {
+        expect(send(encoding, b"x"), 415, "Content-Encoding must be gzip, deflate or identity", None);
+    }
+    still_up(&limited);
+}

@@ -6,6 +6,7 @@ mod support;
 
 use pegainfer_server::models::hub;
 use pegainfer_server::models::hub::client::Timeouts;
+use pegainfer_server::models::hub::pace::MinRate;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -26,8 +27,12 @@ fn files() -> BTreeMap<String, Vec<u8>> {
 
 /// A client of `hub` with a cache below `dir`.
 fn client(hub: &Hub, dir: &Path) -> hub::Hub {
-    let timeouts =
-        Timeouts { connect: Duration::from_secs(5), read: Duration::from_millis(300), pause: Duration::from_millis(1) };
+    let timeouts = Timeouts {
+        connect: Duration::from_secs(5),
+        read: Duration::from_millis(300),
+        min_rate: MinRate { bytes: 1000, window: Duration::from_millis(200) },
+        pause: Duration::from_millis(1),
+    };
     let endpoint = format!("http://{}", hub.address);
     let token = Some("secret".to_string());
     hub::Hub { endpoint, token, cache: dir.join("hub"), offline: false, allow_plain_http: false, timeouts }
@@ -173,6 +178,38 @@ fn a_stalled_hub_ends_the_download() {
     });
     assert!(error.unwrap_err().contains("cannot be reached"));
     assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
+}
+
+/// Each byte comes in time, and there is no end of them: of the listing, of a small file and of the weights.
+#[test]
+fn a_hub_at_a_byte_now_and_then_ends_the_download() {
+    let paths = ["/api/models", "config.json", WEIGHTS];
+    let outcomes = std::thread::scope(|scope| {
+        let attempts = paths.map(|part| {
+            scope.spawn(move || {
+                let started = Instant::now();
+                let outcome = attacked(&format!("slow-{}", part.trim_matches('/').replace('/', "-")), |hub| {
+                    hub.fault = Some(Box::new(move |path, from| {
+                        let size = match part {
+                            WEIGHTS => 300_000 - from.unwrap_or(0),
+                            _ => 23 - from.unwrap_or(0),
+                        };
+                        let range = from.map(|from| format!("bytes {from}-{}/{}", from + size - 1, from + size));
+                        let headers: Vec<_> = range.iter().map(|range| ("Content-Range", range.as_str())).collect();
+                        let status = if from.is_some() { 206 } else { 200 };
+                        path.contains(part).then(|| response(status, &headers, Body::Slow(size)).unwrap())
+                    }));
+                });
+                (outcome, started.elapsed())
+            })
+        });
+        attempts.map(|attempt| attempt.join().unwrap())
+    });
+    for (path, (outcome, took)) in paths.iter().zip(outcomes) {
+        let error = outcome.unwrap_err();
+        assert!(error.contains("the hub sends too slowly: "), "{path}: {error}");
+        assert!(took < Duration::from_secs(20), "{path}: {took:?}");
+    }
 }
 
 #[test]

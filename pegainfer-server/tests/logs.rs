@@ -11,7 +11,9 @@ use std::net::SocketAddr;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 use support::client::{get, post, post_ok};
+use support::model_dir;
 use support::process::{Process, pegainfer};
+use support::temp_dir::TempDir;
 use support::wait_until;
 
 /// Serves `n` requests on a few connections at a time, each of which is a log line.
@@ -105,4 +107,37 @@ fn each_request_is_one_line() {
     assert_eq!(streamed["generated_tokens"], 4);
     assert_eq!((of("/v1/completions", 400).len(), of("unmatched", 404).len()), (1, 1));
     assert!(!log.contains("/nothing"), "the log has the route, not the client's text");
+}
+
+/// A directory is named after its model, whoever made it.
+#[test]
+#[cfg(unix)]
+fn the_name_of_a_model_is_harmless_in_the_log_and_in_the_metrics() {
+    let dir = TempDir::new("hostile-name");
+    let model = dir.0.join("m\n2026-11-28 00:00:00.000  INFO forged\x1b]0;PWN\x07\u{9b}\u{202e}");
+    std::fs::create_dir(&model).unwrap();
+    for entry in std::fs::read_dir(model_dir()).unwrap() {
+        let entry = entry.unwrap();
+        std::os::unix::fs::symlink(entry.path().canonicalize().unwrap(), model.join(entry.file_name())).unwrap();
+    }
+    let is_hostile = |c: char| c != '\n' && (c.is_control() || c == '\u{202e}');
+    for format in ["text", "json"] {
+        let log = dir.0.join(format);
+        let sink = std::fs::File::create(&log).unwrap();
+        let mut server = Process::start_with_log(
+            sink.into(),
+            pegainfer().args(["--threads", "1", "--log-format", format, "--model-path"]).arg(&model),
+        );
+        let metrics = get(server.address, "/metrics").text();
+        assert!(!metrics.contains(is_hostile) && metrics.contains("forged"), "{metrics}");
+        let models = get(server.address, "/v1/models").json();
+        assert!(!models["data"][0]["id"].as_str().unwrap().contains(char::is_control), "{models}");
+        assert_eq!(stop(&mut server), Some(0));
+        let log = std::fs::read_to_string(&log).unwrap();
+        assert!(log.contains("forged") && !log.contains(is_hostile), "{log:?}");
+        for line in log.lines() {
+            assert!(!line.starts_with("2026-11-28 00:00:00.000"), "{log}");
+            assert!(format == "text" || serde_json::from_str::<Value>(line).is_ok(), "{line}");
+        }
+    }
 }

@@ -89,7 +89,7 @@ fn recorded_requests_give_the_same_tokens_again() {
         }
     });
     let lines = finish(server, &file);
-    assert_eq!((&lines[0]["record"], &lines[0]["prompts"]), (&json!(1), &json!("ids")), "{}", lines[0]);
+    assert_eq!((&lines[0]["record"], &lines[0]["prompts"]), (&json!(2), &json!("ids")), "{}", lines[0]);
     let ends: Vec<&Value> = lines.iter().filter(|line| line.get("end").is_some()).collect();
     let reasons = |name: &str| ends.iter().filter(|end| end["reason"] == name).count();
     let [stopped, long, cancelled] = ["stop", "length", "cancelled"].map(reasons);
@@ -233,4 +233,58 @@ fn a_recorded_schedule_is_planned_again() {
 fn record_the_fixture() {
     let _ = std::fs::remove_file(FIXTURE);
     record_schedule(Path::new(FIXTURE));
+}
+
+/// A request with a long prompt and many choices takes the space of one prompt.
+#[test]
+fn choices_share_the_prompt_of_the_first_one() {
+    let dir = TempDir::new("recorded-choices");
+    let prompt = "a ".repeat(1000);
+    for prompts in ["ids", "hashes"] {
+        let file = dir.0.join(prompts);
+        let server = recording(&file, &["--record-prompts", prompts]);
+        let body = json!({"prompt": [&prompt, "Once"], "n": 16, "max_tokens": 2, "temperature": 1, "ignore_eos": true});
+        post_ok(server.address, COMPLETIONS, &body);
+        let lines = finish(server, &file);
+        let text = std::fs::read_to_string(&file).unwrap();
+        let adds: Vec<&Value> = lines.iter().filter(|line| line.get("add").is_some()).collect();
+        let whole = adds.iter().filter(|line| line.get("choice_of").is_none()).count();
+        assert_eq!((adds.len(), whole), (32, 2), "{text}");
+        let first = adds.iter().map(|line| line.to_string().len()).max().unwrap();
+        assert!(text.len() < 2 * first + 16_000, "{prompts}: {} bytes, {first} for the prompt", text.len());
+        let mut bench = pegainfer();
+        bench.args(["bench", "replay"]).arg(&file).args(["--device", "cpu", "--read-gbs", "10", "--peak-tflops", "1"]);
+        let (code, out, err) = run(bench.args(["--runs", "1", "--json", "-"]));
+        assert_eq!(code, Some(0), "{err}");
+        let report: Value = serde_json::from_str(&out).unwrap();
+        assert_eq!(report["rows"][0]["median"]["requests"], 32, "{report}");
+    }
+    let (code, out, err) = replay(&dir.0.join("ids"), &["--check"]);
+    assert!(code == Some(0) && out.contains("32 of 32 requests gave the recorded ones"), "{out}{err}");
+    // Without the line that has the prompt, the others are an error that says so.
+    let file = dir.0.join("ids");
+    let text = std::fs::read_to_string(&file).unwrap();
+    let rest: Vec<&str> = text.lines().filter(|line| !line.contains("\"ids\":[")).collect();
+    std::fs::write(&file, rest.join("\n")).unwrap();
+    let (code, _, err) = replay(&file, &[]);
+    assert!(code == Some(1) && err.contains("the line of request 0, which has the prompt of 1, is missing"), "{err}");
+}
+
+#[test]
+fn a_recording_that_ends_early_is_seen() {
+    let dir = TempDir::new("recording-ends");
+    let file = dir.0.join("requests.jsonl");
+    let server = recording(&file, &["--record-prompts", "lengths", "--record-max-bytes", "1K"]);
+    let ended = |expected: u32| {
+        let metrics = support::client::get(server.address, "/metrics").text();
+        let series = metrics.lines().find(|line| line.starts_with("pegainfer:recordings_ended_total{")).unwrap();
+        series.ends_with(&format!(" {expected}"))
+    };
+    assert!(ended(0));
+    for _ in 0..10 {
+        post_ok(server.address, COMPLETIONS, &json!({"prompt": "x", "max_tokens": 1}));
+    }
+    support::wait_until("the recording has ended", || ended(1));
+    let lines = finish(server, &file);
+    assert!(lines.len() > 5 && std::fs::metadata(&file).unwrap().len() <= 1024, "whole lines: {lines:?}");
 }

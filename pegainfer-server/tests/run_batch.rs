@@ -6,6 +6,7 @@ mod support;
 
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use support::process::{pegainfer, run};
@@ -161,4 +162,46 @@ fn files_that_cannot_be_used_are_refused_before_the_model_is_loaded() {
     let error = refused(&[good]);
     let expected = "DIR/out.jsonl has results of requests that DIR/in.jsonl does not have: give another --output-file";
     assert_eq!(error, format!("error: {expected}"));
+}
+
+/// Both are read, or refused, within the time of a test; neither loses a request.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_pipe_is_an_input_and_a_device_is_no_output() {
+    let dir = TempDir::new("batch-pipe");
+    let body = json!({"prompt": "Once", "max_tokens": 2, "ignore_eos": true});
+    let requests = ["a", "b", "c"].map(|id| request(id, "/v1/completions", &body)).join("\n");
+    let through_pipe = |output: &Path, text: &str| {
+        let mut command = pegainfer();
+        command.args(["run-batch", "--threads", "2", "-i", "/dev/stdin", "-o"]).arg(output);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        // The command may refuse its files before it reads.
+        let _ = child.stdin.take().unwrap().write_all(text.as_bytes());
+        let output = child.wait_with_output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (code, stderr) = through_pipe(&dir.0.join("out.jsonl"), &requests);
+    assert!(code == Some(0) && stderr.contains("3 results are in "), "{code:?} {stderr}");
+    assert_eq!(results(&dir.0).keys().collect::<Vec<_>>(), ["a", "b", "c"]);
+    // An error on a later line names it, as in a file.
+    let (code, stderr) = through_pipe(&dir.0.join("other.jsonl"), &format!("{requests}\nx"));
+    assert!(code == Some(1) && stderr.contains("/dev/stdin, line 4: it is not a request"), "{code:?} {stderr}");
+    let fifo = dir.0.join("fifo");
+    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    for output in [Path::new("/dev/full"), Path::new("/dev/null"), &fifo, &dir.0] {
+        let (code, stderr) = through_pipe(output, &requests);
+        let is_refused = stderr.contains(&format!("error: {} is not a regular file", output.display()));
+        assert!(code == Some(1) && is_refused && stderr.lines().count() == 1, "{code:?} {stderr}");
+    }
+    let (code, stderr) = run_with_output(&dir.0, "{");
+    assert!(code == Some(1) && stderr.contains("line 1 is not a result"), "{stderr}");
+}
+
+/// Runs with a file of results that is there; it must not be changed.
+fn run_with_output(dir: &Path, text: &str) -> (Option<i32>, String) {
+    write_requests(dir, &[request("a", "/v1/completions", &json!({"prompt": "x", "max_tokens": 1}))]);
+    std::fs::write(dir.join("out.jsonl"), text).unwrap();
+    let (code, _, stderr) = run(&mut run_batch(dir));
+    assert_eq!(std::fs::read_to_string(dir.join("out.jsonl")).unwrap(), text);
+    (code, stderr)
 }

@@ -12,7 +12,7 @@ const FILE = /^File: (.+)\n(`{3,})\n([^]*?)\n\2(?:\n\n|$)/;
 export function withFiles(text, files) {
   const blocks = files.map(({ name, content }) => {
     const runs = content.match(/`{3,}/g) ?? [];
-    const fence = '`'.repeat(Math.max(2, ...runs.map((run) => run.length)) + 1);
+    const fence = '`'.repeat(runs.reduce((longest, run) => Math.max(longest, run.length), 2) + 1);
     return `File: ${name}\n${fence}\n${content.replace(/\n$/, '')}\n${fence}`;
   });
   return [...blocks, ...(text ? [text] : [])].join('\n\n');

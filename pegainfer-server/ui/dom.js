@@ -2,11 +2,18 @@
 
 const SVG = 'http://www.w3.org/2000/svg';
 
-/** An element with these properties (`className`, `textContent`, ...) and children. */
+/** Most nodes that are given to the browser in one call: all of a call's arguments are on the stack. */
+const SLICE = 1024;
+
+/** An element with these properties (`className`, `textContent`, ...) and children, which may be in lists. */
 export function element(tag, properties = {}, ...children) {
-  const made = Object.assign(document.createElement(tag), properties);
-  made.append(...children);
-  return made;
+  return fill(Object.assign(document.createElement(tag), properties), children.flat());
+}
+
+/** Appends nodes and texts to `parent`, however many they are. */
+export function fill(parent, children) {
+  for (let at = 0; at < children.length; at += SLICE) parent.append(...children.slice(at, at + SLICE));
+  return parent;
 }
 
 /** An SVG element with these attributes. */

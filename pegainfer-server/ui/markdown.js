@@ -1,7 +1,7 @@
 // Markdown as elements. marked only splits the text into tokens: no markup of the text is ever parsed by the browser.
 
 import { copyButton } from './clipboard.js';
-import { element } from './dom.js';
+import { element, fill } from './dom.js';
 import { Lexer } from './vendor/marked.js';
 
 /** Schemes of links; a link with another one is shown as its text. */
@@ -10,7 +10,12 @@ const ENTITIES = { '&amp;': '&', '&lt;': '<', '&gt;': '>', '&quot;': '"', '&#39;
 
 /** Longest paragraph, in characters, that is parsed as a whole: marked's time for some texts grows with its square. */
 const MAX_INLINE = 8192;
-/** Deepest nesting of lists and quotes. */
+/** Most characters in it that may begin or end something: marked looks from each of them for its partner. */
+const MAX_MARKS = 512;
+const MARK = /[*_~[\]!<`]/g;
+/** Time for the paragraphs of a text, in milliseconds; those after it are plain text. */
+const MAX_TIME = 300;
+/** Deepest nesting of lists and quotes, and of emphasis and links. */
 const MAX_DEPTH = 32;
 /** While a response grows, at least this many times the duration of a rendering passes until the next. */
 const PAUSE = 4;
@@ -18,6 +23,9 @@ const PAUSE = 4;
 /** A lexer whose time is bounded, whatever the text. */
 class BoundedLexer extends Lexer {
   #depth = 0;
+  #inlineDepth = 0;
+  /** Time after which paragraphs are plain text; they come after the blocks. */
+  #due;
 
   blockTokens(text, tokens, ...rest) {
     if (this.#depth === MAX_DEPTH) throw new RangeError('blocks are nested too deeply');
@@ -28,16 +36,30 @@ class BoundedLexer extends Lexer {
   }
 
   inlineTokens(text, tokens = []) {
-    if (text.length <= MAX_INLINE) return super.inlineTokens(text, tokens);
-    const lines = text.split('\n');
-    for (const [at, line] of lines.entries()) {
+    if (isCheap(text)) return this.#inlineTokens(text, tokens);
+    for (const [at, line] of text.split('\n').entries()) {
       if (at > 0) tokens.push({ type: 'br', raw: '\n' });
-      if (line.length <= MAX_INLINE) super.inlineTokens(line, tokens);
-      else tokens.push({ type: 'text', raw: line, text: line });
+      if (isCheap(line)) this.#inlineTokens(line, tokens);
+      else tokens.push(plain(line));
     }
     return tokens;
   }
+
+  #inlineTokens(text, tokens) {
+    this.#due ??= performance.now() + MAX_TIME;
+    if (this.#inlineDepth === MAX_DEPTH || performance.now() > this.#due) {
+      tokens.push(plain(text));
+      return tokens;
+    }
+    this.#inlineDepth += 1;
+    super.inlineTokens(text, tokens);
+    this.#inlineDepth -= 1;
+    return tokens;
+  }
 }
+
+const isCheap = (text) => text.length <= MAX_INLINE && (text.match(MARK)?.length ?? 0) <= MAX_MARKS;
+const plain = (text) => ({ type: 'text', raw: text, text });
 
 /** Shows Markdown that arrives in parts in `root`, at most once a frame. */
 export class MarkdownView {
@@ -76,7 +98,8 @@ export class MarkdownView {
   end() {
     cancelAnimationFrame(this.#frame);
     this.#frame = null;
-    this.#root.replaceChildren(...blocks(parse(this.#text)));
+    this.#root.replaceChildren();
+    fill(this.#root, blocks(parse(this.#text)));
   }
 
   /** Renders the tail again. All blocks but its last are then complete, so the cost does not grow with the text. */
@@ -86,7 +109,8 @@ export class MarkdownView {
     const complete = tokens.slice(0, Math.max(0, last));
     const open = blocks(tokens.slice(Math.max(0, last)));
     for (const node of this.#open) node.remove();
-    this.#root.append(...blocks(complete), ...open);
+    fill(this.#root, blocks(complete));
+    fill(this.#root, open);
     this.#open = open;
     this.#tail = this.#tail.slice(complete.reduce((length, { raw }) => length + raw.length, 0));
   }
@@ -112,14 +136,14 @@ function block(token) {
     case 'def':
       return [];
     case 'paragraph':
-      return element('p', {}, ...inlines(token.tokens));
+      return element('p', {}, inlines(token.tokens));
     case 'heading':
       // The web UI has headings of the first two levels itself.
-      return element(`h${Math.min(token.depth + 2, 6)}`, {}, ...inlines(token.tokens));
+      return element(`h${Math.min(token.depth + 2, 6)}`, {}, inlines(token.tokens));
     case 'code':
       return code(token);
     case 'blockquote':
-      return element('blockquote', {}, ...blocks(token.tokens));
+      return element('blockquote', {}, blocks(token.tokens));
     case 'list':
       return list(token);
     case 'table':
@@ -139,7 +163,7 @@ function inline(token) {
     case 'strong':
     case 'em':
     case 'del':
-      return element(token.type, {}, ...inlines(token.tokens));
+      return element(token.type, {}, inlines(token.tokens));
     case 'codespan':
       return element('code', {}, token.text);
     case 'br':
@@ -160,7 +184,7 @@ function inline(token) {
 
 function link({ href }, children) {
   if (!SCHEMES.test(href)) return children;
-  return element('a', { href, rel: 'noopener noreferrer', target: '_blank' }, ...children);
+  return element('a', { href, rel: 'noopener noreferrer', target: '_blank' }, children);
 }
 
 function code({ text, lang }) {
@@ -169,13 +193,13 @@ function code({ text, lang }) {
 }
 
 function list({ ordered, start, items }) {
-  const entries = items.map((item) => element('li', {}, ...blocks(item.tokens)));
-  return ordered ? element('ol', { start: start || 0 }, ...entries) : element('ul', {}, ...entries);
+  const entries = items.map((item) => element('li', {}, blocks(item.tokens)));
+  return ordered ? element('ol', { start: start || 0 }, entries) : element('ul', {}, entries);
 }
 
 function table({ header, rows }) {
-  const cell = (tag) => ({ tokens, align }) => element(tag, { className: align ?? '' }, ...inlines(tokens));
-  const body = rows.map((row) => element('tr', {}, ...row.map(cell('td'))));
-  const head = element('thead', {}, element('tr', {}, ...header.map(cell('th'))));
-  return element('div', { className: 'wide', tabIndex: 0 }, element('table', {}, head, element('tbody', {}, ...body)));
+  const cell = (tag) => ({ tokens, align }) => element(tag, { className: align ?? '' }, inlines(tokens));
+  const body = rows.map((row) => element('tr', {}, row.map(cell('td'))));
+  const head = element('thead', {}, element('tr', {}, header.map(cell('th'))));
+  return element('div', { className: 'wide', tabIndex: 0 }, element('table', {}, head, element('tbody', {}, body)));
 }

@@ -156,6 +156,32 @@ def markdown_and_copies(browser, url, shoot):
         expect(response.locator("p").first).to_have_text("_a" * 40_000)
         expect(response.locator("p").last.locator("strong")).to_have_count(700)
 
+    # More nodes than a call takes arguments, and marks that the parser pairs in a time that grows with their square.
+    with window(browser, url) as page:
+        shown = page.evaluate(
+            """async () => {
+                const { MarkdownView } = await import('./ui/markdown.js');
+                const { withFiles } = await import('./ui/attachments.js');
+                const show = (text) => {
+                    const root = document.createElement('div');
+                    const view = new MarkdownView(root);
+                    view.push({ text });
+                    view.end();
+                    return root;
+                };
+                const started = performance.now();
+                const breaks = show('a  \\n'.repeat(40000)).querySelectorAll('br').length;
+                const items = show('- a\\n'.repeat(70000)).querySelectorAll('li').length;
+                const pairs = Array(20).fill('*a_'.repeat(2730)).join('\\n\\n');
+                const text = show(pairs).textContent === pairs.replaceAll('\\n', '');
+                show('*a **b '.repeat(60) + ' c** d*'.repeat(60));
+                const time = performance.now() - started;
+                const fence = withFiles('', [{ name: 'a', content: '```\\n'.repeat(200000) }]).split('\\n')[1];
+                return { breaks, items, text, fence, isFast: time < 6000 };
+            }"""
+        )
+        assert shown == {"breaks": 39_999, "items": 70_000, "text": True, "fence": "````", "isFast": True}, shown
+
     # Nesting that is too deep for the parser is shown as text.
     deep = ">" * 20_000
     with window(browser, url, scripted=stream(deep)) as page:

@@ -1,5 +1,6 @@
 //! Reads a request body: bounded in size and time, within the memory budget.
 
+use super::content_encoding::Decoder;
 use super::json_size::ValueCounter;
 use super::state::{ApiOptions, AppState};
 use super::stream_head::{StreamHead, Timer, head_timer};
@@ -22,6 +23,9 @@ use tokio::time::{Instant as Clock, timeout_at};
 /// Bytes of an oversized body that are read and discarded before the refusal, because many clients read no response before
 /// they have sent everything.
 const MAX_DISCARD: usize = 64 << 20;
+
+/// Bytes of a body that are decoded before other requests have their turn.
+const MAX_DECODED: usize = 64 << 10;
 
 /// What a request has besides its body.
 #[derive(Debug, Clone)]
@@ -150,21 +154,38 @@ async fn receive(body: Body, headers: &HeaderMap, state: &AppState) -> Result<Re
     }
     let mut frames = body.into_data_stream();
     let mut received = Received { body: state.budget.buffer(limit), counter: ValueCounter::default() };
-    let (mut total, mut rate) = (0, Rate::begin(options));
+    let mut decoder = Decoder::of(headers)?;
+    // Bytes that came, and bytes of the body that they are.
+    let (mut sent, mut total, mut rate) = (0, 0, Rate::begin(options));
     while let Some(frame) = rate.next(frames.next()).await? {
         let frame = frame
             .map_err(|e| ApiError::new(StatusCode::BAD_REQUEST, format!("the request body could not be read: {e}")))?;
-        total += frame.len();
+        sent += frame.len();
+        let (length, waiting) = (frame.len(), Clock::now());
+        decoder.feed(frame);
+        while total <= limit
+            && let Some(part) = decoder.next()?
+        {
+            total += part.len();
+            if total <= limit {
+                received.counter.push(&part);
+                received.body.push(&part).await.map_err(|error| over_budget(&error, state))?;
+            }
+            if part.len() > MAX_DECODED {
+                tokio::task::yield_now().await;
+            }
+        }
         if total <= limit {
-            received.counter.push(&frame);
-            let waiting = Clock::now();
-            received.body.push(&frame).await.map_err(|error| over_budget(&error, state))?;
-            rate.received(frame.len(), waiting.elapsed());
-        } else if total > MAX_DISCARD {
+            rate.received(length, waiting.elapsed());
+        } else if sent > MAX_DISCARD {
             break;
         }
     }
-    if total > limit { Err(too_large(limit)) } else { Ok(received) }
+    if total > limit {
+        return Err(too_large(limit));
+    }
+    decoder.finish()?;
+    Ok(received)
 }
 
 /// Checks that the bytes of a body keep coming.

@@ -22,6 +22,7 @@ mod body;
 mod chat;
 mod chat_request;
 mod completions;
+mod content_encoding;
 mod conversation;
 mod delta;
 mod early_head;

@@ -81,7 +81,7 @@ impl AppState {
         if names.is_empty() {
             names.push(checkpoint.name.clone());
         }
-        let metrics = Arc::new(Metrics::new(engine.clone(), &names[0]));
+        let metrics = Arc::new(Metrics::new(engine.clone(), &names[0], options.recorder.clone()));
         let limits = engine.limits();
         let (vocab_size, eos) = (limits.vocab_size, limits.eos_token_ids.clone());
         let compiler =

@@ -1,6 +1,6 @@
 //! `pegainfer completions`: the completion script of a shell.
 
-use crate::cli::stdout::print;
+use crate::cli::stdout::print_exact;
 use anyhow::{Context, Result};
 use clap::{Args, Command};
 use clap_complete::Shell;
@@ -18,5 +18,5 @@ pub fn run(args: &CompletionsArgs, mut command: Command) -> Result<()> {
     // The generator panics where its output cannot be written, as behind `| head`.
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut command, "pegainfer", &mut script);
-    print(&String::from_utf8(script).context("the script is not UTF-8")?)
+    print_exact(&String::from_utf8(script).context("the script is not UTF-8")?)
 }

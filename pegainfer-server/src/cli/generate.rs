@@ -1,7 +1,7 @@
 //! `pegainfer generate`: one completion on standard output, without a server.
 
 use crate::cli::local_server::LoadedModel;
-use crate::cli::stdout::print;
+use crate::cli::stdout::print_exact;
 use crate::models::args::EngineArgs;
 use crate::text::{Checkpoint, Detokenizer};
 use anyhow::{Context, Result, bail};
@@ -64,7 +64,7 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
             Some(TokenEvent::Finished { usage, .. }) => {
                 detokenizer.finish(&mut text);
                 text.push('\n');
-                print(&text)?;
+                print_exact(&text)?;
                 let (first, total) = (first.unwrap_or_default().as_secs_f64(), started.elapsed().as_secs_f64());
                 let rate = (usage.completion_tokens.saturating_sub(1)) as f64 / (total - first).max(1e-9);
                 log::info!(
@@ -78,7 +78,7 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
             Some(TokenEvent::Failed { error } | TokenEvent::GrammarFailed { error }) => bail!(error),
             None => bail!("the engine stopped before the completion was done"),
         }
-        print(&text)?;
+        print_exact(&text)?;
     }
 }
 

@@ -1,5 +1,6 @@
 //! `pegainfer inspect`: checks a DeepSeek-V4 checkpoint by its headers.
 
+use crate::cli::stdout::print;
 use crate::models::detect;
 use crate::models::engine::deepseek_v4::FAMILY;
 use anyhow::{Result, bail, ensure};
@@ -18,7 +19,7 @@ pub fn run(args: &InspectArgs) -> Result<()> {
     let family = detect::detect(&args.dir)?;
     ensure!(*family == FAMILY, "inspect knows DeepSeek-V4 checkpoints, and this one is {family}");
     let report = pegainfer_deepseek_v4::inspect::inspect(&args.dir)?;
-    print!("{report}");
+    print(&report.to_string())?;
     if report.files > 0 && !report.is_complete() {
         bail!("the weights do not fit config.json; download what is missing again");
     }

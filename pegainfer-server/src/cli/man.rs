@@ -1,6 +1,6 @@
 //! `pegainfer man`: manual pages.
 
-use crate::cli::stdout::print;
+use crate::cli::stdout::print_exact;
 use anyhow::{Context, Result};
 use clap::{Args, Command};
 use std::path::PathBuf;
@@ -21,7 +21,7 @@ pub fn run(args: &ManArgs, command: Command) -> Result<()> {
         None => {
             let mut text = Vec::new();
             clap_mangen::Man::new(command).render(&mut text).context("the manual cannot be rendered")?;
-            print(&String::from_utf8(text).context("the manual is not UTF-8")?)
+            print_exact(&String::from_utf8(text).context("the manual is not UTF-8")?)
         }
     }
 }

@@ -24,6 +24,7 @@ pub mod settings;
 mod shipped;
 mod signals;
 pub mod sim;
+pub mod stderr;
 mod stdout;
 mod watch;
 

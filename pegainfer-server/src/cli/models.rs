@@ -1,7 +1,8 @@
 //! `pegainfer models`: the models of Hugging Face's cache.
 
-use crate::cli::stdout::print;
+use crate::cli::stdout::{print, print_exact};
 use crate::models::hub::{CachedModel, Hub};
+use crate::printable::one_line;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use indicatif::DecimalBytes;
@@ -46,7 +47,7 @@ pub fn run(args: &ModelsArgs) -> Result<()> {
         Action::List if models.is_empty() => print(&format!("{} has no models\n", hub.cache.display())),
         Action::List => print(&table(&models)),
         Action::Path { id } => match &find(id)?.snapshot {
-            Some(path) => print(&format!("{}\n", path.display())),
+            Some(path) => print_exact(&format!("{}\n", path.display())),
             None => bail!("{id} is not complete: start the program with --model-path {id} to download it"),
         },
         Action::Rm { ids } => {
@@ -69,8 +70,10 @@ fn table(models: &[CachedModel]) -> String {
             Ok(family) => format!("when its download is complete ({family})"),
             Err(reason) => format!("no: {reason}"),
         };
+        // Names of directories and of config.json, which must not begin another row.
+        let (id, runs) = (one_line(&model.id), one_line(&runs));
         let size = DecimalBytes(model.bytes).to_string();
-        let _ = writeln!(text, "{:width$}  {size:>10}  {runs}", model.id);
+        let _ = writeln!(text, "{id:width$}  {size:>10}  {runs}");
     }
     text
 }

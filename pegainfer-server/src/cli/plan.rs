@@ -8,6 +8,7 @@ pub mod times;
 use super::bench::args::parse_positive;
 use super::bench::roofline::Peaks;
 use super::shipped::{self, ShippedArgs};
+use super::stdout::{print, print_exact};
 use super::watch::other_model;
 use crate::models::args::{EngineArgs, FormatArgs};
 use crate::models::model_path::ModelDir;
@@ -88,8 +89,7 @@ pub fn run(args: &PlanArgs) -> Result<()> {
     let model = model(args, ledger.as_ref())?;
     if let Some(bytes) = args.gpu_memory {
         let engine = EngineArgs { formats: args.formats.clone(), ..Defaults::try_parse_from(["plan"])?.engine };
-        print!("{}", engine::gpu_fit(&model.dir, &engine, bytes)?);
-        return Ok(());
+        return print(&engine::gpu_fit(&model.dir, &engine, bytes)?.to_string());
     }
     let (batch, context) = (args.batch.get(), args.context.get());
     let tokens = match args.phase {
@@ -108,11 +108,10 @@ pub fn run(args: &PlanArgs) -> Result<()> {
         if let Some(times) = times {
             plan["times"] = serde_json::to_value(times)?;
         }
-        println!("{plan:#}");
+        print_exact(&format!("{plan:#}\n"))
     } else {
-        print!("{}{}", table(&records), times.map(|times| times.to_string()).unwrap_or_default());
+        print(&format!("{}{}", table(&records), times.map(|times| times.to_string()).unwrap_or_default()))
     }
-    Ok(())
 }
 
 /// The model that is planned: that of `--model-path`, or else that of the ledger.

@@ -3,7 +3,7 @@
 use crate::cli::Cli;
 use crate::cli::bench::args::CommonArgs;
 use crate::cli::settings::is_setting;
-use crate::cli::stdout::print;
+use crate::cli::stdout::print_exact;
 use crate::models::args::EngineArgs;
 use anyhow::Result;
 use clap::{Arg, Args, Command, CommandFactory};
@@ -24,7 +24,7 @@ cannot be used.
 
 /// Prints the reference.
 pub fn run() -> Result<()> {
-    print(&render())
+    print_exact(&render())
 }
 
 /// The reference.

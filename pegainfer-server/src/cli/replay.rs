@@ -4,6 +4,7 @@ mod file;
 mod schedule;
 
 use crate::cli::local_server::{LoadedModel, async_runtime};
+use crate::cli::stdout::print;
 use crate::models::args::EngineArgs;
 use crate::progress::{Progress, Unit};
 use crate::record::TokenHash;
@@ -86,16 +87,22 @@ fn report(file: &Path, header: &Header, outcomes: &[Outcome], open: usize, check
     let tokens: usize = outcomes.iter().map(|outcome| outcome.tokens).sum();
     let differ: Vec<&Outcome> = outcomes.iter().filter(|outcome| !outcome.is_same()).collect();
     let same = outcomes.len() - differ.len();
-    println!(
-        "{}: {} requests, recorded with {} {}",
+    print(&format!(
+        "{}: {} requests, recorded with {} {}\n",
         file.display(),
         outcomes.len() + open,
         header.model,
         header.version
-    );
-    println!("{tokens} tokens; {same} of {} requests gave the recorded ones, {open} had not ended", outcomes.len());
+    ))?;
+    print(&format!(
+        "{tokens} tokens; {same} of {} requests gave the recorded ones, {open} had not ended\n",
+        outcomes.len()
+    ))?;
     for Outcome { id, recorded, tokens, reason, .. } in differ.iter().take(PRINTED) {
-        println!("request {id}: {tokens} tokens ({reason:?}), recorded {} ({:?})", recorded.tokens, recorded.reason);
+        print(&format!(
+            "request {id}: {tokens} tokens ({reason:?}), recorded {} ({:?})\n",
+            recorded.tokens, recorded.reason
+        ))?;
     }
     ensure!(!check || differ.is_empty(), "{} of {} requests gave other tokens", differ.len(), outcomes.len());
     Ok(())
@@ -115,7 +122,18 @@ fn read(file: &Path) -> Result<(Header, Vec<Recorded>, usize)> {
     let (mut added, mut requests) = (HashMap::new(), Vec::new());
     for line in lines {
         match line? {
-            Line::Added(line) => drop(added.insert(line.add, *line)),
+            Line::Added(line) => {
+                let id = line.add;
+                let line = match line.choice_of {
+                    Some(first) => {
+                        let missing =
+                            || format!("{name}: the line of request {first}, which has the prompt of {id}, is missing");
+                        line.complete(added.get(&first).with_context(missing)?)
+                    }
+                    None => *line,
+                };
+                added.insert(id, line);
+            }
             Line::Ended(ended) => {
                 requests.extend(added.remove(&ended.end).map(|added| Recorded { added, ended }));
             }

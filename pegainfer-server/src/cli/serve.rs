@@ -11,6 +11,7 @@ use crate::models::args::EngineArgs;
 use crate::models::engine::family::LoadedEngine;
 use crate::record::Recorder;
 use crate::record::prompts::Prompts;
+use crate::values::{parse_bytes, parse_name};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use pegainfer_core::engine::{EngineHandle, EngineStats};
@@ -33,7 +34,7 @@ pub struct ServeArgs {
     #[command(flatten)]
     pub engine: EngineArgs,
     /// Name that clients use for the model; give it again for more names [default: the name of the directory or id]
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = parse_name)]
     pub served_model_name: Vec<String>,
     /// Address to listen on
     #[arg(long, default_value = "127.0.0.1")]
@@ -54,6 +55,9 @@ pub struct ServeArgs {
     /// What the recording holds of prompts
     #[arg(long, value_name = "WHAT", value_enum, default_value_t, requires = "record")]
     pub record_prompts: Prompts,
+    /// Maximum size of the recording, such as 500M or 4G, at which it ends
+    #[arg(long, value_name = "BYTES", default_value = "4G", value_parser = parse_bytes, requires = "record")]
+    pub record_max_bytes: u64,
     /// Record what decides the schedule and each step that is planned, too, for `pegainfer replay --schedule`. Needs
     /// --record-prompts ids, because the prefix cache decides with, and no --speculative-config
     #[arg(long, requires = "record")]
@@ -126,7 +130,7 @@ pub fn run(args: &ServeArgs, started: Instant) -> Result<()> {
 fn recorder(args: &ServeArgs) -> Result<Option<Arc<Recorder>>> {
     let Some(file) = &args.record else { return Ok(None) };
     let model = args.engine.model_path.as_deref().unwrap_or("the bundled model");
-    let recorder = Recorder::create(file, args.record_prompts, model);
+    let recorder = Recorder::create(file, args.record_prompts, model, args.record_max_bytes);
     Ok(Some(recorder.with_context(|| format!("--record {} cannot be created", file.display()))?))
 }
 

@@ -1,11 +1,28 @@
-//! Standard output of commands that print text.
+//! Standard output of commands that print text. All of it passes a filter, since names, files and models are not trusted.
 
+use crate::printable::printable;
 use anyhow::{Context, Result};
-use std::io::{ErrorKind, Write};
+use std::io::{ErrorKind, IsTerminal, Write};
+
+/// Prints a report: control characters of the names in it are escaped, wherever it goes.
+pub fn print(text: &str) -> Result<()> {
+    write(&printable(text))
+}
+
+/// Prints what another program may read, such as JSON, a path or the text of a model: a file or pipe gets exactly these bytes, and
+/// a terminal no control characters.
+pub fn print_exact(text: &str) -> Result<()> {
+    if std::io::stdout().is_terminal() { print(text) } else { write(text) }
+}
+
+/// Prints an escape sequence of this program.
+pub fn print_style(sequence: &'static str) -> Result<()> {
+    write(sequence)
+}
 
 /// Writes and flushes, so that the text appears as it is generated. If the reader went away (`| head`), the process exits
 /// quietly.
-pub fn print(text: &str) -> Result<()> {
+fn write(text: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(e) if e.kind() == ErrorKind::BrokenPipe => std::process::exit(0),

@@ -14,8 +14,6 @@ use std::time::Duration;
 
 /// Capacity of the queue in bytes: 5,000 lines of the usual length.
 const MAX_QUEUED: usize = 1 << 20;
-/// Maximum length of one line in bytes; the rest is cut off.
-const MAX_LINE: usize = 16 << 10;
 /// Maximum time that [`Append::flush`] waits for the writer.
 const FLUSH: Duration = Duration::from_secs(1);
 
@@ -69,7 +67,6 @@ impl Queue {
     /// A record as one line, with its newline.
     fn line(&self, record: &Record, diagnostics: &[Box<dyn Diagnostic>]) -> Option<Vec<u8>> {
         let mut line = self.layout.format(record, diagnostics).ok()?;
-        line.truncate(MAX_LINE);
         line.push(b'\n');
         Some(line)
     }

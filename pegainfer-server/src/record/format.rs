@@ -11,7 +11,9 @@ use std::collections::BTreeMap;
 use std::str::FromStr;
 
 /// Version of the format.
-pub const VERSION: u32 = 1;
+///
+/// Version 2 has [`Added::choice_of`]; files of version 1 are read as well.
+pub const VERSION: u32 = 2;
 
 /// The first line.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -82,6 +84,13 @@ pub struct Added {
     /// Hashes of the prompt's whole blocks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hashes: Option<Vec<String>>,
+    /// The request that has the same prompt and parameters, apart from the seed, and whose line has them: the first choice of the
+    /// same HTTP request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub choice_of: Option<u64>,
+    /// With `choice_of` and the ids of that request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seed: Option<u64>,
     /// With `ids`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parameters: Option<Parameters>,
@@ -160,8 +169,26 @@ impl Added {
             priority: request.priority,
             ids: ids.then(|| request.prompt.to_vec()),
             hashes,
+            choice_of: None,
+            seed: None,
             parameters: ids.then(|| Parameters::of(request)),
         }
+    }
+
+    /// A further choice of the request `first`, whose line has the prompt and the parameters.
+    pub fn choice(t: f64, add: u64, request: &GenerateRequest, prompts: Prompts, first: u64) -> Self {
+        let lengths = Self::new(t, add, request, Prompts::Lengths, None);
+        let seed = (prompts == Prompts::Ids).then(|| request.sampling.seed());
+        Self { choice_of: Some(first), seed, ..lengths }
+    }
+
+    /// The line with what it leaves to the line of the `first` choice.
+    #[must_use]
+    pub fn complete(self, first: &Self) -> Self {
+        let (seed, parameters) = (self.seed, first.parameters.clone());
+        let parameters =
+            parameters.map(|parameters| Parameters { seed: seed.unwrap_or(parameters.seed), ..parameters });
+        Self { ids: first.ids.clone(), hashes: first.hashes.clone(), parameters, choice_of: None, seed: None, ..self }
     }
 
     /// The request again, without its grammar; `None` without ids.
@@ -264,6 +291,25 @@ mod tests {
         let again = added.request(100).unwrap().unwrap();
         assert_eq!(format!("{again:?}"), format!("{request:?}"));
         assert!(added.request(50).is_ok() && added.request(3).is_err(), "token 3 is beyond the vocabulary");
+    }
+
+    #[test]
+    fn a_choice_has_the_prompt_of_the_first_one_and_its_own_seed() {
+        let request = |seed| GenerateRequest {
+            sampling: SamplingParams::new(0.7, 20, 0.95, 0.01, seed).unwrap(),
+            stop_token_ids: vec![9],
+            ..GenerateRequest::greedy([5; 1000], 12)
+        };
+        let first = Added::new(0.0, 3, &request(1), Prompts::Ids, None);
+        let second = Added::choice(0.5, 4, &request(2), Prompts::Ids, 3);
+        let text = serde_json::to_string(&second).unwrap();
+        assert!(text.len() < 120, "{text}");
+        let read: Added = serde_json::from_str(&text).unwrap();
+        assert_eq!(read.choice_of, Some(3));
+        assert_eq!(read.complete(&first), Added::new(0.5, 4, &request(2), Prompts::Ids, None));
+        // Without ids, the seed is nobody's business.
+        let hashed = serde_json::to_string(&Added::choice(0.5, 4, &request(2), Prompts::Hashes, 3)).unwrap();
+        assert!(!hashed.contains("seed"), "{hashed}");
     }
 
     #[test]

@@ -39,33 +39,53 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Creates `file`, which must not exist, and writes its header.
+    /// Creates `file`, which must not exist, and writes its header. The recording ends when the file has `max_bytes`.
     ///
     /// # Errors
     /// The file or the thread that writes it cannot be created, or the system has no random numbers.
-    pub fn create(file: &Path, prompts: Prompts, model: &str) -> std::io::Result<Arc<Self>> {
+    pub fn create(file: &Path, prompts: Prompts, model: &str, max_bytes: u64) -> std::io::Result<Arc<Self>> {
         let key = Key::generate(HMAC_SHA256, &SystemRandom::new());
         let key = key.map_err(|_| std::io::Error::other("the operating system gives no random numbers"))?;
         let header = Header { record: format::VERSION, model: model.to_owned(), version: version(), prompts };
-        let writer = Writer::create(file, &header)?;
+        let writer = Writer::create(file, &header, max_bytes)?;
         Ok(Arc::new(Self { writer, prompts, key, started: Instant::now(), next: AtomicU64::new(0) }))
     }
 
-    /// Records a request that is about to be submitted.
-    pub fn add(self: &Arc<Self>, request: &GenerateRequest) -> Recording {
+    /// Records a request that is about to be submitted. `first`: the first choice of the same prompt, if this is another one; its
+    /// line has the prompt.
+    pub fn add(self: &Arc<Self>, request: &GenerateRequest, first: Option<&Recording>) -> Recording {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
-        let mut chain = (self.prompts == Prompts::Hashes).then(|| Chain::new(self.key.clone(), request.cache_salt));
-        let hashes = chain.as_mut().map(|chain| chain.extend(&request.prompt));
-        let added = Added::new(self.seconds(), id, request, self.prompts, hashes);
-        self.writer.write(&Line::Added(Box::new(added)));
+        let (t, prompts) = (self.seconds(), self.prompts);
+        let first = first.filter(|first| first.has_line);
+        let (prompt, added) = match first {
+            Some(first) => (first.prompt.clone(), Added::choice(t, id, request, prompts, first.id)),
+            None => {
+                let mut chain = (prompts == Prompts::Hashes).then(|| Chain::new(self.key.clone(), request.cache_salt));
+                let hashes = chain.as_mut().map(|chain| chain.extend(&request.prompt));
+                (chain, Added::new(t, id, request, prompts, hashes))
+            }
+        };
+        let has_line = self.writer.write(&Line::Added(Box::new(added)));
         Recording {
             recorder: self.clone(),
             id,
             tokens: 0,
             hash: TokenHash::default(),
-            chain,
+            chain: prompt.clone(),
+            prompt,
+            has_line: has_line && first.is_none(),
             reason: Reason::Cancelled,
         }
+    }
+
+    /// True once the recording has ended although the server goes on.
+    pub fn has_ended(&self) -> bool {
+        self.writer.has_ended()
+    }
+
+    /// Number of lines that were left out.
+    pub fn lost_lines(&self) -> u64 {
+        self.writer.lost_lines()
     }
 
     /// Where an engine tells its schedule.
@@ -94,7 +114,12 @@ pub struct Recording {
     id: u64,
     tokens: usize,
     hash: TokenHash,
+    /// Hashes of the prompt and what was generated.
     chain: Option<Chain>,
+    /// Hashes of the prompt, which further choices go on from.
+    prompt: Option<Chain>,
+    /// Whether its line is in the file, with the prompt.
+    has_line: bool,
     reason: Reason,
 }
 

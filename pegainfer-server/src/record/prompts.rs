@@ -23,7 +23,7 @@ pub enum Prompts {
 
 /// Hashes of the whole blocks of a text, each of which depends on all tokens up to there and on a salt: HMAC-SHA256 of the hash before it
 /// and the block's tokens, the first 8 bytes of it.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Chain {
     key: Key,
     last: [u8; SHA256_OUTPUT_LEN],

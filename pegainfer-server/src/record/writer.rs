@@ -2,11 +2,12 @@
 //! and a line says how many. If the file cannot be written any more, the recording ends and the server goes on.
 
 use super::format::{Header, Line};
+use crate::flush::flush;
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::{BufWriter, Error, Write};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::time::Duration;
 
@@ -37,30 +38,44 @@ struct Counts {
     waiting: AtomicUsize,
     /// Lines that were left out and that no line in the file counts yet.
     missing: AtomicU64,
+    /// All lines that were left out.
+    lost: AtomicU64,
+    /// True once the file cannot be written any more, or has its maximum size.
+    ended: AtomicBool,
 }
 
 impl Writer {
-    /// Creates `file`, which must not exist, with its header.
-    pub fn create(file: &Path, header: &Header) -> std::io::Result<Self> {
-        let mut out = BufWriter::new(File::create_new(file)?);
-        out.write_all(&json(header)?)?;
-        out.flush()?;
+    /// Creates `file`, which must not exist, with its header. The file will have at most `max_bytes`.
+    pub fn create(file: &Path, header: &Header, max_bytes: u64) -> std::io::Result<Self> {
+        let mut out = Output::new(File::create_new(file)?, max_bytes);
+        out.write(&json(header)?)?;
+        out.lines.flush()?;
+        Self::start(out, file.display().to_string())
+    }
+
+    /// Starts the thread that writes.
+    fn start(mut out: Output<impl Write + Send + 'static>, name: String) -> std::io::Result<Self> {
         let (lines, waiting) = sync_channel(MAX_WAITING);
         let counts = Arc::new(Counts::default());
-        let (shared, name) = (counts.clone(), file.display().to_string());
+        let shared = counts.clone();
         std::thread::Builder::new().name("record".into()).spawn(move || {
             if let Err(error) = run(&mut out, &waiting, &shared) {
-                log::error!("{name} cannot be written, the recording ends: {error}");
+                shared.ended.store(true, Ordering::Relaxed);
+                log::error!("the recording {name} ends, the server goes on: {error}");
             }
         })?;
         Ok(Self { lines, counts })
     }
 
-    /// Hands over a line.
-    pub fn write(&self, line: &Line) {
-        let Ok(line) = json(line) else { return };
+    /// Hands over a line; returns whether it will be in the file, unless that cannot be written.
+    pub fn write(&self, line: &Line) -> bool {
+        if self.has_ended() {
+            self.counts.lost.fetch_add(1, Ordering::Relaxed);
+            return false;
+        }
+        let Ok(line) = json(line) else { return false };
         let bytes = line.len();
-        self.send(Message::Line(line), bytes);
+        self.send(Message::Line(line), bytes)
     }
 
     /// Hands over a line that takes about `bytes` bytes; the thread that writes it makes it text.
@@ -68,21 +83,64 @@ impl Writer {
         self.send(Message::Event(line, bytes), bytes);
     }
 
-    fn send(&self, message: Message, bytes: usize) {
-        let fits = self.counts.waiting.fetch_add(bytes, Ordering::Relaxed) + bytes <= MAX_WAITING_BYTES;
-        if !fits || self.lines.try_send(message).is_err() {
-            self.counts.waiting.fetch_sub(bytes, Ordering::Relaxed);
-            self.counts.missing.fetch_add(1, Ordering::Relaxed);
-        }
+    /// True once the recording has ended although the server goes on.
+    pub fn has_ended(&self) -> bool {
+        self.counts.ended.load(Ordering::Relaxed)
     }
 
-    /// Waits until all lines so far are in the file.
-    pub fn flush(&self) {
-        let (done, waiting) = sync_channel(1);
-        if self.lines.send(Message::Flush(done)).is_ok() {
-            // Nobody answers if the file cannot be written.
-            let _ = waiting.recv_timeout(FLUSH);
+    /// Number of lines that were left out.
+    pub fn lost_lines(&self) -> u64 {
+        self.counts.lost.load(Ordering::Relaxed)
+    }
+
+    fn send(&self, message: Message, bytes: usize) -> bool {
+        let fits = self.counts.waiting.fetch_add(bytes, Ordering::Relaxed) + bytes <= MAX_WAITING_BYTES;
+        let is_sent = fits && self.lines.try_send(message).is_ok();
+        if !is_sent {
+            self.counts.waiting.fetch_sub(bytes, Ordering::Relaxed);
+            self.counts.missing.fetch_add(1, Ordering::Relaxed);
+            self.counts.lost.fetch_add(1, Ordering::Relaxed);
         }
+        is_sent
+    }
+
+    /// Waits until all lines so far are in the file, but not longer than [`FLUSH`].
+    pub fn flush(&self) {
+        self.flush_within(FLUSH);
+    }
+
+    fn flush_within(&self, limit: Duration) {
+        if !flush(&self.lines, Message::Flush, limit) && !self.has_ended() {
+            log::warn!("the end of the recording is not written: the disk takes longer than {limit:?}");
+        }
+    }
+}
+
+/// The file, with what its size still allows.
+struct Output<W: Write> {
+    lines: BufWriter<W>,
+    left: u64,
+    max_bytes: u64,
+}
+
+impl<W: Write> Output<W> {
+    fn new(file: W, max_bytes: u64) -> Self {
+        Self { lines: BufWriter::new(file), left: max_bytes, max_bytes }
+    }
+
+    fn write(&mut self, line: &[u8]) -> std::io::Result<()> {
+        let Some(left) = self.left.checked_sub(line.len() as u64) else {
+            // What fits is worth to be kept.
+            self.lines.flush()?;
+            let message = format!(
+                "it has {} bytes, at most {} are allowed (--record-max-bytes)",
+                self.max_bytes - self.left,
+                self.max_bytes
+            );
+            return Err(Error::other(message));
+        };
+        self.left = left;
+        self.lines.write_all(line)
     }
 }
 
@@ -94,32 +152,32 @@ fn json(value: &impl serde::Serialize) -> std::io::Result<Vec<u8>> {
 }
 
 /// Writes until nobody has lines any more. What waits is written together.
-fn run(out: &mut BufWriter<File>, waiting: &Receiver<Message>, counts: &Counts) -> std::io::Result<()> {
+fn run<W: Write>(out: &mut Output<W>, waiting: &Receiver<Message>, counts: &Counts) -> std::io::Result<()> {
     loop {
         let message = match waiting.try_recv() {
             Ok(message) => message,
             Err(TryRecvError::Empty) => {
-                out.flush()?;
+                out.lines.flush()?;
                 let Ok(message) = waiting.recv() else { return Ok(()) };
                 message
             }
-            Err(TryRecvError::Disconnected) => return out.flush(),
+            Err(TryRecvError::Disconnected) => return out.lines.flush(),
         };
         let gap = counts.missing.swap(0, Ordering::Relaxed);
         if gap > 0 {
-            out.write_all(&json(&Line::Gap { gap })?)?;
+            out.write(&json(&Line::Gap { gap })?)?;
         }
         match message {
             Message::Line(line) => {
                 counts.waiting.fetch_sub(line.len(), Ordering::Relaxed);
-                out.write_all(&line)?;
+                out.write(&line)?;
             }
             Message::Event(line, bytes) => {
                 counts.waiting.fetch_sub(bytes, Ordering::Relaxed);
-                out.write_all(&json(&line)?)?;
+                out.write(&json(&line)?)?;
             }
             Message::Flush(done) => {
-                out.flush()?;
+                out.lines.flush()?;
                 let _ = done.send(());
             }
         }
@@ -128,35 +186,79 @@ fn run(out: &mut BufWriter<File>, waiting: &Receiver<Message>, counts: &Counts) 
 
 #[cfg(test)]
 mod tests {
+    use super::super::format::Added;
     use super::super::prompts::Prompts;
     use super::*;
+    use crate::testing::TempDir;
+    use pegainfer_core::engine::GenerateRequest;
+    use std::time::Instant;
 
     #[test]
     fn lines_that_do_not_fit_are_counted() {
         let (sender, receiver) = sync_channel(2);
         let writer = Writer { lines: sender, counts: Arc::default() };
-        (0..5).for_each(|gap| writer.write(&Line::Gap { gap }));
+        assert_eq!([0, 1, 2, 3, 4].map(|gap| writer.write(&Line::Gap { gap })), [true, true, false, false, false]);
         let file = std::env::temp_dir().join(format!("pegainfer-record-{}", std::process::id()));
-        let mut out = BufWriter::new(File::create(&file).unwrap());
+        let mut out = Output::new(File::create(&file).unwrap(), 1000);
         let counts = writer.counts.clone();
+        assert_eq!(writer.lost_lines(), 3);
         drop(writer);
         run(&mut out, &receiver, &counts).unwrap();
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "{\"gap\":3}\n{\"gap\":0}\n{\"gap\":1}\n");
         let header = Header { record: 1, model: "m".into(), version: "v".into(), prompts: Prompts::Ids };
-        assert!(Writer::create(&file, &header).is_err(), "a file that is there is kept");
+        assert!(Writer::create(&file, &header, 1000).is_err(), "a file that is there is kept");
         std::fs::remove_file(&file).unwrap();
     }
 
     #[test]
     #[cfg(target_os = "linux")]
     fn a_full_disk_ends_the_recording_only() {
-        let (sender, receiver) = sync_channel(2);
-        let writer = Writer { lines: sender, counts: Arc::default() };
         let full = File::options().write(true).open("/dev/full").unwrap();
-        let ended = std::thread::spawn(move || run(&mut BufWriter::new(full), &receiver, &Counts::default()));
+        let writer = Writer::start(Output::new(full, u64::MAX), "/dev/full".into()).unwrap();
+        assert!(!writer.has_ended());
         writer.write(&Line::Gap { gap: 1 });
-        assert!(ended.join().unwrap().is_err());
-        (0..10).for_each(|gap| writer.write(&Line::Gap { gap }));
+        wait_until_ended(&writer);
+        for gap in 0..10 {
+            writer.write(&Line::Gap { gap });
+        }
         writer.flush();
+        assert!(writer.lost_lines() >= 10);
+    }
+
+    fn wait_until_ended(writer: &Writer) {
+        let started = Instant::now();
+        while !writer.has_ended() {
+            assert!(started.elapsed() < Duration::from_secs(10));
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_recording_ends_at_its_maximum_size() {
+        let dir = TempDir::new("record-size");
+        let file = dir.path().join("requests.jsonl");
+        let header = Header { record: 1, model: "m".into(), version: "v".into(), prompts: Prompts::Ids };
+        let lines = json(&header).unwrap().len() as u64 + 10 * json(&Line::Gap { gap: 1 }).unwrap().len() as u64;
+        let writer = Writer::create(&file, &header, lines + 3).unwrap();
+        for _ in 0..11 {
+            writer.write(&Line::Gap { gap: 1 });
+        }
+        wait_until_ended(&writer);
+        let text = std::fs::read_to_string(&file).unwrap();
+        assert_eq!((text.len() as u64, text.lines().count(), text.ends_with('\n')), (lines, 11, true));
+        assert!(!writer.write(&Line::Gap { gap: 1 }));
+    }
+
+    /// The queue and the pipe that nobody reads are full: the disk hangs.
+    #[test]
+    fn a_disk_that_hangs_does_not_hang_the_exit() {
+        let (_reader, pipe) = std::io::pipe().unwrap();
+        let writer = Writer::start(Output::new(pipe, u64::MAX), "pipe".into()).unwrap();
+        let line = Line::Added(Box::new(Added::new(0.0, 0, &GenerateRequest::greedy([7; 100], 1), Prompts::Ids, None)));
+        while writer.write(&line) {}
+        assert!(!writer.has_ended());
+        let started = Instant::now();
+        writer.flush_within(Duration::from_millis(100));
+        assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
     }
 }

@@ -3,6 +3,7 @@
 use super::encoder::Encoder;
 use super::template::ChatTemplate;
 use super::tokenizer::Tokenizer;
+use crate::printable::one_line;
 use anyhow::{Context, Result, bail};
 use pegainfer_core::logits_processors::{LogitsProcessorParams, LogitsProcessors};
 use pegainfer_core::sampling::{SamplingError, SamplingParams};
@@ -49,7 +50,7 @@ impl Checkpoint {
     /// Reads a checkpoint directory.
     pub fn load(dir: &Path) -> Result<Self> {
         let absolute = dir.canonicalize().with_context(|| format!("{} cannot be read", dir.display()))?;
-        let name = absolute.file_name().map_or("model".into(), |name| name.to_string_lossy().into_owned());
+        let name = absolute.file_name().map_or("model".into(), |name| one_line(&name.to_string_lossy()).into_owned());
         let tokenizer = Arc::new(Tokenizer::load(dir)?);
         let encoder = Encoder::start(tokenizer.clone()).context("the tokenizer's threads cannot be started")?;
         let template = ChatTemplate::load(dir)?;

@@ -7,6 +7,7 @@
 mod bounds;
 mod compiled;
 mod error;
+mod patterns;
 pub mod service;
 mod source;
 #[cfg(test)]

@@ -20,6 +20,7 @@ pub use chrome::ChromeFiles;
 pub use otlp::Otlp;
 
 use crate::error::ApiError;
+use crate::flush::flush;
 use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method};
 use axum::response::{IntoResponse, Response};
@@ -98,10 +99,9 @@ impl Tracer {
 
     /// Waits until all traces so far are written, but at most [`FLUSH`].
     pub fn flush(&self) {
-        let (done, waiting) = sync_channel(1);
-        if self.writer.send(Message::Flush(done)).is_ok() {
-            // Late traces are not worth more of the operator's time.
-            let _ = waiting.recv_timeout(FLUSH);
+        // Late traces are not worth more of the operator's time.
+        if !flush(&self.writer, Message::Flush, FLUSH) {
+            log::warn!("the last traces are not written: the disk or the collector takes longer than {FLUSH:?}");
         }
     }
 

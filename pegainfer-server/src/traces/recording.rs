@@ -10,7 +10,7 @@ use std::time::Duration;
 
 pub(super) const FORMAT: Format = Format {
     name: "recording of pegainfer serve --record",
-    columns: "JSON Lines with a header {\"record\":1,..}, add and end",
+    columns: "JSON Lines with a header {\"record\":2,..}, add and end",
     time: "t, seconds",
 };
 /// Tokens of a block that has a hash.
@@ -32,7 +32,7 @@ pub(super) fn reader(fields: &Fields, first: &str) -> Option<Box<dyn Reader>> {
         record: u32,
     }
     let version: Version = fields.has("record").then(|| serde_json::from_str(first).ok())??;
-    (version.record == VERSION).then(|| Box::new(Recording::default()) as Box<dyn Reader>)
+    (1..=VERSION).contains(&version.record).then(|| Box::new(Recording::default()) as Box<dyn Reader>)
 }
 
 impl Reader for Recording {
@@ -57,7 +57,15 @@ impl Reader for Recording {
 impl Recording {
     fn add(&mut self, added: Added) -> Result<(), String> {
         let at = seconds(added.t)?;
-        let blocks = added.hashes.as_deref().map(hashes).transpose()?;
+        let first = added.choice_of.map(|id| {
+            let missing =
+                || format!("the prompt of request {} is in the line of request {id}, which is missing", added.add);
+            self.added.get(&id).ok_or_else(missing)
+        });
+        let (ids, blocks) = match first.transpose()? {
+            Some(first) => (first.ids.clone(), first.session.map(|_| first.blocks.clone())),
+            None => (added.ids, added.hashes.as_deref().map(hashes).transpose()?),
+        };
         let before = blocks.iter().flatten().rev().find_map(|hash| self.ends.get(hash));
         let request = TraceRequest {
             at,
@@ -66,7 +74,7 @@ impl Recording {
             delay: before.map(|(_, end)| at.saturating_sub(*end)),
             blocks: blocks.unwrap_or_default(),
             block_tokens: BLOCK_TOKENS,
-            ids: added.ids,
+            ids,
             ..TraceRequest::default()
         };
         self.added.insert(added.add, request);

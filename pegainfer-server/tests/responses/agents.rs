@@ -92,3 +92,45 @@ fn a_custom_tool_is_held_to_its_grammar_where_values_have_no_quotes() {
         }
     }
 }
+
+/// Codex sends its tools for code as an item, with custom tools in a namespace.
+#[test]
+fn additional_tools_are_tools_of_the_request() {
+    let (engine, control) = MockEngine::replying("<parameter=input>\n1 + 1\n</parameter>\n</function>\n</tool_call>");
+    let template = tags_template();
+    let server = TestServer::start(engine, Setup { model_dir: template.0.clone(), ..Setup::default() });
+    let exec = json!({"type": "custom", "name": "exec", "description": "Runs JavaScript."});
+    let wait = json!({"name": "wait", "parameters": {"type": "object"}});
+    let hosted = json!({"type": "image_generation", "name": "draw"});
+    let namespace = json!({"type": "namespace", "name": "functions", "tools": [exec, wait, hosted]});
+    let tools = json!([namespace, {"type": "web_search"}, weather()[0]]);
+    let more = json!({"type": "additional_tools", "role": "developer", "id": "at_1", "tools": tools});
+    let call =
+        json!({"type": "custom_tool_call", "call_id": "c", "namespace": "functions", "name": "exec", "input": "2"});
+    let output = json!({"type": "custom_tool_call_output", "call_id": "c", "output": "2"});
+    let input = json!([more, {"role": "user", "content": "hi"}, call, output]);
+    let choice = json!({"type": "custom", "namespace": "functions", "name": "exec"});
+    let fields = json!({"input": input, "tools": weather(), "tool_choice": choice});
+    let response = respond(&server, body(fields.clone()));
+    let expected = json!({"type": "custom_tool_call", "id": "ctc_r1_0", "status": "completed", "call_id": "id",
+        "namespace": "functions", "name": "exec", "input": "1 + 1"});
+    assert_eq!(response["output"][0], expected);
+    let response = post(server.address, RESPONSES, &body(fields));
+    let ignored = response.header("x-ignored-fields").unwrap().to_owned();
+    assert!(
+        ignored.contains("tools[].tools[].image_generation") && ignored.contains("tools[].web_search"),
+        "{ignored}"
+    );
+    let prompt = control.prompt_text();
+    for (name, count) in [("\"functions.exec\"", 1), ("\"functions.wait\"", 1), ("\"weather\"", 1)] {
+        assert_eq!(prompt.matches(&format!("\"name\": {name}")).count(), count, "{prompt}");
+    }
+    assert!(prompt.contains("<function=functions.exec>\n<parameter=input>\n2\n"), "{prompt}");
+    // The item alone, as in a first request.
+    let alone = json!({"input": [{"type": "additional_tools", "tools": []}, {"role": "user", "content": "hi"}]});
+    assert_eq!(post(server.address, RESPONSES, &body(alone)).status, 200);
+    let wrong = json!({"input": [{"type": "additional_tools", "tools": [{"type": "function"}]}]});
+    let response = post(server.address, RESPONSES, &body(wrong));
+    assert_eq!(response.status, 400);
+    assert!(response.text().contains("input[0].tools[0].name"));
+}

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// The commit of every file.
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
@@ -45,6 +46,8 @@ pub enum Body {
     Cut(usize, Vec<u8>),
     /// This number in the head, the bytes, and then nothing until the client leaves.
     Stalled(usize, Vec<u8>),
+    /// This number in the head, and a byte each 20 ms.
+    Slow(usize),
     /// Zeros without a number in the head, until the client leaves.
     Endless,
 }
@@ -159,6 +162,7 @@ fn send(mut stream: TcpStream, response: Response) -> Option<()> {
     let (length, bytes) = match &response.body {
         Body::Whole(bytes) => (Some(bytes.len()), bytes.as_slice()),
         Body::Cut(length, bytes) | Body::Stalled(length, bytes) => (Some(*length), bytes.as_slice()),
+        Body::Slow(length) => (Some(*length), [].as_slice()),
         Body::Endless => (None, [].as_slice()),
     };
     head += &length.map_or(String::new(), |length| format!("Content-Length: {length}\r\n"));
@@ -166,6 +170,13 @@ fn send(mut stream: TcpStream, response: Response) -> Option<()> {
     stream.write_all(bytes).ok()?;
     match response.body {
         Body::Stalled(..) => stream.read(&mut [0]).map(drop).ok(),
+        Body::Slow(length) => {
+            for _ in 0..length {
+                stream.write_all(b"x").ok()?;
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            Some(())
+        }
         Body::Endless => loop {
             stream.write_all(&[0; 1 << 16]).ok()?;
         },

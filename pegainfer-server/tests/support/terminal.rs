@@ -84,11 +84,16 @@ impl Terminal {
     }
 
     /// Waits for the end of the program.
-    pub fn end(mut self) -> ExitStatus {
+    pub fn end(self) -> ExitStatus {
+        self.end_with_text().0
+    }
+
+    /// Waits for the end of the program; returns also what it has written since the last wait.
+    pub fn end_with_text(mut self) -> (ExitStatus, String) {
         while let Ok(bytes) = self.screen.recv_timeout(TIMEOUT) {
             self.text += &String::from_utf8_lossy(&bytes);
         }
-        self.child.wait().unwrap()
+        (self.child.wait().unwrap(), std::mem::take(&mut self.text))
     }
 
     fn receive(&mut self, what: &str) {

@@ -81,7 +81,11 @@ impl Generation {
         let echoed = kept.as_ref().filter(|_| params.echo);
         let count = |prompt: &PromptInfo| state.checkpoint.tokenizer.decode_all(&prompt.ids).chars().count();
         let chars = first.map_or_else(|| echoed.map_or(0, count), |first| first.chars);
-        let recording = state.options.recorder.as_ref().map(|recorder| recorder.add(&request));
+        let recording = state
+            .options
+            .recorder
+            .as_ref()
+            .map(|recorder| recorder.add(&request, first.and_then(|first| first.recording.as_ref())));
         let stream = state.engine.submit(request).map_err(|e| {
             if matches!(e, SubmitError::QueueFull { .. }) {
                 state.metrics.rejected("queue_full");

@@ -74,7 +74,8 @@ impl ItemReader<'_, '_> {
             }
             Some("custom_tool_call") => {
                 let input = Value::from(item.input.unwrap_or_default());
-                self.call(item.call_id, item.name, Arguments::Object(Map::from_iter([("input".to_owned(), input)])))
+                let name = item.name.map(|name| prompt_name(item.namespace.as_deref(), &name));
+                self.call(item.call_id, name, Arguments::Object(Map::from_iter([("input".to_owned(), input)])))
             }
             Some("tool_search_call") => {
                 self.call(item.call_id, Some(TOOL_SEARCH.to_owned()), arguments(item.arguments))
@@ -90,6 +91,10 @@ impl ItemReader<'_, '_> {
                 let text = if found.is_empty() { "No tools were found.".to_owned() } else { found.join("\n") };
                 self.result(item.call_id, text);
                 Ok(())
+            }
+            Some("additional_tools") => {
+                let at = format!("input[{}]", self.i);
+                self.tools.add_more(&at, item.tools.unwrap_or_default(), self.body)
             }
             Some(kind) if SERVER_CALLS.contains(&kind) => {
                 self.body.ignore(format!("input[].{kind}"));

@@ -249,7 +249,11 @@ fn call_fields(target: Target, arguments: &str) -> Value {
         (Kind::Function, Some(namespace)) => {
             json!({"type": "function_call", "name": name, "namespace": namespace, "arguments": arguments})
         }
-        (Kind::Custom, _) => json!({"type": "custom_tool_call", "name": name, "input": custom_input(arguments)}),
+        (Kind::Custom, None) => json!({"type": "custom_tool_call", "name": name, "input": custom_input(arguments)}),
+        (Kind::Custom, Some(namespace)) => {
+            let input = custom_input(arguments);
+            json!({"type": "custom_tool_call", "name": name, "namespace": namespace, "input": input})
+        }
         (Kind::ToolSearch, _) => {
             let arguments = complete_object(arguments, CutString::Drop);
             json!({"type": "tool_search_call", "execution": "client", "arguments": arguments})

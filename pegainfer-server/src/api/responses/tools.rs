@@ -3,7 +3,8 @@
 use crate::api::schema::Body;
 use crate::api::schema::conversation::{Parameters, ToolMode};
 use crate::api::schema::responses::{
-    AllowedToolFields, InputFormatFields, NamedChoiceFields, TOOL_CHOICES, ToolChoiceField, ToolFields,
+    AllowedToolFields, InputFormatFields, NamedChoiceFields, NamespacedToolFields, TOOL_CHOICES, ToolChoiceField,
+    ToolFields,
 };
 use crate::api::schema::values::Object;
 use crate::api::tools::{Definition, ToolChoice, Tools};
@@ -83,35 +84,32 @@ impl ToolSet {
         Ok(self.definitions[before..].iter().map(Definition::text).collect())
     }
 
+    /// Adds tools that an item of the input brings, as if they were in `tools`. One that is there already is not added again.
+    pub fn add_more(&mut self, at: &str, tools: Vec<Object<ToolFields>>, body: &mut Body<'_>) -> Result<(), ApiError> {
+        let mut more = Self::default();
+        for (i, Object(tool)) in tools.into_iter().enumerate() {
+            more.add(&format!("{at}.tools[{i}]"), tool, false, body)?;
+        }
+        for (definition, target) in more.definitions.into_iter().zip(more.targets) {
+            if !self.targets.contains(&target) {
+                self.definitions.push(definition);
+                self.targets.push(target);
+            }
+        }
+        Ok(())
+    }
+
     fn add(&mut self, at: &str, tool: ToolFields, found: bool, body: &mut Body<'_>) -> Result<(), ApiError> {
         let Some(kind) = tool.kind.as_deref() else { return Err(invalid(format!("{at}.type is missing"))) };
         let deferred = found || tool.defer_loading == Some(true);
         match kind {
             "function" => self.push(Kind::Function, None, at, tool, deferred),
-            "custom" => {
-                let parameters = Some(Parameters(custom_parameters(at, tool.format.as_ref())?));
-                self.push(Kind::Custom, None, at, ToolFields { parameters, strict: None, ..tool }, deferred)
-            }
+            "custom" => self.push(Kind::Custom, None, at, tool, deferred),
             "namespace" => {
                 let Some(namespace) = tool.name else { return Err(invalid(format!("{at}.name is missing"))) };
                 for (i, Object(inner)) in tool.tools.unwrap_or_default().into_iter().enumerate() {
-                    let texts = [tool.description.as_deref(), inner.description.as_deref()];
-                    let description = texts.into_iter().flatten().collect::<Vec<_>>().join("\n\n");
-                    let function = ToolFields {
-                        name: inner.name,
-                        description: Some(description).filter(|text| !text.is_empty()),
-                        parameters: inner.parameters,
-                        strict: inner.strict,
-                        ..ToolFields::default()
-                    };
-                    let deferred = deferred || inner.defer_loading == Some(true);
-                    self.push(
-                        Kind::Function,
-                        Some(namespace.clone()),
-                        &format!("{at}.tools[{i}]"),
-                        function,
-                        deferred,
-                    )?;
+                    let at = format!("{at}.tools[{i}]");
+                    self.add_namespaced(&at, (&namespace, tool.description.as_deref()), inner, deferred, body)?;
                 }
                 Ok(())
             }
@@ -126,14 +124,49 @@ impl ToolSet {
         }
     }
 
+    /// Adds a tool of a namespace, which is given with its description.
+    fn add_namespaced(
+        &mut self,
+        at: &str,
+        (namespace, about): (&str, Option<&str>),
+        tool: NamespacedToolFields,
+        deferred: bool,
+        body: &mut Body<'_>,
+    ) -> Result<(), ApiError> {
+        let kind = match tool.kind.as_deref() {
+            None | Some("function") => Kind::Function,
+            Some("custom") => Kind::Custom,
+            Some(other) => {
+                body.ignore(format!("tools[].tools[].{}", truncate_for_error(other)));
+                return Ok(());
+            }
+        };
+        let texts = [about, tool.description.as_deref()];
+        let description = texts.into_iter().flatten().collect::<Vec<_>>().join("\n\n");
+        let deferred = deferred || tool.defer_loading == Some(true);
+        let fields = ToolFields {
+            name: tool.name,
+            description: Some(description).filter(|text| !text.is_empty()),
+            parameters: tool.parameters,
+            strict: tool.strict,
+            format: tool.format,
+            ..ToolFields::default()
+        };
+        self.push(kind, Some(namespace.to_owned()), at, fields, deferred)
+    }
+
     fn push(
         &mut self,
         kind: Kind,
         namespace: Option<String>,
         at: &str,
-        tool: ToolFields,
+        mut tool: ToolFields,
         deferred: bool,
     ) -> Result<(), ApiError> {
+        if kind == Kind::Custom {
+            tool.parameters = Some(Parameters(custom_parameters(at, tool.format.as_ref())?));
+            tool.strict = None;
+        }
         let Some(name) = tool.name else { return Err(invalid(format!("{at}.name is missing"))) };
         let target = Target { kind, namespace, name };
         let (name, parameters) = (Some(target.in_prompts()), tool.parameters.map(|Parameters(schema)| schema));

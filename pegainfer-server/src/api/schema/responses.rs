@@ -79,7 +79,7 @@ pub struct ItemFields {
     #[serde(rename = "type")]
     #[schemars(extend("examples" = [
         "message", "reasoning", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output",
-        "tool_search_call", "tool_search_output", "web_search_call",
+        "tool_search_call", "tool_search_output", "additional_tools", "web_search_call",
     ]))]
     pub kind: Option<String>,
     /// Author of a message.
@@ -111,7 +111,7 @@ pub struct ItemFields {
     pub output: Option<TextOrList<Object<PartFields>>>,
     /// Has no effect: searches are the client's.
     pub execution: Option<String>,
-    /// Tools that a search has found.
+    /// Tools that a search has found, or that the request has besides those of its field `tools`.
     pub tools: Option<Vec<Object<ToolFields>>>,
 }
 
@@ -155,28 +155,31 @@ pub struct ToolFields {
     pub defer_loading: Option<bool>,
     /// Form of a custom tool's input.
     pub format: Option<Object<InputFormatFields>>,
-    /// Functions of a namespace.
+    /// Tools of a namespace.
     pub tools: Option<Vec<Object<NamespacedToolFields>>>,
     /// Only client, for tool_search.
     pub execution: Option<String>,
 }
 
-/// A function of a namespace.
+/// A function or custom tool of a namespace.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
 #[schemars(example = json!({"type": "function", "name": "get_weather"}))]
 pub struct NamespacedToolFields {
-    /// function.
+    /// The type, function by default; others than the examples are left out.
     #[serde(rename = "type")]
+    #[schemars(extend("examples" = ["function", "custom"]))]
     pub kind: Option<String>,
-    /// Name of the function.
+    /// Name of the tool.
     pub name: Option<String>,
-    /// What the function does, for the model.
+    /// What the tool does, for the model.
     pub description: Option<String>,
-    /// JSON schema of the arguments.
+    /// JSON schema of a function's arguments.
     pub parameters: Option<Parameters>,
+    /// Form of a custom tool's input.
+    pub format: Option<Object<InputFormatFields>>,
     /// Whether a forced call's arguments have to satisfy the schema in every detail.
     pub strict: Option<bool>,
-    /// True leaves the function out of the prompt until a search finds it.
+    /// True leaves the tool out of the prompt until a search finds it.
     pub defer_loading: Option<bool>,
 }
 

@@ -5,8 +5,9 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use std::collections::HashMap;
+use std::env;
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, BufWriter, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 
 /// Paths that a request may name.
@@ -39,22 +40,32 @@ struct Streamed {
     stream: serde_json::Value,
 }
 
-/// A file of requests, read line by line.
+/// A file of requests, read line by line, twice: once to check it, and once to send its requests.
 pub(super) struct Input {
     path: PathBuf,
     file: BufReader<File>,
+    /// Copy of the lines of a pipe or device, which can be read only once.
+    copy: Option<BufWriter<File>>,
     line: usize,
     max_body: u64,
 }
 
 impl Input {
     pub(super) fn open(path: &Path, max_body: u64) -> Result<Self> {
-        let file = File::open(path).with_context(|| format!("{} cannot be read", path.display()))?;
-        Ok(Self { path: path.to_path_buf(), file: BufReader::new(file), line: 0, max_body })
+        let unreadable = || format!("{} cannot be read", path.display());
+        let file = File::open(path).with_context(unreadable)?;
+        let is_file = file.metadata().with_context(unreadable)?.is_file();
+        let copy = (!is_file).then(tempfile::tempfile).transpose();
+        let copy = copy.with_context(|| {
+            format!("{} cannot be copied to {}: set TMPDIR", path.display(), env::temp_dir().display())
+        })?;
+        let (file, copy) = (BufReader::new(file), copy.map(BufWriter::new));
+        Ok(Self { path: path.to_path_buf(), file, copy, line: 0, max_body })
     }
 
-    /// Checks every line, and that each result belongs to a request; returns the number of requests.
-    pub(super) fn check(mut self, output: &Output) -> Result<usize> {
+    /// Checks every line, and that each result belongs to a request; returns the number of requests. The next line is the first
+    /// one again.
+    pub(super) fn check(&mut self, output: &Output) -> Result<usize> {
         let (mut lines, mut done) = (HashMap::new(), 0);
         while let Some(request) = self.next()? {
             let id = &request.custom_id;
@@ -70,7 +81,16 @@ impl Input {
             output.path().display(),
             self.path.display()
         );
+        self.rewind().with_context(|| format!("{} cannot be read a second time", self.path.display()))?;
         Ok(lines.len())
+    }
+
+    fn rewind(&mut self) -> std::io::Result<()> {
+        if let Some(copy) = self.copy.take() {
+            self.file = BufReader::new(copy.into_inner()?);
+        }
+        self.line = 0;
+        self.file.rewind()
     }
 
     /// The next request without a result.
@@ -96,6 +116,9 @@ impl Input {
             self.line += 1;
             let place = || format!("{}, line {}", self.path.display(), self.line);
             ensure!(read as u64 <= limit, "{}: it has more than {limit} bytes; --max-body-size allows more", place());
+            if let Some(copy) = &mut self.copy {
+                copy.write_all(&line).with_context(|| format!("{} cannot be copied to a file", self.path.display()))?;
+            }
             if !line.trim_ascii().is_empty() {
                 return parse(&line).map(Some).map_err(|reason| anyhow::anyhow!("{}: {reason}", place()));
             }

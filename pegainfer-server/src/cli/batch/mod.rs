@@ -17,8 +17,8 @@ use crate::cli::signals;
 use crate::models::args::EngineArgs;
 use crate::progress::{Progress, Unit};
 use crate::text::{GrammarLimits, GrammarTrial};
-use crate::values::parse_bytes;
-use anyhow::{Context, Result, bail};
+use crate::values::{parse_bytes, parse_name};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use input::{Input, Request};
 use output::Output;
@@ -52,7 +52,7 @@ pub struct BatchArgs {
     #[arg(long, value_name = "N")]
     pub concurrency: Option<NonZeroUsize>,
     /// Name that requests use for the model; give it again for more names [default: the name of the directory or id]
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = parse_name)]
     pub served_model_name: Vec<String>,
     /// Maximum size of a request's body, such as 512K or 8M
     #[arg(long, value_name = "BYTES", default_value = "8M", value_parser = parse_bytes)]
@@ -66,14 +66,15 @@ pub struct BatchArgs {
 pub fn run(args: &BatchArgs) -> Result<()> {
     let mut output = Output::open(&args.output_file)?;
     // The whole file is checked before the model is loaded.
-    let total = Input::open(&args.input_file, args.max_body_size)?.check(&output)?;
+    let mut input = Input::open(&args.input_file, args.max_body_size)?;
+    let total = input.check(&output)?;
+    output.repair()?;
     if output.done() == total {
         log::info!("all {total} results are in {}", args.output_file.display());
         return Ok(());
     }
     let server = start(args)?;
     let concurrency = args.concurrency.map_or(server.limits.max_num_seqs, Into::into);
-    let mut input = Input::open(&args.input_file, args.max_body_size)?;
     let runtime = async_runtime()?;
     let mut progress = Progress::start("run-batch", Unit::Requests, output.done() as u64, total as u64);
     let stopped = runtime.block_on(process(&server, &mut input, &mut output, concurrency, &mut progress))?;
@@ -83,6 +84,12 @@ pub fn run(args: &BatchArgs) -> Result<()> {
     if stopped {
         bail!("stopped with {done} of {total} results; the same command goes on with the others");
     }
+    ensure!(
+        done == total,
+        "{} has changed since it was checked: {done} results for {total} requests; start the same command again",
+        args.input_file.display()
+    );
+    output.verify()?;
     log::info!(
         "{total} results are in {}, {failed} of this run with a status other than 200",
         args.output_file.display()

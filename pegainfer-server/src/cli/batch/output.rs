@@ -6,11 +6,15 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use std::collections::HashSet;
 use std::fs::{File, TryLockError};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 
 /// Beginning of the id of each result.
 pub(super) const ID_PREFIX: &str = "batch_req_";
+/// Hexadecimal digits that follow it.
+const ID_DIGITS: usize = 32;
+/// Beginning of each line that this program writes.
+const START: &str = "{\"id\":\"batch_req_";
 
 /// One line of results. The order of the fields is the order in the file.
 #[derive(Debug, Serialize)]
@@ -59,51 +63,99 @@ impl Key {
 pub(super) struct Output {
     path: PathBuf,
     file: File,
+    /// Bytes of the complete lines.
+    bytes: u64,
+    tail: Tail,
     done: HashSet<Key>,
     failed: usize,
 }
 
+/// The end of the file after its last line break.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Tail {
+    Empty,
+    /// A result whose line break is missing.
+    Whole,
+    /// A result that a killed run left incomplete.
+    Cut,
+}
+
 impl Output {
-    /// Opens or creates the file, and removes the incomplete line that a killed run may have left.
+    /// Opens or creates the file and reads the results that it has. It is not changed before [`repair`](Self::repair).
     pub(super) fn open(path: &Path) -> Result<Self> {
         let unusable = || format!("{} cannot be written", path.display());
+        // A pipe would wait to be opened.
+        ensure!(std::fs::metadata(path).map_or(true, |found| found.is_file()), "{}", not_a_file(path));
         let file = File::options().read(true).append(true).create(true).open(path).with_context(unusable)?;
+        ensure!(file.metadata().with_context(unusable)?.is_file(), "{}", not_a_file(path));
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => bail!("another process writes to {}", path.display()),
             // Some network file systems have no locks.
             Err(TryLockError::Error(error)) => log::warn!("{} cannot be locked: {error}", path.display()),
         }
-        let mut output = Self { path: path.to_path_buf(), file, done: HashSet::new(), failed: 0 };
-        let complete = output.read().with_context(|| format!("{} cannot be continued", path.display()))?;
-        if complete < output.file.metadata()?.len() {
-            output.file.set_len(complete).with_context(unusable)?;
-        }
+        let mut output =
+            Self { path: path.to_path_buf(), file, bytes: 0, tail: Tail::Empty, done: HashSet::new(), failed: 0 };
+        output.read().with_context(|| format!("{} cannot be continued", path.display()))?;
         Ok(output)
     }
 
-    /// Notes the results that are there; returns the bytes of the complete lines.
-    fn read(&mut self) -> Result<u64> {
+    /// Notes the results that are there.
+    fn read(&mut self) -> Result<()> {
         let mut reader = BufReader::new(&self.file);
-        let (mut line, mut complete, mut number) = (Vec::new(), 0, 0);
+        let (mut line, mut number) = (Vec::new(), 0);
         loop {
             line.clear();
-            if reader.read_until(b'\n', &mut line)? == 0 {
-                return Ok(complete);
+            // A file of something else may have no line breaks: its first byte is enough.
+            if reader.by_ref().take(1).read_to_end(&mut line)? == 0 {
+                return Ok(());
             }
             number += 1;
-            if !line.ends_with(b"\n") {
-                ensure!(is_beginning(&line), "line {number} is not a result: give another --output-file");
-                return Ok(complete);
+            ensure!(line == b"{", "line {number} is not a result: give another --output-file");
+            reader.read_until(b'\n', &mut line)?;
+            match serde_json::from_slice::<Written>(&line) {
+                Ok(Written { id, custom_id }) if id.starts_with(ID_PREFIX) => {
+                    let is_new = self.done.insert(Key::of(&custom_id));
+                    ensure!(is_new, "line {number} is a second result of {custom_id:?}");
+                }
+                // After whole results a fragment is one as well; alone it must have more than other files may have.
+                Err(_) if is_beginning(&line) && (number > 1 || has_custom_id(&line)) => {
+                    self.tail = Tail::Cut;
+                    return Ok(());
+                }
+                _ => bail!("line {number} is not a result: give another --output-file"),
             }
-            let written: Option<Written> = serde_json::from_slice(&line).ok();
-            let Some(written) = written.filter(|written| written.id.starts_with(ID_PREFIX)) else {
-                bail!("line {number} is not a result: give another --output-file")
-            };
-            let is_new = self.done.insert(Key::of(&written.custom_id));
-            ensure!(is_new, "line {number} is a second result of {:?}", written.custom_id);
-            complete += line.len() as u64;
+            self.bytes += line.len() as u64;
+            if !line.ends_with(b"\n") {
+                self.tail = Tail::Whole;
+            }
         }
+    }
+
+    /// Makes the file end with a complete line: removes the incomplete one that a killed run has left, or adds its line break.
+    pub(super) fn repair(&mut self) -> Result<()> {
+        let repaired = match std::mem::replace(&mut self.tail, Tail::Empty) {
+            Tail::Empty => Ok(()),
+            Tail::Cut => self.file.set_len(self.bytes),
+            Tail::Whole => {
+                self.bytes += 1;
+                self.file.write_all(b"\n")
+            }
+        };
+        repaired.with_context(|| format!("{} cannot be written", self.path.display()))
+    }
+
+    /// Checks that the file has all that was written and nothing else.
+    pub(super) fn verify(&self) -> Result<()> {
+        let path = self.path.display();
+        self.file.sync_data().with_context(|| format!("{path} cannot be written"))?;
+        let bytes = std::fs::metadata(&self.path).with_context(|| format!("{path} was removed during the run"))?.len();
+        ensure!(
+            bytes == self.bytes,
+            "{path} was changed by something else during the run: it has {bytes} bytes, {} were written",
+            self.bytes
+        );
+        Ok(())
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -130,17 +182,28 @@ impl Output {
         let mut line = serde_json::to_vec(result).context("a result cannot be written as JSON")?;
         line.push(b'\n');
         self.file.write_all(&line).with_context(|| format!("{} cannot be written", self.path.display()))?;
+        self.bytes += line.len() as u64;
         self.done.insert(Key::of(&result.custom_id));
         self.failed += usize::from(result.response.as_ref().is_none_or(|response| response.status_code != 200));
         Ok(())
     }
 }
 
-/// Whether the text may be the beginning of a result, so that removing it loses nothing else.
+fn not_a_file(path: &Path) -> String {
+    format!("{} is not a regular file: results are read again from --output-file to go on after a stop", path.display())
+}
+
+/// True if the text is the beginning of a line without its end.
 fn is_beginning(text: &[u8]) -> bool {
-    let start = format!("{{\"id\":\"{ID_PREFIX}");
-    let length = text.len().min(start.len());
-    text[..length] == start.as_bytes()[..length]
+    let start = &START.as_bytes()[..text.len().min(START.len())];
+    text.starts_with(start) && !text.ends_with(b"\n")
+}
+
+/// True if the text begins with the id of a result of this program and a custom_id.
+fn has_custom_id(text: &[u8]) -> bool {
+    let Some(rest) = text.strip_prefix(START.as_bytes()).filter(|rest| rest.len() > ID_DIGITS) else { return false };
+    let (id, rest) = rest.split_at(ID_DIGITS);
+    id.iter().all(u8::is_ascii_hexdigit) && rest.starts_with(b"\",\"custom_id\":\"")
 }
 
 #[cfg(test)]
@@ -169,11 +232,49 @@ mod tests {
         for cut in second..whole.len() {
             std::fs::write(&path, &whole[..cut]).unwrap();
             let mut output = Output::open(&path).unwrap();
-            assert_eq!((output.done(), output.has("a"), output.has("b")), (1, true, false), "{cut}");
-            output.append(&result("b")).unwrap();
-            drop(output);
+            let only_its_line_break = cut == whole.len() - 1;
+            assert_eq!((output.has("a"), output.has("b")), (true, only_its_line_break), "{cut}");
+            output.repair().unwrap();
+            if !only_its_line_break {
+                output.append(&result("b")).unwrap();
+            }
             assert_eq!(std::fs::read(&path).unwrap(), whole);
+            output.verify().unwrap();
         }
+    }
+
+    #[test]
+    fn a_first_result_is_removed_only_if_it_must_be_of_this_program() {
+        let dir = TempDir::new("batch-first-output");
+        let path = dir.path().join("results.jsonl");
+        let id = format!("{ID_PREFIX}{}", "0123456789abcdef".repeat(2));
+        let whole = serde_json::to_string(&ResultLine { id, ..result("a") }).unwrap();
+        let known = START.len() + ID_DIGITS + "\",\"custom_id\":\"".len();
+        for cut in 1..whole.len() {
+            std::fs::write(&path, &whole[..cut]).unwrap();
+            let output = Output::open(&path);
+            assert_eq!(output.is_ok(), cut >= known, "{cut}");
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), whole[..cut], "opening changes nothing");
+            if let Ok(mut output) = output {
+                output.repair().unwrap();
+                assert_eq!((output.done(), std::fs::read(&path).unwrap().len()), (0, 0), "{cut}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_file_that_others_changed_is_not_called_complete() {
+        let dir = TempDir::new("batch-changed-output");
+        let path = dir.path().join("results.jsonl");
+        let mut output = Output::open(&path).unwrap();
+        output.append(&result("a")).unwrap();
+        output.verify().unwrap();
+        std::fs::write(&path, "").unwrap();
+        let error = output.verify().unwrap_err().to_string();
+        assert!(error.contains("was changed by something else during the run: it has 0 bytes"), "{error}");
+        std::fs::remove_file(&path).unwrap();
+        let error = output.verify().unwrap_err().to_string();
+        assert!(error.contains("was removed during the run"), "{error}");
     }
 
     #[test]
@@ -181,7 +282,19 @@ mod tests {
         let dir = TempDir::new("batch-other-output");
         let path = dir.path().join("notes.txt");
         let first = serde_json::to_string(&result("a")).unwrap();
-        for text in ["notes", "notes\n", "{\"custom_id\": \"a\"}\n", &format!("{first}\n{first}\n")] {
+        let beginning = &START[..START.len() - 3];
+        let foreign = [
+            "notes",
+            "notes\n",
+            "{",
+            "{\n",
+            beginning,
+            START,
+            &format!("{first}\n{beginning}x"),
+            "{\"custom_id\": \"a\"}\n",
+            &format!("{first}\n{first}\n"),
+        ];
+        for text in foreign {
             std::fs::write(&path, text).unwrap();
             let error = format!("{:#}", Output::open(&path).err().unwrap());
             assert!(error.contains("cannot be continued: line "), "{error}");

@@ -21,6 +21,7 @@ pub mod svg;
 pub mod workload;
 
 use crate::app::{App, Options};
+use crate::cli::stdout::{print, print_exact};
 use crate::http::{BACKLOG, raise_open_files};
 use crate::models::model_path::{self, ModelDir};
 use crate::models::{detect, engine};
@@ -62,8 +63,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     if let Some(mut file) = json {
         file.write_all(text.as_bytes()).context("the JSON cannot be written")?;
     }
-    print!("{}", if to_stdout { text } else { report.table() });
-    Ok(())
+    if to_stdout { print_exact(&text) } else { print(&report.table()) }
 }
 
 fn create(path: &Path) -> Result<File> {

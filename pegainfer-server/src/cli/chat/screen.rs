@@ -1,8 +1,8 @@
 //! Prints answers: reasoning dimmed on a terminal and left out elsewhere.
 
-use crate::cli::stdout::print;
+use crate::cli::stderr;
+use crate::cli::stdout::{print, print_exact, print_style};
 use anyhow::Result;
-use std::borrow::Cow;
 use std::io::IsTerminal;
 
 const DIM: &str = "\x1b[2m";
@@ -28,7 +28,7 @@ impl Screen {
             return Ok(());
         }
         if !self.is_dim {
-            print(DIM)?;
+            print_style(DIM)?;
             self.is_dim = true;
         }
         self.put(text)
@@ -53,10 +53,15 @@ impl Screen {
     /// Prints a remark of the program.
     pub(super) fn note(&mut self, text: &str) -> Result<()> {
         match self.is_terminal {
-            true => print(&format!("{DIM}{text}{PLAIN}\n")),
+            true => {
+                print_style(DIM)?;
+                print(text)?;
+                print_style(PLAIN)?;
+                print("\n")
+            }
             // Only the answer goes into a file or pipe.
             false => {
-                eprintln!("{text}");
+                stderr::print(text);
                 Ok(())
             }
         }
@@ -66,7 +71,7 @@ impl Screen {
         if !std::mem::take(&mut self.is_dim) {
             return Ok(());
         }
-        print(PLAIN)?;
+        print_style(PLAIN)?;
         self.end_line()
     }
 
@@ -76,26 +81,6 @@ impl Screen {
 
     fn put(&mut self, text: &str) -> Result<()> {
         self.at_start = text.ends_with('\n');
-        if self.is_terminal { print(&printable(text)) } else { print(text) }
-    }
-}
-
-/// The text without control characters, with which a model could move the cursor or change the terminal's settings.
-fn printable(text: &str) -> Cow<'_, str> {
-    let is_control = |c: char| c.is_control() && c != '\n' && c != '\t';
-    match text.contains(is_control) {
-        true => Cow::Owned(text.replace(is_control, "\u{fffd}")),
-        false => Cow::Borrowed(text),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn control_characters_do_not_reach_the_terminal() {
-        assert_eq!(printable("a\tb\n"), "a\tb\n");
-        assert_eq!(printable("a\x1b[2Jb\r"), "a\u{fffd}[2Jb\u{fffd}");
+        print_exact(text)
     }
 }

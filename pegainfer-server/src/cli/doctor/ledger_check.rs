@@ -1,6 +1,7 @@
 //! `doctor --ledger`: do the steps of this device take the time that a ledger says?
 
 use crate::cli::anchor;
+use crate::cli::stdout::print;
 use crate::cli::watch::card;
 use crate::models::args::EngineArgs;
 use crate::models::model_path;
@@ -25,14 +26,13 @@ pub fn run(file: &Path, model_path: Option<&str>, gpu: usize) -> Result<()> {
     let args = engine_args(&ledger.header, model_path, gpu)?;
     let model = model_path::resolve(&args)?;
     let (header, anchor) = anchor::measure(&ledger, &model, &args)?;
-    print!("{}", anchor::table(&anchor));
+    print(&anchor::table(&anchor).to_string())?;
     for line in differences(&ledger.header, &header) {
-        println!("{line}");
+        print(&format!("{line}\n"))?;
     }
     let why = verdict(&ledger.header, &header, &anchor);
     ensure!(why.is_none(), "the steps of this device do not take what the ledger says: {}", why.unwrap_or_default());
-    println!("ok: every factor is within {:.0} %", 100.0 * TOLERANCE);
-    Ok(())
+    print(&format!("ok: every factor is within {:.0} %\n", 100.0 * TOLERANCE))
 }
 
 /// The flags of the engine that was measured.

@@ -4,6 +4,7 @@
 mod ledger_check;
 mod models;
 
+use crate::cli::stdout::print;
 use crate::models::model_path;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
@@ -55,12 +56,12 @@ pub fn run(args: &DoctorArgs) -> Result<()> {
     if let Some(file) = &args.ledger {
         return ledger_check::run(file, args.model_path.as_deref(), args.gpu);
     }
-    println!("build: {}", if cuda::images::BUILT { "with CUDA kernels" } else { "CPU-only" });
+    print(&format!("build: {}\n", if cuda::images::BUILT { "with CUDA kernels" } else { "CPU-only" }))?;
     cuda::available().map_err(anyhow::Error::msg)?;
     let mut gpu = cuda::open(args.gpu, None)?;
     let info = gpu.gpu()?.info()?;
-    println!(
-        "driver: speaks CUDA {}.{}\nGPU {}: {}, compute capability {}.{}, {} multiprocessors, {:.1} GB, {:.1} GB free",
+    print(&format!(
+        "driver: speaks CUDA {}.{}\nGPU {}: {}, compute capability {}.{}, {} multiprocessors, {:.1} GB, {:.1} GB free\n",
         info.driver / 1000,
         info.driver % 1000 / 10,
         args.gpu,
@@ -70,10 +71,10 @@ pub fn run(args: &DoctorArgs) -> Result<()> {
         info.multiprocessors,
         info.memory as f64 / 1e9,
         info.free as f64 / 1e9
-    );
+    ))?;
     match cuda::blaslt(&mut gpu) {
-        Ok(found) => println!("cuBLASLt {found}"),
-        Err(why) => println!("cuBLASLt: {why}"),
+        Ok(found) => print(&format!("cuBLASLt {found}\n"))?,
+        Err(why) => print(&format!("cuBLASLt: {why}\n"))?,
     }
     let mut cpu = Exec::cpu(Isa::best(), None).context("the CPU threads cannot be started")?;
     let model = model_path::resolve_config(args.model_path.as_deref())?;
@@ -84,12 +85,12 @@ pub fn run(args: &DoctorArgs) -> Result<()> {
     }
     let mut report = Report::default();
     for (name, model) in &models {
-        println!("\nops of {name}");
+        print(&format!("\nops of {name}\n"))?;
         let begin = Instant::now();
         report.model(&mut cpu, &mut gpu, model)?;
-        println!("took {:.0} s", begin.elapsed().as_secs_f64());
+        print(&format!("took {:.0} s\n", begin.elapsed().as_secs_f64()))?;
     }
-    println!("\n{} calls checked in {} runs, {} runs failed", report.seen.len(), report.runs, report.failed);
+    print(&format!("\n{} calls checked in {} runs, {} runs failed\n", report.seen.len(), report.runs, report.failed))?;
     ensure!(report.failed == 0, "the GPU does not agree with the CPU: do not use it");
     Ok(())
 }
@@ -105,7 +106,10 @@ struct Report {
 
 impl Report {
     fn model(&mut self, cpu: &mut Exec, gpu: &mut Exec, model: &Model) -> Result<()> {
-        println!("{:<27} {:<22} {:<44} {:>10} {:>10}  verdict", "op", "kernel", "shapes", "max error", "relative");
+        print(&format!(
+            "{:<27} {:<22} {:<44} {:>10} {:>10}  verdict\n",
+            "op", "kernel", "shapes", "max error", "relative"
+        ))?;
         for &(batch, tokens, context) in STEPS.iter().chain(model.more_steps) {
             let case = model.case(context);
             for record in model.records(batch, tokens, context)? {
@@ -128,7 +132,10 @@ impl Report {
         };
         let (kernel, shapes) = (result.kernel, shapes(record));
         let (absolute, relative) = (result.absolute, result.relative);
-        println!("{:<27} {kernel:<22} {shapes:<44} {absolute:>10.2e} {relative:>10.2e}  {verdict}", record.op);
+        print(&format!(
+            "{:<27} {kernel:<22} {shapes:<44} {absolute:>10.2e} {relative:>10.2e}  {verdict}\n",
+            record.op
+        ))?;
         Ok(())
     }
 }

@@ -7,7 +7,7 @@ mod answer;
 pub mod gsm8k;
 pub mod perplexity;
 
-use crate::cli::stdout::print;
+use crate::cli::stdout::{print, print_exact};
 use crate::models::args::EngineArgs;
 use anyhow::Result;
 use clap::{Arg, Args, Subcommand};
@@ -59,5 +59,5 @@ pub fn run(args: &EvalArgs) -> Result<()> {
 }
 
 fn show(result: &(impl Serialize + Display), json: bool) -> Result<()> {
-    print(&if json { serde_json::to_string_pretty(result)? + "\n" } else { result.to_string() })
+    if json { print_exact(&(serde_json::to_string_pretty(result)? + "\n")) } else { print(&result.to_string()) }
 }

@@ -13,7 +13,11 @@ pub fn open(file: &Path) -> Result<(Header, impl Iterator<Item = Result<Line>>)>
     let mut lines = BufReader::new(File::open(file).with_context(|| format!("{name} cannot be read"))?).lines();
     let first = lines.next().transpose().with_context(|| format!("{name} cannot be read"))?.unwrap_or_default();
     let header: Header = serde_json::from_str(&first).with_context(|| format!("{name} is no recording"))?;
-    ensure!(header.record == VERSION, "{name} is of version {}; this program reads {VERSION}", header.record);
+    ensure!(
+        (1..=VERSION).contains(&header.record),
+        "{name} is of version {}; this program reads 1 to {VERSION}",
+        header.record
+    );
     ensure!(header.prompts == Prompts::Ids, "{name} has no prompts: record with --record-prompts ids");
     let lines = (2..).zip(lines).map(move |(number, line)| {
         let line = line.with_context(|| format!("{name} cannot be read"))?;

@@ -1,6 +1,7 @@
 //! `pegainfer replay --schedule`: the scheduler plans the steps of a recording again.
 
 use super::file::open;
+use crate::cli::stdout::print;
 use crate::record::format::Line;
 use anyhow::{Context, Result};
 use pegainfer_core::schedule::recording::{Replayed, replay};
@@ -33,11 +34,11 @@ pub fn run(file: &Path) -> Result<()> {
         return Err(error);
     }
     let Replayed { requests, steps, rows, tokens, preemptions, prefix_hits } = replayed?;
-    println!("{name}: recorded with {} {}", header.model, header.version);
-    println!(
+    print(&format!("{name}: recorded with {} {}\n", header.model, header.version))?;
+    print(&format!(
         "{steps} steps of {requests} requests were planned as recorded: {rows} rows, {tokens} tokens, {prefix_hits} cached, \
-         {preemptions} preemptions"
-    );
+         {preemptions} preemptions\n"
+    ))?;
     if missing > 0 {
         log::warn!(
             "{name}: {missing} lines behind step {steps} were not recorded; the schedule is replayed up to there"

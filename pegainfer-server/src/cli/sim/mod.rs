@@ -21,7 +21,8 @@ pub mod workload;
 pub mod world;
 
 use crate::cli::bench::stats::Figures;
-use crate::cli::shipped;
+use crate::cli::stdout::{print, print_exact};
+use crate::cli::{shipped, stderr};
 use anyhow::{Context, Result, ensure};
 use args::SimArgs;
 use pegainfer_core::rng;
@@ -30,7 +31,7 @@ use report::{EngineUse, Report, Row, figures};
 use search::{Lengths, Slo};
 use simulation::Simulation;
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::BufWriter;
 
 /// Runs the command.
 pub fn run(args: &SimArgs) -> Result<()> {
@@ -39,23 +40,21 @@ pub fn run(args: &SimArgs) -> Result<()> {
     let mut simulation = Simulation::new(&ledger)?;
     resize(&mut simulation, args);
     simulation.check()?;
-    let mut err = std::io::stderr();
     if stale {
-        let _ = writeln!(err, "the ledger is stale: it was measured with other kernels than those of this program");
+        stderr::print("the ledger is stale: it was measured with other kernels than those of this program");
     }
     ensure!(!(args.strict && stale), "--strict: measure the ledger again with pegainfer ledger");
     if args.slo_ttft.is_some() || args.slo_tpot.is_some() {
         let quantile = args.quantile.parse().context("--quantile")?;
         let slo = Slo { ttft: args.slo_ttft, tpot: args.slo_tpot, quantile };
         let lengths = Lengths { prompt: args.prompt_len, output: args.output_len, requests: args.requests };
-        print!("{}", search::highest_rate(&simulation, slo, lengths, (args.seed, args.runs.get()))?);
-        return Ok(());
+        return print(&search::highest_rate(&simulation, slo, lengths, (args.seed, args.runs.get()))?.to_string());
     }
     let workloads = workload::workloads(args)?;
     if args.tune {
         for (i, workload) in workloads.iter().enumerate() {
             let seed = rng::bits(rng::bits(args.seed, i as u64), 0);
-            print!("{}", search::tune(&simulation, workload, seed)?);
+            print(&search::tune(&simulation, workload, seed)?.to_string())?;
         }
         return Ok(());
     }
@@ -102,8 +101,7 @@ fn report(args: &SimArgs, simulation: &Simulation, workloads: &[workload::Worklo
     if let Some(path) = args.json.as_deref().filter(|_| !to_stdout) {
         std::fs::write(path, &text).with_context(|| format!("{} cannot be written", path.display()))?;
     }
-    print!("{}", if to_stdout { text } else { report.table() });
-    Ok(())
+    if to_stdout { print_exact(&text) } else { print(&report.table()) }
 }
 
 #[cfg(test)]

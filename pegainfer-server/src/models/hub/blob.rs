@@ -134,7 +134,7 @@ impl Blob<'_> {
         }
         let mut progress = Progress::start(format!("downloading {}", self.name), Unit::Bytes, have, size);
         // One byte more than is missing shows a body that is too long.
-        let mut body = response.into_body().into_reader().take(size - have + 1);
+        let mut body = self.client.body(response).take(size - have + 1);
         let (mut buffer, mut have) = (vec![0; BUFFER], have);
         loop {
             let count = body.read(&mut buffer).map_err(|error| RequestError::Network(error.to_string()))?;

@@ -1,5 +1,7 @@
 //! Requests to the hub: which addresses are used, how redirects are followed, and where the token goes.
 
+use super::pace::{MinRate, Paced};
+use std::io::Read;
 use std::net::IpAddr;
 use std::time::Duration;
 use thiserror::Error;
@@ -16,13 +18,20 @@ pub struct Timeouts {
     pub connect: Duration,
     /// Between two reads, and until the head of the response is complete.
     pub read: Duration,
+    /// How slowly a body may come.
+    pub min_rate: MinRate,
     /// Before a broken download is tried again for the first time; doubled for each further try.
     pub pause: Duration,
 }
 
 impl Default for Timeouts {
     fn default() -> Self {
-        Self { connect: Duration::from_secs(10), read: Duration::from_secs(30), pause: Duration::from_millis(300) }
+        Self {
+            connect: Duration::from_secs(10),
+            read: Duration::from_secs(30),
+            min_rate: MinRate::default(),
+            pause: Duration::from_millis(300),
+        }
     }
 }
 
@@ -49,6 +58,8 @@ pub struct Client {
     endpoint: Uri,
     token: Option<String>,
     allow_plain_http: bool,
+    /// See [`Timeouts::min_rate`].
+    min_rate: MinRate,
     /// See [`Timeouts::pause`].
     pub(super) pause: Duration,
 }
@@ -75,7 +86,8 @@ impl Client {
             .build()
             .into();
         let endpoint: Uri = endpoint.parse().map_err(|_| "it is not a URL such as https://huggingface.co")?;
-        let client = Self { agent, endpoint, token, allow_plain_http, pause: timeouts.pause };
+        let (min_rate, pause) = (timeouts.min_rate, timeouts.pause);
+        let client = Self { agent, endpoint, token, allow_plain_http, min_rate, pause };
         client.check(&client.endpoint)?;
         Ok(client)
     }
@@ -108,6 +120,11 @@ impl Client {
             };
         }
         Err(rejected(format!("the hub redirects more than {MAX_REDIRECTS} times")))
+    }
+
+    /// The body of a response.
+    pub(super) fn body(&self, response: Response<Body>) -> impl Read + use<> {
+        Paced::new(response.into_body().into_reader(), self.min_rate)
     }
 
     fn request(&self, target: &Uri, from: u64) -> Result<Response<Body>, RequestError> {

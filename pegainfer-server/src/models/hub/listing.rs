@@ -1,12 +1,15 @@
 //! The hub's listing of a commit: its files with their sizes and hashes.
 
 use super::client::{Client, RequestError};
+use crate::progress::{Progress, Unit};
 use ring::digest;
 use serde::Deserialize;
 use std::collections::BTreeMap;
+use std::io::Read;
 
 /// Maximum size of a listing in bytes.
 const MAX_LISTING: u64 = 16 << 20;
+const BUFFER: usize = 1 << 14;
 
 /// Files of one commit.
 pub(super) struct Listing {
@@ -80,10 +83,25 @@ struct Lfs {
 impl Listing {
     /// Asks for the newest commit of `id`.
     pub(super) fn fetch(client: &Client, id: &str) -> Result<Self, RequestError> {
-        let mut response = client.get(&client.url(&format!("/api/models/{id}/revision/main?blobs=true")), 0)?;
-        let body = response.body_mut().with_config().limit(MAX_LISTING).read_to_vec();
-        let body = body.map_err(|error| RequestError::Network(error.to_string()))?;
-        Self::parse(&body).map_err(|reason| RequestError::Rejected(format!("the hub's listing is not used: {reason}")))
+        let response = client.get(&client.url(&format!("/api/models/{id}/revision/main?blobs=true")), 0)?;
+        let rejected = |reason| RequestError::Rejected(format!("the hub's listing is not used: {reason}"));
+        let length = response.body().content_length().unwrap_or(0);
+        let mut progress = Progress::start(format!("reading the list of files of {id}"), Unit::Bytes, 0, length);
+        let (mut reader, mut body, mut buffer) = (client.body(response), Vec::new(), vec![0; BUFFER]);
+        loop {
+            let count = reader.read(&mut buffer).map_err(|error| RequestError::Network(error.to_string()))?;
+            if count == 0 {
+                break;
+            }
+            body.extend_from_slice(&buffer[..count]);
+            if body.len() as u64 > MAX_LISTING {
+                return Err(rejected(format!("it has more than {MAX_LISTING} bytes")));
+            }
+            progress.set_total(length.max(body.len() as u64));
+            progress.add(count as u64);
+        }
+        progress.finish();
+        Self::parse(&body).map_err(rejected)
     }
 
     /// Reads a listing; names and hashes that come from it are checked.

@@ -7,6 +7,7 @@
 //! checked to be hexadecimal, and a file is renamed to its place only after its size and hash match the hub's listing.
 //!
 //! - [`client`]: requests, redirects, and where the token goes. `listing`: files of a commit with sizes and hashes.
+//! - [`pace`]: the minimum rate of what it sends.
 //! - `cache`: paths, locks and links of the cache. `cached`: what the cache holds. `blob`: one file, resumed
 //!   and verified.
 
@@ -15,6 +16,7 @@ mod cache;
 mod cached;
 pub mod client;
 mod listing;
+pub mod pace;
 
 pub use cached::CachedModel;
 

@@ -6,6 +6,7 @@
 //! estimated here and bounded. Intersections of Lark (`&`) do not take that path; fuel ends them.
 
 use super::error::GrammarError;
+use super::patterns;
 use serde_json::{Map, Value};
 use std::collections::{HashMap, HashSet};
 
@@ -37,6 +38,7 @@ pub(super) fn check(lark: &str) -> Result<(), GrammarError> {
 }
 
 fn check_schema(root: &Value) -> Result<(), GrammarError> {
+    patterns::check(root)?;
     Estimate { root, known: HashMap::new(), open: HashSet::new(), depth: 0, properties: 0 }.schema(root).map(drop)
 }
 

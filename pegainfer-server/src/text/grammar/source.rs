@@ -1,6 +1,7 @@
 //! Sources of grammars.
 
 use super::error::GrammarError;
+use super::patterns;
 use llguidance::regex_to_lark;
 use serde_json::{Value, json};
 
@@ -55,8 +56,9 @@ impl GrammarSource {
     }
 }
 
-/// Adds llguidance's options to a schema. `lenient` ignores keywords that cannot be enforced.
+/// Adds llguidance's options to a schema, and rewrites what it cannot follow. `lenient` ignores keywords that cannot be enforced.
 pub fn with_options(mut schema: Value, lenient: bool) -> Value {
+    patterns::rewrite(&mut schema);
     if let Some(schema) = schema.as_object_mut() {
         schema.insert("x-guidance".into(), json!({"whitespace_pattern": JSON_WHITESPACE, "lenient": lenient}));
     }

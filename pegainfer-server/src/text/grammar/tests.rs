@@ -292,3 +292,53 @@ fn large_legal_sources_compile_within_a_second_and_can_be_followed() {
         assert!(accepts(&GrammarSource::JsonSchema(schema), text), "{name}");
     }
 }
+
+/// A comma after which no key can follow is a dead end: the text could neither go on nor end.
+#[test]
+fn no_comma_is_allowed_where_no_key_can_follow() {
+    let compiler = compiler();
+    let goes_on = |schema: &Value, text: &str| {
+        let (mut matcher, mut mask) = compiler.compile(GrammarSource::JsonSchema(schema.clone())).unwrap().start();
+        for id in compiler.tokenizer.encode(text, false).unwrap() {
+            assert!(allows(&mask, id), "{schema}: {text}");
+            mask = matcher.next(id).unwrap();
+        }
+        (0..4096).any(|id| allows(&mask, id) && compiler.word(id).trim_ascii_start().starts_with(b","))
+    };
+    let (one, two) = (json!({"enum": [1, 2]}), json!({"enum": [2, 3]}));
+    let object = |properties: Value, patterns: Value, more: Value| json!({"type": "object", "properties": properties, "patternProperties": patterns, "additionalProperties": more});
+    let only_a = object(json!({"a": one}), json!({"^a$": two}), json!(false));
+    let apart = json!({"allOf": [
+        {"type": "object", "properties": {"a": one}},
+        {"type": "object", "patternProperties": {"^a$": two}, "additionalProperties": false}
+    ]});
+    let mut required = only_a.clone();
+    required["required"] = json!(["a"]);
+    let none = object(json!({"a": one}), json!({"^[^a]": false, "": false}), json!(true));
+    for (schema, text, expected) in [
+        (&only_a, "{\"a\": 2", false),
+        (&required, "{\"a\": 2", false),
+        (&apart, "{\"a\": 2", false),
+        (&object(json!({"a": one}), json!({"^a$": two}), json!(true)), "{\"a\": 2", true),
+        (&object(json!({"a": one, "b": one}), json!({"^(a|b)$": two}), json!(false)), "{\"a\": 2", true),
+        (&object(json!({"a": one, "b": one}), json!({"^(a|b)$": two}), json!(false)), "{\"a\": 2, \"b\": 2", false),
+        (&object(json!({"a": one}), json!({"^[ab]$": two}), json!(false)), "{\"a\": 2", true),
+        (&object(json!({"a": one}), json!({"^b": two}), json!(false)), "{\"a\": 1", true),
+        (&object(json!({"a": one}), json!({"^a": two}), json!(false)), "{\"a\": 2", true),
+        (&object(json!({"a": one}), json!({"^x[^\\s\\S]$": two}), json!(false)), "{\"a\": 1", false),
+        (&object(json!({"a": one}), json!({"^b$": false}), json!(false)), "{\"a\": 1", false),
+        (&json!({"type": "object", "patternProperties": {".*": one}}), "{\"b\": 1", true),
+    ] {
+        assert_eq!(goes_on(schema, text), expected, "{schema}: {text}");
+    }
+    // Both schemas hold for a key that both name.
+    let source = GrammarSource::JsonSchema(only_a);
+    let texts = ["{\"a\": 2}", "{}", "{\"a\": 1}", "{\"a\": 3}", "{\"b\": 2}"];
+    assert_eq!(texts.map(|text| accepts(&source, text)), [true, true, false, false, false]);
+    let error = compiler.compile(GrammarSource::JsonSchema(none)).err();
+    assert!(error.is_some(), "patterns that share keys are refused");
+    // In a grammar of the client's own a schema is compiled as it is.
+    let lark = format!("start: %json {}", object(json!({"a": one}), json!({"^a$": two}), json!(false)));
+    let error = compiler.compile(GrammarSource::Lark(lark)).err().unwrap().to_string();
+    assert!(error.contains("patternProperties \"^a$\" matches keys of properties only"), "{error}");
+}

@@ -1,0 +1,370 @@
+//! Patterns of keys (`patternProperties`) as llguidance needs them.
+//!
+//! llguidance takes the names in `properties` out of what a pattern matches, and all names and patterns out of the keys of
+//! `additionalProperties`. If nothing is left, it still allows a comma, after which no key can follow. So a pattern that matches a
+//! few names only becomes these names, and a pattern that matches every key leaves no additional ones. Both say the same as before.
+
+use super::error::GrammarError;
+use llguidance::regex_to_lark;
+use regex_syntax::hir::{Class, Hir, HirKind, Look};
+use serde_json::{Map, Value, json};
+use std::collections::BTreeSet;
+
+/// Maximum number of names that a pattern becomes where they are not in `properties` already.
+const MAX_NEW_NAMES: usize = 16;
+/// Maximum number of names that a pattern is compared with, and of their bytes.
+const MAX_NAMES: usize = 5000;
+const MAX_NAME_BYTES: usize = 16 << 10;
+/// Maximum number of patterns in a schema, and of bytes of one that is looked into.
+const MAX_PATTERNS: usize = 2000;
+const MAX_PATTERN: usize = 512;
+/// Maximum number of bytes that one schema may grow by.
+const MAX_GROWTH: usize = 512 << 10;
+
+/// Rewrites all objects of a schema.
+pub(super) fn rewrite(schema: &mut Value) {
+    // The place of a schema is its name in a reference.
+    if count(schema) <= MAX_PATTERNS && !refers_to_pattern(schema) {
+        let mut left = MAX_GROWTH;
+        for_each_object(schema, &mut |object| rewrite_object(object, &mut left));
+    }
+}
+
+/// Refuses objects that [`rewrite`] has not seen, or that would grow too much.
+///
+/// # Errors
+/// One clause that names the pattern.
+pub(super) fn check(schema: &Value) -> Result<(), GrammarError> {
+    let patterns = count(schema);
+    if patterns > MAX_PATTERNS {
+        let message = format!("its schema has {patterns} patterns of keys, at most {MAX_PATTERNS} are compiled");
+        return Err(GrammarError::Limit(message));
+    }
+    let mut found = None;
+    let mut look = |object: &Map<String, Value>| {
+        let Some(patterns) = object.get("patternProperties").and_then(Value::as_object) else { return };
+        let mut shadowed =
+            patterns.keys().filter(|pattern| names(pattern).is_some_and(|names| is_named(object, &names)));
+        found = found.take().or_else(|| shadowed.next().cloned());
+    };
+    visit(schema, &mut look);
+    let Some(pattern) = found else { return Ok(()) };
+    let shown: String = pattern.chars().take(80).collect();
+    Err(GrammarError::Invalid(format!(
+        "its patternProperties {shown:?} matches keys of properties only: put its schema into these properties"
+    )))
+}
+
+fn rewrite_object(object: &mut Map<String, Value>, left: &mut usize) {
+    let Some(Value::Object(patterns)) = object.get("patternProperties") else { return };
+    // A limit on the number of keys cannot be enforced next to optional names.
+    let is_counted = object.contains_key("minProperties") || object.contains_key("maxProperties");
+    let mut replaced = Vec::new();
+    for (pattern, schema) in patterns {
+        let names = names(pattern);
+        let is_used =
+            |names: &BTreeSet<String>| (names.len() <= MAX_NEW_NAMES && !is_counted) || is_named(object, names);
+        let Some(names) = names.filter(is_used) else { continue };
+        let growth = schema.to_string().len().saturating_mul(names.len());
+        if let Some(rest) = left.checked_sub(growth) {
+            *left = rest;
+            replaced.push((pattern.clone(), schema.clone(), names));
+        }
+    }
+    for (pattern, schema, names) in replaced {
+        replace(object, &pattern, &schema, &names);
+    }
+    let matches_all = |pattern: &String| parse(pattern).is_some_and(|pattern| matches_every_text(&pattern));
+    let patterns = object.get("patternProperties").and_then(Value::as_object);
+    if patterns.is_some_and(|patterns| patterns.keys().any(matches_all)) {
+        object.insert("additionalProperties".into(), Value::Bool(false));
+    }
+}
+
+/// Puts the schema of a pattern into the properties of all names that it matches.
+fn replace(object: &mut Map<String, Value>, pattern: &str, schema: &Value, names: &BTreeSet<String>) {
+    if let Some(Value::Object(patterns)) = object.get_mut("patternProperties") {
+        patterns.shift_remove(pattern);
+        if patterns.is_empty() {
+            object.shift_remove("patternProperties");
+        }
+    }
+    let properties = object.entry("properties").or_insert_with(|| Value::Object(Map::new()));
+    let Value::Object(properties) = properties else { return };
+    for name in names {
+        let both = match properties.get(name) {
+            Some(own) => json!({"allOf": [own, schema]}),
+            None => schema.clone(),
+        };
+        properties.insert(name.clone(), both);
+    }
+}
+
+/// True if all names are in `properties`, so that the pattern matches no other key.
+fn is_named(object: &Map<String, Value>, names: &BTreeSet<String>) -> bool {
+    let properties = object.get("properties").and_then(Value::as_object);
+    names.iter().all(|name| properties.is_some_and(|properties| properties.contains_key(name)))
+}
+
+/// Number of patterns in a schema.
+fn count(schema: &Value) -> usize {
+    let mut count = 0;
+    visit(schema, &mut |object| {
+        count += object.get("patternProperties").and_then(Value::as_object).map_or(0, Map::len);
+    });
+    count
+}
+
+/// The names that a pattern matches, if they are few.
+fn names(pattern: &str) -> Option<BTreeSet<String>> {
+    let hir = parse(pattern)?;
+    let properties = hir.properties();
+    // A pattern without anchors matches inside of longer names.
+    let is_anchored =
+        properties.look_set_prefix().contains(Look::Start) && properties.look_set_suffix().contains(Look::End);
+    is_anchored.then(|| texts(&hir, Place { starts: true, ends: true })).flatten()
+}
+
+fn parse(pattern: &str) -> Option<Hir> {
+    if pattern.len() > MAX_PATTERN {
+        return None;
+    }
+    regex_syntax::parse(&regex_to_lark(pattern, "dw")).ok()
+}
+
+/// True if the pattern matches the empty text without looking around, and so somewhere in every text.
+fn matches_every_text(pattern: &Hir) -> bool {
+    pattern.properties().look_set().is_empty() && pattern.properties().minimum_len() == Some(0)
+}
+
+/// Whether a part of a pattern is at its start, or at its end, where anchors always hold.
+#[derive(Clone, Copy)]
+struct Place {
+    starts: bool,
+    ends: bool,
+}
+
+/// All texts that a part of a pattern matches; `None` if they are too many or not known.
+fn texts(hir: &Hir, place: Place) -> Option<BTreeSet<String>> {
+    let nothing = || Some(BTreeSet::from([String::new()]));
+    match hir.kind() {
+        HirKind::Empty => nothing(),
+        HirKind::Look(Look::Start) if place.starts => nothing(),
+        HirKind::Look(Look::End) if place.ends => nothing(),
+        HirKind::Look(_) => None,
+        HirKind::Literal(literal) => Some(BTreeSet::from([std::str::from_utf8(&literal.0).ok()?.to_owned()])),
+        HirKind::Class(Class::Unicode(class)) => {
+            small(class.iter().flat_map(|range| range.start()..=range.end()).map(String::from))
+        }
+        HirKind::Class(Class::Bytes(_)) => None,
+        HirKind::Capture(capture) => texts(&capture.sub, place),
+        HirKind::Repetition(repetition) => {
+            let inner = Place { starts: false, ends: false };
+            let once = texts(&repetition.sub, inner)?;
+            let (mut all, mut power) = (BTreeSet::new(), BTreeSet::from([String::new()]));
+            for count in 0..=repetition.max? {
+                if count >= repetition.min {
+                    all = small(all.into_iter().chain(power.iter().cloned()))?;
+                }
+                if count < repetition.max? {
+                    power = joined(&power, &once)?;
+                }
+            }
+            Some(all)
+        }
+        HirKind::Concat(parts) => {
+            let (mut all, last) = (BTreeSet::from([String::new()]), parts.len() - 1);
+            for (i, part) in parts.iter().enumerate() {
+                let place = Place { starts: place.starts && i == 0, ends: place.ends && i == last };
+                all = joined(&all, &texts(part, place)?)?;
+            }
+            Some(all)
+        }
+        HirKind::Alternation(parts) => {
+            let all = parts.iter().map(|part| texts(part, place)).collect::<Option<Vec<_>>>()?;
+            small(all.into_iter().flatten())
+        }
+    }
+}
+
+/// Each text of the one set followed by each of the other.
+fn joined(first: &BTreeSet<String>, second: &BTreeSet<String>) -> Option<BTreeSet<String>> {
+    small(first.iter().flat_map(|first| second.iter().map(move |second| format!("{first}{second}"))))
+}
+
+/// The texts as a set, if that is small.
+fn small(texts: impl Iterator<Item = String>) -> Option<BTreeSet<String>> {
+    let (mut set, mut bytes) = (BTreeSet::new(), 0);
+    for text in texts {
+        bytes += text.len() + 1;
+        if bytes > MAX_NAME_BYTES || set.len() == MAX_NAMES {
+            return None;
+        }
+        set.insert(text);
+    }
+    Some(set)
+}
+
+/// Keywords with values that are no schemas.
+const DATA: [&str; 6] = ["enum", "const", "default", "examples", "required", "x-guidance"];
+/// Keywords with values that are maps of schemas by names.
+const MAPS: [&str; 5] = ["properties", "patternProperties", "$defs", "definitions", "dependentSchemas"];
+
+fn for_each_object(schema: &mut Value, change: &mut impl FnMut(&mut Map<String, Value>)) {
+    match schema {
+        Value::Array(list) => list.iter_mut().for_each(|schema| for_each_object(schema, change)),
+        Value::Object(object) => {
+            for (keyword, value) in object.iter_mut().filter(|(keyword, _)| !DATA.contains(&keyword.as_str())) {
+                match value {
+                    Value::Object(map) if MAPS.contains(&keyword.as_str()) => {
+                        map.values_mut().for_each(|schema| for_each_object(schema, change));
+                    }
+                    value => for_each_object(value, change),
+                }
+            }
+            change(object);
+        }
+        _ => {}
+    }
+}
+
+fn visit(schema: &Value, look: &mut impl FnMut(&Map<String, Value>)) {
+    match schema {
+        Value::Array(list) => list.iter().for_each(|schema| visit(schema, look)),
+        Value::Object(object) => {
+            for (keyword, value) in object.iter().filter(|(keyword, _)| !DATA.contains(&keyword.as_str())) {
+                match value {
+                    Value::Object(map) if MAPS.contains(&keyword.as_str()) => {
+                        map.values().for_each(|schema| visit(schema, look));
+                    }
+                    value => visit(value, look),
+                }
+            }
+            look(object);
+        }
+        _ => {}
+    }
+}
+
+/// True if a reference leads into `patternProperties`.
+fn refers_to_pattern(schema: &Value) -> bool {
+    let mut refers = false;
+    visit(schema, &mut |object| {
+        let reference = object.get("$ref").and_then(Value::as_str);
+        refers |= reference.is_some_and(|reference| reference.contains("/patternProperties/"));
+    });
+    refers
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_a_pattern_are_found_if_they_are_few() {
+        for (pattern, expected) in [
+            ("^a$", Some("a")),
+            ("^(a|bc)$", Some("a bc")),
+            ("^a$|^b$", Some("a b")),
+            ("^x[0-2]?$", Some("x x0 x1 x2")),
+            ("^(?:ab){1,2}$", Some("ab abab")),
+            ("^\\$ref$", Some("$ref")),
+            ("^é$", Some("é")),
+            ("a", None),
+            ("^a", None),
+            ("a$", None),
+            ("^a|b$", None),
+            ("^a+$", None),
+            ("^.*$", None),
+            ("^\\w{9}$", None),
+            ("^(a{99}){99}$", None),
+            ("^a\\b$", None),
+            ("(", None),
+            ("^((a{9}){9}){99}$", None),
+            ("^\\pL$", None),
+        ] {
+            let names = names(pattern).map(|names| names.into_iter().collect::<Vec<_>>().join(" "));
+            assert_eq!(names.as_deref(), expected, "{pattern}");
+        }
+        assert_eq!(names("^\\d{3}$").unwrap().len(), 1000);
+        assert!(names("^$").unwrap().contains(""));
+        assert!(names("^[^\\s\\S]$").unwrap().is_empty(), "it matches nothing");
+    }
+
+    #[test]
+    fn patterns_of_few_names_become_these_names() {
+        let one = json!({"enum": [1, 2]});
+        let two = json!({"enum": [2, 3]});
+        let object = |fields: Value| {
+            let mut schema = json!({"type": "object"});
+            schema.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+            schema
+        };
+        let both = json!({"allOf": [one, two]});
+        for (before, after) in [
+            (json!({"properties": {"a": one}, "patternProperties": {"^a$": two}}), json!({"properties": {"a": both}})),
+            (
+                json!({"patternProperties": {"^[ab]$": two, "^x": one}}),
+                json!({"patternProperties": {"^x": one}, "properties": {"a": two, "b": two}}),
+            ),
+            // Not needed, and too many.
+            (json!({"patternProperties": {"^\\d{3}$": two}}), json!({"patternProperties": {"^\\d{3}$": two}})),
+            // With a number of keys, only what can have no other keys.
+            (
+                json!({"minProperties": 1, "patternProperties": {"^b$": two}}),
+                json!({"minProperties": 1, "patternProperties": {"^b$": two}}),
+            ),
+            (
+                json!({"patternProperties": {"": false}}),
+                json!({"patternProperties": {"": false}, "additionalProperties": false}),
+            ),
+        ] {
+            for wrap in [|schema: Value| schema, |schema: Value| json!({"$defs": {"enum": {"allOf": [schema]}}})] {
+                let mut schema = wrap(object(before.clone()));
+                rewrite(&mut schema);
+                assert_eq!(schema, wrap(object(after.clone())), "{before}");
+                check(&schema).unwrap();
+            }
+        }
+        // What is no schema is not changed.
+        for data in
+            [json!({"const": {"patternProperties": {"^a$": {}}}}), json!({"enum": [{"patternProperties": {"^$": 1}}]})]
+        {
+            let mut same = data.clone();
+            rewrite(&mut same);
+            assert_eq!(same, data);
+        }
+    }
+
+    /// Neither the number nor the size of patterns makes much work.
+    #[test]
+    fn hostile_patterns_are_cheap() {
+        let object = |count: usize, pattern: &dyn Fn(usize) -> String| {
+            let patterns: Map<String, Value> = (0..count).map(|i| (pattern(i), json!(false))).collect();
+            json!({"type": "object", "patternProperties": patterns})
+        };
+        for (limited, mut schema) in [
+            (true, object(MAX_PATTERNS + 1, &|i| format!("^{i}$"))),
+            (false, object(MAX_PATTERNS, &|i| format!("^[a-z]{{3}}x{{4000}}{i}$"))),
+            (false, object(MAX_PATTERNS, &|i| format!("^(x?){{4000}}{i}$"))),
+            (false, object(1, &|_| "\\pL".repeat(1 << 20))),
+        ] {
+            let began = std::time::Instant::now();
+            rewrite(&mut schema);
+            assert_eq!(matches!(check(&schema), Err(GrammarError::Limit(_))), limited);
+            // A tenth of it is usual.
+            assert!(began.elapsed().as_secs_f64() < 5.0, "{:?}", began.elapsed());
+        }
+    }
+
+    #[test]
+    fn a_schema_that_would_grow_too_much_is_refused() {
+        let large = json!({"description": "x".repeat(MAX_GROWTH)});
+        let mut schema = json!({"properties": {"a": {}}, "patternProperties": {"^a$": large}});
+        let before = schema.clone();
+        rewrite(&mut schema);
+        assert_eq!(schema, before);
+        let error = check(&schema).unwrap_err().to_string();
+        assert!(error.contains("its patternProperties \"^a$\" matches keys of properties only"), "{error}");
+    }
+}
