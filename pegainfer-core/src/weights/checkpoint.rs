@@ -1,5 +1,6 @@
 //! A safetensors checkpoint on disk: one file, or shards with an index.
 
+use super::stored::{Stored, same_bytes};
 use crate::tensor::OpError;
 use half::{bf16, f16};
 use memmap2::Mmap;
@@ -96,6 +97,9 @@ pub enum WeightsError {
     Device(#[from] OpError),
 }
 
+/// Dtypes of weights that are not quantized.
+const FLOATS: [Dtype; 3] = [Dtype::BF16, Dtype::F16, Dtype::F32];
+
 /// Location of one tensor.
 #[derive(Debug, Clone)]
 struct Location {
@@ -105,10 +109,11 @@ struct Location {
     bytes: Range<usize>,
 }
 
+/// A file of a checkpoint.
 #[derive(Debug)]
-struct Shard {
-    path: PathBuf,
-    file: File,
+pub(super) struct Shard {
+    pub path: PathBuf,
+    pub file: File,
 }
 
 /// An opened checkpoint: all headers are read and checked; no weight is read yet.
@@ -188,9 +193,26 @@ impl Checkpoint {
         self.locations.get(name).map(|location| (location.dtype, location.shape.as_slice()))
     }
 
-    /// A bf16 tensor of exactly this shape.
+    /// A tensor of exactly this shape that is read as bf16: one stored as f32 or f16 is rounded to nearest even while it is read.
     pub fn bf16(&self, name: &str, shape: &[usize]) -> Result<Stored<'_>, WeightsError> {
-        self.stored(name, Dtype::BF16, shape)
+        let (dtype, stored) = self.one_of(name, shape, &FLOATS)?;
+        Ok(stored.rounded(dtype))
+    }
+
+    /// True if two tensors have the same dtype, shape and bytes.
+    ///
+    /// Threads compare parts of the tensors in turn and stop at the first difference, so that other tensors cost a few reads.
+    pub fn equal(&self, a: &str, b: &str) -> Result<bool, WeightsError> {
+        let find = |name: &str| {
+            let location = self.locations.get(name);
+            location.ok_or_else(|| WeightsError::MissingTensor { name: name.to_owned() })
+        };
+        let (one, other) = (find(a)?, find(b)?);
+        if (one.dtype, &one.shape) != (other.dtype, &other.shape) {
+            return Ok(false);
+        }
+        let stored = |location: &Location| Stored::new(&self.shards[location.shard], location.bytes.start as u64);
+        same_bytes([stored(one), stored(other)], one.bytes.len())
     }
 
     /// A tensor of exactly this dtype and shape. Its bytes are read as stored, little-endian.
@@ -201,7 +223,7 @@ impl Checkpoint {
     /// The values of a small tensor of exactly this shape, stored as bf16, f16 or f32.
     pub fn widened(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, WeightsError> {
         let elements = shape.iter().product();
-        match self.one_of(name, shape, &[Dtype::BF16, Dtype::F16, Dtype::F32])? {
+        match self.one_of(name, shape, &FLOATS)? {
             (Dtype::F32, stored) => {
                 let mut values = vec![0f32; elements];
                 stored.read(0, bytemuck::cast_slice_mut(&mut values))?;
@@ -231,10 +253,7 @@ impl Checkpoint {
                 expected: format!("{} {shape:?}", dtypes.join(" or ")),
             });
         }
-        Ok((
-            location.dtype,
-            Stored { shard: &self.shards[location.shard], start: location.bytes.start as u64, columns: None },
-        ))
+        Ok((location.dtype, Stored::new(&self.shards[location.shard], location.bytes.start as u64)))
     }
 }
 
@@ -252,76 +271,7 @@ pub fn is_file_name(file: &str) -> bool {
     Path::new(file).file_name().is_some_and(|name| name == file)
 }
 
-/// A tensor in a file of a checkpoint.
-#[derive(Debug, Clone, Copy)]
-pub struct Stored<'a> {
-    shard: &'a Shard,
-    /// Offset in the file, in bytes.
-    start: u64,
-    /// Of each row only these bytes, if that is not all of the tensor.
-    columns: Option<Columns>,
-}
-
-/// Some columns of a stored matrix, in bytes.
-#[derive(Debug, Clone, Copy)]
-struct Columns {
-    /// Length of a row.
-    row: usize,
-    /// Where the columns begin in it.
-    first: usize,
-    /// Their length.
-    width: usize,
-}
-
-impl Stored<'_> {
-    /// The matrix of the bytes `columns` of each row, of a matrix whose rows have `row` bytes.
-    pub fn columns(self, row: usize, columns: Range<usize>) -> Self {
-        let columns = Columns { row, first: columns.start, width: columns.len() };
-        Self { columns: Some(columns), ..self }
-    }
-
-    /// Reads `out.len()` bytes of the tensor, from byte `first` on. Any number of threads may read at once.
-    ///
-    /// The file is not mapped: a read causes no page faults, leaves nothing resident, and if the file was truncated it returns
-    /// an error instead of raising a signal.
-    pub fn read(&self, first: usize, out: &mut [u8]) -> Result<(), WeightsError> {
-        let Some(Columns { row, first: start, width }) = self.columns else { return self.read_whole(first, out) };
-        let (mut first, mut out) = (first, out);
-        while !out.is_empty() {
-            let (i, skipped) = (first / width, first % width);
-            let (of_row, rest) = out.split_at_mut((width - skipped).min(out.len()));
-            self.read_whole(i * row + start + skipped, of_row)?;
-            first += of_row.len();
-            out = rest;
-        }
-        Ok(())
-    }
-
-    /// Reads bytes of the tensor as it is stored.
-    fn read_whole(&self, first: usize, out: &mut [u8]) -> Result<(), WeightsError> {
-        read_at(&self.shard.file, out, self.start + first as u64).map_err(|error| io(&self.shard.path, error))
-    }
-}
-
-#[cfg(unix)]
-fn read_at(file: &File, out: &mut [u8], first: u64) -> std::io::Result<()> {
-    std::os::unix::fs::FileExt::read_exact_at(file, out, first)
-}
-
-#[cfg(windows)]
-fn read_at(file: &File, mut out: &mut [u8], mut first: u64) -> std::io::Result<()> {
-    while !out.is_empty() {
-        let n = std::os::windows::fs::FileExt::seek_read(file, out, first)?;
-        if n == 0 {
-            return Err(std::io::ErrorKind::UnexpectedEof.into());
-        }
-        out = &mut std::mem::take(&mut out)[n..];
-        first += n as u64;
-    }
-    Ok(())
-}
-
-fn io(path: &Path, error: std::io::Error) -> WeightsError {
+pub(super) fn io(path: &Path, error: std::io::Error) -> WeightsError {
     WeightsError::Io { path: path.to_owned(), error }
 }
 

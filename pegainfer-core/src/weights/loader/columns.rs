@@ -26,9 +26,7 @@ impl Loader<'_> {
             self.fill(&title, &shape, &mut tensor)?;
             return Ok(tensor);
         };
-        let size = DType::Bf16.size();
-        let stored =
-            checkpoint.bf16(&name, &[rows, cols])?.columns(cols * size, columns.start * size..columns.end * size);
+        let stored = self.bf16(checkpoint, &name, &[rows, cols])?.columns(cols, columns);
         if let Some(target) = tensor.target() {
             self.queued.push(Queued { target, stored, codes: None });
             return Ok(tensor);

@@ -107,7 +107,7 @@ impl<'a> Loader<'a> {
         let mut weight = self.allocate(&part.name, &shape, DType::Bf16)?;
         match (self.source, weight.target()) {
             (Source::Checkpoint(checkpoint), Some(target)) => {
-                let stored = checkpoint.bf16(&part.name, &shape)?;
+                let stored = self.bf16(checkpoint, &part.name, &shape)?;
                 self.exec.upload(&[target], |_, first, out| stored.read(first, out))?;
             }
             _ => self.read(&part.name, &shape, &mut weight)?,
