@@ -6,8 +6,9 @@ mod fp8;
 pub use fp8::Quantize;
 
 use super::block_scales::check_codes;
-use super::checkpoint::{Checkpoint, WeightsError};
+use super::checkpoint::Checkpoint;
 use super::dummy;
+use super::error::WeightsError;
 use super::stored::Stored;
 use crate::cuda::Target;
 use crate::exec::{Device, Exec};

@@ -1,11 +1,12 @@
 //! Tensors in the files of a checkpoint, read in parts by any number of threads.
 
-use super::checkpoint::{Shard, WeightsError, io};
+use super::error::{WeightsError, io};
 use half::{bf16, f16};
 use safetensors::Dtype;
 use std::fs::File;
 use std::ops::Range;
 use std::panic::resume_unwind;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// Bytes that are read at a time to be rounded: they stay in the L2 cache.
@@ -14,6 +15,13 @@ const ROUND_CHUNK: usize = 128 << 10;
 const COMPARE_CHUNK: usize = 1 << 20;
 /// Most threads that compare two tensors: they share the bandwidth of a disk or of the page cache.
 const COMPARE_THREADS: usize = 8;
+
+/// A file of a checkpoint.
+#[derive(Debug)]
+pub(super) struct Shard {
+    pub path: PathBuf,
+    pub file: File,
+}
 
 /// A tensor in a file of a checkpoint.
 #[derive(Debug, Clone, Copy)]

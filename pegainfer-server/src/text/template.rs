@@ -1,39 +1,21 @@
 //! The checkpoint's chat template: a Jinja program that turns messages into a prompt.
 
 mod dialect;
+mod error;
 mod files;
 mod generation;
 
 use super::deepseek_v4;
 use super::effort::Switches;
 use super::parser::OutputFormat;
+pub use error::TemplateError;
 use files::{Source, Sources, read_json};
 use minijinja::value::Value;
 use minijinja::{Environment, Error};
 use serde_json::{Map, Value as Json, json};
-use std::path::{Path, PathBuf};
-use thiserror::Error as ThisError;
+use std::path::Path;
 
 const NAME: &str = "chat_template";
-/// Why there is no usable template, or no prompt.
-#[derive(Debug, ThisError)]
-pub enum TemplateError {
-    /// A file could not be read or parsed.
-    #[error("{path}: {reason}")]
-    File {
-        /// Path of the file.
-        path: PathBuf,
-        /// What is wrong with it.
-        reason: String,
-    },
-    /// The template refused the conversation with `raise_exception`.
-    #[error("the chat template refuses these messages: {0}")]
-    Refused(String),
-    /// The template failed on this conversation.
-    #[error("the chat template cannot render these messages: {0}")]
-    Render(String),
-}
-
 /// The compiled chat templates of a checkpoint, and what is known of them.
 pub struct ChatTemplate {
     program: Program,
@@ -249,10 +231,10 @@ mod tests {
 
     #[test]
     fn marks_for_training_are_rendered_as_nothing() {
-        let text = "{% for m in messages %}<|im_start|>{{ m.role }}\n{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}\n{% endfor %}";
+        let text = "{% for m in messages %}<|im_start|>{{ m.role }}\n{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}{% endfor %}";
         let messages = json!([{"role": "user", "content": "hi"}]);
-        assert_eq!(render(&template(text), messages).unwrap(), "<|im_start|>user\nhi<|im_end|>\n");
-        assert_eq!(template(text).turn_end().unwrap(), "<|im_end|>\n");
+        assert_eq!(render(&template(text), messages).unwrap(), "<|im_start|>user\nhi<|im_end|>");
+        assert_eq!(template(text).turn_end().unwrap(), "<|im_end|>");
         let error = ChatTemplate::new(&source("{% generation %}"), None, Map::new()).err().unwrap().to_string();
         assert!(error.starts_with("t: the chat template does not compile"), "{error}");
     }

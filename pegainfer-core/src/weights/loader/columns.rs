@@ -3,7 +3,7 @@
 use super::{Loader, Queued, READ_CHUNK, Source};
 use crate::exec::Device;
 use crate::tensor::{DType, Tensor};
-use crate::weights::checkpoint::WeightsError;
+use crate::weights::error::WeightsError;
 use half::bf16;
 use rayon::prelude::*;
 use std::ops::Range;

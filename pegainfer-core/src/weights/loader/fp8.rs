@@ -4,7 +4,8 @@ use super::{Loader, Part, Queued, READ_CHUNK, Source};
 use crate::exec::{Device, Exec};
 use crate::tensor::{DType, OpError, Tensor};
 use crate::weights::block_scales::{SCALE_BLOCK, check_codes, not_finite, scale_name};
-use crate::weights::checkpoint::{Checkpoint, WeightsError};
+use crate::weights::checkpoint::Checkpoint;
+use crate::weights::error::WeightsError;
 use rayon::prelude::*;
 use safetensors::Dtype;
 

@@ -1,6 +1,6 @@
 //! Chat templates of a checkpoint: where exporters put them, and which one a request takes.
 
-use super::TemplateError;
+use super::error::TemplateError;
 use serde_json::{Map, Value as Json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
