@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use half::bf16;
+use half::{bf16, f16};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::isa::Isa;
 use pegainfer_core::weights::{Checkpoint, Loader, Part, Quantize, Source, Uniform, WeightsError, uniform};
@@ -122,10 +122,78 @@ fn truncation_at_any_byte_and_random_headers_are_refused() {
 #[test]
 fn another_dtype_is_refused_by_name() {
     let dir = Dir::new("dtype");
-    dir.write("model.safetensors", &file(&[("q", Dtype::F32, vec![1, 4], vec![0; 16])]));
+    dir.write("model.safetensors", &file(&[("q", Dtype::F64, vec![1, 4], vec![0; 32])]));
     let checkpoint = Checkpoint::open(dir.path()).unwrap();
     let error = checkpoint.bf16("q", &[1, 4]).unwrap_err().to_string();
-    assert!(error.contains("F32") && error.contains("BF16"), "{error}");
+    assert!(error.contains("F64") && error.contains("BF16 or F16 or F32"), "{error}");
+}
+
+#[test]
+fn f32_and_f16_weights_are_rounded_to_the_nearest_bf16() {
+    // Rows that no chunk of a read divides; ties, overflow, subnormal values and what is no number in the first elements.
+    let (rows, cols) = (3, (1 << 18) + 77);
+    let special = [1.00390625f32, 1.01171875, -0.0, 3.4e38, 1e-40, f32::NEG_INFINITY, 65504.0, 6e-8];
+    let value = |i: usize| special.get(i).copied().unwrap_or((i % 9973) as f32 * 0.37 - 1000.0);
+    let wide: Vec<f32> = (0..rows * cols).map(value).collect();
+    let half: Vec<f16> = wide.iter().map(|value| f16::from_f32(*value)).collect();
+    let dir = Dir::new("rounded");
+    let bytes = |values: &[u8]| values.to_vec();
+    dir.write(
+        "model.safetensors",
+        &file(&[
+            ("f32", Dtype::F32, vec![rows, cols], bytes(bytemuck::cast_slice(&wide))),
+            ("f16", Dtype::F16, vec![rows, cols], bytes(bytemuck::cast_slice(&half))),
+            ("norm", Dtype::F32, vec![8], bytes(bytemuck::cast_slice(&special))),
+        ]),
+    );
+    let (source, mut exec) = (Source::open(dir.path()).unwrap(), Exec::cpu(Isa::best(), Some(2)).unwrap());
+    let of_f32: Vec<bf16> = wide.iter().map(|value| bf16::from_f32(*value)).collect();
+    let of_f16: Vec<bf16> = half.iter().map(|value| bf16::from_f32(value.to_f32())).collect();
+    let mut reported = 0;
+    let load = |loader: &mut Loader<'_>| {
+        let parts = ["f32", "f16"].map(|name| Part { name: name.to_owned(), rows });
+        let stacked = loader.stacked("both", &parts, cols)?;
+        let norm = loader.vector("norm".to_owned(), 8)?;
+        let columns = ["f32", "f16"].map(|name| loader.columns(name.to_owned(), (rows, cols), 5..cols - 3));
+        Ok((stacked, norm, columns))
+    };
+    let (stacked, norm, columns) = Loader::run(&mut exec, &source, &mut |bytes| reported += bytes, load).unwrap();
+    let bits = |values: &[bf16]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+    assert!(bits(stacked.host()) == bits(&[&of_f32[..], &of_f16[..]].concat()), "stacked");
+    assert_eq!(bits(norm.host()), bits(&of_f32[..8]));
+    for (columns, whole) in columns.into_iter().zip([&of_f32, &of_f16]) {
+        let expected: Vec<bf16> = whole.chunks(cols).flat_map(|row| &row[5..cols - 3]).copied().collect();
+        assert!(bits(columns.unwrap().host()) == bits(&expected), "columns");
+    }
+    assert_eq!(reported, 2 * (2 * rows * cols + 8 + 2 * rows * (cols - 8)) as u64, "bytes of bf16");
+}
+
+#[test]
+fn tensors_are_equal_if_every_byte_is() {
+    let dir = Dir::new("equal");
+    let rows = (5 << 20) / 8 + 3;
+    let (name, dtype, shape, bytes) = bf16_tensor("a", rows, 0);
+    let changed = |at: usize| {
+        let mut bytes = bytes.clone();
+        bytes[at] ^= 1;
+        bytes
+    };
+    let square = (vec![4, rows], Dtype::BF16);
+    dir.write(
+        "model.safetensors",
+        &file(&[
+            (name, dtype, shape.clone(), bytes.clone()),
+            ("copy", dtype, shape.clone(), bytes.clone()),
+            ("last", dtype, shape.clone(), changed(bytes.len() - 1)),
+            ("first", dtype, shape.clone(), changed(0)),
+            ("shape", square.1, square.0, bytes.clone()),
+            ("dtype", Dtype::F16, shape, bytes.clone()),
+        ]),
+    );
+    let checkpoint = Checkpoint::open(dir.path()).unwrap();
+    let equal = ["a", "copy", "last", "first", "shape", "dtype"].map(|other| checkpoint.equal("a", other).unwrap());
+    assert_eq!(equal, [true, true, false, false, false, false]);
+    assert!(checkpoint.equal("a", "b").unwrap_err().to_string().contains("no tensor b"));
 }
 
 #[test]

@@ -161,7 +161,7 @@ pub struct Config {
     pub quantized: bool,
     /// Standard deviation of dummy weights.
     pub initializer_range: f32,
-    /// End-of-text ids, from generation_config.json where there is one, else from config.json.
+    /// End-of-text ids of all files of the checkpoint.
     pub eos_token_ids: Vec<u32>,
 }
 

@@ -1,8 +1,17 @@
 //! config.json of a Qwen3 checkpoint. What the engine does not implement is refused by name, never ignored.
 
 use pegainfer_kernels::ops::{HeadShape, KvDType, RopeSpec};
-use pegainfer_kernels::runtime::{ConfigError, ConfigFile, Quantization};
-use serde_json::json;
+use pegainfer_kernels::runtime::{ConfigError, ConfigFile, Quantization, unsupported};
+use serde_json::{Value, json};
+
+/// Name of the embedding table in checkpoints.
+pub const EMBEDDING: &str = "model.embed_tokens.weight";
+/// Width of a head where config.json does not give it; this and the next two as in transformers.
+const HEAD_DIM: usize = 128;
+/// First layer with a window, where windows are asked for.
+const MAX_WINDOW_LAYERS: usize = 28;
+/// Length of a window.
+const SLIDING_WINDOW: u64 = 4096;
 
 /// The numbers of a Qwen3 dense model.
 #[derive(Debug, Clone, PartialEq)]
@@ -23,7 +32,7 @@ pub struct Config {
     pub rope: RopeSpec,
     /// Context length the model was trained for, or that YaRN extends it to.
     pub max_position_embeddings: usize,
-    /// The output matrix is the embedding table.
+    /// The output matrix is the embedding table, see [`ConfigFile::ties_output`].
     pub tie_word_embeddings: bool,
     /// FP8 weights; `None` for bf16.
     pub quantization: Option<Quantization>,
@@ -31,7 +40,7 @@ pub struct Config {
     pub kv_dtype: KvDType,
     /// Standard deviation of dummy weights.
     pub initializer_range: f32,
-    /// End-of-text ids, from generation_config.json where there is one, else from config.json.
+    /// End-of-text ids, see [`ConfigFile::eos_token_ids`].
     pub eos_token_ids: Vec<u32>,
 }
 
@@ -40,22 +49,22 @@ impl Config {
     pub fn read(file: &ConfigFile) -> Result<Self, ConfigError> {
         file.serves([
             ("attention_bias", json!(false), "projections without bias"),
-            ("use_sliding_window", json!(false), "full attention"),
             ("hidden_act", json!("silu"), "silu"),
-            ("dtype", json!("bfloat16"), "bfloat16"),
-            ("torch_dtype", json!("bfloat16"), "bfloat16"),
         ])?;
+        file.check_dtype()?;
         let rope = file.rope()?;
+        let (layers, context) = (file.size("num_hidden_layers")?, file.context(&rope)?);
+        refuse_windows(file, layers, context)?;
         Ok(Self {
             vocab_size: file.size("vocab_size")?,
             hidden_size: file.size("hidden_size")?,
             intermediate_size: file.size("intermediate_size")?,
-            layers: file.size("num_hidden_layers")?,
-            shape: file.heads()?,
+            layers,
+            shape: file.heads(HEAD_DIM)?,
             rms_norm_eps: file.positive("rms_norm_eps")? as f32,
             rope,
-            max_position_embeddings: file.context(&rope)?,
-            tie_word_embeddings: file.flag("tie_word_embeddings")?,
+            max_position_embeddings: context,
+            tie_word_embeddings: file.ties_output(EMBEDDING)?,
             kv_dtype: file.kv_dtype(),
             quantization: file.quantization(&[])?,
             initializer_range: file.initializer_range(),
@@ -69,12 +78,49 @@ impl Config {
     }
 }
 
+/// Refuses layers that attend to a window. A window as long as the context changes nothing, and neither do windows that no layer
+/// of the model has.
+fn refuse_windows(file: &ConfigFile, layers: usize, context: usize) -> Result<(), ConfigError> {
+    let (asked, field) = match file.get("layer_types") {
+        Value::Null => {
+            let first = if file.get("max_window_layers").is_null() {
+                MAX_WINDOW_LAYERS
+            } else {
+                file.get("max_window_layers").as_u64().unwrap_or(0) as usize
+            };
+            (file.flag("use_sliding_window")? && first < layers, "use_sliding_window")
+        }
+        Value::Array(types) => {
+            if types.len() != layers {
+                return Err(file.invalid(format!("layer_types has {} of {layers} layers", types.len())));
+            }
+            let known = ["full_attention", "sliding_attention"];
+            if let Some(other) = types.iter().find(|kind| !known.iter().any(|known| *kind == known)) {
+                return Err(unsupported("layer_types", other, "full_attention"));
+            }
+            (types.iter().any(|kind| kind == known[1]), "layer_types")
+        }
+        other => return Err(file.invalid(format!("layer_types is {other}, and must be a list"))),
+    };
+    let window = match file.get("sliding_window") {
+        Value::Null if file.has("sliding_window") => None,
+        Value::Null => Some(SLIDING_WINDOW),
+        // A window that is no number is as good as one that is too short.
+        value => Some(value.as_u64().unwrap_or(0)),
+    };
+    match window.filter(|window| asked && *window < context as u64) {
+        Some(window) => {
+            Err(unsupported(field, format!("{} with sliding_window {window}", file.get(field)), "full attention"))
+        }
+        None => Ok(()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::Qwen3;
     use pegainfer_kernels::runtime::Model;
-    use serde_json::Value;
     use std::path::Path;
 
     fn tiny() -> Value {
@@ -86,7 +132,7 @@ mod tests {
         let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/qwen3-tiny");
         let config = Qwen3::load_config(&dir).unwrap();
         assert_eq!((config.layers, config.hidden_size, config.shape.heads), (6, 320, 4));
-        assert_eq!(config.eos_token_ids, [4089, 4087], "generation_config.json wins over config.json");
+        assert_eq!(config.eos_token_ids, [4089, 4087], "generation_config.json comes first");
         assert_eq!(config.kv_bytes_per_token(), 6144);
         let fp8 = Config { kv_dtype: KvDType::Fp8, ..config.clone() };
         assert_eq!(fp8.kv_bytes_per_token(), 6144 / 2 + 2 * 4 * config.layers * config.shape.kv_heads);
@@ -101,9 +147,10 @@ mod tests {
             ("rope_parameters", json!({"rope_type": "linear"})),
             ("quantization_config", json!({"quant_method": "awq"})),
             ("attention_bias", json!(true)),
-            ("use_sliding_window", json!(true)),
             ("hidden_act", json!("gelu")),
-            ("torch_dtype", json!("float16")),
+            ("torch_dtype", json!("float64")),
+            ("dtype", json!("float8_e4m3fn")),
+            ("layer_types", json!(vec!["chunked_attention"; 6])),
             ("head_dim", json!(40)),
         ] {
             let mut config = tiny();
@@ -115,7 +162,7 @@ mod tests {
 
     #[test]
     fn names_the_field_that_is_missing_or_wrong() {
-        for field in ["head_dim", "vocab_size", "num_key_value_heads", "rope_theta", "rms_norm_eps"] {
+        for field in ["vocab_size", "num_key_value_heads", "rope_theta", "rms_norm_eps"] {
             let mut config = tiny();
             config.as_object_mut().unwrap().remove(field);
             let error = Qwen3::parse_config(&config.to_string()).unwrap_err().to_string();
@@ -127,6 +174,69 @@ mod tests {
         config["num_key_value_heads"] = json!(0);
         assert!(Qwen3::parse_config(&config.to_string()).unwrap_err().to_string().contains("num_key_value_heads"));
         assert!(Qwen3::parse_config("{").unwrap_err().to_string().contains("config.json"));
+    }
+
+    #[test]
+    fn harmless_fields_are_accepted() {
+        let full = vec!["full_attention"; 6];
+        for (changes, head_dim) in [
+            (json!({"head_dim": null}), 128),
+            (json!({"torch_dtype": "float32"}), 64),
+            (json!({"torch_dtype": null, "dtype": "float16"}), 64),
+            (json!({"quantization_config": {}}), 64),
+            (json!({"use_sliding_window": true, "max_window_layers": 6, "sliding_window": 128}), 64),
+            (json!({"use_sliding_window": true, "max_window_layers": 2, "sliding_window": null}), 64),
+            (json!({"use_sliding_window": true, "max_window_layers": 2, "sliding_window": 1_000_000}), 64),
+            (json!({"layer_types": full, "sliding_window": 128}), 64),
+            (json!({"layer_types": vec!["sliding_attention"; 6], "sliding_window": null}), 64),
+        ] {
+            let mut config = tiny();
+            config["head_dim"] = json!(64);
+            config.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+            let read = Qwen3::parse_config(&config.to_string()).unwrap_or_else(|error| panic!("{changes}: {error}"));
+            assert_eq!(read.shape.head_dim, head_dim, "{changes}");
+            assert_eq!(read.quantization, None);
+        }
+    }
+
+    #[test]
+    fn windows_shorter_than_the_context_are_refused() {
+        let mut types = vec!["full_attention"; 6];
+        types[5] = "sliding_attention";
+        for (changes, field) in [
+            (json!({"use_sliding_window": true, "max_window_layers": 5, "sliding_window": 128}), "use_sliding_window"),
+            (json!({"layer_types": types.clone(), "sliding_window": 128}), "layer_types"),
+            (json!({"layer_types": types, "sliding_window": 128, "use_sliding_window": true}), "layer_types"),
+        ] {
+            let mut config = tiny();
+            config.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+            let error = Qwen3::parse_config(&config.to_string()).unwrap_err().to_string();
+            assert!(error.contains(field) && error.contains("serves full attention"), "{error}");
+        }
+        let mut config = tiny();
+        config["layer_types"] = json!(["full_attention"]);
+        assert!(Qwen3::parse_config(&config.to_string()).unwrap_err().to_string().contains("1 of 6 layers"));
+    }
+
+    #[test]
+    fn sizes_without_bound_are_refused_by_name() {
+        for field in [
+            "num_hidden_layers",
+            "hidden_size",
+            "intermediate_size",
+            "vocab_size",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "head_dim",
+            "max_position_embeddings",
+        ] {
+            for value in [1u64 << 31, 1 << 62] {
+                let mut config = tiny();
+                config[field] = json!(value);
+                let error = Qwen3::parse_config(&config.to_string()).unwrap_err().to_string();
+                assert!(error.contains(&format!("{field} is {value}, and must be an integer from 1 to")), "{error}");
+            }
+        }
     }
 
     #[test]

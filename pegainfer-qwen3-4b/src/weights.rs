@@ -1,6 +1,6 @@
 //! The weights of a Qwen3 model on a device, projections that share an input fused.
 
-use crate::config::Config;
+use crate::config::{Config, EMBEDDING};
 use pegainfer_core::tensor::Tensor;
 use pegainfer_core::weights::{Loader, Part, WeightsError};
 use pegainfer_kernels::ops::Matrix;
@@ -30,7 +30,7 @@ pub type Weights = DecoderWeights<Layer>;
 pub(crate) fn load(loader: &mut Loader<'_>, config: &Config) -> Result<Weights, WeightsError> {
     let (vocab, hidden) = (config.vocab_size, config.hidden_size);
     Ok(Weights {
-        embedding: loader.matrix("model.embed_tokens.weight".to_owned(), vocab, hidden)?,
+        embedding: loader.matrix(EMBEDDING.to_owned(), vocab, hidden)?,
         layers: (0..config.layers).map(|i| Layer::load(loader, config, i)).collect::<Result<_, _>>()?,
         norm: loader.vector("model.norm.weight".to_owned(), hidden)?,
         head: load_head(loader, config.tie_word_embeddings, vocab, hidden)?,

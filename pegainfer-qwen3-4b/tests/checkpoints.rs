@@ -4,15 +4,16 @@
 
 mod support;
 
+use half::{bf16, f16};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::isa::Isa;
-use pegainfer_kernels::runtime::{LoadOptions, load};
+use pegainfer_kernels::runtime::{LoadOptions, Model, load};
 use pegainfer_qwen3_4b::Qwen3;
 use safetensors::tensor::TensorView;
-use safetensors::{SafeTensors, serialize};
+use safetensors::{Dtype, SafeTensors, serialize};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use support::{BUNDLED, bundled_model, greedy, options, run};
 
 const HEAD: &str = "lm_head.weight";
@@ -100,37 +101,103 @@ fn shards_give_the_same_tokens_as_one_file() {
     assert!(copy.refusal().contains("model-00002-of-00003.safetensors is missing"), "{}", copy.refusal());
 }
 
+/// The rows of the embedding, each moved to the id before it, as an output matrix.
+fn moved_rows(tensors: &BTreeMap<String, TensorView<'_>>) -> Vec<u8> {
+    let mut head = tensors[EMBEDDING].data().to_vec();
+    head.rotate_left(2 * tensors[EMBEDDING].shape()[1]);
+    head
+}
+
 #[test]
-fn a_redundant_head_of_a_tied_model_is_not_read() {
+fn an_output_matrix_that_repeats_the_embedding_is_shared() {
     let copy = Copy::new("redundant");
     let mut tensors = copy.tensors();
-    let garbage = vec![0x7f; tensors[EMBEDDING].data().len()];
-    let view = TensorView::new(tensors[EMBEDDING].dtype(), tensors[EMBEDDING].shape().to_vec(), &garbage).unwrap();
-    tensors.insert(HEAD.to_owned(), view);
     copy.write("model.safetensors", &tensors);
+    let alone = Qwen3::info(&Qwen3::load_config(&copy.dir).unwrap()).weight_bytes;
+    tensors.insert(HEAD.to_owned(), tensors[EMBEDDING].clone());
+    copy.write("model.safetensors", &tensors);
+    assert_eq!(Qwen3::info(&Qwen3::load_config(&copy.dir).unwrap()).weight_bytes, alone);
+    let mut loaded = 0;
+    let exec = Exec::cpu(Isa::best(), Some(2)).unwrap();
+    load::<Qwen3>(exec, &copy.options(), &mut |bytes, _| loaded += bytes).unwrap();
+    assert_eq!(loaded, alone);
     assert_eq!(copy.tokens(), expected());
 }
 
 #[test]
-fn an_untied_model_reads_its_head() {
+fn another_output_matrix_is_used_although_config_json_ties_it() {
+    let copy = Copy::new("real-head");
+    let mut tensors = copy.tensors();
+    let head = moved_rows(&tensors);
+    let view = TensorView::new(tensors[EMBEDDING].dtype(), tensors[EMBEDDING].shape().to_vec(), &head).unwrap();
+    tensors.insert(HEAD.to_owned(), view);
+    copy.write("model.safetensors", &tensors);
+    // The same logits belong to other tokens.
+    assert_eq!(copy.tokens()[0], (expected()[0] + 4095) % 4096);
+    let bytes = |dir: &Path| Qwen3::info(&Qwen3::load_config(dir).unwrap()).weight_bytes;
+    assert_eq!(bytes(&copy.dir) - bytes(&bundled()), head.len() as u64, "plans and the fit count it");
+}
+
+#[test]
+fn an_untied_model_reads_its_output_matrix_and_takes_the_embedding_without_one() {
     let copy = Copy::new("untied");
     copy.set_config("tie_word_embeddings", json!(false));
     let mut tensors = copy.tensors();
     copy.write("model.safetensors", &tensors);
-    assert!(copy.refusal().contains("no tensor lm_head.weight"), "{}", copy.refusal());
-
-    tensors.insert(HEAD.to_owned(), tensors[EMBEDDING].clone());
-    copy.write("model.safetensors", &tensors);
     assert_eq!(copy.tokens(), expected());
 
-    // Rows of the head in another order: the same logits belong to other tokens.
-    let row = 2 * tensors[EMBEDDING].shape()[1];
-    let mut head = tensors[EMBEDDING].data().to_vec();
-    head.rotate_left(row);
+    let head = moved_rows(&tensors);
     let view = TensorView::new(tensors[EMBEDDING].dtype(), tensors[EMBEDDING].shape().to_vec(), &head).unwrap();
     tensors.insert(HEAD.to_owned(), view);
     copy.write("model.safetensors", &tensors);
     assert_eq!(copy.tokens()[0], (expected()[0] + 4095) % 4096);
+}
+
+#[test]
+fn weights_in_f32_or_f16_give_the_tokens_of_their_bf16_values() {
+    let copy = Copy::new("wide");
+    copy.set_config("torch_dtype", json!("float32"));
+    let tensors = copy.tensors();
+    let narrow = |view: &TensorView<'_>| -> Vec<bf16> {
+        view.data().chunks_exact(2).map(|bytes| bf16::from_le_bytes([bytes[0], bytes[1]])).collect()
+    };
+    // Every tensor in f32, and the norms alone in f32; f16 holds the bf16 values of this model's norms exactly.
+    for (dtype, norms_only) in [(Dtype::F32, false), (Dtype::F32, true), (Dtype::F16, true)] {
+        let bytes: Vec<(String, Dtype, Vec<usize>, Vec<u8>)> = tensors
+            .iter()
+            .map(|(name, view)| {
+                let converted = !norms_only || name.contains("norm");
+                let bytes = match dtype {
+                    _ if !converted => view.data().to_vec(),
+                    Dtype::F32 => narrow(view).iter().flat_map(|value| value.to_f32().to_le_bytes()).collect(),
+                    _ => narrow(view).iter().flat_map(|value| f16::from_f32(value.to_f32()).to_le_bytes()).collect(),
+                };
+                (name.clone(), if converted { dtype } else { view.dtype() }, view.shape().to_vec(), bytes)
+            })
+            .collect();
+        let views: BTreeMap<String, TensorView<'_>> = bytes
+            .iter()
+            .map(|(name, dtype, shape, bytes)| (name.clone(), TensorView::new(*dtype, shape.clone(), bytes).unwrap()))
+            .collect();
+        copy.write("model.safetensors", &views);
+        assert_eq!(copy.tokens(), expected(), "{dtype:?}, norms only: {norms_only}");
+    }
+}
+
+#[test]
+fn turns_end_with_the_ids_of_every_file() {
+    let copy = Copy::new("eos");
+    let ids = || Qwen3::load_config(&copy.dir).unwrap().eos_token_ids;
+    copy.set_config("eos_token_id", json!(7));
+    std::fs::write(copy.dir.join("generation_config.json"), json!({"eos_token_id": 9}).to_string()).unwrap();
+    assert_eq!(ids(), [9, 7]);
+    let tokenizer = json!({"eos_token": "<e>", "added_tokens_decoder": {"11": {"content": "<e>"}}});
+    std::fs::write(copy.dir.join("tokenizer_config.json"), tokenizer.to_string()).unwrap();
+    assert_eq!(ids(), [9, 7, 11]);
+    std::fs::remove_file(copy.dir.join("generation_config.json")).unwrap();
+    assert_eq!(ids(), [7, 11]);
+    copy.set_config("eos_token_id", Value::Null);
+    assert_eq!(ids(), [11]);
 }
 
 #[test]

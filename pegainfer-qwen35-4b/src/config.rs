@@ -12,6 +12,11 @@ const END_OF_TEXT: u32 = 248_044;
 /// `<|im_end|>`, with which a chat turn ends.
 const END_OF_TURN: u32 = 248_046;
 
+/// Name of the embedding table in checkpoints.
+pub const EMBEDDING: &str = "model.language_model.embed_tokens.weight";
+/// Width of a head where config.json does not give it, as in transformers.
+const HEAD_DIM: usize = 256;
+
 /// Projections that FP8 checkpoints keep in bf16.
 pub const BF16_MODULES: [&str; 2] = ["in_proj_a", "in_proj_b"];
 
@@ -47,7 +52,7 @@ pub struct Config {
     pub rope: RopeSpec,
     /// Context length the model was trained for, or that YaRN extends it to.
     pub max_position_embeddings: usize,
-    /// The output matrix is the embedding table.
+    /// The output matrix is the embedding table, see [`ConfigFile::ties_output`].
     pub tie_word_embeddings: bool,
     /// Whether the layer that drafts is loaded (multi-token prediction).
     pub mtp: bool,
@@ -57,7 +62,7 @@ pub struct Config {
     pub kv_dtype: KvDType,
     /// Standard deviation of dummy weights.
     pub initializer_range: f32,
-    /// End-of-text ids, from generation_config.json where there is one, else from config.json.
+    /// End-of-text ids, see [`ConfigFile::eos_token_ids`].
     pub eos_token_ids: Vec<u32>,
 }
 
@@ -70,12 +75,11 @@ impl Config {
             ("output_gate_type", json!("swish"), "swish"),
             ("attention_bias", json!(false), "projections without bias"),
             ("hidden_act", json!("silu"), "silu"),
-            ("dtype", json!("bfloat16"), "bfloat16"),
-            ("torch_dtype", json!("bfloat16"), "bfloat16"),
         ])?;
-        let (shape, rope) = (file.heads()?, file.rope()?);
+        file.check_dtype()?;
+        let (shape, rope) = (file.heads(HEAD_DIM)?, file.rope()?);
         let mut eos_token_ids = file.eos_token_ids()?;
-        // The official checkpoints have no generation_config.json, and their config.json does not name it.
+        // The official checkpoints have no generation_config.json, and their config.json does not name the end of a turn.
         if eos_token_ids == [END_OF_TEXT] {
             eos_token_ids.push(END_OF_TURN);
         }
@@ -90,7 +94,7 @@ impl Config {
             rms_norm_eps: file.positive("rms_norm_eps")? as f32,
             rope,
             max_position_embeddings: file.context(&rope)?,
-            tie_word_embeddings: file.flag("tie_word_embeddings")?,
+            tie_word_embeddings: file.ties_output(EMBEDDING)?,
             kv_dtype: file.kv_dtype(),
             mtp: mtp(file)?,
             quantization: file.quantization(&BF16_MODULES)?,

@@ -1,6 +1,6 @@
 //! The weights of a Qwen3.5 model on a device, projections that share an input fused.
 
-use crate::config::{Config, LayerKind};
+use crate::config::{Config, EMBEDDING, LayerKind};
 use pegainfer_core::tensor::Tensor;
 use pegainfer_core::weights::{Loader, Part, WeightsError};
 use pegainfer_kernels::ops::Matrix;
@@ -102,7 +102,7 @@ pub(crate) fn load(loader: &mut Loader<'_>, config: &Config) -> Result<Weights, 
     let (vocab, hidden) = (config.vocab_size, config.hidden_size);
     let layers = config.layers.iter().enumerate();
     let decoder = DecoderWeights {
-        embedding: loader.matrix("model.language_model.embed_tokens.weight".to_owned(), vocab, hidden)?,
+        embedding: loader.matrix(EMBEDDING.to_owned(), vocab, hidden)?,
         layers: layers.map(|(i, kind)| Layer::load(loader, config, &prefix(i), *kind)).collect::<Result<_, _>>()?,
         norm: scale(loader, "model.language_model.norm.weight".to_owned(), hidden)?,
         head: load_head(loader, config.tie_word_embeddings, vocab, hidden)?,

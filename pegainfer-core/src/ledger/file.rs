@@ -138,6 +138,9 @@ pub enum LedgerError {
     /// No header in the first line.
     #[error("the first line is not the header of a ledger; write one with pegainfer ledger")]
     Header,
+    /// A number that no engine has.
+    #[error("{0}: this is not a ledger of an engine; write one with pegainfer ledger")]
+    Number(String),
     /// A file of a later program.
     #[error("the ledger has format {0}, and this program knows {VERSION}; measure it again with pegainfer ledger")]
     Version(u32),
@@ -184,7 +187,9 @@ impl Ledger {
                 _ => return Err(LedgerError::Header),
             }
         }
-        ledger.ok_or(LedgerError::Header)
+        let ledger = ledger.ok_or(LedgerError::Header)?;
+        ledger.check().map_err(LedgerError::Number)?;
+        Ok(ledger)
     }
 
     /// Writes a file.

@@ -13,6 +13,7 @@
 
 mod anchor;
 mod capture;
+mod check;
 mod drift;
 mod file;
 mod grid;

@@ -1,7 +1,8 @@
 //! FP8 weights as checkpoints of Qwen store them: `X.weight` in e4m3, and `X.weight_scale_inv` with a scale for each block of
 //! 128 x 128, which multiplies the codes despite its name.
 
-use super::checkpoint::{Checkpoint, WeightsError};
+use super::checkpoint::Checkpoint;
+use super::error::WeightsError;
 use safetensors::Dtype;
 
 /// Edge of the blocks that share a scale.

@@ -1,6 +1,7 @@
 //! A safetensors checkpoint on disk: one file, or shards with an index.
 
-use crate::tensor::OpError;
+use super::error::{WeightsError, damaged, io};
+use super::stored::{Shard, Stored, same_bytes};
 use half::{bf16, f16};
 use memmap2::Mmap;
 use safetensors::{Dtype, SafeTensors};
@@ -8,93 +9,10 @@ use serde::Deserialize;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
-use thiserror::Error;
+use std::path::Path;
 
-/// Why a checkpoint cannot be loaded; each message is one sentence for the user.
-#[derive(Debug, Error)]
-pub enum WeightsError {
-    /// A file cannot be opened or mapped.
-    #[error("cannot read {}: {error}", path.display())]
-    Io {
-        /// Path of the file.
-        path: PathBuf,
-        /// Error of the operating system.
-        error: std::io::Error,
-    },
-    /// There are no weights in the directory.
-    #[error(
-        "{} holds no weights: expected model.safetensors, or model.safetensors.index.json and its shards",
-        dir.display()
-    )]
-    NoWeights {
-        /// Path of the directory.
-        dir: PathBuf,
-    },
-    /// A shard named in the index does not exist.
-    #[error("{} is missing, but the index names it for {tensor}; download the checkpoint again", path.display())]
-    MissingShard {
-        /// Path of the shard.
-        path: PathBuf,
-        /// Name of the first tensor that the index assigns to it.
-        tensor: String,
-    },
-    /// The index names a file in another directory.
-    #[error("{} names {file:?}, which is no file of the checkpoint's directory", index.display())]
-    NoFileName {
-        /// Path of the index.
-        index: PathBuf,
-        /// What it names.
-        file: String,
-    },
-    /// A safetensors header or the index is not valid.
-    #[error("{} is damaged or truncated ({message}); download it again", path.display())]
-    Damaged {
-        /// Path of the file.
-        path: PathBuf,
-        /// What is wrong.
-        message: String,
-    },
-    /// The model needs a tensor that no file holds.
-    #[error("the checkpoint has no tensor {name}; does config.json belong to these weights?")]
-    MissingTensor {
-        /// Name of the tensor.
-        name: String,
-    },
-    /// A tensor does not fit the config.
-    #[error("{name} is {found}, but config.json asks for {expected}; does config.json belong to these weights?")]
-    Mismatch {
-        /// Name of the tensor.
-        name: String,
-        /// Dtype and shape in the file.
-        found: String,
-        /// Dtype and shape that the model needs.
-        expected: String,
-    },
-    /// An FP8 weight without scales, or scales without such a weight.
-    #[error("{name} {message}; download the checkpoint again, or choose another")]
-    BlockScales {
-        /// Name of the tensor.
-        name: String,
-        /// What is wrong with it.
-        message: String,
-    },
-    /// The device has not enough memory.
-    #[error(
-        "cannot allocate {bytes} bytes for {name}: {error}; stop what else uses this memory, or choose another --device"
-    )]
-    OutOfMemory {
-        /// Name of the tensor.
-        name: String,
-        /// Size of the tensor in bytes.
-        bytes: u64,
-        /// Error of the operating system.
-        error: std::io::Error,
-    },
-    /// The device failed.
-    #[error("cannot bring the weights to the device: {0}")]
-    Device(#[from] OpError),
-}
+/// Dtypes of weights that are not quantized.
+const FLOATS: [Dtype; 3] = [Dtype::BF16, Dtype::F16, Dtype::F32];
 
 /// Location of one tensor.
 #[derive(Debug, Clone)]
@@ -103,12 +21,6 @@ struct Location {
     dtype: Dtype,
     shape: Vec<usize>,
     bytes: Range<usize>,
-}
-
-#[derive(Debug)]
-struct Shard {
-    path: PathBuf,
-    file: File,
 }
 
 /// An opened checkpoint: all headers are read and checked; no weight is read yet.
@@ -188,9 +100,26 @@ impl Checkpoint {
         self.locations.get(name).map(|location| (location.dtype, location.shape.as_slice()))
     }
 
-    /// A bf16 tensor of exactly this shape.
+    /// A tensor of exactly this shape that is read as bf16: one stored as f32 or f16 is rounded to nearest even while it is read.
     pub fn bf16(&self, name: &str, shape: &[usize]) -> Result<Stored<'_>, WeightsError> {
-        self.stored(name, Dtype::BF16, shape)
+        let (dtype, stored) = self.one_of(name, shape, &FLOATS)?;
+        Ok(stored.rounded(dtype))
+    }
+
+    /// True if two tensors have the same dtype, shape and bytes.
+    ///
+    /// Threads compare parts of the tensors in turn and stop at the first difference, so that other tensors cost a few reads.
+    pub fn equal(&self, a: &str, b: &str) -> Result<bool, WeightsError> {
+        let find = |name: &str| {
+            let location = self.locations.get(name);
+            location.ok_or_else(|| WeightsError::MissingTensor { name: name.to_owned() })
+        };
+        let (one, other) = (find(a)?, find(b)?);
+        if (one.dtype, &one.shape) != (other.dtype, &other.shape) {
+            return Ok(false);
+        }
+        let stored = |location: &Location| Stored::new(&self.shards[location.shard], location.bytes.start as u64);
+        same_bytes([stored(one), stored(other)], one.bytes.len())
     }
 
     /// A tensor of exactly this dtype and shape. Its bytes are read as stored, little-endian.
@@ -201,7 +130,7 @@ impl Checkpoint {
     /// The values of a small tensor of exactly this shape, stored as bf16, f16 or f32.
     pub fn widened(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, WeightsError> {
         let elements = shape.iter().product();
-        match self.one_of(name, shape, &[Dtype::BF16, Dtype::F16, Dtype::F32])? {
+        match self.one_of(name, shape, &FLOATS)? {
             (Dtype::F32, stored) => {
                 let mut values = vec![0f32; elements];
                 stored.read(0, bytemuck::cast_slice_mut(&mut values))?;
@@ -231,10 +160,7 @@ impl Checkpoint {
                 expected: format!("{} {shape:?}", dtypes.join(" or ")),
             });
         }
-        Ok((
-            location.dtype,
-            Stored { shard: &self.shards[location.shard], start: location.bytes.start as u64, columns: None },
-        ))
+        Ok((location.dtype, Stored::new(&self.shards[location.shard], location.bytes.start as u64)))
     }
 }
 
@@ -250,81 +176,4 @@ fn other_name(file: &str) -> Option<String> {
 /// Whether this names a file in a directory itself, not below or outside of it.
 pub fn is_file_name(file: &str) -> bool {
     Path::new(file).file_name().is_some_and(|name| name == file)
-}
-
-/// A tensor in a file of a checkpoint.
-#[derive(Debug, Clone, Copy)]
-pub struct Stored<'a> {
-    shard: &'a Shard,
-    /// Offset in the file, in bytes.
-    start: u64,
-    /// Of each row only these bytes, if that is not all of the tensor.
-    columns: Option<Columns>,
-}
-
-/// Some columns of a stored matrix, in bytes.
-#[derive(Debug, Clone, Copy)]
-struct Columns {
-    /// Length of a row.
-    row: usize,
-    /// Where the columns begin in it.
-    first: usize,
-    /// Their length.
-    width: usize,
-}
-
-impl Stored<'_> {
-    /// The matrix of the bytes `columns` of each row, of a matrix whose rows have `row` bytes.
-    pub fn columns(self, row: usize, columns: Range<usize>) -> Self {
-        let columns = Columns { row, first: columns.start, width: columns.len() };
-        Self { columns: Some(columns), ..self }
-    }
-
-    /// Reads `out.len()` bytes of the tensor, from byte `first` on. Any number of threads may read at once.
-    ///
-    /// The file is not mapped: a read causes no page faults, leaves nothing resident, and if the file was truncated it returns
-    /// an error instead of raising a signal.
-    pub fn read(&self, first: usize, out: &mut [u8]) -> Result<(), WeightsError> {
-        let Some(Columns { row, first: start, width }) = self.columns else { return self.read_whole(first, out) };
-        let (mut first, mut out) = (first, out);
-        while !out.is_empty() {
-            let (i, skipped) = (first / width, first % width);
-            let (of_row, rest) = out.split_at_mut((width - skipped).min(out.len()));
-            self.read_whole(i * row + start + skipped, of_row)?;
-            first += of_row.len();
-            out = rest;
-        }
-        Ok(())
-    }
-
-    /// Reads bytes of the tensor as it is stored.
-    fn read_whole(&self, first: usize, out: &mut [u8]) -> Result<(), WeightsError> {
-        read_at(&self.shard.file, out, self.start + first as u64).map_err(|error| io(&self.shard.path, error))
-    }
-}
-
-#[cfg(unix)]
-fn read_at(file: &File, out: &mut [u8], first: u64) -> std::io::Result<()> {
-    std::os::unix::fs::FileExt::read_exact_at(file, out, first)
-}
-
-#[cfg(windows)]
-fn read_at(file: &File, mut out: &mut [u8], mut first: u64) -> std::io::Result<()> {
-    while !out.is_empty() {
-        let n = std::os::windows::fs::FileExt::seek_read(file, out, first)?;
-        if n == 0 {
-            return Err(std::io::ErrorKind::UnexpectedEof.into());
-        }
-        out = &mut std::mem::take(&mut out)[n..];
-        first += n as u64;
-    }
-    Ok(())
-}
-
-fn io(path: &Path, error: std::io::Error) -> WeightsError {
-    WeightsError::Io { path: path.to_owned(), error }
-}
-
-fn damaged(path: &Path, error: &dyn std::fmt::Display) -> WeightsError {
-    WeightsError::Damaged { path: path.to_owned(), message: error.to_string() }
 }

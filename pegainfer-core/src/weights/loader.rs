@@ -6,8 +6,10 @@ mod fp8;
 pub use fp8::Quantize;
 
 use super::block_scales::check_codes;
-use super::checkpoint::{Checkpoint, Stored, WeightsError};
+use super::checkpoint::Checkpoint;
 use super::dummy;
+use super::error::WeightsError;
+use super::stored::Stored;
 use crate::cuda::Target;
 use crate::exec::{Device, Exec};
 use crate::tensor::{DType, OpError, Tensor};
@@ -79,6 +81,8 @@ pub struct Loader<'a> {
     progress: &'a mut (dyn FnMut(u64) + Send),
     /// Names of all tensors that were asked for.
     used: HashSet<String>,
+    /// Tensors that are rounded to bf16 while they are read.
+    rounded: usize,
     /// Uploads to the GPU that are pending. They run after every tensor is allocated, because allocating waits for copies.
     queued: Vec<Queued<'a>>,
 }
@@ -100,8 +104,14 @@ impl<'a> Loader<'a> {
         progress: &'a mut (dyn FnMut(u64) + Send),
         load: impl FnOnce(&mut Self) -> Result<R, WeightsError>,
     ) -> Result<R, WeightsError> {
-        let mut loader = Self { exec, source, progress, used: HashSet::new(), queued: Vec::new() };
+        let mut loader = Self { exec, source, progress, used: HashSet::new(), rounded: 0, queued: Vec::new() };
         let loaded = load(&mut loader)?;
+        if loader.rounded > 0 {
+            log::info!(
+                "{} tensors of the checkpoint are stored as F32 or F16 and rounded to bf16 while they are loaded",
+                loader.rounded
+            );
+        }
         loader.upload()?;
         Ok(loaded)
     }
@@ -184,10 +194,18 @@ impl<'a> Loader<'a> {
         })
     }
 
+    /// The stored tensor `name`, read as bf16.
+    fn bf16(&mut self, checkpoint: &'a Checkpoint, name: &str, shape: &[usize]) -> Result<Stored<'a>, WeightsError> {
+        let stored = checkpoint.bf16(name, shape)?;
+        self.rounded += usize::from(stored.is_rounded());
+        Ok(stored)
+    }
+
     /// Fills the current row range of `tensor` with the tensor `name` of the source, now or in [`upload`](Self::upload).
     fn fill(&mut self, name: &str, shape: &[usize], tensor: &mut Tensor) -> Result<(), WeightsError> {
         if let (Source::Checkpoint(checkpoint), Some(target)) = (self.source, tensor.target()) {
-            self.queued.push(Queued { target, stored: checkpoint.bf16(name, shape)?, codes: None });
+            let stored = self.bf16(checkpoint, name, shape)?;
+            self.queued.push(Queued { target, stored, codes: None });
             return Ok(());
         }
         self.read(name, shape, tensor)?;
@@ -199,7 +217,7 @@ impl<'a> Loader<'a> {
     fn read(&mut self, name: &str, shape: &[usize], tensor: &mut Tensor) -> Result<(), WeightsError> {
         match self.source {
             Source::Checkpoint(checkpoint) => {
-                let stored = checkpoint.bf16(name, shape)?;
+                let stored = self.bf16(checkpoint, name, shape)?;
                 let out: &mut [u8] = bytemuck::cast_slice_mut(tensor.host_mut::<bf16>());
                 let chunks = out.par_chunks_mut(READ_CHUNK).enumerate();
                 self.exec.on_host(|| chunks.try_for_each(|(i, chunk)| stored.read(i * READ_CHUNK, chunk)))?;

@@ -3,10 +3,14 @@
 mod block_scales;
 mod checkpoint;
 mod dummy;
+mod error;
 mod loader;
+mod stored;
 
 pub use block_scales::{SCALE_BLOCK, scale_name};
-pub use checkpoint::{Checkpoint, Stored, WeightsError, is_file_name};
+pub use checkpoint::{Checkpoint, is_file_name};
 pub use dummy::uniform;
+pub use error::WeightsError;
 pub use loader::{Loader, Part, Quantize, Source, Uniform};
 pub use safetensors::Dtype as StoredDtype;
+pub use stored::Stored;

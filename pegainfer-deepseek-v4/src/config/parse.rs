@@ -3,15 +3,29 @@
 mod dspark;
 
 use super::{Config, ConfigError, Drafts, LayerKind, STREAMS, WINDOW, Yarn};
+use pegainfer_kernels::runtime::{MAX_CONTEXT, end_of_text};
 use serde::Deserialize;
 use serde_json::Value;
 use std::path::Path;
 
-/// Most layers, heads and experts.
+/// Most heads and experts of a layer, and most layers: each has tensors of its own, and their list is made before the weights are
+/// opened.
 const MAX_PARTS: usize = 1 << 14;
+/// Most decoder layers.
+const MAX_LAYERS: usize = 1 << 12;
+/// Most layers that draft.
+const MAX_DRAFT_LAYERS: usize = 64;
+/// Most rounds of the Sinkhorn normalisation, which every token goes through.
+const MAX_SINKHORN_ITERS: usize = 1000;
+/// Widest matrix.
+const MAX_WIDTH: usize = 1 << 20;
+/// Widest head.
+const MAX_HEAD_DIM: usize = 1 << 12;
+/// Largest vocabulary.
+const MAX_VOCAB: usize = 1 << 24;
 
 impl Config {
-    /// Reads `config.json`, and the end-of-text ids of `generation_config.json` if it exists.
+    /// Reads `config.json`, and the end-of-text ids of `generation_config.json` and of the tokenizer, if they exist.
     pub fn load(dir: &Path) -> Result<Self, ConfigError> {
         let path = dir.join("config.json");
         let mut config = Self::parse(&read(&path)?).map_err(|error| match error {
@@ -19,14 +33,14 @@ impl Config {
             other => other,
         })?;
         let path = dir.join("generation_config.json");
+        let mut generation = Vec::new();
         if path.is_file() {
             let invalid = |message: String| ConfigError::Invalid { path: path.clone(), message };
-            let generation: Value = serde_json::from_str(&read(&path)?).map_err(|e| invalid(e.to_string()))?;
-            let ids = token_ids(&generation["eos_token_id"]).map_err(invalid)?;
-            if !ids.is_empty() {
-                config.eos_token_ids = ids;
-            }
+            let file: Value = serde_json::from_str(&read(&path)?).map_err(|e| invalid(e.to_string()))?;
+            generation = token_ids(&file["eos_token_id"]).map_err(invalid)?;
         }
+        let (named, tokenizer) = (std::mem::take(&mut config.eos_token_ids), end_of_text::tokenizer_eos(dir));
+        config.eos_token_ids = end_of_text::union(generation, named, tokenizer, config.vocab_size);
         Ok(config)
     }
 
@@ -150,7 +164,7 @@ fn parse(text: &str) -> Result<Config, ConfigError> {
             original_context: yarn.original_max_position_embeddings,
         },
         max_position_embeddings: raw.max_position_embeddings,
-        quantized: !raw.quantization_config.is_null(),
+        quantized: !is_empty(&raw.quantization_config),
         initializer_range: raw.initializer_range.unwrap_or(0.02),
         eos_token_ids: token_ids(&raw.eos_token_id).map_err(invalid)?,
     })
@@ -162,39 +176,37 @@ fn invalid(message: String) -> ConfigError {
 
 impl Raw {
     fn check(&self) -> Result<(), ConfigError> {
-        for (field, value, unit) in [
-            ("vocab_size", self.vocab_size, 1),
-            ("hidden_size", self.hidden_size, 128),
-            ("num_hidden_layers", self.num_hidden_layers, 1),
-            ("num_attention_heads", self.num_attention_heads, 1),
-            ("head_dim", self.head_dim, 128),
-            ("qk_rope_head_dim", self.qk_rope_head_dim, 64),
-            ("q_lora_rank", self.q_lora_rank, 128),
-            ("o_groups", self.o_groups, 1),
-            ("o_lora_rank", self.o_lora_rank, 128),
-            ("index_n_heads", self.index_n_heads, 1),
-            ("index_head_dim", self.index_head_dim, 128),
-            ("index_topk", self.index_topk, 1),
-            ("n_routed_experts", self.n_routed_experts, 1),
-            ("num_experts_per_tok", self.num_experts_per_tok, 1),
-            ("moe_intermediate_size", self.moe_intermediate_size, 128),
-            ("hc_sinkhorn_iters", self.hc_sinkhorn_iters, 1),
-            ("max_position_embeddings", self.max_position_embeddings, 1),
+        for (field, value, unit, most) in [
+            ("vocab_size", self.vocab_size, 1, MAX_VOCAB),
+            ("hidden_size", self.hidden_size, 128, MAX_WIDTH),
+            ("num_hidden_layers", self.num_hidden_layers, 1, MAX_LAYERS),
+            ("num_attention_heads", self.num_attention_heads, 1, MAX_PARTS),
+            ("head_dim", self.head_dim, 128, MAX_HEAD_DIM),
+            ("qk_rope_head_dim", self.qk_rope_head_dim, 64, MAX_HEAD_DIM),
+            ("q_lora_rank", self.q_lora_rank, 128, MAX_WIDTH),
+            ("o_groups", self.o_groups, 1, MAX_PARTS),
+            ("o_lora_rank", self.o_lora_rank, 128, MAX_WIDTH),
+            ("index_n_heads", self.index_n_heads, 1, MAX_PARTS),
+            ("index_head_dim", self.index_head_dim, 128, MAX_HEAD_DIM),
+            ("index_topk", self.index_topk, 1, MAX_WIDTH),
+            ("n_routed_experts", self.n_routed_experts, 1, MAX_PARTS),
+            ("num_experts_per_tok", self.num_experts_per_tok, 1, MAX_PARTS),
+            ("moe_intermediate_size", self.moe_intermediate_size, 128, MAX_WIDTH),
+            ("hc_sinkhorn_iters", self.hc_sinkhorn_iters, 1, MAX_SINKHORN_ITERS),
+            ("max_position_embeddings", self.max_position_embeddings, 1, MAX_CONTEXT),
         ] {
-            if value == 0 || value > u32::MAX as usize || !value.is_multiple_of(unit) {
+            if value == 0 || !value.is_multiple_of(unit) {
                 return Err(invalid(format!("{field} is {value}; it must be a multiple of {unit}")));
             }
-        }
-        for (field, value) in [
-            ("num_hidden_layers", self.num_hidden_layers),
-            ("num_attention_heads", self.num_attention_heads),
-            ("index_n_heads", self.index_n_heads),
-            ("n_routed_experts", self.n_routed_experts),
-        ] {
-            // Each of them has tensors of its own, whose list is made before the weights are opened.
-            if value > MAX_PARTS {
-                return Err(invalid(format!("{field} is {value}; it must be at most {MAX_PARTS}")));
+            if value > most {
+                return Err(invalid(format!("{field} is {value}; it must be at most {most}")));
             }
+        }
+        let drafts = self.num_nextn_predict_layers;
+        if drafts > MAX_DRAFT_LAYERS {
+            return Err(invalid(format!(
+                "num_nextn_predict_layers is {drafts}; it must be at most {MAX_DRAFT_LAYERS}"
+            )));
         }
         let yarn = &self.rope_scaling;
         for (wrong, message) in [
@@ -217,12 +229,17 @@ impl Raw {
     }
 }
 
+/// True if there is no quantization: some exports leave an empty object.
+fn is_empty(quantization: &Value) -> bool {
+    quantization.is_null() || quantization.as_object().is_some_and(serde_json::Map::is_empty)
+}
+
 /// A field, its value if it is given and is not the one that is served, and what is.
 fn refuse_unsupported(json: &Value) -> Result<(), ConfigError> {
     let quantization = &json["quantization_config"];
     let given = |value: &Value, served: Value| (!value.is_null() && *value != served).then(|| value.to_string());
     let quantized =
-        |field: &str, served: Value| (!quantization.is_null()).then(|| given(&quantization[field], served)).flatten();
+        |field: &str, served: Value| (!is_empty(quantization)).then(|| given(&quantization[field], served)).flatten();
     let rules: [(&'static str, Option<String>, &'static str); 20] = [
         ("model_type", given(&json["model_type"], "deepseek_v4".into()), "deepseek_v4 (V4-Flash), not V4.1"),
         ("vision_config", given(&json["vision_config"], Value::Null), "text models"),
@@ -285,7 +302,7 @@ mod tests {
         assert_eq!(config.layers, [Window, Window, Sparse, Heavy, Sparse]);
         assert_eq!((config.heads, config.head_dim, config.hash_layers, config.drafts), (8, 512, 2, Drafts::None));
         assert!(config.quantized);
-        assert_eq!(config.eos_token_ids, [4089, 4087], "generation_config.json wins over config.json");
+        assert_eq!(config.eos_token_ids, [4089, 4087], "generation_config.json comes first");
     }
 
     #[test]
@@ -330,10 +347,42 @@ mod tests {
         let mut config = tiny();
         config["compress_ratios"] = json!([0, 0, 4]);
         assert!(Config::parse(&config.to_string()).unwrap_err().to_string().contains("3 entries for 5 layers"));
-        config["n_routed_experts"] = json!(1u64 << 31);
-        let error = Config::parse(&config.to_string()).unwrap_err().to_string();
-        assert!(error.contains("n_routed_experts is 2147483648; it must be at most"), "{error}");
         config["hidden_size"] = json!(250);
         assert!(Config::parse(&config.to_string()).unwrap_err().to_string().contains("hidden_size"));
+    }
+
+    #[test]
+    fn sizes_without_bound_are_refused_by_name() {
+        for field in [
+            "vocab_size",
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "head_dim",
+            "q_lora_rank",
+            "o_groups",
+            "o_lora_rank",
+            "index_n_heads",
+            "index_head_dim",
+            "index_topk",
+            "n_routed_experts",
+            "num_experts_per_tok",
+            "moe_intermediate_size",
+            "hc_sinkhorn_iters",
+            "max_position_embeddings",
+            "num_nextn_predict_layers",
+        ] {
+            let mut config = tiny();
+            config[field] = json!(1u64 << 31);
+            let error = Config::parse(&config.to_string()).unwrap_err().to_string();
+            assert!(error.contains(&format!("{field} is 2147483648; it must be at most")), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_empty_quantization_is_none() {
+        let mut config = tiny();
+        config["quantization_config"] = json!({});
+        assert!(!Config::parse(&config.to_string()).unwrap().quantized);
     }
 }

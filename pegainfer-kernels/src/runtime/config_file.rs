@@ -1,7 +1,9 @@
 //! config.json of a checkpoint: fields read by name, and what a model does not implement refused by name.
 
+use super::end_of_text;
 use crate::heads::{HeadShape, KvDType};
 use serde_json::Value;
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
@@ -47,12 +49,21 @@ pub struct ConfigFile {
     family: &'static str,
     path: PathBuf,
     root: Value,
+    /// Folder of the checkpoint around the file, if there is one.
+    dir: Option<PathBuf>,
     /// Object of the root in which fields are looked up first.
     section: Option<&'static str>,
     /// `eos_token_id` of generation_config.json.
     generation_eos: Vec<u32>,
+    /// Id of the tokenizer's `eos_token`.
+    tokenizer_eos: Option<u32>,
     overrides: Overrides,
 }
+
+/// Longest context, tokens.
+pub const MAX_CONTEXT: usize = 1 << 26;
+/// Types of a model, as `dtype` and `torch_dtype` name them.
+const DTYPES: [&str; 3] = ["bfloat16", "float16", "float32"];
 
 /// What the user's flags change of a configuration.
 #[derive(Debug, Clone, Default)]
@@ -68,9 +79,11 @@ pub struct Overrides {
 }
 
 impl ConfigFile {
-    /// Reads `config.json` in `dir`, and the end-of-text ids of `generation_config.json` if it exists.
+    /// Reads `config.json` in `dir`, and the end-of-text ids of `generation_config.json` and of the tokenizer, if they exist.
     pub fn read(dir: &Path, family: &'static str) -> Result<Self, ConfigError> {
         let mut file = Self::parse_at(dir.join("config.json"), family)?;
+        file.dir = Some(dir.to_owned());
+        file.tokenizer_eos = end_of_text::tokenizer_eos(dir);
         let path = dir.join("generation_config.json");
         if path.is_file() {
             let generation = Self::parse_at(path, family)?;
@@ -97,8 +110,10 @@ impl ConfigFile {
                 family,
                 path,
                 root,
+                dir: None,
                 section: None,
                 generation_eos: Vec::new(),
+                tokenizer_eos: None,
                 overrides: Overrides::default(),
             }),
             Err(error) => Err(ConfigError::Invalid { path, family, message: error.to_string() }),
@@ -108,6 +123,11 @@ impl ConfigFile {
     /// The same file as the user's flags change it.
     pub fn with(self, overrides: Overrides) -> Self {
         Self { overrides, ..self }
+    }
+
+    /// Folder of the checkpoint around the file; `None` for a text alone.
+    pub(super) fn dir(&self) -> Option<&Path> {
+        self.dir.as_deref()
     }
 
     /// Whether the user wants the layers that draft.
@@ -144,11 +164,18 @@ impl ConfigFile {
         }
     }
 
-    /// A number of things: 1 to 2^32 - 1.
+    /// True if the file has `field`, even as null.
+    pub fn has(&self, field: &str) -> bool {
+        let section = self.section.and_then(|section| self.root[section].get(field));
+        section.or(self.root.get(field)).is_some()
+    }
+
+    /// A number of things: 1 to the bound of [`most`].
     pub fn size(&self, field: &str) -> Result<usize, ConfigError> {
-        let value = self.required(field)?;
-        let size = value.as_u64().filter(|size| (1..=u64::from(u32::MAX)).contains(size));
-        size.map(|size| size as usize).ok_or_else(|| self.invalid(format!("{field} is {value}")))
+        let (value, most) = (self.required(field)?, most(field));
+        let size = value.as_u64().filter(|size| (1..=most as u64).contains(size));
+        let wrong = || self.invalid(format!("{field} is {value}, and must be an integer from 1 to {most}"));
+        size.map(|size| size as usize).ok_or_else(wrong)
     }
 
     /// As [`size`](Self::size), or `default` where the field is missing.
@@ -171,10 +198,10 @@ impl ConfigFile {
         }
     }
 
-    /// Heads of full attention, of the sizes that the attention kernels take.
-    pub fn heads(&self) -> Result<HeadShape, ConfigError> {
+    /// Heads of full attention, of the sizes that the attention kernels take; `head_dim` where the file does not give it.
+    pub fn heads(&self, head_dim: usize) -> Result<HeadShape, ConfigError> {
         let (heads, kv_heads) = (self.size("num_attention_heads")?, self.size("num_key_value_heads")?);
-        let shape = HeadShape { heads, kv_heads, head_dim: self.size("head_dim")? };
+        let shape = HeadShape { heads, kv_heads, head_dim: self.size_or("head_dim", head_dim)? };
         if !heads.is_multiple_of(kv_heads) {
             return Err(self.invalid("num_attention_heads is not a multiple of num_key_value_heads"));
         }
@@ -189,19 +216,38 @@ impl ConfigFile {
         self.get("initializer_range").as_f64().unwrap_or(0.02) as f32
     }
 
-    /// End-of-text ids: those of generation_config.json if it has any, else those of config.json.
+    /// Refuses a model of another type than the floating-point ones, whose weights are rounded to bf16 when they are loaded.
+    pub fn check_dtype(&self) -> Result<(), ConfigError> {
+        for field in ["dtype", "torch_dtype"] {
+            let value = self.get(field);
+            if !value.is_null() && !value.as_str().is_some_and(|dtype| DTYPES.contains(&dtype)) {
+                return Err(unsupported(field, text(value), "bfloat16, and float16 and float32 rounded to bfloat16"));
+            }
+        }
+        Ok(())
+    }
+
+    /// End-of-text ids of all files of the checkpoint, see [`end_of_text::union`].
     pub fn eos_token_ids(&self) -> Result<Vec<u32>, ConfigError> {
-        let ids = self.token_ids("eos_token_id")?;
-        Ok(if self.generation_eos.is_empty() { ids } else { self.generation_eos.clone() })
+        let mut config = self.token_ids("eos_token_id")?;
+        // A multimodal model may name more of them outside of its text part.
+        config.extend(self.ids_of("eos_token_id", &self.root["eos_token_id"])?);
+        let mut seen = HashSet::new();
+        config.retain(|id| seen.insert(*id));
+        Ok(end_of_text::union(self.generation_eos.clone(), config, self.tokenizer_eos, self.size("vocab_size")?))
     }
 
     /// An id or a list of ids; none where the field is missing.
     pub fn token_ids(&self, field: &str) -> Result<Vec<u32>, ConfigError> {
+        self.ids_of(field, self.get(field))
+    }
+
+    fn ids_of(&self, field: &str, value: &Value) -> Result<Vec<u32>, ConfigError> {
         let one = |value: &Value| {
             let id = value.as_u64().and_then(|id| u32::try_from(id).ok());
             id.ok_or_else(|| self.invalid(format!("{field} {value} is not a token id")))
         };
-        match self.get(field) {
+        match value {
             Value::Null => Ok(Vec::new()),
             Value::Array(ids) => ids.iter().map(one).collect(),
             id => Ok(vec![one(id)?]),
@@ -213,7 +259,7 @@ impl ConfigFile {
         for (field, served, words) in fields {
             let value = self.get(field);
             if !value.is_null() && *value != served {
-                return Err(unsupported(field, value.as_str().map_or(value.to_string(), str::to_owned), words));
+                return Err(unsupported(field, text(value), words));
             }
         }
         Ok(())
@@ -227,6 +273,24 @@ impl ConfigFile {
     fn required(&self, field: &str) -> Result<&Value, ConfigError> {
         let value = self.get(field);
         if value.is_null() { Err(self.invalid(format!("{field} is missing"))) } else { Ok(value) }
+    }
+}
+
+/// A JSON value as a message shows it.
+pub(super) fn text(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+/// Largest value of a size. Tensors and lists are as long as these numbers, and the bytes of all weights must fit 64 bits: a file
+/// that asks for more is refused before anything is allocated.
+pub fn most(field: &str) -> usize {
+    match field {
+        "num_hidden_layers" => 1 << 12,
+        "num_attention_heads" | "num_key_value_heads" | "linear_num_key_heads" | "linear_num_value_heads" => 1 << 14,
+        "head_dim" | "linear_key_head_dim" | "linear_value_head_dim" | "linear_conv_kernel_dim" => 1 << 12,
+        "vocab_size" => 1 << 24,
+        "max_position_embeddings" => MAX_CONTEXT,
+        _ => 1 << 20,
     }
 }
 
@@ -256,8 +320,10 @@ mod tests {
 
     #[test]
     fn an_error_names_the_file_the_family_and_the_field() {
-        let file = file(&json!({"zero": 0, "large": 1u64 << 32, "text": "x", "eos_token_id": [1, -1]}));
-        for field in ["zero", "large", "text", "absent"] {
+        let file = file(&json!({"zero": 0, "large": 1u64 << 32, "text": "x", "eos_token_id": [1, -1], "vocab_size": 9,
+            "num_hidden_layers": 1_000_000_000, "num_attention_heads": 1 << 15, "max_position_embeddings": 1u64 << 27}));
+        let bounded = ["num_hidden_layers", "num_attention_heads", "max_position_embeddings"];
+        for field in ["zero", "large", "text", "absent"].into_iter().chain(bounded) {
             let error = file.size(field).unwrap_err().to_string();
             assert!(error.starts_with("config.json is not a valid Test configuration") && error.contains(field));
         }

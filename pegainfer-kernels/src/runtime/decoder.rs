@@ -1,6 +1,7 @@
 //! What dense decoders share: token embedding and output matrix, the residual stream, the gated MLP, and the paged cache of
 //! a layer of full attention.
 
+use super::output_matrix::HEAD;
 use super::quantization::{Quantization, load_projection, projection_bytes};
 use crate::heads::{HeadShape, KvDType};
 use crate::ops::{self, Matrix};
@@ -28,15 +29,17 @@ impl<L> DecoderWeights<L> {
     }
 }
 
-/// Loads the output matrix `lm_head.weight`, `[vocab, hidden]`, unless it is `tied` to the embedding. Small official
-/// checkpoints store a redundant copy of a tied one: it is not read.
+/// Loads the output matrix [`HEAD`], `[vocab, hidden]`, unless it is `tied` to the embedding, see [`ConfigFile::ties_output`]. Small
+/// official checkpoints store a copy of the embedding: it is not loaded.
+///
+/// [`ConfigFile::ties_output`]: super::ConfigFile::ties_output
 pub fn load_head(
     loader: &mut Loader<'_>,
     tied: bool,
     vocab: usize,
     hidden: usize,
 ) -> Result<Option<Tensor>, WeightsError> {
-    if tied { Ok(None) } else { loader.matrix("lm_head.weight".to_owned(), vocab, hidden).map(Some) }
+    if tied { Ok(None) } else { loader.matrix(HEAD.to_owned(), vocab, hidden).map(Some) }
 }
 
 /// Weights of the second half of a layer.

@@ -7,6 +7,7 @@ use super::load_error::LoadError;
 use super::load_options::LoadOptions;
 use super::model::{Model, ragged, uniform};
 use super::model_info::ModelInfo;
+use super::output_matrix::HEAD;
 use super::synthetic_acceptance::SyntheticAcceptance;
 use crate::choice;
 use crate::heads::BLOCK_SIZE;
@@ -100,8 +101,8 @@ pub fn load_weights<M: Model>(
 fn log_unused<M: Model>(unused: &[&str]) {
     let (mut skipped, mut unknown) = (BTreeMap::<_, usize>::new(), Vec::new());
     for name in unused {
-        // Some checkpoints store the output matrix although the configuration ties it to the embedding.
-        let repeated = (*name == "lm_head.weight").then_some("an output matrix that repeats the embedding");
+        // Some checkpoints store a copy of the embedding: another output matrix would be loaded.
+        let repeated = (*name == HEAD).then_some("an output matrix that repeats the embedding");
         match M::skipped(name).or(repeated) {
             Some(purpose) => *skipped.entry(purpose).or_default() += 1,
             None => unknown.push(*name),

@@ -5,6 +5,7 @@
 //! - `model`: the trait; `model_info`: the numbers that the rest needs of a model.
 //! - `config_file`, `load_options`, `load_error`, `bounds`: from config.json and flags to the sizes of an engine; `fit`, `gpu_fit`: whether
 //!   that fits the memory.
+//! - `output_matrix`: tied embeddings. `end_of_text`: tokens that end a text.
 //! - `quantization`: FP8 weights. `rope_scaling`: YaRN.
 //! - `load`, `record`: an engine from a checkpoint, a kernel plan from a configuration. `measure`: step times for the ledger.
 //! - `executor`: steps in flight and CUDA graphs; `drafting`, `block_drafting`: the passes of the layers
@@ -18,6 +19,7 @@ mod bounds;
 mod config_file;
 mod decoder;
 pub mod drafting;
+pub mod end_of_text;
 mod executor;
 mod fit;
 mod gpu_fit;
@@ -29,6 +31,7 @@ mod logits_processors;
 mod measure;
 mod model;
 mod model_info;
+mod output_matrix;
 mod quantization;
 mod readbacks;
 mod record;
@@ -39,7 +42,7 @@ mod sampler;
 mod synthetic_acceptance;
 
 pub use bounds::{Bounds, StepSize};
-pub use config_file::{ConfigError, ConfigFile, Overrides, Served, unsupported};
+pub use config_file::{ConfigError, ConfigFile, MAX_CONTEXT, Overrides, Served, unsupported};
 pub use decoder::{Activations, DecoderWeights, KvLayer, Mlp, load_head};
 pub use executor::Executor;
 pub use gpu_fit::GpuFit;
@@ -50,6 +53,7 @@ pub use load_options::{DEFAULT_KV_BYTES, DEFAULT_STATE_BYTES, LoadOptions, STATE
 pub use measure::{Measurable, Measured, measure, measure_again};
 pub use model::{Model, Parts, Pass, StepOf, padded, ragged, uniform};
 pub use model_info::ModelInfo;
+pub use output_matrix::HEAD;
 pub use quantization::{Quantization, load_projection, projection_bytes};
 pub use readbacks::Readbacks;
 pub use record::{record, record_step};

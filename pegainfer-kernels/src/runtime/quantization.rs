@@ -1,10 +1,10 @@
 //! FP8 weights of a dense model: what config.json says about them, and how projections are loaded.
 
-use super::config_file::{ConfigError, ConfigFile, unsupported};
+use super::config_file::{ConfigError, ConfigFile, text, unsupported};
 use crate::cpu::weights::BLOCK;
 use crate::ops::{self, BlockScales, Matrix};
 use pegainfer_core::weights::{Loader, Part, WeightsError};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 /// What is served, for refusals.
 const SERVED: &str =
@@ -25,7 +25,7 @@ impl ConfigFile {
     pub fn quantization(&self, never: &[&str]) -> Result<Option<Quantization>, ConfigError> {
         let mut kept: Vec<String> = never.iter().map(|name| (*name).to_owned()).collect();
         let config = self.get("quantization_config");
-        if config.is_null() {
+        if config.is_null() || config.as_object().is_some_and(Map::is_empty) {
             return Ok(self.quantize_at_load().then_some(Quantization { kept, at_load: true }));
         }
         let method = config.get("quant_method").or(config.get("quant_algo")).unwrap_or(config);
@@ -54,11 +54,6 @@ impl ConfigFile {
         }
         Ok(Some(Quantization { kept, at_load: self.quantize_at_load() }))
     }
-}
-
-/// A JSON value as a message shows it.
-fn text(value: &Value) -> String {
-    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
 impl Quantization {
@@ -149,6 +144,7 @@ mod tests {
     #[test]
     fn modules_that_are_not_converted_stay_bf16() {
         assert_eq!(parse(&Value::Null).unwrap(), None);
+        assert_eq!(parse(&json!({})).unwrap(), None, "some exports leave an empty object");
         let quantization = parse(&official()).unwrap().unwrap();
         for (name, fp8) in [
             ("model.layers.0.mlp.gate_proj.weight", true),

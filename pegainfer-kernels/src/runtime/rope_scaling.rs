@@ -1,6 +1,6 @@
 //! Rotary embeddings as config.json describes them: plain, or YaRN for a longer context.
 
-use super::config_file::{ConfigError, ConfigFile, unsupported};
+use super::config_file::{ConfigError, ConfigFile, MAX_CONTEXT, unsupported};
 use crate::rotary::{RopeSpec, Yarn};
 use serde_json::Value;
 
@@ -50,6 +50,11 @@ impl ConfigFile {
     pub fn context(&self, rope: &RopeSpec) -> Result<usize, ConfigError> {
         let length = self.size("max_position_embeddings")?;
         let extended = rope.yarn.map_or(0, |yarn| (yarn.original_context * yarn.factor) as usize);
+        if extended > MAX_CONTEXT {
+            return Err(self.invalid(format!(
+                "rope_scaling extends the context to {extended} tokens, and at most {MAX_CONTEXT} are served"
+            )));
+        }
         Ok(length.max(extended))
     }
 
@@ -139,5 +144,8 @@ mod tests {
         refused(json!({"rope_type": "yarn", "factor": "4"}), "factor");
         refused(json!({"rope_type": "yarn", "factor": 0.5}), "at least 1");
         refused(json!({"rope_type": "yarn", "factor": 2, "beta_fast": -1}), "beta_fast");
+        let endless = json!({"rope_theta": 1e6, "max_position_embeddings": 4096, "rope_scaling": {"rope_type": "yarn", "factor": 1e300}});
+        let error = file(&endless).context(&file(&endless).rope().unwrap()).unwrap_err().to_string();
+        assert!(error.contains("rope_scaling extends the context"), "{error}");
     }
 }

@@ -15,7 +15,7 @@ fn reads_the_tiny_model() {
     let config = Qwen35::load_config(&dir).unwrap();
     assert_eq!((config.layers.len(), config.hidden_size, config.shape.heads), (8, 256, 2));
     assert_eq!((config.count(LayerKind::Full), config.layers[3], config.rotary_dim), (2, LayerKind::Full, 64));
-    assert_eq!(config.eos_token_ids, [4089, 4087], "generation_config.json wins over config.json");
+    assert_eq!(config.eos_token_ids, [4089, 4087], "generation_config.json comes first");
     assert_eq!(config.kv_bytes_per_token(), 2048);
     assert!(config.tie_word_embeddings);
 }
@@ -96,7 +96,7 @@ fn refuses_what_it_does_not_implement_by_name() {
         ("output_gate_type", json!("sigmoid")),
         ("attention_bias", json!(true)),
         ("hidden_act", json!("gelu")),
-        ("dtype", json!("float16")),
+        ("dtype", json!("float64")),
         ("head_dim", json!(40)),
         ("linear_key_head_dim", json!(40)),
     ] {
@@ -116,7 +116,7 @@ fn refuses_what_it_does_not_implement_by_name() {
 
 #[test]
 fn names_the_field_that_is_missing_or_wrong() {
-    for field in ["head_dim", "vocab_size", "linear_num_value_heads", "linear_conv_kernel_dim", "rms_norm_eps"] {
+    for field in ["vocab_size", "linear_num_value_heads", "linear_conv_kernel_dim", "rms_norm_eps"] {
         let mut config = tiny();
         config["text_config"].as_object_mut().unwrap().remove(field);
         let error = Qwen35::parse_config(&config.to_string()).unwrap_err().to_string();
@@ -134,4 +134,40 @@ fn names_the_field_that_is_missing_or_wrong() {
         assert!(error.contains(field), "{error}");
     }
     assert!(Qwen35::parse_config("{").unwrap_err().to_string().contains("config.json"));
+}
+
+#[test]
+fn harmless_fields_are_accepted() {
+    let mut config = tiny();
+    config["quantization_config"] = json!({});
+    config["text_config"]["dtype"] = json!("float32");
+    config["text_config"]["eos_token_id"] = json!([7]);
+    config["eos_token_id"] = json!([8, 7]);
+    let text = config["text_config"].as_object_mut().unwrap();
+    text.remove("head_dim");
+    let read = Qwen35::parse_config(&config.to_string()).unwrap();
+    assert_eq!((read.shape.head_dim, read.quantization), (256, None));
+    assert_eq!(read.eos_token_ids, [7, 8], "those of the text part first");
+}
+
+#[test]
+fn sizes_without_bound_are_refused_by_name() {
+    for field in [
+        "num_hidden_layers",
+        "hidden_size",
+        "intermediate_size",
+        "vocab_size",
+        "num_attention_heads",
+        "linear_num_value_heads",
+        "linear_num_key_heads",
+        "linear_key_head_dim",
+        "linear_value_head_dim",
+        "linear_conv_kernel_dim",
+        "max_position_embeddings",
+    ] {
+        let mut config = tiny();
+        config["text_config"][field] = json!(1_000_000_000);
+        let error = Qwen35::parse_config(&config.to_string()).unwrap_err().to_string();
+        assert!(error.contains(&format!("{field} is 1000000000, and must be an integer from 1 to")), "{error}");
+    }
 }

@@ -84,6 +84,7 @@ impl AppState {
         let metrics = Arc::new(Metrics::new(engine.clone(), &names[0], options.recorder.clone()));
         let limits = engine.limits();
         let (vocab_size, eos) = (limits.vocab_size, limits.eos_token_ids.clone());
+        checkpoint.warn_of_endless_answers(&eos);
         let compiler =
             checkpoint.encoder.run(move |tokenizer| GrammarCompiler::new(tokenizer.clone(), vocab_size, eos));
         let grammars = GrammarService::new(compiler, options.grammar_trial.clone());

@@ -1,7 +1,8 @@
 //! API keys: where they come from, what a caller sends, and the rates of each.
 
+use super::secret_file;
 use crate::rates::{Meter, Rates};
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use axum::http::HeaderMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -74,8 +75,10 @@ impl ApiKeys {
         let mut lines: Vec<(String, Rates)> =
             self.0.given.iter().map(|secret| (secret.0.clone(), Rates::default())).collect();
         if let Some((flag, path)) = &self.0.file {
-            let text =
-                std::fs::read_to_string(path).with_context(|| format!("{flag} {} cannot be read", path.display()))?;
+            let unreadable = || format!("{flag} {} cannot be read", path.display());
+            let bytes = secret_file::read(path).with_context(unreadable)?;
+            // What the bytes are is not shown: they may be a part of a key.
+            let text = String::from_utf8(bytes).map_err(|_| anyhow!("it is not UTF-8")).with_context(unreadable)?;
             let before = lines.len();
             for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
                 let parsed = parse_line(line);
@@ -207,6 +210,26 @@ mod tests {
         let error = ApiKeys::load(&[Secret("a b".into())], None).unwrap_err().to_string();
         assert!(!error.contains("a b"), "{error}");
         assert!(ApiKeys::load(&[Secret(String::new())], None).is_err());
+    }
+
+    /// A pipe without a writer in the place of the file, which a plain read would wait for.
+    #[cfg(unix)]
+    #[test]
+    fn a_file_that_becomes_a_pipe_leaves_the_keys() {
+        let dir = TempDir::new("key-pipe");
+        let path = dir.path().join("keys");
+        std::fs::write(&path, "one").unwrap();
+        let loaded = ApiKeys::load(&[], Some(&path)).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        let error = format!("{:#}", loaded.reload().unwrap_err());
+        assert!(error.starts_with("--api-key-file") && error.contains("it is no regular file"), "{error}");
+        assert!(loaded.find(Some("one")).is_some());
+        assert!(format!("{:#}", ApiKeys::load(&[], Some(&path)).unwrap_err()).contains("it is no regular file"));
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, "two").unwrap();
+        loaded.reload().unwrap();
+        assert!(loaded.find(Some("two")).is_some(), "a later reload works");
     }
 
     #[test]

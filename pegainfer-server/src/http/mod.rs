@@ -11,6 +11,7 @@ mod keys;
 mod open_connections;
 mod open_files;
 pub mod request_id;
+mod secret_file;
 mod stall;
 mod tls;
 

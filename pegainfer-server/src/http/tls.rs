@@ -1,6 +1,6 @@
 //! TLS 1.2 and 1.3, for deployments without a proxy that terminates TLS.
 
-use super::certificate;
+use super::{certificate, secret_file};
 use anyhow::{Context, Result, ensure};
 use jiff::Timestamp;
 use std::fmt;
@@ -50,14 +50,15 @@ impl Tls {
 
 fn read(cert: &Path, key: &Path) -> Result<TlsAcceptor> {
     let unreadable = || format!("--tls-cert {} cannot be read as PEM", cert.display());
-    let chain = CertificateDer::pem_file_iter(cert).with_context(unreadable)?;
-    let chain: Vec<_> = chain.collect::<Result<_, _>>().with_context(unreadable)?;
+    let pem = secret_file::read(cert).with_context(unreadable)?;
+    let chain: Vec<_> = CertificateDer::pem_slice_iter(&pem).collect::<Result<_, _>>().with_context(unreadable)?;
     ensure!(!chain.is_empty(), "--tls-cert {} has no certificate", cert.display());
     for problem in certificate::problems(&chain, Timestamp::now()) {
         log::warn!("--tls-cert {}: {problem}", cert.display());
     }
-    let secret = PrivateKeyDer::from_pem_file(key)
-        .with_context(|| format!("--tls-key {} cannot be read as a PEM key without password", key.display()))?;
+    let unreadable = || format!("--tls-key {} cannot be read as a PEM key without password", key.display());
+    let pem = secret_file::read(key).with_context(unreadable)?;
+    let secret = PrivateKeyDer::from_pem_slice(&pem).with_context(unreadable)?;
     let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_protocol_versions(&[&version::TLS13, &version::TLS12])
         .context("TLS cannot be set up")?

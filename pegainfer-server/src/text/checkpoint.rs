@@ -56,6 +56,31 @@ impl Checkpoint {
         let template = ChatTemplate::load(dir)?;
         Ok(Self { name, tokenizer, encoder, template, defaults: SamplingDefaults::load(dir)? })
     }
+
+    /// Says at the start what will not end answers, which stop at the tokens `eos`.
+    pub fn warn_of_endless_answers(&self, eos: &[u32]) {
+        if eos.is_empty() {
+            log::warn!(
+                "no file of the checkpoint names a token that ends a text: answers end at max_tokens or a stop string; put eos_token_id \
+                 into generation_config.json"
+            );
+        } else if let Some((id, text)) = self.turn_end().filter(|(id, _)| !eos.contains(id)) {
+            log::warn!(
+                "the chat template ends turns with {text:?} (token {id}), which does not end answers: they go on after it; add {id} to \
+                 eos_token_id of generation_config.json"
+            );
+        }
+    }
+
+    /// The control token with which the chat template ends an answer, and its text.
+    fn turn_end(&self) -> Option<(u32, String)> {
+        let end = self.template.as_ref()?.turn_end()?;
+        let first = move |tokenizer: &Arc<Tokenizer>| {
+            let ids = tokenizer.encode(&end, false).ok()?;
+            ids.into_iter().find(|id| tokenizer.is_special(*id)).map(|id| (id, tokenizer.token_text(id)))
+        };
+        self.encoder.run(first)
+    }
 }
 
 impl SamplingDefaults {
@@ -116,6 +141,12 @@ mod tests {
         assert!(checkpoint.template.is_some());
         let expected = SamplingDefaults { temperature: 0.6, top_k: 20, top_p: 0.95, ..SamplingDefaults::default() };
         assert_eq!(checkpoint.defaults, expected);
+    }
+
+    #[test]
+    fn the_token_that_ends_turns_is_found() {
+        let checkpoint = Checkpoint::load(&testing::model_dir()).unwrap();
+        assert_eq!(checkpoint.turn_end().unwrap(), (4089, "<|im_end|>".to_owned()));
     }
 
     #[test]

@@ -1,46 +1,29 @@
 //! The checkpoint's chat template: a Jinja program that turns messages into a prompt.
 
 mod dialect;
+mod error;
+mod files;
+mod generation;
 
 use super::deepseek_v4;
 use super::effort::Switches;
 use super::parser::OutputFormat;
+pub use error::TemplateError;
+use files::{Source, Sources, read_json};
 use minijinja::value::Value;
 use minijinja::{Environment, Error};
 use serde_json::{Map, Value as Json, json};
-use std::path::{Path, PathBuf};
-use thiserror::Error as ThisError;
+use std::path::Path;
 
 const NAME: &str = "chat_template";
-/// Name of the default template when tokenizer_config.json lists several.
-const DEFAULT_TEMPLATE: &str = "default";
-/// Special tokens of tokenizer_config.json that a template may use.
-const SPECIAL_TOKENS: [&str; 4] = ["bos_token", "eos_token", "pad_token", "unk_token"];
-
-/// Why there is no usable template, or no prompt.
-#[derive(Debug, ThisError)]
-pub enum TemplateError {
-    /// A file could not be read or parsed.
-    #[error("{path}: {reason}")]
-    File {
-        /// Path of the file.
-        path: PathBuf,
-        /// What is wrong with it.
-        reason: String,
-    },
-    /// The template refused the conversation with `raise_exception`.
-    #[error("the chat template refuses these messages: {0}")]
-    Refused(String),
-    /// The template failed on this conversation.
-    #[error("the chat template cannot render these messages: {0}")]
-    Render(String),
-}
-
-/// A compiled chat template and the special tokens it may use.
+/// The compiled chat templates of a checkpoint, and what is known of them.
 pub struct ChatTemplate {
     program: Program,
+    /// Renders requests with tools, where the checkpoint has another template for them.
+    tool_use: Option<Program>,
     special_tokens: Map<String, Json>,
     output_format: OutputFormat,
+    shows_later_system_messages: bool,
 }
 
 /// The program that renders prompts.
@@ -51,54 +34,45 @@ enum Program {
 }
 
 impl ChatTemplate {
-    /// Loads `chat_template.jinja`, else the template inside `tokenizer_config.json`, else the built-in encoding of a model type
-    /// that has no template; `None` if there is none.
+    /// Loads the templates that [`Sources::find`] finds, else the built-in encoding of a model type that has no template; `None` if
+    /// there is none.
     pub fn load(dir: &Path) -> Result<Option<Self>, TemplateError> {
-        let config_path = dir.join("tokenizer_config.json");
-        let config = read_json(&config_path)?;
-        let path = dir.join("chat_template.jinja");
-        let (source, path) = if path.is_file() {
-            let text = std::fs::read_to_string(&path)
-                .map_err(|e| TemplateError::File { path: path.clone(), reason: e.to_string() })?;
-            (Some(text), path)
-        } else {
-            (embedded_template(&config), config_path)
-        };
-        let Some(source) = source else { return Self::without_template(dir) };
-        let special_tokens = SPECIAL_TOKENS
-            .iter()
-            .filter_map(|&name| Some((name.to_string(), Json::from(token_text(&config[name])?))))
-            .collect();
-        Self::new(source, special_tokens)
-            .map(Some)
-            .map_err(|e| TemplateError::File { path, reason: format!("the chat template does not compile: {e}") })
+        if let Some(Sources { default, tool_use, special_tokens }) = Sources::find(dir)? {
+            return Self::new(&default, tool_use.as_ref(), special_tokens).map(Some);
+        }
+        if read_json(&dir.join("config.json"))?["model_type"] == "deepseek_v4" {
+            let (program, format) = (Program::DeepSeekV4(deepseek_v4::Efforts::load(dir)), deepseek_v4::OUTPUT_FORMAT);
+            return Ok(Some(Self::of(program, None, Map::new(), format)));
+        }
+        files::warn_without(dir)?;
+        Ok(None)
     }
 
-    /// The built-in encoding of a model type that has no template.
-    fn without_template(dir: &Path) -> Result<Option<Self>, TemplateError> {
-        let is_deepseek_v4 = read_json(&dir.join("config.json"))?["model_type"] == "deepseek_v4";
-        Ok(is_deepseek_v4.then(|| Self {
-            program: Program::DeepSeekV4(deepseek_v4::Efforts::load(dir)),
-            special_tokens: Map::new(),
-            output_format: deepseek_v4::OUTPUT_FORMAT,
-        }))
+    /// Compiles the template of all requests, or of those without tools if there is another one for these.
+    fn new(
+        default: &Source,
+        tool_use: Option<&Source>,
+        special_tokens: Map<String, Json>,
+    ) -> Result<Self, TemplateError> {
+        let (program, mut format) = compile(default, &special_tokens)?;
+        let tool_use = tool_use.map(|source| compile(source, &special_tokens)).transpose()?;
+        let tool_use = tool_use.map(|(program, with_tools)| {
+            format.tools = with_tools.tools.or(format.tools);
+            program
+        });
+        Ok(Self::of(program, tool_use, special_tokens, format))
     }
 
-    /// Compiles a template.
-    fn new(source: String, special_tokens: Map<String, Json>) -> Result<Self, Error> {
-        let output_format = OutputFormat::of_template(&source);
-        let mut env = dialect::environment();
-        env.add_template_owned(NAME, source.clone())?;
-        let renders = |effort: &str| {
-            let mut context = special_tokens.clone();
-            context.insert("messages".into(), json!([{"role": "user", "content": "a"}]));
-            context.insert("tools".into(), Json::Null);
-            context.insert("add_generation_prompt".into(), true.into());
-            context.insert("reasoning_effort".into(), effort.into());
-            run(&env, context).is_ok()
-        };
-        let switches = Switches::of_template(&source, output_format.reasoning, renders);
-        Ok(Self { program: Program::Jinja(Box::new(env), switches), special_tokens, output_format })
+    fn of(
+        program: Program,
+        tool_use: Option<Program>,
+        special_tokens: Map<String, Json>,
+        output_format: OutputFormat,
+    ) -> Self {
+        let mut template =
+            Self { program, tool_use, special_tokens, output_format, shows_later_system_messages: false };
+        template.shows_later_system_messages = template.renders_later_system_messages();
+        template
     }
 
     /// Output format of the model, as the template tells it.
@@ -119,12 +93,25 @@ impl ChatTemplate {
         }
     }
 
-    /// Whether prompts show system messages that are not at the beginning. Some templates refuse them, or leave them out.
+    /// True if prompts show system messages that are not at the beginning. Some templates refuse them, or leave them out.
     pub fn shows_later_system_messages(&self) -> bool {
+        self.shows_later_system_messages
+    }
+
+    /// Renders a conversation with a later system message to see whether the prompt shows it.
+    fn renders_later_system_messages(&self) -> bool {
         const TEXT: &str = "Be brief.";
         let message = |role: &str, text: &str| json!({"role": role, "content": text});
         let messages = [message("user", "a"), message("assistant", "b"), message("system", TEXT), message("user", "c")];
         self.render(&messages, None, true, &Map::new()).is_ok_and(|prompt| prompt.contains(TEXT))
+    }
+
+    /// What follows an answer in prompts: the end of an assistant's turn. `None` if the template does not show it.
+    pub fn turn_end(&self) -> Option<String> {
+        const ANSWER: &str = "The answer is 7.";
+        let messages = [json!({"role": "user", "content": "a"}), json!({"role": "assistant", "content": ANSWER})];
+        let prompt = self.render(&messages, None, false, &Map::new()).ok()?;
+        prompt.rsplit_once(ANSWER).map(|(_, end)| end.to_owned())
     }
 
     /// Renders the prompt of `messages`. `kwargs` are the client's `chat_template_kwargs`; the other arguments override them.
@@ -135,7 +122,8 @@ impl ChatTemplate {
         add_generation_prompt: bool,
         kwargs: &Map<String, Json>,
     ) -> Result<String, TemplateError> {
-        let env = match &self.program {
+        let with_tools = self.tool_use.as_ref().filter(|_| tools.is_some());
+        let env = match with_tools.unwrap_or(&self.program) {
             Program::Jinja(env, _) => env,
             Program::DeepSeekV4(efforts) => {
                 return deepseek_v4::render(efforts, messages, tools, add_generation_prompt, kwargs)
@@ -157,30 +145,26 @@ fn run(env: &Environment<'_>, context: Map<String, Json>) -> Result<String, Temp
     template.render(Value::from_serialize(context)).map_err(|e| explain(&e))
 }
 
-fn read_json(path: &Path) -> Result<Json, TemplateError> {
-    if !path.is_file() {
-        return Ok(Json::Null);
-    }
-    let file = |reason: String| TemplateError::File { path: path.to_path_buf(), reason };
-    let text = std::fs::read_to_string(path).map_err(|e| file(e.to_string()))?;
-    serde_json::from_str(&text).map_err(|e| file(format!("not valid JSON: {e}")))
-}
-
-/// The template in tokenizer_config.json: `chat_template` is a string, or a list of `{name, template}`.
-fn embedded_template(config: &Json) -> Option<String> {
-    match &config["chat_template"] {
-        Json::String(text) => Some(text.clone()),
-        Json::Array(named) => {
-            let default = named.iter().find(|t| t["name"] == DEFAULT_TEMPLATE).or_else(|| named.first())?;
-            default["template"].as_str().map(str::to_string)
+/// Compiles a template, and finds out what it says of the model's output.
+fn compile(source: &Source, special_tokens: &Map<String, Json>) -> Result<(Program, OutputFormat), TemplateError> {
+    let output_format = OutputFormat::of_template(&source.text);
+    let mut env = dialect::environment();
+    env.add_template_owned(NAME, generation::without_marks(&source.text).into_owned()).map_err(|error| {
+        TemplateError::File {
+            path: source.path.clone(),
+            reason: format!("the chat template does not compile: {error}"),
         }
-        _ => None,
-    }
-}
-
-/// Text of a special token, which is written as a string or as an object with its `content`.
-fn token_text(token: &Json) -> Option<&str> {
-    token.as_str().or_else(|| token["content"].as_str())
+    })?;
+    let renders = |effort: &str| {
+        let mut context = special_tokens.clone();
+        context.insert("messages".into(), json!([{"role": "user", "content": "a"}]));
+        context.insert("tools".into(), Json::Null);
+        context.insert("add_generation_prompt".into(), true.into());
+        context.insert("reasoning_effort".into(), effort.into());
+        run(&env, context).is_ok()
+    };
+    let switches = Switches::of_template(&source.text, output_format.reasoning, renders);
+    Ok((Program::Jinja(Box::new(env), switches), output_format))
 }
 
 fn explain(error: &Error) -> TemplateError {
@@ -196,8 +180,12 @@ mod tests {
     use crate::testing;
     use crate::text::parser::{ReasoningStart, ToolFormat};
 
-    fn template(source: &str) -> ChatTemplate {
-        ChatTemplate::new(source.to_string(), Map::new()).unwrap()
+    fn source(text: &str) -> Source {
+        Source { text: text.to_owned(), path: "t".into() }
+    }
+
+    fn template(text: &str) -> ChatTemplate {
+        ChatTemplate::new(&source(text), None, Map::new()).unwrap()
     }
 
     fn render(template: &ChatTemplate, messages: Json) -> Result<String, TemplateError> {
@@ -231,11 +219,24 @@ mod tests {
     }
 
     #[test]
-    fn a_list_of_named_templates_uses_the_default_one() {
-        let config = json!({"chat_template": [
-            {"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]});
-        assert_eq!(embedded_template(&config).unwrap(), "plain");
-        assert_eq!(embedded_template(&json!({})), None);
+    fn requests_with_tools_take_the_template_for_tools() {
+        let tools = source("<tools></tools><tool_call>\n<function={{ tools[0].name }}>");
+        let template = ChatTemplate::new(&source("plain"), Some(&tools), Map::new()).unwrap();
+        let render = |tools| template.render(&[json!({})], tools, true, &Map::new()).unwrap();
+        assert_eq!(render(None), "plain");
+        assert!(render(Some(&[json!({"name": "get"})][..])).ends_with("<function=get>"));
+        let format = OutputFormat::of_template(&tools.text);
+        assert_eq!((template.output_format().tools, format.tools.is_some()), (format.tools, true));
+    }
+
+    #[test]
+    fn marks_for_training_are_rendered_as_nothing() {
+        let text = "{% for m in messages %}<|im_start|>{{ m.role }}\n{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}{% endfor %}";
+        let messages = json!([{"role": "user", "content": "hi"}]);
+        assert_eq!(render(&template(text), messages).unwrap(), "<|im_start|>user\nhi<|im_end|>");
+        assert_eq!(template(text).turn_end().unwrap(), "<|im_end|>");
+        let error = ChatTemplate::new(&source("{% generation %}"), None, Map::new()).err().unwrap().to_string();
+        assert!(error.starts_with("t: the chat template does not compile"), "{error}");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Converts text to token ids, and token ids to bytes.
 
 mod files;
+mod growth;
 
 use fastokens::decoders::Decoder;
 use fastokens::normalizers::Normalizer;

@@ -34,6 +34,22 @@ pub enum TraceError {
         /// What is wrong with it.
         reason: String,
     },
+    /// Arrivals that nobody waits for.
+    #[error(
+        "{}: the last request comes {days:.0} days after the first one, and a trace may last {most} days; are its times ({time}) of \
+         another unit?",
+        path.display()
+    )]
+    TooLong {
+        /// Path of the file.
+        path: PathBuf,
+        /// Days from the first arrival to the last one.
+        days: f64,
+        /// Most of them.
+        most: u64,
+        /// Column or field of the times, and their unit.
+        time: &'static str,
+    },
 }
 
 impl TraceError {

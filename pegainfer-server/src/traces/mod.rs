@@ -30,6 +30,15 @@ use std::io::{BufReader, ErrorKind};
 use std::path::Path;
 use std::time::Duration;
 
+/// Longest trace, days: BurstGPT's lasts 213.
+const MAX_DAYS: u64 = 366;
+/// Longest time between two requests of a session.
+const MAX_DELAY: Duration = Duration::from_secs(MAX_DAYS * DAY);
+/// Most tokens of a request: more than any model's context.
+const MAX_TOKENS: usize = 1 << 26;
+/// Seconds of a day.
+const DAY: u64 = 24 * 3600;
+
 /// The requests of a file.
 #[derive(Debug, Clone)]
 pub struct Trace {
@@ -45,7 +54,7 @@ impl Trace {
     /// Reads a file.
     ///
     /// # Errors
-    /// The file cannot be read, is of no known format, or has a line that is not of its format.
+    /// The file cannot be read, is of no known format, has a line that is not of its format, or lasts longer than anybody waits.
     pub fn read(path: &Path) -> Result<Self, TraceError> {
         Self::read_first(path, usize::MAX)
     }
@@ -72,7 +81,10 @@ impl Trace {
         let mut line = if has_header { next(&mut lines)? } else { Some(first) };
         while let Some(text) = line {
             match reader.read(&text).map_err(|reason| bad_line(lines.number(), reason))? {
-                Read::Request(request) => trace.add(request),
+                Read::Request(request) => {
+                    check(&request).map_err(|reason| bad_line(lines.number(), reason))?;
+                    trace.add(request);
+                }
                 Read::Skipped(requests) => trace.skipped += requests,
                 Read::Nothing => {}
             }
@@ -80,7 +92,11 @@ impl Trace {
         }
         trace.skipped += reader.open();
         trace.sort();
-        Ok(trace)
+        let days = trace.duration().as_secs_f64() / DAY as f64;
+        match days <= MAX_DAYS as f64 {
+            true => Ok(trace),
+            false => Err(TraceError::TooLong { path: path.into(), days, most: MAX_DAYS, time: trace.format.time }),
+        }
     }
 
     /// Time from the first arrival to the last one.
@@ -104,6 +120,19 @@ impl Trace {
             request.number = number as u64;
             request.at -= start;
         }
+    }
+}
+
+/// Refuses a request that no model takes, or that nobody waits for.
+fn check(request: &TraceRequest) -> Result<(), String> {
+    for (name, tokens) in [("prompt", request.prompt_len), ("output", request.output_len)] {
+        if tokens > MAX_TOKENS {
+            return Err(format!("its {name} has {tokens} tokens, and at most {MAX_TOKENS} are read"));
+        }
+    }
+    match request.delay.filter(|delay| *delay > MAX_DELAY) {
+        Some(delay) => Err(format!("its delay is {} days, and may be {MAX_DAYS}", delay.as_secs() / DAY)),
+        None => Ok(()),
     }
 }
 

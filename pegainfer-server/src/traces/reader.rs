@@ -50,7 +50,11 @@ impl Sessions {
     }
 }
 
+/// Latest time, seconds: 30,000 years, so that times can be added.
+const MAX_SECONDS: f64 = 1e12;
+
 /// A number of seconds since some moment.
 pub(super) fn seconds(value: f64) -> Result<Duration, String> {
-    Duration::try_from_secs_f64(value).map_err(|_| format!("{value} is not a time"))
+    let time = Duration::try_from_secs_f64(value).ok().filter(|_| value <= MAX_SECONDS);
+    time.ok_or_else(|| format!("{value} is not a time"))
 }

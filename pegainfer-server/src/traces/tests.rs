@@ -163,3 +163,34 @@ fn bad_lines_are_refused_with_their_number() {
     let added = r#"{"t":0,"add":0,"prompt_tokens":3,"max_tokens":9,"priority":0,"hashes":["xyz"]}"#;
     assert_eq!(refused(&format!("{header}\n{added}\n")), "FILE, line 2: \"xyz\" is not a hash");
 }
+
+#[test]
+fn times_and_lengths_that_nobody_waits_for_are_refused() {
+    let line = |fields: &str| format!("{{\"input_length\": 5, \"output_length\": 5, {fields}}}\n");
+    let first = line("\"timestamp\": 0");
+    let error = refused(&(first.clone() + &line("\"timestamp\": 1e15")));
+    assert_eq!(
+        error,
+        "FILE: the last request comes 11574074 days after the first one, and a trace may last 366 days; are its times (timestamp, \
+         milliseconds) of another unit?"
+    );
+    for (fields, reason) in [
+        ("\"timestamp\": 1e300", "is not a time"),
+        ("\"session_id\": 1, \"delay\": 1e14", "its delay is 1157407 days, and may be 366"),
+        ("\"timestamp\": 1, \"input_tokens\": 4611686018427387904", "its prompt has 4611686018427387904 tokens"),
+    ] {
+        let fields = if fields.contains("input_tokens") {
+            format!("{{{}, \"output_length\": 5}}\n", fields)
+        } else {
+            line(fields)
+        };
+        let error = refused(&(first.clone() + &fields));
+        assert!(error.starts_with("FILE, line 2: ") && error.contains(reason), "{error}");
+    }
+    // Times since 1970 are counted from the first one.
+    let text = line("\"timestamp\": 1.7e12") + &line("\"timestamp\": 1.7000864e12");
+    let dir = TempDir::new("epoch");
+    let path = dir.path().join("t");
+    std::fs::write(&path, text).unwrap();
+    assert_eq!(Trace::read(&path).unwrap().duration(), Duration::from_secs(86_400));
+}

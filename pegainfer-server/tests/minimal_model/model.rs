@@ -118,11 +118,11 @@ impl Model for Minimal {
             hidden_size: file.size("hidden_size")?,
             intermediate_size: file.size("intermediate_size")?,
             layers: file.size("num_hidden_layers")?,
-            shape: file.heads()?,
+            shape: file.heads(64)?,
             rms_norm_eps: file.positive("rms_norm_eps")? as f32,
             rope,
             max_position_embeddings: file.context(&rope)?,
-            tie_word_embeddings: file.flag("tie_word_embeddings")?,
+            tie_word_embeddings: file.ties_output("model.embed_tokens.weight")?,
             initializer_range: file.initializer_range(),
             eos_token_ids: file.eos_token_ids()?,
         })

@@ -3,7 +3,7 @@
 use super::{Loader, Queued, READ_CHUNK, Source};
 use crate::exec::Device;
 use crate::tensor::{DType, Tensor};
-use crate::weights::checkpoint::WeightsError;
+use crate::weights::error::WeightsError;
 use half::bf16;
 use rayon::prelude::*;
 use std::ops::Range;
@@ -26,9 +26,7 @@ impl Loader<'_> {
             self.fill(&title, &shape, &mut tensor)?;
             return Ok(tensor);
         };
-        let size = DType::Bf16.size();
-        let stored =
-            checkpoint.bf16(&name, &[rows, cols])?.columns(cols * size, columns.start * size..columns.end * size);
+        let stored = self.bf16(checkpoint, &name, &[rows, cols])?.columns(cols, columns);
         if let Some(target) = tensor.target() {
             self.queued.push(Queued { target, stored, codes: None });
             return Ok(tensor);

@@ -4,7 +4,8 @@ use super::{Loader, Part, Queued, READ_CHUNK, Source};
 use crate::exec::{Device, Exec};
 use crate::tensor::{DType, OpError, Tensor};
 use crate::weights::block_scales::{SCALE_BLOCK, check_codes, not_finite, scale_name};
-use crate::weights::checkpoint::{Checkpoint, WeightsError};
+use crate::weights::checkpoint::Checkpoint;
+use crate::weights::error::WeightsError;
 use rayon::prelude::*;
 use safetensors::Dtype;
 
@@ -107,7 +108,7 @@ impl<'a> Loader<'a> {
         let mut weight = self.allocate(&part.name, &shape, DType::Bf16)?;
         match (self.source, weight.target()) {
             (Source::Checkpoint(checkpoint), Some(target)) => {
-                let stored = checkpoint.bf16(&part.name, &shape)?;
+                let stored = self.bf16(checkpoint, &part.name, &shape)?;
                 self.exec.upload(&[target], |_, first, out| stored.read(first, out))?;
             }
             _ => self.read(&part.name, &shape, &mut weight)?,

@@ -12,6 +12,11 @@ use anyhow::{Result, bail, ensure};
 use pegainfer_core::rng;
 use std::time::Duration;
 
+/// Most requests of a run.
+const MAX_REQUESTS: usize = 10_000_000;
+/// Most tokens of a prompt or an output: more than any model's context.
+const MAX_TOKENS: usize = 1 << 26;
+
 /// A workload.
 #[derive(Debug, Clone)]
 pub enum Workload {
@@ -30,6 +35,7 @@ pub enum Workload {
 
 /// The workloads that the flags ask for.
 pub fn workloads(args: &SimArgs) -> Result<Vec<Workload>> {
+    check(args)?;
     let (prompt_len, output_len) = (args.prompt_len.get(), args.output_len.get());
     let point = |arrivals, requests| Workload::Point(Point { arrivals, requests, prompt_len, output_len });
     let asked = args.requests.map(usize::from);
@@ -45,6 +51,20 @@ pub fn workloads(args: &SimArgs) -> Result<Vec<Workload>> {
         all.push(Workload::Trace { trace, sessions: args.sessions, speed: args.speed });
     }
     Ok(all)
+}
+
+/// Refuses numbers that no simulation comes to the end of.
+fn check(args: &SimArgs) -> Result<()> {
+    let counts = [("--concurrency", &args.concurrency), ("--burst", &args.burst)];
+    let counts = counts.into_iter().flat_map(|(flag, numbers)| numbers.iter().map(move |number| (flag, number.get())));
+    let requests = args.requests.map(|requests| ("--requests", requests.get()));
+    for (flag, number) in counts.chain(requests) {
+        ensure!(number <= MAX_REQUESTS, "{flag} {number}: a simulation has at most {MAX_REQUESTS} requests");
+    }
+    for (flag, tokens) in [("--prompt-len", args.prompt_len.get()), ("--output-len", args.output_len.get())] {
+        ensure!(tokens <= MAX_TOKENS, "{flag} {tokens}: a request has at most {MAX_TOKENS} tokens");
+    }
+    Ok(())
 }
 
 impl Workload {

@@ -1,7 +1,9 @@
 //! Checks a checkpoint's tokenizer files before fastokens reads them.
 
+use super::growth;
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
+use serde_json::Value;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
@@ -17,6 +19,10 @@ pub fn check(path: &Path) -> Result<(), (PathBuf, String)> {
     struct File {
         #[serde(default)]
         added_tokens: Vec<Added>,
+        #[serde(default)]
+        normalizer: Value,
+        #[serde(default)]
+        post_processor: Value,
     }
     #[derive(Deserialize)]
     struct Added {
@@ -29,6 +35,7 @@ pub fn check(path: &Path) -> Result<(), (PathBuf, String)> {
     }
     let malformed = |path: &Path, reason: String| (path.to_path_buf(), reason);
     let file: File = read(path).map_err(|reason| malformed(path, reason))?;
+    growth::check(&file.normalizer, &file.post_processor).map_err(|reason| malformed(path, reason))?;
     let mut ids: Vec<u32> = file.added_tokens.iter().map(|token| token.id).collect();
     // It may declare more tokens.
     let config = path.with_file_name("tokenizer_config.json");
@@ -75,6 +82,12 @@ mod tests {
         std::fs::remove_file(dir.path().join(config)).unwrap();
         let text = std::fs::read_to_string(testing::model_dir().join(file)).unwrap();
         let mut parsed: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let hostile =
+            serde_json::json!({"type": "Replace", "pattern": {"String": "a"}, "content": "a".repeat(1_000_000)});
+        let normalizer = std::mem::replace(&mut parsed["normalizer"], hostile);
+        std::fs::write(dir.path().join(file), parsed.to_string()).unwrap();
+        assert!(load().unwrap_err().contains("tokenizer.json: its normalizer makes up to 1000000 bytes of one"));
+        parsed["normalizer"] = normalizer;
         parsed["added_tokens"][0]["id"] = u32::MAX.into();
         std::fs::write(dir.path().join(file), parsed.to_string()).unwrap();
         let error = load().unwrap_err();

@@ -1,0 +1,193 @@
+//! Tensors in the files of a checkpoint, read in parts by any number of threads.
+
+use super::error::{WeightsError, io};
+use half::{bf16, f16};
+use safetensors::Dtype;
+use std::fs::File;
+use std::ops::Range;
+use std::panic::resume_unwind;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+/// Bytes that are read at a time to be rounded: they stay in the L2 cache.
+const ROUND_CHUNK: usize = 128 << 10;
+/// Bytes of each tensor that a thread compares at a time.
+const COMPARE_CHUNK: usize = 1 << 20;
+/// Most threads that compare two tensors: they share the bandwidth of a disk or of the page cache.
+const COMPARE_THREADS: usize = 8;
+
+/// A file of a checkpoint.
+#[derive(Debug)]
+pub(super) struct Shard {
+    pub path: PathBuf,
+    pub file: File,
+}
+
+/// A tensor in a file of a checkpoint.
+#[derive(Debug, Clone, Copy)]
+pub struct Stored<'a> {
+    shard: &'a Shard,
+    /// Offset in the file, in bytes.
+    start: u64,
+    /// Only these bytes of each row, if that is not all of the tensor.
+    columns: Option<Columns>,
+    /// Format of elements that are rounded to bf16 while they are read; `None` reads bytes as they are stored.
+    rounds: Option<Wide>,
+}
+
+/// Some columns of a stored matrix, in bytes.
+#[derive(Debug, Clone, Copy)]
+struct Columns {
+    /// Length of a row.
+    row: usize,
+    /// Where the columns begin in it.
+    first: usize,
+    /// Their length.
+    width: usize,
+}
+
+/// Format of an element that becomes bf16.
+#[derive(Debug, Clone, Copy)]
+enum Wide {
+    F16,
+    F32,
+}
+
+impl Wide {
+    /// Bytes of an element.
+    fn size(self) -> usize {
+        match self {
+            Self::F16 => size_of::<f16>(),
+            Self::F32 => size_of::<f32>(),
+        }
+    }
+
+    /// Rounds the elements of `from`, little-endian, to nearest even.
+    fn round(self, from: &[u8], out: &mut [u8]) {
+        let out = out.chunks_exact_mut(size_of::<bf16>());
+        match self {
+            Self::F16 => from.chunks_exact(2).zip(out).for_each(|(from, out)| {
+                let value = f16::from_le_bytes([from[0], from[1]]).to_f32();
+                out.copy_from_slice(&bf16::from_f32(value).to_le_bytes());
+            }),
+            Self::F32 => from.chunks_exact(4).zip(out).for_each(|(from, out)| {
+                let value = f32::from_le_bytes([from[0], from[1], from[2], from[3]]);
+                out.copy_from_slice(&bf16::from_f32(value).to_le_bytes());
+            }),
+        }
+    }
+}
+
+impl<'a> Stored<'a> {
+    /// The tensor that begins at this byte of a shard.
+    pub(super) fn new(shard: &'a Shard, start: u64) -> Self {
+        Self { shard, start, columns: None, rounds: None }
+    }
+
+    /// The same tensor of elements of `dtype`, read as bf16.
+    pub(super) fn rounded(self, dtype: Dtype) -> Self {
+        let rounds = match dtype {
+            Dtype::F16 => Some(Wide::F16),
+            Dtype::F32 => Some(Wide::F32),
+            _ => None,
+        };
+        Self { rounds, ..self }
+    }
+
+    /// True if the elements are rounded to bf16.
+    pub fn is_rounded(&self) -> bool {
+        self.rounds.is_some()
+    }
+
+    /// The matrix of these columns of a matrix with rows of `row` elements that is read as bf16.
+    pub fn columns(self, row: usize, columns: Range<usize>) -> Self {
+        let size = self.rounds.map_or(size_of::<bf16>(), Wide::size);
+        let columns = Columns { row: row * size, first: columns.start * size, width: columns.len() * size };
+        Self { columns: Some(columns), ..self }
+    }
+
+    /// Reads `out.len()` bytes of the tensor, from byte `first` on; both are even where elements are rounded. Any number of threads
+    /// may read at once.
+    ///
+    /// The file is not mapped: a read causes no page faults, leaves nothing resident, and if the file was truncated it returns
+    /// an error instead of raising a signal.
+    pub fn read(&self, first: usize, out: &mut [u8]) -> Result<(), WeightsError> {
+        let Some(wide) = self.rounds else { return self.read_stored(first, out) };
+        let size = wide.size();
+        let mut buffer = vec![0; ROUND_CHUNK.min(out.len() / 2 * size)];
+        let mut first = first / 2 * size;
+        for out in out.chunks_mut(ROUND_CHUNK / size * 2) {
+            let from = &mut buffer[..out.len() / 2 * size];
+            self.read_stored(first, from)?;
+            wide.round(from, out);
+            first += from.len();
+        }
+        Ok(())
+    }
+
+    /// Reads bytes of the chosen columns as they are stored.
+    fn read_stored(&self, first: usize, out: &mut [u8]) -> Result<(), WeightsError> {
+        let Some(Columns { row, first: start, width }) = self.columns else { return self.read_whole(first, out) };
+        let (mut first, mut out) = (first, out);
+        while !out.is_empty() {
+            let (i, skipped) = (first / width, first % width);
+            let (of_row, rest) = out.split_at_mut((width - skipped).min(out.len()));
+            self.read_whole(i * row + start + skipped, of_row)?;
+            first += of_row.len();
+            out = rest;
+        }
+        Ok(())
+    }
+
+    /// Reads bytes of the whole tensor as it is stored.
+    fn read_whole(&self, first: usize, out: &mut [u8]) -> Result<(), WeightsError> {
+        read_at(&self.shard.file, out, self.start + first as u64).map_err(|error| io(&self.shard.path, error))
+    }
+}
+
+/// True if two tensors of `bytes` bytes are the same as stored.
+pub(super) fn same_bytes(tensors: [Stored<'_>; 2], bytes: usize) -> Result<bool, WeightsError> {
+    let (next, differs) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let compare = || -> Result<(), WeightsError> {
+        let mut buffers = [vec![0; COMPARE_CHUNK.min(bytes)], vec![0; COMPARE_CHUNK.min(bytes)]];
+        while !differs.load(Ordering::Relaxed) {
+            let first = next.fetch_add(COMPARE_CHUNK, Ordering::Relaxed);
+            if first >= bytes {
+                break;
+            }
+            let length = COMPARE_CHUNK.min(bytes - first);
+            for (tensor, buffer) in tensors.iter().zip(&mut buffers) {
+                tensor.read_stored(first, &mut buffer[..length])?;
+            }
+            if buffers[0][..length] != buffers[1][..length] {
+                differs.store(true, Ordering::Relaxed);
+            }
+        }
+        Ok(())
+    };
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = COMPARE_THREADS.min(cores).min(bytes.div_ceil(COMPARE_CHUNK));
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(compare)).collect();
+        threads.into_iter().try_for_each(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)))
+    })?;
+    Ok(!differs.into_inner())
+}
+
+#[cfg(unix)]
+fn read_at(file: &File, out: &mut [u8], first: u64) -> std::io::Result<()> {
+    std::os::unix::fs::FileExt::read_exact_at(file, out, first)
+}
+
+#[cfg(windows)]
+fn read_at(file: &File, mut out: &mut [u8], mut first: u64) -> std::io::Result<()> {
+    while !out.is_empty() {
+        let n = std::os::windows::fs::FileExt::seek_read(file, out, first)?;
+        if n == 0 {
+            return Err(std::io::ErrorKind::UnexpectedEof.into());
+        }
+        out = &mut std::mem::take(&mut out)[n..];
+        first += n as u64;
+    }
+    Ok(())
+}

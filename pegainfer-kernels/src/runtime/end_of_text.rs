@@ -1,0 +1,107 @@
+//! Tokens that end a text: the union of what the files of a checkpoint name.
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Ids that end a text, in the order in which they are asked for: those of generation_config.json if it has any, else those of
+/// config.json; then the rest of both, and the tokenizer's `eos_token`.
+///
+/// Fine-tunes of base models often name the end of a turn in one of the files only. An additional id outside of the vocabulary
+/// is left out, since the model cannot generate it.
+pub fn union(generation: Vec<u32>, config: Vec<u32>, tokenizer: Option<u32>, vocab_size: usize) -> Vec<u32> {
+    let (mut ids, more) = if generation.is_empty() { (config, Vec::new()) } else { (generation, config) };
+    for id in more.into_iter().chain(tokenizer) {
+        if !ids.contains(&id) && (id as usize) < vocab_size {
+            ids.push(id);
+        }
+    }
+    ids
+}
+
+/// A token as tokenizer files write it: a text, or an object with its `content`.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Token {
+    Text(String),
+    Object { content: String },
+}
+
+impl Token {
+    fn text(&self) -> &str {
+        match self {
+            Self::Text(text) | Self::Object { content: text } => text,
+        }
+    }
+}
+
+/// Id of the `eos_token` of the tokenizer in `dir`; `None` if tokenizer_config.json names none or the files do not tell its id.
+/// A file that cannot be parsed tells nothing here: the tokenizer's loader refuses it.
+pub fn tokenizer_eos(dir: &Path) -> Option<u32> {
+    #[derive(Deserialize)]
+    struct Config {
+        eos_token: Option<Token>,
+        #[serde(default)]
+        added_tokens_decoder: BTreeMap<String, Value>,
+    }
+    #[derive(Deserialize)]
+    struct Tokenizer {
+        #[serde(default)]
+        added_tokens: Vec<Added>,
+    }
+    #[derive(Deserialize)]
+    struct Added {
+        id: u32,
+        content: String,
+    }
+    let config: Config = read(&dir.join("tokenizer_config.json"))?;
+    let eos = config.eos_token?;
+    let declared = config.added_tokens_decoder.iter().find(|(_, token)| token["content"] == eos.text());
+    if let Some((id, _)) = declared {
+        return id.parse().ok();
+    }
+    let tokenizer: Tokenizer = read(&dir.join("tokenizer.json"))?;
+    tokenizer.added_tokens.into_iter().find(|token| token.content == eos.text()).map(|token| token.id)
+}
+
+fn read<T: DeserializeOwned>(path: &Path) -> Option<T> {
+    serde_json::from_str(&std::fs::read_to_string(path).ok()?).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn every_file_adds_its_ids() {
+        assert_eq!(union(vec![], vec![7], None, 10), [7]);
+        assert_eq!(union(vec![3], vec![7, 3], Some(5), 10), [3, 7, 5]);
+        assert_eq!(union(vec![], vec![], Some(5), 10), [5]);
+        assert_eq!(
+            union(vec![12], vec![13], Some(14), 10),
+            [12],
+            "what the loader refuses is kept, other ids are not added"
+        );
+        assert_eq!(union(vec![], vec![13], Some(5), 10), [13, 5]);
+    }
+
+    #[test]
+    fn the_id_of_the_tokenizer_is_in_either_file() {
+        let dir = std::env::temp_dir().join(format!("pegainfer-eos-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let write = |file: &str, value: Value| std::fs::write(dir.join(file), value.to_string()).unwrap();
+        assert_eq!(tokenizer_eos(&dir), None);
+        write("tokenizer_config.json", json!({"eos_token": "<e>", "added_tokens_decoder": {"9": {"content": "<e>"}}}));
+        assert_eq!(tokenizer_eos(&dir), Some(9));
+        write("tokenizer_config.json", json!({"eos_token": {"content": "<e>", "lstrip": false}}));
+        assert_eq!(tokenizer_eos(&dir), None);
+        write("tokenizer.json", json!({"model": {"vocab": {}}, "added_tokens": [{"id": 4, "content": "<e>"}]}));
+        assert_eq!(tokenizer_eos(&dir), Some(4));
+        write("tokenizer_config.json", json!({"eos_token": null}));
+        assert_eq!(tokenizer_eos(&dir), None);
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+}
