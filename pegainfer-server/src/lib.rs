@@ -8,8 +8,8 @@
 //! - [`text`]: tokenizer, detokenizer, stop strings, template, parsers, and the files they are loaded from. [`ui`]: the web
 //!   UI at `/`. [`metrics`], [`trace`]: observability.
 //! - [`models`]: from `--model-path` to a running engine.
-//! - [`budget`], [`error`], [`ids`], [`lifecycle`], [`limits`], [`logging`], [`progress`], [`rates`], [`record`], [`tenant`], [`traces`], [`values`]:
-//!   what all of them share.
+//! - [`budget`], [`error`], [`fair_queue`], [`ids`], [`lifecycle`], [`limits`], [`logging`], [`progress`], [`rates`], [`record`], [`tenant`],
+//!   [`traces`], [`values`]: what all of them share.
 
 mod allocator;
 pub mod api;
@@ -17,6 +17,7 @@ pub mod app;
 pub mod budget;
 pub mod cli;
 pub mod error;
+pub mod fair_queue;
 pub mod http;
 pub mod ids;
 pub mod lifecycle;

@@ -134,11 +134,15 @@ impl<'a> Estimate<'a> {
     /// The worst number of cases of the values inside of an object or array. A property may match a pattern of
     /// `patternProperties`, too; these exclude each other.
     fn children(&mut self, map: &'a Map<String, Value>) -> Result<u64, GrammarError> {
-        self.properties += object(map, "properties").len();
+        let properties = object(map, "properties");
+        self.properties += properties.len();
         if self.properties > MAX_PROPERTIES {
             return limit(format!("its schema has more than {MAX_PROPERTIES} properties"));
         }
-        let optional = object(map, "properties").len().saturating_sub(list(map, "required").len());
+        // `required` may name what is no property, or one property many times.
+        let required =
+            list(map, "required").iter().filter_map(Value::as_str).filter(|name| properties.contains_key(*name));
+        let optional = properties.len() - required.collect::<HashSet<_>>().len();
         if optional > MAX_OPTIONAL_PROPERTIES {
             return limit(format!(
                 "one of its objects has {optional} optional properties, at most {MAX_OPTIONAL_PROPERTIES} are compiled"
