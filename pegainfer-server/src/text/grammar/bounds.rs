@@ -200,3 +200,22 @@ fn object<'a>(map: &'a Map<String, Value>, name: &str) -> &'a Map<String, Value>
     static EMPTY: std::sync::LazyLock<Map<String, Value>> = std::sync::LazyLock::new(Map::new);
     map.get(name).and_then(Value::as_object).unwrap_or(&EMPTY)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn only_names_of_properties_are_required() {
+        let properties = |n: usize| (0..n).map(|i| (format!("p{i}"), json!({}))).collect::<Map<_, _>>();
+        let check =
+            |required: Vec<String>| check_schema(&json!({"properties": properties(1200), "required": required}));
+        let names = |n: usize| (0..n).map(|i| format!("p{i}")).collect::<Vec<_>>();
+        assert_eq!(check(names(200)), Ok(()));
+        for required in [names(199), vec!["p0".into(); 4000], (0..4000).map(|i| format!("x{i}")).collect()] {
+            let error = check(required).unwrap_err().to_string();
+            assert!(error.contains("optional properties, at most 1000 are compiled"), "{error}");
+        }
+    }
+}

@@ -40,7 +40,7 @@ impl GrammarCache {
     pub(super) fn insert(&mut self, new: Cached) {
         self.entries.retain(|entry| entry.key != new.key);
         if self.entries.len() >= CACHED {
-            let most = self.largest(|_| 1);
+            let most = self.largest(new.tenant, |_| 1);
             if let Some(at) = self.entries.iter().position(|entry| Some(entry.tenant) == most) {
                 self.entries.remove(at);
             }
@@ -48,27 +48,32 @@ impl GrammarCache {
         self.entries.push(new);
     }
 
-    /// Removes the least recently used grammar of a tenant, or of the one with the most memory in the cache; one that no request
-    /// uses, if there is one, because only that frees memory at once.
-    pub(super) fn evict(&mut self, of: Option<Tenant>) -> Option<Cached> {
-        let idle = |entry: &Cached| Arc::strong_count(&entry.grammar) == 1;
-        let of = of
-            .or_else(|| self.largest(|entry| if idle(entry) { entry.mebibytes } else { 0 }))
-            .or_else(|| self.largest(|entry| entry.mebibytes))?;
+    /// Removes the least recently used grammar to make room for one of `tenant`: one of its own, if `only_own` or if it has as much
+    /// memory in the cache as anybody, else one of the tenant that has the most. A grammar that no request uses goes first, because
+    /// only that frees memory at once.
+    pub(super) fn evict(&mut self, tenant: Tenant, only_own: bool) -> Option<Cached> {
+        let idle = |entry: &Cached| if Arc::strong_count(&entry.grammar) == 1 { entry.mebibytes } else { 0 };
+        let of = match only_own {
+            true => tenant,
+            false => self.largest(tenant, idle).or_else(|| self.largest(tenant, |entry| entry.mebibytes))?,
+        };
         let of_tenant = |entry: &Cached| entry.tenant == of;
-        let unused = self.entries.iter().position(|entry| of_tenant(entry) && idle(entry));
+        let unused = self.entries.iter().position(|entry| of_tenant(entry) && idle(entry) > 0);
         let at = unused.or_else(|| self.entries.iter().position(of_tenant))?;
         Some(self.entries.remove(at))
     }
 
-    /// The tenant with the largest sum, if any has one; of equal ones the least recently used.
-    fn largest(&self, size: impl Fn(&Cached) -> usize) -> Option<Tenant> {
+    /// Grammars of a tenant.
+    #[cfg(test)]
+    pub(super) fn count(&self, tenant: Tenant) -> usize {
+        self.entries.iter().filter(|entry| entry.tenant == tenant).count()
+    }
+
+    /// The tenant with the largest sum, if any has one; of equal ones `preferred`, then the least recently used.
+    fn largest(&self, preferred: Tenant, size: impl Fn(&Cached) -> usize) -> Option<Tenant> {
         let sum = |tenant| self.entries.iter().filter(|entry| entry.tenant == tenant).map(&size).sum::<usize>();
-        let tenants = self.entries.iter().rev().map(|entry| entry.tenant);
-        tenants
-            .map(|tenant| (tenant, sum(tenant)))
-            .filter(|(_, sum)| *sum > 0)
-            .max_by_key(|(_, sum)| *sum)
-            .map(|(t, _)| t)
+        let tenants = self.entries.iter().rev().map(|entry| (entry.tenant, sum(entry.tenant)));
+        let largest = tenants.filter(|(_, sum)| *sum > 0).max_by_key(|(tenant, sum)| (*sum, *tenant == preferred));
+        largest.map(|(tenant, _)| tenant)
     }
 }

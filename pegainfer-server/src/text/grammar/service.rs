@@ -119,8 +119,8 @@ impl GrammarService {
             if let Some(memory) = self.memory.try_acquire(tenant, mebibytes) {
                 return Ok(memory);
             }
-            let of = (!self.memory.may_hold(tenant, mebibytes)).then_some(tenant);
-            let Some(evicted) = self.cache().evict(of) else { break };
+            let has_its_share = !self.memory.may_hold(tenant, mebibytes);
+            let Some(evicted) = self.cache().evict(tenant, has_its_share) else { break };
             if Arc::strong_count(&evicted.grammar) > 1 {
                 expected += evicted.mebibytes;
             }
@@ -173,4 +173,76 @@ async fn on_thread<T: Send + 'static>(
     thread.map_err(no_thread)?;
     // A panic drops the sender.
     result.await.unwrap_or_else(|_| Err(panicked()))
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+    use crate::testing;
+    use std::os::unix::fs::PermissionsExt;
+    use std::path::PathBuf;
+
+    const ONE: Tenant = Tenant { id: 1, has_key: false };
+    const OTHER: Tenant = Tenant { id: 2, has_key: false };
+
+    fn compiler() -> GrammarCompiler {
+        GrammarCompiler::new(Arc::new(testing::tokenizer()), 4100, vec![4089])
+    }
+
+    /// A trial of 8 MiB for all grammars, by this script.
+    fn scripted(name: &str, script: &str) -> (GrammarService, PathBuf) {
+        let program = std::env::temp_dir().join(format!("pegainfer-trial-{name}-{}", std::process::id()));
+        std::fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let limits = GrammarLimits { memory: 4 << 20, time: Duration::from_secs(6) };
+        let trial = GrammarTrial { program: program.clone(), limits };
+        (GrammarService::new(compiler(), Some(trial)), program)
+    }
+
+    async fn compile(service: &GrammarService, tenant: Tenant, text: &str) -> Result<Arc<dyn Grammar>, GrammarError> {
+        service.compile(tenant, GrammarSource::Lark(format!("start: \"{text}\""))).await
+    }
+
+    #[tokio::test]
+    async fn many_grammars_of_one_tenant_evict_only_its_own() {
+        let service = GrammarService::new(compiler(), None);
+        let first = compile(&service, ONE, "one").await.unwrap();
+        for i in 0..70 {
+            compile(&service, OTHER, &format!("other {i}")).await.unwrap();
+        }
+        assert!(Arc::ptr_eq(&first, &compile(&service, ONE, "one").await.unwrap()), "it is still cached");
+        assert_eq!(service.memory.free(), 512 - 64);
+    }
+
+    #[tokio::test]
+    async fn large_grammars_of_one_tenant_leave_the_memory_of_another_s() {
+        let (service, program) = scripted("large", "cat >/dev/null; echo ok 3");
+        drop(compile(&service, ONE, "one").await.unwrap());
+        for i in 0..4 {
+            let other = compile(&service, OTHER, &format!("other {i}")).await.unwrap();
+            drop(other);
+        }
+        assert_eq!((service.memory.free(), service.cache().count(ONE), service.cache().count(OTHER)), (2, 1, 1));
+        let used = compile(&service, OTHER, "used").await.unwrap();
+        let of_one = compile(&service, ONE, "another one").await.unwrap();
+        assert_eq!((service.memory.free(), service.cache().count(ONE)), (2, 1), "its own made way");
+        drop((used, of_one));
+        std::fs::remove_file(program).unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_trial_that_others_ended_is_not_the_grammar_s_fault() {
+        for (signal, is_limit) in [("XCPU", true), ("ABRT", true), ("KILL", false), ("SEGV", false), ("TERM", false)] {
+            let (service, program) = scripted(signal, &format!("cat >/dev/null; kill -{signal} $$"));
+            let error = compile(&service, ONE, "one").await.unwrap_err();
+            let text = error.to_string();
+            match error {
+                GrammarError::Limit(_) if is_limit => assert!(text.contains("(--max-grammar-"), "{text}"),
+                GrammarError::Busy(_) if !is_limit => assert!(text.contains("signal: ") && text.contains("try again")),
+                _ => panic!("{signal}: {error:?}"),
+            }
+            assert_eq!((service.slots.free(), service.memory.free()), (SLOTS, 8), "{signal}");
+            std::fs::remove_file(program).unwrap();
+        }
+    }
 }
