@@ -222,10 +222,11 @@ mod tests {
             let other = compile(&service, OTHER, &format!("other {i}")).await.unwrap();
             drop(other);
         }
-        assert_eq!((service.memory.free(), service.cache().count(ONE), service.cache().count(OTHER)), (2, 1, 1));
+        let cached = |tenant| service.cache().count(tenant);
+        assert_eq!((service.memory.free(), cached(ONE), cached(OTHER)), (2, 1, 1));
         let used = compile(&service, OTHER, "used").await.unwrap();
         let of_one = compile(&service, ONE, "another one").await.unwrap();
-        assert_eq!((service.memory.free(), service.cache().count(ONE)), (2, 1), "its own made way");
+        assert_eq!((service.memory.free(), cached(ONE)), (2, 1), "its own made way");
         drop((used, of_one));
         std::fs::remove_file(program).unwrap();
     }
