@@ -7,6 +7,7 @@
 //! - [`requests`]: bodies of every endpoint, against the real router. [`conversations`]: rendering of chat templates.
 //! - [`outputs`]: model outputs, against the reasoning and tool parsers. [`agents`]: bodies of the Responses and Messages APIs.
 //! - [`grammars`]: sources of structured output, and texts that follow them. [`hub`]: responses to the downloader.
+//! - [`queues`]: requests of several tenants before the engine has them.
 //! - [`server`]: the router over an engine that repeats its prompt. [`mutate`]: the blind mutations.
 
 pub mod agents;
@@ -15,6 +16,7 @@ pub mod grammars;
 pub mod hub;
 pub mod mutate;
 pub mod outputs;
+pub mod queues;
 pub mod requests;
 pub mod server;
 
@@ -29,7 +31,7 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 7] = [
+pub const TARGETS: [Target; 8] = [
     Target { name: "requests", check: requests::check, seeds: requests::seeds },
     Target { name: "conversations", check: conversations::check, seeds: conversations::seeds },
     Target { name: "outputs", check: outputs::check, seeds: outputs::seeds },
@@ -37,4 +39,5 @@ pub const TARGETS: [Target; 7] = [
     Target { name: "messages", check: agents::check_messages, seeds: agents::seeds_of_messages },
     Target { name: "grammars", check: grammars::check, seeds: grammars::seeds },
     Target { name: "hub", check: hub::check, seeds: hub::seeds },
+    Target { name: "queues", check: queues::check, seeds: queues::seeds },
 ];

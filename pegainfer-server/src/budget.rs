@@ -6,19 +6,27 @@
 //! - An eighth for bodies up to [`SMALL_BODY`]: ordinary requests are read even when clients fill the rest with large ones.
 //! - Three eighths for larger bodies. Where they are used up, one body at a time goes on without a share, so that bodies
 //!   that hold a part each cannot block each other.
-//! - Half for parsed bodies. A parsed body holds its share until it is submitted to the engine.
+//! - Half for parsed bodies, an eighth of it for those that take little. A parsed body holds its share until its prompt is
+//!   tokenized; only its grammar holds a share while it waits to be compiled.
 //!
-//! A body takes its share as its bytes come, whatever its head announced.
+//! A body takes its share as its bytes come, whatever its head announced. Tenants take turns in each part, and one tenant leaves a
+//! quarter of it to the others.
 //!
 //! Large responses may take as much again. They have a budget of their own because a client decides how long they are held:
 //! until it has read them.
 
+mod reading;
+#[cfg(test)]
+mod tests;
+
+use crate::fair_queue::{MAX_WAIT, Permits, QueueLimits, Slots};
+use crate::tenant::Tenant;
+pub use reading::BodyBuffer;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 use thiserror::Error;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
 /// Default of `--max-inflight-bytes`.
 pub const DEFAULT_BYTES: u64 = 256 << 20;
@@ -30,8 +38,13 @@ pub const SMALL_BODY: usize = 64 << 10;
 const VALUE_BYTES: usize = 128;
 /// Bytes of one permit of the semaphores.
 const UNIT: usize = 1 << 10;
-/// Time that a request waits for its share before it is refused.
-const MAX_WAIT: Duration = Duration::from_secs(30);
+/// Largest parsed body that takes its share from the part for small ones.
+const SMALL_PARSED: usize = 1 << 20;
+/// Requests that wait for one part, of all tenants: more than there are connections.
+const WAITING: usize = 1 << 16;
+/// Requests of one tenant that wait for a part for small bodies, and for another one.
+const SMALL_WAITING: usize = 4096;
+const LARGE_WAITING: usize = 256;
 
 /// Why a request got no memory.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -73,18 +86,35 @@ pub enum BudgetError {
 #[derive(Debug)]
 pub struct Budget {
     limit: u64,
-    small: Arc<Semaphore>,
-    large: Arc<Semaphore>,
+    small: Slots,
+    large: Slots,
     /// One permit: the body that goes on without a share.
-    exempt: Arc<Semaphore>,
-    parsed: Arc<Semaphore>,
+    exempt: Slots,
+    small_parsed: Slots,
+    parsed: Slots,
+    /// Bytes that one parsed body may take.
     parsed_bytes: usize,
     responses: Arc<Semaphore>,
     /// Bodies beyond [`SMALL_BODY`] so far.
     large_bodies: AtomicU64,
 }
 
-/// A share of the budget; given back when it is dropped.
+/// Share of a body; given back when it is dropped.
+#[derive(Debug, Default)]
+pub struct BodyShare(Vec<Permits>);
+
+impl BodyShare {
+    /// Gives back all but the share of `bytes` bytes.
+    pub fn shrink(&mut self, bytes: usize) {
+        let mut kept = units(bytes) as usize;
+        for permits in &mut self.0 {
+            permits.shrink(kept);
+            kept -= permits.count();
+        }
+    }
+}
+
+/// A share of the budget of responses; given back when it is dropped.
 #[derive(Debug, Default)]
 pub struct Share(Vec<OwnedSemaphorePermit>);
 
@@ -96,10 +126,11 @@ impl Budget {
         let semaphore = |bytes: usize| Arc::new(Semaphore::new((bytes / UNIT).min(u32::MAX as usize)));
         Self {
             limit,
-            small: semaphore(part(1)),
-            large: semaphore(part(3)),
-            exempt: Arc::new(Semaphore::new(1)),
-            parsed: semaphore(part(4)),
+            small: slots(part(1), SMALL_WAITING),
+            large: slots(part(3), LARGE_WAITING),
+            exempt: one_slot(),
+            small_parsed: slots(part(4) / 8, SMALL_WAITING),
+            parsed: slots(part(4) / 8 * 7, LARGE_WAITING),
             parsed_bytes: part(4),
             responses: semaphore(part(8)),
             large_bodies: AtomicU64::new(0),
@@ -112,18 +143,19 @@ impl Budget {
     }
 
     /// A buffer for a body of at most `max_body` bytes.
-    pub fn buffer(self: &Arc<Self>, max_body: usize) -> BodyBuffer {
-        BodyBuffer { budget: self.clone(), max_body, bytes: Vec::new(), share: Share::default(), exempt: false }
+    pub fn buffer(self: &Arc<Self>, tenant: Tenant, max_body: usize) -> BodyBuffer {
+        BodyBuffer::new(self.clone(), tenant, max_body)
     }
 
     /// The share of a body that is parsed: `bytes` bytes that hold `values` JSON values.
-    pub async fn parse(&self, bytes: usize, values: usize) -> Result<Share, BudgetError> {
+    pub async fn parse(&self, tenant: Tenant, bytes: usize, values: usize) -> Result<BodyShare, BudgetError> {
         let needed = bytes + values * VALUE_BYTES;
         if needed > self.parsed_bytes {
             let most = self.parsed_bytes / VALUE_BYTES;
             return Err(BudgetError::TooManyValues { values, most, limit: self.limit });
         }
-        self.take(&self.parsed, needed).await
+        let is_small = needed <= SMALL_PARSED.min(self.parsed_bytes / 64);
+        self.acquire(if is_small { &self.small_parsed } else { &self.parsed }, tenant, needed).await
     }
 
     /// The share of a response of at most `bytes` bytes; waits for it. A response that is larger than the budget takes all of it.
@@ -141,6 +173,11 @@ impl Budget {
             None => share.0.push(permit),
         }
         Ok(())
+    }
+
+    async fn acquire(&self, part: &Slots, tenant: Tenant, bytes: usize) -> Result<BodyShare, BudgetError> {
+        let permits = part.acquire(tenant, units(bytes) as usize).await;
+        permits.map(|permits| BodyShare(vec![permits])).map_err(|_| BudgetError::Busy { limit: self.limit })
     }
 
     async fn take(&self, part: &Arc<Semaphore>, bytes: usize) -> Result<Share, BudgetError> {
@@ -166,129 +203,15 @@ fn units(bytes: usize) -> u32 {
     u32::try_from(bytes / UNIT).unwrap_or(u32::MAX)
 }
 
-/// The bytes of a body so far, and their share of the budget.
-#[derive(Debug)]
-pub struct BodyBuffer {
-    budget: Arc<Budget>,
-    max_body: usize,
-    bytes: Vec<u8>,
-    share: Share,
-    /// It goes on without a share.
-    exempt: bool,
+/// A part of the budget. Of one tenant, `waiting` requests may wait for it.
+fn slots(bytes: usize, waiting: usize) -> Slots {
+    let permits = (bytes / UNIT).min(u32::MAX as usize);
+    let limits =
+        QueueLimits { permits, permits_per_tenant: permits / 4 * 3, waiting: WAITING, waiting_per_tenant: waiting };
+    Slots::new(limits, MAX_WAIT)
 }
 
-impl BodyBuffer {
-    /// Appends bytes; waits until the budget has a share for them. The caller keeps to `max_body`.
-    pub async fn push(&mut self, frame: &[u8]) -> Result<(), BudgetError> {
-        let needed = self.bytes.len() + frame.len();
-        if needed > self.bytes.capacity() {
-            self.grow(needed).await?;
-        }
-        self.bytes.extend_from_slice(frame);
-        Ok(())
-    }
-
-    /// The body, and its share.
-    pub fn finish(self) -> (Vec<u8>, Share) {
-        (self.bytes, self.share)
-    }
-
-    async fn grow(&mut self, needed: usize) -> Result<(), BudgetError> {
-        let doubled = (2 * self.bytes.capacity()).max(4 * UNIT).min(self.max_body);
-        let capacity = needed.max(doubled);
-        if !self.exempt {
-            self.take(capacity).await?;
-        }
-        self.bytes.reserve_exact(capacity - self.bytes.len());
-        Ok(())
-    }
-
-    /// Takes the share of `capacity` bytes beyond that of the bytes so far.
-    async fn take(&mut self, capacity: usize) -> Result<(), BudgetError> {
-        let (budget, held) = (&self.budget, self.bytes.capacity());
-        if capacity <= SMALL_BODY {
-            let more = budget.take(&budget.small, capacity - held).await?;
-            self.share.0.extend(more.0);
-            return Ok(());
-        }
-        // The share of a body that outgrows the part for small ones moves to the other part.
-        let moves = held <= SMALL_BODY;
-        let more = units(if moves { capacity } else { capacity - held });
-        let permit = tokio::select! {
-            biased;
-            permit = budget.large.clone().acquire_many_owned(more) => permit,
-            permit = budget.exempt.clone().acquire_owned() => {
-                self.exempt = true;
-                permit
-            }
-            () = sleep(MAX_WAIT) => return Err(BudgetError::Busy { limit: budget.limit }),
-        };
-        if moves {
-            budget.large_bodies.fetch_add(1, Ordering::Relaxed);
-            self.share.0.clear();
-        }
-        self.share.0.extend(permit.ok());
-        Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use futures_util::FutureExt;
-
-    const MIB: usize = 1 << 20;
-
-    /// Whether a body of `bytes` more bytes can be read at once.
-    fn reads(buffer: &mut BodyBuffer, bytes: usize) -> bool {
-        let frame = vec![0; bytes];
-        buffer.push(&frame).now_or_never().is_some()
-    }
-
-    #[tokio::test]
-    async fn large_bodies_leave_memory_for_small_ones_and_one_of_them_always_goes_on() {
-        let budget = Arc::new(Budget::new(8 * MIB as u64));
-        let mut bodies: Vec<BodyBuffer> = (0..8).map(|_| budget.buffer(2 * MIB)).collect();
-        let going: Vec<bool> = bodies.iter_mut().map(|body| reads(body, MIB)).collect();
-        assert_eq!(going, [true, true, true, true, false, false, false, false], "3 of 8 MiB, and one body more");
-        let mut small = budget.buffer(2 * MIB);
-        assert!(reads(&mut small, 60_000) && !reads(&mut small, 60_000));
-        assert!(reads(&mut bodies[3], MIB), "the one without a share");
-        assert!(!reads(&mut bodies[0], MIB));
-        let exempt = bodies.remove(3);
-        drop(exempt.finish());
-        assert!(reads(&mut bodies[0], MIB), "the next one goes on");
-        drop((bodies, small));
-        assert_eq!(budget.large.available_permits(), 3 << 10);
-        assert_eq!((budget.small.available_permits(), budget.exempt.available_permits()), (1 << 10, 1));
-    }
-
-    #[tokio::test]
-    async fn a_body_of_too_many_values_is_refused_by_name() {
-        let budget = Budget::new(8 * MIB as u64);
-        let error = budget.parse(100_000, 50_000).await.unwrap_err().to_string();
-        assert!(error.contains("has 50000 JSON values") && error.contains("at most 32768"), "{error}");
-        assert!(error.contains("(--max-inflight-bytes is 8388608)"), "{error}");
-        let share = budget.parse(1000, 30_000).await.unwrap();
-        assert!(budget.parse(1000, 30_000).now_or_never().is_none(), "it waits");
-        drop(share);
-        assert!(budget.parse(1000, 30_000).now_or_never().is_some());
-    }
-
-    #[tokio::test]
-    async fn responses_have_a_budget_of_their_own() {
-        let budget = Budget::new(8 * MIB as u64);
-        let mut large = budget.response(usize::MAX >> 4).await.unwrap();
-        assert!(budget.response(MIB).now_or_never().is_none(), "one response of any size");
-        assert!(budget.parse(1000, 30_000).now_or_never().is_some(), "bodies are parsed nevertheless");
-        large.shrink(5 * MIB);
-        let mut growing = budget.response(0).await.unwrap();
-        budget.grow_response(&mut growing, 2 * MIB).unwrap();
-        let error = budget.grow_response(&mut growing, MIB).unwrap_err().to_string();
-        assert!(error.contains("all of the 8388608 bytes") && error.contains("(--max-inflight-bytes)"), "{error}");
-        drop(large);
-        budget.grow_response(&mut growing, 6 * MIB).unwrap();
-        drop(growing);
-        assert_eq!(budget.responses.available_permits(), 8 << 10);
-    }
+fn one_slot() -> Slots {
+    let limits = QueueLimits { permits: 1, permits_per_tenant: 1, waiting: WAITING, waiting_per_tenant: LARGE_WAITING };
+    Slots::new(limits, MAX_WAIT)
 }

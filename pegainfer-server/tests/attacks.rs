@@ -222,6 +222,48 @@ fn a_client_that_fills_the_queue() {
     });
 }
 
+/// A legal schema that takes nearly a second to compile, in a body with values that nobody reads.
+fn slow_schema(number: usize, ignored: usize) -> Value {
+    let properties = |prefix: usize| -> serde_json::Map<_, _> {
+        (0..980).map(|i| (format!("{prefix}_{i}_{number}"), json!({}))).collect()
+    };
+    let objects: serde_json::Map<_, _> =
+        (0..5).map(|i| (format!("o{i}"), json!({"type": "object", "properties": properties(i)}))).collect();
+    let schema = json!({"type": "object", "properties": objects});
+    json!({"prompt": "x", "max_tokens": 4, "structured_outputs": {"json": schema}, "x": vec![0; ignored]})
+}
+
+/// What an ordinary client sends besides its stream: a chat of 3 KB in 41 messages, a text, and a schema that nobody has sent before.
+fn ordinary_requests(address: SocketAddr, number: usize) {
+    let message = |i: usize| json!({"role": ["user", "assistant"][i % 2], "content": "word ".repeat(15)});
+    let schema = json!({"type": "object", "properties": {format!("n{number}"): {"type": "integer"}}});
+    for (path, body) in [
+        (CHAT, json!({"messages": (0..41).map(message).collect::<Vec<_>>(), "max_tokens": 1})),
+        ("/tokenize", json!({"prompt": "word ".repeat(10_000)})),
+        (COMPLETIONS, json!({"prompt": "x", "max_tokens": 1, "structured_outputs": {"json": schema}})),
+    ] {
+        let response = post_with(address, path, ("x-api-key", KEY), &body);
+        assert_eq!(response.status, 200, "{path}: {}", response.text());
+    }
+}
+
+#[test]
+fn schemas_that_take_a_second_each() {
+    let mut target = Target::start(&["--api-key", KEY, "--api-key", HOSTILE]);
+    target.attack("60 slow schemas, some with 800,000 ignored values", |address| {
+        let bodies: Vec<String> =
+            (0..60).map(|i| slow_schema(i, if i % 6 == 0 { 800_000 } else { 0 }).to_string()).collect();
+        let open = together(60, |i| write(address, "POST", COMPLETIONS, &hostile(), bodies[i].as_bytes()));
+        (0..5).for_each(|number| ordinary_requests(address, number));
+        let is_answered = |stream: &&TcpStream| {
+            stream.set_nonblocking(true).unwrap();
+            stream.peek(&mut [0]).is_ok()
+        };
+        let answered = open.iter().filter(is_answered).count();
+        assert!(answered < 30, "the ordinary client waited for {answered} of 60 requests");
+    });
+}
+
 #[test]
 fn a_machine_without_files_threads_or_memory_is_not_the_client_s_fault() {
     let mut command = pegainfer();

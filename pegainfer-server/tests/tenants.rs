@@ -7,10 +7,13 @@ mod support;
 use pegainfer_server::app::Options;
 use pegainfer_server::http::{ApiKeys, Secret};
 use pegainfer_server::limits::Limits;
+use pegainfer_server::text::{GrammarLimits, GrammarTrial};
 use serde_json::{Value, json};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use support::client::{Response, post, post_with};
 use support::mock::{Control, MockEngine};
+use support::temp_dir::TempDir;
 use support::{TestServer, wait_until};
 
 const COMPLETIONS: &str = "/v1/completions";
@@ -113,4 +116,88 @@ fn a_key_has_only_so_many_open_requests() {
 fn write_with_key(server: &TestServer, body: &Value) -> std::net::TcpStream {
     let headers = [("Content-Type", "application/json"), ("Authorization", "Bearer alpha")];
     support::client::write(server.address, "POST", COMPLETIONS, &headers, body.to_string().as_bytes())
+}
+
+/// A server for the keys `alpha` and `beta` whose grammars with the word "slow" are tried for ever, with 4 MiB for bodies.
+#[cfg(unix)]
+fn server_with_slow_grammars(dir: &TempDir) -> TestServer {
+    use std::os::unix::fs::PermissionsExt;
+    let program = dir.0.join("trial");
+    let script = "#!/bin/sh\nif grep -q slow; then exec sleep 60; fi\necho ok 1\n";
+    std::fs::write(&program, script).unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let trial = GrammarTrial { program, limits: GrammarLimits { memory: 64 << 20, time: Duration::from_secs(60) } };
+    let api_keys = ApiKeys::load(&["alpha", "beta"].map(|key| Secret(key.into())), None).unwrap();
+    let limits = Limits { max_inflight_bytes: 4 << 20, ..Limits::default() };
+    TestServer::with(
+        MockEngine::replying(" a cat").0,
+        Options { api_keys, limits, grammar_trial: Some(trial), ..Options::default() },
+    )
+}
+
+/// A completion with a schema of its own of `n` properties, which names the word.
+#[cfg(unix)]
+fn with_schema(word: &str, number: usize, n: usize) -> Value {
+    let property = |i: usize| (format!("{word}_{number}_{i}"), json!({"type": "integer"}));
+    let properties: serde_json::Map<String, Value> = (0..n).map(property).collect();
+    let schema = json!({"type": "object", "properties": properties});
+    json!({"prompt": "x", "structured_outputs": {"json": schema}})
+}
+
+/// What an ordinary client sends: a chat of 3 KB and 40 messages, texts to tokenize, a schema. None of it waits.
+#[cfg(unix)]
+fn ordinary_requests_are_served(server: &TestServer, key: &str) {
+    let message =
+        |i: usize| json!({"role": if i % 2 == 0 { "user" } else { "assistant" }, "content": "word ".repeat(15)});
+    let chat = json!({"messages": (0..41).map(message).collect::<Vec<_>>()});
+    let authorization = format!("Bearer {key}");
+    for (path, body) in [
+        (COMPLETIONS, json!({"prompt": "word ".repeat(600), "bad_words": ["z"]})),
+        ("/v1/chat/completions", chat.clone()),
+        ("/tokenize", chat),
+        ("/tokenize", json!({"prompt": "word ".repeat(20_000)})),
+        (COMPLETIONS, with_schema("quick", 0, 3)),
+    ] {
+        let began = Instant::now();
+        let response = post_with(server.address, path, ("Authorization", &authorization), &body);
+        let (status, text) = (response.status, response.text());
+        assert_eq!(status, 200, "{path} after {:?}: {text}", began.elapsed());
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn slow_grammars_of_one_key_keep_no_other_key_waiting() {
+    let dir = TempDir::new("slow-grammars");
+    let server = server_with_slow_grammars(&dir);
+    // 25 KB and 500 properties each: parsed, 20 of them take all the memory for parsed bodies.
+    let bodies = (0..60).map(|i| with_schema("slow", i, 500));
+    let open: Vec<_> = bodies.map(|body| write_with_key(&server, &body)).collect();
+    std::thread::sleep(Duration::from_millis(300));
+    ordinary_requests_are_served(&server, "beta");
+    drop(open);
+    wait_until("nothing is left of them", || {
+        post_with(server.address, COMPLETIONS, ("Authorization", "Bearer alpha"), &with_schema("quick", 1, 500)).status
+            == 200
+    });
+}
+
+#[cfg(unix)]
+#[test]
+fn ignored_values_take_no_memory_while_a_grammar_waits() {
+    let dir = TempDir::new("ignored-values");
+    let server = server_with_slow_grammars(&dir);
+    let giants = (0..6).map(|i| {
+        let mut body = with_schema("slow", i, 3);
+        body["x"] = vec![0; 14_000].into();
+        body
+    });
+    let open: Vec<_> = giants.map(|body| write_with_key(&server, &body)).collect();
+    std::thread::sleep(Duration::from_millis(300));
+    ordinary_requests_are_served(&server, "beta");
+    // Nor does the same client wait for itself, but for a grammar.
+    let mut large = json!({"prompt": "x"});
+    large["x"] = vec![0; 14_000].into();
+    assert_eq!(send(&server, "alpha", &large).status, 200);
+    drop(open);
 }

@@ -1,10 +1,11 @@
 //! Reads a request body: bounded in size and time, within the memory budget.
 
 use super::content_encoding::Decoder;
+use super::hold::Hold;
 use super::json_size::ValueCounter;
-use super::state::{ApiOptions, AppState};
+use super::state::{ApiOptions, AppState, over_budget};
 use super::stream_head::{StreamHead, Timer, head_timer};
-use crate::budget::{BodyBuffer, BudgetError, Share};
+use crate::budget::{BodyBuffer, BodyShare};
 use crate::error::ApiError;
 use crate::lifecycle::Deadline;
 use crate::metrics::Choices;
@@ -44,11 +45,8 @@ pub struct RequestContext {
     pub tenant: Tenant,
     /// Counts the tokens of the request, if its key has rates.
     pub meter: Option<Arc<Meter>>,
-    /// Size of the body in bytes.
-    pub size: usize,
-    /// Share of the memory budget that the parsed body holds. Whoever works on it keeps a clone until the engine has the
-    /// request.
-    pub share: Arc<Share>,
+    /// Memory and turns that the request holds until its prompt is tokenized.
+    pub hold: Hold,
     head: Option<StreamHead>,
 }
 
@@ -69,14 +67,15 @@ impl RequestContext {
 
 /// Time over which the rate of a body is measured, if the client timeout is not shorter.
 const RATE_WINDOW: Duration = Duration::from_secs(10);
-/// Bodies larger than this are parsed off the async threads.
-const INLINE: usize = 128 << 10;
+/// Bodies larger than this are parsed off the async threads: a thousand of them at once would stop every stream for a second.
+const INLINE: usize = 16 << 10;
 
 /// A body that has come whole, and its share of the memory budget.
 #[derive(Debug)]
 pub struct RawBody {
     bytes: Vec<u8>,
-    _share: Share,
+    _share: BodyShare,
+    hold: Hold,
 }
 
 impl Deref for RawBody {
@@ -97,7 +96,8 @@ impl RawBody {
         if self.len() <= INLINE {
             return parse(&self);
         }
-        state.work(self.len(), move |_, _| parse(&self)).await?
+        let hold = self.hold.clone();
+        hold.work(state, move |_, _| parse(&self)).await?
     }
 }
 
@@ -114,29 +114,16 @@ pub async fn read(request: Request, state: &AppState) -> Result<(RequestContext,
             format!("Content-Type must be application/json, got {}", crate::error::truncate_for_error(content_type));
         return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
     }
-    let Received { body, counter } = receive(body, &parts.headers, state).await?;
-    let (bytes, held) = body.finish();
-    let size = bytes.len();
-    let parsed = state.budget.parse(size, counter.values()).await.map_err(|error| over_budget(&error, state))?;
+    let Received { body, counter } = receive(body, tenant, &parts.headers, state).await?;
+    let (bytes, share) = body.finish();
+    let hold = Hold::begin(tenant, bytes.len(), counter.values(), state).await?;
     if let Some(trace) = &trace {
         trace.stage("receive");
     }
     let (choices, head, meter) = (parts.extensions.remove(), parts.extensions.remove(), parts.extensions.remove());
     let (headers, received) = (parts.headers, Instant::now());
-    let share = Arc::new(parsed);
-    let context = RequestContext { headers, trace, choices, received, deadline, tenant, meter, size, share, head };
-    Ok((context, RawBody { bytes, _share: held }))
-}
-
-/// The response to a request that got no memory.
-pub fn over_budget(error: &BudgetError, state: &AppState) -> ApiError {
-    match error {
-        BudgetError::Busy { .. } | BudgetError::Responses { .. } => {
-            state.metrics.rejected("inflight_bytes");
-            ApiError::overloaded(error.to_string())
-        }
-        BudgetError::TooManyValues { .. } => ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, error.to_string()),
-    }
+    let raw = RawBody { bytes, _share: share, hold: hold.clone() };
+    Ok((RequestContext { headers, trace, choices, received, deadline, tenant, meter, hold, head }, raw))
 }
 
 /// A body that has come whole.
@@ -145,7 +132,7 @@ struct Received {
     counter: ValueCounter,
 }
 
-async fn receive(body: Body, headers: &HeaderMap, state: &AppState) -> Result<Received, ApiError> {
+async fn receive(body: Body, tenant: Tenant, headers: &HeaderMap, state: &AppState) -> Result<Received, ApiError> {
     let (options, limit) = (&state.options, state.options.max_body);
     let announced = headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<usize>().ok());
     // A client that sends `Expect: 100-continue` (curl does, for large bodies) is refused immediately.
@@ -153,7 +140,7 @@ async fn receive(body: Body, headers: &HeaderMap, state: &AppState) -> Result<Re
         return Err(too_large(limit));
     }
     let mut frames = body.into_data_stream();
-    let mut received = Received { body: state.budget.buffer(limit), counter: ValueCounter::default() };
+    let mut received = Received { body: state.budget.buffer(tenant, limit), counter: ValueCounter::default() };
     let mut decoder = Decoder::of(headers)?;
     // Bytes that came, and bytes of the body that they are.
     let (mut sent, mut total, mut rate) = (0, 0, Rate::begin(options));

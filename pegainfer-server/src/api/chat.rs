@@ -145,7 +145,7 @@ async fn respond(mut generations: Vec<Generation>, mut writer: ChatWriter) -> Re
     let reasoning_tokens = parsers.iter().map(|(parser, _)| parser.reasoning_tokens).sum();
     let usage = Usage::sum(generations.iter().map(Generation::counts), outputs.len()).with_reasoning(reasoning_tokens);
     let metrics = generations.first().and_then(Generation::timings);
-    let state = writer.state.clone();
+    let (state, tenant) = (writer.state.clone(), writer.params.tenant);
     let write = move || {
         let choices = outputs.into_iter().enumerate().map(|(index, output)| writer.choice(index, output));
         let (choices, prompts): (Vec<_>, Vec<_>) = choices.unzip();
@@ -153,7 +153,7 @@ async fn respond(mut generations: Vec<Generation>, mut writer: ChatWriter) -> Re
         let envelope = writer.envelope("chat.completion", choices, Some(Some(usage)));
         json_bytes(&Envelope { prompt, metrics, ..envelope })
     };
-    growing.respond(&state, write).await
+    growing.respond(&state, tenant, write).await
 }
 
 /// The parsed text of a choice, and the rest of its output.

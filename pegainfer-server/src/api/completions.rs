@@ -13,12 +13,13 @@ use super::schema::completions::{CompletionFields, PromptInput};
 use super::schema::generation::GenerationFields;
 use super::schema::sampling::SamplingFields;
 use super::sse::{self, ChunkWriter, Events};
-use super::state::{AppState, unix_time};
+use super::state::{AppState, tokenizer_error, unix_time};
 use super::stop::check_vocabulary;
 use super::structured::Structured;
 use super::timings::Timings;
 use super::wire::{CompletionChoice, Envelope, PromptFields, Usage};
 use crate::error::ApiError;
+use crate::text::encode;
 use axum::extract::{Request, State};
 use axum::http::HeaderValue;
 use axum::response::Response;
@@ -64,10 +65,12 @@ pub async fn completions(State(state): State<Arc<AppState>>, request: Request) -
             if !params.is_truncated() {
                 texts.iter().try_for_each(|text| state.check_length(text.len(), "prompt"))?;
             }
-            state.encode(texts, params.add_special_tokens.unwrap_or(true), "prompt").await?
+            let encode = encode(texts, params.add_special_tokens.unwrap_or(true));
+            context.hold.work(&state, encode).await?.map_err(|error| tokenizer_error(&error, "prompt"))?
         }
     };
-    let grammar = Structured::compile(structured, params.deadline, &state).await?;
+    let prompt_bytes = prompts.iter().map(|ids| size_of_val(ids.as_slice())).sum();
+    let grammar = Structured::compile(structured, prompt_bytes, &context, &state).await?;
     let requests = prompts.into_iter();
     let requests = requests.map(|ids| params.requests(ids, DEFAULT_MAX_TOKENS, logprobs, grammar.clone(), &state));
     let requests = requests.collect::<Result<Vec<_>, _>>()?.concat();
@@ -104,7 +107,8 @@ fn read(bytes: &[u8], policy: &FieldPolicy) -> Result<Parts, ApiError> {
     let mut body = Body::parse(bytes)?;
     let (generation, sampling, structure, fields) = (body.read()?, body.read()?, body.read()?, body.read()?);
     let ignored = policy.check(&body)?;
-    Ok(Parts { generation, sampling, structured: Structured::read(structure)?, fields, ignored })
+    let structured = Structured::read(structure)?.map(Structured::into_lark).transpose()?;
+    Ok(Parts { generation, sampling, structured, fields, ignored })
 }
 
 struct CompletionWriter {
@@ -159,12 +163,12 @@ async fn respond(mut generations: Vec<Generation>, writer: CompletionWriter) -> 
     let outputs = try_join_all(collected).await?;
     let usage = Usage::sum(generations.iter().map(Generation::counts), writer.params.n);
     let metrics = generations.first().and_then(Generation::timings);
-    let state = writer.state.clone();
+    let (state, tenant) = (writer.state.clone(), writer.params.tenant);
     let write = move || {
         let choices = outputs.into_iter().enumerate().map(|(index, output)| writer.choice(index, output)).collect();
         json_bytes(&Envelope { metrics, ..writer.envelope(choices, Some(Some(usage))) })
     };
-    growing.respond(&state, write).await
+    growing.respond(&state, tenant, write).await
 }
 
 async fn collect(

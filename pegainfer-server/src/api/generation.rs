@@ -11,6 +11,7 @@ use crate::metrics::{Outcome, RequestRecord};
 use crate::rates::Meter;
 use crate::record::Recording;
 use crate::record::format::Reason;
+use crate::tenant::Tenant;
 use crate::text::{Detokenizer, StopScanner, Tokenizer};
 use axum::http::StatusCode;
 use futures_util::future::BoxFuture;
@@ -49,6 +50,7 @@ pub struct Generation {
     report: Option<PromptReport>,
     /// Counts among the open requests of its tenant.
     _open: Option<OpenRequest>,
+    tenant: Tenant,
     /// Counts the tokens that the API key takes.
     meter: Option<Arc<Meter>>,
     /// Of a server that records.
@@ -73,6 +75,11 @@ impl PromptReport {
 }
 
 impl Generation {
+    /// Whose request it is.
+    pub fn tenant(&self) -> Tenant {
+        self.tenant
+    }
+
     /// Token counts so far.
     pub fn counts(&self) -> Counts {
         self.counts

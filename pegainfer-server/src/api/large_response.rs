@@ -1,11 +1,11 @@
 //! Large responses: their share of the memory budget, and the threads that write them.
 
-use super::body::over_budget;
 use super::delta::Delta;
 use super::response_size;
-use super::state::AppState;
+use super::state::{AppState, over_budget};
 use crate::budget::Share;
 use crate::error::ApiError;
+use crate::tenant::Tenant;
 use axum::body::Bytes;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
@@ -48,10 +48,11 @@ impl GrowingResponse {
     pub async fn respond(
         self,
         state: &AppState,
+        tenant: Tenant,
         write: impl FnOnce() -> Vec<u8> + Send + 'static,
     ) -> Result<Response, ApiError> {
         let Grown { bytes, share, .. } = self.0.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let json = if bytes <= INLINE { write() } else { state.work(bytes as usize, |_, _| write()).await? };
+        let json = if bytes <= INLINE { write() } else { state.work(tenant, bytes as usize, |_, _| write()).await? };
         Ok(json_response(json, share))
     }
 }

@@ -1,10 +1,12 @@
 //! Logits processors of a request: penalties, biases, banned words, allowed tokens.
 
+use super::hold::Hold;
 use super::schema::numbers::TokenId;
 use super::schema::sampling::SamplingFields;
 use super::schema::values::Text;
-use super::state::AppState;
+use super::state::{AppState, tokenizer_error};
 use crate::error::ApiError;
+use crate::text::encode;
 use pegainfer_core::logits_processors::{LogitsProcessorParams, LogitsProcessors};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -18,6 +20,7 @@ const MAX_BAD_WORD_LENGTH: usize = 128;
 /// `min_tokens` others.
 pub async fn build(
     fields: &mut SamplingFields,
+    hold: &Hold,
     state: &AppState,
     min_tokens: usize,
     stops: Vec<u32>,
@@ -32,14 +35,14 @@ pub async fn build(
         min_tokens,
         stops,
         allowed_token_ids: allowed.map(|ids| ids.into_iter().map(|TokenId(id)| id).collect()),
-        bad_words: bad_words(fields.bad_words.take().unwrap_or_default(), state).await?,
+        bad_words: bad_words(fields.bad_words.take().unwrap_or_default(), hold, state).await?,
     };
     Ok(LogitsProcessors::new(params, state.engine.limits().vocab_size)?)
 }
 
 /// `bad_words`: each word as tokens, at the start of a text and after a space, since most vocabularies spell them
 /// differently.
-async fn bad_words(list: Vec<Text>, state: &AppState) -> Result<Vec<Vec<u32>>, ApiError> {
+async fn bad_words(list: Vec<Text>, hold: &Hold, state: &AppState) -> Result<Vec<Vec<u32>>, ApiError> {
     let invalid = |message: String| ApiError::invalid("bad_words", message);
     if list.len() > MAX_BAD_WORDS {
         return Err(invalid(format!("bad_words may hold at most {MAX_BAD_WORDS} words, got {}", list.len())));
@@ -55,6 +58,7 @@ async fn bad_words(list: Vec<Text>, state: &AppState) -> Result<Vec<Vec<u32>>, A
     if spellings.is_empty() {
         return Ok(Vec::new());
     }
-    let words: BTreeSet<Vec<u32>> = state.encode(spellings, false, "bad_words").await?.into_iter().collect();
+    let words = hold.work(state, encode(spellings, false)).await?;
+    let words: BTreeSet<_> = words.map_err(|error| tokenizer_error(&error, "bad_words"))?.into_iter().collect();
     Ok(words.into_iter().collect())
 }

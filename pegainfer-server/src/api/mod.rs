@@ -3,7 +3,7 @@
 //! # Layout
 //! - [`chat`], [`completions`]: OpenAI's endpoints, on which the others are built. [`responses`], [`anthropic`]: translate
 //!   their requests into chat requests, and the output into their own responses.
-//! - [`body`], [`json_size`]: read a body within the memory budget. [`schema`]: the bodies as structs. [`policy`]: decides
+//! - [`body`], [`json_size`]: read a body within the memory budget. [`hold`]: resources until the engine has a request. [`schema`]: the bodies as structs. [`policy`]: decides
 //!   about fields that they do not know.
 //! - [`chat_request`]: one chat request, into which all chats are converted: a [`conversation`] of [`message`]s, [`tools`]
 //!   and what is [`structured`]. [`render`] makes a prompt of it, [`plain_text`] without control tokens from messages.
@@ -27,6 +27,7 @@ mod conversation;
 mod delta;
 mod early_head;
 mod generation;
+mod hold;
 mod info;
 mod json_size;
 mod large_response;

@@ -137,7 +137,7 @@ impl Params {
             cache_salt: cache_salt(sampling.cache_salt.as_deref(), context.tenant, state)?,
             tenant: context.tenant,
             meter: context.meter.clone(),
-            logits_processors: logits_processors::build(&mut sampling, state, min_tokens, stops).await?,
+            logits_processors: logits_processors::build(&mut sampling, &context.hold, state, min_tokens, stops).await?,
         })
     }
 

@@ -48,10 +48,10 @@ impl Conversation {
         context: &RequestContext,
         options: PromptOptions,
     ) -> Result<(Rendered, Vec<u32>), ApiError> {
-        let (work_state, share) = (state.clone(), context.share.clone());
+        let work_state = state.clone();
         let work = move |tokenizer: &Arc<Tokenizer>, caller: &Caller<'_>| {
-            let _share = share;
-            let rendered = self.render(&work_state, options.n)?;
+            let mut rendered = self.render(&work_state, options.n)?;
+            rendered.structured = rendered.structured.map(Structured::into_lark).transpose()?;
             if caller.is_gone() {
                 // Nobody reads this.
                 return Ok((rendered, Vec::new()));
@@ -69,7 +69,7 @@ impl Conversation {
             }
             Ok((rendered, ids))
         };
-        state.work(context.size, work).await?
+        context.hold.work(state, work).await?
     }
 
     /// Renders the prompt and builds the parsers of its `n` outputs.

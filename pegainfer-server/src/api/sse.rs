@@ -4,18 +4,18 @@
 //! A stream shows that it is alive, because proxies and clients give up on a connection that is silent for a minute: its head goes out
 //! before a long prefill ends, and comments follow while no token comes.
 
-use super::body::over_budget;
 use super::delta::{Counts, Delta};
 use super::generation::Generation;
 use super::large_response::{INLINE, unsent};
 use super::response_size;
-use super::state::AppState;
+use super::state::{AppState, over_budget};
 use super::stream_head::Timer;
 use super::stream_options::StreamOptions;
 use super::timings::Timings;
 use super::wire::Usage;
 use crate::budget::Share;
 use crate::error::{ApiError, is_anthropic};
+use crate::tenant::Tenant;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
@@ -83,6 +83,7 @@ type Item = (usize, Counts, Option<Timings>, Result<Delta, ApiError>);
 
 struct SseStream<F> {
     state: Arc<AppState>,
+    tenant: Tenant,
     deltas: SelectAll<BoxStream<'static, Item>>,
     counts: Vec<Counts>,
     timings: Option<Timings>,
@@ -112,6 +113,7 @@ pub async fn respond<F: ChunkWriter>(
     options: StreamOptions,
 ) -> Result<Response, ApiError> {
     let counts = generations.iter().map(Generation::counts).collect();
+    let tenant = generations.first().map(Generation::tenant).unwrap_or_default();
     let mut deltas: SelectAll<_> = generations.into_iter().enumerate().map(deltas_of).collect();
     let first = tokio::select! {
         biased;
@@ -124,6 +126,7 @@ pub async fn respond<F: ChunkWriter>(
     let (keep_alive, last_write) = (state.options.keep_alive_interval, Instant::now());
     let sse = SseStream {
         state,
+        tenant,
         deltas,
         counts,
         timings: None,
@@ -220,7 +223,7 @@ impl<F: ChunkWriter> SseStream<F> {
             self.fail(&mut out, &over_budget(&error, &state));
             return Ok((out.0.into(), self));
         }
-        let written = state.work(bytes, move |_, _| {
+        let written = state.work(self.tenant, bytes, move |_, _| {
             self.write(&mut out, item);
             self.last_write = Instant::now();
             (unsent(out.0, share), self)

@@ -2,12 +2,13 @@
 
 use super::policy::FieldPolicy;
 use super::quota::Quota;
-use crate::budget::Budget;
+use crate::budget::{Budget, BudgetError};
 use crate::error::{ApiError, truncate_for_error};
 use crate::lifecycle::Lifecycle;
 use crate::limits::Limits;
 use crate::metrics::Metrics;
 use crate::record::Recorder;
+use crate::tenant::Tenant;
 use crate::text::Checkpoint;
 use crate::text::{Caller, GrammarCompiler, GrammarService, GrammarTrial, Tokenizer, TokenizerError};
 use axum::http::StatusCode;
@@ -123,23 +124,14 @@ impl AppState {
         self.hasher.hash_one(salt).max(1)
     }
 
-    /// Runs work for a request off the async threads, see [`Encoder::work`](crate::text::Encoder::work).
+    /// Runs work for a tenant off the async threads, see [`Encoder::work`](crate::text::Encoder::work).
     pub async fn work<T: Send + 'static>(
         &self,
+        tenant: Tenant,
         bytes: usize,
         work: impl FnOnce(&Arc<Tokenizer>, &Caller<'_>) -> T + Send + 'static,
     ) -> Result<T, ApiError> {
-        self.checkpoint.encoder.work(bytes, work).await.map_err(|error| tokenizer_error(&error, "prompt"))
-    }
-
-    /// Tokenizes texts off the async threads. `field`: named in errors.
-    pub async fn encode(
-        &self,
-        texts: Vec<String>,
-        add_special_tokens: bool,
-        field: &'static str,
-    ) -> Result<Vec<Vec<u32>>, ApiError> {
-        self.checkpoint.encoder.encode(texts, add_special_tokens).await.map_err(|error| tokenizer_error(&error, field))
+        self.checkpoint.encoder.work(tenant, bytes, work).await.map_err(|error| tokenizer_error(&error, "prompt"))
     }
 
     /// Refuses a text of so many bytes that cannot fit the context, before it is tokenized.
@@ -156,13 +148,22 @@ impl AppState {
     }
 }
 
+/// The response to a request that got no memory.
+pub fn over_budget(error: &BudgetError, state: &AppState) -> ApiError {
+    match error {
+        BudgetError::Busy { .. } | BudgetError::Responses { .. } => {
+            state.metrics.rejected("inflight_bytes");
+            ApiError::overloaded(error.to_string())
+        }
+        BudgetError::TooManyValues { .. } => ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, error.to_string()),
+    }
+}
+
 /// The response to a request whose text could not be tokenized. `field`: what the text was in.
 pub fn tokenizer_error(error: &TokenizerError, field: &'static str) -> ApiError {
     match error {
         TokenizerError::Panicked => ApiError::internal(error.to_string()),
-        TokenizerError::NoThread(_) => {
-            ApiError::new(StatusCode::SERVICE_UNAVAILABLE, error.to_string()).with_code("server_overloaded")
-        }
+        TokenizerError::NoThread(_) | TokenizerError::Busy(_) => ApiError::overloaded(error.to_string()),
         _ => ApiError::invalid(field, error.to_string()),
     }
 }

@@ -1,12 +1,12 @@
 //! `response_format` and `structured_outputs`: the structure that the output must have.
 
+use super::body::RequestContext;
 use super::schema::structure::{
     JsonSchemaValue, ResponseFormatFields, SchemaOrText, StructureFields, StructuredOutputsFields,
 };
 use super::schema::values::{Object, Text};
 use super::state::AppState;
 use crate::error::{ApiError, truncate_for_error};
-use crate::lifecycle::Deadline;
 use crate::text::{GrammarError, GrammarSource};
 use pegainfer_core::grammar::Grammar;
 use serde_json::json;
@@ -40,28 +40,47 @@ impl Structured {
         }
     }
 
-    /// Compiles the grammar, if there is one, before the deadline; a 400 names the field if it cannot be compiled.
+    /// Replaces the source by its Lark grammar, all that a request keeps while it waits to be compiled.
+    pub fn into_lark(self) -> Result<Self, ApiError> {
+        let Self { field, source } = self;
+        let lark = source.into_lark().map_err(|error| refusal(field, error))?;
+        Ok(Self { field, source: GrammarSource::Lark(lark) })
+    }
+
+    /// Compiles the grammar, if there is one, before the deadline; a 400 names the field if it cannot be compiled. The request gives
+    /// back the memory of its body but for the grammar and the `prompt` bytes of its prompt.
     pub async fn compile(
         this: Option<Self>,
-        deadline: Option<Deadline>,
+        prompt: usize,
+        context: &RequestContext,
         state: &AppState,
     ) -> Result<Option<Arc<dyn Grammar>>, ApiError> {
+        let source = match &this {
+            Some(Self { source: GrammarSource::Lark(lark), .. }) => lark.len(),
+            _ => 0,
+        };
+        context.hold.keep(prompt + source);
         let Some(Self { field, source }) = this else { return Ok(None) };
-        let compiled = state.grammars.compile(source);
-        let compiled = match deadline {
+        let compiled = state.grammars.compile(context.tenant, source);
+        let compiled = match context.deadline {
             Some(deadline) => {
                 let in_time = tokio::time::timeout_at(deadline.at.into(), compiled).await;
                 in_time.map_err(|_| deadline.error())?
             }
             None => compiled.await,
         };
-        compiled.map(Some).map_err(|error| match error {
-            GrammarError::Invalid(reason) => {
-                ApiError::invalid(field, format!("{field} cannot be used: {}", truncate_for_error(&reason)))
-            }
-            GrammarError::Limit(reason) => ApiError::invalid(field, format!("{field} cannot be used: {reason}")),
-            GrammarError::Busy(reason) => ApiError::overloaded(format!("{field} cannot be compiled now: {reason}")),
-        })
+        compiled.map(Some).map_err(|error| refusal(field, error))
+    }
+}
+
+/// The response to a request that gets no grammar for this field.
+fn refusal(field: &'static str, error: GrammarError) -> ApiError {
+    match error {
+        GrammarError::Invalid(reason) => {
+            ApiError::invalid(field, format!("{field} cannot be used: {}", truncate_for_error(&reason)))
+        }
+        GrammarError::Limit(reason) => ApiError::invalid(field, format!("{field} cannot be used: {reason}")),
+        GrammarError::Busy(reason) => ApiError::overloaded(format!("{field} cannot be compiled now: {reason}")),
     }
 }
 

@@ -50,7 +50,7 @@ impl SubmittedChat {
             is_bounded: !params.is_truncated(),
         };
         let (Rendered { parsers, structured, thinking, .. }, ids) = conversation.encode(state, context, prompt).await?;
-        let structure = Structured::compile(structured, params.deadline, state).await?;
+        let structure = Structured::compile(structured, size_of_val(ids.as_slice()), context, state).await?;
         let reasoned = thinking.and_then(|thinking| state.grammars.after_reasoning(thinking, structure.clone()));
         let grammar = reasoned.or(structure);
         let requests = params.requests(ids, usize::MAX, logprobs, grammar, state)?;

@@ -42,20 +42,22 @@ pub async fn tokenize(State(state): State<Arc<AppState>>, request: Request) -> R
     let token_bytes = if with_strings { TOKEN_BYTES + STRING_BYTES } else { TOKEN_BYTES };
     let (json, share) = match text {
         Text::Prompt(text) => {
+            context.hold.keep(text.len());
             let share = large_response::share(&state, text.len() * token_bytes).await?;
             let work = move |tokenizer: &Arc<Tokenizer>, _: &Caller<'_>| {
                 let ids = tokenizer.encode(&text, add_special_tokens.unwrap_or(true));
                 Ok::<_, ApiError>(respond(tokenizer, &ids.map_err(|error| tokenizer_error(&error, "prompt"))?))
             };
-            (state.work(context.size, work).await??, share)
+            (context.hold.work(&state, work).await??, share)
         }
         Text::Messages(conversation) => {
             // A chat template writes the special tokens itself.
             let add_special_tokens = add_special_tokens.unwrap_or(false);
             let options = PromptOptions { n: 0, add_special_tokens, is_bounded: false };
             let (_, ids) = conversation.encode(&state, &context, options).await?;
+            context.hold.keep(size_of_val(ids.as_slice()));
             let share = large_response::share(&state, ids.len() * token_bytes).await?;
-            (state.work(context.size, move |tokenizer, _| respond(tokenizer, &ids)).await?, share)
+            (context.hold.work(&state, move |tokenizer, _| respond(tokenizer, &ids)).await?, share)
         }
     };
     // The body is not needed any more.
@@ -124,13 +126,14 @@ pub async fn detokenize(State(state): State<Arc<AppState>>, request: Request) ->
     state.model_named(model)?;
     let Some(tokens) = tokens else { return Err(ApiError::invalid("tokens", "tokens is missing")) };
     let vocab_size = state.engine.limits().vocab_size;
+    context.hold.keep(size_of_val(tokens.as_slice()));
     let share = large_response::share(&state, tokens.len() * TEXT_BYTES).await?;
     let work = move |tokenizer: &Arc<Tokenizer>, _: &Caller<'_>| {
         let ids: Vec<u32> = tokens.into_iter().map(|TokenId(id)| id).collect();
         check_vocabulary(&ids, vocab_size, "tokens")?;
         Ok::<_, ApiError>(json_bytes(&json!({"prompt": tokenizer.decode_all(&ids)})))
     };
-    let json = state.work(context.size, work).await??;
+    let json = context.hold.work(&state, work).await??;
     drop(context);
     Ok(with_ignored(large_response::json_response(json, share), ignored))
 }

@@ -4,13 +4,19 @@
 //! encoder builds tables for each thread that uses it (1 ms for 4,096 tokens, 20 ms for 150,000), which would add to some
 //! request's TTFT. The threads of the CPU engine do not either, because a text would have to wait for a step.
 
+#[cfg(test)]
+mod tests;
+
+use super::priority::lower_priority;
 use super::{Tokenizer, TokenizerError};
+use crate::fair_queue::{MAX_WAIT, Permits, QueueLimits, Slots};
+use crate::tenant::Tenant;
 use crossbeam_channel::{Receiver, Sender};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::thread::{self, available_parallelism};
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::oneshot;
 
 /// Number of threads. One encodes 16,000 tokens in half a millisecond; a second one serves others while the first encodes
 /// a longer text. Each thread has a table of 16 MB for a vocabulary of 150,000.
@@ -18,7 +24,15 @@ const MAX_THREADS: usize = 2;
 /// Work on more bytes than this gets a thread of its own, so that it does not delay the work on ordinary requests. The
 /// thread ends with the work, and takes with it what the encoder keeps for each thread: up to 30 bytes for each byte of the
 /// longest word that it has seen.
-const LARGE: usize = 256 << 10;
+pub const LARGE: usize = 256 << 10;
+/// Work on more bytes than this can take seconds. It has a turn of its own, so that conversations of agents, which are large but not
+/// that large, do not wait for another client's.
+const HUGE: usize = 2 << 20;
+/// Work that waits for a thread, of all tenants and of one.
+const WAITING: usize = 1 << 16;
+const WAITING_PER_TENANT: usize = 4096;
+/// Large work of one tenant that waits for its turn.
+const LARGE_WAITING: usize = 256;
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -28,8 +42,12 @@ pub struct Encoder {
     /// What the threads do next; they end when it is dropped. Idle threads sleep and each job wakes one: those of a work-stealing
     /// pool look for work first, which takes CPU time from the async threads after every request.
     jobs: Sender<Job>,
-    /// One permit: large work runs one after the other.
-    large: Arc<Semaphore>,
+    /// Turns on the threads.
+    threads: Slots,
+    /// Turns of large work: one request of a tenant at a time.
+    large: Slots,
+    /// Turns of the largest work: one request at a time.
+    huge: Slots,
 }
 
 /// Tells work that runs for a request whether somebody still waits for it.
@@ -45,9 +63,11 @@ impl Caller<'_> {
 impl Encoder {
     /// Starts the threads and lets them build their tables.
     pub fn start(tokenizer: Arc<Tokenizer>) -> io::Result<Self> {
+        // It never holds more than has permits of `threads`, and `run`.
         let (jobs, queue) = crossbeam_channel::unbounded();
         let (ready, all_ready) = crossbeam_channel::bounded::<()>(0);
-        for i in 0..available_parallelism().map_or(1, usize::from).min(MAX_THREADS) {
+        let threads = available_parallelism().map_or(1, usize::from).min(MAX_THREADS);
+        for i in 0..threads {
             let (tokenizer, queue, ready) = (tokenizer.clone(), queue.clone(), ready.clone());
             thread::Builder::new().name(format!("tokenizer-{i}")).spawn(move || {
                 warm_up(&tokenizer);
@@ -58,7 +78,18 @@ impl Encoder {
         drop(ready);
         // Fails when every thread has dropped its sender.
         let _ = all_ready.recv();
-        Ok(Self { tokenizer, jobs, large: Arc::new(Semaphore::new(1)) })
+        let slots = |permits, per_tenant, waiting_per_tenant| {
+            let limits = QueueLimits { permits, permits_per_tenant: per_tenant, waiting: WAITING, waiting_per_tenant };
+            Slots::new(limits, MAX_WAIT)
+        };
+        Ok(Self {
+            tokenizer,
+            jobs,
+            // Each thread finds its next work when it has done one.
+            threads: slots(2 * threads, 2 * threads, WAITING_PER_TENANT),
+            large: slots(2, 1, LARGE_WAITING),
+            huge: slots(1, 1, LARGE_WAITING),
+        })
     }
 
     fn spawn(&self, work: impl FnOnce() + Send + 'static) {
@@ -86,42 +117,89 @@ impl Encoder {
     /// on. Work that has not begun when the caller drops the future never begins.
     pub async fn work<T: Send + 'static>(
         &self,
+        tenant: Tenant,
         bytes: usize,
         work: impl FnOnce(&Arc<Tokenizer>, &Caller<'_>) -> T + Send + 'static,
     ) -> Result<T, TokenizerError> {
-        let (done, result) = oneshot::channel();
-        let tokenizer = self.tokenizer.clone();
-        let run = move || {
-            if done.is_closed() {
-                return;
-            }
-            let result = work(&tokenizer, &Caller(&|| done.is_closed()));
-            // The receiver may be gone.
-            let _ = done.send(result);
-        };
         if bytes <= LARGE {
-            self.spawn(run);
-        } else {
-            // The permit goes with the thread: a client that leaves does not let the next one in early.
-            let permit = self.large.clone().acquire_owned().await;
-            let run = move || {
-                run();
-                drop(permit);
-            };
-            let thread = thread::Builder::new().name("large-request".into()).spawn(run);
-            thread.map_err(|e| TokenizerError::NoThread(e.to_string()))?;
+            return self.share_thread(tenant, work).await;
         }
+        let turn = self.large_turn(tenant, bytes).await?;
+        self.own_thread(turn, work).await
+    }
+
+    /// Waits for a thread that all requests share, and runs work on it.
+    pub async fn share_thread<T: Send + 'static>(
+        &self,
+        tenant: Tenant,
+        work: impl FnOnce(&Arc<Tokenizer>, &Caller<'_>) -> T + Send + 'static,
+    ) -> Result<T, TokenizerError> {
+        let turn = self.threads.acquire(tenant, 1).await.map_err(TokenizerError::Busy)?;
+        let (run, result) = self.job(turn, work);
+        self.spawn(run);
         result.await.map_err(|_| TokenizerError::Panicked)
     }
 
-    /// Token ids of texts, see [`Tokenizer::encode`].
-    pub async fn encode(&self, texts: Vec<String>, add_special_tokens: bool) -> Result<Vec<Vec<u32>>, TokenizerError> {
-        let bytes = texts.iter().map(String::len).sum();
-        let encode = move |tokenizer: &Arc<Tokenizer>, caller: &Caller<'_>| {
-            let texts = texts.iter().take_while(|_| !caller.is_gone());
-            texts.map(|text| tokenizer.encode(text, add_special_tokens)).collect()
+    /// Waits until large work, on so many bytes, may run on threads of its own.
+    pub async fn large_turn(&self, tenant: Tenant, bytes: usize) -> Result<Permits, TokenizerError> {
+        let slots = if bytes <= HUGE { &self.large } else { &self.huge };
+        slots.acquire(tenant, 1).await.map_err(TokenizerError::Busy)
+    }
+
+    /// Runs large work on a thread of its own. `turn` is dropped when the thread ends, even if the caller has gone before: a client
+    /// that leaves does not let the next one in early.
+    pub async fn own_thread<T: Send + 'static>(
+        &self,
+        turn: impl Send + 'static,
+        work: impl FnOnce(&Arc<Tokenizer>, &Caller<'_>) -> T + Send + 'static,
+    ) -> Result<T, TokenizerError> {
+        let (run, result) = self.job(turn, work);
+        let thread = thread::Builder::new().name("large-request".into()).spawn(move || {
+            lower_priority();
+            run();
+        });
+        thread.map_err(|e| TokenizerError::NoThread(e.to_string()))?;
+        result.await.map_err(|_| TokenizerError::Panicked)
+    }
+
+    fn job<T: Send + 'static>(
+        &self,
+        turn: impl Send + 'static,
+        work: impl FnOnce(&Arc<Tokenizer>, &Caller<'_>) -> T + Send + 'static,
+    ) -> (impl FnOnce() + Send + 'static, oneshot::Receiver<T>) {
+        let (done, result) = oneshot::channel();
+        let tokenizer = self.tokenizer.clone();
+        let run = move || {
+            let _turn = turn;
+            if !done.is_closed() {
+                let result = work(&tokenizer, &Caller(&|| done.is_closed()));
+                // The receiver may be gone.
+                let _ = done.send(result);
+            }
         };
-        self.work(bytes, encode).await?
+        (run, result)
+    }
+
+    /// Token ids of texts, see [`Tokenizer::encode`].
+    pub async fn encode(
+        &self,
+        tenant: Tenant,
+        texts: Vec<String>,
+        add_special_tokens: bool,
+    ) -> Result<Vec<Vec<u32>>, TokenizerError> {
+        let bytes = texts.iter().map(String::len).sum();
+        self.work(tenant, bytes, encode(texts, add_special_tokens)).await?
+    }
+}
+
+/// Work that encodes texts.
+pub fn encode(
+    texts: Vec<String>,
+    add_special_tokens: bool,
+) -> impl FnOnce(&Arc<Tokenizer>, &Caller<'_>) -> Result<Vec<Vec<u32>>, TokenizerError> + Send + 'static {
+    move |tokenizer, caller| {
+        let texts = texts.iter().take_while(|_| !caller.is_gone());
+        texts.map(|text| tokenizer.encode(text, add_special_tokens)).collect()
     }
 }
 
@@ -154,47 +232,5 @@ fn warm_up(tokenizer: &Tokenizer) {
     let words: String = (0..1024).map(|i| format!("{} word{i}\n", i * 7919)).collect();
     for text in ["Once upon a time", &words] {
         let _ = tokenizer.encode(text, true);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::testing;
-    use std::time::Duration;
-    use tokio::time::timeout;
-
-    #[tokio::test]
-    async fn texts_are_encoded_in_their_order() {
-        let encoder = Encoder::start(Arc::new(testing::tokenizer())).unwrap();
-        let texts: Vec<String> = (0..50).map(|i| format!("text number {i}")).collect();
-        let expected: Vec<_> = texts.iter().map(|text| encoder.tokenizer.encode(text, true).unwrap()).collect();
-        assert_eq!(encoder.encode(texts, true).await.unwrap(), expected);
-    }
-
-    #[tokio::test]
-    async fn large_work_leaves_the_threads_to_others_and_never_begins_for_nobody() {
-        let encoder = Encoder::start(Arc::new(testing::tokenizer())).unwrap();
-        let (release, held) = std::sync::mpsc::channel::<()>();
-        let long = encoder.work(LARGE + 1, move |_, _| held.recv().is_ok());
-        let abandoned = encoder.work(LARGE + 1, |_, _| panic!("nobody waits"));
-        let mut long = std::pin::pin!(long);
-        assert!(timeout(Duration::ZERO, long.as_mut()).await.is_err());
-        drop(abandoned);
-        let text = vec!["Once upon a time".to_string()];
-        assert_eq!(encoder.encode(text, true).await.unwrap().len(), 1);
-        let next = encoder.work(LARGE + 1, |_, caller| caller.is_gone());
-        release.send(()).unwrap();
-        assert_eq!((long.await.unwrap(), next.await.unwrap()), (true, false));
-    }
-
-    #[tokio::test]
-    async fn a_panic_ends_no_thread() {
-        let encoder = Encoder::start(Arc::new(testing::tokenizer())).unwrap();
-        for _ in 0..2 * MAX_THREADS {
-            let result = encoder.work(1, |_, _| panic!("a bug")).await;
-            assert!(matches!(result, Err::<(), _>(TokenizerError::Panicked)));
-        }
-        assert_eq!(encoder.run(|_| 5), 5);
     }
 }

@@ -5,6 +5,7 @@
 //! them is compiled here, by [`GrammarCompiler`], on one of a few threads.
 
 mod bounds;
+mod cache;
 mod compiled;
 mod error;
 mod patterns;
@@ -155,16 +156,6 @@ fn on_large_stack<T: Send>(
 fn thread_with(stack: usize) -> std::thread::Builder {
     std::thread::Builder::new().name("grammar".into()).stack_size(stack)
 }
-
-/// Lets the threads that serve go before this one.
-#[cfg(target_os = "linux")]
-fn lower_priority() {
-    // On Linux this is about the calling thread alone. It works without it, too.
-    let _ = rustix::process::nice(5);
-}
-
-#[cfg(not(target_os = "linux"))]
-fn lower_priority() {}
 
 fn no_thread(error: std::io::Error) -> GrammarError {
     GrammarError::Busy(format!("no thread can be started to compile it: {error}"))

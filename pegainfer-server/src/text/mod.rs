@@ -8,6 +8,7 @@ mod encoder;
 mod grammar;
 pub mod parser;
 mod partial_json;
+mod priority;
 mod reasoned;
 mod recorded_grammar;
 mod stop;
@@ -17,7 +18,7 @@ mod tokenizer;
 
 pub use checkpoint::{Checkpoint, SamplingDefaults};
 pub use detokenizer::Detokenizer;
-pub use encoder::{Caller, Encoder, limit_encoder_threads};
+pub use encoder::{Caller, Encoder, LARGE, encode, limit_encoder_threads};
 pub use grammar::service::GrammarService;
 pub use grammar::trial::{self, GrammarLimits, GrammarTrial};
 pub use grammar::{GrammarCompiler, GrammarError, GrammarSource, with_options};

@@ -3,6 +3,7 @@
 mod files;
 mod growth;
 
+use crate::fair_queue::QueueError;
 use fastokens::decoders::Decoder;
 use fastokens::normalizers::Normalizer;
 use std::collections::HashSet;
@@ -51,6 +52,9 @@ pub enum TokenizerError {
     /// The system has no thread for it.
     #[error("the system has no thread left for this request; try again later: {0}")]
     NoThread(String),
+    /// Other requests take all threads.
+    #[error("the requests that are parsed, rendered and tokenized take all threads: {0}; try again later")]
+    Busy(QueueError),
 }
 
 /// Bytes that NFC makes one of, at most: it composes three jamo of three bytes each to a syllable of three.

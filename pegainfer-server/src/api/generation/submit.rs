@@ -117,6 +117,7 @@ impl Generation {
             timed_from: params.include_metrics.then_some(params.received),
             report: None,
             _open: None,
+            tenant: params.tenant,
             meter: params.meter.clone(),
             recording,
         })

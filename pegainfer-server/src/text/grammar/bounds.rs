@@ -136,11 +136,15 @@ impl<'a> Estimate<'a> {
     /// The worst number of cases of the values inside of an object or array. A property may match a pattern of
     /// `patternProperties`, too; these exclude each other.
     fn children(&mut self, map: &'a Map<String, Value>) -> Result<u64, GrammarError> {
-        self.properties += object(map, "properties").len();
+        let properties = object(map, "properties");
+        self.properties += properties.len();
         if self.properties > MAX_PROPERTIES {
             return limit(format!("its schema has more than {MAX_PROPERTIES} properties"));
         }
-        let optional = object(map, "properties").len().saturating_sub(list(map, "required").len());
+        // `required` may name what is no property, or one property many times.
+        let required =
+            list(map, "required").iter().filter_map(Value::as_str).filter(|name| properties.contains_key(*name));
+        let optional = properties.len() - required.collect::<HashSet<_>>().len();
         if optional > MAX_OPTIONAL_PROPERTIES {
             return limit(format!(
                 "one of its objects has {optional} optional properties, at most {MAX_OPTIONAL_PROPERTIES} are compiled"
@@ -197,4 +201,23 @@ fn list<'a>(map: &'a Map<String, Value>, name: &str) -> &'a [Value] {
 fn object<'a>(map: &'a Map<String, Value>, name: &str) -> &'a Map<String, Value> {
     static EMPTY: std::sync::LazyLock<Map<String, Value>> = std::sync::LazyLock::new(Map::new);
     map.get(name).and_then(Value::as_object).unwrap_or(&EMPTY)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn only_names_of_properties_are_required() {
+        let properties = |n: usize| (0..n).map(|i| (format!("p{i}"), json!({}))).collect::<Map<_, _>>();
+        let check =
+            |required: Vec<String>| check_schema(&json!({"properties": properties(1200), "required": required}));
+        let names = |n: usize| (0..n).map(|i| format!("p{i}")).collect::<Vec<_>>();
+        assert_eq!(check(names(200)), Ok(()));
+        for required in [names(199), vec!["p0".into(); 4000], (0..4000).map(|i| format!("x{i}")).collect()] {
+            let error = check(required).unwrap_err().to_string();
+            assert!(error.contains("optional properties, at most 1000 are compiled"), "{error}");
+        }
+    }
 }

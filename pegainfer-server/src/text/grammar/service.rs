@@ -1,54 +1,60 @@
 //! Compiles the grammars of requests: few at the same time, within limits, and each source once.
 
+use super::cache::{Cached, GrammarCache, Key};
 use super::trial::{GrammarLimits, GrammarTrial};
-use super::{
-    COMPILER_STACK, GrammarCompiler, GrammarError, GrammarSource, bounds, lower_priority, no_thread, panicked,
-    thread_with,
-};
+use super::{COMPILER_STACK, GrammarCompiler, GrammarError, GrammarSource, bounds, no_thread, panicked, thread_with};
+use crate::fair_queue::{MAX_WAIT, Permits, QueueError, QueueLimits, Slots};
+use crate::tenant::Tenant;
+use crate::text::priority::lower_priority;
 use crate::text::recorded_grammar::ReasoningLimits;
 use pegainfer_core::grammar::{Grammar, Matcher};
 use pegainfer_core::logits_processors::TokenMask;
 use ring::digest::{SHA256, digest};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::sync::oneshot;
 
-/// Grammars that are compiled at the same time; most take milliseconds, so that the queue for a slot is short.
-const SLOTS: usize = 2;
-/// Sources that are checked at the same time, which takes a fraction of a second for the largest.
+/// Grammars that are compiled at the same time, of all tenants and of one. Most take milliseconds, the largest a second.
+const SLOTS: usize = 3;
+const SLOTS_PER_TENANT: usize = 2;
+/// Sources that are checked at the same time, of all tenants and of one, which takes a fraction of a second for the largest.
 const CHECKS: usize = 4;
-/// Grammars that are kept for later requests: the tools of an agent come with each of its requests.
-const CACHED: usize = 64;
-/// Grammars of the largest allowed size that may be in memory.
+const CHECKS_PER_TENANT: usize = 3;
+/// Requests that wait for one of them, of all tenants and of one.
+const WAITING: usize = 4096;
+const WAITING_PER_TENANT: usize = 1024;
+/// Grammars of the largest allowed size that may be in memory. One tenant leaves a quarter of that memory to the others.
 const LARGEST: u32 = 2;
 /// Time to wait for the memory of other requests' grammars.
 const WAIT: Duration = Duration::from_secs(5);
 
-/// SHA-256 of a source.
-type Key = [u8; 32];
-
-/// The compiler behind its limits.
+/// The compiler with its limits.
 pub struct GrammarService {
     compiler: Arc<GrammarCompiler>,
     trial: Option<GrammarTrial>,
-    checks: Arc<Semaphore>,
-    slots: Arc<Semaphore>,
+    checks: Slots,
+    slots: Slots,
     /// One permit for each MiB that compiled grammars may take.
-    memory: Arc<Semaphore>,
-    /// Most recently used last.
-    cache: Mutex<Vec<(Key, Arc<dyn Grammar>)>>,
+    memory: Slots,
+    cache: Mutex<GrammarCache>,
 }
 
 impl GrammarService {
     /// Without a `trial`, only the sources are checked.
     pub fn new(compiler: GrammarCompiler, trial: Option<GrammarTrial>) -> Self {
         let limits = trial.as_ref().map_or_else(GrammarLimits::default, |trial| trial.limits);
+        let memory = (limits.mebibytes() as usize).saturating_mul(LARGEST as usize);
+        let slots = |permits, permits_per_tenant, max_wait| {
+            let limits =
+                QueueLimits { permits, permits_per_tenant, waiting: WAITING, waiting_per_tenant: WAITING_PER_TENANT };
+            Slots::new(limits, max_wait)
+        };
         Self {
             compiler: Arc::new(compiler),
             trial,
-            checks: Arc::new(Semaphore::new(CHECKS)),
-            slots: Arc::new(Semaphore::new(SLOTS)),
-            memory: Arc::new(Semaphore::new((limits.mebibytes() as usize).saturating_mul(LARGEST as usize))),
+            checks: slots(CHECKS, CHECKS_PER_TENANT, MAX_WAIT),
+            slots: slots(SLOTS, SLOTS_PER_TENANT, MAX_WAIT),
+            memory: slots(memory, memory / 4 * 3, WAIT),
             cache: Mutex::default(),
         }
     }
@@ -72,8 +78,9 @@ impl GrammarService {
     ///
     /// # Errors
     /// What is wrong with the source, or that the machine is busy.
-    pub async fn compile(&self, source: GrammarSource) -> Result<Arc<dyn Grammar>, GrammarError> {
-        let (lark, key) = on_thread(permit(&self.checks).await?, move || {
+    pub async fn compile(&self, tenant: Tenant, source: GrammarSource) -> Result<Arc<dyn Grammar>, GrammarError> {
+        let check = self.checks.acquire(tenant, 1).await.map_err(|error| busy(&error))?;
+        let (lark, key) = on_thread(check, move || {
             let lark = source.into_lark()?;
             bounds::check(&lark)?;
             let mut key = Key::default();
@@ -81,68 +88,64 @@ impl GrammarService {
             Ok((lark, key))
         })
         .await?;
-        if let Some(grammar) = self.cached(&key) {
+        if let Some(grammar) = self.cache().get(&key) {
             return Ok(grammar);
         }
-        let slot = permit(&self.slots).await?;
+        let slot = self.slots.acquire(tenant, 1).await.map_err(|error| busy(&error))?;
+        // Another request may have compiled it meanwhile.
+        if let Some(grammar) = self.cache().get(&key) {
+            return Ok(grammar);
+        }
         let mebibytes = match &self.trial {
             Some(trial) => trial.try_out(&lark).await?,
             None => 1,
         };
-        let memory = self.reserve(mebibytes).await?;
+        let memory = self.reserve(tenant, mebibytes as usize).await?;
         let compiler = self.compiler.clone();
         let grammar = on_thread(slot, move || {
             let inner = compiler.compile_here(lark)?;
             Ok(Arc::new(Accounted { inner, _memory: memory }) as Arc<dyn Grammar>)
         })
         .await?;
-        self.keep(key, &grammar);
+        self.cache().insert(Cached { key, tenant, mebibytes: mebibytes as usize, grammar: grammar.clone() });
         Ok(grammar)
     }
 
-    /// Memory for a grammar; cached ones make way.
-    async fn reserve(&self, mebibytes: u32) -> Result<OwnedSemaphorePermit, GrammarError> {
-        let (memory, busy) =
-            (self.memory.clone(), "the grammars of other requests take all of the memory for grammars");
-        if let Ok(permit) = memory.clone().try_acquire_many_owned(mebibytes) {
-            return Ok(permit);
+    /// Memory for a grammar; as few cached ones as possible make way.
+    async fn reserve(&self, tenant: Tenant, mebibytes: usize) -> Result<Permits, GrammarError> {
+        // Memory of evicted grammars that comes back when the requests that use them end.
+        let mut expected = 0;
+        while expected < mebibytes {
+            if let Some(memory) = self.memory.try_acquire(tenant, mebibytes) {
+                return Ok(memory);
+            }
+            let has_its_share = !self.memory.may_hold(tenant, mebibytes);
+            let Some(evicted) = self.cache().evict(tenant, has_its_share) else { break };
+            if Arc::strong_count(&evicted.grammar) > 1 {
+                expected += evicted.mebibytes;
+            }
         }
-        self.cache().clear();
-        match tokio::time::timeout(WAIT, memory.acquire_many_owned(mebibytes)).await {
-            Ok(Ok(permit)) => Ok(permit),
-            _ => Err(GrammarError::Busy(format!("{busy} (--max-grammar-memory)"))),
-        }
+        self.memory.acquire(tenant, mebibytes).await.map_err(|error| {
+            let message = "the grammars of other requests take all of the memory for grammars (--max-grammar-memory)";
+            GrammarError::Busy(format!("{message}: {error}"))
+        })
     }
 
-    fn cached(&self, key: &Key) -> Option<Arc<dyn Grammar>> {
-        let mut cache = self.cache();
-        let at = cache.iter().position(|(cached, _)| cached == key)?;
-        let entry = cache.remove(at);
-        let grammar = entry.1.clone();
-        cache.push(entry);
-        Some(grammar)
-    }
-
-    fn keep(&self, key: Key, grammar: &Arc<dyn Grammar>) {
-        let mut cache = self.cache();
-        cache.retain(|(cached, _)| *cached != key);
-        if cache.len() == CACHED {
-            cache.remove(0);
-        }
-        cache.push((key, grammar.clone()));
-    }
-
-    fn cache(&self) -> std::sync::MutexGuard<'_, Vec<(Key, Arc<dyn Grammar>)>> {
+    fn cache(&self) -> MutexGuard<'_, GrammarCache> {
         // A panic cannot leave it half-changed.
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn busy(error: &QueueError) -> GrammarError {
+    GrammarError::Busy(format!("other grammars are compiled first: {error}"))
 }
 
 /// A grammar with the permits of its memory.
 #[derive(Debug)]
 struct Accounted {
     inner: Arc<dyn Grammar>,
-    _memory: OwnedSemaphorePermit,
+    _memory: Permits,
 }
 
 impl Grammar for Accounted {
@@ -155,13 +158,9 @@ impl Grammar for Accounted {
     }
 }
 
-async fn permit(of: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, GrammarError> {
-    of.clone().acquire_owned().await.map_err(|e| GrammarError::Busy(e.to_string()))
-}
-
 /// Runs `work` on a thread with a large stack. The thread keeps the permit until the work is done, whoever waits for it.
 async fn on_thread<T: Send + 'static>(
-    permit: OwnedSemaphorePermit,
+    permit: Permits,
     work: impl FnOnce() -> Result<T, GrammarError> + Send + 'static,
 ) -> Result<T, GrammarError> {
     let (done, result) = oneshot::channel();
@@ -174,4 +173,77 @@ async fn on_thread<T: Send + 'static>(
     thread.map_err(no_thread)?;
     // A panic drops the sender.
     result.await.unwrap_or_else(|_| Err(panicked()))
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+    use crate::testing;
+    use std::os::unix::fs::PermissionsExt;
+    use std::path::PathBuf;
+
+    const ONE: Tenant = Tenant { id: 1, has_key: false };
+    const OTHER: Tenant = Tenant { id: 2, has_key: false };
+
+    fn compiler() -> GrammarCompiler {
+        GrammarCompiler::new(Arc::new(testing::tokenizer()), 4100, vec![4089])
+    }
+
+    /// A trial of 8 MiB for all grammars, by this script.
+    fn scripted(name: &str, script: &str) -> (GrammarService, PathBuf) {
+        let program = std::env::temp_dir().join(format!("pegainfer-trial-{name}-{}", std::process::id()));
+        std::fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let limits = GrammarLimits { memory: 4 << 20, time: Duration::from_secs(6) };
+        let trial = GrammarTrial { program: program.clone(), limits };
+        (GrammarService::new(compiler(), Some(trial)), program)
+    }
+
+    async fn compile(service: &GrammarService, tenant: Tenant, text: &str) -> Result<Arc<dyn Grammar>, GrammarError> {
+        service.compile(tenant, GrammarSource::Lark(format!("start: \"{text}\""))).await
+    }
+
+    #[tokio::test]
+    async fn many_grammars_of_one_tenant_evict_only_its_own() {
+        let service = GrammarService::new(compiler(), None);
+        let first = compile(&service, ONE, "one").await.unwrap();
+        for i in 0..70 {
+            compile(&service, OTHER, &format!("other {i}")).await.unwrap();
+        }
+        assert!(Arc::ptr_eq(&first, &compile(&service, ONE, "one").await.unwrap()), "it is still cached");
+        assert_eq!(service.memory.free(), 512 - 64);
+    }
+
+    #[tokio::test]
+    async fn large_grammars_of_one_tenant_leave_the_memory_of_another_s() {
+        let (service, program) = scripted("large", "cat >/dev/null; echo ok 3");
+        drop(compile(&service, ONE, "one").await.unwrap());
+        for i in 0..4 {
+            let other = compile(&service, OTHER, &format!("other {i}")).await.unwrap();
+            drop(other);
+        }
+        let cached = |tenant| service.cache().count(tenant);
+        assert_eq!((service.memory.free(), cached(ONE), cached(OTHER)), (2, 1, 1));
+        let used = compile(&service, OTHER, "used").await.unwrap();
+        let of_one = compile(&service, ONE, "another one").await.unwrap();
+        assert_eq!((service.memory.free(), cached(ONE)), (2, 1), "its own made way");
+        drop((used, of_one));
+        std::fs::remove_file(program).unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_trial_that_others_ended_is_not_the_grammar_s_fault() {
+        for (signal, is_limit) in [("XCPU", true), ("ABRT", true), ("KILL", false), ("SEGV", false), ("TERM", false)] {
+            let (service, program) = scripted(signal, &format!("cat >/dev/null; kill -{signal} $$"));
+            let error = compile(&service, ONE, "one").await.unwrap_err();
+            let text = error.to_string();
+            match error {
+                GrammarError::Limit(_) if is_limit => assert!(text.contains("(--max-grammar-"), "{text}"),
+                GrammarError::Busy(_) if !is_limit => assert!(text.contains("signal: ") && text.contains("try again")),
+                _ => panic!("{signal}: {error:?}"),
+            }
+            assert_eq!((service.slots.free(), service.memory.free()), (SLOTS, 8), "{signal}");
+            std::fs::remove_file(program).unwrap();
+        }
+    }
 }

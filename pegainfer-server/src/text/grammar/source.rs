@@ -30,7 +30,7 @@ impl GrammarSource {
     ///
     /// # Errors
     /// It is too large.
-    pub(super) fn into_lark(self) -> Result<String, GrammarError> {
+    pub fn into_lark(self) -> Result<String, GrammarError> {
         let lark = match (self.rule(), self) {
             (Some(rule), _) => format!("start: {rule}"),
             (None, Self::Lark(grammar)) => grammar,

@@ -4,11 +4,12 @@
 //! process can: the server starts itself with a hidden command, which limits itself, compiles the grammar over the 256 bytes
 //! as vocabulary, and reports. The same work is then known to end in the server's own process.
 
-use super::{COMPILER_STACK, GrammarError, compile_with, create_factory, lower_priority, on_large_stack};
+use super::{COMPILER_STACK, GrammarError, compile_with, create_factory, on_large_stack};
+use crate::text::priority::lower_priority;
 use llguidance::toktrie::ApproximateTokEnv;
 use std::io::{Read, Write};
 use std::path::PathBuf;
-use std::process::{Output, Stdio};
+use std::process::{ExitStatus, Output, Stdio};
 use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
@@ -103,17 +104,46 @@ impl GrammarTrial {
             Some(("ok", mebibytes)) => Ok(mebibytes.trim().parse().unwrap_or(1)),
             Some(("error", error)) => Err(GrammarError::Invalid(error.trim_end().to_string())),
             Some(("busy", error)) => Err(GrammarError::Busy(error.trim_end().to_string())),
-            _ if output.status.code().is_some() => {
-                Err(GrammarError::Busy(format!("the process that compiles it ended with {}", output.status)))
-            }
-            _ => Err(GrammarError::Limit(format!(
-                "compiling it takes more than {} s of CPU time (--max-grammar-time) or {} MiB of memory \
-                 (--max-grammar-memory)",
-                self.limits.seconds(),
-                self.limits.mebibytes()
-            ))),
+            _ => Err(match limit_of(output.status) {
+                Some(Exceeded::Time) => GrammarError::Limit(format!(
+                    "compiling it takes more than {} s of CPU time (--max-grammar-time)",
+                    self.limits.seconds()
+                )),
+                Some(Exceeded::Memory) => GrammarError::Limit(format!(
+                    "compiling it takes more than {} MiB of memory (--max-grammar-memory) or of stack",
+                    self.limits.mebibytes()
+                )),
+                None => GrammarError::Busy(format!(
+                    "the process that compiles it ended with {}; try again later",
+                    output.status
+                )),
+            }),
         }
     }
+}
+
+/// A limit of the process.
+enum Exceeded {
+    Time,
+    Memory,
+}
+
+/// The limit at which a process ended: SIGXCPU comes from the limit of CPU time, and Rust aborts without memory or stack. Other
+/// signals come from others, such as SIGKILL from a machine that is out of memory, and are not the grammar's fault.
+#[cfg(unix)]
+fn limit_of(status: ExitStatus) -> Option<Exceeded> {
+    use rustix::process::Signal;
+    use std::os::unix::process::ExitStatusExt;
+    match Signal::from_named_raw(status.signal()?)? {
+        Signal::XCPU => Some(Exceeded::Time),
+        Signal::ABORT => Some(Exceeded::Memory),
+        _ => None,
+    }
+}
+
+#[cfg(not(unix))]
+fn limit_of(_status: ExitStatus) -> Option<Exceeded> {
+    None
 }
 
 /// The hidden command: compiles the grammar on standard input under these limits, and writes `ok MIB`, `error SENTENCE`, or
@@ -144,9 +174,16 @@ pub fn run(memory: u64, seconds: u64) -> std::io::Result<()> {
 fn limit_this_process(memory: u64, seconds: u64) -> std::io::Result<()> {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     crate::allocator::configure();
-    for (resource, most) in [(Resource::As, memory + PROGRAM), (Resource::Cpu, seconds), (Resource::Core, 0)] {
-        let most = getrlimit(resource).maximum.map_or(most, |maximum| most.min(maximum));
-        setrlimit(resource, Rlimit { current: Some(most), maximum: Some(most) })?;
+    // At the soft limit of CPU time comes SIGXCPU, which says why; at the hard one SIGKILL, which does not.
+    let limits = [
+        (Resource::As, memory + PROGRAM, memory + PROGRAM),
+        (Resource::Cpu, seconds, seconds + 1),
+        (Resource::Core, 0, 0),
+    ];
+    for (resource, soft, hard) in limits {
+        let [current, maximum] =
+            [soft, hard].map(|most| Some(getrlimit(resource).maximum.map_or(most, |maximum| most.min(maximum))));
+        setrlimit(resource, Rlimit { current, maximum })?;
     }
     Ok(())
 }

@@ -1,0 +1,90 @@
+//! Resources that a request holds until its prompt is tokenized.
+
+use super::state::{AppState, over_budget, tokenizer_error};
+use crate::budget::BodyShare;
+use crate::error::ApiError;
+use crate::fair_queue::Permits;
+use crate::tenant::Tenant;
+use crate::text::{Caller, LARGE, Tokenizer};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A request's share of the memory budget, and for a large body its turn of large work. Clones share both; work that runs for the
+/// request keeps one, so that a client that leaves frees nothing that is still in use.
+///
+/// A large body takes its turn first: while it waits, it holds no memory for parsed values. It keeps the turn until its prompt is
+/// tokenized, so that it never waits while it holds them.
+#[derive(Clone)]
+pub struct Hold {
+    tenant: Tenant,
+    /// Bytes of the body.
+    size: usize,
+    held: Arc<Mutex<Held>>,
+}
+
+#[derive(Default)]
+struct Held {
+    memory: BodyShare,
+    turn: Option<Permits>,
+}
+
+impl Hold {
+    /// Waits until a body of `size` bytes with so many JSON values may be parsed.
+    pub async fn begin(tenant: Tenant, size: usize, values: usize, state: &AppState) -> Result<Self, ApiError> {
+        let hold = Self { tenant, size, held: Arc::default() };
+        if size > LARGE {
+            hold.take_turn(state).await?;
+        }
+        let memory = state.budget.parse(tenant, size, values).await.map_err(|error| over_budget(&error, state))?;
+        hold.held().memory = memory;
+        Ok(hold)
+    }
+
+    /// Runs work on the request off the async threads, see [`Encoder::work`](crate::text::Encoder::work).
+    pub async fn work<T: Send + 'static>(
+        &self,
+        state: &AppState,
+        work: impl FnOnce(&Arc<Tokenizer>, &Caller<'_>) -> T + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let encoder = &state.checkpoint.encoder;
+        let hold = self.clone();
+        let result = if self.size <= LARGE {
+            let work = move |tokenizer: &Arc<Tokenizer>, caller: &Caller<'_>| {
+                let _hold = hold;
+                work(tokenizer, caller)
+            };
+            encoder.share_thread(self.tenant, work).await
+        } else {
+            self.take_turn(state).await?;
+            encoder.own_thread(hold, work).await
+        };
+        result.map_err(|error| tokenizer_error(&error, "prompt"))
+    }
+
+    /// Gives back all but the memory for `bytes` bytes.
+    pub fn keep(&self, bytes: usize) {
+        let mut held = self.held();
+        held.turn = None;
+        held.memory.shrink(bytes);
+    }
+
+    async fn take_turn(&self, state: &AppState) -> Result<(), ApiError> {
+        if self.held().turn.is_some() {
+            return Ok(());
+        }
+        let turn = state.checkpoint.encoder.large_turn(self.tenant, self.size).await;
+        self.held().turn = Some(turn.map_err(|error| tokenizer_error(&error, "prompt"))?);
+        Ok(())
+    }
+
+    fn held(&self) -> MutexGuard<'_, Held> {
+        // Nothing that can panic runs under the lock.
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Hold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Hold").field("size", &self.size).finish_non_exhaustive()
+    }
+}

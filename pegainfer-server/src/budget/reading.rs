@@ -1,0 +1,74 @@
+//! The memory of a body while it is read.
+
+use super::{BodyShare, Budget, BudgetError, SMALL_BODY, UNIT};
+use crate::tenant::Tenant;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// The bytes of a body so far, and their share of the budget.
+#[derive(Debug)]
+pub struct BodyBuffer {
+    budget: Arc<Budget>,
+    tenant: Tenant,
+    max_body: usize,
+    bytes: Vec<u8>,
+    share: BodyShare,
+    /// It goes on without a share.
+    exempt: bool,
+}
+
+impl BodyBuffer {
+    pub(super) fn new(budget: Arc<Budget>, tenant: Tenant, max_body: usize) -> Self {
+        Self { budget, tenant, max_body, bytes: Vec::new(), share: BodyShare::default(), exempt: false }
+    }
+
+    /// Appends bytes; waits until the budget has a share for them. The caller keeps to `max_body`.
+    pub async fn push(&mut self, frame: &[u8]) -> Result<(), BudgetError> {
+        let needed = self.bytes.len() + frame.len();
+        if needed > self.bytes.capacity() {
+            self.grow(needed).await?;
+        }
+        self.bytes.extend_from_slice(frame);
+        Ok(())
+    }
+
+    /// The body, and its share.
+    pub fn finish(self) -> (Vec<u8>, BodyShare) {
+        (self.bytes, self.share)
+    }
+
+    async fn grow(&mut self, needed: usize) -> Result<(), BudgetError> {
+        let doubled = (2 * self.bytes.capacity()).max(4 * UNIT).min(self.max_body);
+        let capacity = needed.max(doubled);
+        if !self.exempt {
+            self.take(capacity).await?;
+        }
+        self.bytes.reserve_exact(capacity - self.bytes.len());
+        Ok(())
+    }
+
+    /// Takes the share of `capacity` bytes beyond that of the bytes so far.
+    async fn take(&mut self, capacity: usize) -> Result<(), BudgetError> {
+        let (budget, tenant, held) = (&self.budget, self.tenant, self.bytes.capacity());
+        if capacity <= SMALL_BODY {
+            let more = budget.acquire(&budget.small, tenant, capacity - held).await?;
+            self.share.0.extend(more.0);
+            return Ok(());
+        }
+        // The share of a body that outgrows the part for small ones moves to the other part.
+        let moves = held <= SMALL_BODY;
+        let more = if moves { capacity } else { capacity - held };
+        let (share, exempt) = tokio::select! {
+            biased;
+            share = budget.acquire(&budget.large, tenant, more) => (share?, false),
+            Ok(permit) = budget.exempt.acquire(tenant, 1) => (BodyShare(vec![permit]), true),
+        };
+        self.exempt = exempt;
+        if moves {
+            budget.large_bodies.fetch_add(1, Ordering::Relaxed);
+            self.share.0.clear();
+        }
+        self.share.0.extend(share.0);
+        Ok(())
+    }
+}

@@ -1,0 +1,184 @@
+//! Decides who gets permits next. Pure: no clock, no threads, so that tests and a fuzzer can drive it.
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::Hash;
+
+/// Bounds of a queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QueueLimits {
+    /// Permits of all tenants together.
+    pub permits: usize,
+    /// Permits that one tenant may hold; the rest stays free for the others. A tenant that holds nothing may take more with one
+    /// request, up to all permits.
+    pub permits_per_tenant: usize,
+    /// Requests that may wait, of all tenants.
+    pub waiting: usize,
+    /// Requests of one tenant that may wait.
+    pub waiting_per_tenant: usize,
+}
+
+/// Outcome of asking for permits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Entry {
+    /// The tenant holds the permits now.
+    Granted,
+    /// The request waits; [`FairQueue::grant_next`] returns this ticket when its turn comes.
+    Waits(Ticket),
+}
+
+/// A waiting request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Ticket(u64);
+
+/// The queue is full.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum QueueFull {
+    /// Too many requests of this tenant wait.
+    Tenant,
+    /// Too many requests of all tenants wait.
+    Total,
+}
+
+/// A queue in which tenants take turns: first come, first served within a tenant, round robin over tenants.
+///
+/// The next request in turn waits until enough permits are free, and nobody overtakes it, so that a request for many permits does
+/// not starve. A tenant that holds as much as it may is passed over, and keeps its place among the turns.
+#[derive(Debug)]
+pub struct FairQueue<K> {
+    limits: QueueLimits,
+    free: usize,
+    held: HashMap<K, usize>,
+    /// Waiting requests of each tenant; no queue is empty.
+    queues: HashMap<K, VecDeque<Waiter>>,
+    /// Tenants with waiting requests, in the order of their turns.
+    turns: VecDeque<K>,
+    waiting: usize,
+    last_ticket: u64,
+}
+
+#[derive(Debug)]
+struct Waiter {
+    ticket: Ticket,
+    permits: usize,
+}
+
+impl<K: Copy + Eq + Hash> FairQueue<K> {
+    /// A queue with all permits free.
+    pub fn new(limits: QueueLimits) -> Self {
+        let (held, queues, turns) = (HashMap::new(), HashMap::new(), VecDeque::new());
+        Self { limits, free: limits.permits, held, queues, turns, waiting: 0, last_ticket: 0 }
+    }
+
+    /// Asks for permits, at most all of them.
+    ///
+    /// # Errors
+    /// The request would have to wait, and too many wait already.
+    pub fn enter(&mut self, tenant: K, permits: usize) -> Result<Entry, QueueFull> {
+        let permits = permits.min(self.limits.permits);
+        let own = self.queues.get(&tenant).map_or(0, VecDeque::len);
+        if own == 0 && self.may_hold(&tenant, permits) && self.free >= permits && self.nobody_is_next() {
+            self.take(tenant, permits);
+            return Ok(Entry::Granted);
+        }
+        if own >= self.limits.waiting_per_tenant {
+            return Err(QueueFull::Tenant);
+        }
+        if self.waiting >= self.limits.waiting {
+            return Err(QueueFull::Total);
+        }
+        self.last_ticket += 1;
+        let ticket = Ticket(self.last_ticket);
+        self.queues.entry(tenant).or_default().push_back(Waiter { ticket, permits });
+        if own == 0 {
+            self.turns.push_back(tenant);
+        }
+        self.waiting += 1;
+        Ok(Entry::Waits(ticket))
+    }
+
+    /// Removes a waiting request; does nothing if it does not wait any more. Others may be next now.
+    pub fn leave(&mut self, tenant: K, ticket: Ticket) {
+        let Some(queue) = self.queues.get_mut(&tenant) else { return };
+        let Some(at) = queue.iter().position(|waiter| waiter.ticket == ticket) else { return };
+        queue.remove(at);
+        self.waiting -= 1;
+        if queue.is_empty() {
+            self.queues.remove(&tenant);
+            self.turns.retain(|other| *other != tenant);
+        }
+    }
+
+    /// Gives permits of a tenant back. Others may be next now.
+    pub fn release(&mut self, tenant: K, permits: usize) {
+        let Some(held) = self.held.get_mut(&tenant) else { return };
+        let permits = permits.min(*held);
+        *held -= permits;
+        if *held == 0 {
+            self.held.remove(&tenant);
+        }
+        self.free += permits;
+    }
+
+    /// Gives permits to the next request in turn; `None` if it has to wait. Returns its tenant, ticket and permits. Called until it
+    /// returns `None` after each change.
+    pub fn grant_next(&mut self) -> Option<(K, Ticket, usize)> {
+        let at = self.next_turn()?;
+        let tenant = self.turns.remove(at)?;
+        let queue = self.queues.get_mut(&tenant)?;
+        let Waiter { ticket, permits } = queue.pop_front()?;
+        if queue.is_empty() {
+            self.queues.remove(&tenant);
+        } else {
+            self.turns.push_back(tenant);
+        }
+        self.waiting -= 1;
+        self.take(tenant, permits);
+        Some((tenant, ticket, permits))
+    }
+
+    /// Permits that nobody holds.
+    pub fn free(&self) -> usize {
+        self.free
+    }
+
+    /// Permits that a tenant holds.
+    pub fn held(&self, tenant: &K) -> usize {
+        self.held.get(tenant).copied().unwrap_or(0)
+    }
+
+    /// Waiting requests of all tenants.
+    pub fn waiting(&self) -> usize {
+        self.waiting
+    }
+
+    /// Whether a tenant may hold so many permits more.
+    pub fn may_hold(&self, tenant: &K, permits: usize) -> bool {
+        let held = self.held(tenant);
+        held == 0 || held + permits <= self.limits.permits_per_tenant
+    }
+
+    /// Index into `turns` of the tenant that gets permits now.
+    fn next_turn(&self) -> Option<usize> {
+        let (at, permits) = self.first_eligible()?;
+        (permits <= self.free).then_some(at)
+    }
+
+    /// The first tenant in turn that may hold what its next request asks for, and the permits of that request.
+    fn first_eligible(&self) -> Option<(usize, usize)> {
+        self.turns.iter().enumerate().find_map(|(at, tenant)| {
+            let permits = self.queues.get(tenant)?.front()?.permits;
+            self.may_hold(tenant, permits).then_some((at, permits))
+        })
+    }
+
+    fn nobody_is_next(&self) -> bool {
+        self.first_eligible().is_none()
+    }
+
+    fn take(&mut self, tenant: K, permits: usize) {
+        self.free -= permits;
+        if permits > 0 {
+            *self.held.entry(tenant).or_default() += permits;
+        }
+    }
+}
