@@ -244,7 +244,8 @@ fn ordinary_requests(address: SocketAddr, number: usize) {
         (COMPLETIONS, json!({"prompt": "x", "max_tokens": 1, "structured_outputs": {"json": schema}})),
     ] {
         let response = post_with(address, path, ("x-api-key", KEY), &body);
-        assert_eq!(response.status, 200, "{path}: {}", response.text());
+        let (status, text) = (response.status, response.text());
+        assert_eq!(status, 200, "{path}: {text}");
     }
 }
 

@@ -7,7 +7,6 @@
 #[cfg(test)]
 mod tests;
 
-use super::priority::lower_priority;
 use super::{Tokenizer, TokenizerError};
 use crate::fair_queue::{MAX_WAIT, Permits, QueueLimits, Slots};
 use crate::tenant::Tenant;
@@ -145,10 +144,7 @@ impl Encoder {
         work: impl FnOnce(&Arc<Tokenizer>, &Caller<'_>) -> T + Send + 'static,
     ) -> Result<T, TokenizerError> {
         let (run, result) = self.job(turn, work);
-        let thread = thread::Builder::new().name("large-request".into()).spawn(move || {
-            lower_priority();
-            run();
-        });
+        let thread = thread::Builder::new().name("large-request".into()).spawn(run);
         thread.map_err(|e| TokenizerError::NoThread(e.to_string()))?;
         result.await.map_err(|_| TokenizerError::Panicked)
     }
