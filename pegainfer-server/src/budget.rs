@@ -40,11 +40,6 @@ const VALUE_BYTES: usize = 128;
 const UNIT: usize = 1 << 10;
 /// Largest parsed body that takes its share from the part for small ones.
 const SMALL_PARSED: usize = 1 << 20;
-/// Requests that wait for one part, of all tenants: more than there are connections.
-const WAITING: usize = 1 << 16;
-/// Requests of one tenant that wait for a part for small bodies, and for another one.
-const SMALL_WAITING: usize = 4096;
-const LARGE_WAITING: usize = 256;
 
 /// Why a request got no memory.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -126,11 +121,11 @@ impl Budget {
         let semaphore = |bytes: usize| Arc::new(Semaphore::new((bytes / UNIT).min(u32::MAX as usize)));
         Self {
             limit,
-            small: slots(part(1), SMALL_WAITING),
-            large: slots(part(3), LARGE_WAITING),
-            exempt: one_slot(),
-            small_parsed: slots(part(4) / 8, SMALL_WAITING),
-            parsed: slots(part(4) / 8 * 7, LARGE_WAITING),
+            small: slots(part(1)),
+            large: slots(part(3)),
+            exempt: Slots::new(QueueLimits::new(1, 1), MAX_WAIT),
+            small_parsed: slots(part(4) / 8),
+            parsed: slots(part(4) / 8 * 7),
             parsed_bytes: part(4),
             responses: semaphore(part(8)),
             large_bodies: AtomicU64::new(0),
@@ -203,15 +198,8 @@ fn units(bytes: usize) -> u32 {
     u32::try_from(bytes / UNIT).unwrap_or(u32::MAX)
 }
 
-/// A part of the budget. Of one tenant, `waiting` requests may wait for it.
-fn slots(bytes: usize, waiting: usize) -> Slots {
+/// A part of the budget.
+fn slots(bytes: usize) -> Slots {
     let permits = (bytes / UNIT).min(u32::MAX as usize);
-    let limits =
-        QueueLimits { permits, permits_per_tenant: permits / 4 * 3, waiting: WAITING, waiting_per_tenant: waiting };
-    Slots::new(limits, MAX_WAIT)
-}
-
-fn one_slot() -> Slots {
-    let limits = QueueLimits { permits: 1, permits_per_tenant: 1, waiting: WAITING, waiting_per_tenant: LARGE_WAITING };
-    Slots::new(limits, MAX_WAIT)
+    Slots::new(QueueLimits::new(permits, permits / 4 * 3), MAX_WAIT)
 }

@@ -235,7 +235,8 @@ fn slow_schema(number: usize, ignored: usize) -> Value {
 
 /// What an ordinary client sends besides its stream: a chat of 3 KB in 41 messages, a text, and a schema that nobody has sent before.
 fn ordinary_requests(address: SocketAddr, number: usize) {
-    let message = |i: usize| json!({"role": ["user", "assistant"][i % 2], "content": "word ".repeat(15)});
+    let message =
+        |i: usize| json!({"role": if i % 2 == 0 { "user" } else { "assistant" }, "content": "word ".repeat(15)});
     let schema = json!({"type": "object", "properties": {format!("n{number}"): {"type": "integer"}}});
     for (path, body) in [
         (CHAT, json!({"messages": (0..41).map(message).collect::<Vec<_>>(), "max_tokens": 1})),
@@ -243,7 +244,8 @@ fn ordinary_requests(address: SocketAddr, number: usize) {
         (COMPLETIONS, json!({"prompt": "x", "max_tokens": 1, "structured_outputs": {"json": schema}})),
     ] {
         let response = post_with(address, path, ("x-api-key", KEY), &body);
-        assert_eq!(response.status, 200, "{path}: {}", response.text());
+        let (status, text) = (response.status, response.text());
+        assert_eq!(status, 200, "{path}: {text}");
     }
 }
 

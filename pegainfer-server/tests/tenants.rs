@@ -130,7 +130,7 @@ fn server_with_slow_grammars(dir: &TempDir) -> TestServer {
     let api_keys = ApiKeys::load(&["alpha", "beta"].map(|key| Secret(key.into())), None).unwrap();
     let limits = Limits { max_inflight_bytes: 4 << 20, ..Limits::default() };
     TestServer::with(
-        MockEngine::replying(" a cat").0,
+        MockEngine::replying(" a cat").0.with_max_model_len(1 << 16),
         Options { api_keys, limits, grammar_trial: Some(trial), ..Options::default() },
     )
 }

@@ -56,6 +56,12 @@ pub struct Permits {
     count: usize,
 }
 
+/// Permits, or where they will be sent.
+enum Entered {
+    Granted(Permits),
+    Waits(Ticket, oneshot::Receiver<Permits>),
+}
+
 impl Slots {
     /// A queue with these bounds. `max_wait`: time after which a waiting request is refused.
     pub fn new(limits: QueueLimits, max_wait: Duration) -> Self {
@@ -73,8 +79,8 @@ impl Slots {
             return Ok(self.permits(tenant, 0));
         }
         let (ticket, receiver) = match self.enter(tenant, count)? {
-            Ok(permits) => return Ok(permits),
-            Err(waits) => waits,
+            Entered::Granted(permits) => return Ok(permits),
+            Entered::Waits(ticket, receiver) => (ticket, receiver),
         };
         let _place = Place { slots: &self.0, tenant, ticket };
         // The sender is dropped only after it has sent.
@@ -109,20 +115,14 @@ impl Slots {
         self.0.state().queue.waiting()
     }
 
-    /// The permits, or where they will be sent.
-    #[allow(clippy::type_complexity, reason = "one caller, which takes it apart")]
-    fn enter(
-        &self,
-        tenant: Tenant,
-        count: usize,
-    ) -> Result<Result<Permits, (Ticket, oneshot::Receiver<Permits>)>, QueueError> {
+    fn enter(&self, tenant: Tenant, count: usize) -> Result<Entered, QueueError> {
         let mut state = self.0.state();
         match state.queue.enter(tenant, count) {
-            Ok(Entry::Granted) => Ok(Ok(self.permits(tenant, count))),
+            Ok(Entry::Granted) => Ok(Entered::Granted(self.permits(tenant, count))),
             Ok(Entry::Waits(ticket)) => {
                 let (sender, receiver) = oneshot::channel();
                 state.waiters.insert(ticket, sender);
-                Ok(Err((ticket, receiver)))
+                Ok(Entered::Waits(ticket, receiver))
             }
             Err(QueueFull::Tenant) => Err(QueueError::TenantFull(self.0.limits.waiting_per_tenant)),
             Err(QueueFull::Total) => Err(QueueError::Full(self.0.limits.waiting)),

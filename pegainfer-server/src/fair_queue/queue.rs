@@ -17,6 +17,19 @@ pub struct QueueLimits {
     pub waiting_per_tenant: usize,
 }
 
+/// Requests of all tenants that may wait in one queue: more than there are connections.
+const WAITING: usize = 1 << 16;
+/// Requests of one tenant that may wait in one queue. They hold little, and a client that waits sends nothing: one that is refused
+/// at once mostly sends its request again at once.
+const WAITING_PER_TENANT: usize = 4096;
+
+impl QueueLimits {
+    /// Limits of so many permits, with the usual bounds of waiting requests.
+    pub const fn new(permits: usize, permits_per_tenant: usize) -> Self {
+        Self { permits, permits_per_tenant, waiting: WAITING, waiting_per_tenant: WAITING_PER_TENANT }
+    }
+}
+
 /// Outcome of asking for permits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Entry {

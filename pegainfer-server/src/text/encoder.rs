@@ -7,7 +7,6 @@
 #[cfg(test)]
 mod tests;
 
-use super::priority::lower_priority;
 use super::{Tokenizer, TokenizerError};
 use crate::fair_queue::{MAX_WAIT, Permits, QueueLimits, Slots};
 use crate::tenant::Tenant;
@@ -28,12 +27,6 @@ pub const LARGE: usize = 256 << 10;
 /// Work on more bytes than this can take seconds. It has a turn of its own, so that conversations of agents, which are large but not
 /// that large, do not wait for another client's.
 const HUGE: usize = 2 << 20;
-/// Work that waits for a thread, of all tenants and of one.
-const WAITING: usize = 1 << 16;
-const WAITING_PER_TENANT: usize = 4096;
-/// Large work of one tenant that waits for its turn.
-const LARGE_WAITING: usize = 256;
-
 type Job = Box<dyn FnOnce() + Send>;
 
 /// A tokenizer and its threads, whose tables are built.
@@ -78,17 +71,14 @@ impl Encoder {
         drop(ready);
         // Fails when every thread has dropped its sender.
         let _ = all_ready.recv();
-        let slots = |permits, per_tenant, waiting_per_tenant| {
-            let limits = QueueLimits { permits, permits_per_tenant: per_tenant, waiting: WAITING, waiting_per_tenant };
-            Slots::new(limits, MAX_WAIT)
-        };
+        let slots = |permits, per_tenant| Slots::new(QueueLimits::new(permits, per_tenant), MAX_WAIT);
         Ok(Self {
             tokenizer,
             jobs,
             // Each thread finds its next work when it has done one.
-            threads: slots(2 * threads, 2 * threads, WAITING_PER_TENANT),
-            large: slots(2, 1, LARGE_WAITING),
-            huge: slots(1, 1, LARGE_WAITING),
+            threads: slots(2 * threads, 2 * threads),
+            large: slots(2, 1),
+            huge: slots(1, 1),
         })
     }
 
@@ -154,10 +144,7 @@ impl Encoder {
         work: impl FnOnce(&Arc<Tokenizer>, &Caller<'_>) -> T + Send + 'static,
     ) -> Result<T, TokenizerError> {
         let (run, result) = self.job(turn, work);
-        let thread = thread::Builder::new().name("large-request".into()).spawn(move || {
-            lower_priority();
-            run();
-        });
+        let thread = thread::Builder::new().name("large-request".into()).spawn(run);
         thread.map_err(|e| TokenizerError::NoThread(e.to_string()))?;
         result.await.map_err(|_| TokenizerError::Panicked)
     }

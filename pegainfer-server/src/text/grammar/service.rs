@@ -20,9 +20,6 @@ const SLOTS_PER_TENANT: usize = 2;
 /// Sources that are checked at the same time, of all tenants and of one, which takes a fraction of a second for the largest.
 const CHECKS: usize = 4;
 const CHECKS_PER_TENANT: usize = 3;
-/// Requests that wait for one of them, of all tenants and of one.
-const WAITING: usize = 4096;
-const WAITING_PER_TENANT: usize = 1024;
 /// Grammars of the largest allowed size that may be in memory. One tenant leaves a quarter of that memory to the others.
 const LARGEST: u32 = 2;
 /// Time to wait for the memory of other requests' grammars.
@@ -44,11 +41,7 @@ impl GrammarService {
     pub fn new(compiler: GrammarCompiler, trial: Option<GrammarTrial>) -> Self {
         let limits = trial.as_ref().map_or_else(GrammarLimits::default, |trial| trial.limits);
         let memory = (limits.mebibytes() as usize).saturating_mul(LARGEST as usize);
-        let slots = |permits, permits_per_tenant, max_wait| {
-            let limits =
-                QueueLimits { permits, permits_per_tenant, waiting: WAITING, waiting_per_tenant: WAITING_PER_TENANT };
-            Slots::new(limits, max_wait)
-        };
+        let slots = |permits, per_tenant, max_wait| Slots::new(QueueLimits::new(permits, per_tenant), max_wait);
         Self {
             compiler: Arc::new(compiler),
             trial,
