@@ -215,6 +215,8 @@ fn generated_text_is_exact_in_a_pipe_and_harmless_on_a_terminal() {
     let (code, piped, stderr) = run(&mut command());
     assert!(code == Some(0) && piped.contains(is_control), "the text of a pipe is what the model wrote: {stderr}");
     let (code, screen) = shown(&mut command());
+    // The progress of the load comes before, and ends with a cleared line.
+    let (_, screen) = screen.rsplit_once("\x1b[2K").unwrap();
     assert!(code == Some(0) && !screen.contains(is_control) && screen.contains("\\u{"), "{screen:?}");
 }
 

@@ -46,7 +46,7 @@ pub enum Body {
     Cut(usize, Vec<u8>),
     /// This number in the head, the bytes, and then nothing until the client leaves.
     Stalled(usize, Vec<u8>),
-    /// This number in the head, and a byte each 20 ms.
+    /// This number in the head, and a byte each 150 ms.
     Slow(usize),
     /// Zeros without a number in the head, until the client leaves.
     Endless,
@@ -173,7 +173,7 @@ fn send(mut stream: TcpStream, response: Response) -> Option<()> {
         Body::Slow(length) => {
             for _ in 0..length {
                 stream.write_all(b"x").ok()?;
-                std::thread::sleep(Duration::from_millis(20));
+                std::thread::sleep(Duration::from_millis(150));
             }
             Some(())
         }
