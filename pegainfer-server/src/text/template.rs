@@ -1,9 +1,11 @@
 //! The checkpoint's chat template: a Jinja program that turns messages into a prompt.
 
+mod budget;
 mod dialect;
 mod error;
 mod files;
 mod generation;
+mod instrument;
 
 use super::deepseek_v4;
 use super::effort::Switches;
@@ -141,20 +143,31 @@ impl ChatTemplate {
 
 /// Renders the template of `env` with these arguments.
 fn run(env: &Environment<'_>, context: Map<String, Json>) -> Result<String, TemplateError> {
+    budget::begin(context.values().map(text_bytes).sum());
     let template = env.get_template(NAME).map_err(|e| explain(&e))?;
     template.render(Value::from_serialize(context)).map_err(|e| explain(&e))
+}
+
+/// Bytes of the texts in a JSON value.
+fn text_bytes(value: &Json) -> usize {
+    match value {
+        Json::String(text) => text.len(),
+        Json::Array(items) => items.iter().map(text_bytes).sum(),
+        Json::Object(fields) => fields.iter().map(|(name, value)| name.len() + text_bytes(value)).sum(),
+        Json::Null | Json::Bool(_) | Json::Number(_) => 0,
+    }
 }
 
 /// Compiles a template, and finds out what it says of the model's output.
 fn compile(source: &Source, special_tokens: &Map<String, Json>) -> Result<(Program, OutputFormat), TemplateError> {
     let output_format = OutputFormat::of_template(&source.text);
     let mut env = dialect::environment();
-    env.add_template_owned(NAME, generation::without_marks(&source.text).into_owned()).map_err(|error| {
-        TemplateError::File {
-            path: source.path.clone(),
-            reason: format!("the chat template does not compile: {error}"),
-        }
-    })?;
+    let does_not_compile = |error| TemplateError::File {
+        path: source.path.clone(),
+        reason: format!("the chat template does not compile: {error}"),
+    };
+    let checked = instrument::instrument(&generation::without_marks(&source.text), NAME).map_err(does_not_compile)?;
+    env.add_template_owned(NAME, checked).map_err(does_not_compile)?;
     let renders = |effort: &str| {
         let mut context = special_tokens.clone();
         context.insert("messages".into(), json!([{"role": "user", "content": "a"}]));
@@ -264,6 +277,66 @@ mod tests {
         assert_eq!(raised.to_string(), "the chat template refuses these messages: roles must alternate");
         let failed = render(&template("{{ messages[0].content + 1 }}"), json!([{}])).unwrap_err();
         assert!(matches!(failed, TemplateError::Render(_)), "{failed}");
+    }
+
+    #[test]
+    fn a_template_takes_no_more_than_its_budget() {
+        // Each would take at least a hundred gigabytes, or the whole stack.
+        let mut wrong = Vec::new();
+        let long = "{% set x = 'x' * 1000000 %}";
+        for text in [
+            "{{ ('x' * 1000000)|replace('x', 'y' * 10000)|length }}",
+            "{{ ('x' * 1000000).replace('x', 'y' * 10000)|length }}",
+            "{{ ('x' * 1000000)|replace('', 'y' * 10000)|length }}",
+            "{% set ns = namespace(x='xx') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x|length }}",
+            "{% set ns = namespace(x='xx') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+            "{% set ns = namespace(x=[1, 2]) %}{% for i in range(90) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+            "{% macro m(x) %}{{ m(x ~ x) }}{% endmacro %}{{ m('xx') }}",
+            "{{ ['x' * 1000000] * 1000000 ~ '' }}",
+            "{{ (['x' * 1000000] * 1000000)|join }}",
+            "{{ (['x'] * 1000000)|join('y' * 1000000) }}",
+            "{{ ('y' * 1000000).join(['x'] * 1000000) }}",
+            "{{ (['x' * 1000000] * 1000000)|tojson }}",
+            "{{ (['x' * 1000000] * 1000000)|string }}",
+            "{{ (['x' * 1000000] * 1000000)|upper }}",
+            "{{ (['x' * 1000000] * 1000000) }}",
+            "{{ ('x\n' * 1000000)|indent(60000) }}",
+            "{{ ('x\n' * 1000000)|indent(width=60000) }}",
+            "{{ ([[]] * 100000)|tojson(indent=1000) }}",
+            "{{ '%999999999999d'|format(1) }}",
+            "{{ '{:>99999999999}'.format(1) }}",
+            "{{ [1]|batch(99999999999, 0) }}",
+            "{{ [1]|slice(99999999999) }}",
+            "{{ [1] * 4611686018427387904 }}",
+            "{{ ('x' * 30000000)|list|length }}",
+            "{{ ('x ' * 30000000).split()|length }}",
+            "{% for i in range(90000) %}{% set ns = namespace(x=x) %}TEXT{{ 'x' * 100000 }}{% endfor %}",
+            &format!(
+                "{long}{{% set l = namespace(x=[]) %}}{{% for i in range(99999) %}}{{% set l.x = l.x + [x[1:]] %}}{{% endfor %}}"
+            ),
+            &format!("{{% set x %}}{{% for i in range(99999) %}}{}{{% endfor %}}{{% endset %}}", "raw ".repeat(10_000)),
+            &format!(
+                "{{% macro m(x) -%}}{}{{% endmacro %}}{{% set x %}}{{% for i in range(99999) %}}{{{{ m(x) }}}}{{% endfor %}}{{% endset %}}",
+                "raw ".repeat(10_000)
+            ),
+        ] {
+            let result = render(&template(text), json!([{"role": "user", "content": "a"}]));
+            let error = result.err().map_or("no error".to_owned(), |error| error.to_string());
+            let text = text.get(..120).unwrap_or(text);
+            let refused =
+                error.starts_with("the chat template cannot render these messages: ") && !error.contains("fuel");
+            wrong.extend((!refused).then(|| format!("{text}: {error}")));
+        }
+        assert!(wrong.is_empty(), "{wrong:#?}");
+    }
+
+    #[test]
+    fn large_messages_have_a_larger_budget() {
+        let text = "{% for m in messages %}{{ '<' + m.role + '>' + m.content.split('</think>')[-1].strip() + '\n' }}{% endfor %}";
+        let content = "text ".repeat(400_000);
+        let messages = vec![json!({"role": "user", "content": content}); 10];
+        let prompt = render(&template(text), messages.into()).unwrap();
+        assert_eq!(prompt.len(), 10 * (content.len() - 1 + "<user>\n".len()));
     }
 
     /// An official template from the directory `PEGAINFER_TEST_TEMPLATES`.
