@@ -20,8 +20,8 @@ const MAX_DEPTH: usize = 200;
 const MAX_REPEATS: i64 = 1 << 32;
 /// Most digits of a number in a format.
 const MAX_FORMAT_DIGITS: usize = 4;
-/// Largest piece of the filters `batch` and `slice`, and widest indent.
-const MAX_PIECE: usize = 1 << 16;
+/// Most items of a group that the filters `batch` and `slice` make, and widest indent.
+const MAX_WIDTH: usize = 1 << 16;
 
 thread_local! {
     /// Bytes that the rendering of this thread may still make.
@@ -189,9 +189,9 @@ fn before(name: &str, value: &Value, args: &[Value]) -> Result<(), Error> {
             check_format(text.unwrap_or_default(), args)
         }
         "batch" | "slice" => {
-            let piece = args.first().and_then(Value::as_i64).unwrap_or(0).unsigned_abs() as usize;
-            within(piece)?;
-            charge(value.len().unwrap_or(0).saturating_add(piece).saturating_mul(2 * ELEMENT))
+            let size = args.first().and_then(Value::as_i64).unwrap_or(0).unsigned_abs() as usize;
+            within(size)?;
+            charge(value.len().unwrap_or(0).saturating_add(size).saturating_mul(2 * ELEMENT))
         }
         "sum" => charge_shown(value),
         _ => charge(own_bytes(value)),
@@ -202,17 +202,17 @@ fn before(name: &str, value: &Value, args: &[Value]) -> Result<(), Error> {
 fn check_format(format: &str, args: &[Value]) -> Result<(), Error> {
     let digits = format.split(|c: char| !c.is_ascii_digit()).map(str::len).max();
     let takes_widths = format.contains('*') || format.split('}').any(|field| field.matches('{').count() > 1);
-    let wide = args.iter().filter_map(Value::as_i64).any(|width| width.unsigned_abs() > MAX_PIECE as u64);
+    let wide = args.iter().filter_map(Value::as_i64).any(|width| width.unsigned_abs() > MAX_WIDTH as u64);
     match digits > Some(MAX_FORMAT_DIGITS) || takes_widths && wide {
         true => Err(Error::new(ErrorKind::InvalidOperation, "the template formats too wide a text")),
         false => Ok(()),
     }
 }
 
-fn within(piece: usize) -> Result<(), Error> {
-    match piece <= MAX_PIECE {
+fn within(width: usize) -> Result<(), Error> {
+    match width <= MAX_WIDTH {
         true => Ok(()),
-        false => Err(Error::new(ErrorKind::InvalidOperation, "the template asks for too wide a piece")),
+        false => Err(Error::new(ErrorKind::InvalidOperation, "the template asks for too large a width or group")),
     }
 }
 
