@@ -210,6 +210,21 @@ fn a_chat_template_that_never_ends() {
 }
 
 #[test]
+fn a_chat_template_that_makes_gigabytes() {
+    let dir = endless_template("attack-memory");
+    let text = "{% if messages[0].content == 'replace' %}{{ ('x' * 1000000)|replace('x', 'y' * 10000)|length }}{% else %}\
+        {% set ns = namespace(x=[1, 2]) %}{% for i in range(90) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{% endif %}";
+    std::fs::write(dir.0.join("chat_template.jinja"), text).unwrap();
+    let mut target = Target::start(&["--model-path", dir.0.to_str().unwrap()]);
+    target.attack("chats through a template that takes any memory", |address| {
+        for content in ["replace", "lists"] {
+            let body = json!({"messages": [{"role": "user", "content": content}]}).to_string();
+            assert_eq!(statuses(2, address, CHAT, &body), [400; 2]);
+        }
+    });
+}
+
+#[test]
 fn a_client_that_fills_the_queue() {
     let mut target = Target::start(&["--api-key", KEY, "--api-key", HOSTILE]);
     target.attack("700 choices of one key", |address| {

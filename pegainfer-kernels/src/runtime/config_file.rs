@@ -1,6 +1,7 @@
 //! config.json of a checkpoint: fields read by name, and what a model does not implement refused by name.
 
 use super::end_of_text;
+use super::sizes::most;
 use crate::heads::{HeadShape, KvDType};
 use serde_json::Value;
 use std::collections::HashSet;
@@ -60,8 +61,6 @@ pub struct ConfigFile {
     overrides: Overrides,
 }
 
-/// Longest context, tokens.
-pub const MAX_CONTEXT: usize = 1 << 26;
 /// Types of a model, as `dtype` and `torch_dtype` name them.
 const DTYPES: [&str; 3] = ["bfloat16", "float16", "float32"];
 
@@ -279,19 +278,6 @@ impl ConfigFile {
 /// A JSON value as a message shows it.
 pub(super) fn text(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
-}
-
-/// Largest value of a size. Tensors and lists are as long as these numbers, and the bytes of all weights must fit 64 bits: a file
-/// that asks for more is refused before anything is allocated.
-pub fn most(field: &str) -> usize {
-    match field {
-        "num_hidden_layers" => 1 << 12,
-        "num_attention_heads" | "num_key_value_heads" | "linear_num_key_heads" | "linear_num_value_heads" => 1 << 14,
-        "head_dim" | "linear_key_head_dim" | "linear_value_head_dim" | "linear_conv_kernel_dim" => 1 << 12,
-        "vocab_size" => 1 << 24,
-        "max_position_embeddings" => MAX_CONTEXT,
-        _ => 1 << 20,
-    }
 }
 
 /// The error that `field` has a `value` that is not implemented; `served` says in words what is.

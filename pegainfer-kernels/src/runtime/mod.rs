@@ -5,7 +5,7 @@
 //! - `model`: the trait; `model_info`: the numbers that the rest needs of a model.
 //! - `config_file`, `load_options`, `load_error`, `bounds`: from config.json and flags to the sizes of an engine; `fit`, `gpu_fit`: whether
 //!   that fits the memory.
-//! - `output_matrix`: tied embeddings. `end_of_text`: tokens that end a text.
+//! - `output_matrix`: tied embeddings. `end_of_text`: tokens that end a text. `sizes`: bounds of the numbers.
 //! - `quantization`: FP8 weights. `rope_scaling`: YaRN.
 //! - `load`, `record`: an engine from a checkpoint, a kernel plan from a configuration. `measure`: step times for the ledger.
 //! - `executor`: steps in flight and CUDA graphs; `drafting`, `block_drafting`: the passes of the layers
@@ -39,10 +39,11 @@ mod results;
 mod rope_scaling;
 mod sampled_rows;
 mod sampler;
+mod sizes;
 mod synthetic_acceptance;
 
 pub use bounds::{Bounds, StepSize};
-pub use config_file::{ConfigError, ConfigFile, MAX_CONTEXT, Overrides, Served, unsupported};
+pub use config_file::{ConfigError, ConfigFile, Overrides, Served, unsupported};
 pub use decoder::{Activations, DecoderWeights, KvLayer, Mlp, load_head};
 pub use executor::Executor;
 pub use gpu_fit::GpuFit;
@@ -59,4 +60,5 @@ pub use readbacks::Readbacks;
 pub use record::{record, record_step};
 pub use sampled_rows::{SampledRows, gather_rows};
 pub use sampler::{BlockLogits, LogitsSource, Sampler};
+pub use sizes::MAX_CONTEXT;
 pub use synthetic_acceptance::SyntheticAcceptance;

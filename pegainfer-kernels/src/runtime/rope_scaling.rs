@@ -1,6 +1,7 @@
 //! Rotary embeddings as config.json describes them: plain, or YaRN for a longer context.
 
-use super::config_file::{ConfigError, ConfigFile, MAX_CONTEXT, unsupported};
+use super::config_file::{ConfigError, ConfigFile, unsupported};
+use super::sizes::MAX_CONTEXT;
 use crate::rotary::{RopeSpec, Yarn};
 use serde_json::Value;
 

@@ -1,9 +1,11 @@
 //! The checkpoint's chat template: a Jinja program that turns messages into a prompt.
 
+mod budget;
 mod dialect;
 mod error;
 mod files;
 mod generation;
+mod instrument;
 
 use super::deepseek_v4;
 use super::effort::Switches;
@@ -141,20 +143,31 @@ impl ChatTemplate {
 
 /// Renders the template of `env` with these arguments.
 fn run(env: &Environment<'_>, context: Map<String, Json>) -> Result<String, TemplateError> {
+    budget::begin(context.values().map(text_bytes).sum());
     let template = env.get_template(NAME).map_err(|e| explain(&e))?;
     template.render(Value::from_serialize(context)).map_err(|e| explain(&e))
+}
+
+/// Bytes of the texts in a JSON value.
+fn text_bytes(value: &Json) -> usize {
+    match value {
+        Json::String(text) => text.len(),
+        Json::Array(items) => items.iter().map(text_bytes).sum(),
+        Json::Object(fields) => fields.iter().map(|(name, value)| name.len() + text_bytes(value)).sum(),
+        Json::Null | Json::Bool(_) | Json::Number(_) => 0,
+    }
 }
 
 /// Compiles a template, and finds out what it says of the model's output.
 fn compile(source: &Source, special_tokens: &Map<String, Json>) -> Result<(Program, OutputFormat), TemplateError> {
     let output_format = OutputFormat::of_template(&source.text);
     let mut env = dialect::environment();
-    env.add_template_owned(NAME, generation::without_marks(&source.text).into_owned()).map_err(|error| {
-        TemplateError::File {
-            path: source.path.clone(),
-            reason: format!("the chat template does not compile: {error}"),
-        }
-    })?;
+    let does_not_compile = |error| TemplateError::File {
+        path: source.path.clone(),
+        reason: format!("the chat template does not compile: {error}"),
+    };
+    let checked = instrument::instrument(&generation::without_marks(&source.text), NAME).map_err(does_not_compile)?;
+    env.add_template_owned(NAME, checked).map_err(does_not_compile)?;
     let renders = |effort: &str| {
         let mut context = special_tokens.clone();
         context.insert("messages".into(), json!([{"role": "user", "content": "a"}]));
@@ -175,144 +188,4 @@ fn explain(error: &Error) -> TemplateError {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::testing;
-    use crate::text::parser::{ReasoningStart, ToolFormat};
-
-    fn source(text: &str) -> Source {
-        Source { text: text.to_owned(), path: "t".into() }
-    }
-
-    fn template(text: &str) -> ChatTemplate {
-        ChatTemplate::new(&source(text), None, Map::new()).unwrap()
-    }
-
-    fn render(template: &ChatTemplate, messages: Json) -> Result<String, TemplateError> {
-        template.render(messages.as_array().unwrap(), None, true, &Map::new())
-    }
-
-    #[test]
-    fn the_fixture_conversations_render_to_the_reference_prompts() {
-        let template = ChatTemplate::load(&testing::model_dir()).unwrap().unwrap();
-        let chats = testing::fixture_cases().into_iter().filter(|case| case["kind"] == "chat");
-        let mut seen = 0;
-        for case in chats {
-            let messages = case["messages"].as_array().unwrap();
-            let tools = case["tools"].as_array().map(Vec::as_slice);
-            let prompt = template.render(messages, tools, true, &Map::new()).unwrap();
-            assert_eq!(prompt, case["prompt"], "{}", case["name"]);
-            seen += 1;
-        }
-        assert!(seen >= 6, "the fixture lost its chat cases");
-    }
-
-    #[test]
-    fn the_template_inside_tokenizer_config_gives_the_same_prompt() {
-        let dir = testing::TempDir::new("template");
-        std::fs::copy(testing::model_dir().join("tokenizer_config.json"), dir.path().join("tokenizer_config.json"))
-            .unwrap();
-        let messages = json!([{"role": "user", "content": "hi"}]);
-        let from_config = ChatTemplate::load(dir.path()).unwrap().unwrap();
-        let from_file = ChatTemplate::load(&testing::model_dir()).unwrap().unwrap();
-        assert_eq!(render(&from_config, messages.clone()).unwrap(), render(&from_file, messages).unwrap());
-    }
-
-    #[test]
-    fn requests_with_tools_take_the_template_for_tools() {
-        let tools = source("<tools></tools><tool_call>\n<function={{ tools[0].name }}>");
-        let template = ChatTemplate::new(&source("plain"), Some(&tools), Map::new()).unwrap();
-        let render = |tools| template.render(&[json!({})], tools, true, &Map::new()).unwrap();
-        assert_eq!(render(None), "plain");
-        assert!(render(Some(&[json!({"name": "get"})][..])).ends_with("<function=get>"));
-        let format = OutputFormat::of_template(&tools.text);
-        assert_eq!((template.output_format().tools, format.tools.is_some()), (format.tools, true));
-    }
-
-    #[test]
-    fn marks_for_training_are_rendered_as_nothing() {
-        let text = "{% for m in messages %}<|im_start|>{{ m.role }}\n{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}{% endfor %}";
-        let messages = json!([{"role": "user", "content": "hi"}]);
-        assert_eq!(render(&template(text), messages).unwrap(), "<|im_start|>user\nhi<|im_end|>");
-        assert_eq!(template(text).turn_end().unwrap(), "<|im_end|>");
-        let error = ChatTemplate::new(&source("{% generation %}"), None, Map::new()).err().unwrap().to_string();
-        assert!(error.starts_with("t: the chat template does not compile"), "{error}");
-    }
-
-    #[test]
-    fn kwargs_reach_the_template_and_cannot_replace_the_messages() {
-        let template = template("{{ messages[0].content }} {{ enable_thinking }} {{ missing }}");
-        let kwargs = json!({"enable_thinking": false, "messages": "no"});
-        let messages = [json!({"content": "hi"})];
-        let text = template.render(&messages, None, true, kwargs.as_object().unwrap()).unwrap();
-        assert_eq!(text, "hi False ");
-    }
-
-    #[test]
-    fn a_template_tells_whether_it_shows_later_system_messages() {
-        let all = "{% for message in messages %}{{ message.content }}{% endfor %}";
-        let first = "{% for m in messages %}{% if m.role != 'system' %}{{ m.content }}{% endif %}{% endfor %}";
-        let strict = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}\
-            {{ raise_exception('no') }}{% endif %}{% endfor %}";
-        let shows = |source| template(source).shows_later_system_messages();
-        assert_eq!([shows(all), shows(first), shows(strict)], [true, false, false]);
-    }
-
-    #[test]
-    fn errors_raised_by_the_template_are_distinguished_from_its_failures() {
-        let raised = render(&template("{{ raise_exception('roles must alternate') }}"), json!([])).unwrap_err();
-        assert_eq!(raised.to_string(), "the chat template refuses these messages: roles must alternate");
-        let failed = render(&template("{{ messages[0].content + 1 }}"), json!([{}])).unwrap_err();
-        assert!(matches!(failed, TemplateError::Render(_)), "{failed}");
-    }
-
-    /// An official template from the directory `PEGAINFER_TEST_TEMPLATES`.
-    fn official(file: &str) -> ChatTemplate {
-        let dir = std::env::var_os("PEGAINFER_TEST_TEMPLATES").expect("PEGAINFER_TEST_TEMPLATES is not set");
-        template(&std::fs::read_to_string(Path::new(&dir).join(file)).unwrap())
-    }
-
-    #[test]
-    #[ignore = "needs the official templates: PEGAINFER_TEST_TEMPLATES=DIR"]
-    fn the_official_qwen3_template_renders() {
-        let template = official("qwen3/qwen3.chat_template.jinja");
-        let user = json!([{"role": "user", "content": "hi"}]);
-        assert_eq!(render(&template, user.clone()).unwrap(), "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n");
-        let kwargs = json!({"enable_thinking": false});
-        let text = template.render(user.as_array().unwrap(), None, true, kwargs.as_object().unwrap()).unwrap();
-        assert!(text.ends_with("<|im_start|>assistant\n<think>\n\n</think>\n\n"), "{text}");
-        let history = json!([
-            {"role": "user", "content": "weather?"},
-            {"role": "assistant", "content": "", "tool_calls": [
-                {"id": "1", "type": "function", "function": {"name": "get", "arguments": {"city": "Zürich", "n": 1.0}}}]},
-            {"role": "tool", "content": "sunny"}]);
-        let tools = [json!({"type": "function", "function": {"name": "get", "parameters": {"type": "object"}}})];
-        let text = template.render(history.as_array().unwrap(), Some(&tools), true, &Map::new()).unwrap();
-        assert!(
-            text.contains(
-                "{\"type\": \"function\", \"function\": {\"name\": \"get\", \"parameters\": {\"type\": \"object\"}}}"
-            ),
-            "{text}"
-        );
-        assert!(text.contains("<tool_call>\n{\"name\": \"get\", \"arguments\": {\"city\": \"Zürich\", \"n\": 1.0}}\n</tool_call><|im_end|>\n"), "{text}");
-        assert!(text.contains("<|im_start|>user\n<tool_response>\nsunny\n</tool_response><|im_end|>\n"), "{text}");
-    }
-
-    #[test]
-    #[ignore = "needs the official templates: PEGAINFER_TEST_TEMPLATES=DIR"]
-    fn the_official_qwen3_5_template_renders() {
-        let template = official("qwen3.5/qwen3.5-4B-9B-27B.chat_template.jinja");
-        let expected = OutputFormat { reasoning: true, tools: Some(ToolFormat::Qwen3Coder) };
-        assert_eq!(template.output_format(), expected);
-        let history = json!([
-            {"role": "user", "content": "weather?"},
-            {"role": "assistant", "content": "", "tool_calls": [
-                {"type": "function", "function": {"name": "get", "arguments": {"city": "Bern", "days": [1, 2]}}}]},
-            {"role": "tool", "content": "sunny"}]);
-        let text = render(&template, history).unwrap();
-        let call = "<tool_call>\n<function=get>\n<parameter=city>\nBern\n</parameter>\n<parameter=days>\n[1, 2]\n\
-            </parameter>\n</function>\n</tool_call><|im_end|>\n";
-        assert!(text.contains(call), "{text}");
-        assert_eq!(ReasoningStart::after(&text), ReasoningStart::Opened, "{text}");
-    }
-}
+mod tests;

@@ -9,14 +9,20 @@ use serde::Serialize;
 use serde_json::ser::{CharEscape, Formatter, Serializer};
 use std::io::{self, Write};
 
-/// The filter: `value | tojson(indent=…, ensure_ascii=…, sort_keys=…, separators=…)`.
-pub fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
+/// Deepest indentation of a level.
+const MAX_INDENT: usize = 1000;
+
+/// The filter: `value | tojson(indent=…, ensure_ascii=…, sort_keys=…, separators=…)`, of at most so many bytes.
+pub fn tojson(value: &Value, options: &Kwargs, most: usize) -> Result<Value, Error> {
     let invalid = |e: &dyn std::fmt::Display| Error::new(ErrorKind::BadSerialization, e.to_string());
     let mut json = serde_json::to_value(value).map_err(|e| invalid(&e))?;
     if options.get::<Option<bool>>("sort_keys")?.unwrap_or(false) {
         json.sort_all_objects();
     }
     let indent: Option<usize> = options.get("indent")?;
+    if indent > Some(MAX_INDENT) {
+        return Err(invalid(&format!("tojson: indent must be at most {MAX_INDENT}")));
+    }
     let separators: Option<Vec<String>> = options.get("separators")?;
     let [item, key] = match separators.as_deref() {
         None if indent.is_some() => [",".to_string(), ": ".to_string()],
@@ -27,9 +33,9 @@ pub fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
     let ensure_ascii = options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false);
     options.assert_all_used()?;
     let style = PythonStyle { item, key, indent, ensure_ascii, depth: 0, has_value: false };
-    let mut out = Vec::new();
+    let mut out = Limited { bytes: Vec::new(), most };
     json.serialize(&mut Serializer::with_formatter(&mut out, style)).map_err(|e| invalid(&e))?;
-    let text = String::from_utf8(out).map_err(|e| invalid(&e))?;
+    let text = String::from_utf8(out.bytes).map_err(|e| invalid(&e))?;
     Ok(Value::from_safe_string(text))
 }
 
@@ -42,6 +48,26 @@ pub fn dumps(value: &serde_json::Value) -> String {
     let written = value.serialize(&mut Serializer::with_formatter(&mut out, style));
     debug_assert!(written.is_ok(), "{written:?}");
     String::from_utf8_lossy(&out).into_owned()
+}
+
+/// Memory of at most so many bytes.
+struct Limited {
+    bytes: Vec<u8>,
+    most: usize,
+}
+
+impl Write for Limited {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.bytes.len() + bytes.len() > self.most {
+            return Err(io::Error::other("tojson: the text is too long"));
+        }
+        self.bytes.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// Writes JSON as CPython's encoder does.
@@ -178,7 +204,7 @@ mod tests {
 
     fn render(template: &str, value: serde_json::Value) -> String {
         let mut env = minijinja::Environment::new();
-        env.add_filter("tojson", tojson);
+        env.add_filter("tojson", |value: &Value, options: Kwargs| tojson(value, &options, usize::MAX));
         env.render_str(template, minijinja::context! { v => Value::from_serialize(value) }).unwrap()
     }
 

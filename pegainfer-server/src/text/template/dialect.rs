@@ -1,7 +1,8 @@
 //! Jinja as chat templates use it: the settings of transformers' `apply_chat_template`, and Python's methods and formatting.
 
+use super::budget;
 use crate::text::tojson::{python_float, tojson};
-use minijinja::value::{Value, ValueKind};
+use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State, UndefinedBehavior};
 use thiserror::Error as ThisError;
 
@@ -21,9 +22,10 @@ pub(super) fn environment() -> Environment<'static> {
     env.set_lstrip_blocks(true);
     env.set_undefined_behavior(UndefinedBehavior::Lenient);
     env.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
-    env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    env.set_unknown_method_callback(budget::method);
     env.set_formatter(format_like_python);
-    env.add_filter("tojson", tojson);
+    budget::install(&mut env);
+    env.add_filter("tojson", bounded_tojson);
     env.add_filter("string", string_like_python);
     env.add_function("raise_exception", raise_exception);
     env.add_function("strftime_now", strftime_now);
@@ -55,16 +57,25 @@ fn strftime_now(format: &str) -> Result<String, Error> {
 fn format_like_python(out: &mut minijinja::Output, state: &State, value: &Value) -> Result<(), Error> {
     match scalar_like_python(value) {
         Some(text) => out.write_str(&text).map_err(Error::from),
-        None => minijinja::escape_formatter(out, state, value),
+        None => budget::show(out, state, value),
     }
 }
 
 /// The filter `string`, which is Python's `str`.
-fn string_like_python(value: &Value) -> Value {
-    match value.kind() {
-        ValueKind::String => value.clone(),
-        _ => scalar_like_python(value).unwrap_or_else(|| value.to_string()).into(),
+fn string_like_python(value: &Value) -> Result<Value, Error> {
+    if value.kind() == ValueKind::String {
+        return Ok(value.clone());
     }
+    budget::charge_written(value)?;
+    Ok(scalar_like_python(value).unwrap_or_else(|| value.to_string()).into())
+}
+
+/// The filter `tojson`, of a value that the budget allows to be written.
+fn bounded_tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
+    budget::charge_written(value)?;
+    let made = tojson(value, &options, budget::left())?;
+    budget::charge(made.as_str().map_or(0, str::len))?;
+    Ok(made)
 }
 
 /// Python's text of a value whose text is another one in minijinja; `None` for all others.
@@ -84,6 +95,7 @@ mod tests {
 
     #[test]
     fn a_template_that_runs_too_long_ends() {
+        budget::begin(0);
         let source = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}";
         let error = environment().render_str(source, ()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::OutOfFuel);

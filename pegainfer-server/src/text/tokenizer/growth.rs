@@ -86,8 +86,8 @@ fn of_post_processor(processor: &Value) -> Growth {
             let length = |token: &Value| token["ids"].as_array().map_or(0, Vec::len);
             let lengths: HashMap<&str, usize> =
                 tokens.filter_map(|token| Some((token["id"].as_str()?, length(token)))).collect();
-            let pieces = processor["single"].as_array().into_iter().flatten();
-            pieces.fold(Growth { factor: 0.0, added: 0.0 }, |growth, piece| match piece.get("SpecialToken") {
+            let entries = processor["single"].as_array().into_iter().flatten();
+            entries.fold(Growth { factor: 0.0, added: 0.0 }, |growth, entry| match entry.get("SpecialToken") {
                 Some(token) => {
                     let ids = token["id"].as_str().and_then(|id| lengths.get(id)).copied().unwrap_or(0);
                     Growth { added: growth.added + ids as f64, ..growth }

@@ -1,0 +1,17 @@
+//! Bounds of the numbers in config.json.
+
+/// Longest context, tokens.
+pub const MAX_CONTEXT: usize = 1 << 26;
+
+/// Largest value of a size. Tensors and lists are as long as these numbers, and the bytes of all weights must fit 64 bits: a file
+/// that asks for more is refused before anything is allocated.
+pub fn most(field: &str) -> usize {
+    match field {
+        "num_hidden_layers" => 1 << 12,
+        "num_attention_heads" | "num_key_value_heads" | "linear_num_key_heads" | "linear_num_value_heads" => 1 << 14,
+        "head_dim" | "linear_key_head_dim" | "linear_value_head_dim" | "linear_conv_kernel_dim" => 1 << 12,
+        "vocab_size" => 1 << 24,
+        "max_position_embeddings" => MAX_CONTEXT,
+        _ => 1 << 20,
+    }
+}
