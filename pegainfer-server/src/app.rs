@@ -1,6 +1,7 @@
 //! The application: the API behind the middleware of the HTTP server. Only this module knows both.
 
 use crate::api::{self, ApiOptions, AppState};
+use crate::api_style::ApiStyle;
 use crate::budget::Budget;
 use crate::http::guard::{Guard, Throttle};
 use crate::http::{self, AllowedHosts, ApiKeys, Cors, Server, Tls};
@@ -129,7 +130,12 @@ impl App {
             tracer: options.tracer,
             request_timeout,
         };
-        let router = api::router(state.clone()).layer(from_fn_with_state(Arc::new(middleware), wrap));
+        let middleware = Arc::new(middleware);
+        let wrapped = api::routers(&state).into_iter().map(|(style, routes)| {
+            let middleware = middleware.clone();
+            routes.layer(from_fn_with_state(Styled { middleware, style }, wrap))
+        });
+        let router = wrapped.fold(Router::new(), Router::merge);
         let open_requests = Box::new(move || {
             let stats = engine.stats();
             stats.running + stats.waiting
@@ -170,10 +176,18 @@ struct Middleware {
     request_timeout: Option<Duration>,
 }
 
+/// The middleware of routes of one API.
+#[derive(Clone)]
+struct Styled {
+    middleware: Arc<Middleware>,
+    style: ApiStyle,
+}
+
 /// Wraps the API, innermost function first: every response gets a request id, and browsers may read refusals, too. They are
 /// functions around functions, because each layer of a router is cloned and boxed, with all inside of it, for every request.
-async fn wrap(State(with): State<Arc<Middleware>>, request: Request, next: Next) -> Response {
-    let with = &*with;
+async fn wrap(State(with): State<Styled>, mut request: Request, next: Next) -> Response {
+    request.extensions_mut().insert(with.style);
+    let with = &*with.middleware;
     let next = async move |request| api::catch_panic(request, async move |request| next.run(request).await).await;
     let next = async move |request| deadline::enforce(with.request_timeout, request, next).await;
     let next = async move |request| trace::attach(with.tracer.as_ref(), request, next).await;

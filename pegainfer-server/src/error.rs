@@ -1,15 +1,16 @@
 //! Errors in the shape of the API that was called.
 //!
-//! OpenAI's is `{"error": {"message", "type", "param", "code"}}`, where `code` is a string or null (vLLM repeats the HTTP status
-//! there). Anthropic's is `{"type": "error", "error": {"type", "message"}, "request_id"}`. An [`ApiError`] becomes a response in
-//! OpenAI's shape, which the middleware `http::error_shape` around all handlers and refusals replaces on Anthropic's paths.
+//! OpenAI's is `{"error": {"message", "type", "param", "code"}}`, where `code` is a string or null (vLLM repeats the
+//! HTTP status there). Anthropic's is `{"type": "error", "error": {"type", "message"}, "request_id"}`. An [`ApiError`]
+//! becomes a response in OpenAI's shape, which the middleware `http::error_shape` around all handlers and refusals
+//! replaces on Anthropic's routes.
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use pegainfer_core::engine::SubmitError;
 use pegainfer_core::sampling::SamplingError;
+use schemars::JsonSchema;
 use serde::Serialize;
-use serde_json::{Value, json};
 
 /// The error response to a request that cannot be served.
 #[derive(Debug, Clone, PartialEq)]
@@ -22,22 +23,67 @@ pub struct ApiError {
     retry_after: Option<u64>,
 }
 
-#[derive(Serialize)]
-struct Body<'a> {
-    error: Detail<'a>,
+/// An error in the shape of OpenAI's API.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Error")]
+pub struct OpenAiError<'a> {
+    /// The error.
+    error: OpenAiDetail<'a>,
 }
 
-#[derive(Serialize)]
-struct Detail<'a> {
+/// What went wrong.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "ErrorDetail")]
+struct OpenAiDetail<'a> {
+    /// One sentence.
     message: &'a str,
+    /// `invalid_request_error` or `server_error`.
     r#type: &'static str,
+    /// The request field at fault.
     param: Option<&'a str>,
+    /// What went wrong, in one word.
     code: Option<&'static str>,
 }
 
-/// Whether a path belongs to Anthropic's API.
-pub fn is_anthropic(path: &str) -> bool {
-    path.strip_prefix("/v1/messages").is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+/// An error in the shape of Anthropic's API, also an event inside a stream that has already begun.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "AnthropicError")]
+pub struct AnthropicError<'a> {
+    /// Always `error`.
+    #[schemars(extend("const" = "error"))]
+    r#type: &'static str,
+    /// The error.
+    error: AnthropicDetail<'a>,
+    /// Id of the request; not in events.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    request_id: Option<&'a str>,
+}
+
+/// What went wrong.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "AnthropicErrorDetail")]
+struct AnthropicDetail<'a> {
+    /// Anthropic's word for the status.
+    r#type: &'static str,
+    /// One sentence.
+    message: &'a str,
+}
+
+/// The event `error` of OpenAI's Responses API, where no response has begun.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "ErrorEvent")]
+pub struct ErrorEvent<'a> {
+    /// Always `error`.
+    #[schemars(extend("const" = "error"))]
+    r#type: &'static str,
+    /// What went wrong, in one word.
+    code: Option<&'static str>,
+    /// One sentence.
+    message: &'a str,
+    /// The request field at fault.
+    param: Option<&'a str>,
+    /// Always 0: nothing came before.
+    sequence_number: usize,
 }
 
 /// Maximum characters of client input in an error message: a small request must not cause a large response.
@@ -162,17 +208,22 @@ impl ApiError {
         if self.status.is_server_error() { "server_error" } else { "invalid_request_error" }
     }
 
-    /// The JSON body, also used as an event inside a stream that has already begun.
+    /// The error in the shape of OpenAI's API, also an event inside a stream that has already begun.
+    pub fn openai(&self) -> OpenAiError<'_> {
+        let (param, code) = (self.param.as_deref(), self.code);
+        OpenAiError { error: OpenAiDetail { message: &self.message, r#type: self.kind(), param, code } }
+    }
+
+    /// The JSON of [`Self::openai`].
     pub fn body(&self) -> String {
-        let error =
-            Detail { message: &self.message, r#type: self.kind(), param: self.param.as_deref(), code: self.code };
         // Strings only: serialisation cannot fail.
-        serde_json::to_string(&Body { error }).unwrap_or_default()
+        serde_json::to_string(&self.openai()).unwrap_or_default()
     }
 
     /// The event `error` of OpenAI's Responses API, where no response has begun.
-    pub fn responses_event(&self) -> Value {
-        json!({"type": "error", "code": self.code, "message": self.message, "param": self.param, "sequence_number": 0})
+    pub fn responses_event(&self) -> ErrorEvent<'_> {
+        let (param, code) = (self.param.as_deref(), self.code);
+        ErrorEvent { r#type: "error", code, message: &self.message, param, sequence_number: 0 }
     }
 
     /// The code of a failed response of OpenAI's Responses API, one of those that it has: clients repeat a request after a
@@ -181,8 +232,8 @@ impl ApiError {
         if self.status.is_server_error() { "server_error" } else { "invalid_prompt" }
     }
 
-    /// The error in the shape of Anthropic's API, also an event inside a stream that has already begun.
-    pub fn anthropic_body(&self) -> Value {
+    /// The error in the shape of Anthropic's API. Events have no id of the request.
+    pub fn anthropic<'a>(&'a self, request_id: Option<&'a str>) -> AnthropicError<'a> {
         let kind = match self.status {
             StatusCode::UNAUTHORIZED => "authentication_error",
             StatusCode::FORBIDDEN => "permission_error",
@@ -194,7 +245,7 @@ impl ApiError {
             status if status.is_server_error() => "api_error",
             _ => "invalid_request_error",
         };
-        json!({"type": "error", "error": {"type": kind, "message": self.message}})
+        AnthropicError { r#type: "error", error: AnthropicDetail { r#type: kind, message: &self.message }, request_id }
     }
 }
 
@@ -223,6 +274,7 @@ impl IntoResponse for ApiError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     #[test]
     fn the_body_has_the_shape_of_openai() {
@@ -247,11 +299,12 @@ mod tests {
             (503, "overloaded_error"),
             (504, "timeout_error"),
         ] {
-            let body = ApiError::new(StatusCode::from_u16(status).unwrap(), "a sentence").anthropic_body();
-            assert_eq!(body, json!({"type": "error", "error": {"type": kind, "message": "a sentence"}}), "{status}");
+            let error = ApiError::new(StatusCode::from_u16(status).unwrap(), "a sentence");
+            let body = serde_json::to_value(error.anthropic(Some("id"))).unwrap();
+            let expected =
+                json!({"type": "error", "error": {"type": kind, "message": "a sentence"}, "request_id": "id"});
+            assert_eq!(body, expected, "{status}");
         }
-        assert!(is_anthropic("/v1/messages") && is_anthropic("/v1/messages/count_tokens"));
-        assert!(!is_anthropic("/v1/messagesx") && !is_anthropic("/v1/models"));
     }
 
     #[test]

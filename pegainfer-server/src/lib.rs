@@ -8,13 +8,14 @@
 //! - [`text`]: tokenizer, detokenizer, stop strings, template, parsers, and the files they are loaded from. [`ui`]: the web
 //!   UI at `/`. [`metrics`], [`trace`]: observability.
 //! - [`models`]: from `--model-path` to a running engine.
-//! - [`budget`], [`error`], [`fair_queue`], [`flush`], [`ids`], [`lifecycle`], [`limits`], [`logging`], [`printable`], [`progress`],
-//!   [`rates`], [`record`], [`tenant`], [`traces`], [`values`]: what all of them share.
+//! - [`api_style`], [`budget`], [`error`], [`fair_queue`], [`flush`], [`ids`], [`lifecycle`], [`limits`], [`logging`],
+//!   [`printable`], [`progress`], [`rates`], [`record`], [`tenant`], [`traces`], [`values`]: what all of them share.
 
 #![warn(clippy::print_stdout, clippy::print_stderr, reason = "cli::stdout and cli::stderr escape control characters")]
 
 mod allocator;
 pub mod api;
+mod api_style;
 pub mod app;
 pub mod budget;
 pub mod cli;

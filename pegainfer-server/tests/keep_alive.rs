@@ -9,9 +9,9 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use support::TestServer;
-use support::client::{Response, post};
+use support::client::{Response, get, post};
 use support::mock::{Control, MockEngine};
+use support::{TestServer, wait_until};
 
 const INTERVAL: Duration = Duration::from_millis(100);
 
@@ -148,4 +148,14 @@ fn a_failure_after_the_head_is_an_event_of_the_api() {
         }
         server.wait_idle();
     }
+    // The status that the responses would have had, had their heads not been sent.
+    wait_until("all failures are counted", || {
+        let metrics = get(server.address, "/metrics").text();
+        let failed = |path: &str| {
+            let line = format!("path=\"{path}\",handler=\"{path}\",status=\"5xx\",code=\"500\"}} 1");
+            metrics.contains(&line)
+        };
+        let refused = |line: &str| line.contains("refused_requests_total{") && line.contains("\"server_error\"} 4");
+        metrics.lines().any(refused) && apis().iter().all(|(path, ..)| failed(path))
+    });
 }

@@ -9,6 +9,7 @@ use pegainfer_server::limits::Limits;
 use serde_json::{Value, json};
 use support::TestServer;
 use support::client::{post, post_ok, with};
+use support::mock::MockEngine;
 
 const COMPLETIONS: &str = "/v1/completions";
 const CHAT: &str = "/v1/chat/completions";
@@ -112,4 +113,25 @@ fn responses_together_stay_within_their_budget() {
 
     let tokens = post(server.address, "/detokenize", &json!({"tokens": vec![5; 2000]}));
     assert_eq!(tokens.status, 200);
+}
+
+#[test]
+fn long_responses_of_every_chat_api_take_a_share_of_the_budget() {
+    // 16 bytes for each token are more than the budget.
+    const TOKENS: usize = 80_000;
+    let limits = Limits { max_inflight_bytes: 1 << 20, ..Limits::default() };
+    let engine = MockEngine::replying_ids(vec![5; TOKENS]).0.with_max_model_len(TOKENS + 1000);
+    let server = TestServer::with(engine, Options { limits, ..Options::default() });
+    let messages = json!([{"role": "user", "content": "x"}]);
+    for (path, body) in [
+        (CHAT, json!({"messages": messages, "max_tokens": TOKENS})),
+        ("/v1/messages", json!({"messages": messages, "max_tokens": TOKENS})),
+        ("/v1/responses", json!({"input": "x", "max_output_tokens": TOKENS})),
+    ] {
+        let refused = post(server.address, path, &body);
+        let status = refused.status;
+        let text = refused.text();
+        assert!(status == 503 && text.contains("(--max-inflight-bytes)"), "{path}: {status}");
+        server.wait_idle();
+    }
 }

@@ -1,27 +1,32 @@
 //! The assistant's message of a chat completion: whole, or the delta of one chunk, built from parser events.
 
 use crate::text::parser::Event;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 /// `message` of a choice, or `delta` of a chunk.
-#[derive(Serialize, Default)]
+#[derive(Serialize, JsonSchema, Default)]
 pub struct AssistantMessage {
     /// Set in a whole message and in the first chunk.
     #[serde(skip_serializing_if = "Option::is_none")]
     role: Option<&'static str>,
-    /// Outer `None` leaves the field out; inner `None` writes null.
+    /// Text for the user; null in a message that has only reasoning or calls.
+    // Outer `None` leaves the field out; inner `None` writes null.
     #[serde(skip_serializing_if = "Option::is_none")]
     content: Option<Option<String>>,
+    /// Reasoning text.
     #[serde(skip_serializing_if = "Option::is_none")]
     reasoning: Option<String>,
     /// The same text as `reasoning` under its older name, which many clients still read.
     #[serde(skip_serializing_if = "Option::is_none")]
     reasoning_content: Option<String>,
+    /// Calls of functions.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tool_calls: Vec<ToolCall>,
 }
 
-#[derive(Serialize)]
+/// A call of a function, or the new part of one.
+#[derive(Serialize, JsonSchema)]
 struct ToolCall {
     /// Index of the call; only in chunks, because a whole message lists its calls in order.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -29,15 +34,21 @@ struct ToolCall {
     /// Id of the call. Id and type are sent only where the call begins.
     #[serde(skip_serializing_if = "Option::is_none")]
     id: Option<String>,
+    /// Always `function`.
     #[serde(skip_serializing_if = "Option::is_none")]
     r#type: Option<&'static str>,
+    /// Name and arguments.
     function: Function,
 }
 
-#[derive(Serialize)]
+/// The function of a call.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "CalledFunction")]
 struct Function {
+    /// Name of the function, where the call begins.
     #[serde(skip_serializing_if = "Option::is_none")]
     name: Option<String>,
+    /// The text of a JSON object, or the next part of it.
     arguments: String,
 }
 

@@ -2,8 +2,11 @@
 
 use super::delta::Finish;
 use super::generation::Generation;
+use super::large_response::GrowingResponse;
+use super::state::AppState;
 use super::submitted_chat::ChoiceParser;
 use crate::error::ApiError;
+use crate::text::is_object;
 use crate::text::parser::Event;
 
 /// One block of output.
@@ -15,12 +18,16 @@ pub enum Block {
     Text(String),
     /// A function call.
     Call {
+        /// Index of the call among the calls of the output.
+        index: usize,
         /// Id of the call.
         id: String,
         /// Name of the function.
         name: String,
-        /// Arguments: a JSON object, as the model wrote it.
+        /// Arguments: the text of a JSON object.
         arguments: String,
+        /// Set at the end of the call: false if the model's turn ended inside it.
+        complete: bool,
     },
 }
 
@@ -40,6 +47,8 @@ pub enum Change {
 pub struct Blocks {
     blocks: Vec<Block>,
     open: bool,
+    /// The output was cut off at the maximum number of tokens.
+    cut: bool,
 }
 
 impl Blocks {
@@ -60,19 +69,37 @@ impl Blocks {
                     }
                     self.grow(text, &mut changes);
                 }
-                Event::ToolStart { id, name, .. } => {
-                    self.begin(Block::Call { id, name, arguments: String::new() }, &mut changes);
+                Event::ToolStart { index, id, name } => {
+                    let (arguments, complete) = (String::new(), false);
+                    self.begin(Block::Call { index, id, name, arguments, complete }, &mut changes);
                 }
-                Event::ToolArguments { delta, .. } => self.grow(delta, &mut changes),
-                Event::ToolEnd { .. } => changes.extend(self.close()),
+                Event::ToolArguments { index, delta } if self.open_call() == Some(index) => {
+                    self.grow(delta, &mut changes);
+                }
+                Event::ToolEnd { index, complete } if self.open_call() == Some(index) => {
+                    changes.extend(self.end_call(complete));
+                }
+                // In another block they would become a text or another call's arguments.
+                Event::ToolArguments { index, .. } | Event::ToolEnd { index, .. } => {
+                    debug_assert!(false, "call {index} is not open");
+                }
             }
         }
         changes
     }
 
-    /// Ends the last block, if one is open.
-    pub fn close(&mut self) -> Option<Change> {
-        std::mem::take(&mut self.open).then(|| Change::Close(self.blocks.len() - 1))
+    /// Ends the output: closes the last block, if one is open.
+    pub fn finish(&mut self, finish: Option<&Finish>) -> Option<Change> {
+        self.cut = finish.is_some_and(|finish| finish.reason == "length");
+        self.close()
+    }
+
+    /// False if the output ended inside the block.
+    pub fn is_complete(&self, at: usize) -> bool {
+        match &self.blocks[at] {
+            Block::Call { complete, .. } => *complete,
+            Block::Reasoning(_) | Block::Text(_) => !(self.cut && at + 1 == self.blocks.len()),
+        }
     }
 
     /// All blocks, in order.
@@ -82,6 +109,30 @@ impl Blocks {
 
     fn open_block(&self) -> Option<&Block> {
         self.blocks.last().filter(|_| self.open)
+    }
+
+    /// The index of the call that is open.
+    fn open_call(&self) -> Option<usize> {
+        match self.open_block()? {
+            Block::Call { index, .. } => Some(*index),
+            Block::Reasoning(_) | Block::Text(_) => None,
+        }
+    }
+
+    /// Closes the open block. A call that ends without an event is complete if its arguments are.
+    fn close(&mut self) -> Option<Change> {
+        let complete = match self.open_block()? {
+            Block::Call { arguments, .. } => is_object(arguments),
+            Block::Reasoning(_) | Block::Text(_) => true,
+        };
+        self.end_call(complete)
+    }
+
+    fn end_call(&mut self, is_complete: bool) -> Option<Change> {
+        if let Some(Block::Call { complete, .. }) = self.blocks.last_mut() {
+            *complete = is_complete;
+        }
+        std::mem::take(&mut self.open).then(|| Change::Close(self.blocks.len() - 1))
     }
 
     fn begin(&mut self, block: Block, changes: &mut Vec<Change>) {
@@ -102,24 +153,23 @@ impl Blocks {
     }
 }
 
-/// The complete output of one choice.
-pub struct CompleteOutput {
-    /// All blocks.
-    pub blocks: Blocks,
-    /// Why the generation ended.
-    pub finish: Option<Finish>,
-}
-
-/// Waits for the end of the generation and collects its blocks.
-pub async fn collect(generation: &mut Generation, parser: &mut ChoiceParser) -> Result<CompleteOutput, ApiError> {
-    let (mut blocks, mut finish) = (Blocks::default(), None);
+/// Passes on the parser events of a generation until its end, within the memory budget of responses. Returns why it
+/// ended.
+pub async fn collect(
+    generation: &mut Generation,
+    parser: &mut ChoiceParser,
+    growing: &GrowingResponse,
+    state: &AppState,
+    mut push: impl FnMut(Vec<Event>),
+) -> Result<Option<Finish>, ApiError> {
+    let mut finish = None;
     while let Some(delta) = generation.next().await {
         let mut delta = delta?;
-        blocks.push(parser.parse(&mut delta));
+        growing.add(&delta, state)?;
+        push(parser.parse(&mut delta));
         finish = delta.finish;
     }
-    blocks.close();
-    Ok(CompleteOutput { blocks, finish })
+    Ok(finish)
 }
 
 #[cfg(test)]
@@ -140,11 +190,53 @@ mod tests {
             blocks.push(vec![call(0), arguments, call(1)]),
             [close(1), open(2), grow(2, "{}"), close(2), open(3)]
         );
-        assert_eq!((blocks.close(), blocks.close()), (Some(close(3)), None));
-        let call =
-            |id: &str, arguments: &str| Block::Call { id: id.into(), name: "f".into(), arguments: arguments.into() };
+        assert_eq!((blocks.finish(None), blocks.finish(None)), (Some(close(3)), None));
+        let call = |index: usize, arguments: &str, complete: bool| {
+            let (id, name, arguments) = (format!("call_{index}"), "f".into(), arguments.into());
+            Block::Call { index, id, name, arguments, complete }
+        };
         let expected =
-            [Block::Reasoning("a".into()), Block::Text("bc".into()), call("call_0", "{}"), call("call_1", "")];
+            [Block::Reasoning("a".into()), Block::Text("bc".into()), call(0, "{}", true), call(1, "", false)];
         assert_eq!(blocks.all(), expected);
+    }
+
+    #[test]
+    fn the_end_of_a_call_closes_its_block_and_tells_whether_it_is_complete() {
+        let mut blocks = Blocks::default();
+        let start = |index: usize| Event::ToolStart { index, id: "c".into(), name: "f".into() };
+        let arguments = |index: usize| Event::ToolArguments { index, delta: "{}".into() };
+        let end = |index: usize, complete: bool| Event::ToolEnd { index, complete };
+        let (open, grow, close) = (Change::Open, |at| Change::Grow(at, "{}".into()), Change::Close);
+        assert_eq!(blocks.push(vec![start(0), arguments(0), end(0, true)]), [open(0), grow(0), close(0)]);
+        assert_eq!(blocks.push(vec![start(1), arguments(1), end(1, false)]), [open(1), grow(1), close(1)]);
+        let more = vec![Event::Content("a".into()), start(2), arguments(2), end(2, true)];
+        assert_eq!(blocks.push(more).len(), 6);
+        assert_eq!(blocks.finish(Some(&Finish { reason: "length", stop_reason: None })), None);
+        let complete: Vec<bool> = (0..blocks.all().len()).map(|at| blocks.is_complete(at)).collect();
+        assert_eq!(complete, [true, false, true, true], "only a call that the model did not finish is incomplete");
+    }
+
+    #[test]
+    fn text_is_incomplete_if_the_output_was_cut_off_inside_it() {
+        for (reason, complete) in [("length", false), ("stop", true)] {
+            let mut blocks = Blocks::default();
+            blocks.push(vec![Event::Reasoning("a".into()), Event::Content("b".into())]);
+            assert_eq!(blocks.finish(Some(&Finish { reason, stop_reason: None })), Some(Change::Close(1)));
+            assert_eq!([blocks.is_complete(0), blocks.is_complete(1)], [true, complete], "{reason}");
+        }
+    }
+
+    /// Arguments that come after their call has ended; a parser that sends them has a fault, which builds with
+    /// assertions report.
+    #[test]
+    #[cfg_attr(debug_assertions, should_panic(expected = "call 0 is not open"))]
+    fn arguments_never_go_to_another_block() {
+        let mut blocks = Blocks::default();
+        blocks.push(vec![
+            Event::ToolStart { index: 0, id: "c".into(), name: "f".into() },
+            Event::Content("a".into()),
+            Event::ToolArguments { index: 0, delta: "{}".into() },
+        ]);
+        assert_eq!(blocks.all()[1], Block::Text("a".into()));
     }
 }

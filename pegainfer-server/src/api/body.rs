@@ -58,11 +58,20 @@ impl RequestContext {
         }
     }
 
-    /// Ends the work that needs the context: the engine has the request. Returns the timer of the response's head, which the
-    /// handler sends from here on if the response is a stream.
-    pub fn submitted(self) -> Timer {
-        self.head.and_then(|head| head.take_timer()).unwrap_or_else(|| head_timer(self.received))
+    /// Ends the work that needs the context: the engine has the request. If the response is a stream, the handler sends
+    /// its head from here on.
+    pub fn submitted(self) -> Submitted {
+        let timer = self.head.and_then(|head| head.take_timer()).unwrap_or_else(|| head_timer(self.received));
+        Submitted { timer, choices: self.choices }
     }
+}
+
+/// What a response needs of its request.
+pub struct Submitted {
+    /// Ends when the head of a stream is due.
+    pub timer: Timer,
+    /// What the choices of the request did, for its log line.
+    pub choices: Option<Arc<Choices>>,
 }
 
 /// Time over which the rate of a body is measured, if the client timeout is not shorter.

@@ -3,7 +3,7 @@
 use super::assistant_message::AssistantMessage;
 use super::body;
 use super::chat_request::ChatRequest;
-use super::delta::{Delta, Finish, Output, PromptInfo};
+use super::delta::{Counts, Delta, Finish, Output, PromptInfo};
 use super::generation::Generation;
 use super::large_response::{GrowingResponse, json_bytes};
 use super::logprobs::{ChatLogprobs, TokenNames};
@@ -14,7 +14,7 @@ use super::sse::{self, ChunkWriter, Events};
 use super::state::{AppState, unix_time};
 use super::submitted_chat::{ChoiceParser, SubmittedChat};
 use super::timings::Timings;
-use super::wire::{ChatChoice, ChatChunkChoice, Envelope, FinishFields, PromptFields, Usage};
+use super::wire::{ChatChoice, ChatChunkChoice, Chunk, ChunkUsage, Envelope, FinishFields, PromptFields, Usage};
 use crate::error::ApiError;
 use crate::text::parser::Event;
 use axum::extract::{Request, State};
@@ -30,7 +30,7 @@ pub async fn chat(State(state): State<Arc<AppState>>, request: Request) -> Resul
     let request = bytes.parse(&state, move |bytes| ChatRequest::read(Body::parse(bytes)?, &shared.policy)).await?;
     let SubmittedChat { params, generations, parsers, logprobs, names_function, ignored } =
         SubmittedChat::start(request, &context, &state).await?;
-    let timer = context.submitted();
+    let submitted = context.submitted();
     let writer = ChatWriter {
         id: format!("chatcmpl-{}", params.request_id),
         created: unix_time(),
@@ -41,9 +41,9 @@ pub async fn chat(State(state): State<Arc<AppState>>, request: Request) -> Resul
         state,
     };
     let response = match writer.params.stream {
-        Some(options) => {
+        Some(_) => {
             let n = writer.params.n;
-            sse::respond(writer.state.clone(), timer, generations, n, writer, options).await?
+            sse::respond(writer.state.clone(), submitted, generations, n, writer).await?
         }
         None => respond(generations, writer).await?,
     };
@@ -63,20 +63,16 @@ struct ChatWriter {
 }
 
 impl ChatWriter {
-    fn envelope<C>(&self, object: &'static str, choices: Vec<C>, usage: Option<Option<Usage>>) -> Envelope<'_, C> {
-        let model = self.params.model.as_str();
-        Envelope { id: &self.id, object, created: self.created, model, choices, prompt: None, usage, metrics: None }
-    }
-
     fn chunk(
         &self,
         out: &mut Events,
-        choice: ChatChunkChoice,
-        prompt: Option<PromptInfo>,
-        usage: Option<Option<Usage>>,
+        choices: Vec<ChatChunkChoice>,
+        prompt: Option<PromptFields>,
+        usage: ChunkUsage,
+        metrics: Option<Timings>,
     ) {
-        let envelope = self.envelope("chat.completion.chunk", vec![choice], usage);
-        out.push(&Envelope { prompt: self.prompt(prompt.as_ref()), ..envelope });
+        let (object, model) = ("chat.completion.chunk", self.params.model.as_str());
+        out.push(&Chunk { id: &self.id, object, created: self.created, model, choices, prompt, usage, metrics });
     }
 
     fn prompt(&self, prompt: Option<&PromptInfo>) -> Option<PromptFields> {
@@ -89,7 +85,7 @@ impl ChatWriter {
     }
 
     /// Fields of the end of a choice.
-    fn finish(&self, finish: Option<Finish>) -> FinishFields {
+    fn finish_fields(&self, finish: Option<Finish>) -> FinishFields {
         let named = |finish: Finish| match finish.reason {
             "tool_calls" if self.names_function => Finish { reason: "stop", ..finish },
             _ => finish,
@@ -106,32 +102,36 @@ impl ChatWriter {
         let Output { tokens, prompt, finish, .. } = output;
         let tokens = || tokens.iter().map(|(token, _)| token);
         let (logprobs, token_ids) = (self.logprobs(tokens()), self.token_ids(tokens()));
-        let (message, finish) = (AssistantMessage::whole(events), self.finish(finish));
+        let (message, finish) = (AssistantMessage::whole(events), self.finish_fields(finish));
         (ChatChoice { index, message, logprobs, finish, token_ids }, prompt)
     }
 }
 
 impl ChunkWriter for ChatWriter {
-    fn delta(&mut self, out: &mut Events, index: usize, mut delta: Delta, usage: Option<Option<Usage>>) {
+    fn delta(&mut self, out: &mut Events, index: usize, mut delta: Delta, counts: Counts) {
+        let options = self.params.stream.unwrap_or_default();
         if !std::mem::replace(&mut self.parsers[index].1, true) {
-            let usage = usage.as_ref().map(|_| None);
             let (opening, finish) = (AssistantMessage::opening(), None.into());
             let choice = ChatChunkChoice { index, delta: opening, logprobs: None, finish, token_ids: None };
-            self.chunk(out, choice, delta.prompt.take(), usage);
+            let prompt = self.prompt(delta.prompt.take().as_ref());
+            self.chunk(out, vec![choice], prompt, ChunkUsage::none(options), None);
         }
         let message = AssistantMessage::delta(self.parsers[index].0.parse(&mut delta));
         let (logprobs, token_ids) = (self.logprobs(&delta.token), self.token_ids(&delta.token));
         let reasoning_tokens = self.parsers[index].0.reasoning_tokens;
-        let usage = usage.map(|usage| usage.map(|usage| usage.with_reasoning(reasoning_tokens)));
-        let finish = self.finish(delta.finish);
-        self.chunk(out, ChatChunkChoice { index, delta: message, logprobs, finish, token_ids }, None, usage);
+        let usage = ChunkUsage::so_far(options, || Usage::sum([counts], 1).with_reasoning(reasoning_tokens));
+        let finish = self.finish_fields(delta.finish);
+        let choice = ChatChunkChoice { index, delta: message, logprobs, finish, token_ids };
+        self.chunk(out, vec![choice], None, usage, None);
     }
 
-    fn usage(&mut self, out: &mut Events, usage: Usage, metrics: Option<Timings>) {
-        let reasoning_tokens = self.parsers.iter().map(|(parser, _)| parser.reasoning_tokens).sum();
-        let usage = usage.with_reasoning(reasoning_tokens);
-        let envelope = self.envelope::<ChatChunkChoice>("chat.completion.chunk", vec![], Some(Some(usage)));
-        out.push(&Envelope { metrics, ..envelope });
+    /// One more chunk, which has only counts, if the client asked for them.
+    fn finish(&mut self, out: &mut Events, usage: Usage, metrics: Option<Timings>) {
+        if self.params.stream.is_some_and(|options| options.include_usage) || metrics.is_some() {
+            let reasoning_tokens = self.parsers.iter().map(|(parser, _)| parser.reasoning_tokens).sum();
+            let usage = ChunkUsage::Counts(usage.with_reasoning(reasoning_tokens));
+            self.chunk(out, vec![], None, usage, metrics);
+        }
     }
 }
 
@@ -150,8 +150,9 @@ async fn respond(mut generations: Vec<Generation>, mut writer: ChatWriter) -> Re
         let choices = outputs.into_iter().enumerate().map(|(index, output)| writer.choice(index, output));
         let (choices, prompts): (Vec<_>, Vec<_>) = choices.unzip();
         let prompt = prompts.first().and_then(|prompt| writer.prompt(prompt.as_ref()));
-        let envelope = writer.envelope("chat.completion", choices, Some(Some(usage)));
-        json_bytes(&Envelope { prompt, metrics, ..envelope })
+        let (id, object, created) = (writer.id.as_str(), "chat.completion", writer.created);
+        let model = writer.params.model.as_str();
+        json_bytes(&Envelope { id, object, created, model, choices, prompt, usage, metrics })
     };
     growing.respond(&state, tenant, write).await
 }

@@ -2,7 +2,7 @@
 
 use super::body;
 use super::conversation::FieldNames;
-use super::delta::{Delta, Output};
+use super::delta::{Counts, Delta, Output};
 use super::generation::Generation;
 use super::large_response::{GrowingResponse, json_bytes};
 use super::logprobs::{CompletionLogprobs, TokenNames};
@@ -17,7 +17,7 @@ use super::state::{AppState, tokenizer_error, unix_time};
 use super::stop::check_vocabulary;
 use super::structured::Structured;
 use super::timings::Timings;
-use super::wire::{CompletionChoice, Envelope, PromptFields, Usage};
+use super::wire::{Chunk, ChunkUsage, CompletionChoice, Envelope, PromptFields, Usage};
 use crate::error::ApiError;
 use crate::text::encode;
 use axum::extract::{Request, State};
@@ -28,6 +28,8 @@ use std::sync::Arc;
 
 /// OpenAI's default of `max_tokens`.
 const DEFAULT_MAX_TOKENS: usize = 16;
+/// Object type of responses and chunks.
+const OBJECT: &str = "text_completion";
 /// Maximum number of choices of one request, over all prompts.
 const MAX_CHOICES: usize = 256;
 
@@ -75,7 +77,7 @@ pub async fn completions(State(state): State<Arc<AppState>>, request: Request) -
     let requests = requests.map(|ids| params.requests(ids, DEFAULT_MAX_TOKENS, logprobs, grammar.clone(), &state));
     let requests = requests.collect::<Result<Vec<_>, _>>()?.concat();
     let generations = Generation::submit_all(&state, &params, requests, "prompt")?;
-    let timer = context.submitted();
+    let submitted = context.submitted();
     let writer = CompletionWriter {
         id: format!("cmpl-{}", params.request_id),
         created: unix_time(),
@@ -84,9 +86,9 @@ pub async fn completions(State(state): State<Arc<AppState>>, request: Request) -
         state,
     };
     let response = match writer.params.stream {
-        Some(options) => {
+        Some(_) => {
             let n = writer.params.n;
-            sse::respond(writer.state.clone(), timer, generations, n, writer, options).await?
+            sse::respond(writer.state.clone(), submitted, generations, n, writer).await?
         }
         None => respond(generations, writer).await?,
     };
@@ -120,9 +122,9 @@ struct CompletionWriter {
 }
 
 impl CompletionWriter {
-    fn envelope(&self, choices: Vec<CompletionChoice>, usage: Option<Option<Usage>>) -> Envelope<'_, CompletionChoice> {
-        let (object, model) = ("text_completion", self.params.model.as_str());
-        Envelope { id: &self.id, object, created: self.created, model, choices, prompt: None, usage, metrics: None }
+    fn chunk(&self, out: &mut Events, choices: Vec<CompletionChoice>, usage: ChunkUsage, metrics: Option<Timings>) {
+        let (object, model) = (OBJECT, self.params.model.as_str());
+        out.push(&Chunk { id: &self.id, object, created: self.created, model, choices, prompt: None, usage, metrics });
     }
 
     /// Whether the response shows more of the tokens than their text.
@@ -145,14 +147,19 @@ impl CompletionWriter {
 }
 
 impl ChunkWriter for CompletionWriter {
-    fn delta(&mut self, out: &mut Events, index: usize, delta: Delta, usage: Option<Option<Usage>>) {
+    fn delta(&mut self, out: &mut Events, index: usize, delta: Delta, counts: Counts) {
         let mut output = Output::default();
         output.push(delta, self.keeps_tokens());
-        out.push(&self.envelope(vec![self.choice(index, output)], usage));
+        let options = self.params.stream.unwrap_or_default();
+        let usage = ChunkUsage::so_far(options, || Usage::sum([counts], 1));
+        self.chunk(out, vec![self.choice(index, output)], usage, None);
     }
 
-    fn usage(&mut self, out: &mut Events, usage: Usage, metrics: Option<Timings>) {
-        out.push(&Envelope { metrics, ..self.envelope(vec![], Some(Some(usage))) });
+    /// One more chunk, which has only counts, if the client asked for them.
+    fn finish(&mut self, out: &mut Events, usage: Usage, metrics: Option<Timings>) {
+        if self.params.stream.is_some_and(|options| options.include_usage) || metrics.is_some() {
+            self.chunk(out, vec![], ChunkUsage::Counts(usage), metrics);
+        }
     }
 }
 
@@ -166,7 +173,8 @@ async fn respond(mut generations: Vec<Generation>, writer: CompletionWriter) -> 
     let (state, tenant) = (writer.state.clone(), writer.params.tenant);
     let write = move || {
         let choices = outputs.into_iter().enumerate().map(|(index, output)| writer.choice(index, output)).collect();
-        json_bytes(&Envelope { metrics, ..writer.envelope(choices, Some(Some(usage))) })
+        let (id, created, model) = (writer.id.as_str(), writer.created, writer.params.model.as_str());
+        json_bytes(&Envelope { id, object: OBJECT, created, model, choices, prompt: None, usage, metrics })
     };
     growing.respond(&state, tenant, write).await
 }

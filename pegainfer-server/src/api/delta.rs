@@ -1,6 +1,7 @@
 //! Output of a running choice, delta by delta.
 
 use pegainfer_core::engine::{TokenLogprobs, TokenOut};
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::sync::Arc;
 
@@ -61,7 +62,7 @@ pub struct Finish {
 }
 
 /// vLLM's `stop_reason`.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 #[serde(untagged)]
 pub enum StopReason {
     /// A stop string.

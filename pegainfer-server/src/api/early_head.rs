@@ -3,14 +3,17 @@
 
 use super::sse::{error_event, stream_headers};
 use super::stream_head::StreamHead;
+use crate::api_style::ApiStyle;
 use crate::error::ApiError;
 use crate::lifecycle::{Deadline, Lifecycle};
+use crate::metrics::Choices;
 use axum::body::{Body, BodyDataStream, Bytes};
 use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use futures_util::future::BoxFuture;
 use futures_util::stream::{self, StreamExt};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::sleep;
 
@@ -38,8 +41,20 @@ struct Preparing {
     handler: BoxFuture<'static, Response>,
     /// Resolves when the request has to be cancelled: `http::deadline` only knows of requests without a head.
     cutoff: BoxFuture<'static, ApiError>,
-    path: String,
+    style: ApiStyle,
+    /// For the log line, if the stream is refused.
+    choices: Option<Arc<Choices>>,
     interval: Duration,
+}
+
+impl Preparing {
+    /// The last event of a stream that is refused.
+    fn refusal(&self, error: &ApiError) -> Bytes {
+        if let Some(choices) = &self.choices {
+            choices.failed(error);
+        }
+        error_event(self.style, error)
+    }
 }
 
 /// Middleware: responds with the head of a stream if the handler announced one and still prepares it when it is due. A refusal
@@ -47,7 +62,7 @@ struct Preparing {
 pub async fn send_early(State(options): State<EarlyHead>, mut request: Request, next: Next) -> Response {
     let head = StreamHead::default();
     let deadline = request.extensions().get::<Deadline>().copied();
-    let path = request.uri().path().to_string();
+    let (style, choices) = (ApiStyle::of(request.extensions()), request.extensions().get().cloned());
     request.extensions_mut().insert(head.clone());
     let mut handler: BoxFuture<'static, Response> = Box::pin(next.run(request));
     let ignored = tokio::select! {
@@ -57,7 +72,7 @@ pub async fn send_early(State(options): State<EarlyHead>, mut request: Request, 
     };
     let first = stream::once(async { Ok(Bytes::from_static(KEEP_ALIVE)) });
     let cutoff = options.lifecycle.cutoff(deadline);
-    let preparing = Preparing { handler, cutoff, path, interval: options.interval };
+    let preparing = Preparing { handler, cutoff, style, choices, interval: options.interval };
     let rest = stream::unfold(Early::Preparing(preparing), next_bytes);
     let mut response = Body::from_stream(first.chain(rest)).into_response();
     stream_headers(response.headers_mut());
@@ -73,13 +88,13 @@ async fn next_bytes(early: Early) -> Option<(Result<Bytes, axum::Error>, Early)>
             let response = tokio::select! {
                 biased;
                 response = &mut preparing.handler => response,
-                error = &mut preparing.cutoff => return Some((Ok(error_event(&preparing.path, &error)), Early::Done)),
+                error = &mut preparing.cutoff => return Some((Ok(preparing.refusal(&error)), Early::Done)),
                 () = sleep(preparing.interval) => {
                     return Some((Ok(Bytes::from_static(KEEP_ALIVE)), Early::Preparing(preparing)));
                 }
             };
             if let Some(error) = response.extensions().get::<ApiError>() {
-                return Some((Ok(error_event(&preparing.path, error)), Early::Done));
+                return Some((Ok(preparing.refusal(error)), Early::Done));
             }
             response.into_body().into_data_stream()
         }
@@ -100,7 +115,6 @@ mod tests {
     use axum::http::StatusCode;
     use axum::middleware::from_fn_with_state;
     use axum::routing::get;
-    use std::sync::Arc;
     use std::time::Instant;
     use tokio::sync::Notify;
     use tower::Service;
@@ -108,17 +122,15 @@ mod tests {
     const INTERVAL: Duration = Duration::from_millis(20);
 
     /// The response of a handler that announces a stream, and responds when it is told to.
-    async fn response(
-        path: &'static str,
-        result: Result<&'static str, ApiError>,
-    ) -> (Response, Arc<Notify>, Lifecycle) {
-        response_by(None, path, result).await
+    async fn response(style: ApiStyle, result: Result<&'static str, ApiError>) -> (Response, Arc<Notify>, Lifecycle) {
+        response_by(None, style, Arc::default(), result).await
     }
 
     /// Like [`response`], with a deadline. The handler holds a clone of the returned `Arc`.
     async fn response_by(
         deadline: Option<Deadline>,
-        path: &'static str,
+        style: ApiStyle,
+        choices: Arc<Choices>,
         result: Result<&'static str, ApiError>,
     ) -> (Response, Arc<Notify>, Lifecycle) {
         let go = Arc::new(Notify::new());
@@ -131,8 +143,10 @@ mod tests {
         // It counts as closing when it is dropped.
         let lifecycle = Lifecycle::default();
         let options = EarlyHead { interval: INTERVAL, lifecycle: lifecycle.clone() };
-        let mut router: Router = Router::new().route(path, get(handler)).layer(from_fn_with_state(options, send_early));
-        let mut request = Request::get(path).body(Body::empty()).unwrap();
+        let mut router: Router = Router::new().route("/", get(handler)).layer(from_fn_with_state(options, send_early));
+        let mut request = Request::get("/").body(Body::empty()).unwrap();
+        request.extensions_mut().insert(style);
+        request.extensions_mut().insert(choices);
         if let Some(deadline) = deadline {
             request.extensions_mut().insert(deadline);
         }
@@ -149,7 +163,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_head_comes_before_the_handler_is_done() {
-        let (response, go, _lifecycle) = response("/v1/completions", Ok("data: x\n\n")).await;
+        let (response, go, _lifecycle) = response(ApiStyle::OpenAi, Ok("data: x\n\n")).await;
         assert_eq!(
             (response.status(), &response.headers()["x-ignored-fields"]),
             (StatusCode::OK, &HeaderValue::from_static("odd"))
@@ -167,40 +181,48 @@ mod tests {
     #[tokio::test]
     async fn a_refusal_after_the_head_is_an_event_of_the_api() {
         let error = || ApiError::invalid("prompt", "no");
-        for (path, expected) in [
-            ("/v1/messages", "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"invalid_request_error\""),
+        for (style, expected) in [
             (
-                "/v1/responses",
+                ApiStyle::Anthropic,
+                "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"invalid_request_error\"",
+            ),
+            (
+                ApiStyle::Responses,
                 "event: error\ndata: {\"type\":\"error\",\"code\":null,\"message\":\"no\",\"param\":\"prompt\"",
             ),
-            ("/v1/completions", "data: {\"error\":{\"message\":\"no\""),
+            (ApiStyle::OpenAi, "data: {\"error\":{\"message\":\"no\""),
         ] {
-            let (response, go, _lifecycle) = response(path, Err(error())).await;
+            let choices = Arc::new(Choices::default());
+            let (response, go, _lifecycle) = response_by(None, style, choices.clone(), Err(error())).await;
             go.notify_one();
             let text = rest(response.into_body().into_data_stream()).await;
             let event = text.trim_start_matches(": keep-alive\n\n");
             assert!(event.starts_with(expected), "{event}");
-            assert_eq!(event.ends_with("data: [DONE]\n\n"), path == "/v1/completions");
+            assert_eq!(event.ends_with("data: [DONE]\n\n"), style == ApiStyle::OpenAi);
+            let failure = choices.failure().map(|failure| (failure.status.as_u16(), failure.reason));
+            assert_eq!(failure, Some((400, "invalid_request")));
         }
     }
 
     #[tokio::test]
     async fn the_deadline_ends_what_is_prepared_with_an_event_of_the_api() {
-        for (path, expected) in [
-            ("/v1/messages", "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"timeout_error\""),
-            ("/v1/responses", "event: error\ndata: {\"type\":\"error\",\"code\":\"request_timeout\""),
+        for (style, expected) in [
+            (ApiStyle::Anthropic, "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"timeout_error\""),
+            (ApiStyle::Responses, "event: error\ndata: {\"type\":\"error\",\"code\":\"request_timeout\""),
             (
-                "/v1/completions",
+                ApiStyle::OpenAi,
                 "data: {\"error\":{\"message\":\"the request was cancelled: it took longer than 0.2 s\"",
             ),
         ] {
+            let choices = Arc::new(Choices::default());
             let deadline = Some(Deadline::after(Duration::from_millis(200)));
-            let (response, go, _lifecycle) = response_by(deadline, path, Ok("data: x\n\n")).await;
+            let (response, go, _lifecycle) = response_by(deadline, style, choices.clone(), Ok("data: x\n\n")).await;
             assert_eq!(response.status(), StatusCode::OK);
             let text = rest(response.into_body().into_data_stream()).await;
             let event = text.trim_start_matches(": keep-alive\n\n");
             assert!(event.starts_with(expected), "{event}");
             assert_eq!(Arc::strong_count(&go), 1, "the handler is gone");
+            assert_eq!(choices.failure().map(|failure| failure.reason), Some("request_timeout"));
         }
     }
 }

@@ -10,18 +10,88 @@ use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use jiff::Timestamp;
-use serde_json::{Value, json};
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde_json::Value;
 use std::borrow::Cow;
 use std::sync::Arc;
 
+/// The served model under each of its names.
+#[derive(Serialize, JsonSchema)]
+#[serde(untagged)]
+#[schemars(rename = "Models")]
+pub enum Models<'a> {
+    /// As in OpenAI's API.
+    OpenAi {
+        /// Always `list`.
+        #[schemars(extend("const" = "list"))]
+        object: &'static str,
+        /// The names.
+        data: Vec<ModelCard<'a>>,
+    },
+    /// As in Anthropic's API, for clients that send `anthropic-version`.
+    Anthropic {
+        /// The names.
+        data: Vec<ModelCard<'a>>,
+        /// Always false.
+        has_more: bool,
+        /// The first name.
+        first_id: Option<&'a str>,
+        /// The last name.
+        last_id: Option<&'a str>,
+    },
+}
+
+/// The served model under one of its names.
+#[derive(Serialize, JsonSchema)]
+#[serde(untagged)]
+#[schemars(rename = "Model")]
+pub enum ModelCard<'a> {
+    /// As in OpenAI's API, with vLLM's fields.
+    OpenAi {
+        /// The name.
+        id: &'a str,
+        /// Always `model`.
+        #[schemars(extend("const" = "model"))]
+        object: &'static str,
+        /// Start of the server, in Unix time.
+        created: u64,
+        /// Always `pegainfer`.
+        owned_by: &'static str,
+        /// Name of the checkpoint.
+        root: &'a str,
+        /// Always null.
+        parent: Option<&'static str>,
+        /// Length of the model's context.
+        max_model_len: usize,
+        /// Always empty.
+        permission: [Value; 0],
+    },
+    /// As in Anthropic's API, for clients that send `anthropic-version`.
+    Anthropic {
+        /// Always `model`.
+        #[schemars(extend("const" = "model"))]
+        r#type: &'static str,
+        /// The name.
+        id: &'a str,
+        /// The name.
+        display_name: &'a str,
+        /// Start of the server.
+        created_at: String,
+        /// Length of the model's context.
+        max_input_tokens: usize,
+    },
+}
+
 /// `GET /v1/models`: the served model under each of its names, in the shape of the API that the client speaks.
-pub async fn models(State(state): State<Arc<AppState>>, headers: HeaderMap) -> Json<Value> {
-    let data: Vec<Value> = state.names.iter().map(|name| card(&state, &headers, name)).collect();
-    if !is_anthropic(&headers) {
-        return Json(json!({"object": "list", "data": data}));
-    }
-    let (first, last) = (state.names.first(), state.names.last());
-    Json(json!({"data": data, "has_more": false, "first_id": first, "last_id": last}))
+pub async fn models(State(state): State<Arc<AppState>>, headers: HeaderMap) -> Response {
+    let data: Vec<ModelCard<'_>> = state.names.iter().map(|name| card(&state, &headers, name)).collect();
+    let (first_id, last_id) = (state.names.first().map(String::as_str), state.names.last().map(String::as_str));
+    let models = match is_anthropic(&headers) {
+        false => Models::OpenAi { object: "list", data },
+        true => Models::Anthropic { data, has_more: false, first_id, last_id },
+    };
+    Json(models).into_response()
 }
 
 /// Clients of Anthropic's API always say which version of it they speak.
@@ -34,29 +104,35 @@ pub async fn model(
     State(state): State<Arc<AppState>>,
     headers: HeaderMap,
     name: Result<Path<String>, PathRejection>,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Response, ApiError> {
     let not_text = |_| ApiError::invalid("model", "the model's name is not valid UTF-8");
     let Path(name) = name.map_err(not_text)?;
     let name = state.model_named(Some(name))?;
-    Ok(Json(card(&state, &headers, &name)))
+    Ok(Json(card(&state, &headers, &name)).into_response())
 }
 
-fn card(state: &AppState, headers: &HeaderMap, name: &str) -> Value {
+fn card<'a>(state: &'a AppState, headers: &HeaderMap, name: &'a str) -> ModelCard<'a> {
+    let length = state.engine.limits().max_model_len;
     if is_anthropic(headers) {
         let created = Timestamp::from_second(state.created as i64).unwrap_or_default();
-        return json!({"type": "model", "id": name, "display_name": name, "created_at": created.to_string(),
-            "max_input_tokens": state.engine.limits().max_model_len});
+        return ModelCard::Anthropic {
+            r#type: "model",
+            id: name,
+            display_name: name,
+            created_at: created.to_string(),
+            max_input_tokens: length,
+        };
     }
-    json!({
-        "id": name,
-        "object": "model",
-        "created": state.created,
-        "owned_by": "pegainfer",
-        "root": state.checkpoint.name,
-        "parent": null,
-        "max_model_len": state.engine.limits().max_model_len,
-        "permission": [],
-    })
+    ModelCard::OpenAi {
+        id: name,
+        object: "model",
+        created: state.created,
+        owned_by: "pegainfer",
+        root: &state.checkpoint.name,
+        parent: None,
+        max_model_len: length,
+        permission: [],
+    }
 }
 
 /// `GET /health`: 200 and no body while the engine makes progress and new requests are accepted, else 503 and the reason.
@@ -75,15 +151,28 @@ pub async fn health(State(state): State<Arc<AppState>>) -> (StatusCode, Cow<'sta
 /// `GET /live`: 200 while the process can answer at all, also when the engine is stuck or the server drains.
 pub async fn live() {}
 
-/// `GET /load`: `server_load` is vLLM's number, for balancers that compare replicas; the other fields are its parts.
-pub async fn load(State(state): State<Arc<AppState>>) -> Json<Value> {
+/// Numbers of requests, for balancers that compare replicas.
+#[derive(Serialize, JsonSchema)]
+pub struct Load {
+    /// Running and waiting requests, vLLM's number.
+    server_load: usize,
+    /// Running requests.
+    running: usize,
+    /// Waiting requests.
+    waiting: usize,
+    /// Free part of the KV cache, from 0 to 1.
+    kv_cache_free: f64,
+}
+
+/// `GET /load`.
+pub async fn load(State(state): State<Arc<AppState>>) -> Json<Load> {
     let stats = state.engine.stats();
-    Json(json!({
-        "server_load": stats.running + stats.waiting,
-        "running": stats.running,
-        "waiting": stats.waiting,
-        "kv_cache_free": stats.kv_blocks_free as f64 / stats.kv_blocks_total.max(1) as f64,
-    }))
+    Json(Load {
+        server_load: stats.running + stats.waiting,
+        running: stats.running,
+        waiting: stats.waiting,
+        kv_cache_free: stats.kv_blocks_free as f64 / stats.kv_blocks_total.max(1) as f64,
+    })
 }
 
 /// `POST /reset_prefix_cache`: 200 once every cached prefix is dropped. Running requests keep their blocks.
@@ -91,9 +180,16 @@ pub async fn reset_prefix_cache(State(state): State<Arc<AppState>>) -> Result<()
     state.engine.reset_prefix_cache().await.map_err(|e| ApiError::from_submit(e, "prompt"))
 }
 
+/// The server's version.
+#[derive(Serialize, JsonSchema)]
+pub struct Version {
+    /// The version.
+    version: &'static str,
+}
+
 /// `GET /version`.
-pub async fn version() -> Json<Value> {
-    Json(json!({"version": env!("CARGO_PKG_VERSION")}))
+pub async fn version() -> Json<Version> {
+    Json(Version { version: env!("CARGO_PKG_VERSION") })
 }
 
 /// `GET /metrics`, in the text format of Prometheus, or in OpenMetrics for clients that ask for it.

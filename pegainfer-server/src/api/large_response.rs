@@ -32,8 +32,13 @@ struct Grown {
 impl GrowingResponse {
     /// Counts a delta that is kept until the response is written; refuses it if other responses have all of the budget.
     pub fn add(&self, delta: &Delta, state: &AppState) -> Result<(), ApiError> {
+        self.add_bytes(response_size::of_delta(delta), state)
+    }
+
+    /// Counts bytes that the response will have besides its tokens.
+    pub fn add_bytes(&self, bytes: u64, state: &AppState) -> Result<(), ApiError> {
         let mut grown = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        grown.bytes += response_size::of_delta(delta);
+        grown.bytes += bytes;
         let needed = grown.bytes.saturating_sub(INLINE);
         if needed > grown.granted {
             let more = (needed - grown.granted).next_multiple_of(STEP);

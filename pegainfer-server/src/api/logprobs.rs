@@ -3,18 +3,24 @@
 use super::delta::PromptInfo;
 use crate::text::{Detokenizer, Tokenizer};
 use pegainfer_core::engine::{TokenLogprobs, TokenOut};
+use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
+use std::collections::BTreeMap;
 
 /// JSON has no infinity: a token that cannot be drawn gets the value that vLLM gives it.
 const MIN_LOGPROB: f32 = -9999.0;
 
 /// Four parallel lists, one entry per token.
-#[derive(Serialize, Default, Debug)]
+#[derive(Serialize, JsonSchema, Default, Debug)]
 pub struct CompletionLogprobs {
+    /// Number of characters before each token.
     text_offset: Vec<usize>,
     /// `None` for the first token of an echoed prompt: nothing comes before it.
     token_logprobs: Vec<Option<f32>>,
+    /// Texts of the tokens.
     tokens: Vec<String>,
+    /// The most likely tokens of each position, by text.
+    #[schemars(with = "Vec<Option<BTreeMap<String, f32>>>")]
     top_logprobs: Vec<Option<TokenMap>>,
 }
 
@@ -88,23 +94,33 @@ impl CompletionLogprobs {
 }
 
 /// One list, one entry per token.
-#[derive(Serialize, Default, Debug)]
+#[derive(Serialize, JsonSchema, Default, Debug)]
 pub struct ChatLogprobs {
+    /// The tokens.
     content: Vec<ChatToken>,
 }
 
-#[derive(Serialize, Debug)]
+/// A token and its log-probability.
+#[derive(Serialize, JsonSchema, Debug)]
 struct ChatToken {
+    /// Text of the token.
     token: String,
+    /// Its log-probability.
     logprob: f32,
+    /// Its bytes, which may be a part of a character.
     bytes: Vec<u8>,
+    /// The most likely tokens of this position.
     top_logprobs: Vec<TopToken>,
 }
 
-#[derive(Serialize, Debug)]
+/// A token that could have been drawn.
+#[derive(Serialize, JsonSchema, Debug)]
 struct TopToken {
+    /// Text of the token.
     token: String,
+    /// Its log-probability.
     logprob: f32,
+    /// Its bytes, which may be a part of a character.
     bytes: Vec<u8>,
 }
 
@@ -126,16 +142,20 @@ impl ChatLogprobs {
 }
 
 /// vLLM's `prompt_logprobs`: null for the first token, then for each token a map by token id, its own id first.
-#[derive(Serialize, Debug)]
-pub struct PromptLogprobs(Vec<Option<Position>>);
+#[derive(Serialize, JsonSchema, Debug)]
+pub struct PromptLogprobs(#[schemars(with = "Vec<Option<BTreeMap<String, PromptToken>>>")] Vec<Option<Position>>);
 
 #[derive(Debug)]
 struct Position(Vec<(u32, PromptToken)>);
 
-#[derive(Serialize, Debug)]
+/// A token of the prompt, or one that was more likely there.
+#[derive(Serialize, JsonSchema, Debug)]
 struct PromptToken {
+    /// Its log-probability.
     logprob: f32,
+    /// Its rank among all tokens, from 1.
     rank: u32,
+    /// Its text.
     decoded_token: String,
 }
 

@@ -12,7 +12,8 @@
 //! - [`quota`], [`submitted_chat`], [`generation`]: run a request and give its output as [`delta`]s. [`assistant_message`],
 //!   [`blocks`], [`wire`], [`logprobs`], [`timings`], [`sse`], [`large_response`]: write the response. [`early_head`],
 //!   [`stream_head`]: begin a stream before its request is prepared.
-//! - [`info`], [`tokenize`]: the small endpoints. [`openapi`]: the OpenAPI document.
+//! - [`panics`]: what a panic leaves of a response. [`info`], [`tokenize`]: the small endpoints. [`openapi`]: the
+//!   OpenAPI document.
 
 mod agents;
 mod anthropic;
@@ -35,6 +36,7 @@ mod logits_processors;
 mod logprobs;
 mod message;
 mod openapi;
+mod panics;
 mod params;
 mod plain_text;
 mod policy;
@@ -59,32 +61,25 @@ mod tools;
 mod truncation;
 mod wire;
 
+pub use panics::catch_panic;
 pub use state::{ApiOptions, AppState};
 
+use crate::api_style::ApiStyle;
 use crate::error::{ApiError, truncate_for_error};
 use axum::Router;
-use axum::extract::Request;
 use axum::http::{Method, StatusCode, Uri};
 use axum::middleware::from_fn_with_state;
-use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{any, get, post};
 use early_head::EarlyHead;
-use futures_util::FutureExt;
-use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
-/// The router of all endpoints and of the web UI.
-pub fn router(state: Arc<AppState>) -> Router {
+/// The routers of all endpoints and of the web UI, by the API that their routes belong to. Their paths do not overlap.
+pub fn routers(state: &Arc<AppState>) -> [(ApiStyle, Router); 3] {
     let early = EarlyHead { interval: state.options.keep_alive_interval, lifecycle: state.lifecycle.clone() };
-    let streams = Router::new()
+    let openai = Router::new()
         .route("/v1/completions", post(completions::completions))
         .route("/v1/chat/completions", post(chat::chat))
-        .route("/v1/responses", post(responses::responses))
-        .route("/v1/messages", post(anthropic::messages))
-        .layer(from_fn_with_state(early, early_head::send_early));
-    Router::new()
-        .merge(streams)
-        .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
+        .layer(from_fn_with_state(early.clone(), early_head::send_early))
         .route("/v1/models", get(info::models))
         // A name may hold slashes, as in `Qwen/Qwen3-4B`.
         .route("/v1/models/{*name}", get(info::model))
@@ -100,9 +95,19 @@ pub fn router(state: Arc<AppState>) -> Router {
         .route("/version", get(info::version))
         .route("/metrics", get(info::metrics))
         .merge(crate::ui::router())
-        .fallback(unknown_path)
-        .method_not_allowed_fallback(wrong_method)
-        .with_state(state)
+        .fallback(unknown_path);
+    let responses = Router::new()
+        .route("/v1/responses", post(responses::responses))
+        .layer(from_fn_with_state(early.clone(), early_head::send_early));
+    let anthropic = Router::new()
+        .route("/v1/messages", post(anthropic::messages))
+        .layer(from_fn_with_state(early, early_head::send_early))
+        .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
+        // What is not there is missed in this API's shape.
+        .route("/v1/messages/", any(unknown_path))
+        .route("/v1/messages/{*rest}", any(unknown_path));
+    let styled = [(ApiStyle::OpenAi, openai), (ApiStyle::Responses, responses), (ApiStyle::Anthropic, anthropic)];
+    styled.map(|(style, routes)| (style, routes.method_not_allowed_fallback(wrong_method).with_state(state.clone())))
 }
 
 async fn unknown_path(uri: Uri) -> ApiError {
@@ -114,45 +119,4 @@ async fn wrong_method(method: Method, uri: Uri) -> ApiError {
     let (path, method) = (truncate_for_error(uri.path()), truncate_for_error(method.as_str()));
     let message = format!("{path} does not take {method} requests");
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message)
-}
-
-/// Middleware: turns a panic of a handler into a 500, so that a bug costs one request, not the server.
-pub async fn catch_panic(request: Request, next: impl AsyncFnOnce(Request) -> Response) -> Response {
-    let path = request.uri().path().to_string();
-    match AssertUnwindSafe(next(request)).catch_unwind().await {
-        Ok(response) => response,
-        Err(_) => {
-            log::error!("a handler of {path} panicked; this is a bug in pegainfer");
-            ApiError::internal("an internal error occurred; the server's log has the details").into_response()
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use axum::middleware::{Next, from_fn};
-    use std::convert::Infallible;
-    use tokio::net::TcpListener;
-
-    async fn panics() -> Result<Response, Infallible> {
-        panic!("a bug")
-    }
-
-    #[tokio::test]
-    async fn a_panic_costs_one_request() {
-        let router: Router = Router::new()
-            .route("/bug", get(panics))
-            .route("/fine", get(|| async { "fine" }))
-            .layer(from_fn(|request, next: Next| catch_panic(request, async |request| next.run(request).await)));
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        tokio::spawn(axum::serve(listener, router).into_future());
-        let status = |path: &'static str| {
-            let get = move || ureq::get(format!("http://{address}{path}")).call().map(|r| r.status().as_u16());
-            tokio::task::spawn_blocking(get)
-        };
-        assert!(matches!(status("/bug").await.unwrap(), Err(ureq::Error::StatusCode(500))));
-        assert_eq!(status("/fine").await.unwrap().unwrap(), 200);
-    }
 }

@@ -1,7 +1,13 @@
-//! `GET /openapi.json`: the OpenAPI document, generated from the structs that requests are parsed into.
+//! `GET /openapi.json`: the OpenAPI document, generated from the structs that requests are parsed into and that
+//! responses are written from.
 //!
-//! A test sends every documented field with a legal value, and one undocumented field into every documented object.
+//! Tests send every documented field with a legal value and one undocumented field into every documented object, and
+//! compare responses with their schemas.
 
+use super::anthropic::wire::{Message, StreamEvent as MessageStreamEvent, TokenCount};
+use super::info::{Load, ModelCard, Models, Version};
+use super::responses::events::StreamEvent as ResponseStreamEvent;
+use super::responses::wire::ResponseObject;
 use super::schema::anthropic::{AnswerFields, MessagesFields};
 use super::schema::chat::ChatFields;
 use super::schema::completions::CompletionFields;
@@ -11,6 +17,9 @@ use super::schema::responses::ResponsesFields;
 use super::schema::sampling::SamplingFields;
 use super::schema::structure::StructureFields;
 use super::schema::tokenize::{DetokenizeFields, TokenizeFields};
+use super::tokenize::{Detokenized, Tokenized};
+use super::wire::{ChatChoice, ChatChunkChoice, Chunk, CompletionChoice, Envelope};
+use crate::error::{AnthropicError, OpenAiError};
 use axum::Json;
 use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, SchemaGenerator};
@@ -39,7 +48,7 @@ pub async fn openapi() -> Json<Value> {
     Json(document())
 }
 
-/// A part of a body: its schema, an object with properties.
+/// A schema of a body, or of a part of it: an object with properties.
 type Part = fn(&mut SchemaGenerator) -> schemars::Schema;
 
 /// An endpoint that takes a body.
@@ -51,10 +60,10 @@ struct Endpoint {
     required: &'static [&'static str],
     /// A request body whose response has status 200.
     example: Value,
-    /// Whether the response may be a stream of events.
-    streams: bool,
-    /// Fields that every response has.
-    response: &'static [&'static str],
+    /// Schema of the response.
+    response: Part,
+    /// Schema of an event, if the response may be a stream.
+    event: Option<Part>,
 }
 
 fn endpoints() -> Vec<Endpoint> {
@@ -71,8 +80,8 @@ fn endpoints() -> Vec<Endpoint> {
             ],
             required: &[],
             example: json!({"prompt": "Once upon a time", "max_tokens": 8}),
-            streams: true,
-            response: &["id", "object", "created", "model", "choices", "usage"],
+            response: SchemaGenerator::subschema_for::<Envelope<CompletionChoice>>,
+            event: Some(SchemaGenerator::subschema_for::<Chunk<CompletionChoice>>),
         },
         Endpoint {
             path: "/v1/chat/completions",
@@ -86,8 +95,8 @@ fn endpoints() -> Vec<Endpoint> {
             ],
             required: &["messages"],
             example: json!({"messages": hello(), "max_tokens": 8}),
-            streams: true,
-            response: &["id", "object", "created", "model", "choices", "usage"],
+            response: SchemaGenerator::subschema_for::<Envelope<ChatChoice>>,
+            event: Some(SchemaGenerator::subschema_for::<Chunk<ChatChunkChoice>>),
         },
         Endpoint {
             path: "/v1/responses",
@@ -95,8 +104,8 @@ fn endpoints() -> Vec<Endpoint> {
             parts: &[ResponsesFields::json_schema, SamplingFields::json_schema],
             required: &[],
             example: json!({"input": "Hello!", "max_output_tokens": 8}),
-            streams: true,
-            response: &["id", "object", "created_at", "model", "status", "output", "usage"],
+            response: SchemaGenerator::subschema_for::<ResponseObject>,
+            event: Some(SchemaGenerator::subschema_for::<ResponseStreamEvent>),
         },
         Endpoint {
             path: "/v1/messages",
@@ -104,8 +113,8 @@ fn endpoints() -> Vec<Endpoint> {
             parts: &[MessagesFields::json_schema, AnswerFields::json_schema, SamplingFields::json_schema],
             required: &[],
             example: json!({"messages": hello(), "max_tokens": 8}),
-            streams: true,
-            response: &["id", "type", "role", "content", "model", "stop_reason", "usage"],
+            response: SchemaGenerator::subschema_for::<Message>,
+            event: Some(SchemaGenerator::subschema_for::<MessageStreamEvent>),
         },
         Endpoint {
             path: "/v1/messages/count_tokens",
@@ -113,8 +122,8 @@ fn endpoints() -> Vec<Endpoint> {
             parts: &[MessagesFields::json_schema, SamplingFields::json_schema],
             required: &[],
             example: json!({"messages": hello()}),
-            streams: false,
-            response: &["input_tokens"],
+            response: SchemaGenerator::subschema_for::<TokenCount>,
+            event: None,
         },
         Endpoint {
             path: "/tokenize",
@@ -122,8 +131,8 @@ fn endpoints() -> Vec<Endpoint> {
             parts: &[TokenizeFields::json_schema, ConversationFields::json_schema, StructureFields::json_schema],
             required: &[],
             example: json!({"prompt": "Once upon a time"}),
-            streams: false,
-            response: &["count", "max_model_len", "tokens"],
+            response: SchemaGenerator::subschema_for::<Tokenized>,
+            event: None,
         },
         Endpoint {
             path: "/detokenize",
@@ -131,76 +140,100 @@ fn endpoints() -> Vec<Endpoint> {
             parts: &[DetokenizeFields::json_schema],
             required: &[],
             example: json!({"tokens": [1, 2, 3]}),
-            streams: false,
-            response: &["prompt"],
+            response: SchemaGenerator::subschema_for::<Detokenized>,
+            event: None,
         },
     ]
 }
 
+/// An endpoint without a body: its path, methods and summary, and the schema of its response if that is JSON.
+type Plain = (&'static str, &'static [&'static str], &'static str, Option<Part>);
+
+/// Endpoints without a body.
+const PLAIN: [Plain; 11] = [
+    ("/v1/models", &["get"], "Names of the served model", Some(SchemaGenerator::subschema_for::<Models>)),
+    ("/v1/models/{name}", &["get"], "The served model", Some(SchemaGenerator::subschema_for::<ModelCard>)),
+    ("/health", &["get"], "200 while the engine makes progress and accepts requests", None),
+    ("/live", &["get"], "200 while the process can answer", None),
+    ("/ping", &["get", "post"], "The same as /health", None),
+    ("/load", &["get"], "Numbers of running and waiting requests", Some(SchemaGenerator::subschema_for::<Load>)),
+    ("/version", &["get"], "Version of the server", Some(SchemaGenerator::subschema_for::<Version>)),
+    ("/metrics", &["get"], "Metrics, in Prometheus' format", None),
+    ("/reset_prefix_cache", &["post"], "Drop all cached prefixes", None),
+    ("/debug/steps", &["get"], "Times of the newest steps of the engine, in JSON Lines", None),
+    ("/openapi.json", &["get"], "This document", None),
+];
+
+/// The schemas of all bodies. Fields of a request may be left out, those of a response may not: each has its own
+/// generator.
+struct Generators {
+    requests: SchemaGenerator,
+    responses: SchemaGenerator,
+}
+
+impl Generators {
+    fn new() -> Self {
+        let settings = || SchemaSettings::draft2020_12().with(|s| s.definitions_path = "/components/schemas".into());
+        Self { requests: settings().into_generator(), responses: settings().for_serialize().into_generator() }
+    }
+
+    /// An error response. `path`: Anthropic's routes have errors of their own.
+    fn error(&mut self, path: &str, description: &str) -> Value {
+        let schema = match path.starts_with("/v1/messages") {
+            true => self.responses.subschema_for::<AnthropicError>(),
+            false => self.responses.subschema_for::<OpenAiError>(),
+        };
+        json!({"description": description, "content": {"application/json": {"schema": schema}}})
+    }
+
+    /// The components of the document. A test checks that no name is there twice.
+    fn schemas(mut self) -> Map<String, Value> {
+        let mut schemas = self.requests.take_definitions(true);
+        schemas.extend(self.responses.take_definitions(true));
+        schemas
+    }
+}
+
 /// The document.
 pub fn document() -> Value {
-    let settings = SchemaSettings::draft2020_12().with(|s| s.definitions_path = "/components/schemas".into());
-    let mut generator = settings.into_generator();
-    let mut paths = Map::new();
-    for endpoint in endpoints() {
-        paths.insert(endpoint.path.into(), json!({"post": with_body(&endpoint, &mut generator)}));
-    }
-    for (path, methods, summary) in [
-        ("/v1/models", &["get"][..], "Names of the served model"),
-        ("/v1/models/{name}", &["get"], "The served model"),
-        ("/health", &["get"], "200 while the engine makes progress and accepts requests"),
-        ("/live", &["get"], "200 while the process can answer"),
-        ("/ping", &["get", "post"], "The same as /health"),
-        ("/load", &["get"], "Numbers of running and waiting requests"),
-        ("/version", &["get"], "Version of the server"),
-        ("/metrics", &["get"], "Metrics, in Prometheus' format"),
-        ("/reset_prefix_cache", &["post"], "Drop all cached prefixes"),
-        ("/debug/steps", &["get"], "Times of the newest steps of the engine, in JSON Lines"),
-        ("/openapi.json", &["get"], "This document"),
-    ] {
-        let methods = methods.iter().map(|method| (method.to_string(), without_body(path, summary)));
-        paths.insert(path.into(), Value::Object(methods.collect()));
-    }
-    let mut schemas = generator.take_definitions(true);
-    schemas.insert("Error".into(), error_schema());
+    let mut generators = Generators::new();
+    let paths = paths(&mut generators);
     json!({
         "openapi": "3.1.0",
         "info": {"title": "PegaInfer", "version": env!("CARGO_PKG_VERSION")},
         "paths": paths,
         "components": {
-            "schemas": schemas,
+            "schemas": generators.schemas(),
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{}, {"key": []}],
     })
 }
 
-fn error_schema() -> Value {
-    json!({
-        "type": "object",
-        "required": ["error"],
-        "properties": {"error": {
-            "type": "object",
-            "required": ["message", "type"],
-            "properties": {"message": {"type": "string"}, "type": {"type": "string"}},
-        }},
-    })
+fn paths(generators: &mut Generators) -> Map<String, Value> {
+    let mut paths = Map::new();
+    for endpoint in endpoints() {
+        paths.insert(endpoint.path.into(), json!({"post": with_body(&endpoint, generators)}));
+    }
+    for plain in PLAIN {
+        let methods = plain.1.iter().map(|method| (method.to_string(), without_body(plain, generators)));
+        paths.insert(plain.0.into(), Value::Object(methods.collect()));
+    }
+    paths
 }
 
-fn error(description: &str) -> Value {
-    let schema = json!({"$ref": "#/components/schemas/Error"});
-    json!({"description": description, "content": {"application/json": {"schema": schema}}})
-}
-
-fn without_body(path: &str, summary: &str) -> Value {
+fn without_body((path, _, summary, response): Plain, generators: &mut Generators) -> Value {
     let mut responses = json!({"200": {"description": "OK"}});
+    if let Some(response) = response {
+        responses["200"]["content"] = json!({"application/json": {"schema": response(&mut generators.responses)}});
+    }
     for (status, description) in ERRORS {
         responses[status] = json!({"description": description});
     }
     let mut operation = json!({"summary": summary});
     if path.contains("{name}") {
-        responses["400"] = error("The name is not valid UTF-8.");
-        responses["404"] = error("There is no such model.");
+        responses["400"] = generators.error(path, "The name is not valid UTF-8.");
+        responses["404"] = generators.error(path, "There is no such model.");
         let schema = json!({"type": "string", "minLength": 1});
         operation["parameters"] = json!([{"name": "name", "in": "path", "required": true, "schema": schema}]);
     }
@@ -208,17 +241,18 @@ fn without_body(path: &str, summary: &str) -> Value {
     operation
 }
 
-fn with_body(endpoint: &Endpoint, generator: &mut SchemaGenerator) -> Value {
-    let Endpoint { summary, parts, required, example, streams, response, .. } = endpoint;
-    let mut content = json!({"application/json": {"schema": {"type": "object", "required": response}}});
-    if *streams {
-        content["text/event-stream"] = json!({});
+fn with_body(endpoint: &Endpoint, generators: &mut Generators) -> Value {
+    let Endpoint { path, summary, parts, required, example, response, event } = endpoint;
+    let mut content = json!({"application/json": {"schema": response(&mut generators.responses)}});
+    if let Some(event) = event {
+        // OpenAPI 3.1 has no word for the data of one event, 3.2 calls it itemSchema.
+        content["text/event-stream"] = json!({"x-itemSchema": event(&mut generators.responses)});
     }
     let mut responses = json!({"200": {"description": "OK", "content": content}});
     for (status, description) in ERRORS.into_iter().chain(BODY_ERRORS) {
-        responses[status] = error(description);
+        responses[status] = generators.error(path, description);
     }
-    let schema = merge(parts, required, generator);
+    let schema = merge(parts, required, &mut generators.requests);
     json!({"summary": summary, "responses": responses,
         "requestBody": {"required": true, "content": {"application/json": {"schema": schema, "example": example}}}})
 }
@@ -237,4 +271,21 @@ fn merge(parts: &[Part], required: &[&str], generator: &mut SchemaGenerator) -> 
         }
     }
     json!({"type": "object", "required": all_required, "properties": properties})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn schemas_of_requests_and_responses_have_different_names() {
+        let mut generators = Generators::new();
+        paths(&mut generators);
+        let (requests, responses) = (generators.requests.definitions(), generators.responses.definitions());
+        let twice: Vec<&String> = requests.keys().filter(|name| responses.contains_key(*name)).collect();
+        assert!(twice.is_empty() && responses.len() > 20, "{twice:?}");
+        // A schema whose name was taken gets a number.
+        let numbered = |name: &&String| name.ends_with(|c: char| c.is_ascii_digit());
+        assert_eq!(responses.keys().find(numbered), None);
+    }
 }

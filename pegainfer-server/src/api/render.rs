@@ -41,7 +41,8 @@ pub struct Rendered {
 }
 
 impl Conversation {
-    /// Renders the prompt and tokenizes it, off the async threads.
+    /// Renders the prompt and tokenizes it, off the async threads. The template's arguments for the effort have been
+    /// set.
     pub async fn encode(
         self,
         state: &Arc<AppState>,
@@ -78,7 +79,6 @@ impl Conversation {
             let message = "this model has no chat template: use /v1/completions";
             return Err(ApiError::invalid("messages", message));
         };
-        self.set_effort(state)?;
         let format = template.output_format();
         self.check_roles(format)?;
         system::arrange(&mut self.messages, template);

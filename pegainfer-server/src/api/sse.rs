@@ -4,17 +4,19 @@
 //! A stream shows that it is alive, because proxies and clients give up on a connection that is silent for a minute: its head goes out
 //! before a long prefill ends, and comments follow while no token comes.
 
+use super::body::Submitted;
 use super::delta::{Counts, Delta};
 use super::generation::Generation;
 use super::large_response::{INLINE, unsent};
 use super::response_size;
 use super::state::{AppState, over_budget};
 use super::stream_head::Timer;
-use super::stream_options::StreamOptions;
 use super::timings::Timings;
 use super::wire::Usage;
+use crate::api_style::ApiStyle;
 use crate::budget::Share;
-use crate::error::{ApiError, is_anthropic};
+use crate::error::ApiError;
+use crate::metrics::Choices;
 use crate::tenant::Tenant;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, HeaderValue, header};
@@ -27,24 +29,23 @@ use std::time::{Duration, Instant};
 
 /// Format of an endpoint's chunks.
 pub trait ChunkWriter: Send + 'static {
-    /// Writes the events of one delta. `usage` is put into the chunk unchanged.
-    fn delta(&mut self, out: &mut Events, index: usize, delta: Delta, usage: Option<Option<Usage>>);
-    /// Writes the events after the last delta with `include_usage` or `include_metrics`: in OpenAI's older APIs a chunk that
-    /// has only token counts.
-    fn usage(&mut self, out: &mut Events, usage: Usage, metrics: Option<Timings>);
     /// Writes what a stream begins with, if no delta has come yet. `usage` has the tokens of the prompt.
     fn begin(&mut self, _out: &mut Events, _usage: Usage) {}
+    /// Writes the events of one delta. `counts`: the tokens of its choice so far.
+    fn delta(&mut self, out: &mut Events, index: usize, delta: Delta, counts: Counts);
+    /// Writes what follows the last delta. `usage`: the tokens of all choices.
+    fn finish(&mut self, out: &mut Events, usage: Usage, metrics: Option<Timings>);
+    /// Writes the event of a failed generation.
+    fn error(&mut self, out: &mut Events, error: &ApiError) {
+        out.push(&error.openai());
+    }
+    /// Writes the end of the stream, after [`finish`](Self::finish) or [`error`](Self::error).
+    fn end(&mut self, out: &mut Events) {
+        out.push_done();
+    }
     /// Writes a sign of life while nothing else comes.
     fn keep_alive(&mut self, out: &mut Events) {
         out.push_comment("keep-alive");
-    }
-    /// Writes the event of a failed generation.
-    fn error(&mut self, out: &mut Events, error: &ApiError) {
-        out.push_text(&error.body());
-    }
-    /// Writes the end of the stream.
-    fn end(&mut self, out: &mut Events) {
-        out.push_text("[DONE]");
     }
 }
 
@@ -63,16 +64,24 @@ impl Events {
 
     /// Appends one event with a name.
     pub fn push_named(&mut self, name: &str, chunk: &impl Serialize) {
-        self.0.extend_from_slice(format!("event: {name}\n").as_bytes());
+        for part in ["event: ", name, "\n"] {
+            self.0.extend_from_slice(part.as_bytes());
+        }
         self.push(chunk);
+    }
+
+    /// All events as text.
+    #[cfg(test)]
+    pub fn as_str(&self) -> &str {
+        std::str::from_utf8(&self.0).unwrap()
     }
 
     fn push_comment(&mut self, text: &str) {
         self.0.extend_from_slice(format!(": {text}\n\n").as_bytes());
     }
 
-    fn push_text(&mut self, data: &str) {
-        self.0.extend_from_slice(format!("data: {data}\n\n").as_bytes());
+    fn push_done(&mut self) {
+        self.0.extend_from_slice(b"data: [DONE]\n\n");
     }
 }
 
@@ -89,8 +98,9 @@ struct SseStream<F> {
     timings: Option<Timings>,
     /// Number of choices of each prompt.
     n: usize,
-    options: StreamOptions,
     writer: F,
+    /// For the log line, if the stream fails.
+    choices: Option<Arc<Choices>>,
     /// What comes next, if it is known: a delta, or the end of all choices.
     pending: Option<Option<Item>>,
     /// Whether nothing came before that, and nothing was written yet.
@@ -106,12 +116,12 @@ struct SseStream<F> {
 /// when the timer ends; a failure before it is an ordinary error response.
 pub async fn respond<F: ChunkWriter>(
     state: Arc<AppState>,
-    mut timer: Timer,
+    submitted: Submitted,
     generations: Vec<Generation>,
     n: usize,
     writer: F,
-    options: StreamOptions,
 ) -> Result<Response, ApiError> {
+    let Submitted { mut timer, choices } = submitted;
     let counts = generations.iter().map(Generation::counts).collect();
     let tenant = generations.first().map(Generation::tenant).unwrap_or_default();
     let mut deltas: SelectAll<_> = generations.into_iter().enumerate().map(deltas_of).collect();
@@ -131,8 +141,8 @@ pub async fn respond<F: ChunkWriter>(
         counts,
         timings: None,
         n,
-        options,
         writer,
+        choices,
         silent: first.is_none(),
         pending: first,
         keep_alive,
@@ -161,16 +171,21 @@ pub fn stream_headers(headers: &mut HeaderMap) {
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
 }
 
-/// The last event of a stream that was refused before its first event, in the shape of the API at `path`.
-pub fn error_event(path: &str, error: &ApiError) -> Bytes {
+/// True if a response is a stream of events.
+pub fn is_stream(headers: &HeaderMap) -> bool {
+    headers.get(header::CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"))
+}
+
+/// The last event of a stream that its endpoint did not begin or cannot go on with.
+pub fn error_event(style: ApiStyle, error: &ApiError) -> Bytes {
     let mut out = Events::default();
-    if is_anthropic(path) {
-        out.push_named("error", &error.anthropic_body());
-    } else if path == "/v1/responses" {
-        out.push_named("error", &error.responses_event());
-    } else {
-        out.push_text(&error.body());
-        out.push_text("[DONE]");
+    match style {
+        ApiStyle::Anthropic => out.push_named("error", &error.anthropic(None)),
+        ApiStyle::Responses => out.push_named("error", &error.responses_event()),
+        ApiStyle::OpenAi => {
+            out.push(&error.openai());
+            out.push_done();
+        }
     }
     out.0.into()
 }
@@ -267,26 +282,21 @@ impl<F: ChunkWriter> SseStream<F> {
             Some((index, counts, timings, Ok(delta))) => {
                 self.counts[index] = counts;
                 self.timings = timings;
-                let usage = if self.options.continuous_usage {
-                    Some(Some(Usage::sum([counts], 1)))
-                } else {
-                    // With include_usage, OpenAI writes null in all chunks but the extra one.
-                    self.options.include_usage.then_some(None)
-                };
-                self.writer.delta(out, index, delta, usage);
+                self.writer.delta(out, index, delta, counts);
             }
             Some((_, _, _, Err(error))) => self.fail(out, &error),
             None => {
-                if self.options.include_usage || self.timings.is_some() {
-                    let usage = Usage::sum(self.counts.iter().copied(), self.n);
-                    self.writer.usage(out, usage, self.timings);
-                }
+                let usage = Usage::sum(self.counts.iter().copied(), self.n);
+                self.writer.finish(out, usage, self.timings);
                 self.end(out);
             }
         }
     }
 
     fn fail(&mut self, out: &mut Events, error: &ApiError) {
+        if let Some(choices) = &self.choices {
+            choices.failed(error);
+        }
         self.writer.error(out, error);
         self.end(out);
     }

@@ -1,5 +1,6 @@
 //! `GET /debug/steps`: the newest steps of the engine.
 
+use super::large_response::json_bytes;
 use super::state::AppState;
 use crate::error::ApiError;
 use crate::trace;
@@ -8,8 +9,8 @@ use axum::extract::State;
 use axum::http::Uri;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
-use pegainfer_core::ledger::StepTime;
-use serde_json::{Value, json};
+use pegainfer_core::ledger::{StepLoad, StepTime};
+use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -20,14 +21,15 @@ const LISTED: usize = 256;
 /// `?last=N` lists so many; `format=perfetto` gives a trace instead, `format=ops` their seconds by op.
 pub async fn steps(State(state): State<Arc<AppState>>, uri: Uri) -> Result<Response, ApiError> {
     let query = Query::parse(uri.query().unwrap_or_default())?;
-    let Some(log) = state.engine.step_log() else { return Ok(Json(Vec::<Value>::new()).into_response()) };
+    let Some(log) = state.engine.step_log() else { return Ok(Json::<[Line; 0]>([]).into_response()) };
     let steps = log.last(query.last);
     Ok(match query.format {
         Format::Perfetto => Json(trace::steps::events(&steps, log.start())).into_response(),
         Format::Ops => Json(log.op_times(query.last).into_iter().collect::<BTreeMap<_, _>>()).into_response(),
         Format::Lines => {
-            let text: String = steps.iter().map(|step| format!("{}\n", line(step))).collect();
-            ([(CONTENT_TYPE, "application/jsonl")], text).into_response()
+            let line = |step: &StepTime| [json_bytes(&line(step)), b"\n".to_vec()].concat();
+            let lines: Vec<u8> = steps.iter().flat_map(line).collect();
+            ([(CONTENT_TYPE, "application/jsonl")], lines).into_response()
         }
     })
 }
@@ -77,17 +79,20 @@ impl Query {
     }
 }
 
-fn line(step: &StepTime) -> Value {
-    let StepTime { number, end, load, took, predicted_us } = step;
-    let mut line = json!({
-        "step": number,
-        "end_s": end.as_secs_f64(),
-        "kind": load.kind().name(),
-        "us": took.as_nanos() as f64 / 1e3,
-        "predicted_us": predicted_us,
-    });
-    if let (Value::Object(line), Ok(Value::Object(load))) = (&mut line, serde_json::to_value(load)) {
-        line.extend(load);
-    }
-    line
+/// A line about one step.
+#[derive(Serialize)]
+struct Line {
+    step: u64,
+    end_s: f64,
+    kind: &'static str,
+    us: f64,
+    predicted_us: Option<f64>,
+    #[serde(flatten)]
+    load: StepLoad,
+}
+
+fn line(step: &StepTime) -> Line {
+    let &StepTime { number, end, load, took, predicted_us } = step;
+    let (kind, us) = (load.kind().name(), took.as_nanos() as f64 / 1e3);
+    Line { step: number, end_s: end.as_secs_f64(), kind, us, predicted_us, load }
 }

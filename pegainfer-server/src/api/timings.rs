@@ -1,11 +1,12 @@
 //! Timings of one request: vLLM's names and three more.
 
 use crate::trace::Stages;
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::time::{Duration, Instant};
 
 /// `metrics` of a response, in milliseconds, as the engine measured them. Stages that were not reached are null.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, JsonSchema)]
 pub struct Timings {
     /// From the arrival of the body to the queue: template, tokenization, grammar.
     tokenize_time_ms: Option<f64>,

@@ -16,8 +16,8 @@ use crate::text::{Caller, Tokenizer};
 use axum::extract::{Request, State};
 use axum::http::HeaderValue;
 use axum::response::Response;
+use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
-use serde_json::json;
 use std::sync::Arc;
 
 /// Bytes of a token id in a response, at most.
@@ -32,7 +32,7 @@ pub async fn tokenize(State(state): State<Arc<AppState>>, request: Request) -> R
     let (context, bytes) = body::read(request, &state).await?;
     let shared = state.clone();
     let input = bytes.parse(&state, move |bytes| read(bytes, &shared.policy)).await?;
-    let Input { model, text, add_special_tokens, with_strings, ignored } = input;
+    let Input { model, text, add_special_tokens, with_strings, mut ignored } = input;
     state.model_named(model)?;
     let max_model_len = state.engine.limits().max_model_len;
     let respond = move |tokenizer: &Tokenizer, tokens: &[u32]| {
@@ -50,7 +50,8 @@ pub async fn tokenize(State(state): State<Arc<AppState>>, request: Request) -> R
             };
             (context.hold.work(&state, work).await??, share)
         }
-        Text::Messages(conversation) => {
+        Text::Messages(mut conversation) => {
+            ignored = state.policy.check_more(ignored, conversation.set_effort(&state)?.as_slice())?;
             // A chat template writes the special tokens itself.
             let add_special_tokens = add_special_tokens.unwrap_or(false);
             let options = PromptOptions { n: 0, add_special_tokens, is_bounded: false };
@@ -93,11 +94,17 @@ fn read(bytes: &[u8], policy: &FieldPolicy) -> Result<Input, ApiError> {
 }
 
 /// The response of `/tokenize`.
-#[derive(Serialize)]
-struct Tokenized<'a> {
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Tokenized")]
+pub struct Tokenized<'a> {
+    /// Number of tokens.
     count: usize,
+    /// Length of the model's context.
     max_model_len: usize,
+    /// Token ids.
     tokens: &'a [u32],
+    /// The tokens as tokenizer.json spells them, if the client asked for them.
+    #[schemars(with = "Option<Vec<Option<String>>>")]
     token_strs: Option<TokenStrings<'a>>,
 }
 
@@ -111,6 +118,13 @@ impl Serialize for TokenStrings<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_seq(self.tokens.iter().map(|&id| self.tokenizer.vocabulary_text(id)))
     }
+}
+
+/// The response of `/detokenize`.
+#[derive(Serialize, JsonSchema)]
+pub struct Detokenized {
+    /// The text.
+    prompt: String,
 }
 
 /// Handles `POST /detokenize`: the text of token ids, special tokens included.
@@ -131,7 +145,7 @@ pub async fn detokenize(State(state): State<Arc<AppState>>, request: Request) ->
     let work = move |tokenizer: &Arc<Tokenizer>, _: &Caller<'_>| {
         let ids: Vec<u32> = tokens.into_iter().map(|TokenId(id)| id).collect();
         check_vocabulary(&ids, vocab_size, "tokens")?;
-        Ok::<_, ApiError>(json_bytes(&json!({"prompt": tokenizer.decode_all(&ids)})))
+        Ok::<_, ApiError>(json_bytes(&Detokenized { prompt: tokenizer.decode_all(&ids) }))
     };
     let json = context.hold.work(&state, work).await??;
     drop(context);

@@ -4,12 +4,15 @@ use super::assistant_message::AssistantMessage;
 use super::delta::{Counts, Finish, PromptInfo, StopReason};
 use super::logprobs::{ChatLogprobs, CompletionLogprobs, PromptLogprobs};
 use super::params::Params;
+use super::stream_options::StreamOptions;
 use super::timings::Timings;
 use crate::text::Tokenizer;
+use schemars::JsonSchema;
 use serde::Serialize;
 
-/// A response, or a chunk of one.
-#[derive(Serialize)]
+/// A whole response.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "ResponseOf{C}")]
 pub struct Envelope<'a, C> {
     /// `cmpl-…` or `chatcmpl-…`.
     pub id: &'a str,
@@ -24,16 +27,69 @@ pub struct Envelope<'a, C> {
     /// Prompt fields of a chat.
     #[serde(flatten)]
     pub prompt: Option<PromptFields>,
-    /// Outer `None` leaves the field out; inner `None` writes null.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub usage: Option<Option<Usage>>,
+    /// Token counts of all choices.
+    pub usage: Usage,
     /// Timings, if the client asked for them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub metrics: Option<Timings>,
 }
 
-/// A choice of a completion, whole or as a chunk.
+/// A chunk of a streamed response.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "ChunkOf{C}")]
+pub struct Chunk<'a, C> {
+    /// The same in all chunks: `cmpl-…` or `chatcmpl-…`.
+    pub id: &'a str,
+    /// Object type, as OpenAI names it.
+    pub object: &'static str,
+    /// Unix time.
+    pub created: u64,
+    /// Model name that the client used.
+    pub model: &'a str,
+    /// One choice; none in the chunk that has only counts.
+    pub choices: Vec<C>,
+    /// Prompt fields of a chat, in the first chunk.
+    #[serde(flatten)]
+    pub prompt: Option<PromptFields>,
+    /// Token counts, as `stream_options` asks for them.
+    #[serde(skip_serializing_if = "ChunkUsage::is_absent")]
+    #[schemars(with = "Option<Usage>")]
+    pub usage: ChunkUsage,
+    /// Timings, if the client asked for them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub metrics: Option<Timings>,
+}
+
+/// `usage` of a chunk.
 #[derive(Serialize)]
+#[serde(untagged)]
+pub enum ChunkUsage {
+    /// The field is left out.
+    Absent,
+    /// Null: the counts follow in an extra chunk.
+    Null,
+    /// Token counts.
+    Counts(Usage),
+}
+
+impl ChunkUsage {
+    /// `usage` of a chunk that reports no counts.
+    pub fn none(options: StreamOptions) -> Self {
+        if options.include_usage || options.continuous_usage { Self::Null } else { Self::Absent }
+    }
+
+    /// `usage` of a chunk that reports the counts so far, if the client wants them in every chunk.
+    pub fn so_far(options: StreamOptions, usage: impl FnOnce() -> Usage) -> Self {
+        if options.continuous_usage { Self::Counts(usage()) } else { Self::none(options) }
+    }
+
+    fn is_absent(&self) -> bool {
+        matches!(self, Self::Absent)
+    }
+}
+
+/// A choice of a completion, whole or as a chunk.
+#[derive(Serialize, JsonSchema)]
 pub struct CompletionChoice {
     /// Index of the choice, see [`Envelope::choices`].
     pub index: usize,
@@ -53,7 +109,7 @@ pub struct CompletionChoice {
 }
 
 /// A choice of a chat completion.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub struct ChatChoice {
     /// Index of the choice.
     pub index: usize,
@@ -70,7 +126,7 @@ pub struct ChatChoice {
 }
 
 /// A choice of a chat chunk.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub struct ChatChunkChoice {
     /// Index of the choice.
     pub index: usize,
@@ -87,7 +143,7 @@ pub struct ChatChunkChoice {
 }
 
 /// Prompt fields that vLLM adds; absent unless the client asked for them.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub struct PromptFields {
     /// Log-probabilities of every prompt token.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -109,9 +165,11 @@ impl PromptFields {
 }
 
 /// `finish_reason` and `stop_reason`; both null until the end.
-#[derive(Serialize, Default)]
+#[derive(Serialize, JsonSchema, Default)]
 pub struct FinishFields {
+    /// `stop`, `length` or `tool_calls`.
     finish_reason: Option<&'static str>,
+    /// The stop string or the id of the stop token, if one ended the choice.
     stop_reason: Option<StopReason>,
 }
 
@@ -125,7 +183,7 @@ impl From<Option<Finish>> for FinishFields {
 }
 
 /// Token counts of a response.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub struct Usage {
     /// Number of prompt tokens, summed over the prompts.
     pub prompt_tokens: usize,
@@ -133,18 +191,24 @@ pub struct Usage {
     pub total_tokens: usize,
     /// Number of generated tokens.
     pub completion_tokens: usize,
+    /// Details of the prompt tokens.
     prompt_tokens_details: PromptDetails,
+    /// Details of the generated tokens, in chats.
     #[serde(skip_serializing_if = "Option::is_none")]
     completion_tokens_details: Option<CompletionDetails>,
 }
 
-#[derive(Serialize)]
+/// Details of the prompt tokens.
+#[derive(Serialize, JsonSchema)]
 struct PromptDetails {
+    /// Prompt tokens that were found in the prefix cache.
     cached_tokens: usize,
 }
 
-#[derive(Serialize)]
+/// Details of the generated tokens.
+#[derive(Serialize, JsonSchema)]
 struct CompletionDetails {
+    /// Generated tokens of reasoning.
     reasoning_tokens: usize,
 }
 

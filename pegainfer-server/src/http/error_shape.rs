@@ -1,24 +1,24 @@
 //! Errors take the shape of the API that was called, whichever layer refused the request.
 
-use crate::error::{ApiError, is_anthropic};
+use crate::api_style::ApiStyle;
+use crate::error::ApiError;
 use crate::ids;
 use axum::extract::Request;
 use axum::http::header;
 use axum::response::Response;
 
-/// Middleware: gives errors on Anthropic's paths their shape. It runs outside of all that refuses requests, and inside of the one
-/// that attaches the request's id.
+/// Middleware: gives errors the shape of the route's API. It runs outside of all that refuses requests, and inside of
+/// the one that attaches the request's id.
 pub async fn reshape(request: Request, next: impl AsyncFnOnce(Request) -> Response) -> Response {
-    if !is_anthropic(request.uri().path()) {
+    let style = ApiStyle::of(request.extensions());
+    if !style.reshapes_errors() {
         return next(request).await;
     }
     let id = request.headers().get(ids::HEADER).and_then(|id| id.to_str().ok()).unwrap_or_default().to_string();
     let mut response = next(request).await;
-    if let Some(error) = response.extensions().get::<ApiError>() {
-        let mut body = error.anthropic_body();
-        body["request_id"] = id.into();
+    if let Some(body) = response.extensions().get::<ApiError>().and_then(|error| style.error_body(error, &id)) {
         response.headers_mut().remove(header::CONTENT_LENGTH);
-        *response.body_mut() = body.to_string().into();
+        *response.body_mut() = body.into();
     }
     response
 }

@@ -1,7 +1,8 @@
 //! Request ids: the same id in the response's header, in the response's body and in the log.
 
-use crate::error::{ApiError, is_anthropic};
-use crate::ids::{ANTHROPIC_HEADER, HEADER, request_id};
+use crate::api_style::ApiStyle;
+use crate::error::ApiError;
+use crate::ids::{HEADER, request_id};
 use axum::extract::Request;
 use axum::http::HeaderValue;
 use axum::response::{IntoResponse, Response};
@@ -16,10 +17,10 @@ pub async fn attach(mut request: Request, next: impl AsyncFnOnce(Request) -> Res
         return ApiError::internal("the request id is no header value").into_response();
     };
     request.headers_mut().insert(HEADER, value.clone());
-    let anthropic = is_anthropic(request.uri().path());
+    let also = ApiStyle::of(request.extensions()).id_header();
     let mut response = next(request).await;
-    if anthropic {
-        response.headers_mut().insert(ANTHROPIC_HEADER, value.clone());
+    if let Some(also) = also {
+        response.headers_mut().insert(also, value.clone());
     }
     response.headers_mut().insert(HEADER, value);
     response

@@ -25,6 +25,7 @@ struct Access {
     /// Template of the path; never what the client sent, which would be a label without bound.
     path: Option<MatchedPath>,
     started: Instant,
+    /// Status of the response, or of the error that its stream ends with.
     status: u16,
     choices: Arc<Choices>,
 }
@@ -34,6 +35,10 @@ impl Drop for Access {
         let path = self.path.as_ref().map_or("unmatched", MatchedPath::as_str);
         let total = self.started.elapsed();
         let all = self.choices.summary();
+        if let Some(failure) = self.choices.failure() {
+            self.status = failure.status.as_u16();
+            self.metrics.http.refused(failure.reason);
+        }
         self.metrics.http.observe(method_label(&self.method), path, self.status, total);
         if all.choices > 0 && matches!(all.outcome, Some(Outcome::Stop | Outcome::Length)) {
             self.metrics.longest_choice.observe(all.longest as f64);

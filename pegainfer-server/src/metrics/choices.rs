@@ -1,6 +1,8 @@
 //! What the choices of one HTTP request did, for its log line.
 
-use std::sync::{Mutex, PoisonError};
+use crate::error::ApiError;
+use axum::http::StatusCode;
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 /// Outcome of a request. Those that need more attention are greater.
@@ -30,7 +32,19 @@ impl Outcome {
 
 /// What the choices of one request did.
 #[derive(Debug, Default)]
-pub struct Choices(Mutex<Summary>);
+pub struct Choices {
+    summary: Mutex<Summary>,
+    failure: OnceLock<Failure>,
+}
+
+/// An error that a client got inside a stream, whose head had been sent with status 200.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Failure {
+    /// Status that the response would have had.
+    pub status: StatusCode,
+    /// The error's code, see [`ApiError::reason`].
+    pub reason: &'static str,
+}
 
 /// Totals of all choices that have ended.
 #[derive(Debug, Default, Clone, Copy)]
@@ -76,7 +90,7 @@ pub struct Choice {
 impl Choices {
     /// Adds a choice that has ended.
     pub fn add(&self, choice: Choice) {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.summary.lock().unwrap_or_else(PoisonError::into_inner);
         all.choices += 1;
         all.prompt_tokens += choice.prompt_tokens;
         all.cached_tokens += choice.cached_tokens;
@@ -89,8 +103,18 @@ impl Choices {
         all.per_token = all.per_token.max(choice.per_token);
     }
 
+    /// Notes that the response's stream ends with this error. The first error counts.
+    pub fn failed(&self, error: &ApiError) {
+        let _ = self.failure.set(Failure { status: error.status(), reason: error.reason() });
+    }
+
+    /// The error that the response's stream ended with.
+    pub fn failure(&self) -> Option<Failure> {
+        self.failure.get().copied()
+    }
+
     /// The totals.
     pub fn summary(&self) -> Summary {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.summary.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

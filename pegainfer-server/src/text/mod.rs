@@ -22,7 +22,7 @@ pub use encoder::{Caller, Encoder, LARGE, encode, limit_encoder_threads};
 pub use grammar::service::GrammarService;
 pub use grammar::trial::{self, GrammarLimits, GrammarTrial};
 pub use grammar::{GrammarCompiler, GrammarError, GrammarSource, with_options};
-pub use partial_json::{CutString, complete_object};
+pub use partial_json::{CutString, complete_object, exact_object, is_object};
 pub use recorded_grammar::ReasoningLimits;
 pub use stop::StopScanner;
 pub use template::{ChatTemplate, TemplateError};

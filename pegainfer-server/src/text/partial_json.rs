@@ -1,5 +1,7 @@
 //! JSON objects whose end is missing, because the output that holds them was cut off.
 
+use serde::de::IgnoredAny;
+use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Map, Value};
 use std::collections::VecDeque;
 
@@ -13,6 +15,34 @@ pub enum CutString {
     Keep,
     /// The member that holds it is left out.
     Drop,
+}
+
+/// True if the text is one JSON object.
+pub fn is_object(text: &str) -> bool {
+    text.trim_start().starts_with('{') && serde_json::from_str::<IgnoredAny>(text).is_ok()
+}
+
+/// The object that the text is, without white space between its values, whose numbers stay as they are written; or the
+/// members that are complete of one that was cut off.
+pub fn exact_object(text: &str) -> Box<RawValue> {
+    let exact = is_object(text).then(|| RawValue::from_string(compact(text)).ok()).flatten();
+    let complete = || to_raw_value(&complete_object(text, CutString::Drop)).unwrap_or_default();
+    exact.unwrap_or_else(complete)
+}
+
+/// JSON without the white space between its values.
+fn compact(json: &str) -> String {
+    let (mut in_string, mut escaped) = (false, false);
+    let is_kept = |c: &char| {
+        match c {
+            _ if escaped => escaped = false,
+            '\\' if in_string => escaped = true,
+            '"' => in_string = !in_string,
+            _ => return in_string || !c.is_ascii_whitespace(),
+        }
+        true
+    };
+    json.chars().filter(is_kept).collect()
 }
 
 /// An object from the beginning of its JSON text: the members that are complete. Empty if the text is no JSON.
@@ -100,6 +130,24 @@ mod tests {
             assert_eq!(Value::Object(complete_object(text, CutString::Drop)), dropped, "{text}");
             assert_eq!(Value::Object(complete_object(text, CutString::Keep)), kept, "{text}");
         }
+    }
+
+    #[test]
+    fn an_object_keeps_its_numbers_and_loses_its_white_space() {
+        for (text, exact) in [
+            ("{ \"a b\" : [ 1,\n 2 ] }\n", "{\"a b\":[1,2]}"),
+            (
+                "{\"n\": 123456789012345678901234567890, \"m\": 1e400}",
+                "{\"n\":123456789012345678901234567890,\"m\":1e400}",
+            ),
+            ("{\"a\": \"\\\\\", \"b\": \"\\\" x\"}", "{\"a\":\"\\\\\",\"b\":\"\\\" x\"}"),
+            ("{\"a\": 1, \"b\": \"x", "{\"a\":1}"),
+            ("[1]", "{}"),
+            ("", "{}"),
+        ] {
+            assert_eq!(exact_object(text).get(), exact, "{text}");
+        }
+        assert!(is_object(" {} ") && !is_object("{") && !is_object("[]") && !is_object("{} {}"));
     }
 
     #[test]

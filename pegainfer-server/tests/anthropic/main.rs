@@ -86,9 +86,9 @@ fn tools_and_their_results() {
 fn reasoning_and_the_ways_to_stop() {
     let (server, control) = TestServer::replying("<think>\nHm.\n</think>\n\nParis it is.");
     let message = respond(&server, &body(json!({"thinking": {"type": "adaptive"}})));
-    let blocks =
-        json!([{"type": "thinking", "thinking": "Hm.", "signature": ""}, {"type": "text", "text": "Paris it is."}]);
-    assert_eq!(message["content"], blocks);
+    let blocks = message["content"].clone();
+    assert_eq!((&blocks[0]["type"], &blocks[0]["thinking"]), (&json!("thinking"), &json!("Hm.")));
+    assert_eq!(blocks[1], json!({"type": "text", "text": "Paris it is."}));
     assert!(control.prompt_text().ends_with("<|im_start|>assistant\n"), "{}", control.prompt_text());
     assert!(control.last().grammar.is_none());
     respond(&server, &body(json!({"thinking": {"type": "enabled", "budget_tokens": 1024}})));
@@ -139,6 +139,23 @@ fn reasoning_that_is_not_shown_comes_back_in_its_signature() {
         {"role": "user", "content": result}]);
     post_ok(server.address, MESSAGES, &body(json!({"messages": messages, "tools": weather()})));
     assert!(control.prompt_text().contains("<think>\nHm.\n</think>"), "{}", control.prompt_text());
+}
+
+#[test]
+fn every_thinking_block_has_a_signature_that_is_accepted() {
+    let (server, _) = TestServer::replying("<think>\nHm.\n</think>\n\nParis it is.");
+    for display in ["omitted", "summarized"] {
+        let request = body(json!({"thinking": {"type": "adaptive", "display": display}}));
+        let content = respond(&server, &request)["content"].clone();
+        let signature = content[0]["signature"].as_str().unwrap();
+        assert!(!signature.is_empty(), "{display}: {content}");
+        let events = stream(&server, &with(request, json!({"stream": true})));
+        let deltas: Vec<&str> = events.iter().filter_map(|event| event["delta"]["signature"].as_str()).collect();
+        assert_eq!(deltas, [signature], "{display}");
+        let history = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": content},
+            {"role": "user", "content": "go on"}]);
+        respond(&server, &body(json!({"messages": history})));
+    }
 }
 
 #[test]

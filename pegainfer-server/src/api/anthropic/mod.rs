@@ -2,14 +2,15 @@
 //!
 //! # Layout
 //! - [`request`]: a body as a chat request; [`history`], [`content`]: its turns and what they hold; [`tools`]: its tools.
-//! - [`response`]: writes the response, whole or streamed. [`signature`]: reasoning that is not shown.
+//! - [`response`]: writes the response, whole or streamed; [`wire`]: its JSON. [`signature`]: signatures of reasoning.
 
 mod content;
 mod history;
 mod request;
-mod response;
+pub mod response;
 mod signature;
 mod tools;
+pub mod wire;
 
 use super::agents::Client;
 use super::body::{self, RequestContext};
@@ -25,9 +26,9 @@ use crate::error::ApiError;
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
-use response::MessageWriter;
-use serde_json::json;
+use response::{MessageOutput, MessageWriter};
 use std::sync::Arc;
+use wire::TokenCount;
 
 /// Handles `POST /v1/messages`.
 pub async fn messages(State(state): State<Arc<AppState>>, request: Request) -> Result<Response, ApiError> {
@@ -46,14 +47,14 @@ async fn respond(
 ) -> Result<Response, ApiError> {
     let SubmittedChat { params, mut generations, mut parsers, ignored, .. } =
         SubmittedChat::start(chat, &context, state).await?;
-    let timer = context.submitted();
+    let submitted = context.submitted();
     let (Some(parser), 1) = (parsers.pop(), generations.len()) else {
         return Err(ApiError::internal("a message has exactly one choice"));
     };
-    let writer = MessageWriter::new(&params.request_id, params.model, parser, display);
+    let writer = MessageWriter::new(parser, MessageOutput::new(&params.request_id, params.model, display));
     let response = match params.stream {
-        Some(options) => sse::respond(state.clone(), timer, generations, 1, writer, options).await?,
-        None => Json(writer.whole(&mut generations[0]).await?).into_response(),
+        Some(_) => sse::respond(state.clone(), submitted, generations, 1, writer).await?,
+        None => writer.respond(&mut generations[0], state).await?,
     };
     Ok(with_ignored(response, ignored))
 }
@@ -73,8 +74,7 @@ async fn count(state: &Arc<AppState>, context: &RequestContext, chat: ChatReques
     let ignored = state.policy.check_more(ignored, conversation.set_effort(state)?.as_slice())?;
     let options = PromptOptions { n: 0, add_special_tokens: false, is_bounded: false };
     let (_, ids) = conversation.encode(state, context, options).await?;
-    let response = json!({"input_tokens": ids.len()});
-    Ok(with_ignored(Json(response).into_response(), ignored))
+    Ok(with_ignored(Json(TokenCount { input_tokens: ids.len() }).into_response(), ignored))
 }
 
 fn client(context: &RequestContext, state: &AppState) -> Client {

@@ -15,7 +15,7 @@ use crate::api::schema::anthropic::{
 };
 use crate::api::schema::conversation::Effort;
 use crate::api::schema::forms::TextOrList;
-use crate::api::schema::generation::{GenerationFields, StreamOptionsFields};
+use crate::api::schema::generation::GenerationFields;
 use crate::api::schema::sampling::SamplingFields;
 use crate::api::schema::structure::JsonSchemaValue;
 use crate::api::schema::values::{Object, Texts};
@@ -44,18 +44,11 @@ pub fn read(
     if max_tokens.is_none() {
         return Err(ApiError::invalid("max_tokens", "max_tokens is missing"));
     }
-    // A stream always reports its token counts.
-    let counts = StreamOptionsFields {
-        include_usage: Some(true),
-        continuous_usage_stats: Some(true),
-        ..StreamOptionsFields::default()
-    };
     let generation = GenerationFields {
         model,
         max_completion_tokens: max_tokens,
         stop: stop_sequences.map(|stops| Texts(stops.into_iter().map(|stop| stop.0).collect())),
         stream,
-        stream_options: (stream == Some(true)).then_some(Object(counts)),
         ..GenerationFields::default()
     };
     let ignored = policy.check(&body)?;

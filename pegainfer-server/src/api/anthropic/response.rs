@@ -1,23 +1,26 @@
 //! Response of `/v1/messages`, whole or streamed.
 
-use super::super::blocks::{self, Block, Blocks, Change, CompleteOutput};
-use super::super::delta::{Delta, Finish, StopReason};
-use super::super::generation::Generation;
-use super::super::schema::anthropic::ThinkingDisplay;
-use super::super::sse::{ChunkWriter, Events};
-use super::super::submitted_chat::ChoiceParser;
-use super::super::timings::Timings;
-use super::super::wire::Usage;
 use super::signature;
+use super::wire::{BlockDelta, ContentBlock, Message, MessageEvent, MessageUsage, Stop};
+use crate::api::blocks::{self, Block, Blocks, Change};
+use crate::api::delta::{Counts, Delta, Finish, StopReason};
+use crate::api::generation::Generation;
+use crate::api::large_response::{GrowingResponse, json_bytes};
+use crate::api::schema::anthropic::ThinkingDisplay;
+use crate::api::sse::{ChunkWriter, Events};
+use crate::api::state::AppState;
+use crate::api::submitted_chat::ChoiceParser;
+use crate::api::timings::Timings;
+use crate::api::wire::Usage;
 use crate::error::ApiError;
-use crate::text::{CutString, complete_object};
-use serde_json::{Value, json};
+use crate::text::exact_object;
+use crate::text::parser::Event;
+use axum::response::Response;
 
-/// Writes one message in Anthropic's writer.
-pub struct MessageWriter {
+/// One message in the shape of Anthropic's API.
+pub struct MessageOutput {
     id: String,
     model: String,
-    parser: ChoiceParser,
     display: ThinkingDisplay,
     blocks: Blocks,
     finish: Option<Finish>,
@@ -25,140 +28,181 @@ pub struct MessageWriter {
     begun: bool,
 }
 
-impl MessageWriter {
-    /// A writer that has written nothing yet.
-    pub fn new(request_id: &str, model: String, parser: ChoiceParser, display: ThinkingDisplay) -> Self {
+impl MessageOutput {
+    /// An empty message.
+    pub fn new(request_id: &str, model: String, display: ThinkingDisplay) -> Self {
         let id = format!("msg_{request_id}");
-        Self { id, model, parser, display, blocks: Blocks::default(), finish: None, begun: false }
+        Self { id, model, display, blocks: Blocks::default(), finish: None, begun: false }
     }
 
-    /// Waits for the end of the generation and returns the whole message.
-    pub async fn whole(mut self, generation: &mut Generation) -> Result<Value, ApiError> {
-        let CompleteOutput { blocks, finish } = blocks::collect(generation, &mut self.parser).await?;
-        let content: Vec<Value> = blocks.all().iter().map(|block| whole(block, self.display)).collect();
-        let (reason, sequence) = stop_reason(finish);
-        let usage = usage(&Usage::sum([generation.counts()], 1));
-        Ok(message(&self.id, &self.model, content, reason, sequence, usage))
+    /// Appends parser events without writing anything, for a message that is sent whole.
+    pub fn push(&mut self, events: Vec<Event>) {
+        self.blocks.push(events);
     }
 
-    /// Writes the first event, once. Before the request was admitted, its cached tokens count as input tokens; the last event has the
-    /// final numbers.
-    fn start(&mut self, out: &mut Events, counts: Option<Usage>) {
-        if !std::mem::replace(&mut self.begun, true) {
-            let usage = counts.map_or(Value::Null, |counts| usage(&counts));
-            let message = message(&self.id, &self.model, vec![], Value::Null, Value::Null, usage);
-            out.push_named("message_start", &json!({"type": "message_start", "message": message}));
+    /// Notes why the generation ended, if it has.
+    pub fn set_finish(&mut self, finish: Option<Finish>) {
+        self.finish = finish.or(self.finish.take());
+    }
+
+    /// Ends a message that is sent whole.
+    pub fn end(&mut self, finish: Option<Finish>) {
+        self.blocks.finish(finish.as_ref());
+        self.finish = finish;
+    }
+
+    /// The whole message.
+    pub fn message(&self, usage: &Usage) -> Message<'_> {
+        let content = self.blocks.all().iter().map(|block| self.whole(block)).collect();
+        self.envelope(content, self.stop(), usage)
+    }
+
+    fn envelope<'a>(&'a self, content: Vec<ContentBlock<'a>>, stop: Stop<'a>, usage: &Usage) -> Message<'a> {
+        let (r#type, role, usage) = ("message", "assistant", MessageUsage::from(usage));
+        Message { id: &self.id, r#type, role, model: &self.model, content, stop, usage }
+    }
+
+    fn stop(&self) -> Stop<'_> {
+        let (stop_reason, stop_sequence) = match &self.finish {
+            Some(Finish { reason: "tool_calls", .. }) => ("tool_use", None),
+            Some(Finish { reason: "length", .. }) => ("max_tokens", None),
+            Some(Finish { stop_reason: Some(StopReason::Text(text)), .. }) => ("stop_sequence", Some(text.as_str())),
+            _ => ("end_turn", None),
+        };
+        Stop { stop_reason: Some(stop_reason), stop_sequence }
+    }
+
+    /// A complete block. A call that was cut off has the arguments that are complete.
+    fn whole<'a>(&self, block: &'a Block) -> ContentBlock<'a> {
+        match block {
+            Block::Text(text) => ContentBlock::Text { text },
+            Block::Reasoning(text) => {
+                let thinking = if self.is_shown() { text } else { "" };
+                ContentBlock::Thinking { thinking, signature: self.signature(text) }
+            }
+            Block::Call { id, name, arguments, .. } => {
+                ContentBlock::ToolUse { id, name, input: exact_object(arguments) }
+            }
         }
     }
 
-    fn change(&self, out: &mut Events, change: Change) {
+    /// Whether the client wants to see the reasoning.
+    fn is_shown(&self) -> bool {
+        self.display != ThinkingDisplay::Omitted
+    }
+
+    fn signature(&self, reasoning: &str) -> String {
+        if self.is_shown() { signature::of_shown(reasoning) } else { signature::of_omitted(reasoning) }
+    }
+
+    /// Writes the first event, once. Before the request was admitted, its cached tokens count as input tokens; the last
+    /// event has the final numbers.
+    pub fn begin(&mut self, out: &mut Events, usage: &Usage) {
+        if !std::mem::replace(&mut self.begun, true) {
+            let message = self.envelope(Vec::new(), Stop::default(), usage);
+            push(out, &MessageEvent::MessageStart { message });
+        }
+    }
+
+    /// Appends parser events and writes the changes that they cause.
+    pub fn write(&mut self, out: &mut Events, events: Vec<Event>) {
+        for change in self.blocks.push(events) {
+            self.change(out, &change);
+        }
+    }
+
+    fn change(&self, out: &mut Events, change: &Change) {
         match change {
             Change::Open(index) => {
-                let start = json!({"type": "content_block_start", "index": index,
-                    "content_block": empty(&self.blocks.all()[index])});
-                out.push_named("content_block_start", &start);
+                let content_block = empty(&self.blocks.all()[*index]);
+                push(out, &MessageEvent::ContentBlockStart { index: *index, content_block });
             }
             Change::Grow(index, text) => {
-                if self.display == ThinkingDisplay::Omitted && matches!(self.blocks.all()[index], Block::Reasoning(_)) {
-                    return;
-                }
-                let delta = match &self.blocks.all()[index] {
-                    Block::Text(_) => json!({"type": "text_delta", "text": text}),
-                    Block::Reasoning(_) => json!({"type": "thinking_delta", "thinking": text}),
-                    Block::Call { .. } => json!({"type": "input_json_delta", "partial_json": text}),
+                let delta = match &self.blocks.all()[*index] {
+                    Block::Text(_) => BlockDelta::Text { text },
+                    Block::Reasoning(_) if !self.is_shown() => return,
+                    Block::Reasoning(_) => BlockDelta::Thinking { thinking: text },
+                    Block::Call { .. } => BlockDelta::InputJson { partial_json: text },
                 };
-                block_delta(out, index, &delta);
+                push(out, &MessageEvent::ContentBlockDelta { index: *index, delta });
             }
             Change::Close(index) => {
-                if let (Block::Reasoning(text), ThinkingDisplay::Omitted) = (&self.blocks.all()[index], self.display) {
-                    let delta = json!({"type": "signature_delta", "signature": signature::of(text)});
-                    block_delta(out, index, &delta);
+                if let Block::Reasoning(text) = &self.blocks.all()[*index] {
+                    let delta = BlockDelta::Signature { signature: self.signature(text) };
+                    push(out, &MessageEvent::ContentBlockDelta { index: *index, delta });
                 }
-                out.push_named("content_block_stop", &json!({"type": "content_block_stop", "index": index}));
+                push(out, &MessageEvent::ContentBlockStop { index: *index });
             }
         }
+    }
+
+    /// Writes what follows the last delta.
+    pub fn write_end(&mut self, out: &mut Events, usage: &Usage) {
+        if let Some(change) = self.blocks.finish(self.finish.as_ref()) {
+            self.change(out, &change);
+        }
+        push(out, &MessageEvent::MessageDelta { delta: self.stop(), usage: usage.into() });
+        push(out, &MessageEvent::MessageStop);
+    }
+}
+
+fn push(out: &mut Events, event: &MessageEvent<'_>) {
+    out.push_named(event.name(), event);
+}
+
+/// A block at its start, with empty content.
+fn empty(block: &Block) -> ContentBlock<'_> {
+    match block {
+        Block::Text(_) => ContentBlock::Text { text: "" },
+        Block::Reasoning(_) => ContentBlock::Thinking { thinking: "", signature: String::new() },
+        Block::Call { id, name, .. } => ContentBlock::ToolUse { id, name, input: exact_object("{}") },
+    }
+}
+
+/// Writes a message as its tokens come.
+pub struct MessageWriter {
+    parser: ChoiceParser,
+    output: MessageOutput,
+}
+
+impl MessageWriter {
+    /// A writer that has written nothing yet.
+    pub fn new(parser: ChoiceParser, output: MessageOutput) -> Self {
+        Self { parser, output }
+    }
+
+    /// Waits for the end of the generation and responds with the whole message.
+    pub async fn respond(self, generation: &mut Generation, state: &AppState) -> Result<Response, ApiError> {
+        let (Self { mut parser, mut output }, growing) = (self, GrowingResponse::default());
+        let finish = blocks::collect(generation, &mut parser, &growing, state, |events| output.push(events)).await?;
+        output.end(finish);
+        let usage = Usage::sum([generation.counts()], 1);
+        growing.respond(state, generation.tenant(), move || json_bytes(&output.message(&usage))).await
     }
 }
 
 impl ChunkWriter for MessageWriter {
-    fn begin(&mut self, out: &mut Events, counts: Usage) {
-        self.start(out, Some(counts));
+    fn begin(&mut self, out: &mut Events, usage: Usage) {
+        self.output.begin(out, &usage);
     }
 
     fn keep_alive(&mut self, out: &mut Events) {
-        out.push_named("ping", &json!({"type": "ping"}));
+        push(out, &MessageEvent::Ping);
     }
 
-    fn delta(&mut self, out: &mut Events, _: usize, mut delta: Delta, counts: Option<Option<Usage>>) {
-        self.start(out, counts.flatten());
-        let changes = self.blocks.push(self.parser.parse(&mut delta));
-        changes.into_iter().for_each(|change| self.change(out, change));
-        self.finish = delta.finish.or(self.finish.take());
+    fn delta(&mut self, out: &mut Events, _: usize, mut delta: Delta, counts: Counts) {
+        self.output.begin(out, &Usage::sum([counts], 1));
+        self.output.write(out, self.parser.parse(&mut delta));
+        self.output.set_finish(delta.finish);
     }
 
-    fn usage(&mut self, out: &mut Events, counts: Usage, _: Option<Timings>) {
-        if let Some(change) = self.blocks.close() {
-            self.change(out, change);
-        }
-        let (reason, sequence) = stop_reason(self.finish.take());
-        let delta = json!({"stop_reason": reason, "stop_sequence": sequence});
-        let delta = json!({"type": "message_delta", "delta": delta, "usage": usage(&counts)});
-        out.push_named("message_delta", &delta);
-        out.push_named("message_stop", &json!({"type": "message_stop"}));
+    fn finish(&mut self, out: &mut Events, usage: Usage, _: Option<Timings>) {
+        self.output.write_end(out, &usage);
     }
 
     fn error(&mut self, out: &mut Events, error: &ApiError) {
-        out.push_named("error", &error.anthropic_body());
+        out.push_named("error", &error.anthropic(None));
     }
 
     fn end(&mut self, _: &mut Events) {}
-}
-
-fn message(id: &str, model: &str, content: Vec<Value>, reason: Value, sequence: Value, usage: Value) -> Value {
-    json!({"id": id, "type": "message", "role": "assistant", "model": model, "content": content,
-        "stop_reason": reason, "stop_sequence": sequence, "usage": usage})
-}
-
-/// `stop_reason` and `stop_sequence`.
-fn stop_reason(finish: Option<Finish>) -> (Value, Value) {
-    match finish {
-        Some(Finish { reason: "tool_calls", .. }) => (json!("tool_use"), Value::Null),
-        Some(Finish { reason: "length", .. }) => (json!("max_tokens"), Value::Null),
-        Some(Finish { stop_reason: Some(StopReason::Text(text)), .. }) => (json!("stop_sequence"), json!(text)),
-        _ => (json!("end_turn"), Value::Null),
-    }
-}
-
-/// Anthropic's `usage`: prompt tokens found in the cache are not counted as input tokens.
-fn usage(counts: &Usage) -> Value {
-    json!({"input_tokens": counts.prompt_tokens - counts.cached_tokens(), "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": counts.cached_tokens(), "output_tokens": counts.completion_tokens})
-}
-
-/// A block at its start, with empty content.
-fn empty(block: &Block) -> Value {
-    match block {
-        Block::Text(_) => json!({"type": "text", "text": ""}),
-        Block::Reasoning(_) => json!({"type": "thinking", "thinking": "", "signature": ""}),
-        Block::Call { id, name, .. } => json!({"type": "tool_use", "id": id, "name": name, "input": {}}),
-    }
-}
-
-fn block_delta(out: &mut Events, index: usize, delta: &Value) {
-    out.push_named("content_block_delta", &json!({"type": "content_block_delta", "index": index, "delta": delta}));
-}
-
-/// A complete block. Of a call that was cut off, only the arguments that are complete.
-fn whole(block: &Block, display: ThinkingDisplay) -> Value {
-    match block {
-        Block::Text(text) => json!({"type": "text", "text": text}),
-        Block::Reasoning(text) if display == ThinkingDisplay::Omitted => {
-            json!({"type": "thinking", "thinking": "", "signature": signature::of(text)})
-        }
-        Block::Reasoning(text) => json!({"type": "thinking", "thinking": text, "signature": ""}),
-        Block::Call { id, name, arguments } => {
-            let input = complete_object(arguments, CutString::Drop);
-            json!({"type": "tool_use", "id": id, "name": name, "input": input})
-        }
-    }
 }

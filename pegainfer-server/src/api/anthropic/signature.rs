@@ -1,14 +1,22 @@
-//! Signatures of thinking blocks: reasoning that the client does not want to see, so that it comes back with the next turn.
+//! Signatures of thinking blocks. Every block has one: clients and gateways drop blocks without a signature, and with
+//! them the reasoning and the cached prefix.
+//!
+//! The signature of reasoning that the client sees is its digest. Reasoning that the client does not want to see is
+//! itself in the signature, so that it comes back with the next turn. Neither is secret or checked: a client may send
+//! any reasoning.
 
 use crate::api::schema::Body;
 use crate::api::schema::anthropic::ThinkingDisplay;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD as STANDARD;
+use ring::digest::{SHA256, digest};
 use serde::Deserialize;
 use serde::de::value::{Error, StrDeserializer};
 
-/// Beginning of a signature of this server's. What follows is the reasoning in Base64.
-const PREFIX: &str = "pegainfer-1-";
+/// Beginning of the signature of omitted reasoning, before the reasoning in Base64.
+const OMITTED: &str = "pegainfer-1-";
+/// Beginning of the signature of shown reasoning, before its SHA-256 in Base64.
+const SHOWN: &str = "pegainfer-sha256-";
 
 /// The value of `thinking.display`. Those that Anthropic's documentation does not have are reported.
 pub fn display(value: Option<&str>, body: &mut Body<'_>) -> ThinkingDisplay {
@@ -20,8 +28,13 @@ pub fn display(value: Option<&str>, body: &mut Body<'_>) -> ThinkingDisplay {
 }
 
 /// The signature of a thinking block that is sent without its text.
-pub fn of(reasoning: &str) -> String {
-    PREFIX.to_owned() + &STANDARD.encode(reasoning)
+pub fn of_omitted(reasoning: &str) -> String {
+    OMITTED.to_owned() + &STANDARD.encode(reasoning)
+}
+
+/// The signature of a thinking block that is sent with its text.
+pub fn of_shown(reasoning: &str) -> String {
+    SHOWN.to_owned() + &STANDARD.encode(digest(&SHA256, reasoning.as_bytes()))
 }
 
 /// The reasoning of a thinking block that comes back: its text, else what its signature holds.
@@ -30,7 +43,7 @@ pub fn reasoning(text: Option<String>, signature: Option<String>) -> String {
     if !text.is_empty() {
         return text;
     }
-    let encoded = signature.as_deref().and_then(|signature| signature.strip_prefix(PREFIX)).unwrap_or_default();
+    let encoded = signature.as_deref().and_then(|signature| signature.strip_prefix(OMITTED)).unwrap_or_default();
     // Others' signatures say nothing here.
     STANDARD.decode(encoded).ok().and_then(|bytes| String::from_utf8(bytes).ok()).unwrap_or_default()
 }
@@ -42,9 +55,12 @@ mod tests {
     #[test]
     fn a_signature_holds_the_reasoning() {
         let text = "Hm, so.\né 日";
-        assert_eq!(reasoning(Some(String::new()), Some(of(text))), text);
-        assert_eq!(reasoning(None, Some(of(text))), text);
-        assert_eq!(reasoning(Some("shown".into()), Some(of(text))), "shown");
+        assert_eq!(reasoning(Some(String::new()), Some(of_omitted(text))), text);
+        assert_eq!(reasoning(None, Some(of_omitted(text))), text);
+        assert_eq!(reasoning(Some("shown".into()), Some(of_omitted(text))), "shown");
+        assert_eq!(reasoning(Some("shown".into()), Some(of_shown("shown"))), "shown");
+        assert_eq!(reasoning(None, Some(of_shown(text))), "", "a digest does not hold the reasoning");
+        assert_ne!(of_shown(text), of_shown("Hm, so."));
         for foreign in ["", "EqQBCkYIAxgC", "pegainfer-1-!", "pegainfer-1-/w==", "pegainfer-1-"] {
             assert_eq!(reasoning(None, Some(foreign.into())), "", "{foreign}");
         }

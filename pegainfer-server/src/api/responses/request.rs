@@ -2,6 +2,7 @@
 
 use super::input;
 use super::tools::{Targets, ToolSet};
+use super::wire::Repeated;
 use crate::api::chat_request::ChatRequest;
 use crate::api::conversation::{Conversation, FieldNames};
 use crate::api::message::{Message, Role};
@@ -14,7 +15,7 @@ use crate::api::schema::values::Object;
 use crate::api::structured::Structured;
 use crate::error::ApiError;
 use crate::text::GrammarSource;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 /// This API's names of the fields that checks of the conversation may complain about.
 static NAMES: FieldNames = FieldNames {
@@ -25,21 +26,10 @@ static NAMES: FieldNames = FieldNames {
     max_tokens: "max_output_tokens",
 };
 
-/// Request fields that a response repeats, and their values if the request leaves them out.
-const REPEATED: [(&str, Value); 7] = [
-    ("instructions", Value::Null),
-    ("max_output_tokens", Value::Null),
-    ("parallel_tool_calls", Value::Bool(true)),
-    ("reasoning", Value::Null),
-    ("temperature", Value::Null),
-    ("tools", Value::Array(Vec::new())),
-    ("top_p", Value::Null),
-];
-
 /// What a request tells about its response.
 pub struct Reply {
     /// Fields that the response repeats.
-    pub repeated: Map<String, Value>,
+    pub repeated: Repeated,
     /// What calls of functions become.
     pub targets: Targets,
     /// Whether reasoning is sent as a summary.
@@ -83,18 +73,24 @@ pub fn read(mut body: Body<'_>, policy: &FieldPolicy) -> Result<(ChatRequest, Re
     Ok((chat, Reply { repeated, targets, summary }))
 }
 
-fn repeated(body: &Body<'_>) -> Map<String, Value> {
+/// The fields that a response repeats, or their defaults.
+fn repeated(body: &Body<'_>) -> Repeated {
     let or = |name: &str, default: Value| match body.value(name) {
-        Value::Null => (name.to_owned(), default),
-        value => (name.to_owned(), value),
+        Value::Null => default,
+        value => value,
     };
-    let mut repeated: Map<String, Value> = REPEATED.into_iter().map(|(name, default)| or(name, default)).collect();
-    repeated.extend([
-        or("metadata", json!({})),
-        or("text", json!({"format": {"type": "text"}})),
-        or("tool_choice", json!("auto")),
-    ]);
-    repeated
+    Repeated {
+        instructions: or("instructions", Value::Null),
+        max_output_tokens: or("max_output_tokens", Value::Null),
+        parallel_tool_calls: or("parallel_tool_calls", true.into()),
+        reasoning: or("reasoning", Value::Null),
+        temperature: or("temperature", Value::Null),
+        tools: or("tools", json!([])),
+        top_p: or("top_p", Value::Null),
+        metadata: or("metadata", json!({})),
+        text: or("text", json!({"format": {"type": "text"}})),
+        tool_choice: or("tool_choice", json!("auto")),
+    }
 }
 
 /// What would need responses, conversations or prompts that are stored here.
