@@ -5,7 +5,7 @@ use super::*;
 use crate::testing::Rng;
 
 /// Cuts `text` at random places between characters.
-fn cut<'a>(text: &'a str, rng: &mut Rng) -> Vec<&'a str> {
+pub fn cut<'a>(text: &'a str, rng: &mut Rng) -> Vec<&'a str> {
     let density = 1 + rng.below(8);
     let (mut deltas, mut start) = (vec![], 0);
     for (end, _) in text.char_indices().skip(1) {
