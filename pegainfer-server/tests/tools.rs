@@ -190,7 +190,8 @@ fn calls_that_are_cut_off_or_wrong() {
     );
     let (message, finish) = respond(&long, chat(json!({"max_tokens": 20})));
     let arguments = message["tool_calls"][0]["function"]["arguments"].as_str().unwrap();
-    assert!(arguments.starts_with("{\"a\": \"") && !arguments.ends_with('}'), "{arguments}");
+    let text = serde_json::from_str::<Value>(arguments).unwrap()["a"].as_str().unwrap().to_owned();
+    assert!("one two three four five six".starts_with(&text) && text.len() < 27, "{arguments}");
     assert_eq!(finish, "length");
     let (stopped, _) =
         TestServer::replying("Call.\n<tool_call>\n{\"name\": \"time\", \"arguments\": {}}\n</tool_call>");

@@ -38,6 +38,14 @@ impl Template {
         Self::with("effort", Format::Tags, source)
     }
 
+    /// DeepSeek-V4's own format, which the program knows by the model's type.
+    pub fn dsml() -> Self {
+        let template = Self::with("dsml", Format::Tags, "");
+        std::fs::remove_file(template.dir.join("chat_template.jinja")).unwrap();
+        std::fs::write(template.dir.join("config.json"), "{\"model_type\": \"deepseek_v4\"}").unwrap();
+        template
+    }
+
     /// The templates `*.jinja` in the directories of `PEGAINFER_TEST_TEMPLATES`, such as those of the official checkpoints.
     pub fn official() -> Vec<Self> {
         let dir = std::env::var_os("PEGAINFER_TEST_TEMPLATES").expect("PEGAINFER_TEST_TEMPLATES is not set");

@@ -91,7 +91,10 @@ impl ValueSearch<'_> {
             Some('\n' | '\r') if nested == 0 => Next::Yes,
             Some(_) => Next::No,
         };
-        any([line_ends, self.cursor.any_after_space(at, &[TAG, CLOSING_TAG])])
+        let Some(next) = self.cursor.after_space(at) else { return line_ends };
+        let again = if nested == 0 { self.cursor.begins(next, PARAMETER_CLOSE) } else { Next::No };
+        let tag = self.cursor.any_after_space(at, &[PARAMETER, INVOKE_CLOSE, DSML_INVOKE]);
+        any([line_ends, again, tag, outer_close(self.cursor, next).0])
     }
 
     /// Whether this opens the next parameter, because the closing tag of the value is missing.

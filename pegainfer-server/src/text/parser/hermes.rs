@@ -156,7 +156,7 @@ impl HermesParser {
         match key {
             None => return serde_json::from_str(text).map_or(Bad, |key| To(Step::Colon(key))),
             Some(key) if key == "name" && !self.started => match serde_json::from_str::<String>(text) {
-                Ok(name) if !name.is_empty() => self.name = Some(name),
+                Ok(name) if !name.is_empty() && !reader.damaged => self.name = Some(name),
                 _ => return Bad,
             },
             Some(key) if is_arguments(&key) && !self.started => match object_text(text) {

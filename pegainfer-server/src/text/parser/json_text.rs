@@ -162,7 +162,9 @@ pub fn word(cursor: &mut Cursor, is_key: bool, alone: bool, closers: &[&str]) ->
     let rest = cursor.rest();
     let mut end = None;
     for (at, c) in rest.char_indices() {
-        if at >= MAX_WORD || ",}])\n\r".contains(c) || (is_key && c == ':') {
+        // A quote after a blank begins the next member: the comma is missing.
+        let next_member = c == '"' && rest[..at].ends_with(' ');
+        if at >= MAX_WORD || next_member || ",}])\n\r".contains(c) || (is_key && c == ':') {
             end = Some(at);
             break;
         }

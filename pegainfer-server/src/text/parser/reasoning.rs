@@ -198,7 +198,12 @@ impl ReasoningParser {
     /// Parses what may be a call, one character after the other, so that it ends at the same one however the text is cut.
     fn draft(&mut self, out: &mut Output) -> bool {
         let Step::Draft(draft) = &mut self.step else { return true };
-        let close = self.cursor.seek(CLOSE);
+        let mut close = self.cursor.seek(CLOSE);
+        if self.cursor.ended && close == Seek::Pending(self.cursor.text.len()) {
+            // A closing tag that is cut off is no text after the call.
+            let cut = self.cursor.text.rfind('<').filter(|&at| CLOSE.starts_with(&self.cursor.text[at..]));
+            close = Seek::Pending(cut.unwrap_or(self.cursor.text.len()));
+        }
         while self.cursor.at < close.at() {
             let start = self.cursor.at;
             self.cursor.skip_char();

@@ -69,7 +69,7 @@ fn text_inside_a_call_is_kept_out_of_it() {
 fn calls_without_their_outer_tag_are_found() {
     let call = "<function=write>\n<parameter=path>\nx\n</parameter>\n</function>";
     check(&[
-        (Qwen3Coder, &format!("a\n  {call}\nb"), "C a\nb | write {\"path\":\"x\"}"),
+        (Qwen3Coder, &format!("a\n  {call}\nb"), "C ab | write {\"path\":\"x\"}"),
         (Hermes, &format!("a\n{call}"), "C a | write {\"path\":\"x\"}"),
         (Qwen3Coder, &format!("a {call}"), &format!("C a {call}")),
         (Qwen3Coder, "<function=write> opens a call.", "C <function=write> opens a call."),
@@ -84,7 +84,7 @@ fn calls_without_their_outer_tag_are_found() {
         (Hermes, "{\"name\": \"write\"} is it", "C {\"name\": \"write\"} is it"),
         (Hermes, "{\"name\": \"write\", \"n", "C {\"name\": \"write\", \"n"),
         (Hermes, "{\"name\": \"x\"}\n</tool_call>", "C {\"name\": \"x\"}\n</tool_call>"),
-        (Dsml, "a\n<$invoke name=\"list_files\">\n</$invoke>\n</$x_y>\nb", "C a\nb | list_files {}"),
+        (Dsml, "a\n<$invoke name=\"list_files\">\n</$invoke>\n</$x_y>\nb", "C ab | list_files {}"),
         (Dsml, "a\n<$invoke name=\"other\">\n</$invoke>", "C a\n<｜DSML｜invoke name=\"other\">\n</｜DSML｜invoke>"),
         (Dsml, "<$toolcalls>\n<$invoke name=\"list_files\">\n</$invoke>\n</$toolcalls>", "list_files {}"),
         (Dsml, "<$toolcalls> is a tag", "C <｜DSML｜toolcalls> is a tag"),
@@ -114,7 +114,7 @@ fn missing_closing_tags_end_where_the_next_tag_begins() {
 
 #[test]
 fn values_may_contain_the_tags_of_the_format() {
-    let value = "<parameter=x>\n1\n</parameter>\n<tool>\n</function>\nend </parameter> </tool_call> .";
+    let value = "<parameter=x>\n1\n</parameter>\n<tool>\n</function>\nend </parameter> or </tool_call> .";
     let nested = "<$parameter name=\"x\" string=\"true\">1</$parameter>\n<$tool_calls> </$parameter> end";
     check(&[
         (Qwen3Coder, &format!("{F}<parameter=content>\n{value}{END}"), &format!("write {}", json!({"content": value}))),
@@ -136,11 +136,11 @@ fn json_is_repaired() {
     for (written, expected) in [
         ("{\"a\": \"x\u{1}\ty\"}", r#"{"a":"x\u0001\ty"}"#),
         ("{\"a\": \"say \"hi\" to\"}", r#"{"a":"say \"hi\" to"}"#),
-        (r#"{"a": "\d\u12\"}"#, r#"{"a":"\\d\\u12\"}"}"#),
+        (r#"{"a": "\d\u12\"}"#, r#"{"a":"\\d\\u12\"}}"}"#),
         (r#"{"a": "\ud83d\ude00 \ud83d x \ude00"}"#, r#"{"a":"😀 � x �"}"#),
         ("{'a': True, 'b': None, 'c': ('it\\'s', \"x\")}", r#"{"a":true,"b":null,"c":["it's","x"]}"#),
         ("{\"a\": 1, \"b\": [1, 2,], }", r#"{"a":1,"b":[1,2]}"#),
-        ("{\"a\": 1 \"b\" 2, \"c\", \"d\": , \"e\": 3}", r#"{"a":1,"b":2,"e":3}"#),
+        ("{\"a\": 1 \"b\": 2, \"c\", \"d\": , \"e\": 3}", r#"{"a":1,"b":2,"e":3}"#),
         ("{\"a\": 1, \"\\u0061\": 2, \"o\": {\"b\": 1, \"b\": [{}]}}", r#"{"a":1,"o":{"b":1}}"#),
         ("{\"a\": {\"x\": 1}, \"a\": {\"y\": [2]}, \"b\": 3}", r#"{"a":{"x":1},"b":3}"#),
         ("{\"a\": 1e400, \"b\": -1e400, \"c\": 1e308, \"d\": NaN}", r#"{"a":"1e400","b":"-1e400","c":1e+308,"d":"NaN"}"#),
