@@ -1,5 +1,5 @@
-//! Property of tool calls: whatever a model writes, the arguments of each call are one JSON object that parses, without a key
-//! that occurs twice, and the events do not depend on where the text is cut.
+//! Property of tool calls: whatever a model writes, the arguments of each call are one JSON object that parses, without
+//! a key that occurs twice, and the events do not depend on where the text is cut.
 
 use crate::outputs::{deltas, joined};
 use pegainfer_server::text::parser::{CallPrefix, Event, OutputParser, ParserOptions, ReasoningStart, ToolFormat};
@@ -17,7 +17,9 @@ fn cases() -> &'static [Value] {
 /// The tools of all cases.
 fn definitions() -> Arc<[Value]> {
     static TOOLS: OnceLock<Arc<[Value]>> = OnceLock::new();
-    TOOLS.get_or_init(|| cases().iter().flat_map(|case| case["tools"].as_array().cloned().unwrap_or_default()).collect()).clone()
+    TOOLS
+        .get_or_init(|| cases().iter().flat_map(|case| case["tools"].as_array().cloned().unwrap_or_default()).collect())
+        .clone()
 }
 
 /// Checks an input: the first byte selects the format, the second the cuts, the rest is the text.
@@ -52,7 +54,8 @@ fn check_arguments(arguments: &str, text: &str) {
                 let mut strings = serde_json::Deserializer::from_str(rest).into_iter::<String>();
                 let string = strings.next().and_then(Result::ok).unwrap_or_default();
                 rest = &rest[strings.byte_offset()..];
-                let repeats = rest.trim_start().starts_with(':') && !keys.last_mut().is_some_and(|keys| keys.insert(string));
+                let repeats =
+                    rest.trim_start().starts_with(':') && !keys.last_mut().is_some_and(|keys| keys.insert(string));
                 assert!(!repeats, "a key twice in {arguments:?} of {text:?}");
                 continue;
             }
@@ -82,9 +85,12 @@ fn parse<'a>(format: u8, deltas: impl Iterator<Item = &'a str>) -> Vec<Event> {
 /// The text of every case in its format, after each state of the reasoning.
 pub fn seeds() -> Vec<Vec<u8>> {
     let seed = |case: &Value| {
-        let format = ["qwen3", "qwen35", "dsv4"].iter().position(|&format| case["format"] == format).unwrap_or_default();
+        let format =
+            ["qwen3", "qwen35", "dsv4"].iter().position(|&format| case["format"] == format).unwrap_or_default();
         let text = case["text"].as_str().unwrap_or_default();
-        (0..3).map(move |reasoning| [&[format as u8 * 3 + reasoning, reasoning * 37], text.as_bytes()].concat()).collect::<Vec<_>>()
+        (0..3)
+            .map(move |reasoning| [&[format as u8 * 3 + reasoning, reasoning * 37], text.as_bytes()].concat())
+            .collect::<Vec<_>>()
     };
     cases().iter().flat_map(seed).collect()
 }

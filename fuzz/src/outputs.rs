@@ -1,5 +1,5 @@
-//! Property of the output parsers: the events do not depend on where the text is cut, and between start and end of a call
-//! come only its arguments.
+//! Property of the output parsers: the events do not depend on where the text is cut, and between start and end of a
+//! call come only its arguments.
 
 use pegainfer_server::text::parser::{CallPrefix, Event, OutputParser, ParserOptions, ReasoningStart, ToolFormat};
 use serde_json::json;
@@ -39,7 +39,8 @@ fn parse<'a>(format: u8, deltas: impl Iterator<Item = &'a str>) -> Vec<Event> {
     let mut parser = OutputParser::new(ParserOptions {
         reasoning: [ReasoningStart::Never, ReasoningStart::IfOpened, ReasoningStart::Opened][format as usize % 3],
         include_reasoning: format & 64 == 0,
-        tools: [None, Some(ToolFormat::Hermes), Some(ToolFormat::Qwen3Coder), Some(ToolFormat::Dsml)][format as usize / 3 % 4],
+        tools: [None, Some(ToolFormat::Hermes), Some(ToolFormat::Qwen3Coder), Some(ToolFormat::Dsml)]
+            [format as usize / 3 % 4],
         prefix: match format / 12 % 3 {
             0 => CallPrefix::None,
             1 => CallPrefix::AnyFunction,

@@ -7,11 +7,8 @@ use super::support::client::post;
 use super::template::Template;
 use serde_json::{Value, json};
 
-const APIS: [(Api, &str); 3] = [
-    (Api::Chat, "/v1/chat/completions"),
-    (Api::Messages, "/v1/messages"),
-    (Api::Responses, "/v1/responses"),
-];
+const APIS: [(Api, &str); 3] =
+    [(Api::Chat, "/v1/chat/completions"), (Api::Messages, "/v1/messages"), (Api::Responses, "/v1/responses")];
 
 fn cases(format: &str) -> Vec<Value> {
     let cases: Vec<Value> = serde_json::from_str(include_str!("../fixtures/calls/cases.json")).unwrap();
@@ -53,8 +50,9 @@ fn ask(agents: &Agents, api: Api, path: &str, case: &Value, stream: bool) -> Ans
         body["stream_options"] = json!({"include_usage": true});
     }
     let response = post(agents.server.address, path, &body);
-    assert_eq!(response.status, 200, "{}", response.text());
-    if stream { Answer::of_stream(api, &response.text()) } else { Answer::of_whole(api, &response.text()) }
+    let (status, text) = (response.status, response.text());
+    assert_eq!(status, 200, "{text}");
+    if stream { Answer::of_stream(api, &text) } else { Answer::of_whole(api, &text) }
 }
 
 /// Whether two values are equal, numbers compared by value.
@@ -73,9 +71,11 @@ fn fits(case: &Value, changes: &Value, answer: &Answer) -> bool {
     let field = |name: &str| changes.get(name).unwrap_or(&case["expect"][name]);
     let text = |name: &str| field(name).as_str().unwrap_or_default();
     let calls = field("calls").as_array().unwrap();
-    let equal = answer.calls.iter().zip(calls).all(|(call, expected)| {
-        call.name == expected["name"] && same(&call.input, &expected["arguments"])
-    });
+    let equal = answer
+        .calls
+        .iter()
+        .zip(calls)
+        .all(|(call, expected)| call.name == expected["name"] && same(&call.input, &expected["arguments"]));
     equal
         && answer.calls.len() == calls.len()
         && answer.content == text("content")

@@ -1,5 +1,7 @@
-//! Writes the parameters of one call as a JSON object.
+//! Writes the arguments of one call: its parameters as a JSON object, or the object that the model wrote.
 
+use super::cursor::Cursor;
+use super::json_reader::{JsonReader, Read};
 use super::json_text::escaped;
 use super::output::Output;
 use serde_json::Value;
@@ -21,7 +23,8 @@ impl Arguments {
         self.keys.iter().any(|other| other == key)
     }
 
-    /// Writes the key of the next member; false if the object has it: the first value stays, since it may have been sent.
+    /// Writes the key of the next member; false if the object has it: the first value stays, since it may have been
+    /// sent.
     fn key(&mut self, key: &str, out: &mut Output) -> bool {
         if self.contains(key) {
             return false;
@@ -32,7 +35,7 @@ impl Arguments {
         true
     }
 
-    /// Begins a string that is written in pieces; false if the object has the key.
+    /// Begins a string that is written in deltas; false if the object has the key.
     pub fn open_text(&mut self, key: &str, out: &mut Output) -> bool {
         let new = self.key(key, out);
         if new {
@@ -64,4 +67,27 @@ impl Arguments {
         self.keys.clear();
         out.tool_end(complete);
     }
+}
+
+/// Streams an object that the model wrote as the arguments of the open call. The call ends with the object.
+pub fn stream_object(reader: &mut JsonReader, cursor: &mut Cursor, out: &mut Output) -> Read {
+    let mut text = String::new();
+    let read = reader.read(cursor, &mut text);
+    cursor.take();
+    if read == Read::CutShort {
+        reader.close(&mut text);
+    }
+    out.tool_arguments(&text);
+    if read != Read::More {
+        out.tool_end(true);
+    }
+    read
+}
+
+/// Ends an object in which the output ends, and its call.
+pub fn cut_off_object(reader: &mut JsonReader, out: &mut Output) {
+    let mut text = String::new();
+    reader.close(&mut text);
+    out.tool_arguments(&text);
+    out.tool_end(false);
 }

@@ -95,7 +95,11 @@ impl CallSearch {
             other => return other,
         }
         let after = end + close.len() - 1;
-        any([cursor.any_after_space(after, followers), cursor.any_after_space(after, &["{"]), cursor.ends_after_space(after)])
+        any([
+            cursor.any_after_space(after, followers),
+            cursor.any_after_space(after, &["{"]),
+            cursor.ends_after_space(after),
+        ])
     }
 
     /// Whether an object that begins with the name of a tool comes at this byte.

@@ -72,8 +72,8 @@ impl Cursor {
         std::mem::replace(&mut self.text, rest)
     }
 
-    /// Removes and returns the text before `end`, except trailing `held` characters. The position moves after them, so that
-    /// they are not parsed again: before the position there are only `held` characters, before and after the call.
+    /// Removes and returns the text before `end`, except trailing `held` characters. The position moves after them, so
+    /// that they are not parsed again: before the position there are only `held` characters, before and after the call.
     pub fn take_but(&mut self, end: usize, held: &[char]) -> String {
         let new = self.text[self.at..end].trim_end_matches(held).len();
         if new == 0 {
@@ -145,7 +145,13 @@ impl Cursor {
     /// Whether nothing but white space comes after this byte.
     pub fn ends_after_space(&self, at: usize) -> Next {
         match self.after_space(at) {
-            Some(after) if after == self.text.len() => if self.ended { Next::Yes } else { Next::Maybe },
+            Some(after) if after == self.text.len() => {
+                if self.ended {
+                    Next::Yes
+                } else {
+                    Next::Maybe
+                }
+            }
             _ => Next::No,
         }
     }

@@ -8,13 +8,15 @@
 //! </｜DSML｜tool_calls>
 //! ```
 //!
-//! The arguments are emitted as a JSON object. Strings are streamed; other values are needed whole. Tolerated are missing
-//! closing tags, other names of the outer tag, values without their kind, text between parameters (it becomes content after
-//! the call) and a JSON object instead of the parameters.
+//! The arguments are emitted as a JSON object. Strings are streamed; other values are needed whole. Tolerated are
+//! missing closing tags, other names of the outer tag, values without their kind, text between parameters (it becomes
+//! content after the call) and a JSON object instead of the parameters.
 
-use super::arguments::Arguments;
+use super::arguments::{Arguments, cut_off_object, stream_object};
 use super::cursor::{Cursor, Next};
-use super::dsml_tags::{INVOKE_CLOSE, PARAMETER, PARAMETER_CLOSE, ValueSearch, is_cut_off, outer_close, without_partial_tag};
+use super::dsml_tags::{
+    INVOKE_CLOSE, PARAMETER, PARAMETER_CLOSE, ValueSearch, is_cut_off, outer_close, without_partial_tag,
+};
 use super::format::{CallPrefix, DSML_INVOKE, MAX_NAME, Progress, TagName, tag_name};
 use super::json_reader::{JsonReader, Read};
 use super::output::Output;
@@ -104,12 +106,7 @@ impl DsmlParser {
                 parameter.end(false, &mut self.arguments, out);
                 self.arguments.end(false, out);
             }
-            Step::Object(mut reader) => {
-                let mut rest = String::new();
-                reader.close(&mut rest);
-                out.tool_arguments(&rest);
-                out.tool_end(false);
-            }
+            Step::Object(mut reader) => cut_off_object(&mut reader, out),
             _ if self.invoked => self.arguments.end(false, out),
             _ => {}
         }
@@ -136,17 +133,9 @@ impl DsmlParser {
             Step::Body => self.body(cursor, out),
             Step::Value(parameter, nested) => self.value(parameter, nested, cursor, out),
             Step::Object(mut reader) => {
-                let mut text = String::new();
-                let read = reader.read(cursor, &mut text);
-                cursor.take();
-                if read == Read::CutShort {
-                    reader.close(&mut text);
-                }
-                out.tool_arguments(&text);
-                if read == Read::More {
+                if stream_object(&mut reader, cursor, out) == Read::More {
                     return Wait(Step::Object(reader));
                 }
-                out.tool_end(true);
                 self.invoked = false;
                 To(Step::Block)
             }

@@ -42,9 +42,10 @@ fn outer(cursor: &Cursor, at: usize, begin: &str) -> (Next, usize) {
     }
 }
 
-/// Searches for the end of one value. Values are not escaped, and models both leave out closing tags and write values that
-/// contain tags: a closing tag ends the value if its line or the output ends there, or if another tag follows, except for
-/// one that closes an opening tag in the value. An opening tag ends the value if it names a parameter of the tool.
+/// Searches for the end of one value. Values are not escaped, and models both leave out closing tags and write values
+/// that contain tags: a closing tag ends the value if its line or the output ends there, or if another tag follows,
+/// except for one that closes an opening tag in the value. An opening tag ends the value if it names a parameter of the
+/// tool.
 pub struct ValueSearch<'a> {
     pub cursor: &'a Cursor,
     pub definitions: &'a [Value],
@@ -87,7 +88,13 @@ impl ValueSearch<'_> {
     fn is_followed(&self, at: usize, nested: usize) -> Next {
         let blanks = self.cursor.text[at..].trim_start_matches([' ', '\t']);
         let line_ends = match blanks.chars().next() {
-            None => if self.cursor.ended { Next::Yes } else { Next::Maybe },
+            None => {
+                if self.cursor.ended {
+                    Next::Yes
+                } else {
+                    Next::Maybe
+                }
+            }
             Some('\n' | '\r') if nested == 0 => Next::Yes,
             Some(_) => Next::No,
         };

@@ -45,8 +45,8 @@ pub enum CallPrefix {
 }
 
 impl CallPrefix {
-    /// The text at the end of the prompt. It ends where a token of the model's own output would end, that is without the
-    /// space before the arguments.
+    /// The text at the end of the prompt. It ends where a token of the model's own output would end, that is without
+    /// the space before the arguments.
     pub fn text(&self, format: ToolFormat) -> String {
         match (self, format) {
             (Self::None, _) => String::new(),

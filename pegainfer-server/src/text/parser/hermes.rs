@@ -1,9 +1,10 @@
 //! Qwen3's (Hermes) tool calls: `{"name": …, "arguments": {…}}` between `<tool_call>` and `</tool_call>`.
 //!
-//! No event is emitted before it is certain that there is a call: the name is known and the arguments have begun. From then
-//! on the arguments are streamed. If the name comes after the arguments, they are held back until it is known. Several
-//! objects in one tag, also as a list, are several calls.
+//! No event is emitted before it is certain that there is a call: the name is known and the arguments have begun. From
+//! then on the arguments are streamed. If the name comes after the arguments, they are held back until it is known.
+//! Several objects in one tag, also as a list, are several calls.
 
+use super::arguments::{cut_off_object, stream_object};
 use super::cursor::{Cursor, Next};
 use super::format::{CALL_CLOSE, CallPrefix, Progress};
 use super::json_reader::{JsonReader, Read, whole};
@@ -93,15 +94,12 @@ impl HermesParser {
     /// Ends the output; returns whether there was a call. An open call ends with what is whole.
     pub fn finish(&mut self, out: &mut Output) -> bool {
         match std::mem::replace(&mut self.step, Step::Close) {
-            Step::Arguments(mut reader) => {
-                let mut rest = String::new();
-                reader.close(&mut rest);
-                out.tool_arguments(&rest);
-                out.tool_end(false);
-            }
+            Step::Arguments(mut reader) => cut_off_object(&mut reader, out),
             Step::Open | Step::Close => {}
             // Only the name is known.
-            _ if self.name.is_some() && !self.started => self.start(&self.arguments.clone().unwrap_or_default(), false, out),
+            _ if self.name.is_some() && !self.started => {
+                self.start(&self.arguments.clone().unwrap_or_default(), false, out)
+            }
             _ => {}
         }
         self.any
@@ -124,7 +122,11 @@ impl HermesParser {
             }
             (Step::Value(key), _) => To(text(Some(key))),
             (Step::Text(key, reader, text), _) => self.text(key, reader, text, cursor, out),
-            (Step::Arguments(reader), _) => arguments(reader, cursor, out),
+            (Step::Arguments(mut reader), _) => match stream_object(&mut reader, cursor, out) {
+                Read::More => Wait(Step::Arguments(reader)),
+                Read::End => To(Step::Comma),
+                Read::CutShort => To(Step::Close),
+            },
             (Step::Comma, b',') => skip(cursor, Step::Key),
             (Step::Key | Step::Comma, b'}') => self.end_of_object(cursor, out),
             (Step::Close, _) => self.close(cursor),
@@ -165,7 +167,8 @@ impl HermesParser {
             },
             Some(_) => {}
         }
-        if self.name.is_some() && !self.started
+        if self.name.is_some()
+            && !self.started
             && let Some(arguments) = self.arguments.take()
         {
             self.start(&arguments, true, out);
@@ -221,22 +224,6 @@ impl HermesParser {
             _ => Bad,
         }
     }
-}
-
-/// Parses arguments that are streamed.
-fn arguments(mut reader: Box<JsonReader>, cursor: &mut Cursor, out: &mut Output) -> Transition {
-    let mut text = String::new();
-    let read = reader.read(cursor, &mut text);
-    cursor.take();
-    if read == Read::CutShort {
-        reader.close(&mut text);
-    }
-    out.tool_arguments(&text);
-    if read == Read::More {
-        return Wait(Step::Arguments(reader));
-    }
-    out.tool_end(true);
-    To(if read == Read::End { Step::Comma } else { Step::Close })
 }
 
 fn text(key: Option<String>) -> Step {

@@ -1,12 +1,13 @@
-//! Reads JSON as models write it and rewrites it as strict JSON, piece by piece.
+//! Reads JSON as models write it and rewrites it as strict JSON, delta by delta.
 //!
 //! Valid JSON passes unchanged. Repaired are: control characters and unknown escapes in strings, quotes that are not
-//! escaped, lone surrogates, Python's literals (`'…'`, `True`, `None`, tuples), commas and colons that are missing or too
-//! many, members without a value, the same key twice (the first one stays), words without quotes, numbers that no double
-//! can hold (they become strings), brackets that do not match or are not closed, and nesting that parsers refuse.
+//! escaped, lone surrogates, Python's literals (`'…'`, `True`, `None`, tuples), commas and colons that are missing or
+//! too many, members without a value, the same key twice (the first one stays), words without quotes, numbers that no
+//! double can hold (they become strings), brackets that do not match or are not closed, and nesting that parsers
+//! refuse.
 
 use super::cursor::{Cursor, Next, any};
-use super::json_text::{Piece, escaped, piece, word, word_value};
+use super::json_text::{Segment, escaped, next_segment, word, word_value};
 use std::collections::HashSet;
 
 /// Maximum nesting of what is written: serde_json, like other parsers, refuses more than 128 levels.
@@ -262,17 +263,17 @@ impl JsonReader {
             Some(Level::Object(_)) => ",}",
             Some(Level::Array(_)) => ",])",
         };
-        match piece(cursor, quote, ends, self.closers) {
-            Piece::Text(text) => self.write(&text, out),
-            Piece::Repaired(text) => {
+        match next_segment(cursor, quote, ends, self.closers) {
+            Segment::Text(text) => self.write(&text, out),
+            Segment::Repaired(text) => {
                 self.damaged = true;
                 self.write(&text, out);
             }
-            Piece::More => return Some(Read::More),
-            closed @ (Piece::Closed | Piece::CutShort) => {
+            Segment::More => return Some(Read::More),
+            closed @ (Segment::Closed | Segment::CutShort) => {
                 self.write("\"", out);
                 self.value_ends();
-                if closed == Piece::CutShort {
+                if closed == Segment::CutShort {
                     return Some(Read::CutShort);
                 }
                 return self.stack.is_empty().then_some(Read::End);
@@ -282,11 +283,11 @@ impl JsonReader {
     }
 
     fn in_key(&mut self, quote: char, cursor: &mut Cursor) -> Option<Read> {
-        match piece(cursor, quote, ":,}", self.closers) {
-            Piece::Text(text) | Piece::Repaired(text) => self.key.push_str(&text),
-            Piece::More => return Some(Read::More),
-            Piece::Closed => self.key_ends(),
-            Piece::CutShort => {
+        match next_segment(cursor, quote, ":,}", self.closers) {
+            Segment::Text(text) | Segment::Repaired(text) => self.key.push_str(&text),
+            Segment::More => return Some(Read::More),
+            Segment::Closed => self.key_ends(),
+            Segment::CutShort => {
                 self.pending.clear();
                 return Some(Read::CutShort);
             }

@@ -6,9 +6,9 @@ use serde_json::Value;
 /// Length in bytes at which a word without quotes is divided. It bounds the time spent on each token.
 const MAX_WORD: usize = 1024;
 
-/// The next piece of a string.
+/// The next segment of a string.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Piece {
+pub enum Segment {
     /// Text with JSON's escapes.
     Text(String),
     /// A quote that the model did not escape.
@@ -21,27 +21,27 @@ pub enum Piece {
     CutShort,
 }
 
-/// Reads the next piece of a string with this quote, after which one of `ends` comes, or one of the tags `closers`. `ends` is
-/// empty for a value that nothing has to follow.
-pub fn piece(cursor: &mut Cursor, quote: char, ends: &str, closers: &[&str]) -> Piece {
+/// Reads the next segment of a string with this quote, after which one of `ends` comes, or one of the tags `closers`.
+/// `ends` is empty for a value that nothing has to follow.
+pub fn next_segment(cursor: &mut Cursor, quote: char, ends: &str, closers: &[&str]) -> Segment {
     let rest = cursor.rest();
     let special = |c: char| c == quote || c == '"' || c == '\\' || c < ' ';
     let plain = rest.find(special).unwrap_or(rest.len());
     if plain > 0 {
         let text = rest[..plain].to_owned();
         cursor.at += plain;
-        return Piece::Text(text);
+        return Segment::Text(text);
     }
     match rest.chars().next() {
-        None => Piece::More,
+        None => Segment::More,
         Some('\\') => escape(cursor, quote),
         Some(c) if c == quote => closing_quote(cursor, quote, ends, closers),
         Some('\n') => match any(closers.iter().map(|tag| cursor.begins(cursor.at + 1, tag))) {
-            Next::Yes => Piece::CutShort,
-            Next::Maybe => Piece::More,
+            Next::Yes => Segment::CutShort,
+            Next::Maybe => Segment::More,
             Next::No if is_cut_off(cursor, closers) => {
                 cursor.at = cursor.text.len();
-                Piece::More
+                Segment::More
             }
             Next::No => control(cursor, '\n'),
         },
@@ -56,9 +56,9 @@ fn is_cut_off(cursor: &Cursor, closers: &[&str]) -> bool {
 }
 
 /// A character that needs an escape in JSON.
-fn control(cursor: &mut Cursor, c: char) -> Piece {
+fn control(cursor: &mut Cursor, c: char) -> Segment {
     cursor.at += 1;
-    Piece::Text(escaped(c.encode_utf8(&mut [0; 4])))
+    Segment::Text(escaped(c.encode_utf8(&mut [0; 4])))
 }
 
 /// Contents of a JSON string: `text` with JSON's escapes.
@@ -68,26 +68,26 @@ pub fn escaped(text: &str) -> String {
 }
 
 /// Reads an escape. A backslash that begins none is a backslash.
-fn escape(cursor: &mut Cursor, quote: char) -> Piece {
+fn escape(cursor: &mut Cursor, quote: char) -> Segment {
     let rest = cursor.rest();
     let Some(next) = rest[1..].chars().next() else {
         // At the end of the output it is half an escape.
         cursor.at += usize::from(cursor.ended);
-        return Piece::More;
+        return Segment::More;
     };
     match next {
         '"' | '\\' | '/' | 'b' | 'f' | 'n' | 'r' | 't' => {
             cursor.at += 2;
-            Piece::Text(format!("\\{next}"))
+            Segment::Text(format!("\\{next}"))
         }
         c if c == quote => {
             cursor.at += 2;
-            Piece::Text(c.to_string())
+            Segment::Text(c.to_string())
         }
         'u' => unicode(cursor),
         _ => {
             cursor.at += 1;
-            Piece::Text("\\\\".into())
+            Segment::Text("\\\\".into())
         }
     }
 }
@@ -110,14 +110,14 @@ fn unit(text: &str) -> Unit {
 }
 
 /// Reads `\uXXXX`; the halves of a pair have to follow each other.
-fn unicode(cursor: &mut Cursor) -> Piece {
+fn unicode(cursor: &mut Cursor) -> Segment {
     let rest = cursor.rest();
     let (length, text) = match unit(rest) {
         Unit::None => (1, "\\\\".to_owned()),
         Unit::Incomplete if cursor.ended => (rest.len(), String::new()),
-        Unit::Incomplete => return Piece::More,
+        Unit::Incomplete => return Segment::More,
         Unit::Is(0xd800..0xdc00) => match unit(&rest[6..]) {
-            Unit::Incomplete if !cursor.ended => return Piece::More,
+            Unit::Incomplete if !cursor.ended => return Segment::More,
             Unit::Is(0xdc00..0xe000) => (12, rest[..12].to_owned()),
             Unit::Is(_) | Unit::Incomplete | Unit::None => (6, "\\ufffd".into()),
         },
@@ -125,11 +125,11 @@ fn unicode(cursor: &mut Cursor) -> Piece {
         Unit::Is(_) => (6, rest[..6].to_owned()),
     };
     cursor.at += length;
-    Piece::Text(text)
+    Segment::Text(text)
 }
 
 /// Decides whether a quote closes the string: then only what ends a member can follow.
-fn closing_quote(cursor: &mut Cursor, quote: char, ends: &str, closers: &[&str]) -> Piece {
+fn closing_quote(cursor: &mut Cursor, quote: char, ends: &str, closers: &[&str]) -> Segment {
     let after = cursor.at + 1;
     let rest = cursor.text[after..].trim_start_matches(WHITESPACE);
     let next = cursor.text.len() - rest.len();
@@ -144,20 +144,20 @@ fn closing_quote(cursor: &mut Cursor, quote: char, ends: &str, closers: &[&str])
         Some(_) => any(closers.iter().map(|tag| cursor.begins(next, tag))),
     };
     match closes {
-        Next::Maybe => Piece::More,
+        Next::Maybe => Segment::More,
         Next::Yes => {
             cursor.at = after;
-            Piece::Closed
+            Segment::Closed
         }
         Next::No => {
             cursor.at = after;
-            Piece::Repaired(escaped(quote.encode_utf8(&mut [0; 4])))
+            Segment::Repaired(escaped(quote.encode_utf8(&mut [0; 4])))
         }
     }
 }
 
-/// Reads a key or value without quotes. `None` if more text is needed, or if the output ends inside it. `alone`: nothing
-/// has to follow.
+/// Reads a key or value without quotes. `None` if more text is needed, or if the output ends inside it. `alone`:
+/// nothing has to follow.
 pub fn word(cursor: &mut Cursor, is_key: bool, alone: bool, closers: &[&str]) -> Option<String> {
     let rest = cursor.rest();
     let mut end = None;

@@ -1,21 +1,22 @@
 //! Output parser: splits the model's text into reasoning, content and tool calls.
 //!
 //! Text arrives in deltas that may be cut anywhere, and is emitted as [`Event`]s as soon as its meaning is certain. The
-//! events do not depend on the cuts, once neighbouring deltas are joined. A tag is never emitted in part, and no text is
-//! lost: what looks like a call but is none becomes content. Only white space next to tags, which the templates put there
-//! themselves, is dropped.
+//! events do not depend on the cuts, once neighbouring deltas are joined. A tag is never emitted in part, and no text
+//! is lost: what looks like a call but is none becomes content. Only white space next to tags, which the templates put
+//! there themselves, is dropped.
 //!
-//! Between start and end of a call come only its arguments, which are one JSON object, whatever the model wrote: slips are
-//! repaired as docs/api/tools-and-reasoning.md tells. A call in which the output ends is marked incomplete.
+//! Between start and end of a call come only its arguments, which are one JSON object, whatever the model wrote: slips
+//! are repaired as docs/api/tools-and-reasoning.md tells. A call in which the output ends is marked incomplete.
 //!
 //! # Layout
 //! - [`reasoning`]: splits off the text inside `<think>`. [`tools`]: splits the rest into content and calls.
 //!   [`call_start`]: where calls begin.
-//! - [`hermes`], [`qwen3_coder`], [`dsml`]: parse the formats of calls. [`json_reader`], [`json_text`]: strict JSON from what
-//!   models write. [`value_end`], [`dsml_tags`]: where values between tags end. [`parameter`], [`typed`]: their types.
-//!   [`arguments`]: the object that they become.
-//! - [`forced`]: grammar of a forced call; [`raw_text`], [`schema`]: of its values without quotes. [`cursor`]: the unparsed
-//!   text. [`output`]: the events.
+//! - [`hermes`], [`qwen3_coder`], [`dsml`]: parse the formats of calls. [`arguments`]: the object that a call becomes.
+//! - [`json_reader`], [`json_text`]: strict JSON from what models write.
+//! - [`tag_value`], [`value_end`], [`dsml_tags`]: values between tags and where they end. [`parameter`], [`typed`]:
+//!   their types.
+//! - [`forced`]: grammar of a forced call; [`raw_text`], [`schema`]: of its values without quotes.
+//! - [`cursor`]: the unparsed text. [`output`]: the events.
 
 mod arguments;
 mod call_start;
@@ -33,6 +34,7 @@ mod qwen3_coder;
 mod raw_text;
 mod reasoning;
 mod schema;
+mod tag_value;
 #[cfg(test)]
 mod tests;
 mod tools;
@@ -130,6 +132,12 @@ impl OutputParser {
     /// Whether the position is between the reasoning tags.
     pub fn in_reasoning(&self) -> bool {
         self.reasoning.is_inside()
+    }
+
+    /// Whether the position is in, or after, a call in the reasoning that may be a draft; at the end, whether it was a
+    /// call.
+    pub fn in_early_call(&self) -> bool {
+        self.reasoning.is_in_draft()
     }
 
     /// Whether a call was found.

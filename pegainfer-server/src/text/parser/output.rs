@@ -23,7 +23,8 @@ pub enum Event {
         /// The next part of a JSON object.
         delta: String,
     },
-    /// A tool call ends. Between start and end of a call come only its own arguments, which together are one JSON object.
+    /// A tool call ends. Between start and end of a call come only its own arguments, which together are one JSON
+    /// object.
     ToolEnd {
         /// Index of the call.
         index: usize,
@@ -32,8 +33,8 @@ pub enum Event {
     },
 }
 
-/// Collects events; neighbouring deltas of the same kind are joined. It keeps other text out of a call: between start and
-/// end of a call come only its arguments.
+/// Collects events; neighbouring deltas of the same kind are joined. It keeps other text out of a call: between start
+/// and end of a call come only its arguments.
 pub struct Output {
     events: Vec<Event>,
     include_reasoning: bool,

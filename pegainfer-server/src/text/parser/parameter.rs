@@ -7,7 +7,7 @@ use super::typed::{ParameterType, json};
 /// How a value is converted to JSON.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ValueType {
-    /// A string, which is written in pieces.
+    /// A string, which is written in deltas.
     Text,
     /// By the tool's schema.
     Schema(ParameterType),
@@ -22,7 +22,7 @@ pub struct Parameter {
     value_type: ValueType,
     /// The value so far, if it is written as a whole.
     text: String,
-    /// Whether the value is written in pieces. False for a second value of the same key.
+    /// Whether the value is written in deltas. False for a second value of the same key.
     streams: bool,
 }
 

@@ -11,19 +11,21 @@
 //! ```
 //!
 //! The arguments are emitted as a JSON object. Strings are streamed; other values are needed whole to be typed. Missing
-//! closing tags are tolerated, as are several functions in one tag, text between parameters (it becomes content after the
-//! call) and a JSON object instead of the parameters.
+//! closing tags are tolerated, as are several functions in one tag, text between parameters (it becomes content after
+//! the call) and a JSON object instead of the parameters.
 
-use super::arguments::Arguments;
+use super::arguments::{Arguments, cut_off_object, stream_object};
 use super::cursor::{Cursor, Next};
 use super::format::{
-    CALL_CLOSE, CALL_OPEN, CallPrefix, FUNCTION, FUNCTION_CLOSE, PARAMETER, PARAMETER_CLOSE, Progress, TagName, tag_name,
+    CALL_CLOSE, CALL_OPEN, CallPrefix, FUNCTION, FUNCTION_CLOSE, PARAMETER, PARAMETER_CLOSE, Progress, TagName,
+    tag_name,
 };
 use super::json_reader::{JsonReader, Read};
 use super::output::Output;
 use super::parameter::{Parameter, ValueType};
+use super::tag_value::TagValue;
 use super::typed::ParameterType;
-use super::value_end::{EndSearch, ValueEnd, known_keys, without_partial_tag};
+use super::value_end::known_keys;
 use serde_json::Value;
 use std::sync::Arc;
 
@@ -48,18 +50,6 @@ enum Step {
     Stray,
     /// Before `</tool_call>` or another function.
     Close,
-}
-
-/// A value between tags. One line break at its beginning and one at its end are not part of it.
-#[derive(Debug)]
-struct TagValue {
-    parameter: Parameter,
-    /// Whether the leading line break has not been read yet.
-    opening: bool,
-    /// Whether nothing of the value has been read yet.
-    fresh: bool,
-    /// Number of opening tags that are part of the value.
-    nested: usize,
 }
 
 /// Result of one parser step.
@@ -122,17 +112,10 @@ impl Qwen3CoderParser {
     pub fn finish(&mut self, cursor: &Cursor, out: &mut Output) -> bool {
         match std::mem::replace(&mut self.step, Step::Close) {
             Step::Value(value) => {
-                let mut parameter = value.parameter;
-                parameter.push(without_partial_tag(&cursor.text), &self.arguments, out);
-                parameter.end(false, &mut self.arguments, out);
+                value.cut_off(cursor, &mut self.arguments, out);
                 self.arguments.end(false, out);
             }
-            Step::Object(mut reader) => {
-                let mut rest = String::new();
-                reader.close(&mut rest);
-                out.tool_arguments(&rest);
-                out.tool_end(false);
-            }
+            Step::Object(mut reader) => cut_off_object(&mut reader, out),
             Step::Body | Step::Stray if self.started => self.arguments.end(false, out),
             _ => {}
         }
@@ -160,19 +143,19 @@ impl Qwen3CoderParser {
             Step::Named(_) if cursor.text.is_empty() => Wait(step),
             Step::Named(name) => self.start(name, cursor, out),
             Step::Body => self.body(cursor, out),
-            Step::Value(value) => self.value(value, cursor, out),
-            Step::Object(mut reader) => {
-                let mut text = String::new();
-                let read = reader.read(cursor, &mut text);
-                cursor.take();
-                if read == Read::CutShort {
-                    reader.close(&mut text);
+            Step::Value(mut value) => {
+                let keys = || known_keys(&self.definitions, &self.function);
+                if value.read(cursor, keys, &self.arguments, out) {
+                    value.end(true, &mut self.arguments, out);
+                    To(Step::Body)
+                } else {
+                    Wait(Step::Value(value))
                 }
-                out.tool_arguments(&text);
-                if read == Read::More {
+            }
+            Step::Object(mut reader) => {
+                if stream_object(&mut reader, cursor, out) == Read::More {
                     return Wait(Step::Object(reader));
                 }
-                out.tool_end(true);
                 To(Step::Close)
             }
             Step::Stray => {
@@ -245,7 +228,7 @@ impl Qwen3CoderParser {
                 cursor.take();
                 let schema = ParameterType::of(&self.definitions, &self.function, &key);
                 let parameter = Parameter::begin(key, ValueType::Schema(schema), &mut self.arguments, out);
-                To(Step::Value(Box::new(TagValue { parameter, opening: true, fresh: true, nested: 0 })))
+                To(Step::Value(Box::new(TagValue::new(parameter))))
             }
             TagName::Incomplete => Wait(Step::Body),
             TagName::Bad => {
@@ -254,54 +237,6 @@ impl Qwen3CoderParser {
                 To(Step::Stray)
             }
         }
-    }
-
-    fn value(&mut self, mut value: Box<TagValue>, cursor: &mut Cursor, out: &mut Output) -> Transition {
-        if value.opening {
-            let Some(byte) = cursor.peek() else { return Wait(Step::Value(value)) };
-            cursor.at = usize::from(byte == b'\n');
-            cursor.take();
-            value.opening = false;
-        }
-        let found = self.value_end(&mut value, cursor);
-        if matches!(found, ValueEnd::After(_)) && cursor.ended {
-            return Wait(Step::Value(value));
-        }
-        let (ValueEnd::At(end, _) | ValueEnd::After(end)) = found;
-        // A line break is held back until it is known whether it is the last one.
-        let text = &cursor.text[..end];
-        let text = text.strip_suffix('\n').unwrap_or(text);
-        value.parameter.push(text, &self.arguments, out);
-        value.fresh &= text.is_empty();
-        match found {
-            ValueEnd::At(end, tag) => {
-                cursor.at = end + tag;
-                cursor.take();
-                value.parameter.end(true, &mut self.arguments, out);
-                To(Step::Body)
-            }
-            ValueEnd::After(_) => {
-                cursor.at = text.len();
-                cursor.take();
-                Wait(Step::Value(value))
-            }
-        }
-    }
-
-    fn value_end(&self, value: &mut TagValue, cursor: &Cursor) -> ValueEnd {
-        if !cursor.text.contains('<') {
-            return ValueEnd::After(cursor.text.len());
-        }
-        let search = EndSearch {
-            cursor,
-            keys: &known_keys(&self.definitions, &self.function),
-            given: &|key| self.arguments.contains(key) || value.parameter.key == key,
-            is_text: value.parameter.is_text(),
-            fresh: value.fresh,
-        };
-        let (end, nested) = search.run(value.nested);
-        value.nested = nested;
-        end
     }
 
     /// After a function: another one may follow in the same tag.

@@ -1,7 +1,8 @@
 //! Splits reasoning (`<think>` … `</think>`) from the content after it.
 //!
-//! A call in the reasoning is a draft if other text follows it, also after `</think>`: then it stays reasoning. It is a call
-//! if the output ends after it, with or without `</think>`. The text from such a call on is held back until that is known.
+//! A call in the reasoning is a draft if other text follows it, also after `</think>`: then it stays reasoning. It is a
+//! call if the output ends after it, with or without `</think>`. The text from such a call on is held back until that
+//! is known.
 
 use super::call_start::{CallSearch, Found};
 use super::cursor::{Cursor, Next, Seek};
@@ -92,7 +93,12 @@ impl ReasoningParser {
 
     /// Whether the position is after `<think>` and before the end of `</think>`.
     pub fn is_inside(&self) -> bool {
-        matches!(self.step, Step::Opened | Step::Reasoning | Step::Draft(_))
+        matches!(self.step, Step::Opened | Step::Reasoning)
+    }
+
+    /// Whether the position is in or after what may be a call; at the end of the text, whether it was one.
+    pub fn is_in_draft(&self) -> bool {
+        matches!(self.step, Step::Draft(_))
     }
 
     /// Parses a delta of text; returns the part of it that is not reasoning.
@@ -117,6 +123,7 @@ impl ReasoningParser {
                 return String::new();
             }
             out.reject_trial();
+            self.step = Step::Reasoning;
         }
         self.cursor.at = self.cursor.text.len();
         let held = self.cursor.take();
@@ -195,7 +202,8 @@ impl ReasoningParser {
         }
     }
 
-    /// Parses what may be a call, one character after the other, so that it ends at the same one however the text is cut.
+    /// Parses what may be a call, one character after the other, so that it ends at the same one however the text is
+    /// cut.
     fn draft(&mut self, out: &mut Output) -> bool {
         let Step::Draft(draft) = &mut self.step else { return true };
         let mut close = self.cursor.seek(CLOSE);

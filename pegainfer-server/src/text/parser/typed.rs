@@ -53,8 +53,8 @@ impl ParameterType {
         self.kinds.first().copied().unwrap_or(Kind::Text)
     }
 
-    /// Converts a value to JSON; a value that does not match its type becomes a string. `None` for an empty one that is no
-    /// text: its parameter is left out, so that the default holds.
+    /// Converts a value to JSON; a value that does not match its type becomes a string. `None` for an empty one that is
+    /// no text: its parameter is left out, so that the default holds.
     pub fn json(&self, text: &str) -> Option<String> {
         let trimmed = text.trim();
         if !self.is_text() && matches!(trimmed, "null" | "None") {
@@ -99,7 +99,8 @@ fn integer(text: &str) -> Option<Value> {
     text.parse::<i64>().map(Value::from).or_else(|_| text.parse::<u64>().map(Value::from)).ok()
 }
 
-/// A number as the double that is nearest to it. Words such as `inf` are no numbers, nor is what no double comes near to.
+/// A number as the double that is nearest to it. Words such as `inf` are no numbers, nor is what no double comes near
+/// to.
 fn float(text: &str) -> Option<Value> {
     if text.contains(|c: char| c.is_ascii_alphabetic() && !c.eq_ignore_ascii_case(&'e')) {
         return None;
@@ -163,7 +164,11 @@ mod tests {
             (json!({"type": "boolean"}), "yes", "\"yes\""),
             (json!({"type": "array"}), "[1, \"é\"]", "[1,\"é\"]"),
             (json!({"type": "object"}), "{\"b\": 1, \"a\": 2}", "{\"b\":1,\"a\":2}"),
-            (json!({"type": "object"}), "{'a': True, 'b': (1, 'it\\'s'), \"c\": None,}", "{\"a\":true,\"b\":[1,\"it's\"],\"c\":null}"),
+            (
+                json!({"type": "object"}),
+                "{'a': True, 'b': (1, 'it\\'s'), \"c\": None,}",
+                "{\"a\":true,\"b\":[1,\"it's\"],\"c\":null}",
+            ),
             (json!({"type": "array"}), "[\"a\", 'b',]", "[\"a\",\"b\"]"),
             (json!({"type": "object"}), "{\"a\": 1, \"a\": 2}", "{\"a\":1}"),
             (json!({"type": "object"}), "{'a': 1", "\"{'a': 1\""),

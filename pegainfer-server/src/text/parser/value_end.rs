@@ -1,8 +1,9 @@
 //! Where a value ends that a model writes between Qwen3.5's tags.
 //!
-//! The format has no escapes, and models both leave out closing tags and write values that contain the tags. A closing tag
-//! in the middle of a line ends the value only if another tag of the format follows, one at the start of a line always,
-//! unless the value contains its opening tag. An opening tag ends the value only if it names a parameter of the tool.
+//! The format has no escapes, and models both leave out closing tags and write values that contain the tags. A closing
+//! tag in the middle of a line ends the value only if another tag of the format follows, one at the start of a line
+//! always, unless the value contains its opening tag. An opening tag ends the value only if it names a parameter of the
+//! tool.
 
 use super::cursor::{Cursor, Next, any};
 use super::format::{
@@ -24,7 +25,8 @@ pub enum ValueEnd {
 
 /// The parameters that a function has by its schema. Empty if it is not known.
 pub fn known_keys<'a>(definitions: &'a [Value], function: &str) -> Vec<&'a str> {
-    let properties = definition(definitions, function).and_then(|function| function["parameters"]["properties"].as_object());
+    let properties =
+        definition(definitions, function).and_then(|function| function["parameters"]["properties"].as_object());
     properties.into_iter().flatten().map(|(key, _)| key.as_str()).collect()
 }
 

@@ -138,28 +138,28 @@ fn every_case_gives_what_the_model_meant() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Pieces of a text: tags, quotes, brackets and what is between them.
-fn pieces(text: &str) -> Vec<&str> {
-    let (mut pieces, mut start) = (vec![], 0);
+/// Segments of a text: tags, quotes, brackets and what is between them.
+fn segments(text: &str) -> Vec<&str> {
+    let (mut segments, mut start) = (vec![], 0);
     for (at, c) in text.char_indices().skip(1) {
         let before = text[..at].chars().next_back().unwrap_or_default();
         if "<{}[]\"',:\n".contains(c) || ">{}[]\"',:\n".contains(before) {
-            pieces.push(&text[start..at]);
+            segments.push(&text[start..at]);
             start = at;
         }
     }
-    pieces.push(&text[start..]);
-    pieces
+    segments.push(&text[start..]);
+    segments
 }
 
-/// A case's text with pieces removed, repeated, moved or taken from other texts, perhaps cut off.
+/// A case's text with segments removed, repeated, moved or taken from other texts, perhaps cut off.
 fn mutate(texts: &[String], rng: &mut Rng) -> String {
     const OTHERS: [&str; 14] =
         ["\u{1}", "\t", "\\", "\\u", "\\ud83d", "1e400", "None", "(", "é", "</think>", "<think>", "```", "0x", "// "];
-    let mut all: Vec<String> = pieces(&texts[rng.below(texts.len())]).into_iter().map(String::from).collect();
+    let mut all: Vec<String> = segments(&texts[rng.below(texts.len())]).into_iter().map(String::from).collect();
     for _ in 0..rng.below(5) {
         let other = &texts[rng.below(texts.len())];
-        let other = pieces(other);
+        let other = segments(other);
         let at = rng.below(all.len() + 1);
         match rng.below(4) {
             0 if at < all.len() => _ = all.remove(at),
@@ -181,7 +181,7 @@ fn slips_of_any_kind_give_arguments_that_parse() {
     let cases = cases();
     let texts: Vec<String> = cases.iter().map(|case| case["text"].as_str().unwrap().into()).collect();
     let mut calls = 0;
-    for i in 0..20_000 {
+    for i in 0..6_000 {
         let case = &cases[rng.below(cases.len())];
         let same_format: Vec<String> = (0..cases.len())
             .filter(|&other| cases[other]["format"] == case["format"])
@@ -204,5 +204,5 @@ fn slips_of_any_kind_give_arguments_that_parse() {
         let deltas = cut(&text, &mut rng);
         assert_eq!(parse(options(), deltas.iter().copied()), whole, "{context} as {deltas:?}");
     }
-    assert!(calls > 10_000, "only {calls} calls were parsed");
+    assert!(calls > 3_000, "only {calls} calls were parsed");
 }

@@ -18,7 +18,8 @@ fn expected() -> Vec<String> {
 
 #[test]
 fn every_cut_gives_the_same_events() {
-    let options = || ParserOptions { definitions: Arc::new([]), ..options_after(ReasoningStart::Opened, CallPrefix::None) };
+    let options =
+        || ParserOptions { definitions: Arc::new([]), ..options_after(ReasoningStart::Opened, CallPrefix::None) };
     let whole = describe(&parse(options(), [CALL]));
     assert_eq!(whole, expected());
     for (cut, _) in CALL.char_indices() {

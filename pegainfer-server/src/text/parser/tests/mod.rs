@@ -3,15 +3,16 @@
 mod cases;
 mod cuts;
 mod dsml;
-mod slips;
 mod recorded;
+mod slips;
 
 use super::*;
 use crate::testing;
 use recorded::{CODER, HERMES, Recorded};
 use serde_json::json;
 
-/// Events as short lines: `R` reasoning, `C` content, `T` the name of a call, `A` its arguments, `E` whether it is complete.
+/// Events as short lines: `R` reasoning, `C` content, `T` the name of a call, `A` its arguments, `E` whether it is
+/// complete.
 pub(super) fn describe(events: &[Event]) -> Vec<String> {
     let line = |event: &Event| match event {
         Event::Reasoning(text) => format!("R {text}"),
@@ -92,7 +93,10 @@ fn the_prompt_may_contain_the_beginning_of_the_output() {
     assert_eq!(with(F::Hermes, R::Never, P::None, "<think>hm</think>"), ["C <think>hm</think>"]);
     let named = P::Function("f".into());
     let rest = " {\"a\": 1}}\n</tool_call>\n<tool_call>\n{\"name\": \"g\", \"arguments\": {}}\n</tool_call>";
-    assert_eq!(with(F::Hermes, R::Never, named.clone(), rest), ["T0 f", "A0 {\"a\": 1}", "E0 true", "T1 g", "A1 {}", "E1 true"]);
+    assert_eq!(
+        with(F::Hermes, R::Never, named.clone(), rest),
+        ["T0 f", "A0 {\"a\": 1}", "E0 true", "T1 g", "A1 {}", "E1 true"]
+    );
     assert_eq!(with(F::Hermes, R::Never, named.clone(), " I cannot."), ["C  I cannot."]);
     let rest = "{\"name\": \"g\", \"arguments\": {}}\n</tool_call>";
     assert_eq!(with(F::Hermes, R::Never, P::AnyFunction, rest), ["T0 g", "A0 {}", "E0 true"]);

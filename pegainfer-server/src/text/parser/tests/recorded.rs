@@ -23,9 +23,11 @@ pub const HERMES: Recorded = &[
         &[
             "C Let me see.",
             "T0 f",
-            "A0 {\"a\": \"}]\\\"</tool_call>\\\\\", \"b\": [{}, \"é🎉\\u00e9\"]}", "E0 true",
+            "A0 {\"a\": \"}]\\\"</tool_call>\\\\\", \"b\": [{}, \"é🎉\\u00e9\"]}",
+            "E0 true",
             "T1 g",
-            "A1 {}", "E1 true",
+            "A1 {}",
+            "E1 true",
         ],
     ),
     // Order of the keys, other keys, other forms of the arguments.
@@ -42,7 +44,10 @@ pub const HERMES: Recorded = &[
     ),
     ("<tool_call>{\"n\\u0061me\": \"\\u0066\", \"arguments\":{}}</tool_call>", &["T0 f", "A0 {}", "E0 true"]),
     // Mistakes that leave the call usable.
-    ("<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}\n</tool_call>.", &["T0 f", "A0 {\"a\": 1}", "E0 true", "C ."]),
+    (
+        "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}\n</tool_call>.",
+        &["T0 f", "A0 {\"a\": 1}", "E0 true", "C ."],
+    ),
     ("<tool_call>{\"name\": \"f\", \"arguments\": {}}}}</tool_call>", &["T0 f", "A0 {}", "E0 true"]),
     (
         "<tool_call>{\"name\": \"f\", \"arguments\": {}}\n<tool_call>{\"name\": \"g\", \"arguments\": {}}",
@@ -72,7 +77,10 @@ pub const HERMES: Recorded = &[
     // Cut off.
     ("ok\n<tool_call>\n{\"name\": \"f\", \"argu", &["C ok", "T0 f", "A0 {}", "E0 false"]),
     ("<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \"b\n<", &["T0 f", "A0 {\"a\": \"b\"}", "E0 false"]),
-    ("<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \"b\"}\n</tool_c", &["T0 f", "A0 {\"a\": \"b\"}", "E0 true"]),
+    (
+        "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \"b\"}\n</tool_c",
+        &["T0 f", "A0 {\"a\": \"b\"}", "E0 true"],
+    ),
 ];
 
 /// Outputs of Qwen3.5.
@@ -80,7 +88,12 @@ pub const CODER: Recorded = &[
     ("<think>\nhm\n</think>\n\nHello <b>.", &["R hm", "C Hello <b>."]),
     (
         "I look.\n\n<tool_call>\n<function=f>\n<parameter=text>\na \"b\"\n\\ é🎉\n\n</parameter>\n<parameter=n>\n42\n</parameter>\n<parameter=list>\n[1, {\"a\": null}]\n</parameter>\n</function>\n</tool_call>\n",
-        &["C I look.", "T0 f", "A0 {\"text\": \"a \\\"b\\\"\\n\\\\ é🎉\\n\", \"n\": 42, \"list\": [1,{\"a\":null}]}", "E0 true"],
+        &[
+            "C I look.",
+            "T0 f",
+            "A0 {\"text\": \"a \\\"b\\\"\\n\\\\ é🎉\\n\", \"n\": 42, \"list\": [1,{\"a\":null}]}",
+            "E0 true",
+        ],
     ),
     (
         "<tool_call>\n<function=f>\n</function>\n</tool_call>\n<tool_call>\n<function=g>\n<parameter=x>1</parameter></function></tool_call>",
@@ -121,5 +134,8 @@ pub const CODER: Recorded = &[
     ("<tool_call>\n<function=f>\n<parameter=text>\nab\n<", &["T0 f", "A0 {\"text\": \"ab\"}", "E0 false"]),
     ("<tool_call>\n<function=f>\n<parameter=n>\n1", &["T0 f", "A0 {}", "E0 false"]),
     ("<tool_call>\n<function=f>\n<parameter=text>\nab\n</function>\n", &["T0 f", "A0 {\"text\": \"ab\"}", "E0 true"]),
-    ("<tool_call>\n<function=f>\n<parameter=n>\n1\n</parameter>\n</function>\n</tool", &["T0 f", "A0 {\"n\": 1}", "E0 true"]),
+    (
+        "<tool_call>\n<function=f>\n<parameter=n>\n1\n</parameter>\n</function>\n</tool",
+        &["T0 f", "A0 {\"n\": 1}", "E0 true"],
+    ),
 ];

@@ -53,9 +53,17 @@ const END: &str = "\n</parameter>\n</function>\n</tool_call>";
 fn text_inside_a_call_is_kept_out_of_it() {
     check(&[
         (Qwen3Coder, &format!("{F}a\n<parameter=path>\nx{END}\nb"), "C a\nb | write {\"path\":\"x\"}"),
-        (Qwen3Coder, &format!("{F}<parameter=path>\nx\n</parameter>\n</parameter>\n</function>"), "write {\"path\":\"x\"}"),
+        (
+            Qwen3Coder,
+            &format!("{F}<parameter=path>\nx\n</parameter>\n</parameter>\n</function>"),
+            "write {\"path\":\"x\"}",
+        ),
         (Qwen3Coder, &format!("{F}<b>\n<parameter=path>\nx{END}"), "C <b> | write {\"path\":\"x\"}"),
-        (Qwen3Coder, &format!("{F}<parameter=path>\nx\n</parameter>\nSo I wrote it."), "C So I wrote it. | write {\"path\":\"x\"} cut"),
+        (
+            Qwen3Coder,
+            &format!("{F}<parameter=path>\nx\n</parameter>\nSo I wrote it."),
+            "C So I wrote it. | write {\"path\":\"x\"} cut",
+        ),
         (
             Dsml,
             "<$tool_calls>\n<$invoke name=\"write\">\na\n<$parameter name=\"path\" string=\"true\">x</$parameter>\n</$parameter>\nb\n\
@@ -80,7 +88,11 @@ fn calls_without_their_outer_tag_are_found() {
         (Qwen3Coder, "<function=write>\n{\"path\": \"x\"}\n</function>\n</tool_call>", "write {\"path\":\"x\"}"),
         (Qwen3Coder, "{\"name\": \"write\", \"arguments\": {\"n\": 1}}\n</tool_call>\nz", "C z | write {\"n\":1}"),
         (Hermes, "a\n{\"name\": \"write\", \"arguments\": {\"n\": 1}}\n</tool_call>", "C a | write {\"n\":1}"),
-        (Hermes, "{\"name\": \"write\", \"arguments\": {\"n\": 1}}", "C {\"name\": \"write\", \"arguments\": {\"n\": 1}}"),
+        (
+            Hermes,
+            "{\"name\": \"write\", \"arguments\": {\"n\": 1}}",
+            "C {\"name\": \"write\", \"arguments\": {\"n\": 1}}",
+        ),
         (Hermes, "{\"name\": \"write\"} is it", "C {\"name\": \"write\"} is it"),
         (Hermes, "{\"name\": \"write\", \"n", "C {\"name\": \"write\", \"n"),
         (Hermes, "{\"name\": \"x\"}\n</tool_call>", "C {\"name\": \"x\"}\n</tool_call>"),
@@ -96,18 +108,42 @@ fn calls_without_their_outer_tag_are_found() {
 fn missing_closing_tags_end_where_the_next_tag_begins() {
     let p = "<$tool_calls>\n<$invoke name=\"write\">\n<$parameter name=\"path\" string=\"true\">";
     check(&[
-        (Qwen3Coder, &format!("{F}<parameter=n>\n1\n</parameter>\n<function=list_files>\n</function>"), "write {\"n\":1} | list_files {}"),
-        (Qwen3Coder, &format!("{F}<parameter=n>\n1\n</parameter>\n<tool_call>\n<function=list_files>"), "write {\"n\":1} | list_files {} cut"),
+        (
+            Qwen3Coder,
+            &format!("{F}<parameter=n>\n1\n</parameter>\n<function=list_files>\n</function>"),
+            "write {\"n\":1} | list_files {}",
+        ),
+        (
+            Qwen3Coder,
+            &format!("{F}<parameter=n>\n1\n</parameter>\n<tool_call>\n<function=list_files>"),
+            "write {\"n\":1} | list_files {} cut",
+        ),
         (Qwen3Coder, &format!("{F}<parameter=path>\nx</function></tool_call>"), "write {\"path\":\"x\"}"),
-        (Qwen3Coder, &format!("{F}<parameter=path>\nx\n</function>\n<tool_call>\n<function=list_files>\n</function>"), "write {\"path\":\"x\"} | list_files {}"),
+        (
+            Qwen3Coder,
+            &format!("{F}<parameter=path>\nx\n</function>\n<tool_call>\n<function=list_files>\n</function>"),
+            "write {\"path\":\"x\"} | list_files {}",
+        ),
         (Qwen3Coder, &format!("{F}<parameter=n>\n1\n<parameter=new>\n2{END}"), "write {\"n\":1,\"new\":\"2\"}"),
-        (Qwen3Coder, &format!("{F}<parameter=path>x</parameter><parameter=n>5</parameter></function></tool_call>"), "write {\"path\":\"x\",\"n\":5}"),
+        (
+            Qwen3Coder,
+            &format!("{F}<parameter=path>x</parameter><parameter=n>5</parameter></function></tool_call>"),
+            "write {\"path\":\"x\",\"n\":5}",
+        ),
         (Dsml, &format!("{p}x\n</$invoke>\n</$tool_calls>"), "write {\"path\":\"x\"}"),
         (Dsml, &format!("{p}x\n</$tool_calls>"), "write {\"path\":\"x\"}"),
-        (Dsml, &format!("{p}x</$parameter>\n<$invoke name=\"list_files\">\n</$tool_calls>"), "write {\"path\":\"x\"} | list_files {}"),
+        (
+            Dsml,
+            &format!("{p}x</$parameter>\n<$invoke name=\"list_files\">\n</$tool_calls>"),
+            "write {\"path\":\"x\"} | list_files {}",
+        ),
         (Dsml, &format!("{p}x\n<$invoke name=\"list_files\">\n</$invoke>"), "write {\"path\":\"x\"} | list_files {}"),
         (Dsml, &format!("{p}x<$parameter name=\"n\">5</$parameter></$invoke>"), "write {\"path\":\"x\",\"n\":5}"),
-        (Hermes, "<tool_call>{\"name\": \"write\", \"arguments\": {\"o\": {\"a\": [1\n</tool_call>", "write {\"o\":{\"a\":[1]}}"),
+        (
+            Hermes,
+            "<tool_call>{\"name\": \"write\", \"arguments\": {\"o\": {\"a\": [1\n</tool_call>",
+            "write {\"o\":{\"a\":[1]}}",
+        ),
         (Hermes, "<tool_call>{\"name\": \"list_files\"\n</tool_call>", "list_files {}"),
     ]);
 }
@@ -120,7 +156,9 @@ fn values_may_contain_the_tags_of_the_format() {
         (Qwen3Coder, &format!("{F}<parameter=content>\n{value}{END}"), &format!("write {}", json!({"content": value}))),
         (
             Dsml,
-            &format!("<$tool_calls>\n<$invoke name=\"write\">\n<$parameter name=\"content\" string=\"true\">{nested}</$parameter>\n</$invoke>"),
+            &format!(
+                "<$tool_calls>\n<$invoke name=\"write\">\n<$parameter name=\"content\" string=\"true\">{nested}</$parameter>\n</$invoke>"
+            ),
             &format!("write {}", json!({"content": nested.replace('$', "｜DSML｜")})),
         ),
         (
@@ -143,7 +181,10 @@ fn json_is_repaired() {
         ("{\"a\": 1 \"b\": 2, \"c\", \"d\": , \"e\": 3}", r#"{"a":1,"b":2,"e":3}"#),
         ("{\"a\": 1, \"\\u0061\": 2, \"o\": {\"b\": 1, \"b\": [{}]}}", r#"{"a":1,"o":{"b":1}}"#),
         ("{\"a\": {\"x\": 1}, \"a\": {\"y\": [2]}, \"b\": 3}", r#"{"a":{"x":1},"b":3}"#),
-        ("{\"a\": 1e400, \"b\": -1e400, \"c\": 1e308, \"d\": NaN}", r#"{"a":"1e400","b":"-1e400","c":1e+308,"d":"NaN"}"#),
+        (
+            "{\"a\": 1e400, \"b\": -1e400, \"c\": 1e308, \"d\": NaN}",
+            r#"{"a":"1e400","b":"-1e400","c":1e+308,"d":"NaN"}"#,
+        ),
         ("{a: b c, d: 1}", r#"{"a":"b c","d":1}"#),
         ("{\"a\": [1, {\"b\": 2}}", r#"{"a":[1,{"b":2}]}"#),
         ("{\"a\": 1], \"b\": 2}", r#"{"a":1,"b":2}"#),
@@ -198,7 +239,9 @@ fn calls_before_the_end_of_the_reasoning() {
     let tags = "<tool_call>\n<function=list_files>\n</function>\n</tool_call>";
     let bare = "<function=list_files>\n</function>";
     let dsml = "<$tool_calls>\n<$invoke name=\"list_files\">\n</$invoke>\n</$tool_calls>";
-    for (format, call) in [(Hermes, json), (Hermes, tags), (Qwen3Coder, tags), (Qwen3Coder, bare), (Qwen3Coder, json), (Dsml, dsml)] {
+    for (format, call) in
+        [(Hermes, json), (Hermes, tags), (Qwen3Coder, tags), (Qwen3Coder, bare), (Qwen3Coder, json), (Dsml, dsml)]
+    {
         let shown = call.replace('$', "｜DSML｜");
         check_after(
             ReasoningStart::Opened,
@@ -212,7 +255,11 @@ fn calls_before_the_end_of_the_reasoning() {
                 (format, &format!("a\n{call}\n</think>\n\nc"), &format!("R a\n{shown} | C c")),
                 (format, &format!("a\n{call}\nb\n{call}"), &format!("R a\n{shown}\nb | list_files {{}}")),
                 (format, &format!("a\n{call}\n</think>\n\n{call}"), &format!("R a\n{shown} | list_files {{}}")),
-                (format, &format!("a\n{}</think>c", &call[..30]), &format!("R a\n{} | C c", call[..30].replace('$', "｜DSML｜").trim_end())),
+                (
+                    format,
+                    &format!("a\n{}</think>c", &call[..30]),
+                    &format!("R a\n{} | C c", call[..30].replace('$', "｜DSML｜").trim_end()),
+                ),
             ],
         );
     }
