@@ -41,7 +41,9 @@ impl Template {
     /// DeepSeek-V4's own format, which the program knows by the model's type.
     pub fn dsml() -> Self {
         let template = Self::with("dsml", Format::Tags, "");
-        std::fs::remove_file(template.dir.join("chat_template.jinja")).unwrap();
+        for file in ["chat_template.jinja", "tokenizer_config.json"] {
+            std::fs::remove_file(template.dir.join(file)).unwrap();
+        }
         std::fs::write(template.dir.join("config.json"), "{\"model_type\": \"deepseek_v4\"}").unwrap();
         template
     }
