@@ -33,7 +33,7 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 8] = [
+pub const TARGETS: [Target; 9] = [
     Target { name: "requests", check: requests::check, seeds: requests::seeds },
     Target { name: "conversations", check: conversations::check, seeds: conversations::seeds },
     Target { name: "outputs", check: outputs::check, seeds: outputs::seeds },
