@@ -335,6 +335,9 @@ mod tests {
             (ToolFormat::Hermes, &named, " {\"city\": \"Bern\", \"days\": 2}}"),
             (ToolFormat::Hermes, &any, "{\"name\": \"other\", \"arguments\": {}}\n</tool_call>"),
             (ToolFormat::Hermes, &any, "I think"),
+            // A function without parameters takes none.
+            (ToolFormat::Hermes, &any, "{\"name\": \"time\", \"arguments\": {\"a\": 19}}\n</tool_call>"),
+            (ToolFormat::Qwen3Coder, &any, "time>\n<parameter=a>\n19\n</parameter>\n</function>\n</tool_call>"),
             (ToolFormat::Qwen3Coder, &named, "<parameter=city>\nBern\n</parameter>\n</function>\n</tool_call>"),
             (
                 ToolFormat::Qwen3Coder,
