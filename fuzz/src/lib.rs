@@ -5,12 +5,14 @@
 //!
 //! # Layout
 //! - [`requests`]: bodies of every endpoint, against the real router. [`conversations`]: rendering of chat templates.
-//! - [`outputs`]: model outputs, against the reasoning and tool parsers. [`agents`]: bodies of the Responses and Messages APIs.
+//! - [`outputs`], [`calls`]: model outputs, against the reasoning and tool parsers. [`agents`]: bodies of the Responses and
+//!   Messages APIs.
 //! - [`grammars`]: sources of structured output, and texts that follow them. [`hub`]: responses to the downloader.
 //! - [`queues`]: requests of several tenants before the engine has them.
 //! - [`server`]: the router over an engine that repeats its prompt. [`mutate`]: the blind mutations.
 
 pub mod agents;
+pub mod calls;
 pub mod conversations;
 pub mod grammars;
 pub mod hub;
@@ -31,10 +33,11 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 8] = [
+pub const TARGETS: [Target; 9] = [
     Target { name: "requests", check: requests::check, seeds: requests::seeds },
     Target { name: "conversations", check: conversations::check, seeds: conversations::seeds },
     Target { name: "outputs", check: outputs::check, seeds: outputs::seeds },
+    Target { name: "calls", check: calls::check, seeds: calls::seeds },
     Target { name: "responses", check: agents::check_responses, seeds: agents::seeds_of_responses },
     Target { name: "messages", check: agents::check_messages, seeds: agents::seeds_of_messages },
     Target { name: "grammars", check: grammars::check, seeds: grammars::seeds },

@@ -1,4 +1,5 @@
-//! Property of the output parsers: the events do not depend on where the text is cut, and calls begin before their arguments.
+//! Property of the output parsers: the events do not depend on where the text is cut, and between start and end of a
+//! call come only its arguments.
 
 use pegainfer_server::text::parser::{CallPrefix, Event, OutputParser, ParserOptions, ReasoningStart, ToolFormat};
 use serde_json::json;
@@ -14,15 +15,17 @@ pub fn check(data: &[u8]) {
     let mut open = None;
     for event in &whole {
         match event {
-            Event::ToolStart { index, .. } => open = Some(*index),
+            Event::ToolStart { index, .. } => assert_eq!(open.replace(*index), None, "{text:?}"),
             Event::ToolArguments { index, .. } => assert_eq!(open, Some(*index), "{text:?}"),
-            Event::ToolEnd { .. } | Event::Reasoning(_) | Event::Content(_) => {}
+            Event::ToolEnd { index, .. } => assert_eq!(open.take(), Some(*index), "{text:?}"),
+            Event::Reasoning(_) | Event::Content(_) => assert_eq!(open, None, "{text:?}"),
         }
     }
+    assert_eq!(open, None, "{text:?}");
 }
 
 /// Cuts the text at every character whose position shares a bit with the pattern.
-fn deltas(text: &str, pattern: u8) -> Vec<&str> {
+pub fn deltas(text: &str, pattern: u8) -> Vec<&str> {
     let (mut deltas, mut start) = (vec![], 0);
     for (at, _) in text.char_indices().skip(1).filter(|(at, _)| *at as u8 & pattern & 0x1f != 0) {
         deltas.push(&text[start..at]);
@@ -36,8 +39,9 @@ fn parse<'a>(format: u8, deltas: impl Iterator<Item = &'a str>) -> Vec<Event> {
     let mut parser = OutputParser::new(ParserOptions {
         reasoning: [ReasoningStart::Never, ReasoningStart::IfOpened, ReasoningStart::Opened][format as usize % 3],
         include_reasoning: format & 64 == 0,
-        tools: [None, Some(ToolFormat::Hermes), Some(ToolFormat::Qwen3Coder)][format as usize / 3 % 3],
-        prefix: match format / 9 % 3 {
+        tools: [None, Some(ToolFormat::Hermes), Some(ToolFormat::Qwen3Coder), Some(ToolFormat::Dsml)]
+            [format as usize / 3 % 4],
+        prefix: match format / 12 % 3 {
             0 => CallPrefix::None,
             1 => CallPrefix::AnyFunction,
             _ => CallPrefix::Function("f".into()),
@@ -49,9 +53,14 @@ fn parse<'a>(format: u8, deltas: impl Iterator<Item = &'a str>) -> Vec<Event> {
         max_calls: if format & 128 == 0 { usize::MAX } else { 1 },
         id_seed: 1,
     });
-    let mut joined: Vec<Event> = Vec::new();
     let mut events: Vec<Event> = deltas.flat_map(|delta| parser.push(delta)).collect();
     events.extend(parser.finish());
+    joined(events)
+}
+
+/// The events with neighbouring deltas of the same kind joined.
+pub fn joined(events: Vec<Event>) -> Vec<Event> {
+    let mut joined: Vec<Event> = Vec::new();
     for event in events {
         match (joined.last_mut(), event) {
             (Some(Event::Reasoning(sum)), Event::Reasoning(more)) => *sum += &more,
@@ -67,7 +76,7 @@ fn parse<'a>(format: u8, deltas: impl Iterator<Item = &'a str>) -> Vec<Event> {
     joined
 }
 
-/// Outputs in both formats, with every meaningful format byte.
+/// Outputs in all formats, with every meaningful format byte.
 pub fn seeds() -> Vec<Vec<u8>> {
     let texts = [
         "<think>\nhm\n</think>\n\nThe answer is <b>4</b>.",
@@ -75,8 +84,10 @@ pub fn seeds() -> Vec<Vec<u8>> {
          <tool_call>\n{\"arguments\": {}, \"name\": \"g\"}\n</tool_call>",
         "<tool_call>\n<function=f>\n<parameter=n>\n4\n</parameter>\n<parameter=text>\n</para\n</parameter>\n</function>\n\
          </tool_call>",
+        "<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"f\">\n<｜DSML｜parameter name=\"text\" string=\"true\">é</｜DSML｜parameter>\n\
+         </｜DSML｜invoke>\n</｜DSML｜tool_calls>",
         "\n{\"name\": \"f\", \"arguments\": {\"n\": [1, {\"a\": null}]}}\n</tool_call> and more",
     ];
     let seed = |format: u8, text: &str| [&[format, format.wrapping_mul(37)], text.as_bytes()].concat();
-    texts.iter().flat_map(|text| (0..27).map(move |format| seed(format, text))).collect()
+    texts.iter().flat_map(|text| (0..36).map(move |format| seed(format, text))).collect()
 }

@@ -55,7 +55,10 @@ impl SubmittedChat {
         let grammar = reasoned.or(structure);
         let requests = params.requests(ids, usize::MAX, logprobs, grammar, state)?;
         let generations = Generation::submit_all(state, &params, requests, messages)?;
-        let parsers = parsers.into_iter().map(|parser| ChoiceParser { parser, reasoning_tokens: 0 }).collect();
+        let parsers = parsers
+            .into_iter()
+            .map(|parser| ChoiceParser { parser, reasoning_tokens: 0, early_call_tokens: 0 })
+            .collect();
         Ok(Self { params, generations, parsers, logprobs: logprobs.is_some(), names_function, ignored })
     }
 }
@@ -65,15 +68,25 @@ pub struct ChoiceParser {
     parser: OutputParser,
     /// Number of reasoning tokens so far.
     pub reasoning_tokens: usize,
+    /// Number of tokens of a call in the reasoning, which count as reasoning if it is a draft.
+    early_call_tokens: usize,
 }
 
 impl ChoiceParser {
     /// Parses one delta into events. The last delta also ends the parser and turns `stop` into `tool_calls` after a call.
     pub fn parse(&mut self, delta: &mut Delta) -> Vec<Event> {
         let mut events = self.parser.push(&delta.text);
-        self.reasoning_tokens += usize::from(self.parser.in_reasoning());
+        if self.parser.in_early_call() {
+            self.early_call_tokens += 1;
+        } else {
+            let drafted = std::mem::take(&mut self.early_call_tokens);
+            self.reasoning_tokens += drafted + usize::from(self.parser.in_reasoning());
+        }
         if let Some(finish) = &mut delta.finish {
             events.extend(self.parser.finish());
+            if !self.parser.in_early_call() {
+                self.reasoning_tokens += std::mem::take(&mut self.early_call_tokens);
+            }
             if finish.reason == "stop" && self.parser.has_calls() {
                 finish.reason = "tool_calls";
             }

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod answer;
+mod cases;
 mod recorded;
 mod scripted;
 #[path = "../support/mod.rs"]

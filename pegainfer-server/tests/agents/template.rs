@@ -38,6 +38,16 @@ impl Template {
         Self::with("effort", Format::Tags, source)
     }
 
+    /// DeepSeek-V4's own format, which the program knows by the model's type.
+    pub fn dsml() -> Self {
+        let template = Self::with("dsml", Format::Tags, "");
+        for file in ["chat_template.jinja", "tokenizer_config.json"] {
+            std::fs::remove_file(template.dir.join(file)).unwrap();
+        }
+        std::fs::write(template.dir.join("config.json"), "{\"model_type\": \"deepseek_v4\"}").unwrap();
+        template
+    }
+
     /// The templates `*.jinja` in the directories of `PEGAINFER_TEST_TEMPLATES`, such as those of the official checkpoints.
     pub fn official() -> Vec<Self> {
         let dir = std::env::var_os("PEGAINFER_TEST_TEMPLATES").expect("PEGAINFER_TEST_TEMPLATES is not set");

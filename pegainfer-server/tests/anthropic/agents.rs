@@ -92,7 +92,7 @@ fn a_call_that_was_cut_off_is_an_object_and_may_come_back() {
     let message = post_ok(server.address, MESSAGES, &body(json!({"tools": weather(), "max_tokens": tokens})));
     assert_eq!(
         (&message["stop_reason"], &message["content"][0]["input"]),
-        (&json!("max_tokens"), &json!({"city": "Bern"}))
+        (&json!("max_tokens"), &json!({"city": "Bern", "days": "thr"}))
     );
     let call = json!({"type": "tool_use", "id": "t", "name": "weather", "input": "{\"city\": \"Be"});
     let messages = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": [call]},

@@ -2,6 +2,8 @@
 
 /// White space of JSON and of the templates.
 pub const WHITESPACE: [char; 4] = [' ', '\n', '\r', '\t'];
+/// White space within a line.
+const BLANKS: [char; 2] = [' ', '\t'];
 
 /// Maximum white space between two tags that belong together, in bytes. It bounds the time spent on each token.
 const MAX_GAP: usize = 64;
@@ -11,7 +13,7 @@ const MAX_GAP: usize = 64;
 pub enum Next {
     Yes,
     No,
-    /// The text ends before that is certain.
+    /// The text ends before that is certain, and more may come.
     Maybe,
 }
 
@@ -34,23 +36,44 @@ impl Seek {
 }
 
 /// A buffer of text with a position. Positions are bytes.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Cursor {
     pub text: String,
     /// The position: everything before it was parsed.
     pub at: usize,
+    /// Whether the model's output ends with the text.
+    pub ended: bool,
+    /// Whether the text before the buffer ends with a line break, or with one and blanks.
+    line_start: bool,
+}
+
+impl Default for Cursor {
+    fn default() -> Self {
+        Self { text: String::new(), at: 0, ended: false, line_start: true }
+    }
 }
 
 impl Cursor {
+    /// A cursor at the beginning of a complete text.
+    pub fn of_whole(text: &str) -> Self {
+        Self { text: text.to_owned(), ended: true, ..Self::default() }
+    }
+
+    /// An empty cursor that continues another one at this byte.
+    pub fn continuing(other: &Self, at: usize) -> Self {
+        Self { line_start: other.is_line_start(at), ..Self::default() }
+    }
+
     /// Removes and returns the text before the position.
     pub fn take(&mut self) -> String {
+        self.line_start = self.is_line_start(self.at);
         let rest = self.text.split_off(self.at);
         self.at = 0;
         std::mem::replace(&mut self.text, rest)
     }
 
-    /// Removes and returns the text before `end`, except trailing `held` characters. The position moves after them, so that
-    /// they are not parsed again: before the position there are only `held` characters, before and after the call.
+    /// Removes and returns the text before `end`, except trailing `held` characters. The position moves after them, so
+    /// that they are not parsed again: before the position there are only `held` characters, before and after the call.
     pub fn take_but(&mut self, end: usize, held: &[char]) -> String {
         let new = self.text[self.at..end].trim_end_matches(held).len();
         if new == 0 {
@@ -58,9 +81,9 @@ impl Cursor {
             return String::new();
         }
         self.at += new;
-        let behind = end - self.at;
+        let after = end - self.at;
         let taken = self.take();
-        self.at = behind;
+        self.at = after;
         taken
     }
 
@@ -79,9 +102,69 @@ impl Cursor {
         self.at = self.text.len() - self.rest().trim_start_matches(WHITESPACE).len();
     }
 
+    /// Moves the position over the next character.
+    pub fn skip_char(&mut self) {
+        self.at += self.rest().chars().next().map_or(0, char::len_utf8);
+    }
+
+    /// Whether only blanks come before this byte in its line.
+    pub fn is_line_start(&self, at: usize) -> bool {
+        let line = self.text[..at].trim_end_matches(BLANKS);
+        if line.is_empty() { self.line_start } else { line.ends_with('\n') }
+    }
+
     /// Whether `expected` comes next. The position may be inside a character.
     pub fn next_is(&self, expected: &str) -> Next {
-        begins(&self.text.as_bytes()[self.at..], expected)
+        self.begins(self.at, expected)
+    }
+
+    /// Whether `expected` begins at this byte.
+    pub fn begins(&self, at: usize, expected: &str) -> Next {
+        let text = &self.text.as_bytes()[at..];
+        if text.starts_with(expected.as_bytes()) {
+            Next::Yes
+        } else if expected.as_bytes().starts_with(text) {
+            self.maybe()
+        } else {
+            Next::No
+        }
+    }
+
+    /// The answer where the text ends too early: no, if no more can come.
+    pub fn maybe(&self) -> Next {
+        if self.ended { Next::No } else { Next::Maybe }
+    }
+
+    /// The byte after white space that begins at `at`; `None` if there is too much between two tags.
+    pub fn after_space(&self, at: usize) -> Option<usize> {
+        let inside = self.text[at..].trim_start_matches(WHITESPACE);
+        let after = self.text.len() - inside.len();
+        (after - at <= MAX_GAP).then_some(after)
+    }
+
+    /// Whether nothing but white space comes after this byte.
+    pub fn ends_after_space(&self, at: usize) -> Next {
+        match self.after_space(at) {
+            Some(after) if after == self.text.len() => {
+                if self.ended {
+                    Next::Yes
+                } else {
+                    Next::Maybe
+                }
+            }
+            _ => Next::No,
+        }
+    }
+
+    /// Whether one of `tags` begins after white space at `at`.
+    pub fn any_after_space(&self, at: usize, tags: &[&str]) -> Next {
+        let Some(after) = self.after_space(at) else { return Next::No };
+        any(tags.iter().map(|tag| self.begins(after, tag)))
+    }
+
+    /// Whether the output ends at the position, or inside one of `tags` that begins there.
+    pub fn ends_in(&self, tags: &[&str]) -> bool {
+        self.ended && tags.iter().any(|tag| tag.len() > self.rest().len() && tag.starts_with(self.rest()))
     }
 
     /// Moves the position over `expected` if it comes next.
@@ -99,24 +182,20 @@ impl Cursor {
         if let Some(found) = rest.find(tag) {
             return Seek::Found(self.at + found);
         }
-        let partial = rest.rfind('<').filter(|&i| begins(&rest.as_bytes()[i..], tag) == Next::Maybe);
+        let partial = rest.rfind('<').filter(|&i| self.begins(self.at + i, tag) == Next::Maybe);
         Seek::Pending(self.at + partial.unwrap_or(rest.len()))
     }
 }
 
-/// Whether `text` begins with `expected`.
-pub fn begins(text: &[u8], expected: &str) -> Next {
-    if text.starts_with(expected.as_bytes()) {
-        Next::Yes
-    } else if expected.as_bytes().starts_with(text) {
-        Next::Maybe
-    } else {
-        Next::No
+/// Whether one of the answers is yes, or may become yes.
+pub fn any(answers: impl IntoIterator<Item = Next>) -> Next {
+    let mut best = Next::No;
+    for answer in answers {
+        match answer {
+            Next::Yes => return Next::Yes,
+            Next::Maybe => best = Next::Maybe,
+            Next::No => {}
+        }
     }
-}
-
-/// Whether `text` begins with `expected` after optional white space.
-pub fn begins_after_space(text: &str, expected: &str) -> Next {
-    let inside = text.trim_start_matches(WHITESPACE);
-    if text.len() - inside.len() > MAX_GAP { Next::No } else { begins(inside.as_bytes(), expected) }
+    best
 }

@@ -8,21 +8,26 @@
 //! </｜DSML｜tool_calls>
 //! ```
 //!
-//! The arguments are emitted as a JSON object. Strings are streamed; other values are needed whole.
+//! The arguments are emitted as a JSON object. Strings are streamed; other values are needed whole. Tolerated are
+//! missing closing tags, other names of the outer tag, values without their kind, text between parameters (it becomes
+//! content after the call) and a JSON object instead of the parameters.
 
-use super::cursor::{Cursor, Next, Seek};
-use super::format::{CallPrefix, DSML_INVOKE, Progress};
+use super::arguments::{Arguments, cut_off_object, stream_object};
+use super::cursor::{Cursor, Next};
+use super::dsml_tags::{
+    INVOKE_CLOSE, PARAMETER, PARAMETER_CLOSE, ValueSearch, is_cut_off, outer_close, without_partial_tag,
+};
+use super::format::{CallPrefix, DSML_INVOKE, MAX_NAME, Progress, TagName, tag_name};
+use super::json_reader::{JsonReader, Read};
 use super::output::Output;
+use super::parameter::{Parameter, ValueType};
+use super::typed::ParameterType;
+use super::value_end::{ValueEnd, known_keys};
 use serde_json::Value;
+use std::sync::Arc;
 
-const CLOSE: &str = "</｜DSML｜tool_calls>";
-const INVOKE_CLOSE: &str = "</｜DSML｜invoke>";
-const PARAMETER: &str = "<｜DSML｜parameter name=\"";
-const PARAMETER_CLOSE: &str = "</｜DSML｜parameter>";
-/// Separator between a parameter's name and `true` or `false`.
-const STRING: &str = "\" string=\"";
-/// Maximum length in bytes of the rest of a tag after its beginning; longer text is not a tag.
-const MAX_NAME: usize = 256;
+/// Tags that end a JSON object in place of parameters.
+const OBJECT_ENDS: &[&str] = &["</｜DSML｜"];
 
 #[derive(Debug)]
 enum Step {
@@ -34,13 +39,11 @@ enum Step {
     Named(String),
     /// Between parameters.
     Body,
-    /// In a parameter's name and kind.
-    Key,
-    /// In a value that is a string.
-    Text,
-    /// In a value that is JSON.
-    Json,
-    /// In text where only tags are allowed: it becomes content.
+    /// In a value, and the number of opening tags that are part of it.
+    Value(Box<Parameter>, usize),
+    /// In a JSON object in place of the parameters.
+    Object(JsonReader),
+    /// In text where only tags are allowed.
     Stray,
 }
 
@@ -54,12 +57,13 @@ enum Transition {
 
 use Transition::{Done, NotACall, To, Wait};
 
-/// Parses one block after the other.
+/// Parses one block.
 #[derive(Debug)]
 pub struct DsmlParser {
+    definitions: Arc<[Value]>,
     step: Step,
-    /// Number of parameters of this invocation that were emitted.
-    parameters: usize,
+    function: String,
+    arguments: Arguments,
     /// Whether the position is inside an invocation.
     invoked: bool,
     /// Whether an invocation of the block was emitted.
@@ -67,19 +71,15 @@ pub struct DsmlParser {
 }
 
 impl DsmlParser {
-    /// A parser at the end of the prompt, which may contain the beginning of a call.
-    pub fn new(prefix: CallPrefix) -> Self {
+    /// A parser at the end of the prompt, which may contain the beginning of a call, or after the outer tag.
+    pub fn new(prefix: CallPrefix, definitions: Arc<[Value]>) -> Self {
         let step = match prefix {
             CallPrefix::None => Step::Block,
             CallPrefix::AnyFunction => Step::Name,
             CallPrefix::Function(name) => Step::Named(name),
         };
-        Self { step, parameters: 0, invoked: false, started: false }
-    }
-
-    /// Starts the next block.
-    pub fn begin(&mut self) {
-        *self = Self::new(CallPrefix::None);
+        let arguments = Arguments::default();
+        Self { definitions, step, function: String::new(), arguments, invoked: false, started: false }
     }
 
     /// Parses as far as the text goes.
@@ -98,12 +98,16 @@ impl DsmlParser {
         }
     }
 
-    /// Ends the text with the held-back rest `held`; returns whether that belongs to a call. A cut-off value is emitted as far
-    /// as it goes.
-    pub fn finish(&mut self, held: &str, out: &mut Output) -> bool {
-        match self.step {
-            Step::Text => out.tool_arguments(&escaped(held)),
-            Step::Json => out.tool_arguments(held),
+    /// Ends the output; returns whether there was a call. An open call ends with what is whole.
+    pub fn finish(&mut self, cursor: &Cursor, out: &mut Output) -> bool {
+        match std::mem::replace(&mut self.step, Step::Block) {
+            Step::Value(mut parameter, _) => {
+                parameter.push(without_partial_tag(&cursor.text), &self.arguments, out);
+                parameter.end(false, &mut self.arguments, out);
+                self.arguments.end(false, out);
+            }
+            Step::Object(mut reader) => cut_off_object(&mut reader, out),
+            _ if self.invoked => self.arguments.end(false, out),
             _ => {}
         }
         self.started
@@ -112,63 +116,61 @@ impl DsmlParser {
     fn advance(&mut self, step: Step, cursor: &mut Cursor, out: &mut Output) -> Transition {
         match step {
             Step::Block => self.block(cursor),
-            Step::Name => match cursor.rest().find(['>', '\n']) {
-                Some(end) if cursor.rest()[..end].ends_with('"') && (2..=MAX_NAME).contains(&end) => {
-                    let name = cursor.rest()[..end - 1].to_owned();
-                    cursor.at += end + 1;
-                    self.start(&name, cursor, out)
-                }
-                None if cursor.rest().len() <= MAX_NAME => Wait(Step::Name),
-                _ => self.stray(cursor, out),
+            Step::Name => match tag_name(cursor, cursor.at, '"') {
+                TagName::Complete(name, end) => match cursor.begins(end, ">") {
+                    Next::Yes => {
+                        cursor.at = end + 1;
+                        self.start(&name, cursor, out)
+                    }
+                    Next::Maybe => Wait(Step::Name),
+                    Next::No => NotACall,
+                },
+                TagName::Incomplete => Wait(Step::Name),
+                TagName::Bad => NotACall,
             },
             Step::Named(_) if cursor.text.is_empty() => Wait(step),
             Step::Named(name) => self.start(&name, cursor, out),
             Step::Body => self.body(cursor, out),
-            Step::Key => self.key(cursor, out),
-            Step::Text => {
-                let close = cursor.seek(PARAMETER_CLOSE);
-                cursor.at = close.at();
-                out.tool_arguments(&escaped(&cursor.take()));
-                match close {
-                    Seek::Found(_) => self.value_ends("\"", cursor, out),
-                    Seek::Pending(_) => Wait(Step::Text),
+            Step::Value(parameter, nested) => self.value(parameter, nested, cursor, out),
+            Step::Object(mut reader) => {
+                if stream_object(&mut reader, cursor, out) == Read::More {
+                    return Wait(Step::Object(reader));
                 }
+                self.invoked = false;
+                To(Step::Block)
             }
-            Step::Json => match cursor.seek(PARAMETER_CLOSE) {
-                Seek::Found(at) => {
-                    cursor.at = at;
-                    let text = cursor.take();
-                    // Invalid JSON becomes a string, so that the arguments stay valid.
-                    let value = serde_json::from_str::<Value>(&text).unwrap_or(Value::String(text));
-                    self.value_ends(&value.to_string(), cursor, out)
-                }
-                Seek::Pending(_) => {
-                    cursor.at = 0;
-                    Wait(Step::Json)
-                }
-            },
             Step::Stray => {
                 cursor.at += cursor.rest().find('<').unwrap_or(cursor.rest().len());
-                out.content(&cursor.take());
-                let next = if self.invoked { Step::Body } else { Step::Block };
-                if cursor.text.is_empty() { Wait(Step::Stray) } else { To(next) }
+                out.stray(&cursor.take());
+                if cursor.text.is_empty() { Wait(Step::Stray) } else { To(Step::Body) }
             }
         }
     }
 
     fn block(&mut self, cursor: &mut Cursor) -> Transition {
         cursor.skip_whitespace();
-        match [DSML_INVOKE, CLOSE].map(|tag| cursor.next_is(tag)) {
-            [Next::Yes, _] => {
+        if self.started && is_cut_off(cursor) {
+            cursor.at = cursor.text.len();
+            return Done;
+        }
+        let (outer, _) = outer_close(cursor, cursor.at);
+        match [cursor.next_is(DSML_INVOKE), cursor.next_is(INVOKE_CLOSE), outer] {
+            [Next::Yes, ..] => {
                 cursor.at += DSML_INVOKE.len();
                 To(Step::Name)
             }
-            [_, Next::Yes] if self.started => {
-                cursor.at += CLOSE.len();
+            // A closing tag too many, or after an object in place of parameters.
+            [_, Next::Yes, _] if self.started => {
+                cursor.at += INVOKE_CLOSE.len();
+                To(Step::Block)
+            }
+            [.., Next::Yes] if self.started => {
+                cursor.at = outer_close(cursor, cursor.at).1;
                 Done
             }
-            [Next::No, Next::No | Next::Yes] if !self.started => NotACall,
-            [Next::No, Next::No] => Done,
+            [Next::Maybe, ..] => Wait(Step::Block),
+            _ if !self.started => NotACall,
+            [Next::No, Next::No, Next::No] => Done,
             _ => Wait(Step::Block),
         }
     }
@@ -176,135 +178,120 @@ impl DsmlParser {
     fn start(&mut self, name: &str, cursor: &mut Cursor, out: &mut Output) -> Transition {
         out.tool_start(name);
         cursor.take();
-        (self.parameters, self.invoked, self.started) = (0, true, true);
+        self.function = name.to_owned();
+        (self.invoked, self.started) = (true, true);
         To(Step::Body)
+    }
+
+    /// Ends the invocation.
+    fn end(&mut self, out: &mut Output) -> Transition {
+        self.arguments.end(true, out);
+        self.invoked = false;
+        To(Step::Block)
     }
 
     fn body(&mut self, cursor: &mut Cursor, out: &mut Output) -> Transition {
         cursor.skip_whitespace();
         cursor.take();
-        match [PARAMETER, INVOKE_CLOSE].map(|tag| cursor.next_is(tag)) {
-            [Next::Yes, _] => {
-                cursor.at += PARAMETER.len();
-                To(Step::Key)
+        if cursor.text.is_empty() || is_cut_off(cursor) {
+            return Wait(Step::Body);
+        }
+        let (outer, _) = outer_close(cursor, 0);
+        let tags = [PARAMETER, PARAMETER_CLOSE, INVOKE_CLOSE, DSML_INVOKE].map(|tag| cursor.next_is(tag));
+        match tags {
+            [Next::Yes, ..] => self.parameter(cursor, out),
+            // A closing tag too many.
+            [_, Next::Yes, ..] => {
+                cursor.at += PARAMETER_CLOSE.len();
+                cursor.take();
+                To(Step::Body)
             }
-            [_, Next::Yes] => {
+            [_, _, Next::Yes, _] => {
                 cursor.at += INVOKE_CLOSE.len();
                 cursor.take();
-                out.tool_arguments(if self.parameters == 0 { "{}" } else { "}" });
-                self.invoked = false;
-                To(Step::Block)
+                self.end(out)
             }
-            [Next::No, Next::No] => self.stray(cursor, out),
-            _ => Wait(Step::Body),
+            // The invocation was not closed.
+            [.., Next::Yes] => self.end(out),
+            _ if outer == Next::Yes => self.end(out),
+            tags if tags.contains(&Next::Maybe) || outer == Next::Maybe => Wait(Step::Body),
+            _ if cursor.peek() == Some(b'{') && self.arguments.is_empty() => {
+                To(Step::Object(JsonReader::new(OBJECT_ENDS)))
+            }
+            _ => self.stray(cursor, out),
         }
     }
 
-    fn key(&mut self, cursor: &mut Cursor, out: &mut Output) -> Transition {
-        let rest = cursor.rest();
-        let Some(end) = rest.find(['>', '\n']) else {
-            return if rest.len() <= MAX_NAME { Wait(Step::Key) } else { self.stray(cursor, out) };
+    /// Begins a parameter at its opening tag.
+    fn parameter(&mut self, cursor: &mut Cursor, out: &mut Output) -> Transition {
+        let (key, end) = match tag_name(cursor, PARAMETER.len(), '"') {
+            TagName::Complete(key, end) => (key, end),
+            TagName::Incomplete => return Wait(Step::Body),
+            TagName::Bad => return self.stray(cursor, out),
         };
-        let parts = rest[..end].strip_suffix('"').and_then(|tag| tag.split_once(STRING));
-        let (key, is_string) = match parts {
-            Some((key, "true")) => (key.to_owned(), true),
-            Some((key, "false")) => (key.to_owned(), false),
-            _ => return self.stray(cursor, out),
+        let attributes = &cursor.text[end..];
+        let Some(length) = attributes.find(['>', '\n']) else {
+            let wait = attributes.len() <= MAX_NAME;
+            return if wait { Wait(Step::Body) } else { self.stray(cursor, out) };
         };
-        cursor.at += end + 1;
+        if !attributes[length..].starts_with('>') {
+            return self.stray(cursor, out);
+        }
+        let schema = || ParameterType::of(&self.definitions, &self.function, &key);
+        let value_type = match attributes[..length].trim() {
+            "string=\"true\"" => ValueType::Text,
+            "string=\"false\"" if schema().begins_as_text() => ValueType::Json,
+            // Without the attribute the schema tells the type.
+            _ => ValueType::Schema(schema()),
+        };
+        cursor.at = end + length + 1;
         cursor.take();
-        let separator = if self.parameters == 0 { "{" } else { ", " };
-        let quote = if is_string { "\"" } else { "" };
-        out.tool_arguments(&format!("{separator}{}: {quote}", Value::from(key)));
-        self.parameters += 1;
-        To(if is_string { Step::Text } else { Step::Json })
+        To(Step::Value(Box::new(Parameter::begin(key, value_type, &mut self.arguments, out)), 0))
     }
 
-    /// Ends a value with the text `last`; its closing tag is next.
-    fn value_ends(&mut self, last: &str, cursor: &mut Cursor, out: &mut Output) -> Transition {
-        out.tool_arguments(last);
-        cursor.at += PARAMETER_CLOSE.len();
-        cursor.take();
-        To(Step::Body)
+    fn value(
+        &mut self,
+        mut parameter: Box<Parameter>,
+        nested: usize,
+        cursor: &mut Cursor,
+        out: &mut Output,
+    ) -> Transition {
+        let search = ValueSearch {
+            cursor,
+            definitions: &self.definitions,
+            keys: &if cursor.text.contains('<') { known_keys(&self.definitions, &self.function) } else { vec![] },
+            given: &|key| self.arguments.contains(key) || parameter.key == key,
+            is_text: parameter.is_text(),
+        };
+        let (found, nested) = search.run(nested);
+        match found {
+            ValueEnd::At(end, tag) => {
+                let text = &cursor.text[..end];
+                // A line break before another tag is layout.
+                let text = if tag == 0 { text.strip_suffix('\n').unwrap_or(text) } else { text };
+                parameter.push(text, &self.arguments, out);
+                cursor.at = end + tag;
+                cursor.take();
+                parameter.end(true, &mut self.arguments, out);
+                To(Step::Body)
+            }
+            ValueEnd::After(_) if cursor.ended => Wait(Step::Value(parameter, nested)),
+            ValueEnd::After(end) => {
+                let text = &cursor.text[..end];
+                // It is held back until it is known whether a tag follows.
+                let text = text.strip_suffix('\n').unwrap_or(text);
+                parameter.push(text, &self.arguments, out);
+                cursor.at = text.len();
+                cursor.take();
+                Wait(Step::Value(parameter, nested))
+            }
+        }
     }
 
-    /// Treats the next character as content: it does not begin a tag.
+    /// Treats the next character as text outside parameters.
     fn stray(&mut self, cursor: &mut Cursor, out: &mut Output) -> Transition {
-        if !self.started {
-            return NotACall;
-        }
-        cursor.at += cursor.rest().chars().next().map_or(0, char::len_utf8);
-        out.content(&cursor.take());
+        cursor.skip_char();
+        out.stray(&cursor.take());
         To(Step::Stray)
-    }
-}
-
-/// Contents of a JSON string: `text` with JSON escapes.
-fn escaped(text: &str) -> String {
-    let quoted = Value::from(text).to_string();
-    quoted[1..quoted.len() - 1].to_owned()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::tests::{describe, parse};
-    use super::super::{CallPrefix, ParserOptions, ReasoningStart, ToolFormat};
-
-    fn options(reasoning: ReasoningStart, prefix: CallPrefix) -> ParserOptions {
-        ParserOptions {
-            reasoning,
-            include_reasoning: true,
-            tools: Some(ToolFormat::Dsml),
-            prefix,
-            definitions: std::sync::Arc::new([]),
-            max_calls: usize::MAX,
-            id_seed: 7,
-        }
-    }
-
-    const CALL: &str = "hm\n</think>I look.\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"f\">\n\
-        <｜DSML｜parameter name=\"k\" string=\"true\">a \"b\" </x> é</｜DSML｜parameter>\n\
-        <｜DSML｜parameter name=\"n\" string=\"false\">[1, {\"x\": null}]</｜DSML｜parameter>\n</｜DSML｜invoke>\n\
-        <｜DSML｜invoke name=\"g\">\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>";
-
-    fn expected() -> Vec<String> {
-        let arguments = "A0 {\"k\": \"a \\\"b\\\" </x> é\", \"n\": [1,{\"x\":null}]}";
-        ["R hm", "C I look.", "T0 f", arguments, "T1 g", "A1 {}"].map(str::to_owned).to_vec()
-    }
-
-    #[test]
-    fn every_cut_gives_the_same_events() {
-        let whole = describe(&parse(options(ReasoningStart::Opened, CallPrefix::None), [CALL]));
-        assert_eq!(whole, expected());
-        for (cut, _) in CALL.char_indices() {
-            let (a, b) = CALL.split_at(cut);
-            assert_eq!(
-                describe(&parse(options(ReasoningStart::Opened, CallPrefix::None), [a, b])),
-                whole,
-                "cut at {cut}"
-            );
-        }
-        let characters: Vec<String> = CALL.chars().map(String::from).collect();
-        let singly = parse(options(ReasoningStart::Opened, CallPrefix::None), characters.iter().map(String::as_str));
-        assert_eq!(describe(&singly), whole);
-    }
-
-    #[test]
-    fn text_that_is_no_call_becomes_content_and_cut_off_calls_are_emitted() {
-        let read = |prefix, text: &str| describe(&parse(options(ReasoningStart::Never, prefix), [text]));
-        let none = || CallPrefix::None;
-        assert_eq!(read(none(), "a <｜DSML｜tool_calls> b"), ["C a <｜DSML｜tool_calls> b"]);
-        assert_eq!(read(none(), "a <｜DSML｜tool"), ["C a <｜DSML｜tool"]);
-        let open = "<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"f\">\n";
-        let cut = format!("{open}<｜DSML｜parameter name=\"k\" string=\"true\">ab");
-        assert_eq!(read(none(), &cut), ["T0 f", "A0 {\"k\": \"ab"]);
-        let wrong = format!(
-            "{open}<｜DSML｜parameter name=\"k\" string=\"false\">yes</｜DSML｜parameter></｜DSML｜invoke></｜DSML｜tool_calls>"
-        );
-        assert_eq!(read(none(), &wrong), ["T0 f", "A0 {\"k\": \"yes\"}"]);
-        let stray = format!("{open}oops</｜DSML｜invoke></｜DSML｜tool_calls> z");
-        assert_eq!(read(none(), &stray), ["T0 f", "C oops", "A0 {}", "C z"]);
-        assert_eq!(read(CallPrefix::AnyFunction, "g\">\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>"), ["T0 g", "A0 {}"]);
-        assert_eq!(read(CallPrefix::Function("h".into()), "</｜DSML｜invoke>"), ["T0 h", "A0 {}"]);
     }
 }

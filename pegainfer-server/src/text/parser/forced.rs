@@ -1,11 +1,10 @@
 //! The grammar of tool calls, forced or as the alternative to a structured output.
 
-use super::format::{CALL_CLOSE, CallPrefix, ToolFormat};
-use super::parameter::{FUNCTION_CLOSE, PARAMETER, PARAMETER_CLOSE};
+use super::format::{CALL_CLOSE, CallPrefix, FUNCTION_CLOSE, PARAMETER, PARAMETER_CLOSE, ToolFormat};
 use super::raw_text::patterns;
 use super::schema::{alternatives, type_name};
 use crate::text::{GrammarSource, with_options};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 /// Keyword of a parameter's schema: a Lark grammar of the value. It can be enforced where values have no quotes.
 pub const LARK: &str = "x-lark";
@@ -162,9 +161,12 @@ impl Rules {
     }
 }
 
-/// A function's parameters as the schema of an object.
+/// A function's parameters as the schema of an object. A function without parameters takes an empty object.
 fn arguments(function: &Value) -> Value {
-    let mut schema = function["parameters"].as_object().cloned().unwrap_or_else(Map::new);
+    let Some(parameters) = function["parameters"].as_object() else {
+        return json!({"type": "object", "properties": {}, "additionalProperties": false});
+    };
+    let mut schema = parameters.clone();
     schema.entry("type").or_insert(json!("object"));
     Value::Object(schema)
 }
@@ -333,6 +335,9 @@ mod tests {
             (ToolFormat::Hermes, &named, " {\"city\": \"Bern\", \"days\": 2}}"),
             (ToolFormat::Hermes, &any, "{\"name\": \"other\", \"arguments\": {}}\n</tool_call>"),
             (ToolFormat::Hermes, &any, "I think"),
+            // A function without parameters takes none.
+            (ToolFormat::Hermes, &any, "{\"name\": \"time\", \"arguments\": {\"a\": 19}}\n</tool_call>"),
+            (ToolFormat::Qwen3Coder, &any, "time>\n<parameter=a>\n19\n</parameter>\n</function>\n</tool_call>"),
             (ToolFormat::Qwen3Coder, &named, "<parameter=city>\nBern\n</parameter>\n</function>\n</tool_call>"),
             (
                 ToolFormat::Qwen3Coder,

@@ -1,15 +1,26 @@
 //! The formats of tool calls: what the parser of each one and what finds the calls have in common.
 
+use super::cursor::Cursor;
 use serde_json::Value;
 
 /// Opening tag of a call, in Qwen's formats.
 pub const CALL_OPEN: &str = "<tool_call>";
 /// Closing tag of a call.
 pub const CALL_CLOSE: &str = "</tool_call>";
+/// Beginning of the opening tag of a function, before its name.
+pub const FUNCTION: &str = "<function=";
+/// Closing tag of a function.
+pub const FUNCTION_CLOSE: &str = "</function>";
+/// Beginning of the opening tag of a parameter.
+pub const PARAMETER: &str = "<parameter=";
+/// Closing tag of a parameter.
+pub const PARAMETER_CLOSE: &str = "</parameter>";
 /// Opening tag of a block of calls, in DeepSeek-V4's format.
 pub const DSML_OPEN: &str = "<｜DSML｜tool_calls>";
 /// Opening tag of a call in such a block, up to its name.
 pub const DSML_INVOKE: &str = "<｜DSML｜invoke name=\"";
+/// Maximum length of names and keys in bytes; longer text is not a tag.
+pub const MAX_NAME: usize = 256;
 
 /// Format in which a model writes tool calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,16 +31,6 @@ pub enum ToolFormat {
     Qwen3Coder,
     /// DeepSeek-V4: a block of invocations, see [`super::dsml`].
     Dsml,
-}
-
-impl ToolFormat {
-    /// Opening tag of a call, or of a block of calls.
-    pub fn open(self) -> &'static str {
-        match self {
-            Self::Hermes | Self::Qwen3Coder => CALL_OPEN,
-            Self::Dsml => DSML_OPEN,
-        }
-    }
 }
 
 /// Beginning of the first call that the prompt already contains, which forces the model to make the call.
@@ -44,8 +45,8 @@ pub enum CallPrefix {
 }
 
 impl CallPrefix {
-    /// The text at the end of the prompt. It ends where a token of the model's own output would end, that is without the
-    /// space before the arguments.
+    /// The text at the end of the prompt. It ends where a token of the model's own output would end, that is without
+    /// the space before the arguments.
     pub fn text(&self, format: ToolFormat) -> String {
         match (self, format) {
             (Self::None, _) => String::new(),
@@ -70,4 +71,31 @@ pub enum Progress {
     Done,
     /// This is not a call: everything before the position is content.
     NotACall,
+}
+
+/// A name in a tag, up to the text that ends it.
+#[derive(Debug, PartialEq, Eq)]
+pub enum TagName {
+    /// The name, and the byte after the text that ends it.
+    Complete(String, usize),
+    /// The text ends inside the name.
+    Incomplete,
+    Bad,
+}
+
+/// Reads a name from this byte up to `end`, which is `>` or `"`.
+pub fn tag_name(cursor: &Cursor, at: usize, end: char) -> TagName {
+    let rest = &cursor.text[at..];
+    match rest.find([end, '>', '<', '\n']) {
+        Some(length) if rest[length..].starts_with(end) && length <= MAX_NAME && !rest[..length].trim().is_empty() => {
+            TagName::Complete(rest[..length].trim().to_owned(), at + length + 1)
+        }
+        None if rest.len() <= MAX_NAME => TagName::Incomplete,
+        _ => TagName::Bad,
+    }
+}
+
+/// The request's tools by name, in OpenAI's format.
+pub fn definition<'a>(definitions: &'a [Value], function: &str) -> Option<&'a Value> {
+    definitions.iter().map(|tool| &tool["function"]).find(|tool| tool["name"] == function)
 }

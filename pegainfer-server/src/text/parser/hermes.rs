@@ -1,14 +1,16 @@
 //! Qwen3's (Hermes) tool calls: `{"name": …, "arguments": {…}}` between `<tool_call>` and `</tool_call>`.
 //!
-//! No event is emitted before it is certain that there is a call: the name is known and the arguments have begun. From then
-//! on the arguments are streamed. If the name comes after the arguments, they are held back until it is known.
+//! No event is emitted before it is certain that there is a call: the name is known and the arguments have begun. From
+//! then on the arguments are streamed. If the name comes after the arguments, they are held back until it is known.
+//! Several objects in one tag, also as a list, are several calls.
 
+use super::arguments::{cut_off_object, stream_object};
 use super::cursor::{Cursor, Next};
 use super::format::{CALL_CLOSE, CallPrefix, Progress};
+use super::json_reader::{JsonReader, Read, whole};
 use super::output::Output;
 
-/// End of a call inside a string: JSON strings contain no line breaks, so the string was never closed.
-const CLOSE_IN_STRING: &str = "\n</tool_call>";
+const CLOSERS: &[&str] = &[CALL_CLOSE];
 
 #[derive(Debug)]
 enum Step {
@@ -20,13 +22,13 @@ enum Step {
     Colon(String),
     /// Before the value of the given key.
     Value(String),
-    /// In a key, or in the value of the given key, which began at this byte.
-    Text(Option<String>, usize, Scanner),
+    /// In a key, or in the value of the given key, and the text of it so far.
+    Text(Option<String>, Box<JsonReader>, String),
     /// In the arguments, which are streamed.
-    Arguments(Scanner),
+    Arguments(Box<JsonReader>),
     /// Before `,` or `}`.
     Comma,
-    /// Before `</tool_call>`.
+    /// Before `</tool_call>` or another object.
     Close,
 }
 
@@ -41,30 +43,34 @@ enum Transition {
 
 use Transition::{Bad, Done, To, Wait};
 
-/// Parses one call after the other.
+/// Parses the calls of one tag.
 #[derive(Debug)]
 pub struct HermesParser {
     step: Step,
     name: Option<String>,
     /// Arguments that came before the name.
     arguments: Option<String>,
-    /// Whether the start of the call was emitted.
+    /// Whether this object's call was emitted.
     started: bool,
+    /// Whether any call of the tag was emitted.
+    any: bool,
+    /// Whether `<tool_call>` came before the object. If not, `</tool_call>` has to come after it.
+    tagged: bool,
 }
 
 impl HermesParser {
-    /// A parser at the end of the prompt, which may contain the beginning of a call.
+    /// A parser at the end of the prompt, which may contain the beginning of a call, or after the opening tag.
     pub fn new(prefix: CallPrefix) -> Self {
         let (step, name) = match prefix {
             CallPrefix::Function(name) => (Step::Value("arguments".into()), Some(name)),
             CallPrefix::None | CallPrefix::AnyFunction => (Step::Open, None),
         };
-        Self { step, name, arguments: None, started: false }
+        Self { step, name, arguments: None, started: false, any: false, tagged: true }
     }
 
-    /// Starts the next call.
-    pub fn begin(&mut self) {
-        *self = Self::new(CallPrefix::AnyFunction);
+    /// A parser of an object without `<tool_call>`.
+    pub fn bare() -> Self {
+        Self { tagged: false, ..Self::new(CallPrefix::None) }
     }
 
     /// Parses as far as the text goes.
@@ -78,20 +84,25 @@ impl HermesParser {
                     return Progress::More;
                 }
                 // Emitted events cannot be taken back: the call ends here.
-                Bad if self.started => self.step = Step::Close,
+                Bad if self.started && self.tagged => self.step = Step::Close,
                 Bad => return Progress::NotACall,
                 Done => return Progress::Done,
             }
         }
     }
 
-    /// Ends the text with the held-back rest `held`; returns whether that belongs to a call.
-    pub fn finish(&mut self, held: &str, out: &mut Output) -> bool {
-        // Outside a string it can only be part of `</tool_call>`.
-        if let Step::Arguments(Scanner { in_string: true, .. }) = self.step {
-            out.tool_arguments(held);
+    /// Ends the output; returns whether there was a call. An open call ends with what is whole.
+    pub fn finish(&mut self, out: &mut Output) -> bool {
+        match std::mem::replace(&mut self.step, Step::Close) {
+            Step::Arguments(mut reader) => cut_off_object(&mut reader, out),
+            Step::Open | Step::Close => {}
+            // Only the name is known.
+            _ if self.name.is_some() && !self.started => {
+                self.start(&self.arguments.clone().unwrap_or_default(), false, out)
+            }
+            _ => {}
         }
-        self.started
+        self.any
     }
 
     fn advance(&mut self, step: Step, cursor: &mut Cursor, out: &mut Output) -> Transition {
@@ -101,31 +112,29 @@ impl HermesParser {
         let Some(next) = cursor.peek() else { return Wait(step) };
         match (step, next) {
             (Step::Open, b'{') => skip(cursor, Step::Key),
-            (Step::Key, b'"') => To(Step::Text(None, cursor.at, Scanner::default())),
+            (Step::Open, b'[') if self.tagged => skip(cursor, Step::Open),
+            (Step::Key, b'"' | b'\'') => To(text(None)),
             (Step::Colon(key), b':') => skip(cursor, Step::Value(key)),
             (Step::Value(key), b'{') if is_arguments(&key) && self.name.is_some() && !self.started => {
-                self.start(out);
+                self.begin(out);
                 cursor.take();
-                To(Step::Arguments(Scanner::default()))
+                To(Step::Arguments(Box::new(JsonReader::new(CLOSERS))))
             }
-            (Step::Value(key), _) => To(Step::Text(Some(key), cursor.at, Scanner::default())),
-            (Step::Text(key, start, scanner), _) => self.text(key, start, scanner, cursor, out),
-            (Step::Arguments(mut scanner), _) => {
-                let scanned = scanner.scan(cursor);
-                out.tool_arguments(&cursor.take());
-                match scanned {
-                    Scanned::More => Wait(Step::Arguments(scanner)),
-                    Scanned::End => To(Step::Comma),
-                    Scanned::CutShort => To(Step::Close),
-                }
-            }
+            (Step::Value(key), _) => To(text(Some(key))),
+            (Step::Text(key, reader, text), _) => self.text(key, reader, text, cursor, out),
+            (Step::Arguments(mut reader), _) => match stream_object(&mut reader, cursor, out) {
+                Read::More => Wait(Step::Arguments(reader)),
+                Read::End => To(Step::Comma),
+                Read::CutShort => To(Step::Close),
+            },
             (Step::Comma, b',') => skip(cursor, Step::Key),
             (Step::Key | Step::Comma, b'}') => self.end_of_object(cursor, out),
-            // One brace too many is a common slip.
-            (Step::Close, b'}') => skip(cursor, Step::Close),
-            (Step::Close, _) => match cursor.eat(CALL_CLOSE) {
-                Next::Maybe => Wait(Step::Close),
-                Next::Yes | Next::No => Done,
+            (Step::Close, _) => self.close(cursor),
+            // The end of the call closes the object.
+            (Step::Key | Step::Comma, b'<') => match cursor.next_is(CALL_CLOSE) {
+                Next::Yes if self.name.is_some() => self.end_of_call(out),
+                Next::Maybe => Wait(Step::Comma),
+                Next::Yes | Next::No => Bad,
             },
             (Step::Open | Step::Key | Step::Colon(_) | Step::Comma, _) => Bad,
         }
@@ -135,21 +144,21 @@ impl HermesParser {
     fn text(
         &mut self,
         key: Option<String>,
-        start: usize,
-        mut scanner: Scanner,
+        mut reader: Box<JsonReader>,
+        mut text: String,
         cursor: &mut Cursor,
         out: &mut Output,
     ) -> Transition {
-        match scanner.scan(cursor) {
-            Scanned::More => return Wait(Step::Text(key, start, scanner)),
-            Scanned::CutShort => return Bad,
-            Scanned::End => {}
+        match reader.read(cursor, &mut text) {
+            Read::More => return Wait(Step::Text(key, reader, text)),
+            Read::CutShort => return Bad,
+            Read::End => {}
         }
-        let text = &cursor.text[start..cursor.at];
+        let text = text.trim();
         match key {
             None => return serde_json::from_str(text).map_or(Bad, |key| To(Step::Colon(key))),
             Some(key) if key == "name" && !self.started => match serde_json::from_str::<String>(text) {
-                Ok(name) if !name.is_empty() => self.name = Some(name),
+                Ok(name) if !name.is_empty() && !reader.damaged => self.name = Some(name),
                 _ => return Bad,
             },
             Some(key) if is_arguments(&key) && !self.started => match object_text(text) {
@@ -158,30 +167,67 @@ impl HermesParser {
             },
             Some(_) => {}
         }
-        if self.name.is_some() && self.arguments.is_some() {
-            self.start(out);
+        if self.name.is_some()
+            && !self.started
+            && let Some(arguments) = self.arguments.take()
+        {
+            self.start(&arguments, true, out);
         }
         To(Step::Comma)
     }
 
     fn end_of_object(&mut self, cursor: &mut Cursor, out: &mut Output) -> Transition {
-        if !self.started {
-            if self.name.is_none() {
-                return Bad;
-            }
-            // A function without parameters is often called without arguments.
-            self.arguments = Some("{}".into());
-            self.start(out);
+        if self.name.is_none() {
+            return Bad;
         }
-        skip(cursor, Step::Close)
+        cursor.at += 1;
+        self.end_of_call(out)
     }
 
-    /// Emits the start of the call, with the arguments that are known.
-    fn start(&mut self, out: &mut Output) {
-        self.started = true;
-        out.tool_start(self.name.as_deref().unwrap_or_default());
-        out.tool_arguments(self.arguments.as_deref().unwrap_or_default());
+    /// Ends an object with a name. A function without parameters is often called without arguments.
+    fn end_of_call(&mut self, out: &mut Output) -> Transition {
+        if !self.started {
+            self.start("{}", true, out);
+        }
+        To(Step::Close)
     }
+
+    /// Emits the start of the call.
+    fn begin(&mut self, out: &mut Output) {
+        (self.started, self.any) = (true, true);
+        out.tool_start(self.name.as_deref().unwrap_or_default());
+    }
+
+    /// Emits the call with these arguments.
+    fn start(&mut self, arguments: &str, complete: bool, out: &mut Output) {
+        self.begin(out);
+        out.tool_arguments(if arguments.is_empty() { "{}" } else { arguments });
+        out.tool_end(complete);
+    }
+
+    /// After an object: one bracket or comma too many is a common slip, and another call may follow.
+    fn close(&mut self, cursor: &mut Cursor) -> Transition {
+        if cursor.ends_in(CLOSERS) {
+            cursor.at = cursor.text.len();
+            return if self.tagged { Done } else { Bad };
+        }
+        match (cursor.eat(CALL_CLOSE), cursor.peek()) {
+            (Next::Yes, _) => Done,
+            (Next::Maybe, _) => Wait(Step::Close),
+            (_, Some(b'}' | b']' | b',')) if self.tagged => skip(cursor, Step::Close),
+            (_, Some(b'{')) if self.tagged => {
+                cursor.take();
+                (self.name, self.arguments, self.started) = (None, None, false);
+                To(Step::Open)
+            }
+            _ if self.tagged => Done,
+            _ => Bad,
+        }
+    }
+}
+
+fn text(key: Option<String>) -> Step {
+    Step::Text(key, Box::new(JsonReader::new(CLOSERS)), String::new())
 }
 
 fn skip(cursor: &mut Cursor, step: Step) -> Transition {
@@ -199,65 +245,9 @@ fn object_text(text: &str) -> Option<String> {
         b'{' => Some(text.to_string()),
         b'"' => {
             let inner: String = serde_json::from_str(text).ok()?;
-            if inner.is_empty() { Some("{}".into()) } else { inner.starts_with('{').then_some(inner) }
+            let inner = inner.trim();
+            if inner.is_empty() { Some("{}".into()) } else { inner.starts_with('{').then(|| whole(inner).0) }
         }
         _ => (text == "null").then(|| "{}".into()),
-    }
-}
-
-/// Finds the end of a JSON value. It tracks only brackets and quotes; the client validates the rest.
-#[derive(Debug, Default)]
-struct Scanner {
-    depth: usize,
-    in_string: bool,
-    escaped: bool,
-}
-
-enum Scanned {
-    More,
-    /// The position is after the value.
-    End,
-    /// The position is at the `</tool_call>` that ends the call before the value is complete.
-    CutShort,
-}
-
-impl Scanner {
-    fn scan(&mut self, cursor: &mut Cursor) -> Scanned {
-        while let Some(byte) = cursor.peek() {
-            match cursor.next_is(if self.in_string { CLOSE_IN_STRING } else { CALL_CLOSE }) {
-                Next::Yes => return Scanned::CutShort,
-                Next::Maybe => return Scanned::More,
-                Next::No => {}
-            }
-            // A bare word or number ends before the byte that follows it.
-            if self.depth == 0 && !self.in_string && b",}] \n\r\t".contains(&byte) {
-                return Scanned::End;
-            }
-            cursor.at += 1;
-            if self.step(byte) {
-                return Scanned::End;
-            }
-        }
-        Scanned::More
-    }
-
-    /// Advances by one byte; true for the last byte of a string, list or object.
-    fn step(&mut self, byte: u8) -> bool {
-        if self.in_string {
-            let closed = byte == b'"' && !self.escaped;
-            self.escaped = byte == b'\\' && !self.escaped;
-            self.in_string = !closed;
-            return closed && self.depth == 0;
-        }
-        match byte {
-            b'"' => self.in_string = true,
-            b'{' | b'[' => self.depth += 1,
-            b'}' | b']' => {
-                self.depth -= 1;
-                return self.depth == 0;
-            }
-            _ => {}
-        }
-        false
     }
 }

@@ -1,36 +1,52 @@
 //! Output parser: splits the model's text into reasoning, content and tool calls.
 //!
 //! Text arrives in deltas that may be cut anywhere, and is emitted as [`Event`]s as soon as its meaning is certain. The
-//! events do not depend on the cuts, once neighbouring deltas are joined. A tag is never emitted in part, and no text is
-//! lost: what looks like a call but is none becomes content. Only white space next to tags, which the templates put there
-//! themselves, is dropped.
+//! events do not depend on the cuts, once neighbouring deltas are joined. A tag is never emitted in part, and no text
+//! is lost: what looks like a call but is none becomes content. Only white space next to tags, which the templates put
+//! there themselves, is dropped.
+//!
+//! Between start and end of a call come only its arguments, which are one JSON object, whatever the model wrote: slips
+//! are repaired as docs/api/tools-and-reasoning.md tells. A call in which the output ends is marked incomplete.
 //!
 //! # Layout
 //! - [`reasoning`]: splits off the text inside `<think>`. [`tools`]: splits the rest into content and calls.
-//! - [`hermes`], [`qwen3_coder`], [`dsml`]: parse the formats of calls. [`parameter`], [`typed`]: values of `qwen3_coder`.
-//! - [`forced`]: grammar of a forced call; [`raw_text`], [`schema`]: of its values without quotes. [`cursor`]: the unparsed text. [`output`]: the events.
+//!   [`call_start`]: where calls begin.
+//! - [`hermes`], [`qwen3_coder`], [`dsml`]: parse the formats of calls. [`arguments`]: the object that a call becomes.
+//! - [`json_reader`], [`json_text`]: strict JSON from what models write.
+//! - [`tag_value`], [`value_end`], [`dsml_tags`]: values between tags and where they end. [`parameter`], [`typed`]:
+//!   their types.
+//! - [`forced`]: grammar of a forced call; [`raw_text`], [`schema`]: of its values without quotes.
+//! - [`cursor`]: the unparsed text. [`output`]: the events.
 
+mod arguments;
+mod call_start;
 mod cursor;
 mod dsml;
+mod dsml_tags;
 mod forced;
 mod format;
 mod hermes;
+mod json_reader;
+mod json_text;
 mod output;
 mod parameter;
 mod qwen3_coder;
 mod raw_text;
 mod reasoning;
 mod schema;
+mod tag_value;
 #[cfg(test)]
 mod tests;
 mod tools;
 mod typed;
+mod value_end;
 
 pub use forced::{LARK, grammar as forced_grammar, grammar_or};
 pub use format::{CALL_OPEN, CallPrefix, ToolFormat};
 pub use output::Event;
 pub use reasoning::{CLOSE as THINK_CLOSE, OPEN as THINK_OPEN, ReasoningStart};
 
+use call_start::CallSearch;
 use output::Output;
 use reasoning::ReasoningParser;
 use serde_json::Value;
@@ -88,9 +104,10 @@ impl OutputParser {
     /// A parser that has not read anything.
     pub fn new(options: ParserOptions) -> Self {
         let ParserOptions { prefix, definitions, .. } = options;
+        let search = options.tools.map(|format| CallSearch { format, definitions, bare_json: true });
         Self {
-            reasoning: ReasoningParser::new(options.reasoning, options.tools == Some(ToolFormat::Qwen3Coder)),
-            tools: options.tools.map(|format| ToolParser::new(format, prefix, definitions)),
+            reasoning: ReasoningParser::new(options.reasoning, search.clone()),
+            tools: search.map(|search| ToolParser::new(search, prefix)),
             out: Output::new(options.include_reasoning, options.max_calls, options.id_seed),
         }
     }
@@ -115,6 +132,12 @@ impl OutputParser {
     /// Whether the position is between the reasoning tags.
     pub fn in_reasoning(&self) -> bool {
         self.reasoning.is_inside()
+    }
+
+    /// Whether the position is in, or after, a call in the reasoning that may be a draft; at the end, whether it was a
+    /// call.
+    pub fn in_early_call(&self) -> bool {
+        self.reasoning.is_in_draft()
     }
 
     /// Whether a call was found.

@@ -1,116 +1,73 @@
-//! The value of one parameter of a Qwen3.5 call: text up to a tag, emitted as JSON.
+//! A parameter that a model writes between tags: its value as a member of the arguments.
 
-use super::cursor::{Cursor, Next, begins, begins_after_space};
-use super::format::CALL_CLOSE;
+use super::arguments::Arguments;
 use super::output::Output;
-use super::typed::ParameterType;
-use serde_json::Value;
+use super::typed::{ParameterType, json};
 
-/// Beginning of the opening tag of a parameter.
-pub const PARAMETER: &str = "<parameter=";
-/// Closing tag of a parameter.
-pub const PARAMETER_CLOSE: &str = "</parameter>";
-/// Closing tag of a function.
-pub const FUNCTION_CLOSE: &str = "</function>";
+/// How a value is converted to JSON.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ValueType {
+    /// A string, which is written in deltas.
+    Text,
+    /// By the tool's schema.
+    Schema(ParameterType),
+    /// JSON, whatever the schema says; a string if it is none.
+    Json,
+}
 
-/// A value that is being parsed. One line break at its beginning and one at its end are not part of it.
+/// A parameter that is being read.
 #[derive(Debug)]
 pub struct Parameter {
-    kind: ParameterType,
-    /// The value so far, if it is emitted as a whole.
+    pub key: String,
+    value_type: ValueType,
+    /// The value so far, if it is written as a whole.
     text: String,
-    /// Whether the leading line break has not been read yet.
-    opening: bool,
-    /// Whether nothing of the value has been read yet.
-    fresh: bool,
+    /// Whether the value is written in deltas. False for a second value of the same key.
+    streams: bool,
 }
 
 impl Parameter {
-    /// Starts a value. Emits the opening quote of a string.
-    pub fn open(kind: ParameterType, out: &mut Output) -> Self {
-        out.tool_arguments(if kind.is_text() { "\"" } else { "" });
-        Self { kind, text: String::new(), opening: true, fresh: true }
-    }
-
-    /// Parses as far as the text goes; true at the end of the value.
-    pub fn read(&mut self, cursor: &mut Cursor, out: &mut Output) -> bool {
-        if self.opening {
-            let Some(byte) = cursor.peek() else { return false };
-            cursor.at = usize::from(byte == b'\n');
-            cursor.take();
-            self.opening = false;
-        }
-        let (end, tag) = match value_end(&cursor.text, self.fresh) {
-            ValueEnd::At(end, tag) => (end, Some(tag)),
-            ValueEnd::After(end) => (end, None),
+    /// Begins a parameter.
+    pub fn begin(key: String, value_type: ValueType, arguments: &mut Arguments, out: &mut Output) -> Self {
+        let value_type = match value_type {
+            ValueType::Schema(schema) if schema.is_text() => ValueType::Text,
+            other => other,
         };
-        // A line break is held back until it is known whether it is the last one.
-        let text = &cursor.text[..end];
-        let text = text.strip_suffix('\n').unwrap_or(text);
-        self.emit(text, out);
-        self.fresh &= text.is_empty();
-        cursor.at = tag.map_or(text.len(), |tag| end + tag);
-        cursor.take();
-        if tag.is_some() {
-            self.close(out);
-        }
-        tag.is_some()
+        let streams = value_type == ValueType::Text && arguments.open_text(&key, out);
+        Self { key, value_type, text: String::new(), streams }
     }
 
-    /// Ends the text with the held-back rest `held`: a cut-off value is emitted as far as it goes. True if the value and its
-    /// function are complete.
-    pub fn finish(&mut self, held: &str, out: &mut Output) -> bool {
-        let ended = held.trim_start_matches('\n').starts_with(FUNCTION_CLOSE);
-        if ended {
-            self.close(out);
-        } else {
-            self.emit(held, out);
-            out.tool_arguments(&if self.text.is_empty() { String::new() } else { self.kind.json(&self.text) });
-        }
-        ended
+    /// Whether the value is a string in any case, which may contain what looks like a tag.
+    pub fn is_text(&self) -> bool {
+        self.value_type == ValueType::Text
     }
 
-    fn emit(&mut self, text: &str, out: &mut Output) {
-        if self.kind.is_text() {
-            let quoted = Value::from(text).to_string();
-            out.tool_arguments(&quoted[1..quoted.len() - 1]);
-        } else {
+    /// Appends text to the value.
+    pub fn push(&mut self, text: &str, arguments: &Arguments, out: &mut Output) {
+        if self.streams {
+            arguments.text(text, out);
+        } else if !self.is_text() {
             self.text.push_str(text);
         }
     }
 
-    fn close(&self, out: &mut Output) {
-        out.tool_arguments(&if self.kind.is_text() { "\"".into() } else { self.kind.json(&self.text) });
-    }
-}
-
-enum ValueEnd {
-    /// The value ends at this byte, before a tag of this many bytes (0: the tag does not belong to the value).
-    At(usize, usize),
-    /// The value extends at least to this byte.
-    After(usize),
-}
-
-/// Searches for the end of a value in `text`. `fresh`: the value begins with this text.
-fn value_end(text: &str, fresh: bool) -> ValueEnd {
-    for (at, _) in text.match_indices('<') {
-        let rest = &text[at..];
-        let line_start = text[..at].ends_with('\n') || (fresh && at == 0);
-        let next_parameter = if line_start { begins(rest.as_bytes(), PARAMETER) } else { Next::No };
-        match (begins(rest.as_bytes(), PARAMETER_CLOSE), next_parameter, function_end(rest)) {
-            (Next::Yes, ..) => return ValueEnd::At(at, PARAMETER_CLOSE.len()),
-            (_, Next::Yes, _) | (.., Next::Yes) => return ValueEnd::At(at, 0),
-            (Next::No, Next::No, Next::No) => {}
-            _ => return ValueEnd::After(at),
+    /// Ends the value. `whole`: it was closed; if not, it is kept only if it is text.
+    pub fn end(self, whole: bool, arguments: &mut Arguments, out: &mut Output) {
+        let value = match &self.value_type {
+            ValueType::Text => {
+                if self.streams {
+                    arguments.close_text(out);
+                }
+                return;
+            }
+            ValueType::Schema(schema) if whole || schema.begins_as_text() => schema.json(&self.text),
+            ValueType::Json if whole && !self.text.trim().is_empty() => {
+                Some(json(&self.text).unwrap_or_else(|| self.text.as_str().into()).to_string())
+            }
+            ValueType::Schema(_) | ValueType::Json => None,
+        };
+        if let Some(value) = value {
+            arguments.member(&self.key, &value, out);
         }
-    }
-    ValueEnd::After(text.len())
-}
-
-/// `</function>` may be part of a value: it ends the function only before `</tool_call>`.
-fn function_end(text: &str) -> Next {
-    match begins(text.as_bytes(), FUNCTION_CLOSE) {
-        Next::Yes => begins_after_space(&text[FUNCTION_CLOSE.len()..], CALL_CLOSE),
-        other => other,
     }
 }

@@ -10,21 +10,27 @@
 //! </tool_call>
 //! ```
 //!
-//! The arguments are emitted as a JSON object. Strings are streamed; other values are needed whole to be typed. A missing
-//! `</parameter>` or `</function>` is tolerated.
+//! The arguments are emitted as a JSON object. Strings are streamed; other values are needed whole to be typed. Missing
+//! closing tags are tolerated, as are several functions in one tag, text between parameters (it becomes content after
+//! the call) and a JSON object instead of the parameters.
 
+use super::arguments::{Arguments, cut_off_object, stream_object};
 use super::cursor::{Cursor, Next};
-use super::format::{CALL_CLOSE, CallPrefix, Progress};
+use super::format::{
+    CALL_CLOSE, CALL_OPEN, CallPrefix, FUNCTION, FUNCTION_CLOSE, PARAMETER, PARAMETER_CLOSE, Progress, TagName,
+    tag_name,
+};
+use super::json_reader::{JsonReader, Read};
 use super::output::Output;
-use super::parameter::{FUNCTION_CLOSE, PARAMETER, Parameter};
+use super::parameter::{Parameter, ValueType};
+use super::tag_value::TagValue;
 use super::typed::ParameterType;
+use super::value_end::known_keys;
 use serde_json::Value;
 use std::sync::Arc;
 
-/// Beginning of the opening tag of a function, before its name.
-pub const FUNCTION: &str = "<function=";
-/// Maximum length of names and keys in bytes; longer text is not a tag.
-const MAX_NAME: usize = 256;
+/// Tags that end a JSON object in place of parameters.
+const OBJECT_ENDS: &[&str] = &[FUNCTION_CLOSE, CALL_CLOSE];
 
 #[derive(Debug)]
 enum Step {
@@ -36,13 +42,13 @@ enum Step {
     Named(String),
     /// Between parameters.
     Body,
-    /// In a parameter's name.
-    Key,
     /// In a value.
-    Value(Parameter),
-    /// In text where only tags are allowed: it becomes content.
+    Value(Box<TagValue>),
+    /// In a JSON object in place of the parameters.
+    Object(JsonReader),
+    /// In text where only tags are allowed.
     Stray,
-    /// Before `</tool_call>`.
+    /// Before `</tool_call>` or another function.
     Close,
 }
 
@@ -56,14 +62,16 @@ enum Transition {
 
 use Transition::{Done, NotACall, To, Wait};
 
-/// Parses one call after the other.
+/// Parses the calls of one tag.
 #[derive(Debug)]
 pub struct Qwen3CoderParser {
     definitions: Arc<[Value]>,
     step: Step,
     function: String,
-    /// Number of parameters that were emitted.
-    parameters: usize,
+    arguments: Arguments,
+    /// Whether `<tool_call>` came before the function.
+    tagged: bool,
+    /// Whether a call has begun.
     started: bool,
 }
 
@@ -75,12 +83,13 @@ impl Qwen3CoderParser {
             CallPrefix::AnyFunction => Step::Name,
             CallPrefix::Function(name) => Step::Named(name),
         };
-        Self { definitions, step, function: String::new(), parameters: 0, started: false }
+        let arguments = Arguments::default();
+        Self { definitions, step, function: String::new(), arguments, tagged: true, started: false }
     }
 
-    /// Starts the next call.
-    pub fn begin(&mut self) {
-        (self.step, self.parameters, self.started) = (Step::Open, 0, false);
+    /// A parser of a function without `<tool_call>`.
+    pub fn bare(definitions: Arc<[Value]>) -> Self {
+        Self { tagged: false, ..Self::new(CallPrefix::None, definitions) }
     }
 
     /// Parses as far as the text goes.
@@ -99,12 +108,16 @@ impl Qwen3CoderParser {
         }
     }
 
-    /// Ends the text with the held-back rest `held`; returns whether that belongs to a call.
-    pub fn finish(&mut self, held: &str, out: &mut Output) -> bool {
-        if let Step::Value(parameter) = &mut self.step
-            && parameter.finish(held, out)
-        {
-            out.tool_arguments("}");
+    /// Ends the output; returns whether there was a call. An open call ends with what is whole.
+    pub fn finish(&mut self, cursor: &Cursor, out: &mut Output) -> bool {
+        match std::mem::replace(&mut self.step, Step::Close) {
+            Step::Value(value) => {
+                value.cut_off(cursor, &mut self.arguments, out);
+                self.arguments.end(false, out);
+            }
+            Step::Object(mut reader) => cut_off_object(&mut reader, out),
+            Step::Body | Step::Stray if self.started => self.arguments.end(false, out),
+            _ => {}
         }
         self.started
     }
@@ -119,41 +132,38 @@ impl Qwen3CoderParser {
                     Next::No => NotACall,
                 }
             }
-            Step::Name => match tag_name(cursor) {
-                TagName::Complete(name) => self.start(name, cursor, out),
+            Step::Name => match tag_name(cursor, cursor.at, '>') {
+                TagName::Complete(name, end) => {
+                    cursor.at = end;
+                    self.start(name, cursor, out)
+                }
                 TagName::Incomplete => Wait(Step::Name),
                 TagName::Bad => NotACall,
             },
             Step::Named(_) if cursor.text.is_empty() => Wait(step),
             Step::Named(name) => self.start(name, cursor, out),
             Step::Body => self.body(cursor, out),
-            Step::Key => match tag_name(cursor) {
-                TagName::Complete(key) => self.key(&key, cursor, out),
-                TagName::Incomplete => Wait(Step::Key),
-                TagName::Bad => {
-                    out.content(&cursor.take());
-                    To(Step::Stray)
-                }
-            },
-            Step::Value(mut parameter) => {
-                if parameter.read(cursor, out) {
+            Step::Value(mut value) => {
+                let keys = || known_keys(&self.definitions, &self.function);
+                if value.read(cursor, keys, &self.arguments, out) {
+                    value.end(true, &mut self.arguments, out);
                     To(Step::Body)
                 } else {
-                    Wait(Step::Value(parameter))
+                    Wait(Step::Value(value))
                 }
+            }
+            Step::Object(mut reader) => {
+                if stream_object(&mut reader, cursor, out) == Read::More {
+                    return Wait(Step::Object(reader));
+                }
+                To(Step::Close)
             }
             Step::Stray => {
                 cursor.at += cursor.rest().find('<').unwrap_or(cursor.rest().len());
-                out.content(&cursor.take());
+                out.stray(&cursor.take());
                 if cursor.text.is_empty() { Wait(Step::Stray) } else { To(Step::Body) }
             }
-            Step::Close => {
-                cursor.skip_whitespace();
-                match cursor.eat(CALL_CLOSE) {
-                    Next::Maybe => Wait(Step::Close),
-                    Next::Yes | Next::No => Done,
-                }
-            }
+            Step::Close => self.close(cursor),
         }
     }
 
@@ -165,56 +175,87 @@ impl Qwen3CoderParser {
         To(Step::Body)
     }
 
+    /// Between parameters: only tags are allowed, or a JSON object instead of them.
     fn body(&mut self, cursor: &mut Cursor, out: &mut Output) -> Transition {
         cursor.skip_whitespace();
         cursor.take();
-        let next = [PARAMETER, FUNCTION_CLOSE, CALL_CLOSE].map(|tag| cursor.next_is(tag));
-        match next {
-            [Next::Yes, ..] => {
+        let tags = [PARAMETER, PARAMETER_CLOSE, FUNCTION_CLOSE, CALL_CLOSE, CALL_OPEN, FUNCTION];
+        if cursor.text.is_empty() || cursor.ends_in(&tags) {
+            return Wait(Step::Body);
+        }
+        let next = tags.map(|tag| cursor.next_is(tag));
+        let found = next.iter().position(|&next| next == Next::Yes);
+        match found.map(|at| tags[at]) {
+            Some(PARAMETER) => self.parameter(cursor, out),
+            // A closing tag too many.
+            Some(PARAMETER_CLOSE) => {
+                cursor.at += PARAMETER_CLOSE.len();
+                cursor.take();
+                To(Step::Body)
+            }
+            Some(tag) => {
+                self.arguments.end(true, out);
+                match tag {
+                    FUNCTION_CLOSE => {
+                        cursor.at += FUNCTION_CLOSE.len();
+                        To(Step::Close)
+                    }
+                    // Another call begins, or the tag ends: the function was not closed.
+                    CALL_OPEN => Done,
+                    _ => To(Step::Close),
+                }
+            }
+            None if next.contains(&Next::Maybe) => Wait(Step::Body),
+            None if cursor.peek() == Some(b'{') && self.arguments.is_empty() => {
+                To(Step::Object(JsonReader::new(OBJECT_ENDS)))
+            }
+            None => self.stray(cursor, out),
+        }
+    }
+
+    /// Treats the next character as text outside parameters.
+    fn stray(&mut self, cursor: &mut Cursor, out: &mut Output) -> Transition {
+        cursor.skip_char();
+        out.stray(&cursor.take());
+        To(Step::Stray)
+    }
+
+    /// Begins a parameter at its opening tag. One without a name cannot be delivered.
+    fn parameter(&mut self, cursor: &mut Cursor, out: &mut Output) -> Transition {
+        match tag_name(cursor, PARAMETER.len(), '>') {
+            TagName::Complete(key, end) => {
+                cursor.at = end;
+                cursor.take();
+                let schema = ParameterType::of(&self.definitions, &self.function, &key);
+                let parameter = Parameter::begin(key, ValueType::Schema(schema), &mut self.arguments, out);
+                To(Step::Value(Box::new(TagValue::new(parameter))))
+            }
+            TagName::Incomplete => Wait(Step::Body),
+            TagName::Bad => {
                 cursor.at += PARAMETER.len();
-                To(Step::Key)
-            }
-            [_, Next::Yes, _] | [.., Next::Yes] => {
-                // `</tool_call>` is left to `Step::Close`, in case it ends a function that was not closed.
-                cursor.at += if next[1] == Next::Yes { FUNCTION_CLOSE.len() } else { 0 };
-                out.tool_arguments(if self.parameters == 0 { "{}" } else { "}" });
-                To(Step::Close)
-            }
-            [Next::No, Next::No, Next::No] => {
-                cursor.at += cursor.rest().chars().next().map_or(0, char::len_utf8);
+                cursor.take();
                 To(Step::Stray)
             }
-            _ => Wait(Step::Body),
         }
     }
 
-    fn key(&mut self, key: &str, cursor: &mut Cursor, out: &mut Output) -> Transition {
-        cursor.take();
-        let kind = ParameterType::of(&self.definitions, &self.function, key);
-        let separator = if self.parameters == 0 { "{" } else { ", " };
-        out.tool_arguments(&format!("{separator}{}: ", Value::from(key)));
-        self.parameters += 1;
-        To(Step::Value(Parameter::open(kind, out)))
-    }
-}
-
-enum TagName {
-    /// The position is after the `>`.
-    Complete(String),
-    Incomplete,
-    Bad,
-}
-
-/// Parses a name up to `>`.
-fn tag_name(cursor: &mut Cursor) -> TagName {
-    let rest = cursor.rest();
-    match rest.find(['>', '<', '\n']) {
-        Some(end) if rest.as_bytes()[end] == b'>' && (1..=MAX_NAME).contains(&end) => {
-            let name = rest[..end].trim().to_string();
-            cursor.at += end + 1;
-            TagName::Complete(name)
+    /// After a function: another one may follow in the same tag.
+    fn close(&mut self, cursor: &mut Cursor) -> Transition {
+        cursor.skip_whitespace();
+        if cursor.ends_in(&[FUNCTION_CLOSE, CALL_CLOSE, FUNCTION]) {
+            cursor.at = cursor.text.len();
+            return Done;
         }
-        None if rest.len() <= MAX_NAME => TagName::Incomplete,
-        _ => TagName::Bad,
+        let function = if self.tagged { cursor.next_is(FUNCTION) } else { Next::No };
+        match (cursor.eat(FUNCTION_CLOSE), cursor.eat(CALL_CLOSE), function) {
+            (_, Next::Yes, _) => Done,
+            (Next::Yes, ..) => To(Step::Close),
+            (.., Next::Yes) => {
+                cursor.take();
+                To(Step::Open)
+            }
+            (Next::No, Next::No, Next::No) => Done,
+            _ => Wait(Step::Close),
+        }
     }
 }

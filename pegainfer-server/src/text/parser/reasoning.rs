@@ -1,9 +1,14 @@
 //! Splits reasoning (`<think>` … `</think>`) from the content after it.
+//!
+//! A call in the reasoning is a draft if other text follows it, also after `</think>`: then it stays reasoning. It is a
+//! call if the output ends after it, with or without `</think>`. The text from such a call on is held back until that
+//! is known.
 
-use super::cursor::{Cursor, Next, Seek, begins_after_space};
-use super::format::{CALL_OPEN, ToolFormat};
+use super::call_start::{CallSearch, Found};
+use super::cursor::{Cursor, Next, Seek};
+use super::format::ToolFormat;
 use super::output::Output;
-use super::qwen3_coder::FUNCTION;
+use super::tools::ToolParser;
 use serde::{Deserialize, Serialize};
 
 /// Opening tag of the reasoning.
@@ -45,35 +50,45 @@ impl ReasoningStart {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
     /// Before an optional `<think>`.
     Start,
     /// Line breaks after `<think>`.
     Opened,
     Reasoning,
+    /// In what may be a call or a draft.
+    Draft(Box<Draft>),
     /// Line breaks after `</think>`.
     Closed,
     Content,
+}
+
+/// What may be a call. Its text stays in the cursor.
+struct Draft {
+    parser: ToolParser,
+    /// The byte at which `</think>` came after it.
+    closed: Option<usize>,
 }
 
 /// Splits reasoning from content. The line breaks next to the tags belong to neither.
 pub struct ReasoningParser {
     cursor: Cursor,
     step: Step,
-    /// Whether a call may begin without `</think>`, as in Qwen3.5's output.
-    call_ends_it: bool,
+    /// Search for calls without `</think>` before them; `None`: there are none.
+    search: Option<CallSearch>,
 }
 
 impl ReasoningParser {
     /// A parser that has not read anything.
-    pub fn new(start: ReasoningStart, call_ends_it: bool) -> Self {
+    pub fn new(start: ReasoningStart, search: Option<CallSearch>) -> Self {
         let step = match start {
             ReasoningStart::Never => Step::Content,
             ReasoningStart::IfOpened => Step::Start,
             ReasoningStart::Opened => Step::Opened,
         };
-        Self { cursor: Cursor::default(), step, call_ends_it }
+        // An object in the reasoning is hardly ever meant as a call.
+        let search = search.map(|search| CallSearch { bare_json: false, ..search });
+        Self { cursor: Cursor::default(), step, search }
     }
 
     /// Whether the position is after `<think>` and before the end of `</think>`.
@@ -81,13 +96,16 @@ impl ReasoningParser {
         matches!(self.step, Step::Opened | Step::Reasoning)
     }
 
+    /// Whether the position is in or after what may be a call; at the end of the text, whether it was one.
+    pub fn is_in_draft(&self) -> bool {
+        matches!(self.step, Step::Draft(_))
+    }
+
     /// Parses a delta of text; returns the part of it that is not reasoning.
     pub fn push(&mut self, delta: &str, out: &mut Output) -> String {
         self.cursor.text.push_str(delta);
-        while let Some(step) = self.advance(out) {
-            self.step = step;
-        }
-        if self.step != Step::Content {
+        while self.advance(out) {}
+        if !matches!(self.step, Step::Content) {
             return String::new();
         }
         self.cursor.at = self.cursor.text.len();
@@ -96,83 +114,151 @@ impl ReasoningParser {
 
     /// Ends the text: returns the part of the held-back rest that is not reasoning.
     pub fn finish(&mut self, out: &mut Output) -> String {
+        self.cursor.ended = true;
+        while self.advance(out) {}
+        if let Step::Draft(draft) = &mut self.step {
+            draft.parser.finish(out);
+            if out.trial_has_calls() {
+                out.accept_trial();
+                return String::new();
+            }
+            out.reject_trial();
+            self.step = Step::Reasoning;
+        }
         self.cursor.at = self.cursor.text.len();
         let held = self.cursor.take();
-        match self.step {
-            Step::Start => held,
-            _ => {
-                out.reasoning(&held);
-                String::new()
-            }
+        if matches!(self.step, Step::Start | Step::Content) {
+            return held;
         }
+        out.reasoning(&held);
+        String::new()
     }
 
-    /// The next step, or `None` if more text is needed.
-    fn advance(&mut self, out: &mut Output) -> Option<Step> {
-        match self.step {
+    /// Takes a step; false if more text is needed.
+    fn advance(&mut self, out: &mut Output) -> bool {
+        match &mut self.step {
             Step::Start => {
                 self.cursor.skip_whitespace();
                 match self.cursor.eat(OPEN) {
-                    Next::Maybe => None,
+                    Next::Maybe => return false,
                     Next::Yes => {
                         self.cursor.take();
-                        Some(Step::Opened)
+                        self.step = Step::Opened;
                     }
                     Next::No => {
                         self.cursor.at = 0;
-                        Some(Step::Content)
+                        self.step = Step::Content;
                     }
                 }
+                true
             }
-            Step::Opened => self.skip_line_breaks().then_some(Step::Reasoning),
+            Step::Opened => self.skip_line_breaks(Step::Reasoning),
             Step::Reasoning => self.reasoning(out),
-            Step::Closed => self.skip_line_breaks().then_some(Step::Content),
-            Step::Content => None,
+            Step::Draft(draft) if draft.closed.is_some() => self.after_draft(out),
+            Step::Draft(_) => self.draft(out),
+            Step::Closed => self.skip_line_breaks(Step::Content),
+            Step::Content => false,
         }
     }
 
-    /// Skips line breaks; true if other text follows.
-    fn skip_line_breaks(&mut self) -> bool {
+    /// Skips line breaks; true if other text follows, where the next step begins.
+    fn skip_line_breaks(&mut self, next: Step) -> bool {
         self.cursor.at = self.cursor.text.len() - self.cursor.text.trim_start_matches('\n').len();
         self.cursor.take();
-        !self.cursor.text.is_empty()
+        if self.cursor.text.is_empty() {
+            return false;
+        }
+        self.step = next;
+        true
     }
 
-    fn reasoning(&mut self, out: &mut Output) -> Option<Step> {
+    fn reasoning(&mut self, out: &mut Output) -> bool {
         let close = self.cursor.seek(CLOSE);
-        let call = if self.call_ends_it { self.cursor.seek(CALL_OPEN) } else { close };
+        let call = self.search.as_ref().map_or(Found::NotBefore(self.cursor.text.len()), |s| s.find(&self.cursor));
         match (close, call) {
-            (_, Seek::Found(call)) if call < close.at() => match self.is_call(call) {
-                Next::Yes => Some(self.end(call, 0, out)),
-                Next::No => {
-                    self.cursor.at = call + CALL_OPEN.len();
-                    out.reasoning(&self.cursor.take());
-                    Some(Step::Reasoning)
-                }
-                Next::Maybe => {
-                    self.hold(call, out);
-                    None
-                }
-            },
-            (Seek::Found(close), _) => Some(self.end(close, CLOSE.len(), out)),
-            (Seek::Pending(close), call) => {
-                self.hold(close.min(call.at()), out);
-                None
+            (_, Found::At(call, _)) if call < close.at() => {
+                self.hold(call, out);
+                self.begin_draft(out);
+                true
+            }
+            // Before the tag something may begin that is not known yet, but nothing that contains it.
+            (Seek::Found(close), _) => {
+                self.end(close, out);
+                true
+            }
+            (Seek::Pending(close), Found::At(call, _) | Found::NotBefore(call)) => {
+                self.hold(close.min(call), out);
+                false
             }
         }
     }
 
-    /// Whether the `<tool_call>` at this byte begins a call and is not just mentioned in the reasoning.
-    fn is_call(&self, at: usize) -> Next {
-        begins_after_space(&self.cursor.text[at + CALL_OPEN.len()..], FUNCTION)
+    /// Begins what may be a call, at the position.
+    fn begin_draft(&mut self, out: &mut Output) {
+        if let Some(search) = &self.search {
+            out.begin_trial();
+            let parser = ToolParser::continuing(search.clone(), &self.cursor, self.cursor.at);
+            self.step = Step::Draft(Box::new(Draft { parser, closed: None }));
+        }
     }
 
-    /// Ends the reasoning at this byte, before a tag of this many bytes.
-    fn end(&mut self, at: usize, tag: usize, out: &mut Output) -> Step {
+    /// Parses what may be a call, one character after the other, so that it ends at the same one however the text is
+    /// cut.
+    fn draft(&mut self, out: &mut Output) -> bool {
+        let Step::Draft(draft) = &mut self.step else { return true };
+        let mut close = self.cursor.seek(CLOSE);
+        if self.cursor.ended && close == Seek::Pending(self.cursor.text.len()) {
+            // A closing tag that is cut off is no text after the call.
+            let cut = self.cursor.text.rfind('<').filter(|&at| CLOSE.starts_with(&self.cursor.text[at..]));
+            close = Seek::Pending(cut.unwrap_or(self.cursor.text.len()));
+        }
+        while self.cursor.at < close.at() {
+            let start = self.cursor.at;
+            self.cursor.skip_char();
+            draft.parser.push(&self.cursor.text[start..self.cursor.at], out);
+            if out.trial_has_content() {
+                let end = self.cursor.at - draft.parser.held();
+                self.reject(end, out);
+                return true;
+            }
+        }
+        match close {
+            Seek::Pending(_) => false,
+            Seek::Found(at) if out.trial_has_calls() => {
+                draft.closed = Some(at);
+                self.cursor.at += CLOSE.len();
+                true
+            }
+            Seek::Found(at) => {
+                self.reject(at, out);
+                true
+            }
+        }
+    }
+
+    /// After a call and `</think>`: text shows that the call is a draft.
+    fn after_draft(&mut self, out: &mut Output) -> bool {
+        self.cursor.skip_whitespace();
+        let Step::Draft(draft) = &self.step else { return true };
+        let Some(closed) = draft.closed.filter(|_| !self.cursor.rest().is_empty()) else { return false };
+        self.reject(closed, out);
+        true
+    }
+
+    /// What was parsed is a draft: the text before this byte is reasoning.
+    fn reject(&mut self, end: usize, out: &mut Output) {
+        out.reject_trial();
+        self.cursor.at = 0;
+        self.step = Step::Reasoning;
+        self.hold(end, out);
+    }
+
+    /// Ends the reasoning at `</think>`, which begins at this byte.
+    fn end(&mut self, at: usize, out: &mut Output) {
         self.hold(at, out);
-        self.cursor.at += tag;
+        self.cursor.at += CLOSE.len();
         self.cursor.take();
-        Step::Closed
+        self.step = Step::Closed;
     }
 
     /// Emits the text before this byte, except line breaks at its end.

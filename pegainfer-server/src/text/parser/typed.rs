@@ -1,5 +1,7 @@
 //! Converts values that a model wrote without quotes to JSON, by the types of the tool's schema.
 
+use super::format::definition;
+use super::json_reader::whole;
 use super::schema::{alternatives, type_name};
 use serde_json::{Number, Value};
 
@@ -24,8 +26,7 @@ pub struct ParameterType {
 impl ParameterType {
     /// Looks the parameter up in the request's tools. Parameters without a schema are text.
     pub fn of(definitions: &[Value], function: &str, key: &str) -> Self {
-        let tool = definitions.iter().find(|tool| tool["function"]["name"] == function);
-        let parameters = tool.map_or(&Value::Null, |tool| &tool["function"]["parameters"]);
+        let parameters = definition(definitions, function).map_or(&Value::Null, |function| &function["parameters"]);
         Self::of_schema(parameters, &parameters["properties"][key])
     }
 
@@ -43,28 +44,43 @@ impl ParameterType {
         self.first() == Kind::Text && !self.nullable
     }
 
+    /// Whether text of this type is a string, except null.
+    pub fn begins_as_text(&self) -> bool {
+        self.first() == Kind::Text
+    }
+
     fn first(&self) -> Kind {
         self.kinds.first().copied().unwrap_or(Kind::Text)
     }
 
-    /// Converts a value to JSON; a value that does not match its type becomes a string.
-    pub fn json(&self, text: &str) -> String {
+    /// Converts a value to JSON; a value that does not match its type becomes a string. `None` for an empty one that is
+    /// no text: its parameter is left out, so that the default holds.
+    pub fn json(&self, text: &str) -> Option<String> {
         let trimmed = text.trim();
         if !self.is_text() && matches!(trimmed, "null" | "None") {
-            return "null".into();
+            return Some("null".into());
         }
-        if self.first() == Kind::Text {
-            return Value::from(text).to_string();
+        if self.begins_as_text() {
+            return Some(Value::from(text).to_string());
+        }
+        if trimmed.is_empty() && !self.kinds.contains(&Kind::Text) {
+            return None;
         }
         let typed = self.kinds.iter().find_map(|kind| match kind {
             Kind::Text => None,
-            Kind::Integer => integer(trimmed),
+            Kind::Integer => integer(trimmed).or_else(|| float(trimmed).filter(Value::is_i64)),
             Kind::Number => integer(trimmed).or_else(|| float(trimmed)),
             Kind::Boolean => boolean(trimmed),
-            Kind::Json => serde_json::from_str(trimmed).ok(),
+            Kind::Json => json(trimmed),
         });
-        typed.unwrap_or_else(|| Value::from(text)).to_string()
+        Some(typed.unwrap_or_else(|| Value::from(text)).to_string())
     }
+}
+
+/// JSON or a Python literal.
+pub fn json(text: &str) -> Option<Value> {
+    let (json, sound) = whole(text);
+    serde_json::from_str(&json).ok().filter(|_| sound)
 }
 
 impl Kind {
@@ -83,12 +99,17 @@ fn integer(text: &str) -> Option<Value> {
     text.parse::<i64>().map(Value::from).or_else(|_| text.parse::<u64>().map(Value::from)).ok()
 }
 
-/// A number as the double that is nearest to it; words such as `inf` are no numbers.
+/// A number as the double that is nearest to it. Words such as `inf` are no numbers, nor is what no double comes near
+/// to.
 fn float(text: &str) -> Option<Value> {
     if text.contains(|c: char| c.is_ascii_alphabetic() && !c.eq_ignore_ascii_case(&'e')) {
         return None;
     }
-    let value = text.parse::<f64>().ok()?.clamp(f64::MIN, f64::MAX);
+    let value = text.parse::<f64>().ok().filter(|value| value.is_finite())?;
+    let mantissa = text.split(['e', 'E']).next().unwrap_or_default();
+    if value == 0.0 && mantissa.contains(|c| ('1'..='9').contains(&c)) {
+        return None;
+    }
     // Whole numbers are written without a decimal point, as far as a double is exact.
     if value.fract() == 0.0 && value.abs() < 9e15 {
         return Some(Value::from(value as i64));
@@ -110,7 +131,7 @@ mod tests {
     use serde_json::json;
 
     fn convert(schema: Value, text: &str) -> String {
-        ParameterType::of_schema(&Value::Null, &schema).json(text)
+        ParameterType::of_schema(&Value::Null, &schema).json(text).unwrap_or_else(|| "left out".into())
     }
 
     #[test]
@@ -122,14 +143,38 @@ mod tests {
             (json!({"type": "number"}), "-0.5", "-0.5"),
             (json!({"type": "number"}), "5.0", "5"),
             (json!({"type": "number"}), "inf", "\"inf\""),
-            (json!({"type": "number"}), "-2200.66e5420", "-1.7976931348623157e+308"),
+            (json!({"type": "number"}), "-2200.66e5420", "\"-2200.66e5420\""),
+            (json!({"type": "number"}), "1e-400", "\"1e-400\""),
+            (json!({"type": "number"}), "0e5", "0"),
+            (json!({"type": "integer"}), "5.0", "5"),
+            (json!({"type": "integer"}), "5e0", "5"),
+            (json!({"type": "integer"}), "1e300", "\"1e300\""),
+            (json!({"type": "integer"}), " \n", "left out"),
+            (json!({"type": "number"}), "", "left out"),
+            (json!({"type": "boolean"}), "", "left out"),
+            (json!({"type": "array"}), "", "left out"),
+            (json!({"type": "object"}), "", "left out"),
+            (json!({"enum": [1, 2]}), "", "left out"),
+            (json!({"type": ["integer", "null"]}), "", "left out"),
+            (json!({"anyOf": [{"type": "integer"}, {"type": "string"}]}), "", "\"\""),
+            (json!({"type": "string"}), "", "\"\""),
             (json!({"enum": [1, 2]}), "2", "2"),
             (json!({"anyOf": [{"type": "boolean"}, {"type": "object"}]}), "{}", "{}"),
             (json!({"type": "boolean"}), "True", "true"),
             (json!({"type": "boolean"}), "yes", "\"yes\""),
             (json!({"type": "array"}), "[1, \"é\"]", "[1,\"é\"]"),
             (json!({"type": "object"}), "{\"b\": 1, \"a\": 2}", "{\"b\":1,\"a\":2}"),
-            (json!({"type": "object"}), "{'a': 1}", "\"{'a': 1}\""),
+            (
+                json!({"type": "object"}),
+                "{'a': True, 'b': (1, 'it\\'s'), \"c\": None,}",
+                "{\"a\":true,\"b\":[1,\"it's\"],\"c\":null}",
+            ),
+            (json!({"type": "array"}), "[\"a\", 'b',]", "[\"a\",\"b\"]"),
+            (json!({"type": "object"}), "{\"a\": 1, \"a\": 2}", "{\"a\":1}"),
+            (json!({"type": "object"}), "{'a': 1", "\"{'a': 1\""),
+            (json!({"type": "object"}), "{a: b}", "\"{a: b}\""),
+            (json!({"type": "array"}), "[1] and more", "\"[1] and more\""),
+            (json!({"type": "array"}), "[1e400]", "\"[1e400]\""),
             (json!({"type": "string"}), "42", "\"42\""),
             (json!({"type": "string"}), "null", "\"null\""),
             (json!({"type": ["string", "null"]}), "None", "null"),

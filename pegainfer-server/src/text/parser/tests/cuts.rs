@@ -5,7 +5,7 @@ use super::*;
 use crate::testing::Rng;
 
 /// Cuts `text` at random places between characters.
-fn cut<'a>(text: &'a str, rng: &mut Rng) -> Vec<&'a str> {
+pub fn cut<'a>(text: &'a str, rng: &mut Rng) -> Vec<&'a str> {
     let density = 1 + rng.below(8);
     let (mut deltas, mut start) = (vec![], 0);
     for (end, _) in text.char_indices().skip(1) {
@@ -64,9 +64,9 @@ fn any_cut_of_the_text_gives_the_same_events() {
     let seed = testing::seed();
     let mut rng = Rng(seed);
     let mut calls = 0;
-    for case in 0..60_000 {
-        let tools = if case % 2 == 0 { ToolFormat::Hermes } else { ToolFormat::Qwen3Coder };
-        let recorded = if tools == ToolFormat::Hermes { HERMES } else { CODER };
+    for case in 0..20_000 {
+        let (tools, recorded) =
+            [(ToolFormat::Hermes, HERMES), (ToolFormat::Qwen3Coder, CODER), (ToolFormat::Dsml, CODER)][case % 3];
         let text = match rng.below(3) {
             0 => recorded[rng.below(recorded.len())].0.to_string(),
             1 => recorded[rng.below(recorded.len())].0.to_string() + recorded[rng.below(recorded.len())].0,
@@ -90,5 +90,5 @@ fn any_cut_of_the_text_gives_the_same_events() {
             assert_eq!(describe(&whole).concat(), if text.is_empty() { String::new() } else { format!("C {text}") });
         }
     }
-    assert!(calls > 10_000, "only {calls} calls were parsed");
+    assert!(calls > 3_000, "only {calls} calls were parsed");
 }

@@ -1,14 +1,18 @@
 //! Tests of the formats, and of the prompt and the options.
 
+mod cases;
 mod cuts;
+mod dsml;
 mod recorded;
+mod slips;
 
 use super::*;
 use crate::testing;
 use recorded::{CODER, HERMES, Recorded};
 use serde_json::json;
 
-/// Events as short lines: `R` reasoning, `C` content, `T` the name of a call, `A` its arguments.
+/// Events as short lines: `R` reasoning, `C` content, `T` the name of a call, `A` its arguments, `E` whether it is
+/// complete.
 pub(super) fn describe(events: &[Event]) -> Vec<String> {
     let line = |event: &Event| match event {
         Event::Reasoning(text) => format!("R {text}"),
@@ -89,14 +93,17 @@ fn the_prompt_may_contain_the_beginning_of_the_output() {
     assert_eq!(with(F::Hermes, R::Never, P::None, "<think>hm</think>"), ["C <think>hm</think>"]);
     let named = P::Function("f".into());
     let rest = " {\"a\": 1}}\n</tool_call>\n<tool_call>\n{\"name\": \"g\", \"arguments\": {}}\n</tool_call>";
-    assert_eq!(with(F::Hermes, R::Never, named.clone(), rest), ["T0 f", "A0 {\"a\": 1}", "T1 g", "A1 {}"]);
+    assert_eq!(
+        with(F::Hermes, R::Never, named.clone(), rest),
+        ["T0 f", "A0 {\"a\": 1}", "E0 true", "T1 g", "A1 {}", "E1 true"]
+    );
     assert_eq!(with(F::Hermes, R::Never, named.clone(), " I cannot."), ["C  I cannot."]);
     let rest = "{\"name\": \"g\", \"arguments\": {}}\n</tool_call>";
-    assert_eq!(with(F::Hermes, R::Never, P::AnyFunction, rest), ["T0 g", "A0 {}"]);
+    assert_eq!(with(F::Hermes, R::Never, P::AnyFunction, rest), ["T0 g", "A0 {}", "E0 true"]);
     assert_eq!(with(F::Hermes, R::Never, P::AnyFunction, "Sorry."), ["C Sorry."]);
     let rest = "<parameter=n>\n5\n</parameter>\n</function>\n</tool_call>";
-    assert_eq!(with(F::Qwen3Coder, R::Never, named, rest), ["T0 f", "A0 {\"n\": 5}"]);
-    assert_eq!(with(F::Qwen3Coder, R::Never, P::AnyFunction, "g>\n</function>"), ["T0 g", "A0 {}"]);
+    assert_eq!(with(F::Qwen3Coder, R::Never, named, rest), ["T0 f", "A0 {\"n\": 5}", "E0 true"]);
+    assert_eq!(with(F::Qwen3Coder, R::Never, P::AnyFunction, "g>\n</function>"), ["T0 g", "A0 {}", "E0 true"]);
 }
 
 #[test]
@@ -105,7 +112,7 @@ fn reasoning_and_calls_can_be_dropped() {
         <tool_call>{\"name\": \"g\", \"arguments\": {\"x\": 1}}</tool_call>";
     let base = || options(ToolFormat::Hermes);
     let one = parse(ParserOptions { max_calls: 1, include_reasoning: false, ..base() }, [text]);
-    assert_eq!(describe(&one), ["C a", "T0 f", "A0 {}", "C b"]);
+    assert_eq!(describe(&one), ["C a", "T0 f", "A0 {}", "E0 true", "C b"]);
     let none = parse(ParserOptions { tools: None, ..base() }, [text]);
     assert_eq!(describe(&none), ["R hm".to_string(), format!("C {}", &text[17..])]);
 }

@@ -1,0 +1,93 @@
+//! Writes the arguments of one call: its parameters as a JSON object, or the object that the model wrote.
+
+use super::cursor::Cursor;
+use super::json_reader::{JsonReader, Read};
+use super::json_text::escaped;
+use super::output::Output;
+use serde_json::Value;
+
+/// The object so far.
+#[derive(Debug, Default)]
+pub struct Arguments {
+    keys: Vec<String>,
+}
+
+impl Arguments {
+    /// Whether there are no members yet.
+    pub fn is_empty(&self) -> bool {
+        self.keys.is_empty()
+    }
+
+    /// Whether the object has this key.
+    pub fn contains(&self, key: &str) -> bool {
+        self.keys.iter().any(|other| other == key)
+    }
+
+    /// Writes the key of the next member; false if the object has it: the first value stays, since it may have been
+    /// sent.
+    fn key(&mut self, key: &str, out: &mut Output) -> bool {
+        if self.contains(key) {
+            return false;
+        }
+        let separator = if self.keys.is_empty() { "{" } else { ", " };
+        out.tool_arguments(&format!("{separator}{}: ", Value::from(key)));
+        self.keys.push(key.to_owned());
+        true
+    }
+
+    /// Begins a string that is written in deltas; false if the object has the key.
+    pub fn open_text(&mut self, key: &str, out: &mut Output) -> bool {
+        let new = self.key(key, out);
+        if new {
+            out.tool_arguments("\"");
+        }
+        new
+    }
+
+    /// Writes more of a string.
+    pub fn text(&self, text: &str, out: &mut Output) {
+        out.tool_arguments(&escaped(text));
+    }
+
+    /// Ends a string.
+    pub fn close_text(&self, out: &mut Output) {
+        out.tool_arguments("\"");
+    }
+
+    /// Writes a member, unless the object has its key.
+    pub fn member(&mut self, key: &str, json: &str, out: &mut Output) {
+        if self.key(key, out) {
+            out.tool_arguments(json);
+        }
+    }
+
+    /// Ends the object and the call.
+    pub fn end(&mut self, complete: bool, out: &mut Output) {
+        out.tool_arguments(if self.keys.is_empty() { "{}" } else { "}" });
+        self.keys.clear();
+        out.tool_end(complete);
+    }
+}
+
+/// Streams an object that the model wrote as the arguments of the open call. The call ends with the object.
+pub fn stream_object(reader: &mut JsonReader, cursor: &mut Cursor, out: &mut Output) -> Read {
+    let mut text = String::new();
+    let read = reader.read(cursor, &mut text);
+    cursor.take();
+    if read == Read::CutShort {
+        reader.close(&mut text);
+    }
+    out.tool_arguments(&text);
+    if read != Read::More {
+        out.tool_end(true);
+    }
+    read
+}
+
+/// Ends an object in which the output ends, and its call.
+pub fn cut_off_object(reader: &mut JsonReader, out: &mut Output) {
+    let mut text = String::new();
+    reader.close(&mut text);
+    out.tool_arguments(&text);
+    out.tool_end(false);
+}
