@@ -158,17 +158,17 @@ impl ChunkWriter for CompletionWriter {
 
 /// Waits for all choices. The first failure drops, and so cancels, the others.
 async fn respond(mut generations: Vec<Generation>, writer: CompletionWriter) -> Result<Response, ApiError> {
-    let growing = GrowingResponse::default();
+    let growing = GrowingResponse::of(writer.params.tenant);
     let collected = generations.iter_mut().map(|generation| collect(generation, &writer, &growing));
     let outputs = try_join_all(collected).await?;
     let usage = Usage::sum(generations.iter().map(Generation::counts), writer.params.n);
     let metrics = generations.first().and_then(Generation::timings);
-    let (state, tenant) = (writer.state.clone(), writer.params.tenant);
+    let state = writer.state.clone();
     let write = move || {
         let choices = outputs.into_iter().enumerate().map(|(index, output)| writer.choice(index, output)).collect();
         json_bytes(&Envelope { metrics, ..writer.envelope(choices, Some(Some(usage))) })
     };
-    growing.respond(&state, tenant, write).await
+    growing.respond(&state, write).await
 }
 
 async fn collect(
