@@ -6,6 +6,7 @@ mod support;
 
 use pegainfer_server::app::Options;
 use pegainfer_server::http::{ApiKeys, Cors, Secret};
+use pegainfer_server::limits::Limits;
 use pegainfer_server::trace::{ChromeFiles, Tracer};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -141,7 +142,7 @@ fn load_tells_what_runs_and_waits() {
 
 #[test]
 fn the_prefix_cache_is_reset_on_request_only() {
-    let (server, control) = server(Options::default());
+    let (server, control) = server(Options { admin_local: true, ..Options::default() });
     assert_eq!(get(server.address, "/reset_prefix_cache").status, 405);
     assert_eq!(control.resets.load(Ordering::SeqCst), 0);
     assert_eq!(send(server.address, "POST", "/reset_prefix_cache", &[], b"").status, 200);
@@ -185,6 +186,21 @@ fn tokenize_counts_a_conversation_as_the_template_writes_it() {
 }
 
 #[test]
+fn a_text_is_measured_before_it_is_built() {
+    let limits = Limits { max_response_bytes: 6000, ..Limits::default() };
+    let (server, _) = server(Options { limits, ..Options::default() });
+    let longest = ids(" caterpillars");
+    assert_eq!(longest.len(), 1);
+    let texts = |n: usize| post(server.address, "/detokenize", &json!({"tokens": vec![longest[0]; n]}));
+    assert_eq!(texts(200).json()["prompt"], " caterpillars".repeat(200));
+    let refused = texts(400);
+    assert_eq!(refused.status, 400);
+    let error = refused.json()["error"].clone();
+    assert!(error["code"] == "response_too_large", "{error}");
+    assert!(error["message"].as_str().unwrap().contains("(--max-response-bytes)"), "{error}");
+}
+
+#[test]
 fn detokenize_is_the_inverse() {
     let (server, _) = server(Options::default());
     for text in ["a cat sat", "<|im_start|>user\nhé 日<|im_end|>", ""] {
@@ -225,7 +241,7 @@ fn spans(dir: &Path, name: &str) -> Vec<Value> {
 fn a_trace_has_the_stages_of_a_request_one_after_the_other() {
     let dir = std::env::temp_dir().join(format!("pegainfer-trace-{}", std::process::id()));
     let tracer = Tracer::start(vec![Box::new(ChromeFiles::create(&dir, 1 << 30).unwrap())], 0.0).unwrap();
-    let (server, _) = server(Options { tracer: Some(tracer.clone()), ..Options::default() });
+    let (server, _) = server(Options { tracer: Some(tracer.clone()), admin_local: true, ..Options::default() });
     let body = json!({"prompt": "one two three four", "max_tokens": 7, "ignore_eos": true, "n": 2, "stream": true});
     assert_eq!(post_with(server.address, COMPLETIONS, ("x-trace", "yes"), &body).status, 400);
     assert_eq!(post(server.address, COMPLETIONS, &body).header("x-trace-id"), None, "none of them asked");

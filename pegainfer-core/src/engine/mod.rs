@@ -22,7 +22,7 @@ pub use limits::{EngineLimits, MAX_LOGPROBS, SubmitError};
 pub use shared::EngineConfig;
 pub use step_engine::{EngineError, EventBatch, StepEngine};
 pub use step_tokens::StepTokens;
-pub use stream::TokenStream;
+pub use stream::{Backlog, TokenStream};
 
 use crate::grammar::Grammar;
 use crate::logits_processors::LogitsProcessors;
@@ -63,7 +63,7 @@ pub struct GenerateRequest {
     /// Requests of lower numbers are taken from the queue first; those that run go on.
     pub priority: i32,
     /// Whose request this is. Requests of equal priority are taken from the queue in turn: one of each tenant, then the next
-    /// one of each.
+    /// one of each. The upper half is the tenant's group: groups take turns before the tenants of a group do.
     pub tenant: u64,
     /// Requests share cached prefixes only with requests of the same salt.
     pub cache_salt: u64,
@@ -123,6 +123,23 @@ pub enum TokenEvent {
         /// One sentence for the client.
         error: String,
     },
+}
+
+impl TokenEvent {
+    /// Bytes that the event has allocated.
+    fn heap_bytes(&self) -> usize {
+        let report = |logprobs: &TokenLogprobs| logprobs.top.capacity() * size_of::<(u32, f32)>();
+        match self {
+            Self::Admitted { .. } | Self::Finished { .. } => 0,
+            Self::Prompt(reports) => {
+                reports.capacity() * size_of::<TokenLogprobs>() + reports.iter().map(report).sum::<usize>()
+            }
+            Self::Token(token) => {
+                token.logprobs.as_deref().map_or(0, |logprobs| size_of::<TokenLogprobs>() + report(logprobs))
+            }
+            Self::Failed { error } | Self::GrammarFailed { error } => error.capacity(),
+        }
+    }
 }
 
 /// One generated token.

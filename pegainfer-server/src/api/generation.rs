@@ -8,7 +8,8 @@ use super::timings::Timings;
 use crate::error::{ApiError, truncate_for_error};
 use crate::lifecycle::Deadline;
 use crate::metrics::{Outcome, RequestRecord};
-use crate::rates::Meter;
+use crate::output::Outbox;
+use crate::rates::Reservation;
 use crate::record::Recording;
 use crate::record::format::Reason;
 use crate::tenant::Tenant;
@@ -48,11 +49,13 @@ pub struct Generation {
     timed_from: Option<Instant>,
     /// Log-probabilities of the prompt, if the client asked for them.
     report: Option<PromptReport>,
+    tenant: Tenant,
+    /// What waits for the client.
+    outbox: Option<Arc<Outbox>>,
     /// Counts among the open requests of its tenant.
     _open: Option<OpenRequest>,
-    tenant: Tenant,
-    /// Counts the tokens that the API key takes.
-    meter: Option<Arc<Meter>>,
+    /// Tokens of the API key that this choice may take.
+    reserved: Option<Reservation>,
     /// Of a server that records.
     recording: Option<Recording>,
 }
@@ -78,6 +81,11 @@ impl Generation {
     /// Whose request it is.
     pub fn tenant(&self) -> Tenant {
         self.tenant
+    }
+
+    /// What waits for the client; `None` of a request that came without a connection.
+    pub fn outbox(&self) -> Option<&Arc<Outbox>> {
+        self.outbox.as_ref()
     }
 
     /// Token counts so far.
@@ -174,20 +182,15 @@ impl Generation {
         }
     }
 
-    /// Counts tokens of the API key.
-    fn spend(&self, tokens: usize) {
-        if let Some(meter) = &self.meter {
-            meter.spend(tokens);
-        }
-    }
-
     fn token(&mut self, token: TokenOut, at: Instant) -> Delta {
         self.counts.completion += 1;
         if let Some(recording) = &mut self.recording {
             recording.token(token.id);
         }
         self.record.token(at, token.drafted);
-        self.spend(1);
+        if let Some(reserved) = &mut self.reserved {
+            reserved.spend();
+        }
         let started = (self.timed_from.is_some() || self.record.is_traced()).then(Instant::now);
         let offset = self.chars;
         let mut decoded = String::new();

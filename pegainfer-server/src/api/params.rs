@@ -10,11 +10,13 @@ use super::schema::sampling::SamplingFields;
 use super::state::AppState;
 use super::stop;
 use super::stream_options::StreamOptions;
+use super::token_rate::too_many;
 use super::truncation::Truncation;
 use crate::error::ApiError;
 use crate::ids;
 use crate::lifecycle::Deadline;
 use crate::metrics::Choices;
+use crate::output::Outbox;
 use crate::rates::Meter;
 use crate::tenant::Tenant;
 use crate::trace::Trace;
@@ -79,6 +81,8 @@ pub struct Params {
     cache_salt: u64,
     /// Whose request it is.
     pub tenant: Tenant,
+    /// What waits for the client.
+    pub outbox: Option<Arc<Outbox>>,
     /// Counts the tokens of the request, if its key has rates.
     pub meter: Option<Arc<Meter>>,
     truncation: Option<Truncation>,
@@ -136,6 +140,7 @@ impl Params {
             priority: priority(sampling.priority.map_or(0, |n| n.0 as i32), state)?,
             cache_salt: cache_salt(sampling.cache_salt.as_deref(), context.tenant, state)?,
             tenant: context.tenant,
+            outbox: context.outbox.clone(),
             meter: context.meter.clone(),
             logits_processors: logits_processors::build(&mut sampling, &context.hold, state, min_tokens, stops).await?,
         })
@@ -183,7 +188,12 @@ impl Params {
         // The engine generates at least one token; that of a request for none is not shown.
         let size = ResponseSize::of(prompt.len(), logprobs, prompt_logprobs);
         let fitting = size.max_tokens(self.n, state.options.limits.max_response_bytes);
-        let max_tokens = self.max_tokens.unwrap_or(default_max_tokens.min(fitting)).clamp(1, capacity);
+        let default = || {
+            let most = default_max_tokens.min(fitting).min(capacity);
+            let left = self.meter.as_ref().map_or(Ok(usize::MAX), |meter| meter.remaining(prompt.len(), self.n, most));
+            left.map(|left| most.min(left)).map_err(|exceeded| too_many(&exceeded, state))
+        };
+        let max_tokens = self.max_tokens.map_or_else(default, Ok)?.clamp(1, capacity);
         if self.min_tokens > max_tokens {
             let min_tokens = self.min_tokens;
             let message = format!(
