@@ -42,7 +42,7 @@ pub async fn tokenize(State(state): State<Arc<AppState>>, request: Request) -> R
     let token_bytes = if with_strings { TOKEN_BYTES + STRING_BYTES } else { TOKEN_BYTES };
     let (json, share) = match text {
         Text::Prompt(text) => {
-            context.hold.keep(text.len());
+            context.hold.shrink(text.len());
             let share = large_response::share(&state, text.len() * token_bytes).await?;
             let work = move |tokenizer: &Arc<Tokenizer>, _: &Caller<'_>| {
                 let ids = tokenizer.encode(&text, add_special_tokens.unwrap_or(true));
@@ -56,7 +56,7 @@ pub async fn tokenize(State(state): State<Arc<AppState>>, request: Request) -> R
             let add_special_tokens = add_special_tokens.unwrap_or(false);
             let options = PromptOptions { n: 0, add_special_tokens, is_bounded: false };
             let (_, ids) = conversation.encode(&state, &context, options).await?;
-            context.hold.keep(size_of_val(ids.as_slice()));
+            context.hold.shrink(size_of_val(ids.as_slice()));
             let share = large_response::share(&state, ids.len() * token_bytes).await?;
             (context.hold.work(&state, move |tokenizer, _| respond(tokenizer, &ids)).await?, share)
         }
@@ -140,7 +140,7 @@ pub async fn detokenize(State(state): State<Arc<AppState>>, request: Request) ->
     state.model_named(model)?;
     let Some(tokens) = tokens else { return Err(ApiError::invalid("tokens", "tokens is missing")) };
     let vocab_size = state.engine.limits().vocab_size;
-    context.hold.keep(size_of_val(tokens.as_slice()));
+    context.hold.shrink(size_of_val(tokens.as_slice()));
     let share = large_response::share(&state, tokens.len() * TEXT_BYTES).await?;
     let work = move |tokenizer: &Arc<Tokenizer>, _: &Caller<'_>| {
         let ids: Vec<u32> = tokens.into_iter().map(|TokenId(id)| id).collect();
