@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// A request's share of the memory budget, and for a large body its turn of large work. Clones share both; work that runs for the
 /// request keeps one, so that a client that leaves frees nothing that is still in use.
 ///
-/// A large body takes its turn first: while it waits, it holds no memory for parsed values. It keeps the turn until its prompt is
-/// tokenized, so that it never waits while it holds them.
+/// Deadlocks cannot happen because all take these in the same order: the turn of a large body, then memory, then what a response
+/// needs. So a large body waits for its turn without memory for parsed values, and keeps the turn until its prompt is tokenized.
 #[derive(Clone)]
 pub struct Hold {
     tenant: Tenant,
@@ -33,7 +33,8 @@ impl Hold {
     pub async fn begin(tenant: Tenant, size: usize, values: usize, state: &AppState) -> Result<Self, ApiError> {
         let hold = Self { tenant, size, held: Arc::default() };
         if size > LARGE {
-            hold.take_turn(state).await?;
+            let turn = state.checkpoint.encoder.large_turn(tenant, size).await;
+            hold.held().turn = Some(turn.map_err(|error| tokenizer_error(&error, "prompt"))?);
         }
         let memory = state.budget.parse(tenant, size, values).await.map_err(|error| over_budget(&error, state))?;
         hold.held().memory = memory;
@@ -55,26 +56,21 @@ impl Hold {
             };
             encoder.share_thread(self.tenant, work).await
         } else {
-            self.take_turn(state).await?;
             encoder.own_thread(hold, work).await
         };
         result.map_err(|error| tokenizer_error(&error, "prompt"))
     }
 
-    /// Gives back all but the memory for `bytes` bytes.
+    /// Gives back all memory but that for `bytes` bytes.
+    pub fn shrink(&self, bytes: usize) {
+        self.held().memory.shrink(bytes);
+    }
+
+    /// Gives back the turn and all memory but that for `bytes` bytes. There is no more work to do.
     pub fn keep(&self, bytes: usize) {
         let mut held = self.held();
         held.turn = None;
         held.memory.shrink(bytes);
-    }
-
-    async fn take_turn(&self, state: &AppState) -> Result<(), ApiError> {
-        if self.held().turn.is_some() {
-            return Ok(());
-        }
-        let turn = state.checkpoint.encoder.large_turn(self.tenant, self.size).await;
-        self.held().turn = Some(turn.map_err(|error| tokenizer_error(&error, "prompt"))?);
-        Ok(())
     }
 
     fn held(&self) -> MutexGuard<'_, Held> {

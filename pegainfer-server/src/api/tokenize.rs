@@ -40,7 +40,7 @@ pub async fn tokenize(State(state): State<Arc<AppState>>, request: Request) -> R
     let token_bytes = if with_strings { TOKEN_BYTES + STRING_BYTES } else { TOKEN_BYTES };
     let (json, share) = match text {
         Text::Prompt(text) => {
-            context.hold.keep(text.len());
+            context.hold.shrink(text.len());
             let share = large_response::share(&state, context.tenant, text.len() * token_bytes).await?;
             let work = move |tokenizer: &Arc<Tokenizer>, _: &Caller<'_>| {
                 let ids = tokenizer.encode(&text, add_special_tokens.unwrap_or(true));
@@ -54,7 +54,7 @@ pub async fn tokenize(State(state): State<Arc<AppState>>, request: Request) -> R
             let add_special_tokens = add_special_tokens.unwrap_or(false);
             let options = PromptOptions { n: 0, add_special_tokens, is_bounded: false };
             let (_, ids) = conversation.encode(&state, &context, options).await?;
-            context.hold.keep(size_of_val(ids.as_slice()));
+            context.hold.shrink(size_of_val(ids.as_slice()));
             let share = large_response::share(&state, context.tenant, ids.len() * token_bytes).await?;
             (context.hold.work(&state, move |tokenizer, _| respond(tokenizer, &ids)).await?, share)
         }
@@ -144,7 +144,7 @@ pub async fn detokenize(State(state): State<Arc<AppState>>, request: Request) ->
     let measure = move |tokenizer: &Arc<Tokenizer>, _: &Caller<'_>| (tokenizer.max_text_bytes(&ids), ids);
     let (most, ids) = context.hold.work(&state, measure).await?;
     check_size(most, state.options.limits.max_response_bytes)?;
-    context.hold.keep(size_of_val(ids.as_slice()));
+    context.hold.shrink(size_of_val(ids.as_slice()));
     let (tenant, shared) = (context.tenant, state.clone());
     // The text and its JSON are there at the same time.
     let mut share = large_response::share(&state, tenant, 2 * most).await?;

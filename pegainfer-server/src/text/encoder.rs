@@ -41,6 +41,8 @@ pub struct Encoder {
     large: Slots,
     /// Turns of the largest work: one request at a time.
     huge: Slots,
+    /// Turns of large work that is no request's, such as writing a response.
+    others: Slots,
 }
 
 /// Tells work that runs for a request whether somebody still waits for it.
@@ -79,6 +81,7 @@ impl Encoder {
             threads: slots(2 * threads, 2 * threads),
             large: slots(2, 1),
             huge: slots(1, 1),
+            others: slots(2, 1),
         })
     }
 
@@ -103,8 +106,8 @@ impl Encoder {
         }
     }
 
-    /// Runs work for a request off the async threads: parsing, rendering, encoding, decoding. `bytes`: size of what it works
-    /// on. Work that has not begun when the caller drops the future never begins.
+    /// Runs work off the async threads that takes no turn of a request's, because it may hold what a request with a turn waits for:
+    /// writing a response. `bytes`: size of what it works on. Work that has not begun when the caller drops the future never begins.
     pub async fn work<T: Send + 'static>(
         &self,
         tenant: Tenant,
@@ -114,7 +117,7 @@ impl Encoder {
         if bytes <= LARGE {
             return self.share_thread(tenant, work).await;
         }
-        let turn = self.large_turn(tenant, bytes).await?;
+        let turn = self.others.acquire(tenant, 1).await.map_err(TokenizerError::Busy)?;
         self.own_thread(turn, work).await
     }
 
