@@ -363,7 +363,7 @@ mod tests {
         };
         let (mut most, mut more) = (patterns(MAX_PATTERNS), patterns(MAX_PATTERNS + 1));
         let unchanged = more.clone();
-        [&mut most, &mut more].map(rewrite);
+        [&mut most, &mut more].into_iter().for_each(rewrite);
         assert!(check(&most).is_ok() && most["patternProperties"].is_null());
         assert_eq!(more, unchanged);
         assert!(matches!(check(&more), Err(GrammarError::Limit(_))));
