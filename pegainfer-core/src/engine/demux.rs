@@ -1,15 +1,14 @@
 //! From the events of each step to the streams of their requests, on a thread of its own.
 
-use super::stream::Stamped;
+use super::stream::EventSender;
 use super::{EventBatch, RequestId, TokenEvent};
-use crate::sync::events;
 use crate::sync::queue::Receiver;
 use std::collections::HashMap;
 use std::time::Instant;
 
 /// What the engine thread tells the demultiplexer.
 pub(super) enum Demux {
-    Open(RequestId, events::Sender<Stamped>),
+    Open(RequestId, EventSender),
     /// What happened at this time.
     Events(Instant, EventBatch),
     Close(RequestId),
@@ -24,7 +23,7 @@ pub(super) fn is_last(event: &TokenEvent) -> bool {
 /// events.
 pub(super) struct Demultiplexer {
     messages: Receiver<Demux>,
-    streams: HashMap<RequestId, events::Sender<Stamped>>,
+    streams: HashMap<RequestId, EventSender>,
 }
 
 impl Demultiplexer {
@@ -57,8 +56,8 @@ impl Demultiplexer {
                 for (id, event) in batch {
                     let last = is_last(&event);
                     if let Some(sender) = self.streams.get(&id) {
-                        // An error means that the client is gone; the engine sees its flag before the next step.
-                        drop(sender.try_send((at, event)));
+                        // Where the client is gone, the engine sees its flag before the next step.
+                        sender.send(at, event);
                     }
                     if last {
                         self.streams.remove(&id);

@@ -22,7 +22,7 @@ pub use limits::{EngineLimits, MAX_LOGPROBS, SubmitError};
 pub use shared::EngineConfig;
 pub use step_engine::{EngineError, EventBatch, StepEngine};
 pub use step_tokens::StepTokens;
-pub use stream::TokenStream;
+pub use stream::{Backlog, TokenStream};
 
 use crate::grammar::Grammar;
 use crate::logits_processors::LogitsProcessors;
@@ -123,6 +123,23 @@ pub enum TokenEvent {
         /// One sentence for the client.
         error: String,
     },
+}
+
+impl TokenEvent {
+    /// Bytes that the event has allocated.
+    fn heap_bytes(&self) -> usize {
+        let report = |logprobs: &TokenLogprobs| logprobs.top.capacity() * size_of::<(u32, f32)>();
+        match self {
+            Self::Admitted { .. } | Self::Finished { .. } => 0,
+            Self::Prompt(reports) => {
+                reports.capacity() * size_of::<TokenLogprobs>() + reports.iter().map(report).sum::<usize>()
+            }
+            Self::Token(token) => {
+                token.logprobs.as_deref().map_or(0, |logprobs| size_of::<TokenLogprobs>() + report(logprobs))
+            }
+            Self::Failed { error } | Self::GrammarFailed { error } => error.capacity(),
+        }
+    }
 }
 
 /// One generated token.

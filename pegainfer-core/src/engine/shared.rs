@@ -2,12 +2,12 @@
 
 use super::clock::Clock;
 use super::step_tokens::StepTokens;
-use super::stream::{Cancellation, Stamped};
+use super::stream::{Cancellation, EventSender};
 use super::{EngineLimits, EngineStats, GenerateRequest, RequestId, StepEngine};
 use crate::ledger::StepLog;
 use crate::schedule::recording::ScheduleSink;
 use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
-use crate::sync::{Mutex, MutexGuard, events};
+use crate::sync::{Mutex, MutexGuard};
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
@@ -31,7 +31,7 @@ impl Default for EngineConfig {
 pub(super) struct Submission {
     pub id: RequestId,
     pub request: GenerateRequest,
-    pub events: events::Sender<Stamped>,
+    pub events: EventSender,
     pub cancellation: Arc<Cancellation>,
 }
 

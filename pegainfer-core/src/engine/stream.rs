@@ -7,7 +7,56 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 /// An event and when the engine emitted it.
-pub(super) type Stamped = (Instant, TokenEvent);
+type Stamped = (Instant, TokenEvent);
+
+/// Bytes of the events that wait in a stream for its owner.
+///
+/// A gauge that decides nothing in this crate, so it is no part of what loom models. Whoever serves many clients reads it to end
+/// those that let too much pile up.
+#[derive(Debug, Default)]
+pub struct Backlog {
+    bytes: std::sync::atomic::AtomicUsize,
+    /// The stream is gone, and its events with it.
+    dropped: std::sync::atomic::AtomicBool,
+}
+
+impl Backlog {
+    /// Bytes that wait now.
+    pub fn bytes(&self) -> usize {
+        if self.dropped.load(Ordering::Relaxed) { 0 } else { self.bytes.load(Ordering::Relaxed) }
+    }
+
+    fn add(&self, bytes: usize) {
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    fn remove(&self, bytes: usize) {
+        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+/// Memory of an event that waits in a stream.
+fn size(event: &TokenEvent) -> usize {
+    size_of::<Stamped>() + event.heap_bytes()
+}
+
+/// The sending end of a stream.
+pub(super) struct EventSender {
+    events: events::Sender<Stamped>,
+    backlog: Arc<Backlog>,
+}
+
+impl EventSender {
+    /// Sends an event; does nothing if the stream is gone.
+    pub fn send(&self, at: Instant, event: TokenEvent) {
+        let bytes = size(&event);
+        // Counted before it is sent: the owner may receive it at once.
+        self.backlog.add(bytes);
+        if self.events.try_send((at, event)).is_err() {
+            self.backlog.remove(bytes);
+        }
+    }
+}
 
 /// Written by the owner of a stream, read by the engine thread before each step. A flag instead of a message: it can
 /// neither block nor get lost in a full queue.
@@ -31,6 +80,7 @@ impl Cancellation {
 pub struct TokenStream {
     id: RequestId,
     events: events::Receiver<Stamped>,
+    backlog: Arc<Backlog>,
     cancellation: Arc<Cancellation>,
     at: Instant,
 }
@@ -38,15 +88,17 @@ pub struct TokenStream {
 impl TokenStream {
     /// A stream for a request of at most `max_tokens` tokens that is submitted at `at`, the sender of its events, and its
     /// cancellation.
-    pub(super) fn new(
-        id: RequestId,
-        max_tokens: usize,
-        at: Instant,
-    ) -> (Self, events::Sender<Stamped>, Arc<Cancellation>) {
+    pub(super) fn new(id: RequestId, max_tokens: usize, at: Instant) -> (Self, EventSender, Arc<Cancellation>) {
         // Admitted, Prompt, the tokens, Finished or Failed.
         let (sender, events) = events::channel(max_tokens + 3);
-        let cancellation = Arc::new(Cancellation::default());
-        (Self { id, events, cancellation: cancellation.clone(), at }, sender, cancellation)
+        let (cancellation, backlog) = (Arc::new(Cancellation::default()), Arc::new(Backlog::default()));
+        let sender = EventSender { events: sender, backlog: backlog.clone() };
+        (Self { id, events, backlog, cancellation: cancellation.clone(), at }, sender, cancellation)
+    }
+
+    /// The events that wait for [`recv`](Self::recv). They go with the stream.
+    pub fn backlog(&self) -> Arc<Backlog> {
+        self.backlog.clone()
     }
 
     /// The engine's name for this request.
@@ -78,6 +130,7 @@ impl TokenStream {
 
     fn stamp(&mut self, stamped: Option<Stamped>) -> Option<TokenEvent> {
         let (at, event) = stamped?;
+        self.backlog.remove(size(&event));
         self.at = at;
         Some(event)
     }
@@ -86,5 +139,36 @@ impl TokenStream {
 impl Drop for TokenStream {
     fn drop(&mut self) {
         self.cancellation.dropped.store(true, Ordering::Release);
+        self.backlog.dropped.store(true, Ordering::Relaxed);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::engine::{TokenLogprobs, TokenOut};
+
+    #[test]
+    fn a_stream_counts_what_waits_in_it() {
+        let (mut stream, sender, _) = TokenStream::new(RequestId(1), 2, Instant::now());
+        let backlog = stream.backlog();
+        let token = |top: usize| {
+            let logprobs = TokenLogprobs { logprob: -1.0, rank: 1, top: vec![(0, -1.0); top] };
+            let logprobs = (top > 0).then(|| Box::new(logprobs));
+            TokenEvent::Token(TokenOut { id: 1, is_stop: false, drafted: false, logprobs })
+        };
+        sender.send(stream.at(), token(0));
+        let plain = backlog.bytes();
+        assert!((32..128).contains(&plain), "{plain} bytes");
+        sender.send(stream.at(), token(20));
+        assert!(backlog.bytes() >= 2 * plain + 20 * 8, "{} bytes", backlog.bytes());
+        stream.blocking_recv().unwrap();
+        assert!(backlog.bytes() >= plain + 20 * 8);
+        stream.blocking_recv().unwrap();
+        assert_eq!(backlog.bytes(), 0);
+        sender.send(stream.at(), token(0));
+        drop(stream);
+        sender.send(Instant::now(), token(0));
+        assert_eq!(backlog.bytes(), 0, "what waited is gone, and the rest could not be sent");
     }
 }
