@@ -63,7 +63,7 @@ pub struct GenerateRequest {
     /// Requests of lower numbers are taken from the queue first; those that run go on.
     pub priority: i32,
     /// Whose request this is. Requests of equal priority are taken from the queue in turn: one of each tenant, then the next
-    /// one of each.
+    /// one of each. The upper half is the tenant's group: groups take turns before the tenants of a group do.
     pub tenant: u64,
     /// Requests share cached prefixes only with requests of the same salt.
     pub cache_salt: u64,

@@ -10,8 +10,7 @@
 //! step, whose token is dropped. Blocks stay with their sequence until no step in flight uses them.
 //!
 //! Order: waiting requests are admitted by priority, then by turn, which is fair to the tenants (turns.rs), then by arrival.
-//! Where all sequence slots are taken and one tenant has at least two more than a waiting one, its youngest sequence is
-//! preempted for that one. Each step first gives one token to every decoding sequence,
+//! Where nothing more can be admitted, running sequences yield to other tenants (yielding.rs). Each step first gives one token to every decoding sequence,
 //! then fills the token budget with prefill chunks, oldest first, then admits waiting requests; one that has the
 //! prompt of an earlier request waits until that is computed. How large the budget is and
 //! whether admission waits for more requests is the admission policy (policy.rs). When the KV pool runs out, the youngest
@@ -24,18 +23,21 @@ mod chunk;
 mod planning;
 mod replaying;
 mod running;
+mod shares;
+mod yielding;
 
 use super::sequence::Sequence;
 use super::speculation::Speculation;
 use super::speculation::depth::StepCost;
 use super::state::SequenceState;
 use super::step::{Outcome, Step, StepRow};
-use super::turns::Turns;
+use super::turns::{self, Turns};
 use crate::engine::{EngineStats, EventBatch, GenerateRequest, RequestId, TokenEvent};
 use crate::grammar::GrammarTracker;
 use crate::kv::BlockPool;
 use chunk::Chunk;
 use running::Running;
+use shares::Yielding;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -63,6 +65,7 @@ pub struct Scheduler<S: SequenceState = ()> {
     /// Not running, in the order in which they will; preempted sequences come before those that never ran.
     waiting: VecDeque<Box<Sequence<S::Slot>>>,
     turns: Turns,
+    yielding: Yielding,
     /// Whether a request had a grammar since there was no request. If not, no step looks for masks and failures.
     grammars: bool,
     /// Holding blocks, oldest first.
@@ -96,6 +99,7 @@ impl<S: SequenceState> Scheduler<S> {
             state,
             waiting,
             turns,
+            yielding: Yielding::default(),
             grammars: false,
             running,
             ended: false,
@@ -119,13 +123,10 @@ impl<S: SequenceState> Scheduler<S> {
             self.turns.clear();
         }
         self.grammars = request.grammar.is_some() || (self.grammars && self.has_work());
-        let turn = self.turns.arrive(request.priority, request.tenant);
-        // Behind what has run before: that is older, and is to end.
-        let order = (request.priority, turn);
-        let later = |seq: &Sequence<S::Slot>| !seq.admitted && (seq.request.priority, seq.turn) > order;
-        let at = self.waiting.iter().position(|seq| later(seq)).unwrap_or(self.waiting.len());
-        let sequence = Sequence::new(id, request, turn, &self.pool, self.config.speculation.as_ref());
-        self.waiting.insert(at, Box::new(sequence));
+        let turn = self.turns.arrive(request.priority, turns::group(request.tenant));
+        let mut sequence = Sequence::new(id, request, turn, &self.pool, self.config.speculation.as_ref());
+        sequence.served = self.stats.steps;
+        turns::enter(&mut self.waiting, Box::new(sequence));
     }
 
     /// Drops a request. One that is in a step in flight keeps its blocks until that is committed.

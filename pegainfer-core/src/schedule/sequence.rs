@@ -36,6 +36,10 @@ pub(super) struct Sequence<L> {
     pub request: GenerateRequest,
     /// Its turn among the waiting requests of its priority, see `Turns`.
     pub turn: u64,
+    /// Its turn among those of its group.
+    pub round: u64,
+    /// While it waits: the step in which its tenant ran last, or is taken to have run.
+    pub served: u64,
     /// Prompt, then what was generated, as far as it is known. Empty until the first admission: a long queue must not take
     /// memory for a copy of each prompt.
     pub tokens: Vec<u32>,
@@ -64,6 +68,10 @@ pub(super) struct Sequence<L> {
     pub prompt_logprobs: Option<Vec<TokenLogprobs>>,
     /// It has run before, and its admission was reported.
     pub admitted: bool,
+    /// It gave its place to another tenant after its quantum, and waits for its turn like those that never ran.
+    pub has_yielded: bool,
+    /// Tokens that it had when it was admitted last.
+    pub resumed_at: usize,
     /// Prompt tokens found in the prefix cache at the first admission.
     pub cached_tokens: usize,
     /// Steps that were planned with it and not committed.
@@ -98,6 +106,8 @@ impl<L: Default> Sequence<L> {
             id,
             index: 0,
             turn,
+            round: 0,
+            served: 0,
             prompt_len: request.prompt.len(),
             tokens: Vec::new(),
             request,
@@ -114,6 +124,8 @@ impl<L: Default> Sequence<L> {
             recomputed: 0,
             prompt_logprobs,
             admitted: false,
+            has_yielded: false,
+            resumed_at: 0,
             cached_tokens: 0,
             in_flight: 0,
             cancelled: false,
@@ -125,6 +137,16 @@ impl<L: Default> Sequence<L> {
     #[inline]
     pub fn is_finished(&self) -> bool {
         self.cancelled || self.finished
+    }
+
+    /// Whether it waits for its turn. Others were preempted because memory was short: they are older, and are to end.
+    pub fn waits_for_turn(&self) -> bool {
+        !self.admitted || self.has_yielded
+    }
+
+    /// Tokens that it has generated since it was admitted last.
+    pub fn run_length(&self) -> usize {
+        self.tokens.len().saturating_sub(self.resumed_at)
     }
 
     /// Copies the prompt before the first admission.

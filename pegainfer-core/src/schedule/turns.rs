@@ -1,11 +1,21 @@
 //! Fair queueing: the order in which the waiting requests of several tenants are admitted.
 //!
-//! Start-time fair queueing with requests of equal cost (Goyal, Vin and Cheng, SIGCOMM 1996). Each request gets a turn when
-//! it arrives: the turn that is being served, or the one after its tenant's latest request, whichever is later. Requests
-//! are admitted by turn, so a tenant that queues a hundred requests delays another tenant's first one by one place. A turn
-//! never changes, so every request is admitted at some time.
+//! Start-time fair queueing with requests of equal cost (Goyal, Vin and Cheng, SIGCOMM 1996), in two levels: the groups of tenants
+//! take turns, and within a group its tenants do. Each request gets a turn of its group when it arrives: the turn that is
+//! being served, or the one after its group's latest request, whichever is later. Requests are admitted by turn, so a group
+//! that queues a hundred requests delays another group's first one by one place. The turns of a group go to its requests in the
+//! order of their rounds, which are the turns of the tenants within the group ([`order_group`]). The number of turns before a request
+//! never grows by later requests of other groups, and within a group not by later requests of other tenants but their
+//! first ones, so every request is admitted at some time.
 
-use std::collections::{BTreeMap, HashMap};
+use super::sequence::Sequence;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+/// The group of a tenant: the upper half of its number. A server puts clients into one group that may be one person; numbers below
+/// 2^32 are tenants of one group.
+pub(super) fn group(tenant: u64) -> u32 {
+    (tenant >> 32) as u32
+}
 
 /// Turns of the waiting requests, for each priority on its own.
 #[derive(Debug, Default)]
@@ -16,21 +26,21 @@ pub(super) struct Turns(BTreeMap<i32, Lane>);
 struct Lane {
     /// The turn that is being served.
     now: u64,
-    /// By tenant: the turn of its next request. A tenant whose turn is not later than `now` need not be here.
-    next: HashMap<u64, u64>,
+    /// By group: the turn of its next request. A group whose turn is not later than `now` need not be here.
+    next: HashMap<u32, u64>,
 }
 
-/// Tenants that a lane remembers before it forgets those that have no request in a later turn.
+/// Groups that a lane remembers before it forgets those that have no request in a later turn.
 const MIN_REMEMBERED: usize = 64;
 
 impl Turns {
     /// The turn of a request that arrives.
-    pub fn arrive(&mut self, priority: i32, tenant: u64) -> u64 {
+    pub fn arrive(&mut self, priority: i32, group: u32) -> u64 {
         let Lane { now, next } = self.0.entry(priority).or_default();
         if next.len() >= MIN_REMEMBERED && next.len().is_power_of_two() {
             next.retain(|_, turn| *turn > *now);
         }
-        let next = next.entry(tenant).or_insert(*now);
+        let next = next.entry(group).or_insert(*now);
         let turn = (*next).max(*now);
         *next = turn + 1;
         turn
@@ -48,12 +58,62 @@ impl Turns {
     }
 }
 
+/// Queues of waiting requests.
+type Waiting<L> = VecDeque<Box<Sequence<L>>>;
+
+/// Enters a request that waits for its turn, which is that of its group, and orders the group.
+pub(super) fn enter<L: Default>(waiting: &mut Waiting<L>, mut seq: Box<Sequence<L>>) {
+    let (priority, tenant) = (seq.request.priority, seq.request.tenant);
+    let mut rounds = [None; 2];
+    for other in waiting.iter().filter(|other| is_neighbour(other, priority, group(tenant))) {
+        let round = other.round;
+        rounds[0] = Some(rounds[0].map_or(round, |first: u64| first.min(round)));
+        if other.request.tenant == tenant {
+            rounds[1] = Some(rounds[1].map_or(round, |last: u64| last.max(round)));
+        }
+    }
+    let [served, latest] = rounds;
+    // What has begun is to end: it goes before what its tenant has not begun.
+    let own = if seq.has_yielded { None } else { latest.map(|latest| latest + 1) };
+    seq.round = own.or(served).unwrap_or(0);
+    let order = (priority, seq.turn);
+    let later = |seq: &Sequence<L>| seq.waits_for_turn() && (seq.request.priority, seq.turn) > order;
+    let at = waiting.iter().position(|seq| later(seq)).unwrap_or(waiting.len());
+    waiting.insert(at, seq);
+    order_group(waiting, priority, group(tenant));
+}
+
+/// Gives the turns of a group to its requests in the order of their rounds; those of the same round stay in their order.
+fn order_group<L: Default>(waiting: &mut Waiting<L>, priority: i32, group: u32) {
+    let places = waiting.iter().enumerate().filter(|(_, seq)| is_neighbour(seq, priority, group));
+    let places: Vec<usize> = places.map(|(place, _)| place).collect();
+    let turns: Vec<u64> = places.iter().map(|&place| waiting[place].turn).collect();
+    // All but the one that was entered last are in order.
+    for sorted in 1..places.len() {
+        let mut at = sorted;
+        while at > 0 && waiting[places[at - 1]].round > waiting[places[at]].round {
+            waiting.swap(places[at - 1], places[at]);
+            at -= 1;
+        }
+    }
+    for (place, turn) in places.into_iter().zip(turns) {
+        waiting[place].turn = turn;
+    }
+}
+
+/// Whether a request waits for a turn of this priority and group.
+fn is_neighbour<L: Default>(seq: &Sequence<L>, priority: i32, of: u32) -> bool {
+    seq.waits_for_turn() && seq.request.priority == priority && group(seq.request.tenant) == of
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::{GenerateRequest, RequestId};
+    use crate::kv::BlockPool;
 
     #[test]
-    fn a_tenant_with_many_requests_delays_others_by_one_place() {
+    fn a_group_with_many_requests_delays_others_by_one_place() {
         let mut turns = Turns::default();
         let many: Vec<u64> = (0..100).map(|_| turns.arrive(0, 1)).collect();
         assert_eq!(many, Vec::from_iter(0..100));
@@ -65,12 +125,33 @@ mod tests {
     }
 
     #[test]
-    fn tenants_that_wait_for_nothing_are_forgotten() {
+    fn groups_that_wait_for_nothing_are_forgotten() {
         let mut turns = Turns::default();
-        for tenant in 0..100_000 {
-            let turn = turns.arrive(0, tenant);
+        for group in 0..100_000 {
+            let turn = turns.arrive(0, group);
             turns.admitted(0, turn + 1);
         }
         assert!(turns.0[&0].next.len() <= MIN_REMEMBERED);
+    }
+
+    /// Enters requests of these (group, member), numbered from 0; returns the order in which they wait.
+    fn order(tenants: &[(u64, u64)]) -> Vec<u64> {
+        let (mut turns, mut waiting, pool) = (Turns::default(), Waiting::<()>::new(), BlockPool::new(1, 16));
+        for (id, (of, member)) in tenants.iter().enumerate() {
+            let request = GenerateRequest { tenant: of << 32 | member, ..GenerateRequest::greedy(vec![1], 1) };
+            let turn = turns.arrive(0, *of as u32);
+            enter(&mut waiting, Box::new(Sequence::new(RequestId(id as u64), request, turn, &pool, None)));
+        }
+        assert!(waiting.iter().map(|seq| seq.turn).is_sorted());
+        waiting.iter().map(|seq| seq.id.0).collect()
+    }
+
+    #[test]
+    fn groups_take_turns_and_their_tenants_within_them() {
+        assert_eq!(order(&[(1, 0), (1, 0), (1, 0), (2, 0), (2, 0)]), [0, 3, 1, 4, 2]);
+        assert_eq!(order(&[(1, 0), (1, 0), (1, 0), (1, 1), (1, 1)]), [0, 3, 1, 4, 2], "a group alone");
+        let many: Vec<(u64, u64)> = (0..50).map(|member| (1, member)).chain([(2, 0), (2, 0)]).collect();
+        assert_eq!(order(&many)[..4], [0, 50, 1, 51], "many tenants of a group are one of two");
+        assert_eq!(order(&[(1, 0), (1, 0), (2, 0), (1, 1)]), [0, 2, 3, 1], "a tenant takes the place of its group");
     }
 }

@@ -14,6 +14,7 @@
 
 mod device;
 mod drafts;
+mod fairness;
 mod grammars;
 mod kinds;
 mod requests;
@@ -272,31 +273,4 @@ fn choices_go_on_when_the_first_one_is_cancelled() {
     scheduler.add(RequestId(1), choice(Some(RequestId(0))));
     scheduler.cancel(RequestId(0));
     assert_eq!(run_step(&mut scheduler).0, 20);
-}
-
-#[test]
-fn a_tenant_with_many_requests_does_not_starve_another() {
-    let mut scheduler = scheduler(4, 64, 256);
-    let request = |tenant| GenerateRequest { tenant, ..plain(40) };
-    for id in 0..20 {
-        scheduler.add(RequestId(id), request(1));
-    }
-    (0..3).for_each(|_| drop(run_step(&mut scheduler)));
-    scheduler.add(RequestId(100), request(2));
-    scheduler.add(RequestId(101), request(2));
-    scheduler.add(RequestId(102), request(2));
-    let mut admitted = vec![];
-    for _ in 0..3 {
-        let (_, events) = run_step(&mut scheduler);
-        admitted.extend(events.iter().filter(|(_, e)| matches!(e, TokenEvent::Admitted { .. })).map(|(id, _)| id.0));
-    }
-    assert_eq!(admitted, [100, 101], "each tenant has two of the four slots");
-    assert_eq!(scheduler.stats().preemptions, 2);
-    let mut finished = vec![];
-    while scheduler.has_work() {
-        let (_, events) = run_step(&mut scheduler);
-        finished.extend(events.iter().filter(|(_, e)| matches!(e, TokenEvent::Finished { .. })).map(|(id, _)| id.0));
-    }
-    finished.sort_unstable();
-    assert_eq!(finished, Vec::from_iter((0..20).chain(100..103)));
 }

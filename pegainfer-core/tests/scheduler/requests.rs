@@ -90,7 +90,7 @@ pub fn random_request(rng: &mut Rng, limits: &EngineLimits, scale: usize) -> Gen
         prompt_logprobs: rng.chance(10).then_some(0),
         cache_salt: rng.below(2) as u64,
         priority: rng.below(2) as i32,
-        tenant: rng.below(3) as u64,
+        tenant: (rng.below(2) as u64) << 32 | rng.below(3) as u64,
         ..GenerateRequest::greedy(prompt, max_tokens)
     }
 }

@@ -9,7 +9,6 @@ use crate::schedule::sequence::Sequence;
 use crate::schedule::speculation::Speculation;
 use crate::schedule::state::SequenceState;
 use crate::schedule::step::Step;
-use std::collections::HashMap;
 
 /// A step while it is planned: what its sequences get, and what is left.
 struct Plan {
@@ -94,12 +93,13 @@ impl<S: SequenceState> Scheduler<S> {
         if self.in_flight > 0 && Speculation::by_model(self.config.speculation.as_ref()) {
             return (Step::default(), EventBatch::new());
         }
-        if let Some((waiting, victim)) = self.unfair_slot().filter(|_| !hold) {
+        if let Some(due) = self.due_yield().filter(|_| !hold) {
             if self.in_flight > 0 {
                 return (Step::default(), EventBatch::new());
             }
-            self.exchange(waiting, victim);
+            self.give_way(due);
         }
+        self.yielding.blocked = false;
         let mut chunks = std::mem::take(&mut self.chunks);
         chunks.clear();
         chunks.extend(self.running.iter().map(Chunk::of));
@@ -247,7 +247,7 @@ impl<S: SequenceState> Scheduler<S> {
 
     /// The waiting requests that can be admitted, in their order, with their places in the queue: all but those whose prompt
     /// another request is about to compute.
-    fn admissible(&self) -> impl Iterator<Item = (usize, &Sequence<S::Slot>)> {
+    pub(super) fn admissible(&self) -> impl Iterator<Item = (usize, &Sequence<S::Slot>)> {
         // Choices of one prompt are neighbours: the answer for the newest prompt is the one that is needed again.
         let mut newest: Option<(RequestId, bool)> = None;
         self.waiting.iter().map(Box::as_ref).enumerate().filter(move |(_, seq)| {
@@ -266,42 +266,6 @@ impl<S: SequenceState> Scheduler<S> {
         found.is_some_and(|seq| !seq.has_prompt() && !seq.is_finished())
     }
 
-    /// Where all sequence slots are taken: a waiting request whose tenant runs at least two sequences fewer than another
-    /// one, and the place of that one's youngest sequence.
-    fn unfair_slot(&self) -> Option<(usize, usize)> {
-        let (first, busy) = (self.running.first()?, self.running.len() >= self.config.max_num_seqs);
-        let one_tenant = || {
-            let tenants = self.running.iter().chain(self.waiting.iter().map(Box::as_ref)).map(|seq| seq.request.tenant);
-            tenants.into_iter().all(|tenant| tenant == first.request.tenant)
-        };
-        if !busy || self.waiting.is_empty() || one_tenant() || self.running.iter().any(Sequence::is_finished) {
-            return None;
-        }
-        let mut running = HashMap::new();
-        for (place, seq) in self.running.iter().enumerate() {
-            let (count, youngest) = running.entry(seq.request.tenant).or_insert((0, place));
-            (*count, *youngest) = (*count + 1, place);
-        }
-        // Of two tenants with the same number of sequences, the one with the youngest gives it.
-        let (most, victim) = running.values().max().copied()?;
-        let gains = |seq: &Sequence<S::Slot>| {
-            let own = running.get(&seq.request.tenant).map_or(0, |(count, _)| *count);
-            own + 2 <= most && seq.request.priority <= self.running[victim].request.priority
-        };
-        let waiting = self.admissible().find(|(_, seq)| gains(seq))?.0;
-        Some((waiting, victim))
-    }
-
-    /// Preempts running sequence `victim` for the request at place `waiting` of the queue, which is admitted next.
-    fn exchange(&mut self, waiting: usize, victim: usize) {
-        let Some(next) = self.waiting.remove(waiting) else { return };
-        let mut victim = self.running.remove(victim);
-        victim.release();
-        self.waiting.push_front(victim);
-        self.waiting.push_front(next);
-        self.stats.preemptions += 1;
-    }
-
     /// Admits waiting requests, in their order, until one does not fit.
     fn admit(&mut self, plan: &mut Plan, events: &mut EventBatch) {
         while plan.tokens > 0 && plan.sample_slots > 0 {
@@ -315,6 +279,7 @@ impl<S: SequenceState> Scheduler<S> {
             // request only to preempt it in the next step would waste its prefill.
             if seq.table.missing(seq.tokens.len()) + self.running.len() > self.pool.available() {
                 seq.release();
+                self.yielding.blocked = true;
                 return;
             }
             seq.planned = cached;
@@ -326,6 +291,7 @@ impl<S: SequenceState> Scheduler<S> {
             }
             let Some(mut seq) = self.waiting.remove(at) else { return };
             self.turns.admitted(seq.request.priority, seq.turn);
+            (seq.has_yielded, seq.resumed_at) = (false, seq.tokens.len());
             if !seq.admitted {
                 seq.admitted = true;
                 seq.cached_tokens = cached;

@@ -1,0 +1,60 @@
+//! Who runs how many sequences, and when sequences may yield.
+
+use crate::schedule::sequence::Sequence;
+use crate::schedule::turns::group;
+use std::collections::HashMap;
+
+/// Tokens that a sequence may generate before it yields to a tenant that runs nothing.
+pub(super) const QUANTUM: usize = 128;
+/// Tokens that may have to be computed again for each step between two yields: a small part of what a step costs.
+pub(super) const RECOMPUTED_PER_STEP: usize = 256;
+/// Steps for which a tenant that has never run is taken to have waited. It goes before those that have run since.
+pub(super) const HEAD_START: u64 = 4 * QUANTUM as u64;
+
+/// When sequences may yield.
+#[derive(Debug, Default)]
+pub(super) struct Yielding {
+    /// The request that is to be admitted next did not fit the KV pool in the last plan.
+    pub blocked: bool,
+    /// No yield before this step, but for those that cost nobody more than a slot.
+    pub not_before: u64,
+}
+
+/// Running sequences of a group or tenant: their number, and the place of the youngest.
+pub(super) type Share = (usize, usize);
+
+/// Running sequences by group and by tenant.
+#[derive(Debug, Default)]
+pub(super) struct Shares {
+    pub groups: HashMap<u32, Share>,
+    tenants: HashMap<u64, Share>,
+}
+
+impl Shares {
+    pub fn of<'a, L: 'a>(running: impl Iterator<Item = &'a Sequence<L>>) -> Self {
+        let mut shares = Self::default();
+        for (place, seq) in running.enumerate() {
+            let tenant = seq.request.tenant;
+            for (count, youngest) in
+                [shares.groups.entry(group(tenant)).or_default(), shares.tenants.entry(tenant).or_default()]
+            {
+                (*count, *youngest) = (*count + 1, place);
+            }
+        }
+        shares
+    }
+
+    pub fn group(&self, tenant: u64) -> usize {
+        self.groups.get(&group(tenant)).map_or(0, |share| share.0)
+    }
+
+    pub fn tenant(&self, tenant: u64) -> usize {
+        self.tenants.get(&tenant).map_or(0, |share| share.0)
+    }
+
+    /// The largest share of a tenant of this group. Of two tenants with the same number of sequences, the one with the youngest.
+    pub fn largest_of(&self, of: u32) -> Share {
+        let members = self.tenants.iter().filter(|(tenant, _)| group(**tenant) == of);
+        members.map(|(_, share)| *share).max().unwrap_or_default()
+    }
+}

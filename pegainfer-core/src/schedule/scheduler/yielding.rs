@@ -1,0 +1,118 @@
+//! Running sequences that yield to waiting ones of other tenants, where nothing more can be admitted.
+//!
+//! - To a group or tenant that runs at least two sequences fewer, the one that runs the most yields its youngest at once.
+//! - To a tenant that runs nothing, a sequence yields after a quantum of generated tokens. Where a hundred tenants have long sequences,
+//!   each is served in turn, and the next one does not wait until one of them has ended.
+//!
+//! A sequence that yields computes its tokens again later, in most cases only the last block of them: the rest is in the prefix cache.
+//! If it is not, that costs prefill, so yields after a quantum, and those for want of KV blocks, are spaced by what they may
+//! cost: they take a bounded part of the steps, and none where no other tenant waits. Every yield after a quantum is paid for by
+//! the tokens of the quantum, so all sequences end.
+
+use super::Scheduler;
+use super::shares::{HEAD_START, QUANTUM, RECOMPUTED_PER_STEP, Shares};
+use crate::schedule::sequence::Sequence;
+use crate::schedule::state::SequenceState;
+use crate::schedule::turns::{self, group};
+use std::cmp::Reverse;
+use std::collections::HashMap;
+
+/// A waiting request takes the place of a running sequence.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Yield {
+    /// Place in the queue of the request.
+    waiting: usize,
+    /// Place of the running sequence.
+    victim: usize,
+    /// The victim has had its quantum.
+    after_quantum: bool,
+}
+
+impl<S: SequenceState> Scheduler<S> {
+    /// The yield that is due, if there is one: nothing more can be admitted, and another tenant waits.
+    pub(super) fn due_yield(&self) -> Option<Yield> {
+        let full = self.running.len() >= self.config.max_num_seqs;
+        let (first, may_yield) = (self.running.first()?, self.stats.steps >= self.yielding.not_before);
+        if self.waiting.is_empty() || !(full || (self.yielding.blocked && may_yield)) {
+            return None;
+        }
+        let others = || self.running.iter().chain(self.waiting.iter().map(Box::as_ref));
+        if others().all(|seq| seq.request.tenant == first.request.tenant)
+            || self.running.iter().any(Sequence::is_finished)
+        {
+            return None;
+        }
+        let shares = Shares::of(self.running.iter());
+        self.unfair_share(&shares).or_else(|| self.end_of_quantum(&shares).filter(|_| may_yield))
+    }
+
+    /// A waiting request whose group runs at least two sequences fewer than another one, or whose tenant does within its group, and
+    /// the youngest sequence of that one.
+    fn unfair_share(&self, shares: &Shares) -> Option<Yield> {
+        let (most, (_, of)) = shares.groups.iter().map(|(group, share)| (share.0, (share.1, *group))).max()?;
+        let largest = shares.largest_of(of).1;
+        let mut within = HashMap::new();
+        self.admissible().find_map(|(waiting, seq)| {
+            let tenant = seq.request.tenant;
+            let victim = if shares.group(tenant) + 2 <= most {
+                largest
+            } else {
+                let (count, youngest) =
+                    *within.entry(group(tenant)).or_insert_with(|| shares.largest_of(group(tenant)));
+                (shares.tenant(tenant) + 2 <= count).then_some(youngest)?
+            };
+            let allowed = seq.request.priority <= self.running[victim].request.priority;
+            allowed.then_some(Yield { waiting, victim, after_quantum: false })
+        })
+    }
+
+    /// A sequence that has had its quantum, of those who run the most, and the request of a tenant that runs nothing and has waited
+    /// longest.
+    fn end_of_quantum(&self, shares: &Shares) -> Option<Yield> {
+        let has_run = |seq: &&Sequence<S::Slot>| {
+            // Without memory for all, what a sequence has computed is lost when it yields.
+            let quantum = if self.yielding.blocked { QUANTUM.max(seq.len() / 8) } else { QUANTUM };
+            seq.run_length() >= quantum
+        };
+        let share = |seq: &Sequence<S::Slot>| {
+            let tenant = seq.request.tenant;
+            (seq.request.priority, shares.group(tenant), shares.tenant(tenant), seq.run_length())
+        };
+        let candidates = self.running.iter().enumerate().filter(|(_, seq)| has_run(seq));
+        let (victim, seq) = candidates.max_by_key(|(place, seq)| (share(seq), Reverse(*place)))?;
+        let idle = self.admissible().filter(|(_, other)| {
+            shares.tenant(other.request.tenant) == 0 && other.request.priority <= seq.request.priority
+        });
+        let (waiting, _) = idle.min_by_key(|(place, other)| (other.request.priority, other.served, *place))?;
+        Some(Yield { waiting, victim, after_quantum: true })
+    }
+
+    /// Preempts the running sequence for the waiting request, which is admitted next.
+    pub(super) fn give_way(&mut self, due: Yield) {
+        let Some(next) = self.waiting.remove(due.waiting) else { return };
+        let mut victim = self.running.remove(due.victim);
+        if due.after_quantum || self.yielding.blocked {
+            self.yielding.not_before = self.stats.steps + (victim.len() / RECOMPUTED_PER_STEP) as u64;
+        }
+        victim.release();
+        self.stats.preemptions += 1;
+        if due.after_quantum {
+            self.wait_for_turn(victim);
+        } else {
+            self.waiting.push_front(victim);
+        }
+        self.waiting.push_front(next);
+    }
+
+    /// A sequence that has had its quantum waits like those that never ran.
+    fn wait_for_turn(&mut self, mut victim: Box<Sequence<S::Slot>>) {
+        let (priority, tenant) = (victim.request.priority, victim.request.tenant);
+        victim.has_yielded = true;
+        victim.turn = self.turns.arrive(priority, group(tenant));
+        turns::enter(&mut self.waiting, victim);
+        // The tenant was served until now, whichever of its requests goes next.
+        let served = self.stats.steps + HEAD_START;
+        let own = self.waiting.iter_mut().filter(|seq| seq.request.tenant == tenant);
+        own.for_each(|seq| seq.served = seq.served.max(served));
+    }
+}
