@@ -1,8 +1,8 @@
 //! Grammars: masks of the tokens that may come next, computed off the engine thread.
 //!
-//! A [`Grammar`] belongs to a request, a [`GrammarTracker`] follows one sequence under it. The mask of the next token can
-//! take longer than a step, so it is computed on another thread; a sequence whose mask is not ready skips steps, and the
-//! other sequences do not wait for it.
+//! A [`Grammar`] belongs to a request, a [`GrammarTracker`] follows one sequence under it. The mask of the next token is
+//! computed on another thread, usually while the forward pass runs whose logits it masks. It can take longer than a step: a
+//! sequence whose masks come late skips steps, so that the other sequences do not wait for it again and again.
 //!
 //! Drafts (speculative decoding) need the mask behind each of them before any is sampled. A copy of the matcher, a fork, is
 //! advanced by the drafts as far as the grammar allows them ([`Lookahead`]). When the tokens of the step are known, the matcher
@@ -175,6 +175,11 @@ impl GrammarTracker {
             State::Ready(position) => Some(position.lookahead.clone()),
             State::Computing | State::Failed(_) => None,
         }
+    }
+
+    /// True while the mask of the next token is computed.
+    pub fn is_computing(&self) -> bool {
+        matches!(&*self.shared.state(), State::Computing)
     }
 
     /// Error because of which the sequence cannot continue.

@@ -117,6 +117,7 @@ impl Executor {
     /// Launches a step on all ranks and waits for it.
     pub fn run(&mut self, step: &Step) -> Result<Outcome, OpError> {
         self.launch(step)?;
+        self.sample(step)?;
         self.finish()
     }
 
@@ -152,9 +153,9 @@ impl Executor {
         (outcome, self.ranks.first_mut().exec.stop_recording())
     }
 
-    /// Enqueues a step on all ranks, and the readback of its tokens.
-    fn launch_on_ranks(&mut self, step: &Step) -> Result<(), OpError> {
-        self.enqueue(Part::Layers, step)?;
+    /// Enqueues the sampling of a step on all ranks, and the readback of its tokens.
+    fn sample_on_ranks(&mut self, step: &Step) -> Result<(), OpError> {
+        self.draw(Part::Layers, step)?;
         let Rank { exec, sampler, .. } = self.ranks.first_mut();
         self.readbacks.start(exec, sampler, &step.samples)
     }
@@ -205,15 +206,25 @@ impl StepExecutor for Executor {
         if times_ops {
             self.ranks.first_mut().exec.start_timed_recording();
         }
-        let launched = self.launch_on_ranks(step);
-        if times_ops {
-            self.timed_ops = self.ranks.first_mut().exec.stop_timed_recording().unwrap_or_default();
+        let launched = self.enqueue(Part::Layers, step);
+        if times_ops && launched.is_err() {
+            // The error of the launch is the one to report.
+            let _ = self.ranks.first_mut().exec.stop_timed_recording();
         }
         launched?;
         if self.drafting.is_some() || self.synthetic.is_some() || self.checks_ranks {
             self.followed.push_back(step.clone());
         }
         Ok(())
+    }
+
+    fn sample(&mut self, step: &Step) -> Result<(), OpError> {
+        let times_ops = self.times_ops && !self.ranks.first().exec.is_recording();
+        let sampled = self.sample_on_ranks(step);
+        if times_ops {
+            self.timed_ops = self.ranks.first_mut().exec.stop_timed_recording().unwrap_or_default();
+        }
+        sampled
     }
 
     fn finish(&mut self) -> Result<Outcome, OpError> {

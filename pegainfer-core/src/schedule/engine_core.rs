@@ -22,8 +22,12 @@ use std::time::{Duration, Instant};
 /// Most tokens of a row of a step whose time tells what tokens of a decode step cost.
 const MAX_DECODE_TOKENS: usize = 16;
 
-/// How long to wait for a mask before new requests and cancellations are looked at again.
+/// How long to wait for masks before new requests and cancellations are looked at again.
 const MASK_WAIT: Duration = Duration::from_millis(1);
+
+/// Waits of a step after which the masks that it still lacks are late. A forward pass takes about as long, so that waiting costs
+/// little up to here.
+const LATE_WAITS: usize = 4;
 
 /// How long an idle device waits for more prompts before the queue is looked at again.
 const ARRIVALS_WAIT: Duration = Duration::from_micros(100);
@@ -40,8 +44,8 @@ pub struct TokenBudget {
     pub mixed: usize,
 }
 
-/// Runs the steps of a scheduler. A step is launched and finished: on a GPU `launch` only enqueues it, and the next one may
-/// be launched before the host has seen the tokens of this one.
+/// Runs the steps of a scheduler, each in two phases, forward pass and sampling. On a GPU both only enqueue, and the next step
+/// may be launched before the host has seen the tokens of this one.
 pub trait StepExecutor: Send + 'static {
     /// What the model keeps besides the KV cache.
     type State: SequenceState;
@@ -49,8 +53,13 @@ pub trait StepExecutor: Send + 'static {
     /// Steps that it helps to have in flight, at most [`STEPS_IN_FLIGHT`].
     fn useful_depth(&self) -> usize;
 
-    /// Starts a step; at most [`STEPS_IN_FLIGHT`] may be in flight. The CPU computes at once.
+    /// Starts the forward pass of a step, up to the logits of its samples; at most [`STEPS_IN_FLIGHT`] steps may be in flight.
+    /// The CPU computes at once. The logits updates of deferred samples are not known yet.
     fn launch(&mut self, step: &Step<<Self::State as SequenceState>::Row>) -> Result<(), OpError>;
+
+    /// Starts the sampling of the step that was launched last: logits processors, masks, draws and log-probabilities. It
+    /// comes once after each [`launch`](Self::launch), before the next one.
+    fn sample(&mut self, step: &Step<<Self::State as SequenceState>::Row>) -> Result<(), OpError>;
 
     /// Waits for the oldest step in flight. On `Meta` the outcome has no tokens.
     fn finish(&mut self) -> Result<Outcome, OpError>;
@@ -73,7 +82,8 @@ pub trait StepExecutor: Send + 'static {
         std::thread::sleep(time);
     }
 
-    /// Waits while nothing is in flight until the mask of `grammar` is ready, for `limit` on that clock at most.
+    /// Waits until the mask of `grammar` is ready, for `limit` on that clock at most, while nothing is in flight or only a step
+    /// that is not sampled.
     fn wait_for_mask(&mut self, grammar: &GrammarTracker, limit: Duration) {
         grammar.wait(limit);
     }
@@ -101,6 +111,10 @@ pub struct EngineCore<E: StepExecutor> {
     planned: StepOf<E>,
     /// Launched and not finished, oldest first, and when each began at the earliest.
     in_flight: VecDeque<(StepOf<E>, Instant)>,
+    /// The newest of them is not sampled: it waits for the tokens of the one before, or for masks.
+    unsampled: bool,
+    /// Times that it has waited for masks.
+    mask_waits: usize,
     delay: BatchingDelay,
     /// Of decode steps: what drafts are weighed with.
     step_cost: StepCost,
@@ -144,6 +158,8 @@ impl<E: StepExecutor> EngineCore<E> {
             depth,
             planned,
             in_flight,
+            unsampled: false,
+            mask_waits: 0,
             delay,
             step_cost,
             delaying,
@@ -161,6 +177,20 @@ impl<E: StepExecutor> EngineCore<E> {
     /// Keeps no times of steps from now on: for simulations, whose steps nobody watches.
     pub fn forget_step_times(&mut self) {
         self.timing = StepTiming::Off;
+    }
+
+    /// Starts the sampling of the newest step if all that it needs is known.
+    fn sample(&mut self) -> Result<(), EngineError> {
+        let is_next = self.in_flight.len() == 1;
+        let Some((step, _)) = self.in_flight.back_mut().filter(|_| self.unsampled) else { return Ok(()) };
+        if is_next && step.is_deferred() {
+            self.scheduler.resolve(step);
+        }
+        if !step.is_deferred() {
+            self.unsampled = false;
+            self.executor.sample(step).map_err(|error| self.failed(&error))?;
+        }
+        Ok(())
     }
 
     /// Nothing may run on when the blocks of the failed requests are used again. A device that cannot even be waited for
@@ -232,7 +262,7 @@ impl<E: StepExecutor> StepEngine for EngineCore<E> {
     }
 
     fn plan(&mut self) -> Option<EventBatch> {
-        if self.in_flight.len() == self.depth {
+        if self.in_flight.len() == self.depth || self.unsampled {
             return None;
         }
         self.delaying = self.delay.should_wait(self.scheduler.delayable_tokens(), self.executor.now());
@@ -250,7 +280,8 @@ impl<E: StepExecutor> StepEngine for EngineCore<E> {
         let (step, began) = (std::mem::take(&mut self.planned), self.executor.now());
         self.executor.launch(&step).map_err(|error| self.failed(&error))?;
         self.in_flight.push_back((step, began));
-        Ok(())
+        (self.unsampled, self.mask_waits) = (true, 0);
+        self.sample()
     }
 
     fn clock(&self) -> Clock {
@@ -268,17 +299,38 @@ impl<E: StepExecutor> StepEngine for EngineCore<E> {
     }
 
     fn wait(&mut self) {
-        if !self.in_flight.is_empty() {
-            return;
+        let newest = match &self.in_flight.make_contiguous()[..] {
+            [] => None,
+            [(step, _)] if self.unsampled => Some(step),
+            _ => return,
+        };
+        if self.delaying && newest.is_none() {
+            return self.executor.rest(ARRIVALS_WAIT);
         }
-        if self.delaying {
-            self.executor.rest(ARRIVALS_WAIT);
-        } else if let Some(grammar) = self.scheduler.waiting_for_mask() {
-            self.executor.wait_for_mask(grammar, MASK_WAIT);
+        let end = self.executor.now() + MASK_WAIT;
+        while let Some(grammar) = self.scheduler.waiting_for_mask(newest) {
+            let left = end.saturating_duration_since(self.executor.now());
+            if left.is_zero() {
+                self.mask_waits += usize::from(newest.is_some());
+                return;
+            }
+            self.executor.wait_for_mask(grammar, left);
+            if newest.is_none() {
+                // Sequences whose masks are ready need not wait for the others.
+                return;
+            }
         }
     }
 
     fn finish(&mut self) -> Result<EventBatch, EngineError> {
+        if self.unsampled && self.in_flight.len() == 1 {
+            self.sample()?;
+            let is_late = self.unsampled && self.mask_waits >= LATE_WAITS;
+            if let Some((step, _)) = self.in_flight.front().filter(|_| is_late) {
+                self.scheduler.set_late(step);
+            }
+            return Ok(EventBatch::new());
+        }
         let Some((step, began)) = self.in_flight.pop_front() else {
             let events = self.scheduler.fail_errored();
             self.record(|recorder| recorder.failed(&events));
@@ -308,6 +360,7 @@ impl<E: StepExecutor> StepEngine for EngineCore<E> {
     fn abort_all(&mut self) -> Vec<RequestId> {
         self.record(ScheduleRecorder::aborted);
         self.in_flight.clear();
+        self.unsampled = false;
         self.scheduler.abort_all()
     }
 

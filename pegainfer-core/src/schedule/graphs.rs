@@ -14,7 +14,7 @@ use std::hash::Hash;
 pub const GRAPH_SIZES: [usize; 22] =
     [1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 96, 128, 160, 192, 224, 256];
 
-/// What a graph is made of: the launches of a step between its inputs and its tokens.
+/// What a graph is made of: the launches of a step between its inputs and its logits.
 pub trait Launches {
     /// Where they are launched.
     fn exec(&mut self) -> &mut Exec;
@@ -44,8 +44,8 @@ struct Entry {
 }
 
 impl Graphs {
-    /// The size to pad `step` to; `None` when it runs launch by launch: not every row is one token that is sampled, a
-    /// row asks for log-probabilities or has logits processors, or it is too large.
+    /// The size to pad `step` to; `None` when it runs launch by launch: not every row is one token that is sampled, or
+    /// there are too many.
     pub fn size<M: Clone + Default>(&self, step: &Step<M>) -> Option<usize> {
         let rows = step.rows.len();
         let decodes = step.tokens.len() == rows && step.samples.len() == rows;
@@ -76,12 +76,11 @@ impl<K: Copy + Eq + Hash> Graphs<K> {
     }
 
     /// The number of rows to pad `step` to, one of [`GRAPH_SIZES`]; `None` when it runs launch by launch whatever its tokens
-    /// are: a row asks for log-probabilities or has logits processors, or there are none or too many.
+    /// are: there are no rows or too many. How rows are sampled does not matter: no graph samples.
     pub fn rows<M>(&self, step: &Step<M>) -> Option<usize> {
         let rows = step.rows.len();
-        let plain = step.samples.iter().all(|sample| sample.logprobs.is_none() && sample.logits_update.is_none());
         let size = GRAPH_SIZES.into_iter().find(|size| *size >= rows).filter(|size| *size <= self.max_rows);
-        size.filter(|_| rows > 0 && plain)
+        size.filter(|_| rows > 0)
     }
 
     /// Runs `pass`, a step of shape `key`, or of any if that is `None`: then launch by launch.
@@ -136,7 +135,7 @@ mod tests {
     use crate::logits_processors::LogitsUpdate;
 
     #[test]
-    fn only_plain_decode_steps_are_padded() {
+    fn decode_steps_are_padded_however_they_are_sampled() {
         let graphs = Graphs::new(64);
         let size = |step: &Step<()>| graphs.size(step);
         assert_eq!(size(&Step::<()>::uniform(16, 1, 1, 100)), Some(1));
@@ -145,10 +144,10 @@ mod tests {
         assert_eq!(size(&Step::<()>::uniform(16, 2, 3, 100)), None, "prefill");
         let mut reported = Step::<()>::uniform(16, 2, 1, 100);
         reported.samples[1].logprobs = Some(1);
-        assert_eq!(size(&reported), None);
+        assert_eq!(size(&reported), Some(2));
         let mut processed = Step::<()>::uniform(16, 2, 1, 100);
         processed.samples[0].logits_update = Some(LogitsUpdate::default());
-        assert_eq!(size(&processed), None);
+        assert_eq!(size(&processed), Some(2));
         assert_eq!(Graphs::new(0).size(&Step::<()>::uniform(16, 1, 1, 100)), None, "switched off");
     }
 

@@ -4,9 +4,9 @@
 //! I/O and no channel: a seeded test can drive it (tests/scheduler).
 //!
 //! One step may be planned while the one before it is in flight: planned and not committed. Its sequences go on with
-//! tokens that are not known yet; one whose logits processors depend on them waits for the commit, and one under a
-//! grammar for its next mask, too, the only thing that comes from another thread. That a request reaches its length is
-//! known in advance; that it draws an end-of-text or stop token is not, and then it has one row too many in the later
+//! tokens that are not known yet. Logits processors and masks that depend on them are filled in after the commit of the
+//! step before ([`Scheduler::resolve`]), while the forward pass runs; masks are the only thing that comes from another thread.
+//! That a request reaches its length is known in advance; that it draws an end-of-text or stop token is not, and then it has one row too many in the later
 //! step, whose token is dropped. Blocks stay with their sequence until no step in flight uses them.
 //!
 //! Order: waiting requests are admitted by priority, then by turn, which is fair to the tenants (turns.rs), then by arrival.
@@ -196,10 +196,49 @@ impl<S: SequenceState> Scheduler<S> {
         self.pool.check(self.held_blocks().len())
     }
 
-    /// A running sequence that waits for nothing but its mask, if there is one.
-    pub fn waiting_for_mask(&self) -> Option<&GrammarTracker> {
-        let grammars = self.running.iter().filter(|seq| seq.unknown == 0).filter_map(|seq| seq.grammar.tracker());
-        grammars.into_iter().find(|grammar| grammar.mask().is_none())
+    /// A grammar whose mask is being computed, if there is one; every step but `newest` is committed. `newest`, if it is given, is
+    /// planned and not sampled: then the grammar is one that its samples need.
+    pub fn waiting_for_mask(&self, newest: Option<&Step<S::Row>>) -> Option<&GrammarTracker> {
+        let awaited = |seq: &Sequence<S::Slot>| match newest {
+            Some(step) => step.samples.iter().any(|sample| sample.deferred && sample.id == seq.id),
+            None => seq.unknown == 0,
+        };
+        let mut running = self.running.iter().filter(|seq| !seq.is_finished());
+        running.find_map(|seq| seq.grammar.tracker().filter(|grammar| grammar.is_computing() && awaited(seq)))
+    }
+
+    /// Fills in the updates of the deferred samples of `step`, the only one that is planned and not committed, as far as they are
+    /// known now. Requests that have ended, and those whose grammar failed, get none: what they draw is dropped.
+    pub fn resolve(&mut self, step: &mut Step<S::Row>) {
+        assert!(self.in_flight == 1, "updates follow from the tokens of all steps before");
+        let mut sampled = step.samples.iter_mut().peekable();
+        for (row, &end) in step.rows.iter().zip(step.qo_indptr.iter().skip(1)) {
+            while let Some(sample) = sampled.next_if(|sample| sample.token < end) {
+                if !sample.deferred {
+                    continue;
+                }
+                let seq = self.running.at_index(row.sequence).filter(|seq| seq.id == row.id && !seq.is_finished());
+                let Some(seq) = seq else {
+                    sample.deferred = false;
+                    continue;
+                };
+                seq.grammar.update_mask();
+                sample.deferred = seq.grammar.waits_for_mask() && !seq.grammar.is_dead();
+                if !sample.deferred && !seq.grammar.is_dead() {
+                    sample.logits_update = seq.logits_update(sample.position as usize);
+                }
+            }
+        }
+    }
+
+    /// The masks that `step` waits for are late: until they are in time again, plans wait for them and not steps.
+    pub fn set_late(&mut self, step: &Step<S::Row>) {
+        let late = step.samples.iter().filter(|sample| sample.deferred).map(|sample| sample.id);
+        for id in late {
+            if let Some(seq) = self.running.iter_mut().find(|seq| seq.id == id) {
+                seq.grammar.set_late();
+            }
+        }
     }
 
     /// Ends the requests whose grammar failed.
@@ -258,7 +297,11 @@ impl<S: SequenceState> Scheduler<S> {
                     if let Some(prompt) = &mut seq.prompt_logprobs {
                         prompt.extend(logprobs.map(|report| *report));
                     }
-                } else if seq.goes_on(sample.position, step.tokens[sample.token as usize]) {
+                } else if !seq.goes_on(sample.position, step.tokens[sample.token as usize]) {
+                    continue;
+                } else if seq.grammar.is_dead() {
+                    seq.push_unseen(token);
+                } else {
                     seq.accept((token, drawn > 0), logprobs, &self.config.eos_token_ids, &mut events);
                     self.ended |= seq.finished;
                     drawn += 1;

@@ -171,16 +171,28 @@ impl<L: Default> Sequence<L> {
     }
 
     /// Tokens to compute before the next one can be sampled: 1 while decoding, and accepted drafts that are computed again.
-    /// 0 when there is no next one, or none yet because drafts are in flight, the logits processors need to know the newest
-    /// token first, or the grammar has not got over it.
+    /// 0 when there is no next one, or none yet: drafts are in flight, drafts of the next step need the newest token or its
+    /// mask, or the grammar is slow.
     #[inline]
     pub fn remaining(&self) -> usize {
         let all_drawn = self.len() - self.prompt_len == self.request.max_tokens;
-        let history = || {
-            self.grammar.is_some() || self.logits_processors.as_ref().is_some_and(LogitsProcessorState::needs_history)
+        let waits = || match self.proposals {
+            Proposals::None => self.grammar.is_waited_for(self.unknown > 0),
+            Proposals::Host(_) | Proposals::Model(_) => self.defers_update(),
         };
-        let waits = self.drafts_in_flight > 0 || (self.unknown > 0 && history()) || self.grammar.waits_for_mask();
-        if all_drawn || waits || self.is_finished() { 0 } else { self.len() - self.planned }
+        if all_drawn || self.drafts_in_flight > 0 || self.is_finished() || waits() {
+            0
+        } else {
+            self.len() - self.planned
+        }
+    }
+
+    /// True if the update of the next sample's logits is not known when its step is planned: it depends on a token that a step
+    /// in flight draws, or on a mask that is being computed.
+    #[inline]
+    pub fn defers_update(&self) -> bool {
+        let history = || self.logits_processors.as_ref().is_some_and(LogitsProcessorState::needs_history);
+        self.grammar.waits_for_mask() || (self.unknown > 0 && (self.grammar.is_some() || history()))
     }
 
     /// Whether its next chunk, of `remaining` tokens, is the newest token, but for accepted drafts that are computed again.
@@ -304,9 +316,9 @@ impl<L: Default> Sequence<L> {
         self.logits_processors.is_some() || self.grammar.is_some()
     }
 
-    /// The update by logits processors and grammar of the logits of the next token.
-    pub fn logits_update(&self) -> Option<LogitsUpdate> {
-        let generated = self.len() - self.prompt_len;
+    /// The update by logits processors and grammar of the logits of the token at `position`, the first one that is not known.
+    pub fn logits_update(&self, position: usize) -> Option<LogitsUpdate> {
+        let generated = position - self.prompt_len;
         let update = |state: &LogitsProcessorState| state.update(generated, &self.tokens[self.prompt_len..]);
         self.with_mask_behind(0, self.logits_processors.as_ref().and_then(update))
     }
@@ -387,6 +399,12 @@ impl<L: Default> Sequence<L> {
         }
         self.grammar.push(token);
         None
+    }
+
+    /// Appends a token that was drawn without a mask, because its grammar failed: the request is about to end, and nobody sees it.
+    pub fn push_unseen(&mut self, token: u32) {
+        self.unknown = self.unknown.saturating_sub(1);
+        self.tokens.push(token);
     }
 
     fn usage(&self) -> Usage {

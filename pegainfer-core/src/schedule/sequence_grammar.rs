@@ -1,7 +1,9 @@
 //! The grammar of a sequence, as the scheduler sees it.
 //!
-//! A mask is computed on another thread and may become ready at any moment. The scheduler looks for it once before each plan, so that
-//! a plan is a function of what was known when it began: a recorded schedule can be replayed.
+//! A mask is computed on another thread and may become ready at any moment, usually while the forward pass runs whose logits
+//! it masks. A grammar that was late is slow for its next [`SLOW_TOKENS`] tokens: its sequence then waits for each mask before it is
+//! planned, so that other sequences do not wait. The scheduler looks for masks once before each plan, so that a plan is a function of
+//! what was known when it began: a recorded schedule can be replayed.
 //!
 //! Drafts are tried when the tokens before them are given to the grammar, so that their masks are ready together with that of the next
 //! token. A step verifies those that the grammar allows, or the first of them.
@@ -9,6 +11,9 @@
 use crate::grammar::{Grammar, GrammarTracker, Lookahead};
 use crate::logits_processors::TokenMask;
 use std::sync::Arc;
+
+/// Tokens for which a grammar counts as slow after a mask that came late: a late mask delays a step, and these bound how often.
+const SLOW_TOKENS: usize = 16;
 
 /// Whether a sequence has a grammar, and the mask of its next token.
 #[derive(Debug)]
@@ -22,9 +27,11 @@ pub(super) enum SequenceGrammar {
         lookahead: Option<Arc<Lookahead>>,
         /// Generated tokens that the tracker was not given yet.
         pushed: Vec<u32>,
+        /// Tokens for which it is still slow.
+        slow: usize,
     },
-    /// In the replay of a recorded schedule: only whether the mask of the next token is ready.
-    Replayed { is_ready: bool },
+    /// In the replay of a recorded schedule: only whether the plan waited for the grammar.
+    Replayed { is_waited_for: bool },
 }
 
 impl SequenceGrammar {
@@ -33,7 +40,7 @@ impl SequenceGrammar {
         let Some(grammar) = grammar else { return Self::None };
         let tracker = GrammarTracker::new(&*grammar);
         let lookahead = tracker.lookahead();
-        Self::Tracked { tracker, lookahead, pushed: Vec::new() }
+        Self::Tracked { tracker, lookahead, pushed: Vec::new(), slow: 0 }
     }
 
     /// Whether there is one.
@@ -48,16 +55,37 @@ impl SequenceGrammar {
         }
     }
 
-    /// In a replay: sets whether the mask of the next token is ready.
-    pub fn set_ready(&mut self, ready: bool) {
-        if let Self::Replayed { is_ready } = self {
-            *is_ready = ready;
+    /// In a replay: sets whether the plan waits for the grammar.
+    pub fn set_waited_for(&mut self, waited_for: bool) {
+        if let Self::Replayed { is_waited_for } = self {
+            *is_waited_for = waited_for;
         }
     }
 
-    /// Whether there is a grammar, and the mask of its next token was not ready.
+    /// True if there is a grammar, and the mask of its next token was not ready.
     pub fn waits_for_mask(&self) -> bool {
-        matches!(self, Self::Tracked { lookahead: None, .. } | Self::Replayed { is_ready: false })
+        matches!(self, Self::Tracked { lookahead: None, .. })
+    }
+
+    /// True if a plan waits for the grammar: it is slow, and its mask was not ready or is that of a token in flight.
+    pub fn is_waited_for(&self, in_flight: bool) -> bool {
+        match self {
+            Self::None => false,
+            Self::Tracked { slow, lookahead, .. } => *slow > 0 && (in_flight || lookahead.is_none()),
+            Self::Replayed { is_waited_for } => *is_waited_for,
+        }
+    }
+
+    /// True if its mask could not be computed: no token can follow.
+    pub fn is_dead(&self) -> bool {
+        self.waits_for_mask() && self.tracker().is_some_and(|tracker| tracker.failure().is_some())
+    }
+
+    /// A step has waited for its mask, which is not ready yet.
+    pub fn set_late(&mut self) {
+        if let Self::Tracked { slow, .. } = self {
+            *slow = SLOW_TOKENS;
+        }
     }
 
     fn lookahead(&self) -> Option<&Lookahead> {
@@ -89,8 +117,9 @@ impl SequenceGrammar {
 
     /// Adds a generated token, for the next [`advance`](Self::advance).
     pub fn push(&mut self, token: u32) {
-        if let Self::Tracked { lookahead, pushed, .. } = self {
+        if let Self::Tracked { lookahead, pushed, slow, .. } = self {
             *lookahead = None;
+            *slow = slow.saturating_sub(1);
             pushed.push(token);
         }
     }

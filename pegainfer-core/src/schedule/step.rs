@@ -69,6 +69,9 @@ pub struct SampleRow {
     pub position: u64,
     /// The update by the request's logits processors; usually none.
     pub logits_update: Option<LogitsUpdate>,
+    /// True while `logits_update` is not known: it depends on a token that a step in flight draws, or on a mask that is being
+    /// computed. The forward pass does not need it.
+    pub deferred: bool,
     /// How to draw.
     pub params: SamplingParams,
     /// Log-probabilities to report, see `GenerateRequest::logprobs`.
@@ -82,13 +85,14 @@ impl SampleRow {
         // No logit reaches this, and log-probabilities are of the raw ones.
         let edit = LogitEdit { token: forced, scale: 1.0, add: f32::MAX };
         let logits_update = Some(LogitsUpdate { edits: vec![edit], allowed: None });
-        Self { id, token, position: position as u64, logits_update, params: SamplingParams::greedy(), logprobs }
+        let (position, params) = (position as u64, SamplingParams::greedy());
+        Self { id, token, position, logits_update, deferred: false, params, logprobs }
     }
 
     /// A sample that nobody reads, of index `token` of the step's tokens, for a graph of fixed shape.
     pub fn of_padding(token: u32) -> Self {
         let (id, params) = (RequestId(u64::MAX), SamplingParams::greedy());
-        Self { id, token, position: 0, logits_update: None, params, logprobs: None }
+        Self { id, token, position: 0, logits_update: None, deferred: false, params, logprobs: None }
     }
 }
 
@@ -134,6 +138,7 @@ impl<R: Clone + Default> Step<R> {
                 token: step.tokens.len() as u32 - 1,
                 position: context as u64,
                 logits_update: None,
+                deferred: false,
                 params: SamplingParams::greedy(),
                 logprobs: None,
             });
@@ -177,6 +182,11 @@ impl<R: Clone + Default> Step<R> {
         }
         step.block_tables.resize(rows * self.max_blocks, 0);
         step
+    }
+
+    /// True while the logits update of a sample is not known.
+    pub fn is_deferred(&self) -> bool {
+        self.samples.iter().any(|sample| sample.deferred)
     }
 
     /// Whether every token is sampled, in order: then the rows that need logits are where they are wanted.

@@ -94,6 +94,7 @@ fn outcomes<E: StepExecutor>(executor: &mut E, steps: &[StepOf<E>], depth: usize
     let mut outcomes = Vec::new();
     for (i, step) in steps.iter().enumerate() {
         executor.launch(step).unwrap();
+        executor.sample(step).unwrap();
         if i + 1 >= depth {
             outcomes.push(executor.finish().unwrap());
         }

@@ -9,7 +9,9 @@ use pegainfer_core::schedule::{Outcome, SampleRow, SequenceState, Step, StepExec
 pub fn hold<E: StepExecutor>(target: Target, executor: &mut E, step: &Step<<E::State as SequenceState>::Row>) {
     let mut run = |tokens: &[u32]| -> Outcome {
         let sample = |&token: &u32| SampleRow { token, logprobs: Some(2), ..step.samples[0].clone() };
-        executor.launch(&Step { samples: tokens.iter().map(sample).collect(), ..step.clone() }).unwrap();
+        let step = Step { samples: tokens.iter().map(sample).collect(), ..step.clone() };
+        executor.launch(&step).unwrap();
+        executor.sample(&step).unwrap();
         executor.finish().unwrap()
     };
     let all: Vec<u32> = (0..step.tokens.len() as u32).collect();

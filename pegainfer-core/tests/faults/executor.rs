@@ -150,6 +150,13 @@ impl<K: Spoil + Send + 'static> StepExecutor for VirtualDevice<K> {
         Ok(())
     }
 
+    fn sample(&mut self, step: &StepOf<K>) -> Result<(), OpError> {
+        let (newest, _) = self.in_flight.back_mut().expect("a step was launched");
+        assert!(!step.is_deferred() && newest.samples.len() == step.samples.len());
+        newest.samples.clone_from(&step.samples);
+        Ok(())
+    }
+
     fn finish(&mut self) -> Result<Outcome, OpError> {
         self.calls += 1;
         let (step, end) = self.in_flight.pop_front().expect("a step is in flight");
@@ -181,7 +188,8 @@ impl<K: Spoil + Send + 'static> StepExecutor for VirtualDevice<K> {
     }
 
     fn wait_for_mask(&mut self, grammar: &GrammarTracker, limit: Duration) {
-        assert!(self.in_flight.is_empty(), "the engine waits for a mask beside a step in flight");
+        let unsampled = self.in_flight.iter().all(|(step, _)| step.is_deferred());
+        assert!(self.in_flight.len() <= 1 && unsampled, "the engine waits for a mask and not for a step");
         match self.orders.late_mask {
             true => self.clock.advance(limit),
             false => compute_masks(usize::MAX),

@@ -77,7 +77,7 @@ impl Alone {
         if !step.is_empty() {
             return step;
         }
-        self.0.waiting_for_mask().expect("it waits for its mask").wait(Duration::from_secs(10));
+        self.0.waiting_for_mask(None).expect("it waits for its mask").wait(Duration::from_secs(10));
         self.0.plan(false).0
     }
 
@@ -95,7 +95,7 @@ impl Alone {
         }
         let (tokens, logprobs) = (drawn.to_vec(), vec![None; drawn.len()]);
         let mut events = self.0.commit(&step, Outcome { tokens, logprobs, ..Outcome::default() });
-        if let Some(grammar) = self.0.waiting_for_mask() {
+        if let Some(grammar) = self.0.waiting_for_mask(None) {
             grammar.wait(Duration::from_secs(10));
             events.extend(self.0.fail_errored());
         }

@@ -25,7 +25,7 @@ use pegainfer_core::engine::{EventBatch, GenerateRequest, RequestId, TokenEvent}
 use pegainfer_core::grammar::{Grammar, Matcher};
 use pegainfer_core::kv::BlockPool;
 use pegainfer_core::logits_processors::TokenMask;
-use pegainfer_core::schedule::{Outcome, Scheduler, SchedulerConfig, StateConfig, StateSlots};
+use pegainfer_core::schedule::{Outcome, Scheduler, SchedulerConfig, StateConfig, StateSlots, Step};
 use requests::{EOS, VOCAB, Waltz};
 use std::sync::Arc;
 use std::time::Duration;
@@ -166,37 +166,49 @@ impl Matcher for Late {
 }
 
 #[test]
-fn a_late_mask_holds_up_its_own_request_only_and_a_failure_ends_no_other() {
+fn a_late_mask_delays_one_step_and_then_its_own_request_only_and_a_failure_ends_no_other() {
     for first in [1, 2] {
         let mut scheduler = scheduler(4, 64, 64);
         let barrier = Arc::new(std::sync::Barrier::new(2));
         let request = |grammar| GenerateRequest { grammar, ..plain(6) };
         scheduler.add(RequestId(0), request(Some(Arc::new(Late(barrier.clone())))));
         scheduler.add(RequestId(1), request(None));
-        let step = |scheduler: &mut Scheduler| {
-            let (step, _) = scheduler.plan(false);
-            let rows = step.rows.len();
-            let tokens = vec![first; step.samples.len()];
-            let outcome = outcome(tokens);
-            (rows, if rows > 0 { scheduler.commit(&step, outcome) } else { scheduler.fail_errored() })
-        };
-        assert_eq!(step(&mut scheduler).0, 2);
-        for _ in 0..3 {
-            let (rows, events) = step(&mut scheduler);
-            assert_eq!((rows, events[0].0), (1, RequestId(1)), "the other one goes on");
-            assert_eq!(events.len(), 1);
-        }
-        let grammar = scheduler.waiting_for_mask().expect("the first request waits for its mask");
+        let commit =
+            |scheduler: &mut Scheduler, step: &Step| scheduler.commit(step, outcome(vec![first; step.samples.len()]));
+        let (step, _) = scheduler.plan(false);
+        assert_eq!((step.rows.len(), step.is_deferred()), (2, false), "the first mask is ready");
+        commit(&mut scheduler, &step);
+        // The forward pass does not wait for the mask.
+        let (mut step, _) = scheduler.plan(false);
+        scheduler.resolve(&mut step);
+        assert_eq!(step.samples.iter().map(|sample| sample.deferred).collect::<Vec<_>>(), [true, false]);
+        scheduler.set_late(&step);
+        let grammar = scheduler.waiting_for_mask(Some(&step)).expect("the step waits for the mask");
         barrier.wait();
         grammar.wait(Duration::from_secs(10));
-        let (rows, events) = step(&mut scheduler);
+        scheduler.resolve(&mut step);
+        assert!(!step.is_deferred() && scheduler.waiting_for_mask(Some(&step)).is_none());
+        let events = commit(&mut scheduler, &step);
         if first == 1 {
             let failed = TokenEvent::GrammarFailed { error: "no token may follow 1".into() };
-            assert!(rows == 1 && events.contains(&(RequestId(0), failed)), "{events:?}");
-            assert_eq!(step(&mut scheduler).0, 1, "the other one ends as it would have");
-            assert!(!scheduler.has_work());
+            assert_eq!(events.iter().map(|(id, _)| id.0).collect::<Vec<_>>(), [1, 0], "it has no second token");
+            assert!(events.contains(&(RequestId(0), failed)), "{events:?}");
+            assert_eq!((0..5).map(|_| run_step(&mut scheduler).0).collect::<Vec<_>>(), [1, 1, 1, 1, 0]);
+            assert!(!scheduler.has_work(), "the other one ends as it would have");
         } else {
-            assert_eq!((rows, events.len()), (2, 2));
+            assert_eq!(events.len(), 2);
+            for _ in 0..3 {
+                let (step, _) = scheduler.plan(false);
+                assert_eq!((step.rows.len(), step.rows[0].id), (1, RequestId(1)), "the other one goes on");
+                commit(&mut scheduler, &step);
+            }
+            let grammar = scheduler.waiting_for_mask(None).expect("the plan waits for the mask");
+            barrier.wait();
+            grammar.wait(Duration::from_secs(10));
+            let (step, _) = scheduler.plan(false);
+            assert_eq!((step.rows.len(), step.is_deferred()), (2, false));
+            assert_eq!(step.samples[0].logits_update.clone().unwrap().allowed, Some(Waltz::mask(Some(2))));
+            commit(&mut scheduler, &step);
             scheduler.cancel(RequestId(0));
             scheduler.cancel(RequestId(1));
             barrier.wait();

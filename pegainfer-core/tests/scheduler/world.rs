@@ -199,6 +199,17 @@ impl<K: Kind> World<K> {
         if self.in_flight.len() == 2 || (self.in_flight.len() == 1 && !self.rng.chance(self.eager)) {
             return false;
         }
+        // What the newest step draws is the input of the next one: it has to be sampled first.
+        if let Some(mut newest) = self.in_flight.pop_back_if(|step| step.is_deferred()) {
+            let is_next = self.in_flight.is_empty();
+            if is_next {
+                self.resolve(&mut newest);
+            }
+            self.in_flight.push_back(newest);
+            if !is_next {
+                return false;
+            }
+        }
         let back = self.rng.chance(self.holds);
         let (step, admissions) = self.scheduler.plan(back);
         assert!(!back || admissions.is_empty(), "admitted although held back");
@@ -212,13 +223,31 @@ impl<K: Kind> World<K> {
         true
     }
 
+    /// Waits for the masks that the samples of `step` need.
+    fn resolve(&mut self, step: &mut StepOf<K>) {
+        self.scheduler.resolve(step);
+        while step.is_deferred() {
+            if self.rng.chance(30) {
+                self.scheduler.set_late(step);
+            }
+            // A mask may come before the look at it.
+            if let Some(grammar) = self.scheduler.waiting_for_mask(Some(step)) {
+                grammar.wait(Duration::from_secs(10));
+            }
+            self.scheduler.resolve(step);
+        }
+    }
+
     /// The device ends its oldest step; without one, a mask may be what is waited for.
     fn finish(&mut self) {
-        if let Some(step) = self.in_flight.pop_front() {
+        if let Some(mut step) = self.in_flight.pop_front() {
+            if step.is_deferred() {
+                self.resolve(&mut step);
+            }
             let events = self.scheduler.commit(&step, self.device.run(&step));
             return self.take(events, !self.in_flight.is_empty());
         }
-        if let Some(grammar) = self.scheduler.waiting_for_mask() {
+        if let Some(grammar) = self.scheduler.waiting_for_mask(None) {
             grammar.wait(Duration::from_secs(10));
         }
         // A mask may come between the plan and the look at it, and requests may be held back, but not every time.

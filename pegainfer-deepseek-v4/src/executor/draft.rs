@@ -40,6 +40,7 @@ impl Executor {
                 pass = next_pass(step, &rows, i);
             }
             self.enqueue(Part::Draft { again: i > 0 }, &pass)?;
+            self.draw(Part::Draft { again: i > 0 }, &pass)?;
             let Rank { exec, sampler, .. } = self.ranks.first_mut();
             if let Some(drafting) = self.drafting.as_mut().filter(|_| !pass.samples.is_empty()) {
                 drafting.readbacks.start_readback(exec, sampler, &pass.samples, i)?;

@@ -49,6 +49,15 @@ impl Executor {
         })
     }
 
+    /// Enqueues the draws of a pass through `part` over `step` on all ranks. Passes over blocks draw within
+    /// [`enqueue`](Self::enqueue).
+    pub(super) fn draw(&mut self, part: Part, step: &Step) -> Result<(), OpError> {
+        let (config, numerics, step) = (self.config.clone(), self.numerics, Arc::new(step.clone()));
+        self.ranks.run(move |rank| {
+            rank.on_device((&config, numerics, part), &step, |_, launches| launches.sample(&step.samples))
+        })
+    }
+
     /// Passes that ran as a CUDA graph so far.
     pub fn graph_replays(&self) -> GraphReplays {
         let graphs = &self.ranks.first().graphs;

@@ -15,7 +15,7 @@ use crate::weights::Weights;
 use crate::workspace::Workspace;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::parallel::Communicator;
-use pegainfer_core::schedule::{Graphs, Launches};
+use pegainfer_core::schedule::{Graphs, Launches, SampleRow};
 use pegainfer_core::tensor::OpError;
 use pegainfer_kernels::ops::deepseek_v4::RingTable;
 use pegainfer_kernels::runtime::Sampler;
@@ -178,7 +178,7 @@ impl Rank {
     }
 }
 
-/// The launches of one pass between its inputs and its tokens: what a CUDA graph holds.
+/// The launches of one pass after its inputs were uploaded.
 pub(super) struct StepLaunches<'a> {
     exec: &'a mut Exec,
     config: &'a Config,
@@ -199,6 +199,19 @@ pub(super) struct StepLaunches<'a> {
     part: Part,
 }
 
+impl StepLaunches<'_> {
+    /// Draws `samples`, the real ones of a step that may be padded. Passes over blocks have drawn theirs.
+    pub fn sample(&mut self, samples: &[SampleRow]) -> Result<(), OpError> {
+        let Self { exec, shard, weights, inputs, work, sampler, communicator, .. } = self;
+        inputs.common.fill_processors(exec, samples)?;
+        let communicator = (shard.ranks > 1).then_some(*communicator);
+        let Workspace { last_normed, logits_part, .. } = &mut **work;
+        let mut head = Head { normed: last_normed, matrix: &weights.head, part: logits_part, communicator };
+        sampler.sample(exec, &mut head, &mut inputs.common, samples)
+    }
+}
+
+/// The forward pass up to the logits of its samples, or up to the tokens of blocks: what a CUDA graph holds.
 impl Launches for StepLaunches<'_> {
     fn exec(&mut self) -> &mut Exec {
         self.exec
@@ -235,7 +248,7 @@ impl Launches for StepLaunches<'_> {
                 let blocks = (step.rows.len(), step.samples.len() / step.rows.len());
                 sampler.run_blocks(exec, &mut MarkovHead { head, weights, work }, &mut inputs.common, blocks)
             }
-            _ => sampler.run_with(exec, &mut head, &mut inputs.common, &step.samples),
+            _ => sampler.project(exec, &mut head, step.samples.len()),
         }
     }
 }

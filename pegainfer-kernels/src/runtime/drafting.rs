@@ -85,7 +85,8 @@ pub fn next_pass<R: Clone + Default>(step: &Step<R>, rows: &[DraftRow], pass: us
 /// The most likely token behind token `token`.
 fn greedy(row: &StepRow, token: usize) -> SampleRow {
     let params = SamplingParams::greedy();
-    SampleRow { id: row.id, token: token as u32, position: 0, logits_update: None, params, logprobs: None }
+    let (id, token) = (row.id, token as u32);
+    SampleRow { id, token, position: 0, logits_update: None, deferred: false, params, logprobs: None }
 }
 
 /// The part of the vocabulary that drafts are taken from.

@@ -1,8 +1,8 @@
 //! Runs the steps of a model on one device.
 //!
-//! A step is launched and finished: on a GPU `launch` only enqueues it, and the next one may be launched before the host
-//! has seen the tokens of this one. They stay on the device, where the next step's placeholder ids find them; a readback of
-//! them is on its way to the host.
+//! A step is launched, sampled and finished: on a GPU `launch` enqueues the forward pass up to the logits, `sample` the rest,
+//! and the next step may be launched before the host has seen the tokens of this one. They stay on the device, where the
+//! next step's placeholder ids find them; a readback of them is on its way to the host.
 
 use super::bounds::Bounds;
 use super::drafting::{self, DraftVocabulary, Drafting};
@@ -11,13 +11,13 @@ use super::load_error::LoadError;
 use super::measure::Measurable;
 use super::model::{Model, Parts, Pass, StepOf, padded, ragged};
 use super::readbacks::Readbacks;
-use super::sampler::Sampler;
+use super::sampler::{Projection, Sampler};
 use super::synthetic_acceptance::SyntheticAcceptance;
 use crate::heads::BLOCK_SIZE;
 use crate::sources::Family;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
-use pegainfer_core::schedule::{Graphs, Launches, Outcome, STEPS_IN_FLIGHT, StepExecutor};
+use pegainfer_core::schedule::{Graphs, Launches, Outcome, STEPS_IN_FLIGHT, SampleRow, StepExecutor};
 use pegainfer_core::tensor::{OpError, Tensor};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -124,9 +124,10 @@ impl<M: Model> Executor<M> {
         self.graphs.replays()
     }
 
-    /// Launches one step and waits for it.
+    /// Launches one step, samples and waits for it.
     pub fn run(&mut self, step: &StepOf<M>) -> Result<Outcome, OpError> {
         self.launch(step)?;
+        self.sample(step)?;
         self.finish()
     }
 
@@ -153,7 +154,8 @@ impl<M: Model> Executor<M> {
                 M::begin_draft(exec, work, step)?;
                 let part = Part::Drafts;
                 let mut launch = Launch::<M> { exec, config, weights, cache, work, inputs, sampler, head, step, part };
-                graphs.run(size, &mut launch)
+                graphs.run(size, &mut launch)?;
+                launch.sample(samples)
             })??;
             if !samples.is_empty() {
                 drafting.start_readback(exec, sampler, samples, i)?;
@@ -195,8 +197,7 @@ impl<M: Model> StepExecutor for Executor<M> {
     }
 
     fn launch(&mut self, step: &StepOf<M>) -> Result<(), OpError> {
-        let Self { exec, config, weights, work, cache, inputs, sampler, graphs, readbacks, .. } = self;
-        let samples = &step.samples;
+        let Self { exec, config, weights, work, cache, inputs, sampler, graphs, .. } = self;
         let times_ops = self.times_ops && !exec.is_recording();
         if times_ops {
             exec.start_timed_recording();
@@ -214,12 +215,28 @@ impl<M: Model> StepExecutor for Executor<M> {
             let (head, part) = (None, Part::Layers);
             graphs.run(size, &mut Launch::<M> { exec, config, weights, cache, work, inputs, sampler, head, step, part })
         });
+        // A device that has failed says so here.
+        let launched = launched.and_then(|launched| launched);
         // A step that fails is recorded no further, either.
+        if times_ops && launched.is_err() {
+            exec.stop_timed_recording();
+        }
+        launched
+    }
+
+    fn sample(&mut self, step: &StepOf<M>) -> Result<(), OpError> {
+        let Self { exec, config, weights, work, cache, inputs, sampler, readbacks, times_ops, .. } = self;
+        let times_ops = *times_ops && !exec.is_recording();
+        let samples = &step.samples;
+        let sampled = exec.install(|exec| {
+            inputs.fill_processors(exec, samples)?;
+            let (head, part) = (None, Part::Layers);
+            Launch::<M> { exec, config, weights, cache, work, inputs, sampler, head, step, part }.sample(samples)
+        });
         if times_ops {
             self.timed_ops = exec.stop_timed_recording().unwrap_or_default();
         }
-        // A device that has failed says so here.
-        launched??;
+        sampled.and_then(|sampled| sampled)?;
         readbacks.start(exec, sampler, samples)
     }
 
@@ -260,7 +277,7 @@ enum Part {
     Drafts,
 }
 
-/// The launches of one step between its inputs and its results: what a CUDA graph holds.
+/// The launches of one pass after its inputs were uploaded.
 struct Launch<'a, M: Model> {
     exec: &'a mut Exec,
     config: &'a M::Config,
@@ -275,6 +292,19 @@ struct Launch<'a, M: Model> {
     part: Part,
 }
 
+impl<M: Model> Launch<'_, M> {
+    /// Draws `samples`, the real ones of a step that may be padded.
+    fn sample(&mut self, samples: &[SampleRow]) -> Result<(), OpError> {
+        let Self { exec, weights, work, inputs, sampler, head: other_head, part, .. } = self;
+        let (normed, head) = match part {
+            Part::Layers => M::output(work, weights),
+            Part::Drafts => M::draft_output(work, weights),
+        };
+        sampler.sample(exec, &mut Projection { normed, head: other_head.unwrap_or(head) }, inputs, samples)
+    }
+}
+
+/// The forward pass up to the logits of its samples: what a CUDA graph holds.
 impl<M: Model> Launches for Launch<'_, M> {
     fn exec(&mut self) -> &mut Exec {
         self.exec
@@ -282,6 +312,7 @@ impl<M: Model> Launches for Launch<'_, M> {
 
     fn launch(&mut self) -> Result<(), OpError> {
         let Self { exec, config, weights, cache, work, inputs, sampler, head: other_head, step, part } = self;
+        let samples = step.samples.len();
         let previous = &sampler.sampled;
         let mut pass = Pass::<M> { exec, config, weights, cache, work, inputs, previous, step };
         let (normed, head) = match part {
@@ -294,6 +325,6 @@ impl<M: Model> Launches for Launch<'_, M> {
                 M::draft_output(work, weights)
             }
         };
-        sampler.run(exec, normed, other_head.unwrap_or(head), inputs, &step.samples)
+        sampler.project(exec, &mut Projection { normed, head: other_head.unwrap_or(head) }, samples)
     }
 }

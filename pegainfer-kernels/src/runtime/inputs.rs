@@ -70,14 +70,12 @@ impl Inputs {
     }
 
     /// Takes a step over: on a GPU one copy, another one if a row has got a block since the step before, as one in 16
-    /// does that decodes, and up to three for logits processors. What an earlier step still reads is not disturbed,
-    /// because they come behind it.
+    /// does that decodes. What an earlier step still reads is not disturbed, because the copies are ordered after it.
     pub fn fill<M: Clone + Default>(&mut self, exec: &mut Exec, step: &Step<M>) -> Result<(), OpError> {
         let rows: Vec<u32> = step.samples.iter().map(|row| row.token).collect();
         let sampled = step.sampled_indptr().unwrap_or_default();
         let draw = |row: &SampleRow| Draw::new(&row.params, row.position, row.logprobs).words();
         let words: Vec<u32> = step.samples.iter().flat_map(draw).collect();
-        self.processors.fill(exec, &step.samples)?;
         let Self { tokens, positions, slots, qo_indptr, kv_lens, sample_rows, sampled_indptr, draws, .. } = self;
         exec.fill_adjacent(
             [tokens, positions, slots, qo_indptr, kv_lens, sample_rows, sampled_indptr, draws],
@@ -92,6 +90,12 @@ impl Inputs {
             *width = step.max_blocks;
         }
         Ok(())
+    }
+
+    /// Takes over the logits processors of the `samples` of a step, before they are drawn: up to three copies on a GPU, none
+    /// where no sample has any.
+    pub fn fill_processors(&mut self, exec: &mut Exec, samples: &[SampleRow]) -> Result<(), OpError> {
+        self.processors.fill(exec, samples)
     }
 
     /// What attention reads of `step`, with which this was filled.

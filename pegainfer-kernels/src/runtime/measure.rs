@@ -150,7 +150,9 @@ fn write_kv<E: Measurable>(executor: &mut E, limits: &GridLimits) -> Result<(), 
     let mut first = 0;
     while first + blocks <= limits.kv_blocks {
         let prompts = prompts.min((limits.kv_blocks - first) / blocks);
-        executor.launch(&E::step(&vec![(tokens, tokens); prompts]).over_blocks(limits.block_size, first))?;
+        let step = E::step(&vec![(tokens, tokens); prompts]).over_blocks(limits.block_size, first);
+        executor.launch(&step)?;
+        executor.sample(&step)?;
         executor.finish()?;
         first += prompts * blocks;
     }

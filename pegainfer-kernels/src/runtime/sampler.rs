@@ -1,4 +1,5 @@
-//! From hidden states to tokens.
+//! From hidden states to tokens, in two phases: logits, which end the forward pass and may be part of its CUDA graph, and
+//! sampling, which depends on what each request asks for.
 
 use super::inputs::Inputs;
 use super::logits_processors::LogitsProcessors;
@@ -36,12 +37,12 @@ pub trait BlockLogits: LogitsSource {
     ) -> Result<(), OpError>;
 }
 
-/// One GEMM with the output matrix.
-struct Projection<'a> {
-    /// `[samples, hidden]` bf16.
-    normed: &'a mut Tensor,
-    /// `[vocab, hidden]` bf16.
-    head: &'a Tensor,
+/// Logits by one GEMM with the output matrix.
+pub(super) struct Projection<'a> {
+    /// Normalised output of the last layer, `[samples, hidden]` bf16.
+    pub normed: &'a mut Tensor,
+    /// Output matrix, `[vocab, hidden]` bf16.
+    pub head: &'a Tensor,
 }
 
 impl LogitsSource for Projection<'_> {
@@ -83,22 +84,17 @@ impl Sampler {
         &self.logits
     }
 
-    /// Logits, tokens and log-probabilities of the `samples` of a step, for which `inputs` was filled. `normed`: the
-    /// normalised output of the last layer, `[samples, hidden]` bf16; `head`: the output matrix, `[vocab, hidden]` bf16.
-    /// The results stay on the device.
-    pub fn run(
-        &mut self,
-        exec: &mut Exec,
-        normed: &mut Tensor,
-        head: &Tensor,
-        inputs: &mut Inputs,
-        samples: &[SampleRow],
-    ) -> Result<(), OpError> {
-        self.run_with(exec, &mut Projection { normed, head }, inputs, samples)
+    /// Logits of the first of `samples` samples, as many as are computed at once: the end of the forward pass, and the
+    /// last thing that depends on nothing but its shape. [`sample`](Self::sample) draws from them.
+    pub fn project(&mut self, exec: &mut Exec, source: &mut impl LogitsSource, samples: usize) -> Result<(), OpError> {
+        let rows = samples.min(self.max_rows());
+        self.logits.set_rows(rows);
+        source.logits(exec, 0..rows, &mut self.logits)
     }
 
-    /// As [`run`](Self::run), with logits from `source`.
-    pub fn run_with(
+    /// Tokens and log-probabilities of the `samples` of a step, for which `inputs` was filled and
+    /// [`project`](Self::project) has run with the same `source`. The results stay on the device.
+    pub fn sample(
         &mut self,
         exec: &mut Exec,
         source: &mut impl LogitsSource,
@@ -146,7 +142,7 @@ impl Sampler {
         Ok(())
     }
 
-    /// From the source to what `samples`, from number `first` on, draw. Does not wait for a GPU.
+    /// From the logits to the tokens of `samples`, from number `first` on. Does not wait for a GPU.
     fn draw(
         &mut self,
         exec: &mut Exec,
@@ -162,7 +158,9 @@ impl Sampler {
             tensor.set_range(first, samples.len());
         }
         logits.set_rows(samples.len());
-        source.logits(exec, range.clone(), logits)?;
+        if first > 0 {
+            source.logits(exec, range.clone(), logits)?;
+        }
         if samples.iter().any(processed) {
             let LogitsProcessors { spans, edits, masks } = &mut inputs.processors;
             spans.set_range(first, samples.len());

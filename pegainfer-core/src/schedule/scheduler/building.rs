@@ -73,17 +73,18 @@ impl<S: SequenceState> Scheduler<S> {
                 let (params, logprobs) = (seq.request.sampling, seq.request.logprobs);
                 let token = step.tokens.len() as u32 - drafts.len() as u32 - 1;
                 let id = seq.id;
-                let sample = || SampleRow { id, token, position, logits_update: None, params, logprobs };
+                let deferred = seq.defers_update();
+                let sample = || SampleRow { id, token, position, logits_update: None, deferred, params, logprobs };
                 // Made in place; `push` would make it on the stack and copy it.
                 step.samples.extend(once_with(sample));
-                if seq.changes_logits() {
-                    step.samples[number].logits_update = seq.logits_update();
+                if !deferred && seq.changes_logits() {
+                    step.samples[number].logits_update = seq.logits_update(range.end);
                 }
                 if !drafts.is_empty() {
                     let behind = (1..).zip(seq.draft_updates(drafts));
                     step.samples.extend(behind.map(|(i, logits_update)| {
                         let (token, position) = (token + i, position + u64::from(i));
-                        SampleRow { id, token, position, logits_update, params, logprobs }
+                        SampleRow { id, token, position, logits_update, deferred: false, params, logprobs }
                     }));
                 }
                 seq.sample = number;

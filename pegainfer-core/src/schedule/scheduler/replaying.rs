@@ -9,27 +9,27 @@ use crate::schedule::state::SequenceState;
 use crate::schedule::step::{Outcome, Step};
 
 impl<S: SequenceState> Scheduler<S> {
-    /// The requests whose next mask was not ready when the scheduler last looked.
+    /// The requests that the next plan leaves out because of their grammars.
     pub(in crate::schedule) fn waiting_for_masks(&self) -> Vec<u64> {
         let sequences = self.running.iter().chain(self.waiting.iter().map(AsRef::as_ref));
-        sequences.filter(|seq| seq.grammar.waits_for_mask()).map(|seq| seq.id.0).collect()
+        sequences.filter(|seq| seq.grammar.is_waited_for(seq.unknown > 0)).map(|seq| seq.id.0).collect()
     }
 
     /// The request `id`, which was just added, has a grammar.
     pub(in crate::schedule) fn replay_grammar(&mut self, id: RequestId) {
         if let Some(seq) = self.waiting.iter_mut().find(|seq| seq.id == id) {
-            seq.grammar = SequenceGrammar::Replayed { is_ready: true };
+            seq.grammar = SequenceGrammar::Replayed { is_waited_for: false };
         }
     }
 
-    /// As [`plan`](Self::plan); masks are ready but for those of the requests in `waiting_for_mask`.
+    /// As [`plan`](Self::plan), which waits for the grammars of the requests in `waiting_for_mask`.
     pub(in crate::schedule) fn replay_plan(
         &mut self,
         hold: bool,
         waiting_for_mask: &[u64],
     ) -> (Step<S::Row>, EventBatch) {
         for seq in self.running.iter_mut().chain(&mut self.waiting) {
-            seq.grammar.set_ready(!waiting_for_mask.contains(&seq.id.0));
+            seq.grammar.set_waited_for(waiting_for_mask.contains(&seq.id.0));
         }
         self.plan_with_known_masks(hold)
     }

@@ -80,6 +80,7 @@ fn timed_run<E: Measurable>(executor: &mut E, step: &StepOf<E>) -> Result<BTreeM
         executor.exec().install(|exec| exec.delay(&HEAD_START))?;
     }
     executor.launch(step)?;
+    executor.sample(step)?;
     executor.finish()?;
     let mut ops: BTreeMap<Key, (usize, Duration)> = BTreeMap::new();
     for (record, time) in executor.take_timed_ops() {

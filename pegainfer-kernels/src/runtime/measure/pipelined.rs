@@ -17,6 +17,7 @@ impl<E: Measurable> MeasureStep for Pipelined<'_, E> {
         let extra = self.extra();
         for _ in 0..self.runs(runs) {
             self.0.launch(&step)?;
+            self.0.sample(&step)?;
             in_flight += 1;
             if in_flight == depth {
                 self.finish(&mut times, &mut last)?;

@@ -120,6 +120,11 @@ impl<S: SequenceState> StepExecutor for SimulatedDevice<S> {
         Ok(())
     }
 
+    /// A part of the step's time.
+    fn sample(&mut self, _: &Step<S::Row>) -> Result<(), OpError> {
+        Ok(())
+    }
+
     fn finish(&mut self) -> Result<Outcome, OpError> {
         let none = || OpError { op: "simulated device", message: "no step is in flight".to_owned() };
         let (end, samples) = self.in_flight.pop_front().ok_or_else(none)?;
