@@ -5,7 +5,7 @@ use super::prefill::{Beside, Prefill};
 use crate::heads::{BLOCK_SIZE, HeadShape, KvDType};
 use crate::limits::attention::{DECODE_WARPS, LARGE_HEAD};
 use crate::limits::fp8::BLOCK;
-use crate::load::{AttentionLoad, DECODE_QUERIES};
+use crate::load::{AttentionLoad, DECODE_QUERIES, DecodeLoad};
 use pegainfer_core::cuda::{COUNTERS, WORKSPACE_BYTES};
 
 /// Queries times heads of a group that decode attention takes: columns of two tiles.
@@ -67,7 +67,7 @@ impl Attention {
     ) -> Self {
         let (few, most) = (load.min_queries * shape.group(), load.max_queries * shape.group());
         let decodes = few <= DECODE_COLUMNS;
-        let decode = decodes.then(|| Decode::choose(gpu, shape, load, rows));
+        let decode = decodes.then(|| Decode::choose(gpu, shape, load.decode(), rows));
         let beside = match &decode {
             None => Beside::Nothing,
             Some(Decode::Bulk(grid)) => Beside::Bulk(grid.partial_bytes(shape)),
@@ -106,7 +106,7 @@ fn bulk_serves(gpu: &Gpu, shape: HeadShape) -> bool {
 }
 
 impl Decode {
-    fn choose(gpu: &Gpu, shape: HeadShape, load: &AttentionLoad, rows: usize) -> Self {
+    fn choose(gpu: &Gpu, shape: HeadShape, load: DecodeLoad, rows: usize) -> Self {
         if bulk_serves(gpu, shape) {
             // Rows that only prefill takes count for nothing here: twice the columns cost 3 us of 65 a layer.
             let column_tiles = if load.max_decode_queries * shape.group() <= COLUMNS { 1 } else { 2 };
@@ -114,7 +114,7 @@ impl Decode {
             return Self::Bulk(DecodeGrid::new(gpu, shape, rows, column_tiles, stages));
         }
         let most = (load.max_queries * shape.group()).min(DECODE_COLUMNS);
-        let kv_blocks = load.max_context.div_ceil(BLOCK_SIZE);
+        let kv_blocks = load.longest.div_ceil(BLOCK_SIZE);
         let partial = async_partial_bytes(most, shape.head_dim);
         Self::Async { splits: async_splits(gpu.multiprocessors, rows * shape.kv_heads, kv_blocks, partial) }
     }
@@ -227,6 +227,21 @@ fn async_splits(multiprocessors: usize, pairs: usize, kv_blocks: usize, partial_
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn launches_that_a_graph_keeps_suit_long_contexts_whatever_they_were_captured_with() {
+        let shape = HeadShape { heads: 32, kv_heads: 8, head_dim: 128 };
+        for card in ["A100", "L4", "RTX 4090", "RTX 5090", "H100", "B200"] {
+            let gpu = Gpu::named(card).unwrap();
+            let splits = |context: usize, longest: usize| {
+                let load = AttentionLoad { longest, ..AttentionLoad::of([(1, context)]) };
+                DecodeStep::choose(&gpu, shape, KvDType::Bf16, &load, 1)
+            };
+            assert_eq!(splits(1, 16_384), splits(16_384, 16_384), "{card}");
+            let async_kernel = matches!(splits(1, 1), DecodeStep::Separate(_));
+            assert_eq!(splits(1, 1) != splits(1, 16_384), async_kernel, "{card}: without a graph the context counts");
+        }
+    }
 
     #[test]
     fn the_decode_grid_fills_the_gpu_and_fits_the_workspace() {

@@ -9,7 +9,7 @@ use super::drafting::{self, DraftVocabulary, Drafting};
 use super::inputs::Inputs;
 use super::load_error::LoadError;
 use super::measure::Measurable;
-use super::model::{Model, Parts, Pass, StepOf, padded, ragged};
+use super::model::{Model, Parts, Pass, StepOf, padded, ragged, uniform};
 use super::readbacks::Readbacks;
 use super::sampler::{Projection, Sampler};
 use super::synthetic_acceptance::SyntheticAcceptance;
@@ -17,7 +17,7 @@ use crate::heads::BLOCK_SIZE;
 use crate::sources::Family;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
-use pegainfer_core::schedule::{Graphs, Launches, Outcome, STEPS_IN_FLIGHT, SampleRow, StepExecutor};
+use pegainfer_core::schedule::{GRAPH_SIZES, Graphs, Launches, Outcome, STEPS_IN_FLIGHT, SampleRow, StepExecutor};
 use pegainfer_core::tensor::{OpError, Tensor};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -124,6 +124,17 @@ impl<M: Model> Executor<M> {
         self.graphs.replays()
     }
 
+    /// Captures the CUDA graphs of decode steps of up to `rows` rows, largest first, and runs each once. Every size has run before,
+    /// so that its kernels are loaded. No request waits for a capture after that.
+    pub fn capture_graphs(&mut self, rows: usize) -> Result<(), OpError> {
+        for size in GRAPH_SIZES.into_iter().rev().filter(|size| *size <= rows) {
+            if self.graphs.captures(Some(size)) {
+                self.run(&uniform::<M>(size, 1, 1))?;
+            }
+        }
+        Ok(())
+    }
+
     /// Launches one step, samples and waits for it.
     pub fn run(&mut self, step: &StepOf<M>) -> Result<Outcome, OpError> {
         self.launch(step)?;
@@ -150,6 +161,7 @@ impl<M: Model> Executor<M> {
             let padded = size.filter(|size| *size > pass.rows.len()).map(|size| padded::<M>(&pass, size));
             let step = padded.as_ref().unwrap_or(&pass);
             exec.install(|exec| {
+                inputs.keep_launches(size.is_some());
                 inputs.fill(exec, step)?;
                 M::begin_draft(exec, work, step)?;
                 let part = Part::Drafts;
@@ -210,6 +222,7 @@ impl<M: Model> StepExecutor for Executor<M> {
         let padded = size.filter(|size| *size > step.rows.len()).map(|size| padded::<M>(step, size));
         let step = padded.as_ref().unwrap_or(step);
         let launched = exec.install(|exec| {
+            inputs.keep_launches(size.is_some());
             inputs.fill(exec, step)?;
             M::begin(exec, work, step)?;
             let (head, part) = (None, Part::Layers);
@@ -219,7 +232,8 @@ impl<M: Model> StepExecutor for Executor<M> {
         let launched = launched.and_then(|launched| launched);
         // A step that fails is recorded no further, either.
         if times_ops && launched.is_err() {
-            exec.stop_timed_recording();
+            // The error of the launch is the one to report.
+            let _ = exec.stop_timed_recording();
         }
         launched
     }

@@ -31,6 +31,10 @@ pub struct Inputs {
     pub block_tables: Tensor,
     /// What is in `block_tables`, and how many columns of it.
     tables: (Vec<u32>, usize),
+    /// Longest context of the engine.
+    context: usize,
+    /// See [`keep_launches`](Self::keep_launches).
+    keeps_launches: bool,
     /// Logits processors of the samples.
     pub(super) processors: LogitsProcessors,
 }
@@ -65,8 +69,15 @@ impl Inputs {
             draws,
             block_tables,
             tables,
+            context,
+            keeps_launches: false,
             processors,
         })
+    }
+
+    /// Says whether a CUDA graph keeps the launches of the next step: then they suit every context of the engine.
+    pub fn keep_launches(&mut self, kept: bool) {
+        self.keeps_launches = kept;
     }
 
     /// Takes a step over: on a GPU one copy, another one if a row has got a block since the step before, as one in 16
@@ -102,7 +113,9 @@ impl Inputs {
     pub fn attention<M: Clone + Default>(&self, step: &Step<M>) -> AttentionBatch<'_> {
         let queries = step.qo_indptr.windows(2).map(|ends| (ends[1] - ends[0]) as usize);
         let rows = queries.zip(&step.kv_lens).map(|(queries, context)| (queries, *context as usize));
-        self.batch(&self.qo_indptr, AttentionLoad::of(rows))
+        let load = AttentionLoad::of(rows);
+        let longest = if self.keeps_launches { self.context } else { load.longest };
+        self.batch(&self.qo_indptr, AttentionLoad { longest, ..load })
     }
 
     fn batch<'a>(&'a self, qo_indptr: &'a Tensor, load: AttentionLoad) -> AttentionBatch<'a> {

@@ -159,7 +159,7 @@ fn check_eos(info: &ModelInfo) -> Result<(), LoadError> {
 }
 
 /// One token through the model: its logits tell whether the weights are numbers, and the first request finds memory that has been
-/// touched. On a GPU, then the steps that load kernels and let cuBLASLt choose.
+/// touched. On a GPU, then the steps that load kernels and let cuBLASLt choose, and those that are captured as CUDA graphs.
 fn warm<M: Model>(executor: &mut Executor<M>, bounds: &Bounds, mixed_tokens: usize) -> Result<(), LoadError> {
     executor.run(&uniform::<M>(1, 1, 1))?;
     if !executor.logits(1)?.iter().all(|logit| logit.is_finite()) {
@@ -170,5 +170,6 @@ fn warm<M: Model>(executor: &mut Executor<M>, bounds: &Bounds, mixed_tokens: usi
     for rows in choice::warm_up(executor.exec(), mixed_tokens, most)? {
         executor.run(&ragged::<M>(&rows))?;
     }
+    executor.capture_graphs(most.0)?;
     Ok(())
 }
