@@ -99,7 +99,7 @@ fn calls_are_fields_of_the_message() {
 #[test]
 fn a_streamed_call_has_the_shape_of_openai() {
     let (server, _) =
-        TestServer::replying("<tool_call>\n{\"name\": \"time\", \"arguments\": {\"a\": 1}}\n</tool_call>");
+        TestServer::replying("<tool_call>\n{\"name\": \"time\", \"arguments\": {\"a\": \"one two\"}}\n</tool_call>");
     let events =
         post(server.address, CHAT, &chat(json!({"stream": true, "stream_options": {"include_usage": true}}))).events();
     let calls: Vec<&Value> = events.iter().filter_map(|e| e["choices"][0]["delta"].get("tool_calls")).collect();
