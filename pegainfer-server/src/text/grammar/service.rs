@@ -168,7 +168,8 @@ async fn on_thread<T: Send + 'static>(
     result.await.unwrap_or_else(|_| Err(panicked()))
 }
 
-#[cfg(all(test, unix))]
+#[cfg(test)]
+#[cfg(unix)]
 mod tests {
     use super::*;
     use crate::testing;
