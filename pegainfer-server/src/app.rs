@@ -4,7 +4,7 @@ use crate::api::{self, ApiOptions, AppState};
 use crate::api_style::ApiStyle;
 use crate::budget::Budget;
 use crate::http::guard::{Guard, Throttle};
-use crate::http::{self, AllowedHosts, ApiKeys, Cors, Server, Tls};
+use crate::http::{self, Access, AllowedHosts, ApiKeys, Cors, Server, Tls, TrustedProxies};
 use crate::http::{cors, deadline, error_shape, guard, hosts, request_id};
 use crate::lifecycle::Lifecycle;
 use crate::limits::Limits;
@@ -30,8 +30,12 @@ pub struct Options {
     pub normalize_prompts: bool,
     /// API keys; if empty, everyone may call.
     pub api_keys: ApiKeys,
-    /// Keys of admins, who may also reset the prefix cache and trace requests. Without any keys, callers on this machine are admins.
+    /// Keys of admins, who may also reset the prefix cache and trace requests.
     pub admin_keys: ApiKeys,
+    /// Whether callers of this machine are admins where there are no keys.
+    pub admin_local: bool,
+    /// Proxies that say for whom they call.
+    pub trusted_proxies: TrustedProxies,
     /// Names under which clients may call the server.
     pub allowed_hosts: AllowedHosts,
     /// Origins of web pages that may call the API.
@@ -69,6 +73,8 @@ impl Default for Options {
             normalize_prompts: true,
             api_keys: ApiKeys::default(),
             admin_keys: ApiKeys::default(),
+            admin_local: false,
+            trusted_proxies: TrustedProxies::default(),
             allowed_hosts: AllowedHosts::default(),
             cors: Cors::default(),
             max_body: 8 << 20,
@@ -99,7 +105,8 @@ impl App {
             options;
         let Options { keep_alive_interval, drain_timeout, .. } = options;
         let lifecycle = Lifecycle::default();
-        let max_connections = options.limits.max_connections;
+        let Limits { max_connections, min_read_rate, .. } = options.limits;
+        let proxies = options.trusted_proxies;
         let (grammar_trial, recorder, limits) = (options.grammar_trial, options.recorder, options.limits);
         let limits = ApiOptions {
             strict,
@@ -115,15 +122,19 @@ impl App {
         let state = AppState::new(engine.clone(), checkpoint, names, limits, lifecycle.clone());
         let metrics = state.metrics.clone();
         let guard = Guard {
-            keys: options.api_keys,
-            admin_keys: options.admin_keys,
+            access: Access {
+                keys: options.api_keys,
+                admin_keys: options.admin_keys,
+                admin_local: options.admin_local,
+                proxies: proxies.clone(),
+            },
             lifecycle: lifecycle.clone(),
             metrics: metrics.clone(),
             failures: Throttle::default(),
             hasher: state.hasher.clone(),
         };
         let middleware = Middleware {
-            metrics,
+            metrics: metrics.clone(),
             cors: options.cors,
             allowed_hosts: options.allowed_hosts,
             guard,
@@ -140,8 +151,18 @@ impl App {
             let stats = engine.stats();
             stats.running + stats.waiting
         });
-        let server =
-            Server { client_timeout, drain_timeout, tls: options.tls, max_connections, lifecycle, open_requests };
+        let server = Server {
+            client_timeout,
+            min_read_rate,
+            output: state.output.clone(),
+            metrics,
+            proxies,
+            drain_timeout,
+            tls: options.tls,
+            max_connections,
+            lifecycle,
+            open_requests,
+        };
         Self { state, router, server }
     }
 

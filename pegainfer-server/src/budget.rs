@@ -1,5 +1,4 @@
-//! Memory of requests that the engine does not have yet: bodies while they are read, and what they are parsed into; and of large
-//! responses.
+//! Memory of requests that the engine does not have yet: bodies while they are read, and what they are parsed into.
 //!
 //! One budget, `--max-inflight-bytes`, in three parts, so that no two requests wait for each other:
 //!
@@ -10,10 +9,7 @@
 //!   tokenized; only its grammar holds a share while it waits to be compiled.
 //!
 //! A body takes its share as its bytes come, whatever its head announced. Tenants take turns in each part, and one tenant leaves a
-//! quarter of it to the others.
-//!
-//! Large responses may take as much again. They have a budget of their own because a client decides how long they are held:
-//! until it has read them.
+//! quarter of it to the others. Output has a [budget of its own](crate::output).
 
 mod reading;
 #[cfg(test)]
@@ -25,8 +21,6 @@ pub use reading::BodyBuffer;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use thiserror::Error;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::timeout;
 
 /// Default of `--max-inflight-bytes`.
 pub const DEFAULT_BYTES: u64 = 256 << 20;
@@ -89,7 +83,6 @@ pub struct Budget {
     parsed: Slots,
     /// Bytes that one parsed body may take.
     parsed_bytes: usize,
-    responses: Arc<Semaphore>,
     /// Bodies beyond [`SMALL_BODY`] so far.
     large_bodies: AtomicU64,
 }
@@ -109,16 +102,11 @@ impl BodyShare {
     }
 }
 
-/// A share of the budget of responses; given back when it is dropped.
-#[derive(Debug, Default)]
-pub struct Share(Vec<OwnedSemaphorePermit>);
-
 impl Budget {
     /// A budget of `limit` bytes, at least [`MIN_BYTES`].
     pub fn new(limit: u64) -> Self {
         let limit = limit.max(MIN_BYTES);
         let part = |eighths: u64| (limit / 8 * eighths) as usize;
-        let semaphore = |bytes: usize| Arc::new(Semaphore::new((bytes / UNIT).min(u32::MAX as usize)));
         Self {
             limit,
             small: slots(part(1)),
@@ -127,7 +115,6 @@ impl Budget {
             small_parsed: slots(part(4) / 8),
             parsed: slots(part(4) / 8 * 7),
             parsed_bytes: part(4),
-            responses: semaphore(part(8)),
             large_bodies: AtomicU64::new(0),
         }
     }
@@ -153,43 +140,9 @@ impl Budget {
         self.acquire(if is_small { &self.small_parsed } else { &self.parsed }, tenant, needed).await
     }
 
-    /// The share of a response of at most `bytes` bytes; waits for it. A response that is larger than the budget takes all of it.
-    pub async fn response(&self, bytes: usize) -> Result<Share, BudgetError> {
-        let share = self.take(&self.responses, bytes.min(self.limit as usize)).await;
-        share.map_err(|_| BudgetError::Responses { limit: self.limit })
-    }
-
-    /// Adds `bytes` bytes to the share of a response. Does not wait: what the response has already would wait with it.
-    pub fn grow_response(&self, share: &mut Share, bytes: usize) -> Result<(), BudgetError> {
-        let permit = self.responses.clone().try_acquire_many_owned(units(bytes));
-        let permit = permit.map_err(|_| BudgetError::Responses { limit: self.limit })?;
-        match share.0.first_mut() {
-            Some(first) => first.merge(permit),
-            None => share.0.push(permit),
-        }
-        Ok(())
-    }
-
     async fn acquire(&self, part: &Slots, tenant: Tenant, bytes: usize) -> Result<BodyShare, BudgetError> {
         let permits = part.acquire(tenant, units(bytes) as usize).await;
         permits.map(|permits| BodyShare(vec![permits])).map_err(|_| BudgetError::Busy { limit: self.limit })
-    }
-
-    async fn take(&self, part: &Arc<Semaphore>, bytes: usize) -> Result<Share, BudgetError> {
-        let permit = part.clone().acquire_many_owned(units(bytes));
-        // The semaphores are never closed.
-        let permit = timeout(MAX_WAIT, permit).await.ok().and_then(Result::ok);
-        permit.map(|permit| Share(vec![permit])).ok_or(BudgetError::Busy { limit: self.limit })
-    }
-}
-
-impl Share {
-    /// Gives back what is beyond `bytes` bytes.
-    pub fn shrink(&mut self, bytes: usize) {
-        for permit in &mut self.0 {
-            let beyond = permit.num_permits().saturating_sub(units(bytes) as usize + 1);
-            drop(permit.split(beyond));
-        }
     }
 }
 

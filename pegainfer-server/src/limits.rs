@@ -9,6 +9,8 @@ pub struct Limits {
     pub max_inflight_bytes: u64,
     /// Bytes per second at which a request body has to come.
     pub min_body_rate: u64,
+    /// Bytes per second at which a client has to read a response that waits for it.
+    pub min_read_rate: u64,
     /// Size of the largest response that a request may ask for, in bytes, as far as it is known before.
     pub max_response_bytes: u64,
     /// Connections that may be open at the same time.
@@ -26,6 +28,7 @@ impl Default for Limits {
         Self {
             max_inflight_bytes: budget::DEFAULT_BYTES,
             min_body_rate: 1 << 10,
+            min_read_rate: 1 << 10,
             max_response_bytes: 64 << 20,
             max_connections: 8192,
             max_requests_per_key: usize::MAX,

@@ -23,6 +23,7 @@ use pegainfer_core::engine::EngineHandle;
 use process::ProcessCollector;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use recording::RecordingCollector;
@@ -49,6 +50,7 @@ pub struct Metrics {
     choices: Histogram,
     longest_choice: Histogram,
     rejections: Family<[(&'static str, &'static str); 1], Counter>,
+    unread_output: Gauge,
 }
 
 impl Metrics {
@@ -69,6 +71,9 @@ impl Metrics {
             "Requests refused by a limit, or because the server drains",
             rejections.clone(),
         );
+        let unread_output = Gauge::default();
+        let help = "Output that waits for clients which have not read it";
+        registry.register("pegainfer:unread_output_bytes", help, unread_output.clone());
         let mut histogram = |name: &str, help: &str, buckets: &[f64]| {
             let histogram = Histogram::new(buckets.iter().copied());
             registry.register(name, help, histogram.clone());
@@ -111,6 +116,7 @@ impl Metrics {
             http,
             finished,
             rejections,
+            unread_output,
             registry,
         }
     }
@@ -128,6 +134,11 @@ impl Metrics {
     /// Counts a request for `n` choices of each prompt.
     pub fn requested(&self, n: usize) {
         self.choices.observe(n as f64);
+    }
+
+    /// Says how many bytes wait for clients that have not read them.
+    pub fn unread_output(&self, bytes: u64) {
+        self.unread_output.set(bytes as i64);
     }
 
     /// Counts a refused request.

@@ -3,31 +3,58 @@
 use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
 
-/// Whose request it is. Tenants take turns in the queue.
+/// Whose request it is. Tenants take turns in the queue: first their groups, then the tenants of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Tenant {
-    /// A hash of the API key or the address.
+    /// A hash of the API key or the address. The upper half is that of the group.
     pub id: u64,
     /// Whether it is an API key.
     pub has_key: bool,
 }
 
 impl Tenant {
-    /// The tenant with this API key. The keys of `hasher` are drawn at start, so nobody can choose a key or an address that collides
-    /// with another one.
+    /// The tenant with this API key, in a group of its own. The keys of `hasher` are drawn at start, so nobody can choose a key or an
+    /// address that collides with another one.
     pub fn of_key(key: &str, hasher: &RandomState) -> Self {
         Self { id: hasher.hash_one(key), has_key: true }
     }
 
-    /// The tenant at this address, of those without a key. An IPv6 client has a network of 64 bits, all of whose addresses are
-    /// one tenant.
+    /// The tenant at this address, of those without a key. Its group is the network around it: who has many addresses usually has
+    /// those of one network.
     pub fn of_address(address: IpAddr, hasher: &RandomState) -> Self {
-        let network = match address {
-            IpAddr::V4(address) => address.to_ipv6_mapped().to_bits(),
-            IpAddr::V6(address) if address.to_ipv4_mapped().is_some() => address.to_bits(),
-            IpAddr::V6(address) => address.to_bits() >> 64,
-        };
-        Self { id: hasher.hash_one(network), has_key: false }
+        let Networks { client, group } = Networks::of(address);
+        let half = |network: (bool, u128)| hasher.hash_one(network) & u64::from(u32::MAX);
+        Self { id: half(group) << 32 | half(client), has_key: false }
+    }
+
+    /// The group of the tenant.
+    pub fn group(self) -> u32 {
+        (self.id >> 32) as u32
+    }
+}
+
+/// The networks of an address, each as whether it is one of IPv6, and its prefix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Networks {
+    /// That of one client: an IPv4 address, or an IPv6 network of 64 bits, all of which a client has.
+    pub client: (bool, u128),
+    /// That of clients which may be one person: /24 of IPv4, /48 of IPv6.
+    pub group: (bool, u128),
+}
+
+impl Networks {
+    /// The networks of `address`.
+    pub fn of(address: IpAddr) -> Self {
+        match address.to_canonical() {
+            IpAddr::V4(address) => {
+                let bits = u128::from(address.to_bits());
+                Self { client: (false, bits), group: (false, bits >> 8) }
+            }
+            IpAddr::V6(address) => {
+                let bits = address.to_bits();
+                Self { client: (true, bits >> 64), group: (true, bits >> 80) }
+            }
+        }
     }
 }
 
@@ -44,5 +71,17 @@ mod tests {
         assert_eq!(tenant("2001:db8::1"), tenant("2001:db8::ffff:1"));
         assert_ne!(tenant("2001:db8::1"), tenant("2001:db8:0:1::1"));
         assert_ne!(Tenant::of_key("a", &hasher), Tenant::of_key("b", &hasher));
+    }
+
+    #[test]
+    fn neighbours_are_of_one_group() {
+        let hasher = RandomState::new();
+        let group = |address: &str| Tenant::of_address(address.parse().unwrap(), &hasher).group();
+        assert_eq!(group("127.0.1.7"), group("127.0.1.200"));
+        assert_ne!(group("127.0.1.7"), group("127.0.0.9"));
+        assert_eq!(group("2001:db8:1:2::1"), group("2001:db8:1:ffff::1"));
+        assert_ne!(group("2001:db8:1::1"), group("2001:db8:2::1"));
+        let keys: Vec<u32> = ["a", "b", "c"].map(|key| Tenant::of_key(key, &hasher).group()).into();
+        assert!(keys[0] != keys[1] && keys[1] != keys[2], "each key is a group of its own");
     }
 }

@@ -5,7 +5,8 @@
 mod support;
 
 use serde_json::{Value, json};
-use std::net::TcpStream;
+use std::io::Read;
+use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use support::client::{get, post, post_ok, post_unread, read_head};
@@ -42,6 +43,59 @@ fn hanging_up_cancels_a_plain_request() {
     drop(connection);
     server.wait_idle();
     assert_eq!(control.cancelled(), 1);
+}
+
+/// All that a client gets which ends its side after the request, as `nc -N` does.
+fn half_closed(server: &TestServer, body: &Value) -> String {
+    let mut connection = post_unread(server.address, COMPLETIONS, body);
+    connection.shutdown(Shutdown::Write).unwrap();
+    let mut all = String::new();
+    connection.read_to_string(&mut all).unwrap();
+    all
+}
+
+#[test]
+fn a_client_that_ends_its_side_gets_its_answer() {
+    let (server, control) = TestServer::replying(" a cat sat");
+    let plain = half_closed(&server, &json!({"prompt": "x"}));
+    assert!(plain.starts_with("HTTP/1.1 200") && plain.contains(r#""text":" a cat sat""#), "{plain}");
+    let stream = half_closed(&server, &json!({"prompt": "x", "stream": true}));
+    assert!(stream.starts_with("HTTP/1.1 200") && stream.contains("data: [DONE]"), "{stream}");
+    // Larger than what the socket takes at once.
+    let large = json!({"prompt": vec!["x"; 24], "max_tokens": 400, "ignore_eos": true, "logprobs": 20});
+    let large = half_closed(&server, &large);
+    assert!(large.len() > 1 << 20 && large.ends_with('}'), "{} bytes", large.len());
+    assert_eq!(control.cancelled(), 0);
+}
+
+#[test]
+fn a_client_that_ends_its_side_and_waits_long_is_asked_whether_it_is_there() {
+    let (server, control) = TestServer::replying(" a cat sat");
+    control.allow(0);
+    let later = control.clone();
+    let allow = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(1400));
+        later.allow(usize::MAX);
+    });
+    let plain = half_closed(&server, &json!({"prompt": "x"}));
+    allow.join().unwrap();
+    let answer = plain.strip_prefix("HTTP/1.1 100 Continue\r\n\r\n").unwrap_or_else(|| panic!("{plain}"));
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.contains(" a cat sat"), "{plain}");
+    assert_eq!(control.cancelled(), 0);
+}
+
+#[test]
+fn a_client_that_read_all_there_was_and_hung_up_is_noticed() {
+    let (engine, control) = MockEngine::replying(" a cat sat");
+    control.allow(1);
+    let server = TestServer::start(engine, Setup::default());
+    let mut response = post(server.address, COMPLETIONS, &long(true));
+    assert!(response.chunk().unwrap().starts_with("data: {"));
+    // Nothing is left to be read, so its socket sends no reset: as if it had ended its side only.
+    let started = Instant::now();
+    drop(response);
+    server.wait_idle();
+    assert!(control.cancelled() == 1 && started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
 }
 
 #[test]

@@ -141,7 +141,7 @@ fn load_tells_what_runs_and_waits() {
 
 #[test]
 fn the_prefix_cache_is_reset_on_request_only() {
-    let (server, control) = server(Options::default());
+    let (server, control) = server(Options { admin_local: true, ..Options::default() });
     assert_eq!(get(server.address, "/reset_prefix_cache").status, 405);
     assert_eq!(control.resets.load(Ordering::SeqCst), 0);
     assert_eq!(send(server.address, "POST", "/reset_prefix_cache", &[], b"").status, 200);
@@ -225,7 +225,7 @@ fn spans(dir: &Path, name: &str) -> Vec<Value> {
 fn a_trace_has_the_stages_of_a_request_one_after_the_other() {
     let dir = std::env::temp_dir().join(format!("pegainfer-trace-{}", std::process::id()));
     let tracer = Tracer::start(vec![Box::new(ChromeFiles::create(&dir, 1 << 30).unwrap())], 0.0).unwrap();
-    let (server, _) = server(Options { tracer: Some(tracer.clone()), ..Options::default() });
+    let (server, _) = server(Options { tracer: Some(tracer.clone()), admin_local: true, ..Options::default() });
     let body = json!({"prompt": "one two three four", "max_tokens": 7, "ignore_eos": true, "n": 2, "stream": true});
     assert_eq!(post_with(server.address, COMPLETIONS, ("x-trace", "yes"), &body).status, 400);
     assert_eq!(post(server.address, COMPLETIONS, &body).header("x-trace-id"), None, "none of them asked");

@@ -6,7 +6,7 @@
 mod support;
 
 use pegainfer_server::app::Options;
-use pegainfer_server::http::{AllowedHosts, ApiKeys, Secret};
+use pegainfer_server::http::{AllowedHosts, ApiKeys, Cors, Secret, TrustedProxies};
 use serde_json::json;
 use std::io::{BufRead, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -34,14 +34,45 @@ fn the_prefix_cache_is_for_admins() {
         status
     };
     let (key, admin) = (("Authorization", "Bearer k"), ("Authorization", "Bearer a"));
-    let open = Options::default;
+    assert_eq!(status(Options::default(), &[]), 403, "it may be a proxy that does not say for whom it calls");
+    let open = || Options { admin_local: true, ..Options::default() };
     assert_eq!(status(open(), &[]), 200, "a program of this machine");
     assert_eq!(status(open(), &[("Origin", "https://evil.example")]), 403, "a page in a browser");
     assert_eq!(status(open(), &[("X-Forwarded-For", "10.0.0.7")]), 403, "somebody behind a proxy");
+    for site in ["cross-site", "same-site"] {
+        assert_eq!(status(open(), &[("Sec-Fetch-Site", site)]), 403, "an image of a page, which has no Origin");
+    }
+    let proxies = || TrustedProxies::new(&["127.0.0.1".into()]).unwrap();
+    let behind = || Options { trusted_proxies: proxies(), ..open() };
+    assert_eq!(status(behind(), &[]), 403, "the proxy is nobody's program");
     let with_keys = || Options { api_keys: keys("k"), ..Options::default() };
     assert_eq!((status(with_keys(), &[]), status(with_keys(), &[key])), (401, 403));
     let with_admin = || Options { admin_keys: keys("a"), ..with_keys() };
     assert_eq!((status(with_admin(), &[key]), status(with_admin(), &[admin])), (403, 200));
+    assert_eq!(status(with_admin(), &[admin, ("Sec-Fetch-Site", "cross-site")]), 403, "whatever key a page has");
+}
+
+#[test]
+fn pages_of_other_sites_get_nothing_that_they_could_use() {
+    let cors = Cors::new(&["https://chat.example".into()]).unwrap();
+    let (engine, _) = MockEngine::replying(" a cat");
+    let server = TestServer::with(engine, Options { admin_local: true, cors, ..Options::default() });
+    let cross = ("Sec-Fetch-Site", "cross-site");
+    let steps = send(server.address, "GET", "/debug/steps", &[cross], b"");
+    assert_eq!((steps.status, steps.json()["error"]["code"].clone()), (403, json!("cross_site")));
+    let body = json!({"prompt": "x"}).to_string();
+    let complete = |more: &[(&str, &str)]| {
+        let headers: Vec<(&str, &str)> = [("Content-Type", "application/json")].iter().chain(more).copied().collect();
+        send(server.address, "POST", "/v1/completions", &headers, body.as_bytes())
+    };
+    assert_eq!(complete(&[cross]).status, 403);
+    let allowed = complete(&[cross, ("Origin", "https://chat.example")]);
+    assert_eq!((allowed.status, allowed.header("access-control-allow-origin")), (200, Some("https://chat.example")));
+    for path in ["/v1/models", "/nowhere", "/health", "/ui/app.js"] {
+        let response = get(server.address, path);
+        assert_eq!(response.header("x-content-type-options"), Some("nosniff"), "{path}");
+        assert_eq!(response.header("cross-origin-resource-policy"), Some("same-origin"), "{path}");
+    }
 }
 
 #[test]

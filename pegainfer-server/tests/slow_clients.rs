@@ -5,16 +5,17 @@
 mod support;
 
 use pegainfer_server::app::Options;
-use pegainfer_server::http::raise_open_files;
+use pegainfer_server::http::{ApiKeys, Secret, raise_open_files};
 use pegainfer_server::limits::Limits;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
-use support::client::{Response, get, post, post_ok, post_unread, read_head};
-use support::mock::MockEngine;
+use support::client::{Response, get, post, post_ok, post_unread, read_head, write};
+use support::mock::{Control, MockEngine};
 use support::process::{Process, pegainfer};
-use support::{Setup, TestServer};
+use support::{Setup, TestServer, wait_until};
 
 const COMPLETIONS: &str = "/v1/completions";
 /// The client timeout of these tests.
@@ -66,12 +67,87 @@ fn a_client_that_reads_one_byte_a_second_slows_nobody() {
     assert!(text.contains("data: [DONE]"), "slow is not dead: it gets everything");
 }
 
+/// More than the buffers of both sockets hold.
+fn large_stream() -> Value {
+    json!({"prompt": vec!["x"; 64], "max_tokens": 480, "ignore_eos": true, "stream": true, "logprobs": 20})
+}
+
+#[test]
+fn a_client_that_lets_output_pile_up_has_to_read_it() {
+    let server = server();
+    let mut slow = post_unread(server.address, COMPLETIONS, &large_stream());
+    let (started, mut byte) = (Instant::now(), [0]);
+    // A byte now and then: some progress within every client timeout, but not 1,024 bytes a second.
+    while started.elapsed() < 6 * LIMIT {
+        slow.read_exact(&mut byte).unwrap();
+        std::thread::sleep(LIMIT / 20);
+    }
+    others_are_served(server.address);
+    let text = until_closed(slow);
+    assert!(!text.contains("data: [DONE]"), "the server waited for it: {} bytes", text.len());
+    server.wait_idle();
+}
+
+/// A server with two keys and a budget of a MiB for output.
+fn server_with_small_budget() -> (TestServer, Arc<Control>) {
+    let (engine, control) = MockEngine::replying(" a cat sat on a mat");
+    let api_keys = ApiKeys::load(&["slow", "other"].map(|key| Secret(key.into())), None).unwrap();
+    let limits = Limits { max_inflight_bytes: 1 << 20, ..Limits::default() };
+    let options = Options { api_keys, limits, ..Options::default() };
+    (TestServer::start(engine, Setup { options, max_queued: 1024, ..Setup::default() }), control)
+}
+
+fn post_with_key(server: &TestServer, key: &str, path: &str, body: &Value) -> TcpStream {
+    let headers = [("Content-Type", "application/json"), ("x-api-key", key)];
+    write(server.address, "POST", path, &headers, body.to_string().as_bytes())
+}
+
+/// A response that counts as 544 KB while it is collected.
+fn large_plain() -> Value {
+    json!({"prompt": "x", "logprobs": 20, "max_tokens": 400, "ignore_eos": true})
+}
+
+#[test]
+fn output_that_nobody_reads_stays_within_its_budget_and_harms_no_other_key() {
+    let (server, _) = server_with_small_budget();
+    let unread = |server: &TestServer| {
+        let metrics = get(server.address, "/metrics").text();
+        let value = |part: &str| {
+            let line = metrics.lines().find(|line| !line.starts_with('#') && line.contains(part))?;
+            line.rsplit(' ').next()?.parse::<f64>().ok()
+        };
+        (value("pegainfer:unread_output_bytes").unwrap(), value("reason=\"unread_output\"").unwrap_or(0.0))
+    };
+    let silent: Vec<TcpStream> = (0..6).map(|_| post_with_key(&server, "slow", COMPLETIONS, &large_stream())).collect();
+    wait_until("connections are closed for what they leave unread", || unread(&server).1 >= 5.0);
+    assert!(unread(&server).0 <= f64::from(1 << 20), "{} bytes", unread(&server).0);
+    for _ in 0..3 {
+        let response = read_head(post_with_key(&server, "other", COMPLETIONS, &large_plain()));
+        assert_eq!(response.status, 200);
+        assert_eq!(response.json()["usage"]["completion_tokens"], 400);
+    }
+    drop(silent);
+    server.wait_idle();
+    wait_until("nothing waits", || unread(&server).0 == 0.0);
+}
+
+#[test]
+fn large_responses_that_nobody_reads_leave_others_their_share() {
+    let (server, _) = server_with_small_budget();
+    let texts = json!({"tokens": vec![5; 400_000]});
+    let silent: Vec<TcpStream> = (0..12).map(|_| post_with_key(&server, "slow", "/detokenize", &texts)).collect();
+    std::thread::sleep(LIMIT);
+    for _ in 0..3 {
+        let response = read_head(post_with_key(&server, "other", COMPLETIONS, &large_plain()));
+        assert_eq!((response.status, response.json()["usage"]["completion_tokens"].as_u64()), (200, Some(400)));
+    }
+    drop(silent);
+}
+
 #[test]
 fn a_client_that_never_reads_is_dropped() {
     let server = server();
-    // More than the buffers of both sockets hold.
-    let body = json!({"prompt": vec!["x"; 64], "max_tokens": 480, "ignore_eos": true, "stream": true, "logprobs": 20});
-    let silent = post_unread(server.address, COMPLETIONS, &body);
+    let silent = post_unread(server.address, COMPLETIONS, &large_stream());
     others_are_served(server.address);
     server.wait_idle();
     std::thread::sleep(6 * LIMIT);

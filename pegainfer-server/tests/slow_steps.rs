@@ -11,6 +11,7 @@ use pegainfer_core::ledger::{Effort, Law, OpLine, OpShares, Selection, Watch};
 use pegainfer_kernels::cuda;
 use pegainfer_kernels::runtime::{Engine, LoadOptions, Overrides, load, measure};
 use pegainfer_qwen3_4b::Qwen3;
+use pegainfer_server::app::Options;
 use pegainfer_server::trace::steps;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -133,7 +134,8 @@ fn the_engine_knows_each_choice_by_the_id_of_its_request() {
 
 #[test]
 fn the_newest_steps_are_lines_a_trace_or_times_of_ops() {
-    let server = TestServer::start(MockEngine::replying(" a cat").0, Setup::default());
+    let options = Options { admin_local: true, ..Options::default() };
+    let server = TestServer::with(MockEngine::replying(" a cat").0, options);
     let lines = get(server.address, "/debug/steps?last=2").text();
     let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(lines.iter().map(|line| line["step"].as_u64().unwrap()).collect::<Vec<_>>(), [3, 4]);

@@ -5,7 +5,7 @@
 mod support;
 
 use pegainfer_server::app::Options;
-use pegainfer_server::http::{ApiKeys, Secret};
+use pegainfer_server::http::{ApiKeys, Secret, TrustedProxies};
 use pegainfer_server::limits::Limits;
 use pegainfer_server::text::{GrammarLimits, GrammarTrial};
 use serde_json::{Value, json};
@@ -65,6 +65,30 @@ fn without_keys_an_address_is_a_tenant_and_prefixes_are_shared() {
     assert_eq!(send(&server, "unasked", &json!({"prompt": "x"})).status, 200);
     assert_eq!((control.last().tenant, control.last().cache_salt), (first.tenant, 0));
     assert_ne!(first.tenant, 0);
+}
+
+#[test]
+fn a_trusted_proxy_says_whose_request_it_is() {
+    let (engine, control) = MockEngine::replying(" a cat");
+    let trusted_proxies = TrustedProxies::new(&["127.0.0.1".into()]).unwrap();
+    let server = TestServer::with(engine, Options { trusted_proxies, ..Options::default() });
+    let tenant = |forwarded: &str| {
+        let response = post_with(server.address, COMPLETIONS, ("X-Forwarded-For", forwarded), &json!({"prompt": "x"}));
+        assert_eq!(response.status, 200);
+        control.last().tenant
+    };
+    assert_ne!(tenant("203.0.113.7"), tenant("198.51.100.7"));
+    assert_eq!(tenant("203.0.113.7"), tenant("198.51.100.7, 203.0.113.7"), "what the client claims counts for nothing");
+    let group = |tenant: u64| tenant >> 32;
+    let [one, neighbour, other] = ["203.0.113.7", "203.0.113.8", "203.0.112.7"].map(tenant);
+    assert!(one != neighbour && group(one) == group(neighbour) && group(one) != group(other));
+
+    let (server, control) = TestServer::replying(" a cat");
+    let tenants = ["203.0.113.7", "198.51.100.7"].map(|forwarded| {
+        post_with(server.address, COMPLETIONS, ("X-Forwarded-For", forwarded), &json!({"prompt": "x"})).text();
+        control.last().tenant
+    });
+    assert_eq!(tenants[0], tenants[1], "nobody is trusted by default");
 }
 
 #[test]

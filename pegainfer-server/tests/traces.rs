@@ -40,7 +40,7 @@ fn stop(mut server: Process) {
 #[test]
 fn trace_files_stay_below_their_limit() {
     let dir = trace_dir("limit");
-    let flags = ["--trace-sampling-ratio", "0", "--trace-max-bytes", "2M", "--trace-dir"];
+    let flags = ["--admin-local", "--trace-sampling-ratio", "0", "--trace-max-bytes", "2M", "--trace-dir"];
     let server = Process::start(pegainfer().args(flags).arg(&dir));
     send_traced(&server, 12);
     stop(server);
@@ -58,7 +58,7 @@ fn a_file_that_cannot_grow_stays_valid_and_the_server_goes_on() {
     command.args(["-c", "ulimit -f 600; exec \"$@\"", "bash"]).arg(binary);
     // The bundled model would be written to a larger file.
     command.arg("--model-path").arg(support::model_dir());
-    command.args(["--trace-sampling-ratio", "0", "--trace-dir"]).arg(&dir);
+    command.args(["--admin-local", "--trace-sampling-ratio", "0", "--trace-dir"]).arg(&dir);
     let server = Process::start(&mut command);
     send_traced(&server, 4);
     assert_eq!(get(server.address, "/health").status, 200);

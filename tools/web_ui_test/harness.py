@@ -17,7 +17,7 @@ FACT = "What is the capital of France?"
 @contextmanager
 def server(binary, *flags):
     """The bundled model on a free port of this machine, with more flags; gives its address."""
-    command = [binary, "--port", "0", "--device", "cpu", "--model-path", MODEL, *flags]
+    command = [binary, "--port", "0", "--device", "cpu", "--admin-local", "--model-path", MODEL, *flags]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         for line in process.stderr:

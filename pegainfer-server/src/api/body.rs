@@ -9,6 +9,7 @@ use crate::budget::{BodyBuffer, BodyShare};
 use crate::error::ApiError;
 use crate::lifecycle::Deadline;
 use crate::metrics::Choices;
+use crate::output::Outbox;
 use crate::rates::Meter;
 use crate::tenant::Tenant;
 use crate::trace::Trace;
@@ -43,6 +44,8 @@ pub struct RequestContext {
     pub deadline: Option<Deadline>,
     /// Whose request it is.
     pub tenant: Tenant,
+    /// What waits for the client; `None` of a request that came without a connection.
+    pub outbox: Option<Arc<Outbox>>,
     /// Counts the tokens of the request, if its key has rates.
     pub meter: Option<Arc<Meter>>,
     /// Memory and turns that the request holds until its prompt is tokenized.
@@ -130,9 +133,9 @@ pub async fn read(request: Request, state: &AppState) -> Result<(RequestContext,
         trace.stage("receive");
     }
     let (choices, head, meter) = (parts.extensions.remove(), parts.extensions.remove(), parts.extensions.remove());
-    let (headers, received) = (parts.headers, Instant::now());
+    let (outbox, headers, received) = (parts.extensions.remove(), parts.headers, Instant::now());
     let raw = RawBody { bytes, _share: share, hold: hold.clone() };
-    Ok((RequestContext { headers, trace, choices, received, deadline, tenant, meter, hold, head }, raw))
+    Ok((RequestContext { headers, trace, choices, received, deadline, tenant, outbox, meter, hold, head }, raw))
 }
 
 /// A body that has come whole.

@@ -137,7 +137,7 @@ impl ChunkWriter for ChatWriter {
 
 /// Waits for all choices. The first failure drops, and so cancels, the others.
 async fn respond(mut generations: Vec<Generation>, mut writer: ChatWriter) -> Result<Response, ApiError> {
-    let growing = GrowingResponse::default();
+    let growing = GrowingResponse::of(writer.params.tenant);
     let mut parsers = std::mem::take(&mut writer.parsers);
     let pairs = generations.iter_mut().zip(&mut parsers);
     let collected = pairs.map(|(generation, (parser, _))| collect(generation, parser, &writer, &growing));
@@ -145,7 +145,7 @@ async fn respond(mut generations: Vec<Generation>, mut writer: ChatWriter) -> Re
     let reasoning_tokens = parsers.iter().map(|(parser, _)| parser.reasoning_tokens).sum();
     let usage = Usage::sum(generations.iter().map(Generation::counts), outputs.len()).with_reasoning(reasoning_tokens);
     let metrics = generations.first().and_then(Generation::timings);
-    let (state, tenant) = (writer.state.clone(), writer.params.tenant);
+    let state = writer.state.clone();
     let write = move || {
         let choices = outputs.into_iter().enumerate().map(|(index, output)| writer.choice(index, output));
         let (choices, prompts): (Vec<_>, Vec<_>) = choices.unzip();
@@ -154,7 +154,7 @@ async fn respond(mut generations: Vec<Generation>, mut writer: ChatWriter) -> Re
         let model = writer.params.model.as_str();
         json_bytes(&Envelope { id, object, created, model, choices, prompt, usage, metrics })
     };
-    growing.respond(&state, tenant, write).await
+    growing.respond(&state, write).await
 }
 
 /// The parsed text of a choice, and the rest of its output.

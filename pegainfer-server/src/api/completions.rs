@@ -165,18 +165,18 @@ impl ChunkWriter for CompletionWriter {
 
 /// Waits for all choices. The first failure drops, and so cancels, the others.
 async fn respond(mut generations: Vec<Generation>, writer: CompletionWriter) -> Result<Response, ApiError> {
-    let growing = GrowingResponse::default();
+    let growing = GrowingResponse::of(writer.params.tenant);
     let collected = generations.iter_mut().map(|generation| collect(generation, &writer, &growing));
     let outputs = try_join_all(collected).await?;
     let usage = Usage::sum(generations.iter().map(Generation::counts), writer.params.n);
     let metrics = generations.first().and_then(Generation::timings);
-    let (state, tenant) = (writer.state.clone(), writer.params.tenant);
+    let state = writer.state.clone();
     let write = move || {
         let choices = outputs.into_iter().enumerate().map(|(index, output)| writer.choice(index, output)).collect();
         let (id, created, model) = (writer.id.as_str(), writer.created, writer.params.model.as_str());
         json_bytes(&Envelope { id, object: OBJECT, created, model, choices, prompt: None, usage, metrics })
     };
-    growing.respond(&state, tenant, write).await
+    growing.respond(&state, write).await
 }
 
 async fn collect(

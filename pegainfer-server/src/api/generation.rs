@@ -8,6 +8,7 @@ use super::timings::Timings;
 use crate::error::{ApiError, truncate_for_error};
 use crate::lifecycle::Deadline;
 use crate::metrics::{Outcome, RequestRecord};
+use crate::output::Outbox;
 use crate::rates::Meter;
 use crate::record::Recording;
 use crate::record::format::Reason;
@@ -48,9 +49,11 @@ pub struct Generation {
     timed_from: Option<Instant>,
     /// Log-probabilities of the prompt, if the client asked for them.
     report: Option<PromptReport>,
+    tenant: Tenant,
+    /// What waits for the client.
+    outbox: Option<Arc<Outbox>>,
     /// Counts among the open requests of its tenant.
     _open: Option<OpenRequest>,
-    tenant: Tenant,
     /// Counts the tokens that the API key takes.
     meter: Option<Arc<Meter>>,
     /// Of a server that records.
@@ -78,6 +81,11 @@ impl Generation {
     /// Whose request it is.
     pub fn tenant(&self) -> Tenant {
         self.tenant
+    }
+
+    /// What waits for the client; `None` of a request that came without a connection.
+    pub fn outbox(&self) -> Option<&Arc<Outbox>> {
+        self.outbox.as_ref()
     }
 
     /// Token counts so far.

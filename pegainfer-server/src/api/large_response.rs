@@ -1,35 +1,47 @@
-//! Large responses: their share of the memory budget, and the threads that write them.
+//! Large responses: their share of the budget of output, and the threads that write them.
 
 use super::delta::Delta;
 use super::response_size;
 use super::state::{AppState, over_budget};
-use crate::budget::Share;
 use crate::error::ApiError;
+use crate::output::ResponseShare;
 use crate::tenant::Tenant;
-use axum::body::Bytes;
+use axum::body::{Body, Bytes, HttpBody};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
+use hyper::body::{Frame, SizeHint};
 use serde::Serialize;
+use std::convert::Infallible;
+use std::pin::Pin;
 use std::sync::{Mutex, PoisonError};
+use std::task::{Context, Poll};
 
-/// Responses up to this size are written on the async threads, and take no share of the memory budget.
+/// Responses up to this size are written on the async threads, and take no share of the budget before they are sent.
 pub const INLINE: u64 = 128 << 10;
 /// Steps in which the share of a response grows.
 const STEP: u64 = 64 << 10;
 
-/// The bytes of a response while its tokens and log-probabilities are generated, and their share of the memory budget. All choices of a
-/// request count together.
-#[derive(Debug, Default)]
-pub struct GrowingResponse(Mutex<Grown>);
+/// The bytes of a response while its tokens and log-probabilities are generated, and their share of the budget of output. All choices of
+/// a request count together.
+#[derive(Debug)]
+pub struct GrowingResponse {
+    tenant: Tenant,
+    grown: Mutex<Grown>,
+}
 
 #[derive(Debug, Default)]
 struct Grown {
     bytes: u64,
     granted: u64,
-    share: Share,
+    share: ResponseShare,
 }
 
 impl GrowingResponse {
+    /// The response of a request of `tenant`, of which nothing is generated yet.
+    pub fn of(tenant: Tenant) -> Self {
+        Self { tenant, grown: Mutex::default() }
+    }
+
     /// Counts a delta that is kept until the response is written; refuses it if other responses have all of the budget.
     pub fn add(&self, delta: &Delta, state: &AppState) -> Result<(), ApiError> {
         self.add_bytes(response_size::of_delta(delta), state)
@@ -37,12 +49,12 @@ impl GrowingResponse {
 
     /// Counts bytes that the response will have besides its tokens.
     pub fn add_bytes(&self, bytes: u64, state: &AppState) -> Result<(), ApiError> {
-        let mut grown = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut grown = self.grown.lock().unwrap_or_else(PoisonError::into_inner);
         grown.bytes += bytes;
         let needed = grown.bytes.saturating_sub(INLINE);
         if needed > grown.granted {
             let more = (needed - grown.granted).next_multiple_of(STEP);
-            let result = state.budget.grow_response(&mut grown.share, more as usize);
+            let result = state.output.grow(&mut grown.share, self.tenant, more as usize);
             result.map_err(|error| over_budget(&error, state))?;
             grown.granted += more;
         }
@@ -53,32 +65,28 @@ impl GrowingResponse {
     pub async fn respond(
         self,
         state: &AppState,
-        tenant: Tenant,
         write: impl FnOnce() -> Vec<u8> + Send + 'static,
     ) -> Result<Response, ApiError> {
-        let Grown { bytes, share, .. } = self.0.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let json = if bytes <= INLINE { write() } else { state.work(tenant, bytes as usize, |_, _| write()).await? };
+        let Grown { bytes, share, .. } = self.grown.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let json =
+            if bytes <= INLINE { write() } else { state.work(self.tenant, bytes as usize, |_, _| write()).await? };
         Ok(json_response(json, share))
     }
 }
 
-/// The share of a response of at most `bytes` bytes, if it is large; waits for it.
-pub async fn share(state: &AppState, bytes: usize) -> Result<Share, ApiError> {
+/// The share of a response to `tenant` of at most `bytes` bytes, if it is large; waits for it.
+pub async fn share(state: &AppState, tenant: Tenant, bytes: usize) -> Result<ResponseShare, ApiError> {
     if bytes as u64 <= INLINE {
-        return Ok(Share::default());
+        return Ok(ResponseShare::default());
     }
-    state.budget.response(bytes).await.map_err(|error| over_budget(&error, state))
+    state.output.response(tenant, bytes).await.map_err(|error| over_budget(&error, state))
 }
 
-/// A response that holds its share of the memory budget until the client has read it, or is gone.
-pub fn json_response(json: Vec<u8>, share: Share) -> Response {
-    ([(header::CONTENT_TYPE, "application/json")], unsent(json, share)).into_response()
-}
-
-/// Bytes that hold a share of the memory budget until they are sent.
-pub fn unsent(bytes: Vec<u8>, mut share: Share) -> Bytes {
-    share.shrink(bytes.len());
-    Bytes::from_owner(Unsent { bytes, _share: share })
+/// A response that holds its share of the budget until the connection is given its bytes, which then count as unread output.
+pub fn json_response(json: Vec<u8>, mut share: ResponseShare) -> Response {
+    share.shrink(json.len());
+    let body = Body::new(Unsent(Some((json.into(), share))));
+    ([(header::CONTENT_TYPE, "application/json")], body).into_response()
 }
 
 /// The JSON of one of our own structs.
@@ -87,14 +95,22 @@ pub fn json_bytes(value: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(value).unwrap_or_default()
 }
 
-/// The bytes of a response, and their share of the memory budget.
-struct Unsent {
-    bytes: Vec<u8>,
-    _share: Share,
-}
+/// The bytes of a response, and their share of the budget of output.
+struct Unsent(Option<(Bytes, ResponseShare)>);
 
-impl AsRef<[u8]> for Unsent {
-    fn as_ref(&self) -> &[u8] {
-        &self.bytes
+impl HttpBody for Unsent {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        Poll::Ready(self.0.take().map(|(bytes, _)| Ok(Frame::data(bytes))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.is_none()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.0.as_ref().map_or(0, |(bytes, _)| bytes.len() as u64))
     }
 }

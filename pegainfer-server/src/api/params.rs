@@ -15,6 +15,7 @@ use crate::error::ApiError;
 use crate::ids;
 use crate::lifecycle::Deadline;
 use crate::metrics::Choices;
+use crate::output::Outbox;
 use crate::rates::Meter;
 use crate::tenant::Tenant;
 use crate::trace::Trace;
@@ -79,6 +80,8 @@ pub struct Params {
     cache_salt: u64,
     /// Whose request it is.
     pub tenant: Tenant,
+    /// What waits for the client.
+    pub outbox: Option<Arc<Outbox>>,
     /// Counts the tokens of the request, if its key has rates.
     pub meter: Option<Arc<Meter>>,
     truncation: Option<Truncation>,
@@ -136,6 +139,7 @@ impl Params {
             priority: priority(sampling.priority.map_or(0, |n| n.0 as i32), state)?,
             cache_salt: cache_salt(sampling.cache_salt.as_deref(), context.tenant, state)?,
             tenant: context.tenant,
+            outbox: context.outbox.clone(),
             meter: context.meter.clone(),
             logits_processors: logits_processors::build(&mut sampling, &context.hold, state, min_tokens, stops).await?,
         })

@@ -7,16 +7,16 @@
 use super::body::Submitted;
 use super::delta::{Counts, Delta};
 use super::generation::Generation;
-use super::large_response::{INLINE, unsent};
+use super::large_response::INLINE;
 use super::response_size;
 use super::state::{AppState, over_budget};
 use super::stream_head::Timer;
 use super::timings::Timings;
 use super::wire::Usage;
 use crate::api_style::ApiStyle;
-use crate::budget::Share;
 use crate::error::ApiError;
 use crate::metrics::Choices;
+use crate::output::{Outbox, ResponseShare};
 use crate::tenant::Tenant;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, HeaderValue, header};
@@ -93,6 +93,7 @@ type Item = (usize, Counts, Option<Timings>, Result<Delta, ApiError>);
 struct SseStream<F> {
     state: Arc<AppState>,
     tenant: Tenant,
+    outbox: Option<Arc<Outbox>>,
     deltas: SelectAll<BoxStream<'static, Item>>,
     counts: Vec<Counts>,
     timings: Option<Timings>,
@@ -124,6 +125,7 @@ pub async fn respond<F: ChunkWriter>(
     let Submitted { mut timer, choices } = submitted;
     let counts = generations.iter().map(Generation::counts).collect();
     let tenant = generations.first().map(Generation::tenant).unwrap_or_default();
+    let outbox = generations.first().and_then(Generation::outbox).cloned();
     let mut deltas: SelectAll<_> = generations.into_iter().enumerate().map(deltas_of).collect();
     let first = tokio::select! {
         biased;
@@ -137,6 +139,7 @@ pub async fn respond<F: ChunkWriter>(
     let sse = SseStream {
         state,
         tenant,
+        outbox,
         deltas,
         counts,
         timings: None,
@@ -190,6 +193,14 @@ pub fn error_event(style: ApiStyle, error: &ApiError) -> Bytes {
     out.0.into()
 }
 
+/// Resolves when the client has to be sent something.
+async fn probed(outbox: Option<&Outbox>) {
+    match outbox {
+        Some(outbox) => outbox.probed().await,
+        None => std::future::pending().await,
+    }
+}
+
 /// Bytes of an item.
 fn size(item: &Option<Item>) -> u64 {
     match item {
@@ -230,29 +241,30 @@ impl<F: ChunkWriter> SseStream<F> {
         Ok((out.0.into(), self))
     }
 
-    /// Writes a large item off the async threads. Its bytes hold a share of the memory budget until they are sent.
+    /// Writes a large item off the async threads. It holds a share of the budget of output until the connection is given its bytes.
     async fn write_large(mut self, item: Option<Item>) -> Result<(Bytes, Self), ApiError> {
-        let (state, bytes, mut share) = (self.state.clone(), size(&item) as usize, Share::default());
+        let (state, bytes, mut share) = (self.state.clone(), size(&item) as usize, ResponseShare::default());
         let mut out = Events::default();
-        if let Err(error) = state.budget.grow_response(&mut share, bytes) {
+        if let Err(error) = state.output.grow(&mut share, self.tenant, bytes) {
             self.fail(&mut out, &over_budget(&error, &state));
             return Ok((out.0.into(), self));
         }
         let written = state.work(self.tenant, bytes, move |_, _| {
             self.write(&mut out, item);
             self.last_write = Instant::now();
-            (unsent(out.0, share), self)
+            ((out.0.into(), self), share)
         });
-        written.await
+        written.await.map(|(written, _share)| written)
     }
 
-    /// The next item; `None` if none comes for the interval.
+    /// The next item; `None` if none comes for the interval, or before somebody has to know whether the client is there.
     async fn next(&mut self) -> Option<Option<Item>> {
         loop {
             tokio::select! {
                 biased;
                 item = self.deltas.next() => return Some(item),
                 () = self.timer.as_mut() => {}
+                () = probed(self.outbox.as_deref()) => return None,
             }
             let due = self.last_write + self.keep_alive;
             if due <= Instant::now() {

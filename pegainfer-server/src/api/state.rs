@@ -7,6 +7,7 @@ use crate::error::{ApiError, truncate_for_error};
 use crate::lifecycle::Lifecycle;
 use crate::limits::Limits;
 use crate::metrics::Metrics;
+use crate::output::OutputBudget;
 use crate::record::Recorder;
 use crate::tenant::Tenant;
 use crate::text::Checkpoint;
@@ -53,6 +54,8 @@ pub struct AppState {
     pub names: Vec<String>,
     /// Memory of requests that the engine does not have yet.
     pub budget: Arc<Budget>,
+    /// Memory of output that clients have not taken.
+    pub output: Arc<OutputBudget>,
     /// Open requests of each tenant.
     pub quota: Arc<Quota>,
     /// Counters and histograms.
@@ -92,6 +95,7 @@ impl AppState {
         Arc::new(Self {
             grammars,
             budget: Arc::new(Budget::new(options.limits.max_inflight_bytes)),
+            output: Arc::new(OutputBudget::new(options.limits.max_inflight_bytes)),
             quota: Arc::new(Quota::new(options.limits.max_requests_per_key)),
             engine,
             checkpoint,

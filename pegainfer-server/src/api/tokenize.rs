@@ -43,7 +43,7 @@ pub async fn tokenize(State(state): State<Arc<AppState>>, request: Request) -> R
     let (json, share) = match text {
         Text::Prompt(text) => {
             context.hold.keep(text.len());
-            let share = large_response::share(&state, text.len() * token_bytes).await?;
+            let share = large_response::share(&state, context.tenant, text.len() * token_bytes).await?;
             let work = move |tokenizer: &Arc<Tokenizer>, _: &Caller<'_>| {
                 let ids = tokenizer.encode(&text, add_special_tokens.unwrap_or(true));
                 Ok::<_, ApiError>(respond(tokenizer, &ids.map_err(|error| tokenizer_error(&error, "prompt"))?))
@@ -57,7 +57,7 @@ pub async fn tokenize(State(state): State<Arc<AppState>>, request: Request) -> R
             let options = PromptOptions { n: 0, add_special_tokens, is_bounded: false };
             let (_, ids) = conversation.encode(&state, &context, options).await?;
             context.hold.keep(size_of_val(ids.as_slice()));
-            let share = large_response::share(&state, ids.len() * token_bytes).await?;
+            let share = large_response::share(&state, context.tenant, ids.len() * token_bytes).await?;
             (context.hold.work(&state, move |tokenizer, _| respond(tokenizer, &ids)).await?, share)
         }
     };
@@ -141,7 +141,7 @@ pub async fn detokenize(State(state): State<Arc<AppState>>, request: Request) ->
     let Some(tokens) = tokens else { return Err(ApiError::invalid("tokens", "tokens is missing")) };
     let vocab_size = state.engine.limits().vocab_size;
     context.hold.keep(size_of_val(tokens.as_slice()));
-    let share = large_response::share(&state, tokens.len() * TEXT_BYTES).await?;
+    let share = large_response::share(&state, context.tenant, tokens.len() * TEXT_BYTES).await?;
     let work = move |tokenizer: &Arc<Tokenizer>, _: &Caller<'_>| {
         let ids: Vec<u32> = tokens.into_iter().map(|TokenId(id)| id).collect();
         check_vocabulary(&ids, vocab_size, "tokens")?;

@@ -81,20 +81,3 @@ async fn a_body_of_too_many_values_is_refused_by_name() {
     drop(share);
     assert!(budget.parse(ONE, 1000, 30_000).now_or_never().is_some());
 }
-
-#[tokio::test]
-async fn responses_have_a_budget_of_their_own() {
-    let budget = Budget::new(8 * MIB as u64);
-    let mut large = budget.response(usize::MAX >> 4).await.unwrap();
-    assert!(budget.response(MIB).now_or_never().is_none(), "one response of any size");
-    assert!(budget.parse(ONE, 1000, 30_000).now_or_never().is_some(), "bodies are parsed nevertheless");
-    large.shrink(5 * MIB);
-    let mut growing = budget.response(0).await.unwrap();
-    budget.grow_response(&mut growing, 2 * MIB).unwrap();
-    let error = budget.grow_response(&mut growing, MIB).unwrap_err().to_string();
-    assert!(error.contains("all of the 8388608 bytes") && error.contains("(--max-inflight-bytes)"), "{error}");
-    drop(large);
-    budget.grow_response(&mut growing, 6 * MIB).unwrap();
-    drop(growing);
-    assert_eq!(budget.responses.available_permits(), 8 << 10);
-}

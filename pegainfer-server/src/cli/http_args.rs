@@ -2,7 +2,7 @@
 
 use crate::app::Options;
 use crate::cli::limit_args::LimitArgs;
-use crate::http::{AllowedHosts, ApiKeys, Cors, Secret, Tls};
+use crate::http::{AllowedHosts, ApiKeys, Cors, Secret, Tls, TrustedProxies};
 use crate::text::{GrammarLimits, GrammarTrial};
 use crate::trace::{ChromeFiles, Otlp, Tracer};
 use crate::values::{parse_bytes, parse_seconds};
@@ -24,13 +24,19 @@ pub struct HttpArgs {
     /// minute); read again on SIGHUP
     #[arg(long, value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
-    /// Key of an admin, who may also reset the prefix cache and trace requests by header; repeatable. Without any keys, callers on
-    /// this machine may
+    /// Key of an admin, who may also reset the prefix cache and trace requests by header; repeatable
     #[arg(long, value_name = "KEY", value_parser = clap::value_parser!(Secret))]
     pub admin_key: Vec<Secret>,
     /// File with one admin key on each line; read again on SIGHUP
     #[arg(long, value_name = "FILE")]
     pub admin_key_file: Option<PathBuf>,
+    /// Take programs on this machine for admins where there are no keys; not for a machine with a proxy that serves others
+    #[arg(long)]
+    pub admin_local: bool,
+    /// Address or network of proxies, such as 10.0.0.0/8, that say in X-Forwarded-For or Forwarded for whom they call; repeatable,
+    /// or several with commas
+    #[arg(long, value_name = "CIDR", value_delimiter = ',')]
+    pub trusted_proxy: Vec<String>,
     /// Host name under which clients may call the server, or * for all; repeatable. Addresses and localhost are always allowed
     /// [default: none if --host is a loopback address, else all]
     #[arg(long, value_name = "NAME")]
@@ -116,6 +122,8 @@ impl HttpArgs {
             normalize_prompts: true,
             api_keys: ApiKeys::load(&self.api_key, self.api_key_file.as_deref())?,
             admin_keys: ApiKeys::load_admin(&self.admin_key, self.admin_key_file.as_deref())?,
+            admin_local: self.admin_local,
+            trusted_proxies: TrustedProxies::new(&self.trusted_proxy)?,
             allowed_hosts: AllowedHosts::new(&self.allowed_host, local)?,
             cors: Cors::new(&self.cors_allow_origin)?,
             max_body: usize::try_from(self.max_body_size)?,

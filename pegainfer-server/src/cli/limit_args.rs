@@ -11,12 +11,15 @@ use std::num::NonZeroUsize;
 #[derive(Debug, Clone, Args)]
 pub struct LimitArgs {
     /// Memory for all requests that are being read, parsed and rendered, such as 256M; requests wait for their share. Large
-    /// responses may take as much again
+    /// responses, and output that clients have not read, may take as much again
     #[arg(long, value_name = "BYTES", default_value = "256M", value_parser = parse_inflight_bytes)]
     pub max_inflight_bytes: u64,
     /// Refuse request bodies that come at fewer bytes per second
     #[arg(long, value_name = "BYTES", default_value = "1K", value_parser = parse_bytes)]
     pub min_body_rate: u64,
+    /// Close connections whose client reads fewer bytes per second, on average over --client-timeout, while output waits for it
+    #[arg(long, value_name = "BYTES", default_value = "1K", value_parser = parse_bytes)]
+    pub min_read_rate: u64,
     /// Refuse requests whose response may be larger: all choices with all of their tokens and log-probabilities
     #[arg(long, value_name = "BYTES", default_value = "64M", value_parser = parse_bytes)]
     pub max_response_bytes: u64,
@@ -43,6 +46,7 @@ impl LimitArgs {
         Limits {
             max_inflight_bytes: self.max_inflight_bytes,
             min_body_rate: self.min_body_rate,
+            min_read_rate: self.min_read_rate,
             max_response_bytes: self.max_response_bytes,
             max_connections: self.max_connections.map_or(default, Into::into),
             max_requests_per_key: self.max_requests_per_key.map_or(usize::MAX, Into::into),

@@ -1,36 +1,40 @@
-//! Accepts connections, serves them, and drains them at the end.
+//! Serves connections, and drains them at the end.
 
+use super::acceptor::Acceptor;
+use super::forwarded::TrustedProxies;
 use super::guard::{Peer, is_open};
+use super::half_close::HalfClose;
 use super::open_connections::{OpenConnection, OpenConnections};
-use super::stall::StallGuard;
+use super::slot::Closed;
+use super::stall::{ReadLimits, StallGuard};
 use super::tls::Tls;
 use crate::error::ApiError;
 use crate::lifecycle::{Lifecycle, Phase};
+use crate::metrics::Metrics;
+use crate::output::OutputBudget;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::Request;
-use axum::http::StatusCode;
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::future::{Either, ready};
 use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use std::io::ErrorKind;
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::{MissedTickBehavior, interval, timeout};
 
 /// Size of the head of a request, and of what is read of a body at a time, at most.
 const MAX_HEAD: usize = 64 << 10;
-/// Time between two tries to accept a connection when the process has no file left.
-const ACCEPT_AGAIN: Duration = Duration::from_millis(10);
-/// Time between two log lines about connections that cannot be accepted.
-const ACCEPT_LOG: Duration = Duration::from_secs(1);
+/// Time between two looks at the unread output of all connections.
+const LOOK_AT_UNREAD: Duration = Duration::from_millis(100);
+const RESOURCE_POLICY: HeaderName = HeaderName::from_static("cross-origin-resource-policy");
 /// Time in which cancelled requests may still send their error to the client.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
@@ -38,6 +42,14 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 pub struct Server {
     /// Time for which a client may be inactive: read no byte of a response, or not complete the head of its next request.
     pub client_timeout: Duration,
+    /// Bytes per second that a client has to read while output waits for it, on average over the client timeout.
+    pub min_read_rate: u64,
+    /// Budget of the output that waits for clients.
+    pub output: Arc<OutputBudget>,
+    /// Counts connections that are closed because of unread output.
+    pub metrics: Arc<Metrics>,
+    /// Proxies whose connections are those of many clients.
+    pub proxies: TrustedProxies,
     /// Time that open requests have to finish after the signal to stop.
     pub drain_timeout: Duration,
     /// Certificate and key; `None` serves plain HTTP.
@@ -53,8 +65,12 @@ pub struct Server {
 /// Serves until `stop` is ready, then lets open requests finish for at most the drain timeout. During the drain, `/health`
 /// and every new request get 503, so that load balancers stop sending requests here.
 pub async fn serve(listener: TcpListener, app: Router, server: Server, stop: impl Future<Output = ()>) {
-    let mut acceptor = Acceptor::new(listener, server.max_connections);
+    let open = OpenConnections::new(server.max_connections, server.output.clone());
+    let mut acceptor = Acceptor::new(listener, open.clone(), server.proxies.clone());
     let server = Arc::new(server);
+    // Dropped, and so ended, when the server is.
+    let mut background = JoinSet::new();
+    background.spawn(close_unread(open, server.clone()));
     let mut stop = pin!(stop);
     let mut connections = JoinSet::new();
     loop {
@@ -88,64 +104,45 @@ pub async fn serve(listener: TcpListener, app: Router, server: Server, stop: imp
     let _ = timeout(LAST_WORDS, async { while connections.join_next().await.is_some() {} }).await;
 }
 
+/// Keeps the unread output of all connections within its budget.
+async fn close_unread(open: Arc<OpenConnections>, server: Arc<Server>) {
+    let mut looks = interval(LOOK_AT_UNREAD);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        looks.tick().await;
+        let closed = open.close_unread();
+        server.metrics.unread_output(server.output.unread());
+        if closed > 0 {
+            log::warn!(
+                "{closed} connections were closed: their clients left too much output unread (--max-inflight-bytes)"
+            );
+            (0..closed).for_each(|_| server.metrics.rejected("unread_output"));
+        }
+    }
+}
+
+/// Tells browsers to take a response for nothing but what it says that it is, and to show it to pages of other origins only where CORS
+/// allows them to read it.
+fn protect(mut response: Response) -> Response {
+    for (name, value) in [(header::X_CONTENT_TYPE_OPTIONS, "nosniff"), (RESOURCE_POLICY, "same-origin")] {
+        response.headers_mut().entry(name).or_insert(HeaderValue::from_static(value));
+    }
+    response
+}
+
 /// The refusal of a request on a connection beyond the limit.
 fn over_capacity() -> Response {
-    let message = "every connection that may be open is being served (--max-connections); try again later";
+    let message = "every connection that may be open, or that your address may have, is being served \
+        (--max-connections); try again later";
     ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code("server_overloaded").into_response()
 }
 
-/// Accepts connections, up to the limit of open connections.
-struct Acceptor {
-    listener: TcpListener,
-    open: Arc<OpenConnections>,
-    /// When a connection could not be accepted or had to be refused, and was logged.
-    logged: Option<Instant>,
-    /// Connections since then that could not be accepted or had to be refused.
-    refused: usize,
-}
-
-impl Acceptor {
-    fn new(listener: TcpListener, max_connections: usize) -> Self {
-        Self { listener, open: OpenConnections::new(max_connections), logged: None, refused: 0 }
-    }
-
-    /// The next connection. Waiting connections are closed for it where there are too many; where all are being served, it
-    /// is refused.
-    async fn accept(&mut self) -> (TcpStream, Peer, OpenConnection) {
-        loop {
-            match self.listener.accept().await {
-                Ok((stream, peer)) => match self.open.open() {
-                    Some(open) => return (stream, Peer(peer.ip()), open),
-                    None => self.log("every open connection is being served (--max-connections)"),
-                },
-                // The client was gone before it was accepted.
-                Err(error) if matches!(error.kind(), ErrorKind::ConnectionAborted | ErrorKind::ConnectionReset) => {}
-                Err(error) => {
-                    self.open.close_some();
-                    self.log(&error.to_string());
-                    sleep(ACCEPT_AGAIN).await;
-                }
-            }
-        }
-    }
-
-    /// Logs that a connection was not accepted, once a second at most.
-    fn log(&mut self, why: &str) {
-        self.refused += 1;
-        if self.logged.is_none_or(|logged| logged.elapsed() >= ACCEPT_LOG) {
-            log::warn!("{} connections could not be accepted: {why}", self.refused);
-            (self.logged, self.refused) = (Some(Instant::now()), 0);
-        }
-    }
-}
-
 async fn connection(stream: TcpStream, peer: Peer, open: OpenConnection, app: Router, server: Arc<Server>) {
-    // Tokens are small writes: with Nagle's algorithm each would wait for the acknowledgement of the previous one.
-    if let Err(error) = stream.set_nodelay(true) {
-        log::debug!("TCP_NODELAY cannot be set: {error}");
-    }
     let serving = async {
-        let Some(tls) = server.tls.clone() else { return serve_connection(stream, peer, &open, app, &server).await };
+        let Some(tls) = server.tls.clone() else {
+            let stream = HalfClose::new(stream, open.slot().clone());
+            return serve_connection(stream, peer, &open, app, &server).await;
+        };
         match timeout(server.client_timeout, tls.acceptor().accept(stream)).await {
             Ok(Ok(stream)) => serve_connection(stream, peer, &open, app, &server).await,
             Ok(Err(error)) => log::debug!("a TLS handshake failed: {error}"),
@@ -154,7 +151,10 @@ async fn connection(stream: TcpStream, peer: Peer, open: OpenConnection, app: Ro
     };
     tokio::select! {
         () = serving => {}
-        () = open.closed() => log::debug!("a waiting connection was closed for a new one (--max-connections)"),
+        why = open.closed() => match why {
+            Closed::ForAnother => log::debug!("a waiting connection was closed for a new one (--max-connections)"),
+            Closed::Unread => log::debug!("a connection was closed: its client left too much output unread"),
+        },
     }
 }
 
@@ -173,15 +173,18 @@ async fn serve_connection(
         .header_read_timeout(client_timeout)
         .keep_alive(!late && !open.is_extra())
         .max_buf_size(MAX_HEAD);
-    let io = TokioIo::new(StallGuard::new(stream, client_timeout));
+    let limits = ReadLimits { window: client_timeout, min_rate: server.min_read_rate };
+    let io = TokioIo::new(StallGuard::new(stream, limits, open.slot().outbox().clone()));
     let app = TowerToHyperService::new(app);
     let service = service_fn(|request: hyper::Request<hyper::body::Incoming>| {
+        open.slot().begin(request.version());
         let mut request: Request = request.map(|body| open.receive(Body::new(body)));
         request.extensions_mut().insert(peer);
+        request.extensions_mut().insert(open.slot().outbox().clone());
         let refused = open.is_extra() && !is_open(request.uri().path());
         let response =
             if refused { Either::Left(ready(Ok(over_capacity()))) } else { Either::Right(app.call(request)) };
-        async { response.await.map(|response: Response| response.map(|body| open.respond(body))) }
+        async { response.await.map(|response: Response| protect(response).map(|body| open.respond(body))) }
     });
     let mut serving = pin!(http.serve_connection(io, service));
     let ended = tokio::select! {

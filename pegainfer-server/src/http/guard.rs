@@ -1,14 +1,15 @@
 //! Access control: API keys and their rates, and no new requests while the server drains.
 
-use super::keys::{ApiKeys, Key, sent_key};
+use super::rights::{ADMIN_PATHS, Access, Caller, Rights, cross_site};
 use crate::error::ApiError;
 use crate::lifecycle::{Lifecycle, Phase};
 use crate::metrics::Metrics;
+use crate::output::Outbox;
 use crate::rates::RateExceeded;
 use crate::tenant::Tenant;
 use crate::trace::MayTrace;
 use axum::extract::Request;
-use axum::http::{HeaderMap, Method, StatusCode, header};
+use axum::http::{Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::StreamExt;
 use std::hash::RandomState;
@@ -22,28 +23,14 @@ pub(super) fn is_open(path: &str) -> bool {
     ["/", "/health", "/live", "/ping", "/metrics"].contains(&path) || path.starts_with("/ui/")
 }
 
-/// Paths that change what others notice: for admins only.
-const ADMIN_PATHS: [&str; 2] = ["/reset_prefix_cache", "/debug/steps"];
-
-/// Rights of a caller.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Rights {
-    /// May use the API.
-    Client,
-    /// May also change what others notice, and trace requests.
-    Admin,
-}
-
 /// Address of the client's end of the connection, an extension of each request.
 #[derive(Debug, Clone, Copy)]
 pub struct Peer(pub IpAddr);
 
 /// What the access control consults.
 pub struct Guard {
-    /// Keys that callers may send; without keys, everyone may call.
-    pub keys: ApiKeys,
-    /// Keys of admins.
-    pub admin_keys: ApiKeys,
+    /// Says who may do what.
+    pub access: Access,
     /// Whether the server drains.
     pub lifecycle: Lifecycle,
     /// Counts refusals.
@@ -54,44 +41,20 @@ pub struct Guard {
     pub hasher: RandomState,
 }
 
-/// Who calls, and what it may do.
-struct Caller {
-    rights: Rights,
-    /// The key that let it in; `None` if it sent none, or one that nobody asked for.
-    key: Option<Key>,
-}
-
-/// The caller; `None` without a valid key where one is asked for.
-fn caller(keys: &ApiKeys, admin_keys: &ApiKeys, headers: &HeaderMap, peer: Option<IpAddr>) -> Option<Caller> {
-    let sent = sent_key(headers);
-    if let Some(key) = admin_keys.find(sent) {
-        return Some(Caller { rights: Rights::Admin, key: Some(key) });
-    }
-    let key = keys.find(sent);
-    if !keys.is_empty() {
-        return key.map(|key| Caller { rights: Rights::Client, key: Some(key) });
-    }
-    let is_admin = admin_keys.is_empty() && is_local(headers, peer);
-    Some(Caller { rights: if is_admin { Rights::Admin } else { Rights::Client }, key: None })
-}
-
-/// Whether a program of this machine called, not a proxy for somebody else or a page in a browser.
-fn is_local(headers: &HeaderMap, peer: Option<IpAddr>) -> bool {
-    const ON_BEHALF: [&str; 4] = ["forwarded", "x-forwarded-for", "x-real-ip", "origin"];
-    peer.is_some_and(|peer| peer.to_canonical().is_loopback())
-        && !ON_BEHALF.iter().any(|name| headers.contains_key(*name))
-}
-
-/// Middleware: 401 without a valid key, 403 for what only admins may do, 503 while the server drains, 429 beyond the rates of a key.
-/// Attaches to the request whose it is.
+/// Middleware: 403 for pages of other sites and for what only admins may do, 401 without a valid key, 503 while the server drains, 429
+/// beyond the rates of a key. Attaches to the request whose it is.
 pub async fn guard(guard: &Guard, mut request: Request, next: impl AsyncFnOnce(Request) -> Response) -> Response {
     if is_open(request.uri().path()) {
         return next(request).await;
     }
+    if let Some(error) = cross_site(&request) {
+        return error.into_response();
+    }
     let peer = request.extensions().get::<Peer>().map(|peer| peer.0);
-    let Some(Caller { rights, key }) = caller(&guard.keys, &guard.admin_keys, request.headers(), peer) else {
+    let address = peer.map(|peer| guard.access.proxies.client(peer, request.headers()));
+    let Some(Caller { rights, key }) = guard.access.caller(request.headers(), address) else {
         guard.failures.log(|times| {
-            let from = peer.map_or("an unknown address".into(), |peer| peer.to_string());
+            let from = address.map_or("an unknown address".into(), |address| address.to_string());
             log::warn!("{times} requests without a valid API key, the last one from {from}");
         });
         discard(request).await;
@@ -100,18 +63,22 @@ pub async fn guard(guard: &Guard, mut request: Request, next: impl AsyncFnOnce(R
         return ([(header::WWW_AUTHENTICATE, "Bearer")], error).into_response();
     };
     if rights != Rights::Admin && ADMIN_PATHS.contains(&request.uri().path()) {
-        let message = "this needs a key of --admin-key or --admin-key-file; without any keys, a caller on the server's own machine";
+        let message = "this needs a key of --admin-key or --admin-key-file; without any keys, a program on the server's own \
+            machine where it was started with --admin-local";
         return ApiError::new(StatusCode::FORBIDDEN, message).with_code("admin_only").into_response();
     }
     if guard.lifecycle.phase() != Phase::Serving {
         guard.metrics.rejected("draining");
         return ApiError::draining().into_response();
     }
-    let tenant = match (&key, peer) {
+    let tenant = match (&key, address) {
         (Some(key), _) => Tenant::of_key(&key.text, &guard.hasher),
-        (None, Some(peer)) => Tenant::of_address(peer, &guard.hasher),
+        (None, Some(address)) => Tenant::of_address(address, &guard.hasher),
         (None, None) => Tenant::default(),
     };
+    if let Some(outbox) = request.extensions().get::<Arc<Outbox>>() {
+        outbox.begin(tenant);
+    }
     request.extensions_mut().insert(tenant);
     if rights == Rights::Admin {
         request.extensions_mut().insert(MayTrace);
@@ -180,45 +147,6 @@ impl Throttle {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::http::Secret;
-
-    fn keys(keys: &[&str]) -> ApiKeys {
-        let given: Vec<Secret> = keys.iter().map(|key| Secret(key.to_string())).collect();
-        ApiKeys::load(&given, None).unwrap()
-    }
-
-    fn sent(value: &str) -> HeaderMap {
-        HeaderMap::from_iter([(header::AUTHORIZATION, value.parse().unwrap())])
-    }
-
-    #[test]
-    fn rights_follow_from_keys_and_without_any_from_the_machine() {
-        let (local, remote) = (Some(IpAddr::from([127, 0, 0, 1])), Some(IpAddr::from([10, 0, 0, 7])));
-        let guard = |api: &[&str], admin: &[&str]| {
-            let (api, admin) = (keys(api), keys(admin));
-            move |headers: &HeaderMap, peer| caller(&api, &admin, headers, peer).map(|caller| caller.rights)
-        };
-        let (none, some) = (HeaderMap::new(), |key: &str| sent(&format!("Bearer {key}")));
-        let proxied =
-            HeaderMap::from_iter([(header::HeaderName::from_static("x-forwarded-for"), "10.0.0.7".parse().unwrap())]);
-        let page = HeaderMap::from_iter([(header::ORIGIN, "https://evil.example".parse().unwrap())]);
-        let (client, admin) = (Some(Rights::Client), Some(Rights::Admin));
-
-        let open = guard(&[], &[]);
-        assert_eq!((open(&none, local), open(&none, remote)), (admin, client));
-        assert_eq!((open(&none, Some("::ffff:127.0.0.1".parse().unwrap())), open(&none, None)), (admin, client));
-        assert_eq!((open(&proxied, local), open(&page, local)), (client, client));
-
-        let api = guard(&["a"], &[]);
-        assert_eq!((api(&none, local), api(&some("a"), local)), (None, client));
-
-        let both = guard(&["a"], &["b"]);
-        assert_eq!((both(&some("a"), local), both(&some("b"), remote)), (client, admin));
-        assert_eq!(both(&some("c"), local), None);
-
-        let only_admin = guard(&[], &["b"]);
-        assert_eq!((only_admin(&none, local), only_admin(&some("b"), remote)), (client, admin));
-    }
 
     #[test]
     fn a_throttle_counts_what_it_does_not_log() {

@@ -2,38 +2,38 @@
 //!
 //! A client that only holds connections open must not keep others out. Where there are as many as `--max-connections`
 //! allows, the connections that have waited longest for their client are closed: those without a request, and those whose
-//! request has not arrived whole. A connection whose request is being served is never closed.
+//! request has not arrived whole. A connection whose request is being served is never closed for another one, so a client may not
+//! have all of them: [`shares`](super::shares) says how many.
 
-use axum::body::{Body, Bytes, HttpBody};
-use hyper::body::{Frame, SizeHint};
+use super::followed_body::{RequestBody, ResponseBody, Sent};
+use super::guard::Peer;
+use super::shares::Shares;
+use super::slot::{Clock, Closed, SERVING, Slot};
+use crate::output::{OutputBudget, Unread};
+use crate::tenant::Networks;
+use axum::body::{Body, HttpBody};
 use std::collections::HashMap;
-use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, ready};
-use tokio::sync::Notify;
 
 /// Part of the connections that are closed together, so that the search for them costs little per connection.
 const CLOSED_TOGETHER: usize = 64;
-/// Connections beyond the limit, which are for probes: they get no other answer than 503.
+/// Connections beyond the limit or a share, which are for probes: they get no other answer than 503.
 const EXTRA: usize = 16;
-/// State of a connection whose request is being served.
-const SERVING: u64 = 0;
 
 /// All open connections.
 #[derive(Debug)]
 pub struct OpenConnections {
     most: usize,
-    slots: Mutex<HashMap<u64, Arc<Slot>>>,
-    clock: AtomicU64,
+    open: Mutex<Open>,
+    clock: Arc<Clock>,
+    output: Arc<OutputBudget>,
 }
 
-/// One connection.
-#[derive(Debug)]
-struct Slot {
-    /// When the connection began to wait for its client, on the clock of all connections; or [`SERVING`].
-    waiting_since: AtomicU64,
-    closed: Notify,
+#[derive(Debug, Default)]
+struct Open {
+    slots: HashMap<u64, Arc<Slot>>,
+    shares: Shares,
+    extra: usize,
 }
 
 /// An open connection. Dropping it makes place for another one.
@@ -42,79 +42,124 @@ pub struct OpenConnection {
     all: Arc<OpenConnections>,
     id: u64,
     slot: Arc<Slot>,
-    extra: bool,
 }
 
 impl OpenConnections {
-    /// At most `most` connections, and none yet.
-    pub fn new(most: usize) -> Arc<Self> {
-        Arc::new(Self { most: most.max(1), slots: Mutex::default(), clock: AtomicU64::new(SERVING + 1) })
+    /// At most `most` connections, and none yet; their unread output counts in `output`.
+    pub fn new(most: usize, output: Arc<OutputBudget>) -> Arc<Self> {
+        Arc::new(Self { most: most.max(1), open: Mutex::default(), clock: Arc::default(), output })
     }
 
-    /// Enters a new connection, for which others may have to be closed. Where all of them are being served it is an extra one,
-    /// or `None` if there are enough of these.
-    pub fn open(self: &Arc<Self>) -> Option<OpenConnection> {
-        let id = self.now();
-        let slot = Arc::new(Slot { waiting_since: AtomicU64::new(id), closed: Notify::new() });
-        let mut slots = self.slots();
-        if slots.len() >= self.most {
-            close_longest_waiting(&mut slots);
+    /// Enters a new connection of `peer`, for which others may have to be closed. Where all of them are being served, or all that
+    /// the client may have, it is an extra one, or `None` if there are enough of these. Without a peer, only the number of
+    /// all connections counts.
+    pub fn open(self: &Arc<Self>, peer: Option<Peer>) -> Option<OpenConnection> {
+        let id = self.clock.now();
+        let networks = peer.map(|Peer(address)| Networks::of(address));
+        let mut open = self.entries();
+        if open.regular() >= self.most {
+            open.close_longest_waiting(|_| true);
         }
-        let extra = slots.len() >= self.most;
-        if extra && slots.len() >= self.most + EXTRA {
+        let mut full = open.regular() >= self.most;
+        if let Some(networks) = networks
+            && let Some(saturated) = open.shares.saturated(networks, self.most.saturating_sub(open.regular()))
+        {
+            // Its own connections make place, not those of others.
+            full |= !open.close_longest_waiting(|slot| slot.networks.is_some_and(|networks| saturated.has(networks)));
+        }
+        if full && open.extra >= EXTRA {
             return None;
         }
-        slots.insert(id, slot.clone());
-        drop(slots);
-        Some(OpenConnection { all: self.clone(), id, slot, extra })
+        let slot = Arc::new(Slot::new((id, self.clock.clone()), networks, full, self.output.clone()));
+        open.insert(id, slot.clone());
+        drop(open);
+        Some(OpenConnection { all: self.clone(), id, slot })
     }
 
     /// Closes the connections that have waited longest, because the process has no file left.
     pub fn close_some(&self) {
-        close_longest_waiting(&mut self.slots());
+        self.entries().close_longest_waiting(|_| true);
     }
 
-    fn now(&self) -> u64 {
-        self.clock.fetch_add(1, Ordering::Relaxed)
+    /// Closes connections whose clients left too much unread, as far as memory is short. Returns their number.
+    pub fn close_unread(&self) -> usize {
+        let mut open = self.entries();
+        let unread =
+            |(id, slot): (&u64, &Arc<Slot>)| Some((*id, slot.outbox().unread())).filter(|(_, it)| it.bytes > 0);
+        let (ids, unread): (Vec<u64>, Vec<Unread>) = open.slots.iter().filter_map(unread).unzip();
+        let closed = self.output.settle(&unread);
+        for slot in closed.iter().filter_map(|&place| open.remove(ids[place])) {
+            slot.close(Closed::Unread);
+        }
+        closed.len()
     }
 
-    fn slots(&self) -> MutexGuard<'_, HashMap<u64, Arc<Slot>>> {
+    fn entries(&self) -> MutexGuard<'_, Open> {
         // Nothing that can panic runs under the lock.
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Closes the connections that have waited longest, at most a [`CLOSED_TOGETHER`]th of all.
-fn close_longest_waiting(slots: &mut HashMap<u64, Arc<Slot>>) {
-    let waiting = slots.iter().map(|(id, slot)| (slot.waiting_since.load(Ordering::Relaxed), *id));
-    let mut waiting: Vec<(u64, u64)> = waiting.filter(|(since, _)| *since != SERVING).collect();
-    let count = (slots.len() / CLOSED_TOGETHER).max(1).min(waiting.len());
-    if count > 0 {
-        waiting.select_nth_unstable(count - 1);
+impl Open {
+    /// Connections that are no extra ones.
+    fn regular(&self) -> usize {
+        self.slots.len() - self.extra
     }
-    for (_, id) in &waiting[..count] {
-        // The place is free at once; the connection ends in a moment.
-        if let Some(slot) = slots.remove(id) {
-            slot.closed.notify_one();
+
+    fn insert(&mut self, id: u64, slot: Arc<Slot>) {
+        self.extra += usize::from(slot.is_extra);
+        slot.networks.into_iter().for_each(|networks| self.shares.enter(networks));
+        self.slots.insert(id, slot);
+    }
+
+    fn remove(&mut self, id: u64) -> Option<Arc<Slot>> {
+        let slot = self.slots.remove(&id)?;
+        self.extra -= usize::from(slot.is_extra);
+        slot.networks.into_iter().for_each(|networks| self.shares.leave(networks));
+        Some(slot)
+    }
+
+    /// Closes the connections that have waited longest of those that `may` be closed, at most a [`CLOSED_TOGETHER`]th of
+    /// them; false if none waits.
+    fn close_longest_waiting(&mut self, may: impl Fn(&Slot) -> bool) -> bool {
+        let candidates = self.slots.iter().filter(|(_, slot)| may(slot));
+        let all: Vec<(u64, u64)> = candidates.map(|(id, slot)| (slot.waiting_since(), *id)).collect();
+        let most = (all.len() / CLOSED_TOGETHER).max(1);
+        let mut waiting: Vec<(u64, u64)> = all.into_iter().filter(|(since, _)| *since != SERVING).collect();
+        let count = most.min(waiting.len());
+        if count > 0 {
+            waiting.select_nth_unstable(count - 1);
         }
+        for (_, id) in &waiting[..count] {
+            // The place is free at once; the connection ends in a moment.
+            if let Some(slot) = self.remove(*id) {
+                slot.close(Closed::ForAnother);
+            }
+        }
+        count > 0
     }
 }
 
 impl OpenConnection {
-    /// Whether it is one more than the limit, because all others are being served.
+    /// Whether it is one more than there may be, or than its client may have.
     pub fn is_extra(&self) -> bool {
-        self.extra
+        self.slot.is_extra
     }
 
-    /// Resolves when this connection has to be closed for another one.
-    pub async fn closed(&self) {
-        self.slot.closed.notified().await;
+    /// Resolves when this connection has to be closed.
+    pub async fn closed(&self) -> Closed {
+        self.slot.closed().await
+    }
+
+    /// What the connection's socket and bodies share.
+    pub(super) fn slot(&self) -> &Arc<Slot> {
+        &self.slot
     }
 
     /// Follows a request: while its body arrives the connection waits for its client, afterwards it is being served.
     pub fn receive(&self, body: Body) -> Body {
         if body.is_end_stream() {
-            self.slot.waiting_since.store(SERVING, Ordering::Relaxed);
+            self.slot.serve();
             return body;
         }
         Body::new(RequestBody { body, slot: self.slot.clone() })
@@ -122,75 +167,13 @@ impl OpenConnection {
 
     /// Follows a response: when it was sent, the connection waits for its client again.
     pub fn respond(&self, body: Body) -> Body {
-        let sent = Sent { all: self.all.clone(), slot: self.slot.clone() };
-        Body::new(ResponseBody { body, _sent: sent })
+        Body::new(ResponseBody { body, sent: Sent(self.slot.clone()) })
     }
 }
 
 impl Drop for OpenConnection {
     fn drop(&mut self) {
-        self.all.slots().remove(&self.id);
-    }
-}
-
-type PolledFrame = Poll<Option<Result<Frame<Bytes>, axum::Error>>>;
-
-struct RequestBody {
-    body: Body,
-    slot: Arc<Slot>,
-}
-
-impl HttpBody for RequestBody {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> PolledFrame {
-        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
-        if frame.is_none() || self.body.is_end_stream() {
-            self.slot.waiting_since.store(SERVING, Ordering::Relaxed);
-        }
-        Poll::Ready(frame)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
-}
-
-struct ResponseBody {
-    body: Body,
-    _sent: Sent,
-}
-
-struct Sent {
-    all: Arc<OpenConnections>,
-    slot: Arc<Slot>,
-}
-
-impl Drop for Sent {
-    fn drop(&mut self) {
-        self.slot.waiting_since.store(self.all.now(), Ordering::Relaxed);
-    }
-}
-
-impl HttpBody for ResponseBody {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> PolledFrame {
-        Pin::new(&mut self.body).poll_frame(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        self.all.entries().remove(self.id);
     }
 }
 
@@ -199,33 +182,85 @@ mod tests {
     use super::*;
     use futures_util::FutureExt;
 
+    fn connections(most: usize) -> Arc<OpenConnections> {
+        OpenConnections::new(most, Arc::new(OutputBudget::new(1 << 20)))
+    }
+
+    fn peer(address: &str) -> Option<Peer> {
+        Some(Peer(address.parse().unwrap()))
+    }
+
+    fn is_closed(connection: &OpenConnection) -> bool {
+        connection.closed().now_or_never().is_some()
+    }
+
     #[tokio::test]
     async fn the_connection_that_waits_longest_makes_place() {
-        let all = OpenConnections::new(3);
-        let [served, idle, receiving] = [0; 3].map(|_| all.open().unwrap());
+        let all = connections(3);
+        let [served, idle, receiving] = [0; 3].map(|_| all.open(None).unwrap());
         drop(served.receive(Body::empty()));
         let _body = receiving.receive(Body::from("half"));
-        let is_closed = |connection: &OpenConnection| connection.closed().now_or_never().is_some();
-        let new = all.open().unwrap();
+        let new = all.open(None).unwrap();
         assert_eq!([&served, &idle, &receiving].map(is_closed), [false, true, false]);
-        let newer = all.open().unwrap();
+        let newer = all.open(None).unwrap();
         assert_eq!([&served, &receiving, &new].map(is_closed), [false, true, false]);
         drop((new.receive(Body::empty()), newer.receive(Body::empty())));
-        assert!(all.open().unwrap().is_extra(), "all are being served");
+        assert!(all.open(None).unwrap().is_extra(), "all are being served");
         drop(served.respond(Body::from("done")));
-        assert!(!all.open().unwrap().is_extra() && is_closed(&served));
+        assert!(!all.open(None).unwrap().is_extra() && is_closed(&served));
     }
 
     #[test]
     fn closed_connections_make_place() {
-        let all = OpenConnections::new(2);
+        let all = connections(2);
         for _ in 0..9 {
-            let [a, b] = [0; 2].map(|_| all.open().unwrap());
+            let [a, b] = [0; 2].map(|_| all.open(None).unwrap());
             drop([&a, &b].map(|connection| connection.receive(Body::empty())));
             assert!(!a.is_extra() && !b.is_extra());
-            let extra: Vec<_> = std::iter::from_fn(|| all.open()).take(99).collect();
+            let extra: Vec<_> = std::iter::from_fn(|| all.open(None)).take(99).collect();
             extra.iter().for_each(|connection| drop(connection.receive(Body::empty())));
             assert!(extra.iter().all(OpenConnection::is_extra));
         }
+    }
+
+    #[test]
+    fn an_address_that_is_served_on_many_connections_leaves_some_to_others() {
+        let all = connections(100);
+        let served = |address: &str| {
+            let connection = all.open(peer(address)).unwrap();
+            drop(connection.receive(Body::empty()));
+            connection
+        };
+        let greedy: Vec<_> = (0..80).map(|_| served("10.0.0.1")).collect();
+        assert_eq!(greedy.iter().filter(|connection| !connection.is_extra()).count(), 75);
+        let neighbour = served("10.0.0.2");
+        let network: Vec<_> = (3..20).map(|last| served(&format!("10.0.0.{last}"))).collect();
+        let other = served("10.0.1.1");
+        assert!(!neighbour.is_extra() && !other.is_extra(), "another address, and another network");
+        assert!(network.iter().any(OpenConnection::is_extra), "the addresses of a network leave some as well");
+        drop(greedy);
+        assert!(!served("10.0.0.1").is_extra());
+    }
+
+    #[tokio::test]
+    async fn a_flood_of_half_heads_closes_its_own_connections() {
+        let all = connections(100);
+        let idle = all.open(peer("10.0.1.1")).unwrap();
+        let flood: Vec<_> = (0..1000).map(|_| all.open(peer("10.0.0.1")).unwrap()).collect();
+        assert!(!flood.iter().any(OpenConnection::is_extra) && !is_closed(&idle));
+        assert_eq!(flood.iter().filter(|connection| is_closed(connection)).count(), 1000 - 75);
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_leaves_too_much_unread_is_closed() {
+        let all = connections(9);
+        let [small, large] = [0; 2].map(|_| all.open(None).unwrap());
+        small.slot().outbox().handed(400 << 10);
+        large.slot().outbox().handed(600 << 10);
+        assert_eq!(all.close_unread(), 0, "it fits");
+        small.slot().outbox().handed(100 << 10);
+        assert_eq!(all.close_unread(), 1);
+        assert_eq!(large.closed().now_or_never(), Some(Closed::Unread));
+        assert!(!is_closed(&small));
     }
 }

@@ -173,11 +173,11 @@ impl MessageWriter {
 
     /// Waits for the end of the generation and responds with the whole message.
     pub async fn respond(self, generation: &mut Generation, state: &AppState) -> Result<Response, ApiError> {
-        let (Self { mut parser, mut output }, growing) = (self, GrowingResponse::default());
+        let (Self { mut parser, mut output }, growing) = (self, GrowingResponse::of(generation.tenant()));
         let finish = blocks::collect(generation, &mut parser, &growing, state, |events| output.push(events)).await?;
         output.end(finish);
         let usage = Usage::sum([generation.counts()], 1);
-        growing.respond(state, generation.tenant(), move || json_bytes(&output.message(&usage))).await
+        growing.respond(state, move || json_bytes(&output.message(&usage))).await
     }
 }
 

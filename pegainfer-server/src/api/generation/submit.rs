@@ -92,6 +92,9 @@ impl Generation {
             }
             ApiError::from_submit(e, prompt_field)
         })?;
+        if let Some(outbox) = &params.outbox {
+            outbox.watch(stream.backlog());
+        }
         // The engine enforces the deadline, too: nobody may be polling when it passes.
         if let Some(deadline) = params.deadline {
             stream.cancel_at(deadline.at);
@@ -116,6 +119,8 @@ impl Generation {
             record,
             timed_from: params.include_metrics.then_some(params.received),
             report: None,
+            tenant: params.tenant,
+            outbox: params.outbox.clone(),
             _open: None,
             tenant: params.tenant,
             meter: params.meter.clone(),

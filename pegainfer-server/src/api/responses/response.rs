@@ -44,12 +44,12 @@ impl ResponseWriter {
         repeated: usize,
         state: &AppState,
     ) -> Result<Response, ApiError> {
-        let (Self { mut parser, mut output }, growing) = (self, GrowingResponse::default());
+        let (Self { mut parser, mut output }, growing) = (self, GrowingResponse::of(generation.tenant()));
         growing.add_bytes(repeated as u64, state)?;
         let finish = blocks::collect(generation, &mut parser, &growing, state, |events| output.push(events)).await?;
         output.end(finish);
         let usage = counts(&Usage::sum([generation.counts()], 1), parser.reasoning_tokens);
-        growing.respond(state, generation.tenant(), move || json_bytes(&output.whole(usage))).await
+        growing.respond(state, move || json_bytes(&output.whole(usage))).await
     }
 }
 

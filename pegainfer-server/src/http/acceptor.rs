@@ -1,0 +1,100 @@
+//! Accepts connections, up to the limit of open connections.
+
+use super::forwarded::TrustedProxies;
+use super::guard::Peer;
+use super::open_connections::{OpenConnection, OpenConnections};
+use std::io::ErrorKind;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::sleep;
+
+/// Time between two tries to accept a connection when the process has no file left.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(10);
+/// Time between two log lines about connections that cannot be accepted.
+const ACCEPT_LOG: Duration = Duration::from_secs(1);
+/// Bytes that the kernel takes of a connection before the client has been sent them. Without a limit it is megabytes, which no budget
+/// would count.
+#[cfg(target_os = "linux")]
+const MAX_UNSENT: libc::c_int = 128 << 10;
+
+/// Accepts connections, up to the limit of open connections.
+pub(super) struct Acceptor {
+    listener: TcpListener,
+    open: Arc<OpenConnections>,
+    /// Their connections are those of many clients.
+    proxies: TrustedProxies,
+    /// When a connection could not be accepted or had to be refused, and was logged.
+    logged: Option<Instant>,
+    /// Connections since then that could not be accepted or had to be refused.
+    refused: usize,
+}
+
+impl Acceptor {
+    pub fn new(listener: TcpListener, open: Arc<OpenConnections>, proxies: TrustedProxies) -> Self {
+        Self { listener, open, proxies, logged: None, refused: 0 }
+    }
+
+    /// The next connection. Waiting connections are closed for it where there are too many; where all are being served, it
+    /// is refused.
+    pub async fn accept(&mut self) -> (TcpStream, Peer, OpenConnection) {
+        loop {
+            match self.listener.accept().await {
+                Ok((stream, address)) => {
+                    let peer = Peer(address.ip());
+                    match self.open.open(Some(peer).filter(|Peer(ip)| !self.proxies.contains(*ip))) {
+                        Some(open) => {
+                            prepare(&stream);
+                            return (stream, peer, open);
+                        }
+                        None => self.log("every connection that may be open is being served (--max-connections)"),
+                    }
+                }
+                // The client was gone before it was accepted.
+                Err(error) if matches!(error.kind(), ErrorKind::ConnectionAborted | ErrorKind::ConnectionReset) => {}
+                Err(error) => {
+                    self.open.close_some();
+                    self.log(&error.to_string());
+                    sleep(ACCEPT_AGAIN).await;
+                }
+            }
+        }
+    }
+
+    /// Logs that a connection was not accepted, once a second at most.
+    fn log(&mut self, why: &str) {
+        self.refused += 1;
+        if self.logged.is_none_or(|logged| logged.elapsed() >= ACCEPT_LOG) {
+            log::warn!("{} connections could not be accepted: {why}", self.refused);
+            (self.logged, self.refused) = (Some(Instant::now()), 0);
+        }
+    }
+}
+
+/// Sets the options of a client's socket.
+fn prepare(stream: &TcpStream) {
+    // Tokens are small writes: with Nagle's algorithm each would wait for the acknowledgement of the previous one.
+    if let Err(error) = stream.set_nodelay(true) {
+        log::debug!("TCP_NODELAY cannot be set: {error}");
+    }
+    if let Err(error) = limit_unsent(stream) {
+        log::debug!("TCP_NOTSENT_LOWAT cannot be set: {error}");
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn limit_unsent(stream: &TcpStream) -> std::io::Result<()> {
+    use std::os::fd::AsRawFd;
+    let (most, size) = (MAX_UNSENT, size_of_val(&MAX_UNSENT) as libc::socklen_t);
+    let option = libc::TCP_NOTSENT_LOWAT;
+    // SAFETY: the socket is open while `stream` is borrowed, and `most` is an int of the size that is given.
+    let result =
+        unsafe { libc::setsockopt(stream.as_raw_fd(), libc::IPPROTO_TCP, option, (&raw const most).cast(), size) };
+    if result == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+}
+
+/// Other systems keep their own limit.
+#[cfg(not(target_os = "linux"))]
+fn limit_unsent(_: &TcpStream) -> std::io::Result<()> {
+    Ok(())
+}

@@ -1,0 +1,75 @@
+//! Bodies that tell their connection how far they are.
+
+use super::slot::Slot;
+use axum::body::{Body, Bytes, HttpBody};
+use hyper::body::{Frame, SizeHint};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+type PolledFrame = Poll<Option<Result<Frame<Bytes>, axum::Error>>>;
+
+/// The body of a request: when it has come whole, the request is being served.
+pub(super) struct RequestBody {
+    pub body: Body,
+    pub slot: Arc<Slot>,
+}
+
+impl HttpBody for RequestBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> PolledFrame {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
+        if frame.is_none() || self.body.is_end_stream() {
+            self.slot.serve();
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// The body of a response: what the connection was given of it waits for the client, and when it ends, the connection waits.
+pub(super) struct ResponseBody {
+    pub body: Body,
+    pub sent: Sent,
+}
+
+/// Ends a response when it is dropped.
+pub(super) struct Sent(pub Arc<Slot>);
+
+impl Drop for Sent {
+    fn drop(&mut self) {
+        self.0.wait();
+    }
+}
+
+impl HttpBody for ResponseBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> PolledFrame {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
+        if let Some(Ok(frame)) = &frame
+            && let Some(bytes) = frame.data_ref()
+        {
+            self.sent.0.handed(bytes.len());
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

@@ -1,0 +1,125 @@
+//! Clients that have sent all they have to say and wait for the answer (`nc -N`), and clients that are gone: both end what they
+//! send.
+//!
+//! TCP tells them apart only by what happens to what is sent to them: the socket of a client that is gone refuses it. So the end of a
+//! client's bytes is kept back while its request is being served. The bytes of a response find out soon. Where a stream sends
+//! nothing for a moment, it is asked for a comment; where the response has not begun, because all of it is still being generated, an
+//! interim response (`100 Continue`) is sent, which every client of HTTP/1.1 has to expect.
+
+use super::slot::Slot;
+use std::io::{IoSlice, Result};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, Sleep, sleep_until};
+
+/// Time in which a response may come before the client is tried.
+const BEFORE_PROBE: Duration = Duration::from_secs(1);
+/// Time between two looks whether the client refused what it was sent.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+/// Time between two interim responses.
+const PROBE_AGAIN: Duration = Duration::from_secs(15);
+const INTERIM: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
+
+/// A socket that hides the end of what its client sends while a request is being served, as long as the client is there.
+pub struct HalfClose {
+    stream: TcpStream,
+    slot: Arc<Slot>,
+    /// Present after the end was seen.
+    ended: Option<Ended>,
+}
+
+struct Ended {
+    look: Pin<Box<Sleep>>,
+    /// When the client is tried next.
+    probe: Instant,
+}
+
+impl HalfClose {
+    /// Wraps the socket of the connection that has this slot.
+    pub fn new(stream: TcpStream, slot: Arc<Slot>) -> Self {
+        Self { stream, slot, ended: None }
+    }
+
+    /// Keeps the end of the client's bytes back. An error says that the client is gone.
+    fn keep_back(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        let Self { stream, slot, ended } = self;
+        let ended = ended.get_or_insert_with(|| {
+            let now = Instant::now();
+            Ended { look: Box::pin(sleep_until(now + LOOK_AGAIN)), probe: now + BEFORE_PROBE }
+        });
+        // A body that has come may not have been read yet; one that was cut off is given up.
+        while is_answering(slot) || (slot.is_receiving() && Instant::now() < ended.probe) {
+            if ended.look.as_mut().poll(cx).is_pending() {
+                return Poll::Pending;
+            }
+            if let Some(error) = stream.take_error()? {
+                return Poll::Ready(Err(error));
+            }
+            let now = Instant::now();
+            ended.look.as_mut().reset(now + LOOK_AGAIN);
+            if now < ended.probe || !is_answering(slot) {
+                continue;
+            }
+            ended.probe = now + PROBE_AGAIN;
+            if !slot.is_silent() {
+                // An interim response would be in the middle of the response.
+                slot.outbox().probe();
+            } else if slot.takes_interim() {
+                stream.try_write(INTERIM)?;
+            } else {
+                break;
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// Whether something is still to come for the client.
+fn is_answering(slot: &Slot) -> bool {
+    slot.is_serving() || slot.outbox().unread().bytes > 0
+}
+
+impl AsyncRead for HalfClose {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<Result<()>> {
+        if self.ended.is_none() {
+            let before = buffer.filled().len();
+            let read = Pin::new(&mut self.stream).poll_read(cx, buffer);
+            let is_end =
+                matches!(read, Poll::Ready(Ok(()))) && buffer.filled().len() == before && buffer.remaining() > 0;
+            if !is_end || !(is_answering(&self.slot) || self.slot.is_receiving()) {
+                return read;
+            }
+        }
+        self.keep_back(cx)
+    }
+}
+
+impl AsyncWrite for HalfClose {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[IoSlice<'_>],
+    ) -> Poll<Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, parts)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}

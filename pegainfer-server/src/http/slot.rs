@@ -1,0 +1,157 @@
+//! What the registry, the socket and the bodies of one connection share.
+
+use crate::output::{Outbox, OutputBudget};
+use crate::tenant::Networks;
+use axum::http::Version;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use tokio::sync::Notify;
+
+/// State of a connection whose request is being served.
+pub(super) const SERVING: u64 = 0;
+
+/// Chunks beyond this size count as unread output at once, not only at the next look.
+const LARGE_CHUNK: usize = 64 << 10;
+
+/// Counts events of all connections, so that it is known which came first.
+#[derive(Debug)]
+pub(super) struct Clock(AtomicU64);
+
+impl Default for Clock {
+    fn default() -> Self {
+        Self(AtomicU64::new(SERVING + 1))
+    }
+}
+
+impl Clock {
+    /// A time later than all before.
+    pub fn now(&self) -> u64 {
+        self.0.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+/// Why a connection is closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Closed {
+    /// It waited for its client, and another one wanted its place.
+    ForAnother,
+    /// Memory is short, and its client left too much output unread.
+    Unread,
+}
+
+/// One connection.
+#[derive(Debug)]
+pub(super) struct Slot {
+    /// Where the client is; `None` if that does not count.
+    pub networks: Option<Networks>,
+    /// It is one more than there may be, or than its client may have.
+    pub is_extra: bool,
+    clock: Arc<Clock>,
+    /// When the connection began to wait for its client; or [`SERVING`].
+    waiting_since: AtomicU64,
+    /// A request has begun, and its body has not come whole.
+    receiving: AtomicBool,
+    closed: Notify,
+    outbox: Arc<Outbox>,
+    output: Arc<OutputBudget>,
+    /// It was closed because its client left too much unread.
+    unread: AtomicBool,
+    /// The client speaks HTTP/1.1, and so may be sent interim responses.
+    takes_interim: AtomicBool,
+    /// Bytes that the socket had taken when the request began.
+    written_before: AtomicU64,
+}
+
+impl Slot {
+    /// A connection that waits for its first request since `began` on the clock.
+    pub fn new(
+        (began, clock): (u64, Arc<Clock>),
+        networks: Option<Networks>,
+        is_extra: bool,
+        output: Arc<OutputBudget>,
+    ) -> Self {
+        Self {
+            networks,
+            is_extra,
+            clock,
+            waiting_since: AtomicU64::new(began),
+            receiving: AtomicBool::new(false),
+            closed: Notify::new(),
+            outbox: Arc::default(),
+            output,
+            unread: AtomicBool::new(false),
+            takes_interim: AtomicBool::new(false),
+            written_before: AtomicU64::new(0),
+        }
+    }
+
+    /// A request of this version begins.
+    pub fn begin(&self, version: Version) {
+        self.written_before.store(self.outbox.written(), Ordering::Relaxed);
+        self.takes_interim.store(version >= Version::HTTP_11, Ordering::Relaxed);
+        self.receiving.store(true, Ordering::Relaxed);
+    }
+
+    /// The request has come whole, and is being served from now on.
+    pub fn serve(&self) {
+        self.waiting_since.store(SERVING, Ordering::Relaxed);
+        self.receiving.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether a request has begun whose body has not come whole, or was not read yet.
+    pub fn is_receiving(&self) -> bool {
+        self.receiving.load(Ordering::Relaxed)
+    }
+
+    /// Whether a request is being served.
+    pub fn is_serving(&self) -> bool {
+        self.waiting_since() == SERVING
+    }
+
+    /// When the connection began to wait for its client; or [`SERVING`].
+    pub fn waiting_since(&self) -> u64 {
+        self.waiting_since.load(Ordering::Relaxed)
+    }
+
+    /// The connection was given a chunk of the response.
+    pub fn handed(&self, bytes: usize) {
+        self.outbox.handed(bytes);
+        if bytes > LARGE_CHUNK {
+            self.output.handed(self.outbox.tenant(), bytes);
+        }
+    }
+
+    /// The connection was given the whole response, and waits for its client from now on.
+    pub fn wait(&self) {
+        self.outbox.end();
+        self.receiving.store(false, Ordering::Relaxed);
+        self.waiting_since.store(self.clock.now(), Ordering::Relaxed);
+    }
+
+    /// Whether the client may be sent an interim response.
+    pub fn takes_interim(&self) -> bool {
+        self.takes_interim.load(Ordering::Relaxed)
+    }
+
+    /// Whether nothing of the response was sent yet, or is about to be.
+    pub fn is_silent(&self) -> bool {
+        self.outbox.written() == self.written_before.load(Ordering::Relaxed) && self.outbox.unread().bytes == 0
+    }
+
+    /// Output that the client has not taken.
+    pub fn outbox(&self) -> &Arc<Outbox> {
+        &self.outbox
+    }
+
+    /// Ends the connection.
+    pub fn close(&self, why: Closed) {
+        self.unread.store(why == Closed::Unread, Ordering::Relaxed);
+        self.closed.notify_one();
+    }
+
+    /// Resolves when the connection has to end.
+    pub async fn closed(&self) -> Closed {
+        self.closed.notified().await;
+        if self.unread.load(Ordering::Relaxed) { Closed::Unread } else { Closed::ForAnother }
+    }
+}

@@ -1,0 +1,180 @@
+//! Output that clients have not taken: responses while they are generated, and what waits for a client to read it.
+//!
+//! Clients decide how long output waits, so it has a budget of its own, as large as `--max-inflight-bytes`. It is shared fairly:
+//! while it suffices, anybody may have all of it. Where more is wanted, nobody gets into trouble below a fair share ([`fair`]), and
+//! the memory comes from those above theirs: their next large response is refused, and connections that hold the most
+//! unread output are closed, largest first.
+//!
+//! - A response that is collected before it is sent takes a [`ResponseShare`] as it grows.
+//! - Output that waits is counted by the [`Outbox`] of its connection: events of the engine that the response has not
+//!   taken, and bytes that the socket has not taken. [`OutputBudget::settle`] looks at all of them a few times a second.
+
+mod fair;
+mod outbox;
+
+use crate::budget::BudgetError;
+use crate::tenant::Tenant;
+use fair::Held;
+pub use outbox::Outbox;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::Notify;
+use tokio::time::timeout;
+
+/// Time that a response waits for its share before it is refused.
+const MAX_WAIT: Duration = Duration::from_secs(30);
+
+/// The budget of all output.
+#[derive(Debug)]
+pub struct OutputBudget {
+    limit: u64,
+    held: Mutex<Ledger>,
+    /// Something was given back.
+    freed: Notify,
+}
+
+/// Who holds how much.
+#[derive(Debug, Default)]
+struct Ledger {
+    /// Shares of responses that are generated or written.
+    granted: Held,
+    /// Output that waits for its client, as of the last look, and large chunks since then.
+    unread: Held,
+}
+
+impl Ledger {
+    fn total(&self) -> u64 {
+        self.granted.total() + self.unread.total()
+    }
+}
+
+/// Unread output of one connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Unread {
+    /// Whose it is.
+    pub tenant: Tenant,
+    /// Its bytes.
+    pub bytes: u64,
+}
+
+/// A share of the budget; given back when it is dropped.
+#[derive(Debug, Default)]
+pub struct ResponseShare {
+    /// `None` where nothing was ever taken.
+    from: Option<(Arc<OutputBudget>, Tenant)>,
+    bytes: u64,
+}
+
+impl OutputBudget {
+    /// A budget of `limit` bytes.
+    pub fn new(limit: u64) -> Self {
+        Self { limit, held: Mutex::default(), freed: Notify::new() }
+    }
+
+    /// The share of a response of at most `bytes` bytes; waits for it. A response that is larger than the budget takes all of it.
+    pub async fn response(self: &Arc<Self>, tenant: Tenant, bytes: usize) -> Result<ResponseShare, BudgetError> {
+        let bytes = bytes.min(usize::try_from(self.limit).unwrap_or(usize::MAX));
+        let granted = async {
+            loop {
+                let mut freed = std::pin::pin!(self.freed.notified());
+                freed.as_mut().enable();
+                let mut share = ResponseShare::default();
+                match self.grow(&mut share, tenant, bytes) {
+                    Ok(()) => return share,
+                    Err(_) => freed.await,
+                }
+            }
+        };
+        timeout(MAX_WAIT, granted).await.map_err(|_| BudgetError::Responses { limit: self.limit })
+    }
+
+    /// Adds `bytes` bytes to the share of a response. Does not wait: what the response has already would wait with it.
+    pub fn grow(self: &Arc<Self>, share: &mut ResponseShare, tenant: Tenant, bytes: usize) -> Result<(), BudgetError> {
+        let (mut ledger, bytes) = (self.ledger(), bytes as u64);
+        if bytes > 0 && ledger.total() + bytes > self.limit {
+            let mut held = ledger.granted.clone();
+            held.add_all(&ledger.unread);
+            held.add(tenant, bytes);
+            if held.of(tenant) > held.allowances(self.limit).of(tenant) {
+                return Err(BudgetError::Responses { limit: self.limit });
+            }
+        }
+        ledger.granted.add(tenant, bytes);
+        share.from.get_or_insert_with(|| (self.clone(), tenant));
+        share.bytes += bytes;
+        Ok(())
+    }
+
+    /// Counts a large chunk that a connection was just given, before the next [`settle`](Self::settle) sees it.
+    pub fn handed(&self, tenant: Tenant, bytes: usize) {
+        self.ledger().unread.add(tenant, bytes as u64);
+    }
+
+    /// Takes stock of the unread output of all connections. Returns the places of those to close, so that what remains fits
+    /// the budget: the largest ones of the tenants that hold more than their fair share.
+    pub fn settle(&self, connections: &[Unread]) -> Vec<usize> {
+        let mut ledger = self.ledger();
+        let mut unread = Held::default();
+        connections.iter().for_each(|connection| unread.add(connection.tenant, connection.bytes));
+        let shrinks = unread.total() < ledger.unread.total();
+        ledger.unread = unread;
+        let closed = if ledger.total() > self.limit { ledger.close_largest(connections, self.limit) } else { vec![] };
+        drop(ledger);
+        if shrinks || !closed.is_empty() {
+            self.freed.notify_waiters();
+        }
+        closed
+    }
+
+    /// Bytes of unread output as of the last look.
+    pub fn unread(&self) -> u64 {
+        self.ledger().unread.total()
+    }
+
+    fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        // Nothing that can panic runs under the lock.
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Ledger {
+    fn close_largest(&mut self, connections: &[Unread], limit: u64) -> Vec<usize> {
+        let mut held = self.granted.clone();
+        held.add_all(&self.unread);
+        let allowances = held.allowances(limit);
+        let mut places: Vec<usize> = (0..connections.len()).collect();
+        places.sort_by_key(|&place| std::cmp::Reverse(connections[place].bytes));
+        let mut closed = Vec::new();
+        for place in places {
+            let Unread { tenant, bytes } = connections[place];
+            if self.total() <= limit {
+                break;
+            }
+            if bytes > 0 && self.granted.of(tenant) + self.unread.of(tenant) > allowances.of(tenant) {
+                self.unread.remove(tenant, bytes);
+                closed.push(place);
+            }
+        }
+        closed
+    }
+}
+
+impl ResponseShare {
+    /// Gives back what is beyond `bytes` bytes.
+    pub fn shrink(&mut self, bytes: usize) {
+        let beyond = self.bytes.saturating_sub(bytes as u64);
+        let Some((budget, tenant)) = self.from.as_ref().filter(|_| beyond > 0) else { return };
+        budget.ledger().granted.remove(*tenant, beyond);
+        self.bytes -= beyond;
+        budget.freed.notify_waiters();
+    }
+}
+
+impl Drop for ResponseShare {
+    fn drop(&mut self) {
+        self.shrink(0);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,110 @@
+//! Unread output of one connection.
+
+use super::Unread;
+use crate::tenant::Tenant;
+use pegainfer_core::engine::Backlog;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::Notify;
+
+/// Output that a connection has for its client, who has not taken it: an extension of each request.
+#[derive(Debug, Default)]
+pub struct Outbox {
+    /// Bytes of bodies that the connection was given and the socket has not taken.
+    unwritten: AtomicU64,
+    /// Bytes that the socket has taken since the connection began.
+    written: AtomicU64,
+    response: Mutex<Current>,
+    /// Somebody wants to know whether the client is still there.
+    probe: Notify,
+}
+
+/// The response that is being sent.
+#[derive(Debug, Default)]
+struct Current {
+    tenant: Tenant,
+    /// Events of its choices that the response has not taken.
+    backlogs: Vec<Arc<Backlog>>,
+}
+
+impl Outbox {
+    /// A request of `tenant` begins.
+    pub fn begin(&self, tenant: Tenant) {
+        *self.current() = Current { tenant, backlogs: Vec::new() };
+    }
+
+    /// Counts the events of a choice.
+    pub fn watch(&self, backlog: Arc<Backlog>) {
+        self.current().backlogs.push(backlog);
+    }
+
+    /// The response was handed over whole, or dropped.
+    pub fn end(&self) {
+        self.current().backlogs = Vec::new();
+    }
+
+    /// The connection was given bytes to send.
+    pub fn handed(&self, bytes: usize) {
+        self.unwritten.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// The socket has taken bytes. Heads and framing count, too, but nothing falls below 0: a body follows its head.
+    pub fn wrote(&self, bytes: usize) {
+        self.written.fetch_add(bytes as u64, Ordering::Relaxed);
+        let less = |unwritten: u64| Some(unwritten.saturating_sub(bytes as u64));
+        // The closure gives a value each time, so this cannot fail.
+        let _ = self.unwritten.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+    }
+
+    /// Asks the response to send something soon, so that the connection finds out whether the client is still there.
+    pub fn probe(&self) {
+        self.probe.notify_one();
+    }
+
+    /// Resolves when the response has to send something.
+    pub async fn probed(&self) {
+        self.probe.notified().await;
+    }
+
+    /// Bytes that the socket has taken so far.
+    pub fn written(&self) -> u64 {
+        self.written.load(Ordering::Relaxed)
+    }
+
+    /// What waits for the client now.
+    pub fn unread(&self) -> Unread {
+        let current = self.current();
+        let queued: usize = current.backlogs.iter().map(|backlog| backlog.bytes()).sum();
+        Unread { tenant: current.tenant, bytes: self.unwritten.load(Ordering::Relaxed) + queued as u64 }
+    }
+
+    /// Whose response is being sent.
+    pub fn tenant(&self) -> Tenant {
+        self.current().tenant
+    }
+
+    fn current(&self) -> MutexGuard<'_, Current> {
+        // Nothing that can panic runs under the lock.
+        self.response.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_written_does_not_wait() {
+        let outbox = Outbox::default();
+        outbox.wrote(100);
+        outbox.handed(1000);
+        outbox.wrote(300);
+        assert_eq!((outbox.unread().bytes, outbox.written()), (700, 400), "the head came before the body");
+        outbox.wrote(701);
+        assert_eq!(outbox.unread().bytes, 0);
+        let tenant = Tenant { id: 7, has_key: true };
+        outbox.begin(tenant);
+        outbox.handed(5);
+        assert_eq!(outbox.unread(), Unread { tenant, bytes: 5 });
+    }
+}
