@@ -1,7 +1,7 @@
 //! Rates of an API key: token buckets that hold what the key may take in a minute.
 
 use std::num::NonZeroU32;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
@@ -63,11 +63,94 @@ impl Meter {
         requests.map(exceeded("rpm", "requests")).map_or(Ok(()), Err)
     }
 
-    /// Takes tokens, also those that the key does not have: it is then in debt, and its next requests are refused.
-    pub fn spend(&self, tokens: usize) {
-        if let Some(bucket) = &self.tokens {
-            bucket.level(Instant::now()).0 -= tokens as f64;
+    /// Tokens that each of `n` choices may generate after a prompt of `prompt` tokens, where the client named no number: an equal
+    /// part of what is left. It is refused if that is less than a quarter of a minute's tokens, or than what it may need, `most`
+    /// tokens each: an answer that is cut off after a few words helps nobody.
+    pub fn remaining(&self, prompt: usize, n: usize, most: usize) -> Result<usize, RateExceeded> {
+        let Some(bucket) = &self.tokens else { return Ok(usize::MAX) };
+        let (now, capacity) = (Instant::now(), bucket.most as usize);
+        let least = prompt.saturating_add(n.saturating_mul(most).min(capacity / 4)).min(capacity);
+        match bucket.wait_for(least as f64, now) {
+            Some(wait) => Err(self.tokens_exceeded(bucket, wait)),
+            None => Ok((bucket.level(now).0 as usize).saturating_sub(prompt) / n.max(1)),
         }
+    }
+
+    /// Takes all tokens that a request asks for: those of its prompts, and those that it may generate. They are given back as far as
+    /// they are not generated, see [`Reservation`].
+    pub fn take(&self, asked: usize) -> Result<(), Refused> {
+        let Some(bucket) = &self.tokens else { return Ok(()) };
+        if asked > bucket.most as usize {
+            return Err(Refused::TooMany { asked, most: bucket.most });
+        }
+        let now = Instant::now();
+        let mut level = bucket.level(now);
+        let missing = asked as f64 - level.0;
+        if missing > 0.0 {
+            let wait = bucket.time_for(missing);
+            return Err(Refused::Exceeded(self.tokens_exceeded(bucket, wait)));
+        }
+        level.0 -= asked as f64;
+        Ok(())
+    }
+
+    fn tokens_exceeded(&self, bucket: &Bucket, wait: Duration) -> RateExceeded {
+        RateExceeded { name: "tpm", what: "tokens", most: bucket.most, wait }
+    }
+
+    fn give_back(&self, tokens: usize) {
+        if let Some(bucket) = &self.tokens {
+            bucket.level(Instant::now()).0 += tokens as f64;
+        }
+    }
+}
+
+/// Why a key may not have the tokens that a request asks for.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum Refused {
+    /// More than it may have in a minute.
+    #[error(
+        "the request asks for {asked} tokens, its prompt and n times max_tokens, but this API key may have {most} tokens a minute \
+         (tpm={most} on its line of the key file): ask for fewer"
+    )]
+    TooMany {
+        /// Tokens of the request.
+        asked: usize,
+        /// Tokens a minute.
+        most: u32,
+    },
+    /// More than is left.
+    #[error(transparent)]
+    Exceeded(RateExceeded),
+}
+
+/// Tokens that one choice may still generate; what is left of them when it ends is given back.
+#[derive(Debug)]
+pub struct Reservation {
+    meter: Arc<Meter>,
+    left: usize,
+}
+
+impl Reservation {
+    /// A part of the tokens that were [taken](Meter::take) from `meter`.
+    pub fn of(meter: Arc<Meter>, tokens: usize) -> Self {
+        Self { meter, left: tokens }
+    }
+
+    /// Gives nothing back.
+    pub fn keep(mut self) {
+        self.left = 0;
+    }
+
+    /// A token was generated.
+    pub fn spend(&mut self) {
+        self.left = self.left.saturating_sub(1);
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.meter.give_back(self.left);
     }
 }
 
@@ -98,8 +181,18 @@ impl Bucket {
 
     /// The time until one may be taken; `None` if it may be taken now.
     fn wait(&self, now: Instant) -> Option<Duration> {
-        let missing = 1.0 - self.level(now).0;
-        (missing > 0.0).then(|| Duration::from_secs_f64(missing / self.per_second()))
+        self.wait_for(1.0, now)
+    }
+
+    /// The time until `amount` may be taken; `None` if it may be taken now.
+    fn wait_for(&self, amount: f64, now: Instant) -> Option<Duration> {
+        let missing = amount - self.level(now).0;
+        (missing > 0.0).then(|| self.time_for(missing))
+    }
+
+    /// The time in which so many come.
+    fn time_for(&self, amount: f64) -> Duration {
+        Duration::from_secs_f64(amount / self.per_second())
     }
 
     /// Takes one, or returns the time until it may be taken.
@@ -134,24 +227,47 @@ mod tests {
         assert_eq!(taken, 30, "it holds no more than a minute's worth");
     }
 
+    fn meter(tokens: u32) -> Arc<Meter> {
+        Arc::new(Meter::new(Rates { tokens: NonZeroU32::new(tokens), ..Rates::default() }))
+    }
+
     #[test]
-    fn what_was_taken_beyond_the_rate_has_to_be_waited_for() {
-        let meter = Meter::new(Rates { tokens: NonZeroU32::new(600), ..Rates::default() });
-        assert_eq!(meter.request(), Ok(()));
-        meter.spend(599 + 600);
-        let exceeded = meter.request().unwrap_err();
-        assert_eq!((exceeded.name, exceeded.seconds()), ("tpm", 60));
+    fn a_request_takes_what_it_asks_for_and_gives_back_what_it_does_not_use() {
+        let meter = meter(600);
+        assert_eq!(meter.take(100 + 8 * 64), Err(Refused::TooMany { asked: 612, most: 600 }));
+        let message = meter.take(601).unwrap_err().to_string();
+        assert!(message.contains("asks for 601 tokens") && message.contains("(tpm=600 on its line"), "{message}");
+        meter.take(100 + 400).unwrap();
+        let mut choices = [200, 200].map(|tokens| Reservation::of(meter.clone(), tokens));
+        (0..150).for_each(|_| choices[0].spend());
+        let Err(Refused::Exceeded(exceeded)) = meter.take(400) else { panic!("500 of 600 are taken") };
+        assert!(exceeded.name == "tpm" && (29..=30).contains(&exceeded.seconds()), "{exceeded:?}");
         let message = exceeded.to_string();
         assert!(
-            message.contains("600 tokens a minute (tpm=600 on its line of the key file); try again in 60 s"),
+            message.contains("600 tokens a minute (tpm=600 on its line of the key file); try again in"),
             "{message}"
         );
+        drop(choices);
+        // 100 of the prompt and 150 generated ones are gone.
+        meter.take(350).unwrap();
+        assert_eq!(meter.request().unwrap_err().name, "tpm", "nothing is left");
+    }
+
+    #[test]
+    fn a_request_that_names_no_number_gets_a_part_of_what_is_left() {
+        let meter = meter(600_000);
+        assert_eq!(meter.remaining(1000, 1, usize::MAX), Ok(599_000));
+        assert_eq!(meter.remaining(1000, 2, usize::MAX), Ok(299_500));
+        meter.take(460_000).unwrap();
+        assert!(meter.remaining(1000, 1, usize::MAX).is_err(), "less than a quarter is left");
+        assert!(meter.remaining(1000, 1, 16).unwrap() > 100_000, "it needs little");
+        assert_eq!(Meter::new(Rates::default()).remaining(1000, 1, usize::MAX), Ok(usize::MAX));
     }
 
     #[test]
     fn a_key_without_tokens_left_loses_no_request() {
         let meter = Meter::new(Rates { requests: NonZeroU32::new(1), tokens: NonZeroU32::new(60_000) });
-        meter.spend(60_000);
+        meter.take(60_000).unwrap();
         assert_eq!(meter.request().unwrap_err().name, "tpm");
         std::thread::sleep(Duration::from_millis(20));
         assert_eq!(meter.request(), Ok(()));

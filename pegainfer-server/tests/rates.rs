@@ -67,11 +67,34 @@ fn a_key_has_so_many_requests_a_minute() {
 fn a_key_has_so_many_tokens_a_minute() {
     let dir = TempDir::new("tpm");
     let (server, _) = server(&dir, "slow tpm=60\nfree");
-    assert_eq!(complete(server.address, "slow", 100).status, 200, "what has begun goes on to its end");
-    let refused = complete(server.address, "slow", 1);
+    let address = server.address;
+    let refused = complete(address, "slow", 100);
+    assert_eq!(refused.status, 400, "it could never be served");
+    let error = refused.json()["error"].clone();
+    assert_eq!((&error["code"], &error["param"]), (&json!("exceeds_token_rate"), &json!("max_tokens")));
+    assert!(error["message"].as_str().unwrap().contains("101 tokens"), "{error}");
+    assert!(error["message"].as_str().unwrap().contains("(tpm=60 on its line of the key file)"), "{error}");
+    let choices = json!({"prompt": "x", "max_tokens": 20, "n": 3, "ignore_eos": true});
+    assert_eq!(ask(address, "slow", "/v1/completions", &choices).status, 400, "all choices count");
+
+    assert_eq!(complete(address, "slow", 50).status, 200);
+    let refused = complete(address, "slow", 40);
     let seconds: u64 = refused.header("retry-after").unwrap().parse().unwrap();
-    assert!(refused.status == 429 && (20..=42).contains(&seconds), "101 tokens of 60: {seconds} s");
+    assert!(refused.status == 429 && (20..=32).contains(&seconds), "9 of 41 tokens are left: {seconds} s");
     let message = refused.json()["error"]["message"].as_str().unwrap().to_string();
     assert!(message.contains("60 tokens a minute (tpm=60 on its line of the key file)"), "{message}");
-    assert_eq!(complete(server.address, "free", 1).status, 200);
+    assert_eq!(complete(address, "free", 100).status, 200);
+}
+
+#[test]
+fn tokens_that_are_not_generated_are_given_back() {
+    let dir = TempDir::new("tpm-back");
+    let (server, _) = server(&dir, "slow tpm=200");
+    // The first token ends the answer; 150 are asked for each time.
+    let body = json!({"prompt": "x", "max_tokens": 150, "allowed_token_ids": [70], "stop_token_ids": [70]});
+    for _ in 0..10 {
+        let response = ask(server.address, "slow", "/v1/completions", &body);
+        let (status, text) = (response.status, response.text());
+        assert_eq!(status, 200, "{text}");
+    }
 }

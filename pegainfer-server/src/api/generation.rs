@@ -9,7 +9,7 @@ use crate::error::{ApiError, truncate_for_error};
 use crate::lifecycle::Deadline;
 use crate::metrics::{Outcome, RequestRecord};
 use crate::output::Outbox;
-use crate::rates::Meter;
+use crate::rates::Reservation;
 use crate::record::Recording;
 use crate::record::format::Reason;
 use crate::tenant::Tenant;
@@ -54,8 +54,8 @@ pub struct Generation {
     outbox: Option<Arc<Outbox>>,
     /// Counts among the open requests of its tenant.
     _open: Option<OpenRequest>,
-    /// Counts the tokens that the API key takes.
-    meter: Option<Arc<Meter>>,
+    /// Tokens of the API key that this choice may take.
+    reserved: Option<Reservation>,
     /// Of a server that records.
     recording: Option<Recording>,
 }
@@ -182,20 +182,15 @@ impl Generation {
         }
     }
 
-    /// Counts tokens of the API key.
-    fn spend(&self, tokens: usize) {
-        if let Some(meter) = &self.meter {
-            meter.spend(tokens);
-        }
-    }
-
     fn token(&mut self, token: TokenOut, at: Instant) -> Delta {
         self.counts.completion += 1;
         if let Some(recording) = &mut self.recording {
             recording.token(token.id);
         }
         self.record.token(at, token.drafted);
-        self.spend(1);
+        if let Some(reserved) = &mut self.reserved {
+            reserved.spend();
+        }
         let started = (self.timed_from.is_some() || self.record.is_traced()).then(Instant::now);
         let offset = self.chars;
         let mut decoded = String::new();

@@ -56,6 +56,7 @@ mod structured;
 mod submitted_chat;
 mod system;
 mod timings;
+mod token_rate;
 mod tokenize;
 mod tools;
 mod truncation;

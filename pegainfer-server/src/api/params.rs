@@ -10,6 +10,7 @@ use super::schema::sampling::SamplingFields;
 use super::state::AppState;
 use super::stop;
 use super::stream_options::StreamOptions;
+use super::token_rate::too_many;
 use super::truncation::Truncation;
 use crate::error::ApiError;
 use crate::ids;
@@ -187,7 +188,12 @@ impl Params {
         // The engine generates at least one token; that of a request for none is not shown.
         let size = ResponseSize::of(prompt.len(), logprobs, prompt_logprobs);
         let fitting = size.max_tokens(self.n, state.options.limits.max_response_bytes);
-        let max_tokens = self.max_tokens.unwrap_or(default_max_tokens.min(fitting)).clamp(1, capacity);
+        let default = || {
+            let most = default_max_tokens.min(fitting).min(capacity);
+            let left = self.meter.as_ref().map_or(Ok(usize::MAX), |meter| meter.remaining(prompt.len(), self.n, most));
+            left.map(|left| most.min(left)).map_err(|exceeded| too_many(&exceeded, state))
+        };
+        let max_tokens = self.max_tokens.map_or_else(default, Ok)?.clamp(1, capacity);
         if self.min_tokens > max_tokens {
             let min_tokens = self.min_tokens;
             let message = format!(

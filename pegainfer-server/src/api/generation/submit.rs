@@ -6,7 +6,9 @@ use crate::api::params::Params;
 use crate::api::quota::OpenRequest;
 use crate::api::response_size;
 use crate::api::state::AppState;
+use crate::api::token_rate::too_many;
 use crate::error::ApiError;
+use crate::rates::{Refused, Reservation};
 use crate::text::{Detokenizer, StopScanner};
 use crate::trace::ChoiceTrace;
 use axum::http::StatusCode;
@@ -30,6 +32,8 @@ impl Generation {
         }
         check_response_size(&requests, state.options.limits.max_response_bytes)?;
         let mut open = enter(state, params, requests.len())?;
+        let (prompts, reserved) = reserve(state, params, &requests)?.unzip();
+        let mut reserved = reserved.into_iter().flatten();
         if let Some(trace) = &params.trace {
             trace.stage("tokenize");
         }
@@ -49,12 +53,11 @@ impl Generation {
             };
             let mut generation = Self::submit(state, params, request, generations.get(first), prompt_field)?;
             generation.record.trace(params.trace.clone().map(|trace| ChoiceTrace::new(trace, choice)));
-            (generation.report, generation._open) = (report, open.pop());
-            if choice == first {
-                generation.spend(generation.counts.prompt);
-            }
+            (generation.report, generation._open, generation.reserved) = (report, open.pop(), reserved.next());
             generations.push(generation);
         }
+        // The prompts are computed, whatever becomes of the choices.
+        prompts.into_iter().for_each(Reservation::keep);
         Ok(generations)
     }
 
@@ -122,8 +125,7 @@ impl Generation {
             tenant: params.tenant,
             outbox: params.outbox.clone(),
             _open: None,
-            tenant: params.tenant,
-            meter: params.meter.clone(),
+            reserved: None,
             recording,
         })
     }
@@ -135,6 +137,26 @@ fn enter(state: &AppState, params: &Params, requests: usize) -> Result<Vec<OpenR
         state.metrics.rejected("requests_per_key");
         ApiError::new(StatusCode::TOO_MANY_REQUESTS, message).with_code("rate_limit_exceeded")
     })
+}
+
+/// Takes the tokens that the requests ask for from the rate of their key: those of the prompts, and those that each choice may
+/// generate.
+fn reserve(
+    state: &AppState,
+    params: &Params,
+    requests: &[GenerateRequest],
+) -> Result<Option<(Reservation, Vec<Reservation>)>, ApiError> {
+    let Some(meter) = &params.meter else { return Ok(None) };
+    let prompts = requests.iter().step_by(params.n.max(1)).map(|request| request.prompt.len()).sum();
+    let choices = requests.iter().map(|request| request.max_tokens);
+    meter.take(choices.clone().fold(prompts, usize::saturating_add)).map_err(|refused| match refused {
+        Refused::TooMany { .. } => {
+            ApiError::invalid(params.names.max_tokens, refused.to_string()).with_code("exceeds_token_rate")
+        }
+        Refused::Exceeded(exceeded) => too_many(&exceeded, state),
+    })?;
+    let reservation = |tokens: usize| Reservation::of(meter.clone(), tokens);
+    Ok(Some((reservation(prompts), choices.map(reservation).collect())))
 }
 
 /// Refuses requests whose response could become too large.
