@@ -6,6 +6,7 @@ mod support;
 
 use pegainfer_server::app::Options;
 use pegainfer_server::http::{ApiKeys, Cors, Secret};
+use pegainfer_server::limits::Limits;
 use pegainfer_server::trace::{ChromeFiles, Tracer};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -182,6 +183,21 @@ fn tokenize_counts_a_conversation_as_the_template_writes_it() {
     open["add_generation_prompt"] = json!(false);
     let response = post_ok(server.address, "/tokenize", &open);
     assert_eq!(response["tokens"], json!(ids("<|im_start|>user\nhi<|im_end|>\n")));
+}
+
+#[test]
+fn a_text_is_measured_before_it_is_built() {
+    let limits = Limits { max_response_bytes: 6000, ..Limits::default() };
+    let (server, _) = server(Options { limits, ..Options::default() });
+    let longest = ids(" caterpillars");
+    assert_eq!(longest.len(), 1);
+    let texts = |n: usize| post(server.address, "/detokenize", &json!({"tokens": vec![longest[0]; n]}));
+    assert_eq!(texts(200).json()["prompt"], " caterpillars".repeat(200));
+    let refused = texts(400);
+    assert_eq!(refused.status, 400);
+    let error = refused.json()["error"].clone();
+    assert!(error["code"] == "response_too_large", "{error}");
+    assert!(error["message"].as_str().unwrap().contains("(--max-response-bytes)"), "{error}");
 }
 
 #[test]

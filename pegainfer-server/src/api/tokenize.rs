@@ -9,12 +9,12 @@ use super::render::PromptOptions;
 use super::schema::Body;
 use super::schema::numbers::TokenId;
 use super::schema::tokenize::{DetokenizeFields, TokenizeFields};
-use super::state::{AppState, tokenizer_error};
+use super::state::{AppState, over_budget, tokenizer_error};
 use super::stop::check_vocabulary;
 use crate::error::ApiError;
 use crate::text::{Caller, Tokenizer};
 use axum::extract::{Request, State};
-use axum::http::HeaderValue;
+use axum::http::{HeaderValue, StatusCode};
 use axum::response::Response;
 use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
@@ -24,8 +24,6 @@ use std::sync::Arc;
 const TOKEN_BYTES: usize = 8;
 /// Bytes of the string of a token, on average at most: a byte of text may be escaped.
 const STRING_BYTES: usize = 8;
-/// Bytes of the text of a token, on average at most.
-const TEXT_BYTES: usize = 32;
 
 /// Handles `POST /tokenize`: the token ids of a text, or of messages as the chat template renders them.
 pub async fn tokenize(State(state): State<Arc<AppState>>, request: Request) -> Result<Response, ApiError> {
@@ -140,14 +138,57 @@ pub async fn detokenize(State(state): State<Arc<AppState>>, request: Request) ->
     state.model_named(model)?;
     let Some(tokens) = tokens else { return Err(ApiError::invalid("tokens", "tokens is missing")) };
     let vocab_size = state.engine.limits().vocab_size;
-    context.hold.keep(size_of_val(tokens.as_slice()));
-    let share = large_response::share(&state, context.tenant, tokens.len() * TEXT_BYTES).await?;
+    let ids: Vec<u32> = tokens.into_iter().map(|TokenId(id)| id).collect();
+    check_vocabulary(&ids, vocab_size, "tokens")?;
+    // The client chooses the ids, so their texts are measured before any of them is built.
+    let measure = move |tokenizer: &Arc<Tokenizer>, _: &Caller<'_>| (tokenizer.max_text_bytes(&ids), ids);
+    let (most, ids) = context.hold.work(&state, measure).await?;
+    check_size(most, state.options.limits.max_response_bytes)?;
+    context.hold.keep(size_of_val(ids.as_slice()));
+    let (tenant, shared) = (context.tenant, state.clone());
+    // The text and its JSON are there at the same time.
+    let mut share = large_response::share(&state, tenant, 2 * most).await?;
     let work = move |tokenizer: &Arc<Tokenizer>, _: &Caller<'_>| {
-        let ids: Vec<u32> = tokens.into_iter().map(|TokenId(id)| id).collect();
-        check_vocabulary(&ids, vocab_size, "tokens")?;
-        Ok::<_, ApiError>(json_bytes(&Detokenized { prompt: tokenizer.decode_all(&ids) }))
+        let text = tokenizer.decode_all(&ids);
+        // Escapes may take more, up to six bytes for one.
+        let beyond = (text.len() + json_string_bytes(&text)).saturating_sub(2 * most);
+        shared.output.grow(&mut share, tenant, beyond).map_err(|error| over_budget(&error, &shared))?;
+        Ok::<_, ApiError>((json_bytes(&Detokenized { prompt: text }), share))
     };
-    let json = context.hold.work(&state, work).await??;
+    let (json, share) = context.hold.work(&state, work).await??;
     drop(context);
     Ok(with_ignored(large_response::json_response(json, share), ignored))
+}
+
+/// Refuses a text that may have more bytes than a response.
+fn check_size(bytes: usize, limit: u64) -> Result<(), ApiError> {
+    if bytes as u64 <= limit {
+        return Ok(());
+    }
+    let message = format!(
+        "the text of these tokens may have {bytes} bytes, at most {limit} are given (--max-response-bytes): send fewer tokens"
+    );
+    Err(ApiError::new(StatusCode::BAD_REQUEST, message).with_code("response_too_large"))
+}
+
+/// Bytes of a text as a JSON string.
+fn json_string_bytes(text: &str) -> usize {
+    let escaped = |byte: u8| match byte {
+        b'"' | b'\\' | b'\n' | b'\r' | b'\t' | 8 | 12 => 2,
+        0..0x20 => 6,
+        _ => 1,
+    };
+    2 + text.bytes().map(escaped).sum::<usize>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_json_string_has_the_measured_size() {
+        for text in ["", "a\u{1}b\n\t\r\u{8}\u{c}\"\\/é😀\u{7f}\u{1f}", "plain"] {
+            assert_eq!(json_string_bytes(text), serde_json::to_string(text).unwrap().len(), "{text:?}");
+        }
+    }
 }

@@ -166,6 +166,13 @@ impl Tokenizer {
         self.inner.id_to_token(id)
     }
 
+    /// Bytes of the text of token ids, at most, without building it. The vocabulary spells a byte with one or two; one that is no
+    /// valid UTF-8 is spelled with two, and takes three in the text.
+    pub fn max_text_bytes(&self, ids: &[u32]) -> usize {
+        let spelled: usize = ids.iter().map(|&id| self.vocabulary_text(id).map_or(0, str::len)).sum();
+        spelled + spelled / 2
+    }
+
     /// Text of token ids, including special tokens.
     pub fn decode_all(&self, ids: &[u32]) -> String {
         let bytes: Vec<u8> = ids.iter().flat_map(|&id| self.token_bytes(id)).collect();
@@ -201,6 +208,17 @@ fn byte_alphabet() -> [Option<u8>; 0x144] {
 mod tests {
     use super::*;
     use crate::testing::{self, Rng};
+
+    #[test]
+    fn no_text_is_longer_than_measured() {
+        let tokenizer = testing::tokenizer();
+        let mut rng = Rng(testing::seed());
+        for _ in 0..2000 {
+            let ids: Vec<u32> = (0..1 + rng.below(8)).map(|_| rng.below(4096) as u32).collect();
+            let (most, text) = (tokenizer.max_text_bytes(&ids), tokenizer.decode_all(&ids));
+            assert!((text.len()..=3 * text.len() + 3).contains(&most), "{ids:?}: {most} for {} bytes", text.len());
+        }
+    }
 
     /// Hugging Face's own tokenizer of the same checkpoint.
     fn oracle(dir: &Path) -> tokenizers::Tokenizer {
