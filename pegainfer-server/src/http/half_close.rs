@@ -51,7 +51,8 @@ impl HalfClose {
             let now = Instant::now();
             Ended { look: Box::pin(sleep_until(now + LOOK_AGAIN)), probe: now + BEFORE_PROBE }
         });
-        while is_answering(slot) {
+        // A body that has come may not have been read yet; one that was cut off is given up.
+        while is_answering(slot) || (slot.is_receiving() && Instant::now() < ended.probe) {
             if ended.look.as_mut().poll(cx).is_pending() {
                 return Poll::Pending;
             }
@@ -60,7 +61,7 @@ impl HalfClose {
             }
             let now = Instant::now();
             ended.look.as_mut().reset(now + LOOK_AGAIN);
-            if now < ended.probe {
+            if now < ended.probe || !is_answering(slot) {
                 continue;
             }
             ended.probe = now + PROBE_AGAIN;
@@ -89,7 +90,7 @@ impl AsyncRead for HalfClose {
             let read = Pin::new(&mut self.stream).poll_read(cx, buffer);
             let is_end =
                 matches!(read, Poll::Ready(Ok(()))) && buffer.filled().len() == before && buffer.remaining() > 0;
-            if !is_end || !is_answering(&self.slot) {
+            if !is_end || !(is_answering(&self.slot) || self.slot.is_receiving()) {
                 return read;
             }
         }

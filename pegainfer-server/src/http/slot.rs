@@ -49,6 +49,8 @@ pub(super) struct Slot {
     clock: Arc<Clock>,
     /// When the connection began to wait for its client; or [`SERVING`].
     waiting_since: AtomicU64,
+    /// A request has begun, and its body has not come whole.
+    receiving: AtomicBool,
     closed: Notify,
     outbox: Arc<Outbox>,
     output: Arc<OutputBudget>,
@@ -73,6 +75,7 @@ impl Slot {
             is_extra,
             clock,
             waiting_since: AtomicU64::new(began),
+            receiving: AtomicBool::new(false),
             closed: Notify::new(),
             outbox: Arc::default(),
             output,
@@ -86,11 +89,18 @@ impl Slot {
     pub fn begin(&self, version: Version) {
         self.written_before.store(self.outbox.written(), Ordering::Relaxed);
         self.takes_interim.store(version >= Version::HTTP_11, Ordering::Relaxed);
+        self.receiving.store(true, Ordering::Relaxed);
     }
 
     /// The request has come whole, and is being served from now on.
     pub fn serve(&self) {
         self.waiting_since.store(SERVING, Ordering::Relaxed);
+        self.receiving.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether a request has begun whose body has not come whole, or was not read yet.
+    pub fn is_receiving(&self) -> bool {
+        self.receiving.load(Ordering::Relaxed)
     }
 
     /// Whether a request is being served.
@@ -114,6 +124,7 @@ impl Slot {
     /// The connection was given the whole response, and waits for its client from now on.
     pub fn wait(&self) {
         self.outbox.end();
+        self.receiving.store(false, Ordering::Relaxed);
         self.waiting_since.store(self.clock.now(), Ordering::Relaxed);
     }
 
