@@ -1,5 +1,5 @@
-//! Property of the fair queue: permits are conserved, bounds hold, requests of a tenant keep their order, and no tenant has two
-//! turns while another one waits for its first.
+//! Property of the fair queue: permits are conserved, bounds hold, requests of a tenant keep their order, and no tenant
+//! has two turns while another one waits for its first.
 
 use pegainfer_server::fair_queue::{Entry, FairQueue, QueueFull, QueueLimits, Ticket};
 use std::collections::{BTreeMap, VecDeque};

@@ -250,8 +250,7 @@ fn slow_schema(number: usize, ignored: usize) -> Value {
 
 /// What an ordinary client sends besides its stream: a chat of 3 KB in 41 messages, a text, and a schema that nobody has sent before.
 fn ordinary_requests(address: SocketAddr, number: usize) {
-    let message =
-        |i: usize| json!({"role": if i % 2 == 0 { "user" } else { "assistant" }, "content": "word ".repeat(15)});
+    let message = |i: usize| json!({"role": if i.is_multiple_of(2) { "user" } else { "assistant" }, "content": "word ".repeat(15)});
     let schema = json!({"type": "object", "properties": {format!("n{number}"): {"type": "integer"}}});
     for (path, body) in [
         (CHAT, json!({"messages": (0..41).map(message).collect::<Vec<_>>(), "max_tokens": 1})),
@@ -269,7 +268,7 @@ fn schemas_that_take_a_second_each() {
     let mut target = Target::start(&["--api-key", KEY, "--api-key", HOSTILE]);
     target.attack("60 slow schemas, some with 800,000 ignored values", |address| {
         let bodies: Vec<String> =
-            (0..60).map(|i| slow_schema(i, if i % 6 == 0 { 800_000 } else { 0 }).to_string()).collect();
+            (0..60).map(|i| slow_schema(i, if i.is_multiple_of(6) { 800_000 } else { 0 }).to_string()).collect();
         let open = together(60, |i| write(address, "POST", COMPLETIONS, &hostile(), bodies[i].as_bytes()));
         (0..5).for_each(|number| ordinary_requests(address, number));
         let is_answered = |stream: &&TcpStream| {

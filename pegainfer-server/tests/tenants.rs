@@ -171,8 +171,7 @@ fn with_schema(word: &str, number: usize, n: usize) -> Value {
 /// What an ordinary client sends: a chat of 3 KB and 40 messages, texts to tokenize, a schema. None of it waits.
 #[cfg(unix)]
 fn ordinary_requests_are_served(server: &TestServer, key: &str) {
-    let message =
-        |i: usize| json!({"role": if i % 2 == 0 { "user" } else { "assistant" }, "content": "word ".repeat(15)});
+    let message = |i: usize| json!({"role": if i.is_multiple_of(2) { "user" } else { "assistant" }, "content": "word ".repeat(15)});
     let chat = json!({"messages": (0..41).map(message).collect::<Vec<_>>()});
     let authorization = format!("Bearer {key}");
     for (path, body) in [

@@ -9,11 +9,12 @@ use crate::text::{Caller, LARGE, Tokenizer};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A request's share of the memory budget, and for a large body its turn of large work. Clones share both; work that runs for the
-/// request keeps one, so that a client that leaves frees nothing that is still in use.
+/// A request's share of the memory budget, and for a large body its turn of large work. Clones share both; work that
+/// runs for the request keeps one, so that a client that leaves frees nothing that is still in use.
 ///
-/// Deadlocks cannot happen because all take these in the same order: the turn of a large body, then memory, then what a response
-/// needs. So a large body waits for its turn without memory for parsed values, and keeps the turn until its prompt is tokenized.
+/// Deadlocks cannot happen because all take these in the same order: the turn of a large body, then memory, then what a
+/// response needs. So a large body waits for its turn without memory for parsed values, and keeps the turn until its
+/// prompt is tokenized.
 #[derive(Clone)]
 pub struct Hold {
     tenant: Tenant,

@@ -1,7 +1,7 @@
 //! A fair queue of permits: for threads, processes or memory that requests share before the engine has them.
 //!
-//! Tenants take turns, each may hold and wait for only so much, and no request waits longer than its time. [`FairQueue`] decides
-//! who is next; [`Slots`] lets tasks wait.
+//! Tenants take turns, each may hold and wait for only so much, and no request waits longer than its time.
+//! [`FairQueue`] decides who is next; [`Slots`] lets tasks wait.
 
 mod queue;
 #[cfg(test)]

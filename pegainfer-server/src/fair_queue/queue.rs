@@ -8,8 +8,8 @@ use std::hash::Hash;
 pub struct QueueLimits {
     /// Permits of all tenants together.
     pub permits: usize,
-    /// Permits that one tenant may hold; the rest stays free for the others. A tenant that holds nothing may take more with one
-    /// request, up to all permits.
+    /// Permits that one tenant may hold; the rest stays free for the others. A tenant that holds nothing may take more
+    /// with one request, up to all permits.
     pub permits_per_tenant: usize,
     /// Requests that may wait, of all tenants.
     pub waiting: usize,
@@ -19,8 +19,8 @@ pub struct QueueLimits {
 
 /// Requests of all tenants that may wait in one queue: more than there are connections.
 const WAITING: usize = 1 << 16;
-/// Requests of one tenant that may wait in one queue. They hold little, and a client that waits sends nothing: one that is refused
-/// at once mostly sends its request again at once.
+/// Requests of one tenant that may wait in one queue. They hold little, and a client that waits sends nothing: one that
+/// is refused at once mostly sends its request again at once.
 const WAITING_PER_TENANT: usize = 4096;
 
 impl QueueLimits {
@@ -54,8 +54,8 @@ pub enum QueueFull {
 
 /// A queue in which tenants take turns: first come, first served within a tenant, round robin over tenants.
 ///
-/// The next request in turn waits until enough permits are free, and nobody overtakes it, so that a request for many permits does
-/// not starve. A tenant that holds as much as it may is passed over, and keeps its place among the turns.
+/// The next request in turn waits until enough permits are free, and nobody overtakes it, so that a request for many
+/// permits does not starve. A tenant that holds as much as it may is passed over, and keeps its place among the turns.
 #[derive(Debug)]
 pub struct FairQueue<K> {
     limits: QueueLimits,
@@ -132,8 +132,8 @@ impl<K: Copy + Eq + Hash> FairQueue<K> {
         self.free += permits;
     }
 
-    /// Gives permits to the next request in turn; `None` if it has to wait. Returns its tenant, ticket and permits. Called until it
-    /// returns `None` after each change.
+    /// Gives permits to the next request in turn; `None` if it has to wait. Returns its tenant, ticket and permits.
+    /// Called until it returns `None` after each change.
     pub fn grant_next(&mut self) -> Option<(K, Ticket, usize)> {
         let at = self.next_turn()?;
         let tenant = self.turns.remove(at)?;

@@ -48,9 +48,9 @@ impl GrammarCache {
         self.entries.push(new);
     }
 
-    /// Removes the least recently used grammar to make way for one of `tenant`: one of its own, if `only_own` or if it has as much
-    /// memory in the cache as anybody, else one of the tenant that has the most. A grammar that no request uses goes first, because
-    /// only that frees memory at once.
+    /// Removes the least recently used grammar to make way for one of `tenant`: one of its own, if `only_own` or if it
+    /// has as much memory in the cache as anybody, else one of the tenant that has the most. A grammar that no request
+    /// uses goes first, because only that frees memory at once.
     pub(super) fn evict(&mut self, tenant: Tenant, only_own: bool) -> Option<Cached> {
         let idle = |entry: &Cached| if Arc::strong_count(&entry.grammar) == 1 { entry.mebibytes } else { 0 };
         let of = match only_own {

@@ -14,13 +14,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::oneshot;
 
-/// Grammars that are compiled at the same time, of all tenants and of one. Most take milliseconds, the largest a second.
+/// Grammars that are compiled at the same time, of all tenants and of one. Most take milliseconds, the largest a
+/// second.
 const SLOTS: usize = 3;
 const SLOTS_PER_TENANT: usize = 2;
-/// Sources that are checked at the same time, of all tenants and of one, which takes a fraction of a second for the largest.
+/// Sources that are checked at the same time, of all tenants and of one, which takes a fraction of a second for the
+/// largest.
 const CHECKS: usize = 4;
 const CHECKS_PER_TENANT: usize = 3;
-/// Grammars of the largest allowed size that may be in memory. One tenant leaves a quarter of that memory to the others.
+/// Grammars of the largest allowed size that may be in memory. One tenant leaves a quarter of that memory to the
+/// others.
 const LARGEST: u32 = 2;
 /// Time to wait for the memory of other requests' grammars.
 const WAIT: Duration = Duration::from_secs(5);
@@ -66,8 +69,8 @@ impl GrammarService {
         self.compiler.after_reasoning(thinking, output)
     }
 
-    /// Compiles a source, off the async threads. Dropping the future ends the trial; what is left after it is short, and keeps
-    /// its slot until it is done.
+    /// Compiles a source, off the async threads. Dropping the future ends the trial; what is left after it is short,
+    /// and keeps its slot until it is done.
     ///
     /// # Errors
     /// What is wrong with the source, or that the machine is busy.
@@ -151,7 +154,8 @@ impl Grammar for Accounted {
     }
 }
 
-/// Runs `work` on a thread with a large stack. The thread keeps the permit until the work is done, whoever waits for it.
+/// Runs `work` on a thread with a large stack. The thread keeps the permit until the work is done, whoever waits for
+/// it.
 async fn on_thread<T: Send + 'static>(
     permit: Permits,
     work: impl FnOnce() -> Result<T, GrammarError> + Send + 'static,
