@@ -32,7 +32,7 @@ pub fn check(data: &[u8]) {
         waiting: usize::from(waiting % 32),
         waiting_per_tenant: usize::from(waiting_per_tenant % 16),
     };
-    let mut queue = FairQueue::new(limits);
+    let mut queue = FairQueue::new(limits, |tenant| u64::from(*tenant));
     let mut model = Model { limits, held: Vec::new(), waiting: BTreeMap::new(), passed: BTreeMap::new() };
     for operation in operations.chunks_exact(2) {
         model.apply(&mut queue, operation[0], usize::from(operation[1]));

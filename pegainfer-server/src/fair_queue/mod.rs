@@ -1,6 +1,6 @@
 //! A fair queue of permits: for threads, processes or memory that requests share before the engine has them.
 //!
-//! Tenants take turns, each may hold and wait for only so much, and no request waits longer than its time.
+//! Groups of tenants take turns, and the tenants of a group; each may hold and wait for only so much, and no request waits longer than its time.
 //! [`FairQueue`] decides who is next; [`Slots`] lets tasks wait.
 
 mod queue;
@@ -65,7 +65,8 @@ enum Entered {
 impl Slots {
     /// A queue with these bounds. `max_wait`: time after which a waiting request is refused.
     pub fn new(limits: QueueLimits, max_wait: Duration) -> Self {
-        let state = State { queue: FairQueue::new(limits), waiters: HashMap::new() };
+        let state =
+            State { queue: FairQueue::new(limits, |tenant| u64::from(tenant.group())), waiters: HashMap::new() };
         Self(Arc::new(Inner { limits, max_wait, state: Mutex::new(state) }))
     }
 

@@ -52,7 +52,8 @@ pub enum QueueFull {
     Total,
 }
 
-/// A queue in which tenants take turns: first come, first served within a tenant, round robin over tenants.
+/// A queue in which tenants take turns: first come, first served within a tenant, round robin over groups of tenants and over the
+/// tenants of each group.
 ///
 /// The next request in turn waits until enough permits are free, and nobody overtakes it, so that a request for many
 /// permits does not starve. A tenant that holds as much as it may is passed over, and keeps its place among the turns.
@@ -63,8 +64,12 @@ pub struct FairQueue<K> {
     held: HashMap<K, usize>,
     /// Waiting requests of each tenant; no queue is empty.
     queues: HashMap<K, VecDeque<Waiter>>,
-    /// Tenants with waiting requests, in the order of their turns.
-    turns: VecDeque<K>,
+    /// The group of a tenant.
+    group: fn(&K) -> u64,
+    /// Tenants of each group with waiting requests, in the order of their turns; no list is empty.
+    members: HashMap<u64, VecDeque<K>>,
+    /// Groups with waiting requests, in the order of their turns.
+    turns: VecDeque<u64>,
     waiting: usize,
     last_ticket: u64,
 }
@@ -75,11 +80,21 @@ struct Waiter {
     permits: usize,
 }
 
+/// A tenant that may hold the permits of its next request.
+struct Eligible {
+    /// Place of its group among the turns.
+    group: usize,
+    /// Its place among the turns of the group.
+    tenant: usize,
+    permits: usize,
+}
+
 impl<K: Copy + Eq + Hash> FairQueue<K> {
-    /// A queue with all permits free.
-    pub fn new(limits: QueueLimits) -> Self {
-        let (held, queues, turns) = (HashMap::new(), HashMap::new(), VecDeque::new());
-        Self { limits, free: limits.permits, held, queues, turns, waiting: 0, last_ticket: 0 }
+    /// A queue with all permits free. `group` returns the group of a tenant.
+    pub fn new(limits: QueueLimits, group: fn(&K) -> u64) -> Self {
+        let (held, queues, members) = (HashMap::new(), HashMap::new(), HashMap::new());
+        let (free, turns) = (limits.permits, VecDeque::new());
+        Self { limits, free, held, queues, group, members, turns, waiting: 0, last_ticket: 0 }
     }
 
     /// Asks for permits, at most all of them.
@@ -103,7 +118,7 @@ impl<K: Copy + Eq + Hash> FairQueue<K> {
         let ticket = Ticket(self.last_ticket);
         self.queues.entry(tenant).or_default().push_back(Waiter { ticket, permits });
         if own == 0 {
-            self.turns.push_back(tenant);
+            self.add_turn(tenant);
         }
         self.waiting += 1;
         Ok(Entry::Waits(ticket))
@@ -117,7 +132,14 @@ impl<K: Copy + Eq + Hash> FairQueue<K> {
         self.waiting -= 1;
         if queue.is_empty() {
             self.queues.remove(&tenant);
-            self.turns.retain(|other| *other != tenant);
+            let group = (self.group)(&tenant);
+            if let Some(members) = self.members.get_mut(&group) {
+                members.retain(|other| *other != tenant);
+                if members.is_empty() {
+                    self.members.remove(&group);
+                    self.turns.retain(|other| *other != group);
+                }
+            }
         }
     }
 
@@ -135,14 +157,22 @@ impl<K: Copy + Eq + Hash> FairQueue<K> {
     /// Gives permits to the next request in turn; `None` if it has to wait. Returns its tenant, ticket and permits.
     /// Called until it returns `None` after each change.
     pub fn grant_next(&mut self) -> Option<(K, Ticket, usize)> {
-        let at = self.next_turn()?;
-        let tenant = self.turns.remove(at)?;
+        let Eligible { group: at, tenant: member, permits } =
+            self.first_eligible().filter(|e| e.permits <= self.free)?;
+        let group = self.turns.remove(at)?;
+        let members = self.members.get_mut(&group)?;
+        let tenant = members.remove(member)?;
+        if members.is_empty() {
+            self.members.remove(&group);
+        } else {
+            self.turns.push_back(group);
+        }
         let queue = self.queues.get_mut(&tenant)?;
-        let Waiter { ticket, permits } = queue.pop_front()?;
+        let Waiter { ticket, .. } = queue.pop_front()?;
         if queue.is_empty() {
             self.queues.remove(&tenant);
         } else {
-            self.turns.push_back(tenant);
+            self.add_turn(tenant);
         }
         self.waiting -= 1;
         self.take(tenant, permits);
@@ -170,17 +200,23 @@ impl<K: Copy + Eq + Hash> FairQueue<K> {
         held == 0 || held + permits <= self.limits.permits_per_tenant
     }
 
-    /// Index into `turns` of the tenant that gets permits now.
-    fn next_turn(&self) -> Option<usize> {
-        let (at, permits) = self.first_eligible()?;
-        (permits <= self.free).then_some(at)
+    /// Puts a tenant with waiting requests last in its group, and a group that had none last of all.
+    fn add_turn(&mut self, tenant: K) {
+        let group = (self.group)(&tenant);
+        let members = self.members.entry(group).or_default();
+        if members.is_empty() && !self.turns.contains(&group) {
+            self.turns.push_back(group);
+        }
+        members.push_back(tenant);
     }
 
-    /// The first tenant in turn that may hold what its next request asks for, and the permits of that request.
-    fn first_eligible(&self) -> Option<(usize, usize)> {
-        self.turns.iter().enumerate().find_map(|(at, tenant)| {
-            let permits = self.queues.get(tenant)?.front()?.permits;
-            self.may_hold(tenant, permits).then_some((at, permits))
+    /// The first tenant in turn that may hold the permits that its next request asks for.
+    fn first_eligible(&self) -> Option<Eligible> {
+        self.turns.iter().enumerate().find_map(|(group, id)| {
+            self.members.get(id)?.iter().enumerate().find_map(|(tenant, key)| {
+                let permits = self.queues.get(key)?.front()?.permits;
+                self.may_hold(key, permits).then_some(Eligible { group, tenant, permits })
+            })
         })
     }
 

@@ -16,6 +16,11 @@ fn slots(limits: QueueLimits) -> Slots {
     Slots::new(limits, MAX_WAIT)
 }
 
+/// Every tenant is a group of its own.
+fn own_group(tenant: &u8) -> u64 {
+    u64::from(*tenant)
+}
+
 /// Grants until nobody is next; the tenants in order.
 fn granted(queue: &mut FairQueue<u8>) -> Vec<u8> {
     std::iter::from_fn(|| queue.grant_next()).map(|(tenant, ..)| tenant).collect()
@@ -23,7 +28,7 @@ fn granted(queue: &mut FairQueue<u8>) -> Vec<u8> {
 
 #[test]
 fn tenants_take_turns_and_their_own_requests_keep_their_order() {
-    let mut queue = FairQueue::new(QueueLimits { permits: 1, permits_per_tenant: 1, ..LIMITS });
+    let mut queue = FairQueue::new(QueueLimits { permits: 1, permits_per_tenant: 1, ..LIMITS }, own_group);
     assert_eq!(queue.enter(1, 1), Ok(Entry::Granted));
     let tickets: Vec<(u8, Entry)> =
         [1, 1, 1, 1, 2, 2, 3].map(|tenant| (tenant, queue.enter(tenant, 1).unwrap())).into();
@@ -43,8 +48,26 @@ fn tenants_take_turns_and_their_own_requests_keep_their_order() {
 }
 
 #[test]
+fn many_tenants_of_one_group_have_one_turn_of_the_groups() {
+    let limits = QueueLimits { permits: 1, permits_per_tenant: 1, ..LIMITS };
+    let mut queue = FairQueue::new(limits, |(group, _): &(u8, u8)| u64::from(*group));
+    assert_eq!(queue.enter((1, 0), 1), Ok(Entry::Granted));
+    for tenant in [(1, 1), (1, 2), (1, 3), (1, 1), (2, 1), (2, 1), (3, 1)] {
+        assert!(matches!(queue.enter(tenant, 1), Ok(Entry::Waits(_))));
+    }
+    let (mut order, mut holder) = (Vec::new(), (1, 0));
+    loop {
+        queue.release(holder, 1);
+        let Some((tenant, ..)) = queue.grant_next() else { break };
+        order.push(tenant);
+        holder = tenant;
+    }
+    assert_eq!(order, [(1, 1), (2, 1), (3, 1), (1, 2), (2, 1), (1, 3), (1, 1)]);
+}
+
+#[test]
 fn a_tenant_leaves_permits_to_the_others_and_its_queue_is_bounded() {
-    let mut queue = FairQueue::new(LIMITS);
+    let mut queue = FairQueue::new(LIMITS, own_group);
     let entries: Vec<_> = (0..10).map(|_| queue.enter(1, 1)).collect();
     assert!(entries[..3].iter().all(|entry| *entry == Ok(Entry::Granted)));
     assert!(entries[3..9].iter().all(|entry| matches!(entry, Ok(Entry::Waits(_)))), "{entries:?}");
@@ -60,7 +83,7 @@ fn a_tenant_leaves_permits_to_the_others_and_its_queue_is_bounded() {
 
 #[test]
 fn many_permits_are_granted_to_one_that_holds_none_and_nobody_overtakes_it() {
-    let mut queue = FairQueue::new(LIMITS);
+    let mut queue = FairQueue::new(LIMITS, own_group);
     assert_eq!(queue.enter(1, 1), Ok(Entry::Granted));
     assert!(matches!(queue.enter(2, 9), Ok(Entry::Waits(_))), "more than there are are all of them");
     assert!(matches!(queue.enter(3, 1), Ok(Entry::Waits(_))), "three are free, but tenant 2 is next");
