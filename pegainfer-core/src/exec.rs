@@ -259,6 +259,11 @@ impl Exec {
         self.times_ops = true;
     }
 
+    /// Whether ops are recorded with their times.
+    pub fn is_timing(&self) -> bool {
+        self.times_ops
+    }
+
     /// Stops recording; returns the records since [`start_recording`](Self::start_recording).
     pub fn stop_recording(&mut self) -> Vec<OpRecord> {
         self.records.take().into_iter().flatten().map(|(record, _)| record).collect()

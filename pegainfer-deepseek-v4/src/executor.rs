@@ -219,9 +219,9 @@ impl StepExecutor for Executor {
     }
 
     fn sample(&mut self, step: &Step) -> Result<(), OpError> {
-        let times_ops = self.times_ops && !self.ranks.first().exec.is_recording();
         let sampled = self.sample_on_ranks(step);
-        if times_ops {
+        // Since the launch; whether the next step is timed may have been decided meanwhile.
+        if self.ranks.first().exec.is_timing() {
             self.timed_ops = self.ranks.first_mut().exec.stop_timed_recording().unwrap_or_default();
         }
         sampled

@@ -3,8 +3,8 @@
 //! One budget, `--max-inflight-bytes`, in three parts, so that no two requests wait for each other:
 //!
 //! - An eighth for bodies up to [`SMALL_BODY`]: ordinary requests are read even when clients fill the rest with large ones.
-//! - Three eighths for larger bodies. Where they are used up, one body at a time goes on without a share, so that bodies
-//!   that hold a part each cannot block each other.
+//! - Three eighths for larger bodies. Where a part is used up, one body of both at a time goes on without a share, so that
+//!   bodies that hold a part of their bytes each cannot block each other.
 //! - Half for parsed bodies, an eighth of it for those that take little. A parsed body holds its share until its prompt is
 //!   tokenized; only its grammar holds a share while it waits to be compiled.
 //!

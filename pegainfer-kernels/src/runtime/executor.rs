@@ -239,15 +239,15 @@ impl<M: Model> StepExecutor for Executor<M> {
     }
 
     fn sample(&mut self, step: &StepOf<M>) -> Result<(), OpError> {
-        let Self { exec, config, weights, work, cache, inputs, sampler, readbacks, times_ops, .. } = self;
-        let times_ops = *times_ops && !exec.is_recording();
+        let Self { exec, config, weights, work, cache, inputs, sampler, readbacks, .. } = self;
         let samples = &step.samples;
         let sampled = exec.install(|exec| {
             inputs.fill_processors(exec, samples)?;
             let (head, part) = (None, Part::Layers);
             Launch::<M> { exec, config, weights, cache, work, inputs, sampler, head, step, part }.sample(samples)
         });
-        if times_ops {
+        // Since the launch; whether the next step is timed may have been decided meanwhile.
+        if exec.is_timing() {
             self.timed_ops = exec.stop_timed_recording().unwrap_or_default();
         }
         sampled.and_then(|sampled| sampled)?;

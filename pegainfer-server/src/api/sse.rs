@@ -24,6 +24,7 @@ use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt;
 use futures_util::stream::{self, BoxStream, SelectAll, StreamExt};
 use serde::Serialize;
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -156,9 +157,9 @@ pub async fn respond<F: ChunkWriter>(
     let bytes = stream::unfold(Some(sse), |sse| async move {
         let sse = sse.filter(|sse| !sse.done)?;
         Some(match sse.coalesce().await {
-            Ok((bytes, sse)) => (Ok(bytes), Some(sse)),
-            // The connection breaks: the stream is lost with the thread that was to write it.
-            Err(error) => (Err(std::io::Error::other(error.message().to_string())), None),
+            Ok((bytes, sse)) => (Ok::<_, Infallible>(bytes), Some(sse)),
+            // Only these APIs have items that are so large.
+            Err(error) => (Ok(error_event(ApiStyle::OpenAi, &error)), None),
         })
     });
     let mut response = Body::from_stream(bytes).into_response();
@@ -218,7 +219,8 @@ fn deltas_of((index, generation): (usize, Generation)) -> BoxStream<'static, Ite
 }
 
 impl<F: ChunkWriter> SseStream<F> {
-    /// Waits for something to send and appends what is ready as well.
+    /// Waits for something to send and appends what is ready as well. After an error the stream is gone, with the thread that was to
+    /// write it.
     async fn coalesce(mut self) -> Result<(Bytes, Self), ApiError> {
         let mut out = Events::default();
         if std::mem::take(&mut self.silent) {
@@ -244,7 +246,7 @@ impl<F: ChunkWriter> SseStream<F> {
     /// Writes a large item off the async threads. It holds a share of the budget of output until the connection is given its bytes.
     async fn write_large(mut self, item: Option<Item>) -> Result<(Bytes, Self), ApiError> {
         let (state, bytes, mut share) = (self.state.clone(), size(&item) as usize, ResponseShare::default());
-        let mut out = Events::default();
+        let (mut out, choices) = (Events::default(), self.choices.clone());
         if let Err(error) = state.output.grow(&mut share, self.tenant, bytes) {
             self.fail(&mut out, &over_budget(&error, &state));
             return Ok((out.0.into(), self));
@@ -254,7 +256,8 @@ impl<F: ChunkWriter> SseStream<F> {
             self.last_write = Instant::now();
             ((out.0.into(), self), share)
         });
-        written.await.map(|(written, _share)| written)
+        let written = written.await.map(|(written, _share)| written);
+        written.inspect_err(|error| choices.iter().for_each(|choices| choices.failed(error)))
     }
 
     /// The next item; `None` if none comes for the interval, or before somebody has to know whether the client is there.

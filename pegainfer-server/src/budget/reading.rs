@@ -1,6 +1,7 @@
 //! The memory of a body while it is read.
 
 use super::{BodyShare, Budget, BudgetError, SMALL_BODY, UNIT};
+use crate::fair_queue::Slots;
 use crate::tenant::Tenant;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -51,18 +52,15 @@ impl BodyBuffer {
     async fn take(&mut self, capacity: usize) -> Result<(), BudgetError> {
         let (budget, tenant, held) = (&self.budget, self.tenant, self.bytes.capacity());
         if capacity <= SMALL_BODY {
-            let more = budget.acquire(&budget.small, tenant, capacity - held).await?;
-            self.share.0.extend(more.0);
+            let (share, exempt) = budget.acquire_or_exempt(&budget.small, tenant, capacity - held).await?;
+            self.exempt = exempt;
+            self.share.0.extend(share.0);
             return Ok(());
         }
         // The share of a body that outgrows the part for small ones moves to the other part.
         let moves = held <= SMALL_BODY;
         let more = if moves { capacity } else { capacity - held };
-        let (share, exempt) = tokio::select! {
-            biased;
-            share = budget.acquire(&budget.large, tenant, more) => (share?, false),
-            Ok(permit) = budget.exempt.acquire(tenant, 1) => (BodyShare(vec![permit]), true),
-        };
+        let (share, exempt) = budget.acquire_or_exempt(&budget.large, tenant, more).await?;
         self.exempt = exempt;
         if moves {
             budget.large_bodies.fetch_add(1, Ordering::Relaxed);
@@ -70,5 +68,21 @@ impl BodyBuffer {
         }
         self.share.0.extend(share.0);
         Ok(())
+    }
+}
+
+impl Budget {
+    /// A share of a part, or the permit to go on without one, and whether it is that.
+    async fn acquire_or_exempt(
+        &self,
+        part: &Slots,
+        tenant: Tenant,
+        bytes: usize,
+    ) -> Result<(BodyShare, bool), BudgetError> {
+        tokio::select! {
+            biased;
+            share = self.acquire(part, tenant, bytes) => Ok((share?, false)),
+            Ok(permit) = self.exempt.acquire(tenant, 1) => Ok((BodyShare(vec![permit]), true)),
+        }
     }
 }

@@ -36,6 +36,21 @@ async fn large_bodies_leave_memory_for_small_ones_and_one_of_them_always_goes_on
 }
 
 #[tokio::test]
+async fn small_bodies_that_have_come_in_part_do_not_block_each_other() {
+    let budget = Arc::new(Budget::new(16 * MIB as u64));
+    let half = SMALL_BODY / 2;
+    let mut bodies: Vec<BodyBuffer> = (0..48).map(|_| budget.buffer(ONE, SMALL_BODY)).collect();
+    assert!(bodies.iter_mut().all(|body| reads(body, half)), "three quarters of 2 MiB");
+    assert!(reads(&mut bodies[0], half), "the one that goes on without a share");
+    assert!(!reads(&mut bodies[1], half));
+    drop(bodies.remove(0).finish());
+    assert!(reads(&mut bodies[0], half), "the share that came back");
+    assert!(reads(&mut bodies[1], half) && !reads(&mut bodies[2], half), "another one without a share");
+    drop(bodies);
+    assert_eq!((budget.small.free(), budget.exempt.free()), (2 << 10, 1));
+}
+
+#[tokio::test]
 async fn a_client_with_large_bodies_leaves_memory_for_another_one_s() {
     let budget = Arc::new(Budget::new(16 * MIB as u64));
     let mut bodies: Vec<BodyBuffer> = (0..9).map(|_| budget.buffer(ONE, 2 * MIB)).collect();

@@ -17,7 +17,7 @@ const ELEMENT: usize = size_of::<Value>();
 /// Deepest nesting of values: formatting, comparing and dropping them recurses.
 const MAX_DEPTH: usize = 200;
 /// Largest number that a value is repeated by, and largest width of a format.
-const MAX_REPEATS: i64 = 1 << 32;
+const MAX_REPEATS: u64 = 1 << 32;
 /// Most digits of a number in a format.
 const MAX_FORMAT_DIGITS: usize = 4;
 /// Most items of a group that the filters `batch` and `slice` make, and widest indent.
@@ -218,7 +218,7 @@ fn within(width: usize) -> Result<(), Error> {
 
 /// An operand of `*`: a number that repeats a text or list is bounded, so that lengths do not overflow.
 fn factor(value: Value) -> Result<Value, Error> {
-    match value.as_i64().is_some_and(|number| number.abs() > MAX_REPEATS) {
+    match value.as_i64().is_some_and(|number| number.unsigned_abs() > MAX_REPEATS) {
         true => Err(too_much()),
         false => Ok(value),
     }
