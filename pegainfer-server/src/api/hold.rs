@@ -62,6 +62,11 @@ impl Hold {
         result.map_err(|error| tokenizer_error(&error, "prompt"))
     }
 
+    /// True if the request holds a turn of large work.
+    pub fn has_turn(&self) -> bool {
+        self.held().turn.is_some()
+    }
+
     /// Gives back all memory but that for `bytes` bytes.
     pub fn shrink(&self, bytes: usize) {
         self.held().memory.shrink(bytes);

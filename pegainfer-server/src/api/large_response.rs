@@ -1,6 +1,7 @@
 //! Large responses: their share of the budget of output, and the threads that write them.
 
 use super::delta::Delta;
+use super::hold::Hold;
 use super::response_size;
 use super::state::{AppState, over_budget};
 use crate::error::ApiError;
@@ -74,12 +75,19 @@ impl GrowingResponse {
     }
 }
 
-/// The share of a response to `tenant` of at most `bytes` bytes, if it is large; waits for it.
-pub async fn share(state: &AppState, tenant: Tenant, bytes: usize) -> Result<ResponseShare, ApiError> {
+/// The share of a response of at most `bytes` bytes, if it is large, for the request that has `hold`. A request that holds no turn of
+/// large work waits for it; one that does is refused, so that nobody waits for its turn meanwhile.
+pub async fn share(state: &AppState, hold: &Hold, tenant: Tenant, bytes: usize) -> Result<ResponseShare, ApiError> {
+    let mut share = ResponseShare::default();
     if bytes as u64 <= INLINE {
-        return Ok(ResponseShare::default());
+        return Ok(share);
     }
-    state.output.response(tenant, bytes).await.map_err(|error| over_budget(&error, state))
+    let granted = if hold.has_turn() {
+        state.output.grow(&mut share, tenant, bytes).map(|()| share)
+    } else {
+        state.output.response(tenant, bytes).await
+    };
+    granted.map_err(|error| over_budget(&error, state))
 }
 
 /// A response that holds its share of the budget until the connection is given its bytes, which then count as unread output.

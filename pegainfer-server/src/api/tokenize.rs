@@ -41,7 +41,7 @@ pub async fn tokenize(State(state): State<Arc<AppState>>, request: Request) -> R
     let (json, share) = match text {
         Text::Prompt(text) => {
             context.hold.shrink(text.len());
-            let share = large_response::share(&state, context.tenant, text.len() * token_bytes).await?;
+            let share = large_response::share(&state, &context.hold, context.tenant, text.len() * token_bytes).await?;
             let work = move |tokenizer: &Arc<Tokenizer>, _: &Caller<'_>| {
                 let ids = tokenizer.encode(&text, add_special_tokens.unwrap_or(true));
                 Ok::<_, ApiError>(respond(tokenizer, &ids.map_err(|error| tokenizer_error(&error, "prompt"))?))
@@ -55,7 +55,7 @@ pub async fn tokenize(State(state): State<Arc<AppState>>, request: Request) -> R
             let options = PromptOptions { n: 0, add_special_tokens, is_bounded: false };
             let (_, ids) = conversation.encode(&state, &context, options).await?;
             context.hold.shrink(size_of_val(ids.as_slice()));
-            let share = large_response::share(&state, context.tenant, ids.len() * token_bytes).await?;
+            let share = large_response::share(&state, &context.hold, context.tenant, ids.len() * token_bytes).await?;
             (context.hold.work(&state, move |tokenizer, _| respond(tokenizer, &ids)).await?, share)
         }
     };
@@ -147,7 +147,7 @@ pub async fn detokenize(State(state): State<Arc<AppState>>, request: Request) ->
     context.hold.shrink(size_of_val(ids.as_slice()));
     let (tenant, shared) = (context.tenant, state.clone());
     // The text and its JSON are there at the same time.
-    let mut share = large_response::share(&state, tenant, 2 * most).await?;
+    let mut share = large_response::share(&state, &context.hold, tenant, 2 * most).await?;
     let work = move |tokenizer: &Arc<Tokenizer>, _: &Caller<'_>| {
         let text = tokenizer.decode_all(&ids);
         // Escapes may take more, up to six bytes for one.

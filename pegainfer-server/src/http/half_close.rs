@@ -7,7 +7,7 @@
 //! interim response (`100 Continue`) is sent, which every client of HTTP/1.1 has to expect.
 
 use super::slot::Slot;
-use std::io::{IoSlice, Result};
+use std::io::{ErrorKind, IoSlice, Result};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -69,7 +69,11 @@ impl HalfClose {
                 // An interim response would be in the middle of the response.
                 slot.outbox().probe();
             } else if slot.takes_interim() {
-                stream.try_write(INTERIM)?;
+                match stream.try_write(INTERIM) {
+                    // A client that has not read all of the response before is there.
+                    Err(error) if error.kind() != ErrorKind::WouldBlock => return Poll::Ready(Err(error)),
+                    _ => {}
+                }
             } else {
                 break;
             }
