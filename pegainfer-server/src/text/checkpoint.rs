@@ -57,7 +57,7 @@ impl Checkpoint {
         Ok(Self { name, tokenizer, encoder, template, defaults: SamplingDefaults::load(dir)? })
     }
 
-    /// Says at the start what will not end answers, which stop at the tokens `eos`.
+    /// Warns at the start about tokens that should end answers and do not: answers end at the tokens `eos`.
     pub fn warn_of_endless_answers(&self, eos: &[u32]) {
         if eos.is_empty() {
             log::warn!(

@@ -84,7 +84,7 @@ pub fn stream_object(reader: &mut JsonReader, cursor: &mut Cursor, out: &mut Out
     read
 }
 
-/// Ends an object in which the output ends, and its call.
+/// Ends an object, and its call, at the end of the output.
 pub fn cut_off_object(reader: &mut JsonReader, out: &mut Output) {
     let mut text = String::new();
     reader.close(&mut text);

@@ -1,4 +1,4 @@
-//! DeepSeek-V4's tags, and where a value between them ends.
+//! DeepSeek-V4's tags, and the end of a value between them.
 
 use super::cursor::{Cursor, Next, any};
 use super::format::{DSML_INVOKE, TagName, definition, tag_name};

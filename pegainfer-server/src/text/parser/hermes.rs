@@ -91,7 +91,7 @@ impl HermesParser {
         }
     }
 
-    /// Ends the output; returns whether there was a call. An open call ends with what is whole.
+    /// Ends the output; returns whether there was a call. An open call ends with its complete arguments.
     pub fn finish(&mut self, out: &mut Output) -> bool {
         match std::mem::replace(&mut self.step, Step::Close) {
             Step::Arguments(mut reader) => cut_off_object(&mut reader, out),

@@ -2,11 +2,11 @@
 //!
 //! Text arrives in deltas that may be cut anywhere, and is emitted as [`Event`]s as soon as its meaning is certain. The
 //! events do not depend on the cuts, once neighbouring deltas are joined. A tag is never emitted in part, and no text
-//! is lost: what looks like a call but is none becomes content. Only white space next to tags, which the templates put
+//! is lost: text that only looks like a call becomes content. Only white space next to tags, which the templates put
 //! there themselves, is dropped.
 //!
-//! Between start and end of a call come only its arguments, which are one JSON object, whatever the model wrote: slips
-//! are repaired as docs/api/tools-and-reasoning.md tells. A call in which the output ends is marked incomplete.
+//! Between start and end of a call come only its arguments, which are always one JSON object: slips are repaired as in
+//! docs/api/tools-and-reasoning.md. A call in which the output ends is marked incomplete.
 //!
 //! # Layout
 //! - [`reasoning`]: splits off the text inside `<think>`. [`tools`]: splits the rest into content and calls.

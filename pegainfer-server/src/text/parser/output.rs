@@ -28,7 +28,7 @@ pub enum Event {
     ToolEnd {
         /// Index of the call.
         index: usize,
-        /// False if the model's turn ended inside the call: the arguments hold only what was whole.
+        /// False if the model's turn ended inside the call: the arguments hold only complete values.
         complete: bool,
     },
 }
@@ -81,7 +81,7 @@ impl Output {
         std::mem::take(self.trial.as_mut().map_or(&mut self.events, |before| &mut before.events))
     }
 
-    /// Starts a trial: what follows is emitted only if it is accepted.
+    /// Starts a trial: later events are emitted only if it is accepted.
     pub fn begin_trial(&mut self) {
         self.trial = Some(BeforeTrial {
             events: std::mem::take(&mut self.events),

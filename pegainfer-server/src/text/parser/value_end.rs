@@ -1,9 +1,9 @@
-//! Where a value ends that a model writes between Qwen3.5's tags.
+//! The end of a value that a model writes between Qwen3.5's tags.
 //!
 //! The format has no escapes, and models both leave out closing tags and write values that contain the tags. A closing
-//! tag in the middle of a line ends the value only if another tag of the format follows, one at the start of a line
-//! always, unless the value contains its opening tag. An opening tag ends the value only if it names a parameter of the
-//! tool.
+//! tag in the middle of a line ends the value only if another tag of the format follows. A closing tag at the start of
+//! a line always ends it, unless the value contains its opening tag. An opening tag ends the value only if it names a
+//! parameter of the tool.
 
 use super::cursor::{Cursor, Next, any};
 use super::format::{

@@ -1,4 +1,4 @@
-//! Texts with calls as models write them, and what a client must get of them; see `tests/fixtures/calls/README.md`.
+//! Texts with calls as models write them, and the calls that a client must get; see `tests/fixtures/calls/README.md`.
 
 use super::cuts::cut;
 use super::*;
