@@ -77,7 +77,7 @@ impl ApiKeys {
         if let Some((flag, path)) = &self.0.file {
             let unreadable = || format!("{flag} {} cannot be read", path.display());
             let bytes = secret_file::read(path).with_context(unreadable)?;
-            // What the bytes are is not shown: they may be a part of a key.
+            // The bytes are not shown, because they may be part of a key.
             let text = String::from_utf8(bytes).map_err(|_| anyhow!("it is not UTF-8")).with_context(unreadable)?;
             let before = lines.len();
             for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {

@@ -11,8 +11,8 @@ const MAX_BYTES: u64 = 16 << 20;
 /// Bytes of a regular file.
 ///
 /// # Errors
-/// The file cannot be opened, has more than 16 MiB, or is none: a pipe would stop the server until somebody writes, and what it gave
-/// once cannot be read again.
+/// The file cannot be opened, has more than 16 MiB, or is not a regular file. A pipe would block the server until
+/// somebody writes, and its bytes cannot be read again.
 pub fn read(path: &Path) -> Result<Vec<u8>> {
     let file = open(path)?;
     ensure!(
