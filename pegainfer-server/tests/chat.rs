@@ -168,7 +168,7 @@ fn a_pipe_is_one_message() {
 
 /// Sets the title of a terminal, clears it by a C1 control, and turns the direction of writing.
 const HOSTILE: &str = "\x1b]0;PWN\x07\u{9b}2J\u{202e}";
-/// The same, as it may be shown.
+/// The same text, escaped.
 const SHOWN: &str = "\\u{1b}]0;PWN\\u{7}\\u{9b}2J\\u{202e}";
 
 /// Checks what a program wrote to a terminal or a log: the hostile text is there, but harmless.

@@ -142,7 +142,8 @@ fn write_with_key(server: &TestServer, body: &Value) -> std::net::TcpStream {
     support::client::write(server.address, "POST", COMPLETIONS, &headers, body.to_string().as_bytes())
 }
 
-/// A server for the keys `alpha` and `beta` whose grammars with the word "slow" are tried for ever, with 4 MiB for bodies.
+/// A server for the keys `alpha` and `beta` whose grammars with the word "slow" are tried for ever, with 4 MiB for
+/// bodies.
 #[cfg(unix)]
 fn server_with_slow_grammars(dir: &TempDir) -> TestServer {
     use std::os::unix::fs::PermissionsExt;

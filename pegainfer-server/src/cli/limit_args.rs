@@ -17,7 +17,8 @@ pub struct LimitArgs {
     /// Refuse request bodies that come at fewer bytes per second
     #[arg(long, value_name = "BYTES", default_value = "1K", value_parser = parse_bytes)]
     pub min_body_rate: u64,
-    /// Close connections whose client reads fewer bytes per second, on average over --client-timeout, while output waits for it
+    /// Close connections whose client reads fewer bytes per second, on average over --client-timeout, while output
+    /// waits for it
     #[arg(long, value_name = "BYTES", default_value = "1K", value_parser = parse_bytes)]
     pub min_read_rate: u64,
     /// Refuse requests whose response may be larger: all choices with all of their tokens and log-probabilities

@@ -83,7 +83,7 @@ fn fits(case: &Value, changes: &Value, answer: &Answer) -> bool {
         && answer.ended_with_calls == (field("finish") == "tool_calls")
 }
 
-/// Asks for all cases of a format in all APIs; one of the accepted answers has to fit all of them.
+/// Asks for all cases of a format in all APIs; the same accepted answer has to fit every API.
 fn every_api_gives_what_the_model_meant(template: Template, format: &str, least: usize) {
     let agents = Agents::start(template);
     let cases = cases(format);

@@ -1,5 +1,5 @@
-//! `/openapi.json` is what the server does: every documented field is known with a legal value, every undocumented
-//! field is reported, at every level, and responses have the documented fields and no others.
+//! `/openapi.json` matches the server: it accepts every documented field with a legal value and reports every
+//! undocumented field, at every level. Responses have exactly the documented fields.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
