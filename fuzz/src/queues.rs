@@ -13,7 +13,7 @@ struct Waiter {
     permits: usize,
 }
 
-/// Plain model of a queue, which says what must be true of it.
+/// Plain model of a queue, to compare with.
 struct Model {
     limits: QueueLimits,
     /// Permits that each request holds.

@@ -1,4 +1,4 @@
-//! Memory of requests that the engine does not have yet: bodies while they are read, and what they are parsed into.
+//! Memory of requests before they reach the engine: bodies while they are read, and their parsed values.
 //!
 //! One budget, `--max-inflight-bytes`, in three parts, so that no two requests wait for each other:
 //!

@@ -110,8 +110,8 @@ impl Meter {
 pub enum Refused {
     /// More than the key may have in a minute.
     #[error(
-        "the request asks for {asked} tokens, its prompt and n times max_tokens, but this API key may have {most} tokens a minute \
-         (tpm={most} on its line of the key file): ask for fewer"
+        "the request asks for {asked} tokens, its prompt and n times max_tokens, but this API key may have {most} \
+         tokens a minute (tpm={most} on its line of the key file): ask for fewer"
     )]
     TooMany {
         /// Tokens of the request.

@@ -61,7 +61,7 @@ fn a_client_that_ends_its_side_gets_its_answer() {
     assert!(plain.starts_with("HTTP/1.1 200") && plain.contains(r#""text":" a cat sat""#), "{plain}");
     let stream = half_closed(&server, &json!({"prompt": "x", "stream": true}));
     assert!(stream.starts_with("HTTP/1.1 200") && stream.contains("data: [DONE]"), "{stream}");
-    // Larger than what the socket takes at once.
+    // More than the socket takes at once.
     let large = json!({"prompt": vec!["x"; 24], "max_tokens": 400, "ignore_eos": true, "logprobs": 20});
     let large = half_closed(&server, &large);
     assert!(large.len() > 1 << 20 && large.ends_with('}'), "{} bytes", large.len());

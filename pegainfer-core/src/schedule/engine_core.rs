@@ -316,7 +316,7 @@ impl<E: StepExecutor> StepEngine for EngineCore<E> {
             }
             self.executor.wait_for_mask(grammar, left);
             if newest.is_none() {
-                // Sequences whose masks are ready need not wait for the others.
+                // Sequences with ready masks need not wait for the others.
                 return;
             }
         }

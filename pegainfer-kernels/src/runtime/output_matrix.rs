@@ -21,8 +21,8 @@ impl ConfigFile {
             (true, true) => match checkpoint.equal(HEAD, embedding) {
                 Ok(false) => {
                     log::warn!(
-                        "config.json ties the output matrix to the embedding (tie_word_embeddings), but the checkpoint has another one: \
-                         {HEAD} is used"
+                        "config.json ties the output matrix to the embedding (tie_word_embeddings), but the \
+                         checkpoint has another one: {HEAD} is used"
                     );
                     Ok(false)
                 }
@@ -32,8 +32,8 @@ impl ConfigFile {
             },
             (false, false) if checkpoint.contains(embedding) => {
                 log::warn!(
-                    "the checkpoint has no {HEAD}, although config.json does not tie it (tie_word_embeddings): the embedding is the \
-                     output matrix; if answers make no sense, the checkpoint is incomplete"
+                    "the checkpoint has no {HEAD}, although config.json does not tie it (tie_word_embeddings): the \
+                     embedding is the output matrix; if answers make no sense, the checkpoint is incomplete"
                 );
                 Ok(true)
             }

@@ -284,7 +284,7 @@ mod tests {
         let (requests, responses) = (generators.requests.definitions(), generators.responses.definitions());
         let twice: Vec<&String> = requests.keys().filter(|name| responses.contains_key(*name)).collect();
         assert!(twice.is_empty() && responses.len() > 20, "{twice:?}");
-        // A schema whose name was taken gets a number.
+        // A schema gets a number if its name was taken.
         let numbered = |name: &&String| name.ends_with(|c: char| c.is_ascii_digit());
         assert_eq!(responses.keys().find(numbered), None);
     }

@@ -166,7 +166,8 @@ fn check_size(bytes: usize, limit: u64) -> Result<(), ApiError> {
         return Ok(());
     }
     let message = format!(
-        "the text of these tokens may have {bytes} bytes, at most {limit} are given (--max-response-bytes): send fewer tokens"
+        "the text of these tokens may have {bytes} bytes, at most {limit} are given (--max-response-bytes): send \
+         fewer tokens"
     );
     Err(ApiError::new(StatusCode::BAD_REQUEST, message).with_code("response_too_large"))
 }

@@ -88,7 +88,7 @@ impl Slots {
         timeout(self.0.max_wait, receiver).await.ok().and_then(Result::ok).ok_or(QueueError::TimedOut(self.0.max_wait))
     }
 
-    /// Takes permits that are free and that nobody waits for.
+    /// Takes free permits if no request waits.
     pub fn try_acquire(&self, tenant: Tenant, count: usize) -> Option<Permits> {
         let mut state = self.0.state();
         match state.queue.enter(tenant, count) {

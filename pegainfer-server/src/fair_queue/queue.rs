@@ -97,7 +97,7 @@ impl<K: Copy + Eq + Hash> FairQueue<K> {
         Self { limits, free, held, queues, group, members, turns, waiting: 0, last_ticket: 0 }
     }
 
-    /// Asks for `count` permits, at most all of them.
+    /// Asks for `permits` permits, at most all of them.
     ///
     /// # Errors
     /// The request would have to wait, and too many wait already.
@@ -194,7 +194,7 @@ impl<K: Copy + Eq + Hash> FairQueue<K> {
         self.waiting
     }
 
-    /// True if a tenant may hold `count` more permits.
+    /// True if a tenant may hold `permits` more.
     pub fn may_hold(&self, tenant: &K, permits: usize) -> bool {
         let held = self.held(tenant);
         held == 0 || held + permits <= self.limits.permits_per_tenant

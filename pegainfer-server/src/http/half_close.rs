@@ -1,7 +1,7 @@
 //! Half-closed connections. A client that waits for its answer (`nc -N`) and a client that is gone both end what they
 //! send.
 //!
-//! TCP tells them apart only by what happens to what is sent to them: the socket of a client that is gone refuses it.
+//! Only sending bytes tells them apart: the socket of a client that is gone refuses them.
 //! The end of a client's bytes is therefore hidden while its request is being served. Bytes of the response soon show
 //! whether the client is there. A stream that sends nothing for a moment is asked for a comment. If the response has
 //! not begun, because all of it is still being generated, an interim response (`100 Continue`) is sent, which every

@@ -223,9 +223,9 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
         let error = format!("{:#}", loaded.reload().unwrap_err());
-        assert!(error.starts_with("--api-key-file") && error.contains("it is no regular file"), "{error}");
+        assert!(error.starts_with("--api-key-file") && error.contains("it is not a regular file"), "{error}");
         assert!(loaded.find(Some("one")).is_some());
-        assert!(format!("{:#}", ApiKeys::load(&[], Some(&path)).unwrap_err()).contains("it is no regular file"));
+        assert!(format!("{:#}", ApiKeys::load(&[], Some(&path)).unwrap_err()).contains("it is not a regular file"));
         std::fs::remove_file(&path).unwrap();
         std::fs::write(&path, "two").unwrap();
         loaded.reload().unwrap();

@@ -79,7 +79,7 @@ pub(super) fn cross_site(request: &Request) -> Option<ApiError> {
     if is_safe || !is_cross_site(request.headers()) {
         return None;
     }
-    let message = "a web page of another site may not ask for this (Sec-Fetch-Site)";
+    let message = "web pages of other sites may not send this request (Sec-Fetch-Site)";
     Some(ApiError::new(StatusCode::FORBIDDEN, message).with_code("cross_site"))
 }
 

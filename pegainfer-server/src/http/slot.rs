@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tokio::sync::Notify;
 
-/// State of a connection whose request is being served.
+/// State of a connection with a request that is being served.
 pub(super) const SERVING: u64 = 0;
 
 /// Chunks beyond this size count as unread output at once, not only at the next look.

@@ -71,7 +71,7 @@ impl<S> StallGuard<S> {
             }
             let least = limits.min_rate as f64 * window.began.elapsed().as_secs_f64();
             if ((written - window.written) as f64) < least.max(1.0) {
-                let message = "the client reads too slowly what waits for it (--min-read-rate)";
+                let message = "the client reads its output too slowly (--min-read-rate)";
                 return Poll::Ready(Err(Error::new(ErrorKind::TimedOut, message)));
             }
             self.window = None;

@@ -15,7 +15,7 @@ pub struct Outbox {
     /// Bytes that the socket has taken since the connection began.
     written: AtomicU64,
     response: Mutex<Current>,
-    /// Set while the connection has to find out whether the client is still there.
+    /// Notified when the connection has to find out whether the client is still there.
     probe: Notify,
 }
 

@@ -175,7 +175,7 @@ impl Added {
         }
     }
 
-    /// A further choice of the request `first`, whose line has the prompt and the parameters.
+    /// A further choice of the request `first`, which has the prompt and the parameters in its line.
     pub fn choice(t: f64, add: u64, request: &GenerateRequest, prompts: Prompts, first: u64) -> Self {
         let lengths = Self::new(t, add, request, Prompts::Lengths, None);
         let seed = (prompts == Prompts::Ids).then(|| request.sampling.seed());

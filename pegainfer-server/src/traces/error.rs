@@ -36,8 +36,8 @@ pub enum TraceError {
     },
     /// The trace lasts longer than the maximum.
     #[error(
-        "{}: the last request comes {days:.0} days after the first one, and a trace may last {most} days; are its times ({time}) of \
-         another unit?",
+        "{}: the last request comes {days:.0} days after the first one, and a trace may last {most} days; are its \
+         times ({time}) of another unit?",
         path.display()
     )]
     TooLong {

@@ -131,7 +131,7 @@ fn check(request: &TraceRequest) -> Result<(), String> {
         }
     }
     match request.delay.filter(|delay| *delay > MAX_DELAY) {
-        Some(delay) => Err(format!("its delay is {} days, and may be {MAX_DAYS}", delay.as_secs() / DAY)),
+        Some(delay) => Err(format!("its delay is {} days, and must be at most {MAX_DAYS}", delay.as_secs() / DAY)),
         None => Ok(()),
     }
 }

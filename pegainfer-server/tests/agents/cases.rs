@@ -55,7 +55,7 @@ fn ask(agents: &Agents, api: Api, path: &str, case: &Value, stream: bool) -> Ans
     if stream { Answer::of_stream(api, &text) } else { Answer::of_whole(api, &text) }
 }
 
-/// Whether two values are equal, numbers compared by value.
+/// True if two values are equal, numbers compared by value.
 fn same(a: &Value, b: &Value) -> bool {
     match (a, b) {
         (Value::Number(a), Value::Number(b)) => a.as_f64() == b.as_f64(),

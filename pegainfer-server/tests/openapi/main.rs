@@ -189,7 +189,7 @@ fn documented_fields_are_known_and_others_are_reported() {
     assert!(fields > 150, "{fields}");
 }
 
-/// Bodies whose responses have many of the fields that there are.
+/// Bodies that give responses with many of the documented fields.
 fn telling_bodies() -> Vec<(&'static str, Value)> {
     let city = json!({"type": "object", "properties": {"city": {"type": "string"}}});
     let function = json!({"name": "weather", "parameters": city});

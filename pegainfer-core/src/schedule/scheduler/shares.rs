@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 /// Tokens that a sequence may generate before it yields to a tenant that runs nothing.
 pub(super) const QUANTUM: usize = 128;
-/// Tokens that may have to be computed again for each step between two yields: a small part of what a step costs.
+/// Tokens that may have to be computed again, for each step between two yields: a small part of a step's cost.
 pub(super) const RECOMPUTED_PER_STEP: usize = 256;
 /// Steps for which a tenant that has never run counts as having waited, so that it goes before tenants that have run
 /// since.

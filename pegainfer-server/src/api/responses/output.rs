@@ -23,7 +23,7 @@ pub struct ResponseOutput {
     repeated: Repeated,
     /// Kinds of tools, which decide how calls are written.
     targets: Targets,
-    /// Whether reasoning is sent as a summary.
+    /// True if reasoning is sent as a summary.
     pub(super) summary: bool,
     pub(super) blocks: Blocks,
     /// Id of each block's item, and the tool that it calls.

@@ -128,7 +128,7 @@ pub struct Repeated {
     pub metadata: Value,
     /// Format of the text.
     pub text: Value,
-    /// Whether the model may or has to call tools.
+    /// The request's choice of tools.
     pub tool_choice: Value,
 }
 
@@ -210,7 +210,7 @@ pub enum Call<'a> {
         /// The text of a JSON object; empty at the start of a streamed item.
         arguments: &'a str,
     },
-    /// A tool whose input is a text.
+    /// A tool that takes a text.
     #[serde(rename = "custom_tool_call")]
     Custom {
         /// Name of the tool.

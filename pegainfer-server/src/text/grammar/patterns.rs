@@ -1,9 +1,9 @@
 //! Patterns of keys (`patternProperties`) as llguidance needs them.
 //!
-//! llguidance takes the names in `properties` out of what a pattern matches, and all names and patterns out of the keys
-//! of `additionalProperties`. If nothing is left, it still allows a comma, after which no key can follow. Therefore a
-//! pattern that matches only a few names becomes these names, and a pattern that matches every key leaves no additional
-//! ones. Neither changes the meaning.
+//! llguidance takes the names in `properties` out of the keys that a pattern matches, and all names and patterns out of
+//! the keys of `additionalProperties`. If nothing is left, it still allows a comma, after which no key can follow.
+//! Therefore a pattern that matches only a few names becomes these names, and a pattern that matches every key leaves
+//! no additional ones. Neither changes the meaning.
 
 use super::error::GrammarError;
 use llguidance::regex_to_lark;

@@ -13,12 +13,12 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// Whether there are no members yet.
+    /// True if there are no members yet.
     pub fn is_empty(&self) -> bool {
         self.keys.is_empty()
     }
 
-    /// Whether the object has this key.
+    /// True if the object has this key.
     pub fn contains(&self, key: &str) -> bool {
         self.keys.iter().any(|other| other == key)
     }

@@ -77,8 +77,8 @@ impl CallSearch {
         (invoke, CallStart::Bare)
     }
 
-    /// Whether `open`, the name of a tool and `close` come at this byte, and then one of `followers` or the end of the
-    /// output.
+    /// Tells whether `open`, the name of a tool and `close` come at this byte, and then one of `followers` or the end
+    /// of the output.
     fn name(&self, cursor: &Cursor, at: usize, open: &str, close: &str, followers: &[&str]) -> Next {
         match cursor.begins(at, open) {
             Next::Yes => {}
@@ -102,7 +102,7 @@ impl CallSearch {
         ])
     }
 
-    /// Whether an object that begins with the name of a tool comes at this byte.
+    /// Tells whether an object that begins with the name of a tool comes at this byte.
     fn json(&self, cursor: &Cursor, at: usize) -> Next {
         let mut at = at + 1;
         for part in ["\"name\"", ":", "\""] {

@@ -50,11 +50,11 @@ pub struct HermesParser {
     name: Option<String>,
     /// Arguments that came before the name.
     arguments: Option<String>,
-    /// Whether this object's call was emitted.
+    /// True if this object's call was emitted.
     started: bool,
-    /// Whether any call of the tag was emitted.
+    /// True if any call of the tag was emitted.
     any: bool,
-    /// Whether `<tool_call>` came before the object. If not, `</tool_call>` has to come after it.
+    /// True if `<tool_call>` came before the object. If not, `</tool_call>` has to come after it.
     tagged: bool,
 }
 

@@ -58,7 +58,7 @@ pub struct JsonReader {
     key: String,
     /// Depth at which a value begins that is not written: a second one of its key, or one that is nested too deep.
     muted: Option<usize>,
-    /// Whether more was repaired than what all readers of Python literals allow.
+    /// True if more was repaired than all readers of Python literals allow.
     pub damaged: bool,
     /// Tags that end the value.
     closers: &'static [&'static str],
@@ -87,7 +87,7 @@ impl JsonReader {
         }
     }
 
-    /// Closes all open brackets and strings at the end of the text. A member whose value has not begun is left out.
+    /// Closes all open brackets and strings at the end of the text. A member without a value is left out.
     pub fn close(&mut self, out: &mut String) {
         self.damaged = true;
         if let Step::InString(_) = self.step {

@@ -12,7 +12,7 @@
 //! - [`reasoning`]: splits off the text inside `<think>`. [`tools`]: splits the rest into content and calls.
 //!   [`call_start`]: where calls begin.
 //! - [`hermes`], [`qwen3_coder`], [`dsml`]: parse the formats of calls. [`arguments`]: the object that a call becomes.
-//! - [`json_reader`], [`json_text`]: strict JSON from what models write.
+//! - [`json_reader`], [`json_text`]: strict JSON from models' text.
 //! - [`tag_value`], [`value_end`], [`dsml_tags`]: values between tags and where they end. [`parameter`], [`typed`]:
 //!   their types.
 //! - [`forced`]: grammar of a forced call; [`raw_text`], [`schema`]: of its values without quotes.
@@ -134,8 +134,7 @@ impl OutputParser {
         self.reasoning.is_inside()
     }
 
-    /// Whether the position is in, or after, a call in the reasoning that may be a draft; at the end, whether it was a
-    /// call.
+    /// True in or after a call in the reasoning that may be a draft; at the end of the text, true if it was a call.
     pub fn in_early_call(&self) -> bool {
         self.reasoning.is_in_draft()
     }

@@ -69,9 +69,9 @@ pub struct Qwen3CoderParser {
     step: Step,
     function: String,
     arguments: Arguments,
-    /// Whether `<tool_call>` came before the function.
+    /// True if `<tool_call>` came before the function.
     tagged: bool,
-    /// Whether a call has begun.
+    /// True if a call has begun.
     started: bool,
 }
 

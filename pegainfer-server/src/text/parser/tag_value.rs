@@ -10,9 +10,9 @@ use super::value_end::{EndSearch, ValueEnd, without_partial_tag};
 #[derive(Debug)]
 pub struct TagValue {
     parameter: Parameter,
-    /// Whether the leading line break has not been read yet.
+    /// True if the leading line break has not been read yet.
     opening: bool,
-    /// Whether nothing of the value has been read yet.
+    /// True if nothing of the value has been read yet.
     fresh: bool,
     /// Number of opening tags that are part of the value.
     nested: usize,

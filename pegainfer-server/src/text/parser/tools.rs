@@ -25,7 +25,7 @@ pub struct ToolParser {
     search: CallSearch,
     /// The parser of the call at the position.
     call: Option<CallParser>,
-    /// Whether the prompt has begun the call at the position.
+    /// True if the prompt has begun the call at the position.
     forced: bool,
     after_call: bool,
 }

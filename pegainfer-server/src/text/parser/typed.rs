@@ -44,7 +44,7 @@ impl ParameterType {
         self.first() == Kind::Text && !self.nullable
     }
 
-    /// Whether text of this type is a string, except null.
+    /// True if text of this type is a string, except null.
     pub fn begins_as_text(&self) -> bool {
         self.first() == Kind::Text
     }

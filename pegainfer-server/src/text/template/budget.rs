@@ -30,7 +30,7 @@ thread_local! {
     static LEFT: Cell<usize> = const { Cell::new(BASE) };
 }
 
-/// Gives the rendering that begins on this thread a new budget, for a request of so many bytes.
+/// Gives the rendering that begins on this thread a new budget, for a request of `request` bytes.
 pub(super) fn begin(request: usize) {
     LEFT.set(BASE.saturating_add(request.saturating_mul(PER_BYTE)));
 }

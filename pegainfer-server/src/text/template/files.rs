@@ -64,12 +64,12 @@ pub(super) fn warn_without(dir: &Path) -> Result<(), TemplateError> {
     let names: Vec<&str> = named.keys().map(String::as_str).collect();
     match names.is_empty() {
         true => log::warn!(
-            "the checkpoint has no chat template (chat_template.jinja, chat_template.json, or chat_template in tokenizer_config.json): \
-             messages are refused, and /v1/completions works"
+            "the checkpoint has no chat template (chat_template.jinja, chat_template.json, or chat_template in \
+             tokenizer_config.json): messages are refused, and /v1/completions works"
         ),
         false => log::warn!(
-            "the checkpoint has the chat templates {}, none of them named {DEFAULT}: messages are refused; save one of them as \
-             chat_template.jinja",
+            "the checkpoint has the chat templates {}, none of them named {DEFAULT}: messages are refused; save one \
+             of them as chat_template.jinja",
             names.join(", ")
         ),
     }

@@ -44,7 +44,7 @@ pub(super) fn instrument(source: &str, name: &str) -> Result<String, Error> {
 
 struct Walk<'a> {
     source: &'a str,
-    /// Offset in the source, and what is inserted there.
+    /// Offset in the source, and the text to insert there.
     insertions: Vec<(usize, String)>,
 }
 
@@ -106,7 +106,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// A body that runs many times, behind a tag that ends after `head`.
+    /// A body that runs many times, after a tag that ends after `head`.
     fn pass(&mut self, head: usize, body: &[Stmt<'a>]) {
         let bytes = text_bytes(body);
         if let Some(end) = self.source[head..].find("%}").filter(|_| bytes > 0) {

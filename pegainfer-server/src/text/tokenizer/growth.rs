@@ -40,15 +40,16 @@ pub fn check(normalizer: &Value, post_processor: &Value) -> Result<(), String> {
     let bytes = of_normalizer(normalizer);
     if bytes.factor > MAX_FACTOR || bytes.added > MAX_ADDED {
         return Err(format!(
-            "its normalizer makes up to {:.0} bytes of one and adds {:.0}, and at most {MAX_FACTOR} and {MAX_ADDED} are served",
+            "its normalizer makes up to {:.0} bytes of one and adds {:.0}, and at most {MAX_FACTOR} and {MAX_ADDED} \
+             are served",
             bytes.factor, bytes.added
         ));
     }
     let tokens = of_post_processor(post_processor);
     if tokens.factor > MAX_COPIES || tokens.added > MAX_ADDED {
         return Err(format!(
-            "its post_processor makes up to {:.0} copies of a text and adds {:.0} tokens, and at most {MAX_COPIES} and {MAX_ADDED} are \
-             served",
+            "its post_processor makes up to {:.0} copies of a text and adds {:.0} tokens, and at most {MAX_COPIES} \
+             and {MAX_ADDED} are served",
             tokens.factor, tokens.added
         ));
     }
