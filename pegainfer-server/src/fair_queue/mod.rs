@@ -1,7 +1,8 @@
 //! A fair queue of permits for threads, processes or memory that requests share before they reach the engine.
 //!
-//! Groups of tenants take turns, and so do the tenants of a group. Bounds limit the permits and the waiting requests of each tenant, and the time that a request
-//! waits. [`FairQueue`] decides which request is next; [`Slots`] lets tasks wait.
+//! Groups of tenants take turns, and so do the tenants of a group. Bounds limit the permits and the waiting requests of
+//! each tenant, and the time that a request waits. [`FairQueue`] decides which request is next; [`Slots`] lets tasks
+//! wait.
 
 mod queue;
 #[cfg(test)]

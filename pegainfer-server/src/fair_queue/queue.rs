@@ -52,8 +52,8 @@ pub enum QueueFull {
     Total,
 }
 
-/// A queue in which tenants take turns: first come, first served within a tenant, round robin over groups of tenants and over the
-/// tenants of each group.
+/// A queue in which tenants take turns: first come, first served within a tenant, round robin over groups of tenants
+/// and over the tenants of each group.
 ///
 /// The next request in turn waits until enough permits are free. Nobody overtakes it, so that a request for many
 /// permits does not starve. A tenant that holds its maximum is skipped and keeps its place in the order of turns.
