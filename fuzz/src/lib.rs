@@ -5,8 +5,8 @@
 //!
 //! # Layout
 //! - [`requests`]: bodies of every endpoint, against the real router. [`conversations`]: rendering of chat templates.
-//! - [`outputs`], [`calls`]: model outputs, against the reasoning and tool parsers. [`agents`]: bodies of the Responses and
-//!   Messages APIs.
+//! - [`outputs`], [`calls`]: model outputs, against the reasoning and tool parsers. [`agents`]: bodies of the Responses
+//!   and Messages APIs.
 //! - [`grammars`]: sources of structured output, and texts that follow them. [`hub`]: responses to the downloader.
 //! - [`queues`]: requests of several tenants before the engine has them.
 //! - [`server`]: the router over an engine that repeats its prompt. [`mutate`]: the blind mutations.

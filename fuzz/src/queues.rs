@@ -1,5 +1,5 @@
 //! Property of the fair queue: permits are conserved, bounds hold, requests of a tenant keep their order, and no tenant
-//! has two turns while another one waits for its first.
+//! has two turns before another one that waits has had one.
 
 use pegainfer_server::fair_queue::{Entry, FairQueue, QueueFull, QueueLimits, Ticket};
 use std::collections::{BTreeMap, VecDeque};
@@ -7,16 +7,16 @@ use std::collections::{BTreeMap, VecDeque};
 /// Tenants of an input.
 const TENANTS: u8 = 5;
 
-/// A request that waits, as the model knows it.
+/// A waiting request of the model.
 struct Waiter {
     ticket: Ticket,
     permits: usize,
 }
 
-/// What must be true of a queue, kept in the plainest way.
+/// Plain model of a queue, to compare with.
 struct Model {
     limits: QueueLimits,
-    /// Permits of each request that has some.
+    /// Permits that each request holds.
     held: Vec<(u8, usize)>,
     waiting: BTreeMap<u8, VecDeque<Waiter>>,
     /// Grants of the second tenant since the first one could have had one.
@@ -39,7 +39,7 @@ pub fn check(data: &[u8]) {
         model.grant(&mut queue);
         model.verify(&queue);
     }
-    // Whoever holds permits gives them back in the end: then everybody has had a turn.
+    // At the end all permits are given back: then everybody has had a turn.
     while let Some((tenant, permits)) = model.held.pop() {
         queue.release(tenant, permits);
         model.grant(&mut queue);

@@ -1,8 +1,8 @@
 //! Grammars: masks of the tokens that may come next, computed off the engine thread.
 //!
-//! A [`Grammar`] belongs to a request, a [`GrammarTracker`] follows one sequence under it. The mask of the next token is
-//! computed on another thread, usually while the forward pass runs whose logits it masks. It can take longer than a step: a
-//! sequence whose masks come late skips steps, so that the other sequences do not wait for it again and again.
+//! A [`Grammar`] belongs to a request, a [`GrammarTracker`] follows one sequence under it. The mask of the next token
+//! is computed on another thread, usually during the forward pass that computes the logits to mask. It can take longer
+//! than a step. After a late mask a sequence skips steps, so that other sequences do not wait for it again and again.
 //!
 //! Drafts (speculative decoding) need the mask behind each of them before any is sampled. A copy of the matcher, a fork, is
 //! advanced by the drafts as far as the grammar allows them ([`Lookahead`]). When the tokens of the step are known, the matcher

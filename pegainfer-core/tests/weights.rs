@@ -130,7 +130,7 @@ fn another_dtype_is_refused_by_name() {
 
 #[test]
 fn f32_and_f16_weights_are_rounded_to_the_nearest_bf16() {
-    // Rows that no chunk of a read divides; ties, overflow, subnormal values and what is no number in the first elements.
+    // Rows that no chunk of a read divides; the first elements are ties, overflow, subnormal values and NaN.
     let (rows, cols) = (3, (1 << 18) + 77);
     let special = [1.0f32 + 1.0 / 256.0, 1.0 + 3.0 / 256.0, -0.0, 3.4e38, 1e-40, f32::NEG_INFINITY, 65504.0, 6e-8];
     let value = |i: usize| special.get(i).copied().unwrap_or((i % 9973) as f32 * 0.37 - 1000.0);

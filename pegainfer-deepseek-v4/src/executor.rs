@@ -208,7 +208,7 @@ impl StepExecutor for Executor {
         }
         let launched = self.enqueue(Part::Layers, step);
         if times_ops && launched.is_err() {
-            // The error of the launch is the one to report.
+            // The launch's own error is the one to report.
             let _ = self.ranks.first_mut().exec.stop_timed_recording();
         }
         launched?;

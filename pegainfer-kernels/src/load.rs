@@ -9,7 +9,7 @@ pub const DECODE_QUERIES: usize = crate::limits::attention::DECODE_ROWS;
 pub struct AttentionLoad {
     /// Fewest queries of a row.
     pub min_queries: usize,
-    /// Most queries of a row.
+    /// Maximum number of queries of a row.
     pub max_queries: usize,
     /// Most queries of a row that has [`DECODE_QUERIES`] at most; 0 without such rows.
     pub max_decode_queries: usize,
@@ -17,8 +17,8 @@ pub struct AttentionLoad {
     pub min_context: usize,
     /// Tokens that the row with the longest context attends to.
     pub max_context: usize,
-    /// Longest context that the launches have to suit: `max_context`, or the engine's longest where a CUDA graph keeps them
-    /// for the contexts of later steps.
+    /// Longest context that the launches have to fit: `max_context`, or the engine's longest context if a CUDA graph
+    /// keeps them for later steps.
     pub longest: usize,
     /// Sum over queries of the tokens they attend to.
     pub attended: u64,
@@ -33,20 +33,20 @@ pub struct AttentionLoad {
     pub sampled_only: bool,
 }
 
-/// The part of an [`AttentionLoad`] that may choose the launches of decode attention: no context of the step is in it, so that a
-/// CUDA graph fits the contexts of every later step.
+/// The part of an [`AttentionLoad`] that may choose the launches of decode attention. It has no context of the step, so
+/// that a CUDA graph fits the contexts of every later step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DecodeLoad {
     /// Most queries of a row.
     pub max_queries: usize,
-    /// Most queries of a row that has [`DECODE_QUERIES`] at most.
+    /// Maximum number of queries among rows with at most [`DECODE_QUERIES`].
     pub max_decode_queries: usize,
     /// See [`AttentionLoad::longest`].
     pub longest: usize,
 }
 
 impl AttentionLoad {
-    /// What the launches of decode attention may depend on.
+    /// The part of the load on which the launches of decode attention may depend.
     pub fn decode(&self) -> DecodeLoad {
         let Self { max_queries, max_decode_queries, longest, .. } = *self;
         DecodeLoad { max_queries, max_decode_queries, longest }

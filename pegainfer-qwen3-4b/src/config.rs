@@ -6,9 +6,9 @@ use serde_json::{Value, json};
 
 /// Name of the embedding table in checkpoints.
 pub const EMBEDDING: &str = "model.embed_tokens.weight";
-/// Width of a head where config.json does not give it; this and the next two as in transformers.
+/// Width of a head if config.json does not give it. This and the next two defaults are those of transformers.
 const HEAD_DIM: usize = 128;
-/// First layer with a window, where windows are asked for.
+/// First layer with a window, if `use_sliding_window` is true.
 const MAX_WINDOW_LAYERS: usize = 28;
 /// Length of a window.
 const SLIDING_WINDOW: u64 = 4096;
@@ -78,8 +78,8 @@ impl Config {
     }
 }
 
-/// Refuses layers that attend to a window. A window as long as the context changes nothing, and neither do windows that no layer
-/// of the model has.
+/// Refuses layers that attend to a window. Windows as long as the context change nothing, and neither do windows that
+/// no layer has.
 fn refuse_windows(file: &ConfigFile, layers: usize, context: usize) -> Result<(), ConfigError> {
     let (asked, field) = match file.get("layer_types") {
         Value::Null => {
@@ -105,7 +105,7 @@ fn refuse_windows(file: &ConfigFile, layers: usize, context: usize) -> Result<()
     let window = match file.get("sliding_window") {
         Value::Null if file.has("sliding_window") => None,
         Value::Null => Some(SLIDING_WINDOW),
-        // A window that is no number is as good as one that is too short.
+        // A window that is not a number is refused like one that is too short.
         value => Some(value.as_u64().unwrap_or(0)),
     };
     match window.filter(|window| asked && *window < context as u64) {

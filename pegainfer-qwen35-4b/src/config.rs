@@ -14,7 +14,7 @@ const END_OF_TURN: u32 = 248_046;
 
 /// Name of the embedding table in checkpoints.
 pub const EMBEDDING: &str = "model.language_model.embed_tokens.weight";
-/// Width of a head where config.json does not give it, as in transformers.
+/// Width of a head if config.json does not give it, as in transformers.
 const HEAD_DIM: usize = 256;
 
 /// Projections that FP8 checkpoints keep in bf16.
@@ -79,7 +79,8 @@ impl Config {
         file.check_dtype()?;
         let (shape, rope) = (file.heads(HEAD_DIM)?, file.rope()?);
         let mut eos_token_ids = file.eos_token_ids()?;
-        // The official checkpoints have no generation_config.json, and their config.json does not name the end of a turn.
+        // The official checkpoints have no generation_config.json, and their config.json does not name the end of a
+        // turn.
         if eos_token_ids == [END_OF_TEXT] {
             eos_token_ids.push(END_OF_TURN);
         }

@@ -4,7 +4,7 @@ use crate::error::ApiError;
 use crate::ids::ANTHROPIC_HEADER;
 use axum::http::{Extensions, HeaderName};
 
-/// Whose clients call a route: they expect that API's errors and headers.
+/// The API of a route, which decides the shape of errors and headers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ApiStyle {
     /// OpenAI's older APIs, and the endpoints of this server.

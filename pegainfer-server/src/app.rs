@@ -32,7 +32,7 @@ pub struct Options {
     pub api_keys: ApiKeys,
     /// Keys of admins, who may also reset the prefix cache and trace requests.
     pub admin_keys: ApiKeys,
-    /// Whether callers of this machine are admins where there are no keys.
+    /// True if callers on this machine are admins while there are no keys.
     pub admin_local: bool,
     /// Proxies that say for whom they call.
     pub trusted_proxies: TrustedProxies,

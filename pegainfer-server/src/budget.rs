@@ -1,15 +1,15 @@
-//! Memory of requests that the engine does not have yet: bodies while they are read, and what they are parsed into.
+//! Memory of requests before they reach the engine: bodies while they are read, and their parsed values.
 //!
 //! One budget, `--max-inflight-bytes`, in three parts, so that no two requests wait for each other:
 //!
 //! - An eighth for bodies up to [`SMALL_BODY`]: ordinary requests are read even when clients fill the rest with large ones.
 //! - Three eighths for larger bodies. Where a part is used up, one body of both at a time goes on without a share, so that
 //!   bodies that hold a part of their bytes each cannot block each other.
-//! - Half for parsed bodies, an eighth of it for those that take little. A parsed body holds its share until its prompt is
-//!   tokenized; only its grammar holds a share while it waits to be compiled.
+//! - Half for parsed bodies, and an eighth of that for small ones. A parsed body holds its share until its prompt is
+//!   tokenized; while a request waits for its grammar, only the grammar holds a share.
 //!
-//! A body takes its share as its bytes come, whatever its head announced. Tenants take turns in each part, and one tenant leaves a
-//! quarter of it to the others. Output has a [budget of its own](crate::output).
+//! A body takes its share as its bytes come; the length that its head announces costs nothing. Tenants take turns in
+//! each part, and one tenant leaves a quarter of it to the others. Output has a [budget of its own](crate::output).
 
 mod reading;
 #[cfg(test)]
@@ -77,7 +77,7 @@ pub struct Budget {
     limit: u64,
     small: Slots,
     large: Slots,
-    /// One permit: the body that goes on without a share.
+    /// One permit, for the body that goes on without a share.
     exempt: Slots,
     small_parsed: Slots,
     parsed: Slots,

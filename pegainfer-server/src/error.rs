@@ -63,7 +63,7 @@ pub struct AnthropicError<'a> {
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "AnthropicErrorDetail")]
 struct AnthropicDetail<'a> {
-    /// Anthropic's word for the status.
+    /// Anthropic's name of the status.
     r#type: &'static str,
     /// One sentence.
     message: &'a str,

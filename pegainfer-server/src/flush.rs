@@ -1,4 +1,4 @@
-//! Waiting at exit for a thread that writes, within a limit: its disk may hang.
+//! Waits at exit, within a limit, for a thread that writes: its disk may hang.
 
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::time::{Duration, Instant};
@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 /// Time between two tries to queue the request.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Asks the thread at the other end of `queue` to write all that it has, with a message that carries where to report it. Returns
-/// true if it did so within `limit`. The queue may be full of what waits for the disk.
+/// Asks the thread at the other end of `queue` to write everything, with a message that carries the channel for its
+/// report. Returns true if the report came within `limit`. The queue may be full while the disk hangs.
 pub fn flush<M>(queue: &SyncSender<M>, message: impl FnOnce(SyncSender<()>) -> M, limit: Duration) -> bool {
     let deadline = Instant::now() + limit;
     let (done, written) = sync_channel(1);

@@ -8,8 +8,9 @@
 //! - [`text`]: tokenizer, detokenizer, stop strings, template, parsers, and the files they are loaded from. [`ui`]: the web
 //!   UI at `/`. [`metrics`], [`trace`]: observability.
 //! - [`models`]: from `--model-path` to a running engine.
-//! - [`api_style`], [`budget`], [`error`], [`fair_queue`], [`flush`], [`ids`], [`lifecycle`], [`limits`], [`logging`], [`output`],
-//!   [`printable`], [`progress`], [`rates`], [`record`], [`tenant`], [`traces`], [`values`]: what all of them share.
+//! - [`api_style`], [`budget`], [`error`], [`fair_queue`], [`flush`], [`ids`], [`lifecycle`], [`limits`], [`logging`],
+//!   [`output`], [`printable`], [`progress`], [`rates`], [`record`], [`tenant`], [`traces`], [`values`]: code that all
+//!   of them share.
 
 #![warn(clippy::print_stdout, clippy::print_stderr, reason = "cli::stdout and cli::stderr escape control characters")]
 

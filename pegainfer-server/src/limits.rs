@@ -9,7 +9,7 @@ pub struct Limits {
     pub max_inflight_bytes: u64,
     /// Bytes per second at which a request body has to come.
     pub min_body_rate: u64,
-    /// Bytes per second at which a client has to read a response that waits for it.
+    /// Minimum rate, in bytes per second, at which a client reads output that waits for it.
     pub min_read_rate: u64,
     /// Size of the largest response that a request may ask for, in bytes, as far as it is known before.
     pub max_response_bytes: u64,

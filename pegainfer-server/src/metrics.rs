@@ -136,7 +136,7 @@ impl Metrics {
         self.choices.observe(n as f64);
     }
 
-    /// Says how many bytes wait for clients that have not read them.
+    /// Sets the number of bytes that clients have not read.
     pub fn unread_output(&self, bytes: u64) {
         self.unread_output.set(bytes as i64);
     }

@@ -1,7 +1,7 @@
 //! Text of models, files and clients, made safe for a terminal and for a log.
 //!
-//! Control characters can move the cursor, change the title or the keyboard, and forge lines of a log; controls of the writing
-//! direction can show a text in another order than it has. They are shown as Rust writes them, as in `\u{1b}`.
+//! Control characters can move the cursor, change the title or the keyboard, and forge lines of a log. Bidirectional
+//! controls can show a text in another order. Both are escaped as in Rust, such as `\u{1b}`.
 
 use std::borrow::Cow;
 
@@ -10,12 +10,12 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     escaped(text, |c| is_control(c) && c != '\n' && c != '\t')
 }
 
-/// The text as a part of one line.
+/// The text for a single line: line breaks are also escaped.
 pub fn one_line(text: &str) -> Cow<'_, str> {
     escaped(text, is_control)
 }
 
-/// The line of JSON with these characters as escapes of JSON, which can stand in its strings only.
+/// A line of JSON with these characters escaped; valid JSON has them only in strings.
 pub fn json_line(json: &str) -> Cow<'_, str> {
     if !json.contains(is_control) {
         return Cow::Borrowed(json);
@@ -31,7 +31,7 @@ pub fn json_line(json: &str) -> Cow<'_, str> {
     Cow::Owned(line)
 }
 
-/// True for a control character (C0, DEL, C1), a control of the writing direction, or a Unicode line break.
+/// True for a control character (C0, DEL, C1), a bidirectional control, or a Unicode line break.
 pub fn is_control(c: char) -> bool {
     let is_direction =
         matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');

@@ -63,9 +63,9 @@ impl Meter {
         requests.map(exceeded("rpm", "requests")).map_or(Ok(()), Err)
     }
 
-    /// Tokens that each of `n` choices may generate after a prompt of `prompt` tokens, where the client named no number: an equal
-    /// part of what is left. It is refused if that is less than a quarter of a minute's tokens, or than what it may need, `most`
-    /// tokens each: an answer that is cut off after a few words helps nobody.
+    /// Tokens that each of `n` choices may generate after a prompt of `prompt` tokens if the client named no number: an
+    /// equal part of the tokens left. A choice needs at most `most` tokens. The request is refused if less is left than
+    /// it needs, and less than a quarter of a minute's tokens, because an answer of a few words helps nobody.
     pub fn remaining(&self, prompt: usize, n: usize, most: usize) -> Result<usize, RateExceeded> {
         let Some(bucket) = &self.tokens else { return Ok(usize::MAX) };
         let (now, capacity) = (Instant::now(), bucket.most as usize);
@@ -76,8 +76,8 @@ impl Meter {
         }
     }
 
-    /// Takes all tokens that a request asks for: those of its prompts, and those that it may generate. They are given back as far as
-    /// they are not generated, see [`Reservation`].
+    /// Takes all tokens that a request asks for: its prompts, and the tokens that it may generate. Tokens that are not
+    /// generated are given back, see [`Reservation`].
     pub fn take(&self, asked: usize) -> Result<(), Refused> {
         let Some(bucket) = &self.tokens else { return Ok(()) };
         if asked > bucket.most as usize {
@@ -105,13 +105,13 @@ impl Meter {
     }
 }
 
-/// Why a key may not have the tokens that a request asks for.
+/// Reason to refuse the tokens that a request asks for.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum Refused {
-    /// More than it may have in a minute.
+    /// More than the key may have in a minute.
     #[error(
-        "the request asks for {asked} tokens, its prompt and n times max_tokens, but this API key may have {most} tokens a minute \
-         (tpm={most} on its line of the key file): ask for fewer"
+        "the request asks for {asked} tokens, its prompt and n times max_tokens, but this API key may have {most} \
+         tokens a minute (tpm={most} on its line of the key file): ask for fewer"
     )]
     TooMany {
         /// Tokens of the request.
@@ -124,7 +124,7 @@ pub enum Refused {
     Exceeded(RateExceeded),
 }
 
-/// Tokens that one choice may still generate; what is left of them when it ends is given back.
+/// Tokens that one choice may still generate; the rest is given back when it ends.
 #[derive(Debug)]
 pub struct Reservation {
     meter: Arc<Meter>,
@@ -190,7 +190,7 @@ impl Bucket {
         (missing > 0.0).then(|| self.time_for(missing))
     }
 
-    /// The time in which so many come.
+    /// Time in which the bucket gains `amount`.
     fn time_for(&self, amount: f64) -> Duration {
         Duration::from_secs_f64(amount / self.per_second())
     }

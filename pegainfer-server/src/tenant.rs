@@ -3,7 +3,7 @@
 use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
 
-/// Whose request it is. Tenants take turns in the queue: first their groups, then the tenants of a group.
+/// The client of a request. Tenants take turns in queues: first their groups, then the tenants of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Tenant {
     /// A hash of the API key or the address. The upper half is that of the group.
@@ -13,14 +13,14 @@ pub struct Tenant {
 }
 
 impl Tenant {
-    /// The tenant with this API key, in a group of its own. The keys of `hasher` are drawn at start, so nobody can choose a key or an
-    /// address that collides with another one.
+    /// The tenant with this API key, in its own group. The keys of `hasher` are drawn at start, so nobody can choose an
+    /// API key or address that collides with another one.
     pub fn of_key(key: &str, hasher: &RandomState) -> Self {
         Self { id: hasher.hash_one(key), has_key: true }
     }
 
-    /// The tenant at this address, of those without a key. Its group is the network around it: who has many addresses usually has
-    /// those of one network.
+    /// The tenant at this address, without a key. Its group is the surrounding network, because a client with many
+    /// addresses usually has them in one network.
     pub fn of_address(address: IpAddr, hasher: &RandomState) -> Self {
         let Networks { client, group } = Networks::of(address);
         let half = |network: (bool, u128)| hasher.hash_one(network) & u64::from(u32::MAX);
@@ -33,12 +33,12 @@ impl Tenant {
     }
 }
 
-/// The networks of an address, each as whether it is one of IPv6, and its prefix.
+/// The networks of an address. Each has a flag for IPv6 and the prefix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Networks {
-    /// That of one client: an IPv4 address, or an IPv6 network of 64 bits, all of which a client has.
+    /// Network of one client: an IPv4 address, or an IPv6 network of 64 bits.
     pub client: (bool, u128),
-    /// That of clients which may be one person: /24 of IPv4, /48 of IPv6.
+    /// Network of clients that may be one person: /24 of IPv4, /48 of IPv6.
     pub group: (bool, u128),
 }
 

@@ -248,7 +248,8 @@ fn slow_schema(number: usize, ignored: usize) -> Value {
     json!({"prompt": "x", "max_tokens": 4, "structured_outputs": {"json": schema}, "x": vec![0; ignored]})
 }
 
-/// What an ordinary client sends besides its stream: a chat of 3 KB in 41 messages, a text, and a schema that nobody has sent before.
+/// Sends other requests of an ordinary client: a chat of 3 KB in 41 messages, a text, and a schema that nobody has sent
+/// before.
 fn ordinary_requests(address: SocketAddr, number: usize) {
     let message = |i: usize| json!({"role": if i.is_multiple_of(2) { "user" } else { "assistant" }, "content": "word ".repeat(15)});
     let schema = json!({"type": "object", "properties": {format!("n{number}"): {"type": "integer"}}});

@@ -1,4 +1,4 @@
-//! `pegainfer chat`, in a pseudo-terminal and in a pipe, and what any command may write to a terminal.
+//! `pegainfer chat` in a pseudo-terminal and in a pipe, and terminal output of all commands.
 
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
@@ -168,10 +168,10 @@ fn a_pipe_is_one_message() {
 
 /// Sets the title of a terminal, clears it by a C1 control, and turns the direction of writing.
 const HOSTILE: &str = "\x1b]0;PWN\x07\u{9b}2J\u{202e}";
-/// The same, as it may be shown.
+/// The same text, escaped.
 const SHOWN: &str = "\\u{1b}]0;PWN\\u{7}\\u{9b}2J\\u{202e}";
 
-/// Checks what a program wrote to a terminal or a log: the hostile text is there, but harmless.
+/// Checks the output of a program on a terminal or in a log: the hostile text is there, but escaped.
 fn assert_harmless(door: &str, text: &str) {
     assert!(text.contains("PWN"), "{door}: {text:?}");
     assert_clean(door, text);
@@ -183,7 +183,7 @@ fn assert_clean(door: &str, text: &str) {
     assert!(!text.contains("\x1b]") && !text.contains(is_hostile), "{door}: {text:?}");
 }
 
-/// Runs in a terminal; returns the exit code and what was shown.
+/// Runs in a terminal; returns the exit code and the output.
 fn shown(command: &mut Command) -> (Option<i32>, String) {
     let (status, text) = Terminal::start(command).end_with_text();
     (status.code(), text)

@@ -180,7 +180,7 @@ fn a_stalled_hub_ends_the_download() {
     assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
 }
 
-/// Each byte comes in time, and there is no end of them: of the listing, of a small file and of the weights.
+/// The listing, a small file and the weights each come a byte at a time without end.
 #[test]
 fn a_hub_at_a_byte_now_and_then_ends_the_download() {
     let paths = ["/api/models", "config.json", WEIGHTS];

@@ -45,7 +45,7 @@ fn hanging_up_cancels_a_plain_request() {
     assert_eq!(control.cancelled(), 1);
 }
 
-/// All that a client gets which ends its side after the request, as `nc -N` does.
+/// The whole answer to a client that ends its side after the request, as `nc -N` does.
 fn half_closed(server: &TestServer, body: &Value) -> String {
     let mut connection = post_unread(server.address, COMPLETIONS, body);
     connection.shutdown(Shutdown::Write).unwrap();
@@ -61,7 +61,7 @@ fn a_client_that_ends_its_side_gets_its_answer() {
     assert!(plain.starts_with("HTTP/1.1 200") && plain.contains(r#""text":" a cat sat""#), "{plain}");
     let stream = half_closed(&server, &json!({"prompt": "x", "stream": true}));
     assert!(stream.starts_with("HTTP/1.1 200") && stream.contains("data: [DONE]"), "{stream}");
-    // Larger than what the socket takes at once.
+    // More than the socket takes at once.
     let large = json!({"prompt": vec!["x"; 24], "max_tokens": 400, "ignore_eos": true, "logprobs": 20});
     let large = half_closed(&server, &large);
     assert!(large.len() > 1 << 20 && large.ends_with('}'), "{} bytes", large.len());
@@ -91,7 +91,7 @@ fn a_client_that_read_all_there_was_and_hung_up_is_noticed() {
     let server = TestServer::start(engine, Setup::default());
     let mut response = post(server.address, COMPLETIONS, &long(true));
     assert!(response.chunk().unwrap().starts_with("data: {"));
-    // Nothing is left to be read, so its socket sends no reset: as if it had ended its side only.
+    // Nothing is left to be read, so its socket sends no reset, as if only its side had ended.
     let started = Instant::now();
     drop(response);
     server.wait_idle();

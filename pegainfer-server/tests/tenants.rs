@@ -142,7 +142,7 @@ fn write_with_key(server: &TestServer, body: &Value) -> std::net::TcpStream {
     support::client::write(server.address, "POST", COMPLETIONS, &headers, body.to_string().as_bytes())
 }
 
-/// A server for the keys `alpha` and `beta` whose grammars with the word "slow" are tried for ever, with 4 MiB for bodies.
+/// A server for the keys `alpha` and `beta` with 4 MiB for bodies. Trials of grammars with the word "slow" never end.
 #[cfg(unix)]
 fn server_with_slow_grammars(dir: &TempDir) -> TestServer {
     use std::os::unix::fs::PermissionsExt;
@@ -168,7 +168,8 @@ fn with_schema(word: &str, number: usize, n: usize) -> Value {
     json!({"prompt": "x", "structured_outputs": {"json": schema}})
 }
 
-/// What an ordinary client sends: a chat of 3 KB and 40 messages, texts to tokenize, a schema. None of it waits.
+/// Sends requests of an ordinary client, which must not wait: a chat of 3 KB and 40 messages, texts to tokenize, a
+/// schema.
 #[cfg(unix)]
 fn ordinary_requests_are_served(server: &TestServer, key: &str) {
     let message = |i: usize| json!({"role": if i.is_multiple_of(2) { "user" } else { "assistant" }, "content": "word ".repeat(15)});

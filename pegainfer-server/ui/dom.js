@@ -2,7 +2,7 @@
 
 const SVG = 'http://www.w3.org/2000/svg';
 
-/** Most nodes that are given to the browser in one call: all of a call's arguments are on the stack. */
+/** Maximum number of nodes in one call of the browser: all of a call's arguments are on the stack. */
 const SLICE = 1024;
 
 /** An element with these properties (`className`, `textContent`, ...) and children, which may be in lists. */

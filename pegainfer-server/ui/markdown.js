@@ -10,10 +10,10 @@ const ENTITIES = { '&amp;': '&', '&lt;': '<', '&gt;': '>', '&quot;': '"', '&#39;
 
 /** Longest paragraph, in characters, that is parsed as a whole: marked's time for some texts grows with its square. */
 const MAX_INLINE = 8192;
-/** Most characters in it that may begin or end something: marked looks from each of them for its partner. */
+/** Maximum number of characters in it that may begin or end something: marked looks from each of them for its partner. */
 const MAX_MARKS = 512;
 const MARK = /[*_~[\]!<`]/g;
-/** Time for the paragraphs of a text, in milliseconds; those after it are plain text. */
+/** Time for the paragraphs of a text, in milliseconds; later paragraphs are plain text. */
 const MAX_TIME = 300;
 /** Deepest nesting of lists and quotes, and of emphasis and links. */
 const MAX_DEPTH = 32;

@@ -156,7 +156,7 @@ def markdown_and_copies(browser, url, shoot):
         expect(response.locator("p").first).to_have_text("_a" * 40_000)
         expect(response.locator("p").last.locator("strong")).to_have_count(700)
 
-    # More nodes than a call takes arguments, and marks that the parser pairs in a time that grows with their square.
+    # More nodes than a call can take as arguments, and marks that a parser pairs in quadratic time.
     with window(browser, url) as page:
         shown = page.evaluate(
             """async () => {

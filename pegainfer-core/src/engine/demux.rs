@@ -56,7 +56,7 @@ impl Demultiplexer {
                 for (id, event) in batch {
                     let last = is_last(&event);
                     if let Some(sender) = self.streams.get(&id) {
-                        // Where the client is gone, the engine sees its flag before the next step.
+                        // If the client is gone, the engine sees its flag before the next step.
                         sender.send(at, event);
                     }
                     if last {

@@ -126,7 +126,7 @@ pub enum TokenEvent {
 }
 
 impl TokenEvent {
-    /// Bytes that the event has allocated.
+    /// Heap bytes of the event.
     fn heap_bytes(&self) -> usize {
         let report = |logprobs: &TokenLogprobs| logprobs.top.capacity() * size_of::<(u32, f32)>();
         match self {

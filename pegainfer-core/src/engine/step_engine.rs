@@ -47,13 +47,13 @@ pub trait StepEngine: Send + 'static {
     fn now(&self) -> Instant {
         self.clock().now()
     }
-    /// Waits, for a millisecond at most, for what the next [`plan`](Self::plan) or the sampling of the newest step needs: a
-    /// grammar's mask, or more prompts while admission is delayed. Returns at once while a sampled step is in flight. Called
-    /// only after `plan` gave `None`.
+    /// Waits at most a millisecond for a grammar's mask that the next [`plan`](Self::plan) or the newest step's
+    /// sampling needs, or for more prompts while admission is delayed. Returns at once while a sampled step is in
+    /// flight. Called only after `plan` gave `None`.
     fn wait(&mut self) {}
-    /// Waits for the oldest step in flight and commits its outcome. One that is not sampled is sampled instead, if it can be;
-    /// where no step is in flight, the requests that cannot go on end. Called only after `plan` gave `None`. Errors as in
-    /// [`launch`](Self::launch).
+    /// Waits for the oldest step in flight and commits its outcome. If that step is not sampled yet, samples it
+    /// instead, if possible. Without a step in flight, ends the requests that cannot go on. Called only after `plan`
+    /// gave `None`. Errors as in [`launch`](Self::launch).
     fn finish(&mut self) -> Result<EventBatch, EngineError>;
     /// Drops every request and every step in flight, and frees the blocks; returns the ids of the requests.
     fn abort_all(&mut self) -> Vec<RequestId>;

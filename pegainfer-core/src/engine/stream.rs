@@ -9,19 +9,19 @@ use std::time::Instant;
 /// An event and when the engine emitted it.
 type Stamped = (Instant, TokenEvent);
 
-/// Bytes of the events that wait in a stream for its owner.
+/// Bytes of a stream's events that its owner has not received.
 ///
-/// A gauge that decides nothing in this crate, so it is no part of what loom models. Whoever serves many clients reads it to end
-/// those that let too much pile up.
+/// A gauge: nothing in this crate depends on it, so loom does not model it. A server reads it to end clients that let
+/// too much pile up.
 #[derive(Debug, Default)]
 pub struct Backlog {
     bytes: std::sync::atomic::AtomicUsize,
-    /// The stream is gone, and its events with it.
+    /// The stream and its events are gone.
     dropped: std::sync::atomic::AtomicBool,
 }
 
 impl Backlog {
-    /// Bytes that wait now.
+    /// Bytes now.
     pub fn bytes(&self) -> usize {
         if self.dropped.load(Ordering::Relaxed) { 0 } else { self.bytes.load(Ordering::Relaxed) }
     }
@@ -35,7 +35,7 @@ impl Backlog {
     }
 }
 
-/// Memory of an event that waits in a stream.
+/// Memory of an event in a stream.
 fn size(event: &TokenEvent) -> usize {
     size_of::<Stamped>() + event.heap_bytes()
 }
@@ -50,7 +50,7 @@ impl EventSender {
     /// Sends an event; does nothing if the stream is gone.
     pub fn send(&self, at: Instant, event: TokenEvent) {
         let bytes = size(&event);
-        // Counted before it is sent: the owner may receive it at once.
+        // Counted before sending, because the owner may receive it at once.
         self.backlog.add(bytes);
         if self.events.try_send((at, event)).is_err() {
             self.backlog.remove(bytes);
@@ -96,7 +96,7 @@ impl TokenStream {
         (Self { id, events, backlog, cancellation: cancellation.clone(), at }, sender, cancellation)
     }
 
-    /// The events that wait for [`recv`](Self::recv). They go with the stream.
+    /// Events that [`recv`](Self::recv) has not returned; dropped with the stream.
     pub fn backlog(&self) -> Arc<Backlog> {
         self.backlog.clone()
     }

@@ -1,29 +1,29 @@
-//! Bounds of the numbers of a ledger: pools are as large as the header says, and sums of loads and times must not overflow.
+//! Bounds of a ledger's numbers: the header sets the size of pools, and sums of loads and times must not overflow.
 
 use super::file::{Header, Ledger};
 use super::load::StepLoad;
 use crate::engine::options::{check_step, most_blocks};
 use crate::schedule::StateConfig;
 
-/// Most state snapshots.
+/// Maximum number of state snapshots.
 const MAX_SNAPSHOTS: usize = 1 << 16;
 /// Longest context, tokens.
 const MAX_CONTEXT: usize = 1 << 30;
-/// Most steps in flight.
+/// Maximum number of steps in flight.
 const MAX_DEPTH: usize = 64;
-/// Most ranks that share a model.
+/// Maximum number of ranks that share a model.
 const MAX_RANKS: usize = 1 << 16;
-/// Most KV blocks: each costs a simulation some bytes.
+/// Maximum number of KV blocks: each costs a simulation some bytes.
 const MAX_BLOCKS: usize = 1 << 24;
-/// Most tokens or sequences of a step, and calls or runs.
+/// Maximum number of tokens or sequences of a step, and of calls or runs.
 const MAX_COUNT: usize = 1 << 40;
-/// Most query-key pairs of a step.
+/// Maximum number of query-key pairs of a step.
 const MAX_PAIRS: u64 = 1 << 60;
 /// Longest time, microseconds: three hours.
 const MAX_US: f64 = 1e10;
 
 impl Header {
-    /// Checks that an engine can have these sizes. The error is half a sentence that names the number.
+    /// Checks that an engine can have these sizes. The error is a clause that names the number.
     pub fn check(&self) -> Result<(), String> {
         let blocks = MAX_BLOCKS.min(most_blocks(self.block_size.max(1)) as usize);
         for (name, value, most) in [
@@ -49,7 +49,7 @@ impl Header {
 }
 
 impl Ledger {
-    /// Checks every number. The error is half a sentence that names the first one that cannot be.
+    /// Checks every number. The error is a clause that names the first wrong one.
     pub(super) fn check(&self) -> Result<(), String> {
         self.header.check()?;
         is_time("step_us", self.host.step_us)?;
@@ -89,7 +89,7 @@ fn in_range(name: &str, value: usize, least: usize, most: usize) -> Result<(), S
 }
 
 fn is_time(name: &str, us: f64) -> Result<(), String> {
-    // Not a number is in no range.
+    // NaN is in no range.
     match (0.0..=MAX_US).contains(&us) {
         true => Ok(()),
         false => Err(format!("{name} is {us}, and must be from 0 to {MAX_US:e}")),
@@ -115,7 +115,7 @@ fn is_load(load: &StepLoad) -> Result<(), String> {
 mod tests {
     use crate::ledger::Ledger;
 
-    /// A ledger whose line with `field` has another number there, or the error.
+    /// Reads a ledger with another number in `field`.
     fn read(field: &str, number: &str) -> Result<Ledger, String> {
         let text = include_str!("../../../ledgers/h200-qwen35-4b.jsonl");
         let (before, after) = text.split_once(&format!("\"{field}\":")).unwrap_or_else(|| panic!("no {field}"));

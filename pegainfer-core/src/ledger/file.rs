@@ -138,7 +138,7 @@ pub enum LedgerError {
     /// No header in the first line.
     #[error("the first line is not the header of a ledger; write one with pegainfer ledger")]
     Header,
-    /// A number that no engine has.
+    /// A number is out of the range that an engine can have.
     #[error("{0}: this is not a ledger of an engine; write one with pegainfer ledger")]
     Number(String),
     /// A file of a later program.

@@ -25,8 +25,8 @@ const MAX_DECODE_TOKENS: usize = 16;
 /// How long to wait for masks before new requests and cancellations are looked at again.
 const MASK_WAIT: Duration = Duration::from_millis(1);
 
-/// Waits of a step after which the masks that it still lacks are late. A forward pass takes about as long, so that waiting costs
-/// little up to here.
+/// Number of waits after which a step's missing masks are late. A forward pass takes about as long, so waiting costs
+/// little until then.
 const LATE_WAITS: usize = 4;
 
 /// How long an idle device waits for more prompts before the queue is looked at again.
@@ -44,8 +44,8 @@ pub struct TokenBudget {
     pub mixed: usize,
 }
 
-/// Runs the steps of a scheduler, each in two phases, forward pass and sampling. On a GPU both only enqueue, and the next step
-/// may be launched before the host has seen the tokens of this one.
+/// Runs the steps of a scheduler, each in two phases, forward pass and sampling. On a GPU both only enqueue, and the
+/// next step may be launched before the host has seen the tokens of this one.
 pub trait StepExecutor: Send + 'static {
     /// What the model keeps besides the KV cache.
     type State: SequenceState;
@@ -53,12 +53,12 @@ pub trait StepExecutor: Send + 'static {
     /// Steps that it helps to have in flight, at most [`STEPS_IN_FLIGHT`].
     fn useful_depth(&self) -> usize;
 
-    /// Starts the forward pass of a step, up to the logits of its samples; at most [`STEPS_IN_FLIGHT`] steps may be in flight.
-    /// The CPU computes at once. The logits updates of deferred samples are not known yet.
+    /// Starts the forward pass of a step, up to the logits of its samples; at most [`STEPS_IN_FLIGHT`] steps may be in
+    /// flight. The CPU computes at once. The logits updates of deferred samples are not known yet.
     fn launch(&mut self, step: &Step<<Self::State as SequenceState>::Row>) -> Result<(), OpError>;
 
-    /// Starts the sampling of the step that was launched last: logits processors, masks, draws and log-probabilities. It
-    /// comes once after each [`launch`](Self::launch), before the next one.
+    /// Starts the sampling of the step that was launched last: logits processors, masks, draws and log-probabilities.
+    /// Called once after each [`launch`](Self::launch), before the next one.
     fn sample(&mut self, step: &Step<<Self::State as SequenceState>::Row>) -> Result<(), OpError>;
 
     /// Waits for the oldest step in flight. On `Meta` the outcome has no tokens.
@@ -82,8 +82,8 @@ pub trait StepExecutor: Send + 'static {
         std::thread::sleep(time);
     }
 
-    /// Waits until the mask of `grammar` is ready, for `limit` on that clock at most, while nothing is in flight or only a step
-    /// that is not sampled.
+    /// Waits until the mask of `grammar` is ready, at most `limit` on the executor's clock. Called while no sampled
+    /// step is in flight.
     fn wait_for_mask(&mut self, grammar: &GrammarTracker, limit: Duration) {
         grammar.wait(limit);
     }
@@ -111,9 +111,9 @@ pub struct EngineCore<E: StepExecutor> {
     planned: StepOf<E>,
     /// Launched and not finished, oldest first, and when each began at the earliest.
     in_flight: VecDeque<(StepOf<E>, Instant)>,
-    /// The newest of them is not sampled: it waits for the tokens of the one before, or for masks.
+    /// The newest step is not sampled yet: it needs the tokens of the previous step, or masks.
     unsampled: bool,
-    /// Times that it has waited for masks.
+    /// Number of times that the newest step has waited for masks.
     mask_waits: usize,
     delay: BatchingDelay,
     /// Of decode steps: what drafts are weighed with.
@@ -179,7 +179,7 @@ impl<E: StepExecutor> EngineCore<E> {
         self.timing = StepTiming::Off;
     }
 
-    /// Starts the sampling of the newest step if all that it needs is known.
+    /// Starts the sampling of the newest step if everything that it needs is known.
     fn sample(&mut self) -> Result<(), EngineError> {
         let is_next = self.in_flight.len() == 1;
         let Some((step, _)) = self.in_flight.back_mut().filter(|_| self.unsampled) else { return Ok(()) };
@@ -316,7 +316,7 @@ impl<E: StepExecutor> StepEngine for EngineCore<E> {
             }
             self.executor.wait_for_mask(grammar, left);
             if newest.is_none() {
-                // Sequences whose masks are ready need not wait for the others.
+                // Sequences with ready masks need not wait for the others.
                 return;
             }
         }

@@ -14,7 +14,7 @@ use std::hash::Hash;
 pub const GRAPH_SIZES: [usize; 22] =
     [1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 96, 128, 160, 192, 224, 256];
 
-/// What a graph is made of: the launches of a step between its inputs and its logits.
+/// Launches of a step between its inputs and its logits, which a graph holds.
 pub trait Launches {
     /// Where they are launched.
     fn exec(&mut self) -> &mut Exec;

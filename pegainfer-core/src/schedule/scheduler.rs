@@ -5,18 +5,19 @@
 //!
 //! One step may be planned while the one before it is in flight: planned and not committed. Its sequences go on with
 //! tokens that are not known yet. Logits processors and masks that depend on them are filled in after the commit of the
-//! step before ([`Scheduler::resolve`]), while the forward pass runs; masks are the only thing that comes from another thread.
-//! That a request reaches its length is known in advance; that it draws an end-of-text or stop token is not, and then it has one row too many in the later
-//! step, whose token is dropped. Blocks stay with their sequence until no step in flight uses them.
+//! step before ([`Scheduler::resolve`]), while the forward pass runs; masks are the only thing that comes from another
+//! thread. The scheduler knows in advance when a request reaches its length, but not when it draws an end-of-text or
+//! stop token. Such a request has one row too many in the later step, and that row's token is dropped. Blocks stay with
+//! their sequence until no step in flight uses them.
 //!
-//! Order: waiting requests are admitted by priority, then by turn, which is fair to the tenants (turns.rs), then by arrival.
-//! Where nothing more can be admitted, running sequences yield to other tenants (yielding.rs). Each step first gives one token to every decoding sequence,
-//! then fills the token budget with prefill chunks, oldest first, then admits waiting requests; one that has the
-//! prompt of an earlier request waits until that is computed. How large the budget is and
-//! whether admission waits for more requests is the admission policy (policy.rs). When the KV pool runs out, the youngest
-//! running sequence gives its blocks back and waits at the front of the queue; its tokens are recomputed later (mostly
-//! from the prefix cache). That happens only when nothing is in flight. The oldest sequence always progresses, so every
-//! request finishes.
+//! Order: waiting requests are admitted by priority, then by turn, which is fair to the tenants (turns.rs), then by
+//! arrival. When nothing more can be admitted, running sequences yield to other tenants (yielding.rs). Each step first
+//! gives one token to every decoding sequence, then fills the token budget with prefill chunks, oldest first, then
+//! admits waiting requests; one that has the prompt of an earlier request waits until that is computed. How large the
+//! budget is and whether admission waits for more requests is the admission policy (policy.rs). When the KV pool runs
+//! out, the youngest running sequence gives its blocks back and waits at the front of the queue; its tokens are
+//! recomputed later (mostly from the prefix cache). That happens only when nothing is in flight. The oldest sequence
+//! always progresses, so every request finishes.
 
 mod building;
 mod chunk;
@@ -196,8 +197,8 @@ impl<S: SequenceState> Scheduler<S> {
         self.pool.check(self.held_blocks().len())
     }
 
-    /// A grammar whose mask is being computed, if there is one; every step but `newest` is committed. `newest`, if it is given, is
-    /// planned and not sampled: then the grammar is one that its samples need.
+    /// A grammar with a mask that is being computed, if there is one. Every step but `newest` must be committed.
+    /// `newest` is a planned step that is not sampled: if it is given, only grammars that its samples need count.
     pub fn waiting_for_mask(&self, newest: Option<&Step<S::Row>>) -> Option<&GrammarTracker> {
         let awaited = |seq: &Sequence<S::Slot>| match newest {
             Some(step) => step.samples.iter().any(|sample| sample.deferred && sample.id == seq.id),
@@ -207,8 +208,8 @@ impl<S: SequenceState> Scheduler<S> {
         running.find_map(|seq| seq.grammar.tracker().filter(|grammar| grammar.is_computing() && awaited(seq)))
     }
 
-    /// Fills in the updates of the deferred samples of `step`, the only one that is planned and not committed, as far as they are
-    /// known now. Requests that have ended, and those whose grammar failed, get none: what they draw is dropped.
+    /// Fills in the updates of deferred samples that are known now. `step` is the only planned step that is not
+    /// committed. Requests that have ended or failed with their grammar get no update: their draws are dropped.
     pub fn resolve(&mut self, step: &mut Step<S::Row>) {
         assert!(self.in_flight == 1, "updates follow from the tokens of all steps before");
         let mut sampled = step.samples.iter_mut().peekable();
@@ -231,7 +232,8 @@ impl<S: SequenceState> Scheduler<S> {
         }
     }
 
-    /// The masks that `step` waits for are late: until they are in time again, plans wait for them and not steps.
+    /// Marks the masks that `step` waits for as late: for the next tokens of their requests, plans wait for masks
+    /// instead of steps.
     pub fn set_late(&mut self, step: &Step<S::Row>) {
         let late = step.samples.iter().filter(|sample| sample.deferred).map(|sample| sample.id);
         for id in late {

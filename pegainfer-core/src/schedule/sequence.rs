@@ -36,9 +36,9 @@ pub(super) struct Sequence<L> {
     pub request: GenerateRequest,
     /// Its turn among the waiting requests of its priority, see `Turns`.
     pub turn: u64,
-    /// Its turn among those of its group.
+    /// Its turn within its group.
     pub round: u64,
-    /// While it waits: the step in which its tenant ran last, or is taken to have run.
+    /// While it waits: the step in which its tenant ran last, or counts as having run.
     pub served: u64,
     /// Prompt, then what was generated, as far as it is known. Empty until the first admission: a long queue must not take
     /// memory for a copy of each prompt.
@@ -68,7 +68,7 @@ pub(super) struct Sequence<L> {
     pub prompt_logprobs: Option<Vec<TokenLogprobs>>,
     /// It has run before, and its admission was reported.
     pub admitted: bool,
-    /// It gave its place to another tenant after its quantum, and waits for its turn like those that never ran.
+    /// It yielded to another tenant after its quantum, and waits for its turn like requests that never ran.
     pub has_yielded: bool,
     /// Tokens that it had when it was admitted last.
     pub resumed_at: usize,
@@ -139,7 +139,8 @@ impl<L: Default> Sequence<L> {
         self.cancelled || self.finished
     }
 
-    /// Whether it waits for its turn. Others were preempted because memory was short: they are older, and are to end.
+    /// True if it waits for its turn. Other sequences were preempted because memory was short; they go first, because
+    /// they are older.
     pub fn waits_for_turn(&self) -> bool {
         !self.admitted || self.has_yielded
     }
@@ -170,9 +171,9 @@ impl<L: Default> Sequence<L> {
         self.tokens.len() > self.prompt_len
     }
 
-    /// Tokens to compute before the next one can be sampled: 1 while decoding, and accepted drafts that are computed again.
-    /// 0 when there is no next one, or none yet: drafts are in flight, drafts of the next step need the newest token or its
-    /// mask, or the grammar is slow.
+    /// Tokens to compute before the next one can be sampled: 1 while decoding, and accepted drafts that are computed
+    /// again. 0 when there is no next one, or none yet: drafts are in flight, drafts of the next step need the newest
+    /// token or its mask, or the grammar is slow.
     #[inline]
     pub fn remaining(&self) -> usize {
         let all_drawn = self.len() - self.prompt_len == self.request.max_tokens;
@@ -187,8 +188,8 @@ impl<L: Default> Sequence<L> {
         }
     }
 
-    /// True if the update of the next sample's logits is not known when its step is planned: it depends on a token that a step
-    /// in flight draws, or on a mask that is being computed.
+    /// True if the logits update of the next sample is unknown when its step is planned, because it depends on a token
+    /// that a step in flight draws or on a mask that is being computed.
     #[inline]
     pub fn defers_update(&self) -> bool {
         let history = || self.logits_processors.as_ref().is_some_and(LogitsProcessorState::needs_history);
@@ -316,7 +317,7 @@ impl<L: Default> Sequence<L> {
         self.logits_processors.is_some() || self.grammar.is_some()
     }
 
-    /// The update by logits processors and grammar of the logits of the token at `position`, the first one that is not known.
+    /// Logits update (logits processors and grammar) of the token at `position`, which is the first unknown one.
     pub fn logits_update(&self, position: usize) -> Option<LogitsUpdate> {
         let generated = position - self.prompt_len;
         let update = |state: &LogitsProcessorState| state.update(generated, &self.tokens[self.prompt_len..]);
@@ -401,7 +402,8 @@ impl<L: Default> Sequence<L> {
         None
     }
 
-    /// Appends a token that was drawn without a mask, because its grammar failed: the request is about to end, and nobody sees it.
+    /// Appends a token that was drawn without a mask, because the grammar failed. The request is about to end, and
+    /// nobody sees the token.
     pub fn push_unseen(&mut self, token: u32) {
         self.unknown = self.unknown.saturating_sub(1);
         self.tokens.push(token);

@@ -1,9 +1,10 @@
 //! The grammar of a sequence, as the scheduler sees it.
 //!
-//! A mask is computed on another thread and may become ready at any moment, usually while the forward pass runs whose logits
-//! it masks. A grammar that was late is slow for its next [`SLOW_TOKENS`] tokens: its sequence then waits for each mask before it is
-//! planned, so that other sequences do not wait. The scheduler looks for masks once before each plan, so that a plan is a function of
-//! what was known when it began: a recorded schedule can be replayed.
+//! A mask is computed on another thread and may become ready at any moment, usually during the forward pass that
+//! computes the logits to mask. A grammar that was late is slow for its next [`SLOW_TOKENS`] tokens: its sequence then
+//! waits for each mask before it is planned, so that other sequences do not wait. The scheduler looks for masks once
+//! before each plan, so that a plan depends only on facts that were known when it began: a recorded schedule can be
+//! replayed.
 //!
 //! Drafts are tried when the tokens before them are given to the grammar, so that their masks are ready together with that of the next
 //! token. A step verifies those that the grammar allows, or the first of them.
@@ -12,7 +13,8 @@ use crate::grammar::{Grammar, GrammarTracker, Lookahead};
 use crate::logits_processors::TokenMask;
 use std::sync::Arc;
 
-/// Tokens for which a grammar counts as slow after a mask that came late: a late mask delays a step, and these bound how often.
+/// Number of tokens for which a grammar counts as slow after a late mask. A late mask delays a step; this bounds how
+/// often that happens.
 const SLOW_TOKENS: usize = 16;
 
 /// Whether a sequence has a grammar, and the mask of its next token.
@@ -27,7 +29,7 @@ pub(super) enum SequenceGrammar {
         lookahead: Option<Arc<Lookahead>>,
         /// Generated tokens that the tracker was not given yet.
         pushed: Vec<u32>,
-        /// Tokens for which it is still slow.
+        /// Number of tokens for which the grammar still counts as slow.
         slow: usize,
     },
     /// In the replay of a recorded schedule: only whether the plan waited for the grammar.
@@ -76,12 +78,12 @@ impl SequenceGrammar {
         }
     }
 
-    /// True if its mask could not be computed: no token can follow.
+    /// True if the mask could not be computed, so that no token can follow.
     pub fn is_dead(&self) -> bool {
         self.waits_for_mask() && self.tracker().is_some_and(|tracker| tracker.failure().is_some())
     }
 
-    /// A step has waited for its mask, which is not ready yet.
+    /// Marks the grammar as slow, because a step has waited for its mask in vain.
     pub fn set_late(&mut self) {
         if let Self::Tracked { slow, .. } = self {
             *slow = SLOW_TOKENS;

@@ -69,8 +69,8 @@ pub struct SampleRow {
     pub position: u64,
     /// The update by the request's logits processors; usually none.
     pub logits_update: Option<LogitsUpdate>,
-    /// True while `logits_update` is not known: it depends on a token that a step in flight draws, or on a mask that is being
-    /// computed. The forward pass does not need it.
+    /// True while `logits_update` is not known: it depends on a token that a step in flight draws, or on a mask that is
+    /// being computed. The forward pass does not need it.
     pub deferred: bool,
     /// How to draw.
     pub params: SamplingParams,
@@ -184,7 +184,7 @@ impl<R: Clone + Default> Step<R> {
         step
     }
 
-    /// True while the logits update of a sample is not known.
+    /// True while the logits update of any sample is unknown.
     pub fn is_deferred(&self) -> bool {
         self.samples.iter().any(|sample| sample.deferred)
     }

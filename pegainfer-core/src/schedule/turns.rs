@@ -1,18 +1,18 @@
 //! Fair queueing: the order in which the waiting requests of several tenants are admitted.
 //!
-//! Start-time fair queueing with requests of equal cost (Goyal, Vin and Cheng, SIGCOMM 1996), in two levels: the groups of tenants
-//! take turns, and within a group its tenants do. Each request gets a turn of its group when it arrives: the turn that is
-//! being served, or the one after its group's latest request, whichever is later. Requests are admitted by turn, so a group
-//! that queues a hundred requests delays another group's first one by one place. The turns of a group go to its requests in the
-//! order of their rounds, which are the turns of the tenants within the group ([`order_group`]). The number of turns before a request
-//! never grows by later requests of other groups, and within a group not by later requests of other tenants but their
-//! first ones, so every request is admitted at some time.
+//! Start-time fair queueing with requests of equal cost (Goyal, Vin and Cheng, SIGCOMM 1996), in two levels: the groups
+//! of tenants take turns, and within a group its tenants do. Each request gets a turn of its group when it arrives: the
+//! turn that is being served, or the one after its group's latest request, whichever is later. Requests are admitted by
+//! turn, so a group that queues a hundred requests delays another group's first one by one place. The turns of a group
+//! go to its requests in the order of their rounds, which are the turns of the tenants within the group
+//! ([`order_group`]). Later requests of other groups never add turns before a request. Within a group, only the first
+//! request of another tenant does. So every request is admitted at some time.
 
 use super::sequence::Sequence;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
-/// The group of a tenant: the upper half of its number. A server puts clients into one group that may be one person; numbers below
-/// 2^32 are tenants of one group.
+/// The group of a tenant: the upper half of its number. A server puts clients that may be the same person into one
+/// group. Numbers below 2^32 are tenants of the same group.
 pub(super) fn group(tenant: u64) -> u32 {
     (tenant >> 32) as u32
 }
@@ -26,7 +26,7 @@ pub(super) struct Turns(BTreeMap<i32, Lane>);
 struct Lane {
     /// The turn that is being served.
     now: u64,
-    /// By group: the turn of its next request. A group whose turn is not later than `now` need not be here.
+    /// Turn of each group's next request. A group with a turn up to `now` may be missing.
     next: HashMap<u32, u64>,
 }
 
@@ -73,7 +73,7 @@ pub(super) fn enter<L: Default>(waiting: &mut Waiting<L>, mut seq: Box<Sequence<
         }
     }
     let [served, latest] = rounds;
-    // What has begun is to end: it goes before what its tenant has not begun.
+    // A request that has begun goes before requests that its tenant has not begun.
     let own = if seq.has_yielded { None } else { latest.map(|latest| latest + 1) };
     seq.round = own.or(served).unwrap_or(0);
     let order = (priority, seq.turn);
@@ -83,12 +83,13 @@ pub(super) fn enter<L: Default>(waiting: &mut Waiting<L>, mut seq: Box<Sequence<
     order_group(waiting, priority, group(tenant));
 }
 
-/// Gives the turns of a group to its requests in the order of their rounds; those of the same round stay in their order.
+/// Gives the turns of a group to its requests in the order of their rounds; requests of the same round keep their
+/// order.
 fn order_group<L: Default>(waiting: &mut Waiting<L>, priority: i32, group: u32) {
     let places = waiting.iter().enumerate().filter(|(_, seq)| is_neighbour(seq, priority, group));
     let places: Vec<usize> = places.map(|(place, _)| place).collect();
     let turns: Vec<u64> = places.iter().map(|&place| waiting[place].turn).collect();
-    // All but the one that was entered last are in order.
+    // Only the request that was entered last can be out of order.
     for sorted in 1..places.len() {
         let mut at = sorted;
         while at > 0 && waiting[places[at - 1]].round > waiting[places[at]].round {
@@ -101,7 +102,7 @@ fn order_group<L: Default>(waiting: &mut Waiting<L>, priority: i32, group: u32) 
     }
 }
 
-/// Whether a request waits for a turn of this priority and group.
+/// True if a request of this priority and group waits for a turn.
 fn is_neighbour<L: Default>(seq: &Sequence<L>, priority: i32, of: u32) -> bool {
     seq.waits_for_turn() && seq.request.priority == priority && group(seq.request.tenant) == of
 }

@@ -100,7 +100,8 @@ impl Checkpoint {
         self.locations.get(name).map(|location| (location.dtype, location.shape.as_slice()))
     }
 
-    /// A tensor of exactly this shape that is read as bf16: one stored as f32 or f16 is rounded to nearest even while it is read.
+    /// A tensor of exactly this shape, read as bf16. Tensors in f32 or f16 are rounded to nearest even while they are
+    /// read.
     pub fn bf16(&self, name: &str, shape: &[usize]) -> Result<Stored<'_>, WeightsError> {
         let (dtype, stored) = self.one_of(name, shape, &FLOATS)?;
         Ok(stored.rounded(dtype))
@@ -108,7 +109,8 @@ impl Checkpoint {
 
     /// True if two tensors have the same dtype, shape and bytes.
     ///
-    /// Threads compare parts of the tensors in turn and stop at the first difference, so that other tensors cost a few reads.
+    /// Threads compare parts of the tensors and stop at the first difference, so that different tensors cost only a few
+    /// reads.
     pub fn equal(&self, a: &str, b: &str) -> Result<bool, WeightsError> {
         let find = |name: &str| {
             let location = self.locations.get(name);

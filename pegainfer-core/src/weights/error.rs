@@ -37,7 +37,7 @@ pub enum WeightsError {
     NoFileName {
         /// Path of the index.
         index: PathBuf,
-        /// What it names.
+        /// The named file.
         file: String,
     },
     /// A safetensors header or the index is not valid.
@@ -89,12 +89,12 @@ pub enum WeightsError {
     Device(#[from] OpError),
 }
 
-/// The error of a file that the system does not read.
+/// The error of a file that cannot be read.
 pub(super) fn io(path: &Path, error: std::io::Error) -> WeightsError {
     WeightsError::Io { path: path.to_owned(), error }
 }
 
-/// The error of a file that makes no sense.
+/// The error of a file with invalid contents.
 pub(super) fn damaged(path: &Path, error: &dyn std::fmt::Display) -> WeightsError {
     WeightsError::Damaged { path: path.to_owned(), message: error.to_string() }
 }

@@ -9,11 +9,11 @@ use std::panic::resume_unwind;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// Bytes that are read at a time to be rounded: they stay in the L2 cache.
+/// Bytes that are read and rounded at a time, so that they stay in the L2 cache.
 const ROUND_CHUNK: usize = 128 << 10;
 /// Bytes of each tensor that a thread compares at a time.
 const COMPARE_CHUNK: usize = 1 << 20;
-/// Most threads that compare two tensors: they share the bandwidth of a disk or of the page cache.
+/// Maximum number of threads that compare two tensors; they share the bandwidth of a disk or of the page cache.
 const COMPARE_THREADS: usize = 8;
 
 /// A file of a checkpoint.
@@ -29,7 +29,7 @@ pub struct Stored<'a> {
     shard: &'a Shard,
     /// Offset in the file, in bytes.
     start: u64,
-    /// Only these bytes of each row, if that is not all of the tensor.
+    /// Bytes of each row that belong to the tensor; `None` for all.
     columns: Option<Columns>,
     /// Format of elements that are rounded to bf16 while they are read; `None` reads bytes as they are stored.
     rounds: Option<Wide>,
@@ -40,9 +40,9 @@ pub struct Stored<'a> {
 struct Columns {
     /// Length of a row.
     row: usize,
-    /// Where the columns begin in it.
+    /// Offset of the columns in a row.
     first: usize,
-    /// Their length.
+    /// Length of the columns.
     width: usize,
 }
 
@@ -79,7 +79,7 @@ impl Wide {
 }
 
 impl<'a> Stored<'a> {
-    /// The tensor that begins at this byte of a shard.
+    /// A tensor that begins at this byte of a shard.
     pub(super) fn new(shard: &'a Shard, start: u64) -> Self {
         Self { shard, start, columns: None, rounds: None }
     }
@@ -99,18 +99,18 @@ impl<'a> Stored<'a> {
         self.rounds.is_some()
     }
 
-    /// The matrix of these columns of a matrix with rows of `row` elements that is read as bf16.
+    /// These columns of a matrix with rows of `row` elements, read as bf16.
     pub fn columns(self, row: usize, columns: Range<usize>) -> Self {
         let size = self.rounds.map_or(size_of::<bf16>(), Wide::size);
         let columns = Columns { row: row * size, first: columns.start * size, width: columns.len() * size };
         Self { columns: Some(columns), ..self }
     }
 
-    /// Reads `out.len()` bytes of the tensor, from byte `first` on; both are even where elements are rounded. Any number of threads
-    /// may read at once.
+    /// Reads `out.len()` bytes of the tensor, from byte `first` on; both are even where elements are rounded. Any
+    /// number of threads may read at once.
     ///
-    /// The file is not mapped: a read causes no page faults, leaves nothing resident, and if the file was truncated it returns
-    /// an error instead of raising a signal.
+    /// The file is not mapped: a read causes no page faults, leaves nothing resident, and if the file was truncated it
+    /// returns an error instead of raising a signal.
     pub fn read(&self, first: usize, out: &mut [u8]) -> Result<(), WeightsError> {
         let Some(wide) = self.rounds else { return self.read_stored(first, out) };
         let size = wide.size();

@@ -1,4 +1,4 @@
-//! Tenants and their groups: who waits for whom where not all requests can run.
+//! Fairness between tenants and groups when not all requests can run.
 
 use super::{VOCAB, plain, run_step, scheduler};
 use pegainfer_core::engine::{EventBatch, GenerateRequest, RequestId, TokenEvent};
@@ -16,13 +16,14 @@ fn admitted(events: &EventBatch) -> impl Iterator<Item = u64> {
     events.iter().filter(|(_, event)| matches!(event, TokenEvent::Admitted { .. })).map(|(id, _)| id.0)
 }
 
-/// Steps until request `id` is admitted, at most `most`.
+/// Number of steps until request `id` is admitted; fails after `most`.
 fn steps_until_admitted(scheduler: &mut Scheduler, id: u64, most: usize) -> usize {
     let mut steps = (1..=most).filter(|_| admitted(&run_step(scheduler).1).any(|other| other == id));
     steps.next().unwrap_or_else(|| panic!("request {id} was not admitted within {most} steps"))
 }
 
-/// 250 tenants with 4 requests each for 4,000 tokens, whose groups are `group` of their number; 64 may run at once.
+/// 250 tenants with 4 requests each for 4,000 tokens; 64 sequences may run at once. `group` maps a tenant's number to
+/// its group.
 fn many_tenants(group: impl Fn(u64) -> u64) -> Scheduler {
     let mut scheduler = scheduler(64, 512, 40_000);
     for id in 0..1000 {

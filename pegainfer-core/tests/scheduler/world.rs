@@ -199,7 +199,7 @@ impl<K: Kind> World<K> {
         if self.in_flight.len() == 2 || (self.in_flight.len() == 1 && !self.rng.chance(self.eager)) {
             return false;
         }
-        // What the newest step draws is the input of the next one: it has to be sampled first.
+        // The next step takes the tokens of the newest one as input, so that one has to be sampled first.
         if let Some(mut newest) = self.in_flight.pop_back_if(|step| step.is_deferred()) {
             let is_next = self.in_flight.is_empty();
             if is_next {
@@ -230,7 +230,7 @@ impl<K: Kind> World<K> {
             if self.rng.chance(30) {
                 self.scheduler.set_late(step);
             }
-            // A mask may come before the look at it.
+            // A mask may be ready before it is looked at.
             if let Some(grammar) = self.scheduler.waiting_for_mask(Some(step)) {
                 grammar.wait(Duration::from_secs(10));
             }

@@ -10,14 +10,14 @@ use serde::Deserialize;
 use serde_json::Value;
 use std::path::Path;
 
-/// Most heads and experts of a layer, and most layers: each has tensors of its own, and their list is made before the weights are
-/// opened.
+/// Maximum number of parts with tensors of their own, such as heads and experts: the list of tensors is made before the
+/// weights are opened.
 const MAX_PARTS: usize = 1 << 14;
-/// Most decoder layers.
+/// Maximum number of decoder layers.
 const MAX_LAYERS: usize = 1 << 12;
-/// Most layers that draft.
+/// Maximum number of draft layers.
 const MAX_DRAFT_LAYERS: usize = 64;
-/// Most rounds of the Sinkhorn normalisation, which every token goes through.
+/// Maximum number of rounds of the Sinkhorn normalisation, which runs for every token.
 const MAX_SINKHORN_ITERS: usize = 1000;
 /// Widest matrix.
 const MAX_WIDTH: usize = 1 << 20;

@@ -200,7 +200,7 @@ pub(super) struct StepLaunches<'a> {
 }
 
 impl StepLaunches<'_> {
-    /// Draws `samples`, the real ones of a step that may be padded. Passes over blocks have drawn theirs.
+    /// Draws `samples`, the real samples of a step that may be padded. Passes over blocks have already drawn theirs.
     pub fn sample(&mut self, samples: &[SampleRow]) -> Result<(), OpError> {
         let Self { exec, shard, weights, inputs, work, sampler, communicator, .. } = self;
         inputs.common.fill_processors(exec, samples)?;
@@ -211,7 +211,7 @@ impl StepLaunches<'_> {
     }
 }
 
-/// The forward pass up to the logits of its samples, or up to the tokens of blocks: what a CUDA graph holds.
+/// The forward pass up to the logits of its samples, or up to the tokens of blocks, which a CUDA graph holds.
 impl Launches for StepLaunches<'_> {
     fn exec(&mut self) -> &mut Exec {
         self.exec

@@ -50,7 +50,7 @@ pub struct ConfigFile {
     family: &'static str,
     path: PathBuf,
     root: Value,
-    /// Folder of the checkpoint around the file, if there is one.
+    /// Folder of the checkpoint, if there is one.
     dir: Option<PathBuf>,
     /// Object of the root in which fields are looked up first.
     section: Option<&'static str>,
@@ -78,7 +78,8 @@ pub struct Overrides {
 }
 
 impl ConfigFile {
-    /// Reads `config.json` in `dir`, and the end-of-text ids of `generation_config.json` and of the tokenizer, if they exist.
+    /// Reads `config.json` in `dir`, and the end-of-text ids of `generation_config.json` and of the tokenizer, if they
+    /// exist.
     pub fn read(dir: &Path, family: &'static str) -> Result<Self, ConfigError> {
         let mut file = Self::parse_at(dir.join("config.json"), family)?;
         file.dir = Some(dir.to_owned());
@@ -124,7 +125,7 @@ impl ConfigFile {
         Self { overrides, ..self }
     }
 
-    /// Folder of the checkpoint around the file; `None` for a text alone.
+    /// Folder of the checkpoint; `None` if the text came without a file.
     pub(super) fn dir(&self) -> Option<&Path> {
         self.dir.as_deref()
     }
@@ -169,7 +170,7 @@ impl ConfigFile {
         section.or(self.root.get(field)).is_some()
     }
 
-    /// A number of things: 1 to the bound of [`most`].
+    /// A count, from 1 to the bound in [`most`].
     pub fn size(&self, field: &str) -> Result<usize, ConfigError> {
         let (value, most) = (self.required(field)?, most(field));
         let size = value.as_u64().filter(|size| (1..=most as u64).contains(size));
@@ -197,7 +198,8 @@ impl ConfigFile {
         }
     }
 
-    /// Heads of full attention, of the sizes that the attention kernels take; `head_dim` where the file does not give it.
+    /// Heads of full attention, of the sizes that the attention kernels take; `head_dim` where the file does not give
+    /// it.
     pub fn heads(&self, head_dim: usize) -> Result<HeadShape, ConfigError> {
         let (heads, kv_heads) = (self.size("num_attention_heads")?, self.size("num_key_value_heads")?);
         let shape = HeadShape { heads, kv_heads, head_dim: self.size_or("head_dim", head_dim)? };
@@ -215,7 +217,7 @@ impl ConfigFile {
         self.get("initializer_range").as_f64().unwrap_or(0.02) as f32
     }
 
-    /// Refuses a model of another type than the floating-point ones, whose weights are rounded to bf16 when they are loaded.
+    /// Refuses a model with another dtype than the floating-point ones, which are rounded to bf16 at load.
     pub fn check_dtype(&self) -> Result<(), ConfigError> {
         for field in ["dtype", "torch_dtype"] {
             let value = self.get(field);
@@ -229,7 +231,7 @@ impl ConfigFile {
     /// End-of-text ids of all files of the checkpoint, see [`end_of_text::union`].
     pub fn eos_token_ids(&self) -> Result<Vec<u32>, ConfigError> {
         let mut config = self.token_ids("eos_token_id")?;
-        // A multimodal model may name more of them outside of its text part.
+        // A multimodal model may name more ids outside of its text part.
         config.extend(self.ids_of("eos_token_id", &self.root["eos_token_id"])?);
         let mut seen = HashSet::new();
         config.retain(|id| seen.insert(*id));

@@ -29,8 +29,8 @@ impl<L> DecoderWeights<L> {
     }
 }
 
-/// Loads the output matrix [`HEAD`], `[vocab, hidden]`, unless it is `tied` to the embedding, see [`ConfigFile::ties_output`]. Small
-/// official checkpoints store a copy of the embedding: it is not loaded.
+/// Loads the output matrix [`HEAD`], `[vocab, hidden]`, unless it is `tied` to the embedding, see
+/// [`ConfigFile::ties_output`]. Small official checkpoints store a copy of the embedding: it is not loaded.
 ///
 /// [`ConfigFile::ties_output`]: super::ConfigFile::ties_output
 pub fn load_head(

@@ -1,4 +1,4 @@
-//! Tokens that end a text: the union of what the files of a checkpoint name.
+//! Tokens that end a text: the union of those that a checkpoint's files name.
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -6,11 +6,10 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Ids that end a text, in the order in which they are asked for: those of generation_config.json if it has any, else those of
-/// config.json; then the rest of both, and the tokenizer's `eos_token`.
+/// Ids that end a text, in order of precedence: generation_config.json, config.json, the tokenizer's `eos_token`.
 ///
-/// Fine-tunes of base models often name the end of a turn in one of the files only. An additional id outside of the vocabulary
-/// is left out, since the model cannot generate it.
+/// Fine-tunes of base models often name the end of a turn in only one of the files. An additional id outside of the
+/// vocabulary is left out, because the model cannot generate it.
 pub fn union(generation: Vec<u32>, config: Vec<u32>, tokenizer: Option<u32>, vocab_size: usize) -> Vec<u32> {
     let (mut ids, more) = if generation.is_empty() { (config, Vec::new()) } else { (generation, config) };
     for id in more.into_iter().chain(tokenizer) {
@@ -21,7 +20,7 @@ pub fn union(generation: Vec<u32>, config: Vec<u32>, tokenizer: Option<u32>, voc
     ids
 }
 
-/// A token as tokenizer files write it: a text, or an object with its `content`.
+/// A token in a tokenizer file: a text, or an object with its `content`.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Token {
@@ -37,8 +36,8 @@ impl Token {
     }
 }
 
-/// Id of the `eos_token` of the tokenizer in `dir`; `None` if tokenizer_config.json names none or the files do not tell its id.
-/// A file that cannot be parsed tells nothing here: the tokenizer's loader refuses it.
+/// Id of the `eos_token` of the tokenizer in `dir`; `None` if tokenizer_config.json names none or the files do not tell
+/// its id. A file that cannot be parsed tells nothing here: the tokenizer's loader refuses it.
 pub fn tokenizer_eos(dir: &Path) -> Option<u32> {
     #[derive(Deserialize)]
     struct Config {

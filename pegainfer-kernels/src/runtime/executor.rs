@@ -1,8 +1,8 @@
 //! Runs the steps of a model on one device.
 //!
-//! A step is launched, sampled and finished: on a GPU `launch` enqueues the forward pass up to the logits, `sample` the rest,
-//! and the next step may be launched before the host has seen the tokens of this one. They stay on the device, where the
-//! next step's placeholder ids find them; a readback of them is on its way to the host.
+//! A step is launched, sampled and finished. On a GPU `launch` enqueues the forward pass up to the logits, and `sample`
+//! enqueues the rest. The next step may be launched before the host has seen the tokens of this one: they stay on the
+//! device, where the next step's placeholder ids refer to them, and are also copied to the host.
 
 use super::bounds::Bounds;
 use super::drafting::{self, DraftVocabulary, Drafting};
@@ -124,8 +124,8 @@ impl<M: Model> Executor<M> {
         self.graphs.replays()
     }
 
-    /// Captures the CUDA graphs of decode steps of up to `rows` rows, largest first, and runs each once. Every size has run before,
-    /// so that its kernels are loaded. No request waits for a capture after that.
+    /// Captures the CUDA graphs of decode steps of up to `rows` rows, largest first, and runs each once. Every size has
+    /// run before, so that its kernels are loaded. No request waits for a capture after that.
     pub fn capture_graphs(&mut self, rows: usize) -> Result<(), OpError> {
         for size in GRAPH_SIZES.into_iter().rev().filter(|size| *size <= rows) {
             if self.graphs.captures(Some(size)) {
@@ -228,11 +228,11 @@ impl<M: Model> StepExecutor for Executor<M> {
             let (head, part) = (None, Part::Layers);
             graphs.run(size, &mut Launch::<M> { exec, config, weights, cache, work, inputs, sampler, head, step, part })
         });
-        // A device that has failed says so here.
+        // A failed device reports its error here.
         let launched = launched.and_then(|launched| launched);
         // A step that fails is recorded no further, either.
         if times_ops && launched.is_err() {
-            // The error of the launch is the one to report.
+            // The launch's own error is the one to report.
             let _ = exec.stop_timed_recording();
         }
         launched
@@ -307,7 +307,7 @@ struct Launch<'a, M: Model> {
 }
 
 impl<M: Model> Launch<'_, M> {
-    /// Draws `samples`, the real ones of a step that may be padded.
+    /// Draws `samples`, the real samples of a step that may be padded.
     fn sample(&mut self, samples: &[SampleRow]) -> Result<(), OpError> {
         let Self { exec, weights, work, inputs, sampler, head: other_head, part, .. } = self;
         let (normed, head) = match part {
@@ -318,7 +318,7 @@ impl<M: Model> Launch<'_, M> {
     }
 }
 
-/// The forward pass up to the logits of its samples: what a CUDA graph holds.
+/// The forward pass up to the logits of its samples, which a CUDA graph holds.
 impl<M: Model> Launches for Launch<'_, M> {
     fn exec(&mut self) -> &mut Exec {
         self.exec

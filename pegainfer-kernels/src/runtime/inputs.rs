@@ -75,13 +75,14 @@ impl Inputs {
         })
     }
 
-    /// Says whether a CUDA graph keeps the launches of the next step: then they suit every context of the engine.
+    /// Sets whether a CUDA graph keeps the launches of the next step: then they fit every context of the engine.
     pub fn keep_launches(&mut self, kept: bool) {
         self.keeps_launches = kept;
     }
 
     /// Takes a step over: on a GPU one copy, another one if a row has got a block since the step before, as one in 16
-    /// does that decodes. What an earlier step still reads is not disturbed, because the copies are ordered after it.
+    /// does that decodes. Inputs that an earlier step still reads stay as they are, because the copies are ordered
+    /// after it.
     pub fn fill<M: Clone + Default>(&mut self, exec: &mut Exec, step: &Step<M>) -> Result<(), OpError> {
         let rows: Vec<u32> = step.samples.iter().map(|row| row.token).collect();
         let sampled = step.sampled_indptr().unwrap_or_default();
@@ -103,8 +104,8 @@ impl Inputs {
         Ok(())
     }
 
-    /// Takes over the logits processors of the `samples` of a step, before they are drawn: up to three copies on a GPU, none
-    /// where no sample has any.
+    /// Takes over the logits processors of a step's `samples` before they are drawn: up to three copies on a GPU, none
+    /// if no sample has any.
     pub fn fill_processors(&mut self, exec: &mut Exec, samples: &[SampleRow]) -> Result<(), OpError> {
         self.processors.fill(exec, samples)
     }

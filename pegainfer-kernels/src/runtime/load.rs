@@ -158,8 +158,9 @@ fn check_eos(info: &ModelInfo) -> Result<(), LoadError> {
     }
 }
 
-/// One token through the model: its logits tell whether the weights are numbers, and the first request finds memory that has been
-/// touched. On a GPU, then the steps that load kernels and let cuBLASLt choose, and those that are captured as CUDA graphs.
+/// One token through the model: its logits tell whether the weights are numbers, and the first request finds memory
+/// that has been touched. On a GPU, then the steps that load kernels and let cuBLASLt choose, and those that are
+/// captured as CUDA graphs.
 fn warm<M: Model>(executor: &mut Executor<M>, bounds: &Bounds, mixed_tokens: usize) -> Result<(), LoadError> {
     executor.run(&uniform::<M>(1, 1, 1))?;
     if !executor.logits(1)?.iter().all(|logit| logit.is_finite()) {

@@ -1,4 +1,4 @@
-//! Output matrix of a decoder: a matrix of its own, or the embedding table.
+//! Output matrix of a decoder: a separate matrix, or the embedding table.
 
 use super::config_file::{ConfigError, ConfigFile};
 use pegainfer_core::weights::{Checkpoint, WeightsError};
@@ -9,19 +9,20 @@ pub const HEAD: &str = "lm_head.weight";
 impl ConfigFile {
     /// True if the embedding table, tensor `embedding`, is also the output matrix.
     ///
-    /// Weights in the folder of config.json decide, because `tie_word_embeddings` is often wrong. An [output matrix](HEAD) that
-    /// differs from the embedding is used whatever config.json says; fine-tuned heads and resized vocabularies leave such files. A copy
-    /// that config.json ties is not loaded, and a model without an output matrix uses the embedding, as in vLLM.
+    /// Weights in the folder of config.json decide, because `tie_word_embeddings` is often wrong. An [output
+    /// matrix](HEAD) that differs from the embedding is used even if config.json ties it; fine-tuned heads and resized
+    /// vocabularies leave such files. A copy of a tied embedding is not loaded, and a model without an output matrix
+    /// uses the embedding, as in vLLM.
     pub fn ties_output(&self, embedding: &str) -> Result<bool, ConfigError> {
         let tied = self.flag("tie_word_embeddings")?;
-        // Weights that cannot be opened are the loader's to refuse; a plan needs none.
+        // The loader refuses weights that cannot be opened; a plan needs none.
         let Some(checkpoint) = self.dir().and_then(|dir| Checkpoint::open(dir).ok()) else { return Ok(tied) };
         match (tied, checkpoint.contains(HEAD)) {
             (true, true) => match checkpoint.equal(HEAD, embedding) {
                 Ok(false) => {
                     log::warn!(
-                        "config.json ties the output matrix to the embedding (tie_word_embeddings), but the checkpoint has another one: \
-                         {HEAD} is used"
+                        "config.json ties the output matrix to the embedding (tie_word_embeddings), but the \
+                         checkpoint has another one: {HEAD} is used"
                     );
                     Ok(false)
                 }
@@ -31,8 +32,8 @@ impl ConfigFile {
             },
             (false, false) if checkpoint.contains(embedding) => {
                 log::warn!(
-                    "the checkpoint has no {HEAD}, although config.json does not tie it (tie_word_embeddings): the embedding is the \
-                     output matrix; if answers make no sense, the checkpoint is incomplete"
+                    "the checkpoint has no {HEAD}, although config.json does not tie it (tie_word_embeddings): the \
+                     embedding is the output matrix; if answers make no sense, the checkpoint is incomplete"
                 );
                 Ok(true)
             }

@@ -1,5 +1,5 @@
-//! From hidden states to tokens, in two phases: logits, which end the forward pass and may be part of its CUDA graph, and
-//! sampling, which depends on what each request asks for.
+//! Turns hidden states into tokens in two phases. Logits end the forward pass and may be part of its CUDA graph;
+//! sampling depends on the parameters of each request.
 
 use super::inputs::Inputs;
 use super::logits_processors::LogitsProcessors;
@@ -84,8 +84,8 @@ impl Sampler {
         &self.logits
     }
 
-    /// Logits of the first of `samples` samples, as many as are computed at once: the end of the forward pass, and the
-    /// last thing that depends on nothing but its shape. [`sample`](Self::sample) draws from them.
+    /// Computes logits of the first of `samples` samples, as many as are computed at once. This ends the forward pass:
+    /// everything up to here depends only on its shape. [`sample`](Self::sample) draws from the logits.
     pub fn project(&mut self, exec: &mut Exec, source: &mut impl LogitsSource, samples: usize) -> Result<(), OpError> {
         let rows = samples.min(self.max_rows());
         self.logits.set_rows(rows);
@@ -142,7 +142,7 @@ impl Sampler {
         Ok(())
     }
 
-    /// From the logits to the tokens of `samples`, from number `first` on. Does not wait for a GPU.
+    /// Turns logits into the tokens of `samples`, from number `first` on. Does not wait for a GPU.
     fn draw(
         &mut self,
         exec: &mut Exec,

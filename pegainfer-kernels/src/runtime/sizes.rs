@@ -3,8 +3,8 @@
 /// Longest context, tokens.
 pub const MAX_CONTEXT: usize = 1 << 26;
 
-/// Largest value of a size. Tensors and lists are as long as these numbers, and the bytes of all weights must fit 64 bits: a file
-/// that asks for more is refused before anything is allocated.
+/// Largest value of a size. Sizes are lengths of tensors and lists, and the bytes of all weights must fit 64 bits. A
+/// file with a larger size is refused before anything is allocated.
 pub fn most(field: &str) -> usize {
     match field {
         "num_hidden_layers" => 1 << 12,

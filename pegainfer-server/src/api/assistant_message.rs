@@ -103,7 +103,7 @@ impl AssistantMessage {
                     self.tool_calls.push(ToolCall { index: Some(index), id: None, r#type: None, function });
                 }
             },
-            // The message has no place for it.
+            // The message has no field for it.
             Event::ToolEnd { .. } => {}
         }
     }

@@ -26,7 +26,7 @@ use tokio::time::{Instant as Clock, timeout_at};
 /// they have sent everything.
 const MAX_DISCARD: usize = 64 << 20;
 
-/// Bytes of a body that are decoded before other requests have their turn.
+/// Bytes of a body that are decoded before the task yields to others.
 const MAX_DECODED: usize = 64 << 10;
 
 /// What a request has besides its body.
@@ -36,7 +36,7 @@ pub struct RequestContext {
     pub headers: HeaderMap,
     /// Trace that records the stages of the request.
     pub trace: Option<Arc<Trace>>,
-    /// What the choices of the request did, for its log line.
+    /// Results of the choices, for the log line of the request.
     pub choices: Option<Arc<Choices>>,
     /// When the whole body had arrived.
     pub received: Instant,
@@ -44,7 +44,7 @@ pub struct RequestContext {
     pub deadline: Option<Deadline>,
     /// Whose request it is.
     pub tenant: Tenant,
-    /// What waits for the client; `None` of a request that came without a connection.
+    /// Output that waits for the client; `None` for a request without a connection.
     pub outbox: Option<Arc<Outbox>>,
     /// Counts the tokens of the request, if its key has rates.
     pub meter: Option<Arc<Meter>>,
@@ -69,17 +69,18 @@ impl RequestContext {
     }
 }
 
-/// What a response needs of its request.
+/// Parts of a request that its response needs.
 pub struct Submitted {
     /// Ends when the head of a stream is due.
     pub timer: Timer,
-    /// What the choices of the request did, for its log line.
+    /// Results of the choices, for the log line of the request.
     pub choices: Option<Arc<Choices>>,
 }
 
 /// Time over which the rate of a body is measured, if the client timeout is not shorter.
 const RATE_WINDOW: Duration = Duration::from_secs(10);
-/// Bodies larger than this are parsed off the async threads: a thousand of them at once would stop every stream for a second.
+/// Bodies larger than this are parsed off the async threads: a thousand of them at once would stop every stream for a
+/// second.
 const INLINE: usize = 16 << 10;
 
 /// A body that has come whole, and its share of the memory budget.
@@ -154,7 +155,7 @@ async fn receive(body: Body, tenant: Tenant, headers: &HeaderMap, state: &AppSta
     let mut frames = body.into_data_stream();
     let mut received = Received { body: state.budget.buffer(tenant, limit), counter: ValueCounter::default() };
     let mut decoder = Decoder::of(headers)?;
-    // Bytes that came, and bytes of the body that they are.
+    // Bytes that came, and the number of body bytes that they decode to.
     let (mut sent, mut total, mut rate) = (0, 0, Rate::begin(options));
     while let Some(frame) = rate.next(frames.next()).await? {
         let frame = frame

@@ -1,7 +1,7 @@
 //! Compressed request bodies (`Content-Encoding`), decoded as they come.
 //!
-//! A kilobyte can become a megabyte: what comes is decoded in small steps, so that the limit on the size of a body and the memory
-//! budget count decoded bytes before there are more of them.
+//! A kilobyte can become a megabyte. Bytes are decoded in small steps, so that the limit on a body's size and the
+//! memory budget count decoded bytes before more are made.
 
 use crate::error::{ApiError, truncate_for_error};
 use axum::body::Bytes;
@@ -9,7 +9,7 @@ use axum::http::{HeaderMap, StatusCode, header};
 use flate2::write::{MultiGzDecoder, ZlibDecoder};
 use std::io::Write;
 
-/// Bytes that are decoded in one step. Deflate makes at most 1,032 bytes of each.
+/// Compressed bytes that are decoded in one step. Deflate makes at most 1,032 bytes of each.
 const STEP: usize = 256;
 
 /// Decodes one body.
@@ -47,7 +47,7 @@ impl Decoder {
         Ok(Self { stream, rest: Bytes::new() })
     }
 
-    /// Takes bytes that came. Those before must be decoded.
+    /// Takes bytes that came. Earlier ones must be decoded already.
     pub(super) fn feed(&mut self, bytes: Bytes) {
         self.rest = bytes;
     }
@@ -73,7 +73,7 @@ impl Decoder {
 }
 
 impl Stream {
-    /// All that the bytes become.
+    /// Decodes all of the bytes.
     fn decode(&mut self, bytes: &[u8]) -> std::io::Result<Vec<u8>> {
         let decoded = match self {
             Self::Gzip(decoder) => {

@@ -42,7 +42,7 @@ struct Preparing {
     /// Resolves when the request has to be cancelled: `http::deadline` only knows of requests without a head.
     cutoff: BoxFuture<'static, ApiError>,
     style: ApiStyle,
-    /// For the log line, if the stream is refused.
+    /// Results of the choices, for the log line of a refused stream.
     choices: Option<Arc<Choices>>,
     interval: Duration,
 }

@@ -50,7 +50,7 @@ pub struct Generation {
     /// Log-probabilities of the prompt, if the client asked for them.
     report: Option<PromptReport>,
     tenant: Tenant,
-    /// What waits for the client.
+    /// Output that waits for the client.
     outbox: Option<Arc<Outbox>>,
     /// Counts among the open requests of its tenant.
     _open: Option<OpenRequest>,
@@ -78,12 +78,12 @@ impl PromptReport {
 }
 
 impl Generation {
-    /// Whose request it is.
+    /// Tenant of the request.
     pub fn tenant(&self) -> Tenant {
         self.tenant
     }
 
-    /// What waits for the client; `None` of a request that came without a connection.
+    /// Output that waits for the client; `None` for a request without a connection.
     pub fn outbox(&self) -> Option<&Arc<Outbox>> {
         self.outbox.as_ref()
     }

@@ -12,9 +12,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// A request's share of the memory budget, and for a large body its turn of large work. Clones share both; work that
 /// runs for the request keeps one, so that a client that leaves frees nothing that is still in use.
 ///
-/// Deadlocks cannot happen because all take these in the same order: the turn of a large body, then memory, then what a
-/// response needs. So a large body waits for its turn without memory for parsed values, and keeps the turn until its
-/// prompt is tokenized.
+/// All requests take resources in the same order, so deadlocks cannot happen: the turn of a large body, then memory,
+/// then the response's share. A large body therefore waits for its turn without memory for parsed values, and keeps the
+/// turn until its prompt is tokenized.
 #[derive(Clone)]
 pub struct Hold {
     tenant: Tenant,
@@ -30,7 +30,7 @@ struct Held {
 }
 
 impl Hold {
-    /// Waits until a body of `size` bytes with so many JSON values may be parsed.
+    /// Waits until a body of `size` bytes with `values` JSON values may be parsed.
     pub async fn begin(tenant: Tenant, size: usize, values: usize, state: &AppState) -> Result<Self, ApiError> {
         let hold = Self { tenant, size, held: Arc::default() };
         if size > LARGE {

@@ -22,8 +22,8 @@ pub const INLINE: u64 = 128 << 10;
 /// Steps in which the share of a response grows.
 const STEP: u64 = 64 << 10;
 
-/// The bytes of a response while its tokens and log-probabilities are generated, and their share of the budget of output. All choices of
-/// a request count together.
+/// The bytes of a response while its tokens and log-probabilities are generated, and their share of the budget of
+/// output. All choices of a request count together.
 #[derive(Debug)]
 pub struct GrowingResponse {
     tenant: Tenant,
@@ -38,7 +38,7 @@ struct Grown {
 }
 
 impl GrowingResponse {
-    /// The response of a request of `tenant`, of which nothing is generated yet.
+    /// A response to `tenant` without any tokens yet.
     pub fn of(tenant: Tenant) -> Self {
         Self { tenant, grown: Mutex::default() }
     }
@@ -75,8 +75,8 @@ impl GrowingResponse {
     }
 }
 
-/// The share of a response of at most `bytes` bytes, if it is large, for the request that has `hold`. A request that holds no turn of
-/// large work waits for it; one that does is refused, so that nobody waits for its turn meanwhile.
+/// Waits for the share of a response of at most `bytes` bytes to the request of `hold`, if it is large. A request that holds a turn of
+/// large work is refused instead of waiting, because others wait for its turn.
 pub async fn share(state: &AppState, hold: &Hold, tenant: Tenant, bytes: usize) -> Result<ResponseShare, ApiError> {
     let mut share = ResponseShare::default();
     if bytes as u64 <= INLINE {
@@ -90,7 +90,8 @@ pub async fn share(state: &AppState, hold: &Hold, tenant: Tenant, bytes: usize) 
     granted.map_err(|error| over_budget(&error, state))
 }
 
-/// A response that holds its share of the budget until the connection is given its bytes, which then count as unread output.
+/// A response that holds its share of the budget until its bytes go to the connection, where they count as unread
+/// output.
 pub fn json_response(json: Vec<u8>, mut share: ResponseShare) -> Response {
     share.shrink(json.len());
     let body = Body::new(Unsent(Some((json.into(), share))));

@@ -3,8 +3,8 @@
 //! # Layout
 //! - [`chat`], [`completions`]: OpenAI's endpoints, on which the others are built. [`responses`], [`anthropic`]: translate
 //!   their requests into chat requests, and the output into their own responses.
-//! - [`body`], [`json_size`]: read a body within the memory budget. [`hold`]: resources until the engine has a request. [`schema`]: the bodies as structs. [`policy`]: decides
-//!   about fields that they do not know.
+//! - [`body`], [`json_size`]: read a body within the memory budget. [`hold`]: resources until the engine has a request.
+//!   [`schema`]: the bodies as structs. [`policy`]: decides about fields that they do not know.
 //! - [`chat_request`]: one chat request, into which all chats are converted: a [`conversation`] of [`message`]s, [`tools`]
 //!   and what is [`structured`]. [`render`] makes a prompt of it, [`plain_text`] without control tokens from messages.
 //! - [`params`], [`sampling`], [`logits_processors`], [`stop`], [`stream_options`], [`truncation`], [`response_size`]: how to
@@ -12,7 +12,7 @@
 //! - [`quota`], [`submitted_chat`], [`generation`]: run a request and give its output as [`delta`]s. [`assistant_message`],
 //!   [`blocks`], [`wire`], [`logprobs`], [`timings`], [`sse`], [`large_response`]: write the response. [`early_head`],
 //!   [`stream_head`]: begin a stream before its request is prepared.
-//! - [`panics`]: what a panic leaves of a response. [`info`], [`tokenize`]: the small endpoints. [`openapi`]: the
+//! - [`panics`]: responses after a panic. [`info`], [`tokenize`]: the small endpoints. [`openapi`]: the
 //!   OpenAPI document.
 
 mod agents;
@@ -104,7 +104,7 @@ pub fn routers(state: &Arc<AppState>) -> [(ApiStyle, Router); 3] {
         .route("/v1/messages", post(anthropic::messages))
         .layer(from_fn_with_state(early, early_head::send_early))
         .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
-        // What is not there is missed in this API's shape.
+        // Unknown paths get an error in this API's shape.
         .route("/v1/messages/", any(unknown_path))
         .route("/v1/messages/{*rest}", any(unknown_path));
     let styled = [(ApiStyle::OpenAi, openai), (ApiStyle::Responses, responses), (ApiStyle::Anthropic, anthropic)];

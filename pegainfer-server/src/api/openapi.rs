@@ -164,8 +164,8 @@ const PLAIN: [Plain; 11] = [
     ("/openapi.json", &["get"], "This document", None),
 ];
 
-/// The schemas of all bodies. Fields of a request may be left out, those of a response may not: each has its own
-/// generator.
+/// Schemas of all bodies. Requests and responses have a generator each, because only fields of a request may be left
+/// out.
 struct Generators {
     requests: SchemaGenerator,
     responses: SchemaGenerator,
@@ -245,7 +245,7 @@ fn with_body(endpoint: &Endpoint, generators: &mut Generators) -> Value {
     let Endpoint { path, summary, parts, required, example, response, event } = endpoint;
     let mut content = json!({"application/json": {"schema": response(&mut generators.responses)}});
     if let Some(event) = event {
-        // OpenAPI 3.1 has no word for the data of one event, 3.2 calls it itemSchema.
+        // OpenAPI 3.1 cannot describe the data of one event; 3.2 calls it itemSchema.
         content["text/event-stream"] = json!({"x-itemSchema": event(&mut generators.responses)});
     }
     let mut responses = json!({"200": {"description": "OK", "content": content}});
@@ -284,7 +284,7 @@ mod tests {
         let (requests, responses) = (generators.requests.definitions(), generators.responses.definitions());
         let twice: Vec<&String> = requests.keys().filter(|name| responses.contains_key(*name)).collect();
         assert!(twice.is_empty() && responses.len() > 20, "{twice:?}");
-        // A schema whose name was taken gets a number.
+        // A schema gets a number if its name was taken.
         let numbered = |name: &&String| name.ends_with(|c: char| c.is_ascii_digit());
         assert_eq!(responses.keys().find(numbered), None);
     }

@@ -52,7 +52,7 @@ impl HttpBody for CaughtBody {
         match catch_unwind(AssertUnwindSafe(|| Pin::new(inner).poll_frame(cx))) {
             Ok(frame) => frame,
             Err(_) => {
-                // Its state is unknown; dropping it cancels what it generates.
+                // Its state is unknown; dropping it cancels the generation.
                 let broken = self.inner.take();
                 let _ = catch_unwind(AssertUnwindSafe(|| drop(broken)));
                 let error = panicked(&self.path);

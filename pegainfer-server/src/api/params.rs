@@ -81,7 +81,7 @@ pub struct Params {
     cache_salt: u64,
     /// Whose request it is.
     pub tenant: Tenant,
-    /// What waits for the client.
+    /// Output that waits for the client.
     pub outbox: Option<Arc<Outbox>>,
     /// Counts the tokens of the request, if its key has rates.
     pub meter: Option<Arc<Meter>>,

@@ -34,7 +34,7 @@ pub trait ChunkWriter: Send + 'static {
     fn begin(&mut self, _out: &mut Events, _usage: Usage) {}
     /// Writes the events of one delta. `counts`: the tokens of its choice so far.
     fn delta(&mut self, out: &mut Events, index: usize, delta: Delta, counts: Counts);
-    /// Writes what follows the last delta. `usage`: the tokens of all choices.
+    /// Writes the events after the last delta. `usage`: the tokens of all choices.
     fn finish(&mut self, out: &mut Events, usage: Usage, metrics: Option<Timings>);
     /// Writes the event of a failed generation.
     fn error(&mut self, out: &mut Events, error: &ApiError) {
@@ -44,7 +44,7 @@ pub trait ChunkWriter: Send + 'static {
     fn end(&mut self, out: &mut Events) {
         out.push_done();
     }
-    /// Writes a sign of life while nothing else comes.
+    /// Writes a keep-alive event while nothing else comes.
     fn keep_alive(&mut self, out: &mut Events) {
         out.push_comment("keep-alive");
     }
@@ -101,7 +101,7 @@ struct SseStream<F> {
     /// Number of choices of each prompt.
     n: usize,
     writer: F,
-    /// For the log line, if the stream fails.
+    /// Results of the choices, for the log line of a failed stream.
     choices: Option<Arc<Choices>>,
     /// What comes next, if it is known: a delta, or the end of all choices.
     pending: Option<Option<Item>>,
@@ -194,7 +194,7 @@ pub fn error_event(style: ApiStyle, error: &ApiError) -> Bytes {
     out.0.into()
 }
 
-/// Resolves when the client has to be sent something.
+/// Resolves when something has to be sent to the client.
 async fn probed(outbox: Option<&Outbox>) {
     match outbox {
         Some(outbox) => outbox.probed().await,
@@ -243,7 +243,8 @@ impl<F: ChunkWriter> SseStream<F> {
         Ok((out.0.into(), self))
     }
 
-    /// Writes a large item off the async threads. It holds a share of the budget of output until the connection is given its bytes.
+    /// Writes a large item off the async threads. It holds a share of the output budget until its bytes go to the
+    /// connection.
     async fn write_large(mut self, item: Option<Item>) -> Result<(Bytes, Self), ApiError> {
         let (state, bytes, mut share) = (self.state.clone(), size(&item) as usize, ResponseShare::default());
         let (mut out, choices) = (Events::default(), self.choices.clone());
@@ -260,7 +261,7 @@ impl<F: ChunkWriter> SseStream<F> {
         written.inspect_err(|error| choices.iter().for_each(|choices| choices.failed(error)))
     }
 
-    /// The next item; `None` if none comes for the interval, or before somebody has to know whether the client is there.
+    /// The next item; `None` if none comes within the interval, or if the client has to be probed first.
     async fn next(&mut self) -> Option<Option<Item>> {
         loop {
             tokio::select! {

@@ -40,15 +40,15 @@ impl Structured {
         }
     }
 
-    /// Replaces the source by its Lark grammar, all that a request keeps while it waits to be compiled.
+    /// Replaces the source by its Lark grammar, the only part that a request keeps while it waits for the compiler.
     pub fn into_lark(self) -> Result<Self, ApiError> {
         let Self { field, source } = self;
         let lark = source.into_lark().map_err(|error| refusal(field, error))?;
         Ok(Self { field, source: GrammarSource::Lark(lark) })
     }
 
-    /// Compiles the grammar, if there is one, before the deadline; a 400 names the field if it cannot be compiled. The request gives
-    /// back the memory of its body but for the grammar and the `prompt` bytes of its prompt.
+    /// Compiles the grammar, if there is one, before the deadline; a 400 names the field if it cannot be compiled. The
+    /// request keeps memory for the grammar and the `prompt` bytes of its prompt, and gives back the rest.
     pub async fn compile(
         this: Option<Self>,
         prompt: usize,

@@ -146,11 +146,11 @@ pub async fn detokenize(State(state): State<Arc<AppState>>, request: Request) ->
     check_size(most, state.options.limits.max_response_bytes)?;
     context.hold.shrink(size_of_val(ids.as_slice()));
     let (tenant, shared) = (context.tenant, state.clone());
-    // The text and its JSON are there at the same time.
+    // The text and its JSON are in memory at the same time.
     let mut share = large_response::share(&state, &context.hold, tenant, 2 * most).await?;
     let work = move |tokenizer: &Arc<Tokenizer>, _: &Caller<'_>| {
         let text = tokenizer.decode_all(&ids);
-        // Escapes may take more, up to six bytes for one.
+        // Escapes may take up to six bytes for one.
         let beyond = (text.len() + json_string_bytes(&text)).saturating_sub(2 * most);
         shared.output.grow(&mut share, tenant, beyond).map_err(|error| over_budget(&error, &shared))?;
         Ok::<_, ApiError>((json_bytes(&Detokenized { prompt: text }), share))
@@ -166,7 +166,8 @@ fn check_size(bytes: usize, limit: u64) -> Result<(), ApiError> {
         return Ok(());
     }
     let message = format!(
-        "the text of these tokens may have {bytes} bytes, at most {limit} are given (--max-response-bytes): send fewer tokens"
+        "the text of these tokens may have {bytes} bytes, at most {limit} are given (--max-response-bytes): send \
+         fewer tokens"
     );
     Err(ApiError::new(StatusCode::BAD_REQUEST, message).with_code("response_too_large"))
 }

@@ -14,7 +14,7 @@ pub struct BodyBuffer {
     max_body: usize,
     bytes: Vec<u8>,
     share: BodyShare,
-    /// It goes on without a share.
+    /// True if the body goes on without a share.
     exempt: bool,
 }
 

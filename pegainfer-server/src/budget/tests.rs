@@ -1,4 +1,4 @@
-//! Parts of the budget, and who gets them.
+//! Tests of the budget's parts.
 
 use super::*;
 use futures_util::FutureExt;
@@ -11,7 +11,7 @@ const fn tenant(id: u64) -> Tenant {
     Tenant { id, has_key: false }
 }
 
-/// Whether a body of `bytes` more bytes can be read at once.
+/// True if `bytes` more bytes of a body can be read at once.
 fn reads(buffer: &mut BodyBuffer, bytes: usize) -> bool {
     let frame = vec![0; bytes];
     buffer.push(&frame).now_or_never().is_some()

@@ -30,11 +30,11 @@ pub struct HttpArgs {
     /// File with one admin key on each line; read again on SIGHUP
     #[arg(long, value_name = "FILE")]
     pub admin_key_file: Option<PathBuf>,
-    /// Take programs on this machine for admins where there are no keys; not for a machine with a proxy that serves others
+    /// Make programs on this machine admins if no keys are set; not for a machine with a proxy that serves others
     #[arg(long)]
     pub admin_local: bool,
-    /// Address or network of proxies, such as 10.0.0.0/8, that say in X-Forwarded-For or Forwarded for whom they call; repeatable,
-    /// or several with commas
+    /// Address or network of proxies, such as 10.0.0.0/8, trusted to name their client in X-Forwarded-For or Forwarded;
+    /// repeatable, or separated by commas
     #[arg(long, value_name = "CIDR", value_delimiter = ',')]
     pub trusted_proxy: Vec<String>,
     /// Host name under which clients may call the server, or * for all; repeatable. Addresses and localhost are always allowed

@@ -10,14 +10,15 @@ use std::num::NonZeroUsize;
 /// Flags that limit what requests may take.
 #[derive(Debug, Clone, Args)]
 pub struct LimitArgs {
-    /// Memory for all requests that are being read, parsed and rendered, such as 256M; requests wait for their share. Large
-    /// responses, and output that clients have not read, may take as much again
+    /// Memory for all requests that are being read, parsed and rendered, such as 256M; requests wait for their share.
+    /// Large responses and unread output may take as much again
     #[arg(long, value_name = "BYTES", default_value = "256M", value_parser = parse_inflight_bytes)]
     pub max_inflight_bytes: u64,
     /// Refuse request bodies that come at fewer bytes per second
     #[arg(long, value_name = "BYTES", default_value = "1K", value_parser = parse_bytes)]
     pub min_body_rate: u64,
-    /// Close connections whose client reads fewer bytes per second, on average over --client-timeout, while output waits for it
+    /// Close a connection if its client reads fewer bytes per second, on average over --client-timeout, while output
+    /// waits for it
     #[arg(long, value_name = "BYTES", default_value = "1K", value_parser = parse_bytes)]
     pub min_read_rate: u64,
     /// Refuse requests whose response may be larger: all choices with all of their tokens and log-probabilities

@@ -70,7 +70,7 @@ fn table(models: &[CachedModel]) -> String {
             Ok(family) => format!("when its download is complete ({family})"),
             Err(reason) => format!("no: {reason}"),
         };
-        // Names of directories and of config.json, which must not begin another row.
+        // Names from directories and config.json must not begin another row.
         let (id, runs) = (one_line(&model.id), one_line(&runs));
         let size = DecimalBytes(model.bytes).to_string();
         let _ = writeln!(text, "{id:width$}  {size:>10}  {runs}");

@@ -55,7 +55,7 @@ pub struct ServeArgs {
     /// What the recording holds of prompts
     #[arg(long, value_name = "WHAT", value_enum, default_value_t, requires = "record")]
     pub record_prompts: Prompts,
-    /// Maximum size of the recording, such as 500M or 4G, at which it ends
+    /// End the recording at this size, such as 500M or 4G
     #[arg(long, value_name = "BYTES", default_value = "4G", value_parser = parse_bytes, requires = "record")]
     pub record_max_bytes: u64,
     /// Record what decides the schedule and each step that is planned, too, for `pegainfer replay --schedule`. Needs

@@ -1,16 +1,17 @@
-//! Standard output of commands that print text. All of it passes a filter, since names, files and models are not trusted.
+//! Standard output of commands that print text. A filter escapes control characters, because names, files and models
+//! are not trusted.
 
 use crate::printable::printable;
 use anyhow::{Context, Result};
 use std::io::{ErrorKind, IsTerminal, Write};
 
-/// Prints a report: control characters of the names in it are escaped, wherever it goes.
+/// Prints a report. Control characters are escaped, also in files and pipes.
 pub fn print(text: &str) -> Result<()> {
     write(&printable(text))
 }
 
-/// Prints what another program may read, such as JSON, a path or the text of a model: a file or pipe gets exactly these bytes, and
-/// a terminal no control characters.
+/// Prints text that another program may read, such as JSON, a path or a model's text. A file or pipe gets exactly these
+/// bytes; on a terminal, control characters are escaped.
 pub fn print_exact(text: &str) -> Result<()> {
     if std::io::stdout().is_terminal() { print(text) } else { write(text) }
 }

@@ -1,7 +1,8 @@
-//! A fair queue of permits: for threads, processes or memory that requests share before the engine has them.
+//! A fair queue of permits for threads, processes or memory that requests share before they reach the engine.
 //!
-//! Groups of tenants take turns, and the tenants of a group; each may hold and wait for only so much, and no request waits longer than its time.
-//! [`FairQueue`] decides who is next; [`Slots`] lets tasks wait.
+//! Groups of tenants take turns, and so do the tenants of a group. Bounds limit the permits and the waiting requests of
+//! each tenant, and the time that a request waits. [`FairQueue`] decides which request is next; [`Slots`] lets tasks
+//! wait.
 
 mod queue;
 #[cfg(test)]
@@ -45,7 +46,7 @@ struct Inner {
 
 struct State {
     queue: FairQueue<Tenant>,
-    /// Where the permits of waiting requests are sent.
+    /// Channels to the waiting requests.
     waiters: HashMap<Ticket, oneshot::Sender<Permits>>,
 }
 
@@ -56,7 +57,7 @@ pub struct Permits {
     count: usize,
 }
 
-/// Permits, or where they will be sent.
+/// Permits, or the channel to wait for them.
 enum Entered {
     Granted(Permits),
     Waits(Ticket, oneshot::Receiver<Permits>),
@@ -70,7 +71,7 @@ impl Slots {
         Self(Arc::new(Inner { limits, max_wait, state: Mutex::new(state) }))
     }
 
-    /// Waits for permits, at most all of them. No permits are had at once. Dropping the future leaves no trace.
+    /// Waits for `count` permits, at most all of them; for 0, returns at once. Dropping the future leaves no trace.
     ///
     /// # Errors
     /// Too many requests wait, or this one has waited too long.
@@ -84,11 +85,11 @@ impl Slots {
             Entered::Waits(ticket, receiver) => (ticket, receiver),
         };
         let _place = Place { slots: &self.0, tenant, ticket };
-        // The sender is dropped only after it has sent.
+        // The sender is dropped only after it has sent the permits.
         timeout(self.0.max_wait, receiver).await.ok().and_then(Result::ok).ok_or(QueueError::TimedOut(self.0.max_wait))
     }
 
-    /// Takes permits that are free, and that nobody waits for.
+    /// Takes free permits if no request waits.
     pub fn try_acquire(&self, tenant: Tenant, count: usize) -> Option<Permits> {
         let mut state = self.0.state();
         match state.queue.enter(tenant, count) {
@@ -106,7 +107,7 @@ impl Slots {
         self.0.state().queue.free()
     }
 
-    /// Whether the tenant may hold so many permits more.
+    /// True if the tenant may hold `count` more permits.
     pub fn may_hold(&self, tenant: Tenant, count: usize) -> bool {
         self.0.state().queue.may_hold(&tenant, count.min(self.0.limits.permits))
     }
@@ -141,7 +142,7 @@ impl Inner {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the queue, and sends permits to those that are next then.
+    /// Changes the queue, then sends permits to the requests that are next.
     fn change(self: &Arc<Self>, change: impl FnOnce(&mut State)) {
         let mut granted = Vec::new();
         let mut state = self.state();
@@ -157,7 +158,7 @@ impl Inner {
     }
 }
 
-/// The place of a waiting request; it is left when this is dropped.
+/// The place of a waiting request; dropping it leaves the queue.
 struct Place<'a> {
     slots: &'a Arc<Inner>,
     tenant: Tenant,

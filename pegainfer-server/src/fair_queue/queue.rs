@@ -1,4 +1,4 @@
-//! Decides who gets permits next. Pure: no clock, no threads, so that tests and a fuzzer can drive it.
+//! Decides which request gets permits next. It has no clock and no threads, so that tests and a fuzzer can drive it.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
@@ -8,23 +8,23 @@ use std::hash::Hash;
 pub struct QueueLimits {
     /// Permits of all tenants together.
     pub permits: usize,
-    /// Permits that one tenant may hold; the rest stays free for the others. A tenant that holds nothing may take more
+    /// Permits that one tenant may hold; the rest stays free for others. A tenant that holds nothing may exceed this
     /// with one request, up to all permits.
     pub permits_per_tenant: usize,
-    /// Requests that may wait, of all tenants.
+    /// Maximum number of waiting requests of all tenants.
     pub waiting: usize,
-    /// Requests of one tenant that may wait.
+    /// Maximum number of waiting requests of one tenant.
     pub waiting_per_tenant: usize,
 }
 
-/// Requests of all tenants that may wait in one queue: more than there are connections.
+/// Default maximum of waiting requests of all tenants: more than there are connections.
 const WAITING: usize = 1 << 16;
-/// Requests of one tenant that may wait in one queue. They hold little, and a client that waits sends nothing: one that
-/// is refused at once mostly sends its request again at once.
+/// Default maximum of waiting requests of one tenant. Waiting requests hold little memory, and clients that wait send
+/// nothing, while clients that are refused mostly retry at once.
 const WAITING_PER_TENANT: usize = 4096;
 
 impl QueueLimits {
-    /// Limits of so many permits, with the usual bounds of waiting requests.
+    /// Limits with this number of permits and the default bounds of waiting requests.
     pub const fn new(permits: usize, permits_per_tenant: usize) -> Self {
         Self { permits, permits_per_tenant, waiting: WAITING, waiting_per_tenant: WAITING_PER_TENANT }
     }
@@ -52,11 +52,11 @@ pub enum QueueFull {
     Total,
 }
 
-/// A queue in which tenants take turns: first come, first served within a tenant, round robin over groups of tenants and over the
-/// tenants of each group.
+/// A queue in which tenants take turns: first come, first served within a tenant, round robin over groups of tenants
+/// and over the tenants of each group.
 ///
-/// The next request in turn waits until enough permits are free, and nobody overtakes it, so that a request for many
-/// permits does not starve. A tenant that holds as much as it may is passed over, and keeps its place among the turns.
+/// The next request in turn waits until enough permits are free. Nobody overtakes it, so that a request for many
+/// permits does not starve. A tenant that holds its maximum is skipped and keeps its place in the order of turns.
 #[derive(Debug)]
 pub struct FairQueue<K> {
     limits: QueueLimits,
@@ -97,7 +97,7 @@ impl<K: Copy + Eq + Hash> FairQueue<K> {
         Self { limits, free, held, queues, group, members, turns, waiting: 0, last_ticket: 0 }
     }
 
-    /// Asks for permits, at most all of them.
+    /// Asks for `permits` permits, at most all of them.
     ///
     /// # Errors
     /// The request would have to wait, and too many wait already.
@@ -124,7 +124,7 @@ impl<K: Copy + Eq + Hash> FairQueue<K> {
         Ok(Entry::Waits(ticket))
     }
 
-    /// Removes a waiting request; does nothing if it does not wait any more. Others may be next now.
+    /// Removes a waiting request; does nothing if it no longer waits. Other requests may be next now.
     pub fn leave(&mut self, tenant: K, ticket: Ticket) {
         let Some(queue) = self.queues.get_mut(&tenant) else { return };
         let Some(at) = queue.iter().position(|waiter| waiter.ticket == ticket) else { return };
@@ -143,7 +143,7 @@ impl<K: Copy + Eq + Hash> FairQueue<K> {
         }
     }
 
-    /// Gives permits of a tenant back. Others may be next now.
+    /// Gives permits of a tenant back. Other requests may be next now.
     pub fn release(&mut self, tenant: K, permits: usize) {
         let Some(held) = self.held.get_mut(&tenant) else { return };
         let permits = permits.min(*held);
@@ -155,7 +155,7 @@ impl<K: Copy + Eq + Hash> FairQueue<K> {
     }
 
     /// Gives permits to the next request in turn; `None` if it has to wait. Returns its tenant, ticket and permits.
-    /// Called until it returns `None` after each change.
+    /// Call it after each change until it returns `None`.
     pub fn grant_next(&mut self) -> Option<(K, Ticket, usize)> {
         let Eligible { group: at, tenant: member, permits } =
             self.first_eligible().filter(|e| e.permits <= self.free)?;
@@ -194,7 +194,7 @@ impl<K: Copy + Eq + Hash> FairQueue<K> {
         self.waiting
     }
 
-    /// Whether a tenant may hold so many permits more.
+    /// True if a tenant may hold `permits` more.
     pub fn may_hold(&self, tenant: &K, permits: usize) -> bool {
         let held = self.held(tenant);
         held == 0 || held + permits <= self.limits.permits_per_tenant
@@ -210,7 +210,7 @@ impl<K: Copy + Eq + Hash> FairQueue<K> {
         members.push_back(tenant);
     }
 
-    /// The first tenant in turn that may hold the permits that its next request asks for.
+    /// The first tenant in turn that may hold the permits of its next request.
     fn first_eligible(&self) -> Option<Eligible> {
         self.turns.iter().enumerate().find_map(|(group, id)| {
             self.members.get(id)?.iter().enumerate().find_map(|(tenant, key)| {

@@ -13,8 +13,7 @@ use tokio::time::sleep;
 const ACCEPT_AGAIN: Duration = Duration::from_millis(10);
 /// Time between two log lines about connections that cannot be accepted.
 const ACCEPT_LOG: Duration = Duration::from_secs(1);
-/// Bytes that the kernel takes of a connection before the client has been sent them. Without a limit it is megabytes, which no budget
-/// would count.
+/// Unsent bytes of a connection that the kernel buffers. By default it buffers megabytes, which no budget would count.
 #[cfg(target_os = "linux")]
 const MAX_UNSENT: libc::c_int = 128 << 10;
 
@@ -22,11 +21,11 @@ const MAX_UNSENT: libc::c_int = 128 << 10;
 pub(super) struct Acceptor {
     listener: TcpListener,
     open: Arc<OpenConnections>,
-    /// Their connections are those of many clients.
+    /// Proxies; their connections serve many clients.
     proxies: TrustedProxies,
-    /// When a connection could not be accepted or had to be refused, and was logged.
+    /// Time of the last log line about a connection that was not accepted or was refused.
     logged: Option<Instant>,
-    /// Connections since then that could not be accepted or had to be refused.
+    /// Number of such connections since then.
     refused: usize,
 }
 
@@ -35,8 +34,8 @@ impl Acceptor {
         Self { listener, open, proxies, logged: None, refused: 0 }
     }
 
-    /// The next connection. Waiting connections are closed for it where there are too many; where all are being served, it
-    /// is refused.
+    /// The next connection. If too many are open, waiting ones are closed for it; if all are being served, it is
+    /// refused.
     pub async fn accept(&mut self) -> (TcpStream, Peer, OpenConnection) {
         loop {
             match self.listener.accept().await {

@@ -32,7 +32,7 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 
 /// Size of the head of a request, and of what is read of a body at a time, at most.
 const MAX_HEAD: usize = 64 << 10;
-/// Time between two looks at the unread output of all connections.
+/// Time between two checks of the unread output of all connections.
 const LOOK_AT_UNREAD: Duration = Duration::from_millis(100);
 const RESOURCE_POLICY: HeaderName = HeaderName::from_static("cross-origin-resource-policy");
 /// Time in which cancelled requests may still send their error to the client.
@@ -48,7 +48,7 @@ pub struct Server {
     pub output: Arc<OutputBudget>,
     /// Counts connections that are closed because of unread output.
     pub metrics: Arc<Metrics>,
-    /// Proxies whose connections are those of many clients.
+    /// Trusted proxies: their connections serve many clients.
     pub proxies: TrustedProxies,
     /// Time that open requests have to finish after the signal to stop.
     pub drain_timeout: Duration,
@@ -68,7 +68,7 @@ pub async fn serve(listener: TcpListener, app: Router, server: Server, stop: imp
     let open = OpenConnections::new(server.max_connections, server.output.clone());
     let mut acceptor = Acceptor::new(listener, open.clone(), server.proxies.clone());
     let server = Arc::new(server);
-    // Dropped, and so ended, when the server is.
+    // Ends when the server is dropped.
     let mut background = JoinSet::new();
     background.spawn(close_unread(open, server.clone()));
     let mut stop = pin!(stop);
@@ -121,8 +121,8 @@ async fn close_unread(open: Arc<OpenConnections>, server: Arc<Server>) {
     }
 }
 
-/// Tells browsers to take a response for nothing but what it says that it is, and to show it to pages of other origins only where CORS
-/// allows them to read it.
+/// Tells browsers not to guess content types, and to give responses to pages of other origins only if CORS allows them
+/// to read it.
 fn protect(mut response: Response) -> Response {
     for (name, value) in [(header::X_CONTENT_TYPE_OPTIONS, "nosniff"), (RESOURCE_POLICY, "same-origin")] {
         response.headers_mut().entry(name).or_insert(HeaderValue::from_static(value));

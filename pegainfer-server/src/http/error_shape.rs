@@ -7,8 +7,8 @@ use axum::extract::Request;
 use axum::http::header;
 use axum::response::Response;
 
-/// Middleware: gives errors the shape of the route's API. It runs outside of all that refuses requests, and inside of
-/// the one that attaches the request's id.
+/// Middleware: gives errors the shape of the route's API. It wraps all middleware that refuses requests, and the
+/// middleware that attaches the request's id wraps it.
 pub async fn reshape(request: Request, next: impl AsyncFnOnce(Request) -> Response) -> Response {
     let style = ApiStyle::of(request.extensions());
     if !style.reshapes_errors() {

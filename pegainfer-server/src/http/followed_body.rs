@@ -1,4 +1,4 @@
-//! Bodies that tell their connection how far they are.
+//! Bodies that report their progress to the connection.
 
 use super::slot::Slot;
 use axum::body::{Body, Bytes, HttpBody};
@@ -9,7 +9,7 @@ use std::task::{Context, Poll, ready};
 
 type PolledFrame = Poll<Option<Result<Frame<Bytes>, axum::Error>>>;
 
-/// The body of a request: when it has come whole, the request is being served.
+/// The body of a request. When it is complete, the request is being served.
 pub(super) struct RequestBody {
     pub body: Body,
     pub slot: Arc<Slot>,
@@ -36,7 +36,8 @@ impl HttpBody for RequestBody {
     }
 }
 
-/// The body of a response: what the connection was given of it waits for the client, and when it ends, the connection waits.
+/// The body of a response. Bytes that go to the connection count as unread output; when the body ends, the connection
+/// waits for its client.
 pub(super) struct ResponseBody {
     pub body: Body,
     pub sent: Sent,

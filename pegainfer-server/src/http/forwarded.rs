@@ -1,8 +1,9 @@
-//! Who a request comes from: the client's end of the connection, or behind a trusted proxy the address that the proxy names.
+//! The address of a request's client: the peer of the connection or, if the peer is a trusted proxy, the address that
+//! the proxy names.
 //!
-//! A proxy appends the address of its client to `X-Forwarded-For`, or to `Forwarded` (RFC 7239). What stands before that came from the client,
-//! who may write what it likes. So the list is read from its end: addresses of trusted proxies are passed over, and the
-//! first other one is the client. From anybody but a trusted proxy the headers count for nothing.
+//! A proxy appends the address of its client to `X-Forwarded-For`, or to `Forwarded` (RFC 7239). Earlier entries came
+//! from the client, who may write anything. The list is therefore read from its end: addresses of trusted proxies are
+//! skipped, and the first other address is the client. Headers from any other peer are ignored.
 
 use anyhow::{Result, ensure};
 use axum::http::HeaderMap;
@@ -45,7 +46,7 @@ impl Network {
 }
 
 impl TrustedProxies {
-    /// The networks of the flag, each an address or a network such as `10.0.0.0/8`.
+    /// Parses the values of the flag: addresses, or networks such as `10.0.0.0/8`.
     pub fn new(networks: &[String]) -> Result<Self> {
         let mut all = Vec::new();
         for text in networks {
@@ -56,26 +57,26 @@ impl TrustedProxies {
         Ok(Self(all.into()))
     }
 
-    /// Whether a proxy at this address is trusted.
+    /// True if a proxy at this address is trusted.
     pub fn contains(&self, address: IpAddr) -> bool {
         let address = address.to_canonical();
         self.0.iter().any(|network| network.contains(address))
     }
 
-    /// Where the request of `peer`, with these headers, comes from.
+    /// Address of the client of a request from `peer` with these headers.
     pub fn client(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
         if !self.contains(peer) {
             return peer;
         }
         let (old, new) = (self.last_untrusted(headers, "x-forwarded-for"), self.last_untrusted(headers, "forwarded"));
         match (old, new) {
-            // A proxy writes one of them. If the other one says something else, it may be the client's own.
+            // A proxy writes one of the headers. If the other one differs, the client may have written it.
             (Some(old), Some(new)) if old != new => peer,
             (old, new) => old.or(new).unwrap_or(peer),
         }
     }
 
-    /// The last address of a header that is not one of a proxy; `None` if there is none, or something unreadable comes first.
+    /// The last address of a header that is not a proxy's; `None` if there is none, or an unreadable entry comes first.
     fn last_untrusted(&self, headers: &HeaderMap, name: &str) -> Option<IpAddr> {
         let hops = headers.get_all(name).iter().flat_map(|line| line.to_str().unwrap_or("?").split(','));
         let hops: Vec<&str> = hops.collect();

@@ -29,7 +29,7 @@ pub struct Peer(pub IpAddr);
 
 /// What the access control consults.
 pub struct Guard {
-    /// Says who may do what.
+    /// Rights of callers.
     pub access: Access,
     /// Whether the server drains.
     pub lifecycle: Lifecycle,
@@ -41,8 +41,8 @@ pub struct Guard {
     pub hasher: RandomState,
 }
 
-/// Middleware: 403 for pages of other sites and for what only admins may do, 401 without a valid key, 503 while the server drains, 429
-/// beyond the rates of a key. Attaches to the request whose it is.
+/// Middleware: 403 for pages of other sites and for admin paths without an admin key, 401 without a valid key, 503
+/// while the server drains, 429 beyond the rates of a key. Attaches the tenant to the request.
 pub async fn guard(guard: &Guard, mut request: Request, next: impl AsyncFnOnce(Request) -> Response) -> Response {
     if is_open(request.uri().path()) {
         return next(request).await;
@@ -63,8 +63,8 @@ pub async fn guard(guard: &Guard, mut request: Request, next: impl AsyncFnOnce(R
         return ([(header::WWW_AUTHENTICATE, "Bearer")], error).into_response();
     };
     if rights != Rights::Admin && ADMIN_PATHS.contains(&request.uri().path()) {
-        let message = "this needs a key of --admin-key or --admin-key-file; without any keys, a program on the server's own \
-            machine where it was started with --admin-local";
+        let message = "this needs a key of --admin-key or --admin-key-file; without any keys, start the server with \
+            --admin-local and call from its own machine";
         return ApiError::new(StatusCode::FORBIDDEN, message).with_code("admin_only").into_response();
     }
     if guard.lifecycle.phase() != Phase::Serving {

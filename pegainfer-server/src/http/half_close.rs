@@ -1,10 +1,11 @@
-//! Clients that have sent all they have to say and wait for the answer (`nc -N`), and clients that are gone: both end what they
+//! Half-closed connections. A client that waits for its answer (`nc -N`) and a client that is gone both end what they
 //! send.
 //!
-//! TCP tells them apart only by what happens to what is sent to them: the socket of a client that is gone refuses it. So the end of a
-//! client's bytes is kept back while its request is being served. The bytes of a response find out soon. Where a stream sends
-//! nothing for a moment, it is asked for a comment; where the response has not begun, because all of it is still being generated, an
-//! interim response (`100 Continue`) is sent, which every client of HTTP/1.1 has to expect.
+//! Only sending bytes tells them apart: the socket of a client that is gone refuses them.
+//! The end of a client's bytes is therefore hidden while its request is being served. Bytes of the response soon show
+//! whether the client is there. A stream that sends nothing for a moment is asked for a comment. If the response has
+//! not begun, because all of it is still being generated, an interim response (`100 Continue`) is sent, which every
+//! client of HTTP/1.1 has to accept.
 
 use super::slot::Slot;
 use std::io::{ErrorKind, IoSlice, Result};
@@ -16,42 +17,43 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// Time in which a response may come before the client is tried.
+/// Time to wait for a response before the client is probed.
 const BEFORE_PROBE: Duration = Duration::from_secs(1);
-/// Time between two looks whether the client refused what it was sent.
+/// Time between two checks whether the client refused the bytes.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// Time between two interim responses.
 const PROBE_AGAIN: Duration = Duration::from_secs(15);
 const INTERIM: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
-/// A socket that hides the end of what its client sends while a request is being served, as long as the client is there.
+/// A socket that hides the end of what its client sends while a request is being served, as long as the client is
+/// there.
 pub struct HalfClose {
     stream: TcpStream,
     slot: Arc<Slot>,
-    /// Present after the end was seen.
+    /// `Some` after the end was seen.
     ended: Option<Ended>,
 }
 
 struct Ended {
     look: Pin<Box<Sleep>>,
-    /// When the client is tried next.
+    /// Time of the next probe.
     probe: Instant,
 }
 
 impl HalfClose {
-    /// Wraps the socket of the connection that has this slot.
+    /// Wraps the socket of the connection with this slot.
     pub fn new(stream: TcpStream, slot: Arc<Slot>) -> Self {
         Self { stream, slot, ended: None }
     }
 
-    /// Keeps the end of the client's bytes back. An error says that the client is gone.
+    /// Hides the end of the client's bytes. An error means that the client is gone.
     fn keep_back(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
         let Self { stream, slot, ended } = self;
         let ended = ended.get_or_insert_with(|| {
             let now = Instant::now();
             Ended { look: Box::pin(sleep_until(now + LOOK_AGAIN)), probe: now + BEFORE_PROBE }
         });
-        // A body that has come may not have been read yet; one that was cut off is given up.
+        // A complete body may not have been read yet; a truncated one ends the request.
         while is_answering(slot) || (slot.is_receiving() && Instant::now() < ended.probe) {
             if ended.look.as_mut().poll(cx).is_pending() {
                 return Poll::Pending;
@@ -82,7 +84,7 @@ impl HalfClose {
     }
 }
 
-/// Whether something is still to come for the client.
+/// True if the client has not got its whole response.
 fn is_answering(slot: &Slot) -> bool {
     slot.is_serving() || slot.outbox().unread().bytes > 0
 }

@@ -77,7 +77,7 @@ impl ApiKeys {
         if let Some((flag, path)) = &self.0.file {
             let unreadable = || format!("{flag} {} cannot be read", path.display());
             let bytes = secret_file::read(path).with_context(unreadable)?;
-            // What the bytes are is not shown: they may be a part of a key.
+            // The bytes are not shown, because they may be part of a key.
             let text = String::from_utf8(bytes).map_err(|_| anyhow!("it is not UTF-8")).with_context(unreadable)?;
             let before = lines.len();
             for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
@@ -223,9 +223,9 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
         let error = format!("{:#}", loaded.reload().unwrap_err());
-        assert!(error.starts_with("--api-key-file") && error.contains("it is no regular file"), "{error}");
+        assert!(error.starts_with("--api-key-file") && error.contains("it is not a regular file"), "{error}");
         assert!(loaded.find(Some("one")).is_some());
-        assert!(format!("{:#}", ApiKeys::load(&[], Some(&path)).unwrap_err()).contains("it is no regular file"));
+        assert!(format!("{:#}", ApiKeys::load(&[], Some(&path)).unwrap_err()).contains("it is not a regular file"));
         std::fs::remove_file(&path).unwrap();
         std::fs::write(&path, "two").unwrap();
         loaded.reload().unwrap();

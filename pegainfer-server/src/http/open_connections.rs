@@ -1,9 +1,9 @@
 //! The open connections: how many there may be, and which one is closed for a new one.
 //!
 //! A client that only holds connections open must not keep others out. Where there are as many as `--max-connections`
-//! allows, the connections that have waited longest for their client are closed: those without a request, and those whose
-//! request has not arrived whole. A connection whose request is being served is never closed for another one, so a client may not
-//! have all of them: [`shares`](super::shares) says how many.
+//! allows, the connections that have waited longest for their client are closed: those without a request, and those
+//! whose request has not arrived whole. A connection whose request is being served is never closed for another one, so
+//! a client may not have all of them: [`shares`](super::shares) says how many.
 
 use super::followed_body::{RequestBody, ResponseBody, Sent};
 use super::guard::Peer;
@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Part of the connections that are closed together, so that the search for them costs little per connection.
 const CLOSED_TOGETHER: usize = 64;
-/// Connections beyond the limit or a share, which are for probes: they get no other answer than 503.
+/// Extra connections beyond the limit or a share. Probes are answered on them; other requests get 503.
 const EXTRA: usize = 16;
 
 /// All open connections.
@@ -45,14 +45,14 @@ pub struct OpenConnection {
 }
 
 impl OpenConnections {
-    /// At most `most` connections, and none yet; their unread output counts in `output`.
+    /// A registry of at most `most` connections; their unread output counts in `output`.
     pub fn new(most: usize, output: Arc<OutputBudget>) -> Arc<Self> {
         Arc::new(Self { most: most.max(1), open: Mutex::default(), clock: Arc::default(), output })
     }
 
-    /// Enters a new connection of `peer`, for which others may have to be closed. Where all of them are being served, or all that
-    /// the client may have, it is an extra one, or `None` if there are enough of these. Without a peer, only the number of
-    /// all connections counts.
+    /// Enters a new connection of `peer`, for which others may be closed. If all connections, or all that the client
+    /// may have, are being served, the new one is extra; `None` if there are too many extra ones. Without a peer, only
+    /// the total number counts.
     pub fn open(self: &Arc<Self>, peer: Option<Peer>) -> Option<OpenConnection> {
         let id = self.clock.now();
         let networks = peer.map(|Peer(address)| Networks::of(address));
@@ -64,7 +64,7 @@ impl OpenConnections {
         if let Some(networks) = networks
             && let Some(saturated) = open.shares.saturated(networks, self.most.saturating_sub(open.regular()))
         {
-            // Its own connections make place, not those of others.
+            // The client's own connections make place, not those of others.
             full |= !open.close_longest_waiting(|slot| slot.networks.is_some_and(|networks| saturated.has(networks)));
         }
         if full && open.extra >= EXTRA {
@@ -101,7 +101,7 @@ impl OpenConnections {
 }
 
 impl Open {
-    /// Connections that are no extra ones.
+    /// Number of connections that are not extra.
     fn regular(&self) -> usize {
         self.slots.len() - self.extra
     }
@@ -119,8 +119,8 @@ impl Open {
         Some(slot)
     }
 
-    /// Closes the connections that have waited longest of those that `may` be closed, at most a [`CLOSED_TOGETHER`]th of
-    /// them; false if none waits.
+    /// Closes the connections that have waited longest of those that `may` be closed, at most a [`CLOSED_TOGETHER`]th
+    /// of them; false if none waits.
     fn close_longest_waiting(&mut self, may: impl Fn(&Slot) -> bool) -> bool {
         let candidates = self.slots.iter().filter(|(_, slot)| may(slot));
         let all: Vec<(u64, u64)> = candidates.map(|(id, slot)| (slot.waiting_since(), *id)).collect();
@@ -141,7 +141,7 @@ impl Open {
 }
 
 impl OpenConnection {
-    /// Whether it is one more than there may be, or than its client may have.
+    /// True if the connection is beyond the limit, or beyond its client's share.
     pub fn is_extra(&self) -> bool {
         self.slot.is_extra
     }
@@ -151,7 +151,7 @@ impl OpenConnection {
         self.slot.closed().await
     }
 
-    /// What the connection's socket and bodies share.
+    /// State that the connection shares with its socket and bodies.
     pub(super) fn slot(&self) -> &Arc<Slot> {
         &self.slot
     }

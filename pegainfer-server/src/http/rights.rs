@@ -1,4 +1,4 @@
-//! Rights of a caller, from its key, its address and what its browser says.
+//! Rights of a caller, from its key, its address and its browser's headers.
 
 use super::forwarded::TrustedProxies;
 use super::keys::{ApiKeys, Key, sent_key};
@@ -7,7 +7,7 @@ use axum::extract::Request;
 use axum::http::{HeaderMap, Method, StatusCode, header};
 use std::net::IpAddr;
 
-/// Paths that change what others notice: for admins only.
+/// Paths for admins only, because they affect or show the requests of others.
 pub(super) const ADMIN_PATHS: [&str; 2] = ["/reset_prefix_cache", "/debug/steps"];
 
 /// Rights of a caller.
@@ -15,32 +15,32 @@ pub(super) const ADMIN_PATHS: [&str; 2] = ["/reset_prefix_cache", "/debug/steps"
 pub(super) enum Rights {
     /// May use the API.
     Client,
-    /// May also change what others notice, and trace requests.
+    /// May also use the admin paths and trace requests.
     Admin,
 }
 
-/// Says who may do what.
+/// Rights of callers.
 #[derive(Default)]
 pub struct Access {
     /// Keys that callers may send; without keys, everyone may call.
     pub keys: ApiKeys,
     /// Keys of admins.
     pub admin_keys: ApiKeys,
-    /// Whether programs of this machine are admins where there are no keys.
+    /// True if programs on this machine are admins while there are no keys.
     pub admin_local: bool,
     /// Proxies that say for whom they call.
     pub proxies: TrustedProxies,
 }
 
-/// Who calls, and what it may do.
+/// A caller and its rights.
 pub(super) struct Caller {
     pub rights: Rights,
-    /// The key that let it in; `None` if it sent none, or one that nobody asked for.
+    /// The key that admitted it; `None` if it sent none, or if no key is needed.
     pub key: Option<Key>,
 }
 
 impl Access {
-    /// The caller at `address`; `None` without a valid key where one is asked for.
+    /// The caller at `address`; `None` if it needs a key and has no valid one.
     pub(super) fn caller(&self, headers: &HeaderMap, address: Option<IpAddr>) -> Option<Caller> {
         let sent = sent_key(headers);
         if let Some(key) = self.admin_keys.find(sent) {
@@ -57,7 +57,7 @@ impl Access {
     }
 }
 
-/// Whether a program of this machine called, not a proxy for somebody else or a page in a browser.
+/// True if the caller is a program on this machine, and neither a proxy for somebody else nor a page in a browser.
 fn is_local(headers: &HeaderMap, address: IpAddr) -> bool {
     const ON_BEHALF: [&str; 4] = ["forwarded", "x-forwarded-for", "x-real-ip", "origin"];
     address.to_canonical().is_loopback()
@@ -65,13 +65,13 @@ fn is_local(headers: &HeaderMap, address: IpAddr) -> bool {
         && !ON_BEHALF.iter().any(|name| headers.contains_key(*name))
 }
 
-/// Whether a browser says that a page of another site asks. Pages can neither set nor leave out this header.
+/// True if the browser says that a page of another site sent the request. Pages can neither set nor remove this header.
 fn is_cross_site(headers: &HeaderMap) -> bool {
     headers.get("sec-fetch-site").is_some_and(|site| site != "same-origin" && site != "none")
 }
 
-/// The refusal of what a page of another site asks: the paths of admins, and whatever is no plain read and has no `Origin`. With one,
-/// the browser has asked whether the operator allows its site: a JSON body needs a preflight.
+/// Refuses requests of pages of other sites for the admin paths, and their writes without `Origin`. For a write with
+/// `Origin`, the browser has asked whether the operator allows the site, because a JSON body needs a preflight.
 pub(super) fn cross_site(request: &Request) -> Option<ApiError> {
     let is_admin_path = ADMIN_PATHS.contains(&request.uri().path());
     let reads = [Method::GET, Method::HEAD, Method::OPTIONS].contains(request.method());
@@ -79,7 +79,7 @@ pub(super) fn cross_site(request: &Request) -> Option<ApiError> {
     if is_safe || !is_cross_site(request.headers()) {
         return None;
     }
-    let message = "a web page of another site may not ask for this (Sec-Fetch-Site)";
+    let message = "web pages of other sites may not send this request (Sec-Fetch-Site)";
     Some(ApiError::new(StatusCode::FORBIDDEN, message).with_code("cross_site"))
 }
 

@@ -11,13 +11,13 @@ const MAX_BYTES: u64 = 16 << 20;
 /// Bytes of a regular file.
 ///
 /// # Errors
-/// The file cannot be opened, has more than 16 MiB, or is none: a pipe would stop the server until somebody writes, and what it gave
-/// once cannot be read again.
+/// The file cannot be opened, has more than 16 MiB, or is not a regular file. A pipe would block the server until
+/// somebody writes, and its bytes cannot be read again.
 pub fn read(path: &Path) -> Result<Vec<u8>> {
     let file = open(path)?;
     ensure!(
         file.metadata()?.is_file(),
-        "it is no regular file: a pipe, device or folder cannot be read again on SIGHUP"
+        "it is not a regular file: a pipe, device or folder cannot be read again on SIGHUP"
     );
     let mut bytes = Vec::new();
     file.take(MAX_BYTES + 1).read_to_end(&mut bytes)?;
@@ -53,9 +53,9 @@ mod tests {
         assert_eq!(read(&path).unwrap(), b"key");
         File::options().write(true).open(&path).unwrap().set_len(MAX_BYTES + 1).unwrap();
         assert_eq!(error(&path), "it has more than 16 MiB");
-        assert!(error(dir.path()).contains("no regular file"));
+        assert!(error(dir.path()).contains("not a regular file"));
         let endless = Path::new("/dev/zero");
-        assert!(!endless.exists() || error(endless).contains("no regular file"));
+        assert!(!endless.exists() || error(endless).contains("not a regular file"));
     }
 
     /// A pipe without a writer, which a plain read would wait for.
@@ -67,6 +67,6 @@ mod tests {
         let made = std::process::Command::new("mkfifo").arg(&path).status().unwrap();
         assert!(made.success());
         let error = read(&path).unwrap_err().to_string();
-        assert!(error.contains("no regular file"), "{error}");
+        assert!(error.contains("not a regular file"), "{error}");
     }
 }

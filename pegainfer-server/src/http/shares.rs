@@ -1,7 +1,7 @@
-//! How many connections a client may have: a number of times as many as are free.
+//! Shares of connections: a client may have a multiple of the free ones.
 //!
-//! The threshold falls while connections are taken, so that the last ones are never all taken by the same client, however many
-//! clients are greedy (dynamic thresholds of shared buffers: Choudhury and Hahne, IEEE/ACM Transactions on Networking, 1998).
+//! The threshold falls as connections are taken, so that no client takes all of the last ones, however many clients are
+//! greedy (dynamic thresholds of shared buffers: Choudhury and Hahne, IEEE/ACM Transactions on Networking, 1998).
 
 use crate::tenant::Networks;
 use std::collections::HashMap;
@@ -18,7 +18,7 @@ pub(super) struct Shares {
     groups: HashMap<(bool, u128), usize>,
 }
 
-/// A network that has its share.
+/// A network that has reached its share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Saturated {
     /// The network of one client.
@@ -28,7 +28,7 @@ pub(super) enum Saturated {
 }
 
 impl Saturated {
-    /// Whether a client with these networks is a part of it.
+    /// True if a client with these networks belongs to it.
     pub fn has(self, networks: Networks) -> bool {
         match self {
             Self::Client(client) => client == networks.client,
@@ -38,7 +38,7 @@ impl Saturated {
 }
 
 impl Shares {
-    /// The network, of those that a new connection is from, that may not have one more while `free` are free.
+    /// The network of a new connection that may not have one more while `free` connections are free.
     pub fn saturated(&self, networks: Networks, free: usize) -> Option<Saturated> {
         let count = |of: &HashMap<_, usize>, network| of.get(&network).copied().unwrap_or(0);
         if count(&self.clients, networks.client) >= CLIENT * free.max(1) {

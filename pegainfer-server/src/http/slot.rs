@@ -1,4 +1,4 @@
-//! What the registry, the socket and the bodies of one connection share.
+//! State that the registry, the socket and the bodies of one connection share.
 
 use crate::output::{Outbox, OutputBudget};
 use crate::tenant::Networks;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tokio::sync::Notify;
 
-/// State of a connection whose request is being served.
+/// State of a connection with a request that is being served.
 pub(super) const SERVING: u64 = 0;
 
 /// Chunks beyond this size count as unread output at once, not only at the next look.
@@ -33,7 +33,7 @@ impl Clock {
 /// Why a connection is closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Closed {
-    /// It waited for its client, and another one wanted its place.
+    /// It waited for its client, and a new connection needed its place.
     ForAnother,
     /// Memory is short, and its client left too much output unread.
     Unread,
@@ -42,9 +42,9 @@ pub enum Closed {
 /// One connection.
 #[derive(Debug)]
 pub(super) struct Slot {
-    /// Where the client is; `None` if that does not count.
+    /// Networks of the client; `None` if they do not count.
     pub networks: Option<Networks>,
-    /// It is one more than there may be, or than its client may have.
+    /// True if the connection is beyond the limit, or beyond its client's share.
     pub is_extra: bool,
     clock: Arc<Clock>,
     /// When the connection began to wait for its client; or [`SERVING`].
@@ -92,18 +92,18 @@ impl Slot {
         self.receiving.store(true, Ordering::Relaxed);
     }
 
-    /// The request has come whole, and is being served from now on.
+    /// The request is complete and is being served from now on.
     pub fn serve(&self) {
         self.waiting_since.store(SERVING, Ordering::Relaxed);
         self.receiving.store(false, Ordering::Relaxed);
     }
 
-    /// Whether a request has begun whose body has not come whole, or was not read yet.
+    /// True if a request has begun and its body is incomplete or unread.
     pub fn is_receiving(&self) -> bool {
         self.receiving.load(Ordering::Relaxed)
     }
 
-    /// Whether a request is being served.
+    /// True if a request is being served.
     pub fn is_serving(&self) -> bool {
         self.waiting_since() == SERVING
     }
@@ -128,12 +128,12 @@ impl Slot {
         self.waiting_since.store(self.clock.now(), Ordering::Relaxed);
     }
 
-    /// Whether the client may be sent an interim response.
+    /// True if an interim response may be sent to the client.
     pub fn takes_interim(&self) -> bool {
         self.takes_interim.load(Ordering::Relaxed)
     }
 
-    /// Whether nothing of the response was sent yet, or is about to be.
+    /// True if nothing of the response was sent or is about to be sent.
     pub fn is_silent(&self) -> bool {
         self.outbox.written() == self.written_before.load(Ordering::Relaxed) && self.outbox.unread().bytes == 0
     }

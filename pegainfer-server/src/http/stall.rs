@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// How fast a client has to read what waits for it.
+/// Minimum rate at which a client reads its output.
 #[derive(Debug, Clone, Copy)]
 pub struct ReadLimits {
     /// Time over which the rate is measured. A client that reads nothing for so long is gone.
@@ -18,27 +18,28 @@ pub struct ReadLimits {
     pub min_rate: u64,
 }
 
-/// Counts what the socket takes, and fails a write while the client is too slow. The rate counts from the first write that has to
-/// wait to the moment in which nothing waits any more: a client that takes all that there is may be as slow as the model. Without
-/// the limit, a client that reads a byte now and then would hold its connection and its unread output forever.
+/// Counts the bytes that the socket takes, and fails a write if the client is too slow. The rate is measured from the
+/// first write that has to wait until nothing waits any more, so a client that has read everything may wait for the
+/// model. Without the limit, a client that reads a byte now and then would hold its connection and its unread output
+/// forever.
 pub struct StallGuard<S> {
     inner: S,
     limits: ReadLimits,
     outbox: Arc<Outbox>,
-    /// Present while the client is behind.
+    /// `Some` while output waits for the client.
     window: Option<Window>,
 }
 
-/// A time in which the client has to read some bytes.
+/// A time window in which the client has to read a minimum of bytes.
 struct Window {
     began: Instant,
-    /// Bytes that the socket had taken when it began.
+    /// Bytes that the socket had taken when the window began.
     written: u64,
     end: Pin<Box<Sleep>>,
 }
 
 impl<S> StallGuard<S> {
-    /// Wraps the `inner` socket of the connection that has this outbox.
+    /// Wraps the `inner` socket of the connection with this outbox.
     pub fn new(inner: S, limits: ReadLimits, outbox: Arc<Outbox>) -> Self {
         Self { inner, limits, outbox, window: None }
     }
@@ -70,7 +71,7 @@ impl<S> StallGuard<S> {
             }
             let least = limits.min_rate as f64 * window.began.elapsed().as_secs_f64();
             if ((written - window.written) as f64) < least.max(1.0) {
-                let message = "the client reads too slowly what waits for it (--min-read-rate)";
+                let message = "the client reads its output too slowly (--min-read-rate)";
                 return Poll::Ready(Err(Error::new(ErrorKind::TimedOut, message)));
             }
             self.window = None;
@@ -130,8 +131,8 @@ mod tests {
         (StallGuard::new(server, LIMITS, outbox.clone()), outbox, client)
     }
 
-    /// Sends 20,000 bytes to a client that reads `bytes` bytes every 20 ms. Returns the time that it took, and whether all were
-    /// sent.
+    /// Sends 20,000 bytes to a client that reads `bytes` bytes every 20 ms. Returns the time that it took, and whether
+    /// all were sent.
     async fn send_to(bytes: usize) -> (Duration, bool) {
         let (mut guard, _, mut client) = connection(20_000);
         let reader = tokio::spawn(async move {

@@ -1,4 +1,4 @@
-//! Layouts of one event: one line of at most [`MAX_LINE`] bytes without control characters, whatever the message contains.
+//! Layouts of one event: one line of at most [`MAX_LINE`] bytes without control characters, for any message.
 
 use crate::printable::{json_line, one_line};
 use jiff::Timestamp;
@@ -52,7 +52,7 @@ impl Layout for JsonLine {
     }
 }
 
-/// Formats the record with its message on one line, which is cut until the line fits.
+/// Formats the record on one line, and cuts its message until the line fits.
 fn fit(record: &Record, format: impl Fn(&Record) -> Result<Vec<u8>, Error>) -> Result<Vec<u8>, Error> {
     let message = record.payload().to_string();
     let message = one_line(&message);

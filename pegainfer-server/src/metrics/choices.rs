@@ -37,7 +37,7 @@ pub struct Choices {
     failure: OnceLock<Failure>,
 }
 
-/// An error that a client got inside a stream, whose head had been sent with status 200.
+/// An error that a client got inside a stream, after a head with status 200.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Failure {
     /// Status that the response would have had.

@@ -1,8 +1,8 @@
-//! Max-min fairness: what each tenant may hold of a budget that does not suffice for all.
+//! Max-min fairness: shares of the tenants in a budget that does not suffice for all.
 //!
-//! Everybody keeps what does not exceed a level that is the same for all, and the level is as high as the budget allows (Bertsekas and
-//! Gallager, Data Networks, 1987). It is found twice: among the networks of the tenants, and among the tenants of a network, so
-//! that a client with many addresses competes as one.
+//! Every tenant keeps its bytes up to a common level, and the level is as high as the budget allows (Bertsekas and
+//! Gallager, Data Networks, 1987). It is found twice: among the networks of the tenants, and among the tenants of a
+//! network, so that a client with many addresses competes as one.
 
 use crate::tenant::Tenant;
 use std::collections::HashMap;
@@ -34,7 +34,7 @@ impl Held {
         other.tenants.iter().for_each(|(tenant, bytes)| self.add(*tenant, *bytes));
     }
 
-    /// Takes off bytes that were added.
+    /// Subtracts bytes that were added.
     pub fn remove(&mut self, tenant: Tenant, bytes: u64) {
         let Some(held) = self.tenants.get_mut(&tenant) else { return };
         let bytes = bytes.min(*held);
@@ -44,7 +44,7 @@ impl Held {
         }
     }
 
-    /// What each may hold of `limit` bytes.
+    /// Allowance of each tenant in `limit` bytes.
     pub fn allowances(&self, limit: u64) -> Allowances {
         let mut groups: HashMap<u32, Vec<u64>> = HashMap::new();
         self.tenants.iter().for_each(|(tenant, bytes)| groups.entry(tenant.group()).or_default().push(*bytes));
@@ -54,18 +54,18 @@ impl Held {
     }
 }
 
-/// What each tenant may hold: a level for those of each group that holds more than its share.
+/// Allowances of all tenants: a level for each group that holds more than its share.
 #[derive(Debug)]
 pub(super) struct Allowances(HashMap<u32, u64>);
 
 impl Allowances {
-    /// What `tenant` may hold.
+    /// Bytes that `tenant` may hold.
     pub fn of(&self, tenant: Tenant) -> u64 {
         self.0.get(&tenant.group()).copied().unwrap_or(u64::MAX)
     }
 }
 
-/// The level up to which each of these amounts may go, so that they sum to `limit`; `u64::MAX` if all of them do.
+/// The level to which amounts are cut so that they sum to `limit`; `u64::MAX` if none has to be cut.
 fn level(mut amounts: Vec<u64>, limit: u64) -> u64 {
     amounts.sort_unstable();
     let mut left = limit;

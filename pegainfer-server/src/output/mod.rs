@@ -1,13 +1,14 @@
-//! Output that clients have not taken: responses while they are generated, and what waits for a client to read it.
+//! Output that clients have not read: responses while they are generated, and bytes that wait for a client.
 //!
-//! Clients decide how long output waits, so it has a budget of its own, as large as `--max-inflight-bytes`. It is shared fairly:
-//! while it suffices, anybody may have all of it. Where more is wanted, nobody gets into trouble below a fair share ([`fair`]), and
-//! the memory comes from those above theirs: their next large response is refused, and connections that hold the most
+//! Clients decide how long output waits, so it has a separate budget, as large as `--max-inflight-bytes`. Any tenant
+//! may have all of it while nobody else needs it. When memory is short, tenants within their fair share ([`fair`]) go
+//! on. Tenants above it give memory back: their next large response is refused, and connections that hold the most
 //! unread output are closed, largest first.
 //!
 //! - A response that is collected before it is sent takes a [`ResponseShare`] as it grows.
 //! - Output that waits is counted by the [`Outbox`] of its connection: events of the engine that the response has not
-//!   taken, and bytes that the socket has not taken. [`OutputBudget::settle`] looks at all of them a few times a second.
+//!   taken, and bytes that the socket has not taken. [`OutputBudget::settle`] looks at all of them a few times a
+//!   second.
 
 mod fair;
 mod outbox;
@@ -29,11 +30,11 @@ const MAX_WAIT: Duration = Duration::from_secs(30);
 pub struct OutputBudget {
     limit: u64,
     held: Mutex<Ledger>,
-    /// Something was given back.
+    /// Notified when memory is given back.
     freed: Notify,
 }
 
-/// Who holds how much.
+/// Bytes that each tenant holds.
 #[derive(Debug, Default)]
 struct Ledger {
     /// Shares of responses that are generated or written.
@@ -51,16 +52,16 @@ impl Ledger {
 /// Unread output of one connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Unread {
-    /// Whose it is.
+    /// Tenant of the connection.
     pub tenant: Tenant,
-    /// Its bytes.
+    /// Bytes that wait.
     pub bytes: u64,
 }
 
 /// A share of the budget; given back when it is dropped.
 #[derive(Debug, Default)]
 pub struct ResponseShare {
-    /// `None` where nothing was ever taken.
+    /// `None` if nothing was ever taken.
     from: Option<(Arc<OutputBudget>, Tenant)>,
     bytes: u64,
 }
@@ -71,7 +72,8 @@ impl OutputBudget {
         Self { limit, held: Mutex::default(), freed: Notify::new() }
     }
 
-    /// The share of a response of at most `bytes` bytes; waits for it. A response that is larger than the budget takes all of it.
+    /// Waits for the share of a response of at most `bytes` bytes. A response that is larger than the budget takes all
+    /// of it.
     pub async fn response(self: &Arc<Self>, tenant: Tenant, bytes: usize) -> Result<ResponseShare, BudgetError> {
         let bytes = bytes.min(usize::try_from(self.limit).unwrap_or(usize::MAX));
         let granted = async {
@@ -88,7 +90,8 @@ impl OutputBudget {
         timeout(MAX_WAIT, granted).await.map_err(|_| BudgetError::Responses { limit: self.limit })
     }
 
-    /// Adds `bytes` bytes to the share of a response. Does not wait: what the response has already would wait with it.
+    /// Adds `bytes` bytes to the share of a response. Does not wait, because the response would hold its share
+    /// meanwhile.
     pub fn grow(self: &Arc<Self>, share: &mut ResponseShare, tenant: Tenant, bytes: usize) -> Result<(), BudgetError> {
         let (mut ledger, bytes) = (self.ledger(), bytes as u64);
         if bytes > 0 && ledger.total() + bytes > self.limit {
@@ -110,8 +113,8 @@ impl OutputBudget {
         self.ledger().unread.add(tenant, bytes as u64);
     }
 
-    /// Takes stock of the unread output of all connections. Returns the places of those to close, so that what remains fits
-    /// the budget: the largest ones of the tenants that hold more than their fair share.
+    /// Updates the unread output of all connections. Returns the indices of connections to close so that the rest fits
+    /// the budget: the largest ones of tenants that hold more than their fair share.
     pub fn settle(&self, connections: &[Unread]) -> Vec<usize> {
         let mut ledger = self.ledger();
         let mut unread = Held::default();
@@ -160,7 +163,7 @@ impl Ledger {
 }
 
 impl ResponseShare {
-    /// Gives back what is beyond `bytes` bytes.
+    /// Gives back all but `bytes` bytes.
     pub fn shrink(&mut self, bytes: usize) {
         let beyond = self.bytes.saturating_sub(bytes as u64);
         let Some((budget, tenant)) = self.from.as_ref().filter(|_| beyond > 0) else { return };

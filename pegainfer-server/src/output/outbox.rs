@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 
-/// Output that a connection has for its client, who has not taken it: an extension of each request.
+/// Unread output of a connection, and an extension of each request.
 #[derive(Debug, Default)]
 pub struct Outbox {
     /// Bytes of bodies that the connection was given and the socket has not taken.
@@ -15,7 +15,7 @@ pub struct Outbox {
     /// Bytes that the socket has taken since the connection began.
     written: AtomicU64,
     response: Mutex<Current>,
-    /// Somebody wants to know whether the client is still there.
+    /// Notified when the connection has to find out whether the client is still there.
     probe: Notify,
 }
 
@@ -48,7 +48,7 @@ impl Outbox {
         self.unwritten.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// The socket has taken bytes. Heads and framing count, too, but nothing falls below 0: a body follows its head.
+    /// The socket has taken bytes. Heads and framing also count, so the count stops at 0: a body follows its head.
     pub fn wrote(&self, bytes: usize) {
         self.written.fetch_add(bytes as u64, Ordering::Relaxed);
         let less = |unwritten: u64| Some(unwritten.saturating_sub(bytes as u64));
@@ -71,14 +71,14 @@ impl Outbox {
         self.written.load(Ordering::Relaxed)
     }
 
-    /// What waits for the client now.
+    /// Unread output now.
     pub fn unread(&self) -> Unread {
         let current = self.current();
         let queued: usize = current.backlogs.iter().map(|backlog| backlog.bytes()).sum();
         Unread { tenant: current.tenant, bytes: self.unwritten.load(Ordering::Relaxed) + queued as u64 }
     }
 
-    /// Whose response is being sent.
+    /// Tenant and events of the response that is being sent.
     pub fn tenant(&self) -> Tenant {
         self.current().tenant
     }

@@ -58,8 +58,8 @@ fn connections_are_closed_only_where_memory_is_short_and_of_those_who_hold_most(
     assert_eq!(budget.settle(&[many[0], many[1], many[3]]), [0; 0]);
 }
 
-/// 256 connections of 32 networks let output pile up for an hour, each up to a response of 12 MB; a neighbour asks for a response of
-/// 1 MB at each look, and reads it.
+/// 256 connections of 32 networks let output pile up for an hour, each up to a response of 12 MB. A neighbour asks for
+/// a response of 1 MB at each check, and reads it.
 #[test]
 fn an_hour_of_slow_readers_stays_within_the_budget_and_harms_no_neighbour() {
     const LIMIT: u64 = 256 << 20;

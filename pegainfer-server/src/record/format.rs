@@ -84,11 +84,11 @@ pub struct Added {
     /// Hashes of the prompt's whole blocks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hashes: Option<Vec<String>>,
-    /// The request that has the same prompt and parameters, apart from the seed, and whose line has them: the first choice of the
-    /// same HTTP request.
+    /// The first choice of the same HTTP request. Its line has the prompt and the parameters, which are the same apart
+    /// from the seed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub choice_of: Option<u64>,
-    /// With `choice_of` and the ids of that request.
+    /// Seed of this choice; present with `choice_of` if prompts are recorded as ids.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seed: Option<u64>,
     /// With `ids`.
@@ -175,14 +175,14 @@ impl Added {
         }
     }
 
-    /// A further choice of the request `first`, whose line has the prompt and the parameters.
+    /// A further choice of the request `first`, which has the prompt and the parameters in its line.
     pub fn choice(t: f64, add: u64, request: &GenerateRequest, prompts: Prompts, first: u64) -> Self {
         let lengths = Self::new(t, add, request, Prompts::Lengths, None);
         let seed = (prompts == Prompts::Ids).then(|| request.sampling.seed());
         Self { choice_of: Some(first), seed, ..lengths }
     }
 
-    /// The line with what it leaves to the line of the `first` choice.
+    /// The line, completed with the prompt and parameters of the `first` choice.
     #[must_use]
     pub fn complete(self, first: &Self) -> Self {
         let (seed, parameters) = (self.seed, first.parameters.clone());
@@ -307,7 +307,7 @@ mod tests {
         let read: Added = serde_json::from_str(&text).unwrap();
         assert_eq!(read.choice_of, Some(3));
         assert_eq!(read.complete(&first), Added::new(0.5, 4, &request(2), Prompts::Ids, None));
-        // Without ids, the seed is nobody's business.
+        // The seed is recorded only together with ids.
         let hashed = serde_json::to_string(&Added::choice(0.5, 4, &request(2), Prompts::Hashes, 3)).unwrap();
         assert!(!hashed.contains("seed"), "{hashed}");
     }

@@ -51,8 +51,8 @@ impl Recorder {
         Ok(Arc::new(Self { writer, prompts, key, started: Instant::now(), next: AtomicU64::new(0) }))
     }
 
-    /// Records a request that is about to be submitted. `first`: the first choice of the same prompt, if this is another one; its
-    /// line has the prompt.
+    /// Records a request that is about to be submitted. `first`: for a further choice, the first choice of the same
+    /// prompt, which has the prompt in its line.
     pub fn add(self: &Arc<Self>, request: &GenerateRequest, first: Option<&Recording>) -> Recording {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let (t, prompts) = (self.seconds(), self.prompts);
@@ -114,11 +114,11 @@ pub struct Recording {
     id: u64,
     tokens: usize,
     hash: TokenHash,
-    /// Hashes of the prompt and what was generated.
+    /// Hashes of the prompt and the generated tokens.
     chain: Option<Chain>,
-    /// Hashes of the prompt, which further choices go on from.
+    /// Hashes of the prompt, with which further choices begin.
     prompt: Option<Chain>,
-    /// Whether its line is in the file, with the prompt.
+    /// True if its line, with the prompt, is in the file.
     has_line: bool,
     reason: Reason,
 }

@@ -67,7 +67,7 @@ impl Writer {
         Ok(Self { lines, counts })
     }
 
-    /// Hands over a line; returns whether it will be in the file, unless that cannot be written.
+    /// Queues a line. Returns false if it was dropped.
     pub fn write(&self, line: &Line) -> bool {
         if self.has_ended() {
             self.counts.lost.fetch_add(1, Ordering::Relaxed);
@@ -104,7 +104,7 @@ impl Writer {
         is_sent
     }
 
-    /// Waits until all lines so far are in the file, but not longer than [`FLUSH`].
+    /// Waits until all lines so far are in the file, at most [`FLUSH`].
     pub fn flush(&self) {
         self.flush_within(FLUSH);
     }
@@ -116,7 +116,7 @@ impl Writer {
     }
 }
 
-/// The file, with what its size still allows.
+/// The file, and the bytes that it may still grow by.
 struct Output<W: Write> {
     lines: BufWriter<W>,
     left: u64,
@@ -130,7 +130,7 @@ impl<W: Write> Output<W> {
 
     fn write(&mut self, line: &[u8]) -> std::io::Result<()> {
         let Some(left) = self.left.checked_sub(line.len() as u64) else {
-            // What fits is worth to be kept.
+            // The lines that fit are worth keeping.
             self.lines.flush()?;
             let message = format!(
                 "it has {} bytes, at most {} are allowed (--record-max-bytes)",

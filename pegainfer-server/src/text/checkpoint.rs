@@ -57,17 +57,17 @@ impl Checkpoint {
         Ok(Self { name, tokenizer, encoder, template, defaults: SamplingDefaults::load(dir)? })
     }
 
-    /// Says at the start what will not end answers, which stop at the tokens `eos`.
+    /// Warns at the start if answers would not end at the end of a turn. `eos`: tokens that end answers.
     pub fn warn_of_endless_answers(&self, eos: &[u32]) {
         if eos.is_empty() {
             log::warn!(
-                "no file of the checkpoint names a token that ends a text: answers end at max_tokens or a stop string; put eos_token_id \
-                 into generation_config.json"
+                "no file of the checkpoint names a token that ends a text: answers end at max_tokens or a stop \
+                 string; put eos_token_id into generation_config.json"
             );
         } else if let Some((id, text)) = self.turn_end().filter(|(id, _)| !eos.contains(id)) {
             log::warn!(
-                "the chat template ends turns with {text:?} (token {id}), which does not end answers: they go on after it; add {id} to \
-                 eos_token_id of generation_config.json"
+                "the chat template ends turns with {text:?} (token {id}), which does not end answers: they go on \
+                 after it; add {id} to eos_token_id of generation_config.json"
             );
         }
     }

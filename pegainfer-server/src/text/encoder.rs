@@ -24,8 +24,8 @@ const MAX_THREADS: usize = 2;
 /// thread ends with the work, and takes with it what the encoder keeps for each thread: up to 30 bytes for each byte of the
 /// longest word that it has seen.
 pub const LARGE: usize = 256 << 10;
-/// Work on more bytes than this can take seconds. It has a turn of its own, so that conversations of agents, which are large but not
-/// that large, do not wait for another client's.
+/// Work on more bytes than this can take seconds. It has a separate queue, so that agents' conversations, which are
+/// large but smaller than this, do not wait for it.
 const HUGE: usize = 2 << 20;
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -41,7 +41,7 @@ pub struct Encoder {
     large: Slots,
     /// Turns of the largest work: one request at a time.
     huge: Slots,
-    /// Turns of large work that is no request's, such as writing a response.
+    /// Turns of large work outside of a request's turn, such as writing a response.
     others: Slots,
 }
 
@@ -58,7 +58,7 @@ impl Caller<'_> {
 impl Encoder {
     /// Starts the threads and lets them build their tables.
     pub fn start(tokenizer: Arc<Tokenizer>) -> io::Result<Self> {
-        // It never holds more than has permits of `threads`, and `run`.
+        // Its length is bounded by the permits of `threads`, and by callers of `run`.
         let (jobs, queue) = crossbeam_channel::unbounded();
         let (ready, all_ready) = crossbeam_channel::bounded::<()>(0);
         let threads = available_parallelism().map_or(1, usize::from).min(MAX_THREADS);
@@ -77,7 +77,7 @@ impl Encoder {
         Ok(Self {
             tokenizer,
             jobs,
-            // Each thread finds its next work when it has done one.
+            // Two permits a thread, so that each thread finds its next work queued.
             threads: slots(2 * threads, 2 * threads),
             large: slots(2, 1),
             huge: slots(1, 1),
@@ -106,8 +106,9 @@ impl Encoder {
         }
     }
 
-    /// Runs work off the async threads that takes no turn of a request's, because it may hold what a request with a turn waits for:
-    /// writing a response. `bytes`: size of what it works on. Work that has not begun when the caller drops the future never begins.
+    /// Runs work off the async threads without taking a request's turn, because it may hold resources that a request
+    /// with a turn waits for. Example: writing a response. `bytes`: size of what it works on. Work that has not begun
+    /// when the caller drops the future never begins.
     pub async fn work<T: Send + 'static>(
         &self,
         tenant: Tenant,
@@ -133,14 +134,14 @@ impl Encoder {
         result.await.map_err(|_| TokenizerError::Panicked)
     }
 
-    /// Waits until large work, on so many bytes, may run on threads of its own.
+    /// Waits until large work on `bytes` bytes may run on a thread of its own.
     pub async fn large_turn(&self, tenant: Tenant, bytes: usize) -> Result<Permits, TokenizerError> {
         let slots = if bytes <= HUGE { &self.large } else { &self.huge };
         slots.acquire(tenant, 1).await.map_err(TokenizerError::Busy)
     }
 
-    /// Runs large work on a thread of its own. `turn` is dropped when the thread ends, even if the caller has gone before: a client
-    /// that leaves does not let the next one in early.
+    /// Runs large work on a thread of its own. `turn` is dropped when the thread ends, even if the caller left earlier:
+    /// a client that leaves does not let the next one in early.
     pub async fn own_thread<T: Send + 'static>(
         &self,
         turn: impl Send + 'static,

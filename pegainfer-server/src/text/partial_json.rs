@@ -22,8 +22,8 @@ pub fn is_object(text: &str) -> bool {
     text.trim_start().starts_with('{') && serde_json::from_str::<IgnoredAny>(text).is_ok()
 }
 
-/// The object that the text is, without white space between its values, whose numbers stay as they are written; or the
-/// members that are complete of one that was cut off.
+/// The text's object without white space between its values; numbers stay as they are written. An object that was cut
+/// off has its complete members.
 pub fn exact_object(text: &str) -> Box<RawValue> {
     let exact = is_object(text).then(|| RawValue::from_string(compact(text)).ok()).flatten();
     let complete = || to_raw_value(&complete_object(text, CutString::Drop)).unwrap_or_default();

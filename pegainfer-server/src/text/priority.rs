@@ -1,4 +1,4 @@
-//! Priority of threads whose work may take long.
+//! Priority of threads with long work.
 
 /// Lowers the priority of the calling thread, so that those that serve run first.
 #[cfg(target_os = "linux")]

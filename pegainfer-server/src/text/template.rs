@@ -18,10 +18,10 @@ use serde_json::{Map, Value as Json, json};
 use std::path::Path;
 
 const NAME: &str = "chat_template";
-/// The compiled chat templates of a checkpoint, and what is known of them.
+/// The compiled chat templates of a checkpoint, and their properties.
 pub struct ChatTemplate {
     program: Program,
-    /// Renders requests with tools, where the checkpoint has another template for them.
+    /// Renders requests with tools, if the checkpoint has another template for them.
     tool_use: Option<Program>,
     special_tokens: Map<String, Json>,
     output_format: OutputFormat,
@@ -36,8 +36,8 @@ enum Program {
 }
 
 impl ChatTemplate {
-    /// Loads the templates that [`Sources::find`] finds, else the built-in encoding of a model type that has no template; `None` if
-    /// there is none.
+    /// Loads the templates that [`Sources::find`] finds. A model type without a template may have a built-in encoding;
+    /// `None` if there is neither.
     pub fn load(dir: &Path) -> Result<Option<Self>, TemplateError> {
         if let Some(Sources { default, tool_use, special_tokens }) = Sources::find(dir)? {
             return Self::new(&default, tool_use.as_ref(), special_tokens).map(Some);
@@ -95,7 +95,8 @@ impl ChatTemplate {
         }
     }
 
-    /// True if prompts show system messages that are not at the beginning. Some templates refuse them, or leave them out.
+    /// True if prompts show system messages that are not at the beginning. Some templates refuse them, or leave them
+    /// out.
     pub fn shows_later_system_messages(&self) -> bool {
         self.shows_later_system_messages
     }
@@ -108,7 +109,7 @@ impl ChatTemplate {
         self.render(&messages, None, true, &Map::new()).is_ok_and(|prompt| prompt.contains(TEXT))
     }
 
-    /// What follows an answer in prompts: the end of an assistant's turn. `None` if the template does not show it.
+    /// Text after an answer in prompts: the end of an assistant's turn. `None` if the template does not show it.
     pub fn turn_end(&self) -> Option<String> {
         const ANSWER: &str = "The answer is 7.";
         let messages = [json!({"role": "user", "content": "a"}), json!({"role": "assistant", "content": ANSWER})];
@@ -158,7 +159,7 @@ fn text_bytes(value: &Json) -> usize {
     }
 }
 
-/// Compiles a template, and finds out what it says of the model's output.
+/// Compiles a template, and finds out the format of the model's output from it.
 fn compile(source: &Source, special_tokens: &Map<String, Json>) -> Result<(Program, OutputFormat), TemplateError> {
     let output_format = OutputFormat::of_template(&source.text);
     let mut env = dialect::environment();

@@ -12,7 +12,7 @@ use std::io::{self, Write};
 /// Deepest indentation of a level.
 const MAX_INDENT: usize = 1000;
 
-/// The filter: `value | tojson(indent=…, ensure_ascii=…, sort_keys=…, separators=…)`, of at most so many bytes.
+/// The filter `value | tojson(indent=…, ensure_ascii=…, sort_keys=…, separators=…)`, with a maximum of bytes.
 pub fn tojson(value: &Value, options: &Kwargs, most: usize) -> Result<Value, Error> {
     let invalid = |e: &dyn std::fmt::Display| Error::new(ErrorKind::BadSerialization, e.to_string());
     let mut json = serde_json::to_value(value).map_err(|e| invalid(&e))?;
@@ -50,7 +50,7 @@ pub fn dumps(value: &serde_json::Value) -> String {
     String::from_utf8_lossy(&out).into_owned()
 }
 
-/// Memory of at most so many bytes.
+/// A writer into memory with a maximum of bytes.
 struct Limited {
     bytes: Vec<u8>,
     most: usize,

@@ -166,8 +166,8 @@ impl Tokenizer {
         self.inner.id_to_token(id)
     }
 
-    /// Bytes of the text of token ids, at most, without building it. The vocabulary spells a byte with one or two; one that is no
-    /// valid UTF-8 is spelled with two, and takes three in the text.
+    /// Upper bound of the bytes of these tokens' text, which is not built. The vocabulary spells a byte with
+    /// one or two bytes; one that is not valid UTF-8 is spelled with two, and takes three in the text.
     pub fn max_text_bytes(&self, ids: &[u32]) -> usize {
         let spelled: usize = ids.iter().map(|&id| self.vocabulary_text(id).map_or(0, str::len)).sum();
         spelled + spelled / 2

@@ -99,7 +99,7 @@ impl Tracer {
 
     /// Waits until all traces so far are written, but at most [`FLUSH`].
     pub fn flush(&self) {
-        // Late traces are not worth more of the operator's time.
+        // The operator should not wait longer for traces.
         if !flush(&self.writer, Message::Flush, FLUSH) {
             log::warn!("the last traces are not written: the disk or the collector takes longer than {FLUSH:?}");
         }

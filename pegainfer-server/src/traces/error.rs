@@ -34,10 +34,10 @@ pub enum TraceError {
         /// What is wrong with it.
         reason: String,
     },
-    /// Arrivals that nobody waits for.
+    /// The trace lasts longer than the maximum.
     #[error(
-        "{}: the last request comes {days:.0} days after the first one, and a trace may last {most} days; are its times ({time}) of \
-         another unit?",
+        "{}: the last request comes {days:.0} days after the first one, and a trace may last {most} days; are its \
+         times ({time}) of another unit?",
         path.display()
     )]
     TooLong {
@@ -45,7 +45,7 @@ pub enum TraceError {
         path: PathBuf,
         /// Days from the first arrival to the last one.
         days: f64,
-        /// Most of them.
+        /// Maximum number of days.
         most: u64,
         /// Column or field of the times, and their unit.
         time: &'static str,

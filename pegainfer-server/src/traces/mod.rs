@@ -34,7 +34,7 @@ use std::time::Duration;
 const MAX_DAYS: u64 = 366;
 /// Longest time between two requests of a session.
 const MAX_DELAY: Duration = Duration::from_secs(MAX_DAYS * DAY);
-/// Most tokens of a request: more than any model's context.
+/// Maximum number of tokens of a request: more than any model's context.
 const MAX_TOKENS: usize = 1 << 26;
 /// Seconds of a day.
 const DAY: u64 = 24 * 3600;
@@ -54,7 +54,7 @@ impl Trace {
     /// Reads a file.
     ///
     /// # Errors
-    /// The file cannot be read, is of no known format, has a line that is not of its format, or lasts longer than anybody waits.
+    /// The file cannot be read, is of no known format, has an invalid line, or lasts longer than the maximum.
     pub fn read(path: &Path) -> Result<Self, TraceError> {
         Self::read_first(path, usize::MAX)
     }
@@ -123,7 +123,7 @@ impl Trace {
     }
 }
 
-/// Refuses a request that no model takes, or that nobody waits for.
+/// Refuses a request with too many tokens or too long a delay.
 fn check(request: &TraceRequest) -> Result<(), String> {
     for (name, tokens) in [("prompt", request.prompt_len), ("output", request.output_len)] {
         if tokens > MAX_TOKENS {
@@ -131,7 +131,7 @@ fn check(request: &TraceRequest) -> Result<(), String> {
         }
     }
     match request.delay.filter(|delay| *delay > MAX_DELAY) {
-        Some(delay) => Err(format!("its delay is {} days, and may be {MAX_DAYS}", delay.as_secs() / DAY)),
+        Some(delay) => Err(format!("its delay is {} days, and must be at most {MAX_DAYS}", delay.as_secs() / DAY)),
         None => Ok(()),
     }
 }

@@ -176,7 +176,7 @@ fn times_and_lengths_that_nobody_waits_for_are_refused() {
     );
     for (fields, reason) in [
         ("\"timestamp\": 1e300", "is not a time"),
-        ("\"session_id\": 1, \"delay\": 1e14", "its delay is 1157407 days, and may be 366"),
+        ("\"session_id\": 1, \"delay\": 1e14", "its delay is 1157407 days, and must be at most 366"),
         ("\"timestamp\": 1, \"input_tokens\": 4611686018427387904", "its prompt has 4611686018427387904 tokens"),
     ] {
         let fields = if fields.contains("input_tokens") {

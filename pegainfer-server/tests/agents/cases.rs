@@ -55,7 +55,7 @@ fn ask(agents: &Agents, api: Api, path: &str, case: &Value, stream: bool) -> Ans
     if stream { Answer::of_stream(api, &text) } else { Answer::of_whole(api, &text) }
 }
 
-/// Whether two values are equal, numbers compared by value.
+/// True if two values are equal, numbers compared by value.
 fn same(a: &Value, b: &Value) -> bool {
     match (a, b) {
         (Value::Number(a), Value::Number(b)) => a.as_f64() == b.as_f64(),
@@ -83,7 +83,7 @@ fn fits(case: &Value, changes: &Value, answer: &Answer) -> bool {
         && answer.ended_with_calls == (field("finish") == "tool_calls")
 }
 
-/// Asks for all cases of a format in all APIs; one of the accepted answers has to fit all of them.
+/// Asks for all cases of a format in all APIs; the same accepted answer has to fit every API.
 fn every_api_gives_what_the_model_meant(template: Template, format: &str, least: usize) {
     let agents = Agents::start(template);
     let cases = cases(format);

@@ -1,5 +1,5 @@
-//! `/openapi.json` is what the server does: every documented field is known with a legal value, every undocumented
-//! field is reported, at every level, and responses have the documented fields and no others.
+//! `/openapi.json` matches the server: it accepts every documented field with a legal value and reports every
+//! undocumented field, at every level. Responses have exactly the documented fields.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -189,7 +189,7 @@ fn documented_fields_are_known_and_others_are_reported() {
     assert!(fields > 150, "{fields}");
 }
 
-/// Bodies whose responses have many of the fields that there are.
+/// Bodies that give responses with many of the documented fields.
 fn telling_bodies() -> Vec<(&'static str, Value)> {
     let city = json!({"type": "object", "properties": {"city": {"type": "string"}}});
     let function = json!({"name": "weather", "parameters": city});

@@ -88,7 +88,7 @@ impl Terminal {
         self.end_with_text().0
     }
 
-    /// Waits for the end of the program; returns also what it has written since the last wait.
+    /// Waits for the end of the program; also returns its output since the last wait.
     pub fn end_with_text(mut self) -> (ExitStatus, String) {
         while let Ok(bytes) = self.screen.recv_timeout(TIMEOUT) {
             self.text += &String::from_utf8_lossy(&bytes);

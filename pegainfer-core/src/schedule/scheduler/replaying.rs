@@ -22,7 +22,7 @@ impl<S: SequenceState> Scheduler<S> {
         }
     }
 
-    /// As [`plan`](Self::plan), which waits for the grammars of the requests in `waiting_for_mask`.
+    /// Plans a step like [`plan`](Self::plan), but leaves out the requests in `waiting_for_mask`.
     pub(in crate::schedule) fn replay_plan(
         &mut self,
         hold: bool,

@@ -1,4 +1,4 @@
-//! Who runs how many sequences, and when sequences may yield.
+//! Number of running sequences of each tenant, and the times at which sequences may yield.
 
 use crate::schedule::sequence::Sequence;
 use crate::schedule::turns::group;
@@ -6,9 +6,10 @@ use std::collections::HashMap;
 
 /// Tokens that a sequence may generate before it yields to a tenant that runs nothing.
 pub(super) const QUANTUM: usize = 128;
-/// Tokens that may have to be computed again for each step between two yields: a small part of what a step costs.
+/// Tokens that may have to be computed again, for each step between two yields: a small part of a step's cost.
 pub(super) const RECOMPUTED_PER_STEP: usize = 256;
-/// Steps for which a tenant that has never run is taken to have waited. It goes before those that have run since.
+/// Steps for which a tenant that has never run counts as having waited, so that it goes before tenants that have run
+/// since.
 pub(super) const HEAD_START: u64 = 4 * QUANTUM as u64;
 
 /// When sequences may yield.
@@ -16,7 +17,7 @@ pub(super) const HEAD_START: u64 = 4 * QUANTUM as u64;
 pub(super) struct Yielding {
     /// The request that is to be admitted next did not fit the KV pool in the last plan.
     pub blocked: bool,
-    /// No yield before this step, but for those that cost nobody more than a slot.
+    /// No yield before this step, except for those that cost nobody more than a slot.
     pub not_before: u64,
 }
 
@@ -52,7 +53,8 @@ impl Shares {
         self.tenants.get(&tenant).map_or(0, |share| share.0)
     }
 
-    /// The largest share of a tenant of this group. Of two tenants with the same number of sequences, the one with the youngest.
+    /// The largest share of a tenant in this group. Among tenants with equally many sequences, the one with the
+    /// youngest sequence.
     pub fn largest_of(&self, of: u32) -> Share {
         let members = self.tenants.iter().filter(|(tenant, _)| group(**tenant) == of);
         members.map(|(_, share)| *share).max().unwrap_or_default()

@@ -1,13 +1,13 @@
-//! Running sequences that yield to waiting ones of other tenants, where nothing more can be admitted.
+//! Running sequences yield to waiting ones of other tenants when nothing more can be admitted.
 //!
-//! - To a group or tenant that runs at least two sequences fewer, the one that runs the most yields its youngest at once.
-//! - To a tenant that runs nothing, a sequence yields after a quantum of generated tokens. Where a hundred tenants have long sequences,
-//!   each is served in turn, and the next one does not wait until one of them has ended.
+//! - The group or tenant that runs the most sequences yields its youngest at once to one that runs at least two fewer.
+//! - A sequence yields after a quantum of generated tokens to a tenant that runs nothing. A hundred tenants with long
+//!   sequences are served in turn, and the next tenant does not wait until a sequence has ended.
 //!
-//! A sequence that yields computes its tokens again later, in most cases only the last block of them: the rest is in the prefix cache.
-//! If it is not, that costs prefill, so yields after a quantum, and those for want of KV blocks, are spaced by what they may
-//! cost: they take a bounded part of the steps, and none where no other tenant waits. Every yield after a quantum is paid for by
-//! the tokens of the quantum, so all sequences end.
+//! A sequence that yields computes its tokens again later, in most cases only the last block of them: the rest is in
+//! the prefix cache. Otherwise they cost prefill. Yields after a quantum and yields for lack of KV blocks are therefore
+//! spaced by their possible cost: they take a bounded part of the steps, and none if no other tenant waits. Each yield
+//! after a quantum follows a quantum of new tokens, so all sequences end.
 
 use super::Scheduler;
 use super::shares::{HEAD_START, QUANTUM, RECOMPUTED_PER_STEP, Shares};
@@ -29,7 +29,7 @@ pub(super) struct Yield {
 }
 
 impl<S: SequenceState> Scheduler<S> {
-    /// The yield that is due, if there is one: nothing more can be admitted, and another tenant waits.
+    /// The yield that is due, if nothing more can be admitted and another tenant waits.
     pub(super) fn due_yield(&self) -> Option<Yield> {
         let full = self.running.len() >= self.config.max_num_seqs;
         let (first, may_yield) = (self.running.first()?, self.stats.steps >= self.yielding.not_before);
@@ -46,8 +46,8 @@ impl<S: SequenceState> Scheduler<S> {
         self.unfair_share(&shares).or_else(|| self.end_of_quantum(&shares).filter(|_| may_yield))
     }
 
-    /// A waiting request whose group runs at least two sequences fewer than another one, or whose tenant does within its group, and
-    /// the youngest sequence of that one.
+    /// A waiting request and the running sequence that it replaces. The request's group runs at least two sequences
+    /// fewer than the group of the sequence, or its tenant does within the same group.
     fn unfair_share(&self, shares: &Shares) -> Option<Yield> {
         let (most, (_, of)) = shares.groups.iter().map(|(group, share)| (share.0, (share.1, *group))).max()?;
         let largest = shares.largest_of(of).1;
@@ -66,11 +66,11 @@ impl<S: SequenceState> Scheduler<S> {
         })
     }
 
-    /// A sequence that has had its quantum, of those who run the most, and the request of a tenant that runs nothing and has waited
-    /// longest.
+    /// The request of the tenant that runs nothing and has waited longest, and the sequence that it replaces: one that
+    /// has had its quantum, of the tenant that runs the most.
     fn end_of_quantum(&self, shares: &Shares) -> Option<Yield> {
         let has_run = |seq: &&Sequence<S::Slot>| {
-            // Without memory for all, what a sequence has computed is lost when it yields.
+            // If memory is short, a sequence that yields loses its computed blocks.
             let quantum = if self.yielding.blocked { QUANTUM.max(seq.len() / 8) } else { QUANTUM };
             seq.run_length() >= quantum
         };
@@ -110,7 +110,7 @@ impl<S: SequenceState> Scheduler<S> {
         victim.has_yielded = true;
         victim.turn = self.turns.arrive(priority, group(tenant));
         turns::enter(&mut self.waiting, victim);
-        // The tenant was served until now, whichever of its requests goes next.
+        // The tenant was served until now, no matter which of its requests goes next.
         let served = self.stats.steps + HEAD_START;
         let own = self.waiting.iter_mut().filter(|seq| seq.request.tenant == tenant);
         own.for_each(|seq| seq.served = seq.served.max(served));

@@ -86,7 +86,7 @@ impl MessageOutput {
         }
     }
 
-    /// Whether the client wants to see the reasoning.
+    /// True if the client wants to see the reasoning.
     fn is_shown(&self) -> bool {
         self.display != ThinkingDisplay::Omitted
     }
@@ -136,7 +136,7 @@ impl MessageOutput {
         }
     }
 
-    /// Writes what follows the last delta.
+    /// Writes the events after the last delta.
     pub fn write_end(&mut self, out: &mut Events, usage: &Usage) {
         if let Some(change) = self.blocks.finish(self.finish.as_ref()) {
             self.change(out, &change);

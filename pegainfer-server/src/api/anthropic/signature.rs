@@ -1,9 +1,9 @@
-//! Signatures of thinking blocks. Every block has one: clients and gateways drop blocks without a signature, and with
-//! them the reasoning and the cached prefix.
+//! Signatures of thinking blocks. Every block has one, because clients and gateways drop blocks without a signature and
+//! so lose the reasoning and the cached prefix.
 //!
-//! The signature of reasoning that the client sees is its digest. Reasoning that the client does not want to see is
-//! itself in the signature, so that it comes back with the next turn. Neither is secret or checked: a client may send
-//! any reasoning.
+//! If the client sees the reasoning, the signature is a digest of it. If not, the signature holds the reasoning itself,
+//! so that it comes back with the next turn. Signatures are neither secret nor checked: a client may send any
+//! reasoning.
 
 use crate::api::schema::Body;
 use crate::api::schema::anthropic::ThinkingDisplay;

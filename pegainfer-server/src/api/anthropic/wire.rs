@@ -131,7 +131,7 @@ pub enum MessageEvent<'a> {
     },
     /// The last event.
     MessageStop,
-    /// A sign of life.
+    /// A keep-alive event.
     Ping,
 }
 
@@ -181,7 +181,7 @@ pub enum BlockDelta<'a> {
     },
 }
 
-/// All that a stream may send, for the OpenAPI document.
+/// Any event of a stream, for the OpenAPI document.
 #[derive(JsonSchema)]
 #[serde(untagged)]
 #[schemars(rename = "MessageStreamEvent")]

@@ -56,7 +56,7 @@ impl Generation {
             (generation.report, generation._open, generation.reserved) = (report, open.pop(), reserved.next());
             generations.push(generation);
         }
-        // The prompts are computed, whatever becomes of the choices.
+        // The prompts are computed even if the choices end early.
         prompts.into_iter().for_each(Reservation::keep);
         Ok(generations)
     }
@@ -139,8 +139,8 @@ fn enter(state: &AppState, params: &Params, requests: usize) -> Result<Vec<OpenR
     })
 }
 
-/// Takes the tokens that the requests ask for from the rate of their key: those of the prompts, and those that each choice may
-/// generate.
+/// Takes the tokens that the requests ask for from the rate of their key: the prompts' tokens, and the tokens that each
+/// choice may generate.
 fn reserve(
     state: &AppState,
     params: &Params,

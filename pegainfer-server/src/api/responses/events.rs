@@ -94,7 +94,7 @@ pub struct OfItem<'a> {
     pub item: OutputItem<'a>,
 }
 
-/// Where in the output an event happens.
+/// Place of an event in the output.
 #[derive(Serialize, JsonSchema, Clone, Copy)]
 #[schemars(inline)]
 pub struct Place<'a> {
@@ -173,7 +173,7 @@ pub struct InputDone<'a> {
     pub input: &'a str,
 }
 
-/// All that a stream may send, for the OpenAPI document.
+/// Any event of a stream, for the OpenAPI document.
 #[derive(JsonSchema)]
 #[serde(untagged)]
 #[schemars(rename = "ResponseStreamEvent")]

@@ -31,7 +31,7 @@ use std::sync::Arc;
 /// Handles `POST /v1/responses`.
 pub async fn responses(State(state): State<Arc<AppState>>, request: Request) -> Result<Response, ApiError> {
     let (context, bytes) = body::read(request, &state).await?;
-    // The response repeats what is largest in the request: its tools and instructions.
+    // The response repeats the largest parts of the request: its tools and instructions.
     let repeated_bytes = bytes.len();
     let shared = state.clone();
     let read = move |bytes: &[u8]| request::read(Body::parse(bytes)?, &shared.policy);

@@ -21,19 +21,19 @@ pub struct ResponseOutput {
     created: u64,
     /// Fields of the request that the response repeats.
     repeated: Repeated,
-    /// What calls of functions become.
+    /// Kinds of tools, which decide how calls are written.
     targets: Targets,
-    /// Whether reasoning is sent as a summary.
+    /// True if reasoning is sent as a summary.
     pub(super) summary: bool,
     pub(super) blocks: Blocks,
-    /// Id of each block's item, and what it calls.
+    /// Id of each block's item, and the tool that it calls.
     pub(super) heads: Vec<Head>,
     pub(super) finish: Option<Finish>,
     /// Number of events written so far.
     pub(super) sequence: usize,
 }
 
-/// What an item keeps from its beginning to its end.
+/// Properties of an item from its beginning to its end.
 pub(super) struct Head {
     /// Id of the item.
     pub(super) id: String,
@@ -42,7 +42,7 @@ pub(super) struct Head {
 }
 
 impl ResponseOutput {
-    /// An empty response. `reply`: what the request told about its response.
+    /// An empty response. `reply`: parts of the request that the response needs.
     pub fn new(params: &Params, created: u64, reply: Reply) -> Self {
         Self::with(params.request_id.clone(), params.model.clone(), created, reply)
     }
@@ -162,7 +162,7 @@ impl ResponseOutput {
         })
     }
 
-    /// What kind of tool a block calls; text and reasoning are written as functions are.
+    /// Kind of the tool that a block calls; text and reasoning are written like functions.
     pub(super) fn kind(&self, at: usize) -> Kind {
         self.heads[at].target.as_ref().map_or(Kind::Function, |target| target.kind)
     }

@@ -36,8 +36,8 @@ impl ResponseWriter {
         Self { parser, output }
     }
 
-    /// Waits for the end of the generation and responds with the whole response. `repeated`: at most so many bytes of
-    /// it are the request's own.
+    /// Waits for the end of the generation and responds with the whole response. `repeated`: maximum number of bytes
+    /// that repeat the request.
     pub async fn respond(
         self,
         generation: &mut Generation,

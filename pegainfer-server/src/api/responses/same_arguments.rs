@@ -1,4 +1,4 @@
-//! Property test of the three writers: whatever the model's output, a call has the same arguments in every API, whole
+//! Property test of the three writers: for any output of the model, a call has the same arguments in every API, plain
 //! and streamed.
 
 use super::output::ResponseOutput;
@@ -90,7 +90,7 @@ fn output(rng: &mut Rng) -> (Vec<Event>, Vec<Call>) {
                     events.push(Event::ToolArguments { index, delta: delta.into() });
                     rest = after;
                 }
-                // A call without an end is closed by what follows.
+                // The next event closes a call without an end.
                 let end = rng.below(3);
                 if end > 0 {
                     events.push(Event::ToolEnd { index, complete: end == 1 });

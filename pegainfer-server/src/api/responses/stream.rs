@@ -59,7 +59,7 @@ impl ResponseOutput {
         self.write_response(out, Status::Failed, None, Some(error));
     }
 
-    /// Writes what follows the last delta.
+    /// Writes the events after the last delta.
     pub fn write_end(&mut self, out: &mut Events, usage: ResponseUsage) {
         if let Some(change) = self.blocks.finish(self.finish.as_ref()) {
             self.change(out, change);
@@ -99,7 +99,7 @@ impl ResponseOutput {
         push(out, &event);
     }
 
-    /// Where in the output an event about a block happens.
+    /// Place in the output of an event about a block.
     fn place(&self, at: usize, sequence_number: usize) -> Place<'_> {
         let (summary_index, content_index) = match &self.blocks.all()[at] {
             Block::Call { .. } => (None, None),

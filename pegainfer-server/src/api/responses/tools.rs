@@ -84,7 +84,8 @@ impl ToolSet {
         Ok(self.definitions[before..].iter().map(Definition::text).collect())
     }
 
-    /// Adds tools that an item of the input brings, as if they were in `tools`. One that is there already is not added again.
+    /// Adds tools that an item of the input brings, as if they were in `tools`. One that is there already is not added
+    /// again.
     pub fn add_more(&mut self, at: &str, tools: Vec<Object<ToolFields>>, body: &mut Body<'_>) -> Result<(), ApiError> {
         let mut more = Self::default();
         for (i, Object(tool)) in tools.into_iter().enumerate() {

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 /// A list that is always empty.
 pub type Empty = [Value; 0];
 
-/// A response, complete or as far as it has come.
+/// A response, complete or growing.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "Response")]
 pub struct ResponseObject<'a> {
@@ -19,7 +19,7 @@ pub struct ResponseObject<'a> {
     pub object: &'static str,
     /// Unix time.
     pub created_at: u64,
-    /// How far the response has come.
+    /// Status of the response.
     pub status: Status,
     /// Why it failed.
     pub error: Option<Failure<'a>>,
@@ -42,7 +42,7 @@ pub struct ResponseObject<'a> {
     pub repeated: &'a Repeated,
 }
 
-/// How far a response or an item of it has come.
+/// Status of a response or of one of its items.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[schemars(inline)]
@@ -114,7 +114,7 @@ pub struct Repeated {
     pub instructions: Value,
     /// Maximum number of tokens.
     pub max_output_tokens: Value,
-    /// Whether the model may call several tools at once.
+    /// True if the model may call several tools at once.
     pub parallel_tool_calls: Value,
     /// How much to reason.
     pub reasoning: Value,
@@ -128,7 +128,7 @@ pub struct Repeated {
     pub metadata: Value,
     /// Format of the text.
     pub text: Value,
-    /// Whether the model may or has to call tools.
+    /// The request's choice of tools.
     pub tool_choice: Value,
 }
 
@@ -144,7 +144,7 @@ pub enum OutputItem<'a> {
         /// Always `message`.
         #[schemars(extend("const" = "message"))]
         r#type: &'static str,
-        /// How far the item has come.
+        /// Status of the item.
         status: Status,
         /// Always `assistant`.
         #[schemars(extend("const" = "assistant"))]
@@ -159,7 +159,7 @@ pub enum OutputItem<'a> {
         /// Always `reasoning`.
         #[schemars(extend("const" = "reasoning"))]
         r#type: &'static str,
-        /// How far the item has come.
+        /// Status of the item.
         status: Status,
         /// The whole reasoning; empty at the start of a streamed item.
         summary: Vec<ContentPart<'a>>,
@@ -173,7 +173,7 @@ pub enum OutputItem<'a> {
         /// Always `reasoning`.
         #[schemars(extend("const" = "reasoning"))]
         r#type: &'static str,
-        /// How far the item has come.
+        /// Status of the item.
         status: Status,
         /// Always empty.
         summary: Empty,
@@ -184,7 +184,7 @@ pub enum OutputItem<'a> {
     Call {
         /// Id of the item.
         id: &'a str,
-        /// How far the item has come: incomplete if the model's turn ended inside the call.
+        /// Status of the item: incomplete if the model's turn ended inside the call.
         status: Status,
         /// Id of the call.
         call_id: &'a str,
@@ -210,7 +210,7 @@ pub enum Call<'a> {
         /// The text of a JSON object; empty at the start of a streamed item.
         arguments: &'a str,
     },
-    /// A tool whose input is a text.
+    /// A tool that takes a text.
     #[serde(rename = "custom_tool_call")]
     Custom {
         /// Name of the tool.

@@ -40,7 +40,7 @@ struct Streamed {
     stream: serde_json::Value,
 }
 
-/// A file of requests, read line by line, twice: once to check it, and once to send its requests.
+/// A file of requests. It is read line by line twice: to check it, and to send its requests.
 pub(super) struct Input {
     path: PathBuf,
     file: BufReader<File>,
@@ -63,8 +63,8 @@ impl Input {
         Ok(Self { path: path.to_path_buf(), file, copy, line: 0, max_body })
     }
 
-    /// Checks every line, and that each result belongs to a request; returns the number of requests. The next line is the first
-    /// one again.
+    /// Checks every line, and that each result belongs to a request. Returns the number of requests, and rewinds to the
+    /// first line.
     pub(super) fn check(&mut self, output: &Output) -> Result<usize> {
         let (mut lines, mut done) = (HashMap::new(), 0);
         while let Some(request) = self.next()? {

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 /// Beginning of the id of each result.
 pub(super) const ID_PREFIX: &str = "batch_req_";
-/// Hexadecimal digits that follow it.
+/// Number of hexadecimal digits after the prefix.
 const ID_DIGITS: usize = 32;
 /// Beginning of each line that this program writes.
 const START: &str = "{\"id\":\"batch_req_";
@@ -70,11 +70,11 @@ pub(super) struct Output {
     failed: usize,
 }
 
-/// The end of the file after its last line break.
+/// Text after the last line break of the file.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Tail {
     Empty,
-    /// A result whose line break is missing.
+    /// A result without its line break.
     Whole,
     /// A result that a killed run left incomplete.
     Cut,
@@ -84,7 +84,7 @@ impl Output {
     /// Opens or creates the file and reads the results that it has. It is not changed before [`repair`](Self::repair).
     pub(super) fn open(path: &Path) -> Result<Self> {
         let unusable = || format!("{} cannot be written", path.display());
-        // A pipe would wait to be opened.
+        // Opening a pipe would wait for its reader.
         ensure!(std::fs::metadata(path).map_or(true, |found| found.is_file()), "{}", not_a_file(path));
         let file = File::options().read(true).append(true).create(true).open(path).with_context(unusable)?;
         ensure!(file.metadata().with_context(unusable)?.is_file(), "{}", not_a_file(path));
@@ -106,7 +106,7 @@ impl Output {
         let (mut line, mut number) = (Vec::new(), 0);
         loop {
             line.clear();
-            // A file of something else may have no line breaks: its first byte is enough.
+            // Another kind of file may have no line breaks: its first byte is enough.
             if reader.by_ref().take(1).read_to_end(&mut line)? == 0 {
                 return Ok(());
             }
@@ -118,7 +118,8 @@ impl Output {
                     let is_new = self.done.insert(Key::of(&custom_id));
                     ensure!(is_new, "line {number} is a second result of {custom_id:?}");
                 }
-                // After whole results a fragment is one as well; alone it must have more than other files may have.
+                // A fragment after complete results is a cut result. A fragment alone must begin as only files of this
+                // program do.
                 Err(_) if is_beginning(&line) && (number > 1 || has_custom_id(&line)) => {
                     self.tail = Tail::Cut;
                     return Ok(());
@@ -132,7 +133,8 @@ impl Output {
         }
     }
 
-    /// Makes the file end with a complete line: removes the incomplete one that a killed run has left, or adds its line break.
+    /// Makes the file end with a complete line: removes the incomplete line of a killed run, or adds the missing line
+    /// break.
     pub(super) fn repair(&mut self) -> Result<()> {
         let repaired = match std::mem::replace(&mut self.tail, Tail::Empty) {
             Tail::Empty => Ok(()),
@@ -145,7 +147,7 @@ impl Output {
         repaired.with_context(|| format!("{} cannot be written", self.path.display()))
     }
 
-    /// Checks that the file has all that was written and nothing else.
+    /// Checks that the file has exactly the bytes that were written.
     pub(super) fn verify(&self) -> Result<()> {
         let path = self.path.display();
         self.file.sync_data().with_context(|| format!("{path} cannot be written"))?;
@@ -193,7 +195,7 @@ fn not_a_file(path: &Path) -> String {
     format!("{} is not a regular file: results are read again from --output-file to go on after a stop", path.display())
 }
 
-/// True if the text is the beginning of a line without its end.
+/// True if the text is an incomplete line of this program.
 fn is_beginning(text: &[u8]) -> bool {
     let start = &START.as_bytes()[..text.len().min(START.len())];
     text.starts_with(start) && !text.ends_with(b"\n")

@@ -12,9 +12,9 @@ use anyhow::{Result, bail, ensure};
 use pegainfer_core::rng;
 use std::time::Duration;
 
-/// Most requests of a run.
+/// Maximum number of requests of a run.
 const MAX_REQUESTS: usize = 10_000_000;
-/// Most tokens of a prompt or an output: more than any model's context.
+/// Maximum number of tokens of a prompt or an output: more than any model's context.
 const MAX_TOKENS: usize = 1 << 26;
 
 /// A workload.
@@ -53,7 +53,7 @@ pub fn workloads(args: &SimArgs) -> Result<Vec<Workload>> {
     Ok(all)
 }
 
-/// Refuses numbers that no simulation comes to the end of.
+/// Refuses numbers with which no simulation would end.
 fn check(args: &SimArgs) -> Result<()> {
     let counts = [("--concurrency", &args.concurrency), ("--burst", &args.burst)];
     let counts = counts.into_iter().flat_map(|(flag, numbers)| numbers.iter().map(move |number| (flag, number.get())));

@@ -18,7 +18,7 @@ pub struct Timeouts {
     pub connect: Duration,
     /// Between two reads, and until the head of the response is complete.
     pub read: Duration,
-    /// How slowly a body may come.
+    /// Minimum rate of a body.
     pub min_rate: MinRate,
     /// Before a broken download is tried again for the first time; doubled for each further try.
     pub pause: Duration,

@@ -7,7 +7,7 @@
 //! checked to be hexadecimal, and a file is renamed to its place only after its size and hash match the hub's listing.
 //!
 //! - [`client`]: requests, redirects, and where the token goes. `listing`: files of a commit with sizes and hashes.
-//! - [`pace`]: the minimum rate of what it sends.
+//! - [`pace`]: the minimum rate of a download.
 //! - `cache`: paths, locks and links of the cache. `cached`: what the cache holds. `blob`: one file, resumed
 //!   and verified.
 

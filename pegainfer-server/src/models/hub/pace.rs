@@ -1,9 +1,9 @@
-//! The minimum rate of a body: a hub that sends a byte now and then must end.
+//! Minimum rate of a body: a download from a hub that sends a byte now and then must end.
 
 use std::io::{Error, ErrorKind, Read};
 use std::time::{Duration, Instant};
 
-/// Least rate of a body, measured over a window.
+/// Minimum rate of a body, measured over a window.
 #[derive(Debug, Clone, Copy)]
 pub struct MinRate {
     /// Bytes that have to come in each window.
@@ -18,7 +18,7 @@ impl Default for MinRate {
     }
 }
 
-/// A body that fails when less than the least rate comes. The reader below must end each read in time.
+/// A body that fails below the minimum rate. The inner reader must end each read in time.
 pub(super) struct Paced<R> {
     body: R,
     rate: MinRate,
@@ -39,7 +39,7 @@ impl<R: Read> Read for Paced<R> {
         self.bytes += count as u64;
         let passed = self.window.elapsed();
         if count > 0 && passed >= self.rate.window {
-            // One read may take longer than a window; its bytes are those of all of them.
+            // One read may take longer than a window; its bytes count for all of that time.
             if (self.bytes as f64) < self.rate.bytes as f64 * (passed.as_secs_f64() / self.rate.window.as_secs_f64()) {
                 let message = format!("the hub sends too slowly: {} bytes in {:.0?}", self.bytes, passed);
                 return Err(Error::new(ErrorKind::TimedOut, message));

@@ -141,7 +141,7 @@ impl<'a> Estimate<'a> {
         if self.properties > MAX_PROPERTIES {
             return limit(format!("its schema has more than {MAX_PROPERTIES} properties"));
         }
-        // `required` may name what is no property, or one property many times.
+        // `required` may have names that are no properties, or one name many times.
         let required =
             list(map, "required").iter().filter_map(Value::as_str).filter(|name| properties.contains_key(*name));
         let optional = properties.len() - required.collect::<HashSet<_>>().len();

@@ -13,13 +13,14 @@ pub(super) type Key = [u8; 32];
 /// A grammar in the cache.
 pub(super) struct Cached {
     pub(super) key: Key,
-    /// The tenant that had it compiled, and holds its memory.
+    /// The tenant for which it was compiled, which holds its memory.
     pub(super) tenant: Tenant,
     pub(super) mebibytes: usize,
     pub(super) grammar: Arc<dyn Grammar>,
 }
 
-/// Grammars by their sources. The tenant that has the most loses one first, so that nobody evicts everybody's.
+/// Grammars by their sources. The tenant with the most grammars loses one first, so that no tenant evicts the others'
+/// grammars.
 #[derive(Default)]
 pub(super) struct GrammarCache {
     /// Most recently used last.
@@ -69,7 +70,7 @@ impl GrammarCache {
         self.entries.iter().filter(|entry| entry.tenant == tenant).count()
     }
 
-    /// The tenant with the largest sum, if any has one; of equal ones `preferred`, then the least recently used.
+    /// The tenant with the largest sum, if there is any; among equal ones `preferred`, then the least recently used.
     fn largest(&self, preferred: Tenant, size: impl Fn(&Cached) -> usize) -> Option<Tenant> {
         let sum = |tenant| self.entries.iter().filter(|entry| entry.tenant == tenant).map(&size).sum::<usize>();
         let tenants = self.entries.iter().rev().map(|entry| (entry.tenant, sum(entry.tenant)));

@@ -1,8 +1,9 @@
 //! Patterns of keys (`patternProperties`) as llguidance needs them.
 //!
-//! llguidance takes the names in `properties` out of what a pattern matches, and all names and patterns out of the keys of
-//! `additionalProperties`. If nothing is left, it still allows a comma, after which no key can follow. So a pattern that matches a
-//! few names only becomes these names, and a pattern that matches every key leaves no additional ones. Both say the same as before.
+//! llguidance takes the names in `properties` out of the keys that a pattern matches, and all names and patterns out of
+//! the keys of `additionalProperties`. If nothing is left, it still allows a comma, after which no key can follow.
+//! Therefore a pattern that matches only a few names becomes these names, and a pattern that matches every key leaves
+//! no additional ones. Neither changes the meaning.
 
 use super::error::GrammarError;
 use llguidance::regex_to_lark;
@@ -16,7 +17,7 @@ const MAX_NEW_NAMES: usize = 16;
 const MAX_WORK: usize = 64 << 10;
 /// Work of one text besides its bytes.
 const TEXT_WORK: usize = 16;
-/// Maximum number of patterns in a schema, and of bytes of one that is looked into.
+/// Maximum number of patterns in a schema, and of bytes in an examined pattern.
 const MAX_PATTERNS: usize = 500;
 const MAX_PATTERN: usize = 512;
 /// Maximum number of bytes that one schema may grow by.
@@ -58,7 +59,7 @@ pub(super) fn check(schema: &Value) -> Result<(), GrammarError> {
 
 fn rewrite_object(object: &mut Map<String, Value>, left: &mut usize) {
     let Some(Value::Object(patterns)) = object.get("patternProperties") else { return };
-    // A limit on the number of keys cannot be enforced next to optional names.
+    // A limit on the number of keys cannot be enforced together with optional names.
     let is_counted = object.contains_key("minProperties") || object.contains_key("maxProperties");
     let mut replaced = Vec::new();
     for (pattern, schema) in patterns {
@@ -142,14 +143,14 @@ fn matches_every_text(pattern: &Hir) -> bool {
     pattern.properties().look_set().is_empty() && pattern.properties().minimum_len() == Some(0)
 }
 
-/// Whether a part of a pattern is at its start, or at its end, where anchors always hold.
+/// Place of a part of a pattern: at the start or the end, where anchors always hold.
 #[derive(Clone, Copy)]
 struct Place {
     starts: bool,
     ends: bool,
 }
 
-/// Lists what a pattern matches, within a limit on the work.
+/// Lists the texts that a pattern matches, within a limit on the work.
 struct Expansion {
     left: usize,
 }

@@ -18,8 +18,7 @@ use tokio::sync::oneshot;
 /// second.
 const SLOTS: usize = 3;
 const SLOTS_PER_TENANT: usize = 2;
-/// Sources that are checked at the same time, of all tenants and of one, which takes a fraction of a second for the
-/// largest.
+/// Sources that are checked at the same time, of all tenants and of one. The largest take a fraction of a second.
 const CHECKS: usize = 4;
 const CHECKS_PER_TENANT: usize = 3;
 /// Grammars of the largest allowed size that may be in memory. One tenant leaves a quarter of that memory to the
@@ -69,7 +68,7 @@ impl GrammarService {
         self.compiler.after_reasoning(thinking, output)
     }
 
-    /// Compiles a source, off the async threads. Dropping the future ends the trial; what is left after it is short,
+    /// Compiles a source, off the async threads. Dropping the future ends the trial. The work after the trial is short,
     /// and keeps its slot until it is done.
     ///
     /// # Errors
@@ -154,8 +153,8 @@ impl Grammar for Accounted {
     }
 }
 
-/// Runs `work` on a thread with a large stack. The thread keeps the permit until the work is done, whoever waits for
-/// it.
+/// Runs `work` on a thread with a large stack. The thread keeps the permit until the work is done, even if nobody waits
+/// for it.
 async fn on_thread<T: Send + 'static>(
     permit: Permits,
     work: impl FnOnce() -> Result<T, GrammarError> + Send + 'static,

@@ -56,7 +56,8 @@ impl GrammarSource {
     }
 }
 
-/// Adds llguidance's options to a schema, and rewrites what it cannot follow. `lenient` ignores keywords that cannot be enforced.
+/// Adds llguidance's options to a schema, and rewrites parts that llguidance cannot follow. `lenient` ignores keywords
+/// that cannot be enforced.
 pub fn with_options(mut schema: Value, lenient: bool) -> Value {
     patterns::rewrite(&mut schema);
     if let Some(schema) = schema.as_object_mut() {

@@ -128,8 +128,8 @@ enum Exceeded {
     Memory,
 }
 
-/// The limit at which a process ended: SIGXCPU comes from the limit of CPU time, and Rust aborts without memory or stack. Other
-/// signals come from others, such as SIGKILL from a machine that is out of memory, and are not the grammar's fault.
+/// The limit at which a process ended: SIGXCPU comes from the limit of CPU time, and Rust aborts without memory or
+/// stack. Other signals, such as SIGKILL from a machine that is out of memory, are not the grammar's fault.
 #[cfg(unix)]
 fn limit_of(status: ExitStatus) -> Option<Exceeded> {
     use rustix::process::Signal;
@@ -174,7 +174,7 @@ pub fn run(memory: u64, seconds: u64) -> std::io::Result<()> {
 fn limit_this_process(memory: u64, seconds: u64) -> std::io::Result<()> {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     crate::allocator::configure();
-    // At the soft limit of CPU time comes SIGXCPU, which says why; at the hard one SIGKILL, which does not.
+    // The soft limit of CPU time raises SIGXCPU, which tells the reason; the hard one raises SIGKILL, which does not.
     let limits = [
         (Resource::As, memory + PROGRAM, memory + PROGRAM),
         (Resource::Cpu, seconds, seconds + 1),

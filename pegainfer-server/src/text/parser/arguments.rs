@@ -13,12 +13,12 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// Whether there are no members yet.
+    /// True if there are no members yet.
     pub fn is_empty(&self) -> bool {
         self.keys.is_empty()
     }
 
-    /// Whether the object has this key.
+    /// True if the object has this key.
     pub fn contains(&self, key: &str) -> bool {
         self.keys.iter().any(|other| other == key)
     }
@@ -84,7 +84,7 @@ pub fn stream_object(reader: &mut JsonReader, cursor: &mut Cursor, out: &mut Out
     read
 }
 
-/// Ends an object in which the output ends, and its call.
+/// Ends an object, and its call, at the end of the output.
 pub fn cut_off_object(reader: &mut JsonReader, out: &mut Output) {
     let mut text = String::new();
     reader.close(&mut text);

@@ -1,4 +1,4 @@
-//! Where calls begin in the text: at their outer tags, or without them if that is certain.
+//! Finds the beginning of calls: at their outer tags, or without them if a call is certain.
 
 use super::cursor::{Cursor, Next, WHITESPACE, any};
 use super::dsml_tags::{INVOKE_CLOSE, PARAMETER as DSML_PARAMETER, outer_open};
@@ -8,7 +8,7 @@ use super::format::{
 use serde_json::Value;
 use std::sync::Arc;
 
-/// What begins.
+/// Kind of a beginning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CallStart {
     /// `<tool_call>`, or the outer tag of a block, of this many bytes.
@@ -34,7 +34,7 @@ pub struct CallSearch {
     pub format: ToolFormat,
     /// The request's tools, in OpenAI's format.
     pub definitions: Arc<[Value]>,
-    /// Whether calls may be JSON without a tag.
+    /// True if calls may be JSON without a tag.
     pub bare_json: bool,
 }
 
@@ -77,8 +77,8 @@ impl CallSearch {
         (invoke, CallStart::Bare)
     }
 
-    /// Whether `open`, the name of a tool and `close` come at this byte, and then one of `followers` or the end of the
-    /// output.
+    /// Tells whether `open`, the name of a tool and `close` come at this byte, and then one of `followers` or the end
+    /// of the output.
     fn name(&self, cursor: &Cursor, at: usize, open: &str, close: &str, followers: &[&str]) -> Next {
         match cursor.begins(at, open) {
             Next::Yes => {}
@@ -102,7 +102,7 @@ impl CallSearch {
         ])
     }
 
-    /// Whether an object that begins with the name of a tool comes at this byte.
+    /// Tells whether an object that begins with the name of a tool comes at this byte.
     fn json(&self, cursor: &Cursor, at: usize) -> Next {
         let mut at = at + 1;
         for part in ["\"name\"", ":", "\""] {
@@ -120,7 +120,7 @@ impl CallSearch {
     }
 }
 
-/// What is inside `<tool_call>`.
+/// Form of the text inside `<tool_call>`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Inside {
     Json,

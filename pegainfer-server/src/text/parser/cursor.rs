@@ -41,9 +41,9 @@ pub struct Cursor {
     pub text: String,
     /// The position: everything before it was parsed.
     pub at: usize,
-    /// Whether the model's output ends with the text.
+    /// True if the model's output ends with the text.
     pub ended: bool,
-    /// Whether the text before the buffer ends with a line break, or with one and blanks.
+    /// True if the text before the buffer ends with a line break, or with one and blanks.
     line_start: bool,
 }
 
@@ -107,7 +107,7 @@ impl Cursor {
         self.at += self.rest().chars().next().map_or(0, char::len_utf8);
     }
 
-    /// Whether only blanks come before this byte in its line.
+    /// True if only blanks come before this byte in its line.
     pub fn is_line_start(&self, at: usize) -> bool {
         let line = self.text[..at].trim_end_matches(BLANKS);
         if line.is_empty() { self.line_start } else { line.ends_with('\n') }
@@ -118,7 +118,7 @@ impl Cursor {
         self.begins(self.at, expected)
     }
 
-    /// Whether `expected` begins at this byte.
+    /// Tells whether `expected` begins at this byte.
     pub fn begins(&self, at: usize, expected: &str) -> Next {
         let text = &self.text.as_bytes()[at..];
         if text.starts_with(expected.as_bytes()) {
@@ -142,7 +142,7 @@ impl Cursor {
         (after - at <= MAX_GAP).then_some(after)
     }
 
-    /// Whether nothing but white space comes after this byte.
+    /// Tells whether nothing but white space comes after this byte.
     pub fn ends_after_space(&self, at: usize) -> Next {
         match self.after_space(at) {
             Some(after) if after == self.text.len() => {
@@ -156,13 +156,13 @@ impl Cursor {
         }
     }
 
-    /// Whether one of `tags` begins after white space at `at`.
+    /// Tells whether one of `tags` begins after white space at `at`.
     pub fn any_after_space(&self, at: usize, tags: &[&str]) -> Next {
         let Some(after) = self.after_space(at) else { return Next::No };
         any(tags.iter().map(|tag| self.begins(after, tag)))
     }
 
-    /// Whether the output ends at the position, or inside one of `tags` that begins there.
+    /// True if the output ends at the position, or inside one of `tags` that begins there.
     pub fn ends_in(&self, tags: &[&str]) -> bool {
         self.ended && tags.iter().any(|tag| tag.len() > self.rest().len() && tag.starts_with(self.rest()))
     }
@@ -187,7 +187,7 @@ impl Cursor {
     }
 }
 
-/// Whether one of the answers is yes, or may become yes.
+/// Tells whether one of the answers is yes, or may become yes.
 pub fn any(answers: impl IntoIterator<Item = Next>) -> Next {
     let mut best = Next::No;
     for answer in answers {

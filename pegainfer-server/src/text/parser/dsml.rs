@@ -8,9 +8,9 @@
 //! </｜DSML｜tool_calls>
 //! ```
 //!
-//! The arguments are emitted as a JSON object. Strings are streamed; other values are needed whole. Tolerated are
-//! missing closing tags, other names of the outer tag, values without their kind, text between parameters (it becomes
-//! content after the call) and a JSON object instead of the parameters.
+//! The arguments are emitted as a JSON object. Strings are streamed; other values are needed whole. The parser
+//! tolerates missing closing tags, other names of the outer tag, values without their kind, text between parameters (it
+//! becomes content after the call) and a JSON object instead of the parameters.
 
 use super::arguments::{Arguments, cut_off_object, stream_object};
 use super::cursor::{Cursor, Next};
@@ -98,7 +98,7 @@ impl DsmlParser {
         }
     }
 
-    /// Ends the output; returns whether there was a call. An open call ends with what is whole.
+    /// Ends the output; returns whether there was a call. An open call ends with its complete arguments.
     pub fn finish(&mut self, cursor: &Cursor, out: &mut Output) -> bool {
         match std::mem::replace(&mut self.step, Step::Block) {
             Step::Value(mut parameter, _) => {
@@ -159,7 +159,7 @@ impl DsmlParser {
                 cursor.at += DSML_INVOKE.len();
                 To(Step::Name)
             }
-            // A closing tag too many, or after an object in place of parameters.
+            // An extra closing tag, or one after an object in place of parameters.
             [_, Next::Yes, _] if self.started => {
                 cursor.at += INVOKE_CLOSE.len();
                 To(Step::Block)

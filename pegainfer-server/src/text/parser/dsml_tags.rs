@@ -1,4 +1,4 @@
-//! DeepSeek-V4's tags, and where a value between them ends.
+//! DeepSeek-V4's tags, and the end of a value between them.
 
 use super::cursor::{Cursor, Next, any};
 use super::format::{DSML_INVOKE, TagName, definition, tag_name};
@@ -16,12 +16,12 @@ const CLOSING_TAG: &str = "</｜DSML｜";
 /// Maximum length of the outer tag's name in bytes.
 const MAX_OUTER: usize = 32;
 
-/// Whether an outer tag closes at this byte, and the byte after it. Models mix up its names.
+/// Tells whether an outer tag closes at this byte, and the byte after it. Models mix up its names.
 pub fn outer_close(cursor: &Cursor, at: usize) -> (Next, usize) {
     outer(cursor, at, CLOSING_TAG)
 }
 
-/// Whether an outer tag opens at this byte, and the byte after it.
+/// Tells whether an outer tag opens at this byte, and the byte after it.
 pub fn outer_open(cursor: &Cursor, at: usize) -> (Next, usize) {
     outer(cursor, at, TAG)
 }
@@ -51,9 +51,9 @@ pub struct ValueSearch<'a> {
     pub definitions: &'a [Value],
     /// The parameters of the function; empty: not known.
     pub keys: &'a [&'a str],
-    /// Whether a parameter was written already.
+    /// True if a parameter was written already.
     pub given: &'a dyn Fn(&str) -> bool,
-    /// Whether the value is text; others contain no opening tags.
+    /// True if the value is text; others contain no opening tags.
     pub is_text: bool,
 }
 
@@ -84,7 +84,7 @@ impl ValueSearch<'_> {
         (ValueEnd::After(text.len()), nested)
     }
 
-    /// Whether the text after a closing tag shows that it closes the value.
+    /// Tells whether the text after a closing tag shows that it closes the value.
     fn is_followed(&self, at: usize, nested: usize) -> Next {
         let blanks = self.cursor.text[at..].trim_start_matches([' ', '\t']);
         let line_ends = match blanks.chars().next() {
@@ -104,7 +104,7 @@ impl ValueSearch<'_> {
         any([line_ends, again, tag, outer_close(self.cursor, next).0])
     }
 
-    /// Whether this opens the next parameter, because the closing tag of the value is missing.
+    /// Tells whether this opens the next parameter, because the closing tag of the value is missing.
     fn parameter(&self, at: usize) -> Next {
         match self.cursor.begins(at, PARAMETER) {
             Next::Yes => match tag_name(self.cursor, at + PARAMETER.len(), '"') {
@@ -119,7 +119,7 @@ impl ValueSearch<'_> {
         }
     }
 
-    /// Whether the invocation ends here.
+    /// Tells whether the invocation ends here.
     fn end_of_invocation(&self, at: usize) -> Next {
         match self.cursor.begins(at, INVOKE_CLOSE) {
             Next::Yes => {
@@ -135,7 +135,7 @@ impl ValueSearch<'_> {
         }
     }
 
-    /// Whether the block ends here, or another invocation of a tool begins.
+    /// Tells whether the block ends here, or another invocation of a tool begins.
     fn end_of_block(&self, at: usize) -> Next {
         let closes = match outer_close(self.cursor, at) {
             (Next::Yes, after) => self.cursor.ends_after_space(after),
@@ -167,7 +167,7 @@ pub fn without_partial_tag(text: &str) -> &str {
     text.strip_suffix('\n').unwrap_or(text)
 }
 
-/// Whether the output ends at the position, or inside a tag that begins there.
+/// True if the output ends at the position, or inside a tag that begins there.
 pub fn is_cut_off(cursor: &Cursor) -> bool {
     cursor.ended && without_partial_tag(cursor.rest()).is_empty()
 }

@@ -50,11 +50,11 @@ pub struct HermesParser {
     name: Option<String>,
     /// Arguments that came before the name.
     arguments: Option<String>,
-    /// Whether this object's call was emitted.
+    /// True if this object's call was emitted.
     started: bool,
-    /// Whether any call of the tag was emitted.
+    /// True if any call of the tag was emitted.
     any: bool,
-    /// Whether `<tool_call>` came before the object. If not, `</tool_call>` has to come after it.
+    /// True if `<tool_call>` came before the object. If not, `</tool_call>` has to come after it.
     tagged: bool,
 }
 
@@ -91,7 +91,7 @@ impl HermesParser {
         }
     }
 
-    /// Ends the output; returns whether there was a call. An open call ends with what is whole.
+    /// Ends the output; returns whether there was a call. An open call ends with its complete arguments.
     pub fn finish(&mut self, out: &mut Output) -> bool {
         match std::mem::replace(&mut self.step, Step::Close) {
             Step::Arguments(mut reader) => cut_off_object(&mut reader, out),

@@ -1,6 +1,6 @@
 //! Reads JSON as models write it and rewrites it as strict JSON, delta by delta.
 //!
-//! Valid JSON passes unchanged. Repaired are: control characters and unknown escapes in strings, quotes that are not
+//! Valid JSON passes unchanged. Repairs control characters and unknown escapes in strings, quotes that are not
 //! escaped, lone surrogates, Python's literals (`'…'`, `True`, `None`, tuples), commas and colons that are missing or
 //! too many, members without a value, the same key twice (the first one stays), words without quotes, numbers that no
 //! double can hold (they become strings), brackets that do not match or are not closed, and nesting that parsers
@@ -10,7 +10,7 @@ use super::cursor::{Cursor, Next, any};
 use super::json_text::{Segment, escaped, next_segment, word, word_value};
 use std::collections::HashSet;
 
-/// Maximum nesting of what is written: serde_json, like other parsers, refuses more than 128 levels.
+/// Maximum nesting of the output: serde_json, like other parsers, refuses more than 128 levels.
 const MAX_DEPTH: usize = 100;
 
 /// Result of reading.
@@ -58,7 +58,7 @@ pub struct JsonReader {
     key: String,
     /// Depth at which a value begins that is not written: a second one of its key, or one that is nested too deep.
     muted: Option<usize>,
-    /// Whether more was repaired than what all readers of Python literals allow.
+    /// True if more was repaired than all readers of Python literals allow.
     pub damaged: bool,
     /// Tags that end the value.
     closers: &'static [&'static str],
@@ -78,7 +78,7 @@ impl JsonReader {
         }
     }
 
-    /// Reads as far as the text goes and appends what is certain to `out`.
+    /// Reads as far as the text goes and appends the certain part to `out`.
     pub fn read(&mut self, cursor: &mut Cursor, out: &mut String) -> Read {
         loop {
             if let Some(read) = self.advance(cursor, out) {
@@ -87,7 +87,7 @@ impl JsonReader {
         }
     }
 
-    /// Closes what is open at the end of the text. A member whose value has not begun is left out.
+    /// Closes all open brackets and strings at the end of the text. A member without a value is left out.
     pub fn close(&mut self, out: &mut String) {
         self.damaged = true;
         if let Step::InString(_) = self.step {

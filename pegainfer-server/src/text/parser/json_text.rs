@@ -49,7 +49,7 @@ pub fn next_segment(cursor: &mut Cursor, quote: char, ends: &str, closers: &[&st
     }
 }
 
-/// Whether the output ends inside a tag of `closers` that begins after the line break at the position.
+/// True if the output ends inside a tag of `closers` that begins after the line break at the position.
 fn is_cut_off(cursor: &Cursor, closers: &[&str]) -> bool {
     let line = &cursor.rest()[1..];
     cursor.ended && !line.is_empty() && closers.iter().any(|tag| tag.starts_with(line))
@@ -128,7 +128,7 @@ fn unicode(cursor: &mut Cursor) -> Segment {
     Segment::Text(text)
 }
 
-/// Decides whether a quote closes the string: then only what ends a member can follow.
+/// Decides whether a quote closes the string: then only the end of a member can follow.
 fn closing_quote(cursor: &mut Cursor, quote: char, ends: &str, closers: &[&str]) -> Segment {
     let after = cursor.at + 1;
     let rest = cursor.text[after..].trim_start_matches(WHITESPACE);

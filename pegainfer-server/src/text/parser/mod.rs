@@ -2,17 +2,17 @@
 //!
 //! Text arrives in deltas that may be cut anywhere, and is emitted as [`Event`]s as soon as its meaning is certain. The
 //! events do not depend on the cuts, once neighbouring deltas are joined. A tag is never emitted in part, and no text
-//! is lost: what looks like a call but is none becomes content. Only white space next to tags, which the templates put
+//! is lost: text that only looks like a call becomes content. Only white space next to tags, which the templates put
 //! there themselves, is dropped.
 //!
-//! Between start and end of a call come only its arguments, which are one JSON object, whatever the model wrote: slips
-//! are repaired as docs/api/tools-and-reasoning.md tells. A call in which the output ends is marked incomplete.
+//! Between start and end of a call come only its arguments, which are always one JSON object: slips are repaired as in
+//! docs/api/tools-and-reasoning.md. A call in which the output ends is marked incomplete.
 //!
 //! # Layout
 //! - [`reasoning`]: splits off the text inside `<think>`. [`tools`]: splits the rest into content and calls.
 //!   [`call_start`]: where calls begin.
 //! - [`hermes`], [`qwen3_coder`], [`dsml`]: parse the formats of calls. [`arguments`]: the object that a call becomes.
-//! - [`json_reader`], [`json_text`]: strict JSON from what models write.
+//! - [`json_reader`], [`json_text`]: strict JSON from models' text.
 //! - [`tag_value`], [`value_end`], [`dsml_tags`]: values between tags and where they end. [`parameter`], [`typed`]:
 //!   their types.
 //! - [`forced`]: grammar of a forced call; [`raw_text`], [`schema`]: of its values without quotes.
@@ -134,8 +134,7 @@ impl OutputParser {
         self.reasoning.is_inside()
     }
 
-    /// Whether the position is in, or after, a call in the reasoning that may be a draft; at the end, whether it was a
-    /// call.
+    /// True in or after a call in the reasoning that may be a draft; at the end of the text, true if it was a call.
     pub fn in_early_call(&self) -> bool {
         self.reasoning.is_in_draft()
     }

@@ -28,7 +28,7 @@ pub enum Event {
     ToolEnd {
         /// Index of the call.
         index: usize,
-        /// False if the model's turn ended inside the call: the arguments hold only what was whole.
+        /// False if the model's turn ended inside the call: the arguments hold only complete values.
         complete: bool,
     },
 }
@@ -42,11 +42,11 @@ pub struct Output {
     pub calls: usize,
     max_calls: usize,
     id_seed: u64,
-    /// Whether a call has begun and not ended.
+    /// True if a call has begun and not ended.
     open: bool,
     /// Text inside the open call that belongs to no parameter. It becomes content after the call.
     stray: String,
-    /// Whether the last content was stray text: the next content begins on a new line.
+    /// True if the last content was stray text: the next content begins on a new line.
     after_stray: bool,
     has_content: bool,
     trial: Option<BeforeTrial>,
@@ -81,7 +81,7 @@ impl Output {
         std::mem::take(self.trial.as_mut().map_or(&mut self.events, |before| &mut before.events))
     }
 
-    /// Starts a trial: what follows is emitted only if it is accepted.
+    /// Starts a trial: later events are emitted only if it is accepted.
     pub fn begin_trial(&mut self) {
         self.trial = Some(BeforeTrial {
             events: std::mem::take(&mut self.events),
@@ -91,12 +91,12 @@ impl Output {
         });
     }
 
-    /// Whether the trial has found content.
+    /// True if the trial has found content.
     pub fn trial_has_content(&self) -> bool {
         self.trial.is_some() && self.events.iter().any(|event| matches!(event, Event::Content(_)))
     }
 
-    /// Whether the trial has found a call, and all its calls have ended.
+    /// True if the trial has found a call, and all its calls have ended.
     pub fn trial_has_calls(&self) -> bool {
         self.trial.as_ref().is_some_and(|before| self.calls > before.calls) && !self.open
     }

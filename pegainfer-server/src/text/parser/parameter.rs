@@ -22,7 +22,7 @@ pub struct Parameter {
     value_type: ValueType,
     /// The value so far, if it is written as a whole.
     text: String,
-    /// Whether the value is written in deltas. False for a second value of the same key.
+    /// True if the value is written in deltas. False for a second value of the same key.
     streams: bool,
 }
 
@@ -37,7 +37,7 @@ impl Parameter {
         Self { key, value_type, text: String::new(), streams }
     }
 
-    /// Whether the value is a string in any case, which may contain what looks like a tag.
+    /// True if the value is a string in any case, which may contain what looks like a tag.
     pub fn is_text(&self) -> bool {
         self.value_type == ValueType::Text
     }

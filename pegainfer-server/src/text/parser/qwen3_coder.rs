@@ -69,9 +69,9 @@ pub struct Qwen3CoderParser {
     step: Step,
     function: String,
     arguments: Arguments,
-    /// Whether `<tool_call>` came before the function.
+    /// True if `<tool_call>` came before the function.
     tagged: bool,
-    /// Whether a call has begun.
+    /// True if a call has begun.
     started: bool,
 }
 
@@ -108,7 +108,7 @@ impl Qwen3CoderParser {
         }
     }
 
-    /// Ends the output; returns whether there was a call. An open call ends with what is whole.
+    /// Ends the output; returns whether there was a call. An open call ends with its complete arguments.
     pub fn finish(&mut self, cursor: &Cursor, out: &mut Output) -> bool {
         match std::mem::replace(&mut self.step, Step::Close) {
             Step::Value(value) => {

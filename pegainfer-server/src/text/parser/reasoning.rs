@@ -56,14 +56,14 @@ enum Step {
     /// Line breaks after `<think>`.
     Opened,
     Reasoning,
-    /// In what may be a call or a draft.
+    /// In text that may be a call or a draft.
     Draft(Box<Draft>),
     /// Line breaks after `</think>`.
     Closed,
     Content,
 }
 
-/// What may be a call. Its text stays in the cursor.
+/// Text that may be a call; it stays in the cursor.
 struct Draft {
     parser: ToolParser,
     /// The byte at which `</think>` came after it.
@@ -96,7 +96,7 @@ impl ReasoningParser {
         matches!(self.step, Step::Opened | Step::Reasoning)
     }
 
-    /// Whether the position is in or after what may be a call; at the end of the text, whether it was one.
+    /// True in or after text that may be a call; at the end of the text, true if it was one.
     pub fn is_in_draft(&self) -> bool {
         matches!(self.step, Step::Draft(_))
     }
@@ -181,7 +181,7 @@ impl ReasoningParser {
                 self.begin_draft(out);
                 true
             }
-            // Before the tag something may begin that is not known yet, but nothing that contains it.
+            // Something unknown may begin before the tag, but nothing that contains it.
             (Seek::Found(close), _) => {
                 self.end(close, out);
                 true
@@ -193,7 +193,7 @@ impl ReasoningParser {
         }
     }
 
-    /// Begins what may be a call, at the position.
+    /// Begins a possible call at the position.
     fn begin_draft(&mut self, out: &mut Output) {
         if let Some(search) = &self.search {
             out.begin_trial();
@@ -202,8 +202,7 @@ impl ReasoningParser {
         }
     }
 
-    /// Parses what may be a call, one character after the other, so that it ends at the same one however the text is
-    /// cut.
+    /// Parses a possible call character by character, so that it ends at the same one for all cuts of the text.
     fn draft(&mut self, out: &mut Output) -> bool {
         let Step::Draft(draft) = &mut self.step else { return true };
         let mut close = self.cursor.seek(CLOSE);
@@ -245,7 +244,7 @@ impl ReasoningParser {
         true
     }
 
-    /// What was parsed is a draft: the text before this byte is reasoning.
+    /// Marks the parsed text as a draft: the text before this byte is reasoning.
     fn reject(&mut self, end: usize, out: &mut Output) {
         out.reject_trial();
         self.cursor.at = 0;

@@ -10,9 +10,9 @@ use super::value_end::{EndSearch, ValueEnd, without_partial_tag};
 #[derive(Debug)]
 pub struct TagValue {
     parameter: Parameter,
-    /// Whether the leading line break has not been read yet.
+    /// True if the leading line break has not been read yet.
     opening: bool,
-    /// Whether nothing of the value has been read yet.
+    /// True if nothing of the value has been read yet.
     fresh: bool,
     /// Number of opening tags that are part of the value.
     nested: usize,
@@ -77,7 +77,7 @@ impl TagValue {
         self.parameter.end(whole, arguments, out);
     }
 
-    /// Ends the value in which the output ends: what was held back is part of it, except the beginning of a tag.
+    /// Ends the value at the end of the output. Text that was held back is part of it, except the beginning of a tag.
     pub fn cut_off(mut self, cursor: &Cursor, arguments: &mut Arguments, out: &mut Output) {
         self.parameter.push(without_partial_tag(&cursor.text), arguments, out);
         self.end(false, arguments, out);

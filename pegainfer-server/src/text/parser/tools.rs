@@ -10,7 +10,7 @@ use super::qwen3_coder::Qwen3CoderParser;
 
 #[derive(Debug)]
 enum CallParser {
-    /// After `<tool_call>`, before it is known what is inside.
+    /// After `<tool_call>`, before the form of the call is known.
     Tag,
     Hermes(HermesParser),
     /// JSON without a tag, and the text since it began.
@@ -25,7 +25,7 @@ pub struct ToolParser {
     search: CallSearch,
     /// The parser of the call at the position.
     call: Option<CallParser>,
-    /// Whether the prompt has begun the call at the position.
+    /// True if the prompt has begun the call at the position.
     forced: bool,
     after_call: bool,
 }
@@ -78,7 +78,7 @@ impl ToolParser {
             Some(CallParser::Qwen3Coder(parser)) => parser.finish(&self.cursor, out),
             Some(CallParser::Dsml(parser)) => parser.finish(&self.cursor, out),
         };
-        // A forced call that is cut off before it begins is nothing to show.
+        // A forced call that is cut off before it begins shows nothing.
         let dropped = called || (self.forced && self.call.is_some());
         self.cursor.at = self.cursor.text.len();
         let text = self.cursor.take();
@@ -147,7 +147,7 @@ impl ToolParser {
         true
     }
 
-    /// Chooses the parser of what is inside `<tool_call>`.
+    /// Chooses the parser of the text inside `<tool_call>`.
     fn choose(&mut self, out: &mut Output) -> bool {
         self.call = match inside(&self.cursor) {
             Inside::Unknown => return false,

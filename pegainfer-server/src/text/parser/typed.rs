@@ -44,7 +44,7 @@ impl ParameterType {
         self.first() == Kind::Text && !self.nullable
     }
 
-    /// Whether text of this type is a string, except null.
+    /// True if text of this type is a string, except null.
     pub fn begins_as_text(&self) -> bool {
         self.first() == Kind::Text
     }
@@ -99,8 +99,7 @@ fn integer(text: &str) -> Option<Value> {
     text.parse::<i64>().map(Value::from).or_else(|_| text.parse::<u64>().map(Value::from)).ok()
 }
 
-/// A number as the double that is nearest to it. Words such as `inf` are no numbers, nor is what no double comes near
-/// to.
+/// A number as the nearest double. Words such as `inf`, and numbers beyond the range of doubles, are not numbers.
 fn float(text: &str) -> Option<Value> {
     if text.contains(|c: char| c.is_ascii_alphabetic() && !c.eq_ignore_ascii_case(&'e')) {
         return None;

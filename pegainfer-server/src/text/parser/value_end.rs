@@ -1,9 +1,9 @@
-//! Where a value ends that a model writes between Qwen3.5's tags.
+//! The end of a value that a model writes between Qwen3.5's tags.
 //!
 //! The format has no escapes, and models both leave out closing tags and write values that contain the tags. A closing
-//! tag in the middle of a line ends the value only if another tag of the format follows, one at the start of a line
-//! always, unless the value contains its opening tag. An opening tag ends the value only if it names a parameter of the
-//! tool.
+//! tag in the middle of a line ends the value only if another tag of the format follows. A closing tag at the start of
+//! a line always ends it, unless the value contains its opening tag. An opening tag ends the value only if it names a
+//! parameter of the tool.
 
 use super::cursor::{Cursor, Next, any};
 use super::format::{
@@ -35,11 +35,11 @@ pub struct EndSearch<'a> {
     pub cursor: &'a Cursor,
     /// The parameters of the function; empty: not known.
     pub keys: &'a [&'a str],
-    /// Whether a parameter was written already.
+    /// True if a parameter was written already.
     pub given: &'a dyn Fn(&str) -> bool,
-    /// Whether the value is text; others contain no opening tags.
+    /// True if the value is text; others contain no opening tags.
     pub is_text: bool,
-    /// Whether the value begins with the text of the cursor.
+    /// True if the value begins with the text of the cursor.
     pub fresh: bool,
 }
 
@@ -68,7 +68,7 @@ impl EndSearch<'_> {
         (ValueEnd::After(text.len()), nested)
     }
 
-    /// Whether this is the closing tag of the value.
+    /// Tells whether this is the closing tag of the value.
     fn closing_parameter(&self, at: usize, line_start: bool, nested: usize) -> Next {
         match self.cursor.begins(at, PARAMETER_CLOSE) {
             Next::Yes if line_start && nested == 0 => Next::Yes,
@@ -77,7 +77,7 @@ impl EndSearch<'_> {
         }
     }
 
-    /// Whether a tag follows that comes after a parameter, or the end of the output.
+    /// Tells whether a tag follows that comes after a parameter, or the end of the output.
     fn is_followed(&self, at: usize) -> Next {
         let Some(next) = self.cursor.after_space(at) else { return Next::No };
         let rest = &self.cursor.text[next..];
@@ -96,7 +96,7 @@ impl EndSearch<'_> {
         any([parameter, self.cursor.any_after_space(at, &[FUNCTION_CLOSE, CALL_CLOSE])])
     }
 
-    /// Whether this opens the next parameter, because the closing tag of the value is missing.
+    /// Tells whether this opens the next parameter, because the closing tag of the value is missing.
     fn opening_parameter(&self, at: usize, line_start: bool) -> Next {
         match self.cursor.begins(at, PARAMETER) {
             Next::Yes => match tag_name(self.cursor, at + PARAMETER.len(), '>') {
@@ -109,7 +109,7 @@ impl EndSearch<'_> {
         }
     }
 
-    /// Whether the function or the call ends here, because the closing tag of the value is missing.
+    /// Tells whether the function or the call ends here, because the closing tag of the value is missing.
     fn end_of_function(&self, at: usize, line_start: bool) -> Next {
         let next_call: &[&str] = if line_start { &[CALL_OPEN, FUNCTION] } else { &[] };
         let ends = |tag: &str, followers: &[&str]| match self.cursor.begins(at, tag) {

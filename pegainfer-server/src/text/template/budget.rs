@@ -1,7 +1,9 @@
-//! Memory that a template may take for one prompt: everything that it makes counts, and beyond a budget the rendering ends with an error.
+//! Memory budget of a template for one prompt. All values that it makes count, and the rendering ends with an error
+//! beyond the budget.
 //!
-//! Instructions are limited by fuel, but one instruction can repeat or join values of any size. Filters, methods and the checks of
-//! [`instrument`](super::instrument) say how many bytes they are about to make, or have made of operands that were counted.
+//! Instructions are limited by fuel, but one instruction can repeat or join values of any size. Filters, methods and
+//! the checks of [`instrument`](super::instrument) report the bytes that they are about to make, or that they have made
+//! of counted operands.
 
 use super::instrument::{FACTOR, GROWN, PASS, SHOWN};
 use minijinja::value::{Rest, Value, ValueKind};
@@ -18,9 +20,9 @@ const ELEMENT: usize = size_of::<Value>();
 const MAX_DEPTH: usize = 200;
 /// Largest number that a value is repeated by, and largest width of a format.
 const MAX_REPEATS: u64 = 1 << 32;
-/// Most digits of a number in a format.
+/// Maximum number of digits of a number in a format.
 const MAX_FORMAT_DIGITS: usize = 4;
-/// Most items of a group that the filters `batch` and `slice` make, and widest indent.
+/// Maximum size of a group of the filters `batch` and `slice`, and maximum indent.
 const MAX_WIDTH: usize = 1 << 16;
 
 thread_local! {
@@ -28,7 +30,7 @@ thread_local! {
     static LEFT: Cell<usize> = const { Cell::new(BASE) };
 }
 
-/// Gives the rendering that begins on this thread a new budget, for a request of so many bytes.
+/// Gives the rendering that begins on this thread a new budget, for a request of `request` bytes.
 pub(super) fn begin(request: usize) {
     LEFT.set(BASE.saturating_add(request.saturating_mul(PER_BYTE)));
 }
@@ -53,7 +55,7 @@ fn too_much() -> Error {
     Error::new(ErrorKind::InvalidOperation, "the template makes too much text or too long lists of them")
 }
 
-/// Takes what the text of a value has from the budget. A text that is a string already is counted where it is used.
+/// Charges the text of a value. A value that is a string already is counted where it is used.
 fn charge_shown(value: &Value) -> Result<(), Error> {
     match value.kind() {
         ValueKind::String | ValueKind::Number | ValueKind::Bool | ValueKind::None | ValueKind::Undefined => Ok(()),
@@ -95,7 +97,7 @@ fn own_bytes(value: &Value) -> usize {
     }
 }
 
-/// Replaces what can make much of little by the same with checks.
+/// Replaces filters and functions that can make large values of small ones by checked versions.
 pub(super) fn install(env: &mut Environment<'_>) {
     env.add_filter(GROWN, |value: Value| charge(own_bytes(&value)).map(|()| value));
     env.add_filter(SHOWN, |value: Value| charge_shown(&value).map(|()| value));
@@ -143,7 +145,8 @@ pub(super) fn install(env: &mut Environment<'_>) {
     }
 }
 
-/// Charges what a filter or method is about to make of its arguments beyond their own size; its result is charged afterwards.
+/// Charges bytes that a filter or method is about to make beyond the size of its arguments; its result is charged
+/// afterwards.
 fn before(name: &str, value: &Value, args: &[Value]) -> Result<(), Error> {
     let text = value.as_str();
     let arg = |i: usize| args.get(i).and_then(Value::as_str).unwrap_or_default();
@@ -232,7 +235,7 @@ pub(super) fn method(state: &State<'_, '_>, value: &Value, method: &str, args: &
         ("upper" | "lower" | "title" | "capitalize" | "replace" | "split" | "splitlines" | "format", _) => {
             before(method, value, args)?;
         }
-        // The others make no more than they get.
+        // Other methods make no more than they get.
         _ => {}
     }
     let made = minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args)?;

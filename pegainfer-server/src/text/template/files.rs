@@ -1,11 +1,11 @@
-//! Chat templates of a checkpoint: where exporters put them, and which one a request takes.
+//! Chat templates of a checkpoint: the places where exporters put them, and the choice for a request.
 
 use super::error::TemplateError;
 use serde_json::{Map, Value as Json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Name of the template of requests without tools, where a checkpoint has several.
+/// Name of the template of requests without tools, if a checkpoint has several.
 const DEFAULT: &str = "default";
 /// Name of the template of requests with tools.
 const TOOL_USE: &str = "tool_use";
@@ -22,7 +22,7 @@ pub(super) struct Source {
 /// The templates of a checkpoint.
 #[derive(Debug)]
 pub(super) struct Sources {
-    /// Template of requests without tools, and of all requests where there is no other one.
+    /// Template of requests without tools, and of all requests if there is no other.
     pub default: Source,
     /// Template of requests with tools.
     pub tool_use: Option<Source>,
@@ -44,9 +44,9 @@ impl Sources {
     }
 }
 
-/// Templates by their names, looked for as transformers does: in `chat_template.jinja` and `additional_chat_templates/`, else in
-/// `tokenizer_config.json`, else in the older `chat_template.json`. The latter two have one template, or several with names, as a list
-/// or an object.
+/// Templates by their names, looked for as transformers does: in `chat_template.jinja` and
+/// `additional_chat_templates/`, else in `tokenizer_config.json`, else in the older `chat_template.json`. The latter
+/// two have one template, or several with names, as a list or an object.
 fn all(dir: &Path) -> Result<BTreeMap<String, Source>, TemplateError> {
     let mut named = jinja_files(dir)?;
     for file in ["tokenizer_config.json", "chat_template.json"] {
@@ -58,18 +58,18 @@ fn all(dir: &Path) -> Result<BTreeMap<String, Source>, TemplateError> {
     Ok(named)
 }
 
-/// Says at the start why requests with messages will be refused.
+/// Warns at the start if requests with messages will be refused.
 pub(super) fn warn_without(dir: &Path) -> Result<(), TemplateError> {
     let named = all(dir)?;
     let names: Vec<&str> = named.keys().map(String::as_str).collect();
     match names.is_empty() {
         true => log::warn!(
-            "the checkpoint has no chat template (chat_template.jinja, chat_template.json, or chat_template in tokenizer_config.json): \
-             messages are refused, and /v1/completions works"
+            "the checkpoint has no chat template (chat_template.jinja, chat_template.json, or chat_template in \
+             tokenizer_config.json): messages are refused, and /v1/completions works"
         ),
         false => log::warn!(
-            "the checkpoint has the chat templates {}, none of them named {DEFAULT}: messages are refused; save one of them as \
-             chat_template.jinja",
+            "the checkpoint has the chat templates {}, none of them named {DEFAULT}: messages are refused; save one \
+             of them as chat_template.jinja",
             names.join(", ")
         ),
     }

@@ -1,8 +1,8 @@
-//! `{% generation %}` of transformers: marks for training which text the assistant has written.
+//! `{% generation %}` of transformers, which marks the assistant's text for training.
 
 use std::borrow::Cow;
 
-/// Replaces the tags by a condition that is always true, which renders their body and has the same control of white space.
+/// Replaces the tags by a condition that is always true. It renders their body and has the same control of white space.
 pub(super) fn without_marks(source: &str) -> Cow<'_, str> {
     let mut rest = source;
     let mut out = String::new();

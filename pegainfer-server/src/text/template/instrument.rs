@@ -1,10 +1,11 @@
-//! Adds checks to the source of a template wherever a few bytes of it can make many: operators that join or repeat values, slices,
-//! lists, and text within loops and macros.
+//! Adds checks to the source of a template wherever a few bytes of it can make many: operators that join or repeat
+//! values, slices, lists, and text within loops and macros.
 //!
-//! The template engine has filters and functions that can be replaced, but its operators cannot. Each list and each result of `+`,
-//! `~`, `*` and of a slice goes through the filter [`GROWN`], each operand of `~` through [`SHOWN`], each operand of `*` through [`FACTOR`], and each pass
-//! through a loop or macro calls [`PASS`] with the bytes of its text; see [`budget`](super::budget). Insertions have no line breaks and no
-//! effect on white space, so errors name the lines of the original.
+//! The template engine has filters and functions that can be replaced, but its operators cannot. Each list and each
+//! result of `+`, `~`, `*` and of a slice goes through the filter [`GROWN`], each operand of `~` through [`SHOWN`],
+//! each operand of `*` through [`FACTOR`], and each pass through a loop or macro calls [`PASS`] with the bytes of its
+//! text; see [`budget`](super::budget). Insertions have no line breaks and no effect on white space, so errors name the
+//! lines of the original.
 
 use minijinja::Error;
 use minijinja::machinery::ast::{BinOp, BinOpKind, CallArg, Expr, Stmt};
@@ -43,7 +44,7 @@ pub(super) fn instrument(source: &str, name: &str) -> Result<String, Error> {
 
 struct Walk<'a> {
     source: &'a str,
-    /// Offset in the source, and what is inserted there.
+    /// Offset in the source, and the text to insert there.
     insertions: Vec<(usize, String)>,
 }
 
@@ -105,12 +106,12 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// A body that runs many times, behind a tag that ends after `head`.
+    /// A body that runs many times, after a tag that ends after `head`.
     fn pass(&mut self, head: usize, body: &[Stmt<'a>]) {
         let bytes = text_bytes(body);
         if let Some(end) = self.source[head..].find("%}").filter(|_| bytes > 0) {
             let end = head + end;
-            // The same control of white space behind the tag.
+            // The same control of white space after the tag.
             let mark = self.source[..end].chars().next_back().filter(|mark| matches!(mark, '-' | '+'));
             let mark = mark.map_or(String::new(), String::from);
             self.insert(end + 2, format!("{{% do {PASS}({bytes}) {mark}%}}"));
@@ -231,7 +232,7 @@ fn is_number(expression: &Expr<'_>) -> bool {
     matches!(expression, Expr::Const(it) if it.value.kind() == ValueKind::Number)
 }
 
-/// Where an expression begins that a slice is taken of. Parentheses around it may be on either side: they are all the same.
+/// Start of the expression that a slice is taken of. Parentheses around it may be on either side.
 fn start(expression: &Expr<'_>) -> usize {
     match expression {
         Expr::Slice(it) => start(&it.expr),

@@ -1,15 +1,15 @@
-//! Bounds of what a tokenizer makes of a text: bytes by its normalizer, tokens by its post-processor. A request's size says how much
-//! memory it may take, so a tokenizer that multiplies it is refused when it is loaded.
+//! Bounds of a tokenizer's growth: bytes that its normalizer makes of a text, and tokens that its post-processor adds.
+//! A request's memory is estimated from its size, so a tokenizer that multiplies texts is refused at load.
 
 use serde_json::Value;
 use std::collections::HashMap;
 
-/// Most bytes that a normalizer may make of one. A space becomes three bytes in SentencePiece's files, and each form of Unicode up to
-/// three times as long.
+/// Maximum number of bytes that a normalizer may make of one. SentencePiece's files turn a space into three bytes, and
+/// a Unicode normalization form makes a text up to three times as long.
 const MAX_FACTOR: f64 = 64.0;
-/// Most bytes or tokens that are added to a text, whatever its length.
+/// Maximum number of bytes or tokens that are added to a text of any length.
 const MAX_ADDED: f64 = 65536.0;
-/// Most copies of a text that a post-processor may make.
+/// Maximum number of copies of a text that a post-processor may make.
 const MAX_COPIES: f64 = 2.0;
 
 /// A bound of a length: `factor` times as long and `added` more.
@@ -32,23 +32,24 @@ impl Growth {
     }
 }
 
-/// Refuses a normalizer or a post-processor that makes much of little.
+/// Refuses a normalizer or post-processor that multiplies texts.
 ///
 /// # Errors
-/// What is wrong, for the error of the file.
+/// A clause for the error of the file.
 pub fn check(normalizer: &Value, post_processor: &Value) -> Result<(), String> {
     let bytes = of_normalizer(normalizer);
     if bytes.factor > MAX_FACTOR || bytes.added > MAX_ADDED {
         return Err(format!(
-            "its normalizer makes up to {:.0} bytes of one and adds {:.0}, and at most {MAX_FACTOR} and {MAX_ADDED} are served",
+            "its normalizer makes up to {:.0} bytes of one and adds {:.0}, and at most {MAX_FACTOR} and {MAX_ADDED} \
+             are served",
             bytes.factor, bytes.added
         ));
     }
     let tokens = of_post_processor(post_processor);
     if tokens.factor > MAX_COPIES || tokens.added > MAX_ADDED {
         return Err(format!(
-            "its post_processor makes up to {:.0} copies of a text and adds {:.0} tokens, and at most {MAX_COPIES} and {MAX_ADDED} are \
-             served",
+            "its post_processor makes up to {:.0} copies of a text and adds {:.0} tokens, and at most {MAX_COPIES} \
+             and {MAX_ADDED} are served",
             tokens.factor, tokens.added
         ));
     }

@@ -1,4 +1,4 @@
-//! Texts with calls as models write them, and what a client must get of them; see `tests/fixtures/calls/README.md`.
+//! Texts with calls as models write them, and the calls that a client must get; see `tests/fixtures/calls/README.md`.
 
 use super::cuts::cut;
 use super::*;
@@ -32,7 +32,7 @@ pub struct Call {
     pub complete: bool,
 }
 
-/// What a client understands of events. Checks what holds for all of them.
+/// A client's view of events. Checks properties that hold for all events.
 pub fn understood(events: &[Event], context: &str) -> (String, String, Vec<Call>) {
     let (mut reasoning, mut content, mut calls) = (String::new(), String::new(), Vec::new());
     let mut open: Option<(usize, String, String)> = None;
@@ -89,7 +89,7 @@ fn strict(arguments: &str, context: &str) -> Value {
     value
 }
 
-/// Whether a value is the expected one, numbers compared by value and strings to the last blank.
+/// True if a value is the expected one, numbers compared by value and strings to the last blank.
 fn same(value: &Value, expected: &Value) -> bool {
     match (value, expected) {
         (Value::Number(a), Value::Number(b)) => a.as_f64() == b.as_f64(),
@@ -138,7 +138,7 @@ fn every_case_gives_what_the_model_meant() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Segments of a text: tags, quotes, brackets and what is between them.
+/// Segments of a text: tags, quotes, brackets and the text between them.
 fn segments(text: &str) -> Vec<&str> {
     let (mut segments, mut start) = (vec![], 0);
     for (at, c) in text.char_indices().skip(1) {
