@@ -62,8 +62,12 @@ pub fn check(data: &[u8]) {
     std::fs::create_dir_all(&dir).expect("a directory");
     let responses = data.split(|b| *b == SEPARATOR).rev().map(<[u8]>::to_vec).collect();
     *fixture.responses.lock().expect("responses") = responses;
-    let timeouts =
-        Timeouts { connect: Duration::from_secs(5), read: Duration::from_millis(200), pause: Duration::from_millis(1) };
+    let timeouts = Timeouts {
+        connect: Duration::from_secs(5),
+        read: Duration::from_millis(200),
+        pause: Duration::from_millis(1),
+        ..Timeouts::default()
+    };
     let hub = Hub {
         endpoint: format!("http://{}", fixture.address),
         token: Some("secret".into()),

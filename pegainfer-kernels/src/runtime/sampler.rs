@@ -88,6 +88,9 @@ impl Sampler {
     /// everything up to here depends only on its shape. [`sample`](Self::sample) draws from the logits.
     pub fn project(&mut self, exec: &mut Exec, source: &mut impl LogitsSource, samples: usize) -> Result<(), OpError> {
         let rows = samples.min(self.max_rows());
+        if rows == 0 {
+            return Ok(());
+        }
         self.logits.set_rows(rows);
         source.logits(exec, 0..rows, &mut self.logits)
     }
