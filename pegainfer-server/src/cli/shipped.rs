@@ -5,7 +5,6 @@ use super::watch::card;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use pegainfer_core::ledger::Ledger;
-use std::fmt::Write;
 use std::path::Path;
 
 /// A ledger of the repository, as text: 50 KB each, of which compression would save the executable less than a thousandth.
@@ -57,7 +56,7 @@ pub fn read(file: Option<&Path>, shipped: &ShippedArgs) -> Result<Ledger> {
         (Some(_), ..) => bail!("give the file of a ledger or --gpu and --model, not both"),
         (None, Some(gpu), Some(model)) => find(gpu, model),
         (None, ..) => bail!(
-            "give the file of a ledger, or both --gpu and --model of one of those inside this executable:{}",
+            "give the file of a ledger, or both --gpu and --model of one of those inside this executable: {}",
             known()
         ),
     }
@@ -69,7 +68,7 @@ fn find(gpu: &str, model: &str) -> Result<Ledger> {
         |ledger: &&Shipped| gpu_name(ledger.gpu) == gpu_name(gpu) && model_name(ledger.model) == model_name(model);
     let Some(ledger) = LEDGERS.iter().find(named) else {
         bail!(
-            "no ledger of {model} on {gpu} is inside this executable: measure one with pegainfer ledger, or take one of these:{}",
+            "no ledger of {model} on {gpu} is inside this executable: measure one with pegainfer ledger, or take one of these: {}",
             known()
         );
     };
@@ -78,10 +77,8 @@ fn find(gpu: &str, model: &str) -> Result<Ledger> {
 
 /// The flags of each ledger, a line for each.
 fn known() -> String {
-    LEDGERS.iter().fold(String::new(), |mut out, Shipped { gpu, model, .. }| {
-        let _ = write!(out, "\n  --gpu {gpu} --model {model}");
-        out
-    })
+    let options = LEDGERS.iter().map(|Shipped { gpu, model, .. }| format!("--gpu {gpu} --model {model}"));
+    options.collect::<Vec<_>>().join(", ")
 }
 
 /// `h200` for `NVIDIA H200`, `cuda:0 (NVIDIA H200)` and `nvidia-h200`, `h100` for `NVIDIA H100 80GB HBM3`, `h200x2` for
@@ -201,7 +198,7 @@ mod tests {
         {
             let error = named(gpu, model).unwrap_err().to_string();
             assert!(error.starts_with(&format!("no ledger of {model} on {gpu} is inside")), "{error}");
-            assert!(error.ends_with(&known()) && error.contains("\n  --gpu h200 --model qwen3.5-4b"), "{error}");
+            assert!(error.ends_with(&known()) && error.contains(", --gpu h200 --model qwen3.5-4b"), "{error}");
         }
     }
 

@@ -36,6 +36,8 @@ pub struct HalfClose {
 
 struct Ended {
     look: Pin<Box<Sleep>>,
+    /// Time by which a body that has come whole is read.
+    unread_until: Instant,
     /// Time of the next probe.
     probe: Instant,
 }
@@ -51,10 +53,11 @@ impl HalfClose {
         let Self { stream, slot, ended } = self;
         let ended = ended.get_or_insert_with(|| {
             let now = Instant::now();
-            Ended { look: Box::pin(sleep_until(now + LOOK_AGAIN)), probe: now + BEFORE_PROBE }
+            let unread_until = now + LOOK_AGAIN;
+            Ended { look: Box::pin(sleep_until(unread_until)), unread_until, probe: now + BEFORE_PROBE }
         });
-        // A complete body may not have been read yet; a truncated one ends the request.
-        while is_answering(slot) || (slot.is_receiving() && Instant::now() < ended.probe) {
+        // A complete body may not have been read yet. A truncated one ends the request soon: its memory is for others.
+        while is_answering(slot) || (slot.is_receiving() && Instant::now() < ended.unread_until) {
             if ended.look.as_mut().poll(cx).is_pending() {
                 return Poll::Pending;
             }

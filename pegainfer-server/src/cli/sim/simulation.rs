@@ -37,11 +37,11 @@ impl Simulation {
             "--max-num-seqs {max_num_seqs} is more than --max-num-batched-tokens {max_num_batched_tokens}: each sequence has \
              a token in every step"
         );
+        ensure!(kv_blocks > 0, "--kv-cache-tokens is less than a block of {} tokens", self.header.block_size);
         let asked = kv_blocks.saturating_mul(self.header.block_size);
         self.header
             .check()
             .map_err(|why| anyhow!("the engine cannot have these sizes ({asked} tokens of KV cache): {why}"))?;
-        ensure!(kv_blocks > 0, "--kv-cache-tokens is less than a block of {} tokens", self.header.block_size);
         Ok(())
     }
 
