@@ -20,7 +20,9 @@ impl HttpBody for RequestBody {
     type Error = axum::Error;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> PolledFrame {
-        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
+        let polled = Pin::new(&mut self.body).poll_frame(cx);
+        self.slot.wait_for_body(polled.is_pending());
+        let frame = ready!(polled);
         if frame.is_none() || self.body.is_end_stream() {
             self.slot.serve();
         }

@@ -19,6 +19,8 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 /// Time to wait for a response before the client is probed.
 const BEFORE_PROBE: Duration = Duration::from_secs(1);
+/// Time in which a request takes the last part of its body after that has come.
+const LAST_PART: Duration = Duration::from_millis(5);
 /// Time between two checks whether the client refused the bytes.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// Time between two interim responses.
@@ -53,10 +55,12 @@ impl HalfClose {
         let Self { stream, slot, ended } = self;
         let ended = ended.get_or_insert_with(|| {
             let now = Instant::now();
-            let unread_until = now + LOOK_AGAIN;
-            Ended { look: Box::pin(sleep_until(unread_until)), unread_until, probe: now + BEFORE_PROBE }
+            // A request that waits for more of its body has a truncated one, unless the last part has just come.
+            let patience = if slot.waits_for_body() { LAST_PART } else { BEFORE_PROBE };
+            let look = Box::pin(sleep_until(now + patience.min(LOOK_AGAIN)));
+            Ended { look, unread_until: now + patience, probe: now + BEFORE_PROBE }
         });
-        // A complete body may not have been read yet. A truncated one ends the request soon: its memory is for others.
+        // A complete body may not have been read yet. A truncated one ends the request: others wait for its memory.
         while is_answering(slot) || (slot.is_receiving() && Instant::now() < ended.unread_until) {
             if ended.look.as_mut().poll(cx).is_pending() {
                 return Poll::Pending;

@@ -51,6 +51,8 @@ pub(super) struct Slot {
     waiting_since: AtomicU64,
     /// A request has begun, and its body has not come whole.
     receiving: AtomicBool,
+    /// The request waits for more of its body.
+    waits_for_body: AtomicBool,
     closed: Notify,
     outbox: Arc<Outbox>,
     output: Arc<OutputBudget>,
@@ -76,6 +78,7 @@ impl Slot {
             clock,
             waiting_since: AtomicU64::new(began),
             receiving: AtomicBool::new(false),
+            waits_for_body: AtomicBool::new(false),
             closed: Notify::new(),
             outbox: Arc::default(),
             output,
@@ -101,6 +104,16 @@ impl Slot {
     /// True if a request has begun and its body is incomplete or unread.
     pub fn is_receiving(&self) -> bool {
         self.receiving.load(Ordering::Relaxed)
+    }
+
+    /// Says whether the request waits for more of its body.
+    pub fn wait_for_body(&self, waits: bool) {
+        self.waits_for_body.store(waits, Ordering::Relaxed);
+    }
+
+    /// True if the request waits for more of its body.
+    pub fn waits_for_body(&self) -> bool {
+        self.waits_for_body.load(Ordering::Relaxed)
     }
 
     /// True if a request is being served.
