@@ -56,9 +56,9 @@ impl HalfClose {
         let ended = ended.get_or_insert_with(|| {
             let now = Instant::now();
             // A request that waits for more of its body has a truncated one, unless the last part has just come.
-            let patience = if slot.waits_for_body() { LAST_PART } else { BEFORE_PROBE };
-            let look = Box::pin(sleep_until(now + patience.min(LOOK_AGAIN)));
-            Ended { look, unread_until: now + patience, probe: now + BEFORE_PROBE }
+            let grace = if slot.waits_for_body() { LAST_PART } else { BEFORE_PROBE };
+            let look = Box::pin(sleep_until(now + grace.min(LOOK_AGAIN)));
+            Ended { look, unread_until: now + grace, probe: now + BEFORE_PROBE }
         });
         // A complete body may not have been read yet. A truncated one ends the request: others wait for its memory.
         while is_answering(slot) || (slot.is_receiving() && Instant::now() < ended.unread_until) {
