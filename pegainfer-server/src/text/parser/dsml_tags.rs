@@ -35,8 +35,10 @@ fn outer(cursor: &Cursor, at: usize, begin: &str) -> (Next, usize) {
     let length = name.find(|c: char| !c.is_ascii_alphabetic() && c != '_').unwrap_or(name.len());
     let end = at + begin.len() + length;
     match cursor.text[end..].chars().next() {
-        _ if length > MAX_OUTER || ["invoke", "parameter"].contains(&&name[..length]) => (Next::No, at),
+        _ if length > MAX_OUTER => (Next::No, at),
+        // A longer name may begin with one of the inner tags'.
         None => (cursor.maybe(), at),
+        Some(_) if ["invoke", "parameter"].contains(&&name[..length]) => (Next::No, at),
         Some('>') if length > 0 => (Next::Yes, end + 1),
         Some(_) => (Next::No, at),
     }
