@@ -3,7 +3,7 @@
 //! Clients decide how long output waits, so it has a separate budget, as large as `--max-inflight-bytes`. Any tenant
 //! may have all of it while nobody else needs it. When memory is short, tenants within their fair share ([`fair`]) go
 //! on. Tenants above it give memory back: their next large response is refused, and connections that hold the most
-//! unread output are closed, largest first.
+//! unread output are closed, largest first. Until they have, the budget is exceeded, but never by more than itself.
 //!
 //! - A response that is collected before it is sent takes a [`ResponseShare`] as it grows.
 //! - Output that waits is counted by the [`Outbox`] of its connection: events of the engine that the response has not
@@ -98,7 +98,7 @@ impl OutputBudget {
             let mut held = ledger.granted.clone();
             held.add_all(&ledger.unread);
             held.add(tenant, bytes);
-            if held.of(tenant) > held.allowances(self.limit).of(tenant) {
+            if held.total() > 2 * self.limit || held.of(tenant) > held.allowances(self.limit).of(tenant) {
                 return Err(BudgetError::Responses { limit: self.limit });
             }
         }

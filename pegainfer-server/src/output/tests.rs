@@ -58,6 +58,21 @@ fn connections_are_closed_only_where_memory_is_short_and_of_those_who_hold_most(
     assert_eq!(budget.settle(&[many[0], many[1], many[3]]), [0; 0]);
 }
 
+#[test]
+fn many_networks_within_their_shares_never_hold_more_than_twice_the_budget() {
+    let budget = Arc::new(OutputBudget::new(1000));
+    let mut shares = Vec::new();
+    for network in 1..100 {
+        let mut share = ResponseShare::default();
+        while budget.grow(&mut share, tenant(network, 0), 10).is_ok() {}
+        shares.push(share);
+    }
+    // Each one took its fair share among those before it: 1000 x (1 + 1/2 + 1/3 + …) without the limit.
+    assert!(budget.ledger().total() <= 2000, "{} bytes", budget.ledger().total());
+    shares.remove(0);
+    assert!(budget.grow(&mut shares[50], tenant(52, 0), 10).is_ok(), "who holds little goes on");
+}
+
 /// 256 connections of 32 networks let output pile up for an hour, each up to a response of 12 MB. A neighbour asks for
 /// a response of 1 MB at each check, and reads it.
 #[test]

@@ -120,11 +120,10 @@ fn count(schema: &Value) -> usize {
 /// The names that a pattern matches, if they are few.
 fn names(pattern: &str) -> Option<BTreeSet<String>> {
     let hir = parse(pattern)?;
-    let properties = hir.properties();
-    if properties.minimum_len().is_none() {
-        // It matches nothing.
+    if matches_nothing(&hir) {
         return Some(BTreeSet::new());
     }
+    let properties = hir.properties();
     // A pattern without anchors matches inside of longer names.
     let (prefix, suffix) = (properties.look_set_prefix(), properties.look_set_suffix());
     let is_anchored = prefix.contains(Look::Start) && suffix.contains(Look::End);
@@ -136,6 +135,18 @@ fn parse(pattern: &str) -> Option<Hir> {
         return None;
     }
     regex_syntax::parse(&regex_to_lark(pattern, "dw")).ok()
+}
+
+/// True if the pattern contains an empty class where every match needs a character of it.
+fn matches_nothing(pattern: &Hir) -> bool {
+    match pattern.kind() {
+        HirKind::Class(class) => class.is_empty(),
+        HirKind::Capture(capture) => matches_nothing(&capture.sub),
+        HirKind::Repetition(repetition) => repetition.min > 0 && matches_nothing(&repetition.sub),
+        HirKind::Concat(parts) => parts.iter().any(matches_nothing),
+        HirKind::Alternation(parts) => parts.iter().all(matches_nothing),
+        HirKind::Empty | HirKind::Literal(_) | HirKind::Look(_) => false,
+    }
 }
 
 /// True if the pattern matches the empty text without looking around, and so somewhere in every text.
@@ -281,6 +292,8 @@ mod tests {
             ("^a$", Some("a")),
             ("^(a|bc)$", Some("a bc")),
             ("^a$|^b$", Some("a b")),
+            // A part of it matches nothing: not known.
+            ("^(?:a|[^\\s\\S])$", None),
             ("^x[0-2]?$", Some("x x0 x1 x2")),
             ("^(?:ab){1,2}$", Some("ab abab")),
             ("^\\$ref$", Some("$ref")),

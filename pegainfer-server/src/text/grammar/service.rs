@@ -95,7 +95,10 @@ impl GrammarService {
             Some(trial) => trial.try_out(&lark).await?,
             None => 1,
         };
+        // Memory comes back when other requests end: nobody waits for it in a slot.
+        drop(slot);
         let memory = self.reserve(tenant, mebibytes as usize).await?;
+        let slot = self.slots.acquire(tenant, 1).await.map_err(|error| busy(&error))?;
         let compiler = self.compiler.clone();
         let grammar = on_thread(slot, move || {
             let inner = compiler.compile_here(lark)?;
@@ -225,6 +228,20 @@ mod tests {
         let of_one = compile(&service, ONE, "another one").await.unwrap();
         assert_eq!((service.memory.free(), cached(ONE)), (2, 1), "its own made way");
         drop((used, of_one));
+        std::fs::remove_file(program).unwrap();
+    }
+
+    #[tokio::test]
+    async fn who_waits_for_memory_holds_no_slot() {
+        let (service, program) = scripted("waits", "cat >/dev/null; echo ok 4");
+        let held = [compile(&service, ONE, "one").await.unwrap(), compile(&service, OTHER, "other").await.unwrap()];
+        {
+            let mut waiting = std::pin::pin!(compile(&service, OTHER, "another"));
+            let _ = tokio::time::timeout(Duration::from_millis(500), waiting.as_mut()).await;
+            assert_eq!((service.slots.free(), service.memory.free()), (SLOTS, 0));
+            drop(held);
+            waiting.await.unwrap();
+        }
         std::fs::remove_file(program).unwrap();
     }
 
