@@ -1,14 +1,16 @@
 //! Logits processors: penalties, biases, banned and allowed tokens, applied before sampling.
 //!
-//! [`LogitsProcessors`] are the checked parameters of a request, [`LogitsProcessorState`] follows one sequence, and a
-//! [`LogitsUpdate`] is what they change in the logits of one sample.
+//! [`LogitsProcessors`] are the checked parameters of a request, and a [`LogitsUpdate`] is what they change in the
+//! logits of one sample.
 
+mod counts;
 mod update;
 
+pub use counts::{CountUpdate, CountedPenalties, Penalties, TokenCount};
 pub use update::{LogitEdit, LogitsUpdate, TokenMask};
 
 use crate::sampling::SamplingError;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Unchecked parameters of the logits processors, named as in the API. The default changes no logit.
@@ -117,88 +119,31 @@ impl LogitsProcessors {
 
     /// Whether an update depends on which tokens were generated, not only on how many.
     pub fn need_history(&self) -> bool {
-        self.fields.has_penalties() || self.fields.bad_words.iter().any(|word| word.len() > 1)
-    }
-}
-
-/// The logits processors of one sequence and the token counts that they need. [`push`](Self::push) takes constant time.
-#[derive(Debug, Clone)]
-pub struct LogitsProcessorState {
-    processors: Arc<LogitsProcessors>,
-    /// The edits of all tokens that have a bias or a penalty.
-    edits: Vec<LogitEdit>,
-    /// How often the token of each edit was generated.
-    counts: Vec<u32>,
-    /// Index in `edits` by token.
-    index: HashMap<u32, usize>,
-}
-
-impl LogitsProcessorState {
-    /// The state at the start of a sequence with this prompt.
-    pub fn new(processors: Arc<LogitsProcessors>, prompt: &[u32]) -> Self {
-        let mut state =
-            Self { processors: processors.clone(), edits: Vec::new(), counts: Vec::new(), index: HashMap::new() };
-        for token in processors.fields.logit_bias.keys() {
-            state.edit_of(*token);
-        }
-        if processors.fields.repetition_penalty != 1.0 {
-            for token in prompt {
-                let at = state.edit_of(*token);
-                state.edits[at].scale = processors.fields.repetition_penalty;
-            }
-        }
-        state
+        self.fields.bad_words.iter().any(|word| word.len() > 1)
     }
 
-    /// See [`LogitsProcessors::need_history`].
-    pub fn needs_history(&self) -> bool {
-        self.processors.need_history()
+    /// The penalties, if the request has any.
+    pub fn penalties(&self) -> Option<Penalties> {
+        let LogitsProcessorParams { presence_penalty, frequency_penalty, repetition_penalty, .. } = self.fields;
+        let penalties =
+            Penalties { presence: presence_penalty, frequency: frequency_penalty, repetition: repetition_penalty };
+        self.fields.has_penalties().then_some(penalties)
     }
 
-    /// Counts a generated token.
-    pub fn push(&mut self, token: u32) {
-        let processors = self.processors.clone();
-        if !processors.fields.has_penalties() {
-            return;
-        }
-        let at = self.edit_of(token);
-        self.counts[at] += 1;
-        // Computed from the count, so that rounding errors do not accumulate.
-        let penalty = processors.fields.presence_penalty + processors.fields.frequency_penalty * self.counts[at] as f32;
-        self.edits[at].scale = processors.fields.repetition_penalty;
-        self.edits[at].add = processors.fields.logit_bias.get(&token).copied().unwrap_or(0.0) - penalty;
-    }
-
-    /// The update of the logits from which the token after `generated` ones is sampled; `tokens` are those of them that
-    /// are known, which must be all if [`needs_history`](Self::needs_history). `None` if no logit changes.
-    pub fn update(&self, generated: usize, tokens: &[u32]) -> Option<LogitsUpdate> {
-        let fields = &self.processors.fields;
-        let mut edits = self.edits.clone();
-        let stops = if generated < fields.min_tokens { fields.stops.as_slice() } else { &[] };
-        let words = fields.bad_words.iter().filter_map(|word| word.split_last());
+    /// The edits of the logits from which the token after `generated` ones is sampled, sorted by token; `tokens` are
+    /// those of them that are known, which must be all if [`need_history`](Self::need_history).
+    pub fn edits(&self, generated: usize, tokens: &[u32]) -> Vec<LogitEdit> {
+        let stops = if generated < self.fields.min_tokens { self.fields.stops.as_slice() } else { &[] };
+        let words = self.fields.bad_words.iter().filter_map(|word| word.split_last());
         let words = words.filter(|(_, rest)| tokens.ends_with(rest)).map(|(last, _)| last);
-        let mut bans: Vec<u32> = stops.iter().chain(words).copied().collect();
-        bans.sort_unstable();
-        bans.dedup();
-        for token in bans {
-            match self.index.get(&token) {
-                Some(&at) => edits[at].add = f32::NEG_INFINITY,
-                None => edits.push(LogitEdit { token, scale: 1.0, add: f32::NEG_INFINITY }),
-            }
-        }
-        let allowed = self.processors.allowed.clone();
-        (!edits.is_empty() || allowed.is_some()).then_some(LogitsUpdate { edits, allowed })
+        let mut edits: BTreeMap<u32, f32> = self.fields.logit_bias.clone();
+        edits.extend(stops.iter().chain(words).map(|token| (*token, f32::NEG_INFINITY)));
+        edits.into_iter().map(|(token, add)| LogitEdit { token, scale: 1.0, add }).collect()
     }
 
-    /// The index of a token's edit; a new one adds the token's bias.
-    fn edit_of(&mut self, token: u32) -> usize {
-        let Self { processors, edits, counts, index } = self;
-        *index.entry(token).or_insert_with(|| {
-            let add = processors.fields.logit_bias.get(&token).copied().unwrap_or(0.0);
-            edits.push(LogitEdit { token, scale: 1.0, add });
-            counts.push(0);
-            edits.len() - 1
-        })
+    /// The mask of the allowed tokens, if the request has one.
+    pub fn allowed(&self) -> Option<Arc<TokenMask>> {
+        self.allowed.clone()
     }
 }
 
@@ -208,33 +153,13 @@ mod tests {
 
     const BAN: f32 = f32::NEG_INFINITY;
 
-    fn state(fields: LogitsProcessorParams, prompt: &[u32]) -> LogitsProcessorState {
-        LogitsProcessorState::new(LogitsProcessors::new(fields, 40).unwrap().unwrap(), prompt)
+    fn processors(fields: LogitsProcessorParams) -> Arc<LogitsProcessors> {
+        LogitsProcessors::new(fields, 40).unwrap().unwrap()
     }
 
-    /// (token, scale, add) by token.
-    fn edits(state: &LogitsProcessorState, generated: &[u32]) -> Vec<(u32, f32, f32)> {
-        let update = state.update(generated.len(), generated).unwrap_or_default();
-        let mut edits: Vec<_> = update.edits.iter().map(|e| (e.token, e.scale, e.add)).collect();
-        edits.sort_by_key(|edit| edit.0);
-        edits
-    }
-
-    #[test]
-    fn penalties_follow_their_definitions() {
-        let fields = LogitsProcessorParams {
-            presence_penalty: 1.0,
-            frequency_penalty: 0.5,
-            repetition_penalty: 2.0,
-            logit_bias: [(7, 4.0), (9, -4.0)].into(),
-            ..LogitsProcessorParams::default()
-        };
-        let mut state = state(fields, &[5, 5, 6]);
-        assert_eq!(edits(&state, &[]), [(5, 2.0, 0.0), (6, 2.0, 0.0), (7, 1.0, 4.0), (9, 1.0, -4.0)]);
-        [6, 7, 7, 8].into_iter().for_each(|token| state.push(token));
-        let expected = [(5, 2.0, 0.0), (6, 2.0, -1.5), (7, 2.0, 4.0 - 2.0), (8, 2.0, -1.5), (9, 1.0, -4.0)];
-        assert_eq!(edits(&state, &[6, 7, 7, 8]), expected);
-        assert!(state.needs_history());
+    /// (token, add) by token.
+    fn edits(processors: &LogitsProcessors, generated: &[u32]) -> Vec<(u32, f32)> {
+        processors.edits(generated.len(), generated).iter().map(|edit| (edit.token, edit.add)).collect()
     }
 
     #[test]
@@ -246,14 +171,15 @@ mod tests {
             logit_bias: [(3, 1.0)].into(),
             ..LogitsProcessorParams::default()
         };
-        let state = state(fields, &[5, 6]);
-        assert_eq!(edits(&state, &[]), [(1, 1.0, BAN), (3, 1.0, BAN), (4, 1.0, BAN)], "the prompt does not count");
-        assert_eq!(edits(&state, &[5, 7]), [(3, 1.0, 1.0), (4, 1.0, BAN)]);
-        assert_eq!(edits(&state, &[2, 5, 6]), [(3, 1.0, BAN), (4, 1.0, BAN)]);
-        let simple = LogitsProcessorParams { min_tokens: 1, stops: vec![1], ..LogitsProcessorParams::default() };
-        let simple = self::state(simple, &[]);
-        assert!(!simple.needs_history() && simple.update(0, &[]).is_some());
-        assert_eq!(simple.update(1, &[]), None, "after min_tokens no logit changes");
+        let words = processors(fields);
+        assert_eq!(edits(&words, &[]), [(1, BAN), (3, BAN), (4, BAN)], "the prompt does not count");
+        assert_eq!(edits(&words, &[5, 7]), [(3, 1.0), (4, BAN)]);
+        assert_eq!(edits(&words, &[2, 5, 6]), [(3, BAN), (4, BAN)]);
+        assert!(words.need_history() && words.penalties().is_none());
+        let simple =
+            processors(LogitsProcessorParams { min_tokens: 1, stops: vec![1], ..LogitsProcessorParams::default() });
+        assert!(!simple.need_history() && !edits(&simple, &[]).is_empty());
+        assert_eq!(edits(&simple, &[0]), [], "after min_tokens no logit changes");
     }
 
     #[test]
@@ -266,7 +192,7 @@ mod tests {
     fn masks_have_a_bit_for_each_token() {
         assert_eq!(TokenMask::new(&[0, 33, 39], 40).words(), [1, 2 | 128]);
         let fields = LogitsProcessorParams { allowed_token_ids: Some(vec![39]), ..LogitsProcessorParams::default() };
-        let allowed = state(fields, &[]).update(0, &[]).unwrap().allowed.unwrap();
+        let allowed = processors(fields).allowed().unwrap();
         assert_eq!(allowed.words(), [0, 128]);
     }
 

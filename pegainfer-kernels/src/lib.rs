@@ -17,6 +17,7 @@ mod hyper_operands;
 mod limits;
 mod load;
 pub mod ops;
+mod packed_counts;
 mod packed_logits_updates;
 pub mod parallel;
 mod rotary;

@@ -235,6 +235,21 @@ limits! {
         /// In place of the number of a mask: every token is allowed.
         NO_MASK: word = u32::MAX;
     }
+    /// Counts of tokens, and the penalties that depend on them.
+    penalties {
+        /// Counts of a vector of 16 bytes.
+        COUNTS: uint = 8;
+        /// Bit of a count: the prompt has the token. How often it was generated is below.
+        IN_PROMPT: word = 1 << 15;
+        /// Words of an update: slot, whether it starts, first token, end of the prompt's, end of all.
+        UPDATE_WORDS: uint = 5;
+        /// Words of a row's penalties: slot, first draft, end of its drafts, bits of presence, frequency, repetition.
+        PENALTY_WORDS: uint = 6;
+        /// In place of a slot: the row has no penalties.
+        NO_SLOT: word = u32::MAX;
+        /// Threads of a block.
+        THREADS: uint = 256;
+    }
     /// Sampling and log-probabilities.
     sampling {
         /// Threads of a block.

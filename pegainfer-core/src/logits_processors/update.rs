@@ -1,5 +1,6 @@
 //! The update that logits processors make to the logits of one sample.
 
+use super::CountedPenalties;
 use std::sync::Arc;
 
 /// A bit mask of the tokens that may be sampled.
@@ -50,9 +51,11 @@ impl LogitEdit {
     }
 }
 
-/// The changes of the logits of one sample.
+/// The changes of the logits of one sample, in this order.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct LogitsUpdate {
+    /// Penalties of the tokens that occur in the sequence.
+    pub penalties: Option<CountedPenalties>,
     /// Edits of single logits, at most one per token.
     pub edits: Vec<LogitEdit>,
     /// Every token outside this mask gets the logit -inf; `None` allows all.

@@ -9,9 +9,10 @@ use super::speculation::{DraftSource, DraftState, Drafter, Speculation};
 use super::step::PLACEHOLDER;
 use crate::engine::{EventBatch, FinishReason, GenerateRequest, RequestId, TokenEvent, TokenLogprobs, TokenOut, Usage};
 use crate::kv::{BlockPool, BlockTable};
-use crate::logits_processors::{LogitsProcessorState, LogitsUpdate};
+use crate::logits_processors::{CountUpdate, CountedPenalties, LogitsProcessors, LogitsUpdate};
 use std::iter::once_with;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Generated tokens for which a sequence has memory at its first admission; those of longer outputs take more when they come.
 const MAX_RESERVED_TOKENS: usize = 1024;
@@ -52,9 +53,11 @@ pub(super) struct Sequence<L> {
     pub planned: usize,
     pub table: BlockTable,
     pub slot: L,
-    /// Follows the tokens that are known; `None` if the request has none.
-    logits_processors: Option<LogitsProcessorState>,
-    /// As `logits_processors`, and often a moment behind; usually there is no grammar.
+    /// `None` if the request has none.
+    logits_processors: Option<Arc<LogitsProcessors>>,
+    /// Tokens that the device has counted since the last admission, for penalties.
+    counted: usize,
+    /// Follows the tokens that are known, often a moment behind; usually there is no grammar.
     pub grammar: SequenceGrammar,
     /// Proposes tokens to verify.
     proposals: Proposals,
@@ -92,8 +95,7 @@ impl<L: Default> Sequence<L> {
     ) -> Self {
         let table = BlockTable::new(pool, request.cache_salt);
         let prompt_logprobs = request.prompt_logprobs.map(|_| Vec::new());
-        let logits_processors =
-            request.logits_processors.take().map(|all| LogitsProcessorState::new(all, &request.prompt));
+        let logits_processors = request.logits_processors.take();
         let grammar = SequenceGrammar::new(request.grammar.take());
         // A forced acceptance draws tokens that a grammar does not allow.
         let drafting = speculation.filter(|all| !grammar.is_some() || all.synthetic_acceptance_length.is_none());
@@ -117,6 +119,7 @@ impl<L: Default> Sequence<L> {
             table,
             slot: L::default(),
             logits_processors,
+            counted: 0,
             grammar,
             proposals,
             acceptance: Acceptance::new(),
@@ -192,7 +195,7 @@ impl<L: Default> Sequence<L> {
     /// that a step in flight draws or on a mask that is being computed.
     #[inline]
     pub fn defers_update(&self) -> bool {
-        let history = || self.logits_processors.as_ref().is_some_and(LogitsProcessorState::needs_history);
+        let history = || self.logits_processors.as_ref().is_some_and(|processors| processors.need_history());
         self.grammar.waits_for_mask() || (self.unknown > 0 && (self.grammar.is_some() || history()))
     }
 
@@ -292,20 +295,27 @@ impl<L: Default> Sequence<L> {
         }
     }
 
+    /// The tokens that the device has to count before the next sample, which follows all tokens so far.
+    pub fn count_update(&mut self) -> Option<CountUpdate> {
+        let penalties = self.logits_processors.as_ref()?.penalties()?;
+        let (slot, starts) = (self.index as u32, self.counted == 0);
+        let prompt = if starts && penalties.repetition != 1.0 { self.request.prompt.clone() } else { Arc::default() };
+        let mut generated = Vec::new();
+        self.write_inputs(self.counted.max(self.prompt_len)..self.len(), &mut generated);
+        self.counted = self.len();
+        (starts || !generated.is_empty()).then_some(CountUpdate { slot, starts, prompt, generated })
+    }
+
     /// The updates of the logits behind each of `drafts`, if they are accepted.
     pub fn draft_updates(&self, drafts: &[u32]) -> Vec<Option<LogitsUpdate>> {
         if !self.changes_logits() {
             return vec![None; drafts.len()];
         }
-        let mut processors = self.logits_processors.clone();
         let mut generated = self.tokens[self.prompt_len..].to_vec();
         let len = self.len() - self.prompt_len;
         let update = |(draft, behind): (&u32, usize)| {
             generated.push(*draft);
-            let processed = processors.as_mut().and_then(|state| {
-                state.push(*draft);
-                state.update(len + behind, &generated)
-            });
+            let processed = self.processed(len + behind, &generated, &drafts[..behind]);
             self.with_mask_behind(behind, processed)
         };
         drafts.iter().zip(1..).map(update).collect()
@@ -319,9 +329,18 @@ impl<L: Default> Sequence<L> {
 
     /// Logits update (logits processors and grammar) of the token at `position`, which is the first unknown one.
     pub fn logits_update(&self, position: usize) -> Option<LogitsUpdate> {
-        let generated = position - self.prompt_len;
-        let update = |state: &LogitsProcessorState| state.update(generated, &self.tokens[self.prompt_len..]);
-        self.with_mask_behind(0, self.logits_processors.as_ref().and_then(update))
+        let processed = self.processed(position - self.prompt_len, &self.tokens[self.prompt_len..], &[]);
+        self.with_mask_behind(0, processed)
+    }
+
+    /// The update by the logits processors of the token after `generated` ones, the last of which are `drafts`;
+    /// `tokens`: those that are known.
+    fn processed(&self, generated: usize, tokens: &[u32], drafts: &[u32]) -> Option<LogitsUpdate> {
+        let processors = self.logits_processors.as_ref()?;
+        let counted = |penalties| CountedPenalties { penalties, slot: self.index as u32, drafts: drafts.to_vec() };
+        let (edits, allowed) = (processors.edits(generated, tokens), processors.allowed());
+        let update = LogitsUpdate { penalties: processors.penalties().map(counted), edits, allowed };
+        (update != LogitsUpdate::default()).then_some(update)
     }
 
     /// The update with the grammar's mask of the token behind this many drafts.
@@ -336,6 +355,7 @@ impl<L: Default> Sequence<L> {
         self.table.clear();
         self.slot = L::default();
         self.planned = 0;
+        self.counted = 0;
         self.recomputed = 0;
         self.prompt_logprobs.iter_mut().for_each(Vec::clear);
     }
@@ -388,9 +408,6 @@ impl<L: Default> Sequence<L> {
     fn push(&mut self, token: u32, eos: &[u32]) -> Option<FinishReason> {
         self.unknown = self.unknown.saturating_sub(1);
         self.tokens.push(token);
-        if let Some(state) = &mut self.logits_processors {
-            state.push(token);
-        }
         let is_eos = !self.request.ignore_eos && eos.contains(&token);
         if is_eos || self.request.stop_token_ids.contains(&token) {
             return Some(FinishReason::Stop(token));

@@ -2,7 +2,7 @@
 
 use crate::engine::{RequestId, TokenLogprobs};
 use crate::kv::NO_SLOT;
-use crate::logits_processors::{LogitEdit, LogitsUpdate};
+use crate::logits_processors::{CountUpdate, LogitEdit, LogitsUpdate};
 use crate::sampling::SamplingParams;
 use std::time::Duration;
 
@@ -35,6 +35,8 @@ pub struct Step<R = ()> {
     pub rows: Vec<StepRow>,
     /// Which tokens of the step need logits and how to sample them.
     pub samples: Vec<SampleRow>,
+    /// Tokens to count before they are drawn, of sequences with penalties.
+    pub counts: Vec<CountUpdate>,
     /// What the model needs to know besides the KV cache, in the order of the rows.
     pub state: Vec<R>,
 }
@@ -84,7 +86,7 @@ impl SampleRow {
     pub fn of_prompt(id: RequestId, token: u32, position: usize, forced: u32, logprobs: Option<usize>) -> Self {
         // No logit reaches this, and log-probabilities are of the raw ones.
         let edit = LogitEdit { token: forced, scale: 1.0, add: f32::MAX };
-        let logits_update = Some(LogitsUpdate { edits: vec![edit], allowed: None });
+        let logits_update = Some(LogitsUpdate { edits: vec![edit], ..LogitsUpdate::default() });
         let (position, params) = (position as u64, SamplingParams::greedy());
         Self { id, token, position, logits_update, deferred: false, params, logprobs }
     }
@@ -148,15 +150,15 @@ impl<R: Clone + Default> Step<R> {
 
     /// Empties it; the memory of its parts stays.
     pub fn clear(&mut self) {
-        let Self { tokens, positions, slots, qo_indptr, kv_lens, block_tables, max_blocks, rows, samples, state } =
-            self;
+        let Self { tokens, positions, slots, qo_indptr, kv_lens, block_tables, max_blocks, rows, samples, .. } = self;
         for ids in [tokens, positions, slots, qo_indptr, kv_lens, block_tables] {
             ids.clear();
         }
         *max_blocks = 0;
         rows.clear();
         samples.clear();
-        state.clear();
+        self.counts.clear();
+        self.state.clear();
     }
 
     /// This step over the blocks from number `first` on.

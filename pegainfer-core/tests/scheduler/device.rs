@@ -5,9 +5,9 @@ use super::kinds::{Kind, StepOf};
 use super::requests::{VOCAB, mix};
 use pegainfer_core::engine::TokenLogprobs;
 use pegainfer_core::kv::NO_SLOT;
-use pegainfer_core::logits_processors::{LogitsUpdate, TokenMask};
+use pegainfer_core::logits_processors::{CountUpdate, CountedPenalties, LogitsUpdate, TokenCount, TokenMask};
 use pegainfer_core::schedule::{Outcome, PLACEHOLDER, SampleRow, Step};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 /// The hash that token `token` leaves in the KV cache after the prefix `before`.
@@ -30,6 +30,8 @@ pub struct Device<K> {
     pub kv: Vec<u64>,
     pub states: K,
     pub sampled: Vec<u32>,
+    /// The counts of tokens in each slot.
+    pub counts: HashMap<u32, HashMap<u32, TokenCount>>,
     /// Drafts where the model does.
     pub oracle: Oracle,
 }
@@ -62,9 +64,10 @@ impl<K: Kind> Device<K> {
             }
         }
         self.states.run(step, &tokens, &prefixes);
+        step.counts.iter().for_each(|update| self.count(update));
         let draw = |sample: &SampleRow| {
             let prefix = prefixes[sample.token as usize];
-            next_token(prefix, |token, logit| adjusted(sample.logits_update.as_ref(), token, logit))
+            next_token(prefix, |token, logit| self.adjusted(sample.logits_update.as_ref(), token, logit))
         };
         self.sampled = step.samples.iter().map(draw).collect();
         // A report names its token.
@@ -112,14 +115,35 @@ impl<K: Kind> Device<K> {
     fn input(&self, token: u32) -> u32 {
         if token & PLACEHOLDER == 0 { token } else { self.sampled[(token ^ PLACEHOLDER) as usize] }
     }
-}
 
-fn adjusted(logits_update: Option<&LogitsUpdate>, token: u32, logit: f32) -> f32 {
-    let Some(LogitsUpdate { edits, allowed }) = logits_update else { return logit };
-    let edit = edits.iter().find(|edit| edit.token == token);
-    let logit = edit.map_or(logit, |edit| edit.apply(logit));
-    let bit = |mask: &Arc<TokenMask>| mask.words()[token as usize / 32] >> (token % 32) & 1 == 1;
-    if allowed.as_ref().is_none_or(bit) { logit } else { f32::NEG_INFINITY }
+    fn count(&mut self, update: &CountUpdate) {
+        let mut counts = self.counts.remove(&update.slot).unwrap_or_default();
+        if update.starts {
+            counts.clear();
+        }
+        for token in update.prompt.iter() {
+            let count = counts.entry(*token).or_default();
+            *count = count.with_prompt();
+        }
+        for token in &update.generated {
+            let count = counts.entry(self.input(*token)).or_default();
+            *count = count.plus(1);
+        }
+        self.counts.insert(update.slot, counts);
+    }
+
+    fn adjusted(&self, logits_update: Option<&LogitsUpdate>, token: u32, logit: f32) -> f32 {
+        let Some(LogitsUpdate { penalties, edits, allowed }) = logits_update else { return logit };
+        let penalized = penalties.as_ref().map(|CountedPenalties { penalties, slot, drafts }| {
+            let count = self.counts[slot].get(&token).copied().unwrap_or_default();
+            penalties.apply(count.plus(drafts.iter().filter(|draft| **draft == token).count()), logit)
+        });
+        let logit = penalized.unwrap_or(logit);
+        let edit = edits.iter().find(|edit| edit.token == token);
+        let logit = edit.map_or(logit, |edit| edit.apply(logit));
+        let bit = |mask: &Arc<TokenMask>| mask.words()[token as usize / 32] >> (token % 32) & 1 == 1;
+        if allowed.as_ref().is_none_or(bit) { logit } else { f32::NEG_INFINITY }
+    }
 }
 
 /// The blocks that a step reads or writes.

@@ -55,7 +55,7 @@ fn processed(
         return f32::NEG_INFINITY;
     }
     let scaled = if logit > 0.0 { logit / scale } else { logit * scale };
-    scaled + (params.logit_bias.get(&token).copied().unwrap_or(0.0) - presence)
+    scaled - presence + params.logit_bias.get(&token).copied().unwrap_or(0.0)
 }
 
 pub fn continuation(request: &GenerateRequest, params: &LogitsProcessorParams) -> Vec<u32> {

@@ -87,7 +87,13 @@ impl<K: Kind> World<K> {
         Self {
             speculation,
             scheduler: Scheduler::new(config, pool.clone(), state),
-            device: Device { kv: vec![0; blocks * K::BLOCK_TOKENS], states, sampled: vec![], oracle },
+            device: Device {
+                kv: vec![0; blocks * K::BLOCK_TOKENS],
+                states,
+                sampled: vec![],
+                counts: HashMap::new(),
+                oracle,
+            },
             in_flight: VecDeque::new(),
             open: HashMap::new(),
             submitted: 0,

@@ -53,9 +53,7 @@ impl Executor {
     /// [`enqueue`](Self::enqueue).
     pub(super) fn draw(&mut self, part: Part, step: &Step) -> Result<(), OpError> {
         let (config, numerics, step) = (self.config.clone(), self.numerics, Arc::new(step.clone()));
-        self.ranks.run(move |rank| {
-            rank.on_device((&config, numerics, part), &step, |_, launches| launches.sample(&step.samples))
-        })
+        self.ranks.run(move |rank| rank.on_device((&config, numerics, part), &step, |_, launches| launches.sample()))
     }
 
     /// Passes that ran as a CUDA graph so far.

@@ -15,7 +15,7 @@ use crate::weights::Weights;
 use crate::workspace::Workspace;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::parallel::Communicator;
-use pegainfer_core::schedule::{Graphs, Launches, SampleRow};
+use pegainfer_core::schedule::{Graphs, Launches};
 use pegainfer_core::tensor::OpError;
 use pegainfer_kernels::ops::deepseek_v4::RingTable;
 use pegainfer_kernels::runtime::Sampler;
@@ -200,14 +200,14 @@ pub(super) struct StepLaunches<'a> {
 }
 
 impl StepLaunches<'_> {
-    /// Draws `samples`, the real samples of a step that may be padded. Passes over blocks have already drawn theirs.
-    pub fn sample(&mut self, samples: &[SampleRow]) -> Result<(), OpError> {
-        let Self { exec, shard, weights, inputs, work, sampler, communicator, .. } = self;
-        inputs.common.fill_processors(exec, samples)?;
+    /// Draws the samples of the step, which has no padding. Passes over blocks have already drawn theirs.
+    pub fn sample(&mut self) -> Result<(), OpError> {
+        let Self { exec, shard, weights, inputs, work, sampler, communicator, step, .. } = self;
+        inputs.common.fill_processors(exec, step)?;
         let communicator = (shard.ranks > 1).then_some(*communicator);
         let Workspace { last_normed, logits_part, .. } = &mut **work;
         let mut head = Head { normed: last_normed, matrix: &weights.head, part: logits_part, communicator };
-        sampler.sample(exec, &mut head, &mut inputs.common, samples)
+        sampler.sample(exec, &mut head, &mut inputs.common, &step.samples)
     }
 }
 

@@ -1,5 +1,5 @@
-//! Comparisons of `adjust_logits`, `sample` and `logprobs`: logits updates of every kind, and on every row all sampling
-//! parameters and numbers of log-probabilities.
+//! Comparisons of `count_tokens`, `penalize`, `adjust_logits`, `sample` and `logprobs`: logits updates of every kind, and
+//! on every row all sampling parameters and numbers of log-probabilities.
 
 use super::call::{Call, Family, Launch};
 use super::case::{EXACT, Output, Values};
@@ -32,7 +32,7 @@ const LOGPROBS: [Option<usize>; 4] = [Some(MAX_LOGPROBS), None, Some(0), Some(5)
 const LOGPROB_TOLERANCE: f64 = 1e-6;
 
 fn has(record: &OpRecord) -> bool {
-    matches!(record.op, "adjust_logits" | "sample" | "logprobs")
+    matches!(record.op, "count_tokens" | "penalize" | "adjust_logits" | "sample" | "logprobs")
 }
 
 /// As many turns as every row needs to have all parameters, or to ask for every number of log-probabilities.
@@ -53,7 +53,7 @@ fn turn(call: &Call<'_>, values: Values) -> usize {
 /// The draws of the rows, or the spans, edits and masks.
 fn prepare(exec: &mut Exec, call: &mut Call<'_>, launch: &mut Launch) -> Result<(), OpError> {
     launch.extra = match (call.record.op, &call.read[..]) {
-        ("adjust_logits", [_, inputs @ ..]) => {
+        ("count_tokens" | "penalize" | "adjust_logits", [_, inputs @ ..]) => {
             let like = |tensor: &Tensor| allocate(exec, tensor.name(), tensor.shape(), DType::U32);
             inputs.iter().map(like).collect::<Result<_, _>>()?
         }
@@ -68,6 +68,8 @@ fn prepare(exec: &mut Exec, call: &mut Call<'_>, launch: &mut Launch) -> Result<
 fn fill(exec: &mut Exec, call: &mut Call<'_>, launch: &mut Launch, values: Values) -> Result<(), OpError> {
     let turn = turn(call, values);
     match (call.record.op, &call.read[..], &mut launch.written[..], &mut launch.extra[..]) {
+        ("count_tokens", _, [counts], inputs) => fill_count_updates(exec, counts, inputs, turn),
+        ("penalize", _, [logits], inputs) => fill_penalties(exec, logits.rows_cols(), inputs, turn),
         ("adjust_logits", _, [logits], [spans, edits, masks]) => {
             fill_logits_updates(exec, logits.rows_cols(), [spans, edits, masks], turn)
         }
@@ -82,6 +84,13 @@ fn fill(exec: &mut Exec, call: &mut Call<'_>, launch: &mut Launch, values: Value
 
 fn launch(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch) -> Result<(), OpError> {
     match (call.record.op, &call.read[..], &mut launch.written[..], &mut launch.extra[..]) {
+        ("count_tokens", _, [counts], [updates, tokens, sampled]) => {
+            let vocab = sampled_vocab(counts);
+            ops::count_tokens(exec, counts, updates, tokens, sampled, vocab)
+        }
+        ("penalize", _, [logits], [counts, penalties, drafts]) => {
+            ops::penalize(exec, logits, counts, penalties, drafts)
+        }
         ("adjust_logits", _, [logits], [spans, edits, masks]) => ops::adjust_logits(exec, logits, spans, edits, masks),
         ("sample", [logits, ..], [out], [draws]) => ops::sample(exec, logits, draws, out),
         ("logprobs", [logits, _, sampled], [out], [draws]) => ops::logprobs(exec, logits, draws, sampled, out),
@@ -91,7 +100,8 @@ fn launch(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch) -> Result<(), O
 
 fn outputs(exec: &Exec, call: &Call<'_>, launch: &Launch) -> Result<Vec<Output>, OpError> {
     match (call.record.op, &launch.written[..]) {
-        ("adjust_logits", [logits]) => Ok(vec![adjusted(exec, logits)?]),
+        ("count_tokens", [counts]) => Ok(vec![counted(exec, counts)?]),
+        ("penalize" | "adjust_logits", [logits]) => Ok(vec![adjusted(exec, logits)?]),
         ("sample", [out]) => Ok(vec![drawn(exec, out)?]),
         ("logprobs", [out]) => reported(exec, out),
         _ => Err(call.unknown()),
@@ -129,6 +139,59 @@ fn fill_logits_updates(
     exec.fill_rows(edits, &(0..count).flat_map(edit).collect::<Vec<_>>())?;
     let bits = |i: usize| rng::bits(3 + turn as u64, i as u64) as u32;
     exec.fill_rows(masks, &(0..masked * words).map(bits).collect::<Vec<_>>())
+}
+
+/// The vocabulary of counts whose rows have no padding.
+fn sampled_vocab(counts: &Tensor) -> usize {
+    2 * counts.rows_cols().1
+}
+
+/// Updates of every slot from zero, with tokens of the prompt and of the output, some of them more than once.
+fn fill_count_updates(exec: &mut Exec, counts: &mut Tensor, inputs: &mut [Tensor], turn: usize) -> Result<(), OpError> {
+    let [updates, tokens, sampled] = inputs else { return Err(OpError { op: "compare", message: "operands".into() }) };
+    let ((slots, _), vocab) = (counts.rows_cols(), sampled_vocab(counts));
+    let (n, m) = (updates.rows_cols().0, tokens.elements());
+    let update = |i: usize| {
+        let (first, end) = (i * m / n, (i + 1) * m / n);
+        [(i + turn) % slots, 1, first, first + (end - first) / 3, end].map(|word| word as u32)
+    };
+    let token =
+        |i: usize| ((rng::bits(5 + turn as u64, i as u64) as usize % vocab) as u32) & if i % 2 == 0 { !0 } else { 7 };
+    exec.fill_rows(counts, &vec![0u32; counts.elements()])?;
+    exec.fill_rows(updates, &(0..n).flat_map(update).collect::<Vec<_>>())?;
+    exec.fill_rows(tokens, &(0..m).map(token).collect::<Vec<_>>())?;
+    exec.fill_rows(sampled, &vec![0u32; sampled.elements()])
+}
+
+/// Penalties of every row but each third one, and counts of half of the vocabulary.
+fn fill_penalties(
+    exec: &mut Exec,
+    (rows, vocab): (usize, usize),
+    inputs: &mut [Tensor],
+    turn: usize,
+) -> Result<(), OpError> {
+    let [counts, penalties, drafts] = inputs else { return Err(OpError { op: "compare", message: "operands".into() }) };
+    let ((slots, words), n) = (counts.rows_cols(), drafts.elements());
+    let seed = 9 + turn as u64;
+    // Mostly small counts; the bits of a prompt's token are random.
+    let bits = |i: usize| rng::bits(seed, i as u64) as u32 & if i % 2 == 0 { 0 } else { 0x8003_8001 };
+    let penalty = |row: usize| {
+        let slot = if row % 3 == 2 { ops::NO_PENALTIES } else { ((row + turn) % slots) as u32 };
+        let weights = [0.25 * (row % 7) as f32, 0.5 - 0.1 * (row % 5) as f32, [1.0, 1.3, 0.7][row % 3]];
+        let drafts = [0, if row % 2 == 0 { n as u32 } else { 0 }];
+        [slot].into_iter().chain(drafts).chain(weights.map(f32::to_bits))
+    };
+    exec.fill_rows(counts, &(0..slots * words).map(bits).collect::<Vec<_>>())?;
+    exec.fill_rows(penalties, &(0..rows).flat_map(penalty).collect::<Vec<_>>())?;
+    exec.fill_rows(drafts, &(0..n).map(|i| (i * 37 % vocab) as u32).collect::<Vec<_>>())
+}
+
+/// Counts, two a word.
+fn counted(exec: &Exec, counts: &Tensor) -> Result<Output, OpError> {
+    let mut words = vec![0u32; counts.elements()];
+    exec.read(counts, 0, &mut words)?;
+    let values = words.iter().flat_map(|word| [word & 0xffff, word >> 16]).map(|count| count as f32).collect();
+    Ok(Output { tolerance: EXACT, row: sampled_vocab(counts), values })
 }
 
 /// Adjusted logits. A banned token shows as -100: infinities have no difference.

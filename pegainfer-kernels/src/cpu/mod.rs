@@ -17,6 +17,7 @@ pub mod kv_cache;
 mod lanes;
 pub mod linear;
 pub mod norm;
+pub mod penalties;
 pub mod qkv;
 pub mod rows;
 pub mod sampling;

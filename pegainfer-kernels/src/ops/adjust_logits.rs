@@ -75,9 +75,15 @@ mod tests {
             let ids: Vec<u32> = (0..vocab as u32).filter(|id| (*id as usize).is_multiple_of(n)).collect();
             Some(Arc::new(TokenMask::new(&ids, vocab)))
         };
-        let shared = LogitsUpdate { edits: vec![], allowed: mask(3) };
-        let both = LogitsUpdate { edits: edits.clone(), allowed: mask(2) };
-        vec![None, Some(LogitsUpdate { edits, allowed: None }), Some(shared.clone()), Some(both), Some(shared)]
+        let shared = LogitsUpdate { allowed: mask(3), ..LogitsUpdate::default() };
+        let both = LogitsUpdate { edits: edits.clone(), allowed: mask(2), penalties: None };
+        vec![
+            None,
+            Some(LogitsUpdate { edits, ..LogitsUpdate::default() }),
+            Some(shared.clone()),
+            Some(both),
+            Some(shared),
+        ]
     }
 
     fn reference(logits: &mut [f32], logits_update: &LogitsUpdate) {

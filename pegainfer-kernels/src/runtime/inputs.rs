@@ -42,8 +42,8 @@ pub struct Inputs {
 impl Inputs {
     /// For steps of at most this size over KV blocks of `block_tokens` tokens, of a model with `vocab` token ids.
     pub fn new(exec: &mut Exec, vocab: usize, block_tokens: usize, size: StepSize) -> std::io::Result<Self> {
+        let processors = LogitsProcessors::new(exec, &size, vocab)?;
         let StepSize { tokens, rows, samples, context } = size;
-        let processors = LogitsProcessors::new(exec, samples, vocab)?;
         let shapes: [(&str, &[usize]); 8] = [
             ("tokens", &[tokens]),
             ("positions", &[tokens]),
@@ -104,10 +104,9 @@ impl Inputs {
         Ok(())
     }
 
-    /// Takes over the logits processors of a step's `samples` before they are drawn: up to three copies on a GPU, none
-    /// if no sample has any.
-    pub fn fill_processors(&mut self, exec: &mut Exec, samples: &[SampleRow]) -> Result<(), OpError> {
-        self.processors.fill(exec, samples)
+    /// Takes over the logits processors of a step's samples before they are drawn, if they have any.
+    pub fn fill_processors<M>(&mut self, exec: &mut Exec, step: &Step<M>) -> Result<(), OpError> {
+        self.processors.fill(exec, &step.samples, &step.counts)
     }
 
     /// What attention reads of `step`, with which this was filled.

@@ -2,7 +2,6 @@
 //! sampling depends on the parameters of each request.
 
 use super::inputs::Inputs;
-use super::logits_processors::LogitsProcessors;
 use super::results::Results;
 use crate::ops::{self, REPORT_WORDS};
 use pegainfer_core::exec::{Device, Exec};
@@ -105,6 +104,7 @@ impl Sampler {
         samples: &[SampleRow],
     ) -> Result<(), OpError> {
         let chunk = self.max_rows();
+        inputs.processors.count(exec, &self.sampled)?;
         let drawn = (0..samples.len()).step_by(chunk).try_for_each(|first| {
             let rows = &samples[first..samples.len().min(first + chunk)];
             self.draw(exec, source, inputs, first, rows)
@@ -164,11 +164,7 @@ impl Sampler {
         if first > 0 {
             source.logits(exec, range.clone(), logits)?;
         }
-        if samples.iter().any(processed) {
-            let LogitsProcessors { spans, edits, masks } = &mut inputs.processors;
-            spans.set_range(first, samples.len());
-            ops::adjust_logits(exec, logits, spans, edits, masks)?;
-        }
+        inputs.processors.apply(exec, first, samples, logits)?;
         ops::sample(exec, logits, &inputs.draws, sampled)?;
         if samples.iter().any(|row| processed(row) && row.logprobs.is_some()) {
             // Log-probabilities are of the raw logits. Computing them again is slower than a copy, and needs no second

@@ -101,7 +101,7 @@ pub struct QueuedRequest {
     /// Whether log-probabilities of the prompt are reported, for which it is computed whole.
     #[serde(default, skip_serializing_if = "is_default")]
     pub prompt_logprobs: bool,
-    /// Whether each token has to be known before the next one is sampled, for penalties or bad words.
+    /// Whether each token has to be known before the next one is sampled, for bad words.
     #[serde(default, skip_serializing_if = "is_default")]
     pub needs_history: bool,
     /// Whether it has a grammar.

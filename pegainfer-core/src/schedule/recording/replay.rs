@@ -131,9 +131,9 @@ impl<S: SequenceState> Replay<S> {
 
     fn queue(&mut self, queued: &QueuedRequest) {
         let id = RequestId(queued.id);
-        // Any penalty: it is not sampled here.
-        let penalty = LogitsProcessorParams { presence_penalty: 1.0, ..LogitsProcessorParams::default() };
-        let processors = || LogitsProcessors::new(penalty, usize::MAX).ok().flatten();
+        // Any word of two tokens: it is not sampled here.
+        let words = LogitsProcessorParams { bad_words: vec![vec![0, 0]], ..LogitsProcessorParams::default() };
+        let processors = || LogitsProcessors::new(words, usize::MAX).ok().flatten();
         let request = GenerateRequest {
             same_prompt_as: queued.same_prompt_as.map(RequestId),
             logits_processors: queued.needs_history.then(processors).flatten(),

@@ -74,6 +74,7 @@ impl<S: SequenceState> Scheduler<S> {
                 let token = step.tokens.len() as u32 - drafts.len() as u32 - 1;
                 let id = seq.id;
                 let deferred = seq.defers_update();
+                step.counts.extend(seq.count_update());
                 let sample = || SampleRow { id, token, position, logits_update: None, deferred, params, logprobs };
                 // Made in place; `push` would make it on the stack and copy it.
                 step.samples.extend(once_with(sample));

@@ -455,6 +455,12 @@ kernels! {
     }
     SWIGLU: Swiglu [swiglu] { gate_up: In<Bf16>, out: Out<Activation>, padded: u32, width: u32 }
 
+    PENALTIES: CountTokens [count_tokens] {
+        counts: Out<U32>, updates: In<U32>, tokens: In<U32>, sampled: In<U32>, words: u32, vocab: u32, samples: u32,
+    }
+    PENALTIES: Penalize [penalize] {
+        logits: Out<F32>, counts: In<U32>, penalties: In<U32>, drafts: In<U32>, vocab: u32, words: u32,
+    }
     SAMPLE: Sample [sample] { logits: In<F32>, draws: In<U32>, out: Out<U32>, vocab: u32 }
     LOGPROBS: Logprobs [logprobs] { logits: In<F32>, draws: In<U32>, tokens: In<U32>, out: Out<U32>, vocab: u32 }
 

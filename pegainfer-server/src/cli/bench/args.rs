@@ -1,5 +1,6 @@
 //! Flags of `pegainfer bench`.
 
+use super::sampling::Sampling;
 use crate::models::args::EngineArgs;
 use clap::{Args, Subcommand};
 use std::num::NonZeroUsize;
@@ -66,6 +67,9 @@ pub struct ThroughputArgs {
     /// Output length of each request in tokens
     #[arg(long, value_name = "TOKENS", default_value = "64")]
     pub output_len: NonZeroUsize,
+    /// Sampling of the requests; anything but greedy is measured over HTTP
+    #[arg(long, value_enum, value_name = "PROFILE,..", value_delimiter = ',', default_value = "greedy")]
+    pub sampling: Vec<Sampling>,
     /// Requests per run and concurrent client of a closed loop
     #[arg(long, value_name = "N", default_value_t = PER_CLIENT)]
     pub requests: NonZeroUsize,
@@ -168,6 +172,20 @@ impl Workload {
             Self::Prefix(args) => &args.common,
             Self::Replay(args) => &args.common,
         }
+    }
+
+    /// The sampling profiles of the sweep.
+    pub fn sampling(&self) -> &[Sampling] {
+        match self {
+            Self::Throughput(args) => &args.sampling,
+            _ => &[Sampling::Greedy],
+        }
+    }
+
+    /// Whether it is measured over HTTP.
+    pub fn needs_http(&self) -> bool {
+        let is_greedy = self.sampling().iter().all(|sampling| *sampling == Sampling::Greedy);
+        !is_greedy || matches!(self, Self::Serve(_) | Self::Replay(_))
     }
 
     /// Name of the workload on the command line.

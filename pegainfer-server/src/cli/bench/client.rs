@@ -1,6 +1,7 @@
 //! Target of a benchmark: the engine of this process, or a server over HTTP.
 
 use super::http::Api;
+use super::sampling::Fields;
 use super::stats::Completion;
 use anyhow::{Result, bail, ensure};
 use pegainfer_core::engine::{EngineHandle, GenerateRequest, TokenEvent};
@@ -30,17 +31,23 @@ impl Client {
         Ok(Self { target, salt: salt.max(1) })
     }
 
-    /// Generates `output_len` tokens greedily, ignoring EOS.
-    pub async fn complete(&self, prompt: &[u32], output_len: usize) -> Result<Completion> {
-        self.complete_in(0, prompt, output_len).await
+    /// Generates `output_len` tokens, greedily and ignoring EOS unless `fields` say otherwise, which are for HTTP.
+    pub async fn complete(&self, prompt: &[u32], output_len: usize, fields: &Fields) -> Result<Completion> {
+        match &self.target {
+            Target::Engine(engine) => {
+                ensure!(fields.is_empty(), "only HTTP requests have fields");
+                submit(engine, prompt, output_len, self.salt).await
+            }
+            Target::Http(api) => api.complete(prompt, output_len, self.salt, fields).await,
+        }
     }
 
-    /// As [`complete`](Self::complete), sharing prefixes only with requests of the same `group`.
+    /// As [`complete`](Self::complete) without fields, sharing prefixes only with requests of the same `group`.
     pub async fn complete_in(&self, group: u64, prompt: &[u32], output_len: usize) -> Result<Completion> {
         let salt = if group == 0 { self.salt } else { rng::bits(self.salt, group).max(1) };
         match &self.target {
             Target::Engine(engine) => submit(engine, prompt, output_len, salt).await,
-            Target::Http(api) => api.complete(prompt, output_len, salt).await,
+            Target::Http(api) => api.complete(prompt, output_len, salt, &Fields::new()).await,
         }
     }
 

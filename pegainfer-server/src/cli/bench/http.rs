@@ -1,6 +1,7 @@
 //! A low-latency client of `/v1/completions`: HTTP/1.1 and server-sent events directly on a socket, one connection per
 //! request.
 
+use super::sampling::Fields;
 use super::stats::Completion;
 use anyhow::{Context, Result, bail, ensure};
 use axum::http::Uri;
@@ -101,13 +102,15 @@ impl Api {
         self.model.max_model_len
     }
 
-    /// Completes one prompt greedily, ignoring EOS. `salt` keeps the prompts of other runs out of the prefix cache. A server that refuses
-    /// one of these fields is asked again without it; what is returned is of the last attempt.
-    pub async fn complete(&self, prompt: &[u32], max_tokens: usize, salt: u64) -> Result<Completion> {
+    /// Completes one prompt, greedily and ignoring EOS unless `fields` say otherwise. `salt` keeps the prompts of other runs
+    /// out of the prefix cache. A server that refuses ignore_eos or the salt is asked again without it; what is returned
+    /// is of the last attempt.
+    pub async fn complete(&self, prompt: &[u32], max_tokens: usize, salt: u64, fields: &Fields) -> Result<Completion> {
         let mut body = json!({
             "model": self.model.id, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": true,
             "stream": true, "stream_options": {"include_usage": true}, "cache_salt": format!("{salt:016x}"),
         });
+        fields.iter().for_each(|(name, value)| body[name.as_str()] = value.clone());
         loop {
             self.leave_out(&mut body);
             let text = body.to_string();

@@ -1,7 +1,7 @@
 //! `pegainfer bench`: latency and throughput, with the roofline limit of each metric.
 //!
 //! # Layout
-//! - [`args`]: flags. [`workload`]: arrival times and prompts. [`replay`]: those of a trace.
+//! - [`args`]: flags. [`workload`]: arrival times and prompts. [`replay`]: those of a trace. [`sampling`]: profiles.
 //! - [`client`]: the target, which is the engine of this process or a server through [`http`].
 //! - [`stats`], [`percentiles`]: metrics from the arrival times of tokens. [`roofline`]: their limits, from the recorded ops of a
 //!   step.
@@ -16,6 +16,7 @@ pub mod percentiles;
 pub mod replay;
 pub mod report;
 pub mod roofline;
+pub mod sampling;
 pub mod stats;
 pub mod svg;
 pub mod workload;
@@ -101,11 +102,14 @@ pub fn bench(workload: &Workload) -> Result<Report> {
         }
         trace = Some(replay.into_summary());
     }
-    for (i, &point) in points.iter().enumerate() {
-        let seed = rng::bits(common.seed, i as u64);
-        let figures = runtime.block_on(measure(&client, point, passes, runs, vocab, seed))?;
-        for (pass, runs) in figures.into_iter().enumerate() {
-            rows.push(Row::new(workload, point, pass, runs, &roofline)?);
+    for &sampling in workload.sampling() {
+        for (i, &point) in points.iter().enumerate() {
+            let seed = rng::bits(common.seed, i as u64);
+            let figures = runtime.block_on(measure(&client, (point, sampling), passes, runs, vocab, seed))?;
+            for (pass, runs) in figures.into_iter().enumerate() {
+                let row = Row::new(workload, point, pass, runs, &roofline)?;
+                rows.push(if workload.sampling().len() > 1 { row.sampled(sampling.label(pass)) } else { row });
+            }
         }
     }
     // Connections of the server must not delay the exit; but the process must not end while its engine still holds the device.
@@ -113,7 +117,7 @@ pub fn bench(workload: &Workload) -> Result<Report> {
     runtime.shutdown_timeout(STOPS_WITHIN);
     let target = match (&common.url, workload) {
         (Some(url), _) => url.clone(),
-        (None, Workload::Serve(_) | Workload::Replay(_)) => "http inside the process".into(),
+        (None, workload) if workload.needs_http() => "http inside the process".into(),
         (None, _) => "engine".into(),
     };
     let (version, model) = (env!("CARGO_PKG_VERSION"), model_dir.to_string());
@@ -152,13 +156,11 @@ fn open(workload: &Workload, points: &[Point], dir: &Path, runtime: &Runtime) ->
         most <= engine.limits().max_num_seqs,
         "a concurrency of {most} needs --max-num-seqs {most}: otherwise requests wait for each other"
     );
-    match workload {
-        Workload::Serve(_) | Workload::Replay(_) => {
-            raise_open_files();
-            Ok(Target::Http(runtime.block_on(serve_here(engine, dir))?))
-        }
-        _ => Ok(Target::Engine(engine)),
+    if !workload.needs_http() {
+        return Ok(Target::Engine(engine));
     }
+    raise_open_files();
+    Ok(Target::Http(runtime.block_on(serve_here(engine, dir))?))
 }
 
 /// Starts the server on a free port of this machine; it runs until the runtime is shut down.

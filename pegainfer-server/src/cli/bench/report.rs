@@ -16,6 +16,9 @@ use std::fmt::Write;
 pub struct Row {
     /// Name of the row in the table.
     pub name: String,
+    /// Sampling of its requests, where several are compared.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sampling: Option<String>,
     /// Line of the plot that the row belongs to.
     #[serde(skip)]
     line: String,
@@ -96,14 +99,20 @@ impl Row {
             (_, Arrivals::Poisson { qps }) => (format!("{qps} qps"), "Poisson".into(), qps),
             (_, Arrivals::Trace { speed, .. }) => (format!("speed {speed}"), "trace".into(), speed),
         };
-        Ok(Self { name, line, x, point, median, limits, roofline_share, runs })
+        Ok(Self { name, sampling: None, line, x, point, median, limits, roofline_share, runs })
     }
 
-    fn write(&self, out: &mut String) {
+    /// The row with the name of its sampling.
+    pub fn sampled(self, sampling: String) -> Self {
+        let name = format!("{}, {sampling}", self.name);
+        Self { name, line: sampling.clone(), sampling: Some(sampling), ..self }
+    }
+
+    fn write(&self, out: &mut String, width: usize) {
         let Self { name, point, median, limits, roofline_share: share, .. } = self;
         let _ = writeln!(
             out,
-            "{name:<15} {:>6} {:>6} {:>6.0} |{} {:>8} |{} {:>8} |{} |{:>7.2} {:>9.1} {:>8}",
+            "{name:<width$} {:>6} {:>6} {:>6.0} |{} {:>8} |{} {:>8} |{} |{:>7.2} {:>9.1} {:>8}",
             point.prompt_len,
             point.output_len,
             median.cached_tokens,
@@ -117,11 +126,11 @@ impl Row {
             percent(share.output_tok_s, limits.output_tok_s)
         );
         if median.failed > 0 {
-            let _ = writeln!(out, "{:<15} {} of {} failed", "", median.failed, median.failed + median.requests);
+            let _ = writeln!(out, "{:<width$} {} of {} failed", "", median.failed, median.failed + median.requests);
         }
         if median.stopped_early > 0 {
             let (early, requests) = (median.stopped_early, median.requests);
-            let _ = writeln!(out, "{:<15} {early} of {requests} stopped before their length", "");
+            let _ = writeln!(out, "{:<width$} {early} of {requests} stopped before their length", "");
         }
     }
 }
@@ -133,8 +142,9 @@ fn plural(n: usize, what: &str) -> String {
 impl Report {
     /// The report as a table.
     pub fn table(&self) -> String {
+        let width = self.rows.iter().map(|row| row.name.len()).max().unwrap_or(0).max(15);
         let mut out = format!(
-            "{}\n{:<15} {:>6} {:>6} {:>6} |{:^35}|{:^35}|{:^26}|\n{:<15} {:>6} {:>6} {:>6} |",
+            "{}\n{:<width$} {:>6} {:>6} {:>6} |{:^35}|{:^35}|{:^26}|\n{:<width$} {:>6} {:>6} {:>6} |",
             self.device,
             "",
             "prompt",
@@ -153,7 +163,7 @@ impl Report {
         }
         out += &format!("{:>8} {:>8} {:>8} |{:>7} {:>9} {:>8}\n", "p50", "p90", "p99", "req/s", "out tok/s", "% roof");
         for row in &self.rows {
-            row.write(&mut out);
+            row.write(&mut out, width);
         }
         if let Some(trace) = &self.trace {
             out += &format!("{trace}\n");

@@ -2,6 +2,7 @@
 
 use super::args::Workload;
 use super::client::Client;
+use super::sampling::Sampling;
 use super::stats::{Completion, Figures, Measurements};
 use anyhow::{Result, bail};
 use pegainfer_core::rng;
@@ -124,11 +125,12 @@ impl Workload {
     }
 }
 
-/// Measures a point in `runs` runs after a warm-up; returns the metrics of each run, for each of the passes over its prompts.
-/// Token ids are below `vocab`; prompts of different seeds, runs or requests are different.
+/// Measures a point in `runs` runs after a warm-up; returns the metrics of each run, for each of the passes over its prompts,
+/// or for each group of requests that are sampled alike. Token ids are below `vocab`; prompts of different seeds, runs or
+/// requests are different.
 pub async fn measure(
     client: &Arc<Client>,
-    point: Point,
+    (point, sampling): (Point, Sampling),
     passes: usize,
     runs: usize,
     vocab: usize,
@@ -138,14 +140,16 @@ pub async fn measure(
         Arrivals::Closed { streams } => Point { requests: streams, ..point },
         _ => Point { requests: point.requests.min(WARM_UP), arrivals: Arrivals::Burst, ..point },
     };
-    run(client, warm_up, prompts(warm_up, vocab, rng::bits(seed, WARM_UP_RUN)), &[]).await?;
-    let mut figures = vec![Vec::with_capacity(runs); passes];
+    run(client, (warm_up, sampling), prompts(warm_up, vocab, rng::bits(seed, WARM_UP_RUN)), &[]).await?;
+    let groups = sampling.groups().len();
+    let mut figures = vec![Vec::with_capacity(runs); passes * groups];
     for r in 0..runs as u64 {
         let seed = rng::bits(seed, r);
         let prompts = prompts(point, vocab, seed);
         let delays = delays(point, seed);
-        for pass in &mut figures {
-            pass.push(run(client, point, prompts.clone(), &delays).await?);
+        for pass in figures.chunks_mut(groups) {
+            let measured = run(client, (point, sampling), prompts.clone(), &delays).await?;
+            pass.iter_mut().zip(measured).for_each(|(group, figures)| group.push(figures));
         }
     }
     Ok(figures)
@@ -184,15 +188,20 @@ pub fn scaled(time: Duration, speed: f64) -> Duration {
     Duration::try_from_secs_f64(time.as_secs_f64() / speed).map_or(MAX_WAIT, |time| time.min(MAX_WAIT))
 }
 
-/// Runs once: sends every prompt and waits for all responses.
-async fn run(client: &Arc<Client>, point: Point, prompts: Prompts, delays: &[Duration]) -> Result<Figures> {
+/// Runs once: sends every prompt and waits for all responses. Returns the metrics of each group of requests.
+async fn run(
+    client: &Arc<Client>,
+    (point, sampling): (Point, Sampling),
+    prompts: Prompts,
+    delays: &[Duration],
+) -> Result<Vec<Figures>> {
     let mut tasks = JoinSet::new();
     let start = Instant::now();
     match point.arrivals {
         Arrivals::Closed { streams } => {
             let next = Arc::new(AtomicUsize::new(0));
             for _ in 0..streams {
-                tasks.spawn(stream(client.clone(), prompts.clone(), next.clone(), point.output_len));
+                tasks.spawn(stream(client.clone(), prompts.clone(), next.clone(), (point.output_len, sampling)));
             }
         }
         Arrivals::Burst | Arrivals::Poisson { .. } | Arrivals::Trace { .. } => {
@@ -201,11 +210,16 @@ async fn run(client: &Arc<Client>, point: Point, prompts: Prompts, delays: &[Dur
                     tokio::time::sleep_until((start + *delay).into()).await;
                 }
                 let (client, prompts) = (client.clone(), prompts.clone());
-                tasks.spawn(async move { vec![client.complete(&prompts[request], point.output_len).await] });
+                let fields = sampling.fields(request, point.output_len);
+                let complete = async move { client.complete(&prompts[request], point.output_len, &fields).await };
+                tasks.spawn(async move { vec![(request, complete.await)] });
             }
         }
     }
-    figures(tasks.join_all().await.into_iter().flatten(), start.elapsed())
+    let (results, wall) = (tasks.join_all().await, start.elapsed());
+    let mut groups: Vec<Vec<_>> = sampling.groups().iter().map(|_| Vec::new()).collect();
+    results.into_iter().flatten().for_each(|(request, result)| groups[sampling.group(request)].push(result));
+    groups.into_iter().map(|results| figures(results.into_iter(), wall)).collect()
 }
 
 /// Metrics of a run from the results of its requests; an error if all of them failed.
@@ -231,13 +245,15 @@ async fn stream(
     client: Arc<Client>,
     prompts: Prompts,
     next: Arc<AtomicUsize>,
-    output_len: usize,
-) -> Vec<Result<Completion>> {
+    (output_len, sampling): (usize, Sampling),
+) -> Vec<(usize, Result<Completion>)> {
     let mut results = Vec::new();
-    while let Some(prompt) = prompts.get(next.fetch_add(1, Ordering::Relaxed)) {
-        results.push(client.complete(prompt, output_len).await);
+    loop {
+        let request = next.fetch_add(1, Ordering::Relaxed);
+        let Some(prompt) = prompts.get(request) else { return results };
+        let fields = sampling.fields(request, output_len);
+        results.push((request, client.complete(prompt, output_len, &fields).await));
     }
-    results
 }
 
 #[cfg(test)]

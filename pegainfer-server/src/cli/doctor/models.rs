@@ -4,9 +4,9 @@ use crate::models::detect;
 use anyhow::{Result, bail};
 use pegainfer_core::engine::MAX_LOGPROBS;
 use pegainfer_core::exec::Exec;
-use pegainfer_core::logits_processors::{LogitEdit, LogitsUpdate, TokenMask};
+use pegainfer_core::logits_processors::{CountUpdate, CountedPenalties, LogitEdit, LogitsUpdate, Penalties, TokenMask};
 use pegainfer_core::record::{OpRecord, Operand};
-use pegainfer_core::schedule::SampleRow;
+use pegainfer_core::schedule;
 use pegainfer_core::tensor::DType;
 #[cfg(feature = "deepseek-v4")]
 use pegainfer_deepseek_v4 as deepseek_v4;
@@ -175,7 +175,7 @@ const FP8_BLOCK: usize = 128;
 fn records<M: runtime::Model>(config: M::Config) -> StepRecords {
     Box::new(move |batch, tokens, context| {
         let mut step = runtime::uniform::<M>(batch, tokens, context);
-        ask_for_all(&mut step.samples, M::info(&config).vocab_size);
+        ask_for_all(&mut step, M::info(&config).vocab_size);
         Ok(runtime::record_step::<M>(&config, &step)?)
     })
 }
@@ -238,14 +238,17 @@ fn dummy_weights() -> Result<Vec<OpRecord>> {
     Ok(records)
 }
 
-/// Every row with log-probabilities and a logits update.
-fn ask_for_all(samples: &mut [SampleRow], vocab: usize) {
+/// Every row with log-probabilities and all logits processors.
+fn ask_for_all<R>(step: &mut schedule::Step<R>, vocab: usize) {
     let edit = |token: usize| LogitEdit { token: token as u32, scale: 1.0, add: 0.0 };
     let edits: Vec<LogitEdit> = (0..vocab.min(1000)).map(edit).collect();
     let allowed = Some(Arc::new(TokenMask::new(&[0], vocab)));
-    for row in samples {
+    let penalties = Penalties { presence: 1.5, frequency: 0.5, repetition: 1.1 };
+    for (row, slot) in step.samples.iter_mut().zip(0..) {
         row.logprobs = Some(MAX_LOGPROBS);
-        row.logits_update = Some(LogitsUpdate { edits: edits.clone(), allowed: allowed.clone() });
+        let penalties = Some(CountedPenalties { penalties, slot, drafts: vec![0, 1, 0] });
+        row.logits_update = Some(LogitsUpdate { penalties, edits: edits.clone(), allowed: allowed.clone() });
+        step.counts.push(CountUpdate { slot, starts: true, prompt: [0; 500].into(), generated: vec![0; 500] });
     }
 }
 
