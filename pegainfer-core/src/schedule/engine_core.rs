@@ -115,6 +115,8 @@ pub struct EngineCore<E: StepExecutor> {
     unsampled: bool,
     /// Number of times that the newest step has waited for masks.
     mask_waits: usize,
+    /// A step that failed, until the engine has recovered, and the number of newer steps that were in flight.
+    failed: Option<(StepOf<E>, usize)>,
     delay: BatchingDelay,
     /// Of decode steps: what drafts are weighed with.
     step_cost: StepCost,
@@ -160,6 +162,7 @@ impl<E: StepExecutor> EngineCore<E> {
             in_flight,
             unsampled: false,
             mask_waits: 0,
+            failed: None,
             delay,
             step_cost,
             delaying,
@@ -186,17 +189,23 @@ impl<E: StepExecutor> EngineCore<E> {
         if is_next && step.is_deferred() {
             self.scheduler.resolve(step);
         }
-        if !step.is_deferred() {
-            self.unsampled = false;
-            self.executor.sample(step).map_err(|error| self.failed(&error))?;
+        if step.is_deferred() {
+            return Ok(());
         }
-        Ok(())
+        self.unsampled = false;
+        let Err(error) = self.executor.sample(step) else { return Ok(()) };
+        let step = self.in_flight.pop_back().map(|(step, _)| step).unwrap_or_default();
+        Err(self.failed(step, 0, &error))
     }
 
-    /// Nothing may run on when the blocks of the failed requests are used again. A device that cannot even be waited for
-    /// is lost.
-    fn failed(&mut self, error: &OpError) -> EngineError {
-        EngineError { message: error.to_string(), fatal: self.executor.abandon().is_err() }
+    /// Drops the steps in flight because `step` failed, when `newer` ones had been launched after it. Nothing may run on when
+    /// the blocks of their requests are used again; a device that cannot even be waited for is lost.
+    fn failed(&mut self, step: StepOf<E>, newer: usize, error: &OpError) -> EngineError {
+        let fatal = self.executor.abandon().is_err();
+        self.in_flight.clear();
+        self.unsampled = false;
+        self.failed = Some((step, newer));
+        EngineError { message: error.to_string(), fatal }
     }
 
     /// Tells the recorder of the schedule something, if there is one.
@@ -278,7 +287,9 @@ impl<E: StepExecutor> StepEngine for EngineCore<E> {
 
     fn launch(&mut self) -> Result<(), EngineError> {
         let (step, began) = (std::mem::take(&mut self.planned), self.executor.now());
-        self.executor.launch(&step).map_err(|error| self.failed(&error))?;
+        if let Err(error) = self.executor.launch(&step) {
+            return Err(self.failed(step, 0, &error));
+        }
         self.in_flight.push_back((step, began));
         (self.unsampled, self.mask_waits) = (true, 0);
         self.sample()
@@ -336,7 +347,10 @@ impl<E: StepExecutor> StepEngine for EngineCore<E> {
             self.record(|recorder| recorder.failed(&events));
             return Ok(events);
         };
-        let outcome = self.executor.finish().map_err(|error| self.failed(&error))?;
+        let outcome = match self.executor.finish() {
+            Ok(outcome) => outcome,
+            Err(error) => return Err(self.failed(step, self.in_flight.len(), &error)),
+        };
         let now = self.executor.now();
         let took = now - began;
         self.delay.measured(step.tokens.len(), took);
@@ -357,10 +371,16 @@ impl<E: StepExecutor> StepEngine for EngineCore<E> {
         Ok(events)
     }
 
+    fn recover(&mut self, error: &EngineError) -> EventBatch {
+        let Some((step, newer)) = self.failed.take() else { return EventBatch::new() };
+        self.record(|recorder| recorder.retrying(newer));
+        self.scheduler.fail_step(&step, &error.message)
+    }
+
     fn abort_all(&mut self) -> Vec<RequestId> {
         self.record(ScheduleRecorder::aborted);
         self.in_flight.clear();
-        self.unsampled = false;
+        (self.unsampled, self.failed) = (false, None);
         self.scheduler.abort_all()
     }
 

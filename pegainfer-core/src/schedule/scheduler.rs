@@ -17,10 +17,12 @@
 //! budget is and whether admission waits for more requests is the admission policy (policy.rs). When the KV pool runs
 //! out, the youngest running sequence gives its blocks back and waits at the front of the queue; its tokens are
 //! recomputed later (mostly from the prefix cache). That happens only when nothing is in flight. The oldest sequence
-//! always progresses, so every request finishes.
+//! always progresses, so every request finishes. After a step that failed its sequences run again, and the one that fails
+//! alone ends (failing.rs).
 
 mod building;
 mod chunk;
+mod failing;
 mod planning;
 mod replaying;
 mod running;
@@ -73,6 +75,8 @@ pub struct Scheduler<S: SequenceState = ()> {
     running: Running<S::Slot>,
     /// Whether one of them has ended and is not dropped yet.
     ended: bool,
+    /// Whether a sequence may have been in a failed step since it drew its last token. If not, no plan looks for suspects.
+    has_failures: bool,
     /// Steps planned and not committed.
     in_flight: usize,
     /// Cost of a token of a decode step beside its fixed cost: what drafts are weighed with.
@@ -104,6 +108,7 @@ impl<S: SequenceState> Scheduler<S> {
             grammars: false,
             running,
             ended: false,
+            has_failures: false,
             in_flight: 0,
             token_cost,
             draft_cost,
@@ -314,6 +319,7 @@ impl<S: SequenceState> Scheduler<S> {
                 seq.set_drafts_of_model(drafts);
             }
             let Some(seq) = seq.filter(|_| drawn > 0) else { continue };
+            seq.failures = 0;
             if row.drafts > 0 {
                 self.stats.speculation.verified(row.drafts, drawn - 1);
                 seq.verified(row.drafts, drawn - 1, self.state.drafts());

@@ -76,6 +76,8 @@ pub(super) struct Sequence<L> {
     pub cached_tokens: usize,
     /// Steps that were planned with it and not committed.
     pub in_flight: usize,
+    /// Steps with it that failed since it drew its last token.
+    pub failures: u32,
     /// The client is gone; dropped as soon as no step uses its blocks.
     pub cancelled: bool,
     /// Its last token is out; dropped as soon as no step uses its blocks.
@@ -128,6 +130,7 @@ impl<L: Default> Sequence<L> {
             resumed_at: 0,
             cached_tokens: 0,
             in_flight: 0,
+            failures: 0,
             cancelled: false,
             finished: false,
         }
@@ -328,6 +331,11 @@ impl<L: Default> Sequence<L> {
     fn with_mask_behind(&self, drafts: usize, update: Option<LogitsUpdate>) -> Option<LogitsUpdate> {
         let Some(allowed) = self.grammar.mask_behind(drafts) else { return update };
         Some(LogitsUpdate { allowed: Some(allowed), ..update.unwrap_or_default() })
+    }
+
+    /// Forgets the steps in flight, which will not be committed: what they draw stays unknown.
+    pub fn forget_steps(&mut self) {
+        (self.in_flight, self.unknown, self.drafts_in_flight) = (0, 0, 0);
     }
 
     /// Gives the blocks back; everything is computed again after the next admission.

@@ -14,6 +14,7 @@
 
 mod device;
 mod drafts;
+mod failures;
 mod fairness;
 mod grammars;
 mod kinds;
