@@ -19,6 +19,7 @@ mod fairness;
 mod grammars;
 mod kinds;
 mod requests;
+mod resets;
 mod world;
 
 use kinds::{InPlace, Kind, KvOnly, Recurrent};
