@@ -11,7 +11,7 @@ use super::step_timing::StepTiming;
 use crate::engine::{
     Clock, EngineError, EngineLimits, EngineStats, EventBatch, GenerateRequest, RequestId, StepEngine,
 };
-use crate::grammar::GrammarTracker;
+use crate::grammar::MaskSignal;
 use crate::kv::BlockPool;
 use crate::ledger::{EngineDetail, FinishedStep, RowDetail, StepLoad, StepLog};
 use crate::tensor::OpError;
@@ -82,10 +82,10 @@ pub trait StepExecutor: Send + 'static {
         std::thread::sleep(time);
     }
 
-    /// Waits until the mask of `grammar` is ready, at most `limit` on the executor's clock. Called while no sampled
-    /// step is in flight.
-    fn wait_for_mask(&mut self, grammar: &GrammarTracker, limit: Duration) {
-        grammar.wait(limit);
+    /// Waits until more than `seen` masks are ready, at most `limit` on the executor's clock. Called while no sampled step is
+    /// in flight.
+    fn wait_for_masks(&mut self, masks: &MaskSignal, seen: u64, limit: Duration) {
+        masks.wait(seen, limit);
     }
 
     /// Whether to time the ops of the next step; a device that cannot ignores it.
@@ -115,6 +115,8 @@ pub struct EngineCore<E: StepExecutor> {
     unsampled: bool,
     /// Number of times that the newest step has waited for masks.
     mask_waits: usize,
+    /// Masks that were ready before the last plan looked for them.
+    seen_masks: u64,
     /// A step that failed, until the engine has recovered, and the number of newer steps that were in flight.
     failed: Option<(StepOf<E>, usize)>,
     delay: BatchingDelay,
@@ -162,6 +164,7 @@ impl<E: StepExecutor> EngineCore<E> {
             in_flight,
             unsampled: false,
             mask_waits: 0,
+            seen_masks: 0,
             failed: None,
             delay,
             step_cost,
@@ -275,6 +278,7 @@ impl<E: StepExecutor> StepEngine for EngineCore<E> {
             return None;
         }
         self.delaying = self.delay.should_wait(self.scheduler.delayable_tokens(), self.executor.now());
+        self.seen_masks = self.scheduler.masks().ended();
         self.scheduler.update_masks();
         if let Some(recorder) = &mut self.recorder {
             recorder.planning(self.delaying, self.scheduler.waiting_for_masks());
@@ -318,18 +322,26 @@ impl<E: StepExecutor> StepEngine for EngineCore<E> {
         if self.delaying && newest.is_none() {
             return self.executor.rest(ARRIVALS_WAIT);
         }
-        let end = self.executor.now() + MASK_WAIT;
-        while let Some(grammar) = self.scheduler.waiting_for_mask(newest) {
+        let (end, masks) = (self.executor.now() + MASK_WAIT, self.scheduler.masks());
+        if newest.is_none() {
+            // Sequences with ready masks need not wait for the others.
+            if self.scheduler.waiting_for_mask(None).is_some() {
+                self.executor.wait_for_masks(masks, self.seen_masks, MASK_WAIT);
+            }
+            return;
+        }
+        loop {
+            // Before the look at the masks: none becomes ready unseen.
+            let seen = masks.ended();
+            if self.scheduler.waiting_for_mask(newest).is_none() {
+                return;
+            }
             let left = end.saturating_duration_since(self.executor.now());
             if left.is_zero() {
-                self.mask_waits += usize::from(newest.is_some());
+                self.mask_waits += 1;
                 return;
             }
-            self.executor.wait_for_mask(grammar, left);
-            if newest.is_none() {
-                // Sequences with ready masks need not wait for the others.
-                return;
-            }
+            self.executor.wait_for_masks(masks, seen, left);
         }
     }
 

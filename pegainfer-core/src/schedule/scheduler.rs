@@ -36,7 +36,7 @@ use super::state::SequenceState;
 use super::step::{Outcome, Step, StepRow};
 use super::turns::{self, Turns};
 use crate::engine::{EngineStats, EventBatch, GenerateRequest, RequestId, TokenEvent};
-use crate::grammar::GrammarTracker;
+use crate::grammar::{GrammarTracker, MaskSignal};
 use crate::kv::BlockPool;
 use chunk::Chunk;
 use running::Running;
@@ -71,6 +71,8 @@ pub struct Scheduler<S: SequenceState = ()> {
     yielding: Yielding,
     /// Whether a request had a grammar since there was no request. If not, no step looks for masks and failures.
     grammars: bool,
+    /// Tells when a mask of one of these grammars is ready.
+    masks: Arc<MaskSignal>,
     /// Holding blocks, oldest first.
     running: Running<S::Slot>,
     /// Whether one of them has ended and is not dropped yet.
@@ -106,6 +108,7 @@ impl<S: SequenceState> Scheduler<S> {
             turns,
             yielding: Yielding::default(),
             grammars: false,
+            masks: Arc::default(),
             running,
             ended: false,
             has_failures: false,
@@ -130,7 +133,8 @@ impl<S: SequenceState> Scheduler<S> {
         }
         self.grammars = request.grammar.is_some() || (self.grammars && self.has_work());
         let turn = self.turns.arrive(request.priority, turns::group(request.tenant));
-        let mut sequence = Sequence::new(id, request, turn, &self.pool, self.config.speculation.as_ref());
+        let speculation = self.config.speculation.as_ref();
+        let mut sequence = Sequence::new(id, request, turn, &self.pool, speculation, &self.masks);
         sequence.served = self.stats.steps;
         turns::enter(&mut self.waiting, Box::new(sequence));
     }
@@ -200,6 +204,11 @@ impl<S: SequenceState> Scheduler<S> {
     /// Checks that each block of the pool is free, cached or held by a running sequence; for tests.
     pub fn check_blocks(&self) -> Result<(), String> {
         self.pool.check(self.held_blocks().len())
+    }
+
+    /// Tells when a mask that a request waits for is ready.
+    pub fn masks(&self) -> &Arc<MaskSignal> {
+        &self.masks
     }
 
     /// A grammar with a mask that is being computed, if there is one. Every step but `newest` must be committed.

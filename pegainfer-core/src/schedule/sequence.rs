@@ -8,10 +8,12 @@ use super::speculation::depth::Acceptance;
 use super::speculation::{DraftSource, DraftState, Drafter, Speculation};
 use super::step::PLACEHOLDER;
 use crate::engine::{EventBatch, FinishReason, GenerateRequest, RequestId, TokenEvent, TokenLogprobs, TokenOut, Usage};
+use crate::grammar::MaskSignal;
 use crate::kv::{BlockPool, BlockTable};
 use crate::logits_processors::{LogitsProcessorState, LogitsUpdate};
 use std::iter::once_with;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Generated tokens for which a sequence has memory at its first admission; those of longer outputs take more when they come.
 const MAX_RESERVED_TOKENS: usize = 1024;
@@ -91,12 +93,13 @@ impl<L: Default> Sequence<L> {
         turn: u64,
         pool: &BlockPool,
         speculation: Option<&Speculation>,
+        masks: &Arc<MaskSignal>,
     ) -> Self {
         let table = BlockTable::new(pool, request.cache_salt);
         let prompt_logprobs = request.prompt_logprobs.map(|_| Vec::new());
         let logits_processors =
             request.logits_processors.take().map(|all| LogitsProcessorState::new(all, &request.prompt));
-        let grammar = SequenceGrammar::new(request.grammar.take());
+        let grammar = SequenceGrammar::new(request.grammar.take(), masks);
         // A forced acceptance draws tokens that a grammar does not allow.
         let drafting = speculation.filter(|all| !grammar.is_some() || all.synthetic_acceptance_length.is_none());
         let proposals = match drafting.map(|speculation| &speculation.source) {

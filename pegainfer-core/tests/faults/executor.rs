@@ -6,7 +6,7 @@ use super::requests::mix;
 use pegainfer_core::engine::{
     Clock, EngineHandle, GenerateRequest, RequestId, SimulatedClock, SubmitError, TokenStream,
 };
-use pegainfer_core::grammar::GrammarTracker;
+use pegainfer_core::grammar::MaskSignal;
 use pegainfer_core::kv::NO_SLOT;
 use pegainfer_core::schedule::{NO_STATE, Outcome, Segment, Step, StepExecutor};
 use pegainfer_core::tensor::OpError;
@@ -228,14 +228,14 @@ impl<K: Spoil + Send + 'static> StepExecutor for VirtualDevice<K> {
         self.clock.advance(time);
     }
 
-    fn wait_for_mask(&mut self, grammar: &GrammarTracker, limit: Duration) {
+    fn wait_for_masks(&mut self, masks: &MaskSignal, seen: u64, limit: Duration) {
         let unsampled = self.in_flight.iter().all(|(step, _)| step.is_deferred());
         assert!(self.in_flight.len() <= 1 && unsampled, "the engine waits for a mask and not for a step");
         match self.orders.late_mask {
             true => self.clock.advance(limit),
             false => compute_masks(usize::MAX),
         }
-        assert!(self.orders.late_mask || grammar.mask().is_some() || grammar.failure().is_some());
+        assert!(self.orders.late_mask || masks.ended() > seen, "the engine waits for no mask");
     }
 }
 
