@@ -44,16 +44,28 @@ impl Output {
 
 /// Runs all requests, submitted at once, to their end.
 pub fn run(engine: &mut impl StepEngine, requests: &[GenerateRequest]) -> Vec<Output> {
+    let at_once: Vec<_> = requests.iter().map(|request| (0, request.clone())).collect();
+    run_arriving(engine, &at_once)
+}
+
+/// Runs requests to their end, each of which comes once so many steps were launched, or earlier if nothing else is left to do.
+pub fn run_arriving(engine: &mut impl StepEngine, requests: &[(usize, GenerateRequest)]) -> Vec<Output> {
     let mut outputs: HashMap<RequestId, Output> = HashMap::new();
-    for (i, request) in requests.iter().enumerate() {
-        engine.limits().check(request).unwrap();
-        outputs.insert(RequestId(i as u64), Output::default());
-        engine.add(RequestId(i as u64), request.clone());
-    }
-    while engine.has_work() {
+    let mut waiting: Vec<usize> = (0..requests.len()).collect();
+    // Those that come together keep their order; the next one is the last.
+    waiting.sort_by_key(|i| std::cmp::Reverse((requests[*i].0, *i)));
+    let mut launched = 0;
+    while engine.has_work() || !waiting.is_empty() {
+        while let Some(i) = waiting.pop_if(|i| requests[*i].0 <= launched || !engine.has_work()) {
+            let request = &requests[i].1;
+            engine.limits().check(request).unwrap();
+            outputs.insert(RequestId(i as u64), Output::default());
+            engine.add(RequestId(i as u64), request.clone());
+        }
         let events = match engine.plan() {
             Some(admitted) => {
                 engine.launch().unwrap();
+                launched += 1;
                 admitted
             }
             None => {

@@ -8,11 +8,13 @@ use pegainfer_core::engine::{
 };
 use pegainfer_core::grammar::MaskSignal;
 use pegainfer_core::kv::NO_SLOT;
-use pegainfer_core::schedule::{NO_STATE, Outcome, Segment, Step, StepExecutor};
+use pegainfer_core::schedule::{Graphs, NO_STATE, Outcome, Segment, Step, StepExecutor};
 use pegainfer_core::tensor::OpError;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
+/// Rows of the largest graph that a device would have; no world has more sequences.
+const GRAPH_ROWS: usize = 8;
 /// Time of a step beside that of its tokens.
 const STEP_TIME: Duration = Duration::from_micros(20);
 const TOKEN_TIME: Duration = Duration::from_micros(1);
@@ -179,6 +181,7 @@ impl<K: Spoil + Send + 'static> StepExecutor for VirtualDevice<K> {
 
     fn launch(&mut self, step: &StepOf<K>) -> Result<(), OpError> {
         self.calls += 1;
+        check_graph(step);
         if std::mem::take(&mut self.orders.launch_fails) {
             return Err(self.fail("launch", step));
         }
@@ -237,6 +240,12 @@ impl<K: Spoil + Send + 'static> StepExecutor for VirtualDevice<K> {
         }
         assert!(self.orders.late_mask || masks.ended() > seen, "the engine waits for no mask");
     }
+}
+
+/// A step in which each sequence computes its newest token runs as a graph, whatever its samples ask for.
+fn check_graph<R: Clone + Default>(step: &Step<R>) {
+    let decodes = step.queries() == (1, 1) && step.rows.iter().all(|row| row.next.is_none());
+    assert!(!decodes || Graphs::new(GRAPH_ROWS).size(step).is_some(), "a decode step without a graph");
 }
 
 /// Computes the next masks that wait for it, `most` at most. They belong to a pool of one thread, this one, which computes
