@@ -3,12 +3,12 @@
 use super::chunk::Chunk;
 use super::{Scheduler, SchedulerConfig};
 use crate::engine::{EventBatch, RequestId, TokenEvent};
-use crate::schedule::engine_core::STEPS_IN_FLIGHT;
 use crate::schedule::policy::{Load, MIN_DELAYED_PROMPTS, token_budget};
 use crate::schedule::sequence::Sequence;
 use crate::schedule::speculation::Speculation;
 use crate::schedule::state::SequenceState;
 use crate::schedule::step::Step;
+use crate::schedule::step_executor::STEPS_IN_FLIGHT;
 
 /// A step while it is planned: what its sequences get, and what is left.
 struct Plan {
