@@ -8,14 +8,17 @@
 //! advanced by the drafts as far as the grammar allows them ([`Lookahead`]). When the tokens of the step are known, the matcher
 //! follows them; if all drafts were among them, the fork takes its place.
 
+mod signal;
 #[cfg(test)]
 mod tests;
+
+pub use signal::MaskSignal;
 
 use crate::logits_processors::TokenMask;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 /// A set of texts, represented by the tokens that spell them.
 pub trait Grammar: fmt::Debug + Send + Sync {
@@ -114,7 +117,8 @@ pub struct GrammarTracker {
 
 struct Shared {
     state: Mutex<State>,
-    changed: Condvar,
+    /// Tells that a computation has ended.
+    signal: Arc<MaskSignal>,
 }
 
 enum State {
@@ -133,10 +137,15 @@ impl Shared {
 impl GrammarTracker {
     /// A tracker at the start of a sequence. The first mask is ready immediately.
     pub fn new(grammar: &dyn Grammar) -> Self {
+        Self::with_signal(grammar, Arc::default())
+    }
+
+    /// As [`new`](Self::new); `signal` tells when later masks are ready.
+    pub fn with_signal(grammar: &dyn Grammar, signal: Arc<MaskSignal>) -> Self {
         let (matcher, mask) = grammar.start();
         let lookahead = Arc::new(Lookahead { mask, drafts: Vec::new() });
         let state = Mutex::new(State::Ready(Position { matcher, lookahead, fork: None }));
-        Self { shared: Arc::new(Shared { state, changed: Condvar::new() }) }
+        Self { shared: Arc::new(Shared { state, signal }) }
     }
 
     /// Adds a generated token: another thread starts to compute the next mask.
@@ -160,7 +169,7 @@ impl GrammarTracker {
                 Ok(Err(error)) => State::Failed(error),
                 Err(_) => State::Failed("the grammar matcher panicked; this is a bug".to_owned()),
             };
-            shared.changed.notify_all();
+            shared.signal.notify();
         });
     }
 
@@ -192,9 +201,16 @@ impl GrammarTracker {
 
     /// Waits until the mask is ready, the computation failed, or `limit` has passed.
     pub fn wait(&self, limit: Duration) {
-        let computing = |state: &mut State| matches!(state, State::Computing);
-        // Poisoned or not, the caller checks the state again.
-        let _ = self.shared.changed.wait_timeout_while(self.shared.state(), limit, computing);
+        let (signal, start) = (&self.shared.signal, Instant::now());
+        loop {
+            // Before the look at the state: what ends after it is waited for in vain otherwise.
+            let seen = signal.ended();
+            let left = limit.saturating_sub(start.elapsed());
+            if !self.is_computing() || left.is_zero() {
+                return;
+            }
+            signal.wait(seen, left);
+        }
     }
 }
 

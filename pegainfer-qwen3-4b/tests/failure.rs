@@ -5,6 +5,6 @@ mod support;
 use support::{best, engine, fails_a_step, options};
 
 #[test]
-fn a_failed_step_is_fatal_where_the_device_is_lost() {
+fn a_refused_request_ends_alone_unless_the_device_is_lost() {
     fails_a_step(&mut engine(best(), &options()), best());
 }

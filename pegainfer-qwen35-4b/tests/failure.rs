@@ -10,7 +10,7 @@ use pegainfer_qwen35_4b::Qwen35;
 use support::{Target, best, engine, fails_a_step, options};
 
 #[test]
-fn a_failed_step_is_fatal_where_the_device_is_lost() {
+fn a_refused_request_ends_alone_unless_the_device_is_lost() {
     fails_a_step(&mut engine(best(), &options()), best());
 }
 

@@ -21,3 +21,8 @@ fn graph_equals_eager() {
 fn served_text_is_that_without_graphs() {
     graphs::served_text_is_that_without_graphs(&fixture(), load);
 }
+
+#[test]
+fn no_decode_step_runs_without_a_graph() {
+    graphs::no_decode_step_runs_without_a_graph(load(true), Executor::graph_replays);
+}

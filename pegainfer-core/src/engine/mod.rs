@@ -209,6 +209,8 @@ pub struct EngineStats {
     pub generation_tokens: u64,
     /// Steps run.
     pub steps: u64,
+    /// Steps that failed on a device that went on.
+    pub failed_steps: u64,
     /// Of drafts.
     pub speculation: SpeculationStats,
 }

@@ -6,7 +6,7 @@
 use super::demux::{Demux, is_last};
 use super::shared::{Command, Shared, Submission};
 use super::stream::Cancellation;
-use super::{EngineError, EngineStats, EventBatch, RequestId, StepEngine, TokenEvent};
+use super::{EngineError, EngineStats, EventBatch, RequestId, StepEngine};
 use crate::sync::atomic::Ordering;
 use crate::sync::queue::{Receiver, SyncSender};
 use std::collections::BTreeMap;
@@ -147,18 +147,24 @@ impl<E: StepEngine> Runtime<E> {
         }
     }
 
-    /// Fails every request. After a fatal error nothing is accepted any more, whoever hears of the failure can already see
-    /// that, and the requests that nobody looked at yet fail, too.
+    /// Ends the requests that cannot go on after a failed step. After a fatal error none can and nothing is accepted any
+    /// more, whoever hears of the failure can already see that, and the requests that nobody looked at yet fail, too.
     fn fail(&mut self, error: &EngineError) {
-        log::error!("a step failed: {error}{}", if error.fatal { "; the engine stops" } else { "" });
-        if error.fatal {
+        let events = if error.fatal {
+            log::error!("a step failed: {error}; the engine stops");
             // The first reason stays.
             let _ = self.shared.failure.set(error.to_string());
             self.shared.alive.store(false, Ordering::Release);
             self.obey_all();
-        }
-        let failed = TokenEvent::Failed { error: error.to_string() };
-        let events = self.engine.abort_all().into_iter().map(|id| (id, failed.clone())).collect();
+            self.engine.end_all(error)
+        } else {
+            let ended = self.engine.recover(error);
+            match ended.len() {
+                0 => log::warn!("a step failed: {error}; its requests run again"),
+                requests => log::error!("a step failed: {error}; requests that end with this error: {requests}"),
+            }
+            ended
+        };
         self.forward(events);
     }
 

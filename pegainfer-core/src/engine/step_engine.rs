@@ -16,8 +16,8 @@ pub type EventBatch = Vec<(RequestId, TokenEvent)>;
 pub struct EngineError {
     /// What went wrong, with the name of the op.
     pub message: String,
-    /// No later step can succeed either, because the device is lost: the engine stops and `/health` says so. Otherwise
-    /// only the requests of now fail.
+    /// No later step can succeed either, because the device is lost: every request ends, the engine stops and `/health` says
+    /// so. Otherwise the engine goes on after [`StepEngine::recover`].
     pub fatal: bool,
 }
 
@@ -35,8 +35,8 @@ pub trait StepEngine: Send + 'static {
     /// Chooses the next step and returns the admissions it makes; [`launch`](Self::launch) follows. `None` when a step
     /// in flight has to finish first, or a grammar's mask. Called only while there is work.
     fn plan(&mut self) -> Option<EventBatch>;
-    /// Starts the planned step; returns before the device is done with it. On an error the caller drops every request
-    /// with [`abort_all`](Self::abort_all).
+    /// Starts the planned step; returns before the device is done with it. After an error the caller calls
+    /// [`recover`](Self::recover), or [`end_all`](Self::end_all) if it is fatal.
     fn launch(&mut self) -> Result<(), EngineError>;
     /// The clock that deadlines, time stamps and step times are read from; the handles get it once. A simulated device has
     /// its own.
@@ -55,6 +55,16 @@ pub trait StepEngine: Send + 'static {
     /// instead, if possible. Without a step in flight, ends the requests that cannot go on. Called only after `plan`
     /// gave `None`. Errors as in [`launch`](Self::launch).
     fn finish(&mut self) -> Result<EventBatch, EngineError>;
+    /// After an `error` that is not fatal: drops every step in flight and returns the last events of the requests that end
+    /// because of it. The others go on. By default all end.
+    fn recover(&mut self, error: &EngineError) -> EventBatch {
+        self.end_all(error)
+    }
+    /// Drops every request and every step in flight because of `error`; returns the requests' last events.
+    fn end_all(&mut self, error: &EngineError) -> EventBatch {
+        let failed = TokenEvent::Failed { error: error.to_string() };
+        self.abort_all().into_iter().map(|id| (id, failed.clone())).collect()
+    }
     /// Drops every request and every step in flight, and frees the blocks; returns the ids of the requests.
     fn abort_all(&mut self) -> Vec<RequestId>;
     /// Forgets every cached prefix. Blocks that requests hold stay with them.

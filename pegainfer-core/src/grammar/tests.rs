@@ -127,3 +127,45 @@ fn failures_and_panics_stay() {
         assert!(tracker.failure().unwrap().contains(expected), "{tokens:?}: {tracker:?}");
     }
 }
+
+/// The mask behind its first token never comes before the test says so.
+#[derive(Debug, Clone)]
+struct Stuck(Arc<std::sync::Barrier>);
+
+impl Grammar for Stuck {
+    fn start(&self) -> (Box<dyn Matcher>, Arc<TokenMask>) {
+        (Box::new(self.clone()), only(0))
+    }
+}
+
+impl Matcher for Stuck {
+    fn next(&mut self, token: u32) -> Result<Arc<TokenMask>, String> {
+        self.0.wait();
+        Ok(only(token + 1))
+    }
+}
+
+#[test]
+fn who_waits_for_any_mask_does_not_wait_for_the_first_of_them() {
+    // Threads for both masks, on any machine.
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
+    pool.install(wait_for_any_mask);
+}
+
+fn wait_for_any_mask() {
+    let (signal, barrier) = (Arc::<MaskSignal>::default(), Arc::new(std::sync::Barrier::new(2)));
+    let mut stuck = GrammarTracker::with_signal(&Stuck(barrier.clone()), signal.clone());
+    let mut other = GrammarTracker::with_signal(&Counting, signal.clone());
+    let seen = signal.ended();
+    stuck.push(0);
+    other.push(0);
+    let start = Instant::now();
+    signal.wait(seen, Duration::from_secs(10));
+    assert!(stuck.is_computing() && other.mask().is_some() && start.elapsed() < Duration::from_secs(5));
+    // A mask that was ready before the wait began is not waited for.
+    signal.wait(seen, Duration::from_secs(10));
+    assert!(start.elapsed() < Duration::from_secs(5));
+    barrier.wait();
+    signal.wait(seen + 1, Duration::from_secs(10));
+    assert!(stuck.mask().is_some() && signal.ended() == seen + 2);
+}

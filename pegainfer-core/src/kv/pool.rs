@@ -2,6 +2,7 @@
 
 use super::idle::IdleList;
 use super::index::{Index, Key, Node};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Evictions from a stage of the preparation of one to the next.
@@ -22,6 +23,8 @@ pub(super) struct Blocks {
 #[derive(Debug, Clone)]
 pub struct BlockPool {
     blocks: Arc<Mutex<Blocks>>,
+    /// Times that the prefix index was emptied.
+    resets: Arc<AtomicU64>,
     total: usize,
     block_tokens: usize,
 }
@@ -92,7 +95,7 @@ impl BlockPool {
             index: Index::new(total, block_tokens),
             idle: IdleList::new(total),
         };
-        Self { blocks: Arc::new(Mutex::new(blocks)), total, block_tokens }
+        Self { blocks: Arc::new(Mutex::new(blocks)), resets: Arc::default(), total, block_tokens }
     }
 
     /// Blocks of the pool.
@@ -122,10 +125,16 @@ impl BlockPool {
     /// and are free, not cached, afterwards.
     pub fn forget_prefixes(&self) {
         let blocks = &mut *self.lock();
+        self.resets.fetch_add(1, Ordering::Relaxed);
         blocks.index.clear();
         while let Some(id) = blocks.idle.pop_oldest() {
             blocks.free.push(id);
         }
+    }
+
+    /// Times that the prefix index was emptied. The number is only compared by the thread that empties it.
+    pub(super) fn resets(&self) -> u64 {
+        self.resets.load(Ordering::Relaxed)
     }
 
     /// Checks every invariant of the bookkeeping; for tests. `held` is the number of distinct blocks the caller holds.

@@ -18,6 +18,8 @@ pub struct BlockTable {
     blocks: Vec<u32>,
     /// Of the blocks from the front that are in the prefix index.
     nodes: Vec<Node>,
+    /// Times that the index had been emptied when the first of them entered it.
+    resets: u64,
     /// Tokens whose KV other tables may read: it was in the cache before.
     found: usize,
     salt: u64,
@@ -26,7 +28,7 @@ pub struct BlockTable {
 impl BlockTable {
     /// An empty table. Prefixes are shared between tables of the same `salt` only.
     pub fn new(pool: &BlockPool, salt: u64) -> Self {
-        Self { pool: pool.clone(), blocks: Vec::new(), nodes: Vec::new(), found: 0, salt }
+        Self { pool: pool.clone(), blocks: Vec::new(), nodes: Vec::new(), resets: 0, found: 0, salt }
     }
 
     /// Has memory for the bookkeeping of `tokens` tokens.
@@ -40,6 +42,7 @@ impl BlockTable {
     /// than all: the last token is left to compute, for its logits, even if its KV is there.
     pub fn match_prefix(&mut self, tokens: &[u32]) -> usize {
         assert!(self.blocks.is_empty(), "a prefix can only be matched into an empty table");
+        self.resets = self.pool.resets();
         let mut pool = self.pool.lock();
         for tokens in tokens.chunks_exact(self.pool.block_tokens()) {
             let Some((block, node)) = pool.lookup(Key { parent: tip(&self.nodes, self.salt), tokens }) else { break };
@@ -79,6 +82,9 @@ impl BlockTable {
 
     fn register_full(&mut self, computed: &[u32]) {
         let (known, size) = (self.nodes.len(), self.block_tokens());
+        if known == 0 {
+            self.resets = self.pool.resets();
+        }
         let full = computed.len() / size;
         let (parent, tokens) = (tip(&self.nodes, self.salt), &computed[known * size..full * size]);
         self.pool.lock().register(parent, &self.blocks[known..full], tokens, &mut self.nodes);
@@ -86,8 +92,12 @@ impl BlockTable {
 
     /// A name for the prefix of `tokens` tokens, whole blocks of them, for what a model keeps besides its KV: equal
     /// for equal prefixes of one salt, as long as their blocks are in the index, and never used again for another.
-    /// `None` while the prefix is not in the index.
+    /// `None` while the prefix is not in the index, and for good if the index was emptied since its first block entered it:
+    /// nobody can find what follows that block.
     pub fn prefix(&self, tokens: usize) -> Option<u64> {
+        if self.resets != self.pool.resets() {
+            return None;
+        }
         match self.nodes.get((tokens / self.block_tokens()).checked_sub(1)?)? {
             Node::Block(serial) => Some(*serial),
             Node::Root(_) => None,
@@ -281,6 +291,7 @@ mod tests {
         }
         // What the holder computes from here on follows blocks that nobody can find.
         holder.register(&held);
+        assert_eq!([16, 48].map(|tokens| holder.prefix(tokens)), [None, None], "a name that nobody can ask for");
         assert_eq!(BlockTable::new(&pool, 0).match_prefix(&tokens(1, 49)), 0);
         drop(holder);
         pool.check(0).unwrap();

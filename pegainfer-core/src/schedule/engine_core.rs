@@ -6,12 +6,12 @@ use super::scheduler::{Scheduler, SchedulerConfig};
 use super::speculation::Speculation;
 use super::speculation::depth::StepCost;
 use super::state::SequenceState;
-use super::step::{Outcome, Step, StepRow};
+use super::step::{Step, StepRow};
+use super::step_executor::{STEPS_IN_FLIGHT, StepExecutor};
 use super::step_timing::StepTiming;
 use crate::engine::{
     Clock, EngineError, EngineLimits, EngineStats, EventBatch, GenerateRequest, RequestId, StepEngine,
 };
-use crate::grammar::GrammarTracker;
 use crate::kv::BlockPool;
 use crate::ledger::{EngineDetail, FinishedStep, RowDetail, StepLoad, StepLog};
 use crate::tensor::OpError;
@@ -32,9 +32,6 @@ const LATE_WAITS: usize = 4;
 /// How long an idle device waits for more prompts before the queue is looked at again.
 const ARRIVALS_WAIT: Duration = Duration::from_micros(100);
 
-/// Steps that may be launched and not finished.
-pub const STEPS_IN_FLIGHT: usize = 2;
-
 /// Tokens of a step.
 #[derive(Debug, Clone, Copy)]
 pub struct TokenBudget {
@@ -42,61 +39,6 @@ pub struct TokenBudget {
     pub step: usize,
     /// Most tokens of a mixed step, see [`SchedulerConfig::max_num_mixed_tokens`].
     pub mixed: usize,
-}
-
-/// Runs the steps of a scheduler, each in two phases, forward pass and sampling. On a GPU both only enqueue, and the
-/// next step may be launched before the host has seen the tokens of this one.
-pub trait StepExecutor: Send + 'static {
-    /// What the model keeps besides the KV cache.
-    type State: SequenceState;
-
-    /// Steps that it helps to have in flight, at most [`STEPS_IN_FLIGHT`].
-    fn useful_depth(&self) -> usize;
-
-    /// Starts the forward pass of a step, up to the logits of its samples; at most [`STEPS_IN_FLIGHT`] steps may be in
-    /// flight. The CPU computes at once. The logits updates of deferred samples are not known yet.
-    fn launch(&mut self, step: &Step<<Self::State as SequenceState>::Row>) -> Result<(), OpError>;
-
-    /// Starts the sampling of the step that was launched last: logits processors, masks, draws and log-probabilities.
-    /// Called once after each [`launch`](Self::launch), before the next one.
-    fn sample(&mut self, step: &Step<<Self::State as SequenceState>::Row>) -> Result<(), OpError>;
-
-    /// Waits for the oldest step in flight. On `Meta` the outcome has no tokens.
-    fn finish(&mut self) -> Result<Outcome, OpError>;
-
-    /// Forgets every step in flight, once the device is done with them; an error says that the device is lost.
-    fn abandon(&mut self) -> Result<(), OpError>;
-
-    /// The clock that the engine and its handles read; the wall clock unless the device is simulated.
-    fn clock(&self) -> Clock {
-        Clock::Wall
-    }
-
-    /// The time on that clock.
-    fn now(&self) -> Instant {
-        self.clock().now()
-    }
-
-    /// Lets `time` pass on that clock while nothing is in flight.
-    fn rest(&mut self, time: Duration) {
-        std::thread::sleep(time);
-    }
-
-    /// Waits until the mask of `grammar` is ready, at most `limit` on the executor's clock. Called while no sampled
-    /// step is in flight.
-    fn wait_for_mask(&mut self, grammar: &GrammarTracker, limit: Duration) {
-        grammar.wait(limit);
-    }
-
-    /// Whether to time the ops of the next step; a device that cannot ignores it.
-    fn time_ops(&mut self, on: bool) {
-        let _ = on;
-    }
-
-    /// The times of the ops of the step that was finished last, if they were asked for.
-    fn take_op_times(&mut self) -> Vec<(&'static str, Duration)> {
-        Vec::new()
-    }
 }
 
 /// Scheduler and executor as one [`StepEngine`].
@@ -115,6 +57,10 @@ pub struct EngineCore<E: StepExecutor> {
     unsampled: bool,
     /// Number of times that the newest step has waited for masks.
     mask_waits: usize,
+    /// Masks that were ready before the last plan looked for them.
+    seen_masks: u64,
+    /// A step that failed, until the engine has recovered, and the number of newer steps that were in flight.
+    failed: Option<(StepOf<E>, usize)>,
     delay: BatchingDelay,
     /// Of decode steps: what drafts are weighed with.
     step_cost: StepCost,
@@ -160,6 +106,8 @@ impl<E: StepExecutor> EngineCore<E> {
             in_flight,
             unsampled: false,
             mask_waits: 0,
+            seen_masks: 0,
+            failed: None,
             delay,
             step_cost,
             delaying,
@@ -186,17 +134,23 @@ impl<E: StepExecutor> EngineCore<E> {
         if is_next && step.is_deferred() {
             self.scheduler.resolve(step);
         }
-        if !step.is_deferred() {
-            self.unsampled = false;
-            self.executor.sample(step).map_err(|error| self.failed(&error))?;
+        if step.is_deferred() {
+            return Ok(());
         }
-        Ok(())
+        self.unsampled = false;
+        let Err(error) = self.executor.sample(step) else { return Ok(()) };
+        let step = self.in_flight.pop_back().map(|(step, _)| step).unwrap_or_default();
+        Err(self.failed(step, 0, &error))
     }
 
-    /// Nothing may run on when the blocks of the failed requests are used again. A device that cannot even be waited for
-    /// is lost.
-    fn failed(&mut self, error: &OpError) -> EngineError {
-        EngineError { message: error.to_string(), fatal: self.executor.abandon().is_err() }
+    /// Drops the steps in flight because `step` failed, when `newer` ones had been launched after it. Nothing may run on when
+    /// the blocks of their requests are used again; a device that cannot even be waited for is lost.
+    fn failed(&mut self, step: StepOf<E>, newer: usize, error: &OpError) -> EngineError {
+        let fatal = self.executor.abandon().is_err();
+        self.in_flight.clear();
+        self.unsampled = false;
+        self.failed = Some((step, newer));
+        EngineError { message: error.to_string(), fatal }
     }
 
     /// Tells the recorder of the schedule something, if there is one.
@@ -266,6 +220,7 @@ impl<E: StepExecutor> StepEngine for EngineCore<E> {
             return None;
         }
         self.delaying = self.delay.should_wait(self.scheduler.delayable_tokens(), self.executor.now());
+        self.seen_masks = self.scheduler.masks().ended();
         self.scheduler.update_masks();
         if let Some(recorder) = &mut self.recorder {
             recorder.planning(self.delaying, self.scheduler.waiting_for_masks());
@@ -278,7 +233,9 @@ impl<E: StepExecutor> StepEngine for EngineCore<E> {
 
     fn launch(&mut self) -> Result<(), EngineError> {
         let (step, began) = (std::mem::take(&mut self.planned), self.executor.now());
-        self.executor.launch(&step).map_err(|error| self.failed(&error))?;
+        if let Err(error) = self.executor.launch(&step) {
+            return Err(self.failed(step, 0, &error));
+        }
         self.in_flight.push_back((step, began));
         (self.unsampled, self.mask_waits) = (true, 0);
         self.sample()
@@ -307,18 +264,26 @@ impl<E: StepExecutor> StepEngine for EngineCore<E> {
         if self.delaying && newest.is_none() {
             return self.executor.rest(ARRIVALS_WAIT);
         }
-        let end = self.executor.now() + MASK_WAIT;
-        while let Some(grammar) = self.scheduler.waiting_for_mask(newest) {
+        let (end, masks) = (self.executor.now() + MASK_WAIT, self.scheduler.masks());
+        if newest.is_none() {
+            // Sequences with ready masks need not wait for the others.
+            if self.scheduler.waiting_for_mask(None).is_some() {
+                self.executor.wait_for_masks(masks, self.seen_masks, MASK_WAIT);
+            }
+            return;
+        }
+        loop {
+            // Before the look at the masks: none becomes ready unseen.
+            let seen = masks.ended();
+            if self.scheduler.waiting_for_mask(newest).is_none() {
+                return;
+            }
             let left = end.saturating_duration_since(self.executor.now());
             if left.is_zero() {
-                self.mask_waits += usize::from(newest.is_some());
+                self.mask_waits += 1;
                 return;
             }
-            self.executor.wait_for_mask(grammar, left);
-            if newest.is_none() {
-                // Sequences with ready masks need not wait for the others.
-                return;
-            }
+            self.executor.wait_for_masks(masks, seen, left);
         }
     }
 
@@ -336,7 +301,10 @@ impl<E: StepExecutor> StepEngine for EngineCore<E> {
             self.record(|recorder| recorder.failed(&events));
             return Ok(events);
         };
-        let outcome = self.executor.finish().map_err(|error| self.failed(&error))?;
+        let outcome = match self.executor.finish() {
+            Ok(outcome) => outcome,
+            Err(error) => return Err(self.failed(step, self.in_flight.len(), &error)),
+        };
         let now = self.executor.now();
         let took = now - began;
         self.delay.measured(step.tokens.len(), took);
@@ -357,10 +325,16 @@ impl<E: StepExecutor> StepEngine for EngineCore<E> {
         Ok(events)
     }
 
+    fn recover(&mut self, error: &EngineError) -> EventBatch {
+        let Some((step, newer)) = self.failed.take() else { return EventBatch::new() };
+        self.record(|recorder| recorder.retrying(newer));
+        self.scheduler.fail_step(&step, &error.message)
+    }
+
     fn abort_all(&mut self) -> Vec<RequestId> {
         self.record(ScheduleRecorder::aborted);
         self.in_flight.clear();
-        self.unsampled = false;
+        (self.unsampled, self.failed) = (false, None);
         self.scheduler.abort_all()
     }
 

@@ -133,6 +133,8 @@ impl<K: Copy + Eq + Hash> Graphs<K> {
 mod tests {
     use super::*;
     use crate::logits_processors::LogitsUpdate;
+    use crate::sampling::SamplingParams;
+    use crate::schedule::SampleRow;
 
     #[test]
     fn decode_steps_are_padded_however_they_are_sampled() {
@@ -148,6 +150,11 @@ mod tests {
         let mut processed = Step::<()>::uniform(16, 2, 1, 100);
         processed.samples[0].logits_update = Some(LogitsUpdate::default());
         assert_eq!(size(&processed), Some(2));
+        let mut drawn = Step::<()>::uniform(16, 2, 1, 100);
+        drawn.samples[0] = SampleRow::of_prompt(drawn.rows[0].id, 0, 100, 7, Some(3));
+        drawn.samples[1].params = SamplingParams::new(0.9, 40, 0.95, 0.01, 1).unwrap();
+        drawn.samples[1].deferred = true;
+        assert_eq!(size(&drawn), Some(2), "a prompt's token, and a draw that waits for a mask");
         assert_eq!(Graphs::new(0).size(&Step::<()>::uniform(16, 1, 1, 100)), None, "switched off");
     }
 

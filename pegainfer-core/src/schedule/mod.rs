@@ -14,13 +14,15 @@ pub mod speculation;
 mod state;
 mod state_slots;
 mod step;
+mod step_executor;
 mod step_timing;
 mod turns;
 
-pub use engine_core::{EngineCore, STEPS_IN_FLIGHT, StepExecutor, TokenBudget};
+pub use engine_core::{EngineCore, TokenBudget};
 pub use graphs::{GRAPH_SIZES, Graphs, Launches};
 pub use scheduler::{Scheduler, SchedulerConfig};
 pub use segment::{NO_STATE, SEGMENT_WORDS, Segment};
 pub use state::{OutOfSlots, SequenceState, StateConfig};
 pub use state_slots::StateSlots;
 pub use step::{Outcome, PLACEHOLDER, SampleRow, Step, StepRow};
+pub use step_executor::{STEPS_IN_FLIGHT, StepExecutor};

@@ -17,10 +17,12 @@
 //! budget is and whether admission waits for more requests is the admission policy (policy.rs). When the KV pool runs
 //! out, the youngest running sequence gives its blocks back and waits at the front of the queue; its tokens are
 //! recomputed later (mostly from the prefix cache). That happens only when nothing is in flight. The oldest sequence
-//! always progresses, so every request finishes.
+//! always progresses, so every request finishes. After a step that failed its sequences run again, and the one that fails
+//! alone ends (failing.rs).
 
 mod building;
 mod chunk;
+mod failing;
 mod planning;
 mod replaying;
 mod running;
@@ -34,7 +36,7 @@ use super::state::SequenceState;
 use super::step::{Outcome, Step, StepRow};
 use super::turns::{self, Turns};
 use crate::engine::{EngineStats, EventBatch, GenerateRequest, RequestId, TokenEvent};
-use crate::grammar::GrammarTracker;
+use crate::grammar::{GrammarTracker, MaskSignal};
 use crate::kv::BlockPool;
 use chunk::Chunk;
 use running::Running;
@@ -69,10 +71,14 @@ pub struct Scheduler<S: SequenceState = ()> {
     yielding: Yielding,
     /// Whether a request had a grammar since there was no request. If not, no step looks for masks and failures.
     grammars: bool,
+    /// Tells when a mask of one of these grammars is ready.
+    masks: Arc<MaskSignal>,
     /// Holding blocks, oldest first.
     running: Running<S::Slot>,
     /// Whether one of them has ended and is not dropped yet.
     ended: bool,
+    /// Whether a sequence may have been in a failed step since it drew its last token. If not, no plan looks for suspects.
+    has_failures: bool,
     /// Steps planned and not committed.
     in_flight: usize,
     /// Cost of a token of a decode step beside its fixed cost: what drafts are weighed with.
@@ -102,8 +108,10 @@ impl<S: SequenceState> Scheduler<S> {
             turns,
             yielding: Yielding::default(),
             grammars: false,
+            masks: Arc::default(),
             running,
             ended: false,
+            has_failures: false,
             in_flight: 0,
             token_cost,
             draft_cost,
@@ -125,7 +133,8 @@ impl<S: SequenceState> Scheduler<S> {
         }
         self.grammars = request.grammar.is_some() || (self.grammars && self.has_work());
         let turn = self.turns.arrive(request.priority, turns::group(request.tenant));
-        let mut sequence = Sequence::new(id, request, turn, &self.pool, self.config.speculation.as_ref());
+        let speculation = self.config.speculation.as_ref();
+        let mut sequence = Sequence::new(id, request, turn, &self.pool, speculation, &self.masks);
         sequence.served = self.stats.steps;
         turns::enter(&mut self.waiting, Box::new(sequence));
     }
@@ -195,6 +204,11 @@ impl<S: SequenceState> Scheduler<S> {
     /// Checks that each block of the pool is free, cached or held by a running sequence; for tests.
     pub fn check_blocks(&self) -> Result<(), String> {
         self.pool.check(self.held_blocks().len())
+    }
+
+    /// Tells when a mask that a request waits for is ready.
+    pub fn masks(&self) -> &Arc<MaskSignal> {
+        &self.masks
     }
 
     /// A grammar with a mask that is being computed, if there is one. Every step but `newest` must be committed.
@@ -314,6 +328,7 @@ impl<S: SequenceState> Scheduler<S> {
                 seq.set_drafts_of_model(drafts);
             }
             let Some(seq) = seq.filter(|_| drawn > 0) else { continue };
+            seq.failures = 0;
             if row.drafts > 0 {
                 self.stats.speculation.verified(row.drafts, drawn - 1);
                 seq.verified(row.drafts, drawn - 1, self.state.drafts());

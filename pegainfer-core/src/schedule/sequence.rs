@@ -8,6 +8,7 @@ use super::speculation::depth::Acceptance;
 use super::speculation::{DraftSource, DraftState, Drafter, Speculation};
 use super::step::PLACEHOLDER;
 use crate::engine::{EventBatch, FinishReason, GenerateRequest, RequestId, TokenEvent, TokenLogprobs, TokenOut, Usage};
+use crate::grammar::MaskSignal;
 use crate::kv::{BlockPool, BlockTable};
 use crate::logits_processors::{CountUpdate, CountedPenalties, LogitsProcessors, LogitsUpdate};
 use std::iter::once_with;
@@ -79,6 +80,8 @@ pub(super) struct Sequence<L> {
     pub cached_tokens: usize,
     /// Steps that were planned with it and not committed.
     pub in_flight: usize,
+    /// Steps with it that failed since it drew its last token.
+    pub failures: u32,
     /// The client is gone; dropped as soon as no step uses its blocks.
     pub cancelled: bool,
     /// Its last token is out; dropped as soon as no step uses its blocks.
@@ -92,11 +95,12 @@ impl<L: Default> Sequence<L> {
         turn: u64,
         pool: &BlockPool,
         speculation: Option<&Speculation>,
+        masks: &Arc<MaskSignal>,
     ) -> Self {
         let table = BlockTable::new(pool, request.cache_salt);
         let prompt_logprobs = request.prompt_logprobs.map(|_| Vec::new());
         let logits_processors = request.logits_processors.take();
-        let grammar = SequenceGrammar::new(request.grammar.take());
+        let grammar = SequenceGrammar::new(request.grammar.take(), masks);
         // A forced acceptance draws tokens that a grammar does not allow.
         let drafting = speculation.filter(|all| !grammar.is_some() || all.synthetic_acceptance_length.is_none());
         let proposals = match drafting.map(|speculation| &speculation.source) {
@@ -131,6 +135,7 @@ impl<L: Default> Sequence<L> {
             resumed_at: 0,
             cached_tokens: 0,
             in_flight: 0,
+            failures: 0,
             cancelled: false,
             finished: false,
         }
@@ -347,6 +352,11 @@ impl<L: Default> Sequence<L> {
     fn with_mask_behind(&self, drafts: usize, update: Option<LogitsUpdate>) -> Option<LogitsUpdate> {
         let Some(allowed) = self.grammar.mask_behind(drafts) else { return update };
         Some(LogitsUpdate { allowed: Some(allowed), ..update.unwrap_or_default() })
+    }
+
+    /// Forgets the steps in flight, which will not be committed: what they draw stays unknown.
+    pub fn forget_steps(&mut self) {
+        (self.in_flight, self.unknown, self.drafts_in_flight) = (0, 0, 0);
     }
 
     /// Gives the blocks back; everything is computed again after the next admission.

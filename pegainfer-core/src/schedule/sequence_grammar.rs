@@ -9,7 +9,7 @@
 //! Drafts are tried when the tokens before them are given to the grammar, so that their masks are ready together with that of the next
 //! token. A step verifies those that the grammar allows, or the first of them.
 
-use crate::grammar::{Grammar, GrammarTracker, Lookahead};
+use crate::grammar::{Grammar, GrammarTracker, Lookahead, MaskSignal};
 use crate::logits_processors::TokenMask;
 use std::sync::Arc;
 
@@ -37,10 +37,10 @@ pub(super) enum SequenceGrammar {
 }
 
 impl SequenceGrammar {
-    /// At the start of a sequence, whose first mask is ready.
-    pub fn new(grammar: Option<Arc<dyn Grammar>>) -> Self {
+    /// At the start of a sequence, whose first mask is ready; `signal` tells when later ones are.
+    pub fn new(grammar: Option<Arc<dyn Grammar>>, signal: &Arc<MaskSignal>) -> Self {
         let Some(grammar) = grammar else { return Self::None };
-        let tracker = GrammarTracker::new(&*grammar);
+        let tracker = GrammarTracker::with_signal(&*grammar, signal.clone());
         let lookahead = tracker.lookahead();
         Self::Tracked { tracker, lookahead, pushed: Vec::new(), slow: 0 }
     }

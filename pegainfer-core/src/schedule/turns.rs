@@ -112,6 +112,7 @@ mod tests {
     use super::*;
     use crate::engine::{GenerateRequest, RequestId};
     use crate::kv::BlockPool;
+    use std::sync::Arc;
 
     #[test]
     fn a_group_with_many_requests_delays_others_by_one_place() {
@@ -141,7 +142,10 @@ mod tests {
         for (id, (of, member)) in tenants.iter().enumerate() {
             let request = GenerateRequest { tenant: of << 32 | member, ..GenerateRequest::greedy(vec![1], 1) };
             let turn = turns.arrive(0, *of as u32);
-            enter(&mut waiting, Box::new(Sequence::new(RequestId(id as u64), request, turn, &pool, None)));
+            enter(
+                &mut waiting,
+                Box::new(Sequence::new(RequestId(id as u64), request, turn, &pool, None, &Arc::default())),
+            );
         }
         assert!(waiting.iter().map(|seq| seq.turn).is_sorted());
         waiting.iter().map(|seq| seq.id.0).collect()

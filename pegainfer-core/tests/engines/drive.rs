@@ -44,16 +44,28 @@ impl Output {
 
 /// Runs all requests, submitted at once, to their end.
 pub fn run(engine: &mut impl StepEngine, requests: &[GenerateRequest]) -> Vec<Output> {
+    let at_once: Vec<_> = requests.iter().map(|request| (0, request.clone())).collect();
+    run_arriving(engine, &at_once)
+}
+
+/// Runs requests to their end, each of which comes once so many steps were launched, or earlier if nothing else is left to do.
+pub fn run_arriving(engine: &mut impl StepEngine, requests: &[(usize, GenerateRequest)]) -> Vec<Output> {
     let mut outputs: HashMap<RequestId, Output> = HashMap::new();
-    for (i, request) in requests.iter().enumerate() {
-        engine.limits().check(request).unwrap();
-        outputs.insert(RequestId(i as u64), Output::default());
-        engine.add(RequestId(i as u64), request.clone());
-    }
-    while engine.has_work() {
+    let mut waiting: Vec<usize> = (0..requests.len()).collect();
+    // Those that come together keep their order; the next one is the last.
+    waiting.sort_by_key(|i| std::cmp::Reverse((requests[*i].0, *i)));
+    let mut launched = 0;
+    while engine.has_work() || !waiting.is_empty() {
+        while let Some(i) = waiting.pop_if(|i| requests[*i].0 <= launched || !engine.has_work()) {
+            let request = &requests[i].1;
+            engine.limits().check(request).unwrap();
+            outputs.insert(RequestId(i as u64), Output::default());
+            engine.add(RequestId(i as u64), request.clone());
+        }
         let events = match engine.plan() {
             Some(admitted) => {
                 engine.launch().unwrap();
+                launched += 1;
                 admitted
             }
             None => {
@@ -75,29 +87,54 @@ pub fn run(engine: &mut impl StepEngine, requests: &[GenerateRequest]) -> Vec<Ou
     (0..requests.len()).map(|i| outputs.remove(&RequestId(i as u64)).unwrap()).collect()
 }
 
-/// A step that fails: on the CPU its requests fail and the engine goes on; on a GPU a kernel that stops takes the context
-/// with it, so no later step can succeed. To be run in a process of its own, because the context is lost for all of it.
+/// A request that the device refuses, beside another one. On the CPU it ends alone, and the other one gets what it gets
+/// alone. On a GPU a kernel that stops takes the context with it, so no later step can succeed: to be run in a process of its
+/// own, because the context is lost for all of it.
 pub fn fails_a_step<E: StepExecutor>(engine: &mut EngineCore<E>, target: Target) {
     engine.set_depth(2);
-    let limits = engine.limits();
+    let neighbour = greedy(&[1, 2, 3], 4);
+    let alone = run(engine, std::slice::from_ref(&neighbour)).remove(0);
     // No vocabulary has this id; `EngineLimits::check` would refuse it.
-    engine.add(RequestId(0), greedy(&[1, limits.vocab_size as u32, 2], 4));
-    engine.add(RequestId(1), greedy(&[1, 2, 3], 4));
-    let error = loop {
-        let result = match engine.plan() {
-            Some(_) => engine.launch(),
-            None => engine.finish().map(drop),
-        };
-        if let Err(error) = result {
-            break error;
-        }
-    };
-    assert_eq!(error.fatal, target == Target::Cuda, "{error}");
-    assert!(error.fatal || error.message.contains("vocabulary"), "{error}");
-    assert_eq!(engine.abort_all(), [RequestId(0), RequestId(1)]);
+    let refused = greedy(&[1, engine.limits().vocab_size as u32, 2], 4);
+    let (ended, tokens) = recover_from(engine, [refused, neighbour.clone()], target);
+    if target == Target::Cuda {
+        assert_eq!(ended, [RequestId(0), RequestId(1)]);
+    } else {
+        assert_eq!((ended, tokens), (vec![RequestId(0)], alone.ids()));
+        // Together, together again, and alone.
+        assert_eq!(engine.stats().failed_steps, 3);
+        assert_eq!(run(engine, &[neighbour])[0].ids(), alone.ids());
+    }
     assert!(!engine.has_work());
     assert_eq!(engine.stats().kv_blocks_free, engine.stats().kv_blocks_total);
-    if !error.fatal {
-        assert_eq!(run(engine, &[greedy(&[1, 2, 3], 4)])[0].tokens.len(), 4);
+}
+
+/// Runs two requests, of which the device refuses the first, to their end or to that of the device. Returns those that failed,
+/// and the tokens of the second.
+fn recover_from<E: StepExecutor>(
+    engine: &mut EngineCore<E>,
+    requests: [GenerateRequest; 2],
+    target: Target,
+) -> (Vec<RequestId>, Vec<u32>) {
+    (0..).zip(requests).for_each(|(id, request)| engine.add(RequestId(id), request));
+    let (mut failed, mut tokens) = (Vec::new(), Vec::new());
+    while engine.has_work() {
+        let result = match engine.plan() {
+            Some(admitted) => engine.launch().map(|()| admitted),
+            None => engine.finish(),
+        };
+        let events = result.unwrap_or_else(|error| {
+            assert_eq!(error.fatal, target == Target::Cuda, "{error}");
+            assert!(error.fatal || error.message.contains("vocabulary"), "{error}");
+            if error.fatal { engine.end_all(&error) } else { engine.recover(&error) }
+        });
+        for (id, event) in events {
+            match event {
+                TokenEvent::Token(token) if id == RequestId(1) => tokens.push(token.id),
+                TokenEvent::Failed { .. } => failed.push(id),
+                _ => {}
+            }
+        }
     }
+    (failed, tokens)
 }

@@ -1,8 +1,10 @@
 //! Padded decode steps and CUDA graphs give what the steps themselves give, launch by launch.
 
 use super::invariance::same;
+use super::mixes;
 use super::{Fixture, Target, best, greedy, run, with_logprobs};
-use pegainfer_core::engine::{GenerateRequest, MAX_LOGPROBS};
+use pegainfer_core::engine::{GenerateRequest, MAX_LOGPROBS, StepEngine};
+use pegainfer_core::ledger::StepKind;
 use pegainfer_core::sampling::SamplingParams;
 use pegainfer_core::schedule::{EngineCore, Graphs, Outcome, PLACEHOLDER, SequenceState, Step, StepExecutor};
 
@@ -119,4 +121,20 @@ pub fn served_text_is_that_without_graphs<E: StepExecutor>(fixture: &Fixture, lo
         engine.set_depth(depth);
         same(&format!("graphs, depth {depth}"), best(), &requests, &expected, &run(&mut engine, &requests));
     }
+}
+
+/// Decode steps of a loaded engine replay graphs, all of them and from the first one on, whatever their samples ask for:
+/// requests with every sampling option, alone and together. On a CPU no step does; tests/faults checks which steps would.
+pub fn no_decode_step_runs_without_a_graph<E: StepExecutor>(mut engine: EngineCore<E>, replays: fn(&E) -> u64) {
+    let log = engine.step_log().unwrap();
+    let decodes = || log.totals().iter().find(|(kind, _)| *kind == StepKind::Decode).map_or(0, |(_, all)| all.count());
+    let requests = mixes::draw(1, ROWS);
+    let before = (decodes(), replays(engine.executor()));
+    // Of one prompt at a time, so that no chunk of a prompt is cut to a single token.
+    requests.iter().take(8).for_each(|request| drop(run(&mut engine, std::slice::from_ref(request))));
+    run(&mut engine, &requests);
+    let (decodes, replayed) = (decodes() - before.0, replays(engine.executor()) - before.1);
+    println!("{decodes} decode steps, {replayed} of them as graphs");
+    assert!(decodes > 50, "few steps decode");
+    assert_eq!(replayed, if best() == Target::Cuda { decodes } else { 0 });
 }

@@ -13,6 +13,7 @@ pub mod e2e;
 mod fixture;
 pub mod graphs;
 pub mod invariance;
+pub mod mixes;
 pub mod samples;
 pub mod speculation;
 mod target;

@@ -44,7 +44,12 @@ fn speculation(num_tokens: usize, method: impl DraftMethod + 'static) -> Option<
 
 /// Drafts of what follows in `texts`, all of which are verified.
 pub fn oracle(num_tokens: usize, texts: Vec<Vec<u32>>) -> Option<Speculation> {
-    speculation(num_tokens, Oracle { texts: texts.into(), wrong: usize::MAX })
+    oracle_with_errors(num_tokens, texts, usize::MAX)
+}
+
+/// As [`oracle`], but every `wrong`-th token of a text is drafted wrongly.
+pub fn oracle_with_errors(num_tokens: usize, texts: Vec<Vec<u32>>, wrong: usize) -> Option<Speculation> {
+    speculation(num_tokens, Oracle { texts: texts.into(), wrong })
 }
 
 /// Drafts by the model's layers for multi-token prediction, all of which are verified.
@@ -142,7 +147,7 @@ pub fn few_tokens(mut requests: Vec<GenerateRequest>) -> Vec<GenerateRequest> {
 
 /// A grammar of texts of three tokens, of which 300 never comes twice in a row.
 #[derive(Debug)]
-struct Three;
+pub struct Three;
 
 impl Three {
     fn mask(last: Option<u32>) -> Arc<TokenMask> {

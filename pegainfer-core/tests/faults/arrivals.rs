@@ -32,7 +32,7 @@ where
         let idle = queued == 0 && submitted.is_err();
         let stuck_at = self.busy_since + self.config.step_deadline;
         assert_eq!(handle.is_healthy(), idle || self.clock.now() < stuck_at, "an engine with {queued} requests");
-        let failures = self.engine.engine().failures;
+        let failures = self.engine.engine().engine.executor().failures;
         self.take(work, submitted, queued..=queued, failures);
     }
 
@@ -56,7 +56,7 @@ where
         work
     }
 
-    /// A client got a stream, or was refused, while so many requests were `queued` and so many steps had failed.
+    /// A client got a stream, or was refused, while so many requests were `queued` and so many steps had failed by chance.
     pub(super) fn take(
         &mut self,
         work: Work,
@@ -83,6 +83,12 @@ where
             1 if slow => Pace::Stalled,
             _ => Pace::AtOnce,
         };
-        self.clients.push(Client::new(stream, work, pace, failures));
+        let refused_from = self.faults.happens(Fault::RefusedRow, 60).then(|| {
+            let tokens = work.request.prompt.len() + work.request.max_tokens;
+            let from = self.faults.below(Fault::RefusedRow, tokens);
+            self.engine.engine().engine.executor().refused.insert(stream.id(), from);
+            from
+        });
+        self.clients.push(Client::new(stream, work, pace, (failures, refused_from)));
     }
 }

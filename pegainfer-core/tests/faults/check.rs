@@ -4,6 +4,7 @@ use super::device::blocks_of;
 use super::executor::{Spoil, compute_masks};
 use super::kinds::StepOf;
 use super::report::Report;
+use super::tap::Ends;
 use super::world::World;
 use pegainfer_core::engine::simulation::Turn;
 use pegainfer_core::engine::{EngineHandle, EngineStats, SubmitError};
@@ -84,7 +85,10 @@ where
         K::check_idle(tap.engine.scheduler().state());
         let (ends, failed_steps) = (tap.ends, tap.failures);
         let stuck = tap.engine.executor().seen_stuck;
-        let (aborted, broken, simulated) = (ends.aborted, ends.broken, self.clock.now() - self.start);
-        self.report = Report { stats, aborted, broken, failed_steps, stuck, simulated, ..self.report };
+        let Ends { aborted, broken, failed, .. } = ends;
+        let fatal = u64::from(tap.engine.executor().is_lost());
+        assert_eq!(stats.failed_steps + fatal, failed_steps, "failed steps are counted");
+        let simulated = self.clock.now() - self.start;
+        self.report = Report { stats, aborted, broken, failed, failed_steps, stuck, simulated, ..self.report };
     }
 }

@@ -89,8 +89,10 @@ pub struct Client {
     work: Work,
     pub pace: Pace,
     pub deadline: Option<Instant>,
-    /// Steps that had failed when it submitted.
+    /// Steps that had failed by chance when it submitted.
     pub failures_before: u64,
+    /// The device refuses to compute its tokens from this position on.
+    refused_from: Option<usize>,
     pub got: usize,
     admitted: bool,
     prompt_reported: bool,
@@ -98,10 +100,15 @@ pub struct Client {
 }
 
 impl Client {
-    pub fn new(stream: TokenStream, work: Work, pace: Pace, failures_before: u64) -> Self {
+    pub fn new(
+        stream: TokenStream,
+        work: Work,
+        pace: Pace,
+        (failures_before, refused_from): (u64, Option<usize>),
+    ) -> Self {
         let prompt_reported = work.request.prompt_logprobs.is_none();
         let (deadline, got, admitted, end) = (None, 0, false, None);
-        Self { stream, work, pace, deadline, failures_before, got, admitted, prompt_reported, end }
+        Self { stream, work, pace, deadline, failures_before, refused_from, got, admitted, prompt_reported, end }
     }
 
     /// The request.
@@ -115,7 +122,7 @@ impl Client {
         self.deadline.get_or_insert(deadline);
     }
 
-    /// Reads what is there, `most` events at most, at `now`, after `failures` failed steps; says how the stream ended, once it
+    /// Reads what is there, `most` events at most, at `now`, after `failures` steps that failed by chance; says how the stream ended, once it
     /// is closed.
     pub fn read(&mut self, most: usize, now: Instant, failures: u64) -> Option<End> {
         for _ in 0..most {
@@ -154,6 +161,8 @@ impl Client {
                 assert!(self.admitted && self.prompt_reported, "{id:?} has a token too early");
                 assert_eq!(Some(&token.id), expected.get(self.got), "{id:?} got a wrong token {}", self.got);
                 self.got += 1;
+                let position = request.prompt.len() + self.got - 1;
+                assert!(self.refused_from.is_none_or(|from| position <= from), "{id:?} has a token of a refused row");
             }
             TokenEvent::Finished { reason, usage } => {
                 assert!(self.got == expected.len() && !breaks, "{id:?} ended early");
@@ -166,7 +175,8 @@ impl Client {
                 self.end = Some(End::Finished);
             }
             TokenEvent::Failed { .. } => {
-                assert!(failures > self.failures_before, "{id:?} failed although no step did");
+                let to_blame = self.refused_from.is_some() || failures > self.failures_before;
+                assert!(to_blame, "{id:?} failed because of another request");
                 self.end = Some(End::Failed);
             }
         }

@@ -3,14 +3,18 @@
 use super::device::Device;
 use super::kinds::{InPlace, Kind, KvOnly, Recurrent, StepOf};
 use super::requests::mix;
-use pegainfer_core::engine::{Clock, EngineHandle, GenerateRequest, SimulatedClock, SubmitError, TokenStream};
-use pegainfer_core::grammar::GrammarTracker;
+use pegainfer_core::engine::{
+    Clock, EngineHandle, GenerateRequest, RequestId, SimulatedClock, SubmitError, TokenStream,
+};
+use pegainfer_core::grammar::MaskSignal;
 use pegainfer_core::kv::NO_SLOT;
-use pegainfer_core::schedule::{NO_STATE, Outcome, Segment, Step, StepExecutor};
+use pegainfer_core::schedule::{Graphs, NO_STATE, Outcome, Segment, Step, StepExecutor};
 use pegainfer_core::tensor::OpError;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
+/// Rows of the largest graph that a device would have; no world has more sequences.
+const GRAPH_ROWS: usize = 8;
 /// Time of a step beside that of its tokens.
 const STEP_TIME: Duration = Duration::from_micros(20);
 const TOKEN_TIME: Duration = Duration::from_micros(1);
@@ -75,6 +79,12 @@ pub struct VirtualDevice<K: Kind> {
     /// Steps in flight, oldest first, and when they end.
     in_flight: VecDeque<(StepOf<K>, Instant)>,
     lost: bool,
+    /// Requests of which it computes no token from a position on.
+    pub refused: BTreeMap<RequestId, usize>,
+    /// Steps that failed because the orders said so.
+    pub failures: u64,
+    /// The requests of the step that failed last.
+    pub failed_rows: Vec<RequestId>,
     pub orders: Orders,
     pub watch: Option<Watch>,
     /// Times that a step was seen to be past its deadline.
@@ -88,8 +98,25 @@ where
     StepOf<K>: Send,
 {
     pub fn new(device: Device<K>, clock: SimulatedClock, depth: usize) -> Self {
-        let (in_flight, orders) = (VecDeque::new(), Orders::default());
-        Self { device, clock, depth, in_flight, lost: false, orders, watch: None, seen_stuck: 0, calls: 0 }
+        Self {
+            device,
+            clock,
+            depth,
+            in_flight: VecDeque::new(),
+            lost: false,
+            refused: BTreeMap::new(),
+            failures: 0,
+            failed_rows: Vec::new(),
+            orders: Orders::default(),
+            watch: None,
+            seen_stuck: 0,
+            calls: 0,
+        }
+    }
+
+    /// Whether a failure was for good.
+    pub fn is_lost(&self) -> bool {
+        self.lost
     }
 
     /// The steps in flight.
@@ -125,9 +152,23 @@ impl<K: Spoil> VirtualDevice<K> {
     }
 
     fn fail(&mut self, op: &'static str, step: &StepOf<K>) -> OpError {
-        self.spoil(step);
+        self.failures += 1;
         self.lost |= self.orders.lost;
-        OpError { op, message: "out of order".into() }
+        self.error(op, step, "out of order")
+    }
+
+    fn error(&mut self, op: &'static str, step: &StepOf<K>, message: &str) -> OpError {
+        self.spoil(step);
+        self.failed_rows = step.rows.iter().map(|row| row.id).collect();
+        OpError { op, message: message.into() }
+    }
+
+    /// The error of a step with a row that the device refuses: half of them at the launch, the others in the end.
+    fn refuse(&mut self, at_launch: bool, step: &StepOf<K>) -> Result<(), OpError> {
+        let refuses = |from: usize, tokens| from.is_multiple_of(2) == at_launch && tokens > from;
+        let row = |id| self.refused.get(&id).copied();
+        let is_refused = step.rows.iter().any(|r| row(r.id).is_some_and(|from| refuses(from, r.computed + r.drafts)));
+        if is_refused { Err(self.error("embedding", step, "a row is refused")) } else { Ok(()) }
     }
 }
 
@@ -140,9 +181,11 @@ impl<K: Spoil + Send + 'static> StepExecutor for VirtualDevice<K> {
 
     fn launch(&mut self, step: &StepOf<K>) -> Result<(), OpError> {
         self.calls += 1;
+        check_graph(step);
         if std::mem::take(&mut self.orders.launch_fails) {
             return Err(self.fail("launch", step));
         }
+        self.refuse(true, step)?;
         let slow = if std::mem::take(&mut self.orders.slow_step) { SLOW } else { 1 };
         let begin = self.in_flight.back().map_or(self.clock.now(), |(_, end)| self.clock.now().max(*end));
         let time = (STEP_TIME + TOKEN_TIME * step.tokens.len() as u32) * slow;
@@ -164,6 +207,7 @@ impl<K: Spoil + Send + 'static> StepExecutor for VirtualDevice<K> {
         if std::mem::take(&mut self.orders.finish_fails) {
             return Err(self.fail("attention", &step));
         }
+        self.refuse(false, &step)?;
         Ok(self.device.run(&step))
     }
 
@@ -187,15 +231,21 @@ impl<K: Spoil + Send + 'static> StepExecutor for VirtualDevice<K> {
         self.clock.advance(time);
     }
 
-    fn wait_for_mask(&mut self, grammar: &GrammarTracker, limit: Duration) {
+    fn wait_for_masks(&mut self, masks: &MaskSignal, seen: u64, limit: Duration) {
         let unsampled = self.in_flight.iter().all(|(step, _)| step.is_deferred());
         assert!(self.in_flight.len() <= 1 && unsampled, "the engine waits for a mask and not for a step");
         match self.orders.late_mask {
             true => self.clock.advance(limit),
             false => compute_masks(usize::MAX),
         }
-        assert!(self.orders.late_mask || grammar.mask().is_some() || grammar.failure().is_some());
+        assert!(self.orders.late_mask || masks.ended() > seen, "the engine waits for no mask");
     }
+}
+
+/// A step in which each sequence computes its newest token runs as a graph, whatever its samples ask for.
+fn check_graph<R: Clone + Default>(step: &Step<R>) {
+    let decodes = step.queries() == (1, 1) && step.rows.iter().all(|row| row.next.is_none());
+    assert!(!decodes || Graphs::new(GRAPH_ROWS).size(step).is_some(), "a decode step without a graph");
 }
 
 /// Computes the next masks that wait for it, `most` at most. They belong to a pool of one thread, this one, which computes

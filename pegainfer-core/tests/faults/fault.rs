@@ -34,11 +34,13 @@ pub enum Fault {
     ClockJump,
     /// The demultiplexer's thread does not get to run.
     DemuxLag,
+    /// The device refuses every step with a row of some request, from a token of it on.
+    RefusedRow,
 }
 
 impl Fault {
     /// All kinds, by the names they have in PEGAINFER_TEST_FAULTS.
-    const NAMES: [(&str, Self); 14] = [
+    const NAMES: [(&str, Self); 15] = [
         ("hangup", Self::Hangup),
         ("deadline", Self::Deadline),
         ("slow-client", Self::SlowClient),
@@ -53,6 +55,7 @@ impl Fault {
         ("broken-mask", Self::BrokenMask),
         ("clock-jump", Self::ClockJump),
         ("demux-lag", Self::DemuxLag),
+        ("refused-row", Self::RefusedRow),
     ];
 }
 

@@ -88,6 +88,7 @@ fn check_report<K: Kind>(report: &Report) {
         report.hangups,
         report.closed,
         report.failed_steps,
+        report.failed,
         report.aborted,
         report.broken,
         report.stuck,

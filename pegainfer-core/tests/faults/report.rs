@@ -21,8 +21,10 @@ pub struct Report {
     pub closed: u64,
     /// Launches and steps that failed.
     pub failed_steps: u64,
-    /// Requests that failed with them.
+    /// Requests that failed with their device.
     pub aborted: u64,
+    /// Requests that ended alone after failed steps.
+    pub failed: u64,
     /// Requests whose grammar failed.
     pub broken: u64,
     /// Steps past their deadline, as seen from outside.
@@ -50,6 +52,7 @@ impl Report {
         self.closed += other.closed;
         self.failed_steps += other.failed_steps;
         self.aborted += other.aborted;
+        self.failed += other.failed;
         self.broken += other.broken;
         self.stuck += other.stuck;
         self.lost += other.lost;
@@ -61,12 +64,12 @@ impl Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { stats, turns, requests, refused, hangups, closed, .. } = self;
-        let Self { failed_steps, aborted, broken, stuck, lost, drained, simulated, .. } = self;
+        let Self { failed_steps, failed, aborted, broken, stuck, lost, drained, simulated, .. } = self;
         write!(
             f,
             "{} steps in {turns} turns and {:.0} simulated hours; {requests} requests, {refused} refused, {hangups} hung up, \
-             {closed} closed by deadline, {broken} with a broken grammar; {failed_steps} failed steps with {aborted} \
-             requests, {lost} lost devices, {stuck} stuck steps, {drained} drains; {} preemptions, {} of {} prompt \
+             {closed} closed by deadline, {broken} with a broken grammar; {failed_steps} failed steps that ended \
+             {failed} requests, {lost} lost devices with {aborted} requests, {stuck} stuck steps, {drained} drains; {} preemptions, {} of {} prompt \
              tokens cached, {} tokens",
             stats.steps,
             simulated.as_secs_f64() / 3600.0,

@@ -72,7 +72,15 @@ fn recorded_schedules_replay() {
         total.add(&report);
     }
     let stats = total.stats;
-    let counts = [stats.preemptions, stats.prefix_hits, total.hangups, total.failed_steps, total.broken, total.lost];
+    let counts = [
+        stats.preemptions,
+        stats.prefix_hits,
+        total.hangups,
+        total.failed_steps,
+        total.failed,
+        total.broken,
+        total.lost,
+    ];
     assert!(stats.steps > 10_000 && counts.iter().all(|count| *count > 5), "the worlds are too easy: {total}");
 }
 

@@ -14,15 +14,20 @@ pub struct Ends {
     /// Their grammar failed.
     pub broken: u64,
     pub cancelled: u64,
-    /// By a step that failed.
+    /// With the device.
     pub aborted: u64,
+    /// Alone, because it was to blame for failed steps.
+    pub failed: u64,
 }
 
 impl Ends {
     pub fn sum(self) -> u64 {
-        self.finished + self.broken + self.cancelled + self.aborted
+        self.finished + self.broken + self.cancelled + self.aborted + self.failed
     }
 }
+
+/// Failed steps of a request without a token between them: together, together again, and alone.
+const MAX_RETRIES: u32 = 3;
 
 /// An engine under observation.
 pub struct Tap<K: Spoil + Send + 'static> {
@@ -34,11 +39,14 @@ pub struct Tap<K: Spoil + Send + 'static> {
     pub ends: Ends,
     /// Steps that failed.
     pub failures: u64,
+    /// Failed steps of each request since its last token.
+    retries: BTreeMap<RequestId, u32>,
 }
 
 impl<K: Spoil + Send + 'static> Tap<K> {
     pub fn new(engine: EngineCore<VirtualDevice<K>>) -> Self {
-        Self { engine, live: BTreeSet::new(), emitted: BTreeMap::new(), ends: Ends::default(), failures: 0 }
+        let (live, emitted, retries) = (BTreeSet::new(), BTreeMap::new(), BTreeMap::new());
+        Self { engine, live, emitted, ends: Ends::default(), failures: 0, retries }
     }
 
     /// A request ends, which it can do once.
@@ -49,7 +57,10 @@ impl<K: Spoil + Send + 'static> Tap<K> {
     fn saw(&mut self, events: &EventBatch) {
         for (id, event) in events {
             match event {
-                TokenEvent::Token(_) => *self.emitted.entry(*id).or_default() += 1,
+                TokenEvent::Token(_) => {
+                    *self.emitted.entry(*id).or_default() += 1;
+                    self.retries.remove(id);
+                }
                 TokenEvent::Finished { .. } => self.ends.finished += 1,
                 TokenEvent::GrammarFailed { .. } => self.ends.broken += 1,
                 TokenEvent::Failed { .. } => panic!("the engine fails {id:?} by itself"),
@@ -110,6 +121,23 @@ impl<K: Spoil + Send + 'static> StepEngine for Tap<K> {
         let events = self.engine.finish().inspect_err(|_| self.failures += 1)?;
         self.saw(&events);
         Ok(events)
+    }
+
+    fn recover(&mut self, error: &EngineError) -> EventBatch {
+        let failed = self.engine.executor().failed_rows.clone();
+        for id in &failed {
+            let retries = self.retries.entry(*id).or_default();
+            *retries += 1;
+            assert!(*retries <= MAX_RETRIES, "{id:?} is tried again and again");
+        }
+        let events = self.engine.recover(error);
+        assert!(events.len() <= 1, "{events:?}: one at most is to blame");
+        for (id, event) in &events {
+            assert!(failed == [*id] && matches!(event, TokenEvent::Failed { .. }), "{id:?} got {event:?}");
+            self.ends.failed += 1;
+            self.end(*id, event);
+        }
+        events
     }
 
     fn abort_all(&mut self) -> Vec<RequestId> {

@@ -220,7 +220,7 @@ where
         let watch = self.handle.clone().map(|handle| Watch { handle, stuck_at, request, submitted: None });
         let executor = self.engine.engine().engine.executor();
         (executor.orders, executor.watch) = (orders, watch);
-        let (calls, failures, queued) = (executor.calls, self.engine.engine().failures, self.queued());
+        let (calls, failures, queued) = (executor.calls, executor.failures, self.queued());
         self.woken = false;
         let turn = self.engine.turn();
         let executor = self.engine.engine().engine.executor();
@@ -261,7 +261,8 @@ where
                 Pace::Stalled if tap.live.contains(&client.stream.id()) || rng.chance(95) => 0,
                 Pace::Stalled => usize::MAX,
             };
-            let Some(end) = client.read(most, now, tap.failures) else { return true };
+            let failures = tap.engine.executor().failures;
+            let Some(end) = client.read(most, now, failures) else { return true };
             // Whatever was counted was sent.
             assert_eq!(client.got, tap.emitted[&client.stream.id()]);
             report.closed += u64::from(end == End::Closed);

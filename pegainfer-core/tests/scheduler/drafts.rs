@@ -14,7 +14,12 @@ pub struct Oracle {
 impl Oracle {
     /// With a random share of wrong drafts.
     pub fn new(rng: &mut Rng) -> Self {
-        Self { wrong: [0, 10, 50, 90][rng.below(4)] }
+        Self::of([0, 10, 50, 90][rng.below(4)])
+    }
+
+    /// With so many percent of wrong drafts.
+    pub fn of(wrong: u64) -> Self {
+        Self { wrong }
     }
 
     /// A random number of its drafts, from the host or from the device.

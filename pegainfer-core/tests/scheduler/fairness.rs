@@ -165,3 +165,37 @@ fn a_tenant_with_many_requests_does_not_starve_another() {
     finished.sort_unstable();
     assert_eq!(finished, Vec::from_iter((0..20).chain(100..103)));
 }
+
+#[test]
+fn one_plan_exchanges_all_sequences_that_are_due() {
+    // Tenant 1 runs 16; tenants 2 and 3 send ten requests each, and nothing is planned ahead of a plan that exchanges.
+    let mut scheduler = scheduler(16, 512, 2000);
+    for id in 0..20 {
+        scheduler.add(RequestId(id), request(id, (1, 0), 400));
+    }
+    (0..3).for_each(|_| drop(run_step(&mut scheduler)));
+    for id in 100..120 {
+        scheduler.add(RequestId(id), request(id, (2 + id % 2, 0), 20));
+    }
+    let admitted: Vec<u64> = admitted(&run_step(&mut scheduler).1).collect();
+    assert_eq!(admitted, Vec::from_iter(100..110), "each of three tenants has a third of the slots");
+    assert_eq!(scheduler.stats().preemptions, 10);
+    (0..10).for_each(|_| drop(run_step(&mut scheduler)));
+    assert_eq!(scheduler.stats().preemptions, 10, "nothing more is due");
+}
+
+#[test]
+fn sequences_go_on_until_a_step_has_tokens_for_those_that_replace_them() {
+    let mut scheduler = scheduler(16, 128, 2000);
+    for id in 0..16 {
+        scheduler.add(RequestId(id), request(id, (1, 0), 400));
+    }
+    (0..5).for_each(|_| drop(run_step(&mut scheduler)));
+    for id in 100..110 {
+        let prompt: Vec<u32> = (0..100).map(|place| (id as u32 * 31 + place * 7) % VOCAB).collect();
+        let long = GenerateRequest { tenant: 2 << 32, ..GenerateRequest::greedy(prompt, 10) };
+        scheduler.add(RequestId(id), long);
+    }
+    run_step(&mut scheduler);
+    assert_eq!(scheduler.stats().preemptions, 2, "two prompts fill a step");
+}

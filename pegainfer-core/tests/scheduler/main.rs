@@ -14,10 +14,12 @@
 
 mod device;
 mod drafts;
+mod failures;
 mod fairness;
 mod grammars;
 mod kinds;
 mod requests;
+mod resets;
 mod world;
 
 use kinds::{InPlace, Kind, KvOnly, Recurrent};

@@ -110,6 +110,7 @@ impl Collector for EngineCollector {
             ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache", stats.prefix_hits),
             ("vllm:prompt_tokens_cached", "Prompt tokens that were not computed again", stats.prefix_hits),
             ("vllm:num_preemptions", "Requests that lost their KV blocks and were queued again", stats.preemptions),
+            ("pegainfer:failed_steps", "Steps that failed on a device that went on", stats.failed_steps),
         ] {
             let counter = ConstCounter::new(value);
             counter.encode(encoder.encode_descriptor(name, help, None, counter.metric_type())?)?;

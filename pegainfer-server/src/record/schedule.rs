@@ -29,9 +29,11 @@ impl ScheduleSink for ScheduleLines {
             }
             ScheduleEvent::Commit(commit) => commit.tokens.len(),
             ScheduleEvent::Fail(ids) => ids.len(),
-            ScheduleEvent::Engine(_) | ScheduleEvent::Cancel(_) | ScheduleEvent::Abort {} | ScheduleEvent::Reset {} => {
-                0
-            }
+            ScheduleEvent::Engine(_)
+            | ScheduleEvent::Cancel(_)
+            | ScheduleEvent::Retry { .. }
+            | ScheduleEvent::Abort {}
+            | ScheduleEvent::Reset {} => 0,
         };
         self.writer.write_later(Line::Schedule(event), LINE_BYTES + ENTRY_BYTES * entries);
     }

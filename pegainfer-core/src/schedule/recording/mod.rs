@@ -49,7 +49,12 @@ pub enum ScheduleEvent {
     Commit(Commit),
     /// The grammars of the requests with these numbers failed; behind a commit, before sequences were dropped.
     Fail(Vec<u64>),
-    /// A step failed, and with it every request.
+    /// A step in flight failed, and the device went on: its requests ran again, but for the one that was to blame.
+    Retry {
+        /// Number of the step; all others in flight were dropped with it.
+        n: u64,
+    },
+    /// The device was lost, and with it every request.
     Abort {},
     /// The prefix cache was emptied.
     Reset {},

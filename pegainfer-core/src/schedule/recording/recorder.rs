@@ -89,6 +89,13 @@ impl ScheduleRecorder {
         }
     }
 
+    /// A step in flight failed after which `newer` ones were launched; the engine goes on.
+    pub fn retrying(&mut self, newer: usize) {
+        let n = self.planned.saturating_sub(1 + newer as u64);
+        self.oldest = self.planned;
+        self.record(ScheduleEvent::Retry { n });
+    }
+
     /// Every request and every step in flight is dropped.
     pub fn aborted(&mut self) {
         self.oldest = self.planned;

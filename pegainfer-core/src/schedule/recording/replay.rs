@@ -4,11 +4,11 @@ use super::{Commit, EngineSetup, Plan, QueuedRequest, ScheduleEvent};
 use crate::engine::{GenerateRequest, RequestId};
 use crate::kv::BlockPool;
 use crate::logits_processors::{LogitsProcessorParams, LogitsProcessors};
-use crate::schedule::engine_core::STEPS_IN_FLIGHT;
 use crate::schedule::scheduler::{Scheduler, SchedulerConfig};
 use crate::schedule::state::SequenceState;
 use crate::schedule::state_slots::StateSlots;
 use crate::schedule::step::{Outcome, Step};
+use crate::schedule::step_executor::STEPS_IN_FLIGHT;
 use std::collections::VecDeque;
 use std::iter::Peekable;
 use thiserror::Error;
@@ -118,6 +118,7 @@ impl<S: SequenceState> Replay<S> {
                     self.commit(commit, &failed)?;
                 }
                 ScheduleEvent::Fail(failed) => self.scheduler.replay_fail(&failed),
+                ScheduleEvent::Retry { n } => self.retry(n)?,
                 ScheduleEvent::Abort {} => {
                     self.in_flight.clear();
                     self.scheduler.abort_all();
@@ -188,6 +189,16 @@ impl<S: SequenceState> Replay<S> {
         let outcome = Outcome { tokens: recorded.tokens, ..Outcome::default() };
         self.scheduler.replay_commit(&step, outcome, failed);
         self.scheduler.recycle(step);
+        Ok(())
+    }
+
+    fn retry(&mut self, n: u64) -> Result<(), ReplayError> {
+        let oldest = self.next - self.in_flight.len() as u64;
+        let steps = std::mem::take(&mut self.in_flight);
+        let Some((_, step)) = (oldest..).zip(steps).find(|(number, _)| *number == n) else {
+            return Err(self.impossible("a step failed that was not in flight"));
+        };
+        self.scheduler.fail_step(&step, "");
         Ok(())
     }
 

@@ -2,9 +2,9 @@
 
 use super::Scheduler;
 use super::chunk::Chunk;
-use crate::schedule::engine_core::STEPS_IN_FLIGHT;
 use crate::schedule::state::SequenceState;
 use crate::schedule::step::{SampleRow, Step, StepRow};
+use crate::schedule::step_executor::STEPS_IN_FLIGHT;
 use std::iter::once_with;
 
 /// Writes a sequence's blocks to its row of the block tables, zeros behind them.

@@ -3,12 +3,12 @@
 use super::chunk::Chunk;
 use super::{Scheduler, SchedulerConfig};
 use crate::engine::{EventBatch, RequestId, TokenEvent};
-use crate::schedule::engine_core::STEPS_IN_FLIGHT;
 use crate::schedule::policy::{Load, MIN_DELAYED_PROMPTS, token_budget};
 use crate::schedule::sequence::Sequence;
 use crate::schedule::speculation::Speculation;
 use crate::schedule::state::SequenceState;
 use crate::schedule::step::Step;
+use crate::schedule::step_executor::STEPS_IN_FLIGHT;
 
 /// A step while it is planned: what its sequences get, and what is left.
 struct Plan {
@@ -93,7 +93,11 @@ impl<S: SequenceState> Scheduler<S> {
         if self.in_flight > 0 && Speculation::by_model(self.config.speculation.as_ref()) {
             return (Step::default(), EventBatch::new());
         }
-        if let Some(due) = self.due_yield().filter(|_| !hold) {
+        let suspect = self.next_suspect();
+        if suspect.is_some() && self.in_flight > 0 {
+            return (Step::default(), EventBatch::new());
+        }
+        if let Some(due) = self.due_yield().filter(|_| !hold && suspect.is_none()) {
             if self.in_flight > 0 {
                 return (Step::default(), EventBatch::new());
             }
@@ -129,7 +133,7 @@ impl<S: SequenceState> Scheduler<S> {
         }
         let mut events = EventBatch::new();
         if self.stats.preemptions == preemptions && !hold {
-            self.admit(&mut plan, &mut events);
+            self.admit(suspect, &mut plan, &mut events);
         }
         self.ask_for_drafts(&mut plan);
         let step = self.build_step(&plan.chunks);
@@ -266,10 +270,10 @@ impl<S: SequenceState> Scheduler<S> {
         found.is_some_and(|seq| !seq.has_prompt() && !seq.is_finished())
     }
 
-    /// Admits waiting requests, in their order, until one does not fit.
-    fn admit(&mut self, plan: &mut Plan, events: &mut EventBatch) {
+    /// Admits waiting requests, in their order, until one does not fit; only the `suspect` if there is one.
+    fn admit(&mut self, suspect: Option<RequestId>, plan: &mut Plan, events: &mut EventBatch) {
         while plan.tokens > 0 && plan.sample_slots > 0 {
-            let Some(at) = self.admissible().map(|(at, _)| at).next() else { return };
+            let Some(at) = self.next_admission(suspect) else { return };
             let Some(seq) = self.waiting.get_mut(at) else { return };
             seq.begin();
             // What is cached gives no prompt logprobs.

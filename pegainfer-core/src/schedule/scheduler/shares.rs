@@ -21,10 +21,11 @@ pub(super) struct Yielding {
     pub not_before: u64,
 }
 
-/// Running sequences of a group or tenant: their number, and the place of the youngest.
-pub(super) type Share = (usize, usize);
+/// Slots of a group or tenant, and the place of its youngest running sequence: requests that are admitted next have slots
+/// and do not run yet.
+pub(super) type Share = (usize, Option<usize>);
 
-/// Running sequences by group and by tenant.
+/// Slots by group and by tenant.
 #[derive(Debug, Default)]
 pub(super) struct Shares {
     pub groups: HashMap<u32, Share>,
@@ -32,14 +33,19 @@ pub(super) struct Shares {
 }
 
 impl Shares {
-    pub fn of<'a, L: 'a>(running: impl Iterator<Item = &'a Sequence<L>>) -> Self {
+    /// Those of the `running` sequences, oldest first, and of the requests that are admitted `next`.
+    pub fn of<'a, L: 'a>(
+        running: impl Iterator<Item = &'a Sequence<L>>,
+        next: impl Iterator<Item = &'a Sequence<L>>,
+    ) -> Self {
         let mut shares = Self::default();
-        for (place, seq) in running.enumerate() {
+        let running = running.enumerate().map(|(place, seq)| (Some(place), seq));
+        for (place, seq) in running.chain(next.map(|seq| (None, seq))) {
             let tenant = seq.request.tenant;
             for (count, youngest) in
                 [shares.groups.entry(group(tenant)).or_default(), shares.tenants.entry(tenant).or_default()]
             {
-                (*count, *youngest) = (*count + 1, place);
+                (*count, *youngest) = (*count + 1, place.or(*youngest));
             }
         }
         shares

@@ -1,6 +1,7 @@
 //! Running sequences yield to waiting ones of other tenants when nothing more can be admitted.
 //!
-//! - The group or tenant that runs the most sequences yields its youngest at once to one that runs at least two fewer.
+//! - The group or tenant that runs the most sequences yields its youngest at once to one that runs at least two fewer. A
+//!   plan makes all of these yields for which its step has tokens: each plan with one waits for the steps in flight.
 //! - A sequence yields after a quantum of generated tokens to a tenant that runs nothing. A hundred tenants with long
 //!   sequences are served in turn, and the next tenant does not wait until a sequence has ended.
 //!
@@ -17,7 +18,7 @@ use crate::schedule::turns::{self, group};
 use std::cmp::Reverse;
 use std::collections::HashMap;
 
-/// A waiting request takes the place of a running sequence.
+/// A waiting request takes the slot of a running sequence.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Yield {
     /// Place in the queue of the request.
@@ -42,25 +43,26 @@ impl<S: SequenceState> Scheduler<S> {
         {
             return None;
         }
-        let shares = Shares::of(self.running.iter());
-        self.unfair_share(&shares).or_else(|| self.end_of_quantum(&shares).filter(|_| may_yield))
+        self.unfair_share(0).or_else(|| self.end_of_quantum().filter(|_| may_yield))
     }
 
     /// A waiting request and the running sequence that it replaces. The request's group runs at least two sequences
-    /// fewer than the group of the sequence, or its tenant does within the same group.
-    fn unfair_share(&self, shares: &Shares) -> Option<Yield> {
+    /// fewer than the group of the sequence, or its tenant does within the same group. The first `next` requests of the
+    /// queue count as running.
+    fn unfair_share(&self, next: usize) -> Option<Yield> {
+        let shares = Shares::of(self.running.iter(), self.waiting.iter().take(next).map(Box::as_ref));
         let (most, (_, of)) = shares.groups.iter().map(|(group, share)| (share.0, (share.1, *group))).max()?;
         let largest = shares.largest_of(of).1;
         let mut within = HashMap::new();
-        self.admissible().find_map(|(waiting, seq)| {
+        self.admissible().filter(|(place, _)| *place >= next).find_map(|(waiting, seq)| {
             let tenant = seq.request.tenant;
             let victim = if shares.group(tenant) + 2 <= most {
                 largest
             } else {
                 let (count, youngest) =
                     *within.entry(group(tenant)).or_insert_with(|| shares.largest_of(group(tenant)));
-                (shares.tenant(tenant) + 2 <= count).then_some(youngest)?
-            };
+                youngest.filter(|_| shares.tenant(tenant) + 2 <= count)
+            }?;
             let allowed = seq.request.priority <= self.running[victim].request.priority;
             allowed.then_some(Yield { waiting, victim, after_quantum: false })
         })
@@ -68,7 +70,8 @@ impl<S: SequenceState> Scheduler<S> {
 
     /// The request of the tenant that runs nothing and has waited longest, and the sequence that it replaces: one that
     /// has had its quantum, of the tenant that runs the most.
-    fn end_of_quantum(&self, shares: &Shares) -> Option<Yield> {
+    fn end_of_quantum(&self) -> Option<Yield> {
+        let shares = Shares::of(self.running.iter(), std::iter::empty());
         let has_run = |seq: &&Sequence<S::Slot>| {
             // If memory is short, a sequence that yields loses its computed blocks.
             let quantum = if self.yielding.blocked { QUANTUM.max(seq.len() / 8) } else { QUANTUM };
@@ -87,9 +90,24 @@ impl<S: SequenceState> Scheduler<S> {
         Some(Yield { waiting, victim, after_quantum: true })
     }
 
-    /// Preempts the running sequence for the waiting request, which is admitted next.
-    pub(super) fn give_way(&mut self, due: Yield) {
-        let Some(next) = self.waiting.remove(due.waiting) else { return };
+    /// Makes the yield that is due, and after one for an unfair share those that are due then. Their requests are admitted
+    /// next, as far as one step has tokens for them.
+    pub(super) fn give_way(&mut self, first: Yield) {
+        let (mut next, mut tokens, mut due) = (0, 0, Some(first));
+        while let Some(exchange) = due {
+            tokens += self.waiting.get(exchange.waiting).map_or(0, |seq| seq.remaining());
+            self.exchange(exchange, next);
+            next += 1;
+            // Blocks of one sequence may be enough for all that wait.
+            let may_repeat = !exchange.after_quantum && !self.yielding.blocked;
+            let goes_on = may_repeat && tokens < self.config.max_num_batched_tokens;
+            due = if goes_on { self.unfair_share(next) } else { None };
+        }
+    }
+
+    /// Preempts the running sequence for the waiting request, which is admitted after the first `next` of the queue.
+    fn exchange(&mut self, due: Yield, next: usize) {
+        let Some(request) = self.waiting.remove(due.waiting) else { return };
         let mut victim = self.running.remove(due.victim);
         if due.after_quantum || self.yielding.blocked {
             self.yielding.not_before = self.stats.steps + (victim.len() / RECOMPUTED_PER_STEP) as u64;
@@ -99,9 +117,9 @@ impl<S: SequenceState> Scheduler<S> {
         if due.after_quantum {
             self.wait_for_turn(victim);
         } else {
-            self.waiting.push_front(victim);
+            self.waiting.insert(next, victim);
         }
-        self.waiting.push_front(next);
+        self.waiting.insert(next, request);
     }
 
     /// A sequence that has had its quantum waits like those that never ran.
