@@ -203,7 +203,7 @@ impl StepLaunches<'_> {
     /// Draws the samples of the step, which has no padding. Passes over blocks have already drawn theirs.
     pub fn sample(&mut self) -> Result<(), OpError> {
         let Self { exec, shard, weights, inputs, work, sampler, communicator, step, .. } = self;
-        inputs.common.fill_processors(exec, step)?;
+        inputs.common.fill_processors(exec, step, &sampler.sampled)?;
         let communicator = (shard.ranks > 1).then_some(*communicator);
         let Workspace { last_normed, logits_part, .. } = &mut **work;
         let mut head = Head { normed: last_normed, matrix: &weights.head, part: logits_part, communicator };

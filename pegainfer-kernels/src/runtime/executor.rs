@@ -242,7 +242,7 @@ impl<M: Model> StepExecutor for Executor<M> {
         let Self { exec, config, weights, work, cache, inputs, sampler, readbacks, .. } = self;
         let samples = &step.samples;
         let sampled = exec.install(|exec| {
-            inputs.fill_processors(exec, step)?;
+            inputs.fill_processors(exec, step, &sampler.sampled)?;
             let (head, part) = (None, Part::Layers);
             Launch::<M> { exec, config, weights, cache, work, inputs, sampler, head, step, part }.sample(samples)
         });

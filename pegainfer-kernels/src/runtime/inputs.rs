@@ -104,9 +104,11 @@ impl Inputs {
         Ok(())
     }
 
-    /// Takes over the logits processors of a step's samples before they are drawn, if they have any.
-    pub fn fill_processors<M>(&mut self, exec: &mut Exec, step: &Step<M>) -> Result<(), OpError> {
-        self.processors.fill(exec, &step.samples, &step.counts)
+    /// Takes over the logits processors of a step's samples before they are drawn, if they have any, and counts tokens.
+    /// `sampled`: what the step before drew, `[samples]` u32.
+    pub fn fill_processors<M>(&mut self, exec: &mut Exec, step: &Step<M>, sampled: &Tensor) -> Result<(), OpError> {
+        self.processors.fill(exec, &step.samples)?;
+        self.processors.count(exec, &step.counts, sampled)
     }
 
     /// What attention reads of `step`, with which this was filled.

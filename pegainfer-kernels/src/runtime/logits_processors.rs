@@ -52,14 +52,9 @@ impl LogitsProcessors {
         })
     }
 
-    /// Takes over the logits processors of a step, if it has any. What has not changed is not uploaded again.
-    pub fn fill(&mut self, exec: &mut Exec, samples: &[SampleRow], counts: &[CountUpdate]) -> Result<(), OpError> {
-        let counted = PackedCountUpdates::new(counts);
-        self.updates.set_rows(counts.len());
-        if !counts.is_empty() {
-            exec.fill_rows(&mut self.updates, &counted.updates)?;
-            fill(exec, &mut self.tokens, &counted.tokens)?;
-        }
+    /// Takes over the logits processors of a step's samples, if they have any. What has not changed is not uploaded
+    /// again.
+    pub fn fill(&mut self, exec: &mut Exec, samples: &[SampleRow]) -> Result<(), OpError> {
         if samples.iter().any(has_penalties) {
             let penalties = samples.iter().map(|row| row.logits_update.as_ref()?.penalties.as_ref());
             let packed = PackedPenalties::new(penalties);
@@ -78,12 +73,15 @@ impl LogitsProcessors {
         Ok(())
     }
 
-    /// Counts what the step with which this was filled has to count. `sampled`: what the step before drew, `[samples]`.
-    pub fn count(&mut self, exec: &mut Exec, sampled: &Tensor) -> Result<(), OpError> {
-        let Self { vocab, counts, updates, tokens, .. } = self;
-        if updates.elements() == 0 {
+    /// Counts tokens. `sampled`: what the step before drew, `[samples]`.
+    pub fn count(&mut self, exec: &mut Exec, added: &[CountUpdate], sampled: &Tensor) -> Result<(), OpError> {
+        if added.is_empty() {
             return Ok(());
         }
+        let Self { vocab, counts, updates, tokens, .. } = self;
+        let packed = PackedCountUpdates::new(added);
+        exec.fill_rows(updates, &packed.updates)?;
+        fill(exec, tokens, &packed.tokens)?;
         ops::count_tokens(exec, counts, updates, tokens, sampled, *vocab)
     }
 

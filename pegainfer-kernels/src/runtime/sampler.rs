@@ -104,7 +104,6 @@ impl Sampler {
         samples: &[SampleRow],
     ) -> Result<(), OpError> {
         let chunk = self.max_rows();
-        inputs.processors.count(exec, &self.sampled)?;
         let drawn = (0..samples.len()).step_by(chunk).try_for_each(|first| {
             let rows = &samples[first..samples.len().min(first + chunk)];
             self.draw(exec, source, inputs, first, rows)
