@@ -147,8 +147,9 @@ impl<E: StepEngine> Runtime<E> {
         }
     }
 
-    /// Ends the requests that cannot go on after a failed step. After a fatal error none can and nothing is accepted any
-    /// more, whoever hears of the failure can already see that, and the requests that nobody looked at yet fail, too.
+    /// Ends the requests that cannot go on after a failed step. After a fatal error none can and nothing is accepted
+    /// any more, whoever hears of the failure can already see that, and the requests that nobody looked at yet fail,
+    /// too.
     fn fail(&mut self, error: &EngineError) {
         let events = if error.fatal {
             log::error!("a step failed: {error}; the engine stops");

@@ -16,8 +16,8 @@ pub type EventBatch = Vec<(RequestId, TokenEvent)>;
 pub struct EngineError {
     /// What went wrong, with the name of the op.
     pub message: String,
-    /// No later step can succeed either, because the device is lost: every request ends, the engine stops and `/health` says
-    /// so. Otherwise the engine goes on after [`StepEngine::recover`].
+    /// No later step can succeed either, because the device is lost: every request ends, the engine stops and `/health`
+    /// says so. Otherwise the engine goes on after [`StepEngine::recover`].
     pub fatal: bool,
 }
 
@@ -55,8 +55,8 @@ pub trait StepEngine: Send + 'static {
     /// instead, if possible. Without a step in flight, ends the requests that cannot go on. Called only after `plan`
     /// gave `None`. Errors as in [`launch`](Self::launch).
     fn finish(&mut self) -> Result<EventBatch, EngineError>;
-    /// After an `error` that is not fatal: drops every step in flight and returns the last events of the requests that end
-    /// because of it. The others go on. By default all end.
+    /// After an `error` that is not fatal: drops every step in flight and returns the last events of the requests that
+    /// end because of it. The others go on. By default all end.
     fn recover(&mut self, error: &EngineError) -> EventBatch {
         self.end_all(error)
     }

@@ -90,9 +90,9 @@ impl BlockTable {
         self.pool.lock().register(parent, &self.blocks[known..full], tokens, &mut self.nodes);
     }
 
-    /// A name for the prefix of `tokens` tokens, whole blocks of them, for what a model keeps besides its KV: equal
-    /// for equal prefixes of one salt, as long as their blocks are in the index, and never used again for another.
-    /// `None` while the prefix is not in the index, and for good if the index was emptied since its first block entered it:
+    /// A name for the prefix of `tokens` tokens, whole blocks of them, for what a model keeps besides its KV: equal for
+    /// equal prefixes of one salt, as long as their blocks are in the index, and never used again for another. `None`
+    /// while the prefix is not in the index, and for good if the index was emptied since its first block entered it:
     /// nobody can find what follows that block.
     pub fn prefix(&self, tokens: usize) -> Option<u64> {
         if self.resets != self.pool.resets() {

@@ -143,8 +143,8 @@ impl<E: StepExecutor> EngineCore<E> {
         Err(self.failed(step, 0, &error))
     }
 
-    /// Drops the steps in flight because `step` failed, when `newer` ones had been launched after it. Nothing may run on when
-    /// the blocks of their requests are used again; a device that cannot even be waited for is lost.
+    /// Drops the steps in flight because `step` failed, when `newer` ones had been launched after it. Nothing may run
+    /// on when the blocks of their requests are used again; a device that cannot even be waited for is lost.
     fn failed(&mut self, step: StepOf<E>, newer: usize, error: &OpError) -> EngineError {
         let fatal = self.executor.abandon().is_err();
         self.in_flight.clear();

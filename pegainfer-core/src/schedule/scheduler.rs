@@ -17,8 +17,8 @@
 //! budget is and whether admission waits for more requests is the admission policy (policy.rs). When the KV pool runs
 //! out, the youngest running sequence gives its blocks back and waits at the front of the queue; its tokens are
 //! recomputed later (mostly from the prefix cache). That happens only when nothing is in flight. The oldest sequence
-//! always progresses, so every request finishes. After a step that failed its sequences run again, and the one that fails
-//! alone ends (failing.rs).
+//! always progresses, so every request finishes. After a step that failed its sequences run again, and the one that
+//! fails alone ends (failing.rs).
 
 mod building;
 mod chunk;
@@ -77,7 +77,8 @@ pub struct Scheduler<S: SequenceState = ()> {
     running: Running<S::Slot>,
     /// Whether one of them has ended and is not dropped yet.
     ended: bool,
-    /// Whether a sequence may have been in a failed step since it drew its last token. If not, no plan looks for suspects.
+    /// Whether a sequence may have been in a failed step since it drew its last token. If not, no plan looks for
+    /// suspects.
     has_failures: bool,
     /// Steps planned and not committed.
     in_flight: usize,

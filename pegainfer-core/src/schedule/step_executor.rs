@@ -48,8 +48,8 @@ pub trait StepExecutor: Send + 'static {
         std::thread::sleep(time);
     }
 
-    /// Waits until more than `seen` masks are ready, at most `limit` on the executor's clock. Called while no sampled step is
-    /// in flight.
+    /// Waits until more than `seen` masks are ready, at most `limit` on the executor's clock. Called while no sampled
+    /// step is in flight.
     fn wait_for_masks(&mut self, masks: &MaskSignal, seen: u64, limit: Duration) {
         masks.wait(seen, limit);
     }

@@ -48,7 +48,8 @@ pub fn run(engine: &mut impl StepEngine, requests: &[GenerateRequest]) -> Vec<Ou
     run_arriving(engine, &at_once)
 }
 
-/// Runs requests to their end, each of which comes once so many steps were launched, or earlier if nothing else is left to do.
+/// Runs requests to their end, each of which comes once so many steps were launched, or earlier if nothing else is left
+/// to do.
 pub fn run_arriving(engine: &mut impl StepEngine, requests: &[(usize, GenerateRequest)]) -> Vec<Output> {
     let mut outputs: HashMap<RequestId, Output> = HashMap::new();
     let mut waiting: Vec<usize> = (0..requests.len()).collect();
@@ -88,8 +89,8 @@ pub fn run_arriving(engine: &mut impl StepEngine, requests: &[(usize, GenerateRe
 }
 
 /// A request that the device refuses, beside another one. On the CPU it ends alone, and the other one gets what it gets
-/// alone. On a GPU a kernel that stops takes the context with it, so no later step can succeed: to be run in a process of its
-/// own, because the context is lost for all of it.
+/// alone. On a GPU a kernel that stops takes the context with it, so no later step can succeed: to be run in a process
+/// of its own, because the context is lost for all of it.
 pub fn fails_a_step<E: StepExecutor>(engine: &mut EngineCore<E>, target: Target) {
     engine.set_depth(2);
     let neighbour = greedy(&[1, 2, 3], 4);
@@ -109,8 +110,8 @@ pub fn fails_a_step<E: StepExecutor>(engine: &mut EngineCore<E>, target: Target)
     assert_eq!(engine.stats().kv_blocks_free, engine.stats().kv_blocks_total);
 }
 
-/// Runs two requests, of which the device refuses the first, to their end or to that of the device. Returns those that failed,
-/// and the tokens of the second.
+/// Runs two requests, of which the device refuses the first, to their end or to that of the device. Returns those that
+/// failed, and the tokens of the second.
 fn recover_from<E: StepExecutor>(
     engine: &mut EngineCore<E>,
     requests: [GenerateRequest; 2],

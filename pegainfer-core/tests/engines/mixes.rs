@@ -1,9 +1,9 @@
 //! Mixes of all sampling options: each request gives what it gives alone.
 //!
-//! A mix is drawn from a seed, which a failure prints; `PEGAINFER_TEST_SEED=n` draws it again. Requests have any of: greedy or
-//! seeded draws with temperature, top-p, top-k and min-p; the three penalties; biases; bad words; minimum tokens before a
-//! stop; allowed ids; a grammar; log-probabilities of output and prompt; several choices of one prompt. They come at
-//! different times and share prefixes.
+//! A mix is drawn from a seed, which a failure prints; `PEGAINFER_TEST_SEED=n` draws it again. Requests have any of:
+//! greedy or seeded draws with temperature, top-p, top-k and min-p; the three penalties; biases; bad words; minimum
+//! tokens before a stop; allowed ids; a grammar; log-probabilities of output and prompt; several choices of one prompt.
+//! They come at different times and share prefixes.
 
 use super::speculation::{Three, oracle_with_errors};
 use super::{Output, run, run_arriving};
@@ -127,8 +127,8 @@ impl Pool {
         Self { requests, outputs }
     }
 
-    /// Some of the requests, with the steps at which they come and their numbers in the pool. Some come again as another
-    /// choice of the same prompt.
+    /// Some of the requests, with the steps at which they come and their numbers in the pool. Some come again as
+    /// another choice of the same prompt.
     fn mix(&self, rng: &mut Rng) -> Vec<(usize, GenerateRequest, usize)> {
         let mut mix = Vec::new();
         for _ in 0..=rng.below(MIXED) {
@@ -158,8 +158,9 @@ impl Pool {
     }
 }
 
-/// With one and two steps in flight, with and without drafts, most of which are right: tokens, log-probabilities and those of
-/// prompts are bit for bit those of each request alone, in `steps` steps. For CPUs, where no sum depends on the batch.
+/// With one and two steps in flight, with and without drafts, most of which are right: tokens, log-probabilities and
+/// those of prompts are bit for bit those of each request alone, in `steps` steps. For CPUs, where no sum depends on
+/// the batch.
 pub fn each_request_gives_what_it_gives_alone<E: StepExecutor>(
     steps: u64,
     engine: impl Fn(Option<Speculation>) -> EngineCore<E>,

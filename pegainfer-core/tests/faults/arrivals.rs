@@ -56,7 +56,8 @@ where
         work
     }
 
-    /// A client got a stream, or was refused, while so many requests were `queued` and so many steps had failed by chance.
+    /// A client got a stream, or was refused, while so many requests were `queued` and so many steps had failed by
+    /// chance.
     pub(super) fn take(
         &mut self,
         work: Work,

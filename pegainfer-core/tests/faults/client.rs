@@ -122,8 +122,8 @@ impl Client {
         self.deadline.get_or_insert(deadline);
     }
 
-    /// Reads what is there, `most` events at most, at `now`, after `failures` steps that failed by chance; says how the stream ended, once it
-    /// is closed.
+    /// Reads what is there, `most` events at most, at `now`, after `failures` steps that failed by chance; says how the
+    /// stream ended, once it is closed.
     pub fn read(&mut self, most: usize, now: Instant, failures: u64) -> Option<End> {
         for _ in 0..most {
             let before = self.stream.at();

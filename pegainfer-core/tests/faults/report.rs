@@ -69,7 +69,8 @@ impl fmt::Display for Report {
             f,
             "{} steps in {turns} turns and {:.0} simulated hours; {requests} requests, {refused} refused, {hangups} hung up, \
              {closed} closed by deadline, {broken} with a broken grammar; {failed_steps} failed steps that ended \
-             {failed} requests, {lost} lost devices with {aborted} requests, {stuck} stuck steps, {drained} drains; {} preemptions, {} of {} prompt \
+             {failed} requests, {lost} lost devices with {aborted} requests, {stuck} stuck steps, \
+             {drained} drains; {} preemptions, {} of {} prompt \
              tokens cached, {} tokens",
             stats.steps,
             simulated.as_secs_f64() / 3600.0,

@@ -21,8 +21,8 @@ pub(super) struct Yielding {
     pub not_before: u64,
 }
 
-/// Slots of a group or tenant, and the place of its youngest running sequence: requests that are admitted next have slots
-/// and do not run yet.
+/// Slots of a group or tenant, and the place of its youngest running sequence: requests that are admitted next have
+/// slots and do not run yet.
 pub(super) type Share = (usize, Option<usize>);
 
 /// Slots by group and by tenant.

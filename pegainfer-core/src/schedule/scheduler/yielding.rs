@@ -1,7 +1,7 @@
 //! Running sequences yield to waiting ones of other tenants when nothing more can be admitted.
 //!
-//! - The group or tenant that runs the most sequences yields its youngest at once to one that runs at least two fewer. A
-//!   plan makes all of these yields for which its step has tokens: each plan with one waits for the steps in flight.
+//! - The group or tenant that runs the most sequences yields its youngest at once to one that runs at least two fewer.
+//!   A plan makes all of these yields for which its step has tokens: each plan with one waits for the steps in flight.
 //! - A sequence yields after a quantum of generated tokens to a tenant that runs nothing. A hundred tenants with long
 //!   sequences are served in turn, and the next tenant does not wait until a sequence has ended.
 //!
@@ -90,8 +90,8 @@ impl<S: SequenceState> Scheduler<S> {
         Some(Yield { waiting, victim, after_quantum: true })
     }
 
-    /// Makes the yield that is due, and after one for an unfair share those that are due then. Their requests are admitted
-    /// next, as far as one step has tokens for them.
+    /// Makes the yield that is due, and after one for an unfair share those that are due then. Their requests are
+    /// admitted next, as far as one step has tokens for them.
     pub(super) fn give_way(&mut self, first: Yield) {
         let (mut next, mut tokens, mut due) = (0, 0, Some(first));
         while let Some(exchange) = due {
