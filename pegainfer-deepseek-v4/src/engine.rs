@@ -179,7 +179,7 @@ fn recorder(
         drafts,
         context,
         slots: batch,
-        pages: batch * step.max_blocks,
+        pages: batch * step.max_blocks(),
         sharing: Sharing::OFFICIAL,
         graphs: false,
     };

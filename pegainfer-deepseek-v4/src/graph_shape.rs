@@ -179,7 +179,8 @@ mod tests {
         assert_eq!((&padded.tokens[..14], &padded.samples[..14]), (&step.tokens[..], &step.samples[..]));
         assert!(padded.slots[14..].iter().all(|slot| *slot == NO_SLOT));
         assert!(padded.samples[14..].iter().all(|sample| (sample.token as usize) < 24));
-        assert_eq!((padded.rows.len(), padded.kv_lens.len(), padded.block_tables.len()), (6, 6, 6 * step.max_blocks));
+        assert_eq!((padded.rows.len(), padded.kv_lens.len(), padded.block_tables.len()), (6, 6, 6));
+        assert!(padded.block_tables[5].is_empty() && padded.block_tables[..5] == step.block_tables);
         assert_eq!(padded.state[..5], step.state[..]);
         assert_eq!((padded.state[5].from, padded.state[5].to), (NO_STATE, NO_STATE));
     }

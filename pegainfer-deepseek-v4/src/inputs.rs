@@ -38,7 +38,7 @@ impl Inputs {
             qo_indptr: &self.common.qo_indptr,
             positions: &self.common.positions,
             slots: &self.slots,
-            page_tables: &self.common.block_tables,
+            page_tables: self.common.block_tables(),
         }
     }
 }

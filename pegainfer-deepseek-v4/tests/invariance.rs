@@ -51,8 +51,8 @@ fn decode_goes_on_behind_prompts_of_every_length() {
     let step = |from: (u32, usize), to: (u32, usize)| {
         let mut step = plan::uniform(1, to.1 - from.1, to.1);
         step.tokens = text[from.1..to.1].to_vec();
-        step.block_tables =
-            (0..step.max_blocks as u32).map(|page| page + if page == 0 { 0 } else { to.0 * 4 }).collect();
+        let pages = 0..step.max_blocks() as u32;
+        step.block_tables[0] = pages.map(|page| page + if page == 0 { 0 } else { to.0 * 4 }).collect();
         step.state[0] = Segment { from: if from.1 == 0 { NO_STATE } else { from.0 }, to: to.0, ..step.state[0] };
         step
     };

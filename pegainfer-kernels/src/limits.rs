@@ -38,6 +38,11 @@ limits! {
         /// Bit of a token id that is still to be resolved: the rest is a row of the sampled tokens.
         PLACEHOLDER: word = 1 << 31;
     }
+    /// Runs of words to scattered places.
+    write_runs {
+        /// Words that describe a run: where it is, where it goes, how long it is.
+        RUN_FIELDS: uint = 3;
+    }
     /// The small ops of DeepSeek-V4.
     deepseek_v4 {
         /// Most threads of a block that has a row.

@@ -164,15 +164,18 @@ mod tests {
     #[ignore = "needs a GPU"]
     fn every_shape_arrives_and_nothing_else_is_written() {
         let mut exec = Exec::cuda(0, Some(2)).unwrap();
-        let mut table = exec.tensor("table", &[300, 999], DType::U32).unwrap();
-        let mut expected = vec![0; table.elements()];
+        let shapes: [(&str, &[usize]); 3] = [("a", &[200_000]), ("b", &[200_000]), ("c", &[200_000])];
+        let mut tensors = exec.adjacent(shapes, DType::U32).unwrap();
+        let mut expected = [(); 3].map(|()| vec![0; 200_000]);
         // The last ones take several staging buffers.
-        for (i, (rows, width)) in [(1, 1), (3, 7), (256, 8), (300, 257), (2, 999), (300, 999)].into_iter().enumerate() {
-            let values = words(rows * width, i as u64);
-            exec.fill_columns(&mut table, width, &values).unwrap();
-            let to = expected.chunks_exact_mut(999).zip(values.chunks_exact(width));
-            to.for_each(|(to, from)| to[..width].copy_from_slice(from));
-            assert!(contents(&exec, &mut table) == expected, "{rows} rows of {width}");
+        for (i, width) in [1, 7, 8, 257, 90_001, 200_000].into_iter().enumerate() {
+            let values = [0, 1, 2].map(|row| words(width, (3 * i + row) as u64));
+            let [a, b, c] = &mut tensors;
+            exec.fill_adjacent([a, b, c], [0, 1, 2].map(|row| &values[row][..])).unwrap();
+            for ((tensor, expected), values) in tensors.iter_mut().zip(&mut expected).zip(&values) {
+                expected[..width].copy_from_slice(values);
+                assert!(contents(&exec, tensor) == *expected, "{width} words of {}", tensor.name());
+            }
         }
         let mut halves = exec.tensor("halves", &[5], DType::Bf16).unwrap();
         let values = [1.0, 2.0, 3.0].map(bf16::from_f32);

@@ -182,27 +182,6 @@ impl Exec {
         cuda.upload_columns(first, (N, width, stride), fill)
     }
 
-    /// Copies packed rows of `width` elements to the beginning of each row; the rest of a row is unchanged. Sets the leading
-    /// dimension accordingly.
-    pub fn fill_columns<T: Element>(&mut self, tensor: &mut Tensor, width: usize, values: &[T]) -> Result<(), OpError> {
-        let stride = tensor.rows_cols().1;
-        assert!(width <= stride && tensor.dtype() == T::DTYPE, "{}", tensor.name());
-        let rows = values.len() / width.max(1);
-        tensor.set_rows(rows);
-        match (&mut self.cuda, self.device) {
-            (Some(cuda), _) => {
-                let fill = |row: usize, to: &mut [T]| to.copy_from_slice(&values[row * width..][..width]);
-                cuda.upload_columns(tensor.device(), (rows, width, stride), fill)
-            }
-            (None, Device::Meta) => Ok(()),
-            (None, _) => {
-                let rows = tensor.host_mut::<T>().chunks_exact_mut(stride).zip(values.chunks_exact(width.max(1)));
-                rows.for_each(|(to, from)| to[..width].copy_from_slice(from));
-                Ok(())
-            }
-        }
-    }
-
     fn write_packed<T: Element>(&mut self, tensor: &mut Tensor, values: &[T]) -> Result<(), OpError> {
         assert_eq!(tensor.dtype(), T::DTYPE, "{}", tensor.name());
         match (&mut self.cuda, self.device) {

@@ -1,15 +1,18 @@
 //! Paged KV: which blocks hold which tokens. Pure bookkeeping; the bytes live in a model's `state.rs`.
 //!
-//! A [`BlockPool`] hands out blocks of a fixed number of tokens and counts their holders. A [`BlockTable`] is one request's list of
-//! blocks. Full blocks are entered in the pool's prefix index, where later requests find them; a
-//! block that nobody holds stays there until it is evicted, least recently used first.
+//! A [`BlockPool`] hands out blocks of a fixed number of tokens and counts their holders. A [`BlockTable`] is one
+//! request's list of blocks, and [`BlockIds`] is what a step sees of it. Full blocks are entered in the pool's prefix
+//! index, where later requests find them; a block that nobody holds stays there until it is evicted, least recently used
+//! first.
 
+mod block_ids;
 mod budget;
 mod idle;
 mod index;
 mod pool;
 mod table;
 
+pub use block_ids::BlockIds;
 pub use budget::DeviceMemory;
 pub use pool::BlockPool;
 pub use table::{BlockTable, OutOfBlocks};

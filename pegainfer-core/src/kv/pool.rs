@@ -1,5 +1,6 @@
 //! The block pool.
 
+use super::block_ids::BlockList;
 use super::idle::IdleList;
 use super::index::{Index, Key, Node};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,7 +33,7 @@ pub struct BlockPool {
 impl Blocks {
     /// Adds `count` blocks with undefined contents, held by the caller; evicts the least recently used cached prefixes if need be.
     /// False if there are not so many: then it has added all that there are.
-    pub fn allocate(&mut self, count: usize, blocks: &mut Vec<u32>) -> bool {
+    pub fn allocate(&mut self, count: usize, blocks: &mut BlockList) -> bool {
         for _ in 0..count {
             let Some(id) = self.free.pop().or_else(|| self.idle.pop_oldest()) else { return false };
             self.look_ahead();

@@ -1,5 +1,6 @@
 //! One request's blocks.
 
+use super::block_ids::{BlockIds, BlockList};
 use super::index::{Key, Node};
 use super::{BlockPool, NO_SLOT};
 use std::ops::Range;
@@ -15,7 +16,7 @@ pub struct OutOfBlocks;
 #[derive(Debug)]
 pub struct BlockTable {
     pool: BlockPool,
-    blocks: Vec<u32>,
+    blocks: BlockList,
     /// Of the blocks from the front that are in the prefix index.
     nodes: Vec<Node>,
     /// Times that the index had been emptied when the first of them entered it.
@@ -28,20 +29,20 @@ pub struct BlockTable {
 impl BlockTable {
     /// An empty table. Prefixes are shared between tables of the same `salt` only.
     pub fn new(pool: &BlockPool, salt: u64) -> Self {
-        Self { pool: pool.clone(), blocks: Vec::new(), nodes: Vec::new(), resets: 0, found: 0, salt }
+        Self { pool: pool.clone(), blocks: BlockList::default(), nodes: Vec::new(), resets: 0, found: 0, salt }
     }
 
     /// Has memory for the bookkeeping of `tokens` tokens.
     pub fn reserve(&mut self, tokens: usize) {
         let blocks = tokens.div_ceil(self.block_tokens());
-        self.blocks.reserve_exact(blocks);
+        self.blocks.reserve(blocks);
         self.nodes.reserve_exact(blocks);
     }
 
     /// Fills an empty table with the longest cached prefix of `tokens` and returns its length in tokens, or one less
     /// than all: the last token is left to compute, for its logits, even if its KV is there.
     pub fn match_prefix(&mut self, tokens: &[u32]) -> usize {
-        assert!(self.blocks.is_empty(), "a prefix can only be matched into an empty table");
+        assert!(self.blocks().is_empty(), "a prefix can only be matched into an empty table");
         self.resets = self.pool.resets();
         let mut pool = self.pool.lock();
         for tokens in tokens.chunks_exact(self.pool.block_tokens()) {
@@ -50,14 +51,14 @@ impl BlockTable {
             self.nodes.push(node);
         }
         drop(pool);
-        self.found = self.blocks.len() * self.block_tokens();
+        self.found = self.blocks().len() * self.block_tokens();
         self.found.min(tokens.len().saturating_sub(1))
     }
 
     /// Blocks missing for `tokens` tokens.
     #[inline]
     pub fn missing(&self, tokens: usize) -> usize {
-        let lacking = tokens.saturating_sub(self.blocks.len() * self.block_tokens());
+        let lacking = tokens.saturating_sub(self.blocks().len() * self.block_tokens());
         if lacking == 0 { 0 } else { lacking.div_ceil(self.block_tokens()) }
     }
 
@@ -87,7 +88,8 @@ impl BlockTable {
         }
         let full = computed.len() / size;
         let (parent, tokens) = (tip(&self.nodes, self.salt), &computed[known * size..full * size]);
-        self.pool.lock().register(parent, &self.blocks[known..full], tokens, &mut self.nodes);
+        let blocks: Vec<u32> = self.blocks().range(known..full).collect();
+        self.pool.lock().register(parent, &blocks, tokens, &mut self.nodes);
     }
 
     /// A name for the prefix of `tokens` tokens, whole blocks of them, for what a model keeps besides its KV: equal for
@@ -106,14 +108,20 @@ impl BlockTable {
 
     /// Gives back the blocks behind the first `tokens` tokens, which are whole blocks.
     pub fn truncate(&mut self, tokens: usize) {
-        let keep = (tokens / self.block_tokens()).min(self.blocks.len());
-        if keep < self.blocks.len() {
+        let keep = tokens / self.block_tokens();
+        self.release_from(keep);
+        self.blocks.truncate(keep);
+        self.nodes.truncate(self.blocks().len());
+        self.found = self.found.min(self.blocks().len() * self.block_tokens());
+    }
+
+    /// Gives the blocks from number `first` on back to the pool; they stay in the list.
+    fn release_from(&self, first: usize) {
+        if first < self.blocks().len() {
             let mut pool = self.pool.lock();
             // Last block first, so that eviction takes the tail of a prefix before its head.
-            self.blocks.drain(keep..).rev().for_each(|block| pool.release(block));
+            self.blocks().range(first..self.blocks().len()).rev().for_each(|block| pool.release(block));
         }
-        self.nodes.truncate(self.blocks.len());
-        self.found = self.found.min(self.blocks.len() * self.block_tokens());
     }
 
     /// Tokens of a block.
@@ -124,8 +132,8 @@ impl BlockTable {
 
     /// The blocks, in token order: their places in the device's KV buffer.
     #[inline]
-    pub fn blocks(&self) -> &[u32] {
-        &self.blocks
+    pub fn blocks(&self) -> &BlockIds {
+        self.blocks.ids()
     }
 
     /// Adds where the KV of each of the tokens at `positions` is to be written in the device's buffer: `block * n + row` for
@@ -134,8 +142,8 @@ impl BlockTable {
     pub fn write_slots(&self, positions: Range<usize>, slots: &mut Vec<u32>) {
         let (size, Range { start, end }) = (self.block_tokens(), positions);
         // Most often the newest token, whose block is found without a division.
-        let first_of_last = self.blocks.len().saturating_sub(1) * size;
-        match self.blocks.last() {
+        let first_of_last = self.blocks().len().saturating_sub(1) * size;
+        match self.blocks().last() {
             Some(block) if end - start == 1 && start >= first_of_last.max(self.found) => {
                 debug_assert!(end <= first_of_last + size, "the table has a block for the token");
                 slots.push(block * size as u32 + (start - first_of_last) as u32);
@@ -149,7 +157,8 @@ impl BlockTable {
         let computed = start.max(self.found.min(end));
         slots.resize(slots.len() + computed - start, NO_SLOT);
         let (mut at, mut row) = (computed, computed % size);
-        for block in self.blocks.iter().skip(computed / size) {
+        let first = (computed / size).min(self.blocks().len());
+        for block in self.blocks().range(first..self.blocks().len()) {
             if at == end {
                 break;
             }
@@ -172,7 +181,7 @@ fn tip(nodes: &[Node], salt: u64) -> Node {
 
 impl Drop for BlockTable {
     fn drop(&mut self) {
-        self.clear();
+        self.release_from(0);
     }
 }
 
@@ -195,7 +204,7 @@ mod tests {
 
         let mut second = BlockTable::new(&pool, 0);
         assert_eq!(second.match_prefix(&prompt), 32, "the ragged tail is not shared");
-        assert_eq!(second.blocks()[0], first.blocks()[0]);
+        assert_eq!(second.blocks().at(0), first.blocks().at(0));
         let mut other_salt = BlockTable::new(&pool, 7);
         assert_eq!(other_salt.match_prefix(&prompt), 0);
         drop(first);
@@ -209,12 +218,12 @@ mod tests {
         exact.grow(33).unwrap();
         let mut slots = Vec::new();
         exact.write_slots(31..33, &mut slots);
-        assert_eq!(slots, [NO_SLOT, exact.blocks()[2] * 16], "the first two blocks are shared");
+        assert_eq!(slots, [NO_SLOT, exact.blocks().at(2) * 16], "the first two blocks are shared");
         exact.grow(70).unwrap();
         for range in [0..70, 31..32, 33..34, 35..48, 40..70, 48..64] {
             slots.clear();
             exact.write_slots(range.clone(), &mut slots);
-            let slot = |i: usize| if i < 32 { NO_SLOT } else { exact.blocks()[i / 16] * 16 + (i % 16) as u32 };
+            let slot = |i: usize| if i < 32 { NO_SLOT } else { exact.blocks().at(i / 16) * 16 + (i % 16) as u32 };
             assert_eq!(slots, range.map(slot).collect::<Vec<_>>());
         }
     }

@@ -196,7 +196,7 @@ impl<S: SequenceState> Scheduler<S> {
 
     /// Ids of the distinct blocks held by running sequences, ascending; for tests of the pool's accounting.
     pub fn held_blocks(&self) -> Vec<u32> {
-        let mut ids: Vec<u32> = self.running.iter().flat_map(|seq| seq.table.blocks()).copied().collect();
+        let mut ids: Vec<u32> = self.running.iter().flat_map(|seq| seq.table.blocks().iter()).collect();
         ids.sort_unstable();
         ids.dedup();
         ids

@@ -1,7 +1,7 @@
 //! One step's work, as the scheduler hands it to the executor.
 
 use crate::engine::{RequestId, TokenLogprobs};
-use crate::kv::NO_SLOT;
+use crate::kv::{BlockIds, NO_SLOT};
 use crate::logits_processors::{CountUpdate, LogitEdit, LogitsUpdate};
 use crate::sampling::SamplingParams;
 use std::time::Duration;
@@ -27,10 +27,9 @@ pub struct Step<R = ()> {
     pub qo_indptr: Vec<u32>,
     /// Tokens each row attends to, its own included, `[B]`.
     pub kv_lens: Vec<u32>,
-    /// Block ids of each row, padded with 0 to `max_blocks`, `[B, max_blocks]`.
-    pub block_tables: Vec<u32>,
-    /// Row stride of `block_tables`.
-    pub max_blocks: usize,
+    /// Block ids of each row, `[B]`. The rows of one sequence in several steps share a list, so that an executor finds
+    /// what is new in a row without comparing it. A row of padding has no blocks.
+    pub block_tables: Vec<BlockIds>,
     /// The rows, in order, `[B]`.
     pub rows: Vec<StepRow>,
     /// Which tokens of the step need logits and how to sample them.
@@ -112,6 +111,13 @@ pub struct Outcome {
     pub drafting_time: Duration,
 }
 
+impl<R> Step<R> {
+    /// Most blocks of a row.
+    pub fn max_blocks(&self) -> usize {
+        self.block_tables.iter().map(BlockIds::len).max().unwrap_or(0)
+    }
+}
+
 impl<R: Clone + Default> Step<R> {
     /// A step over KV blocks of `block_tokens` tokens, of `batch` equal rows that each add `tokens` tokens to `context - tokens` cached ones, see
     /// [`ragged`](Self::ragged).
@@ -123,7 +129,7 @@ impl<R: Clone + Default> Step<R> {
     /// context, these included; each row samples once. Blocks are numbered through; `state` is empty. For plans and benchmarks: no scheduler is asked.
     pub fn ragged(block_tokens: usize, rows: &[(usize, usize)]) -> Self {
         let max_blocks = rows.iter().map(|(_, context)| context.div_ceil(block_tokens)).max().unwrap_or(0);
-        let mut step = Self { qo_indptr: vec![0], max_blocks, ..Self::default() };
+        let mut step = Self { qo_indptr: vec![0], ..Self::default() };
         for (b, &(tokens, context)) in rows.iter().enumerate() {
             assert!(0 < tokens && tokens <= context);
             let (id, first) = (RequestId(b as u64), (b * max_blocks * block_tokens) as u32);
@@ -133,7 +139,7 @@ impl<R: Clone + Default> Step<R> {
             step.tokens.extend((0..tokens).map(|t| ((b + t) % 1000) as u32));
             step.qo_indptr.push(step.tokens.len() as u32);
             step.kv_lens.push(context as u32);
-            step.block_tables.extend((0..max_blocks).map(|i| (b * max_blocks + i) as u32));
+            step.block_tables.push((0..max_blocks).map(|i| (b * max_blocks + i) as u32).collect());
             step.rows.push(StepRow { id, sequence: b, computed: context, drafts: 0, next: None, model_drafts: 0 });
             step.samples.push(SampleRow {
                 id,
@@ -150,11 +156,11 @@ impl<R: Clone + Default> Step<R> {
 
     /// Empties it; the memory of its parts stays.
     pub fn clear(&mut self) {
-        let Self { tokens, positions, slots, qo_indptr, kv_lens, block_tables, max_blocks, rows, samples, .. } = self;
-        for ids in [tokens, positions, slots, qo_indptr, kv_lens, block_tables] {
+        let Self { tokens, positions, slots, qo_indptr, kv_lens, block_tables, rows, samples, .. } = self;
+        for ids in [tokens, positions, slots, qo_indptr, kv_lens] {
             ids.clear();
         }
-        *max_blocks = 0;
+        block_tables.clear();
         rows.clear();
         samples.clear();
         self.counts.clear();
@@ -164,7 +170,9 @@ impl<R: Clone + Default> Step<R> {
     /// This step over the blocks from number `first` on.
     pub fn over_blocks(mut self, block_tokens: usize, first: usize) -> Self {
         self.slots.iter_mut().for_each(|slot| *slot += (first * block_tokens) as u32);
-        self.block_tables.iter_mut().for_each(|block| *block += first as u32);
+        for blocks in &mut self.block_tables {
+            *blocks = blocks.iter().map(|block| block + first as u32).collect();
+        }
         self
     }
 
@@ -182,7 +190,7 @@ impl<R: Clone + Default> Step<R> {
             let id = RequestId(u64::MAX);
             step.rows.push(StepRow { id, sequence: row, computed: 0, drafts: 0, next: None, model_drafts: 0 });
         }
-        step.block_tables.resize(rows * self.max_blocks, 0);
+        step.block_tables.resize(rows, BlockIds::default());
         step
     }
 

@@ -87,7 +87,7 @@ fn chain<E: StepExecutor>(model: &Model<E>, rows: usize) -> Vec<StepOf<E>> {
         step
     };
     let steps: Vec<_> = (0..DECODES + 2).map(step).collect();
-    assert!(steps[0].tokens.len() <= 96 && steps.iter().all(|step| step.max_blocks == steps[0].max_blocks));
+    assert!(steps[0].tokens.len() <= 96 && steps.iter().all(|step| step.max_blocks() == steps[0].max_blocks()));
     steps
 }
 

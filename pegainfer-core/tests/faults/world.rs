@@ -81,7 +81,13 @@ where
         let tokens =
             TokenBudget { step: limits.max_num_seqs + rng.below(64 * K::SCALE), mixed: rng.below(64 * K::SCALE) };
         let (state, states) = K::new(&mut rng, limits.max_num_seqs);
-        let device = Device { kv: vec![0; blocks * K::BLOCK_TOKENS], states, sampled: vec![], counts: Default::default(), oracle };
+        let device = Device {
+            kv: vec![0; blocks * K::BLOCK_TOKENS],
+            states,
+            sampled: vec![],
+            counts: Default::default(),
+            oracle,
+        };
         let start = Instant::now();
         let clock = SimulatedClock::new(start);
         let executor = VirtualDevice::new(device, clock.clone(), 1 + rng.below(2));

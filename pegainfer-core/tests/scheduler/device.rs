@@ -46,8 +46,8 @@ impl<K: Kind> Device<K> {
             let (from, to) = (step.qo_indptr[b] as usize, step.qo_indptr[b + 1] as usize);
             assert!(to > from, "an empty row");
             assert_eq!(row.computed + row.drafts, step.kv_lens[b] as usize);
-            let table = &step.block_tables[b * step.max_blocks..(b + 1) * step.max_blocks];
-            let slot = |p: usize| table[p / K::BLOCK_TOKENS] as usize * K::BLOCK_TOKENS + p % K::BLOCK_TOKENS;
+            let table = &step.block_tables[b];
+            let slot = |p: usize| table.at(p / K::BLOCK_TOKENS) as usize * K::BLOCK_TOKENS + p % K::BLOCK_TOKENS;
             let before = row.computed + row.drafts - (to - from);
             let mut hash = if before == 0 { 0 } else { self.kv[slot(before - 1)] };
             for (t, position) in (from..to).zip(before..) {
@@ -103,10 +103,11 @@ impl<K: Kind> Device<K> {
                 break;
             }
         }
-        let table = &step.block_tables[b * step.max_blocks..(b + 1) * step.max_blocks];
+        let table = &step.block_tables[b];
         let behind = (row.computed + row.drafts).max(step.positions[place] as usize + 1);
         for position in behind..(step.positions[place] as usize + row.model_drafts).max(behind) {
-            let slot = table[position / K::BLOCK_TOKENS] as usize * K::BLOCK_TOKENS + position % K::BLOCK_TOKENS;
+            let block = table.at(position / K::BLOCK_TOKENS) as usize;
+            let slot = block * K::BLOCK_TOKENS + position % K::BLOCK_TOKENS;
             assert!(written.insert(slot as u32), "the KV of drafts shares a slot");
         }
         self.oracle.tokens(hash, row.model_drafts)
@@ -148,6 +149,6 @@ impl<K: Kind> Device<K> {
 
 /// The blocks that a step reads or writes.
 pub fn blocks_of<R>(step: &Step<R>, block_tokens: usize) -> impl Iterator<Item = u32> {
-    let tables = step.block_tables.chunks(step.max_blocks.max(1)).zip(&step.kv_lens);
-    tables.flat_map(move |(table, tokens)| &table[..(*tokens as usize).div_ceil(block_tokens)]).copied()
+    let tables = step.block_tables.iter().zip(&step.kv_lens);
+    tables.flat_map(move |(table, tokens)| table.iter().take((*tokens as usize).div_ceil(block_tokens)))
 }

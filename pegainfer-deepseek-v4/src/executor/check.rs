@@ -52,7 +52,7 @@ fn layer_hash(exec: &Exec, layer: &LayerState, step: &Step) -> Result<u64, OpErr
     };
     for (b, segment) in step.state.iter().enumerate().filter(|(_, segment)| segment.to != NO_STATE) {
         let newest = step.positions[segment.end as usize - 1] as usize / PAGE_TOKENS;
-        let page = step.block_tables[b * step.max_blocks + newest];
+        let page = step.block_tables[b].at(newest);
         add(&layer.window, segment.to)?;
         for compressed in layer.compressed.iter().chain(&layer.index) {
             add(&compressed.partial.values, segment.to)?;

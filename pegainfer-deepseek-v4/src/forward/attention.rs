@@ -160,10 +160,10 @@ impl Pass<'_> {
         let (ratio, shard) = (kind.ratio().unwrap_or(1), self.shard);
         if !is_of_prompts(self.step) {
             // A graph is for contexts of any length.
-            let pages = self.inputs.common.block_tables.rows_cols().1;
+            let pages = self.inputs.common.block_tables().rows_cols().1;
             return SelectSpec { ratio, share: TokenShare::ALL, pages };
         }
-        let pages = self.step.max_blocks;
+        let pages = self.step.max_blocks();
         let pays = self.step.tokens.len() * (pages * PAGE_TOKENS / ratio) >= self.sharing.scores;
         let share = if pays { TokenShare { rank: shard.rank, ranks: shard.ranks } } else { TokenShare::ALL };
         SelectSpec { ratio, share, pages }

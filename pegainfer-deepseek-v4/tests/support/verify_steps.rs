@@ -45,7 +45,8 @@ impl Sequences {
             .copied()
             .collect();
         // The same pages in all steps.
-        (step.max_blocks, step.block_tables) = (PAGES, (0..(PAGES * self.texts.len()) as u32).collect());
+        let pages = |b: usize| ((PAGES * b) as u32..(PAGES * (b + 1)) as u32).collect();
+        step.block_tables = (0..self.texts.len()).map(pages).collect();
         step.samples.clear();
         step
     }

@@ -44,6 +44,7 @@ mod skinny_wgmma;
 mod swiglu;
 #[cfg(triton_kernels)]
 mod triton;
+mod write_runs;
 
 pub(crate) use adjust::adjust_logits;
 pub(crate) use attention::attention;
@@ -73,6 +74,7 @@ pub(crate) use penalties::{count_tokens, penalize};
 pub(crate) use qkv::{qk_norm_rope_write_kv, rope_write_kv};
 pub use read::read_bandwidth;
 pub(crate) use sample::{logprobs, sample};
+pub(crate) use write_runs::write_runs;
 
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::OpError;

@@ -7,7 +7,7 @@ use crate::choice::{self, Attention};
 use crate::cpu::attention::{self as cpu, Batch};
 use crate::cpu::kv_cache::KvCache;
 use crate::cuda;
-use crate::heads::{HeadShape, KvDType};
+use crate::heads::{BLOCK_SIZE, HeadShape, KvDType};
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
@@ -90,9 +90,13 @@ pub(super) fn on_cpu(
 ) -> Result<(), OpError> {
     let Device::Cpu(isa) = exec.device() else { return Ok(()) };
     let (blocks, max_blocks) = (k.rows_cols().0, batch.block_tables.rows_cols().1);
-    let block_tables = batch.block_tables.host::<u32>();
-    check.that(block_tables.iter().all(|&id| (id as usize) < blocks), "a block is outside the KV cache")?;
-    let batch = Batch { qo_indptr: batch.qo_indptr.host(), kv_lens: batch.kv_lens.host(), block_tables, max_blocks };
+    let (block_tables, kv_lens) = (batch.block_tables.host::<u32>(), batch.kv_lens.host::<u32>());
+    let mut read = block_tables.chunks(max_blocks.max(1)).zip(kv_lens).flat_map(|(table, tokens)| {
+        // The rest of a row belongs to nobody.
+        table.iter().take((*tokens as usize).div_ceil(BLOCK_SIZE))
+    });
+    check.that(read.all(|&id| (id as usize) < blocks), "a block is outside the KV cache")?;
+    let batch = Batch { qo_indptr: batch.qo_indptr.host(), kv_lens, block_tables, max_blocks };
     let (cache, scratch) = (KvCache::of((k, v)), &mut exec.scratch);
     write_host(out, |out| cpu::paged_attention(isa, shape, q.host(), cache, &batch, scale, scratch, out));
     Ok(())

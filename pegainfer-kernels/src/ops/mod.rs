@@ -35,6 +35,7 @@ mod rms_norm;
 mod rope;
 mod sample;
 mod uniform;
+mod write_runs;
 
 pub use crate::batch::AttentionBatch;
 pub use crate::cuda::{DECODE_LAYERS_ROWS, DecodeState};
@@ -78,5 +79,6 @@ pub use rms_norm::rms_norm;
 pub use rope::rope_write_kv;
 pub use sample::sample;
 pub use uniform::uniform;
+pub use write_runs::write_runs;
 
 pub use pegainfer_core::schedule::PLACEHOLDER;

@@ -42,8 +42,7 @@ pub fn block_positions(rows: &[BlockRow]) -> usize {
 /// The pass over the blocks of `rows` behind `step`: a block for each row, in whose first positions tokens are drawn. Samples are in the
 /// order of the positions, and of each position in the order of the rows. `state` stays empty.
 pub fn block_pass<R: Clone + Default>(step: &Step<R>, rows: &[BlockRow], shape: BlockShape) -> Step<R> {
-    let max_blocks = step.max_blocks;
-    let mut pass = Step { qo_indptr: vec![0], max_blocks, ..Step::default() };
+    let mut pass = Step { qo_indptr: vec![0], ..Step::default() };
     for BlockRow { draft, first_token } in rows {
         let anchor = step.positions[draft.token];
         let noise = std::iter::repeat_n(shape.noise_token, shape.tokens - 1);
@@ -53,7 +52,7 @@ pub fn block_pass<R: Clone + Default>(step: &Step<R>, rows: &[BlockRow], shape: 
         pass.slots.extend(std::iter::repeat_n(NO_SLOT, shape.tokens));
         pass.qo_indptr.push(pass.tokens.len() as u32);
         pass.kv_lens.push(anchor + 1 + shape.tokens as u32);
-        pass.block_tables.extend(&step.block_tables[draft.row * max_blocks..][..max_blocks]);
+        pass.block_tables.push(step.block_tables[draft.row].clone());
         pass.rows.push(step.rows[draft.row]);
     }
     let places = (0..block_positions(rows)).flat_map(|i| (0..rows.len()).map(move |b| b * shape.tokens + i));
@@ -107,6 +106,6 @@ mod tests {
         assert_eq!(pass.positions, [30, 31, 32, 9, 10, 11]);
         assert_eq!(pass.qo_indptr, [0, 3, 6]);
         assert_eq!(pass.samples.iter().map(|sample| sample.token).collect::<Vec<_>>(), [0, 3, 1, 4]);
-        assert_eq!(pass.block_tables.len(), 2 * step.max_blocks);
+        assert_eq!(pass.block_tables, [step.block_tables[0].clone(), step.block_tables[2].clone()]);
     }
 }

@@ -58,14 +58,13 @@ pub fn first_pass<R: Clone + Default>(step: &Step<R>, drawn: &[u32]) -> (Step<R>
 /// Pass `pass`, from 1 on, behind the [`first_pass`] over `step`: one token for each of `rows`, which the pass before drew. A row
 /// that wants no more drafts attends to nothing and writes nothing. `block_tokens`: tokens of a KV block. `state` stays empty.
 pub fn next_pass<R: Clone + Default>(step: &Step<R>, rows: &[DraftRow], pass: usize, block_tokens: usize) -> Step<R> {
-    let max_blocks = step.max_blocks;
-    let mut next = Step { qo_indptr: vec![0], max_blocks, ..Step::default() };
+    let mut next = Step { qo_indptr: vec![0], ..Step::default() };
     for (i, DraftRow { row, token, count }) in rows.iter().enumerate() {
-        let blocks = &step.block_tables[row * max_blocks..(row + 1) * max_blocks];
+        let blocks = &step.block_tables[*row];
         let position = step.positions[*token] as usize + pass;
         let (position, slot, context) = match pass < *count {
             true => {
-                let block = blocks[position / block_tokens] as usize;
+                let block = blocks.at(position / block_tokens) as usize;
                 (position, block * block_tokens + position % block_tokens, position + 1)
             }
             false => (0, NO_SLOT as usize, 0),
@@ -75,7 +74,7 @@ pub fn next_pass<R: Clone + Default>(step: &Step<R>, rows: &[DraftRow], pass: us
         next.slots.push(slot as u32);
         next.qo_indptr.push(i as u32 + 1);
         next.kv_lens.push(context as u32);
-        next.block_tables.extend(blocks);
+        next.block_tables.push(blocks.clone());
         next.rows.push(StepRow { drafts: 0, model_drafts: 0, ..step.rows[*row] });
         next.samples.push(greedy(&step.rows[*row], i));
     }

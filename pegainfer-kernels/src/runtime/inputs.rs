@@ -1,5 +1,6 @@
 //! A step's metadata on the device, at addresses that stay.
 
+use super::block_tables::BlockTables;
 use super::bounds::StepSize;
 use super::logits_processors::LogitsProcessors;
 use crate::ops::{AttentionBatch, AttentionLoad, DRAW_WORDS, Draw};
@@ -27,10 +28,8 @@ pub struct Inputs {
     pub sampled_indptr: Tensor,
     /// How each sample is drawn, and which log-probabilities are wanted, `[samples, DRAW_WORDS]`.
     pub draws: Tensor,
-    /// `[rows, max_blocks]`, as wide as the longest context.
-    pub block_tables: Tensor,
-    /// What is in `block_tables`, and how many columns of it.
-    tables: (Vec<u32>, usize),
+    /// See [`block_tables`](Self::block_tables).
+    tables: BlockTables,
     /// Longest context of the engine.
     context: usize,
     /// See [`keep_launches`](Self::keep_launches).
@@ -56,8 +55,7 @@ impl Inputs {
         ];
         let [tokens, positions, slots, qo_indptr, kv_lens, sample_rows, sampled_indptr, draws] =
             exec.adjacent(shapes, DType::U32)?;
-        let block_tables = exec.tensor("block_tables", &[rows, context.div_ceil(block_tokens)], DType::U32)?;
-        let tables = (Vec::new(), 0);
+        let tables = BlockTables::new(exec, rows, context.div_ceil(block_tokens))?;
         Ok(Self {
             tokens,
             positions,
@@ -67,7 +65,6 @@ impl Inputs {
             sample_rows,
             sampled_indptr,
             draws,
-            block_tables,
             tables,
             context,
             keeps_launches: false,
@@ -80,10 +77,16 @@ impl Inputs {
         self.keeps_launches = kept;
     }
 
-    /// Takes a step over: on a GPU one copy, another one if a row has got a block since the step before, as one in 16
-    /// does that decodes. Inputs that an earlier step still reads stay as they are, because the copies are ordered
-    /// after it.
+    /// Block ids of each row, `[rows, stride]`; the stride is that of the longest context, whatever the step is.
+    pub fn block_tables(&self) -> &Tensor {
+        &self.tables.tensor
+    }
+
+    /// Takes a step over: on a GPU one copy, and before it what is new in its block tables, if anything is. Inputs that
+    /// an earlier step still reads stay as they are, because the copies are ordered after it.
     pub fn fill<M: Clone + Default>(&mut self, exec: &mut Exec, step: &Step<M>) -> Result<(), OpError> {
+        // Before the copy: no kernel of the step starts until that has ended, so all of them may read the tables early.
+        self.tables.fill(exec, &step.block_tables)?;
         let rows: Vec<u32> = step.samples.iter().map(|row| row.token).collect();
         let sampled = step.sampled_indptr().unwrap_or_default();
         let draw = |row: &SampleRow| Draw::new(&row.params, row.position, row.logprobs).words();
@@ -92,16 +95,7 @@ impl Inputs {
         exec.fill_adjacent(
             [tokens, positions, slots, qo_indptr, kv_lens, sample_rows, sampled_indptr, draws],
             [&step.tokens, &step.positions, &step.slots, &step.qo_indptr, &step.kv_lens, &rows, &sampled, &words],
-        )?;
-        // What lies behind a row's blocks is not read.
-        let (block_tables, (ids, width)) = (&mut self.block_tables, &mut self.tables);
-        block_tables.set_rows(step.rows.len());
-        if *width != step.max_blocks || *ids != step.block_tables {
-            exec.fill_columns(block_tables, step.max_blocks, &step.block_tables)?;
-            ids.clone_from(&step.block_tables);
-            *width = step.max_blocks;
-        }
-        Ok(())
+        )
     }
 
     /// Takes over the logits processors of a step's samples before they are drawn, if they have any, and counts tokens.
@@ -121,7 +115,7 @@ impl Inputs {
     }
 
     fn batch<'a>(&'a self, qo_indptr: &'a Tensor, load: AttentionLoad) -> AttentionBatch<'a> {
-        AttentionBatch { qo_indptr, kv_lens: &self.kv_lens, block_tables: &self.block_tables, load }
+        AttentionBatch { qo_indptr, kv_lens: &self.kv_lens, block_tables: self.block_tables(), load }
     }
 
     /// Whether each sampled token of the step is the last one of its row.
@@ -142,6 +136,7 @@ mod tests {
     use super::*;
     use crate::heads::BLOCK_SIZE;
     use pegainfer_core::isa::Isa;
+    use pegainfer_core::kv::BlockIds;
 
     #[test]
     fn block_tables_are_those_of_the_step_whether_they_changed_or_not() {
@@ -149,13 +144,13 @@ mod tests {
         let mut inputs =
             Inputs::new(&mut exec, 64, BLOCK_SIZE, StepSize { tokens: 8, rows: 4, samples: 4, context: 100 }).unwrap();
         let held = |inputs: &Inputs, step: &Step| {
-            let (rows, stride) = inputs.block_tables.rows_cols();
-            assert_eq!(rows, step.rows.len());
-            let ids = inputs.block_tables.host::<u32>().chunks_exact(stride);
-            ids.flat_map(|row| &row[..step.max_blocks]).copied().collect::<Vec<u32>>()
+            let (rows, stride) = inputs.block_tables().rows_cols();
+            assert_eq!((rows, stride), (step.rows.len(), 100usize.div_ceil(BLOCK_SIZE)));
+            let ids = inputs.block_tables().host::<u32>().chunks_exact(stride);
+            ids.map(|row| row.iter().copied().take(step.max_blocks()).collect()).collect::<Vec<BlockIds>>()
         };
         let mut other = Step::uniform(BLOCK_SIZE, 2, 1, 40);
-        other.block_tables[4] = 9;
+        other.block_tables[1] = [3, 9, 5].into_iter().collect();
         let longer = Step::uniform(BLOCK_SIZE, 2, 1, 41);
         for step in [
             Step::uniform(BLOCK_SIZE, 2, 1, 40),

@@ -9,12 +9,13 @@
 //! - `quantization`: FP8 weights. `rope_scaling`: YaRN.
 //! - `load`, `record`: an engine from a checkpoint, a kernel plan from a configuration. `measure`: step times for the ledger.
 //! - `executor`: steps in flight and CUDA graphs; `drafting`, `block_drafting`: the passes of the layers
-//!   that draft; `inputs`, `logits_processors`, `sampler`, `results`, `readbacks`: what every step
+//!   that draft; `inputs`, `block_tables`, `logits_processors`, `sampler`, `results`, `readbacks`: what every step
 //!   begins and ends with.
 //! - `synthetic_acceptance`: drafts that are accepted for timing.
 //! - `decoder`, `sampled_rows`: parts of forward passes that dense decoders share.
 
 pub mod block_drafting;
+mod block_tables;
 mod bounds;
 mod config_file;
 mod decoder;

@@ -27,7 +27,7 @@ pub fn record_step<M: Model>(config: &M::Config, step: &StepOf<M>) -> Result<Vec
     let weights = load_weights::<M>(&mut exec, config, &source, &mut |_| {})?;
     let (tokens, rows) = (step.tokens.len(), step.rows.len());
     let context = step.kv_lens.iter().copied().max().unwrap_or(0) as usize;
-    let bounds = Bounds::exact(StepSize { tokens, rows, samples: rows, context }, rows * step.max_blocks);
+    let bounds = Bounds::exact(StepSize { tokens, rows, samples: rows, context }, rows * step.max_blocks());
     let mut executor = Executor::<M>::new(exec, config.clone(), weights, &bounds)?;
     let (result, records) = executor.record(step);
     result?;

@@ -1,6 +1,7 @@
 //! A hash of a whole step.
 
 use super::super::step::Step;
+use crate::kv::BlockIds;
 use crate::rng;
 use std::hash::{Hash, Hasher};
 
@@ -28,9 +29,15 @@ impl Hasher for StableHasher {
 
 /// The hash of what a device is told: tokens, positions, KV blocks, state slots, and which tokens are sampled.
 pub(super) fn step_hash<R: Hash>(step: &Step<R>) -> u64 {
-    let mut hasher = StableHasher::default();
+    let (mut hasher, max_blocks) = (StableHasher::default(), step.max_blocks());
     let Step { tokens, positions, slots, qo_indptr, kv_lens, block_tables, .. } = step;
-    [tokens, positions, slots, qo_indptr, kv_lens, block_tables].hash(&mut hasher);
+    // Every row padded with 0 to the longest one: the hashes of recordings that exist.
+    let padded = |blocks: &BlockIds| {
+        let padding = std::iter::repeat_n(0, max_blocks - blocks.len());
+        blocks.iter().chain(padding).collect::<Vec<u32>>()
+    };
+    let block_tables: Vec<u32> = block_tables.iter().flat_map(padded).collect();
+    [tokens, positions, slots, qo_indptr, kv_lens, &block_tables].hash(&mut hasher);
     step.state.hash(&mut hasher);
     step.samples.iter().for_each(|sample| (sample.id, sample.token, sample.position).hash(&mut hasher));
     hasher.finish()
@@ -39,6 +46,13 @@ pub(super) fn step_hash<R: Hash>(step: &Step<R>) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn recordings_that_exist_have_the_hashes_of_today() {
+        let block_tables = [vec![0, 1, 2], vec![3]].map(BlockIds::from_iter).to_vec();
+        let step = Step::<u32> { block_tables, ..Step::ragged(16, &[(3, 40), (1, 9)]) };
+        assert_eq!(step_hash(&step), 0x3f02_821a_9aa7_8330);
+    }
 
     #[test]
     fn every_part_of_a_step_counts() {
@@ -55,7 +69,7 @@ mod tests {
             |step| step.positions[1] += 1,
             |step| step.slots[1] += 1,
             |step| step.kv_lens[1] += 1,
-            |step| step.block_tables[1] += 1,
+            |step| step.block_tables[1] = [3, 4, 6].into_iter().collect(),
             |step| step.state.push(0),
             |step| step.samples[1].token -= 1,
         ];

@@ -7,30 +7,16 @@ use crate::schedule::step::{SampleRow, Step, StepRow};
 use crate::schedule::step_executor::STEPS_IN_FLIGHT;
 use std::iter::once_with;
 
-/// Writes a sequence's blocks to its row of the block tables, zeros behind them.
-fn write_table(row: &mut [u32], blocks: &[u32]) {
-    let (own, padding) = row.split_at_mut(blocks.len());
-    own.copy_from_slice(blocks);
-    padding.fill(0);
-}
-
 impl<S: SequenceState> Scheduler<S> {
     /// The step in which each running sequence, oldest first, has what `chunks` says.
     pub(super) fn build_step(&mut self, chunks: &[Chunk]) -> Step<S::Row> {
         let chosen = || chunks.iter().enumerate().filter(|(_, chunk)| chunk.tokens > 0);
-        let (rows, max_blocks) =
-            chosen().fold((0, 0), |(rows, most), (i, _)| (rows + 1, most.max(self.running[i].table.blocks().len())));
-        if max_blocks == 0 {
+        if chosen().next().is_none() {
             return Step::default();
         }
         let mut step = self.spare_steps.pop().unwrap_or_default();
-        // What an earlier step left there is overwritten: each row writes all of its entries.
-        let mut block_tables = std::mem::take(&mut step.block_tables);
-        block_tables.resize(rows * max_blocks, 0);
         step.clear();
         step.qo_indptr.push(0);
-        step.max_blocks = max_blocks;
-        let mut tables = block_tables.chunks_exact_mut(max_blocks);
         for (i, Chunk { tokens, drafts, model_drafts, .. }) in chosen() {
             let seq = &mut self.running[i];
             let range = seq.planned..seq.planned + tokens;
@@ -54,9 +40,7 @@ impl<S: SequenceState> Scheduler<S> {
             seq.table.write_slots(with_drafts.clone(), &mut step.slots);
             step.qo_indptr.push(step.tokens.len() as u32);
             step.kv_lens.push(with_drafts.end as u32);
-            if let Some(table) = tables.next() {
-                write_table(table, seq.table.blocks());
-            }
+            step.block_tables.push(seq.table.blocks().clone());
             step.rows.push(StepRow {
                 id: seq.id,
                 sequence: seq.index,
@@ -93,7 +77,6 @@ impl<S: SequenceState> Scheduler<S> {
                 seq.drafts_in_flight = drafts.len();
             }
         }
-        step.block_tables = block_tables;
         self.in_flight += 1;
         step
     }

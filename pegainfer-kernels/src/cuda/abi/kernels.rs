@@ -466,6 +466,7 @@ kernels! {
 
     DUMMY: Uniform [uniform] { out: Out<Bf16>, seed: u64, groups: u32, limit: f32 }
     READ: ReadAll [read_all] { data: In<Bf16>, out: Out<Bf16>, vectors: u32 }
+    WRITE_RUNS: WriteRuns [write_runs] { runs: In<U32>, words: In<U32>, out: Out<U32>, word_count: u32, elements: u32 }
 }
 
 // A row of the table of layers that `Step` points to.
