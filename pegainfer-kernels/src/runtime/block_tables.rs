@@ -40,7 +40,7 @@ pub(super) struct BlockTables {
     held: Vec<BlockIds>,
     /// What the newest step changed.
     changes: Vec<Change>,
-    batch: Batch,
+    pending: PendingRuns,
 }
 
 impl BlockTables {
@@ -50,7 +50,7 @@ impl BlockTables {
             tensor: exec.tensor("block_tables", &[rows, stride], DType::U32)?,
             held: vec![BlockIds::default(); rows],
             changes: Vec::new(),
-            batch: Batch::new(exec)?,
+            pending: PendingRuns::new(exec)?,
         })
     }
 
@@ -87,19 +87,19 @@ impl BlockTables {
     }
 
     fn upload(&mut self, exec: &mut Exec, tables: &[BlockIds]) -> Result<(), OpError> {
-        let Self { tensor, changes, batch, .. } = self;
+        let Self { tensor, changes, pending, .. } = self;
         let stride = tensor.rows_cols().1;
-        batch.clear();
+        pending.clear();
         for Change { row, entries } in changes {
             for first in entries.clone().step_by(RUN_WORDS) {
                 let run = first..entries.end.min(first + RUN_WORDS);
-                if !batch.fits(run.len()) {
-                    batch.write(exec, tensor)?;
+                if !pending.fits(run.len()) {
+                    pending.write(exec, tensor)?;
                 }
-                batch.add(*row * stride + first, tables[*row].range(run));
+                pending.add(*row * stride + first, tables[*row].range(run));
             }
         }
-        batch.write(exec, tensor)
+        pending.write(exec, tensor)
     }
 
     /// True if each row of the tensor, which is on the host, begins with its blocks in `tables`.
@@ -109,9 +109,9 @@ impl BlockTables {
     }
 }
 
-/// Changes of one upload.
+/// Runs that travel to the device in one upload.
 #[derive(Debug)]
-struct Batch {
+struct PendingRuns {
     /// On the device: `runs`, `[MAX_RUNS, RUN_FIELDS]`, and `words`, `[MAX_WORDS]`.
     tensors: [Tensor; 2],
     /// See [`ops::write_runs`].
@@ -119,7 +119,7 @@ struct Batch {
     words: Vec<u32>,
 }
 
-impl Batch {
+impl PendingRuns {
     fn new(exec: &mut Exec) -> io::Result<Self> {
         let shapes: [(&str, &[usize]); 2] = [("table_runs", &[MAX_RUNS, RUN_FIELDS]), ("table_words", &[MAX_WORDS])];
         Ok(Self { tensors: exec.adjacent(shapes, DType::U32)?, runs: Vec::new(), words: Vec::new() })
@@ -141,7 +141,7 @@ impl Batch {
         self.words.extend(ids);
     }
 
-    /// Writes what was added to `tables` and empties the batch. The next batch may overwrite these tensors at once:
+    /// Writes what was added to `tables` and empties the lists. The next upload may overwrite these tensors at once:
     /// its copy is after the kernel in the stream.
     fn write(&mut self, exec: &mut Exec, tables: &mut Tensor) -> Result<(), OpError> {
         if self.runs.is_empty() {
