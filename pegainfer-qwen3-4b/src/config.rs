@@ -1,7 +1,7 @@
 //! config.json of a Qwen3 checkpoint. What the engine does not implement is refused by name, never ignored.
 
 use pegainfer_kernels::ops::{HeadShape, KvDType, RopeSpec};
-use pegainfer_kernels::runtime::{ConfigError, ConfigFile, Quantization, unsupported};
+use pegainfer_kernels::runtime::{ConfigError, ConfigFile, DecoderShape, Quantization, unsupported};
 use serde_json::{Value, json};
 
 /// Name of the embedding table in checkpoints.
@@ -70,6 +70,19 @@ impl Config {
             initializer_range: file.initializer_range(),
             eos_token_ids: file.eos_token_ids()?,
         })
+    }
+
+    /// The numbers that the runtime's parts of a decoder take.
+    pub fn decoder(&self) -> DecoderShape {
+        DecoderShape {
+            hidden: self.hidden_size,
+            intermediate: self.intermediate_size,
+            heads: self.shape,
+            gated: false,
+            rotary_dim: self.shape.head_dim,
+            rope: self.rope,
+            eps: self.rms_norm_eps,
+        }
     }
 
     /// Bytes of K and V of one token over all layers.

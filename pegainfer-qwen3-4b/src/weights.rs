@@ -3,22 +3,15 @@
 use crate::config::{Config, EMBEDDING};
 use pegainfer_core::tensor::Tensor;
 use pegainfer_core::weights::{Loader, Part, WeightsError};
-use pegainfer_kernels::ops::Matrix;
-use pegainfer_kernels::runtime::{DecoderWeights, Mlp, load_head, load_projection, projection_bytes};
+use pegainfer_kernels::runtime::{Attention, DecoderWeights, Mlp, load_head, projection_bytes};
 
 /// One decoder layer.
 #[derive(Debug)]
 pub struct Layer {
     /// `[hidden]`.
     pub input_norm: Tensor,
-    /// Queries, keys, values: `[(heads + 2 kv_heads) * head_dim, hidden]`.
-    pub qkv: Matrix,
-    /// `[head_dim]`.
-    pub q_norm: Tensor,
-    /// `[head_dim]`.
-    pub k_norm: Tensor,
-    /// `[hidden, heads * head_dim]`.
-    pub o: Matrix,
+    /// The first half.
+    pub attention: Attention,
     /// The second half.
     pub mlp: Mlp,
 }
@@ -68,26 +61,16 @@ fn layer_bytes(config: &Config, i: usize) -> u64 {
 
 impl Layer {
     fn load(loader: &mut Loader<'_>, config: &Config, i: usize) -> Result<Self, WeightsError> {
-        let prefix = prefix(i);
+        let (prefix, hidden, quantization) = (prefix(i), config.hidden_size, config.quantization.as_ref());
         let name = |tail: &str| format!("{prefix}.{tail}.weight");
-        let (hidden, shape) = (config.hidden_size, config.shape);
-        let (qkv, o) = attention(config, i);
-        let quantization = config.quantization.as_ref();
+        let vector = |loader: &mut Loader<'_>, name, len| loader.vector(name, len);
         Ok(Self {
             input_norm: loader.vector(name("input_layernorm"), hidden)?,
-            qkv: load_projection(loader, quantization, &name("self_attn.qkv_proj"), &qkv, hidden)?,
-            q_norm: loader.vector(name("self_attn.q_norm"), shape.head_dim)?,
-            k_norm: loader.vector(name("self_attn.k_norm"), shape.head_dim)?,
-            o: load_projection(loader, quantization, &o[0].name, &o, shape.q_width())?,
+            attention: Attention::load(loader, &prefix, config.decoder(), quantization, vector)?,
             mlp: {
                 let norm = loader.vector(name("post_attention_layernorm"), hidden)?;
                 Mlp::load(loader, &prefix, norm, (hidden, config.intermediate_size), quantization)?
             },
         })
-    }
-
-    /// Weights of the norms of queries and of keys.
-    pub(crate) fn head_norms(&self) -> (&Tensor, &Tensor) {
-        (&self.q_norm, &self.k_norm)
     }
 }

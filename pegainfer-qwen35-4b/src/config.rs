@@ -4,7 +4,7 @@
 mod tests;
 
 use pegainfer_kernels::ops::{DeltaShape, HeadShape, KvDType, RopeSpec};
-use pegainfer_kernels::runtime::{ConfigError, ConfigFile, Quantization, unsupported};
+use pegainfer_kernels::runtime::{ConfigError, ConfigFile, DecoderShape, Quantization, unsupported};
 use serde_json::{Value, json};
 
 /// `<|endoftext|>` of the family's tokenizer, the one end-of-text id that its config.json names.
@@ -102,6 +102,19 @@ impl Config {
             initializer_range: file.initializer_range(),
             eos_token_ids,
         })
+    }
+
+    /// The numbers that the runtime's parts of a decoder take.
+    pub fn decoder(&self) -> DecoderShape {
+        DecoderShape {
+            hidden: self.hidden_size,
+            intermediate: self.intermediate_size,
+            heads: self.shape,
+            gated: true,
+            rotary_dim: self.rotary_dim,
+            rope: self.rope,
+            eps: self.rms_norm_eps,
+        }
     }
 
     /// Layers of this kind.

@@ -4,7 +4,7 @@ use crate::config::{Config, EMBEDDING, LayerKind};
 use pegainfer_core::tensor::Tensor;
 use pegainfer_core::weights::{Loader, Part, WeightsError};
 use pegainfer_kernels::ops::Matrix;
-use pegainfer_kernels::runtime::{DecoderWeights, Mlp, load_head, load_projection, projection_bytes};
+use pegainfer_kernels::runtime::{Attention, DecoderWeights, Mlp, load_head, load_projection, projection_bytes};
 
 /// Beginnings of the names of tensors that a text engine does not run, and what they are for.
 const SKIPPED: [(&str, &str); 2] = [("model.visual.", "the image encoder"), ("mtp.", "multi-token prediction")];
@@ -17,8 +17,8 @@ const MTP_PREFIX: &str = "mtp.layers.0";
 pub enum Mixer {
     /// The gated delta rule.
     Linear(LinearAttention),
-    /// Gated softmax attention.
-    Full(FullAttention),
+    /// Gated softmax attention; norms are `1 + w`, f32.
+    Full(Attention),
 }
 
 /// Weights of a gated delta rule layer; shapes are those of `DeltaShape`.
@@ -35,19 +35,6 @@ pub struct LinearAttention {
     /// `[value_dim]` f32.
     pub norm: Tensor,
     /// `[hidden, v_width]`.
-    pub out: Matrix,
-}
-
-/// Weights of a full attention layer.
-#[derive(Debug)]
-pub struct FullAttention {
-    /// Query and gate of each head in turn, keys, values: `[gated_qkv_width, hidden]`.
-    pub projection: Matrix,
-    /// `1 + w`, `[head_dim]` f32.
-    pub q_norm: Tensor,
-    /// `1 + w`, `[head_dim]` f32.
-    pub k_norm: Tensor,
-    /// `[hidden, heads * head_dim]`.
     pub out: Matrix,
 }
 
@@ -76,7 +63,7 @@ pub struct Mtp {
     /// `[hidden]`.
     pub input_norm: Tensor,
     /// The first half of the layer.
-    pub attention: FullAttention,
+    pub attention: Attention,
     /// The second half.
     pub mlp: Mlp,
     /// `[hidden]`.
@@ -179,21 +166,21 @@ impl Layer {
     pub(crate) fn projection(&self) -> &Matrix {
         match &self.mixer {
             Mixer::Linear(mixer) => &mixer.projection,
-            Mixer::Full(mixer) => &mixer.projection,
+            Mixer::Full(mixer) => &mixer.qkv,
         }
     }
 
     fn load(loader: &mut Loader<'_>, config: &Config, prefix: &str, kind: LayerKind) -> Result<Self, WeightsError> {
-        let hidden = config.hidden_size;
+        let (hidden, quantization) = (config.hidden_size, config.quantization.as_ref());
         Ok(Self {
             input_norm: scale(loader, format!("{prefix}.input_layernorm.weight"), hidden)?,
             mixer: match kind {
                 LayerKind::Linear => Mixer::Linear(LinearAttention::load(loader, config, prefix)?),
-                LayerKind::Full => Mixer::Full(FullAttention::load(loader, config, prefix)?),
+                LayerKind::Full => Mixer::Full(Attention::load(loader, prefix, config.decoder(), quantization, scale)?),
             },
             mlp: {
                 let norm = scale(loader, format!("{prefix}.post_attention_layernorm.weight"), hidden)?;
-                Mlp::load(loader, prefix, norm, (hidden, config.intermediate_size), config.quantization.as_ref())?
+                Mlp::load(loader, prefix, norm, (hidden, config.intermediate_size), quantization)?
             },
         })
     }
@@ -222,21 +209,6 @@ impl LinearAttention {
             a_log: vector(loader, name("A_log"), shape.value_heads)?,
             dt_bias: vector(loader, name("dt_bias"), shape.value_heads)?,
             norm: vector(loader, name("norm.weight"), shape.value_dim)?,
-            out: load_projection(loader, quantization, &out[0].name, &out, out_width)?,
-        })
-    }
-}
-
-impl FullAttention {
-    fn load(loader: &mut Loader<'_>, config: &Config, prefix: &str) -> Result<Self, WeightsError> {
-        let (hidden, shape) = (config.hidden_size, config.shape);
-        let name = |tail: &str| format!("{prefix}.self_attn.{tail}.weight");
-        let (parts, (out, out_width)) = full_projections(config, prefix);
-        let quantization = config.quantization.as_ref();
-        Ok(Self {
-            projection: load_projection(loader, quantization, &name("qkv_proj"), &parts, hidden)?,
-            q_norm: scale(loader, name("q_norm"), shape.head_dim)?,
-            k_norm: scale(loader, name("k_norm"), shape.head_dim)?,
             out: load_projection(loader, quantization, &out[0].name, &out, out_width)?,
         })
     }

@@ -44,7 +44,7 @@ pub use crate::heads::{BLOCK_SIZE, HeadShape, Heads, KvDType, RopeHeads};
 pub use crate::load::{AttentionLoad, DECODE_QUERIES};
 pub use crate::packed_logits_updates::{EDIT_WORDS, NO_MASK, PackedLogitsUpdates, SPAN_WORDS};
 pub use crate::rotary::{RopeSpec, Yarn};
-pub use activation::{choose_attended_format, choose_format, choose_gated_attended_format, choose_gated_format};
+pub use activation::{Activation, ActivationMut};
 pub use adjust_logits::adjust_logits;
 pub use attention::attention;
 pub use attention_gate::attention_gate;

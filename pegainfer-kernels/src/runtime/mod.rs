@@ -12,12 +12,14 @@
 //!   that draft; `inputs`, `logits_processors`, `sampler`, `results`, `readbacks`: what every step
 //!   begins and ends with.
 //! - `synthetic_acceptance`: drafts that are accepted for timing.
-//! - `decoder`, `sampled_rows`: parts of forward passes that dense decoders share.
+//! - `decoder`, `decoder_workspace`, `attention`, `sampled_rows`: parts of dense decoders: weights, activations, full attention.
 
+mod attention;
 pub mod block_drafting;
 mod bounds;
 mod config_file;
 mod decoder;
+mod decoder_workspace;
 pub mod drafting;
 pub mod end_of_text;
 mod executor;
@@ -42,9 +44,11 @@ mod sampler;
 mod sizes;
 mod synthetic_acceptance;
 
+pub use attention::{Attention, KvLayer};
 pub use bounds::{Bounds, StepSize};
 pub use config_file::{ConfigError, ConfigFile, Overrides, Served, unsupported};
-pub use decoder::{Activations, DecoderWeights, KvLayer, Mlp, load_head};
+pub use decoder::{DecoderShape, DecoderWeights, Mlp, load_head};
+pub use decoder_workspace::{Activations, AttentionScratch, DecoderWorkspace};
 pub use executor::Executor;
 pub use gpu_fit::GpuFit;
 pub use inputs::Inputs;
