@@ -9,7 +9,7 @@
 //! - `quantization`: FP8 weights. `rope_scaling`: YaRN.
 //! - `load`, `record`: an engine from a checkpoint, a kernel plan from a configuration. `measure`: step times for the ledger.
 //! - `executor`: steps in flight and CUDA graphs; `drafting`, `block_drafting`: the passes of the layers
-//!   that draft; `inputs`, `logits_processors`, `sampler`, `results`, `readbacks`: what every step
+//!   that draft; `inputs`, `logits_processors`, `sampler`, `readbacks`: what every step
 //!   begins and ends with.
 //! - `synthetic_acceptance`: drafts that are accepted for timing.
 //! - `decoder`, `decoder_workspace`, `attention`, `sampled_rows`: parts of dense decoders: weights, activations, full attention.
@@ -37,7 +37,6 @@ mod output_matrix;
 mod quantization;
 mod readbacks;
 mod record;
-mod results;
 mod rope_scaling;
 mod sampled_rows;
 mod sampler;
