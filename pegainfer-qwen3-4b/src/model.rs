@@ -43,12 +43,8 @@ impl Model for Qwen3 {
             max_position_embeddings: config.max_position_embeddings,
             eos_token_ids: config.eos_token_ids.clone(),
             initializer_range: config.initializer_range,
-            weight_bytes: weights::bytes(config),
             fp8_weights: config.quantization.is_some(),
             drafts: false,
-            workspace_bytes_per_token: Workspace::bytes_per_token(&config.decoder(), &[]),
-            kv_bytes_per_token: config.kv_bytes_per_token(),
-            state_slot_bytes: None,
         }
     }
 

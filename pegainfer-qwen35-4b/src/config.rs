@@ -122,24 +122,13 @@ impl Config {
         self.layers.iter().filter(|layer| **layer == kind).count()
     }
 
-    /// Bytes of K and V of one token over all layers.
-    pub fn kv_bytes_per_token(&self) -> usize {
-        let layers = self.count(LayerKind::Full) + usize::from(self.mtp);
-        layers * self.shape.kv_bytes_per_token(self.kv_dtype)
-    }
-
-    /// Bytes of one slot of recurrent state over all layers.
-    pub fn slot_bytes(&self) -> usize {
-        self.count(LayerKind::Linear) * self.delta.slot_bytes()
-    }
-
     /// Parameters that are loaded.
     pub fn parameters(&self) -> u64 {
         (self.tables() + self.matrices() + self.small()) as u64
     }
 
     /// Parameters of the embedding table, and of the output matrix where that is another one.
-    pub(crate) fn tables(&self) -> usize {
+    fn tables(&self) -> usize {
         let tables = if self.tie_word_embeddings { 1 } else { 2 };
         tables * self.vocab_size * self.hidden_size
     }
@@ -155,12 +144,12 @@ impl Config {
     }
 
     /// Parameters of the matrix that joins the inputs of the layer that drafts, `mtp.fc`.
-    pub(crate) fn mtp_projection(&self) -> usize {
+    fn mtp_projection(&self) -> usize {
         2 * self.hidden_size * self.hidden_size
     }
 
     /// Parameters that are not in matrices.
-    pub(crate) fn small(&self) -> usize {
+    fn small(&self) -> usize {
         let delta = self.delta;
         let linear = delta.conv_width * delta.channels() + 2 * delta.value_heads + delta.value_dim;
         let full = 2 * self.shape.head_dim;

@@ -42,12 +42,8 @@ impl Model for Qwen35 {
             max_position_embeddings: config.max_position_embeddings,
             eos_token_ids: config.eos_token_ids.clone(),
             initializer_range: config.initializer_range,
-            weight_bytes: weights::bytes(config),
             fp8_weights: config.quantization.is_some(),
             drafts: config.mtp,
-            workspace_bytes_per_token: Workspace::bytes_per_token(config),
-            kv_bytes_per_token: config.kv_bytes_per_token(),
-            state_slot_bytes: Some(config.slot_bytes() as u64),
         }
     }
 
@@ -67,16 +63,11 @@ impl Model for Qwen35 {
         state::allocate(parts.exec, parts.config, blocks, bounds.slots).map_err(LoadError::State)
     }
 
-    fn state(config: &Config, bounds: &Bounds) -> StateSlots {
-        let (rows, snapshots) = (bounds.size.rows, bounds.snapshots());
-        log::info!(
-            "recurrent state: {:.1} MB for each of up to {rows} requests, and {snapshots} snapshots in the prefix cache",
-            config.slot_bytes() as f64 / 1e6,
-        );
+    fn state(_config: &Config, bounds: &Bounds) -> StateSlots {
         StateSlots::new(StateConfig {
-            sequences: rows,
-            snapshots,
-            interval: if snapshots > 0 { bounds.snapshot_interval } else { 0 },
+            sequences: bounds.size.rows,
+            snapshots: bounds.snapshots(),
+            interval: if bounds.snapshots() > 0 { bounds.snapshot_interval } else { 0 },
             block_tokens: BLOCK_SIZE,
             within_chunks: true,
         })
@@ -102,7 +93,8 @@ impl Model for Qwen35 {
         ops::rms_norm(exec, residual, &first.input_norm, eps, normed.input_of(first.projection()))?;
         for (i, (layer, state)) in weights.layers.iter().zip(cache.iter_mut()).enumerate() {
             let next = weights.layers.get(i + 1);
-            // After the last layer's attention, nothing is wanted of tokens that are not sampled, unless their output is drafted from.
+            // After the last layer's attention, nothing is wanted of tokens that are not sampled, unless their output
+            // is drafted from.
             let rows = if next.is_some() || config.mtp { SampledRows::All } else { SampledRows::of(step, inputs) };
             match &layer.mixer {
                 Mixer::Linear(mixer) => linear_attention(exec, config, mixer, work, state, step)?,

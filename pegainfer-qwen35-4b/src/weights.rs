@@ -4,7 +4,7 @@ use crate::config::{Config, EMBEDDING, LayerKind};
 use pegainfer_core::tensor::Tensor;
 use pegainfer_core::weights::{Loader, Part, WeightsError};
 use pegainfer_kernels::ops::Matrix;
-use pegainfer_kernels::runtime::{Attention, DecoderWeights, Mlp, load_head, load_projection, projection_bytes};
+use pegainfer_kernels::runtime::{Attention, DecoderWeights, Mlp, load_head, load_projection};
 
 /// Beginnings of the names of tensors that a text engine does not run, and what they are for.
 const SKIPPED: [(&str, &str); 2] = [("model.visual.", "the image encoder"), ("mtp.", "multi-token prediction")];
@@ -112,55 +112,6 @@ fn prefix(i: usize) -> String {
     format!("model.language_model.layers.{i}")
 }
 
-/// Projections of a layer that are stacked, `hidden` columns each, and its output projection with its columns.
-type Projections = (Vec<Part>, ([Part; 1], usize));
-
-/// The projections of the layer whose tensors begin with `prefix`, of the gated delta rule.
-fn linear_projections(config: &Config, prefix: &str) -> Projections {
-    let shape = config.delta;
-    let part = |tail: &str, rows| Part { name: format!("{prefix}.linear_attn.{tail}.weight"), rows };
-    let input = vec![
-        part("in_proj_qkv", shape.channels()),
-        part("in_proj_z", shape.v_width()),
-        part("in_proj_b", shape.value_heads),
-        part("in_proj_a", shape.value_heads),
-    ];
-    (input, ([part("out_proj", config.hidden_size)], shape.v_width()))
-}
-
-/// The same, of full attention.
-fn full_projections(config: &Config, prefix: &str) -> Projections {
-    let shape = config.shape;
-    let part = |tail: &str, rows| Part { name: format!("{prefix}.self_attn.{tail}.weight"), rows };
-    let kv = shape.kv_heads * shape.head_dim;
-    let input = vec![part("q_proj", 2 * shape.q_width()), part("k_proj", kv), part("v_proj", kv)];
-    (input, ([part("o_proj", config.hidden_size)], shape.q_width()))
-}
-
-/// Bytes of the weights as loaded: tables in bf16, matrices in bf16 or FP8, the rest in f32.
-pub fn bytes(config: &Config) -> u64 {
-    let layers = config.layers.iter().enumerate().map(|(i, kind)| layer_bytes(config, &prefix(i), *kind));
-    let mtp = if config.mtp { mtp_bytes(config) } else { 0 };
-    layers.sum::<u64>() + mtp + 2 * config.tables() as u64 + 4 * config.small() as u64
-}
-
-/// Bytes of the matrices of the layer that drafts, in bf16 or FP8, and of `mtp.fc`, in bf16.
-fn mtp_bytes(config: &Config) -> u64 {
-    2 * config.mtp_projection() as u64 + layer_bytes(config, MTP_PREFIX, LayerKind::Full)
-}
-
-/// Bytes of the matrices of the layer whose tensors begin with `prefix`.
-fn layer_bytes(config: &Config, prefix: &str, kind: LayerKind) -> u64 {
-    let (quantization, hidden) = (config.quantization.as_ref(), config.hidden_size);
-    let (input, ([out], width)) = match kind {
-        LayerKind::Linear => linear_projections(config, prefix),
-        LayerKind::Full => full_projections(config, prefix),
-    };
-    let bytes = |part: &Part, cols| projection_bytes(quantization, &part.name, part.rows, cols);
-    let mixer = input.iter().map(|part| bytes(part, hidden)).sum::<u64>() + bytes(&out, width);
-    mixer + Mlp::bytes(prefix, (hidden, config.intermediate_size), quantization)
-}
-
 impl Layer {
     /// What multiplies the output of the input norm.
     pub(crate) fn projection(&self) -> &Matrix {
@@ -188,10 +139,16 @@ impl Layer {
 
 impl LinearAttention {
     fn load(loader: &mut Loader<'_>, config: &Config, prefix: &str) -> Result<Self, WeightsError> {
-        let (hidden, shape) = (config.hidden_size, config.delta);
+        let (hidden, shape, quantization) = (config.hidden_size, config.delta, config.quantization.as_ref());
         let name = |tail: &str| format!("{prefix}.linear_attn.{tail}");
-        let (parts, (out, out_width)) = linear_projections(config, prefix);
-        let quantization = config.quantization.as_ref();
+        let part = |tail: &str, rows| Part { name: format!("{prefix}.linear_attn.{tail}.weight"), rows };
+        let parts = [
+            part("in_proj_qkv", shape.channels()),
+            part("in_proj_z", shape.v_width()),
+            part("in_proj_b", shape.value_heads),
+            part("in_proj_a", shape.value_heads),
+        ];
+        let out = [part("out_proj", hidden)];
         let (width, channels) = (shape.conv_width, shape.channels());
         // Stored by channel; the kernels take neighbouring channels of one of the `width` inputs at once.
         let transpose =
@@ -209,7 +166,7 @@ impl LinearAttention {
             a_log: vector(loader, name("A_log"), shape.value_heads)?,
             dt_bias: vector(loader, name("dt_bias"), shape.value_heads)?,
             norm: vector(loader, name("norm.weight"), shape.value_dim)?,
-            out: load_projection(loader, quantization, &out[0].name, &out, out_width)?,
+            out: load_projection(loader, quantization, &out[0].name, &out, shape.v_width())?,
         })
     }
 }

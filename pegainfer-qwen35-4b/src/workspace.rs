@@ -1,7 +1,8 @@
 //! The activations of a step, allocated once for the largest.
 
 use crate::config::Config;
-use pegainfer_core::exec::{Device, Exec};
+use crate::plan::runs_in_chunks;
+use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, Tensor};
 use pegainfer_kernels::ops::{Activation, SEGMENT_WORDS};
 use pegainfer_kernels::runtime::{Bounds, DecoderWorkspace};
@@ -14,8 +15,8 @@ pub struct Workspace {
     pub segments: Tensor,
     /// The residual stream, full attention's and the MLP's.
     pub decoder: DecoderWorkspace,
-    /// With a layer that drafts: the normalised output of the last layer for the sampled tokens, while `normed` has that of all tokens,
-    /// `[tokens, hidden]`. Scratch while it drafts.
+    /// With a layer that drafts: the normalised output of the last layer for the sampled tokens, while `normed` has
+    /// that of all tokens, `[tokens, hidden]`. Scratch while it drafts.
     pub sampled: Option<Tensor>,
     /// Of a gated delta rule layer, `[tokens, projected_width]`.
     pub projected: Tensor,
@@ -32,8 +33,7 @@ pub struct Workspace {
 impl Workspace {
     pub(crate) fn new(exec: &mut Exec, config: &Config, bounds: &Bounds) -> std::io::Result<Self> {
         let (tokens, segments, delta) = (bounds.size.tokens, max_segments(bounds), config.delta);
-        let gpu = exec.device() == Device::Cuda;
-        let chunks = if gpu { delta.chunk_scratch(tokens, segments) } else { 0 };
+        let chunks = if runs_in_chunks(exec.device()) { delta.chunk_scratch(tokens, segments) } else { 0 };
         let chunks = exec.tensor("chunks", &[chunks], DType::U8)?;
         let rule = [
             ("projected", [tokens, delta.projected_width()], DType::Bf16),
@@ -47,21 +47,6 @@ impl Workspace {
         let (sampled, gated) = (sampled.transpose()?, Activation::new(gated));
         let segments = exec.tensor("segments", &[segments, SEGMENT_WORDS], DType::U32)?;
         Ok(Self { segments, decoder, sampled, projected, mixed, chunks, read, gated })
-    }
-
-    /// Bytes for each token on a GPU, without what each segment takes.
-    pub(crate) fn bytes_per_token(config: &Config) -> u64 {
-        const MANY: usize = 1 << 10;
-        let delta = config.delta;
-        let rule = [
-            ("projected", [1, delta.projected_width()], DType::Bf16),
-            ("mixed", [1, delta.channels()], DType::Bf16),
-            ("read", [1, delta.v_width()], DType::F32),
-            ("gated", [1, delta.v_width()], DType::Bf16),
-        ];
-        let chunks = config.delta.chunk_scratch(MANY, 0) / MANY;
-        let sampled = if config.mtp { config.hidden_size * DType::Bf16.size() } else { 0 };
-        DecoderWorkspace::bytes_per_token(&config.decoder(), &rule) + (chunks + sampled) as u64
     }
 
     /// Narrows all of them to `tokens` rows, in bf16.

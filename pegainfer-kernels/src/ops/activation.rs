@@ -1,4 +1,5 @@
-//! Activations, in bf16 or rounded to FP8: where the next GEMM rounds its input, the op before it writes the codes itself.
+//! Activations, in bf16 or rounded to FP8: where the next GEMM rounds its input, the op before it writes the codes
+//! itself.
 //!
 //! [`DType::E4m3`]: e4m3 codes `[padded, k]`, `padded` the rows rounded up to a multiple of 4, and behind them f32 scales
 //! `[k / 128, padded]`. Each 128 columns of a row have a scale: their largest magnitude over 448, or 1 where that is 0. A code is the e4m3
@@ -22,12 +23,13 @@ fn fits(x: &Tensor) -> bool {
     padded <= x.max_rows() && padded * (k + k / BLOCK * size_of::<f32>()) <= x.capacity()
 }
 
-/// `[rows, width]` values that one op writes and the next GEMM reads: in bf16, or in FP8 where that saves the GEMM the rounding. It is
-/// read like its tensor; an op that takes bf16 only refuses one in FP8.
+/// `[rows, width]` values that one op writes and the next GEMM reads: in bf16, or in FP8 where that saves the GEMM the
+/// rounding. It is read like its tensor; an op that takes bf16 only refuses one in FP8.
 #[derive(Debug)]
 pub struct Activation(Tensor);
 
-/// Where an op writes an activation, and the matrix that alone reads it next. A tensor is written in the format that it has.
+/// Where an op writes an activation, and the matrix that alone reads it next. A tensor is written in the format that it
+/// has.
 #[derive(Debug)]
 pub struct ActivationMut<'a> {
     pub(super) tensor: &'a mut Tensor,
@@ -54,8 +56,8 @@ impl Activation {
         &mut self.0
     }
 
-    /// To be written for the GEMM with `next`, which alone reads it. The op that writes it chooses the format: FP8 if the GEMM would
-    /// round its input and the op's kernel can, else bf16. `None` asks for bf16.
+    /// To be written for the GEMM with `next`, which alone reads it. The op that writes it chooses the format: FP8 if
+    /// the GEMM would round its input and the op's kernel can, else bf16. `None` asks for bf16.
     pub fn input_of<'a>(&'a mut self, next: impl Into<Option<&'a Matrix>>) -> ActivationMut<'a> {
         ActivationMut { tensor: self.bf16(), next: next.into() }
     }
@@ -88,7 +90,8 @@ impl<'a> ActivationMut<'a> {
         Ok(tensor)
     }
 
-    /// The same for a norm. One row stays in bf16: its GEMM rounds it on the way, in less time than a norm takes for it.
+    /// The same for a norm. One row stays in bf16: its GEMM rounds it on the way, in less time than a norm takes for
+    /// it.
     pub(super) fn in_norm_format(self, exec: &mut Exec) -> Result<&'a mut Tensor, OpError> {
         let rows = self.tensor.rows_cols().0;
         self.in_format(exec, rows > 1)
@@ -116,8 +119,8 @@ pub(super) fn write_host(x: &mut Tensor, write: impl FnOnce(&mut [bf16])) {
     quantize_rows(&values, (rows, k), x.host_storage_mut());
 }
 
-/// Has `compute` write an activation on the host in bf16, which is rounded to FP8 afterwards if its format is that: for results that
-/// several kernels make in place.
+/// Has `compute` write an activation on the host in bf16, which is rounded to FP8 afterwards if its format is that: for
+/// results that several kernels make in place.
 pub(super) fn compute_host(
     x: &mut Tensor,
     compute: impl FnOnce(&mut Tensor) -> Result<(), OpError>,

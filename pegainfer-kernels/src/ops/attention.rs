@@ -14,12 +14,12 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 
 /// `out = softmax(q kᵀ * scale) v`, causal.
 ///
-/// `q`, `out`: `[tokens, heads * head_dim]` bf16, `out` also [in FP8](super::Activation); `k`, `v`: one layer's cache, see
-/// [`qk_norm_rope_write_kv`](super::qk_norm_rope_write_kv); the scales of an FP8 cache multiply scores and weights, in f32. The last query of a row sits at position `kv_lens - 1`.
-/// Scores, softmax and sums are f32 (online softmax over fixed tiles of positions, so that a row's result depends
-/// neither on how its prompt was chunked nor on the other rows); one rounding to bf16 at the end. On a GPU weights are
-/// rounded to bf16 before they are multiplied with `v`, and the tiles depend on the batch; `head_dim` is 64, 128
-/// or 256.
+/// `q`, `out`: `[tokens, heads * head_dim]` bf16, `out` also [in FP8](super::Activation); `k`, `v`: one layer's cache,
+/// see [`qk_norm_rope_write_kv`](super::qk_norm_rope_write_kv); the scales of an FP8 cache multiply scores and weights,
+/// in f32. The last query of a row sits at position `kv_lens - 1`. Scores, softmax and sums are f32 (online softmax
+/// over fixed tiles of positions, so that a row's result depends neither on how its prompt was chunked nor on the other
+/// rows); one rounding to bf16 at the end. On a GPU weights are rounded to bf16 before they are multiplied with `v`,
+/// and the tiles depend on the batch; `head_dim` is 64, 128 or 256.
 pub fn attention<'o>(
     exec: &mut Exec,
     q: &Tensor,

@@ -16,10 +16,10 @@ use pegainfer_core::tensor::{OpError, Tensor};
 /// [`causal_conv1d`](super::causal_conv1d), [`gated_delta_rule`](super::gated_delta_rule) and
 /// [`gated_rms_norm`](super::gated_rms_norm) of rows that have one token each.
 ///
-/// `projected`: `[rows, projected_width]` bf16; `segments`: `[rows, SEGMENT_WORDS]` u32, segment `b` is token `b`, and none
-/// goes on from another; `states` and `conv_states` as there; `mixed`: `[rows, channels]` bf16 and `read`: `[rows, v_width]` f32,
-/// scratch for what lies between, what they hold afterwards depends on the device; `out`: `[rows, v_width]` bf16, or [in FP8](super::Activation). The rounding
-/// is that of the three ops.
+/// `projected`: `[rows, projected_width]` bf16; `segments`: `[rows, SEGMENT_WORDS]` u32, segment `b` is token `b`, and
+/// none goes on from another; `states` and `conv_states` as there; `mixed`: `[rows, channels]` bf16 and `read`:
+/// `[rows, v_width]` f32, scratch for what lies between, what they hold afterwards depends on the device; `out`:
+/// `[rows, v_width]` bf16, or [in FP8](super::Activation). The rounding is that of the three ops.
 ///
 /// A GPU runs one kernel, which reads segments, states and convolution states while the kernel before it still runs: no other kernel of
 /// the same step may write them.

@@ -1,5 +1,5 @@
-//! Layers of full attention over the paged KV cache: fused projection, norms of queries and keys, rotary positions, attention and,
-//! if there is one, a gate on its output.
+//! Layers of full attention over the paged KV cache: fused projection, norms of queries and keys, rotary positions,
+//! attention and, if there is one, a gate on its output.
 
 use super::decoder::DecoderShape;
 use super::decoder_workspace::{AttentionScratch, DecoderWorkspace};
@@ -16,8 +16,8 @@ use pegainfer_core::weights::{Loader, Part, WeightsError};
 /// Weights of a layer of full attention.
 #[derive(Debug)]
 pub struct Attention {
-    /// Queries, keys, values: `[(heads + 2 kv_heads) * head_dim, hidden]`. With gates, query and gate of each head in turn, then
-    /// keys, values: `[(2 heads + 2 kv_heads) * head_dim, hidden]`.
+    /// Queries, keys, values: `[(heads + 2 kv_heads) * head_dim, hidden]`. With gates, query and gate of each head in
+    /// turn, then keys, values: `[(2 heads + 2 kv_heads) * head_dim, hidden]`.
     pub qkv: Matrix,
     /// `[head_dim]`.
     pub q_norm: Tensor,
@@ -29,7 +29,8 @@ pub struct Attention {
 }
 
 impl Attention {
-    /// Loads `self_attn.*` of the layer whose tensors begin with `prefix`. `norm` loads the weight of a norm by name and length.
+    /// Loads `self_attn.*` of the layer whose tensors begin with `prefix`. `norm` loads the weight of a norm by name
+    /// and length.
     pub fn load(
         loader: &mut Loader<'_>,
         prefix: &str,
@@ -56,8 +57,8 @@ impl Attention {
         (&self.q_norm, &self.k_norm)
     }
 
-    /// The layer up to its output projection: `normed` becomes `attended`, for `rows` of the step with which `inputs` was filled. Keys
-    /// and values of all tokens are written to `kv`.
+    /// The layer up to its output projection: `normed` becomes `attended`, for `rows` of the step with which `inputs`
+    /// was filled. Keys and values of all tokens are written to `kv`.
     pub fn forward<R: Clone + Default>(
         &self,
         exec: &mut Exec,

@@ -62,8 +62,9 @@ pub fn block_pass<R: Clone + Default>(step: &Step<R>, rows: &[BlockRow], shape: 
     pass
 }
 
-/// Waits for the tokens that the oldest pass over blocks drew: those of the first position of each of its `pass_rows` rows, which begin
-/// with `rows`, then those of the second, and so on. Adds those of `rows` to the `drafts` of their rows of the step.
+/// Waits for the tokens that the oldest pass over blocks drew: those of the first position of each of its `pass_rows`
+/// rows, which begin with `rows`, then those of the second, and so on. Adds those of `rows` to the `drafts` of their
+/// rows of the step.
 pub fn finish(
     readbacks: &mut Readbacks,
     (rows, pass_rows): (&[BlockRow], usize),

@@ -1,7 +1,7 @@
 //! What dense decoders share: their shape, token embedding and output matrix, and the gated MLP.
 
 use super::output_matrix::HEAD;
-use super::quantization::{Quantization, load_projection, projection_bytes};
+use super::quantization::{Quantization, load_projection};
 use crate::heads::HeadShape;
 use crate::ops::{Matrix, RopeSpec};
 use pegainfer_core::tensor::Tensor;
@@ -78,8 +78,8 @@ pub struct Mlp {
 }
 
 impl Mlp {
-    /// Loads `mlp.gate_proj`, `mlp.up_proj` and `mlp.down_proj` of the layer whose tensors begin with `prefix`. `norm` is loaded
-    /// before.
+    /// Loads `mlp.gate_proj`, `mlp.up_proj` and `mlp.down_proj` of the layer whose tensors begin with `prefix`. `norm`
+    /// is loaded before.
     pub fn load(
         loader: &mut Loader<'_>,
         prefix: &str,
@@ -96,15 +96,5 @@ impl Mlp {
             gate_up: load_projection(loader, quantization, &name("gate_up_proj"), &first, hidden)?,
             down: load_projection(loader, quantization, &down[0].name, &down, intermediate)?,
         })
-    }
-}
-
-impl Mlp {
-    /// Bytes of the matrices of [`load`](Self::load).
-    pub fn bytes(prefix: &str, (hidden, intermediate): (usize, usize), quantization: Option<&Quantization>) -> u64 {
-        let bytes =
-            |tail, rows, cols| projection_bytes(quantization, &format!("{prefix}.mlp.{tail}.weight"), rows, cols);
-        let first = ["gate_proj", "up_proj"].map(|tail| bytes(tail, intermediate, hidden));
-        first.iter().sum::<u64>() + bytes("down_proj", hidden, intermediate)
     }
 }

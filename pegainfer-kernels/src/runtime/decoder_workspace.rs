@@ -4,7 +4,7 @@ use super::bounds::StepSize;
 use super::decoder::{DecoderShape, Mlp};
 use super::sampled_rows::gather_rows;
 use crate::ops::{self, Activation, Matrix};
-use pegainfer_core::exec::{AliasedTensor, Exec, aliased_bytes};
+use pegainfer_core::exec::{AliasedTensor, Exec};
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
 /// The activations of a step of a dense decoder.
@@ -47,8 +47,8 @@ pub struct AttentionScratch {
 }
 
 impl DecoderWorkspace {
-    /// For steps of this size, and the `N` scratch tensors of the model's other token mixers. No two mixers run at once, nor a mixer
-    /// together with the MLP: their scratch and the MLP's alias one buffer.
+    /// For steps of this size, and the `N` scratch tensors of the model's other token mixers. No two mixers run at
+    /// once, nor a mixer together with the MLP: their scratch and the MLP's alias one buffer.
     pub fn new<const N: usize>(
         exec: &mut Exec,
         shape: &DecoderShape,
@@ -75,16 +75,6 @@ impl DecoderWorkspace {
         let activations = Activations { residual, normed, delta, gate_up, activated };
         let attention = AttentionScratch { rope, qkv, sampled_qkv, q, attended: Activation::new(attended) };
         Ok((Self { activations, attention }, array(tensors)?))
-    }
-
-    /// Bytes of [`new`](Self::new) for each token on a GPU, where `mixers` are those for one token.
-    pub fn bytes_per_token(shape: &DecoderShape, mixers: &[AliasedTensor<'_>]) -> u64 {
-        let bf16 = |width| ("", [1, width], DType::Bf16);
-        let (qkv_width, q_width) = (shape.qkv_width(), shape.heads.q_width());
-        let mut attention = vec![bf16(qkv_width), bf16(q_width), bf16(q_width)];
-        attention.extend(shape.gated.then_some(bf16(qkv_width)));
-        let mlp = [bf16(2 * shape.intermediate), bf16(shape.intermediate)];
-        (3 * shape.hidden * DType::Bf16.size() + aliased_bytes(&[mixers, &attention, &mlp])) as u64
     }
 
     /// Narrows all of them to `tokens` rows, in bf16.
@@ -123,8 +113,9 @@ impl DecoderWorkspace {
 
 impl Activations {
     /// The rest of a layer after its token mixer. `mixed`, `[tokens, width]`, goes through the output projection `out`,
-    /// `[hidden, width]`, and is added to the residual stream; then the output of the MLP is. `normed` becomes the stream under `next`:
-    /// the weight of the next layer's input norm, and the matrix that multiplies it; or that of the final norm, and `None`.
+    /// `[hidden, width]`, and is added to the residual stream; then the output of the MLP is. `normed` becomes the
+    /// stream under `next`: the weight of the next layer's input norm, and the matrix that multiplies it; or that of
+    /// the final norm, and `None`.
     pub fn finish_layer(
         &mut self,
         exec: &mut Exec,

@@ -69,7 +69,7 @@ impl<M: Model> Executor<M> {
             DraftVocabulary::new(&mut exec, head, size, bounds.size.rows)
         });
         let draft_vocabulary = draft_vocabulary.transpose()?;
-        let kv_blocks = bounds.fitting_blocks(&info, &mut exec)?;
+        let kv_blocks = bounds.fitting_blocks(&mut exec)?;
         let parts = Parts { exec: &mut exec, config: &config, weights: &weights, work: &work };
         let cache = M::cache(parts, bounds, kv_blocks)?;
         Ok(Self {

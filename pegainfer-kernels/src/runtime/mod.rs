@@ -2,7 +2,7 @@
 //! implements [`Model`].
 //!
 //! # Layout
-//! - `model`: the trait; `model_info`: the numbers that the rest needs of a model.
+//! - `model`: the trait; `model_info`, `model_bytes`: the numbers that the rest needs of a model.
 //! - `config_file`, `load_options`, `load_error`, `bounds`: from config.json and flags to the sizes of an engine; `fit`, `gpu_fit`: whether
 //!   that fits the memory.
 //! - `output_matrix`: tied embeddings. `end_of_text`: tokens that end a text. `sizes`: bounds of the numbers.
@@ -12,7 +12,8 @@
 //!   that draft; `inputs`, `logits_processors`, `sampler`, `readbacks`: what every step
 //!   begins and ends with.
 //! - `synthetic_acceptance`: drafts that are accepted for timing.
-//! - `decoder`, `decoder_workspace`, `attention`, `sampled_rows`: parts of dense decoders: weights, activations, full attention.
+//! - `decoder`, `decoder_workspace`, `attention`, `sampled_rows`: parts of dense decoders: weights, activations, full
+//!   attention.
 
 mod attention;
 pub mod block_drafting;
@@ -32,6 +33,7 @@ mod load_options;
 mod logits_processors;
 mod measure;
 mod model;
+mod model_bytes;
 mod model_info;
 mod output_matrix;
 mod quantization;
@@ -56,9 +58,9 @@ pub use load_error::LoadError;
 pub use load_options::{DEFAULT_KV_BYTES, DEFAULT_STATE_BYTES, LoadOptions, STATE_SHARE};
 pub use measure::{Measurable, Measured, measure, measure_again};
 pub use model::{Model, Parts, Pass, StepOf, padded, ragged, uniform};
-pub use model_info::ModelInfo;
+pub use model_info::{ModelBytes, ModelInfo};
 pub use output_matrix::HEAD;
-pub use quantization::{Quantization, load_projection, projection_bytes};
+pub use quantization::{Quantization, load_projection};
 pub use readbacks::Readbacks;
 pub use record::{record, record_step};
 pub use sampled_rows::{SampledRows, gather_rows};

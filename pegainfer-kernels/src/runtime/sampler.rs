@@ -180,7 +180,8 @@ impl Sampler {
         Ok(())
     }
 
-    /// Lends what the first `samples` samples drew, `[samples]` u32, and their log-probabilities, `[samples, REPORT_WORDS]` u32.
+    /// Lends what the first `samples` samples drew, `[samples]` u32, and their log-probabilities,
+    /// `[samples, REPORT_WORDS]` u32.
     pub(super) fn drawn<R>(&mut self, samples: usize, read: impl FnOnce([&Tensor; 2]) -> R) -> R {
         for tensor in [&mut self.sampled, &mut self.logprobs] {
             tensor.set_rows(samples);

@@ -31,14 +31,6 @@ pub struct Config {
 }
 
 impl Config {
-    /// Parameters of the model.
-    fn parameters(&self) -> usize {
-        let attention = self.hidden_size * (self.shape.qkv_width() + self.shape.q_width());
-        let layer = attention + 3 * self.hidden_size * self.intermediate_size + 2 * self.hidden_size;
-        let tables = if self.tie_word_embeddings { 1 } else { 2 } * self.vocab_size * self.hidden_size;
-        tables + self.layers * layer + self.hidden_size
-    }
-
     /// The numbers that the runtime's parts of a decoder take.
     fn decoder(&self) -> DecoderShape {
         DecoderShape {
@@ -125,12 +117,8 @@ impl Model for Minimal {
             max_position_embeddings: config.max_position_embeddings,
             eos_token_ids: config.eos_token_ids.clone(),
             initializer_range: config.initializer_range,
-            weight_bytes: 2 * config.parameters() as u64,
             fp8_weights: false,
             drafts: false,
-            workspace_bytes_per_token: DecoderWorkspace::bytes_per_token(&config.decoder(), &[]),
-            kv_bytes_per_token: 2 * 2 * config.layers * config.shape.kv_heads * config.shape.head_dim,
-            state_slot_bytes: None,
         }
     }
 
