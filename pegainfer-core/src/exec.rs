@@ -4,7 +4,7 @@ mod attached;
 mod moment;
 mod tensors;
 
-pub use tensors::{AliasedTensor, aliased_bytes};
+pub use tensors::AliasedTensor;
 
 use crate::cuda::{Cuda, Graph};
 use crate::isa::Isa;

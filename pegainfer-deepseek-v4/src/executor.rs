@@ -256,7 +256,8 @@ impl StepExecutor for Executor {
     }
 
     fn abandon(&mut self) -> Result<(), OpError> {
-        self.readbacks.abandon();
+        let drafts = self.drafting.iter_mut().map(|drafting| &mut drafting.readbacks);
+        drafts.chain([&mut self.readbacks]).for_each(Readbacks::abandon);
         self.followed.clear();
         self.ranks.run(|rank| rank.exec.synchronize())
     }

@@ -103,11 +103,6 @@ impl DeltaShape {
         let (tokens, segments) = (tokens.min(*TRITON_TOKENS.end()), segments.min(TRITON_SEGMENTS));
         cuda.max(Self::chunks(tokens, segments) * self.value_heads * (2 * 64 * 64 * 2 + 4 * 64 * 4))
     }
-
-    /// Bytes of a slot.
-    pub fn slot_bytes(&self) -> usize {
-        4 * self.states(1).iter().product::<usize>() + 2 * self.conv_states(1).iter().product::<usize>()
-    }
 }
 
 #[cfg(test)]

@@ -10,10 +10,9 @@ use pegainfer_core::isa::Isa;
 use pegainfer_core::tensor::{DType, Tensor};
 use pegainfer_core::weights::Source;
 use pegainfer_kernels::ops::{self, HeadShape, KvDType};
-use pegainfer_kernels::runtime::{Bounds, Executor, Quantization, StepSize, load_weights, uniform};
+use pegainfer_kernels::runtime::{Bounds, Executor, ModelBytes, Quantization, StepSize, load_weights, uniform};
 use pegainfer_qwen3_4b::Qwen3;
 use pegainfer_qwen3_4b::config::Config;
-use pegainfer_qwen3_4b::weights;
 use rayon::prelude::*;
 use std::time::Duration;
 
@@ -44,6 +43,11 @@ fn executor(quantization: Option<Quantization>) -> Executor<Qwen3> {
     Executor::new(exec, config, weights, &Bounds::exact(size, 32 * 16)).expect("workspace")
 }
 
+/// Bytes of the weights.
+fn weight_bytes(config: &Config) -> u64 {
+    ModelBytes::of::<Qwen3>(config).expect("weights without memory").weights
+}
+
 /// Reads every byte once, on all threads: the rate that a decode step is measured against.
 fn read(exec: &mut Exec, data: &Tensor) -> u16 {
     let lines = data.host::<bf16>().as_chunks::<64>().0;
@@ -56,7 +60,7 @@ fn read(exec: &mut Exec, data: &Tensor) -> u16 {
 
 fn engine(c: &mut Criterion) {
     let mut executor = executor(None);
-    let bytes = weights::bytes(executor.config());
+    let bytes = weight_bytes(executor.config());
     let mut group = c.benchmark_group(format!("qwen3-0.6b/{}", Isa::best()));
     group.sample_size(10).measurement_time(Duration::from_secs(3)).warm_up_time(Duration::from_secs(1));
     let data = executor.exec().tensor("read", &[bytes as usize / 2], DType::Bf16).map(|mut data| {
@@ -75,7 +79,7 @@ fn engine(c: &mut Criterion) {
     let step = uniform::<Qwen3>(1, 512, 512);
     // 2 FLOPs for each weight that is not the embedding, and causal attention.
     let config = executor.config();
-    let dense = weights::bytes(config) - (2 * config.vocab_size * config.hidden_size) as u64;
+    let dense = weight_bytes(config) - (2 * config.vocab_size * config.hidden_size) as u64;
     let attention = 4 * (config.layers * config.shape.q_width() * 512 * 513 / 2) as u64;
     group.throughput(Throughput::Elements(dense * 512 + attention));
     group.bench_function(BenchmarkId::new("prefill", 512), |b| b.iter(|| executor.run(&step).expect("a step")));
@@ -87,7 +91,7 @@ fn fp8(c: &mut Criterion) {
     let mut executor = executor(Some(Quantization::every(&[])));
     let mut group = c.benchmark_group(format!("qwen3-0.6b/{}", Isa::best()));
     group.sample_size(10).measurement_time(Duration::from_secs(3)).warm_up_time(Duration::from_secs(1));
-    group.throughput(Throughput::Bytes(weights::bytes(executor.config())));
+    group.throughput(Throughput::Bytes(weight_bytes(executor.config())));
     for batch in [1, 8, 32] {
         let step = uniform::<Qwen3>(batch, 1, 128);
         group.bench_function(BenchmarkId::new("decode fp8", batch), |b| {

@@ -1,7 +1,7 @@
 //! config.json of a Qwen3 checkpoint. What the engine does not implement is refused by name, never ignored.
 
 use pegainfer_kernels::ops::{HeadShape, KvDType, RopeSpec};
-use pegainfer_kernels::runtime::{ConfigError, ConfigFile, Quantization, unsupported};
+use pegainfer_kernels::runtime::{ConfigError, ConfigFile, DecoderShape, Quantization, unsupported};
 use serde_json::{Value, json};
 
 /// Name of the embedding table in checkpoints.
@@ -72,9 +72,17 @@ impl Config {
         })
     }
 
-    /// Bytes of K and V of one token over all layers.
-    pub fn kv_bytes_per_token(&self) -> usize {
-        self.layers * self.shape.kv_bytes_per_token(self.kv_dtype)
+    /// The numbers that the runtime's parts of a decoder take.
+    pub fn decoder(&self) -> DecoderShape {
+        DecoderShape {
+            hidden: self.hidden_size,
+            intermediate: self.intermediate_size,
+            heads: self.shape,
+            gated: false,
+            rotary_dim: self.shape.head_dim,
+            rope: self.rope,
+            eps: self.rms_norm_eps,
+        }
     }
 }
 
@@ -120,7 +128,7 @@ fn refuse_windows(file: &ConfigFile, layers: usize, context: usize) -> Result<()
 mod tests {
     use super::*;
     use crate::Qwen3;
-    use pegainfer_kernels::runtime::Model;
+    use pegainfer_kernels::runtime::{Model, ModelBytes};
     use std::path::Path;
 
     fn tiny() -> Value {
@@ -133,11 +141,13 @@ mod tests {
         let config = Qwen3::load_config(&dir).unwrap();
         assert_eq!((config.layers, config.hidden_size, config.shape.heads), (6, 320, 4));
         assert_eq!(config.eos_token_ids, [4089, 4087], "generation_config.json comes first");
-        assert_eq!(config.kv_bytes_per_token(), 6144);
+        let bytes = ModelBytes::of::<Qwen3>(&config).unwrap();
+        assert_eq!(bytes.kv_per_token, 6144);
         let fp8 = Config { kv_dtype: KvDType::Fp8, ..config.clone() };
-        assert_eq!(fp8.kv_bytes_per_token(), 6144 / 2 + 2 * 4 * config.layers * config.shape.kv_heads);
+        let scales = 2 * 4 * config.layers * config.shape.kv_heads;
+        assert_eq!(ModelBytes::of::<Qwen3>(&fp8).unwrap().kv_per_token, 6144 / 2 + scales as u64);
         // The checkpoint's tensor bytes: file size minus header.
-        assert_eq!(Qwen3::info(&config).weight_bytes, 18_852_992);
+        assert_eq!(bytes.weights, 18_852_992);
     }
 
     #[test]

@@ -2,12 +2,11 @@
 
 use crate::config::Config;
 use crate::weights::{Layer, Weights};
-use crate::workspace::Workspace;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::schedule::Step;
 use pegainfer_core::tensor::{OpError, Tensor};
 use pegainfer_kernels::ops::{self, DECODE_LAYERS_ROWS, DecodeLayer, DecodeModel, DecodeScratch, DecodeState, KvDType};
-use pegainfer_kernels::runtime::{Activations, Inputs, KvLayer, LoadError};
+use pegainfer_kernels::runtime::{Activations, AttentionScratch, DecoderWorkspace, Inputs, KvLayer, LoadError};
 
 /// What outlives a step on the device.
 #[derive(Debug)]
@@ -49,27 +48,28 @@ pub(crate) fn run(
     exec: &mut Exec,
     (config, weights): (&Config, &Weights),
     cache: &mut Cache,
-    work: &mut Workspace,
+    work: &mut DecoderWorkspace,
     inputs: &Inputs,
     step: &Step,
 ) -> Result<(), OpError> {
     let Cache { layers, decode } = cache;
-    let Workspace { rope, activations, qkv, q, attended } = work;
-    let Activations { residual, normed, delta, gate_up, activated } = activations;
+    let Activations { residual, normed, delta, gate_up, activated } = &mut work.activations;
+    let AttentionScratch { rope, qkv, q, attended, .. } = &mut work.attention;
+    let (attended, activated) = (attended.bf16(), activated.bf16());
     let (mut model, batch) = (decode_model(config, weights, layers, rope), inputs.attention(step));
     let mut scratch = DecodeScratch { delta, qkv, q, attended, gate_up, activated };
     let at = (&inputs.positions, &inputs.slots);
-    ops::decode_layers(exec, &mut model, decode.as_mut(), at, &batch, &mut scratch, residual, normed)
+    ops::decode_layers(exec, &mut model, decode.as_mut(), at, &batch, &mut scratch, residual, normed.bf16())
 }
 
 /// The model as the op wants it.
 fn decode_model<'a>(config: &Config, weights: &'a Weights, kv: &'a mut [KvLayer], rope: &'a Tensor) -> DecodeModel<'a> {
     let layer = |(layer, kv): (&'a Layer, &'a mut KvLayer)| DecodeLayer {
         input_norm: &layer.input_norm,
-        qkv: layer.qkv.as_ref(),
-        head_norms: layer.head_norms(),
+        qkv: layer.attention.qkv.as_ref(),
+        head_norms: layer.attention.norms(),
         cache: kv.both_mut(),
-        o: layer.o.as_ref(),
+        o: layer.attention.o.as_ref(),
         post_norm: &layer.mlp.norm,
         gate_up: layer.mlp.gate_up.as_ref(),
         down: layer.mlp.down.as_ref(),

@@ -2,7 +2,7 @@
 //!
 //! # Layout
 //! - [`config`]: config.json, refused where it asks for something else.
-//! - [`weights`], `workspace`: what lives on the device.
+//! - [`weights`]: what is loaded of a checkpoint.
 //! - `model`: the forward pass, and what the runtime of pegainfer-kernels needs to load the model and run its steps.
 //! - `decode`: all layers of a small step as one op.
 
@@ -10,6 +10,5 @@ pub mod config;
 mod decode;
 mod model;
 pub mod weights;
-mod workspace;
 
 pub use model::{Engine, Qwen3, Step};

@@ -7,7 +7,7 @@ mod support;
 use half::{bf16, f16};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::isa::Isa;
-use pegainfer_kernels::runtime::{LoadOptions, Model, load};
+use pegainfer_kernels::runtime::{LoadOptions, Model, ModelBytes, load};
 use pegainfer_qwen3_4b::Qwen3;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors, serialize};
@@ -108,15 +108,20 @@ fn moved_rows(tensors: &BTreeMap<String, TensorView<'_>>) -> Vec<u8> {
     head
 }
 
+/// Bytes of the weights as plans and the fit count them.
+fn weight_bytes(dir: &Path) -> u64 {
+    ModelBytes::of::<Qwen3>(&Qwen3::load_config(dir).unwrap()).unwrap().weights
+}
+
 #[test]
 fn an_output_matrix_that_repeats_the_embedding_is_shared() {
     let copy = Copy::new("redundant");
     let mut tensors = copy.tensors();
     copy.write("model.safetensors", &tensors);
-    let alone = Qwen3::info(&Qwen3::load_config(&copy.dir).unwrap()).weight_bytes;
+    let alone = weight_bytes(&copy.dir);
     tensors.insert(HEAD.to_owned(), tensors[EMBEDDING].clone());
     copy.write("model.safetensors", &tensors);
-    assert_eq!(Qwen3::info(&Qwen3::load_config(&copy.dir).unwrap()).weight_bytes, alone);
+    assert_eq!(weight_bytes(&copy.dir), alone);
     let mut loaded = 0;
     let exec = Exec::cpu(Isa::best(), Some(2)).unwrap();
     load::<Qwen3>(exec, &copy.options(), &mut |bytes, _| loaded += bytes).unwrap();
@@ -134,8 +139,7 @@ fn another_output_matrix_is_used_although_config_json_ties_it() {
     copy.write("model.safetensors", &tensors);
     // The same logits belong to other tokens.
     assert_eq!(copy.tokens()[0], (expected()[0] + 4095) % 4096);
-    let bytes = |dir: &Path| Qwen3::info(&Qwen3::load_config(dir).unwrap()).weight_bytes;
-    assert_eq!(bytes(&copy.dir) - bytes(&bundled()), head.len() as u64, "plans and the fit count it");
+    assert_eq!(weight_bytes(&copy.dir) - weight_bytes(&bundled()), head.len() as u64, "plans and the fit count it");
 }
 
 #[test]

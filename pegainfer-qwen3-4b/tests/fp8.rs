@@ -11,7 +11,7 @@ use pegainfer_core::engine::StepEngine;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::isa::Isa;
 use pegainfer_kernels::ops::KvDType;
-use pegainfer_kernels::runtime::{LoadOptions, Model, Overrides, load};
+use pegainfer_kernels::runtime::{LoadOptions, Model, ModelBytes, Overrides, load};
 use pegainfer_qwen3_4b::{Engine, Qwen3};
 use std::path::Path;
 use support::invariance::{self, Alone};
@@ -57,7 +57,7 @@ fn weights_take_the_memory_that_config_json_promises() {
             let exec = Exec::cpu(Isa::best(), Some(2)).unwrap();
             load::<Qwen3>(exec, &options, &mut |bytes, all| (loaded, total) = (loaded + bytes, all)).unwrap();
             assert_eq!(loaded, total);
-            let bf16 = Qwen3::info(&Qwen3::load_config(&model_path()).unwrap()).weight_bytes;
+            let bf16 = ModelBytes::of::<Qwen3>(&Qwen3::load_config(&model_path()).unwrap()).unwrap().weights;
             assert!(total < bf16 * 3 / 4, "{total} of {bf16}");
         }
     }
@@ -100,7 +100,7 @@ fn bits_of_an_fp8_kv_cache_do_not_depend_on_scheduling() {
     let many = alone.cycle(32);
     many.holds_cold_and_warm(&mut load_on(target, &fp8_kv()));
     let config = Qwen3::load_config_with(&model_path(), &fp8_kv().overrides).unwrap();
-    let pool = 52 * (16 * config.kv_bytes_per_token()) as u64;
+    let pool = 52 * ModelBytes::of::<Qwen3>(&config).unwrap().block();
     let mixed = LoadOptions { max_num_batched_tokens: Some(48), ..fp8_kv() };
     let tight = LoadOptions { kv_cache_bytes: Some(pool), max_num_batched_tokens: Some(64), ..fp8_kv() };
     many.holds_mixed_and_preempted(|| load_on(target, &mixed), || load_on(target, &tight));

@@ -4,11 +4,10 @@
 
 use pegainfer_core::record::OpRecord;
 use pegainfer_kernels::ops::{HeadShape, KvDType};
-use pegainfer_kernels::runtime::{record, record_step, uniform};
+use pegainfer_kernels::runtime::{ModelBytes, record, record_step, uniform};
 use pegainfer_qwen3_4b::Qwen3;
 use pegainfer_qwen3_4b::Step;
 use pegainfer_qwen3_4b::config::Config;
-use pegainfer_qwen3_4b::weights;
 
 /// (hidden, intermediate, layers, heads, tied, parameters) of the official Qwen3 models.
 const SIZES: [(usize, usize, usize, usize, bool, u64); 6] = [
@@ -38,6 +37,10 @@ fn config((hidden, width, layers, heads, tied, _): (usize, usize, usize, usize, 
     }
 }
 
+fn bytes_of(config: &Config) -> ModelBytes {
+    ModelBytes::of::<Qwen3>(config).unwrap()
+}
+
 fn total(records: &[OpRecord], of: impl Fn(&OpRecord) -> u64) -> u64 {
     records.iter().map(of).sum()
 }
@@ -46,7 +49,7 @@ fn total(records: &[OpRecord], of: impl Fn(&OpRecord) -> u64) -> u64 {
 fn a_decode_step_reads_every_weight_once() {
     for (size, kv_dtype) in SIZES.into_iter().flat_map(|size| [KvDType::Bf16, KvDType::Fp8].map(|kv| (size, kv))) {
         let config = Config { kv_dtype, ..config(size) };
-        assert_eq!(weights::bytes(&config), 2 * size.5);
+        assert_eq!(bytes_of(&config).weights, 2 * size.5);
         let records = record::<Qwen3>(&config, 8, 1, 1024).unwrap();
         let untied = if size.4 { 0 } else { (config.vocab_size * config.hidden_size) as u64 };
         let gemms = |r: &OpRecord| match r.op.starts_with("linear") {
@@ -56,11 +59,17 @@ fn a_decode_step_reads_every_weight_once() {
         let linear = total(&records, gemms);
         let norms = (config.layers * (2 * config.hidden_size + 256) + config.hidden_size) as u64;
         assert_eq!(linear, 2 * 8 * (size.5 - untied - norms), "2 FLOPs per weight and row");
-        let kv = 8 * 1024 * config.kv_bytes_per_token() as u64;
+        let kv = 8 * 1024 * bytes_of(&config).kv_per_token;
         let bytes = total(&records, |r| r.bytes);
         let floor = 2 * (size.5 - untied) + kv;
         assert!(bytes >= floor && bytes < floor + floor / 20, "{bytes} bytes, floor {floor}");
     }
+}
+
+#[test]
+fn a_token_takes_the_memory_that_is_in_use_at_once() {
+    // Three rows of the residual stream's width, and three of the MLP's, whose memory attention's scratch shares.
+    assert_eq!(bytes_of(&config(SIZES[2])).workspace_per_token, 2 * (3 * 2560 + 3 * 9728));
 }
 
 #[test]
@@ -81,7 +90,7 @@ fn one_op_takes_all_layers_of_few_rows() {
             assert_eq!(ops, ["embedding", "decode_layers", "linear", "sample"]);
             assert_eq!(layers[0].kernel, "one_kernel");
             let ends = if size.4 { 1 } else { 2 } * config.vocab_size * config.hidden_size;
-            let floor = 2 * (size.5 - ends as u64) + (rows * 1024 * config.kv_bytes_per_token()) as u64;
+            let floor = 2 * (size.5 - ends as u64) + rows as u64 * 1024 * bytes_of(&config).kv_per_token;
             let bytes = layers[0].bytes;
             assert!(bytes >= floor && bytes < floor + floor / 100, "{bytes} bytes, floor {floor}");
             let apart = total(&record::<Qwen3>(&config, 3, 1, 1024).unwrap(), |r| r.flops) * rows as u64 / 3;

@@ -4,7 +4,7 @@
 mod tests;
 
 use pegainfer_kernels::ops::{DeltaShape, HeadShape, KvDType, RopeSpec};
-use pegainfer_kernels::runtime::{ConfigError, ConfigFile, Quantization, unsupported};
+use pegainfer_kernels::runtime::{ConfigError, ConfigFile, DecoderShape, Quantization, unsupported};
 use serde_json::{Value, json};
 
 /// `<|endoftext|>` of the family's tokenizer, the one end-of-text id that its config.json names.
@@ -104,20 +104,22 @@ impl Config {
         })
     }
 
+    /// The numbers that the runtime's parts of a decoder take.
+    pub fn decoder(&self) -> DecoderShape {
+        DecoderShape {
+            hidden: self.hidden_size,
+            intermediate: self.intermediate_size,
+            heads: self.shape,
+            gated: true,
+            rotary_dim: self.rotary_dim,
+            rope: self.rope,
+            eps: self.rms_norm_eps,
+        }
+    }
+
     /// Layers of this kind.
     pub fn count(&self, kind: LayerKind) -> usize {
         self.layers.iter().filter(|layer| **layer == kind).count()
-    }
-
-    /// Bytes of K and V of one token over all layers.
-    pub fn kv_bytes_per_token(&self) -> usize {
-        let layers = self.count(LayerKind::Full) + usize::from(self.mtp);
-        layers * self.shape.kv_bytes_per_token(self.kv_dtype)
-    }
-
-    /// Bytes of one slot of recurrent state over all layers.
-    pub fn slot_bytes(&self) -> usize {
-        self.count(LayerKind::Linear) * self.delta.slot_bytes()
     }
 
     /// Parameters that are loaded.
@@ -126,7 +128,7 @@ impl Config {
     }
 
     /// Parameters of the embedding table, and of the output matrix where that is another one.
-    pub(crate) fn tables(&self) -> usize {
+    fn tables(&self) -> usize {
         let tables = if self.tie_word_embeddings { 1 } else { 2 };
         tables * self.vocab_size * self.hidden_size
     }
@@ -142,12 +144,12 @@ impl Config {
     }
 
     /// Parameters of the matrix that joins the inputs of the layer that drafts, `mtp.fc`.
-    pub(crate) fn mtp_projection(&self) -> usize {
+    fn mtp_projection(&self) -> usize {
         2 * self.hidden_size * self.hidden_size
     }
 
     /// Parameters that are not in matrices.
-    pub(crate) fn small(&self) -> usize {
+    fn small(&self) -> usize {
         let delta = self.delta;
         let linear = delta.conv_width * delta.channels() + 2 * delta.value_heads + delta.value_dim;
         let full = 2 * self.shape.head_dim;

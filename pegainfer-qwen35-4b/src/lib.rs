@@ -4,11 +4,10 @@
 //! # Layout
 //! - [`config`]: config.json, refused where it asks for something else.
 //! - [`weights`], `workspace`, [`state`]: what lives on the device.
-//! - `attention`: layers of full attention; `mtp`: the layer that drafts (multi-token prediction); `pass`: what they take.
+//! - `mtp`: the layer that drafts (multi-token prediction); `pass`: what it takes.
 //! - `model`: the forward pass, and what the runtime of pegainfer-kernels needs to load the model and run its steps.
 //! - [`plan`]: one step's work, and which kernel runs it.
 
-mod attention;
 pub mod config;
 mod model;
 mod mtp;

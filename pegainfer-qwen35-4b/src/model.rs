@@ -1,19 +1,21 @@
 //! Qwen3.5 as a model of the runtime: what it allocates, and its forward pass.
 
-use crate::attention::{full_attention, last_attention};
 use crate::config::Config;
 use crate::mtp;
 use crate::pass::{Pass, Qwen35};
 use crate::plan::{self, Segment, Step};
 use crate::state::{self, LayerState};
-use crate::weights::{self, Layer, LinearAttention, Mixer, Weights};
+use crate::weights::{self, LinearAttention, Mixer, Weights};
 use crate::workspace::Workspace;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::schedule::{StateConfig, StateSlots};
 use pegainfer_core::tensor::{OpError, Tensor};
 use pegainfer_core::weights::{Loader, WeightsError};
 use pegainfer_kernels::ops::{self, BLOCK_SIZE, DeltaInputs, DeltaWeights, Matrix};
-use pegainfer_kernels::runtime::{self, Bounds, ConfigError, ConfigFile, LoadError, Model, ModelInfo, Parts};
+use pegainfer_kernels::runtime::{
+    self, Activations, Bounds, ConfigError, ConfigFile, DecoderWorkspace, LoadError, Model, ModelInfo, Parts,
+    SampledRows,
+};
 
 /// The Qwen3.5 engine.
 pub type Engine = runtime::Engine<Qwen35>;
@@ -40,12 +42,8 @@ impl Model for Qwen35 {
             max_position_embeddings: config.max_position_embeddings,
             eos_token_ids: config.eos_token_ids.clone(),
             initializer_range: config.initializer_range,
-            weight_bytes: weights::bytes(config),
             fp8_weights: config.quantization.is_some(),
             drafts: config.mtp,
-            workspace_bytes_per_token: Workspace::bytes_per_token(config),
-            kv_bytes_per_token: config.kv_bytes_per_token(),
-            state_slot_bytes: Some(config.slot_bytes() as u64),
         }
     }
 
@@ -65,16 +63,11 @@ impl Model for Qwen35 {
         state::allocate(parts.exec, parts.config, blocks, bounds.slots).map_err(LoadError::State)
     }
 
-    fn state(config: &Config, bounds: &Bounds) -> StateSlots {
-        let (rows, snapshots) = (bounds.size.rows, bounds.snapshots());
-        log::info!(
-            "recurrent state: {:.1} MB for each of up to {rows} requests, and {snapshots} snapshots in the prefix cache",
-            config.slot_bytes() as f64 / 1e6,
-        );
+    fn state(_config: &Config, bounds: &Bounds) -> StateSlots {
         StateSlots::new(StateConfig {
-            sequences: rows,
-            snapshots,
-            interval: if snapshots > 0 { bounds.snapshot_interval } else { 0 },
+            sequences: bounds.size.rows,
+            snapshots: bounds.snapshots(),
+            interval: if bounds.snapshots() > 0 { bounds.snapshot_interval } else { 0 },
             block_tokens: BLOCK_SIZE,
             within_chunks: true,
         })
@@ -92,40 +85,39 @@ impl Model for Qwen35 {
     }
 
     fn forward(pass: &mut Pass<'_>) -> Result<(), OpError> {
-        let (weights, eps) = (&pass.weights.decoder, pass.config.rms_norm_eps);
-        let Pass { exec, work, inputs, previous, .. } = pass;
-        let (residual, normed) = (&mut work.activations.residual, &mut work.activations.normed);
+        let Pass { exec, config, weights, cache, work, inputs, previous, step } = pass;
+        let (weights, eps) = (&weights.decoder, config.rms_norm_eps);
+        let Activations { residual, normed, .. } = &mut work.decoder.activations;
         ops::embedding(exec, &inputs.tokens, previous, &weights.embedding, residual)?;
-        ops::choose_format(exec, normed, weights.layers[0].projection())?;
-        ops::rms_norm(exec, residual, &weights.layers[0].input_norm, eps, normed)?;
-        for (i, layer) in weights.layers.iter().enumerate() {
+        let first = &weights.layers[0];
+        ops::rms_norm(exec, residual, &first.input_norm, eps, normed.input_of(first.projection()))?;
+        for (i, (layer, state)) in weights.layers.iter().zip(cache.iter_mut()).enumerate() {
             let next = weights.layers.get(i + 1);
+            // After the last layer's attention, nothing is wanted of tokens that are not sampled, unless their output
+            // is drafted from.
+            let rows = if next.is_some() || config.mtp { SampledRows::All } else { SampledRows::of(step, inputs) };
             match &layer.mixer {
-                Mixer::Linear(mixer) => linear_attention(pass, mixer, i)?,
-                Mixer::Full(mixer) if next.is_some() => full_attention(pass, mixer, i, true)?,
-                // The last layer is one of full attention. What drafts needs the output for every token.
-                Mixer::Full(mixer) if pass.config.mtp => full_attention(pass, mixer, i, true)?,
-                Mixer::Full(mixer) => {
-                    if !last_attention(pass, mixer, i)? {
-                        return Ok(());
-                    }
-                }
+                Mixer::Linear(mixer) => linear_attention(exec, config, mixer, work, state, step)?,
+                Mixer::Full(mixer) => mixer.forward(exec, &mut work.decoder, state.kv(), (inputs, step), rows)?,
+            }
+            if rows == SampledRows::None {
+                return Ok(());
             }
             // The MLP's end takes the next layer's input norm along.
-            let norm = next.map_or(&weights.norm, |next| &next.input_norm);
-            let Workspace { activations, gated, attended, .. } = &mut *pass.work;
+            let next = next.map_or((&weights.norm, None), |next| (&next.input_norm, Some(next.projection())));
+            let Workspace { decoder: DecoderWorkspace { activations, attention }, gated, .. } = &mut **work;
             let mixed: (&Tensor, &Matrix) = match &layer.mixer {
                 Mixer::Linear(mixer) => (gated, &mixer.out),
-                Mixer::Full(mixer) => (attended, &mixer.out),
+                Mixer::Full(mixer) => (&attention.attended, &mixer.o),
             };
-            activations.finish_layer(pass.exec, mixed, &layer.mlp, (norm, next.map(Layer::projection)), eps)?;
+            activations.finish_layer(exec, mixed, &layer.mlp, next, eps)?;
         }
-        if pass.config.mtp { mtp::gather_sampled(pass) } else { Ok(()) }
+        if config.mtp { mtp::gather_sampled(pass) } else { Ok(()) }
     }
 
     fn output<'a>(work: &'a mut Workspace, weights: &'a Weights) -> (&'a mut Tensor, &'a Tensor) {
-        let Workspace { activations, sampled, .. } = work;
-        (sampled.as_mut().unwrap_or(&mut activations.normed), weights.decoder.output())
+        let Workspace { decoder, sampled, .. } = work;
+        (sampled.as_mut().unwrap_or(decoder.activations.normed.bf16()), weights.decoder.output())
     }
 
     fn begin_draft(_exec: &mut Exec, work: &mut Workspace, step: &Step) -> Result<(), OpError> {
@@ -138,22 +130,27 @@ impl Model for Qwen35 {
     }
 
     fn draft_output<'a>(work: &'a mut Workspace, weights: &'a Weights) -> (&'a mut Tensor, &'a Tensor) {
-        (&mut work.activations.normed, weights.decoder.output())
+        (work.decoder.activations.normed.bf16(), weights.decoder.output())
     }
 }
 
-/// Layer `i` of the gated delta rule up to its output projection: `normed` becomes `gated`.
-fn linear_attention(pass: &mut Pass<'_>, layer: &LinearAttention, i: usize) -> Result<(), OpError> {
-    let Pass { exec, config, cache, work, step, .. } = pass;
-    let (states, conv) = cache[i].recurrent();
-    let (shape, eps) = (config.delta, config.rms_norm_eps);
-    let Workspace { activations, segments, projected, mixed, chunks, read, gated, .. } = &mut **work;
-    ops::linear(exec, &activations.normed, &layer.projection, projected)?;
+/// A layer of the gated delta rule up to its output projection: `normed` becomes `gated`.
+fn linear_attention(
+    exec: &mut Exec,
+    config: &Config,
+    layer: &LinearAttention,
+    work: &mut Workspace,
+    state: &mut LayerState,
+    step: &Step,
+) -> Result<(), OpError> {
+    let (shape, eps, (states, conv)) = (config.delta, config.rms_norm_eps, state.recurrent());
+    let Workspace { decoder, segments, projected, mixed, chunks, read, gated, .. } = work;
     let weights = DeltaWeights { conv: &layer.conv, a_log: &layer.a_log, dt_bias: &layer.dt_bias, norm: &layer.norm };
-    ops::choose_format(exec, gated, &layer.out)?;
+    let out = gated.input_of(&layer.out);
+    ops::linear(exec, &decoder.activations.normed, &layer.projection, projected)?;
     if step.queries().1 == 1 {
         let (slots, scratch) = ((states, conv), (mixed, read));
-        return ops::decode_delta(exec, projected, &weights, segments, shape, eps, slots, scratch, gated);
+        return ops::decode_delta(exec, projected, &weights, segments, shape, eps, slots, scratch, out);
     }
     ops::causal_conv1d(exec, projected, weights.conv, segments, shape, conv, mixed)?;
     let inputs = DeltaInputs { mixed, projected, a_log: weights.a_log, dt_bias: weights.dt_bias, segments };
@@ -162,5 +159,5 @@ fn linear_attention(pass: &mut Pass<'_>, layer: &LinearAttention, i: usize) -> R
     } else {
         ops::gated_delta_rule(exec, &inputs, shape, states, read)?;
     }
-    ops::gated_rms_norm(exec, read, projected, weights.norm, shape, eps, gated)
+    ops::gated_rms_norm(exec, read, projected, weights.norm, shape, eps, out)
 }

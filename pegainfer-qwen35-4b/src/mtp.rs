@@ -8,22 +8,20 @@
 //! The entry of a token in the layer's cache depends on the token behind it. Behind a prefix that another request computed, the
 //! last entry is that of the other text: a worse draft at most.
 
-use crate::attention::last_attention;
 use crate::pass::Pass;
 use crate::weights::Mtp;
 use crate::workspace::Workspace;
 use pegainfer_core::tensor::OpError;
 use pegainfer_kernels::ops;
-use pegainfer_kernels::runtime::Activations;
+use pegainfer_kernels::runtime::{Activations, DecoderWorkspace, SampledRows};
 
 /// Copies the rows of the sampled tokens behind the last layer: logits are made of these, drafts of all.
 pub(crate) fn gather_sampled(pass: &mut Pass<'_>) -> Result<(), OpError> {
-    let (Workspace { activations, sampled: Some(sampled), .. }, rows) = (&mut *pass.work, &pass.inputs.sample_rows)
-    else {
+    let (Workspace { decoder, sampled: Some(sampled), .. }, rows) = (&mut *pass.work, &pass.inputs.sample_rows) else {
         return Ok(());
     };
     sampled.set_rows(rows.elements());
-    if rows.elements() == 0 { Ok(()) } else { ops::gather_rows(pass.exec, &activations.normed, rows, sampled) }
+    if rows.elements() == 0 { Ok(()) } else { ops::gather_rows(pass.exec, &decoder.activations.normed, rows, sampled) }
 }
 
 /// A pass of the layer: `normed`, the hidden states of the step's tokens, becomes what `mtp.norm` gives for the sampled ones.
@@ -33,11 +31,14 @@ pub(crate) fn draft(pass: &mut Pass<'_>) -> Result<(), OpError> {
         return Err(OpError { op: "draft", message: "the layer that drafts is not loaded".to_owned() });
     };
     join_inputs(pass, mtp)?;
-    if !last_attention(pass, &mtp.attention, pass.config.layers.len())? {
+    let Pass { exec, config, cache, work, inputs, step, .. } = pass;
+    let (rows, kv) = (SampledRows::of(step, inputs), cache[config.layers.len()].kv());
+    mtp.attention.forward(exec, &mut work.decoder, kv, (inputs, step), rows)?;
+    if rows == SampledRows::None {
         return Ok(());
     }
-    let Workspace { activations, attended, .. } = &mut *pass.work;
-    activations.finish_layer(pass.exec, (attended, &mtp.attention.out), &mtp.mlp, (&mtp.norm, None), eps)
+    let DecoderWorkspace { activations, attention } = &mut work.decoder;
+    activations.finish_layer(exec, (&attention.attended, &mtp.attention.o), &mtp.mlp, (&mtp.norm, None), eps)
 }
 
 /// The residual stream of the layer, and in `normed` its input: `fc` is applied to embeddings and hidden states one after the
@@ -45,14 +46,11 @@ pub(crate) fn draft(pass: &mut Pass<'_>) -> Result<(), OpError> {
 fn join_inputs(pass: &mut Pass<'_>, mtp: &Mtp) -> Result<(), OpError> {
     let (weights, eps) = (pass.weights, pass.config.rms_norm_eps);
     let Pass { exec, work, inputs, previous, .. } = pass;
-    let Workspace { activations: Activations { residual, normed, delta, .. }, sampled: Some(scratch), .. } =
-        &mut **work
-    else {
-        return Ok(());
-    };
+    let Workspace { decoder, sampled: Some(scratch), .. } = &mut **work else { return Ok(()) };
+    let Activations { residual, normed, delta, .. } = &mut decoder.activations;
     ops::embedding(exec, &inputs.tokens, previous, &weights.decoder.embedding, residual)?;
-    ops::rms_norm(exec, residual, &mtp.embedding_norm, eps, delta)?;
+    ops::rms_norm(exec, residual, &mtp.embedding_norm, eps, &mut *delta)?;
     ops::linear(exec, delta, &mtp.embedding_projection, residual)?;
-    ops::rms_norm(exec, normed, &mtp.hidden_norm, eps, scratch)?;
-    ops::linear_add_norm(exec, scratch, &mtp.hidden_projection, residual, &mtp.input_norm, eps, delta, normed)
+    ops::rms_norm(exec, normed, &mtp.hidden_norm, eps, &mut *scratch)?;
+    ops::linear_add_norm(exec, scratch, &mtp.hidden_projection, residual, &mtp.input_norm, eps, delta, normed.bf16())
 }

@@ -4,7 +4,7 @@ use crate::config::{Config, EMBEDDING, LayerKind};
 use pegainfer_core::tensor::Tensor;
 use pegainfer_core::weights::{Loader, Part, WeightsError};
 use pegainfer_kernels::ops::Matrix;
-use pegainfer_kernels::runtime::{DecoderWeights, Mlp, load_head, load_projection, projection_bytes};
+use pegainfer_kernels::runtime::{Attention, DecoderWeights, Mlp, load_head, load_projection};
 
 /// Beginnings of the names of tensors that a text engine does not run, and what they are for.
 const SKIPPED: [(&str, &str); 2] = [("model.visual.", "the image encoder"), ("mtp.", "multi-token prediction")];
@@ -17,8 +17,8 @@ const MTP_PREFIX: &str = "mtp.layers.0";
 pub enum Mixer {
     /// The gated delta rule.
     Linear(LinearAttention),
-    /// Gated softmax attention.
-    Full(FullAttention),
+    /// Gated softmax attention; norms are `1 + w`, f32.
+    Full(Attention),
 }
 
 /// Weights of a gated delta rule layer; shapes are those of `DeltaShape`.
@@ -35,19 +35,6 @@ pub struct LinearAttention {
     /// `[value_dim]` f32.
     pub norm: Tensor,
     /// `[hidden, v_width]`.
-    pub out: Matrix,
-}
-
-/// Weights of a full attention layer.
-#[derive(Debug)]
-pub struct FullAttention {
-    /// Query and gate of each head in turn, keys, values: `[gated_qkv_width, hidden]`.
-    pub projection: Matrix,
-    /// `1 + w`, `[head_dim]` f32.
-    pub q_norm: Tensor,
-    /// `1 + w`, `[head_dim]` f32.
-    pub k_norm: Tensor,
-    /// `[hidden, heads * head_dim]`.
     pub out: Matrix,
 }
 
@@ -76,7 +63,7 @@ pub struct Mtp {
     /// `[hidden]`.
     pub input_norm: Tensor,
     /// The first half of the layer.
-    pub attention: FullAttention,
+    pub attention: Attention,
     /// The second half.
     pub mlp: Mlp,
     /// `[hidden]`.
@@ -125,75 +112,26 @@ fn prefix(i: usize) -> String {
     format!("model.language_model.layers.{i}")
 }
 
-/// Projections of a layer that are stacked, `hidden` columns each, and its output projection with its columns.
-type Projections = (Vec<Part>, ([Part; 1], usize));
-
-/// The projections of the layer whose tensors begin with `prefix`, of the gated delta rule.
-fn linear_projections(config: &Config, prefix: &str) -> Projections {
-    let shape = config.delta;
-    let part = |tail: &str, rows| Part { name: format!("{prefix}.linear_attn.{tail}.weight"), rows };
-    let input = vec![
-        part("in_proj_qkv", shape.channels()),
-        part("in_proj_z", shape.v_width()),
-        part("in_proj_b", shape.value_heads),
-        part("in_proj_a", shape.value_heads),
-    ];
-    (input, ([part("out_proj", config.hidden_size)], shape.v_width()))
-}
-
-/// The same, of full attention.
-fn full_projections(config: &Config, prefix: &str) -> Projections {
-    let shape = config.shape;
-    let part = |tail: &str, rows| Part { name: format!("{prefix}.self_attn.{tail}.weight"), rows };
-    let kv = shape.kv_heads * shape.head_dim;
-    let input = vec![part("q_proj", 2 * shape.q_width()), part("k_proj", kv), part("v_proj", kv)];
-    (input, ([part("o_proj", config.hidden_size)], shape.q_width()))
-}
-
-/// Bytes of the weights as loaded: tables in bf16, matrices in bf16 or FP8, the rest in f32.
-pub fn bytes(config: &Config) -> u64 {
-    let layers = config.layers.iter().enumerate().map(|(i, kind)| layer_bytes(config, &prefix(i), *kind));
-    let mtp = if config.mtp { mtp_bytes(config) } else { 0 };
-    layers.sum::<u64>() + mtp + 2 * config.tables() as u64 + 4 * config.small() as u64
-}
-
-/// Bytes of the matrices of the layer that drafts, in bf16 or FP8, and of `mtp.fc`, in bf16.
-fn mtp_bytes(config: &Config) -> u64 {
-    2 * config.mtp_projection() as u64 + layer_bytes(config, MTP_PREFIX, LayerKind::Full)
-}
-
-/// Bytes of the matrices of the layer whose tensors begin with `prefix`.
-fn layer_bytes(config: &Config, prefix: &str, kind: LayerKind) -> u64 {
-    let (quantization, hidden) = (config.quantization.as_ref(), config.hidden_size);
-    let (input, ([out], width)) = match kind {
-        LayerKind::Linear => linear_projections(config, prefix),
-        LayerKind::Full => full_projections(config, prefix),
-    };
-    let bytes = |part: &Part, cols| projection_bytes(quantization, &part.name, part.rows, cols);
-    let mixer = input.iter().map(|part| bytes(part, hidden)).sum::<u64>() + bytes(&out, width);
-    mixer + Mlp::bytes(prefix, (hidden, config.intermediate_size), quantization)
-}
-
 impl Layer {
     /// What multiplies the output of the input norm.
     pub(crate) fn projection(&self) -> &Matrix {
         match &self.mixer {
             Mixer::Linear(mixer) => &mixer.projection,
-            Mixer::Full(mixer) => &mixer.projection,
+            Mixer::Full(mixer) => &mixer.qkv,
         }
     }
 
     fn load(loader: &mut Loader<'_>, config: &Config, prefix: &str, kind: LayerKind) -> Result<Self, WeightsError> {
-        let hidden = config.hidden_size;
+        let (hidden, quantization) = (config.hidden_size, config.quantization.as_ref());
         Ok(Self {
             input_norm: scale(loader, format!("{prefix}.input_layernorm.weight"), hidden)?,
             mixer: match kind {
                 LayerKind::Linear => Mixer::Linear(LinearAttention::load(loader, config, prefix)?),
-                LayerKind::Full => Mixer::Full(FullAttention::load(loader, config, prefix)?),
+                LayerKind::Full => Mixer::Full(Attention::load(loader, prefix, config.decoder(), quantization, scale)?),
             },
             mlp: {
                 let norm = scale(loader, format!("{prefix}.post_attention_layernorm.weight"), hidden)?;
-                Mlp::load(loader, prefix, norm, (hidden, config.intermediate_size), config.quantization.as_ref())?
+                Mlp::load(loader, prefix, norm, (hidden, config.intermediate_size), quantization)?
             },
         })
     }
@@ -201,10 +139,16 @@ impl Layer {
 
 impl LinearAttention {
     fn load(loader: &mut Loader<'_>, config: &Config, prefix: &str) -> Result<Self, WeightsError> {
-        let (hidden, shape) = (config.hidden_size, config.delta);
+        let (hidden, shape, quantization) = (config.hidden_size, config.delta, config.quantization.as_ref());
         let name = |tail: &str| format!("{prefix}.linear_attn.{tail}");
-        let (parts, (out, out_width)) = linear_projections(config, prefix);
-        let quantization = config.quantization.as_ref();
+        let part = |tail: &str, rows| Part { name: format!("{prefix}.linear_attn.{tail}.weight"), rows };
+        let parts = [
+            part("in_proj_qkv", shape.channels()),
+            part("in_proj_z", shape.v_width()),
+            part("in_proj_b", shape.value_heads),
+            part("in_proj_a", shape.value_heads),
+        ];
+        let out = [part("out_proj", hidden)];
         let (width, channels) = (shape.conv_width, shape.channels());
         // Stored by channel; the kernels take neighbouring channels of one of the `width` inputs at once.
         let transpose =
@@ -222,22 +166,7 @@ impl LinearAttention {
             a_log: vector(loader, name("A_log"), shape.value_heads)?,
             dt_bias: vector(loader, name("dt_bias"), shape.value_heads)?,
             norm: vector(loader, name("norm.weight"), shape.value_dim)?,
-            out: load_projection(loader, quantization, &out[0].name, &out, out_width)?,
-        })
-    }
-}
-
-impl FullAttention {
-    fn load(loader: &mut Loader<'_>, config: &Config, prefix: &str) -> Result<Self, WeightsError> {
-        let (hidden, shape) = (config.hidden_size, config.shape);
-        let name = |tail: &str| format!("{prefix}.self_attn.{tail}.weight");
-        let (parts, (out, out_width)) = full_projections(config, prefix);
-        let quantization = config.quantization.as_ref();
-        Ok(Self {
-            projection: load_projection(loader, quantization, &name("qkv_proj"), &parts, hidden)?,
-            q_norm: scale(loader, name("q_norm"), shape.head_dim)?,
-            k_norm: scale(loader, name("k_norm"), shape.head_dim)?,
-            out: load_projection(loader, quantization, &out[0].name, &out, out_width)?,
+            out: load_projection(loader, quantization, &out[0].name, &out, shape.v_width())?,
         })
     }
 }

@@ -12,7 +12,7 @@ use pegainfer_core::schedule::SampleRow;
 use pegainfer_core::schedule::speculation::Speculation;
 use pegainfer_core::weights::Source;
 use pegainfer_kernels::runtime::{
-    Bounds, Executor, LoadOptions, Model, Overrides, StepSize, load, load_weights, ragged,
+    Bounds, Executor, LoadOptions, Model, ModelBytes, Overrides, StepSize, load, load_weights, ragged,
 };
 use pegainfer_qwen35_4b::Qwen35;
 use pegainfer_qwen35_4b::plan::{NO_STATE, Segment, Step};
@@ -64,7 +64,7 @@ fn executor(checkpoint: &Checkpoint, draft_vocab_size: Option<usize>) -> Executo
     let source = Source::open(&checkpoint.path()).unwrap();
     let mut bytes = 0;
     let weights = load_weights::<Qwen35>(&mut exec, &config, &source, &mut |chunk| bytes += chunk).unwrap();
-    assert_eq!(bytes, Qwen35::info(&config).weight_bytes);
+    assert_eq!(bytes, ModelBytes::of::<Qwen35>(&config).unwrap().weights);
     let size = StepSize { tokens: 64, rows: 4, samples: 16, context: 64 };
     Executor::new(exec, config, weights, &Bounds { draft_vocab_size, ..Bounds::exact(size, 4) }).unwrap()
 }

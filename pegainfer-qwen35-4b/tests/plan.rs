@@ -5,11 +5,12 @@
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::DType;
 use pegainfer_kernels::ops::KvDType;
-use pegainfer_kernels::runtime::{GpuFit, LoadOptions, Model, Overrides, Quantization, record, record_step, uniform};
+use pegainfer_kernels::runtime::{
+    GpuFit, LoadOptions, Model, ModelBytes, Overrides, Quantization, record, record_step, uniform,
+};
 use pegainfer_qwen35_4b::Qwen35;
 use pegainfer_qwen35_4b::config::{BF16_MODULES, Config, LayerKind};
 use pegainfer_qwen35_4b::plan::Step;
-use pegainfer_qwen35_4b::weights;
 use serde_json::{Value, json};
 
 /// An official model: what differs between the sizes, and published totals of its text part.
@@ -21,8 +22,8 @@ struct Size {
     value_heads: usize,
     tied: bool,
     parameters: u64,
-    kv_bytes: usize,
-    slot_bytes: usize,
+    kv_bytes: u64,
+    slot_bytes: u64,
 }
 
 const SIZES: [Size; 5] = [
@@ -39,8 +40,8 @@ const fn size(
     value_heads: usize,
     tied: bool,
     parameters: u64,
-    kv_bytes: usize,
-    slot_bytes: usize,
+    kv_bytes: u64,
+    slot_bytes: u64,
 ) -> Size {
     Size { hidden, intermediate, layers, heads, value_heads, tied, parameters, kv_bytes, slot_bytes }
 }
@@ -78,6 +79,10 @@ fn config(size: &Size) -> Config {
     Qwen35::parse_config(&json(size).to_string()).unwrap()
 }
 
+fn bytes_of(config: &Config) -> ModelBytes {
+    ModelBytes::of::<Qwen35>(config).unwrap()
+}
+
 fn total(records: &[OpRecord], of: impl Fn(&OpRecord) -> u64) -> u64 {
     records.iter().map(of).sum()
 }
@@ -87,7 +92,7 @@ fn every_official_size_has_its_published_totals() {
     for size in &SIZES {
         let config = config(size);
         assert_eq!(config.parameters(), size.parameters, "{} layers of {}", size.layers, size.hidden);
-        assert_eq!((config.kv_bytes_per_token(), config.slot_bytes()), (size.kv_bytes, size.slot_bytes));
+        assert_eq!((bytes_of(&config).kv_per_token, bytes_of(&config).state_slot), (size.kv_bytes, size.slot_bytes));
         assert_eq!(config.count(LayerKind::Full), size.layers / 4);
         assert_eq!((config.rotary_dim, config.tie_word_embeddings), (64, size.tied));
         assert_eq!(config.eos_token_ids, [248_044, 248_046]);
@@ -99,7 +104,7 @@ fn the_layer_that_drafts_has_its_published_total_and_a_cache_of_its_own() {
     let plain = config(&SIZES[2]);
     let drafting = Config { mtp: true, ..plain.clone() };
     assert_eq!(drafting.parameters() - plain.parameters(), 120_599_552);
-    assert_eq!(drafting.kv_bytes_per_token() * 8, plain.kv_bytes_per_token() * 9);
+    assert_eq!(bytes_of(&drafting).kv_per_token * 8, bytes_of(&plain).kv_per_token * 9);
 }
 
 #[test]
@@ -113,10 +118,10 @@ fn a_decode_step_reads_every_weight_and_moves_the_state_once() {
             false => 0,
         };
         let linear = config.count(LayerKind::Linear);
-        let norms = weights::bytes(&config) / 2 - config.parameters();
+        let norms = bytes_of(&config).weights / 2 - config.parameters();
         assert_eq!(total(&records, gemms), 2 * batch as u64 * (size.parameters - untied - norms));
-        let kv = (batch * context * config.kv_bytes_per_token()) as u64;
-        let states = (2 * batch * config.slot_bytes()) as u64;
+        let kv = (batch * context) as u64 * bytes_of(&config).kv_per_token;
+        let states = 2 * batch as u64 * bytes_of(&config).state_slot;
         let floor = 2 * (size.parameters - untied) + kv + states;
         let bytes = total(&records, |r| r.bytes);
         assert!(bytes >= floor && bytes < floor + floor / 20, "{bytes} bytes, floor {floor}");
@@ -163,13 +168,14 @@ fn a_decode_step_in_fp8_reads_half_of_the_projections_and_of_the_cache() {
         });
         assert!(rounded > 0);
         let (bf16, fp8_weights) = (bytes(&plain), bytes(&fp8(&plain, KvDType::Bf16)));
-        let saved = weights::bytes(&plain) - weights::bytes(&fp8(&plain, KvDType::Bf16));
-        assert!(saved > weights::bytes(&plain) / 4, "{saved}");
+        let weights = bytes_of(&plain).weights;
+        let saved = weights - bytes_of(&fp8(&plain, KvDType::Bf16)).weights;
+        assert!(saved > weights / 4, "{saved}");
         assert_eq!(bf16 - fp8_weights, saved + rounded, "{} layers of {}", size.layers, size.hidden);
         let both = fp8(&plain, KvDType::Fp8);
         // One byte an element, and a scale of four bytes for each 256; a step reads the context and writes a token.
-        assert_eq!(both.kv_bytes_per_token() * 512, plain.kv_bytes_per_token() * 260);
-        let kv = (batch * (context + 1) * (plain.kv_bytes_per_token() - both.kv_bytes_per_token())) as u64;
+        assert_eq!(bytes_of(&both).kv_per_token * 512, bytes_of(&plain).kv_per_token * 260);
+        let kv = (batch * (context + 1)) as u64 * (bytes_of(&plain).kv_per_token - bytes_of(&both).kv_per_token);
         assert_eq!(fp8_weights - bytes(&both), kv);
     }
 }
@@ -192,10 +198,10 @@ fn fit(config: &Config, bytes: u64) -> Result<GpuFit, String> {
         state_cache_bytes: None,
         state_cache_interval: 256,
     };
-    let fit = GpuFit::new(&Qwen35::info(config), &defaults, bytes);
+    let fit = GpuFit::new::<Qwen35>(config, &defaults, bytes);
     // The flag on a larger GPU gives the same.
     let limited = LoadOptions { gpu_memory_limit: Some(bytes), ..defaults };
-    let limited = GpuFit::new(&Qwen35::info(config), &limited, 150_000_000_000);
+    let limited = GpuFit::new::<Qwen35>(config, &limited, 150_000_000_000);
     let (fit, limited) = (fit.map_err(|e| e.to_string()), limited.map_err(|e| e.to_string()));
     assert_eq!(fit, limited);
     fit

@@ -19,7 +19,7 @@ fn tensor_bytes((_, shape, dtype): &AliasedTensor<'_>) -> usize {
 }
 
 /// Bytes that [`Exec::aliased`] allocates on a GPU.
-pub fn aliased_bytes(groups: &[&[AliasedTensor<'_>]]) -> usize {
+fn aliased_bytes(groups: &[&[AliasedTensor<'_>]]) -> usize {
     groups.iter().map(|group| group.iter().map(tensor_bytes).sum()).max().unwrap_or(0)
 }
 
@@ -38,11 +38,13 @@ impl Exec {
         Ok(Tensor::new(name, id, shape, dtype, storage))
     }
 
-    /// Zero-filled tensors with buffer aliasing: the lifetimes of two groups do not overlap, so on a GPU all groups share
-    /// one buffer, as large as the largest group; on other devices each tensor has storage of its own. Writing to a
-    /// group invalidates the values of the others. Returns the tensors of all groups, in the order given.
+    /// Zero-filled tensors with buffer aliasing: the lifetimes of two groups do not overlap, so on a GPU all groups
+    /// share one buffer, as large as the largest group; on other devices each tensor has storage of its own. Writing to
+    /// a group invalidates the values of the others. Returns the tensors of all groups, in the order given. `Meta`
+    /// counts what a GPU allocates.
     pub fn aliased(&mut self, groups: &[&[AliasedTensor<'_>]]) -> io::Result<Vec<Tensor>> {
-        let shared = self.shared(aliased_bytes(groups))?;
+        let (bytes, before) = (aliased_bytes(groups), self.allocated);
+        let shared = self.shared(bytes)?;
         let mut tensors = Vec::new();
         for group in groups {
             let mut offset = 0;
@@ -50,6 +52,9 @@ impl Exec {
                 tensors.push(self.tensor_in(shared.as_ref(), offset, name, shape, *dtype)?);
                 offset += tensor_bytes(tensor);
             }
+        }
+        if self.device == Device::Meta {
+            self.allocated = before + bytes as u64;
         }
         Ok(tensors)
     }
@@ -225,5 +230,20 @@ impl Exec {
                 Ok(())
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn meta_counts_aliased_tensors_as_a_gpu_allocates_them() {
+        let mut exec = Exec::meta().unwrap();
+        let bf16 = |name, width| (name, [3, width], DType::Bf16);
+        let tensors = exec.aliased(&[&[bf16("a", 128), bf16("b", 1)], &[bf16("c", 200)]]).unwrap();
+        assert_eq!(tensors.iter().map(Tensor::bytes).collect::<Vec<_>>(), [768, 6, 1200]);
+        // The second group is larger: 1200 bytes, rounded up, and not 768 and 256.
+        assert_eq!(exec.allocated_bytes(), 1280);
     }
 }

@@ -43,11 +43,11 @@ impl Executor {
             self.draw(Part::Draft { again: i > 0 }, &pass)?;
             let Rank { exec, sampler, .. } = self.ranks.first_mut();
             if let Some(drafting) = self.drafting.as_mut().filter(|_| !pass.samples.is_empty()) {
-                drafting.readbacks.start_readback(exec, sampler, &pass.samples, i)?;
+                drafting.readbacks.start(exec, sampler, &pass.samples)?;
             }
         }
-        let finish = |drafting: &mut DraftReadbacks| drafting.readbacks.finish(step.rows.len(), &rows, passes);
-        self.drafting.as_mut().map_or(Ok(Vec::new()), finish)
+        let Some(DraftReadbacks { readbacks, .. }) = &mut self.drafting else { return Ok(Vec::new()) };
+        drafting::finish(readbacks, step.rows.len(), &rows, passes)
     }
 
     /// DSpark: one pass over the blocks of all rows, or a few if they are more than `most`.
@@ -59,7 +59,7 @@ impl Executor {
     ) -> Result<Vec<Vec<u32>>, OpError> {
         let rows = block_drafting::block_rows(step, drawn, shape);
         let mut pass_rows = Vec::new();
-        for (i, rows) in rows.chunks(most).enumerate() {
+        for rows in rows.chunks(most) {
             let pass = block_pass(step, rows, shape);
             let graph = self.ranks.first().graph_shape(Part::Blocks, &pass);
             let padded = graph.map_or(rows.len(), |shape| shape.rows);
@@ -67,14 +67,14 @@ impl Executor {
             let samples = vec![pass.samples[0].clone(); padded * block_drafting::block_positions(rows)];
             let Rank { exec, sampler, .. } = self.ranks.first_mut();
             if let Some(drafting) = &mut self.drafting {
-                drafting.readbacks.start_readback(exec, sampler, &samples, i)?;
+                drafting.readbacks.start(exec, sampler, &samples)?;
             }
             pass_rows.push(padded);
         }
         let mut drafts = vec![Vec::new(); step.rows.len()];
         let Some(drafting) = &mut self.drafting else { return Ok(drafts) };
-        for (i, (rows, padded)) in rows.chunks(most).zip(pass_rows).enumerate() {
-            drafting.readbacks.finish_blocks(i, (rows, padded), &mut drafts)?;
+        for pass in rows.chunks(most).zip(pass_rows) {
+            block_drafting::finish(&mut drafting.readbacks, pass, &mut drafts)?;
         }
         Ok(drafts)
     }

@@ -2,13 +2,13 @@
 
 use crate::bounds::StepBounds;
 use crate::config::Config;
+use pegainfer_kernels::runtime::Readbacks;
 use pegainfer_kernels::runtime::block_drafting::BlockShape;
-use pegainfer_kernels::runtime::drafting::Drafting;
 
 /// What an executor keeps for the drafts of its model.
 #[derive(Debug)]
 pub(super) struct DraftReadbacks {
-    pub readbacks: Drafting,
+    pub readbacks: Readbacks,
     /// Of DSpark; `None` is multi-token prediction.
     pub blocks: Option<Blocks>,
 }
@@ -27,6 +27,6 @@ impl DraftReadbacks {
         let dspark = config.loaded_dspark();
         let blocks = dspark.map(|dspark| Blocks { shape: dspark.block, most: bounds.blocks(dspark, logits_rows) });
         let samples = if blocks.is_some() { bounds.samples.min(logits_rows) } else { bounds.rows };
-        config.loads_drafts.then(|| Self { readbacks: Drafting::new(samples), blocks })
+        config.loads_drafts.then(|| Self { readbacks: Readbacks::on_demand(samples), blocks })
     }
 }

@@ -1,20 +1,20 @@
-//! Activations, in bf16 or rounded to FP8: where the GEMM behind an op rounds what it takes, the op writes the codes itself.
+//! Activations, in bf16 or rounded to FP8: where the next GEMM rounds its input, the op before it writes the codes
+//! itself.
 //!
 //! [`DType::E4m3`]: e4m3 codes `[padded, k]`, `padded` the rows rounded up to a multiple of 4, and behind them f32 scales
 //! `[k / 128, padded]`. Each 128 columns of a row have a scale: their largest magnitude over 448, or 1 where that is 0. A code is the e4m3
 //! value nearest to the bf16 value over the scale, ties to even. What is behind the last row is undefined.
 
 use super::matrix::Matrix;
-use crate::batch::AttentionBatch;
-use crate::choice::{self, Attention, DecodeStep, Gemm, Gpu, Swiglu};
+use crate::choice::{self, Gemm, Gpu};
 use crate::cpu::formats::e4m3;
 use crate::cpu::weights::quantize_fp8;
-use crate::heads::{HeadShape, KvDType};
 use crate::limits::fp8::{BLOCK, ROW_ALIGNMENT};
 use half::bf16;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 use std::borrow::Cow;
+use std::ops::Deref;
 
 /// Whether the memory of `x` holds its present rows in FP8.
 fn fits(x: &Tensor) -> bool {
@@ -23,59 +23,79 @@ fn fits(x: &Tensor) -> bool {
     padded <= x.max_rows() && padded * (k + k / BLOCK * size_of::<f32>()) <= x.capacity()
 }
 
-/// Gives `x` the format that `chosen` says, from the GPU, if there is one.
-fn set_format(exec: &mut Exec, x: &mut Tensor, w: &Matrix, producer: impl FnOnce(&Gpu) -> bool) -> Result<(), OpError> {
-    let ((m, _), (n, k)) = (x.rows_cols(), w.shape());
-    let rounds = |gpu: &Gpu| Gemm::takes_fp8(gpu, (m, n, k), w.as_ref().format()) && producer(gpu);
-    let rounds = choice::gpu(exec)?.is_some_and(|gpu| rounds(&gpu)) && fits(x);
-    x.set_dtype(if rounds { DType::E4m3 } else { DType::Bf16 });
-    Ok(())
+/// `[rows, width]` values that one op writes and the next GEMM reads: in bf16, or in FP8 where that saves the GEMM the
+/// rounding. It is read like its tensor; an op that takes bf16 only refuses one in FP8.
+#[derive(Debug)]
+pub struct Activation(Tensor);
+
+/// Where an op writes an activation, and the matrix that alone reads it next. A tensor is written in the format that it
+/// has.
+#[derive(Debug)]
+pub struct ActivationMut<'a> {
+    pub(super) tensor: &'a mut Tensor,
+    next: Option<&'a Matrix>,
 }
 
-/// Gives `x`, which an op is about to write and only the GEMM with `w` reads, the format of that GEMM's input: FP8 where it would
-/// round it, else bf16. One row stays in bf16: its GEMM rounds it on the way, in less time than a norm takes for it. For
-/// [`rms_norm`](super::rms_norm), [`linear_add_norm`](super::linear_add_norm), [`gated_rms_norm`](super::gated_rms_norm) and
-/// [`decode_delta`](super::decode_delta).
-pub fn choose_format(exec: &mut Exec, x: &mut Tensor, w: &Matrix) -> Result<(), OpError> {
-    let rows = x.rows_cols().0;
-    set_format(exec, x, w, |_| rows > 1)
+impl Activation {
+    /// An activation in the memory of `tensor`, `[max_rows, width]` bf16.
+    pub fn new(tensor: Tensor) -> Self {
+        Self(tensor)
+    }
+
+    /// Sets the number of rows. Values in FP8 are lost.
+    pub fn set_rows(&mut self, rows: usize) {
+        self.0.set_rows(rows);
+        self.bf16();
+    }
+
+    /// The tensor in bf16, to be read or written. Values in FP8 are lost.
+    pub fn bf16(&mut self) -> &mut Tensor {
+        if self.0.dtype() != DType::Bf16 {
+            self.0.set_dtype(DType::Bf16);
+        }
+        &mut self.0
+    }
+
+    /// To be written for the GEMM with `next`, which alone reads it. The op that writes it chooses the format: FP8 if
+    /// the GEMM would round its input and the op's kernel can, else bf16. `None` asks for bf16.
+    pub fn input_of<'a>(&'a mut self, next: impl Into<Option<&'a Matrix>>) -> ActivationMut<'a> {
+        ActivationMut { tensor: self.bf16(), next: next.into() }
+    }
 }
 
-/// The same for the output of [`linear_swiglu`](super::linear_swiglu) with `gate_up`: a GEMM that gates writes bf16.
-pub fn choose_gated_format(exec: &mut Exec, x: &mut Tensor, gate_up: &Matrix, w: &Matrix) -> Result<(), OpError> {
-    let (m, (n, k), format) = (x.rows_cols().0, gate_up.shape(), gate_up.as_ref().format());
-    set_format(exec, x, w, |gpu| matches!(Swiglu::choose(gpu, (m, n, k), format), Swiglu::Separate(_)))
+impl Deref for Activation {
+    type Target = Tensor;
+
+    fn deref(&self) -> &Tensor {
+        &self.0
+    }
 }
 
-/// The same for the output of [`attention`](super::attention), or, of rows with one query each and `decodes`, of
-/// [`decode_attention`](super::decode_attention).
-pub fn choose_attended_format(
-    exec: &mut Exec,
-    x: &mut Tensor,
-    w: &Matrix,
-    (shape, cache): (HeadShape, KvDType),
-    batch: &AttentionBatch<'_>,
-    decodes: bool,
-) -> Result<(), OpError> {
-    let (rows, tokens) = (batch.block_tables.rows_cols().0, x.rows_cols().0);
-    set_format(exec, x, w, |gpu| match decodes {
-        true => DecodeStep::choose(gpu, shape, cache, &batch.load, rows).rounds(shape),
-        false => Attention::choose(gpu, shape, cache, &batch.load, (rows, tokens)).rounds(shape),
-    })
+impl<'a> From<&'a mut Tensor> for ActivationMut<'a> {
+    fn from(tensor: &'a mut Tensor) -> Self {
+        Self { tensor, next: None }
+    }
 }
 
-/// The same for the output of [`gated_decode_attention`](super::gated_decode_attention).
-pub fn choose_gated_attended_format(
-    exec: &mut Exec,
-    x: &mut Tensor,
-    w: &Matrix,
-    (shape, cache): (HeadShape, KvDType),
-    batch: &AttentionBatch<'_>,
-) -> Result<(), OpError> {
-    let rows = batch.block_tables.rows_cols().0;
-    set_format(exec, x, w, |gpu| {
-        matches!(DecodeStep::choose_gated(gpu, shape, cache, &batch.load, rows), DecodeStep::Fused(_))
-    })
+impl<'a> ActivationMut<'a> {
+    /// The tensor in the format to write: FP8 if the kernel chosen for the op `rounds` and the next GEMM takes it.
+    pub(super) fn in_format(self, exec: &mut Exec, rounds: bool) -> Result<&'a mut Tensor, OpError> {
+        let Self { tensor, next } = self;
+        let Some(next) = next else { return Ok(tensor) };
+        let ((m, _), (n, k)) = (tensor.rows_cols(), next.shape());
+        let takes_fp8 = |gpu: Gpu| Gemm::takes_fp8(&gpu, (m, n, k), next.as_ref().format());
+        if choice::gpu(exec)?.is_some_and(takes_fp8) && rounds && fits(tensor) {
+            tensor.set_dtype(DType::E4m3);
+        }
+        Ok(tensor)
+    }
+
+    /// The same for a norm. One row stays in bf16: its GEMM rounds it on the way, in less time than a norm takes for
+    /// it.
+    pub(super) fn in_norm_format(self, exec: &mut Exec) -> Result<&'a mut Tensor, OpError> {
+        let rows = self.tensor.rows_cols().0;
+        self.in_format(exec, rows > 1)
+    }
 }
 
 /// The values of an activation on the host, in FP8 rounded once more to bf16.
@@ -97,6 +117,23 @@ pub(super) fn write_host(x: &mut Tensor, write: impl FnOnce(&mut [bf16])) {
     let mut values = vec![bf16::ZERO; rows * k];
     write(&mut values);
     quantize_rows(&values, (rows, k), x.host_storage_mut());
+}
+
+/// Has `compute` write an activation on the host in bf16, which is rounded to FP8 afterwards if its format is that: for
+/// results that several kernels make in place.
+pub(super) fn compute_host(
+    x: &mut Tensor,
+    compute: impl FnOnce(&mut Tensor) -> Result<(), OpError>,
+) -> Result<(), OpError> {
+    if x.dtype() != DType::E4m3 {
+        return compute(x);
+    }
+    x.set_dtype(DType::Bf16);
+    compute(x)?;
+    let values = x.host::<bf16>().to_vec();
+    x.set_dtype(DType::E4m3);
+    write_host(x, |x| x.copy_from_slice(&values));
+    Ok(())
 }
 
 /// Bytes of an activation in FP8.
@@ -129,7 +166,7 @@ pub(crate) fn dequantize_rows(from: &[u8], (rows, k): (usize, usize)) -> Vec<f32
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::{BlockScales, linear, linear_add_norm, linear_swiglu, rms_norm};
+    use crate::ops::{BlockScales, gather_rows, linear, linear_add_norm, linear_swiglu, rms_norm};
     use crate::testing::{Host, bf16s};
 
     /// Codes of a row are those of the rounded bf16 result, and a GEMM takes them for their values.
@@ -199,16 +236,31 @@ mod tests {
         let scale = BlockScales::F32(exec.tensor("scale", &[2, 4], DType::F32).unwrap());
         let w = Matrix::Fp8 { weight: codes, scale };
         let plain = Matrix::Bf16(exec.tensor("w", &[256, 512], DType::Bf16).unwrap());
+        let norm = exec.tensor("norm", &[512], DType::Bf16).unwrap();
         let mut x = exec.tensor("x", &[1000, 512], DType::Bf16).unwrap();
+        let mut out = Activation::new(exec.tensor("out", &[1000, 512], DType::Bf16).unwrap());
         for (rows, rounds) in [(1, false), (2, true), (64, true), (65, true), (997, true), (1000, true)] {
             x.set_rows(rows);
-            choose_format(&mut exec, &mut x, &w).unwrap();
-            assert_eq!(x.dtype() == DType::E4m3, rounds, "{rows}");
-            choose_format(&mut exec, &mut x, &plain).unwrap();
-            assert_eq!(x.dtype(), DType::Bf16);
+            out.set_rows(rows);
+            rms_norm(&mut exec, &x, &norm, 1e-6, out.input_of(&w)).unwrap();
+            assert_eq!(out.dtype() == DType::E4m3, rounds, "{rows}");
+            assert_eq!(gather_first(&mut exec, &out).is_err(), rounds, "an op that takes bf16 only");
+            for next in [Some(&plain), None] {
+                rms_norm(&mut exec, &x, &norm, 1e-6, out.input_of(&w)).unwrap();
+                rms_norm(&mut exec, &x, &norm, 1e-6, out.input_of(next)).unwrap();
+                assert_eq!(out.dtype(), DType::Bf16);
+            }
         }
-        let mut small = exec.tensor("x", &[3, 512], DType::Bf16).unwrap();
-        choose_format(&mut exec, &mut small, &w).unwrap();
+        let mut small = Activation::new(exec.tensor("small", &[3, 512], DType::Bf16).unwrap());
+        x.set_rows(3);
+        rms_norm(&mut exec, &x, &norm, 1e-6, small.input_of(&w)).unwrap();
         assert_eq!(small.dtype(), DType::Bf16, "no memory for rows in fours");
+    }
+
+    /// Gathers the first row.
+    fn gather_first(exec: &mut Exec, x: &Activation) -> Result<(), OpError> {
+        let rows = exec.tensor("rows", &[1], DType::U32).unwrap();
+        let mut out = exec.tensor("gathered", &[1, 512], DType::Bf16).unwrap();
+        gather_rows(exec, x, &rows, &mut out)
     }
 }

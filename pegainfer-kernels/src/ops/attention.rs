@@ -1,6 +1,6 @@
 //! Causal attention over the paged KV cache.
 
-use super::activation::write_host;
+use super::activation::{ActivationMut, write_host};
 use super::check::Check;
 use crate::batch::AttentionBatch;
 use crate::choice::{self, Attention};
@@ -14,25 +14,26 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 
 /// `out = softmax(q kᵀ * scale) v`, causal.
 ///
-/// `q`, `out`: `[tokens, heads * head_dim]` bf16, `out` also [rounded to FP8](super::choose_attended_format); `k`, `v`: one layer's cache, see
-/// [`qk_norm_rope_write_kv`](super::qk_norm_rope_write_kv); the scales of an FP8 cache multiply scores and weights, in f32. The last query of a row sits at position `kv_lens - 1`.
-/// Scores, softmax and sums are f32 (online softmax over fixed tiles of positions, so that a row's result depends
-/// neither on how its prompt was chunked nor on the other rows); one rounding to bf16 at the end. On a GPU weights are
-/// rounded to bf16 before they are multiplied with `v`, and the tiles depend on the batch; `head_dim` is 64, 128
-/// or 256.
-pub fn attention(
+/// `q`, `out`: `[tokens, heads * head_dim]` bf16, `out` also [in FP8](super::Activation); `k`, `v`: one layer's cache,
+/// see [`qk_norm_rope_write_kv`](super::qk_norm_rope_write_kv); the scales of an FP8 cache multiply scores and weights,
+/// in f32. The last query of a row sits at position `kv_lens - 1`. Scores, softmax and sums are f32 (online softmax
+/// over fixed tiles of positions, so that a row's result depends neither on how its prompt was chunked nor on the other
+/// rows); one rounding to bf16 at the end. On a GPU weights are rounded to bf16 before they are multiplied with `v`,
+/// and the tiles depend on the batch; `head_dim` is 64, 128 or 256.
+pub fn attention<'o>(
     exec: &mut Exec,
     q: &Tensor,
     (k, v): (&Tensor, &Tensor),
     batch: &AttentionBatch<'_>,
     shape: HeadShape,
     scale: f32,
-    out: &mut Tensor,
+    out: impl Into<ActivationMut<'o>>,
 ) -> Result<(), OpError> {
-    let c = Check("attention");
-    check(c, exec.device(), q, (k, v), batch, shape, out)?;
+    let (c, out) = (Check("attention"), out.into());
+    check(c, exec.device(), q, (k, v), batch, shape, out.tensor)?;
     let size = (batch.block_tables.rows_cols().0, q.rows_cols().0);
     let choice = choice::gpu(exec)?.map(|gpu| Attention::choose(&gpu, shape, KvDType::of(k), &batch.load, size));
+    let out = out.in_format(exec, choice.as_ref().is_some_and(|choice| choice.rounds(shape)))?;
     exec.record(|device| {
         let kernel = choice::name(device, &choice, Attention::name);
         let reads = [q, k, v, batch.qo_indptr, batch.kv_lens, batch.block_tables];

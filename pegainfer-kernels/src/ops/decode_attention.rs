@@ -1,5 +1,6 @@
 //! From the fused QKV projection to the output of attention, for rows of one query.
 
+use super::activation::ActivationMut;
 use super::check::Check;
 use super::{AttentionBatch, attention, qkv};
 use crate::choice::{self, DecodeStep};
@@ -15,26 +16,27 @@ use pegainfer_core::tensor::{OpError, Tensor};
 /// `qkv`, `heads`, `k` and `v` as there; `batch`: the same tokens, so that the position of row `b` is `kv_lens[b] - 1` and
 /// its slot, unless it is `NO_SLOT`, the place of that position in the row's blocks; `q`: `[tokens, heads * head_dim]`
 /// bf16, scratch for the queries, what it holds afterwards depends on the device; `out`: `[tokens, heads * head_dim]` bf16, or
-/// [rounded to FP8](super::choose_attended_format).
+/// [in FP8](super::Activation).
 ///
 /// A GPU of compute capability 9.0 runs one kernel, which takes positions from `batch`. It reads `batch`, slots and the
 /// cache's older tokens while the kernel before it still runs: no kernel of the same step may write them.
-pub fn decode_attention(
+pub fn decode_attention<'o>(
     exec: &mut Exec,
     qkv: &Tensor,
     heads: &Heads<'_>,
     batch: &AttentionBatch<'_>,
     (k, v): (&mut Tensor, &mut Tensor),
     q: &mut Tensor,
-    out: &mut Tensor,
+    out: impl Into<ActivationMut<'o>>,
 ) -> Result<(), OpError> {
-    let check = Check("decode_attention");
+    let (check, out) = (Check("decode_attention"), out.into());
     let Heads { shape, norms, rope, positions, slots, .. } = *heads;
     check.that(batch.load.max_queries == 1, "a row has more than one query")?;
     qkv::check(check, exec.device(), qkv, heads, q, (k, v))?;
-    attention::check(check, exec.device(), q, (k, v), batch, shape, out)?;
+    attention::check(check, exec.device(), q, (k, v), batch, shape, out.tensor)?;
     let rows = batch.block_tables.rows_cols().0;
     let choice = choice::gpu(exec)?.map(|gpu| DecodeStep::choose(&gpu, shape, KvDType::of(k), &batch.load, rows));
+    let out = out.in_format(exec, choice.as_ref().is_some_and(|choice| choice.rounds(shape)))?;
     exec.record(|device| {
         let kernel = choice::name(device, &choice, DecodeStep::name);
         let tables = [batch.qo_indptr, batch.kv_lens, batch.block_tables];
@@ -99,8 +101,8 @@ mod tests {
             let [(k0, v0), (k1, v1)] = &mut caches;
             let exec = &mut host.exec;
             qk_norm_rope_write_kv(exec, &qkv, heads, q, (k0, v0)).unwrap();
-            attention::attention(exec, q, (k0, v0), &batch, shape, 0.125, apart).unwrap();
-            decode_attention(exec, &qkv, heads, &batch, (k1, v1), q, fused).unwrap();
+            attention::attention(exec, q, (k0, v0), &batch, shape, 0.125, &mut *apart).unwrap();
+            decode_attention(exec, &qkv, heads, &batch, (k1, v1), q, &mut *fused).unwrap();
             assert_eq!(apart.host::<bf16>(), fused.host::<bf16>());
             assert_eq!(k0.host::<bf16>(), k1.host::<bf16>());
             assert_eq!(v0.host::<bf16>(), v1.host::<bf16>());
@@ -114,7 +116,7 @@ mod tests {
             assert_eq!(v0.host::<bf16>(), v1.host::<bf16>());
             let exec = &mut host.exec;
             let batch = AttentionBatch { load: AttentionLoad::of([(1, 20), (2, 5)]), ..batch };
-            let result = decode_attention(exec, &qkv, heads, &batch, (k1, v1), q, fused);
+            let result = decode_attention(exec, &qkv, heads, &batch, (k1, v1), q, &mut *fused);
             assert!(result.unwrap_err().to_string().contains("more than one query"));
         });
     }

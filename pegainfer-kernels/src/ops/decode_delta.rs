@@ -1,5 +1,6 @@
 //! A gated delta rule layer between its two GEMMs, for rows of one token.
 
+use super::activation::ActivationMut;
 use super::check::Check;
 use super::gated_delta_rule;
 use super::{causal_conv1d, gated_rms_norm};
@@ -15,15 +16,15 @@ use pegainfer_core::tensor::{OpError, Tensor};
 /// [`causal_conv1d`](super::causal_conv1d), [`gated_delta_rule`](super::gated_delta_rule) and
 /// [`gated_rms_norm`](super::gated_rms_norm) of rows that have one token each.
 ///
-/// `projected`: `[rows, projected_width]` bf16; `segments`: `[rows, SEGMENT_WORDS]` u32, segment `b` is token `b`, and none
-/// goes on from another; `states` and `conv_states` as there; `mixed`: `[rows, channels]` bf16 and `read`: `[rows, v_width]` f32,
-/// scratch for what lies between, what they hold afterwards depends on the device; `out`: `[rows, v_width]` bf16, or [rounded to FP8](super::choose_format). The rounding
-/// is that of the three ops.
+/// `projected`: `[rows, projected_width]` bf16; `segments`: `[rows, SEGMENT_WORDS]` u32, segment `b` is token `b`, and
+/// none goes on from another; `states` and `conv_states` as there; `mixed`: `[rows, channels]` bf16 and `read`:
+/// `[rows, v_width]` f32, scratch for what lies between, what they hold afterwards depends on the device; `out`:
+/// `[rows, v_width]` bf16, or [in FP8](super::Activation). The rounding is that of the three ops.
 ///
 /// A GPU runs one kernel, which reads segments, states and convolution states while the kernel before it still runs: no other kernel of
 /// the same step may write them.
 #[expect(clippy::too_many_arguments, reason = "three ops in one")]
-pub fn decode_delta(
+pub fn decode_delta<'o>(
     exec: &mut Exec,
     projected: &Tensor,
     weights: &DeltaWeights<'_>,
@@ -32,17 +33,18 @@ pub fn decode_delta(
     eps: f32,
     (states, conv_states): (&mut Tensor, &mut Tensor),
     (mixed, read): (&mut Tensor, &mut Tensor),
-    out: &mut Tensor,
+    out: impl Into<ActivationMut<'o>>,
 ) -> Result<(), OpError> {
-    let c = Check("decode_delta");
+    let (c, out) = (Check("decode_delta"), out.into());
     let (rows, DeltaWeights { conv, a_log, dt_bias, norm }) = (projected.rows_cols().0, *weights);
     let inputs = DeltaInputs { mixed: &*mixed, projected, a_log, dt_bias, segments };
     causal_conv1d::check(c, projected, conv, segments, shape, conv_states, mixed)?;
     gated_delta_rule::check(c, &inputs, shape, states, read)?;
-    gated_rms_norm::check(c, read, projected, norm, shape, out)?;
+    gated_rms_norm::check(c, read, projected, norm, shape, out.tensor)?;
     c.that(segments.rows_cols().0 == rows, "a row has no segment, or more than one token")?;
     c.that(states.rows_cols().0 == conv_states.rows_cols().0, "there are not as many convolution states as states")?;
     let choice = DecodeDelta::choose(shape, rows);
+    let out = out.in_norm_format(exec)?;
     exec.record(|device| {
         let kernel = if let Device::Cpu(isa) = device { isa.name() } else { choice.name() };
         let reads = [projected, conv, a_log, dt_bias, norm, segments, states, conv_states];

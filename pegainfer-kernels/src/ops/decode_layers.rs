@@ -75,17 +75,17 @@ fn separately(
     let DecodeScratch { delta, qkv, q, attended, gate_up, activated } = scratch;
     let mut layers = model.layers.iter_mut().peekable();
     if let Some(first) = layers.peek() {
-        rms_norm(exec, residual, first.input_norm, eps, normed)?;
+        rms_norm(exec, residual, first.input_norm, eps, &mut *normed)?;
     }
     while let Some(layer) = layers.next() {
         let cache = (&mut *layer.cache.0, &mut *layer.cache.1);
         linear(exec, normed, layer.qkv, qkv)?;
         let heads = Heads { shape, norms: layer.head_norms, eps, rope, positions: at.0, slots: at.1 };
-        decode_attention(exec, qkv, &heads, batch, cache, q, attended)?;
-        linear_add_norm(exec, attended, layer.o, residual, layer.post_norm, eps, delta, normed)?;
-        linear_swiglu(exec, normed, layer.gate_up, gate_up, activated)?;
+        decode_attention(exec, qkv, &heads, batch, cache, q, &mut **attended)?;
+        linear_add_norm(exec, attended, layer.o, residual, layer.post_norm, eps, delta, &mut *normed)?;
+        linear_swiglu(exec, normed, layer.gate_up, gate_up, &mut **activated)?;
         let next = layers.peek().map_or(model.final_norm, |next| next.input_norm);
-        linear_add_norm(exec, activated, layer.down, residual, next, eps, delta, normed)?;
+        linear_add_norm(exec, activated, layer.down, residual, next, eps, delta, &mut *normed)?;
     }
     Ok(())
 }
@@ -253,7 +253,7 @@ mod tests {
 
             let Operands { layers, scratch, residual, normed } = &mut apart;
             let [delta, qkv, q, attended, gate_up, activated] = scratch;
-            rms_norm(exec, residual, &layers[0].0[0], eps, normed).unwrap();
+            rms_norm(exec, residual, &layers[0].0[0], eps, &mut *normed).unwrap();
             for l in 0..2 {
                 let (before, after) = layers.split_at_mut(l + 1);
                 let ([_, qkv_w, q_norm, k_norm, o, post_norm, gate_up_w, down], [k, v]) = &mut before[l];
@@ -261,10 +261,10 @@ mod tests {
                 linear(exec, normed, qkv_w, qkv).unwrap();
                 let norms = (&*q_norm, &*k_norm);
                 let heads = Heads { shape: SHAPE, norms, eps, rope: &rope, positions: at.0, slots: at.1 };
-                decode_attention(exec, qkv, &heads, &batch, (k, v), q, attended).unwrap();
-                linear_add_norm(exec, attended, o, residual, post_norm, eps, delta, normed).unwrap();
-                linear_swiglu(exec, normed, gate_up_w, gate_up, activated).unwrap();
-                linear_add_norm(exec, activated, down, residual, next, eps, delta, normed).unwrap();
+                decode_attention(exec, qkv, &heads, &batch, (k, v), q, &mut *attended).unwrap();
+                linear_add_norm(exec, attended, o, residual, post_norm, eps, delta, &mut *normed).unwrap();
+                linear_swiglu(exec, normed, gate_up_w, gate_up, &mut *activated).unwrap();
+                linear_add_norm(exec, activated, down, residual, next, eps, delta, &mut *normed).unwrap();
             }
             assert!(one.results() == apart.results());
             let weights: u64 = apart.layers.iter().flat_map(|(weights, _)| weights).map(Tensor::bytes).sum();

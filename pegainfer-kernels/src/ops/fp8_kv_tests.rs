@@ -141,10 +141,10 @@ fn decode_attention_is_a_write_and_attention() {
         let mut scratch = ["q", "fused", "apart"].map(|n| host.zeros(n, &[tokens, shape.q_width()], DType::Bf16));
         let [q, fused, apart] = &mut scratch;
         let exec = &mut host.exec;
-        decode_attention(exec, &qkv, &heads, &batch, (&mut k, &mut v), q, fused).unwrap();
+        decode_attention(exec, &qkv, &heads, &batch, (&mut k, &mut v), q, &mut *fused).unwrap();
         let written = k.host::<u8>().to_vec();
         qk_norm_rope_write_kv(exec, &qkv, &heads, q, (&mut k, &mut v)).unwrap();
-        attention(exec, q, (&k, &v), &batch, shape, 0.125, apart).unwrap();
+        attention(exec, q, (&k, &v), &batch, shape, 0.125, &mut *apart).unwrap();
         assert_eq!((fused.host::<bf16>(), &written[..]), (apart.host::<bf16>(), k.host::<u8>()));
         assert!(fused.host::<bf16>().iter().all(|x| x.is_finite()));
         // Both caches in one format, of the right shape.

@@ -1,15 +1,14 @@
 //! From the fused projection with gates to the gated output of attention, for rows of one query.
 
-use super::activation::write_host;
+use super::activation::{ActivationMut, compute_host};
 use super::check::Check;
 use super::{AttentionBatch, attention, attention_gate, gated_qkv};
 use crate::choice::{self, DecodeStep};
 use crate::cuda;
 use crate::heads::{Heads, KvDType};
-use half::bf16;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
-use pegainfer_core::tensor::{DType, OpError, Tensor};
+use pegainfer_core::tensor::{OpError, Tensor};
 
 /// [`gated_qk_norm_rope_write_kv`](super::gated_qk_norm_rope_write_kv), then [`attention`](super::attention) with a scale
 /// of `1 / sqrt(head_dim)`, then [`attention_gate`](super::attention_gate), of rows that have one query each, or none.
@@ -17,27 +16,29 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 /// `projected`, `heads`, `k` and `v` as there; `batch`: the same tokens, so that the position of row `b` is
 /// `kv_lens[b] - 1` and its slot, unless it is `NO_SLOT`, the place of that position in the row's blocks; `q`:
 /// `[tokens, heads * head_dim]` bf16, scratch for the queries, what it holds afterwards depends on the device; `out`:
-/// `[tokens, heads * head_dim]` bf16, or [rounded to FP8](super::choose_gated_attended_format).
+/// `[tokens, heads * head_dim]` bf16, or [in FP8](super::Activation).
 ///
 /// A GPU of compute capability 9.0 or 10.0 runs one kernel for heads of 256, which takes positions from `batch`. It reads
 /// `batch`, slots and the cache's older tokens while the kernel before it still runs: no kernel of the same step may write
 /// them. It leaves the output of rows with a `kv_lens` of 0 as it is.
-pub fn gated_decode_attention(
+pub fn gated_decode_attention<'o>(
     exec: &mut Exec,
     projected: &Tensor,
     heads: &Heads<'_>,
     batch: &AttentionBatch<'_>,
     (k, v): (&mut Tensor, &mut Tensor),
     q: &mut Tensor,
-    out: &mut Tensor,
+    out: impl Into<ActivationMut<'o>>,
 ) -> Result<(), OpError> {
-    let check = Check("gated_decode_attention");
+    let (check, out) = (Check("gated_decode_attention"), out.into());
     let Heads { shape, norms, rope, positions, slots, .. } = *heads;
     check.that(batch.load.max_queries == 1, "a row has more than one query")?;
     gated_qkv::check(check, exec.device(), projected, heads, q, (k, v))?;
-    attention::check(check, exec.device(), q, (k, v), batch, shape, out)?;
+    attention::check(check, exec.device(), q, (k, v), batch, shape, out.tensor)?;
     let rows = batch.block_tables.rows_cols().0;
     let choice = choice::gpu(exec)?.map(|gpu| DecodeStep::choose_gated(&gpu, shape, KvDType::of(k), &batch.load, rows));
+    // The gate of separate kernels takes bf16.
+    let out = out.in_format(exec, matches!(choice, Some(DecodeStep::Fused(_))))?;
     exec.record(|device| {
         let kernel = choice::name(device, &choice, DecodeStep::name);
         let tables = [batch.qo_indptr, batch.kv_lens, batch.block_tables];
@@ -51,16 +52,11 @@ pub fn gated_decode_attention(
     match (exec.device(), &choice) {
         (Device::Cpu(_), _) => {
             gated_qkv::on_cpu(check, exec, projected, heads, q, (k, v))?;
-            let format = out.dtype();
-            out.set_dtype(DType::Bf16);
-            attention::on_cpu(check, exec, q, (k, v), batch, shape, scale, out)?;
-            attention_gate::on_cpu(exec, projected, shape, out);
-            if format == DType::E4m3 {
-                let attended = out.host::<bf16>().to_vec();
-                out.set_dtype(format);
-                write_host(out, |out| out.copy_from_slice(&attended));
-            }
-            Ok(())
+            compute_host(out, |out| {
+                attention::on_cpu(check, exec, q, (k, v), batch, shape, scale, out)?;
+                attention_gate::on_cpu(exec, projected, shape, out);
+                Ok(())
+            })
         }
         (Device::Cuda, Some(DecodeStep::Fused(grid))) => {
             cuda::gated_decode_fused(exec, grid, projected, heads, batch, (k, v), out)
@@ -82,7 +78,9 @@ mod tests {
     use crate::load::AttentionLoad;
     use crate::ops::{gated_qk_norm_rope_write_kv, rope_table};
     use crate::testing::{Host, bf16s};
+    use half::bf16;
     use pegainfer_core::kv::NO_SLOT;
+    use pegainfer_core::tensor::DType;
 
     #[test]
     fn it_is_a_norm_a_rotation_attention_and_a_gate() {
@@ -118,9 +116,9 @@ mod tests {
             let [(k0, v0), (k1, v1)] = &mut caches;
             let exec = &mut host.exec;
             gated_qk_norm_rope_write_kv(exec, &projected, heads, q, (k0, v0)).unwrap();
-            attention::attention(exec, q, (k0, v0), &batch, shape, 1.0 / 16.0, apart).unwrap();
+            attention::attention(exec, q, (k0, v0), &batch, shape, 1.0 / 16.0, &mut *apart).unwrap();
             attention_gate::attention_gate(exec, &projected, shape, apart).unwrap();
-            gated_decode_attention(exec, &projected, heads, &batch, (k1, v1), q, fused).unwrap();
+            gated_decode_attention(exec, &projected, heads, &batch, (k1, v1), q, &mut *fused).unwrap();
             assert_eq!(apart.host::<bf16>(), fused.host::<bf16>());
             assert_eq!(k0.host::<bf16>(), k1.host::<bf16>());
             assert_eq!(v0.host::<bf16>(), v1.host::<bf16>());
@@ -132,7 +130,7 @@ mod tests {
             assert_eq!(apart.host::<bf16>(), again.host::<bf16>());
             assert_eq!(k0.host::<bf16>(), k1.host::<bf16>());
             let batch = AttentionBatch { load: AttentionLoad::of([(1, 20), (2, 5)]), ..batch };
-            let result = gated_decode_attention(exec, &projected, heads, &batch, (k1, v1), q, fused);
+            let result = gated_decode_attention(exec, &projected, heads, &batch, (k1, v1), q, &mut *fused);
             assert!(result.unwrap_err().to_string().contains("more than one query"));
         });
     }

@@ -1,6 +1,6 @@
 //! The norm and gate at the end of a gated delta rule layer.
 
-use super::activation::write_host;
+use super::activation::{ActivationMut, write_host};
 use super::check::Check;
 use crate::cpu::gated_norm::{self, Inputs};
 use crate::cuda;
@@ -13,18 +13,19 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 ///
 /// `x`: `[tokens, v_width]` f32; `projected`: `[tokens, projected_width]` bf16, of which `z` is read; `weight`:
 /// `[value_dim]` f32, the same for every head; `out`: `[tokens, v_width]` bf16, or
-/// [rounded to FP8](super::choose_format). All of it is f32, with one rounding at the end.
-pub fn gated_rms_norm(
+/// [in FP8](super::Activation). All of it is f32, with one rounding at the end.
+pub fn gated_rms_norm<'o>(
     exec: &mut Exec,
     x: &Tensor,
     projected: &Tensor,
     weight: &Tensor,
     shape: DeltaShape,
     eps: f32,
-    out: &mut Tensor,
+    out: impl Into<ActivationMut<'o>>,
 ) -> Result<(), OpError> {
-    let c = Check("gated_rms_norm");
-    check(c, x, projected, weight, shape, out)?;
+    let (c, out) = (Check("gated_rms_norm"), out.into());
+    check(c, x, projected, weight, shape, out.tensor)?;
+    let out = out.in_norm_format(exec)?;
     exec.record(|_| {
         let [bytes, flops] = cost(x, weight, out);
         OpRecord::new(c.0, "rows", &[x, projected, weight], &[out], flops).with_bytes(bytes)

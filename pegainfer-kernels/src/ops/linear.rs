@@ -12,10 +12,10 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 
 /// `out = x · wᵀ`.
 ///
-/// `x`: `[rows, k]` bf16, or [rounded to FP8](super::choose_format); `w`: `[n, k]` bf16 or FP8, row-major as in the checkpoint; `out`: `[rows, n]` bf16 (activations) or
-/// f32 (logits). f32 accumulation, one rounding at the end. A row's result does not depend on the other rows; on a GPU
-/// it does on how many there are, because that chooses the kernel and with it the order of the sum. A GPU takes `k` and
-/// `n` in multiples of 8.
+/// `x`: `[rows, k]` bf16, or [in FP8](super::Activation); `w`: `[n, k]` bf16 or FP8, row-major as in the checkpoint;
+/// `out`: `[rows, n]` bf16 (activations) or f32 (logits). f32 accumulation, one rounding at the end. A row's result
+/// does not depend on the other rows; on a GPU it does on how many there are, because that chooses the kernel and with
+/// it the order of the sum. A GPU takes `k` and `n` in multiples of 8.
 ///
 /// The codes of an FP8 `w` are exact in bf16: each block of 128 along `k` is summed in f32 without the scale, multiplied by it,
 /// and added to the blocks before (W8A16). A GPU of compute capability 9.0 rounds `x` to FP8 as well, with a scale for each 128

@@ -1,6 +1,6 @@
 //! The end of a block: its last projection, the residual add, and the norm before the next block.
 
-use super::activation::{host_values, write_host};
+use super::activation::{ActivationMut, host_values, write_host};
 use super::check::Check;
 use super::matrix::MatrixRef;
 use crate::choice::{self, AddNorm};
@@ -14,12 +14,12 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 /// `residual += x · wᵀ`, then `out = rms_norm(residual) * norm`.
 ///
 /// `x`: `[rows, k]`, `w`: `[hidden, k]`, `residual`, `delta`, `out`: `[rows, hidden]`, all bf16, `w` also FP8 as in
-/// [`linear`](super::linear), `x` and `out` also [rounded to FP8](super::choose_format); `norm`: `[hidden]`
+/// [`linear`](super::linear), `x` and `out` also [in FP8](super::Activation); `norm`: `[hidden]`
 /// bf16 or f32, as in [`rms_norm`](super::rms_norm). `delta` is scratch for the GEMM; what it holds afterwards depends
 /// on the device. The GEMM is rounded to bf16 before it is added, and the sum before it is normalised, as in
 /// transformers; a GPU rounds only the sum where there are many rows.
 #[expect(clippy::too_many_arguments, reason = "the operands of the op")]
-pub fn linear_add_norm<'w>(
+pub fn linear_add_norm<'w, 'o>(
     exec: &mut Exec,
     x: &Tensor,
     w: impl Into<MatrixRef<'w>>,
@@ -27,20 +27,21 @@ pub fn linear_add_norm<'w>(
     norm: &Tensor,
     eps: f32,
     delta: &mut Tensor,
-    out: &mut Tensor,
+    out: impl Into<ActivationMut<'o>>,
 ) -> Result<(), OpError> {
     let check = Check("linear_add_norm");
     let (m, k) = x.rows_cols();
-    let w = w.into();
+    let (w, out) = (w.into(), out.into());
     let n = w.shape().0;
     check.is_activation(x, &[m, k])?;
     w.check_dense(check, exec.device(), (n, k))?;
     for tensor in [&*residual, &*delta] {
         check.is(tensor, DType::Bf16, &[m, n])?;
     }
-    check.is_activation(out, &[m, n])?;
+    check.is_activation(out.tensor, &[m, n])?;
     check.is_norm(norm, n)?;
     let choice = choice::gpu(exec)?.map(|gpu| AddNorm::choose(&gpu, (m, n, k), w.format()));
+    let out = out.in_norm_format(exec)?;
     exec.record(|device| {
         let kernel = choice::name(device, &choice, AddNorm::name);
         let flops = 2 * (m * n * k) as u64 + 5 * (m * n) as u64;

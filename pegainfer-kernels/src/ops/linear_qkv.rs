@@ -15,9 +15,10 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 /// [`linear`](super::linear) of the fused QKV projection, then
 /// [`qk_norm_rope_write_kv`](super::qk_norm_rope_write_kv).
 ///
-/// `x`: `[tokens, k]` bf16, or [rounded to FP8](super::choose_format); `w`: `[(heads + 2 kv_heads) * head_dim, k]` bf16, or FP8 as in [`linear`](super::linear), queries first, then keys, then values;
-/// `qkv`: `[tokens, (heads + 2 kv_heads) * head_dim]` bf16, scratch for the GEMM, what it holds afterwards depends on
-/// the device; `heads`, `q` and the cache as there. The GEMM is rounded to bf16.
+/// `x`: `[tokens, k]` bf16, or [in FP8](super::Activation); `w`: `[(heads + 2 kv_heads) * head_dim, k]` bf16, or FP8 as
+/// in [`linear`](super::linear), queries first, then keys, then values; `qkv`:
+/// `[tokens, (heads + 2 kv_heads) * head_dim]` bf16, scratch for the GEMM, what it holds afterwards depends on the
+/// device; `heads`, `q` and the cache as there. The GEMM is rounded to bf16.
 ///
 /// A GPU of compute capability 9.0 runs one kernel for many rows if `head_dim` is 128.
 pub fn linear_qkv<'w>(

@@ -1,6 +1,6 @@
 //! The first half of the MLP: gate and up projections and the gated activation.
 
-use super::activation::{host_values, write_host};
+use super::activation::{ActivationMut, host_values, write_host};
 use super::check::Check;
 use super::matrix::MatrixRef;
 use crate::choice::{self, Swiglu};
@@ -14,24 +14,27 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 /// `out = silu(gate) * up` with `[gate, up] = x · wᵀ` and `silu(z) = z / (1 + exp(-z))`.
 ///
 /// `x`: `[rows, k]`, `w`: `[2 * width, k]`, the rows of the gate first, `gate_up`: `[rows, 2 * width]`, `out`:
-/// `[rows, width]`, all bf16, `x` and `out` also [rounded to FP8](super::choose_gated_format), `w` also FP8 as in [`linear`](super::linear). `gate_up` is scratch for the GEMM; what it holds afterwards depends on the device. The
-/// GEMM is rounded to bf16, silu is computed in f32 and rounded, and the result once more (transformers `Qwen3MLP`
-/// in bf16).
-pub fn linear_swiglu<'w>(
+/// `[rows, width]`, all bf16, `x` and `out` also [in FP8](super::Activation), `w` also FP8 as in
+/// [`linear`](super::linear). `gate_up` is scratch for the GEMM; what it holds afterwards depends on the device. The
+/// GEMM is rounded to bf16, silu is computed in f32 and rounded, and the result once more (transformers `Qwen3MLP` in
+/// bf16).
+pub fn linear_swiglu<'w, 'o>(
     exec: &mut Exec,
     x: &Tensor,
     w: impl Into<MatrixRef<'w>>,
     gate_up: &mut Tensor,
-    out: &mut Tensor,
+    out: impl Into<ActivationMut<'o>>,
 ) -> Result<(), OpError> {
-    let check = Check("linear_swiglu");
+    let (check, out) = (Check("linear_swiglu"), out.into());
     let (m, k) = x.rows_cols();
-    let (w, width) = (w.into(), out.rows_cols().1);
+    let (w, width) = (w.into(), out.tensor.rows_cols().1);
     check.is_activation(x, &[m, k])?;
     w.check_dense(check, exec.device(), (2 * width, k))?;
     check.is(gate_up, DType::Bf16, &[m, 2 * width])?;
-    check.is_activation(out, &[m, width])?;
+    check.is_activation(out.tensor, &[m, width])?;
     let choice = choice::gpu(exec)?.map(|gpu| Swiglu::choose(&gpu, (m, 2 * width, k), w.format()));
+    // A GEMM that gates writes bf16.
+    let out = out.in_format(exec, matches!(choice, Some(Swiglu::Separate(_))))?;
     exec.record(|device| {
         let kernel = choice::name(device, &choice, Swiglu::name);
         let flops = 4 * (m * width * k) as u64 + 5 * (m * width) as u64;

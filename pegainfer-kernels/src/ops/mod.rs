@@ -50,7 +50,7 @@ pub use crate::packed_counts::{
 };
 pub use crate::packed_logits_updates::{EDIT_WORDS, NO_MASK, PackedLogitsUpdates, SPAN_WORDS};
 pub use crate::rotary::{RopeSpec, Yarn};
-pub use activation::{choose_attended_format, choose_format, choose_gated_attended_format, choose_gated_format};
+pub use activation::{Activation, ActivationMut};
 pub use adjust_logits::adjust_logits;
 pub use attention::attention;
 pub use attention_gate::attention_gate;

@@ -1,6 +1,6 @@
 //! RMS normalisation.
 
-use super::activation::write_host;
+use super::activation::{ActivationMut, write_host};
 use super::check::Check;
 use crate::cpu::norm::{self, NormWeight};
 use crate::cuda;
@@ -10,15 +10,23 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 
 /// RMS normalisation over the last dimension: `out = x * rsqrt(mean(x²) + eps) * weight`.
 ///
-/// `x`, `out`: `[rows, hidden]` bf16, `out` also [rounded to FP8](super::choose_format); `weight`: `[hidden]` bf16 or f32. The mean and the scaling are f32. With a bf16 weight
-/// the normalised value is rounded to bf16 before the weight is applied (transformers `Qwen3RMSNorm`). With an f32 weight only the
-/// result is rounded (`Qwen3_5RMSNorm`, whose weight is `1 + w` for the `w` of the checkpoint).
-pub fn rms_norm(exec: &mut Exec, x: &Tensor, weight: &Tensor, eps: f32, out: &mut Tensor) -> Result<(), OpError> {
-    let check = Check("rms_norm");
+/// `x`, `out`: `[rows, hidden]` bf16, `out` also [in FP8](super::Activation); `weight`: `[hidden]` bf16 or f32. The
+/// mean and the scaling are f32. With a bf16 weight the normalised value is rounded to bf16 before the weight is
+/// applied (transformers `Qwen3RMSNorm`). With an f32 weight only the result is rounded (`Qwen3_5RMSNorm`, whose weight
+/// is `1 + w` for the `w` of the checkpoint).
+pub fn rms_norm<'o>(
+    exec: &mut Exec,
+    x: &Tensor,
+    weight: &Tensor,
+    eps: f32,
+    out: impl Into<ActivationMut<'o>>,
+) -> Result<(), OpError> {
+    let (check, out) = (Check("rms_norm"), out.into());
     let (rows, hidden) = x.rows_cols();
     check.is(x, DType::Bf16, &[rows, hidden])?;
     check.is_norm(weight, hidden)?;
-    check.is_activation(out, &[rows, hidden])?;
+    check.is_activation(out.tensor, &[rows, hidden])?;
+    let out = out.in_norm_format(exec)?;
     exec.record(|_| OpRecord::new("rms_norm", "rows", &[x, weight], &[out], 4 * x.elements() as u64));
     match exec.device() {
         Device::Cpu(isa) => {

@@ -3,7 +3,8 @@
 //! A block is a fixed number of positions behind the newest token that counts, the anchor. Its first input is the token that was sampled
 //! there, the others are a noise token. Layers run over all positions at once; the tokens are then drawn one after the other.
 
-use super::drafting::{DraftRow, Drafting, first_pass};
+use super::drafting::{DraftRow, first_pass};
+use super::readbacks::Readbacks;
 use pegainfer_core::kv::NO_SLOT;
 use pegainfer_core::schedule::{SampleRow, Step};
 use pegainfer_core::tensor::OpError;
@@ -60,21 +61,19 @@ pub fn block_pass<R: Clone + Default>(step: &Step<R>, rows: &[BlockRow], shape: 
     pass
 }
 
-impl Drafting {
-    /// Waits for the tokens that pass `pass` over blocks drew: those of the first position of each of its `pass_rows` rows, which begin with
-    /// `rows`, then those of the second, and so on. Adds those of `rows` to the `drafts` of their rows of the step.
-    pub fn finish_blocks(
-        &mut self,
-        pass: usize,
-        (rows, pass_rows): (&[BlockRow], usize),
-        drafts: &mut [Vec<u32>],
-    ) -> Result<(), OpError> {
-        let tokens = self.results[pass].wait()?.tokens;
-        for (b, BlockRow { draft, .. }) in rows.iter().enumerate() {
-            drafts[draft.row] = tokens.iter().skip(b).step_by(pass_rows).take(draft.count).copied().collect();
-        }
-        Ok(())
+/// Waits for the tokens that the oldest pass over blocks drew: those of the first position of each of its `pass_rows`
+/// rows, which begin with `rows`, then those of the second, and so on. Adds those of `rows` to the `drafts` of their
+/// rows of the step.
+pub fn finish(
+    readbacks: &mut Readbacks,
+    (rows, pass_rows): (&[BlockRow], usize),
+    drafts: &mut [Vec<u32>],
+) -> Result<(), OpError> {
+    let tokens = readbacks.finish()?.tokens;
+    for (b, BlockRow { draft, .. }) in rows.iter().enumerate() {
+        drafts[draft.row] = tokens.iter().skip(b).step_by(pass_rows).take(draft.count).copied().collect();
     }
+    Ok(())
 }
 
 #[cfg(test)]

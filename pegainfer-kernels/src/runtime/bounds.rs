@@ -3,7 +3,7 @@
 use super::fit::Demand;
 use super::load_error::LoadError;
 use super::load_options::{DEFAULT_KV_BYTES, DEFAULT_STATE_BYTES, LoadOptions, STATE_SHARE};
-use super::model_info::ModelInfo;
+use super::model_info::{ModelBytes, ModelInfo};
 use crate::heads::BLOCK_SIZE;
 use pegainfer_core::engine::options::{check_step, context_len, most_blocks, pool_blocks, step_tokens};
 use pegainfer_core::exec::{Device, Exec};
@@ -40,8 +40,9 @@ pub struct Bounds {
     pub size: StepSize,
     /// KV blocks of the pool.
     pub kv_blocks: usize,
-    /// Fewer blocks, if that is all that fits this fraction of a GPU's memory. `None` insists on `kv_blocks`.
-    pub gpu_memory_share: Option<f64>,
+    /// Fewer blocks, if that is all that fits next to the slots in this fraction of a GPU's memory. `None` insists on
+    /// `kv_blocks`.
+    pub gpu_memory_share: Option<(f64, ModelBytes)>,
     /// Bytes of a GPU's memory, as if it had no more.
     pub gpu_memory_limit: Option<u64>,
     /// Slots of state beside the KV cache, one for each row and one for each snapshot.
@@ -70,23 +71,29 @@ impl Bounds {
     }
 
     /// What `options` allow a model on the device of `exec`.
-    pub fn new(info: &ModelInfo, options: &LoadOptions, exec: &mut Exec) -> Result<Self, LoadError> {
+    pub fn new(
+        info: &ModelInfo,
+        bytes: &ModelBytes,
+        options: &LoadOptions,
+        exec: &mut Exec,
+    ) -> Result<Self, LoadError> {
         let is_gpu = exec.device() == Device::Cuda;
         let gpu = if is_gpu { Some(gpu_memory(exec, options.gpu_memory_limit)?) } else { None };
-        Self::within(info, options, gpu)
+        Self::within(info, bytes, options, gpu)
     }
 
     /// What `options` allow a model on a GPU with this memory, or on the CPU.
     pub(super) fn within(
         info: &ModelInfo,
+        bytes: &ModelBytes,
         options: &LoadOptions,
         gpu: Option<DeviceMemory>,
     ) -> Result<Self, LoadError> {
         let context = context_len(options.max_model_len, info.max_position_embeddings).map_err(LoadError::Option)?;
         let memory = gpu.map(|gpu| gpu.total);
-        let tokens = step_tokens(options.max_num_batched_tokens, memory, info.workspace_bytes_per_token);
-        let snapshots = snapshots(info, options, memory)?;
-        let demand = demand(info, options, tokens, snapshots);
+        let tokens = step_tokens(options.max_num_batched_tokens, memory, bytes.workspace_per_token);
+        let snapshots = snapshots(bytes, options, memory)?;
+        let demand = demand(bytes, options, tokens, snapshots);
         let (rows, cpu_kv) = match gpu {
             Some(gpu) => (gpu_rows(&demand, options, gpu, tokens)?, 0),
             None => cpu_defaults(&demand, options, tokens),
@@ -94,9 +101,9 @@ impl Bounds {
         check_step(rows, tokens).map_err(LoadError::Option)?;
         let useful = (context.div_ceil(BLOCK_SIZE) * rows) as u64;
         let (kv_blocks, gpu_memory_share) = match (options.kv_cache_bytes, memory) {
-            (Some(bytes), _) => (bytes / info.block_bytes(), None),
-            (None, Some(_)) => (useful.min(most_blocks(BLOCK_SIZE)), Some(options.gpu_memory_utilization)),
-            (None, None) => (useful.min(cpu_kv / info.block_bytes()), None),
+            (Some(kv), _) => (kv / bytes.block(), None),
+            (None, Some(_)) => (useful.min(most_blocks(BLOCK_SIZE)), Some((options.gpu_memory_utilization, *bytes))),
+            (None, None) => (useful.min(cpu_kv / bytes.block()), None),
         };
         Ok(Self {
             size: StepSize {
@@ -105,7 +112,7 @@ impl Bounds {
                 samples: Speculation::samples(options.speculation.as_ref(), rows, tokens),
                 context,
             },
-            kv_blocks: pool_blocks(kv_blocks, BLOCK_SIZE, info.block_bytes()).map_err(LoadError::Option)?,
+            kv_blocks: pool_blocks(kv_blocks, BLOCK_SIZE, bytes.block()).map_err(LoadError::Option)?,
             gpu_memory_share,
             gpu_memory_limit: options.gpu_memory_limit,
             slots: rows + snapshots,
@@ -122,19 +129,19 @@ impl Bounds {
 
     /// Blocks of the pool: as many as asked for, or as fit what is left of the GPU beside the slots. To be asked when
     /// all else is allocated.
-    pub(super) fn fitting_blocks(&self, info: &ModelInfo, exec: &mut Exec) -> Result<usize, LoadError> {
+    pub(super) fn fitting_blocks(&self, exec: &mut Exec) -> Result<usize, LoadError> {
         if self.gpu_memory_share.is_none() {
             return Ok(self.kv_blocks);
         }
-        self.blocks_within(info, gpu_memory(exec, self.gpu_memory_limit)?)
+        self.blocks_within(gpu_memory(exec, self.gpu_memory_limit)?)
     }
 
     /// Blocks of the pool on a GPU with this memory, where all but the pool and the slots is allocated.
-    pub(super) fn blocks_within(&self, info: &ModelInfo, memory: DeviceMemory) -> Result<usize, LoadError> {
-        let Some(share) = self.gpu_memory_share else { return Ok(self.kv_blocks) };
-        let slots = self.slots as u64 * info.state_slot_bytes.unwrap_or(0);
+    pub(super) fn blocks_within(&self, memory: DeviceMemory) -> Result<usize, LoadError> {
+        let Some((share, bytes)) = self.gpu_memory_share else { return Ok(self.kv_blocks) };
+        let slots = self.slots as u64 * bytes.state_slot;
         let memory = DeviceMemory { free: memory.free.saturating_sub(slots), ..memory };
-        memory.blocks(share, info.block_bytes(), self.kv_blocks).map_err(LoadError::Option)
+        memory.blocks(share, bytes.block(), self.kv_blocks).map_err(LoadError::Option)
     }
 }
 
@@ -145,14 +152,13 @@ fn gpu_memory(exec: &mut Exec, limit: Option<u64>) -> Result<DeviceMemory, LoadE
 }
 
 /// What the model takes of a device's memory. A KV cache of unknown size has at least one block.
-fn demand(info: &ModelInfo, options: &LoadOptions, tokens: usize, snapshots: usize) -> Demand {
-    let state = info.state_slot_bytes.unwrap_or(0);
+fn demand(bytes: &ModelBytes, options: &LoadOptions, tokens: usize, snapshots: usize) -> Demand {
     Demand {
-        weights: info.weight_bytes,
-        workspace: tokens as u64 * info.workspace_bytes_per_token,
-        snapshots: snapshots as u64 * state,
-        state,
-        kv: options.kv_cache_bytes.unwrap_or(info.block_bytes()),
+        weights: bytes.weights,
+        workspace: tokens as u64 * bytes.workspace_per_token,
+        snapshots: snapshots as u64 * bytes.state_slot,
+        state: bytes.state_slot,
+        kv: options.kv_cache_bytes.unwrap_or(bytes.block()),
     }
 }
 
@@ -181,8 +187,10 @@ fn cpu_defaults(demand: &Demand, options: &LoadOptions, tokens: usize) -> (usize
 }
 
 /// State snapshots that fit the options; none for a model whose state is all in KV blocks.
-fn snapshots(info: &ModelInfo, options: &LoadOptions, memory: Option<u64>) -> Result<usize, LoadError> {
-    let Some(slot_bytes) = info.state_slot_bytes else { return Ok(0) };
+fn snapshots(bytes: &ModelBytes, options: &LoadOptions, memory: Option<u64>) -> Result<usize, LoadError> {
+    if bytes.state_slot == 0 {
+        return Ok(0);
+    }
     let interval = options.state_cache_interval;
     if interval == 0 || !interval.is_multiple_of(BLOCK_SIZE) {
         return Err(LoadError::Option(format!(
@@ -190,6 +198,6 @@ fn snapshots(info: &ModelInfo, options: &LoadOptions, memory: Option<u64>) -> Re
         )));
     }
     let default = memory.map_or(DEFAULT_STATE_BYTES, |memory| memory / STATE_SHARE);
-    let bytes = options.state_cache_bytes.unwrap_or(default);
-    Ok((bytes / slot_bytes.max(1)).min(MAX_SNAPSHOTS) as usize)
+    let memory = options.state_cache_bytes.unwrap_or(default);
+    Ok((memory / bytes.state_slot).min(MAX_SNAPSHOTS) as usize)
 }

@@ -4,7 +4,7 @@
 //! one, and their keys and values have to cover the whole text. The newest token that counts gives the first draft. Each
 //! further pass has one row for each sequence, whose token is the draft before: it stays on the device.
 
-use super::results::Results;
+use super::readbacks::Readbacks;
 use super::sampler::Sampler;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::kv::NO_SLOT;
@@ -104,54 +104,25 @@ impl DraftVocabulary {
     }
 }
 
-/// What an executor keeps for the drafts of its model.
-#[derive(Debug)]
-pub struct Drafting {
-    /// The drafts of each pass, on their way to the host.
-    pub(super) results: Vec<Results>,
-    /// Most samples of a pass.
-    samples: usize,
-}
-
-impl Drafting {
-    /// Readbacks for passes of at most `samples` samples.
-    pub fn new(samples: usize) -> Self {
-        Self { results: Vec::new(), samples }
+/// Waits for the drafts of all `passes` passes behind a step of `step_rows` rows: those of each of its rows.
+pub fn finish(
+    readbacks: &mut Readbacks,
+    step_rows: usize,
+    rows: &[DraftRow],
+    passes: usize,
+) -> Result<Vec<Vec<u32>>, OpError> {
+    let mut drafts = vec![Vec::new(); step_rows];
+    for pass in 0..passes {
+        let tokens = readbacks.finish()?.tokens;
+        let wanted = rows.iter().zip(tokens).filter(|(row, _)| pass < row.count);
+        wanted.for_each(|(row, token)| drafts[row.row].push(token));
     }
-
-    /// Starts the readback of what the `samples` of pass `pass` drew.
-    pub fn start_readback(
-        &mut self,
-        exec: &mut Exec,
-        sampler: &mut Sampler,
-        samples: &[SampleRow],
-        pass: usize,
-    ) -> Result<(), OpError> {
-        while self.results.len() <= pass {
-            self.results.push(Results::new(exec, self.samples).map_err(|error| failed(&error))?);
-        }
-        sampler.start_readback(exec, samples, &mut self.results[pass])
-    }
-
-    /// Waits for the drafts of all `passes` passes behind a step of `step_rows` rows: those of each of its rows.
-    pub fn finish(&mut self, step_rows: usize, rows: &[DraftRow], passes: usize) -> Result<Vec<Vec<u32>>, OpError> {
-        let mut drafts = vec![Vec::new(); step_rows];
-        for (pass, results) in self.results.iter_mut().take(passes).enumerate() {
-            let tokens = results.wait()?.tokens;
-            let wanted = rows.iter().zip(tokens).filter(|(row, _)| pass < row.count);
-            wanted.for_each(|(row, token)| drafts[row.row].push(token));
-        }
-        Ok(drafts)
-    }
+    Ok(drafts)
 }
 
 /// Passes that give each of `rows` its drafts.
 pub fn passes(rows: &[DraftRow]) -> usize {
     rows.iter().map(|row| row.count).max().unwrap_or(0)
-}
-
-fn failed(error: &std::io::Error) -> OpError {
-    OpError { op: "draft", message: error.to_string() }
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 //! device, where the next step's placeholder ids refer to them, and are also copied to the host.
 
 use super::bounds::Bounds;
-use super::drafting::{self, DraftVocabulary, Drafting};
+use super::drafting::{self, DraftVocabulary};
 use super::inputs::Inputs;
 use super::load_error::LoadError;
 use super::measure::Measurable;
@@ -39,7 +39,7 @@ pub struct Executor<M: Model> {
     /// Of the steps in flight.
     readbacks: Readbacks,
     /// If the model drafts: the readbacks of its drafts, and the graphs of passes with one token for each row.
-    drafting: Option<(Drafting, Graphs)>,
+    drafting: Option<(Readbacks, Graphs)>,
     /// If its drafts are not taken from the whole vocabulary.
     draft_vocabulary: Option<DraftVocabulary>,
     synthetic: Option<SyntheticAcceptance>,
@@ -61,7 +61,7 @@ impl<M: Model> Executor<M> {
         let readbacks = Readbacks::new(&mut exec, bounds.size.samples)?;
         let graph_rows = bounds.size.rows.min(sampler.max_rows());
         let graphs = || Graphs::new(if bounds.graphs && exec.device() == Device::Cuda { graph_rows } else { 0 });
-        let drafting = info.drafts.then(|| (Drafting::new(bounds.size.rows), graphs()));
+        let drafting = info.drafts.then(|| (Readbacks::on_demand(bounds.size.rows), graphs()));
         let graphs = graphs();
         let part = bounds.draft_vocab_size.filter(|size| info.drafts && *size < info.vocab_size);
         let draft_vocabulary = part.map(|size| {
@@ -69,7 +69,7 @@ impl<M: Model> Executor<M> {
             DraftVocabulary::new(&mut exec, head, size, bounds.size.rows)
         });
         let draft_vocabulary = draft_vocabulary.transpose()?;
-        let kv_blocks = bounds.fitting_blocks(&info, &mut exec)?;
+        let kv_blocks = bounds.fitting_blocks(&mut exec)?;
         let parts = Parts { exec: &mut exec, config: &config, weights: &weights, work: &work };
         let cache = M::cache(parts, bounds, kv_blocks)?;
         Ok(Self {
@@ -145,7 +145,7 @@ impl<M: Model> Executor<M> {
     /// Launches the passes of the layers that draft behind `step`, which drew `drawn`, and waits for the drafts of each row.
     fn draft(&mut self, step: &StepOf<M>, drawn: &[u32]) -> Result<Vec<Vec<u32>>, OpError> {
         let Self { exec, config, weights, work, cache, inputs, sampler, drafting, draft_vocabulary, .. } = self;
-        let Some((drafting, graphs)) = drafting else { return Ok(Vec::new()) };
+        let Some((readbacks, graphs)) = drafting else { return Ok(Vec::new()) };
         let (sampler, head) = match draft_vocabulary {
             Some(DraftVocabulary { head, sampler }) => (sampler, Some(&*head)),
             None => (sampler, None),
@@ -170,10 +170,10 @@ impl<M: Model> Executor<M> {
                 launch.sample(samples)
             })??;
             if !samples.is_empty() {
-                drafting.start_readback(exec, sampler, samples, i)?;
+                readbacks.start(exec, sampler, samples)?;
             }
         }
-        drafting.finish(step.rows.len(), &rows, passes)
+        drafting::finish(readbacks, step.rows.len(), &rows, passes)
     }
 
     /// As [`run`](Self::run), with the record of every op.
@@ -276,7 +276,8 @@ impl<M: Model> StepExecutor for Executor<M> {
     }
 
     fn abandon(&mut self) -> Result<(), OpError> {
-        self.readbacks.abandon();
+        let drafts = self.drafting.iter_mut().map(|(readbacks, _)| readbacks);
+        drafts.chain([&mut self.readbacks]).for_each(Readbacks::abandon);
         self.followed.clear();
         self.exec.synchronize()
     }

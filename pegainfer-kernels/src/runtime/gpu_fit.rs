@@ -3,7 +3,8 @@
 use super::bounds::Bounds;
 use super::load_error::LoadError;
 use super::load_options::LoadOptions;
-use super::model_info::ModelInfo;
+use super::model::Model;
+use super::model_info::ModelBytes;
 use super::sampler::logits_rows;
 use crate::heads::BLOCK_SIZE;
 use crate::parallel::CONTEXT_BYTES;
@@ -42,31 +43,31 @@ pub struct GpuFit {
 }
 
 impl GpuFit {
-    /// What an engine with `options` makes of a GPU with `total` bytes that nothing else uses.
+    /// What an engine of `M` with `options` makes of a GPU with `total` bytes that nothing else uses.
     ///
     /// # Errors
     /// The model does not fit, or an option is out of range: what loading would say.
-    pub fn new(info: &ModelInfo, options: &LoadOptions, total: u64) -> Result<Self, LoadError> {
+    pub fn new<M: Model>(config: &M::Config, options: &LoadOptions, total: u64) -> Result<Self, LoadError> {
+        let (info, bytes) = (M::info(config), ModelBytes::of::<M>(config)?);
         let free =
             |used: u64| DeviceMemory { total, free: total.saturating_sub(used) }.limited(options.gpu_memory_limit);
-        let bounds = Bounds::within(info, options, Some(free(CONTEXT_BYTES)))?;
+        let bounds = Bounds::within(&info, &bytes, options, Some(free(CONTEXT_BYTES)))?;
         let size = bounds.size;
         let logits = logits_rows(Device::Cuda).min(size.samples) * info.vocab_size * size_of::<f32>();
-        let workspace = size.tokens as u64 * info.workspace_bytes_per_token + logits as u64;
-        let blocks = bounds.blocks_within(info, free(CONTEXT_BYTES + info.weight_bytes + workspace))?;
-        let slot = info.state_slot_bytes.unwrap_or(0);
+        let workspace = size.tokens as u64 * bytes.workspace_per_token + logits as u64;
+        let blocks = bounds.blocks_within(free(CONTEXT_BYTES + bytes.weights + workspace))?;
         Ok(Self {
             total: free(0).total,
             utilization: options.gpu_memory_utilization,
-            weights: info.weight_bytes,
+            weights: bytes.weights,
             workspace,
             step_tokens: size.tokens,
             sequences: size.rows,
-            states: size.rows as u64 * slot,
+            states: size.rows as u64 * bytes.state_slot,
             snapshots: bounds.snapshots(),
-            snapshot_bytes: bounds.snapshots() as u64 * slot,
+            snapshot_bytes: bounds.snapshots() as u64 * bytes.state_slot,
             kv_tokens: blocks * BLOCK_SIZE,
-            kv: blocks as u64 * info.block_bytes(),
+            kv: blocks as u64 * bytes.block(),
             context: size.context.min(blocks * BLOCK_SIZE),
         })
     }

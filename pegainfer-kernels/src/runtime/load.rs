@@ -6,7 +6,7 @@ use super::executor::Executor;
 use super::load_error::LoadError;
 use super::load_options::LoadOptions;
 use super::model::{Model, ragged, uniform};
-use super::model_info::ModelInfo;
+use super::model_info::{ModelBytes, ModelInfo};
 use super::output_matrix::HEAD;
 use super::synthetic_acceptance::SyntheticAcceptance;
 use crate::choice;
@@ -30,6 +30,8 @@ pub struct Loaded<M: Model> {
     pub engine: Engine<M>,
     /// The model's numbers.
     pub config: M::Config,
+    /// What it takes of a device's memory.
+    pub bytes: ModelBytes,
     /// From the first weight to the last, on the device.
     pub weights_time: Duration,
 }
@@ -42,7 +44,7 @@ pub fn load<M: Model>(
     progress: &mut (dyn FnMut(u64, u64) + Send),
 ) -> Result<Loaded<M>, LoadError> {
     let config = M::load_config_with(&options.model_path, &overrides::<M>(options)?)?;
-    let info = M::info(&config);
+    let (info, bytes) = (M::info(&config), ModelBytes::of::<M>(&config)?);
     check_eos(&info)?;
     let source = match options.dummy_seed {
         Some(seed) => Source::Dummy { seed, std: info.initializer_range, uniform: ops::uniform },
@@ -52,9 +54,9 @@ pub fn load<M: Model>(
         checkpoint.check_block_scales(info.fp8_weights)?;
         check_drafts(info.drafts, checkpoint.names())?;
     }
-    let bounds = Bounds::new(&info, options, &mut exec)?;
+    let bounds = Bounds::new(&info, &bytes, options, &mut exec)?;
     let start = Instant::now();
-    let progress = &mut |bytes| progress(bytes, info.weight_bytes);
+    let progress = &mut |loaded| progress(loaded, bytes.weights);
     let weights = load_weights::<M>(&mut exec, &config, &source, progress)?;
     exec.synchronize()?;
     let weights_time = start.elapsed();
@@ -72,11 +74,19 @@ pub fn load<M: Model>(
         num_speculative_tokens: options.speculation.as_ref().map(|speculation| speculation.num_tokens),
         unsupported: &[],
     };
+    if bytes.state_slot > 0 {
+        let (slot, rows, snapshots) = (bytes.state_slot as f64 / 1e6, bounds.size.rows, bounds.snapshots());
+        log::info!(
+            "recurrent state: {slot:.1} MB for each of up to {rows} requests, and {snapshots} snapshots in the prefix \
+             cache"
+        );
+    }
     let tokens = TokenBudget { step: bounds.size.tokens, mixed: options.max_num_mixed_tokens };
     let state = M::state(&config, &bounds);
     Ok(Loaded {
         engine: Engine::<M>::new(executor, limits, tokens, state, options.speculation.clone()),
         config,
+        bytes,
         weights_time,
     })
 }

@@ -2,7 +2,6 @@
 //! sampling depends on the parameters of each request.
 
 use super::inputs::Inputs;
-use super::results::Results;
 use crate::ops::{self, REPORT_WORDS};
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::schedule::SampleRow;
@@ -176,18 +175,14 @@ impl Sampler {
         Ok(())
     }
 
-    /// Starts the readback of what `samples` drew.
-    pub(super) fn start_readback(
-        &mut self,
-        exec: &mut Exec,
-        samples: &[SampleRow],
-        results: &mut Results,
-    ) -> Result<(), OpError> {
+    /// Lends what the first `samples` samples drew, `[samples]` u32, and their log-probabilities,
+    /// `[samples, REPORT_WORDS]` u32.
+    pub(super) fn drawn<R>(&mut self, samples: usize, read: impl FnOnce([&Tensor; 2]) -> R) -> R {
         for tensor in [&mut self.sampled, &mut self.logprobs] {
-            tensor.set_rows(samples.len());
+            tensor.set_rows(samples);
         }
-        let started = results.start(exec, samples, &self.sampled, &self.logprobs);
+        let result = read([&self.sampled, &self.logprobs]);
         self.sampled.set_rows(self.sampled.max_rows());
-        started
+        result
     }
 }

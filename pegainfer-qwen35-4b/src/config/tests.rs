@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::Qwen35;
-use pegainfer_kernels::runtime::Model;
+use pegainfer_kernels::runtime::{Model, ModelBytes};
 use std::path::Path;
 
 fn tiny() -> Value {
@@ -16,7 +16,7 @@ fn reads_the_tiny_model() {
     assert_eq!((config.layers.len(), config.hidden_size, config.shape.heads), (8, 256, 2));
     assert_eq!((config.count(LayerKind::Full), config.layers[3], config.rotary_dim), (2, LayerKind::Full, 64));
     assert_eq!(config.eos_token_ids, [4089, 4087], "generation_config.json comes first");
-    assert_eq!(config.kv_bytes_per_token(), 2048);
+    assert_eq!(ModelBytes::of::<Qwen35>(&config).unwrap().kv_per_token, 2048);
     assert!(config.tie_word_embeddings);
 }
 

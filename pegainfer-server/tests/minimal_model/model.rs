@@ -1,12 +1,12 @@
 //! A dense decoder without QK norm, the smallest model that the runtime serves. docs/internals/adding-a-model.md walks through it.
 
-use pegainfer_core::exec::{AliasedTensor, Exec};
-use pegainfer_core::tensor::{DType, OpError, Tensor};
+use pegainfer_core::exec::Exec;
+use pegainfer_core::tensor::{OpError, Tensor};
 use pegainfer_core::weights::{Loader, Part, WeightsError};
 use pegainfer_kernels::ops::{self, HeadShape, KvDType, Matrix, RopeHeads, RopeSpec};
 use pegainfer_kernels::runtime::{
-    self, Activations, Bounds, ConfigError, ConfigFile, DecoderWeights, KvLayer, LoadError, Mlp, Model, ModelInfo,
-    Parts, StepOf, gather_rows, load_head,
+    self, Activations, AttentionScratch, Bounds, ConfigError, ConfigFile, DecoderShape, DecoderWeights,
+    DecoderWorkspace, KvLayer, LoadError, Mlp, Model, ModelInfo, Parts, StepOf, gather_rows, load_head,
 };
 use serde_json::{Value, json};
 
@@ -31,19 +31,17 @@ pub struct Config {
 }
 
 impl Config {
-    /// Parameters of the model.
-    fn parameters(&self) -> usize {
-        let attention = self.hidden_size * (self.shape.qkv_width() + self.shape.q_width());
-        let layer = attention + 3 * self.hidden_size * self.intermediate_size + 2 * self.hidden_size;
-        let tables = if self.tie_word_embeddings { 1 } else { 2 } * self.vocab_size * self.hidden_size;
-        tables + self.layers * layer + self.hidden_size
-    }
-
-    /// Scratch of attention for `tokens` tokens; the MLP's aliases it.
-    fn attention_scratch(&self, tokens: usize) -> [AliasedTensor<'static>; 3] {
-        let bf16 = |name, width| (name, [tokens, width], DType::Bf16);
-        let shape = self.shape;
-        [bf16("qkv", shape.qkv_width()), bf16("q", shape.q_width()), bf16("attended", shape.q_width())]
+    /// The numbers that the runtime's parts of a decoder take.
+    fn decoder(&self) -> DecoderShape {
+        DecoderShape {
+            hidden: self.hidden_size,
+            intermediate: self.intermediate_size,
+            heads: self.shape,
+            gated: false,
+            rotary_dim: self.shape.head_dim,
+            rope: self.rope,
+            eps: self.rms_norm_eps,
+        }
     }
 }
 
@@ -79,21 +77,6 @@ impl Layer {
     }
 }
 
-/// Activations of the largest step.
-#[derive(Debug)]
-pub struct Workspace {
-    /// Rotary angles.
-    rope: Tensor,
-    /// The residual stream and the MLP's.
-    activations: Activations,
-    /// `[tokens, (heads + 2 kv_heads) * head_dim]`.
-    qkv: Tensor,
-    /// `[tokens, heads * head_dim]`.
-    q: Tensor,
-    /// `[tokens, heads * head_dim]`.
-    attended: Tensor,
-}
-
 impl Model for Minimal {
     const NAME: &'static str = "Minimal";
     const ARCHITECTURE: &'static str = "MinimalForCausalLM";
@@ -101,7 +84,7 @@ impl Model for Minimal {
 
     type Config = Config;
     type Weights = DecoderWeights<Layer>;
-    type Workspace = Workspace;
+    type Workspace = DecoderWorkspace;
     type Cache = Vec<KvLayer>;
     type State = ();
 
@@ -129,18 +112,13 @@ impl Model for Minimal {
     }
 
     fn info(config: &Config) -> ModelInfo {
-        let widths = (config.hidden_size, config.intermediate_size);
         ModelInfo {
             vocab_size: config.vocab_size,
             max_position_embeddings: config.max_position_embeddings,
             eos_token_ids: config.eos_token_ids.clone(),
             initializer_range: config.initializer_range,
-            weight_bytes: 2 * config.parameters() as u64,
             fp8_weights: false,
             drafts: false,
-            workspace_bytes_per_token: Activations::bytes_per_token(widths, &[&config.attention_scratch(1)]),
-            kv_bytes_per_token: 2 * 2 * config.layers * config.shape.kv_heads * config.shape.head_dim,
-            state_slot_bytes: None,
         }
     }
 
@@ -154,12 +132,8 @@ impl Model for Minimal {
         })
     }
 
-    fn workspace(exec: &mut Exec, config: &Config, bounds: &Bounds) -> std::io::Result<Workspace> {
-        let (tokens, widths) = (bounds.size.tokens, (config.hidden_size, config.intermediate_size));
-        let rope = ops::rope_table(exec, bounds.size.context, config.shape.head_dim, config.rope)?;
-        let attention = config.attention_scratch(tokens);
-        let (activations, [qkv, q, attended]) = Activations::new(exec, widths, tokens, &[&attention])?;
-        Ok(Workspace { rope, activations, qkv, q, attended })
+    fn workspace(exec: &mut Exec, config: &Config, bounds: &Bounds) -> std::io::Result<DecoderWorkspace> {
+        Ok(DecoderWorkspace::new(exec, &config.decoder(), bounds.size, [])?.0)
     }
 
     fn cache(parts: Parts<'_, Self>, _bounds: &Bounds, blocks: usize) -> Result<Vec<KvLayer>, LoadError> {
@@ -170,40 +144,39 @@ impl Model for Minimal {
 
     fn state(_config: &Config, _bounds: &Bounds) {}
 
-    fn begin(_exec: &mut Exec, work: &mut Workspace, step: &StepOf<Self>) -> Result<(), OpError> {
-        let Workspace { activations, qkv, q, attended, .. } = work;
-        activations.set_rows(step.tokens.len());
-        for tensor in [qkv, q, attended] {
-            tensor.set_rows(step.tokens.len());
-        }
+    fn begin(_exec: &mut Exec, work: &mut DecoderWorkspace, step: &StepOf<Self>) -> Result<(), OpError> {
+        work.set_rows(step.tokens.len());
         Ok(())
     }
 
     fn forward(pass: &mut runtime::Pass<'_, Self>) -> Result<(), OpError> {
         let runtime::Pass { exec, config, weights, cache, work, inputs, previous, step } = pass;
-        let (shape, eps) = (config.shape, config.rms_norm_eps);
+        let (first, shape, eps) = (&weights.layers[0], config.shape, config.rms_norm_eps);
         let scale = (shape.head_dim as f32).sqrt().recip();
-        let Workspace { rope, activations, qkv, q, attended } = &mut **work;
+        let DecoderWorkspace { activations, attention } = &mut **work;
+        let AttentionScratch { rope, qkv, q, attended, .. } = attention;
         let heads = RopeHeads { shape, rope, positions: &inputs.positions, slots: &inputs.slots };
         ops::embedding(exec, &inputs.tokens, previous, &weights.embedding, &mut activations.residual)?;
-        let first = &weights.layers[0].input_norm;
-        ops::rms_norm(exec, &activations.residual, first, eps, &mut activations.normed)?;
+        let normed = activations.normed.input_of(&first.qkv);
+        ops::rms_norm(exec, &activations.residual, &first.input_norm, eps, normed)?;
         for (i, (layer, kv)) in weights.layers.iter().zip(cache.iter_mut()).enumerate() {
+            let (batch, out) = (inputs.attention(step), attended.input_of(&layer.o));
             ops::linear(exec, &activations.normed, &layer.qkv, qkv)?;
             ops::rope_write_kv(exec, qkv, &heads, q, kv.both_mut())?;
-            ops::attention(exec, q, (&kv.k, &kv.v), &inputs.attention(step), shape, scale, attended)?;
-            let next = weights.layers.get(i + 1).map_or(&weights.norm, |next| &next.input_norm);
-            activations.finish_layer(exec, (attended, &layer.o), &layer.mlp, (next, None), eps)?;
+            ops::attention(exec, q, (&kv.k, &kv.v), &batch, shape, scale, out)?;
+            let next = weights.layers.get(i + 1).map(|next| (&next.input_norm, Some(&next.qkv)));
+            let next = next.unwrap_or((&weights.norm, None));
+            activations.finish_layer(exec, (attended, &layer.o), &layer.mlp, next, eps)?;
         }
         if step.samples_every_token() {
             return Ok(());
         }
         // Only the sampled rows need logits.
         let Activations { normed, delta, .. } = activations;
-        gather_rows(exec, &inputs.sample_rows, [(normed, delta)])
+        gather_rows(exec, &inputs.sample_rows, [(normed.bf16(), delta)])
     }
 
-    fn output<'a>(work: &'a mut Workspace, weights: &'a Self::Weights) -> (&'a mut Tensor, &'a Tensor) {
-        (&mut work.activations.normed, weights.output())
+    fn output<'a>(work: &'a mut DecoderWorkspace, weights: &'a Self::Weights) -> (&'a mut Tensor, &'a Tensor) {
+        (work.activations.normed.bf16(), weights.output())
     }
 }

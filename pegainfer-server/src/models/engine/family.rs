@@ -8,7 +8,7 @@ use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::ledger::{Header, Remeasured, Selection, StepLine};
 use pegainfer_core::parallel::RankBytes;
 use pegainfer_core::record::OpRecord;
-use pegainfer_kernels::runtime::{self, GpuFit, LoadOptions, Measured, Model, Overrides};
+use pegainfer_kernels::runtime::{self, GpuFit, LoadOptions, Measured, Model, ModelBytes, Overrides};
 use std::fmt;
 use std::path::Path;
 use std::time::Duration;
@@ -95,14 +95,14 @@ impl Family {
             load: load::<M>,
             measure: measure::<M>,
             measure_again: measure_again::<M>,
-            weight_bytes: |dir, overrides| Ok(M::info(&M::load_config_with(dir, overrides)?).weight_bytes),
+            weight_bytes: |dir, overrides| Ok(ModelBytes::of::<M>(&M::load_config_with(dir, overrides)?)?.weights),
             vocab_size: |dir| Ok(M::info(&M::load_config(dir)?).vocab_size),
             record: |dir, overrides, _, (batch, tokens, context)| {
                 Ok(runtime::record::<M>(&M::load_config_with(dir, overrides)?, batch, tokens, context)?)
             },
             gpu_fit: |dir, args, bytes| {
-                let info = M::info(&M::load_config_with(dir, &args.overrides())?);
-                Ok(GpuFit::new(&info, &load_options(dir, args), bytes)?)
+                let config = M::load_config_with(dir, &args.overrides())?;
+                Ok(GpuFit::new::<M>(&config, &load_options(dir, args), bytes)?)
             },
         }
     }
@@ -134,13 +134,12 @@ fn load<M: Model>(device: OpenDevice, dir: &Path, args: &EngineArgs) -> Result<L
     let options = load_options(dir, args);
     let loaded = with_progress_bar(|progress| runtime::load::<M>(exec, &options, progress))?;
     let handle = spawn(loaded.engine, args, kind)?;
-    let info = M::info(&loaded.config);
-    let kv_bytes = (handle.limits().kv_capacity_tokens() * info.kv_bytes_per_token) as u64;
+    let kv_bytes = handle.limits().kv_capacity_tokens() as u64 * loaded.bytes.kv_per_token;
     Ok(LoadedEngine {
         handle,
         family: M::NAME,
         device: name,
-        weight_bytes: info.weight_bytes,
+        weight_bytes: loaded.bytes.weights,
         weights_time: loaded.weights_time,
         kv_bytes,
     })
