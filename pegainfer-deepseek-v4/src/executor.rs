@@ -18,7 +18,7 @@ pub use graphs::GraphReplays;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::parallel::{Communicator, Ranks};
 use pegainfer_core::record::OpRecord;
-use pegainfer_core::schedule::{STEPS_IN_FLIGHT, StateSlots, StepExecutor};
+use pegainfer_core::schedule::{GRAPH_SIZES, STEPS_IN_FLIGHT, StateSlots, StepExecutor};
 use pegainfer_core::tensor::OpError;
 use pegainfer_kernels::ops::deepseek_v4::plan_gemms;
 use pegainfer_kernels::parallel;
@@ -136,6 +136,19 @@ impl Executor {
         self.set_layers(self.config.layers.len())?;
         ran?;
         self.ranks.run(move |rank| rank.exec.install(|exec| plan_gemms(exec, tokens)))
+    }
+
+    /// Captures the CUDA graphs of decode steps of up to `rows` rows, largest first, so that no request waits for it.
+    pub fn capture_graphs(&mut self, rows: usize) -> Result<(), OpError> {
+        for size in GRAPH_SIZES.into_iter().rev().filter(|size| *size <= rows) {
+            let step = plan::uniform(size, 1, 1);
+            if self.ranks.first().graph_shape(Part::Layers, &step).is_some() {
+                // The first run loads kernels, the second one is captured.
+                self.run(&step)?;
+                self.run(&step)?;
+            }
+        }
+        Ok(())
     }
 
     /// Lets steps run through the first `layers` layers only.
