@@ -74,7 +74,13 @@ fn scheduler(speculation: Option<Speculation>) -> Scheduler {
 fn run(depth: usize, oracle: &Oracle, speculation: Option<Speculation>, refused_from: usize) -> Ran {
     let mut scheduler = scheduler(speculation);
     let states = KvOnly::new(&mut Rng(1), REQUESTS as usize).1;
-    let mut device = Device { kv: vec![0; BLOCKS * BLOCK_TOKENS], states, sampled: vec![], oracle: oracle.clone() };
+    let mut device = Device {
+        kv: vec![0; BLOCKS * BLOCK_TOKENS],
+        states,
+        sampled: vec![],
+        counts: Default::default(),
+        oracle: oracle.clone(),
+    };
     let (mut ran, mut in_flight) = (Ran::default(), VecDeque::<Step>::new());
     while scheduler.has_work() {
         if in_flight.len() < depth && in_flight.back().is_none_or(|newest| !newest.is_deferred()) {
