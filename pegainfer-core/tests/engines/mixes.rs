@@ -106,7 +106,7 @@ fn params(rng: &mut Rng, request: &GenerateRequest) -> LogitsProcessorParams {
     }
     if rng.chance(20) {
         let bad = params.bad_words.first().map_or(u32::MAX, |word| word[0]);
-        let allowed = |id: &u32| id % 7 == 0 && *id != bad && !params.stops.contains(id);
+        let allowed = |id: &u32| id.is_multiple_of(7) && *id != bad && !params.stops.contains(id);
         params.allowed_token_ids = Some((0..VOCAB as u32).filter(allowed).collect());
     }
     params
