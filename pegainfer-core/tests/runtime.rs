@@ -331,3 +331,19 @@ fn a_panic_closes_every_stream_and_health_says_so() {
     wait_until("unhealthy", || !handle.is_healthy());
     assert_eq!(handle.submit(request(1, 5)).unwrap_err(), SubmitError::EngineStopped);
 }
+
+#[test]
+fn the_end_of_an_engine_can_be_waited_for_wherever_its_last_handle_is() {
+    let (handle, script, calls) = start_deep(8, 1);
+    let mut stream = handle.submit(request(1, 1)).unwrap();
+    script.send(Script::Token).unwrap();
+    assert!(rest(&mut stream).len() > 1);
+    let end = handle.end();
+    let elsewhere = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(200));
+        drop(handle);
+    });
+    end.wait();
+    assert_eq!(Arc::strong_count(&calls), 1, "the engine is dropped");
+    elsewhere.join().unwrap();
+}

@@ -28,18 +28,35 @@ pub struct EngineHandle {
     commands: SyncSender<Command>,
     shared: Arc<Shared>,
     /// After `commands`, so that the engine knows of the end before the last handle waits for it.
-    _stopped: Arc<Stopped>,
+    stopped: Arc<Stopped>,
 }
 
 /// Disconnected once the engine is gone.
 struct Stopped(Mutex<Receiver<()>>);
 
-impl Drop for Stopped {
-    fn drop(&mut self) {
-        let stopped = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
+impl Stopped {
+    fn wait(&self) {
+        let stopped = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(STOPS_WITHIN) {
             log::warn!("the engine does not stop; leaving it behind");
         }
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        self.wait();
+    }
+}
+
+/// Tells when an engine is gone, and does not keep it.
+pub struct EngineEnd(Arc<Stopped>);
+
+impl EngineEnd {
+    /// Waits until the last handle is dropped, on whichever thread, and the engine has given its device back; a few seconds
+    /// at most. A process that ends earlier ends while the driver is still being closed, which may crash it.
+    pub fn wait(&self) {
+        self.0.wait();
     }
 }
 
@@ -81,8 +98,13 @@ impl EngineHandle {
         let (running, stopped) = channel();
         let shared = Arc::new(Shared::new(&engine, config));
         let runtime = Runtime::new(engine, inbox, demux, shared.clone());
-        let handle = Self { commands, shared, _stopped: Arc::new(Stopped(Mutex::new(stopped))) };
+        let handle = Self { commands, shared, stopped: Arc::new(Stopped(Mutex::new(stopped))) };
         (handle, runtime, Demultiplexer::new(messages), running)
+    }
+
+    /// What tells when the engine is gone.
+    pub fn end(&self) -> EngineEnd {
+        EngineEnd(self.stopped.clone())
     }
 
     /// Queues a request. Every refusal is typed and immediate; nothing that can never run is queued.

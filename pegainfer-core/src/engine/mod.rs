@@ -17,7 +17,7 @@ mod step_tokens;
 mod stream;
 
 pub use clock::{Clock, SimulatedClock};
-pub use handle::EngineHandle;
+pub use handle::{EngineEnd, EngineHandle};
 pub use limits::{EngineLimits, MAX_LOGPROBS, SubmitError};
 pub use shared::EngineConfig;
 pub use step_engine::{EngineError, EventBatch, StepEngine};

@@ -99,7 +99,7 @@ pub fn run(args: &ServeArgs, started: Instant) -> Result<()> {
         watch::watch(file, &engine, &source, &args.engine, args.http.trace_dir.as_deref())?;
     }
     let costs = costs(&engine);
-    let handle = engine.handle.clone();
+    let (handle, end) = (engine.handle.clone(), engine.handle.end());
     let app = App::new(engine.handle, checkpoint, args.served_model_name.clone(), options);
     let tidy = tidy(handle, app.budget());
     let served: Result<()> = runtime.block_on(async {
@@ -123,6 +123,8 @@ pub fn run(args: &ServeArgs, started: Instant) -> Result<()> {
     if let Some(recorder) = recorder {
         recorder.flush();
     }
+    // Tasks of the runtime may have had the last handles.
+    end.wait();
     served
 }
 
