@@ -102,9 +102,11 @@ pub fn bench(workload: &Workload) -> Result<Report> {
         }
         trace = Some(replay.into_summary());
     }
-    for &sampling in workload.sampling() {
+    for (profile, &sampling) in workload.sampling().iter().enumerate() {
         for (i, &point) in points.iter().enumerate() {
-            let seed = rng::bits(common.seed, i as u64);
+            let point = Point { requests: point.requests.max(sampling.min_requests()), ..point };
+            // Other prompts for each profile: none is found in the prefix cache.
+            let seed = rng::bits(common.seed, (profile * points.len() + i) as u64);
             let figures = runtime.block_on(measure(&client, (point, sampling), passes, runs, vocab, seed))?;
             for (pass, runs) in figures.into_iter().enumerate() {
                 let row = Row::new(workload, point, pass, runs, &roofline)?;

@@ -38,6 +38,11 @@ impl Sampling {
         }
     }
 
+    /// Fewest requests of a run: each group has some.
+    pub fn min_requests(self) -> usize {
+        if self.groups().len() > 1 { MIX } else { 1 }
+    }
+
     /// The group of a request of a run.
     pub fn group(self, request: usize) -> usize {
         if self.groups().len() > 1 { usize::from(request % MIX == MIX - 1) } else { 0 }
@@ -88,6 +93,7 @@ mod tests {
     fn one_request_of_eight_is_unusual_in_a_mix() {
         let unusual = (0..16).filter(|&i| Sampling::OnePenalty.fields(i, 4).contains_key("presence_penalty"));
         assert_eq!(unusual.collect::<Vec<_>>(), [7, 15]);
+        assert_eq!([Sampling::OnePenalty, Sampling::Schema].map(Sampling::min_requests), [8, 1]);
         assert!((0..16).all(|i| Sampling::OneSchema.fields(i, 4)["top_k"] == 20));
         assert_eq!(Sampling::OneSchema.label(0), "7 of 8 sampled, 1 schema");
         assert_eq!(Sampling::OneSchema.label(1), "the schema");
