@@ -156,7 +156,7 @@ fn fill_count_updates(exec: &mut Exec, counts: &mut Tensor, inputs: &mut [Tensor
         [(i + turn) % slots, 1, first, first + (end - first) / 3, end].map(|word| word as u32)
     };
     let token =
-        |i: usize| ((rng::bits(5 + turn as u64, i as u64) as usize % vocab) as u32) & if i % 2 == 0 { !0 } else { 7 };
+        |i: usize| (rng::bits(5 + turn as u64, i as u64) as usize % if i.is_multiple_of(2) { vocab } else { 7 }) as u32;
     exec.fill_rows(counts, &vec![0u32; counts.elements()])?;
     exec.fill_rows(updates, &(0..n).flat_map(update).collect::<Vec<_>>())?;
     exec.fill_rows(tokens, &(0..m).map(token).collect::<Vec<_>>())?;
@@ -174,11 +174,11 @@ fn fill_penalties(
     let ((slots, words), n) = (counts.rows_cols(), drafts.elements());
     let seed = 9 + turn as u64;
     // Mostly small counts; the bits of a prompt's token are random.
-    let bits = |i: usize| rng::bits(seed, i as u64) as u32 & if i % 2 == 0 { 0 } else { 0x8003_8001 };
+    let bits = |i: usize| rng::bits(seed, i as u64) as u32 & if i.is_multiple_of(2) { 0 } else { 0x8003_8001 };
     let penalty = |row: usize| {
         let slot = if row % 3 == 2 { ops::NO_PENALTIES } else { ((row + turn) % slots) as u32 };
         let weights = [0.25 * (row % 7) as f32, 0.5 - 0.1 * (row % 5) as f32, [1.0, 1.3, 0.7][row % 3]];
-        let drafts = [0, if row % 2 == 0 { n as u32 } else { 0 }];
+        let drafts = [0, if row.is_multiple_of(2) { n as u32 } else { 0 }];
         [slot].into_iter().chain(drafts).chain(weights.map(f32::to_bits))
     };
     exec.fill_rows(counts, &(0..slots * words).map(bits).collect::<Vec<_>>())?;
