@@ -20,6 +20,9 @@ use tokio::sync::oneshot;
 /// Number of threads. One encodes 16,000 tokens in half a millisecond; a second one serves others while the first encodes
 /// a longer text. Each thread has a table of 16 MB for a vocabulary of 150,000.
 const MAX_THREADS: usize = 2;
+/// Permits of each thread: requests that come at the same time are queued without waking a task for each, and what is queued
+/// delays another client's request by milliseconds.
+const QUEUED: usize = 8;
 /// Work on more bytes than this gets a thread of its own, so that it does not delay the work on ordinary requests. The
 /// thread ends with the work, and takes with it what the encoder keeps for each thread: up to 30 bytes for each byte of the
 /// longest word that it has seen.
@@ -77,8 +80,7 @@ impl Encoder {
         Ok(Self {
             tokenizer,
             jobs,
-            // Two permits a thread, so that each thread finds its next work queued.
-            threads: slots(2 * threads, 2 * threads),
+            threads: slots(QUEUED * threads, QUEUED * threads),
             large: slots(2, 1),
             huge: slots(1, 1),
             others: slots(2, 1),

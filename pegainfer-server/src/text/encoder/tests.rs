@@ -47,7 +47,7 @@ async fn tenants_take_turns_on_the_threads() {
     for work in &mut blocked {
         assert!(timeout(Duration::ZERO, work.as_mut()).await.is_err());
     }
-    let waiting = [ONE; 20].into_iter().chain([OTHER; 3]).map(|tenant| {
+    let waiting = std::iter::repeat_n(ONE, 3 * turns).chain([OTHER; 3]).map(|tenant| {
         let order = order.clone();
         encoder.work(tenant, 1, move |_, _| order.lock().unwrap().push(tenant.id))
     });
@@ -55,7 +55,7 @@ async fn tenants_take_turns_on_the_threads() {
     for work in &mut waiting {
         assert!(timeout(Duration::ZERO, work.as_mut()).await.is_err());
     }
-    assert_eq!(encoder.threads.waiting(), 23);
+    assert_eq!(encoder.threads.waiting(), 3 * turns + 3);
     drop(release);
     assert!(futures_util::future::join_all(waiting).await.iter().all(Result::is_ok));
     drop(blocked);
