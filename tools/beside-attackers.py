@@ -3,7 +3,7 @@
 
     tools/beside-attackers.py --port 8000 --pid "$(pgrep -x pegainfer)" [--seconds 600] [--vocab 4096]
 
-600 clients ask for long streams and read a byte now and then. In the last two fifths of the time one address sends new schemas,
+600 clients ask for long streams and read a byte now and then. In the last fifth of the time one address sends new schemas,
 bodies of many values and long texts, and then also generates. The chats come from a process of their own, so that this one
 does not delay what it measures. Prints a line of JSON for each phase: times in ms, memory in MB. The results are in
 docs/operations/reliability.md.
@@ -141,11 +141,11 @@ async def main(args):
         try:
             await phase(args, "alone", 15, log.name)
             tasks = [asyncio.create_task(forever(lambda a=f"127.0.1.{1 + i % 20}": slow_reader(args, a))) for i in range(SLOW_READERS)]
-            await phase(args, "slow readers", 0.6 * args.seconds, log.name)
+            await phase(args, "slow readers", 0.8 * args.seconds, log.name)
             tasks += [asyncio.create_task(forever(lambda k=k: attacker(args, k))) for k, n in ATTACKERS.items() for _ in range(n)]
-            await phase(args, "and attackers", 0.2 * args.seconds, log.name)
+            await phase(args, "and attackers", 0.1 * args.seconds, log.name)
             tasks += [asyncio.create_task(forever(lambda: attacker(args, "generate"))) for _ in range(GENERATORS)]
-            await phase(args, "and those that generate", 0.2 * args.seconds, log.name)
+            await phase(args, "and those that generate", 0.1 * args.seconds, log.name)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

@@ -49,7 +49,7 @@ impl Drop for Stopped {
     }
 }
 
-/// Tells when an engine is gone, and does not keep it.
+/// Waits for the end of an engine without keeping it running.
 pub struct EngineEnd(Arc<Stopped>);
 
 impl EngineEnd {
@@ -102,7 +102,7 @@ impl EngineHandle {
         (handle, runtime, Demultiplexer::new(messages), running)
     }
 
-    /// What tells when the engine is gone.
+    /// A way to wait for the engine's end that does not keep it running.
     pub fn end(&self) -> EngineEnd {
         EngineEnd(self.stopped.clone())
     }

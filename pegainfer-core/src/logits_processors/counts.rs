@@ -28,7 +28,7 @@ impl TokenCount {
         Self(self.0 | Self::IN_PROMPT)
     }
 
-    /// The count after the token was generated so many times more.
+    /// The count after the token was generated `times` more times; stops at [`MAX`](Self::MAX).
     pub fn plus(self, times: usize) -> Self {
         let generated = (usize::from(self.generated()) + times).min(usize::from(Self::MAX));
         Self(self.0 & Self::IN_PROMPT | generated as u16)
@@ -45,7 +45,8 @@ impl TokenCount {
     }
 }
 
-/// The penalties of a request, named as in the API.
+/// The penalties of a request, named as in the API: presence and frequency as OpenAI defines them, repetition as in CTRL
+/// (Keskar et al., 2019).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Penalties {
     /// Subtracted from the logit of every generated token.
@@ -84,7 +85,7 @@ pub struct CountedPenalties {
     pub drafts: Vec<u32>,
 }
 
-/// What a step adds to the counts of one sequence before its samples are drawn.
+/// Tokens that a step adds to the counts of one sequence before it samples.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CountUpdate {
     /// Where the device has the counts of the sequence: below the number of rows of the largest step.

@@ -68,8 +68,12 @@ fn prepare(exec: &mut Exec, call: &mut Call<'_>, launch: &mut Launch) -> Result<
 fn fill(exec: &mut Exec, call: &mut Call<'_>, launch: &mut Launch, values: Values) -> Result<(), OpError> {
     let turn = turn(call, values);
     match (call.record.op, &call.read[..], &mut launch.written[..], &mut launch.extra[..]) {
-        ("count_tokens", _, [counts], inputs) => fill_count_updates(exec, counts, inputs, turn),
-        ("penalize", _, [logits], inputs) => fill_penalties(exec, logits.rows_cols(), inputs, turn),
+        ("count_tokens", _, [counts], [updates, tokens, sampled]) => {
+            fill_count_updates(exec, counts, [updates, tokens, sampled], turn)
+        }
+        ("penalize", _, [logits], [counts, penalties, drafts]) => {
+            fill_penalties(exec, logits.rows_cols(), [counts, penalties, drafts], turn)
+        }
         ("adjust_logits", _, [logits], [spans, edits, masks]) => {
             fill_logits_updates(exec, logits.rows_cols(), [spans, edits, masks], turn)
         }
@@ -85,7 +89,7 @@ fn fill(exec: &mut Exec, call: &mut Call<'_>, launch: &mut Launch, values: Value
 fn launch(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch) -> Result<(), OpError> {
     match (call.record.op, &call.read[..], &mut launch.written[..], &mut launch.extra[..]) {
         ("count_tokens", _, [counts], [updates, tokens, sampled]) => {
-            let vocab = sampled_vocab(counts);
+            let vocab = padded_vocab(counts);
             ops::count_tokens(exec, counts, updates, tokens, sampled, vocab)
         }
         ("penalize", _, [logits], [counts, penalties, drafts]) => {
@@ -142,14 +146,18 @@ fn fill_logits_updates(
 }
 
 /// The vocabulary of counts whose rows have no padding.
-fn sampled_vocab(counts: &Tensor) -> usize {
+fn padded_vocab(counts: &Tensor) -> usize {
     2 * counts.rows_cols().1
 }
 
 /// Updates of every slot from zero, with tokens of the prompt and of the output, some of them more than once.
-fn fill_count_updates(exec: &mut Exec, counts: &mut Tensor, inputs: &mut [Tensor], turn: usize) -> Result<(), OpError> {
-    let [updates, tokens, sampled] = inputs else { return Err(OpError { op: "compare", message: "operands".into() }) };
-    let ((slots, _), vocab) = (counts.rows_cols(), sampled_vocab(counts));
+fn fill_count_updates(
+    exec: &mut Exec,
+    counts: &mut Tensor,
+    [updates, tokens, sampled]: [&mut Tensor; 3],
+    turn: usize,
+) -> Result<(), OpError> {
+    let ((slots, _), vocab) = (counts.rows_cols(), padded_vocab(counts));
     let (n, m) = (updates.rows_cols().0, tokens.elements());
     let update = |i: usize| {
         let (first, end) = (i * m / n, (i + 1) * m / n);
@@ -167,10 +175,9 @@ fn fill_count_updates(exec: &mut Exec, counts: &mut Tensor, inputs: &mut [Tensor
 fn fill_penalties(
     exec: &mut Exec,
     (rows, vocab): (usize, usize),
-    inputs: &mut [Tensor],
+    [counts, penalties, drafts]: [&mut Tensor; 3],
     turn: usize,
 ) -> Result<(), OpError> {
-    let [counts, penalties, drafts] = inputs else { return Err(OpError { op: "compare", message: "operands".into() }) };
     let ((slots, words), n) = (counts.rows_cols(), drafts.elements());
     let seed = 9 + turn as u64;
     // Mostly small counts; the bits of a prompt's token are random.
@@ -191,7 +198,7 @@ fn counted(exec: &Exec, counts: &Tensor) -> Result<Output, OpError> {
     let mut words = vec![0u32; counts.elements()];
     exec.read(counts, 0, &mut words)?;
     let values = words.iter().flat_map(|word| [word & 0xffff, word >> 16]).map(|count| count as f32).collect();
-    Ok(Output { tolerance: EXACT, row: sampled_vocab(counts), values })
+    Ok(Output { tolerance: EXACT, row: padded_vocab(counts), values })
 }
 
 /// Adjusted logits. A banned token shows as -100: infinities have no difference.

@@ -123,7 +123,7 @@ fn fill(exec: &mut Exec, tensor: &mut Tensor, values: &[u32]) -> Result<(), OpEr
         let mut shape = tensor.shape().to_vec();
         shape[0] = rows.next_power_of_two();
         let larger = exec.tensor(&name, &shape, DType::U32);
-        *tensor = larger.map_err(|e| OpError { op: "adjust_logits", message: format!("{name}: {e}") })?;
+        *tensor = larger.map_err(|e| OpError { op: "logits processors", message: format!("{name}: {e}") })?;
     }
     exec.fill_rows(tensor, values)
 }
