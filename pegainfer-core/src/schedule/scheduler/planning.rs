@@ -145,19 +145,25 @@ impl<S: SequenceState> Scheduler<S> {
     /// which there is no slot do not count: they cannot run yet.
     fn load(&self, chunks: &[Chunk]) -> Load {
         let admissible = self.config.max_num_seqs.saturating_sub(self.running.len());
-        let mut load = Load { decoding: 0, prompts: 0, backlog: 0 };
-        let mut add = |remaining: usize, decoding: bool| match remaining {
-            0 => {}
-            _ if decoding => load.decoding += 1,
-            tokens => {
+        let mut load = Load { decoding: 0, prompts: 0, backlog: 0, shared: false };
+        let mut first = None;
+        let mut add = |tenant: u64, remaining: usize, decoding: bool| {
+            if remaining == 0 {
+                return;
+            }
+            load.shared |= *first.get_or_insert(tenant) != tenant;
+            if decoding {
+                load.decoding += 1;
+            } else {
                 load.prompts += 1;
-                load.backlog += tokens;
+                load.backlog += remaining;
             }
         };
-        chunks.iter().for_each(|chunk| add(chunk.remaining, chunk.decoding));
+        let running = self.running.iter().zip(chunks);
+        running.for_each(|(seq, chunk)| add(seq.request.tenant, chunk.remaining, chunk.decoding));
         for (_, seq) in self.admissible().take(admissible) {
             let remaining = seq.remaining();
-            add(remaining, seq.is_decoding(remaining));
+            add(seq.request.tenant, remaining, seq.is_decoding(remaining));
         }
         load
     }
