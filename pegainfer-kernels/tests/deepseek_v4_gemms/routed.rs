@@ -66,7 +66,7 @@ fn outputs(exec: &mut Exec, experts: &Experts, tokens: usize) -> Vec<f32> {
     // The first experts more often.
     let (chosen, weights) = choice(exec, (tokens, TOP), (7, 2 * EXPERTS as u64));
     let shared = data::activations(exec, &[tokens, HIDDEN], false, 5);
-    let mut out = exec.tensor("out", &[tokens, HIDDEN], DType::F32).unwrap();
+    let mut out = exec.tensor("out", &[tokens, HIDDEN], x.dtype()).unwrap();
     ops::routed_experts(exec, &x, (&chosen, &weights), (experts, FIRST), MATH, Some(&shared), &mut out).unwrap();
     data::rows(exec, &out, &(0..tokens).collect::<Vec<_>>())
 }
@@ -103,12 +103,11 @@ pub fn repeats(gpu: &mut Exec) -> bool {
     let of_tokens = |tokens: &usize| {
         let x = rounded(gpu, *tokens, HIDDEN);
         let (chosen, weights) = choice(gpu, (*tokens, TOP), (256, 256));
-        let mut out = gpu.tensor("out", &[*tokens, HIDDEN], DType::F32).unwrap();
+        let mut out = gpu.tensor("out", &[*tokens, HIDDEN], x.dtype()).unwrap();
+        let all: Vec<usize> = (0..*tokens).collect();
         let mut call = || {
             ops::routed_experts(gpu, &x, (&chosen, &weights), (&here, 0), MATH, None, &mut out).unwrap();
-            let mut values = vec![0f32; tokens * HIDDEN];
-            gpu.read(&out, 0, &mut values).unwrap();
-            values
+            data::rows(gpu, &out, &all)
         };
         let first = call();
         let others = (0..REPEATS).filter(|_| call() != first).count();
