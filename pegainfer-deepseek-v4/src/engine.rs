@@ -84,7 +84,7 @@ pub fn load(
     executor.run(&plan::uniform(1, 1, 1))?;
     let most = bounds.tokens.min(bounds.context).min(bounds.pages * PAGE_TOKENS).min(WARM_UP_TOKENS);
     executor.warm_up(most)?;
-    executor.capture_graphs(bounds.rows.min(bounds.pages))?;
+    executor.capture_graphs(bounds.rows.min(bounds.pages), bounds.drafts)?;
     let limits = EngineLimits {
         max_model_len: bounds.context,
         vocab_size: config.vocab_size,

@@ -138,14 +138,19 @@ impl Executor {
         self.ranks.run(move |rank| rank.exec.install(|exec| plan_gemms(exec, tokens)))
     }
 
-    /// Captures the CUDA graphs of decode steps of up to `rows` rows, largest first, so that no request waits for it.
-    pub fn capture_graphs(&mut self, rows: usize) -> Result<(), OpError> {
+    /// Captures the CUDA graphs of decode steps of up to `rows` rows, of steps that verify `drafts` tokens of each row,
+    /// and of the draft passes after them, largest first, so that no request waits for it. Steps with fewer drafts for
+    /// every row are captured when they come.
+    pub fn capture_graphs(&mut self, rows: usize, drafts: usize) -> Result<(), OpError> {
+        let block = self.drafting.as_ref().and_then(|drafting| drafting.blocks).map_or(0, |blocks| blocks.shape.tokens);
         for size in GRAPH_SIZES.into_iter().rev().filter(|size| *size <= rows) {
-            let step = plan::uniform(size, 1, 1);
-            if self.ranks.first().graph_shape(Part::Layers, &step).is_some() {
-                // The first run loads kernels, the second one is captured.
-                self.run(&step)?;
-                self.run(&step)?;
+            for row_drafts in if drafts == 0 { 0..1 } else { 0..2 } {
+                let step = plan::speculative(size, row_drafts * drafts, drafts, block);
+                if self.ranks.first().graph_shape(Part::Layers, &step).is_some() {
+                    // The first run loads kernels, the second one is captured.
+                    self.run(&step)?;
+                    self.run(&step)?;
+                }
             }
         }
         Ok(())

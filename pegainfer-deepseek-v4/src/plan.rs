@@ -24,3 +24,16 @@ pub fn ragged(rows: &[(usize, usize)]) -> Step {
     step.state = (0..).zip(step.qo_indptr.windows(2)).zip(rows).map(segment).collect();
     step
 }
+
+/// A step of `batch` rows that each add their newest token and verify `verified` drafts behind it: every token is sampled, and
+/// `wanted` drafts are asked for. The context is at least `block` tokens. Numbered as [`ragged`], for warm-ups.
+pub fn speculative(batch: usize, verified: usize, wanted: usize, block: usize) -> Step {
+    let tokens = 1 + verified;
+    let mut step = uniform(batch, tokens, tokens.max(block));
+    for row in &mut step.rows {
+        (row.drafts, row.model_drafts) = (verified, wanted);
+    }
+    let sample = |token: u32| SampleRow { token, ..step.samples[token as usize / tokens].clone() };
+    step.samples = (0..step.tokens.len() as u32).map(sample).collect();
+    step
+}

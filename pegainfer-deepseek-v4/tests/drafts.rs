@@ -20,6 +20,7 @@ use pegainfer_core::engine::{GenerateRequest, StepEngine};
 use pegainfer_core::isa::Isa;
 use pegainfer_core::schedule::speculation::Speculation;
 use pegainfer_deepseek_v4::bounds::Sharing;
+use pegainfer_deepseek_v4::executor::GraphReplays;
 use pegainfer_deepseek_v4::numerics::Numerics;
 use pegainfer_deepseek_v4::plan::{self, Step};
 use pegainfer_deepseek_v4::{Engine, LoadOptions};
@@ -117,21 +118,23 @@ fn ranks_draft_what_one_drafts() {
     let mut counts = Vec::new();
     for ranks in std::iter::once(1).chain(rank_counts()) {
         let mut engine = engine(ranks, &base);
+        let loaded = engine.executor().graph_replays();
         for (alone, shared) in expected.iter().zip(run(&mut engine, &requests)) {
             assert_eq!(alone.ids(), shared.ids(), "{ranks} ranks");
         }
         let stats = engine.stats().speculation;
         counts.push((stats.draft_tokens, stats.accepted_tokens()));
-        assert_replayed(&mut engine, best() == Target::Cuda && cuda_graph());
+        assert_replayed(&mut engine, loaded, best() == Target::Cuda && cuda_graph());
     }
     assert!(counts[0].0 > 0 && counts.iter().all(|count| *count == counts[0]), "{counts:?}");
 }
 
-/// Whether an engine that has drafted and verified replayed CUDA graphs.
-fn assert_replayed(engine: &mut Engine, graphs: bool) {
+/// Whether an engine that has drafted and verified since `before` replayed CUDA graphs.
+fn assert_replayed(engine: &mut Engine, before: GraphReplays, graphs: bool) {
+    let of = |replays: GraphReplays| [replays.verify, replays.first_drafts, replays.next_drafts];
     let replays = engine.executor().graph_replays();
-    let each = [replays.verify, replays.first_drafts, replays.next_drafts];
-    assert_eq!(each.map(|count| count > 0), [graphs; 3], "{replays:?}");
+    let each = of(replays).into_iter().zip(of(before)).map(|(now, before)| now > before);
+    assert_eq!(each.collect::<Vec<_>>(), [graphs; 3], "{replays:?}");
 }
 
 /// Steps of five sequences, which are padded to six and verify any number of drafts of each, and of one sequence. A GPU replays graphs, and
@@ -150,6 +153,7 @@ fn graphs_of_steps_that_verify_and_draft_change_no_bit() {
         if best() != Target::Cuda {
             padded.executor().only_pad(16).unwrap();
         }
+        let loaded = padded.executor().graph_replays();
         let mut run = |step: &Step| {
             let (outcome, expected) = (padded.executor().run(step).unwrap(), eager.executor().run(step).unwrap());
             assert_eq!((&outcome.tokens, &outcome.drafts), (&expected.tokens, &expected.drafts), "{step:?}");
@@ -170,8 +174,8 @@ fn graphs_of_steps_that_verify_and_draft_change_no_bit() {
         }
         let least = if best() == Target::Cuda { ROUNDS * sequences / 2 } else { ROUNDS * sequences };
         assert!(agreed >= least, "{agreed} of {ROUNDS} steps of {sequences} sequences draw the text");
-        assert_replayed(&mut padded, best() == Target::Cuda && cuda_graph());
-        assert_replayed(&mut eager, false);
+        assert_replayed(&mut padded, loaded, best() == Target::Cuda && cuda_graph());
+        assert_replayed(&mut eager, GraphReplays::default(), false);
     }
 }
 

@@ -112,6 +112,7 @@ fn ranks_draft_what_one_drafts() {
     let mut counts = Vec::new();
     for ranks in std::iter::once(1).chain(rank_counts()) {
         let mut engine = engine(ranks, &base);
+        let loaded = engine.executor().graph_replays();
         for (alone, shared) in expected.iter().zip(run(&mut engine, &requests)) {
             assert_eq!(alone.ids(), shared.ids(), "{ranks} ranks");
         }
@@ -119,7 +120,7 @@ fn ranks_draft_what_one_drafts() {
         counts.push((stats.draft_tokens, stats.accepted_tokens()));
         let replays = engine.executor().graph_replays();
         let graphs = best() == Target::Cuda && cuda_graph();
-        assert_eq!([replays.verify, replays.blocks].map(|count| count > 0), [graphs; 2], "{replays:?}");
+        assert_eq!([replays.verify > loaded.verify, replays.blocks > loaded.blocks], [graphs; 2], "{replays:?}");
     }
     assert!(counts[0].0 > 0 && counts.iter().all(|count| *count == counts[0]), "{counts:?}");
 }
@@ -212,7 +213,8 @@ fn blocks_are_those_of_the_model_in_f64() {
     for (quantize, tokens) in [(false, &TOKENS[..]), (false, &TOKENS[..5]), (true, &TOKENS[..]), (false, &long)] {
         let numerics = if quantize { Numerics { quantize_kv: true, ..Numerics::F32 } } else { Numerics::F32 };
         let numerics = Numerics { quantize_activations: quantize, ..numerics };
-        let base = LoadOptions { model_path: checkpoint.path(), ..options(numerics) };
+        // The logits of all positions can be read after a pass that was launched, not after a graph.
+        let base = LoadOptions { model_path: checkpoint.path(), cuda_graph: false, ..options(numerics) };
         let mut engine = drafting(&base, dspark(5));
         let oracle = Oracle { weights: &weights, quantize, mistake: Mistake::None };
         for drafts in [5, 2] {

@@ -7,7 +7,7 @@ mod mtp_support;
 mod support;
 
 use mtp_support::{Checkpoint, Reference};
-use pegainfer_core::engine::GenerateRequest;
+use pegainfer_core::engine::{GenerateRequest, StepEngine};
 use pegainfer_core::schedule::SampleRow;
 use pegainfer_core::schedule::speculation::Speculation;
 use pegainfer_core::weights::Source;
@@ -18,7 +18,7 @@ use pegainfer_qwen35_4b::Qwen35;
 use pegainfer_qwen35_4b::plan::{NO_STATE, Segment, Step};
 use support::invariance::{self, Alone};
 use support::speculation::{by_model, drafts_of_the_model_follow_a_grammar, few_tokens};
-use support::{Target, best, engine, fixture, options};
+use support::{Target, best, engine, fixture, options, run};
 
 /// The usual requests, of which the layer of [`Checkpoint::repeating`] drafts the next token now and then.
 fn requests() -> Vec<GenerateRequest> {
@@ -46,6 +46,22 @@ fn drafts_of_the_model_change_no_bit() {
     let short = alone.skip(fixture().cases.len());
     let preemptions = short.holds_with_drafts_of_the_model("few blocks", &mut with(&tight, by_model(3)));
     assert!(preemptions > 0, "nothing was preempted");
+}
+
+/// No request waits for the capture of a graph, neither of a decode step nor of a draft pass.
+#[test]
+fn graphs_of_draft_passes_are_captured_at_start() {
+    let checkpoint = Checkpoint::repeating("graphs");
+    let mut engine = engine(
+        best(),
+        &LoadOptions { model_path: checkpoint.path(), speculation: by_model(3), cuda_graph: true, ..options() },
+    );
+    let captured = engine.executor().captured_graphs();
+    assert_eq!(captured > 0, best() == Target::Cuda);
+    assert_eq!(captured % 2, 0, "each size has a graph of the decode step and one of the draft pass");
+    run(&mut engine, &requests());
+    assert!(engine.stats().speculation.draft_tokens > 0);
+    assert_eq!(engine.executor().captured_graphs(), captured);
 }
 
 #[test]

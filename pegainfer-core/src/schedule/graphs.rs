@@ -65,6 +65,11 @@ impl<K: Copy + Eq + Hash> Graphs<K> {
         Self { makes: false, ..Self::new(max_rows) }
     }
 
+    /// Graphs captured so far.
+    pub fn captured(&self) -> usize {
+        self.graphs.values().filter(|entry| entry.graph.is_some()).count()
+    }
+
     /// Steps that ran as a graph so far.
     pub fn replays(&self) -> u64 {
         self.replays_of(|_| true)
@@ -104,7 +109,7 @@ impl<K: Copy + Eq + Hash> Graphs<K> {
         pass.exec().begin_capture()?;
         let launched = pass.launch();
         let graph = pass.exec().end_capture().and_then(|graph| launched.map(|()| graph));
-        self.captured(key, graph);
+        self.keep(key, graph);
         Ok(())
     }
 
@@ -116,7 +121,7 @@ impl<K: Copy + Eq + Hash> Graphs<K> {
     }
 
     /// Keeps what a capture gave. Where capturing fails, steps run without graphs from now on.
-    fn captured(&mut self, key: K, graph: Result<Graph, OpError>) {
+    fn keep(&mut self, key: K, graph: Result<Graph, OpError>) {
         match graph {
             Ok(graph) => {
                 self.graphs.insert(key, Entry { graph: Some(graph), replays: 0 });
@@ -174,7 +179,7 @@ mod tests {
         assert!(!graphs.captures(None) && !graphs.captures(Some(8)));
         assert!(graphs.next(8).is_none());
         assert!(graphs.captures(Some(8)) && !graphs.captures(Some(4)));
-        graphs.captured(8, Err(OpError { op: "graph", message: "no".to_owned() }));
+        graphs.keep(8, Err(OpError { op: "graph", message: "no".to_owned() }));
         assert_eq!(graphs.size(&Step::<()>::uniform(16, 8, 1, 100)), None);
     }
 }

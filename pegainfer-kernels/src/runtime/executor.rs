@@ -124,12 +124,20 @@ impl<M: Model> Executor<M> {
         self.graphs.replays()
     }
 
-    /// Captures the CUDA graphs of decode steps of up to `rows` rows, largest first, and runs each once. Every size has
-    /// run before, so that its kernels are loaded. No request waits for a capture after that.
+    /// CUDA graphs captured so far: those of decode steps, and those of draft passes.
+    pub fn captured_graphs(&self) -> usize {
+        self.graphs.captured() + self.drafting.as_ref().map_or(0, |(_, graphs)| graphs.captured())
+    }
+
+    /// Captures the CUDA graphs of decode steps and draft passes of up to `rows` rows, largest first, and runs each once.
+    /// Every size of decode steps has run before, so that its kernels are loaded; the first of two draft passes loads
+    /// theirs, the second is captured. No request waits for a capture after that.
     pub fn capture_graphs(&mut self, rows: usize) -> Result<(), OpError> {
         for size in GRAPH_SIZES.into_iter().rev().filter(|size| *size <= rows) {
-            if self.graphs.captures(Some(size)) {
-                self.run(&uniform::<M>(size, 1, 1))?;
+            let mut step = uniform::<M>(size, 1, 1);
+            step.rows.iter_mut().for_each(|row| row.model_drafts = 2);
+            if self.graphs.size(&step).is_some() {
+                self.run(&step)?;
             }
         }
         Ok(())
