@@ -45,8 +45,8 @@ pub struct ServeArgs {
     /// Refuse requests with unknown fields instead of listing them in the header x-ignored-fields
     #[arg(long)]
     pub strict: bool,
-    /// Leave the prompts of coding agents as they are. By default, parts of known agents' prompts that only identify the
-    /// conversation are left out, so that the prefix cache finds the rest (docs/api/agents.md)
+    /// Keep the parts of coding agents' prompts that only identify a conversation. They are left out by default,
+    /// because they defeat the prefix cache (docs/api/agents.md)
     #[arg(long)]
     pub no_prompt_normalization: bool,
     /// Record the requests in this file, which must not exist, for `pegainfer replay` (docs/operations/recording.md)
@@ -58,11 +58,11 @@ pub struct ServeArgs {
     /// End the recording at this size, such as 500M or 4G
     #[arg(long, value_name = "BYTES", default_value = "4G", value_parser = parse_bytes, requires = "record")]
     pub record_max_bytes: u64,
-    /// Record what decides the schedule and each step that is planned, too, for `pegainfer replay --schedule`. Needs
-    /// --record-prompts ids, because the prefix cache decides with, and no --speculative-config
+    /// Also record the schedule, for `pegainfer replay --schedule`. Needs --record-prompts ids and no
+    /// --speculative-config
     #[arg(long, requires = "record")]
     pub record_steps: bool,
-    /// Compare the time of each step with this ledger, which `pegainfer ledger` has measured on this device with the same flags
+    /// Compare the time of each step with this ledger, measured on this device with the same flags
     /// (docs/operations/steps.md)
     #[arg(long, value_name = "FILE")]
     pub ledger: Option<PathBuf>,

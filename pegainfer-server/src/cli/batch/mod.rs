@@ -45,7 +45,7 @@ pub struct BatchArgs {
     /// and body
     #[arg(short, long, value_name = "FILE")]
     pub input_file: PathBuf,
-    /// File that the results are appended to, one on each line. Requests whose result it has are not run again
+    /// File to append results to, one on each line. Requests with a result in it are skipped
     #[arg(short, long, value_name = "FILE")]
     pub output_file: PathBuf,
     /// Maximum number of requests that run at the same time [default: as many as --max-num-seqs]

@@ -35,7 +35,7 @@ Ctrl-C stops an answer. What comes through a pipe is one message, and only its a
 /// Flags of `chat`.
 #[derive(Debug, Clone, Args)]
 pub struct ChatArgs {
-    /// Checkpoint directory, or a Hugging Face id such as Qwen/Qwen3-0.6B, which is downloaded; the same as --model-path
+    /// Checkpoint directory, or a Hugging Face id such as Qwen/Qwen3-0.6B to download; the same as --model-path
     #[arg(value_name = "DIR|ID")]
     pub model: Option<String>,
     /// Model and engine flags.
