@@ -50,11 +50,10 @@ pub struct HttpArgs {
     /// Maximum size of a request body, such as 512K or 8M
     #[arg(long, value_name = "BYTES", default_value = "8M", value_parser = parse_bytes)]
     pub max_body_size: u64,
-    /// Cancel requests that take longer than this; clients may ask for less with the header x-request-timeout [default: no
-    /// limit]
+    /// Cancel requests that take longer; clients may ask for less with the header x-request-timeout [default: no limit]
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     pub request_timeout: Option<Duration>,
-    /// Close connections whose client neither sends nor reads for this long
+    /// Close connections without traffic from the client for this long
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = parse_seconds)]
     pub client_timeout: Duration,
     /// Send a comment into a stream that is silent for this long, so that proxies do not close it
@@ -75,17 +74,16 @@ pub struct HttpArgs {
     /// Private key of the certificate (PEM, without password)
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
-    /// Write the stages of each request (queue, prefill, decode, ...) to trace files in this directory, for ui.perfetto.dev; with
-    /// --ledger also slow steps
+    /// Write traces of requests to this directory, for ui.perfetto.dev; with --ledger also of slow steps
     #[arg(long, value_name = "DIR")]
     pub trace_dir: Option<PathBuf>,
     /// Maximum size of all trace files in --trace-dir together; the oldest ones are deleted
     #[arg(long, value_name = "BYTES", default_value = "1G", value_parser = parse_bytes)]
     pub trace_max_bytes: u64,
-    /// Send traces to an OpenTelemetry collector, such as http://127.0.0.1:4318 (OTLP, JSON over HTTP)
+    /// Send traces to this OpenTelemetry collector (OTLP, JSON over HTTP), such as http://127.0.0.1:4318
     #[arg(long, value_name = "URL")]
     pub otlp_endpoint: Option<String>,
-    /// Fraction of the requests that are traced, from 0 to 1; admins may send `x-trace: 1` or 0 to decide for a request
+    /// Fraction of the requests to trace, from 0 to 1; admins decide for a request with `x-trace: 1` or 0
     #[arg(long, alias = "trace-share", value_name = "RATIO", default_value = "1", value_parser = parse_sampling_ratio)]
     pub trace_sampling_ratio: f64,
     /// Flags that limit what requests may take.

@@ -20,7 +20,7 @@ pub struct LimitArgs {
     /// Close a connection if its client reads waiting output more slowly than this, on average over --client-timeout
     #[arg(long, value_name = "BYTES", default_value = "1K", value_parser = parse_bytes)]
     pub min_read_rate: u64,
-    /// Refuse requests whose response may be larger: all choices with all of their tokens and log-probabilities
+    /// Refuse requests for larger responses: all choices with their tokens and log-probabilities
     #[arg(long, value_name = "BYTES", default_value = "64M", value_parser = parse_bytes)]
     pub max_response_bytes: u64,
     /// Maximum number of open connections; beyond it, the longest idle ones are closed [default: 8192, fewer where the

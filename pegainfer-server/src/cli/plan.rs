@@ -49,7 +49,7 @@ pub struct PlanArgs {
     /// Print what fits a GPU with this much memory, such as 24G: sequences, KV cache, tokens of a step
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, conflicts_with_all = ["json", "times"])]
     pub gpu_memory: Option<u64>,
-    /// Add the times of this ledger, beside the least that the device needs
+    /// Add the times of this ledger, next to the least that the device needs
     #[arg(long, value_name = "LEDGER")]
     pub ledger: Option<PathBuf>,
     /// Times of a ledger inside the executable.

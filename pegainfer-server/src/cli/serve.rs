@@ -33,7 +33,7 @@ pub struct ServeArgs {
     /// Model and engine flags.
     #[command(flatten)]
     pub engine: EngineArgs,
-    /// Name that clients use for the model; give it again for more names [default: the name of the directory or id]
+    /// Name that clients use for the model; repeatable [default: the name of the directory or id]
     #[arg(long, value_name = "NAME", value_parser = parse_name)]
     pub served_model_name: Vec<String>,
     /// Address to listen on
@@ -52,7 +52,7 @@ pub struct ServeArgs {
     /// Record the requests in this file, which must not exist, for `pegainfer replay` (docs/operations/recording.md)
     #[arg(long, value_name = "FILE")]
     pub record: Option<PathBuf>,
-    /// What the recording holds of prompts
+    /// Content of prompts in the recording
     #[arg(long, value_name = "WHAT", value_enum, default_value_t, requires = "record")]
     pub record_prompts: Prompts,
     /// End the recording at this size, such as 500M or 4G

@@ -142,7 +142,7 @@ pub struct CommonArgs {
     /// effect
     #[arg(long, value_name = "URL")]
     pub url: Option<String>,
-    /// Number of measured runs; the median of each metric over the runs is reported
+    /// Number of measured runs; the median of each metric is reported
     #[arg(long, alias = "rounds", value_name = "N", default_value = "3")]
     pub runs: NonZeroUsize,
     /// Seed of the random prompts and arrival times
