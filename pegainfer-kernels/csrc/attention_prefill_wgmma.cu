@@ -9,7 +9,7 @@
 // Techniques: FlashAttention-3 (arXiv 2407.08608): warp specialisation with register reallocation, wgmma, the softmax
 // of one KV tile overlapped with the GEMM of the one before; bulk copies by the copy engine (TMA); persistent blocks
 // that draw tiles from a counter, the longest first. Bound by the tensor cores: 635 TFLOP/s at 4k tokens, 681 at 8k, on
-// an H200 with 700 W (docs/benchmarks/notes-h200-kernels.md, Prefill attention), of about 800 that large GEMMs reach.
+// an H200 with 700 W (lab/attention.md), of about 800 that large GEMMs reach.
 //
 // The queries of a sequence that share a KV head are one matrix: row r of it is query r / group, head r % group of the
 // group, so that K and V are read once for the whole group. A tile is 128 such rows, 64 for each of two consumer

@@ -7,8 +7,7 @@
 // Techniques: FlashDecoding split-KV with the merge in the same launch; online softmax with lazy rescaling
 // (FlashAttention-4); swap-AB tiles (csrc/decode_tiles.cuh); bulk copies by the copy engine (TMA) into a ring for each
 // warp; programmatic dependent launch. Bound by memory: at 4.46 TB/s read on an H200, 95 % for 128 sequences of 1,100
-// tokens, 72 % for 32, 65 % for 8 and for one of 16k, 19 % for one of 1,100 (docs/benchmarks/notes-h200-kernels.md, Decode
-// attention).
+// tokens, 72 % for 32, 65 % for 8 and for one of 16k, 19 % for one of 1,100 (lab/attention.md).
 //
 // The queries of a sequence that share a KV head are the columns of one matrix: column c is query c / group, head c %
 // group of the group. A pair of sequence and KV head is taken by one block of threads, or split among several if it is

@@ -3,7 +3,7 @@
 //   [q, k, v] = x wᵀ, rounded to bf16;  q, k = rope(norm(.)) as csrc/qkv.cu;  k, v to the cache
 // Heads of 128, from 1,024 rows on; main loop and techniques: csrc/gemm_wgmma.cuh. 190 us at 4,096 rows of Qwen3-4B on
 // an H200, where cuBLASLt and csrc/qkv.cu take 211; its main loop alone takes 159
-// (docs/benchmarks/notes-h200-kernels.md). Reference: src/cpu/linear/mod.rs, src/cpu/qkv.rs.
+// (lab/gemm.md). Reference: src/cpu/linear/mod.rs, src/cpu/qkv.rs.
 //
 // A tile has two heads. All of a row that a head's norm sums is in the four lanes of a quad, and what rotates together,
 // 64 columns apart, is in one of them.

@@ -2,7 +2,7 @@
 // both GEMMs rounded to bf16 first.
 //
 // From 512 rows on; main loop and techniques: csrc/gemm_wgmma.cuh. 708 TFLOP/s at 2,048 rows of Qwen3-4B on an H200,
-// 720 at 4,096; cuBLASLt and csrc/swiglu.cu take 8 % longer (docs/benchmarks/notes-h200-kernels.md).
+// 720 at 4,096; cuBLASLt and csrc/swiglu.cu take 8 % longer (lab/gemm.md).
 // Reference: src/cpu/linear/mod.rs, src/cpu/swiglu.rs.
 //
 // A tile has 128 rows of the gate and the 128 rows of up that belong to them: 128 columns of out. So a thread has the

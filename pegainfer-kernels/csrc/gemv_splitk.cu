@@ -8,7 +8,7 @@
 // Techniques: swap-AB (16 rows of w are operand A, 8 rows of x operand B); split-K; a cp.async ring for each warp
 // without barriers; programmatic dependent launch with weights fetched ahead. Bound by memory: 4.1 of 4.46 TB/s in
 // steady state on an H200; a decode step of Qwen3-4B takes 2.24 ms of GEMMs at one row, 1.86 at the plain read's rate
-// (docs/benchmarks/notes-h200-kernels.md).
+// (lab/gemm.md).
 //
 // Each warp has rows of w of its own, an even share of all there are, at most 16 at a time, and goes along its split of
 // their columns, 128 a step. Weights wait in shared memory, kRing steps deep, where each lane reads back what it

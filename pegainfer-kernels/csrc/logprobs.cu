@@ -3,7 +3,7 @@
 //
 //   logprob(t) = x_t - max - log(sum exp(x - max)), sums in fixed point, the logarithm in f64; rank: 1 + how many are
 //   larger
-// logits: [rows, vocab] f32. 30 us for one row, 221 for 128 on an H200 (docs/benchmarks/notes-h200-kernels.md, Sampling).
+// logits: [rows, vocab] f32. 30 us for one row, 221 for 128 on an H200 (lab/gemm.md).
 // Reference: src/cpu/sampling.rs.
 #include "cut.cuh"
 #include "abi/logprobs.h"

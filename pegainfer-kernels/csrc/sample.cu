@@ -2,7 +2,7 @@
 // clusters on compute capability 9.0 and later, else one block); a greedy row ends after the first pass.
 //
 // logits: [rows, vocab] f32. Bound by memory at many rows: 41 us for 128 greedy rows of 151,936 logits on an H200, 100
-// at temperature 1 (docs/benchmarks/notes-h200-kernels.md, Sampling). Reference: src/cpu/sampling.rs, the same tokens bit for
+// at temperature 1 (lab/gemm.md). Reference: src/cpu/sampling.rs, the same tokens bit for
 // bit.
 #include "cut.cuh"
 #include "abi/sample.h"

@@ -8,7 +8,7 @@
 // where a matrix has few rows; warp specialisation with one warp that fetches w and one that fetches x by TMA boxes;
 // mbarrier rings; programmatic dependent launch with weights fetched ahead. Bound by memory: 25.2 us for the gate and
 // up of Qwen3-4B (99.6 MB, 4.0 of 4.46 TB/s) at one row, 26.5 at 32, 32 at 96
-// (docs/benchmarks/notes-h200-kernels.md).
+// (lab/gemm.md).
 //
 // Each block has an even share of the rows of w, of a split of their columns, and deals it to its one or two warpgroups
 // in tiles of at most 64 rows. Tiles need not be full: the tensor cores then multiply what lies behind, and nobody

@@ -6,7 +6,7 @@
 // multiple of 128. Reference: src/cpu/linear/mod.rs.
 //
 // Techniques: as csrc/skinny_wgmma.cu. The tensor cores sum 128 columns in f32 from zero; the sum times both scales is added to
-// the result. Bound by memory (docs/benchmarks/notes-h200-kernels.md).
+// the result. Bound by memory (lab/fp8.md).
 #include "fp8_codes.cuh"
 #include "skinny_wgmma.cuh"
 #include "abi/skinny_wgmma_fp8.h"

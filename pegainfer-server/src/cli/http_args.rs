@@ -16,57 +16,56 @@ use std::time::Duration;
 /// Flags of the HTTP server.
 #[derive(Debug, Clone, Args)]
 pub struct HttpArgs {
-    /// Key that clients must send, as in `Authorization: Bearer KEY`; give it again for more keys. Other users of this
-    /// machine see it in the process list: --api-key-file or the environment variable PEGAINFER_API_KEY is safer
+    /// Key that clients must send, as in `Authorization: Bearer KEY`; repeatable. It is visible in the process list:
+    /// --api-key-file or the variable PEGAINFER_API_KEY is safer
     #[arg(long, value_name = "KEY", value_parser = clap::value_parser!(Secret))]
     pub api_key: Vec<Secret>,
-    /// File with one API key on each line, and what the key may take, such as `KEY rpm=60 tpm=100000` (requests and tokens a
-    /// minute); read again on SIGHUP
+    /// File with one API key on each line, with optional limits a minute, such as `KEY rpm=60 tpm=100000`; read again
+    /// on SIGHUP
     #[arg(long, value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
-    /// Key of an admin, who may also reset the prefix cache and trace requests by header; repeatable
+    /// Key of an admin, who may also reset the prefix cache and trace requests; repeatable
     #[arg(long, value_name = "KEY", value_parser = clap::value_parser!(Secret))]
     pub admin_key: Vec<Secret>,
     /// File with one admin key on each line; read again on SIGHUP
     #[arg(long, value_name = "FILE")]
     pub admin_key_file: Option<PathBuf>,
-    /// Make programs on this machine admins if no keys are set; not for a machine with a proxy that serves others
+    /// Make programs on this machine admins if no keys are set; unsafe next to a proxy that serves others
     #[arg(long)]
     pub admin_local: bool,
-    /// Address or network of proxies, such as 10.0.0.0/8, trusted to name their client in X-Forwarded-For or Forwarded;
-    /// repeatable, or separated by commas
+    /// Proxies trusted to name their client in X-Forwarded-For or Forwarded, such as 10.0.0.0/8; repeatable, or
+    /// separated by commas
     #[arg(long, value_name = "CIDR", value_delimiter = ',')]
     pub trusted_proxy: Vec<String>,
-    /// Host name under which clients may call the server, or * for all; repeatable. Addresses and localhost are always allowed
-    /// [default: none if --host is a loopback address, else all]
+    /// Host name under which clients may call the server, or * for all; repeatable. IP addresses and localhost are
+    /// always allowed [default: none if --host is a loopback address, else all]
     #[arg(long, value_name = "NAME")]
     pub allowed_host: Vec<String>,
-    /// Origin of web pages that may call the API from a browser, such as https://chat.example.com, or * for all; repeatable
+    /// Origin of web pages that may call the API, such as https://chat.example.com, or * for all; repeatable
     #[arg(long, value_name = "ORIGIN")]
     pub cors_allow_origin: Vec<String>,
-    /// Take control tokens such as <|im_end|> that messages spell out as text, so that no message can end its own turn
+    /// Treat control tokens in messages, such as <|im_end|>, as plain text, so that no message can end its own turn
     #[arg(long)]
     pub plain_messages: bool,
     /// Maximum size of a request body, such as 512K or 8M
     #[arg(long, value_name = "BYTES", default_value = "8M", value_parser = parse_bytes)]
     pub max_body_size: u64,
-    /// Cancel requests that take longer than this; clients may ask for less with the header x-request-timeout [default: no
-    /// limit]
+    /// Cancel requests that take longer; clients may ask for less with the header x-request-timeout [default: no limit]
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     pub request_timeout: Option<Duration>,
-    /// Close connections whose client neither sends nor reads for this long
+    /// Close connections without traffic from the client for this long
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = parse_seconds)]
     pub client_timeout: Duration,
-    /// Send a comment into a stream that has nothing else to send for this long, so that proxies do not close it
+    /// Send a comment into a stream that is silent for this long, so that proxies do not close it
     #[arg(long, value_name = "SECONDS", default_value = "15", value_parser = parse_seconds)]
     pub keep_alive_interval: Duration,
     /// Time that open requests have to finish after SIGTERM
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = parse_seconds)]
     pub drain_timeout: Duration,
-    /// CPU time that compiling the grammar of one request may take, in whole seconds; more is refused
+    /// CPU time for compiling the grammar of one request, in whole seconds; more is refused
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = parse_seconds)]
     pub max_grammar_time: Duration,
-    /// Memory that the grammar of one request may take, such as 256M; all together may take twice as much
+    /// Memory for the grammar of one request; all together may take twice as much
     #[arg(long, value_name = "BYTES", default_value = "256M", value_parser = parse_bytes)]
     pub max_grammar_memory: u64,
     /// Serve HTTPS with this certificate chain (PEM, the server's own certificate first); read again on SIGHUP
@@ -75,17 +74,16 @@ pub struct HttpArgs {
     /// Private key of the certificate (PEM, without password)
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
-    /// Write the stages of each request (queue, prefill, decode, ...) to trace files in this directory, for ui.perfetto.dev; with
-    /// --ledger also slow steps
+    /// Write traces of requests to this directory, for ui.perfetto.dev; with --ledger also of slow steps
     #[arg(long, value_name = "DIR")]
     pub trace_dir: Option<PathBuf>,
     /// Maximum size of all trace files in --trace-dir together; the oldest ones are deleted
     #[arg(long, value_name = "BYTES", default_value = "1G", value_parser = parse_bytes)]
     pub trace_max_bytes: u64,
-    /// Send traces to an OpenTelemetry collector, such as http://127.0.0.1:4318 (OTLP, JSON over HTTP)
+    /// Send traces to this OpenTelemetry collector (OTLP, JSON over HTTP), such as http://127.0.0.1:4318
     #[arg(long, value_name = "URL")]
     pub otlp_endpoint: Option<String>,
-    /// Fraction of the requests that are traced, from 0 to 1; admins may send `x-trace: 1` or 0 to decide for a request
+    /// Fraction of the requests to trace, from 0 to 1; admins decide for a request with `x-trace: 1` or 0
     #[arg(long, alias = "trace-share", value_name = "RATIO", default_value = "1", value_parser = parse_sampling_ratio)]
     pub trace_sampling_ratio: f64,
     /// Flags that limit what requests may take.

@@ -9,7 +9,7 @@ use clap::Args;
 /// Flags of `inspect`.
 #[derive(Debug, Clone, Args)]
 pub struct InspectArgs {
-    /// Directory of the checkpoint; config.json alone is enough to print the memory that the weights will take
+    /// Directory of the checkpoint; config.json is enough to print the memory of the weights
     #[arg(value_name = "DIR")]
     pub dir: std::path::PathBuf,
 }

@@ -49,7 +49,7 @@ pub struct LedgerArgs {
     /// Directory for plots of the ledger: steps.svg, ops.svg, errors.svg, roofline.svg, efficiency.svg
     #[arg(long, value_name = "DIR")]
     pub svg: Option<PathBuf>,
-    /// Print the ops of the steps whose ops were timed, those that take longest first, and kernels where they were recorded
+    /// Print the timed ops and recorded kernels, the longest first
     #[arg(long)]
     pub ops: bool,
     /// Write (--out), plot (--svg) or print (--ops) a ledger inside the executable instead of measuring one.
@@ -58,15 +58,15 @@ pub struct LedgerArgs {
     /// Measure each step for a fifth of the time
     #[arg(long, conflicts_with_all = ["gpu", "model"])]
     pub quick: bool,
-    /// Measure these steps alone, in seconds, and print their time and their ops: decode:SEQUENCES:CONTEXT, prefill:TOKENS, and
-    /// prefill:TOKENS:CONTEXT for a chunk behind cached tokens
+    /// Measure only these steps and print their ops: decode:SEQUENCES:CONTEXT, prefill:TOKENS, or
+    /// prefill:TOKENS:CONTEXT for a chunk after cached tokens
     #[arg(long, value_name = "STEP,..", value_delimiter = ',', value_parser = parse_step,
         conflicts_with_all = ["quick", "anchor", "gpu", "model"])]
     pub steps: Vec<StepArg>,
-    /// With --steps: record the kernels of the steps with CUPTI, and print what each adds to its step as it is served
+    /// With --steps: record the kernels with CUPTI, and print what each adds to its step
     #[arg(long, requires = "steps")]
     pub cupti: bool,
-    /// Measure a dozen steps of this ledger again, in seconds, and write it with factors for this device
+    /// Measure a dozen steps of this ledger again, and write it with factors for this device
     #[arg(long, value_name = "LEDGER", conflicts_with_all = ["quick", "gpu", "model"])]
     pub anchor: Option<PathBuf>,
     /// Memory bandwidth for roofline.svg and efficiency.svg, in GB/s [default: the datasheet's]

@@ -10,32 +10,31 @@ use std::num::NonZeroUsize;
 /// Flags that limit what requests may take.
 #[derive(Debug, Clone, Args)]
 pub struct LimitArgs {
-    /// Memory for all requests that are being read, parsed and rendered, such as 256M; requests wait for their share.
-    /// Large responses and unread output may take as much again
+    /// Memory for all requests that are read, parsed and rendered; requests wait for their share. Large responses and
+    /// unread output may take as much again
     #[arg(long, value_name = "BYTES", default_value = "256M", value_parser = parse_inflight_bytes)]
     pub max_inflight_bytes: u64,
     /// Refuse request bodies that come at fewer bytes per second
     #[arg(long, value_name = "BYTES", default_value = "1K", value_parser = parse_bytes)]
     pub min_body_rate: u64,
-    /// Close a connection if its client reads fewer bytes per second, on average over --client-timeout, while output
-    /// waits for it
+    /// Close a connection if its client reads waiting output more slowly than this, on average over --client-timeout
     #[arg(long, value_name = "BYTES", default_value = "1K", value_parser = parse_bytes)]
     pub min_read_rate: u64,
-    /// Refuse requests whose response may be larger: all choices with all of their tokens and log-probabilities
+    /// Refuse requests for larger responses: all choices with their tokens and log-probabilities
     #[arg(long, value_name = "BYTES", default_value = "64M", value_parser = parse_bytes)]
     pub max_response_bytes: u64,
-    /// Maximum number of open connections; beyond it, those that have waited longest for their client are closed [default:
-    /// 8192, fewer where the limit of open files (ulimit -n) is low]
+    /// Maximum number of open connections; beyond it, the longest idle ones are closed [default: 8192, fewer where the
+    /// limit of open files (ulimit -n) is low]
     #[arg(long, value_name = "N")]
     pub max_connections: Option<NonZeroUsize>,
-    /// Maximum number of requests of one API key that run or wait, each choice counted; without keys, of one address
-    /// [default: no limit]
+    /// Maximum number of running and queued requests (each choice counts) of one API key, or of one address without
+    /// keys [default: no limit]
     #[arg(long, value_name = "N")]
     pub max_requests_per_key: Option<NonZeroUsize>,
     /// Let requests choose their priority in the queue; without this flag they are refused
     #[arg(long)]
     pub allow_priority: bool,
-    /// Let requests with different API keys share cached prefixes; one key can then find out what another one has sent
+    /// Share cached prefixes between API keys; one key can then find out what another one has sent
     #[arg(long)]
     pub share_prefix_cache: bool,
 }

@@ -55,8 +55,8 @@ pub struct Cli {
     /// The command; `serve` if none is given.
     #[command(subcommand)]
     pub command: Option<Command>,
-    /// TOML file with settings: the long names of flags as keys, as in `port = 8080`. Flags of the command line and variables
-    /// of the environment, such as PEGAINFER_PORT, override it
+    /// TOML file with the long names of flags as keys, as in `port = 8080`. Flags and variables such as PEGAINFER_PORT
+    /// override it
     #[arg(long, global = true, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Flags of `serve`.

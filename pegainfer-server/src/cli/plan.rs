@@ -40,16 +40,16 @@ pub struct PlanArgs {
     /// Context length of each sequence in tokens, including the new ones
     #[arg(long, value_name = "TOKENS", default_value = "1024")]
     pub context: NonZeroUsize,
-    /// Plan one rank of N that share the model on GPUs, with what it sends to the others. DeepSeek-V4 only
+    /// Plan one of N ranks, with its messages to the others. DeepSeek-V4 only
     #[arg(long, alias = "tp", value_name = "N", default_value = "1", conflicts_with_all = ["gpu_memory", "times"])]
     pub tensor_parallel_size: NonZeroUsize,
     /// Formats of weights and KV cache.
     #[command(flatten)]
     pub formats: FormatArgs,
-    /// Print instead what the server would make of a GPU with this much memory, such as 24G: sequences, KV cache, tokens of a step
+    /// Print what fits a GPU with this much memory, such as 24G: sequences, KV cache, tokens of a step
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, conflicts_with_all = ["json", "times"])]
     pub gpu_memory: Option<u64>,
-    /// Add the times of this ledger, beside the least that the device needs
+    /// Add the times of this ledger, next to the least that the device needs
     #[arg(long, value_name = "LEDGER")]
     pub ledger: Option<PathBuf>,
     /// Times of a ledger inside the executable.

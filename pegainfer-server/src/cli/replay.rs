@@ -27,12 +27,11 @@ const PRINTED: usize = 10;
 pub struct ReplayArgs {
     /// File that `serve --record FILE --record-prompts ids` has written
     pub file: PathBuf,
-    /// Fail unless every request gives the recorded tokens again. On a CPU of the same kind it does; on a GPU the order of
-    /// sums depends on the requests beside it
+    /// Fail unless every request gives the recorded tokens. The same kind of CPU does; on a GPU the order of sums
+    /// depends on the other requests of a step
     #[arg(long)]
     pub check: bool,
-    /// Plan the recorded steps again, without a model, and fail at the first one that differs. For files that
-    /// `serve --record-steps` has written
+    /// Plan the steps of a `serve --record-steps` file again, without a model, and fail at the first difference
     #[arg(long, conflicts_with = "check")]
     pub schedule: bool,
     /// Model and engine flags.

@@ -33,7 +33,7 @@ pub struct ServeArgs {
     /// Model and engine flags.
     #[command(flatten)]
     pub engine: EngineArgs,
-    /// Name that clients use for the model; give it again for more names [default: the name of the directory or id]
+    /// Name that clients use for the model; repeatable [default: the name of the directory or id]
     #[arg(long, value_name = "NAME", value_parser = parse_name)]
     pub served_model_name: Vec<String>,
     /// Address to listen on
@@ -45,24 +45,24 @@ pub struct ServeArgs {
     /// Refuse requests with unknown fields instead of listing them in the header x-ignored-fields
     #[arg(long)]
     pub strict: bool,
-    /// Leave the prompts of coding agents as they are. By default, parts of known agents' prompts that only identify the
-    /// conversation are left out, so that the prefix cache finds the rest (docs/api/agents.md)
+    /// Keep the parts of coding agents' prompts that only identify a conversation. They are left out by default,
+    /// because they defeat the prefix cache (docs/api/agents.md)
     #[arg(long)]
     pub no_prompt_normalization: bool,
     /// Record the requests in this file, which must not exist, for `pegainfer replay` (docs/operations/recording.md)
     #[arg(long, value_name = "FILE")]
     pub record: Option<PathBuf>,
-    /// What the recording holds of prompts
+    /// Content of prompts in the recording
     #[arg(long, value_name = "WHAT", value_enum, default_value_t, requires = "record")]
     pub record_prompts: Prompts,
     /// End the recording at this size, such as 500M or 4G
     #[arg(long, value_name = "BYTES", default_value = "4G", value_parser = parse_bytes, requires = "record")]
     pub record_max_bytes: u64,
-    /// Record what decides the schedule and each step that is planned, too, for `pegainfer replay --schedule`. Needs
-    /// --record-prompts ids, because the prefix cache decides with, and no --speculative-config
+    /// Also record the schedule, for `pegainfer replay --schedule`. Needs --record-prompts ids and no
+    /// --speculative-config
     #[arg(long, requires = "record")]
     pub record_steps: bool,
-    /// Compare the time of each step with this ledger, which `pegainfer ledger` has measured on this device with the same flags
+    /// Compare the time of each step with this ledger, measured on this device with the same flags
     /// (docs/operations/steps.md)
     #[arg(long, value_name = "FILE")]
     pub ledger: Option<PathBuf>,

@@ -34,10 +34,10 @@ static LEDGERS: &[Shipped] = &[
 /// Flags that name a ledger inside the executable.
 #[derive(Debug, Clone, Default, Args)]
 pub struct ShippedArgs {
-    /// With --model: take the ledger inside the executable that was measured on this GPU, such as h200, or h200x2 for two
+    /// With --model: use the built-in ledger of this GPU, such as h200, or h200x2 for two
     #[arg(long, value_name = "NAME")]
     pub gpu: Option<String>,
-    /// With --gpu: take the ledger inside the executable that was measured with this model, such as Qwen/Qwen3-4B
+    /// With --gpu: use the built-in ledger of this model, such as Qwen/Qwen3-4B
     #[arg(long, value_name = "NAME")]
     pub model: Option<String>,
 }

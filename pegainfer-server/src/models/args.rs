@@ -14,23 +14,23 @@ use std::time::Duration;
 /// Flags of all commands that load a model.
 #[derive(Debug, Clone, Args)]
 pub struct EngineArgs {
-    /// Checkpoint directory, or a Hugging Face id such as Qwen/Qwen3-0.6B, which is downloaded [default: qwen3-tiny,
-    /// which is inside the executable]
+    /// Checkpoint directory, or a Hugging Face id such as Qwen/Qwen3-0.6B to download [default: qwen3-tiny, which is
+    /// inside the executable]
     #[arg(long, value_name = "DIR|ID")]
     pub model_path: Option<String>,
     /// Device to run on: auto, cpu, cuda, or cuda:N for GPU N, counted from 0
     #[arg(long, default_value = "auto", value_parser = parse_device)]
     pub device: DeviceArg,
-    /// Number of GPUs that share the model, with consecutive indices from that of --device on; or of CPU ranks, for tests.
-    /// DeepSeek-V4 only [default: the fewest GPUs whose free memory holds the model; 1 on the CPU]
+    /// Number of GPUs that share the model, consecutive from --device on; on a CPU, ranks for tests. DeepSeek-V4 only
+    /// [default: the fewest GPUs whose free memory holds the model; 1 on the CPU]
     #[arg(long, alias = "tp", value_name = "N")]
     pub tensor_parallel_size: Option<NonZeroUsize>,
-    /// Load rank 0 of N alone, whose messages to the others come back as theirs: times one rank on one GPU; the output
-    /// means nothing. DeepSeek-V4 only
+    /// For development: time rank 0 of N alone on one GPU, without the other ranks; the output is meaningless.
+    /// DeepSeek-V4 only
     #[arg(long, value_name = "N", conflicts_with = "tensor_parallel_size")]
     pub loop_back_ranks: Option<NonZeroUsize>,
-    /// Compare tokens and state of all ranks after each step, bit for bit; a difference ends the step's requests with an error that
-    /// names it. For development: slow. DeepSeek-V4 only
+    /// For development: compare tokens and state of all ranks after each step, bit for bit; a difference fails the
+    /// step's requests. Slow. DeepSeek-V4 only
     #[arg(long)]
     pub check_ranks: bool,
     /// Context length in tokens [default: the model's]
@@ -39,15 +39,15 @@ pub struct EngineArgs {
     /// Maximum number of sequences that run at the same time [default: 64; on a GPU up to 256, as its memory allows]
     #[arg(long, value_name = "N")]
     pub max_num_seqs: Option<NonZeroUsize>,
-    /// Maximum number of requests that run or wait, each choice counted; more are refused with 503
+    /// Maximum number of running and queued requests (each choice counts); more are refused with 503
     #[arg(long, value_name = "N", default_value = "1024")]
     pub max_queued_requests: NonZeroUsize,
     /// Token budget of one engine step [default: 512; on a GPU up to 40960, as many as a twelfth of its memory can hold, 4096
     /// with DeepSeek-V4]
     #[arg(long, value_name = "TOKENS")]
     pub max_num_batched_tokens: Option<NonZeroUsize>,
-    /// Token budget of a step that mixes decoding sequences with prefill chunks: a smaller budget keeps the ITL even, a
-    /// larger one gives new requests their first token sooner. It grows with the backlog of prompts
+    /// Token budget of a step that mixes decoding with prefill: smaller keeps the ITL even, larger gives new requests
+    /// their first token sooner. It grows with the backlog of prompts
     #[arg(
         long = "mixed-step-token-budget",
         alias = "max-num-mixed-tokens",
@@ -61,27 +61,25 @@ pub struct EngineArgs {
     /// Size of the KV cache, such as 512M or 4G (powers of 1024) or 4GB (powers of 1000) [default: by model and flags]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub kv_cache_memory: Option<u64>,
-    /// Qwen3.5: memory for snapshots of recurrent state, without which its prefix cache has no hits; 0 switches that cache
-    /// off [default: 1G on the CPU, a twentieth of a GPU's memory]
+    /// Qwen3.5: memory for snapshots of recurrent state, which its prefix cache needs; 0 switches that cache off
+    /// [default: 1G on the CPU, a twentieth of a GPU's memory]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes_or_none)]
     pub state_cache_memory: Option<u64>,
-    /// Qwen3.5: tokens between state snapshots, a multiple of 16; the last full block of each prompt gets one, too
+    /// Qwen3.5: tokens between state snapshots, a multiple of 16; the last full block of each prompt also gets one
     #[arg(long, value_name = "TOKENS", default_value = "256")]
     pub state_cache_interval: NonZeroUsize,
-    /// Fraction of the GPU's memory that weights, workspace and KV cache may use, including what other programs use
+    /// Fraction of the GPU's memory for weights, workspace and KV cache, including what other programs use
     #[arg(long, value_name = "FRACTION", default_value = "0.9", value_parser = parse_fraction)]
     pub gpu_memory_utilization: f64,
-    /// Use a GPU as if it had only this much memory; weights, workspace and KV cache share it as on a smaller one. Qwen3 and
-    /// Qwen3.5
+    /// Use the GPU as if it had only this much memory. Qwen3 and Qwen3.5
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub gpu_memory_limit: Option<u64>,
-    /// Whether a GPU replays decode steps as CUDA graphs; with false, a debugger or profiler sees each launch
+    /// Replay decode steps as CUDA graphs; false shows each launch to a debugger or profiler
     #[arg(long, value_name = "BOOL", default_value = "true", action = clap::ArgAction::Set)]
     pub cuda_graph: bool,
-    /// Speculative decoding: drafts several tokens and verifies them in one step; the output is the same. A JSON object as vLLM
-    /// takes it, such as {"method": "ngram", "num_speculative_tokens": 4}; ngram and suffix draft from the request's own text,
-    /// for text that repeats itself, mtp by the layer that Qwen3.5 and DeepSeek-V4 (April) have for it, dspark by the stages that
-    /// DeepSeek-V4 (0731) has
+    /// Speculative decoding, as vLLM's JSON, such as {"method": "ngram", "num_speculative_tokens": 4}; the output is
+    /// the same. ngram and suffix draft from the request's own text, mtp by a layer of Qwen3.5 and DeepSeek-V4 (April),
+    /// dspark by layers of DeepSeek-V4 (0731)
     #[arg(long, value_name = "JSON", value_parser = speculative::parse)]
     pub speculative_config: Option<Speculation>,
     /// Number of CPU threads of the engine [default: all cores]
@@ -90,8 +88,8 @@ pub struct EngineArgs {
     /// Source of the weights: the checkpoint, or seeded random numbers (no safetensors needed)
     #[arg(long, value_enum, default_value_t = LoadFormat::Auto)]
     pub load_format: LoadFormat,
-    /// Extends the context by YaRN, in the words of config.json's rope_scaling, whose place it takes: {"rope_type": "yarn",
-    /// "factor": 4.0, "original_max_position_embeddings": 32768}. Qwen3 and Qwen3.5
+    /// Extend the context with YaRN, instead of config.json's rope_scaling: {"rope_type": "yarn", "factor": 4.0,
+    /// "original_max_position_embeddings": 32768}. Qwen3 and Qwen3.5
     #[arg(long, value_name = "JSON", value_parser = parse_object)]
     pub rope_scaling: Option<Value>,
     /// /health reports an engine that has work and completes no step for this long [default: 30; 120 on the CPU]
@@ -115,12 +113,10 @@ impl EngineArgs {
 /// Flags for the formats of weights and KV cache.
 #[derive(Debug, Clone, Args)]
 pub struct FormatArgs {
-    /// Element format of the KV cache: auto is bf16; fp8 (or fp8_e4m3) is e4m3 with a scale for each token and KV head, which
-    /// takes about half of the memory. Qwen3 and Qwen3.5
+    /// Format of the KV cache: auto is bf16, fp8 (or fp8_e4m3) takes about half of the memory. Qwen3 and Qwen3.5
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = KvCacheDType::Auto)]
     pub kv_cache_dtype: KvCacheDType,
-    /// Rounds the projections of a bf16 checkpoint when they are loaded: fp8 is e4m3 with a scale for each block of 128 x 128,
-    /// as in the official FP8 checkpoints. Qwen3 and Qwen3.5
+    /// Round a bf16 checkpoint at load: fp8 is the format of the official FP8 checkpoints. Qwen3 and Qwen3.5
     #[arg(long, value_enum, value_name = "FORMAT")]
     pub quantization: Option<QuantizationArg>,
 }

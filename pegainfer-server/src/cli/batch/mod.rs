@@ -35,8 +35,8 @@ const GRAMMAR_LIMITS: GrammarLimits = GrammarLimits { memory: 256 << 20, time: D
 /// How to use the command, for its help.
 pub const USE: &str = "\
 A request is one line, such as {\"custom_id\": \"1\", \"method\": \"POST\", \"url\": \"/v1/completions\", \"body\": {\"prompt\": \"Once\"}}; its \
-result is one line with id, custom_id, response (status_code, request_id, body) and error. Results are appended as they come. A \
-run that was stopped or killed goes on when the same command is started again.";
+result is one line with id, custom_id, response (status_code, request_id, body) and error. Results are appended as they come. \
+Start the same command again to continue a stopped run.";
 
 /// Flags of `run-batch`.
 #[derive(Debug, Clone, Args)]
@@ -45,13 +45,13 @@ pub struct BatchArgs {
     /// and body
     #[arg(short, long, value_name = "FILE")]
     pub input_file: PathBuf,
-    /// File that the results are appended to, one on each line. Requests whose result it has are not run again
+    /// File to append results to, one on each line. Requests with a result in it are skipped
     #[arg(short, long, value_name = "FILE")]
     pub output_file: PathBuf,
     /// Maximum number of requests that run at the same time [default: as many as --max-num-seqs]
     #[arg(long, value_name = "N")]
     pub concurrency: Option<NonZeroUsize>,
-    /// Name that requests use for the model; give it again for more names [default: the name of the directory or id]
+    /// Name that requests use for the model; repeatable [default: the name of the directory or id]
     #[arg(long, value_name = "NAME", value_parser = parse_name)]
     pub served_model_name: Vec<String>,
     /// Maximum size of a request's body, such as 512K or 8M

@@ -118,13 +118,13 @@ pub struct ReplayArgs {
     /// Flags of all workloads.
     #[command(flatten)]
     pub common: CommonArgs,
-    /// Trace: a recording of serve --record, or a file of the Azure LLM inference, BurstGPT, Mooncake or Qwen-Bailian traces
+    /// A `serve --record` recording, or an Azure, BurstGPT, Mooncake or Qwen-Bailian trace
     pub file: PathBuf,
     /// Divides the times of the trace: 2 sends twice as many requests a second
     #[arg(long, value_name = "FACTOR,..", value_delimiter = ',', default_value = "1", value_parser = parse_positive)]
     pub speed: Vec<f64>,
-    /// Sends the next request of a session when the response to the one before is complete and the session's delay has passed,
-    /// instead of at its time
+    /// Send the next request of a session after the response to the one before and the session's delay, instead of at
+    /// its time
     #[arg(long)]
     pub sessions: bool,
     /// Take only the first requests of the file [default: all]
@@ -138,11 +138,11 @@ pub struct CommonArgs {
     /// Model and engine flags.
     #[command(flatten)]
     pub engine: EngineArgs,
-    /// Measure the server at this URL instead; --model-path then names the model that it serves (config.json is enough), and
-    /// the flags of the engine have no effect
+    /// Measure the server at this URL; --model-path names its model (config.json is enough), and engine flags have no
+    /// effect
     #[arg(long, value_name = "URL")]
     pub url: Option<String>,
-    /// Number of measured runs; the median of each metric over the runs is reported
+    /// Number of measured runs; the median of each metric is reported
     #[arg(long, alias = "rounds", value_name = "N", default_value = "3")]
     pub runs: NonZeroUsize,
     /// Seed of the random prompts and arrival times

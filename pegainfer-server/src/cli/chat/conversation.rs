@@ -27,8 +27,7 @@ pub struct Generation {
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seed: Option<u64>,
-    /// How much the model reasons before it answers: none, minimal, low, medium, high; none switches reasoning off [default: the
-    /// model's]
+    /// Reasoning before the answer: none, minimal, low, medium or high [default: the model's]
     #[arg(long, value_name = "EFFORT")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning_effort: Option<String>,

@@ -29,13 +29,13 @@ const MAX_PIPED: u64 = 8 << 20;
 /// How to use the command, for its help.
 pub const USE: &str = "\
 In a terminal, /system TEXT starts anew with a system message, /reset starts anew, /help lists the commands, and /exit or Ctrl-D \
-leaves. A message of several lines is put between triple quotes, or each of its lines but the last one ends with a backslash. \
-Ctrl-C stops an answer. What comes through a pipe is one message, and only its answer is printed.";
+leaves. Ctrl-C stops an answer. Put a message of several lines between triple quotes, or end each line but the last one with a \
+backslash. Piped input is one message, and only its answer is printed.";
 
 /// Flags of `chat`.
 #[derive(Debug, Clone, Args)]
 pub struct ChatArgs {
-    /// Checkpoint directory, or a Hugging Face id such as Qwen/Qwen3-0.6B, which is downloaded; the same as --model-path
+    /// Checkpoint directory, or a Hugging Face id such as Qwen/Qwen3-0.6B to download; the same as --model-path
     #[arg(value_name = "DIR|ID")]
     pub model: Option<String>,
     /// Model and engine flags.

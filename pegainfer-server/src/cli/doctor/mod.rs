@@ -38,15 +38,16 @@ const STEPS: [Step; 13] = [
 /// Flags of `doctor`.
 #[derive(Debug, Clone, Args)]
 pub struct DoctorArgs {
-    /// Model whose shapes are checked, of DeepSeek-V4 with at most 16 routed experts: a directory (config.json is enough) or a Hugging
-    /// Face id [default: the bundled model, and the shapes of Qwen3-4B, Qwen3.5-4B and DeepSeek-V4-Flash]
+    /// Model to take the shapes from: a directory (config.json is enough) or a Hugging Face id. DeepSeek-V4 is checked
+    /// with at most 16 routed experts [default: the bundled model, and the shapes of Qwen3-4B, Qwen3.5-4B and
+    /// DeepSeek-V4-Flash]
     #[arg(long, value_name = "DIR|ID")]
     pub model_path: Option<String>,
     /// Index of the GPU, counted from 0
     #[arg(long, default_value_t = 0)]
     pub gpu: usize,
-    /// Instead of the ops, check the time of a dozen steps against this ledger, with the engine flags that it was measured with; dummy
-    /// weights take the place of missing ones
+    /// Instead of the ops, check the time of a dozen steps against this ledger, with its engine flags; missing weights
+    /// are replaced by random ones
     #[arg(long, value_name = "FILE")]
     pub ledger: Option<PathBuf>,
 }

@@ -27,7 +27,7 @@ pub struct Gsm8kArgs {
     /// Solved problems of the same format, such as train.jsonl, that --shots takes examples from
     #[arg(long, value_name = "FILE")]
     pub examples: Option<PathBuf>,
-    /// Number of solved examples, from the first of --examples on, as turns of the chat before each question
+    /// Number of solved examples before each question, the first ones of --examples
     #[arg(long, value_name = "N", default_value = "0")]
     pub shots: usize,
     /// Number of problems, from the first on [default: all]

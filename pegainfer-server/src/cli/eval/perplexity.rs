@@ -26,8 +26,8 @@ pub struct PerplexityArgs {
     /// context]
     #[arg(long, value_name = "TOKENS")]
     pub window: Option<NonZeroUsize>,
-    /// Tokens from the beginning of a window to that of the next one; each token is counted once, with at least window minus
-    /// stride tokens before it [default: half of the window]
+    /// Tokens between the starts of two windows; each token counts once, with at least window minus stride tokens
+    /// before it [default: half of the window]
     #[arg(long, value_name = "TOKENS")]
     pub stride: Option<NonZeroUsize>,
     /// Print the result as JSON

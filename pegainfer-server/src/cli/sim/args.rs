@@ -26,11 +26,11 @@ pub struct SimArgs {
     /// Poisson arrivals over HTTP: mean rate in requests per second
     #[arg(long, value_name = "RATE,..", value_delimiter = ',', value_parser = parse_positive, help_heading = WORKLOAD)]
     pub qps: Vec<f64>,
-    /// Requests of a trace, over HTTP: a recording of `serve --record`, or a trace of Azure, BurstGPT, Mooncake or Bailian
+    /// Requests of a `serve --record` recording, or of an Azure, BurstGPT, Mooncake or Bailian trace, over HTTP
     #[arg(long, value_name = "FILE", help_heading = WORKLOAD)]
     pub trace: Option<PathBuf>,
-    /// Sends the next request of a session when the response to the one before is complete and the session's delay has passed,
-    /// instead of at its time
+    /// Send the next request of a session after the response to the one before and the session's delay, instead of at
+    /// its time
     #[arg(long, requires = "trace", help_heading = WORKLOAD)]
     pub sessions: bool,
     /// Divides the times of a trace: 2 sends its requests at twice the rate
@@ -45,22 +45,23 @@ pub struct SimArgs {
     /// Requests of a run [default: 2 for each concurrent request, the arrivals of 15 seconds (40 to 100000), or the whole trace]
     #[arg(long, value_name = "N", help_heading = WORKLOAD)]
     pub requests: Option<NonZeroUsize>,
-    /// Number of runs with other prompts and arrival times; the median of each metric is printed
+    /// Number of runs with different prompts and arrival times; the median of each metric is printed
     #[arg(long, value_name = "N", default_value = "3", help_heading = WORKLOAD)]
     pub runs: NonZeroUsize,
     /// Seed of prompts and arrival times: those of `bench` with the same seed
     #[arg(long, default_value_t = 1, help_heading = WORKLOAD)]
     pub seed: u64,
-    /// Find the highest Poisson rate at which the quantile of TTFT stays below this, such as 300ms
+    /// Find the highest Poisson rate with TTFT below this, such as 300ms
     #[arg(long, value_name = "TIME", value_parser = parse_time, help_heading = SEARCH)]
     pub slo_ttft: Option<Duration>,
-    /// Find the highest Poisson rate at which the quantile of TPOT stays below this, such as 20ms
+    /// Find the highest Poisson rate with TPOT below this, such as 20ms
     #[arg(long, value_name = "TIME", value_parser = parse_time, help_heading = SEARCH)]
     pub slo_tpot: Option<Duration>,
-    /// Quantile of requests that the limits are for: 50, 90 or 99
+    /// Quantile of requests that --slo-ttft and --slo-tpot are for
     #[arg(long, value_name = "PERCENT", default_value = "99", value_parser = ["50", "90", "99"], help_heading = SEARCH)]
     pub quantile: String,
-    /// Try other values of --mixed-step-token-budget, --max-num-batched-tokens and --max-num-seqs, and print what they buy
+    /// Try other values of --mixed-step-token-budget, --max-num-batched-tokens and --max-num-seqs, and print the
+    /// results
     #[arg(long, conflicts_with_all = ["slo_ttft", "slo_tpot"], help_heading = SEARCH)]
     pub tune: bool,
     /// Sequences that run at the same time [default: the ledger's]
