@@ -4,8 +4,8 @@ use crate::support::{BUNDLED, best, bundled_model, engine, greedy, options, run}
 use half::{bf16, f16};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::isa::Isa;
-use pegainfer_kernels::runtime::{LoadOptions, Model, ModelBytes, load};
 use pegainfer_qwen3_4b::Qwen3;
+use pegainfer_runtime::{LoadOptions, Model, ModelBytes, load};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors, serialize};
 use serde_json::{Value, json};

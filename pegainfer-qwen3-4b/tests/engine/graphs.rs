@@ -2,8 +2,8 @@
 
 use crate::support::graphs::{self, Model, ROWS};
 use crate::support::{best, engine, fixture, options};
-use pegainfer_kernels::runtime::{Executor, LoadOptions, padded, ragged};
 use pegainfer_qwen3_4b::{Engine, Qwen3};
+use pegainfer_runtime::{Executor, LoadOptions, padded, ragged};
 
 fn load(cuda_graph: bool) -> Engine {
     engine(best(), &LoadOptions { cuda_graph, max_num_seqs: Some(ROWS), ..options() })

@@ -11,8 +11,8 @@ use pegainfer_core::engine::{FinishReason, GenerateRequest, StepEngine};
 use pegainfer_core::logits_processors::{LogitsProcessorParams, LogitsProcessors};
 use pegainfer_core::sampling::SamplingParams;
 use pegainfer_core::weights::Source;
-use pegainfer_kernels::runtime::{Bounds, Executor, LoadOptions, Model, StepSize, load_weights, uniform};
 use pegainfer_qwen3_4b::Qwen3;
+use pegainfer_runtime::{Bounds, Executor, LoadOptions, Model, StepSize, load_weights, uniform};
 
 /// With random prompts of awkward lengths.
 fn requests() -> Vec<GenerateRequest> {

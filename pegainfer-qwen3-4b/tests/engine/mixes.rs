@@ -1,7 +1,7 @@
 //! Each request of a mix of all sampling options gives what it gives alone, see [`crate::support::mixes`].
 
 use crate::support::{Target, best, engine, mixes, options};
-use pegainfer_kernels::runtime::LoadOptions;
+use pegainfer_runtime::LoadOptions;
 
 #[test]
 fn each_request_gives_what_it_gives_alone() {

@@ -2,10 +2,10 @@
 
 use pegainfer_core::record::OpRecord;
 use pegainfer_kernels::ops::{HeadShape, KvDType};
-use pegainfer_kernels::runtime::{ModelBytes, record, record_step, uniform};
 use pegainfer_qwen3_4b::Qwen3;
 use pegainfer_qwen3_4b::Step;
 use pegainfer_qwen3_4b::config::Config;
+use pegainfer_runtime::{ModelBytes, record, record_step, uniform};
 
 /// (hidden, intermediate, layers, heads, tied, parameters) of the official Qwen3 models.
 const SIZES: [(usize, usize, usize, usize, bool, u64); 6] = [

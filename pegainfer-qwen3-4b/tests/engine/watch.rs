@@ -3,8 +3,8 @@
 use crate::support::{Target, best, cuda_graph, fixture, greedy, options, run};
 use pegainfer_core::engine::StepEngine;
 use pegainfer_core::ledger::{Cause, Effort, Law, OpLine, OpShares, Selection, StepLog, Watch};
-use pegainfer_kernels::runtime::{LoadOptions, load, measure};
 use pegainfer_qwen3_4b::Qwen3;
+use pegainfer_runtime::{LoadOptions, load, measure};
 use std::time::Duration;
 
 /// Steps of each run.

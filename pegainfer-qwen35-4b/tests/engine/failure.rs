@@ -3,8 +3,8 @@
 use crate::support::process::in_own_process;
 use crate::support::{Target, best, engine, fails_a_step, options};
 use pegainfer_core::isa::Isa;
-use pegainfer_kernels::runtime::{LoadOptions, load};
 use pegainfer_qwen35_4b::Qwen35;
+use pegainfer_runtime::{LoadOptions, load};
 
 #[test]
 fn a_refused_request_ends_alone_unless_the_device_is_lost() {

@@ -7,8 +7,8 @@ use pegainfer_core::engine::StepEngine;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::isa::Isa;
 use pegainfer_kernels::ops::KvDType;
-use pegainfer_kernels::runtime::{LoadOptions, Model, ModelBytes, Overrides, load};
 use pegainfer_qwen35_4b::{Engine, Qwen35};
+use pegainfer_runtime::{LoadOptions, Model, ModelBytes, Overrides, load};
 use std::path::Path;
 
 /// The engine of the checkpoint in `dir`, whose weights are rounded at load if `fp8`.

@@ -9,8 +9,8 @@ use crate::support::speculation::lookup_drafts_change_no_token;
 use crate::support::{best, engine, fixture, greedy, model_path, options, run, targets};
 use pegainfer_core::engine::StepEngine;
 use pegainfer_core::weights::Source;
-use pegainfer_kernels::runtime::{Bounds, Executor, LoadOptions, Model, StepSize, load_weights, uniform};
 use pegainfer_qwen35_4b::Qwen35;
+use pegainfer_runtime::{Bounds, Executor, LoadOptions, Model, StepSize, load_weights, uniform};
 
 /// With random prompts of awkward lengths.
 fn alone() -> Alone {

@@ -9,11 +9,11 @@ use pegainfer_core::engine::GenerateRequest;
 use pegainfer_core::schedule::SampleRow;
 use pegainfer_core::schedule::speculation::Speculation;
 use pegainfer_core::weights::Source;
-use pegainfer_kernels::runtime::{
-    Bounds, Executor, LoadOptions, Model, ModelBytes, Overrides, StepSize, load, load_weights, ragged,
-};
 use pegainfer_qwen35_4b::Qwen35;
 use pegainfer_qwen35_4b::plan::{NO_STATE, Segment, Step};
+use pegainfer_runtime::{
+    Bounds, Executor, LoadOptions, Model, ModelBytes, Overrides, StepSize, load, load_weights, ragged,
+};
 
 /// The usual requests, of which the layer of [`Checkpoint::repeating`] drafts the next token now and then.
 fn requests() -> Vec<GenerateRequest> {

@@ -3,12 +3,12 @@
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::DType;
 use pegainfer_kernels::ops::KvDType;
-use pegainfer_kernels::runtime::{
-    GpuFit, LoadOptions, Model, ModelBytes, Overrides, Quantization, record, record_step, uniform,
-};
 use pegainfer_qwen35_4b::Qwen35;
 use pegainfer_qwen35_4b::config::{BF16_MODULES, Config, LayerKind};
 use pegainfer_qwen35_4b::plan::Step;
+use pegainfer_runtime::{
+    GpuFit, LoadOptions, Model, ModelBytes, Overrides, Quantization, record, record_step, uniform,
+};
 use serde_json::{Value, json};
 
 /// An official model: what differs between the sizes, and published totals of its text part.

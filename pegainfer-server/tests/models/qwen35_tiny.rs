@@ -4,7 +4,7 @@ use crate::support::client::{get, post, post_ok};
 use crate::support::served::model_is_served;
 use crate::support::{Setup, TestServer};
 use clap::Parser;
-use pegainfer_kernels::runtime::Overrides;
+use pegainfer_runtime::Overrides;
 use pegainfer_server::cli::Cli;
 use pegainfer_server::models::args::EngineArgs;
 use pegainfer_server::models::engine;

@@ -1,9 +1,9 @@
 //! Checkpoints with a layer that drafts, and a plain f32 reference of it.
 
 use half::bf16;
-use pegainfer_kernels::runtime::Model;
 use pegainfer_qwen35_4b::Qwen35;
 use pegainfer_qwen35_4b::config::Config;
+use pegainfer_runtime::Model;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use std::collections::BTreeMap;

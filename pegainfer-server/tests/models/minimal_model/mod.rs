@@ -11,7 +11,7 @@ use checkpoint::{Checkpoint, LAYERS};
 use clap::Parser;
 use model::Minimal;
 use pegainfer_core::engine::{EngineHandle, GenerateRequest, TokenEvent, TokenLogprobs};
-use pegainfer_kernels::runtime::Overrides;
+use pegainfer_runtime::Overrides;
 use pegainfer_server::cli::Cli;
 use pegainfer_server::models::args::EngineArgs;
 use pegainfer_server::models::engine;

@@ -4,9 +4,9 @@ use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
 use pegainfer_core::weights::{Loader, Part, WeightsError};
 use pegainfer_kernels::ops::{self, HeadShape, KvDType, Matrix, RopeHeads, RopeSpec};
-use pegainfer_kernels::runtime::{
-    self, Activations, AttentionScratch, Bounds, ConfigError, ConfigFile, DecoderShape, DecoderWeights,
-    DecoderWorkspace, KvLayer, LoadError, Mlp, Model, ModelInfo, Parts, StepOf, gather_rows, load_head,
+use pegainfer_runtime::{
+    Activations, AttentionScratch, Bounds, ConfigError, ConfigFile, DecoderShape, DecoderWeights, DecoderWorkspace,
+    KvLayer, LoadError, Mlp, Model, ModelInfo, Parts, StepOf, gather_rows, load_head,
 };
 use serde_json::{Value, json};
 
@@ -149,8 +149,8 @@ impl Model for Minimal {
         Ok(())
     }
 
-    fn forward(pass: &mut runtime::Pass<'_, Self>) -> Result<(), OpError> {
-        let runtime::Pass { exec, config, weights, cache, work, inputs, previous, step } = pass;
+    fn forward(pass: &mut pegainfer_runtime::Pass<'_, Self>) -> Result<(), OpError> {
+        let pegainfer_runtime::Pass { exec, config, weights, cache, work, inputs, previous, step } = pass;
         let (first, shape, eps) = (&weights.layers[0], config.shape, config.rms_norm_eps);
         let scale = (shape.head_dim as f32).sqrt().recip();
         let DecoderWorkspace { activations, attention } = &mut **work;

@@ -1,11 +1,11 @@
 //! Sampled tokens and their log-probabilities on their way to the host, while later steps run.
 
 use super::sampler::Sampler;
-use crate::ops::{REPORT_WORDS, token_logprobs};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::readback::Readback;
 use pegainfer_core::schedule::{Outcome, STEPS_IN_FLIGHT, SampleRow};
 use pegainfer_core::tensor::{DType, OpError};
+use pegainfer_kernels::ops::{REPORT_WORDS, token_logprobs};
 use std::collections::VecDeque;
 
 /// The results of steps, or of passes that draft: finished in the order in which they were started.

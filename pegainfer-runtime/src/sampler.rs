@@ -2,10 +2,10 @@
 //! sampling depends on the parameters of each request.
 
 use super::inputs::Inputs;
-use crate::ops::{self, REPORT_WORDS};
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::schedule::SampleRow;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
+use pegainfer_kernels::ops::{self, REPORT_WORDS};
 use std::ops::Range;
 
 /// Rows of logits computed at once: more rows take more memory (0.6 MB each for Qwen3's vocabulary), fewer stream the

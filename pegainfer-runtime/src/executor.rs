@@ -13,12 +13,12 @@ use super::model::{Model, Parts, Pass, StepOf, padded, ragged, uniform};
 use super::readbacks::Readbacks;
 use super::sampler::{Projection, Sampler};
 use super::synthetic_acceptance::SyntheticAcceptance;
-use crate::heads::BLOCK_SIZE;
-use crate::sources::Family;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::schedule::{GRAPH_SIZES, Graphs, Launches, Outcome, STEPS_IN_FLIGHT, SampleRow, StepExecutor};
 use pegainfer_core::tensor::{OpError, Tensor};
+use pegainfer_kernels::ops::BLOCK_SIZE;
+use pegainfer_kernels::sources::Family;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 

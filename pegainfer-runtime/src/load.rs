@@ -9,14 +9,14 @@ use super::model::{Model, ragged, uniform};
 use super::model_info::{ModelBytes, ModelInfo};
 use super::output_matrix::HEAD;
 use super::synthetic_acceptance::SyntheticAcceptance;
-use crate::choice;
-use crate::heads::BLOCK_SIZE;
-use crate::ops;
 use pegainfer_core::engine::EngineLimits;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::schedule::speculation::{ModelMethod, Speculation};
 use pegainfer_core::schedule::{EngineCore, TokenBudget};
 use pegainfer_core::weights::{Loader, Source, WeightsError};
+use pegainfer_kernels::choice;
+use pegainfer_kernels::ops;
+use pegainfer_kernels::ops::BLOCK_SIZE;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 

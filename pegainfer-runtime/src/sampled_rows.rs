@@ -1,10 +1,10 @@
 //! The last layer goes on with the sampled rows only.
 
 use super::inputs::Inputs;
-use crate::ops;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::schedule::Step;
 use pegainfer_core::tensor::{OpError, Tensor};
+use pegainfer_kernels::ops;
 
 /// Which tokens of a step are sampled: after the keys and values of the last layer, nothing else is wanted of the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

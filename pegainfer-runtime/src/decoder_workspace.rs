@@ -3,9 +3,9 @@
 use super::bounds::StepSize;
 use super::decoder::{DecoderShape, Mlp};
 use super::sampled_rows::gather_rows;
-use crate::ops::{self, Activation, Matrix};
 use pegainfer_core::exec::{AliasedTensor, Exec};
 use pegainfer_core::tensor::{DType, OpError, Tensor};
+use pegainfer_kernels::ops::{self, Activation, Matrix};
 
 /// The activations of a step of a dense decoder.
 #[derive(Debug)]

@@ -2,10 +2,10 @@
 
 use super::measurable::Measurable;
 use super::pipelined::Pipelined;
-use crate::cuda::cupti::{self, KernelRecord};
 use pegainfer_core::exec::Device;
 use pegainfer_core::ledger::{GridLimits, KernelLine, MeasureStep, Rows, StepLoad};
 use pegainfer_core::tensor::OpError;
+use pegainfer_kernels::cuda::cupti::{self, KernelRecord};
 
 /// Recorded runs of a step, besides the first and the last.
 const RUNS: usize = 20;

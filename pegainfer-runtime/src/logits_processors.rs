@@ -1,14 +1,14 @@
 //! The logits processors of a step's samples on the device. Most steps have none.
 
 use super::bounds::StepSize;
-use crate::ops::{
-    self, EDIT_WORDS, PENALTY_WORDS, PackedCountUpdates, PackedLogitsUpdates, PackedPenalties, SPAN_WORDS,
-    UPDATE_WORDS, count_words,
-};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::logits_processors::CountUpdate;
 use pegainfer_core::schedule::SampleRow;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
+use pegainfer_kernels::ops::{
+    self, EDIT_WORDS, PENALTY_WORDS, PackedCountUpdates, PackedLogitsUpdates, PackedPenalties, SPAN_WORDS,
+    UPDATE_WORDS, count_words,
+};
 
 /// What `ops::penalize` and `ops::adjust_logits` read, for all samples of a step, and the counts of tokens that stay.
 #[derive(Debug)]

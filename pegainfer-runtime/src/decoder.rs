@@ -2,10 +2,10 @@
 
 use super::output_matrix::HEAD;
 use super::quantization::{Quantization, load_projection};
-use crate::heads::HeadShape;
-use crate::ops::{Matrix, RopeSpec};
 use pegainfer_core::tensor::Tensor;
 use pegainfer_core::weights::{Loader, Part, WeightsError};
+use pegainfer_kernels::ops::HeadShape;
+use pegainfer_kernels::ops::{Matrix, RopeSpec};
 
 /// The numbers of a dense decoder with full attention.
 #[derive(Debug, Clone, Copy)]

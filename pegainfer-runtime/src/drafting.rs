@@ -128,7 +128,7 @@ pub fn passes(rows: &[DraftRow]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::heads::BLOCK_SIZE;
+    use pegainfer_kernels::ops::BLOCK_SIZE;
 
     /// Rows of a chunk within a prompt, of three drafts of which one is accepted, and of a prompt's end with a prompt logprob.
     fn step() -> (Step, Vec<u32>) {

@@ -9,11 +9,11 @@
 //! Entries after the blocks of a row are ids of earlier steps, or 0. They are valid blocks, and no result depends on
 //! them: a row has as many blocks as its context needs. A row of padding has no context, so it needs none.
 
-use crate::limits::write_runs::RUN_FIELDS;
-use crate::ops;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::kv::BlockIds;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
+use pegainfer_kernels::ops;
+use pegainfer_kernels::ops::RUN_FIELDS;
 use std::io;
 use std::ops::Range;
 

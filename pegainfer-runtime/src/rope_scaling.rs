@@ -2,7 +2,7 @@
 
 use super::config_file::{ConfigError, ConfigFile, unsupported};
 use super::sizes::MAX_CONTEXT;
-use crate::rotary::{RopeSpec, Yarn};
+use pegainfer_kernels::ops::{RopeSpec, Yarn};
 use serde_json::Value;
 
 /// What is served, for refusals.
@@ -84,7 +84,7 @@ impl ConfigFile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::Overrides;
+    use crate::Overrides;
     use serde_json::json;
 
     fn file(config: &Value) -> ConfigFile {

@@ -6,12 +6,12 @@ use super::decoder_workspace::{AttentionScratch, DecoderWorkspace};
 use super::inputs::Inputs;
 use super::quantization::{Quantization, load_projection};
 use super::sampled_rows::SampledRows;
-use crate::heads::{HeadShape, Heads, KvDType};
-use crate::ops::{self, AttentionBatch, Matrix};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::schedule::Step;
 use pegainfer_core::tensor::{OpError, Tensor};
 use pegainfer_core::weights::{Loader, Part, WeightsError};
+use pegainfer_kernels::ops::{self, AttentionBatch, Matrix};
+use pegainfer_kernels::ops::{HeadShape, Heads, KvDType};
 
 /// Weights of a layer of full attention.
 #[derive(Debug)]

@@ -5,10 +5,10 @@ use super::executor::Executor;
 use super::load::load_weights;
 use super::load_error::LoadError;
 use super::model::{Model, StepOf, uniform};
-use crate::ops;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::weights::Source;
+use pegainfer_kernels::ops;
 
 /// The ops of one step: `batch` rows that each add `tokens` tokens to a context of `context` tokens in all, and sample.
 pub fn record<M: Model>(

@@ -1,9 +1,9 @@
 //! FP8 weights of a dense model: what config.json says about them, and how projections are loaded.
 
 use super::config_file::{ConfigError, ConfigFile, text, unsupported};
-use crate::cpu::weights::BLOCK;
-use crate::ops::{self, BlockScales, Matrix};
 use pegainfer_core::weights::{Loader, Part, WeightsError};
+use pegainfer_kernels::cpu::weights::BLOCK;
+use pegainfer_kernels::ops::{self, BlockScales, Matrix};
 use serde_json::{Map, Value, json};
 
 /// What is served, for refusals.
@@ -154,7 +154,7 @@ mod tests {
     #[test]
     fn rows_in_several_formats_are_stacked() {
         let mut exec = Exec::cpu(Isa::best(), Some(2)).unwrap();
-        let source = Source::Dummy { seed: 1, std: 0.02, uniform: crate::ops::uniform };
+        let source = Source::Dummy { seed: 1, std: 0.02, uniform: pegainfer_kernels::ops::uniform };
         let quantization = parse(&official()).unwrap().unwrap();
         let rows = [("a", 128), ("b", 200), ("c", 60), ("in_proj_a", 5), ("lm_head", 7), ("d", 3)];
         let parts = rows.map(|(name, rows)| Part { name: format!("x.{name}.weight"), rows });

@@ -6,10 +6,10 @@ use super::load_options::LoadOptions;
 use super::model::Model;
 use super::model_info::ModelBytes;
 use super::sampler::logits_rows;
-use crate::heads::BLOCK_SIZE;
-use crate::parallel::CONTEXT_BYTES;
 use pegainfer_core::exec::Device;
 use pegainfer_core::kv::DeviceMemory;
+use pegainfer_kernels::ops::BLOCK_SIZE;
+use pegainfer_kernels::parallel::CONTEXT_BYTES;
 use std::fmt;
 
 /// What an engine makes of the memory of a GPU. The sizes are those that loading chooses, from the same functions; only what is in use

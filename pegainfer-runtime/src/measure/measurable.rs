@@ -1,9 +1,9 @@
 //! The interface of executors whose steps can be measured.
 
-use crate::sources::Family;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::schedule::{SequenceState, Step, StepExecutor};
+use pegainfer_kernels::sources::Family;
 use std::time::Duration;
 
 /// A step of an executor.

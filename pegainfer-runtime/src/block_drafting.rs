@@ -79,7 +79,7 @@ pub fn finish(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::heads::BLOCK_SIZE;
+    use pegainfer_kernels::ops::BLOCK_SIZE;
 
     const SHAPE: BlockShape = BlockShape { tokens: 3, noise_token: 99 };
 

@@ -5,11 +5,11 @@ use super::config_file::{ConfigError, ConfigFile, Overrides};
 use super::inputs::Inputs;
 use super::load_error::LoadError;
 use super::model_info::ModelInfo;
-use crate::heads::BLOCK_SIZE;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::schedule::{SequenceState, Step};
 use pegainfer_core::tensor::{OpError, Tensor};
 use pegainfer_core::weights::{Loader, WeightsError};
+use pegainfer_kernels::ops::BLOCK_SIZE;
 use std::fmt::Debug;
 use std::path::Path;
 

@@ -1,6 +1,6 @@
 //! The numbers of a model that loading, scheduling and start-up messages need.
 
-use crate::heads::BLOCK_SIZE;
+use pegainfer_kernels::ops::BLOCK_SIZE;
 
 /// The numbers of a model that loading, scheduling and start-up messages need, computed from its configuration.
 #[derive(Debug, Clone, PartialEq)]

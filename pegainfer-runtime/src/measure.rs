@@ -5,7 +5,6 @@ mod measurable;
 mod ops;
 mod pipelined;
 
-use crate::sources;
 pub use measurable::Measurable;
 use pegainfer_core::engine::StepEngine;
 use pegainfer_core::exec::Device;
@@ -14,6 +13,7 @@ use pegainfer_core::ledger::{
 };
 use pegainfer_core::schedule::{EngineCore, SequenceState};
 use pegainfer_core::tensor::OpError;
+use pegainfer_kernels::sources;
 use pipelined::Pipelined;
 
 /// KV tokens that measured steps attend to at most, on the CPU and on a GPU: all of them are written first.

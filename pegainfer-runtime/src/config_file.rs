@@ -2,7 +2,7 @@
 
 use super::end_of_text;
 use super::sizes::most;
-use crate::heads::{HeadShape, KvDType};
+use pegainfer_kernels::ops::{HeadShape, KvDType};
 use serde_json::Value;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};

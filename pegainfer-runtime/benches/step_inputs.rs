@@ -7,7 +7,7 @@ use pegainfer_core::exec::Exec;
 use pegainfer_core::isa::Isa;
 use pegainfer_core::kv::BlockPool;
 use pegainfer_core::schedule::{Outcome, Scheduler, SchedulerConfig};
-use pegainfer_kernels::runtime::{Inputs, StepSize};
+use pegainfer_runtime::{Inputs, StepSize};
 use std::time::{Duration, Instant};
 
 const BLOCK_TOKENS: usize = 16;

@@ -4,10 +4,10 @@ use super::bounds::{Bounds, StepSize};
 use super::load_error::LoadError;
 use super::model::{Model, Parts};
 use super::model_info::ModelBytes;
-use crate::heads::BLOCK_SIZE;
-use crate::ops;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::weights::{Loader, Source};
+use pegainfer_kernels::ops;
+use pegainfer_kernels::ops::BLOCK_SIZE;
 
 /// Tokens of the smaller of the two steps whose workspaces tell what a token takes.
 const TOKENS: usize = 1024;

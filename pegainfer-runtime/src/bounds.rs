@@ -4,12 +4,12 @@ use super::fit::Demand;
 use super::load_error::LoadError;
 use super::load_options::{DEFAULT_KV_BYTES, DEFAULT_STATE_BYTES, LoadOptions, STATE_SHARE};
 use super::model_info::{ModelBytes, ModelInfo};
-use crate::heads::BLOCK_SIZE;
 use pegainfer_core::engine::options::{check_step, context_len, most_blocks, pool_blocks, step_tokens};
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::host_memory;
 use pegainfer_core::kv::DeviceMemory;
 use pegainfer_core::schedule::speculation::Speculation;
+use pegainfer_kernels::ops::BLOCK_SIZE;
 
 /// Sequences that run at once on the CPU, unless the user says.
 const CPU_ROWS: usize = 64;

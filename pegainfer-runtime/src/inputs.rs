@@ -3,10 +3,10 @@
 use super::block_tables::BlockTables;
 use super::bounds::StepSize;
 use super::logits_processors::LogitsProcessors;
-use crate::ops::{AttentionBatch, AttentionLoad, DRAW_WORDS, Draw};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::schedule::{SampleRow, Step};
 use pegainfer_core::tensor::{DType, OpError, Tensor};
+use pegainfer_kernels::ops::{AttentionBatch, AttentionLoad, DRAW_WORDS, Draw};
 
 /// The fields of a [`Step`] as tensors of u32, allocated once for the largest step.
 #[derive(Debug)]
@@ -134,9 +134,9 @@ impl Inputs {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::heads::BLOCK_SIZE;
     use pegainfer_core::isa::Isa;
     use pegainfer_core::kv::BlockIds;
+    use pegainfer_kernels::ops::BLOCK_SIZE;
 
     #[test]
     fn block_tables_are_those_of_the_step_whether_they_changed_or_not() {
