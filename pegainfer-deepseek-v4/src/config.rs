@@ -3,7 +3,7 @@
 mod parse;
 
 use crate::numerics::Numerics;
-use pegainfer_kernels::runtime::block_drafting::BlockShape;
+use pegainfer_runtime::block_drafting::BlockShape;
 use std::path::PathBuf;
 use thiserror::Error;
 

@@ -22,7 +22,7 @@ use pegainfer_core::schedule::{EngineCore, StateConfig, StateSlots, TokenBudget}
 use pegainfer_core::weights::Checkpoint;
 use pegainfer_kernels::ops::deepseek_v4::SIDE_STREAMS;
 use pegainfer_kernels::parallel;
-use pegainfer_kernels::runtime::SyntheticAcceptance;
+use pegainfer_runtime::SyntheticAcceptance;
 use std::time::{Duration, Instant};
 
 /// The DeepSeek-V4 engine.

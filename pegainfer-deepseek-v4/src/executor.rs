@@ -22,8 +22,8 @@ use pegainfer_core::schedule::{GRAPH_SIZES, STEPS_IN_FLIGHT, StateSlots, StepExe
 use pegainfer_core::tensor::OpError;
 use pegainfer_kernels::ops::deepseek_v4::plan_gemms;
 use pegainfer_kernels::parallel;
-use pegainfer_kernels::runtime::{Measurable, Readbacks, SyntheticAcceptance};
 use pegainfer_kernels::sources::Family;
+use pegainfer_runtime::{Measurable, Readbacks, SyntheticAcceptance};
 use rank::{Part, Rank};
 use std::collections::VecDeque;
 use std::sync::Arc;

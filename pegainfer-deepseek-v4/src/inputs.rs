@@ -5,13 +5,13 @@ use crate::plan::{PAGE_TOKENS, Step};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 use pegainfer_kernels::ops::deepseek_v4::Batch;
-use pegainfer_kernels::runtime::{self, StepSize};
+use pegainfer_runtime::StepSize;
 
 /// The fields of a [`Step`] as tensors of u32, allocated once for the largest step.
 #[derive(Debug)]
 pub(crate) struct Inputs {
     /// What every model has; its block tables are page tables.
-    pub common: runtime::Inputs,
+    pub common: pegainfer_runtime::Inputs,
     /// State slot of each row, `[rows]`.
     slots: Tensor,
 }
@@ -21,7 +21,7 @@ impl Inputs {
     pub fn new(exec: &mut Exec, vocab: usize, bounds: StepBounds) -> std::io::Result<Self> {
         let StepBounds { tokens, rows, samples, context, .. } = bounds;
         let size = StepSize { tokens, rows, samples, context };
-        let common = runtime::Inputs::new(exec, vocab, PAGE_TOKENS, size)?;
+        let common = pegainfer_runtime::Inputs::new(exec, vocab, PAGE_TOKENS, size)?;
         Ok(Self { common, slots: exec.tensor("state_slots", &[rows], DType::U32)? })
     }
 

@@ -1,6 +1,6 @@
 //! Kernels: one op is one file in [`ops`], with its reference kernel in [`cpu`], its launcher in [`cuda`] and the
-//! test that checks them. [`compare`] runs an op on two devices. [`runtime`] is what the model crates share: it loads,
-//! runs and records a model that is written over the ops. [`parallel`] connects the devices of one model.
+//! test that checks them. [`compare`] runs an op on two devices, [`parallel`] connects the devices of one model. The crate
+//! knows ops and no models: `pegainfer-runtime` loads, runs and records a model that is written over them.
 
 mod batch;
 pub mod choice;
@@ -21,7 +21,6 @@ mod packed_counts;
 mod packed_logits_updates;
 pub mod parallel;
 mod rotary;
-pub mod runtime;
 pub mod sources;
 #[cfg(test)]
 mod testing;

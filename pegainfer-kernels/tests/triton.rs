@@ -1,5 +1,4 @@
 //! What build/triton.rs reads of triton/compile.py, and what a build with the feature `triton` has. Needs no GPU.
-#![cfg(feature = "triton")]
 
 #[path = "../build/abi.rs"]
 #[allow(dead_code, reason = "part of the build script")]

@@ -10,9 +10,9 @@ use pegainfer_core::isa::Isa;
 use pegainfer_core::tensor::{DType, Tensor};
 use pegainfer_core::weights::Source;
 use pegainfer_kernels::ops::{self, HeadShape, KvDType};
-use pegainfer_kernels::runtime::{Bounds, Executor, ModelBytes, Quantization, StepSize, load_weights, uniform};
 use pegainfer_qwen3_4b::Qwen3;
 use pegainfer_qwen3_4b::config::Config;
+use pegainfer_runtime::{Bounds, Executor, ModelBytes, Quantization, StepSize, load_weights, uniform};
 use rayon::prelude::*;
 use std::time::Duration;
 

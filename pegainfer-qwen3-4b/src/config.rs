@@ -1,7 +1,7 @@
 //! config.json of a Qwen3 checkpoint. What the engine does not implement is refused by name, never ignored.
 
 use pegainfer_kernels::ops::{HeadShape, KvDType, RopeSpec};
-use pegainfer_kernels::runtime::{ConfigError, ConfigFile, DecoderShape, Quantization, unsupported};
+use pegainfer_runtime::{ConfigError, ConfigFile, DecoderShape, Quantization, unsupported};
 use serde_json::{Value, json};
 
 /// Name of the embedding table in checkpoints.
@@ -128,7 +128,7 @@ fn refuse_windows(file: &ConfigFile, layers: usize, context: usize) -> Result<()
 mod tests {
     use super::*;
     use crate::Qwen3;
-    use pegainfer_kernels::runtime::{Model, ModelBytes};
+    use pegainfer_runtime::{Model, ModelBytes};
     use std::path::Path;
 
     fn tiny() -> Value {

@@ -6,7 +6,7 @@ use pegainfer_core::exec::Exec;
 use pegainfer_core::schedule::Step;
 use pegainfer_core::tensor::{OpError, Tensor};
 use pegainfer_kernels::ops::{self, DECODE_LAYERS_ROWS, DecodeLayer, DecodeModel, DecodeScratch, DecodeState, KvDType};
-use pegainfer_kernels::runtime::{Activations, AttentionScratch, DecoderWorkspace, Inputs, KvLayer, LoadError};
+use pegainfer_runtime::{Activations, AttentionScratch, DecoderWorkspace, Inputs, KvLayer, LoadError};
 
 /// What outlives a step on the device.
 #[derive(Debug)]

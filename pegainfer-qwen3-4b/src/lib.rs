@@ -3,7 +3,7 @@
 //! # Layout
 //! - [`config`]: config.json, refused where it asks for something else.
 //! - [`weights`]: what is loaded of a checkpoint.
-//! - `model`: the forward pass, and what the runtime of pegainfer-kernels needs to load the model and run its steps.
+//! - `model`: the forward pass, and what `pegainfer-runtime` needs to load the model and run its steps.
 //! - `decode`: all layers of a small step as one op.
 
 pub mod config;

@@ -7,9 +7,9 @@ use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
 use pegainfer_core::weights::{Loader, WeightsError};
 use pegainfer_kernels::ops;
-use pegainfer_kernels::runtime::{
-    self, Activations, Bounds, ConfigError, ConfigFile, DecoderWorkspace as Workspace, LoadError, Model, ModelInfo,
-    Parts, SampledRows, StepOf,
+use pegainfer_runtime::{
+    Activations, Bounds, ConfigError, ConfigFile, DecoderWorkspace as Workspace, LoadError, Model, ModelInfo, Parts,
+    SampledRows, StepOf,
 };
 
 /// Dense Qwen3, 0.6B to 32B.
@@ -17,7 +17,7 @@ use pegainfer_kernels::runtime::{
 pub struct Qwen3;
 
 /// The Qwen3 engine.
-pub type Engine = runtime::Engine<Qwen3>;
+pub type Engine = pegainfer_runtime::Engine<Qwen3>;
 
 /// One step's work, as the scheduler hands it to the executor.
 pub type Step = StepOf<Qwen3>;
@@ -68,8 +68,8 @@ impl Model for Qwen3 {
         Ok(())
     }
 
-    fn forward(pass: &mut runtime::Pass<'_, Self>) -> Result<(), OpError> {
-        let runtime::Pass { exec, config, weights, cache, work, inputs, previous, step } = pass;
+    fn forward(pass: &mut pegainfer_runtime::Pass<'_, Self>) -> Result<(), OpError> {
+        let pegainfer_runtime::Pass { exec, config, weights, cache, work, inputs, previous, step } = pass;
         let (first, eps) = (&weights.layers[0], config.rms_norm_eps);
         ops::embedding(exec, &inputs.tokens, previous, &weights.embedding, &mut work.activations.residual)?;
         if decode::supports(cache, step) {

@@ -3,7 +3,7 @@
 use crate::config::{Config, EMBEDDING};
 use pegainfer_core::tensor::Tensor;
 use pegainfer_core::weights::{Loader, WeightsError};
-use pegainfer_kernels::runtime::{Attention, DecoderWeights, Mlp, load_head};
+use pegainfer_runtime::{Attention, DecoderWeights, Mlp, load_head};
 
 /// One decoder layer.
 #[derive(Debug)]

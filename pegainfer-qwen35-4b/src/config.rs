@@ -4,7 +4,7 @@
 mod tests;
 
 use pegainfer_kernels::ops::{DeltaShape, HeadShape, KvDType, RopeSpec};
-use pegainfer_kernels::runtime::{ConfigError, ConfigFile, DecoderShape, Quantization, unsupported};
+use pegainfer_runtime::{ConfigError, ConfigFile, DecoderShape, Quantization, unsupported};
 use serde_json::{Value, json};
 
 /// `<|endoftext|>` of the family's tokenizer, the one end-of-text id that its config.json names.

@@ -5,7 +5,7 @@
 //! - [`config`]: config.json, refused where it asks for something else.
 //! - [`weights`], `workspace`, [`state`]: what lives on the device.
 //! - `mtp`: the layer that drafts (multi-token prediction); `pass`: what it takes.
-//! - `model`: the forward pass, and what the runtime of pegainfer-kernels needs to load the model and run its steps.
+//! - `model`: the forward pass, and what `pegainfer-runtime` needs to load the model and run its steps.
 //! - [`plan`]: one step's work, and which kernel runs it.
 
 pub mod config;

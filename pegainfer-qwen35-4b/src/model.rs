@@ -12,13 +12,12 @@ use pegainfer_core::schedule::{StateConfig, StateSlots};
 use pegainfer_core::tensor::{OpError, Tensor};
 use pegainfer_core::weights::{Loader, WeightsError};
 use pegainfer_kernels::ops::{self, BLOCK_SIZE, DeltaInputs, DeltaWeights, Matrix};
-use pegainfer_kernels::runtime::{
-    self, Activations, Bounds, ConfigError, ConfigFile, DecoderWorkspace, LoadError, Model, ModelInfo, Parts,
-    SampledRows,
+use pegainfer_runtime::{
+    Activations, Bounds, ConfigError, ConfigFile, DecoderWorkspace, LoadError, Model, ModelInfo, Parts, SampledRows,
 };
 
 /// The Qwen3.5 engine.
-pub type Engine = runtime::Engine<Qwen35>;
+pub type Engine = pegainfer_runtime::Engine<Qwen35>;
 
 impl Model for Qwen35 {
     const NAME: &'static str = "Qwen3.5";

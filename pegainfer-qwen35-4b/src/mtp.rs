@@ -13,7 +13,7 @@ use crate::weights::Mtp;
 use crate::workspace::Workspace;
 use pegainfer_core::tensor::OpError;
 use pegainfer_kernels::ops;
-use pegainfer_kernels::runtime::{Activations, DecoderWorkspace, SampledRows};
+use pegainfer_runtime::{Activations, DecoderWorkspace, SampledRows};
 
 /// Copies the rows of the sampled tokens behind the last layer: logits are made of these, drafts of all.
 pub(crate) fn gather_sampled(pass: &mut Pass<'_>) -> Result<(), OpError> {

@@ -1,10 +1,8 @@
 //! The name of the model, and one step of it: what all parts of the forward pass take.
 
-use pegainfer_kernels::runtime;
-
 /// Dense Qwen3.5, 0.8B to 27B, text only.
 #[derive(Debug)]
 pub struct Qwen35;
 
 /// The borrowed parts of one step.
-pub(crate) type Pass<'a> = runtime::Pass<'a, Qwen35>;
+pub(crate) type Pass<'a> = pegainfer_runtime::Pass<'a, Qwen35>;

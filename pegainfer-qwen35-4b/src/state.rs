@@ -4,7 +4,7 @@
 use crate::config::{Config, LayerKind};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, Tensor};
-use pegainfer_kernels::runtime::KvLayer;
+use pegainfer_runtime::KvLayer;
 
 /// What one layer remembers.
 #[derive(Debug)]

@@ -4,7 +4,7 @@ use crate::config::{Config, EMBEDDING, LayerKind};
 use pegainfer_core::tensor::Tensor;
 use pegainfer_core::weights::{Loader, Part, WeightsError};
 use pegainfer_kernels::ops::Matrix;
-use pegainfer_kernels::runtime::{Attention, DecoderWeights, Mlp, load_head, load_projection};
+use pegainfer_runtime::{Attention, DecoderWeights, Mlp, load_head, load_projection};
 
 /// Beginnings of the names of tensors that a text engine does not run, and what they are for.
 const SKIPPED: [(&str, &str); 2] = [("model.visual.", "the image encoder"), ("mtp.", "multi-token prediction")];

@@ -5,7 +5,7 @@ use crate::plan::runs_in_chunks;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, Tensor};
 use pegainfer_kernels::ops::{Activation, SEGMENT_WORDS};
-use pegainfer_kernels::runtime::{Bounds, DecoderWorkspace};
+use pegainfer_runtime::{Bounds, DecoderWorkspace};
 
 /// Activations of a step, bf16 unless they say otherwise, of `tokens` rows until the last layer gathers the sampled ones.
 /// Widths are those of `DeltaShape`.

@@ -8,7 +8,7 @@
 #[path = "../tests/support/mock.rs"]
 #[allow(dead_code, reason = "the tests use the rest")]
 mod mock;
-#[path = "../tests/agents/scripted.rs"]
+#[path = "../tests/api/agents/scripted.rs"]
 #[allow(dead_code, reason = "the tests use the rest")]
 mod scripted;
 

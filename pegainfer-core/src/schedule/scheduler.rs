@@ -1,7 +1,7 @@
 //! Who runs next: continuous batching with chunked prefill, mixed steps and preemption by recompute.
 //!
 //! A pure state machine. `plan` chooses a [`Step`], the executor runs it, `commit` takes its [`Outcome`]. No clock, no
-//! I/O and no channel: a seeded test can drive it (tests/scheduler).
+//! I/O and no channel: a seeded test can drive it (tests/engine/scheduler).
 //!
 //! One step may be planned while the one before it is in flight: planned and not committed. Its sequences go on with
 //! tokens that are not known yet. Logits processors and masks that depend on them are filled in after the commit of the

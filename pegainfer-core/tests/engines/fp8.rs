@@ -1,7 +1,6 @@
-//! FP8 checkpoints made of bundled ones, and the tests of FP8 weights that are the same for every model. Included by their test
-//! files beside `support`, because it writes safetensors.
+//! FP8 checkpoints made of bundled ones, and the tests of FP8 weights that are the same for every model.
 
-use crate::support::{Case, Output, Target, greedy, invariance::Alone, run};
+use super::{Case, Output, Target, greedy, invariance::Alone, run};
 use half::{bf16, f16};
 use pegainfer_core::engine::{GenerateRequest, StepEngine, TokenLogprobs};
 use pegainfer_core::isa::Isa;
@@ -196,11 +195,8 @@ pub fn kv_cache_is_near(cases: &[Case], bf16: &mut impl StepEngine, fp8: &mut im
 
 /// Requests in chunks and together give the bits that each gives alone.
 pub fn is_batch_invariant<E: StepEngine>(cases: &[Case], whole: &mut E, chunked: &mut E) {
-    let alone = Alone::new(
-        whole,
-        Target::Cpu(Isa::best()),
-        crate::support::invariance::requests(&cases[..2], &[150, 31, 90], 12),
-    );
+    let alone =
+        Alone::new(whole, Target::Cpu(Isa::best()), super::invariance::requests(&cases[..2], &[150, 31, 90], 12));
     alone.holds("together", whole);
     alone.holds("in chunks", chunked);
 }

@@ -124,7 +124,7 @@ pub fn served_text_is_that_without_graphs<E: StepExecutor>(fixture: &Fixture, lo
 }
 
 /// Decode steps of a loaded engine replay graphs, all of them and from the first one on, whatever their samples ask
-/// for: requests with every sampling option, alone and together. On a CPU no step does; tests/faults checks which steps
+/// for: requests with every sampling option, alone and together. On a CPU no step does; tests/engine/faults checks which steps
 /// would.
 pub fn no_decode_step_runs_without_a_graph<E: StepExecutor>(mut engine: EngineCore<E>, replays: fn(&E) -> u64) {
     let log = engine.step_log().unwrap();

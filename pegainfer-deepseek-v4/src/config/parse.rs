@@ -5,7 +5,7 @@ mod dspark;
 mod tests;
 
 use super::{Config, ConfigError, Drafts, LayerKind, STREAMS, WINDOW, Yarn};
-use pegainfer_kernels::runtime::{MAX_CONTEXT, end_of_text};
+use pegainfer_runtime::{MAX_CONTEXT, end_of_text};
 use serde::Deserialize;
 use serde_json::Value;
 use std::path::Path;

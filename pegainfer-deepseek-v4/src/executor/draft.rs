@@ -6,8 +6,8 @@ use super::rank::{Part, Rank};
 use crate::plan::{self, NO_STATE, PAGE_TOKENS, Segment, Step};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::OpError;
-use pegainfer_kernels::runtime::block_drafting::{self, BlockRow, BlockShape};
-use pegainfer_kernels::runtime::drafting::{self, DraftRow};
+use pegainfer_runtime::block_drafting::{self, BlockRow, BlockShape};
+use pegainfer_runtime::drafting::{self, DraftRow};
 
 impl Executor {
     /// Enqueues the passes of the layers that draft behind `step`, whose samples drew `drawn`, and waits for the drafts of each row. Empty

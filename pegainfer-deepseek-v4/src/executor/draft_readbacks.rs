@@ -2,8 +2,8 @@
 
 use crate::bounds::StepBounds;
 use crate::config::Config;
-use pegainfer_kernels::runtime::Readbacks;
-use pegainfer_kernels::runtime::block_drafting::BlockShape;
+use pegainfer_runtime::Readbacks;
+use pegainfer_runtime::block_drafting::BlockShape;
 
 /// What an executor keeps for the drafts of its model.
 #[derive(Debug)]

@@ -18,7 +18,7 @@ use pegainfer_core::parallel::Communicator;
 use pegainfer_core::schedule::{Graphs, Launches};
 use pegainfer_core::tensor::OpError;
 use pegainfer_kernels::ops::deepseek_v4::RingTable;
-use pegainfer_kernels::runtime::Sampler;
+use pegainfer_runtime::Sampler;
 use std::sync::Arc;
 
 /// One rank: its part of the model, and its device.

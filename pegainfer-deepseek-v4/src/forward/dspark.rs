@@ -22,7 +22,7 @@ use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
 use pegainfer_kernels::ops::Matrix;
 use pegainfer_kernels::ops::deepseek_v4::{self as ops, Batch, LatentOutputs, Latents, Visible};
-use pegainfer_kernels::runtime::{BlockLogits, LogitsSource};
+use pegainfer_runtime::{BlockLogits, LogitsSource};
 use std::ops::Range;
 
 impl Pass<'_> {

@@ -6,7 +6,7 @@ use pegainfer_core::parallel::Communicator;
 use pegainfer_core::tensor::{OpError, Tensor};
 use pegainfer_kernels::ops::Matrix;
 use pegainfer_kernels::ops::deepseek_v4::{self as ops, HyperWeights};
-use pegainfer_kernels::runtime::LogitsSource;
+use pegainfer_runtime::LogitsSource;
 use std::ops::Range;
 
 impl Pass<'_> {

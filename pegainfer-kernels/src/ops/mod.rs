@@ -44,6 +44,7 @@ pub use crate::delta::{DeltaShape, NO_STATE, SEGMENT_WORDS, Segment};
 pub use crate::delta_operands::{DeltaInputs, DeltaWeights};
 pub use crate::draw::{DRAW_WORDS, Draw};
 pub use crate::heads::{BLOCK_SIZE, HeadShape, Heads, KvDType, RopeHeads};
+pub use crate::limits::write_runs::RUN_FIELDS;
 pub use crate::load::{AttentionLoad, DECODE_QUERIES};
 pub use crate::packed_counts::{
     NO_PENALTIES, PENALTY_WORDS, PackedCountUpdates, PackedPenalties, UPDATE_WORDS, count_words,

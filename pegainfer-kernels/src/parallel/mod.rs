@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Memory that a CUDA context and the loaded kernels take, about.
-pub(crate) const CONTEXT_BYTES: u64 = 600_000_000;
+pub const CONTEXT_BYTES: u64 = 600_000_000;
 
 /// How long a rank waits in an exchange for the others, on a GPU. The longest honest wait is for a peer that captures a graph.
 pub const TIMEOUT: Duration = Duration::from_secs(20);

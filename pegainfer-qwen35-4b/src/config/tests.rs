@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::Qwen35;
-use pegainfer_kernels::runtime::{Model, ModelBytes};
+use pegainfer_runtime::{Model, ModelBytes};
 use std::path::Path;
 
 fn tiny() -> Value {

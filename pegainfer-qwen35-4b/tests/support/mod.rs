@@ -7,8 +7,8 @@
 mod engines;
 
 pub use engines::*;
-use pegainfer_kernels::runtime::{LoadOptions, Overrides, load};
 use pegainfer_qwen35_4b::Engine;
+use pegainfer_runtime::{LoadOptions, Overrides, load};
 use std::path::PathBuf;
 
 /// Tested unless another checkpoint is named.

@@ -142,7 +142,7 @@ mod tests {
     use pegainfer_core::record::Operand;
     use pegainfer_core::tensor::DType;
     use pegainfer_kernels::ops::KvDType;
-    use pegainfer_kernels::runtime::Overrides;
+    use pegainfer_runtime::Overrides;
     use serde_json::Value;
     use std::collections::{HashMap, HashSet};
 

@@ -6,7 +6,7 @@ use crate::values::{parse_bytes, parse_bytes_or_none, parse_fraction, parse_seco
 use clap::{Args, ValueEnum};
 use pegainfer_core::schedule::speculation::Speculation;
 use pegainfer_kernels::ops::KvDType;
-use pegainfer_kernels::runtime::Overrides;
+use pegainfer_runtime::Overrides;
 use serde_json::Value;
 use std::num::NonZeroUsize;
 use std::time::Duration;

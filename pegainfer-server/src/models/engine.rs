@@ -14,7 +14,7 @@ use pegainfer_core::ledger::{Header, Remeasured, Selection, StepLine};
 use pegainfer_core::parallel::fewest_ranks;
 use pegainfer_core::record::OpRecord;
 use pegainfer_kernels::cuda;
-use pegainfer_kernels::runtime::{GpuFit, Measured, Overrides};
+use pegainfer_runtime::{GpuFit, Measured, Overrides};
 use std::panic::resume_unwind;
 use std::path::Path;
 

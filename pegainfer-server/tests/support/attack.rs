@@ -17,15 +17,15 @@
 use super::client::{get, post_with, send};
 use super::process::{Process, pegainfer};
 use super::usage::{CpuTime, Usage, busy, reset_peak, status};
-use super::wait_until;
 use super::watch::{WATCHED, watch};
+use super::{alone, wait_until};
 use rustix::process::{Resource, Rlimit, setrlimit};
 use serde_json::json;
 use std::io::BufRead;
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
@@ -46,9 +46,6 @@ pub const KEY: &str = "ordinary";
 /// Runs of an attack in which times may hold.
 const RUNS: usize = 2;
 
-/// Held while a target lives: the tests of a file attack one after the other.
-static ATTACKED: Mutex<()> = Mutex::new(());
-
 /// A server that can be attacked.
 pub struct Target {
     server: Process,
@@ -65,8 +62,7 @@ impl Target {
 
     /// Like [`start`](Self::start), with other changes to the command.
     pub fn start_with(args: &[&str], change: impl FnOnce(&mut Command)) -> Self {
-        // A failed test poisons it.
-        let alone = ATTACKED.lock().unwrap_or_else(PoisonError::into_inner);
+        let alone = alone();
         let mut command = pegainfer();
         command.args(["--kv-cache-memory", &KV.to_string()]).args(args);
         limit(&mut command, Resource::As, ADDRESS_SPACE);

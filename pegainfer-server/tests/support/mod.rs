@@ -28,14 +28,21 @@ use pegainfer_server::models::engine;
 use pegainfer_server::text::{Checkpoint, Tokenizer};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use temp_dir::TempDir;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
+
+/// Held by tests that measure time or memory, so that they run one after the other.
+pub fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    // A failed test poisons it.
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// The bundled checkpoint.
 pub fn model_dir() -> PathBuf {

@@ -3,7 +3,7 @@
 use super::{Raw, invalid};
 use crate::config::{ConfigError, DSpark};
 use pegainfer_core::schedule::speculation::MAX_DRAFT_TOKENS;
-use pegainfer_kernels::runtime::block_drafting::BlockShape;
+use pegainfer_runtime::block_drafting::BlockShape;
 
 impl Raw {
     /// The numbers of DSpark, with blocks of `tokens` positions. Its stages are the ratios behind those of the layers.

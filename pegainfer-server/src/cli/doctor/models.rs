@@ -12,10 +12,10 @@ use pegainfer_core::tensor::DType;
 use pegainfer_deepseek_v4 as deepseek_v4;
 use pegainfer_kernels::compare::Case;
 use pegainfer_kernels::ops::{self, HeadShape};
-use pegainfer_kernels::runtime::{self, Model as _, Quantization};
 use pegainfer_qwen3_4b::{self as qwen3, Qwen3};
 #[cfg(feature = "qwen35")]
 use pegainfer_qwen35_4b::{self as qwen35, Qwen35};
+use pegainfer_runtime::{Model as _, Quantization};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -172,11 +172,11 @@ const FP8_STEPS: [Step; 2] = [(1, 301, 301), (1, 130, 130)];
 const FP8_BLOCK: usize = 128;
 
 /// Records steps of a model whose rows all have log-probabilities and a logits update.
-fn records<M: runtime::Model>(config: M::Config) -> StepRecords {
+fn records<M: pegainfer_runtime::Model>(config: M::Config) -> StepRecords {
     Box::new(move |batch, tokens, context| {
-        let mut step = runtime::uniform::<M>(batch, tokens, context);
+        let mut step = pegainfer_runtime::uniform::<M>(batch, tokens, context);
         ask_for_all(&mut step, M::info(&config).vocab_size);
-        Ok(runtime::record_step::<M>(&config, &step)?)
+        Ok(pegainfer_runtime::record_step::<M>(&config, &step)?)
     })
 }
 
@@ -296,7 +296,7 @@ fn qwen35_4b() -> qwen35::config::Config {
 #[cfg(feature = "deepseek-v4")]
 fn deepseek_v4_flash() -> deepseek_v4::config::Config {
     use deepseek_v4::config::{DSpark, Drafts, LayerKind, Yarn};
-    use runtime::block_drafting::BlockShape;
+    use pegainfer_runtime::block_drafting::BlockShape;
     deepseek_v4::config::Config {
         vocab_size: 129_280,
         hidden_size: 4096,

@@ -9,7 +9,7 @@ use crate::models::{detect, engine};
 use anyhow::{Result, bail, ensure};
 use pegainfer_core::ledger::{Header, Ledger, OpShares, StepKind, StepLoad};
 use pegainfer_kernels::ops::KvDType;
-use pegainfer_kernels::runtime::Overrides;
+use pegainfer_runtime::Overrides;
 use std::collections::BTreeSet;
 
 /// Share of a step from which on an op has a dot.

@@ -147,8 +147,8 @@ mod tests {
     use super::*;
     use crate::models::engine;
     use crate::testing::model_dir;
-    use pegainfer_kernels::runtime::{Model, Overrides, record};
     use pegainfer_qwen3_4b::Qwen3;
+    use pegainfer_runtime::{Model, Overrides, record};
 
     #[cfg(feature = "deepseek-v4")]
     #[test]

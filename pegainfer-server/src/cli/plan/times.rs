@@ -138,8 +138,8 @@ mod tests {
     use crate::testing::model_dir;
     use pegainfer_core::exec::Device;
     use pegainfer_core::ledger::{Header, HostCost, OpLine, StepLine};
-    use pegainfer_kernels::runtime::Overrides;
     use pegainfer_kernels::sources::Family;
+    use pegainfer_runtime::Overrides;
 
     const PEAKS: Peaks = Peaks { read_bytes_s: Some(1e9), flop_s: Some(1e12) };
 

@@ -10,7 +10,7 @@ use pegainfer_deepseek_v4::config::Config;
 use pegainfer_deepseek_v4::numerics::Numerics;
 use pegainfer_deepseek_v4::{LoadOptions, Loaded, inventory};
 use pegainfer_kernels::ops::KvDType;
-use pegainfer_kernels::runtime::{self, Measured, Overrides};
+use pegainfer_runtime::{Measured, Overrides};
 use std::path::Path;
 
 /// Tokens of a step, unless the user says: on GPUs more, where a step of 4,096 takes about three times as long as one of 1,024.
@@ -62,7 +62,7 @@ fn measure(
 ) -> Result<Measured> {
     let name = device.name.clone();
     let mut loaded = load_engine(device, dir, args)?;
-    let mut measured = runtime::measure(&mut loaded.engine, args.cuda_graph, selection, progress)?;
+    let mut measured = pegainfer_runtime::measure(&mut loaded.engine, args.cuda_graph, selection, progress)?;
     measured.header.device = name;
     Ok(measured)
 }
@@ -76,7 +76,7 @@ fn measure_again(
 ) -> Result<(Header, Vec<Remeasured>)> {
     let name = device.name.clone();
     let mut loaded = load_engine(device, dir, args)?;
-    let (header, again) = runtime::measure_again(&mut loaded.engine, args.cuda_graph, steps, progress)?;
+    let (header, again) = pegainfer_runtime::measure_again(&mut loaded.engine, args.cuda_graph, steps, progress)?;
     Ok((Header { device: name, ..header }, again))
 }
 

@@ -8,7 +8,7 @@ use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::ledger::{Header, Remeasured, Selection, StepLine};
 use pegainfer_core::parallel::RankBytes;
 use pegainfer_core::record::OpRecord;
-use pegainfer_kernels::runtime::{self, GpuFit, LoadOptions, Measured, Model, ModelBytes, Overrides};
+use pegainfer_runtime::{GpuFit, LoadOptions, Measured, Model, ModelBytes, Overrides};
 use std::fmt;
 use std::path::Path;
 use std::time::Duration;
@@ -98,7 +98,7 @@ impl Family {
             weight_bytes: |dir, overrides| Ok(ModelBytes::of::<M>(&M::load_config_with(dir, overrides)?)?.weights),
             vocab_size: |dir| Ok(M::info(&M::load_config(dir)?).vocab_size),
             record: |dir, overrides, _, (batch, tokens, context)| {
-                Ok(runtime::record::<M>(&M::load_config_with(dir, overrides)?, batch, tokens, context)?)
+                Ok(pegainfer_runtime::record::<M>(&M::load_config_with(dir, overrides)?, batch, tokens, context)?)
             },
             gpu_fit: |dir, args, bytes| {
                 let config = M::load_config_with(dir, &args.overrides())?;
@@ -132,7 +132,7 @@ fn load<M: Model>(device: OpenDevice, dir: &Path, args: &EngineArgs) -> Result<L
     let exec = device.first()?;
     let kind = exec.device();
     let options = load_options(dir, args);
-    let loaded = with_progress_bar(|progress| runtime::load::<M>(exec, &options, progress))?;
+    let loaded = with_progress_bar(|progress| pegainfer_runtime::load::<M>(exec, &options, progress))?;
     let handle = spawn(loaded.engine, args, kind)?;
     let kv_bytes = handle.limits().kv_capacity_tokens() as u64 * loaded.bytes.kv_per_token;
     Ok(LoadedEngine {
@@ -185,8 +185,8 @@ fn measure<M: Model>(
     let name = device.name.clone();
     let exec = device.first()?;
     let options = load_options(dir, args);
-    let mut loaded = with_progress_bar(|progress| runtime::load::<M>(exec, &options, progress))?;
-    let mut measured = runtime::measure(&mut loaded.engine, options.cuda_graph, selection, progress)?;
+    let mut loaded = with_progress_bar(|progress| pegainfer_runtime::load::<M>(exec, &options, progress))?;
+    let mut measured = pegainfer_runtime::measure(&mut loaded.engine, options.cuda_graph, selection, progress)?;
     measured.header.device = name;
     Ok(measured)
 }
@@ -201,8 +201,8 @@ fn measure_again<M: Model>(
     let name = device.name.clone();
     let exec = device.first()?;
     let options = load_options(dir, args);
-    let mut loaded = with_progress_bar(|progress| runtime::load::<M>(exec, &options, progress))?;
-    let (header, again) = runtime::measure_again(&mut loaded.engine, options.cuda_graph, steps, progress)?;
+    let mut loaded = with_progress_bar(|progress| pegainfer_runtime::load::<M>(exec, &options, progress))?;
+    let (header, again) = pegainfer_runtime::measure_again(&mut loaded.engine, options.cuda_graph, steps, progress)?;
     Ok((Header { device: name, ..header }, again))
 }
 

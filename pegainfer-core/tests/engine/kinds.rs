@@ -1,0 +1,219 @@
+//! The kinds of state that models keep of a sequence besides its KV blocks, on the simulated device.
+
+use crate::device::kv_value;
+use crate::requests::Rng;
+use pegainfer_core::schedule::{NO_STATE, Segment, SequenceState, StateConfig, StateSlots, Step};
+use std::collections::HashMap;
+
+/// What a scheduler and a device of a kind of model are made of.
+pub trait Kind: Sized {
+    /// What the scheduler keeps.
+    type State: SequenceState;
+    /// Tokens of a KV block.
+    const BLOCK_TOKENS: usize;
+    /// Texts and steps are so many times as long as those of the first kind.
+    const SCALE: usize;
+    /// The KV pool has fewer blocks than this, and at least two.
+    const BLOCKS: usize;
+    /// Whether its state supports drafts.
+    const DRAFTS: bool;
+    /// Simulated steps of which one preempts, at least.
+    const STEPS_PER_PREEMPTION: u64;
+
+    /// Unused state for `sequences` sequences, and the slots of the device.
+    fn new(rng: &mut Rng, sequences: usize) -> (Self::State, Self);
+
+    /// Runs the states of a step, whose tokens are `tokens`; `prefixes` are the hashes that the KV cache has of the prefix
+    /// up to each of them.
+    fn run(&mut self, step: &StepOf<Self>, tokens: &[u32], prefixes: &[u64]);
+
+    /// Every slot is where the bookkeeping says.
+    fn check(state: &Self::State);
+
+    /// No sequence holds a slot.
+    fn check_idle(state: &Self::State);
+}
+
+/// A step of such a model.
+pub type StepOf<K> = Step<<<K as Kind>::State as SequenceState>::Row>;
+
+/// All state is in KV blocks.
+pub struct KvOnly;
+
+impl Kind for KvOnly {
+    type State = ();
+    const BLOCK_TOKENS: usize = 16;
+    const SCALE: usize = 1;
+    const BLOCKS: usize = 22;
+    const DRAFTS: bool = true;
+    const STEPS_PER_PREEMPTION: u64 = 1000;
+
+    fn new(_rng: &mut Rng, _sequences: usize) -> ((), Self) {
+        ((), Self)
+    }
+
+    fn run(&mut self, _step: &Step, _tokens: &[u32], _prefixes: &[u64]) {}
+
+    fn check((): &()) {}
+
+    fn check_idle((): &()) {}
+}
+
+/// The state after the newest token, as kernels keep it that read one slot and write another: a prompt leaves snapshots in
+/// the middle of a chunk.
+pub struct Recurrent {
+    /// The hash of the whole prefix.
+    pub slots: Vec<u64>,
+}
+
+impl Kind for Recurrent {
+    type State = StateSlots;
+    const BLOCK_TOKENS: usize = 16;
+    const SCALE: usize = 1;
+    const BLOCKS: usize = 22;
+    const DRAFTS: bool = true;
+    const STEPS_PER_PREEMPTION: u64 = 2000;
+
+    fn new(rng: &mut Rng, sequences: usize) -> (StateSlots, Self) {
+        let snapshots = rng.below(6);
+        let interval = if snapshots == 0 { 0 } else { Self::BLOCK_TOKENS * (1 + rng.below(4)) };
+        let block_tokens = Self::BLOCK_TOKENS;
+        let config = StateConfig { sequences, snapshots, interval, block_tokens, within_chunks: true };
+        (StateSlots::new(config), Self { slots: vec![0; sequences + snapshots] })
+    }
+
+    fn run(&mut self, step: &Step<Segment>, tokens: &[u32], prefixes: &[u64]) {
+        check_cover(step);
+        check_chains(&step.state);
+        for segment in &step.state {
+            let before = if begins(step, segment) { 0 } else { self.slots[segment.from as usize] };
+            let after = advance(before, segment, tokens, prefixes);
+            if segment.to != NO_STATE {
+                self.slots[segment.to as usize] = after;
+            }
+        }
+    }
+
+    fn check(state: &StateSlots) {
+        state.check().unwrap();
+    }
+
+    fn check_idle(state: &StateSlots) {
+        assert_eq!(state.available(), state.total(), "state slots leaked");
+    }
+}
+
+/// State that kernels update in place, so that it is copied before a step and can be kept at the ends of chunks alone, and
+/// blocks of 128 tokens. It has an address for each of the newest tokens, so that drafts can be refused.
+pub struct InPlace {
+    /// Of each slot: of the token at position `p` at `p % RING`.
+    pub slots: Vec<Vec<Kept>>,
+}
+
+/// What a slot has of a token.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Kept {
+    token: u32,
+    /// The hash of the prefix that ends with it.
+    pub prefix: u64,
+}
+
+/// Tokens that a slot has to remember.
+const WINDOW: usize = 128;
+/// These, and the longest drafts of the tests.
+const RING: usize = WINDOW + 6;
+
+impl InPlace {
+    /// The state before position `position`, after a look at all that the slot has to remember.
+    fn before(ring: &[Kept], position: usize) -> u64 {
+        let at = |p: usize| ring[p % RING];
+        for p in position.saturating_sub(WINDOW) + 1..position {
+            let Kept { token, prefix } = at(p);
+            assert_eq!(prefix, kv_value(at(p - 1).prefix, token), "position {p} before {position} is of another text");
+        }
+        position.checked_sub(1).map_or(0, |p| at(p).prefix)
+    }
+}
+
+impl Kind for InPlace {
+    type State = StateSlots;
+    const BLOCK_TOKENS: usize = 128;
+    const SCALE: usize = 6;
+    const BLOCKS: usize = 7;
+    const DRAFTS: bool = true;
+    const STEPS_PER_PREEMPTION: u64 = 5000;
+
+    fn new(rng: &mut Rng, sequences: usize) -> (StateSlots, Self) {
+        let (snapshots, block_tokens) = (rng.below(6), Self::BLOCK_TOKENS);
+        let interval = if snapshots == 0 { 0 } else { block_tokens };
+        let config = StateConfig { sequences, snapshots, interval, block_tokens, within_chunks: false };
+        (StateSlots::new(config), Self { slots: vec![vec![Kept::default(); RING]; sequences + snapshots] })
+    }
+
+    fn run(&mut self, step: &Step<Segment>, tokens: &[u32], prefixes: &[u64]) {
+        check_cover(step);
+        check_chains(&step.state);
+        assert_eq!(step.state.len(), step.rows.len(), "a chunk is one segment");
+        for segment in &step.state {
+            if !begins(step, segment) && segment.from != segment.to {
+                self.slots[segment.to as usize] = self.slots[segment.from as usize].clone();
+            }
+        }
+        for segment in &step.state {
+            let (ring, first) = (&mut self.slots[segment.to as usize], step.positions[segment.first as usize] as usize);
+            advance(Self::before(ring, first), segment, tokens, prefixes);
+            for (t, p) in segment.tokens().zip(first..) {
+                ring[p % RING] = Kept { token: tokens[t], prefix: prefixes[t] };
+            }
+        }
+    }
+
+    fn check(state: &StateSlots) {
+        Recurrent::check(state);
+    }
+
+    fn check_idle(state: &StateSlots) {
+        Recurrent::check_idle(state);
+    }
+}
+
+/// The state after a segment, which at each token has to be what the KV cache says.
+fn advance(before: u64, segment: &Segment, tokens: &[u32], prefixes: &[u64]) -> u64 {
+    let mut state = before;
+    for t in segment.tokens() {
+        state = kv_value(state, tokens[t]);
+        assert_eq!(state, prefixes[t], "token {t} of the step met the state of another prefix");
+    }
+    state
+}
+
+/// Whether a segment begins its sequence.
+fn begins(step: &Step<Segment>, segment: &Segment) -> bool {
+    let begins = step.positions[segment.first as usize] == 0;
+    assert_eq!(begins, segment.from == NO_STATE, "a state of zeros is for the first token alone");
+    begins
+}
+
+/// Segments follow each other and cover the step.
+fn check_cover(step: &Step<Segment>) {
+    let covered = step.state.iter().fold(0, |covered, segment| {
+        assert_eq!(segment.first, covered, "segments follow each other");
+        segment.end
+    });
+    assert_eq!(covered as usize, step.tokens.len(), "segments cover the step");
+}
+
+/// Segments that do not follow from each other run at once: none may touch a slot that another one writes.
+fn check_chains(segments: &[Segment]) {
+    let chains: Vec<_> = segments.chunk_by(|before, next| next.from == before.to).collect();
+    let mut writer = HashMap::new();
+    for (i, chain) in chains.iter().enumerate() {
+        for segment in chain.iter().filter(|segment| segment.to != NO_STATE) {
+            assert_eq!(*writer.entry(segment.to).or_insert(i), i, "two sequences write slot {}", segment.to);
+        }
+    }
+    for (i, chain) in chains.iter().enumerate() {
+        let other = writer.get(&chain[0].from).is_some_and(|writer| *writer != i);
+        assert!(!other, "a sequence reads slot {}, which another one writes", chain[0].from);
+    }
+}

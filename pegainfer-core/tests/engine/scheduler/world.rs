@@ -1,0 +1,341 @@
+//! One random world: a scheduler, the requests that are open, and a device with what is in flight.
+
+use crate::device::{Device, blocks_of};
+use crate::drafts::Oracle;
+use crate::kinds::{Kind, StepOf};
+use crate::requests::{EOS, Rng, VOCAB, Waltz, continuation, random_params, random_request};
+use pegainfer_core::engine::{
+    EngineLimits, EngineStats, EventBatch, FinishReason, RequestId, SubmitError, TokenEvent, TokenOut,
+};
+use pegainfer_core::kv::BlockPool;
+use pegainfer_core::logits_processors::LogitsProcessors;
+use pegainfer_core::schedule::speculation::Speculation;
+use pegainfer_core::schedule::{Scheduler, SchedulerConfig};
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A request that has not ended.
+struct Open {
+    expected: Vec<u32>,
+    got: Vec<u32>,
+    /// Sample rows that were planned for it, but for those behind drafts.
+    drawn: usize,
+    admitted: bool,
+    prompt: Arc<[u32]>,
+    cache_salt: u64,
+    prompt_len: usize,
+    /// Tokens of the prompt whose log-probabilities are to come.
+    prompt_logprobs: Option<Vec<u32>>,
+    has_grammar: bool,
+    arrived: usize,
+}
+
+/// Pool size, step bounds and load are drawn from the seed.
+pub struct World<K: Kind> {
+    rng: Rng,
+    limits: EngineLimits,
+    speculation: Option<Speculation>,
+    pool: BlockPool,
+    scheduler: Scheduler<K::State>,
+    device: Device<K>,
+    /// Planned and not committed.
+    in_flight: VecDeque<StepOf<K>>,
+    open: HashMap<RequestId, Open>,
+    submitted: u64,
+    finished: u64,
+    cancelled: u64,
+    /// Accepted drafts of requests with a grammar.
+    accepted_by_grammars: u64,
+    /// Percent: how often the host plans ahead instead of waiting for the step in flight.
+    eager: usize,
+    /// Percent: how often a request comes.
+    arrivals: usize,
+    /// Percent: how often requests are held back.
+    holds: usize,
+    steps: usize,
+    /// Times in a row that nothing could be planned of the work there was, while nothing was in flight.
+    idle: usize,
+}
+
+impl<K: Kind> World<K> {
+    pub fn new(seed: u64) -> Self {
+        let mut rng = Rng(seed);
+        let blocks = 2 + rng.below(K::BLOCKS - 2);
+        let limits = EngineLimits {
+            max_model_len: 16 + rng.below(200 * K::SCALE),
+            vocab_size: VOCAB as usize,
+            block_size: K::BLOCK_TOKENS,
+            kv_blocks: blocks,
+            kv_cache_dtype: "bf16",
+            max_num_seqs: 1 + rng.below(12),
+            eos_token_ids: vec![EOS],
+            num_speculative_tokens: None,
+            unsupported: &[],
+        };
+        let pool = BlockPool::new(blocks, K::BLOCK_TOKENS);
+        let oracle = Oracle::new(&mut rng);
+        let speculation = (K::DRAFTS && rng.chance(40)).then(|| oracle.speculation(&mut rng));
+        let config = SchedulerConfig {
+            speculation: speculation.clone(),
+            max_num_seqs: limits.max_num_seqs,
+            max_num_batched_tokens: limits.max_num_seqs + rng.below(64 * K::SCALE),
+            max_num_mixed_tokens: rng.below(64 * K::SCALE),
+            eos_token_ids: limits.eos_token_ids.clone(),
+        };
+        let (state, states) = K::new(&mut rng, limits.max_num_seqs);
+        Self {
+            speculation,
+            scheduler: Scheduler::new(config, pool.clone(), state),
+            device: Device {
+                kv: vec![0; blocks * K::BLOCK_TOKENS],
+                states,
+                sampled: vec![],
+                counts: HashMap::new(),
+                oracle,
+            },
+            in_flight: VecDeque::new(),
+            open: HashMap::new(),
+            submitted: 0,
+            finished: 0,
+            cancelled: 0,
+            accepted_by_grammars: 0,
+            eager: [0, 50, 100][rng.below(3)],
+            arrivals: 5 + rng.below(60),
+            holds: [0, 20, 80][rng.below(3)],
+            steps: 0,
+            idle: 0,
+            rng,
+            limits,
+            pool,
+        }
+    }
+
+    /// Requests come for `max_steps` turns, and then all that came end. Returns the scheduler's counters, and how
+    /// many drafts of requests with a grammar were accepted.
+    pub fn run(mut self, max_steps: usize) -> (EngineStats, u64) {
+        while self.steps < max_steps || self.scheduler.has_work() {
+            if self.steps < max_steps && self.open.len() < 40 && self.rng.chance(self.arrivals) {
+                self.arrive();
+            }
+            self.cancel();
+            let planned = self.plan();
+            // Cancels also come while the device runs.
+            self.cancel();
+            if self.rng.chance(1) {
+                self.scheduler.reset_prefix_cache();
+            }
+            self.check_blocks();
+            if self.in_flight.len() == 2 || !planned || !self.rng.chance(self.eager) {
+                self.finish();
+            }
+            self.pool.check(self.scheduler.held_blocks().len()).unwrap();
+            K::check(self.scheduler.state());
+            if let Some((id, _)) = self.open.iter().find(|(_, o)| self.steps - o.arrived > 40 * 400) {
+                panic!("{id:?} starves");
+            }
+            self.steps += 1;
+        }
+        assert!(self.open.is_empty() && self.in_flight.is_empty() && self.submitted == self.finished + self.cancelled);
+        assert_eq!(self.pool.available(), self.limits.kv_blocks, "blocks leaked");
+        K::check_idle(self.scheduler.state());
+        (self.scheduler.stats(), self.accepted_by_grammars)
+    }
+
+    /// A request comes; one that can never run is refused.
+    fn arrive(&mut self) {
+        let mut request = random_request(&mut self.rng, &self.limits, K::SCALE);
+        // Another choice of a prompt that is open.
+        if let Some(first) = self.random_open().filter(|_| self.rng.chance(20)) {
+            (request.prompt, request.cache_salt) = (self.open[&first].prompt.clone(), self.open[&first].cache_salt);
+            request.same_prompt_as = Some(first);
+        }
+        let params = random_params(&mut self.rng, &request);
+        request.logits_processors = LogitsProcessors::new(params.clone(), self.limits.vocab_size).unwrap();
+        if params.allowed_token_ids.is_none() && self.rng.chance(15) {
+            request.grammar = Some(Arc::new(Waltz));
+        }
+        match self.limits.check(&request) {
+            Ok(()) => {}
+            Err(SubmitError::QueueFull { .. } | SubmitError::EngineStopped) => unreachable!("check is pure"),
+            Err(_) => return,
+        }
+        let id = RequestId(self.submitted);
+        self.submitted += 1;
+        let (expected, prompt_len) = (continuation(&request, &params), request.prompt.len());
+        let prompt_logprobs = request.prompt_logprobs.map(|_| request.prompt[1..].to_vec());
+        let (prompt, cache_salt, has_grammar) = (request.prompt.clone(), request.cache_salt, request.grammar.is_some());
+        self.scheduler.add(id, request);
+        let (got, arrived) = (vec![], self.steps);
+        let (drawn, admitted) = (0, false);
+        let open = Open {
+            expected,
+            got,
+            drawn,
+            admitted,
+            prompt,
+            cache_salt,
+            prompt_len,
+            prompt_logprobs,
+            has_grammar,
+            arrived,
+        };
+        self.open.insert(id, open);
+    }
+
+    /// Some open request, if there is one.
+    fn random_open(&mut self) -> Option<RequestId> {
+        let mut ids: Vec<RequestId> = self.open.keys().copied().collect();
+        ids.sort_unstable();
+        (!ids.is_empty()).then(|| ids[self.rng.below(ids.len())])
+    }
+
+    /// Drops some open request, now and then; a second time changes nothing.
+    fn cancel(&mut self) {
+        if let Some(id) = self.random_open().filter(|_| self.rng.chance(4)) {
+            self.scheduler.cancel(id);
+            self.scheduler.cancel(id);
+            self.open.remove(&id);
+            self.cancelled += 1;
+        }
+    }
+
+    /// Whether a step was planned.
+    fn plan(&mut self) -> bool {
+        if self.in_flight.len() == 2 || (self.in_flight.len() == 1 && !self.rng.chance(self.eager)) {
+            return false;
+        }
+        // The next step takes the tokens of the newest one as input, so that one has to be sampled first.
+        if let Some(mut newest) = self.in_flight.pop_back_if(|step| step.is_deferred()) {
+            let is_next = self.in_flight.is_empty();
+            if is_next {
+                self.resolve(&mut newest);
+            }
+            self.in_flight.push_back(newest);
+            if !is_next {
+                return false;
+            }
+        }
+        let back = self.rng.chance(self.holds);
+        let (step, admissions) = self.scheduler.plan(back);
+        assert!(!back || admissions.is_empty(), "admitted although held back");
+        self.take(admissions, false);
+        self.check_step(&step);
+        if step.is_empty() {
+            return false;
+        }
+        self.in_flight.push_back(step);
+        self.idle = 0;
+        true
+    }
+
+    /// Waits for the masks that the samples of `step` need.
+    fn resolve(&mut self, step: &mut StepOf<K>) {
+        self.scheduler.resolve(step);
+        while step.is_deferred() {
+            if self.rng.chance(30) {
+                self.scheduler.set_late(step);
+            }
+            // A mask may be ready before it is looked at.
+            if let Some(grammar) = self.scheduler.waiting_for_mask(Some(step)) {
+                grammar.wait(Duration::from_secs(10));
+            }
+            self.scheduler.resolve(step);
+        }
+    }
+
+    /// The device ends its oldest step; without one, a mask may be what is waited for.
+    fn finish(&mut self) {
+        if let Some(mut step) = self.in_flight.pop_front() {
+            if step.is_deferred() {
+                self.resolve(&mut step);
+            }
+            let events = self.scheduler.commit(&step, self.device.run(&step));
+            return self.take(events, !self.in_flight.is_empty());
+        }
+        if let Some(grammar) = self.scheduler.waiting_for_mask(None) {
+            grammar.wait(Duration::from_secs(10));
+        }
+        // A mask may come between the plan and the look at it, and requests may be held back, but not every time.
+        self.idle = if self.scheduler.has_work() { self.idle + 1 } else { 0 };
+        assert!(self.idle < 200, "work without a step: the scheduler hangs");
+    }
+
+    /// A planned step fits the executor and is for open requests only; its sample rows are counted.
+    fn check_step(&mut self, step: &StepOf<K>) {
+        let (seqs, tokens) = (self.limits.max_num_seqs, self.limits.max_num_seqs + 64 * K::SCALE);
+        let most = Speculation::samples(self.speculation.as_ref(), seqs, tokens);
+        assert!(step.samples.len() <= most, "more samples than the executor can hold");
+        assert!(step.tokens.len() <= tokens);
+        for row in &step.rows {
+            assert!(self.open.contains_key(&row.id), "{:?} is planned after its end", row.id);
+        }
+        let drafted = |token| {
+            let row = step.qo_indptr.partition_point(|first| *first <= token) - 1;
+            token as usize >= step.qo_indptr[row + 1] as usize - step.rows[row].drafts
+        };
+        for sample in &step.samples {
+            let entry = self.open.get_mut(&sample.id).unwrap();
+            entry.drawn += usize::from(sample.position >= entry.prompt_len as u64 && !drafted(sample.token));
+        }
+    }
+
+    /// Every block is either free or held, and what is in flight is held.
+    fn check_blocks(&self) {
+        let held = self.scheduler.held_blocks();
+        self.pool.check(held.len()).unwrap();
+        let free = |block: &u32| held.binary_search(block).is_err();
+        assert!(
+            !self.in_flight.iter().flat_map(|step| blocks_of(step, K::BLOCK_TOKENS)).any(|b| free(&b)),
+            "a step in flight uses a free block"
+        );
+    }
+
+    /// `ahead`: a step is in flight that was planned before these events were known.
+    fn take(&mut self, events: EventBatch, ahead: bool) {
+        for (id, event) in events {
+            let entry = self.open.get_mut(&id).unwrap_or_else(|| panic!("{id:?} got {event:?} after its end"));
+            let ended = matches!(event, TokenEvent::Finished { .. });
+            let drafted = matches!(event, TokenEvent::Token(TokenOut { drafted: true, .. }));
+            self.accepted_by_grammars += u64::from(drafted && entry.has_grammar);
+            entry.take(id, event, ahead);
+            if ended {
+                self.open.remove(&id);
+                self.finished += 1;
+            }
+        }
+    }
+}
+
+impl Open {
+    fn take(&mut self, id: RequestId, event: TokenEvent, ahead: bool) {
+        match event {
+            TokenEvent::Admitted { cached_tokens } => {
+                assert!(!std::mem::replace(&mut self.admitted, true), "admitted twice");
+                assert!(cached_tokens < self.prompt_len);
+            }
+            TokenEvent::Prompt(logprobs) => {
+                assert!(self.got.is_empty());
+                let reported: Vec<u32> = logprobs.iter().map(|logprobs| logprobs.logprob as u32).collect();
+                assert_eq!(Some(reported), self.prompt_logprobs.take(), "{id:?} has those of another prompt");
+            }
+            TokenEvent::Token(TokenOut { id: token, .. }) => {
+                assert!(self.admitted && self.prompt_logprobs.is_none());
+                self.got.push(token);
+                assert_eq!(self.got, self.expected[..self.got.len()], "{id:?} got a wrong token");
+            }
+            TokenEvent::Finished { reason, usage } => {
+                assert_eq!(self.got, self.expected, "{id:?} ended early");
+                assert_eq!(usage.completion_tokens, self.got.len());
+                assert_eq!(usage.prompt_tokens, self.prompt_len);
+                let mut overshoot = 0;
+                if let FinishReason::Stop(token) = reason {
+                    assert_eq!(self.got.last(), Some(&token));
+                    overshoot = usize::from(ahead);
+                }
+                assert!(self.drawn <= self.got.len() + overshoot, "{id:?} ran on after its end");
+            }
+            TokenEvent::Failed { error } | TokenEvent::GrammarFailed { error } => panic!("{id:?} failed: {error}"),
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! A rank that fails in the middle of a step ends the step of all ranks, and is named; so is one that computes something else, where
+//! the ranks are compared. A slow rank is waited for.
+
+use crate::support::{Target, best, model_path, rank_counts};
+use half::bf16;
+use pegainfer_core::exec::Exec;
+use pegainfer_core::tensor::DType;
+use pegainfer_core::weights::Checkpoint;
+use pegainfer_deepseek_v4::bounds::{Sharing, StepBounds};
+use pegainfer_deepseek_v4::config::Config;
+use pegainfer_deepseek_v4::executor::Executor;
+use pegainfer_deepseek_v4::numerics::Numerics;
+use pegainfer_deepseek_v4::plan;
+use pegainfer_deepseek_v4::shard::Shard;
+use pegainfer_deepseek_v4::weights::{Router, Source, Weights};
+use std::time::{Duration, Instant};
+
+/// An executor of two ranks, of which `change` has changed the second; `None` without two GPUs, where the ranks are to be GPUs.
+fn two_ranks(change: impl FnOnce(&mut Exec, &mut Weights)) -> Option<Executor> {
+    if !rank_counts().contains(&2) {
+        return None;
+    }
+    let config = Config::load(&model_path()).unwrap();
+    let checkpoint = Checkpoint::open(&model_path()).unwrap();
+    let exec = |rank| match best() {
+        Target::Cpu(isa) => Exec::cpu(isa, Some(1)).unwrap(),
+        Target::Cuda => Exec::cuda(rank, None).unwrap(),
+    };
+    let mut ranks: Vec<_> = Shard::all(&config, 2).unwrap().into_iter().map(|s| (exec(s.rank), s)).collect();
+    let mut weights = Weights::load(&mut ranks, &config, Source::Checkpoint(&checkpoint), &mut |_| {}).unwrap();
+    change(&mut ranks[1].0, &mut weights[1]);
+    let bounds = StepBounds {
+        tokens: 64,
+        rows: 2,
+        samples: 2,
+        drafts: 0,
+        context: 256,
+        slots: 4,
+        pages: 8,
+        sharing: Sharing::OFFICIAL,
+        graphs: false,
+    };
+    let ranks = ranks.into_iter().zip(weights).map(|((exec, shard), weights)| (exec, shard, weights)).collect();
+    let mut executor = Executor::new(config, Numerics::REFERENCE, ranks, bounds).unwrap();
+    executor.check_ranks();
+    Some(executor)
+}
+
+/// The error of a step; the next step has the same one.
+fn error_of(change: impl FnOnce(&mut Exec, &mut Weights)) -> Option<String> {
+    let (mut executor, step, start) = (two_ranks(change)?, plan::uniform(2, 8, 8), Instant::now());
+    let error = executor.run(&step).unwrap_err().to_string();
+    assert!(start.elapsed() < Duration::from_secs(60), "the other rank waited");
+    assert_eq!(executor.run(&step).unwrap_err().to_string(), error, "no step runs after a failure");
+    Some(error)
+}
+
+/// In the second of five layers, behind an exchange of the first.
+#[test]
+fn a_rank_that_fails_between_two_layers_ends_the_step() {
+    let error = error_of(|exec, weights| {
+        let narrow = exec.tensor("narrow", &[1, 1], DType::U32).unwrap();
+        weights.layers[1].moe.router = Router::Hash(narrow);
+    });
+    assert!(error.as_ref().is_none_or(|error| error.starts_with("route: rank 1: narrow ")), "{error:?}");
+}
+
+/// A rank that leaves out a layer is at another exchange than the others.
+#[test]
+fn a_rank_that_is_out_of_step_is_seen() {
+    let error = error_of(|_, weights| weights.layers.truncate(4));
+    // On GPUs its part of an exchange does not come.
+    let reason = if best() == Target::Cuda { "rank 0" } else { "out of step" };
+    assert!(error.as_ref().is_none_or(|error| error.contains(reason)), "{error:?}");
+}
+
+/// A weight of a norm of the third layer is twice as large, or half as large.
+#[test]
+fn a_rank_that_computes_something_else_is_seen() {
+    let error = error_of(|exec, weights| {
+        let norm = &mut weights.layers[2].attn.kv_norm;
+        let mut values = vec![bf16::ZERO; norm.elements()];
+        exec.read(norm, 0, &mut values).unwrap();
+        values[100] = bf16::from_bits(values[100].to_bits() ^ (1 << 7));
+        exec.write(norm, 0..values.len(), |first, out| out.copy_from_slice(&values[first..][..out.len()])).unwrap();
+    });
+    let expected = "check_ranks: rank 1 and rank 0 differ in the state of layer 2";
+    assert!(error.as_ref().is_none_or(|error| error == expected), "{error:?}");
+}
+
+/// Five seconds, in each of five layers one: less than what others wait for.
+#[test]
+fn a_slow_rank_is_waited_for() {
+    let step = plan::uniform(2, 8, 8);
+    let run = |slow: Option<Duration>| {
+        let change = |exec: &mut Exec, _: &mut Weights| {
+            slow.into_iter().for_each(|time| exec.slow_down("route", time));
+        };
+        let mut executor = two_ranks(change)?;
+        let start = Instant::now();
+        Some((executor.run(&step).unwrap().tokens, start.elapsed()))
+    };
+    let (Some((expected, _)), Some((tokens, time))) = (run(None), run(Some(Duration::from_secs(1)))) else { return };
+    assert_eq!(tokens, expected);
+    assert!(time >= Duration::from_secs(5), "{time:?}");
+}

@@ -1,0 +1,32 @@
+//! What needs a GPU and prints what it measures: collectives of several GPUs, and DeepSeek-V4's GEMMs.
+//!
+//!     PEGAINFER_TEST_DEVICE=cuda cargo test --release -p pegainfer-kernels --features deepseek-v4 --test gpu
+//!     PEGAINFER_TEST_DEVICE=cuda cargo test --release -p pegainfer-kernels --test gpu -- collectives
+//!     PEGAINFER_TEST_DEVICE=cuda cargo test --release -p pegainfer-kernels --features deepseek-v4 --test gpu -- gemms routed
+//!
+//! The first argument names one of the two; the GEMMs take names of weights and numbers of tokens after it. Exits with 1 if anything
+//! fails.
+
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test may panic, and this one reports")]
+
+mod collectives;
+#[cfg(feature = "deepseek-v4")]
+mod deepseek_v4_gemms;
+
+fn main() {
+    if std::env::var("PEGAINFER_TEST_DEVICE").as_deref() != Ok("cuda") {
+        println!("skipped: these tests run on GPUs, with PEGAINFER_TEST_DEVICE=cuda");
+        return;
+    }
+    // Options of the test harness, as in `cargo test -- --nocapture`, go to every test program.
+    let mut words = std::env::args().skip(1).filter(|word| !word.starts_with("--"));
+    let program = words.next();
+    let is_wanted = |name: &str| program.as_deref().is_none_or(|program| program == name);
+    if is_wanted("collectives") {
+        collectives::run();
+    }
+    #[cfg(feature = "deepseek-v4")]
+    if is_wanted("gemms") && !deepseek_v4_gemms::run(&words.collect::<Vec<_>>()) {
+        std::process::exit(1);
+    }
+}

@@ -1,0 +1,26 @@
+//! Padded decode steps and CUDA graphs give what the steps give launch by launch, see [`crate::support::graphs`].
+
+use crate::support::graphs::{self, Model, ROWS};
+use crate::support::{best, engine, fixture, options};
+use pegainfer_qwen3_4b::{Engine, Qwen3};
+use pegainfer_runtime::{Executor, LoadOptions, padded, ragged};
+
+fn load(cuda_graph: bool) -> Engine {
+    engine(best(), &LoadOptions { cuda_graph, max_num_seqs: Some(ROWS), ..options() })
+}
+
+#[test]
+fn graph_equals_eager() {
+    let model = Model { ragged: ragged::<Qwen3>, padded: padded::<Qwen3>, replays: Executor::graph_replays };
+    graphs::graph_equals_eager(load, &model);
+}
+
+#[test]
+fn served_text_is_that_without_graphs() {
+    graphs::served_text_is_that_without_graphs(&fixture(), load);
+}
+
+#[test]
+fn no_decode_step_runs_without_a_graph() {
+    graphs::no_decode_step_runs_without_a_graph(load(true), Executor::graph_replays);
+}

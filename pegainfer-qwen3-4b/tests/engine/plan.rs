@@ -1,0 +1,138 @@
+//! The recorded plan of the official sizes against their published totals: recording needs no weights.
+
+use pegainfer_core::record::OpRecord;
+use pegainfer_kernels::ops::{HeadShape, KvDType};
+use pegainfer_qwen3_4b::Qwen3;
+use pegainfer_qwen3_4b::Step;
+use pegainfer_qwen3_4b::config::Config;
+use pegainfer_runtime::{ModelBytes, record, record_step, uniform};
+
+/// (hidden, intermediate, layers, heads, tied, parameters) of the official Qwen3 models.
+const SIZES: [(usize, usize, usize, usize, bool, u64); 6] = [
+    (1024, 3072, 28, 16, true, 596_049_920),
+    (2048, 6144, 28, 16, true, 1_720_574_976),
+    (2560, 9728, 36, 32, true, 4_022_468_096),
+    (4096, 12_288, 36, 32, false, 8_190_735_360),
+    (5120, 17_408, 40, 40, false, 14_768_307_200),
+    (5120, 25_600, 64, 64, false, 32_762_123_264),
+];
+
+fn config((hidden, width, layers, heads, tied, _): (usize, usize, usize, usize, bool, u64)) -> Config {
+    Config {
+        vocab_size: 151_936,
+        hidden_size: hidden,
+        intermediate_size: width,
+        layers,
+        shape: HeadShape { heads, kv_heads: 8, head_dim: 128 },
+        rms_norm_eps: 1e-6,
+        rope: 1e6.into(),
+        max_position_embeddings: 40_960,
+        tie_word_embeddings: tied,
+        quantization: None,
+        kv_dtype: KvDType::Bf16,
+        initializer_range: 0.02,
+        eos_token_ids: vec![151_645, 151_643],
+    }
+}
+
+fn bytes_of(config: &Config) -> ModelBytes {
+    ModelBytes::of::<Qwen3>(config).unwrap()
+}
+
+fn total(records: &[OpRecord], of: impl Fn(&OpRecord) -> u64) -> u64 {
+    records.iter().map(of).sum()
+}
+
+#[test]
+fn a_decode_step_reads_every_weight_once() {
+    for (size, kv_dtype) in SIZES.into_iter().flat_map(|size| [KvDType::Bf16, KvDType::Fp8].map(|kv| (size, kv))) {
+        let config = Config { kv_dtype, ..config(size) };
+        assert_eq!(bytes_of(&config).weights, 2 * size.5);
+        let records = record::<Qwen3>(&config, 8, 1, 1024).unwrap();
+        let untied = if size.4 { 0 } else { (config.vocab_size * config.hidden_size) as u64 };
+        let gemms = |r: &OpRecord| match r.op.starts_with("linear") {
+            true => 2 * 8 * r.reads[1].shape.iter().product::<usize>() as u64,
+            false => 0,
+        };
+        let linear = total(&records, gemms);
+        let norms = (config.layers * (2 * config.hidden_size + 256) + config.hidden_size) as u64;
+        assert_eq!(linear, 2 * 8 * (size.5 - untied - norms), "2 FLOPs per weight and row");
+        let kv = 8 * 1024 * bytes_of(&config).kv_per_token;
+        let bytes = total(&records, |r| r.bytes);
+        let floor = 2 * (size.5 - untied) + kv;
+        assert!(bytes >= floor && bytes < floor + floor / 20, "{bytes} bytes, floor {floor}");
+    }
+}
+
+#[test]
+fn a_token_takes_the_memory_that_is_in_use_at_once() {
+    // Three rows of the residual stream's width, and three of the MLP's, whose memory attention's scratch shares.
+    assert_eq!(bytes_of(&config(SIZES[2])).workspace_per_token, 2 * (3 * 2560 + 3 * 9728));
+}
+
+#[test]
+fn one_op_takes_all_layers_of_few_rows() {
+    for (size, one) in SIZES.into_iter().zip([true, true, true, true, false, false]) {
+        for rows in [1, 2, 3] {
+            let config = config(size);
+            let records = record::<Qwen3>(&config, rows, 1, 1024).unwrap();
+            let layers: Vec<_> = records.iter().filter(|r| r.op == "decode_layers").collect();
+            let fp8 = Config { kv_dtype: KvDType::Fp8, ..config.clone() };
+            let fp8 = record::<Qwen3>(&fp8, rows, 1, 1024).unwrap();
+            assert!(fp8.iter().all(|r| r.op != "decode_layers"), "its kernel reads a bf16 cache");
+            if !one || rows > 2 {
+                assert!(layers.is_empty(), "too wide, or too many rows");
+                continue;
+            }
+            let ops: Vec<_> = records.iter().map(|r| r.op).collect();
+            assert_eq!(ops, ["embedding", "decode_layers", "linear", "sample"]);
+            assert_eq!(layers[0].kernel, "one_kernel");
+            let ends = if size.4 { 1 } else { 2 } * config.vocab_size * config.hidden_size;
+            let floor = 2 * (size.5 - ends as u64) + rows as u64 * 1024 * bytes_of(&config).kv_per_token;
+            let bytes = layers[0].bytes;
+            assert!(bytes >= floor && bytes < floor + floor / 100, "{bytes} bytes, floor {floor}");
+            let apart = total(&record::<Qwen3>(&config, 3, 1, 1024).unwrap(), |r| r.flops) * rows as u64 / 3;
+            let flops = total(&records, |r| r.flops);
+            assert!(flops.abs_diff(apart) < apart / 10_000, "{flops} FLOPs, of separate ops {apart}");
+        }
+    }
+}
+
+#[test]
+fn prefill_flops_are_dense_plus_causal_attention() {
+    let config = config(SIZES[2]);
+    let records = record::<Qwen3>(&config, 1, 1024, 1024).unwrap();
+    let attention = total(&records, |r| if r.op == "attention" { r.flops } else { 0 });
+    assert_eq!(attention, 4 * 4096 * (35 * 1024 * 1025 / 2 + 1024), "one query in the last layer");
+    assert_eq!(
+        records.len(),
+        2 + 36 * 5 + 4,
+        "embedding, norm, five ops a layer, two for its rows in the last, head, sampling"
+    );
+    let end = records.iter().rev().find(|r| r.op == "linear_swiglu").unwrap();
+    assert_eq!(end.writes[0].shape, [1, 9728], "of the last layer only the sampled row is wanted");
+}
+
+#[test]
+fn a_step_without_samples_ends_with_the_last_keys_and_values() {
+    let step = Step { samples: Vec::new(), ..uniform::<Qwen3>(1, 1024, 2048) };
+    let records = record_step::<Qwen3>(&config(SIZES[2]), &step).unwrap();
+    assert_eq!((records.len(), records.last().unwrap().op), (2 + 35 * 5 + 1, "linear_qkv"));
+}
+
+#[test]
+fn every_input_was_written_before_or_is_a_weight() {
+    let records = record::<Qwen3>(&config(SIZES[0]), 2, 3, 40).unwrap();
+    let mut written: Vec<u32> = Vec::new();
+    for record in &records {
+        for read in &record.reads {
+            let given = read.name.starts_with("model.") || read.name.starts_with("kv.");
+            let host = ["sampled", "tokens", "positions", "slots", "qo_indptr", "kv_lens", "block_tables", "rope"];
+            let samples = ["sample_rows", "sampled_indptr", "draws"];
+            let host = host.contains(&read.name.as_str()) || samples.contains(&read.name.as_str());
+            let previous = read.name == "sampled";
+            assert!(given || host || previous || written.contains(&read.id), "{}", read.name);
+        }
+        written.extend(record.writes.iter().map(|w| w.id));
+    }
+}

@@ -1,0 +1,14 @@
+//! Tests of the engine besides its reference outputs, which `e2e` compares.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod failure;
+mod fp8;
+mod graphs;
+mod invariance;
+mod mixes;
+mod mtp;
+mod mtp_support;
+mod plan;
+#[path = "../support/mod.rs"]
+mod support;

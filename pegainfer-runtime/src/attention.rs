@@ -1,0 +1,171 @@
+//! Layers of full attention over the paged KV cache: fused projection, norms of queries and keys, rotary positions,
+//! attention and, if there is one, a gate on its output.
+
+use super::decoder::DecoderShape;
+use super::decoder_workspace::{AttentionScratch, DecoderWorkspace};
+use super::inputs::Inputs;
+use super::quantization::{Quantization, load_projection};
+use super::sampled_rows::SampledRows;
+use pegainfer_core::exec::Exec;
+use pegainfer_core::schedule::Step;
+use pegainfer_core::tensor::{OpError, Tensor};
+use pegainfer_core::weights::{Loader, Part, WeightsError};
+use pegainfer_kernels::ops::{self, AttentionBatch, Matrix};
+use pegainfer_kernels::ops::{HeadShape, Heads, KvDType};
+
+/// Weights of a layer of full attention.
+#[derive(Debug)]
+pub struct Attention {
+    /// Queries, keys, values: `[(heads + 2 kv_heads) * head_dim, hidden]`. With gates, query and gate of each head in
+    /// turn, then keys, values: `[(2 heads + 2 kv_heads) * head_dim, hidden]`.
+    pub qkv: Matrix,
+    /// `[head_dim]`.
+    pub q_norm: Tensor,
+    /// `[head_dim]`.
+    pub k_norm: Tensor,
+    /// `[hidden, heads * head_dim]`.
+    pub o: Matrix,
+    shape: DecoderShape,
+}
+
+impl Attention {
+    /// Loads `self_attn.*` of the layer whose tensors begin with `prefix`. `norm` loads the weight of a norm by name
+    /// and length.
+    pub fn load(
+        loader: &mut Loader<'_>,
+        prefix: &str,
+        shape: DecoderShape,
+        quantization: Option<&Quantization>,
+        norm: impl Fn(&mut Loader<'_>, String, usize) -> Result<Tensor, WeightsError>,
+    ) -> Result<Self, WeightsError> {
+        let DecoderShape { hidden, heads, gated, .. } = shape;
+        let name = |tail: &str| format!("{prefix}.self_attn.{tail}.weight");
+        let part = |tail: &str, rows| Part { name: name(tail), rows };
+        let (q, kv) = (heads.q_width(), heads.kv_heads * heads.head_dim);
+        let qkv = [part("q_proj", if gated { 2 * q } else { q }), part("k_proj", kv), part("v_proj", kv)];
+        Ok(Self {
+            qkv: load_projection(loader, quantization, &name("qkv_proj"), &qkv, hidden)?,
+            q_norm: norm(loader, name("q_norm"), heads.head_dim)?,
+            k_norm: norm(loader, name("k_norm"), heads.head_dim)?,
+            o: load_projection(loader, quantization, &name("o_proj"), &[part("o_proj", hidden)], q)?,
+            shape,
+        })
+    }
+
+    /// Weights of the norms of queries and of keys.
+    pub fn norms(&self) -> (&Tensor, &Tensor) {
+        (&self.q_norm, &self.k_norm)
+    }
+
+    /// The layer up to its output projection: `normed` becomes `attended`, for `rows` of the step with which `inputs`
+    /// was filled. Keys and values of all tokens are written to `kv`.
+    pub fn forward<R: Clone + Default>(
+        &self,
+        exec: &mut Exec,
+        work: &mut DecoderWorkspace,
+        kv: &mut KvLayer,
+        (inputs, step): (&Inputs, &Step<R>),
+        rows: SampledRows,
+    ) -> Result<(), OpError> {
+        match rows {
+            SampledRows::All => self.attend_all(exec, work, kv, (inputs, step), Some(&self.o)),
+            SampledRows::None => self.project(exec, work, kv, inputs),
+            SampledRows::RowEnds => {
+                self.project(exec, work, kv, inputs)?;
+                work.gather_queries(exec, &inputs.sample_rows)?;
+                self.attend(exec, &mut work.attention, kv, &inputs.sampled_attention(step), Some(&self.o))
+            }
+            SampledRows::Some => {
+                self.attend_all(exec, work, kv, (inputs, step), None)?;
+                work.gather_outputs(exec, &inputs.sample_rows)
+            }
+        }
+    }
+
+    /// `normed` becomes `attended` for every token, as input of `next`. Rows with one token each take a fused op.
+    fn attend_all<R: Clone + Default>(
+        &self,
+        exec: &mut Exec,
+        work: &mut DecoderWorkspace,
+        kv: &mut KvLayer,
+        (inputs, step): (&Inputs, &Step<R>),
+        next: Option<&Matrix>,
+    ) -> Result<(), OpError> {
+        let batch = inputs.attention(step);
+        if step.queries().1 > 1 {
+            self.project(exec, work, kv, inputs)?;
+            return self.attend(exec, &mut work.attention, kv, &batch, next);
+        }
+        let AttentionScratch { rope, qkv, q, attended, .. } = &mut work.attention;
+        let (heads, out) = (self.heads(rope, inputs), attended.input_of(next));
+        ops::linear(exec, &work.activations.normed, &self.qkv, qkv)?;
+        match self.shape.gated {
+            true => ops::gated_decode_attention(exec, qkv, &heads, &batch, kv.both_mut(), q, out),
+            false => ops::decode_attention(exec, qkv, &heads, &batch, kv.both_mut(), q, out),
+        }
+    }
+
+    /// `normed` becomes `q`, keys and values in the cache and, in `qkv`, the gates.
+    fn project(
+        &self,
+        exec: &mut Exec,
+        work: &mut DecoderWorkspace,
+        kv: &mut KvLayer,
+        inputs: &Inputs,
+    ) -> Result<(), OpError> {
+        let AttentionScratch { rope, qkv, q, .. } = &mut work.attention;
+        let (heads, normed) = (self.heads(rope, inputs), &work.activations.normed);
+        if !self.shape.gated {
+            return ops::linear_qkv(exec, (normed, &self.qkv), &heads, qkv, q, kv.both_mut());
+        }
+        ops::linear(exec, normed, &self.qkv, qkv)?;
+        ops::gated_qk_norm_rope_write_kv(exec, qkv, &heads, q, kv.both_mut())
+    }
+
+    /// `q` becomes `attended`, as input of `next`: attention of the queries of `batch` over the cache.
+    fn attend(
+        &self,
+        exec: &mut Exec,
+        work: &mut AttentionScratch,
+        kv: &KvLayer,
+        batch: &AttentionBatch<'_>,
+        next: Option<&Matrix>,
+    ) -> Result<(), OpError> {
+        let AttentionScratch { qkv, q, attended, .. } = work;
+        let (shape, cache) = (self.shape.heads, (&kv.k, &kv.v));
+        let scale = (shape.head_dim as f32).sqrt().recip();
+        if !self.shape.gated {
+            return ops::attention(exec, q, cache, batch, shape, scale, attended.input_of(next));
+        }
+        ops::attention(exec, q, cache, batch, shape, scale, attended.bf16())?;
+        ops::attention_gate(exec, qkv, shape, attended.bf16())
+    }
+
+    /// The heads of the layer, for the tokens of a step.
+    fn heads<'a>(&'a self, rope: &'a Tensor, inputs: &'a Inputs) -> Heads<'a> {
+        let (shape, norms, eps) = (self.shape.heads, self.norms(), self.shape.eps);
+        Heads { shape, norms, eps, rope, positions: &inputs.positions, slots: &inputs.slots }
+    }
+}
+
+/// The paged cache of one layer of full attention; see [`HeadShape::cache`] for the layout.
+#[derive(Debug)]
+pub struct KvLayer {
+    /// Keys.
+    pub k: Tensor,
+    /// Values.
+    pub v: Tensor,
+}
+
+impl KvLayer {
+    /// A cache of `blocks` blocks. On the CPU a page costs memory when it is first written.
+    pub fn new(exec: &mut Exec, shape: HeadShape, dtype: KvDType, blocks: usize) -> std::io::Result<Self> {
+        let [k, v] = shape.cache(exec.device(), dtype, blocks);
+        Ok(Self { k: exec.tensor("kv.k", &k, dtype.dtype())?, v: exec.tensor("kv.v", &v, dtype.dtype())? })
+    }
+
+    /// Keys and values, to be written.
+    pub fn both_mut(&mut self) -> (&mut Tensor, &mut Tensor) {
+        (&mut self.k, &mut self.v)
+    }
+}

@@ -1,0 +1,203 @@
+//! The largest step of an engine and the sizes of its pools, from the options it is loaded with.
+
+use super::fit::Demand;
+use super::load_error::LoadError;
+use super::load_options::{DEFAULT_KV_BYTES, DEFAULT_STATE_BYTES, LoadOptions, STATE_SHARE};
+use super::model_info::{ModelBytes, ModelInfo};
+use pegainfer_core::engine::options::{check_step, context_len, most_blocks, pool_blocks, step_tokens};
+use pegainfer_core::exec::{Device, Exec};
+use pegainfer_core::host_memory;
+use pegainfer_core::kv::DeviceMemory;
+use pegainfer_core::schedule::speculation::Speculation;
+use pegainfer_kernels::ops::BLOCK_SIZE;
+
+/// Sequences that run at once on the CPU, unless the user says.
+const CPU_ROWS: usize = 64;
+/// Most sequences that run at once on a GPU, unless the user says.
+const GPU_ROWS: usize = 256;
+/// Least bytes of the KV cache on the CPU, unless the user says.
+const MIN_KV_BYTES: u64 = 64 << 20;
+/// Most state snapshots: more are not worth keeping track of.
+const MAX_SNAPSHOTS: u64 = 4096;
+
+/// Largest step.
+#[derive(Debug, Clone, Copy)]
+pub struct StepSize {
+    /// Input tokens.
+    pub tokens: usize,
+    /// Rows.
+    pub rows: usize,
+    /// Tokens that are sampled: one of each row, and more where drafts are verified.
+    pub samples: usize,
+    /// Tokens of context.
+    pub context: usize,
+}
+
+/// Largest step that an executor is built for, and the sizes of its pools.
+#[derive(Debug, Clone, Copy)]
+pub struct Bounds {
+    /// What its tensors hold.
+    pub size: StepSize,
+    /// KV blocks of the pool.
+    pub kv_blocks: usize,
+    /// Fewer blocks, if that is all that fits next to the slots in this fraction of a GPU's memory. `None` insists on
+    /// `kv_blocks`.
+    pub gpu_memory_share: Option<(f64, ModelBytes)>,
+    /// Bytes of a GPU's memory, as if it had no more.
+    pub gpu_memory_limit: Option<u64>,
+    /// Slots of state beside the KV cache, one for each row and one for each snapshot.
+    pub slots: usize,
+    /// Tokens between snapshots, a multiple of the KV block size.
+    pub snapshot_interval: usize,
+    /// Whether a GPU replays decode steps as CUDA graphs.
+    pub graphs: bool,
+    /// Drafts by the model are ids below this.
+    pub draft_vocab_size: Option<usize>,
+}
+
+impl Bounds {
+    /// Steps of `size` over `kv_blocks` blocks, a slot for each row, launch by launch: for plans, benchmarks and tests.
+    pub fn exact(size: StepSize, kv_blocks: usize) -> Self {
+        Self {
+            size,
+            kv_blocks,
+            gpu_memory_share: None,
+            gpu_memory_limit: None,
+            slots: size.rows,
+            snapshot_interval: BLOCK_SIZE,
+            graphs: false,
+            draft_vocab_size: None,
+        }
+    }
+
+    /// What `options` allow a model on the device of `exec`.
+    pub fn new(
+        info: &ModelInfo,
+        bytes: &ModelBytes,
+        options: &LoadOptions,
+        exec: &mut Exec,
+    ) -> Result<Self, LoadError> {
+        let is_gpu = exec.device() == Device::Cuda;
+        let gpu = if is_gpu { Some(gpu_memory(exec, options.gpu_memory_limit)?) } else { None };
+        Self::within(info, bytes, options, gpu)
+    }
+
+    /// What `options` allow a model on a GPU with this memory, or on the CPU.
+    pub(super) fn within(
+        info: &ModelInfo,
+        bytes: &ModelBytes,
+        options: &LoadOptions,
+        gpu: Option<DeviceMemory>,
+    ) -> Result<Self, LoadError> {
+        let context = context_len(options.max_model_len, info.max_position_embeddings).map_err(LoadError::Option)?;
+        let memory = gpu.map(|gpu| gpu.total);
+        let tokens = step_tokens(options.max_num_batched_tokens, memory, bytes.workspace_per_token);
+        let snapshots = snapshots(bytes, options, memory)?;
+        let demand = demand(bytes, options, tokens, snapshots);
+        let (rows, cpu_kv) = match gpu {
+            Some(gpu) => (gpu_rows(&demand, options, gpu, tokens)?, 0),
+            None => cpu_defaults(&demand, options, tokens),
+        };
+        check_step(rows, tokens).map_err(LoadError::Option)?;
+        let useful = (context.div_ceil(BLOCK_SIZE) * rows) as u64;
+        let (kv_blocks, gpu_memory_share) = match (options.kv_cache_bytes, memory) {
+            (Some(kv), _) => (kv / bytes.block(), None),
+            (None, Some(_)) => (useful.min(most_blocks(BLOCK_SIZE)), Some((options.gpu_memory_utilization, *bytes))),
+            (None, None) => (useful.min(cpu_kv / bytes.block()), None),
+        };
+        Ok(Self {
+            size: StepSize {
+                tokens,
+                rows,
+                samples: Speculation::samples(options.speculation.as_ref(), rows, tokens),
+                context,
+            },
+            kv_blocks: pool_blocks(kv_blocks, BLOCK_SIZE, bytes.block()).map_err(LoadError::Option)?,
+            gpu_memory_share,
+            gpu_memory_limit: options.gpu_memory_limit,
+            slots: rows + snapshots,
+            snapshot_interval: options.state_cache_interval,
+            graphs: options.cuda_graph,
+            draft_vocab_size: options.speculation.as_ref().and_then(|speculation| speculation.draft_vocab_size),
+        })
+    }
+
+    /// State snapshots that there are slots for.
+    pub fn snapshots(&self) -> usize {
+        self.slots - self.size.rows
+    }
+
+    /// Blocks of the pool: as many as asked for, or as fit what is left of the GPU beside the slots. To be asked when
+    /// all else is allocated.
+    pub(super) fn fitting_blocks(&self, exec: &mut Exec) -> Result<usize, LoadError> {
+        if self.gpu_memory_share.is_none() {
+            return Ok(self.kv_blocks);
+        }
+        self.blocks_within(gpu_memory(exec, self.gpu_memory_limit)?)
+    }
+
+    /// Blocks of the pool on a GPU with this memory, where all but the pool and the slots is allocated.
+    pub(super) fn blocks_within(&self, memory: DeviceMemory) -> Result<usize, LoadError> {
+        let Some((share, bytes)) = self.gpu_memory_share else { return Ok(self.kv_blocks) };
+        let slots = self.slots as u64 * bytes.state_slot;
+        let memory = DeviceMemory { free: memory.free.saturating_sub(slots), ..memory };
+        memory.blocks(share, bytes.block(), self.kv_blocks).map_err(LoadError::Option)
+    }
+}
+
+/// Memory of the GPU, of which the engine sees at most `limit` bytes.
+fn gpu_memory(exec: &mut Exec, limit: Option<u64>) -> Result<DeviceMemory, LoadError> {
+    let gpu = exec.gpu()?.info()?;
+    Ok(DeviceMemory { total: gpu.memory as u64, free: gpu.free as u64 }.limited(limit))
+}
+
+/// What the model takes of a device's memory. A KV cache of unknown size has at least one block.
+fn demand(bytes: &ModelBytes, options: &LoadOptions, tokens: usize, snapshots: usize) -> Demand {
+    Demand {
+        weights: bytes.weights,
+        workspace: tokens as u64 * bytes.workspace_per_token,
+        snapshots: snapshots as u64 * bytes.state_slot,
+        state: bytes.state_slot,
+        kv: options.kv_cache_bytes.unwrap_or(bytes.block()),
+    }
+}
+
+/// Sequences that run at once on a GPU.
+fn gpu_rows(demand: &Demand, options: &LoadOptions, gpu: DeviceMemory, tokens: usize) -> Result<usize, LoadError> {
+    // A KV cache of a given size may take what the utilization leaves free.
+    let share = if options.kv_cache_bytes.is_some() { 1.0 } else { options.gpu_memory_utilization };
+    let rows = demand.rows(options.max_num_seqs, GPU_ROWS.min(tokens), gpu.left_of(share));
+    rows.map_err(|cause| LoadError::Option(demand.refusal(gpu, share, &cause)))
+}
+
+/// Sequences that run at once on the CPU, and bytes of its KV cache, unless the user says. A model that does not fit is not refused:
+/// with swap space it runs, slowly.
+fn cpu_defaults(demand: &Demand, options: &LoadOptions, tokens: usize) -> (usize, u64) {
+    let most = CPU_ROWS.min(tokens);
+    let Some(available) = host_memory::available() else {
+        return (options.max_num_seqs.unwrap_or(most), DEFAULT_KV_BYTES);
+    };
+    let rows = demand.rows(options.max_num_seqs, most, available).unwrap_or_else(|cause| {
+        let (weights, available) = (demand.weights as f64 / 1e9, available as f64 / 1e9);
+        log::warn!("the model takes more memory than is available: weights {weights:.1} GB, available {available:.1} GB, {cause}");
+        options.max_num_seqs.unwrap_or(1)
+    });
+    let left = demand.left(available).saturating_sub(rows as u64 * demand.state);
+    (rows, (left / 2).clamp(MIN_KV_BYTES, DEFAULT_KV_BYTES))
+}
+
+/// State snapshots that fit the options; none for a model whose state is all in KV blocks.
+fn snapshots(bytes: &ModelBytes, options: &LoadOptions, memory: Option<u64>) -> Result<usize, LoadError> {
+    if bytes.state_slot == 0 {
+        return Ok(0);
+    }
+    let interval = options.state_cache_interval;
+    if interval == 0 || !interval.is_multiple_of(BLOCK_SIZE) {
+        return Err(LoadError::Option(format!(
+            "--state-cache-interval is {interval}, but snapshots are made at multiples of {BLOCK_SIZE} tokens"
+        )));
+    }
+    let default = memory.map_or(DEFAULT_STATE_BYTES, |memory| memory / STATE_SHARE);
+    let memory = options.state_cache_bytes.unwrap_or(default);
+    Ok((memory / bytes.state_slot).min(MAX_SNAPSHOTS) as usize)
+}

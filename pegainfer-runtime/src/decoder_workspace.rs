@@ -1,0 +1,137 @@
+//! The activations of a step of a dense decoder, allocated once for the largest, and the ops between its token mixers.
+
+use super::bounds::StepSize;
+use super::decoder::{DecoderShape, Mlp};
+use super::sampled_rows::gather_rows;
+use pegainfer_core::exec::{AliasedTensor, Exec};
+use pegainfer_core::tensor::{DType, OpError, Tensor};
+use pegainfer_kernels::ops::{self, Activation, Matrix};
+
+/// The activations of a step of a dense decoder.
+#[derive(Debug)]
+pub struct DecoderWorkspace {
+    /// Those around the token mixers.
+    pub activations: Activations,
+    /// Those of full attention.
+    pub attention: AttentionScratch,
+}
+
+/// Activations around the token mixer of each layer, bf16 unless they say otherwise.
+#[derive(Debug)]
+pub struct Activations {
+    /// The residual stream, `[tokens, hidden]`.
+    pub residual: Tensor,
+    /// Its normalised value, input of the projections, `[tokens, hidden]` in bf16 or FP8.
+    pub normed: Activation,
+    /// Scratch for the output of a block before it is added to the residual, `[tokens, hidden]`.
+    pub delta: Tensor,
+    /// Scratch for the MLP's first GEMM, `[tokens, 2 * intermediate]`.
+    pub gate_up: Tensor,
+    /// `[tokens, intermediate]` in bf16 or FP8.
+    pub activated: Activation,
+}
+
+/// Activations of a layer of full attention, bf16 unless they say otherwise.
+#[derive(Debug)]
+pub struct AttentionScratch {
+    /// Rotary angles, see [`ops::rope_table`]; written when it is allocated.
+    pub rope: Tensor,
+    /// Output of the fused projection, `[tokens, qkv_width]`.
+    pub qkv: Tensor,
+    /// With gates: scratch for the sampled rows of `qkv`.
+    pub sampled_qkv: Option<Tensor>,
+    /// `[tokens, heads * head_dim]`.
+    pub q: Tensor,
+    /// `[tokens, heads * head_dim]` in bf16 or FP8.
+    pub attended: Activation,
+}
+
+impl DecoderWorkspace {
+    /// For steps of this size, and the `N` scratch tensors of the model's other token mixers. No two mixers run at
+    /// once, nor a mixer together with the MLP: their scratch and the MLP's alias one buffer.
+    pub fn new<const N: usize>(
+        exec: &mut Exec,
+        shape: &DecoderShape,
+        size: StepSize,
+        mixers: [AliasedTensor<'_>; N],
+    ) -> std::io::Result<(Self, [Tensor; N])> {
+        let rope = ops::rope_table(exec, size.context, shape.rotary_dim, shape.rope)?;
+        let mut wide = |name: &str| exec.tensor(name, &[size.tokens, shape.hidden], DType::Bf16);
+        let (residual, normed, delta) = (wide("residual")?, wide("normed")?, wide("delta")?);
+        let bf16 = |name, width| (name, [size.tokens, width], DType::Bf16);
+        let (qkv_width, q_width) = (shape.qkv_width(), shape.heads.q_width());
+        let mut attention = vec![bf16("qkv", qkv_width)];
+        if shape.gated {
+            attention.push(bf16("sampled_qkv", qkv_width));
+        }
+        attention.extend([bf16("q", q_width), bf16("attended", q_width)]);
+        let mlp = [bf16("gate_up", 2 * shape.intermediate), bf16("activated", shape.intermediate)];
+        let mut tensors = exec.aliased(&[&mixers, &attention, &mlp])?;
+        let [gate_up, activated] = array(tensors.split_off(N + attention.len()))?;
+        let [q, attended] = array(tensors.split_off(N + attention.len() - 2))?;
+        let sampled_qkv = if shape.gated { tensors.pop() } else { None };
+        let [qkv] = array(tensors.split_off(N))?;
+        let (normed, activated) = (Activation::new(normed), Activation::new(activated));
+        let activations = Activations { residual, normed, delta, gate_up, activated };
+        let attention = AttentionScratch { rope, qkv, sampled_qkv, q, attended: Activation::new(attended) };
+        Ok((Self { activations, attention }, array(tensors)?))
+    }
+
+    /// Narrows all of them to `tokens` rows, in bf16.
+    pub fn set_rows(&mut self, tokens: usize) {
+        let Activations { residual, normed, delta, gate_up, activated } = &mut self.activations;
+        let AttentionScratch { qkv, sampled_qkv, q, attended, .. } = &mut self.attention;
+        for tensor in [residual, delta, gate_up, qkv, q].into_iter().chain(sampled_qkv) {
+            tensor.set_rows(tokens);
+        }
+        for activation in [normed, activated, attended] {
+            activation.set_rows(tokens);
+        }
+    }
+
+    /// Keeps `rows` (`[n]` u32) of the residual stream and of the queries with their gates, before attention.
+    pub(super) fn gather_queries(&mut self, exec: &mut Exec, rows: &Tensor) -> Result<(), OpError> {
+        let Activations { residual, delta, .. } = &mut self.activations;
+        let AttentionScratch { qkv, sampled_qkv, q, attended, .. } = &mut self.attention;
+        gather_rows(exec, rows, [(residual, delta), (q, attended.bf16())])?;
+        if let Some(sampled_qkv) = sampled_qkv {
+            gather_rows(exec, rows, [(qkv, sampled_qkv)])?;
+        }
+        self.set_rows(rows.elements());
+        Ok(())
+    }
+
+    /// Keeps `rows` (`[n]` u32) of the residual stream and of the output of attention, in bf16.
+    pub(super) fn gather_outputs(&mut self, exec: &mut Exec, rows: &Tensor) -> Result<(), OpError> {
+        let Activations { residual, delta, .. } = &mut self.activations;
+        let AttentionScratch { q, attended, .. } = &mut self.attention;
+        gather_rows(exec, rows, [(residual, delta), (attended.bf16(), q)])?;
+        self.set_rows(rows.elements());
+        Ok(())
+    }
+}
+
+impl Activations {
+    /// The rest of a layer after its token mixer. `mixed`, `[tokens, width]`, goes through the output projection `out`,
+    /// `[hidden, width]`, and is added to the residual stream; then the output of the MLP is. `normed` becomes the
+    /// stream under `next`: the weight of the next layer's input norm, and the matrix that multiplies it; or that of
+    /// the final norm, and `None`.
+    pub fn finish_layer(
+        &mut self,
+        exec: &mut Exec,
+        (mixed, out): (&Tensor, &Matrix),
+        mlp: &Mlp,
+        next: (&Tensor, Option<&Matrix>),
+        eps: f32,
+    ) -> Result<(), OpError> {
+        let Self { residual, normed, delta, gate_up, activated } = self;
+        ops::linear_add_norm(exec, mixed, out, residual, &mlp.norm, eps, delta, normed.input_of(&mlp.gate_up))?;
+        ops::linear_swiglu(exec, normed, &mlp.gate_up, gate_up, activated.input_of(&mlp.down))?;
+        ops::linear_add_norm(exec, activated, &mlp.down, residual, next.0, eps, delta, normed.input_of(next.1))
+    }
+}
+
+fn array<const N: usize>(tensors: Vec<Tensor>) -> std::io::Result<[Tensor; N]> {
+    let wrong = |tensors: Vec<Tensor>| std::io::Error::other(format!("{} tensors for {N} names", tensors.len()));
+    tensors.try_into().map_err(wrong)
+}

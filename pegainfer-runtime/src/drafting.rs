@@ -1,0 +1,167 @@
+//! Drafts by the model's own layers (multi-token prediction): which passes follow a step.
+//!
+//! Once the tokens of a step are known, the layers that draft run over all of its tokens: they need the token *behind* each
+//! one, and their keys and values have to cover the whole text. The newest token that counts gives the first draft. Each
+//! further pass has one row for each sequence, whose token is the draft before: it stays on the device.
+
+use super::readbacks::Readbacks;
+use super::sampler::Sampler;
+use pegainfer_core::exec::Exec;
+use pegainfer_core::kv::NO_SLOT;
+use pegainfer_core::sampling::SamplingParams;
+use pegainfer_core::schedule::{PLACEHOLDER, SampleRow, Step, StepRow};
+use pegainfer_core::tensor::{OpError, Tensor};
+
+/// A row of a step behind which the model drafts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DraftRow {
+    /// Its index in the step.
+    pub row: usize,
+    /// Index of its newest token that counts: the one behind it was sampled.
+    pub token: usize,
+    /// Drafts that are wanted.
+    pub count: usize,
+}
+
+/// The first pass: over the tokens of `step`, whose samples drew `drawn`, each replaced by the one behind it. Samples what
+/// follows the newest token of each row that drafts. What the layers keep of tokens behind refused drafts is wrong; the next step
+/// overwrites it.
+pub fn first_pass<R: Clone + Default>(step: &Step<R>, drawn: &[u32]) -> (Step<R>, Vec<DraftRow>) {
+    let mut first = Step { tokens: Vec::with_capacity(step.tokens.len()), samples: Vec::new(), ..step.clone() };
+    let mut rows = Vec::new();
+    let mut sampled = step.samples.iter().zip(drawn).peekable();
+    for (b, row) in step.rows.iter().enumerate() {
+        let (begin, end) = (step.qo_indptr[b] as usize, step.qo_indptr[b + 1] as usize);
+        let newest = end - 1 - row.drafts;
+        let mut behind = Vec::new();
+        while let Some((sample, token)) = sampled.next_if(|(sample, _)| (sample.token as usize) < end) {
+            // Those before are of prompt logprobs.
+            if sample.token as usize >= newest {
+                behind.push(*token);
+            }
+        }
+        first.tokens.extend(&step.tokens[begin + 1..=newest]);
+        match row.next {
+            Some(next) => first.tokens.push(next),
+            None => first.tokens.extend(&behind),
+        }
+        if row.model_drafts > 0 {
+            let drafts = &step.tokens[newest + 1..end];
+            let token = newest + drafts.iter().zip(&behind).take_while(|(draft, token)| draft == token).count();
+            first.samples.push(greedy(row, token));
+            rows.push(DraftRow { row: b, token, count: row.model_drafts });
+        }
+    }
+    (first, rows)
+}
+
+/// Pass `pass`, from 1 on, behind the [`first_pass`] over `step`: one token for each of `rows`, which the pass before drew. A row
+/// that wants no more drafts attends to nothing and writes nothing. `block_tokens`: tokens of a KV block. `state` stays empty.
+pub fn next_pass<R: Clone + Default>(step: &Step<R>, rows: &[DraftRow], pass: usize, block_tokens: usize) -> Step<R> {
+    let mut next = Step { qo_indptr: vec![0], ..Step::default() };
+    for (i, DraftRow { row, token, count }) in rows.iter().enumerate() {
+        let blocks = &step.block_tables[*row];
+        let position = step.positions[*token] as usize + pass;
+        let (position, slot, context) = match pass < *count {
+            true => {
+                let block = blocks.at(position / block_tokens) as usize;
+                (position, block * block_tokens + position % block_tokens, position + 1)
+            }
+            false => (0, NO_SLOT as usize, 0),
+        };
+        next.tokens.push(PLACEHOLDER | i as u32);
+        next.positions.push(position as u32);
+        next.slots.push(slot as u32);
+        next.qo_indptr.push(i as u32 + 1);
+        next.kv_lens.push(context as u32);
+        next.block_tables.push(blocks.clone());
+        next.rows.push(StepRow { drafts: 0, model_drafts: 0, ..step.rows[*row] });
+        next.samples.push(greedy(&step.rows[*row], i));
+    }
+    next
+}
+
+/// The most likely token behind token `token`.
+fn greedy(row: &StepRow, token: usize) -> SampleRow {
+    let params = SamplingParams::greedy();
+    let (id, token) = (row.id, token as u32);
+    SampleRow { id, token, position: 0, logits_update: None, deferred: false, params, logprobs: None }
+}
+
+/// The part of the vocabulary that drafts are taken from.
+#[derive(Debug)]
+pub(super) struct DraftVocabulary {
+    /// The first rows of the output matrix, in its memory.
+    pub head: Tensor,
+    /// From hidden states to these ids.
+    pub sampler: Sampler,
+}
+
+impl DraftVocabulary {
+    /// The first `size` ids of those of `head`, for passes of at most `samples` samples.
+    pub fn new(exec: &mut Exec, head: &Tensor, size: usize, samples: usize) -> std::io::Result<Self> {
+        Ok(Self { head: head.first_rows(size), sampler: Sampler::new(exec, size, samples)? })
+    }
+}
+
+/// Waits for the drafts of all `passes` passes behind a step of `step_rows` rows: those of each of its rows.
+pub fn finish(
+    readbacks: &mut Readbacks,
+    step_rows: usize,
+    rows: &[DraftRow],
+    passes: usize,
+) -> Result<Vec<Vec<u32>>, OpError> {
+    let mut drafts = vec![Vec::new(); step_rows];
+    for pass in 0..passes {
+        let tokens = readbacks.finish()?.tokens;
+        let wanted = rows.iter().zip(tokens).filter(|(row, _)| pass < row.count);
+        wanted.for_each(|(row, token)| drafts[row.row].push(token));
+    }
+    Ok(drafts)
+}
+
+/// Passes that give each of `rows` its drafts.
+pub fn passes(rows: &[DraftRow]) -> usize {
+    rows.iter().map(|row| row.count).max().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pegainfer_kernels::ops::BLOCK_SIZE;
+
+    /// Rows of a chunk within a prompt, of three drafts of which one is accepted, and of a prompt's end with a prompt logprob.
+    fn step() -> (Step, Vec<u32>) {
+        let mut step = Step::<()>::ragged(BLOCK_SIZE, &[(3, 10), (4, 32), (2, 2)]);
+        step.tokens = vec![10, 11, 12, 20, 21, 22, 23, 30, 31];
+        step.rows[0].next = Some(13);
+        (step.rows[1].drafts, step.rows[1].model_drafts) = (3, 3);
+        step.rows[2].model_drafts = 1;
+        let sample = |token: usize| SampleRow { token: token as u32, ..step.samples[0].clone() };
+        let samples = [3, 4, 5, 6, 7, 8].map(sample).to_vec();
+        (Step { samples, ..step }, vec![21, 40, 41, 42, 31, 50])
+    }
+
+    #[test]
+    fn the_first_pass_has_the_tokens_behind_and_samples_behind_those_that_count() {
+        let (step, drawn) = step();
+        let (first, rows) = first_pass(&step, &drawn);
+        assert_eq!(first.tokens, [11, 12, 13, 21, 40, 41, 42, 31, 50]);
+        assert_eq!(rows, [DraftRow { row: 1, token: 4, count: 3 }, DraftRow { row: 2, token: 8, count: 1 }]);
+        assert_eq!(first.samples.iter().map(|sample| sample.token).collect::<Vec<_>>(), [4, 8]);
+        assert_eq!((&first.positions, &first.slots, &first.kv_lens), (&step.positions, &step.slots, &step.kv_lens));
+    }
+
+    #[test]
+    fn further_passes_go_on_behind_the_newest_token_until_a_row_has_its_drafts() {
+        let (step, drawn) = step();
+        let rows = first_pass(&step, &drawn).1;
+        assert_eq!(passes(&rows), 3);
+        let next = next_pass(&step, &rows, 2, BLOCK_SIZE);
+        assert_eq!(next.tokens, [PLACEHOLDER, PLACEHOLDER | 1]);
+        // Token 4 of the step is at position 29; the row's blocks are 2 and 3.
+        assert_eq!((&next.positions[..], &next.kv_lens[..]), (&[31, 0][..], &[32, 0][..]));
+        assert_eq!(next.slots, [(3 * BLOCK_SIZE + 31 % BLOCK_SIZE) as u32, NO_SLOT]);
+        assert!(next.samples_every_token());
+    }
+}

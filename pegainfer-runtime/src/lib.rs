@@ -1,0 +1,165 @@
+//! The model runtime: one loader and one executor for every model that is written over the ops of `pegainfer-kernels`.
+//!
+//! A model crate implements [`Model`]: configuration, weights, state and forward pass. [`load`] makes an engine of it, whose steps
+//! the executor runs, samples and reads back; [`record`] makes its kernel plan, [`measure`] its ledger.
+//!
+//! # Example
+//!
+//! A model without layers predicts each token from the one before it. Its kernel plan needs neither weights nor a device.
+//!
+//! ```
+//! use pegainfer_core::exec::Exec;
+//! use pegainfer_core::tensor::{DType, OpError, Tensor};
+//! use pegainfer_core::weights::{Loader, WeightsError};
+//! use pegainfer_kernels::ops;
+//! use pegainfer_runtime::{
+//!     Bounds, ConfigError, ConfigFile, LoadError, Model, ModelInfo, Parts, Pass, StepOf, gather_rows, record,
+//! };
+//!
+//! #[derive(Debug)]
+//! struct Bigram;
+//!
+//! #[derive(Debug, Clone)]
+//! struct Config {
+//!     vocab_size: usize,
+//!     hidden_size: usize,
+//! }
+//!
+//! impl Model for Bigram {
+//!     const NAME: &'static str = "Bigram";
+//!     const ARCHITECTURE: &'static str = "BigramForCausalLM";
+//!     const MODEL_TYPE: &'static str = "bigram";
+//!
+//!     type Config = Config;
+//!     /// The embedding, which is the output matrix too, `[vocab, hidden]`, and the weight of a norm, `[hidden]`.
+//!     type Weights = [Tensor; 2];
+//!     /// Embedded tokens, and the same normalised, `[tokens, hidden]`.
+//!     type Workspace = [Tensor; 2];
+//!     type Cache = ();
+//!     type State = ();
+//!
+//!     fn config(file: ConfigFile) -> Result<Config, ConfigError> {
+//!         Ok(Config { vocab_size: file.size("vocab_size")?, hidden_size: file.size("hidden_size")? })
+//!     }
+//!
+//!     fn info(config: &Config) -> ModelInfo {
+//!         ModelInfo {
+//!             vocab_size: config.vocab_size,
+//!             max_position_embeddings: 4096,
+//!             eos_token_ids: vec![0],
+//!             initializer_range: 0.02,
+//!             fp8_weights: false,
+//!             drafts: false,
+//!         }
+//!     }
+//!
+//!     fn weights(loader: &mut Loader<'_>, config: &Config) -> Result<[Tensor; 2], WeightsError> {
+//!         let embedding = loader.matrix("embedding.weight".to_owned(), config.vocab_size, config.hidden_size)?;
+//!         Ok([embedding, loader.vector("norm.weight".to_owned(), config.hidden_size)?])
+//!     }
+//!
+//!     fn workspace(exec: &mut Exec, config: &Config, bounds: &Bounds) -> std::io::Result<[Tensor; 2]> {
+//!         let shape = [bounds.size.tokens, config.hidden_size];
+//!         Ok([exec.tensor("embedded", &shape, DType::Bf16)?, exec.tensor("normed", &shape, DType::Bf16)?])
+//!     }
+//!
+//!     fn cache(_parts: Parts<'_, Self>, _bounds: &Bounds, _blocks: usize) -> Result<(), LoadError> {
+//!         Ok(())
+//!     }
+//!
+//!     fn state(_config: &Config, _bounds: &Bounds) {}
+//!
+//!     fn begin(_exec: &mut Exec, work: &mut [Tensor; 2], step: &StepOf<Self>) -> Result<(), OpError> {
+//!         work.iter_mut().for_each(|tensor| tensor.set_rows(step.tokens.len()));
+//!         Ok(())
+//!     }
+//!
+//!     fn forward(pass: &mut Pass<'_, Self>) -> Result<(), OpError> {
+//!         let Pass { exec, weights: [embedding, norm], work: [embedded, normed], inputs, previous, step, .. } = pass;
+//!         ops::embedding(exec, &inputs.tokens, previous, embedding, embedded)?;
+//!         ops::rms_norm(exec, embedded, norm, 1e-6, &mut *normed)?;
+//!         if step.samples_every_token() {
+//!             return Ok(());
+//!         }
+//!         gather_rows(exec, &inputs.sample_rows, [(normed, embedded)])
+//!     }
+//!
+//!     fn output<'a>([_, normed]: &'a mut [Tensor; 2], [embedding, _]: &'a [Tensor; 2]) -> (&'a mut Tensor, &'a Tensor) {
+//!         (normed, embedding)
+//!     }
+//! }
+//!
+//! let config = Bigram::parse_config(r#"{"vocab_size": 4096, "hidden_size": 256}"#)?;
+//! // A decode step of 8 sequences with contexts of 100 tokens.
+//! let ops: Vec<_> = record::<Bigram>(&config, 8, 1, 100)?.iter().map(|record| record.op).collect();
+//! assert_eq!(ops, ["embedding", "rms_norm", "linear", "sample"]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Layout
+//! - `model`: the trait; `model_info`, `model_bytes`: the numbers that the rest needs of a model.
+//! - `config_file`, `load_options`, `load_error`, `bounds`: from config.json and flags to the sizes of an engine; `fit`, `gpu_fit`: whether
+//!   that fits the memory.
+//! - `output_matrix`: tied embeddings. `end_of_text`: tokens that end a text. `sizes`: bounds of the numbers.
+//! - `quantization`: FP8 weights. `rope_scaling`: YaRN.
+//! - `load`, `record`: an engine from a checkpoint, a kernel plan from a configuration. `measure`: step times for the ledger.
+//! - `executor`: steps in flight and CUDA graphs; `drafting`, `block_drafting`: the passes of the layers
+//!   that draft; `inputs`, `block_tables`, `logits_processors`, `sampler`, `readbacks`: what every step
+//!   begins and ends with.
+//! - `synthetic_acceptance`: drafts that are accepted for timing.
+//! - `decoder`, `decoder_workspace`, `attention`, `sampled_rows`: parts of dense decoders: weights, activations, full
+//!   attention.
+
+mod attention;
+pub mod block_drafting;
+mod block_tables;
+mod bounds;
+mod config_file;
+mod decoder;
+mod decoder_workspace;
+pub mod drafting;
+pub mod end_of_text;
+mod executor;
+mod fit;
+mod gpu_fit;
+mod inputs;
+mod load;
+mod load_error;
+mod load_options;
+mod logits_processors;
+mod measure;
+mod model;
+mod model_bytes;
+mod model_info;
+mod output_matrix;
+mod quantization;
+mod readbacks;
+mod record;
+mod rope_scaling;
+mod sampled_rows;
+mod sampler;
+mod sizes;
+mod synthetic_acceptance;
+
+pub use attention::{Attention, KvLayer};
+pub use bounds::{Bounds, StepSize};
+pub use config_file::{ConfigError, ConfigFile, Overrides, Served, unsupported};
+pub use decoder::{DecoderShape, DecoderWeights, Mlp, load_head};
+pub use decoder_workspace::{Activations, AttentionScratch, DecoderWorkspace};
+pub use executor::Executor;
+pub use gpu_fit::GpuFit;
+pub use inputs::Inputs;
+pub use load::{Engine, Loaded, load, load_weights};
+pub use load_error::LoadError;
+pub use load_options::{DEFAULT_KV_BYTES, DEFAULT_STATE_BYTES, LoadOptions, STATE_SHARE};
+pub use measure::{Measurable, Measured, measure, measure_again};
+pub use model::{Model, Parts, Pass, StepOf, padded, ragged, uniform};
+pub use model_info::{ModelBytes, ModelInfo};
+pub use output_matrix::HEAD;
+pub use quantization::{Quantization, load_projection};
+pub use readbacks::Readbacks;
+pub use record::{record, record_step};
+pub use sampled_rows::{SampledRows, gather_rows};
+pub use sampler::{BlockLogits, LogitsSource, Sampler};
+pub use sizes::MAX_CONTEXT;
+pub use synthetic_acceptance::SyntheticAcceptance;

@@ -1,0 +1,132 @@
+//! Measures what each kernel adds to a step as the engine serves it: in replayed CUDA graphs, with overlap.
+
+use super::measurable::Measurable;
+use super::pipelined::Pipelined;
+use pegainfer_core::exec::Device;
+use pegainfer_core::ledger::{GridLimits, KernelLine, MeasureStep, Rows, StepLoad};
+use pegainfer_core::tensor::OpError;
+use pegainfer_kernels::cuda::cupti::{self, KernelRecord};
+
+/// Recorded runs of a step, besides the first and the last.
+const RUNS: usize = 20;
+
+/// Runs each step that fits while CUPTI is on, so that the CUDA graphs are captured under its eyes, and turns it off.
+pub fn capture_graphs<E: Measurable>(executor: &mut E, limits: &GridLimits, steps: &[Rows]) -> Result<(), OpError> {
+    if executor.exec().device() != Device::Cuda {
+        return Err(error("CUPTI records the kernels of a GPU, and this engine runs on the CPU".to_owned()));
+    }
+    for rows in steps.iter().filter(|rows| limits.holds(rows)) {
+        Pipelined(executor).run(rows, 3)?;
+    }
+    cupti::pause().map_err(error)
+}
+
+/// The kernels of these steps on the device of rank 0.
+pub fn record_kernels<E: Measurable>(executor: &mut E, steps: &[Rows]) -> Result<Vec<KernelLine>, OpError> {
+    let device = executor.exec().gpu()?.ordinal();
+    let mut lines: Vec<KernelLine> = Vec::new();
+    for rows in steps {
+        let load = StepLoad::of_rows(rows.iter().copied());
+        if lines.iter().any(|line| line.load == load) {
+            continue;
+        }
+        let mut target = Pipelined(executor);
+        let runs = target.runs(RUNS);
+        let (result, mut kernels) = cupti::record(|| target.run(rows, RUNS)).map_err(error)?;
+        result?;
+        kernels.retain(|kernel| kernel.device as usize == device);
+        lines.extend(lines_of(load, &kernels, runs).map_err(error)?);
+    }
+    Ok(lines)
+}
+
+fn error(message: String) -> OpError {
+    OpError { op: "ledger", message }
+}
+
+/// Calls of one kernel in each run.
+struct Calls<'a> {
+    kernel: &'a KernelRecord,
+    /// Calls and nanoseconds of each run: added, idle, own.
+    runs: Vec<(usize, [u64; 3])>,
+}
+
+/// The kernels of a step from those of `runs` runs, which are ordered by their begin.
+fn lines_of(load: StepLoad, kernels: &[KernelRecord], runs: usize) -> Result<Vec<KernelLine>, String> {
+    let in_run = kernels.len() / runs.max(1);
+    if in_run == 0 || in_run * runs != kernels.len() {
+        return Err(format!("CUPTI recorded {} kernels of {runs} runs of a step of {load}", kernels.len()));
+    }
+    let mut by_end: Vec<usize> = (0..kernels.len()).collect();
+    by_end.sort_by_key(|i| kernels[*i].end);
+    let mut calls: Vec<Calls<'_>> = Vec::new();
+    let mut last_end = kernels[by_end[0]].start;
+    for i in by_end {
+        let kernel = &kernels[i];
+        let added = kernel.end - last_end.min(kernel.end);
+        let idle = kernel.start.saturating_sub(last_end);
+        last_end = last_end.max(kernel.end);
+        let same = |calls: &Calls<'_>| (&calls.kernel.name, calls.kernel.grid) == (&kernel.name, kernel.grid);
+        let found = calls.iter().position(same).unwrap_or_else(|| {
+            calls.push(Calls { kernel, runs: vec![(0, [0; 3]); runs] });
+            calls.len() - 1
+        });
+        let (count, sums) = &mut calls[found].runs[i / in_run];
+        *count += 1;
+        for (sum, time) in sums.iter_mut().zip([added, idle, kernel.end - kernel.start]) {
+            *sum += time;
+        }
+    }
+    calls.iter().map(|calls| line(load, calls)).collect()
+}
+
+/// Medians over the runs but the first, which had to be launched first, and the last.
+fn line(load: StepLoad, Calls { kernel, runs }: &Calls<'_>) -> Result<KernelLine, String> {
+    let count = runs[0].0;
+    if runs.iter().any(|(other, _)| *other != count) {
+        return Err(format!("the kernel {} does not run equally often in each run of a step of {load}", kernel.name));
+    }
+    let inner = if runs.len() > 2 { &runs[1..runs.len() - 1] } else { &runs[..] };
+    let median = |which: usize| {
+        let mut times: Vec<u64> = inner.iter().map(|(_, times)| times[which]).collect();
+        times.sort_unstable();
+        times[times.len() / 2] as f64 / 1e3
+    };
+    let (us, idle_us, own_us) = (median(0), median(1), median(2));
+    Ok(KernelLine { load, kernel: kernel.name.clone(), grid: kernel.grid, calls: count, us, idle_us, own_us })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kernel(name: &str, start: u64, end: u64) -> KernelRecord {
+        KernelRecord { name: name.to_owned(), grid: [1, 1, 1], device: 0, start, end }
+    }
+
+    /// Steps of 10 us: `a` for 4 us, `b` overlapped from 3 to 7, `a` from 8 to 9.
+    fn step(at: u64) -> [KernelRecord; 3] {
+        [kernel("a", at, at + 4000), kernel("b", at + 3000, at + 7000), kernel("a", at + 8000, at + 9000)]
+    }
+
+    #[test]
+    fn what_kernels_add_sums_up_to_the_step() {
+        let kernels: Vec<KernelRecord> = (0..6).flat_map(|i| step(10_000 * i)).collect();
+        let lines = lines_of(StepLoad::default(), &kernels, 6).unwrap();
+        let [a, b] = &lines[..] else { panic!("{lines:?}") };
+        // 1 us between steps and 4 us of `a`, then 1 us of a pause and 1 us.
+        assert_eq!((&a.kernel[..], a.calls, a.us, a.idle_us, a.own_us), ("a", 2, 7.0, 2.0, 5.0));
+        assert_eq!((&b.kernel[..], b.calls, b.us, b.idle_us, b.own_us), ("b", 1, 3.0, 0.0, 4.0));
+        assert_eq!(a.us + b.us, 10.0);
+    }
+
+    #[test]
+    fn records_that_are_no_runs_of_one_step_are_refused() {
+        let mut kernels: Vec<KernelRecord> = (0..3).flat_map(|i| step(10_000 * i)).collect();
+        let refused = |kernels: &[KernelRecord]| lines_of(StepLoad::default(), kernels, 3).unwrap_err();
+        assert!(refused(&kernels[1..]).contains("8 kernels of 3 runs"));
+        assert!(refused(&[]).contains("0 kernels"));
+        kernels[8].name = "c".to_owned();
+        assert!(refused(&kernels).contains("equally often"));
+    }
+}

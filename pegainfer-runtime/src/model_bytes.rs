@@ -1,0 +1,47 @@
+//! What a model takes of a device's memory: what its own functions allocate on `Device::Meta`.
+
+use super::bounds::{Bounds, StepSize};
+use super::load_error::LoadError;
+use super::model::{Model, Parts};
+use super::model_info::ModelBytes;
+use pegainfer_core::exec::Exec;
+use pegainfer_core::weights::{Loader, Source};
+use pegainfer_kernels::ops;
+use pegainfer_kernels::ops::BLOCK_SIZE;
+
+/// Tokens of the smaller of the two steps whose workspaces tell what a token takes.
+const TOKENS: usize = 1024;
+
+impl ModelBytes {
+    /// What a model with this configuration takes. Nothing is allocated.
+    pub fn of<M: Model>(config: &M::Config) -> Result<Self, LoadError> {
+        let mut exec = Exec::meta()?;
+        let source = Source::Dummy { seed: 0, std: 0.0, uniform: ops::uniform };
+        let loaded = Loader::run(&mut exec, &source, &mut |_| {}, |loader| M::weights(loader, config))?;
+        let weights = exec.allocated_bytes();
+        let bounds = |tokens: usize, slots: usize| {
+            let size = StepSize { tokens, rows: 1, samples: 1, context: 1 };
+            // However many tokens there are, no snapshot cuts them into segments.
+            Bounds { slots, snapshot_interval: usize::MAX, ..Bounds::exact(size, 1) }
+        };
+        let mut workspace = |tokens: usize| {
+            let before = exec.allocated_bytes();
+            let work = M::workspace(&mut exec, config, &bounds(tokens, 1))?;
+            Ok::<_, LoadError>((work, exec.allocated_bytes() - before))
+        };
+        let ((work, small), (_, large)) = (workspace(TOKENS)?, workspace(2 * TOKENS)?);
+        let mut cache = |blocks: usize, slots: usize| {
+            let before = exec.allocated_bytes();
+            let parts = Parts { exec: &mut exec, config, weights: &loaded, work: &work };
+            M::cache(parts, &bounds(TOKENS, slots), blocks)?;
+            Ok::<_, LoadError>(exec.allocated_bytes() - before)
+        };
+        let one = cache(1, 1)?;
+        Ok(Self {
+            weights,
+            workspace_per_token: (large - small) / TOKENS as u64,
+            kv_per_token: (cache(2, 1)? - one) / BLOCK_SIZE as u64,
+            state_slot: cache(1, 2)? - one,
+        })
+    }
+}

@@ -1,0 +1,42 @@
+//! The numbers of a model that loading, scheduling and start-up messages need.
+
+use pegainfer_kernels::ops::BLOCK_SIZE;
+
+/// The numbers of a model that loading, scheduling and start-up messages need, computed from its configuration.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ModelInfo {
+    /// Token ids are below this.
+    pub vocab_size: usize,
+    /// Context length that the model was trained for, tokens.
+    pub max_position_embeddings: usize,
+    /// Ids that end a text.
+    pub eos_token_ids: Vec<u32>,
+    /// Standard deviation of dummy weights.
+    pub initializer_range: f32,
+    /// Whether config.json or the user asks for FP8 weights.
+    pub fp8_weights: bool,
+    /// Whether its own layers draft, see [`Model::draft`](super::Model::draft).
+    pub drafts: bool,
+}
+
+/// Bytes that a model takes of a GPU, and about those of a CPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ModelBytes {
+    /// The weights as loaded.
+    pub weights: u64,
+    /// The workspace for each token of a step, without what each segment and each row takes.
+    pub workspace_per_token: u64,
+    /// K and V of one token over all layers.
+    pub kv_per_token: u64,
+    /// State of one sequence next to its KV blocks, such as that of recurrent layers. 0 for a model that keeps
+    /// everything in KV blocks.
+    pub state_slot: u64,
+}
+
+impl ModelBytes {
+    /// Bytes of a KV block over all layers. A block of a model without full attention has no bytes, but still counts
+    /// tokens.
+    pub fn block(&self) -> u64 {
+        (self.kv_per_token * BLOCK_SIZE as u64).max(1)
+    }
+}

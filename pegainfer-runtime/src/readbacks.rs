@@ -1,0 +1,95 @@
+//! Sampled tokens and their log-probabilities on their way to the host, while later steps run.
+
+use super::sampler::Sampler;
+use pegainfer_core::exec::Exec;
+use pegainfer_core::readback::Readback;
+use pegainfer_core::schedule::{Outcome, STEPS_IN_FLIGHT, SampleRow};
+use pegainfer_core::tensor::{DType, OpError};
+use pegainfer_kernels::ops::{REPORT_WORDS, token_logprobs};
+use std::collections::VecDeque;
+
+/// The results of steps, or of passes that draft: finished in the order in which they were started.
+#[derive(Debug)]
+pub struct Readbacks {
+    /// Samples of a step at most.
+    rows: usize,
+    /// Oldest first.
+    in_flight: VecDeque<Results>,
+    /// Memory for more.
+    free: Vec<Results>,
+}
+
+/// The results of one step.
+#[derive(Debug)]
+struct Results {
+    readback: Readback,
+    /// What each sample asked for, see `GenerateRequest::logprobs`.
+    asked: Vec<Option<usize>>,
+}
+
+impl Readbacks {
+    /// For steps of at most `rows` samples, with memory for [`STEPS_IN_FLIGHT`].
+    pub fn new(exec: &mut Exec, rows: usize) -> std::io::Result<Self> {
+        let free = (0..STEPS_IN_FLIGHT).map(|_| Results::new(exec, rows)).collect::<Result<_, _>>()?;
+        Ok(Self { free, ..Self::on_demand(rows) })
+    }
+
+    /// For passes of at most `rows` samples, with memory for as many as were in flight at once so far.
+    pub fn on_demand(rows: usize) -> Self {
+        Self { rows, in_flight: VecDeque::new(), free: Vec::new() }
+    }
+
+    /// Starts to copy what `samples` drew, and their log-probabilities if one asked for them. Does not wait.
+    pub fn start(&mut self, exec: &mut Exec, sampler: &mut Sampler, samples: &[SampleRow]) -> Result<(), OpError> {
+        let failed = |error: std::io::Error| OpError { op: "read back", message: error.to_string() };
+        let mut results = match self.free.pop() {
+            Some(results) => results,
+            None => Results::new(exec, self.rows).map_err(failed)?,
+        };
+        results.asked.clear();
+        results.asked.extend(samples.iter().map(|row| row.logprobs));
+        let tensors = if results.wants_logprobs() { 2 } else { 1 };
+        sampler.drawn(samples.len(), |drawn| results.readback.start(exec, &drawn[..tensors]))?;
+        self.in_flight.push_back(results);
+        Ok(())
+    }
+
+    /// Waits for the oldest in flight. On `Meta` there are no tokens.
+    pub fn finish(&mut self) -> Result<Outcome, OpError> {
+        let mut results = self.in_flight.pop_front().expect("a step is in flight");
+        let outcome = results.wait()?;
+        self.free.push(results);
+        Ok(outcome)
+    }
+
+    /// Forgets all in flight; nothing may be started before the device is done with them.
+    pub fn abandon(&mut self) {
+        self.free.extend(self.in_flight.drain(..));
+    }
+}
+
+impl Results {
+    /// Memory for `rows` samples.
+    fn new(exec: &mut Exec, rows: usize) -> std::io::Result<Self> {
+        let bytes = |words: usize| (words * DType::U32.size()).next_multiple_of(64);
+        let readback = Readback::new(exec, bytes(rows) + bytes(rows * REPORT_WORDS))?;
+        Ok(Self { readback, asked: Vec::new() })
+    }
+
+    fn wait(&mut self) -> Result<Outcome, OpError> {
+        let wanted = self.wants_logprobs();
+        let arrived = self.readback.wait()?;
+        let tokens = arrived.tensor(0).to_vec();
+        let logprobs = if wanted {
+            let rows = arrived.tensor(1).chunks_exact(REPORT_WORDS).zip(&self.asked);
+            rows.map(|(row, asked)| asked.map(|top| token_logprobs(row, top))).collect()
+        } else {
+            vec![None; tokens.len()]
+        };
+        Ok(Outcome { tokens, logprobs, ..Outcome::default() })
+    }
+
+    fn wants_logprobs(&self) -> bool {
+        self.asked.iter().any(Option::is_some)
+    }
+}

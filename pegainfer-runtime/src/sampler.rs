@@ -1,0 +1,188 @@
+//! Turns hidden states into tokens in two phases. Logits end the forward pass and may be part of its CUDA graph;
+//! sampling depends on the parameters of each request.
+
+use super::inputs::Inputs;
+use pegainfer_core::exec::{Device, Exec};
+use pegainfer_core::schedule::SampleRow;
+use pegainfer_core::tensor::{DType, OpError, Tensor};
+use pegainfer_kernels::ops::{self, REPORT_WORDS};
+use std::ops::Range;
+
+/// Rows of logits computed at once: more rows take more memory (0.6 MB each for Qwen3's vocabulary), fewer stream the
+/// output matrix more often. A step that is only recorded has the ops of a GPU.
+pub(super) fn logits_rows(device: Device) -> usize {
+    match device {
+        Device::Cpu(_) => 32,
+        Device::Cuda | Device::Meta => 256,
+    }
+}
+
+/// Computes the logits of a step's samples.
+pub trait LogitsSource {
+    /// Logits of `samples`, by their numbers: `logits`, `[samples, vocab]` f32.
+    fn logits(&mut self, exec: &mut Exec, samples: Range<usize>, logits: &mut Tensor) -> Result<(), OpError>;
+}
+
+/// Computes the logits of blocks of positions whose tokens are drawn one after the other.
+pub trait BlockLogits: LogitsSource {
+    /// Adds to the `logits` of one position of each block, `[rows, vocab]` f32, what depends on the token before it. `previous`: what
+    /// the position before drew, `[rows]` u32; `None` at the first position.
+    fn add_transition(
+        &mut self,
+        exec: &mut Exec,
+        previous: Option<&Tensor>,
+        logits: &mut Tensor,
+    ) -> Result<(), OpError>;
+}
+
+/// Logits by one GEMM with the output matrix.
+pub(super) struct Projection<'a> {
+    /// Normalised output of the last layer, `[samples, hidden]` bf16.
+    pub normed: &'a mut Tensor,
+    /// Output matrix, `[vocab, hidden]` bf16.
+    pub head: &'a Tensor,
+}
+
+impl LogitsSource for Projection<'_> {
+    fn logits(&mut self, exec: &mut Exec, samples: Range<usize>, logits: &mut Tensor) -> Result<(), OpError> {
+        self.normed.set_range(samples.start, samples.len());
+        ops::linear(exec, self.normed, self.head, logits)
+    }
+}
+
+/// The last part of a step, with its activations, allocated once for the largest.
+#[derive(Debug)]
+pub struct Sampler {
+    /// `[logits_rows, vocab]` f32.
+    logits: Tensor,
+    /// What the samples of the last step drew, `[rows]` u32. At its full length between two calls.
+    pub sampled: Tensor,
+    /// Of the sampled tokens, `[rows, REPORT_WORDS]` u32.
+    logprobs: Tensor,
+}
+
+impl Sampler {
+    /// For steps of at most `rows` samples.
+    pub fn new(exec: &mut Exec, vocab: usize, rows: usize) -> std::io::Result<Self> {
+        let chunk = logits_rows(exec.device()).min(rows);
+        Ok(Self {
+            logits: exec.tensor("logits", &[chunk, vocab], DType::F32)?,
+            sampled: exec.tensor("sampled", &[rows], DType::U32)?,
+            logprobs: exec.tensor("logprobs", &[rows, REPORT_WORDS], DType::U32)?,
+        })
+    }
+
+    /// Most samples whose logits are computed at once.
+    pub fn max_rows(&self) -> usize {
+        self.logits.max_rows()
+    }
+
+    /// Logits of the last samples that were computed at once, as logits processors left them: `[n, vocab]` f32.
+    pub fn logits(&self) -> &Tensor {
+        &self.logits
+    }
+
+    /// Computes logits of the first of `samples` samples, as many as are computed at once. This ends the forward pass:
+    /// everything up to here depends only on its shape. [`sample`](Self::sample) draws from the logits.
+    pub fn project(&mut self, exec: &mut Exec, source: &mut impl LogitsSource, samples: usize) -> Result<(), OpError> {
+        let rows = samples.min(self.max_rows());
+        if rows == 0 {
+            return Ok(());
+        }
+        self.logits.set_rows(rows);
+        source.logits(exec, 0..rows, &mut self.logits)
+    }
+
+    /// Tokens and log-probabilities of the `samples` of a step, for which `inputs` was filled and
+    /// [`project`](Self::project) has run with the same `source`. The results stay on the device.
+    pub fn sample(
+        &mut self,
+        exec: &mut Exec,
+        source: &mut impl LogitsSource,
+        inputs: &mut Inputs,
+        samples: &[SampleRow],
+    ) -> Result<(), OpError> {
+        let chunk = self.max_rows();
+        let drawn = (0..samples.len()).step_by(chunk).try_for_each(|first| {
+            let rows = &samples[first..samples.len().min(first + chunk)];
+            self.draw(exec, source, inputs, first, rows)
+        });
+        // The next step may ask for any of the tokens, and a graph keeps the length.
+        self.sampled.set_rows(self.sampled.max_rows());
+        drawn
+    }
+
+    /// Draws the tokens of blocks of `positions` positions in `rows` rows, with logits from `source`, whose samples are in the order of
+    /// the positions, and of each position in the order of the rows; there are at most [`max_rows`](Self::max_rows). `inputs` was filled
+    /// for them. The results stay on the device, and so do all logits.
+    pub fn run_blocks(
+        &mut self,
+        exec: &mut Exec,
+        source: &mut impl BlockLogits,
+        inputs: &mut Inputs,
+        (rows, positions): (usize, usize),
+    ) -> Result<(), OpError> {
+        let Self { logits, sampled, .. } = self;
+        logits.set_rows(rows * positions);
+        source.logits(exec, 0..rows * positions, logits)?;
+        for position in 0..positions {
+            let first = position * rows;
+            logits.set_range(first, rows);
+            if position == 0 {
+                source.add_transition(exec, None, logits)?;
+            } else {
+                sampled.set_range(first - rows, rows);
+                source.add_transition(exec, Some(sampled), logits)?;
+            }
+            sampled.set_range(first, rows);
+            inputs.draws.set_range(first, rows);
+            ops::sample(exec, logits, &inputs.draws, sampled)?;
+        }
+        logits.set_rows(rows * positions);
+        sampled.set_rows(sampled.max_rows());
+        Ok(())
+    }
+
+    /// Turns logits into the tokens of `samples`, from number `first` on. Does not wait for a GPU.
+    fn draw(
+        &mut self,
+        exec: &mut Exec,
+        source: &mut impl LogitsSource,
+        inputs: &mut Inputs,
+        first: usize,
+        samples: &[SampleRow],
+    ) -> Result<(), OpError> {
+        let Self { logits, sampled, logprobs } = self;
+        let processed = |row: &SampleRow| row.logits_update.is_some();
+        let range = first..first + samples.len();
+        for tensor in [&mut inputs.draws, sampled, logprobs] {
+            tensor.set_range(first, samples.len());
+        }
+        logits.set_rows(samples.len());
+        if first > 0 {
+            source.logits(exec, range.clone(), logits)?;
+        }
+        inputs.processors.apply(exec, first, samples, logits)?;
+        ops::sample(exec, logits, &inputs.draws, sampled)?;
+        if samples.iter().any(|row| processed(row) && row.logprobs.is_some()) {
+            // Log-probabilities are of the raw logits. Computing them again is slower than a copy, and needs no second
+            // buffer of their size for the few requests that want both.
+            source.logits(exec, range, logits)?;
+        }
+        if samples.iter().any(|row| row.logprobs.is_some()) {
+            ops::logprobs(exec, logits, &inputs.draws, sampled, logprobs)?;
+        }
+        Ok(())
+    }
+
+    /// Lends what the first `samples` samples drew, `[samples]` u32, and their log-probabilities,
+    /// `[samples, REPORT_WORDS]` u32.
+    pub(super) fn drawn<R>(&mut self, samples: usize, read: impl FnOnce([&Tensor; 2]) -> R) -> R {
+        for tensor in [&mut self.sampled, &mut self.logprobs] {
+            tensor.set_rows(samples);
+        }
+        let result = read([&self.sampled, &self.logprobs]);
+        self.sampled.set_rows(self.sampled.max_rows());
+        result
+    }
+}

@@ -1,0 +1,13 @@
+//! Models: the small checkpoints behind the API, a model of one file, and downloads.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+#[cfg(feature = "deepseek-v4")]
+mod deepseek_v4_tiny;
+mod hub;
+mod minimal_model;
+#[cfg(feature = "qwen35")]
+mod qwen35_tiny;
+mod qwen3_tiny;
+#[path = "../support/mod.rs"]
+mod support;

@@ -1,0 +1,311 @@
+//! `pegainfer chat` in a pseudo-terminal and in a pipe, and terminal output of all commands.
+
+use crate::support::model_dir;
+use crate::support::process::{pegainfer, run};
+use crate::support::temp_dir::TempDir;
+use crate::support::terminal::Terminal;
+use serde_json::json;
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+const QUESTION: &str = "What is the capital of France?";
+const ANSWER: &str = "The capital of France is Paris.";
+/// Written by the line editor when a line is complete: it stops to bracket what is pasted.
+const ENTERED: &str = "\x1b[?2004l";
+/// Written by the line editor when it waits for a line.
+const PROMPT: &str = "\x1b[?2004h";
+
+fn chat(history: &Path) -> Command {
+    let mut command = pegainfer();
+    command.args(["chat", "--threads", "2", "--history"]).arg(history);
+    command
+}
+
+/// A directory with these files of the bundled model.
+fn link_model(dir: &Path, files: &[&str]) {
+    std::fs::create_dir(dir).unwrap();
+    for name in files {
+        std::os::unix::fs::symlink(model_dir().join(name).canonicalize().unwrap(), dir.join(name)).unwrap();
+    }
+}
+
+#[test]
+fn a_conversation_in_a_terminal() {
+    let dir = TempDir::new("chat");
+    let history = dir.0.join("state/history");
+    let mut terminal = Terminal::start(chat(&history).args(["--temperature", "0"]));
+    terminal.wait_for("qwen3-tiny: /help lists the commands");
+    terminal.wait_for(PROMPT);
+    terminal.press(&format!("{QUESTION}\r"));
+    terminal.wait_for(ENTERED);
+    let answer = terminal.wait_for(PROMPT);
+    assert!(answer.contains(&format!("{ANSWER}\r\n")), "{answer:?}");
+    terminal.press("/help\r");
+    terminal.wait_for("start anew with this system message");
+    terminal.wait_for(PROMPT);
+    terminal.press("/system Be brief.\r");
+    terminal.wait_for("the conversation starts anew with this system message");
+    terminal.wait_for(PROMPT);
+    terminal.press("/reset\r");
+    terminal.wait_for("the conversation starts anew");
+    terminal.wait_for(PROMPT);
+    terminal.press("/nonsense\r");
+    terminal.wait_for("/nonsense is not a command; /help lists them");
+    terminal.wait_for(PROMPT);
+    // Lines between quotes are one message.
+    terminal.press("\"\"\"What is the\rcapital of France?\"\"\"\r");
+    terminal.wait_for(ENTERED);
+    let answer = terminal.wait_for(PROMPT);
+    assert!(!answer.contains("error"), "{answer:?}");
+    // A half-typed line is cleared.
+    terminal.press("no message\x03");
+    terminal.wait_for(PROMPT);
+    // The line before is a key away.
+    terminal.press("\x1b[A");
+    terminal.wait_for("capital of France?\"\"\"");
+    terminal.press("\x03");
+    terminal.wait_for(PROMPT);
+    terminal.press("/exit\r");
+    assert!(terminal.end().success());
+    let kept = std::fs::read_to_string(&history).unwrap();
+    assert!(kept.contains(&format!("\n{QUESTION}\n")) && kept.contains("What is the\\ncapital"), "{kept:?}");
+    assert!(!kept.contains("no message"), "{kept:?}");
+
+    // The next chat knows the lines of this one; Ctrl-D leaves it.
+    let mut terminal = Terminal::start(&mut chat(&history));
+    terminal.wait_for(PROMPT);
+    terminal.press("\x1b[A");
+    terminal.wait_for("/exit");
+    terminal.press("\x03");
+    terminal.wait_for(PROMPT);
+    terminal.press("\x04");
+    assert!(terminal.end().success());
+}
+
+#[test]
+fn control_c_stops_the_answer_and_not_the_program() {
+    let dir = TempDir::new("chat-stop");
+    // No token ends this model's texts: they go on to the end of the context.
+    let model = dir.0.join("model");
+    link_model(&model, &["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"]);
+    std::fs::copy(model_dir().join("chat_template.jinja"), model.join("chat_template.jinja")).unwrap();
+    std::fs::write(model.join("generation_config.json"), json!({"eos_token_id": [0]}).to_string()).unwrap();
+    let mut terminal = Terminal::start(chat(&dir.0.join("history")).args(["--temperature", "0"]).arg(&model));
+    for _ in 0..2 {
+        terminal.wait_for(PROMPT);
+        terminal.press("Tell a story.\r");
+        terminal.wait_for(ENTERED);
+        terminal.wait_for_length(50);
+        terminal.press("\x03");
+        let answer = terminal.wait_for("[stopped]");
+        assert!(answer.len() > 50, "{answer:?}");
+    }
+    terminal.wait_for(PROMPT);
+    terminal.press("/exit\r");
+    assert!(terminal.end().success());
+}
+
+#[test]
+fn reasoning_is_dimmed() {
+    let dir = TempDir::new("chat-reasoning");
+    let model = dir.0.join("model");
+    let files =
+        ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "model.safetensors"];
+    link_model(&model, &files);
+    // The prompt ends within the reasoning.
+    let template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
+        {% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}{# </think> #}";
+    std::fs::write(model.join("chat_template.jinja"), template).unwrap();
+    let command = || {
+        let mut command = chat(&dir.0.join("history"));
+        command.args(["--temperature", "0", "--max-tokens", "5"]).arg(&model);
+        command
+    };
+    let mut terminal = Terminal::start(&mut command());
+    terminal.wait_for(PROMPT);
+    terminal.press(&format!("{QUESTION}\r"));
+    terminal.wait_for(ENTERED);
+    let answer = terminal.wait_for("the maximum number of tokens is reached");
+    let (dimmed, _) = answer.split_once("\x1b[0m").unwrap();
+    let (_, reasoning) = dimmed.split_once("\x1b[2m").unwrap();
+    assert!(!reasoning.trim().is_empty(), "{answer:?}");
+    terminal.wait_for(PROMPT);
+    terminal.press("\x04");
+    assert!(terminal.end().success());
+
+    let (code, stdout, _) = piped(&mut command(), QUESTION);
+    assert_eq!((code, stdout.as_str()), (Some(0), ""), "only the answer goes into a pipe");
+}
+
+/// Runs with this text on standard input.
+fn piped(command: &mut Command, text: &str) -> (Option<i32>, String, String) {
+    let dir = TempDir::new("chat-pipe");
+    let path = dir.0.join("input");
+    std::fs::File::create(&path).unwrap().write_all(text.as_bytes()).unwrap();
+    run(command.stdin(Stdio::from(std::fs::File::open(path).unwrap())))
+}
+
+#[test]
+fn a_pipe_is_one_message() {
+    let history = Path::new("/nonexistent/history");
+    let (code, stdout, stderr) = piped(chat(history).args(["--temperature", "0"]), &format!("{QUESTION}\n"));
+    assert_eq!((code, stdout, stderr.as_str()), (Some(0), format!("{ANSWER}\n"), ""));
+    let (code, stdout, stderr) = piped(chat(history).args(["--temperature", "200"]), QUESTION);
+    assert_eq!((code, stdout.as_str()), (Some(1), ""));
+    assert!(stderr.starts_with("error: temperature must be a number from 0 to 100"), "{stderr}");
+    let (code, _, stderr) = piped(&mut chat(history), " \n");
+    assert_eq!(
+        (code, stderr.trim_end()),
+        (Some(1), "error: standard input is empty: pipe a message into this command")
+    );
+}
+
+/// Sets the title of a terminal, clears it by a C1 control, and turns the direction of writing.
+const HOSTILE: &str = "\x1b]0;PWN\x07\u{9b}2J\u{202e}";
+/// The same text, escaped.
+const SHOWN: &str = "\\u{1b}]0;PWN\\u{7}\\u{9b}2J\\u{202e}";
+
+/// Checks the output of a program on a terminal or in a log: the hostile text is there, but escaped.
+fn assert_harmless(door: &str, text: &str) {
+    assert!(text.contains("PWN"), "{door}: {text:?}");
+    assert_clean(door, text);
+}
+
+fn assert_clean(door: &str, text: &str) {
+    // The program has styles of its own, and so has the line editor; neither sets titles.
+    let is_hostile = |c: char| matches!(c, '\x07' | '\x7f' | '\u{80}'..='\u{9f}' | '\u{202a}'..='\u{202e}');
+    assert!(!text.contains("\x1b]") && !text.contains(is_hostile), "{door}: {text:?}");
+}
+
+/// Runs in a terminal; returns the exit code and the output.
+fn shown(command: &mut Command) -> (Option<i32>, String) {
+    let (status, text) = Terminal::start(command).end_with_text();
+    (status.code(), text)
+}
+
+/// A checkpoint directory with a hostile name and these files instead of the bundled model's.
+fn hostile_model(dir: &Path, files: &[(&str, String)]) -> std::path::PathBuf {
+    let model = dir.join(format!("model{HOSTILE}"));
+    let _ = std::fs::remove_dir_all(&model);
+    let all = ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "model.safetensors"];
+    let linked: Vec<&str> = all.into_iter().filter(|name| files.iter().all(|(other, _)| other != name)).collect();
+    link_model(&model, &linked);
+    for (name, text) in files {
+        std::fs::write(model.join(name), text).unwrap();
+    }
+    model
+}
+
+#[test]
+fn generated_text_is_exact_in_a_pipe_and_harmless_on_a_terminal() {
+    let command = || {
+        let mut command = pegainfer();
+        command.args(["generate", "x", "--load-format", "dummy", "--max-tokens", "800", "--seed", "2"]);
+        // Each token is about as likely as any other, those of control characters included.
+        command.args(["--temperature", "50", "--top-k", "0", "--top-p", "1"]);
+        command
+    };
+    let is_control = |c: char| c.is_control() && !"\n\r\t".contains(c);
+    let (code, piped, stderr) = run(&mut command());
+    assert!(code == Some(0) && piped.contains(is_control), "the text of a pipe is what the model wrote: {stderr}");
+    let (code, screen) = shown(&mut command());
+    // The progress of the load comes before, and ends with a cleared line.
+    let (_, screen) = screen.rsplit_once("\x1b[2K").unwrap();
+    assert!(code == Some(0) && !screen.contains(is_control) && screen.contains("\\u{"), "{screen:?}");
+}
+
+#[test]
+fn a_hostile_model_does_not_reach_the_terminal_of_a_chat() {
+    let dir = TempDir::new("hostile-chat");
+    let template = format!("{{{{ raise_exception('{HOSTILE}') }}}}");
+    let model = hostile_model(&dir.0, &[("chat_template.jinja", template)]);
+    let mut terminal = Terminal::start(chat(&dir.0.join("history")).arg(&model));
+    assert_harmless("name of the model", &terminal.wait_for(PROMPT));
+    terminal.press("hello\r");
+    terminal.wait_for(ENTERED);
+    assert_harmless("raise_exception", &terminal.wait_for(PROMPT));
+    terminal.press("\x04");
+    assert!(terminal.end().success());
+    let (code, _, stderr) = piped(chat(&dir.0.join("history")).arg(&model), "hello");
+    assert_eq!(code, Some(1));
+    assert_harmless("raise_exception in a pipe", &stderr);
+}
+
+#[test]
+fn names_in_files_do_not_reach_the_terminal_or_the_log() {
+    let dir = TempDir::new("hostile-names");
+    let config = |fields: serde_json::Value| {
+        let text = std::fs::read_to_string(model_dir().join("config.json")).unwrap();
+        let mut config: serde_json::Value = serde_json::from_str(&text).unwrap();
+        config.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        ("config.json", config.to_string())
+    };
+    let forged = format!("{HOSTILE}\nerror: forged");
+    let model_type = config(json!({"architectures": [&forged], "model_type": forged}));
+    let quant_method = config(json!({"quantization_config": {"quant_method": HOSTILE}}));
+    for (door, file) in [("model_type", model_type), ("quant_method", quant_method)] {
+        let model = hostile_model(&dir.0, &[file]);
+        let (code, text) = shown(pegainfer().args(["generate", "x", "--model-path"]).arg(&model));
+        assert_eq!(code, Some(1), "{text:?}");
+        assert_harmless(door, &text);
+        assert!(!text.contains("\nerror: forged"), "{text:?}");
+        // The filter does not depend on where the error goes.
+        assert!(run(pegainfer().args(["generate", "x", "--model-path"]).arg(&model)).2.contains(SHOWN), "{door}");
+    }
+    let snapshot = dir.0.join(format!("hub/models--org--name{HOSTILE}/snapshots/main"));
+    std::fs::create_dir_all(&snapshot).unwrap();
+    std::fs::write(snapshot.join("config.json"), json!({"model_type": format!("{HOSTILE}\nNAME forged")}).to_string())
+        .unwrap();
+    let (code, text) = shown(pegainfer().arg("models").env("HF_HOME", &dir.0));
+    assert!(code == Some(0) && !text.contains("\nNAME forged"), "{text:?}");
+    assert_harmless("models", &text);
+
+    let file = |name: &str, text: String| {
+        let path = dir.0.join(name);
+        std::fs::write(&path, text).unwrap();
+        path
+    };
+    let quoted = serde_json::to_string(HOSTILE).unwrap();
+    let settings = file("settings.toml", "\"\\u001b]0;PWN\\u0007\\u009b2J\\u202e\" = 1\n".into());
+    let value = file("value.toml", "log-format = \"\\u001b]0;PWN\\u0007\"\n".into());
+    let recording = format!("{{\"record\":1,\"model\":{quoted},\"version\":{quoted},\"prompts\":\"ids\"}}\n");
+    let recording = file("recording.jsonl", recording);
+    let batch = file("batch.jsonl", format!("{{{quoted}: 1}}\n"));
+    let id = json!({"custom_id": HOSTILE, "method": "POST", "url": "/v1/completions", "body": {}}).to_string();
+    let double = file("double.jsonl", format!("{id}\n{id}\n"));
+    let out = dir.0.join("out.jsonl");
+    let run_batch = |input: &Path| {
+        let mut command = pegainfer();
+        command.args(["run-batch", "-i"]).arg(input).arg("-o").arg(&out);
+        command
+    };
+    let arg = |args: &[&str]| {
+        let mut command = pegainfer();
+        command.args(args);
+        command
+    };
+    // clap leaves out the escape sequence itself.
+    let (code, text) = shown(&mut arg(&["generate", "x", HOSTILE]));
+    assert_eq!(code, Some(2), "{text:?}");
+    assert_clean("argument", &text);
+    let doors: [(&str, Option<i32>, Command); 8] = [
+        ("key of --config", Some(2), arg(&["--config", settings.to_str().unwrap()])),
+        ("value of --config", Some(2), arg(&["--config", value.to_str().unwrap()])),
+        ("name of a variable's value", Some(2), {
+            let mut command = pegainfer();
+            command.env("PEGAINFER_LOG_FORMAT", HOSTILE);
+            command
+        }),
+        ("header of a recording", Some(0), arg(&["replay", recording.to_str().unwrap()])),
+        ("field of run-batch", Some(1), run_batch(&batch)),
+        ("custom_id of run-batch", Some(1), run_batch(&double)),
+        ("file that is missing", Some(1), run_batch(&dir.0.join(HOSTILE))),
+        ("name of the model", Some(2), arg(&["--served-model-name", HOSTILE])),
+    ];
+    for (door, expected, mut command) in doors {
+        let (code, text) = shown(&mut command);
+        assert_eq!(code, expected, "{door}: {text:?}");
+        assert_harmless(door, &text);
+    }
+}

@@ -1,0 +1,25 @@
+//! The binary as a child process, and its commands.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod bench;
+mod binary;
+#[cfg(unix)]
+mod chat;
+mod command_line;
+mod eval;
+mod ledger;
+mod logs;
+#[cfg(unix)]
+mod models;
+#[cfg(unix)]
+mod rates;
+mod recording;
+mod restart;
+#[cfg(unix)]
+mod rights;
+mod run_batch;
+#[path = "../support/mod.rs"]
+mod support;
+#[cfg(unix)]
+mod traces;
