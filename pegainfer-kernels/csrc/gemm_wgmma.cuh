@@ -1,5 +1,4 @@
-// Large-M GEMM by wgmma with a fused epilogue, on Hopper: the main loop of csrc/gemm_wgmma_qkv.cu and
-// csrc/gemm_wgmma_swiglu.cu.
+// Large-M GEMM by wgmma with a fused epilogue, on Hopper: the main loop of csrc/gemm_wgmma_swiglu.cu.
 //
 // x: [m, k], w: [n, k] bf16, tiles of 128 rows of x against 256 rows of w, f32 sums. Techniques: persistent blocks,
 // warp specialisation with register reallocation (a producer warpgroup that fetches by TMA, two consumers of 64 rows
@@ -157,20 +156,5 @@ struct GemmConsumer {
 // Address of a vector of a row, of 16 rows and 64 columns in shared memory with the swizzle.
 __device__ __forceinline__ uint32_t vector_at(uint32_t box, uint32_t row, uint32_t vector) {
     return box + row * 128 + (vector ^ row % 8) * 16;
-}
-
-// 8 and 16 bytes of shared memory.
-__device__ __forceinline__ float2 load_pair(uint32_t from) {
-    float2 v;
-    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(from) : "memory");
-    return v;
-}
-__device__ __forceinline__ uint4 load_shared(uint32_t from) {
-    uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "r"(from)
-                 : "memory");
-    return v;
 }
 #endif

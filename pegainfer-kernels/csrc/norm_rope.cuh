@@ -2,9 +2,8 @@
 // the layout in which one warp has one head.
 //
 //   y = bf16(bf16(x * rsqrt(mean(x²) + eps)) * weight);  low' = low cos - high sin, high' = high cos + low sin
-// Users: csrc/norm.cu (rows), qkv.cu (vectors), gemm_wgmma_qkv.cu (accumulators), decode.cuh and layer_attention.cuh
-// (`Pairs`). Sums of squares are added in each layout's order, everything else rounds the same way. Reference:
-// src/cpu/norm.rs, src/cpu/qkv.rs.
+// Users: csrc/norm.cu (rows), qkv.cu (vectors), decode.cuh and layer_attention.cuh (`Pairs`). Sums of squares are added
+// in each layout's order, everything else rounds the same way. Reference: src/cpu/norm.rs, src/cpu/qkv.rs.
 #pragma once
 #include "math.cuh"
 #include "warp.cuh"

@@ -1,8 +1,8 @@
 // QK norm, rotary embedding and KV cache write, from the fused QKV projection: one block a token, all GPUs.
 //
 //   q, k = rope(bf16(bf16(x / rms(x)) * weight)) for each head; v as it is; csrc/norm_rope.cuh: rounding
-// Runs where neither csrc/gemm_wgmma_qkv.cu nor csrc/attention_decode_bulk.cu fuses it: prefill below 1,024 rows or off
-// Hopper. Bound by memory. Reference: src/cpu/qkv.rs. rope_write_kv is the same for models without QK norm.
+// Runs where csrc/attention_decode_bulk.cu does not fuse it: prefill. Bound by memory. Reference: src/cpu/qkv.rs.
+// rope_write_kv is the same for models without QK norm.
 //
 // A lane has the 8 elements of vector l of its head's lower half and the 8 that they rotate with, D / 2 further; the
 // next power of two from D / 16 lanes share a head. So every access to memory is a vector, and the angles, which are

@@ -417,12 +417,6 @@ limits! {
         THREADS: uint = (1 + CONSUMERS) * 128;
         /// Bytes of shared memory: steps of x and w, results of each warp, two barriers a step.
         SHARED_BYTES: uint = (STAGES * (ROWS + WEIGHTS) + WARPS * 2 * STORE_ROWS) * BOX * 2 + STAGES * 16;
-        /// Elements of a head of the QKV projection.
-        QKV_HEAD: uint = 128;
-        /// Bytes of its shared memory: the two norms, too.
-        QKV_SHARED_BYTES: uint = SHARED_BYTES + 2 * QKV_HEAD * 2;
-        /// Parts in which the epilogue of the QKV projection is done.
-        QKV_PARTS: int = 12;
         /// Parts in which SwiGLU is done.
         SWIGLU_PARTS: int = 8;
     }

@@ -115,11 +115,11 @@ impl Attention {
     ) -> Result<(), OpError> {
         let AttentionScratch { rope, qkv, q, .. } = &mut work.attention;
         let (heads, normed) = (self.heads(rope, inputs), &work.activations.normed);
-        if !self.shape.gated {
-            return ops::linear_qkv(exec, (normed, &self.qkv), &heads, qkv, q, kv.both_mut());
-        }
         ops::linear(exec, normed, &self.qkv, qkv)?;
-        ops::gated_qk_norm_rope_write_kv(exec, qkv, &heads, q, kv.both_mut())
+        match self.shape.gated {
+            true => ops::gated_qk_norm_rope_write_kv(exec, qkv, &heads, q, kv.both_mut()),
+            false => ops::qk_norm_rope_write_kv(exec, qkv, &heads, q, kv.both_mut()),
+        }
     }
 
     /// `q` becomes `attended`, as input of `next`: attention of the queries of `batch` over the cache.

@@ -4,7 +4,6 @@ use super::gemm_shape::{GemmShape, Output, WeightFormat};
 use super::gemv_splitk::{self, GemvPlan};
 use super::gpu::{CublasLt, Gpu};
 use super::skinny_wgmma::{self, SkinnyPlan};
-use crate::heads::{HeadShape, KvDType};
 use crate::limits::{fp8, gemm_wgmma, narrow_gemm};
 use pegainfer_core::cuda::BOX_COLUMNS;
 
@@ -204,49 +203,6 @@ impl Swiglu {
             Self::Gated(skinny) => skinny.name(),
             Self::Separate(gemm) => gemm.name(),
             Self::Wgmma => "gemm_wgmma_swiglu",
-        }
-    }
-}
-
-/// How `ops::linear_qkv` runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Qkv {
-    /// csrc/gemm_wgmma_qkv.cu: a large-M warpgroup GEMM whose epilogue normalises, rotates and writes the cache.
-    Wgmma,
-    /// A GEMM; then csrc/qkv.cu.
-    Separate(Gemm),
-}
-
-impl Qkv {
-    /// Rows of x from which csrc/gemm_wgmma_qkv.cu is faster than cuBLASLt and csrc/qkv.cu: by 2 % of the time to the first token
-    /// of a prompt of 4,096.
-    const MIN_ROWS: usize = 1024;
-    /// The size of heads that csrc/gemm_wgmma_qkv.cu is built for.
-    const HEAD_DIM: usize = gemm_wgmma::QKV_HEAD;
-    /// Parts of a tile in csrc/gemm_wgmma_qkv.cu.
-    const PARTS: usize = gemm_wgmma::QKV_PARTS;
-
-    /// Chooses for `m` rows of `k` columns; the fused kernel takes weights in bf16 and writes a cache in bf16.
-    pub fn choose(
-        gpu: &Gpu,
-        (m, k): (usize, usize),
-        heads: HeadShape,
-        (format, cache): (WeightFormat, KvDType),
-    ) -> Self {
-        let bf16 = (format, cache) == (WeightFormat::Bf16, KvDType::Bf16);
-        let wgmma = bf16 && gemm_wgmma_serves(gpu, k, Self::PARTS);
-        if m >= Self::MIN_ROWS && heads.head_dim == Self::HEAD_DIM && wgmma {
-            return Self::Wgmma;
-        }
-        let shape = GemmShape { m, n: heads.qkv_width(), k, output: Output::Bf16, format };
-        Self::Separate(Gemm::choose(gpu, shape))
-    }
-
-    /// Its name in records.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Self::Wgmma => "gemm_wgmma_qkv",
-            Self::Separate(gemm) => gemm.name(),
         }
     }
 }

@@ -31,7 +31,7 @@ pub(crate) use delta::TRITON_SLICES;
 pub use delta::{Conv, DecodeDelta, DeltaChunks, InterChunkScan};
 #[cfg(feature = "deepseek-v4")]
 pub(crate) use dense_gemm::{DenseGemm, DenseShape};
-pub use gemm::{AddNorm, Gemm, Qkv, Skinny, Swiglu};
+pub use gemm::{AddNorm, Gemm, Skinny, Swiglu};
 pub use gemm_shape::{GemmShape, Output, WeightFormat};
 pub use gemv_splitk::GemvPlan;
 pub(crate) use gemv_splitk::tiles as gemv_tiles;

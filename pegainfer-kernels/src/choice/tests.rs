@@ -54,7 +54,7 @@ fn gemms(gpu: &Gpu, card: &str, format: WeightFormat) -> String {
         })
     };
     [
-        names(card, "qkv", |m| Qkv::choose(gpu, (m, 2560), QWEN3, (format, KvDType::Bf16)).name()),
+        matrix("qkv", 6144, 2560, Output::Bf16),
         matrix("in_proj", 12_352, 2560, Output::Bf16),
         matrix("o", 2560, 4096, Output::SplitK),
         names(card, "gate_up", |m| Swiglu::choose(gpu, (m, 19_456, 2560), format).name()),

@@ -12,10 +12,9 @@ use pegainfer_core::tensor::{DType, OpError};
 
 pub(super) const FAMILY: Family = Family { has, variants, prepare, fill, launch, outputs };
 
-const OPS: [&str; 7] = [
+const OPS: [&str; 6] = [
     "qk_norm_rope_write_kv",
     "gated_qk_norm_rope_write_kv",
-    "linear_qkv",
     "attention",
     "attention_gate",
     "decode_attention",
@@ -43,10 +42,6 @@ fn prepare(exec: &mut Exec, call: &mut Call<'_>, launch: &mut Launch) -> Result<
     let (tables, blocks) = match record.op {
         "attention" => (TABLES, call.read[1].rows_cols().0),
         "decode_attention" | "gated_decode_attention" => (10, launch.written[1].rows_cols().0),
-        "linear_qkv" => {
-            launch.extra = vec![allocate(exec, "qkv", &[tokens, shape.qkv_width()], DType::Bf16)?];
-            return Ok(());
-        }
         _ => return Ok(()),
     };
     let Some(tables) = record.reads.get(tables) else { return Err(call.unknown()) };
@@ -65,10 +60,6 @@ fn launch(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch) -> Result<(), O
         ("qk_norm_rope_write_kv", [qkv, q_norm, k_norm, rope, positions, slots], [q, k, v], _, _) => {
             let heads = Heads { shape, norms: (q_norm, k_norm), eps: EPS, rope, positions, slots };
             ops::qk_norm_rope_write_kv(exec, qkv, &heads, q, (k, v))
-        }
-        ("linear_qkv", [x, w, q_norm, k_norm, rope, positions, slots], [q, k, v], [qkv], _) => {
-            let heads = Heads { shape, norms: (q_norm, k_norm), eps: EPS, rope, positions, slots };
-            ops::linear_qkv(exec, (x, call.weight(w)), &heads, qkv, q, (k, v))
         }
         ("gated_qk_norm_rope_write_kv", [projected, q_norm, k_norm, rope, positions, slots], [q, k, v], _, _) => {
             let heads = Heads { shape, norms: (q_norm, k_norm), eps: EPS, rope, positions, slots };

@@ -15,7 +15,7 @@ pub(super) fn weight(record: &OpRecord) -> Option<&[Operand]> {
     match record.op {
         // Its weight, which may be a stack, is all that it reads besides x.
         "linear" => Some(weights),
-        "linear_qkv" | "linear_swiglu" | "linear_add_norm" => weights.get(..2),
+        "linear_swiglu" | "linear_add_norm" => weights.get(..2),
         _ => None,
     }
 }

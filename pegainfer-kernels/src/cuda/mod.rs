@@ -33,7 +33,6 @@ mod gemv_splitk;
 #[cfg(feature = "deepseek-v4")]
 mod hyper_mix;
 mod linear;
-mod linear_qkv;
 mod narrow_gemm;
 mod norm;
 mod penalties;
@@ -68,7 +67,6 @@ pub(crate) use gather::{embedding, gather};
 #[cfg(feature = "deepseek-v4")]
 pub(crate) use hyper_mix::hyper_mix;
 pub(crate) use linear::{linear, linear_add_norm, linear_swiglu};
-pub(crate) use linear_qkv::linear_qkv;
 pub(crate) use norm::rms_norm;
 pub(crate) use penalties::{count_tokens, penalize};
 pub(crate) use qkv::{qk_norm_rope_write_kv, rope_write_kv};

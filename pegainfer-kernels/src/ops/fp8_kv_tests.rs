@@ -73,18 +73,15 @@ fn every_op_that_writes_the_cache_rounds_alike() {
     Host::each(|mut host| {
         for (heads, kv_heads, head_dim) in [(4, 2, 128), (3, 1, 64), (2, 2, 256), (2, 1, 80)] {
             let shape = HeadShape { heads, kv_heads, head_dim };
-            let (tokens, columns) = (SLOTS.len(), 96);
+            let tokens = SLOTS.len();
             let norms = [3, 4].map(|seed| host.bf16("norm", &[head_dim], &bf16s(head_dim, seed)));
             let rope = rope_table(&mut host.exec, 64, head_dim, 1e6).unwrap();
             let (positions, slots) = (&host.u32("positions", &POSITIONS), &host.u32("slots", &SLOTS));
             let made = Heads { shape, norms: (&norms[0], &norms[1]), eps: 1e-6, rope: &rope, positions, slots };
             let plain = RopeHeads { shape, rope: &rope, positions, slots };
-            let mut qkv = host.bf16("qkv", &[tokens, shape.qkv_width()], &bf16s(tokens * shape.qkv_width(), 1));
+            let qkv = host.bf16("qkv", &[tokens, shape.qkv_width()], &bf16s(tokens * shape.qkv_width(), 1));
             holds(&mut host, shape, |host, q, cache| qk_norm_rope_write_kv(&mut host.exec, &qkv, &made, q, cache));
             holds(&mut host, shape, |host, q, cache| rope_write_kv(&mut host.exec, &qkv, &plain, q, cache));
-            let x = host.bf16("x", &[tokens, columns], &bf16s(tokens * columns, 5));
-            let w = host.bf16("w", &[shape.qkv_width(), columns], &bf16s(shape.qkv_width() * columns, 6));
-            holds(&mut host, shape, |host, q, cache| linear_qkv(&mut host.exec, (&x, &w), &made, &mut qkv, q, cache));
 
             let rope = rope_table(&mut host.exec, 64, 32, 1e7).unwrap();
             let norms = [7, 8].map(|seed| {

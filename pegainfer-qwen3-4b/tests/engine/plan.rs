@@ -106,8 +106,8 @@ fn prefill_flops_are_dense_plus_causal_attention() {
     assert_eq!(attention, 4 * 4096 * (35 * 1024 * 1025 / 2 + 1024), "one query in the last layer");
     assert_eq!(
         records.len(),
-        2 + 36 * 5 + 4,
-        "embedding, norm, five ops a layer, two for its rows in the last, head, sampling"
+        2 + 36 * 6 + 4,
+        "embedding, norm, six ops a layer, two for its rows in the last, head, sampling"
     );
     let end = records.iter().rev().find(|r| r.op == "linear_swiglu").unwrap();
     assert_eq!(end.writes[0].shape, [1, 9728], "of the last layer only the sampled row is wanted");
@@ -117,7 +117,7 @@ fn prefill_flops_are_dense_plus_causal_attention() {
 fn a_step_without_samples_ends_with_the_last_keys_and_values() {
     let step = Step { samples: Vec::new(), ..uniform::<Qwen3>(1, 1024, 2048) };
     let records = record_step::<Qwen3>(&config(SIZES[2]), &step).unwrap();
-    assert_eq!((records.len(), records.last().unwrap().op), (2 + 35 * 5 + 1, "linear_qkv"));
+    assert_eq!((records.len(), records.last().unwrap().op), (2 + 35 * 6 + 2, "qk_norm_rope_write_kv"));
 }
 
 #[test]

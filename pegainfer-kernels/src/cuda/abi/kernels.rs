@@ -394,11 +394,6 @@ kernels! {
         x: In<Bf16>, w: ScratchIn<Bf16>, out: OutOrScratch<T>, m: u32, n: u32, k: u32, pitch: u32,
     }
     NARROW_GEMM: NarrowGemm [narrow_gemm] { x: In<Bf16>, w: In<Bf16>, out: OutOrScratch<Bf16>, m: u32, k: u32, pitch: u32 }
-    GEMM_WGMMA_QKV: GemmWgmmaQkv [gemm_wgmma_qkv] {
-        x: Map<Bf16>, w: Map<Bf16>, q_norm: In<Bf16>, k_norm: In<Bf16>, rope: In<F32>, positions: In<U32>,
-        slots: In<U32>, q: Out<Bf16>, k: Out<Bf16>, v: Out<Bf16>, m: u32, columns: u32, heads: u32, kv_heads: u32,
-        max_position: u32, max_slot: u32, eps: f32, group: u32,
-    }
     GEMM_WGMMA_SWIGLU: GemmWgmmaSwiglu [gemm_wgmma_swiglu] {
         x: Map<Bf16>, w: Map<Bf16>, out: Map<Bf16>, m: u32, width: u32, k: u32, group: u32,
     }
