@@ -1,7 +1,7 @@
 //! Fuzzing: each target is a function that takes bytes and panics if its property does not hold.
 //!
 //! With cargo-fuzz, guided by coverage: `cargo +nightly fuzz run requests --features libfuzzer`. Without it, on any
-//! compiler: `cargo run --release -- requests --seconds 60` mutates the same seeds blindly.
+//! compiler: `cargo run --release -p pegainfer-fuzz -- requests --seconds 60` mutates the same seeds blindly.
 //!
 //! # Layout
 //! - [`requests`]: bodies of every endpoint, against the real router. [`conversations`]: rendering of chat templates.

@@ -1,0 +1,18 @@
+//! Every seed of every target has its property, and so have a few mutations of them.
+
+use pegainfer_fuzz::TARGETS;
+use pegainfer_fuzz::mutate::{Rng, mutate};
+
+/// Mutations of a target's seeds.
+const MUTATIONS: usize = 20;
+
+#[test]
+fn seeds_and_some_mutations_have_the_property() {
+    for target in &TARGETS {
+        let (seeds, mut rng) = ((target.seeds)(), Rng(1));
+        assert!(!seeds.is_empty(), "{} has no seeds", target.name);
+        println!("{}", target.name);
+        seeds.iter().for_each(|seed| (target.check)(seed));
+        (0..MUTATIONS).for_each(|_| (target.check)(&mutate(&seeds, &mut rng)));
+    }
+}
