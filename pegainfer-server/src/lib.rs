@@ -5,8 +5,7 @@
 //! - [`cli`]: the commands and their flags.
 //! - [`app`]: the API behind the HTTP server's middleware.
 //! - [`api`]: requests in, JSON and server-sent events out. [`http`]: the HTTP server, which knows nothing of the API.
-//! - [`text`]: tokenizer, detokenizer, stop strings, template, parsers, and the files they are loaded from. [`ui`]: the web
-//!   UI at `/`. [`metrics`], [`trace`]: observability.
+//! - [`text_service`]: threads that tokenize, and grammars compiled within limits. [`ui`]: the web UI at `/`. [`metrics`], [`trace`]: observability.
 //! - [`models`]: from `--model-path` to a running engine.
 //! - [`api_style`], [`budget`], [`error`], [`fair_queue`], [`flush`], [`ids`], [`lifecycle`], [`limits`], [`logging`],
 //!   [`output`], [`printable`], [`progress`], [`rates`], [`record`], [`tenant`], [`traces`], [`values`]: code that all
@@ -38,7 +37,7 @@ pub mod record;
 pub mod tenant;
 #[cfg(test)]
 mod testing;
-pub mod text;
+pub mod text_service;
 pub mod trace;
 pub mod traces;
 pub mod ui;

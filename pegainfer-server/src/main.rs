@@ -10,7 +10,7 @@ use pegainfer_server::cli::{
 };
 use pegainfer_server::logging;
 use pegainfer_server::models::args::EngineArgs;
-use pegainfer_server::text::trial;
+use pegainfer_server::text_service;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -22,7 +22,7 @@ fn main() -> ExitCode {
     // SAFETY: no other thread runs yet.
     unsafe {
         pegainfer_core::cuda::use_one_queue();
-        pegainfer_server::text::limit_encoder_threads();
+        text_service::limit_encoder_threads();
     }
     let command = match settings::parse::<Cli>(std::env::args_os().collect(), |name| std::env::var_os(name)) {
         Ok(cli) => cli.into_command(),
@@ -81,7 +81,7 @@ fn run(command: Command, started: Instant) -> Result<()> {
             ledger::run(&args)
         }
         Command::Sim(args) => sim::run(&args),
-        Command::CompileGrammar { memory, seconds } => Ok(trial::run(memory, seconds)?),
+        Command::CompileGrammar { memory, seconds } => Ok(text_service::run_trial(memory, seconds)?),
         Command::Plan(args) => plan::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         #[cfg(feature = "deepseek-v4")]

@@ -4,7 +4,7 @@
 
 mod support;
 
-use pegainfer_server::text::Tokenizer;
+use pegainfer_text::Tokenizer;
 use serde_json::{Value, json};
 use std::collections::{HashMap, HashSet};
 use support::client::{post, post_ok, with};

@@ -78,7 +78,7 @@ fn drafts_of_the_model_change_no_text() {
 }
 
 fn chats_answer_as_the_reference(server: &TestServer) {
-    let tokenizer = pegainfer_server::text::Tokenizer::load(&tiny()).unwrap();
+    let tokenizer = pegainfer_text::Tokenizer::load(&tiny()).unwrap();
     let (mut texts, mut calls) = (0, 0);
     for case in chats() {
         let ids: Vec<u32> = serde_json::from_value(case["greedy_ids"].clone()).unwrap();

@@ -19,7 +19,7 @@ use futures_util::future::try_join_all;
 use pegainfer_core::engine::{EngineConfig, EngineHandle};
 use pegainfer_server::app::{App, Options};
 use pegainfer_server::http::raise_open_files;
-use pegainfer_server::text::Checkpoint;
+use pegainfer_server::text_service::Checkpoint;
 use pegainfer_server::trace::{ChromeFiles, Tracer};
 use serde_json::{Value, json};
 use std::net::SocketAddr;

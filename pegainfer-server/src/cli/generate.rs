@@ -3,11 +3,12 @@
 use crate::cli::local_server::LoadedModel;
 use crate::cli::stdout::print_exact;
 use crate::models::args::EngineArgs;
-use crate::text::{Checkpoint, Detokenizer};
+use crate::text_service::Checkpoint;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use pegainfer_core::engine::{GenerateRequest, TokenEvent};
 use pegainfer_core::sampling::SamplingParams;
+use pegainfer_text::Detokenizer;
 use std::num::NonZeroUsize;
 use std::time::Instant;
 

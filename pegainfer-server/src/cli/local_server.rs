@@ -5,7 +5,7 @@ use crate::app::{App, Options};
 use crate::models::args::EngineArgs;
 use crate::models::engine::family::LoadedEngine;
 use crate::models::{engine, model_path};
-use crate::text::Checkpoint;
+use crate::text_service::Checkpoint;
 use anyhow::{Context, Result, bail};
 use axum::Router;
 use axum::body::Body;

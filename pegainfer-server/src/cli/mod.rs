@@ -28,7 +28,7 @@ pub mod stderr;
 mod stdout;
 mod watch;
 
-use crate::text::trial;
+use crate::text_service::TRIAL_COMMAND;
 use batch::BatchArgs;
 use bench::args::BenchArgs;
 use chat::ChatArgs;
@@ -105,7 +105,7 @@ pub enum Command {
     #[command(hide = true)]
     CliReference,
     /// Compile the grammar on standard input within limits (started by `serve`)
-    #[command(name = trial::COMMAND, hide = true)]
+    #[command(name = TRIAL_COMMAND, hide = true)]
     CompileGrammar {
         /// Bytes of memory.
         memory: u64,

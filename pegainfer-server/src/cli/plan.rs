@@ -138,11 +138,11 @@ mod tests {
     use super::table::totals;
     use super::*;
     use crate::cli::{Cli, Command};
-    use crate::testing::model_dir;
     use pegainfer_core::record::Operand;
     use pegainfer_core::tensor::DType;
     use pegainfer_kernels::ops::KvDType;
     use pegainfer_kernels::runtime::Overrides;
+    use pegainfer_testing::model_dir;
     use serde_json::Value;
     use std::collections::{HashMap, HashSet};
 

@@ -9,15 +9,17 @@ use crate::models::args::EngineArgs;
 use crate::progress::{Progress, Unit};
 use crate::record::TokenHash;
 use crate::record::format::{Added, Ended, Header, Line, Reason};
-use crate::text::GrammarCompiler;
+use crate::text_service::EngineGrammar;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use file::open;
 use futures_util::StreamExt;
 use futures_util::stream;
 use pegainfer_core::engine::{EngineHandle, FinishReason, GenerateRequest, TokenEvent};
+use pegainfer_text::GrammarCompiler;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Differences that are printed.
 const PRINTED: usize = 10;
@@ -149,7 +151,7 @@ fn read(file: &Path) -> Result<(Header, Vec<Recorded>, usize)> {
 fn prepare(added: &Added, vocab_size: usize, compiler: &GrammarCompiler) -> Result<GenerateRequest> {
     let mut request = added.request(vocab_size)?.context("its line has no ids")?;
     if let Some(source) = added.parameters.as_ref().and_then(|parameters| parameters.grammar.as_ref()) {
-        request.grammar = Some(compiler.recorded(source)?);
+        request.grammar = Some(Arc::new(EngineGrammar::new(compiler.recorded(source)?)));
     }
     Ok(request)
 }

@@ -45,7 +45,7 @@ pub fn write() -> Result<TempDir> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing;
+    use pegainfer_testing as testing;
 
     #[test]
     fn the_files_are_those_of_the_repository_and_go_with_the_value() {

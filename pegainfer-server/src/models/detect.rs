@@ -85,7 +85,7 @@ pub fn detect(dir: &Path) -> Result<&'static Family, DetectError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{self, TempDir};
+    use pegainfer_testing::{self as testing, TempDir};
 
     fn detect_config(config: &str) -> Result<&'static str, String> {
         let dir = TempDir::new("detect");

@@ -189,8 +189,8 @@ mod tests {
     use super::super::format::Added;
     use super::super::prompts::Prompts;
     use super::*;
-    use crate::testing::TempDir;
     use pegainfer_core::engine::GenerateRequest;
+    use pegainfer_testing::TempDir;
     use std::time::Instant;
 
     #[test]

@@ -1,7 +1,7 @@
 //! The readers on small files in the formats of the published traces.
 
 use super::*;
-use crate::testing::TempDir;
+use pegainfer_testing::TempDir;
 
 fn fixture(name: &str) -> Trace {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/traces").join(name);

@@ -16,7 +16,7 @@ use crate::cli::local_server::{LoadedModel, LocalServer, async_runtime};
 use crate::cli::signals;
 use crate::models::args::EngineArgs;
 use crate::progress::{Progress, Unit};
-use crate::text::{GrammarLimits, GrammarTrial};
+use crate::text_service::{GrammarLimits, GrammarTrial};
 use crate::values::{parse_bytes, parse_name};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;

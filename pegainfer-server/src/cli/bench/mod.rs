@@ -26,7 +26,7 @@ use crate::cli::stdout::{print, print_exact};
 use crate::http::{BACKLOG, raise_open_files};
 use crate::models::model_path::{self, ModelDir};
 use crate::models::{detect, engine};
-use crate::text::Checkpoint;
+use crate::text_service::Checkpoint;
 use anyhow::{Context, Result, bail, ensure};
 use args::{BenchArgs, CommonArgs, Workload};
 use client::{Client, Target};

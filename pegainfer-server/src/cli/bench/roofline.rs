@@ -223,8 +223,8 @@ mod tests {
     use super::*;
     use crate::cli::bench::stats::{Completion, Measurements};
     use crate::cli::bench::workload::Arrivals;
-    use crate::testing::model_dir;
     use pegainfer_kernels::ops::KvDType;
+    use pegainfer_testing::model_dir;
 
     fn roofline(read: f64, peak: Option<f64>) -> Roofline {
         let (read_source, peak_source) = ("", "");

@@ -175,7 +175,7 @@ mod tests {
         let mut cpu = Exec::cpu(Isa::best(), Some(2)).unwrap();
         let mut portable = Exec::cpu(Isa::Portable, Some(2)).unwrap();
         let mut report = Report::default();
-        let dirs = BUNDLED.iter().map(|model| crate::testing::model_dir().with_file_name(model));
+        let dirs = BUNDLED.iter().map(|model| pegainfer_testing::model_dir().with_file_name(model));
         for (_, model) in dirs.flat_map(|dir| Model::load(&dir).unwrap()) {
             for (batch, tokens, context) in [(1, 1, 100), (3, 1, 20), (2, 3, 50)] {
                 for record in model.records(batch, tokens, context).unwrap() {

@@ -197,7 +197,7 @@ fn wilson(hits: usize, n: usize) -> [f64; 2] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::TempDir;
+    use pegainfer_testing::TempDir;
 
     #[test]
     fn the_interval_is_wilsons() {

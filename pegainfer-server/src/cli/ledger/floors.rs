@@ -216,7 +216,7 @@ mod tests {
         let refused = |ledger: &Ledger, given: Given<'_>| Floors::new(ledger, given).err().unwrap().to_string();
         let given = Given::default();
         assert!(refused(&ledger, given).ends_with("the config.json of Qwen3-4B: give --model-path"));
-        let tiny = crate::testing::model_dir();
+        let tiny = pegainfer_testing::model_dir();
         let wrong = Given { model_path: tiny.to_str(), ..given };
         assert!(refused(&ledger, wrong).contains("vocabulary of"), "{}", refused(&ledger, wrong));
         ledger.header.device = "cuda:0 (another)".into();

@@ -146,9 +146,9 @@ fn fold(records: &[OpRecord]) -> Vec<Line<'_>> {
 mod tests {
     use super::*;
     use crate::models::engine;
-    use crate::testing::model_dir;
     use pegainfer_kernels::runtime::{Model, Overrides, record};
     use pegainfer_qwen3_4b::Qwen3;
+    use pegainfer_testing::model_dir;
 
     #[cfg(feature = "deepseek-v4")]
     #[test]

@@ -135,11 +135,11 @@ impl fmt::Display for Time {
 mod tests {
     use super::*;
     use crate::models::engine;
-    use crate::testing::model_dir;
     use pegainfer_core::exec::Device;
     use pegainfer_core::ledger::{Header, HostCost, OpLine, StepLine};
     use pegainfer_kernels::runtime::Overrides;
     use pegainfer_kernels::sources::Family;
+    use pegainfer_testing::model_dir;
 
     const PEAKS: Peaks = Peaks { read_bytes_s: Some(1e9), flop_s: Some(1e12) };
 
