@@ -2,15 +2,16 @@
 
 use anyhow::Result;
 use clap::CommandFactory;
+use pegainfer_models::args::EngineArgs;
 use pegainfer_server::cli::settings::{self, ParseError};
 use pegainfer_server::cli::{Cli, Command};
 use pegainfer_server::cli::{
     batch, bench, chat, completions, doctor, eval, generate, ledger, man, models, plan, reference, replay, serve, sim,
-    stderr,
 };
 use pegainfer_server::logging;
-use pegainfer_server::models::args::EngineArgs;
 use pegainfer_server::text_service;
+use pegainfer_terminal::printable::is_control;
+use pegainfer_terminal::stderr;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -26,7 +27,7 @@ fn main() -> ExitCode {
     }
     let command = match settings::parse::<Cli>(std::env::args_os().collect(), |name| std::env::var_os(name)) {
         Ok(cli) => cli.into_command(),
-        Err(ParseError::CommandLine(error)) => stderr::exit(&error),
+        Err(ParseError::CommandLine(error)) => exit(&error),
         Err(ParseError::Setting(sentence)) => {
             stderr::error(&sentence);
             return ExitCode::from(INVALID_USE);
@@ -97,4 +98,15 @@ fn start_logging(engine: &EngineArgs) -> Result<()> {
     let names = std::env::vars_os().map(|(name, _)| name);
     settings::unknown_variables(&Cli::command(), names).iter().for_each(|sentence| log::warn!("{sentence}"));
     Ok(())
+}
+
+/// Prints the help, the version or a usage error, and exits.
+fn exit(error: &clap::Error) -> ! {
+    let text = error.render().to_string();
+    // The text repeats arguments. It has clap's colours only if they contain no control characters.
+    if !text.contains(|c| is_control(c) && c != '\n' && c != '\t') {
+        error.exit();
+    }
+    stderr::print(text.trim_end());
+    std::process::exit(error.exit_code())
 }

@@ -6,9 +6,9 @@
 mod support;
 
 use clap::Parser;
+use pegainfer_models::args::EngineArgs;
+use pegainfer_models::engine;
 use pegainfer_server::cli::Cli;
-use pegainfer_server::models::args::EngineArgs;
-use pegainfer_server::models::engine;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use support::client::{post, post_ok};

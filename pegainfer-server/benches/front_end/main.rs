@@ -90,7 +90,7 @@ impl Server {
         let bundled = || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../models/qwen3-tiny"));
         let dir = args.model_path.clone().unwrap_or_else(bundled);
         let checkpoint = Checkpoint::load(&dir)?;
-        let vocab_size = pegainfer_server::models::engine::vocab_size(&dir)?;
+        let vocab_size = pegainfer_models::engine::vocab_size(&dir)?;
         let token = *checkpoint.tokenizer.encode(" the", false)?.first().context("no token")?;
         let (engine, arrivals) = InstantEngine::new(vocab_size, token, pace);
         let engine = EngineHandle::spawn(engine, EngineConfig::default())?;

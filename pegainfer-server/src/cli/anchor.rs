@@ -1,11 +1,11 @@
 //! Steps of a ledger measured again on this device, for `ledger --anchor` and `doctor --ledger`.
 
 use super::watch::other_model;
-use crate::models::args::EngineArgs;
-use crate::models::engine;
-use crate::models::model_path::ModelDir;
 use anyhow::{Context, Result, ensure};
 use pegainfer_core::ledger::{Anchor, Header, Ledger, Remeasured, StepGroup};
+use pegainfer_models::args::EngineArgs;
+use pegainfer_models::engine;
+use pegainfer_models::model_path::ModelDir;
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::BufReader;

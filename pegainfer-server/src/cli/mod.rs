@@ -24,8 +24,6 @@ pub mod settings;
 mod shipped;
 mod signals;
 pub mod sim;
-pub mod stderr;
-mod stdout;
 mod watch;
 
 use crate::text_service::TRIAL_COMMAND;
@@ -134,9 +132,9 @@ impl Cli {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::models::args::DeviceArg;
     use bench::args::Workload;
     use clap::CommandFactory;
+    use pegainfer_models::args::DeviceArg;
 
     fn parse(args: &[&str]) -> Result<Command, clap::Error> {
         Cli::try_parse_from(["pegainfer"].iter().chain(args)).map(Cli::into_command)

@@ -107,7 +107,7 @@ mod tests {
     use crate::cli::bench::workload::{Arrivals, Point};
     use crate::cli::sim::simulation::Simulation;
     use crate::cli::sim::workload::Workload;
-    use crate::models::{detect, model_path};
+    use pegainfer_models::{detect, model_path};
     use std::time::Duration;
 
     fn named(gpu: &str, model: &str) -> Result<Ledger> {

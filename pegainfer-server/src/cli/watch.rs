@@ -1,11 +1,11 @@
 //! `serve --ledger`: compares the steps of a server with a ledger.
 
-use crate::models::args::{EngineArgs, QuantizationArg};
-use crate::models::engine::family::LoadedEngine;
 use crate::trace::steps;
 use anyhow::{Context, Result};
 use pegainfer_core::ledger::{Header, Ledger, OpShares, Watch};
 use pegainfer_kernels::sources;
+use pegainfer_models::args::{EngineArgs, QuantizationArg};
+use pegainfer_models::engine::family::LoadedEngine;
 use std::fs::File;
 use std::io::BufReader;
 use std::path::Path;

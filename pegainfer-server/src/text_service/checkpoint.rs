@@ -1,10 +1,10 @@
 //! The text side of a checkpoint directory: tokenizer, chat template, sampling defaults.
 
 use super::encoder::Encoder;
-use crate::printable::one_line;
 use anyhow::{Context, Result, bail};
 use pegainfer_core::logits_processors::{LogitsProcessorParams, LogitsProcessors};
 use pegainfer_core::sampling::{SamplingError, SamplingParams};
+use pegainfer_terminal::printable::one_line;
 use pegainfer_text::{ChatTemplate, Tokenizer};
 use serde_json::Value;
 use std::path::Path;

@@ -1,12 +1,12 @@
 //! Compiles the grammars of requests: few at the same time, within limits, and each source once.
 
-use super::engine_grammar::EngineGrammar;
 use super::grammar_cache::{AccountedGrammar, Cached, GrammarCache, Key};
 use super::priority::lower_priority;
 use super::trial::{GrammarLimits, GrammarTrial};
 use crate::fair_queue::{MAX_WAIT, Permits, QueueError, QueueLimits, Slots};
 use crate::tenant::Tenant;
 use pegainfer_core::grammar::Grammar;
+use pegainfer_models::engine_grammar::EngineGrammar;
 use pegainfer_text::{COMPILER_STACK, GrammarCompiler, GrammarError, GrammarSource, ReasoningLimits};
 use ring::digest::{SHA256, digest};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

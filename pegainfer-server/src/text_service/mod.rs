@@ -3,7 +3,6 @@
 
 mod checkpoint;
 mod encoder;
-mod engine_grammar;
 mod grammar_cache;
 mod grammars;
 mod priority;
@@ -11,7 +10,6 @@ mod trial;
 
 pub use checkpoint::{Checkpoint, SamplingDefaults};
 pub use encoder::{Caller, Encoder, EncoderError, LARGE, encode, limit_encoder_threads};
-pub use engine_grammar::EngineGrammar;
 pub use grammar_cache::AccountedGrammar;
 pub use grammars::GrammarService;
 pub use trial::{COMMAND as TRIAL_COMMAND, GrammarLimits, GrammarTrial, run as run_trial};

@@ -14,10 +14,10 @@ use clap::Parser;
 use model::Minimal;
 use pegainfer_core::engine::{EngineHandle, GenerateRequest, TokenEvent, TokenLogprobs};
 use pegainfer_kernels::runtime::Overrides;
+use pegainfer_models::args::EngineArgs;
+use pegainfer_models::engine;
+use pegainfer_models::engine::family::Family;
 use pegainfer_server::cli::Cli;
-use pegainfer_server::models::args::EngineArgs;
-use pegainfer_server::models::engine;
-use pegainfer_server::models::engine::family::Family;
 use support::served::model_is_served;
 use support::{Setup, TestServer, model_dir};
 

@@ -1,8 +1,8 @@
 //! Flags of `pegainfer bench`.
 
 use super::sampling::Sampling;
-use crate::models::args::EngineArgs;
 use clap::{Args, Subcommand};
+use pegainfer_models::args::EngineArgs;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 

@@ -2,13 +2,13 @@
 
 use super::stats::Figures;
 use super::workload::Point;
-use crate::models::engine;
 use anyhow::Result;
 use half::bf16;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::tensor::DType;
 use pegainfer_kernels::runtime::Overrides;
 use pegainfer_kernels::{cuda, ops};
+use pegainfer_models::engine;
 use rayon::prelude::*;
 use serde::Serialize;
 use std::path::{Path, PathBuf};

@@ -4,8 +4,6 @@
 mod ledger_check;
 mod models;
 
-use crate::cli::stdout::print;
-use crate::models::model_path;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use models::{Model, Step};
@@ -14,6 +12,8 @@ use pegainfer_core::isa::Isa;
 use pegainfer_core::record::{OpRecord, Operand};
 use pegainfer_kernels::compare::{Case, compare};
 use pegainfer_kernels::cuda;
+use pegainfer_models::model_path;
+use pegainfer_terminal::stdout::print;
 use std::collections::HashSet;
 use std::path::PathBuf;
 use std::time::Instant;

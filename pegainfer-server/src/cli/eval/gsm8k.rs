@@ -3,11 +3,11 @@
 use super::answer::final_number;
 use crate::app::Options;
 use crate::cli::local_server::{LoadedModel, LocalServer, async_runtime};
-use crate::models::args::EngineArgs;
-use crate::progress::{Progress, Unit};
 use anyhow::{Context, Result, bail, ensure};
 use axum::body::to_bytes;
 use clap::Args;
+use pegainfer_models::args::EngineArgs;
+use pegainfer_terminal::progress::{Progress, Unit};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::fmt;

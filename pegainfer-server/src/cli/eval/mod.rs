@@ -7,11 +7,11 @@ mod answer;
 pub mod gsm8k;
 pub mod perplexity;
 
-use crate::cli::stdout::{print, print_exact};
-use crate::models::args::EngineArgs;
 use anyhow::Result;
 use clap::{Arg, Args, Subcommand};
 use gsm8k::Gsm8kArgs;
+use pegainfer_models::args::EngineArgs;
+use pegainfer_terminal::stdout::{print, print_exact};
 use perplexity::PerplexityArgs;
 use serde::Serialize;
 use std::fmt::Display;

@@ -1,11 +1,11 @@
 //! Perplexity of a text: the engine's log-probabilities of its tokens, in overlapping windows.
 
 use crate::cli::local_server::LoadedModel;
-use crate::models::args::EngineArgs;
-use crate::progress::{Progress, Unit};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use pegainfer_core::engine::{EngineHandle, GenerateRequest, TokenEvent, TokenStream};
+use pegainfer_models::args::EngineArgs;
+use pegainfer_terminal::progress::{Progress, Unit};
 use serde::Serialize;
 use std::collections::VecDeque;
 use std::fmt;

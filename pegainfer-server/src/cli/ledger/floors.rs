@@ -4,12 +4,12 @@ use crate::cli::bench::roofline::Peaks;
 use crate::cli::bench::svg::dots::{Dot, Dots, Track};
 use crate::cli::bench::svg::heat_map::HeatMap;
 use crate::cli::plan::times::{OpTime, Time, Times};
-use crate::models::model_path::{self, ModelDir};
-use crate::models::{detect, engine};
 use anyhow::{Result, bail, ensure};
 use pegainfer_core::ledger::{Header, Ledger, OpShares, StepKind, StepLoad};
 use pegainfer_kernels::ops::KvDType;
 use pegainfer_kernels::runtime::Overrides;
+use pegainfer_models::model_path::{self, ModelDir};
+use pegainfer_models::{detect, engine};
 use std::collections::BTreeSet;
 
 /// Share of a step from which on an op has a dot.

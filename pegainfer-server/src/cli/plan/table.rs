@@ -145,8 +145,8 @@ fn fold(records: &[OpRecord]) -> Vec<Line<'_>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::models::engine;
     use pegainfer_kernels::runtime::{Model, Overrides, record};
+    use pegainfer_models::engine;
     use pegainfer_qwen3_4b::Qwen3;
     use pegainfer_testing::model_dir;
 

@@ -134,11 +134,11 @@ impl fmt::Display for Time {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::models::engine;
     use pegainfer_core::exec::Device;
     use pegainfer_core::ledger::{Header, HostCost, OpLine, StepLine};
     use pegainfer_kernels::runtime::Overrides;
     use pegainfer_kernels::sources::Family;
+    use pegainfer_models::engine;
     use pegainfer_testing::model_dir;
 
     const PEAKS: Peaks = Peaks { read_bytes_s: Some(1e9), flop_s: Some(1e12) };

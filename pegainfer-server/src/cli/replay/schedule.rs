@@ -1,10 +1,10 @@
 //! `pegainfer replay --schedule`: the scheduler plans the steps of a recording again.
 
 use super::file::open;
-use crate::cli::stdout::print;
 use crate::record::format::Line;
 use anyhow::{Context, Result};
 use pegainfer_core::schedule::recording::{Replayed, replay};
+use pegainfer_terminal::stdout::print;
 use std::path::Path;
 
 /// Runs the command.

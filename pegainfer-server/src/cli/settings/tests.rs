@@ -1,7 +1,7 @@
 use super::*;
 use crate::cli::{Cli, Command as Selected, serve::ServeArgs};
-use crate::logging::LogFormat;
 use clap::CommandFactory;
+use pegainfer_models::args::LogFormat;
 use pegainfer_testing::TempDir;
 use std::path::Path;
 

@@ -2,8 +2,8 @@
 
 use crate::cli::bench::args::parse_positive;
 use crate::cli::shipped::ShippedArgs;
-use crate::values::parse_time;
 use clap::Args;
+use pegainfer_terminal::values::parse_time;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;

@@ -21,12 +21,13 @@ pub mod workload;
 pub mod world;
 
 use crate::cli::bench::stats::Figures;
-use crate::cli::stdout::{print, print_exact};
-use crate::cli::{shipped, stderr};
+use crate::cli::shipped;
 use anyhow::{Context, Result, ensure};
 use args::SimArgs;
 use pegainfer_core::rng;
 use pegainfer_kernels::sources;
+use pegainfer_terminal::stderr;
+use pegainfer_terminal::stdout::{print, print_exact};
 use report::{EngineUse, Report, Row, figures};
 use search::{Lengths, Slo};
 use simulation::Simulation;

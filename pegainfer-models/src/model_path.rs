@@ -1,9 +1,9 @@
 //! Resolves `--model-path` to a directory.
 
-use crate::models::args::{EngineArgs, LoadFormat};
-use crate::models::bundled;
-use crate::models::hub::Hub;
+use crate::args::{EngineArgs, LoadFormat};
+use crate::bundled;
 use anyhow::{Context, Result, bail};
+use pegainfer_hub::Hub;
 use serde_json::Value;
 use std::fmt;
 use std::path::PathBuf;

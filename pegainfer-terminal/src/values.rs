@@ -1,7 +1,6 @@
 //! Values of flags and headers: fractions, sizes and times.
 
-use crate::error::truncate_for_error;
-use crate::printable::is_control;
+use crate::printable::{is_control, truncate_for_error};
 use std::time::Duration;
 
 /// Parses the name of a model, which is in the log, in `/metrics` and on clients' terminals.

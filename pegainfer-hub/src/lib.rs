@@ -6,10 +6,24 @@
 //! The hub is not trusted with this machine's files: paths are made of names that this program chose and of hashes that were
 //! checked to be hexadecimal, and a file is renamed to its place only after its size and hash match the hub's listing.
 //!
+//! # Layout
 //! - [`client`]: requests, redirects, and where the token goes. `listing`: files of a commit with sizes and hashes.
 //! - [`pace`]: the minimum rate of a download.
 //! - `cache`: paths, locks and links of the cache. `cached`: what the cache holds. `blob`: one file, resumed
 //!   and verified.
+//!
+//! # Example
+//! A model of the cache is found without a network:
+//! ```
+//! use pegainfer_hub::{Hub, HubError};
+//!
+//! let cache = std::env::temp_dir().join("pegainfer-hub-example");
+//! let hub = Hub { cache, offline: true, ..Hub::from_env() };
+//! let missing = hub.fetch("Qwen/Qwen3-0.6B", true);
+//! assert!(matches!(missing, Err(HubError::Offline { .. })));
+//! assert!(hub.cached()?.is_empty());
+//! # Ok::<(), std::io::Error>(())
+//! ```
 
 mod blob;
 mod cache;

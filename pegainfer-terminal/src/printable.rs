@@ -5,6 +5,9 @@
 
 use std::borrow::Cow;
 
+/// Maximum characters of client input in an error message: a small request must not cause a large response.
+const MAX_QUOTED: usize = 120;
+
 /// The text for a terminal: line breaks and tabs stay.
 pub fn printable(text: &str) -> Cow<'_, str> {
     escaped(text, |c| is_control(c) && c != '\n' && c != '\t')
@@ -36,6 +39,14 @@ pub fn is_control(c: char) -> bool {
     let is_direction =
         matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     c.is_control() || is_direction || matches!(c, '\u{2028}' | '\u{2029}')
+}
+
+/// Client input, truncated for an error message.
+pub fn truncate_for_error(input: &str) -> String {
+    match input.char_indices().nth(MAX_QUOTED) {
+        Some((end, _)) => format!("{}…", &input[..end]),
+        None => input.to_string(),
+    }
 }
 
 fn escaped(text: &str, is_escaped: impl Fn(char) -> bool) -> Cow<'_, str> {
@@ -80,5 +91,11 @@ mod tests {
         let line = json_line(&json);
         assert!(!line.contains(is_control), "{line}");
         assert_eq!(serde_json::from_str::<serde_json::Value>(&line).unwrap(), value);
+    }
+
+    #[test]
+    fn long_input_is_truncated() {
+        assert_eq!(truncate_for_error("short"), "short");
+        assert_eq!(truncate_for_error(&"é".repeat(500)).chars().count(), MAX_QUOTED + 1);
     }
 }

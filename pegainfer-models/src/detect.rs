@@ -1,6 +1,6 @@
 //! Detects the model family of a checkpoint.
 
-use crate::models::engine::family::Family;
+use crate::engine::family::Family;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
@@ -11,7 +11,7 @@ static FAMILIES: &[Family] = &[
     #[cfg(feature = "qwen35")]
     Family::of::<pegainfer_qwen35_4b::Qwen35>(),
     #[cfg(feature = "deepseek-v4")]
-    crate::models::engine::deepseek_v4::FAMILY,
+    crate::engine::deepseek_v4::FAMILY,
 ];
 
 /// Reason why a directory has no engine.

@@ -1,12 +1,11 @@
 //! Flags of all commands that load a model.
 
-use crate::logging::LogFormat;
-use crate::models::speculative;
-use crate::values::{parse_bytes, parse_bytes_or_none, parse_fraction, parse_seconds};
+use crate::speculative;
 use clap::{Args, ValueEnum};
 use pegainfer_core::schedule::speculation::Speculation;
 use pegainfer_kernels::ops::KvDType;
 use pegainfer_kernels::runtime::Overrides;
+use pegainfer_terminal::values::{parse_bytes, parse_bytes_or_none, parse_fraction, parse_seconds};
 use serde_json::Value;
 use std::num::NonZeroUsize;
 use std::time::Duration;
@@ -163,6 +162,15 @@ pub enum LoadFormat {
     Auto,
     /// Seeded random numbers.
     Dummy,
+}
+
+/// Format of log lines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// `2026-11-21 11:16:07.123  INFO message`
+    Text,
+    /// One JSON object for each line, with the numbers of a request as fields
+    Json,
 }
 
 /// Device to run on.

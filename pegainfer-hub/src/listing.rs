@@ -1,7 +1,7 @@
 //! The hub's listing of a commit: its files with their sizes and hashes.
 
 use super::client::{Client, RequestError};
-use crate::progress::{Progress, Unit};
+use pegainfer_terminal::progress::{Progress, Unit};
 use ring::digest;
 use serde::Deserialize;
 use std::collections::BTreeMap;

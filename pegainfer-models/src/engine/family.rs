@@ -1,7 +1,6 @@
 //! A model family that has an engine, as one value: what config.json calls it, and what the server does with it.
 
-use crate::models::args::{EngineArgs, LoadFormat};
-use crate::progress::{Progress, Unit};
+use crate::args::{EngineArgs, LoadFormat};
 use anyhow::{Context, Result};
 use pegainfer_core::engine::{EngineConfig, EngineHandle, StepEngine};
 use pegainfer_core::exec::{Device, Exec};
@@ -9,6 +8,7 @@ use pegainfer_core::ledger::{Header, Remeasured, Selection, StepLine};
 use pegainfer_core::parallel::RankBytes;
 use pegainfer_core::record::OpRecord;
 use pegainfer_kernels::runtime::{self, GpuFit, LoadOptions, Measured, Model, ModelBytes, Overrides};
+use pegainfer_terminal::progress::{Progress, Unit};
 use std::fmt;
 use std::path::Path;
 use std::time::Duration;

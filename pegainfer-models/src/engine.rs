@@ -1,11 +1,11 @@
 //! Loads the engine of a checkpoint's family.
 
 #[cfg(feature = "deepseek-v4")]
-pub(crate) mod deepseek_v4;
+pub mod deepseek_v4;
 pub mod family;
 
-use crate::models::args::{DeviceArg, EngineArgs};
-use crate::models::detect;
+use crate::args::{DeviceArg, EngineArgs};
+use crate::detect;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use family::{Family, LoadedEngine, MeasureProgress, OpenDevice, UniformStep};
 use pegainfer_core::exec::Exec;

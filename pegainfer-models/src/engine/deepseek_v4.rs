@@ -1,7 +1,7 @@
 //! DeepSeek-V4 as a family.
 
 use super::family::{DUMMY_SEED, Family, LoadedEngine, MeasureProgress, OpenDevice, spawn, with_progress_bar};
-use crate::models::args::{EngineArgs, KvCacheDType, LoadFormat};
+use crate::args::{EngineArgs, KvCacheDType, LoadFormat};
 use anyhow::{Result, bail, ensure};
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::ledger::{Header, Remeasured, Selection, StepLine};

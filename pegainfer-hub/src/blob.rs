@@ -3,7 +3,7 @@
 use super::cache::RepoCache;
 use super::client::{Client, RequestError};
 use super::listing::FileInfo;
-use crate::progress::{Progress, Unit};
+use pegainfer_terminal::progress::{Progress, Unit};
 use ring::digest;
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom, Write};

@@ -2,7 +2,6 @@
 
 use super::cache::RepoCache;
 use super::{Hub, complete};
-use crate::models::detect;
 use std::fs;
 use std::io::{Error, ErrorKind, Result};
 use std::path::{Path, PathBuf};
@@ -19,8 +18,6 @@ pub struct CachedModel {
     pub bytes: u64,
     /// The directory of the commit that was downloaded last; `None` if its config.json is missing.
     pub snapshot: Option<PathBuf>,
-    /// Name of the family whose engine runs it, or why there is none.
-    pub family: std::result::Result<&'static str, String>,
     /// Whether all of its weights are there.
     pub is_complete: bool,
     dir: PathBuf,
@@ -51,12 +48,8 @@ impl Hub {
     fn model(&self, id: String, dir: PathBuf) -> CachedModel {
         let repo = RepoCache::new(&self.cache, &id);
         let snapshot = complete(&repo, false);
-        let family = match &snapshot {
-            Some(snapshot) => detect::detect(snapshot).map(|family| family.name).map_err(|error| error.reason()),
-            None => Err("its config.json is missing".to_owned()),
-        };
         let is_complete = complete(&repo, true).is_some();
-        CachedModel { id, bytes: bytes(&dir), snapshot, family, is_complete, dir }
+        CachedModel { id, bytes: bytes(&dir), snapshot, is_complete, dir }
     }
 }
 
