@@ -7,7 +7,7 @@
 //! - [`api`]: requests in, JSON and server-sent events out. [`http`]: the HTTP server, which knows nothing of the API.
 //! - [`text_service`]: threads that tokenize, and grammars compiled within limits. [`ui`]: the web UI at `/`. [`metrics`], [`trace`]: observability.
 //! - [`api_style`], [`budget`], [`error`], [`fair_queue`], [`flush`], [`ids`], [`lifecycle`], [`limits`], [`logging`],
-//!   [`output`], [`rates`], [`record`], [`tenant`], [`traces`]: code that all of them share.
+//!   [`output`], [`rates`], [`record`], [`tenant`]: code that all of them share.
 
 #![warn(clippy::print_stdout, clippy::print_stderr, reason = "pegainfer-terminal escapes control characters")]
 
@@ -34,5 +34,4 @@ pub mod tenant;
 mod testing;
 pub mod text_service;
 pub mod trace;
-pub mod traces;
 pub mod ui;

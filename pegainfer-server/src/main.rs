@@ -2,12 +2,11 @@
 
 use anyhow::Result;
 use clap::CommandFactory;
+use pegainfer_bench::{bench, eval, ledger, plan, replay, sim};
 use pegainfer_models::args::EngineArgs;
 use pegainfer_server::cli::settings::{self, ParseError};
 use pegainfer_server::cli::{Cli, Command};
-use pegainfer_server::cli::{
-    batch, bench, chat, completions, doctor, eval, generate, ledger, man, models, plan, reference, replay, serve, sim,
-};
+use pegainfer_server::cli::{InProcess, batch, chat, completions, doctor, generate, man, models, reference, serve};
 use pegainfer_server::logging;
 use pegainfer_server::text_service;
 use pegainfer_terminal::printable::is_control;
@@ -67,11 +66,11 @@ fn run(command: Command, started: Instant) -> Result<()> {
         Command::Bench(args) => {
             let engine = &args.workload.common().engine;
             start_logging(engine)?;
-            bench::run(&args)
+            bench::run(&args, &InProcess)
         }
         Command::Eval(args) => {
             start_logging(args.task.engine())?;
-            eval::run(&args)
+            eval::run(&args, &InProcess)
         }
         Command::Replay(args) => {
             start_logging(&args.engine)?;

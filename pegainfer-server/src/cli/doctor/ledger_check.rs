@@ -1,9 +1,9 @@
 //! `doctor --ledger`: do the steps of this device take the time that a ledger says?
 
-use crate::cli::anchor;
-use crate::cli::watch::card;
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
+use pegainfer_bench::anchor;
+use pegainfer_bench::ledger_origin::card;
 use pegainfer_core::ledger::{Anchor, Header, StepGroup};
 use pegainfer_models::args::EngineArgs;
 use pegainfer_models::model_path;
