@@ -2,12 +2,12 @@
 //! a key that occurs twice, and the events do not depend on where the text is cut.
 
 use crate::outputs::{deltas, joined};
-use pegainfer_server::text::parser::{CallPrefix, Event, OutputParser, ParserOptions, ReasoningStart, ToolFormat};
+use pegainfer_text::parser::{CallPrefix, Event, OutputParser, ParserOptions, ReasoningStart, ToolFormat};
 use serde_json::Value;
 use std::collections::HashSet;
 use std::sync::{Arc, OnceLock};
 
-const CASES: &str = include_str!("../../pegainfer-server/tests/fixtures/calls/cases.json");
+const CASES: &str = include_str!("../../pegainfer-text/tests/fixtures/calls/cases.json");
 
 fn cases() -> &'static [Value] {
     static PARSED: OnceLock<Vec<Value>> = OnceLock::new();

@@ -1,11 +1,10 @@
 //! Property of grammars: any source is compiled within seconds or refused with a reason; tokens that a mask allows lead to
 //! another mask or to an error, and a text that follows a JSON schema to its end is JSON.
 
-use pegainfer_core::grammar::Grammar;
-use pegainfer_server::text::{Checkpoint, GrammarCompiler, GrammarSource};
+use pegainfer_text::{CompiledGrammar, GrammarCompiler, GrammarSource, Tokenizer};
 use serde_json::{Value, json};
 use std::path::Path;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// `<|im_end|>` of the bundled tokenizer.
@@ -16,13 +15,12 @@ const TOKENS: usize = 40;
 /// Time that one input may take; it includes waiting for a busy machine.
 const LIMIT: Duration = Duration::from_secs(20);
 
-fn fixture() -> &'static (Checkpoint, GrammarCompiler) {
-    static FIXTURE: OnceLock<(Checkpoint, GrammarCompiler)> = OnceLock::new();
+fn fixture() -> &'static (Arc<Tokenizer>, GrammarCompiler) {
+    static FIXTURE: OnceLock<(Arc<Tokenizer>, GrammarCompiler)> = OnceLock::new();
     FIXTURE.get_or_init(|| {
         let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/qwen3-tiny");
-        let checkpoint = Checkpoint::load(&dir).expect("the bundled checkpoint");
-        let compiler = GrammarCompiler::new(checkpoint.tokenizer.clone(), VOCABULARY, vec![EOS]);
-        (checkpoint, compiler)
+        let tokenizer = Arc::new(Tokenizer::load(&dir).expect("the bundled checkpoint"));
+        (tokenizer.clone(), GrammarCompiler::new(tokenizer, VOCABULARY, vec![EOS]))
     })
 }
 
@@ -41,7 +39,7 @@ pub fn check(data: &[u8]) {
     };
     let began = Instant::now();
     match fixture().1.compile(source) {
-        Ok(grammar) => follow(grammar.as_ref(), *choice, kind % 4 == 0, &text),
+        Ok(grammar) => follow(&grammar, *choice, kind % 4 == 0, &text),
         Err(error) => {
             let error = error.to_string();
             assert!(!error.is_empty() && !error.contains('\n'), "{text:?}: {error:?}");
@@ -52,16 +50,15 @@ pub fn check(data: &[u8]) {
 }
 
 /// Follows the grammar along tokens that `choice` selects.
-fn follow(grammar: &dyn Grammar, choice: u8, is_json: bool, shown: &str) {
+fn follow(grammar: &CompiledGrammar, choice: u8, is_json: bool, shown: &str) {
     let (mut matcher, mut mask) = grammar.start();
     let mut tokens = Vec::new();
     for step in 0..TOKENS {
-        let allowed: Vec<u32> =
-            (0..VOCABULARY as u32).filter(|id| mask.words()[*id as usize / 32] >> (id % 32) & 1 == 1).collect();
+        let allowed: Vec<u32> = (0..VOCABULARY as u32).filter(|id| mask.allows(*id)).collect();
         assert!(!allowed.is_empty(), "{shown:?}: a mask allows nothing");
         if allowed.contains(&EOS) {
             if is_json {
-                let text = fixture().0.tokenizer.decode_all(&tokens);
+                let text = fixture().0.decode_all(&tokens);
                 serde_json::from_str::<Value>(&text).unwrap_or_else(|e| panic!("{shown:?}: {text:?}: {e}"));
             }
             return;

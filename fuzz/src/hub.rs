@@ -1,8 +1,8 @@
 //! Property of the downloader: whatever a hub answers, the download ends, no file outside of the cache is written, and the files
 //! of a download that succeeds have the hashes by which they were listed.
 
-use pegainfer_server::models::hub::Hub;
-use pegainfer_server::models::hub::client::Timeouts;
+use pegainfer_hub::Hub;
+use pegainfer_hub::client::Timeouts;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};

@@ -1,7 +1,7 @@
 //! Property of the output parsers: the events do not depend on where the text is cut, and between start and end of a
 //! call come only its arguments.
 
-use pegainfer_server::text::parser::{CallPrefix, Event, OutputParser, ParserOptions, ReasoningStart, ToolFormat};
+use pegainfer_text::parser::{CallPrefix, Event, OutputParser, ParserOptions, ReasoningStart, ToolFormat};
 use serde_json::json;
 
 /// Checks an input: the first byte selects the format, the second the cuts, the rest is the text.

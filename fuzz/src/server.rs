@@ -10,7 +10,7 @@ use pegainfer_core::engine::{
 };
 use pegainfer_core::grammar::GrammarTracker;
 use pegainfer_server::app::{App, Options};
-use pegainfer_server::text::Checkpoint;
+use pegainfer_server::text_service::Checkpoint;
 use std::path::Path;
 use std::sync::OnceLock;
 use std::time::Duration;

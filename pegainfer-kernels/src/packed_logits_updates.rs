@@ -32,7 +32,7 @@ impl PackedLogitsUpdates {
             let edits = row.into_iter().flat_map(|row| &row.edits);
             packed.edits.extend(edits.flat_map(|edit| [edit.token, edit.scale.to_bits(), edit.add.to_bits()]));
             let mask = row.and_then(|row| row.allowed.as_ref()).map_or(NO_MASK, |mask| {
-                let known = masks.iter().position(|other| Arc::ptr_eq(other, mask));
+                let known = masks.iter().position(|other| other.shares_words_with(mask));
                 known.unwrap_or_else(|| {
                     masks.push(mask);
                     packed.masks.extend(mask.words());

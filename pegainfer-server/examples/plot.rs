@@ -8,7 +8,7 @@
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use pegainfer_server::cli::bench::svg::{Ink, Mark, Panel, Series, render};
+use pegainfer_bench::bench::svg::{Ink, Mark, Panel, Series, render};
 use serde::Deserialize;
 use std::fs;
 use std::path::PathBuf;

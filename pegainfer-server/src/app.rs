@@ -10,7 +10,7 @@ use crate::lifecycle::Lifecycle;
 use crate::limits::Limits;
 use crate::metrics::{Metrics, access};
 use crate::record::Recorder;
-use crate::text::{Checkpoint, GrammarTrial};
+use crate::text_service::{Checkpoint, GrammarTrial};
 use crate::trace::{self, Tracer};
 use axum::Router;
 use axum::extract::{Request, State};

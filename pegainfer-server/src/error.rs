@@ -9,6 +9,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use pegainfer_core::engine::SubmitError;
 use pegainfer_core::sampling::SamplingError;
+pub use pegainfer_terminal::printable::truncate_for_error;
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -86,20 +87,9 @@ pub struct ErrorEvent<'a> {
     sequence_number: usize,
 }
 
-/// Maximum characters of client input in an error message: a small request must not cause a large response.
-const MAX_QUOTED: usize = 120;
-
 /// Codes of refusals that are worth a retry.
 const OVERLOADED: &str = "server_overloaded";
 const DRAINING: &str = "server_draining";
-
-/// Client input, truncated for an error message.
-pub fn truncate_for_error(input: &str) -> String {
-    match input.char_indices().nth(MAX_QUOTED) {
-        Some((end, _)) => format!("{}…", &input[..end]),
-        None => input.to_string(),
-    }
-}
 
 impl ApiError {
     /// An error with this status; `message` is one sentence for the client.
@@ -305,11 +295,5 @@ mod tests {
                 json!({"type": "error", "error": {"type": kind, "message": "a sentence"}, "request_id": "id"});
             assert_eq!(body, expected, "{status}");
         }
-    }
-
-    #[test]
-    fn long_input_is_truncated() {
-        assert_eq!(truncate_for_error("short"), "short");
-        assert_eq!(truncate_for_error(&"é".repeat(500)).chars().count(), MAX_QUOTED + 1);
     }
 }

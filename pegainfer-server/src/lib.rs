@@ -5,14 +5,11 @@
 //! - [`cli`]: the commands and their flags.
 //! - [`app`]: the API behind the HTTP server's middleware.
 //! - [`api`]: requests in, JSON and server-sent events out. [`http`]: the HTTP server, which knows nothing of the API.
-//! - [`text`]: tokenizer, detokenizer, stop strings, template, parsers, and the files they are loaded from. [`ui`]: the web
-//!   UI at `/`. [`metrics`], [`trace`]: observability.
-//! - [`models`]: from `--model-path` to a running engine.
+//! - [`text_service`]: threads that tokenize, and grammars compiled within limits. [`ui`]: the web UI at `/`. [`metrics`], [`trace`]: observability.
 //! - [`api_style`], [`budget`], [`error`], [`fair_queue`], [`flush`], [`ids`], [`lifecycle`], [`limits`], [`logging`],
-//!   [`output`], [`printable`], [`progress`], [`rates`], [`record`], [`tenant`], [`traces`], [`values`]: code that all
-//!   of them share.
+//!   [`output`], [`rates`], [`record`], [`tenant`]: code that all of them share.
 
-#![warn(clippy::print_stdout, clippy::print_stderr, reason = "cli::stdout and cli::stderr escape control characters")]
+#![warn(clippy::print_stdout, clippy::print_stderr, reason = "pegainfer-terminal escapes control characters")]
 
 mod allocator;
 pub mod api;
@@ -29,17 +26,12 @@ pub mod lifecycle;
 pub mod limits;
 pub mod logging;
 pub mod metrics;
-pub mod models;
 pub mod output;
-pub mod printable;
-pub mod progress;
 pub mod rates;
 pub mod record;
 pub mod tenant;
 #[cfg(test)]
 mod testing;
-pub mod text;
+pub mod text_service;
 pub mod trace;
-pub mod traces;
 pub mod ui;
-pub mod values;

@@ -6,23 +6,14 @@ mod line;
 mod queue;
 
 use anyhow::{Context, Result, anyhow, bail};
-use clap::ValueEnum;
 use line::{JsonLine, TextLine};
 use log::LevelFilter;
 use logforth::Layout;
 use logforth::filter::rustlog::RustLogFilterBuilder;
+use pegainfer_models::args::LogFormat;
 use queue::{DroppedLines, QueueAppender};
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::panic::PanicHookInfo;
-
-/// Format of log lines.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
-    /// `2026-11-21 11:16:07.123  INFO message`
-    Text,
-    /// One JSON object for each line, with the numbers of a request as fields
-    Json,
-}
 
 static DROPPED: DroppedLines = DroppedLines::new();
 

@@ -2,15 +2,15 @@
 
 use anyhow::Result;
 use clap::CommandFactory;
+use pegainfer_bench::{bench, eval, ledger, plan, replay, sim};
+use pegainfer_models::args::EngineArgs;
 use pegainfer_server::cli::settings::{self, ParseError};
 use pegainfer_server::cli::{Cli, Command};
-use pegainfer_server::cli::{
-    batch, bench, chat, completions, doctor, eval, generate, ledger, man, models, plan, reference, replay, serve, sim,
-    stderr,
-};
+use pegainfer_server::cli::{InProcess, batch, chat, completions, doctor, generate, man, models, reference, serve};
 use pegainfer_server::logging;
-use pegainfer_server::models::args::EngineArgs;
-use pegainfer_server::text::trial;
+use pegainfer_server::text_service;
+use pegainfer_terminal::printable::is_control;
+use pegainfer_terminal::stderr;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -22,11 +22,11 @@ fn main() -> ExitCode {
     // SAFETY: no other thread runs yet.
     unsafe {
         pegainfer_core::cuda::use_one_queue();
-        pegainfer_server::text::limit_encoder_threads();
+        text_service::limit_encoder_threads();
     }
     let command = match settings::parse::<Cli>(std::env::args_os().collect(), |name| std::env::var_os(name)) {
         Ok(cli) => cli.into_command(),
-        Err(ParseError::CommandLine(error)) => stderr::exit(&error),
+        Err(ParseError::CommandLine(error)) => exit(&error),
         Err(ParseError::Setting(sentence)) => {
             stderr::error(&sentence);
             return ExitCode::from(INVALID_USE);
@@ -66,11 +66,11 @@ fn run(command: Command, started: Instant) -> Result<()> {
         Command::Bench(args) => {
             let engine = &args.workload.common().engine;
             start_logging(engine)?;
-            bench::run(&args)
+            bench::run(&args, &InProcess)
         }
         Command::Eval(args) => {
             start_logging(args.task.engine())?;
-            eval::run(&args)
+            eval::run(&args, &InProcess)
         }
         Command::Replay(args) => {
             start_logging(&args.engine)?;
@@ -81,7 +81,7 @@ fn run(command: Command, started: Instant) -> Result<()> {
             ledger::run(&args)
         }
         Command::Sim(args) => sim::run(&args),
-        Command::CompileGrammar { memory, seconds } => Ok(trial::run(memory, seconds)?),
+        Command::CompileGrammar { memory, seconds } => Ok(text_service::run_trial(memory, seconds)?),
         Command::Plan(args) => plan::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         #[cfg(feature = "deepseek-v4")]
@@ -97,4 +97,15 @@ fn start_logging(engine: &EngineArgs) -> Result<()> {
     let names = std::env::vars_os().map(|(name, _)| name);
     settings::unknown_variables(&Cli::command(), names).iter().for_each(|sentence| log::warn!("{sentence}"));
     Ok(())
+}
+
+/// Prints the help, the version or a usage error, and exits.
+fn exit(error: &clap::Error) -> ! {
+    let text = error.render().to_string();
+    // The text repeats arguments. It has clap's colours only if they contain no control characters.
+    if !text.contains(|c| is_control(c) && c != '\n' && c != '\t') {
+        error.exit();
+    }
+    stderr::print(text.trim_end());
+    std::process::exit(error.exit_code())
 }

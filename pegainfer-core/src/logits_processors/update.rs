@@ -3,10 +3,10 @@
 use super::CountedPenalties;
 use std::sync::Arc;
 
-/// A bit mask of the tokens that may be sampled.
+/// A bit mask of the tokens that may be sampled. Clones share the words.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenMask {
-    words: Vec<u32>,
+    words: Arc<[u32]>,
 }
 
 impl TokenMask {
@@ -14,17 +14,22 @@ impl TokenMask {
     pub fn new(ids: &[u32], vocab_size: usize) -> Self {
         let mut words = vec![0; vocab_size.div_ceil(32)];
         ids.iter().for_each(|id| words[*id as usize / 32] |= 1 << (id % 32));
-        Self { words }
+        Self { words: words.into() }
     }
 
     /// A mask from words in the layout of [`words`](Self::words).
-    pub fn from_words(words: Vec<u32>) -> Self {
+    pub fn from_words(words: Arc<[u32]>) -> Self {
         Self { words }
     }
 
     /// Whether it allows this token.
     pub fn allows(&self, token: u32) -> bool {
         self.words.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
+    }
+
+    /// True if both masks are views of the same words.
+    pub fn shares_words_with(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.words, &other.words)
     }
 
     /// The words of the mask, `[ceil(vocab / 32)]`; token `t` is bit `t % 32` of word `t / 32`.

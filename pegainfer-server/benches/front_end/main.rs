@@ -19,7 +19,7 @@ use futures_util::future::try_join_all;
 use pegainfer_core::engine::{EngineConfig, EngineHandle};
 use pegainfer_server::app::{App, Options};
 use pegainfer_server::http::raise_open_files;
-use pegainfer_server::text::Checkpoint;
+use pegainfer_server::text_service::Checkpoint;
 use pegainfer_server::trace::{ChromeFiles, Tracer};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
@@ -90,7 +90,7 @@ impl Server {
         let bundled = || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../models/qwen3-tiny"));
         let dir = args.model_path.clone().unwrap_or_else(bundled);
         let checkpoint = Checkpoint::load(&dir)?;
-        let vocab_size = pegainfer_server::models::engine::vocab_size(&dir)?;
+        let vocab_size = pegainfer_models::engine::vocab_size(&dir)?;
         let token = *checkpoint.tokenizer.encode(" the", false)?.first().context("no token")?;
         let (engine, arrivals) = InstantEngine::new(vocab_size, token, pace);
         let engine = EngineHandle::spawn(engine, EngineConfig::default())?;

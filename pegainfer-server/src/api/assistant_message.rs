@@ -1,6 +1,6 @@
 //! The assistant's message of a chat completion: whole, or the delta of one chunk, built from parser events.
 
-use crate::text::parser::Event;
+use pegainfer_text::parser::Event;
 use schemars::JsonSchema;
 use serde::Serialize;
 

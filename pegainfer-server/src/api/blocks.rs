@@ -6,8 +6,8 @@ use super::large_response::GrowingResponse;
 use super::state::AppState;
 use super::submitted_chat::ChoiceParser;
 use crate::error::ApiError;
-use crate::text::is_object;
-use crate::text::parser::Event;
+use pegainfer_text::is_object;
+use pegainfer_text::parser::Event;
 
 /// One block of output.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -16,11 +16,11 @@ use super::submitted_chat::{ChoiceParser, SubmittedChat};
 use super::timings::Timings;
 use super::wire::{ChatChoice, ChatChunkChoice, Chunk, ChunkUsage, Envelope, FinishFields, PromptFields, Usage};
 use crate::error::ApiError;
-use crate::text::parser::Event;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use futures_util::future::try_join_all;
 use pegainfer_core::engine::TokenOut;
+use pegainfer_text::parser::Event;
 use std::sync::Arc;
 
 /// Handles `POST /v1/chat/completions`.

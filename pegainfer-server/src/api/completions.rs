@@ -13,13 +13,13 @@ use super::schema::completions::{CompletionFields, PromptInput};
 use super::schema::generation::GenerationFields;
 use super::schema::sampling::SamplingFields;
 use super::sse::{self, ChunkWriter, Events};
-use super::state::{AppState, tokenizer_error, unix_time};
+use super::state::{AppState, unix_time};
 use super::stop::check_vocabulary;
 use super::structured::Structured;
 use super::timings::Timings;
 use super::wire::{Chunk, ChunkUsage, CompletionChoice, Envelope, PromptFields, Usage};
 use crate::error::ApiError;
-use crate::text::encode;
+use crate::text_service::encode;
 use axum::extract::{Request, State};
 use axum::http::HeaderValue;
 use axum::response::Response;
@@ -68,7 +68,7 @@ pub async fn completions(State(state): State<Arc<AppState>>, request: Request) -
                 texts.iter().try_for_each(|text| state.check_length(text.len(), "prompt"))?;
             }
             let encode = encode(texts, params.add_special_tokens.unwrap_or(true));
-            context.hold.work(&state, encode).await?.map_err(|error| tokenizer_error(&error, "prompt"))?
+            context.hold.work(&state, encode).await?.map_err(|error| ApiError::invalid("prompt", error.to_string()))?
         }
     };
     let structured = match structured {
@@ -78,6 +78,7 @@ pub async fn completions(State(state): State<Arc<AppState>>, request: Request) -
     };
     let prompt_bytes = prompts.iter().map(|ids| size_of_val(ids.as_slice())).sum();
     let grammar = Structured::compile(structured, prompt_bytes, &context, &state).await?;
+    let grammar = state.grammars.for_engine(None, grammar);
     let requests = prompts.into_iter();
     let requests = requests.map(|ids| params.requests(ids, DEFAULT_MAX_TOKENS, logprobs, grammar.clone(), &state));
     let requests = requests.collect::<Result<Vec<_>, _>>()?.concat();

@@ -6,7 +6,7 @@ use super::state::AppState;
 use super::structured::Structured;
 use super::tools::Tools;
 use crate::error::ApiError;
-use crate::text::parser::{OutputFormat, ToolFormat};
+use pegainfer_text::parser::{OutputFormat, ToolFormat};
 use serde_json::{Map, Value};
 
 /// Template arguments that `chat_template_kwargs` must not replace.

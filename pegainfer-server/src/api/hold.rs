@@ -1,11 +1,12 @@
 //! Resources that a request holds until its prompt is tokenized.
 
-use super::state::{AppState, over_budget, tokenizer_error};
+use super::state::{AppState, encoder_error, over_budget};
 use crate::budget::BodyShare;
 use crate::error::ApiError;
 use crate::fair_queue::Permits;
 use crate::tenant::Tenant;
-use crate::text::{Caller, LARGE, Tokenizer};
+use crate::text_service::{Caller, LARGE};
+use pegainfer_text::Tokenizer;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -35,14 +36,14 @@ impl Hold {
         let hold = Self { tenant, size, held: Arc::default() };
         if size > LARGE {
             let turn = state.checkpoint.encoder.large_turn(tenant, size).await;
-            hold.held().turn = Some(turn.map_err(|error| tokenizer_error(&error, "prompt"))?);
+            hold.held().turn = Some(turn.map_err(|error| encoder_error(&error))?);
         }
         let memory = state.budget.parse(tenant, size, values).await.map_err(|error| over_budget(&error, state))?;
         hold.held().memory = memory;
         Ok(hold)
     }
 
-    /// Runs work on the request off the async threads, see [`Encoder::work`](crate::text::Encoder::work).
+    /// Runs work on the request off the async threads, see [`Encoder::work`](crate::text_service::Encoder::work).
     pub async fn work<T: Send + 'static>(
         &self,
         state: &AppState,
@@ -59,7 +60,7 @@ impl Hold {
         } else {
             encoder.own_thread(hold, work).await
         };
-        result.map_err(|error| tokenizer_error(&error, "prompt"))
+        result.map_err(|error| encoder_error(&error))
     }
 
     /// True if the request holds a turn of large work.

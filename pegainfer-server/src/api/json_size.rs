@@ -42,7 +42,7 @@ impl ValueCounter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{self, Rng};
+    use pegainfer_testing::{self as testing, Rng};
     use serde_json::{Value, json};
 
     fn count(text: &[u8], cut: usize) -> usize {

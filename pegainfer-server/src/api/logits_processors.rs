@@ -4,9 +4,9 @@ use super::hold::Hold;
 use super::schema::numbers::TokenId;
 use super::schema::sampling::SamplingFields;
 use super::schema::values::Text;
-use super::state::{AppState, tokenizer_error};
+use super::state::AppState;
 use crate::error::ApiError;
-use crate::text::encode;
+use crate::text_service::encode;
 use pegainfer_core::logits_processors::{LogitsProcessorParams, LogitsProcessors};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -59,6 +59,7 @@ async fn bad_words(list: Vec<Text>, hold: &Hold, state: &AppState) -> Result<Vec
         return Ok(Vec::new());
     }
     let words = hold.work(state, encode(spellings, false)).await?;
-    let words: BTreeSet<_> = words.map_err(|error| tokenizer_error(&error, "bad_words"))?.into_iter().collect();
+    let words: BTreeSet<_> =
+        words.map_err(|error| ApiError::invalid("bad_words", error.to_string()))?.into_iter().collect();
     Ok(words.into_iter().collect())
 }

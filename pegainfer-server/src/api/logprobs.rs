@@ -1,8 +1,8 @@
 //! Log-probabilities in the two shapes of OpenAI.
 
 use super::delta::PromptInfo;
-use crate::text::{Detokenizer, Tokenizer};
 use pegainfer_core::engine::{TokenLogprobs, TokenOut};
+use pegainfer_text::{Detokenizer, Tokenizer};
 use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 use std::collections::BTreeMap;

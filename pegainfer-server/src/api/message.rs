@@ -1,6 +1,6 @@
 //! Messages of a conversation, whichever API they came through, and their form in chat templates.
 
-use crate::text::{CutString, complete_object};
+use pegainfer_text::{CutString, complete_object};
 use serde_json::{Map, Value, json};
 
 /// Author of a message.

@@ -3,7 +3,7 @@
 use super::message::{Message, Role};
 use crate::error::ApiError;
 use crate::ids::random_u64;
-use crate::text::Tokenizer;
+use pegainfer_text::Tokenizer;
 
 /// Splits the texts of control tokens in messages. The prompt is tokenized in segments, none of which holds such a text.
 pub struct PlainText {

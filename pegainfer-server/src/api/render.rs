@@ -4,16 +4,17 @@ use super::body::RequestContext;
 use super::conversation::Conversation;
 use super::message::Message;
 use super::plain_text::PlainText;
-use super::state::{AppState, tokenizer_error};
+use super::state::AppState;
 use super::structured::Structured;
 use super::system;
 use super::tools::Tools;
 use crate::error::ApiError;
 use crate::ids::random_u64;
-use crate::text::parser::{
+use crate::text_service::Caller;
+use pegainfer_text::parser::{
     OutputFormat, OutputParser, ParserOptions, ReasoningStart, ToolFormat, forced_grammar, grammar_or,
 };
-use crate::text::{Caller, ChatTemplate, GrammarSource, ReasoningLimits, Tokenizer};
+use pegainfer_text::{ChatTemplate, GrammarSource, ReasoningLimits, Tokenizer};
 use serde_json::Value;
 use std::sync::Arc;
 
@@ -66,7 +67,7 @@ impl Conversation {
             let mut ids = Vec::new();
             for segment in segments {
                 let segment = tokenizer.encode(segment, add_special_tokens);
-                ids.append(&mut segment.map_err(|error| tokenizer_error(&error, "messages"))?);
+                ids.append(&mut segment.map_err(|error| ApiError::invalid("messages", error.to_string()))?);
             }
             Ok((rendered, ids))
         };

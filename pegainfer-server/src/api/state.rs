@@ -10,10 +10,11 @@ use crate::metrics::Metrics;
 use crate::output::OutputBudget;
 use crate::record::Recorder;
 use crate::tenant::Tenant;
-use crate::text::Checkpoint;
-use crate::text::{Caller, GrammarCompiler, GrammarService, GrammarTrial, Tokenizer, TokenizerError};
+use crate::text_service::Checkpoint;
+use crate::text_service::{Caller, EncoderError, GrammarService, GrammarTrial};
 use axum::http::StatusCode;
 use pegainfer_core::engine::EngineHandle;
+use pegainfer_text::{GrammarCompiler, Tokenizer};
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hash};
 use std::sync::Arc;
@@ -128,14 +129,14 @@ impl AppState {
         self.hasher.hash_one(salt).max(1)
     }
 
-    /// Runs work for a tenant off the async threads, see [`Encoder::work`](crate::text::Encoder::work).
+    /// Runs work for a tenant off the async threads, see [`Encoder::work`](crate::text_service::Encoder::work).
     pub async fn work<T: Send + 'static>(
         &self,
         tenant: Tenant,
         bytes: usize,
         work: impl FnOnce(&Arc<Tokenizer>, &Caller<'_>) -> T + Send + 'static,
     ) -> Result<T, ApiError> {
-        self.checkpoint.encoder.work(tenant, bytes, work).await.map_err(|error| tokenizer_error(&error, "prompt"))
+        self.checkpoint.encoder.work(tenant, bytes, work).await.map_err(|error| encoder_error(&error))
     }
 
     /// Refuses a text of so many bytes that cannot fit the context, before it is tokenized.
@@ -163,12 +164,11 @@ pub fn over_budget(error: &BudgetError, state: &AppState) -> ApiError {
     }
 }
 
-/// The response to a request whose text could not be tokenized. `field`: what the text was in.
-pub fn tokenizer_error(error: &TokenizerError, field: &'static str) -> ApiError {
+/// The response to a request for whose prompt there was no thread.
+pub fn encoder_error(error: &EncoderError) -> ApiError {
     match error {
-        TokenizerError::Panicked => ApiError::internal(error.to_string()),
-        TokenizerError::NoThread(_) | TokenizerError::Busy(_) => ApiError::overloaded(error.to_string()),
-        _ => ApiError::invalid(field, error.to_string()),
+        EncoderError::Panicked => ApiError::internal(error.to_string()),
+        EncoderError::NoThread(_) | EncoderError::Busy(_) => ApiError::overloaded(error.to_string()),
     }
 }
 

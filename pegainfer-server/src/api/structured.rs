@@ -7,8 +7,8 @@ use super::schema::structure::{
 use super::schema::values::{Object, Text};
 use super::state::AppState;
 use crate::error::{ApiError, truncate_for_error};
-use crate::text::{GrammarError, GrammarSource};
-use pegainfer_core::grammar::Grammar;
+use crate::text_service::AccountedGrammar;
+use pegainfer_text::{GrammarError, GrammarSource};
 use serde_json::json;
 use std::sync::Arc;
 
@@ -54,7 +54,7 @@ impl Structured {
         prompt: usize,
         context: &RequestContext,
         state: &AppState,
-    ) -> Result<Option<Arc<dyn Grammar>>, ApiError> {
+    ) -> Result<Option<Arc<AccountedGrammar>>, ApiError> {
         let source = match &this {
             Some(Self { source: GrammarSource::Lark(lark), .. }) => lark.len(),
             _ => 0,

@@ -9,8 +9,8 @@ use super::render::{PromptOptions, Rendered};
 use super::state::AppState;
 use super::structured::Structured;
 use crate::error::ApiError;
-use crate::text::parser::{CallPrefix, Event, OutputParser};
 use axum::http::HeaderValue;
+use pegainfer_text::parser::{CallPrefix, Event, OutputParser};
 use std::sync::Arc;
 
 /// A chat whose choices have been submitted to the engine.
@@ -51,8 +51,7 @@ impl SubmittedChat {
         };
         let (Rendered { parsers, structured, thinking, .. }, ids) = conversation.encode(state, context, prompt).await?;
         let structure = Structured::compile(structured, size_of_val(ids.as_slice()), context, state).await?;
-        let reasoned = thinking.and_then(|thinking| state.grammars.after_reasoning(thinking, structure.clone()));
-        let grammar = reasoned.or(structure);
+        let grammar = state.grammars.for_engine(thinking, structure);
         let requests = params.requests(ids, usize::MAX, logprobs, grammar, state)?;
         let generations = Generation::submit_all(state, &params, requests, messages)?;
         let parsers = parsers

@@ -1,7 +1,7 @@
 //! System messages where chat templates show them.
 
 use super::message::{Message, Role};
-use crate::text::ChatTemplate;
+use pegainfer_text::ChatTemplate;
 
 /// Joins the system messages at the beginning into one. Later ones stay where they are; if the template does not show them
 /// there, they become text of the user's message before them, or a message of the user.

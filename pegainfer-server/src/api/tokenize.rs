@@ -9,13 +9,14 @@ use super::render::PromptOptions;
 use super::schema::Body;
 use super::schema::numbers::TokenId;
 use super::schema::tokenize::{DetokenizeFields, TokenizeFields};
-use super::state::{AppState, over_budget, tokenizer_error};
+use super::state::{AppState, over_budget};
 use super::stop::check_vocabulary;
 use crate::error::ApiError;
-use crate::text::{Caller, Tokenizer};
+use crate::text_service::Caller;
 use axum::extract::{Request, State};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::Response;
+use pegainfer_text::Tokenizer;
 use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 use std::sync::Arc;
@@ -44,7 +45,10 @@ pub async fn tokenize(State(state): State<Arc<AppState>>, request: Request) -> R
             let share = large_response::share(&state, &context.hold, context.tenant, text.len() * token_bytes).await?;
             let work = move |tokenizer: &Arc<Tokenizer>, _: &Caller<'_>| {
                 let ids = tokenizer.encode(&text, add_special_tokens.unwrap_or(true));
-                Ok::<_, ApiError>(respond(tokenizer, &ids.map_err(|error| tokenizer_error(&error, "prompt"))?))
+                Ok::<_, ApiError>(respond(
+                    tokenizer,
+                    &ids.map_err(|error| ApiError::invalid("prompt", error.to_string()))?,
+                ))
             };
             (context.hold.work(&state, work).await??, share)
         }

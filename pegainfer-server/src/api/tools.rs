@@ -5,8 +5,8 @@ use super::schema::conversation::{
 };
 use super::schema::values::Object;
 use crate::error::{ApiError, truncate_for_error};
-use crate::text::dumps;
-use crate::text::parser::{CallPrefix, ToolFormat};
+use pegainfer_text::dumps;
+use pegainfer_text::parser::{CallPrefix, ToolFormat};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 

@@ -6,7 +6,7 @@ use super::logprobs::{ChatLogprobs, CompletionLogprobs, PromptLogprobs};
 use super::params::Params;
 use super::stream_options::StreamOptions;
 use super::timings::Timings;
-use crate::text::Tokenizer;
+use pegainfer_text::Tokenizer;
 use schemars::JsonSchema;
 use serde::Serialize;
 

@@ -1,9 +1,9 @@
 //! `pegainfer completions`: the completion script of a shell.
 
-use crate::cli::stdout::print_exact;
 use anyhow::{Context, Result};
 use clap::{Args, Command};
 use clap_complete::Shell;
+use pegainfer_terminal::stdout::print_exact;
 
 /// Flags of `completions`.
 #[derive(Debug, Clone, Args)]

@@ -1,13 +1,14 @@
 //! `pegainfer generate`: one completion on standard output, without a server.
 
 use crate::cli::local_server::LoadedModel;
-use crate::cli::stdout::print_exact;
-use crate::models::args::EngineArgs;
-use crate::text::{Checkpoint, Detokenizer};
+use crate::text_service::Checkpoint;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use pegainfer_core::engine::{GenerateRequest, TokenEvent};
 use pegainfer_core::sampling::SamplingParams;
+use pegainfer_models::args::EngineArgs;
+use pegainfer_terminal::stdout::print_exact;
+use pegainfer_text::Detokenizer;
 use std::num::NonZeroUsize;
 use std::time::Instant;
 

@@ -3,12 +3,12 @@
 use crate::app::Options;
 use crate::cli::limit_args::LimitArgs;
 use crate::http::{AllowedHosts, ApiKeys, Cors, Secret, Tls, TrustedProxies};
-use crate::text::{GrammarLimits, GrammarTrial};
+use crate::text_service::{GrammarLimits, GrammarTrial};
 use crate::trace::{ChromeFiles, Otlp, Tracer};
-use crate::values::{parse_bytes, parse_seconds};
 use anyhow::{Context, Result};
 use clap::Args;
 use fastrace::collector::Reporter;
+use pegainfer_terminal::values::{parse_bytes, parse_seconds};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,10 +1,10 @@
 //! `pegainfer inspect`: checks a DeepSeek-V4 checkpoint by its headers.
 
-use crate::cli::stdout::print;
-use crate::models::detect;
-use crate::models::engine::deepseek_v4::FAMILY;
 use anyhow::{Result, bail, ensure};
 use clap::Args;
+use pegainfer_models::detect;
+use pegainfer_models::engine::deepseek_v4::FAMILY;
+use pegainfer_terminal::stdout::print;
 
 /// Flags of `inspect`.
 #[derive(Debug, Clone, Args)]

@@ -3,8 +3,8 @@
 use crate::budget;
 use crate::http;
 use crate::limits::Limits;
-use crate::values::parse_bytes;
 use clap::Args;
+use pegainfer_terminal::values::parse_bytes;
 use std::num::NonZeroUsize;
 
 /// Flags that limit what requests may take.

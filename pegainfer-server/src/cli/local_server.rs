@@ -2,16 +2,15 @@
 //! through the same checks, templates, parsers and limits as requests of clients.
 
 use crate::app::{App, Options};
-use crate::models::args::EngineArgs;
-use crate::models::engine::family::LoadedEngine;
-use crate::models::{engine, model_path};
-use crate::text::Checkpoint;
-use anyhow::{Context, Result, bail};
+use crate::text_service::Checkpoint;
+use anyhow::{Context, Result};
 use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, header};
 use axum::response::Response;
 use pegainfer_core::engine::EngineLimits;
+use pegainfer_models::args::EngineArgs;
+use pegainfer_models::engine::family::LoadedEngine;
 use tower::Service;
 
 /// A loaded model: its running engine, and what makes text of token ids.
@@ -27,21 +26,13 @@ pub struct LoadedModel {
 impl LoadedModel {
     /// Finds the checkpoint, downloads it if necessary, and starts its engine.
     pub fn load(args: &EngineArgs) -> Result<Self> {
-        let model = model_path::resolve(args)?;
-        // The tokenizer of a large vocabulary takes as long to load as small weights: load both in parallel.
-        let (checkpoint, engine) = std::thread::scope(|scope| {
-            let checkpoint = scope.spawn(|| Checkpoint::load(&model.dir));
-            let engine = engine::load(&model.dir, args);
-            (checkpoint.join(), engine)
-        });
-        let engine = engine?;
-        let Ok(checkpoint) = checkpoint else { bail!("the tokenizer could not be loaded: its loader panicked") };
-        let mut checkpoint = checkpoint?;
+        let pegainfer_models::LoadedModel { engine, text: mut checkpoint, dir } =
+            pegainfer_models::load(args, Checkpoint::load)?;
         checkpoint.tokenizer.check_vocab(engine.handle.limits().vocab_size)?;
-        if let Some(id) = &model.hub_id {
+        if let Some(id) = &dir.hub_id {
             checkpoint.name.clone_from(id);
         }
-        Ok(Self { engine, checkpoint, source: model.to_string() })
+        Ok(Self { engine, checkpoint, source: dir.to_string() })
     }
 }
 

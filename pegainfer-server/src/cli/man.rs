@@ -1,8 +1,8 @@
 //! `pegainfer man`: manual pages.
 
-use crate::cli::stdout::print_exact;
 use anyhow::{Context, Result};
 use clap::{Args, Command};
+use pegainfer_terminal::stdout::print_exact;
 use std::path::PathBuf;
 
 /// Flags of `man`.

@@ -1,51 +1,43 @@
 //! The command line: one module for each command, with its flags.
 
-mod anchor;
 pub mod batch;
-pub mod bench;
 pub mod chat;
 pub mod completions;
 pub mod doctor;
-pub mod eval;
 pub mod generate;
 mod http_args;
+mod in_process;
 #[cfg(feature = "deepseek-v4")]
 pub mod inspect;
-pub mod ledger;
 mod limit_args;
 mod local_server;
 pub mod man;
 pub mod models;
-pub mod plan;
 pub mod reference;
-pub mod replay;
 pub mod serve;
 pub mod settings;
-mod shipped;
 mod signals;
-pub mod sim;
-pub mod stderr;
-mod stdout;
 mod watch;
 
-use crate::text::trial;
+use crate::text_service::TRIAL_COMMAND;
 use batch::BatchArgs;
-use bench::args::BenchArgs;
 use chat::ChatArgs;
 use clap::{Arg, Parser, Subcommand};
 use completions::CompletionsArgs;
 use doctor::DoctorArgs;
-use eval::EvalArgs;
 use generate::GenerateArgs;
+pub use in_process::InProcess;
 #[cfg(feature = "deepseek-v4")]
 use inspect::InspectArgs;
-use ledger::LedgerArgs;
 use man::ManArgs;
 use models::ModelsArgs;
-use plan::PlanArgs;
-use replay::ReplayArgs;
+use pegainfer_bench::bench::args::BenchArgs;
+use pegainfer_bench::eval::EvalArgs;
+use pegainfer_bench::ledger::LedgerArgs;
+use pegainfer_bench::plan::PlanArgs;
+use pegainfer_bench::replay::ReplayArgs;
+use pegainfer_bench::sim::args::SimArgs;
 use serve::ServeArgs;
-use sim::args::SimArgs;
 use std::path::PathBuf;
 
 /// Serves language models behind an OpenAI-compatible API.
@@ -105,7 +97,7 @@ pub enum Command {
     #[command(hide = true)]
     CliReference,
     /// Compile the grammar on standard input within limits (started by `serve`)
-    #[command(name = trial::COMMAND, hide = true)]
+    #[command(name = TRIAL_COMMAND, hide = true)]
     CompileGrammar {
         /// Bytes of memory.
         memory: u64,
@@ -134,9 +126,9 @@ impl Cli {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::models::args::DeviceArg;
-    use bench::args::Workload;
     use clap::CommandFactory;
+    use pegainfer_bench::bench::args::Workload;
+    use pegainfer_models::args::DeviceArg;
 
     fn parse(args: &[&str]) -> Result<Command, clap::Error> {
         Cli::try_parse_from(["pegainfer"].iter().chain(args)).map(Cli::into_command)

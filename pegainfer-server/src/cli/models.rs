@@ -1,11 +1,12 @@
 //! `pegainfer models`: the models of Hugging Face's cache.
 
-use crate::cli::stdout::{print, print_exact};
-use crate::models::hub::{CachedModel, Hub};
-use crate::printable::one_line;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use indicatif::DecimalBytes;
+use pegainfer_hub::{CachedModel, Hub};
+use pegainfer_models::detect;
+use pegainfer_terminal::printable::one_line;
+use pegainfer_terminal::stdout::{print, print_exact};
 use std::fmt::Write;
 
 /// Flags of `models`.
@@ -65,7 +66,11 @@ fn table(models: &[CachedModel]) -> String {
     let width = models.iter().map(|model| model.id.len()).max().unwrap_or(0);
     let mut text = format!("{:width$}  {:>10}  RUNS\n", "NAME", "SIZE");
     for model in models {
-        let runs = match &model.family {
+        let family = match &model.snapshot {
+            Some(snapshot) => detect::detect(snapshot).map(|family| family.name).map_err(|error| error.reason()),
+            None => Err("its config.json is missing".to_owned()),
+        };
+        let runs = match family {
             Ok(family) if model.is_complete => format!("yes ({family})"),
             Ok(family) => format!("when its download is complete ({family})"),
             Err(reason) => format!("no: {reason}"),

@@ -1,12 +1,12 @@
 //! docs/reference/cli.md, generated from the definition of the command line.
 
 use crate::cli::Cli;
-use crate::cli::bench::args::CommonArgs;
 use crate::cli::settings::is_setting;
-use crate::cli::stdout::print_exact;
-use crate::models::args::EngineArgs;
 use anyhow::Result;
 use clap::{Arg, Args, Command, CommandFactory};
+use pegainfer_bench::bench::args::CommonArgs;
+use pegainfer_models::args::EngineArgs;
+use pegainfer_terminal::stdout::print_exact;
 use std::fmt::Write;
 
 const INTRO: &str = "<!-- Generated: `pegainfer cli-reference > docs/reference/cli.md`. -->

@@ -1,8 +1,8 @@
 //! Order, bounds and conservation of permits.
 
 use super::*;
-use crate::testing::{self, Rng};
 use futures_util::FutureExt;
+use pegainfer_testing::{self as testing, Rng};
 use std::collections::VecDeque;
 use tokio::task::unconstrained;
 

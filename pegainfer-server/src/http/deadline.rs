@@ -2,10 +2,10 @@
 
 use crate::error::ApiError;
 use crate::lifecycle::Deadline;
-use crate::values::parse_seconds;
 use axum::extract::Request;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
+use pegainfer_terminal::values::parse_seconds;
 use std::time::Duration;
 
 /// Header with the client's own time limit in seconds.

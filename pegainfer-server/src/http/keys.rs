@@ -167,8 +167,8 @@ fn warn_if_readable_by_others(_: &str, _: &Path) {}
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::TempDir;
     use axum::http::header;
+    use pegainfer_testing::TempDir;
 
     fn sent(value: &str) -> HeaderMap {
         HeaderMap::from_iter([(header::AUTHORIZATION, value.parse().unwrap())])

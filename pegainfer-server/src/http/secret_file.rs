@@ -41,7 +41,7 @@ fn open(path: &Path) -> std::io::Result<File> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::TempDir;
+    use pegainfer_testing::TempDir;
 
     #[test]
     fn only_small_regular_files_are_read() {

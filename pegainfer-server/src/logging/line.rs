@@ -1,11 +1,11 @@
 //! Layouts of one event: one line of at most [`MAX_LINE`] bytes without control characters, for any message.
 
-use crate::printable::{json_line, one_line};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use logforth::layout::JsonLayout;
 use logforth::record::Record;
 use logforth::{Diagnostic, Error, Layout};
+use pegainfer_terminal::printable::{json_line, one_line};
 use std::io::Write;
 
 /// Maximum length of a line in bytes.
@@ -117,7 +117,7 @@ mod tests {
     #[test]
     fn a_message_cannot_begin_another_line_or_steer_the_terminal() {
         for line in lines("name\n2026-11-21 11:16:07.123  INFO forged\x1b]0;title\x07\u{9b}2J\u{202e}\r") {
-            assert!(!line.contains(crate::printable::is_control), "{line}");
+            assert!(!line.contains(pegainfer_terminal::printable::is_control), "{line}");
             assert!(line.contains("forged") && line.contains("u{1b}]0;title"), "{line}");
         }
     }

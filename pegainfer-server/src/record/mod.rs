@@ -1,23 +1,22 @@
 //! Records what is served, for `pegainfer replay`: `serve --record FILE`.
 //!
 //! # Layout
-//! - [`mod@format`]: the lines of the file. [`prompts`]: how much of a prompt they hold.
+//! - [`chain`]: hashes of a prompt. The lines of the file are those of [`pegainfer_bench::recording`].
 //! - [`schedule`]: the events of the engine's scheduler, with `--record-steps`.
 //! - [`writer`]: a thread that writes them; requests and steps never wait for it.
 //!
 //! Inputs are recorded, not outputs: with the prompt, the parameters and the seed of a request the engine draws the same tokens on the
 //! same CPU again, whatever runs beside it. Of the tokens only their number and a hash are kept, to compare with.
 
-pub mod format;
-pub mod prompts;
+mod chain;
 mod schedule;
 mod writer;
 
-use format::{Added, Ended, Header, Line, Reason};
+use chain::Chain;
+use pegainfer_bench::recording::format::{Added, Ended, Header, Line, Reason, VERSION};
+use pegainfer_bench::recording::{Prompts, TokenHash};
 use pegainfer_core::engine::GenerateRequest;
-use pegainfer_core::rng;
 use pegainfer_core::schedule::recording::ScheduleSink;
-use prompts::{Chain, Prompts};
 use ring::hmac::{HMAC_SHA256, Key};
 use ring::rand::SystemRandom;
 use schedule::ScheduleLines;
@@ -46,7 +45,7 @@ impl Recorder {
     pub fn create(file: &Path, prompts: Prompts, model: &str, max_bytes: u64) -> std::io::Result<Arc<Self>> {
         let key = Key::generate(HMAC_SHA256, &SystemRandom::new());
         let key = key.map_err(|_| std::io::Error::other("the operating system gives no random numbers"))?;
-        let header = Header { record: format::VERSION, model: model.to_owned(), version: version(), prompts };
+        let header = Header { record: VERSION, model: model.to_owned(), version: version(), prompts };
         let writer = Writer::create(file, &header, max_bytes)?;
         Ok(Arc::new(Self { writer, prompts, key, started: Instant::now(), next: AtomicU64::new(0) }))
     }
@@ -145,39 +144,5 @@ impl Drop for Recording {
         let (t, end, tokens, reason) = (self.recorder.seconds(), self.id, self.tokens, self.reason);
         let hash = self.hash.to_string();
         self.recorder.writer.write(&Line::Ended(Ended { t, end, tokens, reason, hash, hashes }));
-    }
-}
-
-/// Hash of a list of tokens: equal lists have equal hashes, on every machine.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct TokenHash(u64);
-
-impl TokenHash {
-    /// Adds a token at the end.
-    pub fn push(&mut self, id: u32) {
-        self.0 = rng::mix(self.0.wrapping_add(rng::GOLDEN) ^ u64::from(id));
-    }
-}
-
-impl std::fmt::Display for TokenHash {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:016x}", self.0)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_hash_tells_lists_apart() {
-        let of = |ids: &[u32]| {
-            let mut hash = TokenHash::default();
-            ids.iter().for_each(|id| hash.push(*id));
-            hash.to_string()
-        };
-        let all = [of(&[]), of(&[0]), of(&[0, 0]), of(&[1, 2]), of(&[2, 1]), of(&[1, 2, 0])];
-        assert!((0..6).all(|i| (0..i).all(|j| all[i] != all[j])), "{all:?}");
-        assert_eq!(of(&[1, 2]), all[3]);
     }
 }

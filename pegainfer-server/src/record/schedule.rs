@@ -1,7 +1,7 @@
 //! The schedule of an engine as lines of a recording.
 
-use super::format::Line;
 use super::writer::Writer;
+use pegainfer_bench::recording::format::Line;
 use pegainfer_core::schedule::recording::{ScheduleEvent, ScheduleSink};
 
 /// Bytes of a line besides its lists, and of each entry of a list, as an upper bound for usual numbers.

@@ -1,8 +1,8 @@
 //! A thread that writes the lines of a recording. Whoever hands it a line never waits: lines that it cannot keep up with are left out,
 //! and a line says how many. If the file cannot be written any more, the recording ends and the server goes on.
 
-use super::format::{Header, Line};
 use crate::flush::flush;
+use pegainfer_bench::recording::format::{Header, Line};
 use std::fs::File;
 use std::io::{BufWriter, Error, Write};
 use std::path::Path;
@@ -186,11 +186,11 @@ fn run<W: Write>(out: &mut Output<W>, waiting: &Receiver<Message>, counts: &Coun
 
 #[cfg(test)]
 mod tests {
-    use super::super::format::Added;
-    use super::super::prompts::Prompts;
     use super::*;
-    use crate::testing::TempDir;
+    use pegainfer_bench::recording::Prompts;
+    use pegainfer_bench::recording::format::Added;
     use pegainfer_core::engine::GenerateRequest;
+    use pegainfer_testing::TempDir;
     use std::time::Instant;
 
     #[test]

@@ -218,7 +218,7 @@ impl Reporter for ChromeFiles {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::TempDir;
+    use pegainfer_testing::TempDir;
 
     #[test]
     fn the_file_is_valid_json_after_every_trace() {

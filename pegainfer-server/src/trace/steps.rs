@@ -153,8 +153,8 @@ impl Files {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::TempDir;
     use pegainfer_core::ledger::{Anomaly, EngineDetail, StepLoad};
+    use pegainfer_testing::TempDir;
 
     const LOAD: StepLoad = StepLoad { decode_rows: 2, decode_kv: 50, prefill_rows: 0, prefill_tokens: 0, pairs: 0 };
 

@@ -6,7 +6,7 @@ use crate::support::client::{post, post_ok, post_unread};
 use crate::support::mock::MockEngine;
 use crate::support::process::pegainfer;
 use pegainfer_server::app::Options;
-use pegainfer_server::text::{GrammarLimits, GrammarTrial};
+use pegainfer_server::text_service::{GrammarLimits, GrammarTrial};
 use serde_json::{Value, json};
 use std::io::Write;
 use std::os::unix::process::ExitStatusExt;

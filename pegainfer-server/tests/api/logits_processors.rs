@@ -2,7 +2,7 @@
 
 use crate::support::client::{post, post_ok, with};
 use crate::support::{TestServer, tokenizer};
-use pegainfer_server::text::Tokenizer;
+use pegainfer_text::Tokenizer;
 use serde_json::{Value, json};
 use std::collections::{HashMap, HashSet};
 

@@ -7,7 +7,7 @@ use crate::support::{TestServer, wait_until};
 use pegainfer_server::app::Options;
 use pegainfer_server::http::{ApiKeys, Secret, TrustedProxies};
 use pegainfer_server::limits::Limits;
-use pegainfer_server::text::{GrammarLimits, GrammarTrial};
+use pegainfer_server::text_service::{GrammarLimits, GrammarTrial};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -4,9 +4,9 @@ use crate::support::client::{post, post_ok};
 use crate::support::mock::MockEngine;
 use crate::support::{Setup, TestServer};
 use clap::Parser;
+use pegainfer_models::args::EngineArgs;
+use pegainfer_models::engine;
 use pegainfer_server::cli::Cli;
-use pegainfer_server::models::args::EngineArgs;
-use pegainfer_server::models::engine;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 

@@ -2,9 +2,9 @@
 
 use crate::support::hub::{Behaviour, Body, COMMIT, Fault, Hub, Response};
 use crate::support::temp_dir::TempDir;
-use pegainfer_server::models::hub;
-use pegainfer_server::models::hub::client::Timeouts;
-use pegainfer_server::models::hub::pace::MinRate;
+use pegainfer_hub as hub;
+use pegainfer_hub::client::Timeouts;
+use pegainfer_hub::pace::MinRate;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -4,10 +4,10 @@ use crate::support::client::{get, post, post_ok};
 use crate::support::served::model_is_served;
 use crate::support::{Setup, TestServer};
 use clap::Parser;
+use pegainfer_models::args::EngineArgs;
+use pegainfer_models::engine;
 use pegainfer_runtime::Overrides;
 use pegainfer_server::cli::Cli;
-use pegainfer_server::models::args::EngineArgs;
-use pegainfer_server::models::engine;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -73,7 +73,7 @@ fn drafts_of_the_model_change_no_text() {
 }
 
 fn chats_answer_as_the_reference(server: &TestServer) {
-    let tokenizer = pegainfer_server::text::Tokenizer::load(&tiny()).unwrap();
+    let tokenizer = pegainfer_text::Tokenizer::load(&tiny()).unwrap();
     let (mut texts, mut calls) = (0, 0);
     for case in chats() {
         let ids: Vec<u32> = serde_json::from_value(case["greedy_ids"].clone()).unwrap();

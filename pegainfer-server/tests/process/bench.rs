@@ -8,10 +8,10 @@ use axum::http::StatusCode;
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use clap::Parser;
-use pegainfer_server::cli::bench::args::Workload;
-use pegainfer_server::cli::bench::bench;
-use pegainfer_server::cli::bench::report::Report;
-use pegainfer_server::cli::{Cli, Command};
+use pegainfer_bench::bench::args::Workload;
+use pegainfer_bench::bench::bench;
+use pegainfer_bench::bench::report::Report;
+use pegainfer_server::cli::{Cli, Command, InProcess};
 use serde_json::{Value, json};
 
 const CPU: [&str; 6] = ["--device", "cpu", "--read-gbs", "10", "--peak-tflops", "1"];
@@ -24,12 +24,12 @@ fn workload(flags: &[&str]) -> Workload {
 }
 
 fn report(flags: &[&str]) -> Report {
-    bench(&workload(flags)).unwrap()
+    bench(&workload(flags), &InProcess).unwrap()
 }
 
 /// Path of a trace among the fixtures.
 fn trace(name: &str) -> String {
-    format!("{}/tests/fixtures/traces/{name}", env!("CARGO_MANIFEST_DIR"))
+    format!("{}/../pegainfer-bench/tests/fixtures/traces/{name}", env!("CARGO_MANIFEST_DIR"))
 }
 
 /// A server that refuses fields that it does not know, as OpenAI's does, and generates two tokens for each request. Returns its URL.
@@ -169,7 +169,7 @@ fn requests_beyond_the_context_are_left_out() {
     assert_eq!((trace.requests, trace.too_long, report.rows[0].median.requests), (2, 1, 6));
     assert!(report.table().contains("1 longer than the context"), "{}", report.table());
     let short = ["replay", &trace_of_one(), "--max-model-len", "20"];
-    let error = format!("{:#}", bench(&workload(&short)).unwrap_err());
+    let error = format!("{:#}", bench(&workload(&short), &InProcess).unwrap_err());
     assert!(error.contains("are longer than the context of 20 tokens"), "{error}");
 }
 
@@ -212,8 +212,9 @@ fn a_server_without_ignore_eos_is_measured_without_it() {
 
 #[test]
 fn a_file_that_is_no_trace_is_refused_before_anything_is_loaded() {
-    let error =
-        |file: &str| format!("{:#}", bench(&workload(&["replay", file, "--model-path", "/nowhere"])).unwrap_err());
+    let error = |file: &str| {
+        format!("{:#}", bench(&workload(&["replay", file, "--model-path", "/nowhere"]), &InProcess).unwrap_err())
+    };
     assert!(error(&trace("none.csv")).contains("none.csv cannot be read"));
     let unknown = error(&format!("{}/Cargo.toml", env!("CARGO_MANIFEST_DIR")));
     assert!(unknown.contains("Cargo.toml is no known trace") && unknown.contains("Mooncake: JSON Lines"), "{unknown}");
@@ -221,7 +222,7 @@ fn a_file_that_is_no_trace_is_refused_before_anything_is_loaded() {
 
 #[test]
 fn unmeasurable_targets_are_reported() {
-    let error = |flags: &[&str]| format!("{:#}", bench(&workload(flags)).unwrap_err());
+    let error = |flags: &[&str]| format!("{:#}", bench(&workload(flags), &InProcess).unwrap_err());
     let many = error(&["throughput", "--concurrency", "65"]);
     assert_eq!(many, "a concurrency of 65 needs --max-num-seqs 65: otherwise requests wait for each other");
     assert!(error(&["latency", "--url", "http://127.0.0.1:9"]).contains("Name it with --model-path"));

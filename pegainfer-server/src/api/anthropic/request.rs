@@ -21,7 +21,7 @@ use crate::api::schema::structure::JsonSchemaValue;
 use crate::api::schema::values::{Object, Texts};
 use crate::api::structured::Structured;
 use crate::error::ApiError;
-use crate::text::GrammarSource;
+use pegainfer_text::GrammarSource;
 use serde_json::{Map, Value};
 
 /// This API's names of the fields that checks of the conversation may complain about.

@@ -13,9 +13,9 @@ use crate::api::submitted_chat::ChoiceParser;
 use crate::api::timings::Timings;
 use crate::api::wire::Usage;
 use crate::error::ApiError;
-use crate::text::exact_object;
-use crate::text::parser::Event;
 use axum::response::Response;
+use pegainfer_text::exact_object;
+use pegainfer_text::parser::Event;
 
 /// One message in the shape of Anthropic's API.
 pub struct MessageOutput {

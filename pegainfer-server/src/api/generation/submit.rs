@@ -9,10 +9,10 @@ use crate::api::state::AppState;
 use crate::api::token_rate::too_many;
 use crate::error::ApiError;
 use crate::rates::{Refused, Reservation};
-use crate::text::{Detokenizer, StopScanner};
 use crate::trace::ChoiceTrace;
 use axum::http::StatusCode;
 use pegainfer_core::engine::{GenerateRequest, SubmitError, TokenStream};
+use pegainfer_text::{Detokenizer, StopScanner};
 use tokio::sync::watch;
 
 impl Generation {

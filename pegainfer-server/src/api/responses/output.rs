@@ -9,8 +9,8 @@ use crate::api::blocks::{Block, Blocks};
 use crate::api::delta::Finish;
 use crate::api::params::Params;
 use crate::error::ApiError;
-use crate::text::parser::Event;
-use crate::text::{CutString, complete_object, exact_object};
+use pegainfer_text::parser::Event;
+use pegainfer_text::{CutString, complete_object, exact_object};
 use serde::Deserialize;
 use serde_json::Value;
 

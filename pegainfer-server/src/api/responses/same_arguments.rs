@@ -13,8 +13,8 @@ use crate::api::schema::anthropic::ThinkingDisplay;
 use crate::api::schema::responses::ResponsesFields;
 use crate::api::sse::Events;
 use crate::api::wire::Usage;
-use crate::testing::{Rng, seed};
-use crate::text::parser::Event;
+use pegainfer_testing::{Rng, seed};
+use pegainfer_text::parser::Event;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 

@@ -7,7 +7,7 @@ use super::wire::{ContentPart, ResponseUsage, Status};
 use crate::api::blocks::{Block, Change};
 use crate::api::sse::Events;
 use crate::error::ApiError;
-use crate::text::parser::Event;
+use pegainfer_text::parser::Event;
 
 impl ResponseOutput {
     /// Writes the first events, once.

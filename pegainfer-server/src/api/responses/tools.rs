@@ -9,7 +9,7 @@ use crate::api::schema::responses::{
 use crate::api::schema::values::Object;
 use crate::api::tools::{Definition, ToolChoice, Tools};
 use crate::error::{ApiError, truncate_for_error};
-use crate::text::parser::LARK;
+use pegainfer_text::parser::LARK;
 use serde_json::{Map, Value, json};
 
 /// Name of the function that stands for a search for tools.

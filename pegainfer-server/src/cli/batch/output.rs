@@ -211,7 +211,7 @@ fn has_custom_id(text: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::TempDir;
+    use pegainfer_testing::TempDir;
 
     fn result(custom_id: &str) -> ResultLine {
         let response = Response { status_code: 200, request_id: "r".into(), body: RawValue::NULL.to_owned() };

@@ -12,12 +12,12 @@ mod screen;
 
 use crate::app::Options;
 use crate::cli::local_server::{LoadedModel, LocalServer, async_runtime};
-use crate::models::args::EngineArgs;
 use answer::Outcome;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use conversation::{Conversation, Generation};
 use input::{Input, Line};
+use pegainfer_models::args::EngineArgs;
 use screen::Screen;
 use std::io::{IsTerminal, Read};
 use std::num::NonZeroUsize;

@@ -1,8 +1,8 @@
 //! Prints answers: reasoning dimmed on a terminal and left out elsewhere.
 
-use crate::cli::stderr;
-use crate::cli::stdout::{print, print_exact, print_style};
 use anyhow::Result;
+use pegainfer_terminal::stderr;
+use pegainfer_terminal::stdout::{print, print_exact, print_style};
 use std::io::IsTerminal;
 
 const DIM: &str = "\x1b[2m";

@@ -1,13 +1,13 @@
 //! `doctor --ledger`: do the steps of this device take the time that a ledger says?
 
-use crate::cli::anchor;
-use crate::cli::stdout::print;
-use crate::cli::watch::card;
-use crate::models::args::EngineArgs;
-use crate::models::model_path;
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
+use pegainfer_bench::anchor;
+use pegainfer_bench::ledger_origin::card;
 use pegainfer_core::ledger::{Anchor, Header, StepGroup};
+use pegainfer_models::args::EngineArgs;
+use pegainfer_models::model_path;
+use pegainfer_terminal::stdout::print;
 use std::path::Path;
 
 /// Difference of a factor from 1 from which on the steps are not those of the ledger.
@@ -172,7 +172,7 @@ mod tests {
         let args = engine_args(&header("cuda:0 (NVIDIA H200)"), None, 5).unwrap();
         assert_eq!(args.max_num_seqs.map(usize::from), Some(4));
         assert_eq!(args.max_num_mixed_tokens.get(), 48);
-        assert_eq!(args.device, crate::models::args::DeviceArg::Cuda(5));
+        assert_eq!(args.device, pegainfer_models::args::DeviceArg::Cuda(5));
         assert!(args.overrides().fp8 && args.overrides().kv_dtype.name().starts_with("fp8") && !args.cuda_graph);
         let broken = Header { max_num_seqs: 0, ..header("cpu") };
         assert!(engine_args(&broken, None, 0).is_err());

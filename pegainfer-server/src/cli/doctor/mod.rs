@@ -4,8 +4,6 @@
 mod ledger_check;
 mod models;
 
-use crate::cli::stdout::print;
-use crate::models::model_path;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use models::{Model, Step};
@@ -14,6 +12,8 @@ use pegainfer_core::isa::Isa;
 use pegainfer_core::record::{OpRecord, Operand};
 use pegainfer_kernels::compare::{Case, compare};
 use pegainfer_kernels::cuda;
+use pegainfer_models::model_path;
+use pegainfer_terminal::stdout::print;
 use std::collections::HashSet;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -176,7 +176,7 @@ mod tests {
         let mut cpu = Exec::cpu(Isa::best(), Some(2)).unwrap();
         let mut portable = Exec::cpu(Isa::Portable, Some(2)).unwrap();
         let mut report = Report::default();
-        let dirs = BUNDLED.iter().map(|model| crate::testing::model_dir().with_file_name(model));
+        let dirs = BUNDLED.iter().map(|model| pegainfer_testing::model_dir().with_file_name(model));
         for (_, model) in dirs.flat_map(|dir| Model::load(&dir).unwrap()) {
             for (batch, tokens, context) in [(1, 1, 100), (3, 1, 20), (2, 3, 50)] {
                 for record in model.records(batch, tokens, context).unwrap() {

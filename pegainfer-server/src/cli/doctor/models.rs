@@ -1,6 +1,5 @@
 //! The models whose ops are checked, and the steps that show them.
 
-use crate::models::detect;
 use anyhow::{Result, bail};
 use pegainfer_core::engine::MAX_LOGPROBS;
 use pegainfer_core::exec::Exec;
@@ -12,9 +11,11 @@ use pegainfer_core::tensor::DType;
 use pegainfer_deepseek_v4 as deepseek_v4;
 use pegainfer_kernels::compare::Case;
 use pegainfer_kernels::ops::{self, HeadShape};
+use pegainfer_models::detect;
 use pegainfer_qwen3_4b::{self as qwen3, Qwen3};
 #[cfg(feature = "qwen35")]
 use pegainfer_qwen35_4b::{self as qwen35, Qwen35};
+use pegainfer_runtime::{Model as _, Quantization};
 use pegainfer_runtime::{Model as _, Quantization};
 use std::path::Path;
 use std::sync::Arc;
@@ -75,7 +76,7 @@ impl Model {
                 Ok(both(&|fp8| Self::qwen35(config.clone(), fp8)))
             }
             #[cfg(feature = "deepseek-v4")]
-            name if name == crate::models::engine::deepseek_v4::FAMILY.name => {
+            name if name == pegainfer_models::engine::deepseek_v4::FAMILY.name => {
                 let config = deepseek_v4::config::Config::load(dir)?;
                 let config = deepseek_v4::config::Config { experts: config.experts.min(EXPERTS), ..config };
                 Ok(vec![("", Self::deepseek_v4(config))])

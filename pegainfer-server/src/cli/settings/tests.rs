@@ -1,8 +1,8 @@
 use super::*;
 use crate::cli::{Cli, Command as Selected, serve::ServeArgs};
-use crate::logging::LogFormat;
-use crate::testing::TempDir;
 use clap::CommandFactory;
+use pegainfer_models::args::LogFormat;
+use pegainfer_testing::TempDir;
 use std::path::Path;
 
 /// Parses with these variables in the environment.

@@ -11,7 +11,11 @@ const APIS: [(Api, &str); 3] =
     [(Api::Chat, "/v1/chat/completions"), (Api::Messages, "/v1/messages"), (Api::Responses, "/v1/responses")];
 
 fn cases(format: &str) -> Vec<Value> {
-    let cases: Vec<Value> = serde_json::from_str(include_str!("../../fixtures/calls/cases.json")).unwrap();
+    let cases: Vec<Value> = serde_json::from_str(include_str!(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../pegainfer-text/tests/fixtures/calls/cases.json"
+    )))
+    .unwrap();
     // Answers that are cut off by a limit have other shapes.
     cases.into_iter().filter(|case| case["format"] == format && case["end"] == "eos").collect()
 }

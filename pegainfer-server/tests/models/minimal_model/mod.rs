@@ -11,11 +11,11 @@ use checkpoint::{Checkpoint, LAYERS};
 use clap::Parser;
 use model::Minimal;
 use pegainfer_core::engine::{EngineHandle, GenerateRequest, TokenEvent, TokenLogprobs};
+use pegainfer_models::args::EngineArgs;
+use pegainfer_models::engine;
+use pegainfer_models::engine::family::Family;
 use pegainfer_runtime::Overrides;
 use pegainfer_server::cli::Cli;
-use pegainfer_server::models::args::EngineArgs;
-use pegainfer_server::models::engine;
-use pegainfer_server::models::engine::family::Family;
 
 /// The family as the server has it.
 static FAMILY: Family = Family::of::<Minimal>();

@@ -1,0 +1,297 @@
+//! Roofline: the time that the recorded ops of a step take if memory bandwidth or arithmetic is the only limit.
+
+use super::stats::Figures;
+use super::workload::Point;
+use anyhow::Result;
+use half::bf16;
+use pegainfer_core::exec::{Device, Exec};
+use pegainfer_core::tensor::DType;
+use pegainfer_kernels::{cuda, ops};
+use pegainfer_models::engine;
+use pegainfer_runtime::Overrides;
+use rayon::prelude::*;
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Dense bf16 rates of datasheets with f32 accumulation in TFLOP/s, and memory bandwidths in GB/s, of A100s that of 80 GB. The first
+/// entry whose name is part of the device's name applies.
+const DATASHEETS: [(&str, f64, f64); 9] = [
+    ("H200 NVL", 835.0, 4800.0),
+    ("H200", 989.0, 4800.0),
+    ("H100 NVL", 835.0, 3938.0),
+    ("H100 PCIe", 756.0, 2039.0),
+    ("H100", 989.0, 3352.0),
+    ("B200", 2250.0, 8000.0),
+    ("A100", 312.0, 2039.0),
+    ("L40S", 362.0, 864.0),
+    ("RTX 4090", 165.0, 1008.0),
+];
+/// `(m, k, n)` of the GEMM `[m, k] x [k, n]` that is measured on the CPU: larger than a core's caches.
+const GEMM: (usize, usize, usize) = (256, 2560, 9728);
+/// Minimum duration of a measurement on the CPU.
+const TRIES: Duration = Duration::from_millis(300);
+
+/// Limits of a device, and the model to which they are applied.
+#[derive(Debug, Clone, Serialize)]
+pub struct Roofline {
+    #[serde(skip)]
+    model: PathBuf,
+    /// Formats of weights and KV cache that are not those of config.json.
+    #[serde(skip)]
+    overrides: Overrides,
+    /// Memory bandwidth in bytes per second.
+    pub read_bytes_s: f64,
+    /// Source of `read_bytes_s`.
+    pub read_source: &'static str,
+    /// bf16 arithmetic rate in FLOP/s; `None` if it is unknown.
+    pub peak_flop_s: Option<f64>,
+    /// Source of `peak_flop_s`.
+    pub peak_source: &'static str,
+}
+
+/// The minimum of a time, or the maximum of a rate, and the limiting resource.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Limit {
+    /// Value, in the unit of the metric.
+    pub value: f64,
+    /// Limiting resource: `memory` or `compute`.
+    pub by: &'static str,
+}
+
+/// The limits of the metrics of a point.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Limits {
+    /// TTFT in milliseconds: prefill of the prompt alone, without the tokens found in the prefix cache.
+    pub ttft_ms: Limit,
+    /// TPOT in milliseconds: a decode step of the mean batch size at the mean context length.
+    pub tpot_ms: Limit,
+    /// Generated tokens per second, if steps of that batch size also computed all prefills.
+    pub output_tok_s: Limit,
+}
+
+/// Peak rates of a device that need not be here.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Peaks {
+    /// Memory bandwidth in bytes per second, if it is known.
+    pub read_bytes_s: Option<f64>,
+    /// bf16 arithmetic in FLOP/s, if it is known.
+    pub flop_s: Option<f64>,
+}
+
+impl Peaks {
+    /// Those of the datasheet of the device with this name; unknown for others.
+    pub fn of_device(device: &str) -> Self {
+        let Some((_, tflops, gbs)) = DATASHEETS.iter().find(|(name, ..)| device.contains(name)) else {
+            return Self::default();
+        };
+        Self { read_bytes_s: Some(gbs * 1e9), flop_s: Some(tflops * 1e12) }
+    }
+
+    /// The given rates in GB/s and TFLOP/s, and where one is not given, that of the datasheet.
+    pub fn given_or_of_device(read_gbs: Option<f64>, peak_tflops: Option<f64>, device: &str) -> Self {
+        let datasheet = Self::of_device(device);
+        Self {
+            read_bytes_s: read_gbs.map(|gbs| gbs * 1e9).or(datasheet.read_bytes_s),
+            flop_s: peak_tflops.map(|tflops| tflops * 1e12).or(datasheet.flop_s),
+        }
+    }
+
+    /// Least microseconds in which an op moves `bytes` bytes and computes `flops` operations; `None` unless both rates are known.
+    pub fn floor_us(&self, bytes: u64, flops: u64) -> Option<f64> {
+        Some((bytes as f64 / self.read_bytes_s?).max(flops as f64 / self.flop_s?) * 1e6)
+    }
+}
+
+/// Bytes moved and floating-point operations.
+#[derive(Debug, Clone, Copy)]
+struct Work {
+    bytes: f64,
+    flops: f64,
+}
+
+impl Roofline {
+    /// The limits of `exec` for the model in `model` as `overrides` change it; given limits (bytes/s and FLOP/s) are not measured. Call
+    /// it while no engine is loaded, so that both fit into memory. `device` is the device's name.
+    pub fn new(
+        model: &Path,
+        overrides: Overrides,
+        mut exec: Exec,
+        device: &str,
+        read: Option<f64>,
+        peak: Option<f64>,
+    ) -> Result<Self> {
+        let (read_bytes_s, read_source) = match read {
+            Some(read) => (read, "as given"),
+            None => {
+                let bytes = engine::weight_bytes(model, &overrides)?;
+                (read_bandwidth(&mut exec, bytes)?, "a plain read of the weights' size")
+            }
+        };
+        let (peak_flop_s, peak_source) = match (peak, exec.device()) {
+            (Some(peak), _) => (Some(peak), "as given"),
+            (None, Device::Cuda) => (Peaks::of_device(device).flop_s, "the datasheet's dense bf16"),
+            (None, _) => (Some(gemm_rate(&mut exec)?), "a measured bf16 GEMM"),
+        };
+        Ok(Self { model: model.to_owned(), overrides, read_bytes_s, read_source, peak_flop_s, peak_source })
+    }
+
+    /// The limits of a point whose metrics are `figures`.
+    pub fn limits(&self, point: Point, figures: &Figures) -> Result<Limits> {
+        let cached = (figures.cached_tokens as usize).min(point.prompt_len - 1);
+        let prefill = self.step(1, point.prompt_len - cached, point.prompt_len)?;
+        let batch = figures.decoding.round().max(1.0);
+        let decode = self.step(batch as usize, 1, point.prompt_len + point.output_len.div_ceil(2))?;
+        let steps = (point.output_len - 1) as f64 / batch;
+        // A prefill reads no additional weights: the decoding sequences of the same step need them anyway.
+        let request = Work { bytes: steps * decode.bytes, flops: steps * decode.flops + prefill.flops };
+        let request = self.milliseconds(request);
+        Ok(Limits {
+            ttft_ms: self.milliseconds(prefill),
+            tpot_ms: self.milliseconds(decode),
+            output_tok_s: Limit { value: point.output_len as f64 * 1e3 / request.value, by: request.by },
+        })
+    }
+
+    /// Work of a step of `batch` sequences that attend to `context` tokens, the last `tokens` of which are new.
+    fn step(&self, batch: usize, tokens: usize, context: usize) -> Result<Work> {
+        let records = engine::record(&self.model, &self.overrides, batch, tokens, context)?;
+        Ok(Work {
+            bytes: records.iter().map(|r| r.bytes as f64).sum(),
+            flops: records.iter().map(|r| r.flops as f64).sum(),
+        })
+    }
+
+    fn milliseconds(&self, work: Work) -> Limit {
+        let memory = work.bytes / self.read_bytes_s * 1e3;
+        let compute = self.peak_flop_s.map_or(0.0, |peak| work.flops / peak * 1e3);
+        match compute > memory {
+            true => Limit { value: compute, by: "compute" },
+            false => Limit { value: memory, by: "memory" },
+        }
+    }
+}
+
+/// Bandwidth of a plain read of `bytes` bytes, in bytes per second; the best of several runs.
+fn read_bandwidth(exec: &mut Exec, bytes: u64) -> Result<f64> {
+    if exec.device() == Device::Cuda {
+        return Ok(cuda::read_bandwidth(exec, bytes)?);
+    }
+    let mut data = exec.tensor("read", &[bytes as usize / 2], DType::Bf16)?;
+    // Pages that were never written are all the same zero page.
+    data.host_mut::<bf16>().fill(bf16::ONE);
+    let lines = data.host::<bf16>().as_chunks::<64>().0;
+    let seconds = best(|| {
+        std::hint::black_box(exec.on_host(|| lines.par_chunks(1 << 14).map(read).reduce(|| 0, |a, b| a ^ b)));
+        Ok(())
+    })?;
+    Ok(bytes as f64 / seconds)
+}
+
+/// Reads every element; the result keeps the compiler from removing the reads.
+fn read(lines: &[[bf16; 64]]) -> u16 {
+    let lanes = lines.iter().fold([0u16; 64], |a, line| std::array::from_fn(|i| a[i] ^ line[i].to_bits()));
+    lanes.into_iter().fold(0, |a, b| a ^ b)
+}
+
+/// FLOP/s of one large GEMM on the CPU; the best of several runs.
+fn gemm_rate(exec: &mut Exec) -> Result<f64> {
+    let (m, k, n) = GEMM;
+    let mut x = exec.tensor("x", &[m, k], DType::Bf16)?;
+    let mut w = exec.tensor("w", &[n, k], DType::Bf16)?;
+    let mut out = exec.tensor("out", &[m, n], DType::Bf16)?;
+    x.host_mut::<bf16>().fill(bf16::ONE);
+    w.host_mut::<bf16>().fill(bf16::ONE);
+    let seconds = exec.install(|exec| best(|| Ok(ops::linear(exec, &x, &w, &mut out)?)))??;
+    Ok((2 * m * k * n) as f64 / seconds)
+}
+
+/// Seconds of the fastest run of `work`. Short work is repeated more often, because other programs may disturb it.
+fn best(mut work: impl FnMut() -> Result<()>) -> Result<f64> {
+    let (start, mut best, mut runs) = (Instant::now(), f64::INFINITY, 0);
+    while runs < 3 || start.elapsed() < TRIES {
+        let begin = Instant::now();
+        work()?;
+        best = best.min(begin.elapsed().as_secs_f64());
+        runs += 1;
+    }
+    Ok(best)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::stats::{Completion, Measurements};
+    use crate::bench::workload::Arrivals;
+    use pegainfer_kernels::ops::KvDType;
+    use pegainfer_testing::model_dir;
+
+    fn roofline(read: f64, peak: Option<f64>) -> Roofline {
+        let (read_source, peak_source) = ("", "");
+        let (model, overrides) = (model_dir(), Overrides::default());
+        Roofline { model, overrides, read_bytes_s: read, read_source, peak_flop_s: peak, peak_source }
+    }
+
+    fn limits(roofline: &Roofline, cached: usize) -> Limits {
+        let point = Point { arrivals: Arrivals::Closed { streams: 4 }, requests: 4, prompt_len: 100, output_len: 20 };
+        let start = Instant::now();
+        // Four requests that decode all the time: a batch size of four.
+        let stamps = vec![Duration::ZERO, Duration::from_secs(1)];
+        let completion = Completion { start, stamps, prompt: 100, asked: 20, tokens: 20, cached };
+        let mut measurements = Measurements::default();
+        (0..4).for_each(|_| measurements.add(completion.clone()));
+        roofline.limits(point, &Figures::of(&measurements, 0, Duration::from_secs(1))).unwrap()
+    }
+
+    fn total(batch: usize, tokens: usize, context: usize) -> (f64, f64) {
+        total_with(&Overrides::default(), batch, tokens, context)
+    }
+
+    fn total_with(overrides: &Overrides, batch: usize, tokens: usize, context: usize) -> (f64, f64) {
+        let records = engine::record(&model_dir(), overrides, batch, tokens, context).unwrap();
+        (records.iter().map(|r| r.bytes).sum::<u64>() as f64, records.iter().map(|r| r.flops).sum::<u64>() as f64)
+    }
+
+    #[test]
+    fn limits_are_those_of_the_recorded_steps() {
+        let (decode, prefill) = (total(4, 1, 110), total(1, 100, 100));
+        // Low bandwidth: everything is memory-bound.
+        let slow = limits(&roofline(1e6, Some(1e18)), 0);
+        assert_eq!(slow.tpot_ms, Limit { value: decode.0 / 1e6 * 1e3, by: "memory" });
+        assert_eq!(slow.ttft_ms, Limit { value: prefill.0 / 1e6 * 1e3, by: "memory" });
+        let expected = 20.0 / (19.0 / 4.0 * decode.0 / 1e6);
+        assert!((slow.output_tok_s.value / expected - 1.0).abs() < 1e-9, "{slow:?}");
+        // Low arithmetic rate: everything is compute-bound.
+        let weak = limits(&roofline(1e18, Some(1e6)), 0);
+        assert_eq!(weak.tpot_ms, Limit { value: decode.1 / 1e6 * 1e3, by: "compute" });
+        let expected = 20.0 / ((19.0 / 4.0 * decode.1 + prefill.1) / 1e6);
+        assert!((weak.output_tok_s.value / expected - 1.0).abs() < 1e-9, "{weak:?}");
+        // Cached tokens are not computed again.
+        let cached = limits(&roofline(1e18, Some(1e6)), 96);
+        assert_eq!(cached.ttft_ms, Limit { value: total(1, 4, 100).1 / 1e6 * 1e3, by: "compute" });
+        // Without a known peak, only memory counts.
+        assert_eq!(limits(&roofline(1e18, None), 0).ttft_ms.by, "memory");
+    }
+
+    #[test]
+    fn limits_are_those_of_the_formats_that_are_served() {
+        let fp8 = Overrides { fp8: true, kv_dtype: KvDType::Fp8, ..Overrides::default() };
+        let slow = Roofline { overrides: fp8.clone(), ..roofline(1e6, Some(1e18)) };
+        let bytes = total_with(&fp8, 4, 1, 110).0;
+        assert_eq!(limits(&slow, 0).tpot_ms, Limit { value: bytes / 1e6 * 1e3, by: "memory" });
+        assert!(bytes < 0.8 * total(4, 1, 110).0, "{bytes}");
+    }
+
+    #[test]
+    fn names_of_devices_are_looked_up() {
+        let (exec, none) = (Exec::meta().unwrap(), Overrides::default());
+        let given = Roofline::new(&model_dir(), none, exec, "cuda (NVIDIA H200)", Some(4.3e12), Some(790e12)).unwrap();
+        assert_eq!((given.read_bytes_s, given.peak_flop_s), (4.3e12, Some(790e12)));
+        let h200 = Peaks { read_bytes_s: Some(4.8e12), flop_s: Some(989e12) };
+        assert_eq!(Peaks::of_device("cuda (NVIDIA H200)"), h200);
+        assert_eq!(Peaks::of_device("cuda (NVIDIA H100 PCIe)").flop_s, Some(756e12));
+        assert_eq!(Peaks::of_device("cuda (NVIDIA A10)"), Peaks::default());
+        assert_eq!((h200.floor_us(4_800_000_000, 1), h200.floor_us(1, 989_000_000_000)), (Some(1000.0), Some(1000.0)));
+        assert_eq!(Peaks { flop_s: None, ..h200 }.floor_us(1, 1), None);
+    }
+}

@@ -1,0 +1,229 @@
+//! Plots of measured times against the least that the device needs: a roofline of ops, and the efficiency of decode steps.
+
+use crate::bench::roofline::Peaks;
+use crate::bench::svg::dots::{Dot, Dots, Track};
+use crate::bench::svg::heat_map::HeatMap;
+use crate::plan::times::{OpTime, Time, Times};
+use anyhow::{Result, bail, ensure};
+use pegainfer_core::ledger::{Header, Ledger, OpShares, StepKind, StepLoad};
+use pegainfer_kernels::ops::KvDType;
+use pegainfer_models::model_path::{self, ModelDir};
+use pegainfer_models::{detect, engine};
+use pegainfer_runtime::Overrides;
+use std::collections::BTreeSet;
+
+/// Share of a step from which on an op has a dot.
+const SMALL_OP: f64 = 0.01;
+
+/// Flags for what a ledger does not know.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Given<'a> {
+    /// Checkpoint directory or Hugging Face id of the model, for a ledger without its config.json.
+    pub model_path: Option<&'a str>,
+    /// Memory bandwidth in GB/s.
+    pub read_gbs: Option<f64>,
+    /// bf16 rate in TFLOP/s.
+    pub peak_tflops: Option<f64>,
+}
+
+/// The steps of a ledger with their floors.
+pub struct Floors<'a> {
+    ledger: &'a Ledger,
+    model: ModelDir,
+    overrides: Overrides,
+    peaks: Peaks,
+    /// FLOP/s and bytes per second, which are known.
+    limits: (f64, f64),
+}
+
+/// A step of sequences that are alike: their number, and the new tokens and the context of each.
+type Alike = (usize, usize, usize);
+
+impl<'a> Floors<'a> {
+    /// Finds the model's shape and the device's peak rates.
+    ///
+    /// # Errors
+    /// If one of them is not known.
+    pub fn new(ledger: &'a Ledger, given: Given<'_>) -> Result<Self> {
+        let Header { model: name, device, quantization, kv_cache_dtype, vocab_size, .. } = &ledger.header;
+        let peaks = Peaks::given_or_of_device(given.read_gbs, given.peak_tflops, device);
+        let Some(limits) = peaks.flop_s.zip(peaks.read_bytes_s) else {
+            bail!("the peak rates of {device} are not known: give --read-gbs and --peak-tflops");
+        };
+        let model = match (&ledger.config, given.model_path) {
+            (Some(config), _) => model_path::of_config(config, name)?,
+            (None, Some(path)) => model_path::resolve_config(Some(path))?,
+            (None, None) => bail!("the ledger does not have the config.json of {name}: give --model-path"),
+        };
+        let tokens = (detect::detect(&model.dir)?.vocab_size)(&model.dir)?;
+        ensure!(
+            tokens == *vocab_size,
+            "--model-path has a vocabulary of {tokens} tokens and the ledger's model one of {vocab_size}: give that of {name}"
+        );
+        let kv_dtype = if kv_cache_dtype == KvDType::Fp8.name() { KvDType::Fp8 } else { KvDType::Bf16 };
+        let overrides = Overrides { fp8: quantization.is_some(), kv_dtype, ..Overrides::default() };
+        Ok(Self { ledger, model, overrides, peaks, limits })
+    }
+
+    /// The times of a step.
+    fn times(&self, load: &StepLoad, (batch, tokens, context): Alike) -> Result<Times> {
+        let ranks = self.ledger.header.ranks;
+        let records = engine::record_rank(&self.model.dir, &self.overrides, ranks, (batch, tokens, context))?;
+        Ok(Times::new(self.ledger, load, &records, self.peaks)?)
+    }
+
+    /// Rate of each op over its FLOPs per byte, for the steps whose ops were timed: decode steps, and prompts.
+    pub fn roofline(&self) -> Result<[Dots; 2]> {
+        let (flop_s, bytes_s) = self.limits;
+        let panel = |title: &str, kind| -> Result<Dots> {
+            let top = (flop_s / 1e12, format!("{:.0} TFLOP/s", flop_s / 1e12));
+            let slope = (bytes_s / 1e12, format!("{:.0} GB/s", bytes_s / 1e9));
+            let (title, x_label) = (format!("{title}, TFLOP/s"), "FLOPs per byte".to_owned());
+            Ok(Dots { title, x_label, top, slope, tracks: self.tracks(kind)? })
+        };
+        Ok([
+            panel("ops of decode steps by sequences", StepKind::Decode)?,
+            panel("ops of prefill steps by tokens", StepKind::Prefill)?,
+        ])
+    }
+
+    /// The ops of the timed steps of one kind.
+    fn tracks(&self, kind: StepKind) -> Result<Vec<Track>> {
+        let mut tracks: Vec<Track> = Vec::new();
+        let shares = OpShares::new(&self.ledger.ops);
+        for load in shares.steps().filter(|load| load.kind() == kind) {
+            let Some(alike) = alike(load) else { continue };
+            let times = self.times(load, alike)?;
+            let label = load.tokens().to_string();
+            for OpTime { op, bytes, flops, time, .. } in times.ops {
+                let Some((us, step)) = time.us.zip(times.step.us).filter(|(us, step)| us / step >= SMALL_OP) else {
+                    continue;
+                };
+                let at = (flops as f64 / bytes as f64, flops as f64 / us / 1e6);
+                let dot = Dot { label: label.clone(), at, area: us / step };
+                match tracks.iter_mut().find(|track| track.name == op) {
+                    Some(track) => track.dots.push(dot),
+                    None => tracks.push(Track { name: op.to_owned(), dots: vec![dot] }),
+                }
+            }
+        }
+        // Copies compute nothing.
+        tracks.retain(|track| track.dots.iter().any(|dot| dot.at.1 > 0.0));
+        Ok(tracks)
+    }
+
+    /// Floor over measured time of each decode step, rows by context.
+    pub fn efficiency(&self) -> Result<HeatMap> {
+        let mut steps = Vec::new();
+        for load in self.ledger.steps.iter().map(|line| &line.load).filter(|load| load.kind() == StepKind::Decode) {
+            let Some(alike) = alike(load) else { continue };
+            let Time { floor_us, us } = self.times(load, alike)?.step;
+            let part = floor_us.zip(us).map(|(floor, us)| floor / us);
+            steps.push(DecodeStep { sequences: alike.0, context: alike.2, part });
+        }
+        let sequences: BTreeSet<usize> = steps.iter().map(|step| step.sequences).collect();
+        let contexts = contexts(&steps);
+        let mut rows = Vec::new();
+        for (&below, &most) in std::iter::once(&0).chain(&contexts).zip(&contexts) {
+            let of_row: Vec<_> = steps.iter().filter(|step| step.context > below && step.context <= most).collect();
+            let cell = |n: &usize| of_row.iter().find(|step| step.sequences == *n).and_then(|step| step.part);
+            let at_most = if of_row.iter().all(|step| step.context == most) { "" } else { "\u{2264} " };
+            rows.push((format!("{at_most}{most}"), sequences.iter().map(cell).collect()));
+        }
+        let columns = sequences.iter().map(ToString::to_string).collect();
+        let title = "tokens of context".to_owned();
+        Ok(HeatMap { title, x_label: "sequences".into(), columns, rows })
+    }
+}
+
+/// A measured decode step.
+struct DecodeStep {
+    sequences: usize,
+    /// Tokens of each.
+    context: usize,
+    /// Floor over measured time.
+    part: Option<f64>,
+}
+
+/// The contexts that get a row: those of at least a third as many steps as the most frequent one, and the longest. The others, which fill
+/// the KV cache, share the row of the next longer one.
+fn contexts(steps: &[DecodeStep]) -> Vec<usize> {
+    let all: BTreeSet<usize> = steps.iter().map(|step| step.context).collect();
+    let count = |context: usize| steps.iter().filter(|step| step.context == context).count();
+    let most = all.iter().map(|context| count(*context)).max().unwrap_or(0);
+    let longest = all.last().copied();
+    all.into_iter().filter(|context| 3 * count(*context) > most || Some(*context) == longest).collect()
+}
+
+/// The sequences of a step, if they can be alike.
+fn alike(load: &StepLoad) -> Option<Alike> {
+    let alike = match (load.decode_rows, load.prefill_rows) {
+        (rows @ 1.., 0) => (rows, 1, load.decode_kv / rows),
+        (0, 1) => (1, load.prefill_tokens, load.prefill_tokens),
+        _ => return None,
+    };
+    let (batch, tokens, context) = alike;
+    (StepLoad::of_rows(vec![(tokens, context); batch]) == *load).then_some(alike)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::ledger;
+
+    #[test]
+    fn ops_lie_below_the_limits_of_the_device() {
+        let ledger = ledger();
+        let [decode, prefill] = Floors::new(&ledger, Given::default()).unwrap().roofline().unwrap();
+        assert_eq!((decode.top.0, decode.slope.0), (989.0, 4.8));
+        for Dots { top, slope, tracks, .. } in [&decode, &prefill] {
+            for dot in tracks.iter().flat_map(|track| &track.dots).filter(|dot| dot.at.1 > 0.0) {
+                let (x, y) = dot.at;
+                assert!(y < top.0.min(slope.0 * x), "{dot:?}");
+            }
+        }
+        let dot = |track: &str, label: &str| {
+            let track = decode.tracks.iter().find(|other| other.name == track).unwrap();
+            track.dots.iter().find(|dot| dot.label == label).unwrap()
+        };
+        // 114.8 GFLOP and 3.614 GB in 0.8144 ms, 29 % of 2.772 ms: what `plan --batch 32 --context 256` prints.
+        let swiglu = dot("linear_swiglu", "32");
+        assert!((swiglu.at.0 - 31.76).abs() < 0.01 && (swiglu.at.1 - 141.0).abs() < 0.1, "{swiglu:?}");
+        assert!((swiglu.area - 0.8144 / 2.7724).abs() < 1e-3);
+        assert!(dot("decode_layers", "1").area > 0.8);
+        assert!(decode.tracks.iter().all(|track| track.name != "embedding"), "a copy has no FLOPs");
+    }
+
+    #[test]
+    fn cells_are_what_plan_says_of_the_step() {
+        let ledger = ledger();
+        let HeatMap { columns, rows, .. } = Floors::new(&ledger, Given::default()).unwrap().efficiency().unwrap();
+        assert_eq!(
+            rows.iter().map(|(label, _)| label.as_str()).collect::<Vec<_>>(),
+            ["16", "64", "256", "1024", "\u{2264} 4096"]
+        );
+        assert_eq!((columns.len(), columns[0].as_str(), columns[21].as_str()), (22, "1", "256"));
+        assert!(rows.iter().all(|(_, cells)| cells.len() == 22 && cells.iter().all(Option::is_some)));
+        let cell =
+            |row: usize, column: &str| rows[row].1[columns.iter().position(|other| other == column).unwrap()].unwrap();
+        assert!((cell(2, "32") - 0.711).abs() < 1e-3 && (cell(2, "1") - 0.760).abs() < 1e-3, "{rows:?}");
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        let mut ledger = ledger();
+        ledger.config = None;
+        let refused = |ledger: &Ledger, given: Given<'_>| Floors::new(ledger, given).err().unwrap().to_string();
+        let given = Given::default();
+        assert!(refused(&ledger, given).ends_with("the config.json of Qwen3-4B: give --model-path"));
+        let tiny = pegainfer_testing::model_dir();
+        let wrong = Given { model_path: tiny.to_str(), ..given };
+        assert!(refused(&ledger, wrong).contains("vocabulary of"), "{}", refused(&ledger, wrong));
+        ledger.header.device = "cuda:0 (another)".into();
+        assert!(refused(&ledger, given).contains("the peak rates of cuda:0 (another) are not known"));
+        let ledger = Ledger { config: self::ledger().config, ..ledger };
+        let peaks = Given { read_gbs: Some(1000.0), peak_tflops: Some(100.0), ..given };
+        let [decode, _] = Floors::new(&ledger, peaks).unwrap().roofline().unwrap();
+        assert_eq!((decode.top.0, decode.slope), (100.0, (1.0, "1000 GB/s".into())));
+    }
+}

@@ -1,0 +1,45 @@
+//! The tools around a server: they measure, predict and repeat what an engine does. No request needs them.
+//!
+//! # Commands
+//! - [`bench`]: latency and throughput, with the roofline limit of each metric. [`eval`]: the quality of a model.
+//! - [`ledger`]: measures the time of steps. [`sim`]: predicts latency and throughput from a ledger. [`plan`]: the ops of a step.
+//! - [`replay`]: runs the requests of a recording again.
+//!
+//! # What they share
+//! - [`anchor`], [`shipped`], [`ledger_origin`]: ledgers measured again, inside the executable, and of another model.
+//! - [`traces`]: load traces of other servers. [`recording`]: the lines of a recording.
+//! - [`in_process`]: what the program that has these commands gives to them: a server.
+//!
+//! # Example
+//! ```
+//! use clap::Parser;
+//! use pegainfer_bench::sim::{self, args::SimArgs};
+//!
+//! #[derive(Parser)]
+//! struct Flags {
+//!     #[command(flatten)]
+//!     sim: SimArgs,
+//! }
+//!
+//! // Predicts from a ledger inside the executable, and prints a table; no GPU is needed.
+//! let flags = Flags::parse_from(["sim", "--gpu", "h200", "--model", "qwen3-4b", "--requests", "20"]);
+//! sim::run(&flags.sim)?;
+//! # Ok::<(), anyhow::Error>(())
+//! ```
+
+#![warn(clippy::print_stdout, clippy::print_stderr, reason = "pegainfer-terminal escapes control characters")]
+
+pub mod anchor;
+pub mod bench;
+pub mod eval;
+pub mod in_process;
+pub mod ledger;
+pub mod ledger_origin;
+pub mod plan;
+pub mod recording;
+pub mod replay;
+pub mod shipped;
+pub mod sim;
+#[cfg(test)]
+mod testing;
+pub mod traces;

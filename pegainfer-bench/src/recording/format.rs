@@ -1,0 +1,325 @@
+//! The lines of a recording: JSON objects, the header first.
+
+use super::Prompts;
+use pegainfer_core::engine::GenerateRequest;
+use pegainfer_core::logits_processors::{LogitsProcessorParams, LogitsProcessors};
+use pegainfer_core::sampling::{SamplingError, SamplingParams};
+use pegainfer_core::schedule::recording::ScheduleEvent;
+use serde::de::IgnoredAny;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::str::FromStr;
+
+/// Version of the format.
+///
+/// Version 2 has [`Added::choice_of`]; files of version 1 are read as well.
+pub const VERSION: u32 = 2;
+
+/// The first line.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Header {
+    /// [`VERSION`].
+    pub record: u32,
+    /// Name of the model.
+    pub model: String,
+    /// Version of the program.
+    pub version: String,
+    /// What the file holds of prompts.
+    pub prompts: Prompts,
+}
+
+/// Any other line.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum Line {
+    /// A request was submitted.
+    Added(Box<Added>),
+    /// It ended.
+    Ended(Ended),
+    /// So many lines are missing, because the disk could not keep up.
+    Gap {
+        /// Number of lines.
+        gap: u64,
+    },
+    /// What the engine's scheduler was told or planned, with `--record-steps`.
+    Schedule(ScheduleEvent),
+}
+
+impl FromStr for Line {
+    type Err = serde_json::Error;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        /// The field that tells which line it is.
+        #[derive(Deserialize)]
+        struct Kind {
+            add: Option<IgnoredAny>,
+            end: Option<IgnoredAny>,
+            gap: Option<u64>,
+        }
+        match serde_json::from_str(text)? {
+            Kind { add: Some(_), .. } => Ok(Self::Added(serde_json::from_str(text)?)),
+            Kind { end: Some(_), .. } => Ok(Self::Ended(serde_json::from_str(text)?)),
+            Kind { gap: Some(gap), .. } => Ok(Self::Gap { gap }),
+            _ => Ok(Self::Schedule(serde_json::from_str(text)?)),
+        }
+    }
+}
+
+/// A request. With [`Prompts::Ids`], everything that decides its tokens.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Added {
+    /// Seconds since the server was ready.
+    pub t: f64,
+    /// Number of the request.
+    pub add: u64,
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Most tokens to generate.
+    pub max_tokens: usize,
+    /// Lower ones are taken from the queue first.
+    pub priority: i32,
+    /// The prompt.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ids: Option<Vec<u32>>,
+    /// Hashes of the prompt's whole blocks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hashes: Option<Vec<String>>,
+    /// The first choice of the same HTTP request. Its line has the prompt and the parameters, which are the same apart
+    /// from the seed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub choice_of: Option<u64>,
+    /// Seed of this choice; present with `choice_of` if prompts are recorded as ids.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seed: Option<u64>,
+    /// With `ids`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parameters: Option<Parameters>,
+}
+
+/// Parameters of a request.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Parameters {
+    temperature: f32,
+    top_k: u32,
+    top_p: f32,
+    min_p: f32,
+    seed: u64,
+    stop_token_ids: Vec<u32>,
+    ignore_eos: bool,
+    cache_salt: u64,
+    logits_processors: Option<Processors>,
+    /// Its source, see [`Grammar::source`](pegainfer_core::grammar::Grammar::source).
+    pub grammar: Option<String>,
+}
+
+/// See [`LogitsProcessorParams`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Processors {
+    presence_penalty: f32,
+    frequency_penalty: f32,
+    repetition_penalty: f32,
+    logit_bias: BTreeMap<u32, f32>,
+    min_tokens: usize,
+    stops: Vec<u32>,
+    allowed_token_ids: Option<Vec<u32>>,
+    bad_words: Vec<Vec<u32>>,
+}
+
+/// The end of a request.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Ended {
+    /// Seconds since the server was ready.
+    pub t: f64,
+    /// Number of the request.
+    pub end: u64,
+    /// Tokens that the server received.
+    pub tokens: usize,
+    /// Why no more came.
+    pub reason: Reason,
+    /// Hash of the tokens, see [`TokenHash`](super::TokenHash).
+    pub hash: String,
+    /// Hashes of the whole blocks behind those of the prompt.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hashes: Option<Vec<String>>,
+}
+
+/// Why a request ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Reason {
+    /// At an end-of-text or stop token.
+    Stop,
+    /// At `max_tokens` or the end of the context.
+    Length,
+    /// The server did not want more: the client went away, a stop string was found, or a deadline passed.
+    Cancelled,
+    /// The engine or the grammar could not go on.
+    Failed,
+}
+
+impl Added {
+    /// A request at `t` with what `prompts` allows to keep.
+    pub fn new(t: f64, add: u64, request: &GenerateRequest, prompts: Prompts, hashes: Option<Vec<String>>) -> Self {
+        let ids = prompts == Prompts::Ids;
+        Self {
+            t,
+            add,
+            prompt_tokens: request.prompt.len(),
+            max_tokens: request.max_tokens,
+            priority: request.priority,
+            ids: ids.then(|| request.prompt.to_vec()),
+            hashes,
+            choice_of: None,
+            seed: None,
+            parameters: ids.then(|| Parameters::of(request)),
+        }
+    }
+
+    /// A further choice of the request `first`, which has the prompt and the parameters in its line.
+    pub fn choice(t: f64, add: u64, request: &GenerateRequest, prompts: Prompts, first: u64) -> Self {
+        let lengths = Self::new(t, add, request, Prompts::Lengths, None);
+        let seed = (prompts == Prompts::Ids).then(|| request.sampling.seed());
+        Self { choice_of: Some(first), seed, ..lengths }
+    }
+
+    /// The line, completed with the prompt and parameters of the `first` choice.
+    #[must_use]
+    pub fn complete(self, first: &Self) -> Self {
+        let (seed, parameters) = (self.seed, first.parameters.clone());
+        let parameters =
+            parameters.map(|parameters| Parameters { seed: seed.unwrap_or(parameters.seed), ..parameters });
+        Self { ids: first.ids.clone(), hashes: first.hashes.clone(), parameters, choice_of: None, seed: None, ..self }
+    }
+
+    /// The request again, without its grammar; `None` without ids.
+    ///
+    /// # Errors
+    /// A parameter is out of range: the line was not written by this program.
+    pub fn request(&self, vocab_size: usize) -> Result<Option<GenerateRequest>, SamplingError> {
+        let (Some(ids), Some(parameters)) = (&self.ids, &self.parameters) else { return Ok(None) };
+        let Parameters { temperature, top_k, top_p, min_p, seed, .. } = *parameters;
+        let logits_processors = match &parameters.logits_processors {
+            Some(processors) => LogitsProcessors::new(processors.params(), vocab_size)?,
+            None => None,
+        };
+        Ok(Some(GenerateRequest {
+            sampling: SamplingParams::new(temperature, top_k, top_p, min_p, seed)?,
+            logits_processors,
+            stop_token_ids: parameters.stop_token_ids.clone(),
+            ignore_eos: parameters.ignore_eos,
+            priority: self.priority,
+            cache_salt: parameters.cache_salt,
+            ..GenerateRequest::greedy(ids.clone(), self.max_tokens)
+        }))
+    }
+}
+
+impl Parameters {
+    fn of(request: &GenerateRequest) -> Self {
+        let sampling = &request.sampling;
+        Self {
+            temperature: sampling.temperature(),
+            top_k: sampling.top_k(),
+            top_p: sampling.top_p(),
+            min_p: sampling.min_p(),
+            seed: sampling.seed(),
+            stop_token_ids: request.stop_token_ids.clone(),
+            ignore_eos: request.ignore_eos,
+            cache_salt: request.cache_salt,
+            logits_processors: request.logits_processors.as_ref().map(|it| Processors::of(it.params())),
+            grammar: request.grammar.as_ref().map(|grammar| grammar.source()),
+        }
+    }
+}
+
+impl Processors {
+    fn of(params: &LogitsProcessorParams) -> Self {
+        let params = params.clone();
+        Self {
+            presence_penalty: params.presence_penalty,
+            frequency_penalty: params.frequency_penalty,
+            repetition_penalty: params.repetition_penalty,
+            logit_bias: params.logit_bias,
+            min_tokens: params.min_tokens,
+            stops: params.stops,
+            allowed_token_ids: params.allowed_token_ids,
+            bad_words: params.bad_words,
+        }
+    }
+
+    fn params(&self) -> LogitsProcessorParams {
+        let this = self.clone();
+        LogitsProcessorParams {
+            presence_penalty: this.presence_penalty,
+            frequency_penalty: this.frequency_penalty,
+            repetition_penalty: this.repetition_penalty,
+            logit_bias: this.logit_bias,
+            min_tokens: this.min_tokens,
+            stops: this.stops,
+            allowed_token_ids: this.allowed_token_ids,
+            bad_words: this.bad_words,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_comes_back_as_it_was() {
+        let processors = LogitsProcessorParams {
+            frequency_penalty: 0.1,
+            logit_bias: BTreeMap::from([(3, -1.7)]),
+            bad_words: vec![vec![1, 2]],
+            ..LogitsProcessorParams::default()
+        };
+        let request = GenerateRequest {
+            sampling: SamplingParams::new(0.7, 20, 0.95, 0.01, u64::MAX - 5).unwrap(),
+            logits_processors: LogitsProcessors::new(processors, 100).unwrap(),
+            stop_token_ids: vec![9],
+            ignore_eos: true,
+            priority: -2,
+            cache_salt: u64::MAX,
+            ..GenerateRequest::greedy([5, 6, 7], 12)
+        };
+        let line = Line::Added(Box::new(Added::new(1.5, 3, &request, Prompts::Ids, None)));
+        let text = serde_json::to_string(&line).unwrap();
+        let read: Line = text.parse().unwrap();
+        assert_eq!(read, line, "{text}");
+        let Line::Added(added) = read else { panic!("{text}") };
+        let again = added.request(100).unwrap().unwrap();
+        assert_eq!(format!("{again:?}"), format!("{request:?}"));
+        assert!(added.request(50).is_ok() && added.request(3).is_err(), "token 3 is beyond the vocabulary");
+    }
+
+    #[test]
+    fn a_choice_has_the_prompt_of_the_first_one_and_its_own_seed() {
+        let request = |seed| GenerateRequest {
+            sampling: SamplingParams::new(0.7, 20, 0.95, 0.01, seed).unwrap(),
+            stop_token_ids: vec![9],
+            ..GenerateRequest::greedy([5; 1000], 12)
+        };
+        let first = Added::new(0.0, 3, &request(1), Prompts::Ids, None);
+        let second = Added::choice(0.5, 4, &request(2), Prompts::Ids, 3);
+        let text = serde_json::to_string(&second).unwrap();
+        assert!(text.len() < 120, "{text}");
+        let read: Added = serde_json::from_str(&text).unwrap();
+        assert_eq!(read.choice_of, Some(3));
+        assert_eq!(read.complete(&first), Added::new(0.5, 4, &request(2), Prompts::Ids, None));
+        // The seed is recorded only together with ids.
+        let hashed = serde_json::to_string(&Added::choice(0.5, 4, &request(2), Prompts::Hashes, 3)).unwrap();
+        assert!(!hashed.contains("seed"), "{hashed}");
+    }
+
+    #[test]
+    fn only_ids_are_what_a_client_sent() {
+        let request = GenerateRequest::greedy([41, 42, 43], 12);
+        for (prompts, hashes) in [(Prompts::Hashes, Some(Vec::new())), (Prompts::Lengths, None)] {
+            let text = serde_json::to_string(&Added::new(0.0, 0, &request, prompts, hashes)).unwrap();
+            assert!(!text.contains("42") && !text.contains("parameters"), "{text}");
+            let added: Added = serde_json::from_str(&text).unwrap();
+            assert!(added.request(100).unwrap().is_none() && added.prompt_tokens == 3);
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! Flags of `sim`.
+
+use crate::bench::args::parse_positive;
+use crate::shipped::ShippedArgs;
+use clap::Args;
+use pegainfer_terminal::values::parse_time;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Flags of `sim`.
+#[derive(Debug, Clone, Args)]
+pub struct SimArgs {
+    /// Ledger that `pegainfer ledger` has written; or give --gpu and --model
+    #[arg(value_name = "LEDGER")]
+    pub ledger: Option<PathBuf>,
+    /// A ledger inside the executable instead.
+    #[command(flatten)]
+    pub shipped: ShippedArgs,
+    /// Closed loop: number of concurrent requests; a new one starts when one ends [default: 1,8 if no other workload is given]
+    #[arg(long, value_name = "N,..", value_delimiter = ',', help_heading = WORKLOAD)]
+    pub concurrency: Vec<NonZeroUsize>,
+    /// Burst: number of requests sent at the same time
+    #[arg(long, value_name = "N,..", value_delimiter = ',', help_heading = WORKLOAD)]
+    pub burst: Vec<NonZeroUsize>,
+    /// Poisson arrivals over HTTP: mean rate in requests per second
+    #[arg(long, value_name = "RATE,..", value_delimiter = ',', value_parser = parse_positive, help_heading = WORKLOAD)]
+    pub qps: Vec<f64>,
+    /// Requests of a `serve --record` recording, or of an Azure, BurstGPT, Mooncake or Bailian trace, over HTTP
+    #[arg(long, value_name = "FILE", help_heading = WORKLOAD)]
+    pub trace: Option<PathBuf>,
+    /// Send the next request of a session after the response to the one before and the session's delay, instead of at
+    /// its time
+    #[arg(long, requires = "trace", help_heading = WORKLOAD)]
+    pub sessions: bool,
+    /// Divides the times of a trace: 2 sends its requests at twice the rate
+    #[arg(long, value_name = "FACTOR", default_value = "1", value_parser = parse_positive, help_heading = WORKLOAD)]
+    pub speed: f64,
+    /// Prompt length of each request in tokens
+    #[arg(long, value_name = "TOKENS", default_value = "128", help_heading = WORKLOAD)]
+    pub prompt_len: NonZeroUsize,
+    /// Output length of each request in tokens
+    #[arg(long, value_name = "TOKENS", default_value = "64", help_heading = WORKLOAD)]
+    pub output_len: NonZeroUsize,
+    /// Requests of a run [default: 2 for each concurrent request, the arrivals of 15 seconds (40 to 100000), or the whole trace]
+    #[arg(long, value_name = "N", help_heading = WORKLOAD)]
+    pub requests: Option<NonZeroUsize>,
+    /// Number of runs with different prompts and arrival times; the median of each metric is printed
+    #[arg(long, value_name = "N", default_value = "3", help_heading = WORKLOAD)]
+    pub runs: NonZeroUsize,
+    /// Seed of prompts and arrival times: those of `bench` with the same seed
+    #[arg(long, default_value_t = 1, help_heading = WORKLOAD)]
+    pub seed: u64,
+    /// Find the highest Poisson rate with TTFT below this, such as 300ms
+    #[arg(long, value_name = "TIME", value_parser = parse_time, help_heading = SEARCH)]
+    pub slo_ttft: Option<Duration>,
+    /// Find the highest Poisson rate with TPOT below this, such as 20ms
+    #[arg(long, value_name = "TIME", value_parser = parse_time, help_heading = SEARCH)]
+    pub slo_tpot: Option<Duration>,
+    /// Quantile of requests that --slo-ttft and --slo-tpot are for
+    #[arg(long, value_name = "PERCENT", default_value = "99", value_parser = ["50", "90", "99"], help_heading = SEARCH)]
+    pub quantile: String,
+    /// Try other values of --mixed-step-token-budget, --max-num-batched-tokens and --max-num-seqs, and print the
+    /// results
+    #[arg(long, conflicts_with_all = ["slo_ttft", "slo_tpot"], help_heading = SEARCH)]
+    pub tune: bool,
+    /// Sequences that run at the same time [default: the ledger's]
+    #[arg(long, value_name = "N", help_heading = ENGINE)]
+    pub max_num_seqs: Option<NonZeroUsize>,
+    /// Token budget of one step [default: the ledger's]
+    #[arg(long, value_name = "TOKENS", help_heading = ENGINE)]
+    pub max_num_batched_tokens: Option<NonZeroUsize>,
+    /// Token budget of a mixed step [default: the ledger's]
+    #[arg(long, value_name = "TOKENS", help_heading = ENGINE)]
+    pub mixed_step_token_budget: Option<NonZeroUsize>,
+    /// KV cache in tokens [default: the ledger's]
+    #[arg(long, value_name = "TOKENS", help_heading = ENGINE)]
+    pub kv_cache_tokens: Option<NonZeroUsize>,
+    /// Fail if a step lies beyond what the ledger covers
+    #[arg(long)]
+    pub strict: bool,
+    /// Also write the metrics to a JSON file; - prints the JSON instead of the tables
+    #[arg(long, value_name = "FILE|-")]
+    pub json: Option<PathBuf>,
+    /// Write the steps of the last run as a trace for <https://ui.perfetto.dev>
+    #[arg(long, value_name = "FILE")]
+    pub timeline: Option<PathBuf>,
+}
+
+const WORKLOAD: &str = "Workload";
+const SEARCH: &str = "Search";
+const ENGINE: &str = "Engine";

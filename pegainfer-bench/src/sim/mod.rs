@@ -1,0 +1,109 @@
+//! `pegainfer sim`: what a workload would see on the device of a ledger, without the device.
+//!
+//! The engine is the real one, with scheduler, KV pool, prefix index and batching delay; its executor takes the time of each step from
+//! the ledger's law, and its clock is the simulation's.
+//!
+//! # Layout
+//! - [`args`]: flags. [`mod@workload`]: the workloads of `bench`, and traces. [`search`]: rates within limits, and flags.
+//! - [`device`]: the executor. [`world`]: clients and engine. [`simulation`], [`setup`]: both from a ledger. [`host`]: the
+//!   engine thread's own time.
+//! - [`report`]: tables and JSON. [`timeline`]: steps for a trace viewer.
+
+pub mod args;
+pub mod device;
+pub mod host;
+pub mod report;
+pub mod search;
+pub mod setup;
+pub mod simulation;
+pub mod timeline;
+pub mod workload;
+pub mod world;
+
+use crate::bench::stats::Figures;
+use crate::shipped;
+use anyhow::{Context, Result, ensure};
+use args::SimArgs;
+use pegainfer_core::rng;
+use pegainfer_kernels::sources;
+use pegainfer_terminal::stderr;
+use pegainfer_terminal::stdout::{print, print_exact};
+use report::{EngineUse, Report, Row, figures};
+use search::{Lengths, Slo};
+use simulation::Simulation;
+use std::fs::File;
+use std::io::BufWriter;
+
+/// Runs the command.
+pub fn run(args: &SimArgs) -> Result<()> {
+    let ledger = shipped::read(args.ledger.as_deref(), &args.shipped)?;
+    let stale = !sources::is_current(&ledger.header.kernels);
+    let mut simulation = Simulation::new(&ledger)?;
+    resize(&mut simulation, args);
+    simulation.check()?;
+    if stale {
+        stderr::print("the ledger is stale: it was measured with other kernels than those of this program");
+    }
+    ensure!(!(args.strict && stale), "--strict: measure the ledger again with pegainfer ledger");
+    if args.slo_ttft.is_some() || args.slo_tpot.is_some() {
+        let quantile = args.quantile.parse().context("--quantile")?;
+        let slo = Slo { ttft: args.slo_ttft, tpot: args.slo_tpot, quantile };
+        let lengths = Lengths { prompt: args.prompt_len, output: args.output_len, requests: args.requests };
+        return print(&search::highest_rate(&simulation, slo, lengths, (args.seed, args.runs.get()))?.to_string());
+    }
+    let workloads = workload::workloads(args)?;
+    if args.tune {
+        for (i, workload) in workloads.iter().enumerate() {
+            let seed = rng::bits(rng::bits(args.seed, i as u64), 0);
+            print(&search::tune(&simulation, workload, seed)?.to_string())?;
+        }
+        return Ok(());
+    }
+    report(args, &simulation, &workloads, stale)
+}
+
+/// Replaces the sizes of the engine that flags name.
+fn resize(simulation: &mut Simulation, args: &SimArgs) {
+    let header = &mut simulation.header;
+    header.max_num_seqs = args.max_num_seqs.map_or(header.max_num_seqs, usize::from);
+    header.max_num_batched_tokens = args.max_num_batched_tokens.map_or(header.max_num_batched_tokens, usize::from);
+    header.max_num_mixed_tokens = args.mixed_step_token_budget.map_or(header.max_num_mixed_tokens, usize::from);
+    header.kv_blocks = args.kv_cache_tokens.map_or(header.kv_blocks, |tokens| tokens.get() / header.block_size);
+}
+
+/// Runs each workload with each seed and prints the report.
+fn report(args: &SimArgs, simulation: &Simulation, workloads: &[workload::Workload], stale: bool) -> Result<()> {
+    let mut report = Report::new(simulation, stale);
+    let mut steps = Vec::new();
+    for (i, workload) in workloads.iter().enumerate() {
+        // The seeds of `bench`.
+        let seed = rng::bits(args.seed, i as u64);
+        let mut runs = Vec::new();
+        let mut engine = None;
+        for r in 0..args.runs.get() as u64 {
+            let run = workload.run(simulation, rng::bits(seed, r), args.timeline.is_some())?;
+            runs.push(figures(&run));
+            engine = Some(EngineUse::new(&run, simulation.ops()));
+            steps = run.timeline;
+        }
+        let engine = engine.context("no run")?;
+        let uncovered = engine.uncovered_steps;
+        ensure!(!args.strict || uncovered == 0, "--strict: {uncovered} steps lie beyond what the ledger covers");
+        let (prompt_len, output_len) = workload.mean_lengths();
+        let (name, median) = (workload.name(), Figures::median(&runs));
+        report.rows.push(Row { name, prompt_len, output_len, median, engine, runs });
+    }
+    if let Some(path) = &args.timeline {
+        let file = File::create(path).with_context(|| format!("{} cannot be written", path.display()))?;
+        timeline::write(&steps, &mut BufWriter::new(file)).context("the timeline cannot be written")?;
+    }
+    let text = serde_json::to_string_pretty(&report)? + "\n";
+    let to_stdout = args.json.as_deref().is_some_and(|path| path == "-");
+    if let Some(path) = args.json.as_deref().filter(|_| !to_stdout) {
+        std::fs::write(path, &text).with_context(|| format!("{} cannot be written", path.display()))?;
+    }
+    if to_stdout { print_exact(&text) } else { print(&report.table()) }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,159 @@
+//! What a simulation says, as tables and as JSON.
+
+use super::simulation::Simulation;
+use super::world::Run;
+use crate::bench::report::times;
+use crate::bench::stats::Figures;
+use pegainfer_core::ledger::{Header, StepKind};
+use serde::Serialize;
+use std::fmt::Write;
+
+/// Metrics of a workload.
+#[derive(Debug, Clone, Serialize)]
+pub struct Row {
+    /// The workload.
+    pub name: String,
+    /// Mean tokens of a prompt.
+    pub prompt_len: f64,
+    /// Mean tokens of an output.
+    pub output_len: f64,
+    /// Median of each metric over the runs.
+    pub median: Figures,
+    /// What the engine and the device did in the last run.
+    pub engine: EngineUse,
+    /// Metrics of each run.
+    pub runs: Vec<Figures>,
+}
+
+/// What the engine and the device did in a run.
+#[derive(Debug, Clone, Serialize)]
+pub struct EngineUse {
+    /// Steps of each kind.
+    pub steps: Vec<(&'static str, u64)>,
+    /// Time of the device in steps of each kind, as a part of the run.
+    pub busy: Vec<(&'static str, f64)>,
+    /// Parts of the device's time, the largest first; empty if the ledger has no times of ops.
+    pub ops: Vec<(String, f64)>,
+    /// Most KV blocks that requests held, as a part of the pool.
+    pub kv_peak: f64,
+    /// Part of the looked up prompt tokens that the prefix cache had.
+    pub hit_rate: f64,
+    /// Requests that lost their blocks to older ones and were computed again.
+    pub preemptions: u64,
+    /// Part of the device's time in steps beyond what the ledger covers.
+    pub uncovered: f64,
+    /// Steps beyond what the ledger covers.
+    pub uncovered_steps: u64,
+}
+
+impl EngineUse {
+    /// From a run; `ops` are the names of the ops whose times are known.
+    pub fn new(run: &Run, ops: &[String]) -> Self {
+        let (tally, wall) = (&run.tally, run.wall.as_secs_f64());
+        let busy = tally.busy();
+        let part = |seconds: f64, whole: f64| if whole > 0.0 { seconds / whole } else { 0.0 };
+        let kinds = || StepKind::ALL.iter().map(|kind| kind.name());
+        let in_ops: f64 = tally.ops.iter().sum();
+        let mut ops: Vec<(String, f64)> =
+            ops.iter().zip(&tally.ops).map(|(op, seconds)| (op.clone(), part(*seconds, in_ops))).collect();
+        ops.sort_by(|a, b| b.1.total_cmp(&a.1));
+        Self {
+            steps: kinds().zip(tally.steps).collect(),
+            busy: kinds().zip(tally.seconds.map(|seconds| part(seconds, wall))).collect(),
+            ops,
+            kv_peak: part(run.peak_blocks as f64, run.stats.kv_blocks_total as f64),
+            hit_rate: part(run.stats.prefix_hits as f64, run.stats.prefix_queries as f64),
+            preemptions: run.stats.preemptions,
+            uncovered: part(tally.uncovered, busy),
+            uncovered_steps: tally.uncovered_steps,
+        }
+    }
+}
+
+/// The metrics of one run.
+pub fn figures(run: &Run) -> Figures {
+    Figures::of(&run.measurements, run.refused, run.wall)
+}
+
+/// The report of a simulation.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    /// Version of this program.
+    pub version: &'static str,
+    /// The engine.
+    pub engine: Header,
+    /// Whether the ledger was measured with other kernels than those of this program.
+    pub stale: bool,
+    /// Workloads in the order of the flags.
+    pub rows: Vec<Row>,
+}
+
+impl Report {
+    /// A report without rows.
+    pub fn new(simulation: &Simulation, stale: bool) -> Self {
+        Self { version: env!("CARGO_PKG_VERSION"), engine: simulation.header.clone(), stale, rows: Vec::new() }
+    }
+
+    /// The report as tables.
+    pub fn table(&self) -> String {
+        let Header { model, device, .. } = &self.engine;
+        let mut out = format!("{model} on {device}, simulated\n");
+        let _ = write!(
+            out,
+            "{:<16} {:>6} {:>6} |{:^27}|{:^27}|{:^27}|\n{:<16} {:>6} {:>6} |",
+            "", "prompt", "output", "TTFT ms", "TPOT ms", "ITL ms", "", "tokens", "tokens"
+        );
+        for _ in 0..3 {
+            let _ = write!(out, "{:>8} {:>8} {:>8} |", "p50", "p90", "p99");
+        }
+        let _ = writeln!(out, "{:>8} {:>9}", "req/s", "out tok/s");
+        for row in &self.rows {
+            row.write_times(&mut out);
+        }
+        let _ = write!(out, "\n{:<16} |{:^26}|{:^26}|", "", "steps", "% of the time");
+        let _ = write!(out, "{:>8} {:>8} {:>9} {:>10}\n{:<16} |", "KV peak", "cached", "preempted", "uncovered", "");
+        for _ in 0..2 {
+            let _ = write!(out, "{:>8} {:>8} {:>8}|", "decode", "prefill", "mixed");
+        }
+        let _ = writeln!(out, "{:>8} {:>8} {:>9} {:>10}", "%", "%", "requests", "% of time");
+        for row in &self.rows {
+            row.write_engine(&mut out);
+        }
+        for row in self.rows.iter().filter(|row| !row.engine.ops.is_empty()) {
+            let ops = row.engine.ops.iter().filter(|(_, part)| *part >= 0.01);
+            let ops: Vec<String> = ops.map(|(op, part)| format!("{op} {:.0}", 100.0 * part)).collect();
+            let _ = write!(out, "\n{}, % of the device's time by op: {}", row.name, ops.join(", "));
+        }
+        out + "\n"
+    }
+}
+
+impl Row {
+    fn write_times(&self, out: &mut String) {
+        let Self { name, prompt_len, output_len, median, .. } = self;
+        let _ = writeln!(
+            out,
+            "{name:<16} {prompt_len:>6.0} {output_len:>6.0} |{} |{} |{} |{:>8.2} {:>9.1}",
+            times(median.ttft_ms),
+            times(median.tpot_ms),
+            times(median.itl_ms),
+            median.req_s,
+            median.output_tok_s
+        );
+        if median.failed > 0 {
+            let _ = writeln!(out, "{:<16} {} of {} refused", "", median.failed, median.failed + median.requests);
+        }
+    }
+
+    fn write_engine(&self, out: &mut String) {
+        let EngineUse { steps, busy, kv_peak, hit_rate, preemptions, uncovered, .. } = &self.engine;
+        let _ = write!(out, "{:<16} |", self.name);
+        let columns: String = steps.iter().map(|(_, steps)| format!("{steps:>8} ")).collect();
+        let _ = write!(out, "{columns}|");
+        let columns: String = busy.iter().map(|(_, part)| format!("{:>8.1} ", 100.0 * part)).collect();
+        out.push_str(&columns);
+        let percent = |part: &f64| 100.0 * part;
+        let (kv, hits, uncovered) = (percent(kv_peak), percent(hit_rate), percent(uncovered));
+        let _ = writeln!(out, "|{kv:>7.1} {hits:>8.1} {preemptions:>9} {uncovered:>10.1}");
+    }
+}

@@ -1,0 +1,190 @@
+//! Searches: the highest rate within limits of latency, and flags that suit a workload.
+
+use super::report::figures;
+use super::simulation::Simulation;
+use super::workload::Workload;
+use crate::bench::percentiles::Percentiles;
+use crate::bench::stats::Figures;
+use crate::bench::workload::Point;
+use anyhow::{Result, bail};
+use pegainfer_core::rng;
+use std::fmt::Write;
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+/// Arrivals of each tried rate, unless they are given: p99 is the tenth largest.
+const REQUESTS: NonZeroUsize = NonZeroUsize::MIN.saturating_add(999);
+/// Relative width of the interval that the bisection ends with.
+const PRECISION: f64 = 0.01;
+/// Rate with which a search begins, and the highest one.
+const RATES: (f64, f64) = (1.0, 1e5);
+/// Mixed budgets that are tried.
+const MIXED: [usize; 8] = [128, 256, 384, 512, 768, 1024, 2048, 4096];
+/// Factors of the ledger's other sizes that are tried.
+const FACTORS: [f64; 3] = [0.25, 0.5, 1.0];
+
+/// Limits of latency.
+#[derive(Debug, Clone, Copy)]
+pub struct Slo {
+    /// Of TTFT.
+    pub ttft: Option<Duration>,
+    /// Of TPOT.
+    pub tpot: Option<Duration>,
+    /// Quantile of the requests, in percent.
+    pub quantile: u8,
+}
+
+impl Slo {
+    /// The first limit that is exceeded.
+    fn exceeded(&self, figures: &Figures) -> Option<&'static str> {
+        let at = |times: Percentiles| match self.quantile {
+            50 => times.p50,
+            90 => times.p90,
+            _ => times.p99,
+        };
+        let over = |limit: Option<Duration>, times| limit.is_some_and(|limit| at(times) > limit.as_secs_f64() * 1e3);
+        if figures.failed > 0 {
+            Some("requests that do not fit")
+        } else if over(self.ttft, figures.ttft_ms) {
+            Some("TTFT")
+        } else {
+            over(self.tpot, figures.tpot_ms).then_some("TPOT")
+        }
+    }
+}
+
+/// Lengths and number of the requests of a search.
+#[derive(Debug, Clone, Copy)]
+pub struct Lengths {
+    /// Tokens of each prompt.
+    pub prompt: NonZeroUsize,
+    /// Tokens of each output.
+    pub output: NonZeroUsize,
+    /// Requests of a run.
+    pub requests: Option<NonZeroUsize>,
+}
+
+/// The highest rate of one seed, and what limits it.
+#[derive(Debug, Clone, Copy)]
+struct Highest {
+    qps: f64,
+    /// The limit that a higher rate exceeds.
+    exceeded: &'static str,
+    /// Part of the time in which the device is busy.
+    busy: f64,
+}
+
+/// The highest Poisson rate within the limits, for each of the seeds, as a sentence.
+pub fn highest_rate(simulation: &Simulation, slo: Slo, lengths: Lengths, (seed, runs): (u64, usize)) -> Result<String> {
+    let mut all = Vec::with_capacity(runs);
+    for run in 0..runs as u64 {
+        all.push(bisect(simulation, slo, lengths, rng::bits(seed, run))?);
+    }
+    all.sort_by(|a, b| a.qps.total_cmp(&b.qps));
+    let (first, middle, last) = (all[0], all[all.len() / 2], all[all.len() - 1]);
+    let limit = |name: &str, limit: Option<Duration>| limit.map(|limit| format!("{name} below {limit:?}"));
+    let limits: Vec<String> = [limit("TTFT", slo.ttft), limit("TPOT", slo.tpot)].into_iter().flatten().collect();
+    let mut out = String::new();
+    let _ = writeln!(
+        out,
+        "{:.2} requests per second ({:.2} to {:.2} with {runs} seeds) keep p{} of {}; beyond, {} exceeds its limit. The device \
+         is busy {:.0} % of the time.",
+        middle.qps,
+        first.qps,
+        last.qps,
+        slo.quantile,
+        limits.join(" and "),
+        middle.exceeded,
+        100.0 * middle.busy
+    );
+    Ok(out)
+}
+
+fn bisect(simulation: &Simulation, slo: Slo, lengths: Lengths, seed: u64) -> Result<Highest> {
+    let requests = lengths.requests.or(Some(REQUESTS));
+    let try_rate = |qps: f64| -> Result<(Option<&'static str>, f64)> {
+        let point = Point::poisson(qps, requests, lengths.prompt.get(), lengths.output.get());
+        let workload = Workload::Point(point);
+        let run = workload.run(simulation, seed, false)?;
+        let busy = run.tally.busy() / run.wall.as_secs_f64();
+        Ok((slo.exceeded(&figures(&run)), busy))
+    };
+    let (mut low, mut high) = (None, RATES.0);
+    // The same seed gives the same requests at each rate, closer together.
+    let mut exceeded = loop {
+        match try_rate(high)? {
+            (Some(what), _) => break what,
+            (None, _) if high >= RATES.1 => bail!("no rate up to {high} requests per second exceeds the limits"),
+            (None, busy) => {
+                low = Some((high, busy));
+                high *= 2.0;
+            }
+        }
+    };
+    if low.is_none() {
+        let mut rate = high;
+        while low.is_none() && rate > 1e-3 {
+            rate /= 2.0;
+            match try_rate(rate)? {
+                (None, busy) => low = Some((rate, busy)),
+                (Some(what), _) => (high, exceeded) = (rate, what),
+            }
+        }
+    }
+    let Some((mut low, mut busy)) = low else {
+        bail!("a single request exceeds the limit of {exceeded}: no rate is low enough");
+    };
+    while high / low > 1.0 + PRECISION {
+        let middle = (high * low).sqrt();
+        match try_rate(middle)? {
+            (None, part) => (low, busy) = (middle, part),
+            (Some(what), _) => (high, exceeded) = (middle, what),
+        }
+    }
+    Ok(Highest { qps: low, exceeded, busy })
+}
+
+/// Runs the workload with other sizes of the engine, and lists them with what they give, the best TPOT first.
+pub fn tune(simulation: &Simulation, workload: &Workload, seed: u64) -> Result<String> {
+    let measured = &simulation.header;
+    let mut rows: Vec<(String, Figures, bool)> = Vec::new();
+    let mixed = || MIXED.into_iter().chain([measured.max_num_mixed_tokens]);
+    for (batched, seqs) in FACTORS.iter().flat_map(|a| FACTORS.iter().map(move |b| (*a, *b))) {
+        let batched = ((measured.max_num_batched_tokens as f64 * batched) as usize).max(1);
+        let seqs = ((measured.max_num_seqs as f64 * seqs) as usize).max(1);
+        for mixed in mixed().filter(|mixed| *mixed <= batched) {
+            let mut header = measured.clone();
+            (header.max_num_batched_tokens, header.max_num_seqs, header.max_num_mixed_tokens) = (batched, seqs, mixed);
+            let flags =
+                format!("--mixed-step-token-budget {mixed} --max-num-batched-tokens {batched} --max-num-seqs {seqs}");
+            if seqs > batched || rows.iter().any(|row| row.0 == flags) {
+                continue;
+            }
+            let mut simulation = simulation.clone();
+            simulation.header = header;
+            let run = workload.run(&simulation, seed, false)?;
+            let current = (batched, seqs, mixed)
+                == (measured.max_num_batched_tokens, measured.max_num_seqs, measured.max_num_mixed_tokens);
+            rows.push((flags, figures(&run), current));
+        }
+    }
+    rows.sort_by(|a, b| a.1.tpot_ms.p50.total_cmp(&b.1.tpot_ms.p50));
+    let mut out = format!(
+        "{}\n{:>9} {:>9} {:>9} {:>9} {:>9}  (* the ledger's)\n",
+        workload.name(),
+        "TTFT p50",
+        "p99",
+        "TPOT p50",
+        "p99",
+        "out tok/s"
+    );
+    for (flags, Figures { ttft_ms, tpot_ms, output_tok_s, .. }, current) in rows {
+        let mark = if current { "*" } else { " " };
+        let _ = writeln!(
+            out,
+            "{:>9.1} {:>9.1} {:>9.3} {:>9.3} {:>9.1} {mark} {flags}",
+            ttft_ms.p50, ttft_ms.p99, tpot_ms.p50, tpot_ms.p99, output_tok_s
+        );
+    }
+    Ok(out)
+}

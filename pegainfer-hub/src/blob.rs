@@ -1,0 +1,180 @@
+//! Download of one file: resumed, bounded by the listed size, verified, and only then renamed to its place.
+
+use super::cache::RepoCache;
+use super::client::{Client, RequestError};
+use super::listing::FileInfo;
+use pegainfer_terminal::progress::{Progress, Unit};
+use ring::digest;
+use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::Path;
+use ureq::Body;
+use ureq::http::{Response, header};
+
+/// Tries of one file before the start fails.
+const TRIES: u32 = 4;
+const BUFFER: usize = 1 << 16;
+
+/// One file of a listing.
+pub(super) struct Blob<'a> {
+    pub(super) client: &'a Client,
+    pub(super) repo: &'a RepoCache,
+    pub(super) url: String,
+    /// Name in messages.
+    pub(super) name: &'a str,
+    pub(super) info: &'a FileInfo,
+}
+
+impl Blob<'_> {
+    /// Puts the file into the cache, unless it is there.
+    pub(super) fn fetch(&self) -> Result<(), RequestError> {
+        let path = self.repo.blob(&self.info.hash);
+        if self.is_there(&path) {
+            return Ok(());
+        }
+        let _lock = self.repo.lock(&self.info.hash, self.name)?;
+        if self.is_there(&path) {
+            return Ok(());
+        }
+        let partial = path.with_added_extension("incomplete");
+        for attempt in 1.. {
+            match self.attempt(&partial) {
+                Ok(()) => break,
+                Err(error) if attempt == TRIES || !may_succeed_later(&error) => return Err(error),
+                Err(error) => log::warn!("the download of {} broke off ({error}); trying again", self.name),
+            }
+            std::thread::sleep(self.client.pause * (1 << (attempt - 1)));
+        }
+        Ok(fs::rename(partial, path)?)
+    }
+
+    /// Whether the cache has the file. Its hash was checked before it got its name; the size is compared in case another
+    /// program wrote it.
+    fn is_there(&self, path: &Path) -> bool {
+        fs::metadata(path).is_ok_and(|file| file.is_file() && file.len() == self.info.size)
+    }
+
+    /// Completes the partial file and verifies it; a file that cannot be completed any more is emptied.
+    fn attempt(&self, partial: &Path) -> Result<(), RequestError> {
+        let mut file = File::options().read(true).write(true).create(true).truncate(false).open(partial)?;
+        let mut hash = self.info.hash.start(self.info.size);
+        let mut have = self.hash_present(&mut file, &mut hash)?;
+        let resumed = have > 0;
+        if have < self.info.size {
+            let response = match self.client.get(&self.url, have) {
+                // The part that is there is not the beginning of what the hub has.
+                Err(RequestError::Status(416)) => return Err(discard(&file, true, "the hub cannot resume it")),
+                response => response?,
+            };
+            if response.status() == 206 {
+                self.check_range(&response, have)?;
+            } else if have > 0 {
+                // The whole file instead of the rest of it.
+                (have, hash) = (0, self.info.hash.start(self.info.size));
+                file.set_len(0)?;
+                file.seek(SeekFrom::Start(0))?;
+            }
+            self.receive(response, &mut file, &mut hash, have)?;
+        }
+        let digits = hex(hash.finish().as_ref());
+        if digits != self.info.hash.digits() {
+            let reason = format!("its hash is {digits}, but the hub lists {}", self.info.hash.digits());
+            return Err(discard(&file, resumed, &reason));
+        }
+        Ok(file.sync_all()?)
+    }
+
+    /// Hashes what an earlier try left; returns its length. A file longer than the listed size is emptied.
+    fn hash_present(&self, file: &mut File, hash: &mut digest::Context) -> std::io::Result<u64> {
+        let length = file.metadata()?.len();
+        if length > self.info.size {
+            file.set_len(0)?;
+            return Ok(0);
+        }
+        let mut buffer = vec![0; BUFFER];
+        let mut left = length;
+        while left > 0 {
+            let count = file.read(&mut buffer)?;
+            if count == 0 {
+                break;
+            }
+            hash.update(&buffer[..count]);
+            left -= count as u64;
+        }
+        Ok(length - left)
+    }
+
+    fn check_range(&self, response: &Response<Body>, from: u64) -> Result<(), RequestError> {
+        let size = self.info.size;
+        let expected = format!("bytes {from}-{}/{size}", size - 1);
+        match response.headers().get(header::CONTENT_RANGE) {
+            Some(range) if *range == expected => Ok(()),
+            range => {
+                let reason = format!("the hub sends the range {range:?} where {expected:?} was asked for");
+                Err(RequestError::Rejected(reason))
+            }
+        }
+    }
+
+    /// Appends the body, which must have exactly the missing bytes.
+    fn receive(
+        &self,
+        response: Response<Body>,
+        file: &mut File,
+        hash: &mut digest::Context,
+        have: u64,
+    ) -> Result<(), RequestError> {
+        let size = self.info.size;
+        if response.body().content_length().is_some_and(|length| length != size - have) {
+            return Err(discard(
+                file,
+                false,
+                &format!("the hub sends another number of bytes than the {size} it lists"),
+            ));
+        }
+        let mut progress = Progress::start(format!("downloading {}", self.name), Unit::Bytes, have, size);
+        // One byte more than is missing shows a body that is too long.
+        let mut body = self.client.body(response).take(size - have + 1);
+        let (mut buffer, mut have) = (vec![0; BUFFER], have);
+        loop {
+            let count = body.read(&mut buffer).map_err(|error| RequestError::Network(error.to_string()))?;
+            if count == 0 {
+                break;
+            }
+            have += count as u64;
+            if have > size {
+                return Err(discard(file, false, &format!("the hub sends more than the {size} bytes it lists")));
+            }
+            file.write_all(&buffer[..count])?;
+            hash.update(&buffer[..count]);
+            progress.add(count as u64);
+        }
+        if have < size {
+            return Err(RequestError::Network(format!("the connection ended after {have} of {size} bytes")));
+        }
+        progress.finish();
+        Ok(())
+    }
+}
+
+/// Empties a partial file that cannot be completed. A further try may succeed if the fault may be in what was `resumed`.
+fn discard(file: &File, resumed: bool, reason: &str) -> RequestError {
+    match file.set_len(0) {
+        Ok(()) if resumed => RequestError::Network(reason.to_string()),
+        Ok(()) => RequestError::Rejected(reason.to_string()),
+        Err(error) => RequestError::Disk(error),
+    }
+}
+
+fn may_succeed_later(error: &RequestError) -> bool {
+    match error {
+        RequestError::Status(status) => matches!(status, 408 | 429 | 500..),
+        RequestError::Network(_) => true,
+        RequestError::Rejected(_) | RequestError::Disk(_) => false,
+    }
+}
+
+/// Lower-case hexadecimal digits.
+pub(super) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

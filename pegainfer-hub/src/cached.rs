@@ -1,0 +1,83 @@
+//! What the cache holds.
+
+use super::cache::RepoCache;
+use super::{Hub, complete};
+use std::fs;
+use std::io::{Error, ErrorKind, Result};
+use std::path::{Path, PathBuf};
+
+/// Beginning of the names of a model's directories.
+const PREFIX: &str = "models--";
+
+/// A model of the cache.
+#[derive(Debug, Clone)]
+pub struct CachedModel {
+    /// Its id, `organisation/name`.
+    pub id: String,
+    /// Bytes that its files take on the disk.
+    pub bytes: u64,
+    /// The directory of the commit that was downloaded last; `None` if its config.json is missing.
+    pub snapshot: Option<PathBuf>,
+    /// Whether all of its weights are there.
+    pub is_complete: bool,
+    dir: PathBuf,
+}
+
+impl Hub {
+    /// The models of the cache, by name.
+    ///
+    /// # Errors
+    /// The directory cannot be read. A missing one has no models.
+    pub fn cached(&self) -> Result<Vec<CachedModel>> {
+        let entries = match fs::read_dir(&self.cache) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries?,
+        };
+        let mut models = Vec::new();
+        for entry in entries {
+            let entry = entry?;
+            let id = entry.file_name().to_str().and_then(id_of);
+            if let Some(id) = id.filter(|_| entry.path().is_dir()) {
+                models.push(self.model(id, entry.path()));
+            }
+        }
+        models.sort_by(|a, b| a.id.cmp(&b.id));
+        Ok(models)
+    }
+
+    fn model(&self, id: String, dir: PathBuf) -> CachedModel {
+        let repo = RepoCache::new(&self.cache, &id);
+        let snapshot = complete(&repo, false);
+        let is_complete = complete(&repo, true).is_some();
+        CachedModel { id, bytes: bytes(&dir), snapshot, is_complete, dir }
+    }
+}
+
+impl CachedModel {
+    /// Deletes the model.
+    ///
+    /// # Errors
+    /// The directory cannot be deleted.
+    pub fn remove(&self) -> Result<()> {
+        // Other commands must not find half of it: it gets another name first.
+        let doomed = self.dir.with_file_name(format!(".removed-{}-{}", self.id.replace('/', "--"), std::process::id()));
+        fs::rename(&self.dir, &doomed)?;
+        fs::remove_dir_all(&doomed)
+            .map_err(|error| Error::new(error.kind(), format!("what is left is in {}: {error}", doomed.display())))
+    }
+}
+
+fn id_of(folder: &str) -> Option<String> {
+    folder.strip_prefix(PREFIX).map(|name| name.replacen("--", "/", 1))
+}
+
+/// Bytes of the files below a directory; links count nothing, because what they point to is below it, too.
+fn bytes(dir: &Path) -> u64 {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let size = |entry: fs::DirEntry| match entry.metadata() {
+        Ok(found) if found.is_dir() => bytes(&entry.path()),
+        Ok(found) if found.is_file() => found.len(),
+        _ => 0,
+    };
+    entries.map(size).sum()
+}

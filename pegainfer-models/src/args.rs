@@ -1,0 +1,221 @@
+//! Flags of all commands that load a model.
+
+use crate::speculative;
+use clap::{Args, ValueEnum};
+use pegainfer_core::schedule::speculation::Speculation;
+use pegainfer_kernels::ops::KvDType;
+use pegainfer_runtime::Overrides;
+use pegainfer_terminal::values::{parse_bytes, parse_bytes_or_none, parse_fraction, parse_seconds};
+use serde_json::Value;
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+/// Flags of all commands that load a model.
+#[derive(Debug, Clone, Args)]
+pub struct EngineArgs {
+    /// Checkpoint directory, or a Hugging Face id such as Qwen/Qwen3-0.6B to download [default: qwen3-tiny, which is
+    /// inside the executable]
+    #[arg(long, value_name = "DIR|ID")]
+    pub model_path: Option<String>,
+    /// Device to run on: auto, cpu, cuda, or cuda:N for GPU N, counted from 0
+    #[arg(long, default_value = "auto", value_parser = parse_device)]
+    pub device: DeviceArg,
+    /// Number of GPUs that share the model, consecutive from --device on; on a CPU, ranks for tests. DeepSeek-V4 only
+    /// [default: the fewest GPUs whose free memory holds the model; 1 on the CPU]
+    #[arg(long, alias = "tp", value_name = "N")]
+    pub tensor_parallel_size: Option<NonZeroUsize>,
+    /// For development: time rank 0 of N alone on one GPU, without the other ranks; the output is meaningless.
+    /// DeepSeek-V4 only
+    #[arg(long, value_name = "N", conflicts_with = "tensor_parallel_size")]
+    pub loop_back_ranks: Option<NonZeroUsize>,
+    /// For development: compare tokens and state of all ranks after each step, bit for bit; a difference fails the
+    /// step's requests. Slow. DeepSeek-V4 only
+    #[arg(long)]
+    pub check_ranks: bool,
+    /// Context length in tokens [default: the model's]
+    #[arg(long, value_name = "TOKENS")]
+    pub max_model_len: Option<NonZeroUsize>,
+    /// Maximum number of sequences that run at the same time [default: 64; on a GPU up to 256, as its memory allows]
+    #[arg(long, value_name = "N")]
+    pub max_num_seqs: Option<NonZeroUsize>,
+    /// Maximum number of running and queued requests (each choice counts); more are refused with 503
+    #[arg(long, value_name = "N", default_value = "1024")]
+    pub max_queued_requests: NonZeroUsize,
+    /// Token budget of one engine step [default: 512; on a GPU up to 40960, as many as a twelfth of its memory can hold, 4096
+    /// with DeepSeek-V4]
+    #[arg(long, value_name = "TOKENS")]
+    pub max_num_batched_tokens: Option<NonZeroUsize>,
+    /// Token budget of a step that mixes decoding with prefill: smaller keeps the ITL even, larger gives new requests
+    /// their first token sooner. It grows with the backlog of prompts
+    #[arg(
+        long = "mixed-step-token-budget",
+        alias = "max-num-mixed-tokens",
+        value_name = "TOKENS",
+        default_value = "512"
+    )]
+    pub max_num_mixed_tokens: NonZeroUsize,
+    /// Formats of weights and KV cache.
+    #[command(flatten)]
+    pub formats: FormatArgs,
+    /// Size of the KV cache, such as 512M or 4G (powers of 1024) or 4GB (powers of 1000) [default: by model and flags]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    pub kv_cache_memory: Option<u64>,
+    /// Qwen3.5: memory for snapshots of recurrent state, which its prefix cache needs; 0 switches that cache off
+    /// [default: 1G on the CPU, a twentieth of a GPU's memory]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes_or_none)]
+    pub state_cache_memory: Option<u64>,
+    /// Qwen3.5: tokens between state snapshots, a multiple of 16; the last full block of each prompt also gets one
+    #[arg(long, value_name = "TOKENS", default_value = "256")]
+    pub state_cache_interval: NonZeroUsize,
+    /// Fraction of the GPU's memory for weights, workspace and KV cache, including what other programs use
+    #[arg(long, value_name = "FRACTION", default_value = "0.9", value_parser = parse_fraction)]
+    pub gpu_memory_utilization: f64,
+    /// Use the GPU as if it had only this much memory. Qwen3 and Qwen3.5
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    pub gpu_memory_limit: Option<u64>,
+    /// Replay decode steps as CUDA graphs; false shows each launch to a debugger or profiler
+    #[arg(long, value_name = "BOOL", default_value = "true", action = clap::ArgAction::Set)]
+    pub cuda_graph: bool,
+    /// Speculative decoding, as vLLM's JSON, such as {"method": "ngram", "num_speculative_tokens": 4}; the output is
+    /// the same. ngram and suffix draft from the request's own text, mtp by a layer of Qwen3.5 and DeepSeek-V4 (April),
+    /// dspark by layers of DeepSeek-V4 (0731)
+    #[arg(long, value_name = "JSON", value_parser = speculative::parse)]
+    pub speculative_config: Option<Speculation>,
+    /// Number of CPU threads of the engine [default: all cores]
+    #[arg(long, value_name = "N")]
+    pub threads: Option<NonZeroUsize>,
+    /// Source of the weights: the checkpoint, or seeded random numbers (no safetensors needed)
+    #[arg(long, value_enum, default_value_t = LoadFormat::Auto)]
+    pub load_format: LoadFormat,
+    /// Extend the context with YaRN, instead of config.json's rope_scaling: {"rope_type": "yarn", "factor": 4.0,
+    /// "original_max_position_embeddings": 32768}. Qwen3 and Qwen3.5
+    #[arg(long, value_name = "JSON", value_parser = parse_object)]
+    pub rope_scaling: Option<Value>,
+    /// /health reports an engine that has work and completes no step for this long [default: 30; 120 on the CPU]
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+    pub step_deadline: Option<Duration>,
+    /// Log level: error, warn, info, debug or trace; also per module, as in info,pegainfer_server=debug
+    #[arg(long, value_name = "LEVEL", default_value = "info")]
+    pub log_level: String,
+    /// Format of the log lines
+    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
+    pub log_format: LogFormat,
+}
+
+impl EngineArgs {
+    /// What the flags change of config.json.
+    pub fn overrides(&self) -> Overrides {
+        Overrides { rope_scaling: self.rope_scaling.clone(), ..self.formats.overrides() }
+    }
+}
+
+/// Flags for the formats of weights and KV cache.
+#[derive(Debug, Clone, Args)]
+pub struct FormatArgs {
+    /// Format of the KV cache: auto is bf16, fp8 (or fp8_e4m3) takes about half of the memory. Qwen3 and Qwen3.5
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = KvCacheDType::Auto)]
+    pub kv_cache_dtype: KvCacheDType,
+    /// Round a bf16 checkpoint at load: fp8 is the format of the official FP8 checkpoints. Qwen3 and Qwen3.5
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    pub quantization: Option<QuantizationArg>,
+}
+
+impl FormatArgs {
+    /// What the flags change of config.json.
+    pub fn overrides(&self) -> Overrides {
+        Overrides {
+            fp8: self.quantization == Some(QuantizationArg::Fp8),
+            kv_dtype: if self.kv_cache_dtype == KvCacheDType::Fp8 { KvDType::Fp8 } else { KvDType::Bf16 },
+            ..Overrides::default()
+        }
+    }
+}
+
+/// Element formats of the KV cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum KvCacheDType {
+    /// The model's own: bf16.
+    Auto,
+    /// bf16.
+    #[value(alias = "bfloat16")]
+    Bf16,
+    /// e4m3 with a scale for each token and KV head.
+    #[value(alias = "fp8_e4m3")]
+    Fp8,
+}
+
+/// Formats that weights are rounded to when they are loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum QuantizationArg {
+    /// e4m3 with a scale for each block of 128 x 128.
+    Fp8,
+}
+
+/// Source of the weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LoadFormat {
+    /// The checkpoint's safetensors.
+    Auto,
+    /// Seeded random numbers.
+    Dummy,
+}
+
+/// Format of log lines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// `2026-11-21 11:16:07.123  INFO message`
+    Text,
+    /// One JSON object for each line, with the numbers of a request as fields
+    Json,
+}
+
+/// Device to run on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceArg {
+    /// The first GPU if this build and this machine have one, else the CPU.
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// The NVIDIA GPU with this index.
+    Cuda(usize),
+}
+
+/// Parses a JSON object.
+fn parse_object(text: &str) -> Result<Value, String> {
+    let value: Value = serde_json::from_str(text).map_err(|error| format!("it is not JSON: {error}"))?;
+    if value.is_object() { Ok(value) } else { Err(format!("{value} is not a JSON object")) }
+}
+
+/// Parses `auto`, `cpu`, `cuda` or `cuda:N`.
+fn parse_device(text: &str) -> Result<DeviceArg, String> {
+    let wrong = || format!("{text:?} is not a device: expected auto, cpu, cuda or cuda:N");
+    match text.split_once(':') {
+        None if text == "auto" => Ok(DeviceArg::Auto),
+        None if text == "cpu" => Ok(DeviceArg::Cpu),
+        None if text == "cuda" => Ok(DeviceArg::Cuda(0)),
+        Some(("cuda", ordinal)) => ordinal.parse().map(DeviceArg::Cuda).map_err(|_| wrong()),
+        _ => Err(wrong()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices() {
+        for (text, expected) in [
+            ("auto", DeviceArg::Auto),
+            ("cpu", DeviceArg::Cpu),
+            ("cuda", DeviceArg::Cuda(0)),
+            ("cuda:0", DeviceArg::Cuda(0)),
+            ("cuda:11", DeviceArg::Cuda(11)),
+        ] {
+            assert_eq!(parse_device(text), Ok(expected), "{text}");
+        }
+        for bad in ["tpu", "cuda:", "cuda:x", "cuda:-1", "cpu:0", "1", ""] {
+            let error = parse_device(bad).unwrap_err();
+            assert!(error.contains("expected auto, cpu, cuda or cuda:N"), "{bad}: {error}");
+        }
+    }
+}

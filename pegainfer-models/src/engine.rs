@@ -1,0 +1,171 @@
+//! Loads the engine of a checkpoint's family.
+
+#[cfg(feature = "deepseek-v4")]
+pub mod deepseek_v4;
+pub mod family;
+
+use crate::args::{DeviceArg, EngineArgs};
+use crate::detect;
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use family::{Family, LoadedEngine, MeasureProgress, OpenDevice, UniformStep};
+use pegainfer_core::exec::Exec;
+use pegainfer_core::isa::Isa;
+use pegainfer_core::ledger::{Header, Remeasured, Selection, StepLine};
+use pegainfer_core::parallel::fewest_ranks;
+use pegainfer_core::record::OpRecord;
+use pegainfer_kernels::cuda;
+use pegainfer_runtime::{GpuFit, Measured, Overrides};
+use std::panic::resume_unwind;
+use std::path::Path;
+
+/// Most CPU threads for each core.
+const MAX_THREADS_PER_CORE: usize = 16;
+
+/// Loads the checkpoint in `dir` and starts its engine.
+pub fn load(dir: &Path, args: &EngineArgs) -> Result<LoadedEngine> {
+    let family = detect::detect(dir)?;
+    (family.load)(open_device(family, dir, args)?, dir, args)
+}
+
+/// Loads the checkpoint in `dir` and measures its steps.
+pub fn measure(
+    dir: &Path,
+    args: &EngineArgs,
+    selection: Selection<'_>,
+    progress: MeasureProgress<'_>,
+) -> Result<Measured> {
+    let family = detect::detect(dir)?;
+    ensure!(args.speculative_config.is_none(), "--speculative-config: a ledger is measured without drafts");
+    let device = open_device(family, dir, args)?;
+    let ranks = ranks(&device, args);
+    let mut measured = (family.measure)(device, dir, args, (selection, progress))?;
+    measured.header.ranks = ranks;
+    Ok(measured)
+}
+
+/// Loads the checkpoint in `dir` and measures `steps` of a ledger again. Returns the engine's properties, too.
+pub fn measure_again(
+    dir: &Path,
+    args: &EngineArgs,
+    steps: &[StepLine],
+    progress: MeasureProgress<'_>,
+) -> Result<(Header, Vec<Remeasured>)> {
+    let family = detect::detect(dir)?;
+    ensure!(args.speculative_config.is_none(), "--speculative-config: a ledger is measured without drafts");
+    let device = open_device(family, dir, args)?;
+    let ranks = ranks(&device, args);
+    let (header, again) = (family.measure_again)(device, dir, args, (steps, progress))?;
+    Ok((Header { ranks, ..header }, again))
+}
+
+/// Ranks of an engine on this device, also where one is alone and stands for all.
+fn ranks(device: &OpenDevice, args: &EngineArgs) -> usize {
+    args.loop_back_ranks.map_or(device.execs.len(), Into::into)
+}
+
+/// Bytes of weights that a decode step reads, of the model in `dir` as `overrides` change it.
+pub fn weight_bytes(dir: &Path, overrides: &Overrides) -> Result<u64> {
+    (detect::detect(dir)?.weight_bytes)(dir, overrides)
+}
+
+/// Token ids are below this.
+pub fn vocab_size(dir: &Path) -> Result<usize> {
+    (detect::detect(dir)?.vocab_size)(dir)
+}
+
+/// The ops of one step of the model in `dir` as `overrides` change it: `batch` rows of `context` tokens, the last `tokens` of them new.
+pub fn record(dir: &Path, overrides: &Overrides, batch: usize, tokens: usize, context: usize) -> Result<Vec<OpRecord>> {
+    record_rank(dir, overrides, 1, (batch, tokens, context))
+}
+
+/// As [`record`], on rank 0 of `ranks`.
+pub fn record_rank(dir: &Path, overrides: &Overrides, ranks: usize, step: UniformStep) -> Result<Vec<OpRecord>> {
+    let family = detect::detect(dir)?;
+    check_ranks(family, ranks)?;
+    (family.record)(dir, overrides, ranks, step)
+}
+
+fn check_ranks(family: &Family, ranks: usize) -> Result<()> {
+    ensure!(ranks == 1 || family.rank_bytes.is_some(), "--tensor-parallel-size {ranks}: {family} runs on one device");
+    Ok(())
+}
+
+/// What an engine of the model in `dir` makes of a GPU with `bytes` bytes, which this machine need not have.
+pub fn gpu_fit(dir: &Path, args: &EngineArgs, bytes: u64) -> Result<GpuFit> {
+    (detect::detect(dir)?.gpu_fit)(dir, args, bytes)
+}
+
+/// The device that the flags ask for, or one for each rank, for the model in `dir`.
+pub fn open_device(family: &Family, dir: &Path, args: &EngineArgs) -> Result<OpenDevice> {
+    check_ranks(family, args.tensor_parallel_size.map_or(1, Into::into))?;
+    for (flag, given) in [("--loop-back-ranks", args.loop_back_ranks.is_some()), ("--check-ranks", args.check_ranks)] {
+        ensure!(!given || family.rank_bytes.is_some(), "{flag}: {family} runs on one device; leave the flag out");
+    }
+    match (args.device, cuda::available()) {
+        (DeviceArg::Cuda(_), Err(why)) => bail!("--device cuda: {why}; use --device cpu"),
+        (DeviceArg::Cuda(ordinal), Ok(count)) if ordinal >= count => {
+            bail!("--device cuda:{ordinal}: GPUs are counted from 0, and this machine has {count}")
+        }
+        (DeviceArg::Cuda(first), Ok(count)) => return open_gpus(first, count, (family, dir, args)),
+        (DeviceArg::Auto, Ok(count)) => return open_gpus(0, count, (family, dir, args)),
+        (DeviceArg::Auto, Err(why)) => log::debug!("running on the CPU: {why}"),
+        (DeviceArg::Cpu, _) => {}
+    }
+    open_cpu(args)
+}
+
+/// The CPU, whose threads the ranks share.
+fn open_cpu(args: &EngineArgs) -> Result<OpenDevice> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let ranks = args.tensor_parallel_size.map_or(1, Into::into);
+    check_threads(args.threads.map_or(0, Into::into))?;
+    let isa = Isa::best();
+    let threads = (args.threads.map_or(cores, Into::into) / ranks).max(1);
+    let execs: std::io::Result<Vec<_>> = (0..ranks).map(|_| Exec::cpu(isa, Some(threads))).collect();
+    let execs = execs.context("the CPU threads cannot be started")?;
+    let plural = if threads == 1 { "" } else { "s" };
+    let shared = if ranks == 1 { String::new() } else { format!("{ranks} ranks of ") };
+    Ok(OpenDevice { execs, name: format!("cpu ({}, {shared}{threads} thread{plural})", isa.name()) })
+}
+
+/// Refuses threads that would only wait for each other: the pool would not even start in a reasonable time.
+fn check_threads(threads: usize) -> Result<()> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let most = MAX_THREADS_PER_CORE * cores;
+    ensure!(threads <= most, "--threads {threads}: this process has {cores} cores; give at most {most}");
+    Ok(())
+}
+
+/// A GPU for each rank, from GPU `first` of `count` on: as many as the flags ask for, or the fewest that hold the model.
+fn open_gpus(first: usize, count: usize, (family, dir, args): (&Family, &Path, &EngineArgs)) -> Result<OpenDevice> {
+    let left = count - first;
+    let needs = match (args.tensor_parallel_size, args.loop_back_ranks, family.rank_bytes) {
+        (None, None, Some(needs)) => needs(dir, args)?,
+        _ => Vec::new(),
+    };
+    let ranks: usize = args.tensor_parallel_size.map_or(1, Into::into);
+    ensure!(ranks <= left, "--tensor-parallel-size {ranks}: from cuda:{first} on this machine has {left} GPUs");
+    let ranks = needs.last().map_or(ranks, |most| most.ranks.min(left));
+    check_threads(args.threads.map_or(0, Into::into))?;
+    // A context takes a few tenths of a second.
+    let open = |ordinal| {
+        let opened = cuda::open(ordinal, args.threads.map(Into::into));
+        opened.with_context(|| format!("GPU {ordinal} cannot be used; try --device cpu"))
+    };
+    let opened: Result<Vec<Exec>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (first..first + ranks).map(|ordinal| scope.spawn(move || open(ordinal))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
+    });
+    let mut execs = opened?;
+    if !needs.is_empty() {
+        let free = execs.iter_mut().map(|exec| Ok(exec.gpu()?.info()?.free as u64)).collect::<Result<Vec<_>>>()?;
+        execs.truncate(fewest_ranks(&needs, &free).map_err(|why| anyhow!("{family}: {why}"))?);
+    }
+    let ranks = execs.len();
+    let name = execs[0].gpu()?.info()?.name;
+    let name = match ranks {
+        1 => format!("cuda:{first} ({name})"),
+        _ => format!("cuda:{first} to cuda:{} ({ranks} x {name})", first + ranks - 1),
+    };
+    Ok(OpenDevice { execs, name })
+}

@@ -1,0 +1,34 @@
+//! Loads a model: its engine, and what the caller needs of its text side.
+
+use crate::args::EngineArgs;
+use crate::engine::{self, family::LoadedEngine};
+use crate::model_path::{self, ModelDir};
+use anyhow::{Result, bail};
+use std::path::Path;
+
+/// A loaded model.
+pub struct LoadedModel<T> {
+    /// The running engine.
+    pub engine: LoadedEngine,
+    /// What the caller loaded from the directory, such as the tokenizer.
+    pub text: T,
+    /// Where the checkpoint came from.
+    pub dir: ModelDir,
+}
+
+/// Finds the checkpoint, downloads it if necessary, and starts its engine. `text` loads the text side at the same time: the
+/// tokenizer of a large vocabulary takes as long to load as small weights.
+///
+/// # Errors
+/// The checkpoint cannot be found, downloaded or loaded.
+pub fn load<T: Send>(args: &EngineArgs, text: impl FnOnce(&Path) -> Result<T> + Send) -> Result<LoadedModel<T>> {
+    let dir = model_path::resolve(args)?;
+    let (text, engine) = std::thread::scope(|scope| {
+        let text = scope.spawn(|| text(&dir.dir));
+        let engine = engine::load(&dir.dir, args);
+        (text.join(), engine)
+    });
+    let engine = engine?;
+    let Ok(text) = text else { bail!("the tokenizer could not be loaded: its loader panicked") };
+    Ok(LoadedModel { engine, text: text?, dir })
+}

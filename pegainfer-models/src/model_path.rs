@@ -1,0 +1,100 @@
+//! Resolves `--model-path` to a directory.
+
+use crate::args::{EngineArgs, LoadFormat};
+use crate::bundled;
+use anyhow::{Context, Result, bail};
+use pegainfer_hub::Hub;
+use serde_json::Value;
+use std::fmt;
+use std::path::PathBuf;
+use tempfile::TempDir;
+
+/// Directory of a checkpoint. It has to exist until the checkpoint is loaded.
+pub struct ModelDir {
+    /// Path of the directory.
+    pub dir: PathBuf,
+    /// Hugging Face id under which it was downloaded.
+    pub hub_id: Option<String>,
+    /// Its name, where that is not the path.
+    name: Option<String>,
+    /// Files that are removed with this value.
+    _temporary: Option<TempDir>,
+}
+
+impl fmt::Display for ModelDir {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.name {
+            Some(name) => name.fmt(f),
+            None => self.dir.display().fmt(f),
+        }
+    }
+}
+
+/// Finds the checkpoint, downloading it if `--model-path` is a Hugging Face id.
+pub fn resolve(args: &EngineArgs) -> Result<ModelDir> {
+    find(args.model_path.as_deref(), args.load_format == LoadFormat::Auto)
+}
+
+/// Like [`resolve`], for commands that need no weights: they are not downloaded.
+pub fn resolve_config(model_path: Option<&str>) -> Result<ModelDir> {
+    find(model_path, false)
+}
+
+/// A directory with the config.json of the model `name`, for commands that need no weights.
+pub fn of_config(config: &Value, name: &str) -> Result<ModelDir> {
+    let parent = std::env::temp_dir();
+    let written = || -> std::io::Result<TempDir> {
+        let temporary = tempfile::Builder::new().prefix("pegainfer-").tempdir_in(&parent)?;
+        std::fs::write(temporary.path().join("config.json"), config.to_string())?;
+        Ok(temporary)
+    };
+    let unwritable = || format!("{} cannot be written: set TMPDIR to another directory", parent.display());
+    let temporary = written().with_context(unwritable)?;
+    let (dir, name) = (temporary.path().to_owned(), Some(name.to_owned()));
+    Ok(ModelDir { dir, hub_id: None, name, _temporary: Some(temporary) })
+}
+
+fn find(model_path: Option<&str>, weights: bool) -> Result<ModelDir> {
+    let Some(given) = model_path else {
+        let files = bundled::write()?;
+        let (dir, name) = (files.path().join(bundled::NAME), Some(format!("the bundled {}", bundled::NAME)));
+        return Ok(ModelDir { dir, hub_id: None, name, _temporary: Some(files) });
+    };
+    let dir = PathBuf::from(given);
+    if dir.is_dir() {
+        return Ok(ModelDir { dir, hub_id: None, name: None, _temporary: None });
+    }
+    if dir.exists() {
+        bail!("--model-path {given} is a file: give the directory that holds config.json");
+    }
+    if !is_hub_id(given) {
+        bail!("--model-path {given} is neither a directory nor a Hugging Face id such as Qwen/Qwen3-0.6B");
+    }
+    let dir = Hub::from_env().fetch(given, weights)?;
+    Ok(ModelDir { dir, hub_id: Some(given.to_owned()), name: None, _temporary: None })
+}
+
+/// Whether the text is `organisation/name`, in the characters that the hub allows.
+fn is_hub_id(text: &str) -> bool {
+    let valid = |part: &str| {
+        !part.is_empty()
+            && !part.starts_with(['.', '-', '~'])
+            && part.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
+    };
+    text.split_once('/').is_some_and(|(organisation, name)| valid(organisation) && valid(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hub_ids_are_distinguished_from_paths() {
+        for id in ["Qwen/Qwen3-0.6B", "a/b", "deepseek-ai/DeepSeek-V4-Flash"] {
+            assert!(is_hub_id(id), "{id}");
+        }
+        for path in ["./models/x", "/models/x", "../x/y", "models/x/y", "qwen3", "~/x", "a/b c", "a/", "/b"] {
+            assert!(!is_hub_id(path), "{path}");
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! Compiled grammars that are kept for later requests: the tools of an agent come with each of its requests.
+
+use crate::fair_queue::Permits;
+use crate::tenant::Tenant;
+use pegainfer_text::CompiledGrammar;
+use std::sync::Arc;
+
+/// Grammars that are kept.
+const CACHED: usize = 64;
+
+/// SHA-256 of a source.
+pub(super) type Key = [u8; 32];
+
+/// A compiled grammar with the permits of its memory.
+#[derive(Debug)]
+pub struct AccountedGrammar {
+    pub(super) grammar: Arc<CompiledGrammar>,
+    pub(super) _memory: Permits,
+}
+
+/// A grammar in the cache.
+pub(super) struct Cached {
+    pub(super) key: Key,
+    /// The tenant for which it was compiled, which holds its memory.
+    pub(super) tenant: Tenant,
+    pub(super) mebibytes: usize,
+    pub(super) grammar: Arc<AccountedGrammar>,
+}
+
+/// Grammars by their sources. The tenant with the most grammars loses one first, so that no tenant evicts the others'
+/// grammars.
+#[derive(Default)]
+pub(super) struct GrammarCache {
+    /// Most recently used last.
+    entries: Vec<Cached>,
+}
+
+impl GrammarCache {
+    /// The grammar of a source, for any tenant.
+    pub(super) fn get(&mut self, key: &Key) -> Option<Arc<AccountedGrammar>> {
+        let at = self.entries.iter().position(|entry| entry.key == *key)?;
+        let entry = self.entries.remove(at);
+        let grammar = entry.grammar.clone();
+        self.entries.push(entry);
+        Some(grammar)
+    }
+
+    /// Keeps a grammar. If there are too many, the tenant with the most entries loses its least recently used one.
+    pub(super) fn insert(&mut self, new: Cached) {
+        self.entries.retain(|entry| entry.key != new.key);
+        if self.entries.len() >= CACHED {
+            let most = self.largest(new.tenant, |_| 1);
+            if let Some(at) = self.entries.iter().position(|entry| Some(entry.tenant) == most) {
+                self.entries.remove(at);
+            }
+        }
+        self.entries.push(new);
+    }
+
+    /// Removes the least recently used grammar to make way for one of `tenant`: one of its own, if `only_own` or if it
+    /// has as much memory in the cache as anybody, else one of the tenant that has the most. A grammar that no request
+    /// uses goes first, because only that frees memory at once.
+    pub(super) fn evict(&mut self, tenant: Tenant, only_own: bool) -> Option<Cached> {
+        let idle = |entry: &Cached| if Arc::strong_count(&entry.grammar) == 1 { entry.mebibytes } else { 0 };
+        let of = match only_own {
+            true => tenant,
+            false => self.largest(tenant, idle).or_else(|| self.largest(tenant, |entry| entry.mebibytes))?,
+        };
+        let of_tenant = |entry: &Cached| entry.tenant == of;
+        let unused = self.entries.iter().position(|entry| of_tenant(entry) && idle(entry) > 0);
+        let at = unused.or_else(|| self.entries.iter().position(of_tenant))?;
+        Some(self.entries.remove(at))
+    }
+
+    /// Grammars of a tenant.
+    #[cfg(test)]
+    pub(super) fn count(&self, tenant: Tenant) -> usize {
+        self.entries.iter().filter(|entry| entry.tenant == tenant).count()
+    }
+
+    /// The tenant with the largest sum, if there is any; among equal ones `preferred`, then the least recently used.
+    fn largest(&self, preferred: Tenant, size: impl Fn(&Cached) -> usize) -> Option<Tenant> {
+        let sum = |tenant| self.entries.iter().filter(|entry| entry.tenant == tenant).map(&size).sum::<usize>();
+        let tenants = self.entries.iter().rev().map(|entry| (entry.tenant, sum(entry.tenant)));
+        let largest = tenants.filter(|(_, sum)| *sum > 0).max_by_key(|(tenant, sum)| (*sum, *tenant == preferred));
+        largest.map(|(tenant, _)| tenant)
+    }
+}

@@ -1,0 +1,46 @@
+//! Grammars in recordings.
+
+use crate::parser::ReasoningStart;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::str::FromStr;
+
+/// Constraints on the reasoning before the output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReasoningLimits {
+    /// Whether the prompt has opened the reasoning, or the model may open it.
+    pub start: ReasoningStart,
+    /// Whether a tool call ends the reasoning, too, as Qwen3.5 may write it.
+    pub call_ends_it: bool,
+    /// Maximum number of tokens between the tags; at the limit, `</think>` is the only allowed token.
+    pub budget: Option<usize>,
+}
+
+/// What a grammar is made of, as JSON in the recording of a request.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum RecordedGrammar {
+    /// Compiled from this Lark grammar.
+    Lark(String),
+    /// Text after reasoning.
+    Reasoned {
+        /// Limits on the reasoning.
+        thinking: ReasoningLimits,
+        /// The grammar of the text, as it is recorded; `None` for any text.
+        output: Option<String>,
+    },
+}
+
+impl fmt::Display for RecordedGrammar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&serde_json::to_string(self).map_err(|_| fmt::Error)?)
+    }
+}
+
+impl FromStr for RecordedGrammar {
+    type Err = serde_json::Error;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        serde_json::from_str(text)
+    }
+}

@@ -1,0 +1,163 @@
+//! Chat templates of a checkpoint: the places where exporters put them, and the choice for a request.
+
+use super::error::TemplateError;
+use serde_json::{Map, Value as Json};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// Name of the template of requests without tools, if a checkpoint has several.
+const DEFAULT: &str = "default";
+/// Name of the template of requests with tools.
+const TOOL_USE: &str = "tool_use";
+/// Special tokens of tokenizer_config.json that a template may use.
+const SPECIAL_TOKENS: [&str; 4] = ["bos_token", "eos_token", "pad_token", "unk_token"];
+
+/// The text of a template, and the file that has it.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Source {
+    pub text: String,
+    pub path: PathBuf,
+}
+
+/// The templates of a checkpoint.
+#[derive(Debug)]
+pub(super) struct Sources {
+    /// Template of requests without tools, and of all requests if there is no other.
+    pub default: Source,
+    /// Template of requests with tools.
+    pub tool_use: Option<Source>,
+    pub special_tokens: Map<String, Json>,
+}
+
+impl Sources {
+    /// The templates that requests can take; `None` if there is none for requests without tools.
+    pub fn find(dir: &Path) -> Result<Option<Self>, TemplateError> {
+        let mut named = all(dir)?;
+        let only = if named.len() == 1 { named.keys().next().cloned() } else { None };
+        let Some(default) = named.remove(DEFAULT).or_else(|| named.remove(&only?)) else { return Ok(None) };
+        let config = read_json(&dir.join("tokenizer_config.json"))?;
+        let special_tokens = SPECIAL_TOKENS
+            .iter()
+            .filter_map(|&name| Some((name.to_string(), Json::from(token_text(&config[name])?))))
+            .collect();
+        Ok(Some(Self { default, tool_use: named.remove(TOOL_USE), special_tokens }))
+    }
+}
+
+/// Templates by their names, looked for as transformers does: in `chat_template.jinja` and
+/// `additional_chat_templates/`, else in `tokenizer_config.json`, else in the older `chat_template.json`. The latter
+/// two have one template, or several with names, as a list or an object.
+fn all(dir: &Path) -> Result<BTreeMap<String, Source>, TemplateError> {
+    let mut named = jinja_files(dir)?;
+    for file in ["tokenizer_config.json", "chat_template.json"] {
+        let path = dir.join(file);
+        if named.is_empty() {
+            named = embedded(&read_json(&path)?["chat_template"], &path);
+        }
+    }
+    Ok(named)
+}
+
+/// Warns at the start if requests with messages will be refused.
+pub(super) fn warn_without(dir: &Path) -> Result<(), TemplateError> {
+    let named = all(dir)?;
+    let names: Vec<&str> = named.keys().map(String::as_str).collect();
+    match names.is_empty() {
+        true => log::warn!(
+            "the checkpoint has no chat template (chat_template.jinja, chat_template.json, or chat_template in \
+             tokenizer_config.json): messages are refused, and /v1/completions works"
+        ),
+        false => log::warn!(
+            "the checkpoint has the chat templates {}, none of them named {DEFAULT}: messages are refused; save one \
+             of them as chat_template.jinja",
+            names.join(", ")
+        ),
+    }
+    Ok(())
+}
+
+/// The templates that are files of their own, by their names.
+fn jinja_files(dir: &Path) -> Result<BTreeMap<String, Source>, TemplateError> {
+    let mut named = BTreeMap::new();
+    let files =
+        [(DEFAULT, dir.join("chat_template.jinja")), (TOOL_USE, dir.join("additional_chat_templates/tool_use.jinja"))];
+    for (name, path) in files.into_iter().filter(|(_, path)| path.is_file()) {
+        let text = std::fs::read_to_string(&path)
+            .map_err(|error| TemplateError::File { path: path.clone(), reason: error.to_string() })?;
+        named.insert(name.to_owned(), Source { text, path });
+    }
+    Ok(named)
+}
+
+/// The templates in a field: a text, a list of `{name, template}`, or an object of texts by name.
+fn embedded(field: &Json, path: &Path) -> BTreeMap<String, Source> {
+    let source = |text: &str| Source { text: text.to_owned(), path: path.to_path_buf() };
+    let named = |(name, text): (&str, &Json)| Some((name.to_owned(), source(text.as_str()?)));
+    match field {
+        Json::String(text) => BTreeMap::from([(DEFAULT.to_owned(), source(text))]),
+        Json::Array(list) => {
+            let pairs = list.iter().filter_map(|entry| Some((entry["name"].as_str()?, &entry["template"])));
+            pairs.filter_map(named).collect()
+        }
+        Json::Object(map) => map.iter().map(|(name, text)| (name.as_str(), text)).filter_map(named).collect(),
+        _ => BTreeMap::new(),
+    }
+}
+
+/// A JSON file; null if there is none.
+pub(super) fn read_json(path: &Path) -> Result<Json, TemplateError> {
+    if !path.is_file() {
+        return Ok(Json::Null);
+    }
+    let file = |reason: String| TemplateError::File { path: path.to_path_buf(), reason };
+    let text = std::fs::read_to_string(path).map_err(|e| file(e.to_string()))?;
+    serde_json::from_str(&text).map_err(|e| file(format!("not valid JSON: {e}")))
+}
+
+/// Text of a special token, which is written as a string or as an object with its `content`.
+fn token_text(token: &Json) -> Option<&str> {
+    token.as_str().or_else(|| token["content"].as_str())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pegainfer_testing::TempDir;
+    use serde_json::json;
+
+    /// The texts of the default template and of that for tools, of a folder with these files.
+    fn find(files: &[(&str, String)]) -> Option<(String, Option<String>)> {
+        let dir = TempDir::new("template-files");
+        std::fs::create_dir(dir.path().join("additional_chat_templates")).unwrap();
+        for (name, text) in files {
+            std::fs::write(dir.path().join(name), text).unwrap();
+        }
+        let found = Sources::find(dir.path()).unwrap()?;
+        Some((found.default.text, found.tool_use.map(|source| source.text)))
+    }
+
+    #[test]
+    fn every_place_of_a_template_is_read() {
+        let config = |template: Json| ("tokenizer_config.json", json!({"chat_template": template}).to_string());
+        let older = |template: Json| ("chat_template.json", json!({"chat_template": template}).to_string());
+        let jinja = ("chat_template.jinja", "j".to_owned());
+        let tools = ("additional_chat_templates/tool_use.jinja", "jt".to_owned());
+        let some = |default: &str, tool_use: Option<&str>| Some((default.to_owned(), tool_use.map(str::to_owned)));
+        let list = json!([{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]);
+        for (files, expected) in [
+            (vec![], None),
+            (vec![config(json!("c"))], some("c", None)),
+            (vec![config(list.clone())], some("d", Some("t"))),
+            (vec![config(json!({"default": "d", "tool_use": "t", "rag": "r"}))], some("d", Some("t"))),
+            (vec![config(json!([{"name": "chat", "template": "only"}]))], some("only", None)),
+            (vec![config(json!({"a": "x", "b": "y"}))], None),
+            (vec![older(json!("o"))], some("o", None)),
+            (vec![older(list)], some("d", Some("t"))),
+            (vec![older(json!("o")), config(json!("c"))], some("c", None)),
+            (vec![jinja.clone(), config(json!("c")), older(json!("o"))], some("j", None)),
+            (vec![jinja, tools, config(json!("c"))], some("j", Some("jt"))),
+        ] {
+            assert_eq!(find(&files), expected, "{files:?}");
+        }
+    }
+}

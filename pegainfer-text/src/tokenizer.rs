@@ -1,0 +1,322 @@
+//! Converts text to token ids, and token ids to bytes.
+
+mod files;
+mod growth;
+
+use fastokens::decoders::Decoder;
+use fastokens::normalizers::Normalizer;
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use thiserror::Error;
+
+/// Why a checkpoint's tokenizer cannot be used, or a text cannot be encoded.
+#[derive(Debug, Error)]
+pub enum TokenizerError {
+    /// tokenizer.json does not exist.
+    #[error("{path} is missing: the checkpoint needs a Hugging Face tokenizer.json")]
+    Missing {
+        /// Expected path.
+        path: PathBuf,
+    },
+    /// tokenizer.json cannot be parsed.
+    #[error("{path} is not a valid tokenizer: {reason}")]
+    Malformed {
+        /// Path of tokenizer.json.
+        path: PathBuf,
+        /// Error of the parser.
+        reason: String,
+    },
+    /// The decoder is not byte-level BPE, which all families served here use.
+    #[error("{path} does not use a ByteLevel decoder, and only byte-level tokenizers are supported")]
+    NotByteLevel {
+        /// Path of tokenizer.json.
+        path: PathBuf,
+    },
+    /// The tokenizer can produce ids that the model has no embedding for.
+    #[error(
+        "the tokenizer has {tokenizer} tokens, but the model's vocabulary has only {model}: they do not belong together"
+    )]
+    LargerThanModel {
+        /// Number of tokens of the tokenizer.
+        tokenizer: usize,
+        /// Number of rows of the model's embedding table.
+        model: usize,
+    },
+    /// The text could not be encoded.
+    #[error("the text cannot be tokenized: {0}")]
+    Encode(String),
+}
+
+/// Bytes that NFC makes one of, at most: it composes three jamo of three bytes each to a syllable of three.
+const MAX_COMPOSITION: usize = 3;
+
+/// A byte-level BPE tokenizer.
+///
+/// Encoding is `fastokens`: the ids of Hugging Face's `tokenizers` (a test compares them) in a fiftieth of the time.
+/// Decoding is done here: in a byte-level vocabulary each token stands for fixed bytes, so a text is the concatenation of
+/// its tokens' bytes. That makes incremental decoding exact and linear in the length of the output.
+pub struct Tokenizer {
+    inner: fastokens::Tokenizer,
+    /// Added tokens that are not part of the text (`"special": true`).
+    special: HashSet<u32>,
+    /// `byte_of[c]` for each character of the byte-level alphabet (all are below U+0144).
+    byte_of: [Option<u8>; 0x144],
+    /// One more than the highest id.
+    id_limit: usize,
+    /// Bytes of a text that one token may stand for at most; `None` if there is no bound.
+    max_token_bytes: Option<usize>,
+}
+
+impl Tokenizer {
+    /// Loads `tokenizer.json` of a checkpoint directory.
+    pub fn load(dir: &Path) -> Result<Self, TokenizerError> {
+        let path = dir.join("tokenizer.json");
+        if !path.is_file() {
+            return Err(TokenizerError::Missing { path });
+        }
+        files::check(&path).map_err(|(path, reason)| TokenizerError::Malformed { path, reason })?;
+        let mut inner = fastokens::Tokenizer::from_file(&path)
+            .map_err(|e| TokenizerError::Malformed { path: path.clone(), reason: e.to_string() })?;
+        if !matches!(inner.decoder(), Some(Decoder::ByteLevel(_))) {
+            return Err(TokenizerError::NotByteLevel { path });
+        }
+        // Some checkpoints carry the truncation of their training; a prompt must never be cut silently.
+        inner.set_padding(None);
+        inner.set_truncation(None);
+        let added = inner.added_token_configs();
+        let special = added.iter().filter(|token| token.special).map(|token| token.id).collect();
+        let highest_added = added.iter().map(|token| token.id as usize + 1).max().unwrap_or(0);
+        let id_limit = highest_added.max(inner.model().vocab_size());
+        let mut this = Self { inner, special, byte_of: byte_alphabet(), id_limit, max_token_bytes: None };
+        this.max_token_bytes = this.longest_token();
+        Ok(this)
+    }
+
+    /// Bytes of a text that one token may stand for at most: those of the longest token, three times as many where NFC
+    /// composes characters first. Tokens that swallow the spaces around them and other normalizers may take any number.
+    fn longest_token(&self) -> Option<usize> {
+        if self.inner.added_token_configs().iter().any(|token| token.lstrip || token.rstrip) {
+            return None;
+        }
+        let longest = (0..self.id_limit as u32).map(|id| self.token_bytes(id).len()).max()?;
+        match self.inner.normalizer() {
+            None => Some(longest),
+            Some(Normalizer::Nfc(_)) => Some(MAX_COMPOSITION * longest),
+            Some(_) => None,
+        }
+    }
+
+    /// Fewest tokens that `bytes` bytes of text can become; far fewer than it will.
+    pub fn min_tokens(&self, bytes: usize) -> usize {
+        self.max_token_bytes.map_or(0, |longest| bytes / longest.max(1))
+    }
+
+    /// Refuses a tokenizer whose ids do not all fit the model's embedding table. (Larger tables are common: they are padded.)
+    pub fn check_vocab(&self, vocab_size: usize) -> Result<(), TokenizerError> {
+        if self.id_limit > vocab_size {
+            return Err(TokenizerError::LargerThanModel { tokenizer: self.id_limit, model: vocab_size });
+        }
+        Ok(())
+    }
+
+    /// Token ids of `text`. Special tokens written out in the text become their ids. `add_special_tokens` also runs
+    /// the tokenizer's post-processor (a leading BOS, where the checkpoint has one).
+    pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, TokenizerError> {
+        self.inner
+            .encode_with_special_tokens(text, add_special_tokens)
+            .map_err(|e| TokenizerError::Encode(e.to_string()))
+    }
+
+    /// Texts of the tokens beside the vocabulary: control tokens, and tags such as `<tool_call>`. They become tokens
+    /// wherever a text spells them out.
+    pub fn added_tokens(&self) -> impl Iterator<Item = &str> {
+        self.inner.added_token_configs().iter().map(|token| token.content.as_str())
+    }
+
+    /// Whether the token is a control token, which is not part of the generated text.
+    pub fn is_special(&self, id: u32) -> bool {
+        self.special.contains(&id)
+    }
+
+    /// The bytes of a token, also of special tokens; empty for ids without a token (padding).
+    pub fn token_bytes(&self, id: u32) -> Vec<u8> {
+        let Some(token) = self.inner.id_to_token(id) else { return Vec::new() };
+        let bytes: Option<Vec<u8>> = token.chars().map(|c| self.byte_of.get(c as usize).copied().flatten()).collect();
+        // Added tokens may contain characters outside the byte-level alphabet, such as a space; they are taken literally.
+        bytes.unwrap_or_else(|| token.as_bytes().to_vec())
+    }
+
+    /// Text of a token, for log-probabilities; bytes that are not valid UTF-8 on their own become U+FFFD.
+    pub fn token_text(&self, id: u32) -> String {
+        String::from_utf8_lossy(&self.token_bytes(id)).into_owned()
+    }
+
+    /// A token as tokenizer.json spells it, for example with `Ġ` for a space; `None` for ids without a token.
+    pub fn vocabulary_text(&self, id: u32) -> Option<&str> {
+        self.inner.id_to_token(id)
+    }
+
+    /// Upper bound of the bytes of these tokens' text, which is not built. The vocabulary spells a byte with
+    /// one or two bytes; one that is not valid UTF-8 is spelled with two, and takes three in the text.
+    pub fn max_text_bytes(&self, ids: &[u32]) -> usize {
+        let spelled: usize = ids.iter().map(|&id| self.vocabulary_text(id).map_or(0, str::len)).sum();
+        spelled + spelled / 2
+    }
+
+    /// Text of token ids, including special tokens.
+    pub fn decode_all(&self, ids: &[u32]) -> String {
+        let bytes: Vec<u8> = ids.iter().flat_map(|&id| self.token_bytes(id)).collect();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// Text of token ids, without special tokens.
+    pub fn decode(&self, ids: &[u32]) -> String {
+        let bytes: Vec<u8> =
+            ids.iter().filter(|&&id| !self.is_special(id)).flat_map(|&id| self.token_bytes(id)).collect();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+}
+
+/// Inverse of GPT-2's byte-to-character table: printable Latin-1 stands for itself, the other 68 bytes were given the
+/// characters from U+0100 on, in order.
+fn byte_alphabet() -> [Option<u8>; 0x144] {
+    let mut byte_of = [None; 0x144];
+    let mut next = 0x100;
+    for byte in 0..=255u8 {
+        let printable = matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
+        if printable {
+            byte_of[byte as usize] = Some(byte);
+        } else {
+            byte_of[next] = Some(byte);
+            next += 1;
+        }
+    }
+    byte_of
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pegainfer_testing::{self as testing, Rng};
+
+    #[test]
+    fn no_text_is_longer_than_measured() {
+        let tokenizer = Tokenizer::load(&testing::model_dir()).unwrap();
+        let mut rng = Rng(testing::seed());
+        for _ in 0..2000 {
+            let ids: Vec<u32> = (0..1 + rng.below(8)).map(|_| rng.below(4096) as u32).collect();
+            let (most, text) = (tokenizer.max_text_bytes(&ids), tokenizer.decode_all(&ids));
+            assert!((text.len()..=3 * text.len() + 3).contains(&most), "{ids:?}: {most} for {} bytes", text.len());
+        }
+    }
+
+    /// Hugging Face's own tokenizer of the same checkpoint.
+    fn oracle(dir: &Path) -> tokenizers::Tokenizer {
+        tokenizers::Tokenizer::from_file(dir.join("tokenizer.json")).unwrap()
+    }
+
+    /// Random texts of words, spaces, digits, controls, every script, combining marks and special tokens; a few are long.
+    fn compare_with_oracle(dir: &Path, cases: usize) {
+        let (tokenizer, oracle) = (Tokenizer::load(dir).unwrap(), oracle(dir));
+        let added = oracle.get_added_tokens_decoder();
+        let mut specials: Vec<&str> = added.values().map(|token| token.content.as_str()).collect();
+        specials.sort_unstable();
+        let words =
+            ["the", " The", "don't", "I'LL", "  ", "\n\n", "\r\n ", "\t", "1234567", " 3.14", "!?", "…", "e\u{301}"];
+        let seed = testing::seed();
+        let mut rng = Rng(seed);
+        for case in 0..cases {
+            let parts = if case % 100 == 0 { 4000 } else { rng.below(40) };
+            let mut text = String::new();
+            for _ in 0..parts {
+                match rng.below(8) {
+                    0 => text += specials[rng.below(specials.len())],
+                    1 => text.extend(char::from_u32(rng.below(0x11_0000) as u32)),
+                    2 => text.extend(char::from_u32(rng.below(0x3000) as u32)),
+                    3 => text.push(char::from(rng.below(128) as u8)),
+                    _ => text += words[rng.below(words.len())],
+                }
+            }
+            for add_special_tokens in [false, true] {
+                let expected = oracle.encode_fast(text.as_str(), add_special_tokens).unwrap();
+                let ids = tokenizer.encode(&text, add_special_tokens).unwrap();
+                assert!(ids == expected.get_ids(), "seed {seed}, case {case}: {text:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn random_texts_encode_as_the_reference_encodes_them() {
+        compare_with_oracle(&testing::model_dir(), 2000);
+    }
+
+    #[test]
+    #[ignore = "needs other checkpoints: PEGAINFER_TEST_TOKENIZERS=DIR:DIR"]
+    fn random_texts_encode_as_the_reference_encodes_them_in_other_vocabularies() {
+        let dirs = std::env::var_os("PEGAINFER_TEST_TOKENIZERS").expect("PEGAINFER_TEST_TOKENIZERS is not set");
+        for dir in std::env::split_paths(&dirs) {
+            compare_with_oracle(&dir, 20_000);
+        }
+    }
+
+    #[test]
+    fn the_fixture_prompts_encode_to_the_reference_ids() {
+        let tokenizer = Tokenizer::load(&testing::model_dir()).unwrap();
+        for case in testing::fixture_cases() {
+            let prompt = case["prompt"].as_str().unwrap();
+            let ids: Vec<u32> = serde_json::from_value(case["prompt_ids"].clone()).unwrap();
+            assert_eq!(tokenizer.encode(prompt, false).unwrap(), ids, "{}", case["name"]);
+        }
+    }
+
+    #[test]
+    fn the_fixture_outputs_decode_to_the_reference_text() {
+        let (tokenizer, oracle) = (Tokenizer::load(&testing::model_dir()).unwrap(), oracle(&testing::model_dir()));
+        for case in testing::fixture_cases() {
+            let ids: Vec<u32> = serde_json::from_value(case["greedy_ids"].clone()).unwrap();
+            let expected = oracle.decode(&ids, true).unwrap();
+            assert_eq!(tokenizer.decode(&ids), expected, "{}", case["name"]);
+        }
+    }
+
+    #[test]
+    fn every_token_stands_for_the_bytes_the_reference_decoder_gives_it() {
+        let (tokenizer, oracle) = (Tokenizer::load(&testing::model_dir()).unwrap(), oracle(&testing::model_dir()));
+        for id in 0..tokenizer.id_limit as u32 + 10 {
+            let reference = oracle.decode(&[id], false).unwrap();
+            assert_eq!(tokenizer.token_text(id), reference, "token {id}");
+        }
+    }
+
+    #[test]
+    fn no_text_has_fewer_tokens_than_its_bytes_say() {
+        let tokenizer = Tokenizer::load(&testing::model_dir()).unwrap();
+        let longest = (0..4096).max_by_key(|id| tokenizer.token_bytes(*id).len()).unwrap();
+        let text = tokenizer.token_text(longest).repeat(100);
+        let tokens = tokenizer.encode(&text, false).unwrap().len();
+        let fewest = tokenizer.min_tokens(text.len());
+        assert!(fewest <= tokens && fewest >= 100 / MAX_COMPOSITION, "{fewest} of {tokens}");
+        assert_eq!(tokenizer.min_tokens(0), 0);
+    }
+
+    #[test]
+    fn a_missing_or_broken_file_is_one_clear_sentence() {
+        let dir = testing::TempDir::new("tokenizer");
+        let error = Tokenizer::load(dir.path()).err().unwrap().to_string();
+        assert!(error.ends_with("is missing: the checkpoint needs a Hugging Face tokenizer.json"), "{error}");
+        std::fs::write(dir.path().join("tokenizer.json"), "{\"version\":").unwrap();
+        let error = Tokenizer::load(dir.path()).err().unwrap().to_string();
+        assert!(error.contains("is not a valid tokenizer"), "{error}");
+    }
+
+    #[test]
+    fn a_tokenizer_that_is_larger_than_the_model_is_refused() {
+        let tokenizer = Tokenizer::load(&testing::model_dir()).unwrap();
+        assert!(tokenizer.check_vocab(4096).is_ok());
+        let error = tokenizer.check_vocab(4000).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "the tokenizer has 4096 tokens, but the model's vocabulary has only 4000: they do not belong together"
+        );
+    }
+}

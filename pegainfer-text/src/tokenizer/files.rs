@@ -1,0 +1,96 @@
+//! Checks a checkpoint's tokenizer files before fastokens reads them.
+
+use super::growth;
+use serde::Deserialize;
+use serde::de::{DeserializeOwned, IgnoredAny};
+use serde_json::Value;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+/// Ids of added tokens are below this: tables are as long as the highest id.
+const MAX_ADDED_ID: u32 = 1 << 24;
+
+/// Finds what fastokens would blame on the wrong file, or take any amount of memory for.
+///
+/// # Errors
+/// The file at fault, and what is wrong with it.
+pub fn check(path: &Path) -> Result<(), (PathBuf, String)> {
+    #[derive(Deserialize)]
+    struct File {
+        #[serde(default)]
+        added_tokens: Vec<Added>,
+        #[serde(default)]
+        normalizer: Value,
+        #[serde(default)]
+        post_processor: Value,
+    }
+    #[derive(Deserialize)]
+    struct Added {
+        id: u32,
+    }
+    #[derive(Deserialize)]
+    struct Config {
+        #[serde(default)]
+        added_tokens_decoder: HashMap<u32, IgnoredAny>,
+    }
+    let malformed = |path: &Path, reason: String| (path.to_path_buf(), reason);
+    let file: File = read(path).map_err(|reason| malformed(path, reason))?;
+    growth::check(&file.normalizer, &file.post_processor).map_err(|reason| malformed(path, reason))?;
+    let mut ids: Vec<u32> = file.added_tokens.iter().map(|token| token.id).collect();
+    // It may declare more tokens.
+    let config = path.with_file_name("tokenizer_config.json");
+    if config.exists() {
+        let parsed: Config = read(&config).map_err(|reason| malformed(&config, reason))?;
+        ids.extend(parsed.added_tokens_decoder.keys());
+    }
+    match ids.into_iter().max().filter(|id| *id >= MAX_ADDED_ID) {
+        Some(id) => Err(malformed(path, format!("an added token has the id {id}; ids are below {MAX_ADDED_ID}"))),
+        None => Ok(()),
+    }
+}
+
+fn read<T: DeserializeOwned>(path: &Path) -> Result<T, String> {
+    let text = std::fs::read_to_string(path).map_err(|e| e.to_string())?;
+    serde_json::from_str(&text).map_err(|e| e.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pegainfer_testing as testing;
+
+    #[test]
+    fn the_file_at_fault_is_named() {
+        let dir = testing::TempDir::new("tokenizer-files");
+        let (file, config) = ("tokenizer.json", "tokenizer_config.json");
+        let load = || check(&dir.path().join(file)).map_err(|(path, reason)| format!("{}: {reason}", path.display()));
+        std::fs::copy(testing::model_dir().join(file), dir.path().join(file)).unwrap();
+        load().unwrap();
+        std::fs::write(dir.path().join(config), "{\"added_tokens_decoder\":").unwrap();
+        assert!(load().unwrap_err().contains("tokenizer_config.json: EOF"));
+        let token = |id: u32| {
+            let token = serde_json::json!({"content": "<x>", "special": true});
+            serde_json::json!({"added_tokens_decoder": {id.to_string(): token}}).to_string()
+        };
+        for (id, valid) in [(4200, true), (u32::MAX, false), (1 << 30, false)] {
+            std::fs::write(dir.path().join(config), token(id)).unwrap();
+            match load() {
+                Ok(()) => assert!(valid, "{id}"),
+                Err(error) => assert!(!valid && error.contains(&format!("the id {id}")), "{error}"),
+            }
+        }
+        std::fs::remove_file(dir.path().join(config)).unwrap();
+        let text = std::fs::read_to_string(testing::model_dir().join(file)).unwrap();
+        let mut parsed: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let hostile =
+            serde_json::json!({"type": "Replace", "pattern": {"String": "a"}, "content": "a".repeat(1_000_000)});
+        let normalizer = std::mem::replace(&mut parsed["normalizer"], hostile);
+        std::fs::write(dir.path().join(file), parsed.to_string()).unwrap();
+        assert!(load().unwrap_err().contains("tokenizer.json: its normalizer makes up to 1000000 bytes of one"));
+        parsed["normalizer"] = normalizer;
+        parsed["added_tokens"][0]["id"] = u32::MAX.into();
+        std::fs::write(dir.path().join(file), parsed.to_string()).unwrap();
+        let error = load().unwrap_err();
+        assert!(error.contains("tokenizer.json: an added token has the id"), "{error}");
+    }
+}
