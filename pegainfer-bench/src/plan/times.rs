@@ -86,6 +86,8 @@ impl Times {
                 }
             }
         }
+        // Another build may have fused or split an op, so that its time is that of other work.
+        ops.iter_mut().filter(|op| op.calls != shares.calls(load, op.op)).for_each(|op| op.time.us = None);
         let floor_us = ops.iter().map(|op| op.time.floor_us).sum();
         let shares_of = us.and(shares.nearest(load)).map(|(step, _)| *step);
         let (device, stale) = (ledger.header.device.clone(), !sources::is_current(&ledger.header.kernels));
@@ -151,7 +153,11 @@ mod tests {
         let line = |load, us| StepLine { load, us, spread: 0.0, runs: 1 };
         let prefill = line(StepLoad::of_rows([(64, 64)]), 9000.0);
         let steps = vec![line(load(1, 100), 1000.0), line(load(4, 100), 4000.0), prefill];
-        let op = |op: &str, us| OpLine { load: load(4, 100), op: op.into(), calls: 1, us, ..OpLine::default() };
+        let records = engine::record(&model_dir(), &Overrides::default(), 4, 1, 100).unwrap();
+        let op = |op: &str, us| {
+            let calls = records.iter().filter(|record| record.op == op).count();
+            OpLine { load: load(4, 100), op: op.into(), calls, us, ..OpLine::default() }
+        };
         let ops = vec![op("linear", 600.0), op("decode_attention", 200.0)];
         let header = Header {
             version: Header::VERSION,
@@ -180,6 +186,16 @@ mod tests {
     fn times(rows: usize, peaks: Peaks) -> Times {
         let records = engine::record(&model_dir(), &Overrides::default(), rows, 1, 100).unwrap();
         Times::new(&ledger(), &load(rows, 100), &records, peaks).unwrap()
+    }
+
+    #[test]
+    fn an_op_of_another_plan_has_no_time() {
+        let mut ledger = ledger();
+        ledger.ops[0].calls -= 1;
+        let records = engine::record(&model_dir(), &Overrides::default(), 4, 1, 100).unwrap();
+        let times = Times::new(&ledger, &load(4, 100), &records, PEAKS).unwrap();
+        let us = |name: &str| times.ops.iter().find(|op| op.op == name).unwrap().time.us;
+        assert_eq!((us("linear"), us("decode_attention")), (None, Some(1000.0)));
     }
 
     #[test]

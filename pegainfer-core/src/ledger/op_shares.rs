@@ -9,6 +9,8 @@ pub struct OpShares {
     names: Vec<String>,
     /// What each such step asked of the device, and the share of each op in it.
     steps: Vec<(StepLoad, Vec<f64>)>,
+    /// Calls of each op in the same steps.
+    calls: Vec<Vec<usize>>,
 }
 
 impl OpShares {
@@ -22,11 +24,15 @@ impl OpShares {
             });
             let step = all.steps.iter().position(|(load, _)| *load == line.load).unwrap_or_else(|| {
                 all.steps.push((line.load, Vec::new()));
+                all.calls.push(Vec::new());
                 all.steps.len() - 1
             });
             let shares = &mut all.steps[step].1;
             shares.resize(shares.len().max(op + 1), 0.0);
             shares[op] += line.us;
+            let calls = &mut all.calls[step];
+            calls.resize(calls.len().max(op + 1), 0);
+            calls[op] += line.calls;
         }
         for (_, shares) in &mut all.steps {
             let sum: f64 = shares.iter().sum();
@@ -48,9 +54,20 @@ impl OpShares {
     /// The step of the same kind that is nearest in size, and the shares of its ops in the order of [`names`](Self::names), as far as it
     /// has them; `None` if no step of that kind was timed.
     pub fn nearest(&self, load: &StepLoad) -> Option<(&StepLoad, &[f64])> {
+        self.index_of_nearest(load).map(|at| (&self.steps[at].0, &self.steps[at].1[..]))
+    }
+
+    fn index_of_nearest(&self, load: &StepLoad) -> Option<usize> {
         let (kind, tokens) = (load.kind(), load.tokens());
-        let same = self.steps.iter().filter(|(other, _)| other.kind() == kind);
-        same.min_by_key(|(other, _)| other.tokens().abs_diff(tokens)).map(|(step, shares)| (step, &shares[..]))
+        let same = self.steps.iter().enumerate().filter(|(_, (other, _))| other.kind() == kind);
+        same.min_by_key(|(_, (other, _))| other.tokens().abs_diff(tokens)).map(|(at, _)| at)
+    }
+
+    /// Calls of the op with this name in [`nearest`](Self::nearest).
+    pub fn calls(&self, load: &StepLoad, op: &str) -> usize {
+        let place = self.names.iter().position(|name| name == op);
+        let calls = self.index_of_nearest(load).zip(place).and_then(|(at, place)| self.calls[at].get(place));
+        calls.copied().unwrap_or(0)
     }
 
     /// The shares of [`nearest`](Self::nearest); empty if no step of that kind was timed.
@@ -82,6 +99,7 @@ mod tests {
         let shares = OpShares::new(&[line(1, "linear", 30.0), line(1, "norm", 10.0), line(8, "linear", 20.0)]);
         assert_eq!(shares.names(), ["linear", "norm"]);
         assert_eq!((shares.share(&load(2), "norm"), shares.share(&load(9), "norm")), (Some(0.25), None));
+        assert_eq!((shares.calls(&load(2), "norm"), shares.calls(&load(9), "norm")), (1, 0));
         assert_eq!(shares.nearest(&load(5)).map(|(step, _)| step.decode_rows), Some(8));
         let mut ops = Vec::new();
         shares.add(&load(2), 4.0, &mut ops);
