@@ -39,9 +39,9 @@ impl Plan {
         self.sample_slots -= seq.sample_slots(tokens);
     }
 
-    /// Gives back what the youngest running sequence, `seq`, had.
-    fn give_back<L: Default>(&mut self, seq: &Sequence<L>) {
-        let tokens = self.chunks.pop().unwrap_or_default().tokens;
+    /// Gives back what `seq`, the running sequence at `place`, had.
+    fn give_back<L: Default>(&mut self, place: usize, seq: &Sequence<L>) {
+        let tokens = self.chunks.remove(place).tokens;
         self.tokens += tokens;
         self.sample_slots += 1 + seq.sample_slots(tokens);
     }
@@ -232,7 +232,7 @@ impl<S: SequenceState> Scheduler<S> {
         }
     }
 
-    /// Grows the table of running sequence `i` to `tokens` tokens, preempting younger sequences if the pool is empty, and
+    /// Grows the table of running sequence `i` to `tokens` tokens, preempting younger ones if the pool is empty, and
     /// reserves the state slots of the new ones.
     fn reserve(&mut self, i: usize, tokens: usize, plan: &mut Plan) -> Reservation {
         while self.running[i].table.grow(tokens).is_err() {
@@ -242,11 +242,10 @@ impl<S: SequenceState> Scheduler<S> {
             if self.in_flight > 0 {
                 return Reservation::Drain;
             }
-            let Some(mut victim) = self.running.pop() else { return Reservation::Wait };
-            plan.give_back(&victim);
-            victim.release();
+            let place = self.growth_victim(i);
+            let victim = self.preempt(place);
+            plan.give_back(place, &victim);
             self.waiting.push_front(victim);
-            self.stats.preemptions += 1;
         }
         let seq = &mut self.running[i];
         match self.state.reserve(&mut seq.slot, seq.prompt_len, seq.planned..tokens) {
@@ -280,14 +279,13 @@ impl<S: SequenceState> Scheduler<S> {
     fn admit(&mut self, suspect: Option<RequestId>, plan: &mut Plan, events: &mut EventBatch) {
         while plan.tokens > 0 && plan.sample_slots > 0 {
             let Some(at) = self.next_admission(suspect) else { return };
+            let Some(growth) = self.waiting.get(at).map(|seq| self.growth_beside(seq)) else { return };
             let Some(seq) = self.waiting.get_mut(at) else { return };
             seq.begin();
             // What is cached gives no prompt logprobs.
             let cached = if seq.prompt_logprobs.is_some() { 0 } else { seq.table.match_prefix(&seq.tokens) };
             let cached = self.state.resume(&mut seq.slot, &mut seq.table, cached);
-            // All of the known tokens must fit, and one block of growth for each running sequence: admitting a
-            // request only to preempt it in the next step would waste its prefill.
-            if seq.table.missing(seq.tokens.len()) + self.running.len() > self.pool.available() {
+            if !seq.fits(growth, &self.pool) {
                 seq.release();
                 self.yielding.blocked = true;
                 return;

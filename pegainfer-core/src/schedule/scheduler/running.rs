@@ -30,13 +30,6 @@ impl<L> Running<L> {
         self.sequences.push(sequence);
     }
 
-    /// Takes the youngest out.
-    pub fn pop(&mut self) -> Option<Box<Sequence<L>>> {
-        let sequence = self.sequences.pop()?;
-        self.free.push(sequence.index);
-        Some(sequence)
-    }
-
     /// Takes out the one at this place.
     pub fn remove(&mut self, place: usize) -> Box<Sequence<L>> {
         let sequence = self.sequences.remove(place);

@@ -47,14 +47,14 @@ impl<S: SequenceState> Scheduler<S> {
     }
 
     /// A waiting request and the running sequence that it replaces. The request's group runs at least two sequences
-    /// fewer than the group of the sequence, or its tenant does within the same group. The first `next` requests of the
-    /// queue count as running.
+    /// fewer than the group of the sequence, or its tenant does within the same group. Among these, the request whose
+    /// group and tenant run the fewest goes first. The first `next` requests of the queue count as running.
     fn unfair_share(&self, next: usize) -> Option<Yield> {
         let shares = Shares::of(self.running.iter(), self.waiting.iter().take(next).map(Box::as_ref));
         let (most, (_, of)) = shares.groups.iter().map(|(group, share)| (share.0, (share.1, *group))).max()?;
         let largest = shares.largest_of(of).1;
         let mut within = HashMap::new();
-        self.admissible().filter(|(place, _)| *place >= next).find_map(|(waiting, seq)| {
+        let due = self.admissible().filter(|(place, _)| *place >= next).filter_map(|(waiting, seq)| {
             let tenant = seq.request.tenant;
             let victim = if shares.group(tenant) + 2 <= most {
                 largest
@@ -64,8 +64,10 @@ impl<S: SequenceState> Scheduler<S> {
                 youngest.filter(|_| shares.tenant(tenant) + 2 <= count)
             }?;
             let allowed = seq.request.priority <= self.running[victim].request.priority;
-            allowed.then_some(Yield { waiting, victim, after_quantum: false })
-        })
+            let served = (seq.request.priority, shares.group(tenant), shares.tenant(tenant), waiting);
+            allowed.then_some((served, Yield { waiting, victim, after_quantum: false }))
+        });
+        due.min_by_key(|(served, _)| *served).map(|(_, due)| due)
     }
 
     /// The request of the tenant that runs nothing and has waited longest, and the sequence that it replaces: one that
@@ -97,6 +99,9 @@ impl<S: SequenceState> Scheduler<S> {
         while let Some(exchange) = due {
             tokens += self.waiting.get(exchange.waiting).map_or(0, |seq| seq.remaining());
             self.exchange(exchange, next);
+            if self.yielding.blocked {
+                self.make_room(next);
+            }
             next += 1;
             // Blocks of one sequence may be enough for all that wait.
             let may_repeat = !exchange.after_quantum && !self.yielding.blocked;
@@ -105,21 +110,65 @@ impl<S: SequenceState> Scheduler<S> {
         }
     }
 
+    /// Preempts further sequences for the request at place `next` of the queue, if its tenant runs nothing, until the
+    /// pool has blocks for it. Otherwise the running sequences grow into each victim's blocks until one of them ends.
+    fn make_room(&mut self, next: usize) {
+        let lacks = |all: &Self| all.waiting.get(next).is_some_and(|seq| !seq.fits(all.growth_beside(seq), &all.pool));
+        while lacks(self) && self.waiting.get(next).is_some_and(|seq| self.runs_nothing(seq)) {
+            let Some(due) = self.unfair_share(next).filter(|due| due.waiting == next) else { return };
+            let victim = self.preempt(due.victim);
+            self.yielding.not_before += (victim.len() / RECOMPUTED_PER_STEP) as u64;
+            self.waiting.insert(next + 1, victim);
+        }
+    }
+
+    /// True if no sequence of the request's tenant runs.
+    fn runs_nothing(&self, request: &Sequence<S::Slot>) -> bool {
+        self.running.iter().all(|seq| seq.request.tenant != request.request.tenant)
+    }
+
+    /// Blocks into which the running sequences may grow after the admission of `request`: one for each of them, but for a
+    /// tenant that runs nothing only those of the next step, since others are preempted before it.
+    pub(super) fn growth_beside(&self, request: &Sequence<S::Slot>) -> usize {
+        match self.runs_nothing(request) {
+            true => self.running.len().div_ceil(self.pool.block_tokens()),
+            false => self.running.len(),
+        }
+    }
+
+    /// Place of the sequence that gives its blocks to the older one at place `of`: the youngest, or that of the group
+    /// with the most sequences, if the youngest one's group runs at least two fewer.
+    pub(super) fn growth_victim(&self, of: usize) -> usize {
+        let youngest = self.running.len() - 1;
+        let shares = Shares::of(self.running.iter(), std::iter::empty());
+        let largest = shares.groups.iter().map(|(group, share)| (share.0, (share.1, *group))).max();
+        let own = shares.group(self.running[youngest].request.tenant);
+        let larger = largest.filter(|(most, _)| own + 2 <= *most);
+        let place = larger.and_then(|(_, (_, group))| shares.largest_of(group).1);
+        place.filter(|place| *place > of).unwrap_or(youngest)
+    }
+
     /// Preempts the running sequence for the waiting request, which is admitted after the first `next` of the queue.
     fn exchange(&mut self, due: Yield, next: usize) {
         let Some(request) = self.waiting.remove(due.waiting) else { return };
-        let mut victim = self.running.remove(due.victim);
+        let victim = self.preempt(due.victim);
         if due.after_quantum || self.yielding.blocked {
             self.yielding.not_before = self.stats.steps + (victim.len() / RECOMPUTED_PER_STEP) as u64;
         }
-        victim.release();
-        self.stats.preemptions += 1;
         if due.after_quantum {
             self.wait_for_turn(victim);
         } else {
             self.waiting.insert(next, victim);
         }
         self.waiting.insert(next, request);
+    }
+
+    /// Takes a sequence, and its blocks, from the running ones.
+    pub(super) fn preempt(&mut self, place: usize) -> Box<Sequence<S::Slot>> {
+        let mut victim = self.running.remove(place);
+        victim.release();
+        self.stats.preemptions += 1;
+        victim
     }
 
     /// A sequence that has had its quantum waits like those that never ran.

@@ -1,6 +1,6 @@
 //! Fairness between tenants and groups when not all requests can run.
 
-use super::{VOCAB, plain, run_step, scheduler};
+use super::{VOCAB, plain, run_step, scheduler, scheduler_with};
 use pegainfer_core::engine::{EventBatch, GenerateRequest, RequestId, TokenEvent};
 use pegainfer_core::schedule::Scheduler;
 use std::collections::HashMap;
@@ -136,6 +136,32 @@ fn long_sequences_that_fill_the_kv_pool_yield_too() {
         steps += 1;
         assert!(steps < 20_000, "they hinder each other");
     }
+    scheduler.check_blocks().unwrap();
+}
+
+#[test]
+fn a_short_request_does_not_wait_while_long_sequences_fill_the_kv_pool() {
+    // 256 sequences of 20 groups grow to 1,000 tokens each, in a pool for 800 each.
+    let (long, sequences) = (1000, 256);
+    let mut scheduler = scheduler_with(sequences, (2048, 512), sequences * 800 / 16);
+    for id in 0..1000 {
+        scheduler.add(RequestId(id), request(id, (1 + id % 20, 0), long));
+    }
+    while scheduler.stats().kv_blocks_free > sequences {
+        run_step(&mut scheduler);
+    }
+    let waits = (0..40u64).map(|chat| {
+        let id = 2000 + chat;
+        let prompt: Vec<u32> = (0..300).map(|place| (id as u32 + place * 3) % VOCAB).collect();
+        let chat = GenerateRequest { tenant: 99 << 32, ignore_eos: true, ..GenerateRequest::greedy(prompt, 10) };
+        scheduler.add(RequestId(id), chat);
+        let steps = steps_until_admitted(&mut scheduler, id, 1000);
+        (0..25).for_each(|_| drop(run_step(&mut scheduler)));
+        steps
+    });
+    let waits = Vec::from_iter(waits);
+    println!("admitted after {waits:?} steps");
+    assert!(waits.iter().all(|steps| *steps <= 8), "{waits:?}");
     scheduler.check_blocks().unwrap();
 }
 

@@ -108,10 +108,15 @@ fn outcome(tokens: Vec<u32>) -> Outcome {
 
 /// One for `seqs` sequences and steps of `tokens` tokens, mixed ones of 64, over `blocks` blocks.
 fn scheduler(seqs: usize, tokens: usize, blocks: usize) -> Scheduler {
+    scheduler_with(seqs, (tokens, 64), blocks)
+}
+
+/// A scheduler with these `max_num_batched_tokens` and `max_num_mixed_tokens`.
+fn scheduler_with(seqs: usize, (tokens, mixed): (usize, usize), blocks: usize) -> Scheduler {
     let config = SchedulerConfig {
         max_num_seqs: seqs,
         max_num_batched_tokens: tokens,
-        max_num_mixed_tokens: 64,
+        max_num_mixed_tokens: mixed,
         speculation: None,
         eos_token_ids: vec![EOS],
     };
