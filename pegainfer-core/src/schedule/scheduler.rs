@@ -15,8 +15,8 @@
 //! gives one token to every decoding sequence, then fills the token budget with prefill chunks, oldest first, then
 //! admits waiting requests; one that has the prompt of an earlier request waits until that is computed. How large the
 //! budget is and whether admission waits for more requests is the admission policy (policy.rs). When the KV pool runs
-//! out, the youngest running sequence gives its blocks back and waits at the front of the queue; its tokens are
-//! recomputed later (mostly from the prefix cache). That happens only when nothing is in flight. The oldest sequence
+//! out, a running sequence, the youngest of the largest group of tenants, gives its blocks back and waits at the front of
+//! the queue; its tokens are recomputed later (mostly from the prefix cache). That happens only when nothing is in flight. The oldest sequence
 //! always progresses, so every request finishes. After a step that failed its sequences run again, and the one that
 //! fails alone ends (failing.rs).
 
