@@ -1,13 +1,14 @@
 // Causal attention over the paged KV cache for sequences of few queries (decode), on Hopper and later, in one launch.
 //
 //   out = softmax(q kᵀ scale) v over the tokens that each query sees; scale includes log2(e), for base 2
-// q, out: [tokens, heads * D] bf16; k, v: csrc/attention/kv_cache.cuh. Compute capability 9.0 and 10.x, D of 64, 128 and 256, at
-// most 8 N columns: queries of a sequence times heads of a KV head's group. Reference: src/cpu/attention/mod.rs.
+// q, out: [tokens, heads * D] bf16; k, v: csrc/attention/kv_cache.cuh. Compute capability 9.0 and 10.x, D of 64, 128
+// and 256, at most 8 N columns: queries of a sequence times heads of a KV head's group. Reference:
+// src/cpu/attention/mod.rs.
 //
 // Techniques: FlashDecoding split-KV with the merge in the same launch; online softmax with lazy rescaling
-// (FlashAttention-4); swap-AB tiles (csrc/attention/decode_tiles.cuh); bulk copies by the copy engine (TMA) into a ring for each
-// warp; programmatic dependent launch. Bound by memory: at 4.46 TB/s read on an H200, 95 % for 128 sequences of 1,100
-// tokens, 72 % for 32, 65 % for 8 and for one of 16k, 19 % for one of 1,100 (lab/attention.md).
+// (FlashAttention-4); swap-AB tiles (csrc/attention/decode_tiles.cuh); bulk copies by the copy engine (TMA) into a ring
+// for each warp; programmatic dependent launch. Bound by memory: at 4.46 TB/s read on an H200, 95 % for 128 sequences
+// of 1,100 tokens, 72 % for 32, 65 % for 8 and for one of 16k, 19 % for one of 1,100 (lab/attention.md).
 //
 // The queries of a sequence that share a KV head are the columns of one matrix: column c is query c / group, head c %
 // group of the group. A pair of sequence and KV head is taken by one block of threads, or split among several if it is

@@ -12,7 +12,6 @@
 
 using namespace limits::attention;
 
-
 // Grid: splits, kv_heads, rows of the batch; each block takes an equal share of the row's KV blocks, its warps every
 // fourth. With one split it writes `out`, else its partial softmax: D numerators, the maximum and the sum of each
 // matrix row.
@@ -30,7 +29,7 @@ __device__ void decode(const bf16 *q, const T *k, const T *v, Batch batch, bf16 
     Queries<D> queries = load_queries<D>(q, token0, tokens, kv_len, 0, heads, kv_head * group, group);
     const uint32_t *table = batch.block_tables + size_t(b) * batch.max_blocks;
     Partial<D> partial = attend<D, T>(queries, k, v, table, batch.blocks, kv_heads, kv_head, kv_len, first + warp, end,
-                             kDecodeWarps, scale);
+                                      kDecodeWarps, scale);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         uint32_t row = Accumulator::row(lane, 2 * r);
@@ -95,27 +94,26 @@ __device__ void combine(const float *partials, // [batch, kv_heads, splits, max_
 
 #define DECODE(SUFFIX, D, T)                                                                                           \
     extern "C" __global__ __launch_bounds__(32 * kDecodeWarps) void decode##SUFFIX##_##D(                              \
-        const bf16 *q,                /* [tokens, heads * D] */                                                        \
-        const T *k,                   /* csrc/attention/kv_cache.cuh */                                                          \
-        const T *v,                   /* as k */                                                                       \
-        const uint32_t *qo_indptr,    /* [gridDim.z + 1] */                                                            \
-        const uint32_t *kv_lens,      /* [gridDim.z] */                                                                \
-        const uint32_t *block_tables, /* [gridDim.z, max_blocks] */                                                    \
-        bf16 *out,                    /* [tokens, heads * D] */                                                        \
-        uint32_t heads, uint32_t max_blocks, uint32_t blocks,                                                          \
-        float scale,                  /* of the scores, with log2(e) */                                                \
-        float *partials,              /* [gridDim.z, kv_heads, splits, max_rows, D + 2] */                             \
+        const bf16 *q,                                                     /* [tokens, heads * D] */                   \
+        const T *k,                                                        /* csrc/attention/kv_cache.cuh */           \
+        const T *v,                                                        /* as k */                                  \
+        const uint32_t *qo_indptr,                                         /* [gridDim.z + 1] */                       \
+        const uint32_t *kv_lens,                                           /* [gridDim.z] */                           \
+        const uint32_t *block_tables,                                      /* [gridDim.z, max_blocks] */               \
+        bf16 *out,                                                         /* [tokens, heads * D] */                   \
+        uint32_t heads, uint32_t max_blocks, uint32_t blocks, float scale, /* of the scores, with log2(e) */           \
+        float *partials, /* [gridDim.z, kv_heads, splits, max_rows, D + 2] */                                          \
         uint32_t max_rows) {                                                                                           \
         release_successor();                                                                                           \
         wait_for_predecessor();                                                                                        \
-        decode<D, T>(q, k, v, {qo_indptr, kv_lens, block_tables, gridDim.z, max_blocks, blocks}, out, partials, heads,    \
-                  max_rows, scale);                                                                                    \
+        decode<D, T>(q, k, v, {qo_indptr, kv_lens, block_tables, gridDim.z, max_blocks, blocks}, out, partials, heads, \
+                     max_rows, scale);                                                                                 \
     }
 #define COMBINE(D)                                                                                                     \
     extern "C" __global__ __launch_bounds__(D) void combine_##D(                                                       \
-        const float *partials,        /* as above, gridDim.x is max_rows */                                            \
-        const uint32_t *qo_indptr,    /* [gridDim.z + 1] */                                                            \
-        bf16 *out,                    /* [tokens, heads * D] */                                                        \
+        const float *partials,     /* as above, gridDim.x is max_rows */                                               \
+        const uint32_t *qo_indptr, /* [gridDim.z + 1] */                                                               \
+        bf16 *out,                 /* [tokens, heads * D] */                                                           \
         uint32_t heads, uint32_t splits) {                                                                             \
         release_successor();                                                                                           \
         wait_for_predecessor();                                                                                        \

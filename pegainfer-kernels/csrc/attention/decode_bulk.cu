@@ -1,13 +1,12 @@
-// Decode attention (csrc/attention/decode.cuh: formula, techniques, limit) of queries that lie ready, and fused with the QK norm,
-// the rotary embedding and the cache write before it (decode_fused).
+// Decode attention (csrc/attention/decode.cuh: formula, techniques, limit) of queries that lie ready, and fused with
+// the QK norm, the rotary embedding and the cache write before it (decode_fused).
 //
 // decode_D_N: sequences of at most 8 N columns (queries times heads of a group); D of 64, 128 and 256. Two stages for
-// each warp's ring, three of D = 256; of a cache in FP8 (decode_fp8_D_N) stages are half as large, and four, or of D = 256
-// three with both keys and values. decode_fused_D_S: sequences of one query, S stages; D of 64 and 128, at most 8
+// each warp's ring, three of D = 256; of a cache in FP8 (decode_fp8_D_N) stages are half as large, and four, or of D =
+// 256 three with both keys and values. decode_fused_D_S: sequences of one query, S stages; D of 64 and 128, at most 8
 // heads a group. The launcher (src/cuda/attention_decode.rs) takes three stages where the pairs of sequence and KV head
-// nearly fill one or two rounds of two blocks a multiprocessor, else two; of heads of 128 in FP8 always three, small ones, so that
-// a multiprocessor holds four blocks. Reference: src/cpu/attention/mod.rs,
-// src/cpu/qkv.rs.
+// nearly fill one or two rounds of two blocks a multiprocessor, else two; of heads of 128 in FP8 always three, small
+// ones, so that a multiprocessor holds four blocks. Reference: src/cpu/attention/mod.rs, src/cpu/qkv.rs.
 #include "attention/decode.cuh"
 #include "common/norm_rope.cuh"
 #include "abi/attention_decode_bulk.h"
@@ -101,19 +100,19 @@ struct Projection {
 #define DECODE(SUFFIX, T, D, N, S)                                                                                     \
     extern "C" __global__ __launch_bounds__(32 * kDecodeWarps) void decode##SUFFIX##_##D##_##N(                        \
         const bf16 *q,                /* [tokens, heads * D] */                                                        \
-        T *k, T *v,                   /* csrc/attention/kv_cache.cuh */                                                          \
+        T *k, T *v,                   /* csrc/attention/kv_cache.cuh */                                                \
         const uint32_t *qo_indptr,    /* [rows + 1] */                                                                 \
         const uint32_t *kv_lens,      /* [rows] */                                                                     \
         const uint32_t *block_tables, /* [rows, max_blocks] */                                                         \
-        void *out,                    /* [tokens, heads * D], csrc/common/activation.cuh */                                   \
-        uint32_t padded, uint32_t heads, uint32_t rows, uint32_t max_blocks, uint32_t blocks,                                           \
-        uint32_t overlapped,          /* 1: with prefill attention, see `Queries` */                                   \
-        float scale,                  /* of the scores, with log2(e) */                                                \
-        float *partials,              /* [kv_heads, gridDim.x, 8 N, D + 4] */                                          \
-        uint32_t *arrived) {          /* [kv_heads, gridDim.x], zero between launches */                               \
-        DECODE_BODY((decode<D, N, S, T>(Queries{q, overlapped}, k, v,                                                     \
-                                     {qo_indptr, kv_lens, block_tables, rows, max_blocks, blocks},                     \
-                                     {partials, arrived}, {out, padded, heads * D}, heads, scale)))                                         \
+        void *out,                    /* [tokens, heads * D], csrc/common/activation.cuh */                            \
+        uint32_t padded, uint32_t heads, uint32_t rows, uint32_t max_blocks, uint32_t blocks,                          \
+        uint32_t overlapped, /* 1: with prefill attention, see `Queries` */                                            \
+        float scale,         /* of the scores, with log2(e) */                                                         \
+        float *partials,     /* [kv_heads, gridDim.x, 8 N, D + 4] */                                                   \
+        uint32_t *arrived) { /* [kv_heads, gridDim.x], zero between launches */                                        \
+        DECODE_BODY((decode<D, N, S, T>(Queries{q, overlapped}, k, v,                                                  \
+                                        {qo_indptr, kv_lens, block_tables, rows, max_blocks, blocks},                  \
+                                        {partials, arrived}, {out, padded, heads * D}, heads, scale)))                 \
     }
 #define DECODE_FUSED(SUFFIX, T, D, S)                                                                                  \
     extern "C" __global__ __launch_bounds__(32 * kDecodeWarps) void decode_fused##SUFFIX##_##D##_##S(                  \
@@ -126,14 +125,14 @@ struct Projection {
         const uint32_t *qo_indptr,    /* [rows + 1] */                                                                 \
         const uint32_t *kv_lens,      /* [rows] */                                                                     \
         const uint32_t *block_tables, /* [rows, max_blocks] */                                                         \
-        void *out,                    /* [tokens, heads * D], csrc/common/activation.cuh */                                   \
-        uint32_t padded, uint32_t heads, uint32_t rows, uint32_t max_blocks, uint32_t blocks, uint32_t positions, float eps,            \
-        float scale,                  /* of the scores, with log2(e) */                                                \
-        float *partials,              /* [kv_heads, gridDim.x, 8, D + 4] */                                            \
-        uint32_t *arrived) {          /* [kv_heads, gridDim.x], zero between launches */                               \
-        DECODE_BODY((decode<D, 1, S, T>(Projection{qkv, q_norm, k_norm, rope, slots, positions, eps}, k, v,               \
-                                     {qo_indptr, kv_lens, block_tables, rows, max_blocks, blocks},                     \
-                                     {partials, arrived}, {out, padded, heads * D}, heads, scale)))                                         \
+        void *out,                    /* [tokens, heads * D], csrc/common/activation.cuh */                            \
+        uint32_t padded, uint32_t heads, uint32_t rows, uint32_t max_blocks, uint32_t blocks, uint32_t positions,      \
+        float eps, float scale, /* of the scores, with log2(e) */                                                      \
+        float *partials,        /* [kv_heads, gridDim.x, 8, D + 4] */                                                  \
+        uint32_t *arrived) {    /* [kv_heads, gridDim.x], zero between launches */                                     \
+        DECODE_BODY((decode<D, 1, S, T>(Projection{qkv, q_norm, k_norm, rope, slots, positions, eps}, k, v,            \
+                                        {qo_indptr, kv_lens, block_tables, rows, max_blocks, blocks},                  \
+                                        {partials, arrived}, {out, padded, heads * D}, heads, scale)))                 \
     }
 DECODE(, bf16, 64, 1, 2)
 DECODE(, bf16, 64, 2, 2)

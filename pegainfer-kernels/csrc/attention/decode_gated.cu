@@ -1,11 +1,11 @@
-// Decode attention (csrc/attention/decode.cuh) of a projection with output gates, fused with what is around it: QK norms, partial
-// rotary embedding, the write to the cache, attention, and its gate, in one launch.
+// Decode attention (csrc/attention/decode.cuh) of a projection with output gates, fused with what is around it: QK
+// norms, partial rotary embedding, the write to the cache, attention, and its gate, in one launch.
 //
 //   out = softmax(q kᵀ scale) v * sigmoid(gate), with q, k = rope(norm(projection))
-// Sequences of one query, heads of 256, at most 8 heads a KV head; compute capability 9.0 and 10.x. Four stages (keys or
-// values of 16 tokens, in FP8 both) for each warp's ring where at most one pair of sequence and KV head falls on 32 multiprocessors, else three. Bound by
-// memory, as csrc/attention/decode.cuh; figures: docs/benchmarks/h200-qwen35-4b.md. Reference: src/cpu/gated_qkv.rs,
-// src/cpu/attention/mod.rs, src/cpu/gate.rs.
+// Sequences of one query, heads of 256, at most 8 heads a KV head; compute capability 9.0 and 10.x. Four stages (keys
+// or values of 16 tokens, in FP8 both) for each warp's ring where at most one pair of sequence and KV head falls on 32
+// multiprocessors, else three. Bound by memory, as csrc/attention/decode.cuh; figures:
+// docs/benchmarks/h200-qwen35-4b.md. Reference: src/cpu/gated_qkv.rs, src/cpu/attention/mod.rs, src/cpu/gate.rs.
 #include "attention/decode.cuh"
 #include "attention/gated_head.cuh"
 #include "abi/attention_decode_gated.h"
@@ -92,24 +92,24 @@ struct GatedProjection {
 // stops the kernel.
 #define GATED_DECODE(SUFFIX, T, D, S)                                                                                  \
     extern "C" __global__ __launch_bounds__(32 * kDecodeWarps) void gated_decode##SUFFIX##_##D##_##S(                  \
-        const bf16 *projected,        /* [tokens, (2 heads + 2 kv_heads) * D], csrc/attention/gated_head.cuh */                  \
+        const bf16 *projected,        /* [tokens, (2 heads + 2 kv_heads) * D], csrc/attention/gated_head.cuh */        \
         const float *q_norm,          /* [D] */                                                                        \
         const float *k_norm,          /* [D] */                                                                        \
         const float *rope,            /* [positions, rotary]: cosines, then sines */                                   \
         const uint32_t *slots,        /* [tokens], or kNoSlot */                                                       \
-        T *k, T *v,                   /* csrc/attention/kv_cache.cuh; the new token is written */                                \
+        T *k, T *v,                   /* csrc/attention/kv_cache.cuh; the new token is written */                      \
         const uint32_t *qo_indptr,    /* [rows + 1] */                                                                 \
         const uint32_t *kv_lens,      /* [rows] */                                                                     \
         const uint32_t *block_tables, /* [rows, max_blocks] */                                                         \
-        void *out,                    /* [tokens, heads * D], csrc/common/activation.cuh */                                   \
-        uint32_t padded, uint32_t heads, uint32_t rows, uint32_t max_blocks, uint32_t blocks, uint32_t positions, uint32_t rotary,      \
-        float eps,                                                                                                     \
-        float scale,                  /* of the scores, with log2(e) */                                                \
-        float *partials,              /* [kv_heads, gridDim.x, 8, D + 4] */                                            \
-        uint32_t *arrived) {          /* [kv_heads, gridDim.x], zero between launches */                               \
-        DECODE_BODY((decode<D, 1, S, T>(                                                                                \
-            GatedProjection{projected, q_norm, k_norm, rope, slots, positions, rotary, eps}, k, v,                     \
-            {qo_indptr, kv_lens, block_tables, rows, max_blocks, blocks}, {partials, arrived}, {out, padded, heads * D}, heads, scale)))    \
+        void *out,                    /* [tokens, heads * D], csrc/common/activation.cuh */                            \
+        uint32_t padded, uint32_t heads, uint32_t rows, uint32_t max_blocks, uint32_t blocks, uint32_t positions,      \
+        uint32_t rotary, float eps, float scale, /* of the scores, with log2(e) */                                     \
+        float *partials,                         /* [kv_heads, gridDim.x, 8, D + 4] */                                 \
+        uint32_t *arrived) {                     /* [kv_heads, gridDim.x], zero between launches */                    \
+        DECODE_BODY(                                                                                                   \
+            (decode<D, 1, S, T>(GatedProjection{projected, q_norm, k_norm, rope, slots, positions, rotary, eps}, k, v, \
+                                {qo_indptr, kv_lens, block_tables, rows, max_blocks, blocks}, {partials, arrived},     \
+                                {out, padded, heads * D}, heads, scale)))                                              \
     }
 GATED_DECODE(, bf16, 256, 3)
 GATED_DECODE(, bf16, 256, 4)

@@ -7,10 +7,9 @@
 
 using namespace limits::attention;
 
-
 // Where blocks that share a pair leave their partial softmaxes.
 struct Workspace {
-    float *partials;      // [kv_heads, gridDim.x, 8 N, D + 4]
+    float *partials;   // [kv_heads, gridDim.x, 8 N, D + 4]
     uint32_t *arrived; // [kv_heads, gridDim.x], base between launches
 };
 
@@ -18,7 +17,7 @@ struct Workspace {
 template <int D, int N, int S, typename T> struct DecodeShared {
     alignas(128) Stage<D, T> kv[kDecodeWarps][S];
     bf16 q[8 * N * D];
-    bf16 fresh[2][D];                  // fused: key and value of the new token
+    bf16 fresh[2][D]; // fused: key and value of the new token
     uint32_t arrived;
     uint64_t barriers[kDecodeWarps][S];
 };
@@ -114,7 +113,8 @@ __device__ void store_partial(Partial<D, N> &partial, float *to, uint32_t column
 // group.
 template <uint32_t kGroup, int P>
 __device__ __forceinline__ float2 merge_partials(float4 (&o)[P], const float *stats, uint32_t stats_stride,
-                                            const float *from, uint32_t spacing, uint32_t stride, uint32_t partials) {
+                                                 const float *from, uint32_t spacing, uint32_t stride,
+                                                 uint32_t partials) {
     float2 total = make_float2(-INFINITY, 0.f);
 #pragma unroll
     for (int p = 0; p < P; ++p) o[p] = make_float4(0.f, 0.f, 0.f, 0.f);
@@ -150,11 +150,11 @@ __device__ __forceinline__ float2 merge_partials(float4 (&o)[P], const float *st
     return total;
 }
 
-// Four elements of the output, the first of them element `at` of all, for which the source has gates number p. A warp has 128
-// neighbouring ones if heads are that large; only then they are rounded.
+// Four elements of the output, the first of them element `at` of all, for which the source has gates number p. A warp
+// has 128 neighbouring ones if heads are that large; only then they are rounded.
 template <int D, typename Gates>
-__device__ __forceinline__ void store_output(const ActivationOut &out, size_t at, float4 o, float sum, const Gates &gates,
-                                             int p) {
+__device__ __forceinline__ void store_output(const ActivationOut &out, size_t at, float4 o, float sum,
+                                             const Gates &gates, int p) {
     float inverse = __fdividef(1.f, sum);
     uint2 four = gates.apply(p, make_uint2(narrow(o.x * inverse, o.y * inverse), narrow(o.z * inverse, o.w * inverse)));
     if (D < 128 || !out.rounds()) *reinterpret_cast<uint2 *>(out.values(0, 0) + at) = four;

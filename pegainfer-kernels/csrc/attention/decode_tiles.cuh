@@ -7,10 +7,11 @@
 // FlashAttention-4's lazy rescaling.
 //
 // A cache in FP8 comes as codes, which are widened to f16 in registers, exactly. Keys: a lane has 16 neighbouring
-// dimensions of its two tokens, in the order of which the queries enter, too. Values: ldmatrix transposes pairs of codes,
-// so that a lane has two neighbouring dimensions of two tokens; rows m and m + 8 of a tile of O are then dimensions 2 m and
-// 2 m + 1. The scales multiply scores and weights in f32. f16 has five bits of exponent. So queries enter times a power of
-// two for each column, and the running max is that of the weights times the scales of the values.
+// dimensions of its two tokens, in the order of which the queries enter, too. Values: ldmatrix transposes pairs of
+// codes, so that a lane has two neighbouring dimensions of two tokens; rows m and m + 8 of a tile of O are then
+// dimensions 2 m and 2 m + 1. The scales multiply scores and weights in f32. f16 has five bits of exponent. So queries
+// enter times a power of two for each column, and the running max is that of the weights times the scales of the
+// values.
 #pragma once
 #include <cuda_fp16.h>
 #include "common/async.cuh"
@@ -22,13 +23,13 @@
 using namespace limits::attention;
 
 #if __CUDA_ARCH__ >= 900
-constexpr float kLazy = 8.f; // excess over the running max, in powers of two, that does not rescale
+constexpr float kLazy = 8.f;       // excess over the running max, in powers of two, that does not rescale
 constexpr uint32_t kQueryBits = 8; // exponent of the largest query of a column in f16
 
 // Keys or values of one head in a block of the cache.
 template <int D, typename T = bf16> using Slab = T[slab_size<T>(D)];
-// Slabs of a stage: of a KV block the keys and the values. Of large heads in bf16 one of them, so that as many blocks of
-// threads fit a multiprocessor.
+// Slabs of a stage: of a KV block the keys and the values. Of large heads in bf16 one of them, so that as many blocks
+// of threads fit a multiprocessor.
 template <int D, typename T = bf16> constexpr int kSlabs = D > kLargeHead && sizeof(T) == sizeof(bf16) ? 1 : 2;
 template <int D, typename T = bf16> using Stage = Slab<D, T>[kSlabs<D, T>];
 
@@ -37,8 +38,8 @@ template <int D, int S, uint32_t Warps, typename T = bf16> struct KvRing {
     static constexpr uint32_t kStages = 2 / kSlabs<D, T>; // of a KV block
     Stage<D, T> *stages;
     uint64_t *barriers;
-    const T *k, *v;    // this KV head's slabs of block 0
-    size_t stride;     // elements from one block's slab to the next block's
+    const T *k, *v; // this KV head's slabs of block 0
+    size_t stride;  // elements from one block's slab to the next block's
     const uint32_t *table;
     uint32_t count, blocks;
     uint32_t ids, ahead; // of 32 blocks, one a lane, and of the 32 after them
@@ -95,8 +96,8 @@ template <int N> __device__ __forceinline__ uint32_t query_vector(uint32_t colum
     return ((vector / 8 * 8 * N + column) * 8 + (vector % 8 ^ column % 8)) * 8;
 }
 
-// Codes 0 and 2 of a word, and codes 1 and 3, as f16, exactly. One conversion of the hardware takes the place of five integer
-// instructions and a multiplication that give bf16.
+// Codes 0 and 2 of a word, and codes 1 and 3, as f16, exactly. One conversion of the hardware takes the place of five
+// integer instructions and a multiplication that give bf16.
 __device__ __forceinline__ uint2 widen4_f16(uint32_t codes) {
     uint32_t even, odd;
     asm("{\n.reg .b16 low, high;\n"
@@ -148,8 +149,9 @@ __device__ __forceinline__ void load_columns(uint4 (&q)[N][D / 32], Partial<D, N
                 uint4 v = q[t][c];
                 float by = __uint_as_float(factor);
                 // Dimensions 0 and 2 of four, and 1 and 3, as `widen4_f16` gives codes.
-                q[t][c] = make_uint4(to_f16(__byte_perm(v.x, v.y, 0x5410), by), to_f16(__byte_perm(v.x, v.y, 0x7632), by),
-                                     to_f16(__byte_perm(v.z, v.w, 0x5410), by), to_f16(__byte_perm(v.z, v.w, 0x7632), by));
+                q[t][c] =
+                    make_uint4(to_f16(__byte_perm(v.x, v.y, 0x5410), by), to_f16(__byte_perm(v.x, v.y, 0x7632), by),
+                               to_f16(__byte_perm(v.z, v.w, 0x5410), by), to_f16(__byte_perm(v.z, v.w, 0x7632), by));
             }
 #pragma unroll
             for (int j = 0; j < 2; ++j)
@@ -160,7 +162,8 @@ __device__ __forceinline__ void load_columns(uint4 (&q)[N][D / 32], Partial<D, N
 
 // s = k qᵀ of a tile, in two sums, so that each waits for every other mma only.
 template <int D, int N>
-__device__ __forceinline__ void multiply_keys(Accumulator (&s)[2][N], const uint4 (&q)[N][D / 32], const Slab<D> &keys) {
+__device__ __forceinline__ void multiply_keys(Accumulator (&s)[2][N], const uint4 (&q)[N][D / 32],
+                                              const Slab<D> &keys) {
     uint32_t lane = threadIdx.x % 32;
 #pragma unroll
     for (int c = 0; c < D / 16; ++c) {
@@ -180,14 +183,16 @@ __device__ __forceinline__ void multiply_keys(Accumulator (&s)[2][N], const uint
     for (int c = 0; c < D / 64; ++c) {
         const fp8 *at = keys + cache_codes(lane / 4, 4 * c + lane % 4);
         // Eight tokens further, the swizzle is the same.
-        uint4 low = *reinterpret_cast<const uint4 *>(at), high = *reinterpret_cast<const uint4 *>(at + 8 * kCacheColumn);
+        uint4 low = *reinterpret_cast<const uint4 *>(at),
+              high = *reinterpret_cast<const uint4 *>(at + 8 * kCacheColumn);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             uint2 upper = widen4_f16((&low.x)[i]), lower = widen4_f16((&high.x)[i]);
 #pragma unroll
             for (int t = 0; t < N; ++t) {
                 const uint4 &b = q[t][2 * c + i / 2];
-                mma_f16(s[i % 2][t], make_uint4(upper.x, lower.x, upper.y, lower.y), i % 2 ? b.z : b.x, i % 2 ? b.w : b.y);
+                mma_f16(s[i % 2][t], make_uint4(upper.x, lower.x, upper.y, lower.y), i % 2 ? b.z : b.x,
+                        i % 2 ? b.w : b.y);
             }
         }
     }
@@ -222,8 +227,8 @@ __device__ __forceinline__ void scores(float (&x)[N][2][2], const Partial<D, N> 
     }
 }
 
-// Raises the running max to the largest score so far, each plus `more` of its token, and rescales what was summed relative to the
-// old one.
+// Raises the running max to the largest score so far, each plus `more` of its token, and rescales what was summed
+// relative to the old one.
 template <int D, int N>
 __device__ __forceinline__ void raise(Partial<D, N> &part, const float (&x)[N][2][2], float2 more) {
 #pragma unroll
@@ -244,8 +249,8 @@ __device__ __forceinline__ void raise(Partial<D, N> &part, const float (&x)[N][2
     }
 }
 
-// The weights of a tile that begins at `token`, as operand B of the GEMM with the values, whose scales are `by`: they are times
-// these, which the running max takes into account.
+// The weights of a tile that begins at `token`, as operand B of the GEMM with the values, whose scales are `by`: they
+// are times these, which the running max takes into account.
 template <int D, int N, typename T>
 __device__ __forceinline__ void weigh(uint32_t (&p)[N][2], Partial<D, N> &part, const uint4 (&q)[N][D / 32],
                                       const T &keys, uint32_t token, bool masked, float scale,

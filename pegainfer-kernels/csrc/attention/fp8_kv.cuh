@@ -8,8 +8,8 @@
 #include "attention/kv_cache.cuh"
 #include "common/warp.cuh"
 
-// Two codes of a word as bf16, exactly; `bytes` selects them, each above a byte of zeros. The bits of a code, moved to their
-// places in a bf16, are its value times 2^-120.
+// Two codes of a word as bf16, exactly; `bytes` selects them, each above a byte of zeros. The bits of a code, moved to
+// their places in a bf16, are its value times 2^-120.
 __device__ __forceinline__ uint32_t widen_codes(uint32_t codes, uint32_t bytes) {
     uint32_t high = __byte_perm(codes, 0, bytes), small = (high & 0x80008000u) | (high >> 4 & 0x07f007f0u);
     __nv_bfloat16 factor = __ushort_as_bfloat16(0x7b80); // 2^120
@@ -29,8 +29,8 @@ __device__ __forceinline__ uint4 widen8_codes(uint2 codes) {
 
 // ---- What the kernels do with a cache of either format
 
-// The scale of a row that `lanes` neighbours share, of which this lane has 8 elements, or 16 in two vectors; all lanes of
-// the warp take part. A cache in bf16 has none.
+// The scale of a row that `lanes` neighbours share, of which this lane has 8 elements, or 16 in two vectors; all lanes
+// of the warp take part. A cache in bf16 has none.
 template <typename T> __device__ __forceinline__ float row_scale(uint4 a, uint4 b, bool inside, uint32_t lanes) {
     if constexpr (sizeof(T) != sizeof(fp8)) return 1.f;
     uint32_t largest = inside ? max(largest_bits(a), largest_bits(b)) : 0;

@@ -1,9 +1,9 @@
 // Two ops around attention with output gates, where csrc/attention/decode_gated.cu does not fuse them: all GPUs, any
 // number of tokens.
 //
-// gated_qk_norm_rope_write_kv: QK norm, partial rotary embedding (csrc/attention/gated_head.cuh: formula) and the write to the
-// cache; one block a token. attention_gate: attended *= sigmoid(gate). All accesses are vectors; bound by memory.
-// Reference: src/cpu/gated_qkv.rs, src/cpu/gate.rs.
+// gated_qk_norm_rope_write_kv: QK norm, partial rotary embedding (csrc/attention/gated_head.cuh: formula) and the write
+// to the cache; one block a token. attention_gate: attended *= sigmoid(gate). All accesses are vectors; bound by
+// memory. Reference: src/cpu/gated_qkv.rs, src/cpu/gate.rs.
 #include "attention/fp8_kv.cuh"
 #include "attention/gated_head.cuh"
 #include "abi/attention_gated_qkv.h"
@@ -11,20 +11,19 @@
 
 using namespace limits::gated_qkv;
 
-
 // `lanes` of a head: the next power of two from head_dim / 8. A bad slot or position stops the kernel.
 template <typename T>
-__device__ __forceinline__ void rotate_write_kv(
-    const bf16 *__restrict__ projected,     // [tokens, (2 heads + 2 kv_heads) * head_dim]
-    const float *__restrict__ q_norm,       // [head_dim]
-    const float *__restrict__ k_norm,       // [head_dim]
-    const float *__restrict__ rope,         // [positions, rotary]: cosines, then sines
-    const uint32_t *__restrict__ positions, // [tokens]
-    const uint32_t *__restrict__ slots,     // [tokens]
-    bf16 *__restrict__ q,                   // [tokens, heads * head_dim]
-    T *__restrict__ k, T *__restrict__ v,   // csrc/attention/kv_cache.cuh
-    uint32_t heads, uint32_t kv_heads, uint32_t head_dim, uint32_t rotary,
-    uint32_t max_position, uint32_t max_slot, float eps, uint32_t lanes) {
+__device__ __forceinline__ void
+rotate_write_kv(const bf16 *__restrict__ projected,     // [tokens, (2 heads + 2 kv_heads) * head_dim]
+                const float *__restrict__ q_norm,       // [head_dim]
+                const float *__restrict__ k_norm,       // [head_dim]
+                const float *__restrict__ rope,         // [positions, rotary]: cosines, then sines
+                const uint32_t *__restrict__ positions, // [tokens]
+                const uint32_t *__restrict__ slots,     // [tokens]
+                bf16 *__restrict__ q,                   // [tokens, heads * head_dim]
+                T *__restrict__ k, T *__restrict__ v,   // csrc/attention/kv_cache.cuh
+                uint32_t heads, uint32_t kv_heads, uint32_t head_dim, uint32_t rotary, uint32_t max_position,
+                uint32_t max_slot, float eps, uint32_t lanes) {
     release_successor();
     wait_for_predecessor();
     uint32_t token = blockIdx.x, all = heads + 2 * kv_heads, position = positions[token], slot = slots[token];

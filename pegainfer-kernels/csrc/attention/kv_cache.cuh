@@ -6,15 +6,15 @@
 // memory, and that ldmatrix reads without bank conflicts.
 //
 // In FP8 a slab is [D / 64, 16, 64] e4m3 codes, then the 16 scales of its tokens, f32 (src/heads.rs: the format). A row
-// of a column is 64 bytes, in which the 16 codes number p of token t lie at p ^ t / 2 % 4, so that ldmatrix, which takes
-// pairs of codes for elements, reads without bank conflicts, too.
+// of a column is 64 bytes, in which the 16 codes number p of token t lie at p ^ t / 2 % 4, so that ldmatrix, which
+// takes pairs of codes for elements, reads without bank conflicts, too.
 #pragma once
 #include "common/base.cuh"
 #include "limits.h"
 
 using namespace limits::kv_cache;
 
-constexpr uint32_t kCacheVectors = kCacheColumn / kVector;     // of a row of a column
+constexpr uint32_t kCacheVectors = kCacheColumn / kVector; // of a row of a column
 
 // The first element of a vector of a token, relative to the slab of its KV block and head.
 __device__ __forceinline__ uint32_t cache_vector(uint32_t token, uint32_t vector) {

@@ -9,11 +9,11 @@
 //
 // A cache in FP8 is widened to bf16, exactly; its scales multiply scores and weights in f32.
 //
-// K and V go from memory straight to the tensor cores' registers, a vector a load (layout: csrc/attention/kv_cache.cuh). The
-// columns of S stand for tokens in an order that makes the accumulators of S the operand A of the second GEMM: columns
-// 2 j, 2 j + 1 of tile 0 are tokens 4 j, 4 j + 1, those of tile 1 are tokens 4 j + 2, 4 j + 3. The second GEMM wants V
-// by columns: movmatrix transposes 8 x 8 matrices, whose columns 2 j, 2 j + 1 are then dimensions 8 j + 2 i, 8 j + 2 i
-// + 1 of 32, for matrix i of 4.
+// K and V go from memory straight to the tensor cores' registers, a vector a load (layout:
+// csrc/attention/kv_cache.cuh). The columns of S stand for tokens in an order that makes the accumulators of S the
+// operand A of the second GEMM: columns 2 j, 2 j + 1 of tile 0 are tokens 4 j, 4 j + 1, those of tile 1 are tokens 4 j
+// + 2, 4 j + 3. The second GEMM wants V by columns: movmatrix transposes 8 x 8 matrices, whose columns 2 j, 2 j + 1 are
+// then dimensions 8 j + 2 i, 8 j + 2 i + 1 of 32, for matrix i of 4.
 #pragma once
 #include "common/frag.cuh"
 #include "attention/fp8_kv.cuh"
@@ -55,8 +55,8 @@ __device__ Queries<D> load_queries(const bf16 *q, uint32_t token0, uint32_t toke
 // Attends to KV blocks first, first + step, ... below end of `table`, the block ids of the sequence.
 template <int D, typename T>
 __device__ Partial<D> attend(const Queries<D> &q, const T *k, const T *v, const uint32_t *table, uint32_t blocks,
-                          uint32_t kv_heads, uint32_t kv_head, uint32_t kv_len, uint32_t first, uint32_t end,
-                          uint32_t step, float scale) {
+                             uint32_t kv_heads, uint32_t kv_head, uint32_t kv_len, uint32_t first, uint32_t end,
+                             uint32_t step, float scale) {
     constexpr bool kScaled = sizeof(T) == sizeof(fp8);
     constexpr bool kAhead = D <= 128; // registers for the loads of a whole block
     Partial<D> partial = {};

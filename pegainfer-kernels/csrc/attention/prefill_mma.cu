@@ -12,12 +12,10 @@
 using namespace limits::attention;
 using namespace limits::prefill_mma;
 
-
 // Grid: tiles of 64 matrix rows (the last ones first: they see most), kv_heads, rows of the batch. Rows of the batch
 // with at most kDecodeRows matrix rows are left to `decode`.
 template <int D, typename T>
-__device__ void prefill(const bf16 *q, const T *k, const T *v, Batch batch, bf16 *out, uint32_t heads,
-                        float scale) {
+__device__ void prefill(const bf16 *q, const T *k, const T *v, Batch batch, bf16 *out, uint32_t heads, float scale) {
     uint32_t kv_heads = gridDim.y, kv_head = blockIdx.y, group = heads / kv_heads, b = blockIdx.z;
     uint32_t token0 = batch.qo_indptr[b], tokens = batch.qo_indptr[b + 1] - token0, kv_len = batch.kv_lens[b];
     uint32_t row0 = (gridDim.x - 1 - blockIdx.x) * kWarpRows * kWarps + threadIdx.x / 32 * kWarpRows;
@@ -44,18 +42,17 @@ __device__ void prefill(const bf16 *q, const T *k, const T *v, Batch batch, bf16
 
 #define PREFILL(SUFFIX, D, T)                                                                                          \
     extern "C" __global__ __launch_bounds__(32 * kWarps) void prefill_mma##SUFFIX##_##D(                               \
-        const bf16 *q,                /* [tokens, heads * D] */                                                        \
-        const T *k,                   /* csrc/attention/kv_cache.cuh */                                                          \
-        const T *v,                   /* as k */                                                                       \
-        const uint32_t *qo_indptr,    /* [gridDim.z + 1] */                                                            \
-        const uint32_t *kv_lens,      /* [gridDim.z] */                                                                \
-        const uint32_t *block_tables, /* [gridDim.z, max_blocks] */                                                    \
-        bf16 *out,                    /* [tokens, heads * D] */                                                        \
-        uint32_t heads, uint32_t max_blocks, uint32_t blocks,                                                          \
-        float scale) {                /* of the scores, with log2(e) */                                                \
+        const bf16 *q,                                                       /* [tokens, heads * D] */                 \
+        const T *k,                                                          /* csrc/attention/kv_cache.cuh */         \
+        const T *v,                                                          /* as k */                                \
+        const uint32_t *qo_indptr,                                           /* [gridDim.z + 1] */                     \
+        const uint32_t *kv_lens,                                             /* [gridDim.z] */                         \
+        const uint32_t *block_tables,                                        /* [gridDim.z, max_blocks] */             \
+        bf16 *out,                                                           /* [tokens, heads * D] */                 \
+        uint32_t heads, uint32_t max_blocks, uint32_t blocks, float scale) { /* of the scores, with log2(e) */         \
         release_successor();                                                                                           \
         wait_for_predecessor();                                                                                        \
-        prefill<D, T>(q, k, v, {qo_indptr, kv_lens, block_tables, gridDim.z, max_blocks, blocks}, out, heads, scale);     \
+        prefill<D, T>(q, k, v, {qo_indptr, kv_lens, block_tables, gridDim.z, max_blocks, blocks}, out, heads, scale);  \
     }
 PREFILL(, 64, bf16)
 PREFILL(, 128, bf16)

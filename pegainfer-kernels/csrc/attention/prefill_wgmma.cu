@@ -1,10 +1,10 @@
 // Causal attention over the paged KV cache for sequences of many queries (prefill), on Hopper.
 //
 //   out = softmax(q kᵀ scale) v over the tokens that each query sees; scale includes log2(e), for base 2
-// q, out: [tokens, heads * D] bf16; k, v: csrc/attention/kv_cache.cuh; prefill_widened: keys and values of some KV heads of a cache in
-// FP8, which csrc/attention/widen_kv.cu has widened to bf16. Compute capability 9.0 (sm_90a), D of 64, 128 and 256,
-// sequences of more than 16 matrix rows; the others of the batch are left to csrc/attention/decode_bulk.cu. Reference:
-// src/cpu/attention/mod.rs. Other GPUs: csrc/attention/prefill_mma.cu.
+// q, out: [tokens, heads * D] bf16; k, v: csrc/attention/kv_cache.cuh; prefill_widened: keys and values of some KV
+// heads of a cache in FP8, which csrc/attention/widen_kv.cu has widened to bf16. Compute capability 9.0 (sm_90a), D of
+// 64, 128 and 256, sequences of more than 16 matrix rows; the others of the batch are left to
+// csrc/attention/decode_bulk.cu. Reference: src/cpu/attention/mod.rs. Other GPUs: csrc/attention/prefill_mma.cu.
 //
 // Techniques: FlashAttention-3 (arXiv 2407.08608): warp specialisation with register reallocation, wgmma, the softmax
 // of one KV tile overlapped with the GEMM of the one before; bulk copies by the copy engine (TMA); persistent blocks
@@ -195,7 +195,8 @@ __device__ __forceinline__ void transpose_quad(uint32_t (&w)[4], uint32_t quad) 
 __device__ __forceinline__ uint2 transpose_quad(uint2 w, uint32_t quad) {
     uint32_t other = __shfl_xor_sync(kAll, quad & 2 ? w.x : w.y, 2), own = quad & 2 ? w.y : w.x;
     uint32_t low = quad & 2 ? other : own, high = quad & 2 ? own : other; // of lanes quad & 1 and (quad & 1) + 2
-    uint32_t keep = __byte_perm(low, high, quad & 1 ? 0x7632 : 0x5410), give = __byte_perm(low, high, quad & 1 ? 0x5410 : 0x7632);
+    uint32_t keep = __byte_perm(low, high, quad & 1 ? 0x7632 : 0x5410),
+             give = __byte_perm(low, high, quad & 1 ? 0x5410 : 0x7632);
     uint32_t got = __shfl_xor_sync(kAll, give, 1);
     uint32_t even = quad & 1 ? got : keep, odd = quad & 1 ? keep : got;
     return make_uint2(__byte_perm(even, odd, 0x5410), __byte_perm(even, odd, 0x7632));
@@ -203,7 +204,8 @@ __device__ __forceinline__ uint2 transpose_quad(uint2 w, uint32_t quad) {
 
 // Writes o / sum. The lanes of a quad exchange what they hold so that each writes eight neighbouring elements.
 template <int D>
-__device__ void write(Consumer<D> &c, const PrefillBatch &batch, const Tile &tile, uint32_t row0, const ActivationOut &out) {
+__device__ void write(Consumer<D> &c, const PrefillBatch &batch, const Tile &tile, uint32_t row0,
+                      const ActivationOut &out) {
     using Size = Sizes<D>;
     uint32_t group = batch.heads / batch.kv_heads, quad = threadIdx.x % 4;
 #pragma unroll
@@ -221,12 +223,14 @@ __device__ void write(Consumer<D> &c, const PrefillBatch &batch, const Tile &til
             for (int block = 0; block < D / 128; ++block) {
                 uint32_t w[16], largest = 0;
 #pragma unroll
-                for (int t = 0; t < 16; ++t) w[t] = pair(16 * block + t), largest = __vmaxu2(largest, w[t] & 0x7fff7fffu);
+                for (int t = 0; t < 16; ++t)
+                    w[t] = pair(16 * block + t), largest = __vmaxu2(largest, w[t] & 0x7fff7fffu);
                 Divisor by(scale_of(reduce_quad(max(largest & 0xffffu, largest >> 16), MaxBits())));
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     uint2 codes = transpose_quad(make_uint2(by.encode4(make_uint2(w[4 * i], w[4 * i + 1])),
-                                                            by.encode4(make_uint2(w[4 * i + 2], w[4 * i + 3]))), quad);
+                                                            by.encode4(make_uint2(w[4 * i + 2], w[4 * i + 3]))),
+                                                 quad);
                     if (inside) *reinterpret_cast<uint2 *>(out.codes(token, column + 128 * block + 32 * i)) = codes;
                 }
                 if (inside && quad == 0) *out.scale(token, column + 128 * block) = by.scale;
@@ -239,13 +243,15 @@ __device__ void write(Consumer<D> &c, const PrefillBatch &batch, const Tile &til
 #pragma unroll
             for (int t = 0; t < 4; ++t) w[t] = pair(4 * i + t);
             transpose_quad(w, quad);
-            if (inside) *reinterpret_cast<uint4 *>(out.values(token, column + 32 * i)) = make_uint4(w[0], w[1], w[2], w[3]);
+            if (inside)
+                *reinterpret_cast<uint4 *>(out.values(token, column + 32 * i)) = make_uint4(w[0], w[1], w[2], w[3]);
         }
     }
 }
 
-template <int D> __device__ void consume(PrefillShared<D> &shared, const PrefillBatch &batch, const ActivationOut &out, float scale,
-                                         uint32_t consumer) {
+template <int D>
+__device__ void consume(PrefillShared<D> &shared, const PrefillBatch &batch, const ActivationOut &out, float scale,
+                        uint32_t consumer) {
     Consumer<D> c = {shared, consumer, scale};
     Ring<2> place;
     uint32_t lane = threadIdx.x % 32, group = batch.heads / batch.kv_heads;
@@ -271,7 +277,8 @@ template <int D> __device__ void consume(PrefillShared<D> &shared, const Prefill
 }
 
 template <int D, typename B>
-__device__ void prefill(const bf16 *q, const bf16 *k, const bf16 *v, const B &batch, const ActivationOut &out, float scale) {
+__device__ void prefill(const bf16 *q, const bf16 *k, const bf16 *v, const B &batch, const ActivationOut &out,
+                        float scale) {
     using Size = Sizes<D>;
     extern __shared__ __align__(1024) uint8_t bytes[];
     PrefillShared<D> &shared = *reinterpret_cast<PrefillShared<D> *>(bytes);
@@ -312,9 +319,10 @@ __device__ void prefill(const bf16 *q, const bf16 *k, const bf16 *v, const B &ba
     prefill<D>(q, k, v, PrefillBatch{{qo_indptr, kv_lens, block_tables, rows, max_blocks, blocks}, heads, kv_heads},   \
                {out, padded, heads * D}, scale)
 #define WIDENED_BODY(D)                                                                                                \
-    prefill<D>(q, k, v,                                                                                                \
-               WidenedBatch{{{qo_indptr, kv_lens, nullptr, rows, 0, 0}, heads, kv_heads}, first_head, heads_here, capacity}, \
-               {out, padded, heads * D}, scale)
+    prefill<D>(                                                                                                        \
+        q, k, v,                                                                                                       \
+        WidenedBatch{{{qo_indptr, kv_lens, nullptr, rows, 0, 0}, heads, kv_heads}, first_head, heads_here, capacity},  \
+        {out, padded, heads * D}, scale)
 #else
 #define WIDENED_BODY(D) __trap()
 #define BODY(D) __trap() // the launcher takes csrc/attention/prefill_mma.cu
@@ -324,14 +332,14 @@ __device__ void prefill(const bf16 *q, const bf16 *k, const bf16 *v, const B &ba
 #define PREFILL(D)                                                                                                     \
     extern "C" __global__ __launch_bounds__((1 + kConsumers) * kWarpgroup, 1) void prefill_##D(                        \
         const bf16 *q,                /* [tokens, heads * D] */                                                        \
-        const bf16 *k,                /* [blocks, kv_heads, D / 64, 16, 64], csrc/attention/kv_cache.cuh */                      \
+        const bf16 *k,                /* [blocks, kv_heads, D / 64, 16, 64], csrc/attention/kv_cache.cuh */            \
         const bf16 *v,                /* as k */                                                                       \
         const uint32_t *qo_indptr,    /* [rows + 1] */                                                                 \
         const uint32_t *kv_lens,      /* [rows] */                                                                     \
         const uint32_t *block_tables, /* [rows, max_blocks] */                                                         \
-        void *out,                    /* [tokens, heads * D], csrc/common/activation.cuh */                                   \
-        uint32_t padded, uint32_t heads, uint32_t kv_heads, uint32_t rows, uint32_t max_blocks, uint32_t blocks,                        \
-        float scale) {                /* of the scores, with log2(e) */                                                \
+        void *out,                    /* [tokens, heads * D], csrc/common/activation.cuh */                            \
+        uint32_t padded, uint32_t heads, uint32_t kv_heads, uint32_t rows, uint32_t max_blocks, uint32_t blocks,       \
+        float scale) { /* of the scores, with log2(e) */                                                               \
         BODY(D);                                                                                                       \
     }
 PREFILL(64)
@@ -342,13 +350,13 @@ PREFILL(256)
 #define PREFILL_WIDENED(D)                                                                                             \
     extern "C" __global__ __launch_bounds__((1 + kConsumers) * kWarpgroup, 1) void prefill_widened_##D(                \
         const bf16 *q,             /* [tokens, heads * D] */                                                           \
-        const bf16 *k,             /* [capacity, heads_here, D / 64, 16, 64], csrc/attention/kv_cache.cuh */                     \
+        const bf16 *k,             /* [capacity, heads_here, D / 64, 16, 64], csrc/attention/kv_cache.cuh */           \
         const bf16 *v,             /* as k */                                                                          \
         const uint32_t *qo_indptr, /* [rows + 1] */                                                                    \
         const uint32_t *kv_lens,   /* [rows] */                                                                        \
-        void *out,                 /* [tokens, heads * D], csrc/common/activation.cuh */                                      \
-        uint32_t padded, uint32_t heads, uint32_t kv_heads, uint32_t rows, uint32_t first_head, uint32_t heads_here, uint32_t capacity, \
-        float scale) { /* of the scores, with log2(e) */                                                               \
+        void *out,                 /* [tokens, heads * D], csrc/common/activation.cuh */                               \
+        uint32_t padded, uint32_t heads, uint32_t kv_heads, uint32_t rows, uint32_t first_head, uint32_t heads_here,   \
+        uint32_t capacity, float scale) { /* of the scores, with log2(e) */                                            \
         WIDENED_BODY(D);                                                                                               \
     }
 PREFILL_WIDENED(64)

@@ -58,7 +58,7 @@ struct Tile {
     uint32_t rows; // matrix rows of the batch row; 0: there are no more tiles
     uint32_t row0, kv_head, token0, kv_len;
     uint32_t first_block; // of the sequence
-    uint32_t first; // the token that the batch row's first query sees last: itself
+    uint32_t first;       // the token that the batch row's first query sees last: itself
     uint32_t kv_tiles;
 };
 
@@ -69,7 +69,7 @@ template <int D> struct Sizes {
     static constexpr int kSlots = D == 64 ? 8 : D == 128 ? 5 : 4; // KV tiles, K or V, in flight
     static constexpr int kBuffers = D > 128 ? 1 : 2;              // tiles of queries in flight
     static constexpr int kSlab = int(kBlock) * D * 2;             // bytes of a KV block's keys, or values, of one head
-    static constexpr int kColumnBytes = int(kBlock) * 128;              // bytes of a slab's column
+    static constexpr int kColumnBytes = int(kBlock) * 128;        // bytes of a slab's column
     static constexpr int kPart = D > 128 ? 64 : D / 2;            // accumulators of a thread in one wgmma with V
     static constexpr int kParts = D / 2 / kPart;
 };
@@ -132,8 +132,7 @@ template <int D, bool Values> struct Fetcher {
     uint32_t slab; // that lane i copies, of block i of the next tile
 
     // Looks up the slabs of a KV tile. A bad block stops the kernel.
-    template <typename B>
-    __device__ __forceinline__ void look_up(const B &batch, const Tile &tile, uint32_t index) {
+    template <typename B> __device__ __forceinline__ void look_up(const B &batch, const Tile &tile, uint32_t index) {
         uint32_t block = index * kBlocks + threadIdx.x % 32 % kBlocks;
         if (block * kBlock >= tile.kv_len) return;
         slab = batch.slab(tile.first_block + block) + (tile.kv_head - batch.first_head());
@@ -141,8 +140,8 @@ template <int D, bool Values> struct Fetcher {
 
     // Copies the KV tile that was looked up, and looks up the one before it.
     template <typename B>
-    __device__ __forceinline__ void fetch(PrefillShared<D> &shared, const bf16 *cache, const B &batch,
-                                          const Tile &tile, uint32_t index) {
+    __device__ __forceinline__ void fetch(PrefillShared<D> &shared, const bf16 *cache, const B &batch, const Tile &tile,
+                                          uint32_t index) {
         uint32_t tokens = min(tile.kv_len - index * Size::kTokens, uint32_t(Size::kTokens));
         uint32_t whole = Values ? tokens / kBlock : (tokens + kBlock - 1) / kBlock; // blocks to copy as they are
         uint32_t now = slab;

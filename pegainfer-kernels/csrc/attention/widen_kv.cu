@@ -1,10 +1,11 @@
 // Keys and values of a KV cache in FP8, widened to bf16 for csrc/attention/prefill_wgmma.cu: x = bf16(code scale).
 //
-// Of the sequences that prefill takes (more than 16 matrix rows), one KV block after the other, and of some KV heads, as
-// many as the workspace has memory for. k, v: csrc/attention/kv_cache.cuh, in FP8; out_k, out_v: [capacity, heads_here, D / 64, 16, 64]
-// bf16, the layout of a cache in bf16. Compute capability 9.0; a warp takes the keys and values of a KV block and head. Bound by
-// memory: 6 bytes an element, 2 to 5 % of the attention that follows. Reference: src/cpu/attention/mod.rs, which multiplies
-// by the scale in f32: the rounding here is that of a cache in bf16.
+// Of the sequences that prefill takes (more than 16 matrix rows), one KV block after the other, and of some KV heads,
+// as many as the workspace has memory for. k, v: csrc/attention/kv_cache.cuh, in FP8; out_k, out_v: [capacity,
+// heads_here, D / 64, 16, 64] bf16, the layout of a cache in bf16. Compute capability 9.0; a warp takes the keys and
+// values of a KV block and head. Bound by memory: 6 bytes an element, 2 to 5 % of the attention that follows.
+// Reference: src/cpu/attention/mod.rs, which multiplies by the scale in f32: the rounding here is that of a cache in
+// bf16.
 #include "attention/prefill_wgmma.cuh"
 #include "attention/fp8_kv.cuh"
 #include "abi/attention_widen_kv.h"
@@ -94,10 +95,11 @@ __device__ void widen_kv(const fp8 *k, const fp8 *v, const WidenedBatch &batch, 
     values.store(out_v + to);
 }
 
-// Grid: a warp for each of `capacity` KV blocks and `heads_here` KV heads from `first_head` on. A bad block id stops the kernel.
+// Grid: a warp for each of `capacity` KV blocks and `heads_here` KV heads from `first_head` on. A bad block id stops
+// the kernel.
 #define WIDEN_KV(D)                                                                                                    \
     extern "C" __global__ __launch_bounds__(kThreads) void widen_kv_##D(                                               \
-        const fp8 *k,                 /* [blocks, kv_heads, slab], csrc/attention/kv_cache.cuh */                                \
+        const fp8 *k,                 /* [blocks, kv_heads, slab], csrc/attention/kv_cache.cuh */                      \
         const fp8 *v,                 /* as k */                                                                       \
         const uint32_t *qo_indptr,    /* [rows + 1] */                                                                 \
         const uint32_t *kv_lens,      /* [rows] */                                                                     \
@@ -107,7 +109,9 @@ __device__ void widen_kv(const fp8 *k, const fp8 *v, const WidenedBatch &batch, 
         uint32_t heads, uint32_t kv_heads, uint32_t rows, uint32_t max_blocks, uint32_t blocks, uint32_t first_head,   \
         uint32_t heads_here, uint32_t capacity) {                                                                      \
         WidenedBatch batch{{{qo_indptr, kv_lens, block_tables, rows, max_blocks, blocks}, heads, kv_heads},            \
-                           first_head, heads_here, capacity};                                                          \
+                           first_head,                                                                                 \
+                           heads_here,                                                                                 \
+                           capacity};                                                                                  \
         widen_kv<D>(k, v, batch, out_k, out_v);                                                                        \
     }
 WIDEN_KV(64)

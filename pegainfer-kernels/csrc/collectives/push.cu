@@ -7,37 +7,55 @@
 //   reduce_scatter:      part r of x = Σ_q part r of x_q on rank r       a range of a part a block
 //   all_gather_rows:     part q of x = part q of x_q on all ranks        a range of a part a block
 //
-// x: [elements] f32 or bf16, in place, of the last two [ranks, part]; part: [rows, width] f32, whole: [rows, ranks * width] f32. Vectors
-// are 16 bytes.
+// x: [elements] f32 or bf16, in place, of the last two [ranks, part]; part: [rows, width] f32, whole: [rows, ranks *
+// width] f32. Vectors are 16 bytes.
 // Sums are f32, (x_0 + x_1) + x_2 ..., and rounded once: all ranks hold the same bits, and those of the CPU
-// (pegainfer-core/src/parallel/local.rs). Techniques: NCCL's LL protocol; one-shot and two-shot all-reduce by pushes to peers
-// (as in TensorRT-LLM and vLLM). Bounds: 1.2 us for a store to be seen by a peer and 370 GB/s a direction between H200s.
+// (pegainfer-core/src/parallel/local.rs). Techniques: NCCL's LL protocol; one-shot and two-shot all-reduce by pushes to
+// peers (as in TensorRT-LLM and vLLM). Bounds: 1.2 us for a store to be seen by a peer and 370 GB/s a direction between
+// H200s.
 //
-// Every rank has an arena: a header, and a mailbox for each rank, to which only that rank writes. All that is waited for
-// lies in the waiter's own arena.
+// Every rank has an arena: a header, and a mailbox for each rank, to which only that rank writes. All that is waited
+// for lies in the waiter's own arena.
 //
 // Why it is correct
-// 1. Pairs. Grid and ranges depend on the shape alone, so block b of a rank needs from a peer only what block b of the peer
-//    pushes, and that block pushes before it waits. Blocks of one GPU never wait for each other, and the grid is at most
-//    one block a multiprocessor, so all blocks are resident and each one gets to push: blocks of kernels before it end without it, and
-//    those of the next kernel start when all of its own have. One arena has one stream: its collectives run one after the
+// 1. Pairs. Grid and ranges depend on the shape alone, so block b of a rank needs from a peer only what block b of the
+//   peer
+//    pushes, and that block pushes before it waits. Blocks of one GPU never wait for each other, and the grid is at
+//    most
+//    one block a multiprocessor, so all blocks are resident and each one gets to push: blocks of kernels before it end
+//    without it, and
+//    those of the next kernel start when all of its own have. One arena has one stream: its collectives run one after
+//    the
 //    other, because each waits for the kernels before it before it reads the epoch.
-// 2. Visible data. LL: a word of eight bytes carries four of data and the tag of its exchange, and is stored and loaded at once (b64,
+// 2. Visible data. LL: a word of eight bytes carries four of data and the tag of its exchange, and is stored and loaded
+//   at once (b64,
 //    relaxed, system scope; v2.b64 is two such accesses). A reader that sees the tag has the data. Blocks: all threads
-//    store, __syncthreads, then one thread stores the flag with release at system scope, which covers the stores of the block
-//    by cumulativity; the reader loads the flag with acquire at system scope, then __syncthreads, then reads through the L2.
-// 3. Reuse. The number of an exchange (its epoch) is counted in the header; all kinds of exchanges share it, and each has one epoch
-//    a launch. Mailboxes have two halves; an exchange uses the half of its parity. Claim: when a rank writes in epoch e + 1,
-//    no peer still reads what was written in epoch e - 1. Proof: the rank has completed e; it waited there for something
-//    that every peer sends in e, so every peer has begun e, and so completed e - 1 on its stream. What was written in e, which a
+//    store, __syncthreads, then one thread stores the flag with release at system scope, which covers the stores of the
+//    block
+//    by cumulativity; the reader loads the flag with acquire at system scope, then __syncthreads, then reads through
+//    the L2.
+// 3. Reuse. The number of an exchange (its epoch) is counted in the header; all kinds of exchanges share it, and each
+//   has one epoch
+//    a launch. Mailboxes have two halves; an exchange uses the half of its parity. Claim: when a rank writes in epoch e
+//    + 1,
+//    no peer still reads what was written in epoch e - 1. Proof: the rank has completed e; it waited there for
+//    something
+//    that every peer sends in e, so every peer has begun e, and so completed e - 1 on its stream. What was written in
+//    e, which a
 //    peer may still read or wait for, is in the other half. A peer is never more than one epoch ahead.
-//    Within an exchange, each place is written once: the two hops of two_shot have different flags and different staging.
-// 4. Stale words. Words and flags have places of their own, which hold nothing but tags or zero, and a tag is never zero.
-//    Tags repeat after 2^31 exchanges: a word would have to be left alone for exactly as many to be taken for a new one.
-// 5. Counting. The header counts arrivals: each block adds kMaxBlocks / gridDim.x (a power of two) when all of its threads have read the
-//    epoch, so a launch adds kMaxBlocks in all, and arrivals / kMaxBlocks is the same number for each block however late it
+//    Within an exchange, each place is written once: the two hops of two_shot have different flags and different
+//    staging.
+// 4. Stale words. Words and flags have places of their own, which hold nothing but tags or zero, and a tag is never
+//   zero.
+//    Tags repeat after 2^31 exchanges: a word would have to be left alone for exactly as many to be taken for a new
+//    one.
+// 5. Counting. The header counts arrivals: each block adds kMaxBlocks / gridDim.x (a power of two) when all of its
+//   threads have read the
+//    epoch, so a launch adds kMaxBlocks in all, and arrivals / kMaxBlocks is the same number for each block however
+//    late it
 //    starts. A captured launch counts on with each replay.
-// 6. Ends. Each wait ends when the time is over or the abort word is set (it is asked for once in kPollsPerCheck polls). The first wait
+// 6. Ends. Each wait ends when the time is over or the abort word is set (it is asked for once in kPollsPerCheck
+//   polls). The first wait
 //    that ends so writes a record, sets the abort word, and marks the arena as failed: this launch and all later ones
 //    go on with whatever is there, so that the streams drain. Results are then wrong, and the host says so.
 #include "common/base.cuh"
@@ -139,7 +157,8 @@ template <int kRanks> struct Exchange {
         return reinterpret_cast<uint64_t *>(mailbox + kFlagBytes) + half * kLlWords;
     }
     __device__ uint4 *stage(uint8_t *mailbox, uint32_t hop = 0) const {
-        return reinterpret_cast<uint4 *>(mailbox + kMailboxBytes + uint64_t(half) * stage_bytes + hop * (stage_bytes / 2));
+        return reinterpret_cast<uint4 *>(mailbox + kMailboxBytes + uint64_t(half) * stage_bytes +
+                                         hop * (stage_bytes / 2));
     }
 
     // Whether a wait for the sources of `missing` (bits; equal in all lanes) has to end. All lanes of a warp call it.
@@ -312,7 +331,8 @@ __device__ __forceinline__ void all_reduce_two_shot(Exchange<kRanks> exchange, T
     const uint32_t part = (vectors + exchange.ranks - 1) / exchange.ranks;
     const Range range(part);
     const uint32_t each = range.end - range.begin, peers = exchange.ranks - 1;
-    // The j-th vector of the block in the parts of the peers, beginning behind the own one: `f(peer, in its part, in x)`.
+    // The j-th vector of the block in the parts of the peers, beginning behind the own one: `f(peer, in its part, in
+    // x)`.
     auto of_peers = [&](auto f) {
 #pragma unroll 4
         for (uint32_t j = threadIdx.x; j < peers * each; j += kThreads) {
@@ -340,14 +360,15 @@ __device__ __forceinline__ void all_reduce_two_shot(Exchange<kRanks> exchange, T
     }
     exchange.publish(1);
     exchange.await(1);
-    of_peers([&](uint32_t q, uint32_t i, uint32_t at) { data[at] = __ldcg(exchange.stage(exchange.mailbox(q), 1) + i); });
+    of_peers(
+        [&](uint32_t q, uint32_t i, uint32_t at) { data[at] = __ldcg(exchange.stage(exchange.mailbox(q), 1) + i); });
     exchange.end();
 }
 
 // Rows of `width` vectors.
 template <int kRanks>
-__device__ __forceinline__ void gather_columns(Exchange<kRanks> exchange, const float *part, float *whole, uint32_t rows,
-                                               uint32_t width) {
+__device__ __forceinline__ void gather_columns(Exchange<kRanks> exchange, const float *part, float *whole,
+                                               uint32_t rows, uint32_t width) {
     const uint4 *from = reinterpret_cast<const uint4 *>(part);
     uint4 *to = reinterpret_cast<uint4 *>(whole);
     const Range range(rows * width);
@@ -365,8 +386,8 @@ __device__ __forceinline__ void gather_columns(Exchange<kRanks> exchange, const 
     exchange.end();
 }
 
-// Parts of x, `part` vectors each, of which this launch exchanges `count` from vector `first` on. `alone`: what comes back as a peer's has to be
-// this rank's own part.
+// Parts of x, `part` vectors each, of which this launch exchanges `count` from vector `first` on. `alone`: what comes
+// back as a peer's has to be this rank's own part.
 struct Parts {
     uint4 *x;
     uint32_t part, first, count, alone;
@@ -398,7 +419,8 @@ template <int kRanks, typename>
 __device__ __forceinline__ void all_gather_rows(Exchange<kRanks> exchange, const Parts &parts) {
     const Range range(parts.count);
 #pragma unroll 4
-    for (uint32_t i = range.begin + threadIdx.x; i < range.end; i += kThreads) push(exchange, parts.at(exchange.rank, i), i);
+    for (uint32_t i = range.begin + threadIdx.x; i < range.end; i += kThreads)
+        push(exchange, parts.at(exchange.rank, i), i);
     exchange.publish(0);
     exchange.await(0);
 #pragma unroll 4
@@ -420,8 +442,8 @@ __device__ __forceinline__ void all_gather_rows(Exchange<kRanks> exchange, const
 
 // For up to N ranks. Grid: a power of two, at most kMaxBlocks and one block a multiprocessor.
 #define ALL_REDUCE(NAME, THREADS, N, SUFFIX, T)                                                                        \
-    extern "C" __global__ __launch_bounds__(THREADS, 1) void NAME##_##SUFFIX##_##N(T *x, uint64_t first,                  \
-                                                                                uint32_t vectors, LINK) {              \
+    extern "C" __global__ __launch_bounds__(THREADS, 1) void NAME##_##SUFFIX##_##N(T *x, uint64_t first,               \
+                                                                                   uint32_t vectors, LINK) {           \
         start_after_predecessor();                                                                                     \
         EXCHANGE(N, kAllReduce)                                                                                        \
         NAME<N, T>(exchange, x + first * (16 / sizeof(T)), vectors);                                                   \
@@ -435,7 +457,7 @@ __device__ __forceinline__ void all_gather_rows(Exchange<kRanks> exchange, const
         T *x, uint32_t part, uint32_t first, uint32_t count, uint32_t alone, LINK) {                                   \
         start_after_predecessor();                                                                                     \
         EXCHANGE(N, OP)                                                                                                \
-        NAME<N, T>(exchange, Parts{reinterpret_cast<uint4 *>(x), part, first, count, alone});                             \
+        NAME<N, T>(exchange, Parts{reinterpret_cast<uint4 *>(x), part, first, count, alone});                          \
     }
 #define RANKS(N)                                                                                                       \
     KINDS(N, f32, float)                                                                                               \
@@ -444,7 +466,7 @@ __device__ __forceinline__ void all_gather_rows(Exchange<kRanks> exchange, const
     OF_PARTS(reduce_scatter, kReduceScatter, N, bf16, bf16)                                                            \
     OF_PARTS(all_gather_rows, kAllGatherRows, N, f32, float)                                                           \
     OF_PARTS(all_gather_rows, kAllGatherRows, N, bf16, bf16)                                                           \
-    extern "C" __global__ __launch_bounds__(kThreads, 1) void all_gather_columns_##N(                                     \
+    extern "C" __global__ __launch_bounds__(kThreads, 1) void all_gather_columns_##N(                                  \
         const float *part, float *whole, uint32_t first, uint32_t rows, uint32_t width, LINK) {                        \
         start_after_predecessor();                                                                                     \
         EXCHANGE(N, kAllGather)                                                                                        \

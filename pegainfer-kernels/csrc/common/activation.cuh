@@ -1,5 +1,5 @@
-// Where a kernel writes an activation [rows, k]: bf16, or rounded to FP8 for the GEMM behind it, as csrc/gemm/fp8.cu rounds what is
-// there in bf16. The same codes and scales, without a pass over memory.
+// Where a kernel writes an activation [rows, k]: bf16, or rounded to FP8 for the GEMM behind it, as csrc/gemm/fp8.cu
+// rounds what is there in bf16. The same codes and scales, without a pass over memory.
 #pragma once
 #include "common/fp8_codes.cuh"
 #include "common/warp.cuh"
@@ -22,8 +22,8 @@ struct ActivationOut {
                size_t(column / 128) * padded + row;
     }
 
-    // Eight columns from `column` on, of which 16 neighbouring lanes have a block. All lanes of the warp take part; those that are
-    // not `inside` write nothing.
+    // Eight columns from `column` on, of which 16 neighbouring lanes have a block. All lanes of the warp take part;
+    // those that are not `inside` write nothing.
     __device__ __forceinline__ void store8(uint32_t row, uint32_t column, uint4 v, bool inside = true) const {
         if (!rounds()) {
             if (inside) *reinterpret_cast<uint4 *>(values(row, column)) = v;
@@ -47,7 +47,8 @@ struct ActivationOut {
     }
 
     // One column, of which 128 threads from a multiple of 128 on have a block; `shared` is theirs.
-    __device__ __forceinline__ void store1(uint32_t row, uint32_t column, bf16 v, uint32_t (&shared)[4], uint32_t barrier) const {
+    __device__ __forceinline__ void store1(uint32_t row, uint32_t column, bf16 v, uint32_t (&shared)[4],
+                                           uint32_t barrier) const {
         if (!rounds()) {
             *values(row, column) = v;
             return;

@@ -145,11 +145,12 @@ __device__ __forceinline__ void copy_box(uint32_t to, const TensorMap &map, uint
                  : "memory");
 }
 
-// The same to this place in the shared memory of all blocks of `blocks` (a bit each) of the cluster, and to their barriers.
-__device__ __forceinline__ void copy_box_to_blocks(uint32_t to, const TensorMap &map, uint32_t column, uint32_t row, uint64_t *barrier,
-                                                   uint16_t blocks) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3}], "
-                 "[%4], %5;" ::"r"(to),
+// The same to this place in the shared memory of all blocks of `blocks` (a bit each) of the cluster, and to their
+// barriers.
+__device__ __forceinline__ void copy_box_to_blocks(uint32_t to, const TensorMap &map, uint32_t column, uint32_t row,
+                                                   uint64_t *barrier, uint16_t blocks) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+                 "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
                  "l"(&map), "r"(column), "r"(row), "r"(shared_address(barrier)), "h"(blocks)
                  : "memory");
 }

@@ -11,9 +11,10 @@ constexpr uint32_t kVector = 8; // elements of a vector
 
 // Programmatic dependent launch (PDL; CUDA programming guide, "Programmatic Dependent Launch and Synchronization"). A
 // kernel of a step first releases its successor: the successor's blocks become resident as soon as blocks of this
-// kernel leave multiprocessors free, and may fetch what no kernel of the step writes (weights, segments, KV blocks of earlier steps).
-// Before a kernel touches anything that another kernel of the step writes or reads, it waits until all kernels before
-// it are complete. Decode attention overlapped with prefill attention is the one exception: see csrc/attention/decode.cuh.
+// kernel leave multiprocessors free, and may fetch what no kernel of the step writes (weights, segments, KV blocks of
+// earlier steps). Before a kernel touches anything that another kernel of the step writes or reads, it waits until all
+// kernels before it are complete. Decode attention overlapped with prefill attention is the one exception: see
+// csrc/attention/decode.cuh.
 __device__ __forceinline__ void release_successor() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -25,7 +26,8 @@ __device__ __forceinline__ void wait_for_predecessor() {
 #endif
 }
 
-// The beginning of a kernel that fetches nothing before its wait: its blocks are resident when the kernels before it end.
+// The beginning of a kernel that fetches nothing before its wait: its blocks are resident when the kernels before it
+// end.
 __device__ __forceinline__ void start_after_predecessor() {
     release_successor();
     wait_for_predecessor();

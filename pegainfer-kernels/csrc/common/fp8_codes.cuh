@@ -7,9 +7,9 @@
 // The larger magnitude of a pair, as bits of a bf16 number: NaN is the largest.
 __device__ __forceinline__ uint32_t magnitude(uint32_t pair) { return max(pair & 0x7fff, pair >> 16 & 0x7fff); }
 
-// A quotient rounded to nearest as `__fdiv_rn` does, from the divisor's inverse, rounded to nearest, by one Newton step (Markstein,
-// "Computation of elementary functions on the IBM RISC System/6000", 1990): three instructions instead of ten, as long as nothing on
-// the way leaves the range of normal numbers.
+// A quotient rounded to nearest as `__fdiv_rn` does, from the divisor's inverse, rounded to nearest, by one Newton step
+// (Markstein, "Computation of elementary functions on the IBM RISC System/6000", 1990): three instructions instead of
+// ten, as long as nothing on the way leaves the range of normal numbers.
 __device__ __forceinline__ float quotient(float x, float divisor, float inverse) {
     float guess = x * inverse;
     return fmaf(fmaf(-guess, divisor, x), inverse, guess);
@@ -19,7 +19,7 @@ __device__ __forceinline__ float quotient(float x, float divisor, float inverse)
 __device__ __forceinline__ float scale_of(uint32_t largest) {
     float x = __uint_as_float(largest << 16);
     if (largest >= 0x7f80u || largest == 0) return largest == 0 ? 1.f : x; // infinity and NaN stay
-    if (x < 0x1p-64f) return float(double(x) * (1. / 448.)); // down to subnormal numbers
+    if (x < 0x1p-64f) return float(double(x) * (1. / 448.));               // down to subnormal numbers
     return quotient(x, 448.f, 1.f / 448.f);
 }
 

@@ -90,15 +90,16 @@ __device__ __forceinline__ void store_matrices(uint32_t to, const uint32_t (&pai
                  : "memory");
 }
 
-// Stores 8 x 8 matrices transposed (stmatrix .trans): lane 8 i + c has the address of column c of matrix i, which is stored as a vector.
-// Of two matrices, lanes 0 to 15 have the addresses.
+// Stores 8 x 8 matrices transposed (stmatrix .trans): lane 8 i + c has the address of column c of matrix i, which is
+// stored as a vector. Of two matrices, lanes 0 to 15 have the addresses.
 __device__ __forceinline__ void store_columns(uint32_t to, const uint32_t (&pairs)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(pairs[0]),
                  "r"(pairs[1]), "r"(pairs[2]), "r"(pairs[3])
                  : "memory");
 }
 __device__ __forceinline__ void store_columns(uint32_t to, const uint32_t (&pairs)[2]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(to), "r"(pairs[0]), "r"(pairs[1])
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(to), "r"(pairs[0]),
+                 "r"(pairs[1])
                  : "memory");
 }
 #endif

@@ -51,12 +51,11 @@ template <int N> __device__ __forceinline__ void wgmma_wait() {
              "%103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, "  \
              "%120, %121, %122, %123, %124, %125, %126, %127"
 #define NAMES_40 NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
-#define NAMES_48                                                                                                       \
-    NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define NAMES_48 NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define NAMES_56 NAMES_48 ", %48, %49, %50, %51, %52, %53, %54, %55"
 
-// d[64, n] = (first ? 0 : d) + a[64, 16] b[n, 16]ᵀ for a warpgroup, n = 16, 32, 64, 80, 96, 128 or 256, both operands in
-// shared memory with the sum along their rows. Warp w holds rows 16 w to 16 w + 15 of d, as accumulators
+// d[64, n] = (first ? 0 : d) + a[64, 16] b[n, 16]ᵀ for a warpgroup, n = 16, 32, 64, 80, 96, 128 or 256, both operands
+// in shared memory with the sum along their rows. Warp w holds rows 16 w to 16 w + 15 of d, as accumulators
 // (csrc/common/frag.cuh), one for each 8 columns.
 template <bool First> __device__ __forceinline__ void wgmma(float (&d)[8], uint64_t a, uint64_t b) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"
@@ -102,7 +101,8 @@ template <bool First> __device__ __forceinline__ void wgmma(float (&d)[128], uin
                  : "l"(a), "l"(b), "n"(int(!First)));
 }
 
-// d[64, n] += a[16, 64]ᵀ b[n, 16]ᵀ, n = 16 or 32: as the first, with a in shared memory row by row, 64 columns of 128 bytes.
+// d[64, n] += a[16, 64]ᵀ b[n, 16]ᵀ, n = 16 or 32: as the first, with a in shared memory row by row, 64 columns of 128
+// bytes.
 __device__ __forceinline__ void wgmma_of_columns(float (&d)[8], uint64_t a, uint64_t b) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 1, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {" NAMES_8 "}, %8, %9, p, 1, 1, 1, 0;\n}"
@@ -142,13 +142,14 @@ template <bool First> __device__ __forceinline__ void wgmma_fp8(float (&d)[64], 
                  : "l"(a), "l"(b), "n"(int(!First)));
 }
 
-// The same with a in registers, n a multiple of 16 up to 128. Lane 4 g + q has four e4m3 codes a register: a[0] and a[1] are rows g and
-// g + 8 of the warp's 16 from column 4 q on, a[2] and a[3] the same rows from column 16 + 4 q on.
+// The same with a in registers, n a multiple of 16 up to 128. Lane 4 g + q has four e4m3 codes a register: a[0] and
+// a[1] are rows g and g + 8 of the warp's 16 from column 4 q on, a[2] and a[3] the same rows from column 16 + 4 q on.
 #define WGMMA_FP8_REGISTERS(N, D, NAMES, A0, A1, A2, A3, B, KEEP, ...)                                                 \
-    template <bool First> __device__ __forceinline__ void wgmma_fp8(float (&d)[D], const uint32_t (&a)[4], uint64_t b) { \
+    template <bool First>                                                                                              \
+    __device__ __forceinline__ void wgmma_fp8(float (&d)[D], const uint32_t (&a)[4], uint64_t b) {                     \
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #KEEP ", 0;\n"                                               \
-                     "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {" NAMES "}, {%" #A0 ", %" #A1 ", %" #A2  \
-                     ", %" #A3 "}, %" #B ", p, 1, 1;\n}"                                                               \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {" NAMES "}, {%" #A0 ", %" #A1          \
+                     ", %" #A2 ", %" #A3 "}, %" #B ", p, 1, 1;\n}"                                                     \
                      : __VA_ARGS__                                                                                     \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(int(!First)));                          \
     }

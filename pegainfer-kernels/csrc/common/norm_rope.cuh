@@ -2,8 +2,9 @@
 // the layout in which one warp has one head.
 //
 //   y = bf16(bf16(x * rsqrt(mean(x²) + eps)) * weight);  low' = low cos - high sin, high' = high cos + low sin
-// Users: csrc/rows/norm.cu (rows), attention/qkv.cu (vectors), attention/decode.cuh and layers/attention.cuh (`Pairs`). Sums of squares are added
-// in each layout's order, everything else rounds the same way. Reference: src/cpu/norm.rs, src/cpu/qkv.rs.
+// Users: csrc/rows/norm.cu (rows), attention/qkv.cu (vectors), attention/decode.cuh and layers/attention.cuh (`Pairs`).
+// Sums of squares are added in each layout's order, everything else rounds the same way. Reference: src/cpu/norm.rs,
+// src/cpu/qkv.rs.
 #pragma once
 #include "common/math.cuh"
 #include "common/warp.cuh"
@@ -19,8 +20,8 @@ __device__ __forceinline__ float sum_squares(uint4 row) {
     return squares;
 }
 
-// Two elements of a norm: scaled, rounded, multiplied by the weight, and rounded. The multiplication of two bf16 is exact in
-// f32, so rounding it is one instruction with the multiplication.
+// Two elements of a norm: scaled, rounded, multiplied by the weight, and rounded. The multiplication of two bf16 is
+// exact in f32, so rounding it is one instruction with the multiplication.
 __device__ __forceinline__ uint32_t norm2(uint32_t pair, float scale, uint32_t weight) {
     float2 a = widen(pair);
     uint32_t rounded = narrow(a.x * scale, a.y * scale);

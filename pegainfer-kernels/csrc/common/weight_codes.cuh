@@ -1,7 +1,7 @@
 // Weights as operands of the tensor cores: bf16, FP8 or FP4 in memory, bf16 in registers.
 //
-// A code becomes the bf16 number with the same exponent and mantissa bits, which a multiplication by a power of two moves to its
-// value: both steps are exact, as long as the value is a bf16 number.
+// A code becomes the bf16 number with the same exponent and mantissa bits, which a multiplication by a power of two
+// moves to its value: both steps are exact, as long as the value is a bf16 number.
 #pragma once
 #include "common/frag.cuh"
 
@@ -36,7 +36,9 @@ template <Format F> struct Codes;
 
 template <> struct Codes<Format::kBf16> {
     static constexpr uint32_t kVectors = 1, kValues = 8;
-    static __device__ __forceinline__ void widen(const uint4 &codes, uint32_t, uint4 (&out)[kVectors]) { out[0] = codes; }
+    static __device__ __forceinline__ void widen(const uint4 &codes, uint32_t, uint4 (&out)[kVectors]) {
+        out[0] = codes;
+    }
 };
 
 // e4m3: sign, 4 bits of exponent with a bias of 7, 3 of mantissa.
@@ -49,10 +51,10 @@ template <> struct Codes<Format::kFp8> {
     }
     static __device__ __forceinline__ void widen(const uint4 &codes, uint32_t scale, uint4 (&out)[kVectors]) {
         Factor<127 - 7> factor(scale);
-        out[0] = make_uint4(factor(pair(codes.x, 0x1404)), factor(pair(codes.x, 0x3424)),
-                            factor(pair(codes.y, 0x1404)), factor(pair(codes.y, 0x3424)));
-        out[1] = make_uint4(factor(pair(codes.z, 0x1404)), factor(pair(codes.z, 0x3424)),
-                            factor(pair(codes.w, 0x1404)), factor(pair(codes.w, 0x3424)));
+        out[0] = make_uint4(factor(pair(codes.x, 0x1404)), factor(pair(codes.x, 0x3424)), factor(pair(codes.y, 0x1404)),
+                            factor(pair(codes.y, 0x3424)));
+        out[1] = make_uint4(factor(pair(codes.z, 0x1404)), factor(pair(codes.z, 0x3424)), factor(pair(codes.w, 0x1404)),
+                            factor(pair(codes.w, 0x3424)));
     }
 };
 

@@ -2,19 +2,22 @@
 //
 //   l[k] = q · key[k] / sqrt(dim);  out = Σ_k exp(l[k]) key[k] / (Σ_k exp(l[k]) + exp(sink))
 //
-// The list of a token: its window, oldest first, of this step or from the ring of its slot, which may be longer than the window; then
-// the compressed entries that it sees, ascending: none, all complete ones, or the chosen ones.
+// The list of a token: its window, oldest first, of this step or from the ring of its slot, which may be longer than
+// the window; then the compressed entries that it sees, ascending: none, all complete ones, or the chosen ones.
 //
-//   sparse_attention_heads: FlashAttention-2 (arXiv 2307.08691) by mma.sync. A block has a token and 16 or 32 heads (M), a warp 128 of
-//                          the dimensions. An iteration takes 16 keys: each warp copies its dimensions of them to shared memory once for
-//                          all heads and both GEMMs (deepseek_v4/key_ring.cuh), and the warps add up their parts of the scores
+//   sparse_attention_heads: FlashAttention-2 (arXiv 2307.08691) by mma.sync. A block has a token and 16 or 32 heads
+//   (M), a warp 128 of
+//                          the dimensions. An iteration takes 16 keys: each warp copies its dimensions of them to
+//                          shared memory once for
+//                          all heads and both GEMMs (deepseek_v4/key_ring.cuh), and the warps add up their parts of the
+//                          scores
 //                          through shared memory, in order.
 //   sparse_attention_f32:    a warp has a head, and a lane every 32nd dimension
 //
-// Keys are taken in chunks of 64 of the list. In bf16 each chunk has a softmax of its own, and the chunks are merged in order, by one block
-// or by the kernels for few tokens (deepseek_v4/attention_chunks.cu), with the same bits: what a token gets depends on its list alone.
-// Weights are rounded to bf16 before the second GEMM, not in the denominator. All GPUs. Bound by shared memory and the issue of
-// instructions. Reference: src/cpu/deepseek_v4/attention.rs.
+// Keys are taken in chunks of 64 of the list. In bf16 each chunk has a softmax of its own, and the chunks are merged in
+// order, by one block or by the kernels for few tokens (deepseek_v4/attention_chunks.cu), with the same bits: what a
+// token gets depends on its list alone. Weights are rounded to bf16 before the second GEMM, not in the denominator. All
+// GPUs. Bound by shared memory and the issue of instructions. Reference: src/cpu/deepseek_v4/attention.rs.
 #include "deepseek_v4/attention.cuh"
 #include "abi/deepseek_v4_attention.h"
 
@@ -25,10 +28,11 @@ constexpr uint32_t kRingTiles = 2; // tiles of keys in shared memory
 template <uint32_t Groups> struct HeadsShared {
     uint8_t ring[kRingTiles][kTile][kKeyBytes];              // of keys; at the end of results
     float total[Groups][4 * kAccumulators][32 * kMostWarps]; // the merged chunks' numerators, each thread's own
-    float4 scores[2][kMostWarps][Groups][2][32];             // of two iterations in turn: each warp's part of two tiles of 8 keys
-    uint32_t keys[2][kChunk];                                // codes of two chunks in turn
+    float4 scores[2][kMostWarps][Groups][2][32]; // of two iterations in turn: each warp's part of two tiles of 8 keys
+    uint32_t keys[2][kChunk];                    // codes of two chunks in turn
 };
-static_assert(sizeof(HeadsShared<1>) == kOneGroupBytes && sizeof(HeadsShared<2>) == kTwoGroupBytes, "what launchers ask for");
+static_assert(sizeof(HeadsShared<1>) == kOneGroupBytes && sizeof(HeadsShared<2>) == kTwoGroupBytes,
+              "what launchers ask for");
 
 // A softmax of 16 heads and its numerators of the warp's dimensions.
 struct HeadsSoftmax {
@@ -91,8 +95,8 @@ __device__ __forceinline__ void score_tile(const Queries (&q)[Groups], const Key
 
 // Adds 16 keys with these codes to the softmaxes of a chunk.
 template <uint32_t Groups>
-__device__ __forceinline__ void add_tile(Accumulator (&s)[Groups][2], const KeyTile &tile, const uint32_t *codes, float scale,
-                                         HeadsSoftmax (&chunk)[Groups]) {
+__device__ __forceinline__ void add_tile(Accumulator (&s)[Groups][2], const KeyTile &tile, const uint32_t *codes,
+                                         float scale, HeadsSoftmax (&chunk)[Groups]) {
     bool present[2][2];
 #pragma unroll
     for (uint32_t n = 0; n < 2; ++n) {
@@ -118,10 +122,11 @@ __device__ __forceinline__ void add_tile(Accumulator (&s)[Groups][2], const KeyT
     }
 }
 
-// Writes the results of 16 heads. `staging`: [16] rows in shared memory, of which the warp uses its dimensions, as of a tile.
+// Writes the results of 16 heads. `staging`: [16] rows in shared memory, of which the warp uses its dimensions, as of a
+// tile.
 __device__ __forceinline__ void store_heads(const Part &part, Softmax (&all)[2], const float *sink,
-                                            const float (&total)[4 * kAccumulators][32 * kMostWarps], const void *staging,
-                                            bf16 *out) {
+                                            const float (&total)[4 * kAccumulators][32 * kMostWarps],
+                                            const void *staging, bf16 *out) {
     const KeyTile rows(staging);
     const uint32_t lane = threadIdx.x % 32;
 #pragma unroll
@@ -140,15 +145,15 @@ __device__ __forceinline__ void store_heads(const Part &part, Softmax (&all)[2],
     for (uint32_t i = 0; i < kMmaHeads; i += 2) {
         const uint32_t row = i + lane / 16, head = first_head + row;
         if (head < part.heads && dim < 32 * part.steps)
-            *reinterpret_cast<uint4 *>(out + (size_t(blockIdx.x) * part.heads + head) * part.dim + part.first_dim + dim) =
-                load_vector(rows.address(row, lane % 8) + lane % 16 / 8 * 128);
+            *reinterpret_cast<uint4 *>(out + (size_t(blockIdx.x) * part.heads + head) * part.dim + part.first_dim +
+                                       dim) = load_vector(rows.address(row, lane % 8) + lane % 16 / 8 * 128);
     }
 }
 
 // All keys of a token and 16 `Groups` heads.
 template <uint32_t Groups>
-__device__ __forceinline__ void attend_list(const Lists<bf16> &lists, const bf16 *q, const float *sink, bf16 *out, uint32_t heads,
-                                            float scale) {
+__device__ __forceinline__ void attend_list(const Lists<bf16> &lists, const bf16 *q, const float *sink, bf16 *out,
+                                            uint32_t heads, float scale) {
     extern __shared__ __align__(1024) uint8_t memory[];
     auto &shared = *reinterpret_cast<HeadsShared<Groups> *>(memory);
     const List<bf16> list(lists, blockIdx.x);
@@ -156,7 +161,8 @@ __device__ __forceinline__ void attend_list(const Lists<bf16> &lists, const bf16
     // Finds the keys of a chunk, if there is one: two chunks are known at a time.
     auto find_chunk = [&](uint32_t chunk) {
         if (chunk * kChunk >= list.keys) return;
-        for (uint32_t i = threadIdx.x; i < kChunk; i += blockDim.x) shared.keys[chunk % 2][i] = list.code(lists, chunk * kChunk + i);
+        for (uint32_t i = threadIdx.x; i < kChunk; i += blockDim.x)
+            shared.keys[chunk % 2][i] = list.code(lists, chunk * kChunk + i);
         __syncwarp();
     };
     auto codes = [&](uint32_t tile) { return shared.keys[tile / kChunkTiles % 2] + tile % kChunkTiles * kTile; };
@@ -203,7 +209,8 @@ __device__ __forceinline__ void attend_list(const Lists<bf16> &lists, const bf16
     __syncwarp();
 #pragma unroll
     for (uint32_t g = 0; g < Groups; ++g)
-        store_heads(Part(heads, lists.dim, blockIdx.y * Groups + g), all[g], sink, shared.total[g], shared.ring[g], out);
+        store_heads(Part(heads, lists.dim, blockIdx.y * Groups + g), all[g], sink, shared.total[g], shared.ring[g],
+                    out);
 }
 
 #define HEADS_KERNEL(NAME, GROUPS, BLOCKS)                                                                             \
@@ -224,7 +231,17 @@ __device__ __forceinline__ void attend_list(const Lists<bf16> &lists, const bf16
         uint32_t per_page, uint32_t k, uint32_t heads, uint32_t dim, float scale) {                                    \
         start_after_predecessor();                                                                                     \
         const Lists<bf16> lists = {{qo_indptr, positions, slots, page_tables, rows, pages},                            \
-                                   kv, rings, entries, chosen, dim, window, ring, slot_count, entry_pages, per_page, k}; \
+                                   kv,                                                                                 \
+                                   rings,                                                                              \
+                                   entries,                                                                            \
+                                   chosen,                                                                             \
+                                   dim,                                                                                \
+                                   window,                                                                             \
+                                   ring,                                                                               \
+                                   slot_count,                                                                         \
+                                   entry_pages,                                                                        \
+                                   per_page,                                                                           \
+                                   k};                                                                                 \
         attend_list<GROUPS>(lists, q, sink, out, heads, scale);                                                        \
     }
 HEADS_KERNEL(sparse_attention_heads_16, 1, 3)
@@ -249,7 +266,17 @@ extern "C" __global__ __launch_bounds__(kF32Threads) void sparse_attention_f32(
     __shared__ const float *keys[kChunk];
     constexpr uint32_t kOwn = kMaxDim / 32; // dimensions of a lane, at most
     Lists<float> lists = {{qo_indptr, positions, slots, page_tables, rows, pages},
-                          kv, rings, entries, chosen, dim, window, ring, slot_count, entry_pages, per_page, k};
+                          kv,
+                          rings,
+                          entries,
+                          chosen,
+                          dim,
+                          window,
+                          ring,
+                          slot_count,
+                          entry_pages,
+                          per_page,
+                          k};
     List<float> list(lists, blockIdx.x);
     uint32_t lane = threadIdx.x % 32, steps = dim / 32, head = blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32;
     size_t at = (size_t(blockIdx.x) * heads + min(head, heads - 1)) * dim + lane;

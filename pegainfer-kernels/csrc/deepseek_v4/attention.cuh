@@ -1,5 +1,5 @@
-// What the kernels of DeepSeek-V4's sparse attention share (deepseek_v4/attention.cu, deepseek_v4/attention_chunks.cu): the list of keys of a
-// token, a softmax over some of them, and the parts of heads and dimensions that warps have.
+// What the kernels of DeepSeek-V4's sparse attention share (deepseek_v4/attention.cu, deepseek_v4/attention_chunks.cu):
+// the list of keys of a token, a softmax over some of them, and the parts of heads and dimensions that warps have.
 #pragma once
 #include "deepseek_v4/batch.cuh"
 #include "deepseek_v4/key_ring.cuh"
@@ -112,10 +112,10 @@ struct Queries {
     uint4 low[kSteps], high[kSteps];
 };
 
-// Adds the scores of 16 keys to a softmax and replaces them by weights. `present`: for this lane's four columns, those of both tiles,
-// whether there is a key. `rescale`: by what numerators so far are multiplied.
-__device__ __forceinline__ void weigh_tile(Accumulator (&s)[2], const bool (&present)[2][2], float scale, Softmax (&rows)[2],
-                                           float (&rescale)[2]) {
+// Adds the scores of 16 keys to a softmax and replaces them by weights. `present`: for this lane's four columns, those
+// of both tiles, whether there is a key. `rescale`: by what numerators so far are multiplied.
+__device__ __forceinline__ void weigh_tile(Accumulator (&s)[2], const bool (&present)[2][2], float scale,
+                                           Softmax (&rows)[2], float (&rescale)[2]) {
 #pragma unroll
     for (uint32_t r = 0; r < 2; ++r) {
         float before = rows[r].max, most = before;
@@ -155,7 +155,8 @@ struct Part {
     uint32_t first_dim, steps;    // vectors of its dimensions
 
     // `group`: of 16 heads.
-    __device__ __forceinline__ Part(uint32_t heads, uint32_t dim, uint32_t group = blockIdx.y) : heads(heads), dim(dim) {
+    __device__ __forceinline__ Part(uint32_t heads, uint32_t dim, uint32_t group = blockIdx.y)
+        : heads(heads), dim(dim) {
         first_dim = threadIdx.x / 32 * kWarpDim, steps = min(dim - first_dim, kWarpDim) / 32;
         head[0] = group * kMmaHeads + threadIdx.x % 32 / 4, head[1] = head[0] + 8;
     }

@@ -1,9 +1,12 @@
 // DeepSeek-V4's sparse attention where tokens are few (formula and order of sums: deepseek_v4/attention.cu):
 //
-//   sparse_attention_chunks: a block for each chunk of 64 keys and 16 heads (FlashDecoding: split-KV); keys go from memory to registers,
+//   sparse_attention_chunks: a block for each chunk of 64 keys and 16 heads (FlashDecoding: split-KV); keys go from
+//   memory to registers,
 //                          where movmatrix transposes them for the second GEMM
-//   sparse_attention_merge:  merges its partial results and rotates them back by the token's position, packs them for the next GEMM
-//                          (pack_split_rows of deepseek_v4/skinny.cu), and puts the keys of the step's tokens into the rings
+//   sparse_attention_merge:  merges its partial results and rotates them back by the token's position, packs them for
+//   the next GEMM
+//                          (pack_split_rows of deepseek_v4/skinny.cu), and puts the keys of the step's tokens into the
+//                          rings
 //
 // All GPUs. Bound by the latency of loads. Reference: src/cpu/deepseek_v4/{attention,rope,batch}.rs.
 #include "deepseek_v4/attention.cuh"
@@ -56,8 +59,8 @@ __device__ __forceinline__ void score_tile(const Queries &q, const Keys &keys, f
 }
 
 // Adds 16 keys to a softmax and its numerators.
-__device__ __forceinline__ void add_tile(Accumulator (&s)[2], const Keys &keys, const bool (&present)[2][2], float scale,
-                                         Softmax (&rows)[2], Accumulator (&o)[kAccumulators]) {
+__device__ __forceinline__ void add_tile(Accumulator (&s)[2], const Keys &keys, const bool (&present)[2][2],
+                                         float scale, Softmax (&rows)[2], Accumulator (&o)[kAccumulators]) {
     float rescale[2];
     weigh_tile(s, present, scale, rows, rescale);
     rescale_rows(o, rescale);
@@ -97,8 +100,8 @@ __device__ __forceinline__ void attend_chunk(const Queries &q, MmaShared &shared
     for (uint32_t r = 0; r < 2; ++r) rows[r].sum = reduce_quad(rows[r].sum, Add());
 }
 
-// Where the partial results of a chunk begin: its numerators [heads, dim], and its softmaxes [heads] behind those of all.
-// `chunks`: of a token, at most.
+// Where the partial results of a chunk begin: its numerators [heads, dim], and its softmaxes [heads] behind those of
+// all. `chunks`: of a token, at most.
 struct Partials {
     float *numerators;
     Softmax *softmaxes;
@@ -128,7 +131,17 @@ extern "C" __global__ __launch_bounds__(32 * kMaxDim / kWarpDim, 2) void sparse_
     release_successor();
     __shared__ MmaShared shared;
     Lists<bf16> lists = {{qo_indptr, positions, slots, page_tables, rows, pages},
-                         kv, rings, entries, chosen, dim, window, ring, slot_count, entry_pages, per_page, k};
+                         kv,
+                         rings,
+                         entries,
+                         chosen,
+                         dim,
+                         window,
+                         ring,
+                         slot_count,
+                         entry_pages,
+                         per_page,
+                         k};
     List<bf16> list(lists, blockIdx.x);
     uint32_t first = blockIdx.z * kChunk;
     if (first >= list.keys) return wait_for_predecessor();
@@ -169,9 +182,9 @@ extern "C" __global__ __launch_bounds__(kMergeThreads) void sparse_attention_mer
     bf16 *out,                 // [tokens, heads, dim]
     uint8_t *packed,           // [tokens, groups, 2, packed row of `group` columns]; null: none
     bf16 *rings,               // [slot_count, ring, dim]
-    uint32_t rows, uint32_t slot_count, uint32_t window, uint32_t ring, uint32_t per_page, uint32_t k, uint32_t heads, uint32_t dim,
-    uint32_t chunks, uint32_t pairs,
-    uint32_t group) {          // columns of whole heads, a multiple of 128 and of `dim`
+    uint32_t rows, uint32_t slot_count, uint32_t window, uint32_t ring, uint32_t per_page, uint32_t k, uint32_t heads,
+    uint32_t dim, uint32_t chunks, uint32_t pairs,
+    uint32_t group) { // columns of whole heads, a multiple of 128 and of `dim`
     release_successor();
     Lists<bf16> lists = {};
     lists.batch = {qo_indptr, positions, slots, nullptr, rows, 0};
@@ -204,10 +217,13 @@ extern "C" __global__ __launch_bounds__(kMergeThreads) void sparse_attention_mer
 #pragma unroll 4
     for (uint32_t c = 0; c < (list.keys + kChunk - 1) / kChunk; ++c) {
         const Partials from(const_cast<float *>(partials), gridDim.x, chunks, c, heads, dim);
-        const float4 part = i < dim ? *reinterpret_cast<const float4 *>(from.numerators + size_t(head) * dim + i) : make_float4(0.f, 0.f, 0.f, 0.f);
+        const float4 part = i < dim ? *reinterpret_cast<const float4 *>(from.numerators + size_t(head) * dim + i)
+                                    : make_float4(0.f, 0.f, 0.f, 0.f);
         all.merge(from.softmaxes[head], before, own);
-        numerator[0] = fmaf(numerator[0], before, part.x * own), numerator[1] = fmaf(numerator[1], before, part.y * own);
-        numerator[2] = fmaf(numerator[2], before, part.z * own), numerator[3] = fmaf(numerator[3], before, part.w * own);
+        numerator[0] = fmaf(numerator[0], before, part.x * own),
+        numerator[1] = fmaf(numerator[1], before, part.y * own);
+        numerator[2] = fmaf(numerator[2], before, part.z * own),
+        numerator[3] = fmaf(numerator[3], before, part.w * own);
     }
     all.finish(of_sink, before);
     Own result;

@@ -2,39 +2,41 @@
 //
 //   l[k] = q · key[k] / sqrt(dim);  out = Σ_k exp(l[k]) key[k] / (Σ_k exp(l[k]) + exp(sink))
 //
-// for 16 or 32 heads of 512 dimensions in bf16. A block has a token and all of its heads, one warpgroup multiplies, and one fetches; two
-// blocks share a multiprocessor, so that one multiplies while the other one has its softmax. Keys are the rows of both GEMMs, in tiles of 64:
+// for 16 or 32 heads of 512 dimensions in bf16. A block has a token and all of its heads, one warpgroup multiplies, and
+// one fetches; two blocks share a multiprocessor, so that one multiplies while the other one has its softmax. Keys are
+// the rows of both GEMMs, in tiles of 64:
 //
 //   sᵀ[keys, heads] = key qᵀ, keys as operand A of wgmma, heads as columns
 //   oᵀ[dims, heads] += keyᵀ pᵀ, the same tile as operand A with its columns for rows, weights p through shared memory
 //
-// A tile is eight slabs of 64 dimensions. Slabs go through a ring in shared memory: the second GEMM has done with a slab when its 64
-// dimensions are added, and the next tile's take its place. Four warps gather keys by cp.async, 128 bytes of a key at a time.
+// A tile is eight slabs of 64 dimensions. Slabs go through a ring in shared memory: the second GEMM has done with a
+// slab when its 64 dimensions are added, and the next tile's take its place. Four warps gather keys by cp.async, 128
+// bytes of a key at a time.
 //
-// Softmax is online (arXiv 1805.02867), from tile to tile, and each head's maximum and sum are those of all four warps, in order: what a
-// token gets depends on its list alone, but has other bits than by the kernels for few tokens. Weights are rounded to bf16 before the second
-// GEMM, not in the denominator. Bound by reads of the L2 and of shared memory, 64 and 256 KB a tile. Reference:
-// src/cpu/deepseek_v4/attention.rs.
+// Softmax is online (arXiv 1805.02867), from tile to tile, and each head's maximum and sum are those of all four warps,
+// in order: what a token gets depends on its list alone, but has other bits than by the kernels for few tokens. Weights
+// are rounded to bf16 before the second GEMM, not in the denominator. Bound by reads of the L2 and of shared memory, 64
+// and 256 KB a tile. Reference: src/cpu/deepseek_v4/attention.rs.
 #include "deepseek_v4/attention.cuh"
 #include "common/hopper.cuh"
 #include "abi/deepseek_v4_attention_wgmma.h"
 
 using namespace limits::deepseek_v4_attention_wgmma;
 
-constexpr uint32_t kSlabs = kMaxDim / 64;          // of a tile
-constexpr uint32_t kWarps = 4;                     // of a warpgroup
+constexpr uint32_t kSlabs = kMaxDim / 64; // of a tile
+constexpr uint32_t kWarps = 4;            // of a warpgroup
 constexpr uint32_t kSlabBytes = kTileKeys * 128;
-constexpr uint32_t kFetchers = 1;                 // the warpgroup that fetches; the other one multiplies
-constexpr uint32_t kWeightsReady = 1;              // the named barrier of the consumers
+constexpr uint32_t kFetchers = 1;     // the warpgroup that fetches; the other one multiplies
+constexpr uint32_t kWeightsReady = 1; // the named barrier of the consumers
 // Of a thread after setmaxnreg: 128 * (48 + 208) for each of two blocks.
 constexpr int kFetcherRegisters = 48, kConsumerRegisters = 208;
 
 template <uint32_t Heads> struct ListShared {
     uint8_t q[kSlabs][Heads * 128]; // queries; at the end results
     uint8_t keys[kRing][kSlabBytes];
-    uint8_t p[Heads * 128];         // weights of a tile's keys
-    float of_warps[kWarps][Heads];  // maxima of a tile, or sums
-    uint32_t codes[2][kTileKeys];   // of the keys of two tiles in turn
+    uint8_t p[Heads * 128];        // weights of a tile's keys
+    float of_warps[kWarps][Heads]; // maxima of a tile, or sums
+    uint32_t codes[2][kTileKeys];  // of the keys of two tiles in turn
     uint64_t q_full, codes_full[2], full[kRing], empty[kRing];
 };
 static_assert(sizeof(ListShared<32>) <= kSharedBytes32 && sizeof(ListShared<16>) <= kSharedBytes16);
@@ -44,7 +46,8 @@ static_assert(sizeof(ListShared<32>) <= kSharedBytes32 && sizeof(ListShared<16>)
 __device__ __forceinline__ uint32_t tiles_of(const List<bf16> &list) { return (list.keys + kTileKeys - 1) / kTileKeys; }
 
 // Gathers the keys of all tiles: a warp has 16 of each, a lane vectors of every fourth of these.
-template <uint32_t Heads> __device__ void fetch_keys(ListShared<Heads> &shared, const Lists<bf16> &lists, const List<bf16> &list) {
+template <uint32_t Heads>
+__device__ void fetch_keys(ListShared<Heads> &shared, const Lists<bf16> &lists, const List<bf16> &list) {
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % kWarps, tiles = tiles_of(list);
     const uint32_t own = warp * 16 + lane % 16; // the key of a tile that this lane looks up
     const uint32_t row = warp * 16 + lane / 8;  // the first one that it copies
@@ -61,7 +64,8 @@ template <uint32_t Heads> __device__ void fetch_keys(ListShared<Heads> &shared, 
         for (uint32_t i = 0; i < 4; ++i) {
             const uint32_t of_row = __shfl_sync(kAll, code, lane / 8 + 4 * i);
             exists[i] = of_row != kNoKey;
-            from[i] = lists.key(exists[i] ? of_row : kFresh) + lane % 8 * kVector; // zeros take the place of keys that do not exist
+            from[i] = lists.key(exists[i] ? of_row : kFresh) +
+                      lane % 8 * kVector; // zeros take the place of keys that do not exist
         }
 #pragma unroll 1
         for (uint32_t slab = 0; slab < kSlabs; ++slab, slot.next()) {
@@ -74,7 +78,8 @@ template <uint32_t Heads> __device__ void fetch_keys(ListShared<Heads> &shared, 
             }
             const uint32_t to = shared_address(shared.keys[slot.index]) + place;
 #pragma unroll
-            for (uint32_t i = 0; i < 4; ++i) copy16_or_zero((to ^ i % 2 * 64) + i * 512, from[i] + slab * 64, exists[i]);
+            for (uint32_t i = 0; i < 4; ++i)
+                copy16_or_zero((to ^ i % 2 * 64) + i * 512, from[i] + slab * 64, exists[i]);
             arrive_after_copies(&shared.full[slot.index]);
         }
     }
@@ -83,8 +88,8 @@ template <uint32_t Heads> __device__ void fetch_keys(ListShared<Heads> &shared, 
 // A barrier of the warpgroup that multiplies.
 __device__ __forceinline__ void consumers_meet() { asm volatile("bar.sync %0, 128;" ::"n"(kWeightsReady) : "memory"); }
 
-// What one lane of a warp holds of columns (heads): an accumulator of [64, Heads] has columns 8 i + 2 quad + j, i < Heads / 8, j < 2, in two
-// rows. `Columns` values of a lane, that of i and j at 2 i + j.
+// What one lane of a warp holds of columns (heads): an accumulator of [64, Heads] has columns 8 i + 2 quad + j, i <
+// Heads / 8, j < 2, in two rows. `Columns` values of a lane, that of i and j at 2 i + j.
 template <uint32_t Heads> constexpr uint32_t kColumns = Heads / 4;
 
 // Reduces each column over the eight lanes that have it, and gives lane group g that of 2 i + j = g % Columns.
@@ -105,7 +110,9 @@ template <uint32_t N, typename Op> __device__ __forceinline__ float reduce_colum
 }
 
 // The value of column `c` of this lane, from the lane that has it after `reduce_columns`.
-__device__ __forceinline__ float of_column(float x, uint32_t c) { return __shfl_sync(kAll, x, 4 * c + threadIdx.x % 4); }
+__device__ __forceinline__ float of_column(float x, uint32_t c) {
+    return __shfl_sync(kAll, x, 4 * c + threadIdx.x % 4);
+}
 
 // Stores an accumulator's transpose as bf16: row h of `to`, of 128 bytes with the swizzle, gets column h.
 template <uint32_t Heads> __device__ __forceinline__ void store_transposed(const float (&d)[Heads / 2], uint32_t to) {
@@ -119,7 +126,8 @@ template <uint32_t Heads> __device__ __forceinline__ void store_transposed(const
     }
 }
 
-// The warpgroup that multiplies. Of a lane: its columns' sums, and maximum and base of the column that `reduce_columns` gives it.
+// The warpgroup that multiplies. Of a lane: its columns' sums, and maximum and base of the column that `reduce_columns`
+// gives it.
 template <uint32_t Heads> struct Attention {
     ListShared<Heads> &shared;
     float o[kSlabs][Heads / 2] = {};
@@ -255,7 +263,8 @@ template <uint32_t Heads> __device__ __forceinline__ void init_barriers(ListShar
 }
 
 template <uint32_t Heads>
-__device__ __forceinline__ void attend(const TensorMap &q, const TensorMap &out, const Lists<bf16> &lists, const float *sink, float scale) {
+__device__ __forceinline__ void attend(const TensorMap &q, const TensorMap &out, const Lists<bf16> &lists,
+                                       const float *sink, float scale) {
     extern __shared__ __align__(1024) uint8_t memory[];
     auto &shared = *reinterpret_cast<ListShared<Heads> *>(memory);
     init_barriers(shared);
@@ -286,7 +295,8 @@ __device__ __forceinline__ void attend(const TensorMap &q, const TensorMap &out,
     }
     attention.finish(sink[Attention<Heads>::head()]);
     if (threadIdx.x == 0) {
-        for (uint32_t slab = 0; slab < kSlabs; ++slab) store_box(out, slab * 64, token * Heads, shared_address(shared.q[slab]));
+        for (uint32_t slab = 0; slab < kSlabs; ++slab)
+            store_box(out, slab * 64, token * Heads, shared_address(shared.q[slab]));
         stores_wait<true>();
     }
 }
@@ -313,7 +323,17 @@ __device__ __forceinline__ void attend(const TensorMap &q, const TensorMap &out,
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define ATTEND(HEADS)                                                                                                  \
     const Lists<bf16> lists = {{qo_indptr, positions, slots, page_tables, rows, pages},                                \
-                               kv, rings, entries, chosen, kMaxDim, window, ring, slot_count, entry_pages, per_page, k}; \
+                               kv,                                                                                     \
+                               rings,                                                                                  \
+                               entries,                                                                                \
+                               chosen,                                                                                 \
+                               kMaxDim,                                                                                \
+                               window,                                                                                 \
+                               ring,                                                                                   \
+                               slot_count,                                                                             \
+                               entry_pages,                                                                            \
+                               per_page,                                                                               \
+                               k};                                                                                     \
     attend<HEADS>(q, out, lists, sink, scale);
 #else
 #define ATTEND(HEADS)

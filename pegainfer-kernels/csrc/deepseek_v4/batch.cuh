@@ -1,5 +1,5 @@
-// The ragged batch of a DeepSeek-V4 step, as its kernels read it: everything about lengths comes from device memory, so that a
-// grid depends on shapes alone. See `ops::deepseek_v4::Batch`; reference: src/cpu/deepseek_v4/batch.rs.
+// The ragged batch of a DeepSeek-V4 step, as its kernels read it: everything about lengths comes from device memory, so
+// that a grid depends on shapes alone. See `ops::deepseek_v4::Batch`; reference: src/cpu/deepseek_v4/batch.rs.
 //
 // A row whose slot is kNoSlot pads the step: it has no state, and its positions and pages may hold anything. So may
 // tokens behind the last row. Any other slot or page outside of its tensor stops the kernel.
@@ -27,11 +27,13 @@ struct Sequence {
     __device__ __forceinline__ bool pads() const { return slot == limits::kv_cache::kNoSlot; }
 };
 
-// The row of token `t`: that of its number where all rows up to it decode, else by binary search. `slots`: how many there are. What a row
-// that decodes needs is loaded at once, so that these kernels, which are bound by latency, wait once.
+// The row of token `t`: that of its number where all rows up to it decode, else by binary search. `slots`: how many
+// there are. What a row that decodes needs is loaded at once, so that these kernels, which are bound by latency, wait
+// once.
 __device__ __forceinline__ Sequence sequence_of(const Batch &batch, uint32_t t, uint32_t slots) {
     const uint32_t own = min(t, batch.rows - 1);
-    const uint32_t first = batch.indptr[own], end = batch.indptr[own + 1], slot = batch.slots[own], position = batch.positions[own];
+    const uint32_t first = batch.indptr[own], end = batch.indptr[own + 1], slot = batch.slots[own],
+                   position = batch.positions[own];
     Sequence s = {own, first, end, position, slot};
     if (own != t || first != t || end != t + 1) {
         uint32_t row = 0;
@@ -48,8 +50,8 @@ __device__ __forceinline__ Sequence sequence_of(const Batch &batch, uint32_t t, 
     return s;
 }
 
-// Whether the row of `position`, of which a ring of `ring` rows a slot keeps the newest, is among the tokens of this step; `at`
-// is its row there, or among the rows of all rings.
+// Whether the row of `position`, of which a ring of `ring` rows a slot keeps the newest, is among the tokens of this
+// step; `at` is its row there, or among the rows of all rings.
 __device__ __forceinline__ bool is_fresh(const Sequence &s, uint32_t position, uint32_t ring, size_t &at) {
     bool fresh = position >= s.start;
     at = fresh ? s.first + (position - s.start) : size_t(s.slot) * ring + position % ring;

@@ -3,15 +3,16 @@
 //   score' = score + bias[position % ratio]
 //   entry[i, c] = Σ_j exp(score'[j, c]) value[j, c] / Σ_j exp(score'[j, c])
 //
-// over the tokens ratio i to ratio i + ratio - 1; with overlap (ratio 4, two halves of channels) also over the `ratio` tokens
-// before those, which give their first half, and these their second. Then RMS norm, RoPE at position ratio i, and the
-// low precision of keys: e4m3 in groups of 64 outside of the rotated part, or for the indexer the Hadamard turn and E2M1
-// in groups of 32.
+// over the tokens ratio i to ratio i + ratio - 1; with overlap (ratio 4, two halves of channels) also over the `ratio`
+// tokens before those, which give their first half, and these their second. Then RMS norm, RoPE at position ratio i,
+// and the low precision of keys: e4m3 in groups of 64 outside of the rotated part, or for the indexer the Hadamard turn
+// and E2M1 in groups of 32.
 //
-// A block has a token, a thread a channel of the entry that the token completes; entries of 128 tokens are pooled by several blocks. Every
-// rounding is the reference's: exponentials, sines and the sum of squares are taken in f64 and rounded once, sums over tokens have the tokens'
-// order, and multiplications are not fused, because another last bit would move values by a whole step of the low precision. Reference:
-// src/cpu/deepseek_v4/compress.rs, src/ops/deepseek_v4/compress.rs.
+// A block has a token, a thread a channel of the entry that the token completes; entries of 128 tokens are pooled by
+// several blocks. Every rounding is the reference's: exponentials, sines and the sum of squares are taken in f64 and
+// rounded once, sums over tokens have the tokens' order, and multiplications are not fused, because another last bit
+// would move values by a whole step of the low precision. Reference: src/cpu/deepseek_v4/compress.rs,
+// src/ops/deepseek_v4/compress.rs.
 #pragma once
 #include "deepseek_v4/batch.cuh"
 #include <cfloat>
@@ -43,7 +44,8 @@ struct Source {
 __device__ __forceinline__ void sync_channels(uint32_t dim) { asm volatile("bar.sync 1, %0;" ::"r"(dim) : "memory"); }
 
 // Writes the tokens of entry `i`, in order, and returns how many there are. `threads` threads call it.
-__device__ uint32_t find_tokens(const Tokens &tokens, const Sequence &s, uint32_t i, uint32_t dim, uint32_t threads, Source *found) {
+__device__ uint32_t find_tokens(const Tokens &tokens, const Sequence &s, uint32_t i, uint32_t dim, uint32_t threads,
+                                Source *found) {
     uint32_t own = i * tokens.ratio, half = tokens.width - dim; // 0 without overlap
     uint32_t first = half > 0 && i > 0 ? own - tokens.ratio : own, count = own + tokens.ratio - first;
     for (uint32_t j = threadIdx.x; j < count; j += threads) {
@@ -51,13 +53,16 @@ __device__ uint32_t find_tokens(const Tokens &tokens, const Sequence &s, uint32_
         size_t at;
         bool fresh = is_fresh(s, position, tokens.ring, at);
         at = at * tokens.width + channel;
-        found[j] = {(fresh ? tokens.values : tokens.value_rings) + at, (fresh ? tokens.scores : tokens.score_rings) + at,
+        found[j] = {(fresh ? tokens.values : tokens.value_rings) + at,
+                    (fresh ? tokens.scores : tokens.score_rings) + at,
                     fresh ? tokens.bias + position % tokens.ratio * tokens.width + channel : kNoBias};
     }
     return count;
 }
 
-__device__ __forceinline__ float score_of(const Source &token, uint32_t channel) { return token.score[channel] + token.bias[channel]; }
+__device__ __forceinline__ float score_of(const Source &token, uint32_t channel) {
+    return token.score[channel] + token.bias[channel];
+}
 
 // e^x for x <= 0, in f64 and rounded once: 2^k e^r with |r| <= ln 2 / 2, e^r by nine terms of its series.
 __device__ __forceinline__ float exp_rounded(float x) {
@@ -87,7 +92,8 @@ __device__ float pooled(const Source *tokens, uint32_t count) {
 struct Slice {
     float weights[kPageTokens][kSlice], weighted[kPageTokens][kSlice], largest[kPoolBlocks][kSlice];
 
-    // Writes the channels from `first` on to `out`, the same bits as `pooled`. kMaxDim threads call it; ends with a barrier.
+    // Writes the channels from `first` on to `out`, the same bits as `pooled`. kMaxDim threads call it; ends with a
+    // barrier.
     __device__ void pool(const Source *tokens, uint32_t count, uint32_t first, float *out) {
         constexpr uint32_t kWarps = kMaxDim / 32, kEach = kPageTokens / kWarps;
         const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, channel = first + lane;
@@ -111,7 +117,7 @@ struct Slice {
         }
         __syncthreads();
         float sum = 0.f; // of weights in warp 0, of weighted values in warp 1
-        const float(*terms)[kSlice] = warp == 0 ? weights : weighted;
+        const float (*terms)[kSlice] = warp == 0 ? weights : weighted;
 #pragma unroll 16
         for (uint32_t j = 0; warp < 2 && j < count; ++j) sum = __fadd_rn(sum, terms[j][lane]);
         if (warp == 1) largest[0][lane] = sum;
@@ -170,7 +176,7 @@ template <typename T> struct Compressor {
     const bf16 *norm; // [dim]
     T *entries;       // [entry_pages, 128 / ratio, dim]
     uint32_t entry_pages, dim;
-    bool index;       // the indexer's
+    bool index; // the indexer's
 };
 
 // What an op needs of a step for its compressors.
@@ -182,9 +188,11 @@ struct CompressorStep {
     float eps;
 };
 
-// Normalises, rotates, rounds and stores entry `i` of a sequence. `v`: the thread's channel as it was pooled; the first `dim` threads call it.
+// Normalises, rotates, rounds and stores entry `i` of a sequence. `v`: the thread's channel as it was pooled; the first
+// `dim` threads call it.
 template <typename T>
-__device__ __forceinline__ void finish_entry(const Compressor<T> &x, const CompressorStep &step, const Sequence &s, uint32_t i, float v) {
+__device__ __forceinline__ void finish_entry(const Compressor<T> &x, const CompressorStep &step, const Sequence &s,
+                                             uint32_t i, float v) {
     __shared__ double squares[32];
     __shared__ float values[kMaxDim];
     const uint32_t dim = x.dim, ratio = x.tokens.ratio;
@@ -208,9 +216,10 @@ __device__ __forceinline__ Tokens written(Tokens tokens) {
     return tokens;
 }
 
-// Computes the entry that token `t` completes, if it does. All threads of the block call it, at least `dim`; those behind end. Waits for the
-// kernels before this one, unless there is nothing to compute.
-template <typename T> __device__ __forceinline__ void complete_entry(const Compressor<T> &x, const CompressorStep &step, uint32_t t) {
+// Computes the entry that token `t` completes, if it does. All threads of the block call it, at least `dim`; those
+// behind end. Waits for the kernels before this one, unless there is nothing to compute.
+template <typename T>
+__device__ __forceinline__ void complete_entry(const Compressor<T> &x, const CompressorStep &step, uint32_t t) {
     __shared__ Source sources[kPageTokens];
     const uint32_t dim = x.dim, ratio = x.tokens.ratio, position = step.batch.positions[t], i = position / ratio;
     if (position % ratio != ratio - 1 || threadIdx.x >= dim) return;
@@ -222,13 +231,13 @@ template <typename T> __device__ __forceinline__ void complete_entry(const Compr
     finish_entry(x, step, s, i, pooled(sources, count));
 }
 
-// The same where entries have so many tokens that one block would take long: kPoolBlocks neighbouring blocks share the entries that as many
-// neighbouring tokens, of `tokens`, complete. Each pools a slice of their channels, and the last of them to be done with an entry finishes it.
-// `channels`: [entries, dim]; `arrived`: [entries], all 0. No two entries of a step have the same sum of their row and of their last token over
-// 128, which is their place in both.
+// The same where entries have so many tokens that one block would take long: kPoolBlocks neighbouring blocks share the
+// entries that as many neighbouring tokens, of `tokens`, complete. Each pools a slice of their channels, and the last
+// of them to be done with an entry finishes it. `channels`: [entries, dim]; `arrived`: [entries], all 0. No two entries
+// of a step have the same sum of their row and of their last token over 128, which is their place in both.
 template <typename T>
-__device__ __forceinline__ void complete_long_entries(const Compressor<T> &x, const CompressorStep &step, uint32_t tokens,
-                                                      float *channels, uint32_t *arrived) {
+__device__ __forceinline__ void complete_long_entries(const Compressor<T> &x, const CompressorStep &step,
+                                                      uint32_t tokens, float *channels, uint32_t *arrived) {
     __shared__ Source sources[kPageTokens];
     __shared__ Slice slice;
     const uint32_t dim = x.dim, ratio = x.tokens.ratio, sharers = dim / kSlice;
@@ -241,7 +250,8 @@ __device__ __forceinline__ void complete_long_entries(const Compressor<T> &x, co
         const uint32_t t = first + __ffs(left) - 1, i = step.batch.positions[t] / ratio;
         const Sequence s = sequence_of(step.batch, t, step.slots);
         if (s.pads()) continue;
-        const uint32_t place = s.row + t / kPageTokens, count = find_tokens(written(x.tokens), s, i, dim, kMaxDim, sources);
+        const uint32_t place = s.row + t / kPageTokens,
+                       count = find_tokens(written(x.tokens), s, i, dim, kMaxDim, sources);
         __syncthreads();
         slice.pool(sources, count, number * kSlice, channels + size_t(place) * dim);
         const bool last = threadIdx.x == 0 && arrive_last(arrived + place, sharers);

@@ -1,10 +1,10 @@
-// The GEMM of DeepSeek-V4: out = x wᵀ, weights in bf16, FP8 or FP4, widened to bf16 in registers; activations in bf16 planes that
-// are added (one plane of bf16 or of rounded values, three of f32: see deepseek_v4/gemm.cu).
+// The GEMM of DeepSeek-V4: out = x wᵀ, weights in bf16, FP8 or FP4, widened to bf16 in registers; activations in bf16
+// planes that are added (one plane of bf16 or of rounded values, three of f32: see deepseek_v4/gemm.cu).
 //
-// All GPUs. Technique: mma.sync with the weights as operand A (swap-AB), so that a step of one token wastes few columns; a
-// block has 64 rows of w and a tile of tokens, and a cp.async ring of kStages steps of 128 columns. Every sum has the same order
-// whatever else is in the tile: 128 columns after another within a segment, then the segments. A row's bits depend on nothing but
-// the row.
+// All GPUs. Technique: mma.sync with the weights as operand A (swap-AB), so that a step of one token wastes few
+// columns; a block has 64 rows of w and a tile of tokens, and a cp.async ring of kStages steps of 128 columns. Every
+// sum has the same order whatever else is in the tile: 128 columns after another within a segment, then the segments. A
+// row's bits depend on nothing but the row.
 #pragma once
 #include "common/async.cuh"
 #include "common/weight_codes.cuh"
@@ -13,10 +13,10 @@
 namespace gemm {
 using namespace limits::deepseek_v4_gemm;
 
-constexpr uint32_t kVectors = kDepth / kVector;     // vectors of a row of x in a step
-constexpr uint32_t kPitch = 2 * kDepth + 64;        // bytes of a row of x in shared memory: two rows have different banks
-constexpr uint32_t kScaleBlock = 128;               // edge of a block of FP8 weights
-constexpr uint32_t kScaleGroup = 32;                // columns of a group of FP4 weights
+constexpr uint32_t kVectors = kDepth / kVector; // vectors of a row of x in a step
+constexpr uint32_t kPitch = 2 * kDepth + 64;    // bytes of a row of x in shared memory: two rows have different banks
+constexpr uint32_t kScaleBlock = 128;           // edge of a block of FP8 weights
+constexpr uint32_t kScaleGroup = 32;            // columns of a group of FP4 weights
 
 template <Format F> constexpr uint32_t kRowBytes = kDepth * 16 / Codes<F>::kValues; // of w in a step
 template <Format F> constexpr uint32_t kScaleBytes = F == Format::kFp4 ? kRows * kDepth / kScaleGroup : 0;
@@ -38,8 +38,9 @@ struct Segments {
 // The sums of a warp: rows 16 warp to 16 warp + 15 of the tile, all its tokens.
 template <int TOKENS> using Sums = Accumulator[TOKENS / 8];
 
-// The tile's GEMM. `weight(r)` is the `Row` of the tile's row r; `token(t)` points to the row of x of the tile's token t, null for
-// zeros; `x` is an address that may be read. Rows have `k` elements, plane p of x is `plane` elements behind plane p - 1.
+// The tile's GEMM. `weight(r)` is the `Row` of the tile's row r; `token(t)` points to the row of x of the tile's token
+// t, null for zeros; `x` is an address that may be read. Rows have `k` elements, plane p of x is `plane` elements
+// behind plane p - 1.
 template <Format F, int TOKENS, typename Weight, typename Token>
 __device__ __forceinline__ void multiply(Sums<TOKENS> &total, Weight weight, const bf16 *x, Token token, uint32_t k,
                                          uint32_t planes, uint64_t plane, Segments segments) {

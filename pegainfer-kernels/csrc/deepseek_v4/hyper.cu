@@ -1,17 +1,18 @@
 // The boundary between two blocks of DeepSeek-V4 in two kernels (formulas: deepseek_v4/hyper.cuh):
 //
-//   hyper_merge_products: merges the block's output into the streams, in place, and multiplies 64 columns of all streams
+//   hyper_merge_products: merges the block's output into the streams, in place, and multiplies 64 columns of all
+//   streams
 //                         with the function (split-K)
 //   hyper_mix_norm:       adds the splits, then mixes and normalises
 //   hyper_output_mixing:  at many tokens, how the next output goes back (Sinkhorn); else hyper_mix_norm does that, too
 //
-// All GPUs; hidden a multiple of 256, at most 7,936. A warp keeps the function's 16 columns of four streams as operand B
-// in registers, loaded before the wait (PDL), and runs over tiles of 16 tokens, which the block fetches by cp.async while it
-// computes the tile before: a lane has four columns of two tokens in all streams, merges them, stores them and has with them
-// operand A. In the second kernel a block has a token, and where tokens are few a warp of its own does Sinkhorn's
-// iteration beside those that mix and normalise. That has the longest latency, and
-// every lane computes the same: at many tokens a third kernel does it with a lane a token.
-// Bound by latency at few tokens, by memory at many. References: src/cpu/deepseek_v4/{hyper,norm,kv_quant}.rs.
+// All GPUs; hidden a multiple of 256, at most 7,936. A warp keeps the function's 16 columns of four streams as operand
+// B in registers, loaded before the wait (PDL), and runs over tiles of 16 tokens, which the block fetches by cp.async
+// while it computes the tile before: a lane has four columns of two tokens in all streams, merges them, stores them and
+// has with them operand A. In the second kernel a block has a token, and where tokens are few a warp of its own does
+// Sinkhorn's iteration beside those that mix and normalise. That has the longest latency, and every lane computes the
+// same: at many tokens a third kernel does it with a lane a token. Bound by latency at few tokens, by memory at many.
+// References: src/cpu/deepseek_v4/{hyper,norm,kv_quant}.rs.
 #include "deepseek_v4/hyper.cuh"
 #include "abi/deepseek_v4_hyper.h"
 
@@ -24,33 +25,38 @@ struct StagedTile {
     uint4 stream[kStreams][kTileTokens][kColumns / kVector], output[kTileTokens][kColumns / kVector];
     float4 post[kTileTokens], comb[kTileTokens][kStreams];
 
-    // Where a vector of a token is: lanes that read a warp's columns of neighbouring tokens at once have different banks.
+    // Where a vector of a token is: lanes that read a warp's columns of neighbouring tokens at once have different
+    // banks.
     static __device__ __forceinline__ uint32_t place(uint32_t token, uint32_t vector) { return vector ^ token % 4 * 2; }
 
     // Begins to copy the tile, columns `column` on. `token`: that of each row. Eight threads a row.
     template <typename Token>
-    __device__ __forceinline__ void fetch(const bf16 *f, const float *post_at, const float *comb_at, const bf16 *streams,
-                                          uint32_t hidden, uint32_t column, Token token) {
+    __device__ __forceinline__ void fetch(const bf16 *f, const float *post_at, const float *comb_at,
+                                          const bf16 *streams, uint32_t hidden, uint32_t column, Token token) {
         static_assert(kThreads == 8 * kTileTokens && kColumns == 8 * kVector, "a vector of each stream a thread");
         const uint32_t row = threadIdx.x / 8, vector = threadIdx.x % 8;
         const size_t at = token(row);
 #pragma unroll
         for (uint32_t j = 0; j < kStreams; ++j)
-            copy16(&stream[j][row][place(row, vector)], streams + (at * kStreams + j) * hidden + column + vector * kVector);
+            copy16(&stream[j][row][place(row, vector)],
+                   streams + (at * kStreams + j) * hidden + column + vector * kVector);
         copy16(&output[row][place(row, vector)], f + at * hidden + column + vector * kVector);
         if (threadIdx.x < kTileTokens * kStreams)
             copy16(&comb[threadIdx.x / kStreams][threadIdx.x % kStreams],
                    comb_at + (token(threadIdx.x / kStreams) * kStreams + threadIdx.x % kStreams) * kStreams);
         else if (threadIdx.x < kTileTokens * (kStreams + 1))
-            copy16(&post[threadIdx.x - kTileTokens * kStreams], post_at + token(threadIdx.x - kTileTokens * kStreams) * kStreams);
+            copy16(&post[threadIdx.x - kTileTokens * kStreams],
+                   post_at + token(threadIdx.x - kTileTokens * kStreams) * kStreams);
     }
 
     // This lane's columns of a row: those of quad among the 16 of the warp.
     __device__ __forceinline__ Columns columns(uint32_t row, uint32_t warp) const {
-        const uint32_t quad = threadIdx.x % 4, place_of = place(row, warp * 2 + quad / 2) * 2 + quad % 2; // in half vectors
+        const uint32_t quad = threadIdx.x % 4,
+                       place_of = place(row, warp * 2 + quad / 2) * 2 + quad % 2; // in half vectors
         Columns out;
 #pragma unroll
-        for (uint32_t j = 0; j < kStreams; ++j) out.stream[j] = reinterpret_cast<const uint2 *>(stream[j][row])[place_of];
+        for (uint32_t j = 0; j < kStreams; ++j)
+            out.stream[j] = reinterpret_cast<const uint2 *>(stream[j][row])[place_of];
         out.output = reinterpret_cast<const uint2 *>(output[row])[place_of];
         return out;
     }
@@ -83,8 +89,8 @@ extern "C" __global__ __launch_bounds__(kThreads, 3) void hyper_merge_products(
     for (uint32_t i = 0; i < kStreams * kTiles; ++i) digest ^= b[i / kTiles][i % kTiles].digest();
     settle(digest);
     wait_for_predecessor();
-    // A tile is fetched while the one before it is computed. Rows behind the last token take that token again; their results are not
-    // kept.
+    // A tile is fetched while the one before it is computed. Rows behind the last token take that token again; their
+    // results are not kept.
     auto fetch = [&](uint32_t tile, StagedTile &to) {
         if (tile * kTileTokens < tokens)
             to.fetch(f, post, comb, streams, hidden, blockIdx.x * kColumns,
@@ -109,8 +115,9 @@ extern "C" __global__ __launch_bounds__(kThreads, 3) void hyper_merge_products(
         Sums mixes;
 #pragma unroll
         for (uint32_t j = 0; j < kStreams; ++j)
-            mixes.add(make_uint4(token[0].stream[j].x, token[1].stream[j].x, token[0].stream[j].y, token[1].stream[j].y),
-                        b[j]);
+            mixes.add(
+                make_uint4(token[0].stream[j].x, token[1].stream[j].x, token[0].stream[j].y, token[1].stream[j].y),
+                b[j]);
 #pragma unroll
         for (uint32_t i = 0; i < 2; ++i) mixes.store(sums[buffer][warp][lane / 4 + 8 * i], i, squares[i]);
         copies_wait_all();
@@ -125,8 +132,8 @@ extern "C" __global__ __launch_bounds__(kThreads, 3) void hyper_merge_products(
             float4 v = *reinterpret_cast<const float4 *>(&sums[buffer][w][row][value]);
             total.x += v.x, total.y += v.y, total.z += v.z, total.w += v.w;
         }
-        *reinterpret_cast<float4 *>(
-            partial + (size_t(tile * kTileTokens + row) * gridDim.x + blockIdx.x) * kStride + value) = total;
+        *reinterpret_cast<float4 *>(partial + (size_t(tile * kTileTokens + row) * gridDim.x + blockIdx.x) * kStride +
+                                    value) = total;
     }
 }
 
@@ -135,7 +142,8 @@ __device__ __forceinline__ void sync_columns(uint32_t threads) {
     asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory");
 }
 
-// The largest magnitude of 128 columns, at least kLeastAmax, of which 16 lanes have eight neighbouring ones each. Whole warps call it.
+// The largest magnitude of 128 columns, at least kLeastAmax, of which 16 lanes have eight neighbouring ones each. Whole
+// warps call it.
 __device__ __forceinline__ float group_amax(const float (&v)[kVector]) {
     float amax = kLeastAmax;
 #pragma unroll
@@ -160,19 +168,19 @@ __device__ __forceinline__ uint4 round_group(const float (&v)[kVector], float am
     return make_uint4(narrow(low[0], low[1]), narrow(low[2], low[3]), narrow(low[4], low[5]), narrow(low[6], low[7]));
 }
 
-// Grid: tokens, from `first` on. A thread has eight columns; one warp more, which has none, does Sinkhorn's iteration. Without that warp
-// the token's first 32 partial sums are replaced by its 24 mixing values and 8 without a use.
+// Grid: tokens, from `first` on. A thread has eight columns; one warp more, which has none, does Sinkhorn's iteration.
+// Without that warp the token's first 32 partial sums are replaced by its 24 mixing values and 8 without a use.
 extern "C" __global__ __launch_bounds__(kMaxNormThreads) void hyper_mix_norm(
-    const bf16 *streams,  // [.., 4, hidden]
-    float *partial,       // [gridDim.x, splits, 32]
-    const float *base,    // [24]
-    const float *scale,   // [3]
-    const bf16 *weight,   // [hidden]
-    float *post,          // [.., 4]
-    float *comb,          // [.., 4, 4]
-    bf16 *out,            // [.., hidden]
-    bf16 *low,            // [.., hidden], `out` rounded to FP8; null: none
-    uint8_t *packed,      // [.., packed row of hidden] (deepseek_v4/rounding.cuh), of `low`; null: none
+    const bf16 *streams, // [.., 4, hidden]
+    float *partial,      // [gridDim.x, splits, 32]
+    const float *base,   // [24]
+    const float *scale,  // [3]
+    const bf16 *weight,  // [hidden]
+    float *post,         // [.., 4]
+    float *comb,         // [.., 4, 4]
+    bf16 *out,           // [.., hidden]
+    bf16 *low,           // [.., hidden], `out` rounded to FP8; null: none
+    uint8_t *packed,     // [.., packed row of hidden] (deepseek_v4/rounding.cuh), of `low`; null: none
     uint32_t first, uint32_t hidden, uint32_t iters, float eps, float streams_eps, float norm_eps) {
     __shared__ float sums[32][kStride], squares[32];
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = hidden / kNormWarpColumns;
@@ -186,7 +194,8 @@ extern "C" __global__ __launch_bounds__(kMaxNormThreads) void hyper_mix_norm(
     wait_for_predecessor();
     uint4 x[kStreams];
     if (mixes) {
-        const float *at = written(const_cast<const float *>(partial)) + (size_t(blockIdx.x) * warps + warp) * kSplitsOfWarp * kStride + lane;
+        const float *at = written(const_cast<const float *>(partial)) +
+                          (size_t(blockIdx.x) * warps + warp) * kSplitsOfWarp * kStride + lane;
         const bf16 *from = written(streams) + token * kStreams * hidden + column;
         float part[kSplitsOfWarp];
 #pragma unroll

@@ -1,16 +1,17 @@
-// The boundary between two blocks of DeepSeek-V4 (manifold-constrained hyper-connections, mHC), activations in bf16: the
-// arithmetic of csrc/deepseek_v4/hyper.cu.
+// The boundary between two blocks of DeepSeek-V4 (manifold-constrained hyper-connections, mHC), activations in bf16:
+// the arithmetic of csrc/deepseek_v4/hyper.cu.
 //
 //   merge:  stream'[k] = post[k] f + Σ_j comb[j][k] stream[j], with the block's output f in bf16 or as the ranks' f32
 //           sum, which is rounded to bf16 first
 //   mix:    m = (function · x) * rsqrt(mean(x²) + eps) of all streams x of a token, 24 values;
 //           pre[j] = sigmoid(m[j] scale[0] + base[j]) + eps, post[j] = 2 sigmoid(m[4+j] scale[1] + base[4+j]),
 //           comb = m[8..24] scale[2] + base[8..24] made doubly stochastic (Sinkhorn); y = bf16(Σ_j pre[j] stream[j])
-//   norm:   out = bf16(y * rsqrt(mean(y²) + eps) * weight), and where it is asked for `low`: 128 values of out e4m3 times
+//   norm:   out = bf16(y * rsqrt(mean(y²) + eps) * weight), and where it is asked for `low`: 128 values of out e4m3
+//   times
 //           2^ceil(log2(max(amax, 1e-4) / 448))
 //
-// The GEMM is exact in its factors on tensor cores: streams are bf16, and an f32 of the function is the sum of three bf16
-// (8 bits each; Ozaki's splitting), so mma.sync multiplies without rounding and sums in f32. Sums run over mma, 16
+// The GEMM is exact in its factors on tensor cores: streams are bf16, and an f32 of the function is the sum of three
+// bf16 (8 bits each; Ozaki's splitting), so mma.sync multiplies without rounding and sums in f32. Sums run over mma, 16
 // columns of all streams; four such, 64 columns (a split); four splits, 256 columns; and these in ascending order.
 // Reference: src/cpu/deepseek_v4/{hyper,norm,kv_quant}.rs.
 #pragma once
@@ -44,10 +45,14 @@ struct Summands {
     }
 };
 
-// Loads of weights that stay before the wait for the predecessor (PDL): ptxas moves loads through the read-only path behind it.
+// Loads of weights that stay before the wait for the predecessor (PDL): ptxas moves loads through the read-only path
+// behind it.
 __device__ __forceinline__ float4 early4(const float *at) {
     float4 v;
-    asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(at) : "memory");
+    asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "l"(at)
+                 : "memory");
     return v;
 }
 __device__ __forceinline__ float early(const float *at) {
@@ -55,8 +60,8 @@ __device__ __forceinline__ float early(const float *at) {
     asm volatile("ld.global.f32 %0, [%1];" : "=f"(v) : "l"(at) : "memory");
     return v;
 }
-// Ends the part of a kernel before its wait once `digest` is known: without the branch, which does nothing, ptxas computes
-// what the digest is made of behind the wait.
+// Ends the part of a kernel before its wait once `digest` is known: without the branch, which does nothing, ptxas
+// computes what the digest is made of behind the wait.
 __device__ __forceinline__ void settle(uint32_t digest) {
     if (digest == 0x9e3779b9u) asm volatile("nanosleep.u32 0;");
 }
@@ -110,7 +115,8 @@ struct Columns {
     }
 };
 
-// The 24 mixing sums of 16 tokens over 16 columns of all streams: `high` of the first summand of the function, `low` of the others.
+// The 24 mixing sums of 16 tokens over 16 columns of all streams: `high` of the first summand of the function, `low` of
+// the others.
 struct Sums {
     Accumulator high[kTiles] = {}, low[kTiles] = {};
 
@@ -124,7 +130,8 @@ struct Sums {
         }
     }
 
-    // Writes the sums of token lane / 4 + 8 half, and behind them its sum of squares (`squares`: over this lane's columns), to `row`.
+    // Writes the sums of token lane / 4 + 8 half, and behind them its sum of squares (`squares`: over this lane's
+    // columns), to `row`.
     __device__ __forceinline__ void store(float *row, uint32_t half, float squares) const {
 #pragma unroll
         for (uint32_t n = 0; n < kTiles; ++n) {
@@ -157,9 +164,10 @@ struct Divisors {
     __device__ __forceinline__ float inverse(uint32_t i) const { return d[i ^ 1] * (i < 2 ? low : high); }
 };
 
-// `c[j][k]`, a softmax over k, made doubly stochastic by each thread: columns and rows are divided by their sums in turn, columns
-// `iters` times and last. With the divisors of all iterations in `row` and `column`, c[j][k] / (row[j] column[k]), a half
-// step is row'[j] = Σ_k c[j][k] / column[k] + eps row[j]: it has the latency of one reciprocal and four FMAs.
+// `c[j][k]`, a softmax over k, made doubly stochastic by each thread: columns and rows are divided by their sums in
+// turn, columns `iters` times and last. With the divisors of all iterations in `row` and `column`, c[j][k] / (row[j]
+// column[k]), a half step is row'[j] = Σ_k c[j][k] / column[k] + eps row[j]: it has the latency of one reciprocal and
+// four FMAs.
 __device__ __forceinline__ void sinkhorn(float (&c)[kStreams][kStreams], uint32_t iters, float eps) {
     Divisors row = {{1.f, 1.f, 1.f, 1.f}, 1.f, 1.f}, column = row;
     for (uint32_t i = 0; i < iters; ++i) {
@@ -180,8 +188,8 @@ __device__ __forceinline__ void sinkhorn(float (&c)[kStreams][kStreams], uint32_
         for (uint32_t k = 0; k < kStreams; ++k) c[j][k] *= row.inverse(j) * column.inverse(k);
 }
 
-// Writes `post` of a token, and returns what Sinkhorn's iteration begins with. One warp calls it; lane i has mixing value i in `m`, lane
-// 8 + 4 j + k gets c[j][k].
+// Writes `post` of a token, and returns what Sinkhorn's iteration begins with. One warp calls it; lane i has mixing
+// value i in `m`, lane 8 + 4 j + k gets c[j][k].
 __device__ __forceinline__ float begin_mixing(float m, float *post, float eps) {
     const uint32_t lane = threadIdx.x % 32;
     if (lane / kStreams == 1) post[lane % kStreams] = 2.f * exact_sigmoid(m);
@@ -215,6 +223,7 @@ __device__ __forceinline__ float near_sum(float x) {
 }
 
 // The mixing value of a sum over `width` columns, whose squares add up to `squares`.
-__device__ __forceinline__ float mixing_value(float sum, float squares, uint32_t width, float eps, float scale, float base) {
+__device__ __forceinline__ float mixing_value(float sum, float squares, uint32_t width, float eps, float scale,
+                                              float base) {
     return sum * inverse_rms(squares, width, eps) * scale + base;
 }

@@ -1,5 +1,5 @@
-// DeepSeek-V4's indexer: which k compressed entries a token attends to. For the entries that it sees, i < (position + 1) /
-// ratio,
+// DeepSeek-V4's indexer: which k compressed entries a token attends to. For the entries that it sees, i < (position +
+// 1) / ratio,
 //
 //   score[i] = Σ_h weights[h] relu(q[h] · entry[i])
 //
@@ -7,26 +7,28 @@
 //
 //   index_scores_bf16: heads x entries by mma.sync m16n8k16, a warp has 32 entries and all heads
 //   index_scores_f32:  a warp has an entry and all heads
-//   choose_entries:    one block a token: radix select of the k-th largest score, then one pass that writes the chosen indices in order.
+//   choose_entries:    one block a token: radix select of the k-th largest score, then one pass that writes the chosen
+//   indices in order.
 //                      Named with a number, scores are read once and stay in registers
 //
-// Many tokens on Hopper have their scores by deepseek_v4/index_wgmma.cu. Scores go through the workspace, of as many tokens a launch as
-// fit. A score depends on its token and entry alone, and its sum has one order for all grids. All GPUs. Bound by tensor cores at many tokens,
-// by latency at few; the choice by its passes over registers, 25 us a block at 33,000 entries. Reference: src/cpu/deepseek_v4/index.rs.
+// Many tokens on Hopper have their scores by deepseek_v4/index_wgmma.cu. Scores go through the workspace, of as many
+// tokens a launch as fit. A score depends on its token and entry alone, and its sum has one order for all grids. All
+// GPUs. Bound by tensor cores at many tokens, by latency at few; the choice by its passes over registers, 25 us a block
+// at 33,000 entries. Reference: src/cpu/deepseek_v4/index.rs.
 //
-// The selection goes by distances from the largest score's key, 11 bits first. Digits of the scores themselves, from the highest on, would
-// have most scores in a few bins, and additions to one bin follow each other.
+// The selection goes by distances from the largest score's key, 11 bits first. Digits of the scores themselves, from
+// the highest on, would have most scores in a few bins, and additions to one bin follow each other.
 #include "deepseek_v4/index.cuh"
 #include "common/frag.cuh"
 #include "abi/deepseek_v4_index.h"
 #include <type_traits>
 
-constexpr uint32_t kColumns = 4;                   // accumulators of a warp
-constexpr uint32_t kWarpEntries = 8 * kColumns;    // entries that it has at once
+constexpr uint32_t kColumns = 4;                // accumulators of a warp
+constexpr uint32_t kWarpEntries = 8 * kColumns; // entries that it has at once
 constexpr uint32_t kWarpsOfScores = kScoreThreads / 32;
 constexpr uint32_t kWarpsOfChoice = kChooseThreads / 32;
-// The first pass of the selection has bins of 2^15 neighbouring keys, 256 of them for a factor of two, of the scores from the largest down
-// to a 256th of it.
+// The first pass of the selection has bins of 2^15 neighbouring keys, 256 of them for a factor of two, of the scores
+// from the largest down to a 256th of it.
 constexpr uint32_t kNearShift = 15, kNearBins = 2048;
 
 // Operands of the scores.
@@ -43,8 +45,7 @@ template <typename T> struct Scoring {
 template <typename T>
 __device__ __forceinline__ const T *entry_at(const Scoring<T> &x, const Batch &batch, const Sight &sight, uint32_t i) {
     uint32_t per_page = kPageTokens / x.ratio;
-    return x.entries +
-           entry_of(batch, sight.sequence.row, min(i, sight.entries - 1), per_page, x.entry_pages) * x.dim;
+    return x.entries + entry_of(batch, sight.sequence.row, min(i, sight.entries - 1), per_page, x.entry_pages) * x.dim;
 }
 
 __device__ void score(const Scoring<bf16> &x, const Batch &batch) {
@@ -63,8 +64,7 @@ __device__ void score(const Scoring<bf16> &x, const Batch &batch) {
             // Rows of A beyond the heads repeat the last one, without weight.
             const bf16 *low = q + size_t(min(h, x.heads - 1)) * x.dim;
             const bf16 *high = q + size_t(min(h + 8, x.heads - 1)) * x.dim;
-            float w[2] = {h < x.heads ? to_float(weights[h]) : 0.f,
-                          h + 8 < x.heads ? to_float(weights[h + 8]) : 0.f};
+            float w[2] = {h < x.heads ? to_float(weights[h]) : 0.f, h + 8 < x.heads ? to_float(weights[h + 8]) : 0.f};
             Accumulator dot[kColumns] = {};
 #pragma unroll 4
             for (uint32_t c = 0; c < x.dim; c += 32) {
@@ -108,31 +108,35 @@ __device__ void score(const Scoring<float> &x, const Batch &batch) {
 #define KERNELS(SUFFIX, T)                                                                                             \
     /* Grid: tokens of the launch, parts of the entries. */                                                            \
     extern "C" __global__ __launch_bounds__(kScoreThreads) void index_scores_##SUFFIX(                                 \
-        const T *q,                    /* [tokens, heads, dim] */                                                      \
-        const T *weights,              /* [tokens, heads] */                                                           \
-        const T *entries,              /* [entry_pages, 128 / ratio, dim] */                                           \
-        const uint32_t *qo_indptr,     /* [rows + 1] */                                                                \
-        const uint32_t *positions,     /* [tokens] */                                                                  \
-        const uint32_t *slots,         /* [rows] */                                                                    \
-        const uint32_t *page_tables,   /* [rows, pages] */                                                             \
-        float *scores,                 /* [gridDim.x, most] */                                                             \
+        const T *q,                  /* [tokens, heads, dim] */                                                        \
+        const T *weights,            /* [tokens, heads] */                                                             \
+        const T *entries,            /* [entry_pages, 128 / ratio, dim] */                                             \
+        const uint32_t *qo_indptr,   /* [rows + 1] */                                                                  \
+        const uint32_t *positions,   /* [tokens] */                                                                    \
+        const uint32_t *slots,       /* [rows] */                                                                      \
+        const uint32_t *page_tables, /* [rows, pages] */                                                               \
+        float *scores,               /* [gridDim.x, most] */                                                           \
         uint32_t rows, uint32_t pages, uint32_t entry_pages, uint32_t ratio, uint32_t heads, uint32_t dim, uint32_t k, \
         uint32_t first_own, uint32_t rank, uint32_t ranks, uint32_t most) {                                            \
         start_after_predecessor();                                                                                     \
-        score(Scoring<T>{q, weights, entries, scores, heads, dim, ratio, entry_pages, k, most, {first_own, rank, ranks}}, \
-              {qo_indptr, positions, slots, page_tables, rows, pages});                                                \
+        score(                                                                                                         \
+            Scoring<T>{                                                                                                \
+                q, weights, entries, scores, heads, dim, ratio, entry_pages, k, most, {first_own, rank, ranks}},       \
+            {qo_indptr, positions, slots, page_tables, rows, pages});                                                  \
     }
 KERNELS(bf16, bf16)
 KERNELS(f32, float)
 
-// A radix selection of the k smallest distances in progress, where the distance of a score is that of its key from the largest one: those
-// that begin like `prefix` in the bits of `mask` are still candidates, and the `missing` smallest of them belong to the chosen ones.
+// A radix selection of the k smallest distances in progress, where the distance of a score is that of its key from the
+// largest one: those that begin like `prefix` in the bits of `mask` are still candidates, and the `missing` smallest of
+// them belong to the chosen ones.
 struct Selection {
     uint32_t prefix, mask, missing;
 };
 
-// Narrows the selection down to one of the bins, in which the block has counted the candidates with these bits from `shift` on. All threads
-// call it; nothing changes if fewer than `missing` were counted. `totals`: [kWarpsOfChoice] in shared memory.
+// Narrows the selection down to one of the bins, in which the block has counted the candidates with these bits from
+// `shift` on. All threads call it; nothing changes if fewer than `missing` were counted. `totals`: [kWarpsOfChoice] in
+// shared memory.
 template <uint32_t Bins>
 __device__ __forceinline__ void narrow_down(const uint32_t *bins, uint32_t shift, Selection &found, uint32_t *totals) {
     constexpr uint32_t kOwn = Bins < kChooseThreads ? 1 : Bins / kChooseThreads; // neighbouring bins of a thread
@@ -155,8 +159,8 @@ __device__ __forceinline__ void narrow_down(const uint32_t *bins, uint32_t shift
     __syncthreads();
 }
 
-// A warp's scores, neighbouring ones, as integers of their order, none of which is 0: that would be a NaN that no operation gives. A lane has
-// every 32nd, in registers, or, Own = 0, in memory.
+// A warp's scores, neighbouring ones, as integers of their order, none of which is 0: that would be a NaN that no
+// operation gives. A lane has every 32nd, in registers, or, Own = 0, in memory.
 template <uint32_t Own> struct Keys {
     const float *scores; // of the warp
     uint32_t count;      // of the warp
@@ -172,7 +176,8 @@ template <uint32_t Own> struct Keys {
         }
     }
 
-    // Calls `each(i, key)` for this lane's scores in order; a warp calls it together for 32 neighbours, with key 0 behind the last one.
+    // Calls `each(i, key)` for this lane's scores in order; a warp calls it together for 32 neighbours, with key 0
+    // behind the last one.
     template <typename Each> __device__ __forceinline__ void for_each(Each each) const {
         const uint32_t lane = threadIdx.x % 32;
         if constexpr (Own > 0) {
@@ -196,7 +201,8 @@ struct Choice {
 
 // Finds the key of the last chosen score, and how many scores with that key are chosen.
 template <uint32_t Own>
-__device__ __forceinline__ void select_last(const Keys<Own> &keys, uint32_t k, Choice &shared, uint32_t &last, uint32_t &ties) {
+__device__ __forceinline__ void select_last(const Keys<Own> &keys, uint32_t k, Choice &shared, uint32_t &last,
+                                            uint32_t &ties) {
     const uint32_t lane = threadIdx.x % 32;
     uint32_t most = 0;
     keys.for_each([&](uint32_t, uint32_t key) { most = max(most, key); });
@@ -231,10 +237,11 @@ __device__ __forceinline__ void select_last(const Keys<Own> &keys, uint32_t k, C
     last = most - shared.found.prefix, ties = shared.found.missing;
 }
 
-// Writes the indices of all scores above `last` and of the first `ties` that are equal, in order. `first`: index of the warp's first score.
+// Writes the indices of all scores above `last` and of the first `ties` that are equal, in order. `first`: index of the
+// warp's first score.
 template <uint32_t Own>
-__device__ __forceinline__ void write_chosen(const Keys<Own> &keys, uint32_t last, uint32_t ties, uint32_t first, Choice &shared,
-                                             uint32_t *chosen) {
+__device__ __forceinline__ void write_chosen(const Keys<Own> &keys, uint32_t last, uint32_t ties, uint32_t first,
+                                             Choice &shared, uint32_t *chosen) {
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     uint32_t more = 0, same = 0;
     keys.for_each([&](uint32_t, uint32_t key) { more += key > last, same += key == last; });
@@ -257,8 +264,8 @@ __device__ __forceinline__ void write_chosen(const Keys<Own> &keys, uint32_t las
 
 // The k best of a token's scores.
 template <uint32_t Own>
-__device__ __forceinline__ void choose(const Batch &batch, const float *scores, uint32_t *chosen, uint32_t ratio, uint32_t k,
-                                       const OwnTokens &own, uint32_t most) {
+__device__ __forceinline__ void choose(const Batch &batch, const float *scores, uint32_t *chosen, uint32_t ratio,
+                                       uint32_t k, const OwnTokens &own, uint32_t most) {
     __shared__ Choice shared;
     const uint32_t n = sight_of(batch, own, ratio).entries;
     chosen += size_t(own.first + blockIdx.x) * k, scores += size_t(blockIdx.x) * most;

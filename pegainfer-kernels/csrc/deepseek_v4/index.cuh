@@ -1,10 +1,12 @@
-// What the kernels of DeepSeek-V4's indexer share (deepseek_v4/index.cu, deepseek_v4/index_wgmma.cu): what a token sees.
+// What the kernels of DeepSeek-V4's indexer share (deepseek_v4/index.cu, deepseek_v4/index_wgmma.cu): what a token
+// sees.
 #pragma once
 #include "deepseek_v4/batch.cuh"
 
 using namespace limits::deepseek_v4_attention;
 
-// The tokens of a launch: some of the rank's own, from number `first` of these on. Ranks take turns with blocks of kShareTokens tokens.
+// The tokens of a launch: some of the rank's own, from number `first` of these on. Ranks take turns with blocks of
+// kShareTokens tokens.
 struct OwnTokens {
     uint32_t first, rank, ranks;
 

@@ -2,13 +2,14 @@
 //
 //   score[i] = Σ_h weights[h] relu(q[h] · entry[i])
 //
-// for 64 heads of 128 columns in bf16. A block has a tile of tokens and 256 entries, each of its four consumer warpgroups 64 of them,
-// which stay in registers as operand A of wgmma. A producer warp fetches the queries of one token after the other by TMA: operand B, the
-// heads as columns. Each lane adds up its 16 heads of an entry, then the four lanes of a quad theirs. While one warpgroup does so, others
-// keep the tensor cores busy. Entries that no token of the tile sees are not computed, nor are tokens that see no more than k.
+// for 64 heads of 128 columns in bf16. A block has a tile of tokens and 256 entries, each of its four consumer
+// warpgroups 64 of them, which stay in registers as operand A of wgmma. A producer warp fetches the queries of one
+// token after the other by TMA: operand B, the heads as columns. Each lane adds up its 16 heads of an entry, then the
+// four lanes of a quad theirs. While one warpgroup does so, others keep the tensor cores busy. Entries that no token of
+// the tile sees are not computed, nor are tokens that see no more than k.
 //
-// A score depends on its token and entry alone, and its sum has one order; it is another one than that of `index_scores_bf16`. Bound by the
-// tensor cores. Reference: src/cpu/deepseek_v4/index.rs.
+// A score depends on its token and entry alone, and its sum has one order; it is another one than that of
+// `index_scores_bf16`. Bound by the tensor cores. Reference: src/cpu/deepseek_v4/index.rs.
 #include "deepseek_v4/index.cuh"
 #include "common/hopper.cuh"
 #include "abi/deepseek_v4_index_wgmma.h"
@@ -36,15 +37,16 @@ struct Scoring {
     OwnTokens own;
     uint32_t entry_pages, ratio, k, tokens, tile, most;
 
-    // The first token of this block's tile. The others follow it in the step: a tile lies in one of the blocks that ranks take in turn, or there
-    // is one rank.
+    // The first token of this block's tile. The others follow it in the step: a tile lies in one of the blocks that
+    // ranks take in turn, or there is one rank.
     __device__ __forceinline__ uint32_t token() const { return own.token(blockIdx.y * tile); }
     // Where the scores of token `t` of the tile begin.
     __device__ __forceinline__ float *scores_of(uint32_t t) const {
         return scores + size_t(blockIdx.y * tile + t - token()) * most;
     }
 
-    // Calls `each(sequence, first, end)` for the tokens of this block's tile that see more than `least` entries, sequence by sequence.
+    // Calls `each(sequence, first, end)` for the tokens of this block's tile that see more than `least` entries,
+    // sequence by sequence.
     template <typename Each> __device__ __forceinline__ void for_each_span(uint32_t least, Each each) const {
         const uint32_t last = token() + min(tile, tokens - blockIdx.y * tile);
         for (uint32_t t = token(); t < last;) {
@@ -64,7 +66,8 @@ struct Scoring {
 };
 
 // Fetches the queries and head weights of all tokens in order. By one lane.
-__device__ void fetch_queries(IndexShared &shared, const TensorMap &q, const bf16 *weights, const Scoring &x, uint32_t least) {
+__device__ void fetch_queries(IndexShared &shared, const TensorMap &q, const bf16 *weights, const Scoring &x,
+                              uint32_t least) {
     Ring<kSlots> slot;
     x.for_each_span(least, [&](const Sequence &, uint32_t first, uint32_t end) {
         for (uint32_t t = first; t < end; ++t, slot.next()) {
@@ -139,7 +142,8 @@ __device__ void score_entries(IndexShared &shared, const Scoring &x, uint32_t fi
                 weights[i] = reinterpret_cast<const uint32_t *>(shared.weights[slot.index])[4 * i + lane % 4];
             wgmma_wait<0>();
             const float total = add_heads(dot, weights);
-            __syncwarp(); // all lanes have the weights: an arrival overtakes loads from shared memory that wait behind stores
+            __syncwarp(); // all lanes have the weights: an arrival overtakes loads from shared memory that wait behind
+                          // stores
             if (lane == 0) arrive(&shared.empty[slot.index]);
             if (stores) *to = total;
         }
@@ -163,13 +167,22 @@ extern "C" __global__ __launch_bounds__(kThreads, 1) void index_scores_wgmma(
     extern __shared__ __align__(1024) uint8_t memory[];
     IndexShared &shared = *reinterpret_cast<IndexShared *>(memory);
     if (threadIdx.x == 0) {
-        for (uint32_t i = 0; i < kSlots; ++i) barrier_init(&shared.full[i], 1), barrier_init(&shared.empty[i], kConsumerWarps);
+        for (uint32_t i = 0; i < kSlots; ++i)
+            barrier_init(&shared.full[i], 1), barrier_init(&shared.empty[i], kConsumerWarps);
         barriers_ready();
     }
     __syncthreads();
     start_after_predecessor();
     const Scoring x = {{qo_indptr, positions, slots, page_tables, rows, pages},
-                       entries, scores, {first_own, rank, ranks}, entry_pages, ratio, k, tokens, tile, most};
+                       entries,
+                       scores,
+                       {first_own, rank, ranks},
+                       entry_pages,
+                       ratio,
+                       k,
+                       tokens,
+                       tile,
+                       most};
     // What tokens must see beyond: all that is chosen without scores, and the entries before this block's.
     const uint32_t first_entry = blockIdx.x * kTileEntries, least = max(k, first_entry);
     if (threadIdx.x / 32 < kConsumerWarps) score_entries(shared, x, first_entry, least);

@@ -1,20 +1,24 @@
-// Tiles of 16 keys of DeepSeek-V4's sparse attention in shared memory, by cp.async. A warp copies, reads and overwrites only its own 128
-// dimensions of a tile, so that no barrier of the block is needed between these.
+// Tiles of 16 keys of DeepSeek-V4's sparse attention in shared memory, by cp.async. A warp copies, reads and overwrites
+// only its own 128 dimensions of a tile, so that no barrier of the block is needed between these.
 //
-// A vector is 16 bytes, and a warp has 16 of each key. Vector v of key r is at v ^ turn(r). A copy writes 8 neighbouring vectors of 4
-// keys, the first GEMM reads 4 of 8 keys, the second GEMM reads one of 8 keys (ldmatrix): none of them has bank conflicts.
+// A vector is 16 bytes, and a warp has 16 of each key. Vector v of key r is at v ^ turn(r). A copy writes 8
+// neighbouring vectors of 4 keys, the first GEMM reads 4 of 8 keys, the second GEMM reads one of 8 keys (ldmatrix):
+// none of them has bank conflicts.
 #pragma once
 #include "common/async.cuh"
 #include "limits.h"
 
-constexpr uint32_t kTile = 16;                                              // keys
-constexpr uint32_t kKeyBytes = 2 * limits::deepseek_v4_attention::kMaxDim;  // from one key of a tile to the next
+constexpr uint32_t kTile = 16;                                               // keys
+constexpr uint32_t kKeyBytes = 2 * limits::deepseek_v4_attention::kMaxDim;   // from one key of a tile to the next
 constexpr uint32_t kWarpBytes = 2 * limits::deepseek_v4_attention::kWarpDim; // of a key, of one warp
 
 // A vector of shared memory, and a pair.
 __device__ __forceinline__ uint4 load_vector(uint32_t at) {
     uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(at)
+                 : "memory");
     return v;
 }
 __device__ __forceinline__ void store_pair(uint32_t to, uint32_t pair) {
@@ -38,8 +42,8 @@ struct KeyTile {
         return (address ^ by % 8 * 16) + by / 8 * 128;
     }
 
-    // Begins to copy 16 keys of `dim` dimensions to the tile. `key(i, exists)`: an address, and whether it is that of key `i`; else zeros
-    // take its place.
+    // Begins to copy 16 keys of `dim` dimensions to the tile. `key(i, exists)`: an address, and whether it is that of
+    // key `i`; else zeros take its place.
     template <typename Key> __device__ __forceinline__ void copy(Key key, uint32_t dim) const {
         const uint32_t lane = threadIdx.x % 32, first = address(lane / 8, lane % 8);
         const uint32_t first_dim = threadIdx.x / 32 * limits::deepseek_v4_attention::kWarpDim + lane % 8 * kVector;

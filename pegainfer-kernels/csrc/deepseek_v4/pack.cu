@@ -1,13 +1,16 @@
 // What surrounds cuBLASLt in the large-M GEMMs of DeepSeek-V4, where activations are bf16:
 //
-//   pack_activations: x to e4m3 codes and a scale for each 128 columns of a row, 2^ceil(log2(max(amax, 1e-4) / 448)). Exact for the
-//                     activations of round_activation, whose rounding it is (deepseek_v4/quant.cu). In the same launch: E8M0
+//   pack_activations: x to e4m3 codes and a scale for each 128 columns of a row, 2^ceil(log2(max(amax, 1e-4) / 448)).
+//   Exact for the
+//                     activations of round_activation, whose rounding it is (deepseek_v4/quant.cu). In the same launch:
+//                     E8M0
 //                     scales of up to two weights to f32
 //   widen_e8m0:       FP8 weights with E8M0 scales to bf16, exactly
 //   pack_swiglu:      h = bf16(silu(min(gate, limit)) clamp(up, ±limit)), then as pack_activations
 //
-// Codes and scales lie as cuBLASLt takes them (CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F): [m, k], and [k / 128, m], m a multiple of
-// four. All GPUs, bound by memory. Reference: src/cpu/deepseek_v4/{kv_quant,experts}.rs, src/cpu/weights.rs.
+// Codes and scales lie as cuBLASLt takes them (CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F): [m, k], and [k / 128, m], m a
+// multiple of four. All GPUs, bound by memory. Reference: src/cpu/deepseek_v4/{kv_quant,experts}.rs,
+// src/cpu/weights.rs.
 #include "deepseek_v4/rounding.cuh"
 #include "common/fp8_codes.cuh"
 #include "common/weight_codes.cuh"
@@ -32,8 +35,8 @@ struct Eight {
     __device__ __forceinline__ Eight() {}
 };
 
-// Writes the codes and the scale of a group of 128 columns, unless it is not `valid`. All lanes of the warp call it, each 16 of them with
-// a group. Multiplying by the inverse of the scale, a power of two, is exact.
+// Writes the codes and the scale of a group of 128 columns, unless it is not `valid`. All lanes of the warp call it,
+// each 16 of them with a group. Multiplying by the inverse of the scale, a power of two, is exact.
 __device__ __forceinline__ void pack_group(const Eight &x, uint8_t *codes, float *scale_at, bool valid) {
     float amax = kLeastAmax;
 #pragma unroll
@@ -72,13 +75,14 @@ __device__ __forceinline__ void widen_scales(const uint8_t *first, const uint8_t
 }
 
 // Grid: groups of 128 over half-warps. Rows behind the m-th become zeros.
-extern "C" __global__ __launch_bounds__(kThreads) void pack_activations(
-    const bf16 *x,          // [m, k], k a multiple of 128
-    uint8_t *codes,         // [padded, k]
-    float *scales,          // [k / 128, padded]
-    const uint8_t *first, const uint8_t *second, // [each], E8M0; the second may be null
-    float *weight_scales,   // [2, each]
-    uint32_t each, uint32_t m, uint32_t padded, uint32_t k) {
+extern "C" __global__
+__launch_bounds__(kThreads) void pack_activations(const bf16 *x,  // [m, k], k a multiple of 128
+                                                  uint8_t *codes, // [padded, k]
+                                                  float *scales,  // [k / 128, padded]
+                                                  const uint8_t *first,
+                                                  const uint8_t *second, // [each], E8M0; the second may be null
+                                                  float *weight_scales,  // [2, each]
+                                                  uint32_t each, uint32_t m, uint32_t padded, uint32_t k) {
     release_successor();
     wait_for_predecessor();
     GroupOf at(padded, k);
@@ -88,14 +92,14 @@ extern "C" __global__ __launch_bounds__(kThreads) void pack_activations(
 }
 
 // Grid: as pack_activations. Gate and up may be columns of one matrix, whose rows are `pitch` elements apart.
-extern "C" __global__ __launch_bounds__(kThreads) void pack_swiglu(
-    const bf16 *gate,       // [m, width], rows `pitch` elements apart
-    const bf16 *up,
-    uint8_t *codes,         // [m, width]
-    float *scales,          // [width / 128, m]
-    const uint8_t *down_scales, // [each], E8M0
-    float *weight_scales,   // [each]
-    uint32_t each, uint32_t m, uint32_t width, uint32_t pitch, float limit) {
+extern "C" __global__
+__launch_bounds__(kThreads) void pack_swiglu(const bf16 *gate, // [m, width], rows `pitch` elements apart
+                                             const bf16 *up,
+                                             uint8_t *codes,             // [m, width]
+                                             float *scales,              // [width / 128, m]
+                                             const uint8_t *down_scales, // [each], E8M0
+                                             float *weight_scales,       // [each]
+                                             uint32_t each, uint32_t m, uint32_t width, uint32_t pitch, float limit) {
     release_successor();
     wait_for_predecessor();
     GroupOf at(m, width);
@@ -113,11 +117,11 @@ extern "C" __global__ __launch_bounds__(kThreads) void pack_swiglu(
 }
 
 // Grid: elements / 16 over threads of a block. Rows of w from `first` on.
-extern "C" __global__ __launch_bounds__(kThreads) void widen_e8m0(
-    const uint8_t *codes,   // [n, k], k a multiple of 128
-    const uint8_t *scales,  // [n / 128, k / 128], rounded up
-    bf16 *out,              // [rows, k]
-    uint32_t first, uint32_t rows, uint32_t k) {
+extern "C" __global__
+__launch_bounds__(kThreads) void widen_e8m0(const uint8_t *codes,  // [n, k], k a multiple of 128
+                                            const uint8_t *scales, // [n / 128, k / 128], rounded up
+                                            bf16 *out,             // [rows, k]
+                                            uint32_t first, uint32_t rows, uint32_t k) {
     release_successor();
     size_t i = size_t(blockIdx.x) * kThreads + threadIdx.x;
     bool valid = i < size_t(rows) * k / 16;

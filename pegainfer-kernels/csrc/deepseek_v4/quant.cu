@@ -24,7 +24,7 @@ template <typename T> __device__ void round_groups(T *__restrict__ x, uint32_t g
 #define KERNELS(SUFFIX, T)                                                                                             \
     /* Grid: groups over warps of a block. */                                                                          \
     extern "C" __global__ __launch_bounds__(kHeadThreads) void round_activation_##SUFFIX(                              \
-        T *x,                          /* [groups, 128], in place */                                                   \
+        T *x, /* [groups, 128], in place */                                                                            \
         uint32_t groups) {                                                                                             \
         start_after_predecessor();                                                                                     \
         round_groups(x, groups);                                                                                       \

@@ -1,7 +1,8 @@
 // Rings of the newest tokens of each sequence, and copies of a slot; elements in bf16 or f32:
 //
 //   write_ring: ring[slot, position % ring] = fresh[t] of the newest `ring` tokens of each row     one block a token
-//   copy_slots: ring[to] = ring[from], of all layers                                               some vectors a thread
+//   copy_slots: ring[to] = ring[from], of all layers                                               some vectors a
+//   thread
 //
 // All GPUs. Bound by memory. Reference: src/cpu/deepseek_v4/batch.rs, src/ops/deepseek_v4/{batch,copy_slots}.rs.
 #include "deepseek_v4/batch.cuh"
@@ -24,12 +25,12 @@ __device__ void write_ring(const T *__restrict__ fresh, T *__restrict__ rings, c
 #define KERNELS(SUFFIX, T)                                                                                             \
     /* Grid: tokens. */                                                                                                \
     extern "C" __global__ __launch_bounds__(kRowThreads) void write_ring_##SUFFIX(                                     \
-        const T *fresh,                /* [tokens, width] */                                                           \
-        const uint32_t *qo_indptr,     /* [rows + 1] */                                                                \
-        const uint32_t *positions,     /* [tokens] */                                                                  \
-        const uint32_t *slots,         /* [rows] */                                                                    \
-        const uint32_t *page_tables,   /* [rows, pages], not read */                                                   \
-        T *rings,                      /* [slot_count, ring, width] */                                                 \
+        const T *fresh,              /* [tokens, width] */                                                             \
+        const uint32_t *qo_indptr,   /* [rows + 1] */                                                                  \
+        const uint32_t *positions,   /* [tokens] */                                                                    \
+        const uint32_t *slots,       /* [rows] */                                                                      \
+        const uint32_t *page_tables, /* [rows, pages], not read */                                                     \
+        T *rings,                    /* [slot_count, ring, width] */                                                   \
         uint32_t rows, uint32_t pages, uint32_t slot_count, uint32_t ring, uint32_t width) {                           \
         start_after_predecessor();                                                                                     \
         write_ring(fresh, rings, {qo_indptr, positions, slots, page_tables, rows, pages}, slot_count, ring, width);    \
@@ -39,7 +40,8 @@ KERNELS(f32, float)
 
 // Grid: rings, shares of a slot. What the table points to is written: `rings` is no more than where it is.
 extern "C" __global__ __launch_bounds__(kRowThreads) void copy_slots(
-    const uint32_t *rings, // [rings, 4]: address of [slots, vectors of 16 bytes], and how many vectors a slot has; low words first
+    const uint32_t
+        *rings, // [rings, 4]: address of [slots, vectors of 16 bytes], and how many vectors a slot has; low words first
     uint32_t from, uint32_t to) {
     const uint4 own = reinterpret_cast<const uint4 *>(rings)[blockIdx.x];
     uint4 *slots = reinterpret_cast<uint4 *>(uint64_t(own.y) << 32 | own.x);

@@ -20,7 +20,9 @@ __device__ __forceinline__ uint32_t ordered(float x) {
 // N neighbouring elements, in vectors of up to 16 bytes.
 template <typename T, uint32_t N> struct Elements {
     static constexpr uint32_t kEach = N * sizeof(T) < 16 ? N : 16 / sizeof(T); // of a vector
-    struct alignas(kEach * sizeof(T)) Part { T x[kEach]; };
+    struct alignas(kEach * sizeof(T)) Part {
+        T x[kEach];
+    };
     Part parts[N / kEach];
 
     __device__ __forceinline__ T &operator[](uint32_t i) { return parts[i / kEach].x[i % kEach]; }
@@ -56,15 +58,16 @@ template <typename F> __device__ __forceinline__ float round_to(float x) {
     return rintf(x * power_of_two(-spacing)) * power_of_two(spacing);
 }
 
-// Sine and cosine of an angle. Out of line: at few tokens each kernel runs its code once, and what it takes is how fast instructions come.
+// Sine and cosine of an angle. Out of line: at few tokens each kernel runs its code once, and what it takes is how fast
+// instructions come.
 __device__ __noinline__ float2 sine_and_cosine(float angle) {
     float2 both;
     sincosf(angle, &both.x, &both.y);
     return both;
 }
 
-// Neighbouring values of a head, turned by an angle of this sine and cosine. All kernels round alike: the compiler does not choose what it
-// fuses.
+// Neighbouring values of a head, turned by an angle of this sine and cosine. All kernels round alike: the compiler does
+// not choose what it fuses.
 __device__ __forceinline__ void turn_by(float &a, float &b, float2 turn) {
     const float sine = turn.x, cosine = turn.y, first = a;
     a = __fmaf_rn(first, cosine, -__fmul_rn(b, sine)), b = __fmaf_rn(first, sine, __fmul_rn(b, cosine));
@@ -76,9 +79,9 @@ __device__ __forceinline__ float2 turn_of(float position, float frequency, bool 
     return make_float2(inverse ? -both.x : both.x, both.y);
 }
 
-constexpr uint32_t kGroup = 128;      // activations of a row that share an FP8 scale
-constexpr uint32_t kKeyGroup = 64;    // values of a key that share one
-constexpr float kLeastAmax = 1e-4f;   // from which on the scale of values in FP8 follows their largest magnitude
+constexpr uint32_t kGroup = 128;    // activations of a row that share an FP8 scale
+constexpr uint32_t kKeyGroup = 64;  // values of a key that share one
+constexpr float kLeastAmax = 1e-4f; // from which on the scale of values in FP8 follows their largest magnitude
 
 // x rounded to the format times a power of two, the smallest with which the group's largest magnitude `amax` fits.
 template <typename F> __device__ __forceinline__ float quantize(float x, float amax) {
@@ -86,9 +89,10 @@ template <typename F> __device__ __forceinline__ float quantize(float x, float a
     return round_to<F>(x * power_of_two(-exponent(scale))) * scale;
 }
 
-// Bytes of a packed row: the e4m3 codes of `k` rounded activations, then an f32 scale for each 128 of them, a power of two, padded to a
-// multiple of 16 bytes. The codes of each 128 columns have the order in which deepseek_v4/skinny.cuh multiplies them: column
-// 32 q + 8 s + 4 h + i is at 32 s + 16 h + 4 q + i, where q, s and i are below 4 and h is below 2.
+// Bytes of a packed row: the e4m3 codes of `k` rounded activations, then an f32 scale for each 128 of them, a power of
+// two, padded to a multiple of 16 bytes. The codes of each 128 columns have the order in which deepseek_v4/skinny.cuh
+// multiplies them: column 32 q + 8 s + 4 h + i is at 32 s + 16 h + 4 q + i, where q, s and i are below 4 and h is below
+// 2.
 __host__ __device__ constexpr uint32_t packed_bytes(uint32_t k) { return (k + k / kGroup * 4 + 15) / 16 * 16; }
 
 #if __CUDA_ARCH__ >= 890
@@ -110,10 +114,12 @@ __device__ __forceinline__ float2 round_e4m3(float a, float b) {
 }
 
 // The place of the codes of columns 4 lane to 4 lane + 3 among those of their 128 columns.
-__device__ __forceinline__ uint32_t packed_place(uint32_t lane) { return 32 * (lane % 8 / 2) + 16 * (lane % 2) + 4 * (lane / 8); }
+__device__ __forceinline__ uint32_t packed_place(uint32_t lane) {
+    return 32 * (lane % 8 / 2) + 16 * (lane % 2) + 4 * (lane / 8);
+}
 
-// Writes columns 128 group to 128 group + 127 of a row of `k` columns to its packed row. A warp calls it: a lane has columns 4 lane to
-// 4 lane + 3 of these in `v`. `amax`: the largest magnitude of all 128, at least kLeastAmax.
+// Writes columns 128 group to 128 group + 127 of a row of `k` columns to its packed row. A warp calls it: a lane has
+// columns 4 lane to 4 lane + 3 of these in `v`. `amax`: the largest magnitude of all 128, at least kLeastAmax.
 __device__ __forceinline__ void pack_group(uint8_t *row, uint32_t k, uint32_t group, float4 v, float amax) {
     const uint32_t lane = threadIdx.x % 32;
     const float scale = ceil_power_of_two(amax / E4M3::kMax), inverse = 1.f / scale; // exact
@@ -122,16 +128,16 @@ __device__ __forceinline__ void pack_group(uint8_t *row, uint32_t k, uint32_t gr
     if (lane == 0) reinterpret_cast<float *>(row + k)[group] = scale;
 }
 
-// The same of values that are the sum of two e4m3 values, which is as exact as bf16: to the two packed rows from `rows` on, of which the
-// second has what the first one loses.
+// The same of values that are the sum of two e4m3 values, which is as exact as bf16: to the two packed rows from `rows`
+// on, of which the second has what the first one loses.
 __device__ __forceinline__ void pack_split_group(uint8_t *rows, uint32_t k, uint32_t group, float4 v) {
 #pragma unroll
     for (uint32_t part = 0; part < 2; ++part) {
         const float own = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
         const float amax = fmaxf(reduce_lanes(own, 32, Max()), kLeastAmax);
         pack_group(rows + part * packed_bytes(k), k, group, v, amax);
-        v = make_float4(v.x - quantize<E4M3>(v.x, amax), v.y - quantize<E4M3>(v.y, amax), v.z - quantize<E4M3>(v.z, amax),
-                        v.w - quantize<E4M3>(v.w, amax));
+        v = make_float4(v.x - quantize<E4M3>(v.x, amax), v.y - quantize<E4M3>(v.y, amax),
+                        v.z - quantize<E4M3>(v.z, amax), v.w - quantize<E4M3>(v.w, amax));
     }
 }
 

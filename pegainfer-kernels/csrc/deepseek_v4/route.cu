@@ -3,8 +3,8 @@
 //   route_learned: the k largest g + bias, largest first, of equal ones the lower expert
 //   route_hash:    the experts that a table has for the token's id
 //
-// One block a token, whose first warp chooses; all GPUs; bound by latency. The gates are taken in f64 and rounded once, as
-// in the reference, so that every device chooses the same experts. Reference: src/cpu/deepseek_v4/route.rs.
+// One block a token, whose first warp chooses; all GPUs; bound by latency. The gates are taken in f64 and rounded once,
+// as in the reference, so that every device chooses the same experts. Reference: src/cpu/deepseek_v4/route.rs.
 #include "deepseek_v4/rounding.cuh"
 #include "abi/deepseek_v4_route.h"
 #include "limits.h"
@@ -16,9 +16,10 @@ __device__ __forceinline__ float gate(float x) {
     return float(sqrt(log1p(exp(double(x)))));
 }
 
-// Writes the k experts of a token and their weights, which the lanes of a warp have: lane i has expert i, and its gate. The gates are added in
-// order, so that all devices add alike.
-__device__ __forceinline__ void write_choice(uint32_t expert, float gate, uint32_t *experts, float *weights, uint32_t k, float scale) {
+// Writes the k experts of a token and their weights, which the lanes of a warp have: lane i has expert i, and its gate.
+// The gates are added in order, so that all devices add alike.
+__device__ __forceinline__ void write_choice(uint32_t expert, float gate, uint32_t *experts, float *weights, uint32_t k,
+                                             float scale) {
     const uint32_t lane = threadIdx.x;
     float sum = 0.f;
     for (uint32_t i = 0; i < k; ++i) sum += __shfl_sync(kAll, gate, i);
@@ -33,12 +34,11 @@ __device__ __forceinline__ uint64_t largest_key(uint64_t key) {
     return uint64_t(high) << 32 | low;
 }
 
-extern "C" __global__ __launch_bounds__(kRouteThreads) void route_learned(
-    const float *logits, // [tokens, count]
-    const float *bias,   // [count]
-    uint32_t *experts,   // [tokens, k], k up to 32
-    float *weights,      // [tokens, k]
-    uint32_t count, uint32_t k, float scale) {
+extern "C" __global__ __launch_bounds__(kRouteThreads) void route_learned(const float *logits, // [tokens, count]
+                                                                          const float *bias,   // [count]
+                                                                          uint32_t *experts, // [tokens, k], k up to 32
+                                                                          float *weights,    // [tokens, k]
+                                                                          uint32_t count, uint32_t k, float scale) {
     constexpr uint32_t kOwn = kMaxExperts / kRouteThreads;
     __shared__ float gates[kMaxExperts];
     __shared__ uint64_t keys[kMaxExperts]; // gate and bias above, the inverted expert below; 0 once it is chosen
@@ -79,13 +79,12 @@ extern "C" __global__ __launch_bounds__(kRouteThreads) void route_learned(
     write_choice(chosen, gates[chosen], experts, weights, k, scale);
 }
 
-extern "C" __global__ __launch_bounds__(32) void route_hash(
-    const float *logits,   // [tokens, count]
-    const uint32_t *table, // [vocab, k]
-    const uint32_t *ids,   // [tokens]
-    uint32_t *experts,     // [tokens, k]
-    float *weights,        // [tokens, k]
-    uint32_t vocab, uint32_t count, uint32_t k, float scale) {
+extern "C" __global__ __launch_bounds__(32) void route_hash(const float *logits,   // [tokens, count]
+                                                            const uint32_t *table, // [vocab, k]
+                                                            const uint32_t *ids,   // [tokens]
+                                                            uint32_t *experts,     // [tokens, k]
+                                                            float *weights,        // [tokens, k]
+                                                            uint32_t vocab, uint32_t count, uint32_t k, float scale) {
     start_after_predecessor();
     logits += size_t(blockIdx.x) * count, experts += size_t(blockIdx.x) * k, weights += size_t(blockIdx.x) * k;
     const uint32_t id = ids[blockIdx.x];

@@ -1,18 +1,20 @@
 // Skinny GEMM of DeepSeek-V4 on Hopper: a tile of 64 rows of a weight times up to N tokens, for steps of few tokens.
 //
-// Technique: swap-AB wgmma with operand A in registers. The weights (operand A) go from global memory straight to the registers of the
-// thread that multiplies them, several steps of 128 columns at a time, the first ones before the kernels before this one have ended
-// (PDL); what these loads do not cover is fetched into the L2 cache meanwhile. The tokens (operand B) come as packed rows, or in bf16.
-// Rows of a tile: warp w, lane 4 g + q has rows 16 w + g ("low") and 16 w + g + 8 ("high"). The experts' kernels
-// (experts/skinny.cuh) share the operands and the wgmma, and have weights and an order of columns of their own.
+// Technique: swap-AB wgmma with operand A in registers. The weights (operand A) go from global memory straight to the
+// registers of the thread that multiplies them, several steps of 128 columns at a time, the first ones before the
+// kernels before this one have ended (PDL); what these loads do not cover is fetched into the L2 cache meanwhile. The
+// tokens (operand B) come as packed rows, or in bf16. Rows of a tile: warp w, lane 4 g + q has rows 16 w + g ("low")
+// and 16 w + g + 8 ("high"). The experts' kernels (experts/skinny.cuh) share the operands and the wgmma, and have
+// weights and an order of columns of their own.
 //
-// The order of columns: of each 128, lane quad q reads columns 32 q to 32 q + 31 of its rows, a run of 16 to 64 bytes. The sum over
-// columns may take them in any order that both operands have: slot 16 h + 4 q + i of wgmma step s is column 32 q + 8 s + 4 h + i, and
-// shared memory has the tokens' columns in the order of the slots (bf16: slot 8 h + 2 q + i of step s is column 32 q + 4 s + 2 h + i).
+// The order of columns: of each 128, lane quad q reads columns 32 q to 32 q + 31 of its rows, a run of 16 to 64 bytes.
+// The sum over columns may take them in any order that both operands have: slot 16 h + 4 q + i of wgmma step s is
+// column 32 q + 8 s + 4 h + i, and shared memory has the tokens' columns in the order of the slots (bf16: slot 8 h + 2
+// q + i of step s is column 32 q + 4 s + 2 h + i).
 //
-// The order of sums: the tensor cores sum 128 columns from zero (in bf16: all of a segment). These sums, times both scales, are added
-// in order within a segment of k; the segments are added, neighbours first. It depends on the weight's shape alone, so that a row's
-// bits do not depend on the other rows of the step.
+// The order of sums: the tensor cores sum 128 columns from zero (in bf16: all of a segment). These sums, times both
+// scales, are added in order within a segment of k; the segments are added, neighbours first. It depends on the
+// weight's shape alone, so that a row's bits do not depend on the other rows of the step.
 #pragma once
 #include "deepseek_v4/rounding.cuh"
 #include "common/hopper.cuh"
@@ -23,8 +25,8 @@
 namespace skinny {
 
 constexpr uint32_t kTileRows = 64;
-constexpr uint32_t kDepth = 128;  // columns of a step
-constexpr uint32_t kLane = 32;    // columns of a step that a lane reads
+constexpr uint32_t kDepth = 128; // columns of a step
+constexpr uint32_t kLane = 32;   // columns of a step that a lane reads
 
 // ---- wgmma with operand A in registers: d[64, N] = (first ? 0 : d) + a b
 
@@ -34,14 +36,14 @@ constexpr uint32_t kLane = 32;    // columns of a step that a lane reads
 #define FROM_REGISTERS(N, HALF, NAMES, A0, A1, A2, A3, B, P, ...)                                                      \
     template <bool First> __device__ __forceinline__ void fp8(float (&d)[HALF], const uint32_t *a, uint64_t b) {       \
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " P ", 0;\n"                                                    \
-                     "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {" NAMES "}, {" A0 ", " A1 ", " A2     \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {" NAMES "}, {" A0 ", " A1 ", " A2      \
                      ", " A3 "}, " B ", p, 1, 1;\n}"                                                                   \
                      : __VA_ARGS__                                                                                     \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(int(!First)));                          \
     }                                                                                                                  \
     template <bool First> __device__ __forceinline__ void bf16s(float (&d)[HALF], const uint32_t *a, uint64_t b) {     \
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " P ", 0;\n"                                                    \
-                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" NAMES "}, {" A0 ", " A1 ", " A2     \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" NAMES "}, {" A0 ", " A1 ", " A2      \
                      ", " A3 "}, " B ", p, 1, 1, 0;\n}"                                                                \
                      : __VA_ARGS__                                                                                     \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(int(!First)));                          \
@@ -67,7 +69,8 @@ __device__ __forceinline__ uint4 read_weights(const uint8_t *at) {
 
 // The addresses of rows `low` and `high` of a matrix of `k` columns, for this lane.
 template <Format F>
-__device__ __forceinline__ Weight weight_of(const uint8_t *codes, const uint8_t *scales, uint32_t low, uint32_t high, uint32_t k) {
+__device__ __forceinline__ Weight weight_of(const uint8_t *codes, const uint8_t *scales, uint32_t low, uint32_t high,
+                                            uint32_t k) {
     constexpr uint32_t kValues = Codes<F>::kValues; // of 16 bytes
     const uint32_t first = threadIdx.x % 4 * kLane / kValues * 16;
     auto row = [&](uint32_t r) { return codes + size_t(r) * k / kValues * 16 + first; };
@@ -91,7 +94,8 @@ template <Format F> struct Stored {
     }
 };
 
-// Operand A of a step: the registers of wgmma s are a[4 s] to a[4 s + 3]. The factors multiply the sums of the two rows.
+// Operand A of a step: the registers of wgmma s are a[4 s] to a[4 s + 3]. The factors multiply the sums of the two
+// rows.
 template <Format F> struct Operand {
     uint32_t a[F == Format::kBf16 ? 32 : 16];
     float low_factor, high_factor;
@@ -99,7 +103,8 @@ template <Format F> struct Operand {
 
 template <Format F> __device__ __forceinline__ Operand<F> operand_of(const Stored<F> &stored) {
     Operand<F> out;
-    out.low_factor = __uint_as_float(stored.low_scale << 23), out.high_factor = __uint_as_float(stored.high_scale << 23);
+    out.low_factor = __uint_as_float(stored.low_scale << 23),
+    out.high_factor = __uint_as_float(stored.high_scale << 23);
 #pragma unroll
     for (uint32_t i = 0; i < Stored<F>::kReads; ++i) {
         const uint4 low = stored.low[i], high = stored.high[i];
@@ -127,10 +132,10 @@ __device__ __forceinline__ float scale_of(float largest) {
 // Bytes of a step's tokens in shared memory: N rows of 128 columns with the 128-byte swizzle.
 template <Format F, int N> constexpr uint32_t kTokenBytes = N * kDepth * (F == Format::kBf16 ? 2 : 1);
 
-// Puts 128 columns of token t into its row of a step's tokens: a warp calls it, with four columns a lane. `scales`: of the step's tokens.
-// `some`: not all of them are known to be zeros.
-// In FP8 the columns become e4m3 times a power of two; with `Split` the sum of two such values, in rows t and t + N / 2, which
-// is as exact as bf16.
+// Puts 128 columns of token t into its row of a step's tokens: a warp calls it, with four columns a lane. `scales`: of
+// the step's tokens. `some`: not all of them are known to be zeros.
+// In FP8 the columns become e4m3 times a power of two; with `Split` the sum of two such values, in rows t and t + N /
+// 2, which is as exact as bf16.
 template <Format F, int N, bool Split>
 __device__ __forceinline__ void put_token(uint8_t *tokens, float *scales, uint32_t t, uint2 pairs, bool some) {
     const uint32_t lane = threadIdx.x % 32;
@@ -172,7 +177,8 @@ __device__ __forceinline__ void put_token(uint8_t *tokens, float *scales, uint32
 
 // ---- the GEMM of a warpgroup
 
-template <int N> using Sums = float[N / 2]; // a wgmma accumulator: tokens 8 j + 2 q and the next of the low row, then of the high one
+template <int N>
+using Sums = float[N / 2]; // a wgmma accumulator: tokens 8 j + 2 q and the next of the low row, then of the high one
 
 // Adds a step to `total`. `b`: descriptor of its tokens; `scales`: of the tokens.
 template <Format F, int N>
@@ -202,12 +208,13 @@ __device__ __forceinline__ void add_step(Sums<N> &total, const Operand<F> &opera
     }
 }
 
-// Adds `count` steps, from step `first` of the matrix on, to `total`. `stored` has the loads of the first AHEAD steps under way. The loads of
-// the next AHEAD steps start when all of these are multiplied: the compiler waits for all loads under way when it needs one of them, so
-// that a load a step would be waited for in each step. `tokens`, `scales`: of the first step.
+// Adds `count` steps, from step `first` of the matrix on, to `total`. `stored` has the loads of the first AHEAD steps
+// under way. The loads of the next AHEAD steps start when all of these are multiplied: the compiler waits for all loads
+// under way when it needs one of them, so that a load a step would be waited for in each step. `tokens`, `scales`: of
+// the first step.
 template <Format F, int N, int AHEAD>
-__device__ __forceinline__ void multiply(Sums<N> &total, Stored<F> (&stored)[AHEAD], const Weight &weight, uint32_t first,
-                                         uint32_t count, const uint8_t *tokens, const float *scales) {
+__device__ __forceinline__ void multiply(Sums<N> &total, Stored<F> (&stored)[AHEAD], const Weight &weight,
+                                         uint32_t first, uint32_t count, const uint8_t *tokens, const float *scales) {
     uint64_t b = descriptor(shared_address(tokens), 0, 1024);
     for (uint32_t base = 0; base < count; base += AHEAD) {
 #pragma unroll
@@ -230,7 +237,8 @@ template <int N> __device__ __forceinline__ void put_sums(float *segment, const 
 #pragma unroll
     for (int i = 0; i < N / 8; ++i)
 #pragma unroll
-        for (int j = 0; j < 4; ++j) segment[(8 * i + lane % 4 * 2 + j % 2) * kTileRows + row + j / 2 * 8] = sums[4 * i + j];
+        for (int j = 0; j < 4; ++j)
+            segment[(8 * i + lane % 4 * 2 + j % 2) * kTileRows + row + j / 2 * 8] = sums[4 * i + j];
 }
 
 __device__ __forceinline__ uint32_t cluster_blocks() {
@@ -249,21 +257,24 @@ __device__ __forceinline__ void store_to_peer(float *at, uint32_t block, float v
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared_address(at)), "r"(block));
     asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(remote), "f"(value) : "memory");
 }
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_arrive() {
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
-// What a block works on: `tiles` tiles of 64 rows, each by `splits` warpgroups with a segment of k each, of which the blocks of the
-// cluster have `splits` each.
+// What a block works on: `tiles` tiles of 64 rows, each by `splits` warpgroups with a segment of k each, of which the
+// blocks of the cluster have `splits` each.
 struct Share {
-    uint32_t blocks, rank;             // of the cluster
-    uint32_t splits, tile, split;      // segments of the block; tile and segment of this warpgroup among those of the block
-    uint32_t first_tile;               // of the block
+    uint32_t blocks, rank;        // of the cluster
+    uint32_t splits, tile, split; // segments of the block; tile and segment of this warpgroup among those of the block
+    uint32_t first_tile;          // of the block
     uint32_t block_first, block_steps; // steps of the block
     uint32_t block_most;               // steps of the block that has the most
     uint32_t first, count;             // steps of this warpgroup among those of the block
 
     __device__ __forceinline__ Share(uint32_t k, uint32_t splits) : splits(splits) {
-        const uint32_t warpgroup = __shfl_sync(kAll, threadIdx.x / 128, 0); // the compiler then knows that it is the warp's
+        const uint32_t warpgroup =
+            __shfl_sync(kAll, threadIdx.x / 128, 0); // the compiler then knows that it is the warp's
         blocks = cluster_blocks(), rank = cluster_rank();
         tile = warpgroup / splits, split = warpgroup % splits;
         first_tile = blockIdx.x / blocks * (blockDim.x / 128 / splits);
@@ -289,7 +300,8 @@ template <Format F, int N> struct Memory {
     uint8_t *tokens; // [steps, kTokenBytes]
     float *scales;   // [steps, N]
     float *segments; // [tiles, splits, N, 64]: sums of this block's segments
-    float *parts;    // [blocks, elements / blocks]: sums of each block of the cluster, of this block's part of the elements
+    float
+        *parts; // [blocks, elements / blocks]: sums of each block of the cluster, of this block's part of the elements
 
     __device__ __forceinline__ Memory(uint8_t *shared, const Share &share) {
         tokens = shared, scales = reinterpret_cast<float *>(shared + share.block_most * kTokenBytes<F, N>);
@@ -297,7 +309,8 @@ template <Format F, int N> struct Memory {
     }
 };
 
-// Fills the block's steps of the tile's tokens from bf16 values. `token(t)`: where the row of token t begins, null for zeros.
+// Fills the block's steps of the tile's tokens from bf16 values. `token(t)`: where the row of token t begins, null for
+// zeros.
 template <Format F, int N, bool Split, typename Token>
 __device__ __forceinline__ void put_tokens(const Memory<F, N> &memory, const Share &share, Token token) {
     constexpr uint32_t kTokens = Split ? N / 2 : N, kAtOnce = 4;
@@ -316,16 +329,19 @@ __device__ __forceinline__ void put_tokens(const Memory<F, N> &memory, const Sha
             }
 #pragma unroll
             for (uint32_t i = 0; i < kAtOnce; ++i)
-                put_token<F, N, Split>(memory.tokens + step * kTokenBytes<F, N>, memory.scales + step * N, first + i, pairs[i], some[i]);
+                put_token<F, N, Split>(memory.tokens + step * kTokenBytes<F, N>, memory.scales + step * N, first + i,
+                                       pairs[i], some[i]);
         }
     }
     fence_shared_for_async();
     __syncthreads();
 }
 
-// Copies the block's steps of the tile's tokens from packed rows of `k` columns (deepseek_v4/rounding.cuh). `token(t)`: as above.
+// Copies the block's steps of the tile's tokens from packed rows of `k` columns (deepseek_v4/rounding.cuh). `token(t)`:
+// as above.
 template <int N, typename Token>
-__device__ __forceinline__ void copy_tokens(const Memory<Format::kFp8, N> &memory, const Share &share, uint32_t k, Token token) {
+__device__ __forceinline__ void copy_tokens(const Memory<Format::kFp8, N> &memory, const Share &share, uint32_t k,
+                                            Token token) {
     constexpr uint32_t kVectors = kDepth / 16; // of a step
     for (uint32_t i = threadIdx.x; i < N * share.block_steps * kVectors; i += blockDim.x) {
         const uint32_t t = i / kVectors % N, step = i / (kVectors * N), vector = i % kVectors;
@@ -343,7 +359,8 @@ __device__ __forceinline__ void copy_tokens(const Memory<Format::kFp8, N> &memor
     __syncthreads();
 }
 
-// The sums of a block's tiles over all segments: elements [tiles, kTokens, 64], of which each block of the cluster has a part.
+// The sums of a block's tiles over all segments: elements [tiles, kTokens, 64], of which each block of the cluster has
+// a part.
 template <Format F, int N, bool Split> struct Result {
     static constexpr uint32_t kElements = (Split ? N / 2 : N) * kTileRows; // of a tile
     const Memory<F, N> &memory;
@@ -394,8 +411,8 @@ __device__ __forceinline__ Result<F, N, Split> multiply_share(const Memory<F, N>
     Sums<N> total;
 #pragma unroll
     for (int i = 0; i < N / 2; ++i) total[i] = 0.f;
-    multiply<F, N, AHEAD>(total, stored, weight, share.block_first + share.first, share.count, memory.tokens + share.first * kTokenBytes<F, N>,
-                          memory.scales + share.first * N);
+    multiply<F, N, AHEAD>(total, stored, weight, share.block_first + share.first, share.count,
+                          memory.tokens + share.first * kTokenBytes<F, N>, memory.scales + share.first * N);
     put_sums<N>(memory.segments + (share.tile * share.splits + share.split) * (N * kTileRows), total);
     __syncthreads();
     const Result<F, N, Split> result{memory, share};
@@ -403,14 +420,16 @@ __device__ __forceinline__ Result<F, N, Split> multiply_share(const Memory<F, N>
     return result;
 }
 
-// Fetches the block's share of its first tile into the L2 cache, from row `first_row` of a matrix of `n` rows and `k` columns on: a
-// thread has a row.
+// Fetches the block's share of its first tile into the L2 cache, from row `first_row` of a matrix of `n` rows and `k`
+// columns on: a thread has a row.
 template <Format F>
-__device__ __forceinline__ void prefetch(const uint8_t *codes, uint32_t first_row, uint32_t n, uint32_t k, const Share &share) {
+__device__ __forceinline__ void prefetch(const uint8_t *codes, uint32_t first_row, uint32_t n, uint32_t k,
+                                         const Share &share) {
     constexpr uint32_t kStepBytes = kDepth / Codes<F>::kValues * 16;
     if (threadIdx.x >= kTileRows || first_row + threadIdx.x >= n || share.block_steps == 0) return;
     const uint8_t *at = codes + (size_t(first_row + threadIdx.x) * (k / kDepth) + share.block_first) * kStepBytes;
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(at), "r"(share.block_steps * kStepBytes) : "memory");
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(at), "r"(share.block_steps * kStepBytes)
+                 : "memory");
 }
 
 // Starts the loads of the weights of the warpgroup's first steps.

@@ -19,7 +19,7 @@
 
 using namespace limits::deepseek_v4;
 
-constexpr uint32_t kStreams = 4;                             // of a token
+constexpr uint32_t kStreams = 4;                                // of a token
 constexpr uint32_t kMixes = 2 * kStreams + kStreams * kStreams; // mixing values of a token
 
 template <typename T>
@@ -114,15 +114,15 @@ __device__ void sinkhorn(float (&c)[kStreams][kStreams], uint32_t iters, float e
 }
 
 // Grid: tokens.
-extern "C" __global__ __launch_bounds__(kRowThreads) void hyper_mix_f32(
-    const float *streams,  // [tokens, 4, hidden]
-    const float *function, // [24, 4 * hidden]
-    const float *base,     // [24]
-    const float *scale,    // [3]
-    float *mixed,          // [tokens, hidden]
-    float *post,           // [tokens, 4]
-    float *comb,           // [tokens, 4, 4]
-    uint32_t hidden, uint32_t iters, float eps, float norm_eps) {
+extern "C" __global__ __launch_bounds__(kRowThreads) void hyper_mix_f32(const float *streams,  // [tokens, 4, hidden]
+                                                                        const float *function, // [24, 4 * hidden]
+                                                                        const float *base,     // [24]
+                                                                        const float *scale,    // [3]
+                                                                        float *mixed,          // [tokens, hidden]
+                                                                        float *post,           // [tokens, 4]
+                                                                        float *comb,           // [tokens, 4, 4]
+                                                                        uint32_t hidden, uint32_t iters, float eps,
+                                                                        float norm_eps) {
     start_after_predecessor();
     __shared__ float warps[kMixes + 1][32], input[kStreams];
     const uint32_t width = kStreams * hidden;
@@ -164,20 +164,18 @@ extern "C" __global__ __launch_bounds__(kRowThreads) void hyper_mix_f32(
 }
 
 // Grid: elements over threads.
-extern "C" __global__ __launch_bounds__(kRowThreads) void add_f32(
-    const float *x, // [elements]
-    float *out,     // [elements], in place
-    uint32_t elements) {
+extern "C" __global__ __launch_bounds__(kRowThreads) void add_f32(const float *x, // [elements]
+                                                                  float *out,     // [elements], in place
+                                                                  uint32_t elements) {
     start_after_predecessor();
     uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < elements) out[i] += x[i];
 }
 
 // Grid: tokens over threads of a block.
-extern "C" __global__ __launch_bounds__(kRowThreads) void resolve_ids(
-    const uint32_t *previous, // [samples]
-    uint32_t *ids,            // [count], in place
-    uint32_t samples, uint32_t count) {
+extern "C" __global__ __launch_bounds__(kRowThreads) void resolve_ids(const uint32_t *previous, // [samples]
+                                                                      uint32_t *ids,            // [count], in place
+                                                                      uint32_t samples, uint32_t count) {
     start_after_predecessor();
     using limits::gather::kPlaceholder;
     uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -189,17 +187,17 @@ extern "C" __global__ __launch_bounds__(kRowThreads) void resolve_ids(
 #define KERNELS(SUFFIX, T)                                                                                             \
     /* Grid: tokens. */                                                                                                \
     extern "C" __global__ __launch_bounds__(kRowThreads) void dsv4_embed_##SUFFIX(                                     \
-        const uint32_t *ids,           /* [tokens] */                                                                  \
-        const bf16 *table,             /* [rows, hidden], of the ids from `first` on */                                \
-        T *out,                        /* [tokens, hidden] */                                                          \
+        const uint32_t *ids, /* [tokens] */                                                                            \
+        const bf16 *table,   /* [rows, hidden], of the ids from `first` on */                                          \
+        T *out,              /* [tokens, hidden] */                                                                    \
         uint32_t first, uint32_t rows, uint32_t hidden) {                                                              \
         start_after_predecessor();                                                                                     \
         embed_row(ids, table, out, first, rows, hidden);                                                               \
     }                                                                                                                  \
     /* Grid: tokens, streams. */                                                                                       \
     extern "C" __global__ __launch_bounds__(kRowThreads) void expand_streams_##SUFFIX(                                 \
-        const T *x,                    /* [tokens, hidden] */                                                          \
-        T *streams,                    /* [tokens, 4, hidden] */                                                       \
+        const T *x, /* [tokens, hidden] */                                                                             \
+        T *streams, /* [tokens, 4, hidden] */                                                                          \
         uint32_t hidden) {                                                                                             \
         start_after_predecessor();                                                                                     \
         copy_row(x + size_t(blockIdx.x) * hidden, streams + (size_t(blockIdx.x) * gridDim.y + blockIdx.y) * hidden,    \
@@ -207,9 +205,9 @@ extern "C" __global__ __launch_bounds__(kRowThreads) void resolve_ids(
     }                                                                                                                  \
     /* Grid: rows. */                                                                                                  \
     extern "C" __global__ __launch_bounds__(kRowThreads) void pick_rows_##SUFFIX(                                      \
-        const T *x,                    /* [tokens, width] */                                                           \
-        const uint32_t *rows,          /* [gridDim.x], each below `tokens` */                                          \
-        T *out,                        /* [gridDim.x, width] */                                                        \
+        const T *x,           /* [tokens, width] */                                                                    \
+        const uint32_t *rows, /* [gridDim.x], each below `tokens` */                                                   \
+        T *out,               /* [gridDim.x, width] */                                                                 \
         uint32_t tokens, uint32_t width) {                                                                             \
         start_after_predecessor();                                                                                     \
         if (rows[blockIdx.x] >= tokens) __trap();                                                                      \
@@ -217,29 +215,29 @@ extern "C" __global__ __launch_bounds__(kRowThreads) void resolve_ids(
     }                                                                                                                  \
     /* Grid: tokens. */                                                                                                \
     extern "C" __global__ __launch_bounds__(kRowThreads) void mean_streams_##SUFFIX(                                   \
-        const T *streams,              /* [tokens, 4, hidden] */                                                       \
-        T *out,                        /* [tokens, pitch], the columns from `column` on */                             \
+        const T *streams, /* [tokens, 4, hidden] */                                                                    \
+        T *out,           /* [tokens, pitch], the columns from `column` on */                                          \
         uint32_t hidden, uint32_t pitch, uint32_t column) {                                                            \
         start_after_predecessor();                                                                                     \
         mean_token(streams, out, hidden, pitch, column);                                                               \
     }                                                                                                                  \
     /* Grid: tokens. */                                                                                                \
     extern "C" __global__ __launch_bounds__(kRowThreads) void hyper_merge_##SUFFIX(                                    \
-        const T *f,                    /* [tokens, hidden] */                                                          \
-        const float *post,             /* [tokens, 4] */                                                               \
-        const float *comb,             /* [tokens, 4, 4] */                                                            \
-        T *streams,                    /* [tokens, 4, hidden], in place */                                             \
+        const T *f,        /* [tokens, hidden] */                                                                      \
+        const float *post, /* [tokens, 4] */                                                                           \
+        const float *comb, /* [tokens, 4, 4] */                                                                        \
+        T *streams,        /* [tokens, 4, hidden], in place */                                                         \
         uint32_t hidden) {                                                                                             \
         start_after_predecessor();                                                                                     \
         merge_token(f, post, comb, streams, hidden);                                                                   \
     }                                                                                                                  \
     /* Grid: tokens. */                                                                                                \
     extern "C" __global__ __launch_bounds__(kRowThreads) void hyper_head_##SUFFIX(                                     \
-        const T *streams,              /* [tokens, 4, hidden] */                                                       \
-        const float *function,         /* [4, 4 hidden] */                                                             \
-        const float *base,             /* [4] */                                                                       \
-        const float *scale,            /* [1] */                                                                       \
-        T *out,                        /* [tokens, hidden] */                                                          \
+        const T *streams,      /* [tokens, 4, hidden] */                                                               \
+        const float *function, /* [4, 4 hidden] */                                                                     \
+        const float *base,     /* [4] */                                                                               \
+        const float *scale,    /* [1] */                                                                               \
+        T *out,                /* [tokens, hidden] */                                                                  \
         uint32_t hidden, float eps, float norm_eps) {                                                                  \
         start_after_predecessor();                                                                                     \
         head_token(streams, function, base, scale, out, hidden, eps, norm_eps);                                        \

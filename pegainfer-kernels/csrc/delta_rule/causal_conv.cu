@@ -76,7 +76,7 @@ template <uint32_t TILE> struct TilePlan {
 struct ConvOperands {
     const bf16 *projected;                 // [tokens, width]
     const uint32_t *__restrict__ segments; // [count, 4]
-    bf16 *conv_states;                           // [slots, 3, channels]
+    bf16 *conv_states;                     // [slots, 3, channels]
     uint32_t channels, width, count, channel;
 
     __device__ __forceinline__ uint4 input(uint32_t token) const {
@@ -170,7 +170,7 @@ __device__ __forceinline__ void convolve(ConvOperands at, const float *__restric
     extern "C" __global__ __launch_bounds__(kConvThreads) void causal_conv1d_##TILE(                                   \
         const bf16 *projected,    /* [tokens, width]: its first `channels` columns are the inputs */                   \
         const float *weight,      /* [4, channels] */                                                                  \
-        const uint32_t *segments, /* [count, 4], csrc/delta_rule/segments.cuh */                                                  \
+        const uint32_t *segments, /* [count, 4], csrc/delta_rule/segments.cuh */                                       \
         bf16 *conv_states,        /* [slots, 3, channels] */                                                           \
         bf16 *out,                /* [tokens, channels] */                                                             \
         uint32_t channels, uint32_t width, uint32_t tokens, uint32_t count, uint32_t slots) {                          \

@@ -28,10 +28,10 @@ constexpr uint32_t kBands = kChunk / 16, kBlocks = kBands * (kBands + 1) / 2;
 // What the inter-chunk scan needs of a chunk and head. Block (i, j) of a triangle is at i (i + 1) / 2 + j, as the
 // operands B of two mma: lane 4 r + c holds rows r and r + 8 at columns 2 c, 2 c + 1 and 8 further.
 struct StateTerms {
-    uint4 solve[kBlocks][32]; // T
-    float keys[kChunk];       // exp(G) a
+    uint4 solve[kBlocks][32];  // T
+    float keys[kChunk];        // exp(G) a
     float keys_to_end[kChunk]; // exp(G_last - G) a
-    float decay[4];           // exp(G_last) in the first; the rest is unused
+    float decay[4];            // exp(G_last) in the first; the rest is unused
 };
 struct OutputTerms {
     uint4 weights[kBlocks][32]; // P

@@ -67,7 +67,7 @@ extern "C" __global__ __launch_bounds__(kDecodeThreads, 2) void decode_delta(
     bf16 *conv_states,                     // [slots, 3, channels]
     void *out,                             // [rows, value_heads * 128], csrc/common/activation.cuh
     uint32_t padded,
-    uint32_t *counters,                    // [rows, key_heads, 2], all 0
+    uint32_t *counters, // [rows, key_heads, 2], all 0
     uint32_t key_heads, uint32_t slots, float eps) {
     __shared__ float4 qkv[3 * kFours];
     __shared__ float read[kDim], squares[kWarps]; // what q reads, and the parts of its squared length

@@ -17,8 +17,8 @@ struct Handoff {
 };
 
 template <bool Hopper> struct ScanShared {
-    static constexpr uint32_t kRows = Hopper ? 64 : 32;      // of the state, elements of v
-    static constexpr uint32_t kWarps = kRows / 16; // that update the state; as many compute outputs if others do
+    static constexpr uint32_t kRows = Hopper ? 64 : 32; // of the state, elements of v
+    static constexpr uint32_t kWarps = kRows / 16;      // that update the state; as many compute outputs if others do
     static constexpr uint32_t kFetchers = Hopper ? 128 : 64; // threads
     static constexpr uint32_t kThreads = (Hopper ? 2 : 1) * kWarps * 32 + kFetchers;
     static constexpr uint32_t kAhead = Hopper ? 2 : 1; // chunks that are fetched ahead
@@ -107,8 +107,9 @@ __device__ __forceinline__ void fetch_terms(T &to, const T &from, uint32_t threa
 }
 
 // What updates the state over a chunk.
-template <bool Hopper> __device__ __forceinline__ void
-fetch_state_terms(ScanShared<Hopper> &s, uint32_t slot, const ScanOperands &x, const ChunkItem &item, uint32_t thread) {
+template <bool Hopper>
+__device__ __forceinline__ void fetch_state_terms(ScanShared<Hopper> &s, uint32_t slot, const ScanOperands &x,
+                                                  const ChunkItem &item, uint32_t thread) {
     constexpr uint32_t kFetchers = ScanShared<Hopper>::kFetchers;
     fetch_tile<kFetchers>(s.k[slot], x.query(item) + x.key_heads * kHead, x.channels(), item.tokens, thread);
     fetch_values<Hopper>(s.v[slot], x.value(item), x.channels(), item.tokens, thread);
@@ -116,9 +117,9 @@ fetch_state_terms(ScanShared<Hopper> &s, uint32_t slot, const ScanOperands &x, c
 }
 
 // What the outputs of a chunk take.
-template <bool Hopper> __device__ __forceinline__ void fetch_output_terms(ScanShared<Hopper> &s, uint32_t slot,
-                                                                          const ScanOperands &x, const ChunkItem &item,
-                                                                          uint32_t thread) {
+template <bool Hopper>
+__device__ __forceinline__ void fetch_output_terms(ScanShared<Hopper> &s, uint32_t slot, const ScanOperands &x,
+                                                   const ChunkItem &item, uint32_t thread) {
     constexpr uint32_t kFetchers = ScanShared<Hopper>::kFetchers;
     fetch_tile<kFetchers>(s.q[slot], x.query(item), x.channels(), item.tokens, thread);
     fetch_terms<kFetchers>(s.output_terms[slot], x.part(item)->output, thread);

@@ -1,8 +1,8 @@
 // The gated RMS norm at the end of a gated delta rule layer: out = x / rms(x) * weight * silu(z), rounded once to bf16,
 // for each head of 128, and to FP8 for the GEMM behind it.
 //
-// All GPUs; csrc/delta_rule/decode.cu fuses it for sequences of one token. Sixteen lanes a head, eight elements each. Bound
-// by memory: 6.3 us for 1k tokens, 123 for 16k on an H200 (docs/benchmarks/h200-qwen35-4b.md). Reference:
+// All GPUs; csrc/delta_rule/decode.cu fuses it for sequences of one token. Sixteen lanes a head, eight elements each.
+// Bound by memory: 6.3 us for 1k tokens, 123 for 16k on an H200 (docs/benchmarks/h200-qwen35-4b.md). Reference:
 // src/cpu/gated_norm.rs.
 #include "common/activation.cuh"
 #include "delta_rule/recurrent.cuh"
@@ -11,16 +11,15 @@
 constexpr uint32_t kHead = kDim;
 constexpr uint32_t kHeadLanes = kHead / 8;
 
-__device__ __forceinline__ float gated(float x, float weight, float z) {
-    return x * weight * silu(z);
-}
+__device__ __forceinline__ float gated(float x, float weight, float z) { return x * weight * silu(z); }
 
-extern "C" __global__ __launch_bounds__(kNormThreads) void gated_rms_norm(
-    const float *x,                     // [tokens, heads * 128]
-    const bf16 *projected,              // [tokens, width]: z begins at column `gate`
-    const float *__restrict__ weight,   // [128]
-    void *out,                          // [tokens, heads * 128], csrc/common/activation.cuh
-    uint32_t padded, uint32_t tokens, uint32_t heads, uint32_t gate, uint32_t width, float eps) {
+extern "C" __global__
+__launch_bounds__(kNormThreads) void gated_rms_norm(const float *x,        // [tokens, heads * 128]
+                                                    const bf16 *projected, // [tokens, width]: z begins at column `gate`
+                                                    const float *__restrict__ weight, // [128]
+                                                    void *out, // [tokens, heads * 128], csrc/common/activation.cuh
+                                                    uint32_t padded, uint32_t tokens, uint32_t heads, uint32_t gate,
+                                                    uint32_t width, float eps) {
     release_successor();
     uint32_t unit = blockIdx.x * (blockDim.x / kHeadLanes) + threadIdx.x / kHeadLanes,
              d = 8 * (threadIdx.x % kHeadLanes);

@@ -11,7 +11,6 @@
 #include <type_traits>
 #include "abi/delta_rule_intra.h"
 
-
 struct IntraShared {
     union {
         struct {
@@ -182,9 +181,8 @@ __device__ __forceinline__ void decay(IntraShared &s, const Scores &scores, cons
     for (int j = 0; j <= Warp; ++j) {
         if (j < Warp) decay_block<false, false>(d, scores[j], s, sum, Warp, j, query);
         else decay_block<true, false>(d, scores[j], s, sum, Warp, j, query);
-        part->output.weights[block_index(Warp, j)][lane] =
-            make_uint4(narrow(d[0][0], d[0][1]), narrow(d[1][0], d[1][1]), narrow(d[0][2], d[0][3]),
-                       narrow(d[1][2], d[1][3]));
+        part->output.weights[block_index(Warp, j)][lane] = make_uint4(
+            narrow(d[0][0], d[0][1]), narrow(d[1][0], d[1][1]), narrow(d[0][2], d[0][3]), narrow(d[1][2], d[1][3]));
     }
 #pragma unroll
     for (int j = 0; j <= kOther; ++j) {
@@ -208,14 +206,14 @@ __device__ void list_chains(Chains *chains, const uint32_t *segments, uint32_t c
 }
 
 // Grid: chunk numbers, key heads. Chains of at most `longest` tokens are left to csrc/delta_rule/recurrent.cu.
-extern "C" __global__ void __launch_bounds__(kThreads, 4) gated_delta_intra(
-    const bf16 *mixed,        // [tokens, (2 key_heads + value_heads) * 128]: q, k, v after the convolution
-    const bf16 *projected,    // [tokens, width]: b and a are its last 2 value_heads columns
-    const float *a_log,       // [value_heads]
-    const float *dt_bias,     // [value_heads]
-    const uint32_t *segments, // [count, 4], csrc/delta_rule/segments.cuh
-    IntraChunk *parts,        // [gridDim.x, value_heads], then `Chains`
-    uint32_t tokens, uint32_t count, uint32_t key_heads, uint32_t value_heads, uint32_t longest) {
+extern "C" __global__ void __launch_bounds__(kThreads, 4)
+    gated_delta_intra(const bf16 *mixed, // [tokens, (2 key_heads + value_heads) * 128]: q, k, v after the convolution
+                      const bf16 *projected,    // [tokens, width]: b and a are its last 2 value_heads columns
+                      const float *a_log,       // [value_heads]
+                      const float *dt_bias,     // [value_heads]
+                      const uint32_t *segments, // [count, 4], csrc/delta_rule/segments.cuh
+                      IntraChunk *parts,        // [gridDim.x, value_heads], then `Chains`
+                      uint32_t tokens, uint32_t count, uint32_t key_heads, uint32_t value_heads, uint32_t longest) {
     release_successor();
     __shared__ __align__(16) IntraShared s;
     if (blockIdx.x == 0 && blockIdx.y == 0) {

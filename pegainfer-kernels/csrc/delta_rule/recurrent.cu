@@ -1,5 +1,5 @@
-// The gated delta rule token by token (csrc/delta_rule/recurrent.cuh: formula), for chains of few tokens: a block has half a head's
-// matrix in registers, and goes through the segments of one chain.
+// The gated delta rule token by token (csrc/delta_rule/recurrent.cuh: formula), for chains of few tokens: a block has
+// half a head's matrix in registers, and goes through the segments of one chain.
 //
 // All GPUs, heads of 128. ops::gated_delta_rule takes it for chains of any length, ops::gated_delta_chunks for chains
 // of up to 16 tokens beside longer ones. Bound by memory (the state) at one token, by latency beyond. Reference:
@@ -7,7 +7,7 @@
 #include "delta_rule/recurrent.cuh"
 #include "abi/delta_rule_recurrent.h"
 
-constexpr int kRows = 4; // of a thread
+constexpr int kRows = 4;                                  // of a thread
 constexpr uint32_t kPart = kRuleThreads / kLanes * kRows; // rows of a block
 static_assert(kPart * kRuleParts == kDim, "the blocks of a head");
 
@@ -30,13 +30,13 @@ __device__ __forceinline__ Columns widen_columns(const uint2 (&x)[4]) {
 // Grid: parts of a head, value heads, segments. Blocks whose segment begins no chain, or one of more than `longest`
 // tokens, have nothing to do. Slots and tokens that there are not stop the kernel.
 extern "C" __global__ __launch_bounds__(kRuleThreads) void delta_recurrent(
-    const bf16 *mixed,                      // [tokens, channels]
-    const bf16 *projected,                  // [tokens, width]: b and a are its last columns
-    const float *__restrict__ a_log,        // [value_heads]
-    const float *__restrict__ dt_bias,      // [value_heads]
-    const uint32_t *__restrict__ segments,  // [gridDim.z, 4]
-    float *__restrict__ states,             // [slots, value_heads, 128, 128]
-    float *__restrict__ out,                // [tokens, value_heads * 128]
+    const bf16 *mixed,                     // [tokens, channels]
+    const bf16 *projected,                 // [tokens, width]: b and a are its last columns
+    const float *__restrict__ a_log,       // [value_heads]
+    const float *__restrict__ dt_bias,     // [value_heads]
+    const uint32_t *__restrict__ segments, // [gridDim.z, 4]
+    float *__restrict__ states,            // [slots, value_heads, 128, 128]
+    float *__restrict__ out,               // [tokens, value_heads * 128]
     uint32_t key_heads, uint32_t width, uint32_t tokens, uint32_t slots, uint32_t longest) {
     uint32_t head = blockIdx.y, value_heads = gridDim.y, segment = blockIdx.z;
     uint32_t lane = threadIdx.x % kLanes, row = blockIdx.x * kPart + threadIdx.x / kLanes * kRows;

@@ -13,8 +13,8 @@
 
 using namespace limits::delta;
 
-constexpr uint32_t kLanes = 8;   // of a row
-constexpr float kL2Eps = 1e-6f;  // of the normalisation of queries and keys
+constexpr uint32_t kLanes = 8;                      // of a row
+constexpr float kL2Eps = 1e-6f;                     // of the normalisation of queries and keys
 constexpr float kQueryScale = 0.08838834764831845f; // kDim^-1/2
 
 // The columns of a lane.

@@ -26,8 +26,9 @@ template <bool Hopper> __device__ __forceinline__ void block_sync() {
 }
 
 // A work item is a chain's scan for some rows of one head's state. False after the last one.
-template <bool Hopper> __device__ __forceinline__ bool
-next_item(const ScanShared<Hopper> &s, ScanOperands &x, ChainCursor &at, const Chains *chains, uint32_t count) {
+template <bool Hopper>
+__device__ __forceinline__ bool next_item(const ScanShared<Hopper> &s, ScanOperands &x, ChainCursor &at,
+                                          const Chains *chains, uint32_t count) {
     constexpr uint32_t kRowTiles = kHead / ScanShared<Hopper>::kRows;
     block_sync<Hopper>();
     uint32_t chain = s.scan / (x.value_heads * kRowTiles), row_tile = s.scan % (x.value_heads * kRowTiles);
@@ -74,8 +75,9 @@ __device__ __forceinline__ void run_fetch(ScanShared<Hopper> &s, const ScanOpera
 }
 
 // `row`: first of the warp's rows in the block's.
-template <bool Hopper> __device__ __forceinline__ void
-run_state(ScanShared<Hopper> &s, const ScanOperands &x, State &state, float *states, float *out, uint32_t row) {
+template <bool Hopper>
+__device__ __forceinline__ void run_state(ScanShared<Hopper> &s, const ScanOperands &x, State &state, float *states,
+                                          float *out, uint32_t row) {
     size_t width = size_t(x.value_heads) * kHead;
     for (uint32_t i = 0;; ++i) {
         block_sync<Hopper>();
@@ -123,8 +125,7 @@ template <bool Hopper, bool Consumer> __device__ __forceinline__ void set_regist
 #endif
 }
 
-template <bool Hopper>
-__device__ __forceinline__ void scan(ScanOperands x, float *states, float *out, uint32_t count) {
+template <bool Hopper> __device__ __forceinline__ void scan(ScanOperands x, float *states, float *out, uint32_t count) {
     using S = ScanShared<Hopper>;
     release_successor();
     extern __shared__ __align__(1024) unsigned char memory[];
@@ -163,13 +164,13 @@ constexpr bool kHopper = false; // the launcher takes gated_delta_scan_mma
 
 // Grid: as many blocks as are resident at once, or fewer; they share the work items. A bad segment stops the kernel.
 #define SCAN(name, hopper)                                                                                             \
-    extern "C" __global__ void __launch_bounds__(ScanShared<hopper>::kThreads, hopper ? 1 : 2) name(                   \
-        const bf16 *mixed,         /* [tokens, (2 key_heads + value_heads) * 128]: q, k, v after the convolution */    \
-        const IntraChunk *parts,   /* [tokens / 64 + count, value_heads], then `Chains` */                             \
-        const uint32_t *segments,  /* [count, 4], csrc/delta_rule/segments.cuh */                                                 \
-        float *states,             /* [slots, value_heads, 128, 128]: v, k */                                          \
-        float *out,                /* [tokens, value_heads * 128] */                                                   \
-        uint32_t tokens, uint32_t slots, uint32_t count, uint32_t key_heads, uint32_t value_heads) {                   \
+    extern "C" __global__ void __launch_bounds__(ScanShared<hopper>::kThreads, hopper ? 1 : 2)                         \
+        name(const bf16 *mixed,       /* [tokens, (2 key_heads + value_heads) * 128]: q, k, v after the convolution */ \
+             const IntraChunk *parts, /* [tokens / 64 + count, value_heads], then `Chains` */                          \
+             const uint32_t *segments, /* [count, 4], csrc/delta_rule/segments.cuh */                                  \
+             float *states,            /* [slots, value_heads, 128, 128]: v, k */                                      \
+             float *out,               /* [tokens, value_heads * 128] */                                               \
+             uint32_t tokens, uint32_t slots, uint32_t count, uint32_t key_heads, uint32_t value_heads) {              \
         ScanOperands x = {mixed, parts, segments, tokens, slots, key_heads, value_heads};                              \
         if constexpr (hopper && !kHopper) __trap();                                                                    \
         else scan<hopper>(x, states, out, count);                                                                      \

@@ -8,7 +8,6 @@
 
 using namespace limits::segments;
 
-
 struct Segment {
     uint32_t first, end; // tokens
     uint32_t from, to;   // slots or kNoState

@@ -52,8 +52,8 @@ __device__ __forceinline__ void multiply_tile(Accumulator (&d)[kChunk / 8], Stat
 #pragma unroll
         for (uint32_t c = 0; c < kHead / 16; ++c) {
             uint64_t at = b + (c / 4 * kColumnVectors * 16 + c % 4 * 32) / 16;
-            if (c == 0) wgmma<true>(reinterpret_cast<float(&)[kChunk / 2]>(d), a[c], at);
-            else wgmma<false>(reinterpret_cast<float(&)[kChunk / 2]>(d), a[c], at);
+            if (c == 0) wgmma<true>(reinterpret_cast<float (&)[kChunk / 2]>(d), a[c], at);
+            else wgmma<false>(reinterpret_cast<float (&)[kChunk / 2]>(d), a[c], at);
         }
         wgmma_commit();
         meanwhile();
@@ -83,7 +83,7 @@ __device__ __forceinline__ void multiply_by_rows(State &d, NewValuesOperand &a, 
         wgmma_fence();
 #pragma unroll
         for (uint32_t j = 0; j < kBands; ++j) {
-            wgmma_transposed(reinterpret_cast<float(&)[kHead / 2]>(d), a[j], b + j * 16 * 128 / 16);
+            wgmma_transposed(reinterpret_cast<float (&)[kHead / 2]>(d), a[j], b + j * 16 * 128 / 16);
         }
         wgmma_commit();
         meanwhile();
@@ -131,10 +131,10 @@ template <uint32_t N> __device__ __forceinline__ void receive(uint4 (&a)[N], con
 
 // Updates 16 rows of the state over a chunk. Gives the state before it and N, in registers, or to the warps that
 // compute outputs. `row`: first of the warp's rows in the block's.
-template <bool Hopper> __device__ __forceinline__ void update_state(State &state, StateOperand &before,
-                                                                    NewValuesOperand &new_values,
-                                                                    const ScanShared<Hopper> &s, uint32_t slot,
-                                                                    uint32_t row, Handoff *handoff) {
+template <bool Hopper>
+__device__ __forceinline__ void update_state(State &state, StateOperand &before, NewValuesOperand &new_values,
+                                             const ScanShared<Hopper> &s, uint32_t slot, uint32_t row,
+                                             Handoff *handoff) {
     constexpr uint32_t kPitch = ScanShared<Hopper>::kValues * 4;
     uint32_t lane = threadIdx.x % 32;
     const uint32_t *v = reinterpret_cast<const uint32_t *>(s.v[slot]) + row / 2 + Accumulator::row(lane, 0);
@@ -187,9 +187,9 @@ template <bool Hopper> __device__ __forceinline__ void update_state(State &state
 }
 
 // The outputs of a chunk, 16 elements of v. `out`: at the warp's elements of the first token.
-template <bool Hopper> __device__ __forceinline__ void output(StateOperand &before, const NewValuesOperand &new_values,
-                                                              const Tile &q, const OutputTerms &part, float *out,
-                                                              size_t width, uint32_t tokens) {
+template <bool Hopper>
+__device__ __forceinline__ void output(StateOperand &before, const NewValuesOperand &new_values, const Tile &q,
+                                       const OutputTerms &part, float *out, size_t width, uint32_t tokens) {
     uint32_t lane = threadIdx.x % 32;
     Accumulator d[kChunk / 8];
     float2 queries[kChunk / 8];

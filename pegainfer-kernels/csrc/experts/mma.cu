@@ -1,15 +1,16 @@
-// DeepSeek-V4's experts: tokens are grouped by expert on the device, and two grouped GEMMs (deepseek_v4/gemm.cuh) run over tiles of
-// the groups. A pair is a token with one of its k experts: number token * k + i.
+// DeepSeek-V4's experts: tokens are grouped by expert on the device, and two grouped GEMMs (deepseek_v4/gemm.cuh) run
+// over tiles of the groups. A pair is a token with one of its k experts: number token * k + i.
 //
 //   group_pairs: the pairs of each expert, and tiles of them
-//   gate_up:     h = weight silu(min(w1 x, limit)) clamp(w3 x, ±limit)   rows of h are pairs; where it is asked for also as FP8:
+//   gate_up:     h = weight silu(min(w1 x, limit)) clamp(w3 x, ±limit)   rows of h are pairs; where it is asked for
+//   also as FP8:
 //                the last of the blocks whose columns share a scale to arrive, by a counter, rounds them
 //   down:        y = w2 h                                              rows of y are pairs
 //   add_pairs:   the sum of a token's y, in the order of the experts, and of a row of the shared expert; rounded once
 //
-// Gate and up rows lie side by side in a tile: a warp's upper 8 rows are of w1, its lower 8 the same of w3, so that SwiGLU needs
-// no exchange. All GPUs. Limit: memory, reading each chosen expert once for each tile of its tokens. Reference:
-// src/cpu/deepseek_v4/experts.rs.
+// Gate and up rows lie side by side in a tile: a warp's upper 8 rows are of w1, its lower 8 the same of w3, so that
+// SwiGLU needs no exchange. All GPUs. Limit: memory, reading each chosen expert once for each tile of its tokens.
+// Reference: src/cpu/deepseek_v4/experts.rs.
 #include "deepseek_v4/rounding.cuh"
 #include "deepseek_v4/gemm.cuh"
 #include "experts/pairs.cuh"
@@ -17,7 +18,8 @@
 
 using namespace gemm;
 
-// The tile of this block: from the list, or, without a list, of all tokens with the only expert. False where there is none.
+// The tile of this block: from the list, or, without a list, of all tokens with the only expert. False where there is
+// none.
 template <int TOKENS>
 __device__ __forceinline__ bool find_tile(const uint32_t *tiles, uint32_t tokens, PairTile &tile) {
     if (tiles) {
@@ -32,9 +34,11 @@ __device__ __forceinline__ bool find_tile(const uint32_t *tiles, uint32_t tokens
 __device__ __forceinline__ uint32_t pair_at(const uint32_t *pairs, uint32_t i) { return pairs ? pairs[i] : i; }
 
 // Grid: one block, which lists the pairs of each expert and their tiles.
-extern "C" __global__ __launch_bounds__(kGroupThreads) void group_pairs(
-    const uint32_t *__restrict__ chosen, uint32_t *__restrict__ pairs, uint32_t *__restrict__ tiles, uint32_t count,
-    uint32_t first, uint32_t experts, uint32_t tokens) { // see group_by_expert
+extern "C" __global__ __launch_bounds__(kGroupThreads) void group_pairs(const uint32_t *__restrict__ chosen,
+                                                                        uint32_t *__restrict__ pairs,
+                                                                        uint32_t *__restrict__ tiles, uint32_t count,
+                                                                        uint32_t first, uint32_t experts,
+                                                                        uint32_t tokens) { // see group_by_expert
     group_by_expert(chosen, pairs, tiles, count, first, experts, tokens);
 }
 
@@ -106,8 +110,9 @@ __device__ void gate_up_tile(const bf16 *__restrict__ x, const W *__restrict__ g
 
 template <Format F, int TOKENS, typename W>
 __device__ void down_tile(const bf16 *__restrict__ h, const W *__restrict__ w, const uint8_t *__restrict__ scales,
-                          const uint32_t *__restrict__ tiles, const uint32_t *__restrict__ pairs, void *out, uint32_t tokens,
-                          uint32_t hidden, uint32_t k, uint32_t planes, uint64_t plane, uint32_t to_f32) {
+                          const uint32_t *__restrict__ tiles, const uint32_t *__restrict__ pairs, void *out,
+                          uint32_t tokens, uint32_t hidden, uint32_t k, uint32_t planes, uint64_t plane,
+                          uint32_t to_f32) {
     PairTile tile;
     if (!find_tile<TOKENS>(tiles, tokens, tile)) return;
     const uint32_t first_row = blockIdx.x * kRows;
@@ -115,9 +120,7 @@ __device__ void down_tile(const bf16 *__restrict__ h, const W *__restrict__ w, c
         return Row{reinterpret_cast<const uint8_t *>(w), scales,
                    first_row + r < hidden ? tile.expert * hidden + first_row + r : kNoRow};
     };
-    auto token = [&](uint32_t t) {
-        return t < tile.count ? h + size_t(pair_at(pairs, tile.first + t)) * k : nullptr;
-    };
+    auto token = [&](uint32_t t) { return t < tile.count ? h + size_t(pair_at(pairs, tile.first + t)) * k : nullptr; };
     Sums<TOKENS> sums = {};
     multiply<F, TOKENS>(sums, weight, h, token, k, planes, plane, Segments{0, 1, (k + kDepth - 1) / kDepth});
     const uint32_t lane = threadIdx.x % 32;
@@ -134,7 +137,8 @@ __device__ void down_tile(const bf16 *__restrict__ h, const W *__restrict__ w, c
         }
 }
 
-// A column a thread: the pairs of a token whose experts are here, in the order of the experts, then `shared` unless it is null.
+// A column a thread: the pairs of a token whose experts are here, in the order of the experts, then `shared` unless it
+// is null.
 template <typename T>
 __device__ void sum_pairs(const T *__restrict__ y, const uint32_t *__restrict__ chosen, const T *__restrict__ shared,
                           T *__restrict__ out, uint32_t hidden, uint32_t k, uint32_t first, uint32_t experts) {
@@ -163,10 +167,10 @@ __device__ void sum_pairs(const T *__restrict__ y, const uint32_t *__restrict__ 
 #define BY_ACTIVATION(SUFFIX, T)                                                                                       \
     /* Grid: tokens, columns over threads of a block. */                                                               \
     extern "C" __global__ __launch_bounds__(kThreads) void add_pairs_##SUFFIX(                                         \
-        const T *y,                    /* [tokens * k, hidden] */                                                      \
-        const uint32_t *chosen,        /* [tokens, k] */                                                               \
-        const T *shared,               /* [tokens, hidden], of the shared expert; null: none */                        \
-        T *out,                        /* [tokens, hidden] */                                                          \
+        const T *y,             /* [tokens * k, hidden] */                                                             \
+        const uint32_t *chosen, /* [tokens, k] */                                                                      \
+        const T *shared,        /* [tokens, hidden], of the shared expert; null: none */                               \
+        T *out,                 /* [tokens, hidden] */                                                                 \
         uint32_t hidden, uint32_t k, uint32_t first, uint32_t experts) {                                               \
         sum_pairs(y, chosen, shared, out, hidden, k, first, experts);                                                  \
     }
@@ -176,25 +180,26 @@ BY_ACTIVATION(f32, float)
 #define BY_WEIGHT(SUFFIX, FORMAT, W, TOKENS)                                                                           \
     /* Grid: tiles of 32 columns of h, tiles of pairs. */                                                              \
     extern "C" __global__ __launch_bounds__(kThreads) void gate_up_##SUFFIX##_##TOKENS(                                \
-        const bf16 *x,                 /* [planes, tokens, k], `plane` elements apart */                               \
-        const W *gate, const W *up,    /* [experts * width, k] */                                                      \
+        const bf16 *x,                                        /* [planes, tokens, k], `plane` elements apart */        \
+        const W *gate, const W *up,                           /* [experts * width, k] */                               \
         const uint8_t *gate_scales, const uint8_t *up_scales, /* as deepseek_v4/gemm.cu has them */                    \
-        const uint32_t *tiles, const uint32_t *pairs, /* of group_pairs; null: all tokens with one expert */           \
-        const float *weights,          /* of the pairs; null: 1 */                                                     \
-        void *out,                     /* [pairs, width] bf16 or f32 */                                                \
-        bf16 *low,                     /* [pairs, width], `out` rounded to FP8; null: none. With it width is a multiple of 128 */\
-        uint32_t *counters,            /* [tiles of pairs, width / 128], zero between launches */                      \
+        const uint32_t *tiles, const uint32_t *pairs,         /* of group_pairs; null: all tokens with one expert */   \
+        const float *weights,                                 /* of the pairs; null: 1 */                              \
+        void *out,                                            /* [pairs, width] bf16 or f32 */                         \
+        bf16 *low,          /* [pairs, width], `out` rounded to FP8; null: none. With it width is a multiple of 128 */ \
+        uint32_t *counters, /* [tiles of pairs, width / 128], zero between launches */                                 \
         uint32_t tokens, uint32_t experts_of_token, uint32_t width, uint32_t k, uint32_t planes, uint64_t plane,       \
         float limit, uint32_t to_f32) {                                                                                \
         gate_up_tile<Format::FORMAT, TOKENS>(x, gate, up, gate_scales, up_scales, tiles, pairs, weights, out, low,     \
-                                             counters, tokens, experts_of_token, width, k, planes, plane, limit, to_f32);\
+                                             counters, tokens, experts_of_token, width, k, planes, plane, limit,       \
+                                             to_f32);                                                                  \
     }                                                                                                                  \
     /* Grid: tiles of 64 columns of y, tiles of pairs. */                                                              \
     extern "C" __global__ __launch_bounds__(kThreads) void down_##SUFFIX##_##TOKENS(                                   \
-        const bf16 *h,                 /* [planes, pairs, k], `plane` elements apart */                                \
-        const W *w,                    /* [experts * hidden, k] */                                                     \
+        const bf16 *h, /* [planes, pairs, k], `plane` elements apart */                                                \
+        const W *w,    /* [experts * hidden, k] */                                                                     \
         const uint8_t *scales, const uint32_t *tiles, const uint32_t *pairs,                                           \
-        void *out,                     /* [pairs, hidden] bf16 or f32 */                                               \
+        void *out, /* [pairs, hidden] bf16 or f32 */                                                                   \
         uint32_t tokens, uint32_t hidden, uint32_t k, uint32_t planes, uint64_t plane, uint32_t to_f32) {              \
         down_tile<Format::FORMAT, TOKENS>(h, w, scales, tiles, pairs, out, tokens, hidden, k, planes, plane, to_f32);  \
     }

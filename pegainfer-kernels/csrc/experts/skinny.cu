@@ -1,26 +1,29 @@
-// DeepSeek-V4's experts at few tokens on Hopper (experts/skinny.cuh): the routed experts, with weights in FP4, and the shared one, in
-// FP8, in the same launches. A pair is a token with one of its k experts and has the number token * k + i; behind these pairs, each token
-// has one with the shared expert, number tokens * k + token.
+// DeepSeek-V4's experts at few tokens on Hopper (experts/skinny.cuh): the routed experts, with weights in FP4, and the
+// shared one, in FP8, in the same launches. A pair is a token with one of its k experts and has the number token * k +
+// i; behind these pairs, each token has one with the shared expert, number tokens * k + token.
 //
 //   experts_gate_up: h = weight silu(min(w1 x, limit)) clamp(w3 x, ±limit)   [pairs, width]; x: packed rows
 //   experts_down:    y = w2 h   [pairs, hidden]; h is rounded to e4m3 in groups of 128 columns as it is loaded
 //   experts_add:     the sum of a token's y, in the order of the experts, the shared one last
 //
-// Up to 8 pairs of an expert are a tile of pairs; a unit of work is such a tile times 64 rows of weights. A block works through a run of
-// neighbouring units. Each of its four warpgroups has a ring of steps of weights in shared memory, which a warp of its own fills by TMA,
-// from the first unit to the last without a pause. In gate_up the four warpgroups share a unit, each with a quarter of k; in down each
-// has units of its own. The blocks of experts_down list the tiles and begin to load weights while the last ones of experts_gate_up run.
+// Up to 8 pairs of an expert are a tile of pairs; a unit of work is such a tile times 64 rows of weights. A block works
+// through a run of neighbouring units. Each of its four warpgroups has a ring of steps of weights in shared memory,
+// which a warp of its own fills by TMA, from the first unit to the last without a pause. In gate_up the four warpgroups
+// share a unit, each with a quarter of k; in down each has units of its own. The blocks of experts_down list the tiles
+// and begin to load weights while the last ones of experts_gate_up run.
 //
-// Of the 64 rows of a unit, gate_up has 32 of w1, then the same of w3: the lower of a lane's two rows is of w1, the upper one of w3.
+// Of the 64 rows of a unit, gate_up has 32 of w1, then the same of w3: the lower of a lane's two rows is of w1, the
+// upper one of w3.
 //
-// FP4 is widened by moving bits: E2M1's sign, exponent and mantissa are those of an e4m3 value 2^6 times smaller. A wgmma has the 32
-// columns of one scale, and its sums are multiplied by that scale in f32. Slot 16 h + 4 q + i of wgmma s is column 32 s + 8 q + 2 i + h
-// then: a lane reads a word of eight codes a wgmma and row, of which the even ones become one register and the odd ones another.
-// The tokens of a tile have this order in shared memory, for the shared expert that of packed rows.
+// FP4 is widened by moving bits: E2M1's sign, exponent and mantissa are those of an e4m3 value 2^6 times smaller. A
+// wgmma has the 32 columns of one scale, and its sums are multiplied by that scale in f32. Slot 16 h + 4 q + i of wgmma
+// s is column 32 s + 8 q + 2 i + h then: a lane reads a word of eight codes a wgmma and row, of which the even ones
+// become one register and the odd ones another. The tokens of a tile have this order in shared memory, for the shared
+// expert that of packed rows.
 //
-// The order of sums depends on the weight's shape alone: steps of 128 columns in order, in gate_up within each quarter of k, and then
-// the first two quarters, the last two, and both. Bound by memory: each chosen expert is read once for each 8 of its pairs. Reference:
-// src/cpu/deepseek_v4/experts.rs.
+// The order of sums depends on the weight's shape alone: steps of 128 columns in order, in gate_up within each quarter
+// of k, and then the first two quarters, the last two, and both. Bound by memory: each chosen expert is read once for
+// each 8 of its pairs. Reference: src/cpu/deepseek_v4/experts.rs.
 #include "experts/skinny.cuh"
 #include "abi/experts_skinny.h"
 
@@ -32,12 +35,13 @@ __device__ __forceinline__ void list_own(const Tiles &tiles, uint32_t tile, OwnP
     group_sync(group);
 }
 
-// Copies `steps` steps of the packed rows of the warpgroup's pairs, from step `first` on, in the order of format F. What tokens have that are not
-// there does not matter: nobody reads their sums.
+// Copies `steps` steps of the packed rows of the warpgroup's pairs, from step `first` on, in the order of format F.
+// What tokens have that are not there does not matter: nobody reads their sums.
 template <Format F>
-__device__ __forceinline__ void copy_packed(const Tokens &tokens, const OwnPairs &own, const Choice &c, const uint8_t *x, uint32_t k,
-                                            uint32_t first, uint32_t steps) {
-    const uint32_t all = c.tokens * c.k, s = threadIdx.x % 4, t = threadIdx.x / 4 % kPairs; // vectors 2 s and 2 s + 1 of token t
+__device__ __forceinline__ void copy_packed(const Tokens &tokens, const OwnPairs &own, const Choice &c,
+                                            const uint8_t *x, uint32_t k, uint32_t first, uint32_t steps) {
+    const uint32_t all = c.tokens * c.k, s = threadIdx.x % 4,
+                   t = threadIdx.x / 4 % kPairs; // vectors 2 s and 2 s + 1 of token t
     if (t >= own.count) return;
     const uint32_t pair = own.pairs[t];
     const uint8_t *row = x + size_t(pair < all ? pair / c.k : pair - all) * packed_bytes(k);
@@ -67,7 +71,8 @@ __device__ __forceinline__ void copy_packed(const Tokens &tokens, const OwnPairs
 __device__ __forceinline__ void put_moved(uint8_t *tokens, float *scales, uint32_t t, uint2 pairs) {
     const uint32_t lane = threadIdx.x % 32;
     const float2 a = widen(pairs.x), b = widen(pairs.y);
-    const float scale = scale_of(fmaxf(fmaxf(fabsf(a.x), fabsf(a.y)), fmaxf(fabsf(b.x), fabsf(b.y)))), inverse = 1.f / scale; // exact
+    const float scale = scale_of(fmaxf(fmaxf(fabsf(a.x), fabsf(a.y)), fmaxf(fabsf(b.x), fabsf(b.y)))),
+                inverse = 1.f / scale; // exact
     const uint32_t codes = to_e4m3(a.x * inverse, a.y * inverse, b.x * inverse, b.y * inverse);
 #pragma unroll
     for (uint32_t h = 0; h < 2; ++h) {
@@ -110,10 +115,13 @@ struct Shared {
 };
 
 // The warpgroup of a thread that multiplies, or fetches for it.
-__device__ __forceinline__ uint32_t group_of() { return threadIdx.x < kConsumers ? threadIdx.x / 128 : (threadIdx.x - kConsumers) / 32; }
+__device__ __forceinline__ uint32_t group_of() {
+    return threadIdx.x < kConsumers ? threadIdx.x / 128 : (threadIdx.x - kConsumers) / 32;
+}
 
-__device__ __forceinline__ void gate_up(const Choice &choice, const uint8_t *x, const Source (&gate)[2], const Source (&up)[2],
-                                        const float *weights, bf16 *h, uint32_t width, uint32_t k, float limit) {
+__device__ __forceinline__ void gate_up(const Choice &choice, const uint8_t *x, const Source (&gate)[2],
+                                        const Source (&up)[2], const float *weights, bf16 *h, uint32_t width,
+                                        uint32_t k, float limit) {
     __shared__ Shared s;
     extern __shared__ __align__(1024) uint8_t memory[];
     constexpr uint32_t kColumns = kTileRows / 2; // of h of a unit
@@ -122,10 +130,12 @@ __device__ __forceinline__ void gate_up(const Choice &choice, const uint8_t *x, 
     release_successor(); // so late that the next kernel may read what was chosen before it waits
     const Tiles tiles{choice, s.lists, list_tiles(choice, s.lists)};
     const uint32_t group = __shfl_sync(kAll, group_of(), 0); // the compiler then knows that it is the warp's
-    const uint32_t all = k / kDepth, each = (all + kGroups - 1) / kGroups, first = min(group * each, all), steps = min(each, all - first);
+    const uint32_t all = k / kDepth, each = (all + kGroups - 1) / kGroups, first = min(group * each, all),
+                   steps = min(each, all - first);
     const uint32_t row_tiles = width / kColumns;
     const Run run(tiles, row_tiles);
-    const Units routed{run.first, run.last, 1, first, steps}, shared{run.shared_first, run.shared_last, 1, first, steps};
+    const Units routed{run.first, run.last, 1, first, steps},
+        shared{run.shared_first, run.shared_last, 1, first, steps};
     const WeightRing ring(memory, s.barriers, group);
     Place place;
     if (threadIdx.x >= kConsumers) {
@@ -133,12 +143,16 @@ __device__ __forceinline__ void gate_up(const Choice &choice, const uint8_t *x, 
         auto before = [&](uint32_t stage) {
             if (stage == kFetchedFirst) wait(s.filled + group, 0);
         };
-        fetch_units<Format::kFp4>(ring, place, routed, gate[0], up[0], k, [&](uint32_t unit) {
-            const uint32_t row = tiles.expert(unit / row_tiles) * width + unit % row_tiles * kColumns;
-            return Boxes{row, row};
-        }, before);
-        fetch_units<Format::kFp8>(ring, place, shared, gate[1], up[1], k,
-                    [&](uint32_t unit) { return Boxes{unit % row_tiles * kColumns, unit % row_tiles * kColumns}; }, before);
+        fetch_units<Format::kFp4>(
+            ring, place, routed, gate[0], up[0], k,
+            [&](uint32_t unit) {
+                const uint32_t row = tiles.expert(unit / row_tiles) * width + unit % row_tiles * kColumns;
+                return Boxes{row, row};
+            },
+            before);
+        fetch_units<Format::kFp8>(
+            ring, place, shared, gate[1], up[1], k,
+            [&](uint32_t unit) { return Boxes{unit % row_tiles * kColumns, unit % row_tiles * kColumns}; }, before);
         return;
     }
     float *scales = reinterpret_cast<float *>(memory + kRings + kGroups * each * kStepBytes);
@@ -163,10 +177,13 @@ __device__ __forceinline__ void gate_up(const Choice &choice, const uint8_t *x, 
         put_sums<kPairs>(of_unit + group * kTileSums, total);
         consumers_sync(); // also: all have read the sums of the unit before the last
         // Two warpgroups store a unit, the others the next: gate and up of an element are 8 rows apart.
-        const uint32_t i = threadIdx.x % (kConsumers / 2), t = i / kColumns, column = row_tile * kColumns + i % kColumns;
+        const uint32_t i = threadIdx.x % (kConsumers / 2), t = i / kColumns,
+                       column = row_tile * kColumns + i % kColumns;
         if (threadIdx.x / (kConsumers / 2) == buffer && t < own.count) {
             const float *at = of_unit + t * kTileRows + i % kColumns / 8 * 16 + i % 8;
-            auto sum = [](const float *at) { return (at[0] + at[kTileSums]) + (at[2 * kTileSums] + at[3 * kTileSums]); };
+            auto sum = [](const float *at) {
+                return (at[0] + at[kTileSums]) + (at[2 * kTileSums] + at[3 * kTileSums]);
+            };
             put(h + size_t(own.pairs[t]) * width + column, swiglu(sum(at), sum(at + 8), own.weights[t], limit));
         }
         buffer ^= 1;
@@ -176,11 +193,15 @@ __device__ __forceinline__ void gate_up(const Choice &choice, const uint8_t *x, 
         const uint32_t at = (unit % row_tiles * kColumns + row) / kDepth * all + step;
         return make_uint2(__ldg(gate[1].scales + at), __ldg(up[1].scales + at));
     };
-    multiply_fp4<kBoxRows>(ring, place, routed, row_tiles, row, tokens, [&](uint32_t tile) { fill(Of<Format::kFp4>(), tile); }, store);
-    multiply_fp8<kBoxRows>(ring, place, shared, row_tiles, row, tokens, of_shared, [&](uint32_t tile) { fill(Of<Format::kFp8>(), tile); }, store);
+    multiply_fp4<kBoxRows>(
+        ring, place, routed, row_tiles, row, tokens, [&](uint32_t tile) { fill(Of<Format::kFp4>(), tile); }, store);
+    multiply_fp8<kBoxRows>(
+        ring, place, shared, row_tiles, row, tokens, of_shared, [&](uint32_t tile) { fill(Of<Format::kFp8>(), tile); },
+        store);
 }
 
-__device__ __forceinline__ void down(const Choice &choice, const bf16 *h, const Source (&w2)[2], bf16 *y, uint32_t hidden, uint32_t k) {
+__device__ __forceinline__ void down(const Choice &choice, const bf16 *h, const Source (&w2)[2], bf16 *y,
+                                     uint32_t hidden, uint32_t k) {
     __shared__ Shared s;
     extern __shared__ __align__(1024) uint8_t memory[];
     release_successor();
@@ -189,7 +210,8 @@ __device__ __forceinline__ void down(const Choice &choice, const bf16 *h, const 
     const Tiles tiles{choice, s.lists, list_tiles(choice, s.lists)};
     const uint32_t group = __shfl_sync(kAll, group_of(), 0), steps = k / kDepth, row_tiles = hidden / kTileRows;
     const Run run(tiles, row_tiles);
-    const Units routed{run.first + group, run.last, kGroups, 0, steps}, shared{run.shared_first + group, run.shared_last, kGroups, 0, steps};
+    const Units routed{run.first + group, run.last, kGroups, 0, steps},
+        shared{run.shared_first + group, run.shared_last, kGroups, 0, steps};
     const WeightRing ring(memory, s.barriers, group);
     Place place;
     if (threadIdx.x >= kConsumers) {
@@ -199,9 +221,11 @@ __device__ __forceinline__ void down(const Choice &choice, const bf16 *h, const 
         };
         // Nothing holds them back: they are there long before the tokens.
         auto before = [](uint32_t) {};
-        fetch_units<Format::kFp4>(ring, place, routed, w2[0], w2[0], k, [&](uint32_t unit) { return boxes(tiles.expert(unit / row_tiles), unit); },
-                                  before);
-        fetch_units<Format::kFp8>(ring, place, shared, w2[1], w2[1], k, [&](uint32_t unit) { return boxes(0, unit); }, before);
+        fetch_units<Format::kFp4>(
+            ring, place, routed, w2[0], w2[0], k,
+            [&](uint32_t unit) { return boxes(tiles.expert(unit / row_tiles), unit); }, before);
+        fetch_units<Format::kFp8>(
+            ring, place, shared, w2[1], w2[1], k, [&](uint32_t unit) { return boxes(0, unit); }, before);
         wait_for_predecessor();
         return;
     }
@@ -217,7 +241,9 @@ __device__ __forceinline__ void down(const Choice &choice, const bf16 *h, const 
         for (uint32_t first = 0; first < own.count; first += kTokens)
             for (uint32_t from = warp; from < steps; from += 8) {
                 uint2 pairs[kAtOnce];
-                auto is_real = [&](uint32_t j) { return first + j % kTokens < own.count && from + j / kTokens * 4 < steps; };
+                auto is_real = [&](uint32_t j) {
+                    return first + j % kTokens < own.count && from + j / kTokens * 4 < steps;
+                };
 #pragma unroll
                 for (uint32_t j = 0; j < kAtOnce; ++j) {
                     const bf16 *at = h + size_t(own.pairs[first + j % kTokens]) * k + (from + j / kTokens * 4) * kDepth;
@@ -248,14 +274,17 @@ __device__ __forceinline__ void down(const Choice &choice, const bf16 *h, const 
         const uint32_t scale = __ldg(w2[1].scales + (unit % row_tiles * kTileRows + row) / kDepth * steps + step);
         return make_uint2(scale, scale);
     };
-    multiply_fp4<8>(ring, place, routed, row_tiles, row, tokens, [&](uint32_t tile) { fill(Of<Format::kFp4>(), tile); }, store);
-    multiply_fp8<8>(ring, place, shared, row_tiles, row, tokens, of_shared, [&](uint32_t tile) { fill(Of<Format::kFp8>(), tile); }, store);
+    multiply_fp4<8>(
+        ring, place, routed, row_tiles, row, tokens, [&](uint32_t tile) { fill(Of<Format::kFp4>(), tile); }, store);
+    multiply_fp8<8>(
+        ring, place, shared, row_tiles, row, tokens, of_shared, [&](uint32_t tile) { fill(Of<Format::kFp8>(), tile); },
+        store);
     wait_for_predecessor(); // also without units: the kernels behind this one rely on it
 }
 #define GATE_UP()                                                                                                      \
     gate_up({chosen, tiles, pairs, tokens, experts_of_token, first, experts, has_shared}, x,                           \
-            {{&gate, gate_scales}, {&shared_gate, shared_gate_scales}}, {{&up, up_scales}, {&shared_up, shared_up_scales}}, \
-            weights, h, width, k, limit)
+            {{&gate, gate_scales}, {&shared_gate, shared_gate_scales}},                                                \
+            {{&up, up_scales}, {&shared_up, shared_up_scales}}, weights, h, width, k, limit)
 #define DOWN()                                                                                                         \
     down({chosen, tiles, pairs, tokens, experts_of_token, first, experts, has_shared}, h,                              \
          {{&w, scales}, {&shared_w, shared_scales}}, y, hidden, k)
@@ -270,43 +299,45 @@ extern "C" __global__ __launch_bounds__(experts_limits::kThreads, 1) void expert
     const __grid_constant__ TensorMap up,
     const __grid_constant__ TensorMap shared_gate, // [width, k] e4m3
     const __grid_constant__ TensorMap shared_up,
-    const uint8_t *x,                                              // [tokens, packed row of k]
-    const uint8_t *gate_scales, const uint8_t *up_scales,          // [experts * width, k / 32] E8M0
+    const uint8_t *x,                                                   // [tokens, packed row of k]
+    const uint8_t *gate_scales, const uint8_t *up_scales,               // [experts * width, k / 32] E8M0
     const uint8_t *shared_gate_scales, const uint8_t *shared_up_scales, // [width / 128, k / 128] E8M0
-    const uint32_t *chosen,                                        // [tokens, experts_of_token]
-    const float *weights,                                          // the same of the pairs
-    const uint32_t *tiles, const uint32_t *pairs,                  // of group_pairs; null with at most kUnlisted pairs
-    bf16 *h,                                                       // [pairs, width]
+    const uint32_t *chosen,                                             // [tokens, experts_of_token]
+    const float *weights,                                               // the same of the pairs
+    const uint32_t *tiles, const uint32_t *pairs, // of group_pairs; null with at most kUnlisted pairs
+    bf16 *h,                                      // [pairs, width]
     uint32_t tokens, uint32_t experts_of_token, uint32_t first, uint32_t experts,
-    uint32_t has_shared,                                           // 0: no shared expert
-    uint32_t width, uint32_t k,                                    // multiples of 128
+    uint32_t has_shared,        // 0: no shared expert
+    uint32_t width, uint32_t k, // multiples of 128
     float limit) {
     GATE_UP();
 }
 
 // Grid: as above.
-extern "C" __global__ __launch_bounds__(experts_limits::kThreads, 1) void experts_down(
-    const __grid_constant__ TensorMap w,        // [experts * hidden, k / 2] bytes of E2M1
-    const __grid_constant__ TensorMap shared_w, // [hidden, k] e4m3
-    const bf16 *h,                              // [pairs, k]
-    const uint8_t *scales,                      // [experts * hidden, k / 32] E8M0
-    const uint8_t *shared_scales,               // [hidden / 128, k / 128] E8M0
-    const uint32_t *chosen, const uint32_t *tiles, const uint32_t *pairs,
-    bf16 *y,                                    // [pairs, hidden]
-    uint32_t tokens, uint32_t experts_of_token, uint32_t first, uint32_t experts, uint32_t has_shared,
-    uint32_t hidden, uint32_t k) {              // multiples of 128
+extern "C" __global__
+__launch_bounds__(experts_limits::kThreads,
+                  1) void experts_down(const __grid_constant__ TensorMap w, // [experts * hidden, k / 2] bytes of E2M1
+                                       const __grid_constant__ TensorMap shared_w, // [hidden, k] e4m3
+                                       const bf16 *h,                              // [pairs, k]
+                                       const uint8_t *scales,                      // [experts * hidden, k / 32] E8M0
+                                       const uint8_t *shared_scales,               // [hidden / 128, k / 128] E8M0
+                                       const uint32_t *chosen, const uint32_t *tiles, const uint32_t *pairs,
+                                       bf16 *y, // [pairs, hidden]
+                                       uint32_t tokens, uint32_t experts_of_token, uint32_t first, uint32_t experts,
+                                       uint32_t has_shared, uint32_t hidden, uint32_t k) { // multiples of 128
     DOWN();
 }
 
 constexpr uint32_t kMostChosen = limits::deepseek_v4_gemm::kMaxChosen;
 
 // Grid: tokens, columns over threads of a block.
-extern "C" __global__ __launch_bounds__(128) void experts_add(
-    const bf16 *y,          // [pairs, hidden]
-    const uint32_t *chosen, // [tokens, k]
-    bf16 *out,              // [tokens, hidden]
-    uint32_t tokens, uint32_t hidden, uint32_t k, uint32_t first, uint32_t experts,
-    uint32_t shared) {      // whether the tokens have pairs with the shared expert
+extern "C" __global__
+    __launch_bounds__(128) void experts_add(const bf16 *y,          // [pairs, hidden]
+                                            const uint32_t *chosen, // [tokens, k]
+                                            bf16 *out,              // [tokens, hidden]
+                                            uint32_t tokens, uint32_t hidden, uint32_t k, uint32_t first,
+                                            uint32_t experts,
+                                            uint32_t shared) { // whether the tokens have pairs with the shared expert
     constexpr uint32_t kThreads = 128;
     __shared__ uint32_t keys[kMostChosen], order[kMostChosen], values[kMostChosen][kThreads];
     release_successor();

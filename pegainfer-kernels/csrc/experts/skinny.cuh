@@ -9,18 +9,19 @@ namespace experts_limits = limits::deepseek_v4_experts_skinny;
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 using namespace skinny;
-using w4a8::shared8, w4a8::shared_word;
 using experts_limits::kGroups;
 using experts_limits::kPairs;
 using experts_limits::kStageBytes;
 using experts_limits::kStages;
 using experts_limits::kUnlisted;
+using w4a8::shared8, w4a8::shared_word;
 
 constexpr uint32_t kConsumers = 128 * kGroups; // threads that multiply; behind them, a warp for each warpgroup fetches
-constexpr uint32_t kSharedCost = 2;            // of a unit of the shared expert, in units of a routed one: FP8 has twice the bytes
+constexpr uint32_t kSharedCost = 2; // of a unit of the shared expert, in units of a routed one: FP8 has twice the bytes
 constexpr uint32_t kNone = ~0u;
 constexpr uint32_t kTileSums = kPairs * kTileRows; // of a warpgroup
-constexpr uint32_t kFetchedFirst = 2;         // stages of weights that a warp fetches before the tokens of its first tile are there
+constexpr uint32_t kFetchedFirst =
+    2; // stages of weights that a warp fetches before the tokens of its first tile are there
 constexpr uint32_t kBoxRows = kTileRows / 2, kRowBytes = 64; // of a box
 static_assert(kStageBytes == kTileRows * kRowBytes, "bytes of a stage");
 
@@ -49,8 +50,12 @@ struct OwnPairs {
 __device__ __forceinline__ uint32_t thread_of_group() { return threadIdx.x % 128; }
 
 // Waits for the threads of a warpgroup, and for all threads that multiply.
-__device__ __forceinline__ void group_sync(uint32_t group) { asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory"); }
-__device__ __forceinline__ void consumers_sync() { asm volatile("bar.sync %0, %1;" ::"n"(kGroups + 1), "n"(128 * kGroups) : "memory"); }
+__device__ __forceinline__ void group_sync(uint32_t group) {
+    asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
+}
+__device__ __forceinline__ void consumers_sync() {
+    asm volatile("bar.sync %0, %1;" ::"n"(kGroups + 1), "n"(128 * kGroups) : "memory");
+}
 
 // The tiles of pairs: those of routed experts, then those of the shared one.
 struct Tiles {
@@ -72,7 +77,8 @@ struct Tiles {
             const uint32_t token = (i - routed) * kPairs;
             const uint32_t *tile = c.tiles + 1 + 3 * i;
             const uint32_t count = i >= routed ? min(kPairs, c.tokens - token) : __ldcg(tile + 2);
-            if (lane < count) own.pairs[lane] = i >= routed ? all + token + lane : __ldcg(c.pairs + __ldcg(tile + 1) + lane);
+            if (lane < count)
+                own.pairs[lane] = i >= routed ? all + token + lane : __ldcg(c.pairs + __ldcg(tile + 1) + lane);
             if (lane == 0) own.count = count;
             return;
         }
@@ -89,12 +95,13 @@ struct Tiles {
     }
 };
 
-// The number of tiles of pairs of routed experts. Without the lists of group_pairs it fills `lists`: each kPairs-th pair of an expert
-// leads a tile. All threads of a block call it.
+// The number of tiles of pairs of routed experts. Without the lists of group_pairs it fills `lists`: each kPairs-th
+// pair of an expert leads a tile. All threads of a block call it.
 __device__ uint32_t list_tiles(const Choice &c, Lists &lists) {
     if (c.tiles) return __ldcg(c.tiles);
     const uint32_t all = c.tokens * c.k, pair = threadIdx.x, warp = pair / 32;
-    if (pair < kUnlisted) lists.experts[pair] = pair < all ? __ldcg(c.chosen + pair) - c.first : kNone; // below `first` it wraps
+    if (pair < kUnlisted)
+        lists.experts[pair] = pair < all ? __ldcg(c.chosen + pair) - c.first : kNone; // below `first` it wraps
     __syncthreads();
     uint32_t before = 0, own = kNone;
     if (pair < all) {
@@ -123,7 +130,9 @@ struct Run {
     __device__ __forceinline__ Run(const Tiles &tiles, uint32_t row_tiles) {
         const uint32_t routed = tiles.routed * row_tiles, all = routed + tiles.shared() * row_tiles * kSharedCost;
         const uint32_t from = uint64_t(all) * blockIdx.x / gridDim.x, to = uint64_t(all) * (blockIdx.x + 1) / gridDim.x;
-        auto shared = [&](uint32_t cost) { return routed + (max(cost, routed) - routed + kSharedCost - 1) / kSharedCost; };
+        auto shared = [&](uint32_t cost) {
+            return routed + (max(cost, routed) - routed + kSharedCost - 1) / kSharedCost;
+        };
         // The compiler then knows that they are the warp's: wgmma does not allow divergent branches.
         auto of_warp = [](uint32_t unit) { return __shfl_sync(kAll, unit, 0); };
         first = of_warp(min(from, routed)), last = of_warp(min(to, routed));
@@ -131,8 +140,8 @@ struct Run {
     }
 };
 
-// A warpgroup's weights in shared memory: stages of 64 rows of 64 bytes, with the 64-byte swizzle, and in FP4 a word of scales a row. A step
-// is a stage in FP4, and two in FP8.
+// A warpgroup's weights in shared memory: stages of 64 rows of 64 bytes, with the 64-byte swizzle, and in FP4 a word of
+// scales a row. A step is a stage in FP4, and two in FP8.
 struct WeightRing {
     uint8_t *codes;         // [kStages, kStageBytes]
     uint32_t *scales;       // [kStages, kTileRows]
@@ -165,23 +174,26 @@ struct Units {
     uint32_t first, last, stride, first_step, steps;
 };
 
-// A warp that fetches the weights of a warpgroup's units. `boxes(unit)`: its rows. `before(stage)`: called before the stage with this number
-// is fetched, among those of the call.
+// A warp that fetches the weights of a warpgroup's units. `boxes(unit)`: its rows. `before(stage)`: called before the
+// stage with this number is fetched, among those of the call.
 template <Format F, typename BoxesOf, typename Before>
-__device__ __forceinline__ void fetch_units(const WeightRing &ring, Place &place, const Units &units, const Source &low, const Source &high,
-                                            uint32_t k, BoxesOf boxes, Before before) {
+__device__ __forceinline__ void fetch_units(const WeightRing &ring, Place &place, const Units &units, const Source &low,
+                                            const Source &high, uint32_t k, BoxesOf boxes, Before before) {
     const uint32_t lane = threadIdx.x % 32;
     uint32_t stage = 0;
     for (uint32_t unit = units.first; unit < units.last; unit += units.stride) {
         const Boxes rows = boxes(unit);
         // Of row `lane` of each box.
-        const uint8_t *low_scales = low.scales + size_t(rows.low + lane) * (k / 32), *high_scales = high.scales + size_t(rows.high + lane) * (k / 32);
-        for (uint32_t part = units.first_step * kParts<F>; part < (units.first_step + units.steps) * kParts<F>; ++part) {
+        const uint8_t *low_scales = low.scales + size_t(rows.low + lane) * (k / 32),
+                      *high_scales = high.scales + size_t(rows.high + lane) * (k / 32);
+        for (uint32_t part = units.first_step * kParts<F>; part < (units.first_step + units.steps) * kParts<F>;
+             ++part) {
             before(stage++);
             wait(ring.empty + place.index, place.parity ^ 1);
             uint64_t *full = ring.full + place.index;
             if (lane == 0) {
-                const uint32_t to = shared_address(ring.codes + place.index * kStageBytes), column = part * (kRowBytes / 2);
+                const uint32_t to = shared_address(ring.codes + place.index * kStageBytes),
+                               column = part * (kRowBytes / 2);
                 arrive_expecting(full, kStageBytes);
                 copy_box(to, *low.map, column, rows.low, full);
                 copy_box(to + kStageBytes / 2, *high.map, column, rows.high, full);
@@ -247,7 +259,8 @@ template <uint32_t DISTANCE> struct LaneRows {
         static_assert(DISTANCE % 8 == 0, "both rows have their vectors at the same places");
 #pragma unroll
         for (uint32_t s = 0; s < 4; ++s)
-            codes[s] = keep(shared_address(ring.codes) + low * kRowBytes + (s ^ low / 2 % 4) * 16 + threadIdx.x % 4 * 4);
+            codes[s] =
+                keep(shared_address(ring.codes) + low * kRowBytes + (s ^ low / 2 % 4) * 16 + threadIdx.x % 4 * 4);
         scales = keep(shared_address(ring.scales + low));
     }
     __device__ __forceinline__ Words read(uint32_t stage) const {
@@ -263,9 +276,9 @@ template <uint32_t DISTANCE> struct LaneRows {
     }
 };
 
-// Eight codes of E2M1 as e4m3 values 2^6 times smaller: the even columns and the odd ones. Of an even one, adding moves the sign from bit 5 of
-// its byte to bit 7, which takes an instruction less than two shifts. `four`: 4 that is not known to the compiler, which then multiplies in the
-// pipe that is less busy.
+// Eight codes of E2M1 as e4m3 values 2^6 times smaller: the even columns and the odd ones. Of an even one, adding moves
+// the sign from bit 5 of its byte to bit 7, which takes an instruction less than two shifts. `four`: 4 that is not
+// known to the compiler, which then multiplies in the pipe that is less busy.
 __device__ __forceinline__ void move_fp4(uint32_t word, uint32_t four, uint32_t &even, uint32_t &odd) {
     even = ((word & 0x0f0f0f0fu) * four + 0x60606060u) & 0x9c9c9c9cu;
     odd = (word & 0x80808080u) | (word >> 2 & 0x1c1c1c1cu);
@@ -277,11 +290,12 @@ __device__ __forceinline__ float scale_in(uint32_t scales, int s) {
     return __uint_as_float((s == 3 ? scales >> 1 : scales << (23 - 8 * s)) & 0x7f800000u);
 }
 
-// Multiplies the units of a warpgroup in FP4. `low`: a lane's lower row of a unit; `fill(tile)`: puts the tokens of a tile of pairs into
-// shared memory; `store(row tile, sums)`: takes a unit's sums.
+// Multiplies the units of a warpgroup in FP4. `low`: a lane's lower row of a unit; `fill(tile)`: puts the tokens of a
+// tile of pairs into shared memory; `store(row tile, sums)`: takes a unit's sums.
 template <uint32_t DISTANCE, typename Fill, typename Store>
-__device__ __forceinline__ void multiply_fp4(const WeightRing &ring, Place &place, const Units &units, uint32_t row_tiles, uint32_t low,
-                                             const Tokens &tokens, Fill fill, Store store) {
+__device__ __forceinline__ void multiply_fp4(const WeightRing &ring, Place &place, const Units &units,
+                                             uint32_t row_tiles, uint32_t low, const Tokens &tokens, Fill fill,
+                                             Store store) {
     const LaneRows<DISTANCE> rows(ring, low);
     const RingBarriers barriers(ring);
     const uint32_t four = blockDim.x / (experts_limits::kThreads / 4);
@@ -303,7 +317,8 @@ __device__ __forceinline__ void multiply_fp4(const WeightRing &ring, Place &plac
             float low_scale[4], high_scale[4];
 #pragma unroll
             for (int s = 0; s < 4; ++s) {
-                move_fp4(words.low[s], four, a[4 * s], a[4 * s + 2]), move_fp4(words.high[s], four, a[4 * s + 1], a[4 * s + 3]);
+                move_fp4(words.low[s], four, a[4 * s], a[4 * s + 2]),
+                    move_fp4(words.high[s], four, a[4 * s + 1], a[4 * s + 3]);
                 low_scale[s] = scale_in(words.low_scales, s), high_scale[s] = scale_in(words.high_scales, s);
             }
             __syncwarp(); // all lanes have read the stage
@@ -337,7 +352,8 @@ __device__ __forceinline__ void multiply_fp4(const WeightRing &ring, Place &plac
 }
 
 // This lane's columns of two rows of a step in FP8, whose stages are `first` and `second`, without their scales.
-__device__ __forceinline__ Stored<Format::kFp8> read_fp8(const WeightRing &ring, uint32_t first, uint32_t second, uint32_t low, uint32_t high) {
+__device__ __forceinline__ Stored<Format::kFp8> read_fp8(const WeightRing &ring, uint32_t first, uint32_t second,
+                                                         uint32_t low, uint32_t high) {
     Stored<Format::kFp8> stored;
     const uint32_t quad = threadIdx.x % 4;
     const uint8_t *codes = ring.codes + (quad < 2 ? first : second) * kStageBytes;
@@ -351,8 +367,9 @@ __device__ __forceinline__ Stored<Format::kFp8> read_fp8(const WeightRing &ring,
 
 // The same in FP8. `scales(unit, step)`: of the rows.
 template <uint32_t DISTANCE, typename Scales, typename Fill, typename Store>
-__device__ __forceinline__ void multiply_fp8(const WeightRing &ring, Place &place, const Units &units, uint32_t row_tiles, uint32_t low,
-                                             const Tokens &tokens, Scales scales, Fill fill, Store store) {
+__device__ __forceinline__ void multiply_fp8(const WeightRing &ring, Place &place, const Units &units,
+                                             uint32_t row_tiles, uint32_t low, const Tokens &tokens, Scales scales,
+                                             Fill fill, Store store) {
     uint32_t tile = kNone;
     for (uint32_t unit = units.first; unit < units.last; unit += units.stride) {
         if (unit / row_tiles != tile) tile = unit / row_tiles, fill(tile);

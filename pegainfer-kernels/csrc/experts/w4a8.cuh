@@ -1,35 +1,38 @@
-// FP4 weights times FP8 activations (W4A8) by Hopper's wgmma: weights are operand A in registers, activations operand B in
-// shared memory.
+// FP4 weights times FP8 activations (W4A8) by Hopper's wgmma: weights are operand A in registers, activations operand B
+// in shared memory.
 //
-//   weights      [rows, k / 2] E2M1, the even column in the low nibble; scales [rows, k / 32] E8M0. As stored, not repacked
-//   activations  [tokens, k] e4m3, permuted within each 128 columns (`permuted`); f32 scales [tokens, k / 128], powers of two
+//   weights      [rows, k / 2] E2M1, the even column in the low nibble; scales [rows, k / 32] E8M0. As stored, not
+//   repacked
+//   activations  [tokens, k] e4m3, permuted within each 128 columns (`permuted`); f32 scales [tokens, k / 128], powers
+//   of two
 //
-// A step is 128 columns, four wgmmas of 32. A thread owns rows `group` and `group + 8` of its warp's 16 and of each the 32
-// columns of one E8M0 scale: 16 bytes, and one table of eight magnitudes for both. The sum over k does not see the order of the
-// columns, as long as both operands have the same.
+// A step is 128 columns, four wgmmas of 32. A thread owns rows `group` and `group + 8` of its warp's 16 and of each the
+// 32 columns of one E8M0 scale: 16 bytes, and one table of eight magnitudes for both. The sum over k does not see the
+// order of the columns, as long as both operands have the same.
 //
-// Rebasing: with ref the largest scale of a row, a code of a group with scale s enters as E2M1 * 2^(6 - (ref - s)) in e4m3, and
-// 2^(ref - 127 - 6) multiplies the row's sum. That is exact for ref - s <= 14 (0.5 * 2^-8 is the smallest subnormal, 6 * 2^6
-// is below 448); codes of groups further below are rounded to the nearest e4m3 number, an error of at most 2^-16 of the
-// row's largest magnitude each.
+// Rebasing: with ref the largest scale of a row, a code of a group with scale s enters as E2M1 * 2^(6 - (ref - s)) in
+// e4m3, and 2^(ref - 127 - 6) multiplies the row's sum. That is exact for ref - s <= 14 (0.5 * 2^-8 is the smallest
+// subnormal, 6 * 2^6 is below 448); codes of groups further below are rounded to the nearest e4m3 number, an error of
+// at most 2^-16 of the row's largest magnitude each.
 //
-// Promotion: Hopper sums e4m3 multiplications with about 14 bits, so the sum of each step is added to an f32 total times the token's
-// scale of these columns (DeepGEMM).
+// Promotion: Hopper sums e4m3 multiplications with about 14 bits, so the sum of each step is added to an f32 total
+// times the token's scale of these columns (DeepGEMM).
 #pragma once
 #include "common/fp8_codes.cuh"
 #include "common/hopper.cuh"
 
 namespace w4a8 {
-constexpr uint32_t kStep = 128;     // columns of a step
-constexpr uint32_t kScaled = 32;    // columns that share a weight's scale
-constexpr uint32_t kRowBytes = 64;  // bytes of a weight's row in a step
-constexpr uint32_t kTable = 256;    // entries: one for each ref - s
+constexpr uint32_t kStep = 128;    // columns of a step
+constexpr uint32_t kScaled = 32;   // columns that share a weight's scale
+constexpr uint32_t kRowBytes = 64; // bytes of a weight's row in a step
+constexpr uint32_t kTable = 256;   // entries: one for each ref - s
 
-// Where the four neighbouring columns 4 word to 4 word + 3 of a step lie among the words of a token's 128 bytes: a thread's
-// columns 32 q + 8 s + 4 h + i are element i of register (q, h) of the step's wgmma s.
+// Where the four neighbouring columns 4 word to 4 word + 3 of a step lie among the words of a token's 128 bytes: a
+// thread's columns 32 q + 8 s + 4 h + i are element i of register (q, h) of the step's wgmma s.
 __device__ __forceinline__ uint32_t permuted(uint32_t word) { return word % 8 / 2 * 8 + word % 2 * 4 + word / 8; }
 
-// Fills entry ref - s of the table with the magnitudes of E2M1 times 2^(6 - (ref - s)), as e4m3. `threads` threads call it.
+// Fills entry ref - s of the table with the magnitudes of E2M1 times 2^(6 - (ref - s)), as e4m3. `threads` threads call
+// it.
 __device__ __forceinline__ void fill_table(uint2 *table, uint32_t thread, uint32_t threads) {
     for (uint32_t i = thread; i < kTable; i += threads) {
         float unit = i < 100 ? __uint_as_float((127 + 6 - i) << 23) : 0.f;
@@ -67,7 +70,8 @@ __device__ __forceinline__ uint32_t shared_byte(uint32_t at) {
     return v;
 }
 
-// The bytes of `table` that the lower four nibbles of `places` name, each below 8. (The compiler would mask `places` again.)
+// The bytes of `table` that the lower four nibbles of `places` name, each below 8. (The compiler would mask `places`
+// again.)
 __device__ __forceinline__ uint32_t look_up(uint2 table, uint32_t places) {
     uint32_t v;
     asm("prmt.b32 %0, %1, %2, %3;" : "=r"(v) : "r"(table.x), "r"(table.y), "r"(places));
@@ -76,7 +80,8 @@ __device__ __forceinline__ uint32_t look_up(uint2 table, uint32_t places) {
 
 // Eight codes of E2M1 as e4m3: the first four, then the others.
 __device__ __forceinline__ void widen(uint32_t codes, uint2 table, uint32_t &low, uint32_t &high) {
-    uint32_t magnitudes = codes & 0x77777777u, odd = codes, even = codes << 4; // the signs are at the top of their bytes
+    uint32_t magnitudes = codes & 0x77777777u, odd = codes,
+             even = codes << 4; // the signs are at the top of their bytes
     low = (__byte_perm(even, odd, 0x5140) & 0x80808080u) | look_up(table, magnitudes);
     high = (__byte_perm(even, odd, 0x7362) & 0x80808080u) | look_up(table, magnitudes >> 16);
 }

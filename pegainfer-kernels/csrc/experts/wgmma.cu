@@ -1,18 +1,20 @@
-// DeepSeek-V4's routed experts at many tokens on Hopper: grouped GEMMs of FP4 weights and FP8 activations (experts/w4a8.cuh).
+// DeepSeek-V4's routed experts at many tokens on Hopper: grouped GEMMs of FP4 weights and FP8 activations
+// (experts/w4a8.cuh).
 //
 //   group_places:   lists the pairs of each expert; a pair's index in these lists is its place
 //   pack_tokens:    x from bf16 to FP8, permuted, with scales: a row for each place
 //   gate_up_wgmma:  h = weight silu(min(w1 x, limit)) clamp(w3 x, ±limit), a row for each place
 //   pack_places:    h from bf16 to FP8, in the same way
-//   down_wgmma:     y = w2 h, a row for each pair; a range of the columns of y at a time, so that most of them stay in the L2
+//   down_wgmma:     y = w2 h, a row for each pair; a range of the columns of y at a time, so that most of them stay in
+//   the L2
 //   add_columns:    the sum of a token's y and of a row of the shared expert, the same columns, rounded once
 //
-// Tiles of pairs (experts/pairs.cuh) have at most 48, 96 or 128 tokens: a tile costs about the same with few tokens as with many, so most
-// experts should have one. A cluster of two persistent blocks has the same pairs and
-// neighbouring rows of weights. A block has two or four warpgroups that multiply 64 rows of weights each, and a warpgroup that fetches
-// steps of 128 columns (experts/wgmma.cuh). Half of the rows of a tile of gate_up are of w1 and the others the same of w3: a thread
-// has both, so that SwiGLU needs no exchange. Neighbouring clusters take neighbouring rows of the same pairs: activations stay in the L2,
-// and weights are read from memory once.
+// Tiles of pairs (experts/pairs.cuh) have at most 48, 96 or 128 tokens: a tile costs about the same with few tokens as
+// with many, so most experts should have one. A cluster of two persistent blocks has the same pairs and neighbouring
+// rows of weights. A block has two or four warpgroups that multiply 64 rows of weights each, and a warpgroup that
+// fetches steps of 128 columns (experts/wgmma.cuh). Half of the rows of a tile of gate_up are of w1 and the others the
+// same of w3: a thread has both, so that SwiGLU needs no exchange. Neighbouring clusters take neighbouring rows of the
+// same pairs: activations stay in the L2, and weights are read from memory once.
 //
 // Limit: the latencies of a warp's own instructions and wgmmas at many tokens of an expert, memory at few. Reference:
 // src/cpu/deepseek_v4/experts.rs.
@@ -38,7 +40,8 @@ template <int TOKENS> struct Consumer {
     Ring<Shared<TOKENS>::kTokenStages> tokens;
 };
 
-// The largest of the `bytes` scales at shared address `row`; the four lanes of a quad look at a part each, and all get it.
+// The largest of the `bytes` scales at shared address `row`; the four lanes of a quad look at a part each, and all get
+// it.
 __device__ __forceinline__ uint32_t largest_scale(uint32_t row, uint32_t bytes, uint32_t quad) {
     uint32_t even = 0, odd = 0;
     for (uint32_t i = 4 * quad; i < bytes; i += 16) {
@@ -49,11 +52,11 @@ __device__ __forceinline__ uint32_t largest_scale(uint32_t row, uint32_t bytes, 
     return reduce_quad(max(even & 0xffffu, even >> 16), [](uint32_t a, uint32_t b) { return max(a, b); });
 }
 
-// Sums of a tile over k, for N tokens, times the scales of weights and tokens. While a step's wgmmas run, operand A of the next step is
-// widened, from codes that were read a step before.
+// Sums of a tile over k, for N tokens, times the scales of weights and tokens. While a step's wgmmas run, operand A of
+// the next step is widened, from codes that were read a step before.
 template <int N, int TOKENS>
-__device__ __forceinline__ void multiply(float (&totals)[N / 2], Shared<TOKENS> &s, const Problem &p, Consumer<TOKENS> &c,
-                                         uint32_t slot) {
+__device__ __forceinline__ void multiply(float (&totals)[N / 2], Shared<TOKENS> &s, const Problem &p,
+                                         Consumer<TOKENS> &c, uint32_t slot) {
     constexpr uint32_t stride = Shared<TOKENS>::kScaleStride;
     const uint32_t steps = p.k / w4a8::kStep, quad = c.lane % 4;
     const uint32_t scales = shared_address(s.row_scales[slot]);
@@ -67,7 +70,8 @@ __device__ __forceinline__ void multiply(float (&totals)[N / 2], Shared<TOKENS> 
     const uint32_t codes = keep(shared_address(s.weights) + c.top * w4a8::kRowBytes + (quad ^ c.top / 2 % 4) * 16);
     const uint32_t below = (c.bottom - c.top) * w4a8::kRowBytes;
     const uint32_t tokens = keep(shared_address(s.tokens)), token_scales = keep(shared_address(s.scales) + quad * 8);
-    auto weights = c.weights, multiplied = weights; // the next step whose codes are read, and the next one that is multiplied
+    auto weights = c.weights,
+         multiplied = weights; // the next step whose codes are read, and the next one that is multiplied
     auto step = c.tokens;
     float sums[N / 2];
     w4a8::RowCodes next;
@@ -76,17 +80,19 @@ __device__ __forceinline__ void multiply(float (&totals)[N / 2], Shared<TOKENS> 
         const uint32_t at = codes + weights.index * uint32_t(sizeof(s.weights[0]));
         const uint32_t top = w4a8::shared_byte(top_scale), bottom = w4a8::shared_byte(bottom_scale);
         next.top = w4a8::shared16(at), next.bottom = w4a8::shared16(at + below);
-        next.top_table = w4a8::shared8(top_table - 8 * top), next.bottom_table = w4a8::shared8(bottom_table - 8 * bottom);
+        next.top_table = w4a8::shared8(top_table - 8 * top),
+        next.bottom_table = w4a8::shared8(bottom_table - 8 * bottom);
         top_scale += 4, bottom_scale += 4;
         weights.next();
     };
     // Operand A of the step that was read.
-    auto widen = [&](w4a8::OperandA (&a)[4]) {
+    auto widen = [&](w4a8::OperandA(&a)[4]) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) a[i].set(next, i);
     };
-    // A step, whose operand A is `a`. Meanwhile the next one's is widened to `then`, and the codes of the one after it are read.
-    auto multiply_step = [&](const w4a8::OperandA (&a)[4], w4a8::OperandA (&then)[4], bool more, bool reads) {
+    // A step, whose operand A is `a`. Meanwhile the next one's is widened to `then`, and the codes of the one after it
+    // are read.
+    auto multiply_step = [&](const w4a8::OperandA(&a)[4], w4a8::OperandA(&then)[4], bool more, bool reads) {
         wait(&s.tokens_full[step.index], step.parity);
         const uint64_t b = descriptor(tokens + step.index * uint32_t(sizeof(s.tokens[0])), 0, 1024);
         wgmma_fence();
@@ -98,8 +104,9 @@ __device__ __forceinline__ void multiply(float (&totals)[N / 2], Shared<TOKENS> 
         wgmma_wait<0>();
         w4a8::pin(sums);
         w4a8::promote(totals, sums, token_scales + step.index * uint32_t(sizeof(s.scales[0])));
-        // The stages may be filled again, that of the tokens when both blocks have read it. The weights were used by now: with an arrival right
-        // behind the loads from shared memory, whose results it does not wait for, some calls multiplied weights of another step.
+        // The stages may be filled again, that of the tokens when both blocks have read it. The weights were used by
+        // now: with an arrival right behind the loads from shared memory, whose results it does not wait for, some
+        // calls multiplied weights of another step.
         __syncwarp();
         if (c.lane < kBlocks) arrive_in_block(&s.tokens_empty[step.index], c.lane);
         if (c.lane == 0) arrive(&s.weights_empty[multiplied.index]);
@@ -121,9 +128,11 @@ __device__ __forceinline__ void multiply(float (&totals)[N / 2], Shared<TOKENS> 
     for (int i = 0; i < N / 2; ++i) totals[i] *= i % 4 < 2 ? top_factor : bottom_factor;
 }
 
-// Copies the staged output of up to kStagedTokens tokens, from token `first` on, to memory: VECTORS vectors a token, those of token t to at(t).
+// Copies the staged output of up to kStagedTokens tokens, from token `first` on, to memory: VECTORS vectors a token,
+// those of token t to at(t).
 template <uint32_t VECTORS, typename At>
-__device__ __forceinline__ void store_staged(const uint8_t *staged, uint32_t thread, uint32_t first, uint32_t count, At at) {
+__device__ __forceinline__ void store_staged(const uint8_t *staged, uint32_t thread, uint32_t first, uint32_t count,
+                                             At at) {
     for (uint32_t t = thread / VECTORS; t < kStagedTokens && first + t < count; t += 128 / VECTORS) {
         uint32_t vector = thread % VECTORS;
         uint4 v = *reinterpret_cast<const uint4 *>(staged + t * (VECTORS * 16 + kPadding) + vector * 16);
@@ -137,7 +146,8 @@ __device__ __forceinline__ float expert_swiglu(float gate, float up, float weigh
 }
 
 template <int N, bool GATE_UP, int TOKENS>
-__device__ __forceinline__ void consume(Shared<TOKENS> &s, const Problem &p, Consumer<TOKENS> &c, const Tile &tile, uint32_t slot) {
+__device__ __forceinline__ void consume(Shared<TOKENS> &s, const Problem &p, Consumer<TOKENS> &c, const Tile &tile,
+                                        uint32_t slot) {
     const uint32_t quad = c.lane % 4;
     float totals[N / 2] = {};
     multiply<N>(totals, s, p, c, slot);
@@ -169,13 +179,11 @@ __device__ __forceinline__ void consume(Shared<TOKENS> &s, const Problem &p, Con
         group_sync(c.group);
         const uint32_t column = tile.row - p.first_row + c.group * (GATE_UP ? 32 : 64); // of the output
         if (GATE_UP)
-            store_staged<4>(staged, c.thread, part * kStagedTokens, tile.count, [&](uint32_t t) {
-                return p.out + size_t(tile.first + t) * p.out_width + column;
-            });
+            store_staged<4>(staged, c.thread, part * kStagedTokens, tile.count,
+                            [&](uint32_t t) { return p.out + size_t(tile.first + t) * p.out_width + column; });
         else
-            store_staged<8>(staged, c.thread, part * kStagedTokens, tile.count, [&](uint32_t t) {
-                return p.out + size_t(s.rows[slot][t]) * p.out_width + column;
-            });
+            store_staged<8>(staged, c.thread, part * kStagedTokens, tile.count,
+                            [&](uint32_t t) { return p.out + size_t(s.rows[slot][t]) * p.out_width + column; });
     }
 }
 
@@ -196,9 +204,12 @@ template <bool GATE_UP, int TOKENS> __device__ __forceinline__ void run(const Pr
     w4a8::fill_table(s.table, threadIdx.x, S::kThreads);
     if (threadIdx.x == 0) {
         constexpr uint32_t kWarps = S::kConsumers / 32;
-        for (int i = 0; i < S::kWeightStages; ++i) barrier_init(&s.weights_full[i], 1), barrier_init(&s.weights_empty[i], kWarps);
-        for (int i = 0; i < S::kTokenStages; ++i) barrier_init(&s.tokens_full[i], 1), barrier_init(&s.tokens_empty[i], kBlocks * kWarps);
-        for (uint32_t i = 0; i < kSlots; ++i) barrier_init(&s.lists_full[i], kListThreads), barrier_init(&s.lists_empty[i], kWarps);
+        for (int i = 0; i < S::kWeightStages; ++i)
+            barrier_init(&s.weights_full[i], 1), barrier_init(&s.weights_empty[i], kWarps);
+        for (int i = 0; i < S::kTokenStages; ++i)
+            barrier_init(&s.tokens_full[i], 1), barrier_init(&s.tokens_empty[i], kBlocks * kWarps);
+        for (uint32_t i = 0; i < kSlots; ++i)
+            barrier_init(&s.lists_full[i], kListThreads), barrier_init(&s.lists_empty[i], kWarps);
         barriers_ready();
     }
     cluster_sync();
@@ -229,7 +240,8 @@ template <bool GATE_UP, int TOKENS> __device__ __forceinline__ void run(const Pr
 #endif
 } // namespace
 
-// 128 columns of a row in FP8, by half a warp: two words of a lane, in the order in which they are stored, and the scale.
+// 128 columns of a row in FP8, by half a warp: two words of a lane, in the order in which they are stored, and the
+// scale.
 struct Packed {
     uint32_t words[2];
     float scale;
@@ -244,8 +256,8 @@ struct Packed {
             return encode2(low.x * inverse, low.y * inverse) | encode2(high.x * inverse, high.y * inverse) << 16;
         };
         const uint32_t even = four(v.x, v.y), odd = four(v.z, v.w), lane = threadIdx.x % 16;
-        // Words 2 lane and 2 lane + 1 of the permuted ones (w4a8::permuted) are words 8 c + 2 (lane / 4) + lane / 2 % 2 of the columns,
-        // with neighbouring c.
+        // Words 2 lane and 2 lane + 1 of the permuted ones (w4a8::permuted) are words 8 c + 2 (lane / 4) + lane / 2 % 2
+        // of the columns, with neighbouring c.
 #pragma unroll
         for (uint32_t i = 0; i < 2; ++i) {
             const uint32_t from = (lane % 2 * 2 + i) * 4 + lane / 4;
@@ -262,9 +274,11 @@ struct Packed {
 
 // Lists the pairs of each expert, their tiles, and where each pair is in the lists. Grid: blocks, each of
 // which lists the pairs of some experts.
-extern "C" __global__ __launch_bounds__(kGroupThreads) void group_places(
-    const uint32_t *chosen, uint32_t *pairs, uint32_t *places, uint32_t *tiles, uint32_t count, uint32_t first, uint32_t experts,
-    uint32_t tokens) { // see group_by_expert
+extern "C" __global__ __launch_bounds__(kGroupThreads) void group_places(const uint32_t *chosen, uint32_t *pairs,
+                                                                         uint32_t *places, uint32_t *tiles,
+                                                                         uint32_t count, uint32_t first,
+                                                                         uint32_t experts,
+                                                                         uint32_t tokens) { // see group_by_expert
     release_successor();
     wait_for_predecessor();
     group_by_expert(chosen, pairs, tiles, count, first, experts, tokens, kListAlign, places, blockIdx.x, gridDim.x);
@@ -272,10 +286,10 @@ extern "C" __global__ __launch_bounds__(kGroupThreads) void group_places(
 
 // Grid: threads over vectors of x; a row is stored at each place of its token.
 extern "C" __global__ __launch_bounds__(kPackThreads) void pack_tokens(
-    const bf16 *x,           // [tokens, k]
+    const bf16 *x,                                  // [tokens, k]
     const uint32_t *chosen, const uint32_t *places, // [tokens, experts_of_token]
-    uint8_t *codes,          // [places, k], permuted within each 128 columns
-    float *scales,           // [k / 128, pitch]
+    uint8_t *codes,                                 // [places, k], permuted within each 128 columns
+    float *scales,                                  // [k / 128, pitch]
     uint32_t vectors, uint32_t k, uint32_t pitch, uint32_t experts_of_token, uint32_t first, uint32_t experts) {
     release_successor();
     wait_for_predecessor();
@@ -290,8 +304,9 @@ extern "C" __global__ __launch_bounds__(kPackThreads) void pack_tokens(
 }
 
 // Grid: threads over vectors of h; nothing is read behind the last place.
-extern "C" __global__ __launch_bounds__(kPackThreads) void pack_places(
-    const bf16 *h, const uint32_t *tiles, uint8_t *codes, float *scales, uint32_t k, uint32_t pitch) { // as above
+extern "C" __global__ __launch_bounds__(kPackThreads) void pack_places(const bf16 *h, const uint32_t *tiles,
+                                                                       uint8_t *codes, float *scales, uint32_t k,
+                                                                       uint32_t pitch) { // as above
     release_successor();
     wait_for_predecessor();
     const uint32_t all = tiles[0], *last = tiles + 1 + 3 * (all - 1), end = all == 0 ? 0 : last[1] + last[2];
@@ -301,16 +316,16 @@ extern "C" __global__ __launch_bounds__(kPackThreads) void pack_places(
     if (place < end) packed.store(codes + size_t(place) * k, scales + place, pitch, vector);
 }
 
-// The sum of a token's y, in the order of the experts, and then of `shared`, some of its columns. A block has kAddTokens tokens, and a
-// thread eight columns.
+// The sum of a token's y, in the order of the experts, and then of `shared`, some of its columns. A block has
+// kAddTokens tokens, and a thread eight columns.
 // Grid: tokens, columns over those of a block.
-extern "C" __global__ __launch_bounds__(1024) void add_columns(
-    const bf16 *y,          // [tokens * k, columns]
-    const uint32_t *chosen, // [tokens, k]
-    const bf16 *shared,     // [tokens, hidden]; null: none
-    bf16 *out,              // [tokens, hidden]
-    uint32_t tokens, uint32_t hidden, uint32_t k, uint32_t first, uint32_t experts, // those that are here
-    uint32_t first_column, uint32_t columns) {
+extern "C" __global__ __launch_bounds__(1024) void add_columns(const bf16 *y,          // [tokens * k, columns]
+                                                               const uint32_t *chosen, // [tokens, k]
+                                                               const bf16 *shared,     // [tokens, hidden]; null: none
+                                                               bf16 *out,              // [tokens, hidden]
+                                                               uint32_t tokens, uint32_t hidden, uint32_t k,
+                                                               uint32_t first, uint32_t experts, // those that are here
+                                                               uint32_t first_column, uint32_t columns) {
     __shared__ uint32_t order[kAddTokens][kMaxChosen], counts[kAddTokens];
     release_successor();
     wait_for_predecessor();
@@ -346,7 +361,8 @@ extern "C" __global__ __launch_bounds__(1024) void add_columns(
         uint4 loaded[kLoads];
 #pragma unroll
         for (uint32_t i = 0; i < kLoads; ++i)
-            if (from + i < counts[own]) loaded[i] = load16(y + (size_t(token) * k + order[own][from + i]) * columns + column);
+            if (from + i < counts[own])
+                loaded[i] = load16(y + (size_t(token) * k + order[own][from + i]) * columns + column);
 #pragma unroll
         for (uint32_t i = 0; i < kLoads; ++i) {
             if (from + i >= counts[own]) break;
@@ -368,11 +384,10 @@ extern "C" __global__ __launch_bounds__(1024) void add_columns(
 
 // Grids: as many blocks as there are multiprocessors, rounded down to whole clusters.
 #define BY_TOKENS(TOKENS)                                                                                              \
-    extern "C" __global__ __launch_bounds__(Block<TOKENS>::kThreads, 1) void gate_up_wgmma_##TOKENS(                  \
+    extern "C" __global__ __launch_bounds__(Block<TOKENS>::kThreads, 1) void gate_up_wgmma_##TOKENS(                   \
         const __grid_constant__ TensorMap gate, /* [experts * width, k / 2] bytes of E2M1 */                           \
-        const __grid_constant__ TensorMap up,                                                                          \
-        const __grid_constant__ TensorMap x,    /* [places, k], of pack_tokens */                                      \
-        const float *x_scales,                  /* [k / 128, pitch] */                                                 \
+        const __grid_constant__ TensorMap up, const __grid_constant__ TensorMap x, /* [places, k], of pack_tokens */   \
+        const float *x_scales,                                                     /* [k / 128, pitch] */              \
         const uint8_t *gate_scales, const uint8_t *up_scales, /* [experts * width, k / 32] E8M0 */                     \
         const uint32_t *tiles, const uint32_t *pairs,         /* of group_places */                                    \
         const float *weights,                                 /* of the pairs */                                       \
@@ -383,16 +398,14 @@ extern "C" __global__ __launch_bounds__(1024) void add_columns(
         RUN(true, TOKENS, &x, x_scales, {&gate, &up}, {gate_scales, up_scales}, tiles, pairs, weights, out, k, width,  \
             pitch, 0, width / Block<TOKENS>::kHalfRows, width, limit);                                                 \
     }                                                                                                                  \
-    extern "C" __global__ __launch_bounds__(Block<TOKENS>::kThreads, 1) void down_wgmma_##TOKENS(                     \
-        const __grid_constant__ TensorMap w,     /* [experts * hidden, k / 2] bytes of E2M1 */                         \
-        const __grid_constant__ TensorMap h,     /* [places, k], of pack_places */                                     \
-        const float *h_scales,                   /* [k / 128, pitch] */                                                \
-        const uint8_t *scales,                   /* [experts * hidden, k / 32] E8M0 */                                 \
-        const uint32_t *tiles, const uint32_t *pairs,                                                                  \
-        bf16 *out,                               /* [pairs, columns] */                                                \
-        uint32_t hidden, uint32_t k,             /* k: as above */                                                     \
-        uint32_t pitch,                                                                                                \
-        uint32_t first, uint32_t columns) {      /* columns of y that are written; multiples of 512 */                 \
+    extern "C" __global__ __launch_bounds__(Block<TOKENS>::kThreads, 1) void down_wgmma_##TOKENS(                      \
+        const __grid_constant__ TensorMap w,                     /* [experts * hidden, k / 2] bytes of E2M1 */         \
+        const __grid_constant__ TensorMap h,                     /* [places, k], of pack_places */                     \
+        const float *h_scales,                                   /* [k / 128, pitch] */                                \
+        const uint8_t *scales,                                   /* [experts * hidden, k / 32] E8M0 */                 \
+        const uint32_t *tiles, const uint32_t *pairs, bf16 *out, /* [pairs, columns] */                                \
+        uint32_t hidden, uint32_t k,                             /* k: as above */                                     \
+        uint32_t pitch, uint32_t first, uint32_t columns) {      /* columns of y that are written; multiples of 512 */ \
         RUN(false, TOKENS, &h, h_scales, {&w, &w}, {scales, scales}, tiles, pairs, nullptr, out, k, hidden, pitch,     \
             first, columns / Block<TOKENS>::kRows, columns, 0.f);                                                      \
     }

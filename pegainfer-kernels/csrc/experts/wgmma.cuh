@@ -1,9 +1,10 @@
-// What DeepSeek-V4's experts at many tokens (experts/wgmma.cu) are made of: the tiles of a block, its shared memory, and the
-// threads that fill it.
+// What DeepSeek-V4's experts at many tokens (experts/wgmma.cu) are made of: the tiles of a block, its shared memory,
+// and the threads that fill it.
 //
-// Two rings, because they are filled from different places: weights come from memory, by one thread that runs ahead of the GEMM by the length
-// of the ring; tokens come from the L2, each block's half of them for both blocks of its cluster (multicast), which needs a free stage in both.
-// A third group of threads fetches what a tile needs once: the scales of its rows, and the numbers or the weights of its pairs.
+// Two rings, because they are filled from different places: weights come from memory, by one thread that runs ahead of
+// the GEMM by the length of the ring; tokens come from the L2, each block's half of them for both blocks of its cluster
+// (multicast), which needs a free stage in both. A third group of threads fetches what a tile needs once: the scales of
+// its rows, and the numbers or the weights of its pairs.
 #pragma once
 #include "common/cluster.cuh"
 #include "experts/w4a8.cuh"
@@ -17,19 +18,20 @@ using limits::deepseek_v4_experts_wgmma::kFewThreads;
 using limits::deepseek_v4_experts_wgmma::kMaxDepth;
 using limits::deepseek_v4_experts_wgmma::kThreads;
 
-constexpr uint32_t kProducers = 128;    // threads that fetch: one the weights, one the tokens,
-constexpr uint32_t kListThreads = 64;   // and these the lists
-constexpr uint32_t kSlots = 2;          // tiles whose lists are in shared memory
-constexpr uint32_t kStagedTokens = 32;  // of the output that are staged at once
-constexpr uint32_t kPadding = 16;       // bytes behind each row of scales and of the staged output, against bank conflicts
+constexpr uint32_t kProducers = 128;   // threads that fetch: one the weights, one the tokens,
+constexpr uint32_t kListThreads = 64;  // and these the lists
+constexpr uint32_t kSlots = 2;         // tiles whose lists are in shared memory
+constexpr uint32_t kStagedTokens = 32; // of the output that are staged at once
+constexpr uint32_t kPadding = 16; // bytes behind each row of scales and of the staged output, against bank conflicts
 
-// Some pairs of an expert (`count` from place `first` of the list on), and the first row of its weights (gate_up: first column of h).
+// Some pairs of an expert (`count` from place `first` of the list on), and the first row of its weights (gate_up: first
+// column of h).
 struct Tile {
     uint32_t expert, first, count, row;
 };
 
-// A block whose tiles have at most TOKENS tokens: its warpgroups that multiply, each with 64 rows of a tile of weights. With few
-// tokens a warpgroup waits more than it computes, and has few sums: there are four of them.
+// A block whose tiles have at most TOKENS tokens: its warpgroups that multiply, each with 64 rows of a tile of weights.
+// With few tokens a warpgroup waits more than it computes, and has few sums: there are four of them.
 template <int TOKENS> struct Block {
     static constexpr uint32_t kGroups = TOKENS == 48 ? 4 : 2;
     static constexpr uint32_t kConsumers = 128 * kGroups, kThreads = kConsumers + kProducers;
@@ -50,18 +52,21 @@ template <int TOKENS> struct Shared : Block<TOKENS> {
     uint2 table[w4a8::kTable];
     uint32_t rows[kSlots][TOKENS]; // of y (down)
     float factors[kSlots][TOKENS]; // weights of the pairs (gate_up)
-    uint64_t weights_full[kWeightStages], weights_empty[kWeightStages], tokens_full[kTokenStages], tokens_empty[kTokenStages];
+    uint64_t weights_full[kWeightStages], weights_empty[kWeightStages], tokens_full[kTokenStages],
+        tokens_empty[kTokenStages];
     uint64_t lists_full[kSlots], lists_empty[kSlots];
 };
-template <int TOKENS> constexpr bool kFits = sizeof(Shared<TOKENS>) + 1024 <= limits::deepseek_v4_experts_wgmma::kSharedBytes;
-static_assert(Block<48>::kThreads == kFewThreads && Block<96>::kThreads == kThreads && Block<128>::kThreads == kThreads, "threads of a block");
+template <int TOKENS>
+constexpr bool kFits = sizeof(Shared<TOKENS>) + 1024 <= limits::deepseek_v4_experts_wgmma::kSharedBytes;
+static_assert(Block<48>::kThreads == kFewThreads && Block<96>::kThreads == kThreads && Block<128>::kThreads == kThreads,
+              "threads of a block");
 static_assert(kFits<48> && kFits<96> && kFits<128>, "shared memory of a block");
 
 // A GEMM of all tiles of pairs.
 struct Problem {
-    const TensorMap *x;           // [places, k] codes, permuted
-    const float *x_scales;        // [k / 128, pitch]
-    const TensorMap *w[2];        // gate and up, or down twice: [experts * rows_of_expert, k / 2]
+    const TensorMap *x;    // [places, k] codes, permuted
+    const float *x_scales; // [k / 128, pitch]
+    const TensorMap *w[2]; // gate and up, or down twice: [experts * rows_of_expert, k / 2]
     const uint8_t *w_scales[2];
     const uint32_t *tiles, *pairs;
     const float *weights;
@@ -87,12 +92,15 @@ template <bool GATE_UP, int TOKENS> struct Schedule {
     __device__ __forceinline__ Tile tile() const {
         const uint32_t each = p.row_tiles / kBlocks, *from = p.tiles + 1 + 3 * (at / each);
         const uint32_t row_tile = at % each * kBlocks + block_rank();
-        return {from[0], from[1], from[2], p.first_row + row_tile * (GATE_UP ? Block<TOKENS>::kHalfRows : Block<TOKENS>::kRows)};
+        return {from[0], from[1], from[2],
+                p.first_row + row_tile * (GATE_UP ? Block<TOKENS>::kHalfRows : Block<TOKENS>::kRows)};
     }
 };
 
 // A barrier of the 128 threads of a warpgroup that multiplies.
-__device__ __forceinline__ void group_sync(uint32_t group) { asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory"); }
+__device__ __forceinline__ void group_sync(uint32_t group) {
+    asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
+}
 
 // An address that the compiler does not compute again and again.
 __device__ __forceinline__ uint32_t keep(uint32_t address) {
@@ -137,8 +145,8 @@ template <bool GATE_UP, int TOKENS> __device__ __forceinline__ void fetch_tokens
             const uint32_t to = shared_address(s.tokens[ring.index]);
 #pragma unroll 1
             for (uint32_t box = rank; box < boxes; box += kBlocks)
-                copy_box_to_blocks(to + box * (kBoxTokens * w4a8::kStep), *p.x, column, tile.first + box * kBoxTokens, full,
-                                   (1 << kBlocks) - 1);
+                copy_box_to_blocks(to + box * (kBoxTokens * w4a8::kStep), *p.x, column, tile.first + box * kBoxTokens,
+                                   full, (1 << kBlocks) - 1);
             copy_bulk(s.scales[ring.index], scales, boxes * (kBoxTokens * 4), full);
             ring.next();
         }

@@ -21,11 +21,11 @@ __device__ __forceinline__ uint2 load_quad(const bf16 *row, uint32_t column, uin
 }
 
 // Grid: blocks of columns, blocks of rows; kWeightThreads threads.
-extern "C" __global__ __launch_bounds__(kWeightThreads) void quantize_weights(
-    const bf16 *w,   // [n, k]
-    uint8_t *codes,  // [n, k]
-    float *scales,   // [n / 128, k / 128], rounded up
-    uint32_t n, uint32_t k) {
+extern "C" __global__
+__launch_bounds__(kWeightThreads) void quantize_weights(const bf16 *w,  // [n, k]
+                                                        uint8_t *codes, // [n, k]
+                                                        float *scales,  // [n / 128, k / 128], rounded up
+                                                        uint32_t n, uint32_t k) {
     __shared__ uint32_t most[kWeightThreads / 32];
     constexpr uint32_t kWarps = kWeightThreads / 32, kEach = kBlock / kWarps; // rows of a warp
     uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = blockIdx.x * kBlock + 4 * lane;
@@ -54,7 +54,8 @@ extern "C" __global__ __launch_bounds__(kWeightThreads) void quantize_weights(
 
 // A warp has a row of a group of `Blocks` blocks of columns, half a warp a block; rows behind the m-th become zeros.
 template <uint32_t Blocks>
-__device__ void round_rows(const bf16 *x, uint8_t *codes, float *scales, uint32_t first, uint32_t m, uint32_t padded, uint32_t k) {
+__device__ void round_rows(const bf16 *x, uint8_t *codes, float *scales, uint32_t first, uint32_t m, uint32_t padded,
+                           uint32_t k) {
     constexpr uint32_t kLanes = kBlock / kVector;
     uint32_t lane = threadIdx.x % 32, row = blockIdx.x * (kActivationThreads / 32) + threadIdx.x / 32;
     start_after_predecessor();
@@ -77,7 +78,8 @@ __device__ void round_rows(const bf16 *x, uint8_t *codes, float *scales, uint32_
     }
 }
 
-// Grid: tiles of kActivationThreads / 32 of the padded rows, groups of BLOCKS blocks of columns: few for few rows, whose latency counts.
+// Grid: tiles of kActivationThreads / 32 of the padded rows, groups of BLOCKS blocks of columns: few for few rows,
+// whose latency counts.
 #define QUANTIZE_ACTIVATIONS(BLOCKS)                                                                                   \
     extern "C" __global__ __launch_bounds__(kActivationThreads) void quantize_activations_##BLOCKS(                    \
         const bf16 *x,  /* [first + m, k], k a multiple of 128; rows from `first` on */                                \
@@ -90,11 +92,11 @@ QUANTIZE_ACTIVATIONS(2)
 QUANTIZE_ACTIVATIONS(8)
 
 // Grid: elements / 16 over threads of a block. out = bf16(code * scale), rows of w from `first` on.
-extern "C" __global__ __launch_bounds__(kWidenThreads) void widen_weights(
-    const uint8_t *codes, // [n, k], k a multiple of 16
-    const float *scales,  // [n / 128, k / 128], rounded up
-    bf16 *out,            // [rows, k]
-    uint32_t first, uint32_t rows, uint32_t k) {
+extern "C" __global__
+__launch_bounds__(kWidenThreads) void widen_weights(const uint8_t *codes, // [n, k], k a multiple of 16
+                                                    const float *scales,  // [n / 128, k / 128], rounded up
+                                                    bf16 *out,            // [rows, k]
+                                                    uint32_t first, uint32_t rows, uint32_t k) {
     size_t i = size_t(blockIdx.x) * kWidenThreads + threadIdx.x;
     if (i >= size_t(rows) * k / 16) return;
     uint32_t row = i / (k / 16), column = (i - size_t(row) * (k / 16)) * 16;

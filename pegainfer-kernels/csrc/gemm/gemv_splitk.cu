@@ -27,7 +27,7 @@
 
 using namespace limits::gemv_splitk;
 
-constexpr int kAhead = 2;       // of them before the kernels that produce x are done
+constexpr int kAhead = 2; // of them before the kernels that produce x are done
 
 enum Epilogue { kPlain, kGated };
 
@@ -223,13 +223,12 @@ __device__ void stream(const bf16 *__restrict__ x, // [m, k], m <= 8 TILES
 // Grid: blocks, splits; 32 threads a warp. gated: n is twice the width of `out`, the rows of the gate first.
 #define STREAM(name, tiles, epilogue, type)                                                                            \
     extern "C" __global__ __launch_bounds__(32 * kMaxWarps) void name(                                                 \
-        const bf16 *x,     /* [m, k] */                                                                                \
-        const bf16 *w,     /* [n, k] */                                                                                \
-        type *out,         /* [m, n], gated [m, n / 2], f32 [gridDim.y, m, n]; rows `pitch` apart */                   \
-        uint32_t m, uint32_t n, uint32_t k, uint32_t pitch,                                                            \
-        uint32_t split,    /* columns of a split */                                                                    \
-        uint32_t slots) {  /* see `Shape` */                                                                           \
-        stream<tiles, epilogue, type>(x, w, out, {m, n, k, pitch, split, slots});                                             \
+        const bf16 *x, /* [m, k] */                                                                                    \
+        const bf16 *w, /* [n, k] */                                                                                    \
+        type *out,     /* [m, n], gated [m, n / 2], f32 [gridDim.y, m, n]; rows `pitch` apart */                       \
+        uint32_t m, uint32_t n, uint32_t k, uint32_t pitch, uint32_t split, /* columns of a split */                   \
+        uint32_t slots) {                                                   /* see `Shape` */                          \
+        stream<tiles, epilogue, type>(x, w, out, {m, n, k, pitch, split, slots});                                      \
     }
 #define KERNELS(rows, tiles)                                                                                           \
     STREAM(gemv_splitk_bf16_##rows, tiles, kPlain, bf16)                                                               \

@@ -9,7 +9,6 @@
 
 using namespace limits::gemm_mma;
 
-
 // Byte offset of the 16-byte vector `vector` (0..3) of row `row`. Vec8 rows at one vector meet every bank once.
 __device__ __forceinline__ uint32_t place(uint32_t row, uint32_t vector) {
     return row * 64 + ((vector ^ (row / 2 % 4)) * 16);
@@ -89,11 +88,10 @@ __device__ void tiled(const bf16 *__restrict__ x, // [m, k]
 }
 
 #define TILED(name, rows, cols, type)                                                                                  \
-    extern "C" __global__ __launch_bounds__(kThreads) void name(                                                       \
-        const bf16 *x, /* [m, k] */                                                                                    \
-        const bf16 *w, /* [n, k] */                                                                                    \
-        type *out,     /* [m, n], rows `pitch` apart */                                                                \
-        uint32_t m, uint32_t n, uint32_t k, uint32_t pitch) {                                                          \
+    extern "C" __global__ __launch_bounds__(kThreads) void name(const bf16 *x, /* [m, k] */                            \
+                                                                const bf16 *w, /* [n, k] */                            \
+                                                                type *out,     /* [m, n], rows `pitch` apart */        \
+                                                                uint32_t m, uint32_t n, uint32_t k, uint32_t pitch) {  \
         tiled<rows, cols, type>(x, w, out, m, n, k, pitch);                                                            \
     }
 TILED(gemm_mma_bf16_64, 64, 64, bf16)

@@ -1,28 +1,27 @@
 // GEMM with a weight of few rows: out = x wᵀ, bf16, f32 sums.
 //
-// x: [m, k], w: [n, k], out: [m, n], rows `pitch` apart; n a multiple of 8, k of 32. For weights whose rows do not fill the GPU and
-// steps of few tokens, as the gates of a gated delta rule layer beside its FP8 projection: what counts is latency. Chosen on Hopper
-// (src/choice/gemm.rs), where csrc/gemm/skinny_wgmma.cu takes 9 us for 64 rows of 2,560, one step of 128 columns behind the other. Reference:
-// src/cpu/linear/mod.rs.
+// x: [m, k], w: [n, k], out: [m, n], rows `pitch` apart; n a multiple of 8, k of 32. For weights whose rows do not fill
+// the GPU and steps of few tokens, as the gates of a gated delta rule layer beside its FP8 projection: what counts is
+// latency. Chosen on Hopper (src/choice/gemm.rs), where csrc/gemm/skinny_wgmma.cu takes 9 us for 64 rows of 2,560, one
+// step of 128 columns behind the other. Reference: src/cpu/linear/mod.rs.
 //
-// Technique: a block has 16 rows of x and 8 rows of w, which its warps share by columns (split-K within the block, mma.sync, sums in
-// shared memory in the order of the warps). A warp's first weights are in registers before the kernels that produce x are done
-// (programmatic dependent launch).
+// Technique: a block has 16 rows of x and 8 rows of w, which its warps share by columns (split-K within the block,
+// mma.sync, sums in shared memory in the order of the warps). A warp's first weights are in registers before the
+// kernels that produce x are done (programmatic dependent launch).
 #include "common/frag.cuh"
 #include "abi/gemm_narrow.h"
 #include "limits.h"
 
 using namespace limits::narrow_gemm;
 
-constexpr uint32_t kDepth = 32;  // columns of a step: a vector of each lane of a quad
-constexpr uint32_t kSteps = 10;  // of a warp in registers at a time
+constexpr uint32_t kDepth = 32; // columns of a step: a vector of each lane of a quad
+constexpr uint32_t kSteps = 10; // of a warp in registers at a time
 
 // Grid: n / 8, m / 16 rounded up; kThreads threads.
-extern "C" __global__ __launch_bounds__(kThreads) void narrow_gemm(
-    const bf16 *__restrict__ x, // [m, k]
-    const bf16 *__restrict__ w, // [n, k]
-    bf16 *__restrict__ out,     // [m, n], rows `pitch` apart
-    uint32_t m, uint32_t k, uint32_t pitch) {
+extern "C" __global__ __launch_bounds__(kThreads) void narrow_gemm(const bf16 *__restrict__ x, // [m, k]
+                                                                   const bf16 *__restrict__ w, // [n, k]
+                                                                   bf16 *__restrict__ out, // [m, n], rows `pitch` apart
+                                                                   uint32_t m, uint32_t k, uint32_t pitch) {
     constexpr uint32_t kWarps = kThreads / 32;
     __shared__ Accumulator sums[kWarps][32];
     uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, steps = k / kDepth;

@@ -1,5 +1,5 @@
-// What skinny GEMMs by wgmma share (gemm/skinny_wgmma.cu, gemm/skinny_wgmma_fp8.cu): how rows of w are dealt to blocks, the producers, and the
-// epilogues.
+// What skinny GEMMs by wgmma share (gemm/skinny_wgmma.cu, gemm/skinny_wgmma_fp8.cu): how rows of w are dealt to blocks,
+// the producers, and the epilogues.
 #pragma once
 #include "common/hopper.cuh"
 #include "common/math.cuh"
@@ -10,7 +10,6 @@
 using namespace limits::skinny_wgmma;
 
 enum Epilogue { kPlain, kGated, kLogits };
-
 
 struct Shape {
     uint32_t m, n, k;
@@ -28,8 +27,8 @@ struct Shape {
 template <Format F> constexpr uint32_t kBoxColumns = F == Format::kFp8 ? 128 : 64;
 template <Format F> constexpr uint32_t kStep = kBoxes * kBoxColumns<F>;
 
-// Shared memory, 1,024-byte aligned: w [slots][kBoxes][rows rounded up to 8][128 bytes], x [x_slots][kBoxes][N][128 bytes], with FP8
-// the scales of x [x_slots][kBoxes][N], barriers.
+// Shared memory, 1,024-byte aligned: w [slots][kBoxes][rows rounded up to 8][128 bytes], x [x_slots][kBoxes][N][128
+// bytes], with FP8 the scales of x [x_slots][kBoxes][N], barriers.
 template <int N, Format F> struct Rings {
     uint32_t w, x, w_box; // addresses, and bytes of a box of w
     float *x_scales;
@@ -46,7 +45,8 @@ template <int N, Format F> struct Rings {
         // Or the compiler computes them anew in every step, from the arguments.
         asm volatile("" : "+l"(w_full), "+l"(w_empty), "+l"(x_full), "+l"(x_empty));
     }
-    // By all warps, because a warp initialises one at a time. Each warp of a warpgroup gives a slot back; `x_producers` fill one of x.
+    // By all warps, because a warp initialises one at a time. Each warp of a warpgroup gives a slot back; `x_producers`
+    // fill one of x.
     __device__ void init(const Shape &shape, uint32_t warpgroups, uint32_t x_producers = 1) {
         uint32_t of_w = 2 * shape.slots, of_x = 2 * shape.x_slots;
         for (uint32_t i = threadIdx.x / 32; i < of_w + of_x; i += blockDim.x / 32) {

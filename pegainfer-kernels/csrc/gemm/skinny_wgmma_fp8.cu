@@ -1,12 +1,12 @@
 // Skinny GEMM by wgmma, FP8 by FP8: out = x wᵀ for up to 64 rows of x, of split-K 128, every code of w read once.
 //
-// x: [m, k] e4m3, with an f32 scale for each 128 columns of a row; w: [n, k] e4m3, with an f32 scale for each block of 128 x 128:
-// value = code * scale. Activations are rounded first (W8A8): by csrc/gemm/fp8.cu, or, of one row, by four warps of each block, which
-// spares a launch in front (skinny_rounding_*: x is [1, k] bf16). Both give the same codes. out as in csrc/gemm/skinny_wgmma.cu. Hopper (sm_90a); k a
-// multiple of 128. Reference: src/cpu/linear/mod.rs.
+// x: [m, k] e4m3, with an f32 scale for each 128 columns of a row; w: [n, k] e4m3, with an f32 scale for each block of
+// 128 x 128: value = code * scale. Activations are rounded first (W8A8): by csrc/gemm/fp8.cu, or, of one row, by four
+// warps of each block, which spares a launch in front (skinny_rounding_*: x is [1, k] bf16). Both give the same codes.
+// out as in csrc/gemm/skinny_wgmma.cu. Hopper (sm_90a); k a multiple of 128. Reference: src/cpu/linear/mod.rs.
 //
-// Techniques: as csrc/gemm/skinny_wgmma.cu. The tensor cores sum 128 columns in f32 from zero; the sum times both scales is added to
-// the result. Bound by memory (lab/fp8.md).
+// Techniques: as csrc/gemm/skinny_wgmma.cu. The tensor cores sum 128 columns in f32 from zero; the sum times both
+// scales is added to the result. Bound by memory (lab/fp8.md).
 #include "common/fp8_codes.cuh"
 #include "gemm/skinny_wgmma.cuh"
 #include "abi/gemm_skinny_wgmma_fp8.h"
@@ -109,13 +109,14 @@ __device__ void multiply(const Shape &shape, const Share<T, E> &share, const Rin
     }
 }
 
-// Rounds an x of one row to codes and scales in shared memory, by kRounders warps, of which this is number `warp`. Each takes one box of
-// every second step, and has loads for the next ones on their way.
+// Rounds an x of one row to codes and scales in shared memory, by kRounders warps, of which this is number `warp`. Each
+// takes one box of every second step, and has loads for the next ones on their way.
 template <int N, int T, Epilogue E>
 __device__ void round_input(const bf16 *x, const Shape &shape, const Share<T, E> &share, const Rings<N, kFp8> &rings,
                             uint32_t warp) {
     constexpr uint32_t kEvery = kRounders / kBoxes, kLoads = 6;
-    const uint32_t lane = threadIdx.x % 32, box = warp % kBoxes, first = warp / kBoxes, all = shape.passes * share.steps;
+    const uint32_t lane = threadIdx.x % 32, box = warp % kBoxes, first = warp / kBoxes,
+                   all = shape.passes * share.steps;
     auto load = [&](uint32_t step) {
         uint32_t column = share.column + step % share.steps * kStep<kFp8> + box * kBoxColumns<kFp8> + 4 * lane;
         if (step >= all || column >= shape.k) return make_uint2(0, 0);

@@ -14,7 +14,7 @@
 
 using namespace limits::gemm_wgmma;
 
-constexpr uint32_t kBoxBytes = kBox * 128;      // of 64 rows
+constexpr uint32_t kBoxBytes = kBox * 128; // of 64 rows
 // Of a thread after setmaxnreg: 128 * 40 + 256 * 232 of the 65,536 of a multiprocessor.
 constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 
@@ -71,8 +71,9 @@ template <uint32_t Columns> struct Tiles {
 
 // Fetches the steps of all tiles, w in boxes of 64 rows; box i of a tile begins at row `place(tiles, i)`. Weights need
 // not wait for the kernel before.
-template <uint32_t Columns, typename Place> __device__ void
-fetch(const TensorMap &x, const TensorMap &w, Tiles<Columns> tiles, uint32_t columns, GemmShared &shared, Place place) {
+template <uint32_t Columns, typename Place>
+__device__ void fetch(const TensorMap &x, const TensorMap &w, Tiles<Columns> tiles, uint32_t columns,
+                      GemmShared &shared, Place place) {
     auto begin = [&](uint32_t slot, uint32_t k) {
         uint32_t boxes = (tiles.half ? kWeights / 2 : kWeights) / kBox, to = shared_address(shared.w[slot]);
         arrive_expecting(&shared.full[slot], kRows * 128 + boxes * kBoxBytes);
@@ -114,7 +115,7 @@ struct GemmConsumer {
     template <bool First, bool Half> __device__ __forceinline__ void begin() {
         uint64_t a = descriptor(shared_address(shared.x[slot.index]) + warpgroup * (64 * 128), 0, 1024);
         uint64_t b = descriptor(shared_address(shared.w[slot.index]), 0, 1024);
-        auto &d = reinterpret_cast<float(&)[Half ? kWeights / 4 : kWeights / 2]>(acc);
+        auto &d = reinterpret_cast<float (&)[Half ? kWeights / 4 : kWeights / 2]>(acc);
         wait(&shared.full[slot.index], slot.parity);
         wgmma_fence();
         wgmma<First>(d, a, b);

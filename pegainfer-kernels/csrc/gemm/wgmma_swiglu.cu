@@ -13,7 +13,7 @@
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 constexpr uint32_t kColumns = kWeights / 2; // of out, a tile
-constexpr int kParts = kSwigluParts;                   // in which a tile is activated
+constexpr int kParts = kSwigluParts;        // in which a tile is activated
 
 struct Consumer : GemmConsumer {
     const TensorMap &out;
@@ -36,8 +36,7 @@ struct Consumer : GemmConsumer {
         if (part % kPerBox == kPerBox - 1) {
             fence_shared_for_async();
             __syncwarp();
-            if (lane == 0 && row < m && part / kPerBox < boxes)
-                store_box(out, column + part / kPerBox * kBox, row, to);
+            if (lane == 0 && row < m && part / kPerBox < boxes) store_box(out, column + part / kPerBox * kBox, row, to);
         }
     }
 

@@ -46,10 +46,10 @@ template <int M, int D> struct Attention {
     Pair pair;
     Place place;
     KvRing<D, 1, kWarps> ring; // of this warp
-    uint32_t ids, ahead; // the ring's before its first block
-    uint32_t fetched = 0; // blocks of this warp in the layers so far
-    bool fresh, last; // the new token has to be written; the row's last KV block is this block's
-    size_t newest_slab; // of the row's last KV block in the cache
+    uint32_t ids, ahead;       // the ring's before its first block
+    uint32_t fetched = 0;      // blocks of this warp in the layers so far
+    bool fresh, last;          // the new token has to be written; the row's last KV block is this block's
+    size_t newest_slab;        // of the row's last KV block in the cache
     Pairs<D> angles, q_norm, k_norm;
 
     // May run before the predecessor is complete. `barrier`: of this warp.

@@ -2,11 +2,11 @@
 // after the embedding to its value under the final norm.
 //
 // Qwen3's layers: heads of 128, at most 8 heads a KV head, hidden up to 4,096, bf16. Each op and its rounding are those
-// of the separate kernels (csrc/rows/norm.cu, gemm/skinny_wgmma.cu, attention/decode.cuh). Techniques: cooperative persistent blocks; LL
-// flag protocol between them (csrc/layers/ll.cuh); weights streamed across GEMVs and layers by bulk copies
-// (csrc/layers/gemv.cuh); FlashDecoding split-KV (csrc/layers/attention.cuh). Bound by memory: 2.07 ms a step of
-// Qwen3-4B at 1,100 tokens on an H200, where a chain of kernels takes 2.38 and the plain read of its 7.26 GB 1.63
-// (docs/benchmarks/h200-kernels.md). Reference: the ops' (src/cpu/linear, norm.rs, qkv.rs, attention, swiglu.rs).
+// of the separate kernels (csrc/rows/norm.cu, gemm/skinny_wgmma.cu, attention/decode.cuh). Techniques: cooperative
+// persistent blocks; LL flag protocol between them (csrc/layers/ll.cuh); weights streamed across GEMVs and layers by
+// bulk copies (csrc/layers/gemv.cuh); FlashDecoding split-KV (csrc/layers/attention.cuh). Bound by memory: 2.07 ms a
+// step of Qwen3-4B at 1,100 tokens on an H200, where a chain of kernels takes 2.38 and the plain read of its 7.26 GB
+// 1.63 (docs/benchmarks/h200-kernels.md). Reference: the ops' (src/cpu/linear, norm.rs, qkv.rs, attention, swiglu.rs).
 //
 // One block on every multiprocessor, all of them resident. A layer is five exchanges between them: queries, keys and
 // values; attended values; the residual stream; the activated MLP; the residual stream. Each block computes its rows of
@@ -189,8 +189,8 @@ template <int M, int kQuads> __device__ void decode_layers(const Step &step) {
 // Grid: one block a multiprocessor, at most hidden / 2, launched cooperatively; kConsumers + 32 kProducers threads. For
 // M rows of up to WIDTH elements.
 #define DECODE_LAYERS(M, WIDTH)                                                                                        \
-    extern "C" __global__ __launch_bounds__(kConsumers + 32 * kProducers, 1) void decode_layers_##M##_##WIDTH(         \
-        const __grid_constant__ Step step) {                                                                           \
+    extern "C" __global__ __launch_bounds__(kConsumers + 32 * kProducers,                                              \
+                                            1) void decode_layers_##M##_##WIDTH(const __grid_constant__ Step step) {   \
         DECODE_LAYERS_BODY(M, WIDTH)                                                                                   \
     }
 #if __CUDA_ARCH__ >= 900

@@ -66,7 +66,7 @@ struct Producer {
     const WeightRing &ring;
     uint32_t sub;
     RingCursor next, oldest; // the oldest whose copies may be under way
-    uint32_t flying = 0; // stages from it on, at most
+    uint32_t flying = 0;     // stages from it on, at most
 
     __device__ void run(const Gemv &p) {
         constexpr uint32_t kEach = kStageRows / kProducers;

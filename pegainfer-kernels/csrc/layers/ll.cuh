@@ -73,7 +73,8 @@ class PollLimit {
 __device__ __forceinline__ void await_first(const uint64_t *flagged, uint32_t width, uint32_t flag) {
     uint32_t warp = threadIdx.x / 32;
     if (4 * 32 * warp >= width) return;
-    for (PollLimit limit; !has_flag(load_flagged(flagged + 2 * 32 * warp), flag); limit.poll()) {}
+    for (PollLimit limit; !has_flag(load_flagged(flagged + 2 * 32 * warp), flag); limit.poll()) {
+    }
 }
 
 // Loads four values from each of N places, as soon as they have the flag; `at(i)` is null where there is none.

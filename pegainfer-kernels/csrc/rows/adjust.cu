@@ -9,16 +9,15 @@
 
 using namespace limits::adjust;
 
-
 // Rounded operations, never fused: the CPU gets the same bits.
 __device__ __forceinline__ float apply(float logit, float scale, float add) {
     return __fadd_rn(logit > 0.f ? __fdiv_rn(logit, scale) : __fmul_rn(logit, scale), add);
 }
 
-extern "C" __global__ void adjust(float *logits,                        // [rows, vocab]
-                                  const uint32_t *__restrict__ spans,   // [rows, 3]: first edit, end, mask
-                                  const uint32_t *__restrict__ edits,   // [edits, 3]: token, scale, addend
-                                  const uint32_t *__restrict__ masks,   // [masks, words]
+extern "C" __global__ void adjust(float *logits,                      // [rows, vocab]
+                                  const uint32_t *__restrict__ spans, // [rows, 3]: first edit, end, mask
+                                  const uint32_t *__restrict__ edits, // [edits, 3]: token, scale, addend
+                                  const uint32_t *__restrict__ masks, // [masks, words]
                                   uint32_t vocab) {
     const uint32_t *span = spans + kSpanWords * blockIdx.x;
     float *row = logits + size_t(blockIdx.x) * vocab;

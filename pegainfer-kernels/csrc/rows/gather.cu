@@ -7,7 +7,6 @@
 
 using namespace limits::gather;
 
-
 // Row `id` of a table of `rows` rows, 16 bytes a thread at a time. An index outside it stops the kernel with an error.
 __device__ __forceinline__ void copy_row(const bf16 *__restrict__ from, bf16 *__restrict__ to, uint32_t id,
                                          uint32_t rows, uint32_t width) {

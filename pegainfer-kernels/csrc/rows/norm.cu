@@ -2,15 +2,14 @@
 //
 // The result is bf16, or rounded to FP8 (csrc/common/activation.cuh).
 //   residual += x (or the sum of split-K partials);  out = bf16(bf16(residual * rsqrt(mean(residual²) + eps)) * weight)
-// With weights in f32 the result is rounded once: csrc/common/norm_rope.cuh. All GPUs, rows up to 16,384 wide, bf16. Bound by
-// memory at many rows, by latency at few. Reference: src/cpu/norm.rs.
+// With weights in f32 the result is rounded once: csrc/common/norm_rope.cuh. All GPUs, rows up to 16,384 wide, bf16.
+// Bound by memory at many rows, by latency at few. Reference: src/cpu/norm.rs.
 #include "common/activation.cuh"
 #include "common/norm_rope.cuh"
 #include "abi/rows_norm.h"
 #include "limits.h"
 
 using namespace limits::norm;
-
 
 // What is added to the residual stream: nothing, one matrix, or the split-K partials of a GEMM.
 enum Source { kNone, kMatrix, kPartials };
@@ -51,7 +50,8 @@ __device__ __forceinline__ uint4 load_row(const void *x, const bf16 *residual, s
     return row;
 }
 
-// Eight weights. With those in bf16 the normalised value is rounded before the multiplication, with those in f32 it is not.
+// Eight weights. With those in bf16 the normalised value is rounded before the multiplication, with those in f32 it is
+// not.
 template <typename W> struct Weights;
 template <> struct Weights<bf16> {
     uint4 w;
@@ -108,28 +108,28 @@ __device__ void norm(const void *__restrict__ x,   // [rows, hidden] bf16, or [c
 
 // Grid: rows. SUFFIX _f32: weights in f32.
 #define NORMS(SUFFIX, W)                                                                                               \
-    extern "C" __global__ __launch_bounds__(kMaxThreads) void rms_norm##SUFFIX(                                               \
-        const bf16 *x,         /* [rows, hidden] */                                                                    \
-        const W *weight,       /* [hidden] */                                                                          \
-        void *out,             /* [rows, hidden], csrc/common/activation.cuh */                                               \
-        uint32_t padded, uint32_t hidden, float eps) {                                                                                  \
-        norm<kNone>(x, nullptr, weight, {out, padded, hidden}, hidden, eps, 0);                                                          \
+    extern "C" __global__ __launch_bounds__(kMaxThreads) void rms_norm##SUFFIX(                                        \
+        const bf16 *x,   /* [rows, hidden] */                                                                          \
+        const W *weight, /* [hidden] */                                                                                \
+        void *out,       /* [rows, hidden], csrc/common/activation.cuh */                                              \
+        uint32_t padded, uint32_t hidden, float eps) {                                                                 \
+        norm<kNone>(x, nullptr, weight, {out, padded, hidden}, hidden, eps, 0);                                        \
     }                                                                                                                  \
-    extern "C" __global__ __launch_bounds__(kMaxThreads) void add_rms_norm##SUFFIX(                                           \
-        const bf16 *x,         /* [rows, hidden] */                                                                    \
-        bf16 *residual,        /* [rows, hidden], in place */                                                          \
-        const W *weight,       /* [hidden] */                                                                          \
-        void *out,             /* [rows, hidden], csrc/common/activation.cuh */                                               \
-        uint32_t padded, uint32_t hidden, float eps) {                                                                                  \
-        norm<kMatrix>(x, residual, weight, {out, padded, hidden}, hidden, eps, 0);                                                       \
+    extern "C" __global__ __launch_bounds__(kMaxThreads) void add_rms_norm##SUFFIX(                                    \
+        const bf16 *x,   /* [rows, hidden] */                                                                          \
+        bf16 *residual,  /* [rows, hidden], in place */                                                                \
+        const W *weight, /* [hidden] */                                                                                \
+        void *out,       /* [rows, hidden], csrc/common/activation.cuh */                                              \
+        uint32_t padded, uint32_t hidden, float eps) {                                                                 \
+        norm<kMatrix>(x, residual, weight, {out, padded, hidden}, hidden, eps, 0);                                     \
     }                                                                                                                  \
-    extern "C" __global__ __launch_bounds__(kMaxThreads) void add_slices_rms_norm##SUFFIX(                                    \
+    extern "C" __global__ __launch_bounds__(kMaxThreads) void add_slices_rms_norm##SUFFIX(                             \
         const float *partials, /* [count, rows, hidden] */                                                             \
         bf16 *residual,        /* [rows, hidden], in place */                                                          \
         const W *weight,       /* [hidden] */                                                                          \
-        void *out,             /* [rows, hidden], csrc/common/activation.cuh */                                               \
-        uint32_t padded, uint32_t hidden, float eps, uint32_t count) {                                                                  \
-        norm<kPartials>(partials, residual, weight, {out, padded, hidden}, hidden, eps, count);                                          \
+        void *out,             /* [rows, hidden], csrc/common/activation.cuh */                                        \
+        uint32_t padded, uint32_t hidden, float eps, uint32_t count) {                                                 \
+        norm<kPartials>(partials, residual, weight, {out, padded, hidden}, hidden, eps, count);                        \
     }
 NORMS(, bf16)
 NORMS(_f32, float)

@@ -22,10 +22,10 @@ __device__ __forceinline__ void add_one(uint32_t *word, uint32_t shift) {
 }
 
 // A block an update. A token with the top bit is a placeholder: an index into the tokens that the step before drew.
-extern "C" __global__ void count_tokens(uint32_t *counts,                         // [slots, words]
-                                        const uint32_t *__restrict__ updates,     // [gridDim.x, 5]
+extern "C" __global__ void count_tokens(uint32_t *counts,                     // [slots, words]
+                                        const uint32_t *__restrict__ updates, // [gridDim.x, 5]
                                         const uint32_t *__restrict__ tokens,
-                                        const uint32_t *__restrict__ sampled,     // [samples]
+                                        const uint32_t *__restrict__ sampled, // [samples]
                                         uint32_t words, uint32_t vocab, uint32_t samples) {
     const uint32_t *update = updates + kUpdateWords * blockIdx.x;
     uint32_t *row = counts + size_t(update[0]) * words;
@@ -41,10 +41,8 @@ extern "C" __global__ void count_tokens(uint32_t *counts,                       
         }
         if (token >= vocab) __trap();
         uint32_t shift = token % 2 * 16;
-        if (i < update[3])
-            atomicOr(row + token / 2, kInPrompt << shift);
-        else
-            add_one(row + token / 2, shift);
+        if (i < update[3]) atomicOr(row + token / 2, kInPrompt << shift);
+        else add_one(row + token / 2, shift);
     }
 }
 
@@ -57,9 +55,9 @@ __device__ __forceinline__ float penalized(float logit, uint32_t generated, floa
 }
 
 // Blocks in x share a row of logits, rows in y; a thread has the tokens of one vector of counts.
-extern "C" __global__ void penalize(float *logits,                            // [gridDim.y, vocab]
-                                    const uint32_t *__restrict__ counts,      // [slots, words]
-                                    const uint32_t *__restrict__ penalties,   // [gridDim.y, 6]
+extern "C" __global__ void penalize(float *logits,                          // [gridDim.y, vocab]
+                                    const uint32_t *__restrict__ counts,    // [slots, words]
+                                    const uint32_t *__restrict__ penalties, // [gridDim.y, 6]
                                     const uint32_t *__restrict__ drafts, uint32_t vocab, uint32_t words) {
     const uint32_t *penalty = penalties + kPenaltyWords * blockIdx.y;
     uint32_t first = (blockIdx.x * blockDim.x + threadIdx.x) * kCounts;

@@ -107,8 +107,7 @@ template <typename Op> __device__ uint64_t block_reduce(Exchange &shared, uint64
 
 // Each block's reduction of `v`, by rank. `exchanges` counts the exchanges so far: two sets of slots are used
 // alternately.
-template <typename Op>
-__device__ const uint64_t *exchange(Exchange &shared, uint32_t &exchanges, uint64_t v, Op op) {
+template <typename Op> __device__ const uint64_t *exchange(Exchange &shared, uint32_t &exchanges, uint64_t v, Op op) {
     uint64_t *slots = shared.slots[exchanges++ % 2];
     v = block_reduce(shared, v, op);
     if (threadIdx.x < cluster_blocks()) *in_block(slots + block_rank(), threadIdx.x) = v;

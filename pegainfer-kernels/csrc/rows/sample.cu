@@ -71,11 +71,11 @@ __device__ void pick(Exchange &shared, uint32_t &exchanges, const Row &row, cons
     }
 }
 
-extern "C" __global__ __launch_bounds__(kThreads, 2) void sample(
-    const float *__restrict__ logits,   // [rows, vocab]
-    const uint32_t *__restrict__ draws, // [rows, kDrawWords]
-    uint32_t *__restrict__ out,         // [rows]
-    uint32_t vocab) {
+extern "C" __global__ __launch_bounds__(kThreads,
+                                        2) void sample(const float *__restrict__ logits,   // [rows, vocab]
+                                                       const uint32_t *__restrict__ draws, // [rows, kDrawWords]
+                                                       uint32_t *__restrict__ out,         // [rows]
+                                                       uint32_t vocab) {
     __shared__ Exchange slots;
     __shared__ Histogram histogram;
     uint32_t exchanges = 0, index = blockIdx.x / cluster_blocks();

@@ -9,7 +9,6 @@
 
 using namespace limits::write_runs;
 
-
 // Starts when all kernels before it have ended, and does not release its successor early: attention of the step
 // before reads what it writes, and attention of this step may read it before its own wait. A run that is not within its
 // tensors stops the kernel.
