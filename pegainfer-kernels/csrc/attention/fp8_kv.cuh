@@ -34,7 +34,7 @@ __device__ __forceinline__ uint4 widen8_codes(uint2 codes) {
 template <typename T> __device__ __forceinline__ float row_scale(uint4 a, uint4 b, bool inside, uint32_t lanes) {
     if constexpr (sizeof(T) != sizeof(fp8)) return 1.f;
     uint32_t largest = inside ? max(largest_bits(a), largest_bits(b)) : 0;
-    return scale_of(reduce_lanes(largest, lanes, MaxBits()));
+    return amax_over_448(reduce_lanes(largest, lanes, MaxBits()));
 }
 
 // Writes elements 8 vector to 8 vector + 7 of a token to its slab; the one of the row's first vector writes the scale.

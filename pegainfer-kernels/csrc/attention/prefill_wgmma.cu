@@ -67,7 +67,7 @@ struct Softmax {
 };
 
 // A consumer: one warpgroup, 64 rows of each tile.
-template <int D> struct Consumer {
+template <int D> struct AttentionConsumer {
     using Size = Sizes<D>;
     PrefillShared<D> &shared;
     uint32_t consumer;
@@ -204,7 +204,7 @@ __device__ __forceinline__ uint2 transpose_quad(uint2 w, uint32_t quad) {
 
 // Writes o / sum. The lanes of a quad exchange what they hold so that each writes eight neighbouring elements.
 template <int D>
-__device__ void write(Consumer<D> &c, const PrefillBatch &batch, const Tile &tile, uint32_t row0,
+__device__ void write(AttentionConsumer<D> &c, const PrefillBatch &batch, const QueryTile &tile, uint32_t row0,
                       const ActivationOut &out) {
     using Size = Sizes<D>;
     uint32_t group = batch.heads / batch.kv_heads, quad = threadIdx.x % 4;
@@ -225,7 +225,7 @@ __device__ void write(Consumer<D> &c, const PrefillBatch &batch, const Tile &til
 #pragma unroll
                 for (int t = 0; t < 16; ++t)
                     w[t] = pair(16 * block + t), largest = __vmaxu2(largest, w[t] & 0x7fff7fffu);
-                Divisor by(scale_of(reduce_quad(max(largest & 0xffffu, largest >> 16), MaxBits())));
+                Divisor by(amax_over_448(reduce_quad(max(largest & 0xffffu, largest >> 16), MaxBits())));
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     uint2 codes = transpose_quad(make_uint2(by.encode4(make_uint2(w[4 * i], w[4 * i + 1])),
@@ -252,11 +252,11 @@ __device__ void write(Consumer<D> &c, const PrefillBatch &batch, const Tile &til
 template <int D>
 __device__ void consume(PrefillShared<D> &shared, const PrefillBatch &batch, const ActivationOut &out, float scale,
                         uint32_t consumer) {
-    Consumer<D> c = {shared, consumer, scale};
+    AttentionConsumer<D> c = {shared, consumer, scale};
     Ring<2> place;
     uint32_t lane = threadIdx.x % 32, group = batch.heads / batch.kv_heads;
     for (;; c.buffer.next()) {
-        Tile tile = next_tile<D>(shared, place);
+        QueryTile tile = next_tile<D>(shared, place);
         if (tile.rows == 0) break;
         uint32_t first_row = tile.row0 + 64 * consumer,
                  row0 = first_row + threadIdx.x / 32 % 4 * 16 + Accumulator::row(lane, 0);

@@ -54,7 +54,7 @@ __device__ __forceinline__ uint32_t prefill_rows(const PrefillBatch &batch, uint
     return row >= batch.rows || rows <= kDecodeRows ? 0 : rows;
 }
 
-struct Tile {
+struct QueryTile {
     uint32_t rows; // matrix rows of the batch row; 0: there are no more tiles
     uint32_t row0, kv_head, token0, kv_len;
     uint32_t first_block; // of the sequence
@@ -81,7 +81,7 @@ template <int D> struct PrefillShared {
     uint64_t kv_full[Size::kSlots], kv_empty[Size::kSlots];
     uint64_t q_full[Size::kBuffers][kConsumers], q_empty[Size::kBuffers][kConsumers];
     uint64_t tile_full[2], tile_empty[2];
-    Tile tiles[2];
+    QueryTile tiles[2];
 };
 static_assert(sizeof(PrefillShared<64>) <= kShared64 && sizeof(PrefillShared<128>) <= kShared128);
 static_assert(sizeof(PrefillShared<256>) <= kShared256);
@@ -92,7 +92,7 @@ __device__ uint32_t tickets[2];
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 // Tile number `ticket` of the batch, by a whole warp. Tiles are ordered by batch row, then from the last queries, which
 // see most, to the first, then by KV head.
-template <int D, typename B> __device__ Tile find_tile(const B &batch, uint32_t ticket) {
+template <int D, typename B> __device__ QueryTile find_tile(const B &batch, uint32_t ticket) {
     uint32_t lane = threadIdx.x % 32, group = batch.heads / batch.kv_heads, kv_blocks = 0;
     for (uint32_t base = 0; base < batch.rows; base += 32) {
         uint32_t b = min(base + lane, batch.rows - 1), token0 = batch.qo_indptr[b], kv_len = batch.kv_lens[b];
@@ -108,7 +108,7 @@ template <int D, typename B> __device__ Tile find_tile(const B &batch, uint32_t 
         }
         int owner = __ffs(found) - 1;
         ticket -= __shfl_sync(kAll, through - (rows + kRows - 1) / kRows * batch.heads_here(), owner);
-        Tile tile;
+        QueryTile tile;
         tile.rows = __shfl_sync(kAll, rows, owner);
         tile.token0 = __shfl_sync(kAll, token0, owner);
         tile.first_block = batch.first_block(base + owner, __shfl_sync(kAll, blocks_through - own_blocks, owner));
@@ -121,7 +121,7 @@ template <int D, typename B> __device__ Tile find_tile(const B &batch, uint32_t 
         tile.kv_tiles = last / Sizes<D>::kTokens + 1;
         return tile;
     }
-    return Tile{};
+    return QueryTile{};
 }
 
 // What fetches K or V, by a whole warp. The slabs of the next tile are looked up before they are needed.
@@ -132,7 +132,8 @@ template <int D, bool Values> struct Fetcher {
     uint32_t slab; // that lane i copies, of block i of the next tile
 
     // Looks up the slabs of a KV tile. A bad block stops the kernel.
-    template <typename B> __device__ __forceinline__ void look_up(const B &batch, const Tile &tile, uint32_t index) {
+    template <typename B>
+    __device__ __forceinline__ void look_up(const B &batch, const QueryTile &tile, uint32_t index) {
         uint32_t block = index * kBlocks + threadIdx.x % 32 % kBlocks;
         if (block * kBlock >= tile.kv_len) return;
         slab = batch.slab(tile.first_block + block) + (tile.kv_head - batch.first_head());
@@ -140,8 +141,8 @@ template <int D, bool Values> struct Fetcher {
 
     // Copies the KV tile that was looked up, and looks up the one before it.
     template <typename B>
-    __device__ __forceinline__ void fetch(PrefillShared<D> &shared, const bf16 *cache, const B &batch, const Tile &tile,
-                                          uint32_t index) {
+    __device__ __forceinline__ void fetch(PrefillShared<D> &shared, const bf16 *cache, const B &batch,
+                                          const QueryTile &tile, uint32_t index) {
         uint32_t tokens = min(tile.kv_len - index * Size::kTokens, uint32_t(Size::kTokens));
         uint32_t whole = Values ? tokens / kBlock : (tokens + kBlock - 1) / kBlock; // blocks to copy as they are
         uint32_t now = slab;
@@ -191,9 +192,9 @@ template <int D, bool Values> struct Fetcher {
 };
 
 // Waits for the next tile and frees its place.
-template <int D> __device__ __forceinline__ Tile next_tile(PrefillShared<D> &shared, Ring<2> &place) {
+template <int D> __device__ __forceinline__ QueryTile next_tile(PrefillShared<D> &shared, Ring<2> &place) {
     wait(&shared.tile_full[place.index], place.parity);
-    Tile tile = shared.tiles[place.index];
+    QueryTile tile = shared.tiles[place.index];
     __syncwarp();
     if (threadIdx.x % 32 == 0) arrive(&shared.tile_empty[place.index]);
     place.next();
@@ -207,7 +208,7 @@ template <int D, typename B> __device__ void fetch_keys(PrefillShared<D> &shared
     Ring<2> place;
     uint32_t lane = threadIdx.x % 32, ticket = blockIdx.x;
     for (;; place.next()) {
-        Tile tile = find_tile<D>(batch, ticket);
+        QueryTile tile = find_tile<D>(batch, ticket);
         if (tile.rows) fetcher.look_up(batch, tile, tile.kv_tiles - 1);
         wait(&shared.tile_empty[place.index], place.parity ^ 1);
         if (lane == 0) {
@@ -231,7 +232,7 @@ template <int D, typename B> __device__ void fetch_values(PrefillShared<D> &shar
     Fetcher<D, true> fetcher;
     Ring<2> place;
     for (;;) {
-        Tile tile = next_tile<D>(shared, place);
+        QueryTile tile = next_tile<D>(shared, place);
         if (tile.rows == 0) return;
         fetcher.look_up(batch, tile, tile.kv_tiles - 1);
         fetcher.slot.next();
@@ -250,7 +251,7 @@ __device__ void fetch_queries(PrefillShared<D> &shared, const bf16 *q, const Pre
     Ring<Sizes<D>::kBuffers> buffer;
     uint32_t lane = threadIdx.x % 32, group = batch.heads / batch.kv_heads;
     for (;; buffer.next()) {
-        Tile tile = next_tile<D>(shared, place);
+        QueryTile tile = next_tile<D>(shared, place);
         if (tile.rows == 0) return;
         wait(&shared.q_empty[buffer.index][consumer], buffer.parity ^ 1);
         for (uint32_t i = lane; i < 64 * kVectors; i += 32) {

@@ -29,7 +29,7 @@ struct ActivationOut {
             if (inside) *reinterpret_cast<uint4 *>(values(row, column)) = v;
             return;
         }
-        float by = scale_of(reduce_lanes(inside ? largest_bits(v) : 0, 16, MaxBits()));
+        float by = amax_over_448(reduce_lanes(inside ? largest_bits(v) : 0, 16, MaxBits()));
         if (!inside) return;
         *reinterpret_cast<uint2 *>(codes(row, column)) = encode8(v, by);
         if (column % 128 == 0) *scale(row, column) = by;
@@ -41,7 +41,7 @@ struct ActivationOut {
             *reinterpret_cast<uint2 *>(values(row, column)) = v;
             return;
         }
-        float by = scale_of(__reduce_max_sync(kAll, max(magnitude(v.x), magnitude(v.y))));
+        float by = amax_over_448(__reduce_max_sync(kAll, max(magnitude(v.x), magnitude(v.y))));
         *reinterpret_cast<uint32_t *>(codes(row, column)) = encode4(v, by);
         if (column % 128 == 0) *scale(row, column) = by;
     }
@@ -56,7 +56,7 @@ struct ActivationOut {
         uint32_t largest = __reduce_max_sync(kAll, __bfloat16_as_ushort(v) & 0x7fffu);
         if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = largest;
         asm volatile("bar.sync %0, 128;" ::"r"(barrier) : "memory");
-        float by = scale_of(max(max(shared[0], shared[1]), max(shared[2], shared[3])));
+        float by = amax_over_448(max(max(shared[0], shared[1]), max(shared[2], shared[3])));
         *codes(row, column) = uint8_t(encode2(Divisor(by).divide(__bfloat162float(v)), 0.f));
         if (column % 128 == 0) *scale(row, column) = by;
     }

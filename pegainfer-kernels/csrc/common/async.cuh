@@ -74,9 +74,11 @@ __device__ __forceinline__ void barrier_init(uint64_t *barrier, uint32_t arrival
 // After the initialisation, before another thread or the copy engine sees the barriers.
 __device__ __forceinline__ void barriers_ready() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
-__device__ __forceinline__ void arrive(uint64_t *barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+// `barrier`: shared address.
+__device__ __forceinline__ void arrive(uint32_t barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
+__device__ __forceinline__ void arrive(uint64_t *barrier) { arrive(shared_address(barrier)); }
 
 __device__ __forceinline__ void arrive_expecting(uint64_t *barrier, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
@@ -88,18 +90,19 @@ __device__ __forceinline__ void arrive_after_copies(uint64_t *barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
-// Waits for the end of the phase with this parity.
-__device__ __forceinline__ void wait(uint64_t *barrier, uint32_t parity) {
+// Waits for the end of the phase with this parity. `barrier`: shared address.
+__device__ __forceinline__ void wait(uint32_t barrier, uint32_t parity) {
     uint32_t done;
     do {
         asm volatile("{\n.reg .pred p;\n"
                      "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
                      "selp.u32 %0, 1, 0, p;\n}"
                      : "=r"(done)
-                     : "r"(shared_address(barrier)), "r"(parity)
+                     : "r"(barrier), "r"(parity)
                      : "memory");
     } while (!done);
 }
+__device__ __forceinline__ void wait(uint64_t *barrier, uint32_t parity) { wait(shared_address(barrier), parity); }
 
 // Whether the phase with this parity, the present one or the one before it, is over.
 __device__ __forceinline__ bool phase_over(uint64_t *barrier, uint32_t parity) {

@@ -52,6 +52,12 @@ template <typename T> __device__ __forceinline__ const T *written(const T *at) {
     return at;
 }
 
+// A value, such as an address, that the compiler does not compute again and again.
+__device__ __forceinline__ uint32_t keep(uint32_t value) {
+    asm volatile("" : "+r"(value));
+    return value;
+}
+
 // A pair, widened to f32: bf16 is the upper half of f32.
 __device__ __forceinline__ float2 widen(uint32_t pair) {
     return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));

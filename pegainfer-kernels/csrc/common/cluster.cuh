@@ -1,7 +1,7 @@
 // Thread block clusters (compute capability 9.0 and later; PTX ISA, "Cluster"): ranks, barriers, and shared memory of
 // other blocks. Elsewhere a block is a cluster of its own.
 #pragma once
-#include <cstdint>
+#include "common/frag.cuh"
 
 __device__ __forceinline__ uint32_t block_rank() {
     uint32_t rank = 0;
@@ -38,3 +38,18 @@ template <typename T> __device__ __forceinline__ T *in_block(T *shared, uint32_t
     return shared;
 #endif
 }
+
+#if __CUDA_ARCH__ >= 900
+// The halves of `cluster_sync`, for warps whose lanes are all there.
+__device__ __forceinline__ void cluster_arrive() {
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+// Stores a float to the shared memory of another block of the cluster, at this block's address `at`.
+__device__ __forceinline__ void store_to_peer(float *at, uint32_t block, float value) {
+    uint32_t remote;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared_address(at)), "r"(block));
+    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(remote), "f"(value) : "memory");
+}
+#endif

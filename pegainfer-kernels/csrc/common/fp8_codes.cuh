@@ -16,7 +16,7 @@ __device__ __forceinline__ float quotient(float x, float divisor, float inverse)
 }
 
 // The scale of a block whose largest magnitude this is: as a division by 448 rounds it, for all magnitudes of bf16.
-__device__ __forceinline__ float scale_of(uint32_t largest) {
+__device__ __forceinline__ float amax_over_448(uint32_t largest) {
     float x = __uint_as_float(largest << 16);
     if (largest >= 0x7f80u || largest == 0) return largest == 0 ? 1.f : x; // infinity and NaN stay
     if (x < 0x1p-64f) return float(double(x) * (1. / 448.));               // down to subnormal numbers
@@ -43,6 +43,11 @@ __device__ __forceinline__ uint32_t encode2(float low, float high) {
 #else
     return encode1(low) | encode1(high) << 8;
 #endif
+}
+
+// Four codes, the first in the lowest byte.
+__device__ __forceinline__ uint32_t encode4(float a, float b, float c, float d) {
+    return encode2(a, b) | encode2(c, d) << 16;
 }
 
 // Many quotients by one scale, which a power of two brings into the range of `quotient`.

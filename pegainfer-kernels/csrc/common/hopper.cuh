@@ -22,6 +22,11 @@ __device__ __forceinline__ uint64_t descriptor(uint32_t address, uint32_t leadin
            uint64_t(1) << 62;
 }
 
+// Waits for the 128 threads of warpgroup `group`.
+__device__ __forceinline__ void group_sync(uint32_t group) {
+    asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory"); // barrier 0 is that of __syncthreads
+}
+
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 // Waits until at most N committed groups are unfinished.

@@ -25,6 +25,11 @@ __device__ __forceinline__ float times_sigmoid(float x, float z) { return __fdiv
 __device__ __forceinline__ float sigmoid(float z) { return times_sigmoid(1.f, z); }
 __device__ __forceinline__ float silu(float z) { return times_sigmoid(z, z); }
 
+// The same with expf and an exact division, for DeepSeek-V4's streams and experts. experts/wgmma.cu has `silu` instead:
+// its warps wait for their own instructions, and h is rounded to bf16 and to e4m3 after it.
+__device__ __forceinline__ float exact_sigmoid(float z) { return 1.f / (1.f + expf(-z)); }
+__device__ __forceinline__ float exact_silu(float z) { return z / (1.f + expf(-z)); }
+
 // SwiGLU: bf16(silu(gate)) up, of values that were bf16; the caller rounds the result.
 __device__ __forceinline__ float silu_times(float gate, float up) { return round_bf16(silu(gate)) * up; }
 // Of two elements, rounded.

@@ -16,7 +16,7 @@ constexpr uint32_t kNoKey = ~0u;
 
 // Where the keys of tokens are.
 template <typename T> struct Lists {
-    Batch batch;
+    RaggedBatch batch;
     const T *kv;            // [tokens, dim]
     const T *rings;         // [slot_count, ring, dim]
     const T *entries;       // [entry_pages, per_page, dim]; not read if per_page is 0

@@ -9,7 +9,7 @@
 
 constexpr uint32_t kPageTokens = 128; // of a page of compressed entries
 
-struct Batch {
+struct RaggedBatch {
     const uint32_t *indptr;    // [rows + 1]: row b owns tokens indptr[b] to indptr[b + 1] - 1
     const uint32_t *positions; // [tokens], in a row one after another
     const uint32_t *slots;     // [rows]
@@ -30,7 +30,7 @@ struct Sequence {
 // The row of token `t`: that of its number where all rows up to it decode, else by binary search. `slots`: how many
 // there are. What a row that decodes needs is loaded at once, so that these kernels, which are bound by latency, wait
 // once.
-__device__ __forceinline__ Sequence sequence_of(const Batch &batch, uint32_t t, uint32_t slots) {
+__device__ __forceinline__ Sequence sequence_of(const RaggedBatch &batch, uint32_t t, uint32_t slots) {
     const uint32_t own = min(t, batch.rows - 1);
     const uint32_t first = batch.indptr[own], end = batch.indptr[own + 1], slot = batch.slots[own],
                    position = batch.positions[own];
@@ -59,7 +59,7 @@ __device__ __forceinline__ bool is_fresh(const Sequence &s, uint32_t position, u
 }
 
 // Index of compressed entry `i` of a row in a cache of `pages` pages with `per_page` entries each.
-__device__ __forceinline__ size_t entry_of(const Batch &batch, uint32_t row, uint32_t i, uint32_t per_page,
+__device__ __forceinline__ size_t entry_of(const RaggedBatch &batch, uint32_t row, uint32_t i, uint32_t per_page,
                                            uint32_t pages) {
     uint32_t column = i / per_page;
     if (column >= batch.pages) __trap();

@@ -181,7 +181,7 @@ template <typename T> struct Compressor {
 
 // What an op needs of a step for its compressors.
 struct CompressorStep {
-    Batch batch;
+    RaggedBatch batch;
     const float *frequencies;
     uint32_t slots, pairs;
     bool low_precision;
@@ -268,7 +268,8 @@ struct CompressorRings {
 };
 
 // Puts the values and scores of token `t` into the rings. A block calls it. Waits for the kernels before this one.
-__device__ __forceinline__ void keep_token(const CompressorRings &x, const Batch &batch, uint32_t t, uint32_t slots) {
+__device__ __forceinline__ void keep_token(const CompressorRings &x, const RaggedBatch &batch, uint32_t t,
+                                           uint32_t slots) {
     const Sequence s = sequence_of(batch, t, slots);
     wait_for_predecessor();
     // An older token would have its row overwritten by a newer one of this step.

@@ -53,7 +53,7 @@ __device__ void tile_gemm(const bf16 *__restrict__ x, const W *__restrict__ w, c
     };
     auto token = [&](uint32_t t) { return first_token + t < m ? columns + size_t(first_token + t) * stride : nullptr; };
     const bool split = gridDim.z > 1;
-    Sums<TOKENS> sums = {};
+    TileSums<TOKENS> sums = {};
     multiply<F, TOKENS>(sums, weight, x, token, k, planes, plane, Segments{blockIdx.z, split ? 1 : segments, steps});
     const size_t segment = size_t(blockIdx.z) * m * n;
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;

@@ -36,13 +36,13 @@ struct Segments {
 };
 
 // The sums of a warp: rows 16 warp to 16 warp + 15 of the tile, all its tokens.
-template <int TOKENS> using Sums = Accumulator[TOKENS / 8];
+template <int TOKENS> using TileSums = Accumulator[TOKENS / 8];
 
 // The tile's GEMM. `weight(r)` is the `Row` of the tile's row r; `token(t)` points to the row of x of the tile's token
 // t, null for zeros; `x` is an address that may be read. Rows have `k` elements, plane p of x is `plane` elements
 // behind plane p - 1.
 template <Format F, int TOKENS, typename Weight, typename Token>
-__device__ __forceinline__ void multiply(Sums<TOKENS> &total, Weight weight, const bf16 *x, Token token, uint32_t k,
+__device__ __forceinline__ void multiply(TileSums<TOKENS> &total, Weight weight, const bf16 *x, Token token, uint32_t k,
                                          uint32_t planes, uint64_t plane, Segments segments) {
     using Code = Codes<F>;
     constexpr uint32_t kStage = kStageBytes<F, TOKENS>, kChunks = kRowBytes<F> / 16, kXs = kRows * kRowBytes<F>;
@@ -83,7 +83,7 @@ __device__ __forceinline__ void multiply(Sums<TOKENS> &total, Weight weight, con
         copies_commit();
     };
 
-    Sums<TOKENS> acc = {};
+    TileSums<TOKENS> acc = {};
     uint32_t left = segments.steps * planes; // steps of this segment
     for (int s = 0; s < kStages - 1; ++s) start(s);
     for (uint32_t step = 0; step < steps; ++step) {

@@ -112,7 +112,7 @@ extern "C" __global__ __launch_bounds__(kThreads, 3) void hyper_merge_products(
             squares[i] = token[i].merge(staged[buffer].mixing(row));
             if (at < tokens) token[i].store(streams + size_t(first + at) * kStreams * hidden + column, hidden);
         }
-        Sums mixes;
+        MixSums mixes;
 #pragma unroll
         for (uint32_t j = 0; j < kStreams; ++j)
             mixes.add(

@@ -60,10 +60,11 @@ __device__ __forceinline__ float early(const float *at) {
     asm volatile("ld.global.f32 %0, [%1];" : "=f"(v) : "l"(at) : "memory");
     return v;
 }
+constexpr uint32_t kUnlikelyDigest = 0x9e3779b9; // any constant: what follows from it computes nothing
 // Ends the part of a kernel before its wait once `digest` is known: without the branch, which does nothing, ptxas
 // computes what the digest is made of behind the wait.
 __device__ __forceinline__ void settle(uint32_t digest) {
-    if (digest == 0x9e3779b9u) asm volatile("nanosleep.u32 0;");
+    if (digest == kUnlikelyDigest) asm volatile("nanosleep.u32 0;");
 }
 
 // How a block's output goes back to the streams of a token.
@@ -117,7 +118,7 @@ struct Columns {
 
 // The 24 mixing sums of 16 tokens over 16 columns of all streams: `high` of the first summand of the function, `low` of
 // the others.
-struct Sums {
+struct MixSums {
     Accumulator high[kTiles] = {}, low[kTiles] = {};
 
     __device__ __forceinline__ void add(const uint4 &a, const Summands (&function)[kTiles]) {
@@ -150,8 +151,6 @@ __device__ __forceinline__ float reciprocal(float x) {
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
     return out;
 }
-
-__device__ __forceinline__ float exact_sigmoid(float x) { return 1.f / (1.f + expf(-x)); }
 
 // Σ_j c[j] / d[j] + add, with two reciprocals: c0 / d0 + c1 / d1 = (c0 d1 + c1 d0) / (d0 d1).
 struct Divisors {

@@ -43,12 +43,13 @@ template <typename T> struct Scoring {
 
 // Where entry `i` of a token begins; the last one in place of those that it does not see.
 template <typename T>
-__device__ __forceinline__ const T *entry_at(const Scoring<T> &x, const Batch &batch, const Sight &sight, uint32_t i) {
+__device__ __forceinline__ const T *entry_at(const Scoring<T> &x, const RaggedBatch &batch, const Sight &sight,
+                                             uint32_t i) {
     uint32_t per_page = kPageTokens / x.ratio;
     return x.entries + entry_of(batch, sight.sequence.row, min(i, sight.entries - 1), per_page, x.entry_pages) * x.dim;
 }
 
-__device__ void score(const Scoring<bf16> &x, const Batch &batch) {
+__device__ void score(const Scoring<bf16> &x, const RaggedBatch &batch) {
     Sight sight = sight_of(batch, x.own, x.ratio);
     if (sight.entries <= x.k) return; // nothing to choose
     uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = lane / 4, quad = lane % 4;
@@ -88,7 +89,7 @@ __device__ void score(const Scoring<bf16> &x, const Batch &batch) {
     }
 }
 
-__device__ void score(const Scoring<float> &x, const Batch &batch) {
+__device__ void score(const Scoring<float> &x, const RaggedBatch &batch) {
     Sight sight = sight_of(batch, x.own, x.ratio);
     if (sight.entries <= x.k) return; // nothing to choose
     uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -194,14 +195,14 @@ template <uint32_t Own> struct Keys {
 };
 
 // Shared memory of a choice.
-struct Choice {
+struct SelectionShared {
     uint32_t bins[kNearBins], larger[kWarpsOfChoice], equal[kWarpsOfChoice];
     Selection found;
 };
 
 // Finds the key of the last chosen score, and how many scores with that key are chosen.
 template <uint32_t Own>
-__device__ __forceinline__ void select_last(const Keys<Own> &keys, uint32_t k, Choice &shared, uint32_t &last,
+__device__ __forceinline__ void select_last(const Keys<Own> &keys, uint32_t k, SelectionShared &shared, uint32_t &last,
                                             uint32_t &ties) {
     const uint32_t lane = threadIdx.x % 32;
     uint32_t most = 0;
@@ -241,7 +242,7 @@ __device__ __forceinline__ void select_last(const Keys<Own> &keys, uint32_t k, C
 // warp's first score.
 template <uint32_t Own>
 __device__ __forceinline__ void write_chosen(const Keys<Own> &keys, uint32_t last, uint32_t ties, uint32_t first,
-                                             Choice &shared, uint32_t *chosen) {
+                                             SelectionShared &shared, uint32_t *chosen) {
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     uint32_t more = 0, same = 0;
     keys.for_each([&](uint32_t, uint32_t key) { more += key > last, same += key == last; });
@@ -264,9 +265,9 @@ __device__ __forceinline__ void write_chosen(const Keys<Own> &keys, uint32_t las
 
 // The k best of a token's scores.
 template <uint32_t Own>
-__device__ __forceinline__ void choose(const Batch &batch, const float *scores, uint32_t *chosen, uint32_t ratio,
+__device__ __forceinline__ void choose(const RaggedBatch &batch, const float *scores, uint32_t *chosen, uint32_t ratio,
                                        uint32_t k, const OwnTokens &own, uint32_t most) {
-    __shared__ Choice shared;
+    __shared__ SelectionShared shared;
     const uint32_t n = sight_of(batch, own, ratio).entries;
     chosen += size_t(own.first + blockIdx.x) * k, scores += size_t(blockIdx.x) * most;
     if (n <= k) {

@@ -23,7 +23,7 @@ struct Sight {
     uint32_t token, entries;
 };
 
-__device__ __forceinline__ Sight sight_of(const Batch &batch, const OwnTokens &own, uint32_t ratio) {
+__device__ __forceinline__ Sight sight_of(const RaggedBatch &batch, const OwnTokens &own, uint32_t ratio) {
     Sight sight;
     sight.token = own.token(blockIdx.x);
     sight.sequence = sequence_of(batch, sight.token, limits::kv_cache::kNoSlot);

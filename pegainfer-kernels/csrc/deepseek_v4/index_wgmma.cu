@@ -31,7 +31,7 @@ static_assert(sizeof(IndexShared) <= kSharedBytes);
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 // Operands of the scores.
 struct Scoring {
-    Batch batch;
+    RaggedBatch batch;
     const bf16 *entries; // [entry_pages, per_page, dim]
     float *scores;       // [tokens of the launch, most]
     OwnTokens own;

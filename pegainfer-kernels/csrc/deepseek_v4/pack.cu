@@ -12,7 +12,6 @@
 // multiple of four. All GPUs, bound by memory. Reference: src/cpu/deepseek_v4/{kv_quant,experts}.rs,
 // src/cpu/weights.rs.
 #include "deepseek_v4/rounding.cuh"
-#include "common/fp8_codes.cuh"
 #include "common/weight_codes.cuh"
 #include "abi/deepseek_v4_pack.h"
 #include "limits.h"
@@ -110,7 +109,7 @@ __launch_bounds__(kThreads) void pack_swiglu(const bf16 *gate, // [m, width], ro
     for (uint32_t i = 0; i < kVector; ++i) {
         // As gate_up of experts/mma.cu has it.
         float a = fminf(g.v[i], limit), b = fminf(fmaxf(u.v[i], -limit), limit);
-        h.v[i] = round_bf16((a / (1.f + expf(-a))) * b);
+        h.v[i] = round_bf16(exact_silu(a) * b);
     }
     pack_group(h, codes + size_t(at.row) * width + at.column(), scales + size_t(at.group) * m + at.row, at.valid);
     widen_scales(down_scales, nullptr, each, weight_scales);

@@ -11,7 +11,7 @@
 using namespace limits::deepseek_v4;
 
 template <typename T>
-__device__ void write_ring(const T *__restrict__ fresh, T *__restrict__ rings, const Batch &batch, uint32_t slots,
+__device__ void write_ring(const T *__restrict__ fresh, T *__restrict__ rings, const RaggedBatch &batch, uint32_t slots,
                            uint32_t ring, uint32_t width) {
     uint32_t t = blockIdx.x;
     Sequence s = sequence_of(batch, t, slots);

@@ -3,6 +3,7 @@
 //
 // These kernels are the plain first version: one block or warp a row, and no overlap with their neighbours.
 #pragma once
+#include "common/fp8_codes.cuh"
 #include "common/norm_rope.cuh"
 #include <cuda_fp16.h>
 
@@ -96,14 +97,6 @@ template <typename F> __device__ __forceinline__ float quantize(float x, float a
 __host__ __device__ constexpr uint32_t packed_bytes(uint32_t k) { return (k + k / kGroup * 4 + 15) / 16 * 16; }
 
 #if __CUDA_ARCH__ >= 890
-// Four values to e4m3, the first in the lowest byte.
-__device__ __forceinline__ uint32_t to_e4m3(float a, float b, float c, float d) {
-    uint16_t low, high;
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(b), "f"(a));
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(d), "f"(c));
-    return uint32_t(low) | uint32_t(high) << 16;
-}
-
 // Two values rounded to e4m3, saturating: as round_to<E4M3>.
 __device__ __forceinline__ float2 round_e4m3(float a, float b) {
     uint16_t codes;
@@ -124,7 +117,7 @@ __device__ __forceinline__ void pack_group(uint8_t *row, uint32_t k, uint32_t gr
     const uint32_t lane = threadIdx.x % 32;
     const float scale = ceil_power_of_two(amax / E4M3::kMax), inverse = 1.f / scale; // exact
     *reinterpret_cast<uint32_t *>(row + group * kGroup + packed_place(lane)) =
-        to_e4m3(v.x * inverse, v.y * inverse, v.z * inverse, v.w * inverse);
+        encode4(v.x * inverse, v.y * inverse, v.z * inverse, v.w * inverse);
     if (lane == 0) reinterpret_cast<float *>(row + k)[group] = scale;
 }
 
@@ -148,7 +141,7 @@ __device__ __forceinline__ void pack_eight(uint8_t *row, uint32_t k, uint32_t co
 #pragma unroll
     for (uint32_t i = 0; i < 8; i += 4)
         *reinterpret_cast<uint32_t *>(group + packed_place((column + i) % kGroup / 4)) =
-            to_e4m3(v[i] * inverse, v[i + 1] * inverse, v[i + 2] * inverse, v[i + 3] * inverse);
+            encode4(v[i] * inverse, v[i + 1] * inverse, v[i + 2] * inverse, v[i + 3] * inverse);
     if (column % kGroup == 0) reinterpret_cast<float *>(row + k)[column / kGroup] = scale;
 }
 #endif

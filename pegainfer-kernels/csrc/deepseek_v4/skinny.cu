@@ -33,7 +33,7 @@ __device__ __forceinline__ Matrix bf16_matrix(const bf16 *w, void *out, uint32_t
 // puts into shared memory: tile blockIdx.y of the tokens or, with Loops, each gridDim.y-th one from there on.
 template <Format F, int N, bool Split, bool Loops, typename Fill>
 __device__ __forceinline__ void gemm_tiles(const Matrix &w, uint32_t first_row, uint32_t m, uint32_t k,
-                                           const Share &share, Fill fill) {
+                                           const ClusterShare &share, Fill fill) {
     extern __shared__ __align__(1024) uint8_t shared[];
     constexpr uint32_t kTokens = Split ? N / 2 : N;
     const uint32_t row = first_row + share.row();
@@ -64,7 +64,7 @@ __device__ __forceinline__ void gemm_tiles(const Matrix &w, uint32_t first_row, 
 template <int N>
 __device__ void gemm_exact(const bf16 *x, const Matrix &w, uint32_t m, uint32_t k, uint32_t stride, uint32_t group_rows,
                            uint32_t splits) {
-    const Share share(k, splits);
+    const ClusterShare share(k, splits);
     release_successor();
     share.begin();
     const uint32_t first_row = share.first_tile * kTileRows;
@@ -92,7 +92,7 @@ template <int N, bool Split> struct PackedRows {
 template <int N, bool Split>
 __device__ void gemm_packed(const uint8_t *x, const Matrix &w, uint32_t m, uint32_t k, uint32_t group_rows,
                             uint32_t splits) {
-    const Share share(k, splits);
+    const ClusterShare share(k, splits);
     release_successor();
     share.begin();
     const uint32_t first_row = share.first_tile * kTileRows;
@@ -107,7 +107,7 @@ __device__ void gemm_packed(const uint8_t *x, const Matrix &w, uint32_t m, uint3
 template <int N>
 __device__ void project(const bf16 *exact, const uint8_t *packed, const Matrix (&low)[2], const Matrix (&high)[5],
                         uint32_t m, uint32_t k, uint32_t splits) {
-    const Share share(k, splits);
+    const ClusterShare share(k, splits);
     release_successor();
     share.begin();
     uint32_t tile = share.first_tile;

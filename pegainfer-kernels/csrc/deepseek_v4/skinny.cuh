@@ -17,6 +17,7 @@
 // weight's shape alone, so that a row's bits do not depend on the other rows of the step.
 #pragma once
 #include "deepseek_v4/rounding.cuh"
+#include "common/cluster.cuh"
 #include "common/hopper.cuh"
 #include "common/weight_codes.cuh"
 #include <cuda_fp16.h>
@@ -124,7 +125,7 @@ __device__ __forceinline__ float2 from_e4m3(uint32_t codes) {
 }
 
 // The scale of the 128 values of a warp, a power of two; `largest`: the largest magnitude of this lane.
-__device__ __forceinline__ float scale_of(float largest) {
+__device__ __forceinline__ float warp_power_of_two(float largest) {
     const uint32_t bits = __reduce_max_sync(kAll, __float_as_uint(largest));
     return ceil_power_of_two(fmaxf(__uint_as_float(bits), kLeastAmax) / E4M3::kMax);
 }
@@ -159,9 +160,10 @@ __device__ __forceinline__ void put_token(uint8_t *tokens, float *scales, uint32
                 if (lane == 0) scales[row] = 0.f;
                 continue;
             }
-            const float scale = scale_of(fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])), fmaxf(fabsf(v[2]), fabsf(v[3]))));
+            const float scale =
+                warp_power_of_two(fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])), fmaxf(fabsf(v[2]), fabsf(v[3]))));
             const float inverse = 1.f / scale; // exact
-            const uint32_t codes = to_e4m3(v[0] * inverse, v[1] * inverse, v[2] * inverse, v[3] * inverse);
+            const uint32_t codes = encode4(v[0] * inverse, v[1] * inverse, v[2] * inverse, v[3] * inverse);
             *reinterpret_cast<uint32_t *>(tokens + swizzled(row, at)) = codes;
             if (lane == 0) scales[row] = scale;
             if (Split && part == 0) {
@@ -178,11 +180,13 @@ __device__ __forceinline__ void put_token(uint8_t *tokens, float *scales, uint32
 // ---- the GEMM of a warpgroup
 
 template <int N>
-using Sums = float[N / 2]; // a wgmma accumulator: tokens 8 j + 2 q and the next of the low row, then of the high one
+using WgmmaSums =
+    float[N / 2]; // a wgmma accumulator: tokens 8 j + 2 q and the next of the low row, then of the high one
 
 // Adds a step to `total`. `b`: descriptor of its tokens; `scales`: of the tokens.
 template <Format F, int N>
-__device__ __forceinline__ void add_step(Sums<N> &total, const Operand<F> &operand, uint64_t b, const float *scales) {
+__device__ __forceinline__ void add_step(WgmmaSums<N> &total, const Operand<F> &operand, uint64_t b,
+                                         const float *scales) {
     wgmma_fence();
     if constexpr (F == Format::kBf16) {
 #pragma unroll
@@ -190,7 +194,7 @@ __device__ __forceinline__ void add_step(Sums<N> &total, const Operand<F> &opera
         wgmma_commit();
         wgmma_wait<0>();
     } else {
-        Sums<N> sums;
+        WgmmaSums<N> sums;
         fp8<true>(sums, operand.a, b);
 #pragma unroll
         for (int s = 1; s < 4; ++s) fp8<false>(sums, operand.a + 4 * s, b + 2 * s);
@@ -213,7 +217,7 @@ __device__ __forceinline__ void add_step(Sums<N> &total, const Operand<F> &opera
 // under way when it needs one of them, so that a load a step would be waited for in each step. `tokens`, `scales`: of
 // the first step.
 template <Format F, int N, int AHEAD>
-__device__ __forceinline__ void multiply(Sums<N> &total, Stored<F> (&stored)[AHEAD], const Weight &weight,
+__device__ __forceinline__ void multiply(WgmmaSums<N> &total, Stored<F> (&stored)[AHEAD], const Weight &weight,
                                          uint32_t first, uint32_t count, const uint8_t *tokens, const float *scales) {
     uint64_t b = descriptor(shared_address(tokens), 0, 1024);
     for (uint32_t base = 0; base < count; base += AHEAD) {
@@ -232,7 +236,7 @@ __device__ __forceinline__ void multiply(Sums<N> &total, Stored<F> (&stored)[AHE
 // ---- sums over the segments
 
 // Writes a warpgroup's sums of one segment to shared memory: [N, 64], the rows of a token side by side.
-template <int N> __device__ __forceinline__ void put_sums(float *segment, const Sums<N> &sums) {
+template <int N> __device__ __forceinline__ void put_sums(float *segment, const WgmmaSums<N> &sums) {
     const uint32_t lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane / 4;
 #pragma unroll
     for (int i = 0; i < N / 8; ++i)
@@ -241,30 +245,9 @@ template <int N> __device__ __forceinline__ void put_sums(float *segment, const 
             segment[(8 * i + lane % 4 * 2 + j % 2) * kTileRows + row + j / 2 * 8] = sums[4 * i + j];
 }
 
-__device__ __forceinline__ uint32_t cluster_blocks() {
-    uint32_t n;
-    asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(n));
-    return n;
-}
-__device__ __forceinline__ uint32_t cluster_rank() {
-    uint32_t n;
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(n));
-    return n;
-}
-// Stores a float to the shared memory of another block of the cluster, at this block's address `at`.
-__device__ __forceinline__ void store_to_peer(float *at, uint32_t block, float value) {
-    uint32_t remote;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared_address(at)), "r"(block));
-    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(remote), "f"(value) : "memory");
-}
-__device__ __forceinline__ void cluster_arrive() {
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-
 // What a block works on: `tiles` tiles of 64 rows, each by `splits` warpgroups with a segment of k each, of which the
 // blocks of the cluster have `splits` each.
-struct Share {
+struct ClusterShare {
     uint32_t blocks, rank;        // of the cluster
     uint32_t splits, tile, split; // segments of the block; tile and segment of this warpgroup among those of the block
     uint32_t first_tile;          // of the block
@@ -272,10 +255,10 @@ struct Share {
     uint32_t block_most;               // steps of the block that has the most
     uint32_t first, count;             // steps of this warpgroup among those of the block
 
-    __device__ __forceinline__ Share(uint32_t k, uint32_t splits) : splits(splits) {
+    __device__ __forceinline__ ClusterShare(uint32_t k, uint32_t splits) : splits(splits) {
         const uint32_t warpgroup =
             __shfl_sync(kAll, threadIdx.x / 128, 0); // the compiler then knows that it is the warp's
-        blocks = cluster_blocks(), rank = cluster_rank();
+        blocks = cluster_blocks(), rank = block_rank();
         tile = warpgroup / splits, split = warpgroup % splits;
         first_tile = blockIdx.x / blocks * (blockDim.x / 128 / splits);
         const uint32_t all = k / kDepth, each = (all + blocks * splits - 1) / (blocks * splits);
@@ -303,7 +286,7 @@ template <Format F, int N> struct Memory {
     float
         *parts; // [blocks, elements / blocks]: sums of each block of the cluster, of this block's part of the elements
 
-    __device__ __forceinline__ Memory(uint8_t *shared, const Share &share) {
+    __device__ __forceinline__ Memory(uint8_t *shared, const ClusterShare &share) {
         tokens = shared, scales = reinterpret_cast<float *>(shared + share.block_most * kTokenBytes<F, N>);
         segments = scales + share.block_most * N, parts = segments + blockDim.x / 128 * (N * kTileRows);
     }
@@ -312,7 +295,7 @@ template <Format F, int N> struct Memory {
 // Fills the block's steps of the tile's tokens from bf16 values. `token(t)`: where the row of token t begins, null for
 // zeros.
 template <Format F, int N, bool Split, typename Token>
-__device__ __forceinline__ void put_tokens(const Memory<F, N> &memory, const Share &share, Token token) {
+__device__ __forceinline__ void put_tokens(const Memory<F, N> &memory, const ClusterShare &share, Token token) {
     constexpr uint32_t kTokens = Split ? N / 2 : N, kAtOnce = 4;
     const uint32_t warps = blockDim.x / 32;
     for (uint32_t step = threadIdx.x / 32; step < share.block_steps; step += warps) {
@@ -340,8 +323,8 @@ __device__ __forceinline__ void put_tokens(const Memory<F, N> &memory, const Sha
 // Copies the block's steps of the tile's tokens from packed rows of `k` columns (deepseek_v4/rounding.cuh). `token(t)`:
 // as above.
 template <int N, typename Token>
-__device__ __forceinline__ void copy_tokens(const Memory<Format::kFp8, N> &memory, const Share &share, uint32_t k,
-                                            Token token) {
+__device__ __forceinline__ void copy_tokens(const Memory<Format::kFp8, N> &memory, const ClusterShare &share,
+                                            uint32_t k, Token token) {
     constexpr uint32_t kVectors = kDepth / 16; // of a step
     for (uint32_t i = threadIdx.x; i < N * share.block_steps * kVectors; i += blockDim.x) {
         const uint32_t t = i / kVectors % N, step = i / (kVectors * N), vector = i % kVectors;
@@ -364,7 +347,7 @@ __device__ __forceinline__ void copy_tokens(const Memory<Format::kFp8, N> &memor
 template <Format F, int N, bool Split> struct Result {
     static constexpr uint32_t kElements = (Split ? N / 2 : N) * kTileRows; // of a tile
     const Memory<F, N> &memory;
-    const Share &share;
+    const ClusterShare &share;
 
     // Elements of a part, the first of this block's, and the first behind it.
     __device__ __forceinline__ uint32_t part() const { return share.tiles() * kElements / share.blocks; }
@@ -406,9 +389,9 @@ template <Format F, int N, bool Split> struct Result {
 
 // Multiplies the block's share and adds up all segments.
 template <Format F, int N, bool Split, int AHEAD>
-__device__ __forceinline__ Result<F, N, Split> multiply_share(const Memory<F, N> &memory, const Share &share,
+__device__ __forceinline__ Result<F, N, Split> multiply_share(const Memory<F, N> &memory, const ClusterShare &share,
                                                               Stored<F> (&stored)[AHEAD], const Weight &weight) {
-    Sums<N> total;
+    WgmmaSums<N> total;
 #pragma unroll
     for (int i = 0; i < N / 2; ++i) total[i] = 0.f;
     multiply<F, N, AHEAD>(total, stored, weight, share.block_first + share.first, share.count,
@@ -424,7 +407,7 @@ __device__ __forceinline__ Result<F, N, Split> multiply_share(const Memory<F, N>
 // columns on: a thread has a row.
 template <Format F>
 __device__ __forceinline__ void prefetch(const uint8_t *codes, uint32_t first_row, uint32_t n, uint32_t k,
-                                         const Share &share) {
+                                         const ClusterShare &share) {
     constexpr uint32_t kStepBytes = kDepth / Codes<F>::kValues * 16;
     if (threadIdx.x >= kTileRows || first_row + threadIdx.x >= n || share.block_steps == 0) return;
     const uint8_t *at = codes + (size_t(first_row + threadIdx.x) * (k / kDepth) + share.block_first) * kStepBytes;
@@ -434,7 +417,8 @@ __device__ __forceinline__ void prefetch(const uint8_t *codes, uint32_t first_ro
 
 // Starts the loads of the weights of the warpgroup's first steps.
 template <Format F, int AHEAD>
-__device__ __forceinline__ void read_ahead(Stored<F> (&stored)[AHEAD], const Weight &weight, const Share &share) {
+__device__ __forceinline__ void read_ahead(Stored<F> (&stored)[AHEAD], const Weight &weight,
+                                           const ClusterShare &share) {
 #pragma unroll
     for (int i = 0; i < AHEAD; ++i)
         if (i < share.count) stored[i].read(weight, share.block_first + share.first + i);

@@ -141,7 +141,7 @@ extern "C" __global__ __launch_bounds__(kRowThreads) void hyper_mix_f32(const fl
         float c[kStreams][kStreams];
 #pragma unroll
         for (uint32_t j = 0; j < kStreams; ++j) {
-            input[j] = 1.f / (1.f + expf(-(m[j] * scale[0] + base[j]))) + eps;
+            input[j] = exact_sigmoid(m[j] * scale[0] + base[j]) + eps;
             float out = m[kStreams + j] * scale[1] + base[kStreams + j];
             post[blockIdx.x * kStreams + j] = 2.f / (1.f + expf(-out));
 #pragma unroll

@@ -118,10 +118,10 @@ __device__ __forceinline__ void run_output(ScanShared<true> &s, const ScanOperan
 // Registers go from the producer warpgroup to the consumers: 128 * 56 + 256 * 224 of the 65,536 of a multiprocessor.
 constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
 
-template <bool Hopper, bool Consumer> __device__ __forceinline__ void set_registers() {
+template <bool Hopper, bool IsConsumer> __device__ __forceinline__ void set_registers() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    if constexpr (Hopper && Consumer) registers_raise<kConsumerRegisters>();
-    if constexpr (Hopper && !Consumer) registers_lower<kProducerRegisters>();
+    if constexpr (Hopper && IsConsumer) registers_raise<kConsumerRegisters>();
+    if constexpr (Hopper && !IsConsumer) registers_lower<kProducerRegisters>();
 #endif
 }
 

@@ -83,7 +83,7 @@ __device__ void gate_up_tile(const bf16 *__restrict__ x, const W *__restrict__ g
         if (t >= tile.count) return nullptr;
         return x + size_t(pair_at(pairs, tile.first + t) / experts_of_token) * k;
     };
-    Sums<TOKENS> sums = {};
+    TileSums<TOKENS> sums = {};
     multiply<F, TOKENS>(sums, weight, x, token, k, planes, plane, Segments{0, 1, (k + kDepth - 1) / kDepth});
     auto round = [&](float v) { return to_f32 ? v : round_bf16(v); };
     const uint32_t lane = threadIdx.x % 32, column = first_column + threadIdx.x / 32 * 8 + lane / 4;
@@ -95,7 +95,7 @@ __device__ void gate_up_tile(const bf16 *__restrict__ x, const W *__restrict__ g
             if (column >= width || at >= tile.count) continue;
             uint32_t pair = pair_at(pairs, tile.first + at);
             float g = fminf(round(sums[t][i]), limit), u = fminf(fmaxf(round(sums[t][i + 2]), -limit), limit);
-            float h = (weights ? weights[pair] : 1.f) * (g / (1.f + expf(-g))) * u;
+            float h = (weights ? weights[pair] : 1.f) * exact_silu(g) * u;
             size_t to = size_t(pair) * width + column;
             if (to_f32) static_cast<float *>(out)[to] = h;
             else put(static_cast<bf16 *>(out) + to, h);
@@ -121,7 +121,7 @@ __device__ void down_tile(const bf16 *__restrict__ h, const W *__restrict__ w, c
                    first_row + r < hidden ? tile.expert * hidden + first_row + r : kNoRow};
     };
     auto token = [&](uint32_t t) { return t < tile.count ? h + size_t(pair_at(pairs, tile.first + t)) * k : nullptr; };
-    Sums<TOKENS> sums = {};
+    TileSums<TOKENS> sums = {};
     multiply<F, TOKENS>(sums, weight, h, token, k, planes, plane, Segments{0, 1, (k + kDepth - 1) / kDepth});
     const uint32_t lane = threadIdx.x % 32;
 #pragma unroll

@@ -38,7 +38,7 @@ __device__ __forceinline__ void list_own(const Tiles &tiles, uint32_t tile, OwnP
 // Copies `steps` steps of the packed rows of the warpgroup's pairs, from step `first` on, in the order of format F.
 // What tokens have that are not there does not matter: nobody reads their sums.
 template <Format F>
-__device__ __forceinline__ void copy_packed(const Tokens &tokens, const OwnPairs &own, const Choice &c,
+__device__ __forceinline__ void copy_packed(const Tokens &tokens, const OwnPairs &own, const ChosenExperts &c,
                                             const uint8_t *x, uint32_t k, uint32_t first, uint32_t steps) {
     const uint32_t all = c.tokens * c.k, s = threadIdx.x % 4,
                    t = threadIdx.x / 4 % kPairs; // vectors 2 s and 2 s + 1 of token t
@@ -71,9 +71,9 @@ __device__ __forceinline__ void copy_packed(const Tokens &tokens, const OwnPairs
 __device__ __forceinline__ void put_moved(uint8_t *tokens, float *scales, uint32_t t, uint2 pairs) {
     const uint32_t lane = threadIdx.x % 32;
     const float2 a = widen(pairs.x), b = widen(pairs.y);
-    const float scale = scale_of(fmaxf(fmaxf(fabsf(a.x), fabsf(a.y)), fmaxf(fabsf(b.x), fabsf(b.y)))),
+    const float scale = warp_power_of_two(fmaxf(fmaxf(fabsf(a.x), fabsf(a.y)), fmaxf(fabsf(b.x), fabsf(b.y)))),
                 inverse = 1.f / scale; // exact
-    const uint32_t codes = to_e4m3(a.x * inverse, a.y * inverse, b.x * inverse, b.y * inverse);
+    const uint32_t codes = encode4(a.x * inverse, a.y * inverse, b.x * inverse, b.y * inverse);
 #pragma unroll
     for (uint32_t h = 0; h < 2; ++h) {
         const uint32_t at = lane % 8 / 2 * 4 + lane % 2 * 2; // of vector 2 s + h, where s is lane / 8
@@ -85,7 +85,7 @@ __device__ __forceinline__ void put_moved(uint8_t *tokens, float *scales, uint32
 
 __device__ __forceinline__ float swiglu(float gate, float up, float weight, float limit) {
     const float g = fminf(round_bf16(gate), limit), u = fminf(fmaxf(round_bf16(up), -limit), limit);
-    return weight * (g / (1.f + expf(-g))) * u;
+    return weight * exact_silu(g) * u;
 }
 
 // A format as a value.
@@ -94,7 +94,7 @@ template <Format F> struct Of {
 };
 
 // What the threads of a block share: lists, and the barriers of the rings.
-struct Shared {
+struct SharedLists {
     Lists lists;
     OwnPairs own[kGroups];
     uint64_t barriers[kGroups][2][kStages];
@@ -119,10 +119,10 @@ __device__ __forceinline__ uint32_t group_of() {
     return threadIdx.x < kConsumers ? threadIdx.x / 128 : (threadIdx.x - kConsumers) / 32;
 }
 
-__device__ __forceinline__ void gate_up(const Choice &choice, const uint8_t *x, const Source (&gate)[2],
+__device__ __forceinline__ void gate_up(const ChosenExperts &choice, const uint8_t *x, const Source (&gate)[2],
                                         const Source (&up)[2], const float *weights, bf16 *h, uint32_t width,
                                         uint32_t k, float limit) {
-    __shared__ Shared s;
+    __shared__ SharedLists s;
     extern __shared__ __align__(1024) uint8_t memory[];
     constexpr uint32_t kColumns = kTileRows / 2; // of h of a unit
     s.init();
@@ -172,7 +172,7 @@ __device__ __forceinline__ void gate_up(const Choice &choice, const uint8_t *x, 
         is_first = false;
     };
     uint32_t buffer = 0;
-    auto store = [&](uint32_t row_tile, const Sums<kPairs> &total) {
+    auto store = [&](uint32_t row_tile, const WgmmaSums<kPairs> &total) {
         float *of_unit = sums + buffer * kGroups * kTileSums;
         put_sums<kPairs>(of_unit + group * kTileSums, total);
         consumers_sync(); // also: all have read the sums of the unit before the last
@@ -200,9 +200,9 @@ __device__ __forceinline__ void gate_up(const Choice &choice, const uint8_t *x, 
         store);
 }
 
-__device__ __forceinline__ void down(const Choice &choice, const bf16 *h, const Source (&w2)[2], bf16 *y,
+__device__ __forceinline__ void down(const ChosenExperts &choice, const bf16 *h, const Source (&w2)[2], bf16 *y,
                                      uint32_t hidden, uint32_t k) {
-    __shared__ Shared s;
+    __shared__ SharedLists s;
     extern __shared__ __align__(1024) uint8_t memory[];
     release_successor();
     s.init();
@@ -262,7 +262,7 @@ __device__ __forceinline__ void down(const Choice &choice, const bf16 *h, const 
         fence_shared_for_async();
         group_sync(group);
     };
-    auto store = [&](uint32_t row_tile, const Sums<kPairs> &total) {
+    auto store = [&](uint32_t row_tile, const WgmmaSums<kPairs> &total) {
 #pragma unroll
         for (uint32_t i = 0; i < 4; ++i) {
             const uint32_t t = threadIdx.x % 4 * 2 + i % 2, at = row_tile * kTileRows + row + i / 2 * 8;

@@ -28,7 +28,7 @@ static_assert(kStageBytes == kTileRows * kRowBytes, "bytes of a stage");
 constexpr uint32_t kRings = kGroups * kStages * (kStageBytes + kTileRows * 4); // bytes of weights in shared memory
 
 // The experts of this rank, and those that the tokens have chosen.
-struct Choice {
+struct ChosenExperts {
     const uint32_t *chosen, *tiles, *pairs; // [tokens * k]; the lists of group_pairs, or null
     uint32_t tokens, k;                     // k: experts of a token
     uint32_t first, experts, shared;        // routed experts of this rank; whether it has the shared expert
@@ -49,17 +49,14 @@ struct OwnPairs {
 
 __device__ __forceinline__ uint32_t thread_of_group() { return threadIdx.x % 128; }
 
-// Waits for the threads of a warpgroup, and for all threads that multiply.
-__device__ __forceinline__ void group_sync(uint32_t group) {
-    asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
-}
+// Waits for all threads that multiply.
 __device__ __forceinline__ void consumers_sync() {
     asm volatile("bar.sync %0, %1;" ::"n"(kGroups + 1), "n"(128 * kGroups) : "memory");
 }
 
 // The tiles of pairs: those of routed experts, then those of the shared one.
 struct Tiles {
-    const Choice &c;
+    const ChosenExperts &c;
     const Lists &lists;
     uint32_t routed; // their number
 
@@ -97,7 +94,7 @@ struct Tiles {
 
 // The number of tiles of pairs of routed experts. Without the lists of group_pairs it fills `lists`: each kPairs-th
 // pair of an expert leads a tile. All threads of a block call it.
-__device__ uint32_t list_tiles(const Choice &c, Lists &lists) {
+__device__ uint32_t list_tiles(const ChosenExperts &c, Lists &lists) {
     if (c.tiles) return __ldcg(c.tiles);
     const uint32_t all = c.tokens * c.k, pair = threadIdx.x, warp = pair / 32;
     if (pair < kUnlisted)
@@ -215,12 +212,6 @@ struct Tokens {
 };
 constexpr uint32_t kStepBytes = kTokenBytes<Format::kFp8, kPairs>;
 
-// A value, such as an address, that the compiler does not compute again and again.
-__device__ __forceinline__ uint32_t keep(uint32_t value) {
-    asm volatile("" : "+r"(value));
-    return value;
-}
-
 // The barriers of a ring, by shared addresses that are computed once.
 struct RingBarriers {
     uint32_t full, empty;
@@ -230,20 +221,10 @@ struct RingBarriers {
 
     // Waits until the stage at `place` is full.
     __device__ __forceinline__ void wait_full(const Place &place) const {
-        uint32_t done;
-        do {
-            asm volatile("{\n.reg .pred p;\n"
-                         "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-                         "selp.u32 %0, 1, 0, p;\n}"
-                         : "=r"(done)
-                         : "r"(full + place.index * 8), "r"(place.parity)
-                         : "memory");
-        } while (!done);
+        wait(full + place.index * sizeof(uint64_t), place.parity);
     }
     // Frees the stage.
-    __device__ __forceinline__ void free(const Place &place) const {
-        asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(empty + place.index * 8) : "memory");
-    }
+    __device__ __forceinline__ void free(const Place &place) const { arrive(empty + place.index * sizeof(uint64_t)); }
 };
 
 // A lane's words of a step of its two rows, in FP4: eight codes for each wgmma, and the four scales.
@@ -309,7 +290,7 @@ __device__ __forceinline__ void multiply_fp4(const WeightRing &ring, Place &plac
     for (uint32_t unit = units.first; unit < units.last; unit += units.stride) {
         if (unit / row_tiles != tile) tile = unit / row_tiles, fill(tile);
         if (unit == units.first && units.steps > 0) words = read();
-        Sums<kPairs> total = {};
+        WgmmaSums<kPairs> total = {};
         uint32_t b = uint32_t(first_b); // the upper half is the same for all steps
         uint32_t token_scales = shared_address(tokens.scales + threadIdx.x % 4 * 2);
         for (uint32_t step = 0; step < units.steps; ++step, b += kStepBytes / 16, token_scales += kPairs * 4) {
@@ -324,7 +305,7 @@ __device__ __forceinline__ void multiply_fp4(const WeightRing &ring, Place &plac
             __syncwarp(); // all lanes have read the stage
             if (threadIdx.x % 32 == 0) barriers.free(place);
             place.next();
-            Sums<kPairs> sums[4];
+            WgmmaSums<kPairs> sums[4];
             // Nothing of this is computed between the wgmmas: the compiler would wait for each of them.
 #pragma unroll
             for (int i = 0; i < 16; ++i) asm volatile("" : "+r"(a[i]));
@@ -373,7 +354,7 @@ __device__ __forceinline__ void multiply_fp8(const WeightRing &ring, Place &plac
     uint32_t tile = kNone;
     for (uint32_t unit = units.first; unit < units.last; unit += units.stride) {
         if (unit / row_tiles != tile) tile = unit / row_tiles, fill(tile);
-        Sums<kPairs> total = {};
+        WgmmaSums<kPairs> total = {};
         uint64_t b = descriptor(shared_address(tokens.codes), 0, 1024);
         for (uint32_t step = 0; step < units.steps; ++step, b += kStepBytes / 16) {
             const uint2 of_rows = scales(unit, units.first_step + step);

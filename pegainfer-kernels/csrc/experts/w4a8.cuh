@@ -22,10 +22,11 @@
 #include "common/hopper.cuh"
 
 namespace w4a8 {
-constexpr uint32_t kStep = 128;    // columns of a step
-constexpr uint32_t kScaled = 32;   // columns that share a weight's scale
-constexpr uint32_t kRowBytes = 64; // bytes of a weight's row in a step
-constexpr uint32_t kTable = 256;   // entries: one for each ref - s
+constexpr uint32_t kStep = 128;     // columns of a step
+constexpr uint32_t kScaled = 32;    // columns that share a weight's scale
+constexpr uint32_t kRowBytes = 64;  // bytes of a weight's row in a step
+constexpr uint32_t kTable = 256;    // entries: one for each ref - s
+constexpr uint32_t kZeroFrom = 100; // of ref - s: all magnitudes are 0 in e4m3, and 2^(6 - (ref - s)) is still normal
 
 // Where the four neighbouring columns 4 word to 4 word + 3 of a step lie among the words of a token's 128 bytes: a
 // thread's columns 32 q + 8 s + 4 h + i are element i of register (q, h) of the step's wgmma s.
@@ -35,7 +36,7 @@ __device__ __forceinline__ uint32_t permuted(uint32_t word) { return word % 8 / 
 // it.
 __device__ __forceinline__ void fill_table(uint2 *table, uint32_t thread, uint32_t threads) {
     for (uint32_t i = thread; i < kTable; i += threads) {
-        float unit = i < 100 ? __uint_as_float((127 + 6 - i) << 23) : 0.f;
+        float unit = i < kZeroFrom ? __uint_as_float((127 + 6 - i) << 23) : 0.f;
         table[i] = make_uint2(encode2(0.f, .5f * unit) | encode2(unit, 1.5f * unit) << 16,
                               encode2(2 * unit, 3 * unit) | encode2(4 * unit, 6 * unit) << 16);
     }

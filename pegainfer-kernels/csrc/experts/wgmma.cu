@@ -33,11 +33,11 @@ using limits::deepseek_v4_gemm::kMaxChosen;
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 // One thread of a warpgroup that multiplies: its numbers, its two rows and its place in the ring.
-template <int TOKENS> struct Consumer {
+template <int TOKENS> struct ExpertConsumer {
     uint32_t group, thread, warp, lane;
     uint32_t top, bottom; // rows of the weights in shared memory
-    Ring<Shared<TOKENS>::kWeightStages> weights;
-    Ring<Shared<TOKENS>::kTokenStages> tokens;
+    Ring<BlockShared<TOKENS>::kWeightStages> weights;
+    Ring<BlockShared<TOKENS>::kTokenStages> tokens;
 };
 
 // The largest of the `bytes` scales at shared address `row`; the four lanes of a quad look at a part each, and all get
@@ -55,9 +55,9 @@ __device__ __forceinline__ uint32_t largest_scale(uint32_t row, uint32_t bytes, 
 // Sums of a tile over k, for N tokens, times the scales of weights and tokens. While a step's wgmmas run, operand A of
 // the next step is widened, from codes that were read a step before.
 template <int N, int TOKENS>
-__device__ __forceinline__ void multiply(float (&totals)[N / 2], Shared<TOKENS> &s, const Problem &p,
-                                         Consumer<TOKENS> &c, uint32_t slot) {
-    constexpr uint32_t stride = Shared<TOKENS>::kScaleStride;
+__device__ __forceinline__ void multiply(float (&totals)[N / 2], BlockShared<TOKENS> &s, const Problem &p,
+                                         ExpertConsumer<TOKENS> &c, uint32_t slot) {
+    constexpr uint32_t stride = BlockShared<TOKENS>::kScaleStride;
     const uint32_t steps = p.k / w4a8::kStep, quad = c.lane % 4;
     const uint32_t scales = shared_address(s.row_scales[slot]);
     const uint32_t top_row = scales + c.top * stride, bottom_row = scales + c.bottom * stride;
@@ -146,8 +146,8 @@ __device__ __forceinline__ float expert_swiglu(float gate, float up, float weigh
 }
 
 template <int N, bool GATE_UP, int TOKENS>
-__device__ __forceinline__ void consume(Shared<TOKENS> &s, const Problem &p, Consumer<TOKENS> &c, const Tile &tile,
-                                        uint32_t slot) {
+__device__ __forceinline__ void consume(BlockShared<TOKENS> &s, const Problem &p, ExpertConsumer<TOKENS> &c,
+                                        const ExpertTile &tile, uint32_t slot) {
     const uint32_t quad = c.lane % 4;
     float totals[N / 2] = {};
     multiply<N>(totals, s, p, c, slot);
@@ -189,15 +189,15 @@ __device__ __forceinline__ void consume(Shared<TOKENS> &s, const Problem &p, Con
 
 // `consume` with the smallest multiple of 16 that holds the tile's tokens.
 template <int N, bool GATE_UP, int TOKENS>
-__device__ __forceinline__ void consume_any(Shared<TOKENS> &s, const Problem &p, Consumer<TOKENS> &c, const Tile &tile,
-                                            uint32_t slot) {
+__device__ __forceinline__ void consume_any(BlockShared<TOKENS> &s, const Problem &p, ExpertConsumer<TOKENS> &c,
+                                            const ExpertTile &tile, uint32_t slot) {
     if constexpr (N > 16)
         if (tile.count <= N - 16) return consume_any<N - 16, GATE_UP>(s, p, c, tile, slot);
     consume<N, GATE_UP>(s, p, c, tile, slot);
 }
 
 template <bool GATE_UP, int TOKENS> __device__ __forceinline__ void run(const Problem &p) {
-    using S = Shared<TOKENS>;
+    using S = BlockShared<TOKENS>;
     extern __shared__ uint8_t dynamic[];
     S &s = *reinterpret_cast<S *>(dynamic + (1024 - shared_address(dynamic) % 1024) % 1024);
     release_successor();
@@ -222,13 +222,13 @@ template <bool GATE_UP, int TOKENS> __device__ __forceinline__ void run(const Pr
         if (thread >= 64) fetch_lists<GATE_UP, TOKENS>(s, p, thread - 64);
     } else {
         registers_raise<S::kGroups == 4 ? 112 : 232>();
-        Consumer<TOKENS> c;
+        ExpertConsumer<TOKENS> c;
         c.group = threadIdx.x / 128, c.thread = threadIdx.x % 128, c.warp = c.thread / 32, c.lane = threadIdx.x % 32;
         c.top = GATE_UP ? 32 * c.group + 8 * c.warp + c.lane / 4 : 64 * c.group + 16 * c.warp + c.lane / 4;
         c.bottom = c.top + (GATE_UP ? S::kHalfRows : 8);
         for (Schedule<GATE_UP, TOKENS> schedule(p); schedule.any(); schedule.next()) {
             const uint32_t slot = schedule.slot();
-            const Tile tile = schedule.tile();
+            const ExpertTile tile = schedule.tile();
             wait(&s.lists_full[slot], schedule.parity());
             consume_any<TOKENS, GATE_UP>(s, p, c, tile, slot);
             __syncwarp();

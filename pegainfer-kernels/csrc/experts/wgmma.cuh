@@ -26,7 +26,7 @@ constexpr uint32_t kPadding = 16; // bytes behind each row of scales and of the 
 
 // Some pairs of an expert (`count` from place `first` of the list on), and the first row of its weights (gate_up: first
 // column of h).
-struct Tile {
+struct ExpertTile {
     uint32_t expert, first, count, row;
 };
 
@@ -39,7 +39,7 @@ template <int TOKENS> struct Block {
 };
 
 // The shared memory of such a block.
-template <int TOKENS> struct Shared : Block<TOKENS> {
+template <int TOKENS> struct BlockShared : Block<TOKENS> {
     using Block<TOKENS>::kGroups, Block<TOKENS>::kRows;
     static constexpr int kTokenStages = TOKENS == 48 ? 5 : 6;
     static constexpr int kWeightStages = TOKENS == 48 ? 6 : 8;
@@ -57,7 +57,7 @@ template <int TOKENS> struct Shared : Block<TOKENS> {
     uint64_t lists_full[kSlots], lists_empty[kSlots];
 };
 template <int TOKENS>
-constexpr bool kFits = sizeof(Shared<TOKENS>) + 1024 <= limits::deepseek_v4_experts_wgmma::kSharedBytes;
+constexpr bool kFits = sizeof(BlockShared<TOKENS>) + 1024 <= limits::deepseek_v4_experts_wgmma::kSharedBytes;
 static_assert(Block<48>::kThreads == kFewThreads && Block<96>::kThreads == kThreads && Block<128>::kThreads == kThreads,
               "threads of a block");
 static_assert(kFits<48> && kFits<96> && kFits<128>, "shared memory of a block");
@@ -89,7 +89,7 @@ template <bool GATE_UP, int TOKENS> struct Schedule {
     __device__ __forceinline__ void next() { at += gridDim.x / kBlocks, ++number; }
     __device__ __forceinline__ uint32_t slot() const { return number % kSlots; }
     __device__ __forceinline__ uint32_t parity() const { return number / kSlots % 2; }
-    __device__ __forceinline__ Tile tile() const {
+    __device__ __forceinline__ ExpertTile tile() const {
         const uint32_t each = p.row_tiles / kBlocks, *from = p.tiles + 1 + 3 * (at / each);
         const uint32_t row_tile = at % each * kBlocks + block_rank();
         return {from[0], from[1], from[2],
@@ -97,24 +97,14 @@ template <bool GATE_UP, int TOKENS> struct Schedule {
     }
 };
 
-// A barrier of the 128 threads of a warpgroup that multiplies.
-__device__ __forceinline__ void group_sync(uint32_t group) {
-    asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
-}
-
-// An address that the compiler does not compute again and again.
-__device__ __forceinline__ uint32_t keep(uint32_t address) {
-    asm volatile("" : "+r"(address));
-    return address;
-}
-
 // The thread that fetches the weights of all steps.
-template <bool GATE_UP, int TOKENS> __device__ __forceinline__ void fetch_weights(Shared<TOKENS> &s, const Problem &p) {
-    using S = Shared<TOKENS>;
+template <bool GATE_UP, int TOKENS>
+__device__ __forceinline__ void fetch_weights(BlockShared<TOKENS> &s, const Problem &p) {
+    using S = BlockShared<TOKENS>;
     Ring<S::kWeightStages> ring;
     const uint32_t columns = p.k / 4; // pairs of bytes
     for (Schedule<GATE_UP, TOKENS> schedule(p); schedule.any(); schedule.next()) {
-        const Tile tile = schedule.tile();
+        const ExpertTile tile = schedule.tile();
         const uint32_t first_row = tile.expert * p.rows_of_expert + tile.row;
         for (uint32_t column = 0; column < columns; column += w4a8::kRowBytes / 2) {
             wait(&s.weights_empty[ring.index], ring.parity ^ 1);
@@ -131,11 +121,12 @@ template <bool GATE_UP, int TOKENS> __device__ __forceinline__ void fetch_weight
 }
 
 // The thread that fetches the tokens of all steps: each block of a cluster a part of them, for all blocks.
-template <bool GATE_UP, int TOKENS> __device__ __forceinline__ void fetch_tokens(Shared<TOKENS> &s, const Problem &p) {
-    Ring<Shared<TOKENS>::kTokenStages> ring;
+template <bool GATE_UP, int TOKENS>
+__device__ __forceinline__ void fetch_tokens(BlockShared<TOKENS> &s, const Problem &p) {
+    Ring<BlockShared<TOKENS>::kTokenStages> ring;
     const uint32_t columns = p.k / 2, rank = block_rank();
     for (Schedule<GATE_UP, TOKENS> schedule(p); schedule.any(); schedule.next()) {
-        const Tile tile = schedule.tile();
+        const ExpertTile tile = schedule.tile();
         const uint32_t boxes = (tile.count + kBoxTokens - 1) / kBoxTokens;
         const float *scales = p.x_scales + tile.first;
         for (uint32_t column = 0; column < columns; column += w4a8::kStep / 2, scales += p.pitch) {
@@ -155,11 +146,11 @@ template <bool GATE_UP, int TOKENS> __device__ __forceinline__ void fetch_tokens
 
 // A thread of those that fetch the scales of a tile's rows, and what its pairs need.
 template <bool GATE_UP, int TOKENS>
-__device__ __forceinline__ void fetch_lists(Shared<TOKENS> &s, const Problem &p, uint32_t thread) {
-    using S = Shared<TOKENS>;
+__device__ __forceinline__ void fetch_lists(BlockShared<TOKENS> &s, const Problem &p, uint32_t thread) {
+    using S = BlockShared<TOKENS>;
     const uint32_t bytes = p.k / w4a8::kScaled;
     for (Schedule<GATE_UP, TOKENS> schedule(p); schedule.any(); schedule.next()) {
-        const Tile tile = schedule.tile();
+        const ExpertTile tile = schedule.tile();
         const uint32_t slot = schedule.slot();
         wait(&s.lists_empty[slot], schedule.parity() ^ 1);
         for (uint32_t row = thread; row < S::kRows; row += kListThreads) {

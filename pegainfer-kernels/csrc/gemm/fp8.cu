@@ -42,7 +42,7 @@ __launch_bounds__(kWeightThreads) void quantize_weights(const bf16 *w,  // [n, k
     if (lane == 0) most[warp] = amax;
     __syncthreads();
     for (uint32_t i = 0; i < kWarps; ++i) amax = max(amax, most[i]);
-    float scale = scale_of(amax);
+    float scale = amax_over_448(amax);
     if (threadIdx.x == 0) scales[size_t(blockIdx.y) * gridDim.x + blockIdx.x] = scale;
 #pragma unroll
     for (uint32_t i = 0; i < kEach; ++i) {
@@ -69,7 +69,7 @@ __device__ void round_rows(const bf16 *x, uint8_t *codes, float *scales, uint32_
         bool inside = b < k / kBlock;
         uint4 v = inside && row < m ? load16(from + column) : make_uint4(0, 0, 0, 0);
         uint32_t largest = max(max(magnitude(v.x), magnitude(v.y)), max(magnitude(v.z), magnitude(v.w)));
-        float scale = scale_of(reduce_lanes(largest, kLanes, [](uint32_t a, uint32_t b) { return max(a, b); }));
+        float scale = amax_over_448(reduce_lanes(largest, kLanes, [](uint32_t a, uint32_t b) { return max(a, b); }));
         if (!inside) continue;
         Divisor divisor(scale);
         uint2 eight = make_uint2(divisor.encode4(make_uint2(v.x, v.y)), divisor.encode4(make_uint2(v.z, v.w)));

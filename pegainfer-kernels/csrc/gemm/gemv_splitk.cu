@@ -31,7 +31,7 @@ constexpr int kAhead = 2; // of them before the kernels that produce x are done
 
 enum Epilogue { kPlain, kGated };
 
-struct Shape {
+struct GemvShape {
     uint32_t m, n, k;
     uint32_t pitch; // of out
     uint32_t split; // columns of a block, a multiple of kStep; blockIdx.y says which
@@ -39,9 +39,9 @@ struct Shape {
 };
 
 // The rows of a warp, dealt out in tiles of at most 16 (gated: 8 pairs), and its columns.
-template <Epilogue E> struct Share {
+template <Epilogue E> struct GemvShare {
     uint32_t first, end, tiles, column, width, steps; // steps of a tile
-    __device__ Share(const Shape &shape) {
+    __device__ GemvShare(const GemvShape &shape) {
         uint64_t rows = E == kGated ? shape.n / 2 : shape.n;
         uint32_t each = blockDim.x / 32, warps = gridDim.x * each, warp = blockIdx.x * each + threadIdx.x / 32;
         uint32_t most = (uint32_t(rows) + warps - 1) / warps, tile = E == kGated ? 8 : 16;
@@ -62,10 +62,10 @@ template <Epilogue E> struct Weights {
     bool has_low, has_high;
     int32_t left; // columns of the tile from there on, of this lane
     uint32_t tile;
-    const Shape &shape;
-    const Share<E> &share;
+    const GemvShape &shape;
+    const GemvShare<E> &share;
 
-    __device__ Weights(const bf16 *w, const Shape &shape, const Share<E> &share)
+    __device__ Weights(const bf16 *w, const GemvShape &shape, const GemvShare<E> &share)
         : w(w), tile(0), shape(shape), share(share) {
         enter();
     }
@@ -96,8 +96,8 @@ template <Epilogue E> struct Weights {
 // Starts the copies of chunk `chunk` of x, [kChunk, kGroups, TILES, 32 lanes] vectors in the order of
 // operand B. Rows and columns beyond the end become 0.
 template <int TILES, Epilogue E>
-__device__ __forceinline__ void fetch_input(const bf16 *x, const Shape &shape, const Share<E> &share, uint32_t chunk,
-                                            uint4 *to) {
+__device__ __forceinline__ void fetch_input(const bf16 *x, const GemvShape &shape, const GemvShare<E> &share,
+                                            uint32_t chunk, uint4 *to) {
     for (uint32_t i = threadIdx.x; i < kChunk * kGroups * TILES * 32; i += blockDim.x) {
         uint32_t lane = i % 32, row = i / 32 % TILES * 8 + lane / 4;
         uint32_t at = (chunk * kChunk * kGroups + i / (32 * TILES)) * 32 + lane % 4 * 8;
@@ -107,7 +107,8 @@ __device__ __forceinline__ void fetch_input(const bf16 *x, const Shape &shape, c
 }
 
 // Clears what `fetch_all` does not write: rows of x beyond the end, and columns beyond the split.
-template <int TILES, Epilogue E> __device__ void clear_input(const Shape &shape, const Share<E> &share, uint4 *inputs) {
+template <int TILES, Epilogue E>
+__device__ void clear_input(const GemvShape &shape, const GemvShare<E> &share, uint4 *inputs) {
     if (shape.m == 8 * TILES && share.width % kStep == 0) return;
     for (uint32_t i = threadIdx.x; i < share.steps * kGroups * TILES * 32; i += blockDim.x)
         inputs[i] = make_uint4(0, 0, 0, 0);
@@ -116,7 +117,7 @@ template <int TILES, Epilogue E> __device__ void clear_input(const Shape &shape,
 
 // Starts the copies of all of the split of x, in the same order.
 template <int TILES, Epilogue E>
-__device__ void fetch_all(const bf16 *x, const Shape &shape, const Share<E> &share, uint4 *inputs) {
+__device__ void fetch_all(const bf16 *x, const GemvShape &shape, const GemvShare<E> &share, uint4 *inputs) {
     const bf16 *from = x + share.column;
     for (uint32_t row = 0; row < shape.m; ++row, from += shape.k) {
         uint4 *to = inputs + row / 8 * 32 + row % 8 * 4;
@@ -127,8 +128,8 @@ __device__ void fetch_all(const bf16 *x, const Shape &shape, const Share<E> &sha
 }
 
 template <int TILES, Epilogue E, typename T>
-__device__ __forceinline__ void write(const Accumulator (&acc)[TILES], const Shape &shape, uint32_t row, uint32_t end,
-                                      T *out) {
+__device__ __forceinline__ void write(const Accumulator (&acc)[TILES], const GemvShape &shape, uint32_t row,
+                                      uint32_t end, T *out) {
     uint32_t lane = threadIdx.x % 32;
 #pragma unroll
     for (int t = 0; t < TILES; ++t)
@@ -151,14 +152,14 @@ __device__ __forceinline__ void write(const Accumulator (&acc)[TILES], const Sha
 template <int TILES, Epilogue E, typename T>
 __device__ void stream(const bf16 *__restrict__ x, // [m, k], m <= 8 TILES
                        const bf16 *__restrict__ w, // [n, k]
-                       T *__restrict__ out, const Shape &shape) {
+                       T *__restrict__ out, const GemvShape &shape) {
     constexpr uint32_t kInput = kChunk * kGroups * TILES * 32; // vectors of a chunk of x
     constexpr int kSets = TILES == 1 ? 2 : 1;                  // of sums: mma that do not wait for each other
     extern __shared__ uint4 shared[];
     uint4 *inputs = shared; // [slots, kInput]
     uint4 *ring = shared + shape.slots * kInput + threadIdx.x / 32 * (kRing * kGroups * 64) + threadIdx.x % 32;
     release_successor();
-    const Share<E> share(shape);
+    const GemvShare<E> share(shape);
     Weights<E> weights(w, shape, share);
     auto fill = [&](int first, int end) {
         for (int s = first; s < end; ++s) {
@@ -227,7 +228,7 @@ __device__ void stream(const bf16 *__restrict__ x, // [m, k], m <= 8 TILES
         const bf16 *w, /* [n, k] */                                                                                    \
         type *out,     /* [m, n], gated [m, n / 2], f32 [gridDim.y, m, n]; rows `pitch` apart */                       \
         uint32_t m, uint32_t n, uint32_t k, uint32_t pitch, uint32_t split, /* columns of a split */                   \
-        uint32_t slots) {                                                   /* see `Shape` */                          \
+        uint32_t slots) {                                                   /* see `GemvShape` */                      \
         stream<tiles, epilogue, type>(x, w, out, {m, n, k, pitch, split, slots});                                      \
     }
 #define KERNELS(rows, tiles)                                                                                           \

@@ -22,7 +22,8 @@
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 template <int N, int T, Epilogue E, typename O>
-__device__ void multiply(const Shape &shape, const Share<T, E> &share, const Rings<N, Format::kBf16> &rings, O *out) {
+__device__ void multiply(const SkinnyShape &shape, const SkinnyShare<T, E> &share, const Rings<N, Format::kBf16> &rings,
+                         O *out) {
     uint32_t warpgroup = __shfl_sync(kAll, threadIdx.x / 128, 0); // the compiler then knows that it is the warp's
     RingCursor place{warpgroup}, x_place{0};
     uint64_t *w_held = nullptr, *x_held = nullptr; // barriers of the slots that unfinished wgmma read
@@ -74,9 +75,9 @@ __device__ void multiply(const Shape &shape, const Share<T, E> &share, const Rin
 
 // out: [m, n], gated [m, n / 2], or, of O float, one such matrix for each split of the columns.
 template <int N, int T, Epilogue E, typename O>
-__device__ void wide(const TensorMap &x, const TensorMap &w, O *out, const Shape &shape) {
+__device__ void wide(const TensorMap &x, const TensorMap &w, O *out, const SkinnyShape &shape) {
     extern __shared__ __align__(1024) uint8_t shared[];
-    const Share<T, E> share(shape, kStep<Format::kBf16>);
+    const SkinnyShare<T, E> share(shape, kStep<Format::kBf16>);
     Rings<N, Format::kBf16> rings(shared, shape);
     uint32_t warp = threadIdx.x / 32, fetcher = share.warpgroups * 4;
     release_successor();
@@ -92,7 +93,7 @@ __device__ void wide(const TensorMap &x, const TensorMap &w, O *out, const Shape
 #define BODY(...) __trap() // the launcher takes another kernel
 #endif
 
-// Grid: blocks, splits. For up to N rows of x; the parameters after k are those of `Shape`.
+// Grid: blocks, splits. For up to N rows of x; the parameters after k are those of `SkinnyShape`.
 #define WIDE(name, N, T, E, O)                                                                                         \
     extern "C" __global__ __launch_bounds__(kMaxWarpgroups * 128 + kFetchers, 1) void name##_##N(                      \
         const __grid_constant__ TensorMap x, /* [m, k] in boxes of m rows */                                           \

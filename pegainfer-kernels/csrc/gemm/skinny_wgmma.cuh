@@ -11,7 +11,7 @@ using namespace limits::skinny_wgmma;
 
 enum Epilogue { kPlain, kGated, kLogits };
 
-struct Shape {
+struct SkinnyShape {
     uint32_t m, n, k;
     uint32_t pitch;   // of out
     uint32_t split;   // columns of a block, a multiple of those of a step; blockIdx.y says which
@@ -33,7 +33,7 @@ template <int N, Format F> struct Rings {
     uint32_t w, x, w_box; // addresses, and bytes of a box of w
     float *x_scales;
     uint64_t *w_full, *w_empty, *x_full, *x_empty;
-    __device__ Rings(uint8_t *shared, const Shape &shape) {
+    __device__ Rings(uint8_t *shared, const SkinnyShape &shape) {
         w_box = (shape.rows + 7) / 8 * 1024;
         w = shared_address(shared);
         x = w + shape.slots * kBoxes * w_box;
@@ -47,7 +47,7 @@ template <int N, Format F> struct Rings {
     }
     // By all warps, because a warp initialises one at a time. Each warp of a warpgroup gives a slot back; `x_producers`
     // fill one of x.
-    __device__ void init(const Shape &shape, uint32_t warpgroups, uint32_t x_producers = 1) {
+    __device__ void init(const SkinnyShape &shape, uint32_t warpgroups, uint32_t x_producers = 1) {
         uint32_t of_w = 2 * shape.slots, of_x = 2 * shape.x_slots;
         for (uint32_t i = threadIdx.x / 32; i < of_w + of_x; i += blockDim.x / 32) {
             uint32_t back = i < of_w ? 4 : 4 * warpgroups;
@@ -60,10 +60,10 @@ template <int N, Format F> struct Rings {
 };
 
 // A block's work: rows from `first` to before `end`, if gated those of the gate.
-template <int T, Epilogue E> struct Share {
+template <int T, Epilogue E> struct SkinnyShare {
     uint32_t first, end, column, steps, warpgroups;
     // `step`: columns of a step.
-    __device__ Share(const Shape &shape, uint32_t step) {
+    __device__ SkinnyShare(const SkinnyShape &shape, uint32_t step) {
         uint32_t rows = E == kGated ? shape.n / 2 : shape.n;
         // Logits come in whole sectors of 32 bytes: written in fragments, they keep the memory busy for longer.
         const uint32_t unit = E == kLogits ? 8 : 1;
@@ -75,12 +75,12 @@ template <int T, Epilogue E> struct Share {
         warpgroups = (blockDim.x - kFetchers) / 128;
     }
     // First row of a warpgroup's tile t in a pass.
-    __device__ uint32_t tile_row(const Shape &shape, uint32_t pass, uint32_t t, uint32_t warpgroup) const {
+    __device__ uint32_t tile_row(const SkinnyShape &shape, uint32_t pass, uint32_t t, uint32_t warpgroup) const {
         uint32_t tile = E == kGated ? pass : pass * T + t;
         return first + (tile * warpgroups + warpgroup) * shape.rows;
     }
     // Whether the last pass ends before tile t, for all warpgroups: with the rows of tiles rounded up, it may.
-    __device__ bool is_past_end(const Shape &shape, uint32_t pass, uint32_t t) const {
+    __device__ bool is_past_end(const SkinnyShape &shape, uint32_t pass, uint32_t t) const {
         return E == kLogits && t > 0 && tile_row(shape, pass, t, 0) >= end;
     }
 };
@@ -92,7 +92,7 @@ template <Format F> __device__ __forceinline__ uint32_t map_column(uint32_t firs
 
 // Rows behind the share, or behind w, may be fetched with its last tile.
 template <int N, int T, Epilogue E, Format F>
-__device__ void fetch_weights(const TensorMap &map, const Shape &shape, const Share<T, E> &share,
+__device__ void fetch_weights(const TensorMap &map, const SkinnyShape &shape, const SkinnyShare<T, E> &share,
                               const Rings<N, F> &rings) {
     RingCursor place{0};
     uint32_t fetched = 0;
@@ -122,7 +122,7 @@ struct InputScales {
 
 // A box has as many rows as x. What is behind them in a slot goes to columns of the accumulators that nobody reads.
 template <int N, int T, Epilogue E, Format F>
-__device__ void fetch_inputs(const TensorMap &map, const Shape &shape, const Share<T, E> &share,
+__device__ void fetch_inputs(const TensorMap &map, const SkinnyShape &shape, const SkinnyShare<T, E> &share,
                              const Rings<N, F> &rings, InputScales scales = {}) {
     RingCursor place{0};
     wait_for_predecessor();
@@ -147,7 +147,7 @@ __device__ void fetch_inputs(const TensorMap &map, const Shape &shape, const Sha
 
 // Writes a tile whose rows are `row` to before `end`, at most 64; `other`: the accumulators of the up rows, if gated.
 template <int N, Epilogue E, typename O>
-__device__ __forceinline__ void write(const float (&acc)[N / 2], const float (&other)[N / 2], const Shape &shape,
+__device__ __forceinline__ void write(const float (&acc)[N / 2], const float (&other)[N / 2], const SkinnyShape &shape,
                                       uint32_t row, uint32_t end, O *out) {
     uint32_t lane = threadIdx.x % 32, width = shape.pitch;
     row += threadIdx.x % 128 / 32 * 16 + Accumulator::row(lane, 0);

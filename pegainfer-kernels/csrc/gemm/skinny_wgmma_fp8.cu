@@ -25,7 +25,7 @@ struct RowScales {
 };
 
 template <int N, int T, Epilogue E, typename O>
-__device__ void multiply(const Shape &shape, const Share<T, E> &share, const Rings<N, kFp8> &rings,
+__device__ void multiply(const SkinnyShape &shape, const SkinnyShare<T, E> &share, const Rings<N, kFp8> &rings,
                          const WeightScales &scales, O *out) {
     uint32_t warpgroup = __shfl_sync(kAll, threadIdx.x / 128, 0); // the compiler then knows that it is the warp's
     RingCursor place{warpgroup}, x_place{0};
@@ -112,8 +112,8 @@ __device__ void multiply(const Shape &shape, const Share<T, E> &share, const Rin
 // Rounds an x of one row to codes and scales in shared memory, by kRounders warps, of which this is number `warp`. Each
 // takes one box of every second step, and has loads for the next ones on their way.
 template <int N, int T, Epilogue E>
-__device__ void round_input(const bf16 *x, const Shape &shape, const Share<T, E> &share, const Rings<N, kFp8> &rings,
-                            uint32_t warp) {
+__device__ void round_input(const bf16 *x, const SkinnyShape &shape, const SkinnyShare<T, E> &share,
+                            const Rings<N, kFp8> &rings, uint32_t warp) {
     constexpr uint32_t kEvery = kRounders / kBoxes, kLoads = 6;
     const uint32_t lane = threadIdx.x % 32, box = warp % kBoxes, first = warp / kBoxes,
                    all = shape.passes * share.steps;
@@ -132,7 +132,7 @@ __device__ void round_input(const bf16 *x, const Shape &shape, const Share<T, E>
 #pragma unroll
         for (uint32_t i = 1; i < kLoads; ++i) loaded[i - 1] = loaded[i];
         loaded[kLoads - 1] = load(step + kLoads * kEvery);
-        float scale = scale_of(__reduce_max_sync(kAll, max(magnitude(v.x), magnitude(v.y))));
+        float scale = amax_over_448(__reduce_max_sync(kAll, max(magnitude(v.x), magnitude(v.y))));
         uint32_t codes = encode4(v, scale), at = place.index * kBoxes + box;
         wait(rings.x_empty + place.index, place.parity ^ 1);
         asm volatile("st.shared.u32 [%0], %1;" ::"r"(rings.x + at * (N * 128) + 4 * lane), "r"(codes) : "memory");
@@ -146,9 +146,10 @@ __device__ void round_input(const bf16 *x, const Shape &shape, const Share<T, E>
 
 // out: [m, n], gated [m, n / 2], or, of O float, one such matrix for each split of the columns.
 template <int N, int T, Epilogue E, typename O>
-__device__ void rounding(const bf16 *x, const TensorMap &w, const WeightScales &scales, O *out, const Shape &shape) {
+__device__ void rounding(const bf16 *x, const TensorMap &w, const WeightScales &scales, O *out,
+                         const SkinnyShape &shape) {
     extern __shared__ __align__(1024) uint8_t shared[];
-    const Share<T, E> share(shape, kStep<kFp8>);
+    const SkinnyShare<T, E> share(shape, kStep<kFp8>);
     Rings<N, kFp8> rings(shared, shape);
     uint32_t warp = threadIdx.x / 32, fetcher = share.warpgroups * 4;
     release_successor();
@@ -163,9 +164,9 @@ __device__ void rounding(const bf16 *x, const TensorMap &w, const WeightScales &
 // The same of an x that is rounded.
 template <int N, int T, Epilogue E, typename O>
 __device__ void wide(const TensorMap &x, const TensorMap &w, InputScales x_scales, const WeightScales &scales, O *out,
-                     const Shape &shape) {
+                     const SkinnyShape &shape) {
     extern __shared__ __align__(1024) uint8_t shared[];
-    const Share<T, E> share(shape, kStep<kFp8>);
+    const SkinnyShare<T, E> share(shape, kStep<kFp8>);
     Rings<N, kFp8> rings(shared, shape);
     uint32_t warp = threadIdx.x / 32, fetcher = share.warpgroups * 4;
     release_successor();
@@ -187,7 +188,7 @@ __device__ void wide(const TensorMap &x, const TensorMap &w, InputScales x_scale
 #define ROUNDING_BODY(...) __trap()
 #endif
 
-// Grid: blocks, splits. For up to N rows of x; the parameters after scale_rows are those of `Shape`.
+// Grid: blocks, splits. For up to N rows of x; the parameters after scale_rows are those of `SkinnyShape`.
 #define WIDE(name, N, T, E, O)                                                                                         \
     extern "C" __global__ __launch_bounds__((N > 64 ? 1 : kMaxWarpgroups) * 128 + kFetchers, 1) void name##_##N(       \
         const __grid_constant__ TensorMap x, /* [m, k / 2] pairs of codes in boxes of m rows */                        \

@@ -15,7 +15,7 @@
 constexpr uint32_t kColumns = kWeights / 2; // of out, a tile
 constexpr int kParts = kSwigluParts;        // in which a tile is activated
 
-struct Consumer : GemmConsumer {
+struct SwigluConsumer : GemmConsumer {
     const TensorMap &out;
     uint32_t m;
     uint32_t gate[32], up[32];   // rounded: for each 8 columns two words, of a lane's rows as in the d of `mma`
@@ -63,7 +63,7 @@ struct Consumer : GemmConsumer {
 
 __device__ void consume(const TensorMap &out, uint32_t m, uint32_t k, Tiles<kColumns> tiles, GemmShared &shared) {
     uint32_t warpgroup = __shfl_sync(kAll, threadIdx.x / 128, 0) - 1; // the compiler then knows that it is the warp's
-    Consumer c = {{shared, warpgroup, (k + kBox - 1) / kBox}, out, m};
+    SwigluConsumer c = {{shared, warpgroup, (k + kBox - 1) / kBox}, out, m};
 #pragma unroll
     for (int i = 0; i < 32; ++i) c.gate[i] = c.up[i] = 0;
     c.boxes = 0; // before the first tile there is none
