@@ -133,3 +133,10 @@ __device__ void decode(const Source &source, T *k, T *v, const Batch &batch, con
     if (source.overlaps_prefill() && closes) wait_for_predecessor();
 }
 #endif
+
+// The body of a kernel. Before 9.0 the launcher takes csrc/attention/decode_async.cu.
+#if __CUDA_ARCH__ >= 900
+#define DECODE_BODY(CALL) CALL;
+#else
+#define DECODE_BODY(CALL)
+#endif

@@ -104,8 +104,7 @@ __device__ void combine(const float *partials, // [batch, kv_heads, splits, max_
         uint32_t heads, uint32_t max_blocks, uint32_t blocks, float scale, /* of the scores, with log2(e) */           \
         float *partials, /* [gridDim.z, kv_heads, splits, max_rows, D + 2] */                                          \
         uint32_t max_rows) {                                                                                           \
-        release_successor();                                                                                           \
-        wait_for_predecessor();                                                                                        \
+        start_after_predecessor();                                                                                     \
         decode<D, T>(q, k, v, {qo_indptr, kv_lens, block_tables, gridDim.z, max_blocks, blocks}, out, partials, heads, \
                      max_rows, scale);                                                                                 \
     }
@@ -115,8 +114,7 @@ __device__ void combine(const float *partials, // [batch, kv_heads, splits, max_
         const uint32_t *qo_indptr, /* [gridDim.z + 1] */                                                               \
         bf16 *out,                 /* [tokens, heads * D] */                                                           \
         uint32_t heads, uint32_t splits) {                                                                             \
-        release_successor();                                                                                           \
-        wait_for_predecessor();                                                                                        \
+        start_after_predecessor();                                                                                     \
         combine<D>(partials, qo_indptr, out, heads, splits);                                                           \
     }
 DECODE(, 64, bf16)

@@ -89,12 +89,6 @@ struct Projection {
 #endif
 };
 
-#if __CUDA_ARCH__ >= 900
-#define DECODE_BODY(CALL) CALL;
-#else
-#define DECODE_BODY(CALL) // the launcher takes csrc/attention/decode_async.cu
-#endif
-
 // Grid: rows + spare splits, kv_heads. Sequences without queries or context, and those of more than 8 N columns, are
 // left alone. A bad block id, and fused a bad position, stops the kernel.
 #define DECODE(SUFFIX, T, D, N, S)                                                                                     \

@@ -82,12 +82,6 @@ struct GatedProjection {
 #endif
 };
 
-#if __CUDA_ARCH__ >= 900
-#define DECODE_BODY(CALL) CALL;
-#else
-#define DECODE_BODY(CALL) // the launcher takes csrc/attention/gated_qkv.cu and csrc/attention/decode_async.cu
-#endif
-
 // Grid: rows + spare splits, kv_heads. S stages of 16 tokens' keys or values for each warp. A bad block id or position
 // stops the kernel.
 #define GATED_DECODE(SUFFIX, T, D, S)                                                                                  \

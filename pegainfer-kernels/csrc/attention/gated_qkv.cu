@@ -24,8 +24,7 @@ rotate_write_kv(const bf16 *__restrict__ projected,     // [tokens, (2 heads + 2
                 T *__restrict__ k, T *__restrict__ v,   // csrc/attention/kv_cache.cuh
                 uint32_t heads, uint32_t kv_heads, uint32_t head_dim, uint32_t rotary, uint32_t max_position,
                 uint32_t max_slot, float eps, uint32_t lanes) {
-    release_successor();
-    wait_for_predecessor();
+    start_after_predecessor();
     uint32_t token = blockIdx.x, all = heads + 2 * kv_heads, position = positions[token], slot = slots[token];
     uint32_t lane = threadIdx.x % lanes, at_once = blockDim.x / lanes, other = rotates_with(lane, rotary);
     bool inside = 8 * lane < head_dim;
@@ -82,8 +81,7 @@ extern "C" __global__ __launch_bounds__(kGateThreads) void attention_gate(
     const bf16 *__restrict__ projected, // [tokens, (2 heads + 2 kv_heads) * head_dim]
     bf16 *__restrict__ attended,        // [tokens, heads * head_dim]
     uint32_t heads, uint32_t kv_heads, uint32_t head_dim) {
-    release_successor();
-    wait_for_predecessor();
+    start_after_predecessor();
     uint32_t column = 8 * (blockIdx.y * blockDim.x + threadIdx.x), head = column / head_dim;
     if (head >= heads) return;
     const bf16 *row = projected + size_t(blockIdx.x) * (2 * heads + 2 * kv_heads) * head_dim;

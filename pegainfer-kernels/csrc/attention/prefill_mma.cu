@@ -50,8 +50,7 @@ __device__ void prefill(const bf16 *q, const T *k, const T *v, Batch batch, bf16
         const uint32_t *block_tables,                                        /* [gridDim.z, max_blocks] */             \
         bf16 *out,                                                           /* [tokens, heads * D] */                 \
         uint32_t heads, uint32_t max_blocks, uint32_t blocks, float scale) { /* of the scores, with log2(e) */         \
-        release_successor();                                                                                           \
-        wait_for_predecessor();                                                                                        \
+        start_after_predecessor();                                                                                     \
         prefill<D, T>(q, k, v, {qo_indptr, kv_lens, block_tables, gridDim.z, max_blocks, blocks}, out, heads, scale);  \
     }
 PREFILL(, 64, bf16)

@@ -51,8 +51,7 @@ rotate_write_kv(const bf16 *__restrict__ qkv,           // [tokens, (heads + 2 k
                 T *__restrict__ k, T *__restrict__ v,   // csrc/attention/kv_cache.cuh
                 uint32_t heads, uint32_t kv_heads, uint32_t head_dim, uint32_t max_position, uint32_t max_slot,
                 float eps, uint32_t lanes) {
-    release_successor();
-    wait_for_predecessor();
+    start_after_predecessor();
     uint32_t token = blockIdx.x, all = heads + 2 * kv_heads, half = head_dim / 2, high_vector = half / 8;
     uint32_t position = positions[token], slot = slots[token];
     if (position >= max_position || (slot >= max_slot && slot != kNoSlot)) __trap();

@@ -8,56 +8,42 @@
 //   all_gather_rows:     part q of x = part q of x_q on all ranks        a range of a part a block
 //
 // x: [elements] f32 or bf16, in place, of the last two [ranks, part]; part: [rows, width] f32, whole: [rows, ranks *
-// width] f32. Vectors are 16 bytes.
-// Sums are f32, (x_0 + x_1) + x_2 ..., and rounded once: all ranks hold the same bits, and those of the CPU
-// (pegainfer-core/src/parallel/local.rs). Techniques: NCCL's LL protocol; one-shot and two-shot all-reduce by pushes to
-// peers (as in TensorRT-LLM and vLLM). Bounds: 1.2 us for a store to be seen by a peer and 370 GB/s a direction between
-// H200s.
+// width] f32. Vectors are 16 bytes. Sums are f32, (x_0 + x_1) + x_2 ..., and rounded once: all ranks hold the same
+// bits, and those of the CPU (pegainfer-core/src/parallel/local.rs). Techniques: NCCL's LL protocol; one-shot and
+// two-shot all-reduce by pushes to peers (as in TensorRT-LLM and vLLM). Bounds: 1.2 us for a store to be seen by a peer
+// and 370 GB/s a direction between H200s.
 //
 // Every rank has an arena: a header, and a mailbox for each rank, to which only that rank writes. All that is waited
 // for lies in the waiter's own arena.
 //
 // Why it is correct
 // 1. Pairs. Grid and ranges depend on the shape alone, so block b of a rank needs from a peer only what block b of the
-//   peer
-//    pushes, and that block pushes before it waits. Blocks of one GPU never wait for each other, and the grid is at
-//    most
-//    one block a multiprocessor, so all blocks are resident and each one gets to push: blocks of kernels before it end
-//    without it, and
-//    those of the next kernel start when all of its own have. One arena has one stream: its collectives run one after
-//    the
-//    other, because each waits for the kernels before it before it reads the epoch.
+//   peer pushes, and that block pushes before it waits. Blocks of one GPU never wait for each other, and the grid is at
+//   most one block a multiprocessor, so all blocks are resident and each one gets to push: blocks of kernels before it
+//   end without it, and those of the next kernel start when all of its own have. One arena has one stream: its
+//   collectives run one after the other, because each waits for the kernels before it before it reads the epoch.
 // 2. Visible data. LL: a word of eight bytes carries four of data and the tag of its exchange, and is stored and loaded
-//   at once (b64,
-//    relaxed, system scope; v2.b64 is two such accesses). A reader that sees the tag has the data. Blocks: all threads
-//    store, __syncthreads, then one thread stores the flag with release at system scope, which covers the stores of the
-//    block
-//    by cumulativity; the reader loads the flag with acquire at system scope, then __syncthreads, then reads through
-//    the L2.
+//   at once (b64, relaxed, system scope; v2.b64 is two such accesses). A reader that sees the tag has the data. Blocks:
+//   all threads store, __syncthreads, then one thread stores the flag with release at system scope, which covers the
+//   stores of the block by cumulativity; the reader loads the flag with acquire at system scope, then __syncthreads,
+//   then reads through the L2.
 // 3. Reuse. The number of an exchange (its epoch) is counted in the header; all kinds of exchanges share it, and each
-//   has one epoch
-//    a launch. Mailboxes have two halves; an exchange uses the half of its parity. Claim: when a rank writes in epoch e
-//    + 1,
-//    no peer still reads what was written in epoch e - 1. Proof: the rank has completed e; it waited there for
-//    something
-//    that every peer sends in e, so every peer has begun e, and so completed e - 1 on its stream. What was written in
-//    e, which a
-//    peer may still read or wait for, is in the other half. A peer is never more than one epoch ahead.
-//    Within an exchange, each place is written once: the two hops of two_shot have different flags and different
-//    staging.
+//   has one epoch a launch. Mailboxes have two halves; an exchange uses the half of its parity. Claim: when a rank
+//   writes in epoch e + 1, no peer still reads what was written in epoch e - 1. Proof: the rank has completed e; it
+//   waited there for something that every peer sends in e, so every peer has begun e, and so completed e - 1 on its
+//   stream. What was written in e, which a peer may still read or wait for, is in the other half. A peer is never more
+//   than one epoch ahead. Within an exchange, each place is written once: the two hops of two_shot have different flags
+//   and different staging.
 // 4. Stale words. Words and flags have places of their own, which hold nothing but tags or zero, and a tag is never
-//   zero.
-//    Tags repeat after 2^31 exchanges: a word would have to be left alone for exactly as many to be taken for a new
-//    one.
+//   zero. Tags repeat after 2^31 exchanges: a word would have to be left alone for exactly as many to be taken for a
+//   new one.
 // 5. Counting. The header counts arrivals: each block adds kMaxBlocks / gridDim.x (a power of two) when all of its
-//   threads have read the
-//    epoch, so a launch adds kMaxBlocks in all, and arrivals / kMaxBlocks is the same number for each block however
-//    late it
-//    starts. A captured launch counts on with each replay.
+//   threads have read the epoch, so a launch adds kMaxBlocks in all, and arrivals / kMaxBlocks is the same number for
+//   each block however late it starts. A captured launch counts on with each replay.
 // 6. Ends. Each wait ends when the time is over or the abort word is set (it is asked for once in kPollsPerCheck
-//   polls). The first wait
-//    that ends so writes a record, sets the abort word, and marks the arena as failed: this launch and all later ones
-//    go on with whatever is there, so that the streams drain. Results are then wrong, and the host says so.
+//   polls). The first wait that ends so writes a record, sets the abort word, and marks the arena as failed: this
+//   launch and all later ones go on with whatever is there, so that the streams drain. Results are then wrong, and the
+//   host says so.
 #include "common/base.cuh"
 #include "limits.h"
 

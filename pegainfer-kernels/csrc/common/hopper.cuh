@@ -34,6 +34,7 @@ template <int N> __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
 
+#define ACCUMULATORS_4(d) "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
 #define ACCUMULATORS_8(d, i)                                                                                           \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),        \
         "+f"(d[i + 7])
@@ -59,52 +60,37 @@ template <int N> __device__ __forceinline__ void wgmma_wait() {
 #define NAMES_48 NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define NAMES_56 NAMES_48 ", %48, %49, %50, %51, %52, %53, %54, %55"
 
-// d[64, n] = (first ? 0 : d) + a[64, 16] b[n, 16]ᵀ for a warpgroup, n = 16, 32, 64, 80, 96, 128 or 256, both operands
-// in shared memory with the sum along their rows. Warp w holds rows 16 w to 16 w + 15 of d, as accumulators
-// (csrc/common/frag.cuh), one for each 8 columns.
-template <bool First> __device__ __forceinline__ void wgmma(float (&d)[8], uint64_t a, uint64_t b) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {" NAMES_8 "}, %8, %9, p, 1, 1, 0, 0;\n}"
-                 : ACCUMULATORS_8(d, 0)
-                 : "l"(a), "l"(b), "n"(int(!First)));
-}
-template <bool First> __device__ __forceinline__ void wgmma(float (&d)[16], uint64_t a, uint64_t b) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {" NAMES_16 "}, %16, %17, p, 1, 1, 0, 0;\n}"
-                 : ACCUMULATORS_16(d, 0)
-                 : "l"(a), "l"(b), "n"(int(!First)));
-}
-template <bool First> __device__ __forceinline__ void wgmma(float (&d)[32], uint64_t a, uint64_t b) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" NAMES_32 "}, %32, %33, p, 1, 1, 0, 0;\n}"
-                 : ACCUMULATORS_32(d, 0)
-                 : "l"(a), "l"(b), "n"(int(!First)));
-}
-template <bool First> __device__ __forceinline__ void wgmma(float (&d)[40], uint64_t a, uint64_t b) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %42, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n80k16.f32.bf16.bf16 {" NAMES_40 "}, %40, %41, p, 1, 1, 0, 0;\n}"
-                 : ACCUMULATORS_32(d, 0), ACCUMULATORS_8(d, 32)
-                 : "l"(a), "l"(b), "n"(int(!First)));
-}
-template <bool First> __device__ __forceinline__ void wgmma(float (&d)[48], uint64_t a, uint64_t b) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %50, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {" NAMES_48 "}, %48, %49, p, 1, 1, 0, 0;\n}"
-                 : ACCUMULATORS_32(d, 0), ACCUMULATORS_16(d, 32)
-                 : "l"(a), "l"(b), "n"(int(!First)));
-}
-template <bool First> __device__ __forceinline__ void wgmma(float (&d)[64], uint64_t a, uint64_t b) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" NAMES_64 "}, %64, %65, p, 1, 1, 0, 0;\n}"
-                 : ACCUMULATORS_32(d, 0), ACCUMULATORS_32(d, 32)
-                 : "l"(a), "l"(b), "n"(int(!First)));
-}
+#define ACCUMULATORS_40(d) ACCUMULATORS_32(d, 0), ACCUMULATORS_8(d, 32)
+#define ACCUMULATORS_48(d) ACCUMULATORS_32(d, 0), ACCUMULATORS_16(d, 32)
+#define ACCUMULATORS_64(d) ACCUMULATORS_32(d, 0), ACCUMULATORS_32(d, 32)
+#define ACCUMULATORS_128(d) ACCUMULATORS_64(d), ACCUMULATORS_32(d, 64), ACCUMULATORS_32(d, 96)
 
-template <bool First> __device__ __forceinline__ void wgmma(float (&d)[128], uint64_t a, uint64_t b) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" NAMES_128 "}, %128, %129, p, 1, 1, 0, 0;\n}"
-                 : ACCUMULATORS_32(d, 0), ACCUMULATORS_32(d, 32), ACCUMULATORS_32(d, 64), ACCUMULATORS_32(d, 96)
-                 : "l"(a), "l"(b), "n"(int(!First)));
-}
+// d[64, n] = (first ? 0 : d) + a b for a warpgroup, both operands in shared memory with the sum along their rows: a[64,
+// 16] b[n, 16]ᵀ of bf16, or a[64, 32] b[n, 32]ᵀ of e4m3. Warp w holds rows 16 w to 16 w + 15 of d, as accumulators
+// (csrc/common/frag.cuh), one for each 8 columns. A, B, KEEP: numbers of the operands after the D accumulators;
+// WGMMA_BF16 also takes which operands are transposed.
+#define WGMMA_BF16 "k16.f32.bf16.bf16", ", 0, 0"
+#define WGMMA_FP8 "k32.f32.e4m3.e4m3", ""
+#define WGMMA_SHARED(...) WGMMA_SHARED_OF(__VA_ARGS__)
+#define WGMMA_SHARED_OF(NAME, TYPES, TRANSPOSED, N, D, NAMES, A, B, KEEP, ...)                                         \
+    template <bool First> __device__ __forceinline__ void NAME(float (&d)[D], uint64_t a, uint64_t b) {                \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #KEEP ", 0;\n"                                               \
+                     "wgmma.mma_async.sync.aligned.m64n" #N TYPES " {" NAMES "}, %" #A ", %" #B ", p, 1, 1" TRANSPOSED \
+                     ";\n}"                                                                                            \
+                     : __VA_ARGS__                                                                                     \
+                     : "l"(a), "l"(b), "n"(int(!First)));                                                              \
+    }
+WGMMA_SHARED(wgmma, WGMMA_BF16, 16, 8, NAMES_8, 8, 9, 10, ACCUMULATORS_8(d, 0))
+WGMMA_SHARED(wgmma, WGMMA_BF16, 32, 16, NAMES_16, 16, 17, 18, ACCUMULATORS_16(d, 0))
+WGMMA_SHARED(wgmma, WGMMA_BF16, 64, 32, NAMES_32, 32, 33, 34, ACCUMULATORS_32(d, 0))
+WGMMA_SHARED(wgmma, WGMMA_BF16, 80, 40, NAMES_40, 40, 41, 42, ACCUMULATORS_40(d))
+WGMMA_SHARED(wgmma, WGMMA_BF16, 96, 48, NAMES_48, 48, 49, 50, ACCUMULATORS_48(d))
+WGMMA_SHARED(wgmma, WGMMA_BF16, 128, 64, NAMES_64, 64, 65, 66, ACCUMULATORS_64(d))
+WGMMA_SHARED(wgmma, WGMMA_BF16, 256, 128, NAMES_128, 128, 129, 130, ACCUMULATORS_128(d))
+WGMMA_SHARED(wgmma_fp8, WGMMA_FP8, 32, 16, NAMES_16, 16, 17, 18, ACCUMULATORS_16(d, 0))
+WGMMA_SHARED(wgmma_fp8, WGMMA_FP8, 64, 32, NAMES_32, 32, 33, 34, ACCUMULATORS_32(d, 0))
+WGMMA_SHARED(wgmma_fp8, WGMMA_FP8, 96, 48, NAMES_48, 48, 49, 50, ACCUMULATORS_48(d))
+WGMMA_SHARED(wgmma_fp8, WGMMA_FP8, 128, 64, NAMES_64, 64, 65, 66, ACCUMULATORS_64(d))
 
 // d[64, n] += a[16, 64]ᵀ b[n, 16]ᵀ, n = 16 or 32: as the first, with a in shared memory row by row, 64 columns of 128
 // bytes.
@@ -121,54 +107,35 @@ __device__ __forceinline__ void wgmma_of_columns(float (&d)[16], uint64_t a, uin
                  : "l"(a), "l"(b));
 }
 
-// The same of FP8 (e4m3): d[64, n] = (first ? 0 : d) + a[64, 32] b[n, 32]ᵀ, n = 32, 64, 96 or 128.
-template <bool First> __device__ __forceinline__ void wgmma_fp8(float (&d)[16], uint64_t a, uint64_t b) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 {" NAMES_16 "}, %16, %17, p, 1, 1;\n}"
-                 : ACCUMULATORS_16(d, 0)
-                 : "l"(a), "l"(b), "n"(int(!First)));
-}
-template <bool First> __device__ __forceinline__ void wgmma_fp8(float (&d)[32], uint64_t a, uint64_t b) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {" NAMES_32 "}, %32, %33, p, 1, 1;\n}"
-                 : ACCUMULATORS_32(d, 0)
-                 : "l"(a), "l"(b), "n"(int(!First)));
-}
-template <bool First> __device__ __forceinline__ void wgmma_fp8(float (&d)[48], uint64_t a, uint64_t b) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %50, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n96k32.f32.e4m3.e4m3 {" NAMES_48 "}, %48, %49, p, 1, 1;\n}"
-                 : ACCUMULATORS_32(d, 0), ACCUMULATORS_16(d, 32)
-                 : "l"(a), "l"(b), "n"(int(!First)));
-}
-template <bool First> __device__ __forceinline__ void wgmma_fp8(float (&d)[64], uint64_t a, uint64_t b) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" NAMES_64 "}, %64, %65, p, 1, 1;\n}"
-                 : ACCUMULATORS_32(d, 0), ACCUMULATORS_32(d, 32)
-                 : "l"(a), "l"(b), "n"(int(!First)));
-}
-
-// The same with a in registers, n a multiple of 16 up to 128. Lane 4 g + q has four e4m3 codes a register: a[0] and
-// a[1] are rows g and g + 8 of the warp's 16 from column 4 q on, a[2] and a[3] the same rows from column 16 + 4 q on.
-#define WGMMA_FP8_REGISTERS(N, D, NAMES, A0, A1, A2, A3, B, KEEP, ...)                                                 \
-    template <bool First>                                                                                              \
-    __device__ __forceinline__ void wgmma_fp8(float (&d)[D], const uint32_t (&a)[4], uint64_t b) {                     \
+// The same with a in registers. Lane 4 g + q has four e4m3 codes a register: a[0] and a[1] are rows g and g + 8 of the
+// warp's 16 from column 4 q on, a[2] and a[3] the same rows from column 16 + 4 q on; bf16: pairs, as operand A of
+// `mma`.
+#define WGMMA_BF16_REGISTERS "k16.f32.bf16.bf16", ", 0"
+#define WGMMA_REGISTERS(...) WGMMA_REGISTERS_OF(__VA_ARGS__)
+#define WGMMA_REGISTERS_OF(NAME, TYPES, TRANSPOSED, N, D, NAMES, A0, A1, A2, A3, B, KEEP, ...)                         \
+    template <bool First> __device__ __forceinline__ void NAME(float (&d)[D], const uint32_t *a, uint64_t b) {         \
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #KEEP ", 0;\n"                                               \
-                     "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {" NAMES "}, {%" #A0 ", %" #A1          \
-                     ", %" #A2 ", %" #A3 "}, %" #B ", p, 1, 1;\n}"                                                     \
+                     "wgmma.mma_async.sync.aligned.m64n" #N TYPES " {" NAMES "}, {%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 \
+                     "}, %" #B ", p, 1, 1" TRANSPOSED ";\n}"                                                           \
                      : __VA_ARGS__                                                                                     \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(int(!First)));                          \
     }
-WGMMA_FP8_REGISTERS(16, 8, NAMES_8, 8, 9, 10, 11, 12, 13, ACCUMULATORS_8(d, 0))
-WGMMA_FP8_REGISTERS(32, 16, NAMES_16, 16, 17, 18, 19, 20, 21, ACCUMULATORS_16(d, 0))
-WGMMA_FP8_REGISTERS(48, 24, NAMES_24, 24, 25, 26, 27, 28, 29, ACCUMULATORS_16(d, 0), ACCUMULATORS_8(d, 16))
-WGMMA_FP8_REGISTERS(64, 32, NAMES_32, 32, 33, 34, 35, 36, 37, ACCUMULATORS_32(d, 0))
-WGMMA_FP8_REGISTERS(80, 40, NAMES_40, 40, 41, 42, 43, 44, 45, ACCUMULATORS_32(d, 0), ACCUMULATORS_8(d, 32))
-WGMMA_FP8_REGISTERS(96, 48, NAMES_48, 48, 49, 50, 51, 52, 53, ACCUMULATORS_32(d, 0), ACCUMULATORS_16(d, 32))
-WGMMA_FP8_REGISTERS(112, 56, NAMES_56, 56, 57, 58, 59, 60, 61, ACCUMULATORS_32(d, 0), ACCUMULATORS_16(d, 32),
-                    ACCUMULATORS_8(d, 48))
-WGMMA_FP8_REGISTERS(128, 64, NAMES_64, 64, 65, 66, 67, 68, 69, ACCUMULATORS_32(d, 0), ACCUMULATORS_32(d, 32))
+WGMMA_REGISTERS(wgmma, WGMMA_BF16_REGISTERS, 8, 4, NAMES_4, 4, 5, 6, 7, 8, 9, ACCUMULATORS_4(d))
+WGMMA_REGISTERS(wgmma, WGMMA_BF16_REGISTERS, 16, 8, NAMES_8, 8, 9, 10, 11, 12, 13, ACCUMULATORS_8(d, 0))
+WGMMA_REGISTERS(wgmma, WGMMA_BF16_REGISTERS, 32, 16, NAMES_16, 16, 17, 18, 19, 20, 21, ACCUMULATORS_16(d, 0))
+WGMMA_REGISTERS(wgmma_fp8, WGMMA_FP8, 8, 4, NAMES_4, 4, 5, 6, 7, 8, 9, ACCUMULATORS_4(d))
+WGMMA_REGISTERS(wgmma_fp8, WGMMA_FP8, 16, 8, NAMES_8, 8, 9, 10, 11, 12, 13, ACCUMULATORS_8(d, 0))
+WGMMA_REGISTERS(wgmma_fp8, WGMMA_FP8, 32, 16, NAMES_16, 16, 17, 18, 19, 20, 21, ACCUMULATORS_16(d, 0))
+WGMMA_REGISTERS(wgmma_fp8, WGMMA_FP8, 48, 24, NAMES_24, 24, 25, 26, 27, 28, 29, ACCUMULATORS_16(d, 0),
+                ACCUMULATORS_8(d, 16))
+WGMMA_REGISTERS(wgmma_fp8, WGMMA_FP8, 64, 32, NAMES_32, 32, 33, 34, 35, 36, 37, ACCUMULATORS_32(d, 0))
+WGMMA_REGISTERS(wgmma_fp8, WGMMA_FP8, 80, 40, NAMES_40, 40, 41, 42, 43, 44, 45, ACCUMULATORS_40(d))
+WGMMA_REGISTERS(wgmma_fp8, WGMMA_FP8, 96, 48, NAMES_48, 48, 49, 50, 51, 52, 53, ACCUMULATORS_48(d))
+WGMMA_REGISTERS(wgmma_fp8, WGMMA_FP8, 112, 56, NAMES_56, 56, 57, 58, 59, 60, 61, ACCUMULATORS_48(d),
+                ACCUMULATORS_8(d, 48))
+WGMMA_REGISTERS(wgmma_fp8, WGMMA_FP8, 128, 64, NAMES_64, 64, 65, 66, 67, 68, 69, ACCUMULATORS_64(d))
 
-// As above in bf16 with a in registers, as operand A of `mma`; n = 64.
+// The same in bf16, n = 64, with a as one vector.
 template <bool First> __device__ __forceinline__ void wgmma(float (&d)[32], const uint4 &a, uint64_t b) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" NAMES_32 "}, {%32, %33, %34, %35}, %36, "

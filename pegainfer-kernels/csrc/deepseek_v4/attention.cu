@@ -6,12 +6,10 @@
 // the window; then the compressed entries that it sees, ascending: none, all complete ones, or the chosen ones.
 //
 //   sparse_attention_heads: FlashAttention-2 (arXiv 2307.08691) by mma.sync. A block has a token and 16 or 32 heads
-//   (M), a warp 128 of
-//                          the dimensions. An iteration takes 16 keys: each warp copies its dimensions of them to
-//                          shared memory once for
-//                          all heads and both GEMMs (deepseek_v4/key_ring.cuh), and the warps add up their parts of the
-//                          scores
-//                          through shared memory, in order.
+//                          (M), a warp 128 of the dimensions. An iteration takes 16 keys: each warp copies its
+//                          dimensions of them to shared memory once for all heads and both GEMMs
+//                          (deepseek_v4/key_ring.cuh), and the warps add up their parts of the scores through shared
+//                          memory, in order.
 //   sparse_attention_f32:    a warp has a head, and a lane every 32nd dimension
 //
 // Keys are taken in chunks of 64 of the list. In bf16 each chunk has a softmax of its own, and the chunks are merged in
@@ -230,18 +228,9 @@ __device__ __forceinline__ void attend_list(const Lists<bf16> &lists, const bf16
         uint32_t rows, uint32_t pages, uint32_t slot_count, uint32_t window, uint32_t ring, uint32_t entry_pages,      \
         uint32_t per_page, uint32_t k, uint32_t heads, uint32_t dim, float scale) {                                    \
         start_after_predecessor();                                                                                     \
-        const Lists<bf16> lists = {{qo_indptr, positions, slots, page_tables, rows, pages},                            \
-                                   kv,                                                                                 \
-                                   rings,                                                                              \
-                                   entries,                                                                            \
-                                   chosen,                                                                             \
-                                   dim,                                                                                \
-                                   window,                                                                             \
-                                   ring,                                                                               \
-                                   slot_count,                                                                         \
-                                   entry_pages,                                                                        \
-                                   per_page,                                                                           \
-                                   k};                                                                                 \
+        const RaggedBatch batch = {qo_indptr, positions, slots, page_tables, rows, pages};                             \
+        const Lists<bf16> lists = {batch,  kv,   rings,      entries,     chosen,   dim,                               \
+                                   window, ring, slot_count, entry_pages, per_page, k};                                \
         attend_list<GROUPS>(lists, q, sink, out, heads, scale);                                                        \
     }
 HEADS_KERNEL(sparse_attention_heads_16, 1, 3)
@@ -265,18 +254,8 @@ extern "C" __global__ __launch_bounds__(kF32Threads) void sparse_attention_f32(
     start_after_predecessor();
     __shared__ const float *keys[kChunk];
     constexpr uint32_t kOwn = kMaxDim / 32; // dimensions of a lane, at most
-    Lists<float> lists = {{qo_indptr, positions, slots, page_tables, rows, pages},
-                          kv,
-                          rings,
-                          entries,
-                          chosen,
-                          dim,
-                          window,
-                          ring,
-                          slot_count,
-                          entry_pages,
-                          per_page,
-                          k};
+    const RaggedBatch batch = {qo_indptr, positions, slots, page_tables, rows, pages};
+    Lists<float> lists = {batch, kv, rings, entries, chosen, dim, window, ring, slot_count, entry_pages, per_page, k};
     List<float> list(lists, blockIdx.x);
     uint32_t lane = threadIdx.x % 32, steps = dim / 32, head = blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32;
     size_t at = (size_t(blockIdx.x) * heads + min(head, heads - 1)) * dim + lane;

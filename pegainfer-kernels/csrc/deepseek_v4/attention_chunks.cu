@@ -1,12 +1,10 @@
 // DeepSeek-V4's sparse attention where tokens are few (formula and order of sums: deepseek_v4/attention.cu):
 //
 //   sparse_attention_chunks: a block for each chunk of 64 keys and 16 heads (FlashDecoding: split-KV); keys go from
-//   memory to registers,
-//                          where movmatrix transposes them for the second GEMM
+//                          memory to registers, where movmatrix transposes them for the second GEMM
 //   sparse_attention_merge:  merges its partial results and rotates them back by the token's position, packs them for
-//   the next GEMM
-//                          (pack_split_rows of deepseek_v4/skinny.cu), and puts the keys of the step's tokens into the
-//                          rings
+//                          the next GEMM (pack_split_rows of deepseek_v4/skinny.cu), and puts the keys of the step's
+//                          tokens into the rings
 //
 // All GPUs. Bound by the latency of loads. Reference: src/cpu/deepseek_v4/{attention,rope,batch}.rs.
 #include "deepseek_v4/attention.cuh"
@@ -130,18 +128,8 @@ extern "C" __global__ __launch_bounds__(32 * kMaxDim / kWarpDim, 2) void sparse_
     uint32_t per_page, uint32_t k, uint32_t heads, uint32_t dim, float scale) {
     release_successor();
     __shared__ MmaShared shared;
-    Lists<bf16> lists = {{qo_indptr, positions, slots, page_tables, rows, pages},
-                         kv,
-                         rings,
-                         entries,
-                         chosen,
-                         dim,
-                         window,
-                         ring,
-                         slot_count,
-                         entry_pages,
-                         per_page,
-                         k};
+    const RaggedBatch batch = {qo_indptr, positions, slots, page_tables, rows, pages};
+    Lists<bf16> lists = {batch, kv, rings, entries, chosen, dim, window, ring, slot_count, entry_pages, per_page, k};
     List<bf16> list(lists, blockIdx.x);
     uint32_t first = blockIdx.z * kChunk;
     if (first >= list.keys) return wait_for_predecessor();

@@ -322,18 +322,9 @@ __device__ __forceinline__ void attend(const TensorMap &q, const TensorMap &out,
     }
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define ATTEND(HEADS)                                                                                                  \
-    const Lists<bf16> lists = {{qo_indptr, positions, slots, page_tables, rows, pages},                                \
-                               kv,                                                                                     \
-                               rings,                                                                                  \
-                               entries,                                                                                \
-                               chosen,                                                                                 \
-                               kMaxDim,                                                                                \
-                               window,                                                                                 \
-                               ring,                                                                                   \
-                               slot_count,                                                                             \
-                               entry_pages,                                                                            \
-                               per_page,                                                                               \
-                               k};                                                                                     \
+    const RaggedBatch batch = {qo_indptr, positions, slots, page_tables, rows, pages};                                 \
+    const Lists<bf16> lists = {batch,  kv,   rings,      entries,     chosen,   kMaxDim,                               \
+                               window, ring, slot_count, entry_pages, per_page, k};                                    \
     attend<HEADS>(q, out, lists, sink, scale);
 #else
 #define ATTEND(HEADS)

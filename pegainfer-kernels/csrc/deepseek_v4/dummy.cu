@@ -4,16 +4,8 @@
 // Words of 64 random bits (SplitMix64, as csrc/rows/dummy.cu): eight bytes of codes, or four numbers of 16 bits each.
 // One word a thread; all GPUs; bound by arithmetic. Reference: src/cpu/deepseek_v4/dummy.rs.
 #include "common/base.cuh"
+#include "common/random.cuh"
 #include "abi/deepseek_v4_dummy.h"
-
-constexpr uint64_t kGolden = 0x9e3779b97f4a7c15ull; // rng::GOLDEN
-
-// The finaliser of SplitMix64: rng::mix.
-__device__ __forceinline__ uint64_t mix(uint64_t z) {
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-    return z ^ (z >> 31);
-}
 
 // Calls `put(i, bits)` for EACH elements of the part from element EACH * thread on, with the bits of its lane of the
 // word.

@@ -2,8 +2,8 @@
 //
 //   planes: activations in f32 as planes of bf16 that add up to them
 //   gemm:   out = x wᵀ; rows of w in groups, each with columns of x of its own. At few tokens the segments of a tile
-//   are blocks
-//           (split-K): the last of them to arrive, by a counter, adds their sums in the order of the segments
+//           are blocks (split-K): the last of them to arrive, by a counter, adds their sums in the order of the
+//           segments
 //
 // All GPUs. FP8 and FP4 values times their scales are bf16 numbers, as are rounded activations, so that multiplications
 // are exact and sums are those of the reference in another order. Limit: memory at few tokens, shared memory at many;

@@ -1,8 +1,7 @@
 // The boundary between two blocks of DeepSeek-V4 in two kernels (formulas: deepseek_v4/hyper.cuh):
 //
 //   hyper_merge_products: merges the block's output into the streams, in place, and multiplies 64 columns of all
-//   streams
-//                         with the function (split-K)
+//                         streams with the function (split-K)
 //   hyper_mix_norm:       adds the splits, then mixes and normalises
 //   hyper_output_mixing:  at many tokens, how the next output goes back (Sinkhorn); else hyper_mix_norm does that, too
 //

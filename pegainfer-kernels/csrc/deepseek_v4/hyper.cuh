@@ -7,8 +7,7 @@
 //           pre[j] = sigmoid(m[j] scale[0] + base[j]) + eps, post[j] = 2 sigmoid(m[4+j] scale[1] + base[4+j]),
 //           comb = m[8..24] scale[2] + base[8..24] made doubly stochastic (Sinkhorn); y = bf16(Σ_j pre[j] stream[j])
 //   norm:   out = bf16(y * rsqrt(mean(y²) + eps) * weight), and where it is asked for `low`: 128 values of out e4m3
-//   times
-//           2^ceil(log2(max(amax, 1e-4) / 448))
+//           times 2^ceil(log2(max(amax, 1e-4) / 448))
 //
 // The GEMM is exact in its factors on tensor cores: streams are bf16, and an f32 of the function is the sum of three
 // bf16 (8 bits each; Ozaki's splitting), so mma.sync multiplies without rounding and sums in f32. Sums run over mma, 16

@@ -8,8 +8,7 @@
 //   index_scores_bf16: heads x entries by mma.sync m16n8k16, a warp has 32 entries and all heads
 //   index_scores_f32:  a warp has an entry and all heads
 //   choose_entries:    one block a token: radix select of the k-th largest score, then one pass that writes the chosen
-//   indices in order.
-//                      Named with a number, scores are read once and stay in registers
+//                      indices in order. Named with a number, scores are read once and stay in registers
 //
 // Many tokens on Hopper have their scores by deepseek_v4/index_wgmma.cu. Scores go through the workspace, of as many
 // tokens a launch as fit. A score depends on its token and entry alone, and its sum has one order for all grids. All

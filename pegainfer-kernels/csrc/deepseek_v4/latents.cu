@@ -5,8 +5,8 @@
 //   compressors: the entries that tokens complete (deepseek_v4/compress.cuh), of attention's and of the indexer's
 //
 // A block has a token of one of these four; entries of 128 tokens are shared by kPoolBlocks blocks. All GPUs. Bound by
-// latency at few tokens: 2.4 us at one (H200).
-// Reference: src/cpu/deepseek_v4/{norm,rope,compress}.rs, src/ops/deepseek_v4/latents.rs.
+// latency at few tokens: 2.4 us at one (H200). Reference: src/cpu/deepseek_v4/{norm,rope,compress}.rs,
+// src/ops/deepseek_v4/latents.rs.
 #include "deepseek_v4/compress.cuh"
 #include "deepseek_v4/norm.cuh"
 #include "abi/deepseek_v4_latents.h"
@@ -52,26 +52,14 @@
         if (part == 1)                                                                                                 \
             return norm_rope_key(keys, key_weight, t, float(positions[t]), frequencies, kv, dim, pairs,                \
                                  low_precision != 0, eps);                                                             \
-        const CompressorStep step = {{qo_indptr, positions, slots, page_tables, rows, pages},                          \
-                                     frequencies,                                                                      \
-                                     slot_count,                                                                       \
-                                     pairs,                                                                            \
-                                     low_precision != 0,                                                               \
-                                     eps};                                                                             \
+        const RaggedBatch batch = {qo_indptr, positions, slots, page_tables, rows, pages};                             \
+        const CompressorStep step = {batch, frequencies, slot_count, pairs, low_precision != 0, eps};                  \
+        const Tokens own = {values, scores, bias, value_rings, score_rings, ratio, ring, width};                       \
+        const Tokens index = {index_values,      index_scores, index_bias, index_value_rings,                          \
+                              index_score_rings, index_ratio,  index_ring, index_width};                               \
         const Compressor<T> compressor =                                                                               \
-            part == 2 ? Compressor<T>{{values, scores, bias, value_rings, score_rings, ratio, ring, width},            \
-                                      entry_norm,                                                                      \
-                                      entries,                                                                         \
-                                      entry_pages,                                                                     \
-                                      dim,                                                                             \
-                                      false}                                                                           \
-                      : Compressor<T>{{index_values, index_scores, index_bias, index_value_rings, index_score_rings,   \
-                                       index_ratio, index_ring, index_width},                                          \
-                                      index_norm,                                                                      \
-                                      index_entries,                                                                   \
-                                      index_pages,                                                                     \
-                                      index_dim,                                                                       \
-                                      true};                                                                           \
+            part == 2 ? Compressor<T>{own, entry_norm, entries, entry_pages, dim, false}                               \
+                      : Compressor<T>{index, index_norm, index_entries, index_pages, index_dim, true};                 \
         if (compressor.tokens.ratio == kPageTokens)                                                                    \
             return complete_long_entries(compressor, step, tokens, channels, arrived);                                 \
         complete_entry(compressor, step, t);                                                                           \

@@ -1,10 +1,9 @@
 // DeepSeek-V4's norm of rows and rotary embedding, activations in bf16 or f32:
 //
 //   norm:         out = x * rsqrt(mean(x²) + eps) * weight      one block a row of [rows, hidden], rounded once; where
-//   it is
-//                 asked for also as FP8, 128 values e4m3 times 2^ceil(log2(max(amax, 1e-4) / 448))
+//                 it is asked for also as FP8, 128 values e4m3 times 2^ceil(log2(max(amax, 1e-4) / 448))
 //   rope:         (a, b) = (a cos - b sin, a sin + b cos)       one block a token, neighbouring values of the last
-//   dimensions of each head
+//                 dimensions of each head
 //
 // All GPUs. Bound by memory at many rows, by latency at few. Angles are multiplied in f32, their sine and cosine
 // accurate at every position. Reference: src/cpu/deepseek_v4/{norm,rope}.rs.

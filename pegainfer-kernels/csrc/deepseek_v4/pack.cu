@@ -1,10 +1,8 @@
 // What surrounds cuBLASLt in the large-M GEMMs of DeepSeek-V4, where activations are bf16:
 //
 //   pack_activations: x to e4m3 codes and a scale for each 128 columns of a row, 2^ceil(log2(max(amax, 1e-4) / 448)).
-//   Exact for the
-//                     activations of round_activation, whose rounding it is (deepseek_v4/quant.cu). In the same launch:
-//                     E8M0
-//                     scales of up to two weights to f32
+//                     Exact for the activations of round_activation, whose rounding it is (deepseek_v4/quant.cu). In
+//                     the same launch: E8M0 scales of up to two weights to f32
 //   widen_e8m0:       FP8 weights with E8M0 scales to bf16, exactly
 //   pack_swiglu:      h = bf16(silu(min(gate, limit)) clamp(up, ±limit)), then as pack_activations
 //
@@ -82,8 +80,7 @@ __launch_bounds__(kThreads) void pack_activations(const bf16 *x,  // [m, k], k a
                                                   const uint8_t *second, // [each], E8M0; the second may be null
                                                   float *weight_scales,  // [2, each]
                                                   uint32_t each, uint32_t m, uint32_t padded, uint32_t k) {
-    release_successor();
-    wait_for_predecessor();
+    start_after_predecessor();
     GroupOf at(padded, k);
     Eight values(at.row < m ? load16(written(x) + size_t(at.row) * k + at.column()) : make_uint4(0, 0, 0, 0));
     pack_group(values, codes + size_t(at.row) * k + at.column(), scales + size_t(at.group) * padded + at.row, at.valid);
@@ -99,8 +96,7 @@ __launch_bounds__(kThreads) void pack_swiglu(const bf16 *gate, // [m, width], ro
                                              const uint8_t *down_scales, // [each], E8M0
                                              float *weight_scales,       // [each]
                                              uint32_t each, uint32_t m, uint32_t width, uint32_t pitch, float limit) {
-    release_successor();
-    wait_for_predecessor();
+    start_after_predecessor();
     GroupOf at(m, width);
     size_t from = size_t(at.row) * pitch + at.column();
     uint4 zero = make_uint4(0, 0, 0, 0);

@@ -92,8 +92,7 @@ __device__ __forceinline__ void turn_head(T *head, const float2 *turns, uint32_t
         }
 #pragma unroll
     for (uint32_t step = 1; step < 32; step *= 2) {
-        const float sign =
-            lane & step ? -1.f : 1.f; // the lower one of a pair gets the sum, the upper one the difference
+        const float sign = lane & step ? -1.f : 1.f; // of a pair: the lower one gets the sum
 #pragma unroll
         for (uint32_t i = 0; i < N; ++i) v[i] = fmaf(sign, v[i], __shfl_xor_sync(kAll, v[i], step));
     }
@@ -157,8 +156,8 @@ constexpr uint32_t kHeadsOfBlock = kHeadThreads / 32;
         }                                                                                                              \
         part -= parts;                                                                                                 \
         if (part < index_parts) {                                                                                      \
-            __shared__ float2                                                                                          \
-                turns[kMaxIndexDim / 2]; /* the same for all heads: each in f64 takes 100 instructions */              \
+            /* The same for all heads: each in f64 takes 100 instructions. */                                          \
+            __shared__ float2 turns[kMaxIndexDim / 2];                                                                 \
             for (uint32_t i = threadIdx.x; i < pairs; i += kHeadThreads)                                               \
                 turns[i] = exact_sine_and_cosine(__fmul_rn(float(positions[t]), frequencies[i]));                      \
             __syncthreads();                                                                                           \

@@ -179,9 +179,8 @@ PACKED_KERNEL(skinny_split_16, 32, true)
         uint32_t splits, uint32_t to_f32) {                                                                            \
         EXACT(N);                                                                                                      \
     }                                                                                                                  \
-    /* Several weights times the same tokens: w0 and w1 in FP8 with packed tokens, the others in bf16. Grid: tiles of  \
-     * all of */                                                                                                       \
-    /* them, times blocks of a cluster; tiles of tokens. */                                                            \
+    /* Several weights times the same tokens: w0 and w1 in FP8 with packed tokens, the others in bf16. */              \
+    /* Grid: tiles of all of them, times blocks of a cluster; tiles of tokens. */                                      \
     extern "C" __global__ __launch_bounds__(512, 1) void skinny_project_##N(                                           \
         const bf16 *x,         /* [m, k] */                                                                            \
         const uint8_t *packed, /* [m, packed row of k] */                                                              \

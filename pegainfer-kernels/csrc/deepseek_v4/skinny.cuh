@@ -29,30 +29,6 @@ constexpr uint32_t kTileRows = 64;
 constexpr uint32_t kDepth = 128; // columns of a step
 constexpr uint32_t kLane = 32;   // columns of a step that a lane reads
 
-// ---- wgmma with operand A in registers: d[64, N] = (first ? 0 : d) + a b
-
-#define NAMES_4 "%0, %1, %2, %3"
-#define NAMES_8 NAMES_4 ", %4, %5, %6, %7"
-#define ACCUMULATORS_4(d) "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-#define FROM_REGISTERS(N, HALF, NAMES, A0, A1, A2, A3, B, P, ...)                                                      \
-    template <bool First> __device__ __forceinline__ void fp8(float (&d)[HALF], const uint32_t *a, uint64_t b) {       \
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " P ", 0;\n"                                                    \
-                     "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {" NAMES "}, {" A0 ", " A1 ", " A2      \
-                     ", " A3 "}, " B ", p, 1, 1;\n}"                                                                   \
-                     : __VA_ARGS__                                                                                     \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(int(!First)));                          \
-    }                                                                                                                  \
-    template <bool First> __device__ __forceinline__ void bf16s(float (&d)[HALF], const uint32_t *a, uint64_t b) {     \
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " P ", 0;\n"                                                    \
-                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" NAMES "}, {" A0 ", " A1 ", " A2      \
-                     ", " A3 "}, " B ", p, 1, 1, 0;\n}"                                                                \
-                     : __VA_ARGS__                                                                                     \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(int(!First)));                          \
-    }
-FROM_REGISTERS(8, 4, NAMES_4, "%4", "%5", "%6", "%7", "%8", "%9", ACCUMULATORS_4(d))
-FROM_REGISTERS(16, 8, NAMES_8, "%8", "%9", "%10", "%11", "%12", "%13", ACCUMULATORS_8(d, 0))
-FROM_REGISTERS(32, 16, NAMES_16, "%16", "%17", "%18", "%19", "%20", "%21", ACCUMULATORS_16(d, 0))
-
 // ---- weights
 
 // Addresses of the first columns of a lane in its two rows, and of the rows' scales.
@@ -179,9 +155,8 @@ __device__ __forceinline__ void put_token(uint8_t *tokens, float *scales, uint32
 
 // ---- the GEMM of a warpgroup
 
-template <int N>
-using WgmmaSums =
-    float[N / 2]; // a wgmma accumulator: tokens 8 j + 2 q and the next of the low row, then of the high one
+// A wgmma accumulator: tokens 8 j + 2 q and the next of the low row, then of the high one.
+template <int N> using WgmmaSums = float[N / 2];
 
 // Adds a step to `total`. `b`: descriptor of its tokens; `scales`: of the tokens.
 template <Format F, int N>
@@ -190,14 +165,14 @@ __device__ __forceinline__ void add_step(WgmmaSums<N> &total, const Operand<F> &
     wgmma_fence();
     if constexpr (F == Format::kBf16) {
 #pragma unroll
-        for (int s = 0; s < 8; ++s) bf16s<false>(total, operand.a + 4 * s, b + (s / 4 * (N * 128) + s % 4 * 32) / 16);
+        for (int s = 0; s < 8; ++s) wgmma<false>(total, operand.a + 4 * s, b + (s / 4 * (N * 128) + s % 4 * 32) / 16);
         wgmma_commit();
         wgmma_wait<0>();
     } else {
         WgmmaSums<N> sums;
-        fp8<true>(sums, operand.a, b);
+        wgmma_fp8<true>(sums, operand.a, b);
 #pragma unroll
-        for (int s = 1; s < 4; ++s) fp8<false>(sums, operand.a + 4 * s, b + 2 * s);
+        for (int s = 1; s < 4; ++s) wgmma_fp8<false>(sums, operand.a + 4 * s, b + 2 * s);
         wgmma_commit();
         wgmma_wait<0>();
         const float *x = scales + threadIdx.x % 4 * 2;
@@ -256,8 +231,8 @@ struct ClusterShare {
     uint32_t first, count;             // steps of this warpgroup among those of the block
 
     __device__ __forceinline__ ClusterShare(uint32_t k, uint32_t splits) : splits(splits) {
-        const uint32_t warpgroup =
-            __shfl_sync(kAll, threadIdx.x / 128, 0); // the compiler then knows that it is the warp's
+        // The compiler then knows that it is the warp's.
+        const uint32_t warpgroup = __shfl_sync(kAll, threadIdx.x / 128, 0);
         blocks = cluster_blocks(), rank = block_rank();
         tile = warpgroup / splits, split = warpgroup % splits;
         first_tile = blockIdx.x / blocks * (blockDim.x / 128 / splits);
@@ -283,8 +258,8 @@ template <Format F, int N> struct Memory {
     uint8_t *tokens; // [steps, kTokenBytes]
     float *scales;   // [steps, N]
     float *segments; // [tiles, splits, N, 64]: sums of this block's segments
-    float
-        *parts; // [blocks, elements / blocks]: sums of each block of the cluster, of this block's part of the elements
+    // [blocks, elements / blocks]: sums of each block of the cluster, of this block's part of the elements.
+    float *parts;
 
     __device__ __forceinline__ Memory(uint8_t *shared, const ClusterShare &share) {
         tokens = shared, scales = reinterpret_cast<float *>(shared + share.block_most * kTokenBytes<F, N>);

@@ -3,8 +3,7 @@
 //
 //   group_pairs: the pairs of each expert, and tiles of them
 //   gate_up:     h = weight silu(min(w1 x, limit)) clamp(w3 x, ±limit)   rows of h are pairs; where it is asked for
-//   also as FP8:
-//                the last of the blocks whose columns share a scale to arrive, by a counter, rounds them
+//                also as FP8: the last of the blocks whose columns share a scale to arrive, by a counter, rounds them
 //   down:        y = w2 h                                              rows of y are pairs
 //   add_pairs:   the sum of a token's y, in the order of the experts, and of a row of the shared expert; rounded once
 //

@@ -340,8 +340,7 @@ extern "C" __global__
                                             uint32_t shared) { // whether the tokens have pairs with the shared expert
     constexpr uint32_t kThreads = 128;
     __shared__ uint32_t keys[kMostChosen], order[kMostChosen], values[kMostChosen][kThreads];
-    release_successor();
-    wait_for_predecessor();
+    start_after_predecessor();
     const uint32_t t = blockIdx.x, c = 2 * (blockIdx.y * kThreads + threadIdx.x);
     // Everything is read at once; what experts of other ranks have is not used.
     if (threadIdx.x < k) keys[threadIdx.x] = chosen[size_t(t) * k + threadIdx.x];

@@ -9,19 +9,14 @@ namespace experts_limits = limits::deepseek_v4_experts_skinny;
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 using namespace skinny;
-using experts_limits::kGroups;
-using experts_limits::kPairs;
-using experts_limits::kStageBytes;
-using experts_limits::kStages;
-using experts_limits::kUnlisted;
+using namespace experts_limits;
 using w4a8::shared8, w4a8::shared_word;
 
 constexpr uint32_t kConsumers = 128 * kGroups; // threads that multiply; behind them, a warp for each warpgroup fetches
 constexpr uint32_t kSharedCost = 2; // of a unit of the shared expert, in units of a routed one: FP8 has twice the bytes
 constexpr uint32_t kNone = ~0u;
 constexpr uint32_t kTileSums = kPairs * kTileRows; // of a warpgroup
-constexpr uint32_t kFetchedFirst =
-    2; // stages of weights that a warp fetches before the tokens of its first tile are there
+constexpr uint32_t kFetchedFirst = 2; // stages that a warp fetches before the tokens of its first tile are there
 constexpr uint32_t kBoxRows = kTileRows / 2, kRowBytes = 64; // of a box
 static_assert(kStageBytes == kTileRows * kRowBytes, "bytes of a stage");
 
@@ -311,7 +306,7 @@ __device__ __forceinline__ void multiply_fp4(const WeightRing &ring, Place &plac
             for (int i = 0; i < 16; ++i) asm volatile("" : "+r"(a[i]));
             wgmma_fence();
 #pragma unroll
-            for (int s = 0; s < 4; ++s) fp8<true>(sums[s], a + 4 * s, first_b >> 32 << 32 | (b + 2 * s));
+            for (int s = 0; s < 4; ++s) wgmma_fp8<true>(sums[s], a + 4 * s, first_b >> 32 << 32 | (b + 2 * s));
             wgmma_commit();
             // The next step's words are on their way while this one is multiplied.
             if (step + 1 < units.steps || unit + units.stride < units.last) words = read();

@@ -6,7 +6,7 @@
 //   gate_up_wgmma:  h = weight silu(min(w1 x, limit)) clamp(w3 x, ±limit), a row for each place
 //   pack_places:    h from bf16 to FP8, in the same way
 //   down_wgmma:     y = w2 h, a row for each pair; a range of the columns of y at a time, so that most of them stay in
-//   the L2
+//                   the L2
 //   add_columns:    the sum of a token's y and of a row of the shared expert, the same columns, rounded once
 //
 // Tiles of pairs (experts/pairs.cuh) have at most 48, 96 or 128 tokens: a tile costs about the same with few tokens as
@@ -25,9 +25,6 @@
 #include "abi/experts_wgmma.h"
 
 namespace {
-using limits::deepseek_v4_experts_wgmma::kAddTokens;
-using limits::deepseek_v4_experts_wgmma::kListAlign;
-using limits::deepseek_v4_experts_wgmma::kPackThreads;
 using limits::deepseek_v4_gemm::kGroupThreads;
 using limits::deepseek_v4_gemm::kMaxChosen;
 
@@ -70,8 +67,7 @@ __device__ __forceinline__ void multiply(float (&totals)[N / 2], BlockShared<TOK
     const uint32_t codes = keep(shared_address(s.weights) + c.top * w4a8::kRowBytes + (quad ^ c.top / 2 % 4) * 16);
     const uint32_t below = (c.bottom - c.top) * w4a8::kRowBytes;
     const uint32_t tokens = keep(shared_address(s.tokens)), token_scales = keep(shared_address(s.scales) + quad * 8);
-    auto weights = c.weights,
-         multiplied = weights; // the next step whose codes are read, and the next one that is multiplied
+    auto weights = c.weights, multiplied = weights; // next steps: whose codes are read, and that is multiplied
     auto step = c.tokens;
     float sums[N / 2];
     w4a8::RowCodes next;
@@ -279,8 +275,7 @@ extern "C" __global__ __launch_bounds__(kGroupThreads) void group_places(const u
                                                                          uint32_t count, uint32_t first,
                                                                          uint32_t experts,
                                                                          uint32_t tokens) { // see group_by_expert
-    release_successor();
-    wait_for_predecessor();
+    start_after_predecessor();
     group_by_expert(chosen, pairs, tiles, count, first, experts, tokens, kListAlign, places, blockIdx.x, gridDim.x);
 }
 
@@ -291,8 +286,7 @@ extern "C" __global__ __launch_bounds__(kPackThreads) void pack_tokens(
     uint8_t *codes,                                 // [places, k], permuted within each 128 columns
     float *scales,                                  // [k / 128, pitch]
     uint32_t vectors, uint32_t k, uint32_t pitch, uint32_t experts_of_token, uint32_t first, uint32_t experts) {
-    release_successor();
-    wait_for_predecessor();
+    start_after_predecessor();
     const uint32_t i = blockIdx.x * kPackThreads + threadIdx.x, token = i / (k / 8), vector = i % (k / 8);
     const Packed packed(i < vectors ? load16(x + size_t(i) * 8) : make_uint4(0, 0, 0, 0));
     if (i >= vectors) return;
@@ -307,8 +301,7 @@ extern "C" __global__ __launch_bounds__(kPackThreads) void pack_tokens(
 extern "C" __global__ __launch_bounds__(kPackThreads) void pack_places(const bf16 *h, const uint32_t *tiles,
                                                                        uint8_t *codes, float *scales, uint32_t k,
                                                                        uint32_t pitch) { // as above
-    release_successor();
-    wait_for_predecessor();
+    start_after_predecessor();
     const uint32_t all = tiles[0], *last = tiles + 1 + 3 * (all - 1), end = all == 0 ? 0 : last[1] + last[2];
     const uint32_t i = blockIdx.x * kPackThreads + threadIdx.x, place = i / (k / 8), vector = i % (k / 8);
     if (i / 32 * 32 / (k / 8) >= end) return;
@@ -327,8 +320,7 @@ extern "C" __global__ __launch_bounds__(1024) void add_columns(const bf16 *y,   
                                                                uint32_t first, uint32_t experts, // those that are here
                                                                uint32_t first_column, uint32_t columns) {
     __shared__ uint32_t order[kAddTokens][kMaxChosen], counts[kAddTokens];
-    release_successor();
-    wait_for_predecessor();
+    start_after_predecessor();
     const uint32_t threads = blockDim.x / kAddTokens, own = threadIdx.x / threads, i = threadIdx.x % threads;
     const uint32_t token = blockIdx.x * kAddTokens + own, column = (blockIdx.y * threads + i) * 8;
     if (token < tokens && i < k) { // a place of the token's list a thread

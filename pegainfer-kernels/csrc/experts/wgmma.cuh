@@ -11,12 +11,7 @@
 #include "limits.h"
 
 namespace {
-using limits::deepseek_v4_experts_wgmma::kBlocks;
-using limits::deepseek_v4_experts_wgmma::kBoxRows;
-using limits::deepseek_v4_experts_wgmma::kBoxTokens;
-using limits::deepseek_v4_experts_wgmma::kFewThreads;
-using limits::deepseek_v4_experts_wgmma::kMaxDepth;
-using limits::deepseek_v4_experts_wgmma::kThreads;
+using namespace limits::deepseek_v4_experts_wgmma;
 
 constexpr uint32_t kProducers = 128;   // threads that fetch: one the weights, one the tokens,
 constexpr uint32_t kListThreads = 64;  // and these the lists

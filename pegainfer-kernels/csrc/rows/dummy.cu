@@ -3,17 +3,10 @@
 // A counter-based generator on the finaliser of SplitMix64: element i depends on seed and i alone. All GPUs; bound by
 // memory.
 #include "common/base.cuh"
+#include "common/random.cuh"
 #include "abi/rows_dummy.h"
 
-constexpr uint64_t kGolden = 0x9e3779b97f4a7c15ull; // rng::GOLDEN
-constexpr uint32_t kGroups = 1u << 14;              // groups of a random stream: 65,536 elements
-
-// The finaliser of SplitMix64: rng::mix.
-__device__ __forceinline__ uint64_t mix(uint64_t z) {
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-    return z ^ (z >> 31);
-}
+constexpr uint32_t kGroups = 1u << 14; // groups of a random stream: 65,536 elements
 
 // One group of four elements a thread: 64 bits, 16 for each element from the low ones up, as a signed number over 32768
 // times `limit`, rounded once by the multiplication and once to bf16.

@@ -21,8 +21,7 @@ extern "C" __global__ void gather(const bf16 *__restrict__ from,    // [from_row
                                   const uint32_t *__restrict__ ids, // [gridDim.x]
                                   bf16 *__restrict__ out,           // [gridDim.x, width]
                                   uint32_t from_rows, uint32_t width) {
-    release_successor();
-    wait_for_predecessor();
+    start_after_predecessor();
     copy_row(from, out + size_t(blockIdx.x) * width, ids[blockIdx.x], from_rows, width);
 }
 
@@ -33,8 +32,7 @@ extern "C" __global__ void embedding(const bf16 *__restrict__ table,        // [
                                      const uint32_t *__restrict__ previous, // [previous_rows]
                                      bf16 *__restrict__ out,                // [gridDim.x, width]
                                      uint32_t vocab, uint32_t previous_rows, uint32_t width) {
-    release_successor();
-    wait_for_predecessor();
+    start_after_predecessor();
     uint32_t id = ids[blockIdx.x];
     if (id & kPlaceholder) {
         id ^= kPlaceholder;

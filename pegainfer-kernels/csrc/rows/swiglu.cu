@@ -8,8 +8,7 @@
 extern "C" __global__ void swiglu(const bf16 *__restrict__ gate_up, // [rows, 2 * width]
                                   void *out,                        // [rows, width], csrc/common/activation.cuh
                                   uint32_t padded, uint32_t width) {
-    release_successor();
-    wait_for_predecessor();
+    start_after_predecessor();
     uint32_t i = 8 * (blockIdx.y * blockDim.x + threadIdx.x);
     bool inside = i < width; // lanes that are not stay: a warp rounds together
     i = inside ? i : 0;
