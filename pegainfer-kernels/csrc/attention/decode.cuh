@@ -44,9 +44,9 @@ template <int D, int N, int S, typename T, typename Source>
 __device__ void decode(const Source &source, T *k, T *v, const Batch &batch, const Workspace &workspace,
                        const ActivationOut &out, uint32_t heads, float scale) {
     using Shared = DecodeShared<D, N, S, T>;
-    static_assert(sizeof(Shared) ==
-                      (kDecodeWarps * S * (sizeof(Stage<D, T>) + 8) + 16 * N * D + 4 * D + 8 + 127) / 128 * 128,
-                  "cuda/attention_decode.rs computes it");
+    static_assert(
+        sizeof(Shared) == (kDecodeWarps * S * (sizeof(Stage<D, T>) + 8) + 16 * N * D + 4 * D + 8 + 127) / 128 * 128,
+        "cuda/attention_decode.rs computes it");
     constexpr bool kFused = Source::kFused;
     constexpr uint32_t kStages = KvRing<D, S, kDecodeWarps, T>::kStages;
     extern __shared__ __align__(128) uint8_t raw[];

@@ -28,8 +28,8 @@ __device__ void decode(const bf16 *q, const T *k, const T *v, Batch batch, bf16 
     uint32_t first = min(blockIdx.x * share, total), end = min(first + share, total);
     Queries<D> queries = load_queries<D>(q, token0, tokens, kv_len, 0, heads, kv_head * group, group);
     const uint32_t *table = batch.block_tables + size_t(b) * batch.max_blocks;
-    Partial<D> partial = attend<D, T>(queries, k, v, table, batch.blocks, kv_heads, kv_head, kv_len, first + warp, end,
-                                      kDecodeWarps, scale);
+    Partial<D> partial = attend<D, T>(
+        queries, k, v, table, batch.blocks, kv_heads, kv_head, kv_len, first + warp, end, kDecodeWarps, scale);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         uint32_t row = Accumulator::row(lane, 2 * r);
@@ -97,10 +97,7 @@ __device__ void combine(const float *partials, // [batch, kv_heads, splits, max_
         const bf16 *q,                                                     /* [tokens, heads * D] */                   \
         const T *k,                                                        /* csrc/attention/kv_cache.cuh */           \
         const T *v,                                                        /* as k */                                  \
-        const uint32_t *qo_indptr,                                         /* [gridDim.z + 1] */                       \
-        const uint32_t *kv_lens,                                           /* [gridDim.z] */                           \
-        const uint32_t *block_tables,                                      /* [gridDim.z, max_blocks] */               \
-        bf16 *out,                                                         /* [tokens, heads * D] */                   \
+        BATCH_POINTERS, bf16 *out,                                         /* [tokens, heads * D] */                   \
         uint32_t heads, uint32_t max_blocks, uint32_t blocks, float scale, /* of the scores, with log2(e) */           \
         float *partials, /* [gridDim.z, kv_heads, splits, max_rows, D + 2] */                                          \
         uint32_t max_rows) {                                                                                           \

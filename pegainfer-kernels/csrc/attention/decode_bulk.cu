@@ -93,33 +93,27 @@ struct Projection {
 // left alone. A bad block id, and fused a bad position, stops the kernel.
 #define DECODE(SUFFIX, T, D, N, S)                                                                                     \
     extern "C" __global__ __launch_bounds__(32 * kDecodeWarps) void decode##SUFFIX##_##D##_##N(                        \
-        const bf16 *q,                /* [tokens, heads * D] */                                                        \
-        T *k, T *v,                   /* csrc/attention/kv_cache.cuh */                                                \
-        const uint32_t *qo_indptr,    /* [rows + 1] */                                                                 \
-        const uint32_t *kv_lens,      /* [rows] */                                                                     \
-        const uint32_t *block_tables, /* [rows, max_blocks] */                                                         \
-        void *out,                    /* [tokens, heads * D], csrc/common/activation.cuh */                            \
+        const bf16 *q,             /* [tokens, heads * D] */                                                           \
+        T *k, T *v,                /* csrc/attention/kv_cache.cuh */                                                   \
+        BATCH_POINTERS, void *out, /* [tokens, heads * D], csrc/common/activation.cuh */                               \
         uint32_t padded, uint32_t heads, uint32_t rows, uint32_t max_blocks, uint32_t blocks,                          \
         uint32_t overlapped, /* 1: with prefill attention, see `Queries` */                                            \
         float scale,         /* of the scores, with log2(e) */                                                         \
         float *partials,     /* [kv_heads, gridDim.x, 8 N, D + 4] */                                                   \
         uint32_t *arrived) { /* [kv_heads, gridDim.x], zero between launches */                                        \
-        DECODE_BODY((decode<D, N, S, T>(Queries{q, overlapped}, k, v,                                                  \
-                                        {qo_indptr, kv_lens, block_tables, rows, max_blocks, blocks},                  \
-                                        {partials, arrived}, {out, padded, heads * D}, heads, scale)))                 \
+        DECODE_BODY((decode<D, N, S, T>(                                                                               \
+            Queries{q, overlapped}, k, v, {qo_indptr, kv_lens, block_tables, rows, max_blocks, blocks},                \
+            {partials, arrived}, {out, padded, heads * D}, heads, scale)))                                             \
     }
 #define DECODE_FUSED(SUFFIX, T, D, S)                                                                                  \
     extern "C" __global__ __launch_bounds__(32 * kDecodeWarps) void decode_fused##SUFFIX##_##D##_##S(                  \
-        const bf16 *qkv,              /* [tokens, (heads + 2 kv_heads) * D] */                                         \
-        const bf16 *q_norm,           /* [D] */                                                                        \
-        const bf16 *k_norm,           /* [D] */                                                                        \
-        const float *rope,            /* [positions, D]: cosines, then sines */                                        \
-        const uint32_t *slots,        /* [tokens], or kNoSlot */                                                       \
-        T *k, T *v,                   /* as above; the new token is written */                                         \
-        const uint32_t *qo_indptr,    /* [rows + 1] */                                                                 \
-        const uint32_t *kv_lens,      /* [rows] */                                                                     \
-        const uint32_t *block_tables, /* [rows, max_blocks] */                                                         \
-        void *out,                    /* [tokens, heads * D], csrc/common/activation.cuh */                            \
+        const bf16 *qkv,           /* [tokens, (heads + 2 kv_heads) * D] */                                            \
+        const bf16 *q_norm,        /* [D] */                                                                           \
+        const bf16 *k_norm,        /* [D] */                                                                           \
+        const float *rope,         /* [positions, D]: cosines, then sines */                                           \
+        const uint32_t *slots,     /* [tokens], or kNoSlot */                                                          \
+        T *k, T *v,                /* as above; the new token is written */                                            \
+        BATCH_POINTERS, void *out, /* [tokens, heads * D], csrc/common/activation.cuh */                               \
         uint32_t padded, uint32_t heads, uint32_t rows, uint32_t max_blocks, uint32_t blocks, uint32_t positions,      \
         float eps, float scale, /* of the scores, with log2(e) */                                                      \
         float *partials,        /* [kv_heads, gridDim.x, 8, D + 4] */                                                  \

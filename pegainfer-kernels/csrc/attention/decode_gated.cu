@@ -86,16 +86,13 @@ struct GatedProjection {
 // stops the kernel.
 #define GATED_DECODE(SUFFIX, T, D, S)                                                                                  \
     extern "C" __global__ __launch_bounds__(32 * kDecodeWarps) void gated_decode##SUFFIX##_##D##_##S(                  \
-        const bf16 *projected,        /* [tokens, (2 heads + 2 kv_heads) * D], csrc/attention/gated_head.cuh */        \
-        const float *q_norm,          /* [D] */                                                                        \
-        const float *k_norm,          /* [D] */                                                                        \
-        const float *rope,            /* [positions, rotary]: cosines, then sines */                                   \
-        const uint32_t *slots,        /* [tokens], or kNoSlot */                                                       \
-        T *k, T *v,                   /* csrc/attention/kv_cache.cuh; the new token is written */                      \
-        const uint32_t *qo_indptr,    /* [rows + 1] */                                                                 \
-        const uint32_t *kv_lens,      /* [rows] */                                                                     \
-        const uint32_t *block_tables, /* [rows, max_blocks] */                                                         \
-        void *out,                    /* [tokens, heads * D], csrc/common/activation.cuh */                            \
+        const bf16 *projected,     /* [tokens, (2 heads + 2 kv_heads) * D], csrc/attention/gated_head.cuh */           \
+        const float *q_norm,       /* [D] */                                                                           \
+        const float *k_norm,       /* [D] */                                                                           \
+        const float *rope,         /* [positions, rotary]: cosines, then sines */                                      \
+        const uint32_t *slots,     /* [tokens], or kNoSlot */                                                          \
+        T *k, T *v,                /* csrc/attention/kv_cache.cuh; the new token is written */                         \
+        BATCH_POINTERS, void *out, /* [tokens, heads * D], csrc/common/activation.cuh */                               \
         uint32_t padded, uint32_t heads, uint32_t rows, uint32_t max_blocks, uint32_t blocks, uint32_t positions,      \
         uint32_t rotary, float eps, float scale, /* of the scores, with log2(e) */                                     \
         float *partials,                         /* [kv_heads, gridDim.x, 8, D + 4] */                                 \

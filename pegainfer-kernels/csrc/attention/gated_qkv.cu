@@ -13,17 +13,17 @@ using namespace limits::gated_qkv;
 
 // `lanes` of a head: the next power of two from head_dim / 8. A bad slot or position stops the kernel.
 template <typename T>
-__device__ __forceinline__ void
-rotate_write_kv(const bf16 *__restrict__ projected,     // [tokens, (2 heads + 2 kv_heads) * head_dim]
-                const float *__restrict__ q_norm,       // [head_dim]
-                const float *__restrict__ k_norm,       // [head_dim]
-                const float *__restrict__ rope,         // [positions, rotary]: cosines, then sines
-                const uint32_t *__restrict__ positions, // [tokens]
-                const uint32_t *__restrict__ slots,     // [tokens]
-                bf16 *__restrict__ q,                   // [tokens, heads * head_dim]
-                T *__restrict__ k, T *__restrict__ v,   // csrc/attention/kv_cache.cuh
-                uint32_t heads, uint32_t kv_heads, uint32_t head_dim, uint32_t rotary, uint32_t max_position,
-                uint32_t max_slot, float eps, uint32_t lanes) {
+__device__ __forceinline__ void rotate_write_kv(
+    const bf16 *__restrict__ projected,     // [tokens, (2 heads + 2 kv_heads) * head_dim]
+    const float *__restrict__ q_norm,       // [head_dim]
+    const float *__restrict__ k_norm,       // [head_dim]
+    const float *__restrict__ rope,         // [positions, rotary]: cosines, then sines
+    const uint32_t *__restrict__ positions, // [tokens]
+    const uint32_t *__restrict__ slots,     // [tokens]
+    bf16 *__restrict__ q,                   // [tokens, heads * head_dim]
+    T *__restrict__ k, T *__restrict__ v,   // csrc/attention/kv_cache.cuh
+    uint32_t heads, uint32_t kv_heads, uint32_t head_dim, uint32_t rotary, uint32_t max_position, uint32_t max_slot,
+    float eps, uint32_t lanes) {
     start_after_predecessor();
     uint32_t token = blockIdx.x, all = heads + 2 * kv_heads, position = positions[token], slot = slots[token];
     uint32_t lane = threadIdx.x % lanes, at_once = blockDim.x / lanes, other = rotates_with(lane, rotary);

@@ -52,3 +52,5 @@ struct Batch {
     uint32_t rows, max_blocks;
     uint32_t blocks; // of the cache; a larger id stops the kernel
 };
+// The parameters of a kernel that are its batch, besides the numbers.
+#define BATCH_POINTERS const uint32_t *qo_indptr, const uint32_t *kv_lens, const uint32_t *block_tables

@@ -45,10 +45,7 @@ __device__ void prefill(const bf16 *q, const T *k, const T *v, Batch batch, bf16
         const bf16 *q,                                                       /* [tokens, heads * D] */                 \
         const T *k,                                                          /* csrc/attention/kv_cache.cuh */         \
         const T *v,                                                          /* as k */                                \
-        const uint32_t *qo_indptr,                                           /* [gridDim.z + 1] */                     \
-        const uint32_t *kv_lens,                                             /* [gridDim.z] */                         \
-        const uint32_t *block_tables,                                        /* [gridDim.z, max_blocks] */             \
-        bf16 *out,                                                           /* [tokens, heads * D] */                 \
+        BATCH_POINTERS, bf16 *out,                                           /* [tokens, heads * D] */                 \
         uint32_t heads, uint32_t max_blocks, uint32_t blocks, float scale) { /* of the scores, with log2(e) */         \
         start_after_predecessor();                                                                                     \
         prefill<D, T>(q, k, v, {qo_indptr, kv_lens, block_tables, gridDim.z, max_blocks, blocks}, out, heads, scale);  \

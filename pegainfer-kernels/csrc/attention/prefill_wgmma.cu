@@ -331,13 +331,10 @@ __device__ void prefill(const bf16 *q, const bf16 *k, const bf16 *v, const B &ba
 // Grid: as many blocks as multiprocessors, fewer where decode attention is overlapped. A bad block id stops the kernel.
 #define PREFILL(D)                                                                                                     \
     extern "C" __global__ __launch_bounds__((1 + kConsumers) * kWarpgroup, 1) void prefill_##D(                        \
-        const bf16 *q,                /* [tokens, heads * D] */                                                        \
-        const bf16 *k,                /* [blocks, kv_heads, D / 64, 16, 64], csrc/attention/kv_cache.cuh */            \
-        const bf16 *v,                /* as k */                                                                       \
-        const uint32_t *qo_indptr,    /* [rows + 1] */                                                                 \
-        const uint32_t *kv_lens,      /* [rows] */                                                                     \
-        const uint32_t *block_tables, /* [rows, max_blocks] */                                                         \
-        void *out,                    /* [tokens, heads * D], csrc/common/activation.cuh */                            \
+        const bf16 *q,             /* [tokens, heads * D] */                                                           \
+        const bf16 *k,             /* [blocks, kv_heads, D / 64, 16, 64], csrc/attention/kv_cache.cuh */               \
+        const bf16 *v,             /* as k */                                                                          \
+        BATCH_POINTERS, void *out, /* [tokens, heads * D], csrc/common/activation.cuh */                               \
         uint32_t padded, uint32_t heads, uint32_t kv_heads, uint32_t rows, uint32_t max_blocks, uint32_t blocks,       \
         float scale) { /* of the scores, with log2(e) */                                                               \
         BODY(D);                                                                                                       \

@@ -40,17 +40,17 @@ __device__ __forceinline__ void norm_rope(uint4 &low, uint4 &high, bool inside, 
 
 // A bad slot or position stops the kernel.
 template <bool kNorm, typename T>
-__device__ __forceinline__ void
-rotate_write_kv(const bf16 *__restrict__ qkv,           // [tokens, (heads + 2 kv_heads) * head_dim]
-                const bf16 *__restrict__ q_norm,        // [head_dim]; not read without kNorm
-                const bf16 *__restrict__ k_norm,        // [head_dim]; not read without kNorm
-                const float *__restrict__ rope,         // [positions, head_dim]: cosines, then sines
-                const uint32_t *__restrict__ positions, // [tokens]
-                const uint32_t *__restrict__ slots,     // [tokens]
-                bf16 *__restrict__ q,                   // [tokens, heads * head_dim]
-                T *__restrict__ k, T *__restrict__ v,   // csrc/attention/kv_cache.cuh
-                uint32_t heads, uint32_t kv_heads, uint32_t head_dim, uint32_t max_position, uint32_t max_slot,
-                float eps, uint32_t lanes) {
+__device__ __forceinline__ void rotate_write_kv(
+    const bf16 *__restrict__ qkv,           // [tokens, (heads + 2 kv_heads) * head_dim]
+    const bf16 *__restrict__ q_norm,        // [head_dim]; not read without kNorm
+    const bf16 *__restrict__ k_norm,        // [head_dim]; not read without kNorm
+    const float *__restrict__ rope,         // [positions, head_dim]: cosines, then sines
+    const uint32_t *__restrict__ positions, // [tokens]
+    const uint32_t *__restrict__ slots,     // [tokens]
+    bf16 *__restrict__ q,                   // [tokens, heads * head_dim]
+    T *__restrict__ k, T *__restrict__ v,   // csrc/attention/kv_cache.cuh
+    uint32_t heads, uint32_t kv_heads, uint32_t head_dim, uint32_t max_position, uint32_t max_slot, float eps,
+    uint32_t lanes) {
     start_after_predecessor();
     uint32_t token = blockIdx.x, all = heads + 2 * kv_heads, half = head_dim / 2, high_vector = half / 8;
     uint32_t position = positions[token], slot = slots[token];

@@ -99,13 +99,10 @@ __device__ void widen_kv(const fp8 *k, const fp8 *v, const WidenedBatch &batch, 
 // the kernel.
 #define WIDEN_KV(D)                                                                                                    \
     extern "C" __global__ __launch_bounds__(kThreads) void widen_kv_##D(                                               \
-        const fp8 *k,                 /* [blocks, kv_heads, slab], csrc/attention/kv_cache.cuh */                      \
-        const fp8 *v,                 /* as k */                                                                       \
-        const uint32_t *qo_indptr,    /* [rows + 1] */                                                                 \
-        const uint32_t *kv_lens,      /* [rows] */                                                                     \
-        const uint32_t *block_tables, /* [rows, max_blocks] */                                                         \
-        bf16 *out_k,                  /* [capacity, heads_here, D / 64, 16, 64] */                                     \
-        bf16 *out_v,                  /* as out_k */                                                                   \
+        const fp8 *k,                /* [blocks, kv_heads, slab], csrc/attention/kv_cache.cuh */                       \
+        const fp8 *v,                /* as k */                                                                        \
+        BATCH_POINTERS, bf16 *out_k, /* [capacity, heads_here, D / 64, 16, 64] */                                      \
+        bf16 *out_v,                 /* as out_k */                                                                    \
         uint32_t heads, uint32_t kv_heads, uint32_t rows, uint32_t max_blocks, uint32_t blocks, uint32_t first_head,   \
         uint32_t heads_here, uint32_t capacity) {                                                                      \
         WidenedBatch batch{{{qo_indptr, kv_lens, block_tables, rows, max_blocks, blocks}, heads, kv_heads},            \

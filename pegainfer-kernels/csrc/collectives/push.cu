@@ -143,8 +143,8 @@ template <int kRanks> struct Exchange {
         return reinterpret_cast<uint64_t *>(mailbox + kFlagBytes) + half * kLlWords;
     }
     __device__ uint4 *stage(uint8_t *mailbox, uint32_t hop = 0) const {
-        return reinterpret_cast<uint4 *>(mailbox + kMailboxBytes + uint64_t(half) * stage_bytes +
-                                         hop * (stage_bytes / 2));
+        return reinterpret_cast<uint4 *>(
+            mailbox + kMailboxBytes + uint64_t(half) * stage_bytes + hop * (stage_bytes / 2));
     }
 
     // Whether a wait for the sources of `missing` (bits; equal in all lanes) has to end. All lanes of a warp call it.
@@ -346,8 +346,9 @@ __device__ __forceinline__ void all_reduce_two_shot(Exchange<kRanks> exchange, T
     }
     exchange.publish(1);
     exchange.await(1);
-    of_peers(
-        [&](uint32_t q, uint32_t i, uint32_t at) { data[at] = __ldcg(exchange.stage(exchange.mailbox(q), 1) + i); });
+    of_peers([&](uint32_t q, uint32_t i, uint32_t at) {
+        data[at] = __ldcg(exchange.stage(exchange.mailbox(q), 1) + i);
+    });
     exchange.end();
 }
 
@@ -428,8 +429,8 @@ __device__ __forceinline__ void all_gather_rows(Exchange<kRanks> exchange, const
 
 // For up to N ranks. Grid: a power of two, at most kMaxBlocks and one block a multiprocessor.
 #define ALL_REDUCE(NAME, THREADS, N, SUFFIX, T)                                                                        \
-    extern "C" __global__ __launch_bounds__(THREADS, 1) void NAME##_##SUFFIX##_##N(T *x, uint64_t first,               \
-                                                                                   uint32_t vectors, LINK) {           \
+    extern "C" __global__ __launch_bounds__(THREADS, 1) void NAME##_##SUFFIX##_##N(                                    \
+        T *x, uint64_t first, uint32_t vectors, LINK) {                                                                \
         start_after_predecessor();                                                                                     \
         EXCHANGE(N, kAllReduce)                                                                                        \
         NAME<N, T>(exchange, x + first * (16 / sizeof(T)), vectors);                                                   \

@@ -74,11 +74,11 @@ template <int N> __device__ __forceinline__ void wgmma_wait() {
 #define WGMMA_SHARED(...) WGMMA_SHARED_OF(__VA_ARGS__)
 #define WGMMA_SHARED_OF(NAME, TYPES, TRANSPOSED, N, D, NAMES, A, B, KEEP, ...)                                         \
     template <bool First> __device__ __forceinline__ void NAME(float (&d)[D], uint64_t a, uint64_t b) {                \
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #KEEP ", 0;\n"                                               \
-                     "wgmma.mma_async.sync.aligned.m64n" #N TYPES " {" NAMES "}, %" #A ", %" #B ", p, 1, 1" TRANSPOSED \
-                     ";\n}"                                                                                            \
-                     : __VA_ARGS__                                                                                     \
-                     : "l"(a), "l"(b), "n"(int(!First)));                                                              \
+        asm volatile(                                                                                                  \
+            "{\n.reg .pred p;\nsetp.ne.b32 p, %" #KEEP ", 0;\n"                                                        \
+            "wgmma.mma_async.sync.aligned.m64n" #N TYPES " {" NAMES "}, %" #A ", %" #B ", p, 1, 1" TRANSPOSED ";\n}"   \
+            : __VA_ARGS__                                                                                              \
+            : "l"(a), "l"(b), "n"(int(!First)));                                                                       \
     }
 WGMMA_SHARED(wgmma, WGMMA_BF16, 16, 8, NAMES_8, 8, 9, 10, ACCUMULATORS_8(d, 0))
 WGMMA_SHARED(wgmma, WGMMA_BF16, 32, 16, NAMES_16, 16, 17, 18, ACCUMULATORS_16(d, 0))

@@ -214,23 +214,12 @@ __device__ __forceinline__ void attend_list(const Lists<bf16> &lists, const bf16
 #define HEADS_KERNEL(NAME, GROUPS, BLOCKS)                                                                             \
     /* Grid: tokens, groups of so many heads; a warp each 128 dimensions. */                                           \
     extern "C" __global__ __launch_bounds__(32 * kMostWarps, BLOCKS) void NAME(                                        \
-        const bf16 *q,               /* [tokens, heads, dim] */                                                        \
-        const bf16 *kv,              /* [tokens, dim] */                                                               \
-        const bf16 *rings,           /* [slot_count, ring, dim] */                                                     \
-        const bf16 *entries,         /* [entry_pages, per_page, dim]; not read if per_page is 0 */                     \
-        const uint32_t *chosen,      /* [tokens, k]; not read if k is 0 */                                             \
-        const float *sink,           /* [heads] */                                                                     \
-        const uint32_t *qo_indptr,   /* [rows + 1] */                                                                  \
-        const uint32_t *positions,   /* [tokens] */                                                                    \
-        const uint32_t *slots,       /* [rows] */                                                                      \
-        const uint32_t *page_tables, /* [rows, pages] */                                                               \
-        bf16 *out,                   /* [tokens, heads, dim] */                                                        \
-        uint32_t rows, uint32_t pages, uint32_t slot_count, uint32_t window, uint32_t ring, uint32_t entry_pages,      \
-        uint32_t per_page, uint32_t k, uint32_t heads, uint32_t dim, float scale) {                                    \
+        const bf16 *q,                           /* [tokens, heads, dim] */                                            \
+        LISTS_POINTERS(bf16), const float *sink, /* [heads] */                                                         \
+        RAGGED_BATCH_POINTERS, bf16 *out,        /* [tokens, heads, dim] */                                            \
+        LISTS_NUMBERS, uint32_t heads, uint32_t dim, float scale) {                                                    \
         start_after_predecessor();                                                                                     \
-        const RaggedBatch batch = {qo_indptr, positions, slots, page_tables, rows, pages};                             \
-        const Lists<bf16> lists = {batch,  kv,   rings,      entries,     chosen,   dim,                               \
-                                   window, ring, slot_count, entry_pages, per_page, k};                                \
+        const Lists<bf16> lists = LISTS(bf16, dim);                                                                    \
         attend_list<GROUPS>(lists, q, sink, out, heads, scale);                                                        \
     }
 HEADS_KERNEL(sparse_attention_heads_16, 1, 3)
@@ -238,24 +227,16 @@ HEADS_KERNEL(sparse_attention_heads_32, 2, 2)
 
 // Grid: tokens, groups of heads, one a warp.
 extern "C" __global__ __launch_bounds__(kF32Threads) void sparse_attention_f32(
-    const float *q,              // [tokens, heads, dim]
-    const float *kv,             // [tokens, dim]
-    const float *rings,          // [slot_count, ring, dim]
-    const float *entries,        // [entry_pages, per_page, dim]; not read if per_page is 0
-    const uint32_t *chosen,      // [tokens, k]; not read if k is 0
-    const float *sink,           // [heads]
-    const uint32_t *qo_indptr,   // [rows + 1]
-    const uint32_t *positions,   // [tokens]
-    const uint32_t *slots,       // [rows]
-    const uint32_t *page_tables, // [rows, pages]
-    float *out,                  // [tokens, heads, dim]
-    uint32_t rows, uint32_t pages, uint32_t slot_count, uint32_t window, uint32_t ring, uint32_t entry_pages,
-    uint32_t per_page, uint32_t k, uint32_t heads, uint32_t dim, float scale) {
+    const float *q, // [tokens, heads, dim]
+    LISTS_POINTERS(float),
+    const float *sink, // [heads]
+    RAGGED_BATCH_POINTERS,
+    float *out, // [tokens, heads, dim]
+    LISTS_NUMBERS, uint32_t heads, uint32_t dim, float scale) {
     start_after_predecessor();
     __shared__ const float *keys[kChunk];
     constexpr uint32_t kOwn = kMaxDim / 32; // dimensions of a lane, at most
-    const RaggedBatch batch = {qo_indptr, positions, slots, page_tables, rows, pages};
-    Lists<float> lists = {batch, kv, rings, entries, chosen, dim, window, ring, slot_count, entry_pages, per_page, k};
+    Lists<float> lists = LISTS(float, dim);
     List<float> list(lists, blockIdx.x);
     uint32_t lane = threadIdx.x % 32, steps = dim / 32, head = blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32;
     size_t at = (size_t(blockIdx.x) * heads + min(head, heads - 1)) * dim + lane;

@@ -30,6 +30,14 @@ template <typename T> struct Lists {
     }
 };
 
+// The parameters of a kernel that are its lists, besides `dim`; and the lists of these names.
+#define LISTS_POINTERS(T) const T *kv, const T *rings, const T *entries, const uint32_t *chosen
+#define LISTS_NUMBERS                                                                                                  \
+    uint32_t rows, uint32_t pages, uint32_t slot_count, uint32_t window, uint32_t ring, uint32_t entry_pages,          \
+        uint32_t per_page, uint32_t k
+#define LISTS(T, DIM)                                                                                                  \
+    Lists<T> { RAGGED_BATCH, kv, rings, entries, chosen, DIM, window, ring, slot_count, entry_pages, per_page, k }
+
 __device__ __forceinline__ uint32_t code_of(uint32_t tensor, size_t row) {
     if (row >= kKept) __trap();
     return tensor | uint32_t(row);

@@ -113,23 +113,15 @@ struct Partials {
 };
 
 // Grid: tokens, groups of 16 heads, chunks; a warp each 128 dimensions.
-extern "C" __global__ __launch_bounds__(32 * kMaxDim / kWarpDim, 2) void sparse_attention_chunks(
-    const bf16 *q,               // [tokens, heads, dim]
-    const bf16 *kv,              // [tokens, dim]
-    const bf16 *rings,           // [slot_count, ring, dim]
-    const bf16 *entries,         // [entry_pages, per_page, dim]; not read if per_page is 0
-    const uint32_t *chosen,      // [tokens, k]; not read if k is 0
-    const uint32_t *qo_indptr,   // [rows + 1]
-    const uint32_t *positions,   // [tokens]
-    const uint32_t *slots,       // [rows]
-    const uint32_t *page_tables, // [rows, pages]
-    float *partials,             // see Partials
-    uint32_t rows, uint32_t pages, uint32_t slot_count, uint32_t window, uint32_t ring, uint32_t entry_pages,
-    uint32_t per_page, uint32_t k, uint32_t heads, uint32_t dim, float scale) {
+extern "C" __global__ __launch_bounds__(
+    32 * kMaxDim / kWarpDim,
+    2) void sparse_attention_chunks(const bf16 *q, // [tokens, heads, dim]
+                                    LISTS_POINTERS(bf16), RAGGED_BATCH_POINTERS,
+                                    float *partials, // see Partials
+                                    LISTS_NUMBERS, uint32_t heads, uint32_t dim, float scale) {
     release_successor();
     __shared__ MmaShared shared;
-    const RaggedBatch batch = {qo_indptr, positions, slots, page_tables, rows, pages};
-    Lists<bf16> lists = {batch, kv, rings, entries, chosen, dim, window, ring, slot_count, entry_pages, per_page, k};
+    Lists<bf16> lists = LISTS(bf16, dim);
     List<bf16> list(lists, blockIdx.x);
     uint32_t first = blockIdx.z * kChunk;
     if (first >= list.keys) return wait_for_predecessor();

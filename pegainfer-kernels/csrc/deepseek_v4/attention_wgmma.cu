@@ -305,26 +305,15 @@ __device__ __forceinline__ void attend(const TensorMap &q, const TensorMap &out,
 #define ATTENTION_KERNEL(NAME, HEADS)                                                                                  \
     /* Grid: tokens. */                                                                                                \
     extern "C" __global__ __launch_bounds__(kThreads, 2) void NAME(                                                    \
-        const __grid_constant__ TensorMap q,   /* [tokens * heads, dim], boxes of all heads */                         \
-        const __grid_constant__ TensorMap out, /* the same */                                                          \
-        const bf16 *kv,                        /* [tokens, dim] */                                                     \
-        const bf16 *rings,                     /* [slot_count, ring, dim] */                                           \
-        const bf16 *entries,                   /* [entry_pages, per_page, dim]; not read if per_page is 0 */           \
-        const uint32_t *chosen,                /* [tokens, k]; not read if k is 0 */                                   \
-        const float *sink,                     /* [heads] */                                                           \
-        const uint32_t *qo_indptr,             /* [rows + 1] */                                                        \
-        const uint32_t *positions,             /* [tokens] */                                                          \
-        const uint32_t *slots,                 /* [rows] */                                                            \
-        const uint32_t *page_tables,           /* [rows, pages] */                                                     \
-        uint32_t rows, uint32_t pages, uint32_t slot_count, uint32_t window, uint32_t ring, uint32_t entry_pages,      \
-        uint32_t per_page, uint32_t k, float scale) {                                                                  \
+        const __grid_constant__ TensorMap q,     /* [tokens * heads, dim], boxes of all heads */                       \
+        const __grid_constant__ TensorMap out,   /* the same */                                                        \
+        LISTS_POINTERS(bf16), const float *sink, /* [heads] */                                                         \
+        RAGGED_BATCH_POINTERS, LISTS_NUMBERS, float scale) {                                                           \
         ATTEND(HEADS)                                                                                                  \
     }
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define ATTEND(HEADS)                                                                                                  \
-    const RaggedBatch batch = {qo_indptr, positions, slots, page_tables, rows, pages};                                 \
-    const Lists<bf16> lists = {batch,  kv,   rings,      entries,     chosen,   kMaxDim,                               \
-                               window, ring, slot_count, entry_pages, per_page, k};                                    \
+    const Lists<bf16> lists = LISTS(bf16, kMaxDim);                                                                    \
     attend<HEADS>(q, out, lists, sink, scale);
 #else
 #define ATTEND(HEADS)

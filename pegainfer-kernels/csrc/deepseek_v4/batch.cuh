@@ -17,6 +17,12 @@ struct RaggedBatch {
     uint32_t rows, pages;
 };
 
+// The parameters of a kernel that are its batch, besides `rows` and `pages`; and the batch of these names.
+#define RAGGED_BATCH_POINTERS                                                                                          \
+    const uint32_t *qo_indptr, const uint32_t *positions, const uint32_t *slots, const uint32_t *page_tables
+#define RAGGED_BATCH                                                                                                   \
+    RaggedBatch { qo_indptr, positions, slots, page_tables, rows, pages }
+
 // The row of one token.
 struct Sequence {
     uint32_t row;

@@ -27,19 +27,19 @@ __device__ __forceinline__ void fill(uint64_t seed, uint64_t elements, uint32_t 
 }
 
 // Grid: words of elements over threads of a block.
-extern "C" __global__ void
-random_codes(uint8_t *__restrict__ out, // [elements / width, width]: rows and columns of a matrix of `whole` columns
-             uint64_t seed, uint64_t elements, uint32_t width, uint64_t whole, uint64_t first_row,
-             uint64_t first_column, uint32_t mask, uint32_t add) {
+extern "C" __global__ void random_codes(
+    uint8_t *__restrict__ out, // [elements / width, width]: rows and columns of a matrix of `whole` columns
+    uint64_t seed, uint64_t elements, uint32_t width, uint64_t whole, uint64_t first_row, uint64_t first_column,
+    uint32_t mask, uint32_t add) {
     fill<8>(seed, elements, width, whole, first_row, first_column,
             [&](uint64_t i, uint64_t bits) { out[i] = uint8_t((bits & mask) + add); });
 }
 
 #define NUMBERS(SUFFIX, T)                                                                                             \
-    extern "C" __global__ void random_numbers_##SUFFIX(T *__restrict__ out, /* as above */                             \
-                                                       uint64_t seed, uint64_t elements, uint32_t width,               \
-                                                       uint64_t whole, uint64_t first_row, uint64_t first_column,      \
-                                                       float limit) {                                                  \
+    extern "C" __global__ void random_numbers_##SUFFIX(                                                                \
+        T *__restrict__ out, /* as above */                                                                            \
+        uint64_t seed, uint64_t elements, uint32_t width, uint64_t whole, uint64_t first_row, uint64_t first_column,   \
+        float limit) {                                                                                                 \
         fill<4>(seed, elements, width, whole, first_row, first_column,                                                 \
                 [&](uint64_t i, uint64_t bits) { put(out + i, float(int16_t(bits)) / 32768.f * limit); });             \
     }

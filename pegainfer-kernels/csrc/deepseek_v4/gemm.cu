@@ -75,10 +75,10 @@ __device__ void tile_gemm(const bf16 *__restrict__ x, const W *__restrict__ w, c
 }
 
 // Grid: elements over threads of a block.
-extern "C" __global__
-__launch_bounds__(kThreads) void planes(const float *__restrict__ x, // [elements]
-                                        bf16 *__restrict__ out, // [planes, elements], planes `plane` elements apart
-                                        uint32_t elements, uint64_t plane, uint32_t planes) {
+extern "C" __global__ __launch_bounds__(kThreads) void planes(
+    const float *__restrict__ x, // [elements]
+    bf16 *__restrict__ out,      // [planes, elements], planes `plane` elements apart
+    uint32_t elements, uint64_t plane, uint32_t planes) {
     uint32_t i = blockIdx.x * kThreads + threadIdx.x;
     if (i >= elements) return;
     float left = x[i];

@@ -131,8 +131,8 @@ extern "C" __global__ __launch_bounds__(kThreads, 3) void hyper_merge_products(
             float4 v = *reinterpret_cast<const float4 *>(&sums[buffer][w][row][value]);
             total.x += v.x, total.y += v.y, total.z += v.z, total.w += v.w;
         }
-        *reinterpret_cast<float4 *>(partial + (size_t(tile * kTileTokens + row) * gridDim.x + blockIdx.x) * kStride +
-                                    value) = total;
+        *reinterpret_cast<float4 *>(
+            partial + (size_t(tile * kTileTokens + row) * gridDim.x + blockIdx.x) * kStride + value) = total;
     }
 }
 

@@ -108,21 +108,17 @@ __device__ void score(const Scoring<float> &x, const RaggedBatch &batch) {
 #define KERNELS(SUFFIX, T)                                                                                             \
     /* Grid: tokens of the launch, parts of the entries. */                                                            \
     extern "C" __global__ __launch_bounds__(kScoreThreads) void index_scores_##SUFFIX(                                 \
-        const T *q,                  /* [tokens, heads, dim] */                                                        \
-        const T *weights,            /* [tokens, heads] */                                                             \
-        const T *entries,            /* [entry_pages, 128 / ratio, dim] */                                             \
-        const uint32_t *qo_indptr,   /* [rows + 1] */                                                                  \
-        const uint32_t *positions,   /* [tokens] */                                                                    \
-        const uint32_t *slots,       /* [rows] */                                                                      \
-        const uint32_t *page_tables, /* [rows, pages] */                                                               \
-        float *scores,               /* [gridDim.x, most] */                                                           \
+        const T *q,                           /* [tokens, heads, dim] */                                               \
+        const T *weights,                     /* [tokens, heads] */                                                    \
+        const T *entries,                     /* [entry_pages, 128 / ratio, dim] */                                    \
+        RAGGED_BATCH_POINTERS, float *scores, /* [gridDim.x, most] */                                                  \
         uint32_t rows, uint32_t pages, uint32_t entry_pages, uint32_t ratio, uint32_t heads, uint32_t dim, uint32_t k, \
         uint32_t first_own, uint32_t rank, uint32_t ranks, uint32_t most) {                                            \
         start_after_predecessor();                                                                                     \
         score(                                                                                                         \
             Scoring<T>{                                                                                                \
                 q, weights, entries, scores, heads, dim, ratio, entry_pages, k, most, {first_own, rank, ranks}},       \
-            {qo_indptr, positions, slots, page_tables, rows, pages});                                                  \
+            RAGGED_BATCH);                                                                                             \
     }
 KERNELS(bf16, bf16)
 KERNELS(f32, float)
@@ -286,17 +282,12 @@ static_assert(kWarpsOfChoice == 32, "a lane adds up the counts of a warp");
 #define CHOOSE_KERNEL(NAME, OWN)                                                                                       \
     /* Grid: tokens of the launch. */                                                                                  \
     extern "C" __global__ __launch_bounds__(kChooseThreads) void NAME(                                                 \
-        const float *scores,         /* [gridDim.x, most] */                                                           \
-        const uint32_t *qo_indptr,   /* [rows + 1] */                                                                  \
-        const uint32_t *positions,   /* [tokens] */                                                                    \
-        const uint32_t *slots,       /* [rows] */                                                                      \
-        const uint32_t *page_tables, /* [rows, pages], not read */                                                     \
-        uint32_t *chosen,            /* [own tokens, k] */                                                             \
+        const float *scores,                     /* [gridDim.x, most] */                                               \
+        RAGGED_BATCH_POINTERS, uint32_t *chosen, /* [own tokens, k] */                                                 \
         uint32_t rows, uint32_t pages, uint32_t ratio, uint32_t k, uint32_t first_own, uint32_t rank, uint32_t ranks,  \
         uint32_t most) {                                                                                               \
         start_after_predecessor();                                                                                     \
-        choose<OWN>({qo_indptr, positions, slots, page_tables, rows, pages}, scores, chosen, ratio, k,                 \
-                    {first_own, rank, ranks}, most);                                                                   \
+        choose<OWN>(RAGGED_BATCH, scores, chosen, ratio, k, {first_own, rank, ranks}, most);                           \
     }
 CHOOSE_KERNEL(choose_entries, 0)
 CHOOSE_KERNEL(choose_entries_8, 8)

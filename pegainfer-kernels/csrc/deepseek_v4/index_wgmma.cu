@@ -156,11 +156,8 @@ extern "C" __global__ __launch_bounds__(kThreads, 1) void index_scores_wgmma(
     const __grid_constant__ TensorMap q, // [tokens of the step * heads, dim], boxes of 64 rows
     const bf16 *weights,                 // [tokens of the step, heads]
     const bf16 *entries,                 // [entry_pages, 128 / ratio, dim]
-    const uint32_t *qo_indptr,           // [rows + 1]
-    const uint32_t *positions,           // [tokens of the step]
-    const uint32_t *slots,               // [rows]
-    const uint32_t *page_tables,         // [rows, pages]
-    float *scores,                       // [tokens, most]
+    RAGGED_BATCH_POINTERS,
+    float *scores, // [tokens, most]
     uint32_t rows, uint32_t pages, uint32_t entry_pages, uint32_t ratio, uint32_t k, uint32_t first_own, uint32_t rank,
     uint32_t ranks, uint32_t tokens, uint32_t tile, uint32_t most) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -173,16 +170,8 @@ extern "C" __global__ __launch_bounds__(kThreads, 1) void index_scores_wgmma(
     }
     __syncthreads();
     start_after_predecessor();
-    const Scoring x = {{qo_indptr, positions, slots, page_tables, rows, pages},
-                       entries,
-                       scores,
-                       {first_own, rank, ranks},
-                       entry_pages,
-                       ratio,
-                       k,
-                       tokens,
-                       tile,
-                       most};
+    const Scoring x = {RAGGED_BATCH, entries, scores, {first_own, rank, ranks}, entry_pages, ratio, k,
+                       tokens,       tile,    most};
     // What tokens must see beyond: all that is chosen without scores, and the entries before this block's.
     const uint32_t first_entry = blockIdx.x * kTileEntries, least = max(k, first_entry);
     if (threadIdx.x / 32 < kConsumerWarps) score_entries(shared, x, first_entry, least);

@@ -23,19 +23,15 @@
         const T *keys,          /* [tokens, dim] */                                                                    \
         const bf16 *key_weight, /* [dim] */                                                                            \
         T *kv,                  /* [tokens, dim] */                                                                    \
-        const float *frequencies,    /* [pairs] */                                                                     \
-        const uint32_t *qo_indptr,   /* [rows + 1] */                                                                  \
-        const uint32_t *positions,   /* [tokens] */                                                                    \
-        const uint32_t *slots,       /* [rows] */                                                                      \
-        const uint32_t *page_tables, /* [rows, pages] */                                                               \
-        const float *values,         /* [tokens, width] */                                                             \
-        const float *scores,         /* [tokens, width], without bias */                                               \
-        const float *bias,           /* [ratio, width] */                                                              \
-        const bf16 *entry_norm,      /* [dim] */                                                                       \
-        const float *value_rings,    /* [slot_count, ring, width] */                                                   \
-        const float *score_rings,    /* [slot_count, ring, width] */                                                   \
-        T *entries,                  /* [entry_pages, 128 / ratio, dim] */                                             \
-        const float *index_values,   /* the same of the indexer */                                                     \
+        const float *frequencies,                   /* [pairs] */                                                      \
+        RAGGED_BATCH_POINTERS, const float *values, /* [tokens, width] */                                              \
+        const float *scores,                        /* [tokens, width], without bias */                                \
+        const float *bias,                          /* [ratio, width] */                                               \
+        const bf16 *entry_norm,                     /* [dim] */                                                        \
+        const float *value_rings,                   /* [slot_count, ring, width] */                                    \
+        const float *score_rings,                   /* [slot_count, ring, width] */                                    \
+        T *entries,                                 /* [entry_pages, 128 / ratio, dim] */                              \
+        const float *index_values,                  /* the same of the indexer */                                      \
         const float *index_scores, const float *index_bias, const bf16 *index_norm, const float *index_value_rings,    \
         const float *index_score_rings, T *index_entries,                                                              \
         float *channels,   /* [entries, dim], see `complete_long_entries` */                                           \
@@ -52,7 +48,7 @@
         if (part == 1)                                                                                                 \
             return norm_rope_key(keys, key_weight, t, float(positions[t]), frequencies, kv, dim, pairs,                \
                                  low_precision != 0, eps);                                                             \
-        const RaggedBatch batch = {qo_indptr, positions, slots, page_tables, rows, pages};                             \
+        const RaggedBatch batch = RAGGED_BATCH;                                                                        \
         const CompressorStep step = {batch, frequencies, slot_count, pairs, low_precision != 0, eps};                  \
         const Tokens own = {values, scores, bias, value_rings, score_rings, ratio, ring, width};                       \
         const Tokens index = {index_values,      index_scores, index_bias, index_value_rings,                          \

@@ -27,8 +27,8 @@ __device__ void interleaved_rope(T *__restrict__ x, float position, const float 
     for (uint32_t first = threadIdx.x / 32; first < heads; first += kBatch * warps)
         for (uint32_t i = threadIdx.x % 32; i < pairs; i += 32) {
             auto pair_of = [&](uint32_t j) {
-                return reinterpret_cast<Pair *>(x + (size_t(blockIdx.x) * heads + first + j * warps) * dim + dim -
-                                                2 * pairs) +
+                return reinterpret_cast<Pair *>(
+                           x + (size_t(blockIdx.x) * heads + first + j * warps) * dim + dim - 2 * pairs) +
                        i;
             };
             Pair own[kBatch];

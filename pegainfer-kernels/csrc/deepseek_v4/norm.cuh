@@ -26,8 +26,8 @@ __device__ void norm_row(const T *__restrict__ x, const bf16 *__restrict__ weigh
         using Value = std::remove_cv_t<std::remove_pointer_t<decltype(values)>>;
         using Own = Elements<Value, kOwn>;
         return *reinterpret_cast<
-            std::conditional_t<std::is_const_v<std::remove_pointer_t<decltype(values)>>, const Own, Own> *>(values +
-                                                                                                            column);
+            std::conditional_t<std::is_const_v<std::remove_pointer_t<decltype(values)>>, const Own, Own> *>(
+            values + column);
     };
     float squares = 0.f;
     for (uint32_t column = kOwn * threadIdx.x; column < hidden; column += kOwn * blockDim.x) {

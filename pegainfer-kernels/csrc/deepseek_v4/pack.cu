@@ -72,14 +72,14 @@ __device__ __forceinline__ void widen_scales(const uint8_t *first, const uint8_t
 }
 
 // Grid: groups of 128 over half-warps. Rows behind the m-th become zeros.
-extern "C" __global__
-__launch_bounds__(kThreads) void pack_activations(const bf16 *x,  // [m, k], k a multiple of 128
-                                                  uint8_t *codes, // [padded, k]
-                                                  float *scales,  // [k / 128, padded]
-                                                  const uint8_t *first,
-                                                  const uint8_t *second, // [each], E8M0; the second may be null
-                                                  float *weight_scales,  // [2, each]
-                                                  uint32_t each, uint32_t m, uint32_t padded, uint32_t k) {
+extern "C" __global__ __launch_bounds__(kThreads) void pack_activations(
+    const bf16 *x,  // [m, k], k a multiple of 128
+    uint8_t *codes, // [padded, k]
+    float *scales,  // [k / 128, padded]
+    const uint8_t *first,
+    const uint8_t *second, // [each], E8M0; the second may be null
+    float *weight_scales,  // [2, each]
+    uint32_t each, uint32_t m, uint32_t padded, uint32_t k) {
     start_after_predecessor();
     GroupOf at(padded, k);
     Eight values(at.row < m ? load16(written(x) + size_t(at.row) * k + at.column()) : make_uint4(0, 0, 0, 0));
@@ -88,14 +88,14 @@ __launch_bounds__(kThreads) void pack_activations(const bf16 *x,  // [m, k], k a
 }
 
 // Grid: as pack_activations. Gate and up may be columns of one matrix, whose rows are `pitch` elements apart.
-extern "C" __global__
-__launch_bounds__(kThreads) void pack_swiglu(const bf16 *gate, // [m, width], rows `pitch` elements apart
-                                             const bf16 *up,
-                                             uint8_t *codes,             // [m, width]
-                                             float *scales,              // [width / 128, m]
-                                             const uint8_t *down_scales, // [each], E8M0
-                                             float *weight_scales,       // [each]
-                                             uint32_t each, uint32_t m, uint32_t width, uint32_t pitch, float limit) {
+extern "C" __global__ __launch_bounds__(kThreads) void pack_swiglu(
+    const bf16 *gate, // [m, width], rows `pitch` elements apart
+    const bf16 *up,
+    uint8_t *codes,             // [m, width]
+    float *scales,              // [width / 128, m]
+    const uint8_t *down_scales, // [each], E8M0
+    float *weight_scales,       // [each]
+    uint32_t each, uint32_t m, uint32_t width, uint32_t pitch, float limit) {
     start_after_predecessor();
     GroupOf at(m, width);
     size_t from = size_t(at.row) * pitch + at.column();
@@ -112,11 +112,11 @@ __launch_bounds__(kThreads) void pack_swiglu(const bf16 *gate, // [m, width], ro
 }
 
 // Grid: elements / 16 over threads of a block. Rows of w from `first` on.
-extern "C" __global__
-__launch_bounds__(kThreads) void widen_e8m0(const uint8_t *codes,  // [n, k], k a multiple of 128
-                                            const uint8_t *scales, // [n / 128, k / 128], rounded up
-                                            bf16 *out,             // [rows, k]
-                                            uint32_t first, uint32_t rows, uint32_t k) {
+extern "C" __global__ __launch_bounds__(kThreads) void widen_e8m0(
+    const uint8_t *codes,  // [n, k], k a multiple of 128
+    const uint8_t *scales, // [n / 128, k / 128], rounded up
+    bf16 *out,             // [rows, k]
+    uint32_t first, uint32_t rows, uint32_t k) {
     release_successor();
     size_t i = size_t(blockIdx.x) * kThreads + threadIdx.x;
     bool valid = i < size_t(rows) * k / 16;

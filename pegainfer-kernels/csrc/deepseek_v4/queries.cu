@@ -168,9 +168,10 @@ constexpr uint32_t kHeadsOfBlock = kHeadThreads / 32;
             return;                                                                                                    \
         }                                                                                                              \
         const CompressorRings rings =                                                                                  \
-            part == index_parts ? CompressorRings{values, scores, bias, value_rings, score_rings, ratio, ring, width}  \
-                                : CompressorRings{index_values,      index_scores, index_bias, index_value_rings,      \
-                                                  index_score_rings, index_ratio,  index_ring, index_width};           \
+            part == index_parts                                                                                        \
+                ? CompressorRings{values, scores, bias, value_rings, score_rings, ratio, ring, width}                  \
+                : CompressorRings{index_values,      index_scores, index_bias, index_value_rings,                      \
+                                  index_score_rings, index_ratio,  index_ring, index_width};                           \
         keep_token(rings, RaggedBatch{qo_indptr, positions, slots, nullptr, rows, 0}, t, slot_count);                  \
     }
 KERNELS(bf16, bf16)

@@ -25,15 +25,11 @@ __device__ void write_ring(const T *__restrict__ fresh, T *__restrict__ rings, c
 #define KERNELS(SUFFIX, T)                                                                                             \
     /* Grid: tokens. */                                                                                                \
     extern "C" __global__ __launch_bounds__(kRowThreads) void write_ring_##SUFFIX(                                     \
-        const T *fresh,              /* [tokens, width] */                                                             \
-        const uint32_t *qo_indptr,   /* [rows + 1] */                                                                  \
-        const uint32_t *positions,   /* [tokens] */                                                                    \
-        const uint32_t *slots,       /* [rows] */                                                                      \
-        const uint32_t *page_tables, /* [rows, pages], not read */                                                     \
-        T *rings,                    /* [slot_count, ring, width] */                                                   \
+        const T *fresh,                  /* [tokens, width] */                                                         \
+        RAGGED_BATCH_POINTERS, T *rings, /* [slot_count, ring, width] */                                               \
         uint32_t rows, uint32_t pages, uint32_t slot_count, uint32_t ring, uint32_t width) {                           \
         start_after_predecessor();                                                                                     \
-        write_ring(fresh, rings, {qo_indptr, positions, slots, page_tables, rows, pages}, slot_count, ring, width);    \
+        write_ring(fresh, rings, RAGGED_BATCH, slot_count, ring, width);                                               \
     }
 KERNELS(bf16, bf16)
 KERNELS(f32, float)

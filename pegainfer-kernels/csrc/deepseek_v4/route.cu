@@ -34,11 +34,12 @@ __device__ __forceinline__ uint64_t largest_key(uint64_t key) {
     return uint64_t(high) << 32 | low;
 }
 
-extern "C" __global__ __launch_bounds__(kRouteThreads) void route_learned(const float *logits, // [tokens, count]
-                                                                          const float *bias,   // [count]
-                                                                          uint32_t *experts, // [tokens, k], k up to 32
-                                                                          float *weights,    // [tokens, k]
-                                                                          uint32_t count, uint32_t k, float scale) {
+extern "C" __global__ __launch_bounds__(kRouteThreads) void route_learned(
+    const float *logits, // [tokens, count]
+    const float *bias,   // [count]
+    uint32_t *experts,   // [tokens, k], k up to 32
+    float *weights,      // [tokens, k]
+    uint32_t count, uint32_t k, float scale) {
     constexpr uint32_t kOwn = kMaxExperts / kRouteThreads;
     __shared__ float gates[kMaxExperts];
     __shared__ uint64_t keys[kMaxExperts]; // gate and bias above, the inverted expert below; 0 once it is chosen
@@ -79,12 +80,13 @@ extern "C" __global__ __launch_bounds__(kRouteThreads) void route_learned(const 
     write_choice(chosen, gates[chosen], experts, weights, k, scale);
 }
 
-extern "C" __global__ __launch_bounds__(32) void route_hash(const float *logits,   // [tokens, count]
-                                                            const uint32_t *table, // [vocab, k]
-                                                            const uint32_t *ids,   // [tokens]
-                                                            uint32_t *experts,     // [tokens, k]
-                                                            float *weights,        // [tokens, k]
-                                                            uint32_t vocab, uint32_t count, uint32_t k, float scale) {
+extern "C" __global__ __launch_bounds__(32) void route_hash(
+    const float *logits,   // [tokens, count]
+    const uint32_t *table, // [vocab, k]
+    const uint32_t *ids,   // [tokens]
+    uint32_t *experts,     // [tokens, k]
+    float *weights,        // [tokens, k]
+    uint32_t vocab, uint32_t count, uint32_t k, float scale) {
     start_after_predecessor();
     logits += size_t(blockIdx.x) * count, experts += size_t(blockIdx.x) * k, weights += size_t(blockIdx.x) * k;
     const uint32_t id = ids[blockIdx.x];

@@ -287,8 +287,8 @@ __device__ __forceinline__ void put_tokens(const Memory<F, N> &memory, const Clu
             }
 #pragma unroll
             for (uint32_t i = 0; i < kAtOnce; ++i)
-                put_token<F, N, Split>(memory.tokens + step * kTokenBytes<F, N>, memory.scales + step * N, first + i,
-                                       pairs[i], some[i]);
+                put_token<F, N, Split>(
+                    memory.tokens + step * kTokenBytes<F, N>, memory.scales + step * N, first + i, pairs[i], some[i]);
         }
     }
     fence_shared_for_async();

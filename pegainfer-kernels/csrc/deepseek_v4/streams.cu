@@ -114,15 +114,15 @@ __device__ void sinkhorn(float (&c)[kStreams][kStreams], uint32_t iters, float e
 }
 
 // Grid: tokens.
-extern "C" __global__ __launch_bounds__(kRowThreads) void hyper_mix_f32(const float *streams,  // [tokens, 4, hidden]
-                                                                        const float *function, // [24, 4 * hidden]
-                                                                        const float *base,     // [24]
-                                                                        const float *scale,    // [3]
-                                                                        float *mixed,          // [tokens, hidden]
-                                                                        float *post,           // [tokens, 4]
-                                                                        float *comb,           // [tokens, 4, 4]
-                                                                        uint32_t hidden, uint32_t iters, float eps,
-                                                                        float norm_eps) {
+extern "C" __global__ __launch_bounds__(kRowThreads) void hyper_mix_f32(
+    const float *streams,  // [tokens, 4, hidden]
+    const float *function, // [24, 4 * hidden]
+    const float *base,     // [24]
+    const float *scale,    // [3]
+    float *mixed,          // [tokens, hidden]
+    float *post,           // [tokens, 4]
+    float *comb,           // [tokens, 4, 4]
+    uint32_t hidden, uint32_t iters, float eps, float norm_eps) {
     start_after_predecessor();
     __shared__ float warps[kMixes + 1][32], input[kStreams];
     const uint32_t width = kStreams * hidden;

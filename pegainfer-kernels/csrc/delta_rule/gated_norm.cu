@@ -13,13 +13,12 @@ constexpr uint32_t kHeadLanes = kHead / 8;
 
 __device__ __forceinline__ float gated(float x, float weight, float z) { return x * weight * silu(z); }
 
-extern "C" __global__
-__launch_bounds__(kNormThreads) void gated_rms_norm(const float *x,        // [tokens, heads * 128]
-                                                    const bf16 *projected, // [tokens, width]: z begins at column `gate`
-                                                    const float *__restrict__ weight, // [128]
-                                                    void *out, // [tokens, heads * 128], csrc/common/activation.cuh
-                                                    uint32_t padded, uint32_t tokens, uint32_t heads, uint32_t gate,
-                                                    uint32_t width, float eps) {
+extern "C" __global__ __launch_bounds__(kNormThreads) void gated_rms_norm(
+    const float *x,                   // [tokens, heads * 128]
+    const bf16 *projected,            // [tokens, width]: z begins at column `gate`
+    const float *__restrict__ weight, // [128]
+    void *out,                        // [tokens, heads * 128], csrc/common/activation.cuh
+    uint32_t padded, uint32_t tokens, uint32_t heads, uint32_t gate, uint32_t width, float eps) {
     release_successor();
     uint32_t unit = blockIdx.x * (blockDim.x / kHeadLanes) + threadIdx.x / kHeadLanes,
              d = 8 * (threadIdx.x % kHeadLanes);

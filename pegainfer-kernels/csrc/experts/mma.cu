@@ -33,11 +33,10 @@ __device__ __forceinline__ bool find_tile(const uint32_t *tiles, uint32_t tokens
 __device__ __forceinline__ uint32_t pair_at(const uint32_t *pairs, uint32_t i) { return pairs ? pairs[i] : i; }
 
 // Grid: one block, which lists the pairs of each expert and their tiles.
-extern "C" __global__ __launch_bounds__(kGroupThreads) void group_pairs(const uint32_t *__restrict__ chosen,
-                                                                        uint32_t *__restrict__ pairs,
-                                                                        uint32_t *__restrict__ tiles, uint32_t count,
-                                                                        uint32_t first, uint32_t experts,
-                                                                        uint32_t tokens) { // see group_by_expert
+extern "C" __global__ __launch_bounds__(kGroupThreads) void group_pairs(
+    const uint32_t *__restrict__ chosen, uint32_t *__restrict__ pairs, uint32_t *__restrict__ tiles, uint32_t count,
+    uint32_t first, uint32_t experts,
+    uint32_t tokens) { // see group_by_expert
     group_by_expert(chosen, pairs, tiles, count, first, experts, tokens);
 }
 
@@ -63,12 +62,12 @@ __device__ __forceinline__ void round_tile(const void *h, bf16 *low, const PairT
 }
 
 template <Format F, int TOKENS, typename W>
-__device__ void gate_up_tile(const bf16 *__restrict__ x, const W *__restrict__ gate, const W *__restrict__ up,
-                             const uint8_t *__restrict__ gate_scales, const uint8_t *__restrict__ up_scales,
-                             const uint32_t *__restrict__ tiles, const uint32_t *__restrict__ pairs,
-                             const float *__restrict__ weights, void *out, bf16 *low, uint32_t *counters,
-                             uint32_t tokens, uint32_t experts_of_token, uint32_t width, uint32_t k, uint32_t planes,
-                             uint64_t plane, float limit, uint32_t to_f32) {
+__device__ void gate_up_tile(
+    const bf16 *__restrict__ x, const W *__restrict__ gate, const W *__restrict__ up,
+    const uint8_t *__restrict__ gate_scales, const uint8_t *__restrict__ up_scales, const uint32_t *__restrict__ tiles,
+    const uint32_t *__restrict__ pairs, const float *__restrict__ weights, void *out, bf16 *low, uint32_t *counters,
+    uint32_t tokens, uint32_t experts_of_token, uint32_t width, uint32_t k, uint32_t planes, uint64_t plane,
+    float limit, uint32_t to_f32) {
     PairTile tile;
     if (!find_tile<TOKENS>(tiles, tokens, tile)) return;
     const uint32_t first_column = blockIdx.x * (kRows / 2);
@@ -189,9 +188,9 @@ BY_ACTIVATION(f32, float)
         uint32_t *counters, /* [tiles of pairs, width / 128], zero between launches */                                 \
         uint32_t tokens, uint32_t experts_of_token, uint32_t width, uint32_t k, uint32_t planes, uint64_t plane,       \
         float limit, uint32_t to_f32) {                                                                                \
-        gate_up_tile<Format::FORMAT, TOKENS>(x, gate, up, gate_scales, up_scales, tiles, pairs, weights, out, low,     \
-                                             counters, tokens, experts_of_token, width, k, planes, plane, limit,       \
-                                             to_f32);                                                                  \
+        gate_up_tile<Format::FORMAT, TOKENS>(                                                                          \
+            x, gate, up, gate_scales, up_scales, tiles, pairs, weights, out, low, counters, tokens, experts_of_token,  \
+            width, k, planes, plane, limit, to_f32);                                                                   \
     }                                                                                                                  \
     /* Grid: tiles of 64 columns of y, tiles of pairs. */                                                              \
     extern "C" __global__ __launch_bounds__(kThreads) void down_##SUFFIX##_##TOKENS(                                   \

@@ -11,14 +11,14 @@ struct PairTile {
 // Lists the pairs of each expert, and tiles of at most `tokens` of them: an expert's tiles have about the same size, a
 // multiple of 16 (or `tokens`, where that is less) but for the last. Called by blocks of kGroupThreads, each of which
 // counts all pairs. `tiles`: their number, then 3 words each.
-__device__ __forceinline__ void
-group_by_expert(const uint32_t *__restrict__ chosen, // [count], experts of all ranks
-                uint32_t *__restrict__ pairs,        // [count], by expert
-                uint32_t *__restrict__ tiles, uint32_t count, uint32_t first, uint32_t experts, // those that are here
-                uint32_t tokens,                                                                // of a tile, at most
-                uint32_t align = 1,                        // an expert's list begins at a multiple of it
-                uint32_t *__restrict__ places = nullptr,   // [count] or null: of a pair in the lists
-                uint32_t block = 0, uint32_t blocks = 1) { // each lists the pairs of some experts
+__device__ __forceinline__ void group_by_expert(
+    const uint32_t *__restrict__ chosen,                                            // [count], experts of all ranks
+    uint32_t *__restrict__ pairs,                                                   // [count], by expert
+    uint32_t *__restrict__ tiles, uint32_t count, uint32_t first, uint32_t experts, // those that are here
+    uint32_t tokens,                                                                // of a tile, at most
+    uint32_t align = 1,                        // an expert's list begins at a multiple of it
+    uint32_t *__restrict__ places = nullptr,   // [count] or null: of a pair in the lists
+    uint32_t block = 0, uint32_t blocks = 1) { // each lists the pairs of some experts
     constexpr uint32_t kThreads = limits::deepseek_v4_gemm::kGroupThreads;
     __shared__ uint32_t counts[limits::deepseek_v4::kMaxExperts], starts[limits::deepseek_v4::kMaxExperts];
     for (uint32_t e = threadIdx.x; e < experts; e += kThreads) counts[e] = 0;

@@ -314,30 +314,29 @@ extern "C" __global__ __launch_bounds__(experts_limits::kThreads, 1) void expert
 }
 
 // Grid: as above.
-extern "C" __global__
-__launch_bounds__(experts_limits::kThreads,
-                  1) void experts_down(const __grid_constant__ TensorMap w, // [experts * hidden, k / 2] bytes of E2M1
-                                       const __grid_constant__ TensorMap shared_w, // [hidden, k] e4m3
-                                       const bf16 *h,                              // [pairs, k]
-                                       const uint8_t *scales,                      // [experts * hidden, k / 32] E8M0
-                                       const uint8_t *shared_scales,               // [hidden / 128, k / 128] E8M0
-                                       const uint32_t *chosen, const uint32_t *tiles, const uint32_t *pairs,
-                                       bf16 *y, // [pairs, hidden]
-                                       uint32_t tokens, uint32_t experts_of_token, uint32_t first, uint32_t experts,
-                                       uint32_t has_shared, uint32_t hidden, uint32_t k) { // multiples of 128
+extern "C" __global__ __launch_bounds__(
+    experts_limits::kThreads,
+    1) void experts_down(const __grid_constant__ TensorMap w,        // [experts * hidden, k / 2] bytes of E2M1
+                         const __grid_constant__ TensorMap shared_w, // [hidden, k] e4m3
+                         const bf16 *h,                              // [pairs, k]
+                         const uint8_t *scales,                      // [experts * hidden, k / 32] E8M0
+                         const uint8_t *shared_scales,               // [hidden / 128, k / 128] E8M0
+                         const uint32_t *chosen, const uint32_t *tiles, const uint32_t *pairs,
+                         bf16 *y, // [pairs, hidden]
+                         uint32_t tokens, uint32_t experts_of_token, uint32_t first, uint32_t experts,
+                         uint32_t has_shared, uint32_t hidden, uint32_t k) { // multiples of 128
     DOWN();
 }
 
 constexpr uint32_t kMostChosen = limits::deepseek_v4_gemm::kMaxChosen;
 
 // Grid: tokens, columns over threads of a block.
-extern "C" __global__
-    __launch_bounds__(128) void experts_add(const bf16 *y,          // [pairs, hidden]
-                                            const uint32_t *chosen, // [tokens, k]
-                                            bf16 *out,              // [tokens, hidden]
-                                            uint32_t tokens, uint32_t hidden, uint32_t k, uint32_t first,
-                                            uint32_t experts,
-                                            uint32_t shared) { // whether the tokens have pairs with the shared expert
+extern "C" __global__ __launch_bounds__(128) void experts_add(
+    const bf16 *y,          // [pairs, hidden]
+    const uint32_t *chosen, // [tokens, k]
+    bf16 *out,              // [tokens, hidden]
+    uint32_t tokens, uint32_t hidden, uint32_t k, uint32_t first, uint32_t experts,
+    uint32_t shared) { // whether the tokens have pairs with the shared expert
     constexpr uint32_t kThreads = 128;
     __shared__ uint32_t keys[kMostChosen], order[kMostChosen], values[kMostChosen][kThreads];
     start_after_predecessor();

@@ -270,11 +270,10 @@ struct Packed {
 
 // Lists the pairs of each expert, their tiles, and where each pair is in the lists. Grid: blocks, each of
 // which lists the pairs of some experts.
-extern "C" __global__ __launch_bounds__(kGroupThreads) void group_places(const uint32_t *chosen, uint32_t *pairs,
-                                                                         uint32_t *places, uint32_t *tiles,
-                                                                         uint32_t count, uint32_t first,
-                                                                         uint32_t experts,
-                                                                         uint32_t tokens) { // see group_by_expert
+extern "C" __global__ __launch_bounds__(kGroupThreads) void group_places(
+    const uint32_t *chosen, uint32_t *pairs, uint32_t *places, uint32_t *tiles, uint32_t count, uint32_t first,
+    uint32_t experts,
+    uint32_t tokens) { // see group_by_expert
     start_after_predecessor();
     group_by_expert(chosen, pairs, tiles, count, first, experts, tokens, kListAlign, places, blockIdx.x, gridDim.x);
 }
@@ -298,9 +297,9 @@ extern "C" __global__ __launch_bounds__(kPackThreads) void pack_tokens(
 }
 
 // Grid: threads over vectors of h; nothing is read behind the last place.
-extern "C" __global__ __launch_bounds__(kPackThreads) void pack_places(const bf16 *h, const uint32_t *tiles,
-                                                                       uint8_t *codes, float *scales, uint32_t k,
-                                                                       uint32_t pitch) { // as above
+extern "C" __global__ __launch_bounds__(kPackThreads) void pack_places(
+    const bf16 *h, const uint32_t *tiles, uint8_t *codes, float *scales, uint32_t k,
+    uint32_t pitch) { // as above
     start_after_predecessor();
     const uint32_t all = tiles[0], *last = tiles + 1 + 3 * (all - 1), end = all == 0 ? 0 : last[1] + last[2];
     const uint32_t i = blockIdx.x * kPackThreads + threadIdx.x, place = i / (k / 8), vector = i % (k / 8);
@@ -312,13 +311,13 @@ extern "C" __global__ __launch_bounds__(kPackThreads) void pack_places(const bf1
 // The sum of a token's y, in the order of the experts, and then of `shared`, some of its columns. A block has
 // kAddTokens tokens, and a thread eight columns.
 // Grid: tokens, columns over those of a block.
-extern "C" __global__ __launch_bounds__(1024) void add_columns(const bf16 *y,          // [tokens * k, columns]
-                                                               const uint32_t *chosen, // [tokens, k]
-                                                               const bf16 *shared,     // [tokens, hidden]; null: none
-                                                               bf16 *out,              // [tokens, hidden]
-                                                               uint32_t tokens, uint32_t hidden, uint32_t k,
-                                                               uint32_t first, uint32_t experts, // those that are here
-                                                               uint32_t first_column, uint32_t columns) {
+extern "C" __global__ __launch_bounds__(1024) void add_columns(
+    const bf16 *y,                                                                  // [tokens * k, columns]
+    const uint32_t *chosen,                                                         // [tokens, k]
+    const bf16 *shared,                                                             // [tokens, hidden]; null: none
+    bf16 *out,                                                                      // [tokens, hidden]
+    uint32_t tokens, uint32_t hidden, uint32_t k, uint32_t first, uint32_t experts, // those that are here
+    uint32_t first_column, uint32_t columns) {
     __shared__ uint32_t order[kAddTokens][kMaxChosen], counts[kAddTokens];
     start_after_predecessor();
     const uint32_t threads = blockDim.x / kAddTokens, own = threadIdx.x / threads, i = threadIdx.x % threads;

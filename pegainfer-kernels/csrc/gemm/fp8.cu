@@ -21,11 +21,11 @@ __device__ __forceinline__ uint2 load_quad(const bf16 *row, uint32_t column, uin
 }
 
 // Grid: blocks of columns, blocks of rows; kWeightThreads threads.
-extern "C" __global__
-__launch_bounds__(kWeightThreads) void quantize_weights(const bf16 *w,  // [n, k]
-                                                        uint8_t *codes, // [n, k]
-                                                        float *scales,  // [n / 128, k / 128], rounded up
-                                                        uint32_t n, uint32_t k) {
+extern "C" __global__ __launch_bounds__(kWeightThreads) void quantize_weights(
+    const bf16 *w,  // [n, k]
+    uint8_t *codes, // [n, k]
+    float *scales,  // [n / 128, k / 128], rounded up
+    uint32_t n, uint32_t k) {
     __shared__ uint32_t most[kWeightThreads / 32];
     constexpr uint32_t kWarps = kWeightThreads / 32, kEach = kBlock / kWarps; // rows of a warp
     uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = blockIdx.x * kBlock + 4 * lane;
@@ -92,11 +92,11 @@ QUANTIZE_ACTIVATIONS(2)
 QUANTIZE_ACTIVATIONS(8)
 
 // Grid: elements / 16 over threads of a block. out = bf16(code * scale), rows of w from `first` on.
-extern "C" __global__
-__launch_bounds__(kWidenThreads) void widen_weights(const uint8_t *codes, // [n, k], k a multiple of 16
-                                                    const float *scales,  // [n / 128, k / 128], rounded up
-                                                    bf16 *out,            // [rows, k]
-                                                    uint32_t first, uint32_t rows, uint32_t k) {
+extern "C" __global__ __launch_bounds__(kWidenThreads) void widen_weights(
+    const uint8_t *codes, // [n, k], k a multiple of 16
+    const float *scales,  // [n / 128, k / 128], rounded up
+    bf16 *out,            // [rows, k]
+    uint32_t first, uint32_t rows, uint32_t k) {
     size_t i = size_t(blockIdx.x) * kWidenThreads + threadIdx.x;
     if (i >= size_t(rows) * k / 16) return;
     uint32_t row = i / (k / 16), column = (i - size_t(row) * (k / 16)) * 16;

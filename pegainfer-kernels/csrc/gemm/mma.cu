@@ -88,10 +88,11 @@ __device__ void tiled(const bf16 *__restrict__ x, // [m, k]
 }
 
 #define TILED(name, rows, cols, type)                                                                                  \
-    extern "C" __global__ __launch_bounds__(kThreads) void name(const bf16 *x, /* [m, k] */                            \
-                                                                const bf16 *w, /* [n, k] */                            \
-                                                                type *out,     /* [m, n], rows `pitch` apart */        \
-                                                                uint32_t m, uint32_t n, uint32_t k, uint32_t pitch) {  \
+    extern "C" __global__ __launch_bounds__(kThreads) void name(                                                       \
+        const bf16 *x, /* [m, k] */                                                                                    \
+        const bf16 *w, /* [n, k] */                                                                                    \
+        type *out,     /* [m, n], rows `pitch` apart */                                                                \
+        uint32_t m, uint32_t n, uint32_t k, uint32_t pitch) {                                                          \
         tiled<rows, cols, type>(x, w, out, m, n, k, pitch);                                                            \
     }
 TILED(gemm_mma_bf16_64, 64, 64, bf16)

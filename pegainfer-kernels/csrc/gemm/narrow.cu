@@ -18,10 +18,11 @@ constexpr uint32_t kDepth = 32; // columns of a step: a vector of each lane of a
 constexpr uint32_t kSteps = 10; // of a warp in registers at a time
 
 // Grid: n / 8, m / 16 rounded up; kThreads threads.
-extern "C" __global__ __launch_bounds__(kThreads) void narrow_gemm(const bf16 *__restrict__ x, // [m, k]
-                                                                   const bf16 *__restrict__ w, // [n, k]
-                                                                   bf16 *__restrict__ out, // [m, n], rows `pitch` apart
-                                                                   uint32_t m, uint32_t k, uint32_t pitch) {
+extern "C" __global__ __launch_bounds__(kThreads) void narrow_gemm(
+    const bf16 *__restrict__ x, // [m, k]
+    const bf16 *__restrict__ w, // [n, k]
+    bf16 *__restrict__ out,     // [m, n], rows `pitch` apart
+    uint32_t m, uint32_t k, uint32_t pitch) {
     constexpr uint32_t kWarps = kThreads / 32;
     __shared__ Accumulator sums[kWarps][32];
     uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, steps = k / kDepth;

@@ -58,8 +58,8 @@ template <int M, int D> struct Attention {
         : step(step), scratch(scratch), flagged(flagged) {
         uint32_t group = step.heads / step.kv_heads, warp = threadIdx.x / 32;
         place = {blockIdx.x / step.kv_heads, gridDim.x / step.kv_heads, blockIdx.x % step.kv_heads, step.kv_heads};
-        pair = find_pair<kWarps>({step.qo_indptr, step.kv_lens, step.block_tables, M, step.max_blocks, step.blocks},
-                                 place, group, 8);
+        pair = find_pair<kWarps>(
+            {step.qo_indptr, step.kv_lens, step.block_tables, M, step.max_blocks, step.blocks}, place, group, 8);
         if (pair.splits == 0) return;
         uint32_t total = (pair.kv_len + kBlock - 1) / kBlock, newest = pair.kv_len - 1;
         uint32_t first = pair.split * total / pair.splits + warp, end = (pair.split + 1) * total / pair.splits;

@@ -189,8 +189,8 @@ template <int M, int kQuads> __device__ void decode_layers(const Step &step) {
 // Grid: one block a multiprocessor, at most hidden / 2, launched cooperatively; kConsumers + 32 kProducers threads. For
 // M rows of up to WIDTH elements.
 #define DECODE_LAYERS(M, WIDTH)                                                                                        \
-    extern "C" __global__ __launch_bounds__(kConsumers + 32 * kProducers,                                              \
-                                            1) void decode_layers_##M##_##WIDTH(const __grid_constant__ Step step) {   \
+    extern "C" __global__ __launch_bounds__(kConsumers + 32 * kProducers, 1) void decode_layers_##M##_##WIDTH(         \
+        const __grid_constant__ Step step) {                                                                           \
         DECODE_LAYERS_BODY(M, WIDTH)                                                                                   \
     }
 #if __CUDA_ARCH__ >= 900

@@ -48,12 +48,13 @@ __device__ void report_top(Histogram &histogram, Exchange &slots, uint32_t &exch
     out[2 * place + 1] = token.y;
 }
 
-extern "C" __global__ __launch_bounds__(kThreads,
-                                        2) void logprobs(const float *__restrict__ logits,    // [rows, vocab]
-                                                         const uint32_t *__restrict__ draws,  // [rows, kDrawWords]
-                                                         const uint32_t *__restrict__ tokens, // [rows]: sampled
-                                                         uint32_t *__restrict__ out,          // [rows, kReportWords]
-                                                         uint32_t vocab) {
+extern "C" __global__ __launch_bounds__(
+    kThreads,
+    2) void logprobs(const float *__restrict__ logits,    // [rows, vocab]
+                     const uint32_t *__restrict__ draws,  // [rows, kDrawWords]
+                     const uint32_t *__restrict__ tokens, // [rows]: sampled
+                     uint32_t *__restrict__ out,          // [rows, kReportWords]
+                     uint32_t vocab) {
     __shared__ Exchange slots;
     __shared__ Histogram histogram;
     uint32_t exchanges = 0, index = blockIdx.x / cluster_blocks();

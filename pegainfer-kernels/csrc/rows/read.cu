@@ -5,10 +5,10 @@
 
 using namespace limits::read;
 
-extern "C" __global__
-__launch_bounds__(kThreads) void read_all(const bf16 *__restrict__ data, // [8 * vectors]
-                                          bf16 *__restrict__ out,        // [1], practically never written
-                                          uint32_t vectors) {
+extern "C" __global__ __launch_bounds__(kThreads) void read_all(
+    const bf16 *__restrict__ data, // [8 * vectors]
+    bf16 *__restrict__ out,        // [1], practically never written
+    uint32_t vectors) {
     uint32_t sum = 0;
     const uint32_t stride = gridDim.x * blockDim.x;
     uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;

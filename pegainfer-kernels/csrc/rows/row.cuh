@@ -40,8 +40,8 @@ __device__ __forceinline__ uint64_t units(float e) {
     constexpr float kRound = 12582912.f;        // 1.5 * 2^23: adding it rounds to whole numbers
     constexpr float kHigh = 12.f;               // to multiples of 2^-20
     constexpr float kLow = 1.1444091796875e-5f; // 1.5 * 2^-17: to multiples of 2^-40
-    constexpr float kPoly[7] = {1.5594677e-4f, 1.3406644e-3f, 9.617693e-3f, 5.5503106e-2f,
-                                2.4022653e-1f, 6.931472e-1f,  1.f};
+    constexpr float kPoly[7] = {
+        1.5594677e-4f, 1.3406644e-3f, 9.617693e-3f, 5.5503106e-2f, 2.4022653e-1f, 6.931472e-1f, 1.f};
     if (!(e > kNegligible)) return 0;
     float t = __fadd_rn(e, kRound), f = __fsub_rn(e, __fsub_rn(t, kRound)), p = kPoly[0];
 #pragma unroll
