@@ -14,11 +14,6 @@
 
 using namespace gemm;
 
-__device__ __forceinline__ void store(void *out, size_t to, float sum, uint32_t to_f32) {
-    if (to_f32) static_cast<float *>(out)[to] = sum;
-    else put(static_cast<bf16 *>(out) + to, sum);
-}
-
 // The sums of a tile's segments, in their order, by the last of its blocks: rows of w from `first_row` on, of all `m`
 // tokens.
 __device__ void add_segments(const float *partials, void *out, uint32_t first_row, uint32_t m, uint32_t n,
@@ -35,7 +30,7 @@ __device__ void add_segments(const float *partials, void *out, uint32_t first_ro
 #pragma unroll
         for (uint32_t s = 0; s < kMaxSegments; ++s)
             if (s < segments) sum += parts[s];
-        store(out, to, sum, to_f32);
+        put_as(out, to, sum, to_f32);
     }
 }
 
@@ -66,7 +61,7 @@ __device__ void tile_gemm(const bf16 *__restrict__ x, const W *__restrict__ w, c
             if (row >= n || at >= m) continue;
             size_t to = size_t(at) * n + row;
             if (split) partials[segment + to] = sums[t][i];
-            else store(out, to, sums[t][i], to_f32);
+            else put_as(out, to, sums[t][i], to_f32);
         }
     if (!split) return;
     __syncthreads(); // the block's sums are written before it arrives

@@ -18,10 +18,7 @@ __device__ void interleaved_rope(T *__restrict__ x, float position, const float 
     using Pair = Elements<T, 2>;
     constexpr uint32_t kBatch = 4;
     __shared__ float2 turns[kMaxPairs];
-    for (uint32_t i = threadIdx.x; i < pairs; i += blockDim.x) {
-        const float2 both = sine_and_cosine(__fmul_rn(position, frequencies[i]));
-        turns[i] = make_float2(inverse ? -both.x : both.x, both.y);
-    }
+    for (uint32_t i = threadIdx.x; i < pairs; i += blockDim.x) turns[i] = turn_of(position, frequencies[i], inverse);
     __syncthreads();
     const uint32_t warps = blockDim.x / 32;
     for (uint32_t first = threadIdx.x / 32; first < heads; first += kBatch * warps)

@@ -12,6 +12,17 @@ template <typename T> __device__ __forceinline__ float rounded(float x);
 template <> __device__ __forceinline__ float rounded<float>(float x) { return x; }
 template <> __device__ __forceinline__ float rounded<bf16>(float x) { return round_bf16(x); }
 
+// Stores a result whose type the launcher knows.
+__device__ __forceinline__ void put_as(void *out, size_t to, float value, uint32_t to_f32) {
+    if (to_f32) static_cast<float *>(out)[to] = value;
+    else put(static_cast<bf16 *>(out) + to, value);
+}
+
+// The largest magnitude of four values.
+__device__ __forceinline__ float largest4(float a, float b, float c, float d) {
+    return fmaxf(fmaxf(fabsf(a), fabsf(b)), fmaxf(fabsf(c), fabsf(d)));
+}
+
 // A float as an integer of the same order, the total order of IEEE 754: -0 is below 0.
 __device__ __forceinline__ uint32_t ordered(float x) {
     uint32_t bits = __float_as_uint(x);
@@ -81,7 +92,6 @@ __device__ __forceinline__ float2 turn_of(float position, float frequency, bool 
 }
 
 constexpr uint32_t kGroup = 128;    // activations of a row that share an FP8 scale
-constexpr uint32_t kKeyGroup = 64;  // values of a key that share one
 constexpr float kLeastAmax = 1e-4f; // from which on the scale of values in FP8 follows their largest magnitude
 
 // x rounded to the format times a power of two, the smallest with which the group's largest magnitude `amax` fits.
@@ -126,7 +136,7 @@ __device__ __forceinline__ void pack_group(uint8_t *row, uint32_t k, uint32_t gr
 __device__ __forceinline__ void pack_split_group(uint8_t *rows, uint32_t k, uint32_t group, float4 v) {
 #pragma unroll
     for (uint32_t part = 0; part < 2; ++part) {
-        const float own = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
+        const float own = largest4(v.x, v.y, v.z, v.w);
         const float amax = fmaxf(reduce_lanes(own, 32, Max()), kLeastAmax);
         pack_group(rows + part * packed_bytes(k), k, group, v, amax);
         v = make_float4(v.x - quantize<E4M3>(v.x, amax), v.y - quantize<E4M3>(v.y, amax),

@@ -22,11 +22,7 @@ struct Window {
 
     __device__ __forceinline__ void load_weights(const float *at, uint32_t channels) {
 #pragma unroll
-        for (uint32_t step = 0; step < kWidth; ++step) {
-            const float4 *row = reinterpret_cast<const float4 *>(at + step * channels);
-            *reinterpret_cast<float4 *>(weight[step].x) = row[0];
-            *reinterpret_cast<float4 *>(weight[step].x + 4) = row[1];
-        }
+        for (uint32_t step = 0; step < kWidth; ++step) weight[step] = load8(at + step * channels);
     }
 
     __device__ __forceinline__ uint4 convolve(uint32_t token) const {

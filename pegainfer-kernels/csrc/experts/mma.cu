@@ -54,7 +54,7 @@ __device__ __forceinline__ void round_tile(const void *h, bf16 *low, const PairT
             float2 low_pair = widen(two.x), high_pair = widen(two.y);
             v = make_float4(low_pair.x, low_pair.y, high_pair.x, high_pair.y);
         }
-        float amax = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
+        float amax = largest4(v.x, v.y, v.z, v.w);
         amax = reduce_lanes(fmaxf(amax, kLeastAmax), 32, Max());
         put(low + at, quantize<E4M3>(v.x, amax), quantize<E4M3>(v.y, amax));
         put(low + at + 2, quantize<E4M3>(v.z, amax), quantize<E4M3>(v.w, amax));
@@ -95,8 +95,7 @@ __device__ void gate_up_tile(
             float g = fminf(round(sums[t][i]), limit), u = fminf(fmaxf(round(sums[t][i + 2]), -limit), limit);
             float h = (weights ? weights[pair] : 1.f) * exact_silu(g) * u;
             size_t to = size_t(pair) * width + column;
-            if (to_f32) static_cast<float *>(out)[to] = h;
-            else put(static_cast<bf16 *>(out) + to, h);
+            put_as(out, to, h, to_f32);
         }
     if (!low) return;
     constexpr uint32_t kBlocks = kGroup / (kRows / 2); // whose columns share a scale
@@ -130,8 +129,7 @@ __device__ void down_tile(const bf16 *__restrict__ h, const W *__restrict__ w, c
             uint32_t at = 8 * t + Accumulator::column(lane, i);
             if (row >= hidden || at >= tile.count) continue;
             size_t to = size_t(pair_at(pairs, tile.first + at)) * hidden + row;
-            if (to_f32) static_cast<float *>(out)[to] = sums[t][i];
-            else put(static_cast<bf16 *>(out) + to, sums[t][i]);
+            put_as(out, to, sums[t][i], to_f32);
         }
 }
 
