@@ -1,4 +1,4 @@
-//! The header of each csrc/*.cu that declares its kernels' parameters, the check of its entry points, and `limits.h`.
+//! The header of each .cu file of csrc/ that declares its kernels' parameters, the check of its entry points, and `limits.h`.
 
 #[macro_use]
 #[path = "../src/cuda/abi/header.rs"]
@@ -33,25 +33,25 @@ pub fn write_limits(out: &Path) -> Result<(), String> {
     fs::write(out.join("limits.h"), limits::header()).map_err(|e| format!("limits.h: {e}"))
 }
 
-/// Writes `abi/SOURCE.h` into `out`; `source`: a file's name without its suffix.
-pub fn write_header(source: &str, out: &Path) -> Result<(), String> {
-    let path = out.join("abi").join(format!("{source}.h"));
+/// Writes `abi/IMAGE.h` into `out`; `image`: its name.
+pub fn write_header(image: &str, out: &Path) -> Result<(), String> {
+    let path = out.join("abi").join(format!("{image}.h"));
     let written = fs::create_dir_all(out.join("abi"));
     written
-        .and_then(|()| fs::write(&path, header::header(source, &[STRUCTS, KERNELS])))
+        .and_then(|()| fs::write(&path, header::header(image, &[STRUCTS, KERNELS])))
         .map_err(|e| format!("{}: {e}", path.display()))
 }
 
-/// An error unless the entry points that ptxas names in `log` are those listed for `source`.
-pub fn check_entries(source: &str, log: &str) -> Result<(), String> {
+/// An error unless the entry points that ptxas names in `log` are those listed for `image`.
+pub fn check_entries(image: &str, log: &str) -> Result<(), String> {
     let mut built: Vec<&str> = log.lines().filter_map(entry).collect();
     built.sort_unstable();
     built.dedup();
-    let listed = header::entries(source, KERNELS);
+    let listed = header::entries(image, KERNELS);
     if built == listed {
         return Ok(());
     }
-    Err(format!("{source}.cu has the kernels {built:?}, src/cuda/abi/kernels.rs lists {listed:?}"))
+    Err(format!("the image {image} has the kernels {built:?}, src/cuda/abi/kernels.rs lists {listed:?}"))
 }
 
 /// The entry point that a line of ptxas names.

@@ -14,17 +14,74 @@ const HOW: &str = "run tools/setup-cuda.sh, or set CUDA_HOME to a CUDA 12.8 or n
 /// Directories with sources.
 const DIRECTORIES: [&str; 2] = ["csrc", "tilelang"];
 
-/// The sources, sorted; cargo watches their directories.
-pub fn sources(root: &Path) -> Result<Vec<PathBuf>, String> {
-    let mut sources = Vec::new();
+/// A source file.
+pub struct Source {
+    path: PathBuf,
+    /// Name of its image: its path below its directory, `attention_decode_bulk` of csrc/attention/decode_bulk.cu.
+    name: String,
+    /// The directory, which is also where the compiler looks for headers.
+    directory: PathBuf,
+}
+
+impl Source {
+    /// True for csrc/, whose kernels [`abi`] lists; generated sources have launchers of their own.
+    fn is_listed(&self) -> bool {
+        self.directory.ends_with("csrc")
+    }
+
+    fn image(&self, out: &Path) -> PathBuf {
+        out.join(format!("{}.fatbin", self.name))
+    }
+
+    /// Where the key of the image is kept.
+    fn key_path(&self, out: &Path) -> PathBuf {
+        out.join(format!("{}.key", self.name))
+    }
+
+    /// A hash of all that the image is made of: a source whose key is unchanged is not compiled again.
+    fn key(&self, flags: &[String], out: &Path) -> Result<String, String> {
+        let mut hasher = DefaultHasher::new();
+        flags.hash(&mut hasher);
+        let mut files = files_below(&self.directory, "cuh")?;
+        files.extend([self.path.clone(), out.join("limits.h"), out.join(format!("abi/{}.h", self.name))]);
+        // Generated sources have no list of arguments.
+        for file in files.iter().filter(|file| file.exists()) {
+            fs::read(file).map_err(|e| format!("{}: {e}", file.display()))?.hash(&mut hasher);
+        }
+        Ok(format!("{:016x}", hasher.finish()))
+    }
+}
+
+/// The sources, sorted by path; cargo watches their directories. An error if two images would have the same name.
+pub fn sources(root: &Path) -> Result<Vec<Source>, String> {
+    let mut sources: Vec<Source> = Vec::new();
     for directory in DIRECTORIES.map(|name| root.join(name)) {
         println!("cargo:rerun-if-changed={}", directory.display());
-        let entries = fs::read_dir(&directory).map_err(|e| format!("{}: {e}", directory.display()))?;
-        let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
-        sources.extend(paths.filter(|path| path.extension() == Some(OsStr::new("cu"))));
+        for path in files_below(&directory, "cu")? {
+            let below = path.strip_prefix(&directory).unwrap_or(&path).with_extension("");
+            let name = below.iter().map(OsStr::to_string_lossy).collect::<Vec<_>>().join("_");
+            if let Some(other) = sources.iter().find(|source| source.name == name) {
+                return Err(format!("{} and {} have the same name", other.path.display(), path.display()));
+            }
+            sources.push(Source { path, name, directory: directory.clone() });
+        }
     }
-    sources.sort();
     Ok(sources)
+}
+
+/// The files with this extension in a directory and in those below it, sorted.
+fn files_below(directory: &Path, extension: &str) -> Result<Vec<PathBuf>, String> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(directory).map_err(|e| format!("{}: {e}", directory.display()))? {
+        let path = entry.map_err(|e| format!("{}: {e}", directory.display()))?.path();
+        if path.is_dir() {
+            files.extend(files_below(&path, extension)?);
+        } else if path.extension() == Some(OsStr::new(extension)) {
+            files.push(path);
+        }
+    }
+    files.sort();
+    Ok(files)
 }
 
 /// The compiler, unless this build is without CUDA.
@@ -94,98 +151,66 @@ fn present() -> Option<String> {
     (!list.is_empty()).then(|| list.join(","))
 }
 
-/// Compiles every source, as many at a time as there are cores. Those of csrc/ include `abi/SOURCE.h`, and their kernels must
-/// be the ones that [`abi`] lists; generated sources have launchers of their own.
-pub fn compile(nvcc: &Path, architectures: &[String], sources: &[PathBuf], out: &Path) -> Result<(), String> {
+/// Compiles every source, as many at a time as there are cores. Those of csrc/ include `abi/IMAGE.h`, and their kernels must
+/// be the ones that [`abi`] lists.
+pub fn compile(nvcc: &Path, architectures: &[String], sources: &[Source], out: &Path) -> Result<(), String> {
     let flags: Vec<String> =
         architectures.iter().map(|sm| format!("-gencode=arch=compute_{sm},code=sm_{sm}")).collect();
-    let own = |source: &Path| source.parent().is_some_and(|directory| directory.ends_with("csrc"));
     abi::write_limits(out)?;
-    for source in sources.iter().filter(|source| own(source)) {
-        abi::write_header(&stem(source), out)?;
+    for source in sources.iter().filter(|source| source.is_listed()) {
+        abi::write_header(&source.name, out)?;
     }
     let mut changed = Vec::new();
     for source in sources {
-        let key = key(source, &flags, out)?;
-        if fs::read_to_string(key_path(source, out)).ok().as_deref() != Some(&key) || !image_path(source, out).exists()
-        {
-            changed.push((source.clone(), key));
+        let key = source.key(&flags, out)?;
+        let is_built = fs::read_to_string(source.key_path(out)).is_ok_and(|built| built == key);
+        if !is_built || !source.image(out).exists() {
+            changed.push((source, key));
         }
     }
     let parallel = std::thread::available_parallelism().map_or(1, usize::from);
     for group in changed.chunks(parallel) {
-        let start = |(source, _): &(PathBuf, String)| -> Result<(PathBuf, Child), String> {
+        let start = |(source, _): &(&Source, String)| -> Result<Child, String> {
             let mut command = Command::new(nvcc);
             command.args(["-fatbin", "-O3", "-std=c++17", "-lineinfo", "-Xfatbin=-compress-all"]).args(&flags);
             // ptxas reports the entry points.
-            command.arg("-Xptxas=-v").arg("-I").arg(out).arg(source).arg("-o").arg(image_path(source, out));
-            command.stderr(Stdio::piped());
-            Ok((source.clone(), command.spawn().map_err(|e| format!("{}: {e}", nvcc.display()))?))
+            command.arg("-Xptxas=-v").arg("-I").arg(out).arg("-I").arg(&source.directory);
+            command.arg(&source.path).arg("-o").arg(source.image(out)).stderr(Stdio::piped());
+            command.spawn().map_err(|e| format!("{}: {e}", nvcc.display()))
         };
         let running: Vec<_> = group.iter().map(start).collect::<Result<_, _>>()?;
-        for ((source, child), (_, key)) in running.into_iter().zip(group) {
+        for (child, (source, key)) in running.into_iter().zip(group) {
             let output = child.wait_with_output().map_err(|e| format!("nvcc: {e}"))?;
             let log = String::from_utf8_lossy(&output.stderr);
             log.lines().filter(|line| !abi::is_report(line)).for_each(|line| eprintln!("{line}"));
             if !output.status.success() {
-                let (source, nvcc) = (source.display(), nvcc.display());
-                return Err(format!("{nvcc} failed on {source}; PEGAINFER_CUDA=off builds without CUDA"));
+                let (path, nvcc) = (source.path.display(), nvcc.display());
+                return Err(format!("{nvcc} failed on {path}; PEGAINFER_CUDA=off builds without CUDA"));
             }
-            if own(&source) {
-                abi::check_entries(&stem(&source), &log)?;
+            if source.is_listed() {
+                abi::check_entries(&source.name, &log)?;
             }
-            fs::write(key_path(&source, out), key).map_err(|e| format!("{}: {e}", out.display()))?;
+            fs::write(source.key_path(out), key).map_err(|e| format!("{}: {e}", out.display()))?;
         }
     }
     Ok(())
 }
 
-/// A hash of all that an image is made of: a source whose key is unchanged is not compiled again.
-fn key(source: &Path, flags: &[String], out: &Path) -> Result<String, String> {
-    let mut hasher = DefaultHasher::new();
-    flags.hash(&mut hasher);
-    let directory = source.parent().unwrap_or(Path::new(""));
-    let entries = fs::read_dir(directory).map_err(|e| format!("{}: {e}", directory.display()))?;
-    let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
-    let mut files: Vec<PathBuf> = paths.filter(|path| path.extension() == Some(OsStr::new("cuh"))).collect();
-    files.sort();
-    files.extend([source.to_path_buf(), out.join("limits.h"), out.join(format!("abi/{}.h", stem(source)))]);
-    // Generated sources have no list of arguments.
-    for file in files.iter().filter(|file| file.exists()) {
-        fs::read(file).map_err(|e| format!("{}: {e}", file.display()))?.hash(&mut hasher);
-    }
-    Ok(format!("{:016x}", hasher.finish()))
-}
-
-fn key_path(source: &Path, out: &Path) -> PathBuf {
-    out.join(format!("{}.key", stem(source)))
-}
-
-fn stem(source: &Path) -> String {
-    source.file_stem().unwrap_or_default().to_string_lossy().into_owned()
-}
-
-fn image_path(source: &Path, out: &Path) -> PathBuf {
-    out.join(format!("{}.fatbin", stem(source)))
-}
-
 /// One static `Image` a source. The driver wants fat binaries aligned; `include_bytes!` alone is not.
-pub fn images(sources: &[PathBuf], out: &Path, built: bool) -> String {
+pub fn images(sources: &[Source], out: &Path, built: bool) -> String {
     let mut text = format!("/// Whether this build has GPU code.\npub const BUILT: bool = {built};\n");
+    let mut names = Vec::new();
     for source in sources {
-        let name = stem(source);
         let bytes = match built {
-            true => format!("&Aligned(*include_bytes!({:?})).0", image_path(source, out)),
+            true => format!("&Aligned(*include_bytes!({:?})).0", source.image(out)),
             false => "&[]".to_owned(),
         };
-        let directory = source.parent().and_then(Path::file_name).unwrap_or_default().to_string_lossy();
-        let _ = writeln!(
-            text,
-            "/// Of {directory}/{name}.cu.\npub static {}: Image = Image {{ name: {name:?}, bytes: {bytes} }};",
-            name.to_uppercase()
-        );
+        let path = source.path.strip_prefix(source.directory.parent().unwrap_or(Path::new(""))).unwrap_or(&source.path);
+        let (path, name, capitals) = (path.display(), &source.name, source.name.to_uppercase());
+        let _ =
+            writeln!(text, "/// {path}.\npub static {capitals}: Image = Image {{ name: {name:?}, bytes: {bytes} }};");
+        names.push(format!("&{capitals}"));
     }
-    let names: Vec<String> = sources.iter().map(|source| format!("&{}", stem(source).to_uppercase())).collect();
     let _ = writeln!(text, "/// All of them.\npub static ALL: &[&Image] = &[{}];", names.join(", "));
     text
 }

@@ -9,7 +9,7 @@ type Hash = (&'static str, &'static [&'static str], bool);
 const CPU: &[&str] = &["src/cpu"];
 const CUDA: &[&str] = &["csrc", "triton", "tilelang", "src/cuda", "src/choice"];
 /// Parts of names of the sources that only DeepSeek-V4 uses.
-const ONLY_DEEPSEEK_V4: [&str; 3] = ["deepseek_v4", "hyper_mix", "collectives"];
+const ONLY_DEEPSEEK_V4: [&str; 4] = ["deepseek_v4", "csrc/experts/", "hyper_mix", "collectives"];
 /// Hashes by device and models.
 const HASHES: [Hash; 4] = [
     ("KERNELS_CPU_QWEN", CPU, false),
@@ -19,7 +19,7 @@ const HASHES: [Hash; 4] = [
 ];
 
 /// Gives the crate the hashes (FNV-1a, 16 hexadecimal digits) of kernels, their launchers and their choice, as variables of the
-/// environment. Comments, empty lines, unit tests and the signatures that `src/cuda/abi` lists do not count.
+/// environment. Comments, white space, unit tests and the signatures that `src/cuda/abi` lists do not count.
 pub fn emit_hashes(root: &Path) -> Result<(), String> {
     for folder in CPU.iter().chain(CUDA) {
         println!("cargo:rerun-if-changed={}", root.join(folder).display());
@@ -39,7 +39,7 @@ pub fn emit_hashes(root: &Path) -> Result<(), String> {
                 continue;
             }
             let text = fs::read_to_string(&file).map_err(|e| format!("{}: {e}", file.display()))?;
-            for byte in name.bytes().chain(code(&text).flat_map(str::bytes)) {
+            for byte in name.bytes().chain(code(&text, name.ends_with(".py")).bytes()) {
                 hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
             }
         }
@@ -48,11 +48,44 @@ pub fn emit_hashes(root: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// The lines of a source that a compiler sees, without their indentation, up to the unit tests of a Rust file.
-fn code(text: &str) -> impl Iterator<Item = &str> {
-    let tests = text.find("\n#[cfg(test)]\nmod tests {").unwrap_or(text.len());
-    let lines = text[..tests].lines().map(str::trim);
-    lines.filter(|line| !line.is_empty() && !line.starts_with("//") && !line.starts_with("# "))
+/// What a compiler sees of a source: without comments and, outside strings, white space, up to the unit tests of a Rust file.
+/// Of Python, lines without their indentation.
+fn code(text: &str, is_python: bool) -> String {
+    if is_python {
+        return text.lines().map(str::trim).filter(|line| !line.starts_with("# ")).collect();
+    }
+    let mut rest = &text[..text.find("\n#[cfg(test)]\nmod tests {").unwrap_or(text.len())];
+    let mut code = String::new();
+    while let Some(first) = rest.chars().next() {
+        let comment_end = match rest {
+            _ if rest.starts_with("//") => rest.find('\n'),
+            _ if rest.starts_with("/*") => rest.find("*/").map(|at| at + 2),
+            _ => Some(0),
+        };
+        let (skipped, kept) = match (comment_end, first) {
+            (None, _) => (rest.len(), 0),
+            (Some(end @ 1..), _) => (end, 0),
+            (_, '"') => (0, string_length(rest)),
+            (_, '\'') if rest.starts_with("'\"'") => (0, 3),
+            // A backslash ends the lines of a macro.
+            (_, c) if c.is_whitespace() || rest.starts_with("\\\n") => (c.len_utf8(), 0),
+            (_, c) => (0, c.len_utf8()),
+        };
+        code += &rest[skipped..skipped + kept];
+        rest = &rest[skipped + kept..];
+    }
+    code
+}
+
+/// Bytes of the string that `text` begins with, with its quotes.
+fn string_length(text: &str) -> usize {
+    let mut is_escaped = false;
+    let end = text.char_indices().skip(1).find(|(_, c)| {
+        let ends = *c == '"' && !is_escaped;
+        is_escaped = *c == '\\' && !is_escaped;
+        ends
+    });
+    end.map_or(text.len(), |(at, _)| at + 1)
 }
 
 /// Source files of a folder and of those in it.

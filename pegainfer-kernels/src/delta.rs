@@ -94,7 +94,7 @@ impl DeltaShape {
     /// `segments` segments: matrices of `[64, 64]` in bf16, for solving and for reading, of which the CUDA kernels keep
     /// the lower halves.
     pub fn chunk_scratch(&self, tokens: usize, segments: usize) -> usize {
-        // `IntraChunk` and `Chains` in csrc/gated_delta_chunks.cuh.
+        // `IntraChunk` and `Chains` in csrc/delta_rule/chunks.cuh.
         let cuda = Self::chunks(tokens, segments) * self.value_heads * INTRA_CHUNK_BYTES + 4 * (2 + segments);
         if !cfg!(triton_kernels) {
             return cuda;
@@ -117,7 +117,7 @@ mod tests {
             let (mut first, mut free, segments) = (0, 0, 1 + cut(0) % 40);
             for i in 0..segments {
                 let end = first + cut(i + 1);
-                // As csrc/gated_delta_chunks.cuh numbers them.
+                // As csrc/delta_rule/chunks.cuh numbers them.
                 let number = first / CHUNK + i;
                 assert!(number >= free);
                 (first, free) = (end, number + (end - first).div_ceil(CHUNK));

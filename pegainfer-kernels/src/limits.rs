@@ -60,7 +60,7 @@ limits! {
         /// Most experts that a token chooses from.
         MAX_EXPERTS: uint = 1024;
     }
-    /// The boundary between two blocks of DeepSeek-V4: merge, mix and norm (deepseek_v4_hyper.cu).
+    /// The boundary between two blocks of DeepSeek-V4: merge, mix and norm (deepseek_v4/hyper.cu).
     deepseek_v4_hyper {
         /// Columns of every stream of a split: those that a block multiplies.
         COLUMNS: uint = 64;
@@ -174,7 +174,7 @@ limits! {
         /// Bytes of the codes of a stage: 64 rows of 64 bytes.
         STAGE_BYTES: uint = 64 * 64;
     }
-    /// The kernels around cuBLASLt in DeepSeek-V4's large-M GEMMs (deepseek_v4_pack.cu).
+    /// The kernels around cuBLASLt in DeepSeek-V4's large-M GEMMs (deepseek_v4/pack.cu).
     deepseek_v4_pack {
         /// Threads of a block.
         THREADS: uint = 256;

@@ -11,7 +11,7 @@ const CHUNK: usize = 1 << 16;
 ///
 /// Elements `65536 c` to `65536 (c + 1)` are stream `c`; its group `g` of four elements gets the 64 bits
 /// `mix(mix(seed ^ mix(c)) + (g + 1) GOLDEN)`, 16 for each element from the low ones up. They are read as a signed number
-/// over 32768, which is multiplied by `limit` in f32 and rounded to bf16. The CUDA kernel is csrc/dummy.cu of
+/// over 32768, which is multiplied by `limit` in f32 and rounded to bf16. The CUDA kernel is csrc/rows/dummy.cu of
 /// pegainfer-kernels.
 pub fn uniform(out: &mut [bf16], seed: u64, limit: f32) {
     team::for_each_chunk(out, CHUNK, |i, chunk| {

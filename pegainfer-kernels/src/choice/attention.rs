@@ -10,16 +10,16 @@ use pegainfer_core::cuda::{COUNTERS, WORKSPACE_BYTES};
 
 /// Queries times heads of a group that decode attention takes: columns of two tiles.
 const DECODE_COLUMNS: usize = DECODE_QUERIES;
-/// Columns of a tile of the decode kernels of csrc/attention_decode_bulk.cu.
+/// Columns of a tile of the decode kernels of csrc/attention/decode_bulk.cu.
 const COLUMNS: usize = 8;
 
 /// The kernel for rows of few queries: FlashDecoding, the KV of a row split over blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decode {
-    /// csrc/attention_decode_bulk.cu: KV fetched by bulk copies into a ring for each warp; the last block of a row adds the
+    /// csrc/attention/decode_bulk.cu: KV fetched by bulk copies into a ring for each warp; the last block of a row adds the
     /// partial results. See [`DecodeGrid`].
     Bulk(DecodeGrid),
-    /// csrc/attention_decode_async.cu: KV fetched by cp.async; a second kernel adds the partial results of so many splits, if there are
+    /// csrc/attention/decode_async.cu: KV fetched by cp.async; a second kernel adds the partial results of so many splits, if there are
     /// several.
     Async {
         /// Splits of each row and KV head.
@@ -27,7 +27,7 @@ pub enum Decode {
     },
 }
 
-/// The grid of csrc/attention_decode_bulk.cu and csrc/attention_decode_gated.cu.
+/// The grid of csrc/attention/decode_bulk.cu and csrc/attention/decode_gated.cu.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DecodeGrid {
     /// Tiles of [`COLUMNS`] queries times heads of a group: 1 or 2.
@@ -99,7 +99,7 @@ impl Attention {
     }
 }
 
-/// Whether csrc/attention_decode_bulk.cu and csrc/attention_decode_gated.cu run. They were written for 228 KB of shared memory a
+/// Whether csrc/attention/decode_bulk.cu and csrc/attention/decode_gated.cu run. They were written for 228 KB of shared memory a
 /// multiprocessor, which consumer GPUs lack.
 fn bulk_serves(gpu: &Gpu, shape: HeadShape) -> bool {
     gpu.is_data_centre() && matches!(shape.head_dim, 64 | 128 | 256)
@@ -207,12 +207,12 @@ fn decode_blocks(slots: usize, rows: usize, kv_heads: usize, partial_bytes: usiz
     if fits { blocks } else { rows }
 }
 
-/// Bytes of a partial result of csrc/attention_decode_async.cu, of a warp or a split: numerators, maximum and sum of `rows` matrix rows.
+/// Bytes of a partial result of csrc/attention/decode_async.cu, of a warp or a split: numerators, maximum and sum of `rows` matrix rows.
 pub(crate) fn async_partial_bytes(rows: usize, head_dim: usize) -> usize {
     rows * (head_dim + 2) * size_of::<f32>()
 }
 
-/// Blocks of csrc/attention_decode_async.cu that a multiprocessor should have: two fit, by registers.
+/// Blocks of csrc/attention/decode_async.cu that a multiprocessor should have: two fit, by registers.
 const ASYNC_OCCUPANCY: usize = 2;
 /// KV blocks that make a split worth its part of the sum: one for each warp.
 const MIN_SPLIT: usize = DECODE_WARPS;

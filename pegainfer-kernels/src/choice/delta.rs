@@ -12,9 +12,9 @@ pub(crate) const RECURRENT_TOKENS: usize = 16;
 /// What `ops::gated_delta_chunks` launches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeltaChunks {
-    /// csrc/delta_rule.cu, token by token: no chain is longer than [`RECURRENT_TOKENS`].
+    /// csrc/delta_rule/recurrent.cu, token by token: no chain is longer than [`RECURRENT_TOKENS`].
     Recurrent,
-    /// GEMMs of chunks (csrc/gated_delta_intra.cu), then a scan over the chunks.
+    /// GEMMs of chunks (csrc/delta_rule/intra.cu), then a scan over the chunks.
     Chunked {
         /// Whether the recurrence runs, too, for short chains of segments.
         recurrent: bool,
@@ -31,7 +31,7 @@ pub enum DeltaChunks {
 /// Blocks that share a head in the scan of triton/gated_delta.py: 128 / ROWS.
 pub(crate) const TRITON_SLICES: usize = 4;
 
-/// The kernel that carries the state from chunk to chunk (csrc/gated_delta_scan.cu).
+/// The kernel that carries the state from chunk to chunk (csrc/delta_rule/scan.cu).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InterChunkScan {
     /// Whether it multiplies by warpgroups.
@@ -42,7 +42,7 @@ pub struct InterChunkScan {
     pub blocks: usize,
     /// Threads of a block.
     pub threads: usize,
-    /// Bytes of `ScanShared` in csrc/gated_delta_fetch.cuh.
+    /// Bytes of `ScanShared` in csrc/delta_rule/fetch.cuh.
     pub shared: usize,
 }
 
@@ -101,14 +101,14 @@ impl InterChunkScan {
 /// What `ops::decode_delta` launches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DecodeDelta {
-    /// csrc/delta_decode.cu: convolution, rule and norm in one kernel.
+    /// csrc/delta_rule/decode.cu: convolution, rule and norm in one kernel.
     Fused,
     /// Each in a kernel.
     Separate,
 }
 
 impl DecodeDelta {
-    /// Counters of a row's key head in csrc/delta_decode.cu: the blocks that have read its convolution state.
+    /// Counters of a row's key head in csrc/delta_rule/decode.cu: the blocks that have read its convolution state.
     const READERS: usize = 2;
 
     /// Chooses for `rows` rows of one token: the fused kernel wants counters for each.
@@ -125,7 +125,7 @@ impl DecodeDelta {
     }
 }
 
-/// Tokens of a tile of csrc/causal_conv.cu.
+/// Tokens of a tile of csrc/delta_rule/causal_conv.cu.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Conv {
     /// 4.

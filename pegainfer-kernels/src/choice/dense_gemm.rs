@@ -27,7 +27,7 @@ pub(crate) struct DenseShape {
 /// How such a GEMM runs on cuBLASLt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DenseGemm {
-    /// FP8 by FP8: the activations' codes are packed in the workspace (csrc/deepseek_v4_pack.cu).
+    /// FP8 by FP8: the activations' codes are packed in the workspace (csrc/deepseek_v4/pack.cu).
     Fp8CublasLt,
     /// FP8 weights, widened to bf16 in the workspace, by bf16.
     Widened,
@@ -37,7 +37,7 @@ pub(crate) enum DenseGemm {
 
 impl DenseGemm {
     /// Fewest tokens for cuBLASLt. In steps of fewer, the bits of a token must not depend on the other tokens; there
-    /// csrc/deepseek_v4_skinny.cu or deepseek_v4_gemm.cu runs.
+    /// csrc/deepseek_v4/skinny.cu or deepseek_v4/gemm.cu runs.
     pub const MIN_TOKENS: usize = 33;
 
     /// Fewest elements of a weight for cuBLASLt. Smaller weights gain little from it, and without it their GEMMs have the same bits for

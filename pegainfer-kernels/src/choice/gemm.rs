@@ -10,10 +10,10 @@ use pegainfer_core::cuda::BOX_COLUMNS;
 /// The kernel of a skinny GEMM, which reads each weight once and may have an epilogue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Skinny {
-    /// csrc/gemv_splitk.cu: mma.sync, for up to 16 rows on any GPU but Hopper.
+    /// csrc/gemm/gemv_splitk.cu: mma.sync, for up to 16 rows on any GPU but Hopper.
     GemvSplitK(GemvPlan),
-    /// csrc/skinny_wgmma.cu: wgmma, swap-AB (the weight is operand A), for up to 96 rows on Hopper; with FP8 weights
-    /// csrc/skinny_wgmma_fp8.cu, for up to 64, of split-K 128.
+    /// csrc/gemm/skinny_wgmma.cu: wgmma, swap-AB (the weight is operand A), for up to 96 rows on Hopper; with FP8 weights
+    /// csrc/gemm/skinny_wgmma_fp8.cu, for up to 64, of split-K 128.
     Wgmma(SkinnyPlan),
 }
 
@@ -53,7 +53,7 @@ pub enum Gemm {
     Skinny(Skinny),
     /// The library.
     CublasLt,
-    /// csrc/gemm_mma.cu: tiles of so many rows and columns in shared memory, where the library is missing.
+    /// csrc/gemm/mma.cu: tiles of so many rows and columns in shared memory, where the library is missing.
     TiledMma(usize),
     /// The library, FP8 by FP8 (W8A8): activations are rounded with a scale for each 128 columns of a row.
     Fp8CublasLt,
@@ -61,14 +61,14 @@ pub enum Gemm {
     Widened,
     /// The parts of a stack, each as it is chosen.
     Parts,
-    /// csrc/narrow_gemm.cu: weights of few rows, for steps of few tokens on Hopper.
+    /// csrc/gemm/narrow.cu: weights of few rows, for steps of few tokens on Hopper.
     Narrow,
 }
 
-/// Rows and columns of the tiles of csrc/gemm_mma.cu: large ones reuse more, if there are enough of them to fill the GPU.
+/// Rows and columns of the tiles of csrc/gemm/mma.cu: large ones reuse more, if there are enough of them to fill the GPU.
 const TILES: [usize; 2] = [64, 128];
 
-/// Most rows of x, and of w, of csrc/narrow_gemm.cu.
+/// Most rows of x, and of w, of csrc/gemm/narrow.cu.
 const NARROW_ROWS: usize = 256;
 const NARROW_WEIGHTS: usize = 128;
 /// Columns of its step.
@@ -93,7 +93,7 @@ impl Gemm {
         format == WeightFormat::Fp8 && matches!(gemm, Self::Skinny(Skinny::Wgmma(_)) | Self::Fp8CublasLt)
     }
 
-    /// Whether csrc/narrow_gemm.cu runs.
+    /// Whether csrc/gemm/narrow.cu runs.
     fn narrow_serves(gpu: &Gpu, GemmShape { m, n, k, output, format }: GemmShape) -> bool {
         let plain = (output, format) == (Output::Bf16, WeightFormat::Bf16);
         let few = (1..=NARROW_ROWS).contains(&m) && (1..=NARROW_WEIGHTS).contains(&n);
@@ -164,7 +164,7 @@ impl AddNorm {
     }
 }
 
-/// Whether the large-M warpgroup kernels (csrc/gemm_wgmma.cuh) run: they do `parts` parts of a finished tile between the
+/// Whether the large-M warpgroup kernels (csrc/gemm/wgmma.cuh) run: they do `parts` parts of a finished tile between the
 /// steps of the next, which has `k` columns.
 fn gemm_wgmma_serves(gpu: &Gpu, k: usize, parts: usize) -> bool {
     gpu.is_hopper() && k >= parts * BOX_COLUMNS
@@ -175,16 +175,16 @@ fn gemm_wgmma_serves(gpu: &Gpu, k: usize, parts: usize) -> bool {
 pub enum Swiglu {
     /// A GEMM whose epilogue gates.
     Gated(Skinny),
-    /// csrc/gemm_wgmma_swiglu.cu: a large-M warpgroup GEMM whose epilogue gates.
+    /// csrc/gemm/wgmma_swiglu.cu: a large-M warpgroup GEMM whose epilogue gates.
     Wgmma,
-    /// A GEMM; then csrc/swiglu.cu.
+    /// A GEMM; then csrc/rows/swiglu.cu.
     Separate(Gemm),
 }
 
 impl Swiglu {
-    /// Rows of x from which csrc/gemm_wgmma_swiglu.cu is faster than cuBLASLt and csrc/swiglu.cu: by 7 % of the GEMM.
+    /// Rows of x from which csrc/gemm/wgmma_swiglu.cu is faster than cuBLASLt and csrc/rows/swiglu.cu: by 7 % of the GEMM.
     const MIN_ROWS: usize = 512;
-    /// Parts of a tile in csrc/gemm_wgmma_swiglu.cu.
+    /// Parts of a tile in csrc/gemm/wgmma_swiglu.cu.
     const PARTS: usize = gemm_wgmma::SWIGLU_PARTS;
 
     /// Chooses for `m` rows of `k` columns and a weight of `n` rows, both halves.

@@ -8,15 +8,15 @@ use crate::load::AttentionLoad;
 /// The kernel for rows of many queries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Prefill {
-    /// csrc/attention_prefill_wgmma.cu: FlashAttention by wgmma, on so many blocks. Decode attention may run beside
-    /// it: it releases its successor only once all kernels before it are complete, see csrc/decode.cuh.
+    /// csrc/attention/prefill_wgmma.cu: FlashAttention by wgmma, on so many blocks. Decode attention may run beside
+    /// it: it releases its successor only once all kernels before it are complete, see csrc/attention/decode.cuh.
     Wgmma {
         /// Blocks, each of which takes tiles in turn.
         blocks: usize,
         /// How a cache in FP8 is widened first; `None` of one in bf16.
         widening: Option<Widening>,
     },
-    /// csrc/attention_prefill_mma.cu: FlashAttention by mma.sync. It is complete before decode attention begins.
+    /// csrc/attention/prefill_mma.cu: FlashAttention by mma.sync. It is complete before decode attention begins.
     Mma,
 }
 
@@ -59,9 +59,9 @@ impl Prefill {
     }
 }
 
-/// Queries times heads of a group that are a tile of csrc/attention_prefill_wgmma.cu.
+/// Queries times heads of a group that are a tile of csrc/attention/prefill_wgmma.cu.
 const PREFILL_ROWS: usize = crate::limits::prefill_wgmma::ROWS;
-/// Share of the peak rate that csrc/attention_prefill_wgmma.cu reaches (500 TFLOP/s on an H200).
+/// Share of the peak rate that csrc/attention/prefill_wgmma.cu reaches (500 TFLOP/s on an H200).
 const PREFILL_EFFICIENCY: f64 = 0.505;
 /// Share of the memory's rate that decode attention reaches (4.2 TB/s on an H200).
 const DECODE_EFFICIENCY: f64 = 0.875;

@@ -1,4 +1,4 @@
-//! `ops::attention`, as it was chosen, and csrc/attention_decode_async.cu: rows of few queries on GPUs without bulk copies, their KV
+//! `ops::attention`, as it was chosen, and csrc/attention/decode_async.cu: rows of few queries on GPUs without bulk copies, their KV
 //! split over warps and blocks.
 
 use super::abi::{CombineSplits, DecodeAsync};

@@ -1,4 +1,4 @@
-//! Collectives of several GPUs (csrc/collectives.cu).
+//! Collectives of several GPUs (csrc/collectives/push.cu).
 
 use super::abi::{AllGather, AllReduce, Entry, ExchangeParts};
 use crate::limits::collectives::{HEADER_BYTES, LL_THREADS, MAILBOX_BYTES, MAX_BLOCKS, MAX_RANKS, THREADS};

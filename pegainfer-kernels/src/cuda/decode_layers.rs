@@ -1,4 +1,4 @@
-//! `ops::decode_layers` in one kernel: csrc/decode_layers.cu.
+//! `ops::decode_layers` in one kernel: csrc/layers/decode.cu.
 
 use super::abi::{Layer, Step};
 use crate::choice::{self, Gpu};

@@ -19,7 +19,7 @@ pub(super) fn check_shape(op: &'static str, shape: DeltaShape) -> Result<(), OpE
     vectors(op, shape.projected_width())
 }
 
-/// The rule, token by token, on the chains of segments (csrc/segments.cuh) that have at most `longest` tokens; what belongs
+/// The rule, token by token, on the chains of segments (csrc/delta_rule/segments.cuh) that have at most `longest` tokens; what belongs
 /// to the others stays as it is.
 pub(crate) fn delta_recurrent(
     exec: &mut Exec,

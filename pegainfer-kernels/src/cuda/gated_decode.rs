@@ -1,4 +1,4 @@
-//! `ops::gated_decode_attention` in one kernel: csrc/attention_decode_gated.cu.
+//! `ops::gated_decode_attention` in one kernel: csrc/attention/decode_gated.cu.
 
 use super::abi::GatedDecode;
 use super::attention_decode::{Call, Scratch};

@@ -1,4 +1,4 @@
-//! Launch of csrc/gemm_mma.cu: GEMMs in tiles, where cuBLASLt is missing.
+//! Launch of csrc/gemm/mma.cu: GEMMs in tiles, where cuBLASLt is missing.
 
 use super::abi::GemmMma;
 use super::columns::Columns;
@@ -6,7 +6,7 @@ use crate::limits::gemm_mma::{DEPTH, STAGES, THREADS};
 use pegainfer_core::cuda::Cuda;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
-/// Launches csrc/gemm_mma.cu with tiles of `tile` rows and columns; `w`: address and rows.
+/// Launches csrc/gemm/mma.cu with tiles of `tile` rows and columns; `w`: address and rows.
 pub(super) fn tiled(
     gpu: &mut Cuda,
     op: &'static str,

@@ -1,4 +1,4 @@
-//! Launches csrc/gemm_wgmma_swiglu.cu: a large-M GEMM on Hopper's warpgroups with SwiGLU in its epilogue.
+//! Launches csrc/gemm/wgmma_swiglu.cu: a large-M GEMM on Hopper's warpgroups with SwiGLU in its epilogue.
 
 use super::abi::{GemmWgmmaSwiglu, Map};
 use crate::limits::gemm_wgmma::{BOX, ROWS, SHARED_BYTES, STORE_ROWS, THREADS};

@@ -1,4 +1,4 @@
-//! Launch of csrc/narrow_gemm.cu: GEMMs with a weight of few rows.
+//! Launch of csrc/gemm/narrow.cu: GEMMs with a weight of few rows.
 
 use super::abi::NarrowGemm;
 use super::columns::Columns;

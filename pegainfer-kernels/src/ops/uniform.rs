@@ -29,7 +29,7 @@ mod tests {
     use half::bf16;
     use pegainfer_core::rng::{GOLDEN, mix};
 
-    /// Element `i` alone, as a thread of csrc/dummy.cu computes it.
+    /// Element `i` alone, as a thread of csrc/rows/dummy.cu computes it.
     fn element(i: u64, seed: u64, limit: f32) -> bf16 {
         let (stream, group) = (i >> 16, i % (1 << 16) / 4);
         let bits = mix(mix(seed ^ mix(stream)).wrapping_add((group + 1).wrapping_mul(GOLDEN)));

@@ -1,7 +1,7 @@
 //! Weights of tokens as whole numbers.
 //!
 //! A weight is `2^exponent` in units of `2^-40`. Sums of whole numbers do not depend on their order, and the steps to one
-//! weight are IEEE operations in a fixed order, so every CPU path and every GPU grid (csrc/row.cuh has the same steps)
+//! weight are IEEE operations in a fixed order, so every CPU path and every GPU grid (csrc/rows/row.cuh has the same steps)
 //! gets the same sums, cuts where the others cut and draws the same token. What is lost is a chance below 1e-12 for a
 //! single token, below 1e-7 for all that weigh too little to count.
 

@@ -73,8 +73,8 @@ impl Parameter {
 }
 
 impl Signature {
-    /// Name of the source file, without its suffix.
-    pub fn source(&self) -> String {
+    /// Name of the image: the path of its source below csrc/, `gemm_fp8` of csrc/gemm/fp8.cu.
+    pub fn image_name(&self) -> String {
         self.image.to_lowercase()
     }
 
@@ -103,12 +103,11 @@ impl Signature {
     }
 }
 
-/// The header `abi/SOURCE.h`: structs, then prototypes. nvcc compares them with the definitions in csrc/SOURCE.cu, which
-/// includes the header behind its other headers.
-pub fn header(source: &str, tables: &[&[Signature]]) -> String {
-    let mut text =
-        format!("// Parameters of the kernels in csrc/{source}.cu, from src/cuda/abi/kernels.rs.\n#pragma once\n");
-    let signatures = || tables.iter().flat_map(|table| table.iter()).filter(|s| s.source() == source);
+/// The header `abi/IMAGE.h`: structs, then prototypes. nvcc compares them with the definitions in the image's source, which
+/// includes the header after its other headers.
+pub fn header(image: &str, tables: &[&[Signature]]) -> String {
+    let mut text = format!("// Parameters of the kernels of {image}, from src/cuda/abi/kernels.rs.\n#pragma once\n");
+    let signatures = || tables.iter().flat_map(|table| table.iter()).filter(|s| s.image_name() == image);
     for signature in signatures().filter(|s| !s.packed.is_empty()) {
         text += &signature.structure();
     }
@@ -118,10 +117,10 @@ pub fn header(source: &str, tables: &[&[Signature]]) -> String {
     text
 }
 
-/// Entry points of csrc/SOURCE.cu, sorted; empty for a source that `kernels.rs` does not list.
-pub fn entries(source: &str, table: &[Signature]) -> Vec<&'static str> {
-    let of_source = table.iter().filter(|signature| signature.source() == source);
-    let mut names: Vec<_> = of_source.flat_map(|signature| signature.entries).map(|(entry, _)| *entry).collect();
+/// Entry points of an image, sorted; empty for one that `kernels.rs` does not list.
+pub fn entries(image: &str, table: &[Signature]) -> Vec<&'static str> {
+    let of_image = table.iter().filter(|signature| signature.image_name() == image);
+    let mut names: Vec<_> = of_image.flat_map(|signature| signature.entries).map(|(entry, _)| *entry).collect();
     names.sort_unstable();
     names
 }

@@ -1,6 +1,6 @@
 //! The parameters of every kernel in csrc/, in order: the one place that names them.
 //!
-//! `IMAGE: Arguments [entry points] { parameters }`: an image is csrc/image.cu, and all entry points of a list have the
+//! `IMAGE: Arguments [entry points] { parameters }`: `GEMM_FP8` is the image of csrc/gemm/fp8.cu, and all entry points of a list have the
 //! same parameters. An element `T` is the one behind the entry point's name. With `as Struct` the kernel takes one
 //! parameter, a struct of the same name in CUDA whose members take eight bytes each.
 //!
@@ -15,7 +15,7 @@
 //! | `u32`, `u64`, `f32` | `uint32_t`, `uint64_t`, `float` | number |
 
 kernels! {
-    ADJUST: Adjust [adjust] { logits: Out<F32>, spans: In<U32>, edits: In<U32>, masks: In<U32>, vocab: u32 }
+    ROWS_ADJUST: Adjust [adjust] { logits: Out<F32>, spans: In<U32>, edits: In<U32>, masks: In<U32>, vocab: u32 }
 
     ATTENTION_DECODE_ASYNC: DecodeAsync [
         decode_64<Bf16>, decode_128<Bf16>, decode_256<Bf16>, decode_fp8_64<U8>, decode_fp8_128<U8>, decode_fp8_256<U8>
@@ -73,11 +73,11 @@ kernels! {
         out: Out<Activation>, padded: u32, heads: u32, kv_heads: u32, rows: u32, max_blocks: u32, blocks: u32, scale: f32,
     }
 
-    CAUSAL_CONV: CausalConv [causal_conv1d_4, causal_conv1d_16] {
+    DELTA_RULE_CAUSAL_CONV: CausalConv [causal_conv1d_4, causal_conv1d_16] {
         projected: In<Bf16>, weight: In<F32>, segments: In<U32>, conv_states: Out<Bf16>, out: Out<Bf16>,
         channels: u32, width: u32, tokens: u32, count: u32, slots: u32,
     }
-    DECODE_LAYERS: Step as Step [
+    LAYERS_DECODE: Step as Step [
         decode_layers_1_3072, decode_layers_2_3072, decode_layers_1_4096, decode_layers_2_4096
     ] {
         layers: In<Layer>, final_norm: In<Bf16>, rope: In<F32>, slots: In<U32>, qo_indptr: In<U32>, kv_lens: In<U32>,
@@ -86,7 +86,7 @@ kernels! {
         intermediate: u32, positions: u32, max_blocks: u32, blocks: u32, stages: u32, eps: f32, scale: f32,
     }
 
-    COLLECTIVES: AllReduce [
+    COLLECTIVES_PUSH: AllReduce [
         all_reduce_ll_f32_2<F32>, all_reduce_ll_bf16_2<Bf16>, all_reduce_one_shot_f32_2<F32>,
         all_reduce_one_shot_bf16_2<Bf16>, all_reduce_two_shot_f32_2<F32>, all_reduce_two_shot_bf16_2<Bf16>,
         all_reduce_ll_f32_4<F32>, all_reduce_ll_bf16_4<Bf16>, all_reduce_one_shot_f32_4<F32>,
@@ -98,7 +98,7 @@ kernels! {
         to_1: Scratch<U64>, to_2: Scratch<U64>, to_3: Scratch<U64>, to_4: Scratch<U64>, to_5: Scratch<U64>,
         to_6: Scratch<U64>, to_7: Scratch<U64>, stage_bytes: u32, status: Scratch<U32>, timeout: u64,
     }
-    COLLECTIVES: ExchangeParts [
+    COLLECTIVES_PUSH: ExchangeParts [
         reduce_scatter_f32_2<F32>, reduce_scatter_bf16_2<Bf16>, all_gather_rows_f32_2<F32>, all_gather_rows_bf16_2<Bf16>,
         reduce_scatter_f32_4<F32>, reduce_scatter_bf16_4<Bf16>, all_gather_rows_f32_4<F32>, all_gather_rows_bf16_4<Bf16>,
         reduce_scatter_f32_8<F32>, reduce_scatter_bf16_8<Bf16>, all_gather_rows_f32_8<F32>, all_gather_rows_bf16_8<Bf16>,
@@ -107,7 +107,7 @@ kernels! {
         to_0: Scratch<U64>, to_1: Scratch<U64>, to_2: Scratch<U64>, to_3: Scratch<U64>, to_4: Scratch<U64>,
         to_5: Scratch<U64>, to_6: Scratch<U64>, to_7: Scratch<U64>, stage_bytes: u32, status: Scratch<U32>, timeout: u64,
     }
-    COLLECTIVES: AllGather [all_gather_columns_2, all_gather_columns_4, all_gather_columns_8] {
+    COLLECTIVES_PUSH: AllGather [all_gather_columns_2, all_gather_columns_4, all_gather_columns_8] {
         part: In<F32>, whole: Out<F32>, first: u32, rows: u32, width: u32, rank: u32, ranks: u32,
         arena: Scratch<U64>, to_0: Scratch<U64>, to_1: Scratch<U64>, to_2: Scratch<U64>, to_3: Scratch<U64>,
         to_4: Scratch<U64>, to_5: Scratch<U64>, to_6: Scratch<U64>, to_7: Scratch<U64>, stage_bytes: u32,
@@ -121,11 +121,11 @@ kernels! {
     DEEPSEEK_V4_DUMMY: RandomNumbers [random_numbers_bf16<Bf16>, random_numbers_f32<F32>] {
         out: Out<T>, seed: u64, elements: u64, width: u32, whole: u64, first_row: u64, first_column: u64, limit: f32,
     }
-    DEEPSEEK_V4_EXPERTS: GroupPairs [group_pairs] {
+    EXPERTS_MMA: GroupPairs [group_pairs] {
         chosen: ScratchIn<U32>, pairs: OutOrScratch<U32>, tiles: Scratch<U32>, count: u32, first: u32, experts: u32,
         tokens: u32,
     }
-    DEEPSEEK_V4_EXPERTS: GateUp [
+    EXPERTS_MMA: GateUp [
         gate_up_bf16_8<Bf16>, gate_up_bf16_16<Bf16>, gate_up_bf16_32<Bf16>, gate_up_bf16_64<Bf16>,
         gate_up_fp8_8<U8>, gate_up_fp8_16<U8>, gate_up_fp8_32<U8>, gate_up_fp8_64<U8>,
         gate_up_fp4_8<U8>, gate_up_fp4_16<U8>, gate_up_fp4_32<U8>, gate_up_fp4_64<U8>,
@@ -135,7 +135,7 @@ kernels! {
         counters: Scratch<U32>, tokens: u32, experts_of_token: u32, width: u32, k: u32, planes: u32, plane: u64,
         limit: f32, to_f32: u32,
     }
-    DEEPSEEK_V4_EXPERTS: Down [
+    EXPERTS_MMA: Down [
         down_bf16_8<Bf16>, down_bf16_16<Bf16>, down_bf16_32<Bf16>, down_bf16_64<Bf16>,
         down_fp8_8<U8>, down_fp8_16<U8>, down_fp8_32<U8>, down_fp8_64<U8>,
         down_fp4_8<U8>, down_fp4_16<U8>, down_fp4_32<U8>, down_fp4_64<U8>,
@@ -143,46 +143,46 @@ kernels! {
         h: ScratchIn<Bf16>, w: In<T>, scales: ScratchIn<U8>, tiles: ScratchIn<U32>, pairs: ScratchIn<U32>,
         out: Scratch<void>, tokens: u32, hidden: u32, k: u32, planes: u32, plane: u64, to_f32: u32,
     }
-    DEEPSEEK_V4_EXPERTS: AddPairs [add_pairs_bf16<Bf16>, add_pairs_f32<F32>] {
+    EXPERTS_MMA: AddPairs [add_pairs_bf16<Bf16>, add_pairs_f32<F32>] {
         y: ScratchIn<T>, chosen: ScratchIn<U32>, shared: ScratchIn<T>, out: OutOrScratch<T>, hidden: u32, k: u32,
         first: u32, experts: u32,
     }
-    DEEPSEEK_V4_EXPERTS_SKINNY: SkinnyGateUp [experts_gate_up] {
+    EXPERTS_SKINNY: SkinnyGateUp [experts_gate_up] {
         gate: Map<U8>, up: Map<U8>, shared_gate: Map<U8>, shared_up: Map<U8>, x: In<U8>, gate_scales: ScratchIn<U8>,
         up_scales: ScratchIn<U8>, shared_gate_scales: ScratchIn<U8>, shared_up_scales: ScratchIn<U8>,
         chosen: In<U32>, weights: In<F32>, tiles: ScratchIn<U32>, pairs: ScratchIn<U32>, h: Scratch<Bf16>,
         tokens: u32, experts_of_token: u32, first: u32, experts: u32, has_shared: u32, width: u32, k: u32, limit: f32,
     }
-    DEEPSEEK_V4_EXPERTS_SKINNY: SkinnyDown [experts_down] {
+    EXPERTS_SKINNY: SkinnyDown [experts_down] {
         w: Map<U8>, shared_w: Map<U8>, h: ScratchIn<Bf16>, scales: ScratchIn<U8>, shared_scales: ScratchIn<U8>,
         chosen: In<U32>, tiles: ScratchIn<U32>, pairs: ScratchIn<U32>, y: Scratch<Bf16>, tokens: u32,
         experts_of_token: u32, first: u32, experts: u32, has_shared: u32, hidden: u32, k: u32,
     }
-    DEEPSEEK_V4_EXPERTS_SKINNY: AddExperts [experts_add] {
+    EXPERTS_SKINNY: AddExperts [experts_add] {
         y: ScratchIn<Bf16>, chosen: In<U32>, out: Out<Bf16>, tokens: u32, hidden: u32, k: u32, first: u32,
         experts: u32, shared: u32,
     }
-    DEEPSEEK_V4_EXPERTS_WGMMA: GroupPlaces [group_places] {
+    EXPERTS_WGMMA: GroupPlaces [group_places] {
         chosen: ScratchIn<U32>, pairs: OutOrScratch<U32>, places: Scratch<U32>, tiles: Scratch<U32>, count: u32, first: u32,
         experts: u32, tokens: u32,
     }
-    DEEPSEEK_V4_EXPERTS_WGMMA: PackTokens [pack_tokens] {
+    EXPERTS_WGMMA: PackTokens [pack_tokens] {
         x: ScratchIn<Bf16>, chosen: ScratchIn<U32>, places: ScratchIn<U32>, codes: OutOrScratch<U8>, scales: Scratch<F32>,
         vectors: u32, k: u32, pitch: u32, experts_of_token: u32, first: u32, experts: u32,
     }
-    DEEPSEEK_V4_EXPERTS_WGMMA: PackPlaces [pack_places] {
+    EXPERTS_WGMMA: PackPlaces [pack_places] {
         h: ScratchIn<Bf16>, tiles: ScratchIn<U32>, codes: OutOrScratch<U8>, scales: Scratch<F32>, k: u32, pitch: u32,
     }
-    DEEPSEEK_V4_EXPERTS_WGMMA: GateUpWgmma [gate_up_wgmma_48, gate_up_wgmma_96, gate_up_wgmma_128] {
+    EXPERTS_WGMMA: GateUpWgmma [gate_up_wgmma_48, gate_up_wgmma_96, gate_up_wgmma_128] {
         gate: Map<U8>, up: Map<U8>, x: Map<U8>, x_scales: ScratchIn<F32>, gate_scales: ScratchIn<U8>,
         up_scales: ScratchIn<U8>, tiles: ScratchIn<U32>, pairs: ScratchIn<U32>, weights: ScratchIn<F32>,
         out: Scratch<Bf16>, width: u32, k: u32, pitch: u32, limit: f32,
     }
-    DEEPSEEK_V4_EXPERTS_WGMMA: DownWgmma [down_wgmma_48, down_wgmma_96, down_wgmma_128] {
+    EXPERTS_WGMMA: DownWgmma [down_wgmma_48, down_wgmma_96, down_wgmma_128] {
         w: Map<U8>, h: Map<U8>, h_scales: ScratchIn<F32>, scales: ScratchIn<U8>, tiles: ScratchIn<U32>,
         pairs: ScratchIn<U32>, out: Scratch<Bf16>, hidden: u32, k: u32, pitch: u32, first: u32, columns: u32,
     }
-    DEEPSEEK_V4_EXPERTS_WGMMA: AddColumns [add_columns] {
+    EXPERTS_WGMMA: AddColumns [add_columns] {
         y: ScratchIn<Bf16>, chosen: ScratchIn<U32>, shared: ScratchIn<Bf16>, out: OutOrScratch<Bf16>, tokens: u32,
         hidden: u32, k: u32, first: u32, experts: u32, first_column: u32, columns: u32,
     }
@@ -351,41 +351,41 @@ kernels! {
         group: u32,
     }
 
-    DELTA_DECODE: DecodeDelta [decode_delta] {
+    DELTA_RULE_DECODE: DecodeDelta [decode_delta] {
         projected: In<Bf16>, conv: In<F32>, a_log: In<F32>, dt_bias: In<F32>, norm: In<F32>, segments: In<U32>,
         states: Out<F32>, conv_states: Out<Bf16>, out: Out<Activation>, padded: u32, counters: Scratch<U32>, key_heads: u32, slots: u32,
         eps: f32,
     }
-    DELTA_RULE: DeltaRecurrent [delta_recurrent] {
+    DELTA_RULE_RECURRENT: DeltaRecurrent [delta_recurrent] {
         mixed: In<Bf16>, projected: In<Bf16>, a_log: In<F32>, dt_bias: In<F32>, segments: In<U32>, states: Out<F32>,
         out: Out<F32>, key_heads: u32, width: u32, tokens: u32, slots: u32, longest: u32,
     }
-    GATED_DELTA_INTRA: DeltaIntra [gated_delta_intra] {
+    DELTA_RULE_INTRA: DeltaIntra [gated_delta_intra] {
         mixed: In<Bf16>, projected: In<Bf16>, a_log: In<F32>, dt_bias: In<F32>, segments: In<U32>,
         parts: Out<IntraChunk>, tokens: u32, count: u32, key_heads: u32, value_heads: u32, longest: u32,
     }
-    GATED_DELTA_SCAN: DeltaScan [gated_delta_scan_mma, gated_delta_scan_wgmma] {
+    DELTA_RULE_SCAN: DeltaScan [gated_delta_scan_mma, gated_delta_scan_wgmma] {
         mixed: In<Bf16>, parts: In<IntraChunk>, segments: In<U32>, states: Out<F32>, out: Out<F32>, tokens: u32,
         slots: u32, count: u32, key_heads: u32, value_heads: u32,
     }
-    GATED_NORM: GatedRmsNorm [gated_rms_norm] {
+    DELTA_RULE_GATED_NORM: GatedRmsNorm [gated_rms_norm] {
         x: In<F32>, projected: In<Bf16>, weight: In<F32>, out: Out<Activation>, padded: u32, tokens: u32, heads: u32, gate: u32,
         width: u32, eps: f32,
     }
-    GATED_QKV: GatedQkv [gated_qk_norm_rope_write_kv<Bf16>, gated_qk_norm_rope_write_kv_fp8<U8>] {
+    ATTENTION_GATED_QKV: GatedQkv [gated_qk_norm_rope_write_kv<Bf16>, gated_qk_norm_rope_write_kv_fp8<U8>] {
         projected: In<Bf16>, q_norm: In<F32>, k_norm: In<F32>, rope: In<F32>, positions: In<U32>, slots: In<U32>,
         q: Out<Bf16>, k: Out<T>, v: Out<T>, heads: u32, kv_heads: u32, head_dim: u32, rotary: u32,
         max_position: u32, max_slot: u32, eps: f32, lanes: u32,
     }
-    GATED_QKV: AttentionGate [attention_gate] {
+    ATTENTION_GATED_QKV: AttentionGate [attention_gate] {
         projected: In<Bf16>, attended: Out<Bf16>, heads: u32, kv_heads: u32, head_dim: u32,
     }
-    QKV: Qkv [qk_norm_rope_write_kv<Bf16>, qk_norm_rope_write_kv_fp8<U8>] {
+    ATTENTION_QKV: Qkv [qk_norm_rope_write_kv<Bf16>, qk_norm_rope_write_kv_fp8<U8>] {
         qkv: In<Bf16>, q_norm: In<Bf16>, k_norm: In<Bf16>, rope: In<F32>, positions: In<U32>, slots: In<U32>,
         q: Out<Bf16>, k: Out<T>, v: Out<T>, heads: u32, kv_heads: u32, head_dim: u32, max_position: u32,
         max_slot: u32, eps: f32, lanes: u32,
     }
-    QKV: RopeKv [rope_write_kv<Bf16>, rope_write_kv_fp8<U8>] {
+    ATTENTION_QKV: RopeKv [rope_write_kv<Bf16>, rope_write_kv_fp8<U8>] {
         qkv: In<Bf16>, rope: In<F32>, positions: In<U32>, slots: In<U32>, q: Out<Bf16>, k: Out<T>, v: Out<T>,
         heads: u32, kv_heads: u32, head_dim: u32, max_position: u32, max_slot: u32, lanes: u32,
     }
@@ -393,17 +393,17 @@ kernels! {
     GEMM_MMA: GemmMma [gemm_mma_bf16_64<Bf16>, gemm_mma_bf16_128<Bf16>, gemm_mma_f32_64<F32>, gemm_mma_f32_128<F32>] {
         x: In<Bf16>, w: ScratchIn<Bf16>, out: OutOrScratch<T>, m: u32, n: u32, k: u32, pitch: u32,
     }
-    NARROW_GEMM: NarrowGemm [narrow_gemm] { x: In<Bf16>, w: In<Bf16>, out: OutOrScratch<Bf16>, m: u32, k: u32, pitch: u32 }
+    GEMM_NARROW: NarrowGemm [narrow_gemm] { x: In<Bf16>, w: In<Bf16>, out: OutOrScratch<Bf16>, m: u32, k: u32, pitch: u32 }
     GEMM_WGMMA_SWIGLU: GemmWgmmaSwiglu [gemm_wgmma_swiglu] {
         x: Map<Bf16>, w: Map<Bf16>, out: Map<Bf16>, m: u32, width: u32, k: u32, group: u32,
     }
-    GEMV_SPLITK: GemvSplitK [
+    GEMM_GEMV_SPLITK: GemvSplitK [
         gemv_splitk_bf16_8<Bf16>, gemv_splitk_bf16_16<Bf16>, gemv_splitk_f32_8<F32>, gemv_splitk_f32_16<F32>,
         gemv_splitk_gated_8<Bf16>, gemv_splitk_gated_16<Bf16>
     ] {
         x: In<Bf16>, w: In<Bf16>, out: OutOrScratch<T>, m: u32, n: u32, k: u32, pitch: u32, slice: u32, slots: u32,
     }
-    SKINNY_WGMMA: SkinnyWgmma [
+    GEMM_SKINNY_WGMMA: SkinnyWgmma [
         skinny_wgmma_bf16_32<Bf16>, skinny_wgmma_bf16_64<Bf16>, skinny_wgmma_bf16_96<Bf16>,
         skinny_wgmma_f32_32<F32>, skinny_wgmma_f32_64<F32>, skinny_wgmma_f32_96<F32>,
         skinny_wgmma_gated_32<Bf16>, skinny_wgmma_gated_64<Bf16>, skinny_wgmma_gated_96<Bf16>,
@@ -412,7 +412,7 @@ kernels! {
         x: Map<Bf16>, w: Map<Bf16>, out: OutOrScratch<T>, m: u32, n: u32, k: u32, pitch: u32, slice: u32, rows: u32,
         passes: u32, slots: u32, x_slots: u32, ahead: u32,
     }
-    SKINNY_WGMMA_FP8: SkinnyWgmmaFp8 [
+    GEMM_SKINNY_WGMMA_FP8: SkinnyWgmmaFp8 [
         skinny_fp8_bf16_32<Bf16>, skinny_fp8_bf16_64<Bf16>, skinny_fp8_f32_32<F32>, skinny_fp8_f32_64<F32>,
         skinny_fp8_f32_96<F32>, skinny_fp8_f32_128<F32>,
         skinny_fp8_gated_32<Bf16>, skinny_fp8_gated_64<Bf16>
@@ -420,53 +420,53 @@ kernels! {
         x: Map<U8>, w: Map<U8>, x_scales: ScratchIn<F32>, scales: In<F32>, out: OutOrScratch<T>, scale_rows: u32,
         m: u32, n: u32, k: u32, pitch: u32, slice: u32, rows: u32, passes: u32, slots: u32, x_slots: u32, ahead: u32,
     }
-    SKINNY_WGMMA_FP8: SkinnyRounding [
+    GEMM_SKINNY_WGMMA_FP8: SkinnyRounding [
         skinny_rounding_bf16_32<Bf16>, skinny_rounding_f32_32<F32>, skinny_rounding_gated_32<Bf16>
     ] {
         w: Map<U8>, x: In<Bf16>, scales: In<F32>, out: OutOrScratch<T>, m: u32, n: u32, k: u32, pitch: u32, slice: u32,
         rows: u32, passes: u32, slots: u32, x_slots: u32, ahead: u32,
     }
-    FP8: QuantizeWeights [quantize_weights] { w: In<Bf16>, codes: Out<U8>, scales: Out<F32>, n: u32, k: u32 }
-    FP8: QuantizeActivations [quantize_activations_2, quantize_activations_8] {
+    GEMM_FP8: QuantizeWeights [quantize_weights] { w: In<Bf16>, codes: Out<U8>, scales: Out<F32>, n: u32, k: u32 }
+    GEMM_FP8: QuantizeActivations [quantize_activations_2, quantize_activations_8] {
         x: In<Bf16>, codes: Scratch<U8>, scales: Scratch<F32>, first: u32, m: u32, padded: u32, k: u32,
     }
-    FP8: WidenWeights [widen_weights] {
+    GEMM_FP8: WidenWeights [widen_weights] {
         codes: In<U8>, scales: In<F32>, out: Scratch<Bf16>, first: u32, rows: u32, k: u32,
     }
 
-    GATHER: Gather [gather] { from: In<Bf16>, ids: In<U32>, out: Out<Bf16>, from_rows: u32, width: u32 }
-    GATHER: Embedding [embedding] {
+    ROWS_GATHER: Gather [gather] { from: In<Bf16>, ids: In<U32>, out: Out<Bf16>, from_rows: u32, width: u32 }
+    ROWS_GATHER: Embedding [embedding] {
         table: In<Bf16>, ids: In<U32>, previous: In<U32>, out: Out<Bf16>, vocab: u32, previous_rows: u32, width: u32,
     }
-    NORM: RmsNorm [rms_norm<Bf16>, rms_norm_f32<F32>] {
+    ROWS_NORM: RmsNorm [rms_norm<Bf16>, rms_norm_f32<F32>] {
         x: In<Bf16>, weight: In<T>, out: Out<Activation>, padded: u32, hidden: u32, eps: f32,
     }
-    NORM: AddRmsNorm [add_rms_norm<Bf16>, add_rms_norm_f32<F32>] {
+    ROWS_NORM: AddRmsNorm [add_rms_norm<Bf16>, add_rms_norm_f32<F32>] {
         x: In<Bf16>, residual: Out<Bf16>, weight: In<T>, out: Out<Activation>, padded: u32, hidden: u32, eps: f32,
     }
-    NORM: AddPartialsRmsNorm [add_slices_rms_norm<Bf16>, add_slices_rms_norm_f32<F32>] {
+    ROWS_NORM: AddPartialsRmsNorm [add_slices_rms_norm<Bf16>, add_slices_rms_norm_f32<F32>] {
         partials: ScratchIn<F32>, residual: Out<Bf16>, weight: In<T>, out: Out<Activation>, padded: u32, hidden: u32, eps: f32,
         count: u32,
     }
-    SWIGLU: Swiglu [swiglu] { gate_up: In<Bf16>, out: Out<Activation>, padded: u32, width: u32 }
+    ROWS_SWIGLU: Swiglu [swiglu] { gate_up: In<Bf16>, out: Out<Activation>, padded: u32, width: u32 }
 
-    PENALTIES: CountTokens [count_tokens] {
+    ROWS_PENALTIES: CountTokens [count_tokens] {
         counts: Out<U32>, updates: In<U32>, tokens: In<U32>, sampled: In<U32>, words: u32, vocab: u32, samples: u32,
     }
-    PENALTIES: Penalize [penalize] {
+    ROWS_PENALTIES: Penalize [penalize] {
         logits: Out<F32>, counts: In<U32>, penalties: In<U32>, drafts: In<U32>, vocab: u32, words: u32,
     }
-    SAMPLE: Sample [sample] { logits: In<F32>, draws: In<U32>, out: Out<U32>, vocab: u32 }
-    LOGPROBS: Logprobs [logprobs] { logits: In<F32>, draws: In<U32>, tokens: In<U32>, out: Out<U32>, vocab: u32 }
+    ROWS_SAMPLE: Sample [sample] { logits: In<F32>, draws: In<U32>, out: Out<U32>, vocab: u32 }
+    ROWS_LOGPROBS: Logprobs [logprobs] { logits: In<F32>, draws: In<U32>, tokens: In<U32>, out: Out<U32>, vocab: u32 }
 
-    DUMMY: Uniform [uniform] { out: Out<Bf16>, seed: u64, groups: u32, limit: f32 }
-    READ: ReadAll [read_all] { data: In<Bf16>, out: Out<Bf16>, vectors: u32 }
-    WRITE_RUNS: WriteRuns [write_runs] { runs: In<U32>, words: In<U32>, out: Out<U32>, word_count: u32, elements: u32 }
+    ROWS_DUMMY: Uniform [uniform] { out: Out<Bf16>, seed: u64, groups: u32, limit: f32 }
+    ROWS_READ: ReadAll [read_all] { data: In<Bf16>, out: Out<Bf16>, vectors: u32 }
+    ROWS_WRITE_RUNS: WriteRuns [write_runs] { runs: In<U32>, words: In<U32>, out: Out<U32>, word_count: u32, elements: u32 }
 }
 
 // A row of the table of layers that `Step` points to.
 pointers! {
-    DECODE_LAYERS: Layer {
+    LAYERS_DECODE: Layer {
         input_norm: In<Bf16>, qkv: In<Bf16>, q_norm: In<Bf16>, k_norm: In<Bf16>, k: Alias<Bf16>, v: Alias<Bf16>,
         o: In<Bf16>, post_norm: In<Bf16>, gate_up: In<Bf16>, down: In<Bf16>,
     }

@@ -3,19 +3,24 @@ use super::header::{Signature, entries, header};
 use super::kernels::{KERNELS, STRUCTS};
 use pegainfer_core::tensor::DType;
 use std::collections::HashSet;
+use std::fs;
 use std::path::PathBuf;
 
-fn csrc() -> PathBuf {
-    [env!("CARGO_MANIFEST_DIR"), "csrc"].iter().collect()
+/// Texts of the files in csrc/ with their paths below it.
+fn csrc() -> Vec<(PathBuf, String)> {
+    let csrc: PathBuf = [env!("CARGO_MANIFEST_DIR"), "csrc"].iter().collect();
+    let folders = fs::read_dir(&csrc).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_dir());
+    let files = folders.flat_map(|folder| fs::read_dir(folder).unwrap()).map(|entry| entry.unwrap().path());
+    files.map(|path| (path.strip_prefix(&csrc).unwrap().to_owned(), fs::read_to_string(&path).unwrap())).collect()
 }
 
 #[test]
 fn a_header_declares_all_kernels_of_its_source() {
-    let text = header("swiglu", &[STRUCTS, KERNELS]);
+    let text = header("rows_swiglu", &[STRUCTS, KERNELS]);
     let declaration =
         "extern \"C\" __global__ void swiglu(const bf16 *gate_up, void *out, uint32_t padded, uint32_t width);";
     assert_eq!(text.lines().skip(2).collect::<Vec<_>>(), [declaration]);
-    let norms = header("norm", &[STRUCTS, KERNELS]);
+    let norms = header("rows_norm", &[STRUCTS, KERNELS]);
     let [bf16, f32] = ["bf16", "float"].map(|t| {
         format!("(const bf16 *x, const {t} *weight, void *out, uint32_t padded, uint32_t hidden, float eps);")
     });
@@ -26,7 +31,7 @@ fn a_header_declares_all_kernels_of_its_source() {
 
 #[test]
 fn a_packed_kernel_takes_a_struct_of_eight_bytes_a_member() {
-    let text = header("decode_layers", &[STRUCTS, KERNELS]);
+    let text = header("layers_decode", &[STRUCTS, KERNELS]);
     let at = |needle: &str| text.find(needle).unwrap_or_else(|| panic!("{needle} in {text}"));
     assert!(at("struct Layer {") < at("struct Step {"));
     assert!(at("    alignas(8) const Layer *layers;") < at("    alignas(8) float scale;"));
@@ -55,20 +60,18 @@ fn tensor_maps_come_first_and_elements_are_known() {
 
 #[test]
 fn every_source_includes_its_header() {
-    let files = std::fs::read_dir(csrc()).unwrap().map(|entry| entry.unwrap().path());
-    let read = |name: &str| std::fs::read_to_string(csrc().join(name)).unwrap();
+    let files = csrc();
     let mut sources = HashSet::new();
-    for path in files.filter(|path| path.extension().is_some_and(|extension| extension == "cu")) {
-        let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
-        assert!(!entries(&name, KERNELS).is_empty(), "{name}.cu is not listed");
+    for (path, text) in files.iter().filter(|(path, _)| path.extension().is_some_and(|extension| extension == "cu")) {
+        let name = path.with_extension("").to_str().unwrap().replace('/', "_");
+        assert!(!entries(&name, KERNELS).is_empty(), "{} is not listed", path.display());
         let include = format!("#include \"abi/{name}.h\"");
-        // The kernel of a struct includes it where the struct is used.
-        let text = read(&format!("{name}.cu"))
-            + if name == "decode_layers" { read("layer_ll.cuh") } else { String::new() }.as_str();
-        assert!(text.contains(&include), "{name}.cu");
+        // A header that uses the kernel's struct includes it instead.
+        let header = |(other, text): &(PathBuf, String)| other.parent() == path.parent() && text.contains(&include);
+        assert!(text.contains(&include) || files.iter().any(header), "{}", path.display());
         sources.insert(name);
     }
-    let unknown = KERNELS.iter().map(Signature::source).find(|source| !sources.contains(source));
+    let unknown = KERNELS.iter().map(Signature::image_name).find(|source| !sources.contains(source));
     assert_eq!(unknown, None);
 }
 

@@ -1,4 +1,4 @@
-//! `sparse_attention` (csrc/deepseek_v4_attention.cu, csrc/deepseek_v4_attention_chunks.cu, csrc/deepseek_v4_attention_wgmma.cu).
+//! `sparse_attention` (csrc/deepseek_v4/attention.cu, csrc/deepseek_v4/attention_chunks.cu, csrc/deepseek_v4/attention_wgmma.cu).
 
 use super::norm::rope;
 use super::rings::write_ring;
@@ -108,7 +108,7 @@ fn wgmma(exec: &mut Exec, q: &Tensor) -> Result<Option<(Entry<AttentionWgmma<'st
     })
 }
 
-/// A block has a token, all of its heads and all of its keys (csrc/deepseek_v4_attention_wgmma.cu).
+/// A block has a token, all of its heads and all of its keys (csrc/deepseek_v4/attention_wgmma.cu).
 fn by_wgmma(
     exec: &mut Exec,
     (entry, shared): (Entry<AttentionWgmma<'static>>, usize),

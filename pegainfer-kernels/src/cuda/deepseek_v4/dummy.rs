@@ -1,4 +1,4 @@
-//! `random_codes` and `random_numbers` (csrc/deepseek_v4_dummy.cu).
+//! `random_codes` and `random_numbers` (csrc/deepseek_v4/dummy.cu).
 
 use crate::cuda::abi::{RandomCodes, RandomNumbers};
 use crate::ops::deepseek_v4::Place;

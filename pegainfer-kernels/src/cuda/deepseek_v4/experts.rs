@@ -1,4 +1,4 @@
-//! `routed_experts` and `shared_expert` (csrc/deepseek_v4_experts.cu).
+//! `routed_experts` and `shared_expert` (csrc/experts/mma.cu).
 
 use super::activations::{Operand, Parts, Scratch, TILES, Values, format, operand, shared_bytes, tile};
 use super::experts_wgmma;

@@ -1,4 +1,4 @@
-//! `moe` at few tokens on Hopper (csrc/deepseek_v4_experts_skinny.cu).
+//! `moe` at few tokens on Hopper (csrc/experts/skinny.cu).
 
 use super::activations::Scratch;
 use crate::choice::{self, DenseGemm};

@@ -1,4 +1,4 @@
-//! `routed_experts` at many tokens on Hopper (csrc/deepseek_v4_experts_wgmma.cu).
+//! `routed_experts` at many tokens on Hopper (csrc/experts/wgmma.cu).
 
 use super::activations::Scratch;
 use super::large_gemm::packed_bytes;

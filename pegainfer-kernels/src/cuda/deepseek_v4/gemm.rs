@@ -1,4 +1,4 @@
-//! `matmul` and `grouped_matmul` (csrc/deepseek_v4_gemm.cu).
+//! `matmul` and `grouped_matmul` (csrc/deepseek_v4/gemm.cu).
 
 use super::activations::{Parts, Scratch, TILES, Values, format, operand, shared_bytes, tile};
 use super::large_gemm::large_gemm;

@@ -1,4 +1,4 @@
-//! Hyper-connections: the choice of `hyper_mix`, and `hyper_merge_mix_norm` (csrc/deepseek_v4_hyper.cu).
+//! Hyper-connections: the choice of `hyper_mix`, and `hyper_merge_mix_norm` (csrc/deepseek_v4/hyper.cu).
 
 use super::streams::hyper_mix_f32;
 use crate::cuda::abi::{HyperMergeProducts, HyperMixNorm, HyperOutputMixing, Target};

@@ -1,4 +1,4 @@
-//! `select_entries` (csrc/deepseek_v4_index.cu, csrc/deepseek_v4_index_wgmma.cu): scores through the workspace, of as many tokens at a time
+//! `select_entries` (csrc/deepseek_v4/index.cu, csrc/deepseek_v4/index_wgmma.cu): scores through the workspace, of as many tokens at a time
 //! as fit there.
 
 use super::run;
@@ -132,7 +132,7 @@ fn takes_wgmma(exec: &mut Exec, q: &Tensor) -> Result<bool, OpError> {
     Ok(hopper && many && q.dtype() == DType::Bf16)
 }
 
-/// A block has a tile of tokens and of entries (csrc/deepseek_v4_index_wgmma.cu).
+/// A block has a tile of tokens and of entries (csrc/deepseek_v4/index_wgmma.cu).
 fn scores_by_wgmma(
     exec: &mut Exec,
     (q, weights, entries): (&Tensor, &Tensor, &Tensor),

@@ -1,4 +1,4 @@
-//! The shared expert at many tokens: GEMMs in FP8 on cuBLASLt, and what is between them (csrc/deepseek_v4_pack.cu).
+//! The shared expert at many tokens: GEMMs in FP8 on cuBLASLt, and what is between them (csrc/deepseek_v4/pack.cu).
 
 use super::activations::Scratch;
 use super::large_gemm::{Packed, VECTOR, fp8, pack, packed_bytes, pass};

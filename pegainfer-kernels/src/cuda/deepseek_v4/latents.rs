@@ -1,4 +1,4 @@
-//! `attention_latents` (csrc/deepseek_v4_latents.cu).
+//! `attention_latents` (csrc/deepseek_v4/latents.cu).
 
 use super::activations::Scratch;
 use super::norm::targets;

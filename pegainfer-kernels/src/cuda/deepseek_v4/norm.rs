@@ -1,4 +1,4 @@
-//! `norm`, and `rope`, also as a part of `sparse_attention` (csrc/deepseek_v4_norm.cu).
+//! `norm`, and `rope`, also as a part of `sparse_attention` (csrc/deepseek_v4/norm.cu).
 
 use super::run;
 use crate::cuda::abi::{Dsv4Norm, InterleavedRope, Target};

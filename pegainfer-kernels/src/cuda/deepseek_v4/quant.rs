@@ -1,4 +1,4 @@
-//! `round_activation` (csrc/deepseek_v4_quant.cu).
+//! `round_activation` (csrc/deepseek_v4/quant.cu).
 
 use super::run;
 use crate::cuda::abi::RoundActivation;

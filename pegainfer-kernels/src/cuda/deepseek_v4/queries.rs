@@ -1,4 +1,4 @@
-//! `attention_queries` (csrc/deepseek_v4_queries.cu).
+//! `attention_queries` (csrc/deepseek_v4/queries.cu).
 
 use crate::cuda::abi::{AttentionQueries, Target};
 use crate::limits::deepseek_v4::{HEAD_THREADS, MAX_INDEX_DIM};

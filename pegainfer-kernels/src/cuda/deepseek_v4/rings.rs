@@ -1,4 +1,4 @@
-//! `write_ring`, also as a part of `sparse_attention`, and `copy_slots` (csrc/deepseek_v4_rings.cu).
+//! `write_ring`, also as a part of `sparse_attention`, and `copy_slots` (csrc/deepseek_v4/rings.cu).
 
 use super::{rows, run};
 use crate::cuda::abi::{CopySlots, WriteRing};

@@ -1,5 +1,5 @@
-//! `matmul`, `grouped_matmul`, `project` and `pack_rows` at few tokens on Hopper (csrc/deepseek_v4_skinny.cu; bf16 weights of many rows:
-//! csrc/skinny_wgmma.cu).
+//! `matmul`, `grouped_matmul`, `project` and `pack_rows` at few tokens on Hopper (csrc/deepseek_v4/skinny.cu; bf16 weights of many rows:
+//! csrc/gemm/skinny_wgmma.cu).
 
 use super::activations::Scratch;
 use crate::choice::{self, DenseGemm, GemmShape, Output, Skinny, WeightFormat};
@@ -15,7 +15,7 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 const SHARED_BYTES: usize = 227 << 10;
 /// Rows of a tile of weights.
 const TILE_ROWS: usize = 64;
-/// Fewest rows of a bf16 weight, such as an output matrix, for csrc/skinny_wgmma.cu: a block of it reads several tiles without a pause.
+/// Fewest rows of a bf16 weight, such as an output matrix, for csrc/gemm/skinny_wgmma.cu: a block of it reads several tiles without a pause.
 const STREAMED_ROWS: usize = 16 << 10;
 /// Columns of a step.
 const DEPTH: usize = 128;
@@ -49,7 +49,7 @@ impl SkinnyPlan {
         }
     }
 
-    /// Bytes of a block's shared memory, see `Memory` in csrc/deepseek_v4_skinny.cuh. `tokens`: rows of operand
+    /// Bytes of a block's shared memory, see `Memory` in csrc/deepseek_v4/skinny.cuh. `tokens`: rows of operand
     /// B; `columns`: bytes of an element of it; `results`: tokens of the result.
     fn shared(self, k: usize, (tokens, columns): (usize, usize), results: usize) -> usize {
         let all = k / DEPTH;
@@ -142,7 +142,7 @@ pub(super) fn skinny_gemm(
     run(launch, plan, (rows, parts), plan.shared(k, operand, tokens)).map(|()| true)
 }
 
-/// The GEMM with a bf16 weight of many rows, by csrc/skinny_wgmma.cu.
+/// The GEMM with a bf16 weight of many rows, by csrc/gemm/skinny_wgmma.cu.
 fn streamed(exec: &mut Exec, op: &'static str, x: &Tensor, w: &Tensor, out: &mut Tensor) -> Result<bool, OpError> {
     let ((m, k), n) = (x.rows_cols(), w.rows_cols().0);
     let output = if out.dtype() == DType::F32 { Output::F32 } else { Output::Bf16 };

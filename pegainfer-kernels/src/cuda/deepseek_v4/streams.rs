@@ -1,4 +1,4 @@
-//! Residual streams and copies of rows (csrc/deepseek_v4_streams.cu).
+//! Residual streams and copies of rows (csrc/deepseek_v4/streams.cu).
 
 use super::{rows, run};
 use crate::cpu::deepseek_v4::hyper::STREAMS;

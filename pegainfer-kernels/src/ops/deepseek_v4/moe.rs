@@ -22,7 +22,7 @@ pub struct Moe<'a> {
 }
 
 /// Whether [`moe`] rounds `x`, `[T, hidden]` bf16 or f32, itself, as `round_activation` does: on a GPU if its kernels for `T` tokens pack `x` in
-/// FP8 (csrc/deepseek_v4_experts_wgmma.cu, csrc/deepseek_v4_pack.cu), on a CPU always. `scratch`: see [`moe`]. An error if the GPU is gone.
+/// FP8 (csrc/experts/wgmma.cu, csrc/deepseek_v4/pack.cu), on a CPU always. `scratch`: see [`moe`]. An error if the GPU is gone.
 pub fn moe_rounds(
     exec: &mut Exec,
     x: &Tensor,

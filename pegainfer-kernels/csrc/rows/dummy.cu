@@ -1,0 +1,22 @@
+// Seeded random weights (--load-format dummy), the same on every device: pegainfer-core/src/weights/dummy.rs.
+//
+// A counter-based generator on the finaliser of SplitMix64: element i depends on seed and i alone. All GPUs; bound by
+// memory.
+#include "common/base.cuh"
+#include "common/random.cuh"
+#include "abi/rows_dummy.h"
+
+constexpr uint32_t kGroups = 1u << 14; // groups of a random stream: 65,536 elements
+
+// One group of four elements a thread: 64 bits, 16 for each element from the low ones up, as a signed number over 32768
+// times `limit`, rounded once by the multiplication and once to bf16.
+extern "C" __global__ void uniform(bf16 *__restrict__ out, // [4 * groups]
+                                   uint64_t seed, uint32_t groups, float limit) {
+    uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= groups) return;
+    uint64_t bits = mix(mix(seed ^ mix(i / kGroups)) + (i % kGroups + 1) * kGolden);
+    float v[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) v[j] = float(int16_t(bits >> (16 * j))) / 32768.f * limit;
+    *reinterpret_cast<uint2 *>(out + 4 * size_t(i)) = make_uint2(narrow(v[0], v[1]), narrow(v[2], v[3]));
+}
