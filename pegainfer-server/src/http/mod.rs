@@ -1,7 +1,6 @@
 //! HTTP server around a router: connections, TLS, hosts, keys, origins, request ids, drain.
 
 mod acceptor;
-mod certificate;
 pub mod connections;
 pub mod cors;
 pub mod deadline;
