@@ -16,7 +16,6 @@ use pegainfer_qwen3_4b::{self as qwen3, Qwen3};
 #[cfg(feature = "qwen35")]
 use pegainfer_qwen35_4b::{self as qwen35, Qwen35};
 use pegainfer_runtime::{Model as _, Quantization};
-use pegainfer_runtime::{Model as _, Quantization};
 use std::path::Path;
 use std::sync::Arc;
 
