@@ -26,7 +26,7 @@ pub use cors::Cors;
 pub use forwarded::TrustedProxies;
 pub use hosts::AllowedHosts;
 pub use keys::{ApiKeys, Secret};
-pub use open_files::{default_max_connections, OTHER_FILES, max_open_files, raise_open_files};
+pub use open_files::{OTHER_FILES, default_max_connections, max_open_files, raise_open_files};
 pub use rights::Access;
 pub use tls::Tls;
 
