@@ -23,14 +23,13 @@ impl ConfigFile {
     }
 }
 
-/// A value without the quotes of a string; a table becomes JSON.
+/// A value without the quotes of a string; a table is JSON.
 fn text(value: &Value) -> OsString {
     match value {
         Value::String(text) => text.into(),
         // A whole number has no fraction on a command line.
         Value::Float(number) => number.to_string().into(),
-        Value::Table(table) => serde_json::json!(table).to_string().into(),
-        value => value.to_string().into(),
+        value => serde_json::json!(value).to_string().into(),
     }
 }
 
