@@ -1,13 +1,11 @@
 //! `--speculative-config`, as vLLM spells it.
 
 use pegainfer_core::schedule::speculation::{
-    DraftMethod, DraftSource, MAX_DRAFT_TOKENS, ModelMethod, PromptLookup, Speculation, Suffix,
+    DraftSource, MAX_DRAFT_TOKENS, ModelMethod, PromptLookup, Speculation, Suffix,
 };
 use serde::Deserialize;
 use std::sync::Arc;
 
-/// Methods that there are.
-const METHODS: &str = "\"ngram\", \"suffix\", \"mtp\" and \"dspark\"";
 /// Draft tokens of method dspark unless the user says: a block of the official checkpoint.
 const DEFAULT_DSPARK: usize = 5;
 /// Tokens of a match of method ngram, unless the user says.
@@ -23,69 +21,79 @@ const DEFAULT_PROBABILITY: f64 = 0.1;
 
 /// The JSON object of the flag.
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Fields {
-    method: String,
+struct Config {
     num_speculative_tokens: Option<usize>,
-    prompt_lookup_min: Option<usize>,
-    prompt_lookup_max: Option<usize>,
-    suffix_decoding_max_tree_depth: Option<usize>,
-    suffix_decoding_max_spec_factor: Option<f64>,
-    suffix_decoding_min_token_prob: Option<f64>,
-    suffix_decoding_max_cached_requests: Option<usize>,
-    /// Of methods by the model.
-    draft_sample_method: Option<String>,
     /// Our own.
     adaptive: Option<bool>,
-    /// Of method mtp.
-    draft_vocab_size: Option<usize>,
     synthetic_acceptance_length: Option<f64>,
+    #[serde(flatten)]
+    method: Method,
 }
 
-impl Fields {
-    /// Fields of method ngram alone, and whether they are given.
-    fn of_ngram(&self) -> [(&'static str, bool); 2] {
-        [
-            ("prompt_lookup_min", self.prompt_lookup_min.is_some()),
-            ("prompt_lookup_max", self.prompt_lookup_max.is_some()),
-        ]
-    }
-
-    /// The same of method mtp.
-    fn of_mtp(&self) -> [(&'static str, bool); 1] {
-        [("draft_vocab_size", self.draft_vocab_size.is_some())]
-    }
-
-    /// The same of method suffix.
-    fn of_suffix(&self) -> [(&'static str, bool); 4] {
-        [
-            ("suffix_decoding_max_tree_depth", self.suffix_decoding_max_tree_depth.is_some()),
-            ("suffix_decoding_max_spec_factor", self.suffix_decoding_max_spec_factor.is_some()),
-            ("suffix_decoding_min_token_prob", self.suffix_decoding_min_token_prob.is_some()),
-            ("suffix_decoding_max_cached_requests", self.suffix_decoding_max_cached_requests.is_some()),
-        ]
-    }
+/// A method and the fields that it alone has. Serde does not promise that unknown fields are refused here; the tests do.
+#[derive(Debug, Deserialize)]
+#[serde(tag = "method", rename_all = "lowercase", deny_unknown_fields)]
+enum Method {
+    Ngram {
+        prompt_lookup_min: Option<usize>,
+        prompt_lookup_max: Option<usize>,
+    },
+    Suffix {
+        suffix_decoding_max_tree_depth: Option<usize>,
+        suffix_decoding_max_spec_factor: Option<f64>,
+        suffix_decoding_min_token_prob: Option<f64>,
+        suffix_decoding_max_cached_requests: Option<usize>,
+    },
+    /// The aliases are vLLM's.
+    #[serde(alias = "qwen3_5_mtp", alias = "qwen3_next_mtp", alias = "deepseek_mtp")]
+    Mtp {
+        draft_sample_method: Option<String>,
+        draft_vocab_size: Option<usize>,
+    },
+    DSpark {
+        draft_sample_method: Option<String>,
+    },
 }
 
 /// Parses the flag's value. Errors name the field and what it may be.
 pub fn parse(text: &str) -> Result<Speculation, String> {
-    let fields: Fields = serde_json::from_str(text).map_err(|error| {
+    let config: Config = serde_json::from_str(text).map_err(|error| {
         format!("{error}; expected a JSON object such as {{\"method\": \"ngram\", \"num_speculative_tokens\": 4}}")
     })?;
-    if fields.synthetic_acceptance_length.is_some_and(|length| length < 1.0) {
+    let Config { num_speculative_tokens, adaptive, synthetic_acceptance_length, method } = config;
+    if synthetic_acceptance_length.is_some_and(|length| length < 1.0) {
         return Err("\"synthetic_acceptance_length\" must be at least 1".into());
     }
-    match fields.method.as_str() {
-        "ngram" => ngram(&fields),
-        "suffix" => suffix(&fields),
-        // vLLM's other names of it.
-        "mtp" | "qwen3_5_mtp" | "qwen3_next_mtp" | "deepseek_mtp" => {
-            let tokens = fields.num_speculative_tokens.ok_or("\"num_speculative_tokens\" is missing")?;
-            by_model(&fields, ModelMethod::Mtp, tokens)
+    let (default, source, draft_vocab_size) = match method {
+        Method::Ngram { prompt_lookup_min: min, prompt_lookup_max: max } => (None, ngram(min, max)?, None),
+        Method::Suffix {
+            suffix_decoding_max_tree_depth: depth,
+            suffix_decoding_max_spec_factor: factor,
+            suffix_decoding_min_token_prob: probability,
+            suffix_decoding_max_cached_requests: cached,
+        } => {
+            if cached.is_some_and(|requests| requests > 0) {
+                return Err(
+                    "\"suffix_decoding_max_cached_requests\" must be 0: drafts come from the request's own text".into(),
+                );
+            }
+            let suffix = suffix(depth, factor, probability)?;
+            (Some(suffix.max_match.min(MAX_DRAFT_TOKENS)), DraftSource::Host(Arc::new(suffix)), None)
         }
-        "dspark" => by_model(&fields, ModelMethod::DSpark, fields.num_speculative_tokens.unwrap_or(DEFAULT_DSPARK)),
-        other => Err(format!("\"method\": {other:?} is not supported; the methods are {METHODS}")),
-    }
+        Method::Mtp { draft_sample_method, draft_vocab_size } => {
+            if let Some(size) = draft_vocab_size.filter(|size| *size == 0 || !size.is_multiple_of(VOCAB_UNIT)) {
+                return Err(format!("\"draft_vocab_size\" must be a multiple of {VOCAB_UNIT}, got {size}"));
+            }
+            (None, by_model(ModelMethod::Mtp, draft_sample_method)?, draft_vocab_size)
+        }
+        Method::DSpark { draft_sample_method } => {
+            (Some(DEFAULT_DSPARK), by_model(ModelMethod::DSpark, draft_sample_method)?, None)
+        }
+    };
+    let tokens = num_speculative_tokens.or(default).ok_or("\"num_speculative_tokens\" is missing")?;
+    let num_tokens = within("num_speculative_tokens", tokens, 1..=MAX_DRAFT_TOKENS)?;
+    let adaptive = adaptive.unwrap_or(true);
+    Ok(Speculation { num_tokens, source, adaptive, draft_vocab_size, synthetic_acceptance_length })
 }
 
 /// `value`, which must be in `range`.
@@ -95,84 +103,32 @@ fn within(name: &str, value: usize, range: std::ops::RangeInclusive<usize>) -> R
     if ok { Ok(value) } else { Err(format!("\"{name}\" must be {least} to {most}, got {value}")) }
 }
 
-fn num_tokens(value: usize) -> Result<usize, String> {
-    within("num_speculative_tokens", value, 1..=MAX_DRAFT_TOKENS)
+/// A limit that is not given is the other one.
+fn ngram(min: Option<usize>, max: Option<usize>) -> Result<DraftSource, String> {
+    let max = within("prompt_lookup_max", max.or(min).unwrap_or(DEFAULT_NGRAM), 1..=usize::from(u8::MAX))?;
+    let min = within("prompt_lookup_min", min.unwrap_or(max), 1..=max)?;
+    Ok(DraftSource::Host(Arc::new(PromptLookup { ngram: min..=max })))
 }
 
-/// Refuses fields of another method.
-fn only_for(method: &str, fields: &[(&str, bool)]) -> Result<(), String> {
-    let given = fields.iter().find(|(_, given)| *given);
-    given.map_or(Ok(()), |(name, _)| Err(format!("\"{name}\" is for \"method\": {method:?} only")))
-}
-
-fn ngram(fields: &Fields) -> Result<Speculation, String> {
-    only_for("suffix", &fields.of_suffix())?;
-    no_model_fields(fields)?;
-    let tokens = fields.num_speculative_tokens.ok_or("\"num_speculative_tokens\" is missing")?;
-    let given = (fields.prompt_lookup_min, fields.prompt_lookup_max);
-    // One that is not given is the other one.
-    let (min, max) = match given {
-        (None, None) => (DEFAULT_NGRAM, DEFAULT_NGRAM),
-        (Some(n), None) | (None, Some(n)) => (n, n),
-        (Some(min), Some(max)) => (min, max),
-    };
-    let max = within("prompt_lookup_max", max, 1..=usize::from(u8::MAX))?;
-    let min = within("prompt_lookup_min", min, 1..=max)?;
-    Ok(speculation(num_tokens(tokens)?, fields, host(PromptLookup { ngram: min..=max })))
-}
-
-fn suffix(fields: &Fields) -> Result<Speculation, String> {
-    only_for("ngram", &fields.of_ngram())?;
-    no_model_fields(fields)?;
-    if fields.suffix_decoding_max_cached_requests.is_some_and(|requests| requests > 0) {
-        return Err("\"suffix_decoding_max_cached_requests\" must be 0: drafts come from the request's own text".into());
-    }
-    let depth = fields.suffix_decoding_max_tree_depth.unwrap_or(DEFAULT_SUFFIX);
+fn suffix(depth: Option<usize>, factor: Option<f64>, probability: Option<f64>) -> Result<Suffix, String> {
+    let depth = depth.unwrap_or(DEFAULT_SUFFIX);
     let max_match = within("suffix_decoding_max_tree_depth", depth, 1..=usize::from(u8::MAX))?;
-    let max_factor = fields.suffix_decoding_max_spec_factor.unwrap_or(DEFAULT_FACTOR);
+    let max_factor = factor.unwrap_or(DEFAULT_FACTOR);
     if !(max_factor > 0.0 && max_factor.is_finite()) {
         return Err(format!("\"suffix_decoding_max_spec_factor\" must be above 0, got {max_factor}"));
     }
-    let min_probability = fields.suffix_decoding_min_token_prob.unwrap_or(DEFAULT_PROBABILITY);
+    let min_probability = probability.unwrap_or(DEFAULT_PROBABILITY);
     if !(0.0..=1.0).contains(&min_probability) {
         return Err(format!("\"suffix_decoding_min_token_prob\" must be 0 to 1, got {min_probability}"));
     }
-    let tokens = fields.num_speculative_tokens.unwrap_or(max_match.min(MAX_DRAFT_TOKENS));
-    Ok(speculation(num_tokens(tokens)?, fields, host(Suffix { max_match, max_factor, min_probability })))
+    Ok(Suffix { max_match, max_factor, min_probability })
 }
 
-fn by_model(fields: &Fields, method: ModelMethod, tokens: usize) -> Result<Speculation, String> {
-    only_for("ngram", &fields.of_ngram())?;
-    only_for("suffix", &fields.of_suffix())?;
-    if let Some(other) = fields.draft_sample_method.as_deref().filter(|name| *name != "greedy") {
-        return Err(format!("\"draft_sample_method\" must be \"greedy\", got {other:?}"));
+fn by_model(method: ModelMethod, sample_method: Option<String>) -> Result<DraftSource, String> {
+    match sample_method.filter(|name| name != "greedy") {
+        Some(other) => Err(format!("\"draft_sample_method\" must be \"greedy\", got {other:?}")),
+        None => Ok(DraftSource::Model(method)),
     }
-    if method != ModelMethod::Mtp {
-        only_for("mtp", &fields.of_mtp())?;
-    }
-    if let Some(size) = fields.draft_vocab_size.filter(|size| *size == 0 || !size.is_multiple_of(VOCAB_UNIT)) {
-        return Err(format!("\"draft_vocab_size\" must be a multiple of {VOCAB_UNIT}, got {size}"));
-    }
-    Ok(speculation(num_tokens(tokens)?, fields, DraftSource::Model(method)))
-}
-
-/// Refuses the fields of methods by the model.
-fn no_model_fields(fields: &Fields) -> Result<(), String> {
-    only_for("mtp", &fields.of_mtp())?;
-    match fields.draft_sample_method {
-        None => Ok(()),
-        Some(_) => Err("\"draft_sample_method\" is for \"method\": \"mtp\" and \"dspark\" only".into()),
-    }
-}
-
-fn host(method: impl DraftMethod + 'static) -> DraftSource {
-    DraftSource::Host(Arc::new(method))
-}
-
-fn speculation(num_tokens: usize, fields: &Fields, source: DraftSource) -> Speculation {
-    let adaptive = fields.adaptive.unwrap_or(true);
-    let &Fields { draft_vocab_size, synthetic_acceptance_length, .. } = fields;
-    Speculation { num_tokens, source, adaptive, draft_vocab_size, synthetic_acceptance_length }
 }
 
 #[cfg(test)]
@@ -209,12 +165,10 @@ mod tests {
     #[test]
     fn what_is_not_supported_is_refused_by_name() {
         for (text, error) in [
-            (
-                r#"{"method": "eagle3"}"#,
-                "\"eagle3\" is not supported; the methods are \"ngram\", \"suffix\", \"mtp\" and \"dspark\"",
-            ),
-            (r#"{"method": "ngram", "model": "x"}"#, "unknown field `model`"),
+            (r#"{"method": "eagle3"}"#, "unknown variant `eagle3`, expected one of `ngram`, `suffix`"),
+            (r#"{"method": "ngram", "model": "x"}"#, "unknown field `model`, expected `prompt_lookup_min` or"),
             (r#"{"method": "ngram"}"#, "\"num_speculative_tokens\" is missing"),
+            (r#"{"num_speculative_tokens": 3}"#, "missing field `method`"),
             (r#"{"method": "ngram", "num_speculative_tokens": 33}"#, "must be 1 to 32, got 33"),
             (
                 r#"{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2, "prompt_lookup_min": 3}"#,
@@ -222,7 +176,7 @@ mod tests {
             ),
             (
                 r#"{"method": "suffix", "prompt_lookup_max": 2}"#,
-                "\"prompt_lookup_max\" is for \"method\": \"ngram\" only",
+                "unknown field `prompt_lookup_max`, expected one of `suffix",
             ),
             (r#"{"method": "suffix", "suffix_decoding_max_cached_requests": 9}"#, "must be 0"),
             (r#"{"method": "mtp"}"#, "\"num_speculative_tokens\" is missing"),
@@ -232,29 +186,20 @@ mod tests {
             ),
             (
                 r#"{"method": "mtp", "num_speculative_tokens": 2, "suffix_decoding_min_token_prob": 0.5}"#,
-                "is for \"method\": \"suffix\" only",
+                "unknown field `suffix_decoding_min_token_prob`, expected `draft_sample_method` or `draft_vocab_size`",
             ),
             (r#"{"method": "suffix", "suffix_decoding_min_token_prob": 2}"#, "must be 0 to 1"),
             (
                 r#"{"method": "mtp", "num_speculative_tokens": 2, "draft_vocab_size": 1000}"#,
                 "\"draft_vocab_size\" must be a multiple of 256, got 1000",
             ),
-            (
-                r#"{"method": "suffix", "draft_vocab_size": 1024}"#,
-                "\"draft_vocab_size\" is for \"method\": \"mtp\" only",
-            ),
-            (
-                r#"{"method": "dspark", "draft_vocab_size": 1024}"#,
-                "\"draft_vocab_size\" is for \"method\": \"mtp\" only",
-            ),
+            (r#"{"method": "suffix", "draft_vocab_size": 1024}"#, "unknown field `draft_vocab_size`"),
+            (r#"{"method": "dspark", "draft_vocab_size": 1024}"#, "unknown field `draft_vocab_size`"),
             (
                 r#"{"method": "dspark", "draft_sample_method": "probabilistic"}"#,
                 "must be \"greedy\", got \"probabilistic\"",
             ),
-            (
-                r#"{"method": "suffix", "draft_sample_method": "greedy"}"#,
-                "is for \"method\": \"mtp\" and \"dspark\" only",
-            ),
+            (r#"{"method": "suffix", "draft_sample_method": "greedy"}"#, "unknown field `draft_sample_method`"),
             ("ngram", "such as {\"method\": \"ngram\""),
         ] {
             let got = parse(text).unwrap_err();

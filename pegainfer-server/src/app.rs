@@ -106,6 +106,7 @@ impl App {
         let Options { keep_alive_interval, drain_timeout, .. } = options;
         let lifecycle = Lifecycle::default();
         let Limits { max_connections, min_read_rate, .. } = options.limits;
+        let max_connections = max_connections.map_or_else(http::default_max_connections, Into::into);
         let proxies = options.trusted_proxies;
         let (grammar_trial, recorder, limits) = (options.grammar_trial, options.recorder, options.limits);
         let limits = ApiOptions {

@@ -22,8 +22,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use thiserror::Error;
 
-/// Default of `--max-inflight-bytes`.
-pub const DEFAULT_BYTES: u64 = 256 << 20;
 /// Smallest value of `--max-inflight-bytes`.
 pub const MIN_BYTES: u64 = 1 << 20;
 /// Largest body that takes its share from the part for small ones.

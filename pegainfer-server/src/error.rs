@@ -135,15 +135,6 @@ impl ApiError {
         self
     }
 
-    /// Renames the field at fault to the name under which the client sent it.
-    pub fn renamed(mut self, from: &str, to: &str) -> Self {
-        if self.param.as_deref() == Some(from) {
-            self.message = self.message.replace(from, to);
-            self.param = Some(to.to_owned());
-        }
-        self
-    }
-
     /// The HTTP status.
     pub fn status(&self) -> StatusCode {
         self.status

@@ -1,39 +1,54 @@
 //! Limits of the operator on what requests may take. docs/operations/limits.md lists them all.
 
 use crate::budget;
+use clap::{Args, Command, FromArgMatches};
+use pegainfer_terminal::values::parse_bytes;
+use std::num::NonZeroUsize;
 
-/// Limits on requests and connections. Each has a flag of its name.
-#[derive(Debug, Clone)]
+/// Flags that limit what requests may take.
+#[derive(Debug, Clone, Args)]
 pub struct Limits {
-    /// Memory of all requests that the engine does not have yet, in bytes.
+    /// Memory for all requests that are read, parsed and rendered; requests wait for their share. Large responses and
+    /// unread output may take as much again
+    #[arg(long, value_name = "BYTES", default_value = "256M", value_parser = parse_inflight_bytes)]
     pub max_inflight_bytes: u64,
-    /// Bytes per second at which a request body has to come.
+    /// Refuse request bodies that come at fewer bytes per second
+    #[arg(long, value_name = "BYTES", default_value = "1K", value_parser = parse_bytes)]
     pub min_body_rate: u64,
-    /// Minimum rate, in bytes per second, at which a client reads output that waits for it.
+    /// Close a connection if its client reads waiting output more slowly than this, on average over --client-timeout
+    #[arg(long, value_name = "BYTES", default_value = "1K", value_parser = parse_bytes)]
     pub min_read_rate: u64,
-    /// Size of the largest response that a request may ask for, in bytes, as far as it is known before.
+    /// Refuse requests for larger responses: all choices with their tokens and log-probabilities
+    #[arg(long, value_name = "BYTES", default_value = "64M", value_parser = parse_bytes)]
     pub max_response_bytes: u64,
-    /// Connections that may be open at the same time.
-    pub max_connections: usize,
-    /// Requests of one tenant that may run or wait, each choice counted.
-    pub max_requests_per_key: usize,
-    /// Whether clients may choose the priority of their requests.
+    /// Maximum number of open connections; beyond it, the longest idle ones are closed [default: 8192, fewer where the
+    /// limit of open files (ulimit -n) is low]
+    #[arg(long, value_name = "N")]
+    pub max_connections: Option<NonZeroUsize>,
+    /// Maximum number of running and queued requests (each choice counts) of one API key, or of one address without
+    /// keys [default: no limit]
+    #[arg(long, value_name = "N")]
+    pub max_requests_per_key: Option<NonZeroUsize>,
+    /// Let requests choose their priority in the queue; without this flag they are refused
+    #[arg(long)]
     pub allow_priority: bool,
-    /// Whether requests with different API keys share cached prefixes.
+    /// Share cached prefixes between API keys; one key can then find out what another one has sent
+    #[arg(long)]
     pub share_prefix_cache: bool,
 }
 
 impl Default for Limits {
+    /// The defaults of the flags.
     fn default() -> Self {
-        Self {
-            max_inflight_bytes: budget::DEFAULT_BYTES,
-            min_body_rate: 1 << 10,
-            min_read_rate: 1 << 10,
-            max_response_bytes: 64 << 20,
-            max_connections: 8192,
-            max_requests_per_key: usize::MAX,
-            allow_priority: false,
-            share_prefix_cache: false,
-        }
+        let matches = Self::augment_args(Command::new("limits")).get_matches_from([""]);
+        Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
     }
+}
+
+fn parse_inflight_bytes(text: &str) -> Result<u64, String> {
+    let bytes = parse_bytes(text)?;
+    if bytes < budget::MIN_BYTES {
+        return Err(format!("{text} is less than {} bytes, which no server can work with", budget::MIN_BYTES));
+    }
+    Ok(bytes)
 }

@@ -4,7 +4,6 @@
 //! message is dropped, unless there are tools. Tool calls and results are written in the model's own markup (DSML).
 
 mod effort;
-mod python;
 mod tools;
 
 pub use effort::Efforts;
@@ -166,7 +165,8 @@ mod tests {
     fn the_text_of_an_effort_comes_first() {
         let dir = TempDir::new("effort");
         std::fs::create_dir(dir.path().join("encoding")).unwrap();
-        let source = "REASONING_EFFORT_PROMPTS = {'low': '', 'high': 'Well! ', 'max': 'Very well! '}\n";
+        let source =
+            "\nREASONING_EFFORT_PROMPTS = {\n\"low\": \"\",\n\"high\": \"Well! \",\n\"max\": \"Very well! \",\n}\n";
         std::fs::write(dir.path().join("encoding/encoding_dsv4.py"), source).unwrap();
         let efforts = Efforts::load(dir.path());
         let messages = [json!({"role": "system", "content": "S"}), json!({"role": "user", "content": "a"})];

@@ -3,21 +3,13 @@
 //! log-probabilities are compared; a GPU is held to the rule of [`crate::support::invariance`].
 
 use crate::support::distribution::samples_follow_their_probabilities as samples_follow;
-use crate::support::invariance::{self, Alone, DRIFT};
-use crate::support::samples;
+use crate::support::invariance::{Alone, DRIFT};
 use crate::support::speculation::lookup_drafts_change_no_token;
-use crate::support::{Output, Target, best, engine, fixture, greedy, model_path, options, run, targets, with_logprobs};
+use crate::support::{Output, Target, best, engine, fixture, greedy, options, requests, run, targets, with_logprobs};
 use pegainfer_core::engine::{FinishReason, GenerateRequest, StepEngine};
 use pegainfer_core::logits_processors::{LogitsProcessorParams, LogitsProcessors};
 use pegainfer_core::sampling::SamplingParams;
-use pegainfer_core::weights::Source;
-use pegainfer_qwen3_4b::Qwen3;
-use pegainfer_runtime::{Bounds, Executor, LoadOptions, Model, StepSize, load_weights, uniform};
-
-/// With random prompts of awkward lengths.
-fn requests() -> Vec<GenerateRequest> {
-    invariance::requests(&fixture().cases, &[1, 2, 15, 16, 17, 31, 33, 48, 63, 100], 20)
-}
+use pegainfer_runtime::LoadOptions;
 
 #[test]
 fn bits_do_not_depend_on_scheduling() {
@@ -133,22 +125,6 @@ fn prompts_are_reported_as_if_they_were_drawn() {
                 }
                 assert!(target == Target::Cuda || outputs[3].prompt == outputs[1].prompt);
             }
-        }
-    }
-}
-
-/// The last layer goes on with what is sampled.
-#[test]
-fn what_is_drawn_does_not_depend_on_what_else_is() {
-    for target in targets() {
-        let mut exec = target.exec();
-        let config = Qwen3::load_config(&model_path()).unwrap();
-        let source = Source::open(&model_path()).unwrap();
-        let weights = load_weights::<Qwen3>(&mut exec, &config, &source, &mut |_| {}).unwrap();
-        let size = StepSize { tokens: 120, rows: 120, samples: 120, context: 40 };
-        let mut executor = Executor::<Qwen3>::new(exec, config, weights, &Bounds::exact(size, 9)).unwrap();
-        for step in [uniform::<Qwen3>(3, 40, 40), uniform::<Qwen3>(4, 1, 1)] {
-            samples::hold(target, &mut executor, &step);
         }
     }
 }

@@ -4,9 +4,12 @@
 
 mod checkpoints;
 mod failure;
+#[path = "../../../pegainfer-runtime/tests/family/fp8.rs"]
 mod fp8;
+#[path = "../../../pegainfer-runtime/tests/family/graphs.rs"]
 mod graphs;
 mod invariance;
+#[path = "../../../pegainfer-runtime/tests/family/mixes.rs"]
 mod mixes;
 mod plan;
 #[path = "../support/mod.rs"]

@@ -3,19 +3,14 @@
 //! log-probabilities are compared; a GPU is held to the rule of [`crate::support::invariance`].
 
 use crate::support::distribution::samples_follow_their_probabilities as samples_follow;
-use crate::support::invariance::{self, Alone};
-use crate::support::samples;
+use crate::support::invariance::Alone;
 use crate::support::speculation::lookup_drafts_change_no_token;
-use crate::support::{best, engine, fixture, greedy, model_path, options, run, targets};
+use crate::support::{best, engine, fixture, greedy, options, requests, run};
 use pegainfer_core::engine::StepEngine;
-use pegainfer_core::weights::Source;
-use pegainfer_qwen35_4b::Qwen35;
-use pegainfer_runtime::{Bounds, Executor, LoadOptions, Model, StepSize, load_weights, uniform};
+use pegainfer_runtime::LoadOptions;
 
-/// With random prompts of awkward lengths.
 fn alone() -> Alone {
-    let requests = invariance::requests(&fixture().cases, &[1, 2, 3, 4, 15, 16, 17, 33, 64, 65, 130], 50);
-    Alone::new(&mut engine(best(), &options()), best(), requests)
+    Alone::new(&mut engine(best(), &options()), best(), requests())
 }
 
 /// On the fastest instruction set: the tests of the ops say the same of each.
@@ -78,20 +73,4 @@ fn a_prefix_is_found_where_its_state_was_kept() {
     assert_eq!(cached(&[&prompt[..280], &[7; 30]].concat()), 256);
     assert_eq!(cached(&prompt[..100]), 64);
     assert_eq!(cached(&prompt[..100]), 96);
-}
-
-/// The last layer goes on with what is sampled.
-#[test]
-fn what_is_drawn_does_not_depend_on_what_else_is() {
-    for target in targets() {
-        let mut exec = target.exec();
-        let config = Qwen35::load_config(&model_path()).unwrap();
-        let source = Source::open(&model_path()).unwrap();
-        let weights = load_weights::<Qwen35>(&mut exec, &config, &source, &mut |_| {}).unwrap();
-        let size = StepSize { tokens: 120, rows: 120, samples: 120, context: 40 };
-        let mut executor = Executor::<Qwen35>::new(exec, config, weights, &Bounds::exact(size, 9)).unwrap();
-        for step in [uniform::<Qwen35>(3, 40, 40), uniform::<Qwen35>(4, 1, 1)] {
-            samples::hold(target, &mut executor, &step);
-        }
-    }
 }

@@ -3,9 +3,12 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod failure;
+#[path = "../../../pegainfer-runtime/tests/family/fp8.rs"]
 mod fp8;
+#[path = "../../../pegainfer-runtime/tests/family/graphs.rs"]
 mod graphs;
 mod invariance;
+#[path = "../../../pegainfer-runtime/tests/family/mixes.rs"]
 mod mixes;
 mod mtp;
 mod mtp_support;

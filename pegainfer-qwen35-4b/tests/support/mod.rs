@@ -1,50 +1,26 @@
-//! Shared by the tests of the real engine: the checkpoint and its reference outputs.
+//! The family under test, and what the tests of every family share.
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-#[path = "../../../pegainfer-core/tests/engines/mod.rs"]
-mod engines;
+#[path = "../../../pegainfer-runtime/tests/family/mod.rs"]
+mod family;
 
-pub use engines::*;
-use pegainfer_qwen35_4b::Engine;
-use pegainfer_runtime::{LoadOptions, Overrides, load};
-use std::path::PathBuf;
+pub use family::*;
+pub use pegainfer_qwen35_4b::{Engine, Qwen35 as Family};
 
 /// Tested unless another checkpoint is named.
-const BUNDLED: &str = "qwen35-tiny";
-
-/// The checkpoint under test.
-pub fn model_path() -> PathBuf {
-    other_model().unwrap_or_else(|| bundled_model(BUNDLED))
-}
-
-/// Its reference outputs, see tests/fixtures/README.md.
-pub fn fixture() -> Fixture {
-    Fixture::under_test(BUNDLED)
-}
-
-/// Defaults that leave every invariant to the test.
-pub fn options() -> LoadOptions {
-    LoadOptions {
-        model_path: model_path(),
-        overrides: Overrides::default(),
-        dummy_seed: None,
-        max_model_len: Some(1024),
-        max_num_seqs: Some(32),
-        max_num_batched_tokens: Some(1024),
-        max_num_mixed_tokens: 512,
-        cuda_graph: cuda_graph(),
-        speculation: None,
-        kv_cache_bytes: small_cache(64 << 20),
-        gpu_memory_utilization: 0.9,
-        gpu_memory_limit: None,
-        state_cache_bytes: small_cache(256 << 20),
-        state_cache_interval: 64,
-    }
-}
-
-/// A loaded engine.
-pub fn engine(target: Target, options: &LoadOptions) -> Engine {
-    load(target.exec(), options, &mut |_, _| {}).unwrap().engine
-}
+pub const BUNDLED: &str = "qwen35-tiny";
+/// Memory for snapshots of states.
+pub const STATE_CACHE: Option<u64> = Some(256 << 20);
+/// Memory for a few snapshots.
+pub const SMALL_STATE_CACHE: Option<u64> = Some(8_000_000);
+/// Lengths of random prompts.
+pub const LENGTHS: &[usize] = &[1, 2, 3, 4, 15, 16, 17, 33, 64, 65, 130];
+/// Tokens of the answer to a random prompt.
+pub const GENERATED: usize = 50;
+/// Blocks with which 32 requests are preempted.
+pub const TIGHT_BLOCKS: u64 = 50;
+/// Bytes of the KV cache with which 16 requests of [`mixes`] are preempted.
+pub const MIXES_CACHE: u64 = 16 * 16 * 3072;
+/// Steps of [`mixes`].
+pub const MIXES_STEPS: u64 = 2_000;

@@ -97,7 +97,7 @@ impl AppState {
             grammars,
             budget: Arc::new(Budget::new(options.limits.max_inflight_bytes)),
             output: Arc::new(OutputBudget::new(options.limits.max_inflight_bytes)),
-            quota: Arc::new(Quota::new(options.limits.max_requests_per_key)),
+            quota: Arc::new(Quota::new(options.limits.max_requests_per_key.map_or(usize::MAX, Into::into))),
             engine,
             checkpoint,
             names,

@@ -1,8 +1,8 @@
 //! Command-line flags of the HTTP server.
 
 use crate::app::Options;
-use crate::cli::limit_args::LimitArgs;
 use crate::http::{AllowedHosts, ApiKeys, Cors, Secret, Tls, TrustedProxies};
+use crate::limits::Limits;
 use crate::text_service::{GrammarLimits, GrammarTrial};
 use crate::trace::{ChromeFiles, Otlp, Tracer};
 use anyhow::{Context, Result};
@@ -88,7 +88,7 @@ pub struct HttpArgs {
     pub trace_sampling_ratio: f64,
     /// Flags that limit what requests may take.
     #[command(flatten)]
-    pub limits: LimitArgs,
+    pub limits: Limits,
 }
 
 impl HttpArgs {
@@ -133,7 +133,7 @@ impl HttpArgs {
             tracer: self.tracer()?,
             grammar_trial: Some(self.grammar_trial()?),
             recorder: None,
-            limits: self.limits.limits(),
+            limits: self.limits.clone(),
         })
     }
 }

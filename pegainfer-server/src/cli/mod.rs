@@ -9,7 +9,6 @@ mod http_args;
 mod in_process;
 #[cfg(feature = "deepseek-v4")]
 pub mod inspect;
-mod limit_args;
 mod local_server;
 pub mod man;
 pub mod models;

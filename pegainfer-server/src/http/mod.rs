@@ -1,7 +1,6 @@
 //! HTTP server around a router: connections, TLS, hosts, keys, origins, request ids, drain.
 
 mod acceptor;
-mod certificate;
 pub mod connections;
 pub mod cors;
 pub mod deadline;
@@ -27,7 +26,7 @@ pub use cors::Cors;
 pub use forwarded::TrustedProxies;
 pub use hosts::AllowedHosts;
 pub use keys::{ApiKeys, Secret};
-pub use open_files::{OTHER_FILES, max_open_connections, max_open_files, raise_open_files};
+pub use open_files::{OTHER_FILES, default_max_connections, max_open_files, raise_open_files};
 pub use rights::Access;
 pub use tls::Tls;
 

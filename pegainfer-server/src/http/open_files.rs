@@ -36,7 +36,7 @@ pub fn max_open_files() -> usize {
     usize::MAX
 }
 
-/// Connections that the limit of open files allows.
-pub fn max_open_connections() -> usize {
-    max_open_files().saturating_sub(OTHER_FILES).max(1)
+/// Maximum number of connections without a flag: at most 8192, fewer if the limit of open files allows no more.
+pub fn default_max_connections() -> usize {
+    max_open_files().saturating_sub(OTHER_FILES).clamp(1, 8192)
 }

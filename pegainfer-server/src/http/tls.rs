@@ -1,8 +1,7 @@
 //! TLS 1.2 and 1.3, for deployments without a proxy that terminates TLS.
 
-use super::{certificate, secret_file};
+use super::secret_file;
 use anyhow::{Context, Result, ensure};
-use jiff::Timestamp;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -53,9 +52,6 @@ fn read(cert: &Path, key: &Path) -> Result<TlsAcceptor> {
     let pem = secret_file::read(cert).with_context(unreadable)?;
     let chain: Vec<_> = CertificateDer::pem_slice_iter(&pem).collect::<Result<_, _>>().with_context(unreadable)?;
     ensure!(!chain.is_empty(), "--tls-cert {} has no certificate", cert.display());
-    for problem in certificate::problems(&chain, Timestamp::now()) {
-        log::warn!("--tls-cert {}: {problem}", cert.display());
-    }
     let unreadable = || format!("--tls-key {} cannot be read as a PEM key without password", key.display());
     let pem = secret_file::read(key).with_context(unreadable)?;
     let secret = PrivateKeyDer::from_pem_slice(&pem).with_context(unreadable)?;

@@ -9,6 +9,7 @@ use pegainfer_server::http::{ApiKeys, Secret, TrustedProxies};
 use pegainfer_server::limits::Limits;
 use pegainfer_server::text_service::{GrammarLimits, GrammarTrial};
 use serde_json::{Value, json};
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -117,7 +118,7 @@ fn priorities_are_for_those_whom_the_operator_lets() {
 
 #[test]
 fn a_key_has_only_so_many_open_requests() {
-    let (server, control) = server(Limits { max_requests_per_key: 3, ..Limits::default() });
+    let (server, control) = server(Limits { max_requests_per_key: NonZeroUsize::new(3), ..Limits::default() });
     control.allow(0);
     let open = write_with_key(&server, &json!({"prompt": "x", "n": 2}));
     wait_until("both choices are there", || control.added() == 2);

@@ -152,7 +152,7 @@ fn the_prompt_is_deepseeks_own() {
 fn the_text_of_a_reasoning_effort_comes_from_the_models_directory() {
     let official = Official::new("effort");
     std::fs::create_dir_all(official.0.join("encoding")).unwrap();
-    let source = "REASONING_EFFORT_MAX = (\n    \"Think \"\n    'well.\\n'\n)\n";
+    let source = "x = 1\nREASONING_EFFORT_MAX = (\n    \"Think \"\n    \"well.\\n\"\n)\n";
     std::fs::write(official.0.join("encoding/encoding_dsv4.py"), source).unwrap();
     let server = official.server("hello");
     let body = json!({"messages": [{"role": "user", "content": "hi"}], "reasoning_effort": "max"});

@@ -2,7 +2,6 @@
 //!
 //! The texts are not part of this program. They are read from the encoder that the official checkpoints contain.
 
-use super::python::{Constant, constant};
 use serde_json::{Map, Value};
 use std::path::Path;
 
@@ -36,15 +35,14 @@ impl Efforts {
     }
 
     fn parse(source: &str) -> Self {
-        let texts = match (constant(source, JULY), constant(source, APRIL)) {
-            (Some(Ok(Constant::Table(table))), _) => Ok(table),
-            (None, Some(Ok(Constant::Text(text)))) => Ok(["low", "high", "max"]
-                .map(|level| (level.into(), (if level == "max" { &text } else { "" }).into()))
-                .into()),
-            (Some(Err(reason)), _) | (None, Some(Err(reason))) => Err(format!("{FILE} of this release: {reason}")),
-            _ => Err(format!("{FILE} has neither {APRIL} nor {JULY} in the form of a known release")),
+        let texts = match (value(source, JULY), value(source, APRIL)) {
+            (Some(value), _) => read(value, Vec::new()),
+            (None, Some(value)) => {
+                read(value, ["low", "high", "max"].map(|level| (level.into(), String::new())).into())
+            }
+            (None, None) => None,
         };
-        Self(texts)
+        Self(texts.ok_or_else(|| format!("{FILE} has neither {APRIL} nor {JULY} in the form of a known release")))
     }
 
     /// Adds the template argument for `effort`; arguments that `kwargs` already has are kept.
@@ -83,6 +81,34 @@ impl Efforts {
     }
 }
 
+/// The lines between the brackets of the constant `name`.
+fn value<'a>(source: &'a str, name: &str) -> Option<&'a str> {
+    let (_, rest) = source.split_once(&format!("\n{name}"))?;
+    let (begin, lines) = rest.split_once('\n')?;
+    let end = lines.find("\n)").into_iter().chain(lines.find("\n}")).min()?;
+    begin.trim_end().ends_with(['(', '{']).then(|| &lines[..end])
+}
+
+/// Reads the string literals of a constant: one before a colon begins a level, others continue the text of the last level. The
+/// releases have only literals that are also JSON; `None` if there are others.
+fn read(mut value: &str, mut texts: Vec<(String, String)>) -> Option<Vec<(String, String)>> {
+    loop {
+        value = value.trim_start_matches(|c: char| c.is_whitespace() || "(),".contains(c));
+        if value.is_empty() {
+            return Some(texts);
+        }
+        let mut literals = serde_json::Deserializer::from_str(value).into_iter::<String>();
+        let literal = literals.next()?.ok()?;
+        value = &value[literals.byte_offset()..];
+        if let Some(rest) = value.strip_prefix(':') {
+            value = rest;
+            texts.push((literal, String::new()));
+        } else {
+            texts.last_mut()?.1 += &literal;
+        }
+    }
+}
+
 fn names(texts: &[(String, String)]) -> String {
     texts.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ")
 }
@@ -105,7 +131,7 @@ mod tests {
     fn both_releases() {
         let april = load(Some("x = 1\nREASONING_EFFORT_MAX = (\n    \"Think\\n\"\n    \"long.\\n\\n\"\n)\n"));
         let july = load(Some(
-            "REASONING_EFFORT_PROMPTS: Dict[str, str] = {\n    \"low\": \"\",\n    \"high\": (\n        \"Think.\\n\"\n    ),\n    \"max\": (\n        \"Think — \"\n        \"more.\\n\"\n    ),\n}\n",
+            "x = 1\nREASONING_EFFORT_PROMPTS: Dict[str, str] = {\n    \"low\": \"\",\n    \"high\": (\n        \"Think.\\n\"\n    ),\n    \"max\": (\n        \"Think — \"\n        \"more.\\n\"\n    ),\n}\n",
         ));
         for (level, of_april, of_july) in [
             (None, "", "Think.\n"),
@@ -126,8 +152,11 @@ mod tests {
     fn without_the_texts_only_low_is_available() {
         for (source, expected) in [
             (None, "put encoding/encoding_dsv4.py of its release into the model's directory"),
-            (Some("REASONING_EFFORT_MAX = 5\n"), "REASONING_EFFORT_MAX cannot be read"),
-            (Some("REASONING_EFFORT_PROMPTS = 'one'\n"), "neither"),
+            (Some("\nREASONING_EFFORT_MAX = 5\n"), "neither"),
+            (Some("\nREASONING_EFFORT_MAX = (\n    \"one\"  # a comment\n)\n"), "neither"),
+            (Some("\nREASONING_EFFORT_MAX = (\n    'one'\n)\n"), "neither"),
+            (Some("\nREASONING_EFFORT_PROMPTS = 'one'\n"), "neither"),
+            (Some("\nREASONING_EFFORT_PROMPTS = {\n    \"low\"\n}\n"), "neither"),
             (Some(""), "neither"),
         ] {
             let efforts = load(source);

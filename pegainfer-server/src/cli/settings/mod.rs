@@ -7,12 +7,12 @@
 
 mod file;
 mod names;
-mod values;
 
 pub use names::{OTHER_VARIABLES, is_setting, unknown_variables, variable_name};
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Arg, Command, Parser};
+use clap::parser::ValueSource;
+use clap::{Arg, ArgAction, ArgMatches, Command, Parser};
 use std::error::Error;
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
@@ -31,14 +31,48 @@ pub enum ParseError {
 /// # Errors
 /// What clap reports about the command line; one sentence about a setting that cannot be used.
 pub fn parse<P: Parser>(args: Vec<OsString>, variable: impl Fn(&str) -> Option<OsString>) -> Result<P, ParseError> {
-    let mut command = P::command();
-    command.build();
-    let mut line = CommandLine { args, added: Vec::new() };
-    line.add_settings(&command, &variable).map_err(ParseError::Setting)?;
-    P::try_parse_from(line.complete()).map_err(|error| match line.explain(&error) {
+    let command_line = |error| ParseError::CommandLine(Box::new(error));
+    let mut root = P::command().ignore_errors(true);
+    root.build();
+    let matches = root.try_get_matches_from_mut(&args).map_err(command_line)?;
+    let added = settings(&root, &matches, &variable).map_err(ParseError::Setting)?;
+    let end = args.iter().position(|arg| arg == "--").unwrap_or(args.len());
+    let (flags, rest) = args.split_at(end);
+    let line = flags.iter().chain(added.iter().flat_map(|added| &added.args)).chain(rest);
+    P::try_parse_from(line).map_err(|error| match added.iter().find_map(|added| added.explain(&error)) {
         Some(sentence) => ParseError::Setting(sentence),
-        None => ParseError::CommandLine(Box::new(error)),
+        None => command_line(error),
     })
+}
+
+/// The settings of the selected command that are not on the command line, whose valid part `matches` is.
+fn settings(
+    root: &Command,
+    matches: &ArgMatches,
+    variable: &dyn Fn(&str) -> Option<OsString>,
+) -> Result<Vec<Added>, String> {
+    let variable = |long: &str| variable(&variable_name(long)).filter(|value| is_meant(long, value));
+    let (mut command, mut matches) = (root, matches);
+    while let Some((name, inner)) = matches.subcommand() {
+        (command, matches) = (command.find_subcommand(name).unwrap_or(command), inner);
+    }
+    // A command that another one starts gets all of its arguments from it.
+    if command.is_hide_set() {
+        return Ok(Vec::new());
+    }
+    let path = matches.get_one("config").cloned().or_else(|| variable("config").map(PathBuf::from));
+    let file = path.map(|path| file::read(path, root)).transpose()?;
+    let is_given = |arg: &Arg| matches.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine);
+    let mut added = Vec::new();
+    for arg in command.get_arguments().filter(|arg| is_setting(arg) && !is_given(arg)) {
+        let Some(long) = arg.get_long().filter(|long| *long != "config") else { continue };
+        if let Some(value) = variable(long) {
+            added.push(Added::new(arg, long, variable_name(long), &[value])?);
+        } else if let Some((origin, values)) = file.as_ref().and_then(|file| file.values(long)) {
+            added.push(Added::new(arg, long, origin, &values)?);
+        }
+    }
+    Ok(added)
 }
 
 /// A flag that is not on the command line.
@@ -49,95 +83,42 @@ struct Added {
     args: Vec<OsString>,
 }
 
-struct CommandLine {
-    args: Vec<OsString>,
-    added: Vec<Added>,
-}
-
-impl CommandLine {
-    /// Adds the settings of the selected command that are not on the command line.
-    fn add_settings(&mut self, root: &Command, variable: &dyn Fn(&str) -> Option<OsString>) -> Result<(), String> {
-        let variable = |long: &str| variable(&variable_name(long)).filter(|value| is_meant(long, value));
-        let command = selected(root, &self.args);
-        // A command that another one starts gets all of its arguments from it.
-        if command.is_hide_set() {
-            return Ok(());
-        }
-        let path = self.value_of("config").or_else(|| variable("config")).map(PathBuf::from);
-        let file = path.map(|path| file::read(&path, root)).transpose()?;
-        for arg in command.get_arguments().filter(|arg| is_setting(arg)) {
-            let Some(long) = arg.get_long().filter(|long| *long != "config" && !self.has(arg)) else { continue };
-            let (origin, args) = if let Some(value) = variable(long) {
-                let name = variable_name(long);
-                let args = values::of_variable(arg, long, &value).map_err(|e| format!("{name} {e}"))?;
-                (name, args)
-            } else if let Some((path, value)) = file.as_ref().and_then(|file| Some((&file.path, file.table.get(long)?)))
-            {
-                let name = format!("{}: {long}", path.display());
-                let args = values::of_toml(arg, long, value).map_err(|e| format!("{name} {e}"))?;
-                (name, args)
-            } else {
-                continue;
-            };
-            self.added.push(Added { long: long.to_owned(), origin, args });
-        }
-        Ok(())
+impl Added {
+    fn new(arg: &Arg, long: &str, origin: String, values: &[OsString]) -> Result<Self, String> {
+        let args = match (arg.get_action(), values) {
+            (ArgAction::SetTrue, [value]) => match value.to_str().map(str::to_ascii_lowercase).as_deref() {
+                Some("true" | "1" | "yes" | "on") => vec![format!("--{long}").into()],
+                Some("false" | "0" | "no" | "off") => Vec::new(),
+                _ => return Err(format!("{origin} must be true or false, got {value:?}")),
+            },
+            (ArgAction::Append, _) | (_, [_]) => values.iter().map(|value| with_value(long, value)).collect(),
+            _ => return Err(format!("{origin} must be one value, got {}", values.len())),
+        };
+        Ok(Self { long: long.to_owned(), origin, args })
     }
 
-    /// The arguments before `--`, without the name of the program.
-    fn flags(&self) -> impl Iterator<Item = &OsString> {
-        self.args.iter().skip(1).take_while(|arg| *arg != "--")
-    }
-
-    /// Whether the command line has the flag, by any of its names.
-    fn has(&self, arg: &Arg) -> bool {
-        let names = arg.get_long().into_iter().chain(arg.get_all_aliases().unwrap_or_default());
-        let names: Vec<String> = names.map(|name| format!("--{name}")).collect();
-        let short = arg.get_short().map(|short| format!("-{short}"));
-        self.flags().filter_map(|given| given.to_str()).any(|given| {
-            let name = given.split('=').next().unwrap_or(given);
-            names.iter().any(|known| known == name) || short.as_ref().is_some_and(|short| given.starts_with(short))
-        })
-    }
-
-    /// The value of a flag of the command line.
-    fn value_of(&self, long: &str) -> Option<OsString> {
-        let name = format!("--{long}");
-        let mut flags = self.flags();
-        while let Some(flag) = flags.next() {
-            if *flag == *name {
-                return flags.next().cloned();
-            }
-            let value = flag.to_str().and_then(|flag| flag.strip_prefix(&name)?.strip_prefix('='));
-            if value.is_some() {
-                return value.map(OsString::from);
-            }
-        }
-        None
-    }
-
-    /// The command line with the added flags: at its end, but before `--`.
-    fn complete(&self) -> Vec<OsString> {
-        let end = self.flags().count() + 1;
-        let (flags, rest) = self.args.split_at(end.min(self.args.len()));
-        flags.iter().chain(self.added.iter().flat_map(|added| &added.args)).chain(rest).cloned().collect()
-    }
-
-    /// One sentence for an error whose value is an added flag's.
+    /// One sentence for an error whose value is this flag's.
     fn explain(&self, error: &clap::Error) -> Option<String> {
         let (Some(ContextValue::String(flag)), Some(ContextValue::String(value))) =
             (error.get(ContextKind::InvalidArg), error.get(ContextKind::InvalidValue))
         else {
             return None;
         };
-        let long = flag.strip_prefix("--")?.split([' ', '=']).next()?;
-        let added = self.added.iter().find(|added| added.long == long)?;
+        if flag.strip_prefix("--")?.split([' ', '=']).next()? != self.long {
+            return None;
+        }
         let reason = match (error.kind(), error.get(ContextKind::ValidValue)) {
             (ErrorKind::InvalidValue, Some(ContextValue::Strings(valid))) => format!("use {}", valid.join(" or ")),
             _ => error.source().map_or_else(|| error.kind().to_string(), ToString::to_string),
         };
-        Some(format!("{} has the invalid value {value:?}: {reason}", added.origin))
+        Some(format!("{} has the invalid value {value:?}: {reason}", self.origin))
     }
+}
+
+fn with_value(long: &str, value: &OsStr) -> OsString {
+    let mut arg = OsString::from(format!("--{long}="));
+    arg.push(value);
+    arg
 }
 
 /// Whether a variable is a setting. An empty one is not, and neither is the `PEGAINFER_PORT=tcp://...` that Kubernetes sets in
@@ -145,14 +126,6 @@ impl CommandLine {
 fn is_meant(long: &str, value: &OsStr) -> bool {
     let is_service_link = long == "port" && value.to_str().is_some_and(|value| value.contains("://"));
     !value.is_empty() && !is_service_link
-}
-
-/// The command that the arguments select.
-fn selected<'a>(root: &'a Command, args: &[OsString]) -> &'a Command {
-    args.iter()
-        .skip(1)
-        .try_fold(root, |command, name| command.find_subcommand(name).ok_or(command))
-        .unwrap_or_else(|c| c)
 }
 
 #[cfg(test)]

@@ -1,8 +1,7 @@
 //! Padded decode steps and CUDA graphs give what the steps give launch by launch, see [`crate::support::graphs`].
 
 use crate::support::graphs::{self, Model, ROWS};
-use crate::support::{best, engine, fixture, options};
-use pegainfer_qwen35_4b::{Engine, Qwen35};
+use crate::support::{Engine, Family, best, engine, fixture, options};
 use pegainfer_runtime::{Executor, LoadOptions, padded, ragged};
 
 fn load(cuda_graph: bool) -> Engine {
@@ -11,7 +10,7 @@ fn load(cuda_graph: bool) -> Engine {
 
 #[test]
 fn graph_equals_eager() {
-    let model = Model { ragged: ragged::<Qwen35>, padded: padded::<Qwen35>, replays: Executor::graph_replays };
+    let model = Model { ragged: ragged::<Family>, padded: padded::<Family>, replays: Executor::graph_replays };
     graphs::graph_equals_eager(load, &model);
 }
 
