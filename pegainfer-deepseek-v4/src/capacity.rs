@@ -6,7 +6,7 @@ use crate::load_error::LoadError;
 use crate::load_options::{DEFAULT_KV_BYTES, LoadOptions};
 use crate::plan::PAGE_TOKENS;
 use crate::state;
-use pegainfer_core::engine::options::{check_step, context_len, most_blocks, pool_blocks};
+use pegainfer_core::engine::options::{check_step, context_len, max_pool_blocks, pool_blocks};
 use pegainfer_core::schedule::speculation::Speculation;
 
 /// Sequences that run at once by default.
@@ -46,24 +46,28 @@ fn bounds_of(config: &Config, options: &LoadOptions, rows: usize) -> Result<Step
     })
 }
 
-/// `least`, or by default what fits the GPUs: more sequences at once, if they leave as much KV cache as `least` has at most, and a
+/// `min_bounds`, or by default what fits the GPUs: more sequences at once, if they leave as much KV cache as `min_bounds` has at most, and a
 /// larger KV cache. `pages_left(bounds)`: the pages that fit next to all else that these bounds need.
 pub(crate) fn on_gpus(
     config: &Config,
     options: &LoadOptions,
-    least: StepBounds,
+    min_bounds: StepBounds,
     mut pages_left: impl FnMut(StepBounds) -> Result<usize, LoadError>,
 ) -> Result<StepBounds, LoadError> {
     let is_given = options.kv_cache_bytes.is_some();
     let more = if options.max_num_seqs.is_none() { &MORE_SEQS[..] } else { &[] };
-    for rows in more.iter().filter(|rows| (least.rows..=least.tokens).contains(rows)) {
+    for rows in more.iter().filter(|rows| (min_bounds.rows..=min_bounds.tokens).contains(rows)) {
         let wider = bounds_of(config, options, *rows)?;
         let left = pages_left(wider)?;
         if left >= wider.pages {
             return Ok(StepBounds { pages: if is_given { wider.pages } else { left }, ..wider });
         }
     }
-    Ok(if is_given { least } else { StepBounds { pages: pages_left(least)?.max(least.pages), ..least } })
+    Ok(if is_given {
+        min_bounds
+    } else {
+        StepBounds { pages: pages_left(min_bounds)?.max(min_bounds.pages), ..min_bounds }
+    })
 }
 
 /// Pages in `bytes` bytes, at most those that the sequences of `bounds` can use.
@@ -78,5 +82,5 @@ fn page_bytes(config: &Config, options: &LoadOptions) -> u64 {
 
 /// Pages of `rows` sequences of `context` tokens, at most those of a pool.
 fn useful_pages(context: usize, rows: usize) -> u64 {
-    ((context.div_ceil(PAGE_TOKENS) * rows) as u64).min(most_blocks(PAGE_TOKENS))
+    ((context.div_ceil(PAGE_TOKENS) * rows) as u64).min(max_pool_blocks(PAGE_TOKENS))
 }

@@ -26,7 +26,7 @@ use pegainfer_runtime::SyntheticAcceptance;
 use std::time::{Duration, Instant};
 
 /// The DeepSeek-V4 engine.
-pub type Engine = EngineCore<Executor>;
+pub type DeepSeekEngine = EngineCore<Executor>;
 
 /// Tokens of the largest step of the warm-up.
 const WARM_UP_TOKENS: usize = 4096;
@@ -35,7 +35,7 @@ const WARM_UP_TOKENS: usize = 4096;
 #[derive(Debug)]
 pub struct Loaded {
     /// The engine.
-    pub engine: Engine,
+    pub engine: DeepSeekEngine,
     /// The model's numbers.
     pub config: Config,
     /// Bytes of the weights of all ranks.
@@ -82,8 +82,8 @@ pub fn load(
     }
     // One token through the model: what it cannot run is refused here.
     executor.run(&plan::uniform(1, 1, 1))?;
-    let most = bounds.tokens.min(bounds.context).min(bounds.pages * PAGE_TOKENS).min(WARM_UP_TOKENS);
-    executor.warm_up(most)?;
+    let tokens = bounds.tokens.min(bounds.context).min(bounds.pages * PAGE_TOKENS).min(WARM_UP_TOKENS);
+    executor.warm_up(tokens)?;
     executor.capture_graphs(bounds.rows.min(bounds.pages), bounds.drafts)?;
     let limits = EngineLimits {
         max_model_len: bounds.context,
@@ -107,7 +107,7 @@ pub fn load(
         // The ops update a slot in place.
         within_chunks: false,
     });
-    let engine = Engine::new(executor, limits, tokens, slots, options.speculation.clone());
+    let engine = DeepSeekEngine::new(executor, limits, tokens, slots, options.speculation.clone());
     Ok(Loaded { engine, config, weight_bytes, weights_time, kv_bytes })
 }
 

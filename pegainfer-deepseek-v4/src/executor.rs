@@ -24,7 +24,7 @@ use pegainfer_kernels::ops::deepseek_v4::plan_gemms;
 use pegainfer_kernels::parallel;
 use pegainfer_kernels::sources::Family;
 use pegainfer_runtime::{Measurable, Readbacks, SyntheticAcceptance};
-use rank::{Part, Rank};
+use rank::{PassKind, Rank};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -126,7 +126,7 @@ impl Executor {
     /// devices there is nothing to do.
     pub fn warm_up(&mut self, tokens: usize) -> Result<(), OpError> {
         // A step of few tokens could become a CUDA graph of the first layers.
-        let is_graph = self.ranks.first().graph_shape(Part::Layers, &plan::uniform(1, tokens, tokens)).is_some();
+        let is_graph = self.ranks.first().graph_shape(PassKind::Layers, &plan::uniform(1, tokens, tokens)).is_some();
         if self.ranks.first().exec.device() != Device::Cuda || is_graph {
             return Ok(());
         }
@@ -146,7 +146,7 @@ impl Executor {
         for size in GRAPH_SIZES.into_iter().rev().filter(|size| *size <= rows) {
             for row_drafts in if drafts == 0 { 0..1 } else { 0..2 } {
                 let step = plan::speculative(size, row_drafts * drafts, drafts, block);
-                if self.ranks.first().graph_shape(Part::Layers, &step).is_some() {
+                if self.ranks.first().graph_shape(PassKind::Layers, &step).is_some() {
                     // The first run loads kernels, the second one is captured.
                     self.run(&step)?;
                     self.run(&step)?;
@@ -173,7 +173,7 @@ impl Executor {
 
     /// Enqueues the sampling of a step on all ranks, and the readback of its tokens.
     fn sample_on_ranks(&mut self, step: &Step) -> Result<(), OpError> {
-        self.draw(Part::Layers, step)?;
+        self.draw(PassKind::Layers, step)?;
         let Rank { exec, sampler, .. } = self.ranks.first_mut();
         self.readbacks.start(exec, sampler, &step.samples)
     }
@@ -224,7 +224,7 @@ impl StepExecutor for Executor {
         if times_ops {
             self.ranks.first_mut().exec.start_timed_recording();
         }
-        let launched = self.enqueue(Part::Layers, step);
+        let launched = self.enqueue(PassKind::Layers, step);
         if times_ops && launched.is_err() {
             // The launch's own error is the one to report.
             let _ = self.ranks.first_mut().exec.stop_timed_recording();

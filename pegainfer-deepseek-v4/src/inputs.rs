@@ -4,7 +4,7 @@ use crate::bounds::StepBounds;
 use crate::plan::{PAGE_TOKENS, Step};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
-use pegainfer_kernels::ops::deepseek_v4::Batch;
+use pegainfer_kernels::ops::deepseek_v4::RaggedBatch;
 use pegainfer_runtime::StepSize;
 
 /// The fields of a [`Step`] as tensors of u32, allocated once for the largest step.
@@ -33,8 +33,8 @@ impl Inputs {
     }
 
     /// What the ops of the layers ask about the step.
-    pub fn batch(&self) -> Batch<'_> {
-        Batch {
+    pub fn batch(&self) -> RaggedBatch<'_> {
+        RaggedBatch {
             qo_indptr: &self.common.qo_indptr,
             positions: &self.common.positions,
             slots: &self.slots,

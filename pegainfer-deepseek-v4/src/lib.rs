@@ -36,6 +36,6 @@ mod testing;
 pub mod weights;
 mod workspace;
 
-pub use engine::{Engine, Loaded, load, rank_bytes, record, record_blocks};
+pub use engine::{DeepSeekEngine, Loaded, load, rank_bytes, record, record_blocks};
 pub use load_error::LoadError;
 pub use load_options::{DEFAULT_KV_BYTES, LoadOptions};

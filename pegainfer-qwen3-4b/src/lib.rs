@@ -11,4 +11,4 @@ mod decode;
 mod model;
 pub mod weights;
 
-pub use model::{Engine, Qwen3, Step};
+pub use model::{Qwen3, Qwen3Engine, Step};

@@ -17,7 +17,7 @@ use pegainfer_runtime::{
 pub struct Qwen3;
 
 /// The Qwen3 engine.
-pub type Engine = pegainfer_runtime::Engine<Qwen3>;
+pub type Qwen3Engine = pegainfer_runtime::ModelEngine<Qwen3>;
 
 /// One step's work, as the scheduler hands it to the executor.
 pub type Step = StepOf<Qwen3>;

@@ -17,5 +17,5 @@ pub mod state;
 pub mod weights;
 mod workspace;
 
-pub use model::Engine;
+pub use model::Qwen35Engine;
 pub use pass::Qwen35;

@@ -17,7 +17,7 @@ use pegainfer_runtime::{
 };
 
 /// The Qwen3.5 engine.
-pub type Engine = pegainfer_runtime::Engine<Qwen35>;
+pub type Qwen35Engine = pegainfer_runtime::ModelEngine<Qwen35>;
 
 impl Model for Qwen35 {
     const NAME: &'static str = "Qwen3.5";

@@ -2,7 +2,7 @@
 
 use crate::config::{Config, EMBEDDING, LayerKind};
 use pegainfer_core::tensor::Tensor;
-use pegainfer_core::weights::{Loader, Part, WeightsError};
+use pegainfer_core::weights::{Loader, SourceTensor, WeightsError};
 use pegainfer_kernels::ops::Matrix;
 use pegainfer_runtime::{Attention, DecoderWeights, Mlp, load_head, load_projection};
 
@@ -141,7 +141,7 @@ impl LinearAttention {
     fn load(loader: &mut Loader<'_>, config: &Config, prefix: &str) -> Result<Self, WeightsError> {
         let (hidden, shape, quantization) = (config.hidden_size, config.delta, config.quantization.as_ref());
         let name = |tail: &str| format!("{prefix}.linear_attn.{tail}");
-        let part = |tail: &str, rows| Part { name: format!("{prefix}.linear_attn.{tail}.weight"), rows };
+        let part = |tail: &str, rows| SourceTensor { name: format!("{prefix}.linear_attn.{tail}.weight"), rows };
         let parts = [
             part("in_proj_qkv", shape.channels()),
             part("in_proj_z", shape.v_width()),

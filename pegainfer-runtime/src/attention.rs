@@ -9,7 +9,7 @@ use super::sampled_rows::SampledRows;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::schedule::Step;
 use pegainfer_core::tensor::{OpError, Tensor};
-use pegainfer_core::weights::{Loader, Part, WeightsError};
+use pegainfer_core::weights::{Loader, SourceTensor, WeightsError};
 use pegainfer_kernels::ops::{self, AttentionBatch, Matrix};
 use pegainfer_kernels::ops::{HeadShape, Heads, KvDType};
 
@@ -40,7 +40,7 @@ impl Attention {
     ) -> Result<Self, WeightsError> {
         let DecoderShape { hidden, heads, gated, .. } = shape;
         let name = |tail: &str| format!("{prefix}.self_attn.{tail}.weight");
-        let part = |tail: &str, rows| Part { name: name(tail), rows };
+        let part = |tail: &str, rows| SourceTensor { name: name(tail), rows };
         let (q, kv) = (heads.q_width(), heads.kv_heads * heads.head_dim);
         let qkv = [part("q_proj", if gated { 2 * q } else { q }), part("k_proj", kv), part("v_proj", kv)];
         Ok(Self {

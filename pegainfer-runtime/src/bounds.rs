@@ -4,7 +4,7 @@ use super::fit::Demand;
 use super::load_error::LoadError;
 use super::load_options::{DEFAULT_KV_BYTES, DEFAULT_STATE_BYTES, LoadOptions, STATE_SHARE};
 use super::model_info::{ModelBytes, ModelInfo};
-use pegainfer_core::engine::options::{check_step, context_len, most_blocks, pool_blocks, step_tokens};
+use pegainfer_core::engine::options::{check_step, context_len, max_pool_blocks, pool_blocks, step_tokens};
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::host_memory;
 use pegainfer_core::kv::DeviceMemory;
@@ -102,7 +102,9 @@ impl Bounds {
         let useful = (context.div_ceil(BLOCK_SIZE) * rows) as u64;
         let (kv_blocks, gpu_memory_share) = match (options.kv_cache_bytes, memory) {
             (Some(kv), _) => (kv / bytes.block(), None),
-            (None, Some(_)) => (useful.min(most_blocks(BLOCK_SIZE)), Some((options.gpu_memory_utilization, *bytes))),
+            (None, Some(_)) => {
+                (useful.min(max_pool_blocks(BLOCK_SIZE)), Some((options.gpu_memory_utilization, *bytes)))
+            }
             (None, None) => (useful.min(cpu_kv / bytes.block()), None),
         };
         Ok(Self {
@@ -173,11 +175,11 @@ fn gpu_rows(demand: &Demand, options: &LoadOptions, gpu: DeviceMemory, tokens: u
 /// Sequences that run at once on the CPU, and bytes of its KV cache, unless the user says. A model that does not fit is not refused:
 /// with swap space it runs, slowly.
 fn cpu_defaults(demand: &Demand, options: &LoadOptions, tokens: usize) -> (usize, u64) {
-    let most = CPU_ROWS.min(tokens);
+    let max_rows = CPU_ROWS.min(tokens);
     let Some(available) = host_memory::available() else {
-        return (options.max_num_seqs.unwrap_or(most), DEFAULT_KV_BYTES);
+        return (options.max_num_seqs.unwrap_or(max_rows), DEFAULT_KV_BYTES);
     };
-    let rows = demand.rows(options.max_num_seqs, most, available).unwrap_or_else(|cause| {
+    let rows = demand.rows(options.max_num_seqs, max_rows, available).unwrap_or_else(|cause| {
         let (weights, available) = (demand.weights as f64 / 1e9, available as f64 / 1e9);
         log::warn!("the model takes more memory than is available: weights {weights:.1} GB, available {available:.1} GB, {cause}");
         options.max_num_seqs.unwrap_or(1)

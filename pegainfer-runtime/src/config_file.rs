@@ -1,7 +1,7 @@
 //! config.json of a checkpoint: fields read by name, and what a model does not implement refused by name.
 
 use super::end_of_text;
-use super::sizes::most;
+use super::sizes::max_value;
 use pegainfer_kernels::ops::{HeadShape, KvDType};
 use serde_json::Value;
 use std::collections::HashSet;
@@ -172,9 +172,9 @@ impl ConfigFile {
 
     /// A count, from 1 to the bound in [`most`].
     pub fn size(&self, field: &str) -> Result<usize, ConfigError> {
-        let (value, most) = (self.required(field)?, most(field));
-        let size = value.as_u64().filter(|size| (1..=most as u64).contains(size));
-        let wrong = || self.invalid(format!("{field} is {value}, and must be an integer from 1 to {most}"));
+        let (value, max_value) = (self.required(field)?, max_value(field));
+        let size = value.as_u64().filter(|size| (1..=max_value as u64).contains(size));
+        let wrong = || self.invalid(format!("{field} is {value}, and must be an integer from 1 to {max_value}"));
         size.map(|size| size as usize).ok_or_else(wrong)
     }
 

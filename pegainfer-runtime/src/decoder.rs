@@ -3,7 +3,7 @@
 use super::output_matrix::HEAD;
 use super::quantization::{Quantization, load_projection};
 use pegainfer_core::tensor::Tensor;
-use pegainfer_core::weights::{Loader, Part, WeightsError};
+use pegainfer_core::weights::{Loader, SourceTensor, WeightsError};
 use pegainfer_kernels::ops::HeadShape;
 use pegainfer_kernels::ops::{Matrix, RopeSpec};
 
@@ -88,7 +88,7 @@ impl Mlp {
         quantization: Option<&Quantization>,
     ) -> Result<Self, WeightsError> {
         let name = |tail: &str| format!("{prefix}.mlp.{tail}.weight");
-        let part = |tail: &str, rows| Part { name: name(tail), rows };
+        let part = |tail: &str, rows| SourceTensor { name: name(tail), rows };
         let (first, down) =
             (["gate_proj", "up_proj"].map(|tail| part(tail, intermediate)), [part("down_proj", hidden)]);
         Ok(Self {

@@ -172,8 +172,9 @@ impl<M: Model> Executor<M> {
                 inputs.keep_launches(size.is_some());
                 inputs.fill(exec, step)?;
                 M::begin_draft(exec, work, step)?;
-                let part = Part::Drafts;
-                let mut launch = Launch::<M> { exec, config, weights, cache, work, inputs, sampler, head, step, part };
+                let layers = PassLayers::Drafts;
+                let mut launch =
+                    Launch::<M> { exec, config, weights, cache, work, inputs, sampler, head, step, layers };
                 graphs.run(size, &mut launch)?;
                 launch.sample(samples)
             })??;
@@ -233,8 +234,9 @@ impl<M: Model> StepExecutor for Executor<M> {
             inputs.keep_launches(size.is_some());
             inputs.fill(exec, step)?;
             M::begin(exec, work, step)?;
-            let (head, part) = (None, Part::Layers);
-            graphs.run(size, &mut Launch::<M> { exec, config, weights, cache, work, inputs, sampler, head, step, part })
+            let (head, layers) = (None, PassLayers::Layers);
+            graphs
+                .run(size, &mut Launch::<M> { exec, config, weights, cache, work, inputs, sampler, head, step, layers })
         });
         // A failed device reports its error here.
         let launched = launched.and_then(|launched| launched);
@@ -251,8 +253,8 @@ impl<M: Model> StepExecutor for Executor<M> {
         let samples = &step.samples;
         let sampled = exec.install(|exec| {
             inputs.fill_processors(exec, step, &sampler.sampled)?;
-            let (head, part) = (None, Part::Layers);
-            Launch::<M> { exec, config, weights, cache, work, inputs, sampler, head, step, part }.sample(samples)
+            let (head, layers) = (None, PassLayers::Layers);
+            Launch::<M> { exec, config, weights, cache, work, inputs, sampler, head, step, layers }.sample(samples)
         });
         // Since the launch; whether the next step is timed may have been decided meanwhile.
         if exec.is_timing() {
@@ -293,7 +295,7 @@ impl<M: Model> StepExecutor for Executor<M> {
 
 /// The layers that a pass runs through.
 #[derive(Debug, Clone, Copy)]
-enum Part {
+enum PassLayers {
     /// Those of the model.
     Layers,
     /// Those that draft.
@@ -312,16 +314,16 @@ struct Launch<'a, M: Model> {
     /// The output matrix that `sampler` takes, if it is not the model's.
     head: Option<&'a Tensor>,
     step: &'a StepOf<M>,
-    part: Part,
+    layers: PassLayers,
 }
 
 impl<M: Model> Launch<'_, M> {
     /// Draws `samples`, the real samples of a step that may be padded.
     fn sample(&mut self, samples: &[SampleRow]) -> Result<(), OpError> {
-        let Self { exec, weights, work, inputs, sampler, head: other_head, part, .. } = self;
-        let (normed, head) = match part {
-            Part::Layers => M::output(work, weights),
-            Part::Drafts => M::draft_output(work, weights),
+        let Self { exec, weights, work, inputs, sampler, head: other_head, layers, .. } = self;
+        let (normed, head) = match layers {
+            PassLayers::Layers => M::output(work, weights),
+            PassLayers::Drafts => M::draft_output(work, weights),
         };
         sampler.sample(exec, &mut Projection { normed, head: other_head.unwrap_or(head) }, inputs, samples)
     }
@@ -334,16 +336,16 @@ impl<M: Model> Launches for Launch<'_, M> {
     }
 
     fn launch(&mut self) -> Result<(), OpError> {
-        let Self { exec, config, weights, cache, work, inputs, sampler, head: other_head, step, part } = self;
+        let Self { exec, config, weights, cache, work, inputs, sampler, head: other_head, step, layers } = self;
         let samples = step.samples.len();
         let previous = &sampler.sampled;
         let mut pass = Pass::<M> { exec, config, weights, cache, work, inputs, previous, step };
-        let (normed, head) = match part {
-            Part::Layers => {
+        let (normed, head) = match layers {
+            PassLayers::Layers => {
                 M::forward(&mut pass)?;
                 M::output(work, weights)
             }
-            Part::Drafts => {
+            PassLayers::Drafts => {
                 M::draft(&mut pass)?;
                 M::draft_output(work, weights)
             }

@@ -22,19 +22,19 @@ pub(super) struct Demand {
 }
 
 impl Demand {
-    /// Sequences that run at once with `budget` bytes: as many as the user `asked` for, or at most `most` whose states take a
+    /// Sequences that run at once with `budget` bytes: as many as the user `requested` for, or at most `most` whose states take a
     /// half of what the rest leaves. If it all does not fit, a sentence for the user.
-    pub(super) fn rows(&self, asked: Option<usize>, most: usize, budget: u64) -> Result<usize, String> {
+    pub(super) fn rows(&self, requested: Option<usize>, max_rows: usize, budget: u64) -> Result<usize, String> {
         let left = self.left(budget);
         let fitting =
-            (left / STATES_DIVISOR).checked_div(self.state).map_or(most, |rows| rows.min(most as u64) as usize);
-        let rows = asked.unwrap_or(fitting.max(1));
+            (left / STATES_DIVISOR).checked_div(self.state).map_or(max_rows, |rows| rows.min(max_rows as u64) as usize);
+        let rows = requested.unwrap_or(fitting.max(1));
         let missing = self.bytes(rows).saturating_sub(budget);
         if missing == 0 {
             return Ok(rows);
         }
-        let most = left.saturating_sub(self.kv).checked_div(self.state).unwrap_or(0);
-        Err(match most {
+        let max_rows = left.saturating_sub(self.kv).checked_div(self.state).unwrap_or(0);
+        Err(match max_rows {
             0 => {
                 format!("{:.1} GB are missing; choose a smaller model or a device with more memory", gigabytes(missing))
             }

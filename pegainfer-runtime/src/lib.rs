@@ -149,7 +149,7 @@ pub use decoder_workspace::{Activations, AttentionScratch, DecoderWorkspace};
 pub use executor::Executor;
 pub use gpu_fit::GpuFit;
 pub use inputs::Inputs;
-pub use load::{Engine, Loaded, load, load_weights};
+pub use load::{Loaded, ModelEngine, load, load_weights};
 pub use load_error::LoadError;
 pub use load_options::{DEFAULT_KV_BYTES, DEFAULT_STATE_BYTES, LoadOptions, STATE_SHARE};
 pub use measure::{Measurable, Measured, measure, measure_again};

@@ -21,13 +21,13 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// The engine of a model.
-pub type Engine<M> = EngineCore<Executor<M>>;
+pub type ModelEngine<M> = EngineCore<Executor<M>>;
 
 /// A loaded engine, ready for its thread, and what start-up prints about it.
 #[derive(Debug)]
 pub struct Loaded<M: Model> {
     /// The engine.
-    pub engine: Engine<M>,
+    pub engine: ModelEngine<M>,
     /// The model's numbers.
     pub config: M::Config,
     /// What it takes of a device's memory.
@@ -84,7 +84,7 @@ pub fn load<M: Model>(
     let tokens = TokenBudget { step: bounds.size.tokens, mixed: options.max_num_mixed_tokens };
     let state = M::state(&config, &bounds);
     Ok(Loaded {
-        engine: Engine::<M>::new(executor, limits, tokens, state, options.speculation.clone()),
+        engine: ModelEngine::<M>::new(executor, limits, tokens, state, options.speculation.clone()),
         config,
         bytes,
         weights_time,
@@ -177,10 +177,10 @@ fn warm<M: Model>(executor: &mut Executor<M>, bounds: &Bounds, mixed_tokens: usi
         return Err(LoadError::NotFinite);
     }
     let (blocks, size) = (executor.kv_blocks(), bounds.size);
-    let most = (size.rows.min(blocks), size.tokens.min(size.context).min(blocks * BLOCK_SIZE));
-    for rows in choice::warm_up(executor.exec(), mixed_tokens, most)? {
+    let largest = (size.rows.min(blocks), size.tokens.min(size.context).min(blocks * BLOCK_SIZE));
+    for rows in choice::warm_up(executor.exec(), mixed_tokens, largest)? {
         executor.run(&ragged::<M>(&rows))?;
     }
-    executor.capture_graphs(most.0)?;
+    executor.capture_graphs(largest.0)?;
     Ok(())
 }

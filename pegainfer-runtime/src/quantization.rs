@@ -1,7 +1,7 @@
 //! FP8 weights of a dense model: what config.json says about them, and how projections are loaded.
 
 use super::config_file::{ConfigError, ConfigFile, text, unsupported};
-use pegainfer_core::weights::{Loader, Part, WeightsError};
+use pegainfer_core::weights::{Loader, SourceTensor, WeightsError};
 use pegainfer_kernels::cpu::weights::BLOCK;
 use pegainfer_kernels::ops::{self, BlockScales, Matrix};
 use serde_json::{Map, Value, json};
@@ -84,10 +84,10 @@ pub fn load_projection(
     loader: &mut Loader<'_>,
     quantization: Option<&Quantization>,
     title: &str,
-    parts: &[Part],
+    parts: &[SourceTensor],
     cols: usize,
 ) -> Result<Matrix, WeightsError> {
-    let fp8 = |part: &Part| match (loader.is_fp8(&part.name), quantization) {
+    let fp8 = |part: &SourceTensor| match (loader.is_fp8(&part.name), quantization) {
         (Some(true), _) => true,
         (Some(false), Some(quantization)) => quantization.at_load && quantization.converts(&part.name),
         (None, Some(quantization)) => quantization.converts(&part.name),
@@ -99,8 +99,8 @@ pub fn load_projection(
     while first < parts.len() {
         let mut end = first + 1;
         // Blocks go on in the next part only if they end with this one.
-        let goes_on = |end: usize| !formats[first] || parts[end - 1].rows.is_multiple_of(BLOCK);
-        while end < parts.len() && formats[end] == formats[first] && goes_on(end) {
+        let extends = |end: usize| !formats[first] || parts[end - 1].rows.is_multiple_of(BLOCK);
+        while end < parts.len() && formats[end] == formats[first] && extends(end) {
             end += 1;
         }
         let whole = end - first == parts.len();
@@ -157,7 +157,7 @@ mod tests {
         let source = Source::Dummy { seed: 1, std: 0.02, uniform: pegainfer_kernels::ops::uniform };
         let quantization = parse(&official()).unwrap().unwrap();
         let rows = [("a", 128), ("b", 200), ("c", 60), ("in_proj_a", 5), ("lm_head", 7), ("d", 3)];
-        let parts = rows.map(|(name, rows)| Part { name: format!("x.{name}.weight"), rows });
+        let parts = rows.map(|(name, rows)| SourceTensor { name: format!("x.{name}.weight"), rows });
         let mut load = |quantization: Option<&Quantization>| {
             let mut bytes = 0;
             let load = |loader: &mut Loader<'_>| load_projection(loader, quantization, "x", &parts, 150);

@@ -1,7 +1,7 @@
 //! How the server reaches an engine: handles, and the start of the engine's two threads.
 
 use super::demux::Demultiplexer;
-use super::runtime::Runtime;
+use super::engine_loop::EngineLoop;
 use super::shared::{Command, EngineConfig, Shared, Submission};
 use super::step_tokens::StepTokens;
 use super::{EngineLimits, EngineStats, GenerateRequest, RequestId, StepEngine, SubmitError, TokenStream};
@@ -74,13 +74,13 @@ impl EngineHandle {
         engine: E,
         config: EngineConfig,
     ) -> (Self, impl FnOnce() + Send + 'static, impl FnOnce() + Send + 'static) {
-        let (handle, mut runtime, demux, running) = Self::connect(engine, config, DEMUX_STEPS);
+        let (handle, mut engine_loop, demux, running) = Self::connect(engine, config, DEMUX_STEPS);
         let run_engine = move || {
-            if catch_unwind(AssertUnwindSafe(|| runtime.run())).is_err() {
-                runtime.panicked();
+            if catch_unwind(AssertUnwindSafe(|| engine_loop.run())).is_err() {
+                engine_loop.panicked();
             }
             // This drops the demultiplexer's sender, which closes every open stream, and the engine.
-            drop(runtime);
+            drop(engine_loop);
             drop(running);
         };
         (handle, run_engine, move || demux.run())
@@ -92,14 +92,14 @@ impl EngineHandle {
         engine: E,
         config: EngineConfig,
         demux_capacity: usize,
-    ) -> (Self, Runtime<E>, Demultiplexer, Sender<()>) {
+    ) -> (Self, EngineLoop<E>, Demultiplexer, Sender<()>) {
         let (commands, inbox) = sync_channel(config.max_queued);
         let (demux, messages) = sync_channel(demux_capacity);
         let (running, stopped) = channel();
         let shared = Arc::new(Shared::new(&engine, config));
-        let runtime = Runtime::new(engine, inbox, demux, shared.clone());
+        let engine_loop = EngineLoop::new(engine, inbox, demux, shared.clone());
         let handle = Self { commands, shared, stopped: Arc::new(Stopped(Mutex::new(stopped))) };
-        (handle, runtime, Demultiplexer::new(messages), running)
+        (handle, engine_loop, Demultiplexer::new(messages), running)
     }
 
     /// A way to wait for the engine's end that does not keep it running.

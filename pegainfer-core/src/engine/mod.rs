@@ -6,10 +6,10 @@
 
 mod clock;
 mod demux;
+mod engine_loop;
 mod handle;
 mod limits;
 pub mod options;
-mod runtime;
 mod shared;
 pub mod simulation;
 mod step_engine;

@@ -1,15 +1,15 @@
 //! An engine without threads, for simulations and tests.
 //!
-//! [`EngineHandle::spawn`] runs the loop of the engine on one thread and the demultiplexer on another. [`EngineLoop`] is both,
+//! [`EngineHandle::spawn`] runs the loop of the engine on one thread and the demultiplexer on another. [`SimulatedEngine`] is both,
 //! turn by turn, on the thread of its caller, who thereby decides what happens between two turns. With an engine whose
 //! [`clock`](StepEngine::clock) is simulated the run is a function of what the caller does: nothing waits, and nothing reads the
 //! wall clock.
 
 use super::demux::Demultiplexer;
-use super::runtime::Runtime;
+use super::engine_loop::EngineLoop;
 use super::{EngineConfig, EngineHandle, StepEngine};
 
-pub use super::runtime::Turn;
+pub use super::engine_loop::Turn;
 
 /// Turns of the engine in which the demultiplexer may fall behind.
 const MAX_LAG: usize = 16;
@@ -17,21 +17,21 @@ const MAX_LAG: usize = 16;
 const BATCHES: usize = 4;
 
 /// The loop of an engine and its demultiplexer, run by the caller.
-pub struct EngineLoop<E: StepEngine> {
-    runtime: Runtime<E>,
+pub struct SimulatedEngine<E: StepEngine> {
+    engine_loop: EngineLoop<E>,
     demux: Demultiplexer,
     /// Turns since the demultiplexer had routed everything.
     lag: usize,
 }
 
-impl<E: StepEngine> EngineLoop<E> {
+impl<E: StepEngine> SimulatedEngine<E> {
     /// The loop of `engine`, and a handle that works as the one that [`EngineHandle::spawn`] returns, but for its end: it
     /// waits for nothing.
     pub fn new(engine: E, config: EngineConfig) -> (EngineHandle, Self) {
         // In a turn each request may be opened, and each may be closed.
         let capacity = MAX_LAG * (2 * config.max_queued + BATCHES);
-        let (handle, runtime, demux, _running) = EngineHandle::connect(engine, config, capacity);
-        (handle, Self { runtime, demux, lag: 0 })
+        let (handle, engine_loop, demux, _running) = EngineHandle::connect(engine, config, capacity);
+        (handle, Self { engine_loop, demux, lag: 0 })
     }
 
     /// One turn of the engine's loop.
@@ -40,7 +40,7 @@ impl<E: StepEngine> EngineLoop<E> {
         if self.lag == MAX_LAG {
             self.route_all();
         }
-        self.runtime.turn()
+        self.engine_loop.turn()
     }
 
     /// Brings the next message of the engine to its streams; false if there is none.
@@ -56,7 +56,7 @@ impl<E: StepEngine> EngineLoop<E> {
 
     /// The engine, to look into it between turns.
     pub fn engine(&mut self) -> &mut E {
-        &mut self.runtime.engine
+        &mut self.engine_loop.engine
     }
 }
 

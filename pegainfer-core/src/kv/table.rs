@@ -22,14 +22,14 @@ pub struct BlockTable {
     /// Times that the index had been emptied when the first of them entered it.
     resets: u64,
     /// Tokens whose KV other tables may read: it was in the cache before.
-    found: usize,
+    shared_tokens: usize,
     salt: u64,
 }
 
 impl BlockTable {
     /// An empty table. Prefixes are shared between tables of the same `salt` only.
     pub fn new(pool: &BlockPool, salt: u64) -> Self {
-        Self { pool: pool.clone(), blocks: BlockList::default(), nodes: Vec::new(), resets: 0, found: 0, salt }
+        Self { pool: pool.clone(), blocks: BlockList::default(), nodes: Vec::new(), resets: 0, shared_tokens: 0, salt }
     }
 
     /// Has memory for the bookkeeping of `tokens` tokens.
@@ -46,13 +46,15 @@ impl BlockTable {
         self.resets = self.pool.resets();
         let mut pool = self.pool.lock();
         for tokens in tokens.chunks_exact(self.pool.block_tokens()) {
-            let Some((block, node)) = pool.lookup(Key { parent: tip(&self.nodes, self.salt), tokens }) else { break };
+            let Some((block, node)) = pool.lookup(Key { parent: last_node(&self.nodes, self.salt), tokens }) else {
+                break;
+            };
             self.blocks.push(block);
             self.nodes.push(node);
         }
         drop(pool);
-        self.found = self.blocks().len() * self.block_tokens();
-        self.found.min(tokens.len().saturating_sub(1))
+        self.shared_tokens = self.blocks().len() * self.block_tokens();
+        self.shared_tokens.min(tokens.len().saturating_sub(1))
     }
 
     /// Blocks missing for `tokens` tokens.
@@ -87,7 +89,7 @@ impl BlockTable {
             self.resets = self.pool.resets();
         }
         let full = computed.len() / size;
-        let (parent, tokens) = (tip(&self.nodes, self.salt), &computed[known * size..full * size]);
+        let (parent, tokens) = (last_node(&self.nodes, self.salt), &computed[known * size..full * size]);
         let blocks: Vec<u32> = self.blocks().range(known..full).collect();
         self.pool.lock().register(parent, &blocks, tokens, &mut self.nodes);
     }
@@ -112,7 +114,7 @@ impl BlockTable {
         self.release_from(keep);
         self.blocks.truncate(keep);
         self.nodes.truncate(self.blocks().len());
-        self.found = self.found.min(self.blocks().len() * self.block_tokens());
+        self.shared_tokens = self.shared_tokens.min(self.blocks().len() * self.block_tokens());
     }
 
     /// Gives the blocks from number `first` on back to the pool; they stay in the list.
@@ -144,7 +146,7 @@ impl BlockTable {
         // Most often the newest token, whose block is found without a division.
         let first_of_last = self.blocks().len().saturating_sub(1) * size;
         match self.blocks().last() {
-            Some(block) if end - start == 1 && start >= first_of_last.max(self.found) => {
+            Some(block) if end - start == 1 && start >= first_of_last.max(self.shared_tokens) => {
                 debug_assert!(end <= first_of_last + size, "the table has a block for the token");
                 slots.push(block * size as u32 + (start - first_of_last) as u32);
             }
@@ -154,7 +156,7 @@ impl BlockTable {
 
     fn write_many_slots(&self, Range { start, end }: Range<usize>, slots: &mut Vec<u32>) {
         let size = self.block_tokens();
-        let computed = start.max(self.found.min(end));
+        let computed = start.max(self.shared_tokens.min(end));
         slots.resize(slots.len() + computed - start, NO_SLOT);
         let (mut at, mut row) = (computed, computed % size);
         let first = (computed / size).min(self.blocks().len());
@@ -175,7 +177,7 @@ impl BlockTable {
 }
 
 /// The node of the last of the blocks that are in the index.
-fn tip(nodes: &[Node], salt: u64) -> Node {
+fn last_node(nodes: &[Node], salt: u64) -> Node {
     nodes.last().copied().unwrap_or(Node::Root(salt))
 }
 

@@ -35,9 +35,9 @@ struct Meeting {
 #[derive(Debug)]
 struct State {
     /// What each rank has brought to this exchange.
-    parts: Vec<Option<Arc<Part>>>,
+    parts: Vec<Option<Arc<Contribution>>>,
     /// Of the last complete one: all parts, which some ranks may still have to take.
-    complete: Vec<Arc<Part>>,
+    complete: Vec<Arc<Contribution>>,
     /// Exchanges so far.
     generation: u64,
     aborted: bool,
@@ -45,7 +45,7 @@ struct State {
 
 /// What a rank brings to an exchange.
 #[derive(Debug)]
-struct Part {
+struct Contribution {
     op: &'static str,
     values: Vec<f32>,
 }
@@ -64,11 +64,11 @@ impl Local {
     }
 
     /// Brings `values` to an exchange by `op`, and waits for the others.
-    fn exchange(&self, op: &'static str, values: Vec<f32>) -> Result<Vec<Arc<Part>>, OpError> {
+    fn exchange(&self, op: &'static str, values: Vec<f32>) -> Result<Vec<Arc<Contribution>>, OpError> {
         let Meeting { timeout, state, changed } = &*self.meeting;
         let (deadline, elements) = (Instant::now() + *timeout, values.len());
         let mut state = lock(state);
-        state.parts[self.rank] = Some(Arc::new(Part { op, values }));
+        state.parts[self.rank] = Some(Arc::new(Contribution { op, values }));
         let generation = state.generation;
         if state.parts.iter().all(Option::is_some) {
             let parts = state.parts.iter_mut().filter_map(Option::take).collect();
@@ -92,7 +92,7 @@ impl Local {
         // They would not run the same ops.
         match state.complete.iter().find(|part| part.op != op || part.values.len() != elements) {
             Some(part) => {
-                let Part { op: other, values } = &**part;
+                let Contribution { op: other, values } = &**part;
                 let message =
                     format!("{elements} elements meet {other} of {}: the ranks are out of step", values.len());
                 Err(OpError { op, message })

@@ -65,7 +65,7 @@ pub struct EngineCore<E: StepExecutor> {
     /// Of decode steps: what drafts are weighed with.
     step_cost: StepCost,
     /// The last plan admitted nobody because of the batching delay.
-    delaying: bool,
+    delays_admission: bool,
     step_log: Arc<StepLog>,
     timing: StepTiming,
     /// Of an engine that records its schedule.
@@ -95,7 +95,7 @@ impl<E: StepExecutor> EngineCore<E> {
         let scheduler = Scheduler::new(config, BlockPool::new(limits.kv_blocks, limits.block_size), state);
         let depth = executor.useful_depth();
         let (planned, in_flight) = (Step::default(), VecDeque::new());
-        let (delay, step_cost, delaying) = (BatchingDelay::new(), StepCost::new(), false);
+        let (delay, step_cost, delays_admission) = (BatchingDelay::new(), StepCost::new(), false);
         let step_log = Arc::new(StepLog::new(executor.now()));
         Self {
             executor,
@@ -110,7 +110,7 @@ impl<E: StepExecutor> EngineCore<E> {
             failed: None,
             delay,
             step_cost,
-            delaying,
+            delays_admission,
             step_log,
             timing: StepTiming::from_env(),
             recorder: None,
@@ -219,13 +219,13 @@ impl<E: StepExecutor> StepEngine for EngineCore<E> {
         if self.in_flight.len() == self.depth || self.unsampled {
             return None;
         }
-        self.delaying = self.delay.should_wait(self.scheduler.delayable_tokens(), self.executor.now());
+        self.delays_admission = self.delay.should_wait(self.scheduler.delayable_tokens(), self.executor.now());
         self.seen_masks = self.scheduler.masks().ended();
         self.scheduler.update_masks();
         if let Some(recorder) = &mut self.recorder {
-            recorder.planning(self.delaying, self.scheduler.waiting_for_masks());
+            recorder.planning(self.delays_admission, self.scheduler.waiting_for_masks());
         }
-        let (step, admitted) = self.scheduler.plan_with_known_masks(self.delaying);
+        let (step, admitted) = self.scheduler.plan_with_known_masks(self.delays_admission);
         self.record(|recorder| recorder.planned(&step, &admitted));
         self.planned = step;
         (!self.planned.is_empty()).then_some(admitted)
@@ -261,7 +261,7 @@ impl<E: StepExecutor> StepEngine for EngineCore<E> {
             [(step, _)] if self.unsampled => Some(step),
             _ => return,
         };
-        if self.delaying && newest.is_none() {
+        if self.delays_admission && newest.is_none() {
             return self.executor.rest(ARRIVALS_WAIT);
         }
         let (end, masks) = (self.executor.now() + MASK_WAIT, self.scheduler.masks());

@@ -35,7 +35,7 @@ const MIN_CHUNK: usize = 16;
 
 /// Work that the next step can choose from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Load {
+pub(super) struct PendingWork {
     /// Sequences with one token to compute.
     pub decoding: usize,
     /// Sequences with more, running or about to be admitted.
@@ -47,8 +47,8 @@ pub(super) struct Load {
 }
 
 /// Tokens of the next step, decoding sequences included: at most `config.max_num_batched_tokens`.
-pub(super) fn token_budget(config: &SchedulerConfig, load: Load) -> usize {
-    let Load { decoding, prompts, backlog, shared } = load;
+pub(super) fn token_budget(config: &SchedulerConfig, work: PendingWork) -> usize {
+    let PendingWork { decoding, prompts, backlog, shared } = work;
     let smallest = config.max_num_mixed_tokens.max(decoding + MIN_CHUNK);
     let largest = match shared && decoding > 0 {
         true => smallest.max(SHARED_BUDGETS * config.max_num_mixed_tokens),
@@ -130,7 +130,7 @@ mod tests {
             speculation: None,
             eos_token_ids: Vec::new(),
         };
-        token_budget(&config, Load { decoding, prompts, backlog, shared })
+        token_budget(&config, PendingWork { decoding, prompts, backlog, shared })
     }
 
     fn budget(decoding: usize, prompts: usize, backlog: usize) -> usize {

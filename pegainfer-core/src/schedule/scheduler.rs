@@ -314,7 +314,7 @@ impl<S: SequenceState> Scheduler<S> {
                     if let Some(prompt) = &mut seq.prompt_logprobs {
                         prompt.extend(logprobs.map(|report| *report));
                     }
-                } else if !seq.goes_on(sample.position, step.tokens[sample.token as usize]) {
+                } else if !seq.extends_text(sample.position, step.tokens[sample.token as usize]) {
                     continue;
                 } else if seq.grammar.is_dead() {
                     seq.push_unseen(token);
@@ -334,7 +334,7 @@ impl<S: SequenceState> Scheduler<S> {
                 self.stats.speculation.verified(row.drafts, drawn - 1);
                 seq.verified(row.drafts, drawn - 1, self.state.drafts());
             }
-            if seq.grammar.is_behind() && !seq.is_finished() {
+            if seq.grammar.lags() && !seq.is_finished() {
                 let load = (step.tokens.len(), step.rows.len());
                 seq.follow_grammar(self.config.speculation.as_ref(), load, self.token_cost);
             }

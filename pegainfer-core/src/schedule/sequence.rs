@@ -210,10 +210,10 @@ impl<L: Default> Sequence<L> {
         remaining == 1 + self.recomputed
     }
 
-    /// At most `most` tokens that may follow, for the step that computes all that is known. Under a grammar they are some that
+    /// At most `max_drafts` tokens that may follow, for the step that computes all that is known. Under a grammar they are some that
     /// [`follow_grammar`](Self::follow_grammar) had it try.
-    pub fn propose(&mut self, most: usize) -> Vec<u32> {
-        if self.grammar.is_some() { self.grammar.drafts(most) } else { self.likely_tokens(most) }
+    pub fn propose(&mut self, max_drafts: usize) -> Vec<u32> {
+        if self.grammar.is_some() { self.grammar.drafts(max_drafts) } else { self.likely_tokens(max_drafts) }
     }
 
     /// Gives the grammar the tokens of the last step, which are known now, and lets it try drafts for the next one: as many as would be
@@ -224,44 +224,44 @@ impl<L: Default> Sequence<L> {
         (tokens, rows): (usize, usize),
         token_cost: f64,
     ) {
-        let most = speculation.map_or(0, |all| all.num_tokens);
+        let max_drafts = speculation.map_or(0, |all| all.num_tokens);
         let depth = match speculation.is_some_and(|all| all.adaptive) {
-            true => self.acceptance.depth(most, tokens, rows, token_cost),
-            false => most,
+            true => self.acceptance.depth(max_drafts, tokens, rows, token_cost),
+            false => max_drafts,
         };
-        if depth < most.min(1) {
+        if depth < max_drafts.min(1) {
             self.acceptance.skipped();
         }
         let drafts = self.likely_tokens(depth);
         self.grammar.advance(drafts);
     }
 
-    /// At most `most` tokens that its proposals say may follow, no more than the request can have before its last one.
-    fn likely_tokens(&mut self, most: usize) -> Vec<u32> {
+    /// At most `max_drafts` tokens that its proposals say may follow, no more than the request can have before its last one.
+    fn likely_tokens(&mut self, max_drafts: usize) -> Vec<u32> {
         let left = self.prompt_len + self.request.max_tokens - self.len();
-        let (most, unknown) = (most.min(left.saturating_sub(1)), self.unknown);
-        if most == 0 || self.prompt_logprobs.is_some() {
+        let (max_drafts, unknown) = (max_drafts.min(left.saturating_sub(1)), self.unknown);
+        if max_drafts == 0 || self.prompt_logprobs.is_some() {
             return Vec::new();
         }
         match &mut self.proposals {
             Proposals::None => Vec::new(),
             // What steps in flight draw comes first.
             Proposals::Host(drafter) => {
-                drafter.propose(&self.tokens, unknown + most).into_iter().skip(unknown).collect()
+                drafter.propose(&self.tokens, unknown + max_drafts).into_iter().skip(unknown).collect()
             }
             Proposals::Model(drafts) => {
-                drafts.truncate(most);
+                drafts.truncate(max_drafts);
                 std::mem::take(drafts)
             }
         }
     }
 
-    /// Of `most` drafts, how many the model can make for the step after the next one, which samples and verifies `drafts`
+    /// Of `max_drafts` drafts, how many the model can make for the step after the next one, which samples and verifies `drafts`
     /// drafts: their positions are those of tokens that the request can have.
-    pub fn drafts_of_model(&self, most: usize, drafts: usize) -> usize {
+    pub fn drafts_of_model(&self, max_drafts: usize, drafts: usize) -> usize {
         let left = self.prompt_len + self.request.max_tokens - self.len();
         let by_model = matches!(self.proposals, Proposals::Model(_));
-        if by_model { most.min(left.saturating_sub(drafts + 2)) } else { 0 }
+        if by_model { max_drafts.min(left.saturating_sub(drafts + 2)) } else { 0 }
     }
 
     /// Takes what the model drafts behind the tokens that are known now.
@@ -321,7 +321,7 @@ impl<L: Default> Sequence<L> {
         let update = |(draft, behind): (&u32, usize)| {
             generated.push(*draft);
             let processed = self.processed(len + behind, &generated, &drafts[..behind]);
-            self.with_mask_behind(behind, processed)
+            self.with_mask_after(behind, processed)
         };
         drafts.iter().zip(1..).map(update).collect()
     }
@@ -335,7 +335,7 @@ impl<L: Default> Sequence<L> {
     /// Logits update (logits processors and grammar) of the token at `position`, which is the first unknown one.
     pub fn logits_update(&self, position: usize) -> Option<LogitsUpdate> {
         let processed = self.processed(position - self.prompt_len, &self.tokens[self.prompt_len..], &[]);
-        self.with_mask_behind(0, processed)
+        self.with_mask_after(0, processed)
     }
 
     /// The update by the logits processors of the token after `generated` ones, the last of which are `drafts`;
@@ -349,8 +349,8 @@ impl<L: Default> Sequence<L> {
     }
 
     /// The update with the grammar's mask of the token behind this many drafts.
-    fn with_mask_behind(&self, drafts: usize, update: Option<LogitsUpdate>) -> Option<LogitsUpdate> {
-        let Some(allowed) = self.grammar.mask_behind(drafts) else { return update };
+    fn with_mask_after(&self, drafts: usize, update: Option<LogitsUpdate>) -> Option<LogitsUpdate> {
+        let Some(allowed) = self.grammar.mask_after(drafts) else { return update };
         Some(LogitsUpdate { allowed: Some(allowed), ..update.unwrap_or_default() })
     }
 
@@ -381,7 +381,7 @@ impl<L: Default> Sequence<L> {
     }
 
     /// Whether a sample for `position` counts that was drawn behind token `input`. It does not behind a refused draft.
-    pub fn goes_on(&self, position: u64, input: u32) -> bool {
+    pub fn extends_text(&self, position: u64, input: u32) -> bool {
         let known = |position: usize| input & PLACEHOLDER != 0 || self.tokens.get(position) == Some(&input);
         position == self.tokens.len() as u64 && position.checked_sub(1).is_some_and(|last| known(last as usize))
     }

@@ -98,15 +98,15 @@ impl SequenceGrammar {
     }
 
     /// The mask of the token behind the first `drafts` of [`drafts`](Self::drafts), if it was ready.
-    pub fn mask_behind(&self, drafts: usize) -> Option<Arc<TokenMask>> {
+    pub fn mask_after(&self, drafts: usize) -> Option<Arc<TokenMask>> {
         let Lookahead { mask, drafts: tried } = self.lookahead()?;
         Some(drafts.checked_sub(1).map_or(mask, |last| &tried[last].1).clone())
     }
 
-    /// At most `most` drafts that it allows, of those that were tried.
-    pub fn drafts(&self, most: usize) -> Vec<u32> {
+    /// At most `max_drafts` drafts that it allows, of those that were tried.
+    pub fn drafts(&self, max_drafts: usize) -> Vec<u32> {
         let tried = self.lookahead().map_or(&[][..], |lookahead| &lookahead.drafts);
-        tried.iter().take(most).map(|(draft, _)| *draft).collect()
+        tried.iter().take(max_drafts).map(|(draft, _)| *draft).collect()
     }
 
     /// What follows the text on another thread.
@@ -127,7 +127,7 @@ impl SequenceGrammar {
     }
 
     /// Whether there are tokens for [`advance`](Self::advance).
-    pub fn is_behind(&self) -> bool {
+    pub fn lags(&self) -> bool {
         matches!(self, Self::Tracked { pushed, .. } if !pushed.is_empty())
     }
 

@@ -42,7 +42,7 @@ struct Snapshot {
 
 impl Slots {
     /// Takes the snapshot out of a slot, which is not idle any more.
-    fn forget(&mut self, id: u32) {
+    fn drop_snapshot(&mut self, id: u32) {
         if let Some(snapshot) = self.slots[id as usize].snapshot.take() {
             self.snapshots.remove(&snapshot.prefix);
             self.idle.remove(&snapshot.used);
@@ -96,7 +96,7 @@ impl SlotPool {
             Some(id) => id,
             None => {
                 let (_, &id) = slots.idle.first_key_value()?;
-                slots.forget(id);
+                slots.drop_snapshot(id);
                 id
             }
         };
@@ -119,7 +119,7 @@ impl SlotPool {
             Some(id) => slots.release(id),
             None => {
                 slots.clock += 1;
-                slots.forget(slot.id);
+                slots.drop_snapshot(slot.id);
                 slots.slots[slot.id as usize].snapshot = Some(Snapshot { prefix, used: slots.clock });
                 slots.snapshots.insert(prefix, slot.id);
             }
@@ -179,8 +179,8 @@ impl SlotRef {
     }
 
     /// Gives up its snapshot, if it has one.
-    pub fn forget(&self) {
-        self.pool.lock().forget(self.id);
+    pub fn drop_snapshot(&self) {
+        self.pool.lock().drop_snapshot(self.id);
     }
 }
 

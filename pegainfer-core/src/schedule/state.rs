@@ -66,7 +66,7 @@ pub trait SequenceState: Debug + Send + 'static {
     fn drafts(&self) -> DraftState;
 
     /// Most draft tokens that a step may verify behind a chunk that ends at position `end`. Unlimited by default.
-    fn most_drafts(&self, end: usize) -> usize {
+    fn max_drafts(&self, end: usize) -> usize {
         let _ = end;
         usize::MAX
     }

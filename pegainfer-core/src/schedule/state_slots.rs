@@ -109,7 +109,7 @@ impl StateSlots {
             return None;
         }
         slots.pending.retain(|(_, slot)| slot.id() != current.id());
-        current.forget();
+        current.drop_snapshot();
         Some(current)
     }
 }
@@ -174,7 +174,7 @@ impl SequenceState for StateSlots {
     }
 
     /// If only ends of chunks are kept, accepted drafts must not take a sequence past a multiple of the interval, whose state would be missing.
-    fn most_drafts(&self, end: usize) -> usize {
+    fn max_drafts(&self, end: usize) -> usize {
         let StateConfig { interval, within_chunks, .. } = self.config;
         if within_chunks || interval == 0 {
             return usize::MAX;

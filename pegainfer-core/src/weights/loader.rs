@@ -67,7 +67,7 @@ impl Source {
 
 /// A tensor of the checkpoint that becomes some rows of a loaded tensor.
 #[derive(Debug, Clone)]
-pub struct Part {
+pub struct SourceTensor {
     /// Name in the checkpoint.
     pub name: String,
     /// Number of its rows.
@@ -127,17 +127,17 @@ impl<'a> Loader<'a> {
     /// Loads a vector `[len]`, bf16.
     pub fn vector(&mut self, name: String, len: usize) -> Result<Tensor, WeightsError> {
         let title = name.clone();
-        self.load(&title, &[Part { name, rows: len }], None)
+        self.load(&title, &[SourceTensor { name, rows: len }], None)
     }
 
     /// Loads a matrix `[rows, cols]`, bf16.
     pub fn matrix(&mut self, name: String, rows: usize, cols: usize) -> Result<Tensor, WeightsError> {
         let title = name.clone();
-        self.load(&title, &[Part { name, rows }], Some(cols))
+        self.load(&title, &[SourceTensor { name, rows }], Some(cols))
     }
 
     /// Loads matrices with `cols` columns, stacked along their rows in the given order: one GEMM instead of several.
-    pub fn stacked(&mut self, title: &str, parts: &[Part], cols: usize) -> Result<Tensor, WeightsError> {
+    pub fn stacked(&mut self, title: &str, parts: &[SourceTensor], cols: usize) -> Result<Tensor, WeightsError> {
         self.load(title, parts, Some(cols))
     }
 
@@ -168,7 +168,7 @@ impl<'a> Loader<'a> {
         Ok(tensor)
     }
 
-    fn load(&mut self, title: &str, parts: &[Part], cols: Option<usize>) -> Result<Tensor, WeightsError> {
+    fn load(&mut self, title: &str, parts: &[SourceTensor], cols: Option<usize>) -> Result<Tensor, WeightsError> {
         self.used.extend(parts.iter().map(|part| part.name.clone()));
         let shape = |rows: usize| -> Vec<usize> { std::iter::once(rows).chain(cols).collect() };
         let whole = shape(parts.iter().map(|p| p.rows).sum());

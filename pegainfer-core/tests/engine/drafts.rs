@@ -38,8 +38,8 @@ impl Oracle {
         }
     }
 
-    /// `most` tokens behind the prefix of this hash.
-    pub fn tokens(&self, mut hash: u64, most: usize) -> Vec<u32> {
+    /// `max_drafts` tokens behind the prefix of this hash.
+    pub fn tokens(&self, mut hash: u64, max_drafts: usize) -> Vec<u32> {
         let draft = |_| {
             let token = next_token(hash, |_, logit| logit);
             let wrong = mix(hash ^ 1) % 100 < self.wrong;
@@ -47,7 +47,7 @@ impl Oracle {
             hash = kv_value(hash, token);
             token
         };
-        (0..most).map(draft).collect()
+        (0..max_drafts).map(draft).collect()
     }
 }
 
@@ -58,9 +58,9 @@ impl DraftMethod for Oracle {
 }
 
 impl Drafter for Oracle {
-    fn propose(&mut self, tokens: &[u32], most: usize) -> Vec<u32> {
+    fn propose(&mut self, tokens: &[u32], max_drafts: usize) -> Vec<u32> {
         let hash = tokens.iter().fold(0, |hash, token| kv_value(hash, *token));
         // Sometimes it has nothing to say.
-        Self::tokens(self, hash, if mix(hash).is_multiple_of(5) { 0 } else { most })
+        Self::tokens(self, hash, if mix(hash).is_multiple_of(5) { 0 } else { max_drafts })
     }
 }

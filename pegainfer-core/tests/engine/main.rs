@@ -5,9 +5,9 @@
 
 mod device;
 mod drafts;
+mod engine_loop;
 mod faults;
 mod kinds;
 mod requests;
-mod runtime;
 mod scheduler;
 mod weights;

@@ -7,7 +7,7 @@ use pegainfer_core::sampling::SamplingParams;
 /// Requests of a distribution, each with a seed of its own.
 const SEEDS: usize = 1024;
 /// Expected count of a token that is counted by itself; the others are counted together.
-const LEAST: f64 = 5.0;
+const MIN_EXPECTED: f64 = 5.0;
 /// `-ln` of the probability that a right sampler exceeds the bound of the test: 1e-6.
 const SURPRISE: f64 = 13.8;
 /// Temperature of the draws from few tokens.
@@ -56,14 +56,14 @@ where
 /// `k + 2 sqrt(k x) + 2 x` with a probability of at most `exp(-x)`.
 fn check(what: &str, ids: &[u32], listed: &[(u32, f64)]) {
     let n = ids.len() as f64;
-    let alone = listed.iter().filter(|(_, probability)| n * probability >= LEAST);
+    let alone = listed.iter().filter(|(_, probability)| n * probability >= MIN_EXPECTED);
     let (mut statistic, mut bins, mut rest, mut left) = (0.0, 0.0, ids.len(), n);
     for (id, probability) in alone {
         let (count, expected) = (ids.iter().filter(|drawn| *drawn == id).count(), n * probability);
         statistic += (count as f64 - expected).powi(2) / expected;
         (bins, rest, left) = (bins + 1.0, rest - count, left - expected);
     }
-    if left >= LEAST {
+    if left >= MIN_EXPECTED {
         statistic += (rest as f64 - left).powi(2) / left;
         bins += 1.0;
     }

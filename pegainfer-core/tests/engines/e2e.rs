@@ -17,12 +17,12 @@ const TOP: usize = 5;
 
 /// Steps with the reference's own tokens before each of them (the prefix cache makes that cheap).
 ///
-/// `steps`: how many of a case a target takes. Fewer than `least` of all cases test nothing.
+/// `steps`: how many of a case a target takes. Fewer than `min_steps` of all cases test nothing.
 pub fn every_step_agrees<E: StepEngine>(
     fixture: &Fixture,
     load: impl Fn(Target) -> E,
     steps: impl Fn(Target, &Case) -> usize,
-    least: usize,
+    min_steps: usize,
 ) {
     for target in targets() {
         let mut engine = load(target);
@@ -32,7 +32,7 @@ pub fn every_step_agrees<E: StepEngine>(
                 tally.step(&mut engine, case, i);
             }
         }
-        tally.check(least);
+        tally.check(min_steps);
     }
 }
 
@@ -68,14 +68,14 @@ impl Tally {
         }
     }
 
-    fn check(&self, least: usize) {
+    fn check(&self, min_steps: usize) {
         let Self { target, limits, steps, close, .. } = *self;
         let max = self.errors.iter().copied().fold(0.0, f64::max);
         let mean = self.errors.iter().sum::<f64>() / self.errors.len() as f64;
         println!(
             "{target}: {steps} steps, {close} within the margin; log-probability error mean {mean:.4}, max {max:.4}"
         );
-        assert!(steps >= least && (close as f64) < steps as f64 * limits.close, "the fixture tests nothing");
+        assert!(steps >= min_steps && (close as f64) < steps as f64 * limits.close, "the fixture tests nothing");
         assert!(max <= limits.max && mean <= limits.mean, "{target}: mean {mean}, max {max}");
     }
 }

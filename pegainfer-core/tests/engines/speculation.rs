@@ -25,9 +25,9 @@ impl DraftMethod for Oracle {
 }
 
 impl Drafter for Oracle {
-    fn propose(&mut self, tokens: &[u32], most: usize) -> Vec<u32> {
+    fn propose(&mut self, tokens: &[u32], max_drafts: usize) -> Vec<u32> {
         let Some(text) = self.texts.iter().find(|text| text.starts_with(tokens)) else { return Vec::new() };
-        let places = tokens.len()..text.len().min(tokens.len() + most);
+        let places = tokens.len()..text.len().min(tokens.len() + max_drafts);
         places.map(|place| if place.is_multiple_of(self.wrong) { 1 } else { text[place] }).collect()
     }
 }

@@ -178,7 +178,7 @@ fn invalid(message: String) -> ConfigError {
 
 impl Raw {
     fn check(&self) -> Result<(), ConfigError> {
-        for (field, value, unit, most) in [
+        for (field, value, unit, max) in [
             ("vocab_size", self.vocab_size, 1, MAX_VOCAB),
             ("hidden_size", self.hidden_size, 128, MAX_WIDTH),
             ("num_hidden_layers", self.num_hidden_layers, 1, MAX_LAYERS),
@@ -200,8 +200,8 @@ impl Raw {
             if value == 0 || !value.is_multiple_of(unit) {
                 return Err(invalid(format!("{field} is {value}; it must be a multiple of {unit}")));
             }
-            if value > most {
-                return Err(invalid(format!("{field} is {value}; it must be at most {most}")));
+            if value > max {
+                return Err(invalid(format!("{field} is {value}; it must be at most {max}")));
             }
         }
         let drafts = self.num_nextn_predict_layers;

@@ -17,15 +17,16 @@ pub(super) struct DraftReadbacks {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Blocks {
     pub shape: BlockShape,
-    /// Blocks of a pass at most.
-    pub most: usize,
+    /// Blocks of a pass.
+    pub max_blocks: usize,
 }
 
 impl DraftReadbacks {
     /// For the layers that `config` loads; `None` if it loads none. `logits_rows`: samples whose logits are computed at once.
     pub fn new(config: &Config, bounds: StepBounds, logits_rows: usize) -> Option<Self> {
         let dspark = config.loaded_dspark();
-        let blocks = dspark.map(|dspark| Blocks { shape: dspark.block, most: bounds.blocks(dspark, logits_rows) });
+        let blocks =
+            dspark.map(|dspark| Blocks { shape: dspark.block, max_blocks: bounds.blocks(dspark, logits_rows) });
         let samples = if blocks.is_some() { bounds.samples.min(logits_rows) } else { bounds.rows };
         config.loads_drafts.then(|| Self { readbacks: Readbacks::on_demand(samples), blocks })
     }

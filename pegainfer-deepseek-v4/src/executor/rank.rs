@@ -3,7 +3,7 @@
 use crate::bounds::{Sharing, StepBounds};
 use crate::config::Config;
 use crate::forward::{Head, MarkovHead, Pass};
-use crate::graph_shape::{GraphBounds, Shape};
+use crate::graph_shape::{GraphBounds, GraphShape};
 use crate::inputs::Inputs;
 use crate::load_error::LoadError;
 use crate::numerics::Numerics;
@@ -48,13 +48,13 @@ pub(super) struct Rank {
 /// What a CUDA graph is made for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct GraphKey {
-    pub part: Part,
-    pub shape: Shape,
+    pub part: PassKind,
+    pub shape: GraphShape,
 }
 
 /// The layers that a pass runs through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Part {
+pub(super) enum PassKind {
     /// All layers of the model.
     Layers,
     /// The layer for multi-token prediction.
@@ -115,26 +115,26 @@ impl Rank {
     }
 
     /// The shape that a pass through `part` over `step` has as a CUDA graph; `None` if it runs launch by launch.
-    pub fn graph_shape(&self, part: Part, step: &Step) -> Option<Shape> {
+    pub fn graph_shape(&self, part: PassKind, step: &Step) -> Option<GraphShape> {
         let shape = match part {
-            Part::Blocks => self.graph_bounds.block_shape(&self.graphs, step),
-            Part::Layers | Part::Draft { .. } => self.graph_bounds.shape(&self.graphs, step),
+            PassKind::Blocks => self.graph_bounds.block_shape(&self.graphs, step),
+            PassKind::Layers | PassKind::Draft { .. } => self.graph_bounds.shape(&self.graphs, step),
         };
         // A record is of the ops themselves.
         shape.filter(|_| !self.exec.is_recording())
     }
 
     /// Uploads `step` for a pass through `part`, before which the state of rows moves that change their slot.
-    pub fn begin(&mut self, part: Part, step: &Step) -> Result<(), OpError> {
+    pub fn begin(&mut self, part: PassKind, step: &Step) -> Result<(), OpError> {
         let Self { exec, state, rings, inputs, work, .. } = self;
         exec.install(|exec| {
             inputs.fill(exec, step)?;
             work.set_rows(step.tokens.len());
             match part {
-                Part::Layers => state::copy_slots(exec, state, rings, step),
+                PassKind::Layers => state::copy_slots(exec, state, rings, step),
                 // It moved before the layers ran.
-                Part::Draft { .. } => Ok(()),
-                Part::Blocks => {
+                PassKind::Draft { .. } => Ok(()),
+                PassKind::Blocks => {
                     let ring = state.last().map_or(0, |layer| layer.window.shape()[1]);
                     work.dspark.as_mut().map_or(Ok(()), |dspark| dspark.fill(exec, step, ring))
                 }
@@ -145,7 +145,7 @@ impl Rank {
     /// Does `job`, such as [`Graphs::run`], with the launches of a pass over `step`, for which the rank has begun.
     pub fn on_device(
         &mut self,
-        (config, numerics, part): (&Config, Numerics, Part),
+        (config, numerics, part): (&Config, Numerics, PassKind),
         step: &Step,
         job: impl FnOnce(&mut Graphs<GraphKey>, &mut StepLaunches<'_>) -> Result<(), OpError> + Send,
     ) -> Result<(), OpError> {
@@ -196,7 +196,7 @@ pub(super) struct StepLaunches<'a> {
     communicator: &'a dyn Communicator,
     sharing: Sharing,
     step: &'a Step,
-    part: Part,
+    part: PassKind,
 }
 
 impl StepLaunches<'_> {
@@ -236,15 +236,15 @@ impl Launches for StepLaunches<'_> {
             sharing,
         };
         match part {
-            Part::Layers => pass.run(state, draft_state)?,
-            Part::Draft { again } => pass.draft(draft_state, again)?,
-            Part::Blocks => pass.draft_blocks(draft_state)?,
+            PassKind::Layers => pass.run(state, draft_state)?,
+            PassKind::Draft { again } => pass.draft(draft_state, again)?,
+            PassKind::Blocks => pass.draft_blocks(draft_state)?,
         }
         let communicator = (shard.ranks > 1).then_some(communicator);
         let Workspace { last_normed, logits_part, dspark, .. } = &mut **work;
         let mut head = Head { normed: last_normed, matrix: &weights.head, part: logits_part, communicator };
         match (part, &weights.dspark, dspark) {
-            (Part::Blocks, Some(weights), Some(work)) => {
+            (PassKind::Blocks, Some(weights), Some(work)) => {
                 let blocks = (step.rows.len(), step.samples.len() / step.rows.len());
                 sampler.run_blocks(exec, &mut MarkovHead { head, weights, work }, &mut inputs.common, blocks)
             }

@@ -48,9 +48,9 @@ impl Pass<'_> {
         let DraftWorkspace { streams: normed, add, keep } = draft;
         let hidden = embedded.rows_cols().1;
         streams.as_rows_of(hidden, |rows: &mut Tensor| {
-            let (all, most) = (rows.rows_cols().0, normed.exact.max_rows());
-            for first in (0..all).step_by(most) {
-                let count = most.min(all - first);
+            let (all, max_rows) = (rows.rows_cols().0, normed.exact.max_rows());
+            for first in (0..all).step_by(max_rows) {
+                let count = max_rows.min(all - first);
                 rows.set_range(first, count);
                 normed.set_rows(count);
                 normed.norm(exec, rows, &mtp.stream_norm, eps)?;

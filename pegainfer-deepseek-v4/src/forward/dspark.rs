@@ -21,7 +21,7 @@ use crate::workspace::Workspace;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
 use pegainfer_kernels::ops::Matrix;
-use pegainfer_kernels::ops::deepseek_v4::{self as ops, Batch, LatentOutputs, Latents, Visible};
+use pegainfer_kernels::ops::deepseek_v4::{self as ops, LatentOutputs, Latents, RaggedBatch, Visible};
 use pegainfer_runtime::{BlockLogits, LogitsSource};
 use std::ops::Range;
 
@@ -96,7 +96,7 @@ impl Pass<'_> {
         // To the op every token of a block is at the anchor's position, whose key comes as that of this pass and whose window is the
         // ring's; the keys of the block are entries of one token each, of which it may see as many as there are tokens up to the anchor.
         // The op puts the anchor's key where it is already, and rotates back by the anchor's position.
-        let batch = Batch { positions: anchor_positions, page_tables, ..inputs.batch() };
+        let batch = RaggedBatch { positions: anchor_positions, page_tables, ..inputs.batch() };
         let pages = [tokens.div_ceil(PAGE_TOKENS), PAGE_TOKENS, dim];
         kv.as_shape(&pages, dtype, |entries| {
             let visible = Visible::Chosen { entries, chosen: block };

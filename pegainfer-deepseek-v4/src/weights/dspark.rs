@@ -1,8 +1,8 @@
 //! Weights of DSpark's stages (checkpoint 0731).
 
 use super::layer::{Layer, hyper, layer};
-use super::part::Part;
 use super::reader::Reader;
+use super::tensor_part::TensorPart;
 use crate::config::{self, Config, LayerKind, STREAMS};
 use crate::shard::Shard;
 use pegainfer_core::tensor::Tensor;
@@ -40,7 +40,7 @@ pub(super) fn dspark(
     let (hidden, vocab, rank) = (config.hidden_size, config.vocab_size, numbers.markov_rank);
     let last = format!("mtp.{}.", numbers.layers.saturating_sub(1));
     let name = |tail: &str| format!("{last}{tail}");
-    let main_projection = reader.fp8("mtp.0.main_proj", hidden, numbers.targets.len() * hidden, Part::ALL)?;
+    let main_projection = reader.fp8("mtp.0.main_proj", hidden, numbers.targets.len() * hidden, TensorPart::ALL)?;
     let main_norm = reader.vector("mtp.0.main_norm.weight", hidden)?;
     let stage = |i| layer(reader, config, shard, &format!("mtp.{i}."), (LayerKind::Window, false));
     let stages = (0..numbers.layers).map(stage).collect::<Result<_, _>>()?;
@@ -54,7 +54,7 @@ pub(super) fn dspark(
             &name("markov_head.markov_w1.weight"),
             Dtype::BF16,
             &[vocab, rank],
-            Part::ALL,
+            TensorPart::ALL,
         )?,
         markov_output: reader.bf16(&name("markov_head.markov_w2"), vocab, rank)?,
     })

@@ -1,7 +1,7 @@
 //! Dummy weights: seeded random values of the official formats, the same for every number of ranks, with which activations keep
 //! about their size.
 
-use super::part::Part;
+use super::tensor_part::TensorPart;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::rng;
 use pegainfer_core::tensor::{OpError, Tensor};
@@ -23,7 +23,7 @@ pub(super) fn fill(
     tensor: &mut Tensor,
     name: &str,
     (dtype, shape): (Dtype, &[usize]),
-    part: &Part,
+    part: &TensorPart,
     seed: u64,
 ) -> Result<(), OpError> {
     let seed = name.bytes().fold(seed, |hash, byte| rng::mix(hash ^ u64::from(byte)));

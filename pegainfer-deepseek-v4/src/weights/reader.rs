@@ -2,7 +2,7 @@
 
 use super::dummy;
 use super::feed::{Cursor, Feed, TensorSpec, named};
-use super::part::Part;
+use super::tensor_part::TensorPart;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, Element, OpError, Tensor};
 use pegainfer_core::weights::{StoredDtype as Dtype, WeightsError};
@@ -46,16 +46,16 @@ pub(super) struct Reader<'a> {
 impl Reader<'_> {
     /// A bf16 vector.
     pub fn vector(&mut self, name: &str, len: usize) -> Result<Tensor, WeightsError> {
-        self.plain(name, Dtype::BF16, &[len], Part::ALL)
+        self.plain(name, Dtype::BF16, &[len], TensorPart::ALL)
     }
 
     /// `NAME.weight` that is bf16 in every checkpoint.
     pub fn bf16(&mut self, name: &str, n: usize, k: usize) -> Result<Matrix, WeightsError> {
-        self.plain(&format!("{name}.weight"), Dtype::BF16, &[n, k], Part::ALL).map(Matrix::Bf16)
+        self.plain(&format!("{name}.weight"), Dtype::BF16, &[n, k], TensorPart::ALL).map(Matrix::Bf16)
     }
 
     /// `NAME.weight` in FP8 with `NAME.scale`, or bf16.
-    pub fn fp8(&mut self, name: &str, n: usize, k: usize, part: Part) -> Result<Matrix, WeightsError> {
+    pub fn fp8(&mut self, name: &str, n: usize, k: usize, part: TensorPart) -> Result<Matrix, WeightsError> {
         let (weight, scale) = (format!("{name}.weight"), format!("{name}.scale"));
         if !self.quantized {
             return self.plain(&weight, Dtype::BF16, &[n, k], part).map(Matrix::Bf16);
@@ -70,7 +70,7 @@ impl Reader<'_> {
         &mut self,
         names: [String; 2],
         (n, k): (usize, usize),
-        part: &Part,
+        part: &TensorPart,
     ) -> Result<[Matrix; 2], WeightsError> {
         let [first, second] = names;
         if !self.quantized {
@@ -89,7 +89,7 @@ impl Reader<'_> {
         mut codes: Tensor,
         (weight, scale): (String, String),
         (n, k): (usize, usize),
-        part: Part,
+        part: TensorPart,
     ) -> Result<Matrix, WeightsError> {
         let blocks = [n.div_ceil(BLOCK), k.div_ceil(BLOCK)];
         let scale = BlockScales::E8m0(self.plain(&scale, Dtype::F8_E8M0, &blocks, part.of_blocks())?);
@@ -104,7 +104,7 @@ impl Reader<'_> {
         title: &str,
         names: (&[String], Range<usize>),
         (n, k): (usize, usize),
-        part: &Part,
+        part: &TensorPart,
     ) -> Result<Matrix, WeightsError> {
         if !self.quantized {
             return self.stacked(title, names, "weight", (Dtype::BF16, 1), (n, k), part).map(Matrix::Bf16);
@@ -121,9 +121,9 @@ impl Reader<'_> {
         tail: &str,
         (dtype, values): (Dtype, usize),
         (n, k): (usize, usize),
-        part: &Part,
+        part: &TensorPart,
     ) -> Result<Tensor, WeightsError> {
-        let part = Part {
+        let part = TensorPart {
             rows: part.rows.clone(),
             columns: part.columns.as_ref().map(|columns| columns.start / values..columns.end / values),
         };
@@ -169,7 +169,13 @@ impl Reader<'_> {
     }
 
     /// A part of a tensor, as stored.
-    pub fn plain(&mut self, name: &str, dtype: Dtype, shape: &[usize], part: Part) -> Result<Tensor, WeightsError> {
+    pub fn plain(
+        &mut self,
+        name: &str,
+        dtype: Dtype,
+        shape: &[usize],
+        part: TensorPart,
+    ) -> Result<Tensor, WeightsError> {
         let mut local = shape.to_vec();
         for (n, range) in local.iter_mut().zip([&part.rows, &part.columns]) {
             *n = range.as_ref().map_or(*n, ExactSizeIterator::len);
@@ -181,7 +187,7 @@ impl Reader<'_> {
     }
 
     /// Fills the present rows of `tensor` with a part of a tensor of the checkpoint.
-    fn fill(&mut self, tensor: &mut Tensor, spec: TensorSpec, part: &Part) -> Result<(), WeightsError> {
+    fn fill(&mut self, tensor: &mut Tensor, spec: TensorSpec, part: &TensorPart) -> Result<(), WeightsError> {
         let Self { exec, input, progress, .. } = self;
         match input {
             Input::List(list) => list.push(spec),
@@ -226,7 +232,7 @@ fn copy<T: Element>(
     exec: &mut Exec,
     tensor: &mut Tensor,
     spec: &TensorSpec,
-    part: &Part,
+    part: &TensorPart,
     (rows, bytes): (Range<usize>, &[u8]),
 ) -> Result<(), OpError> {
     let row = spec.row_bytes();

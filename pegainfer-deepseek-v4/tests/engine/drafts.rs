@@ -18,10 +18,10 @@ use pegainfer_deepseek_v4::bounds::Sharing;
 use pegainfer_deepseek_v4::executor::GraphReplays;
 use pegainfer_deepseek_v4::numerics::Numerics;
 use pegainfer_deepseek_v4::plan::{self, Step};
-use pegainfer_deepseek_v4::{Engine, LoadOptions};
+use pegainfer_deepseek_v4::{DeepSeekEngine, LoadOptions};
 
 /// An engine that drafts.
-fn drafting(options: &LoadOptions, speculation: Option<Speculation>) -> Engine {
+fn drafting(options: &LoadOptions, speculation: Option<Speculation>) -> DeepSeekEngine {
     engine(1, &LoadOptions { speculation, ..options.clone() })
 }
 
@@ -120,7 +120,7 @@ fn ranks_draft_what_one_drafts() {
 }
 
 /// Whether an engine that has drafted and verified since `before` replayed CUDA graphs.
-fn assert_replayed(engine: &mut Engine, before: GraphReplays, graphs: bool) {
+fn assert_replayed(engine: &mut DeepSeekEngine, before: GraphReplays, graphs: bool) {
     let of = |replays: GraphReplays| [replays.verify, replays.first_drafts, replays.next_drafts];
     let replays = engine.executor().graph_replays();
     let each = of(replays).into_iter().zip(of(before)).map(|(now, before)| now > before);

@@ -19,7 +19,7 @@ use pegainfer_deepseek_v4::bounds::Sharing;
 use pegainfer_deepseek_v4::config::Config;
 use pegainfer_deepseek_v4::numerics::Numerics;
 use pegainfer_deepseek_v4::plan::{self, Step};
-use pegainfer_deepseek_v4::{Engine, LoadOptions, record, record_blocks};
+use pegainfer_deepseek_v4::{DeepSeekEngine, LoadOptions, record, record_blocks};
 use pegainfer_kernels::compare::{Case, compare};
 use pegainfer_kernels::ops::HeadShape;
 
@@ -28,7 +28,7 @@ fn dspark(drafts: usize) -> Option<Speculation> {
 }
 
 /// An engine that drafts.
-fn drafting(options: &LoadOptions, speculation: Option<Speculation>) -> Engine {
+fn drafting(options: &LoadOptions, speculation: Option<Speculation>) -> DeepSeekEngine {
     engine(1, &LoadOptions { speculation, ..options.clone() })
 }
 
@@ -219,8 +219,8 @@ fn blocks_are_those_of_the_model_in_f64() {
             let off: Vec<f64> = rows.clone().zip(&expected).map(off).collect();
             println!("rounded: {quantize}, {} tokens, {drafts} drafts: off by {off:?}", tokens.len());
             // A value that falls on the other side of a rounding changes what follows.
-            let most = if quantize { 0.2 } else { 1e-3 };
-            assert!(off.iter().all(|off| *off < most), "{drafts} drafts: off by {off:?}");
+            let max = if quantize { 0.2 } else { 1e-3 };
+            assert!(off.iter().all(|off| *off < max), "{drafts} drafts: off by {off:?}");
             for (draft, row) in outcome.drafts[0].iter().zip(rows) {
                 let largest = row.iter().copied().fold(f32::MIN, f32::max);
                 assert_eq!(row[*draft as usize], largest, "the draft is not the most likely token");

@@ -6,7 +6,7 @@ use crate::support::{engine, fixture, greedy, invariance, options, rank_counts, 
 use pegainfer_core::engine::{GenerateRequest, RequestId, StepEngine, TokenEvent};
 use pegainfer_core::rng;
 use pegainfer_deepseek_v4::numerics::Numerics;
-use pegainfer_deepseek_v4::{Engine, LoadOptions};
+use pegainfer_deepseek_v4::{DeepSeekEngine, LoadOptions};
 use std::collections::HashMap;
 
 /// Steps unless `PEGAINFER_TEST_STEPS` says.
@@ -42,7 +42,7 @@ fn templates() -> Vec<GenerateRequest> {
 
 impl Load {
     /// A new request, or the end of one, now and then: what the number of the turn says.
-    fn change(&mut self, engine: &mut Engine, templates: &[GenerateRequest], turn: u64) {
+    fn change(&mut self, engine: &mut DeepSeekEngine, templates: &[GenerateRequest], turn: u64) {
         let draw = |what: u64, n: usize| rng::below(rng::bits(7, 4 * turn + what), n as u64) as usize;
         if self.open.len() < 12 && draw(0, 3) == 0 {
             let (id, template) = (RequestId(1000 + self.submitted), draw(1, templates.len()));

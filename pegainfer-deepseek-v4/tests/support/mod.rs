@@ -13,7 +13,7 @@ use pegainfer_core::exec::Exec;
 use pegainfer_deepseek_v4::bounds::Sharing;
 use pegainfer_deepseek_v4::numerics::Numerics;
 use pegainfer_deepseek_v4::plan::{self, SampleRow};
-use pegainfer_deepseek_v4::{Engine, LoadOptions, load};
+use pegainfer_deepseek_v4::{DeepSeekEngine, LoadOptions, load};
 use std::path::PathBuf;
 
 /// The checkpoint under test.
@@ -47,7 +47,7 @@ pub fn options(numerics: Numerics) -> LoadOptions {
 }
 
 /// A loaded engine on `ranks` ranks: of the CPU, or with `PEGAINFER_TEST_DEVICE=cuda` each on a GPU of its own.
-pub fn engine(ranks: usize, options: &LoadOptions) -> Engine {
+pub fn engine(ranks: usize, options: &LoadOptions) -> DeepSeekEngine {
     let threads = if ranks == 1 { 2 } else { 1 };
     let exec = |rank| match best() {
         Target::Cpu(isa) => Exec::cpu(isa, Some(threads)).unwrap(),
@@ -58,18 +58,18 @@ pub fn engine(ranks: usize, options: &LoadOptions) -> Engine {
 
 /// Numbers of ranks to test besides one: as many as there are GPUs, where they are GPUs.
 pub fn rank_counts() -> Vec<usize> {
-    let most = match best() {
+    let max_ranks = match best() {
         Target::Cpu(_) => usize::MAX,
         Target::Cuda => device_count().unwrap(),
     };
-    let (tested, skipped): (Vec<_>, Vec<_>) = [2, 4].into_iter().partition(|ranks| *ranks <= most);
+    let (tested, skipped): (Vec<_>, Vec<_>) = [2, 4].into_iter().partition(|ranks| *ranks <= max_ranks);
     println!("ranks: {tested:?}, without the GPUs for {skipped:?}");
     tested
 }
 
 /// Log-softmax of the logits behind each of the last `count` tokens of `text`, computed in chunks of `chunk` tokens in
 /// slot 0 and pages from 0 on.
-pub fn logits(engine: &mut Engine, text: &[u32], chunk: usize, count: usize) -> Vec<Vec<f32>> {
+pub fn logits(engine: &mut DeepSeekEngine, text: &[u32], chunk: usize, count: usize) -> Vec<Vec<f32>> {
     let mut rows = Vec::new();
     let mut first = 0;
     while first < text.len() {

@@ -9,8 +9,8 @@ use super::variant::Variant;
 use crate::cpu::deepseek_v4::kv_quant::{KEY_GROUP, fp8};
 use crate::cpu::weights::BLOCK;
 use crate::ops::deepseek_v4::{
-    self as ops, Batch, CompressorSpec, CompressorState, CompressorWeights, KeptTokens, LatentOutputs, Latents,
-    NO_ENTRY, NewEntries, PAGE_TOKENS, Queries, RingTable, RopeTable, Rounded, SPLIT_TOKENS, SelectSpec, Split,
+    self as ops, CompressorSpec, CompressorState, CompressorWeights, KeptTokens, LatentOutputs, Latents, NO_ENTRY,
+    NewEntries, PAGE_TOKENS, Queries, RaggedBatch, RingTable, RopeTable, Rounded, SPLIT_TOKENS, SelectSpec, Split,
     TokenShare, Visible, packed_bytes, split_bytes, takes_packed_rows, unpacked,
 };
 use crate::rotary::Yarn;
@@ -238,7 +238,7 @@ fn spec(index: bool, ratio: usize, dtype: DType) -> CompressorSpec {
     CompressorSpec { ratio, index, quantize: dtype == DType::Bf16, eps: EPS }
 }
 
-fn latents(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch, batch: &Batch<'_>) -> Result<(), OpError> {
+fn latents(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch, batch: &RaggedBatch<'_>) -> Result<(), OpError> {
     let ([x, weight, keys, key_weight, _, _, _, _, rest @ ..], Some(table)) = (&call.read[..], &launch.rope) else {
         return Err(call.unknown());
     };
@@ -260,7 +260,7 @@ fn latents(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch, batch: &Batch<
     ops::attention_latents(exec, latents, batch, LatentOutputs { queries, rounded, keys: kv, entries })
 }
 
-fn queries(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch, batch: &Batch<'_>) -> Result<(), OpError> {
+fn queries(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch, batch: &RaggedBatch<'_>) -> Result<(), OpError> {
     let Some(table) = &launch.rope else { return Err(call.unknown()) };
     let mut written = std::mem::take(&mut launch.written).into_iter();
     let Some(mut heads) = written.next() else { return Err(call.unknown()) };

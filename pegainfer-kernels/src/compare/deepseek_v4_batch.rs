@@ -2,12 +2,12 @@
 
 use super::case::{Case, Values};
 use super::variant::Variant;
-use crate::ops::deepseek_v4::{Batch, PAGE_TOKENS};
+use crate::ops::deepseek_v4::{PAGE_TOKENS, RaggedBatch};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::kv::NO_SLOT;
 use pegainfer_core::tensor::{OpError, Tensor};
 
-/// The operands of a [`Batch`], in its order.
+/// The operands of a [`RaggedBatch`], in its order.
 pub(super) struct Operands<'a>([&'a Tensor; 4]);
 
 impl<'a> TryFrom<&'a [Tensor]> for Operands<'a> {
@@ -21,9 +21,9 @@ impl<'a> TryFrom<&'a [Tensor]> for Operands<'a> {
 
 impl<'a> Operands<'a> {
     /// What the ops take.
-    pub fn batch(&self) -> Batch<'a> {
+    pub fn batch(&self) -> RaggedBatch<'a> {
         let [qo_indptr, positions, slots, page_tables] = self.0;
-        Batch { qo_indptr, positions, slots, page_tables }
+        RaggedBatch { qo_indptr, positions, slots, page_tables }
     }
 }
 

@@ -4,7 +4,7 @@ use super::activation::{ActivationMut, write_host};
 use super::check::Check;
 use crate::batch::AttentionBatch;
 use crate::choice::{self, Attention};
-use crate::cpu::attention::{self as cpu, Batch};
+use crate::cpu::attention::{self as cpu, PagedBatch};
 use crate::cpu::kv_cache::KvCache;
 use crate::cuda;
 use crate::heads::{BLOCK_SIZE, HeadShape, KvDType};
@@ -97,7 +97,7 @@ pub(super) fn on_cpu(
         table.iter().take((*tokens as usize).div_ceil(BLOCK_SIZE))
     });
     check.that(read.all(|&id| (id as usize) < blocks), "a block is outside the KV cache")?;
-    let batch = Batch { qo_indptr: batch.qo_indptr.host(), kv_lens, block_tables, max_blocks };
+    let batch = PagedBatch { qo_indptr: batch.qo_indptr.host(), kv_lens, block_tables, max_blocks };
     let (cache, scratch) = (KvCache::of((k, v)), &mut exec.scratch);
     write_host(out, |out| cpu::paged_attention(isa, shape, q.host(), cache, &batch, scale, scratch, out));
     Ok(())

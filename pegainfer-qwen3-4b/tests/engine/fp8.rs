@@ -7,12 +7,12 @@ use pegainfer_core::engine::StepEngine;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::isa::Isa;
 use pegainfer_kernels::ops::KvDType;
-use pegainfer_qwen3_4b::{Engine, Qwen3};
+use pegainfer_qwen3_4b::{Qwen3, Qwen3Engine};
 use pegainfer_runtime::{LoadOptions, Model, ModelBytes, Overrides, load};
 use std::path::Path;
 
 /// The engine of the checkpoint in `dir`, whose weights are rounded at load if `fp8`.
-fn engine(dir: &Path, fp8: bool, max_num_batched_tokens: usize) -> Engine {
+fn engine(dir: &Path, fp8: bool, max_num_batched_tokens: usize) -> Qwen3Engine {
     let options = LoadOptions {
         model_path: dir.to_owned(),
         overrides: Overrides { fp8, ..Overrides::default() },
@@ -71,7 +71,7 @@ fn fp8_kv() -> LoadOptions {
     LoadOptions { overrides: Overrides { kv_dtype: KvDType::Fp8, ..Overrides::default() }, ..options() }
 }
 
-fn load_on(target: Target, options: &LoadOptions) -> Engine {
+fn load_on(target: Target, options: &LoadOptions) -> Qwen3Engine {
     load::<Qwen3>(target.exec(), options, &mut |_, _| {}).unwrap().engine
 }
 

@@ -2,10 +2,10 @@
 
 use crate::support::graphs::{self, Model, ROWS};
 use crate::support::{best, engine, fixture, options};
-use pegainfer_qwen3_4b::{Engine, Qwen3};
+use pegainfer_qwen3_4b::{Qwen3, Qwen3Engine};
 use pegainfer_runtime::{Executor, LoadOptions, padded, ragged};
 
-fn load(cuda_graph: bool) -> Engine {
+fn load(cuda_graph: bool) -> Qwen3Engine {
     engine(best(), &LoadOptions { cuda_graph, max_num_seqs: Some(ROWS), ..options() })
 }
 

@@ -7,7 +7,7 @@
 mod engines;
 
 pub use engines::*;
-use pegainfer_qwen3_4b::Engine;
+use pegainfer_qwen3_4b::Qwen3Engine;
 use pegainfer_runtime::{LoadOptions, Overrides, load};
 use std::path::PathBuf;
 
@@ -45,6 +45,6 @@ pub fn options() -> LoadOptions {
 }
 
 /// A loaded engine.
-pub fn engine(target: Target, options: &LoadOptions) -> Engine {
+pub fn engine(target: Target, options: &LoadOptions) -> Qwen3Engine {
     load(target.exec(), options, &mut |_, _| {}).unwrap().engine
 }

@@ -2,10 +2,10 @@
 
 use crate::support::graphs::{self, Model, ROWS};
 use crate::support::{best, engine, fixture, options};
-use pegainfer_qwen35_4b::{Engine, Qwen35};
+use pegainfer_qwen35_4b::{Qwen35, Qwen35Engine};
 use pegainfer_runtime::{Executor, LoadOptions, padded, ragged};
 
-fn load(cuda_graph: bool) -> Engine {
+fn load(cuda_graph: bool) -> Qwen35Engine {
     engine(best(), &LoadOptions { cuda_graph, max_num_seqs: Some(ROWS), ..options() })
 }
 

@@ -28,18 +28,18 @@ type Key = (&'static str, &'static str, String);
 
 /// The steps whose ops are timed, as far as the engine can run them: decoding sequences, prompts, and both.
 pub fn typical_steps(limits: &GridLimits) -> Vec<Rows> {
-    let most = limits.max_num_seqs;
+    let max_rows = limits.max_num_seqs;
     let decoding = |rows: usize| {
         let fits = limits.kv_blocks / rows * limits.block_size;
         vec![(1, DECODE_CONTEXT.min(limits.max_context).min(fits).max(1)); rows]
     };
     let longest = limits.max_tokens.min(limits.max_context).min(limits.kv_blocks * limits.block_size);
     let mut steps: Vec<Rows> =
-        DECODE_ROWS.into_iter().filter(|rows| *rows < most).chain([most]).map(decoding).collect();
+        DECODE_ROWS.into_iter().filter(|rows| *rows < max_rows).chain([max_rows]).map(decoding).collect();
     let mut prompts = PROMPTS.map(|tokens| tokens.min(longest).max(2)).to_vec();
     prompts.dedup();
     steps.extend(prompts.into_iter().map(|tokens| vec![(tokens, tokens)]));
-    let mut mixed = decoding(most.div_ceil(8));
+    let mut mixed = decoding(max_rows.div_ceil(8));
     let chunk = MIXED_CHUNK.min(longest);
     mixed.push((chunk.saturating_sub(mixed.len()).max(2), chunk.max(2)));
     steps.push(mixed);

@@ -3,7 +3,7 @@
 use super::chunk::Chunk;
 use super::{Scheduler, SchedulerConfig};
 use crate::engine::{EventBatch, RequestId, TokenEvent};
-use crate::schedule::policy::{Load, MIN_DELAYED_PROMPTS, token_budget};
+use crate::schedule::policy::{MIN_DELAYED_PROMPTS, PendingWork, token_budget};
 use crate::schedule::sequence::Sequence;
 use crate::schedule::speculation::Speculation;
 use crate::schedule::state::SequenceState;
@@ -70,12 +70,12 @@ impl<S: SequenceState> Scheduler<S> {
         (tokens < max_num_batched_tokens).then_some(tokens)
     }
 
-    /// Chooses the next step and reports the requests it admits, of which there are none with `hold`. The
+    /// Chooses the next step and reports the requests it admits, of which there are none with `delay_admission`. The
     /// step is empty when there is nothing to run before the step in flight is committed; an empty step is not run and not
     /// committed.
-    pub fn plan(&mut self, hold: bool) -> (Step<S::Row>, EventBatch) {
+    pub fn plan(&mut self, delay_admission: bool) -> (Step<S::Row>, EventBatch) {
         self.update_masks();
-        self.plan_with_known_masks(hold)
+        self.plan_with_known_masks(delay_admission)
     }
 
     /// Looks which masks are ready, for the next plan.
@@ -88,7 +88,7 @@ impl<S: SequenceState> Scheduler<S> {
     }
 
     /// As [`plan`](Self::plan), with the masks that the last look found.
-    pub(in crate::schedule) fn plan_with_known_masks(&mut self, hold: bool) -> (Step<S::Row>, EventBatch) {
+    pub(in crate::schedule) fn plan_with_known_masks(&mut self, delay_admission: bool) -> (Step<S::Row>, EventBatch) {
         assert!(self.in_flight < STEPS_IN_FLIGHT, "a placeholder stands for a token of the step before");
         if self.in_flight > 0 && Speculation::by_model(self.config.speculation.as_ref()) {
             return (Step::default(), EventBatch::new());
@@ -97,7 +97,7 @@ impl<S: SequenceState> Scheduler<S> {
         if suspect.is_some() && self.in_flight > 0 {
             return (Step::default(), EventBatch::new());
         }
-        if let Some(due) = self.due_yield().filter(|_| !hold && suspect.is_none()) {
+        if let Some(due) = self.due_yield().filter(|_| !delay_admission && suspect.is_none()) {
             if self.in_flight > 0 {
                 return (Step::default(), EventBatch::new());
             }
@@ -107,7 +107,7 @@ impl<S: SequenceState> Scheduler<S> {
         let mut chunks = std::mem::take(&mut self.chunks);
         chunks.clear();
         chunks.extend(self.running.iter().map(Chunk::of));
-        let tokens = token_budget(&self.config, self.load(&chunks));
+        let tokens = token_budget(&self.config, self.pending_work(&chunks));
         let mut plan = Plan { tokens, sample_slots: self.config.max_num_seqs - self.running.len(), chunks };
         let preemptions = self.stats.preemptions;
         for decoding in [true, false] {
@@ -132,7 +132,7 @@ impl<S: SequenceState> Scheduler<S> {
             }
         }
         let mut events = EventBatch::new();
-        if self.stats.preemptions == preemptions && !hold {
+        if self.stats.preemptions == preemptions && !delay_admission {
             self.admit(suspect, &mut plan, &mut events);
         }
         self.ask_for_drafts(&mut plan);
@@ -143,20 +143,20 @@ impl<S: SequenceState> Scheduler<S> {
 
     /// What the next step can choose from: the running sequences, whose `chunks` these are, and waiting requests. Those for
     /// which there is no slot do not count: they cannot run yet.
-    fn load(&self, chunks: &[Chunk]) -> Load {
+    fn pending_work(&self, chunks: &[Chunk]) -> PendingWork {
         let admissible = self.config.max_num_seqs.saturating_sub(self.running.len());
-        let mut load = Load { decoding: 0, prompts: 0, backlog: 0, shared: false };
+        let mut work = PendingWork { decoding: 0, prompts: 0, backlog: 0, shared: false };
         let mut first = None;
         let mut add = |tenant: u64, remaining: usize, decoding: bool| {
             if remaining == 0 {
                 return;
             }
-            load.shared |= *first.get_or_insert(tenant) != tenant;
+            work.shared |= *first.get_or_insert(tenant) != tenant;
             if decoding {
-                load.decoding += 1;
+                work.decoding += 1;
             } else {
-                load.prompts += 1;
-                load.backlog += remaining;
+                work.prompts += 1;
+                work.backlog += remaining;
             }
         };
         let running = self.running.iter().zip(chunks);
@@ -165,16 +165,16 @@ impl<S: SequenceState> Scheduler<S> {
             let remaining = seq.remaining();
             add(seq.request.tenant, remaining, seq.is_decoding(remaining));
         }
-        load
+        work
     }
 
     /// Adds drafts to the sequences of `plan`, all of which decode, as far as they are worth it, the step has capacity for
     /// their tokens and samples, and the pool for their KV without taking what other sequences grow into.
     fn draft(&mut self, plan: &mut Plan) {
         let Some(speculation) = &self.config.speculation else { return };
-        let most_samples =
+        let max_samples =
             Speculation::samples(Some(speculation), self.config.max_num_seqs, self.config.max_num_batched_tokens);
-        let mut samples = most_samples - self.config.max_num_seqs;
+        let mut samples = max_samples - self.config.max_num_seqs;
         let mut tokens: usize = plan.chunks.iter().map(|chunk| chunk.tokens).sum();
         let decoding = plan.chunks.iter().filter(|chunk| chunk.tokens > 0).count();
         let sequences = self.running.len();
@@ -182,7 +182,7 @@ impl<S: SequenceState> Scheduler<S> {
             if chunk.tokens == 0 || chunk.tokens < chunk.remaining {
                 continue;
             }
-            let most = speculation.num_tokens.min(self.state.most_drafts(seq.len()));
+            let most = speculation.num_tokens.min(self.state.max_drafts(seq.len()));
             let mut drafts = seq.propose(most.min(plan.tokens).min(samples));
             if drafts.is_empty() {
                 continue;

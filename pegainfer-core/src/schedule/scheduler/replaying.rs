@@ -25,13 +25,13 @@ impl<S: SequenceState> Scheduler<S> {
     /// Plans a step like [`plan`](Self::plan), but leaves out the requests in `waiting_for_mask`.
     pub(in crate::schedule) fn replay_plan(
         &mut self,
-        hold: bool,
+        delay_admission: bool,
         waiting_for_mask: &[u64],
     ) -> (Step<S::Row>, EventBatch) {
         for seq in self.running.iter_mut().chain(&mut self.waiting) {
             seq.grammar.set_waited_for(waiting_for_mask.contains(&seq.id.0));
         }
-        self.plan_with_known_masks(hold)
+        self.plan_with_known_masks(delay_admission)
     }
 
     /// As [`commit`](Self::commit), after which the grammars of the requests in `failed` have failed.

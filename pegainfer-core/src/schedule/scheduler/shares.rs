@@ -23,13 +23,13 @@ pub(super) struct Yielding {
 
 /// Slots of a group or tenant, and the place of its youngest running sequence: requests that are admitted next have
 /// slots and do not run yet.
-pub(super) type Share = (usize, Option<usize>);
+pub(super) type SlotShare = (usize, Option<usize>);
 
 /// Slots by group and by tenant.
 #[derive(Debug, Default)]
 pub(super) struct Shares {
-    pub groups: HashMap<u32, Share>,
-    tenants: HashMap<u64, Share>,
+    pub groups: HashMap<u32, SlotShare>,
+    tenants: HashMap<u64, SlotShare>,
 }
 
 impl Shares {
@@ -61,7 +61,7 @@ impl Shares {
 
     /// The largest share of a tenant in this group. Among tenants with equally many sequences, the one with the
     /// youngest sequence.
-    pub fn largest_of(&self, of: u32) -> Share {
+    pub fn largest_of(&self, of: u32) -> SlotShare {
         let members = self.tenants.iter().filter(|(tenant, _)| group(**tenant) == of);
         members.map(|(_, share)| *share).max().unwrap_or_default()
     }

@@ -100,15 +100,15 @@ impl Acceptance {
 
     /// Drafts were proposed and none was worth it.
     pub fn skipped(&mut self) {
-        let forget = |value: f64, prior: f64| value * SKIPPED_DECAY + prior * (1.0 - SKIPPED_DECAY);
-        (self.accepted, self.tried) = (forget(self.accepted, PRIOR.0), forget(self.tried, PRIOR.1));
+        let decay = |value: f64, prior: f64| value * SKIPPED_DECAY + prior * (1.0 - SKIPPED_DECAY);
+        (self.accepted, self.tried) = (decay(self.accepted, PRIOR.0), decay(self.tried, PRIOR.1));
     }
 
-    /// Of `most` drafts, how many are worth it in a step of `tokens` tokens in which `decoding` sequences get one each.
-    pub fn depth(&self, most: usize, tokens: usize, decoding: usize, token_cost: f64) -> usize {
-        let least = decoding as f64 * token_cost / (1.0 + token_cost * tokens as f64);
+    /// Of `max_drafts` drafts, how many are worth it in a step of `tokens` tokens in which `decoding` sequences get one each.
+    pub fn depth(&self, max_drafts: usize, tokens: usize, decoding: usize, token_cost: f64) -> usize {
+        let min_rate = decoding as f64 * token_cost / (1.0 + token_cost * tokens as f64);
         let rate = self.accepted / self.tried;
-        (1..=most).take_while(|k| rate.powi(*k as i32) >= least).count()
+        (1..=max_drafts).take_while(|k| rate.powi(*k as i32) >= min_rate).count()
     }
 }
 

@@ -31,9 +31,9 @@ pub const MAX_DRAFT_TOKENS: usize = 32;
 
 /// Proposes the tokens of one sequence.
 pub trait Drafter: Debug + Send {
-    /// At most `most` tokens that probably follow `tokens`: prompt and generated text so far. They begin with those of
+    /// At most `max_drafts` tokens that probably follow `tokens`: prompt and generated text so far. They begin with those of
     /// the call before.
-    fn propose(&mut self, tokens: &[u32], most: usize) -> Vec<u32>;
+    fn propose(&mut self, tokens: &[u32], max_drafts: usize) -> Vec<u32>;
 }
 
 /// Makes the drafters of new sequences.

@@ -101,13 +101,13 @@ struct NgramDrafter {
 }
 
 impl Drafter for NgramDrafter {
-    fn propose(&mut self, tokens: &[u32], most: usize) -> Vec<u32> {
+    fn propose(&mut self, tokens: &[u32], max_drafts: usize) -> Vec<u32> {
         self.matches.enter(tokens);
         let found = self.matches.find(tokens, self.longest);
         // The newest of the longest.
         let Some((place, _)) = found.into_iter().rev().max_by_key(|(_, length)| *length) else { return Vec::new() };
-        let mut draft = Vec::with_capacity(most);
-        while draft.len() < most
+        let mut draft = Vec::with_capacity(max_drafts);
+        while draft.len() < max_drafts
             && let Some(token) = following(tokens, &draft, place)
         {
             draft.push(token);
@@ -123,14 +123,14 @@ struct SuffixDrafter {
 }
 
 impl Drafter for SuffixDrafter {
-    fn propose(&mut self, tokens: &[u32], most: usize) -> Vec<u32> {
+    fn propose(&mut self, tokens: &[u32], max_drafts: usize) -> Vec<u32> {
         self.matches.enter(tokens);
         let mut found = self.matches.find(tokens, self.method.max_match);
         let longest = found.iter().map(|(_, length)| *length).max().unwrap_or(0);
         found.retain(|(_, length)| *length == longest);
-        let most = most.min((longest as f64 * self.method.max_factor) as usize);
-        let (mut draft, mut probability) = (Vec::with_capacity(most), 1.0);
-        while draft.len() < most {
+        let max_drafts = max_drafts.min((longest as f64 * self.method.max_factor) as usize);
+        let (mut draft, mut probability) = (Vec::with_capacity(max_drafts), 1.0);
+        while draft.len() < max_drafts {
             let votes: Vec<u32> = found.iter().filter_map(|(place, _)| following(tokens, &draft, *place)).collect();
             let count = |token: u32| votes.iter().filter(|vote| **vote == token).count();
             // Of two with the same number of votes the newest one.

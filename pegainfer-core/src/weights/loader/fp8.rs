@@ -1,6 +1,6 @@
 //! Loads FP8 weights with block scales, or makes them of bf16 weights.
 
-use super::{Loader, Part, Queued, READ_CHUNK, Source};
+use super::{Loader, Queued, READ_CHUNK, Source, SourceTensor};
 use crate::exec::{Device, Exec};
 use crate::tensor::{DType, OpError, Tensor};
 use crate::weights::block_scales::{SCALE_BLOCK, check_codes, not_finite, scale_name};
@@ -29,7 +29,7 @@ impl<'a> Loader<'a> {
     pub fn fp8(
         &mut self,
         title: &str,
-        parts: &[Part],
+        parts: &[SourceTensor],
         cols: usize,
         quantize: Quantize,
     ) -> Result<(Tensor, Tensor), WeightsError> {
@@ -98,7 +98,7 @@ impl<'a> Loader<'a> {
     /// Rounds a bf16 weight, of which one copy is in memory meanwhile.
     fn quantized(
         &mut self,
-        part: &Part,
+        part: &SourceTensor,
         cols: usize,
         quantize: Quantize,
         codes: &mut Tensor,

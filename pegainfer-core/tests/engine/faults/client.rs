@@ -124,8 +124,8 @@ impl Client {
 
     /// Reads what is there, `most` events at most, at `now`, after `failures` steps that failed by chance; says how the
     /// stream ended, once it is closed.
-    pub fn read(&mut self, most: usize, now: Instant, failures: u64) -> Option<End> {
-        for _ in 0..most {
+    pub fn read(&mut self, max_tokens: usize, now: Instant, failures: u64) -> Option<End> {
+        for _ in 0..max_tokens {
             let before = self.stream.at();
             let next = pin!(self.stream.recv()).poll(&mut Context::from_waker(Waker::noop()));
             let event = match next {

@@ -250,9 +250,9 @@ fn check_graph<R: Clone + Default>(step: &Step<R>) {
 
 /// Computes the next masks that wait for it, `most` at most. They belong to a pool of one thread, this one, which computes
 /// them only when told to.
-pub fn compute_masks(most: usize) {
+pub fn compute_masks(max: usize) {
     let computed = || rayon::yield_local() == Some(rayon::Yield::Executed);
-    for _ in 0..most {
+    for _ in 0..max {
         if !computed() {
             return;
         }

@@ -9,7 +9,7 @@ use crate::device::Device;
 use crate::drafts::Oracle;
 use crate::kinds::StepOf;
 use crate::requests::{EOS, Rng, VOCAB};
-use pegainfer_core::engine::simulation::{EngineLoop, Turn};
+use pegainfer_core::engine::simulation::{SimulatedEngine, Turn};
 use pegainfer_core::engine::{EngineConfig, EngineHandle, EngineLimits, SimulatedClock, SubmitError};
 use pegainfer_core::schedule::{EngineCore, TokenBudget};
 use std::pin::Pin;
@@ -35,7 +35,7 @@ pub struct World<K: Spoil + Send + 'static> {
     pub(super) clock: SimulatedClock,
     /// `None` once the last handle is dropped.
     pub(super) handle: Option<EngineHandle>,
-    pub(super) engine: EngineLoop<Tap<K>>,
+    pub(super) engine: SimulatedEngine<Tap<K>>,
     pub(super) clients: Vec<Client>,
     pub(super) resets: Vec<Reset>,
     /// When the engine last went on, or got its first request.
@@ -93,7 +93,7 @@ where
         let executor = VirtualDevice::new(device, clock.clone(), 1 + rng.below(2));
         let engine = Tap::new(EngineCore::new(executor, limits, tokens, state, speculation));
         let config = EngineConfig { max_queued: 1 + rng.below(24), step_deadline: Duration::from_millis(5) };
-        let (handle, engine) = EngineLoop::new(engine, config);
+        let (handle, engine) = SimulatedEngine::new(engine, config);
         Self {
             faults,
             works,
@@ -259,7 +259,7 @@ where
         let tap = self.engine.engine();
         let (rng, faults, report) = (&mut self.rng, &mut self.faults, &mut self.report);
         self.clients.retain_mut(|client| {
-            let most = match client.pace {
+            let max_tokens = match client.pace {
                 Pace::AtOnce => usize::MAX,
                 _ if over => usize::MAX,
                 Pace::Slow => usize::from(faults.happens(Fault::SlowClient, 200)),
@@ -268,7 +268,7 @@ where
                 Pace::Stalled => usize::MAX,
             };
             let failures = tap.engine.executor().failures;
-            let Some(end) = client.read(most, now, failures) else { return true };
+            let Some(end) = client.read(max_tokens, now, failures) else { return true };
             // Whatever was counted was sent.
             assert_eq!(client.got, tap.emitted[&client.stream.id()]);
             report.closed += u64::from(end == End::Closed);

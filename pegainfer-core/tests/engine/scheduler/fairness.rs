@@ -16,10 +16,10 @@ fn admitted(events: &EventBatch) -> impl Iterator<Item = u64> {
     events.iter().filter(|(_, event)| matches!(event, TokenEvent::Admitted { .. })).map(|(id, _)| id.0)
 }
 
-/// Number of steps until request `id` is admitted; fails after `most`.
-fn steps_until_admitted(scheduler: &mut Scheduler, id: u64, most: usize) -> usize {
-    let mut steps = (1..=most).filter(|_| admitted(&run_step(scheduler).1).any(|other| other == id));
-    steps.next().unwrap_or_else(|| panic!("request {id} was not admitted within {most} steps"))
+/// Number of steps until request `id` is admitted; fails after `max_steps`.
+fn steps_until_admitted(scheduler: &mut Scheduler, id: u64, max_steps: usize) -> usize {
+    let mut steps = (1..=max_steps).filter(|_| admitted(&run_step(scheduler).1).any(|other| other == id));
+    steps.next().unwrap_or_else(|| panic!("request {id} was not admitted within {max_steps} steps"))
 }
 
 /// 250 tenants with 4 requests each for 4,000 tokens; 64 sequences may run at once. `group` maps a tenant's number to
@@ -86,8 +86,8 @@ fn tenants_of_equal_number_are_served_alike_and_all_end() {
             }
         }
         if step == 1600 {
-            let (least, most) = (tokens.values().min().unwrap(), tokens.values().max().unwrap());
-            assert!(tokens.len() == 20 && most - least <= 3 * 128, "{least} to {most} tokens each");
+            let (min, max) = (tokens.values().min().unwrap(), tokens.values().max().unwrap());
+            assert!(tokens.len() == 20 && max - min <= 3 * 128, "{min} to {max} tokens each");
         }
     }
     assert_eq!(ended, 40);

@@ -21,8 +21,8 @@ impl DraftMethod for Always {
 }
 
 impl Drafter for Always {
-    fn propose(&mut self, _tokens: &[u32], most: usize) -> Vec<u32> {
-        [1, 2, 5].into_iter().take(most).collect()
+    fn propose(&mut self, _tokens: &[u32], max_drafts: usize) -> Vec<u32> {
+        [1, 2, 5].into_iter().take(max_drafts).collect()
     }
 }
 

@@ -264,8 +264,8 @@ impl<K: Kind> World<K> {
     /// A planned step fits the executor and is for open requests only; its sample rows are counted.
     fn check_step(&mut self, step: &StepOf<K>) {
         let (seqs, tokens) = (self.limits.max_num_seqs, self.limits.max_num_seqs + 64 * K::SCALE);
-        let most = Speculation::samples(self.speculation.as_ref(), seqs, tokens);
-        assert!(step.samples.len() <= most, "more samples than the executor can hold");
+        let max_samples = Speculation::samples(self.speculation.as_ref(), seqs, tokens);
+        assert!(step.samples.len() <= max_samples, "more samples than the executor can hold");
         assert!(step.tokens.len() <= tokens);
         for row in &step.rows {
             assert!(self.open.contains_key(&row.id), "{:?} is planned after its end", row.id);

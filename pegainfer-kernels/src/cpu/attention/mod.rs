@@ -25,7 +25,7 @@ const SERIAL_WORK: usize = 1 << 18;
 
 /// Which rows attend to which blocks; entries past the end of a sequence are not read.
 #[derive(Debug, Clone, Copy)]
-pub struct Batch<'a> {
+pub struct PagedBatch<'a> {
     /// `[batch + 1]`; sequence `b` owns the rows `qo_indptr[b]..qo_indptr[b + 1]`, which may be none.
     pub qo_indptr: &'a [u32],
     /// `[batch]`, tokens in the cache after this step, the rows of this step included. Row `r` of sequence `b` sits at
@@ -59,7 +59,7 @@ pub fn paged_attention(
     shape: HeadShape,
     q: &[bf16],
     cache: KvCache<'_>,
-    batch: &Batch<'_>,
+    batch: &PagedBatch<'_>,
     scale: f32,
     scratch: &mut Scratch,
     out: &mut [bf16],
@@ -85,8 +85,8 @@ impl<'a, E: KvElement> Call<'a, E> {
 }
 
 /// Cuts the batch into work items, longest first so that the last ones to finish are short.
-fn plan<'a>(shape: HeadShape, batch: &Batch<'a>) -> Vec<Item<'a>> {
-    let Batch { qo_indptr, kv_lens, block_tables, max_blocks } = *batch;
+fn plan<'a>(shape: HeadShape, batch: &PagedBatch<'a>) -> Vec<Item<'a>> {
+    let PagedBatch { qo_indptr, kv_lens, block_tables, max_blocks } = *batch;
     let rows_per_item = (ITEM_LINES / shape.group()).max(1);
     let mut items = Vec::new();
     for (b, &kv_len) in kv_lens.iter().enumerate() {

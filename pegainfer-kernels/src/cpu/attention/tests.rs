@@ -127,7 +127,7 @@ fn attend(
     }
     let mut out = vec![bf16::NAN; q.len()];
     let scale = (shape.head_dim as f32).powf(-0.5);
-    let batch = Batch { qo_indptr: &indptr, kv_lens: &lens, block_tables: &tables, max_blocks };
+    let batch = PagedBatch { qo_indptr: &indptr, kv_lens: &lens, block_tables: &tables, max_blocks };
     // What an earlier use left in the scratch must not matter.
     let mut scratch = Scratch::new();
     scratch.slice::<f32>(1 << 17).fill(f32::NAN);
@@ -239,8 +239,8 @@ fn a_token_that_is_not_finite_harms_only_those_who_see_it() {
 fn nothing_to_do_is_fine() {
     let shape = HeadShape { heads: 2, kv_heads: 1, head_dim: 64 };
     let mut scratch = Scratch::new();
-    let mut batch = Batch { qo_indptr: &[0], kv_lens: &[], block_tables: &[], max_blocks: 0 };
+    let mut batch = PagedBatch { qo_indptr: &[0], kv_lens: &[], block_tables: &[], max_blocks: 0 };
     paged_attention(Isa::Portable, shape, &[], KvCache::Bf16(&[], &[]), &batch, 1.0, &mut scratch, &mut []);
-    batch = Batch { qo_indptr: &[0, 0], kv_lens: &[0], block_tables: &[0], max_blocks: 1 };
+    batch = PagedBatch { qo_indptr: &[0, 0], kv_lens: &[0], block_tables: &[0], max_blocks: 1 };
     paged_attention(Isa::Portable, shape, &[], KvCache::Bf16(&[], &[]), &batch, 1.0, &mut scratch, &mut []);
 }

@@ -14,7 +14,7 @@ pub enum Source {
     Ring(usize),
 }
 
-/// See `ops::deepseek_v4::Batch`.
+/// See `ops::deepseek_v4::RaggedBatch`.
 #[derive(Clone, Copy)]
 pub struct Rows<'a> {
     /// `[B + 1]`.

@@ -112,12 +112,12 @@ pub(crate) fn cublaslt(exec: &mut Exec) -> CublasLt {
     }
 }
 
-/// Plans every GEMM that was launched so far and whose algorithms are not timed, for all row counts from 33 to `most`, and loads
+/// Plans every GEMM that was launched so far and whose algorithms are not timed, for all row counts from 33 to `max_rows`, and loads
 /// the library's kernels for them; see `preparation`. Overwrites the workspace. No effect without cuBLASLt.
 #[cfg(feature = "deepseek-v4")]
-pub(crate) fn plan_row_counts(exec: &mut Exec, most: usize) {
+pub(crate) fn plan_row_counts(exec: &mut Exec, max_rows: usize) {
     if let Ok(blaslt) = exec.attached(State::begin).opened() {
-        blaslt.prepare(most);
+        blaslt.prepare(max_rows);
     }
 }
 

@@ -100,12 +100,12 @@ fn records() -> MutexGuard<'static, Option<Vec<KernelRecord>>> {
 }
 
 /// CUPTI asks for memory. Where there is none it drops records, which [`record`] reports.
-extern "C" fn request_buffer(buffer: *mut *mut u8, size: *mut usize, most_records: *mut usize) {
+extern "C" fn request_buffer(buffer: *mut *mut u8, size: *mut usize, max_records: *mut usize) {
     // SAFETY: the layout has a size; CUPTI passes three places to write to.
     unsafe {
         *buffer = alloc(BUFFER);
         *size = if (*buffer).is_null() { 0 } else { BUFFER.size() };
-        *most_records = 0;
+        *max_records = 0;
     }
 }
 

@@ -25,7 +25,7 @@ const DOWN: [[Entry<Down<'static>>; 4]; 3] = [
 ];
 
 /// Which experts tokens go to: numbers and weights, `[tokens, k]`, and the number of the first expert that is here.
-struct Choice<'a> {
+struct ExpertChoice<'a> {
     chosen: &'a Tensor,
     weights: &'a Tensor,
     first: usize,
@@ -40,7 +40,7 @@ struct Groups {
     k: usize,
     /// The tile, by its place in [`TILES`], and the most tiles that there can be.
     tile: usize,
-    most: usize,
+    max_tiles: usize,
 }
 
 /// Device address of row `first` of a matrix of `width` columns.
@@ -58,13 +58,13 @@ struct Tiling {
 
 impl Tiling {
     /// The most tiles that there can be.
-    fn most(self, pairs: usize, tile: usize) -> usize {
+    fn max_tiles(self, pairs: usize, tile: usize) -> usize {
         self.experts.min(pairs) + pairs / TILES[tile]
     }
 
     /// There are counters for all of them.
     fn fits(self, pairs: usize, tile: usize) -> bool {
-        self.most(pairs, tile) * self.scales <= COUNTERS
+        self.max_tiles(pairs, tile) * self.scales <= COUNTERS
     }
 
     /// The smallest tile for the pairs of an expert that fits, by its place in [`TILES`], and the most tiles.
@@ -72,7 +72,7 @@ impl Tiling {
         let last = TILES.len() - 1;
         let least = tile(pairs / self.experts.max(1));
         let tile = (least..last).find(|tile| self.fits(pairs, *tile)).unwrap_or(last);
-        (tile, self.most(pairs, tile))
+        (tile, self.max_tiles(pairs, tile))
     }
 }
 
@@ -111,15 +111,15 @@ impl Call<'_> {
     fn group(
         &self,
         exec: &mut Exec,
-        choice: &Choice<'_>,
+        choice: &ExpertChoice<'_>,
         tokens: &Range<usize>,
         scratch: &mut Scratch,
     ) -> Result<Groups, OpError> {
         let (k, experts) = (choice.chosen.rows_cols().1, self.experts.count);
         let count = tokens.len() * k;
-        let (tile, most) = self.tiling().tile(count);
+        let (tile, max_tiles) = self.tiling().tile(count);
         let pairs = scratch.take(self.op, count * 4)?;
-        let tiles = scratch.take(self.op, (1 + 3 * most) * 4)?;
+        let tiles = scratch.take(self.op, (1 + 3 * max_tiles) * 4)?;
         let arguments = GroupPairs {
             chosen: row(choice.chosen, tokens.start, k),
             pairs: Target::Scratch(pairs),
@@ -132,7 +132,7 @@ impl Call<'_> {
         let launch = GroupPairs::group_pairs.launch(exec.gpu()?, self.op, arguments)?;
         // SAFETY: one block; the buffers have place for all pairs and tiles.
         unsafe { launch.run([1, 1, 1], GROUP_THREADS)? };
-        Ok(Groups { tiles, pairs, weights: row(choice.weights, tokens.start, k), k, tile, most })
+        Ok(Groups { tiles, pairs, weights: row(choice.weights, tokens.start, k), k, tile, max_tiles })
     }
 
     /// The experts' outputs for some tokens, one row a pair: in `y`, or without it in the workspace. Returns their address.
@@ -151,7 +151,7 @@ impl Call<'_> {
         let x = operand(exec, op, values, tokens.len() * hidden, scratch)?;
         let h = scratch.take(op, pairs * width * dtype.size())?;
         let low = if self.rounds() { scratch.take(op, pairs * width * DType::Bf16.size())? } else { 0 };
-        let Groups { tiles, pairs: list, weights, tile, most, .. } = *groups;
+        let Groups { tiles, pairs: list, weights, tile, max_tiles, .. } = *groups;
         let to_f32 = usize::from(dtype == DType::F32);
         let ((gate, gate_scales), (up, up_scales)) = (experts.gate.device(), experts.up.device());
         let arguments = GateUp {
@@ -178,7 +178,7 @@ impl Call<'_> {
         let launch = GATE_UP[format(&experts.gate)][tile].launch(exec.gpu()?, op, arguments)?;
         let launch = launch.shared(shared_bytes(&experts.gate, tile));
         // SAFETY: the op checked the shapes; the grid covers every tile of `h`.
-        unsafe { launch.run([width.div_ceil(ROWS / 2), most, 1], THREADS)? };
+        unsafe { launch.run([width.div_ceil(ROWS / 2), max_tiles, 1], THREADS)? };
         let h = match self.rounds() {
             true => Operand { address: low, planes: 1, plane: 0 },
             false => operand(exec, op, Values { address: h, dtype }, pairs * width, scratch)?,
@@ -202,7 +202,7 @@ impl Call<'_> {
         let launch = DOWN[format(&experts.down)][tile].launch(exec.gpu()?, op, arguments)?;
         let launch = launch.shared(shared_bytes(&experts.down, tile));
         // SAFETY: as above, of `y`.
-        unsafe { launch.run([hidden.div_ceil(ROWS), most, 1], THREADS)? };
+        unsafe { launch.run([hidden.div_ceil(ROWS), max_tiles, 1], THREADS)? };
         Ok(y)
     }
 }
@@ -227,7 +227,7 @@ pub(crate) fn routed_experts(
     }
     // What is computed beside this op, such as `shared`.
     exec.join_side_streams()?;
-    let choice = Choice { chosen, weights, first };
+    let choice = ExpertChoice { chosen, weights, first };
     let pass = call.pass(k);
     for from in (0..tokens).step_by(pass) {
         let part = from..(from + pass).min(tokens);
@@ -269,7 +269,7 @@ pub(crate) fn shared_expert(
         let part = from..(from + pass).min(tokens);
         let mut scratch = Scratch::new(exec)?;
         let (tile, _) = call.tiling().tile(part.len());
-        let groups = Groups { tiles: 0, pairs: 0, weights: 0, k: 1, tile, most: part.len().div_ceil(TILES[tile]) };
+        let groups = Groups { tiles: 0, pairs: 0, weights: 0, k: 1, tile, max_tiles: part.len().div_ceil(TILES[tile]) };
         call.outputs(exec, &groups, &part, Some(row(out, from, hidden)), &mut scratch)?;
     }
     Ok(())
@@ -286,13 +286,13 @@ mod tests {
             let pass = (1..40_000).take_while(|pairs| tiling.fits(*pairs, TILES.len() - 1));
             let mut largest = 0;
             for pairs in pass {
-                let (tile, most) = tiling.tile(pairs);
+                let (tile, max_tiles) = tiling.tile(pairs);
                 assert!(
-                    most * scales <= COUNTERS,
-                    "{pairs} pairs of {experts} experts: {most} tiles of {}",
+                    max_tiles * scales <= COUNTERS,
+                    "{pairs} pairs of {experts} experts: {max_tiles} tiles of {}",
                     TILES[tile]
                 );
-                assert!(most >= pairs.div_ceil(TILES[tile]));
+                assert!(max_tiles >= pairs.div_ceil(TILES[tile]));
                 largest = pairs;
             }
             assert!(largest > 2000, "{experts} experts: passes of {largest} pairs");

@@ -31,7 +31,7 @@ pub(crate) fn choose_large(
         Matrix::Fp8 { .. } => WeightFormat::Fp8,
         Matrix::Fp4 { .. } | Matrix::Stacked(_) => return Ok(None),
     };
-    if m < DenseGemm::MIN_TOKENS || x.dtype() != DType::Bf16 || groups > 1 && most_widened(n / groups, k) == 0 {
+    if m < DenseGemm::MIN_TOKENS || x.dtype() != DType::Bf16 || groups > 1 && max_widened(n / groups, k) == 0 {
         return Ok(None);
     }
     let shape = DenseShape { m, n: n / groups, k, groups, out_rows: out.max_rows(), format, rounded };
@@ -151,8 +151,8 @@ pub(super) fn pack(
 /// Rows of each pass over `m` rows, whose `bytes` bytes each fit the free half of the workspace. Passes are about equal, and whole tiles of
 /// the library.
 pub(super) fn pass(m: usize, bytes: usize) -> usize {
-    let most = ((FREE_BYTES - (1 << 20)) / bytes.max(1)).max(BLOCK);
-    m.div_ceil(m.div_ceil(most).max(1)).next_multiple_of(BLOCK).min(most / BLOCK * BLOCK)
+    let max = ((FREE_BYTES - (1 << 20)) / bytes.max(1)).max(BLOCK);
+    m.div_ceil(m.div_ceil(max).max(1)).next_multiple_of(BLOCK).min(max / BLOCK * BLOCK)
 }
 
 /// [`DenseGemm::Fp8CublasLt`]. Up to three rows behind those of `out` are overwritten.
@@ -173,7 +173,7 @@ fn fp8_by_fp8(exec: &mut Exec, op: &'static str, x: &Tensor, w: &Matrix, out: &m
 }
 
 /// Most rows of k columns in bf16 that fit the free half of the workspace, in multiples of `each`.
-fn most_widened(each: usize, k: usize) -> usize {
+fn max_widened(each: usize, k: usize) -> usize {
     FREE_BYTES / (k * DType::Bf16.size()) / each.max(1) * each
 }
 
@@ -186,10 +186,10 @@ fn widened(
     out: &mut Tensor,
 ) -> Result<(), OpError> {
     let (shape, all) = (groups_of(x, w, groups), w.shape().0);
-    let most = most_widened(if groups > 1 { shape.n } else { BLOCK }, shape.k);
+    let max = max_widened(if groups > 1 { shape.n } else { BLOCK }, shape.k);
     let workspace = exec.gpu()?.workspace();
-    for first in (0..all).step_by(most) {
-        let rows = most.min(all - first);
+    for first in (0..all).step_by(max) {
+        let rows = max.min(all - first);
         widen(exec.gpu()?, op, w, (first, rows), Target::Scratch(workspace))?;
         let (n, groups, group) = if groups > 1 { (shape.n, rows / shape.n, first / shape.n) } else { (rows, 1, 0) };
         let size = GemmSize { n, ..shape.size(groups, out, Multiplied::Widened) };
@@ -239,7 +239,7 @@ mod tests {
 
     #[test]
     fn groups_are_widened_whole() {
-        assert_eq!((most_widened(1024, 4096), most_widened(BLOCK, 1024)), (10_240, 40_960));
-        assert_eq!(most_widened(16_384, 4096), 0);
+        assert_eq!((max_widened(1024, 4096), max_widened(BLOCK, 1024)), (10_240, 40_960));
+        assert_eq!(max_widened(16_384, 4096), 0);
     }
 }

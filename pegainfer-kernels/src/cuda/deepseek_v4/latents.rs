@@ -4,7 +4,7 @@ use super::activations::Scratch;
 use super::norm::targets;
 use crate::cuda::abi::AttentionLatents;
 use crate::limits::deepseek_v4_attention::{MAX_DIM, POOL_BLOCKS};
-use crate::ops::deepseek_v4::{Batch, LatentOutputs, Latents, NewEntries, PAGE_TOKENS};
+use crate::ops::deepseek_v4::{LatentOutputs, Latents, NewEntries, PAGE_TOKENS, RaggedBatch};
 use pegainfer_core::cuda::COUNTERS;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
@@ -86,7 +86,7 @@ fn long_entries(rows: usize, tokens: usize) -> Result<usize, OpError> {
 pub(crate) fn attention_latents(
     exec: &mut Exec,
     x: Latents<'_>,
-    batch: &Batch<'_>,
+    batch: &RaggedBatch<'_>,
     out: LatentOutputs<'_>,
 ) -> Result<(), OpError> {
     let (frequencies, (tokens, hidden)) = (x.table.frequencies(), x.queries.0.rows_cols());
@@ -95,7 +95,7 @@ pub(crate) fn attention_latents(
         return Ok(());
     }
     let [main, index] = [Compressor::of(&out.entries[0])?, Compressor::of(&out.entries[1])?];
-    let Batch { qo_indptr, positions, slots, page_tables } = *batch;
+    let RaggedBatch { qo_indptr, positions, slots, page_tables } = *batch;
     let (rows, pages) = page_tables.rows_cols();
     let (low, packed) = targets(out.rounded);
     let (channels, blocks) = match main.shares_entries() {

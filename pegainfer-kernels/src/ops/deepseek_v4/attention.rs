@@ -1,6 +1,6 @@
 //! Attention over a window and compressed entries, with a sink.
 
-use super::batch::{Batch, NO_ENTRY, PAGE_TOKENS, ring_host};
+use super::batch::{NO_ENTRY, PAGE_TOKENS, RaggedBatch, ring_host};
 use super::kv_quant::round;
 use super::packed::split_bytes;
 use super::rope::{RopeTable, rotate};
@@ -99,7 +99,7 @@ pub fn sparse_attention(
     (kv, rings): (&Tensor, &mut Tensor),
     visible: Visible<'_>,
     (sink, table): (&Tensor, &RopeTable),
-    batch: &Batch<'_>,
+    batch: &RaggedBatch<'_>,
     (out, split): (&mut Tensor, Option<Split<'_>>),
 ) -> Result<(), OpError> {
     let check = Check("sparse_attention");
@@ -173,7 +173,7 @@ fn record(
     (kv, rings): (&Tensor, &Tensor),
     visible: Visible<'_>,
     sink: &Tensor,
-    batch: &Batch<'_>,
+    batch: &RaggedBatch<'_>,
     out: &Tensor,
 ) -> OpRecord {
     let (rows, pages) = batch.page_tables.rows_cols();
@@ -227,7 +227,8 @@ mod tests {
             let slots = host.u32("slots", &[1]);
             let mut page_tables = host.zeros("tables", &[1, 1], DType::U32);
             page_tables.host_mut::<u32>()[0] = 1;
-            let batch = Batch { qo_indptr: &indptr, positions: &positions, slots: &slots, page_tables: &page_tables };
+            let batch =
+                RaggedBatch { qo_indptr: &indptr, positions: &positions, slots: &slots, page_tables: &page_tables };
             let mut chosen = host.zeros("chosen", &[3, 2], DType::U32);
             chosen.host_mut::<u32>().copy_from_slice(&[0, NO_ENTRY, 0, 1, NO_ENTRY, NO_ENTRY]);
             let seen = [
@@ -275,7 +276,8 @@ mod tests {
             let slots = host.u32("slots", &[0, NO_SLOT]);
             let mut page_tables = host.zeros("tables", &[2, 1], DType::U32);
             page_tables.host_mut::<u32>()[1] = u32::MAX;
-            let batch = Batch { qo_indptr: &indptr, positions: &positions, slots: &slots, page_tables: &page_tables };
+            let batch =
+                RaggedBatch { qo_indptr: &indptr, positions: &positions, slots: &slots, page_tables: &page_tables };
             let table = RopeTable::new(&mut host.exec, DIM / 2, 1e4, None).unwrap();
             let (keys, to) = ((&kv, &mut rings), (&mut out, None));
             sparse_attention(&mut host.exec, &q, keys, Visible::Nothing, (&sink, &table), &batch, to).unwrap();

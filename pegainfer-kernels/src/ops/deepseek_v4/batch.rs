@@ -23,7 +23,7 @@ pub const NO_ENTRY: u32 = deepseek_v4_attention::NO_ENTRY;
 /// no state, and its positions and pages may hold anything. Nothing is written for it but zeros where attention has its
 /// output, and [`NO_ENTRY`] where its entries are chosen. Tokens behind the last row are as those of such a row.
 #[derive(Debug, Clone, Copy)]
-pub struct Batch<'a> {
+pub struct RaggedBatch<'a> {
     /// Row `b` owns tokens `qo_indptr[b]..qo_indptr[b + 1]`, at least one, `[B + 1]`.
     pub qo_indptr: &'a Tensor,
     /// Absolute position of each token, `[T]`.
@@ -34,7 +34,7 @@ pub struct Batch<'a> {
     pub page_tables: &'a Tensor,
 }
 
-impl Batch<'_> {
+impl RaggedBatch<'_> {
     pub(super) fn check(&self, check: Check, tokens: usize) -> Result<(), OpError> {
         let (rows, pages) = self.page_tables.rows_cols();
         check.is(self.qo_indptr, DType::U32, &[rows + 1])?;
@@ -62,7 +62,7 @@ impl Batch<'_> {
 /// Puts the newest tokens of each row into its ring, that of position `p` at row `p % ring` of its slot.
 ///
 /// `fresh`: `[T, width]` bf16 or f32; `rings`: `[slots, ring, width]` of the same dtype. Values are copied.
-pub fn write_ring(exec: &mut Exec, fresh: &Tensor, batch: &Batch<'_>, rings: &mut Tensor) -> Result<(), OpError> {
+pub fn write_ring(exec: &mut Exec, fresh: &Tensor, batch: &RaggedBatch<'_>, rings: &mut Tensor) -> Result<(), OpError> {
     let check = Check("write_ring");
     let (tokens, width) = fresh.rows_cols();
     let &[slots, ring, _] = rings.shape() else { return check.that(false, "rings must be [slots, ring, width]") };
@@ -85,7 +85,7 @@ pub fn write_ring(exec: &mut Exec, fresh: &Tensor, batch: &Batch<'_>, rings: &mu
 
 /// Puts the newest tokens of each row into its ring, that of position `p` at row `p % ring` of its slot, on the host. `fresh`: `[T, width]`
 /// bf16 or f32; `rings`: `[slots, ring, width]` of the same dtype.
-pub(super) fn ring_host(fresh: &Tensor, batch: &Batch<'_>, rings: &mut Tensor) {
+pub(super) fn ring_host(fresh: &Tensor, batch: &RaggedBatch<'_>, rings: &mut Tensor) {
     let (ring, width) = (rings.shape()[1], rings.shape()[2]);
     match fresh.dtype() {
         DType::F32 => reference::write_ring::<f32>(batch.rows(), fresh.host(), rings.host_mut(), ring, width),

@@ -1,6 +1,6 @@
 //! The compressors: several tokens become one entry.
 
-use super::batch::{Batch, PAGE_TOKENS};
+use super::batch::{PAGE_TOKENS, RaggedBatch};
 use super::kv_quant::{index_row, round};
 use super::rope::RopeTable;
 use super::values::{read, write};
@@ -107,7 +107,7 @@ impl NewEntries<'_> {
     }
 
     /// Computes the entries on the host.
-    pub(super) fn on_host(&mut self, table: &RopeTable, batch: &Batch<'_>) {
+    pub(super) fn on_host(&mut self, table: &RopeTable, batch: &RaggedBatch<'_>) {
         let (dim, Self { tokens: (values, scores), weights, spec, rings, entries }) = (self.dim(), self);
         let (rows, ratio) = (batch.rows(), spec.ratio);
         let scores = biased(scores, &weights.position_bias, batch);
@@ -170,7 +170,7 @@ impl KeptTokens<'_> {
     }
 
     /// Puts the tokens into the rings on the host.
-    pub(super) fn on_host(&mut self, batch: &Batch<'_>) {
+    pub(super) fn on_host(&mut self, batch: &RaggedBatch<'_>) {
         let Self { tokens: (values, scores), weights, state, .. } = self;
         let (ring, width) = (state.values.shape()[1], state.values.shape()[2]);
         let scores = biased(scores, &weights.position_bias, batch);
@@ -201,7 +201,7 @@ fn check_rings(
 }
 
 /// Scores with the bias of each token's position within its entry.
-fn biased(scores: &Tensor, bias: &Tensor, batch: &Batch<'_>) -> Vec<f32> {
+fn biased(scores: &Tensor, bias: &Tensor, batch: &RaggedBatch<'_>) -> Vec<f32> {
     let ((ratio, width), bias) = (bias.rows_cols(), bias.host::<f32>());
     let mut scores = scores.host::<f32>().to_vec();
     for (score, position) in scores.chunks_exact_mut(width).zip(batch.positions.host::<u32>()) {
@@ -290,8 +290,12 @@ mod tests {
                 let s = tensor(&mut host, &[end - first, 2 * DIM], &part(&scores));
                 let positions = host.u32("positions", &(first as u32..end as u32).collect::<Vec<_>>());
                 let (qo_indptr, slots) = (host.u32("indptr", &[0, (end - first) as u32]), host.u32("slots", &[1]));
-                let batch =
-                    Batch { qo_indptr: &qo_indptr, positions: &positions, slots: &slots, page_tables: &page_tables };
+                let batch = RaggedBatch {
+                    qo_indptr: &qo_indptr,
+                    positions: &positions,
+                    slots: &slots,
+                    page_tables: &page_tables,
+                };
                 let (tokens, spec, weights) = ((&u, &s), SPEC, &weights);
                 let mut new =
                     NewEntries { tokens, weights, spec, rings: [&state.values, &state.scores], entries: &mut entries };

@@ -1,6 +1,6 @@
 //! The indexer: which compressed entries a token attends to.
 
-use super::batch::{Batch, NO_ENTRY, PAGE_TOKENS};
+use super::batch::{NO_ENTRY, PAGE_TOKENS, RaggedBatch};
 use super::values::{Rows, activation, cpu, read};
 use crate::cpu::deepseek_v4::index as reference;
 use crate::cuda::deepseek_v4 as gpu;
@@ -64,10 +64,10 @@ pub fn select_entries(
     weights: &Tensor,
     entries: &Tensor,
     spec: SelectSpec,
-    batch: &Batch<'_>,
+    batch: &RaggedBatch<'_>,
     chosen: &mut Tensor,
 ) -> Result<(), OpError> {
-    let SelectSpec { ratio, share, pages: most_pages } = spec;
+    let SelectSpec { ratio, share, pages: max_pages } = spec;
     let check = Check("select_entries");
     let &[tokens, heads, dim] = q.shape() else { return check.that(false, "q must be [tokens, heads, dim]") };
     let (pages, k) = (entries.rows_cols().0, chosen.rows_cols().1);
@@ -77,9 +77,9 @@ pub fn select_entries(
     activation(check, entries, &[pages, PAGE_TOKENS / ratio, dim])?;
     check.is(chosen, DType::U32, &[share.rows(tokens), k])?;
     check.that(dim.is_multiple_of(32), "dim must be a multiple of 32")?;
-    check.that(most_pages <= batch.page_tables.rows_cols().1, "more pages than a table has columns")?;
+    check.that(max_pages <= batch.page_tables.rows_cols().1, "more pages than a table has columns")?;
     exec.record(|_| {
-        let visible = batch.page_tables.rows_cols().0 * most_pages * PAGE_TOKENS / ratio;
+        let visible = batch.page_tables.rows_cols().0 * max_pages * PAGE_TOKENS / ratio;
         let bytes = q.bytes() + chosen.bytes() + (visible * dim * entries.dtype().size()) as u64;
         let flops = 2 * (q.elements() * visible) as u64 / share.ranks as u64;
         let reads: Vec<&Tensor> = [q, weights, entries].into_iter().chain(batch.operands()).collect();
@@ -135,7 +135,7 @@ mod tests {
             let (indptr, slots) = (host.u32("qo_indptr", &[0, 20]), host.u32("slots", &[0]));
             let mut tables = host.zeros("tables", &[1, 2], DType::U32);
             tables.host_mut::<u32>().copy_from_slice(&[1, 0]);
-            let batch = Batch { qo_indptr: &indptr, positions: &positions, slots: &slots, page_tables: &tables };
+            let batch = RaggedBatch { qo_indptr: &indptr, positions: &positions, slots: &slots, page_tables: &tables };
             let mut chosen = host.zeros("chosen", &[tokens, k], DType::U32);
             let spec = SelectSpec { ratio: 4, share: TokenShare::ALL, pages: 2 };
             select_entries(&mut host.exec, &q, &weights, &entries, spec, &batch, &mut chosen).unwrap();
@@ -168,7 +168,7 @@ mod tests {
             let (indptr, slots) = (host.u32("qo_indptr", &[0, tokens as u32]), host.u32("slots", &[0]));
             let mut tables = host.zeros("tables", &[1, 2], DType::U32);
             tables.host_mut::<u32>().copy_from_slice(&[1, 0]);
-            let batch = Batch { qo_indptr: &indptr, positions: &positions, slots: &slots, page_tables: &tables };
+            let batch = RaggedBatch { qo_indptr: &indptr, positions: &positions, slots: &slots, page_tables: &tables };
             let mut choose = |share: TokenShare| {
                 let mut chosen = host.zeros("chosen", &[share.rows(tokens), k], DType::U32);
                 let spec = SelectSpec { ratio: 4, share, pages: 2 };

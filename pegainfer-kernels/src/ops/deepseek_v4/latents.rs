@@ -1,6 +1,6 @@
 //! What attention's latents become: the normalised low rank of queries, keys, and compressed entries.
 
-use super::batch::Batch;
+use super::batch::RaggedBatch;
 use super::compress::NewEntries;
 use super::norm::{check_rounded, norm_host};
 use super::norm_rope::{check_rope, keys_host};
@@ -50,7 +50,7 @@ pub struct LatentOutputs<'a> {
 pub fn attention_latents(
     exec: &mut Exec,
     x: Latents<'_>,
-    batch: &Batch<'_>,
+    batch: &RaggedBatch<'_>,
     mut out: LatentOutputs<'_>,
 ) -> Result<(), OpError> {
     let check = Check("attention_latents");
@@ -84,7 +84,7 @@ pub fn attention_latents(
     Ok(())
 }
 
-fn record(x: Latents<'_>, batch: &Batch<'_>, out: &LatentOutputs<'_>) -> OpRecord {
+fn record(x: Latents<'_>, batch: &RaggedBatch<'_>, out: &LatentOutputs<'_>) -> OpRecord {
     let new = || out.entries.iter().flatten();
     let small = [x.queries.0, x.queries.1, x.keys.0, x.keys.1];
     let reads: Vec<&Tensor> =

@@ -82,11 +82,11 @@ pub fn matmul_rounding(exec: &mut Exec, x: &Tensor, w: &Matrix, out: &mut Tensor
     Ok(())
 }
 
-/// Plans the cuBLASLt GEMMs that ran so far for all numbers of tokens from 33 to `most`, so that no step has to wait for that. No effect
+/// Plans the cuBLASLt GEMMs that ran so far for all numbers of tokens from 33 to `max_rows`, so that no step has to wait for that. No effect
 /// without a GPU; not while a graph is captured.
-pub fn plan_gemms(exec: &mut Exec, most: usize) {
+pub fn plan_gemms(exec: &mut Exec, max_rows: usize) {
     if exec.device() == Device::Cuda {
-        crate::cuda::plan_row_counts(exec, most);
+        crate::cuda::plan_row_counts(exec, max_rows);
     }
 }
 

@@ -1,6 +1,6 @@
 //! Queries of attention and of its indexer behind their GEMM, and the tokens that compressors remember.
 
-use super::batch::Batch;
+use super::batch::RaggedBatch;
 use super::compress::KeptTokens;
 use super::kv_quant::{index_row, round};
 use super::norm_rope::{check_rope, queries_host};
@@ -32,7 +32,7 @@ pub fn attention_queries(
     exec: &mut Exec,
     mut x: Queries<'_>,
     table: &RopeTable,
-    batch: &Batch<'_>,
+    batch: &RaggedBatch<'_>,
     (eps, quantize): (f32, bool),
 ) -> Result<(), OpError> {
     let check = Check("attention_queries");
@@ -71,7 +71,7 @@ fn index_host(x: &mut Tensor, (positions, table): (&Tensor, &RopeTable), quantiz
     write(x, &values);
 }
 
-fn record(x: &Queries<'_>, batch: &Batch<'_>) -> OpRecord {
+fn record(x: &Queries<'_>, batch: &RaggedBatch<'_>) -> OpRecord {
     let queries = || [&*x.heads].into_iter().chain(x.index.as_deref());
     let kept = || x.kept.iter().flatten();
     let reads: Vec<&Tensor> = queries().chain(batch.operands()).chain(kept().flat_map(KeptTokens::operands)).collect();

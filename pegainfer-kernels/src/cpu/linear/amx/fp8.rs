@@ -8,7 +8,7 @@
 use super::super::grid::Grid;
 use super::super::problem::{Fp8, Problem};
 use super::tile::{N_TILE, STEP, TILE};
-use super::{Aligned, M_TILE, MOST_TILES, pack, store};
+use super::{Aligned, M_TILE, MAX_TILES, pack, store};
 use crate::cpu::weights::BLOCK;
 use pegainfer_core::scratch::Scratch;
 use std::arch::{asm, x86_64::*};
@@ -41,7 +41,7 @@ pub(crate) fn run(p: &Problem<'_, Fp8<'_>>, scratch: &mut Scratch) {
     let x = scratch.slice::<u32>(tiles * steps * TILE);
     pack(p, steps, x);
     let task = Task { p, x, steps };
-    Grid::new(tiles, steps * TILE * 4, MOST_TILES, p.n, N_TILE).for_each(|tiles, cols| {
+    Grid::new(tiles, steps * TILE * 4, MAX_TILES, p.n, N_TILE).for_each(|tiles, cols| {
         // SAFETY: `linear` has checked that the CPU has AMX and AVX-512 and that the process may use tiles; the block
         // lies inside the problem.
         unsafe {
@@ -68,11 +68,11 @@ impl Task<'_> {
     ///
     /// # Safety
     /// The CPU has AVX-512 F, BW, VL and AMX with permission; the block lies inside the problem and belongs to the
-    /// calling task; at most [`MOST_TILES`] x tiles.
+    /// calling task; at most [`MAX_TILES`] x tiles.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     unsafe fn run(&self, tiles: Range<usize>, cols: Range<usize>) {
         let (mut panel, mut sums, mut part) =
-            (Panel::EMPTY, Aligned([[0.0; 2 * TILE]; MOST_TILES]), Aligned([[0.0; 2 * TILE]; 2]));
+            (Panel::EMPTY, Aligned([[0.0; 2 * TILE]; MAX_TILES]), Aligned([[0.0; 2 * TILE]; 2]));
         let (sums, [a, b]) = (&mut sums.0[..tiles.len()], &mut part.0);
         // SAFETY: by the caller's promise.
         unsafe { super::tile::configure() };

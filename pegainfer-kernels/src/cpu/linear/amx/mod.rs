@@ -27,9 +27,9 @@ use std::{arch::x86_64::*, ops::Range};
 /// Columns of an x tile, which are rows of x.
 const M_TILE: usize = 16;
 /// Most x tiles per task: bounds the sums that a task keeps on its stack (2 KiB per x tile).
-const MOST_TILES: usize = 16;
+const MAX_TILES: usize = 16;
 /// Most x tiles of a task that reads w in place.
-const MOST_TILES_IN_PLACE: usize = 2;
+const MAX_TILES_IN_PLACE: usize = 2;
 
 /// `out = x * w^T`. Step `s` adds the products of `k = 32 s .. 32 s + 32` to an f32 sum, in the order that `tdpbf16ps`
 /// fixes (pair after pair); missing elements of the last step are zero. The sum lives in a tile register or, between
@@ -40,7 +40,7 @@ pub(super) fn run(p: &Problem<'_>, scratch: &mut Scratch) {
     let x = scratch.slice::<u32>(tiles * steps * TILE);
     pack(p, steps, x);
     let task = Task { p, x, steps };
-    Grid::new(tiles, steps * TILE * 4, MOST_TILES, p.n, N_TILE).for_each(|tiles, cols| {
+    Grid::new(tiles, steps * TILE * 4, MAX_TILES, p.n, N_TILE).for_each(|tiles, cols| {
         // SAFETY: `linear` has checked that the CPU has AMX and AVX-512 and that the process may use tiles; the block
         // lies inside the problem.
         unsafe { task.run(tiles, cols) }
@@ -88,13 +88,13 @@ impl Task<'_> {
     ///
     /// # Safety
     /// The CPU has AVX-512 F, BW, VL and AMX with permission; the block lies inside the problem and belongs to the
-    /// calling task; at most [`MOST_TILES`] x tiles.
+    /// calling task; at most [`MAX_TILES`] x tiles.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     unsafe fn run(&self, tiles: Range<usize>, cols: Range<usize>) {
         // SAFETY: by the caller's promise; nothing is left in a tile at the end.
         unsafe {
             tile::configure();
-            if tiles.len() <= MOST_TILES_IN_PLACE && self.p.k > 0 && self.p.k.is_multiple_of(STEP) {
+            if tiles.len() <= MAX_TILES_IN_PLACE && self.p.k > 0 && self.p.k.is_multiple_of(STEP) {
                 self.run_in_place(&tiles, cols);
             } else {
                 self.run_staged(&tiles, cols);
@@ -117,7 +117,7 @@ impl Task<'_> {
             if col == whole.start {
                 rows.fetch();
             }
-            let mut sums = Aligned([[0.0; TILE]; MOST_TILES_IN_PLACE]);
+            let mut sums = Aligned([[0.0; TILE]; MAX_TILES_IN_PLACE]);
             let sums = &mut sums.0[..tiles.len()];
             // SAFETY: by the caller's promise; tiles of x have the steps.
             unsafe {
@@ -141,7 +141,7 @@ impl Task<'_> {
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     unsafe fn run_staged(&self, tiles: &Range<usize>, cols: Range<usize>) {
         let mut panel = Panel([[[0; STEP]; N_TILE]; BLOCK_STEPS]);
-        let mut sums = Aligned([[0.0; 2 * TILE]; MOST_TILES]);
+        let mut sums = Aligned([[0.0; 2 * TILE]; MAX_TILES]);
         let sums = &mut sums.0[..tiles.len()];
         self.fetch(cols.start..(cols.start + N_TILE).min(cols.end));
         for col in cols.clone().step_by(N_TILE) {

@@ -25,7 +25,7 @@ pub enum Turn {
 }
 
 /// The loop of the engine thread.
-pub(super) struct Runtime<E> {
+pub(super) struct EngineLoop<E> {
     pub(super) engine: E,
     inbox: Receiver<Command>,
     demux: SyncSender<Demux>,
@@ -41,7 +41,7 @@ fn tokens(stats: &EngineStats) -> u64 {
     stats.prompt_tokens + stats.generation_tokens
 }
 
-impl<E: StepEngine> Runtime<E> {
+impl<E: StepEngine> EngineLoop<E> {
     pub(super) fn new(engine: E, inbox: Receiver<Command>, demux: SyncSender<Demux>, shared: Arc<Shared>) -> Self {
         let counted = tokens(&engine.stats());
         Self { engine, inbox, demux, shared, open: BTreeMap::new(), counted }
@@ -54,7 +54,7 @@ impl<E: StepEngine> Runtime<E> {
                 Turn::Next => {}
                 // Sleep until a request comes or the last handle goes.
                 Turn::Idle => match self.inbox.recv() {
-                    Ok(command) => self.obey(command),
+                    Ok(command) => self.handle(command),
                     Err(_) => return,
                 },
                 Turn::Over => return,
@@ -65,7 +65,7 @@ impl<E: StepEngine> Runtime<E> {
     /// Obeys the commands that came, drops what was cancelled, and launches or finishes a step. Waits for a step in flight,
     /// but never for a command.
     pub(super) fn turn(&mut self) -> Turn {
-        let abandoned = self.obey_all();
+        let abandoned = self.handle_all();
         self.drop_cancelled();
         if self.engine.has_work()
             && let Err(error) = self.step()
@@ -84,16 +84,16 @@ impl<E: StepEngine> Runtime<E> {
     }
 
     /// Says whether the last handle is gone.
-    fn obey_all(&mut self) -> bool {
+    fn handle_all(&mut self) -> bool {
         loop {
             match self.inbox.try_recv() {
-                Ok(command) => self.obey(command),
+                Ok(command) => self.handle(command),
                 Err(error) => return error == TryRecvError::Disconnected,
             }
         }
     }
 
-    fn obey(&mut self, command: Command) {
+    fn handle(&mut self, command: Command) {
         match command {
             Command::Submit(submission) => self.accept(submission),
             Command::ResetPrefixCache(done) => {
@@ -117,7 +117,7 @@ impl<E: StepEngine> Runtime<E> {
         let gone: Vec<RequestId> = self.open.iter().filter(|(_, c)| c.is_due(now)).map(|(id, _)| *id).collect();
         for id in gone {
             self.engine.cancel(id);
-            self.forget(id);
+            self.remove(id);
             self.send(Demux::Close(id));
         }
     }
@@ -156,7 +156,7 @@ impl<E: StepEngine> Runtime<E> {
             // The first reason stays.
             let _ = self.shared.failure.set(error.to_string());
             self.shared.alive.store(false, Ordering::Release);
-            self.obey_all();
+            self.handle_all();
             self.engine.end_all(error)
         } else {
             let ended = self.engine.recover(error);
@@ -172,7 +172,7 @@ impl<E: StepEngine> Runtime<E> {
     fn forward(&mut self, batch: EventBatch) {
         for (id, event) in &batch {
             if is_last(event) {
-                self.forget(*id);
+                self.remove(*id);
             }
         }
         // Publish first: a client that sees its last token sees the blocks free, too, unless a step in flight still
@@ -183,7 +183,7 @@ impl<E: StepEngine> Runtime<E> {
         }
     }
 
-    fn forget(&mut self, id: RequestId) {
+    fn remove(&mut self, id: RequestId) {
         if self.open.remove(&id).is_some() {
             self.shared.live.fetch_sub(1, Ordering::AcqRel);
         }
@@ -199,7 +199,7 @@ impl<E: StepEngine> Runtime<E> {
     }
 }
 
-impl<E> Runtime<E> {
+impl<E> EngineLoop<E> {
     /// The engine panicked, and with it the turn: the loop must not go on.
     pub(super) fn panicked(&self) {
         // The first reason stays.
@@ -208,7 +208,7 @@ impl<E> Runtime<E> {
     }
 }
 
-impl<E> Drop for Runtime<E> {
+impl<E> Drop for EngineLoop<E> {
     fn drop(&mut self) {
         // Before the streams are closed: whoever sees that sees the state.
         self.shared.alive.store(false, Ordering::Release);

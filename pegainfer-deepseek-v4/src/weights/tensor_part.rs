@@ -7,12 +7,12 @@ const BLOCK: usize = 128;
 
 /// Which rows and columns of a tensor to read; `None` is all.
 #[derive(Debug, Clone)]
-pub(super) struct Part {
+pub(super) struct TensorPart {
     pub rows: Option<Range<usize>>,
     pub columns: Option<Range<usize>>,
 }
 
-impl Part {
+impl TensorPart {
     pub const ALL: Self = Self { rows: None, columns: None };
 
     /// Rows and columns of this part of a matrix.
