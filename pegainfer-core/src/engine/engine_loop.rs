@@ -1,7 +1,7 @@
 //! The engine thread: takes requests, runs steps, hands each step's events to the demultiplexer.
 //!
-//! The engine plans and launches steps while older ones run, so that a device never waits for the host: the loop
-//! launches as long as the engine plans, and otherwise waits for the oldest step in flight.
+//! The engine plans and launches steps while older ones run, so the device never waits for the host. The loop launches
+//! while the engine has a step to plan; otherwise it waits for the oldest step in flight.
 
 use super::demux::{Demux, is_last};
 use super::shared::{Command, Shared, Submission};
@@ -13,14 +13,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::TryRecvError;
 
-/// What becomes of the engine's loop after a turn.
+/// Next action of the engine loop after a turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Turn {
     /// The next turn follows.
     Next,
-    /// Nothing is left to do until a request comes.
+    /// Nothing to do until a command arrives.
     Idle,
-    /// The loop is over: the last handle is gone and the last request has ended, or the device is lost.
+    /// The loop ends: the last handle is gone and the last request has ended, or the device is lost.
     Over,
 }
 
@@ -30,7 +30,7 @@ pub(super) struct EngineLoop<E> {
     inbox: Receiver<Command>,
     demux: SyncSender<Demux>,
     shared: Arc<Shared>,
-    /// Every request that has not ended. Ordered, so that a simulation is a function of its seed.
+    /// Requests that have not ended. Ordered by id, so that a simulation depends only on its seed.
     open: BTreeMap<RequestId, Arc<Cancellation>>,
     /// Tokens of all steps that `step_tokens` has.
     counted: u64,
@@ -62,8 +62,8 @@ impl<E: StepEngine> EngineLoop<E> {
         }
     }
 
-    /// Obeys the commands that came, drops what was cancelled, and launches or finishes a step. Waits for a step in flight,
-    /// but never for a command.
+    /// Handles queued commands, drops cancelled requests, and launches or finishes a step. May wait for a step in
+    /// flight, never for a command.
     pub(super) fn turn(&mut self) -> Turn {
         let abandoned = self.handle_all();
         self.drop_cancelled();
@@ -83,7 +83,7 @@ impl<E: StepEngine> EngineLoop<E> {
         }
     }
 
-    /// Says whether the last handle is gone.
+    /// Handles all queued commands; returns true if the last handle is gone.
     fn handle_all(&mut self) -> bool {
         loop {
             match self.inbox.try_recv() {
@@ -98,7 +98,7 @@ impl<E: StepEngine> EngineLoop<E> {
             Command::Submit(submission) => self.accept(submission),
             Command::ResetPrefixCache(done) => {
                 self.engine.reset_prefix_cache();
-                // Who asked may have gone; the cache is empty all the same.
+                // The caller may be gone; the cache is empty either way.
                 let _ = done.send(());
             }
             Command::RecordSchedule(sink) => self.engine.record_schedule(sink),
@@ -122,7 +122,7 @@ impl<E: StepEngine> EngineLoop<E> {
         }
     }
 
-    /// Launches the next step, or finishes the oldest one when none can be planned.
+    /// Launches the next step, or finishes the oldest one if none can be planned.
     fn step(&mut self) -> Result<(), EngineError> {
         match self.engine.plan() {
             Some(admitted) => {
@@ -147,9 +147,8 @@ impl<E: StepEngine> EngineLoop<E> {
         }
     }
 
-    /// Ends the requests that cannot go on after a failed step. After a fatal error none can and nothing is accepted
-    /// any more, whoever hears of the failure can already see that, and the requests that nobody looked at yet fail,
-    /// too.
+    /// Ends the requests that cannot continue after a failed step. A fatal error ends all of them, including requests
+    /// still in the inbox; the engine then refuses new ones. The failure is visible before any client hears of it.
     fn fail(&mut self, error: &EngineError) {
         let events = if error.fatal {
             log::error!("a step failed: {error}; the engine stops");
@@ -175,7 +174,7 @@ impl<E: StepEngine> EngineLoop<E> {
                 self.remove(*id);
             }
         }
-        // Publish first: a client that sees its last token sees the blocks free, too, unless a step in flight still
+        // Publish first: a client that sees its last token also sees its blocks free, unless a step in flight still
         // uses them.
         self.publish();
         if !batch.is_empty() {
@@ -200,7 +199,7 @@ impl<E: StepEngine> EngineLoop<E> {
 }
 
 impl<E> EngineLoop<E> {
-    /// The engine panicked, and with it the turn: the loop must not go on.
+    /// Records that the engine panicked; the loop must not run again.
     pub(super) fn panicked(&self) {
         // The first reason stays.
         let _ = self.shared.failure.set("it panicked".to_owned());
@@ -210,7 +209,7 @@ impl<E> EngineLoop<E> {
 
 impl<E> Drop for EngineLoop<E> {
     fn drop(&mut self) {
-        // Before the streams are closed: whoever sees that sees the state.
+        // Before the streams close: a client that sees its stream closed also sees the engine stopped.
         self.shared.alive.store(false, Ordering::Release);
     }
 }

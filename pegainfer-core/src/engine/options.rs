@@ -1,4 +1,4 @@
-//! What every engine checks of the options it is loaded with. An error is a sentence for the user that names the flag.
+//! Checks of load options that all engines share. Errors are sentences that name the flag.
 
 /// The context length: `requested` tokens, or the model's `max_len`.
 pub fn context_len(requested: Option<usize>, max_len: usize) -> Result<usize, String> {
@@ -9,24 +9,24 @@ pub fn context_len(requested: Option<usize>, max_len: usize) -> Result<usize, St
     Ok(context)
 }
 
-/// Most sequences, which with [`MAX_TOKENS`] makes every input of a step fit a copy to a GPU.
+/// Maximum number of sequences. With [`MAX_TOKENS`] tokens, every input of a step fits one copy to a GPU.
 const MAX_SEQS: usize = 1 << 14;
-/// Most tokens of a step.
+/// Maximum number of tokens in a step.
 const MAX_TOKENS: usize = 1 << 18;
 
-/// Tokens of a step on the CPU, unless the user says.
+/// Default number of tokens in a step on the CPU.
 const CPU_TOKENS: usize = 512;
-/// Most tokens of a step on a GPU, unless the user says: 40 prompts of 1,024, under half a second for a 4B model on an
-/// H200. Where 128 such prompts come at once, larger steps would delay the first tokens, smaller ones those that follow
-/// (docs/benchmarks/h200-qwen3-4b.md).
+/// Default maximum number of tokens in a step on a GPU: 40 prompts of 1,024 tokens, under half a second for a 4B model
+/// on an H200. When 128 such prompts arrive at once, larger steps delay the first answers and smaller steps the later
+/// ones (docs/benchmarks/h200-qwen3-4b.md).
 const GPU_TOKENS: u64 = 40 << 10;
-/// A default is a multiple of this.
+/// Default step sizes are rounded down to a multiple of this.
 const TOKENS_UNIT: u64 = 1 << 10;
-/// Part of a GPU's memory that a step's activations may take, unless the user says.
+/// Divisor of GPU memory: a step's activations take at most this part of it by default.
 const ACTIVATIONS: u64 = 12;
 
-/// Tokens of a step: `requested` tokens; or on a GPU of `memory` bytes, whose activations take `token_bytes` a token, as
-/// many as fit an [`ACTIVATIONS`]th of the memory, up to [`GPU_TOKENS`].
+/// Maximum number of tokens in a step: `requested`, or on a GPU of `memory` bytes as many as fit an [`ACTIVATIONS`]th
+/// of the memory at `token_bytes` each, up to [`GPU_TOKENS`].
 pub fn step_tokens(requested: Option<usize>, memory: Option<u64>, token_bytes: u64) -> usize {
     let fitting = |memory: u64| {
         let units = memory / ACTIVATIONS / token_bytes.max(1) / TOKENS_UNIT;
@@ -35,7 +35,8 @@ pub fn step_tokens(requested: Option<usize>, memory: Option<u64>, token_bytes: u
     requested.unwrap_or_else(|| memory.map_or(CPU_TOKENS, fitting))
 }
 
-/// Checks that a step of `tokens` tokens has one for each of `seqs` sequences, and that both are within bounds.
+/// Checks that a step of `tokens` tokens has at least one for each of `seqs` sequences, and that both are within
+/// limits.
 pub fn check_step(seqs: usize, tokens: usize) -> Result<(), String> {
     let given = || format!("--max-num-seqs is {seqs} and --max-num-batched-tokens is {tokens}");
     if seqs == 0 || tokens < seqs {
@@ -47,12 +48,12 @@ pub fn check_step(seqs: usize, tokens: usize) -> Result<(), String> {
     Ok(())
 }
 
-/// Most KV blocks of `block_tokens` tokens: the number of a token's place in the pool has 32 bits.
+/// Maximum number of KV blocks of `block_tokens` tokens: a token's slot in the pool has 32 bits.
 pub fn max_pool_blocks(block_tokens: usize) -> u64 {
     u64::from(u32::MAX) / block_tokens as u64
 }
 
-/// `blocks` as the size of a pool of blocks of `block_tokens` tokens and `block_bytes` bytes.
+/// Checks `blocks` as the size of a pool of blocks of `block_tokens` tokens and `block_bytes` bytes.
 pub fn pool_blocks(blocks: u64, block_tokens: usize, block_bytes: u64) -> Result<usize, String> {
     let max_blocks = max_pool_blocks(block_tokens);
     if blocks == 0 || blocks > max_blocks {
