@@ -1,4 +1,4 @@
-//! Bounds of a ledger's numbers: the header sets the size of pools, and sums of loads and times must not overflow.
+//! Limits of a ledger's numbers: the header sets the size of pools, and sums of loads and times must not overflow.
 
 use super::file::{Header, Ledger};
 use super::load::StepLoad;
