@@ -5,19 +5,19 @@ use crate::requests::{Rng, VOCAB, mix};
 use pegainfer_core::schedule::speculation::{DraftMethod, DraftSource, Drafter, ModelMethod, Speculation};
 use std::sync::Arc;
 
-/// Knows what the device will draw, but for logits processors, and says something else in `wrong` percent of the cases.
+/// Predicts the device's tokens, apart from logits processors, but is wrong in `wrong` percent of the cases.
 #[derive(Debug, Clone)]
 pub struct Oracle {
     wrong: u64,
 }
 
 impl Oracle {
-    /// With a random share of wrong drafts.
+    /// An oracle with a random share of wrong drafts.
     pub fn new(rng: &mut Rng) -> Self {
         Self::of([0, 10, 50, 90][rng.below(4)])
     }
 
-    /// With so many percent of wrong drafts.
+    /// An oracle with `wrong` percent of wrong drafts.
     pub fn of(wrong: u64) -> Self {
         Self { wrong }
     }
@@ -38,7 +38,7 @@ impl Oracle {
         }
     }
 
-    /// `max_drafts` tokens behind the prefix of this hash.
+    /// `max_drafts` tokens after the prefix with this hash.
     pub fn tokens(&self, mut hash: u64, max_drafts: usize) -> Vec<u32> {
         let draft = |_| {
             let token = next_token(hash, |_, logit| logit);

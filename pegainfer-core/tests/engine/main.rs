@@ -1,5 +1,5 @@
-//! The engine without a model: the scheduler over a simulated device, a whole engine under faults and a virtual clock, the engine
-//! thread over a scripted engine, and checkpoints.
+//! The engine without a model: the scheduler over a simulated device, a whole engine under faults and a virtual clock,
+//! the engine thread over a scripted engine, and checkpoints.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
