@@ -1,4 +1,5 @@
-//! Padded decode steps and CUDA graphs give what the steps give launch by launch, see [`crate::support::graphs`].
+//! Padded decode steps and CUDA graphs give the same results as steps launched one by one; see
+//! [`crate::support::graphs`].
 
 use crate::support::graphs::{self, Model, ROWS};
 use crate::support::{best, engine, fixture, options};

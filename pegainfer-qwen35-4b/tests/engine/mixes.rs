@@ -1,4 +1,4 @@
-//! Each request of a mix of all sampling options gives what it gives alone, see [`crate::support::mixes`].
+//! Each request of a mix of all sampling options gives the same result as alone; see [`crate::support::mixes`].
 
 use crate::support::{Target, best, engine, mixes, options};
 use pegainfer_runtime::LoadOptions;

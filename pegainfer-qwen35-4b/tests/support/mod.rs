@@ -19,7 +19,7 @@ pub fn model_path() -> PathBuf {
     other_model().unwrap_or_else(|| bundled_model(BUNDLED))
 }
 
-/// Its reference outputs, see tests/fixtures/README.md.
+/// Reference outputs of the checkpoint; see tests/fixtures/README.md.
 pub fn fixture() -> Fixture {
     Fixture::under_test(BUNDLED)
 }
