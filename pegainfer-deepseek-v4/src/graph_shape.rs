@@ -1,8 +1,9 @@
 //! Shapes of the steps that run as CUDA graphs.
 //!
-//! What a pass launches depends on the numbers of rows, tokens and samples alone: kernels read the lengths of rows from device memory. So
-//! steps that decode, steps that verify drafts, and passes of the layer that drafts run as graphs alike. A shape has the tokens of the
-//! longest row times the number of rows; where rows are shorter, the tokens that are missing are added behind the last row.
+//! The launches of a pass depend only on the numbers of rows, tokens and samples, because kernels read the lengths of
+//! rows from device memory. Decode steps, steps that verify drafts, and passes of the layer that drafts can therefore
+//! run as graphs. A shape has as many tokens as its rows would have if all were as long as the longest one. Missing
+//! tokens of shorter rows are added after the last row.
 
 use crate::bounds::StepBounds;
 use crate::plan::{NO_STATE, SampleRow, Segment, Step};
@@ -10,11 +11,12 @@ use pegainfer_core::kv::NO_SLOT;
 use pegainfer_core::schedule::Graphs;
 use std::hash::Hash;
 
-/// Tokens of the largest graph whose rows have several tokens. It bounds the number of graphs and so their memory; the GPU takes longer for
-/// larger steps than the host does to launch them.
+/// Tokens of the largest graph with several tokens per row. Limits the number of graphs and their memory. Larger steps
+/// take the GPU longer than their launches take the host.
 const MAX_TOKENS: usize = 128;
 
-/// Whether a step is so large, and samples so few of its tokens, that it never runs as a graph: what it launches may depend on its contexts.
+/// True if a step is so large and samples so few of its tokens that it never runs as a graph: its launches may depend
+/// on its contexts.
 pub(crate) fn is_of_prompts(step: &Step) -> bool {
     let (tokens, samples) = (step.tokens.len(), step.samples.len());
     tokens > MAX_TOKENS && 2 * samples < tokens
@@ -43,21 +45,21 @@ pub(crate) struct GraphBounds {
 }
 
 impl GraphBounds {
-    /// For steps of at most the size `bounds`: a row has its newest token and the drafts behind it. `blocks`: the most blocks of a pass of
-    /// DSpark's stages, and the tokens of a block; 0 without the stages.
+    /// Bounds of steps within `bounds`: a row has its newest token and the drafts after it. `blocks`: maximum number of
+    /// blocks in a pass of DSpark's stages, and tokens of a block; 0 without the stages.
     pub fn new(bounds: StepBounds, blocks: (usize, usize)) -> Self {
         Self { row_tokens: 1 + bounds.drafts, tokens: MAX_TOKENS.min(bounds.tokens).min(bounds.samples), blocks }
     }
 
-    /// The same as [`shape`](Self::shape) of a pass over blocks.
+    /// Variant of [`shape`](Self::shape) for a pass over blocks.
     pub fn block_shape<K: Copy + Eq + Hash>(&self, graphs: &Graphs<K>, pass: &Step) -> Option<GraphShape> {
         let ((blocks, block_tokens), rows) = (self.blocks, graphs.rows(pass)?);
         let (tokens, positions) = (rows * block_tokens, pass.samples.len() / pass.rows.len());
         (rows <= blocks && tokens <= MAX_TOKENS).then_some(GraphShape { rows, tokens, samples: rows * positions })
     }
 
-    /// The shape to pad `step` to, for one of `graphs`, which pad rows; `None` if the step runs launch by launch. Either a token of each
-    /// row can be sampled, or every token.
+    /// Shape to pad `step` to, for one of `graphs`, which pad rows; `None` if the step runs launch by launch. Samples
+    /// are one token per row or every token.
     pub fn shape<K: Copy + Eq + Hash>(&self, graphs: &Graphs<K>, step: &Step) -> Option<GraphShape> {
         let (rows, row_tokens) = (graphs.rows(step)?, step.queries().1);
         let tokens = rows * row_tokens;
@@ -67,8 +69,8 @@ impl GraphBounds {
     }
 }
 
-/// `step` in the shape of a CUDA graph. An added row has one token and no slot: it reads and writes no state. Added tokens lie behind the
-/// last row and belong to none; nobody reads what added samples draw.
+/// `step` padded to the shape of a CUDA graph. An added row has one token and no slot: it reads and writes no state.
+/// Added tokens come after the last row and belong to none; added samples are never read.
 pub fn padded(step: &Step, shape: GraphShape) -> Step {
     let mut padded = step.padded(shape.rows);
     for row in step.rows.len()..shape.rows {
@@ -82,7 +84,8 @@ pub fn padded(step: &Step, shape: GraphShape) -> Step {
     padded
 }
 
-/// A pass over blocks in the shape of a CUDA graph: [`padded`], with the samples of added rows among those of each position.
+/// A pass over blocks padded to the shape of a CUDA graph: [`padded`], with the samples of added rows among those of
+/// each position.
 pub fn padded_blocks(pass: &Step, shape: GraphShape) -> Step {
     let (rows, added) = (pass.rows.len(), shape.rows - pass.rows.len());
     let mut padded = padded(&Step { samples: Vec::new(), ..pass.clone() }, shape);
@@ -117,7 +120,7 @@ mod tests {
         shape.map(|GraphShape { rows, tokens, samples }| (rows, tokens, samples))
     }
 
-    /// Rows that add these numbers of tokens, all of them sampled.
+    /// Rows that add these numbers of tokens, all sampled.
     fn verify(rows: &[usize]) -> Step {
         let mut step = plan::ragged(&rows.iter().map(|tokens| (*tokens, 40)).collect::<Vec<_>>());
         let sample = step.samples[0].clone();

@@ -47,8 +47,9 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// Adds `wo_a` of every layer in bf16 where the device has GEMMs that take it so: the reference does not round the activation that it
-    /// multiplies. The codes stay, because a step of few tokens reads them in half the time. On `Meta` as on such a GPU: memory is counted there.
+    /// Adds `wo_a` of every layer in bf16 if the device has GEMMs that take it in bf16, because the reference does not
+    /// round the activation multiplied by it. The FP8 codes stay, because a step of few tokens reads them in half the
+    /// time. On `Meta`, counts memory as on such a GPU.
     pub(crate) fn widen(&mut self, exec: &mut Exec, activations: DType) -> Result<(), WeightsError> {
         let stages = self.dspark.iter_mut().flat_map(|dspark| &mut dspark.stages);
         let layers = self.layers.iter_mut().chain(self.mtp.iter_mut().map(|mtp| &mut mtp.layer)).chain(stages);

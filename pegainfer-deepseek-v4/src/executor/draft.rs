@@ -1,4 +1,4 @@
-//! The passes of the layers that draft behind a step.
+//! Passes of the layers that draft, after a step.
 
 use super::Executor;
 use super::draft_readbacks::{Blocks, DraftReadbacks};
@@ -10,8 +10,8 @@ use pegainfer_runtime::block_drafting::{self, BlockRow, BlockShape};
 use pegainfer_runtime::drafting::{self, DraftRow};
 
 impl Executor {
-    /// Enqueues the passes of the layers that draft behind `step`, whose samples drew `drawn`, and waits for the drafts of each row. Empty
-    /// if such layers are not loaded.
+    /// Enqueues the draft passes after `step`, whose samples drew `drawn`, and waits for the drafts of each row. Empty
+    /// if no layers that draft are loaded.
     pub(super) fn draft(&mut self, step: &Step, drawn: &[u32]) -> Result<Vec<Vec<u32>>, OpError> {
         match self.drafting.as_ref().map(|drafting| drafting.blocks) {
             None => Ok(Vec::new()),
@@ -20,7 +20,7 @@ impl Executor {
         }
     }
 
-    /// The record of every op of rank 0 in a pass of DSpark's stages over `blocks` blocks behind `context` tokens each.
+    /// The record of every op of rank 0 in a pass of DSpark's stages over `blocks` blocks after `context` tokens each.
     pub fn record_blocks(&mut self, blocks: usize, context: usize) -> (Result<(), OpError>, Vec<OpRecord>) {
         let mut step = plan::uniform(blocks, 1, context);
         if let Some(Blocks { shape, .. }) = self.drafting.as_ref().and_then(|drafting| drafting.blocks) {
@@ -91,8 +91,8 @@ fn block_pass(step: &Step, rows: &[BlockRow], shape: BlockShape) -> Step {
     pass
 }
 
-/// Pass `pass`, from 1 on, of the layer that drafts behind `step`, see [`drafting::next_pass`], with the state slots of its rows. A row
-/// that wants no more drafts has none.
+/// Pass `pass`, from 1 on, of the layer that drafts after `step`, with the state slots of its rows; see
+/// [`drafting::next_pass`]. A row that needs no more drafts has none.
 fn next_pass(step: &Step, rows: &[DraftRow], pass: usize) -> Step {
     let mut next = drafting::next_pass(step, rows, pass, PAGE_TOKENS);
     let segment = |(row, first): (&DraftRow, u32)| {

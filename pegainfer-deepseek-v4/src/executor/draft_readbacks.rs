@@ -5,11 +5,11 @@ use crate::config::Config;
 use pegainfer_runtime::Readbacks;
 use pegainfer_runtime::block_drafting::BlockShape;
 
-/// What an executor keeps for the drafts of its model.
+/// Readbacks of an executor for the drafts of its model.
 #[derive(Debug)]
 pub(super) struct DraftReadbacks {
     pub readbacks: Readbacks,
-    /// Of DSpark; `None` is multi-token prediction.
+    /// Blocks of DSpark; `None` for multi-token prediction.
     pub blocks: Option<Blocks>,
 }
 
@@ -22,7 +22,8 @@ pub(super) struct Blocks {
 }
 
 impl DraftReadbacks {
-    /// For the layers that `config` loads; `None` if it loads none. `logits_rows`: samples whose logits are computed at once.
+    /// Readbacks for the layers that `config` loads; `None` if it loads none. `logits_rows`: samples whose logits are
+    /// computed at once.
     pub fn new(config: &Config, bounds: StepBounds, logits_rows: usize) -> Option<Self> {
         let dspark = config.loaded_dspark();
         let blocks =

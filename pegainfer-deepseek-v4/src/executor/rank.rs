@@ -27,9 +27,9 @@ pub(super) struct Rank {
     pub exec: Exec,
     pub shard: Shard,
     weights: Weights,
-    /// State of each layer, and behind them that of the layers that draft, if they are loaded.
+    /// State of each layer, followed by that of the layers that draft, if they are loaded.
     pub state: Vec<LayerState>,
-    /// Where all of it is that belongs to slots.
+    /// Addresses of all state in slots.
     rings: RingTable,
     rotations: Rotations,
     inputs: Inputs,
@@ -39,13 +39,13 @@ pub(super) struct Rank {
     pub graphs: Graphs<GraphKey>,
     graph_bounds: GraphBounds,
     communicator: Arc<dyn Communicator>,
-    /// See [`StepBounds::sharing`].
+    /// Work shared between ranks; see [`StepBounds::sharing`].
     sharing: Sharing,
-    /// Number of layers that a step runs through: all of them, except in a warm-up.
+    /// Number of layers that a step runs: all of them, except in a warm-up.
     pub layers: usize,
 }
 
-/// What a CUDA graph is made for.
+/// Key of a CUDA graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct GraphKey {
     pub part: PassKind,
@@ -59,15 +59,15 @@ pub(super) enum PassKind {
     Layers,
     /// The layer for multi-token prediction.
     Draft {
-        /// It runs behind its own drafts; otherwise over the tokens of a step.
+        /// If true, input is the layer's own drafts, otherwise the tokens of a step.
         again: bool,
     },
-    /// DSpark's stages, over blocks behind a step.
+    /// DSpark's stages, over the blocks after a step.
     Blocks,
 }
 
 impl Rank {
-    /// Allocates workspace and state beside loaded weights.
+    /// Allocates workspace and state for loaded weights.
     pub fn new(
         mut exec: Exec,
         config: &Config,
@@ -124,7 +124,7 @@ impl Rank {
         shape.filter(|_| !self.exec.is_recording())
     }
 
-    /// Uploads `step` for a pass through `part`, before which the state of rows moves that change their slot.
+    /// Uploads `step` for a pass of kind `part`, and first moves the state of rows that change their slot.
     pub fn begin(&mut self, part: PassKind, step: &Step) -> Result<(), OpError> {
         let Self { exec, state, rings, inputs, work, .. } = self;
         exec.install(|exec| {
@@ -142,7 +142,8 @@ impl Rank {
         })?
     }
 
-    /// Does `job`, such as [`Graphs::run`], with the launches of a pass over `step`, for which the rank has begun.
+    /// Runs `job`, such as [`Graphs::run`], with the launches of a pass over `step`, which [`begin`](Self::begin) has
+    /// uploaded.
     pub fn on_device(
         &mut self,
         (config, numerics, part): (&Config, Numerics, PassKind),
@@ -211,7 +212,7 @@ impl StepLaunches<'_> {
     }
 }
 
-/// The forward pass up to the logits of its samples, or up to the tokens of blocks, which a CUDA graph holds.
+/// The forward pass up to the logits of its samples, or up to the tokens of blocks, as captured in a CUDA graph.
 impl Launches for StepLaunches<'_> {
     fn exec(&mut self) -> &mut Exec {
         self.exec

@@ -10,27 +10,28 @@ use pegainfer_core::weights::{StoredDtype as Dtype, WeightsError};
 use pegainfer_kernels::ops::Matrix;
 use pegainfer_kernels::ops::deepseek_v4::HyperWeights;
 
-/// Window layers with learned gates, and the weights before and behind them; formulas: forward/dspark.rs. The embedding and the output
-/// matrix are the model's. The checkpoint's confidence head, `confidence_head.proj.weight`, is not loaded.
+/// Window layers with learned gates, and the weights before and after them; formulas: forward/dspark.rs. The embedding
+/// and the output matrix are the model's. The checkpoint's confidence head, `confidence_head.proj.weight`, is not
+/// loaded.
 #[derive(Debug)]
 pub struct DSpark {
-    /// Projection of the streams' means behind the target layers, `[hidden, targets * hidden]`.
+    /// Projection of the means of the streams after the target layers, `[hidden, targets * hidden]`.
     pub main_projection: Matrix,
-    /// Weight of the RMSNorm behind it, `[hidden]` bf16.
+    /// Weight of the RMSNorm after it, `[hidden]` bf16.
     pub main_norm: Tensor,
     /// The layers, first to last.
     pub stages: Vec<Layer>,
-    /// Mixing of the streams behind the last stage.
+    /// Mixing of the streams after the last stage.
     pub head_hyper: HyperWeights,
     /// Weight of the RMSNorm before the output matrix, `[hidden]` bf16.
     pub norm: Tensor,
     /// Embedding of the token before, `markov_w1`, whole on every rank, `[vocab, markov_rank]` bf16.
     pub markov_embedding: Tensor,
-    /// From it to what it adds to the logits, `markov_w2`, whole on every rank, `[vocab, markov_rank]`.
+    /// Projection of it to the addend of the logits, `markov_w2`, whole on every rank, `[vocab, markov_rank]`.
     pub markov_output: Matrix,
 }
 
-/// Reads the tensors `mtp.*` but for the confidence head.
+/// Reads the tensors `mtp.*`, except the confidence head.
 pub(super) fn dspark(
     reader: &mut Reader<'_>,
     config: &Config,

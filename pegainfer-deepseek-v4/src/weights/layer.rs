@@ -43,13 +43,14 @@ pub struct Attention {
     pub sink: Tensor,
     /// `[groups * o_lora, heads per group * head_dim]`.
     pub wo_a: Matrix,
-    /// The same in bf16, for GEMMs of many tokens; `None` where none takes it so. See [`Weights::widen`](super::Weights::widen).
+    /// `wo_a` in bf16, for GEMMs of many tokens; `None` if none takes it in bf16. See
+    /// [`Weights::widen`](super::Weights::widen).
     pub wo_a_bf16: Option<Matrix>,
     /// `[hidden, groups * o_lora]`.
     pub wo_b: Matrix,
-    /// Of sparse and heavy layers.
+    /// Compressor of sparse and heavy layers.
     pub compressor: Option<Compressor>,
-    /// Of sparse layers.
+    /// Indexer of sparse layers.
     pub indexer: Option<Indexer>,
 }
 
@@ -60,7 +61,7 @@ pub struct Compressor {
     pub wkv: Matrix,
     /// `[width, hidden]`.
     pub wgate: Matrix,
-    /// What the op takes.
+    /// Weights in the form that the op takes.
     pub pooling: CompressorWeights,
 }
 
@@ -82,31 +83,31 @@ pub struct Indexer {
     pub compressor: Compressor,
 }
 
-/// How tokens find their experts.
+/// Assigns tokens to experts.
 #[derive(Debug)]
 pub enum Router {
-    /// By id: `[vocab, k]` u32.
+    /// By token id: `[vocab, k]` u32.
     Hash(Tensor),
-    /// By gate, with this bias: `[experts]` f32.
+    /// By a gate with this bias: `[experts]` f32.
     Learned(Tensor),
 }
 
 /// The experts of a layer.
 #[derive(Debug)]
 pub struct Moe {
-    /// `[experts, hidden]`, all of them.
+    /// Gate of all experts, `[experts, hidden]`.
     pub gate: Matrix,
-    /// How tokens find their experts.
+    /// Assigns tokens to experts.
     pub router: Router,
     /// The rank's columns of the rank's experts.
     pub experts: Experts,
-    /// Number of the first of them.
+    /// Number of this rank's first expert.
     pub first: usize,
     /// The rank's columns.
     pub shared: Experts,
 }
 
-/// Reads the layer of this kind whose tensors' names begin with `prefix`; `hash`: its experts are chosen by the token id alone.
+/// Reads a layer of this kind with this tensor name `prefix`. `hash`: its experts are chosen by the token id alone.
 pub(super) fn layer(
     reader: &mut Reader<'_>,
     config: &Config,
@@ -127,7 +128,7 @@ pub(super) fn layer(
     })
 }
 
-/// Reads a mixing of streams, of `mixes` values with `scales` scales, whose tensors' names begin with `prefix`.
+/// Reads a mixing of streams, of `mixes` values with `scales` scales, with this tensor name `prefix`.
 pub(super) fn hyper(
     reader: &mut Reader<'_>,
     prefix: &str,

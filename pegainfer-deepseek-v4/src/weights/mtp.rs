@@ -10,8 +10,8 @@ use pegainfer_core::weights::WeightsError;
 use pegainfer_kernels::ops::Matrix;
 use pegainfer_kernels::ops::deepseek_v4::HyperWeights;
 
-/// A window layer with a learned gate, and the weights before and behind it; formulas: forward/draft.rs. The embedding and the output
-/// matrix are the model's.
+/// A window layer with a learned gate, and the weights before and after it; formulas: forward/draft.rs. The embedding
+/// and the output matrix are the model's.
 #[derive(Debug)]
 pub struct Mtp {
     /// Weight of the RMSNorm of the embedding, `[hidden]` bf16.
@@ -24,7 +24,7 @@ pub struct Mtp {
     pub stream_projection: Matrix,
     /// The layer.
     pub layer: Layer,
-    /// Mixing of the streams behind the layer.
+    /// Mixing of the streams after the layer.
     pub head_hyper: HyperWeights,
     /// Weight of the RMSNorm before the output matrix, `[hidden]` bf16.
     pub norm: Tensor,

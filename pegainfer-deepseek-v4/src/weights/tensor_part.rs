@@ -5,7 +5,7 @@ use std::ops::Range;
 /// Edge of the blocks of FP8 weights.
 const BLOCK: usize = 128;
 
-/// Which rows and columns of a tensor to read; `None` is all.
+/// Rows and columns of a tensor to read; `None` means all.
 #[derive(Debug, Clone)]
 pub(super) struct TensorPart {
     pub rows: Option<Range<usize>>,
