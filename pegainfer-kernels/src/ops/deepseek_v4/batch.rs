@@ -11,17 +11,17 @@ use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
-/// In a list of chosen entries: there is none here.
+/// Marks an empty place in a list of chosen entries.
 pub const NO_ENTRY: u32 = deepseek_v4_attention::NO_ENTRY;
 
-/// Whose tokens a step has and where its sequences keep what they remember. `T` tokens, `B` rows, all u32.
+/// The tokens of a step and the state of its sequences. `T` tokens, `B` rows, all u32.
 ///
-/// A row's positions follow each other. What a sequence knows of a position before its first token of the step is in its
-/// slot of a ring; the ops read rings before they are written, so a chunk of any length may replace them.
+/// A row's positions are consecutive. State of positions before a row's first token is in its slot of a ring. The ops
+/// read rings before they write them, so a chunk of any length may replace them.
 ///
-/// A row whose slot is [`NO_SLOT`](pegainfer_core::kv::NO_SLOT) pads the step, as a CUDA graph for more rows has them: it has
-/// no state, and its positions and pages may hold anything. Nothing is written for it but zeros where attention has its
-/// output, and [`NO_ENTRY`] where its entries are chosen. Tokens behind the last row are as those of such a row.
+/// A row with the slot [`NO_SLOT`](pegainfer_core::kv::NO_SLOT) pads the step to the shape of a CUDA graph: it has no
+/// state, and its positions and pages may hold anything. For it, attention writes zeros, the choice of entries writes
+/// [`NO_ENTRY`], and no other op writes anything. Tokens after the last row count as those of such a row.
 #[derive(Debug, Clone, Copy)]
 pub struct RaggedBatch<'a> {
     /// Row `b` owns tokens `qo_indptr[b]..qo_indptr[b + 1]`, at least one, `[B + 1]`.
@@ -43,7 +43,7 @@ impl RaggedBatch<'_> {
         check.is(self.page_tables, DType::U32, &[rows, pages])
     }
 
-    /// What an op reads of the step, for its record.
+    /// Inputs of an op, for its record.
     pub(super) fn operands(&self) -> [&Tensor; 4] {
         [self.qo_indptr, self.positions, self.slots, self.page_tables]
     }
@@ -70,7 +70,7 @@ pub fn write_ring(exec: &mut Exec, fresh: &Tensor, batch: &RaggedBatch<'_>, ring
     check.is(rings, fresh.dtype(), &[slots, ring, width])?;
     exec.record(|_| {
         let reads: Vec<&Tensor> = [fresh].into_iter().chain(batch.operands()).collect();
-        // Of tokens that newer ones of the step overwrite nothing is moved.
+        // Tokens that newer ones of the step overwrite are not moved.
         let bytes = fresh.bytes().min((batch.slots.elements() * ring * width * fresh.dtype().size()) as u64);
         OpRecord::new("write_ring", "rows", &reads, &[rings], 0).with_bytes(2 * bytes)
     });
@@ -83,8 +83,8 @@ pub fn write_ring(exec: &mut Exec, fresh: &Tensor, batch: &RaggedBatch<'_>, ring
     Ok(())
 }
 
-/// Puts the newest tokens of each row into its ring, that of position `p` at row `p % ring` of its slot, on the host. `fresh`: `[T, width]`
-/// bf16 or f32; `rings`: `[slots, ring, width]` of the same dtype.
+/// Puts the newest tokens of each row into its ring, that of position `p` at row `p % ring` of its slot, on the host.
+/// `fresh`: `[T, width]` bf16 or f32; `rings`: `[slots, ring, width]` of the same dtype.
 pub(super) fn ring_host(fresh: &Tensor, batch: &RaggedBatch<'_>, rings: &mut Tensor) {
     let (ring, width) = (rings.shape()[1], rings.shape()[2]);
     match fresh.dtype() {

@@ -1,5 +1,5 @@
-//! The ops of DeepSeek-V4. Activations are bf16 or f32, as their tensors say: every op computes in f32 and rounds when
-//! it stores, so that one executor serves the reference's precision and plain f32.
+//! The ops of DeepSeek-V4. Activations are bf16 or f32, by the dtype of their tensors: every op computes in f32 and
+//! rounds when it stores, so that one executor supports the reference's precision and plain f32.
 
 mod add;
 mod attention;
