@@ -1,4 +1,4 @@
-//! GEMMs with a weight of the checkpoint: the kernel and its grid, alone and with what follows it.
+//! GEMMs with a weight of the checkpoint: the kernel and its grid, alone and fused with the next op.
 
 use super::gemm_shape::{GemmShape, Output, WeightFormat};
 use super::gemv_splitk::{self, GemvPlan};
@@ -7,7 +7,7 @@ use super::skinny_wgmma::{self, SkinnyPlan};
 use crate::limits::{fp8, gemm_wgmma, narrow_gemm};
 use pegainfer_core::cuda::BOX_COLUMNS;
 
-/// The kernel of a skinny GEMM, which reads each weight once and may have an epilogue.
+/// Kernel of a skinny GEMM, which reads each weight once and may have an epilogue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Skinny {
     /// csrc/gemv_splitk.cu: mma.sync, for up to 16 rows on any GPU but Hopper.
@@ -18,7 +18,7 @@ pub enum Skinny {
 }
 
 impl Skinny {
-    /// The kernel that is faster than cuBLASLt here, if there is one.
+    /// The skinny kernel, if it is faster than cuBLASLt for this shape.
     pub fn choose(gpu: &Gpu, shape: GemmShape) -> Option<Self> {
         if skinny_wgmma::serves(gpu, shape) {
             Some(Self::Wgmma(skinny_wgmma::plan(gpu, shape)))
@@ -29,7 +29,7 @@ impl Skinny {
         }
     }
 
-    /// Its name in records.
+    /// Name in records.
     pub fn name(&self) -> &'static str {
         match self {
             Self::GemvSplitK(_) => "gemv_splitk",
@@ -37,7 +37,7 @@ impl Skinny {
         }
     }
 
-    /// Splits of the columns, each of which leaves sums.
+    /// Number of splits of the columns, each of which leaves sums.
     pub fn splits(&self) -> usize {
         match self {
             Self::GemvSplitK(plan) => plan.splits,
@@ -49,26 +49,26 @@ impl Skinny {
 /// The kernel of a GEMM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Gemm {
-    /// For few rows.
+    /// Kernel for few rows.
     Skinny(Skinny),
     /// The library.
     CublasLt,
-    /// csrc/gemm_mma.cu: tiles of so many rows and columns in shared memory, where the library is missing.
+    /// csrc/gemm_mma.cu: tiles of this size in shared memory, if the library is missing.
     TiledMma(usize),
     /// The library, FP8 by FP8 (W8A8): activations are rounded with a scale for each 128 columns of a row.
     Fp8CublasLt,
-    /// FP8 weights are widened to bf16, as many rows at a time as the workspace takes, for the kernel of many rows.
+    /// FP8 weights are widened to bf16 for the kernel of many rows, as many rows at a time as fit the workspace.
     Widened,
-    /// The parts of a stack, each as it is chosen.
+    /// Parts of a stack, each with its own choice.
     Parts,
     /// csrc/narrow_gemm.cu: weights of few rows, for steps of few tokens on Hopper.
     Narrow,
 }
 
-/// Rows and columns of the tiles of csrc/gemm_mma.cu: large ones reuse more, if there are enough of them to fill the GPU.
+/// Sizes of the tiles of csrc/gemm_mma.cu. Large tiles reuse more, if there are enough of them to fill the GPU.
 const TILES: [usize; 2] = [64, 128];
 
-/// Most rows of x, and of w, of csrc/narrow_gemm.cu.
+/// Maximum number of rows of x, and of w, of csrc/narrow_gemm.cu.
 const NARROW_ROWS: usize = 256;
 const NARROW_WEIGHTS: usize = 128;
 /// Columns of its step.
@@ -87,13 +87,13 @@ impl Gemm {
         }
     }
 
-    /// Whether the kernel for `m` rows of x and a weight `[n, k]` multiplies rounded activations: FP8 by FP8.
+    /// True if the kernel for `m` rows of x and a weight `[n, k]` multiplies FP8 by FP8, with rounded activations.
     pub(crate) fn takes_fp8(gpu: &Gpu, (m, n, k): (usize, usize, usize), format: WeightFormat) -> bool {
         let gemm = Self::choose(gpu, GemmShape { m, n, k, output: Output::Bf16, format });
         format == WeightFormat::Fp8 && matches!(gemm, Self::Skinny(Skinny::Wgmma(_)) | Self::Fp8CublasLt)
     }
 
-    /// Whether csrc/narrow_gemm.cu runs.
+    /// True if csrc/narrow_gemm.cu runs.
     fn narrow_serves(gpu: &Gpu, GemmShape { m, n, k, output, format }: GemmShape) -> bool {
         let plain = (output, format) == (Output::Bf16, WeightFormat::Bf16);
         let few = (1..=NARROW_ROWS).contains(&m) && (1..=NARROW_WEIGHTS).contains(&n);
@@ -109,7 +109,7 @@ impl Gemm {
         Self::TiledMma(TILES[usize::from(fill)])
     }
 
-    /// Its name in records.
+    /// Name in records.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Skinny(skinny) => skinny.name(),
@@ -124,8 +124,8 @@ impl Gemm {
     }
 }
 
-/// Whether the library multiplies FP8 by FP8 with scales of blocks: on Hopper, where a row of scales of w is whole vectors and its
-/// last block is whole.
+/// True if the library multiplies FP8 by FP8 with block scales: on Hopper, if a row of scales of w consists of whole
+/// vectors and its last block is whole.
 pub(super) fn fp8_cublaslt_serves(gpu: &Gpu, GemmShape { n, k, .. }: GemmShape) -> bool {
     gpu.is_hopper()
         && gpu.cublaslt == CublasLt::BlockScales
@@ -133,7 +133,7 @@ pub(super) fn fp8_cublaslt_serves(gpu: &Gpu, GemmShape { n, k, .. }: GemmShape) 
         && n.is_multiple_of(fp8::BLOCK)
 }
 
-/// How `ops::linear_add_norm` runs.
+/// Kernels of `ops::linear_add_norm`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AddNorm {
     /// A GEMM that leaves the partial sums of its splits; the norm adds them.
@@ -154,7 +154,7 @@ impl AddNorm {
         }
     }
 
-    /// Its name in records: that of the GEMM.
+    /// Name of its GEMM in records.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Partials(skinny) => skinny.name(),
@@ -164,25 +164,26 @@ impl AddNorm {
     }
 }
 
-/// Whether the large-M warpgroup kernels (csrc/gemm_wgmma.cuh) run: they do `parts` parts of a finished tile between the
-/// steps of the next, which has `k` columns.
+/// True if the large-M warpgroup kernels (csrc/gemm_wgmma.cuh) run. They process `parts` parts of a finished tile
+/// between the steps of the next, which has `k` columns.
 fn gemm_wgmma_serves(gpu: &Gpu, k: usize, parts: usize) -> bool {
     gpu.is_hopper() && k >= parts * BOX_COLUMNS
 }
 
-/// How `ops::linear_swiglu` runs.
+/// Kernels of `ops::linear_swiglu`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Swiglu {
-    /// A GEMM whose epilogue gates.
+    /// A skinny GEMM with a gating epilogue.
     Gated(Skinny),
-    /// csrc/gemm_wgmma_swiglu.cu: a large-M warpgroup GEMM whose epilogue gates.
+    /// csrc/gemm_wgmma_swiglu.cu: a large-M warpgroup GEMM with a gating epilogue.
     Wgmma,
     /// A GEMM; then csrc/swiglu.cu.
     Separate(Gemm),
 }
 
 impl Swiglu {
-    /// Rows of x from which csrc/gemm_wgmma_swiglu.cu is faster than cuBLASLt and csrc/swiglu.cu: by 7 % of the GEMM.
+    /// Minimum number of rows of x for which csrc/gemm_wgmma_swiglu.cu is faster than cuBLASLt and csrc/swiglu.cu, by 7
+    /// % of the GEMM.
     const MIN_ROWS: usize = 512;
     /// Parts of a tile in csrc/gemm_wgmma_swiglu.cu.
     const PARTS: usize = gemm_wgmma::SWIGLU_PARTS;
@@ -197,7 +198,7 @@ impl Swiglu {
         }
     }
 
-    /// Its name in records.
+    /// Name in records.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Gated(skinny) => skinny.name(),

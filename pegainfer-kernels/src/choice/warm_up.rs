@@ -1,4 +1,4 @@
-//! What an engine computes before it serves on a GPU.
+//! Steps that an engine runs on a GPU before it serves.
 
 use super::{GemmShape, Gpu, Output, Skinny, WeightFormat};
 use crate::cuda::m_bucket;
@@ -10,10 +10,10 @@ use std::iter::successors;
 /// Tokens of usual prompts.
 const USUAL: [usize; 3] = [1024, 2048, 4096];
 
-/// Steps, each as its rows' tokens and contexts, see [`Step::ragged`](pegainfer_core::schedule::Step::ragged): what loads
-/// kernels and lets cuBLASLt choose. The first requests would have to wait for that, and those before them, because the
-/// device has to be idle for it. `mixed`: tokens of a mixed step; `largest`: rows and tokens of the largest step, each at most
-/// what the KV pool holds. Without a GPU there are none.
+/// Steps that load kernels and let cuBLASLt choose algorithms, each as its rows' tokens and contexts; see
+/// [`Step::ragged`](pegainfer_core::schedule::Step::ragged). Otherwise the first requests would wait for that, and so
+/// would running ones, because the device must be idle for it. `mixed`: tokens of a mixed step; `largest`: rows and
+/// tokens of the largest step that the KV pool holds. Empty without a GPU.
 pub fn warm_up(exec: &mut Exec, mixed: usize, largest: (usize, usize)) -> Result<Vec<Vec<(usize, usize)>>, OpError> {
     let gpu = super::gpu(exec)?.filter(|_| exec.device() == Device::Cuda);
     Ok(gpu.map_or(Vec::new(), |gpu| steps(&gpu, mixed, largest)))
@@ -31,7 +31,8 @@ fn steps(gpu: &Gpu, mixed: usize, largest: (usize, usize)) -> Vec<Vec<(usize, us
     decoding.chain(prompts).chain(both).collect()
 }
 
-/// Fewest rows of a GEMM that no skinny kernel takes, whatever its weight: there cuBLASLt's algorithms have to be timed.
+/// Minimum number of rows of a GEMM for which no skinny kernel exists with any weight, so that cuBLASLt's algorithms
+/// must be timed.
 fn first_autotuned(gpu: &Gpu) -> usize {
     let weight = GemmShape { m: 0, n: 4096, k: 4096, output: Output::Bf16, format: WeightFormat::Bf16 };
     let large = |m: &usize| Skinny::choose(gpu, GemmShape { m: *m, ..weight }).is_none();
