@@ -1,4 +1,5 @@
-//! Rows of few queries on Hopper and later: csrc/attention_decode_bulk.cu, and what csrc/attention_decode_gated.cu shares with it.
+//! Rows of few queries on Hopper and later: csrc/attention_decode_bulk.cu, and the code shared with
+//! csrc/attention_decode_gated.cu.
 
 use super::abi::{DecodeBulk, DecodeFused};
 use super::attention_operands::Operands;
@@ -10,18 +11,19 @@ use pegainfer_core::cuda::{Cuda, Launch};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
 
-/// How decode attention stands to the prefill that was launched before it.
+/// Ordering of decode attention after the prefill launched before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Prefilled {
-    /// Prefill is complete before decode begins, or there is none.
+    /// Prefill is complete before decode starts, or there is none.
     Serialised,
-    /// Both run together: prefill has released its successor only once all before it were complete, see csrc/decode.cuh.
+    /// Both run concurrently: prefill released its successor only after all kernels before it were complete; see
+    /// csrc/decode.cuh.
     Overlapped,
 }
 
-/// Stages of each warp's ring in the kernels for this format, of a grid for so many stages in bf16. They take as many bytes:
-/// in FP8 a stage of small heads is half as large, and one of large heads has both keys and values. With one stage, for which four
-/// blocks share a multiprocessor, there is memory for three of FP8.
+/// Stages of each warp's ring in the kernels for this format, for a grid of `stages` stages in bf16, in the same number
+/// of bytes. In FP8, a stage of small heads takes half as many bytes, and a stage of large heads has both keys and
+/// values. With one stage, for which four blocks share a multiprocessor, there is memory for three FP8 stages.
 pub(super) fn kernel_stages(format: KvDType, head_dim: usize, stages: usize) -> usize {
     match (format, stages) {
         (KvDType::Fp8, 1) if head_dim <= LARGE_HEAD => 3,
@@ -30,7 +32,7 @@ pub(super) fn kernel_stages(format: KvDType, head_dim: usize, stages: usize) -> 
     }
 }
 
-/// Size of `DecodeShared<D, N, S, T>` in csrc/decode_partials.cuh, for a grid of so many stages.
+/// Size of `DecodeShared<D, N, S, T>` in csrc/decode_partials.cuh for a grid of `stages` stages.
 fn shared_bytes(format: KvDType, head_dim: usize, column_tiles: usize, stages: usize) -> usize {
     let stage = match format {
         KvDType::Bf16 if head_dim > LARGE_HEAD => 32 * head_dim,
@@ -52,14 +54,14 @@ pub(super) struct Call<'a, 'b> {
 
 impl Call<'_, '_> {
     /// # Safety
-    /// As [`Launch::run`].
+    /// See [`Launch::run`].
     pub unsafe fn run(&self, launch: Launch) -> Result<(), OpError> {
         let HeadShape { kv_heads, head_dim, .. } = self.shape;
         let DecodeGrid { column_tiles, stages, blocks } = *self.grid;
         let launch = launch.early(self.batch.qo_indptr).early(self.batch.kv_lens).early(self.batch.block_tables);
         let launch = launch.shared(shared_bytes(self.format, head_dim, column_tiles, stages));
-        // Overlapped, the kernel fetches the keys and values before a row's queries early. They are those of earlier steps
-        // if the queries are all that the step adds to the row.
+        // Overlapped, the kernel fetches the keys and values before a row's queries early. They belong to earlier steps
+        // if the step adds only the queries to the row.
         let launch = if self.batch.load.sampled_only { launch } else { launch.overlapped() };
         // SAFETY: the caller's promise; the blocks were chosen so that the partial results fit the workspace.
         unsafe { launch.run([blocks, kv_heads, 1], 32 * DECODE_WARPS) }
@@ -71,7 +73,7 @@ impl Call<'_, '_> {
 pub(super) struct Scratch {
     /// Partial results.
     pub partials: u64,
-    /// Arrivals at each of them.
+    /// Counter of arrivals at each of them.
     pub arrived: u64,
 }
 
@@ -129,7 +131,7 @@ pub(super) fn decode_bulk(
         arrived,
     };
     let launch = kernel.launch(gpu, "attention", arguments)?;
-    // Beside prefill the kernel waits for nothing before it reads.
+    // Concurrent with prefill, the kernel waits for nothing before it reads.
     let launch = if overlapped { launch.early(q).early(k).early(v) } else { launch };
     // SAFETY: `prefilled` says what was launched before; the op checked the shapes, the kernel checks the block ids.
     unsafe { Call { batch, shape, format, grid }.run(launch) }

@@ -1,11 +1,11 @@
-//! Launch of csrc/gemv_splitk.cu: GEMMs of few rows of x, whose weights pass the tensor cores once.
+//! Launch of csrc/gemv_splitk.cu: GEMMs of few rows of x, which read weights once.
 
 use super::abi::{GemvSplitK, Target};
 use crate::choice::{GemvPlan, Output, gemv_tiles};
 use pegainfer_core::cuda::Cuda;
 use pegainfer_core::tensor::{OpError, Tensor};
 
-/// Launches the GEMM of `x` and `w`, which writes to `out`.
+/// Launches the GEMM of `x` and `w`; writes to `out`.
 pub(super) fn gemv_splitk(
     gpu: &mut Cuda,
     op: &'static str,

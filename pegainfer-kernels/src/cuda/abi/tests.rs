@@ -62,7 +62,7 @@ fn every_source_includes_its_header() {
         let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
         assert!(!entries(&name, KERNELS).is_empty(), "{name}.cu is not listed");
         let include = format!("#include \"abi/{name}.h\"");
-        // The kernel of a struct includes it where the struct is used.
+        // A kernel with a struct includes it where the struct is used.
         let text = read(&format!("{name}.cu"))
             + if name == "decode_layers" { read("layer_ll.cuh") } else { String::new() }.as_str();
         assert!(text.contains(&include), "{name}.cu");

@@ -1,5 +1,5 @@
-//! Plans GEMMs, and loads their kernels, for row counts that have not come yet. In a step that would take 0.1 ms for a plan and 4 ms for a
-//! kernel that the library has not loaded.
+//! Plans GEMMs and loads their kernels for future row counts. During a step, a plan would take 0.1 ms, and loading a
+//! kernel 4 ms.
 
 use super::{BlasLt, GemmSize, Multiplied, Operands, Plan, m_bucket};
 use crate::choice::DenseGemm;
@@ -8,12 +8,12 @@ use std::collections::HashSet;
 use std::iter::successors;
 use std::time::Instant;
 
-/// Fewest rows that are prepared: steps of fewer tokens run without the library.
+/// Minimum number of rows that are prepared: steps of fewer tokens run without the library.
 const MIN_ROWS: usize = DenseGemm::MIN_TOKENS;
 
 impl BlasLt {
-    /// Plans every GEMM that has a plan and whose algorithms are not timed again, for each M bucket from [`MIN_ROWS`] to `max_rows` rows, and runs
-    /// each algorithm once.
+    /// Plans every GEMM that has a plan and whose algorithms are not timed, for each M bucket from [`MIN_ROWS`] to
+    /// `max_rows` rows, and runs each algorithm once.
     pub(super) fn prepare(&mut self, max_rows: usize) {
         let start = Instant::now();
         let at = |address| Operands { x: address, w: address, out: address, scales: (address, address) };
@@ -28,7 +28,7 @@ impl BlasLt {
                         self.load(gemm, &plan, at);
                     }
                     Ok(_) => {}
-                    Err(error) => log::debug!("cuBLASLt has nothing for {m} rows of {gemm:?}: {error}"),
+                    Err(error) => log::debug!("cuBLASLt has no algorithm for {m} rows of {gemm:?}: {error}"),
                 }
                 planned += 1;
             }
@@ -37,8 +37,8 @@ impl BlasLt {
         log::debug!("cuBLASLt: {planned} GEMMs planned, {kernels} algorithms loaded in {spent:.1?}");
     }
 
-    /// Runs the algorithm of `plan` once with few rows, which loads its kernel. Operands and result lie in the workspace; the numbers do
-    /// not matter.
+    /// Runs the algorithm of `plan` once with few rows, which loads its kernel. Operands and result lie in the
+    /// workspace and have arbitrary values.
     fn load(&self, gemm: GemmSize, plan: &Plan, at: Operands) {
         let few = GemmSize { m: m_bucket(MIN_ROWS), ..gemm };
         let Ok(layouts) = self.layouts(few) else { return };

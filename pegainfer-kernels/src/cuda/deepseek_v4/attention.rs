@@ -1,4 +1,5 @@
-//! `sparse_attention` (csrc/deepseek_v4_attention.cu, csrc/deepseek_v4_attention_chunks.cu, csrc/deepseek_v4_attention_wgmma.cu).
+//! `sparse_attention` (csrc/deepseek_v4_attention.cu, csrc/deepseek_v4_attention_chunks.cu,
+//! csrc/deepseek_v4_attention_wgmma.cu).
 
 use super::norm::rope;
 use super::rings::write_ring;
@@ -20,17 +21,17 @@ const OP: &str = "sparse_attention";
 /// Blocks that fill every GPU: with fewer, the keys of a token are split over blocks, with the same bits.
 const FILL: usize = 512;
 
-/// Where the keys of tokens are. Tensors that a kernel does not read have another's address.
+/// Locations of the keys of tokens. Unused tensors have the address of another one.
 struct Lists<'a> {
     kv: &'a Tensor,
     rings: &'a Tensor,
     /// Tokens of the window.
     window: usize,
-    /// Rows of a ring, at least as many.
+    /// Minimum number of rows of a ring.
     ring: usize,
     entries: &'a Tensor,
     chosen: &'a Tensor,
-    /// Of the entries; 0 without.
+    /// Pages of the entries; 0 without entries.
     entry_pages: usize,
     per_page: usize,
     /// Columns of `chosen`; 0 without.
@@ -154,7 +155,7 @@ fn mma_threads(dim: usize) -> usize {
     32 * dim.div_ceil(WARP_DIM)
 }
 
-/// A kernel whose blocks have all keys of a token.
+/// A kernel whose blocks process all keys of a token.
 struct Whole {
     entry: Entry<SparseAttention<'static>>,
     /// Heads of a block.
@@ -269,7 +270,7 @@ fn split_keys(
     run_early(exec, OP, [kernel, kernel], dtype, arguments, &early, (grid, mma_threads(dim)))
 }
 
-/// What [`merge`] has to know of the lists of keys.
+/// Description of the lists of keys for [`merge`].
 struct Merge {
     window: usize,
     per_page: usize,

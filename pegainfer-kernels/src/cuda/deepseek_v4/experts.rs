@@ -24,21 +24,21 @@ const DOWN: [[Entry<Down<'static>>; 4]; 3] = [
     [Down::down_fp4_8, Down::down_fp4_16, Down::down_fp4_32, Down::down_fp4_64],
 ];
 
-/// Which experts tokens go to: numbers and weights, `[tokens, k]`, and the number of the first expert that is here.
+/// Experts chosen by tokens: numbers and weights, `[tokens, k]`, and the number of the first expert present.
 struct ExpertChoice<'a> {
     chosen: &'a Tensor,
     weights: &'a Tensor,
     first: usize,
 }
 
-/// Grouped pairs of a pass: device addresses that are 0 where every token goes to the only expert.
+/// Grouped pairs of a pass: device addresses, or 0 if every token goes to the only expert.
 struct Groups {
     tiles: u64,
     pairs: u64,
     weights: u64,
     /// Experts of a token.
     k: usize,
-    /// The tile, by its place in [`TILES`], and the most tiles that there can be.
+    /// The tile, as an index into [`TILES`], and the maximum number of tiles.
     tile: usize,
     max_tiles: usize,
 }
@@ -48,21 +48,21 @@ fn row(tensor: &Tensor, first: usize, width: usize) -> u64 {
     tensor.device() + (first * width * tensor.dtype().size()) as u64
 }
 
-/// What bounds the tiles of an op's pairs. Their number changes no bit of a result.
+/// Limits of the tiles of an op's pairs. The number of tiles does not change a bit of a result.
 #[derive(Clone, Copy)]
 struct Tiling {
     experts: usize,
-    /// Scales of a row of h, each with a counter in a tile; 0 where h is not rounded.
+    /// Scales of a row of h, each with a counter in a tile; 0 if h is not rounded.
     scales: usize,
 }
 
 impl Tiling {
-    /// The most tiles that there can be.
+    /// Maximum number of tiles.
     fn max_tiles(self, pairs: usize, tile: usize) -> usize {
         self.experts.min(pairs) + pairs / TILES[tile]
     }
 
-    /// There are counters for all of them.
+    /// True if there are counters for all of them.
     fn fits(self, pairs: usize, tile: usize) -> bool {
         self.max_tiles(pairs, tile) * self.scales <= COUNTERS
     }
@@ -76,7 +76,7 @@ impl Tiling {
     }
 }
 
-/// One op's operands that all passes share.
+/// Operands of one op that all passes share.
 struct Call<'a> {
     op: &'static str,
     x: &'a Tensor,
@@ -85,7 +85,7 @@ struct Call<'a> {
 }
 
 impl Call<'_> {
-    /// Whether the input of the last GEMM is rounded to FP8.
+    /// True if the input of the last GEMM is rounded to FP8.
     fn rounds(&self) -> bool {
         self.math.quantize && self.experts.down.is_quantized()
     }
@@ -95,7 +95,7 @@ impl Call<'_> {
         Tiling { experts: self.experts.count, scales }
     }
 
-    /// Tokens of a pass, so that everything in between fits the workspace, and that there are counters for its tiles.
+    /// Number of tokens of a pass such that all intermediates fit the workspace, and there are counters for its tiles.
     fn pass(&self, k: usize) -> usize {
         let (hidden, width) = (self.x.rows_cols().1, self.experts.width());
         let (parts, size) = (Parts::of(self.x.dtype()).bytes(), self.x.dtype().size());
@@ -135,7 +135,8 @@ impl Call<'_> {
         Ok(Groups { tiles, pairs, weights: row(choice.weights, tokens.start, k), k, tile, max_tiles })
     }
 
-    /// The experts' outputs for some tokens, one row a pair: in `y`, or without it in the workspace. Returns their address.
+    /// The experts' outputs for some tokens, one row a pair: in `y`, or without it in the workspace. Returns their
+    /// address.
     fn outputs(
         &self,
         exec: &mut Exec,
@@ -225,7 +226,7 @@ pub(crate) fn routed_experts(
         let message = format!("{k} of {} experts: the GPU kernel takes {MAX_CHOSEN} of {MAX_EXPERTS}", experts.count);
         return Err(OpError { op: call.op, message });
     }
-    // What is computed beside this op, such as `shared`.
+    // Waits for concurrent ops, such as `shared`.
     exec.join_side_streams()?;
     let choice = ExpertChoice { chosen, weights, first };
     let pass = call.pass(k);

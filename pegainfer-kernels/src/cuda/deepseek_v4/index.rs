@@ -1,5 +1,5 @@
-//! `select_entries` (csrc/deepseek_v4_index.cu, csrc/deepseek_v4_index_wgmma.cu): scores through the workspace, of as many tokens at a time
-//! as fit there.
+//! `select_entries` (csrc/deepseek_v4_index.cu, csrc/deepseek_v4_index_wgmma.cu): scores pass through the workspace,
+//! for as many tokens at a time as fit.
 
 use super::run;
 use crate::choice::{self, DenseGemm};
@@ -15,10 +15,11 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 const OP: &str = "select_entries";
 /// Blocks of a launch that fill every GPU; more take parts of a token's entries in turn.
 const FILL: usize = 2048;
-/// Most scores of a token that a block holds in its registers, 8 a thread, and 40 a thread.
+/// Maximum number of scores of a token that a block holds in its registers, 8 a thread, and 40 a thread.
 const FEW_ENTRIES: usize = 8 * CHOOSE_THREADS;
 const MANY_ENTRIES: usize = 40 * CHOOSE_THREADS;
-/// Tokens of a tile where the rank has all tokens and such tiles give each multiprocessor [`MANY_WAVES`] blocks; else [`SHARE_TOKENS`].
+/// Tokens of a tile if the rank has all tokens and such tiles give each multiprocessor [`MANY_WAVES`] blocks; otherwise
+/// [`SHARE_TOKENS`].
 const MANY_TOKENS: usize = 128;
 const MANY_WAVES: usize = 6;
 
@@ -40,7 +41,7 @@ pub(crate) fn select_entries(
         return Err(OpError { op: OP, message });
     }
     let (scores, wgmma) = (exec.gpu()?.workspace(), takes_wgmma(exec, q)?);
-    // No launch begins or ends within a tile.
+    // No launch starts or ends within a tile.
     let at_once = if fit < SHARE_TOKENS { 1 << fit.ilog2() } else { fit / SHARE_TOKENS * SHARE_TOKENS };
     for first_own in (0..tokens).step_by(at_once) {
         let part = TokenRange { first_own, tokens: at_once.min(tokens - first_own), share, max_scores, scores };
@@ -76,7 +77,7 @@ pub(crate) fn select_entries(
     Ok(())
 }
 
-/// Some of the tokens that are the rank's own.
+/// A range of the rank's own tokens.
 #[derive(Clone, Copy)]
 struct TokenRange {
     /// Number of the first one among these.
@@ -85,7 +86,7 @@ struct TokenRange {
     share: TokenShare,
     /// Largest number of scores of a token.
     max_scores: usize,
-    /// Where the scores go: `[tokens, most]`.
+    /// Address of the scores: `[tokens, max_scores]`.
     scores: u64,
 }
 
@@ -125,7 +126,7 @@ fn scores_by_warps(
     run(exec, OP, kernels, q.dtype(), arguments, ([tokens, parts, 1], SCORE_THREADS))
 }
 
-/// Whether [`scores_by_wgmma`] takes these queries.
+/// True if [`scores_by_wgmma`] takes these queries.
 fn takes_wgmma(exec: &mut Exec, q: &Tensor) -> Result<bool, OpError> {
     let hopper = choice::gpu(exec)?.is_some_and(|gpu| gpu.is_hopper());
     let many = q.shape()[0] >= DenseGemm::MIN_TOKENS && q.shape()[1..] == [HEADS, DIM];

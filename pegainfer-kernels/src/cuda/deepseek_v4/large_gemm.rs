@@ -1,4 +1,4 @@
-//! Dense GEMMs at many tokens, on cuBLASLt (csrc/deepseek_v4_pack.cu packs and widens what it takes).
+//! Dense GEMMs with many tokens, on cuBLASLt (csrc/deepseek_v4_pack.cu packs and widens its operands).
 
 use super::activations::Scratch;
 use crate::choice::{self, DenseGemm, DenseShape, WeightFormat};
@@ -16,8 +16,9 @@ use std::ops::Range;
 pub(super) const VECTOR: usize = 8;
 const CODES: usize = 16;
 
-/// The kernel for `out = x wᵀ`, or for `groups` such GEMMs, at many tokens; `None` if one of those for few tokens or other formats runs.
-/// `rounded`: if w is FP8, x are values of `round_activation`. Does not wait for cuBLASLt at few tokens.
+/// The kernel for `out = x wᵀ`, or for `groups` such GEMMs, with many tokens; `None` if a kernel for few tokens or
+/// other formats runs. `rounded`: if w is FP8, x are values of `round_activation`. Does not wait for cuBLASLt with few
+/// tokens.
 pub(crate) fn choose_large(
     exec: &mut Exec,
     x: &Tensor,
@@ -38,7 +39,8 @@ pub(crate) fn choose_large(
     Ok(choice::gpu(exec)?.and_then(|gpu| DenseGemm::choose(&gpu, shape)))
 }
 
-/// The kernel for `matmul_rounding` at many tokens: one that packs x, which rounds it. `None`: as [`choose_large`].
+/// The kernel for `matmul_rounding` with many tokens, which packs x and thereby rounds it; `None` as in
+/// [`choose_large`].
 pub(crate) fn rounds_many(exec: &mut Exec, x: &Tensor, w: &Matrix, out: &Tensor) -> Result<Option<DenseGemm>, OpError> {
     Ok(choose_large(exec, x, true, (w, 1), out)?.filter(|kernel| matches!(kernel, DenseGemm::Fp8CublasLt)))
 }
@@ -101,7 +103,8 @@ pub(super) struct Packed {
     pub rows: usize,
 }
 
-/// Bytes of a packed row of k columns: codes, and f32 scales. Unlike those of `pack_rows`, rows are not padded, and the scales are apart.
+/// Bytes of a packed row of k columns: codes, and f32 scales. Unlike in `pack_rows`, rows are not padded, and the
+/// scales are separate.
 pub(super) fn packed_bytes(k: usize) -> usize {
     k + k / BLOCK * size_of::<f32>()
 }
@@ -114,7 +117,7 @@ pub(super) fn fp8<'w>(op: &'static str, w: &'w Matrix) -> Result<(&'w Tensor, u6
     }
 }
 
-/// Packs `rows` of x, of k columns, beside the scales of one or two weights of the same shape (0: none).
+/// Packs `rows` rows of x, of k columns, and the scales of one or two weights of the same shape (0: none).
 pub(super) fn pack(
     exec: &mut Exec,
     op: &'static str,
@@ -143,19 +146,19 @@ pub(super) fn pack(
         k,
     };
     let launch = PackActivations::pack_activations.launch(exec.gpu()?, op, arguments)?.overlapped();
-    // SAFETY: k is in whole groups, of which the grid covers all; there is space for the padded rows.
+    // SAFETY: k is in whole groups, all covered by the grid; there is space for the padded rows.
     unsafe { launch.run([(padded * k / VECTOR).div_ceil(THREADS), 1, 1], THREADS)? };
     Ok(packed)
 }
 
-/// Rows of each pass over `m` rows, whose `bytes` bytes each fit the free half of the workspace. Passes are about equal, and whole tiles of
-/// the library.
+/// Rows of each pass over `m` rows of `bytes` bytes, which fit the free half of the workspace. Passes are about equal,
+/// and whole tiles of the library.
 pub(super) fn pass(m: usize, bytes: usize) -> usize {
     let max = ((FREE_BYTES - (1 << 20)) / bytes.max(1)).max(BLOCK);
     m.div_ceil(m.div_ceil(max).max(1)).next_multiple_of(BLOCK).min(max / BLOCK * BLOCK)
 }
 
-/// [`DenseGemm::Fp8CublasLt`]. Up to three rows behind those of `out` are overwritten.
+/// [`DenseGemm::Fp8CublasLt`]. Up to three rows after those of `out` are overwritten.
 fn fp8_by_fp8(exec: &mut Exec, op: &'static str, x: &Tensor, w: &Matrix, out: &mut Tensor) -> Result<(), OpError> {
     let ((m, k), n) = (x.rows_cols(), w.shape().0);
     let (codes, scales, each) = fp8(op, w)?;
@@ -172,12 +175,13 @@ fn fp8_by_fp8(exec: &mut Exec, op: &'static str, x: &Tensor, w: &Matrix, out: &m
     Ok(())
 }
 
-/// Most rows of k columns in bf16 that fit the free half of the workspace, in multiples of `each`.
+/// Maximum number of rows of k columns in bf16 that fit the free half of the workspace, in multiples of `each`.
 fn max_widened(each: usize, k: usize) -> usize {
     FREE_BYTES / (k * DType::Bf16.size()) / each.max(1) * each
 }
 
-/// [`DenseGemm::Widened`]: widens the weights of as many groups at a time, or as many rows of a single weight, as the workspace takes.
+/// [`DenseGemm::Widened`]: widens the weights of as many groups, or rows of a single weight, at a time as fit the
+/// workspace.
 fn widened(
     exec: &mut Exec,
     op: &'static str,
@@ -218,7 +222,7 @@ fn widen(
     let arguments = WidenE8m0 { codes, scales, out: to, first, rows, k };
     let launch = WidenE8m0::widen_e8m0.launch(gpu, op, arguments)?.overlapped();
     let launch = w.tensors().into_iter().fold(launch, |launch, tensor| launch.early(tensor));
-    // SAFETY: rows are whole vectors, of which the grid covers all; the workspace has space for them.
+    // SAFETY: rows are whole vectors, all covered by the grid; the workspace has space for them.
     unsafe { launch.run([(rows * k / CODES).div_ceil(THREADS), 1, 1], THREADS) }
 }
 

@@ -95,7 +95,7 @@ pub(crate) fn attention_queries(
         eps,
     };
     let of_heads = |heads: usize| heads.div_ceil(HEAD_THREADS / 32);
-    // Compressors that are not there come last: an indexer has its layer's beside it.
+    // Absent compressors come last: if there is an indexer, its layer has a compressor as well.
     let parts = of_heads(heads) + of_heads(index_heads) + x.kept.iter().flatten().count();
     let entries = [AttentionQueries::attention_queries_bf16, AttentionQueries::attention_queries_f32];
     let mut launch = entries[usize::from(dtype == DType::F32)].launch(exec.gpu()?, OP, arguments)?.overlapped();

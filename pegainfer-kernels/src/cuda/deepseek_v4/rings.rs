@@ -50,7 +50,7 @@ pub(crate) fn copy_slots(
         return Ok(());
     }
     let Some(addresses) = table.of(rings) else {
-        return Err(OpError { op, message: "the table is that of other rings".to_owned() });
+        return Err(OpError { op, message: "the table belongs to other rings".to_owned() });
     };
     let launch = CopySlots::copy_slots.launch(exec.gpu()?, op, CopySlots { rings: addresses, from, to })?.overlapped();
     let launch = rings.iter().fold(launch, |launch, ring| launch.writes(ring));
