@@ -1,4 +1,4 @@
-//! How one GEMM is split into parallel tasks. The split never changes a result: a task computes whole outputs.
+//! Split of one GEMM into parallel tasks. It never changes a result, because a task computes whole outputs.
 
 use pegainfer_core::team;
 use std::ops::Range;
@@ -6,7 +6,8 @@ use std::ops::Range;
 /// Tasks per thread: enough that a thread that loses its core for a while does not delay the others.
 const TASKS_PER_THREAD: usize = 4;
 
-/// The rows of x cut into the fewest groups of at most `max_rows` rows, as even as they get. A group is a tile's height.
+/// The rows of x split into the fewest groups of at most `max_rows` rows, as even as possible. A group is a tile's
+/// height.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy)]
 pub(super) struct RowGroups {
@@ -35,15 +36,15 @@ impl RowGroups {
 pub(super) struct Grid {
     groups: usize,
     n: usize,
-    /// Groups per block: chosen so that their x rows stay in the L2 cache while the block's weights stream past.
+    /// Groups per block, chosen so that their x rows stay in the L2 cache while the block's weights stream past.
     group_block: usize,
     /// Rows of w per block.
     n_block: usize,
 }
 
 impl Grid {
-    /// A grid for `groups` groups of x rows that take `group_bytes` each in the form that the tiles read, at most
-    /// `max_groups` in a block, by `n` rows of w in blocks of a multiple of `n_tile`.
+    /// A grid of `groups` groups of x rows, `group_bytes` each in the layout of the tiles and at most `max_groups` per
+    /// block, by `n` rows of w in blocks of a multiple of `n_tile`.
     pub(super) fn new(groups: usize, group_bytes: usize, max_groups: usize, n: usize, n_tile: usize) -> Self {
         /// About half of the L2 of the server cores of today (1 to 2 MiB); the other half is for w.
         const X_BLOCK_BYTES: usize = 768 << 10;
@@ -56,7 +57,7 @@ impl Grid {
     }
 
     /// Runs `task(groups of x rows, rows of w)` for every block, in parallel on the current team. Blocks with the same
-    /// w rows follow each other, so that the later ones find them in a cache.
+    /// w rows are adjacent, so that later ones find them in a cache.
     pub(super) fn for_each(&self, task: impl Fn(Range<usize>, Range<usize>) + Sync) {
         let n_blocks = self.n.div_ceil(self.n_block);
         let group_blocks = self.groups.div_ceil(self.group_block);

@@ -1,12 +1,14 @@
 //! The AMX path: bf16 tile multiply-adds, `[16 w rows, 32 k] x [32 k, 16 x rows]`, summed in f32 tiles.
 //!
-//! W rows are the left operand, which is plain row-major: the checkpoint's layout serves as it is. X is the right
-//! operand, whose layout (VNNI: pairs of `k` side by side) it gets once per call. One x row or sixteen cost the same,
-//! but decode waits for memory anyway, and one path for all `m` keeps the bits of a row the same in every batch.
+//! W rows are the left operand, which is plain row-major, so the checkpoint's layout is used directly. X is the right
+//! operand and is converted to its layout (VNNI: adjacent pairs of `k`) once per call. One x row costs as much as
+//! sixteen, but decode is bound by memory anyway, and one path for all `m` keeps the bits of a row the same in every
+//! batch.
 //!
 //! `tdpbf16ps` flushes denormals. Measured on a 16-core Sapphire or Emerald Rapids virtual machine (noisy): 512 rows
-//! of x against `[9728, 2560]` weights at 1.3 to 1.4 TFLOP/s on 2 threads, 6.5 to 7.0 on 16. Measured on a 2-core Emerald
-//! Rapids virtual machine: one row against a gigabyte of weights at 26 to 28 GB/s, a plain read with AVX-512 loads at 26.5.
+//! of x against `[9728, 2560]` weights at 1.3 to 1.4 TFLOP/s on 2 threads, 6.5 to 7.0 on 16. Measured on a 2-core
+//! Emerald Rapids virtual machine: one row against a gigabyte of weights at 26 to 28 GB/s, a plain read with AVX-512
+//! loads at 26.5.
 
 mod fp8;
 mod tile;
@@ -31,9 +33,9 @@ const MAX_TILES: usize = 16;
 /// Most x tiles of a task that reads w in place.
 const MAX_TILES_IN_PLACE: usize = 2;
 
-/// `out = x * w^T`. Step `s` adds the products of `k = 32 s .. 32 s + 32` to an f32 sum, in the order that `tdpbf16ps`
-/// fixes (pair after pair); missing elements of the last step are zero. The sum lives in a tile register or, between
-/// blocks of `k`, in memory, which changes no bit.
+/// `out = x * w^T`. Step `s` adds the products of `k = 32 s .. 32 s + 32` to an f32 sum, in the fixed order of
+/// `tdpbf16ps` (pair after pair); missing elements of the last step are zero. The sum is in a tile register or, between
+/// blocks of `k`, in memory, with the same bits.
 pub(super) fn run(p: &Problem<'_>, scratch: &mut Scratch) {
     let steps = p.k.div_ceil(STEP);
     let tiles = p.m.div_ceil(M_TILE);
@@ -103,10 +105,10 @@ impl Task<'_> {
         }
     }
 
-    /// A task of few x tiles, for which a copy of w would not be worth its time.
+    /// A task of few x tiles, for which copying w would not pay off.
     ///
     /// # Safety
-    /// As for [`run`](Self::run); the tiles are configured; `k` is a multiple of [`STEP`].
+    /// See [`run`](Self::run); in addition, the tiles are configured and `k` is a multiple of [`STEP`].
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     unsafe fn run_in_place(&self, tiles: &Range<usize>, cols: Range<usize>) {
         let x = [tiles.start, tiles.end - 1].map(|tile| self.x[tile * self.steps * TILE..].as_ptr());
@@ -133,11 +135,11 @@ impl Task<'_> {
         }
     }
 
-    /// A task of any number of x tiles: each panel of w is copied to the L1 cache, one panel ahead of its use on the way
-    /// from memory.
+    /// A task of any number of x tiles: each panel of w is copied to the L1 cache, one panel ahead of its use on the
+    /// way from memory.
     ///
     /// # Safety
-    /// As for [`run`](Self::run); the tiles are configured.
+    /// See [`run`](Self::run); the tiles are configured.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     unsafe fn run_staged(&self, tiles: &Range<usize>, cols: Range<usize>) {
         let mut panel = Panel([[[0; STEP]; N_TILE]; BLOCK_STEPS]);
@@ -190,14 +192,14 @@ impl Task<'_> {
     /// Asks for the first panel of a task, in the order of memory.
     fn fetch(&self, cols: Range<usize>) {
         for line in self.p.w[cols.start * self.p.k..cols.end * self.p.k].chunks(32) {
-            // SAFETY: a prefetch changes no state that a program sees; SSE is there.
+            // SAFETY: a prefetch has no visible effect; SSE is available.
             unsafe { _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast()) };
         }
     }
 
-    /// Copies a block of `k` of the w rows `cols` to the panel and fetches as much of the `next` rows, in the order of
-    /// memory. The copy makes tile loads aligned and free of cache-set conflicts whatever `k` and the file offset are,
-    /// and pads with zeros.
+    /// Copies a block of `k` of the w rows `cols` to the panel and prefetches as much of the `next` rows, in memory
+    /// order. The copy makes tile loads aligned and free of cache-set conflicts for any `k` and file offset, and pads
+    /// with zeros.
     ///
     /// # Safety
     /// The CPU has AVX-512 F and BW.
