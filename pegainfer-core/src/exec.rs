@@ -32,7 +32,7 @@ pub enum Device {
     Meta,
 }
 
-/// The execution context that every op takes as its first argument. There is one per engine thread.
+/// Execution context, the first argument of every op. One per engine thread.
 #[derive(Debug)]
 pub struct Exec {
     device: Device,
@@ -40,15 +40,15 @@ pub struct Exec {
     pool: Arc<ThreadPool>,
     /// Runs the loops of CPU kernels.
     team: Arc<Team>,
-    /// Dropped before the GPU, which it may use.
+    /// Values of other crates; dropped before the GPU, which they may use.
     attached: Attached,
     /// Set on `Device::Cuda`.
     cuda: Option<Cuda>,
     /// The record of each op and when the op began. `None` while nothing is recorded.
     records: Option<Vec<(OpRecord, Moment)>>,
-    /// Whether ops are timed: on a GPU, records then have moments of its stream instead of moments of the host.
+    /// True if ops are timed: on a GPU, records then use times of its stream instead of host times.
     times_ops: bool,
-    /// Fault injection: an op, and the microseconds that each call of it takes longer.
+    /// Fault injection: an op, and the extra microseconds of each call.
     slow_op: Option<(&'static str, &'static AtomicU64)>,
     next_tensor: u32,
     /// Bytes of all tensors so far.
@@ -109,8 +109,8 @@ impl Exec {
         self.cuda.as_mut().ok_or_else(missing)
     }
 
-    /// The value of type `T` that was attached, made by `make` if none was: what a library or a table of kernels keeps for
-    /// as long as the device is open. Attached values are dropped before the device is.
+    /// The attached value of type `T`, created by `make` if there is none: a library or a table of kernels that lives
+    /// as long as the device is open. Attached values are dropped before the device.
     pub fn attached<T: Any + Send>(&mut self, make: impl FnOnce(&mut Self) -> T) -> &mut T {
         if self.attached.get::<T>().is_none() {
             let value = make(self);
@@ -124,8 +124,8 @@ impl Exec {
         self.attached.set(value);
     }
 
-    /// Bytes of all tensors that were allocated with storage of their own, those included that were dropped: on `Meta`, what a model
-    /// would take.
+    /// Total size in bytes of all tensors allocated with their own storage, including dropped ones. On `Meta`: the
+    /// memory that a model would take.
     pub fn allocated_bytes(&self) -> u64 {
         self.allocated
     }
@@ -135,8 +135,8 @@ impl Exec {
         self.team.threads()
     }
 
-    /// Runs `f` in the context from which ops are called; a step of an executor is one call. That is the calling thread: on
-    /// the CPU, the loops of kernels run on the team; on a GPU, the thread is bound to it.
+    /// Runs `f` in the context from which ops are called, once per step of an executor. On the CPU, loops of kernels
+    /// run on the team; on a GPU, the calling thread is bound to it.
     pub fn install<R>(&mut self, f: impl FnOnce(&mut Self) -> R) -> Result<R, OpError> {
         if let Some(cuda) = &self.cuda {
             cuda.bind()?;
@@ -145,29 +145,30 @@ impl Exec {
         Ok(self.team.clone().install(|| f(self)))
     }
 
-    /// Waits until the device has completed everything that was launched, and returns its errors. After an error, the device
-    /// is lost.
+    /// Waits until the device has completed everything that was launched, and returns its errors. After an error, the
+    /// device is lost.
     pub fn synchronize(&self) -> Result<(), OpError> {
         let Some(cuda) = &self.cuda else { return Ok(()) };
         cuda.bind()?;
         cuda.synchronize("synchronize")
     }
 
-    /// Runs `f` on the host threads, whatever the device: rayon's loops on the pool, those of kernels on the team.
+    /// Runs `f` on the host threads, on any device: rayon's loops on the pool, loops of kernels on the team.
     pub fn on_host<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
         let team = &self.team;
         self.pool.install(|| team.install(f))
     }
 
-    /// Makes up to `count` side streams of a GPU, for [`on_side_stream`](Self::on_side_stream), with 160 MB of device memory each. No effect
-    /// on other devices.
+    /// Creates up to `count` side streams of a GPU for [`on_side_stream`](Self::on_side_stream), with 160 MB of device
+    /// memory each. No effect on other devices.
     pub fn open_side_streams(&mut self, count: usize) -> Result<(), OpError> {
         self.cuda.as_mut().map_or(Ok(()), |cuda| cuda.streams().open(count))
     }
 
-    /// Puts the ops that `f` calls into side stream number `side`: they start behind what was launched so far, and run beside what is
-    /// launched until [`join_side_streams`](Self::join_side_streams), which must follow. They are kernels, not copies, and share no tensor that either of them writes
-    /// with the ops beside them. In order, like other ops, where there is no such stream, and where ops are timed.
+    /// Runs the ops that `f` calls on side stream `side`. They start after all earlier launches and run concurrently
+    /// with later ones until [`join_side_streams`](Self::join_side_streams), which must follow. The ops must be
+    /// kernels, not copies, and must not share a tensor that either side writes. If there is no such stream or ops are
+    /// timed, they run in order like other ops.
     pub fn on_side_stream<R>(
         &mut self,
         side: usize,
@@ -184,13 +185,14 @@ impl Exec {
         result
     }
 
-    /// Lets what is launched from now on start when the ops in side streams have ended.
+    /// Makes later launches wait for the ops on side streams.
     pub fn join_side_streams(&mut self) -> Result<(), OpError> {
         self.cuda.as_mut().map_or(Ok(()), |cuda| cuda.streams().join())
     }
 
-    /// Starts to capture launches on the GPU, which are not run, until [`end_capture`](Self::end_capture), which must follow.
-    /// Captured launches must not allocate, copy from or to the host, synchronise, or use a kernel for the first time.
+    /// Captures launches on the GPU instead of running them until [`end_capture`](Self::end_capture), which must
+    /// follow. Captured launches must not allocate, copy from or to the host, synchronise, or use a kernel for the
+    /// first time.
     pub fn begin_capture(&mut self) -> Result<(), OpError> {
         self.gpu()?.begin_capture()
     }
@@ -205,12 +207,12 @@ impl Exec {
         self.gpu()?.replay(graph)
     }
 
-    /// Whether ops are recorded.
+    /// True if ops are recorded.
     pub fn is_recording(&self) -> bool {
         self.records.is_some()
     }
 
-    /// Adds the record of an op; it is built only while recording.
+    /// Adds the record of an op; built only while recording.
     pub fn record(&mut self, record: impl FnOnce(Device) -> OpRecord) {
         if self.records.is_none() && self.slow_op.is_none() {
             return;
@@ -227,8 +229,8 @@ impl Exec {
         }
     }
 
-    /// Fault injection: lets each call of `op` take so much longer from now on, and no other op. A CUDA graph follows later changes if it
-    /// was captured when that op was already named here, with whatever time.
+    /// Fault injection: adds `time` to each later call of `op`, and of no other op. A CUDA graph follows later changes
+    /// if it was captured while that op was already named here, with any time.
     pub fn slow_down(&mut self, op: &'static str, time: Duration) {
         let micros = match self.slow_op {
             Some((slow, micros)) if slow == op => micros,
@@ -239,8 +241,8 @@ impl Exec {
         self.slow_op = Some((op, micros));
     }
 
-    /// Lets a GPU wait for the microseconds in `time` before it runs what is launched next, so that the host launches ahead of it. No effect
-    /// on other devices.
+    /// Makes a GPU wait for the microseconds in `time` before later launches, so that the host launches ahead of it. No
+    /// effect on other devices.
     pub fn delay(&self, time: &'static AtomicU64) {
         if let Some(cuda) = &self.cuda {
             cuda.sleep(time);
@@ -252,14 +254,14 @@ impl Exec {
         self.records = Some(Vec::new());
     }
 
-    /// As [`start_recording`](Self::start_recording), for [`stop_timed_recording`](Self::stop_timed_recording). On a GPU each op begins
-    /// when those before it have ended.
+    /// Variant of [`start_recording`](Self::start_recording) for [`stop_timed_recording`](Self::stop_timed_recording).
+    /// On a GPU each op starts after the earlier ones have ended.
     pub fn start_timed_recording(&mut self) {
         self.start_recording();
         self.times_ops = true;
     }
 
-    /// Whether ops are recorded with their times.
+    /// True if ops are recorded with their times.
     pub fn is_timing(&self) -> bool {
         self.times_ops
     }
@@ -269,8 +271,8 @@ impl Exec {
         self.records.take().into_iter().flatten().map(|(record, _)| record).collect()
     }
 
-    /// As [`stop_recording`](Self::stop_recording), with the time of each op: until the next one begins, for the last one until all has
-    /// ended. Waits for the device.
+    /// Variant of [`stop_recording`](Self::stop_recording) with the time of each op: until the next one starts, for the
+    /// last one until all have ended. Waits for the device.
     pub fn stop_timed_recording(&mut self) -> Result<Vec<(OpRecord, Duration)>, OpError> {
         let mut end = Moment::now(self.cuda.as_ref().filter(|_| self.times_ops));
         let records = self.records.take().unwrap_or_default();

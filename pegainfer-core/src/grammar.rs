@@ -1,12 +1,12 @@
-//! Grammars: masks of the tokens that may come next, computed off the engine thread.
+//! Grammars: masks of the allowed next tokens, computed off the engine thread.
 //!
-//! A [`Grammar`] belongs to a request, a [`GrammarTracker`] follows one sequence under it. The mask of the next token
-//! is computed on another thread, usually during the forward pass that computes the logits to mask. It can take longer
-//! than a step. After a late mask a sequence skips steps, so that other sequences do not wait for it again and again.
+//! A [`Grammar`] belongs to a request; a [`GrammarTracker`] follows one sequence under it. The mask of the next token
+//! is computed on another thread, usually during the forward pass whose logits it masks. It can take longer than a
+//! step. After a late mask a sequence skips steps, so that it does not delay other sequences repeatedly.
 //!
-//! Drafts (speculative decoding) need the mask behind each of them before any is sampled. A copy of the matcher, a fork, is
-//! advanced by the drafts as far as the grammar allows them ([`Lookahead`]). When the tokens of the step are known, the matcher
-//! follows them; if all drafts were among them, the fork takes its place.
+//! Speculative decoding needs the mask after each draft before any token is sampled. A copy of the matcher, a fork, is
+//! advanced by the drafts as far as the grammar allows ([`Lookahead`]). When the tokens of the step are known, the
+//! matcher is advanced by them; if all drafts were among them, the fork replaces it.
 
 mod signal;
 #[cfg(test)]
@@ -25,7 +25,7 @@ pub trait Grammar: fmt::Debug + Send + Sync {
     /// A matcher at the beginning of a text, and the mask of its first token.
     fn start(&self) -> (Box<dyn Matcher>, Arc<TokenMask>);
 
-    /// A text from which whoever made the grammar can make it again, for recordings; empty for a grammar that nobody records.
+    /// A text from which the grammar can be built again, for recordings; empty if it is never recorded.
     fn source(&self) -> String {
         String::new()
     }
@@ -33,39 +33,41 @@ pub trait Grammar: fmt::Debug + Send + Sync {
 
 /// A position in a text of a grammar.
 pub trait Matcher: Send {
-    /// Advances by one token; returns the mask of the next token, which allows at least one (after a complete text, the EOS
-    /// tokens).
+    /// Advances by one token; returns the mask of the next token, which allows at least one token (the EOS tokens after
+    /// a complete text).
     ///
     /// # Errors
     /// One sentence for the client; the matcher must not be used again.
     fn next(&mut self, token: u32) -> Result<Arc<TokenMask>, String>;
 
-    /// Advances by one token as [`next`](Self::next) does, without the mask, which is most of the work for some grammars.
+    /// Advances by one token like [`next`](Self::next) but computes no mask, which is most of the work for some
+    /// grammars.
     ///
     /// # Errors
-    /// As `next`.
+    /// See `next`.
     fn consume(&mut self, token: u32) -> Result<(), String> {
         self.next(token).map(drop)
     }
 
-    /// A matcher at the same position, to try drafts with. `None`, the default: its sequence has no drafts.
+    /// A matcher at the same position, for trying drafts. `None`, the default: sequences of this grammar have no
+    /// drafts.
     fn fork(&self) -> Option<Box<dyn Matcher>> {
         None
     }
 }
 
-/// What may follow a text.
+/// Masks after a text and after drafts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lookahead {
     /// Mask of the next token.
     pub mask: Arc<TokenMask>,
-    /// Drafts that the grammar allows there, one behind the other, each with the mask of the token behind it.
+    /// Allowed drafts in order, each with the mask of the token after it.
     pub drafts: Vec<(u32, Arc<TokenMask>)>,
 }
 
 impl Lookahead {
-    /// Tries `drafts` behind the text of `matcher`, up to the first that is not allowed; returns a matcher behind them. A fork that fails
-    /// ends the drafts and not the text, in which that token may never come.
+    /// Tries `drafts` after the text of `matcher`, up to the first forbidden one; returns a matcher advanced by them.
+    /// If the fork fails, the drafts end there, but not the text, which may never contain that token.
     fn extend(&mut self, matcher: &dyn Matcher, drafts: &[u32]) -> Option<Box<dyn Matcher>> {
         drafts.first().filter(|first| self.mask.allows(**first))?;
         let mut fork = matcher.fork()?;
@@ -74,31 +76,30 @@ impl Lookahead {
             if !mask.allows(*draft) {
                 break;
             }
-            let behind = fork.next(*draft).ok()?;
-            self.drafts.push((*draft, behind));
+            let mask = fork.next(*draft).ok()?;
+            self.drafts.push((*draft, mask));
         }
         Some(fork)
     }
 }
 
-/// The end of a text.
+/// Position at the end of a text.
 struct Position {
     matcher: Box<dyn Matcher>,
     lookahead: Arc<Lookahead>,
-    /// A matcher behind the drafts of `lookahead`.
+    /// A matcher advanced by the drafts of `lookahead`.
     fork: Option<Box<dyn Matcher>>,
 }
 
 impl Position {
-    /// The end of the text after `tokens` more, and what may follow there; `drafts` are tried.
+    /// Advances the text by `tokens`, and tries `drafts` after it.
     fn advance(self, tokens: &[u32], drafts: &[u32]) -> Result<Self, String> {
         let Self { mut matcher, lookahead, fork } = self;
         let (mut tokens, mut mask) = (tokens, lookahead.mask.clone());
         let tried = &lookahead.drafts;
-        let came_true =
-            tokens.len() >= tried.len() && tokens.iter().zip(tried).all(|(token, (draft, _))| token == draft);
-        if let (Some(fork), Some((_, behind)), true) = (fork, tried.last(), came_true) {
-            (matcher, mask, tokens) = (fork, behind.clone(), &tokens[tried.len()..]);
+        let matched = tokens.len() >= tried.len() && tokens.iter().zip(tried).all(|(token, (draft, _))| token == draft);
+        if let (Some(fork), Some((_, next_mask)), true) = (fork, tried.last(), matched) {
+            (matcher, mask, tokens) = (fork, next_mask.clone(), &tokens[tried.len()..]);
         }
         if let Some((last, before)) = tokens.split_last() {
             before.iter().try_for_each(|token| matcher.consume(*token))?;
@@ -117,7 +118,7 @@ pub struct GrammarTracker {
 
 struct Shared {
     state: Mutex<State>,
-    /// Tells that a computation has ended.
+    /// Signals that a computation has ended.
     signal: Arc<MaskSignal>,
 }
 
@@ -140,7 +141,7 @@ impl GrammarTracker {
         Self::with_signal(grammar, Arc::default())
     }
 
-    /// As [`new`](Self::new); `signal` tells when later masks are ready.
+    /// Variant of [`new`](Self::new) with a `signal` that announces later masks.
     pub fn with_signal(grammar: &dyn Grammar, signal: Arc<MaskSignal>) -> Self {
         let (matcher, mask) = grammar.start();
         let lookahead = Arc::new(Lookahead { mask, drafts: Vec::new() });
@@ -153,7 +154,7 @@ impl GrammarTracker {
         self.advance(vec![token], Vec::new());
     }
 
-    /// Adds generated tokens: another thread starts to compute the next mask, and tries `drafts` behind it.
+    /// Adds generated tokens: another thread starts to compute the next mask and tries `drafts` after it.
     pub fn advance(&mut self, tokens: Vec<u32>, drafts: Vec<u32>) {
         let mut state = self.shared.state();
         let State::Ready(position) = std::mem::replace(&mut *state, State::Computing) else {
@@ -173,12 +174,12 @@ impl GrammarTracker {
         });
     }
 
-    /// Mask of the next token; `None` while it is computed, and after a failure.
+    /// Mask of the next token; `None` while it is being computed, and after a failure.
     pub fn mask(&self) -> Option<Arc<TokenMask>> {
         self.lookahead().map(|lookahead| lookahead.mask.clone())
     }
 
-    /// What may follow; `None` while it is computed, and after a failure.
+    /// Masks of the next tokens; `None` while they are being computed, and after a failure.
     pub fn lookahead(&self) -> Option<Arc<Lookahead>> {
         match &*self.shared.state() {
             State::Ready(position) => Some(position.lookahead.clone()),
@@ -191,7 +192,7 @@ impl GrammarTracker {
         matches!(&*self.shared.state(), State::Computing)
     }
 
-    /// Error because of which the sequence cannot continue.
+    /// Error that ends the sequence.
     pub fn failure(&self) -> Option<String> {
         match &*self.shared.state() {
             State::Failed(error) => Some(error.clone()),
@@ -203,7 +204,7 @@ impl GrammarTracker {
     pub fn wait(&self, limit: Duration) {
         let (signal, start) = (&self.shared.signal, Instant::now());
         loop {
-            // Before the look at the state: what ends after it is waited for in vain otherwise.
+            // Read before the state; otherwise the wait could miss a computation that ends in between.
             let seen = signal.ended();
             let left = limit.saturating_sub(start.elapsed());
             if !self.is_computing() || left.is_zero() {

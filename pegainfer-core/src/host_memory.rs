@@ -1,22 +1,23 @@
-//! How much memory this process can still take.
+//! Memory available to this process.
 
 use std::fs;
 use std::path::Path;
 
-/// Bytes that can be allocated without swapping: the machine's, or what is left of the process's cgroup (version 2), as in a
-/// container. `None` where the system does not say.
+/// Bytes that can be allocated without swapping: of the machine, or of the process's cgroup (version 2) if that has
+/// less, as in a container. `None` if the system does not say.
 pub fn available() -> Option<u64> {
     let machine = meminfo(&fs::read_to_string("/proc/meminfo").ok()?)?;
     Some(cgroup(Path::new("/sys/fs/cgroup")).map_or(machine, |left| left.min(machine)))
 }
 
-/// `MemAvailable` of /proc/meminfo, which is in KiB.
+/// `MemAvailable` of /proc/meminfo, in KiB there.
 fn meminfo(text: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     Some(line.split_whitespace().next()?.parse::<u64>().ok()? << 10)
 }
 
-/// What the limit of the cgroup at `root` leaves; `None` without a limit. Inside a container, its own cgroup is the root.
+/// Bytes below the limit of the cgroup at `root`; `None` without a limit. Inside a container, its own cgroup is the
+/// root.
 fn cgroup(root: &Path) -> Option<u64> {
     let number = |file: &str| fs::read_to_string(root.join(file)).ok()?.trim().parse::<u64>().ok();
     Some(number("memory.max")?.saturating_sub(number("memory.current")?))

@@ -10,16 +10,16 @@ pub enum Isa {
     Portable,
     /// AVX2 and FMA: bf16 widened to f32.
     Avx2,
-    /// AVX-512 (F, BW, VL): bf16 widened to f32. `vdpbf16ps` is not used: on the Intel cores that have it, it issues every
-    /// other cycle, so it has the throughput of one f32 FMA port, of which there are two (measured, see `linear::avx512`). On Zen 5
-    /// it has twice the throughput of the FMA.
+    /// AVX-512 (F, BW, VL): bf16 widened to f32. `vdpbf16ps` is not used. Intel cores issue it every other cycle, so it
+    /// has the throughput of one f32 FMA port, of which there are two (measured, see `linear::avx512`). On Zen 5 it has
+    /// twice the throughput of the FMA.
     Avx512,
     /// AMX bf16 tiles for GEMMs, and AVX-512 for the other ops.
     Amx,
 }
 
 impl Isa {
-    /// Every path, slowest first.
+    /// All paths, slowest first.
     const ALL: [Self; 4] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Amx];
 
     /// The fastest path that this machine supports.
@@ -32,8 +32,8 @@ impl Isa {
         Self::ALL.into_iter().filter(|isa| isa.is_available()).collect()
     }
 
-    /// Whether this process can use this path. For AMX this also requests the tile state from Linux, which is idempotent and
-    /// holds for every thread of the process; it costs one system call (about 0.1 us).
+    /// True if this process can use this path. For AMX, also requests the tile state from Linux; the request is
+    /// idempotent, holds for all threads and costs one system call (about 0.1 us).
     pub fn is_available(self) -> bool {
         match self {
             Self::Portable => true,
@@ -69,8 +69,8 @@ impl fmt::Display for Isa {
     }
 }
 
-/// Requests permission to use AMX tile data from Linux, which refuses it if the CPU or the kernel lacks AMX. CPUID is not
-/// checked, because a virtual machine traps it; every CPU with tile data so far also has bf16 tiles (one CPUID leaf
+/// Requests permission to use AMX tile data from Linux, which refuses if the CPU or the kernel lacks AMX. CPUID is not
+/// checked, because a virtual machine traps it. All CPUs with tile data so far have bf16 tiles (one CPUID leaf
 /// announces both; Sapphire Rapids was the first).
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 fn amx_permitted() -> bool {

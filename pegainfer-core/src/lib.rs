@@ -10,7 +10,8 @@
 //! - [`parallel`]: ranks that compute one model together.
 //! - [`readback`]: asynchronous copies of results to the host.
 //! - [`cuda`]: the GPU.
-//! - [`record`]: the record of each op call. [`ledger`]: measured step times, and the law that predicts from them.
+//! - [`record`]: the record of each op call. [`ledger`]: measured step times, and the law that predicts step times from
+//!   them.
 //! - `sync`: atomics, locks and channels of the engine's threads, which a model checker can replace.
 //! - [`rng`]: random numbers as a function of seed and position.
 //! - [`weights`]: safetensors and dummy weights.

@@ -1,7 +1,7 @@
 //! Logits processors: penalties, biases, banned and allowed tokens, applied before sampling.
 //!
-//! [`LogitsProcessors`] are the checked parameters of a request, and a [`LogitsUpdate`] is what they change in the
-//! logits of one sample.
+//! [`LogitsProcessors`] are the checked parameters of a request; a [`LogitsUpdate`] is their effect on the logits of
+//! one sample.
 
 mod counts;
 mod update;
@@ -18,10 +18,10 @@ use std::sync::Arc;
 pub struct LogitsProcessorParams {
     /// Subtracted from the logit of every generated token; -2 to 2.
     pub presence_penalty: f32,
-    /// Subtracted once for each time that a token was generated; -2 to 2.
+    /// Subtracted once per occurrence of a generated token; -2 to 2.
     pub frequency_penalty: f32,
-    /// Divides the positive logits of the tokens of the prompt and of the output, and multiplies the others; 0.01 to 100,
-    /// 1 changes nothing.
+    /// Divides the positive logits of the tokens of the prompt and of the output, and multiplies the others; 0.01 to
+    /// 100, 1 changes nothing.
     pub repetition_penalty: f32,
     /// Added to the logits of these tokens; -100 to 100.
     pub logit_bias: BTreeMap<u32, f32>,
@@ -31,7 +31,7 @@ pub struct LogitsProcessorParams {
     pub stops: Vec<u32>,
     /// The only tokens that may be sampled; `None` allows all.
     pub allowed_token_ids: Option<Vec<u32>>,
-    /// Token sequences that must not be generated: where the output ends with all of one but its last token, that last
+    /// Token sequences that must not be generated: if the output ends with all but the last token of one, that last
     /// token is banned.
     pub bad_words: Vec<Vec<u32>>,
 }
@@ -95,7 +95,7 @@ impl LogitsProcessors {
     /// Checks every value against its range and the vocabulary size. `None` if no logit would change.
     ///
     /// # Errors
-    /// Names the first field whose value is out of range.
+    /// The first field whose value is out of range.
     pub fn new(fields: LogitsProcessorParams, vocab_size: usize) -> Result<Option<Arc<Self>>, SamplingError> {
         fields.check(vocab_size)?;
         let allowed = fields.allowed_token_ids.as_ref().map(|ids| Arc::new(TokenMask::new(ids, vocab_size)));
@@ -104,12 +104,12 @@ impl LogitsProcessors {
         Ok(any.then(|| Arc::new(Self { fields, allowed })))
     }
 
-    /// What it was made of.
+    /// The parameters.
     pub fn params(&self) -> &LogitsProcessorParams {
         &self.fields
     }
 
-    /// The first field that bans tokens, if any: the tokens that it leaves may be disjoint from those of a grammar.
+    /// The first field that bans tokens, if any. The remaining tokens may be disjoint from those of a grammar.
     pub fn ban(&self) -> Option<&'static str> {
         let LogitsProcessorParams { min_tokens, bad_words, .. } = &self.fields;
         let bans = [("min_tokens", *min_tokens > 0), ("bad_words", !bad_words.is_empty())];
@@ -117,7 +117,7 @@ impl LogitsProcessors {
         bans.filter(|(_, bans)| *bans).map(|(field, _)| field).next()
     }
 
-    /// Whether an update depends on which tokens were generated, not only on how many.
+    /// True if an update depends on which tokens were generated, not only on how many.
     pub fn need_history(&self) -> bool {
         self.fields.bad_words.iter().any(|word| word.len() > 1)
     }
@@ -130,8 +130,8 @@ impl LogitsProcessors {
         self.fields.has_penalties().then_some(penalties)
     }
 
-    /// The edits of the logits from which the token after `generated` ones is sampled, sorted by token; `tokens` are
-    /// those of them that are known, which must be all if [`need_history`](Self::need_history).
+    /// Edits of the logits of the token after `generated` ones, sorted by token. `tokens` are the known ones of them,
+    /// which must be all if [`need_history`](Self::need_history).
     pub fn edits(&self, generated: usize, tokens: &[u32]) -> Vec<LogitEdit> {
         let stops = if generated < self.fields.min_tokens { self.fields.stops.as_slice() } else { &[] };
         let words = self.fields.bad_words.iter().filter_map(|word| word.split_last());

@@ -9,7 +9,7 @@ use std::ops::Range;
 /// Parts begin at a cache line, aligned for every element type.
 const ALIGN: usize = 64;
 
-/// Host memory for tensors that a step leaves. Reused from step to step: nothing is allocated after [`Readback::new`].
+/// Host memory for results of a step. Reused from step to step: nothing is allocated after [`Readback::new`].
 #[derive(Debug)]
 pub struct Readback {
     memory: Memory,
@@ -20,9 +20,9 @@ pub struct Readback {
 
 #[derive(Debug)]
 enum Memory {
-    /// Pinned; the GPU writes to it behind its kernels.
+    /// Pinned memory; the GPU writes to it after its kernels.
     Gpu(ReadbackBuffer),
-    /// The CPU has computed when it is asked to copy.
+    /// Host memory; on the CPU, results are computed before the copy starts.
     Host(Scratch),
 }
 
@@ -34,7 +34,7 @@ pub struct Arrived<'a> {
 }
 
 impl Readback {
-    /// Holds tensors whose sizes, rounded up to 64 bytes each, add up to `capacity` bytes.
+    /// A readback for tensors whose sizes, rounded up to 64 bytes each, add up to at most `capacity` bytes.
     pub fn new(exec: &mut Exec, capacity: usize) -> std::io::Result<Self> {
         let memory = match exec.device() {
             Device::Cuda => {
@@ -46,7 +46,7 @@ impl Readback {
         Ok(Self { memory, capacity, parts: Vec::new() })
     }
 
-    /// Copies the tensors as the ops before leave them; ops after may overwrite them. Does not wait. On `Meta` the parts
+    /// Copies the tensors as earlier ops leave them; later ops may overwrite them. Does not wait. On `Meta` the parts
     /// are empty.
     pub fn start(&mut self, exec: &mut Exec, tensors: &[&Tensor]) -> Result<(), OpError> {
         self.parts.clear();
@@ -71,7 +71,7 @@ impl Readback {
         }
     }
 
-    /// Waits for the copies of the last [`start`](Self::start), not for what was launched after it.
+    /// Waits for the copies of the last [`start`](Self::start), not for later launches.
     pub fn wait(&mut self) -> Result<Arrived<'_>, OpError> {
         let bytes = match &mut self.memory {
             Memory::Gpu(buffer) => buffer.wait().map_err(cuda::error("read back"))?,
@@ -82,7 +82,7 @@ impl Readback {
 }
 
 impl Arrived<'_> {
-    /// The elements of tensor `i` of the list that [`Readback::start`] got; `T` must be its element type.
+    /// The elements of tensor `i` of the list passed to [`Readback::start`]; `T` must be its element type.
     pub fn tensor<T: Element>(&self, i: usize) -> &[T] {
         bytemuck::cast_slice(&self.bytes[self.parts[i].clone()])
     }

@@ -22,7 +22,7 @@ impl From<&Tensor> for Operand {
 }
 
 impl Operand {
-    /// The tensor's name without `layers`, `model`, the number of its layer, and `.weight`: the same for all layers.
+    /// Name of the tensor without `layers`, `model`, its layer number, and `.weight`: the same for all layers.
     fn kind(&self) -> String {
         let of_all_layers = |part: &&str| *part != "layers" && *part != "model" && part.parse::<usize>().is_err();
         let parts: Vec<&str> = self.name.split('.').filter(of_all_layers).collect();
@@ -30,7 +30,7 @@ impl Operand {
     }
 }
 
-/// The dimensions, as `[1,64]`.
+/// The dimensions, such as `[1,64]`.
 fn shape(operand: &Operand) -> String {
     format!("{:?}", operand.shape).replace(", ", ",")
 }
@@ -46,11 +46,11 @@ pub struct OpRecord {
     pub reads: Vec<Operand>,
     /// Tensors that it writes.
     pub writes: Vec<Operand>,
-    /// Bytes that must be moved between memory and the processor at least once.
+    /// Minimum number of bytes moved between memory and processor.
     pub bytes: u64,
     /// Number of floating-point operations; a multiply-add counts as two.
     pub flops: u64,
-    /// Bytes that this rank sends to the others, with the flags of the protocol; 0 for an op of one device.
+    /// Bytes that this rank sends to the others, including flags of the protocol; 0 for an op of one device.
     pub sent: u64,
 }
 
@@ -67,8 +67,8 @@ impl OpRecord {
         self.operands_by(|_, o| shape(o))
     }
 
-    /// As [`shapes`](Self::shapes), with the name of the second input without the number of its layer: `[1,64] attn.wo [32,64] -> [1,32]`. In
-    /// an op with a weight, the second input is the weight.
+    /// Variant of [`shapes`](Self::shapes) with the name of the second input, its layer number removed: `[1,64] attn.wo
+    /// [32,64] -> [1,32]`. The second input of an op with a weight is the weight.
     pub fn operands(&self) -> String {
         self.operands_by(|i, o| if i == 1 { format!("{} {}", o.kind(), shape(o)) } else { shape(o) })
     }

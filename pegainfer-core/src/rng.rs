@@ -1,4 +1,4 @@
-//! Counter-based random numbers: a pure function of (seed, position), so that neither preemption nor batching changes a
+//! Counter-based random numbers: a pure function of (seed, position), so neither preemption nor batching changes a
 //! draw.
 
 /// 64 random bits for one position of one request.
@@ -31,7 +31,7 @@ pub fn fill_below(seed: u64, n: u32, out: &mut [u32]) {
     fill_below_portable(seed, n, out);
 }
 
-/// As [`fill_below`], compiled for vectors: AVX-512 multiplies numbers of 64 bits.
+/// [`fill_below`] compiled for AVX-512, which multiplies 64-bit numbers.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512dq,avx512vl")]
 fn fill_below_avx512(seed: u64, n: u32, out: &mut [u32]) {
@@ -43,7 +43,7 @@ fn fill_below_portable(seed: u64, n: u32, out: &mut [u32]) {
     let n = u64::from(n);
     for (number, position) in out.iter_mut().zip(0..) {
         let bits = bits(seed, position);
-        // As `below`, with multiplications whose result has 64 bits.
+        // Same as `below`, with multiplications that give 64 bits.
         let (high, low) = ((bits >> 32) * n, (bits & u64::from(u32::MAX)) * n);
         *number = ((high + (low >> 32)) >> 32) as u32;
     }
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn the_first_draws_are_splitmix64() {
-        // Reference values of SplitMix64 started at 1234567: the generator behind `mix` and `GOLDEN`.
+        // Reference values of SplitMix64 started at 1234567, the generator used by `mix` and `GOLDEN`.
         let stream: Vec<u64> = (1..=3u64).map(|i| mix(1_234_567u64.wrapping_add(i.wrapping_mul(GOLDEN)))).collect();
         assert_eq!(stream, [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423]);
     }

@@ -14,10 +14,10 @@ pub struct SamplingError {
     pub got: String,
 }
 
-/// Parameters of drawing the next token from a row of logits.
+/// Parameters of sampling the next token from a row of logits.
 ///
-/// The steps, in order: the request's [logits processors](crate::logits_processors), temperature, min-p, top-k, top-p, then
-/// one draw. Temperature 0 is greedy and skips the rest. Values of this type are always valid: they are built with
+/// The steps, in order: the request's [logits processors](crate::logits_processors), temperature, min-p, top-k, top-p,
+/// then one draw. Temperature 0 is greedy and skips the rest. Values of this type are always valid: they are built with
 /// [`SamplingParams::new`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SamplingParams {
@@ -31,8 +31,8 @@ pub struct SamplingParams {
 impl SamplingParams {
     /// Checks every value. `top_k` 0 is "no limit"; `temperature` 0 is greedy.
     ///
-    /// The draw at token position `i` depends only on `seed` and `i`, so a request gives the same tokens whatever else is
-    /// running and however often it was preempted.
+    /// The draw at token position `i` depends only on `seed` and `i`, so a request gives the same tokens under any load
+    /// and after any number of preemptions.
     pub fn new(temperature: f32, top_k: u32, top_p: f32, min_p: f32, seed: u64) -> Result<Self, SamplingError> {
         let check = |ok: bool, field, expected, got: f32| {
             if ok { Ok(()) } else { Err(SamplingError { field, expected, got: got.to_string() }) }
@@ -48,7 +48,7 @@ impl SamplingParams {
         Self { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0 }
     }
 
-    /// Whether no random number is drawn.
+    /// True if no random number is drawn.
     pub fn is_greedy(&self) -> bool {
         self.temperature == 0.0
     }

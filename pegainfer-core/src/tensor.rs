@@ -18,8 +18,8 @@ pub enum DType {
     U32,
     /// Raw bytes of a packed format: FP8, FP4 pairs, E8M0 scales.
     U8,
-    /// Activations rounded to FP8: e4m3 codes of all rows, and behind them an f32 scale for each block of columns of a row. A format of
-    /// the kernels, in the memory of a bf16 tensor ([`Tensor::set_dtype`]).
+    /// Activations rounded to FP8: e4m3 codes of all rows, followed by an f32 scale for each block of columns of each
+    /// row. A kernel format in the memory of a bf16 tensor ([`Tensor::set_dtype`]).
     E4m3,
 }
 
@@ -46,13 +46,13 @@ impl fmt::Display for DType {
     }
 }
 
-/// An op was called with tensors that it does not support, or the device failed. The message is for the log.
+/// Error of an op: unsupported operands, or a device failure. The message is for the log.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{op}: {message}")]
 pub struct OpError {
     /// Name of the op.
     pub op: &'static str,
-    /// What is wrong.
+    /// Description of the error.
     pub message: String,
 }
 
@@ -75,8 +75,8 @@ impl Element for u8 {
     const DTYPE: DType = DType::U8;
 }
 
-/// Row-major tensor. Its leading dimension can be set to any range of the allocated rows, so that one workspace serves steps
-/// of every size.
+/// Row-major tensor. The leading dimension can be set to any number of the allocated rows, so one workspace serves
+/// steps of every size.
 #[derive(Debug)]
 pub struct Tensor {
     name: String,
@@ -93,9 +93,9 @@ pub struct Tensor {
 /// Storage of a tensor's bytes.
 #[derive(Debug)]
 pub(crate) enum Storage {
-    /// Memory of this process, which several tensors may read.
+    /// Host memory, which several tensors may read.
     Host(Arc<MmapMut>),
-    /// Device memory: the buffer, which several tensors may share, and the offset in bytes.
+    /// Device memory: a buffer, which several tensors may share, and the offset in bytes.
     Device(Arc<DeviceBuffer>, usize),
     /// No storage.
     Meta,
@@ -170,13 +170,14 @@ impl Tensor {
         self.max_rows * self.rows_cols().1 * self.allocated.size()
     }
 
-    /// Gives the memory to elements of another type, no larger than those that it was allocated for. The values are lost.
+    /// Changes the element type to one that is no larger than the allocated one. The values are lost.
     pub fn set_dtype(&mut self, dtype: DType) {
         assert!(dtype.size() <= self.allocated.size() && self.first_row == 0, "{}: {dtype}", self.name);
         self.dtype = dtype;
     }
 
-    /// The first `rows` allocated rows, in the same memory, which must not be written any more: in host memory that panics.
+    /// The first `rows` allocated rows, in the same memory, which must not be written any more: in host memory that
+    /// panics.
     pub fn first_rows(&self, rows: usize) -> Self {
         assert!(rows <= self.max_rows, "{}: {rows} rows, but {} were allocated", self.name, self.max_rows);
         let storage = match &self.storage {
@@ -201,7 +202,7 @@ impl Tensor {
         self.shape[0] = rows;
     }
 
-    /// Lends the present rows to `f` as rows of `columns` elements, of which the columns must be a multiple.
+    /// Lends the current rows to `f` as rows of `columns` elements; the number of columns must be a multiple of that.
     pub fn as_rows_of<R>(&mut self, columns: usize, f: impl FnOnce(&mut Self) -> R) -> R {
         let (rows, width) = self.rows_cols();
         assert!(width.is_multiple_of(columns), "{}: {width} columns are no rows of {columns}", self.name);
@@ -250,13 +251,13 @@ impl Tensor {
         &data[self.offset() * self.dtype.size()..][..self.bytes() as usize]
     }
 
-    /// All bytes in host memory, whatever the elements are. Panics on another device.
+    /// All bytes in host memory, for any element type. Panics on another device.
     pub fn host_storage(&self) -> &[u8] {
         let Storage::Host(data) = &self.storage else { panic!("{} is not on the host", self.name) };
         data
     }
 
-    /// Like [`host_storage`](Self::host_storage), mutable. Panics, too, if another tensor reads the memory.
+    /// Mutable variant of [`host_storage`](Self::host_storage). Also panics if another tensor reads the memory.
     pub fn host_storage_mut(&mut self) -> &mut [u8] {
         let Storage::Host(data) = &mut self.storage else { panic!("{} is not on the host", self.name) };
         let Some(data) = Arc::get_mut(data) else { panic!("{} is read by another tensor", self.name) };

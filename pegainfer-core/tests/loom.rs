@@ -1,11 +1,11 @@
-//! The engine's threads under loom, a model checker: each model runs again and again, once for every order in which the threads can
-//! lock, send, receive and read atomics, and every value that the memory model lets them read, with a bounded number of preemptions.
-//! Handle, loop of the engine thread, demultiplexer, token streams and cancellation are those of the server. loom cannot model
-//! the channels of std and tokio: those of the models are made of its locks (src/sync).
+//! The engine's threads under loom, a model checker. Each model runs once for every order in which the threads can
+//! lock, send, receive and access atomics, and every value that the memory model allows them to read, with a bounded
+//! number of preemptions. Handle, engine loop, demultiplexer, token streams and cancellation are those of the server.
+//! loom cannot model the channels of std and tokio, so the models use channels built from its locks (src/sync).
 //!
 //!     RUSTFLAGS="--cfg loom" cargo test --release -p pegainfer-core --test loom --target-dir target/loom
 //!
-//! `LOOM_MAX_PREEMPTIONS=3` looks deeper.
+//! `LOOM_MAX_PREEMPTIONS=3` searches deeper.
 
 #![cfg(loom)]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
@@ -18,12 +18,12 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Preemptions of a model, unless the environment says. The switches where a thread waits are not counted.
+/// Default maximum of preemptions. Switches at waiting threads are not counted.
 const PREEMPTIONS: usize = 2;
-/// Most operations of one run.
+/// Maximum number of operations of one run.
 const BRANCHES: usize = 20_000;
 
-/// What became of the requests of an engine; not a part of the model.
+/// Counts of ended requests of an engine; not part of the model.
 #[derive(Debug, Default)]
 struct Ends {
     finished: AtomicUsize,
@@ -31,14 +31,14 @@ struct Ends {
     aborted: AtomicUsize,
 }
 
-/// An engine that gives each request a token a step.
+/// An engine that gives each request one token per step.
 struct Tokens {
     /// Tokens that are left, and whether it was admitted.
     requests: BTreeMap<RequestId, (usize, bool)>,
     in_flight: bool,
     /// The first step loses the device.
     loses_device: bool,
-    /// No request may run beside another one.
+    /// True if only one request may run at a time.
     one_at_a_time: bool,
     ends: Arc<Ends>,
 }
@@ -131,7 +131,7 @@ impl World {
         Self { handle, threads: [thread::spawn(run_demux), thread::spawn(run_engine)], ends }
     }
 
-    /// Drops the last handle, which waits for the engine; (finished, cancelled, aborted) requests.
+    /// Drops the last handle, which waits for the engine; returns (finished, cancelled, aborted) requests.
     fn stop(self) -> (usize, usize, usize) {
         drop(self.handle);
         self.threads.into_iter().for_each(|thread| thread.join().unwrap());
@@ -146,7 +146,7 @@ fn request(max_tokens: usize) -> GenerateRequest {
     GenerateRequest::greedy([1], max_tokens)
 }
 
-/// What a stream still has, in letters: `a`dmitted, `t`oken, `f`inished, e`x`ited with a failure.
+/// Remaining events of a stream as letters: `a`dmitted, `t`oken, `f`inished, e`x`ited with a failure.
 fn rest(stream: &mut TokenStream) -> String {
     let events = std::iter::from_fn(|| stream.blocking_recv());
     let letter = |event| match event {

@@ -6,12 +6,12 @@ use crate::load_error::LoadError;
 use crate::load_options::{DEFAULT_KV_BYTES, LoadOptions};
 use crate::plan::PAGE_TOKENS;
 use crate::state;
-use pegainfer_core::engine::options::{check_step, context_len, most_blocks, pool_blocks};
+use pegainfer_core::engine::options::{check_step, context_len, max_pool_blocks, pool_blocks};
 use pegainfer_core::schedule::speculation::Speculation;
 
-/// Sequences that run at once by default.
+/// Default number of running sequences.
 const DEFAULT_SEQS: usize = 64;
-/// The same on GPUs whose memory holds them, the most first.
+/// Larger defaults for GPUs with enough memory, largest first.
 const MORE_SEQS: [usize; 2] = [256, 128];
 
 /// The largest step these options allow, with the default number of sequences and KV cache of a CPU.
@@ -20,7 +20,7 @@ pub(crate) fn bounds(config: &Config, options: &LoadOptions) -> Result<StepBound
     bounds_of(config, options, rows)
 }
 
-/// The same for `rows` sequences at once.
+/// Bounds for `rows` running sequences.
 fn bounds_of(config: &Config, options: &LoadOptions, rows: usize) -> Result<StepBounds, LoadError> {
     let context = context_len(options.max_model_len, config.max_position_embeddings).map_err(LoadError::Option)?;
     let tokens = options.max_num_batched_tokens;
@@ -46,37 +46,42 @@ fn bounds_of(config: &Config, options: &LoadOptions, rows: usize) -> Result<Step
     })
 }
 
-/// `least`, or by default what fits the GPUs: more sequences at once, if they leave as much KV cache as `least` has at most, and a
-/// larger KV cache. `pages_left(bounds)`: the pages that fit next to all else that these bounds need.
+/// `min_bounds`, or by default what fits the GPUs: more sequences, if they leave at least the KV cache of `min_bounds`,
+/// and a larger KV cache. `pages_left(bounds)`: number of pages that fit next to everything else that these bounds
+/// need.
 pub(crate) fn on_gpus(
     config: &Config,
     options: &LoadOptions,
-    least: StepBounds,
+    min_bounds: StepBounds,
     mut pages_left: impl FnMut(StepBounds) -> Result<usize, LoadError>,
 ) -> Result<StepBounds, LoadError> {
     let is_given = options.kv_cache_bytes.is_some();
     let more = if options.max_num_seqs.is_none() { &MORE_SEQS[..] } else { &[] };
-    for rows in more.iter().filter(|rows| (least.rows..=least.tokens).contains(rows)) {
+    for rows in more.iter().filter(|rows| (min_bounds.rows..=min_bounds.tokens).contains(rows)) {
         let wider = bounds_of(config, options, *rows)?;
         let left = pages_left(wider)?;
         if left >= wider.pages {
             return Ok(StepBounds { pages: if is_given { wider.pages } else { left }, ..wider });
         }
     }
-    Ok(if is_given { least } else { StepBounds { pages: pages_left(least)?.max(least.pages), ..least } })
+    Ok(if is_given {
+        min_bounds
+    } else {
+        StepBounds { pages: pages_left(min_bounds)?.max(min_bounds.pages), ..min_bounds }
+    })
 }
 
-/// Pages in `bytes` bytes, at most those that the sequences of `bounds` can use.
+/// Number of pages in `bytes` bytes, up to the number that the sequences of `bounds` can use.
 pub(crate) fn pages_of(bytes: u64, config: &Config, options: &LoadOptions, bounds: StepBounds) -> usize {
     (bytes / page_bytes(config, options)).min(useful_pages(bounds.context, bounds.rows)) as usize
 }
 
-/// Bytes of a page; one for a model of window layers alone, which needs pages only to count tokens.
+/// Bytes of a page; 1 for a model with only window layers, which needs pages only to count tokens.
 fn page_bytes(config: &Config, options: &LoadOptions) -> u64 {
     state::page_bytes(config, options.numerics).max(1) as u64
 }
 
-/// Pages of `rows` sequences of `context` tokens, at most those of a pool.
+/// Number of pages that `rows` sequences of `context` tokens can use, up to the maximum of a pool.
 fn useful_pages(context: usize, rows: usize) -> u64 {
-    ((context.div_ceil(PAGE_TOKENS) * rows) as u64).min(most_blocks(PAGE_TOKENS))
+    ((context.div_ceil(PAGE_TOKENS) * rows) as u64).min(max_pool_blocks(PAGE_TOKENS))
 }

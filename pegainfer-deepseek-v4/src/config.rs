@@ -1,4 +1,4 @@
-//! config.json of a DeepSeek-V4 checkpoint. What the engine does not implement is refused by name, never ignored.
+//! config.json of a DeepSeek-V4 checkpoint. Unsupported fields are refused by name, never ignored.
 
 mod parse;
 
@@ -15,7 +15,7 @@ pub enum ConfigError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the system.
         error: std::io::Error,
     },
     /// Not JSON, a field is missing, or a field has the wrong type.
@@ -23,7 +23,7 @@ pub enum ConfigError {
     Invalid {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// Description of the error.
         message: String,
     },
     /// A valid configuration of something that this engine does not do.
@@ -31,17 +31,17 @@ pub enum ConfigError {
     Unsupported {
         /// The field.
         field: &'static str,
-        /// Its value.
+        /// Value of the field.
         value: String,
-        /// What would work.
+        /// Supported values.
         served: &'static str,
     },
 }
 
-/// What a layer attends to besides its window of 128 tokens.
+/// Tokens that a layer attends to in addition to its window of 128 tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LayerKind {
-    /// Nothing (`compress_ratios` 0).
+    /// Only the window (`compress_ratios` 0).
     Window,
     /// Compressed sparse attention (4): the best entries by an indexer, each made of 8 overlapping tokens.
     Sparse,
@@ -60,23 +60,23 @@ impl LayerKind {
     }
 }
 
-/// YaRN's numbers (`rope_scaling`). There is no mscale in this model, neither on the angles nor on the scores.
+/// YaRN's numbers (`rope_scaling`). This model has no mscale, neither on the angles nor on the scores.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Yarn {
     /// Low frequencies are divided by this.
     pub factor: f64,
-    /// Rotations within the original context above which a frequency stays.
+    /// Rotations within the original context above which a frequency stays unchanged.
     pub beta_fast: f64,
-    /// Rotations below which it is divided.
+    /// Rotations below which a frequency is divided.
     pub beta_slow: f64,
     /// Context length before the extension.
     pub original_context: f64,
 }
 
-/// What a checkpoint has for speculative decoding.
+/// Layers of a checkpoint for speculative decoding.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Drafts {
-    /// Nothing.
+    /// None.
     None,
     /// Multi-token prediction (April).
     Mtp {
@@ -87,16 +87,16 @@ pub enum Drafts {
     DSpark(DSpark),
 }
 
-/// The numbers of DSpark's stages; what they compute: forward/dspark.rs.
+/// The numbers of DSpark's stages; see forward/dspark.rs for their computation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DSpark {
-    /// Stages, each of which is a window layer.
+    /// Number of stages, each a window layer.
     pub layers: usize,
-    /// Layers of the model behind which the streams are inputs of the stages, in the order of the inputs (`dspark_target_layer_ids`).
+    /// Layers of the model whose output streams are inputs of the stages, in input order (`dspark_target_layer_ids`).
     pub targets: Vec<usize>,
     /// Rank of the Markov head, a multiple of 32 (`dspark_markov_rank`).
     pub markov_rank: usize,
-    /// Positions of a block (`dspark_block_size`), and the input of all of them but the first (`dspark_noise_token_id`).
+    /// Positions of a block (`dspark_block_size`), and the input of all but the first (`dspark_noise_token_id`).
     pub block: BlockShape,
 }
 
@@ -107,17 +107,17 @@ pub struct Config {
     pub vocab_size: usize,
     /// Width of a residual stream.
     pub hidden_size: usize,
-    /// One for each decoder layer.
+    /// Kind of each decoder layer.
     pub layers: Vec<LayerKind>,
     /// Kind and number of the draft layers of the checkpoint.
     pub drafts: Drafts,
-    /// Whether the draft layers are loaded; otherwise their tensors are only recognised.
+    /// True if the draft layers are loaded; otherwise their tensors are only recognised.
     pub loads_drafts: bool,
-    /// Query heads; there is one head of keys, which are the values, too.
+    /// Query heads; there is one head of keys, which are also the values.
     pub heads: usize,
     /// Width of a head.
     pub head_dim: usize,
-    /// Its last dimensions that are rotated.
+    /// Number of its last dimensions, which are rotated.
     pub rope_dim: usize,
     /// Rank of the query projection.
     pub q_lora_rank: usize,
@@ -131,15 +131,15 @@ pub struct Config {
     pub index_head_dim: usize,
     /// Entries that it chooses.
     pub index_topk: usize,
-    /// First layers whose experts depend on the token id alone.
+    /// Number of first layers whose experts depend only on the token id.
     pub hash_layers: usize,
     /// Routed experts of a layer.
     pub experts: usize,
-    /// Experts that a token goes to, besides the shared one.
+    /// Routed experts per token, excluding the shared one.
     pub experts_per_token: usize,
     /// Width of an expert.
     pub expert_width: usize,
-    /// Factor of the routed experts' weights, which add up to 1 before.
+    /// Factor of the routed experts' weights, which sum to 1 before it.
     pub routed_scaling: f32,
     /// Bound of an expert's gate and up values.
     pub swiglu_limit: f32,
@@ -147,13 +147,13 @@ pub struct Config {
     pub sinkhorn_iters: usize,
     /// Added in it to every sum.
     pub hc_eps: f32,
-    /// Of every RMS norm.
+    /// Epsilon of every RMS norm.
     pub rms_norm_eps: f32,
     /// Base of the rotary frequencies of window layers.
     pub rope_theta: f64,
-    /// The same of compressed layers, which also have YaRN.
+    /// RoPE base of compressed layers, which also use YaRN.
     pub compress_rope_theta: f64,
-    /// Of compressed layers.
+    /// YaRN of compressed layers.
     pub yarn: Yarn,
     /// Context length the model was trained for.
     pub max_position_embeddings: usize,

@@ -1,4 +1,4 @@
-//! Whether a checkpoint has the layers for the method by which it is to draft.
+//! Checks that a checkpoint has the layers of the requested draft method.
 
 use crate::config::{Config, Drafts};
 use crate::load_error::LoadError;
@@ -13,8 +13,8 @@ fn method_and_tensor(method: ModelMethod) -> (&'static str, &'static str) {
     }
 }
 
-/// `config`, which loads the layers that draft if `speculation` asks for drafts by the model. An error if it has none that
-/// can. `step_tokens`: the most tokens of a step.
+/// `config`, with the layers that draft if `speculation` asks for drafts by the model. An error if it has no suitable
+/// layers. `step_tokens`: maximum number of tokens in a step.
 pub(crate) fn with_drafts(
     config: Config,
     speculation: Option<&Speculation>,
@@ -56,7 +56,7 @@ pub(crate) fn with_drafts(
     }
 }
 
-/// An error if the tensors of the layers are not among those of `checkpoint`: some tools leave them out.
+/// An error if the tensors of the layers are missing in `checkpoint`; some tools drop them.
 pub(crate) fn check_tensors(
     speculation: Option<&Speculation>,
     checkpoint: Option<&Checkpoint>,
@@ -89,7 +89,7 @@ mod tests {
         }
     }
 
-    /// April drafts by one layer, 0731 by DSpark, five tokens at most.
+    /// April drafts with one layer, 0731 with DSpark and up to five tokens.
     #[test]
     fn what_the_layers_cannot_do_is_refused_with_what_to_choose() {
         let (april, dspark) = (flash(false), flash(true));

@@ -1,4 +1,4 @@
-//! Memory that the layer that drafts (multi-token prediction) needs besides the activations of the model's layers.
+//! Activations of the layer that drafts (multi-token prediction), in addition to those of the model's layers.
 
 use crate::config::{Config, STREAMS};
 use crate::normed::Normed;
@@ -6,7 +6,7 @@ use crate::numerics::Numerics;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, Tensor};
 
-/// Tokens whose residual streams are projected at once: bounds the memory of [`DraftWorkspace::streams`].
+/// Number of tokens whose residual streams are projected at once; limits the memory of [`DraftWorkspace::streams`].
 const JOINED_TOKENS: usize = 256;
 
 /// Workspace and constants of the layer that drafts, allocated once for the largest step.
@@ -14,14 +14,14 @@ const JOINED_TOKENS: usize = 256;
 pub(crate) struct DraftWorkspace {
     /// Normalised residual streams of up to 256 tokens, a row for each stream, `[4 * tokens, hidden]`.
     pub streams: Normed,
-    /// `post` of a `hyper_merge` that adds the block's output to each stream as it is: ones, `[tokens, 4]` f32.
+    /// `post` of a `hyper_merge` that adds the block's output unchanged to each stream: ones, `[tokens, 4]` f32.
     pub add: Tensor,
     /// `comb` of a `hyper_merge` that does not mix the streams: identities, `[tokens, 4, 4]` f32.
     pub keep: Tensor,
 }
 
 impl DraftWorkspace {
-    /// For steps of `tokens` tokens.
+    /// A workspace for steps of up to `tokens` tokens.
     pub fn new(exec: &mut Exec, config: &Config, numerics: Numerics, tokens: usize) -> std::io::Result<Self> {
         let rows = STREAMS * tokens.min(JOINED_TOKENS);
         let (hidden, quantize) = (config.hidden_size, numerics.quantize_activations);

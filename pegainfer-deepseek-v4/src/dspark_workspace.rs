@@ -1,4 +1,4 @@
-//! Memory that DSpark's stages need besides the activations of the model's layers.
+//! Activations of DSpark's stages, in addition to those of the model's layers.
 
 use crate::bounds::StepBounds;
 use crate::config::{Config, DSpark};
@@ -7,11 +7,11 @@ use crate::plan::{NO_STATE, PAGE_TOKENS, Step};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
-/// Workspace of DSpark's stages, allocated once for the largest step, and inputs of a pass over blocks. `T` tokens and `B` rows of that
-/// pass; a block has `K` positions.
+/// Workspace of DSpark's stages, allocated once for the largest step, and inputs of a pass over blocks, with `T` tokens
+/// and `B` rows. A block has `K` positions.
 #[derive(Debug)]
 pub(crate) struct DSparkWorkspace {
-    /// Means of the streams behind the target layers, of the tokens of a step, `[tokens, targets * hidden]`.
+    /// Means of the streams after the target layers, for the tokens of a step, `[tokens, targets * hidden]`.
     pub main: Tensor,
     /// Position of the anchor of each token's block: the newest token before the block, `[T]` u32.
     pub anchor_positions: Tensor,
@@ -21,7 +21,7 @@ pub(crate) struct DSparkWorkspace {
     pub first_tokens: Tensor,
     /// Each token's anchor's key, `[T, head_dim]`.
     pub anchor_keys: Tensor,
-    /// Constant: how far each token is behind its anchor, `[T]` u32.
+    /// Constant: distance of each token from its anchor, `[T]` u32.
     pub distances: Tensor,
     /// Constant: the tokens of each token's block, as compressed entries of one token each, `[T, K]` u32.
     pub block: Tensor,
@@ -29,14 +29,14 @@ pub(crate) struct DSparkWorkspace {
     pub page_tables: Tensor,
     /// Embeddings of the tokens before one position of each block, `[B, markov_rank]`.
     pub markov: Tensor,
-    /// What they add to the logits, `[B, vocab]` f32. Its rows are a multiple of 4.
+    /// Their addend to the logits, `[B, vocab]` f32, rounded up to a multiple of 4 rows.
     pub transition: Tensor,
     /// Positions of a block.
     positions: usize,
 }
 
 impl DSparkWorkspace {
-    /// `blocks`: of a pass at most.
+    /// A workspace for passes of up to `blocks` blocks.
     pub fn new(
         exec: &mut Exec,
         config: &Config,
@@ -62,9 +62,9 @@ impl DSparkWorkspace {
         let own = |i: usize| i / positions / positions * positions + i % positions;
         let rows: Vec<u32> = (0..tokens * positions).map(|i| own(i) as u32).collect();
         let tables: Vec<u32> = (0..blocks * pages).map(|i| (i % pages) as u32).collect();
-        let behind: Vec<u32> = (0..tokens).map(|t| (1 + t % positions) as u32).collect();
+        let offsets: Vec<u32> = (0..tokens).map(|t| (1 + t % positions) as u32).collect();
         let filled = exec.fill_rows(&mut block, &rows).and_then(|()| exec.fill_rows(&mut page_tables, &tables));
-        let filled = filled.and_then(|()| exec.fill_rows(&mut distances, &behind));
+        let filled = filled.and_then(|()| exec.fill_rows(&mut distances, &offsets));
         filled.map_err(std::io::Error::other)?;
         Ok(Self {
             main,

@@ -26,28 +26,28 @@ use pegainfer_runtime::SyntheticAcceptance;
 use std::time::{Duration, Instant};
 
 /// The DeepSeek-V4 engine.
-pub type Engine = EngineCore<Executor>;
+pub type DeepSeekEngine = EngineCore<Executor>;
 
 /// Tokens of the largest step of the warm-up.
 const WARM_UP_TOKENS: usize = 4096;
 
-/// A loaded engine, ready for its thread, and what start-up prints about it.
+/// A loaded engine, ready for its thread, and the facts that start-up prints.
 #[derive(Debug)]
 pub struct Loaded {
     /// The engine.
-    pub engine: Engine,
+    pub engine: DeepSeekEngine,
     /// The model's numbers.
     pub config: Config,
     /// Bytes of the weights of all ranks.
     pub weight_bytes: u64,
-    /// From the first weight to the last, on the device.
+    /// Time from the first weight to the last, on the device.
     pub weights_time: Duration,
     /// Bytes of pages and slots on each rank.
     pub kv_bytes: u64,
 }
 
-/// Loads a DeepSeek-V4 checkpoint onto as many ranks as there are `execs`. `progress` is called with (bytes of this
-/// chunk, bytes of all weights).
+/// Loads a DeepSeek-V4 checkpoint onto one rank per `execs`. `progress` is called with (bytes of this chunk, bytes of
+/// all weights).
 pub fn load(
     execs: Vec<Exec>,
     options: &LoadOptions,
@@ -80,10 +80,10 @@ pub fn load(
     if options.check_ranks {
         executor.check_ranks();
     }
-    // One token through the model: what it cannot run is refused here.
+    // One token through the model, which refuses what it cannot run.
     executor.run(&plan::uniform(1, 1, 1))?;
-    let most = bounds.tokens.min(bounds.context).min(bounds.pages * PAGE_TOKENS).min(WARM_UP_TOKENS);
-    executor.warm_up(most)?;
+    let tokens = bounds.tokens.min(bounds.context).min(bounds.pages * PAGE_TOKENS).min(WARM_UP_TOKENS);
+    executor.warm_up(tokens)?;
     executor.capture_graphs(bounds.rows.min(bounds.pages), bounds.drafts)?;
     let limits = EngineLimits {
         max_model_len: bounds.context,
@@ -107,19 +107,19 @@ pub fn load(
         // The ops update a slot in place.
         within_chunks: false,
     });
-    let engine = Engine::new(executor, limits, tokens, slots, options.speculation.clone());
+    let engine = DeepSeekEngine::new(executor, limits, tokens, slots, options.speculation.clone());
     Ok(Loaded { engine, config, weight_bytes, weights_time, kv_bytes })
 }
 
-/// Pages of the KV cache that fit each GPU next to weights and all else that `bounds` need, at most those that the sequences of
-/// `bounds` can use.
+/// Number of KV cache pages that fit each GPU next to weights and everything else that `bounds` need, up to the number
+/// that the sequences of `bounds` can use.
 fn pages_left(
     ranks: &mut [(Exec, Shard)],
     config: &Config,
     options: &LoadOptions,
     bounds: StepBounds,
 ) -> Result<usize, LoadError> {
-    // All ranks take about the same.
+    // All ranks need about the same.
     let (exec, shard) = &ranks[0];
     let all = without_memory(config, options.numerics, *shard, StepBounds { pages: 1, ..bounds })?.allocated_bytes();
     let coming = all.saturating_sub(exec.allocated_bytes()) + parallel::device_bytes(shard.ranks);
@@ -132,9 +132,9 @@ fn pages_left(
     Ok(capacity::pages_of(left, config, options, bounds))
 }
 
-/// The ops of one step on rank 0 of `ranks`, without weights or memory: `batch` rows that each add `tokens` tokens to a context
-/// of `context` tokens in all, and sample. Exchanges are those of GPUs that access each other's memory. Where `config`
-/// loads layers that draft, their passes behind the step are left out, and slots have the rings for one draft token.
+/// The ops of one step on rank 0 of `ranks`, without weights or memory: `batch` rows that each add `tokens` tokens to a
+/// total context of `context` tokens, and sample. Exchanges are those of GPUs with peer access. If `config` loads
+/// layers that draft, their passes after the step are omitted, and slots have the rings for one draft token.
 pub fn record(
     config: &Config,
     numerics: Numerics,
@@ -148,7 +148,7 @@ pub fn record(
     Ok(records)
 }
 
-/// The same of a pass of DSpark's stages, which `config` loads, over `blocks` blocks behind `context` tokens each.
+/// The ops of a pass of DSpark's stages, which `config` loads, over `blocks` blocks after `context` tokens each.
 pub fn record_blocks(
     config: &Config,
     numerics: Numerics,
@@ -163,8 +163,8 @@ pub fn record_blocks(
     Ok(records)
 }
 
-/// Rank 0 of `ranks` on `Meta` for steps of `batch` rows that each add `tokens` tokens, and such a step. Rings are longer by `drafts`
-/// tokens.
+/// Rank 0 of `ranks` on `Meta` for steps of `batch` rows that each add `tokens` tokens, and such a step. Rings are
+/// longer by `drafts` tokens.
 fn recorder(
     config: &Config,
     numerics: Numerics,
@@ -200,8 +200,8 @@ fn without_memory(
     Executor::new(config.clone(), numerics, vec![(exec, shard, weights)], bounds)
 }
 
-/// Bytes that a GPU needs with these options, for each number of ranks that can share the model: weights, slots, pages, workspace, and
-/// about what CUDA takes.
+/// Memory that a GPU needs with these options, for each possible number of ranks: weights, slots, pages, workspace, and
+/// an estimate for CUDA.
 pub fn rank_bytes(config: &Config, options: &LoadOptions) -> Result<Vec<RankBytes>, LoadError> {
     let config = &with_drafts(config.clone(), options.speculation.as_ref(), options.max_num_batched_tokens)?;
     let bounds = bounds(config, options)?;
@@ -241,7 +241,7 @@ mod tests {
         }
     }
 
-    /// What the official shapes take: the weights that `inspect` prints, 128 slots, 4 GiB of pages, and the rest.
+    /// Memory of the official shapes: the weights that `inspect` prints, 128 slots, 4 GiB of pages, and the rest.
     #[test]
     fn a_rank_needs_its_weights_its_state_and_little_more() {
         let config = flash(false);
@@ -249,13 +249,13 @@ mod tests {
         let state = 128 * state::slot_bytes(&config, Numerics::REFERENCE, 0) as u64 + DEFAULT_KV_BYTES;
         assert_eq!(needs.iter().map(|need| need.ranks).collect::<Vec<_>>(), [1, 2, 4, 8]);
         for RankBytes { ranks, bytes } in needs {
-            // `wo_a` in bf16, too.
+            // `wo_a` in bf16 as well.
             let wide = config.layers.len() * config.o_lora_rank * config.heads * config.head_dim * 2 / ranks;
             let rest = bytes as i64 - (weight_bytes(&config, ranks).unwrap() + state + wide as u64) as i64;
-            println!("{ranks} ranks: {bytes} bytes, {rest} beside weights, slots and pages");
+            println!("{ranks} ranks: {bytes} bytes, {rest} in addition to weights, slots and pages");
             assert!(
                 (500_000_000..2_000_000_000).contains(&rest),
-                "{ranks} ranks: {bytes} bytes, {rest} of them beside"
+                "{ranks} ranks: {bytes} bytes, {rest} of them for the rest"
             );
         }
     }
@@ -277,14 +277,14 @@ mod tests {
 
     #[test]
     fn sequences_and_cache_follow_the_memory_of_the_gpus() {
-        // Two of 141 GB, four of 80 GB and eight of 36 GB, nine tenths of them.
+        // Nine tenths of two 141 GB cards, four 80 GB cards, eight 36 GB cards.
         assert_eq!(on_gpus_of(127, 2, &options()), (256, 36));
         assert_eq!(on_gpus_of(72, 4, &options()), (256, 21));
         assert_eq!(on_gpus_of(32, 8, &options()), (128, 5));
-        // What the choice of the number of ranks counts with, also where the utilization leaves less.
+        // The values used to choose the number of ranks, even if the utilization leaves less.
         assert_eq!(on_gpus_of(26, 8, &options()), (64, 4));
         assert_eq!(on_gpus_of(22, 8, &options()), (64, 4));
-        // What the user says stays.
+        // Values set by the user are kept.
         let said = LoadOptions { max_num_seqs: Some(100), kv_cache_bytes: Some(5_100_000_000), ..options() };
         assert_eq!(on_gpus_of(127, 2, &said), (100, 5));
         assert_eq!(on_gpus_of(22, 8, &said), (100, 5));

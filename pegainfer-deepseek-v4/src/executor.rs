@@ -24,15 +24,15 @@ use pegainfer_kernels::ops::deepseek_v4::plan_gemms;
 use pegainfer_kernels::parallel;
 use pegainfer_kernels::sources::Family;
 use pegainfer_runtime::{Measurable, Readbacks, SyntheticAcceptance};
-use rank::{Part, Rank};
+use rank::{PassKind, Rank};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Tokens of the first step of a warm-up for more tokens. It loads what steps of fewer tokens need, too.
+/// Tokens of the first step of a longer warm-up. It also loads the kernels of shorter steps.
 const MIN_WARM_UP: usize = 256;
 
-/// Number of the first layers in which every kind of attention and of router of the model occurs.
+/// Number of first layers that contain every kind of attention and of router of the model.
 fn distinct_layers(config: &Config) -> usize {
     let kind = |i: usize| (config.layers[i], i < config.hash_layers);
     let is_new = |i: &usize| !(0..*i).any(|before| kind(before) == kind(*i));
@@ -51,20 +51,20 @@ pub struct Executor {
     drafting: Option<DraftReadbacks>,
     /// A forced acceptance length, for timing.
     synthetic: Option<SyntheticAcceptance>,
-    /// Whether to compare the ranks after each step.
+    /// True if the ranks are compared after each step.
     checks_ranks: bool,
-    /// Copies of the steps in flight, oldest first. Empty unless something follows a step once its tokens are known: drafts, a forced
-    /// acceptance, or the comparison of the ranks.
+    /// Copies of the steps in flight, oldest first. Empty unless their tokens are needed afterwards: for drafts, a
+    /// forced acceptance, or the comparison of the ranks.
     followed: VecDeque<Step>,
-    /// Whether to time the ops of the steps that are launched from now on.
+    /// True if the ops of the next steps are timed.
     times_ops: bool,
-    /// The ops of rank 0 in the last step whose ops were timed.
+    /// Op times of rank 0 in the last timed step.
     timed_ops: Vec<(OpRecord, Duration)>,
 }
 
 impl Executor {
-    /// Connects the ranks, and allocates workspace and state beside loaded weights, one of each for every rank, rank 0 first.
-    /// A rank of several that comes alone gets a communicator that loops back.
+    /// Connects the ranks, and allocates workspace and state for loaded weights, one of each per rank, rank 0 first. A
+    /// single rank of several gets a communicator that loops back.
     pub fn new(
         config: Config,
         numerics: Numerics,
@@ -103,8 +103,8 @@ impl Executor {
         self.synthetic = synthetic;
     }
 
-    /// From now on, compares tokens and state of all ranks after each step, bit for bit; a difference is an error of the step. For
-    /// development: slow. No effect with one rank.
+    /// Compares tokens and state of all ranks bit for bit after each step from now on; a difference is an error of the
+    /// step. For development: slow. No effect with one rank.
     pub fn check_ranks(&mut self) {
         self.checks_ranks = self.ranks.count() > 1;
     }
@@ -121,12 +121,12 @@ impl Executor {
         self.finish()
     }
 
-    /// Warm-up of a GPU for steps of up to `tokens` tokens: loads kernels and plans the GEMMs of cuBLASLt, for which the first requests
-    /// would wait. Runs prompts of 256, 512, … and `tokens` tokens through the first layers in which every kind of layer occurs. On other
-    /// devices there is nothing to do.
+    /// Warms up a GPU for steps of up to `tokens` tokens: loads kernels and plans the GEMMs of cuBLASLt, which would
+    /// otherwise delay the first requests. Runs prompts of 256, 512, … and `tokens` tokens through the first layers
+    /// that contain every kind of layer. No effect on other devices.
     pub fn warm_up(&mut self, tokens: usize) -> Result<(), OpError> {
         // A step of few tokens could become a CUDA graph of the first layers.
-        let is_graph = self.ranks.first().graph_shape(Part::Layers, &plan::uniform(1, tokens, tokens)).is_some();
+        let is_graph = self.ranks.first().graph_shape(PassKind::Layers, &plan::uniform(1, tokens, tokens)).is_some();
         if self.ranks.first().exec.device() != Device::Cuda || is_graph {
             return Ok(());
         }
@@ -138,15 +138,15 @@ impl Executor {
         self.ranks.run(move |rank| rank.exec.install(|exec| plan_gemms(exec, tokens)))
     }
 
-    /// Captures the CUDA graphs of decode steps of up to `rows` rows, of steps that verify `drafts` tokens of each row,
-    /// and of the draft passes after them, largest first, so that no request waits for it. Steps with fewer drafts for
-    /// every row are captured when they come.
+    /// Captures the CUDA graphs of decode steps of up to `rows` rows, of steps that verify `drafts` tokens per row, and
+    /// of the draft passes after them, largest first, so that no request waits for a capture. Steps with fewer drafts
+    /// in every row are captured on demand.
     pub fn capture_graphs(&mut self, rows: usize, drafts: usize) -> Result<(), OpError> {
         let block = self.drafting.as_ref().and_then(|drafting| drafting.blocks).map_or(0, |blocks| blocks.shape.tokens);
         for size in GRAPH_SIZES.into_iter().rev().filter(|size| *size <= rows) {
             for row_drafts in if drafts == 0 { 0..1 } else { 0..2 } {
                 let step = plan::speculative(size, row_drafts * drafts, drafts, block);
-                if self.ranks.first().graph_shape(Part::Layers, &step).is_some() {
+                if self.ranks.first().graph_shape(PassKind::Layers, &step).is_some() {
                     // The first run loads kernels, the second one is captured.
                     self.run(&step)?;
                     self.run(&step)?;
@@ -164,7 +164,7 @@ impl Executor {
         })
     }
 
-    /// As [`run`](Self::run), with the record of every op of rank 0.
+    /// Variant of [`run`](Self::run) that returns the record of every op of rank 0.
     pub fn record(&mut self, step: &Step) -> (Result<Outcome, OpError>, Vec<OpRecord>) {
         self.ranks.first_mut().exec.start_recording();
         let outcome = self.run(step);
@@ -173,7 +173,7 @@ impl Executor {
 
     /// Enqueues the sampling of a step on all ranks, and the readback of its tokens.
     fn sample_on_ranks(&mut self, step: &Step) -> Result<(), OpError> {
-        self.draw(Part::Layers, step)?;
+        self.draw(PassKind::Layers, step)?;
         let Rank { exec, sampler, .. } = self.ranks.first_mut();
         self.readbacks.start(exec, sampler, &step.samples)
     }
@@ -183,7 +183,7 @@ impl Executor {
         self.ranks.first().exec.allocated_bytes()
     }
 
-    /// Logits of the last step's last samples, at most 32, as logits processors left them: `[samples, vocab]`.
+    /// Logits of the last samples of the last step, up to 32 of them, after logits processors: `[samples, vocab]`.
     pub fn logits(&self) -> Result<Vec<f32>, OpError> {
         let Rank { exec, sampler, .. } = self.ranks.first();
         let mut values = vec![0.0; sampler.logits().elements()];
@@ -211,8 +211,8 @@ impl Measurable for Executor {
 impl StepExecutor for Executor {
     type State = StateSlots;
 
-    /// On a GPU the next step can be launched while one runs, unless it begins with drafts of that one, or the ranks are compared between
-    /// the two.
+    /// On a GPU the next step can be launched while one runs, unless it starts with drafts of that one, or the ranks
+    /// are compared in between.
     fn useful_depth(&self) -> usize {
         let waits = self.drafting.is_some() || self.checks_ranks;
         let overlaps = self.ranks.first().exec.device() == Device::Cuda && !waits;
@@ -224,7 +224,7 @@ impl StepExecutor for Executor {
         if times_ops {
             self.ranks.first_mut().exec.start_timed_recording();
         }
-        let launched = self.enqueue(Part::Layers, step);
+        let launched = self.enqueue(PassKind::Layers, step);
         if times_ops && launched.is_err() {
             // The launch's own error is the one to report.
             let _ = self.ranks.first_mut().exec.stop_timed_recording();
@@ -248,7 +248,7 @@ impl StepExecutor for Executor {
     fn finish(&mut self) -> Result<Outcome, OpError> {
         let step = self.followed.pop_front().filter(|_| self.ranks.first().exec.device() != Device::Meta);
         let outcome = self.readbacks.finish();
-        // An error of another rank explains that of rank 0, which has waited for it.
+        // The error of another rank explains that of rank 0, which has waited for it.
         self.ranks.check()?;
         let mut outcome = outcome?;
         if let Some(step) = step {

@@ -1,4 +1,4 @@
-//! One rank's pass over a step: from token ids to the logits of the sampled tokens.
+//! One rank's forward pass over a step: from token ids to the logits of the sampled tokens.
 
 mod attention;
 mod draft;
@@ -37,16 +37,16 @@ pub(crate) struct Pass<'a> {
     pub inputs: &'a mut Inputs,
     pub work: &'a mut Workspace,
     pub step: &'a Step,
-    /// What the samples of the step before drew, `[samples]` u32.
+    /// Tokens drawn by the previous step, `[samples]` u32.
     pub previous: &'a Tensor,
     pub communicator: &'a dyn Communicator,
-    /// See [`StepBounds::sharing`](crate::bounds::StepBounds).
+    /// Work shared between ranks; see [`StepBounds::sharing`](crate::bounds::StepBounds).
     pub sharing: Sharing,
 }
 
 impl Pass<'_> {
-    /// From token ids to `last_normed`, with the state of the layers, and that of the layers that draft. Nothing in it waits for the device
-    /// or depends on more of the step than its shape.
+    /// Runs the model from token ids to `last_normed`, with the state of the layers and of the layers that draft. Never
+    /// waits for the device, and depends only on the shape of the step.
     pub fn run(&mut self, state: &mut [LayerState], drafts: &mut [LayerState]) -> Result<(), OpError> {
         self.embed()?;
         ops::expand_streams(self.exec, &self.work.embedded, &mut self.work.streams)?;
@@ -64,7 +64,8 @@ impl Pass<'_> {
         self.sampled_rows(&weights.head_hyper, &weights.norm)
     }
 
-    /// Enters a layer's attention: the streams are then those behind the layer before. `first`: there is none before this layer.
+    /// Enters a layer's attention: the streams are then those after the previous layer. `first`: this is the first
+    /// layer.
     fn enter_layer(&mut self, layer: &Layer, first: bool) -> Result<(), OpError> {
         match first {
             true => self.enter_first(&layer.attn_hyper, &layer.attn_norm),
@@ -72,15 +73,15 @@ impl Pass<'_> {
         }
     }
 
-    /// Runs a layer that was entered up to the output of its experts, which [`enter`](Self::enter) or [`leave`](Self::leave) adds to the
-    /// streams.
+    /// Runs an entered layer up to the output of its experts, which [`enter`](Self::enter) or [`leave`](Self::leave)
+    /// adds to the streams.
     fn layer(&mut self, layer: &Layer, kind: LayerKind, state: &mut LayerState) -> Result<(), OpError> {
         self.attention(&layer.attn, kind, state)?;
         self.enter(&layer.ffn_hyper, &layer.ffn_norm)?;
         self.experts(&layer.moe)
     }
 
-    /// True when there are other ranks to talk to.
+    /// True if there are other ranks.
     fn is_shared(&self) -> bool {
         self.shard.ranks > 1
     }
@@ -112,16 +113,17 @@ impl Pass<'_> {
         work.normed.norm(exec, &work.mixed, norm, eps)
     }
 
-    /// This rank's tokens if each rank has the residual streams of some of them; `None` if it has those of all. From the end of the first
-    /// block to that of the last, `streams`, `post`, `comb` and `mixed` then hold its own tokens, as `output` does once it is summed, and
-    /// `normed` until [`Normed::gather`](crate::normed::Normed::gather).
+    /// This rank's tokens if each rank has the residual streams of some of them; `None` if it has those of all. From
+    /// the end of the first block to that of the last, `streams`, `post`, `comb` and `mixed` then hold only its own
+    /// tokens. So does `output` once it is summed, and `normed` until
+    /// [`Normed::gather`](crate::normed::Normed::gather).
     fn shared_tokens(&self) -> Option<OwnTokens> {
         let (tokens, shared) = (self.step.tokens.len(), self.is_shared() && is_of_prompts(self.step));
         (shared && tokens >= self.sharing.tokens).then(|| self.shard.tokens(tokens))
     }
 
-    /// Sums `output` over the ranks: the rows of this rank's tokens, or where it has all of them the rows of all. Nothing if there is one
-    /// rank.
+    /// Sums `output` over the ranks: the rows of this rank's tokens, or all rows if it has all tokens. No effect with
+    /// one rank.
     fn sum_over_ranks(&mut self) -> Result<(), OpError> {
         let (share, shared, tokens) = (self.shared_tokens(), self.is_shared(), self.step.tokens.len());
         let Self { exec, work, communicator, .. } = self;
@@ -137,7 +139,8 @@ impl Pass<'_> {
         }
     }
 
-    /// Adds the output of the block before to the streams, mixes them to the input of the next block and normalises it: writes `normed`.
+    /// Adds the output of the block before to the streams, mixes them to the input of the next block and normalises it:
+    /// writes `normed`.
     fn enter(&mut self, hyper: &HyperWeights, norm: &Tensor) -> Result<(), OpError> {
         let (spec, eps) = (self.hyper_spec(), self.config.rms_norm_eps);
         let (share, tokens) = (self.shared_tokens(), self.step.tokens.len());
@@ -177,7 +180,7 @@ impl Pass<'_> {
         merged.and_then(|()| self.gather_streams())
     }
 
-    /// Gets the residual streams of the other ranks' tokens.
+    /// Gathers the residual streams of the other ranks' tokens.
     fn gather_streams(&mut self) -> Result<(), OpError> {
         let (Some(share), tokens) = (self.shared_tokens(), self.step.tokens.len()) else { return Ok(()) };
         let Self { exec, work, communicator, .. } = self;
@@ -197,7 +200,7 @@ impl Pass<'_> {
         if let Some(share) = share
             && work.normed.is_own()
         {
-            // All ranks exchange the same, also those without the shared expert.
+            // All ranks exchange the same data, including those without the shared expert.
             let all = Moe { shared: Some(&moe.shared), ..experts };
             let rounds = ops::moe_rounds(exec, &work.normed.exact, all, math, &work.shared)?;
             work.normed.gather(exec, *communicator, share.rows, rounds)?;

@@ -1,8 +1,9 @@
 //! Shapes of the steps that run as CUDA graphs.
 //!
-//! What a pass launches depends on the numbers of rows, tokens and samples alone: kernels read the lengths of rows from device memory. So
-//! steps that decode, steps that verify drafts, and passes of the layer that drafts run as graphs alike. A shape has the tokens of the
-//! longest row times the number of rows; where rows are shorter, the tokens that are missing are added behind the last row.
+//! The launches of a pass depend only on the numbers of rows, tokens and samples, because kernels read the lengths of
+//! rows from device memory. Decode steps, steps that verify drafts, and passes of the layer that drafts can therefore
+//! run as graphs. A shape has as many tokens as its rows would have if all were as long as the longest one. Missing
+//! tokens of shorter rows are added after the last row.
 
 use crate::bounds::StepBounds;
 use crate::plan::{NO_STATE, SampleRow, Segment, Step};
@@ -10,19 +11,20 @@ use pegainfer_core::kv::NO_SLOT;
 use pegainfer_core::schedule::Graphs;
 use std::hash::Hash;
 
-/// Tokens of the largest graph whose rows have several tokens. It bounds the number of graphs and so their memory; the GPU takes longer for
-/// larger steps than the host does to launch them.
+/// Tokens of the largest graph with several tokens per row. Limits the number of graphs and their memory. Larger steps
+/// take the GPU longer than their launches take the host.
 const MAX_TOKENS: usize = 128;
 
-/// Whether a step is so large, and samples so few of its tokens, that it never runs as a graph: what it launches may depend on its contexts.
+/// True if a step is so large and samples so few of its tokens that it never runs as a graph: its launches may depend
+/// on its contexts.
 pub(crate) fn is_of_prompts(step: &Step) -> bool {
     let (tokens, samples) = (step.tokens.len(), step.samples.len());
     tokens > MAX_TOKENS && 2 * samples < tokens
 }
 
-/// Shape of a pass.
+/// GraphShape of a pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Shape {
+pub struct GraphShape {
     /// Rows.
     pub rows: usize,
     /// Input tokens.
@@ -43,33 +45,33 @@ pub(crate) struct GraphBounds {
 }
 
 impl GraphBounds {
-    /// For steps of at most the size `bounds`: a row has its newest token and the drafts behind it. `blocks`: the most blocks of a pass of
-    /// DSpark's stages, and the tokens of a block; 0 without the stages.
+    /// Bounds of steps within `bounds`: a row has its newest token and the drafts after it. `blocks`: maximum number of
+    /// blocks in a pass of DSpark's stages, and tokens of a block; 0 without the stages.
     pub fn new(bounds: StepBounds, blocks: (usize, usize)) -> Self {
         Self { row_tokens: 1 + bounds.drafts, tokens: MAX_TOKENS.min(bounds.tokens).min(bounds.samples), blocks }
     }
 
-    /// The same as [`shape`](Self::shape) of a pass over blocks.
-    pub fn block_shape<K: Copy + Eq + Hash>(&self, graphs: &Graphs<K>, pass: &Step) -> Option<Shape> {
+    /// Variant of [`shape`](Self::shape) for a pass over blocks.
+    pub fn block_shape<K: Copy + Eq + Hash>(&self, graphs: &Graphs<K>, pass: &Step) -> Option<GraphShape> {
         let ((blocks, block_tokens), rows) = (self.blocks, graphs.rows(pass)?);
         let (tokens, positions) = (rows * block_tokens, pass.samples.len() / pass.rows.len());
-        (rows <= blocks && tokens <= MAX_TOKENS).then_some(Shape { rows, tokens, samples: rows * positions })
+        (rows <= blocks && tokens <= MAX_TOKENS).then_some(GraphShape { rows, tokens, samples: rows * positions })
     }
 
-    /// The shape to pad `step` to, for one of `graphs`, which pad rows; `None` if the step runs launch by launch. Either a token of each
-    /// row can be sampled, or every token.
-    pub fn shape<K: Copy + Eq + Hash>(&self, graphs: &Graphs<K>, step: &Step) -> Option<Shape> {
+    /// Shape to pad `step` to, for one of `graphs`, which pad rows; `None` if the step runs launch by launch. Samples
+    /// are one token per row or every token.
+    pub fn shape<K: Copy + Eq + Hash>(&self, graphs: &Graphs<K>, step: &Step) -> Option<GraphShape> {
         let (rows, row_tokens) = (graphs.rows(step)?, step.queries().1);
         let tokens = rows * row_tokens;
         let fits = row_tokens == 1 || row_tokens <= self.row_tokens && tokens <= self.tokens;
         let samples = if step.samples.len() <= rows { rows } else { tokens };
-        fits.then_some(Shape { rows, tokens, samples })
+        fits.then_some(GraphShape { rows, tokens, samples })
     }
 }
 
-/// `step` in the shape of a CUDA graph. An added row has one token and no slot: it reads and writes no state. Added tokens lie behind the
-/// last row and belong to none; nobody reads what added samples draw.
-pub fn padded(step: &Step, shape: Shape) -> Step {
+/// `step` padded to the shape of a CUDA graph. An added row has one token and no slot: it reads and writes no state.
+/// Added tokens come after the last row and belong to none; added samples are never read.
+pub fn padded(step: &Step, shape: GraphShape) -> Step {
     let mut padded = step.padded(shape.rows);
     for row in step.rows.len()..shape.rows {
         let (first, end) = (padded.qo_indptr[row], padded.qo_indptr[row + 1]);
@@ -82,8 +84,9 @@ pub fn padded(step: &Step, shape: Shape) -> Step {
     padded
 }
 
-/// A pass over blocks in the shape of a CUDA graph: [`padded`], with the samples of added rows among those of each position.
-pub fn padded_blocks(pass: &Step, shape: Shape) -> Step {
+/// A pass over blocks padded to the shape of a CUDA graph: [`padded`], with the samples of added rows among those of
+/// each position.
+pub fn padded_blocks(pass: &Step, shape: GraphShape) -> Step {
     let (rows, added) = (pass.rows.len(), shape.rows - pass.rows.len());
     let mut padded = padded(&Step { samples: Vec::new(), ..pass.clone() }, shape);
     let of_position = |samples: &[SampleRow]| {
@@ -113,11 +116,11 @@ mod tests {
     };
 
     fn shape(step: &Step) -> Option<(usize, usize, usize)> {
-        let shape = GraphBounds::new(BOUNDS, (0, 0)).shape(&Graphs::<Shape>::new(BOUNDS.rows), step);
-        shape.map(|Shape { rows, tokens, samples }| (rows, tokens, samples))
+        let shape = GraphBounds::new(BOUNDS, (0, 0)).shape(&Graphs::<GraphShape>::new(BOUNDS.rows), step);
+        shape.map(|GraphShape { rows, tokens, samples }| (rows, tokens, samples))
     }
 
-    /// Rows that add these numbers of tokens, all of them sampled.
+    /// Rows that add these numbers of tokens, all sampled.
     fn verify(rows: &[usize]) -> Step {
         let mut step = plan::ragged(&rows.iter().map(|tokens| (*tokens, 40)).collect::<Vec<_>>());
         let sample = step.samples[0].clone();
@@ -150,7 +153,7 @@ mod tests {
         reported.samples[2].logprobs = Some(1);
         assert_eq!(shape(&reported), shape(&verify(&[4])), "no graph samples");
         let small = GraphBounds::new(StepBounds { tokens: 16, samples: 8, ..BOUNDS }, (0, 0));
-        let fits = |rows: &[usize]| small.shape(&Graphs::<Shape>::new(8), &verify(rows)).is_some();
+        let fits = |rows: &[usize]| small.shape(&Graphs::<GraphShape>::new(8), &verify(rows)).is_some();
         assert!(fits(&[4, 4]) && !fits(&[4, 4, 4]), "inputs and logits are as large as the largest step");
     }
 
@@ -163,7 +166,7 @@ mod tests {
         for (rows, tokens) in [(200, 1), (256, 1), (16, 8), (64, 2)] {
             let (sampled, once) = (verify(&vec![tokens; rows]), plan::uniform(rows, tokens, 40));
             for step in [sampled, unsampled(once.clone()), once] {
-                let shape = bounds.shape(&Graphs::<Shape>::new(256), &step).unwrap();
+                let shape = bounds.shape(&Graphs::<GraphShape>::new(256), &step).unwrap();
                 assert!(!is_of_prompts(&padded(&step, shape)), "{shape:?}");
             }
         }
@@ -172,7 +175,7 @@ mod tests {
     #[test]
     fn what_is_added_has_no_state_and_lies_behind_the_rows() {
         let step = verify(&[4, 2, 4, 1, 3]);
-        let padded = padded(&step, Shape { rows: 6, tokens: 24, samples: 24 });
+        let padded = padded(&step, GraphShape { rows: 6, tokens: 24, samples: 24 });
         assert_eq!(padded.qo_indptr, [0, 4, 6, 10, 11, 14, 15]);
         let lengths = [padded.tokens.len(), padded.positions.len(), padded.slots.len(), padded.samples.len()];
         assert_eq!(lengths, [24; 4]);
@@ -189,7 +192,7 @@ mod tests {
     fn rows_that_are_not_sampled_get_samples_that_nobody_reads() {
         let mut first = plan::uniform(3, 4, 40);
         first.samples.truncate(1);
-        let padded = padded(&first, Shape { rows: 3, tokens: 12, samples: 3 });
+        let padded = padded(&first, GraphShape { rows: 3, tokens: 12, samples: 3 });
         assert_eq!(padded.samples.iter().map(|sample| sample.token).collect::<Vec<_>>(), [3, 0, 0]);
     }
 
@@ -198,7 +201,7 @@ mod tests {
         let mut pass = plan::uniform(5, 5, 45);
         pass.samples = (0..2).flat_map(|i| (0..5).map(move |b| SampleRow::of_padding(5 * b + i))).collect();
         let bounds = |blocks| GraphBounds::new(BOUNDS, (blocks, 5));
-        let graphs = Graphs::<Shape>::new(64);
+        let graphs = Graphs::<GraphShape>::new(64);
         let shape = bounds(6).block_shape(&graphs, &pass).unwrap();
         assert_eq!((shape.rows, shape.tokens, shape.samples), (6, 30, 12));
         assert_eq!(bounds(5).block_shape(&graphs, &pass), None, "more blocks than fit");

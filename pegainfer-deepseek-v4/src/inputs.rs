@@ -4,20 +4,20 @@ use crate::bounds::StepBounds;
 use crate::plan::{PAGE_TOKENS, Step};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
-use pegainfer_kernels::ops::deepseek_v4::Batch;
+use pegainfer_kernels::ops::deepseek_v4::RaggedBatch;
 use pegainfer_runtime::StepSize;
 
 /// The fields of a [`Step`] as tensors of u32, allocated once for the largest step.
 #[derive(Debug)]
 pub(crate) struct Inputs {
-    /// What every model has; its block tables are page tables.
+    /// Inputs of every model; the block tables are page tables.
     pub common: pegainfer_runtime::Inputs,
     /// State slot of each row, `[rows]`.
     slots: Tensor,
 }
 
 impl Inputs {
-    /// For the vocabulary's `vocab` ids.
+    /// Inputs for a vocabulary of `vocab` ids.
     pub fn new(exec: &mut Exec, vocab: usize, bounds: StepBounds) -> std::io::Result<Self> {
         let StepBounds { tokens, rows, samples, context, .. } = bounds;
         let size = StepSize { tokens, rows, samples, context };
@@ -32,9 +32,9 @@ impl Inputs {
         exec.fill_rows(&mut self.slots, &slots)
     }
 
-    /// What the ops of the layers ask about the step.
-    pub fn batch(&self) -> Batch<'_> {
-        Batch {
+    /// The step as the ops of the layers take it.
+    pub fn batch(&self) -> RaggedBatch<'_> {
+        RaggedBatch {
             qo_indptr: &self.common.qo_indptr,
             positions: &self.common.positions,
             slots: &self.slots,

@@ -1,4 +1,4 @@
-//! What a checkpoint directory holds, by its headers: nothing is loaded, however large it is.
+//! Describes a checkpoint directory by its headers, without loading weights.
 
 mod header;
 
@@ -27,15 +27,15 @@ pub enum InspectError {
 /// Tensors of one dtype.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Kind {
-    /// As the files name it.
+    /// Dtype as named in the files.
     pub dtype: String,
-    /// How many.
+    /// Number of tensors.
     pub tensors: usize,
     /// Their bytes.
     pub bytes: u64,
 }
 
-/// What was found.
+/// Description of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Report {
     /// Files with headers.
@@ -44,34 +44,34 @@ pub struct Report {
     pub truncated: Vec<String>,
     /// Tensors by dtype.
     pub kinds: Vec<Kind>,
-    /// Tensors of draft layers, which are not loaded, and their bytes.
+    /// Number and bytes of tensors of draft layers, which are not loaded.
     pub drafts: (usize, u64),
-    /// Tensors that the configuration asks for and no file has.
+    /// Tensors that the configuration requires and no file has.
     pub missing: Vec<String>,
     /// Tensors that the configuration does not know.
     pub unexpected: Vec<String>,
     /// Tensors of another dtype or shape, in words.
     pub mismatched: Vec<String>,
-    /// Tensors and bytes that the configuration asks for.
+    /// Number and bytes of tensors that the configuration requires.
     pub expected: (usize, u64),
-    /// Bytes of weights of a GPU with so many ranks; where the model can be cut into them.
+    /// Number of ranks and weight bytes per GPU, for every number of ranks that the model can be split into.
     pub memory: Vec<(usize, u64)>,
 }
 
 impl Report {
-    /// True when the engine can load what is there.
+    /// True if the engine can load the checkpoint.
     pub fn is_complete(&self) -> bool {
         self.missing.is_empty() && self.mismatched.is_empty() && self.truncated.is_empty()
     }
 
-    /// All tensors and their bytes.
+    /// Number and bytes of all tensors.
     pub fn total(&self) -> (usize, u64) {
         self.kinds.iter().fold((0, 0), |(tensors, bytes), kind| (tensors + kind.tensors, bytes + kind.bytes))
     }
 }
 
-/// Reads config.json and every safetensors header of `dir`. Without weights the report has what the configuration asks
-/// for, all of it missing.
+/// Reads config.json and every safetensors header of `dir`. Without weights the report lists all required tensors as
+/// missing.
 pub fn inspect(dir: &Path) -> Result<Report, InspectError> {
     let config = Config::load(dir)?;
     let mut tensors = BTreeMap::new();
@@ -91,7 +91,7 @@ pub fn inspect(dir: &Path) -> Result<Report, InspectError> {
     Ok(Report { files, truncated, ..compare(&config, &tensors) })
 }
 
-/// Compares headers with what `config` asks for.
+/// Compares headers with the requirements of `config`.
 pub fn compare(config: &Config, tensors: &BTreeMap<String, Stored>) -> Report {
     let entries = inventory(config);
     let mut report = Report { expected: (entries.len(), entries.iter().map(Entry::bytes).sum()), ..Report::default() };

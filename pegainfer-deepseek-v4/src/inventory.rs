@@ -1,13 +1,14 @@
-//! Every tensor that a checkpoint of this configuration has: official names, dtypes and shapes, and how ranks share it.
+//! All tensors of a checkpoint with a given configuration: official names, dtypes and shapes, and their split over
+//! ranks.
 
 use crate::config::{Config, DSpark, Drafts, LayerKind, STREAMS};
 use crate::shard::Shard;
 use pegainfer_core::weights::StoredDtype as Dtype;
 
-/// How the ranks share a tensor.
+/// Split of a tensor over the ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Split {
-    /// Each has all of it.
+    /// Every rank has all of it.
     Whole,
     /// Rows, by heads or groups of heads.
     HeadRows,
@@ -17,24 +18,24 @@ pub enum Split {
     Vocab,
     /// Columns of the inner dimension, by the ranks that have this expert.
     Expert(usize),
-    /// The same of the shared expert.
+    /// Columns of the shared expert.
     SharedExpert,
-    /// None has any of it: the engine does not use the tensor.
+    /// No rank has any of it: the engine does not use the tensor.
     Unused,
 }
 
 /// One tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// As in the checkpoint.
+    /// Name in the checkpoint.
     pub name: String,
-    /// As stored.
+    /// Stored dtype.
     pub dtype: Dtype,
-    /// As stored: FP4 pairs count once.
+    /// Stored shape; a pair of FP4 values counts once.
     pub shape: Vec<usize>,
-    /// How the ranks share it.
+    /// Split over the ranks.
     pub split: Split,
-    /// Whether it belongs to a draft layer.
+    /// True if it belongs to a draft layer.
     pub draft: bool,
 }
 
@@ -67,7 +68,7 @@ impl Entry {
     }
 }
 
-/// All tensors, in no particular order.
+/// All tensors, in any order.
 pub fn inventory(config: &Config) -> Vec<Entry> {
     let mut list = List { config, entries: Vec::new(), draft: false };
     let (vocab, hidden) = (config.vocab_size, config.hidden_size);
@@ -276,7 +277,7 @@ mod tests {
     fn memory_of_a_rank() {
         let config = flash(false);
         let gb: Vec<u64> = [1, 2, 4, 8].map(|ranks| weight_bytes(&config, ranks).unwrap() / 100_000_000).to_vec();
-        // 156.0 GB alone; what is on every rank makes eight take more than an eighth each.
+        // 156.0 GB alone; replicated tensors make eight ranks take more than an eighth each.
         assert_eq!(gb, [1560, 786, 399, 206]);
     }
 }

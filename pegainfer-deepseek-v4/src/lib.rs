@@ -1,12 +1,12 @@
 //! The DeepSeek-V4-Flash engine.
 //!
 //! # Layout
-//! - [`config`]: config.json, refused where it asks for something else. [`numerics`]: which roundings a run has.
-//! - [`inventory`]: every tensor of a checkpoint. [`shard`]: which part of it a rank holds.
-//! - [`inspect`]: what a checkpoint holds, without loading it.
-//! - [`weights`], [`state`]: what lives on the device.
-//! - [`plan`]: one step's work. The scheduler of pegainfer-core makes it, [`executor`] runs it. [`graph_shape`]: which steps run as CUDA
-//!   graphs.
+//! - [`config`]: config.json; unsupported fields are refused. [`numerics`]: the roundings of a run.
+//! - [`inventory`]: all tensors of a checkpoint. [`shard`]: the part of them that a rank holds.
+//! - [`inspect`]: describes a checkpoint without loading it.
+//! - [`weights`], [`state`]: device memory.
+//! - [`plan`]: one step's work, planned by the scheduler of pegainfer-core; [`executor`] runs it. [`graph_shape`]:
+//!   steps that run as CUDA graphs.
 //! - `engine`: loading.
 #![cfg(feature = "deepseek-v4")]
 
@@ -36,6 +36,6 @@ mod testing;
 pub mod weights;
 mod workspace;
 
-pub use engine::{Engine, Loaded, load, rank_bytes, record, record_blocks};
+pub use engine::{DeepSeekEngine, Loaded, load, rank_bytes, record, record_blocks};
 pub use load_error::LoadError;
 pub use load_options::{DEFAULT_KV_BYTES, LoadOptions};

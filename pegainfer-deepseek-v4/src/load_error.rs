@@ -17,7 +17,7 @@ pub enum LoadError {
     /// An option does not fit the model or another option.
     #[error("{0}")]
     Option(String),
-    /// An op refused what the configuration asks for.
+    /// An op refused the configuration.
     #[error("the model cannot run: {0}")]
     Op(#[from] OpError),
     /// Slots and pages.

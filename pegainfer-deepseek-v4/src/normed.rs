@@ -1,4 +1,4 @@
-//! What a norm gives to the GEMMs behind it.
+//! Outputs of a norm in the formats of the GEMMs after it.
 
 use pegainfer_core::exec::Exec;
 use pegainfer_core::parallel::Communicator;
@@ -7,7 +7,7 @@ use pegainfer_kernels::ops::Matrix;
 use pegainfer_kernels::ops::deepseek_v4::{self as ops, Activation, Rounded};
 use std::ops::Range;
 
-/// An activation behind a norm, as it is and as the reference rounds it for its FP8 and FP4 matrices.
+/// An activation after a norm, exact and as the reference rounds it for its FP8 and FP4 matrices.
 #[derive(Debug)]
 pub(crate) struct Normed {
     /// `[tokens, width]`.
@@ -17,14 +17,14 @@ pub(crate) struct Normed {
     held: Held,
 }
 
-/// What this rank has of a step's tokens.
+/// Tokens and forms that this rank holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Held {
-    /// Every form, of all tokens.
+    /// All forms, for all tokens.
     All,
-    /// Every form, of its own tokens.
+    /// All forms, for its own tokens.
     Own,
-    /// All but the packed form, of all tokens.
+    /// All forms except the packed one, for all tokens.
     Unpacked,
     /// The exact activation, of all tokens.
     Exact,
@@ -35,7 +35,7 @@ enum Held {
 struct Low {
     /// `[tokens, width]`, of the dtype of [`Normed::exact`].
     values: Tensor,
-    /// The values as packed rows (`pack_rows`); `None` if no kernel of the device takes them.
+    /// The values as packed rows (`pack_rows`); `None` if no kernel of the device uses them.
     packed: Option<Tensor>,
 }
 
@@ -73,7 +73,8 @@ impl Normed {
         ops::norm(exec, x, weight, eps, exact, low)
     }
 
-    /// Lends the rows of the rank's own tokens to `write`, an op that writes all forms of these; [`gather`](Self::gather) exchanges them.
+    /// Lends the rows of the rank's own tokens to `write`, an op that writes all forms of these;
+    /// [`gather`](Self::gather) exchanges them.
     pub fn write_own(
         &mut self,
         own: Range<usize>,
@@ -87,12 +88,13 @@ impl Normed {
         written
     }
 
-    /// Whether the rank has the rows of its own tokens only.
+    /// True if the rank has only the rows of its own tokens.
     pub fn is_own(&self) -> bool {
         self.held == Held::Own
     }
 
-    /// Gets the other ranks' tokens, for ops that round the exact activation themselves (`rounds`), or else take the rounded one. `rows`:
+    /// Gathers the other ranks' tokens, for ops that round the exact activation themselves (`rounds`), otherwise for
+    /// ops that take the rounded one. `rows`:
     /// see [`OwnTokens`](crate::shard::OwnTokens).
     pub fn gather(
         &mut self,
@@ -119,8 +121,8 @@ impl Normed {
         (&mut self.exact, low)
     }
 
-    /// The input of GEMMs with FP8 and FP4 matrices: the rounded activation if activations are rounded, else the exact one. `None` if they
-    /// round the exact one themselves.
+    /// The input of GEMMs with FP8 and FP4 matrices: the rounded activation if activations are rounded, else the exact
+    /// one. `None` if they round the exact one themselves.
     pub fn rounded(&self) -> Option<Activation<'_>> {
         match &self.low {
             Some(_) if self.held == Held::Exact => None,

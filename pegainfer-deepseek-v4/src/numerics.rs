@@ -1,11 +1,11 @@
-//! Which roundings of the reference a run has.
+//! The roundings of the reference that a run applies.
 
 use pegainfer_core::tensor::DType;
 
 /// The precision of everything that the weights do not fix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Numerics {
-    /// Of activations and of what a request leaves behind: bf16 or f32.
+    /// Dtype of activations and of a request's state: bf16 or f32.
     pub activations: DType,
     /// Inputs of FP8 and FP4 matrices are rounded to FP8, one scale for each 128 values of a token.
     pub quantize_activations: bool,
@@ -15,9 +15,9 @@ pub struct Numerics {
 }
 
 impl Numerics {
-    /// As DeepSeek's own inference code runs the model.
+    /// The roundings of DeepSeek's own inference code.
     pub const REFERENCE: Self = Self { activations: DType::Bf16, quantize_activations: true, quantize_kv: true };
 
-    /// All in f32, without any rounding of activations: what transformers computes in f32.
+    /// f32 without any rounding of activations, equal to transformers in f32.
     pub const F32: Self = Self { activations: DType::F32, quantize_activations: false, quantize_kv: false };
 }

@@ -9,9 +9,9 @@ use pegainfer_kernels::ops::deepseek_v4::RopeTable;
 /// Rotations of the two kinds of layers.
 #[derive(Debug)]
 pub(crate) struct Rotations {
-    /// Of window layers.
+    /// Rotations of window layers.
     pub window: RopeTable,
-    /// Of compressed layers, for everything in them.
+    /// Rotations of compressed layers.
     pub compressed: RopeTable,
 }
 
@@ -31,7 +31,7 @@ impl Rotations {
         })
     }
 
-    /// Those of a layer.
+    /// Rotations of a layer of this kind.
     pub fn of(&self, kind: LayerKind) -> &RopeTable {
         if kind == LayerKind::Window { &self.window } else { &self.compressed }
     }

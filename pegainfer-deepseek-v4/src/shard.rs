@@ -1,5 +1,5 @@
-//! Which part of the model a rank holds: columns of the experts, heads by groups of the output projection, the vocabulary by
-//! rows. Everything else is on every rank.
+//! The part of the model that a rank holds: columns of the experts, heads by groups of the output projection, rows of
+//! the vocabulary. Everything else is replicated.
 
 use crate::config::Config;
 use std::ops::Range;
@@ -9,29 +9,29 @@ pub const MAX_RANKS: usize = 8;
 /// Edge of a block of FP8 weights, and values of a rounded activation that share a scale.
 const BLOCK: usize = 128;
 
-/// The tokens of a step of which a rank has the residual streams.
+/// The tokens of a step whose residual streams a rank holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OwnTokens {
     /// The rank's tokens among those of the step.
     pub own: Range<usize>,
-    /// Rows of a tensor of which every rank has an equal share: the last ones may belong to no token.
+    /// Rows of a tensor of which every rank has an equal share; the last ones may belong to no token.
     pub rows: usize,
 }
 
 /// One rank of several.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shard {
-    /// From 0.
+    /// Number of the rank, from 0.
     pub rank: usize,
     /// Ranks in all.
     pub ranks: usize,
 }
 
 impl Shard {
-    /// All of the model.
+    /// The whole model.
     pub const WHOLE: Self = Self { rank: 0, ranks: 1 };
 
-    /// The shards of `ranks` ranks; the reason if the model cannot be cut into so many.
+    /// The shards of `ranks` ranks; the reason if the model cannot be split into that many.
     pub fn all(config: &Config, ranks: usize) -> Result<Vec<Self>, String> {
         if ranks == 0 || !config.experts.is_multiple_of(ranks) || !config.vocab_size.is_multiple_of(ranks) {
             let divides = |n: &usize| config.experts.is_multiple_of(*n) && config.vocab_size.is_multiple_of(*n);
@@ -46,8 +46,8 @@ impl Shard {
         Ok((0..ranks).map(|rank| Self { rank, ranks }).collect())
     }
 
-    /// Ranks that share the heads: a group of the output projection is not cut. Where there are more ranks than groups,
-    /// the others compute the same heads again.
+    /// Number of ranks that share the heads; a group of the output projection is not split. With more ranks than
+    /// groups, the others compute the same heads again.
     pub fn attention_ranks(self, config: &Config) -> usize {
         (1..=self.ranks)
             .rev()
@@ -55,7 +55,7 @@ impl Shard {
             .unwrap_or(1)
     }
 
-    /// False where the attention output of this rank is another's, too, and must not be added twice.
+    /// False if this rank's attention output duplicates another's and must not be added twice.
     pub fn owns_heads(self, config: &Config) -> bool {
         self.rank < self.attention_ranks(config)
     }
@@ -72,8 +72,8 @@ impl Shard {
         groups.start * each..groups.end * each
     }
 
-    /// Ranks that share the columns of an expert: parts are whole blocks of FP8 weights and whole groups of a rounded
-    /// activation. Where there are more ranks, each such team has some of the routed experts.
+    /// Number of ranks that share the columns of an expert: parts are whole blocks of FP8 weights and whole groups of a
+    /// rounded activation. With more ranks, each such team has some of the routed experts.
     pub fn team(self, config: &Config) -> usize {
         let whole = |n: usize| (config.expert_width / n).is_multiple_of(BLOCK) && config.expert_width.is_multiple_of(n);
         (1..=self.ranks).rev().find(|n| self.ranks.is_multiple_of(*n) && (*n == 1 || whole(*n))).unwrap_or(1)
@@ -91,7 +91,7 @@ impl Shard {
         part(config.expert_width, self.rank % team, team)
     }
 
-    /// False where the shared expert's output of this rank is another's, too, and must not be added twice.
+    /// False if this rank's output of the shared expert duplicates another's and must not be added twice.
     pub fn owns_shared_expert(self, config: &Config) -> bool {
         self.rank < self.team(config)
     }

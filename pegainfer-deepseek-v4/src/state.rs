@@ -1,12 +1,13 @@
-//! What a request leaves on the device between steps. Two kinds of memory:
+//! Device state of a request between steps. Two kinds of memory:
 //!
-//! - A slot, of fixed size: the keys of the last 128 tokens, and for each compressor the tokens of entries that are not
-//!   complete yet. Everything in it is found by position (`p % ring`), so a slot needs no clearing for its next sequence. Where
-//!   steps verify draft tokens, rings are longer by the most that there may be: a refused draft then overwrites nothing that is needed.
+//! - A slot, of fixed size: the keys of the last 128 tokens, and for each compressor the tokens of incomplete entries.
+//!   Everything in it is found by position (`p % ring`), so a slot needs no clearing for its next sequence. If steps
+//!   verify drafts, rings are longer by the maximum number of drafts, so that a refused draft overwrites nothing that
+//!   is needed.
 //! - Pages, which grow with the context: the compressed entries of 128 tokens each, of all layers.
 //!
-//! At a multiple of 128 tokens a slot and the pages before it are all that a sequence needs to go on; a copy of the slot
-//! is what the prefix cache keeps besides the pages, as a snapshot.
+//! At a multiple of 128 tokens, a slot and the pages before it are all that a sequence needs to continue. A copy of the
+//! slot is the snapshot that the prefix cache keeps in addition to the pages.
 
 use crate::bounds::StepBounds;
 use crate::config::{Config, LayerKind, WINDOW};
@@ -21,7 +22,7 @@ use pegainfer_kernels::ops::deepseek_v4::{self as ops, CompressorSpec, Compresso
 pub struct Compressed {
     /// `[pages, 128 / ratio, dim]`.
     pub entries: Tensor,
-    /// Of incomplete entries.
+    /// State of incomplete entries.
     pub partial: CompressorState,
 }
 
@@ -30,7 +31,7 @@ pub struct Compressed {
 pub struct LayerState {
     /// Keys of the newest tokens, `[slots, 128 + drafts, head_dim]`.
     pub window: Tensor,
-    /// Of sparse and heavy layers.
+    /// State of sparse and heavy layers.
     pub compressed: Option<Compressed>,
     /// The indexer's, of sparse layers.
     pub index: Option<Compressed>,
@@ -42,8 +43,8 @@ pub fn compressor_spec(config: &Config, kind: LayerKind, index: bool, numerics: 
     Some(CompressorSpec { ratio, index, quantize: numerics.quantize_kv, eps: config.rms_norm_eps })
 }
 
-/// Allocates the state of every layer, and behind them those of the layers that draft, if they are loaded. On the CPU a page takes memory once
-/// it is written.
+/// Allocates the state of every layer, followed by that of the layers that draft, if they are loaded. On the CPU, pages
+/// take memory when they are first written.
 pub fn allocate(
     exec: &mut Exec,
     config: &Config,
@@ -72,7 +73,7 @@ pub fn allocate(
     kinds(config).map(layer).collect()
 }
 
-/// Kinds of the layers, and behind them those of the layers that draft, if they are loaded.
+/// Kinds of the layers, followed by those of the layers that draft, if they are loaded.
 fn kinds(config: &Config) -> impl Iterator<Item = &LayerKind> {
     config.layers.iter().chain(std::iter::repeat_n(&LayerKind::Window, config.loaded_draft_layers()))
 }
@@ -97,7 +98,7 @@ pub fn slot_bytes(config: &Config, numerics: Numerics, drafts: usize) -> usize {
 }
 
 impl LayerState {
-    /// What it keeps of each slot.
+    /// The tensors with a part per slot.
     fn rings(&mut self) -> impl Iterator<Item = &mut Tensor> {
         let compressors = self.compressed.iter_mut().chain(&mut self.index);
         let partial = compressors.flat_map(|Compressed { partial, .. }| [&mut partial.values, &mut partial.scores]);
@@ -105,13 +106,13 @@ impl LayerState {
     }
 }
 
-/// Where the rings of all layers are, for [`copy_slots`].
+/// Addresses of the rings of all layers, for [`copy_slots`].
 pub fn ring_table(exec: &mut Exec, state: &mut [LayerState]) -> Result<RingTable, OpError> {
     let rings: Vec<&Tensor> = state.iter_mut().flat_map(LayerState::rings).map(|ring| &*ring).collect();
     RingTable::new(exec, &rings)
 }
 
-/// Gives each row of a step that changes its slot what is in the old one.
+/// Copies the old slot of each row of a step that changes its slot.
 pub fn copy_slots(exec: &mut Exec, state: &mut [LayerState], table: &RingTable, step: &Step) -> Result<(), OpError> {
     for segment in step.state.iter().filter(|segment| segment.from != NO_STATE && segment.from != segment.to) {
         let mut rings: Vec<&mut Tensor> = state.iter_mut().flat_map(LayerState::rings).collect();

@@ -6,20 +6,20 @@ mod feed;
 mod layer;
 mod load;
 mod mtp;
-mod part;
 mod reader;
 mod source;
+mod tensor_part;
 
 use crate::config::{Config, Drafts, LayerKind, STREAMS};
 use crate::shard::Shard;
 use layer::{hyper, layer};
-use part::Part;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::tensor::{DType, Tensor};
 use pegainfer_core::weights::{StoredDtype as Dtype, WeightsError};
 use pegainfer_kernels::ops::Matrix;
 use pegainfer_kernels::ops::deepseek_v4::{HyperWeights, takes_packed_rows, widen};
 use reader::Reader;
+use tensor_part::TensorPart;
 
 pub use dspark::DSpark;
 pub use layer::{Attention, Compressor, Indexer, Layer, Moe, Router};
@@ -47,8 +47,9 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// Adds `wo_a` of every layer in bf16 where the device has GEMMs that take it so: the reference does not round the activation that it
-    /// multiplies. The codes stay, because a step of few tokens reads them in half the time. On `Meta` as on such a GPU: memory is counted there.
+    /// Adds `wo_a` of every layer in bf16 if the device has GEMMs that take it in bf16, because the reference does not
+    /// round the activation multiplied by it. The FP8 codes stay, because a step of few tokens reads them in half the
+    /// time. On `Meta`, counts memory as on such a GPU.
     pub(crate) fn widen(&mut self, exec: &mut Exec, activations: DType) -> Result<(), WeightsError> {
         let stages = self.dspark.iter_mut().flat_map(|dspark| &mut dspark.stages);
         let layers = self.layers.iter_mut().chain(self.mtp.iter_mut().map(|mtp| &mut mtp.layer)).chain(stages);
@@ -76,7 +77,7 @@ impl Weights {
 /// All tensors of `shard`, in the same order on every rank.
 fn read(reader: &mut Reader<'_>, config: &Config, shard: Shard) -> Result<Weights, WeightsError> {
     let (vocab, hidden) = (config.vocab_size, config.hidden_size);
-    let rows = Part { rows: Some(shard.vocab(config)), columns: None };
+    let rows = TensorPart { rows: Some(shard.vocab(config)), columns: None };
     let layer = |(i, kind): (usize, &LayerKind)| {
         layer(reader, config, shard, &format!("layers.{i}."), (*kind, i < config.hash_layers))
     };

@@ -1,4 +1,4 @@
-//! The activations of a step, allocated once for the largest.
+//! Activations of a step, allocated once for the largest step.
 
 use crate::bounds::StepBounds;
 use crate::config::{Config, Drafts, LayerKind, STREAMS};
@@ -21,7 +21,7 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
-    /// For `tokens` tokens of layers of this kind, whose entries have `dim` elements.
+    /// A workspace for `tokens` tokens of layers of this kind, with entries of `dim` elements.
     fn new(exec: &mut Exec, tokens: usize, kind: LayerKind, dim: usize) -> std::io::Result<Self> {
         let width = if kind == LayerKind::Sparse { 2 * dim } else { dim };
         let mut tensor = |name: &str| exec.tensor(name, &[tokens, width], DType::F32);
@@ -45,13 +45,13 @@ pub(crate) struct Workspace {
     pub mixed: Tensor,
     /// Normalised, `[tokens, hidden]`.
     pub normed: Normed,
-    /// How the block's output goes back, `[tokens, 4]` f32.
+    /// Weights of the block's output in each stream, `[tokens, 4]` f32.
     pub post: Tensor,
-    /// How the streams are mixed, `[tokens, 4, 4]` f32.
+    /// Mixing matrix of the streams, `[tokens, 4, 4]` f32.
     pub comb: Tensor,
-    /// Output of a block, if there are several ranks this rank's part of it and then the sum over them, `[tokens, hidden]`.
+    /// Output of a block, `[tokens, hidden]`; with several ranks, this rank's part and then the sum over all.
     pub output: Tensor,
-    /// Output of the shared expert, where kernels of its own compute it, `[tokens, hidden]`.
+    /// Output of the shared expert if separate kernels compute it, `[tokens, hidden]`.
     pub shared: Tensor,
     /// `[tokens, q_lora]`, before its norm.
     pub qr_raw: Tensor,
@@ -63,7 +63,7 @@ pub(crate) struct Workspace {
     pub kv_raw: Tensor,
     /// `[tokens, 1, head_dim]`.
     pub kv: Tensor,
-    /// Of sparse layers, heavy layers and the indexer.
+    /// Activations of sparse layers, heavy layers and the indexer.
     pub sparse: Pair,
     pub heavy: Pair,
     pub index: Pair,
@@ -73,12 +73,12 @@ pub(crate) struct Workspace {
     pub index_weights: Tensor,
     /// `[tokens, index_topk]` u32.
     pub chosen: Tensor,
-    /// The same of the rank's own tokens, where ranks share them; `None` if there is one rank.
+    /// Entries chosen for the rank's own tokens, if ranks share them; `None` with one rank.
     pub chosen_part: Option<Tensor>,
     /// `[tokens, heads, head_dim]`.
     pub attended: Tensor,
-    /// The same as the output projection takes it where tokens are few (`split_bytes`), `[tokens, ..]` u8; `None` if no kernel of the
-    /// device does.
+    /// `attended` in the split form that the output projection takes for few tokens (`split_bytes`), `[tokens, ..]` u8;
+    /// `None` if no kernel of the device takes it.
     pub attended_split: Option<Tensor>,
     /// `[tokens, groups * o_lora]`.
     pub z: Tensor,
@@ -94,7 +94,7 @@ pub(crate) struct Workspace {
     pub last: Tensor,
     /// Normalised, `[samples, hidden]`.
     pub last_normed: Tensor,
-    /// The rank's columns of the logits that are computed at once, `[logits_rows, vocab / ranks]` f32.
+    /// The rank's columns of the logits computed at once, `[logits_rows, vocab / ranks]` f32.
     pub logits_part: Tensor,
     /// Workspace of the layer for multi-token prediction; `None` if it is not loaded.
     pub draft: Option<DraftWorkspace>,
@@ -103,7 +103,7 @@ pub(crate) struct Workspace {
 }
 
 impl Workspace {
-    /// `logits_rows`: rows of logits that the sampler computes at once.
+    /// A workspace; `logits_rows`: rows of logits that the sampler computes at once.
     pub fn new(
         exec: &mut Exec,
         config: &Config,
@@ -178,7 +178,7 @@ impl Workspace {
         })
     }
 
-    /// Gives what belongs to the residual streams, and the block's output that is added to them, the rows of these tokens.
+    /// Sets the tensors of the residual streams, and of the block's output added to them, to the rows of these tokens.
     pub fn set_residual_range(&mut self, tokens: Range<usize>) {
         let Self { output, streams, post, comb, mixed, .. } = self;
         for tensor in [output, streams, post, comb, mixed] {

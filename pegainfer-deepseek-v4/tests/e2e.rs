@@ -1,5 +1,5 @@
-//! The real engine against reference outputs, with the roundings of activations and keys switched off: then it computes
-//! what transformers computes in f32, and must agree everywhere to f32 noise.
+//! The real engine against reference outputs, with the roundings of activations and keys switched off. It then computes
+//! what transformers computes in f32 and must agree everywhere to f32 noise.
 
 #![cfg(feature = "deepseek-v4")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
@@ -18,17 +18,18 @@ const MEAN_TOLERANCE: f64 = 1e-2;
 /// Nats between the reference's best two tokens above which the engine must agree.
 const MARGIN: f64 = 2e-3;
 
-/// What the engine makes of the fixture.
+/// Comparison of the engine with the fixture.
 struct Compared {
     steps: usize,
-    /// Steps whose best token is the reference's, or whose best two tokens are closer to each other than a margin.
+    /// Number of steps whose best token is the reference's, or whose best two tokens are closer to each other than a
+    /// margin.
     equal: usize,
-    /// Of log-probabilities, nats.
+    /// Errors of log-probabilities, in nats.
     errors: Vec<f64>,
 }
 
 impl Compared {
-    /// Every step of every case, each with the reference's own tokens before it.
+    /// Runs every step of every case, each after the reference's own tokens.
     fn new(numerics: Numerics, margin: f64) -> Self {
         let mut engine = engine(1, &options(numerics));
         let mut compared = Self { steps: 0, equal: 0, errors: Vec::new() };
@@ -58,7 +59,7 @@ impl Compared {
     }
 }
 
-/// With random weights a choice of experts or entries that f32 noise turns over moves a whole step.
+/// With random weights, a choice of experts or entries that f32 noise changes affects the whole step.
 #[test]
 fn every_step_agrees_with_the_reference() {
     let compared = Compared::new(Numerics::F32, MARGIN);
@@ -68,7 +69,7 @@ fn every_step_agrees_with_the_reference() {
     }
 }
 
-/// The limits are what transformers differs by in bf16.
+/// The limits are the differences of transformers in bf16.
 #[test]
 #[ignore = "takes a checkpoint of tools/random-fixture-deepseek-v4.py with weights in bf16"]
 fn bf16_is_as_close_as_that_of_the_reference() {
@@ -83,7 +84,7 @@ fn bf16_is_as_close_as_that_of_the_reference() {
 #[test]
 fn greedy_text_equals_the_reference() {
     if other_model().is_some() {
-        return; // one step that differs changes all behind it
+        return; // a step that differs changes all later ones
     }
     let fixture = fixture();
     let mut engine = engine(1, &options(Numerics::F32));

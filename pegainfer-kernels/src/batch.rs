@@ -3,7 +3,7 @@
 use crate::load::AttentionLoad;
 use pegainfer_core::tensor::Tensor;
 
-/// Which rows attend to which blocks: a ragged batch of prefill chunks and decode tokens.
+/// A ragged batch of prefill chunks and decode tokens: which rows attend to which blocks.
 #[derive(Debug)]
 pub struct AttentionBatch<'a> {
     /// Row `b` owns queries `qo_indptr[b]..qo_indptr[b + 1]`; `[batch + 1]` u32.
@@ -12,6 +12,6 @@ pub struct AttentionBatch<'a> {
     pub kv_lens: &'a Tensor,
     /// Blocks of each row in token order; `[batch, max_blocks]` u32.
     pub block_tables: &'a Tensor,
-    /// The same rows in numbers that the host knows.
+    /// Sizes of the rows, known to the host.
     pub load: AttentionLoad,
 }

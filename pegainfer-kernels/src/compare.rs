@@ -1,7 +1,7 @@
-//! Compares an op on two devices: the same seeded operands, of the shapes that an executor recorded. `pegainfer doctor`
-//! checks each op on the user's GPU against its reference kernel with it: alone, overlapped with its neighbours and replayed
-//! in a CUDA graph ([`Way`]), with the operands of a step and with those that steps have more rarely
-//! ([`Variant`](variant::Variant)). Each file of ops has a [`Family`], over which [`compare`] dispatches.
+//! Compares an op on two devices with the same seeded operands, in shapes that an executor recorded. `pegainfer doctor`
+//! uses it to check each op on the user's GPU against its reference kernel: alone, overlapped with its neighbours and
+//! replayed in a CUDA graph ([`Way`]), with the operands of a step and with rarer ones ([`Variant`](variant::Variant)).
+//! Each file of ops has a [`Family`], over which [`compare`] dispatches.
 
 mod attention;
 mod batch;
@@ -37,7 +37,7 @@ use pegainfer_core::tensor::OpError;
 use rayon::prelude::*;
 use ways::Way;
 
-/// How far two devices are apart on one call.
+/// Difference of two devices on one call.
 #[derive(Debug, Clone)]
 pub struct Comparison {
     /// The kernel of the device under test.
@@ -48,11 +48,11 @@ pub struct Comparison {
     pub relative: f64,
     /// Ways times variants that were compared.
     pub runs: usize,
-    /// Those in which an element is not within tolerance.
+    /// Ways and variants in which an element is out of tolerance.
     pub failures: Vec<String>,
 }
 
-/// All ops that are known here.
+/// All supported ops.
 const FAMILIES: &[Family] = &[
     dense::FAMILY,
     attention::FAMILY,
@@ -67,8 +67,8 @@ const FAMILIES: &[Family] = &[
     deepseek_v4_gemm::FAMILY,
 ];
 
-/// Calls the op of `record` on `reference`, and in every [`Way`] on `tested`, with the operands of each of its variants,
-/// and compares what it writes. `None` for an op that is not known here.
+/// Runs the op of `record` on `reference`, and in every [`Way`] on `tested`, with the operands of each of its variants,
+/// and compares the results. `None` for an unsupported op.
 pub fn compare(
     reference: &mut Exec,
     tested: &mut Exec,
@@ -99,7 +99,7 @@ pub fn compare(
     Ok(Some(all))
 }
 
-/// Whether the op's activations have to be values that FP8 holds exactly.
+/// True if the op's activations must be values that FP8 holds exactly.
 #[cfg(feature = "deepseek-v4")]
 fn takes_rounded(record: &OpRecord) -> bool {
     deepseek_v4_gemm::takes_rounded(record)
@@ -110,7 +110,7 @@ fn takes_rounded(_: &OpRecord) -> bool {
 }
 
 impl Comparison {
-    /// Whether the devices agree.
+    /// True if the devices agree.
     pub fn ok(&self) -> bool {
         self.failures.is_empty()
     }
@@ -143,7 +143,8 @@ impl Comparison {
     }
 }
 
-/// Largest difference of one row, the same relative to the row's root mean square, and whether all are tolerable.
+/// Largest difference of one row, absolute and relative to the row's root mean square, and true if all are within
+/// tolerance.
 fn difference(expected: &[f32], got: &[f32], tolerance: f64) -> (f64, f64, bool) {
     let squares: f64 = expected.iter().map(|v| f64::from(*v).powi(2)).sum();
     let scale = (squares / expected.len() as f64).sqrt();

@@ -1,4 +1,4 @@
-//! A dense model as `ops::decode_layers` wants it.
+//! A dense model in the form that `ops::decode_layers` takes.
 
 use crate::heads::HeadShape;
 use crate::ops::MatrixRef;
@@ -25,14 +25,14 @@ pub struct DecodeLayer<'a> {
     pub down: MatrixRef<'a>,
 }
 
-/// What is the same in every step.
+/// Properties that are the same in every step.
 #[derive(Debug)]
 pub struct DecodeModel<'a> {
     /// First to last, at least one.
     pub layers: Vec<DecodeLayer<'a>>,
     /// `[hidden]` bf16.
     pub final_norm: &'a Tensor,
-    /// See [`rope_table`](crate::ops::rope_table()).
+    /// RoPE table; see [`rope_table`](crate::ops::rope_table()).
     pub rope: &'a Tensor,
     /// Heads of all layers.
     pub shape: HeadShape,
@@ -41,7 +41,7 @@ pub struct DecodeModel<'a> {
 }
 
 impl DecodeModel<'_> {
-    /// Whether any weight is FP8.
+    /// True if any weight is FP8.
     pub(crate) fn is_quantized(&self) -> bool {
         let quantized = |layer: &DecodeLayer<'_>| {
             [layer.qkv, layer.o, layer.gate_up, layer.down].into_iter().any(MatrixRef::is_quantized)

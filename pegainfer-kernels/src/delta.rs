@@ -1,4 +1,4 @@
-//! The heads of a gated delta rule layer (linear attention), and what they remember of a sequence.
+//! The heads of a gated delta rule layer (linear attention), and their state per sequence.
 
 use crate::limits::delta_chunks::{CHUNK, INTRA_CHUNK_BYTES};
 pub use pegainfer_core::schedule::{NO_STATE, SEGMENT_WORDS, Segment};
@@ -7,21 +7,22 @@ use std::ops::RangeInclusive;
 /// Maximum width of the convolution.
 pub(crate) const MAX_CONV_WIDTH: usize = 8;
 
-/// Tokens of the steps of one prompt in which the Triton kernels of `ops::gated_delta_chunks` take less time than the CUDA
-/// kernels. Us a layer on an H200, CUDA / Triton, at 32 heads: 14.9 / 15.6 for 100 tokens, 42.9 / 40.7 for 1,024 and
-/// 133 / 143 for 4,096 (docs/benchmarks/h200-qwen35-4b.md); straight lines between these cross at 323 and 1,579.
+/// Steps of one prompt, in tokens, for which the Triton kernels of `ops::gated_delta_chunks` are faster than the CUDA
+/// kernels. Microseconds per layer on an H200 with 32 heads, CUDA / Triton: 14.9 / 15.6 for 100 tokens, 42.9 / 40.7 for
+/// 1,024 and 133 / 143 for 4,096 (docs/benchmarks/h200-qwen35-4b.md). Linear interpolation crosses at 323 and 1,579.
 pub(crate) const TRITON_TOKENS: RangeInclusive<usize> = 320..=1536;
-/// Most segments of such a step: a copy of the state every 256 tokens, one at the last full block, and the end.
+/// Maximum number of segments of such a step: a copy of the state every 256 tokens, one at the last full block, and the
+/// end.
 pub(crate) const TRITON_SEGMENTS: usize = 8;
 
 /// Head counts and sizes of a gated delta rule layer.
 ///
-/// One projection gives all that the layer needs of a token: `[q | k | v | z | b | a]`, where `q` and `k` are
-/// `[key_heads, key_dim]`, `v` and the output gate `z` `[value_heads, value_dim]`, and `b` and `a`, which become the write
-/// strength and the decay, `[value_heads]`. The convolution runs over the channels of q, k and v.
+/// One projection gives all inputs of a token: `[q | k | v | z | b | a]`, where `q` and `k` are `[key_heads, key_dim]`,
+/// `v` and the output gate `z` are `[value_heads, value_dim]`, and `b` and `a`, from which write strength and decay are
+/// computed, are `[value_heads]`. The convolution runs over the channels of q, k and v.
 ///
-/// A sequence's state lives in a slot: the memory matrices `[value_heads, value_dim, key_dim]` f32, and the convolution state, the last
-/// `conv_width - 1` inputs of the convolution, `[conv_width - 1, channels]` bf16.
+/// The state of a sequence lives in a slot: the memory matrices `[value_heads, value_dim, key_dim]` f32, and the
+/// convolution state, the last `conv_width - 1` inputs of the convolution, `[conv_width - 1, channels]` bf16.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeltaShape {
     /// Heads of q and k.
@@ -37,7 +38,7 @@ pub struct DeltaShape {
 }
 
 impl DeltaShape {
-    /// Whether the kernels take this shape, which the fields describe.
+    /// True if the kernels support this shape; the fields list the limits.
     pub fn is_supported(&self) -> bool {
         let dim = |n: usize| n > 0 && n.is_multiple_of(16);
         let heads = self.key_heads > 0 && self.value_heads > 0 && self.value_heads.is_multiple_of(self.key_heads);
@@ -90,9 +91,9 @@ impl DeltaShape {
         tokens / CHUNK + segments
     }
 
-    /// Bytes of working memory that `ops::gated_delta_chunks` wants on a GPU for steps of at most `tokens` tokens in
-    /// `segments` segments: matrices of `[64, 64]` in bf16, for solving and for reading, of which the CUDA kernels keep
-    /// the lower halves.
+    /// Bytes of scratch for `ops::gated_delta_chunks` on a GPU, for steps of up to `tokens` tokens in `segments`
+    /// segments: matrices of `[64, 64]` in bf16, for solving and for reading. The CUDA kernels keep only the lower
+    /// halves.
     pub fn chunk_scratch(&self, tokens: usize, segments: usize) -> usize {
         // `IntraChunk` and `Chains` in csrc/delta_rule/chunks.cuh.
         let cuda = Self::chunks(tokens, segments) * self.value_heads * INTRA_CHUNK_BYTES + 4 * (2 + segments);

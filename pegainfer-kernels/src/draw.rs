@@ -1,4 +1,4 @@
-//! How one row is sampled and reported, as the kernels of every device read it.
+//! Parameters of sampling and reporting one row, in the layout that kernels read.
 
 use pegainfer_core::rng;
 use pegainfer_core::sampling::SamplingParams;
@@ -15,11 +15,11 @@ pub struct Draw {
     pub min_p_offset: f64,
     /// `log2(e) / temperature`; 0 is greedy.
     pub scale: f32,
-    /// Most tokens to keep; 0 keeps all.
+    /// Maximum number of tokens to keep; 0 keeps all.
     pub top_k: u32,
     /// Share of the weight to keep; 1 keeps all.
     pub top_p: f32,
-    /// How many of the most likely tokens to report, see `GenerateRequest::logprobs`.
+    /// Number of most likely tokens to report; see `GenerateRequest::logprobs`.
     pub logprobs: Option<usize>,
 }
 
@@ -39,8 +39,8 @@ impl Draw {
         }
     }
 
-    /// Packed: random, low word first; min-p offset, likewise; scale; top-k; top-p; 0, or 1 more than the tokens to
-    /// report.
+    /// Packs as: random number, low word first; min-p offset, likewise; scale; top-k; top-p; 0, or 1 plus the number of
+    /// tokens to report.
     pub fn words(&self) -> [u32; DRAW_WORDS] {
         let halves = |x: u64| [x as u32, (x >> 32) as u32];
         let ([r0, r1], [m0, m1]) = (halves(self.random), halves(self.min_p_offset.to_bits()));

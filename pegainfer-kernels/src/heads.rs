@@ -1,4 +1,4 @@
-//! The heads of an attention layer, and where their keys and values lie in the paged cache.
+//! The heads of an attention layer, and the layout of their keys and values in the paged cache.
 
 use pegainfer_core::exec::Device;
 use pegainfer_core::tensor::{DType, Tensor};
@@ -9,7 +9,7 @@ pub const BLOCK_SIZE: usize = crate::limits::kv_cache::BLOCK;
 /// Largest supported head, elements.
 pub(crate) const MAX_HEAD_DIM: usize = 256;
 
-/// Rows of 16 bytes behind the codes of a KV block and head: the 16 scales of an FP8 cache.
+/// Rows of 16 bytes after the codes of a KV block and head: the 16 scales of an FP8 cache.
 pub(crate) const SCALE_ROWS: usize = BLOCK_SIZE * size_of::<f32>() / 16;
 
 /// Element format of the KV cache.
@@ -18,10 +18,10 @@ pub enum KvDType {
     /// bf16.
     #[default]
     Bf16,
-    /// FP8 e4m3 with an f32 scale for each token and KV head, of K and of V: `x = code * scale`, where the scale is the
-    /// largest magnitude of the head's row over 448 (1 where that is 0), and a code is the e4m3 value nearest to
-    /// `x / scale`, ties to even. What is rounded are keys after norm and rotation, and values, both in bf16. So the bytes of
-    /// a token depend on that token alone, not on its neighbours in the block or on the step that wrote it.
+    /// FP8 e4m3 with an f32 scale for each token and KV head, of K and of V: `x = code * scale`. The scale is the
+    /// largest magnitude of the head's row over 448 (1 if that is 0), and a code is the e4m3 value nearest to `x /
+    /// scale`, ties to even. Keys are rounded after norm and rotation, values directly, both from bf16. The bytes of a
+    /// token therefore depend only on that token, not on its neighbours in the block or on the step that wrote it.
     Fp8,
 }
 
@@ -34,7 +34,7 @@ impl KvDType {
         }
     }
 
-    /// Its name in flags and metrics.
+    /// Name in flags and metrics.
     pub fn name(self) -> &'static str {
         match self {
             Self::Bf16 => "bf16",
@@ -56,8 +56,8 @@ impl KvDType {
 /// of a head is the one of csrc/attention/kv_cache.cuh, which tensor cores read from shared memory. A token's slot is
 /// `block * 16 + offset`.
 ///
-/// In FP8 both are `[blocks, kv_heads, head_dim + 4, 16]` bytes: the codes of a block and head in the order above, then the
-/// 16 scales of its tokens, f32.
+/// In FP8 both are `[blocks, kv_heads, head_dim + 4, 16]` bytes: the codes of a block and head in the order above, then
+/// the 16 f32 scales of its tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HeadShape {
     /// Query heads, a multiple of `kv_heads`.
@@ -68,10 +68,10 @@ pub struct HeadShape {
     pub head_dim: usize,
 }
 
-/// What makes a layer's queries, keys and values of the projections of some tokens, and where the latter two go.
+/// Parameters that turn projections of tokens into queries, keys and values, and the slots of the latter two.
 #[derive(Debug, Clone, Copy)]
 pub struct Heads<'a> {
-    /// How many there are.
+    /// Head counts and size.
     pub shape: HeadShape,
     /// Weights of the RMS norms of a query and of a key, each `[head_dim]`.
     pub norms: (&'a Tensor, &'a Tensor),
@@ -81,15 +81,15 @@ pub struct Heads<'a> {
     pub rope: &'a Tensor,
     /// Places of the tokens in their sequences, `[tokens]` u32.
     pub positions: &'a Tensor,
-    /// Slots of the tokens in the cache, `[tokens]` u32, each at most once, or `NO_SLOT` for a token whose key and value
-    /// are not written.
+    /// Slots of the tokens in the cache, `[tokens]` u32, each at most once, or `NO_SLOT` for a token whose key and
+    /// value are not written.
     pub slots: &'a Tensor,
 }
 
-/// As [`Heads`] of a model without QK norm.
+/// Variant of [`Heads`] for a model without QK norm.
 #[derive(Debug, Clone, Copy)]
 pub struct RopeHeads<'a> {
-    /// How many there are.
+    /// Head counts and size.
     pub shape: HeadShape,
     /// Angles, see [`rope_table`](crate::ops::rope_table()).
     pub rope: &'a Tensor,
@@ -100,7 +100,7 @@ pub struct RopeHeads<'a> {
 }
 
 impl<'a> Heads<'a> {
-    /// The rest, without the norms.
+    /// These heads without the norms.
     pub(crate) fn without_norms(&self) -> RopeHeads<'a> {
         let Self { shape, rope, positions, slots, .. } = *self;
         RopeHeads { shape, rope, positions, slots }
@@ -108,7 +108,7 @@ impl<'a> Heads<'a> {
 }
 
 impl HeadShape {
-    /// Whether the kernels take this shape, which the fields describe.
+    /// True if the kernels support this shape; the fields list the limits.
     pub fn is_supported(&self) -> bool {
         let head_dim = self.head_dim.is_multiple_of(16) && (32..=MAX_HEAD_DIM).contains(&self.head_dim);
         head_dim && self.kv_heads > 0 && self.heads.is_multiple_of(self.kv_heads)
@@ -163,7 +163,7 @@ impl HeadShape {
         }
     }
 
-    /// Where element `i` of the GPU's cache lies in the CPU's, in K or in V.
+    /// Index on the CPU of element `i` of the GPU's cache, of K or of V.
     pub(crate) fn cpu_index(&self, keys: bool, i: usize) -> usize {
         let slab = BLOCK_SIZE * self.head_dim;
         let (half, token, column) = (i % slab / (64 * BLOCK_SIZE), i / 64 % BLOCK_SIZE, i % 64);
@@ -172,7 +172,7 @@ impl HeadShape {
         i / slab * slab + inner
     }
 
-    /// Where byte `i` of the GPU's cache in FP8 lies in the CPU's, in K or in V.
+    /// Index on the CPU of byte `i` of the GPU's FP8 cache, of K or of V.
     pub(crate) fn cpu_byte(&self, keys: bool, i: usize) -> usize {
         let (slab, codes) = (BLOCK_SIZE * self.slab_rows(KvDType::Fp8), BLOCK_SIZE * self.head_dim);
         let at = i % slab;
@@ -185,7 +185,8 @@ impl HeadShape {
         i / slab * slab + inner
     }
 
-    /// The token of a block whose scale has byte `i` of a cache in FP8, and which of its bytes; `None` for a code.
+    /// For byte `i` of an FP8 cache: the token of a block whose scale contains it, and its position in the scale;
+    /// `None` for a code.
     pub(crate) fn scale_byte(&self, i: usize) -> Option<(usize, usize)> {
         let at = i % (BLOCK_SIZE * self.slab_rows(KvDType::Fp8));
         let byte = at.checked_sub(BLOCK_SIZE * self.head_dim)?;

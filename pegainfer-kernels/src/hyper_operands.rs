@@ -1,8 +1,8 @@
-//! Weights and constants of hyper-connections, which the ops and their launcher share.
+//! Weights and constants of hyper-connections, shared by the ops and their launcher.
 
 use pegainfer_core::tensor::Tensor;
 
-/// What a block's mixing depends on.
+/// Parameters of a block's mixing.
 #[derive(Debug)]
 pub struct HyperWeights {
     /// `[24, 4 hidden]` f32 for a block, `[4, 4 hidden]` for the head; used in f32, not in TF32.
@@ -20,6 +20,6 @@ pub struct HyperSpec {
     pub iters: usize,
     /// Added to softmax, sums and input weights.
     pub eps: f32,
-    /// Of the norm over all streams.
+    /// Epsilon of the norm over all streams.
     pub norm_eps: f32,
 }

@@ -1,6 +1,6 @@
-//! Kernels: one op is one file in [`ops`], with its reference kernel in [`cpu`], its launcher in [`cuda`] and the
-//! test that checks them. [`compare`] runs an op on two devices, [`parallel`] connects the devices of one model. The crate
-//! knows ops and no models: `pegainfer-runtime` loads, runs and records a model that is written over them.
+//! Kernels: one op is one file in [`ops`], with its reference kernel in [`cpu`], its launcher in [`cuda`] and a test
+//! that compares them. [`compare`] runs an op on two devices; [`parallel`] connects the devices of one model. The crate
+//! knows ops but no models: `pegainfer-runtime` loads, runs and records models built from them.
 
 mod batch;
 pub mod choice;

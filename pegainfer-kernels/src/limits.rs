@@ -1,5 +1,5 @@
-//! Sizes and marks that launchers and kernels share, declared once. The build script includes this file and writes them
-//! to `limits.h`: `MODULE::SOME_NAME` is `limits::MODULE::kSomeName` there.
+//! Sizes and marker values shared by launchers and kernels. The build script includes this file and writes them to
+//! `limits.h`: `MODULE::SOME_NAME` becomes `limits::MODULE::kSomeName` there.
 
 /// `name: int`, `uint` and `word` are `int`, `uint32_t` and `uint32_t` in CUDA, `usize`, `usize` and `u32` here.
 macro_rules! limits {
@@ -35,46 +35,46 @@ limits! {
     }
     /// Row copies.
     gather {
-        /// Bit of a token id that is still to be resolved: the rest is a row of the sampled tokens.
+        /// Bit of a placeholder token id; the rest is a row of the sampled tokens.
         PLACEHOLDER: word = 1 << 31;
     }
     /// Runs of words to scattered places.
     write_runs {
-        /// Words that describe a run: where it is, where it goes, how long it is.
+        /// Words of a run: source, destination, length.
         RUN_FIELDS: uint = 3;
     }
     /// The small ops of DeepSeek-V4.
     deepseek_v4 {
-        /// Most threads of a block that has a row.
+        /// Maximum number of threads of a block that has a row.
         ROW_THREADS: uint = 1024;
         /// Threads of a block that chooses experts.
         ROUTE_THREADS: uint = 256;
-        /// Threads of a block whose warps have a head each.
+        /// Threads of a block with one warp per head.
         HEAD_THREADS: uint = 128;
         /// Largest width of the indexer's heads: a lane has 32 elements.
         MAX_INDEX_DIM: uint = 1024;
-        /// Most threads of a block that rotates the heads of a token.
+        /// Maximum number of threads of a block that rotates the heads of a token.
         ROPE_THREADS: uint = 256;
-        /// Most pairs of a head that are rotated.
+        /// Maximum number of pairs of a head that are rotated.
         MAX_PAIRS: uint = 512;
-        /// Most experts that a token chooses from.
+        /// Maximum number of experts that a token chooses from.
         MAX_EXPERTS: uint = 1024;
     }
     /// The boundary between two blocks of DeepSeek-V4: merge, mix and norm (deepseek_v4/hyper.cu).
     deepseek_v4_hyper {
-        /// Columns of every stream of a split: those that a block multiplies.
+        /// Columns of every stream that one block multiplies.
         COLUMNS: uint = 64;
         /// Tokens of a tile.
         TILE_TOKENS: uint = 16;
         /// Threads of a block that merges and multiplies.
         THREADS: uint = 128;
-        /// Blocks of that kernel that a multiprocessor holds at once.
+        /// Resident blocks of that kernel per multiprocessor.
         BLOCKS: uint = 3;
         /// Floats of a token's partial results of a split.
         STRIDE: uint = 32;
         /// Columns of a warp of the kernel that mixes and normalises.
         NORM_WARP_COLUMNS: uint = 256;
-        /// Most threads of its blocks: a thread has eight columns, and one warp has none.
+        /// Maximum threads of its blocks: a thread has eight columns, and one warp has none.
         MAX_NORM_THREADS: uint = 1024;
         /// Tokens of a block of the kernel that does Sinkhorn's iteration of many tokens: a lane each.
         MIXING_TOKENS: uint = 32;
@@ -83,9 +83,9 @@ limits! {
     }
     /// The indexer and the attention of DeepSeek-V4.
     deepseek_v4_attention {
-        /// In a list of chosen entries: there is none here.
+        /// Marks an empty place in a list of chosen entries.
         NO_ENTRY: word = u32::MAX;
-        /// Neighbouring tokens that one rank chooses entries for, where ranks share the tokens of a step.
+        /// Neighbouring tokens that one rank chooses entries for, if ranks share the tokens of a step.
         SHARE_TOKENS: uint = 64;
         /// Threads of a block that scores entries.
         SCORE_THREADS: uint = 128;
@@ -101,10 +101,10 @@ limits! {
         MMA_HEADS: uint = 16;
         /// Keys of a list that have a softmax of their own.
         CHUNK: uint = 64;
-        /// Shared memory of a block that has a whole list and 16 heads: two tiles of 16 keys, 64 numerators of each of 128 threads, the
-        /// warps' parts of two tiles of scores, and codes of two chunks of keys.
+        /// Shared memory of a block that has a whole list and 16 heads: two tiles of 16 keys, 64 numerators of each of
+        /// 128 threads, the warps' parts of two tiles of scores, and codes of two chunks of keys.
         ONE_GROUP_BYTES: uint = 64 * MAX_DIM + 64 * 128 * 4 + 8192 + 8 * CHUNK;
-        /// The same with 32 heads.
+        /// Shared bytes with 32 heads.
         TWO_GROUP_BYTES: uint = 64 * MAX_DIM + 2 * (64 * 128 * 4 + 8192) + 8 * CHUNK;
         /// Threads of a block that merges the softmaxes of a token and head: four dimensions each.
         MERGE_THREADS: uint = MAX_DIM / 4;
@@ -115,7 +115,7 @@ limits! {
     collectives {
         /// Most GPUs.
         MAX_RANKS: uint = 8;
-        /// Most blocks of a launch; a power of two.
+        /// Maximum number of blocks of a launch; a power of two.
         MAX_BLOCKS: uint = 128;
         /// Threads of a block that waits for flags.
         THREADS: uint = 512;
@@ -131,7 +131,7 @@ limits! {
         MAILBOX_BYTES: uint = FLAG_BYTES + 2 * 8 * LL_WORDS;
         /// Polls between two looks at the clock and at the abort word.
         POLLS_PER_CHECK: uint = 1024;
-        /// Words of a record, and those of the abort word.
+        /// Words of a record, and of the abort word.
         RECORD_WORDS: uint = 16;
         /// An op in a record.
         ALL_REDUCE: word = 1;
@@ -150,13 +150,13 @@ limits! {
         DEPTH: uint = 128;
         /// Steps in shared memory.
         STAGES: int = 4;
-        /// Most segments of k that are summed for themselves.
+        /// Maximum number of segments of k that are summed for themselves.
         MAX_SEGMENTS: uint = 16;
         /// Threads of a block.
         THREADS: int = 128;
         /// Threads of the block that groups pairs by experts.
         GROUP_THREADS: uint = 1024;
-        /// Most experts of a token.
+        /// Maximum number of experts of a token.
         MAX_CHOSEN: uint = 32;
     }
     /// DeepSeek-V4's experts at few tokens.
@@ -167,7 +167,7 @@ limits! {
         GROUPS: uint = 4;
         /// Threads of a block.
         THREADS: uint = (128 + 32) * GROUPS;
-        /// Most pairs of which each block lists the tiles itself.
+        /// Maximum number of pairs for which each block lists the tiles itself.
         UNLISTED: uint = 256;
         /// Stages of a warpgroup's ring of weights.
         STAGES: uint = 8;
@@ -185,12 +185,13 @@ limits! {
         TILE_KEYS: uint = 64;
         /// Threads of a block: a warpgroup that multiplies, and one that fetches.
         THREADS: uint = 256;
-        /// Slabs of a tile's keys, 64 dimensions each, in shared memory: more than the eight of a tile, few enough for two blocks a
-        /// multiprocessor.
+        /// Slabs of a tile's keys, 64 dimensions each, in shared memory: more than the eight of a tile, few enough for
+        /// two blocks a multiprocessor.
         RING: uint = 9;
-        /// Shared memory of a block with 16 heads: queries and weights, the ring, then numbers of each head and key, and barriers.
+        /// Shared memory of a block with 16 heads: queries and weights, the ring, then numbers of each head and key,
+        /// and barriers.
         SHARED_BYTES_16: uint = 16 * 9 * 128 + RING * TILE_KEYS * 128 + 2048;
-        /// The same with 32 heads.
+        /// Shared bytes with 32 heads.
         SHARED_BYTES_32: uint = 32 * 9 * 128 + RING * TILE_KEYS * 128 + 2048;
     }
     /// The indexer's scores at many tokens on Hopper.
@@ -201,7 +202,7 @@ limits! {
         DIM: uint = 128;
         /// Entries of a block.
         TILE_ENTRIES: uint = 256;
-        /// Threads of a block: a warp for 16 entries, and one that fetches.
+        /// Threads of a block: a warp per 16 entries, and one that fetches.
         THREADS: uint = 2 * TILE_ENTRIES + 32;
         /// Queries of tokens that a block has in shared memory.
         SLOTS: uint = 8;
@@ -212,7 +213,7 @@ limits! {
     deepseek_v4_experts_wgmma {
         /// Threads of a block: two warpgroups that multiply, and one that fetches.
         THREADS: uint = 384;
-        /// Threads of a block whose tiles have at most 48 tokens: four warpgroups that multiply, and one that fetches.
+        /// Threads of a block with tiles of at most 48 tokens: four warpgroups that multiply, and one that fetches.
         FEW_THREADS: uint = 640;
         /// Threads of a block that packs activations.
         PACK_THREADS: uint = 256;
@@ -237,20 +238,20 @@ limits! {
         SPAN_WORDS: uint = 3;
         /// Words of an edit: token, bits of the scale, bits of the addend.
         EDIT_WORDS: uint = 3;
-        /// In place of the number of a mask: every token is allowed.
+        /// Marks a row without a mask: every token is allowed.
         NO_MASK: word = u32::MAX;
     }
     /// Counts of tokens, and the penalties that depend on them.
     penalties {
         /// Counts of a vector of 16 bytes.
         COUNTS: uint = 8;
-        /// Bit of a count: the prompt has the token. How often it was generated is below.
+        /// Bit of a count that is set if the prompt has the token; the lower bits count generated occurrences.
         IN_PROMPT: word = 1 << 15;
         /// Words of an update: slot, whether it starts, first token, end of the prompt's, end of all.
         UPDATE_WORDS: uint = 5;
         /// Words of a row's penalties: slot, first draft, end of its drafts, bits of presence, frequency, repetition.
         PENALTY_WORDS: uint = 6;
-        /// In place of a slot: the row has no penalties.
+        /// Marks a row without penalties.
         NO_SLOT: word = u32::MAX;
         /// Threads of a block.
         THREADS: uint = 256;
@@ -259,11 +260,11 @@ limits! {
     sampling {
         /// Threads of a block.
         THREADS: uint = 512;
-        /// Most blocks of a cluster.
+        /// Maximum number of blocks of a cluster.
         MAX_BLOCKS: uint = 16;
         /// Words of a row's sampling parameters.
         DRAW_WORDS: uint = 8;
-        /// Most tokens whose log-probabilities are reported.
+        /// Maximum number of tokens with reported log-probabilities.
         MAX_LOGPROBS: uint = 20;
         /// Words of a row's report: log-probability, rank, then ids and log-probabilities of the best tokens.
         REPORT_WORDS: uint = 2 + 2 * MAX_LOGPROBS;
@@ -272,19 +273,19 @@ limits! {
     norm {
         /// Vectors of 8 elements of a thread.
         VECTORS: int = 2;
-        /// Most threads of a block.
+        /// Maximum number of threads of a block.
         MAX_THREADS: int = 1024;
     }
     /// QK norm, rotation and KV write.
     qkv {
-        /// Most threads of a block.
+        /// Maximum number of threads of a block.
         MAX_THREADS: int = 256;
     }
-    /// The same of projections with gates.
+    /// Projections with gates.
     gated_qkv {
-        /// Most threads of a block.
+        /// Maximum number of threads of a block.
         MAX_THREADS: int = 256;
-        /// Passes over the heads of a token whose loads go out together.
+        /// Passes over the heads of a token whose loads are issued together.
         PASSES: uint = 6;
         /// Threads of a block of `attention_gate`.
         GATE_THREADS: int = 128;
@@ -298,7 +299,7 @@ limits! {
     segments {
         /// Words of a segment.
         WORDS: uint = 4;
-        /// In place of a slot: no state.
+        /// Marks an absent state slot.
         NO_STATE: word = u32::MAX;
     }
     /// The gated delta rule token by token, and the ops around it.
@@ -345,7 +346,7 @@ limits! {
     attention {
         /// Warps of a block of decode attention.
         DECODE_WARPS: int = 4;
-        /// Most queries times heads of a group of a sequence that decode attention takes.
+        /// Maximum of queries times heads of a group of a sequence in decode attention.
         DECODE_ROWS: uint = 16;
         /// Head sizes above it have stages of keys or values, not of both.
         LARGE_HEAD: int = 128;
@@ -365,13 +366,13 @@ limits! {
         CONSUMERS: int = 2;
         /// Rows of queries of a tile.
         ROWS: uint = 64 * CONSUMERS;
-        /// Most bytes of barriers and tiles in shared memory.
+        /// Maximum bytes of barriers and tiles in shared memory.
         BARRIER_BYTES: uint = 1024;
         /// Bytes of shared memory for heads of 64: KV tiles, tiles of queries, barriers.
         SHARED_64: uint = (8 * 128 + 2 * 128) * 64 * 2 + BARRIER_BYTES;
-        /// The same for heads of 128.
+        /// Shared bytes for heads of 128.
         SHARED_128: uint = (5 * 128 + 2 * 128) * 128 * 2 + BARRIER_BYTES;
-        /// The same for heads of 256.
+        /// Shared bytes for heads of 256.
         SHARED_256: uint = (4 * 80 + 128) * 256 * 2 + BARRIER_BYTES;
     }
     /// Widening of an FP8 KV cache for prefill.
@@ -417,7 +418,7 @@ limits! {
         THREADS: uint = (1 + CONSUMERS) * 128;
         /// Bytes of shared memory: steps of x and w, results of each warp, two barriers a step.
         SHARED_BYTES: uint = (STAGES * (ROWS + WEIGHTS) + WARPS * 2 * STORE_ROWS) * BOX * 2 + STAGES * 16;
-        /// Parts in which SwiGLU is done.
+        /// Number of parts in which SwiGLU is computed.
         SWIGLU_PARTS: int = 8;
     }
     /// Skinny GEMM by mma.sync.
@@ -441,14 +442,14 @@ limits! {
         FETCHERS: int = 64;
         /// Boxes of 64 columns of a step.
         BOXES: int = 2;
-        /// Warps that round an x of one row, instead of one that fetches it rounded.
+        /// Warps that round a single row of x, instead of one that fetches it rounded.
         ROUNDERS: int = 4;
     }
     /// FP8 with f32 scales.
     fp8 {
         /// Edge of a block of weights, and columns of a block of activations.
         BLOCK: uint = 128;
-        /// Rows of activations come to the library in multiples of so many.
+        /// Rows of activations passed to the library are a multiple of this number.
         ROW_ALIGNMENT: uint = 4;
         /// Threads of a block that rounds a block of weights.
         WEIGHT_THREADS: uint = 512;
@@ -473,15 +474,15 @@ limits! {
         CONSUMERS: uint = 32 * WARPS;
         /// Rows of a stage.
         STAGE_ROWS: uint = 8;
-        /// Most columns of a stage.
+        /// Maximum number of columns of a stage.
         STAGE_COLUMNS: uint = 1280;
-        /// Bytes of a row of a stage, so that two rows have different banks.
+        /// Bytes of a row of a stage, chosen so that two rows have different banks.
         PITCH: uint = 2 * STAGE_COLUMNS + 64;
         /// Bytes of a stage.
         STAGE_BYTES: uint = STAGE_ROWS * PITCH;
         /// Most stages.
         MAX_STAGES: uint = 16;
-        /// Bytes behind each row of x.
+        /// Padding bytes after each row of x.
         INPUT_PAD: uint = 64;
         /// Bytes of attention's shared memory.
         ATTENTION_BYTES: uint = 64 * HEAD * WARPS + 20 * HEAD + 128;

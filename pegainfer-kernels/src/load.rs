@@ -1,17 +1,17 @@
-//! What a batch asks of attention, in numbers that the host knows: they choose kernels and count work.
+//! Sizes of an attention batch, known to the host: they choose kernels and count work.
 
-/// Most queries of a row for which its keys and values are split over the GPU (decode attention), with one query head for
-/// each KV head; with `g` query heads, a `g`-th of it.
+/// Maximum number of queries of a row whose keys and values are split over the GPU (decode attention), with one query
+/// head per KV head; with `g` query heads, a `g`-th of it.
 pub const DECODE_QUERIES: usize = crate::limits::attention::DECODE_ROWS;
 
 /// A ragged batch of rows, each with its queries and its context. Rows without queries count for nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct AttentionLoad {
-    /// Fewest queries of a row.
+    /// Minimum number of queries of a row.
     pub min_queries: usize,
     /// Maximum number of queries of a row.
     pub max_queries: usize,
-    /// Most queries of a row that has [`DECODE_QUERIES`] at most; 0 without such rows.
+    /// Maximum number of queries among rows with at most [`DECODE_QUERIES`]; 0 without such rows.
     pub max_decode_queries: usize,
     /// Tokens that the row with the shortest context attends to.
     pub min_context: usize,
@@ -28,20 +28,20 @@ pub struct AttentionLoad {
     pub decode_rows: usize,
     /// Sum of their contexts.
     pub decode_context: u64,
-    /// Whether the queries are those of the sampled tokens only: the step has written keys and values of more tokens, so
-    /// none may be read before the kernels in front are complete.
+    /// True if the queries are only those of sampled tokens. The step has then written keys and values of more tokens,
+    /// so none may be read before earlier kernels are complete.
     pub sampled_only: bool,
 }
 
-/// The part of an [`AttentionLoad`] that may choose the launches of decode attention. It has no context of the step, so
-/// that a CUDA graph fits the contexts of every later step.
+/// The part of an [`AttentionLoad`] that may affect the launches of decode attention. It excludes the contexts of the
+/// step, so that a CUDA graph fits the contexts of every later step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DecodeLoad {
-    /// Most queries of a row.
+    /// Maximum number of queries of a row.
     pub max_queries: usize,
     /// Maximum number of queries among rows with at most [`DECODE_QUERIES`].
     pub max_decode_queries: usize,
-    /// See [`AttentionLoad::longest`].
+    /// Longest context; see [`AttentionLoad::longest`].
     pub longest: usize,
 }
 
@@ -52,8 +52,8 @@ impl AttentionLoad {
         DecodeLoad { max_queries, max_decode_queries, longest }
     }
 
-    /// The load of `rows`, each as its queries and its context: the tokens that it attends to, its queries included. The
-    /// last query of a row sits at the end of its context.
+    /// The load of `rows`, each as its queries and its context: the tokens that it attends to, its queries included.
+    /// The last query of a row sits at the end of its context.
     pub fn of(rows: impl IntoIterator<Item = (usize, usize)>) -> Self {
         let mut rows = rows.into_iter().filter(|(queries, _)| *queries > 0).peekable();
         let Some(&(queries, context)) = rows.peek() else { return Self::default() };

@@ -5,10 +5,10 @@ use pegainfer_core::logits_processors::{CountUpdate, CountedPenalties};
 
 /// Words of a [`CountUpdate`]: slot, whether it starts, first token, end of the prompt's tokens, end of all.
 pub const UPDATE_WORDS: usize = limits::UPDATE_WORDS;
-/// Words of the penalties of a row: slot or [`NO_PENALTIES`], first draft, end of the drafts, bits of presence, frequency
-/// and repetition.
+/// Words of the penalties of a row: slot or [`NO_PENALTIES`], first draft, end of the drafts, bits of presence,
+/// frequency and repetition.
 pub const PENALTY_WORDS: usize = limits::PENALTY_WORDS;
-/// In place of a slot: the row has no penalties.
+/// Marks a row without penalties.
 pub const NO_PENALTIES: u32 = limits::NO_SLOT;
 
 /// Words of the counts of one sequence: two counts a word, and whole vectors of 16 bytes.
@@ -51,7 +51,7 @@ pub struct PackedPenalties {
 }
 
 impl PackedPenalties {
-    /// Packs one entry for each row; `None` leaves the row as it is.
+    /// Packs one entry per row; `None` leaves the row unchanged.
     pub fn new<'a>(rows: impl Iterator<Item = Option<&'a CountedPenalties>>) -> Self {
         let mut packed = Self::default();
         for row in rows {

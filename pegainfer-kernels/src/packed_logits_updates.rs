@@ -8,7 +8,7 @@ use std::sync::Arc;
 pub const SPAN_WORDS: usize = limits::SPAN_WORDS;
 /// Words of an edit: token, then the bits of scale and addend.
 pub const EDIT_WORDS: usize = limits::EDIT_WORDS;
-/// In place of the number of a mask: every token is allowed.
+/// Marks a row without a mask: every token is allowed.
 pub const NO_MASK: u32 = limits::NO_MASK;
 
 /// Logits updates of some rows as the values of the tensors that [`adjust_logits`](crate::ops::adjust_logits()) reads.
@@ -23,7 +23,7 @@ pub struct PackedLogitsUpdates {
 }
 
 impl PackedLogitsUpdates {
-    /// Packs one entry for each row; `None` leaves the row as it is.
+    /// Packs one entry per row; `None` leaves the row unchanged.
     pub fn new<'a>(rows: impl Iterator<Item = Option<&'a LogitsUpdate>>) -> Self {
         let mut packed = Self::default();
         let mut masks: Vec<&Arc<TokenMask>> = Vec::new();

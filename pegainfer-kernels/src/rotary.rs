@@ -2,7 +2,7 @@
 
 use std::f64::consts::PI;
 
-/// Rotary frequencies of a model, and what scales them.
+/// Rotary frequencies of a model, and their scaling.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RopeSpec {
     /// Base of the frequencies.
@@ -25,9 +25,9 @@ impl From<f64> for RopeSpec {
 pub struct Yarn {
     /// Low frequencies are divided by this.
     pub factor: f64,
-    /// Rotations within the original context above which a frequency stays.
+    /// Rotations within the original context above which a frequency stays unchanged.
     pub beta_fast: f64,
-    /// Rotations below which it is divided.
+    /// Rotations below which a frequency is divided.
     pub beta_slow: f64,
     /// Context length before the extension.
     pub original_context: f64,
@@ -36,8 +36,8 @@ pub struct Yarn {
 }
 
 impl RopeSpec {
-    /// `theta^(-2i / dim)` for `i < dim / 2`; with YaRN those of few rotations are divided by its factor, over a linear ramp, as
-    /// transformers' `_compute_yarn_parameters` does.
+    /// `theta^(-2i / dim)` for `i < dim / 2`. With YaRN, frequencies of few rotations are divided by its factor, over a
+    /// linear ramp, as in transformers' `_compute_yarn_parameters`.
     pub fn frequencies(&self, dim: usize) -> Vec<f64> {
         let plain = |i: usize| self.theta.powf(-2.0 * i as f64 / dim as f64);
         let Some(yarn) = self.yarn else { return (0..dim / 2).map(plain).collect() };

@@ -1,4 +1,4 @@
-//! Hashes of the sources of kernels, their launchers and their choice: times that were measured with others are stale.
+//! Hashes of the sources of kernels, launchers and choices: times measured with other sources are stale.
 
 use pegainfer_core::exec::Device;
 
@@ -7,7 +7,7 @@ use pegainfer_core::exec::Device;
 pub enum Family {
     /// Qwen3 and Qwen3.5.
     Qwen,
-    /// DeepSeek-V4, which has kernels of its own and some of the others.
+    /// DeepSeek-V4, which has its own kernels and some of the others.
     DeepSeekV4,
 }
 
@@ -16,7 +16,7 @@ const CPU_DEEPSEEK_V4: &str = env!("KERNELS_CPU_DEEPSEEK_V4");
 const CUDA_QWEN: &str = env!("KERNELS_CUDA_QWEN");
 const CUDA_DEEPSEEK_V4: &str = env!("KERNELS_CUDA_DEEPSEEK_V4");
 
-/// The hash of what computes the steps of such models on a device, 16 hexadecimal digits.
+/// Hash of the sources that compute the steps of these models on a device, 16 hexadecimal digits.
 pub fn hash(device: Device, family: Family) -> &'static str {
     match (device, family) {
         (Device::Cuda, Family::Qwen) => CUDA_QWEN,
@@ -26,7 +26,7 @@ pub fn hash(device: Device, family: Family) -> &'static str {
     }
 }
 
-/// Whether a hash is one of this program.
+/// True if a hash belongs to this program.
 pub fn is_current(hash: &str) -> bool {
     [CPU_QWEN, CPU_DEEPSEEK_V4, CUDA_QWEN, CUDA_DEEPSEEK_V4].contains(&hash)
 }

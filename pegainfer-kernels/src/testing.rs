@@ -48,7 +48,7 @@ pub(crate) fn bf16s(n: usize, seed: u64) -> Vec<bf16> {
         .collect()
 }
 
-/// Every value within `relative` of the expected one, or within `absolute` near 0.
+/// Checks that every value is within `relative` of the expected one, or within `absolute` near 0.
 pub(crate) fn close(got: &[bf16], expected: &[f64], relative: f64, absolute: f64) {
     assert_eq!(got.len(), expected.len());
     for (i, (g, e)) in got.iter().zip(expected).enumerate() {

@@ -1,7 +1,8 @@
-//! The executor on the CPU with the shape of Qwen3-0.6B and dummy weights, beside a plain read of as many bytes.
+//! Benchmark of the executor on the CPU with the shape of Qwen3-0.6B and dummy weights, and of a plain read of as many
+//! bytes.
 //!
-//! `cargo bench -p pegainfer-qwen3-4b`. Divide `decode/1` by `read`: both move the same bytes. `decode fp8` has the projections
-//! in FP8; the embedding, which is the output projection too, stays bf16.
+//! `cargo bench -p pegainfer-qwen3-4b`. Divide `decode/1` by `read`: both move the same bytes. `decode fp8` has FP8
+//! projections; the embedding, which is also the output projection, stays bf16.
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use half::bf16;
@@ -48,7 +49,7 @@ fn weight_bytes(config: &Config) -> u64 {
     ModelBytes::of::<Qwen3>(config).expect("weights without memory").weights
 }
 
-/// Reads every byte once, on all threads: the rate that a decode step is measured against.
+/// Reads every byte once on all threads, as the reference rate of a decode step.
 fn read(exec: &mut Exec, data: &Tensor) -> u16 {
     let lines = data.host::<bf16>().as_chunks::<64>().0;
     let sum = |lines: &[[bf16; 64]]| {

@@ -1,4 +1,4 @@
-//! config.json of a Qwen3 checkpoint. What the engine does not implement is refused by name, never ignored.
+//! config.json of a Qwen3 checkpoint. Unsupported fields are refused by name, never ignored.
 
 use pegainfer_kernels::ops::{HeadShape, KvDType, RopeSpec};
 use pegainfer_runtime::{ConfigError, ConfigFile, DecoderShape, Quantization, unsupported};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 /// Name of the embedding table in checkpoints.
 pub const EMBEDDING: &str = "model.embed_tokens.weight";
-/// Width of a head if config.json does not give it. This and the next two defaults are those of transformers.
+/// Default head width. This and the next two defaults are those of transformers.
 const HEAD_DIM: usize = 128;
 /// First layer with a window, if `use_sliding_window` is true.
 const MAX_WINDOW_LAYERS: usize = 28;
@@ -89,7 +89,7 @@ impl Config {
 /// Refuses layers that attend to a window. Windows as long as the context change nothing, and neither do windows that
 /// no layer has.
 fn refuse_windows(file: &ConfigFile, layers: usize, context: usize) -> Result<(), ConfigError> {
-    let (asked, field) = match file.get("layer_types") {
+    let (is_windowed, field) = match file.get("layer_types") {
         Value::Null => {
             let first = if file.get("max_window_layers").is_null() {
                 MAX_WINDOW_LAYERS
@@ -116,7 +116,7 @@ fn refuse_windows(file: &ConfigFile, layers: usize, context: usize) -> Result<()
         // A window that is not a number is refused like one that is too short.
         value => Some(value.as_u64().unwrap_or(0)),
     };
-    match window.filter(|window| asked && *window < context as u64) {
+    match window.filter(|window| is_windowed && *window < context as u64) {
         Some(window) => {
             Err(unsupported(field, format!("{} with sliding_window {window}", file.get(field)), "full attention"))
         }

@@ -8,12 +8,12 @@ use pegainfer_core::tensor::{OpError, Tensor};
 use pegainfer_kernels::ops::{self, DECODE_LAYERS_ROWS, DecodeLayer, DecodeModel, DecodeScratch, DecodeState, KvDType};
 use pegainfer_runtime::{Activations, AttentionScratch, DecoderWorkspace, Inputs, KvLayer, LoadError};
 
-/// What outlives a step on the device.
+/// Device state that outlives a step.
 #[derive(Debug)]
 pub struct Cache {
     /// Keys and values of each layer.
     pub layers: Vec<KvLayer>,
-    /// Where a GPU runs all layers at once; `None` if the op does not support the model's shape.
+    /// State of the op that runs all layers at once; `None` if the op does not support the GPU or the model's shape.
     decode: Option<DecodeState>,
 }
 
@@ -37,13 +37,13 @@ impl Cache {
     }
 }
 
-/// Whether the op takes all layers of `step`.
+/// True if the op supports `step`.
 pub(crate) fn supports(cache: &Cache, step: &Step) -> bool {
     let one_each = step.queries() == (1, 1) && step.samples_every_token();
     cache.decode.is_some() && step.rows.len() <= DECODE_LAYERS_ROWS && one_each
 }
 
-/// From the residual stream after the embedding to its normalised value under the final norm.
+/// Runs all layers, from the residual stream after the embedding to its value normalised by the final norm.
 pub(crate) fn run(
     exec: &mut Exec,
     (config, weights): (&Config, &Weights),
@@ -62,7 +62,7 @@ pub(crate) fn run(
     ops::decode_layers(exec, &mut model, decode.as_mut(), at, &batch, &mut scratch, residual, normed.bf16())
 }
 
-/// The model as the op wants it.
+/// The model in the form that the op takes.
 fn decode_model<'a>(config: &Config, weights: &'a Weights, kv: &'a mut [KvLayer], rope: &'a Tensor) -> DecodeModel<'a> {
     let layer = |(layer, kv): (&'a Layer, &'a mut KvLayer)| DecodeLayer {
         input_norm: &layer.input_norm,

@@ -1,9 +1,9 @@
 //! The Qwen3 dense engine, any size of the family.
 //!
 //! # Layout
-//! - [`config`]: config.json, refused where it asks for something else.
-//! - [`weights`]: what is loaded of a checkpoint.
-//! - `model`: the forward pass, and what `pegainfer-runtime` needs to load the model and run its steps.
+//! - [`config`]: config.json; unsupported fields are refused.
+//! - [`weights`]: loaded tensors of a checkpoint.
+//! - `model`: the forward pass, and the `Model` implementation for `pegainfer-runtime`.
 //! - `decode`: all layers of a small step as one op.
 
 pub mod config;
@@ -11,4 +11,4 @@ mod decode;
 mod model;
 pub mod weights;
 
-pub use model::{Engine, Qwen3, Step};
+pub use model::{Qwen3, Qwen3Engine, Step};

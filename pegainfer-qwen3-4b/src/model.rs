@@ -1,4 +1,4 @@
-//! Qwen3 as a model of the runtime: what it allocates, and its forward pass.
+//! Qwen3 as a model of the runtime: allocations and forward pass.
 
 use crate::config::Config;
 use crate::decode::{self, Cache};
@@ -17,9 +17,9 @@ use pegainfer_runtime::{
 pub struct Qwen3;
 
 /// The Qwen3 engine.
-pub type Engine = pegainfer_runtime::Engine<Qwen3>;
+pub type Qwen3Engine = pegainfer_runtime::ModelEngine<Qwen3>;
 
-/// One step's work, as the scheduler hands it to the executor.
+/// The work of one step, as the scheduler hands it to the executor.
 pub type Step = StepOf<Qwen3>;
 
 impl Model for Qwen3 {
@@ -85,7 +85,7 @@ impl Model for Qwen3 {
             if rows == SampledRows::None {
                 return Ok(());
             }
-            // The MLP's end takes the next layer's input norm along.
+            // The last op of the MLP also applies the next layer's input norm.
             let next = next.map_or((&weights.norm, None), |next| (&next.input_norm, Some(&next.attention.qkv)));
             let Workspace { activations, attention } = &mut **work;
             activations.finish_layer(exec, (&attention.attended, &layer.attention.o), &layer.mlp, next, eps)?;

@@ -1,5 +1,5 @@
-//! The real engine against reference outputs, by the rule of [`support::e2e`]. transformers in bf16 needs 0.045 and 0.30 for
-//! the bundled model.
+//! The real engine against reference outputs, by the rule of [`support::e2e`]. transformers in bf16 needs 0.045 and
+//! 0.30 for the bundled model.
 //!
 //! `PEGAINFER_TEST_MODEL_PATH` points these tests at another checkpoint that has a fixture.json of the same format;
 //! `PEGAINFER_TEST_DEVICE=cuda` runs them on the GPU.

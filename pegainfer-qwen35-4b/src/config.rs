@@ -1,4 +1,4 @@
-//! config.json of a Qwen3.5 checkpoint. What the engine does not implement is refused by name, never ignored.
+//! config.json of a Qwen3.5 checkpoint. Unsupported fields are refused by name, never ignored.
 
 #[cfg(test)]
 mod tests;
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 /// `<|endoftext|>` of the family's tokenizer, the one end-of-text id that its config.json names.
 const END_OF_TEXT: u32 = 248_044;
-/// `<|im_end|>`, with which a chat turn ends.
+/// `<|im_end|>`, which ends a chat turn.
 const END_OF_TURN: u32 = 248_046;
 
 /// Name of the embedding table in checkpoints.
@@ -20,7 +20,7 @@ const HEAD_DIM: usize = 256;
 /// Projections that FP8 checkpoints keep in bf16.
 pub const BF16_MODULES: [&str; 2] = ["in_proj_a", "in_proj_b"];
 
-/// What mixes the tokens in a layer.
+/// Token mixer of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LayerKind {
     /// The gated delta rule: a state of fixed size.
@@ -54,7 +54,7 @@ pub struct Config {
     pub max_position_embeddings: usize,
     /// The output matrix is the embedding table, see [`ConfigFile::ties_output`].
     pub tie_word_embeddings: bool,
-    /// Whether the layer that drafts is loaded (multi-token prediction).
+    /// True if the layer that drafts is loaded (multi-token prediction).
     pub mtp: bool,
     /// FP8 weights; `None` for bf16.
     pub quantization: Option<Quantization>,
@@ -127,7 +127,7 @@ impl Config {
         (self.tables() + self.matrices() + self.small()) as u64
     }
 
-    /// Parameters of the embedding table, and of the output matrix where that is another one.
+    /// Number of parameters of the embedding table, and of the output matrix if it is separate.
     fn tables(&self) -> usize {
         let tables = if self.tie_word_embeddings { 1 } else { 2 };
         tables * self.vocab_size * self.hidden_size
@@ -154,7 +154,7 @@ impl Config {
         let linear = delta.conv_width * delta.channels() + 2 * delta.value_heads + delta.value_dim;
         let full = 2 * self.shape.head_dim;
         let norms = (2 * self.layers.len() + 1) * self.hidden_size;
-        // Those of a layer, of both inputs and of the output.
+        // Parameters of a layer, of the projection of both inputs, and of the norms of inputs and output.
         let mtp = if self.mtp { full + 5 * self.hidden_size } else { 0 };
         self.count(LayerKind::Linear) * linear + self.count(LayerKind::Full) * full + norms + mtp
     }
@@ -187,7 +187,7 @@ fn layers(file: &ConfigFile) -> Result<Vec<LayerKind>, ConfigError> {
     }
 }
 
-/// Whether the layer that drafts is wanted, of which there may be one, without an embedding of its own.
+/// True if the layer that drafts is requested. The checkpoint must have exactly one, without its own embedding.
 fn mtp(file: &ConfigFile) -> Result<bool, ConfigError> {
     let wanted = file.drafts_by_model();
     if wanted {

@@ -1,12 +1,12 @@
-//! The Qwen3.5 engine, any dense size of the family, text only: layers of the gated delta rule, and gated full attention in
-//! every fourth.
+//! The Qwen3.5 engine, any dense size of the family, text only: three layers of the gated delta rule, then one of gated
+//! full attention, and so on.
 //!
 //! # Layout
-//! - [`config`]: config.json, refused where it asks for something else.
-//! - [`weights`], `workspace`, [`state`]: what lives on the device.
-//! - `mtp`: the layer that drafts (multi-token prediction); `pass`: what it takes.
-//! - `model`: the forward pass, and what `pegainfer-runtime` needs to load the model and run its steps.
-//! - [`plan`]: one step's work, and which kernel runs it.
+//! - [`config`]: config.json; unsupported fields are refused.
+//! - [`weights`], `workspace`, [`state`]: device memory.
+//! - `mtp`: the layer that drafts (multi-token prediction); `pass`: its arguments.
+//! - `model`: the forward pass, and the `Model` implementation for `pegainfer-runtime`.
+//! - [`plan`]: the step type, and the choice of the delta rule's kernel.
 
 pub mod config;
 mod model;
@@ -17,5 +17,5 @@ pub mod state;
 pub mod weights;
 mod workspace;
 
-pub use model::Engine;
+pub use model::Qwen35Engine;
 pub use pass::Qwen35;

@@ -1,4 +1,4 @@
-//! Qwen3.5 as a model of the runtime: what it allocates, and its forward pass.
+//! Qwen3.5 as a model of the runtime: allocations and forward pass.
 
 use crate::config::Config;
 use crate::mtp;
@@ -17,7 +17,7 @@ use pegainfer_runtime::{
 };
 
 /// The Qwen3.5 engine.
-pub type Engine = pegainfer_runtime::Engine<Qwen35>;
+pub type Qwen35Engine = pegainfer_runtime::ModelEngine<Qwen35>;
 
 impl Model for Qwen35 {
     const NAME: &'static str = "Qwen3.5";
@@ -102,7 +102,7 @@ impl Model for Qwen35 {
             if rows == SampledRows::None {
                 return Ok(());
             }
-            // The MLP's end takes the next layer's input norm along.
+            // The last op of the MLP also applies the next layer's input norm.
             let next = next.map_or((&weights.norm, None), |next| (&next.input_norm, Some(next.projection())));
             let Workspace { decoder: DecoderWorkspace { activations, attention }, gated, .. } = &mut **work;
             let mixed: (&Tensor, &Matrix) = match &layer.mixer {

@@ -1,12 +1,12 @@
 //! Multi-token prediction: the layer of the checkpoint that drafts.
 //!
-//! `u[t] = fc · concat(norm(embed(token t + 1)), norm(h[t]))`, where `h[t]` is the output of the model's final norm for token `t`,
-//! goes through one layer of full attention with keys and values of its own, and `mtp.norm`. With the model's output matrix
-//! that gives the token at `t + 2`. Behind it, the layer runs again with its own output in place of `h` and the draft as the
-//! token. All norms are `1 + w`.
+//! `u[t] = fc · concat(norm(embed(token t + 1)), norm(h[t]))`, where `h[t]` is the output of the model's final norm for
+//! token `t`, goes through one layer of full attention with its own keys and values, and through `mtp.norm`. The
+//! model's output matrix then gives the token at `t + 2`. For further drafts the layer runs again with its own output
+//! in place of `h` and the draft as the token. All norms are `1 + w`.
 //!
-//! The entry of a token in the layer's cache depends on the token behind it. Behind a prefix that another request computed, the
-//! last entry is that of the other text: a worse draft at most.
+//! The entry of a token in the layer's cache depends on the token after it. After a prefix that another request
+//! computed, the last entry belongs to that request's text; at worst a draft is refused.
 
 use crate::pass::Pass;
 use crate::weights::Mtp;
@@ -15,7 +15,7 @@ use pegainfer_core::tensor::OpError;
 use pegainfer_kernels::ops;
 use pegainfer_runtime::{Activations, DecoderWorkspace, SampledRows};
 
-/// Copies the rows of the sampled tokens behind the last layer: logits are made of these, drafts of all.
+/// Copies the rows of the sampled tokens after the last layer: logits are computed from these, drafts from all rows.
 pub(crate) fn gather_sampled(pass: &mut Pass<'_>) -> Result<(), OpError> {
     let (Workspace { decoder, sampled: Some(sampled), .. }, rows) = (&mut *pass.work, &pass.inputs.sample_rows) else {
         return Ok(());
@@ -24,7 +24,8 @@ pub(crate) fn gather_sampled(pass: &mut Pass<'_>) -> Result<(), OpError> {
     if rows.elements() == 0 { Ok(()) } else { ops::gather_rows(pass.exec, &decoder.activations.normed, rows, sampled) }
 }
 
-/// A pass of the layer: `normed`, the hidden states of the step's tokens, becomes what `mtp.norm` gives for the sampled ones.
+/// Runs a pass of the layer: from `normed`, the hidden states of the step's tokens, to the output of `mtp.norm` for the
+/// sampled ones.
 pub(crate) fn draft(pass: &mut Pass<'_>) -> Result<(), OpError> {
     let (weights, eps) = (pass.weights, pass.config.rms_norm_eps);
     let Some(mtp) = &weights.mtp else {
@@ -41,8 +42,8 @@ pub(crate) fn draft(pass: &mut Pass<'_>) -> Result<(), OpError> {
     activations.finish_layer(exec, (&attention.attended, &mtp.attention.o), &mtp.mlp, (&mtp.norm, None), eps)
 }
 
-/// The residual stream of the layer, and in `normed` its input: `fc` is applied to embeddings and hidden states one after the
-/// other, and the sum is rounded to bf16 twice.
+/// The residual stream of the layer, and in `normed` its input: `fc` is applied to embeddings and hidden states one
+/// after the other, and the sum is rounded to bf16 twice.
 fn join_inputs(pass: &mut Pass<'_>, mtp: &Mtp) -> Result<(), OpError> {
     let (weights, eps) = (pass.weights, pass.config.rms_norm_eps);
     let Pass { exec, work, inputs, previous, .. } = pass;

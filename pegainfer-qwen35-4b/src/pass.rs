@@ -1,4 +1,4 @@
-//! The name of the model, and one step of it: what all parts of the forward pass take.
+//! The type of one step of the model, the argument of all parts of the forward pass.
 
 /// Dense Qwen3.5, 0.8B to 27B, text only.
 #[derive(Debug)]

@@ -1,12 +1,11 @@
-//! What a request leaves on the device between steps: K and V in the blocks of the pool, and the state of its recurrent
-//! layers in a slot.
+//! Device state of a request between steps: K and V in blocks of the pool, and the state of recurrent layers in a slot.
 
 use crate::config::{Config, LayerKind};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, Tensor};
 use pegainfer_runtime::KvLayer;
 
-/// What one layer remembers.
+/// State of one layer.
 #[derive(Debug)]
 pub enum LayerState {
     /// The slots of a gated delta rule layer; see `DeltaShape` for the layout.
@@ -34,7 +33,8 @@ impl LayerState {
     }
 }
 
-/// Allocates the state of every layer, that of the layer that drafts last. On the CPU a page costs memory when it is first written.
+/// Allocates the state of every layer; that of the layer that drafts comes last. On the CPU, pages take memory when
+/// they are first written.
 pub fn allocate(exec: &mut Exec, config: &Config, blocks: usize, slots: usize) -> std::io::Result<Vec<LayerState>> {
     let (states, conv) = (config.delta.states(slots), config.delta.conv_states(slots));
     let mut layer = |kind: &LayerKind| {
@@ -46,6 +46,6 @@ pub fn allocate(exec: &mut Exec, config: &Config, blocks: usize, slots: usize) -
             LayerKind::Full => LayerState::Full(KvLayer::new(exec, config.shape, config.kv_dtype, blocks)?),
         })
     };
-    // The layer that drafts has its cache behind those of the others.
+    // The cache of the layer that drafts comes after the others.
     config.layers.iter().chain(config.mtp.then_some(&LayerKind::Full)).map(&mut layer).collect()
 }

@@ -2,17 +2,17 @@
 
 use crate::config::{Config, EMBEDDING, LayerKind};
 use pegainfer_core::tensor::Tensor;
-use pegainfer_core::weights::{Loader, Part, WeightsError};
+use pegainfer_core::weights::{Loader, SourceTensor, WeightsError};
 use pegainfer_kernels::ops::Matrix;
 use pegainfer_runtime::{Attention, DecoderWeights, Mlp, load_head, load_projection};
 
-/// Beginnings of the names of tensors that a text engine does not run, and what they are for.
+/// Prefixes of tensor names that a text engine skips, and their purpose.
 const SKIPPED: [(&str, &str); 2] = [("model.visual.", "the image encoder"), ("mtp.", "multi-token prediction")];
 
 /// Beginning of the names of the tensors of the layer that drafts.
 const MTP_PREFIX: &str = "mtp.layers.0";
 
-/// What mixes the tokens in a layer.
+/// Token mixer of a layer.
 #[derive(Debug)]
 pub enum Mixer {
     /// The gated delta rule.
@@ -58,7 +58,7 @@ pub struct Mtp {
     pub hidden_norm: Tensor,
     /// The columns of `mtp.fc` for the embedding, `[hidden, hidden]` bf16.
     pub embedding_projection: Tensor,
-    /// Its columns for the hidden state, `[hidden, hidden]` bf16.
+    /// Columns of the hidden state, `[hidden, hidden]` bf16.
     pub hidden_projection: Tensor,
     /// `[hidden]`.
     pub input_norm: Tensor,
@@ -73,13 +73,13 @@ pub struct Mtp {
 /// All weights.
 #[derive(Debug)]
 pub struct Weights {
-    /// Of the model; the final norm is `1 + w`, f32.
+    /// The decoder; the final norm is `1 + w`, f32.
     pub decoder: DecoderWeights<Layer>,
-    /// Of the layer that drafts, if it is wanted.
+    /// The layer that drafts, if requested.
     pub mtp: Option<Mtp>,
 }
 
-/// What a text engine does not load.
+/// Purpose of tensors that a text engine skips.
 pub(crate) fn skipped(name: &str) -> Option<&'static str> {
     SKIPPED.iter().find(|(prefix, _)| name.starts_with(prefix)).map(|(_, purpose)| *purpose)
 }
@@ -103,7 +103,7 @@ fn scale(loader: &mut Loader<'_>, name: String, len: usize) -> Result<Tensor, We
     loader.converted(name, &[len], 0.0, &[len], |w| w.into_iter().map(|w| 1.0 + w).collect())
 }
 
-/// A vector as it is stored, in f32.
+/// A vector without conversion, in f32.
 fn vector(loader: &mut Loader<'_>, name: String, len: usize) -> Result<Tensor, WeightsError> {
     loader.converted(name, &[len], 1.0, &[len], |values| values)
 }
@@ -113,7 +113,7 @@ fn prefix(i: usize) -> String {
 }
 
 impl Layer {
-    /// What multiplies the output of the input norm.
+    /// The matrix that follows the input norm.
     pub(crate) fn projection(&self) -> &Matrix {
         match &self.mixer {
             Mixer::Linear(mixer) => &mixer.projection,
@@ -141,7 +141,7 @@ impl LinearAttention {
     fn load(loader: &mut Loader<'_>, config: &Config, prefix: &str) -> Result<Self, WeightsError> {
         let (hidden, shape, quantization) = (config.hidden_size, config.delta, config.quantization.as_ref());
         let name = |tail: &str| format!("{prefix}.linear_attn.{tail}");
-        let part = |tail: &str, rows| Part { name: format!("{prefix}.linear_attn.{tail}.weight"), rows };
+        let part = |tail: &str, rows| SourceTensor { name: format!("{prefix}.linear_attn.{tail}.weight"), rows };
         let parts = [
             part("in_proj_qkv", shape.channels()),
             part("in_proj_z", shape.v_width()),
@@ -150,7 +150,7 @@ impl LinearAttention {
         ];
         let out = [part("out_proj", hidden)];
         let (width, channels) = (shape.conv_width, shape.channels());
-        // Stored by channel; the kernels take neighbouring channels of one of the `width` inputs at once.
+        // Stored by channel; the kernels read neighbouring channels of one of the `width` inputs at once.
         let transpose =
             |w: Vec<f32>| (0..width * channels).map(|at| w[at % channels * width + at / channels]).collect();
         let average = 1.0 / width as f32;

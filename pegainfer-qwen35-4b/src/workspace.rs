@@ -1,4 +1,4 @@
-//! The activations of a step, allocated once for the largest.
+//! Activations of a step, allocated once for the largest step.
 
 use crate::config::Config;
 use crate::plan::runs_in_chunks;
@@ -7,24 +7,24 @@ use pegainfer_core::tensor::{DType, Tensor};
 use pegainfer_kernels::ops::{Activation, SEGMENT_WORDS};
 use pegainfer_runtime::{Bounds, DecoderWorkspace};
 
-/// Activations of a step, bf16 unless they say otherwise, of `tokens` rows until the last layer gathers the sampled ones.
-/// Widths are those of `DeltaShape`.
+/// Activations of a step, bf16 unless noted otherwise, with `tokens` rows until the last layer gathers the sampled
+/// ones. Widths are those of `DeltaShape`.
 #[derive(Debug)]
 pub struct Workspace {
-    /// Where the recurrent state of each run of tokens comes from and goes, `[segments, SEGMENT_WORDS]` u32.
+    /// Source and destination of the recurrent state of each segment, `[segments, SEGMENT_WORDS]` u32.
     pub segments: Tensor,
     /// The residual stream, full attention's and the MLP's.
     pub decoder: DecoderWorkspace,
     /// With a layer that drafts: the normalised output of the last layer for the sampled tokens, while `normed` has
-    /// that of all tokens, `[tokens, hidden]`. Scratch while it drafts.
+    /// that of all tokens, `[tokens, hidden]`. Scratch during drafting.
     pub sampled: Option<Tensor>,
-    /// Of a gated delta rule layer, `[tokens, projected_width]`.
+    /// Projected input of a gated delta rule layer, `[tokens, projected_width]`.
     pub projected: Tensor,
     /// `[tokens, channels]`.
     pub mixed: Tensor,
     /// Scratch for the delta rule in chunks, bytes; empty on a CPU.
     pub chunks: Tensor,
-    /// What the queries read, `[tokens, v_width]` f32.
+    /// Result of the queries, `[tokens, v_width]` f32.
     pub read: Tensor,
     /// `[tokens, v_width]` in bf16 or FP8.
     pub gated: Activation,
@@ -49,7 +49,7 @@ impl Workspace {
         Ok(Self { segments, decoder, sampled, projected, mixed, chunks, read, gated })
     }
 
-    /// Narrows all of them to `tokens` rows, in bf16.
+    /// Sets all tensors to `tokens` rows, in bf16.
     pub(crate) fn set_rows(&mut self, tokens: usize) {
         let Self { decoder, sampled, projected, mixed, read, gated, .. } = self;
         decoder.set_rows(tokens);
@@ -60,8 +60,8 @@ impl Workspace {
     }
 }
 
-/// Segments of the largest step. Each ends where a snapshot is made (one more than whole intervals fit, and one at the end
-/// of a prompt), or with its row.
+/// Maximum number of segments in a step. A segment ends at a snapshot or with its row; a row has one snapshot more than
+/// whole intervals fit, and one at the end of its prompt.
 fn max_segments(bounds: &Bounds) -> usize {
     bounds.size.tokens / bounds.snapshot_interval + 3 * bounds.size.rows
 }

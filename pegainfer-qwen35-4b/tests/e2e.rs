@@ -1,11 +1,11 @@
-//! The real engine against reference outputs, by the rule of [`support::e2e`]. transformers in bf16 needs 0.063 and 0.26 for
-//! the bundled model.
+//! The real engine against reference outputs, by the rule of [`support::e2e`]. transformers in bf16 needs 0.063 and
+//! 0.26 for the bundled model.
 
 mod support;
 
 use support::{Case, Target, best, e2e, engine, fixture, options};
 
-/// On slower instruction sets, those steps of which log-probabilities are known.
+/// On slower instruction sets, only the steps with known log-probabilities.
 #[test]
 fn every_step_agrees_with_the_reference() {
     let steps = |target: Target, case: &Case| if target == best() { case.greedy_ids.len() } else { case.top20.len() };

@@ -1,5 +1,5 @@
-//! What the host does for each decode step besides launching it: the scheduler plans it, its inputs are copied to where a
-//! device would read them, and its tokens are committed. Nothing is computed.
+//! Host work of a decode step other than launches: planning, copying inputs to where a device would read them, and
+//! committing tokens. Nothing is computed.
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use pegainfer_core::engine::{GenerateRequest, RequestId};
@@ -16,7 +16,7 @@ const ROWS: usize = 256;
 const CONTEXT: usize = 1 << 17;
 /// Tokens of a prefill step.
 const CHUNK: usize = 1 << 13;
-/// Prompt tokens of a row, but for the longest one.
+/// Prompt tokens of all rows but the longest.
 const PROMPT: usize = 1 << 10;
 /// Decode steps before the longest row reaches [`CONTEXT`].
 const DECODES: usize = 1 << 11;
@@ -31,7 +31,7 @@ struct World {
 }
 
 impl World {
-    /// [`ROWS`] sequences that decode, one of them behind a prompt of `longest` tokens.
+    /// [`ROWS`] decoding sequences, one of them with a prompt of `longest` tokens.
     fn new(longest: usize) -> Self {
         let config = SchedulerConfig {
             max_num_seqs: ROWS,

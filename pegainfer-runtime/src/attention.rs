@@ -1,5 +1,5 @@
 //! Layers of full attention over the paged KV cache: fused projection, norms of queries and keys, rotary positions,
-//! attention and, if there is one, a gate on its output.
+//! attention, and an optional gate on its output.
 
 use super::decoder::DecoderShape;
 use super::decoder_workspace::{AttentionScratch, DecoderWorkspace};
@@ -9,15 +9,15 @@ use super::sampled_rows::SampledRows;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::schedule::Step;
 use pegainfer_core::tensor::{OpError, Tensor};
-use pegainfer_core::weights::{Loader, Part, WeightsError};
+use pegainfer_core::weights::{Loader, SourceTensor, WeightsError};
 use pegainfer_kernels::ops::{self, AttentionBatch, Matrix};
 use pegainfer_kernels::ops::{HeadShape, Heads, KvDType};
 
 /// Weights of a layer of full attention.
 #[derive(Debug)]
 pub struct Attention {
-    /// Queries, keys, values: `[(heads + 2 kv_heads) * head_dim, hidden]`. With gates, query and gate of each head in
-    /// turn, then keys, values: `[(2 heads + 2 kv_heads) * head_dim, hidden]`.
+    /// Queries, keys, values: `[(heads + 2 kv_heads) * head_dim, hidden]`. With gates: query and gate of each head
+    /// alternating, then keys, values: `[(2 heads + 2 kv_heads) * head_dim, hidden]`.
     pub qkv: Matrix,
     /// `[head_dim]`.
     pub q_norm: Tensor,
@@ -29,8 +29,8 @@ pub struct Attention {
 }
 
 impl Attention {
-    /// Loads `self_attn.*` of the layer whose tensors begin with `prefix`. `norm` loads the weight of a norm by name
-    /// and length.
+    /// Loads `self_attn.*` of the layer with this tensor name `prefix`. `norm` loads the weight of a norm by name and
+    /// length.
     pub fn load(
         loader: &mut Loader<'_>,
         prefix: &str,
@@ -40,7 +40,7 @@ impl Attention {
     ) -> Result<Self, WeightsError> {
         let DecoderShape { hidden, heads, gated, .. } = shape;
         let name = |tail: &str| format!("{prefix}.self_attn.{tail}.weight");
-        let part = |tail: &str, rows| Part { name: name(tail), rows };
+        let part = |tail: &str, rows| SourceTensor { name: name(tail), rows };
         let (q, kv) = (heads.q_width(), heads.kv_heads * heads.head_dim);
         let qkv = [part("q_proj", if gated { 2 * q } else { q }), part("k_proj", kv), part("v_proj", kv)];
         Ok(Self {
@@ -57,8 +57,8 @@ impl Attention {
         (&self.q_norm, &self.k_norm)
     }
 
-    /// The layer up to its output projection: `normed` becomes `attended`, for `rows` of the step with which `inputs`
-    /// was filled. Keys and values of all tokens are written to `kv`.
+    /// Runs the layer up to its output projection, from `normed` to `attended`, for `rows` of the step that `inputs`
+    /// was filled with. Keys and values of all tokens are written to `kv`.
     pub fn forward<R: Clone + Default>(
         &self,
         exec: &mut Exec,
@@ -158,7 +158,7 @@ pub struct KvLayer {
 }
 
 impl KvLayer {
-    /// A cache of `blocks` blocks. On the CPU a page costs memory when it is first written.
+    /// A cache of `blocks` blocks. On the CPU, pages take memory when they are first written.
     pub fn new(exec: &mut Exec, shape: HeadShape, dtype: KvDType, blocks: usize) -> std::io::Result<Self> {
         let [k, v] = shape.cache(exec.device(), dtype, blocks);
         Ok(Self { k: exec.tensor("kv.k", &k, dtype.dtype())?, v: exec.tensor("kv.v", &v, dtype.dtype())? })

@@ -1,7 +1,8 @@
-//! Drafts by blocks (DSpark): one pass behind a step gives all drafts of a sequence.
+//! Block drafting (DSpark): one pass after a step gives all drafts of a sequence.
 //!
-//! A block is a fixed number of positions behind the newest token that counts, the anchor. Its first input is the token that was sampled
-//! there, the others are a noise token. Layers run over all positions at once; the tokens are then drawn one after the other.
+//! A block is a fixed number of positions after the anchor, the newest accepted token. Its first input is the token
+//! sampled there; the others are a noise token. Layers run over all positions at once, and tokens are then drawn one
+//! after the other.
 
 use super::drafting::{DraftRow, first_pass};
 use super::readbacks::Readbacks;
@@ -12,25 +13,26 @@ use pegainfer_core::tensor::OpError;
 /// Shape of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockShape {
-    /// Positions of a block, which is the most drafts that it gives.
+    /// Positions of a block, the maximum number of its drafts.
     pub tokens: usize,
     /// Input of every position but the first.
     pub noise_token: u32,
 }
 
-/// A row of a step behind which the model drafts a block.
+/// A row of a step after which the model drafts a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockRow {
     /// The row, its anchor, and how many drafts are wanted.
     pub draft: DraftRow,
-    /// The token that was sampled behind the anchor.
+    /// Token sampled after the anchor.
     pub first_token: u32,
 }
 
-/// The rows of `step`, whose samples drew `drawn`, behind which the model drafts. A row whose context is shorter than a block has none.
+/// The rows of `step`, whose samples drew `drawn`, after which the model drafts. Excludes rows with a context shorter
+/// than a block.
 pub fn block_rows<R: Clone + Default>(step: &Step<R>, drawn: &[u32], shape: BlockShape) -> Vec<BlockRow> {
-    let (behind, rows) = first_pass(step, drawn);
-    let row = |draft: DraftRow| BlockRow { draft, first_token: behind.tokens[draft.token] };
+    let (shifted, rows) = first_pass(step, drawn);
+    let row = |draft: DraftRow| BlockRow { draft, first_token: shifted.tokens[draft.token] };
     let is_long = |draft: &DraftRow| step.positions[draft.token] as usize + 1 >= shape.tokens;
     rows.into_iter().filter(is_long).map(row).collect()
 }
@@ -40,8 +42,8 @@ pub fn block_positions(rows: &[BlockRow]) -> usize {
     rows.iter().map(|row| row.draft.count).max().unwrap_or(0)
 }
 
-/// The pass over the blocks of `rows` behind `step`: a block for each row, in whose first positions tokens are drawn. Samples are in the
-/// order of the positions, and of each position in the order of the rows. `state` stays empty.
+/// The pass over the blocks of `rows` after `step`, one block per row; tokens are drawn at its first positions. Samples
+/// are ordered by position, then by row. `state` stays empty.
 pub fn block_pass<R: Clone + Default>(step: &Step<R>, rows: &[BlockRow], shape: BlockShape) -> Step<R> {
     let mut pass = Step { qo_indptr: vec![0], ..Step::default() };
     for BlockRow { draft, first_token } in rows {
@@ -61,9 +63,9 @@ pub fn block_pass<R: Clone + Default>(step: &Step<R>, rows: &[BlockRow], shape: 
     pass
 }
 
-/// Waits for the tokens that the oldest pass over blocks drew: those of the first position of each of its `pass_rows`
-/// rows, which begin with `rows`, then those of the second, and so on. Adds those of `rows` to the `drafts` of their
-/// rows of the step.
+/// Waits for the tokens of the oldest pass over blocks: those of the first position of each of its `pass_rows` rows,
+/// which start with `rows`, then those of the second position, and so on. Appends those of `rows` to the `drafts` of
+/// their rows of the step.
 pub fn finish(
     readbacks: &mut Readbacks,
     (rows, pass_rows): (&[BlockRow], usize),
@@ -83,7 +85,7 @@ mod tests {
 
     const SHAPE: BlockShape = BlockShape { tokens: 3, noise_token: 99 };
 
-    /// Rows of three drafts of which one is accepted, of a short prompt, and of a longer one.
+    /// A row of three drafts of which one is accepted, one of a short prompt, and one of a longer prompt.
     fn step() -> (Step, Vec<u32>) {
         let mut step = Step::<()>::ragged(BLOCK_SIZE, &[(4, 32), (2, 2), (2, 9)]);
         step.tokens = vec![20, 21, 22, 23, 30, 31, 40, 41];

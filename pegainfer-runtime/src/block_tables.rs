@@ -1,13 +1,13 @@
-//! Block tables on the device, to which a step uploads what is new.
+//! Block tables on the device, updated with the changes of each step.
 //!
 //! A decode step changes few entries: one row in 16 gets a block. The tables stay on the device, at one address and
-//! with one stride, so that CUDA graphs stay valid. The host remembers which list of blocks each row holds, and how
-//! much of it. A row with the same list uploads the blocks that were added. A row with another list uploads all of
-//! its own blocks: its sequence moved up because another one ended, or it was preempted. The cost depends neither on
-//! the longest row nor on the stride.
+//! with one stride, so CUDA graphs stay valid. The host remembers which list of blocks each row holds, and how much of
+//! it. A row with the same list uploads only added blocks. A row with another list uploads all of its blocks: its
+//! sequence moved up because another one ended, or it was preempted. The cost depends neither on the longest row nor on
+//! the stride.
 //!
 //! Entries after the blocks of a row are ids of earlier steps, or 0. They are valid blocks, and no result depends on
-//! them: a row has as many blocks as its context needs. A row of padding has no context, so it needs none.
+//! them: a row has as many blocks as its context needs. Rows of padding have no context and need none.
 
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::kv::BlockIds;
@@ -17,7 +17,7 @@ use pegainfer_kernels::ops::RUN_FIELDS;
 use std::io;
 use std::ops::Range;
 
-/// Block ids of one run. Longer changes are several runs, which a GPU writes at the same time.
+/// Maximum number of block ids in a run. A longer change is split into runs, which a GPU writes concurrently.
 const RUN_WORDS: usize = 512;
 /// Runs of one upload.
 const MAX_RUNS: usize = 1 << 12;
@@ -36,15 +36,15 @@ struct Change {
 pub(super) struct BlockTables {
     /// `[rows, stride]` u32: the blocks of each row in token order.
     pub tensor: Tensor,
-    /// What each row of the tensor begins with.
+    /// Blocks at the start of each row of the tensor.
     held: Vec<BlockIds>,
-    /// What the newest step changed.
+    /// Changes of the newest step.
     changes: Vec<Change>,
     pending: PendingRuns,
 }
 
 impl BlockTables {
-    /// For steps of at most `rows` rows of at most `stride` blocks.
+    /// Tables for steps of up to `rows` rows of up to `stride` blocks.
     pub fn new(exec: &mut Exec, rows: usize, stride: usize) -> io::Result<Self> {
         Ok(Self {
             tensor: exec.tensor("block_tables", &[rows, stride], DType::U32)?,
@@ -54,15 +54,15 @@ impl BlockTables {
         })
     }
 
-    /// Takes over the block tables of a step: on a GPU a copy and a kernel if a row has changed, otherwise nothing.
-    /// Both are in the stream of the steps and start when the kernels before them have ended, so a step in flight
-    /// keeps the entries that it reads.
+    /// Updates the tables to those of a step: on a GPU a copy and a kernel if a row has changed, otherwise nothing.
+    /// Both are on the stream of the steps and start after earlier kernels have ended, so a step in flight keeps the
+    /// entries that it reads.
     pub fn fill(&mut self, exec: &mut Exec, tables: &[BlockIds]) -> Result<(), OpError> {
         self.tensor.set_rows(tables.len());
         self.find_changes(tables);
         let uploaded = self.upload(exec, tables);
         if uploaded.is_err() {
-            // Nobody knows what has arrived.
+            // After an error it is unknown which runs have arrived.
             self.held.fill(BlockIds::default());
         }
         debug_assert!(
@@ -102,7 +102,7 @@ impl BlockTables {
         pending.write(exec, tensor)
     }
 
-    /// True if each row of the tensor, which is on the host, begins with its blocks in `tables`.
+    /// True if each row of the host tensor starts with its blocks in `tables`.
     fn holds(&self, tables: &[BlockIds]) -> bool {
         let rows = self.tensor.host::<u32>().chunks_exact(self.tensor.rows_cols().1.max(1));
         rows.zip(tables).all(|(row, table)| table.iter().eq(row.iter().copied().take(table.len())))
@@ -112,9 +112,9 @@ impl BlockTables {
 /// Runs that travel to the device in one upload.
 #[derive(Debug)]
 struct PendingRuns {
-    /// On the device: `runs`, `[MAX_RUNS, RUN_FIELDS]`, and `words`, `[MAX_WORDS]`.
+    /// Device tensors: `runs`, `[MAX_RUNS, RUN_FIELDS]`, and `words`, `[MAX_WORDS]`.
     tensors: [Tensor; 2],
-    /// See [`ops::write_runs`].
+    /// Runs; see [`ops::write_runs`].
     runs: Vec<[u32; RUN_FIELDS]>,
     words: Vec<u32>,
 }
@@ -130,7 +130,7 @@ impl PendingRuns {
         self.words.clear();
     }
 
-    /// True if a run of so many words can be added.
+    /// True if a run of `words` words can be added.
     fn fits(&self, words: usize) -> bool {
         self.runs.len() < MAX_RUNS && self.words.len() + words <= MAX_WORDS
     }
@@ -141,8 +141,8 @@ impl PendingRuns {
         self.words.extend(ids);
     }
 
-    /// Writes what was added to `tables` and empties the lists. The next upload may overwrite these tensors at once:
-    /// its copy is after the kernel in the stream.
+    /// Writes the added runs to `tables` and clears the lists. The next upload may overwrite these tensors at once,
+    /// because its copy follows the kernel on the stream.
     fn write(&mut self, exec: &mut Exec, tables: &mut Tensor) -> Result<(), OpError> {
         if self.runs.is_empty() {
             return Ok(());

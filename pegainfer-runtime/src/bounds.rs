@@ -4,20 +4,20 @@ use super::fit::Demand;
 use super::load_error::LoadError;
 use super::load_options::{DEFAULT_KV_BYTES, DEFAULT_STATE_BYTES, LoadOptions, STATE_SHARE};
 use super::model_info::{ModelBytes, ModelInfo};
-use pegainfer_core::engine::options::{check_step, context_len, most_blocks, pool_blocks, step_tokens};
+use pegainfer_core::engine::options::{check_step, context_len, max_pool_blocks, pool_blocks, step_tokens};
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::host_memory;
 use pegainfer_core::kv::DeviceMemory;
 use pegainfer_core::schedule::speculation::Speculation;
 use pegainfer_kernels::ops::BLOCK_SIZE;
 
-/// Sequences that run at once on the CPU, unless the user says.
+/// Default number of running sequences on the CPU.
 const CPU_ROWS: usize = 64;
-/// Most sequences that run at once on a GPU, unless the user says.
+/// Default maximum of running sequences on a GPU.
 const GPU_ROWS: usize = 256;
-/// Least bytes of the KV cache on the CPU, unless the user says.
+/// Default minimum size of the KV cache on the CPU, in bytes.
 const MIN_KV_BYTES: u64 = 64 << 20;
-/// Most state snapshots: more are not worth keeping track of.
+/// Maximum number of state snapshots: more are not worth keeping track of.
 const MAX_SNAPSHOTS: u64 = 4096;
 
 /// Largest step.
@@ -27,7 +27,7 @@ pub struct StepSize {
     pub tokens: usize,
     /// Rows.
     pub rows: usize,
-    /// Tokens that are sampled: one of each row, and more where drafts are verified.
+    /// Maximum number of samples: one per row, and more if drafts are verified.
     pub samples: usize,
     /// Tokens of context.
     pub context: usize,
@@ -36,7 +36,7 @@ pub struct StepSize {
 /// Largest step that an executor is built for, and the sizes of its pools.
 #[derive(Debug, Clone, Copy)]
 pub struct Bounds {
-    /// What its tensors hold.
+    /// Size of the largest step.
     pub size: StepSize,
     /// KV blocks of the pool.
     pub kv_blocks: usize,
@@ -45,11 +45,11 @@ pub struct Bounds {
     pub gpu_memory_share: Option<(f64, ModelBytes)>,
     /// Bytes of a GPU's memory, as if it had no more.
     pub gpu_memory_limit: Option<u64>,
-    /// Slots of state beside the KV cache, one for each row and one for each snapshot.
+    /// State slots other than the KV cache: one per row and one per snapshot.
     pub slots: usize,
     /// Tokens between snapshots, a multiple of the KV block size.
     pub snapshot_interval: usize,
-    /// Whether a GPU replays decode steps as CUDA graphs.
+    /// True if a GPU replays decode steps as CUDA graphs.
     pub graphs: bool,
     /// Drafts by the model are ids below this.
     pub draft_vocab_size: Option<usize>,
@@ -70,7 +70,7 @@ impl Bounds {
         }
     }
 
-    /// What `options` allow a model on the device of `exec`.
+    /// Bounds of a model with `options` on the device of `exec`.
     pub fn new(
         info: &ModelInfo,
         bytes: &ModelBytes,
@@ -82,7 +82,7 @@ impl Bounds {
         Self::within(info, bytes, options, gpu)
     }
 
-    /// What `options` allow a model on a GPU with this memory, or on the CPU.
+    /// Bounds of a model with `options` on a GPU with this memory, or on the CPU.
     pub(super) fn within(
         info: &ModelInfo,
         bytes: &ModelBytes,
@@ -102,7 +102,9 @@ impl Bounds {
         let useful = (context.div_ceil(BLOCK_SIZE) * rows) as u64;
         let (kv_blocks, gpu_memory_share) = match (options.kv_cache_bytes, memory) {
             (Some(kv), _) => (kv / bytes.block(), None),
-            (None, Some(_)) => (useful.min(most_blocks(BLOCK_SIZE)), Some((options.gpu_memory_utilization, *bytes))),
+            (None, Some(_)) => {
+                (useful.min(max_pool_blocks(BLOCK_SIZE)), Some((options.gpu_memory_utilization, *bytes)))
+            }
             (None, None) => (useful.min(cpu_kv / bytes.block()), None),
         };
         Ok(Self {
@@ -122,13 +124,13 @@ impl Bounds {
         })
     }
 
-    /// State snapshots that there are slots for.
+    /// Number of slots for state snapshots.
     pub fn snapshots(&self) -> usize {
         self.slots - self.size.rows
     }
 
-    /// Blocks of the pool: as many as asked for, or as fit what is left of the GPU beside the slots. To be asked when
-    /// all else is allocated.
+    /// Number of blocks of the pool: the requested number, or as many as fit the rest of the GPU next to the slots.
+    /// Call after everything else is allocated.
     pub(super) fn fitting_blocks(&self, exec: &mut Exec) -> Result<usize, LoadError> {
         if self.gpu_memory_share.is_none() {
             return Ok(self.kv_blocks);
@@ -136,7 +138,7 @@ impl Bounds {
         self.blocks_within(gpu_memory(exec, self.gpu_memory_limit)?)
     }
 
-    /// Blocks of the pool on a GPU with this memory, where all but the pool and the slots is allocated.
+    /// Number of blocks of the pool on a GPU with this memory, with everything but the pool and the slots allocated.
     pub(super) fn blocks_within(&self, memory: DeviceMemory) -> Result<usize, LoadError> {
         let Some((share, bytes)) = self.gpu_memory_share else { return Ok(self.kv_blocks) };
         let slots = self.slots as u64 * bytes.state_slot;
@@ -145,13 +147,13 @@ impl Bounds {
     }
 }
 
-/// Memory of the GPU, of which the engine sees at most `limit` bytes.
+/// Memory of the GPU, limited to `limit` bytes.
 fn gpu_memory(exec: &mut Exec, limit: Option<u64>) -> Result<DeviceMemory, LoadError> {
     let gpu = exec.gpu()?.info()?;
     Ok(DeviceMemory { total: gpu.memory as u64, free: gpu.free as u64 }.limited(limit))
 }
 
-/// What the model takes of a device's memory. A KV cache of unknown size has at least one block.
+/// Memory that the model needs on a device. A KV cache of unknown size has at least one block.
 fn demand(bytes: &ModelBytes, options: &LoadOptions, tokens: usize, snapshots: usize) -> Demand {
     Demand {
         weights: bytes.weights,
@@ -162,22 +164,22 @@ fn demand(bytes: &ModelBytes, options: &LoadOptions, tokens: usize, snapshots: u
     }
 }
 
-/// Sequences that run at once on a GPU.
+/// Number of running sequences on a GPU.
 fn gpu_rows(demand: &Demand, options: &LoadOptions, gpu: DeviceMemory, tokens: usize) -> Result<usize, LoadError> {
-    // A KV cache of a given size may take what the utilization leaves free.
+    // A KV cache of a given size may use memory beyond the utilization limit.
     let share = if options.kv_cache_bytes.is_some() { 1.0 } else { options.gpu_memory_utilization };
     let rows = demand.rows(options.max_num_seqs, GPU_ROWS.min(tokens), gpu.left_of(share));
     rows.map_err(|cause| LoadError::Option(demand.refusal(gpu, share, &cause)))
 }
 
-/// Sequences that run at once on the CPU, and bytes of its KV cache, unless the user says. A model that does not fit is not refused:
-/// with swap space it runs, slowly.
+/// Default number of running sequences on the CPU, and default size of its KV cache in bytes. A model that does not fit
+/// is not refused, because it runs with swap space, slowly.
 fn cpu_defaults(demand: &Demand, options: &LoadOptions, tokens: usize) -> (usize, u64) {
-    let most = CPU_ROWS.min(tokens);
+    let max_rows = CPU_ROWS.min(tokens);
     let Some(available) = host_memory::available() else {
-        return (options.max_num_seqs.unwrap_or(most), DEFAULT_KV_BYTES);
+        return (options.max_num_seqs.unwrap_or(max_rows), DEFAULT_KV_BYTES);
     };
-    let rows = demand.rows(options.max_num_seqs, most, available).unwrap_or_else(|cause| {
+    let rows = demand.rows(options.max_num_seqs, max_rows, available).unwrap_or_else(|cause| {
         let (weights, available) = (demand.weights as f64 / 1e9, available as f64 / 1e9);
         log::warn!("the model takes more memory than is available: weights {weights:.1} GB, available {available:.1} GB, {cause}");
         options.max_num_seqs.unwrap_or(1)
@@ -186,7 +188,7 @@ fn cpu_defaults(demand: &Demand, options: &LoadOptions, tokens: usize) -> (usize
     (rows, (left / 2).clamp(MIN_KV_BYTES, DEFAULT_KV_BYTES))
 }
 
-/// State snapshots that fit the options; none for a model whose state is all in KV blocks.
+/// Number of state snapshots that fit the options; 0 for a model with all state in KV blocks.
 fn snapshots(bytes: &ModelBytes, options: &LoadOptions, memory: Option<u64>) -> Result<usize, LoadError> {
     if bytes.state_slot == 0 {
         return Ok(0);

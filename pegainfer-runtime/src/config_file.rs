@@ -1,7 +1,7 @@
-//! config.json of a checkpoint: fields read by name, and what a model does not implement refused by name.
+//! config.json of a checkpoint: reads fields by name and refuses unsupported ones by name.
 
 use super::end_of_text;
-use super::sizes::most;
+use super::sizes::max_value;
 use pegainfer_kernels::ops::{HeadShape, KvDType};
 use serde_json::Value;
 use std::collections::HashSet;
@@ -16,17 +16,17 @@ pub enum ConfigError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the system.
         error: std::io::Error,
     },
-    /// Not JSON, a field is missing, or a field has the wrong type or an impossible value.
+    /// Not JSON, a missing field, or a field of the wrong type or with an impossible value.
     #[error("{} is not a valid {family} configuration: {message}", path.display())]
     Invalid {
         /// The file.
         path: PathBuf,
         /// The model family, as messages call it.
         family: &'static str,
-        /// What is wrong.
+        /// Description of the error.
         message: String,
     },
     /// A valid configuration of something that the model crate does not implement.
@@ -34,25 +34,25 @@ pub enum ConfigError {
     Unsupported {
         /// The field.
         field: &'static str,
-        /// Its value.
+        /// Value of the field.
         value: String,
-        /// What would work.
+        /// Supported values, in words.
         served: &'static str,
     },
 }
 
-/// A field, the one value of it that is served, and that in words. A field that is missing or null has that value.
+/// A field, its only supported value, and that in words. A missing or null field counts as this value.
 pub type Served = (&'static str, Value, &'static str);
 
-/// The text of a config.json, and of the generation_config.json beside it.
+/// The text of a config.json, and of the generation_config.json next to it.
 #[derive(Debug)]
 pub struct ConfigFile {
     family: &'static str,
     path: PathBuf,
     root: Value,
-    /// Folder of the checkpoint, if there is one.
+    /// Directory of the checkpoint, if there is one.
     dir: Option<PathBuf>,
-    /// Object of the root in which fields are looked up first.
+    /// Object in which fields are looked up before the root.
     section: Option<&'static str>,
     /// `eos_token_id` of generation_config.json.
     generation_eos: Vec<u32>,
@@ -64,7 +64,7 @@ pub struct ConfigFile {
 /// Types of a model, as `dtype` and `torch_dtype` name them.
 const DTYPES: [&str; 3] = ["bfloat16", "float16", "float32"];
 
-/// What the user's flags change of a configuration.
+/// Changes of a configuration by the user's flags.
 #[derive(Debug, Clone, Default)]
 pub struct Overrides {
     /// bf16 projections are rounded to FP8 when they are loaded: `--quantization fp8`.
@@ -73,7 +73,8 @@ pub struct Overrides {
     pub kv_dtype: KvDType,
     /// Takes the place of `rope_scaling`: `--rope-scaling`.
     pub rope_scaling: Option<Value>,
-    /// The layers that draft are loaded (multi-token prediction). [`load`](super::load()) sets it as `--speculative-config` asks.
+    /// True if the layers that draft are loaded (multi-token prediction). Set by [`load`](super::load()) from
+    /// `--speculative-config`.
     pub mtp: bool,
 }
 
@@ -120,7 +121,7 @@ impl ConfigFile {
         }
     }
 
-    /// The same file as the user's flags change it.
+    /// This file with the changes of the user's flags.
     pub fn with(self, overrides: Overrides) -> Self {
         Self { overrides, ..self }
     }
@@ -130,12 +131,12 @@ impl ConfigFile {
         self.dir.as_deref()
     }
 
-    /// Whether the user wants the layers that draft.
+    /// True if the user wants the layers that draft.
     pub fn drafts_by_model(&self) -> bool {
         self.overrides.mtp
     }
 
-    /// Whether the user wants bf16 weights rounded to FP8.
+    /// True if the user wants bf16 weights rounded to FP8.
     pub(super) fn quantize_at_load(&self) -> bool {
         self.overrides.fp8
     }
@@ -145,17 +146,17 @@ impl ConfigFile {
         self.overrides.kv_dtype
     }
 
-    /// What takes the place of `rope_scaling`.
+    /// Replacement of `rope_scaling`, if given.
     pub(super) fn rope_scaling_flag(&self) -> Option<&Value> {
         self.overrides.rope_scaling.as_ref()
     }
 
-    /// Looks fields up in the object `section` first, where there is one: the text part of a multimodal model.
+    /// Looks fields up in the object `section` first, if there is one: the text part of a multimodal model.
     pub fn with_section(self, section: &'static str) -> Self {
         Self { section: self.root[section].is_object().then_some(section), ..self }
     }
 
-    /// The value of `field`, a name or a path with dots; null where it is missing.
+    /// Value of `field`, a name or a path with dots; null if it is missing.
     pub fn get(&self, field: &str) -> &Value {
         let look_up = |object| field.split('.').fold(object, |value: &Value, name| &value[name]);
         match self.section.map(|section| look_up(&self.root[section])) {
@@ -170,15 +171,15 @@ impl ConfigFile {
         section.or(self.root.get(field)).is_some()
     }
 
-    /// A count, from 1 to the bound in [`most`].
+    /// A count, from 1 to the bound in [`max_value`].
     pub fn size(&self, field: &str) -> Result<usize, ConfigError> {
-        let (value, most) = (self.required(field)?, most(field));
-        let size = value.as_u64().filter(|size| (1..=most as u64).contains(size));
-        let wrong = || self.invalid(format!("{field} is {value}, and must be an integer from 1 to {most}"));
+        let (value, max_value) = (self.required(field)?, max_value(field));
+        let size = value.as_u64().filter(|size| (1..=max_value as u64).contains(size));
+        let wrong = || self.invalid(format!("{field} is {value}, and must be an integer from 1 to {max_value}"));
         size.map(|size| size as usize).ok_or_else(wrong)
     }
 
-    /// As [`size`](Self::size), or `default` where the field is missing.
+    /// Variant of [`size`](Self::size) with a `default` for a missing field.
     pub fn size_or(&self, field: &str, default: usize) -> Result<usize, ConfigError> {
         if self.get(field).is_null() { Ok(default) } else { self.size(field) }
     }
@@ -190,7 +191,7 @@ impl ConfigFile {
         number.ok_or_else(|| self.invalid(format!("{field} is {value}, and must be a positive number")))
     }
 
-    /// A yes or no; no where the field is missing.
+    /// A boolean; false if the field is missing.
     pub fn flag(&self, field: &str) -> Result<bool, ConfigError> {
         match self.get(field) {
             Value::Null => Ok(false),
@@ -198,8 +199,7 @@ impl ConfigFile {
         }
     }
 
-    /// Heads of full attention, of the sizes that the attention kernels take; `head_dim` where the file does not give
-    /// it.
+    /// Heads of full attention, of a size that the attention kernels support; `head_dim` is the default of that field.
     pub fn heads(&self, head_dim: usize) -> Result<HeadShape, ConfigError> {
         let (heads, kv_heads) = (self.size("num_attention_heads")?, self.size("num_key_value_heads")?);
         let shape = HeadShape { heads, kv_heads, head_dim: self.size_or("head_dim", head_dim)? };
@@ -217,7 +217,7 @@ impl ConfigFile {
         self.get("initializer_range").as_f64().unwrap_or(0.02) as f32
     }
 
-    /// Refuses a model with another dtype than the floating-point ones, which are rounded to bf16 at load.
+    /// Refuses dtypes other than floating-point ones, which are rounded to bf16 at load.
     pub fn check_dtype(&self) -> Result<(), ConfigError> {
         for field in ["dtype", "torch_dtype"] {
             let value = self.get(field);
@@ -238,7 +238,7 @@ impl ConfigFile {
         Ok(end_of_text::union(self.generation_eos.clone(), config, self.tokenizer_eos, self.size("vocab_size")?))
     }
 
-    /// An id or a list of ids; none where the field is missing.
+    /// An id or a list of ids; none if the field is missing.
     pub fn token_ids(&self, field: &str) -> Result<Vec<u32>, ConfigError> {
         self.ids_of(field, self.get(field))
     }
@@ -282,7 +282,7 @@ pub(super) fn text(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
-/// The error that `field` has a `value` that is not implemented; `served` says in words what is.
+/// Error for an unsupported `value` of `field`; `served` lists the supported ones in words.
 pub fn unsupported(field: &'static str, value: impl ToString, served: &'static str) -> ConfigError {
     ConfigError::Unsupported { field, value: value.to_string(), served }
 }

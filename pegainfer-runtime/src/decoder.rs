@@ -1,9 +1,9 @@
-//! What dense decoders share: their shape, token embedding and output matrix, and the gated MLP.
+//! Parts shared by dense decoders: shape, token embedding, output matrix, gated MLP.
 
 use super::output_matrix::HEAD;
 use super::quantization::{Quantization, load_projection};
 use pegainfer_core::tensor::Tensor;
-use pegainfer_core::weights::{Loader, Part, WeightsError};
+use pegainfer_core::weights::{Loader, SourceTensor, WeightsError};
 use pegainfer_kernels::ops::HeadShape;
 use pegainfer_kernels::ops::{Matrix, RopeSpec};
 
@@ -16,7 +16,7 @@ pub struct DecoderShape {
     pub intermediate: usize,
     /// Attention heads.
     pub heads: HeadShape,
-    /// Whether each head has a gate on its output (Qwen3.5).
+    /// True if each head has a gate on its output (Qwen3.5).
     pub gated: bool,
     /// Columns of a head that are rotated.
     pub rotary_dim: usize,
@@ -27,7 +27,7 @@ pub struct DecoderShape {
 }
 
 impl DecoderShape {
-    /// Columns of the fused projection of queries, keys, values and, if there are any, gates.
+    /// Columns of the fused projection of queries, keys, values and optional gates.
     pub fn qkv_width(&self) -> usize {
         if self.gated { self.heads.gated_qkv_width() } else { self.heads.qkv_width() }
     }
@@ -42,7 +42,7 @@ pub struct DecoderWeights<L> {
     pub layers: Vec<L>,
     /// Weight of the final norm, `[hidden]`.
     pub norm: Tensor,
-    /// Output matrix, `[vocab, hidden]`; `None` when it is the embedding.
+    /// Output matrix, `[vocab, hidden]`; `None` if it is the embedding.
     pub head: Option<Tensor>,
 }
 
@@ -53,8 +53,8 @@ impl<L> DecoderWeights<L> {
     }
 }
 
-/// Loads the output matrix [`HEAD`], `[vocab, hidden]`, unless it is `tied` to the embedding, see
-/// [`ConfigFile::ties_output`]. Small official checkpoints store a copy of the embedding: it is not loaded.
+/// Loads the output matrix [`HEAD`], `[vocab, hidden]`, unless it is `tied` to the embedding; see
+/// [`ConfigFile::ties_output`]. Small official checkpoints store a copy of the embedding, which is not loaded.
 ///
 /// [`ConfigFile::ties_output`]: super::ConfigFile::ties_output
 pub fn load_head(
@@ -78,8 +78,8 @@ pub struct Mlp {
 }
 
 impl Mlp {
-    /// Loads `mlp.gate_proj`, `mlp.up_proj` and `mlp.down_proj` of the layer whose tensors begin with `prefix`. `norm`
-    /// is loaded before.
+    /// Loads `mlp.gate_proj`, `mlp.up_proj` and `mlp.down_proj` of the layer with this tensor name `prefix`. `norm` is
+    /// loaded first.
     pub fn load(
         loader: &mut Loader<'_>,
         prefix: &str,
@@ -88,7 +88,7 @@ impl Mlp {
         quantization: Option<&Quantization>,
     ) -> Result<Self, WeightsError> {
         let name = |tail: &str| format!("{prefix}.mlp.{tail}.weight");
-        let part = |tail: &str, rows| Part { name: name(tail), rows };
+        let part = |tail: &str, rows| SourceTensor { name: name(tail), rows };
         let (first, down) =
             (["gate_proj", "up_proj"].map(|tail| part(tail, intermediate)), [part("down_proj", hidden)]);
         Ok(Self {

@@ -1,4 +1,4 @@
-//! The activations of a step of a dense decoder, allocated once for the largest, and the ops between its token mixers.
+//! Activations of a dense decoder, allocated once for the largest step, and the ops between its token mixers.
 
 use super::bounds::StepSize;
 use super::decoder::{DecoderShape, Mlp};
@@ -10,18 +10,18 @@ use pegainfer_kernels::ops::{self, Activation, Matrix};
 /// The activations of a step of a dense decoder.
 #[derive(Debug)]
 pub struct DecoderWorkspace {
-    /// Those around the token mixers.
+    /// Activations around the token mixers.
     pub activations: Activations,
-    /// Those of full attention.
+    /// Activations of full attention.
     pub attention: AttentionScratch,
 }
 
-/// Activations around the token mixer of each layer, bf16 unless they say otherwise.
+/// Activations around the token mixer of each layer, bf16 unless noted otherwise.
 #[derive(Debug)]
 pub struct Activations {
     /// The residual stream, `[tokens, hidden]`.
     pub residual: Tensor,
-    /// Its normalised value, input of the projections, `[tokens, hidden]` in bf16 or FP8.
+    /// The normalised residual stream, input of the projections, `[tokens, hidden]` in bf16 or FP8.
     pub normed: Activation,
     /// Scratch for the output of a block before it is added to the residual, `[tokens, hidden]`.
     pub delta: Tensor,
@@ -31,14 +31,14 @@ pub struct Activations {
     pub activated: Activation,
 }
 
-/// Activations of a layer of full attention, bf16 unless they say otherwise.
+/// Activations of a layer of full attention, bf16 unless noted otherwise.
 #[derive(Debug)]
 pub struct AttentionScratch {
-    /// Rotary angles, see [`ops::rope_table`]; written when it is allocated.
+    /// Rotary angles, written at allocation; see [`ops::rope_table`].
     pub rope: Tensor,
     /// Output of the fused projection, `[tokens, qkv_width]`.
     pub qkv: Tensor,
-    /// With gates: scratch for the sampled rows of `qkv`.
+    /// Scratch for the sampled rows of `qkv`, with gates only.
     pub sampled_qkv: Option<Tensor>,
     /// `[tokens, heads * head_dim]`.
     pub q: Tensor,
@@ -47,8 +47,8 @@ pub struct AttentionScratch {
 }
 
 impl DecoderWorkspace {
-    /// For steps of this size, and the `N` scratch tensors of the model's other token mixers. No two mixers run at
-    /// once, nor a mixer together with the MLP: their scratch and the MLP's alias one buffer.
+    /// Activations for steps of this size, and `N` scratch tensors for the model's other token mixers. Mixers and the
+    /// MLP run one at a time, so their scratch aliases one buffer.
     pub fn new<const N: usize>(
         exec: &mut Exec,
         shape: &DecoderShape,
@@ -77,7 +77,7 @@ impl DecoderWorkspace {
         Ok((Self { activations, attention }, array(tensors)?))
     }
 
-    /// Narrows all of them to `tokens` rows, in bf16.
+    /// Sets all tensors to `tokens` rows, in bf16.
     pub fn set_rows(&mut self, tokens: usize) {
         let Activations { residual, normed, delta, gate_up, activated } = &mut self.activations;
         let AttentionScratch { qkv, sampled_qkv, q, attended, .. } = &mut self.attention;
@@ -112,10 +112,10 @@ impl DecoderWorkspace {
 }
 
 impl Activations {
-    /// The rest of a layer after its token mixer. `mixed`, `[tokens, width]`, goes through the output projection `out`,
-    /// `[hidden, width]`, and is added to the residual stream; then the output of the MLP is. `normed` becomes the
-    /// stream under `next`: the weight of the next layer's input norm, and the matrix that multiplies it; or that of
-    /// the final norm, and `None`.
+    /// Runs the rest of a layer after its token mixer. `mixed`, `[tokens, width]`, goes through the output projection
+    /// `out`, `[hidden, width]`, and is added to the residual stream; then the output of the MLP is added. `normed`
+    /// becomes the stream normalised by `next`: the weight of the next layer's input norm and the matrix that follows
+    /// it, or the final norm and `None`.
     pub fn finish_layer(
         &mut self,
         exec: &mut Exec,

@@ -1,8 +1,8 @@
-//! Drafts by the model's own layers (multi-token prediction): which passes follow a step.
+//! Drafting by the model's own layers (multi-token prediction): the passes after a step.
 //!
-//! Once the tokens of a step are known, the layers that draft run over all of its tokens: they need the token *behind* each
-//! one, and their keys and values have to cover the whole text. The newest token that counts gives the first draft. Each
-//! further pass has one row for each sequence, whose token is the draft before: it stays on the device.
+//! Once the tokens of a step are known, the layers that draft run over all of its tokens. They need the token *after*
+//! each one, and their keys and values must cover the whole text. The newest accepted token gives the first draft. Each
+//! further pass has one row per sequence, whose input is the previous draft; it stays on the device.
 
 use super::readbacks::Readbacks;
 use super::sampler::Sampler;
@@ -12,20 +12,20 @@ use pegainfer_core::sampling::SamplingParams;
 use pegainfer_core::schedule::{PLACEHOLDER, SampleRow, Step, StepRow};
 use pegainfer_core::tensor::{OpError, Tensor};
 
-/// A row of a step behind which the model drafts.
+/// A row of a step after which the model drafts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DraftRow {
-    /// Its index in the step.
+    /// Index in the step.
     pub row: usize,
-    /// Index of its newest token that counts: the one behind it was sampled.
+    /// Index of its newest accepted token, after which a token was sampled.
     pub token: usize,
     /// Drafts that are wanted.
     pub count: usize,
 }
 
-/// The first pass: over the tokens of `step`, whose samples drew `drawn`, each replaced by the one behind it. Samples what
-/// follows the newest token of each row that drafts. What the layers keep of tokens behind refused drafts is wrong; the next step
-/// overwrites it.
+/// The first pass: over the tokens of `step`, whose samples drew `drawn`, each replaced by the token after it. Samples
+/// after the newest token of each row that drafts. State of the layers for tokens after refused drafts is wrong; the
+/// next step overwrites it.
 pub fn first_pass<R: Clone + Default>(step: &Step<R>, drawn: &[u32]) -> (Step<R>, Vec<DraftRow>) {
     let mut first = Step { tokens: Vec::with_capacity(step.tokens.len()), samples: Vec::new(), ..step.clone() };
     let mut rows = Vec::new();
@@ -33,21 +33,21 @@ pub fn first_pass<R: Clone + Default>(step: &Step<R>, drawn: &[u32]) -> (Step<R>
     for (b, row) in step.rows.iter().enumerate() {
         let (begin, end) = (step.qo_indptr[b] as usize, step.qo_indptr[b + 1] as usize);
         let newest = end - 1 - row.drafts;
-        let mut behind = Vec::new();
+        let mut following = Vec::new();
         while let Some((sample, token)) = sampled.next_if(|(sample, _)| (sample.token as usize) < end) {
-            // Those before are of prompt logprobs.
+            // Earlier samples are prompt logprobs.
             if sample.token as usize >= newest {
-                behind.push(*token);
+                following.push(*token);
             }
         }
         first.tokens.extend(&step.tokens[begin + 1..=newest]);
         match row.next {
             Some(next) => first.tokens.push(next),
-            None => first.tokens.extend(&behind),
+            None => first.tokens.extend(&following),
         }
         if row.model_drafts > 0 {
             let drafts = &step.tokens[newest + 1..end];
-            let token = newest + drafts.iter().zip(&behind).take_while(|(draft, token)| draft == token).count();
+            let token = newest + drafts.iter().zip(&following).take_while(|(draft, token)| draft == token).count();
             first.samples.push(greedy(row, token));
             rows.push(DraftRow { row: b, token, count: row.model_drafts });
         }
@@ -55,8 +55,9 @@ pub fn first_pass<R: Clone + Default>(step: &Step<R>, drawn: &[u32]) -> (Step<R>
     (first, rows)
 }
 
-/// Pass `pass`, from 1 on, behind the [`first_pass`] over `step`: one token for each of `rows`, which the pass before drew. A row
-/// that wants no more drafts attends to nothing and writes nothing. `block_tokens`: tokens of a KV block. `state` stays empty.
+/// Pass `pass`, from 1 on, after the [`first_pass`] over `step`: one token for each of `rows`, drawn by the previous
+/// pass. A row that needs no more drafts attends to nothing and writes nothing. `block_tokens`: tokens of a KV block.
+/// `state` stays empty.
 pub fn next_pass<R: Clone + Default>(step: &Step<R>, rows: &[DraftRow], pass: usize, block_tokens: usize) -> Step<R> {
     let mut next = Step { qo_indptr: vec![0], ..Step::default() };
     for (i, DraftRow { row, token, count }) in rows.iter().enumerate() {
@@ -81,7 +82,7 @@ pub fn next_pass<R: Clone + Default>(step: &Step<R>, rows: &[DraftRow], pass: us
     next
 }
 
-/// The most likely token behind token `token`.
+/// Samples the most likely token after token `token`.
 fn greedy(row: &StepRow, token: usize) -> SampleRow {
     let params = SamplingParams::greedy();
     let (id, token) = (row.id, token as u32);
@@ -93,18 +94,18 @@ fn greedy(row: &StepRow, token: usize) -> SampleRow {
 pub(super) struct DraftVocabulary {
     /// The first rows of the output matrix, in its memory.
     pub head: Tensor,
-    /// From hidden states to these ids.
+    /// Samples from hidden states to these ids.
     pub sampler: Sampler,
 }
 
 impl DraftVocabulary {
-    /// The first `size` ids of those of `head`, for passes of at most `samples` samples.
+    /// The first `size` ids of `head`, for passes of up to `samples` samples.
     pub fn new(exec: &mut Exec, head: &Tensor, size: usize, samples: usize) -> std::io::Result<Self> {
         Ok(Self { head: head.first_rows(size), sampler: Sampler::new(exec, size, samples)? })
     }
 }
 
-/// Waits for the drafts of all `passes` passes behind a step of `step_rows` rows: those of each of its rows.
+/// Waits for the drafts of all `passes` passes after a step of `step_rows` rows; returns those of each row.
 pub fn finish(
     readbacks: &mut Readbacks,
     step_rows: usize,
@@ -130,7 +131,8 @@ mod tests {
     use super::*;
     use pegainfer_kernels::ops::BLOCK_SIZE;
 
-    /// Rows of a chunk within a prompt, of three drafts of which one is accepted, and of a prompt's end with a prompt logprob.
+    /// A chunk within a prompt, a row of three drafts of which one is accepted, and the end of a prompt with a prompt
+    /// logprob.
     fn step() -> (Step, Vec<u32>) {
         let mut step = Step::<()>::ragged(BLOCK_SIZE, &[(3, 10), (4, 32), (2, 2)]);
         step.tokens = vec![10, 11, 12, 20, 21, 22, 23, 30, 31];

@@ -1,4 +1,4 @@
-//! Tokens that end a text: the union of those that a checkpoint's files name.
+//! End-of-text tokens: the union of those in a checkpoint's files.
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -36,8 +36,8 @@ impl Token {
     }
 }
 
-/// Id of the `eos_token` of the tokenizer in `dir`; `None` if tokenizer_config.json names none or the files do not tell
-/// its id. A file that cannot be parsed tells nothing here: the tokenizer's loader refuses it.
+/// Id of the `eos_token` of the tokenizer in `dir`; `None` if tokenizer_config.json has none or the files do not
+/// contain its id. Files that cannot be parsed are ignored here and refused by the tokenizer's loader.
 pub fn tokenizer_eos(dir: &Path) -> Option<u32> {
     #[derive(Deserialize)]
     struct Config {

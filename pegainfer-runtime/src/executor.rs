@@ -1,7 +1,7 @@
 //! Runs the steps of a model on one device.
 //!
 //! A step is launched, sampled and finished. On a GPU `launch` enqueues the forward pass up to the logits, and `sample`
-//! enqueues the rest. The next step may be launched before the host has seen the tokens of this one: they stay on the
+//! enqueues the rest. The next step may be launched before the host has seen the tokens of this one. They stay on the
 //! device, where the next step's placeholder ids refer to them, and are also copied to the host.
 
 use super::bounds::Bounds;
@@ -34,25 +34,25 @@ pub struct Executor<M: Model> {
     /// Inputs of the newest step.
     inputs: Inputs,
     sampler: Sampler,
-    /// Of decode steps.
+    /// Graphs of decode steps.
     graphs: Graphs,
-    /// Of the steps in flight.
+    /// Readbacks of the steps in flight.
     readbacks: Readbacks,
     /// If the model drafts: the readbacks of its drafts, and the graphs of passes with one token for each row.
     drafting: Option<(Readbacks, Graphs)>,
     /// If its drafts are not taken from the whole vocabulary.
     draft_vocabulary: Option<DraftVocabulary>,
     synthetic: Option<SyntheticAcceptance>,
-    /// The steps in flight, oldest first, where something follows from the tokens that they draw.
+    /// The steps in flight whose tokens are needed to draft, oldest first.
     followed: VecDeque<StepOf<M>>,
-    /// Whether to time the ops of the steps that are launched from now on.
+    /// True if the ops of the next steps are timed.
     times_ops: bool,
-    /// The ops of the last step whose ops were timed.
+    /// Op times of the last timed step.
     timed_ops: Vec<(OpRecord, Duration)>,
 }
 
 impl<M: Model> Executor<M> {
-    /// Allocates workspace and KV cache beside loaded weights.
+    /// Allocates workspace and KV cache for loaded weights.
     pub fn new(mut exec: Exec, config: M::Config, weights: M::Weights, bounds: &Bounds) -> Result<Self, LoadError> {
         let info = M::info(&config);
         let mut work = M::workspace(&mut exec, &config, bounds)?;
@@ -92,7 +92,8 @@ impl<M: Model> Executor<M> {
         })
     }
 
-    /// For timing: see [`Speculation::synthetic_acceptance_length`](pegainfer_core::schedule::speculation::Speculation).
+    /// Benchmarking only; see
+    /// [`Speculation::synthetic_acceptance_length`](pegainfer_core::schedule::speculation::Speculation).
     pub fn set_synthetic_acceptance(&mut self, synthetic: Option<SyntheticAcceptance>) {
         self.synthetic = synthetic;
     }
@@ -124,14 +125,14 @@ impl<M: Model> Executor<M> {
         self.graphs.replays()
     }
 
-    /// CUDA graphs captured so far: those of decode steps, and those of draft passes.
+    /// Number of captured CUDA graphs, of decode steps and draft passes.
     pub fn captured_graphs(&self) -> usize {
         self.graphs.captured() + self.drafting.as_ref().map_or(0, |(_, graphs)| graphs.captured())
     }
 
-    /// Captures the CUDA graphs of decode steps and draft passes of up to `rows` rows, largest first, and runs each once.
-    /// Every size of decode steps has run before, so that its kernels are loaded; the first of two draft passes loads
-    /// theirs, the second is captured. No request waits for a capture after that.
+    /// Captures the CUDA graphs of decode steps and draft passes of up to `rows` rows, largest first, and runs each
+    /// once. Decode steps of every size have run before, so their kernels are loaded. Draft passes run twice: the first
+    /// loads the kernels, the second is captured. Afterwards no request waits for a capture.
     pub fn capture_graphs(&mut self, rows: usize) -> Result<(), OpError> {
         for size in GRAPH_SIZES.into_iter().rev().filter(|size| *size <= rows) {
             let mut step = uniform::<M>(size, 1, 1);
@@ -150,7 +151,7 @@ impl<M: Model> Executor<M> {
         self.finish()
     }
 
-    /// Launches the passes of the layers that draft behind `step`, which drew `drawn`, and waits for the drafts of each row.
+    /// Launches the draft passes after `step`, which drew `drawn`, and waits for the drafts of each row.
     fn draft(&mut self, step: &StepOf<M>, drawn: &[u32]) -> Result<Vec<Vec<u32>>, OpError> {
         let Self { exec, config, weights, work, cache, inputs, sampler, drafting, draft_vocabulary, .. } = self;
         let Some((readbacks, graphs)) = drafting else { return Ok(Vec::new()) };
@@ -172,8 +173,9 @@ impl<M: Model> Executor<M> {
                 inputs.keep_launches(size.is_some());
                 inputs.fill(exec, step)?;
                 M::begin_draft(exec, work, step)?;
-                let part = Part::Drafts;
-                let mut launch = Launch::<M> { exec, config, weights, cache, work, inputs, sampler, head, step, part };
+                let layers = PassLayers::Drafts;
+                let mut launch =
+                    PassLaunches::<M> { exec, config, weights, cache, work, inputs, sampler, head, step, layers };
                 graphs.run(size, &mut launch)?;
                 launch.sample(samples)
             })??;
@@ -184,7 +186,7 @@ impl<M: Model> Executor<M> {
         drafting::finish(readbacks, step.rows.len(), &rows, passes)
     }
 
-    /// As [`run`](Self::run), with the record of every op.
+    /// Variant of [`run`](Self::run) that returns the record of every op.
     pub fn record(&mut self, step: &StepOf<M>) -> (Result<Outcome, OpError>, Vec<OpRecord>) {
         self.exec.start_recording();
         let outcome = self.run(step);
@@ -211,7 +213,8 @@ impl<M: Model> Measurable for Executor<M> {
 impl<M: Model> StepExecutor for Executor<M> {
     type State = M::State;
 
-    /// A device that computes beside the host can have the next step waiting, unless that begins with drafts of this one.
+    /// A device that computes concurrently with the host can have the next step waiting, unless that starts with drafts
+    /// of this one.
     fn useful_depth(&self) -> usize {
         if self.exec.device() == Device::Cuda && self.drafting.is_none() { STEPS_IN_FLIGHT } else { 1 }
     }
@@ -233,8 +236,11 @@ impl<M: Model> StepExecutor for Executor<M> {
             inputs.keep_launches(size.is_some());
             inputs.fill(exec, step)?;
             M::begin(exec, work, step)?;
-            let (head, part) = (None, Part::Layers);
-            graphs.run(size, &mut Launch::<M> { exec, config, weights, cache, work, inputs, sampler, head, step, part })
+            let (head, layers) = (None, PassLayers::Layers);
+            graphs.run(
+                size,
+                &mut PassLaunches::<M> { exec, config, weights, cache, work, inputs, sampler, head, step, layers },
+            )
         });
         // A failed device reports its error here.
         let launched = launched.and_then(|launched| launched);
@@ -251,8 +257,9 @@ impl<M: Model> StepExecutor for Executor<M> {
         let samples = &step.samples;
         let sampled = exec.install(|exec| {
             inputs.fill_processors(exec, step, &sampler.sampled)?;
-            let (head, part) = (None, Part::Layers);
-            Launch::<M> { exec, config, weights, cache, work, inputs, sampler, head, step, part }.sample(samples)
+            let (head, layers) = (None, PassLayers::Layers);
+            PassLaunches::<M> { exec, config, weights, cache, work, inputs, sampler, head, step, layers }
+                .sample(samples)
         });
         // Since the launch; whether the next step is timed may have been decided meanwhile.
         if exec.is_timing() {
@@ -293,15 +300,15 @@ impl<M: Model> StepExecutor for Executor<M> {
 
 /// The layers that a pass runs through.
 #[derive(Debug, Clone, Copy)]
-enum Part {
-    /// Those of the model.
+enum PassLayers {
+    /// Layers of the model.
     Layers,
-    /// Those that draft.
+    /// Layers that draft.
     Drafts,
 }
 
 /// The launches of one pass after its inputs were uploaded.
-struct Launch<'a, M: Model> {
+struct PassLaunches<'a, M: Model> {
     exec: &'a mut Exec,
     config: &'a M::Config,
     weights: &'a M::Weights,
@@ -309,41 +316,41 @@ struct Launch<'a, M: Model> {
     work: &'a mut M::Workspace,
     inputs: &'a mut Inputs,
     sampler: &'a mut Sampler,
-    /// The output matrix that `sampler` takes, if it is not the model's.
+    /// Output matrix of `sampler`, if it is not the model's.
     head: Option<&'a Tensor>,
     step: &'a StepOf<M>,
-    part: Part,
+    layers: PassLayers,
 }
 
-impl<M: Model> Launch<'_, M> {
+impl<M: Model> PassLaunches<'_, M> {
     /// Draws `samples`, the real samples of a step that may be padded.
     fn sample(&mut self, samples: &[SampleRow]) -> Result<(), OpError> {
-        let Self { exec, weights, work, inputs, sampler, head: other_head, part, .. } = self;
-        let (normed, head) = match part {
-            Part::Layers => M::output(work, weights),
-            Part::Drafts => M::draft_output(work, weights),
+        let Self { exec, weights, work, inputs, sampler, head: other_head, layers, .. } = self;
+        let (normed, head) = match layers {
+            PassLayers::Layers => M::output(work, weights),
+            PassLayers::Drafts => M::draft_output(work, weights),
         };
         sampler.sample(exec, &mut Projection { normed, head: other_head.unwrap_or(head) }, inputs, samples)
     }
 }
 
-/// The forward pass up to the logits of its samples, which a CUDA graph holds.
-impl<M: Model> Launches for Launch<'_, M> {
+/// The forward pass up to the logits of its samples, as captured in a CUDA graph.
+impl<M: Model> Launches for PassLaunches<'_, M> {
     fn exec(&mut self) -> &mut Exec {
         self.exec
     }
 
     fn launch(&mut self) -> Result<(), OpError> {
-        let Self { exec, config, weights, cache, work, inputs, sampler, head: other_head, step, part } = self;
+        let Self { exec, config, weights, cache, work, inputs, sampler, head: other_head, step, layers } = self;
         let samples = step.samples.len();
         let previous = &sampler.sampled;
         let mut pass = Pass::<M> { exec, config, weights, cache, work, inputs, previous, step };
-        let (normed, head) = match part {
-            Part::Layers => {
+        let (normed, head) = match layers {
+            PassLayers::Layers => {
                 M::forward(&mut pass)?;
                 M::output(work, weights)
             }
-            Part::Drafts => {
+            PassLayers::Drafts => {
                 M::draft(&mut pass)?;
                 M::draft_output(work, weights)
             }

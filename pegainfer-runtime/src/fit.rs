@@ -1,15 +1,15 @@
-//! Whether a model fits the memory of a device, and how many sequences run there by default.
+//! Checks that a model fits the memory of a device, and sets the default number of sequences.
 
 use pegainfer_core::kv::DeviceMemory;
 
-/// By default the states of all sequences take at most this fraction, 1 / 2, of the memory that is left for sequences; the KV cache
-/// takes the rest.
+/// Divisor of the memory left for sequences: by default their states take at most this part, and the KV cache takes the
+/// rest.
 const STATES_DIVISOR: u64 = 2;
 
-/// Bytes that a model takes on a device.
+/// Memory that a model needs on a device, in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Demand {
-    /// Its weights.
+    /// Weights.
     pub weights: u64,
     /// The activations of the largest step.
     pub workspace: u64,
@@ -22,19 +22,19 @@ pub(super) struct Demand {
 }
 
 impl Demand {
-    /// Sequences that run at once with `budget` bytes: as many as the user `asked` for, or at most `most` whose states take a
-    /// half of what the rest leaves. If it all does not fit, a sentence for the user.
-    pub(super) fn rows(&self, asked: Option<usize>, most: usize, budget: u64) -> Result<usize, String> {
+    /// Number of running sequences within `budget` bytes: `requested`, or up to `max_rows` whose states take half of
+    /// the memory left for sequences. If they do not fit, a sentence for the user.
+    pub(super) fn rows(&self, requested: Option<usize>, max_rows: usize, budget: u64) -> Result<usize, String> {
         let left = self.left(budget);
         let fitting =
-            (left / STATES_DIVISOR).checked_div(self.state).map_or(most, |rows| rows.min(most as u64) as usize);
-        let rows = asked.unwrap_or(fitting.max(1));
+            (left / STATES_DIVISOR).checked_div(self.state).map_or(max_rows, |rows| rows.min(max_rows as u64) as usize);
+        let rows = requested.unwrap_or(fitting.max(1));
         let missing = self.bytes(rows).saturating_sub(budget);
         if missing == 0 {
             return Ok(rows);
         }
-        let most = left.saturating_sub(self.kv).checked_div(self.state).unwrap_or(0);
-        Err(match most {
+        let max_rows = left.saturating_sub(self.kv).checked_div(self.state).unwrap_or(0);
+        Err(match max_rows {
             0 => {
                 format!("{:.1} GB are missing; choose a smaller model or a device with more memory", gigabytes(missing))
             }
@@ -42,7 +42,7 @@ impl Demand {
         })
     }
 
-    /// What of `budget` bytes is for sequences: their states and the KV cache.
+    /// Part of `budget` bytes for sequences: their states and the KV cache.
     pub(super) fn left(&self, budget: u64) -> u64 {
         budget.saturating_sub(self.weights + self.workspace + self.snapshots)
     }
@@ -52,7 +52,8 @@ impl Demand {
         self.weights + self.workspace + self.snapshots + self.state * rows as u64 + self.kv
     }
 
-    /// Why the model does not fit: what it takes, what there is, and `cause`, see [`Demand::rows`].
+    /// Sentence that explains why the model does not fit: needed memory, available memory, and `cause` of
+    /// [`Demand::rows`].
     pub(super) fn refusal(&self, memory: DeviceMemory, share: f64, cause: &str) -> String {
         let mut parts = vec![
             format!("{:.1} GB for its weights", gigabytes(self.weights)),

@@ -1,4 +1,4 @@
-//! What an engine makes of the memory of a GPU, without that GPU.
+//! Computes how an engine would use the memory of a GPU, without that GPU.
 
 use super::bounds::Bounds;
 use super::load_error::LoadError;
@@ -12,13 +12,13 @@ use pegainfer_kernels::ops::BLOCK_SIZE;
 use pegainfer_kernels::parallel::CONTEXT_BYTES;
 use std::fmt;
 
-/// What an engine makes of the memory of a GPU. The sizes are those that loading chooses, from the same functions; only what is in use
-/// beside weights, activations and logits is an estimate.
+/// Use of a GPU's memory by an engine. Sizes come from the same functions that loading uses; only memory other than
+/// weights, activations and logits is an estimate.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GpuFit {
     /// Memory of the GPU.
     pub total: u64,
-    /// Fraction of it that may be in use.
+    /// Fraction of the memory that may be used.
     pub utilization: f64,
     /// Bytes of the weights.
     pub weights: u64,
@@ -26,7 +26,7 @@ pub struct GpuFit {
     pub workspace: u64,
     /// Tokens of the largest step.
     pub step_tokens: usize,
-    /// Sequences that run at once.
+    /// Maximum number of running sequences.
     pub sequences: usize,
     /// Bytes of their recurrent states.
     pub states: u64,
@@ -43,10 +43,10 @@ pub struct GpuFit {
 }
 
 impl GpuFit {
-    /// What an engine of `M` with `options` makes of a GPU with `total` bytes that nothing else uses.
+    /// Memory use of an engine of `M` with `options` on an otherwise unused GPU with `total` bytes.
     ///
     /// # Errors
-    /// The model does not fit, or an option is out of range: what loading would say.
+    /// The error that loading would return: the model does not fit, or an option is out of range.
     pub fn new<M: Model>(config: &M::Config, options: &LoadOptions, total: u64) -> Result<Self, LoadError> {
         let (info, bytes) = (M::info(config), ModelBytes::of::<M>(config)?);
         let free =

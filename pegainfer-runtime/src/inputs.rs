@@ -26,20 +26,20 @@ pub struct Inputs {
     /// Row `b` owns samples `sampled_indptr[b]..sampled_indptr[b + 1]`, `[rows + 1]`; empty if
     /// [`Step::sampled_indptr`] is `None`.
     pub sampled_indptr: Tensor,
-    /// How each sample is drawn, and which log-probabilities are wanted, `[samples, DRAW_WORDS]`.
+    /// Sampling parameters and requested log-probabilities of each sample, `[samples, DRAW_WORDS]`.
     pub draws: Tensor,
-    /// See [`block_tables`](Self::block_tables).
+    /// Block tables; see [`block_tables`](Self::block_tables).
     tables: BlockTables,
     /// Longest context of the engine.
     context: usize,
-    /// See [`keep_launches`](Self::keep_launches).
+    /// True if launches are kept; see [`keep_launches`](Self::keep_launches).
     keeps_launches: bool,
     /// Logits processors of the samples.
     pub(super) processors: LogitsProcessors,
 }
 
 impl Inputs {
-    /// For steps of at most this size over KV blocks of `block_tokens` tokens, of a model with `vocab` token ids.
+    /// Inputs for steps of up to this size with KV blocks of `block_tokens` tokens and `vocab` token ids.
     pub fn new(exec: &mut Exec, vocab: usize, block_tokens: usize, size: StepSize) -> std::io::Result<Self> {
         let processors = LogitsProcessors::new(exec, &size, vocab)?;
         let StepSize { tokens, rows, samples, context } = size;
@@ -77,15 +77,15 @@ impl Inputs {
         self.keeps_launches = kept;
     }
 
-    /// Block ids of each row, `[rows, stride]`; the stride is that of the longest context, whatever the step is.
+    /// Block ids of each row, `[rows, stride]`; the stride is that of the longest possible context.
     pub fn block_tables(&self) -> &Tensor {
         &self.tables.tensor
     }
 
-    /// Takes a step over: on a GPU one copy, and before it what is new in its block tables, if anything is. Inputs that
-    /// an earlier step still reads stay as they are, because the copies are ordered after it.
+    /// Uploads the inputs of a step: on a GPU one copy, after the changes of its block tables, if any. Inputs that an
+    /// earlier step still reads stay intact, because the copies are ordered after it.
     pub fn fill<M: Clone + Default>(&mut self, exec: &mut Exec, step: &Step<M>) -> Result<(), OpError> {
-        // Before the copy: no kernel of the step starts until that has ended, so all of them may read the tables early.
+        // Before the copy: no kernel of the step starts until the copy has ended, so all may read the tables early.
         self.tables.fill(exec, &step.block_tables)?;
         let rows: Vec<u32> = step.samples.iter().map(|row| row.token).collect();
         let sampled = step.sampled_indptr().unwrap_or_default();
@@ -98,14 +98,14 @@ impl Inputs {
         )
     }
 
-    /// Takes over the logits processors of a step's samples before they are drawn, if they have any, and counts tokens.
-    /// `sampled`: what the step before drew, `[samples]` u32.
+    /// Uploads the logits processors of a step's samples, if any, before they are drawn, and counts tokens. `sampled`:
+    /// the tokens of the previous step, `[samples]` u32.
     pub fn fill_processors<M>(&mut self, exec: &mut Exec, step: &Step<M>, sampled: &Tensor) -> Result<(), OpError> {
         self.processors.fill(exec, &step.samples)?;
         self.processors.count(exec, &step.counts, sampled)
     }
 
-    /// What attention reads of `step`, with which this was filled.
+    /// Attention inputs of `step`, which this was filled with.
     pub fn attention<M: Clone + Default>(&self, step: &Step<M>) -> AttentionBatch<'_> {
         let queries = step.qo_indptr.windows(2).map(|ends| (ends[1] - ends[0]) as usize);
         let rows = queries.zip(&step.kv_lens).map(|(queries, context)| (queries, *context as usize));
@@ -118,13 +118,13 @@ impl Inputs {
         AttentionBatch { qo_indptr, kv_lens: &self.kv_lens, block_tables: self.block_tables(), load }
     }
 
-    /// Whether each sampled token of the step is the last one of its row.
+    /// True if each sampled token of the step is the last one of its row.
     pub fn samples_end_rows(&self) -> bool {
         self.sampled_indptr.elements() > 0
     }
 
-    /// As [`attention`](Self::attention), of the sampled tokens alone, after the keys and values of all, where
-    /// [`samples_end_rows`](Self::samples_end_rows).
+    /// Variant of [`attention`](Self::attention) for the sampled tokens alone, after the keys and values of all tokens.
+    /// Requires [`samples_end_rows`](Self::samples_end_rows).
     pub fn sampled_attention<M>(&self, step: &Step<M>) -> AttentionBatch<'_> {
         let rows = step.samples.iter().map(|sample| (1, step.positions[sample.token as usize] as usize + 1));
         self.batch(&self.sampled_indptr, AttentionLoad { sampled_only: true, ..AttentionLoad::of(rows) })

@@ -1,11 +1,13 @@
-//! The model runtime: one loader and one executor for every model that is written over the ops of `pegainfer-kernels`.
+//! The model runtime: one loader and one executor for every model built from the ops of `pegainfer-kernels`.
 //!
-//! A model crate implements [`Model`]: configuration, weights, state and forward pass. [`load`] makes an engine of it, whose steps
-//! the executor runs, samples and reads back; [`record`] makes its kernel plan, [`measure`] its ledger.
+//! A model crate implements [`Model`]: configuration, weights, state and forward pass. [`load`] builds an engine from
+//! it, whose steps the executor runs, samples and reads back; [`record`] builds its kernel plan, [`measure`] its
+//! ledger.
 //!
 //! # Example
 //!
-//! A model without layers predicts each token from the one before it. Its kernel plan needs neither weights nor a device.
+//! A model without layers predicts each token from the previous one. Its kernel plan needs neither weights nor a
+//! device.
 //!
 //! ```
 //! use pegainfer_core::exec::Exec;
@@ -31,7 +33,7 @@
 //!     const MODEL_TYPE: &'static str = "bigram";
 //!
 //!     type Config = Config;
-//!     /// The embedding, which is the output matrix too, `[vocab, hidden]`, and the weight of a norm, `[hidden]`.
+//!     /// The embedding, which is also the output matrix, `[vocab, hidden]`, and the weight of a norm, `[hidden]`.
 //!     type Weights = [Tensor; 2];
 //!     /// Embedded tokens, and the same normalised, `[tokens, hidden]`.
 //!     type Workspace = [Tensor; 2];
@@ -97,16 +99,16 @@
 //! ```
 //!
 //! # Layout
-//! - `model`: the trait; `model_info`, `model_bytes`: the numbers that the rest needs of a model.
-//! - `config_file`, `load_options`, `load_error`, `bounds`: from config.json and flags to the sizes of an engine; `fit`, `gpu_fit`: whether
-//!   that fits the memory.
-//! - `output_matrix`: tied embeddings. `end_of_text`: tokens that end a text. `sizes`: bounds of the numbers.
+//! - `model`: the trait; `model_info`, `model_bytes`: numbers of a model that the runtime needs.
+//! - `config_file`, `load_options`, `load_error`, `bounds`: from config.json and flags to the sizes of an engine;
+//!   `fit`, `gpu_fit`: check that these fit the memory.
+//! - `output_matrix`: tied embeddings. `end_of_text`: end-of-text tokens. `sizes`: limits of numbers in config.json.
 //! - `quantization`: FP8 weights. `rope_scaling`: YaRN.
-//! - `load`, `record`: an engine from a checkpoint, a kernel plan from a configuration. `measure`: step times for the ledger.
-//! - `executor`: steps in flight and CUDA graphs; `drafting`, `block_drafting`: the passes of the layers
-//!   that draft; `inputs`, `block_tables`, `logits_processors`, `sampler`, `readbacks`: what every step
-//!   begins and ends with.
-//! - `synthetic_acceptance`: drafts that are accepted for timing.
+//! - `load`, `record`: an engine from a checkpoint, a kernel plan from a configuration. `measure`: step times for the
+//!   ledger.
+//! - `executor`: steps in flight and CUDA graphs; `drafting`, `block_drafting`: passes of the layers that draft;
+//!   `inputs`, `block_tables`, `logits_processors`, `sampler`, `readbacks`: inputs and results of every step.
+//! - `synthetic_acceptance`: a fixed acceptance rate of drafts, for benchmarking.
 //! - `decoder`, `decoder_workspace`, `attention`, `sampled_rows`: parts of dense decoders: weights, activations, full
 //!   attention.
 
@@ -149,7 +151,7 @@ pub use decoder_workspace::{Activations, AttentionScratch, DecoderWorkspace};
 pub use executor::Executor;
 pub use gpu_fit::GpuFit;
 pub use inputs::Inputs;
-pub use load::{Engine, Loaded, load, load_weights};
+pub use load::{Loaded, ModelEngine, load, load_weights};
 pub use load_error::LoadError;
 pub use load_options::{DEFAULT_KV_BYTES, DEFAULT_STATE_BYTES, LoadOptions, STATE_SHARE};
 pub use measure::{Measurable, Measured, measure, measure_again};

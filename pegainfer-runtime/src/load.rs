@@ -1,4 +1,4 @@
-//! From a checkpoint to an engine that is ready for its thread.
+//! Loads a checkpoint into an engine that is ready for its thread.
 
 use super::bounds::Bounds;
 use super::config_file::Overrides;
@@ -21,23 +21,23 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// The engine of a model.
-pub type Engine<M> = EngineCore<Executor<M>>;
+pub type ModelEngine<M> = EngineCore<Executor<M>>;
 
-/// A loaded engine, ready for its thread, and what start-up prints about it.
+/// A loaded engine, ready for its thread, and the facts that start-up prints.
 #[derive(Debug)]
 pub struct Loaded<M: Model> {
     /// The engine.
-    pub engine: Engine<M>,
+    pub engine: ModelEngine<M>,
     /// The model's numbers.
     pub config: M::Config,
-    /// What it takes of a device's memory.
+    /// Memory that it takes on a device.
     pub bytes: ModelBytes,
-    /// From the first weight to the last, on the device.
+    /// Time from the first weight to the last, on the device.
     pub weights_time: Duration,
 }
 
-/// Loads a checkpoint onto `exec`, with a pass through the model: what it cannot run is refused here, not when it serves.
-/// `progress` is called with (bytes of this chunk, bytes of all weights).
+/// Loads a checkpoint onto `exec` and runs a pass through the model, which refuses what it cannot run. `progress` is
+/// called with (bytes of this chunk, bytes of all weights).
 pub fn load<M: Model>(
     mut exec: Exec,
     options: &LoadOptions,
@@ -84,15 +84,15 @@ pub fn load<M: Model>(
     let tokens = TokenBudget { step: bounds.size.tokens, mixed: options.max_num_mixed_tokens };
     let state = M::state(&config, &bounds);
     Ok(Loaded {
-        engine: Engine::<M>::new(executor, limits, tokens, state, options.speculation.clone()),
+        engine: ModelEngine::<M>::new(executor, limits, tokens, state, options.speculation.clone()),
         config,
         bytes,
         weights_time,
     })
 }
 
-/// Loads the weights of a model: when this returns, all of them are on the device. `progress` is called with the bytes of
-/// each chunk as it is loaded.
+/// Loads the weights of a model; on return, all are on the device. `progress` is called with the size in bytes of each
+/// loaded chunk.
 pub fn load_weights<M: Model>(
     exec: &mut Exec,
     config: &M::Config,
@@ -106,12 +106,12 @@ pub fn load_weights<M: Model>(
     })
 }
 
-/// Says which tensors of the checkpoint are not used: those that the engine leaves out, and those that it does not know, as of layers
-/// beyond those of config.json.
+/// Logs unused tensors of the checkpoint: those that the engine skips, and unknown ones, for example of layers beyond
+/// those in config.json.
 fn log_unused<M: Model>(unused: &[&str]) {
     let (mut skipped, mut unknown) = (BTreeMap::<_, usize>::new(), Vec::new());
     for name in unused {
-        // Some checkpoints store a copy of the embedding: another output matrix would be loaded.
+        // Some checkpoints store a copy of the embedding; a different output matrix would be loaded.
         let repeated = (*name == HEAD).then_some("an output matrix that repeats the embedding");
         match M::skipped(name).or(repeated) {
             Some(purpose) => *skipped.entry(purpose).or_default() += 1,
@@ -129,7 +129,7 @@ fn log_unused<M: Model>(unused: &[&str]) {
     }
 }
 
-/// What the flags change of config.json.
+/// Changes of config.json by the flags.
 fn overrides<M: Model>(options: &LoadOptions) -> Result<Overrides, LoadError> {
     let method = Speculation::model_method(options.speculation.as_ref());
     let mtp = method == Some(ModelMethod::Mtp);
@@ -148,7 +148,7 @@ fn overrides<M: Model>(options: &LoadOptions) -> Result<Overrides, LoadError> {
     Ok(Overrides { mtp, ..options.overrides.clone() })
 }
 
-/// Some tools leave the layers that draft out when they convert a checkpoint.
+/// Checks that the layers that draft are there; some conversion tools drop them.
 fn check_drafts<'a>(drafts: bool, mut names: impl Iterator<Item = &'a str>) -> Result<(), LoadError> {
     if drafts && !names.any(|name| name.starts_with("mtp.layers.")) {
         return Err(LoadError::Option(
@@ -168,19 +168,18 @@ fn check_eos(info: &ModelInfo) -> Result<(), LoadError> {
     }
 }
 
-/// One token through the model: its logits tell whether the weights are numbers, and the first request finds memory
-/// that has been touched. On a GPU, then the steps that load kernels and let cuBLASLt choose, and those that are
-/// captured as CUDA graphs.
+/// Runs one token through the model, which checks that weights are finite and touches memory before the first request.
+/// On a GPU, also runs the steps that load kernels and autotune cuBLASLt, and captures CUDA graphs.
 fn warm<M: Model>(executor: &mut Executor<M>, bounds: &Bounds, mixed_tokens: usize) -> Result<(), LoadError> {
     executor.run(&uniform::<M>(1, 1, 1))?;
     if !executor.logits(1)?.iter().all(|logit| logit.is_finite()) {
         return Err(LoadError::NotFinite);
     }
     let (blocks, size) = (executor.kv_blocks(), bounds.size);
-    let most = (size.rows.min(blocks), size.tokens.min(size.context).min(blocks * BLOCK_SIZE));
-    for rows in choice::warm_up(executor.exec(), mixed_tokens, most)? {
+    let largest = (size.rows.min(blocks), size.tokens.min(size.context).min(blocks * BLOCK_SIZE));
+    for rows in choice::warm_up(executor.exec(), mixed_tokens, largest)? {
         executor.run(&ragged::<M>(&rows))?;
     }
-    executor.capture_graphs(most.0)?;
+    executor.capture_graphs(largest.0)?;
     Ok(())
 }

@@ -15,7 +15,7 @@ pub enum LoadError {
     #[error(transparent)]
     Weights(#[from] WeightsError),
     /// A weight is NaN or infinite, or so large that the computation overflows.
-    #[error("the model computes logits that are no numbers: its weights are damaged; download the checkpoint again")]
+    #[error("the model computes NaN logits: its weights are damaged; download the checkpoint again")]
     NotFinite,
     /// An end-of-text id that the vocabulary does not have.
     #[error("eos_token_id {id} is not below vocab_size {vocab_size}: correct generation_config.json or config.json")]
@@ -28,10 +28,10 @@ pub enum LoadError {
     /// An option does not fit the model or another option.
     #[error("{0}")]
     Option(String),
-    /// An op refused what the configuration asks for.
+    /// An op refused the configuration.
     #[error("the model cannot run: {0}")]
     Op(#[from] OpError),
-    /// The KV pool, and the slots of what a model keeps beside it.
+    /// The KV pool or the state slots cannot be allocated.
     #[error(
         "cannot allocate the KV cache: {0}; lower --kv-cache-memory, --gpu-memory-utilization, --state-cache-memory or \
          --max-num-seqs"

@@ -1,4 +1,4 @@
-//! What to load and how much of the machine to use.
+//! Options of loading: the checkpoint, and how much of the machine to use.
 
 use super::config_file::Overrides;
 use pegainfer_core::schedule::speculation::Speculation;
@@ -8,42 +8,44 @@ use std::path::PathBuf;
 pub const DEFAULT_KV_BYTES: u64 = 4 << 30;
 /// Default of [`LoadOptions::state_cache_bytes`] on the CPU.
 pub const DEFAULT_STATE_BYTES: u64 = 1 << 30;
-/// On a GPU the default of [`LoadOptions::state_cache_bytes`] is its memory divided by this.
+/// Divisor of GPU memory: the default of [`LoadOptions::state_cache_bytes`] on a GPU.
 pub const STATE_SHARE: u64 = 20;
 
-/// What to load and how much of the machine to use. A model without state beside the KV cache ignores `state_cache_*`.
+/// Options of loading. A model without state other than the KV cache ignores `state_cache_*`.
 #[derive(Debug, Clone)]
 pub struct LoadOptions {
     /// Directory of the checkpoint.
     pub model_path: PathBuf,
-    /// What the user's flags change of its config.json.
+    /// Changes of config.json by the user's flags.
     pub overrides: Overrides,
     /// Seed of dummy weights; `None` reads the checkpoint's.
     pub dummy_seed: Option<u64>,
-    /// Context length; `None` takes the model's.
+    /// Context length; default: the model's.
     pub max_model_len: Option<usize>,
-    /// Sequences that run at once; `None` takes up to 64 on the CPU and up to 256 on a GPU, as their states fit half of the memory
-    /// that weights, activations and snapshots leave.
+    /// Maximum number of running sequences. Default: up to 64 on the CPU and up to 256 on a GPU, if their states fit
+    /// half of the memory that weights, activations and snapshots leave.
     pub max_num_seqs: Option<usize>,
-    /// Tokens of one step; `None` takes 512 on the CPU, and on a GPU up to 40,960, as a twelfth of its memory holds.
+    /// Maximum number of tokens in a step. Default: 512 on the CPU; on a GPU as many as fit a twelfth of its memory, up
+    /// to 40,960.
     pub max_num_batched_tokens: Option<usize>,
-    /// Tokens of a step in which requests decode while the prompts of a few others are computed.
+    /// Tokens of a step with decoding sequences and a few prompts.
     pub max_num_mixed_tokens: usize,
-    /// Whether a GPU replays decode steps as CUDA graphs.
+    /// True if a GPU replays decode steps as CUDA graphs.
     pub cuda_graph: bool,
-    /// Whether and how tokens are drafted.
+    /// Speculative decoding, if enabled.
     pub speculation: Option<Speculation>,
-    /// Bytes of the KV pool; `None` takes what all sequences that run at once could use at full length: on the CPU at most
-    /// [`DEFAULT_KV_BYTES`] and half of the memory that is left, on a GPU at most what the rest leaves of `gpu_memory_utilization`.
+    /// Size of the KV pool in bytes. Default: enough for all running sequences at full length; on the CPU at most
+    /// [`DEFAULT_KV_BYTES`] and half of the free memory, on a GPU at most the rest within `gpu_memory_utilization`.
     pub kv_cache_bytes: Option<u64>,
     /// Fraction of a GPU's memory that may be in use when the engine is loaded, 0 to 1.
     pub gpu_memory_utilization: f64,
-    /// Bytes of a GPU's memory, as if it had no more; `None` takes all of it.
+    /// Pretend that a GPU has only this many bytes of memory.
     pub gpu_memory_limit: Option<u64>,
-    /// Bytes of the state snapshots that a prefix hit resumes from, beside the state of running sequences; less than one
-    /// snapshot keeps none, and then there is no prefix cache. `None` takes [`DEFAULT_STATE_BYTES`], or on a GPU a
+    /// Size in bytes of the state snapshots that prefix hits resume from, in addition to the state of running
+    /// sequences. Less than one snapshot disables the prefix cache. Default: [`DEFAULT_STATE_BYTES`], or on a GPU a
     /// [`STATE_SHARE`]th of its memory.
     pub state_cache_bytes: Option<u64>,
-    /// Tokens between snapshots, a multiple of the KV block size; one more is made where a prompt's last full block ends.
+    /// Tokens between snapshots, a multiple of the KV block size. One more snapshot is kept at the last full block of a
+    /// prompt.
     pub state_cache_interval: usize,
 }

@@ -1,4 +1,4 @@
-//! The logits processors of a step's samples on the device. Most steps have none.
+//! Logits processors of a step's samples on the device. Most steps have none.
 
 use super::bounds::StepSize;
 use pegainfer_core::exec::Exec;
@@ -10,11 +10,11 @@ use pegainfer_kernels::ops::{
     UPDATE_WORDS, count_words,
 };
 
-/// What `ops::penalize` and `ops::adjust_logits` read, for all samples of a step, and the counts of tokens that stay.
+/// Inputs of `ops::penalize` and `ops::adjust_logits` for all samples of a step, and the persistent token counts.
 #[derive(Debug)]
 pub(super) struct LogitsProcessors {
     vocab: usize,
-    /// Of each sequence with penalties, `[rows, count_words]`.
+    /// Token counts of each sequence with penalties, `[rows, count_words]`.
     counts: Tensor,
     /// `[rows, UPDATE_WORDS]`.
     updates: Tensor,
@@ -30,12 +30,13 @@ pub(super) struct LogitsProcessors {
     edits: Tensor,
     /// `[masks, vocab / 32, rounded up]`.
     masks: Tensor,
-    /// What `spans`, `edits` and `masks` have.
+    /// Host copy of `spans`, `edits` and `masks`.
     packed: PackedLogitsUpdates,
 }
 
 impl LogitsProcessors {
-    /// For steps of at most this size. There may be as many edits as requests ask for, so their tensor grows.
+    /// Logits processors for steps of up to this size. The tensor of edits grows on demand, because their number is not
+    /// limited.
     pub fn new(exec: &mut Exec, size: &StepSize, vocab: usize) -> std::io::Result<Self> {
         let mut tensor = |name: &str, shape: &[usize]| exec.tensor(name, shape, DType::U32);
         Ok(Self {
@@ -52,8 +53,7 @@ impl LogitsProcessors {
         })
     }
 
-    /// Takes over the logits processors of a step's samples, if they have any. What has not changed is not uploaded
-    /// again.
+    /// Uploads the logits processors of a step's samples, if any; skips unchanged ones.
     pub fn fill(&mut self, exec: &mut Exec, samples: &[SampleRow]) -> Result<(), OpError> {
         if samples.iter().any(has_penalties) {
             let penalties = samples.iter().map(|row| row.logits_update.as_ref()?.penalties.as_ref());
@@ -73,7 +73,7 @@ impl LogitsProcessors {
         Ok(())
     }
 
-    /// Counts tokens. `sampled`: what the step before drew, `[samples]`.
+    /// Counts tokens. `sampled`: the tokens of the previous step, `[samples]`.
     pub fn count(&mut self, exec: &mut Exec, added: &[CountUpdate], sampled: &Tensor) -> Result<(), OpError> {
         if added.is_empty() {
             return Ok(());
@@ -85,7 +85,7 @@ impl LogitsProcessors {
         ops::count_tokens(exec, counts, updates, tokens, sampled, *vocab)
     }
 
-    /// Changes the logits of `samples`, `[samples, vocab]` f32, of which the first is the step's sample `first`.
+    /// Changes the logits of `samples`, `[samples, vocab]` f32, the first of which is the step's sample `first`.
     pub fn apply(
         &mut self,
         exec: &mut Exec,
@@ -114,7 +114,7 @@ fn has_edits(row: &SampleRow) -> bool {
     row.logits_update.as_ref().is_some_and(|update| !update.edits.is_empty() || update.allowed.is_some())
 }
 
-/// As `Exec::fill_rows`, into a larger tensor where this one is too small.
+/// Like `Exec::fill_rows`, but replaces the tensor by a larger one if it is too small.
 fn fill(exec: &mut Exec, tensor: &mut Tensor, values: &[u32]) -> Result<(), OpError> {
     let rows = values.len() / tensor.rows_cols().1;
     if rows > tensor.max_rows() {

@@ -16,25 +16,25 @@ use pegainfer_core::tensor::OpError;
 use pegainfer_kernels::sources;
 use pipelined::Pipelined;
 
-/// KV tokens that measured steps attend to at most, on the CPU and on a GPU: all of them are written first.
+/// Maximum number of KV tokens that measured steps attend to, on the CPU and on a GPU; all are written first.
 const KV_TOKENS: (usize, usize) = (16 << 10, 512 << 10);
 /// Tokens of the prompts that write them.
 const PROMPT_TOKENS: usize = 512;
 
-/// What was measured of an engine.
+/// Measurements of an engine.
 #[derive(Debug)]
 pub struct Measured {
     /// The engine's properties. The names of model, device and formats are left empty, and the number of ranks is 1.
     pub header: Header,
     /// Times of steps.
     pub steps: Vec<StepLine>,
-    /// Times of ops in some of them, where each op begins when those before it have ended and CUDA graphs are not replayed.
+    /// Op times of some steps. Each op starts after earlier ones have ended, and CUDA graphs are not replayed.
     pub ops: Vec<OpLine>,
     /// Kernels of these steps as they are served, if they were asked for.
     pub kernels: Vec<KernelLine>,
 }
 
-/// Measures steps, and the ops of some of them. `graphs`: whether decode steps are replayed as CUDA graphs.
+/// Measures steps, and the ops of some of them. `graphs`: decode steps are replayed as CUDA graphs.
 pub fn measure<E: Measurable>(
     engine: &mut EngineCore<E>,
     graphs: bool,
@@ -96,7 +96,7 @@ pub fn measure_again<E: Measurable>(
     Ok((header, again))
 }
 
-/// What an engine can run, with at most `kv_blocks` blocks.
+/// Limits of an engine with up to `kv_blocks` blocks.
 fn limits(header: &Header, kv_blocks: usize) -> GridLimits {
     GridLimits {
         max_num_seqs: header.max_num_seqs,

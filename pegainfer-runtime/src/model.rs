@@ -1,4 +1,4 @@
-//! What a model crate supplies; the rest of the runtime is written once over it.
+//! The interface that a model crate implements; the rest of the runtime is generic over it.
 
 use super::bounds::Bounds;
 use super::config_file::{ConfigError, ConfigFile, Overrides};
@@ -13,40 +13,39 @@ use pegainfer_kernels::ops::BLOCK_SIZE;
 use std::fmt::Debug;
 use std::path::Path;
 
-/// The steps of a model: its [`Model::State`] says what a step knows beside tokens and KV blocks.
+/// Step type of a model, whose [`Model::State`] defines the data of a step other than tokens and KV blocks.
 pub type StepOf<M> = Step<<<M as Model>::State as SequenceState>::Row>;
 
-/// A model family: configuration, weights, state and forward pass. [`load`](super::load()) makes an engine of it,
-/// [`record_step`](super::record_step) its kernel plan, [`Executor`](super::Executor) runs its steps.
+/// A model family: configuration, weights, state and forward pass. [`load`](super::load()) builds an engine from it,
+/// [`record_step`](super::record_step) its kernel plan; [`Executor`](super::Executor) runs its steps.
 pub trait Model: Debug + Sized + Send + 'static {
     /// Name of the family in messages.
     const NAME: &'static str;
-    /// What `architectures` of config.json calls it.
+    /// Name in `architectures` of config.json.
     const ARCHITECTURE: &'static str;
-    /// What `model_type` of config.json calls it.
+    /// Name in `model_type` of config.json.
     const MODEL_TYPE: &'static str;
-    /// Whether its checkpoints have layers that draft (multi-token prediction).
+    /// True if its checkpoints have layers that draft (multi-token prediction).
     const DRAFTS: bool = false;
 
     /// The numbers of config.json.
     type Config: Debug + Clone + Send + Sync + 'static;
-    /// What is read of the checkpoint, on the device.
+    /// Loaded weights on the device.
     type Weights: Debug + Send + Sync;
-    /// Activations, the model's own step inputs and tables: allocated once for the largest step.
+    /// Activations, the model's own step inputs and tables, allocated once for the largest step.
     type Workspace: Debug + Send;
-    /// What outlives a step on the device: the KV cache, and state beside it.
+    /// Device state that outlives a step: the KV cache and other state.
     type Cache: Debug + Send;
-    /// What the scheduler moves with the KV blocks of a sequence; `()` for a model that keeps everything in KV blocks.
+    /// State that the scheduler manages together with KV blocks; `()` for a model with all state in KV blocks.
     type State: SequenceState;
 
-    /// Reads config.json; refuses by name what the model does not implement.
+    /// Reads config.json; refuses unsupported fields by name.
     fn config(file: ConfigFile) -> Result<Self::Config, ConfigError>;
 
     /// The numbers that the runtime needs.
     fn info(config: &Self::Config) -> ModelInfo;
 
-    /// What tensors of the checkpoint that the engine does not load are for, such as "the image encoder"; `None` for tensors
-    /// that should be loaded.
+    /// Purpose of tensors that the engine skips, such as "the image encoder"; `None` for tensors that should be loaded.
     fn skipped(_name: &str) -> Option<&'static str> {
         None
     }
@@ -57,27 +56,27 @@ pub trait Model: Debug + Sized + Send + 'static {
     /// Allocates the workspace.
     fn workspace(exec: &mut Exec, config: &Self::Config, bounds: &Bounds) -> std::io::Result<Self::Workspace>;
 
-    /// Allocates the KV cache of `blocks` blocks, and `bounds.slots` slots of state: last of all, because the cache gets
-    /// what the rest has left of a GPU.
+    /// Allocates the KV cache of `blocks` blocks, and `bounds.slots` state slots. Runs last, because the cache gets the
+    /// rest of a GPU's memory.
     fn cache(parts: Parts<'_, Self>, bounds: &Bounds, blocks: usize) -> Result<Self::Cache, LoadError>;
 
     /// The scheduler's side of the state.
     fn state(config: &Self::Config, bounds: &Bounds) -> Self::State;
 
-    /// Adds the state rows of the rows from `first` on of a step that no scheduler planned: warm-up, plans, and the rows
-    /// that pad a graph, which attend to nothing. By default there are none.
+    /// Appends the state rows, from row `first` on, of a step without a scheduler: warm-up, plans, and rows that pad a
+    /// graph, which attend to nothing. Default: none.
     fn add_state_rows(_step: &mut StepOf<Self>, _first: usize) {}
 
-    /// Prepares the workspace for `step`: the rows of its tensors, and the model's own inputs. It runs before each step,
+    /// Prepares the workspace for `step`: rows of its tensors, and the model's own inputs. Runs before each step,
     /// outside of CUDA graphs.
     fn begin(exec: &mut Exec, work: &mut Self::Workspace, step: &StepOf<Self>) -> Result<(), OpError>;
 
-    /// Launches the ops of a step, from token ids to the normalised output of the last layer for the tokens that are
-    /// sampled, in order; see [`output`](Self::output). It must not wait for the device.
+    /// Launches the ops of a step, from token ids to the normalised output of the last layer for the sampled tokens, in
+    /// order; see [`output`](Self::output). Must not wait for the device.
     fn forward(pass: &mut Pass<'_, Self>) -> Result<(), OpError>;
 
-    /// Where [`forward`](Self::forward) leaves its result, `[samples, hidden]` bf16, and the output matrix that makes
-    /// logits of it, `[vocab, hidden]` bf16.
+    /// Result of [`forward`](Self::forward), `[samples, hidden]` bf16, and the output matrix that computes logits from
+    /// it, `[vocab, hidden]` bf16.
     fn output<'a>(work: &'a mut Self::Workspace, weights: &'a Self::Weights) -> (&'a mut Tensor, &'a Tensor);
 
     /// Prepares the workspace for a pass of the layers that draft over `step`; see [`draft`](Self::draft).
@@ -85,17 +84,17 @@ pub trait Model: Debug + Sized + Send + 'static {
         Ok(())
     }
 
-    /// Launches the layers that draft (multi-token prediction), where [`ModelInfo::drafts`] says that they are loaded: from the token
-    /// *behind* each one of the step, and what the pass before has computed of that one, to the output for the tokens that are
-    /// sampled, in order; see [`draft_output`](Self::draft_output). In the first pass over a step the latter is the normalised
-    /// output of the last layer, of all tokens; in those that follow, the output of the pass before, of its samples, each of
-    /// which is a row now. Keys and values go where the step says, in a cache of these layers. It must not wait for the
-    /// device.
+    /// Launches the layers that draft (multi-token prediction), if [`ModelInfo::drafts`] says that they are loaded.
+    /// Input: the token *after* each one of the step, and a hidden state for it. In the first pass over a step that is
+    /// the normalised output of the last layer, for all tokens. In later passes it is the output of the previous pass
+    /// for its samples, each of which is now a row. Output: the sampled tokens, in order; see
+    /// [`draft_output`](Self::draft_output). Keys and values go to the step's slots in a cache of these layers. Must
+    /// not wait for the device.
     fn draft(_pass: &mut Pass<'_, Self>) -> Result<(), OpError> {
         Err(OpError { op: "draft", message: format!("{} has no layers that draft", Self::NAME) })
     }
 
-    /// As [`output`](Self::output), of [`draft`](Self::draft).
+    /// Result of [`draft`](Self::draft), in the form of [`output`](Self::output).
     fn draft_output<'a>(work: &'a mut Self::Workspace, weights: &'a Self::Weights) -> (&'a mut Tensor, &'a Tensor) {
         Self::output(work, weights)
     }
@@ -105,7 +104,7 @@ pub trait Model: Debug + Sized + Send + 'static {
         Self::load_config_with(dir, &Overrides::default())
     }
 
-    /// The same, as the user's flags change it.
+    /// Loads the configuration with the changes of the user's flags.
     fn load_config_with(dir: &Path, overrides: &Overrides) -> Result<Self::Config, ConfigError> {
         Self::config(ConfigFile::read(dir, Self::NAME)?.with(overrides.clone()))
     }
@@ -116,16 +115,16 @@ pub trait Model: Debug + Sized + Send + 'static {
     }
 }
 
-/// What a model has when its [`Model::cache`] is allocated.
+/// Parts of a model that exist when its [`Model::cache`] is allocated.
 #[derive(Debug)]
 pub struct Parts<'a, M: Model> {
     /// The device.
     pub exec: &'a mut Exec,
     /// The model's numbers.
     pub config: &'a M::Config,
-    /// Its weights.
+    /// Weights.
     pub weights: &'a M::Weights,
-    /// Its workspace.
+    /// Workspace.
     pub work: &'a M::Workspace,
 }
 
@@ -136,7 +135,7 @@ pub struct Pass<'a, M: Model> {
     pub exec: &'a mut Exec,
     /// The model's numbers.
     pub config: &'a M::Config,
-    /// Its weights.
+    /// Weights.
     pub weights: &'a M::Weights,
     /// KV cache and state.
     pub cache: &'a mut M::Cache,
@@ -144,26 +143,26 @@ pub struct Pass<'a, M: Model> {
     pub work: &'a mut M::Workspace,
     /// The step's metadata on the device.
     pub inputs: &'a Inputs,
-    /// Tokens that the step before sampled, `[rows]` u32: placeholder ids among the inputs stand for them.
+    /// Tokens that the previous step sampled, `[rows]` u32: placeholder ids among the inputs stand for them.
     pub previous: &'a Tensor,
     /// The step.
     pub step: &'a StepOf<M>,
 }
 
-/// A step of `rows`, of tokens that a row adds and of its context, these included; each samples once. Blocks and state
-/// slots are numbered through. For warm-up, plans, benchmarks and tests: no scheduler is asked.
+/// A step for warm-up, plans, benchmarks and tests, without a scheduler. Each of `rows` is (new tokens, context with
+/// these), and samples once. Blocks and state slots are numbered consecutively.
 pub fn ragged<M: Model>(rows: &[(usize, usize)]) -> StepOf<M> {
     let mut step = Step::ragged(BLOCK_SIZE, rows);
     M::add_state_rows(&mut step, 0);
     step
 }
 
-/// As [`ragged`], of `batch` equal rows that each add `tokens` tokens to `context - tokens` cached ones.
+/// [`ragged`] step of `batch` equal rows that each add `tokens` tokens to `context - tokens` cached ones.
 pub fn uniform<M: Model>(batch: usize, tokens: usize, context: usize) -> StepOf<M> {
     ragged::<M>(&vec![(tokens, context); batch])
 }
 
-/// `step` with rows added that attend to nothing, until there are `rows`: the shape of a CUDA graph.
+/// `step` padded to `rows` rows for a CUDA graph; the added rows attend to nothing.
 pub fn padded<M: Model>(step: &StepOf<M>, rows: usize) -> StepOf<M> {
     let mut padded = step.padded(rows);
     M::add_state_rows(&mut padded, step.rows.len());

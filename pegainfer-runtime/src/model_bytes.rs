@@ -1,4 +1,4 @@
-//! What a model takes of a device's memory: what its own functions allocate on `Device::Meta`.
+//! Memory that a model needs on a device, computed by running its own functions on `Device::Meta`.
 
 use super::bounds::{Bounds, StepSize};
 use super::load_error::LoadError;
@@ -9,11 +9,11 @@ use pegainfer_core::weights::{Loader, Source};
 use pegainfer_kernels::ops;
 use pegainfer_kernels::ops::BLOCK_SIZE;
 
-/// Tokens of the smaller of the two steps whose workspaces tell what a token takes.
+/// Tokens of the smaller of two steps whose workspaces give the memory per token.
 const TOKENS: usize = 1024;
 
 impl ModelBytes {
-    /// What a model with this configuration takes. Nothing is allocated.
+    /// Memory for a model with this configuration. Allocates nothing.
     pub fn of<M: Model>(config: &M::Config) -> Result<Self, LoadError> {
         let mut exec = Exec::meta()?;
         let source = Source::Dummy { seed: 0, std: 0.0, uniform: ops::uniform };
@@ -21,7 +21,7 @@ impl ModelBytes {
         let weights = exec.allocated_bytes();
         let bounds = |tokens: usize, slots: usize| {
             let size = StepSize { tokens, rows: 1, samples: 1, context: 1 };
-            // However many tokens there are, no snapshot cuts them into segments.
+            // No snapshots, so that tokens are never split into segments.
             Bounds { slots, snapshot_interval: usize::MAX, ..Bounds::exact(size, 1) }
         };
         let mut workspace = |tokens: usize| {

@@ -13,18 +13,18 @@ pub struct ModelInfo {
     pub eos_token_ids: Vec<u32>,
     /// Standard deviation of dummy weights.
     pub initializer_range: f32,
-    /// Whether config.json or the user asks for FP8 weights.
+    /// True if config.json or the user asks for FP8 weights.
     pub fp8_weights: bool,
-    /// Whether its own layers draft, see [`Model::draft`](super::Model::draft).
+    /// True if its own layers draft; see [`Model::draft`](super::Model::draft).
     pub drafts: bool,
 }
 
-/// Bytes that a model takes of a GPU, and about those of a CPU.
+/// Bytes that a model takes on a GPU, and approximately on a CPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ModelBytes {
     /// The weights as loaded.
     pub weights: u64,
-    /// The workspace for each token of a step, without what each segment and each row takes.
+    /// Workspace per token of a step, without the parts per segment and per row.
     pub workspace_per_token: u64,
     /// K and V of one token over all layers.
     pub kv_per_token: u64,

@@ -15,7 +15,7 @@ impl ConfigFile {
     /// uses the embedding, as in vLLM.
     pub fn ties_output(&self, embedding: &str) -> Result<bool, ConfigError> {
         let tied = self.flag("tie_word_embeddings")?;
-        // The loader refuses weights that cannot be opened; a plan needs none.
+        // Unreadable weights are refused by the loader; a plan needs none.
         let Some(checkpoint) = self.dir().and_then(|dir| Checkpoint::open(dir).ok()) else { return Ok(tied) };
         match (tied, checkpoint.contains(HEAD)) {
             (true, true) => match checkpoint.equal(HEAD, embedding) {

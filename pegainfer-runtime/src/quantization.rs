@@ -1,27 +1,27 @@
-//! FP8 weights of a dense model: what config.json says about them, and how projections are loaded.
+//! FP8 weights of a dense model: their description in config.json, and loading of projections.
 
 use super::config_file::{ConfigError, ConfigFile, text, unsupported};
-use pegainfer_core::weights::{Loader, Part, WeightsError};
+use pegainfer_core::weights::{Loader, SourceTensor, WeightsError};
 use pegainfer_kernels::cpu::weights::BLOCK;
 use pegainfer_kernels::ops::{self, BlockScales, Matrix};
 use serde_json::{Map, Value, json};
 
-/// What is served, for refusals.
+/// Supported values, for refusals.
 const SERVED: &str =
     "quant_method fp8 with e4m3 weights, blocks of 128 x 128 and dynamic activations, and bf16 weights";
 
 /// A model with FP8 weights: `quantization_config`, or the wish to round bf16 weights when they are loaded.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Quantization {
-    /// Modules whose weights stay bf16: whole names, beginnings or ends of names, cut at dots.
+    /// Modules whose weights stay bf16: whole names, or beginnings or ends of names at a dot.
     kept: Vec<String>,
     /// bf16 weights of the checkpoint are rounded to FP8.
     at_load: bool,
 }
 
 impl ConfigFile {
-    /// The FP8 weights that `quantization_config` or the user asks for; `None` for bf16 weights. `never` are names of modules that
-    /// the family's FP8 checkpoints keep in bf16.
+    /// The FP8 weights requested by `quantization_config` or by the user; `None` for bf16 weights. `never`: modules
+    /// that the family's FP8 checkpoints keep in bf16.
     pub fn quantization(&self, never: &[&str]) -> Result<Option<Quantization>, ConfigError> {
         let mut kept: Vec<String> = never.iter().map(|name| (*name).to_owned()).collect();
         let config = self.get("quantization_config");
@@ -57,17 +57,17 @@ impl ConfigFile {
 }
 
 impl Quantization {
-    /// All projections but those of modules with these names.
+    /// All projections except those of modules with these names.
     pub fn every(never: &[&str]) -> Self {
         Self { kept: never.iter().map(|name| (*name).to_owned()).collect(), at_load: true }
     }
 
-    /// Whether bf16 weights are rounded when they are loaded.
+    /// True if bf16 weights are rounded at load.
     pub fn at_load(&self) -> bool {
         self.at_load
     }
 
-    /// Whether the projection weight `name` (`X.weight`) is FP8 as far as config.json says.
+    /// True if the projection weight `name` (`X.weight`) is FP8 according to config.json.
     fn converts(&self, name: &str) -> bool {
         let module = name.strip_suffix(".weight").unwrap_or(name);
         !self.kept.iter().any(|kept| {
@@ -78,16 +78,16 @@ impl Quantization {
     }
 }
 
-/// Loads projection weights with `cols` columns, stacked along their rows in the given order. FP8 is what the checkpoint has as
-/// FP8, and with dummy weights or rounding at load what [`Quantization`] says.
+/// Loads projection weights with `cols` columns, stacked along their rows in the given order. Weights stored as FP8
+/// stay FP8; with dummy weights or rounding at load, [`Quantization`] decides.
 pub fn load_projection(
     loader: &mut Loader<'_>,
     quantization: Option<&Quantization>,
     title: &str,
-    parts: &[Part],
+    parts: &[SourceTensor],
     cols: usize,
 ) -> Result<Matrix, WeightsError> {
-    let fp8 = |part: &Part| match (loader.is_fp8(&part.name), quantization) {
+    let fp8 = |part: &SourceTensor| match (loader.is_fp8(&part.name), quantization) {
         (Some(true), _) => true,
         (Some(false), Some(quantization)) => quantization.at_load && quantization.converts(&part.name),
         (None, Some(quantization)) => quantization.converts(&part.name),
@@ -98,9 +98,9 @@ pub fn load_projection(
     let mut first = 0;
     while first < parts.len() {
         let mut end = first + 1;
-        // Blocks go on in the next part only if they end with this one.
-        let goes_on = |end: usize| !formats[first] || parts[end - 1].rows.is_multiple_of(BLOCK);
-        while end < parts.len() && formats[end] == formats[first] && goes_on(end) {
+        // Blocks extend into the next part only if they end with this one.
+        let extends = |end: usize| !formats[first] || parts[end - 1].rows.is_multiple_of(BLOCK);
+        while end < parts.len() && formats[end] == formats[first] && extends(end) {
             end += 1;
         }
         let whole = end - first == parts.len();
@@ -157,7 +157,7 @@ mod tests {
         let source = Source::Dummy { seed: 1, std: 0.02, uniform: pegainfer_kernels::ops::uniform };
         let quantization = parse(&official()).unwrap().unwrap();
         let rows = [("a", 128), ("b", 200), ("c", 60), ("in_proj_a", 5), ("lm_head", 7), ("d", 3)];
-        let parts = rows.map(|(name, rows)| Part { name: format!("x.{name}.weight"), rows });
+        let parts = rows.map(|(name, rows)| SourceTensor { name: format!("x.{name}.weight"), rows });
         let mut load = |quantization: Option<&Quantization>| {
             let mut bytes = 0;
             let load = |loader: &mut Loader<'_>| load_projection(loader, quantization, "x", &parts, 150);
@@ -166,11 +166,11 @@ mod tests {
             (matrix, bytes)
         };
         let ((plain, plain_bytes), (mixed, mixed_bytes)) = (load(None), load(Some(&quantization)));
-        // Of the 403 rows, 12 stay bf16. Scales are for blocks of 128 columns, and of 128, 200, 60 and 3 rows.
+        // 12 of the 403 rows stay bf16. Scales are for blocks of 128 columns, and of 128, 200, 60 and 3 rows.
         assert_eq!((plain_bytes, mixed_bytes), (2 * 403 * 150, 391 * 150 + 4 * 2 * (3 + 1 + 1) + 2 * 12 * 150));
         let Matrix::Stacked(matrices) = &mixed else { panic!("{mixed:?}") };
         let shapes: Vec<_> = matrices.iter().map(|part| (part.is_quantized(), part.shape().0)).collect();
-        // Blocks of b go on where those of a end, but c cannot go on inside of b's last block.
+        // Blocks of b continue where those of a end, but c cannot continue inside b's last block.
         assert_eq!(shapes, [(true, 328), (true, 60), (false, 12), (true, 3)]);
         assert_eq!((plain.shape(), mixed.shape()), ((403, 150), (403, 150)));
         for (i, (plain, mixed)) in plain.dequantize().iter().zip(mixed.dequantize()).enumerate() {

@@ -8,10 +8,10 @@ use pegainfer_core::tensor::{DType, OpError};
 use pegainfer_kernels::ops::{REPORT_WORDS, token_logprobs};
 use std::collections::VecDeque;
 
-/// The results of steps, or of passes that draft: finished in the order in which they were started.
+/// Results of steps or draft passes, finished in the order in which they were started.
 #[derive(Debug)]
 pub struct Readbacks {
-    /// Samples of a step at most.
+    /// Maximum number of samples in a step.
     rows: usize,
     /// Oldest first.
     in_flight: VecDeque<Results>,
@@ -23,38 +23,38 @@ pub struct Readbacks {
 #[derive(Debug)]
 struct Results {
     readback: Readback,
-    /// What each sample asked for, see `GenerateRequest::logprobs`.
-    asked: Vec<Option<usize>>,
+    /// Log-probabilities requested by each sample; see `GenerateRequest::logprobs`.
+    requested: Vec<Option<usize>>,
 }
 
 impl Readbacks {
-    /// For steps of at most `rows` samples, with memory for [`STEPS_IN_FLIGHT`].
+    /// Readbacks of steps of up to `rows` samples, with memory for [`STEPS_IN_FLIGHT`] steps.
     pub fn new(exec: &mut Exec, rows: usize) -> std::io::Result<Self> {
         let free = (0..STEPS_IN_FLIGHT).map(|_| Results::new(exec, rows)).collect::<Result<_, _>>()?;
         Ok(Self { free, ..Self::on_demand(rows) })
     }
 
-    /// For passes of at most `rows` samples, with memory for as many as were in flight at once so far.
+    /// Readbacks of passes of up to `rows` samples; memory grows with the number of passes in flight.
     pub fn on_demand(rows: usize) -> Self {
         Self { rows, in_flight: VecDeque::new(), free: Vec::new() }
     }
 
-    /// Starts to copy what `samples` drew, and their log-probabilities if one asked for them. Does not wait.
+    /// Starts copying the tokens of `samples`, and their log-probabilities if requested. Does not wait.
     pub fn start(&mut self, exec: &mut Exec, sampler: &mut Sampler, samples: &[SampleRow]) -> Result<(), OpError> {
         let failed = |error: std::io::Error| OpError { op: "read back", message: error.to_string() };
         let mut results = match self.free.pop() {
             Some(results) => results,
             None => Results::new(exec, self.rows).map_err(failed)?,
         };
-        results.asked.clear();
-        results.asked.extend(samples.iter().map(|row| row.logprobs));
+        results.requested.clear();
+        results.requested.extend(samples.iter().map(|row| row.logprobs));
         let tensors = if results.wants_logprobs() { 2 } else { 1 };
         sampler.drawn(samples.len(), |drawn| results.readback.start(exec, &drawn[..tensors]))?;
         self.in_flight.push_back(results);
         Ok(())
     }
 
-    /// Waits for the oldest in flight. On `Meta` there are no tokens.
+    /// Waits for the oldest results in flight. On `Meta` there are no tokens.
     pub fn finish(&mut self) -> Result<Outcome, OpError> {
         let mut results = self.in_flight.pop_front().expect("a step is in flight");
         let outcome = results.wait()?;
@@ -62,7 +62,7 @@ impl Readbacks {
         Ok(outcome)
     }
 
-    /// Forgets all in flight; nothing may be started before the device is done with them.
+    /// Drops all results in flight; nothing may be started before the device is done with them.
     pub fn abandon(&mut self) {
         self.free.extend(self.in_flight.drain(..));
     }
@@ -73,7 +73,7 @@ impl Results {
     fn new(exec: &mut Exec, rows: usize) -> std::io::Result<Self> {
         let bytes = |words: usize| (words * DType::U32.size()).next_multiple_of(64);
         let readback = Readback::new(exec, bytes(rows) + bytes(rows * REPORT_WORDS))?;
-        Ok(Self { readback, asked: Vec::new() })
+        Ok(Self { readback, requested: Vec::new() })
     }
 
     fn wait(&mut self) -> Result<Outcome, OpError> {
@@ -81,8 +81,8 @@ impl Results {
         let arrived = self.readback.wait()?;
         let tokens = arrived.tensor(0).to_vec();
         let logprobs = if wanted {
-            let rows = arrived.tensor(1).chunks_exact(REPORT_WORDS).zip(&self.asked);
-            rows.map(|(row, asked)| asked.map(|top| token_logprobs(row, top))).collect()
+            let rows = arrived.tensor(1).chunks_exact(REPORT_WORDS).zip(&self.requested);
+            rows.map(|(row, requested)| requested.map(|top| token_logprobs(row, top))).collect()
         } else {
             vec![None; tokens.len()]
         };
@@ -90,6 +90,6 @@ impl Results {
     }
 
     fn wants_logprobs(&self) -> bool {
-        self.asked.iter().any(Option::is_some)
+        self.requested.iter().any(Option::is_some)
     }
 }

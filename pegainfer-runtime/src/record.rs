@@ -20,7 +20,7 @@ pub fn record<M: Model>(
     record_step::<M>(config, &uniform::<M>(batch, tokens, context))
 }
 
-/// The ops of `step`, whose blocks and state slots are numbered through.
+/// The ops of `step`, whose blocks and state slots are numbered consecutively.
 pub fn record_step<M: Model>(config: &M::Config, step: &StepOf<M>) -> Result<Vec<OpRecord>, LoadError> {
     let mut exec = Exec::meta()?;
     let source = Source::Dummy { seed: 0, std: 0.0, uniform: ops::uniform };

@@ -5,12 +5,12 @@ use super::sizes::MAX_CONTEXT;
 use pegainfer_kernels::ops::{RopeSpec, Yarn};
 use serde_json::Value;
 
-/// What is served, for refusals.
+/// Supported values, for refusals.
 const SERVED: &str = "plain RoPE, and rope_type yarn";
 
 impl ConfigFile {
-    /// Rotary frequencies, where the older or the newer files have them: `rope_theta` and `rope_scaling`, or `rope_parameters`.
-    /// What `--rope-scaling` says comes before both.
+    /// Rotary frequencies from `rope_theta` and `rope_scaling` of older files or `rope_parameters` of newer ones.
+    /// `--rope-scaling` overrides both.
     pub fn rope(&self) -> Result<RopeSpec, ConfigError> {
         let scaling = self.rope_scaling()?;
         let theta = self.first_of(["rope_parameters.rope_theta", "rope_theta"])?;
@@ -47,7 +47,7 @@ impl ConfigFile {
         Ok(RopeSpec { theta, yarn: Some(yarn), attention_factor })
     }
 
-    /// Context length of the model: `max_position_embeddings`, or with YaRN what it extends the original context to.
+    /// Context length of the model: `max_position_embeddings`, or the extended length with YaRN.
     pub fn context(&self, rope: &RopeSpec) -> Result<usize, ConfigError> {
         let length = self.size("max_position_embeddings")?;
         let extended = rope.yarn.map_or(0, |yarn| (yarn.original_context * yarn.factor) as usize);
@@ -75,7 +75,7 @@ impl ConfigFile {
         Ok(None)
     }
 
-    /// The first of these fields that is there, a positive number; the last one is required.
+    /// The first of these fields that exists, a positive number; the last one is required.
     fn first_of(&self, fields: [&str; 2]) -> Result<f64, ConfigError> {
         self.positive(if self.get(fields[0]).is_null() { fields[1] } else { fields[0] })
     }
@@ -104,7 +104,7 @@ mod tests {
             let expected: Vec<f64> = case["inv_freq"].as_array().unwrap().iter().map(|f| f.as_f64().unwrap()).collect();
             assert_eq!(frequencies.len(), expected.len());
             for (i, (got, expected)) in frequencies.iter().zip(expected).enumerate() {
-                // Those of transformers are computed in f32.
+                // transformers computes in f32.
                 assert!((got / expected - 1.0).abs() < 3e-6, "pair {i}: {got} is not {expected}");
             }
         }

@@ -1,4 +1,4 @@
-//! The last layer goes on with the sampled rows only.
+//! Gathers the sampled rows in the last layer; the others are dropped.
 
 use super::inputs::Inputs;
 use pegainfer_core::exec::Exec;
@@ -6,21 +6,21 @@ use pegainfer_core::schedule::Step;
 use pegainfer_core::tensor::{OpError, Tensor};
 use pegainfer_kernels::ops;
 
-/// Which tokens of a step are sampled: after the keys and values of the last layer, nothing else is wanted of the others.
+/// Which tokens of a step are sampled; the others need nothing after the keys and values of the last layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SampledRows {
-    /// Every token, in order: there is nothing to gather.
+    /// Every token, in order: no gather.
     All,
     /// No token: the step ends with the state of the last layer.
     None,
-    /// At most the last token of each row: attention runs on gathered queries, see [`Inputs::sampled_attention`].
+    /// At most the last token of each row: attention runs on gathered queries; see [`Inputs::sampled_attention`].
     RowEnds,
-    /// Others too, because prompt logprobs are wanted: the output of attention is gathered.
+    /// Other tokens as well, for prompt logprobs: the output of attention is gathered.
     Some,
 }
 
 impl SampledRows {
-    /// Of `step`, with which `inputs` was filled.
+    /// Sampled rows of `step`, which `inputs` was filled with.
     pub fn of<R: Clone + Default>(step: &Step<R>, inputs: &Inputs) -> Self {
         match (step.samples_every_token(), inputs.samples_end_rows()) {
             (true, _) => Self::All,
@@ -31,8 +31,8 @@ impl SampledRows {
     }
 }
 
-/// Gathers `rows` (`[n]` u32, each below `tokens`) of the first tensor of each pair, `[tokens, width]` bf16. It changes
-/// places with the second, which has the same shape and whose values are lost.
+/// Gathers `rows` (`[n]` u32, each below `tokens`) of the first tensor of each pair, `[tokens, width]` bf16. Swaps it
+/// with the second one, which has the same shape and whose values are lost.
 pub fn gather_rows<const N: usize>(
     exec: &mut Exec,
     rows: &Tensor,

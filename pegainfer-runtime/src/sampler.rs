@@ -8,8 +8,8 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 use pegainfer_kernels::ops::{self, REPORT_WORDS};
 use std::ops::Range;
 
-/// Rows of logits computed at once: more rows take more memory (0.6 MB each for Qwen3's vocabulary), fewer stream the
-/// output matrix more often. A step that is only recorded has the ops of a GPU.
+/// Rows of logits computed at once. More rows take more memory (0.6 MB each for Qwen3's vocabulary); fewer rows stream
+/// the output matrix more often. A step that is only recorded has the ops of a GPU.
 pub(super) fn logits_rows(device: Device) -> usize {
     match device {
         Device::Cpu(_) => 32,
@@ -25,8 +25,8 @@ pub trait LogitsSource {
 
 /// Computes the logits of blocks of positions whose tokens are drawn one after the other.
 pub trait BlockLogits: LogitsSource {
-    /// Adds to the `logits` of one position of each block, `[rows, vocab]` f32, what depends on the token before it. `previous`: what
-    /// the position before drew, `[rows]` u32; `None` at the first position.
+    /// Adds the part that depends on the previous token to the `logits` of one position of each block, `[rows, vocab]`
+    /// f32. `previous`: tokens of the previous position, `[rows]` u32; `None` at the first position.
     fn add_transition(
         &mut self,
         exec: &mut Exec,
@@ -50,19 +50,19 @@ impl LogitsSource for Projection<'_> {
     }
 }
 
-/// The last part of a step, with its activations, allocated once for the largest.
+/// The last part of a step, with its activations, allocated once for the largest step.
 #[derive(Debug)]
 pub struct Sampler {
     /// `[logits_rows, vocab]` f32.
     logits: Tensor,
-    /// What the samples of the last step drew, `[rows]` u32. At its full length between two calls.
+    /// Tokens drawn by the samples of the last step, `[rows]` u32. At full length between two calls.
     pub sampled: Tensor,
-    /// Of the sampled tokens, `[rows, REPORT_WORDS]` u32.
+    /// Log-probabilities of the sampled tokens, `[rows, REPORT_WORDS]` u32.
     logprobs: Tensor,
 }
 
 impl Sampler {
-    /// For steps of at most `rows` samples.
+    /// A sampler for steps of up to `rows` samples.
     pub fn new(exec: &mut Exec, vocab: usize, rows: usize) -> std::io::Result<Self> {
         let chunk = logits_rows(exec.device()).min(rows);
         Ok(Self {
@@ -72,12 +72,12 @@ impl Sampler {
         })
     }
 
-    /// Most samples whose logits are computed at once.
+    /// Maximum number of samples whose logits are computed at once.
     pub fn max_rows(&self) -> usize {
         self.logits.max_rows()
     }
 
-    /// Logits of the last samples that were computed at once, as logits processors left them: `[n, vocab]` f32.
+    /// Logits of the last samples computed at once, after logits processors: `[n, vocab]` f32.
     pub fn logits(&self) -> &Tensor {
         &self.logits
     }
@@ -93,8 +93,8 @@ impl Sampler {
         source.logits(exec, 0..rows, &mut self.logits)
     }
 
-    /// Tokens and log-probabilities of the `samples` of a step, for which `inputs` was filled and
-    /// [`project`](Self::project) has run with the same `source`. The results stay on the device.
+    /// Draws the `samples` of a step and computes log-probabilities. `inputs` was filled for the step, and
+    /// [`project`](Self::project) has run with the same `source`. Results stay on the device.
     pub fn sample(
         &mut self,
         exec: &mut Exec,
@@ -112,9 +112,9 @@ impl Sampler {
         drawn
     }
 
-    /// Draws the tokens of blocks of `positions` positions in `rows` rows, with logits from `source`, whose samples are in the order of
-    /// the positions, and of each position in the order of the rows; there are at most [`max_rows`](Self::max_rows). `inputs` was filled
-    /// for them. The results stay on the device, and so do all logits.
+    /// Draws the tokens of blocks of `positions` positions in `rows` rows, with logits from `source`. Samples are
+    /// ordered by position, then by row; there are at most [`max_rows`](Self::max_rows). `inputs` was filled for them.
+    /// Results and all logits stay on the device.
     pub fn run_blocks(
         &mut self,
         exec: &mut Exec,
@@ -175,8 +175,8 @@ impl Sampler {
         Ok(())
     }
 
-    /// Lends what the first `samples` samples drew, `[samples]` u32, and their log-probabilities,
-    /// `[samples, REPORT_WORDS]` u32.
+    /// Lends the tokens of the first `samples` samples, `[samples]` u32, and their log-probabilities, `[samples,
+    /// REPORT_WORDS]` u32.
     pub(super) fn drawn<R>(&mut self, samples: usize, read: impl FnOnce([&Tensor; 2]) -> R) -> R {
         for tensor in [&mut self.sampled, &mut self.logprobs] {
             tensor.set_rows(samples);

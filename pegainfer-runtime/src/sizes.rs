@@ -5,7 +5,7 @@ pub const MAX_CONTEXT: usize = 1 << 26;
 
 /// Largest value of a size. Sizes are lengths of tensors and lists, and the bytes of all weights must fit 64 bits. A
 /// file with a larger size is refused before anything is allocated.
-pub fn most(field: &str) -> usize {
+pub fn max_value(field: &str) -> usize {
     match field {
         "num_hidden_layers" => 1 << 12,
         "num_attention_heads" | "num_key_value_heads" | "linear_num_key_heads" | "linear_num_value_heads" => 1 << 14,

@@ -1,31 +1,33 @@
-//! A forced acceptance length: how fast speculative decoding is with drafts of a given quality, whatever the weights.
+//! A forced acceptance length: measures speculative decoding with drafts of a given quality and any weights.
 
 use pegainfer_core::schedule::Step;
 use pegainfer_core::schedule::speculation::Speculation;
 
-/// Replaces what the model chose behind drafts, so that a given number of tokens counts on average. The text is meaningless.
+/// Replaces tokens sampled after drafts so that a given number is accepted on average. The text is meaningless.
 #[derive(Debug)]
 pub struct SyntheticAcceptance {
-    /// Tokens of a row that verifies drafts which count, on average.
+    /// Average number of accepted tokens in a row that verifies drafts.
     length: f64,
     /// Accepted drafts that are due, less than one between rows that have enough drafts.
     due: f64,
 }
 
 impl SyntheticAcceptance {
-    /// The forced acceptance that the user asks for, with a warning in the log; `None` if there is none.
+    /// The forced acceptance requested by the user, with a warning in the log; `None` if not requested.
     pub fn of(speculation: Option<&Speculation>) -> Option<Self> {
         let length = speculation?.synthetic_acceptance_length?;
-        log::warn!("synthetic_acceptance_length is {length}: drafts are accepted unread, so all text is meaningless");
+        log::warn!(
+            "synthetic_acceptance_length is {length}: drafts are accepted without verification, so all text is meaningless"
+        );
         Some(Self::new(length))
     }
 
-    /// So many tokens count on average, at least 1.
+    /// Forces `length` accepted tokens on average, at least 1.
     fn new(length: f64) -> Self {
         Self { length, due: 0.0 }
     }
 
-    /// Changes what the samples of `step` drew.
+    /// Changes the tokens drawn by the samples of `step`.
     pub fn apply<R>(&mut self, step: &Step<R>, drawn: &mut [u32]) {
         for (row, ends) in step.rows.iter().zip(step.qo_indptr.windows(2)).filter(|(row, _)| row.drafts > 0) {
             self.due += self.length - 1.0;
@@ -33,10 +35,10 @@ impl SyntheticAcceptance {
             self.due = (self.due - accepted as f64).min(1.0);
             let first = ends[1] as usize - row.drafts;
             for (sample, token) in step.samples.iter().zip(drawn.iter_mut()) {
-                let behind = sample.token as usize + 1;
-                if (first..ends[1] as usize).contains(&behind) {
-                    let draft = step.tokens[behind];
-                    match behind - first < accepted {
+                let next = sample.token as usize + 1;
+                if (first..ends[1] as usize).contains(&next) {
+                    let draft = step.tokens[next];
+                    match next - first < accepted {
                         true => *token = draft,
                         false if *token == draft => *token = u32::from(draft == 0),
                         false => {}
@@ -54,7 +56,7 @@ mod tests {
 
     #[test]
     fn the_mean_of_what_counts_is_what_was_asked_for() {
-        // A row of two tokens and three drafts beside one without any.
+        // A row of two tokens and three drafts, next to one without drafts.
         let mut step = Step::<()>::ragged(16, &[(1, 9), (5, 20)]);
         step.tokens = vec![9, 20, 21, 22, 0, 24];
         step.rows[1].drafts = 3;

@@ -1,8 +1,9 @@
-//! Copies between the host and the device, in the order of launches.
+//! Copies between host and device, in launch order.
 //!
-//! They are asynchronous copies on the stream of the kernels. A kernel that is launched behind one with programmatic
-//! dependent launch starts when the copy is complete, because only a kernel can release its successor early; so what a
-//! step's first kernel reads before it waits for its predecessor has arrived, and what the later ones read, too.
+//! The copies are asynchronous, on the stream of the kernels. A kernel launched after a copy with programmatic
+//! dependent launch starts when the copy is complete, because only kernels can release their successor early. Whatever
+//! a step's first kernel reads before it waits for its predecessor has therefore arrived, and so have the inputs of
+//! later kernels.
 
 use super::readback_buffer::ReadbackBuffer;
 use super::staging::STAGING_BYTES;
@@ -25,7 +26,7 @@ struct Rows {
 }
 
 impl Rows {
-    /// As the driver wants them. Addresses of the host and of devices have one space.
+    /// Descriptor for the driver. Host and device addresses share one address space.
     fn descriptor(&self) -> sys::CUDA_MEMCPY2D {
         let Self { count, width, from, to } = *self;
         sys::CUDA_MEMCPY2D_st {
@@ -50,10 +51,10 @@ impl Rows {
 }
 
 impl Cuda {
-    /// Copies `elements` elements to `address` in chunks: `fill(first, chunk)` writes the chunk that begins at element
-    /// `first` to pinned memory while the chunk before it travels. Chunks begin at multiples of 65,536 elements.
+    /// Copies `elements` elements to `address` in chunks. `fill(first, chunk)` writes the chunk from element `first` on
+    /// to pinned memory while the previous chunk is copied. Chunks start at multiples of 65,536 elements.
     ///
-    /// `address` must be the start of that much space in a live [`DeviceBuffer`](super::DeviceBuffer).
+    /// `address` must be the start of a live [`DeviceBuffer`](super::DeviceBuffer) with enough memory.
     pub(crate) fn upload<T: Element>(
         &mut self,
         address: u64,
@@ -66,8 +67,8 @@ impl Cuda {
             let pinned = self.staging.take(&self.streams.main.stream, bytes).map_err(error(UPLOAD))?;
             fill(first, bytemuck::cast_slice_mut(pinned));
             let to = address + (first * size_of::<T>()) as u64;
-            // SAFETY: the destination has that much space (see above); the pinned bytes stay untouched until the copy is
-            // done, because `Staging` waits before it hands them out again.
+            // SAFETY: the destination has that much space (see above); the pinned bytes stay untouched until the copy
+            // is done, because `Staging` waits before it hands them out again.
             unsafe { result::memcpy_htod_async(to, pinned, self.streams.main.stream.cu_stream()) }
                 .map_err(error(UPLOAD))?;
         }
@@ -75,8 +76,8 @@ impl Cuda {
         Ok(())
     }
 
-    /// Copies `width` elements to the front of each of `rows` rows, `stride` elements apart. `fill(row, elements)` gives
-    /// those of a row, in memory that holds whatever an earlier copy left there.
+    /// Copies `width` elements to the start of each of `rows` rows, `stride` elements apart. `fill(row, elements)`
+    /// writes a row's elements into memory with undefined contents.
     ///
     /// `address` must be the start of `rows * stride` elements in a live [`DeviceBuffer`](super::DeviceBuffer).
     pub(crate) fn upload_columns<T: Element>(
@@ -98,7 +99,7 @@ impl Cuda {
             let from = (pinned.as_ptr() as u64, width_bytes);
             let to = (address + (first * stride_bytes) as u64, stride_bytes);
             let rows = Rows { count, width: width_bytes, from, to };
-            // SAFETY: as in `upload`; there are `count` rows of `width` elements on both sides.
+            // SAFETY: see `upload`; there are `count` rows of `width` elements on both sides.
             let status = unsafe { sys::cuMemcpy2DAsync_v2(&rows.descriptor(), self.streams.main.stream.cu_stream()) };
             status.result().map_err(error(UPLOAD))?;
         }
@@ -112,8 +113,8 @@ impl Cuda {
         ReadbackBuffer::new(&self.context, bytes).map_err(error("cuda: pinned memory"))
     }
 
-    /// Copies device memory behind everything that was launched, without waiting: `(address, place)` gives where to
-    /// copy from and the range of bytes of `buffer` to copy to.
+    /// Copies device memory after everything launched so far, without waiting. Each `(address, place)` is a source and
+    /// the range of bytes of `buffer` to copy to.
     ///
     /// Each address must be the start of that many bytes in a live [`DeviceBuffer`](super::DeviceBuffer).
     pub(crate) fn read_back(
@@ -123,8 +124,8 @@ impl Cuda {
     ) -> Result<(), OpError> {
         for (address, place) in copies.filter(|(_, place)| !place.is_empty()) {
             let to = &mut buffer.bytes_mut()[place];
-            // SAFETY: the address has that many bytes (see above); nothing reads or frees the bytes of a readback buffer before it
-            // has waited.
+            // SAFETY: the address has that many bytes (see above); nothing reads or frees the bytes of a readback
+            // buffer before it has waited.
             unsafe { result::memcpy_dtoh_async(to, address, self.streams.main.stream.cu_stream()) }
                 .map_err(error(READ_BACK))?;
         }
@@ -132,9 +133,9 @@ impl Cuda {
         buffer.record(&self.streams.main.stream).map_err(error(READ_BACK))
     }
 
-    /// Copies from the device and waits for it, and so for all earlier work.
+    /// Copies from the device and waits for the copy and all earlier work.
     pub(crate) fn download<T: Element>(&self, address: u64, out: &mut [T]) -> Result<(), DriverError> {
-        // SAFETY: the caller gives an address with that much space; the wait below ends before `out` can move.
+        // SAFETY: the caller guarantees an address with enough memory; the wait below ends before `out` can move.
         unsafe { result::memcpy_dtoh_async(out, address, self.streams.main.stream.cu_stream())? };
         self.streams.main.stream.synchronize()
     }

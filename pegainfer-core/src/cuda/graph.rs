@@ -6,8 +6,8 @@ use cudarc::driver::{CudaContext, result, sys};
 use std::fmt;
 use std::sync::Arc;
 
-/// What a captured sequence of launches became. It holds the addresses and arguments of the capture: a replay reads and
-/// writes the same tensors, with whatever they contain by then.
+/// A captured sequence of launches, with the addresses and arguments of the capture: a replay reads and writes the same
+/// tensors with their current contents.
 pub struct Graph {
     context: Arc<CudaContext>,
     exec: sys::CUgraphExec,
@@ -17,7 +17,7 @@ pub struct Graph {
 unsafe impl Send for Graph {}
 
 impl Cuda {
-    /// From here on launches are recorded and not run, until [`end_capture`](Self::end_capture).
+    /// Records launches instead of running them until [`end_capture`](Self::end_capture).
     pub(crate) fn begin_capture(&mut self) -> Result<(), OpError> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is alive and not capturing: `end_capture` follows every `begin_capture`.
@@ -25,7 +25,7 @@ impl Cuda {
             .map_err(error("graph: capture"))
     }
 
-    /// Makes a graph of what was launched since [`begin_capture`](Self::begin_capture); always ends the capture.
+    /// Builds a graph of the launches since [`begin_capture`](Self::begin_capture); always ends the capture.
     pub(crate) fn end_capture(&mut self) -> Result<Graph, OpError> {
         // SAFETY: the stream is alive and capturing.
         let graph = unsafe { result::stream::end_capture(self.streams.main.stream.cu_stream()) }
@@ -39,7 +39,7 @@ impl Cuda {
         Ok(Graph { context: self.context.clone(), exec })
     }
 
-    /// Runs a graph behind what was launched before.
+    /// Runs a graph after all earlier launches.
     pub(crate) fn replay(&mut self, graph: &Graph) -> Result<(), OpError> {
         self.completes_pending();
         // SAFETY: graph and stream are alive.

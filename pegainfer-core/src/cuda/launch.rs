@@ -23,7 +23,7 @@ pub(super) struct Modules {
     functions: HashMap<(&'static str, &'static str), sys::CUfunction>,
     /// Maximum shared memory of a block with opt-in, in bytes.
     shared: i32,
-    /// Whether clusters and programmatic dependent launch (PDL) are supported (compute capability 9.0 or later).
+    /// True if clusters and programmatic dependent launch (PDL) are supported (compute capability 9.0 or later).
     pdl: bool,
 }
 
@@ -59,11 +59,11 @@ impl Modules {
         Ok(module)
     }
 
-    /// Loads all kernels of an image, which the driver does lazily otherwise.
+    /// Loads all kernels of an image; by default the driver loads them lazily.
     pub fn preload(&mut self, image: &Image) -> Result<(), DriverError> {
         let module = self.module(image)?;
         let mut count = 0;
-        // SAFETY: the module is loaded; the driver writes one int, and at most `count` handles to a list of so many.
+        // SAFETY: the module is loaded; the driver writes one int, and at most `count` handles to a list of that size.
         unsafe {
             sys::cuModuleGetFunctionCount(&mut count, module).result()?;
             let mut functions = vec![std::ptr::null_mut(); count as usize];
@@ -100,14 +100,14 @@ const MAX_ARGUMENTS: usize = 48;
 /// Maximum number of a kernel's tensor maps.
 const MAX_MAPS: usize = 4;
 
-/// A launch under construction: arguments in the order of the kernel's parameters, then [`run`](Self::run). A kernel whose
-/// only parameter is a struct of eight-byte members gets the arguments as its members.
+/// A launch under construction: arguments in the order of the kernel's parameters, then [`run`](Self::run). If the
+/// kernel's only parameter is a struct of eight-byte members, the arguments are its members.
 pub struct Launch {
     op: &'static str,
     kernel: &'static str,
     function: sys::CUfunction,
     stream: sys::CUstream,
-    /// Each argument in eight bytes of its own: the driver reads as many bytes as the parameter has (little-endian).
+    /// Arguments in eight bytes each; the driver reads the parameter's size from each (little-endian).
     arguments: [u64; MAX_ARGUMENTS],
     count: usize,
     /// Tensor maps, each with the number of `arguments` that precede it.
@@ -116,9 +116,9 @@ pub struct Launch {
     cluster: u32,
     start: Start,
     cooperative: bool,
-    /// Whether the GPU overlaps kernels.
+    /// True if the GPU overlaps kernels.
     pdl: bool,
-    /// Where the next two are checked; they are empty without.
+    /// Check of the next two fields, which are empty without it.
     check: OverlapCheck,
     /// Read before the kernel waits for its predecessors.
     early: Vec<Span>,
@@ -203,31 +203,31 @@ impl Launch {
         self
     }
 
-    /// Sets the cluster size along x: blocks of a cluster run concurrently and access each other's shared memory. At most 16;
-    /// needs compute capability 9.0.
+    /// Sets the cluster size along x: blocks of a cluster run concurrently and access each other's shared memory. At
+    /// most 16; needs compute capability 9.0.
     pub fn cluster(mut self, blocks: usize) -> Self {
         self.cluster = blocks as u32;
         self
     }
 
     /// Lets the kernel's blocks start while the kernels before it still run (programmatic dependent launch). The kernel
-    /// must call `wait_for_predecessor` before it touches what another kernel of the step writes or reads; what it reads
-    /// before that is declared with [`early`](Self::early). No effect below compute capability 9.0, nor for the kernel
-    /// that follows a copy.
+    /// must call `wait_for_predecessor` before it touches memory that another kernel of the step writes or reads.
+    /// Declare earlier reads with [`early`](Self::early). No effect below compute capability 9.0 and for the kernel
+    /// after a copy.
     pub fn overlapped(mut self) -> Self {
         self.start = if self.pdl { Start::Overlapped } else { Start::Serialised };
         self
     }
 
-    /// As [`overlapped`](Self::overlapped), for a kernel that calls `release_successor` only after its own wait: once the
-    /// next kernel starts, all kernels before this one have ended.
+    /// Variant of [`overlapped`](Self::overlapped) for a kernel that calls `release_successor` only after its own wait:
+    /// once the next kernel starts, all kernels before this one have ended.
     pub fn overlapped_late_release(mut self) -> Self {
         self.start = if self.pdl { Start::OverlappedLateRelease } else { Start::Serialised };
         self
     }
 
-    /// Declares that the kernel reads `tensor` before it waits for its predecessors. Debug builds panic if one of them
-    /// writes it.
+    /// Declares that the kernel reads `tensor` before it waits for its predecessors. Debug builds panic if a
+    /// predecessor writes it.
     pub fn early(mut self, tensor: &Tensor) -> Self {
         if self.check.is_on() {
             self.early.push(Span::of(tensor));
@@ -235,7 +235,7 @@ impl Launch {
         self
     }
 
-    /// Declares that the kernel writes `tensor`, where that is no pointer parameter.
+    /// Declares that the kernel writes `tensor`, if it is not a pointer parameter.
     pub fn writes(mut self, tensor: &Tensor) -> Self {
         if self.check.is_on() {
             self.writes.push(Span::of(tensor));
@@ -243,7 +243,8 @@ impl Launch {
         self
     }
 
-    /// Launches cooperatively: all blocks run concurrently, or the launch fails. Required for blocks that wait for each other.
+    /// Launches cooperatively: all blocks run concurrently, or the launch fails. Required for blocks that wait for each
+    /// other.
     pub fn cooperative(mut self) -> Self {
         self.cooperative = true;
         self
@@ -272,7 +273,7 @@ impl Launch {
             attrs: attributes.as_mut_ptr(),
             numAttrs: count,
         };
-        // SAFETY: function and stream are alive, the attributes outlive the call; the rest is the caller's promise.
+        // SAFETY: function and stream are alive, and the attributes outlive the call; the caller guarantees the rest.
         let status =
             unsafe { sys::cuLaunchKernelEx(&config, self.function, parameters.as_mut_ptr(), std::ptr::null_mut()) };
         status.result().map_err(|e| OpError {

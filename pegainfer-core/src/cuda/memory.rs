@@ -15,7 +15,7 @@ impl DeviceBuffer {
     /// Allocates and clears memory. Allocation waits for the device, so it must not be used in the step loop.
     pub fn zeroed(context: &Arc<CudaContext>, stream: &CudaStream, bytes: usize) -> Result<Self, DriverError> {
         let bytes = bytes.max(1);
-        // SAFETY: the memory is cleared before anything can read it: the stream is the only one that uses it.
+        // SAFETY: the memory is cleared before it is read: only this stream uses it.
         let address = unsafe { result::malloc_sync(bytes)? };
         let buffer = Self { context: context.clone(), address, bytes };
         // SAFETY: `bytes` bytes were just allocated at `address`.
@@ -45,7 +45,7 @@ impl fmt::Debug for DeviceBuffer {
     }
 }
 
-/// Page-locked host memory, which the device can copy from without the CPU.
+/// Page-locked host memory, from which the device can copy without the CPU.
 pub(super) struct PinnedBuffer {
     context: Arc<CudaContext>,
     start: *mut u8,

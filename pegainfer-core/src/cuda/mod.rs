@@ -1,8 +1,8 @@
-//! One NVIDIA GPU: context, stream, staging, and the launch of kernels that were compiled at build time.
+//! One NVIDIA GPU: context, stream, staging, and launches of kernels that were compiled at build time.
 //!
-//! The driver is opened at run time (`libcuda.so.1`): a binary with this module starts without a driver, and serves on the
-//! CPU there. Ops of one [`Cuda`] run in order on one stream, but for those that are put beside it (`streams`). An error in a kernel is
-//! reported by the next [`Cuda::synchronize`] or read and is permanent: the context is lost.
+//! The driver (`libcuda.so.1`) is opened at run time, so a binary with this module also starts without a driver and
+//! then serves on the CPU. Ops of one [`Cuda`] run in order on one stream, except those on side streams (`streams`). An
+//! error in a kernel is reported by the next [`Cuda::synchronize`] or read. It is permanent: the context is lost.
 
 mod copies;
 mod graph;
@@ -77,8 +77,8 @@ pub struct Cuda {
     capability: (i32, i32),
 }
 
-/// Limits the driver to one hardware queue instead of eight, before it is opened: each takes 7 MB of host memory, and steps are as fast with one,
-/// those with side streams, too. A value set by the user is kept.
+/// Limits the driver to one hardware queue instead of eight, before it is opened. Each queue takes 7 MB of host memory,
+/// and one is as fast, even for steps with side streams. A value set by the user is kept.
 ///
 /// # Safety
 /// No other thread may run: the environment variable is global to the process.
@@ -90,9 +90,9 @@ pub unsafe fn use_one_queue() {
     }
 }
 
-/// Number of GPUs of this machine, or a sentence why there is none.
+/// Number of GPUs of this machine, or a sentence that explains why there are none.
 pub fn device_count() -> Result<usize, String> {
-    // SAFETY: this only tries to open the library, whose constructors are the driver's.
+    // SAFETY: only tries to open the library, whose constructors belong to the driver.
     if !unsafe { is_culib_present() } {
         return Err("there is no NVIDIA driver (libcuda.so.1 cannot be opened)".to_owned());
     }
@@ -112,8 +112,8 @@ impl Cuda {
             return Err(fail(format!("there is no GPU {ordinal}: this machine has {count}")));
         }
         let context = CudaContext::new(ordinal).map_err(error("cuda: context"))?;
-        // Event tracking is for cudarc's own buffers, which are not used here. With it, the first stream waits for the whole
-        // GPU, which fails while another engine of this process captures a graph.
+        // Disables cudarc's event tracking, which serves its own buffers; none are used here. With tracking, the first
+        // stream waits for the whole GPU, which fails while another engine of this process captures a graph.
         // SAFETY: nothing relies on the events.
         unsafe { context.disable_event_tracking() };
         let streams = Streams::new(&context)?;
@@ -127,7 +127,7 @@ impl Cuda {
         Ok(Self { context, streams, staging, modules, multiprocessors, shared, capability })
     }
 
-    /// Makes the GPU current for the calling thread; every entry point of an executor begins with it.
+    /// Makes the GPU current for the calling thread; every entry point of an executor starts with it.
     pub fn bind(&self) -> Result<(), OpError> {
         self.context.bind_to_thread().map_err(error("cuda: bind"))
     }
@@ -157,12 +157,12 @@ impl Cuda {
         })
     }
 
-    /// Number of streaming multiprocessors, which a launch should fill.
+    /// Number of streaming multiprocessors.
     pub fn multiprocessors(&self) -> usize {
         self.multiprocessors
     }
 
-    /// Compute capability, major and minor, which decides which kernels can run.
+    /// Compute capability, major and minor.
     pub fn capability(&self) -> (i32, i32) {
         self.capability
     }
@@ -172,7 +172,7 @@ impl Cuda {
         &self.streams.current().stream
     }
 
-    /// All streams, to choose the one that ops go to.
+    /// All streams.
     pub(crate) fn streams(&mut self) -> &mut Streams {
         &mut self.streams
     }
@@ -182,10 +182,10 @@ impl Cuda {
         self.streams.main.stream.synchronize().map_err(error(op))
     }
 
-    /// Makes every element of `tensor` 0, behind what was launched before.
+    /// Sets every element of `tensor` to 0, after all earlier launches.
     pub(crate) fn clear(&mut self, tensor: &mut Tensor) -> Result<(), OpError> {
         self.completes_pending();
-        // SAFETY: the tensor's memory is exclusively borrowed and alive, and the stream is the only one that uses it.
+        // SAFETY: the tensor's memory is exclusively borrowed and alive, and no other stream uses it.
         let cleared = unsafe {
             cudarc::driver::result::memset_d8_async(
                 tensor.device(),
@@ -203,13 +203,13 @@ impl Cuda {
         DeviceBuffer::zeroed(&self.context, &self.streams.main.stream, bytes).map_err(error("cuda: allocate"))
     }
 
-    /// Address of the workspace, [`WORKSPACE_BYTES`] long, with undefined contents. Each stream has one, and its ops run in order, so each
-    /// op has it exclusively.
+    /// Address of the workspace, [`WORKSPACE_BYTES`] long, with undefined contents. Each stream has one, and its ops
+    /// run in order, so each op has it exclusively.
     pub fn workspace(&self) -> u64 {
         self.streams.current().workspace.address()
     }
 
-    /// Address of the [`COUNTERS`] counters, of which each stream has its own.
+    /// Address of the [`COUNTERS`] counters of the current stream.
     pub fn counters(&self) -> u64 {
         self.streams.current().counters.address()
     }
@@ -222,8 +222,8 @@ impl Cuda {
         Ok(Launch::new(op, kernel, function, lane.stream.cu_stream(), pdl, lane.overlap.clone()))
     }
 
-    /// Loads all kernels of `images` now. A first use loads them otherwise, and the driver may then wait for the kernels that run,
-    /// while holding locks that other threads need: where kernels of several GPUs wait for each other, that is forever.
+    /// Loads all kernels of `images` now. Loading them on first use may make the driver wait for running kernels while
+    /// it holds locks that other threads need. If kernels of several GPUs wait for each other, that is a deadlock.
     pub fn preload(&mut self, images: &[&'static Image]) -> Result<(), OpError> {
         self.bind()?;
         images
@@ -236,8 +236,7 @@ impl Cuda {
         self.context.ordinal()
     }
 
-    /// Declares that a library's kernel, which starts when all before it have ended, was put into the stream and writes
-    /// `tensor`.
+    /// Declares a launch of a library's kernel, which starts after all earlier kernels have ended and writes `tensor`.
     pub fn library_kernel(&mut self, op: &'static str, tensor: &Tensor) {
         let lane = self.streams.current_mut();
         lane.waits = false;
@@ -246,7 +245,7 @@ impl Cuda {
         }
     }
 
-    /// A copy or a graph was put into the stream: it starts when all kernels have ended, and the next kernel behind it.
+    /// Declares a copy or a graph: it starts when all kernels have ended, and the next kernel starts after it.
     fn completes_pending(&self) {
         if let Some(mut pending) = self.streams.current().overlap.pending() {
             pending.complete();
@@ -256,10 +255,10 @@ impl Cuda {
 
 impl Drop for Cuda {
     fn drop(&mut self) {
-        // Buffers and modules are freed with their fields; nothing that uses them may run.
+        // Buffers and modules are freed with their fields, so no work may still use them.
         for lane in self.streams.all() {
             if let Err(error) = lane.stream.synchronize() {
-                log::debug!("the GPU was left with an error: {}", describe(error));
+                log::debug!("the GPU ended with an error: {}", describe(error));
             }
         }
     }

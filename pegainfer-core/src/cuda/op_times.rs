@@ -1,4 +1,4 @@
-//! When ops begin on a GPU, and ops that take longer than they have to.
+//! Start times of ops on a GPU, and injected delays.
 
 use super::{Cuda, error};
 use crate::tensor::OpError;
@@ -9,22 +9,22 @@ use std::ptr::from_ref;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// The moment at which everything that was launched before has ended.
+/// The time at which all earlier launches have ended.
 pub(crate) struct DeviceMoment(Result<CudaEvent, DriverError>);
 
 impl Cuda {
-    /// The moment that follows what was launched so far. A kernel that is launched behind it does not overlap those before.
+    /// Marks the time after all launches so far. A kernel launched after it does not overlap earlier ones.
     pub(crate) fn moment(&self) -> DeviceMoment {
         self.completes_pending();
         let event = self.context.new_event(Some(CUevent_flags::CU_EVENT_DEFAULT));
         DeviceMoment(event.and_then(|event| event.record(&self.streams.main.stream).map(|()| event)))
     }
 
-    /// Enqueues a sleep: when the stream comes to it, it waits for the microseconds that `time` has then, also in a graph. An error is
-    /// only logged.
+    /// Enqueues a sleep: when the stream reaches it, it waits for the microseconds that `time` holds then, also in a
+    /// graph. Errors are only logged.
     pub(crate) fn sleep(&self, time: &'static AtomicU64) {
         unsafe extern "C" fn sleep(time: *mut c_void) {
-            // SAFETY: it is the pointer below, to a static that nobody writes but atomically.
+            // SAFETY: `time` is the pointer passed below, to a static that is only written atomically.
             let time = unsafe { &*time.cast::<AtomicU64>() };
             std::thread::sleep(Duration::from_micros(time.load(Ordering::Relaxed)));
         }
@@ -39,7 +39,7 @@ impl Cuda {
 }
 
 impl DeviceMoment {
-    /// The time from `earlier` to this moment; waits until it is there.
+    /// The time from `earlier` to this moment; waits until this moment is reached.
     pub fn since(&self, earlier: &Self) -> Result<Duration, OpError> {
         let fail = error("time of an op");
         let (earlier, end) = (earlier.0.as_ref().map_err(|e| fail(*e))?, self.0.as_ref().map_err(|e| fail(*e))?);

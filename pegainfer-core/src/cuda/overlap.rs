@@ -1,10 +1,10 @@
-//! Check of programmatic dependent launch: what a kernel may read before its predecessors have ended.
+//! Check of programmatic dependent launch: which operands a kernel may read before its predecessors have ended.
 //!
-//! An overlapped kernel may start while the kernels before it still run. Before it waits for them it reads only operands
-//! that none of them writes; each launch declares those operands with [`Launch::early`](super::Launch::early). This module
-//! keeps what the kernels that may still run write, and compares. The check is on in debug builds, and in release builds
-//! where the environment variable `PEGAINFER_CHECK_OVERLAP` is 1; a step that replays a CUDA graph is checked when it is
-//! captured.
+//! An overlapped kernel may start while the kernels before it still run. Before it waits for them, it reads only
+//! operands that none of them writes; each launch declares these with [`Launch::early`](super::Launch::early). This
+//! module tracks the writes of kernels that may still run and compares. The check is on in debug builds, and in release
+//! builds if the environment variable `PEGAINFER_CHECK_OVERLAP` is 1. A step that replays a CUDA graph is checked at
+//! capture.
 
 use crate::tensor::Tensor;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,7 +15,7 @@ pub(super) struct Span {
     name: String,
     /// First byte.
     start: u64,
-    /// Behind the last byte.
+    /// Address after the last byte.
     end: u64,
 }
 
@@ -30,14 +30,14 @@ impl Span {
     }
 }
 
-/// How a kernel starts, and when it lets the next one start.
+/// When a kernel starts, and when it releases the next one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Start {
-    /// When all kernels before it have ended.
+    /// After all kernels before it have ended.
     Serialised,
-    /// As soon as the kernels before it allow.
+    /// Starts as soon as the kernels before it allow.
     Overlapped,
-    /// As `Overlapped`, and it lets the next kernel start only once the kernels before it have ended.
+    /// Like `Overlapped`, but releases the next kernel only after the kernels before it have ended.
     OverlappedLateRelease,
 }
 
@@ -46,8 +46,8 @@ pub(super) enum Start {
 pub(super) struct PendingWrites(Vec<(&'static str, Span)>);
 
 impl PendingWrites {
-    /// A kernel is launched that reads `early` before it waits, and writes `writes`. Panics if one of the former is
-    /// pending.
+    /// Declares a kernel that reads `early` before it waits and writes `writes`. Panics if a write to one of the former
+    /// is pending.
     pub fn launch(&mut self, kernel: &'static str, start: Start, early: &[Span], writes: Vec<Span>) {
         if start == Start::Serialised {
             self.0.clear();
@@ -68,19 +68,19 @@ impl PendingWrites {
         self.0.extend(writes.into_iter().map(|write| (kernel, write)));
     }
 
-    /// Something is enqueued that starts when all kernels have ended, and that a kernel behind it waits for: a copy, a
-    /// graph, a kernel of a library.
+    /// Declares work that starts after all kernels have ended and that later kernels wait for: a copy, a graph, or a
+    /// library's kernel.
     pub fn complete(&mut self) {
         self.0.clear();
     }
 }
 
-/// The pending writes of a GPU's stream, where they are checked.
+/// Pending writes of a GPU's stream, if the check is on.
 #[derive(Debug, Clone, Default)]
 pub(super) struct OverlapCheck(Option<Arc<Mutex<PendingWrites>>>);
 
 impl OverlapCheck {
-    /// On in debug builds and where `PEGAINFER_CHECK_OVERLAP` is 1.
+    /// On in debug builds and if `PEGAINFER_CHECK_OVERLAP` is 1.
     pub fn new() -> Self {
         let asked = std::env::var("PEGAINFER_CHECK_OVERLAP").is_ok_and(|value| value == "1");
         Self((cfg!(debug_assertions) || asked).then(Arc::default))
@@ -92,7 +92,7 @@ impl OverlapCheck {
 
     /// The pending writes, if they are checked.
     pub fn pending(&self) -> Option<MutexGuard<'_, PendingWrites>> {
-        // A panic of the check leaves a list of plain data behind.
+        // A panic of the check leaves plain data.
         Some(self.0.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
@@ -110,7 +110,7 @@ mod tests {
         let mut pending = PendingWrites::default();
         pending.launch("norm", Start::Serialised, &[], vec![span("normed", 0, 64)]);
         pending.launch("gemm", Start::Overlapped, &[span("weight", 1000, 64)], vec![span("qkv", 64, 64)]);
-        pending.launch("rope", Start::Overlapped, &[span("behind", 128, 64)], vec![]);
+        pending.launch("rope", Start::Overlapped, &[span("after", 128, 64)], vec![]);
         for read in [span("normed", 0, 64), span("part", 100, 4)] {
             let early = std::panic::catch_unwind(|| {
                 let mut pending = PendingWrites(pending.0.clone());

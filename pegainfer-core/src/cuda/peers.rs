@@ -1,4 +1,4 @@
-//! Memory that several GPUs of one process share: each other's, and a few words of the host's.
+//! Memory shared by several GPUs of one process: each other's, and a few words of host memory.
 
 use super::memory::PinnedBuffer;
 use super::{Cuda, error};
@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// Name in errors.
 const PEERS: &str = "cuda: peer access";
 
-/// Lets each of `gpus` read and write the memory of every other one, also what is allocated later. An error names the first
-/// pair that the hardware does not connect: kernels cannot exchange there.
+/// Lets each of `gpus` access the memory of all others, including later allocations. The error names the first pair
+/// that the hardware does not connect.
 pub fn enable_peer_access(gpus: &[&Cuda]) -> Result<(), OpError> {
     let pairs = gpus.iter().flat_map(|gpu| gpus.iter().map(move |peer| (gpu, peer)));
     for (gpu, peer) in pairs.filter(|(gpu, peer)| gpu.context.ordinal() != peer.context.ordinal()) {
@@ -43,14 +43,14 @@ pub struct HostWords {
 unsafe impl Sync for HostWords {}
 
 impl HostWords {
-    /// `count` words; they are freed with `gpu`'s context.
+    /// `count` words, freed with `gpu`'s context.
     pub fn new(gpu: &Cuda, count: usize) -> Result<Self, OpError> {
         gpu.bind()?;
         let pinned = PinnedBuffer::new(&gpu.context, count * size_of::<u32>());
         Ok(Self { pinned: pinned.map_err(error("cuda: pinned memory"))?, count })
     }
 
-    /// Their address on every GPU: with unified addresses, which every 64-bit system has, it is the host's.
+    /// Address of the words on every GPU: with unified addresses, which all 64-bit systems have, the host address.
     pub fn address(&self) -> u64 {
         self.pinned.slice().as_ptr() as u64
     }
@@ -58,7 +58,8 @@ impl HostWords {
     fn word(&self, i: usize) -> &AtomicU32 {
         assert!(i < self.count, "word {i} of {}", self.count);
         let first = self.pinned.slice().as_ptr().cast_mut().cast::<u32>();
-        // SAFETY: the word lies within the buffer, which is aligned to a page and lives as long as `self`; no reference to
+        // SAFETY: the word lies within the buffer, which is page-aligned and lives as long as `self`; no reference to
+        // its bytes is kept.
         // its bytes is kept.
         unsafe { AtomicU32::from_ptr(first.add(i)) }
     }

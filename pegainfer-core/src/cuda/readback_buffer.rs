@@ -1,11 +1,11 @@
-//! Pinned memory in which results of the device arrive.
+//! Pinned memory for results of the device.
 
 use super::memory::PinnedBuffer;
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError};
 use std::fmt;
 use std::sync::Arc;
 
-/// Pinned memory and the event behind the copies into it.
+/// Pinned memory and the event after the copies into it.
 pub(crate) struct ReadbackBuffer {
     pinned: PinnedBuffer,
     done: CudaEvent,
@@ -16,7 +16,7 @@ impl ReadbackBuffer {
         Ok(Self { pinned: PinnedBuffer::new(context, bytes.max(1))?, done: context.new_event(None)? })
     }
 
-    /// For copies that [`record`](Self::record) follows.
+    /// The bytes, for copies before [`record`](Self::record).
     pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
         self.pinned.slice_mut()
     }
@@ -26,7 +26,7 @@ impl ReadbackBuffer {
         self.done.record(stream)
     }
 
-    /// Waits for the copies, not for what was launched after them, and gives the bytes.
+    /// Waits for the copies, not for later launches, and returns the bytes.
     pub fn wait(&self) -> Result<&[u8], DriverError> {
         self.done.synchronize()?;
         Ok(self.pinned.slice())

@@ -4,30 +4,30 @@ use super::memory::PinnedBuffer;
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError};
 use std::sync::Arc;
 
-/// Maximum size in bytes of one copy of a step's inputs, of which two may be in flight: the size of one row of inputs in
-/// the largest step that an engine may have, see `engine::options`.
+/// Maximum size in bytes of one copy of a step's inputs: one row of inputs in the largest step that an engine may have
+/// (`engine::options`). Two copies may be in flight.
 pub(super) const STAGING_BYTES: usize = 1 << 20;
 
 /// Alignment of staged bytes: a cache line.
 const ALIGN: usize = 64;
 
-/// A double buffer: one half is filled while copies from the other half are in flight. A half is reused only when the copies
-/// from it are complete.
+/// A double buffer: one half is filled while copies from the other half are in flight. A half is reused only when the
+/// copies from it are complete.
 pub(super) struct Staging {
     pinned: PinnedBuffer,
-    /// For each half: event after its last copy.
+    /// Event after the last copy of each half.
     done: [CudaEvent; 2],
     halves: Halves,
 }
 
 impl Staging {
-    /// A double buffer whose halves have `bytes` bytes each.
+    /// A double buffer with halves of `bytes` bytes.
     pub fn new(context: &Arc<CudaContext>, bytes: usize) -> Result<Self, DriverError> {
         let done = [context.new_event(None)?, context.new_event(None)?];
         Ok(Self { pinned: PinnedBuffer::new(context, 2 * bytes)?, done, halves: Halves::new(bytes) })
     }
 
-    /// Returns `bytes` bytes, at most one half, to be filled and copied on `stream` before the next call.
+    /// Returns `bytes` bytes, at most one half, to fill and copy on `stream` before the next call.
     pub fn take(&mut self, stream: &CudaStream, bytes: usize) -> Result<&mut [u8], DriverError> {
         let done = &self.done;
         let first = self.halves.take(bytes, |left, entered| {
@@ -50,8 +50,8 @@ impl Halves {
         Self { bytes, half: 0, used: 0 }
     }
 
-    /// Offset of the next `bytes` bytes. If they start the other half, `switch(left, entered)` records the end of the copies
-    /// from the half that is left, and waits for those from the half that is entered.
+    /// Offset of the next `bytes` bytes. If they start the other half, `switch(left, entered)` records the end of the
+    /// copies from the half that is left, and waits for those from the half that is entered.
     fn take<E>(&mut self, bytes: usize, switch: impl FnOnce(usize, usize) -> Result<(), E>) -> Result<usize, E> {
         assert!(bytes <= self.bytes, "{bytes} bytes do not fit a half of the staging buffer");
         if self.used + bytes > self.bytes {
@@ -72,12 +72,12 @@ mod tests {
     use std::convert::Infallible;
     use std::ops::Range;
 
-    /// A mock copy engine that completes a copy as late as possible: when an event after it is waited for.
+    /// A mock copy engine that completes a copy as late as possible: when a later event is waited for.
     #[derive(Default)]
     struct Lazy {
         started: Vec<Range<usize>>,
         ended: usize,
-        /// For each half: number of copies before its event.
+        /// Number of copies before the event of each half.
         marks: [usize; 2],
     }
 

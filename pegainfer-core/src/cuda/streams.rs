@@ -1,7 +1,8 @@
-//! Streams of a GPU: the main one, on which ops run in order, and some beside it for small ops that do not depend on each other.
+//! Streams of a GPU: the main one, on which ops run in order, and side streams for small independent ops.
 //!
-//! A side stream begins behind what the main one has when an op is put into it ([`Streams::enter`]), and the main one goes on behind all
-//! side streams in use when they are joined ([`Streams::join`]). A captured graph then has branches.
+//! A side stream starts after the work that the main stream has when an op enters it ([`Streams::enter`]). The main
+//! stream continues after all used side streams when they are joined ([`Streams::join`]). A captured graph then has
+//! branches.
 
 use super::memory::DeviceBuffer;
 use super::overlap::OverlapCheck;
@@ -12,9 +13,9 @@ use std::sync::Arc;
 
 const OP: &str = "cuda: stream";
 
-/// Bytes of the workspace that kernels share for partial results of split reductions, packed activations and what an op keeps between its
-/// launches. Launchers choose their splits and passes to fit: the largest pass is the routed experts of 4,096 tokens of DeepSeek-V4-Flash on
-/// two GPUs. It never grows, so that captured graphs can hold its address.
+/// Size in bytes of the workspace that kernels share for partial results of split reductions, packed activations and
+/// intermediates of an op. Launchers choose splits and passes to fit; the largest pass is the routed experts of 4,096
+/// tokens of DeepSeek-V4-Flash on two GPUs. The workspace never grows, so captured graphs can hold its address.
 pub const WORKSPACE_BYTES: usize = 160 << 20;
 
 /// Number of `u32` counters for synchronisation between the blocks of a kernel. They are zero between kernels.
@@ -26,7 +27,7 @@ pub(super) struct Lane {
     pub workspace: DeviceBuffer,
     pub counters: DeviceBuffer,
     pub overlap: OverlapCheck,
-    /// Whether the next kernel follows a wait for other streams: it cannot overlap what is before.
+    /// True if the next kernel follows a wait for other streams and so cannot overlap earlier ones.
     pub waits: bool,
     /// Recorded on it when another stream is to wait for it.
     reached: CudaEvent,
@@ -37,7 +38,7 @@ pub(crate) struct Streams {
     context: Arc<CudaContext>,
     pub(super) main: Lane,
     sides: Vec<Lane>,
-    /// Whether each of `sides` was used since the last join.
+    /// Side streams used since the last join, by index.
     used: Vec<bool>,
     /// The side stream that ops go to now; `None`: the main one.
     current: Option<usize>,
@@ -53,7 +54,7 @@ impl Lane {
         Ok(Self { stream, workspace, counters, overlap: OverlapCheck::new(), waits: false, reached })
     }
 
-    /// Lets what is put into this stream from now on start when what `other` has now has ended.
+    /// Makes later work of this stream wait for the work that `other` has now.
     fn wait_for(&mut self, other: &Self) -> Result<(), OpError> {
         other.reached.record(&other.stream).map_err(error(OP))?;
         self.stream.wait(&other.reached).map_err(error(OP))?;
@@ -68,7 +69,7 @@ impl Streams {
         Ok(Self { context, main, sides: Vec::new(), used: Vec::new(), current: None })
     }
 
-    /// The one that ops go to.
+    /// The stream that ops go to.
     pub(super) fn current(&self) -> &Lane {
         self.current.map_or(&self.main, |side| &self.sides[side])
     }
@@ -80,12 +81,12 @@ impl Streams {
         }
     }
 
-    /// Every stream.
+    /// All streams.
     pub(super) fn all(&self) -> impl Iterator<Item = &Lane> {
         std::iter::once(&self.main).chain(&self.sides)
     }
 
-    /// Makes side streams until there are `count`, each with a workspace of its own; not while a graph is captured.
+    /// Creates side streams until there are `count`, each with its own workspace. Not allowed during graph capture.
     pub fn open(&mut self, count: usize) -> Result<(), OpError> {
         self.context.bind_to_thread().map_err(error(OP))?;
         while self.sides.len() < count {
@@ -97,8 +98,8 @@ impl Streams {
         Ok(())
     }
 
-    /// Lets ops go to this side stream until [`leave`](Self::leave), behind what the main stream has now. False, and nothing is changed, if
-    /// it is not open.
+    /// Sends ops to side stream `side` until [`leave`](Self::leave), after the current work of the main stream. Returns
+    /// false and changes nothing if that stream is not open.
     pub fn enter(&mut self, side: usize) -> Result<bool, OpError> {
         assert!(self.current.is_none(), "a side stream of a side stream");
         let Some(lane) = self.sides.get_mut(side) else { return Ok(false) };
@@ -108,12 +109,12 @@ impl Streams {
         Ok(true)
     }
 
-    /// Lets ops go to the main stream again.
+    /// Sends ops to the main stream again.
     pub fn leave(&mut self) {
         self.current = None;
     }
 
-    /// Lets what is put into the main stream from now on start when the side streams have ended.
+    /// Makes later work of the main stream wait for the side streams.
     pub fn join(&mut self) -> Result<(), OpError> {
         let Self { main, sides, used, .. } = self;
         let mut in_use = sides.iter().zip(used).filter_map(|(side, used)| std::mem::take(used).then_some(side));

@@ -11,16 +11,16 @@ pub const BOX_COLUMNS: usize = 64;
 /// Maximum rows of a box.
 const MAX_ROWS: usize = 256;
 
-/// A matrix of bf16 in device memory, of which a kernel copies boxes, most often of [`BOX_COLUMNS`] columns, to shared
-/// memory with a swizzle as wide as the box. Elements outside the matrix are read as zeros.
+/// A bf16 matrix in device memory, of which a kernel copies boxes to shared memory, usually of [`BOX_COLUMNS`] columns,
+/// with a swizzle as wide as the box. Elements outside the matrix read as zeros.
 ///
-/// It contains the matrix's address, like a captured graph.
+/// Contains the matrix's address, like a captured graph.
 #[derive(Debug, Clone, Copy)]
 pub struct TensorMap(pub(super) sys::CUtensorMap);
 
 impl TensorMap {
-    /// A map of `matrix`, `[rows, columns]` bf16 with columns a multiple of 8, in boxes of `rows` rows, 1 to 256. Needs compute
-    /// capability 9.0.
+    /// A map of `matrix`, `[rows, columns]` bf16 with columns a multiple of 8, in boxes of `rows` rows, 1 to 256. Needs
+    /// compute capability 9.0.
     pub fn new(op: &'static str, matrix: &Tensor, rows: usize) -> Result<Self, OpError> {
         assert!(matrix.dtype() == DType::Bf16, "{op}: {} is not bf16", matrix.name());
         Self::of_memory(op, matrix.device(), matrix.rows_cols(), [rows, BOX_COLUMNS])

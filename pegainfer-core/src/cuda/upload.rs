@@ -1,4 +1,5 @@
-//! Uploads many tensors to the device: several upload workers fill pinned staging buffers while the copy engine empties them.
+//! Uploads many tensors to the device: several upload workers fill pinned staging buffers while the copy engine empties
+//! them.
 
 use super::memory::DeviceBuffer;
 use super::staging::Staging;
@@ -9,10 +10,10 @@ use rayon::prelude::*;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Maximum number of upload workers. One reads about 5 GB/s out of the page cache, and the fastest link takes 55.
+/// Maximum number of upload workers. One worker reads about 5 GB/s from the page cache; the fastest link takes 55 GB/s.
 const MAX_WORKERS: usize = 8;
-/// Bytes of one copy: long enough for the link's full rate, short enough that the pinned memory, two chunks per worker, is
-/// allocated quickly.
+/// Bytes of one copy: long enough for the link's full rate, short enough that the pinned memory, two chunks per worker,
+/// is allocated quickly.
 const CHUNK_BYTES: usize = 4 << 20;
 
 /// Device memory that is to be filled.
@@ -25,7 +26,7 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    /// `bytes` bytes at `address`, which must lie in `buffer`.
+    /// A target of `bytes` bytes at `address`, which must lie in `buffer`.
     pub fn new(buffer: Arc<DeviceBuffer>, address: u64, bytes: usize) -> Self {
         Self { _buffer: buffer, address, bytes }
     }
@@ -72,16 +73,17 @@ impl UploadWorker for PinnedWorker {
         self.stream.context().bind_to_thread().map_err(&failed)?;
         let pinned = self.staging.take(&self.stream, chunk.bytes).map_err(&failed)?;
         fill(pinned)?;
-        // SAFETY: the chunk lies in a buffer that its target keeps alive; the pinned bytes stay untouched until the copy is
-        // done, because `Staging` waits before it hands them out again, and `upload_all` before it frees them.
+        // SAFETY: the chunk lies in a buffer that its target keeps alive. The pinned bytes stay untouched until the
+        // copy is done: `Staging` waits before it hands them out again, and `upload_all` before it frees them.
         unsafe { result::memcpy_htod_async(chunk.address, pinned, self.stream.cu_stream()) }.map_err(&failed)?;
         Ok(())
     }
 }
 
 impl Cuda {
-    /// Fills every target and waits for the copies; called within the thread pool of the workers. `fill(i, first, bytes)`
-    /// writes the bytes of target `i` from byte `first` on. The first error is returned; targets may then be partly filled.
+    /// Fills every target and waits for the copies; called within the thread pool of the workers. `fill(i, first,
+    /// bytes)` writes the bytes of target `i` from byte `first` on. The first error is returned; targets may then be
+    /// partly filled.
     pub(crate) fn upload_all<E: From<OpError> + Send>(
         &mut self,
         targets: &[Target],
@@ -94,7 +96,7 @@ impl Cuda {
             (0..workers).map(|_| PinnedWorker::new(&self.streams.main.stream)).collect();
         let mut workers = workers.map_err(error("cuda: pinned memory"))?;
         let filled = drive(&mut workers, &chunks, fill);
-        // Also after an error: copies in flight read the workers' memory.
+        // Needed after an error, because copies in flight read the workers' memory.
         let arrived = self.synchronize("upload");
         filled.and(arrived.map_err(E::from))
     }
@@ -112,7 +114,7 @@ fn chunks(targets: impl Iterator<Item = (u64, usize)>) -> Vec<Chunk> {
     targets.enumerate().flat_map(cut).collect()
 }
 
-/// Sends every chunk. A worker takes the next chunk when it is ready, so that no worker waits for another.
+/// Sends every chunk. A worker takes the next chunk when it is ready, so no worker waits for another.
 fn drive<W: UploadWorker, E: From<OpError> + Send>(
     workers: &mut [W],
     chunks: &[Chunk],
@@ -139,7 +141,7 @@ mod tests {
     use std::sync::Mutex;
     use std::time::{Duration, Instant};
 
-    /// Device memory that starts at address 0, and the number of chunks that arrived there.
+    /// Simulated device memory from address 0, and the number of chunks that arrived.
     struct Device {
         memory: Mutex<Vec<u8>>,
         arrived: AtomicUsize,
@@ -177,8 +179,8 @@ mod tests {
         rng::bits(i as u64, at as u64 / 997) as u8
     }
 
-    /// Uploads targets of these sizes, with gaps between them, with one worker per entry of `after`; returns the memory and the
-    /// number of chunks of each worker.
+    /// Uploads targets of these sizes, with gaps between them, with one worker per entry of `after`; returns the memory
+    /// and the number of chunks of each worker.
     fn run(
         sizes: &[usize],
         after: &[usize],

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Where an engine and its handles read the time. Clones are the same clock.
+/// Clock that an engine and its handles read. Clones share one time.
 #[derive(Debug, Clone, Default)]
 pub enum Clock {
     /// The wall clock.
@@ -24,7 +24,7 @@ impl Clock {
     }
 }
 
-/// A clock that moves only when it is told to. Clones are the same clock.
+/// Simulated clock; moves only when a caller advances it. Clones share one time.
 #[derive(Debug, Clone)]
 pub struct SimulatedClock {
     start: Instant,
@@ -43,28 +43,28 @@ impl SimulatedClock {
         self.start + self.elapsed()
     }
 
-    /// The time that has passed.
+    /// Time since the start of the clock.
     pub fn elapsed(&self) -> Duration {
         Duration::from_nanos(self.elapsed.load(Ordering::Acquire))
     }
 
-    /// Lets `time` pass.
+    /// Advances the clock by `time`.
     pub fn advance(&self, time: Duration) {
         self.elapsed.fetch_add(nanos(time), Ordering::AcqRel);
     }
 
-    /// Moves the clock to `time`, unless that has passed.
+    /// Advances the clock to `time`, unless that has passed.
     pub fn advance_to(&self, time: Instant) {
         self.advance_to_elapsed(time.saturating_duration_since(self.start));
     }
 
-    /// As [`advance_to`](Self::advance_to), for a time that is counted from the start of the clock.
+    /// Advances to `elapsed` after the start of the clock; see [`advance_to`](Self::advance_to).
     pub fn advance_to_elapsed(&self, elapsed: Duration) {
         self.elapsed.fetch_max(nanos(elapsed), Ordering::AcqRel);
     }
 }
 
-/// Enough for 584 years.
+/// Nanoseconds of `time`; 64 bits are enough for 584 years.
 fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }

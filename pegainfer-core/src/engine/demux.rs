@@ -1,4 +1,4 @@
-//! From the events of each step to the streams of their requests, on a thread of its own.
+//! The demultiplexer thread: hands the events of each step to the streams of their requests.
 
 use super::stream::EventSender;
 use super::{EventBatch, RequestId, TokenEvent};
@@ -6,40 +6,40 @@ use crate::sync::queue::Receiver;
 use std::collections::HashMap;
 use std::time::Instant;
 
-/// What the engine thread tells the demultiplexer.
+/// Messages from the engine thread to the demultiplexer.
 pub(super) enum Demux {
     Open(RequestId, EventSender),
-    /// What happened at this time.
+    /// Events of one step, and the time they happened.
     Events(Instant, EventBatch),
     Close(RequestId),
 }
 
-/// Whether it ends its request.
+/// True if the event ends its request.
 pub(super) fn is_last(event: &TokenEvent) -> bool {
     matches!(event, TokenEvent::Finished { .. } | TokenEvent::Failed { .. } | TokenEvent::GrammarFailed { .. })
 }
 
-/// Routes each step's events to the streams of their requests. Never waits for a client: a stream has capacity for all its
-/// events.
+/// Routes each step's events to the streams of their requests. Never waits for a client, because a stream has capacity
+/// for all its events.
 pub(super) struct Demultiplexer {
     messages: Receiver<Demux>,
     streams: HashMap<RequestId, EventSender>,
 }
 
 impl Demultiplexer {
-    /// One without streams, which is told by `messages`.
+    /// A demultiplexer that knows no stream yet and reads `messages`.
     pub(super) fn new(messages: Receiver<Demux>) -> Self {
         Self { messages, streams: HashMap::new() }
     }
 
-    /// Routes until the engine thread is gone; every open stream is then closed.
+    /// Routes messages until the engine thread is gone, then closes every open stream.
     pub(super) fn run(mut self) {
         while let Ok(message) = self.messages.recv() {
             self.route(message);
         }
     }
 
-    /// Routes the next message; false if there is none now.
+    /// Routes the next message; false if none is queued.
     pub(super) fn turn(&mut self) -> bool {
         self.messages.try_recv().map(|message| self.route(message)).is_ok()
     }
@@ -56,7 +56,7 @@ impl Demultiplexer {
                 for (id, event) in batch {
                     let last = is_last(&event);
                     if let Some(sender) = self.streams.get(&id) {
-                        // If the client is gone, the engine sees its flag before the next step.
+                        // If the client is gone, the engine sees the cancellation flag before the next step.
                         sender.send(at, event);
                     }
                     if last {

@@ -1,7 +1,7 @@
-//! How the server reaches an engine: handles, and the start of the engine's two threads.
+//! Handles through which the server reaches an engine, and the start of the engine's two threads.
 
 use super::demux::Demultiplexer;
-use super::runtime::Runtime;
+use super::engine_loop::EngineLoop;
 use super::shared::{Command, EngineConfig, Shared, Submission};
 use super::step_tokens::StepTokens;
 use super::{EngineLimits, EngineStats, GenerateRequest, RequestId, StepEngine, SubmitError, TokenStream};
@@ -15,19 +15,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::oneshot;
 
-/// How long the last handle waits for the engine's end.
+/// Time that the last handle waits for the engine to stop.
 const STOPS_WITHIN: Duration = Duration::from_secs(5);
-/// Steps whose events may wait for the demultiplexer before the engine waits for it.
+/// Number of steps whose events may be queued before the engine waits for the demultiplexer.
 const DEMUX_STEPS: usize = 64;
 
-/// A cheap, cloneable way to reach a running engine. The engine stops when the last handle is dropped and its last
-/// request has ended; the drop of the last handle waits for that, for a few seconds at most: a process must not end while
-/// the engine is still giving its device back.
+/// A cheap, cloneable handle of a running engine. The engine stops after the last handle is dropped and the last
+/// request has ended. Dropping the last handle waits a few seconds for that, so that the process does not exit while
+/// the engine still releases its device.
 #[derive(Clone)]
 pub struct EngineHandle {
     commands: SyncSender<Command>,
     shared: Arc<Shared>,
-    /// After `commands`, so that the engine knows of the end before the last handle waits for it.
+    /// Declared after `commands`, so that the engine sees its inbox close before the last handle waits.
     stopped: Arc<Stopped>,
 }
 
@@ -38,7 +38,7 @@ impl Stopped {
     fn wait(&self) {
         let stopped = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(STOPS_WITHIN) {
-            log::warn!("the engine does not stop; leaving it behind");
+            log::warn!("the engine does not stop; leaving it running");
         }
     }
 }
@@ -53,8 +53,8 @@ impl Drop for Stopped {
 pub struct EngineEnd(Arc<Stopped>);
 
 impl EngineEnd {
-    /// Waits until the last handle is dropped, on whichever thread, and the engine has given its device back; a few seconds
-    /// at most. A process that ends earlier ends while the driver is still being closed, which may crash it.
+    /// Waits until the last handle is dropped, on any thread, and the engine has released its device; gives up after a
+    /// few seconds. A process that exits earlier may crash while the driver is still being closed.
     pub fn wait(&self) {
         self.0.wait();
     }
@@ -69,45 +69,45 @@ impl EngineHandle {
         Ok(handle)
     }
 
-    /// A handle, what the engine thread runs, and what the demultiplexer's thread runs.
+    /// A handle and the closures that the engine thread and the demultiplexer thread run.
     pub(super) fn threads<E: StepEngine>(
         engine: E,
         config: EngineConfig,
     ) -> (Self, impl FnOnce() + Send + 'static, impl FnOnce() + Send + 'static) {
-        let (handle, mut runtime, demux, running) = Self::connect(engine, config, DEMUX_STEPS);
+        let (handle, mut engine_loop, demux, running) = Self::connect(engine, config, DEMUX_STEPS);
         let run_engine = move || {
-            if catch_unwind(AssertUnwindSafe(|| runtime.run())).is_err() {
-                runtime.panicked();
+            if catch_unwind(AssertUnwindSafe(|| engine_loop.run())).is_err() {
+                engine_loop.panicked();
             }
-            // This drops the demultiplexer's sender, which closes every open stream, and the engine.
-            drop(runtime);
+            // Drops the engine and the demultiplexer's sender; the latter closes every open stream.
+            drop(engine_loop);
             drop(running);
         };
         (handle, run_engine, move || demux.run())
     }
 
-    /// A handle, what the two threads run, joined by a queue of `demux_capacity` messages, and what is dropped when the
-    /// engine is gone.
+    /// A handle, the closures of both threads, joined by a queue of `demux_capacity` messages, and the guard that is
+    /// dropped when the engine is gone.
     pub(super) fn connect<E: StepEngine>(
         engine: E,
         config: EngineConfig,
         demux_capacity: usize,
-    ) -> (Self, Runtime<E>, Demultiplexer, Sender<()>) {
+    ) -> (Self, EngineLoop<E>, Demultiplexer, Sender<()>) {
         let (commands, inbox) = sync_channel(config.max_queued);
         let (demux, messages) = sync_channel(demux_capacity);
         let (running, stopped) = channel();
         let shared = Arc::new(Shared::new(&engine, config));
-        let runtime = Runtime::new(engine, inbox, demux, shared.clone());
+        let engine_loop = EngineLoop::new(engine, inbox, demux, shared.clone());
         let handle = Self { commands, shared, stopped: Arc::new(Stopped(Mutex::new(stopped))) };
-        (handle, runtime, Demultiplexer::new(messages), running)
+        (handle, engine_loop, Demultiplexer::new(messages), running)
     }
 
-    /// A way to wait for the engine's end that does not keep it running.
+    /// A waiter for the engine's end that does not keep it running.
     pub fn end(&self) -> EngineEnd {
         EngineEnd(self.stopped.clone())
     }
 
-    /// Queues a request. Every refusal is typed and immediate; nothing that can never run is queued.
+    /// Queues a request. A refusal is typed and immediate; a request that can never run is not queued.
     pub fn submit(&self, request: GenerateRequest) -> Result<TokenStream, SubmitError> {
         self.shared.limits.check(&request)?;
         if !self.shared.alive.load(Ordering::Acquire) {
@@ -130,16 +130,16 @@ impl EngineHandle {
         Ok(stream)
     }
 
-    /// Forgets every cached prefix; blocks that requests hold stay with them. Returns when it is done, at the latest
-    /// after the step that is being waited for.
+    /// Clears the prefix cache; blocks held by requests stay. Returns when it is done, after the step in flight at the
+    /// latest.
     pub async fn reset_prefix_cache(&self) -> Result<(), SubmitError> {
         let (done, waiting) = oneshot::channel();
         self.send(Command::ResetPrefixCache(done))?;
         waiting.await.map_err(|_| SubmitError::EngineStopped)
     }
 
-    /// Tells `sink` from now on what decides the schedule and which steps are planned. Only what is recorded from before the
-    /// first request on can be replayed, see [`recording`](crate::schedule::recording).
+    /// Sends every input of the schedule and every planned step to `sink` from now on. A recording can be replayed only
+    /// if it starts before the first request; see [`recording`](crate::schedule::recording).
     pub fn record_schedule(&self, sink: Box<dyn ScheduleSink>) -> Result<(), SubmitError> {
         self.send(Command::RecordSchedule(sink))
     }
@@ -164,22 +164,22 @@ impl EngineHandle {
         stats
     }
 
-    /// How many tokens the steps had.
+    /// Histogram of the number of tokens in a step.
     pub fn step_tokens(&self) -> StepTokens {
         *self.shared.step_tokens()
     }
 
-    /// Times of its steps; `None` for an engine that keeps none.
+    /// Times of the engine's steps; `None` if the engine keeps none.
     pub fn step_log(&self) -> Option<&StepLog> {
         self.shared.step_log.as_deref()
     }
 
-    /// Why the engine has stopped, after a fatal error or a panic: for people.
+    /// Reason why the engine has stopped, after a fatal error or a panic, as a sentence.
     pub fn failure(&self) -> Option<&str> {
         self.shared.failure.get().map(String::as_str)
     }
 
-    /// False once the engine has stopped, as after a fatal error, and while it has work but passes the deadline of a step.
+    /// False once the engine has stopped, and while a step with work to do exceeds its deadline.
     pub fn is_healthy(&self) -> bool {
         let idle = self.shared.live.load(Ordering::Acquire) == 0;
         let last_step = self.shared.stats().1;

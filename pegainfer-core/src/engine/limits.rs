@@ -1,15 +1,15 @@
-//! What an engine can ever serve, checked when a request is submitted so that nothing impossible is queued.
+//! Limits of an engine, checked when a request is submitted, so that no impossible request is queued.
 
 use super::GenerateRequest;
 use thiserror::Error;
 
-/// Most likely tokens of a position that a request can ask for, see `GenerateRequest::logprobs`.
+/// Maximum number of most likely tokens per position that a request can ask for; see `GenerateRequest::logprobs`.
 pub const MAX_LOGPROBS: usize = 20;
 
-/// Why a request was refused at submit. Nothing was queued.
+/// Reason why a request was refused at submit. Nothing was queued.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum SubmitError {
-    /// The bounded queue is full: try again later.
+    /// The bounded queue is full; retry later.
     #[error(
         "the server is busy: {queued} requests are queued, as many as it takes (--max-queued-requests); try again later"
     )]
@@ -17,13 +17,13 @@ pub enum SubmitError {
         /// Requests queued now.
         queued: usize,
     },
-    /// No tokens to continue.
+    /// The prompt is empty.
     #[error("the prompt is empty: send at least one token")]
     EmptyPrompt,
-    /// `max_tokens` 0.
+    /// `max_tokens` is 0.
     #[error("max_tokens must be at least 1")]
     NothingToGenerate,
-    /// The prompt fills the context: no token could be generated.
+    /// The prompt fills the context, so no token could be generated.
     #[error(
         "the prompt has {prompt} tokens, but this model's context is {max_model_len} tokens and at least one must be \
          left to generate; shorten the prompt"
@@ -42,12 +42,12 @@ pub enum SubmitError {
     ContextExceeded {
         /// Prompt tokens.
         prompt: usize,
-        /// Tokens asked for.
+        /// Requested tokens.
         max_tokens: usize,
         /// Context length.
         max_model_len: usize,
     },
-    /// The whole KV pool is smaller than this one request.
+    /// The request needs more than the whole KV pool.
     #[error(
         "the request needs KV cache for {needed} tokens, but the pool holds {capacity}; lower max_tokens or start the \
          server with a larger --kv-cache-memory"
@@ -66,13 +66,13 @@ pub enum SubmitError {
         /// Vocabulary size.
         vocab_size: usize,
     },
-    /// More of the most likely tokens than a report holds.
+    /// More log-probabilities per token than a report holds.
     #[error("the {asked} most likely tokens were asked for, but at most {MAX_LOGPROBS} can be reported")]
     TooManyLogprobs {
-        /// Tokens asked for.
+        /// Requested number of tokens.
         asked: usize,
     },
-    /// The engine does not implement what this field asks for.
+    /// The request sets a field that the engine does not implement.
     #[error("{field} is not supported by this model")]
     Unsupported {
         /// API name of the field.
@@ -86,7 +86,7 @@ pub enum SubmitError {
 /// Fixed properties of a running engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EngineLimits {
-    /// Tokens of prompt and completion together.
+    /// Maximum tokens of prompt and completion together.
     pub max_model_len: usize,
     /// Rows of the embedding table.
     pub vocab_size: usize,
@@ -96,23 +96,23 @@ pub struct EngineLimits {
     pub kv_blocks: usize,
     /// Element format of the KV cache: `bf16`, `fp8`, or `auto` for a format of the model's own.
     pub kv_cache_dtype: &'static str,
-    /// Requests that run at once.
+    /// Maximum number of running requests.
     pub max_num_seqs: usize,
     /// The checkpoint's end-of-text ids.
     pub eos_token_ids: Vec<u32>,
-    /// Most draft tokens of a sequence in a step; `None` if the engine does not draft.
+    /// Maximum number of draft tokens per sequence in a step; `None` if the engine does not draft.
     pub num_speculative_tokens: Option<usize>,
-    /// API names of fields that this engine cannot honour, of `structured_outputs`, `prompt_logprobs` and `priority`.
+    /// API names of unsupported fields among `structured_outputs`, `prompt_logprobs` and `priority`.
     pub unsupported: &'static [&'static str],
 }
 
 impl EngineLimits {
-    /// Tokens whose KV fits the pool.
+    /// Number of tokens whose KV fits the pool.
     pub fn kv_capacity_tokens(&self) -> usize {
         self.kv_blocks * self.block_size
     }
 
-    /// Refuses what can never be served. Pure: no queue is looked at.
+    /// Refuses requests that can never be served. Pure: does not look at the queue.
     pub fn check(&self, request: &GenerateRequest) -> Result<(), SubmitError> {
         let (prompt, max_tokens) = (request.prompt.len(), request.max_tokens);
         if prompt == 0 {
@@ -124,13 +124,13 @@ impl EngineLimits {
         if let Some(asked) = request.logprobs.max(request.prompt_logprobs).filter(|&n| n > MAX_LOGPROBS) {
             return Err(SubmitError::TooManyLogprobs { asked });
         }
-        let asked = |field: &str| match field {
+        let is_requested = |field: &str| match field {
             "structured_outputs" => request.grammar.is_some(),
             "prompt_logprobs" => request.prompt_logprobs.is_some(),
             "priority" => request.priority != 0,
             _ => false,
         };
-        if let Some(field) = self.unsupported.iter().copied().find(|field| asked(field)) {
+        if let Some(field) = self.unsupported.iter().copied().find(|field| is_requested(field)) {
             return Err(SubmitError::Unsupported { field });
         }
         if prompt >= self.max_model_len {
@@ -144,7 +144,7 @@ impl EngineLimits {
         if needed > self.kv_capacity_tokens() {
             return Err(SubmitError::NeverFits { needed, capacity: self.kv_capacity_tokens() });
         }
-        // Without an exit from the loop, and with numbers of one size, it is vectorised.
+        // No early exit and equal integer widths, so that the loop is vectorised.
         let vocab_size = u32::try_from(self.vocab_size).unwrap_or(u32::MAX);
         let outside = |id: u32| id >= vocab_size;
         if request.prompt.iter().fold(false, |any, &id| any | outside(id))

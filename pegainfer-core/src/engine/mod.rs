@@ -1,15 +1,15 @@
 //! The contract between the server and every engine.
 //!
-//! [`EngineHandle::submit`] takes a [`GenerateRequest`] and gives a [`TokenStream`] or a typed refusal. Dropping the
-//! stream cancels the request: its KV blocks are free after the steps in flight. The engine runs on one OS thread that
-//! owns its device; see [`runtime`] for the loop.
+//! [`EngineHandle::submit`] takes a [`GenerateRequest`] and returns a [`TokenStream`] or a typed refusal. Dropping the
+//! stream cancels the request and frees its KV blocks after the steps in flight. The engine runs on one OS thread that
+//! owns its device; see [`engine_loop`] for the loop.
 
 mod clock;
 mod demux;
+mod engine_loop;
 mod handle;
 mod limits;
 pub mod options;
-mod runtime;
 mod shared;
 pub mod simulation;
 mod step_engine;
@@ -30,49 +30,50 @@ use crate::sampling::SamplingParams;
 use crate::schedule::speculation::MAX_DRAFT_TOKENS;
 use std::sync::Arc;
 
-/// Names a request inside one engine. Never reused.
+/// Id of a request inside one engine; never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
 
-/// One prompt and how to continue it. Text stays in the server: this is token ids only.
+/// One prompt and its generation options. Token ids only; text stays in the server.
 #[derive(Debug, Clone)]
 pub struct GenerateRequest {
     /// Prompt token ids, at least one; choices of one prompt share them.
     pub prompt: Arc<[u32]>,
-    /// An earlier request with the same prompt and salt: this one is admitted when that prompt is computed, and finds it in
-    /// the prefix cache. Ignored once that request has ended.
+    /// An earlier request with the same prompt and salt. This one is admitted after that prompt is computed and finds
+    /// it in the prefix cache. Ignored once that request has ended.
     pub same_prompt_as: Option<RequestId>,
-    /// Tokens to generate at most, at least one.
+    /// Maximum number of generated tokens, at least one.
     pub max_tokens: usize,
-    /// How each token is drawn.
+    /// Sampling parameters of every token.
     pub sampling: SamplingParams,
-    /// What changes the logits before that; most requests have none.
+    /// Changes to the logits before sampling; usually none.
     pub logits_processors: Option<Arc<LogitsProcessors>>,
-    /// The texts that may be generated; `None` allows all. Its masks and those of `logits_processors` must leave tokens in common.
+    /// Grammar of the generated text; `None` allows any text. Its masks and those of `logits_processors` must leave
+    /// tokens in common.
     pub grammar: Option<Arc<dyn Grammar>>,
-    /// Token ids that end the request, besides the checkpoint's own end-of-text ids.
+    /// Token ids that end the request, in addition to the checkpoint's end-of-text ids.
     pub stop_token_ids: Vec<u32>,
-    /// Go on past the checkpoint's end-of-text ids (not past `stop_token_ids`).
+    /// Continue past the checkpoint's end-of-text ids (not past `stop_token_ids`).
     pub ignore_eos: bool,
     /// `Some(n)`: report the log-probability of every generated token and of the `n` most likely ones, `n` from 0 to
     /// [`MAX_LOGPROBS`].
     pub logprobs: Option<usize>,
-    /// `Some(n)`: report the same about every token of the prompt but the first. The prompt is then computed whole,
-    /// without the prefix cache.
+    /// `Some(n)`: report log-probabilities of every prompt token except the first, in the same way. The prompt is then
+    /// computed whole, without the prefix cache.
     pub prompt_logprobs: Option<usize>,
-    /// Requests of lower numbers are taken from the queue first; those that run go on.
+    /// Requests with lower numbers are admitted first; running requests are not affected.
     pub priority: i32,
-    /// Whose request this is. Requests of equal priority are taken from the queue in turn: one of each tenant, then the next
-    /// one of each. The upper half is the tenant's group: groups take turns before the tenants of a group do.
+    /// Tenant of the request. Among requests of equal priority, tenants take turns. The upper half of the number is the
+    /// tenant's group; groups take turns first.
     pub tenant: u64,
     /// Requests share cached prefixes only with requests of the same salt.
     pub cache_salt: u64,
-    /// The name by which people know the request, for traces of slow steps; it decides nothing.
+    /// Name of the request in traces of slow steps; does not affect the schedule.
     pub label: Option<Arc<str>>,
 }
 
 impl GenerateRequest {
-    /// A request for up to `max_tokens` tokens, each the most likely one, that asks for nothing else.
+    /// A greedy request for up to `max_tokens` tokens and no extras.
     pub fn greedy(prompt: impl Into<Arc<[u32]>>, max_tokens: usize) -> Self {
         Self {
             prompt: prompt.into(),
@@ -93,34 +94,34 @@ impl GenerateRequest {
     }
 }
 
-/// What a request's stream carries, in this order: `Admitted`, `Prompt` if asked for, then `Token`s, then exactly one of `Finished`,
+/// Events of a stream, in this order: `Admitted`, `Prompt` if requested, `Token`s, then exactly one of `Finished`,
 /// `Failed`, `GrammarFailed`.
 #[derive(Debug, Clone, PartialEq)]
 pub enum TokenEvent {
-    /// The request left the queue; sent once, also when it is preempted and resumed later.
+    /// The request left the queue. Sent once, even if the request is preempted and resumed later.
     Admitted {
         /// Prompt tokens whose KV was found in the prefix cache.
         cached_tokens: usize,
     },
-    /// About the tokens of the prompt, from the second on.
+    /// Log-probabilities of the prompt's tokens, from the second on.
     Prompt(Vec<TokenLogprobs>),
     /// One generated token.
     Token(TokenOut),
-    /// The request is complete; nothing follows.
+    /// The request is complete; no event follows.
     Finished {
-        /// Why it ended.
+        /// Reason of the end.
         reason: FinishReason,
         /// Token counts for billing.
         usage: Usage,
     },
-    /// The engine could not go on with this request; nothing follows.
+    /// The engine could not continue this request; no event follows.
     Failed {
-        /// One sentence for the client.
+        /// Error sentence for the client.
         error: String,
     },
-    /// The request ended early because its grammar cannot be followed any further; the last event.
+    /// The request ended early because its grammar failed; the last event.
     GrammarFailed {
-        /// One sentence for the client.
+        /// Error sentence for the client.
         error: String,
     },
 }
@@ -147,31 +148,32 @@ impl TokenEvent {
 pub struct TokenOut {
     /// Vocabulary id.
     pub id: u32,
-    /// True when this token is an end-of-text or stop token: it is counted, but is not part of the text.
+    /// True for an end-of-text or stop token, which is counted but is not part of the text.
     pub is_stop: bool,
-    /// True when it came in the same step as the token before it, thanks to an accepted draft.
+    /// True if it came in the same step as the previous token, from an accepted draft.
     pub drafted: bool,
-    /// Present when the request asked for log-probabilities. Boxed: most requests do not, and an event is to be small.
+    /// Log-probabilities, if requested. Boxed, because most requests have none and events should be small.
     pub logprobs: Option<Box<TokenLogprobs>>,
 }
 
-/// Log-probabilities (natural log, of the raw logits: before logits processors, temperature and truncation) at one position.
+/// Log-probabilities (natural log, of the raw logits: before logits processors, temperature and truncation) at one
+/// position.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TokenLogprobs {
-    /// Of the token there.
+    /// Log-probability of the token at this position.
     pub logprob: f32,
-    /// Its rank, 1 = most likely.
+    /// Rank of the token, 1 = most likely.
     pub rank: u32,
-    /// The most likely tokens, best first, as many as the request asked for.
+    /// The most likely tokens and their log-probabilities, best first; as many as requested.
     pub top: Vec<(u32, f32)>,
 }
 
-/// Why a request ended.
+/// Reason why a request ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FinishReason {
-    /// It generated this end-of-text or stop token.
+    /// An end-of-text or stop token was generated.
     Stop(u32),
-    /// It reached `max_tokens` or the context length.
+    /// `max_tokens` or the context length was reached.
     Length,
 }
 
@@ -182,36 +184,36 @@ pub struct Usage {
     pub prompt_tokens: usize,
     /// Tokens generated, the stop token included.
     pub completion_tokens: usize,
-    /// Prompt tokens whose KV came from the prefix cache when the request was first admitted.
+    /// Prompt tokens found in the prefix cache at the first admission.
     pub cached_tokens: usize,
 }
 
 /// Gauges and counters of one engine, as of its last step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct EngineStats {
-    /// Requests with KV blocks.
+    /// Running requests, which hold KV blocks.
     pub running: usize,
-    /// Requests accepted and not yet running.
+    /// Accepted requests that are not running yet.
     pub waiting: usize,
     /// KV blocks of the pool.
     pub kv_blocks_total: usize,
-    /// KV blocks that no request holds (cached prefixes included: they can be evicted at once).
+    /// KV blocks that no request holds, cached prefixes included, which can be evicted at once.
     pub kv_blocks_free: usize,
     /// Prompt tokens looked up in the prefix cache.
     pub prefix_queries: u64,
-    /// Prompt tokens found there.
+    /// Prompt tokens found in the prefix cache.
     pub prefix_hits: u64,
-    /// Requests that lost their blocks to older ones and were queued again.
+    /// Requests that were preempted and queued again.
     pub preemptions: u64,
-    /// Prompt tokens of the requests that were admitted.
+    /// Prompt tokens of admitted requests.
     pub prompt_tokens: u64,
-    /// Tokens generated.
+    /// Generated tokens.
     pub generation_tokens: u64,
     /// Steps run.
     pub steps: u64,
-    /// Steps that failed on a device that went on.
+    /// Failed steps that the device survived.
     pub failed_steps: u64,
-    /// Of drafts.
+    /// Speculative decoding counters.
     pub speculation: SpeculationStats,
 }
 

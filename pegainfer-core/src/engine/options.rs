@@ -1,63 +1,64 @@
-//! What every engine checks of the options it is loaded with. An error is a sentence for the user that names the flag.
+//! Checks of load options that all engines share. Errors are sentences that name the flag.
 
-/// The context length: what was `asked` for, or the model's `most`.
-pub fn context_len(asked: Option<usize>, most: usize) -> Result<usize, String> {
-    let context = asked.unwrap_or(most);
-    if context < 2 || context > most {
-        return Err(format!("--max-model-len is {context}, but this model takes 2 to {most} tokens"));
+/// The context length: `requested` tokens, or the model's `max_len`.
+pub fn context_len(requested: Option<usize>, max_len: usize) -> Result<usize, String> {
+    let context = requested.unwrap_or(max_len);
+    if context < 2 || context > max_len {
+        return Err(format!("--max-model-len is {context}, but this model takes 2 to {max_len} tokens"));
     }
     Ok(context)
 }
 
-/// Most sequences, which with [`MOST_TOKENS`] makes every input of a step fit a copy to a GPU.
-const MOST_SEQS: usize = 1 << 14;
-/// Most tokens of a step.
-const MOST_TOKENS: usize = 1 << 18;
+/// Maximum number of sequences. With [`MAX_TOKENS`] tokens, every input of a step fits one copy to a GPU.
+const MAX_SEQS: usize = 1 << 14;
+/// Maximum number of tokens in a step.
+const MAX_TOKENS: usize = 1 << 18;
 
-/// Tokens of a step on the CPU, unless the user says.
+/// Default number of tokens in a step on the CPU.
 const CPU_TOKENS: usize = 512;
-/// Most tokens of a step on a GPU, unless the user says: 40 prompts of 1,024, under half a second for a 4B model on an
-/// H200. Where 128 such prompts come at once, larger steps would delay the first tokens, smaller ones those that follow
-/// (docs/benchmarks/h200-qwen3-4b.md).
+/// Default maximum number of tokens in a step on a GPU: 40 prompts of 1,024 tokens, under half a second for a 4B model
+/// on an H200. When 128 such prompts arrive at once, larger steps delay the first answers and smaller steps the later
+/// ones (docs/benchmarks/h200-qwen3-4b.md).
 const GPU_TOKENS: u64 = 40 << 10;
-/// A default is a multiple of this.
+/// Default step sizes are rounded down to a multiple of this.
 const TOKENS_UNIT: u64 = 1 << 10;
-/// Part of a GPU's memory that a step's activations may take, unless the user says.
+/// Divisor of GPU memory: a step's activations take at most this part of it by default.
 const ACTIVATIONS: u64 = 12;
 
-/// Tokens of a step: what was `asked` for; or on a GPU of `memory` bytes, whose activations take `token_bytes` a token, as
-/// many as fit an [`ACTIVATIONS`]th of the memory, up to [`GPU_TOKENS`].
-pub fn step_tokens(asked: Option<usize>, memory: Option<u64>, token_bytes: u64) -> usize {
+/// Maximum number of tokens in a step: `requested`, or on a GPU of `memory` bytes as many as fit an [`ACTIVATIONS`]th
+/// of the memory at `token_bytes` each, up to [`GPU_TOKENS`].
+pub fn step_tokens(requested: Option<usize>, memory: Option<u64>, token_bytes: u64) -> usize {
     let fitting = |memory: u64| {
         let units = memory / ACTIVATIONS / token_bytes.max(1) / TOKENS_UNIT;
         (units * TOKENS_UNIT).clamp(TOKENS_UNIT, GPU_TOKENS) as usize
     };
-    asked.unwrap_or_else(|| memory.map_or(CPU_TOKENS, fitting))
+    requested.unwrap_or_else(|| memory.map_or(CPU_TOKENS, fitting))
 }
 
-/// Checks that a step of `tokens` tokens has one for each of `seqs` sequences, and that both are within bounds.
+/// Checks that a step of `tokens` tokens has at least one for each of `seqs` sequences, and that both are within
+/// limits.
 pub fn check_step(seqs: usize, tokens: usize) -> Result<(), String> {
     let given = || format!("--max-num-seqs is {seqs} and --max-num-batched-tokens is {tokens}");
     if seqs == 0 || tokens < seqs {
         return Err(format!("{}: there must be at least one sequence and at least one token per sequence", given()));
     }
-    if seqs > MOST_SEQS || tokens > MOST_TOKENS {
-        return Err(format!("{}: there may be at most {MOST_SEQS} sequences and {MOST_TOKENS} tokens", given()));
+    if seqs > MAX_SEQS || tokens > MAX_TOKENS {
+        return Err(format!("{}: there may be at most {MAX_SEQS} sequences and {MAX_TOKENS} tokens", given()));
     }
     Ok(())
 }
 
-/// Most KV blocks of `block_tokens` tokens: the number of a token's place in the pool has 32 bits.
-pub fn most_blocks(block_tokens: usize) -> u64 {
+/// Maximum number of KV blocks of `block_tokens` tokens: a token's slot in the pool has 32 bits.
+pub fn max_pool_blocks(block_tokens: usize) -> u64 {
     u64::from(u32::MAX) / block_tokens as u64
 }
 
-/// `blocks` as the size of a pool of blocks of `block_tokens` tokens and `block_bytes` bytes.
+/// Checks `blocks` as the size of a pool of blocks of `block_tokens` tokens and `block_bytes` bytes.
 pub fn pool_blocks(blocks: u64, block_tokens: usize, block_bytes: u64) -> Result<usize, String> {
-    let most = most_blocks(block_tokens);
-    if blocks == 0 || blocks > most {
+    let max_blocks = max_pool_blocks(block_tokens);
+    if blocks == 0 || blocks > max_blocks {
         return Err(format!(
-            "--kv-cache-memory gives {blocks} KV blocks of {block_bytes} bytes, but a pool has 1 to {most}"
+            "--kv-cache-memory gives {blocks} KV blocks of {block_bytes} bytes, but a pool has 1 to {max_blocks}"
         ));
     }
     Ok(blocks as usize)
@@ -76,15 +77,15 @@ mod tests {
         assert_eq!(check_step(4, 4), Ok(()));
         assert!(check_step(4, 3).unwrap_err().contains("--max-num-batched-tokens is 3"));
         assert!(check_step(0, 3).is_err());
-        assert_eq!(check_step(MOST_SEQS, MOST_TOKENS), Ok(()));
-        assert!(check_step(1, MOST_TOKENS + 1).unwrap_err().contains("at most"));
+        assert_eq!(check_step(MAX_SEQS, MAX_TOKENS), Ok(()));
+        assert!(check_step(1, MAX_TOKENS + 1).unwrap_err().contains("at most"));
         assert_eq!(step_tokens(Some(7), Some(1 << 40), 1), 7);
         assert_eq!(step_tokens(None, None, 73_728), 512);
         assert_eq!(step_tokens(None, Some(150_000_000_000), 73_728), 40_960, "Qwen3-4B on an H200: 3.0 GB");
         assert_eq!(step_tokens(None, Some(25_000_000_000), 73_728), 27_648, "on a GPU of 24 GB");
-        let most = most_blocks(16);
-        assert_eq!(pool_blocks(most, 16, 1), Ok(most as usize));
-        assert!(pool_blocks(most + 1, 16, 1).is_err());
+        let max_blocks = max_pool_blocks(16);
+        assert_eq!(pool_blocks(max_blocks, 16, 1), Ok(max_blocks as usize));
+        assert!(pool_blocks(max_blocks + 1, 16, 1).is_err());
         assert!(pool_blocks(0, 16, 7).unwrap_err().contains("0 KV blocks of 7 bytes"));
     }
 }

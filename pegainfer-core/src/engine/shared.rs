@@ -1,4 +1,4 @@
-//! What the handles of an engine and its thread share.
+//! State shared by an engine's handles and its thread.
 
 use super::clock::Clock;
 use super::step_tokens::StepTokens;
@@ -15,9 +15,9 @@ use tokio::sync::oneshot;
 /// Bounds of the engine's queues and steps.
 #[derive(Debug, Clone, Copy)]
 pub struct EngineConfig {
-    /// Requests that may be queued or running at once; one more is refused with `QueueFull`.
+    /// Maximum number of queued and running requests; others are refused with `QueueFull`.
     pub max_queued: usize,
-    /// An engine that has work and neither launches nor finishes a step for this long counts as stuck.
+    /// Time after which an engine with work that neither launches nor finishes a step counts as stuck.
     pub step_deadline: Duration,
 }
 
@@ -35,10 +35,10 @@ pub(super) struct Submission {
     pub cancellation: Arc<Cancellation>,
 }
 
-/// What handles ask of the engine thread.
+/// Commands from handles to the engine thread.
 pub(super) enum Command {
     Submit(Submission),
-    /// Answered when it is done.
+    /// The sender is answered when the cache is empty.
     ResetPrefixCache(oneshot::Sender<()>),
     RecordSchedule(Box<dyn ScheduleSink>),
 }
@@ -47,18 +47,18 @@ pub(super) enum Command {
 pub(super) struct Shared {
     pub limits: EngineLimits,
     pub config: EngineConfig,
-    /// The engine's, so that handles and engine agree on how long a step takes.
+    /// The engine's clock, so that handles and engine agree on step times.
     pub clock: Clock,
-    /// Requests submitted and not ended.
+    /// Submitted requests that have not ended.
     pub live: AtomicUsize,
     pub next_id: AtomicU64,
     /// False once the engine has stopped.
     pub alive: AtomicBool,
-    /// Why it has stopped, if an error is the reason.
+    /// Reason of the stop, if it is an error.
     pub failure: OnceLock<String>,
     stats: Mutex<(EngineStats, Instant)>,
     step_tokens: Mutex<StepTokens>,
-    /// Times of the steps, where the engine keeps them.
+    /// Step times; `None` if the engine keeps none.
     pub step_log: Option<Arc<StepLog>>,
 }
 
@@ -79,13 +79,13 @@ impl Shared {
         }
     }
 
-    /// Gauges and counters, and when the engine was last seen to go on.
+    /// Gauges and counters, and the time of the engine's last sign of progress.
     pub(super) fn stats(&self) -> MutexGuard<'_, (EngineStats, Instant)> {
         // The guarded value is plain data: a panic elsewhere cannot leave it half-written.
         self.stats.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tokens of the steps so far.
+    /// Histogram of tokens per step.
     pub(super) fn step_tokens(&self) -> MutexGuard<'_, StepTokens> {
         self.step_tokens.lock().unwrap_or_else(PoisonError::into_inner)
     }

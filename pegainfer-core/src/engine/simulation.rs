@@ -1,67 +1,66 @@
 //! An engine without threads, for simulations and tests.
 //!
-//! [`EngineHandle::spawn`] runs the loop of the engine on one thread and the demultiplexer on another. [`EngineLoop`] is both,
-//! turn by turn, on the thread of its caller, who thereby decides what happens between two turns. With an engine whose
-//! [`clock`](StepEngine::clock) is simulated the run is a function of what the caller does: nothing waits, and nothing reads the
-//! wall clock.
+//! [`EngineHandle::spawn`] runs the engine loop on one thread and the demultiplexer on another. [`SimulatedEngine`]
+//! runs both, turn by turn, on the caller's thread; the caller decides what happens between turns. With a simulated
+//! [`clock`](StepEngine::clock) the run depends only on the caller: nothing waits or reads the wall clock.
 
 use super::demux::Demultiplexer;
-use super::runtime::Runtime;
+use super::engine_loop::EngineLoop;
 use super::{EngineConfig, EngineHandle, StepEngine};
 
-pub use super::runtime::Turn;
+pub use super::engine_loop::Turn;
 
-/// Turns of the engine in which the demultiplexer may fall behind.
+/// Number of engine turns that the demultiplexer may lag.
 const MAX_LAG: usize = 16;
-/// Messages of a turn to the demultiplexer besides those that open and close streams: events of a plan, of a step, of a failure.
+/// Maximum number of event batches in a turn: one each for a plan, a step, a failure.
 const BATCHES: usize = 4;
 
 /// The loop of an engine and its demultiplexer, run by the caller.
-pub struct EngineLoop<E: StepEngine> {
-    runtime: Runtime<E>,
+pub struct SimulatedEngine<E: StepEngine> {
+    engine_loop: EngineLoop<E>,
     demux: Demultiplexer,
-    /// Turns since the demultiplexer had routed everything.
+    /// Turns since the demultiplexer last caught up.
     lag: usize,
 }
 
-impl<E: StepEngine> EngineLoop<E> {
-    /// The loop of `engine`, and a handle that works as the one that [`EngineHandle::spawn`] returns, but for its end: it
+impl<E: StepEngine> SimulatedEngine<E> {
+    /// The loop of `engine` and a handle. The handle works like one of [`EngineHandle::spawn`], except that its drop
     /// waits for nothing.
     pub fn new(engine: E, config: EngineConfig) -> (EngineHandle, Self) {
-        // In a turn each request may be opened, and each may be closed.
+        // Each request may be opened and closed once in a turn.
         let capacity = MAX_LAG * (2 * config.max_queued + BATCHES);
-        let (handle, runtime, demux, _running) = EngineHandle::connect(engine, config, capacity);
-        (handle, Self { runtime, demux, lag: 0 })
+        let (handle, engine_loop, demux, _running) = EngineHandle::connect(engine, config, capacity);
+        (handle, Self { engine_loop, demux, lag: 0 })
     }
 
-    /// One turn of the engine's loop.
+    /// Runs one turn of the engine loop.
     pub fn turn(&mut self) -> Turn {
         self.lag += 1;
         if self.lag == MAX_LAG {
             self.route_all();
         }
-        self.runtime.turn()
+        self.engine_loop.turn()
     }
 
-    /// Brings the next message of the engine to its streams; false if there is none.
+    /// Delivers the engine's next message to its streams; false if there is none.
     pub fn route(&mut self) -> bool {
         self.demux.turn()
     }
 
-    /// Brings everything to its stream.
+    /// Delivers all queued messages to their streams.
     pub fn route_all(&mut self) {
         while self.route() {}
         self.lag = 0;
     }
 
-    /// The engine, to look into it between turns.
+    /// The engine, for inspection between turns.
     pub fn engine(&mut self) -> &mut E {
-        &mut self.runtime.engine
+        &mut self.engine_loop.engine
     }
 }
 
-/// A handle that works as the one that [`EngineHandle::spawn`] returns, what its engine thread runs, and what its demultiplexer's
-/// thread runs, for a caller who starts these threads.
+/// A handle like that of [`EngineHandle::spawn`], and the closures of the engine thread and the demultiplexer thread,
+/// for a caller that starts the threads itself.
 pub fn threads<E: StepEngine>(
     engine: E,
     config: EngineConfig,

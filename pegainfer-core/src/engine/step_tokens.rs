@@ -1,14 +1,15 @@
 //! Histogram of the tokens of a step.
 
-/// Upper bounds of the buckets: powers of two up to the largest usual step. Steps above the last one count only in the sum.
+/// Upper bounds of the buckets: powers of two up to the largest usual step. Steps above the last one count only in the
+/// sum.
 const BOUNDS: [u64; 17] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536];
 
-/// How many tokens the steps of an engine had: prompts of the requests that a step admitted, and tokens that it generated.
+/// Histogram of tokens in a step: prompt tokens of admitted requests and generated tokens.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct StepTokens {
     /// Tokens of all steps.
     pub sum: u64,
-    /// Steps of each bucket; the last one has those above all bounds.
+    /// Number of steps in each bucket; the last one has those above all bounds.
     steps: [u64; BOUNDS.len() + 1],
 }
 

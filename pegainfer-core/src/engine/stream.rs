@@ -6,17 +6,17 @@ use crate::sync::events;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-/// An event and when the engine emitted it.
+/// An event and the time when the engine emitted it.
 type Stamped = (Instant, TokenEvent);
 
-/// Bytes of a stream's events that its owner has not received.
+/// Size in bytes of a stream's undelivered events.
 ///
-/// A gauge: nothing in this crate depends on it, so loom does not model it. A server reads it to end clients that let
-/// too much pile up.
+/// A gauge: nothing in this crate depends on it, so loom does not model it. The server reads it to end clients that
+/// read too slowly.
 #[derive(Debug, Default)]
 pub struct Backlog {
     bytes: std::sync::atomic::AtomicUsize,
-    /// The stream and its events are gone.
+    /// True once the stream and its events are dropped.
     dropped: std::sync::atomic::AtomicBool,
 }
 
@@ -35,7 +35,7 @@ impl Backlog {
     }
 }
 
-/// Memory of an event in a stream.
+/// Bytes of an event in a stream.
 fn size(event: &TokenEvent) -> usize {
     size_of::<Stamped>() + event.heap_bytes()
 }
@@ -50,7 +50,7 @@ impl EventSender {
     /// Sends an event; does nothing if the stream is gone.
     pub fn send(&self, at: Instant, event: TokenEvent) {
         let bytes = size(&event);
-        // Counted before sending, because the owner may receive it at once.
+        // Counted before sending, because the receiver may take it at once.
         self.backlog.add(bytes);
         if self.events.try_send((at, event)).is_err() {
             self.backlog.remove(bytes);
@@ -67,7 +67,7 @@ pub(super) struct Cancellation {
 }
 
 impl Cancellation {
-    /// True once nobody wants the rest of the request.
+    /// True once the client is gone or the deadline has passed.
     pub(super) fn is_due(&self, now: Instant) -> bool {
         self.dropped.load(Ordering::Acquire) || self.deadline.get().is_some_and(|&deadline| deadline <= now)
     }
@@ -86,7 +86,7 @@ pub struct TokenStream {
 }
 
 impl TokenStream {
-    /// A stream for a request of at most `max_tokens` tokens that is submitted at `at`, the sender of its events, and its
+    /// A stream for a request of up to `max_tokens` tokens submitted at `at`, the sender of its events, and its
     /// cancellation.
     pub(super) fn new(id: RequestId, max_tokens: usize, at: Instant) -> (Self, EventSender, Arc<Cancellation>) {
         // Admitted, Prompt, the tokens, Finished or Failed.
@@ -101,17 +101,17 @@ impl TokenStream {
         self.backlog.clone()
     }
 
-    /// The engine's name for this request.
+    /// The engine's id of this request.
     pub fn id(&self) -> RequestId {
         self.id
     }
 
-    /// Cancels the request at `deadline`, also when nobody receives any more. Only the first call counts.
+    /// Cancels the request at `deadline`, even if nobody receives any more. Only the first call counts.
     pub fn cancel_at(&self, deadline: Instant) {
         self.cancellation.deadline.get_or_init(|| deadline);
     }
 
-    /// When the engine emitted the event that was received last; before the first one, when the request was submitted.
+    /// Time when the engine emitted the last received event; before the first one, time of the submit.
     pub fn at(&self) -> Instant {
         self.at
     }
@@ -122,7 +122,7 @@ impl TokenStream {
         self.stamp(stamped)
     }
 
-    /// As [`recv`](Self::recv), for threads without an async runtime.
+    /// Blocking variant of [`recv`](Self::recv), for threads without an async runtime.
     pub fn blocking_recv(&mut self) -> Option<TokenEvent> {
         let stamped = self.events.blocking_recv();
         self.stamp(stamped)

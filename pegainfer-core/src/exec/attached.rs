@@ -1,10 +1,10 @@
-//! What other crates keep with an `Exec`.
+//! Values that other crates keep in an `Exec`.
 
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
 use std::fmt;
 
-/// One value of each type, dropped before the device is.
+/// One value of each type, dropped before the device.
 #[derive(Default)]
 pub(super) struct Attached(HashMap<TypeId, Box<dyn Any + Send>>);
 

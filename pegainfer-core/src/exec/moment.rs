@@ -17,7 +17,7 @@ impl Moment {
         gpu.map_or_else(|| Self::Host(Instant::now()), |gpu| Self::Device(gpu.moment()))
     }
 
-    /// The time from `earlier`, a moment of the same kind; of no length otherwise.
+    /// The time since `earlier`, a moment of the same kind; zero for different kinds.
     pub fn since(&self, earlier: &Self) -> Result<Duration, OpError> {
         match (self, earlier) {
             (Self::Host(now), Self::Host(earlier)) => Ok(now.saturating_duration_since(*earlier)),

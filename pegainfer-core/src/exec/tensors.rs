@@ -38,10 +38,10 @@ impl Exec {
         Ok(Tensor::new(name, id, shape, dtype, storage))
     }
 
-    /// Zero-filled tensors with buffer aliasing: the lifetimes of two groups do not overlap, so on a GPU all groups
-    /// share one buffer, as large as the largest group; on other devices each tensor has storage of its own. Writing to
-    /// a group invalidates the values of the others. Returns the tensors of all groups, in the order given. `Meta`
-    /// counts what a GPU allocates.
+    /// Zero-filled tensors with buffer aliasing: the lifetimes of two groups must not overlap. On a GPU all groups
+    /// share one buffer, as large as the largest group; on other devices each tensor has its own storage. Writing to a
+    /// group invalidates the values of the others. Returns the tensors of all groups, in the given order. `Meta` counts
+    /// what a GPU allocates.
     pub fn aliased(&mut self, groups: &[&[AliasedTensor<'_>]]) -> io::Result<Vec<Tensor>> {
         let (bytes, before) = (aliased_bytes(groups), self.allocated);
         let shared = self.shared(bytes)?;
@@ -59,8 +59,8 @@ impl Exec {
         Ok(tensors)
     }
 
-    /// Zero-filled tensors of these names and shapes. On a GPU they lie at equal distances in one buffer, so that one copy can
-    /// fill all of them: see [`fill_adjacent`](Self::fill_adjacent).
+    /// Zero-filled tensors of these names and shapes. On a GPU they lie at equal distances in one buffer, so that one
+    /// copy can fill all of them; see [`fill_adjacent`](Self::fill_adjacent).
     pub fn adjacent<const N: usize>(
         &mut self,
         tensors: [(&str, &[usize]); N],
@@ -76,13 +76,13 @@ impl Exec {
         tensors.try_into().map_err(|_| io::Error::other("one tensor for each name"))
     }
 
-    /// A zero-filled buffer for several tensors; `None` on devices where each tensor has storage of its own.
+    /// A zero-filled buffer for several tensors; `None` on devices where each tensor has its own storage.
     fn shared(&self, bytes: usize) -> io::Result<Option<Arc<DeviceBuffer>>> {
         let buffer = self.cuda.as_ref().map(|cuda| cuda.zeroed(bytes).map(Arc::new).map_err(io::Error::other));
         buffer.transpose()
     }
 
-    /// A tensor at byte `offset` of `shared`, or with storage of its own.
+    /// A tensor at byte `offset` of `shared`, or with its own storage.
     fn tensor_in(
         &mut self,
         shared: Option<&Arc<DeviceBuffer>>,
@@ -96,9 +96,9 @@ impl Exec {
         Ok(Tensor::new(name, self.next_tensor - 1, shape, dtype, Storage::Device(buffer.clone(), offset)))
     }
 
-    /// Writes `range` of the elements of `tensor`: `fill(first, chunk)` computes the elements that begin at `first` of the
-    /// range, on the host threads. For a GPU, chunks begin at multiples of 65,536 elements; otherwise there is one chunk. No
-    /// effect on `Meta`.
+    /// Writes `range` of the elements of `tensor`. `fill(first, chunk)` computes the elements from `first` of the range
+    /// on, on the host threads. For a GPU, chunks start at multiples of 65,536 elements; otherwise there is one chunk.
+    /// No effect on `Meta`.
     pub fn write<T: Element>(
         &mut self,
         tensor: &mut Tensor,
@@ -120,8 +120,8 @@ impl Exec {
         Ok(())
     }
 
-    /// Fills `targets` on the GPU and waits for the copies. `fill(i, first, bytes)` writes the bytes of target `i` from byte
-    /// `first` on, for chunks in no particular order, on the host threads. No effect without targets.
+    /// Fills `targets` on the GPU and waits for the copies. `fill(i, first, bytes)` writes the bytes of target `i` from
+    /// byte `first` on, in chunks in any order, on the host threads. No effect without targets.
     pub(crate) fn upload<E: From<OpError> + Send>(
         &mut self,
         targets: &[Target],
@@ -135,7 +135,7 @@ impl Exec {
         pool.install(|| gpu.upload_all(targets, fill))
     }
 
-    /// Makes every element 0. On a GPU asynchronous, and part of a graph that is captured.
+    /// Sets every element to 0. Asynchronous on a GPU, and part of a captured graph.
     pub fn clear(&mut self, tensor: &mut Tensor) -> Result<(), OpError> {
         match (&mut self.cuda, self.device) {
             (Some(cuda), _) => cuda.clear(tensor),
@@ -153,16 +153,16 @@ impl Exec {
         }
     }
 
-    /// Copies `values` into the tensor and sets its leading dimension accordingly; the other dimensions are unchanged. On a GPU
-    /// the copy is asynchronous, but `values` may be reused immediately.
+    /// Copies `values` into the tensor and sets its leading dimension accordingly; the other dimensions are unchanged.
+    /// On a GPU the copy is asynchronous, but `values` may be reused immediately.
     pub fn fill_rows<T: Element>(&mut self, tensor: &mut Tensor, values: &[T]) -> Result<(), OpError> {
         let cols = tensor.rows_cols().1;
         tensor.set_rows(values.len() / cols.max(1));
         self.write_packed(tensor, values)
     }
 
-    /// Like [`fill_rows`](Self::fill_rows), for all (at least two) tensors of one [`adjacent`](Self::adjacent) call, in its
-    /// order. On a GPU this is one copy; elements after the values of a tensor are undefined afterwards.
+    /// Like [`fill_rows`](Self::fill_rows), for all (at least two) tensors of one [`adjacent`](Self::adjacent) call, in
+    /// its order. On a GPU this is one copy; elements after the values of a tensor are undefined afterwards.
     pub fn fill_adjacent<const N: usize, T: Element>(
         &mut self,
         mut tensors: [&mut Tensor; N],
@@ -202,7 +202,7 @@ impl Exec {
         }
     }
 
-    /// Copies the first bytes of the memory of `tensor`, whatever its elements are, to `out`; waits for a GPU. On `Meta`, `out` is
+    /// Copies the first bytes of the memory of `tensor`, of any type, to `out`; waits for a GPU. On `Meta`, `out` is
     /// unchanged.
     pub fn read_bytes(&self, tensor: &Tensor, out: &mut [u8]) -> Result<(), OpError> {
         assert!(out.len() <= tensor.capacity(), "{}", tensor.name());

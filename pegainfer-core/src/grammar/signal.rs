@@ -3,7 +3,7 @@
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Counts the masks that became ready, or failed, of all trackers that share it, and wakes who waits for the next one.
+/// Counts the computations of all sharing trackers that ended with a mask or a failure, and wakes waiting threads.
 #[derive(Debug, Default)]
 pub struct MaskSignal {
     ended: Mutex<u64>,
@@ -11,18 +11,18 @@ pub struct MaskSignal {
 }
 
 impl MaskSignal {
-    /// Computations that have ended so far.
+    /// Number of computations that have ended.
     pub fn ended(&self) -> u64 {
         *self.lock()
     }
 
-    /// Waits until more than `seen` computations have ended, at most `limit`.
+    /// Waits until more than `seen` computations have ended, for at most `limit`.
     pub fn wait(&self, seen: u64, limit: Duration) {
-        // Poisoned or not, the caller looks at the masks again.
+        // Even if poisoned, the caller reads the masks again.
         let _ = self.changed.wait_timeout_while(self.lock(), limit, |ended| *ended <= seen);
     }
 
-    /// A computation has ended.
+    /// Records that a computation has ended.
     pub(super) fn notify(&self) {
         *self.lock() += 1;
         self.changed.notify_all();

@@ -3,7 +3,7 @@
 use super::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Allows the number of tokens so far, and twice that; fails behind 6 tokens. Counts the masks that are computed.
+/// Allows the number of tokens so far, and twice that number; fails after 6 tokens. Counts computed masks.
 #[derive(Debug, Clone, Default)]
 struct Numbers {
     tokens: u32,
@@ -77,7 +77,7 @@ fn masks_follow_tokens() {
 
 #[test]
 fn drafts_are_tried_up_to_the_first_that_is_not_allowed_and_change_no_mask() {
-    // Drafts behind tokens 0 and 1, how many of them are allowed, the tokens that come then, and the masks computed for these.
+    // Drafts after tokens 0 and 1, number of allowed drafts, next tokens, and masks computed for these.
     for (drafts, allowed, tokens, masks) in [
         (vec![], 0, vec![2], 1),
         (vec![3], 0, vec![4], 1),
@@ -128,7 +128,7 @@ fn failures_and_panics_stay() {
     }
 }
 
-/// The mask behind its first token never comes before the test says so.
+/// The mask after its first token is ready only when the test says so.
 #[derive(Debug, Clone)]
 struct Stuck(Arc<std::sync::Barrier>);
 

@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The blocks of one sequence at the time of a step, in token order: a prefix of a list that only grows.
 ///
-/// A clone costs a reference count, however long the list is, so every step has its own. Entries of a list never
-/// change: a sequence that gives blocks back begins another list. Two prefixes of one list therefore agree up to the
+/// A clone only increments a reference count, so every step has its own. Entries of a list never change; a sequence
+/// that releases blocks starts another list. Two prefixes of one list therefore agree up to the length of the shorter
+/// one, which [`shares_list`](Self::shares_list) finds without comparing entries.
 /// length of the shorter one, and [`shares_list`](Self::shares_list) finds that without a look at the entries.
 #[derive(Clone, Default)]
 pub struct BlockIds {
@@ -30,10 +31,10 @@ impl BlockIds {
         self.len == 0
     }
 
-    /// The block of tokens `i * n` to `(i + 1) * n - 1`, for blocks of `n` tokens.
+    /// Block `i`, which holds tokens `i * n` to `(i + 1) * n - 1` for blocks of `n` tokens.
     ///
     /// # Panics
-    /// If there are at most `i` blocks.
+    /// If there are no more than `i` blocks.
     #[inline]
     pub fn at(&self, i: usize) -> u32 {
         read(&self.entries()[i])
@@ -50,12 +51,13 @@ impl BlockIds {
         self.range(0..self.len)
     }
 
-    /// Some of the blocks; the range must not end after the last one.
+    /// The blocks of `range`, which must not end after the last one.
     pub fn range(&self, range: Range<usize>) -> impl DoubleEndedIterator<Item = u32> + ExactSizeIterator {
         self.entries()[range].iter().map(read)
     }
 
-    /// True if both are prefixes of one list: the longer one begins with the shorter one. False says nothing.
+    /// True if both are prefixes of one list, so that the longer starts with the shorter. If false, they may still be
+    /// equal.
     #[inline]
     pub fn shares_list(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.list, &other.list)
@@ -66,7 +68,7 @@ impl BlockIds {
         &self.list[..self.len]
     }
 
-    /// The first `len` entries, at most all, in a list of its own that has memory for `capacity` entries.
+    /// The first `len` entries, or all if there are fewer, in a new list with memory for `capacity` entries.
     fn in_new_list(&self, len: usize, capacity: usize) -> Self {
         let len = len.min(self.len);
         let unwritten = std::iter::repeat_n(0, capacity.saturating_sub(len));
@@ -74,8 +76,8 @@ impl BlockIds {
     }
 }
 
-/// An entry of a prefix. It was written before the prefix was made, and the channel or lock that handed the prefix to
-/// this thread orders the two accesses.
+/// An entry of a prefix. It was written before the prefix was created, and the channel or lock that passed the prefix
+/// to this thread orders the two accesses.
 #[inline]
 fn read(entry: &AtomicU32) -> u32 {
     entry.load(Ordering::Relaxed)
@@ -111,7 +113,7 @@ impl BlockList {
         &self.0
     }
 
-    /// Has memory for `capacity` blocks in all: until there are more, the list stays the same one.
+    /// Reserves memory for `capacity` blocks in all, up to which the list stays the same.
     pub fn reserve(&mut self, capacity: usize) {
         if capacity > self.0.list.len() {
             self.0 = self.0.in_new_list(self.0.len, capacity);
@@ -124,12 +126,12 @@ impl BlockList {
         if len == self.0.list.len() {
             self.reserve((2 * len).max(4));
         }
-        // No prefix has this entry yet: each is as long as the list was when it was made.
+        // No prefix contains this entry yet: each is as long as the list was when it was created.
         self.0.list[len].store(id, Ordering::Relaxed);
         self.0.len += 1;
     }
 
-    /// Keeps the first `len` blocks, in another list, because steps may hold the others.
+    /// Keeps the first `len` blocks in a new list, because steps may hold the old one.
     pub fn truncate(&mut self, len: usize) {
         if len < self.0.len {
             self.0 = self.0.in_new_list(len, self.0.list.len());

@@ -1,28 +1,29 @@
-//! How many KV blocks fit the memory of a device.
+//! Number of KV blocks that fit the memory of a device.
 
 /// Memory of a device, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceMemory {
-    /// All of it.
+    /// Total bytes.
     pub total: u64,
-    /// Not in use, by this process or any other, once all but the pool is allocated.
+    /// Bytes not used by any process once everything but the pool is allocated.
     pub free: u64,
 }
 
 impl DeviceMemory {
-    /// A device of this kind with `limit` bytes, of which as many are in use as of the whole one; the device itself without a limit.
+    /// This memory with a total of `limit` bytes and the same number of bytes in use; unchanged without a limit.
     pub fn limited(self, limit: Option<u64>) -> Self {
         let total = limit.map_or(self.total, |limit| limit.min(self.total));
         Self { total, free: self.free.saturating_sub(self.total - total) }
     }
 
-    /// Bytes that are left of `share` (0 to 1) of the memory; the rest of it stays free for kernels, graphs and cuBLASLt.
+    /// Bytes left within `share` (0 to 1) of the memory; the rest stays free for kernels, graphs and cuBLASLt.
     pub fn left_of(self, share: f64) -> u64 {
         let used = self.total - self.free.min(self.total);
         ((self.total as f64 * share) as u64).saturating_sub(used)
     }
 
-    /// Blocks of `block_bytes` that fit what is left of `share`, at most `useful`; a sentence for the user if none does.
+    /// Number of blocks of `block_bytes` that fit within `share`, at most `useful`; a sentence for the user if none
+    /// fits.
     pub fn blocks(self, share: f64, block_bytes: u64, useful: usize) -> Result<usize, String> {
         match self.left_of(share) / block_bytes {
             0 => Err(format!(
@@ -48,7 +49,7 @@ mod tests {
         assert_eq!(left(1000, 600, 1.0), 600, "never more than is free");
         assert_eq!(left(1000, 100, 0.9), 0, "another process has it");
         assert_eq!(left(1000, 50, 0.9), 0);
-        // An H200 with Qwen3-4B: 150.1 GB, of which weights, workspace and context take 10.
+        // An H200 with Qwen3-4B: 150.1 GB, 10 GB of it taken by weights, workspace and context.
         assert_eq!(left(150_100_000_000, 140_100_000_000, 0.9), 125_090_000_000);
     }
 

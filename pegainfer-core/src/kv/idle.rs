@@ -1,4 +1,4 @@
-//! The order in which idle blocks are evicted.
+//! Eviction order of idle blocks.
 
 use super::index::prefetch;
 use std::collections::VecDeque;
@@ -6,16 +6,17 @@ use std::collections::VecDeque;
 /// No ticket: the block is not in the list.
 const NONE: u32 = 0;
 
-/// Blocks in the order in which they were added: a queue from which a block is taken out by making its entry stale. Unlike the nodes of
-/// a linked list, the entries lie in memory in the order in which they are needed, so that no eviction waits for the address of
-/// the next one.
+/// Idle blocks in the order in which they were added: a queue whose entries become stale when their block is removed.
+/// Unlike nodes of a linked list, entries lie in memory in eviction order, so no eviction waits for the address of the
+/// next one.
 #[derive(Debug)]
 pub(super) struct IdleList {
     /// Blocks and their tickets, oldest first. An entry is stale if its block has another ticket.
     queue: VecDeque<(u32, u32)>,
-    /// By block: the ticket of its entry, or [`NONE`].
+    /// Ticket of each block's entry, or [`NONE`].
     tickets: Vec<u32>,
-    /// The newest ticket. When they begin anew, no entry with the same ticket is left: there are far fewer entries.
+    /// The newest ticket. When tickets wrap around, no entry with the same ticket is left, because there are far fewer
+    /// entries.
     ticket: u32,
     len: usize,
 }
@@ -31,7 +32,7 @@ impl IdleList {
         self.len
     }
 
-    /// Whether `block` is in the list.
+    /// True if `block` is in the list.
     pub fn has(&self, block: u32) -> bool {
         self.tickets[block as usize] != NONE
     }
@@ -50,7 +51,7 @@ impl IdleList {
         self.len += 1;
     }
 
-    /// Takes `block` out, if it is in the list.
+    /// Removes `block` if it is in the list.
     pub fn remove(&mut self, block: u32) {
         if self.has(block) {
             self.tickets[block as usize] = NONE;
@@ -58,7 +59,7 @@ impl IdleList {
         }
     }
 
-    /// Takes the oldest block out.
+    /// Removes the oldest block.
     pub fn pop_oldest(&mut self) -> Option<u32> {
         while let Some((block, ticket)) = self.queue.pop_front() {
             if self.tickets[block as usize] == ticket {
@@ -69,12 +70,12 @@ impl IdleList {
         None
     }
 
-    /// The block that is taken out as the oldest after `entries` others, as far as that is known without a look at them.
+    /// The block that will be removed after `entries` others, as far as that is known without reading them.
     pub fn ahead(&self, entries: usize) -> Option<u32> {
         self.queue.get(entries).map(|(block, _)| *block)
     }
 
-    /// Tells memory that `block` will be taken out soon.
+    /// Prefetches the data for removing `block`.
     pub fn expect(&self, block: u32) {
         prefetch(&self.tickets[block as usize]);
     }

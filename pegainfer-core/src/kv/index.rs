@@ -1,9 +1,9 @@
-//! The prefix index: which block holds which tokens.
+//! The prefix index: from tokens to the blocks that hold their KV.
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 
-/// Words of a key besides its tokens: the kind of its parent, and its number.
+/// Words of a key other than its tokens: kind and number of its parent.
 const PARENT_WORDS: usize = 3;
 
 /// Identity of an indexed block: never reused, so a child entry can never be reached through another parent.
@@ -15,17 +15,17 @@ pub(super) enum Node {
     Block(u64),
 }
 
-/// What a block holds: its tokens, and what comes before them. Keys are compared whole, so that unlike with a hash
-/// chain no collision can serve one prompt the KV of another.
+/// Key of a block: its tokens, and what precedes them. Keys are compared whole, so unlike with a hash chain no
+/// collision can serve one prompt the KV of another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Key<'a> {
     pub parent: Node,
-    /// As many as a block has.
+    /// Tokens of one full block.
     pub tokens: &'a [u32],
 }
 
-/// Multilinear hash of keys: strongly universal over words of 32 bits (Lemire and Kaser, "Strongly universal string hashing is fast",
-/// The Computer Journal 2014). Its factors are random, so that no client can choose prompts of one bucket.
+/// Multilinear hash of keys, strongly universal over 32-bit words (Lemire and Kaser, "Strongly universal string hashing
+/// is fast", The Computer Journal 2014). Its factors are random, so that clients cannot choose prompts of one bucket.
 #[derive(Debug)]
 struct Multilinear {
     /// The first summand, and one factor for each word of a key.
@@ -39,7 +39,7 @@ impl Multilinear {
         Self { factors: (0..=PARENT_WORDS + block_tokens).map(|i| random.hash_one(i)).collect() }
     }
 
-    /// 31 bits, of which each has the same chance.
+    /// A uniformly distributed 31-bit hash.
     fn hash(&self, key: Key<'_>) -> u32 {
         let (kind, number) = match key.parent {
             Node::Root(salt) => (0, salt),
@@ -49,7 +49,7 @@ impl Multilinear {
         let term = |factor: u64, word: u32| factor.wrapping_mul(u64::from(word));
         let mut sum = parent[0].wrapping_add(term(parent[1], kind));
         sum = sum.wrapping_add(term(parent[2], number as u32)).wrapping_add(term(parent[3], (number >> 32) as u32));
-        // Four at a time: a loop over single ones takes twice as many instructions.
+        // Four at a time: a loop over single tokens takes twice as many instructions.
         let (quads, rest) = key.tokens.as_chunks::<4>();
         let (factor_quads, _) = tokens.as_chunks::<4>();
         for (f, t) in factor_quads.iter().zip(quads) {
@@ -64,30 +64,30 @@ impl Multilinear {
     }
 }
 
-/// Blocks that are entered together, whose reads of memory overlap.
+/// Number of blocks entered together, to overlap their memory reads.
 const BATCH: usize = 32;
 
-/// Fewest buckets for each block of the pool.
+/// Minimum number of buckets per block of the pool.
 const BUCKETS_PER_BLOCK: usize = 4;
 
 /// No block.
 const NONE: u32 = u32::MAX;
 
-/// A hash table from keys to the blocks of a pool, each of which it has at most once. Entries lie at the index of their
-/// block, those of a bucket form a chain: nothing ever moves. A `HashMap` of a full pool, in which as many entries come
-/// as go, has to clean up after some thousand blocks, and every request waits the 5 to 10 ms that this takes.
+/// A hash table from keys to the blocks of a pool, each block at most once. Entries lie at the index of their block,
+/// and those of a bucket form a chain, so nothing ever moves. A `HashMap` with constant insertion and removal has to
+/// rehash after some thousand blocks, which delays every request by 5 to 10 ms.
 #[derive(Debug)]
 pub(super) struct Index {
     hasher: Multilinear,
-    /// First block of each bucket, or [`NONE`]. Their number is a power of two, and several times that of the blocks: most
-    /// searches are for keys that nobody has, and end at an empty bucket without a look at another block.
+    /// First block of each bucket, or [`NONE`]. Their number is a power of two, several times that of the blocks: most
+    /// searches miss, and end at an empty bucket without touching a block.
     buckets: Vec<u32>,
-    /// By block: the hash of its key, or [`NONE`] without an entry. What searches and evictions need has short arrays of its own, which
-    /// stay in a cache.
+    /// Hash of each block's key, or [`NONE`] without an entry. Data that searches and evictions need has its own short
+    /// arrays, which stay in a cache.
     hashes: Vec<u32>,
-    /// By block with an entry: the next one of its bucket, or [`NONE`].
+    /// Next block in the bucket of each block with an entry, or [`NONE`].
     next: Vec<u32>,
-    /// By block with an entry: its parent, and its serial number.
+    /// Parent and serial number of each block with an entry.
     nodes: Vec<(Node, u64)>,
     /// Tokens of the entries, `[blocks, block_tokens]`.
     tokens: Vec<u32>,
@@ -115,19 +115,19 @@ impl Index {
         self.search(self.hasher.hash(key), key)
     }
 
-    /// Whether `block` has an entry.
+    /// True if `block` has an entry.
     pub fn has(&self, block: u32) -> bool {
         self.hashes[block as usize] != NONE
     }
 
-    /// Enters `blocks`, which must not have entries: full ones of one sequence, one behind the other, with their `tokens`, the first
-    /// one behind `parent`. Adds their nodes, or those of other blocks with their keys.
+    /// Adds `blocks`, consecutive full blocks of one sequence without entries, with their `tokens`; the first one
+    /// follows `parent`. Appends their nodes, or the nodes of existing blocks with the same keys.
     pub fn enter(&mut self, parent: Node, blocks: &[u32], tokens: &[u32], nodes: &mut Vec<Node>) {
         let size = self.block_tokens;
         let mut parent = parent;
         for (blocks, tokens) in blocks.chunks(BATCH).zip(tokens.chunks(BATCH * size)) {
-            // Most blocks are new, and follow each other: their buckets are known before the first one is entered, and memory has
-            // fetched them when they are needed.
+            // Maximum number of blocks are new and consecutive: their buckets are known before the first one is added,
+            // and prefetched when they are needed.
             let mut hashes = [0; BATCH];
             for (i, (hash, tokens)) in hashes.iter_mut().zip(tokens.chunks_exact(size)).enumerate() {
                 let expected = if i == 0 { parent } else { Node::Block(self.next_serial + i as u64 - 1) };
@@ -137,7 +137,7 @@ impl Index {
             let first = self.next_serial;
             for (i, (block, tokens)) in blocks.iter().zip(tokens.chunks_exact(size)).enumerate() {
                 let key = Key { parent, tokens };
-                // Nothing can follow a block that is new itself: there is no such key yet.
+                // No key can have a parent that is new itself.
                 let follows_new = i > 0 && parent == Node::Block(first + i as u64 - 1);
                 let hash = if i == 0 || follows_new { hashes[i] } else { self.hasher.hash(key) };
                 let known = if follows_new { None } else { self.search(hash, key) };
@@ -147,7 +147,7 @@ impl Index {
         }
     }
 
-    /// Enters one block, whose key is new and has this hash.
+    /// Adds one block with a new key of this hash.
     fn insert(&mut self, hash: u32, block: u32, key: Key<'_>) -> Node {
         debug_assert!(!self.has(block), "a block was registered twice");
         let (serial, at) = (self.next_serial, block as usize);
@@ -160,28 +160,28 @@ impl Index {
         Node::Block(serial)
     }
 
-    /// Tells memory that `block` will get an entry soon.
+    /// Prefetches the data for adding an entry of `block`.
     pub fn expect_entry(&self, block: u32) {
         let at = block as usize;
         prefetch(&self.nodes[at]);
         let tokens = &self.tokens[at * self.block_tokens..][..self.block_tokens];
-        // One of each cache line.
+        // One token per cache line.
         tokens.iter().step_by(16).chain(tokens.last()).for_each(prefetch);
     }
 
-    /// Tells memory that [`expect_removal`](Self::expect_removal) of `block` follows soon.
+    /// Prefetches the data for [`expect_removal`](Self::expect_removal) of `block`.
     pub fn expect_lookup(&self, block: u32) {
         prefetch(&self.hashes[block as usize]);
         prefetch(&self.next[block as usize]);
     }
 
-    /// Tells memory that the entry of `block` will be taken out soon.
+    /// Prefetches the data for removing the entry of `block`.
     pub fn expect_removal(&self, block: u32) {
         let hash = self.hashes[block as usize];
         prefetch(&self.buckets[self.bucket(hash)]);
     }
 
-    /// Takes the entry of `block` out, if it has one.
+    /// Removes the entry of `block`, if it has one.
     pub fn remove(&mut self, block: u32) {
         let hash = std::mem::replace(&mut self.hashes[block as usize], NONE);
         if hash == NONE {
@@ -199,13 +199,13 @@ impl Index {
         self.next[before as usize] = next;
     }
 
-    /// Takes every entry out. Their serial numbers are not used again.
+    /// Removes all entries. Their serial numbers are not used again.
     pub fn clear(&mut self) {
         self.buckets.fill(NONE);
         self.hashes.fill(NONE);
     }
 
-    /// Whether every entry, and nothing else, is in its bucket; for tests.
+    /// True if every entry, and nothing else, is in its bucket; for tests.
     pub fn is_consistent(&self) -> bool {
         let reachable = (0..self.buckets.len()).flat_map(|bucket| self.chain(bucket).map(move |block| (bucket, block)));
         let placed = reachable.filter(|(bucket, block)| self.bucket(self.hashes[*block as usize]) == *bucket).count();
@@ -230,13 +230,13 @@ impl Index {
     }
 }
 
-/// Asks memory for `value`, which will be needed soon.
+/// Prefetches `value`.
 #[inline]
 pub(super) fn prefetch<T>(value: &T) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a hint, which reads nothing.
+        // SAFETY: only a hint; reads nothing.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(value).cast()) };
     }
     #[cfg(not(target_arch = "x86_64"))]
@@ -262,7 +262,7 @@ mod tests {
         let blocks: Vec<u32> = (0..70).collect();
         let mut nodes = Vec::new();
         index.enter(Node::Root(7), &blocks, &tokens, &mut nodes);
-        // The first 40 are there; the others follow another text.
+        // The first 40 are cached; the others follow another text.
         let other: Vec<u32> = (0..80).chain(500..560).collect();
         let mut of_other = Vec::new();
         index.enter(Node::Root(7), &(70..140).collect::<Vec<_>>(), &other, &mut of_other);

@@ -1,8 +1,8 @@
 //! Paged KV: which blocks hold which tokens. Pure bookkeeping; the bytes live in a model's `state.rs`.
 //!
-//! A [`BlockPool`] hands out blocks of a fixed number of tokens and counts their holders. A [`BlockTable`] is one
-//! request's list of blocks, and [`BlockIds`] is what a step sees of it. Full blocks are entered in the pool's prefix
-//! index, where later requests find them; a block that nobody holds stays there until it is evicted, least recently used
+//! A [`BlockPool`] hands out blocks of a fixed number of tokens and counts their holders. A [`BlockTable`] is the list
+//! of blocks of one request, and [`BlockIds`] is the view of it in a step. Full blocks are added to the pool's prefix
+//! index, where later requests find them. A block without holders stays there until it is evicted, least recently used
 //! first.
 
 mod block_ids;
@@ -17,6 +17,6 @@ pub use budget::DeviceMemory;
 pub use pool::BlockPool;
 pub use table::{BlockTable, OutOfBlocks};
 
-/// The slot of a token whose key and value stay out of the cache: because they are there already, in a block that other
-/// requests may be reading, or because the token only pads a step to the shape of a CUDA graph.
+/// Slot of a token whose key and value are not written: they are already cached in a block that other requests may be
+/// reading, or the token only pads a step to the shape of a CUDA graph.
 pub const NO_SLOT: u32 = u32::MAX;

@@ -6,17 +6,17 @@ use super::index::{Index, Key, Node};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Evictions from a stage of the preparation of one to the next.
+/// Number of evictions between the two stages of preparing one.
 const LOOKAHEAD: usize = 16;
 
-/// The bookkeeping of a pool. A block is held, or free, or idle: in the index, so that a later request may find it.
+/// Bookkeeping of a pool. A block is held, free, or idle, that is, in the index without a holder.
 #[derive(Debug)]
 pub(super) struct Blocks {
-    /// By block: tables that hold it.
+    /// Number of tables that hold each block.
     holders: Vec<u32>,
     free: Vec<u32>,
     index: Index,
-    /// Indexed blocks that nobody holds, least recently used first.
+    /// Indexed blocks without holders, least recently used first.
     idle: IdleList,
 }
 
@@ -24,15 +24,15 @@ pub(super) struct Blocks {
 #[derive(Debug, Clone)]
 pub struct BlockPool {
     blocks: Arc<Mutex<Blocks>>,
-    /// Times that the prefix index was emptied.
+    /// Number of times that the prefix index was cleared.
     resets: Arc<AtomicU64>,
     total: usize,
     block_tokens: usize,
 }
 
 impl Blocks {
-    /// Adds `count` blocks with undefined contents, held by the caller; evicts the least recently used cached prefixes if need be.
-    /// False if there are not so many: then it has added all that there are.
+    /// Appends `count` blocks with undefined contents, held by the caller; evicts least recently used cached prefixes
+    /// if necessary. If there are too few, appends all there are and returns false.
     pub fn allocate(&mut self, count: usize, blocks: &mut BlockList) -> bool {
         for _ in 0..count {
             let Some(id) = self.free.pop().or_else(|| self.idle.pop_oldest()) else { return false };
@@ -45,7 +45,7 @@ impl Blocks {
         true
     }
 
-    /// Prepares later evictions: tells memory what they will need, in two stages, of which the second reads what the first one fetched.
+    /// Prefetches the memory that later evictions need, in two stages: the second reads what the first fetched.
     fn look_ahead(&self) {
         if let Some(later) = self.idle.ahead(2 * LOOKAHEAD) {
             self.idle.expect(later);
@@ -56,7 +56,7 @@ impl Blocks {
         }
     }
 
-    /// The indexed block with this key, held by the caller, too, and its node.
+    /// The indexed block with this key, now also held by the caller, and its node.
     pub fn lookup(&mut self, key: Key<'_>) -> Option<(u32, Node)> {
         let (id, node) = self.index.find(key)?;
         self.idle.remove(id);
@@ -64,13 +64,13 @@ impl Blocks {
         Some((id, node))
     }
 
-    /// Enters full, computed blocks of one sequence in the index, the first one behind `parent`, and adds their nodes. Where another
-    /// block holds the same tokens, that one stays the indexed one.
+    /// Adds full, computed blocks of one sequence to the index, the first one after `parent`, and appends their nodes.
+    /// If another block holds the same tokens, that one stays in the index.
     pub fn register(&mut self, parent: Node, ids: &[u32], tokens: &[u32], nodes: &mut Vec<Node>) {
         self.index.enter(parent, ids, tokens, nodes);
     }
 
-    /// The caller holds block `id` no longer.
+    /// Releases the caller's hold on block `id`.
     pub fn release(&mut self, id: u32) {
         let holders = &mut self.holders[id as usize];
         *holders -= 1;
@@ -110,20 +110,20 @@ impl BlockPool {
         self.block_tokens
     }
 
-    /// Blocks that can be allocated now, cached prefixes that nobody holds included.
+    /// Number of blocks that can be allocated now, including cached prefixes without holders.
     pub fn available(&self) -> usize {
         let blocks = self.lock();
         blocks.free.len() + blocks.idle.len()
     }
 
-    /// The bookkeeping, for several operations at once.
+    /// Locks the bookkeeping, for several operations at once.
     pub(super) fn lock(&self) -> MutexGuard<'_, Blocks> {
         // No user code runs under the lock, so a poisoned pool is still consistent.
         self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Empties the prefix index: no prefix entered before is found again. Blocks that are held stay with their holders
-    /// and are free, not cached, afterwards.
+    /// Clears the prefix index: no prefix added earlier is found again. Held blocks stay with their holders and become
+    /// free, not cached, afterwards.
     pub fn forget_prefixes(&self) {
         let blocks = &mut *self.lock();
         self.resets.fetch_add(1, Ordering::Relaxed);
@@ -133,7 +133,7 @@ impl BlockPool {
         }
     }
 
-    /// Times that the prefix index was emptied. The number is only compared by the thread that empties it.
+    /// Number of times that the prefix index was cleared. Only compared by the thread that clears it.
     pub(super) fn resets(&self) -> u64 {
         self.resets.load(Ordering::Relaxed)
     }

@@ -1,4 +1,4 @@
-//! One request's blocks.
+//! Block table of one request.
 
 use super::block_ids::{BlockIds, BlockList};
 use super::index::{Key, Node};
@@ -11,48 +11,49 @@ use thiserror::Error;
 #[error("the KV pool is out of blocks")]
 pub struct OutOfBlocks;
 
-/// The blocks of one sequence, in token order: token `i` lives in block `i / n`, row `i % n`, where the pool's blocks have `n`
-/// tokens.
+/// The blocks of one sequence, in token order. With blocks of `n` tokens, token `i` lies in block `i / n`, row `i % n`.
 #[derive(Debug)]
 pub struct BlockTable {
     pool: BlockPool,
     blocks: BlockList,
-    /// Of the blocks from the front that are in the prefix index.
+    /// Nodes of the first blocks, as many as are in the prefix index.
     nodes: Vec<Node>,
-    /// Times that the index had been emptied when the first of them entered it.
+    /// Number of times the index had been cleared when the first block entered it.
     resets: u64,
-    /// Tokens whose KV other tables may read: it was in the cache before.
-    found: usize,
+    /// Number of tokens whose KV other tables may read, because it was found in the cache.
+    shared_tokens: usize,
     salt: u64,
 }
 
 impl BlockTable {
     /// An empty table. Prefixes are shared between tables of the same `salt` only.
     pub fn new(pool: &BlockPool, salt: u64) -> Self {
-        Self { pool: pool.clone(), blocks: BlockList::default(), nodes: Vec::new(), resets: 0, found: 0, salt }
+        Self { pool: pool.clone(), blocks: BlockList::default(), nodes: Vec::new(), resets: 0, shared_tokens: 0, salt }
     }
 
-    /// Has memory for the bookkeeping of `tokens` tokens.
+    /// Reserves memory for the bookkeeping of `tokens` tokens.
     pub fn reserve(&mut self, tokens: usize) {
         let blocks = tokens.div_ceil(self.block_tokens());
         self.blocks.reserve(blocks);
         self.nodes.reserve_exact(blocks);
     }
 
-    /// Fills an empty table with the longest cached prefix of `tokens` and returns its length in tokens, or one less
-    /// than all: the last token is left to compute, for its logits, even if its KV is there.
+    /// Fills an empty table with the longest cached prefix of `tokens` and returns its length in tokens. At most all
+    /// but the last token, which is computed for its logits even if its KV is cached.
     pub fn match_prefix(&mut self, tokens: &[u32]) -> usize {
         assert!(self.blocks().is_empty(), "a prefix can only be matched into an empty table");
         self.resets = self.pool.resets();
         let mut pool = self.pool.lock();
         for tokens in tokens.chunks_exact(self.pool.block_tokens()) {
-            let Some((block, node)) = pool.lookup(Key { parent: tip(&self.nodes, self.salt), tokens }) else { break };
+            let Some((block, node)) = pool.lookup(Key { parent: last_node(&self.nodes, self.salt), tokens }) else {
+                break;
+            };
             self.blocks.push(block);
             self.nodes.push(node);
         }
         drop(pool);
-        self.found = self.blocks().len() * self.block_tokens();
-        self.found.min(tokens.len().saturating_sub(1))
+        self.shared_tokens = self.blocks().len() * self.block_tokens();
+        self.shared_tokens.min(tokens.len().saturating_sub(1))
     }
 
     /// Blocks missing for `tokens` tokens.
@@ -62,7 +63,7 @@ impl BlockTable {
         if lacking == 0 { 0 } else { lacking.div_ceil(self.block_tokens()) }
     }
 
-    /// Allocates until `tokens` tokens fit. On failure the blocks allocated so far stay in the table.
+    /// Allocates until `tokens` tokens fit. On failure, blocks allocated so far stay in the table.
     #[inline]
     pub fn grow(&mut self, tokens: usize) -> Result<(), OutOfBlocks> {
         let missing = self.missing(tokens);
@@ -73,7 +74,7 @@ impl BlockTable {
         if self.pool.lock().allocate(blocks, &mut self.blocks) { Ok(()) } else { Err(OutOfBlocks) }
     }
 
-    /// Enters every block that is now full in the prefix index: the KV of `computed` (all tokens so far) is written.
+    /// Adds every block that is now full to the prefix index: the KV of `computed` (all tokens so far) is written.
     #[inline]
     pub fn register(&mut self, computed: &[u32]) {
         if computed.len() >= (self.nodes.len() + 1) * self.block_tokens() {
@@ -87,15 +88,15 @@ impl BlockTable {
             self.resets = self.pool.resets();
         }
         let full = computed.len() / size;
-        let (parent, tokens) = (tip(&self.nodes, self.salt), &computed[known * size..full * size]);
+        let (parent, tokens) = (last_node(&self.nodes, self.salt), &computed[known * size..full * size]);
         let blocks: Vec<u32> = self.blocks().range(known..full).collect();
         self.pool.lock().register(parent, &blocks, tokens, &mut self.nodes);
     }
 
-    /// A name for the prefix of `tokens` tokens, whole blocks of them, for what a model keeps besides its KV: equal for
-    /// equal prefixes of one salt, as long as their blocks are in the index, and never used again for another. `None`
-    /// while the prefix is not in the index, and for good if the index was emptied since its first block entered it:
-    /// nobody can find what follows that block.
+    /// Name of the prefix of `tokens` tokens, whole blocks of them, for state other than KV. Equal prefixes of one salt
+    /// have equal names while their blocks are in the index, and a name is never used again. `None` while the prefix is
+    /// not in the index, and for good if the index was cleared since the first block entered it, because no request can
+    /// find later blocks.
     pub fn prefix(&self, tokens: usize) -> Option<u64> {
         if self.resets != self.pool.resets() {
             return None;
@@ -106,20 +107,20 @@ impl BlockTable {
         }
     }
 
-    /// Gives back the blocks behind the first `tokens` tokens, which are whole blocks.
+    /// Releases the blocks after the first `tokens` tokens, which are whole blocks.
     pub fn truncate(&mut self, tokens: usize) {
         let keep = tokens / self.block_tokens();
         self.release_from(keep);
         self.blocks.truncate(keep);
         self.nodes.truncate(self.blocks().len());
-        self.found = self.found.min(self.blocks().len() * self.block_tokens());
+        self.shared_tokens = self.shared_tokens.min(self.blocks().len() * self.block_tokens());
     }
 
-    /// Gives the blocks from number `first` on back to the pool; they stay in the list.
+    /// Releases the blocks from number `first` on to the pool; they stay in the list.
     fn release_from(&self, first: usize) {
         if first < self.blocks().len() {
             let mut pool = self.pool.lock();
-            // Last block first, so that eviction takes the tail of a prefix before its head.
+            // Last block first, so that eviction takes the end of a prefix before its start.
             self.blocks().range(first..self.blocks().len()).rev().for_each(|block| pool.release(block));
         }
     }
@@ -136,15 +137,15 @@ impl BlockTable {
         self.blocks.ids()
     }
 
-    /// Adds where the KV of each of the tokens at `positions` is to be written in the device's buffer: `block * n + row` for
-    /// blocks of `n` tokens, or [`NO_SLOT`] if it is there.
+    /// Appends the KV slot of each of the tokens at `positions`: `block * n + row` for blocks of `n` tokens, or
+    /// [`NO_SLOT`] if its KV is already cached.
     #[inline]
     pub fn write_slots(&self, positions: Range<usize>, slots: &mut Vec<u32>) {
         let (size, Range { start, end }) = (self.block_tokens(), positions);
-        // Most often the newest token, whose block is found without a division.
+        // Usually the newest token, whose block is found without a division.
         let first_of_last = self.blocks().len().saturating_sub(1) * size;
         match self.blocks().last() {
-            Some(block) if end - start == 1 && start >= first_of_last.max(self.found) => {
+            Some(block) if end - start == 1 && start >= first_of_last.max(self.shared_tokens) => {
                 debug_assert!(end <= first_of_last + size, "the table has a block for the token");
                 slots.push(block * size as u32 + (start - first_of_last) as u32);
             }
@@ -154,7 +155,7 @@ impl BlockTable {
 
     fn write_many_slots(&self, Range { start, end }: Range<usize>, slots: &mut Vec<u32>) {
         let size = self.block_tokens();
-        let computed = start.max(self.found.min(end));
+        let computed = start.max(self.shared_tokens.min(end));
         slots.resize(slots.len() + computed - start, NO_SLOT);
         let (mut at, mut row) = (computed, computed % size);
         let first = (computed / size).min(self.blocks().len());
@@ -168,14 +169,14 @@ impl BlockTable {
         }
     }
 
-    /// Gives every block back.
+    /// Releases all blocks.
     pub fn clear(&mut self) {
         self.truncate(0);
     }
 }
 
 /// The node of the last of the blocks that are in the index.
-fn tip(nodes: &[Node], salt: u64) -> Node {
+fn last_node(nodes: &[Node], salt: u64) -> Node {
     nodes.last().copied().unwrap_or(Node::Root(salt))
 }
 
@@ -298,7 +299,7 @@ mod tests {
         for prompt in [&held, &idle] {
             assert_eq!(BlockTable::new(&pool, 0).match_prefix(prompt), 0);
         }
-        // What the holder computes from here on follows blocks that nobody can find.
+        // Blocks that the holder computes from here on follow blocks that cannot be found.
         holder.register(&held);
         assert_eq!([16, 48].map(|tokens| holder.prefix(tokens)), [None, None], "a name that nobody can ask for");
         assert_eq!(BlockTable::new(&pool, 0).match_prefix(&tokens(1, 49)), 0);
@@ -322,7 +323,7 @@ mod tests {
         drop(a);
         drop(b);
         pool.check(0).unwrap();
-        // Every block can be taken again, the indexed ones too.
+        // Every block can be allocated again, including the indexed ones.
         let mut taker = BlockTable::new(&pool, 0);
         taker.grow(8 * 16).unwrap();
         pool.check(8).unwrap();

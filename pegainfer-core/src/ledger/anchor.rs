@@ -1,23 +1,23 @@
-//! Corrects a ledger for another card of the same kind: a dozen of its steps are measured again, and each group of steps is scaled by
-//! the median of measured over recorded time.
+//! Corrects a ledger for another card of the same kind: a dozen of its steps are measured again, and each group of
+//! steps is scaled by the median of measured over recorded time.
 
 use super::grid::{AGAIN_SETTLE, GridLimits, MeasureStep, PER_STEP, blocks_of_rows};
 use super::load::{StepKind, StepLine, StepLoad};
 use crate::tensor::OpError;
 use serde::{Deserialize, Serialize};
 
-/// Most decoding sequences of a small decode step, whose time is that of reading the weights.
+/// Maximum number of sequences in a small decode step, whose time is that of reading the weights.
 const SMALL_DECODE: usize = 16;
-/// Most KV tokens of a step that is measured again: they are written first.
+/// Maximum number of KV tokens of a step that is measured again, because they are written first.
 const MAX_KV_TOKENS: usize = 128 << 10;
 /// Decode steps: sequences and context of each.
 const DECODE: [(usize, usize); 7] = [(1, 256), (1, 1024), (8, 256), (8, 1024), (64, 256), (64, 1024), (256, 256)];
-/// Prefill steps: tokens of the prompt. The largest comes first: its load brings the clock to that of the others.
+/// Prefill steps: tokens of the prompt. The largest comes first, to bring the clock to the level of the others.
 const PREFILL: [usize; 3] = [8192, 2048, 512];
 /// Mixed steps: decoding sequences, and tokens of the step.
 const MIXED: [(usize, usize); 3] = [(128, 2048), (128, 512), (32, 512)];
 
-/// Steps that have a factor in common.
+/// Groups of steps with a common factor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StepGroup {
@@ -32,7 +32,7 @@ pub enum StepGroup {
 }
 
 impl StepGroup {
-    /// Every group.
+    /// All groups.
     pub const ALL: [Self; 4] = [Self::DecodeSmall, Self::DecodeLarge, Self::Prefill, Self::Mixed];
 
     /// The group of a step.
@@ -45,7 +45,7 @@ impl StepGroup {
         }
     }
 
-    /// Its name in reports.
+    /// Name in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::DecodeSmall => "small decode",
@@ -59,7 +59,7 @@ impl StepGroup {
 /// A step of a ledger that was measured again.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Remeasured {
-    /// What it asked of the device.
+    /// Load of the step.
     #[serde(flatten)]
     pub load: StepLoad,
     /// Microseconds that the ledger has.
@@ -69,26 +69,26 @@ pub struct Remeasured {
 }
 
 impl Remeasured {
-    /// Time now over that of the ledger.
+    /// Time now relative to that of the ledger.
     pub fn ratio(&self) -> f64 {
         self.us / self.ledger_us
     }
 }
 
-/// Steps of a ledger as they are on another card.
+/// Corrections of a ledger for another card.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Anchor {
-    /// The device on which the steps of the ledger were measured, in words.
+    /// Name of the device on which the ledger was measured.
     pub ledger_device: String,
-    /// What was measured again.
+    /// Steps measured again.
     pub steps: Vec<Remeasured>,
 }
 
 impl Anchor {
-    /// The steps of a ledger that are measured again: the nearest to a fixed list, at most 13.
+    /// Chooses the steps of a ledger to measure again: those nearest to a fixed list, at most 13.
     pub fn choose(steps: &[StepLine]) -> Vec<StepLine> {
         let mut chosen: Vec<StepLine> = Vec::new();
-        // The nearest of those that can be run again: sizes are compared by their ratios.
+        // The nearest step that can be run again, with sizes compared by their ratios.
         let mut add = |group: StepKind, distance: &dyn Fn(&StepLoad) -> f64| {
             let fits = |line: &&StepLine| {
                 let load = &line.load;
@@ -101,13 +101,13 @@ impl Anchor {
         };
         let apart = |a: usize, b: usize| (a.max(1) as f64 / b as f64).ln().abs();
         for (rows, context) in DECODE {
-            // The number of sequences counts first.
+            // The number of sequences matters most.
             add(StepKind::Decode, &|load| {
                 100.0 * apart(load.decode_rows, rows) + apart(load.decode_kv / load.decode_rows, context)
             });
         }
         for tokens in PREFILL {
-            // Without cached tokens: a prompt attends to itself only.
+            // Without cached tokens: a prompt attends only to itself.
             let cached = |load: &StepLoad| load.pairs > (load.tokens() * (load.tokens() + 1) / 2) as u64;
             add(StepKind::Prefill, &|load| apart(load.tokens(), tokens) + if cached(load) { 100.0 } else { 0.0 });
         }
@@ -117,7 +117,7 @@ impl Anchor {
         chosen
     }
 
-    /// The factor of a group: the median ratio of its steps; 1 if none of the kind was measured.
+    /// Factor of a group: the median ratio of its steps; 1 if none was measured.
     pub fn factor(&self, group: StepGroup) -> f64 {
         let ratios = |same: &dyn Fn(StepGroup) -> bool| -> Vec<f64> {
             self.steps.iter().filter(|step| same(StepGroup::of(&step.load))).map(Remeasured::ratio).collect()
@@ -125,13 +125,13 @@ impl Anchor {
         let mut of_group = ratios(&|other| other == group);
         let decode = [StepGroup::DecodeSmall, StepGroup::DecodeLarge];
         if of_group.is_empty() && decode.contains(&group) {
-            // A ledger of few sequences has only one of them.
+            // A ledger of few sequences has only one of the two groups.
             of_group = ratios(&|other| decode.contains(&other));
         }
         median(of_group).unwrap_or(1.0)
     }
 
-    /// The steps of the ledger as they are on this card.
+    /// The steps of the ledger, corrected for this card.
     pub fn scale(&self, steps: &[StepLine]) -> Vec<StepLine> {
         let factors = StepGroup::ALL.map(|group| self.factor(group));
         let factor = |load: &StepLoad| {
@@ -152,8 +152,8 @@ fn median(mut values: Vec<f64>) -> Option<f64> {
     }
 }
 
-/// Rows of a step with this load, each with the tokens that it adds and its context: decoding sequences of equal context and at most one
-/// chunk. `None` for other loads.
+/// Rows of a step with this load, each with its new tokens and its context: decoding sequences of equal context and at
+/// most one chunk. `None` for other loads.
 pub fn rows(load: &StepLoad) -> Option<Vec<(usize, usize)>> {
     let context = load.decode_kv.checked_div(load.decode_rows).unwrap_or(0);
     let mut rows = vec![(1, context); load.decode_rows];
@@ -197,7 +197,7 @@ mod tests {
         StepLine { load: StepLoad::of_rows(rows.iter().copied()), us, spread: 0.0, runs: 1 }
     }
 
-    /// A grid as that of an H200.
+    /// A grid like that of an H200.
     fn steps() -> Vec<StepLine> {
         let mut steps = Vec::new();
         for rows in [1, 2, 8, 16, 64, 128, 256] {
@@ -221,7 +221,7 @@ mod tests {
         steps
     }
 
-    /// A card on which decode steps take 1 % longer, prompts 8 %, and one step twice as long.
+    /// A card on which decode steps take 1 % longer, prompts 8 % longer, and one step twice as long.
     struct OtherCard {
         ledger: Vec<StepLine>,
         largest: usize,

@@ -1,49 +1,49 @@
-//! What is kept of a slow step and its neighbours, for a trace.
+//! Data kept about a slow step and its neighbours, for a trace.
 
 use super::load::StepTime;
 use super::watch::{Anomaly, Cause};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Least time between two captures of a class.
+/// Minimum time between two captures of a class.
 const INTERVAL: Duration = Duration::from_secs(10);
-/// Most captures of a class in a day: steps that were slow once, and all others.
+/// Daily limit of captures of each class: steps that were slow once, and all others.
 const A_DAY: usize = 50;
 /// A day.
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// A slow step, those before it and those behind it.
+/// A slow step and the steps before and after it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Capture {
-    /// What was found out.
+    /// The anomaly found.
     pub anomaly: Anomaly,
     /// The steps, oldest first.
     pub steps: Vec<StepTime>,
-    /// The slow step, and those behind it.
+    /// The slow step and the steps after it.
     pub details: Vec<StepDetail>,
-    /// Start of the engine, from which the times of the steps count.
+    /// Start of the engine; step times are relative to it.
     pub start: Instant,
 }
 
 /// A step of an investigation.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct StepDetail {
-    /// Its number.
+    /// Number of the step.
     pub number: u64,
-    /// Times of its ops in their order, where they were measured.
+    /// Op times in launch order, if measured.
     pub ops: Vec<(&'static str, Duration)>,
     /// The engine when the step ended.
     pub engine: EngineDetail,
 }
 
-/// What an engine is asked about a step of an investigation.
+/// Engine state during a step of an investigation.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EngineDetail {
     /// The rows of the step.
     pub rows: Vec<RowDetail>,
-    /// Requests that wait.
+    /// Number of waiting requests.
     pub waiting: usize,
-    /// KV blocks that are free.
+    /// Number of free KV blocks.
     pub kv_blocks_free: usize,
 }
 
@@ -54,27 +54,27 @@ pub struct RowDetail {
     pub request: u64,
     /// [`GenerateRequest::label`](crate::engine::GenerateRequest::label); `None` also for a request that has ended.
     pub label: Option<Arc<str>>,
-    /// Its tokens in the step.
+    /// Number of its tokens in the step.
     pub tokens: usize,
-    /// Tokens it attends to, its own included.
+    /// Context in tokens, including its own.
     pub context: usize,
 }
 
-/// How often slow steps are reported, and captured.
+/// Limits of reports and captures of slow steps.
 #[derive(Debug, Default)]
 pub(super) struct Limits([Limit; 2]);
 
-/// One class of slow steps.
+/// Limits of one class of slow steps.
 #[derive(Debug, Default)]
 struct Limit {
     last: Option<Instant>,
-    /// When the day began, and captures in it.
+    /// Start of the day, and captures in it.
     day: Option<(Instant, usize)>,
 }
 
 impl Limits {
-    /// Whether a slow step is reported, and whether a capture of it may be written. Steps that were slow once, which are frequent
-    /// and tell little, have limits of their own.
+    /// Returns whether a slow step is reported, and whether a capture may be written. Steps that were slow once are
+    /// frequent and tell little, so they have their own limits.
     pub fn take(&mut self, cause: Cause, now: Instant) -> (bool, bool) {
         let limit = &mut self.0[usize::from(cause == Cause::Once)];
         if limit.last.is_some_and(|last| now.saturating_duration_since(last) < INTERVAL) {

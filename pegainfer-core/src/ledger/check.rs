@@ -1,8 +1,8 @@
-//! Bounds of a ledger's numbers: the header sets the size of pools, and sums of loads and times must not overflow.
+//! Limits of a ledger's numbers: the header sets the size of pools, and sums of loads and times must not overflow.
 
 use super::file::{Header, Ledger};
 use super::load::StepLoad;
-use crate::engine::options::{check_step, most_blocks};
+use crate::engine::options::{check_step, max_pool_blocks};
 use crate::schedule::StateConfig;
 
 /// Maximum number of state snapshots.
@@ -25,7 +25,7 @@ const MAX_US: f64 = 1e10;
 impl Header {
     /// Checks that an engine can have these sizes. The error is a clause that names the number.
     pub fn check(&self) -> Result<(), String> {
-        let blocks = MAX_BLOCKS.min(most_blocks(self.block_size.max(1)) as usize);
+        let blocks = MAX_BLOCKS.min(max_pool_blocks(self.block_size.max(1)) as usize);
         for (name, value, most) in [
             ("block_size", self.block_size, MAX_CONTEXT),
             ("kv_blocks", self.kv_blocks, blocks),
@@ -81,10 +81,10 @@ impl Ledger {
     }
 }
 
-fn in_range(name: &str, value: usize, least: usize, most: usize) -> Result<(), String> {
-    match (least..=most).contains(&value) {
+fn in_range(name: &str, value: usize, min: usize, max: usize) -> Result<(), String> {
+    match (min..=max).contains(&value) {
         true => Ok(()),
-        false => Err(format!("{name} is {value}, and must be from {least} to {most}")),
+        false => Err(format!("{name} is {value}, and must be from {min} to {max}")),
     }
 }
 

@@ -1,18 +1,19 @@
-//! Slow drift: do the steps of a kind take longer than they did?
+//! Slow drift: detects that steps of one kind have become slower.
 //!
-//! Of each second, the median of ln(measured / predicted) counts. The first two minutes of them are the reference: mean and standard
-//! deviation sigma. From then on two one-sided CUSUMs (Page 1954) add up what is beyond half a sigma above, and below; one that exceeds
-//! 14 sigma says that the level has moved. If that is by 5 % or more it is a drift, and the level after it becomes the reference.
+//! Each second contributes the median of ln(measured / predicted). The first two minutes are the reference, with their
+//! mean and standard deviation sigma. Then two one-sided CUSUMs (Page 1954) sum deviations beyond half a sigma, above
+//! and below; one that exceeds 14 sigma means that the level has shifted. A shift of 5 % or more is a drift, and the
+//! new level becomes the reference.
 
 use super::load::{StepKind, StepLoad};
 use std::fmt;
 use std::time::Duration;
 
-/// Length of a bucket, whose median counts.
+/// Length of a bucket, which contributes its median.
 const BUCKET: Duration = Duration::from_secs(1);
-/// Least steps of a bucket: one with fewer goes on.
+/// Minimum number of steps in a bucket; one with fewer is extended.
 const MIN_STEPS: usize = 5;
-/// Most steps of a bucket that are kept.
+/// Maximum number of steps kept per bucket.
 const MAX_STEPS: usize = 4096;
 /// Buckets of a reference.
 const REFERENCE: usize = 120;
@@ -20,21 +21,21 @@ const REFERENCE: usize = 120;
 const SLACK: f64 = 0.5;
 /// Threshold of a CUSUM in sigma: with independent noise, one false alarm in 89 days of one side.
 const THRESHOLD: f64 = 14.0;
-/// Least sigma: another mix of loads moves the median by as much, because the law is not exact.
+/// Minimum sigma: a different mix of loads moves the median by this much, because the law is not exact.
 const MIN_SIGMA: f64 = 0.01;
-/// Least shift of a drift.
+/// Minimum shift of a drift.
 const MIN_SHIFT: f64 = 0.05;
 /// Weight of a bucket in the smoothed level.
 const SMOOTHING: f64 = 0.1;
 
-/// The steps of a kind take longer than they did, or shorter.
+/// A lasting change in the step times of one kind.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Drift {
     /// The kind.
     pub kind: StepKind,
-    /// Time over that of the reference.
+    /// Step time relative to the reference.
     pub ratio: f64,
-    /// Seconds with steps since the level has moved.
+    /// Seconds with steps since the level moved.
     pub seconds: usize,
 }
 
@@ -45,28 +46,28 @@ impl fmt::Display for Drift {
     }
 }
 
-/// The rule for all kinds of steps.
+/// Drift detector for all kinds of steps.
 #[derive(Debug, Default)]
 pub(super) struct DriftWatch([Level; 3]);
 
 /// Steps of one kind.
 #[derive(Debug, Default)]
 struct Level {
-    /// When the bucket began, and its values.
+    /// Start of the bucket, and its values.
     bucket: (Duration, Vec<f64>),
     reference: Reference,
     slower: Cusum,
     faster: Cusum,
-    /// Mean of the first reference, and the smoothed level: what the metric compares.
+    /// Mean of the first reference, and the smoothed level; the metric compares them.
     first: Option<f64>,
     smoothed: f64,
     drifts: u64,
 }
 
-/// The level that was, and its noise.
+/// The reference level and its noise.
 #[derive(Debug)]
 enum Reference {
-    /// Too few buckets so far.
+    /// Collecting the reference.
     Collecting(Vec<f64>),
     /// Mean and sigma.
     Known(f64, f64),
@@ -87,7 +88,8 @@ struct Cusum {
 }
 
 impl Cusum {
-    /// Adds `value`, in sigma; returns mean and number of the values since the sum was zero if it exceeds the threshold.
+    /// Adds `value`, in sigma; returns mean and number of the values since the sum was zero if it exceeds the
+    /// threshold.
     fn add(&mut self, value: f64) -> Option<(f64, usize)> {
         self.sum += value - SLACK;
         if self.sum <= 0.0 {
@@ -100,7 +102,7 @@ impl Cusum {
 }
 
 impl DriftWatch {
-    /// A step that ended `at` took exp(`ratio`) of its predicted time.
+    /// Adds a step that ended `at` and took exp(`ratio`) times its predicted time.
     pub fn saw(&mut self, load: &StepLoad, at: Duration, ratio: f64) -> Option<Drift> {
         let kind = load.kind();
         let level = &mut self.0[StepKind::ALL.iter().position(|other| *other == kind)?];
@@ -116,7 +118,7 @@ impl DriftWatch {
         Some(Drift { kind, ratio: shift.exp(), seconds })
     }
 
-    /// Time of the steps of each kind over what it was at first, smoothed; 1 until that is known.
+    /// Smoothed step time of each kind relative to its first reference; 1 until that is known.
     pub fn ratios(&self) -> [f64; 3] {
         std::array::from_fn(|i| self.0[i].first.map_or(1.0, |first| (self.0[i].smoothed - first).exp()))
     }
@@ -127,7 +129,7 @@ impl DriftWatch {
     }
 }
 
-/// The median of the values, which are forgotten.
+/// Returns the median of the values and clears them.
 fn median(values: &mut Vec<f64>) -> f64 {
     let middle = values.len() / 2;
     let median = *values.select_nth_unstable_by(middle, f64::total_cmp).1;
@@ -136,7 +138,7 @@ fn median(values: &mut Vec<f64>) -> f64 {
 }
 
 impl Level {
-    /// One bucket; returns shift and seconds of a drift.
+    /// Adds one bucket; returns shift and seconds of a drift.
     fn second(&mut self, value: f64) -> Option<(f64, usize)> {
         let (mean, sigma) = match &mut self.reference {
             Reference::Known(mean, sigma) => (*mean, *sigma),
@@ -225,7 +227,7 @@ mod tests {
     fn a_drift_is_reported_once_and_the_ratio_stays() {
         let mut watch = DriftWatch::default();
         let mut found = Vec::new();
-        // 50 steps a second, for 10 minutes, the last 5 of which are 20 % slower; one step in 20 takes three times as long.
+        // 50 steps a second for 10 minutes, 20 % slower in the last 5; one step in 20 takes three times as long.
         for i in 0..30_000u64 {
             let level = if i < 15_000 { 0.0 } else { 1.2_f64.ln() };
             let outlier = if i % 20 == 0 { 3.0_f64.ln() } else { 0.0 };

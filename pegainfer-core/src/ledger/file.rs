@@ -14,26 +14,26 @@ use thiserror::Error;
 /// Version of the format.
 const VERSION: u32 = 1;
 
-/// The engine that was measured: what tells whether a ledger applies, and what a simulation of the engine needs.
+/// The measured engine: decides whether a ledger applies, and configures a simulation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Header {
     /// Version of the format.
     pub version: u32,
     /// Version of the program.
     pub program: String,
-    /// Hash of the sources of all kernels: a ledger of other kernels is stale.
+    /// Hash of the sources of all kernels; a ledger with a different hash is stale.
     pub kernels: String,
-    /// The model, as its path was given.
+    /// The model path as given.
     pub model: String,
-    /// The device, in words.
+    /// Name of the device.
     pub device: String,
-    /// Ranks that share the model (tensor parallelism), of which rank 0's ops were timed; 1 in older ledgers.
+    /// Ranks that share the model (tensor parallelism); ops were timed on rank 0. 1 in older ledgers.
     #[serde(default = "one_rank", skip_serializing_if = "is_one_rank")]
     pub ranks: usize,
-    /// Version of CUDA that its driver speaks; `None` on the CPU, and in older ledgers.
+    /// CUDA version of its driver; `None` on the CPU, and in older ledgers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub driver: Option<String>,
-    /// What `--quantization` rounds the weights to; `None` for the checkpoint's own format.
+    /// Format of `--quantization`; `None` for the checkpoint's own format.
     pub quantization: Option<String>,
     /// Element format of the KV cache.
     pub kv_cache_dtype: String,
@@ -43,49 +43,50 @@ pub struct Header {
     pub block_size: usize,
     /// Context length in tokens.
     pub max_model_len: usize,
-    /// Token ids are below this.
+    /// Token ids are below this number.
     pub vocab_size: usize,
-    /// Sequences that run at once.
+    /// Maximum number of running sequences.
     pub max_num_seqs: usize,
-    /// Most tokens of a step.
+    /// Maximum number of tokens in a step.
     pub max_num_batched_tokens: usize,
-    /// Most tokens of a mixed step, see `--mixed-step-token-budget`.
+    /// Maximum number of tokens in a mixed step; see `--mixed-step-token-budget`.
     pub max_num_mixed_tokens: usize,
     /// Steps in flight.
     pub depth: usize,
-    /// Whether decode steps are padded to the sizes of CUDA graphs.
+    /// True if decode steps are padded to the sizes of CUDA graphs.
     pub graphs: bool,
-    /// State slots of a model that keeps more than a KV cache.
+    /// State slots of a model with state other than a KV cache.
     pub state: Option<StateConfig>,
 }
 
-/// The time of one op in a measured step, over all layers. Calls with other operands or of another kernel have a line of their own.
+/// Time of one op in a measured step, over all layers. Calls with other operands or another kernel have a separate
+/// line.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct OpLine {
-    /// What the step asked of the device.
+    /// Load of the step.
     #[serde(flatten)]
     pub load: StepLoad,
     /// The op.
     pub op: String,
-    /// The kernel that runs the op; empty in older ledgers.
+    /// Kernel that runs the op; empty in older ledgers.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub kernel: String,
-    /// The operands of the op, see [`OpRecord::operands`](crate::record::OpRecord::operands); empty in older ledgers, which have one line
-    /// for all calls of an op.
+    /// Operands of the op; see [`OpRecord::operands`](crate::record::OpRecord::operands). Empty in older ledgers, which
+    /// have one line for all calls of an op.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub operands: String,
     /// Calls in the step.
     pub calls: usize,
-    /// Time of all of them in microseconds.
+    /// Total time of the calls in microseconds.
     pub us: f64,
 }
 
-/// Time that the engine thread takes beside the device.
+/// Time of the engine thread per step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct HostCost {
     /// Microseconds to plan and commit a step.
     pub step_us: f64,
-    /// The same for each sequence in it.
+    /// The part per sequence.
     pub row_us: f64,
 }
 
@@ -102,46 +103,46 @@ enum Line {
     Kernel(KernelLine),
 }
 
-/// What was measured.
+/// The contents of a ledger.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Ledger {
     /// The engine.
     pub header: Header,
     /// The engine thread.
     pub host: HostCost,
-    /// The model's config.json, from which the ops of any step follow; `None` in older ledgers.
+    /// The model's config.json, from which the ops of any step are derived; `None` in older ledgers.
     pub config: Option<Value>,
-    /// Steps measured again on the device of the header, where the others were measured on another one.
+    /// Steps measured again on the header's device, if the others were measured on another one.
     pub anchor: Option<Anchor>,
     /// Steps.
     pub steps: Vec<StepLine>,
     /// Ops of some of the steps.
     pub ops: Vec<OpLine>,
-    /// Kernels of steps that were recorded by CUPTI, in the order in which the first of each completes in its step.
+    /// Kernels of steps recorded by CUPTI, in the order of their first completion in the step.
     pub kernels: Vec<KernelLine>,
 }
 
-/// Why a ledger cannot be read.
+/// Reason why a ledger cannot be read.
 #[derive(Debug, Error)]
 pub enum LedgerError {
-    /// It cannot be read or written.
+    /// The file cannot be read or written.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// A line that is none of a ledger.
-    #[error("line {line} is not one of a ledger: {cause}; write one with pegainfer ledger")]
+    /// A line is not a line of a ledger.
+    #[error("line {line} is not a line of a ledger: {cause}; write one with pegainfer ledger")]
     Line {
-        /// Number of the line, from 1 on.
+        /// Number of the line, from 1.
         line: usize,
-        /// What the parser says.
+        /// Error of the parser.
         cause: serde_json::Error,
     },
-    /// No header in the first line.
+    /// The first line is not a header.
     #[error("the first line is not the header of a ledger; write one with pegainfer ledger")]
     Header,
     /// A number is out of the range that an engine can have.
     #[error("{0}: this is not a ledger of an engine; write one with pegainfer ledger")]
     Number(String),
-    /// A file of a later program.
+    /// The file was written by a later version.
     #[error("the ledger has format {0}, and this program knows {VERSION}; measure it again with pegainfer ledger")]
     Version(u32),
 }
@@ -159,7 +160,7 @@ impl Header {
     /// The version of the format that this program writes.
     pub const VERSION: u32 = VERSION;
 
-    /// The state slots of an engine of these sizes; `None` for a model without.
+    /// The state slots of an engine of these sizes; `None` for a model without slots.
     pub fn state_config(&self) -> Option<StateConfig> {
         Some(StateConfig { sequences: self.max_num_seqs, block_tokens: self.block_size, ..self.state? })
     }
@@ -207,7 +208,7 @@ impl Ledger {
         Ok(out.flush()?)
     }
 
-    /// The steps as they are on the device of the header.
+    /// The steps, corrected for the device of the header.
     pub fn anchored_steps(&self) -> Cow<'_, [StepLine]> {
         match &self.anchor {
             Some(anchor) => Cow::Owned(anchor.scale(&self.steps)),
@@ -295,6 +296,6 @@ mod tests {
         let text = String::from_utf8(file).unwrap();
         assert!(read(&text.replace("\"version\":1", "\"version\":7")).contains("format 7"));
         let broken = text.replacen("{\"step\"", "{\"stop\"", 1);
-        assert!(read(&broken).starts_with("line 4 is not one of a ledger"), "{}", read(&broken));
+        assert!(read(&broken).starts_with("line 4 is not a line of a ledger"), "{}", read(&broken));
     }
 }

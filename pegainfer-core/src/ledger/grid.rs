@@ -1,4 +1,4 @@
-//! Which steps are measured for a ledger, and how often.
+//! Selection and timing of the steps measured for a ledger.
 
 use super::law::Law;
 use super::load::{StepKind, StepLine, StepLoad};
@@ -6,48 +6,48 @@ use crate::schedule::GRAPH_SIZES;
 use crate::tensor::OpError;
 use std::time::{Duration, Instant};
 
-/// Context of decoding sequences, at most: their attention is linear in longer ones.
+/// Longest context of decoding sequences, in tokens; attention is linear beyond it.
 const MAX_DECODE_CONTEXT: usize = 4096;
-/// Cached tokens before a chunk whose attention is compared with that of one without.
+/// Cached tokens before a chunk, to compare its attention with that of a chunk without.
 const PRIOR_CONTEXT: usize = 4096;
-/// Tokens of each prompt where a step prefills several.
+/// Tokens per prompt in steps with several prompts.
 const SHORT_PROMPT: usize = 512;
-/// Relative error of the interpolation from which on a step in the middle is measured.
+/// Relative interpolation error above which a step in the middle is measured.
 const REFINE_ABOVE: f64 = 0.02;
-/// Times that an interval is halved.
+/// Maximum number of times that an interval is halved.
 const MAX_HALVINGS: u32 = 3;
-/// Tokens of chunks are multiples of this, but for the smallest.
+/// Chunk lengths are multiples of this many tokens, except the smallest.
 const TOKEN_UNIT: usize = 16;
-/// Time for which a step that is measured again runs first: the clock of a GPU follows its load.
+/// Time for which a step runs before it is measured again: the clock of a GPU follows its load.
 pub(super) const AGAIN_SETTLE: Duration = Duration::from_millis(150);
-/// Time for which a step of a list is measured.
+/// Measuring time of each step of a list.
 pub(super) const PER_STEP: Duration = Duration::from_millis(250);
 
-/// Runs steps whose blocks and state slots are numbered through.
+/// Runs steps with consecutively numbered blocks and state slots.
 pub trait MeasureStep {
-    /// Runs a step of `rows`, each with the tokens that it adds and its context, `runs` times, as close together as an engine does.
-    /// Returns the time of each.
+    /// Runs a step of `rows`, each with the tokens that it adds and its context, `runs` times, as close together as an
+    /// engine does. Returns the time of each.
     fn run(&mut self, rows: &[(usize, usize)], runs: usize) -> Result<Vec<Duration>, OpError>;
 }
 
 /// Rows of a step, as (tokens that the row adds, tokens of its context with these).
 pub type Rows = Vec<(usize, usize)>;
 
-/// Which steps are measured.
+/// Selection of the measured steps.
 #[derive(Debug, Clone, Copy)]
 pub enum Selection<'a> {
-    /// A grid of steps, from which the law follows.
+    /// A grid of steps, from which the law is fitted.
     Grid(Effort),
-    /// Only these steps.
+    /// Only the listed steps.
     Steps {
         /// The rows of each step.
         steps: &'a [Rows],
-        /// Whether the kernels of the steps are recorded, too, as the steps are served.
+        /// True if the kernels of served steps are recorded as well.
         kernels: bool,
     },
 }
 
-/// What the measured engine can run.
+/// Limits of the measured engine.
 #[derive(Debug, Clone, Copy)]
 pub struct GridLimits {
     /// Sequences of a step.
@@ -62,21 +62,21 @@ pub struct GridLimits {
     pub kv_blocks: usize,
     /// Tokens of a KV block.
     pub block_size: usize,
-    /// Whether decode steps are padded to the sizes of CUDA graphs.
+    /// True if decode steps are padded to the sizes of CUDA graphs.
     pub graphs: bool,
 }
 
-/// How long to measure.
+/// Measuring time.
 #[derive(Debug, Clone, Copy)]
 pub struct Effort {
-    /// For each step, at least; a step that takes longer runs once after its warm-up.
+    /// Minimum time per step; a step that takes longer runs once after its warm-up.
     pub per_step: Duration,
-    /// For all steps: beyond that, no interval is halved any more.
+    /// Time for all steps, after which no interval is halved any more.
     pub refine: Duration,
 }
 
 impl GridLimits {
-    /// Whether the pool holds a step of `rows`, all of which get as many blocks as the longest.
+    /// True if the pool holds a step of `rows`, each with as many blocks as the longest.
     pub fn holds(&self, rows: &[(usize, usize)]) -> bool {
         let context = rows.iter().map(|row| row.1).max().unwrap_or(0);
         let tokens: usize = rows.iter().map(|row| row.0).sum();
@@ -86,7 +86,7 @@ impl GridLimits {
             && context <= self.max_context
     }
 
-    /// Measures a step for the second of the times, after a warm-up that goes on for the first.
+    /// Measures a step for the second of the times, after a warm-up of the first.
     pub(super) fn time(
         &self,
         target: &mut dyn MeasureStep,
@@ -118,15 +118,15 @@ impl GridLimits {
         rows
     }
 
-    /// Contexts of `rows` decoding sequences: powers of four blocks up to the longest, because caches and split kernels make short
-    /// contexts anything but linear.
+    /// Contexts of `rows` decoding sequences: powers of four blocks up to the longest, because caches and split kernels
+    /// make short contexts anything but linear.
     fn decode_contexts(&self, rows: usize) -> Vec<usize> {
         let most = (self.kv_blocks / rows * self.block_size).min(self.max_context).min(MAX_DECODE_CONTEXT);
         let powers = (0..).map(|i| self.block_size << (2 * i)).take_while(|context| *context < most);
         powers.chain((most > 0).then_some(most)).collect()
     }
 
-    /// Tokens of chunks: powers of two and what lies in their middle, up to the largest step.
+    /// Chunk lengths: powers of two and the values midway between them, up to the largest step.
     fn chunks(&self) -> Vec<usize> {
         let most = self.max_tokens.min(self.max_context).min(self.kv_blocks * self.block_size);
         let powers = (0..).map(|i| TOKEN_UNIT << i).take_while(|tokens| *tokens < most);
@@ -137,8 +137,8 @@ impl GridLimits {
         chunks
     }
 
-    /// Steps of `tokens` tokens with few and with many pairs of query and key: short prompts, if there is more than one of them,
-    /// a single prompt, and a chunk behind cached tokens.
+    /// Steps of `tokens` tokens with few and many query-key pairs: short prompts, if more than one fits, a single
+    /// prompt, and a chunk after cached tokens.
     fn prefills(&self, tokens: usize) -> Vec<Rows> {
         let mut steps = Vec::new();
         if tokens >= 2 * SHORT_PROMPT {
@@ -156,7 +156,7 @@ impl GridLimits {
         steps
     }
 
-    /// Mixed steps: an eighth, half and all but one of the sequences decode beside one chunk.
+    /// Mixed steps: one chunk, with an eighth, half, and all but one of the sequences decoding.
     fn mixed(&self) -> Vec<Rows> {
         let mut steps = Vec::new();
         for decoding in [self.max_num_seqs.div_ceil(8), self.max_num_seqs.div_ceil(2), self.max_num_seqs - 1] {
@@ -173,12 +173,12 @@ impl GridLimits {
     }
 }
 
-/// KV blocks of `block_size` tokens that a step of `rows` takes: all rows get as many as the longest.
+/// Number of KV blocks of `block_size` tokens that a step of `rows` takes: all rows get as many as the longest.
 pub fn blocks_of_rows(rows: &[(usize, usize)], block_size: usize) -> usize {
     rows.len() * rows.iter().map(|row| row.1).max().unwrap_or(0).div_ceil(block_size)
 }
 
-/// Measures `steps`, equal ones once. An error names the first one that the engine cannot run.
+/// Measures `steps`, equal ones once. An error names the first step that the engine cannot run.
 pub fn measure_steps(
     target: &mut dyn MeasureStep,
     limits: &GridLimits,
@@ -229,7 +229,7 @@ pub fn measure(
         grid.time(&rows)?;
     }
     let mut intervals: Vec<(usize, usize, u32)> = chunks.windows(2).map(|pair| (pair[0], pair[1], 0)).collect();
-    // The widest errors are found at the first halving of each interval; later ones follow where it paid.
+    // The first halving of each interval finds the largest errors; later ones refine those intervals.
     let mut next = 0;
     while let Some(&(low, high, depth)) = intervals.get(next) {
         next += 1;
@@ -245,7 +245,7 @@ pub fn measure(
     Ok(grid.steps)
 }
 
-/// A measurement that goes on.
+/// A measurement in progress.
 struct Grid<'a> {
     target: &'a mut dyn MeasureStep,
     limits: &'a GridLimits,
@@ -267,7 +267,8 @@ impl Grid<'_> {
         Ok(())
     }
 
-    /// Measures steps and returns by how much the law of those before was off at most, more than a measurement itself is spread.
+    /// Measures steps and returns the largest error of the law fitted before, beyond the spread of the measurement
+    /// itself.
     fn refine(&mut self, steps: &[Rows]) -> Result<f64, OpError> {
         let (law, before) = (Law::new(&self.steps, self.limits.graphs), self.steps.len());
         for rows in steps {

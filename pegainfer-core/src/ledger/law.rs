@@ -1,6 +1,7 @@
 //! Step times as a function of the load.
 //!
-//! With R decoding sequences, K KV tokens that they attend to, T tokens of the step and P query-key pairs of the prefill chunks:
+//! With R decoding sequences, K KV tokens that they attend to, T tokens of the step and P query-key pairs of prefill
+//! chunks:
 //!
 //! ```text
 //! decode   t = D(R, K)
@@ -8,10 +9,10 @@
 //! mixed    t = F(T, P) + D(R, K) - D(R, 0) + m(R, T)
 //! ```
 //!
-//! D, F and m are interpolated between measured steps. D has classes where decode steps are padded to the sizes of CUDA graphs. The
-//! second and third term of a mixed step are the attention of its decoding sequences, whose other ops are those of F's T tokens;
-//! `m`, zero without decoding sequences, is what was measured beyond that sum: prefill and decode attention overlap on a GPU, and a
-//! recurrent state is read and written for each sequence.
+//! D, F and m are interpolated between measured steps. D has classes if decode steps are padded to the sizes of CUDA
+//! graphs. The second and third terms of a mixed step are the attention of its decoding sequences; their other ops are
+//! part of F's T tokens. `m`, zero without decoding sequences, is the measured rest: prefill and decode attention
+//! overlap on a GPU, and a recurrent state is read and written for each sequence.
 
 use super::load::{StepKind, StepLine, StepLoad};
 use super::surface::Surface;
@@ -22,7 +23,8 @@ use thiserror::Error;
 pub struct Law {
     decode: Surface,
     prefill: Surface,
-    /// Measured less the sum of the parts, over decoding sequences and tokens; empty if no mixed step was measured.
+    /// Measured time minus the sum of the parts, over decoding sequences and tokens; empty if no mixed step was
+    /// measured.
     mixed: Surface,
 }
 
@@ -31,11 +33,11 @@ pub struct Law {
 pub struct Prediction {
     /// Microseconds.
     pub us: f64,
-    /// Whether such a step lies within what was measured; otherwise the law was extended.
+    /// True if the step is within the measured range; otherwise the law was extrapolated.
     pub covered: bool,
 }
 
-/// How far the law is off at a measured step that it was not told.
+/// Prediction error on a held-out step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Residual {
     /// The step.
@@ -53,13 +55,13 @@ impl Residual {
     }
 }
 
-/// Measurements that no law follows from.
+/// The measurements are not enough for a law.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("the ledger has no {} steps: measure it again with pegainfer ledger", .0.name())]
 pub struct LawError(pub StepKind);
 
 impl Law {
-    /// The law of measured steps; `graphs` says that decode steps are padded to the measured numbers of sequences.
+    /// The law of measured steps. `graphs`: decode steps are padded to the measured numbers of sequences.
     pub fn new(steps: &[StepLine], graphs: bool) -> Result<Self, LawError> {
         let mut law = Self { decode: Surface::new(graphs), prefill: Surface::new(false), mixed: Surface::new(false) };
         let of = |kind| steps.iter().filter(move |line| line.load.kind() == kind);
@@ -69,7 +71,7 @@ impl Law {
         for line in of(StepKind::Prefill) {
             law.prefill.add(line.load.tokens() as f64, line.load.pairs as f64, line.us);
         }
-        // A step time of zero tokens tells whether there is anything to interpolate.
+        // A step time of zero tokens shows whether there is anything to interpolate.
         law.decode.at(1.0, 0.0).ok_or(LawError(StepKind::Decode))?;
         law.prefill.at(1.0, 0.0).ok_or(LawError(StepKind::Prefill))?;
         for line in of(StepKind::Mixed) {
@@ -93,11 +95,11 @@ impl Law {
                 (Some(self.sum(load) + beyond.unwrap_or(0.0)), covered && beyond.is_some())
             }
         };
-        // Both surfaces have points: `new` has looked.
+        // Both surfaces have points: checked by `new`.
         Prediction { us: us.unwrap_or(0.0).max(0.0), covered }
     }
 
-    /// The parts of a mixed step, added up.
+    /// Sum of the parts of a mixed step.
     fn sum(&self, load: &StepLoad) -> f64 {
         let rows = load.decode_rows as f64;
         let decode = |kv| self.decode.at(rows, kv).unwrap_or(0.0);
@@ -106,9 +108,9 @@ impl Law {
         prefill + attention.max(0.0)
     }
 
-    /// How far the law is off at each measured step when the steps of its size are left out (cross-validation): those of as many
-    /// decoding sequences, or of as many tokens. Where decode steps have classes, the step alone is left out. The least and the
-    /// largest have no neighbours to be interpolated from, and are not asked about.
+    /// Prediction error at each measured step when the steps of its size are held out (cross-validation), that is,
+    /// those with as many decoding sequences or as many tokens. If decode steps have classes, only the step itself is
+    /// held out. The smallest and the largest size are skipped, because they have no neighbours to interpolate between.
     pub fn residuals(steps: &[StepLine], graphs: bool) -> Vec<Residual> {
         let mut residuals = Vec::new();
         for line in steps {
@@ -132,7 +134,7 @@ impl Law {
     }
 }
 
-/// Decoding sequences, or tokens of steps with chunks: what steps are interpolated over.
+/// Number of decoding sequences, or of tokens for steps with chunks: the variable of interpolation.
 fn size(line: &StepLine) -> usize {
     match line.load.kind() {
         StepKind::Decode => line.load.decode_rows,
@@ -148,7 +150,7 @@ mod tests {
         StepLine { load: StepLoad::of_rows(rows.iter().copied()), us, spread: 0.0, runs: 1 }
     }
 
-    /// Steps of a device that takes 100 us, 2 us a token, 0.01 us a KV token and 0.001 us a pair.
+    /// Steps of a device that takes 100 us, plus 2 us per token, 0.01 us per KV token and 0.001 us per pair.
     fn steps() -> Vec<StepLine> {
         let time = |rows: &[(usize, usize)]| {
             let load = StepLoad::of_rows(rows.iter().copied());

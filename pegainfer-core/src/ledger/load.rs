@@ -1,17 +1,17 @@
-//! What a step asks of a device, and how long that took.
+//! The work of a step, and its measured time.
 
 use crate::schedule::Step;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::time::Duration;
 
-/// The numbers that the time of a step depends on.
+/// The numbers that determine the time of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub struct StepLoad {
     /// Sequences that add one token.
     #[serde(default)]
     pub decode_rows: usize,
-    /// KV tokens that these attend to, in all.
+    /// Total KV tokens that they attend to.
     #[serde(default)]
     pub decode_kv: usize,
     /// Sequences that add more than one token: chunks of prompts.
@@ -25,7 +25,7 @@ pub struct StepLoad {
     pub pairs: u64,
 }
 
-/// Kinds of steps, which have laws of their own.
+/// Kinds of steps, each with its own law.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StepKind {
@@ -38,10 +38,10 @@ pub enum StepKind {
 }
 
 impl StepKind {
-    /// Every kind.
+    /// All kinds.
     pub const ALL: [Self; 3] = [Self::Decode, Self::Prefill, Self::Mixed];
 
-    /// Its name in files and metrics.
+    /// Name in files and metrics.
     pub fn name(self) -> &'static str {
         match self {
             Self::Decode => "decode",
@@ -80,7 +80,7 @@ impl StepLoad {
         self.decode_rows + self.prefill_tokens
     }
 
-    /// Its kind.
+    /// Kind of the step.
     pub fn kind(&self) -> StepKind {
         match (self.decode_rows, self.prefill_rows) {
             (_, 0) => StepKind::Decode,
@@ -90,7 +90,7 @@ impl StepLoad {
     }
 }
 
-/// A short name of the step, as `decode: 8 x 1023 tokens of context` with the mean context.
+/// Short name of the step, such as `decode: 8 x 1023 tokens of context` with the mean context.
 impl fmt::Display for StepLoad {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { decode_rows, decode_kv, prefill_tokens, .. } = *self;
@@ -106,29 +106,29 @@ impl fmt::Display for StepLoad {
 /// A measured step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StepLine {
-    /// What it asked of the device.
+    /// Load of the step.
     #[serde(flatten)]
     pub load: StepLoad,
     /// Median time in microseconds.
     pub us: f64,
-    /// Interquartile range over the median.
+    /// Interquartile range relative to the median.
     pub spread: f64,
-    /// Times that it ran.
+    /// Number of runs.
     pub runs: usize,
 }
 
 /// A step that has run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepTime {
-    /// Its number, from 0 on.
+    /// Number of the step, from 0.
     pub number: u64,
-    /// When it ended, from the start of the engine on.
+    /// Time of its end, relative to the start of the engine.
     pub end: Duration,
-    /// What it asked of the device.
+    /// Load of the step.
     pub load: StepLoad,
-    /// How long it took.
+    /// Measured time.
     pub took: Duration,
-    /// Predicted microseconds; `None` without a ledger, or beyond what it covers.
+    /// Predicted microseconds; `None` without a ledger or outside its range.
     pub predicted_us: Option<f64>,
 }
 

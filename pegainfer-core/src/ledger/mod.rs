@@ -1,15 +1,16 @@
-//! The ledger: measured step times of one model on one device, and the law that predicts the time of any step from them.
+//! The ledger: measured step times of one model on one device, and a law that predicts the time of any step from them.
 //!
-//! - [`StepLoad`]: what a step asks of a device.
+//! - [`StepLoad`]: the work of a step.
 //! - [`measure`](measure()): runs a grid of steps and returns their times.
-//! - [`Anchor`]: some of these steps measured again on another card, and the factors that follow.
-//! - [`Law`]: step times as a function of the load, and how far it is off where it was not measured.
-//! - [`OpShares`]: how the time of a step is shared among its ops.
-//! - [`StepLog`]: times of the steps of a running engine; [`Watch`]: what it says of steps that take longer than predicted;
-//!   [`Capture`]: such a step and its neighbours, for a trace; [`Drift`]: steps that take longer than they did.
-//! - [`Ledger`]: measured times as a file of JSON Lines, with the properties of the engine that was measured.
+//! - [`Anchor`]: some of these steps measured again on another card, and the resulting factors.
+//! - [`Law`]: step times as a function of the load, and its errors at held-out steps.
+//! - [`OpShares`]: shares of ops in the time of a step.
+//! - [`StepLog`]: step times of a running engine; [`Watch`]: finds steps that take longer than predicted; [`Capture`]:
+//!   such a step and its neighbours, for a trace; [`Drift`]: detects that steps have become slower.
+//! - [`Ledger`]: measured times as a file of JSON Lines, with the properties of the measured engine.
 //!
-//! The truth is the whole step, because the times of ops measured alone do not add up to it; times of ops say where it goes.
+//! Whole steps are the ground truth, because the times of separately measured ops do not add up to them. Op times show
+//! where the time goes.
 
 mod anchor;
 mod capture;

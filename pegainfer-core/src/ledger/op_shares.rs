@@ -1,13 +1,13 @@
-//! How the time of a step is shared among its ops.
+//! Shares of ops in the time of a step.
 
 use super::file::OpLine;
 use super::load::StepLoad;
 
-/// Shares of ops in the steps whose ops were timed.
+/// Shares of ops, from the steps whose ops were timed.
 #[derive(Debug, Clone, Default)]
 pub struct OpShares {
     names: Vec<String>,
-    /// What each such step asked of the device, and the share of each op in it.
+    /// Load of each such step, and the share of each op.
     steps: Vec<(StepLoad, Vec<f64>)>,
     /// Calls of each op in the same steps.
     calls: Vec<Vec<usize>>,
@@ -46,13 +46,13 @@ impl OpShares {
         &self.names
     }
 
-    /// The steps whose ops were timed.
+    /// Loads of the steps whose ops were timed.
     pub fn steps(&self) -> impl Iterator<Item = &StepLoad> {
         self.steps.iter().map(|(load, _)| load)
     }
 
-    /// The step of the same kind that is nearest in size, and the shares of its ops in the order of [`names`](Self::names), as far as it
-    /// has them; `None` if no step of that kind was timed.
+    /// The step of the same kind that is nearest in size, and the known shares of its ops in the order of
+    /// [`names`](Self::names); `None` if no step of that kind was timed.
     pub fn nearest(&self, load: &StepLoad) -> Option<(&StepLoad, &[f64])> {
         self.index_of_nearest(load).map(|at| (&self.steps[at].0, &self.steps[at].1[..]))
     }
@@ -75,7 +75,7 @@ impl OpShares {
         self.nearest(load).map_or(&[], |(_, shares)| shares)
     }
 
-    /// Share of the op with this name in [`nearest`](Self::nearest); `None` if that does not have it.
+    /// Share of the op with this name in [`nearest`](Self::nearest); `None` if there is no such op.
     pub fn share(&self, load: &StepLoad, op: &str) -> Option<f64> {
         let place = self.names.iter().position(|name| name == op)?;
         self.of(load).get(place).copied().filter(|share| *share > 0.0)

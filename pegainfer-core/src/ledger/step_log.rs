@@ -10,7 +10,7 @@ use std::sync::mpsc::SyncSender;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Steps that are kept.
+/// Number of steps kept.
 const KEPT: usize = 4096;
 /// Upper bounds of the buckets of the histogram in seconds.
 const BOUNDS: [f64; 14] = [0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0];
@@ -19,15 +19,15 @@ const CAPTURED: usize = 64;
 
 /// A step that has just ended.
 pub struct FinishedStep<'a> {
-    /// What it asked of the device.
+    /// Load of the step.
     pub load: StepLoad,
-    /// When it ended.
+    /// Time of its end.
     pub now: Instant,
-    /// How long it took.
+    /// Measured time.
     pub took: Duration,
-    /// Times of its ops, if they were asked for and the device has them.
+    /// Op times, if requested and supported by the device.
     pub ops: &'a [(&'static str, Duration)],
-    /// Asked in an investigation only.
+    /// Called only in an investigation.
     pub engine: &'a dyn Fn() -> EngineDetail,
 }
 
@@ -77,14 +77,14 @@ struct Inner {
     last_anomaly: Option<Anomaly>,
     watch: Option<Watch>,
     drift: DriftWatch,
-    /// Steps of the investigation that goes on.
+    /// Steps of the current investigation.
     details: Vec<StepDetail>,
     limits: Limits,
     captures: Option<SyncSender<Capture>>,
 }
 
 impl StepLog {
-    /// An empty log, whose times count from `start`.
+    /// An empty log; times are relative to `start`.
     pub fn new(start: Instant) -> Self {
         Self(Mutex::new(Inner {
             start,
@@ -106,12 +106,12 @@ impl StepLog {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Compares steps with a ledger from now on.
+    /// Compares later steps with a ledger.
     pub fn watch(&self, watch: Watch) {
         self.inner().watch = Some(watch);
     }
 
-    /// Sends slow steps to a thread that writes traces of them and reports them, as far as it follows, from now on.
+    /// Sends slow steps from now on to a thread that writes traces and reports; drops them if the queue is full.
     pub fn capture(&self, captures: SyncSender<Capture>) {
         self.inner().captures = Some(captures);
     }
@@ -137,7 +137,7 @@ impl StepLog {
         if investigates || anomaly.is_some() {
             inner.details.push(StepDetail { number, ops: ops.to_vec(), engine: engine() });
         } else if let Some(drift) = inner.drift.saw(&load, end, (took.as_secs_f64() * 1e6 / us).max(1e-9).ln()) {
-            // Steps of an investigation are slower for being watched.
+            // Steps of an investigation are slower because they are timed.
             log::warn!("drift: {drift}");
         }
         if let Some(anomaly) = anomaly {
@@ -175,12 +175,12 @@ impl StepLog {
         std::array::from_fn(|i| (Cause::ALL[i], anomalies[i]))
     }
 
-    /// The newest slow step and what was found out about it.
+    /// The newest slow step and the result of its investigation.
     pub fn last_anomaly(&self) -> Option<Anomaly> {
         self.inner().last_anomaly.clone()
     }
 
-    /// Time of the steps of each kind over what it was at first, and how often it has drifted by 5 % or more.
+    /// For each kind: smoothed step time relative to the first reference, and number of drifts of 5 % or more.
     pub fn drifts(&self) -> [(StepKind, f64, u64); 3] {
         let inner = self.inner();
         let (ratios, drifts) = (inner.drift.ratios(), inner.drift.drifts());
@@ -192,14 +192,14 @@ impl StepLog {
         self.inner().start
     }
 
-    /// Whether steps are compared with a ledger.
+    /// True if steps are compared with a ledger.
     pub fn is_watched(&self) -> bool {
         self.inner().watch.is_some()
     }
 }
 
 impl Inner {
-    /// An investigation has ended.
+    /// Handles the end of an investigation.
     fn report(&mut self, anomaly: Anomaly, now: Instant) {
         let cause = Cause::ALL.iter().position(|cause| *cause == anomaly.cause).unwrap_or_default();
         self.anomalies[cause] += 1;
@@ -274,7 +274,7 @@ mod tests {
         assert_eq!(decode.buckets()[3], (0.003, 4500));
     }
 
-    /// A log whose decode steps should take 4 ms: 3 of linear, 1 of attention.
+    /// A log whose decode steps should take 4 ms: 3 ms of linear, 1 ms of attention.
     fn watched(start: Instant) -> StepLog {
         let line = |load, us| StepLine { load, us, spread: 0.0, runs: 1 };
         let law = Law::new(&[line(DECODE, 4000.0), line(PREFILL, 1.0)], false).unwrap();
@@ -321,7 +321,7 @@ mod tests {
         let start = Instant::now();
         let (log, mut now) = (watched(start), start);
         for i in 0..90_000 {
-            // Below what makes a step slow.
+            // Below the limit of a slow step.
             let took = Duration::from_micros(if i < 45_000 { 4000 } else { 4800 });
             now += took;
             assert!(!log.add(&finished(DECODE, now, took)));

@@ -1,13 +1,13 @@
 //! Piecewise linear interpolation of measured times.
 
-/// Times over one variable, in ascending order of it.
+/// Times as a function of one variable, in ascending order.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Curve {
     points: Vec<(f64, f64)>,
 }
 
 impl Curve {
-    /// Adds a point; the mean where there is one already.
+    /// Adds a point; averages it with an existing point at the same place.
     pub fn add(&mut self, x: f64, y: f64) {
         match self.points.binary_search_by(|point| point.0.total_cmp(&x)) {
             Ok(i) => self.points[i].1 = f64::midpoint(self.points[i].1, y),
@@ -15,8 +15,8 @@ impl Curve {
         }
     }
 
-    /// The value at `x`: on the line through its neighbours, or through the two outermost points. No slope is negative beyond
-    /// the points: more work takes no less time. `None` without points.
+    /// Value at `x`, interpolated between its neighbours or extrapolated from the two outermost points. Extrapolation
+    /// never has a negative slope, because more work takes no less time. `None` without points.
     pub fn at(&self, x: f64) -> Option<f64> {
         let first = self.points.first()?;
         if self.points.len() == 1 {
@@ -26,13 +26,13 @@ impl Curve {
         Some(on_line(self.points[i - 1], self.points[i], x))
     }
 
-    /// Least and greatest `x`.
+    /// Smallest and largest `x`.
     pub fn range(&self) -> Option<(f64, f64)> {
         Some((self.points.first()?.0, self.points.last()?.0))
     }
 }
 
-/// The value at `x` on the line through two points, of which `a` has the lesser `x`; beyond them no slope is negative.
+/// Value at `x` on the line through two points, of which `a` has the smaller `x`; no negative slope beyond them.
 fn on_line(a: (f64, f64), b: (f64, f64), x: f64) -> f64 {
     let slope = (b.1 - a.1) / (b.0 - a.0);
     let outside = x < a.0 || x > b.0;
@@ -41,13 +41,14 @@ fn on_line(a: (f64, f64), b: (f64, f64), x: f64) -> f64 {
     value + slope * (x - from)
 }
 
-/// Curves over a second variable, in ascending order of it.
+/// Curves over a second variable, in ascending order.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Surface {
     curves: Vec<(f64, Curve)>,
-    /// Greatest `x` of all points, at least 0.
+    /// Largest `x` of all points, at least 0.
     greatest: f64,
-    /// The second variable has classes, such as the sizes of CUDA graphs: each value costs what the next curve says.
+    /// True if the second variable has classes, such as the sizes of CUDA graphs: a value costs as much as the next
+    /// larger class.
     classes: bool,
 }
 
@@ -81,14 +82,14 @@ impl Surface {
         self.across(class, |curve| curve.at(x))
     }
 
-    /// As [`at`](Self::at), but as at the nearest curve and point beyond the outermost ones.
+    /// Variant of [`at`](Self::at) without extrapolation: uses the nearest curve and point.
     pub fn within(&self, class: f64, x: f64) -> Option<f64> {
         let ((least, _), (most, _)) = (self.curves.first()?, self.curves.last()?);
         let nearest = |curve: &Curve| curve.range().and_then(|(least, most)| curve.at(x.clamp(least, most)));
         self.across(class.clamp(*least, *most), nearest)
     }
 
-    /// The value at `class` on the line through the two nearest curves, each of which has one `value`.
+    /// Value at `class` on the line through the two nearest curves, each with one `value`.
     fn across(&self, class: f64, value: impl Fn(&Curve) -> Option<f64>) -> Option<f64> {
         if let [(_, curve)] = &self.curves[..] {
             return value(curve);
@@ -98,7 +99,7 @@ impl Surface {
         Some(on_line((*a, value(below)?), (*b, value(above)?), class))
     }
 
-    /// Whether (`class`, `x`) lies within what was measured: no more than the largest class, and no more than the longest curve.
+    /// True if (`class`, `x`) is within the measured range: no more than the largest class and the longest curve.
     pub fn covers(&self, class: f64, x: f64) -> bool {
         self.curves.last().is_some_and(|(last, _)| class <= *last) && x <= self.greatest
     }
@@ -135,7 +136,7 @@ mod tests {
         };
         assert_eq!(surface(false).at(3.0, 5.0), Some(37.5));
         assert_eq!(surface(true).at(3.0, 5.0), Some(60.0));
-        // Beyond the largest class both go on along the line.
+        // Beyond the largest class both are extrapolated.
         assert_eq!((surface(false).at(9.0, 0.0), surface(true).at(9.0, 0.0)), (Some(90.0), Some(90.0)));
         assert!(surface(true).covers(5.0, 10.0) && !surface(true).covers(6.0, 1.0) && !surface(true).covers(1.0, 11.0));
         assert_eq!(surface(false).at(1.0, 5.0), Some(15.0));

@@ -1,10 +1,10 @@
-//! Compares the time of each served step with what the law predicts, and says which op is slower than it was.
+//! Compares the time of each served step with the law's prediction and finds the op that has become slower.
 //!
-//! Steps of a machine are not those of the ledger: another card, another clock, other load. So predictions of each kind of step are first
-//! scaled by the median of measured over predicted. A step that then takes more than twice as long, and at least 2 ms longer, starts an
-//! investigation of the next steps: from the first of them that is slow, too, their ops are timed, which costs the overlap of steps. If
-//! most of them are slow, the op with the largest excess is named; if they are not, the step was slow once: the host or the driver had
-//! other work, or a kernel was used for the first time.
+//! The steps of a machine differ from those of the ledger: another card, another clock, other load. Predictions of each
+//! kind of step are therefore scaled by the median of measured over predicted. A step that then takes more than twice
+//! as long, and at least 2 ms longer, starts an investigation of the next steps. From the next slow step on, ops are
+//! timed, which costs the overlap of steps. If most of these steps are slow, the op with the largest excess is named.
+//! Otherwise the step was slow once: the host or the driver had other work, or a kernel was used for the first time.
 
 use super::law::Law;
 use super::load::{StepKind, StepLoad};
@@ -12,39 +12,39 @@ use super::op_shares::OpShares;
 use std::fmt;
 use std::time::Duration;
 
-/// Steps of a kind before its steps are judged.
+/// Number of steps of a kind before its steps are judged.
 const MIN_STEPS: u64 = 32;
-/// Measured over predicted time from which on a step is slow, if it also takes [`MIN_EXCESS_US`] longer.
+/// Measured over predicted time above which a step is slow, if it also takes [`MIN_EXCESS_US`] longer.
 const SLOW: f64 = 2.0;
-/// Least excess of a slow step over its predicted time, in microseconds.
+/// Minimum excess of a slow step over its predicted time, in microseconds.
 const MIN_EXCESS_US: f64 = 2000.0;
 /// Steps of an investigation.
 const INVESTIGATED: usize = 16;
-/// Part of the excess time that one op must have to be named.
+/// Minimum share of the excess for one op to be named.
 const MIN_OP_PART: f64 = 0.5;
-/// Part of the time from which on an op tells by how much all ops are slower.
+/// Minimum share of the time for an op to count when estimating how much slower all ops are.
 const MIN_LARGE_PART: f64 = 0.05;
-/// Step of the estimate of the median of a logarithm.
+/// Step size of the running median estimate.
 const MEDIAN_STEP: f64 = 0.02;
 
-/// Why steps are slow.
+/// Cause of slow steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cause {
-    /// Most of the time is in one op.
+    /// One op takes most of the excess time.
     Op,
-    /// All ops are slower: another clock, or other work on the device.
+    /// All ops are slower: lower clock, or other work on the device.
     Device,
-    /// The next steps were as fast as ever.
+    /// The next steps were fast again.
     Once,
-    /// The steps go on being slow, and no op was timed.
+    /// Steps stay slow, and no op was timed.
     Unknown,
 }
 
 impl Cause {
-    /// Every cause.
+    /// All causes.
     pub const ALL: [Self; 4] = [Self::Op, Self::Device, Self::Once, Self::Unknown];
 
-    /// Its name in metrics.
+    /// Name in metrics.
     pub fn name(self) -> &'static str {
         match self {
             Self::Op => "op",
@@ -55,12 +55,12 @@ impl Cause {
     }
 }
 
-/// A slow step and what was found out about it.
+/// A slow step and the result of its investigation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Anomaly {
     /// Number of the step.
     pub step: u64,
-    /// What it asked of the device.
+    /// Load of the step.
     pub load: StepLoad,
     /// Measured microseconds.
     pub took_us: f64,
@@ -68,7 +68,7 @@ pub struct Anomaly {
     pub predicted_us: f64,
     /// Why.
     pub cause: Cause,
-    /// The op with the largest excess in the steps behind it, and the mean of that in microseconds.
+    /// The op with the largest excess in the steps after it, and its mean excess in microseconds.
     pub op: Option<(String, f64)>,
 }
 
@@ -81,28 +81,28 @@ impl fmt::Display for Anomaly {
             (Cause::Op, Some((op, us))) => write!(f, "{op} +{:.1} ms in each of the next steps", us / 1e3),
             (Cause::Device, _) => f.write_str("all ops are slower; other work on the device, or a lower clock?"),
             (Cause::Once, _) => f.write_str("the next steps were not"),
-            _ => f.write_str("the next steps were, too"),
+            _ => f.write_str("the next steps were slow as well"),
         }
     }
 }
 
-/// The rule, and what it remembers.
+/// Detector of slow steps and its state.
 #[derive(Debug)]
 pub struct Watch {
     law: Law,
     shares: OpShares,
-    /// Steps of each kind, and the median of ln(measured / predicted) of them.
+    /// Number of steps of each kind, and their median of ln(measured / predicted).
     kinds: [(u64, f64); 3],
     investigation: Option<Investigation>,
 }
 
-/// The steps behind a slow one.
+/// Investigation of the steps after a slow one.
 #[derive(Debug)]
 struct Investigation {
     anomaly: Anomaly,
     steps: usize,
     slow: usize,
-    /// Steps whose ops were timed.
+    /// Number of steps whose ops were timed.
     timed: usize,
     ops: Vec<OpSum>,
 }
@@ -118,33 +118,34 @@ struct OpSum {
 }
 
 impl Watch {
-    /// Nothing was seen yet.
+    /// A detector that has seen no steps.
     pub fn new(law: Law, shares: OpShares) -> Self {
         Self { law, shares, kinds: [(0, 0.0); 3], investigation: None }
     }
 
-    /// The predicted time of a step in microseconds; `None` beyond what the law covers.
+    /// Predicted time of a step in microseconds; `None` outside the law's range.
     pub fn predict(&self, load: &StepLoad) -> Option<f64> {
         Some(self.law.time(load)).filter(|prediction| prediction.covered).map(|prediction| prediction.us)
     }
 
-    /// How the time of steps is shared among their ops.
+    /// Shares of ops in step times.
     pub fn shares(&self) -> &OpShares {
         &self.shares
     }
 
-    /// Whether the ops of the next step are to be timed.
+    /// True if the ops of the next step are to be timed.
     pub fn times_ops(&self) -> bool {
         self.investigation.as_ref().is_some_and(|investigation| investigation.slow > 0)
     }
 
-    /// Whether the last step was slow, or is one behind a slow step.
+    /// True if the last step was slow or follows a slow step.
     pub fn investigates(&self) -> bool {
         self.investigation.is_some()
     }
 
-    /// Step `number` took `took`, and [`predict`](Self::predict) gave `predicted` microseconds; `ops` are the times of its ops, if they
-    /// were asked for and the device has them. Returns what an investigation that ends with it has found.
+    /// Adds step `number`, which took `took`; [`predict`](Self::predict) gave `predicted` microseconds. `ops`: op
+    /// times, if requested and supported by the device. Returns the result of an investigation that ends with this
+    /// step.
     pub fn saw(
         &mut self,
         number: u64,
@@ -160,7 +161,8 @@ impl Watch {
         let (seen, median) = &mut self.kinds[kind];
         let scale = median.exp();
         let ratio = (took_us / predicted).max(1e-9).ln();
-        // Each step moves the estimate by a little towards its own side, the first ones by more: outliers count no more than others.
+        // Each step moves the estimate a little towards its own side, early steps more: outliers count no more than
+        // others.
         let away = ratio - *median;
         let most = MEDIAN_STEP.max(1.0 / (*seen + 1) as f64);
         *median += if *seen == 0 { away } else { away.clamp(-most, most) };
@@ -178,7 +180,7 @@ impl Watch {
         None
     }
 
-    /// One of the steps behind a slow one.
+    /// Adds one of the steps after a slow one.
     fn investigate(
         &mut self,
         load: &StepLoad,
@@ -219,7 +221,7 @@ impl Investigation {
         let Self { anomaly, steps, slow, timed, ops } = self;
         let total = |value: fn(&OpSum) -> f64| ops.iter().map(value).sum::<f64>();
         let (us, expected) = (total(|op| op.us), total(|op| op.expected));
-        // By how much even the op is slower that is least so: that is not the fault of any op.
+        // The smallest slowdown of any large op affects all ops, so no single op causes it.
         let large = ops.iter().filter(|op| op.expected > MIN_LARGE_PART * expected);
         let common = large.map(|op| op.us / op.expected).fold(f64::INFINITY, f64::min).max(1.0);
         let excess = |op: &OpSum| op.us - common.min(us / expected.max(1.0)) * op.expected;

@@ -1,24 +1,24 @@
-//! Penalties, and the counts of tokens that they depend on. The device keeps the counts of each sequence and adds what
-//! a step tells it ([`CountUpdate`]), so that penalties cost the same after ten tokens and after ten thousand.
+//! Penalties and the token counts that they depend on. The device keeps the counts of each sequence and adds the
+//! updates of a step ([`CountUpdate`]), so penalties cost the same after ten tokens and after ten thousand.
 
 use std::sync::Arc;
 
-/// How often a token occurs in a sequence.
+/// Number of occurrences of a token in a sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TokenCount(u16);
 
 impl TokenCount {
-    /// The bit that says that the prompt has the token; below it is how often the token was generated.
+    /// Bit that is set if the prompt contains the token; the lower bits count generated occurrences.
     pub const IN_PROMPT: u16 = 1 << 15;
     /// Largest number of occurrences that are counted.
     pub const MAX: u16 = Self::IN_PROMPT - 1;
 
-    /// From its bits.
+    /// The count with these bits.
     pub fn from_bits(bits: u16) -> Self {
         Self(bits)
     }
 
-    /// Its bits.
+    /// The bits.
     pub fn bits(self) -> u16 {
         self.0
     }
@@ -34,24 +34,24 @@ impl TokenCount {
         Self(self.0 & Self::IN_PROMPT | generated as u16)
     }
 
-    /// How often the token was generated.
+    /// Number of times the token was generated.
     pub fn generated(self) -> u16 {
         self.0 & Self::MAX
     }
 
-    /// Whether the token does not occur.
+    /// True if the token does not occur.
     pub fn is_zero(self) -> bool {
         self.0 == 0
     }
 }
 
-/// The penalties of a request, named as in the API: presence and frequency as OpenAI defines them, repetition as in CTRL
-/// (Keskar et al., 2019).
+/// The penalties of a request, named as in the API: presence and frequency as OpenAI defines them, repetition as in
+/// CTRL (Keskar et al., 2019).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Penalties {
     /// Subtracted from the logit of every generated token.
     pub presence: f32,
-    /// Subtracted once for each time that a token was generated.
+    /// Subtracted once per occurrence of a generated token.
     pub frequency: f32,
     /// Divides the positive logits of the tokens of the prompt and of the output, and multiplies the others.
     pub repetition: f32,
@@ -68,7 +68,7 @@ impl Penalties {
         let scaled = if logit > 0.0 { logit / self.repetition } else { logit * self.repetition };
         match count.generated() {
             0 => scaled,
-            // From the count, so that rounding errors do not accumulate.
+            // Computed from the count, so that rounding errors do not accumulate.
             generated => scaled - (self.presence + self.frequency * f32::from(generated)),
         }
     }
@@ -79,22 +79,22 @@ impl Penalties {
 pub struct CountedPenalties {
     /// The request's.
     pub penalties: Penalties,
-    /// Where the device has the counts of its sequence.
+    /// Slot of the sequence's counts on the device.
     pub slot: u32,
-    /// Drafts before the sample, which count as generated for it alone.
+    /// Drafts before the sample, which count as generated for this sample only.
     pub drafts: Vec<u32>,
 }
 
 /// Tokens that a step adds to the counts of one sequence before it samples.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CountUpdate {
-    /// Where the device has the counts of the sequence: below the number of rows of the largest step.
+    /// Slot of the sequence's counts on the device, below the number of rows of the largest step.
     pub slot: u32,
-    /// Whether the counts begin at zero; else the tokens are added to those of earlier steps.
+    /// True if the counts start at zero; otherwise the tokens are added to earlier counts.
     pub starts: bool,
     /// Tokens of the prompt; only if `starts`.
     pub prompt: Arc<[u32]>,
-    /// Generated tokens. As in [`Step::tokens`](crate::schedule::Step), they may be placeholders.
+    /// Generated tokens, possibly placeholders, as in [`Step::tokens`](crate::schedule::Step).
     pub generated: Vec<u32>,
 }
 

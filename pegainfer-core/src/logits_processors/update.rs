@@ -22,7 +22,7 @@ impl TokenMask {
         Self { words }
     }
 
-    /// Whether it allows this token.
+    /// True if this token is allowed.
     pub fn allows(&self, token: u32) -> bool {
         self.words.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
     }
@@ -63,6 +63,6 @@ pub struct LogitsUpdate {
     pub penalties: Option<CountedPenalties>,
     /// Edits of single logits, at most one per token.
     pub edits: Vec<LogitEdit>,
-    /// Every token outside this mask gets the logit -inf; `None` allows all.
+    /// Tokens outside this mask get the logit -inf; `None` allows all.
     pub allowed: Option<Arc<TokenMask>>,
 }

@@ -1,49 +1,54 @@
-//! How ranks exchange what each has computed.
+//! Exchanges between ranks.
 
 use crate::exec::Exec;
 use crate::record::OpRecord;
 use crate::tensor::{OpError, Tensor};
 use std::fmt;
 
-/// One rank's end of the connection between all ranks. Every rank calls the same operations in the same order, with tensors of
-/// the same shapes, and each call is recorded as an op. On the CPU a call waits for all ranks; on a GPU it is launched as any op is.
+/// One rank's end of the connection between all ranks. All ranks call the same operations in the same order, with
+/// tensors of the same shapes. Each call is recorded as an op. On the CPU a call waits for all ranks; on a GPU it is
+/// launched like any op.
 pub trait Communicator: fmt::Debug + Send + Sync {
-    /// Replaces `x`, bf16 or f32, by the sum over the ranks: `(x0 + x1) + x2 ...` in f32, in the order of the ranks, rounded
-    /// once to the type of `x`. Every rank gets the same bits.
+    /// Replaces `x`, bf16 or f32, by the sum over the ranks: `(x0 + x1) + x2 ...` in f32, in rank order, rounded once
+    /// to the type of `x`. All ranks get the same bits.
     fn all_reduce(&self, exec: &mut Exec, x: &mut Tensor) -> Result<(), OpError>;
 
-    /// Puts the columns of all ranks side by side: `part` is `[rows, width]` f32, `whole` is `[rows, ranks * width]` f32. Bits
-    /// are copied as they are: other words of four bytes travel so, too.
+    /// Concatenates the columns of all ranks: `part` is `[rows, width]` f32, `whole` is `[rows, ranks * width]` f32.
+    /// Copies bits, so any four-byte words can be gathered.
     fn all_gather(&self, exec: &mut Exec, part: &Tensor, whole: &mut Tensor) -> Result<(), OpError>;
 
-    /// `x` is `[ranks * n, ..]` f32 or bf16, of which each rank in turn has `n` rows: replaces those of this rank by their sums, which are
-    /// added and rounded as [`all_reduce`](Self::all_reduce) does. The other rows are undefined afterwards.
+    /// Replaces this rank's rows of `x` by their sums over the ranks, added and rounded as in
+    /// [`all_reduce`](Self::all_reduce). `x` is `[ranks * n, ..]` f32 or bf16; each rank in turn owns `n` rows. The
+    /// other rows are undefined afterwards.
     fn reduce_scatter(&self, exec: &mut Exec, x: &mut Tensor) -> Result<(), OpError>;
 
-    /// Gives every rank the rows of all, in place: `x` is `[ranks * n, ..]` f32 or bf16, of which each rank in turn has `n` rows.
+    /// Gives all ranks the rows of all, in place: `x` is `[ranks * n, ..]` f32 or bf16; each rank in turn owns `n`
+    /// rows.
     fn all_gather_rows(&self, exec: &mut Exec, x: &mut Tensor) -> Result<(), OpError>;
 
-    /// The error of the exchanges that have run on the device so far; asked when a step is finished. The CPU reports errors where
-    /// they happen.
+    /// Error of the exchanges that have run on the device so far; read when a step is finished. The CPU reports errors
+    /// at once.
     fn check(&self) -> Result<(), OpError>;
 
-    /// Makes every rank's current and later exchange fail: this rank cannot take part any more, and the others would wait for it.
+    /// Makes the current and all later exchanges of every rank fail, because this rank cannot take part any more and
+    /// the others would wait for it.
     fn abort(&self);
 }
 
-/// Records an all-reduce of `x` over `ranks` ranks by `kernel`, for which this rank sends `sent` bytes.
+/// Records an all-reduce of `x` over `ranks` ranks by `kernel`, in which this rank sends `sent` bytes.
 pub fn record_all_reduce(exec: &mut Exec, kernel: &'static str, x: &Tensor, ranks: usize, sent: u64) {
     let adds = ranks.saturating_sub(1) * x.elements();
     exec.record(|_| OpRecord::new("all_reduce", kernel, &[x], &[x], adds as u64).with_sent(sent));
 }
 
-/// Records an all-gather over `ranks` ranks by `kernel`, for which this rank sends its part to each of the others.
+/// Records an all-gather over `ranks` ranks by `kernel`, in which this rank sends its part to each of the others.
 pub fn record_all_gather(exec: &mut Exec, kernel: &'static str, part: &Tensor, whole: &Tensor, ranks: usize) {
     let sent = to_others(ranks, part.bytes());
     exec.record(|_| OpRecord::new("all_gather", kernel, &[part], &[whole], 0).with_sent(sent));
 }
 
-/// Records a reduce-scatter of `x` over `ranks` ranks by `kernel`, for which this rank sends its part of each other rank's rows.
+/// Records a reduce-scatter of `x` over `ranks` ranks by `kernel`, in which this rank sends its part of each other
+/// rank's rows.
 pub fn record_reduce_scatter(exec: &mut Exec, kernel: &'static str, x: &Tensor, ranks: usize) {
     let others = ranks.saturating_sub(1);
     let (sent, adds) = (to_others(ranks, x.bytes()) / ranks as u64, others * x.elements() / ranks);
@@ -54,14 +59,14 @@ pub fn record_reduce_scatter(exec: &mut Exec, kernel: &'static str, x: &Tensor, 
     });
 }
 
-/// Records an [`all_gather_rows`](Communicator::all_gather_rows) of `x` over `ranks` ranks by `kernel`, for which this rank sends its rows to
-/// each of the others.
+/// Records an [`all_gather_rows`](Communicator::all_gather_rows) of `x` over `ranks` ranks by `kernel`, in which this
+/// rank sends its rows to each of the others.
 pub fn record_all_gather_rows(exec: &mut Exec, kernel: &'static str, x: &Tensor, ranks: usize) {
     let sent = to_others(ranks, x.bytes()) / ranks as u64;
     exec.record(|_| OpRecord::new("all_gather_rows", kernel, &[x], &[x], 0).with_bytes(x.bytes()).with_sent(sent));
 }
 
-/// The number of rows that each of `ranks` ranks has of `x`, which must be whole.
+/// Number of rows of `x` per rank, which must be whole.
 pub fn rows_of_rank(op: &'static str, x: &Tensor, ranks: usize) -> Result<usize, OpError> {
     let rows = x.rows_cols().0;
     match rows.is_multiple_of(ranks) {
@@ -70,7 +75,7 @@ pub fn rows_of_rank(op: &'static str, x: &Tensor, ranks: usize) -> Result<usize,
     }
 }
 
-/// Bytes that a rank sends when it sends `bytes` to each of the others.
+/// Bytes that a rank sends if it sends `bytes` to each of the others.
 pub(super) fn to_others(ranks: usize, bytes: u64) -> u64 {
     ranks.saturating_sub(1) as u64 * bytes
 }
@@ -83,7 +88,7 @@ pub fn aborted() -> OpError {
     OpError { op: ABORTED, message: "another rank has failed".to_owned() }
 }
 
-/// Whether an error only says that another rank has failed.
+/// True if an error only says that another rank has failed.
 pub(super) fn is_aborted(error: &OpError) -> bool {
     error.op == ABORTED
 }

@@ -1,16 +1,17 @@
-//! How many devices a model takes.
+//! Number of devices that a model needs.
 
-/// Bytes that a device needs when so many ranks share the model.
+/// Memory that a device needs for a given number of ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RankBytes {
     /// Number of ranks.
     pub ranks: usize,
-    /// Bytes on the device of each of them, at most.
+    /// Bytes on the device of the rank that needs the most.
     pub bytes: u64,
 }
 
-/// The fewest ranks whose devices hold the model. `needs` has the possible numbers in ascending order; `free` the free memory of each
-/// device, of which the first ones are taken. If none will do, a sentence for the user with what is needed and what is free.
+/// The smallest number of ranks whose devices hold the model. `needs` lists the possible numbers in ascending order,
+/// `free` the free memory of each device; the first devices are used. If none fits, a sentence for the user with the
+/// needed and the free memory.
 pub fn fewest_ranks(needs: &[RankBytes], free: &[u64]) -> Result<usize, String> {
     let fits =
         |need: &&RankBytes| need.ranks <= free.len() && free[..need.ranks].iter().all(|free| *free >= need.bytes);

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 /// Name of the kernel in records.
 const KERNEL: &str = "host_memory";
 
-/// How long a rank waits for the others: ranks of a CPU have equal work, and a step is reported as stuck after as long.
+/// Timeout of an exchange. Ranks on a CPU have equal work, and a step is reported as stuck after the same time.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A rank on the CPU, or on `Meta`, where nothing is exchanged.
@@ -34,18 +34,18 @@ struct Meeting {
 
 #[derive(Debug)]
 struct State {
-    /// What each rank has brought to this exchange.
-    parts: Vec<Option<Arc<Part>>>,
-    /// Of the last complete one: all parts, which some ranks may still have to take.
-    complete: Vec<Arc<Part>>,
-    /// Exchanges so far.
+    /// Contribution of each rank to the current exchange.
+    parts: Vec<Option<Arc<Contribution>>>,
+    /// All contributions of the last complete exchange, which some ranks may still have to read.
+    complete: Vec<Arc<Contribution>>,
+    /// Number of exchanges so far.
     generation: u64,
     aborted: bool,
 }
 
-/// What a rank brings to an exchange.
+/// A rank's contribution to an exchange.
 #[derive(Debug)]
-struct Part {
+struct Contribution {
     op: &'static str,
     values: Vec<f32>,
 }
@@ -56,19 +56,19 @@ impl Local {
         Self::with_timeout(ranks, TIMEOUT)
     }
 
-    /// The ends of `ranks` ranks, which wait for each other for at most `timeout`.
+    /// The ends of `ranks` ranks, with a timeout for each exchange.
     pub fn with_timeout(ranks: usize, timeout: Duration) -> Vec<Self> {
         let state = State { parts: vec![None; ranks], complete: Vec::new(), generation: 0, aborted: false };
         let meeting = Arc::new(Meeting { timeout, state: Mutex::new(state), changed: Condvar::new() });
         (0..ranks).map(|rank| Self { rank, ranks, meeting: meeting.clone() }).collect()
     }
 
-    /// Brings `values` to an exchange by `op`, and waits for the others.
-    fn exchange(&self, op: &'static str, values: Vec<f32>) -> Result<Vec<Arc<Part>>, OpError> {
+    /// Contributes `values` to an exchange by `op`, and waits for the others.
+    fn exchange(&self, op: &'static str, values: Vec<f32>) -> Result<Vec<Arc<Contribution>>, OpError> {
         let Meeting { timeout, state, changed } = &*self.meeting;
         let (deadline, elements) = (Instant::now() + *timeout, values.len());
         let mut state = lock(state);
-        state.parts[self.rank] = Some(Arc::new(Part { op, values }));
+        state.parts[self.rank] = Some(Arc::new(Contribution { op, values }));
         let generation = state.generation;
         if state.parts.iter().all(Option::is_some) {
             let parts = state.parts.iter_mut().filter_map(Option::take).collect();
@@ -76,7 +76,7 @@ impl Local {
             state.generation += 1;
             changed.notify_all();
         }
-        // Nobody can complete the next exchange, and replace what is taken here, before this rank brings its part to it.
+        // The next exchange cannot complete and replace `complete` before this rank contributes to it.
         while state.generation == generation && !state.aborted {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -89,12 +89,12 @@ impl Local {
         if state.aborted {
             return Err(aborted());
         }
-        // They would not run the same ops.
+        // The ranks would not run the same ops.
         match state.complete.iter().find(|part| part.op != op || part.values.len() != elements) {
             Some(part) => {
-                let Part { op: other, values } = &**part;
+                let Contribution { op: other, values } = &**part;
                 let message =
-                    format!("{elements} elements meet {other} of {}: the ranks are out of step", values.len());
+                    format!("{elements} elements against {other} of {}: the ranks are out of step", values.len());
                 Err(OpError { op, message })
             }
             None => Ok(state.complete.clone()),
@@ -107,7 +107,7 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// These elements, of f32 or bf16.
+/// The given elements of a f32 or bf16 tensor.
 fn read(x: &Tensor, elements: Range<usize>) -> Vec<f32> {
     match x.dtype() {
         DType::F32 => x.host::<f32>()[elements].to_vec(),
@@ -115,7 +115,7 @@ fn read(x: &Tensor, elements: Range<usize>) -> Vec<f32> {
     }
 }
 
-/// Replaces these elements, of f32 or bf16, by `value` of their numbers among them, rounded to the type.
+/// Replaces these elements, f32 or bf16, by `value` of their index among them, rounded to the type.
 fn write(x: &mut Tensor, elements: Range<usize>, value: impl Fn(usize) -> f32) {
     match x.dtype() {
         DType::F32 => x.host_mut::<f32>()[elements].iter_mut().enumerate().for_each(|(i, v)| *v = value(i)),
@@ -224,7 +224,7 @@ mod tests {
                 assert_eq!(whole.host::<f32>()[..3], [0.0, 1.0, 2.0]);
                 assert_eq!(whole.host::<f32>()[3..], [10.0 * round as f32; 3]);
                 all.extend_from_slice(x.host::<f32>());
-                // A row of its own each.
+                // A different row for each rank.
                 let mut rows = tensor(exec, 3, &[rank as f32, 0.5, 10.0 * rank as f32, 1.5, 1.0, round as f32]);
                 end.reduce_scatter(exec, &mut rows).unwrap();
                 let sums = [[3.0, 1.5], [30.0, 4.5], [3.0, 3.0 * round as f32]];

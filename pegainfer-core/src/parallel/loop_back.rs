@@ -12,18 +12,18 @@ use std::ops::Range;
 /// Name of the kernel in records.
 const KERNEL: &str = "loop_back";
 
-/// One rank of several on the CPU, that takes its own part for the part of each other rank. The results are not the model's;
-/// shapes, memory and work are those of the rank.
+/// One of several ranks, on the CPU, that uses its own contribution in place of the others'. Results are not the
+/// model's; shapes, memory and work are those of the rank.
 #[derive(Debug)]
 pub struct LoopBack {
-    /// The rank that it is.
+    /// Number of this rank.
     pub rank: usize,
-    /// Ranks that it stands for.
+    /// Number of ranks that it stands for.
     pub ranks: usize,
 }
 
 impl LoopBack {
-    /// The sum of a part and as many equal ones as there are other ranks.
+    /// The sum of `part` and one equal part per other rank.
     fn sum(&self, part: f32) -> f32 {
         (1..self.ranks).fold(part, |sum, _| sum + part)
     }
@@ -85,7 +85,7 @@ impl Communicator for LoopBack {
     fn abort(&self) {}
 }
 
-/// Puts the values at `own` also in the place of those of each other rank.
+/// Copies the values at `own` to the places of all other ranks.
 fn repeat<T: Copy>(values: &mut [T], own: Range<usize>) {
     (0..values.len()).step_by(own.len().max(1)).for_each(|first| values.copy_within(own.clone(), first));
 }
@@ -114,7 +114,7 @@ mod tests {
         let mut halves = exec.tensor("halves", &[3, 1], DType::Bf16).unwrap();
         exec.fill_rows(&mut halves, &[1.0, 1.0078125, 2.0].map(bf16::from_f32)).unwrap();
         end.reduce_scatter(&mut exec, &mut halves).unwrap();
-        // Three times 1.0078125 is 3.0234375, which bf16 does not hold.
+        // 3 * 1.0078125 = 3.0234375 is not representable in bf16.
         assert_eq!(halves.host::<bf16>()[1].to_f32(), 3.03125);
     }
 }

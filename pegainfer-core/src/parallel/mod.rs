@@ -1,7 +1,7 @@
-//! Several ranks that compute one model together: how they exchange what each has computed, and their threads.
+//! Ranks that compute one model together: their exchanges and their threads.
 //!
-//! A rank is a device with its part of the model. All ranks belong to one process: one thread and one [`Exec`] each. They run
-//! the same ops in the same order, so every rank meets the others at the same exchanges.
+//! A rank is a device with its part of the model. All ranks belong to one process, with one thread and one [`Exec`]
+//! each. They run the same ops in the same order, so all ranks meet at the same exchanges.
 //!
 //! [`Exec`]: crate::exec::Exec
 

@@ -8,24 +8,25 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{Builder, JoinHandle};
 
-/// What every rank is to do.
+/// A function that every rank runs.
 type Job<R> = Arc<dyn Fn(&mut R) -> Result<(), OpError> + Send + Sync>;
 
-/// All ranks: rank 0 runs on the thread of its owner, every other one on a thread of its own, which owns it and lives as long as
-/// this value. A rank that fails or panics aborts the exchanges of all; no job is run after that. The drop joins the threads.
+/// All ranks: rank 0 runs on the owner's thread, every other rank on its own thread, which owns it and lives as long as
+/// this value. A rank that fails or panics aborts the exchanges of all, and no job runs after that. Dropping this value
+/// joins the threads.
 #[derive(Debug)]
 pub struct Ranks<R> {
     first: R,
     others: Vec<RankThread<R>>,
-    /// Of all ranks, in their order.
+    /// Communicators of all ranks, in rank order.
     communicators: Vec<Arc<dyn Communicator>>,
-    /// The first error. The ranks may have stopped at different places: they cannot go on.
+    /// The first error. The ranks may have stopped at different places, so they cannot continue.
     failure: Option<OpError>,
 }
 
 #[derive(Debug)]
 struct RankThread<R> {
-    /// `None` once the thread is to end.
+    /// Sender of jobs; `None` once the thread is to end.
     jobs: Option<SyncSender<Job<R>>>,
     results: Receiver<Result<(), OpError>>,
     thread: Option<JoinHandle<()>>,
@@ -42,13 +43,13 @@ impl<R: Send + 'static> Ranks<R> {
         Ok(Self { first, others, communicators, failure: None })
     }
 
-    /// Runs `job` on every rank at the same time and waits for all of them. An error names the rank that failed first; it
-    /// is returned again by every later call.
+    /// Runs `job` on all ranks at the same time and waits for all of them. The error names the rank that failed first;
+    /// every later call returns it again.
     pub fn run(&mut self, job: impl Fn(&mut R) -> Result<(), OpError> + Send + Sync + 'static) -> Result<(), OpError> {
         self.check()?;
         let job: Job<R> = Arc::new(job);
         for other in &self.others {
-            // A thread that is gone says so below.
+            // If the thread is gone, the error is reported below.
             let _ = other.jobs.as_ref().map(|jobs| jobs.send(job.clone()));
         }
         let (first, panicked) = attempt(&mut self.first, &job);
@@ -58,17 +59,17 @@ impl<R: Send + 'static> Ranks<R> {
         let others = self.others.iter().map(|other| other.results.recv().unwrap_or_else(|_| Err(gone())));
         let results: Vec<_> = std::iter::once(first).chain(others).collect();
         let errors = || results.iter().enumerate().filter_map(|(rank, result)| Some((rank, result.as_ref().err()?)));
-        // The others only say that a rank has failed.
+        // The other errors only say that a rank has failed.
         let Some((rank, error)) = errors().find(|(_, e)| !is_aborted(e)).or(errors().next()) else { return Ok(()) };
         if results.len() == 1 {
-            // An op that refuses its operands leaves a rank that is alone as it was.
+            // An op that refuses its operands leaves a single rank intact.
             self.failure = panicked.then(|| error.clone());
             return Err(error.clone());
         }
         Err(self.fail(rank, error.clone()))
     }
 
-    /// An error if a rank has failed, in a job or on its device since.
+    /// Error if a rank has failed, in a job or on its device since.
     pub fn check(&mut self) -> Result<(), OpError> {
         if let Some(failure) = &self.failure {
             return Err(failure.clone());
@@ -81,7 +82,7 @@ impl<R: Send + 'static> Ranks<R> {
         }
     }
 
-    /// Remembers the error of a rank and stops the others.
+    /// Stores the error of a rank and stops the others.
     fn fail(&mut self, rank: usize, error: OpError) -> OpError {
         self.communicators.iter().for_each(|end| end.abort());
         let error = OpError { message: format!("rank {rank}: {}", error.message), ..error };
@@ -112,10 +113,10 @@ impl<R: Send + 'static> RankThread<R> {
             while let Ok(job) = inbox.recv() {
                 let (result, panicked) = attempt(&mut state, &job);
                 if result.is_err() {
-                    // The others may wait for this rank.
+                    // Other ranks may be waiting for this one.
                     communicator.abort();
                 }
-                // Nobody takes a result while the ranks are dropped.
+                // Nobody receives a result while the ranks are dropped.
                 let _ = outbox.send(result);
                 if panicked {
                     return;
@@ -129,7 +130,7 @@ impl<R: Send + 'static> RankThread<R> {
 
 impl<R> Drop for Ranks<R> {
     fn drop(&mut self) {
-        // All of them first: one may wait for another while it gives its device back.
+        // All at once: a rank may wait for another while it releases its device.
         self.others.iter_mut().for_each(|other| other.jobs = None);
         for thread in self.others.iter_mut().filter_map(|other| other.thread.take()) {
             if thread.join().is_err() {
@@ -139,7 +140,7 @@ impl<R> Drop for Ranks<R> {
     }
 }
 
-/// The result of a job, and whether it panicked.
+/// Result of a job, and true if it panicked.
 fn attempt<R>(rank: &mut R, job: &Job<R>) -> (Result<(), OpError>, bool) {
     // A rank that panicked is not used again.
     match catch_unwind(AssertUnwindSafe(|| job(rank))) {
@@ -172,7 +173,7 @@ mod tests {
         exec: Exec,
         x: Tensor,
         communicator: Arc<dyn Communicator>,
-        /// Sent to when it is dropped.
+        /// Receives the rank's number when the rank is dropped.
         dropped: Sender<usize>,
     }
 
@@ -186,7 +187,7 @@ mod tests {
 
     impl Drop for Rank {
         fn drop(&mut self) {
-            // Not every test looks.
+            // Not every test reads it.
             let _ = self.dropped.send(self.rank);
         }
     }
@@ -224,7 +225,7 @@ mod tests {
         assert_eq!(dropped, [0, 1, 2, 3]);
     }
 
-    /// The others wait in an exchange when one fails, whichever it is and however it fails.
+    /// One rank fails in different ways while the others wait in an exchange.
     #[test]
     fn the_first_error_ends_the_job_of_all_ranks() {
         for (failing, panics) in [(0, false), (0, true), (2, false), (2, true)] {
@@ -276,7 +277,7 @@ mod tests {
         assert_eq!(all.run(|_| Ok(())).unwrap_err().to_string(), text, "no job is run after a failure");
     }
 
-    /// The others have ended their job: nobody would ever come.
+    /// The others have ended their job and would never take part.
     #[test]
     fn a_rank_that_launches_one_exchange_more_gives_up() {
         for more in [0, 2] {

@@ -19,25 +19,25 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Most tokens of a row of a step whose time tells what tokens of a decode step cost.
+/// Longest row, in tokens, of a step whose time is used to measure the cost of a decode token.
 const MAX_DECODE_TOKENS: usize = 16;
 
-/// How long to wait for masks before new requests and cancellations are looked at again.
+/// Longest wait for masks before new requests and cancellations are read again.
 const MASK_WAIT: Duration = Duration::from_millis(1);
 
-/// Number of waits after which a step's missing masks are late. A forward pass takes about as long, so waiting costs
-/// little until then.
+/// Number of waits after which a step's missing masks are late. Together they last about as long as a forward pass, so
+/// they cost little.
 const LATE_WAITS: usize = 4;
 
-/// How long an idle device waits for more prompts before the queue is looked at again.
+/// Wait of an idle device for more prompts before the queue is read again.
 const ARRIVALS_WAIT: Duration = Duration::from_micros(100);
 
-/// Tokens of a step.
+/// Token limits of a step.
 #[derive(Debug, Clone, Copy)]
 pub struct TokenBudget {
-    /// Most tokens of any step.
+    /// Maximum number of tokens in any step.
     pub step: usize,
-    /// Most tokens of a mixed step, see [`SchedulerConfig::max_num_mixed_tokens`].
+    /// Maximum number of tokens in a mixed step; see [`SchedulerConfig::max_num_mixed_tokens`].
     pub mixed: usize,
 }
 
@@ -47,28 +47,28 @@ pub struct EngineCore<E: StepExecutor> {
     executor: E,
     scheduler: Scheduler<E::State>,
     limits: EngineLimits,
-    /// Steps that may be in flight.
+    /// Maximum number of steps in flight.
     depth: usize,
-    /// Not launched yet.
+    /// The planned step, not launched yet.
     planned: StepOf<E>,
     /// Launched and not finished, oldest first, and when each began at the earliest.
     in_flight: VecDeque<(StepOf<E>, Instant)>,
-    /// The newest step is not sampled yet: it needs the tokens of the previous step, or masks.
+    /// True if the newest step is not sampled yet, because it needs the tokens of the previous step, or masks.
     unsampled: bool,
     /// Number of times that the newest step has waited for masks.
     mask_waits: usize,
-    /// Masks that were ready before the last plan looked for them.
+    /// Number of masks that were ready before the last plan read them.
     seen_masks: u64,
-    /// A step that failed, until the engine has recovered, and the number of newer steps that were in flight.
+    /// A failed step, until the engine has recovered, and the number of newer steps in flight.
     failed: Option<(StepOf<E>, usize)>,
     delay: BatchingDelay,
-    /// Of decode steps: what drafts are weighed with.
+    /// Measured cost of decode steps; decides how many drafts are worth verifying.
     step_cost: StepCost,
-    /// The last plan admitted nobody because of the batching delay.
-    delaying: bool,
+    /// True if the batching delay kept the last plan from admitting requests.
+    delays_admission: bool,
     step_log: Arc<StepLog>,
     timing: StepTiming,
-    /// Of an engine that records its schedule.
+    /// Records the schedule, if enabled.
     recorder: Option<ScheduleRecorder>,
 }
 
@@ -76,7 +76,7 @@ pub struct EngineCore<E: StepExecutor> {
 type StepOf<E> = Step<<<E as StepExecutor>::State as SequenceState>::Row>;
 
 impl<E: StepExecutor> EngineCore<E> {
-    /// A loaded executor that serves within `limits`, and the unused `state` of its sequences; `speculation` as in
+    /// An engine of a loaded executor, its `limits`, and the unused `state` of its sequences. `speculation` as in
     /// [`SchedulerConfig`].
     pub fn new(
         executor: E,
@@ -95,7 +95,7 @@ impl<E: StepExecutor> EngineCore<E> {
         let scheduler = Scheduler::new(config, BlockPool::new(limits.kv_blocks, limits.block_size), state);
         let depth = executor.useful_depth();
         let (planned, in_flight) = (Step::default(), VecDeque::new());
-        let (delay, step_cost, delaying) = (BatchingDelay::new(), StepCost::new(), false);
+        let (delay, step_cost, delays_admission) = (BatchingDelay::new(), StepCost::new(), false);
         let step_log = Arc::new(StepLog::new(executor.now()));
         Self {
             executor,
@@ -110,19 +110,19 @@ impl<E: StepExecutor> EngineCore<E> {
             failed: None,
             delay,
             step_cost,
-            delaying,
+            delays_admission,
             step_log,
             timing: StepTiming::from_env(),
             recorder: None,
         }
     }
 
-    /// Lets `depth` steps be in flight at once, 1 or 2. The default is what helps on the device; results are the same.
+    /// Sets the number of steps in flight, 1 or 2. The default depends on the device; results are the same.
     pub fn set_depth(&mut self, depth: usize) {
         self.depth = depth.clamp(1, STEPS_IN_FLIGHT);
     }
 
-    /// Keeps no times of steps from now on: for simulations, whose steps nobody watches.
+    /// Stops keeping step times, for simulations.
     pub fn forget_step_times(&mut self) {
         self.timing = StepTiming::Off;
     }
@@ -143,8 +143,8 @@ impl<E: StepExecutor> EngineCore<E> {
         Err(self.failed(step, 0, &error))
     }
 
-    /// Drops the steps in flight because `step` failed, when `newer` ones had been launched after it. Nothing may run
-    /// on when the blocks of their requests are used again; a device that cannot even be waited for is lost.
+    /// Drops the steps in flight after `step` failed; `newer` steps had been launched after it. Waits for the device
+    /// first, because the blocks of their requests will be used again. A device that cannot be waited for is lost.
     fn failed(&mut self, step: StepOf<E>, newer: usize, error: &OpError) -> EngineError {
         let fatal = self.executor.abandon().is_err();
         self.in_flight.clear();
@@ -153,14 +153,14 @@ impl<E: StepExecutor> EngineCore<E> {
         EngineError { message: error.to_string(), fatal }
     }
 
-    /// Tells the recorder of the schedule something, if there is one.
+    /// Calls `tell` with the schedule recorder, if there is one.
     fn record(&mut self, tell: impl FnOnce(&mut ScheduleRecorder)) {
         if let Some(recorder) = &mut self.recorder {
             tell(recorder);
         }
     }
 
-    /// Keeps the time of a step that has just been finished, and decides whether the ops of the next one are timed.
+    /// Keeps the time of a finished step, and decides whether the ops of the next one are timed.
     fn log_step(&mut self, step: &StepOf<E>, now: Instant, took: Duration) {
         if self.timing == StepTiming::Off {
             return;
@@ -168,22 +168,22 @@ impl<E: StepExecutor> EngineCore<E> {
         let ops = self.executor.take_op_times();
         let engine = || detail(step, &self.scheduler);
         let load = StepLoad::of(step);
-        let asked = self.step_log.add(&FinishedStep { load, now, took, ops: &ops, engine: &engine });
-        self.executor.time_ops(asked || self.timing == StepTiming::Ops);
+        let times_ops = self.step_log.add(&FinishedStep { load, now, took, ops: &ops, engine: &engine });
+        self.executor.time_ops(times_ops || self.timing == StepTiming::Ops);
     }
 
-    /// The executor, to run single steps.
+    /// The executor, for running single steps.
     pub fn executor(&mut self) -> &mut E {
         &mut self.executor
     }
 
-    /// The scheduler, to ask about its bounds and state.
+    /// The scheduler, for reading its limits and state.
     pub fn scheduler(&self) -> &Scheduler<E::State> {
         &self.scheduler
     }
 }
 
-/// What a capture of a slow step has of the engine.
+/// Engine part of the capture of a slow step.
 fn detail<S: SequenceState>(step: &Step<S::Row>, scheduler: &Scheduler<S>) -> EngineDetail {
     let tokens = step.qo_indptr.windows(2).map(|pair| (pair[1] - pair[0]) as usize);
     let row = |((row, tokens), context): ((&StepRow, usize), &u32)| {
@@ -219,13 +219,13 @@ impl<E: StepExecutor> StepEngine for EngineCore<E> {
         if self.in_flight.len() == self.depth || self.unsampled {
             return None;
         }
-        self.delaying = self.delay.should_wait(self.scheduler.delayable_tokens(), self.executor.now());
+        self.delays_admission = self.delay.should_wait(self.scheduler.delayable_tokens(), self.executor.now());
         self.seen_masks = self.scheduler.masks().ended();
         self.scheduler.update_masks();
         if let Some(recorder) = &mut self.recorder {
-            recorder.planning(self.delaying, self.scheduler.waiting_for_masks());
+            recorder.planning(self.delays_admission, self.scheduler.waiting_for_masks());
         }
-        let (step, admitted) = self.scheduler.plan_with_known_masks(self.delaying);
+        let (step, admitted) = self.scheduler.plan_with_known_masks(self.delays_admission);
         self.record(|recorder| recorder.planned(&step, &admitted));
         self.planned = step;
         (!self.planned.is_empty()).then_some(admitted)
@@ -261,7 +261,7 @@ impl<E: StepExecutor> StepEngine for EngineCore<E> {
             [(step, _)] if self.unsampled => Some(step),
             _ => return,
         };
-        if self.delaying && newest.is_none() {
+        if self.delays_admission && newest.is_none() {
             return self.executor.rest(ARRIVALS_WAIT);
         }
         let (end, masks) = (self.executor.now() + MASK_WAIT, self.scheduler.masks());
@@ -273,7 +273,7 @@ impl<E: StepExecutor> StepEngine for EngineCore<E> {
             return;
         }
         loop {
-            // Before the look at the masks: none becomes ready unseen.
+            // Read before the masks, so that none becomes ready unseen.
             let seen = masks.ended();
             if self.scheduler.waiting_for_mask(newest).is_none() {
                 return;

@@ -1,7 +1,8 @@
 //! Decode steps as CUDA graphs: one launch instead of two hundred.
 //!
-//! A graph has fixed shapes, so a step is padded to the next of a few shapes. The first step of a shape runs launch
-//! by launch, which loads its kernels and lets cuBLASLt choose; the second is captured; later ones are replays.
+//! A graph has fixed shapes, so a step is padded to the next larger shape. The first step of a shape runs launch by
+//! launch, which loads its kernels and lets cuBLASLt choose algorithms. The second step is captured; later ones are
+//! replays.
 
 use super::step::Step;
 use crate::cuda::Graph;
@@ -14,38 +15,38 @@ use std::hash::Hash;
 pub const GRAPH_SIZES: [usize; 22] =
     [1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 96, 128, 160, 192, 224, 256];
 
-/// Launches of a step between its inputs and its logits, which a graph holds.
+/// The launches of a step between its inputs and its logits, as captured in a graph.
 pub trait Launches {
-    /// Where they are launched.
+    /// Execution context of the launches.
     fn exec(&mut self) -> &mut Exec;
 
     /// Launches them.
     fn launch(&mut self) -> Result<(), OpError>;
 }
 
-/// The graphs so far, by the shape `K` of their steps: by default the number of rows, each of which decodes one token.
+/// CUDA graphs by step shape `K`. The default `K` is the number of rows, each of which decodes one token.
 #[derive(Debug)]
 pub struct Graphs<K = usize> {
-    /// Rows of the largest graph; 0 for none.
+    /// Rows of the largest graph; 0 disables graphs.
     max_rows: usize,
-    /// Whether graphs are made of steps; otherwise steps are only padded.
+    /// True if steps are captured; otherwise they are only padded.
     makes: bool,
-    /// By shape.
+    /// Graphs by shape.
     graphs: HashMap<K, Entry>,
 }
 
-/// What there is for steps of one shape, of which one has run.
+/// The graph of one shape, of which at least one step has run.
 #[derive(Debug, Default)]
 struct Entry {
-    /// `None` until it is captured.
+    /// The graph; `None` until the second step.
     graph: Option<Graph>,
-    /// Its launches so far.
+    /// Number of replays.
     replays: u64,
 }
 
 impl Graphs {
-    /// The size to pad `step` to; `None` when it runs launch by launch: not every row is one token that is sampled, or
-    /// there are too many.
+    /// Number of rows to pad `step` to. `None` if the step runs launch by launch: a row has more than one token or is
+    /// not sampled, or there are too many rows.
     pub fn size<M: Clone + Default>(&self, step: &Step<M>) -> Option<usize> {
         let rows = step.rows.len();
         let decodes = step.tokens.len() == rows && step.samples.len() == rows;
@@ -59,36 +60,36 @@ impl<K: Copy + Eq + Hash> Graphs<K> {
         Self { max_rows, makes: true, graphs: HashMap::new() }
     }
 
-    /// Pads steps of up to `max_rows` rows as for graphs, but runs them launch by launch: for tests of padded steps on devices
-    /// without graphs.
+    /// Pads steps of up to `max_rows` rows as for graphs, but runs them launch by launch: for tests of padded steps on
+    /// devices without graphs.
     pub fn padding_only(max_rows: usize) -> Self {
         Self { makes: false, ..Self::new(max_rows) }
     }
 
-    /// Graphs captured so far.
+    /// Number of captured graphs.
     pub fn captured(&self) -> usize {
         self.graphs.values().filter(|entry| entry.graph.is_some()).count()
     }
 
-    /// Steps that ran as a graph so far.
+    /// Number of steps that ran as a graph.
     pub fn replays(&self) -> u64 {
         self.replays_of(|_| true)
     }
 
-    /// Steps that ran as a graph of one of these shapes so far.
+    /// Number of steps that ran as a graph of one of these shapes.
     pub fn replays_of(&self, is_counted: impl Fn(&K) -> bool) -> u64 {
         self.graphs.iter().filter(|(key, _)| is_counted(key)).map(|(_, entry)| entry.replays).sum()
     }
 
-    /// The number of rows to pad `step` to, one of [`GRAPH_SIZES`]; `None` when it runs launch by launch whatever its tokens
-    /// are: there are no rows or too many. How rows are sampled does not matter: no graph samples.
+    /// Number of rows to pad `step` to, one of [`GRAPH_SIZES`], for rows of any number of tokens. `None` if there are
+    /// no rows or too many. Sampling does not matter: no graph samples.
     pub fn rows<M>(&self, step: &Step<M>) -> Option<usize> {
         let rows = step.rows.len();
         let size = GRAPH_SIZES.into_iter().find(|size| *size >= rows).filter(|size| *size <= self.max_rows);
         size.filter(|_| rows > 0)
     }
 
-    /// Runs `pass`, a step of shape `key`, or of any if that is `None`: then launch by launch.
+    /// Runs `pass`, a step of shape `key`. If that is `None`, the step has any shape and runs launch by launch.
     pub fn run(&mut self, key: Option<K>, pass: &mut impl Launches) -> Result<(), OpError> {
         self.capture(key, pass)?;
         match key.and_then(|key| self.next(key)) {
@@ -97,15 +98,15 @@ impl<K: Copy + Eq + Hash> Graphs<K> {
         }
     }
 
-    /// Whether the next step of shape `key` is captured before it runs: it is the second one.
-    pub fn captures(&self, key: Option<K>) -> bool {
+    /// True if the next step of shape `key` is to be captured, that is the second one.
+    pub fn should_capture(&self, key: Option<K>) -> bool {
         self.makes && key.is_some_and(|key| self.graphs.get(&key).is_some_and(|entry| entry.graph.is_none()))
     }
 
-    /// Captures `pass`, where [`captures`](Self::captures) says so, and does not run it: the next [`run`](Self::run) does. Ranks
-    /// that wait for each other on their devices call it first, all of them, because making a graph may wait for the device.
+    /// Captures `pass` if [`should_capture`](Self::should_capture) says so; the next [`run`](Self::run) runs it. Ranks
+    /// that wait for each other on their devices all call it first, because capturing may wait for the device.
     pub fn capture(&mut self, key: Option<K>, pass: &mut impl Launches) -> Result<(), OpError> {
-        let Some(key) = key.filter(|_| self.captures(key)) else { return Ok(()) };
+        let Some(key) = key.filter(|_| self.should_capture(key)) else { return Ok(()) };
         pass.exec().begin_capture()?;
         let launched = pass.launch();
         let graph = pass.exec().end_capture().and_then(|graph| launched.map(|()| graph));
@@ -113,14 +114,14 @@ impl<K: Copy + Eq + Hash> Graphs<K> {
         Ok(())
     }
 
-    /// The graph of a step of shape `key`. The first step has none, and is counted.
+    /// Graph of a step of shape `key`. The first step has none and is counted.
     fn next(&mut self, key: K) -> Option<&Graph> {
         let Entry { graph, replays } = self.graphs.entry(key).or_default();
         *replays += u64::from(graph.is_some());
         graph.as_ref()
     }
 
-    /// Keeps what a capture gave. Where capturing fails, steps run without graphs from now on.
+    /// Stores a captured graph. If capturing failed, steps run without graphs from now on.
     fn keep(&mut self, key: K, graph: Result<Graph, OpError>) {
         match graph {
             Ok(graph) => {
@@ -169,16 +170,16 @@ mod tests {
         assert_eq!(graphs.rows(&Step::<()>::uniform(16, 5, 3, 100)), Some(6));
         assert_eq!(graphs.rows(&Step::<()>::default()), None, "no rows");
         let mut padding = Graphs::padding_only(64);
-        assert!(padding.next((6, 3)).is_none() && !padding.captures(Some((6, 3))));
+        assert!(padding.next((6, 3)).is_none() && !padding.should_capture(Some((6, 3))));
         assert_eq!((padding.rows(&Step::<()>::uniform(16, 5, 3, 100)), padding.replays()), (Some(6), 0));
     }
 
     #[test]
     fn a_size_runs_once_before_it_is_captured_and_a_failure_ends_it() {
         let mut graphs = Graphs::<usize>::new(64);
-        assert!(!graphs.captures(None) && !graphs.captures(Some(8)));
+        assert!(!graphs.should_capture(None) && !graphs.should_capture(Some(8)));
         assert!(graphs.next(8).is_none());
-        assert!(graphs.captures(Some(8)) && !graphs.captures(Some(4)));
+        assert!(graphs.should_capture(Some(8)) && !graphs.should_capture(Some(4)));
         graphs.keep(8, Err(OpError { op: "graph", message: "no".to_owned() }));
         assert_eq!(graphs.size(&Step::<()>::uniform(16, 8, 1, 100)), None);
     }

@@ -1,5 +1,5 @@
-//! Who runs next, for every engine that computes ragged batches over paged KV: the scheduler, the step that it hands to
-//! an executor, and both as one engine.
+//! Scheduling for every engine that computes ragged batches over paged KV: the scheduler, the step that it gives to an
+//! executor, and the engine that joins both.
 
 mod engine_core;
 mod graphs;

@@ -1,17 +1,17 @@
 //! Admission policy: how many tokens a step may have, and how long new prompts wait for each other.
 //!
-//! Objective: first tokens as early as the device can give them, and no decoding sequence that waits longer between two
-//! tokens than that needs. Prefill costs the same time per token in a step of any size, about 10 us for a 4B model on an
-//! H200, so the size of steps decides only who waits:
+//! Objective: first tokens as early as the device allows, without making decoding sequences wait longer than necessary
+//! between two tokens. Prefill takes the same time per token in a step of any size, about 10 us for a 4B model on an
+//! H200, so the step size only decides who waits:
 //!
 //! - While few sequences decode, prompts go first: [`token_budget`] is the whole step.
 //! - While many decode, prefill tokens delay all of them, so the budget is small. It grows with the backlog of prompts:
 //!   a step takes the [`DRAIN_STEPS`]th part of it. A short queue costs the decoding sequences next to nothing, and a
 //!   long one cannot grow without end, as it would with a fixed budget whose rate is below the arrival rate.
-//! - Prompts of one tenant never delay a token of another one by more than [`SHARED_BUDGETS`] small budgets, however many
-//!   they are.
-//! - While requests keep arriving and the step has capacity for more, [`BatchingDelay`] holds them for a moment. A step
-//!   that starts with the first few of them delays those that came too late for it.
+//! - Prompts of one tenant never delay a token of another tenant by more than [`SHARED_BUDGETS`] small budgets, however
+//!   many they are.
+//! - While requests keep arriving and the step has capacity for more, [`BatchingDelay`] holds them for a few
+//!   milliseconds. A step that started with the first few requests would delay all later ones.
 //!
 //! The constants were chosen by simulating these rules with measured step times and the arrival times of the benchmark,
 //! then measured with Qwen3-4B on an H200: docs/benchmarks/h200-qwen3-4b.md.
@@ -19,36 +19,36 @@
 use super::scheduler::SchedulerConfig;
 use std::time::{Duration, Instant};
 
-/// Fewest waiting prompts that are worth a batching delay.
+/// Minimum number of waiting prompts for a batching delay.
 pub(super) const MIN_DELAYED_PROMPTS: usize = 2;
-/// Decoding sequences for each prompt up to which prompts take the whole step.
+/// Number of decoding sequences per prompt up to which prompts take the whole step.
 const MAX_DECODING_PER_PROMPT: usize = 2;
-/// Steps in which the prompts that wait are to be computed while many sequences decode.
+/// Number of steps over which the backlog of prompts is spread while many sequences decode.
 const DRAIN_STEPS: usize = 6;
-/// Tokens to which a budget is rounded up: rows of a large GEMM's tile.
+/// Budgets are rounded up to this many tokens, the rows of a large GEMM's tile.
 const BUDGET_UNIT: usize = 256;
-/// Largest step, as a multiple of `max_num_mixed_tokens`, while sequences of several tenants are in it: 17 ms of prefill
-/// with a 4B model on an H200. With no such bound, 126 prompts of 200 tokens made a step of 290 ms.
+/// Largest step with sequences of several tenants, as a multiple of `max_num_mixed_tokens`: 17 ms of prefill with a 4B
+/// model on an H200. Without this bound, 126 prompts of 200 tokens made a step of 290 ms.
 const SHARED_BUDGETS: usize = 3;
-/// Prefill tokens that every step has capacity for, however many sequences decode.
+/// Minimum number of prefill tokens in a step, however many sequences decode.
 const MIN_CHUNK: usize = 16;
 
 /// Work that the next step can choose from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Load {
+pub(super) struct PendingWork {
     /// Sequences with one token to compute.
     pub decoding: usize,
     /// Sequences with more, running or about to be admitted.
     pub prompts: usize,
     /// Tokens of these prompts that are not computed.
     pub backlog: usize,
-    /// These sequences belong to more than one tenant.
+    /// True if these sequences belong to several tenants.
     pub shared: bool,
 }
 
-/// Tokens of the next step, decoding sequences included: at most `config.max_num_batched_tokens`.
-pub(super) fn token_budget(config: &SchedulerConfig, load: Load) -> usize {
-    let Load { decoding, prompts, backlog, shared } = load;
+/// Token budget of the next step, decoding sequences included; at most `config.max_num_batched_tokens`.
+pub(super) fn token_budget(config: &SchedulerConfig, work: PendingWork) -> usize {
+    let PendingWork { decoding, prompts, backlog, shared } = work;
     let smallest = config.max_num_mixed_tokens.max(decoding + MIN_CHUNK);
     let largest = match shared && decoding > 0 {
         true => smallest.max(SHARED_BUDGETS * config.max_num_mixed_tokens),
@@ -65,18 +65,18 @@ pub(super) fn token_budget(config: &SchedulerConfig, load: Load) -> usize {
     budget.min(config.max_num_batched_tokens)
 }
 
-/// Requests whose arrivals are closer than this belong together.
+/// Largest gap between the arrivals of requests that belong together.
 const MAX_ARRIVAL_GAP: Duration = Duration::from_millis(2);
-/// Longest delay, as a part of the prefill time of the prompts that wait.
+/// Longest delay, relative to the prefill time of the waiting prompts.
 const MAX_DELAY: f64 = 0.125;
 /// Prefill time per token before the first measurement, in seconds.
 const INITIAL_TOKEN_SECONDS: f64 = 1e-5;
-/// Fewest tokens of a step whose duration says how long prefill takes per token.
+/// Smallest step, in tokens, used to measure prefill time per token.
 const MIN_MEASURED_TOKENS: usize = 512;
 /// Weight of a new measurement in the moving average.
 const AVERAGE_WEIGHT: f64 = 0.25;
 
-/// Batching delay: holds admission for a few milliseconds while requests keep arriving. Decoding sequences go on.
+/// Batching delay: delays admission for a few milliseconds while requests keep arriving. Decoding sequences continue.
 #[derive(Debug)]
 pub(super) struct BatchingDelay {
     /// When the newest request arrived.
@@ -92,12 +92,12 @@ impl BatchingDelay {
         Self { newest: None, since: None, token_seconds: INITIAL_TOKEN_SECONDS }
     }
 
-    /// A request arrived at `now`.
+    /// Records that a request arrived at `now`.
     pub fn arrived(&mut self, now: Instant) {
         self.newest = Some(now);
     }
 
-    /// The device took `time` for a step of `tokens` tokens.
+    /// Records that a step of `tokens` tokens took `time`.
     pub fn measured(&mut self, tokens: usize, time: Duration) {
         if tokens >= MIN_MEASURED_TOKENS {
             // An average, because a single step may have waited for something else.
@@ -105,8 +105,8 @@ impl BatchingDelay {
         }
     }
 
-    /// Whether to admit nobody yet. `waiting` are the tokens of the requests that could be admitted together, or `None`
-    /// where waiting for more gains nothing.
+    /// True if admission should wait for more requests. `waiting`: tokens of the requests that could be admitted
+    /// together, or `None` if waiting gains nothing.
     pub fn should_wait(&mut self, waiting: Option<usize>, now: Instant) -> bool {
         let arriving = self.newest.is_some_and(|newest| now.duration_since(newest) < MAX_ARRIVAL_GAP);
         let Some(tokens) = waiting.filter(|_| arriving) else {
@@ -130,7 +130,7 @@ mod tests {
             speculation: None,
             eos_token_ids: Vec::new(),
         };
-        token_budget(&config, Load { decoding, prompts, backlog, shared })
+        token_budget(&config, PendingWork { decoding, prompts, backlog, shared })
     }
 
     fn budget(decoding: usize, prompts: usize, backlog: usize) -> usize {

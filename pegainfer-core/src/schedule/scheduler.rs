@@ -1,14 +1,14 @@
-//! Who runs next: continuous batching with chunked prefill, mixed steps and preemption by recompute.
+//! The scheduler: continuous batching with chunked prefill, mixed steps and preemption by recompute.
 //!
-//! A pure state machine. `plan` chooses a [`Step`], the executor runs it, `commit` takes its [`Outcome`]. No clock, no
-//! I/O and no channel: a seeded test can drive it (tests/engine/scheduler).
+//! A pure state machine. `plan` chooses a [`Step`], the executor runs it, `commit` takes its [`Outcome`]. It has no
+//! clock, I/O or channel, so a seeded test can drive it (tests/engine/scheduler).
 //!
-//! One step may be planned while the one before it is in flight: planned and not committed. Its sequences go on with
-//! tokens that are not known yet. Logits processors and masks that depend on them are filled in after the commit of the
-//! step before ([`Scheduler::resolve`]), while the forward pass runs; masks are the only thing that comes from another
-//! thread. The scheduler knows in advance when a request reaches its length, but not when it draws an end-of-text or
-//! stop token. Such a request has one row too many in the later step, and that row's token is dropped. Blocks stay with
-//! their sequence until no step in flight uses them.
+//! A step may be planned while the previous one is in flight, that is, planned but not committed. The sequences of that
+//! step continue with tokens that are not known yet. Logits processors and masks that depend on those tokens are filled
+//! in after the commit ([`Scheduler::resolve`]), while the forward pass runs. Only masks come from another thread. The
+//! scheduler knows in advance when a request reaches its maximum length, but not when it generates an end-of-text or
+//! stop token. Such a request has a surplus row in the later step, whose token is dropped. Blocks stay with their
+//! sequence until no step in flight uses them.
 //!
 //! Order: waiting requests are admitted by priority, then by turn, which is fair to the tenants (turns.rs), then by
 //! arrival. When nothing more can be admitted, running sequences yield to other tenants (yielding.rs). Each step first
@@ -44,18 +44,19 @@ use shares::Yielding;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Bounds of a step.
+/// Limits of a step.
 #[derive(Debug, Clone)]
 pub struct SchedulerConfig {
-    /// Sequences that hold blocks at once, at least 1.
+    /// Maximum number of sequences that hold blocks, at least 1.
     pub max_num_seqs: usize,
     /// Tokens of one step, at least `max_num_seqs`: every decoding sequence gets its token in every step.
     pub max_num_batched_tokens: usize,
-    /// Tokens of a step in which many sequences decode beside a few prompts; the policy says when a step has more.
+    /// Tokens of a step in which many sequences decode and a few prompts are computed. The policy decides when a step
+    /// has more.
     pub max_num_mixed_tokens: usize,
     /// End-of-text ids of the checkpoint.
     pub eos_token_ids: Vec<u32>,
-    /// Whether and how tokens are drafted; `None` for a model whose state does not support it.
+    /// Speculative decoding; `None` if it is disabled or the model's state does not support it.
     pub speculation: Option<Speculation>,
 }
 
@@ -65,31 +66,31 @@ pub struct Scheduler<S: SequenceState = ()> {
     config: SchedulerConfig,
     pool: BlockPool,
     state: S,
-    /// Not running, in the order in which they will; preempted sequences come before those that never ran.
+    /// Waiting sequences in order of admission; preempted ones come first.
     waiting: VecDeque<Box<Sequence<S::Slot>>>,
     turns: Turns,
     yielding: Yielding,
-    /// Whether a request had a grammar since there was no request. If not, no step looks for masks and failures.
+    /// True if a request has had a grammar since the scheduler was last empty. Otherwise no step checks masks.
     grammars: bool,
-    /// Tells when a mask of one of these grammars is ready.
+    /// Signals that a mask of one of these grammars is ready.
     masks: Arc<MaskSignal>,
-    /// Holding blocks, oldest first.
+    /// Sequences that hold blocks, oldest first.
     running: Running<S::Slot>,
-    /// Whether one of them has ended and is not dropped yet.
+    /// True if a running sequence has ended and is not dropped yet.
     ended: bool,
-    /// Whether a sequence may have been in a failed step since it drew its last token. If not, no plan looks for
-    /// suspects.
+    /// True if a sequence may have been in a failed step since its last token. Otherwise no plan looks for suspects.
     has_failures: bool,
-    /// Steps planned and not committed.
+    /// Planned steps that are not committed.
     in_flight: usize,
-    /// Cost of a token of a decode step beside its fixed cost: what drafts are weighed with.
+    /// Cost of a token of a decode step, relative to the step's fixed cost; decides how many drafts are worth
+    /// verifying.
     token_cost: f64,
-    /// The same of a pass in which the model drafts.
+    /// Cost of a draft pass of the model, relative to the step's fixed cost.
     draft_cost: f64,
     stats: EngineStats,
-    /// Buffers of the plan, to be used again.
+    /// Buffers of a plan, for reuse.
     chunks: Vec<Chunk>,
-    /// Committed steps, whose buffers the next ones use.
+    /// Committed steps, kept to reuse their buffers.
     spare_steps: Vec<Step<S::Row>>,
 }
 
@@ -122,7 +123,7 @@ impl<S: SequenceState> Scheduler<S> {
         }
     }
 
-    /// Tells what a token of a decode step, and a pass in which the model drafts, cost beside the step's fixed cost.
+    /// Sets the costs of a decode token and of a draft pass of the model, relative to the step's fixed cost.
     pub(super) fn set_costs(&mut self, token_cost: f64, draft_cost: f64) {
         (self.token_cost, self.draft_cost) = (token_cost, draft_cost);
     }
@@ -140,7 +141,7 @@ impl<S: SequenceState> Scheduler<S> {
         turns::enter(&mut self.waiting, Box::new(sequence));
     }
 
-    /// Drops a request. One that is in a step in flight keeps its blocks until that is committed.
+    /// Drops a request. A request in a step in flight keeps its blocks until that step is committed.
     pub fn cancel(&mut self, id: RequestId) {
         self.waiting.retain(|seq| seq.id != id);
         if let Some(seq) = self.running.iter_mut().find(|seq| seq.id == id) {
@@ -150,14 +151,14 @@ impl<S: SequenceState> Scheduler<S> {
         self.drop_ended();
     }
 
-    /// Drops everything, the steps in flight included, which must not run any more; returns the ids.
+    /// Drops all requests and returns their ids. Steps in flight must not run any more.
     pub fn abort_all(&mut self) -> Vec<RequestId> {
         self.in_flight = 0;
         let dropped = self.running.take().into_iter().chain(self.waiting.drain(..));
         dropped.filter(|seq| !seq.is_finished()).map(|seq| seq.id).collect()
     }
 
-    /// Forgets every cached prefix; blocks of running sequences stay with them.
+    /// Clears the prefix cache; blocks of running sequences stay.
     pub fn reset_prefix_cache(&mut self) {
         self.pool.forget_prefixes();
         self.state.forget_prefixes();
@@ -184,12 +185,12 @@ impl<S: SequenceState> Scheduler<S> {
         self.running.iter().find(|seq| seq.id == row.id).and_then(|seq| seq.request.label.clone())
     }
 
-    /// Bounds of a step.
+    /// Limits of a step.
     pub fn config(&self) -> &SchedulerConfig {
         &self.config
     }
 
-    /// What the model keeps besides its KV blocks.
+    /// State of the model other than KV blocks.
     pub fn state(&self) -> &S {
         &self.state
     }
@@ -207,13 +208,13 @@ impl<S: SequenceState> Scheduler<S> {
         self.pool.check(self.held_blocks().len())
     }
 
-    /// Tells when a mask that a request waits for is ready.
+    /// Signals that a mask that a request waits for is ready.
     pub fn masks(&self) -> &Arc<MaskSignal> {
         &self.masks
     }
 
-    /// A grammar with a mask that is being computed, if there is one. Every step but `newest` must be committed.
-    /// `newest` is a planned step that is not sampled: if it is given, only grammars that its samples need count.
+    /// A grammar whose mask is still being computed, if any. All steps but `newest` must be committed. `newest` is a
+    /// planned step that is not sampled; if given, only grammars that its samples need count.
     pub fn waiting_for_mask(&self, newest: Option<&Step<S::Row>>) -> Option<&GrammarTracker> {
         let awaited = |seq: &Sequence<S::Slot>| match newest {
             Some(step) => step.samples.iter().any(|sample| sample.deferred && sample.id == seq.id),
@@ -258,7 +259,7 @@ impl<S: SequenceState> Scheduler<S> {
         }
     }
 
-    /// Ends the requests whose grammar failed.
+    /// Ends the requests whose grammars failed.
     pub fn fail_errored(&mut self) -> EventBatch {
         if !self.grammars {
             self.drop_ended();
@@ -299,7 +300,7 @@ impl<S: SequenceState> Scheduler<S> {
             let mut seq = self.running.at_index(row.sequence).filter(|seq| seq.id == row.id);
             if let Some(seq) = &mut seq {
                 seq.in_flight -= 1;
-                // A row too many may have computed a token that nobody knows.
+                // A surplus row may have computed a token that is not known.
                 let known = row.computed.min(seq.tokens.len());
                 seq.table.register(&seq.tokens[..known]);
                 self.state.commit(&mut seq.slot, &seq.table, known);
@@ -314,7 +315,7 @@ impl<S: SequenceState> Scheduler<S> {
                     if let Some(prompt) = &mut seq.prompt_logprobs {
                         prompt.extend(logprobs.map(|report| *report));
                     }
-                } else if !seq.goes_on(sample.position, step.tokens[sample.token as usize]) {
+                } else if !seq.extends_text(sample.position, step.tokens[sample.token as usize]) {
                     continue;
                 } else if seq.grammar.is_dead() {
                     seq.push_unseen(token);
@@ -334,7 +335,7 @@ impl<S: SequenceState> Scheduler<S> {
                 self.stats.speculation.verified(row.drafts, drawn - 1);
                 seq.verified(row.drafts, drawn - 1, self.state.drafts());
             }
-            if seq.grammar.is_behind() && !seq.is_finished() {
+            if seq.grammar.lags() && !seq.is_finished() {
                 let load = (step.tokens.len(), step.rows.len());
                 seq.follow_grammar(self.config.speculation.as_ref(), load, self.token_cost);
             }

@@ -1,14 +1,14 @@
-//! Which state slots the tokens of a step read and write.
+//! State slots that the tokens of a step read and write.
 
-/// In place of a slot: as `from`, the sequence begins here, with a state of zeros; as `to`, the state is not kept.
+/// Placeholder for a slot: as `from`, the sequence starts with a state of zeros; as `to`, the state is not kept.
 pub const NO_STATE: u32 = u32::MAX;
 
 /// Words of a packed [`Segment`].
 pub const SEGMENT_WORDS: usize = 4;
 
-/// Consecutive tokens of one sequence in a step. A segment may go on from the slot that the one before it went to: that is
-/// how a step leaves a snapshot of the state in the middle of a prompt. Segments joined so run in order, all others at
-/// once: they must not read or write a slot that another one writes.
+/// Consecutive tokens of one sequence in a step. A segment may continue from the slot that the previous one wrote; in
+/// this way a step leaves a snapshot of the state in the middle of a prompt. Segments joined in this way run in order.
+/// All others run at once and must not read or write a slot that another one writes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Segment {
     /// First token, an index into the step's tokens.
@@ -22,7 +22,7 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// As the kernels read it.
+    /// Layout that the kernels read.
     pub fn words(&self) -> [u32; SEGMENT_WORDS] {
         [self.first, self.end, self.from, self.to]
     }

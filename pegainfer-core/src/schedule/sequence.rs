@@ -1,7 +1,7 @@
 //! One request inside the scheduler.
 //!
-//! While a step that samples for it is in flight, a sequence has a token whose id is not known yet. It counts like any
-//! other token in what is planned; [`Sequence::write_inputs`] names it by where the device will find it.
+//! While a step that samples for it is in flight, a sequence has a token whose id is not known. Plans count it like any
+//! other token; [`Sequence::write_inputs`] writes a placeholder that the device resolves.
 
 use super::sequence_grammar::SequenceGrammar;
 use super::speculation::depth::Acceptance;
@@ -15,17 +15,18 @@ use std::iter::once_with;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Generated tokens for which a sequence has memory at its first admission; those of longer outputs take more when they come.
+/// Number of generated tokens for which memory is reserved at first admission; longer outputs reserve more as they
+/// grow.
 const MAX_RESERVED_TOKENS: usize = 1024;
 
-/// Where the drafts of a sequence come from.
+/// Source of a sequence's drafts.
 #[derive(Debug)]
 enum Proposals {
-    /// The engine does not draft, or forces the acceptance of drafts and the sequence has a grammar.
+    /// The engine does not draft, or it forces the acceptance of drafts and the sequence has a grammar.
     None,
-    /// From its text.
+    /// A drafter on the host that reads the text.
     Host(Box<dyn Drafter>),
-    /// From the model: those that its last step made.
+    /// Drafts that the model made in the sequence's last step.
     Model(Vec<u32>),
 }
 
@@ -33,58 +34,59 @@ enum Proposals {
 #[derive(Debug)]
 pub(super) struct Sequence<L> {
     pub id: RequestId,
-    /// While it runs: its index among the running sequences.
+    /// Index among the running sequences, while it runs.
     pub index: usize,
     pub request: GenerateRequest,
-    /// Its turn among the waiting requests of its priority, see `Turns`.
+    /// Turn among the waiting requests of its priority; see `Turns`.
     pub turn: u64,
-    /// Its turn within its group.
+    /// Turn within its group.
     pub round: u64,
-    /// While it waits: the step in which its tenant ran last, or counts as having run.
+    /// While waiting: the step in which its tenant last ran, or counts as having run.
     pub served: u64,
-    /// Prompt, then what was generated, as far as it is known. Empty until the first admission: a long queue must not take
-    /// memory for a copy of each prompt.
+    /// Prompt and known generated tokens. Empty until the first admission, so that a long queue holds no copies of
+    /// prompts.
     pub tokens: Vec<u32>,
     pub prompt_len: usize,
-    /// Tokens that follow `tokens` and are drawn by steps in flight.
+    /// Number of tokens after `tokens` that steps in flight will sample.
     pub unknown: usize,
-    /// Index among the samples of the newest step that draws one of them.
+    /// Index of its first sample in the newest step that samples for it.
     pub sample: usize,
-    /// Tokens whose KV is in the cache after every step in flight; the rest are this sequence's input.
+    /// Tokens whose KV is in the cache after every step in flight; later tokens are input of the next steps.
     pub planned: usize,
     pub table: BlockTable,
     pub slot: L,
-    /// `None` if the request has none.
+    /// Logits processors of the request, if any.
     logits_processors: Option<Arc<LogitsProcessors>>,
-    /// Tokens that the device has counted since the last admission, for penalties.
+    /// Number of tokens that the device has counted since the last admission, for penalties.
     counted: usize,
-    /// Follows the tokens that are known, often a moment behind; usually there is no grammar.
+    /// Grammar state; lags one step, because masks are computed on another thread.
     pub grammar: SequenceGrammar,
-    /// Proposes tokens to verify.
+    /// Source of its drafts.
     proposals: Proposals,
-    /// Of the drafts so far.
+    /// Acceptance rate of the drafts.
     pub acceptance: Acceptance,
-    /// Drafts in the newest step. Nothing follows it before it is committed: how many count is not known.
+    /// Number of drafts in the newest step. No step follows before it is committed, because the number of accepted
+    /// drafts is unknown.
     pub drafts_in_flight: usize,
-    /// Accepted drafts of the step before that have to be computed again, because the model's state behind them is lost.
+    /// Number of accepted drafts of the previous step to compute again, because the model's state after them is lost.
     pub recomputed: usize,
-    /// Log-probabilities of the prompt's tokens so far, while they are wanted and were not given out.
+    /// Log-probabilities of the prompt's tokens so far, until they are reported, if requested.
     pub prompt_logprobs: Option<Vec<TokenLogprobs>>,
-    /// It has run before, and its admission was reported.
+    /// True if the sequence has run before and its admission was reported.
     pub admitted: bool,
-    /// It yielded to another tenant after its quantum, and waits for its turn like requests that never ran.
+    /// True if it yielded to another tenant after its quantum and waits for its turn like requests that never ran.
     pub has_yielded: bool,
-    /// Tokens that it had when it was admitted last.
+    /// Number of tokens at its last admission.
     pub resumed_at: usize,
     /// Prompt tokens found in the prefix cache at the first admission.
     pub cached_tokens: usize,
-    /// Steps that were planned with it and not committed.
+    /// Number of planned steps with it that are not committed.
     pub in_flight: usize,
-    /// Steps with it that failed since it drew its last token.
+    /// Number of failed steps with it since its last token.
     pub failures: u32,
-    /// The client is gone; dropped as soon as no step uses its blocks.
+    /// True if the client is gone; the sequence is dropped once no step uses its blocks.
     pub cancelled: bool,
-    /// Its last token is out; dropped as soon as no step uses its blocks.
+    /// True if its last token is out; the sequence is dropped once no step uses its blocks.
     pub finished: bool,
 }
 
@@ -101,7 +103,7 @@ impl<L: Default> Sequence<L> {
         let prompt_logprobs = request.prompt_logprobs.map(|_| Vec::new());
         let logits_processors = request.logits_processors.take();
         let grammar = SequenceGrammar::new(request.grammar.take(), masks);
-        // A forced acceptance draws tokens that a grammar does not allow.
+        // A forced acceptance takes tokens that a grammar does not allow.
         let drafting = speculation.filter(|all| !grammar.is_some() || all.synthetic_acceptance_length.is_none());
         let proposals = match drafting.map(|speculation| &speculation.source) {
             None => Proposals::None,
@@ -141,19 +143,19 @@ impl<L: Default> Sequence<L> {
         }
     }
 
-    /// True when no step may be planned with it any more.
+    /// True if no further step may be planned with it.
     #[inline]
     pub fn is_finished(&self) -> bool {
         self.cancelled || self.finished
     }
 
-    /// True if it waits for its turn. Other sequences were preempted because memory was short; they go first, because
+    /// True if it waits for its turn. Other waiting sequences were preempted for lack of memory and go first, because
     /// they are older.
     pub fn waits_for_turn(&self) -> bool {
         !self.admitted || self.has_yielded
     }
 
-    /// Tokens that it has generated since it was admitted last.
+    /// Number of tokens generated since its last admission.
     pub fn run_length(&self) -> usize {
         self.tokens.len().saturating_sub(self.resumed_at)
     }
@@ -168,20 +170,20 @@ impl<L: Default> Sequence<L> {
         }
     }
 
-    /// Tokens so far, the unknown ones included.
+    /// Number of tokens so far, including unknown ones.
     #[inline]
     pub fn len(&self) -> usize {
         self.tokens.len().max(self.prompt_len) + self.unknown
     }
 
-    /// Whether the KV of the whole prompt is computed and known to be.
+    /// True if the KV of the whole prompt is computed and committed.
     pub fn has_prompt(&self) -> bool {
         self.tokens.len() > self.prompt_len
     }
 
-    /// Tokens to compute before the next one can be sampled: 1 while decoding, and accepted drafts that are computed
-    /// again. 0 when there is no next one, or none yet: drafts are in flight, drafts of the next step need the newest
-    /// token or its mask, or the grammar is slow.
+    /// Number of tokens to compute before the next one can be sampled: 1 while decoding, plus accepted drafts that are
+    /// computed again. 0 if there is no next token, or not yet: drafts are in flight, drafts of the next step need the
+    /// newest token or its mask, or the grammar is slow.
     #[inline]
     pub fn remaining(&self) -> usize {
         let all_drawn = self.len() - self.prompt_len == self.request.max_tokens;
@@ -196,95 +198,96 @@ impl<L: Default> Sequence<L> {
         }
     }
 
-    /// True if the logits update of the next sample is unknown when its step is planned, because it depends on a token
-    /// that a step in flight draws or on a mask that is being computed.
+    /// True if the logits update of the next sample is unknown at planning time, because it depends on a token of a
+    /// step in flight or on a mask that is being computed.
     #[inline]
     pub fn defers_update(&self) -> bool {
         let history = || self.logits_processors.as_ref().is_some_and(|processors| processors.need_history());
         self.grammar.waits_for_mask() || (self.unknown > 0 && (self.grammar.is_some() || history()))
     }
 
-    /// Whether its next chunk, of `remaining` tokens, is the newest token, but for accepted drafts that are computed again.
+    /// True if the next chunk, of `remaining` tokens, is the newest token and accepted drafts that are computed again.
     #[inline]
     pub fn is_decoding(&self, remaining: usize) -> bool {
         remaining == 1 + self.recomputed
     }
 
-    /// At most `most` tokens that may follow, for the step that computes all that is known. Under a grammar they are some that
-    /// [`follow_grammar`](Self::follow_grammar) had it try.
-    pub fn propose(&mut self, most: usize) -> Vec<u32> {
-        if self.grammar.is_some() { self.grammar.drafts(most) } else { self.likely_tokens(most) }
+    /// Up to `max_drafts` draft tokens for a step that computes all known tokens. Under a grammar, only drafts that
+    /// [`follow_grammar`](Self::follow_grammar) tried.
+    pub fn propose(&mut self, max_drafts: usize) -> Vec<u32> {
+        if self.grammar.is_some() { self.grammar.drafts(max_drafts) } else { self.likely_tokens(max_drafts) }
     }
 
-    /// Gives the grammar the tokens of the last step, which are known now, and lets it try drafts for the next one: as many as would be
-    /// worth it in a step like the last one, of so many tokens and rows.
+    /// Passes the tokens of the last step to the grammar, which also tries drafts for the next step: as many as would
+    /// be worth their cost in a step of `tokens` tokens and `rows` rows, like the last one.
     pub fn follow_grammar(
         &mut self,
         speculation: Option<&Speculation>,
         (tokens, rows): (usize, usize),
         token_cost: f64,
     ) {
-        let most = speculation.map_or(0, |all| all.num_tokens);
+        let max_drafts = speculation.map_or(0, |all| all.num_tokens);
         let depth = match speculation.is_some_and(|all| all.adaptive) {
-            true => self.acceptance.depth(most, tokens, rows, token_cost),
-            false => most,
+            true => self.acceptance.depth(max_drafts, tokens, rows, token_cost),
+            false => max_drafts,
         };
-        if depth < most.min(1) {
+        if depth < max_drafts.min(1) {
             self.acceptance.skipped();
         }
         let drafts = self.likely_tokens(depth);
         self.grammar.advance(drafts);
     }
 
-    /// At most `most` tokens that its proposals say may follow, no more than the request can have before its last one.
-    fn likely_tokens(&mut self, most: usize) -> Vec<u32> {
+    /// Up to `max_drafts` drafts from its proposals, and no more than the request can generate before its last token.
+    fn likely_tokens(&mut self, max_drafts: usize) -> Vec<u32> {
         let left = self.prompt_len + self.request.max_tokens - self.len();
-        let (most, unknown) = (most.min(left.saturating_sub(1)), self.unknown);
-        if most == 0 || self.prompt_logprobs.is_some() {
+        let (max_drafts, unknown) = (max_drafts.min(left.saturating_sub(1)), self.unknown);
+        if max_drafts == 0 || self.prompt_logprobs.is_some() {
             return Vec::new();
         }
         match &mut self.proposals {
             Proposals::None => Vec::new(),
-            // What steps in flight draw comes first.
+            // Skips the tokens that steps in flight will generate.
             Proposals::Host(drafter) => {
-                drafter.propose(&self.tokens, unknown + most).into_iter().skip(unknown).collect()
+                drafter.propose(&self.tokens, unknown + max_drafts).into_iter().skip(unknown).collect()
             }
             Proposals::Model(drafts) => {
-                drafts.truncate(most);
+                drafts.truncate(max_drafts);
                 std::mem::take(drafts)
             }
         }
     }
 
-    /// Of `most` drafts, how many the model can make for the step after the next one, which samples and verifies `drafts`
-    /// drafts: their positions are those of tokens that the request can have.
-    pub fn drafts_of_model(&self, most: usize, drafts: usize) -> usize {
+    /// Number of drafts, up to `max_drafts`, that the model can make for the step after the next one, which samples and
+    /// verifies `drafts` drafts. Their positions must be within the request's length.
+    pub fn drafts_of_model(&self, max_drafts: usize, drafts: usize) -> usize {
         let left = self.prompt_len + self.request.max_tokens - self.len();
         let by_model = matches!(self.proposals, Proposals::Model(_));
-        if by_model { most.min(left.saturating_sub(drafts + 2)) } else { 0 }
+        if by_model { max_drafts.min(left.saturating_sub(drafts + 2)) } else { 0 }
     }
 
-    /// Takes what the model drafts behind the tokens that are known now.
+    /// Stores the model's drafts after the tokens known now.
     pub fn set_drafts_of_model(&mut self, tokens: Vec<u32>) {
         if let Proposals::Model(drafts) = &mut self.proposals {
             *drafts = tokens;
         }
     }
 
-    /// How many of `tokens` tokens its next chunk may have: with prompt logprobs at most what `sample_slots` allow besides the
-    /// sample slot that every running sequence has.
+    /// Number of tokens, up to `tokens`, in its next chunk. With prompt logprobs, limited by `sample_slots`, which
+    /// excludes the slot of every running sequence.
     #[inline]
     pub fn chunk(&self, tokens: usize, sample_slots: usize) -> usize {
         if self.prompt_logprobs.is_some() { tokens.min(1 + sample_slots) } else { tokens }
     }
 
-    /// Sample slots that a chunk of `tokens` tokens takes besides the sequence's own: those of its prompt logprobs.
+    /// Number of sample slots that the prompt logprobs of a chunk of `tokens` tokens take, in addition to the
+    /// sequence's own.
     #[inline]
     pub fn sample_slots(&self, tokens: usize) -> usize {
         if self.prompt_logprobs.is_some() { tokens.saturating_sub(1) } else { 0 }
     }
 
-    /// Adds the ids of the tokens at `positions`, or where the next step's device finds them.
+    /// Appends the ids of the tokens at `positions`, or placeholders for unknown ones.
     #[inline]
     pub fn write_inputs(&self, positions: Range<usize>, inputs: &mut Vec<u32>) {
         if positions.len() == 1 {
@@ -300,7 +303,7 @@ impl<L: Default> Sequence<L> {
         }
     }
 
-    /// The tokens that the device has to count before the next sample, which follows all tokens so far.
+    /// Tokens to add to the device's token counts before the next sample.
     pub fn count_update(&mut self) -> Option<CountUpdate> {
         let penalties = self.logits_processors.as_ref()?.penalties()?;
         let (slot, starts) = (self.index as u32, self.counted == 0);
@@ -311,35 +314,35 @@ impl<L: Default> Sequence<L> {
         (starts || !generated.is_empty()).then_some(CountUpdate { slot, starts, prompt, generated })
     }
 
-    /// The updates of the logits behind each of `drafts`, if they are accepted.
+    /// Logits updates after each of `drafts`, for the case that it is accepted.
     pub fn draft_updates(&self, drafts: &[u32]) -> Vec<Option<LogitsUpdate>> {
         if !self.changes_logits() {
             return vec![None; drafts.len()];
         }
         let mut generated = self.tokens[self.prompt_len..].to_vec();
         let len = self.len() - self.prompt_len;
-        let update = |(draft, behind): (&u32, usize)| {
+        let update = |(draft, accepted): (&u32, usize)| {
             generated.push(*draft);
-            let processed = self.processed(len + behind, &generated, &drafts[..behind]);
-            self.with_mask_behind(behind, processed)
+            let processed = self.processed(len + accepted, &generated, &drafts[..accepted]);
+            self.with_mask_after(accepted, processed)
         };
         drafts.iter().zip(1..).map(update).collect()
     }
 
-    /// Whether logits processors or a grammar may change logits.
+    /// True if logits processors or a grammar may change logits.
     #[inline]
     pub fn changes_logits(&self) -> bool {
         self.logits_processors.is_some() || self.grammar.is_some()
     }
 
-    /// Logits update (logits processors and grammar) of the token at `position`, which is the first unknown one.
+    /// Logits update (processors and grammar) of the token at `position`, the first unknown one.
     pub fn logits_update(&self, position: usize) -> Option<LogitsUpdate> {
         let processed = self.processed(position - self.prompt_len, &self.tokens[self.prompt_len..], &[]);
-        self.with_mask_behind(0, processed)
+        self.with_mask_after(0, processed)
     }
 
-    /// The update by the logits processors of the token after `generated` ones, the last of which are `drafts`;
-    /// `tokens`: those that are known.
+    /// Update by the logits processors for the token after `generated` tokens, the last of which are `drafts`.
+    /// `tokens`: the known tokens.
     fn processed(&self, generated: usize, tokens: &[u32], drafts: &[u32]) -> Option<LogitsUpdate> {
         let processors = self.logits_processors.as_ref()?;
         let counted = |penalties| CountedPenalties { penalties, slot: self.index as u32, drafts: drafts.to_vec() };
@@ -348,13 +351,13 @@ impl<L: Default> Sequence<L> {
         (update != LogitsUpdate::default()).then_some(update)
     }
 
-    /// The update with the grammar's mask of the token behind this many drafts.
-    fn with_mask_behind(&self, drafts: usize, update: Option<LogitsUpdate>) -> Option<LogitsUpdate> {
-        let Some(allowed) = self.grammar.mask_behind(drafts) else { return update };
+    /// Adds the grammar's mask of the token after `drafts` drafts to `update`.
+    fn with_mask_after(&self, drafts: usize, update: Option<LogitsUpdate>) -> Option<LogitsUpdate> {
+        let Some(allowed) = self.grammar.mask_after(drafts) else { return update };
         Some(LogitsUpdate { allowed: Some(allowed), ..update.unwrap_or_default() })
     }
 
-    /// Forgets the steps in flight, which will not be committed: what they draw stays unknown.
+    /// Drops the steps in flight, which will not be committed; their tokens stay unknown.
     pub fn forget_steps(&mut self) {
         (self.in_flight, self.unknown, self.drafts_in_flight) = (0, 0, 0);
     }
@@ -376,7 +379,7 @@ impl<L: Default> Sequence<L> {
         self.prompt_logprobs.iter_mut().for_each(Vec::clear);
     }
 
-    /// Takes what became of the `drafts` of the newest step: `accepted` of them are part of the text.
+    /// Commits the `drafts` of the newest step: the first `accepted` are part of the text.
     pub fn verified(&mut self, drafts: usize, accepted: usize, state: DraftState) {
         self.drafts_in_flight = 0;
         self.acceptance.verified(drafts, accepted);
@@ -386,14 +389,16 @@ impl<L: Default> Sequence<L> {
         }
     }
 
-    /// Whether a sample for `position` counts that was drawn behind token `input`. It does not behind a refused draft.
-    pub fn goes_on(&self, position: u64, input: u32) -> bool {
+    /// True if the sample for `position` extends the accepted text, that is, if its input token is `input`. False after
+    /// True if the sample for `position` extends the accepted text, that is, if `input` is the text's last token or a
+    /// placeholder. False after a refused draft.
+    pub fn extends_text(&self, position: u64, input: u32) -> bool {
         let known = |position: usize| input & PLACEHOLDER != 0 || self.tokens.get(position) == Some(&input);
         position == self.tokens.len() as u64 && position.checked_sub(1).is_some_and(|last| known(last as usize))
     }
 
-    /// Takes the token that a sample drew, and whether it is not the first one of its step, and reports it, the prompt's
-    /// log-probabilities before the first one, and the end of the request.
+    /// Accepts a sampled token and reports it, with the prompt's log-probabilities before the first token and the end
+    /// of the request after the last. `drafted`: not the first token of its step.
     #[inline]
     pub fn accept(
         &mut self,
@@ -410,7 +415,7 @@ impl<L: Default> Sequence<L> {
         let end = self.push(token, eos);
         let is_stop = matches!(end, Some(FinishReason::Stop(_)));
         let event = || (self.id, TokenEvent::Token(TokenOut { id: token, is_stop, drafted, logprobs }));
-        // Made in place; `push` would make it on the stack and copy it.
+        // Built in place; `push` would build it on the stack and copy it.
         events.extend(once_with(event));
         if let Some(reason) = end {
             events.push((self.id, TokenEvent::Finished { reason, usage: self.usage() }));
@@ -418,8 +423,8 @@ impl<L: Default> Sequence<L> {
         }
     }
 
-    /// Appends the oldest unknown token, now that it is known, or what is known thanks to an accepted draft; says whether it
-    /// is the last one.
+    /// Appends the oldest unknown token, or a token after an accepted draft; returns the finish reason if it is the
+    /// last.
     #[inline]
     fn push(&mut self, token: u32, eos: &[u32]) -> Option<FinishReason> {
         self.unknown = self.unknown.saturating_sub(1);
@@ -435,8 +440,8 @@ impl<L: Default> Sequence<L> {
         None
     }
 
-    /// Appends a token that was drawn without a mask, because the grammar failed. The request is about to end, and
-    /// nobody sees the token.
+    /// Appends a token that was sampled without a mask because the grammar failed. The request is about to end, and no
+    /// client sees the token.
     pub fn push_unseen(&mut self, token: u32) {
         self.unknown = self.unknown.saturating_sub(1);
         self.tokens.push(token);

@@ -1,14 +1,14 @@
-//! The pool of state slots: which are free, which a sequence holds, and which keep a snapshot.
+//! The pool of state slots: free ones, ones held by sequences, and ones with snapshots.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The state slots of an engine. Clones are handles to the same pool; no operation depends on the number of slots by more
-/// than its logarithm.
+/// The state slots of an engine. Clones are handles to the same pool. All operations take at most logarithmic time in
+/// the number of slots.
 #[derive(Debug, Clone)]
 pub(super) struct SlotPool(Arc<Mutex<Slots>>);
 
-/// A hold on a slot. When the last one is dropped, the slot is free, or its snapshot is idle: kept until its slot is wanted.
+/// A reference to a slot. When the last one is dropped, the slot becomes free, or idle if it has a snapshot.
 #[derive(Debug)]
 pub(super) struct SlotRef {
     id: u32,
@@ -18,11 +18,11 @@ pub(super) struct SlotRef {
 #[derive(Debug)]
 struct Slots {
     slots: Vec<Slot>,
-    /// Neither held nor with a snapshot.
+    /// Slots without holders and snapshots.
     free: Vec<u32>,
     /// Slots with a snapshot, by the name of its prefix, see `BlockTable::prefix`.
     snapshots: HashMap<u64, u32>,
-    /// Slots with a snapshot that nobody holds, least recently used first.
+    /// Slots with a snapshot and no holder, least recently used first.
     idle: BTreeMap<u64, u32>,
     clock: u64,
 }
@@ -36,20 +36,20 @@ struct Slot {
 #[derive(Debug)]
 struct Snapshot {
     prefix: u64,
-    /// When it was made or found last; its key among the idle ones.
+    /// Time of creation or last use; its key among the idle ones.
     used: u64,
 }
 
 impl Slots {
-    /// Takes the snapshot out of a slot, which is not idle any more.
-    fn forget(&mut self, id: u32) {
+    /// Removes the snapshot of a slot, which is no longer idle.
+    fn drop_snapshot(&mut self, id: u32) {
         if let Some(snapshot) = self.slots[id as usize].snapshot.take() {
             self.snapshots.remove(&snapshot.prefix);
             self.idle.remove(&snapshot.used);
         }
     }
 
-    /// The slot with the snapshot of `prefix`, which becomes the most recently used one; it is not among the idle ones.
+    /// The slot with the snapshot of `prefix`, marked as most recently used and removed from the idle ones.
     fn touch(&mut self, prefix: u64) -> Option<u32> {
         let id = *self.snapshots.get(&prefix)?;
         self.clock += 1;
@@ -60,7 +60,7 @@ impl Slots {
         Some(id)
     }
 
-    /// Puts a slot that nobody holds where it belongs.
+    /// Makes a slot free or idle if it has no holder.
     fn release(&mut self, id: u32) {
         match &self.slots[id as usize] {
             Slot { holders: 0, snapshot: Some(snapshot) } => drop(self.idle.insert(snapshot.used, id)),
@@ -89,14 +89,14 @@ impl SlotPool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A slot of undefined contents, if need be that of the least recently used snapshot that nobody holds.
+    /// A slot of undefined contents, if necessary that of the least recently used idle snapshot.
     pub fn allocate(&self) -> Option<SlotRef> {
         let slots = &mut *self.lock();
         let id = match slots.free.pop() {
             Some(id) => id,
             None => {
                 let (_, &id) = slots.idle.first_key_value()?;
-                slots.forget(id);
+                slots.drop_snapshot(id);
                 id
             }
         };
@@ -112,25 +112,25 @@ impl SlotPool {
         Some(SlotRef { id, pool: self.clone() })
     }
 
-    /// Keeps what is in `slot` as the snapshot of `prefix`. Where there is one already, it has the same bits and stays.
+    /// Keeps the state in `slot` as the snapshot of `prefix`. An existing snapshot has the same bits and stays.
     pub fn keep(&self, prefix: u64, slot: &SlotRef) {
         let slots = &mut *self.lock();
         match slots.touch(prefix) {
             Some(id) => slots.release(id),
             None => {
                 slots.clock += 1;
-                slots.forget(slot.id);
+                slots.drop_snapshot(slot.id);
                 slots.slots[slot.id as usize].snapshot = Some(Snapshot { prefix, used: slots.clock });
                 slots.snapshots.insert(prefix, slot.id);
             }
         }
     }
 
-    /// Forgets every snapshot.
+    /// Removes all snapshots.
     pub fn clear(&self) {
         let slots = &mut *self.lock();
         slots.snapshots.clear();
-        // Not in the order of a hash map, which is random: a recorded schedule hands out the same slots when it is replayed.
+        // In id order, because the order of a hash map is random: a replayed schedule must hand out the same slots.
         for id in (0..slots.slots.len() as u32).rev() {
             if slots.slots[id as usize].snapshot.take().is_some() {
                 slots.release(id);
@@ -139,13 +139,13 @@ impl SlotPool {
         slots.idle.clear();
     }
 
-    /// Slots that can be had now.
+    /// Number of slots that can be allocated now.
     pub fn available(&self) -> usize {
         let slots = self.lock();
         slots.free.len() + slots.idle.len()
     }
 
-    /// Snapshots that are kept now.
+    /// Number of snapshots.
     pub fn snapshots(&self) -> usize {
         self.lock().snapshots.len()
     }
@@ -172,15 +172,15 @@ impl SlotRef {
         self.id
     }
 
-    /// How often it is held, and whether it has a snapshot.
+    /// Number of holders, and true if the slot has a snapshot.
     pub fn uses(&self) -> (usize, bool) {
         let slot = &self.pool.lock().slots[self.id as usize];
         (slot.holders, slot.snapshot.is_some())
     }
 
-    /// Gives up its snapshot, if it has one.
-    pub fn forget(&self) {
-        self.pool.lock().forget(self.id);
+    /// Drops its snapshot, if it has one.
+    pub fn drop_snapshot(&self) {
+        self.pool.lock().drop_snapshot(self.id);
     }
 }
 

@@ -1,4 +1,4 @@
-//! What a model keeps of a sequence besides its KV blocks.
+//! State of a sequence other than its KV blocks.
 
 use super::speculation::DraftState;
 use crate::kv::BlockTable;
@@ -8,39 +8,40 @@ use std::hash::Hash;
 use std::ops::Range;
 use thiserror::Error;
 
-/// How many slots a model has, and which states are kept.
+/// Number of state slots, and the rule for keeping snapshots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StateConfig {
-    /// Sequences that may run, each with a slot.
+    /// Maximum number of running sequences, each with a slot.
     #[serde(default)]
     pub sequences: usize,
-    /// Slots besides these, for snapshots.
+    /// Additional slots for snapshots.
     pub snapshots: usize,
-    /// Tokens between snapshots, a multiple of `block_tokens`; 0 keeps none, so that no prefix is ever found.
+    /// Tokens between snapshots, a multiple of `block_tokens`. 0 keeps none, so prefixes are never found.
     pub interval: usize,
     /// Tokens of a KV block.
     #[serde(default)]
     pub block_tokens: usize,
-    /// Whether a step can leave snapshots in the middle of a chunk. If not, a chunk that reaches a multiple of `interval`
-    /// ends at the last one that it reaches, and only ends of chunks are kept. Such a model has in a slot an
-    /// address for each of the newest tokens, draft tokens included; what refused drafts have written is overwritten later.
+    /// True if a step can leave snapshots in the middle of a chunk. If false, a chunk that crosses a multiple of
+    /// `interval` ends at the last one it reaches, and only ends of chunks are kept. A slot of such a model has an
+    /// address for each of the newest tokens, drafts included; later tokens overwrite those of refused drafts.
     pub within_chunks: bool,
 }
 
-/// No state slot is left until a step is committed.
+/// Error: no state slot is free until a step is committed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("the model is out of state slots")]
 pub struct OutOfSlots;
 
-/// The bookkeeping of a model's own state, such as that of recurrent layers: the scheduler moves it with the KV blocks. Pure;
-/// the bytes live in the model's `state.rs`. A model that keeps all of its state in KV blocks has `()`.
+/// Bookkeeping of a model's own state, such as that of recurrent layers; the scheduler manages it together with KV
+/// blocks. Pure; the bytes live in the model's `state.rs`. A model that keeps all of its state in KV blocks uses `()`.
 ///
-/// A step is reserved for each of its sequences first, then planned for each, and committed when it is done; a reserved
+/// A step is reserved for each of its sequences, then planned for each, and committed when it is done. A reserved step
+/// that is not planned is reserved again. Dropping a [`Slot`](Self::Slot) frees what it held.
 /// step that is not planned is reserved again. What a dropped [`Slot`](Self::Slot) held is free.
 pub trait SequenceState: Debug + Send + 'static {
-    /// The state slots of one sequence; the default is that of a sequence without tokens.
+    /// State slots of one sequence; the default belongs to a sequence without tokens.
     type Slot: Debug + Default + Send + 'static;
-    /// What a step tells the executor about them.
+    /// Description of the slots that a step passes to the executor.
     type Row: Debug + Clone + Default + PartialEq + Hash + Send + Sync + 'static;
 
     /// The slots of a model that has some, to build the same state in a simulation.
@@ -48,37 +49,38 @@ pub trait SequenceState: Debug + Send + 'static {
         None
     }
 
-    /// Where a chunk must end that begins at position `computed` and may end at `end` at most: a position in
-    /// `computed + 1..=end`. Anywhere, by default.
+    /// End of a chunk that starts at position `computed` and may end at `end` at the latest, in `computed + 1..=end`.
+    /// Default: `end`.
     fn chunk_end(&self, computed: usize, end: usize) -> usize {
         let _ = computed;
         end
     }
 
-    /// Goes on from the longest prefix whose state is kept, of at most `cached` tokens, whose KV is in the full blocks of
-    /// `table`: cuts the table to it and returns its length in tokens.
+    /// Resumes from the longest prefix with a kept state, up to `cached` tokens, whose KV is in the full blocks of
+    /// `table`. Cuts the table to that prefix and returns its length in tokens.
     fn resume(&mut self, slot: &mut Self::Slot, table: &mut BlockTable, cached: usize) -> usize;
 
-    /// Takes what the tokens at the positions `tokens` need, of a sequence with a prompt of `prompt_len` tokens.
+    /// Reserves slots for the tokens at positions `tokens` of a sequence with a prompt of `prompt_len` tokens.
     fn reserve(&mut self, slot: &mut Self::Slot, prompt_len: usize, tokens: Range<usize>) -> Result<(), OutOfSlots>;
 
-    /// What becomes of the state behind draft tokens.
+    /// Treatment of the state after draft tokens.
     fn drafts(&self) -> DraftState;
 
-    /// Most draft tokens that a step may verify behind a chunk that ends at position `end`. Unlimited by default.
-    fn most_drafts(&self, end: usize) -> usize {
+    /// Maximum number of drafts that a step may verify after a chunk that ends at position `end`. Default: unlimited.
+    fn max_drafts(&self, end: usize) -> usize {
         let _ = end;
         usize::MAX
     }
 
-    /// Adds the rows of what was reserved for `tokens`, the first of which is token `first` of the step, and of `drafts` draft
-    /// tokens behind them.
+    /// Appends the rows reserved for `tokens`, which start at token `first` of the step, and for `drafts` draft tokens
+    /// after them.
     fn plan(&mut self, slot: &mut Self::Slot, tokens: Range<usize>, drafts: u32, first: u32, rows: &mut Vec<Self::Row>);
 
-    /// The first `computed` tokens of the sequence are computed and known, and their full blocks are in the index.
+    /// Called after the first `computed` tokens of the sequence are computed and known, and their full blocks are in
+    /// the index.
     fn commit(&mut self, slot: &mut Self::Slot, table: &BlockTable, computed: usize);
 
-    /// Forgets every prefix that no sequence holds.
+    /// Removes every prefix that no sequence holds.
     fn forget_prefixes(&mut self);
 }
 

@@ -1,16 +1,15 @@
 //! State slots and snapshots: the [`SequenceState`] of models whose state has a fixed size for each sequence.
 //!
-//! Every running sequence has the state after its newest token in a slot. At some block boundaries the state is worth
-//! keeping as a snapshot, because later requests may go on from there: at every `interval` tokens, and where the last full
-//! block of a prompt ends. There the sequence leaves its slot behind as the snapshot and goes on in another one, so that a
-//! kernel that reads the one and writes the other copies nothing; an executor whose kernels update a slot in place copies
-//! it before the step.
+//! Every running sequence keeps the state after its newest token in a slot. At some block boundaries the state is kept
+//! as a snapshot for later requests: at multiples of `interval` tokens, and at the last full block of a prompt. There
+//! the sequence leaves its slot as the snapshot and continues in another one. A kernel that reads one slot and writes
+//! the other copies nothing; an executor whose kernels update slots in place copies the slot before the step.
 //!
-//! Snapshots are found by the name of their prefix in the KV pool, and a prefix hit is as long as the longest snapshot
-//! allows. Slots that neither a sequence nor a snapshot holds are free; the least recently used snapshot goes first. No
-//! snapshot takes a slot that a sequence may want which has none yet, so that snapshots do not keep prompts out of a step.
-//! A sequence that gets no slot all the same waits for the next step. That cannot last: sequences hold at most a slot each
-//! between steps, and there is at least one more.
+//! Snapshots are found by the name of their prefix in the KV pool. A prefix hit is as long as the longest snapshot
+//! allows. Slots that neither a sequence nor a snapshot holds are free; the least recently used snapshot is evicted
+//! first. A snapshot never takes a slot that a sequence without one may need, so snapshots do not keep prompts out of a
+//! step. A sequence that still gets no slot waits for the next step. That cannot last, because sequences hold at most
+//! one slot each between steps, and there is at least one more.
 
 use super::segment::{NO_STATE, Segment};
 use super::slot_pool::{SlotPool, SlotRef};
@@ -25,7 +24,7 @@ use std::sync::Arc;
 pub struct StateSlots {
     config: StateConfig,
     pool: SlotPool,
-    /// Held once more by every sequence that has a slot.
+    /// Cloned by every sequence that has a slot, to count them.
     holders: Arc<()>,
 }
 
@@ -34,9 +33,9 @@ pub struct StateSlots {
 pub struct SequenceSlots {
     /// The state after every planned token; `None` before the first.
     current: Option<SlotRef>,
-    /// That the sequence has a slot.
+    /// Present if the sequence has a slot.
     holder: Option<Arc<()>>,
-    /// Where the tokens that are reserved leave their state, in order.
+    /// Slots that the reserved tokens write, in order.
     targets: Vec<Target>,
     /// Snapshots that steps in flight make, by the number of tokens.
     pending: Vec<(usize, SlotRef)>,
@@ -48,7 +47,7 @@ struct Target {
     /// Position of the token after the segment.
     end: usize,
     slot: SlotRef,
-    /// Whether it is to be kept.
+    /// True if the state is kept as a snapshot.
     is_snapshot: bool,
 }
 
@@ -64,12 +63,12 @@ impl StateSlots {
         self.config.sequences + self.config.snapshots
     }
 
-    /// Slots that no sequence holds.
+    /// Number of slots that no sequence holds.
     pub fn available(&self) -> usize {
         self.pool.available()
     }
 
-    /// Snapshots that are kept now.
+    /// Number of snapshots.
     pub fn snapshots(&self) -> usize {
         self.pool.snapshots()
     }
@@ -79,20 +78,20 @@ impl StateSlots {
         self.pool.check()
     }
 
-    /// Whether the state after `tokens` tokens is kept.
+    /// True if the state after `tokens` tokens is kept.
     fn keeps(&self, prompt_len: usize, tokens: usize) -> bool {
         let StateConfig { interval, block_tokens, .. } = self.config;
         let end_of_prompt = prompt_len.saturating_sub(1) / block_tokens * block_tokens;
         interval > 0 && tokens > 0 && (tokens.is_multiple_of(interval) || tokens == end_of_prompt)
     }
 
-    /// A slot for a snapshot, unless the sequences without a slot may want all that can be had.
+    /// A slot for a snapshot, unless sequences without a slot may need all available ones.
     fn allocate_snapshot(&self) -> Option<SlotRef> {
         let wanted = self.config.sequences.saturating_sub(Arc::strong_count(&self.holders) - 1);
         if self.pool.available() > wanted { self.pool.allocate() } else { None }
     }
 
-    /// The slot that the sequence goes on in: its own, if nobody else needs what is in it, else another one.
+    /// The slot that the sequence continues in: its own, if nobody else needs its state, otherwise another one.
     fn next(&self, slots: &mut SequenceSlots) -> Option<SlotRef> {
         let Some(current) = slots.current.clone() else { return self.pool.allocate() };
         // `current` and `slots.current` hold it.
@@ -103,13 +102,13 @@ impl StateSlots {
         if let Some(slot) = self.pool.allocate() {
             return Some(slot);
         }
-        // No slot is left for a snapshot: this one is given up, unless another sequence goes on from it.
+        // No slot is left for a snapshot: give this one up, unless another sequence resumes from it.
         let pending = slots.pending.iter().filter(|(_, slot)| slot.id() == current.id()).count();
         if holders > 2 + pending {
             return None;
         }
         slots.pending.retain(|(_, slot)| slot.id() != current.id());
-        current.forget();
+        current.drop_snapshot();
         Some(current)
     }
 }
@@ -152,7 +151,7 @@ impl SequenceState for StateSlots {
         tokens: Range<usize>,
     ) -> Result<(), OutOfSlots> {
         slots.targets.clear();
-        // Before the snapshots: without it nothing can run.
+        // Before the snapshots, because nothing can run without it.
         let slot = self.next(slots).ok_or(OutOfSlots)?;
         slots.holder.get_or_insert_with(|| self.holders.clone());
         if self.config.within_chunks {
@@ -167,14 +166,15 @@ impl SequenceState for StateSlots {
         Ok(())
     }
 
-    /// Kernels that read one slot and write another compute drafts from a slot and write none. Those that update a slot in place keep an
-    /// address for each token.
+    /// Kernels that read one slot and write another compute drafts from a slot and write none. Kernels that update a
+    /// slot in place keep an address for each token.
     fn drafts(&self) -> DraftState {
         if self.config.within_chunks { DraftState::Recomputed } else { DraftState::Kept }
     }
 
-    /// If only ends of chunks are kept, accepted drafts must not take a sequence past a multiple of the interval, whose state would be missing.
-    fn most_drafts(&self, end: usize) -> usize {
+    /// If only ends of chunks are kept, accepted drafts must not cross a multiple of the interval, where the state
+    /// would be missing.
+    fn max_drafts(&self, end: usize) -> usize {
         let StateConfig { interval, within_chunks, .. } = self.config;
         if within_chunks || interval == 0 {
             return usize::MAX;
@@ -194,8 +194,8 @@ impl SequenceState for StateSlots {
         let (mut begin, mut from) = (tokens.start, slots.current.as_ref().map_or(NO_STATE, SlotRef::id));
         let kept = if self.drafts() == DraftState::Kept { drafts } else { 0 };
         for Target { end, slot, is_snapshot } in std::mem::take(&mut slots.targets) {
-            let behind = if end == tokens.end { kept } else { 0 };
-            rows.push(Segment { first: at(begin), end: at(end) + behind, from, to: slot.id() });
+            let draft_tokens = if end == tokens.end { kept } else { 0 };
+            rows.push(Segment { first: at(begin), end: at(end) + draft_tokens, from, to: slot.id() });
             (begin, from) = (end, slot.id());
             if is_snapshot {
                 slots.pending.push((end, slot.clone()));

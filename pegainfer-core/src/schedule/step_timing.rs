@@ -1,21 +1,21 @@
-//! Which times an engine keeps of its steps: a switch for measuring what they cost.
+//! Selection of the step times that an engine keeps, to measure their cost.
 
-/// The variable of the environment that [`StepTiming::from_env`] reads.
+/// Environment variable read by [`StepTiming::from_env`].
 const VARIABLE: &str = "PEGAINFER_STEP_TIMES";
 
-/// What an engine measures of its steps.
+/// Step times that an engine measures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StepTiming {
-    /// Nothing: no step goes to the [`StepLog`](crate::ledger::StepLog).
+    /// None: no step is added to the [`StepLog`](crate::ledger::StepLog).
     Off,
-    /// The time of each step; of its ops while a slow step is investigated.
+    /// Times of steps, and of ops while a slow step is investigated.
     Steps,
-    /// The times of the ops of every step. On a GPU no step runs as a CUDA graph or overlaps with the next one then.
+    /// Times of every op. On a GPU, steps then use no CUDA graphs and do not overlap.
     Ops,
 }
 
 impl StepTiming {
-    /// Steps, unless the environment says otherwise.
+    /// Times of steps, unless the environment variable says otherwise.
     pub fn from_env() -> Self {
         let value = std::env::var(VARIABLE).unwrap_or_default();
         Self::parse(&value).unwrap_or_else(|| {
@@ -24,7 +24,7 @@ impl StepTiming {
         })
     }
 
-    /// `None` of an unknown value.
+    /// `None` for an unknown value.
     fn parse(value: &str) -> Option<Self> {
         match value {
             "" => Some(Self::Steps),

@@ -1,12 +1,12 @@
 //! Fair queueing: the order in which the waiting requests of several tenants are admitted.
 //!
-//! Start-time fair queueing with requests of equal cost (Goyal, Vin and Cheng, SIGCOMM 1996), in two levels: the groups
-//! of tenants take turns, and within a group its tenants do. Each request gets a turn of its group when it arrives: the
-//! turn that is being served, or the one after its group's latest request, whichever is later. Requests are admitted by
-//! turn, so a group that queues a hundred requests delays another group's first one by one place. The turns of a group
-//! go to its requests in the order of their rounds, which are the turns of the tenants within the group
-//! ([`order_group`]). Later requests of other groups never add turns before a request. Within a group, only the first
-//! request of another tenant does. So every request is admitted at some time.
+//! Start-time fair queueing with requests of equal cost (Goyal, Vin and Cheng, SIGCOMM 1996), on two levels: groups of
+//! tenants take turns, and within a group its tenants do. A request gets a turn of its group when it arrives: the
+//! current turn, or the one after its group's latest request, whichever is later. Requests are admitted by turn, so a
+//! group that queues a hundred requests delays another group's first request by one place. The turns of a group go to
+//! its requests in the order of their rounds, which are the turns of tenants within the group ([`order_group`]). Later
+//! requests of other groups never add turns before a request; within a group, only the first request of another tenant
+//! does. Every request is therefore admitted eventually.
 
 use super::sequence::Sequence;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -17,24 +17,24 @@ pub(super) fn group(tenant: u64) -> u32 {
     (tenant >> 32) as u32
 }
 
-/// Turns of the waiting requests, for each priority on its own.
+/// Turns of the waiting requests of each priority.
 #[derive(Debug, Default)]
 pub(super) struct Turns(BTreeMap<i32, Lane>);
 
 /// Turns of one priority.
 #[derive(Debug, Default)]
 struct Lane {
-    /// The turn that is being served.
+    /// The current turn.
     now: u64,
     /// Turn of each group's next request. A group with a turn up to `now` may be missing.
     next: HashMap<u32, u64>,
 }
 
-/// Groups that a lane remembers before it forgets those that have no request in a later turn.
+/// Number of groups that a lane remembers before it drops those without a request in a later turn.
 const MIN_REMEMBERED: usize = 64;
 
 impl Turns {
-    /// The turn of a request that arrives.
+    /// Turn of a new request.
     pub fn arrive(&mut self, priority: i32, group: u32) -> u64 {
         let Lane { now, next } = self.0.entry(priority).or_default();
         if next.len() >= MIN_REMEMBERED && next.len().is_power_of_two() {
@@ -46,13 +46,13 @@ impl Turns {
         turn
     }
 
-    /// A request of this turn was admitted.
+    /// Records that a request of this turn was admitted.
     pub fn admitted(&mut self, priority: i32, turn: u64) {
         let lane = self.0.entry(priority).or_default();
         lane.now = lane.now.max(turn);
     }
 
-    /// No request waits.
+    /// Removes all requests.
     pub fn clear(&mut self) {
         self.0.clear();
     }
@@ -61,7 +61,7 @@ impl Turns {
 /// Queues of waiting requests.
 type Waiting<L> = VecDeque<Box<Sequence<L>>>;
 
-/// Enters a request that waits for its turn, which is that of its group, and orders the group.
+/// Queues a request by the turn of its group, and orders the group.
 pub(super) fn enter<L: Default>(waiting: &mut Waiting<L>, mut seq: Box<Sequence<L>>) {
     let (priority, tenant) = (seq.request.priority, seq.request.tenant);
     let mut rounds = [None; 2];
@@ -73,7 +73,7 @@ pub(super) fn enter<L: Default>(waiting: &mut Waiting<L>, mut seq: Box<Sequence<
         }
     }
     let [served, latest] = rounds;
-    // A request that has begun goes before requests that its tenant has not begun.
+    // A request that has started goes before other requests of its tenant.
     let own = if seq.has_yielded { None } else { latest.map(|latest| latest + 1) };
     seq.round = own.or(served).unwrap_or(0);
     let order = (priority, seq.turn);
@@ -89,7 +89,7 @@ fn order_group<L: Default>(waiting: &mut Waiting<L>, priority: i32, group: u32) 
     let places = waiting.iter().enumerate().filter(|(_, seq)| is_neighbour(seq, priority, group));
     let places: Vec<usize> = places.map(|(place, _)| place).collect();
     let turns: Vec<u64> = places.iter().map(|&place| waiting[place].turn).collect();
-    // Only the request that was entered last can be out of order.
+    // Only the newest request can be out of order.
     for sorted in 1..places.len() {
         let mut at = sorted;
         while at > 0 && waiting[places[at - 1]].round > waiting[places[at]].round {
@@ -136,7 +136,7 @@ mod tests {
         assert!(turns.0[&0].next.len() <= MIN_REMEMBERED);
     }
 
-    /// Enters requests of these (group, member), numbered from 0; returns the order in which they wait.
+    /// Queues requests of these (group, member) pairs, numbered from 0; returns their order.
     fn order(tenants: &[(u64, u64)]) -> Vec<u64> {
         let (mut turns, mut waiting, pool) = (Turns::default(), Waiting::<()>::new(), BlockPool::new(1, 16));
         for (id, (of, member)) in tenants.iter().enumerate() {

@@ -1,7 +1,8 @@
-//! Atomics, locks and channels between the threads of an engine: those of std and tokio.
+//! Atomics, locks and channels of the engine's threads: those of std and tokio.
 //!
-//! With `--cfg loom` they are those of loom, a model checker that runs a test under every order of what its threads do and every
-//! value that the memory model lets them read, and channels made of its locks ([`modelled`]): see tests/loom.rs.
+//! With `--cfg loom` they are those of loom, a model checker. It runs a test under every interleaving of its threads
+//! and every value that the memory model allows them to read. The channels are then built from its locks
+//! ([`modelled`]); see tests/loom.rs.
 
 #[cfg(loom)]
 mod modelled;

@@ -1,4 +1,4 @@
-//! Channels of loom's locks, with the methods of those of std and tokio.
+//! Channels built from loom's locks, with the methods of std's and tokio's.
 
 use loom::sync::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
@@ -16,7 +16,7 @@ struct Channel<T> {
 struct State<T> {
     messages: VecDeque<T>,
     senders: usize,
-    /// Whether there is still a receiver.
+    /// True while there is a receiver.
     received: bool,
 }
 
@@ -34,7 +34,7 @@ impl<T> Channel<T> {
 /// Sends; clones send to the same receiver.
 pub struct Sender<T>(Arc<Channel<T>>);
 
-/// Receives, in the order in which messages were sent.
+/// Receives messages in the order in which they were sent.
 pub struct Receiver<T>(Arc<Channel<T>>);
 
 /// A channel for `capacity` messages.
@@ -50,7 +50,7 @@ pub fn channel<T>() -> (Sender<T>, Receiver<T>) {
 }
 
 impl<T> Sender<T> {
-    /// Sends as soon as there is capacity.
+    /// Sends once there is capacity.
     pub fn send(&self, message: T) -> Result<(), SendError<T>> {
         let mut state = self.0.state();
         while state.received && state.messages.len() == self.0.capacity {
@@ -82,7 +82,7 @@ impl<T> Sender<T> {
 }
 
 impl<T> Receiver<T> {
-    /// The next message, once there is one.
+    /// Receives the next message; waits for it.
     pub fn recv(&self) -> Result<T, RecvError> {
         let mut state = self.0.state();
         loop {
@@ -98,7 +98,7 @@ impl<T> Receiver<T> {
         }
     }
 
-    /// The next message, if there is one.
+    /// Receives the next message if there is one.
     pub fn try_recv(&self) -> Result<T, TryRecvError> {
         let mut state = self.0.state();
         let gone = state.senders == 0;
@@ -108,7 +108,7 @@ impl<T> Receiver<T> {
         message.ok_or(if gone { TryRecvError::Disconnected } else { TryRecvError::Empty })
     }
 
-    /// As [`recv`](Self::recv): no time passes in a model.
+    /// Same as [`recv`](Self::recv): no time passes in a model.
     pub fn recv_timeout(&self, _limit: Duration) -> Result<T, RecvTimeoutError> {
         self.recv().map_err(|RecvError| RecvTimeoutError::Disconnected)
     }
@@ -124,12 +124,12 @@ pub fn async_channel<T>(capacity: usize) -> (Sender<T>, AsyncReceiver<T>) {
 }
 
 impl<T> AsyncReceiver<T> {
-    /// The next message; `None` when there will be none. In a model each client has a thread of its own, and may block it.
+    /// The next message; `None` if there will be none. In a model each client has its own thread and may block it.
     pub async fn recv(&mut self) -> Option<T> {
         self.blocking_recv()
     }
 
-    /// As [`recv`](Self::recv), for threads without an async runtime.
+    /// Blocking variant of [`recv`](Self::recv), for threads without an async runtime.
     pub fn blocking_recv(&mut self) -> Option<T> {
         self.0.recv().ok()
     }

@@ -4,14 +4,14 @@ use super::for_each;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// Runs `task(range)` for `0..count` cut into ranges of `size` indices (at least 1), the last of which may be shorter, as
+/// Runs `task(range)` for `0..count` split into ranges of `size` indices (at least 1), the last possibly shorter; see
 /// [`for_each`](super::for_each).
 pub fn for_each_range(count: usize, size: usize, task: impl Fn(Range<usize>) + Sync) {
     let size = size.max(1);
     for_each(count.div_ceil(size), |i| task(i * size..((i + 1) * size).min(count)));
 }
 
-/// Runs `task(i, chunk)` for the chunks of `size` elements (at least 1) of `data`, the last of which may be shorter, as
+/// Runs `task(i, chunk)` for the chunks of `size` elements (at least 1) of `data`, the last possibly shorter; see
 /// [`for_each`](super::for_each).
 pub fn for_each_chunk<T: Send>(data: &mut [T], size: usize, task: impl Fn(usize, &mut [T]) + Sync) {
     let chunks = Chunks::new(data, size);
@@ -58,7 +58,7 @@ impl<'a, T> Chunks<'a, T> {
     /// Chunk `i`.
     ///
     /// # Safety
-    /// Nobody else uses this chunk.
+    /// No other code uses this chunk.
     #[allow(clippy::mut_from_ref)] // the caller promises that the chunk is unshared
     unsafe fn get(&self, i: usize) -> &mut [T] {
         assert!(i < self.count());

@@ -1,10 +1,10 @@
 //! The team of threads that runs the parallel loops of CPU kernels.
 //!
-//! A decode step is some two hundred short loops. A pool whose threads go to sleep between them spends a large part of the
-//! step waking them up, so the threads of a team spin for a while before they sleep ([`worker::SPIN`]); an idle team takes
-//! no CPU time. Each thread has its own range of the indices of a loop, so that it reads one part of a matrix in the order
-//! of memory, and takes over indices of others when it is done: a thread that loses its core delays the loop by one index
-//! at most.
+//! A decode step consists of about two hundred short loops. A pool whose threads sleep between them spends much of the
+//! step waking them, so the threads of a team spin for a while before they sleep ([`worker::SPIN`]); an idle team takes
+//! no CPU time. Each thread has its own range of the indices of a loop, so that it reads one part of a matrix in memory
+//! order, and takes over indices of other threads when it is done. A thread that loses its core delays the loop by at
+//! most one index.
 
 mod chunks;
 #[cfg(test)]
@@ -32,7 +32,7 @@ pub struct Team {
 }
 
 impl Team {
-    /// A team of `threads` threads (at least 1), the caller of a loop included.
+    /// A team of `threads` threads (at least 1), including the caller of a loop.
     pub fn new(threads: usize) -> io::Result<Self> {
         let shared = Arc::new(Shared::new(threads.max(1)));
         // From here on, an error stops the threads that were started.
@@ -49,7 +49,7 @@ impl Team {
         self.shared.threads()
     }
 
-    /// Runs `f`, whose loops run on this team.
+    /// Runs `f` with this team as the current one.
     pub fn install<R>(&self, f: impl FnOnce() -> R) -> R {
         let _restored = Restored(CURRENT.replace(Some(self.shared.clone())));
         f()
@@ -60,13 +60,13 @@ impl Drop for Team {
     fn drop(&mut self) {
         self.shared.stop(self.threads.iter().map(JoinHandle::thread));
         for thread in self.threads.drain(..) {
-            // Panics of tasks went to the callers of the loops.
+            // Panics of tasks were passed to the callers of the loops.
             let _ = thread.join();
         }
     }
 }
 
-/// Makes a team the current one again when it is dropped.
+/// Makes a team the current one again when dropped.
 struct Restored(Option<Arc<Shared>>);
 
 impl Drop for Restored {
@@ -75,20 +75,20 @@ impl Drop for Restored {
     }
 }
 
-/// Number of threads that a loop of the calling thread runs on: 1 outside of [`Team::install`] and inside a loop.
+/// Number of threads for a loop of the calling thread: 1 outside of [`Team::install`] and inside a loop.
 pub fn threads() -> usize {
     let team = Restored(CURRENT.take());
     team.0.as_ref().map_or(1, |team| team.threads())
 }
 
-/// Runs `task(i)` for every `i` in `0..count`, in no particular order, on the current team; on the calling thread outside of
+/// Runs `task(i)` for every `i` in `0..count`, in any order, on the current team. Runs on the calling thread outside of
 /// [`Team::install`], inside another loop, or while another thread uses the team.
 ///
 /// # Panics
 /// If a task panics, with its payload, after all tasks have ended.
 pub fn for_each(count: usize, task: impl Fn(usize) + Sync) {
     if count > 1 {
-        // While the loop runs there is no current team: a loop inside a task runs in place.
+        // No current team while the loop runs: a nested loop runs in place.
         let team = Restored(CURRENT.take());
         if let Some(shared) = &team.0
             && shared.run(count, &task)

@@ -1,9 +1,9 @@
-//! The threads of a team: how a loop is handed out, and how threads wait.
+//! The threads of a team: distribution of a loop, and waiting.
 //!
-//! A loop is published by giving each thread its range of indices. A thread claims an index by a compare-and-swap on a range,
-//! its own first, then those of the others, and may use the loop's task until it has reported the index as done. The loop ends
-//! when all indices are done; threads that claimed none are not waited for. A range is one word, so a claim always belongs to
-//! the loop that is running: it needs no number of the loop.
+//! A loop is published by giving each thread its range of indices. A thread claims an index by a compare-and-swap on a
+//! range, first its own, then those of others, and may use the loop's task until it has reported the index as done. The
+//! loop ends when all indices are done; threads without a claim are not waited for. A range is one word, so a claim
+//! always belongs to the running loop without a loop number.
 
 use std::any::Any;
 use std::cell::UnsafeCell;
@@ -14,37 +14,37 @@ use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-/// How long a thread spins for the next loop, or for the end of one, before it sleeps. The ops of a step follow each other
-/// within microseconds, and a sleeping thread takes about 30 us to wake up.
+/// Time that a thread spins for the next loop, or the end of one, before it sleeps. The ops of a step follow each other
+/// within microseconds, and waking a sleeping thread takes about 30 us.
 pub(super) const SPIN: Duration = Duration::from_micros(50);
 
-/// A value in cache lines of its own: a pair of lines, which the prefetcher fetches together.
+/// A value in its own cache lines: two of them, because the prefetcher fetches pairs.
 #[repr(align(128))]
 struct Padded<T>(T);
 
-/// What a thread waits at.
+/// State of one thread of a team.
 struct Slot {
-    /// Indices that nobody has claimed: the first in the lower half, the end in the upper half.
+    /// Unclaimed indices: start in the lower half, end in the upper half.
     range: AtomicU64,
-    /// Whether the thread sleeps, or is about to.
+    /// True if the thread sleeps or is about to.
     asleep: AtomicBool,
     /// The thread, once it runs.
     thread: OnceLock<Thread>,
 }
 
-/// The task of the loop that runs. It is borrowed: valid until the last index is done.
+/// The task of the running loop, borrowed: valid until the last index is done.
 type Task = *const (dyn Fn(usize) + Sync);
 
 /// State of a team.
 pub(super) struct Shared {
-    /// One for each thread; the first is for the thread that starts the loop.
+    /// One slot per thread; the first belongs to the thread that starts the loop.
     slots: Box<[Padded<Slot>]>,
-    /// Whether a thread runs a loop.
+    /// True while a thread runs a loop.
     busy: AtomicBool,
     task: UnsafeCell<Option<Task>>,
-    /// Indices of the loop that are not done.
+    /// Number of indices of the loop that are not done.
     left: Padded<AtomicUsize>,
-    /// Whether the thread that started the loop sleeps until the end, or is about to.
+    /// True if the thread that started the loop sleeps until its end, or is about to.
     caller_asleep: AtomicBool,
     ended: (Mutex<()>, Condvar),
     /// Payload of the first panic of the loop.
@@ -52,8 +52,8 @@ pub(super) struct Shared {
     stopped: AtomicBool,
 }
 
-// SAFETY: `task` is written by the thread that holds `busy` while no index is claimable, and read by threads that hold an
-// index; the range's release and acquire order the two.
+// SAFETY: `task` is written by the thread that holds `busy` while no index is claimable, and read by threads that hold
+// an index; the range's release and acquire order the two.
 unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
@@ -83,7 +83,8 @@ impl Shared {
         self.slots.len()
     }
 
-    /// Runs a loop; returns false, having done nothing, if the team is a single thread or busy, or the loop too long.
+    /// Runs a loop. Returns false without doing anything if the team is a single thread or busy, or the loop is too
+    /// long.
     pub(super) fn run(&self, count: usize, task: &(dyn Fn(usize) + Sync)) -> bool {
         if self.threads() == 1 || count > u32::MAX as usize || self.busy.swap(true, Ordering::Acquire) {
             return false;
@@ -111,7 +112,7 @@ impl Shared {
 
     /// Wakes the threads that sleep and have a range.
     fn wake(&self) {
-        // Either this thread sees that another one sleeps, or that one sees its range before it does.
+        // Either this thread sees that another one sleeps, or that one sees its range first.
         fence(Ordering::SeqCst);
         for Padded(slot) in &self.slots[1..] {
             if slot.asleep.load(Ordering::Relaxed)
@@ -122,7 +123,7 @@ impl Shared {
         }
     }
 
-    /// Claims and runs indices, those of slot `own` first, until there are none.
+    /// Claims and runs indices until there are none, first those of slot `own`.
     fn take_part(&self, own: usize) {
         let mut done = 0;
         for i in 0..self.threads() {
@@ -137,7 +138,8 @@ impl Shared {
                 done += 1;
             }
         }
-        // `SeqCst`, here and in `wait_for_end`: either this thread sees that the caller sleeps, or the caller sees the end.
+        // `SeqCst`, here and in `wait_for_end`: either this thread sees that the caller sleeps, or the caller sees the
+        // end.
         if done > 0
             && self.left.0.fetch_sub(done, Ordering::SeqCst) == done
             && self.caller_asleep.load(Ordering::SeqCst)
@@ -160,7 +162,7 @@ impl Shared {
         self.caller_asleep.store(false, Ordering::SeqCst);
     }
 
-    /// The life of thread `own`.
+    /// Main loop of thread `own`.
     pub(super) fn work(&self, own: usize) {
         let slot = &self.slots[own].0;
         slot.thread.get_or_init(thread::current);
@@ -201,14 +203,14 @@ impl Slot {
     }
 }
 
-/// Whether a range holds an index.
+/// True if a range holds an index.
 fn is_claimable(range: u64) -> bool {
     (range as u32) < (range >> 32) as u32
 }
 
-/// Spins until `is_done`, for [`SPIN`] at most; returns whether it is.
+/// Spins until `is_done`, for at most [`SPIN`]; returns its last result.
 fn spin_until(is_done: impl Fn() -> bool) -> bool {
-    /// Looks between two looks at the clock.
+    /// Number of spins between two reads of the clock.
     const LOOKS: usize = 32;
     let mut start = None;
     loop {

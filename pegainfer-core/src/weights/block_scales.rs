@@ -1,5 +1,5 @@
-//! FP8 weights as checkpoints of Qwen store them: `X.weight` in e4m3, and `X.weight_scale_inv` with a scale for each block of
-//! 128 x 128, which multiplies the codes despite its name.
+//! FP8 weights in the format of Qwen's checkpoints: `X.weight` in e4m3, and `X.weight_scale_inv` with a scale for each
+//! block of 128 x 128. Despite its name, the scale multiplies the codes.
 
 use super::checkpoint::Checkpoint;
 use super::error::WeightsError;
@@ -16,8 +16,8 @@ pub fn scale_name(name: &str) -> String {
 }
 
 impl Checkpoint {
-    /// Checks that each FP8 weight has scales of the right shape and that each scale belongs to an FP8 weight. Without
-    /// `quantized`, that config.json announces FP8, there may be none of either.
+    /// Checks that each FP8 weight has scales of the right shape and that each scale belongs to an FP8 weight. There
+    /// must be none of either unless config.json announces FP8 (`quantized`).
     pub fn check_block_scales(&self, quantized: bool) -> Result<(), WeightsError> {
         let mut names: Vec<&str> = self.names().collect();
         names.sort_unstable();
@@ -51,12 +51,12 @@ impl Checkpoint {
     }
 }
 
-/// The error of a weight or of scales with values that are no numbers.
+/// Error for a weight or scales with NaN or infinite values.
 pub(super) fn not_finite(name: String) -> WeightsError {
-    WeightsError::BlockScales { name, message: "has values that are no numbers".to_owned() }
+    WeightsError::BlockScales { name, message: "has NaN or infinite values".to_owned() }
 }
 
-/// Codes of the weight `name` are numbers: 0x7f and 0xff are not.
+/// Checks that no code of the weight `name` is NaN, that is, 0x7f or 0xff.
 pub(super) fn check_codes(name: &str, codes: &[u8]) -> Result<(), WeightsError> {
     match codes.iter().any(|code| code & 0x7f == 0x7f) {
         true => Err(not_finite(name.to_owned())),

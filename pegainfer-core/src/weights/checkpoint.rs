@@ -42,7 +42,7 @@ impl Checkpoint {
         let files: BTreeMap<String, String> = if index.is_file() {
             let text = std::fs::read_to_string(&index).map_err(|error| io(&index, error))?;
             let index: Index = serde_json::from_str(&text).map_err(|e| damaged(&index, &e))?;
-            // One entry per shard, with the name of one of its tensors for the error message.
+            // One entry per shard, with one of its tensors for the error message.
             index.weight_map.into_iter().map(|(tensor, file)| (file, tensor)).collect()
         } else if dir.join("model.safetensors").is_file() {
             BTreeMap::from([("model.safetensors".to_owned(), String::new())])
@@ -66,9 +66,9 @@ impl Checkpoint {
 
     fn add_shard(&mut self, path: &Path) -> Result<(), WeightsError> {
         let file = File::open(path).map_err(|error| io(path, error))?;
-        // Only the header is mapped: pages of weights that are read through a map would stay resident.
-        // SAFETY: the map is read-only, private and dropped at the end of this function. A file that is truncated while its
-        // header is read is still being written by another program, which is an error of the user.
+        // Maps only the header: pages of weights read through a map would stay resident.
+        // SAFETY: the map is read-only, private and dropped at the end of this function. A file truncated meanwhile is
+        // still being written by another program, which is an error of the user.
         let map = unsafe { Mmap::map(&file) }.map_err(|error| io(path, error))?;
         let tensors = SafeTensors::deserialize(&map).map_err(|e| damaged(path, &e))?;
         for (name, view) in tensors.iter() {
@@ -85,7 +85,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Whether the checkpoint has this tensor.
+    /// True if the checkpoint has this tensor.
     pub fn contains(&self, name: &str) -> bool {
         self.locations.contains_key(name)
     }
@@ -109,8 +109,7 @@ impl Checkpoint {
 
     /// True if two tensors have the same dtype, shape and bytes.
     ///
-    /// Threads compare parts of the tensors and stop at the first difference, so that different tensors cost only a few
-    /// reads.
+    /// Threads compare parts of the tensors and stop at the first difference, so different tensors cost few reads.
     pub fn equal(&self, a: &str, b: &str) -> Result<bool, WeightsError> {
         let find = |name: &str| {
             let location = self.locations.get(name);
@@ -175,7 +174,7 @@ fn other_name(file: &str) -> Option<String> {
     }
 }
 
-/// Whether this names a file in a directory itself, not below or outside of it.
+/// True if this names a file directly in a directory.
 pub fn is_file_name(file: &str) -> bool {
     Path::new(file).file_name().is_some_and(|name| name == file)
 }

@@ -4,10 +4,10 @@ use crate::rng::{GOLDEN, mix};
 use crate::team;
 use half::bf16;
 
-/// Elements per random stream; fixed, so that the values do not depend on the number of threads.
+/// Elements per random stream; fixed, so that values do not depend on the number of threads.
 const CHUNK: usize = 1 << 16;
 
-/// Fills `out` with values drawn uniformly from ±`limit`, the same for the same `seed` on every machine.
+/// Fills `out` with values drawn uniformly from ±`limit`, equal for equal `seed` on all machines.
 ///
 /// Elements `65536 c` to `65536 (c + 1)` are stream `c`; its group `g` of four elements gets the 64 bits
 /// `mix(mix(seed ^ mix(c)) + (g + 1) GOLDEN)`, 16 for each element from the low ones up. They are read as a signed number

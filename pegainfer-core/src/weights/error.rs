@@ -4,7 +4,7 @@ use crate::tensor::OpError;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
-/// Why a checkpoint cannot be loaded; each message is one sentence for the user.
+/// Reason why a checkpoint cannot be loaded; each message is one sentence for the user.
 #[derive(Debug, Error)]
 pub enum WeightsError {
     /// A file cannot be opened or mapped.
@@ -15,7 +15,7 @@ pub enum WeightsError {
         /// Error of the operating system.
         error: std::io::Error,
     },
-    /// There are no weights in the directory.
+    /// The directory has no weights.
     #[error(
         "{} holds no weights: expected model.safetensors, or model.safetensors.index.json and its shards",
         dir.display()
@@ -33,7 +33,7 @@ pub enum WeightsError {
         tensor: String,
     },
     /// The index names a file in another directory.
-    #[error("{} names {file:?}, which is no file of the checkpoint's directory", index.display())]
+    #[error("{} names {file:?}, which is not a file of the checkpoint's directory", index.display())]
     NoFileName {
         /// Path of the index.
         index: PathBuf,
@@ -45,7 +45,7 @@ pub enum WeightsError {
     Damaged {
         /// Path of the file.
         path: PathBuf,
-        /// What is wrong.
+        /// Description of the error.
         message: String,
     },
     /// The model needs a tensor that no file holds.
@@ -64,12 +64,12 @@ pub enum WeightsError {
         /// Dtype and shape that the model needs.
         expected: String,
     },
-    /// An FP8 weight without scales, or scales without such a weight.
+    /// An FP8 weight without scales, or scales without an FP8 weight.
     #[error("{name} {message}; download the checkpoint again, or choose another")]
     BlockScales {
         /// Name of the tensor.
         name: String,
-        /// What is wrong with it.
+        /// Description of the error.
         message: String,
     },
     /// The device has not enough memory.
@@ -85,7 +85,7 @@ pub enum WeightsError {
         error: std::io::Error,
     },
     /// The device failed.
-    #[error("cannot bring the weights to the device: {0}")]
+    #[error("cannot copy the weights to the device: {0}")]
     Device(#[from] OpError),
 }
 

@@ -32,7 +32,7 @@ pub enum Source {
     Checkpoint(Checkpoint),
     /// Seeded random values: norm weights are 1, all others uniform with this standard deviation.
     Dummy {
-        /// Seed; the same seed gives the same weights.
+        /// Seed of the dummy weights.
         seed: u64,
         /// Standard deviation: `initializer_range` of the config.
         std: f32,
@@ -47,7 +47,7 @@ impl Source {
         Checkpoint::open(dir).map(Self::Checkpoint)
     }
 
-    /// Names of all tensors, in no particular order; none for dummy weights.
+    /// Names of all tensors, in any order; none for dummy weights.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         let checkpoint = match self {
             Self::Checkpoint(checkpoint) => Some(checkpoint),
@@ -56,7 +56,7 @@ impl Source {
         checkpoint.into_iter().flat_map(Checkpoint::names)
     }
 
-    /// Whether the source has this tensor.
+    /// True if the source has this tensor.
     pub fn contains(&self, name: &str) -> bool {
         match self {
             Self::Checkpoint(checkpoint) => checkpoint.contains(name),
@@ -67,7 +67,7 @@ impl Source {
 
 /// A tensor of the checkpoint that becomes some rows of a loaded tensor.
 #[derive(Debug, Clone)]
-pub struct Part {
+pub struct SourceTensor {
     /// Name in the checkpoint.
     pub name: String,
     /// Number of its rows.
@@ -79,11 +79,11 @@ pub struct Loader<'a> {
     exec: &'a mut Exec,
     source: &'a Source,
     progress: &'a mut (dyn FnMut(u64) + Send),
-    /// Names of all tensors that were asked for.
+    /// Names of all requested tensors.
     used: HashSet<String>,
-    /// Tensors that are rounded to bf16 while they are read.
+    /// Number of tensors that were rounded to bf16 while reading.
     rounded: usize,
-    /// Uploads to the GPU that are pending. They run after every tensor is allocated, because allocating waits for copies.
+    /// Pending uploads to the GPU. They run after all tensors are allocated, because allocating waits for copies.
     queued: Vec<Queued<'a>>,
 }
 
@@ -91,13 +91,13 @@ pub struct Loader<'a> {
 struct Queued<'a> {
     target: Target,
     stored: Stored<'a>,
-    /// The name of an FP8 weight, whose codes have to be numbers.
+    /// Name of an FP8 weight, whose codes must not be NaN.
     codes: Option<String>,
 }
 
 impl<'a> Loader<'a> {
-    /// Loads the tensors that `load` requests; on return, all of them are on the device. `progress` is called with the bytes of
-    /// each chunk as it is loaded.
+    /// Loads the tensors that `load` requests; on return, all are on the device. `progress` is called with the size in
+    /// bytes of each loaded chunk.
     pub fn run<R>(
         exec: &'a mut Exec,
         source: &'a Source,
@@ -116,7 +116,7 @@ impl<'a> Loader<'a> {
         Ok(loaded)
     }
 
-    /// Names of the tensors of the source that were not asked for, sorted.
+    /// Names of the tensors of the source that were not requested, sorted.
     pub fn unused(&self) -> Vec<&'a str> {
         let source: &'a Source = self.source;
         let mut names: Vec<&str> = source.names().filter(|name| !self.used.contains(*name)).collect();
@@ -127,22 +127,22 @@ impl<'a> Loader<'a> {
     /// Loads a vector `[len]`, bf16.
     pub fn vector(&mut self, name: String, len: usize) -> Result<Tensor, WeightsError> {
         let title = name.clone();
-        self.load(&title, &[Part { name, rows: len }], None)
+        self.load(&title, &[SourceTensor { name, rows: len }], None)
     }
 
     /// Loads a matrix `[rows, cols]`, bf16.
     pub fn matrix(&mut self, name: String, rows: usize, cols: usize) -> Result<Tensor, WeightsError> {
         let title = name.clone();
-        self.load(&title, &[Part { name, rows }], Some(cols))
+        self.load(&title, &[SourceTensor { name, rows }], Some(cols))
     }
 
     /// Loads matrices with `cols` columns, stacked along their rows in the given order: one GEMM instead of several.
-    pub fn stacked(&mut self, title: &str, parts: &[Part], cols: usize) -> Result<Tensor, WeightsError> {
+    pub fn stacked(&mut self, title: &str, parts: &[SourceTensor], cols: usize) -> Result<Tensor, WeightsError> {
         self.load(title, parts, Some(cols))
     }
 
-    /// Loads a small f32 tensor of shape `to`, which `convert` computes from the values of a checkpoint tensor of shape `from`,
-    /// stored as bf16, f16 or f32. With dummy weights, each of these values is `dummy`.
+    /// Loads a small f32 tensor of shape `to`, which `convert` computes from a checkpoint tensor of shape `from`,
+    /// stored as bf16, f16 or f32. With dummy weights, all of its values are `dummy`.
     pub fn converted(
         &mut self,
         name: String,
@@ -168,7 +168,7 @@ impl<'a> Loader<'a> {
         Ok(tensor)
     }
 
-    fn load(&mut self, title: &str, parts: &[Part], cols: Option<usize>) -> Result<Tensor, WeightsError> {
+    fn load(&mut self, title: &str, parts: &[SourceTensor], cols: Option<usize>) -> Result<Tensor, WeightsError> {
         self.used.extend(parts.iter().map(|part| part.name.clone()));
         let shape = |rows: usize| -> Vec<usize> { std::iter::once(rows).chain(cols).collect() };
         let whole = shape(parts.iter().map(|p| p.rows).sum());
@@ -201,7 +201,8 @@ impl<'a> Loader<'a> {
         Ok(stored)
     }
 
-    /// Fills the current row range of `tensor` with the tensor `name` of the source, now or in [`upload`](Self::upload).
+    /// Fills the current row range of `tensor` with the tensor `name` of the source, now or in
+    /// [`upload`](Self::upload).
     fn fill(&mut self, name: &str, shape: &[usize], tensor: &mut Tensor) -> Result<(), WeightsError> {
         if let (Source::Checkpoint(checkpoint), Some(target)) = (self.source, tensor.target()) {
             let stored = self.bf16(checkpoint, name, shape)?;
@@ -213,7 +214,8 @@ impl<'a> Loader<'a> {
         Ok(())
     }
 
-    /// Fills the current row range of `tensor`, on the host or with dummy weights, with the tensor `name` of the source.
+    /// Fills the current row range of `tensor`, on the host or with dummy weights, with the tensor `name` of the
+    /// source.
     fn read(&mut self, name: &str, shape: &[usize], tensor: &mut Tensor) -> Result<(), WeightsError> {
         match self.source {
             Source::Checkpoint(checkpoint) => {
@@ -222,7 +224,7 @@ impl<'a> Loader<'a> {
                 let chunks = out.par_chunks_mut(READ_CHUNK).enumerate();
                 self.exec.on_host(|| chunks.try_for_each(|(i, chunk)| stored.read(i * READ_CHUNK, chunk)))?;
             }
-            // All vectors are norm weights, which are about 1.
+            // All vectors are norm weights, with values of about 1.
             Source::Dummy { .. } if shape.len() == 1 => {
                 self.exec.write(tensor, 0..shape[0], |_, to| to.fill(bf16::ONE))?
             }

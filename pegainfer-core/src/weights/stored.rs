@@ -9,7 +9,7 @@ use std::panic::resume_unwind;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// Bytes that are read and rounded at a time, so that they stay in the L2 cache.
+/// Number of bytes read and rounded at a time, so that they stay in the L2 cache.
 const ROUND_CHUNK: usize = 128 << 10;
 /// Bytes of each tensor that a thread compares at a time.
 const COMPARE_CHUNK: usize = 1 << 20;
@@ -84,7 +84,7 @@ impl<'a> Stored<'a> {
         Self { shard, start, columns: None, rounds: None }
     }
 
-    /// The same tensor of elements of `dtype`, read as bf16.
+    /// The same tensor, stored with elements of `dtype`, read as bf16.
     pub(super) fn rounded(self, dtype: Dtype) -> Self {
         let rounds = match dtype {
             Dtype::F16 => Some(Wide::F16),
@@ -106,7 +106,7 @@ impl<'a> Stored<'a> {
         Self { columns: Some(columns), ..self }
     }
 
-    /// Reads `out.len()` bytes of the tensor, from byte `first` on; both are even where elements are rounded. Any
+    /// Reads `out.len()` bytes of the tensor from byte `first` on; both must be even if elements are rounded. Any
     /// number of threads may read at once.
     ///
     /// The file is not mapped: a read causes no page faults, leaves nothing resident, and if the file was truncated it
@@ -139,7 +139,7 @@ impl<'a> Stored<'a> {
         Ok(())
     }
 
-    /// Reads bytes of the whole tensor as it is stored.
+    /// Reads bytes of the whole tensor as stored.
     fn read_whole(&self, first: usize, out: &mut [u8]) -> Result<(), WeightsError> {
         read_at(&self.shard.file, out, self.start + first as u64).map_err(|error| io(&self.shard.path, error))
     }

@@ -25,14 +25,14 @@ pub fn next_token(prefix: u64, adjust: impl Fn(u32, f32) -> f32) -> u32 {
     logits.max_by(|a, b| a.0.total_cmp(&b.0)).unwrap().1
 }
 
-/// The simulated device: what each KV slot holds, what else the model keeps, and the tokens that the last step drew.
+/// The simulated device: contents of KV slots, other model state, and the tokens of the last step.
 pub struct Device<K> {
     pub kv: Vec<u64>,
     pub states: K,
     pub sampled: Vec<u32>,
     /// The counts of tokens in each slot.
     pub counts: HashMap<u32, HashMap<u32, TokenCount>>,
-    /// Drafts where the model does.
+    /// Source of drafts made by the model.
     pub oracle: Oracle,
 }
 
@@ -78,7 +78,8 @@ impl<K: Kind> Device<K> {
         Outcome { tokens: self.sampled.clone(), logprobs, drafts, ..Outcome::default() }
     }
 
-    /// The drafts that the model makes behind row `b`. It writes KV behind each but the last one, in blocks that nobody else writes.
+    /// Drafts that the model makes after row `b`. Writes KV after each draft but the last, in blocks that no other row
+    /// writes.
     fn drafts(
         &self,
         step: &StepOf<K>,
@@ -92,7 +93,7 @@ impl<K: Kind> Device<K> {
         let mut drawn = step.samples.iter().zip(&self.sampled).filter(|(s, _)| (newest..end).contains(&s.token));
         if let Some(next) = row.next {
             assert!(row.drafts == 0 && row.model_drafts == 0);
-            assert!(drawn.all(|(_, token)| *token == next), "a sample behind a prompt is forced");
+            assert!(drawn.all(|(_, token)| *token == next), "a sample within a prompt is forced");
             return Vec::new();
         }
         let (mut hash, mut place) = (0, newest as usize);
@@ -104,8 +105,8 @@ impl<K: Kind> Device<K> {
             }
         }
         let table = &step.block_tables[b];
-        let behind = (row.computed + row.drafts).max(step.positions[place] as usize + 1);
-        for position in behind..(step.positions[place] as usize + row.model_drafts).max(behind) {
+        let first = (row.computed + row.drafts).max(step.positions[place] as usize + 1);
+        for position in first..(step.positions[place] as usize + row.model_drafts).max(first) {
             let block = table.at(position / K::BLOCK_TOKENS) as usize;
             let slot = block * K::BLOCK_TOKENS + position % K::BLOCK_TOKENS;
             assert!(written.insert(slot as u32), "the KV of drafts shares a slot");

@@ -5,19 +5,19 @@ use crate::requests::{Rng, VOCAB, mix};
 use pegainfer_core::schedule::speculation::{DraftMethod, DraftSource, Drafter, ModelMethod, Speculation};
 use std::sync::Arc;
 
-/// Knows what the device will draw, but for logits processors, and says something else in `wrong` percent of the cases.
+/// Predicts the device's tokens, apart from logits processors, but is wrong in `wrong` percent of the cases.
 #[derive(Debug, Clone)]
 pub struct Oracle {
     wrong: u64,
 }
 
 impl Oracle {
-    /// With a random share of wrong drafts.
+    /// An oracle with a random share of wrong drafts.
     pub fn new(rng: &mut Rng) -> Self {
         Self::of([0, 10, 50, 90][rng.below(4)])
     }
 
-    /// With so many percent of wrong drafts.
+    /// An oracle with `wrong` percent of wrong drafts.
     pub fn of(wrong: u64) -> Self {
         Self { wrong }
     }
@@ -38,8 +38,8 @@ impl Oracle {
         }
     }
 
-    /// `most` tokens behind the prefix of this hash.
-    pub fn tokens(&self, mut hash: u64, most: usize) -> Vec<u32> {
+    /// `max_drafts` tokens after the prefix with this hash.
+    pub fn tokens(&self, mut hash: u64, max_drafts: usize) -> Vec<u32> {
         let draft = |_| {
             let token = next_token(hash, |_, logit| logit);
             let wrong = mix(hash ^ 1) % 100 < self.wrong;
@@ -47,7 +47,7 @@ impl Oracle {
             hash = kv_value(hash, token);
             token
         };
-        (0..most).map(draft).collect()
+        (0..max_drafts).map(draft).collect()
     }
 }
 
@@ -58,9 +58,9 @@ impl DraftMethod for Oracle {
 }
 
 impl Drafter for Oracle {
-    fn propose(&mut self, tokens: &[u32], most: usize) -> Vec<u32> {
+    fn propose(&mut self, tokens: &[u32], max_drafts: usize) -> Vec<u32> {
         let hash = tokens.iter().fold(0, |hash, token| kv_value(hash, *token));
         // Sometimes it has nothing to say.
-        Self::tokens(self, hash, if mix(hash).is_multiple_of(5) { 0 } else { most })
+        Self::tokens(self, hash, if mix(hash).is_multiple_of(5) { 0 } else { max_drafts })
     }
 }

@@ -1,43 +1,43 @@
-//! The kinds of state that models keep of a sequence besides its KV blocks, on the simulated device.
+//! Kinds of model state other than KV blocks, on the simulated device.
 
 use crate::device::kv_value;
 use crate::requests::Rng;
 use pegainfer_core::schedule::{NO_STATE, Segment, SequenceState, StateConfig, StateSlots, Step};
 use std::collections::HashMap;
 
-/// What a scheduler and a device of a kind of model are made of.
+/// Scheduler and device of one kind of model.
 pub trait Kind: Sized {
-    /// What the scheduler keeps.
+    /// Bookkeeping of the state in the scheduler.
     type State: SequenceState;
     /// Tokens of a KV block.
     const BLOCK_TOKENS: usize;
-    /// Texts and steps are so many times as long as those of the first kind.
+    /// Texts and steps are this many times as long as those of the first kind.
     const SCALE: usize;
     /// The KV pool has fewer blocks than this, and at least two.
     const BLOCKS: usize;
-    /// Whether its state supports drafts.
+    /// True if the state supports drafts.
     const DRAFTS: bool;
-    /// Simulated steps of which one preempts, at least.
+    /// At least one in this many simulated steps preempts.
     const STEPS_PER_PREEMPTION: u64;
 
     /// Unused state for `sequences` sequences, and the slots of the device.
     fn new(rng: &mut Rng, sequences: usize) -> (Self::State, Self);
 
-    /// Runs the states of a step, whose tokens are `tokens`; `prefixes` are the hashes that the KV cache has of the prefix
-    /// up to each of them.
+    /// Runs the states of a step with these `tokens`; `prefixes` are the KV cache's hashes of the prefix up to each of
+    /// them.
     fn run(&mut self, step: &StepOf<Self>, tokens: &[u32], prefixes: &[u64]);
 
-    /// Every slot is where the bookkeeping says.
+    /// Checks that every slot is where the bookkeeping says.
     fn check(state: &Self::State);
 
-    /// No sequence holds a slot.
+    /// Checks that no sequence holds a slot.
     fn check_idle(state: &Self::State);
 }
 
 /// A step of such a model.
 pub type StepOf<K> = Step<<<K as Kind>::State as SequenceState>::Row>;
 
-/// All state is in KV blocks.
+/// A model with all state in KV blocks.
 pub struct KvOnly;
 
 impl Kind for KvOnly {
@@ -59,8 +59,8 @@ impl Kind for KvOnly {
     fn check_idle((): &()) {}
 }
 
-/// The state after the newest token, as kernels keep it that read one slot and write another: a prompt leaves snapshots in
-/// the middle of a chunk.
+/// The state after the newest token, as kernels keep it that read one slot and write another: a prompt leaves snapshots
+/// in the middle of a chunk.
 pub struct Recurrent {
     /// The hash of the whole prefix.
     pub slots: Vec<u64>,
@@ -103,14 +103,14 @@ impl Kind for Recurrent {
     }
 }
 
-/// State that kernels update in place, so that it is copied before a step and can be kept at the ends of chunks alone, and
-/// blocks of 128 tokens. It has an address for each of the newest tokens, so that drafts can be refused.
+/// A model whose kernels update state in place, with blocks of 128 tokens. State is copied before a step and can be
+/// kept only at the ends of chunks. It has an address for each of the newest tokens, so drafts can be refused.
 pub struct InPlace {
-    /// Of each slot: of the token at position `p` at `p % RING`.
+    /// For each slot, the token at position `p` at `p % RING`.
     pub slots: Vec<Vec<Kept>>,
 }
 
-/// What a slot has of a token.
+/// Data of a token in a slot.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Kept {
     token: u32,
@@ -118,13 +118,13 @@ pub struct Kept {
     pub prefix: u64,
 }
 
-/// Tokens that a slot has to remember.
+/// Number of tokens that a slot keeps.
 const WINDOW: usize = 128;
-/// These, and the longest drafts of the tests.
+/// The window, and the longest drafts of the tests.
 const RING: usize = WINDOW + 6;
 
 impl InPlace {
-    /// The state before position `position`, after a look at all that the slot has to remember.
+    /// The state before position `position`, after checking all tokens that the slot keeps.
     fn before(ring: &[Kept], position: usize) -> u64 {
         let at = |p: usize| ring[p % RING];
         for p in position.saturating_sub(WINDOW) + 1..position {
@@ -177,7 +177,7 @@ impl Kind for InPlace {
     }
 }
 
-/// The state after a segment, which at each token has to be what the KV cache says.
+/// State after a segment; must agree with the KV cache at each token.
 fn advance(before: u64, segment: &Segment, tokens: &[u32], prefixes: &[u64]) -> u64 {
     let mut state = before;
     for t in segment.tokens() {
@@ -187,14 +187,14 @@ fn advance(before: u64, segment: &Segment, tokens: &[u32], prefixes: &[u64]) -> 
     state
 }
 
-/// Whether a segment begins its sequence.
+/// True if a segment starts its sequence.
 fn begins(step: &Step<Segment>, segment: &Segment) -> bool {
     let begins = step.positions[segment.first as usize] == 0;
     assert_eq!(begins, segment.from == NO_STATE, "a state of zeros is for the first token alone");
     begins
 }
 
-/// Segments follow each other and cover the step.
+/// Checks that segments are consecutive and cover the step.
 fn check_cover(step: &Step<Segment>) {
     let covered = step.state.iter().fold(0, |covered, segment| {
         assert_eq!(segment.first, covered, "segments follow each other");
@@ -203,7 +203,7 @@ fn check_cover(step: &Step<Segment>) {
     assert_eq!(covered as usize, step.tokens.len(), "segments cover the step");
 }
 
-/// Segments that do not follow from each other run at once: none may touch a slot that another one writes.
+/// Checks that segments that are not chained do not touch a slot that another one writes, because they run at once.
 fn check_chains(segments: &[Segment]) {
     let chains: Vec<_> = segments.chunk_by(|before, next| next.from == before.to).collect();
     let mut writer = HashMap::new();

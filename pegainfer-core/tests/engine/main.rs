@@ -1,13 +1,13 @@
-//! The engine without a model: the scheduler over a simulated device, a whole engine under faults and a virtual clock, the engine
-//! thread over a scripted engine, and checkpoints.
+//! The engine without a model: the scheduler over a simulated device, a whole engine under faults and a virtual clock,
+//! the engine thread over a scripted engine, and checkpoints.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod device;
 mod drafts;
+mod engine_loop;
 mod faults;
 mod kinds;
 mod requests;
-mod runtime;
 mod scheduler;
 mod weights;

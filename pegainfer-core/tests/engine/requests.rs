@@ -1,4 +1,4 @@
-//! Random requests, and what each has to give.
+//! Random requests and their expected results.
 
 use crate::device::{kv_value, next_token};
 use pegainfer_core::engine::{EngineLimits, GenerateRequest};

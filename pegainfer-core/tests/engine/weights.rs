@@ -1,9 +1,9 @@
-//! Damaged checkpoints: each gives one clear sentence, and none a panic.
+//! Damaged checkpoints: each gives one clear error sentence and never a panic.
 
 use half::{bf16, f16};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::isa::Isa;
-use pegainfer_core::weights::{Checkpoint, Loader, Part, Quantize, Source, Uniform, WeightsError, uniform};
+use pegainfer_core::weights::{Checkpoint, Loader, Quantize, Source, SourceTensor, Uniform, WeightsError, uniform};
 use safetensors::tensor::{Dtype, TensorView, serialize};
 use std::path::{Path, PathBuf};
 
@@ -61,7 +61,7 @@ fn shards_are_found_through_the_index_and_stacked() {
     let mut exec = Exec::cpu(Isa::best(), Some(2)).unwrap();
     let mut done = 0;
     let mut progress = |bytes| done += bytes;
-    let parts = [Part { name: "q".into(), rows: 3 }, Part { name: "k".into(), rows: 2 }];
+    let parts = [SourceTensor { name: "q".into(), rows: 3 }, SourceTensor { name: "k".into(), rows: 2 }];
     let qk = Loader::run(&mut exec, &source, &mut progress, |loader| loader.stacked("qk", &parts, 4)).unwrap();
     assert_eq!(qk.host::<bf16>(), values(20, 0));
     assert_eq!(done, 40, "progress counts loaded bytes");
@@ -96,7 +96,7 @@ fn an_empty_directory_and_a_missing_shard_are_named() {
         let index = format!("{{\"weight_map\":{{\"q\":\"{file}\"}}}}");
         dir.write("model.safetensors.index.json", index.as_bytes());
         let error = open_error(&dir);
-        assert!(error.contains(&format!("index.json names \"{file}\", which is no file of the")), "{error}");
+        assert!(error.contains(&format!("index.json names \"{file}\", which is not a file of the")), "{error}");
     }
     dir.write("model.safetensors.index.json", b"{");
     assert!(open_error(&dir).contains("index.json is damaged"));
@@ -149,7 +149,7 @@ fn f32_and_f16_weights_are_rounded_to_the_nearest_bf16() {
     let of_f16: Vec<bf16> = half.iter().map(|value| bf16::from_f32(value.to_f32())).collect();
     let mut reported = 0;
     let load = |loader: &mut Loader<'_>| {
-        let parts = ["f32", "f16"].map(|name| Part { name: name.to_owned(), rows });
+        let parts = ["f32", "f16"].map(|name| SourceTensor { name: name.to_owned(), rows });
         let stacked = loader.stacked("both", &parts, cols)?;
         let norm = loader.vector("norm".to_owned(), 8)?;
         let columns = ["f32", "f16"].map(|name| loader.columns(name.to_owned(), (rows, cols), 5..cols - 3));
@@ -302,7 +302,7 @@ fn fp8_weights_that_are_no_numbers_are_refused() {
     let mut load = |tensors: &[(&str, Dtype, Vec<usize>, Vec<u8>)]| {
         dir.write("model.safetensors", &file(tensors));
         let source = Source::open(dir.path()).unwrap();
-        let parts = [Part { name: "w".into(), rows: 130 }];
+        let parts = [SourceTensor { name: "w".into(), rows: 130 }];
         let quantize: Quantize = |_, _, _, _| panic!("it is FP8");
         Loader::run(&mut exec, &source, &mut |_| {}, |loader| {
             let loaded = loader.fp8("w", &parts, 200, quantize);
@@ -315,8 +315,8 @@ fn fp8_weights_that_are_no_numbers_are_refused() {
     let (codes, scales) = load(&tensors).unwrap();
     assert_eq!((codes.shape(), codes.host::<u8>()[0], scales.host::<f32>()), (&[130, 200][..], 0x38, &[0.0; 4][..]));
     tensors[0].3[7] = 0xff;
-    assert!(load(&tensors).unwrap_err().contains("w has values that are no numbers"));
+    assert!(load(&tensors).unwrap_err().contains("w has NaN or infinite values"));
     tensors[0].3[7] = 0;
     tensors[1].3[0..4].copy_from_slice(&f32::INFINITY.to_le_bytes());
-    assert!(load(&tensors).unwrap_err().contains("w_scale_inv has values that are no numbers"));
+    assert!(load(&tensors).unwrap_err().contains("w_scale_inv has NaN or infinite values"));
 }

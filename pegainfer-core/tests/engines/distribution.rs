@@ -4,20 +4,20 @@ use super::{Case, greedy, run};
 use pegainfer_core::engine::{GenerateRequest, MAX_LOGPROBS, StepEngine};
 use pegainfer_core::sampling::SamplingParams;
 
-/// Requests of a distribution, each with a seed of its own.
+/// Requests per distribution, each with its own seed.
 const SEEDS: usize = 1024;
 /// Expected count of a token that is counted by itself; the others are counted together.
-const LEAST: f64 = 5.0;
+const MIN_EXPECTED: f64 = 5.0;
 /// `-ln` of the probability that a right sampler exceeds the bound of the test: 1e-6.
 const SURPRISE: f64 = 13.8;
 /// Temperature of the draws from few tokens.
 const TEMPERATURE: f64 = 0.7;
 
-/// Draws the token after one prompt with many seeds: from all tokens, and from the most likely ones at another temperature.
-/// Counts are compared with the probabilities of the engine's own report about that prompt by Pearson's chi-square. On a CPU
+/// Draws the token after one prompt with many seeds: from all tokens, and from the most likely ones at another
+/// temperature. Compares counts with the engine's own probabilities for that prompt by Pearson's chi-square. On a CPU
 /// the result is always the same.
 pub fn samples_follow_their_probabilities(engine: &mut impl StepEngine, cases: &[Case]) {
-    // The prompt whose next token the reference knows least.
+    // The prompt whose next token is least certain in the reference.
     let best = |case: &&Case| case.top20[0].logprobs[0];
     let case = cases.iter().min_by(|a, b| best(a).total_cmp(&best(b))).unwrap();
     let reported = GenerateRequest { logprobs: Some(MAX_LOGPROBS), ..greedy(&case.prompt_ids, 1) };
@@ -28,7 +28,7 @@ pub fn samples_follow_their_probabilities(engine: &mut impl StepEngine, cases: &
     let params = |seed| SamplingParams::new(1.0, 0, 1.0, 0.0, seed);
     check("all tokens", &draws(engine, case, params), &listed);
 
-    // Cut where the step from one token to the next is the largest: another batch does not change which are kept.
+    // Cuts at the largest gap between neighbours, so that another batch does not change which tokens are kept.
     let gap = |k: &usize| top[k - 1].1 - top[*k].1;
     let kept = (2..10).max_by(|a, b| gap(a).total_cmp(&gap(b))).unwrap();
     let weights: Vec<_> = top[..kept].iter().map(weight(TEMPERATURE)).collect();
@@ -50,20 +50,20 @@ where
     run(engine, &requests).iter().map(|output| output.tokens[0].id).collect()
 }
 
-/// Pearson's statistic of `ids` against the probabilities of the tokens that are `listed`.
+/// Pearson's statistic of `ids` against the `listed` probabilities.
 ///
 /// The bound is that of Laurent and Massart (2000): a chi-square variable with k degrees of freedom exceeds
 /// `k + 2 sqrt(k x) + 2 x` with a probability of at most `exp(-x)`.
 fn check(what: &str, ids: &[u32], listed: &[(u32, f64)]) {
     let n = ids.len() as f64;
-    let alone = listed.iter().filter(|(_, probability)| n * probability >= LEAST);
+    let alone = listed.iter().filter(|(_, probability)| n * probability >= MIN_EXPECTED);
     let (mut statistic, mut bins, mut rest, mut left) = (0.0, 0.0, ids.len(), n);
     for (id, probability) in alone {
         let (count, expected) = (ids.iter().filter(|drawn| *drawn == id).count(), n * probability);
         statistic += (count as f64 - expected).powi(2) / expected;
         (bins, rest, left) = (bins + 1.0, rest - count, left - expected);
     }
-    if left >= LEAST {
+    if left >= MIN_EXPECTED {
         statistic += (rest as f64 - left).powi(2) / left;
         bins += 1.0;
     }

@@ -12,12 +12,13 @@ pub fn greedy(prompt: &[u32], max_tokens: usize) -> GenerateRequest {
     GenerateRequest { ignore_eos: true, ..GenerateRequest::greedy(prompt.to_vec(), max_tokens) }
 }
 
-/// `request` with the log-probabilities of each token and of the five most likely ones. Steps with them run without graphs.
+/// `request` with the log-probabilities of each token and of the five most likely ones. Steps with them run without
+/// graphs.
 pub fn with_logprobs(request: GenerateRequest) -> GenerateRequest {
     GenerateRequest { logprobs: Some(5), ..request }
 }
 
-/// What one request gave.
+/// Result of one request.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Output {
     pub prompt: Option<Vec<TokenLogprobs>>,
@@ -42,18 +43,18 @@ impl Output {
     }
 }
 
-/// Runs all requests, submitted at once, to their end.
+/// Runs all requests to their end, submitted at once.
 pub fn run(engine: &mut impl StepEngine, requests: &[GenerateRequest]) -> Vec<Output> {
     let at_once: Vec<_> = requests.iter().map(|request| (0, request.clone())).collect();
     run_arriving(engine, &at_once)
 }
 
-/// Runs requests to their end, each of which comes once so many steps were launched, or earlier if nothing else is left
-/// to do.
+/// Runs requests to their end. Each is submitted once the given number of steps was launched, or earlier if nothing
+/// else is left to do.
 pub fn run_arriving(engine: &mut impl StepEngine, requests: &[(usize, GenerateRequest)]) -> Vec<Output> {
     let mut outputs: HashMap<RequestId, Output> = HashMap::new();
     let mut waiting: Vec<usize> = (0..requests.len()).collect();
-    // Those that come together keep their order; the next one is the last.
+    // Requests of one step keep their order; the next one is the last.
     waiting.sort_by_key(|i| std::cmp::Reverse((requests[*i].0, *i)));
     let mut launched = 0;
     while engine.has_work() || !waiting.is_empty() {
@@ -88,9 +89,9 @@ pub fn run_arriving(engine: &mut impl StepEngine, requests: &[(usize, GenerateRe
     (0..requests.len()).map(|i| outputs.remove(&RequestId(i as u64)).unwrap()).collect()
 }
 
-/// A request that the device refuses, beside another one. On the CPU it ends alone, and the other one gets what it gets
-/// alone. On a GPU a kernel that stops takes the context with it, so no later step can succeed: to be run in a process
-/// of its own, because the context is lost for all of it.
+/// Runs a request that the device refuses, next to another one. On the CPU only the refused one ends, and the other
+/// gets the same tokens as alone. On a GPU a kernel that traps loses the context, so no later step can succeed; run
+/// this in its own process.
 pub fn fails_a_step<E: StepExecutor>(engine: &mut EngineCore<E>, target: Target) {
     engine.set_depth(2);
     let neighbour = greedy(&[1, 2, 3], 4);
@@ -110,8 +111,8 @@ pub fn fails_a_step<E: StepExecutor>(engine: &mut EngineCore<E>, target: Target)
     assert_eq!(engine.stats().kv_blocks_free, engine.stats().kv_blocks_total);
 }
 
-/// Runs two requests, of which the device refuses the first, to their end or to that of the device. Returns those that
-/// failed, and the tokens of the second.
+/// Runs two requests, of which the device refuses the first, to their end or that of the device. Returns the failed
+/// ones and the tokens of the second.
 fn recover_from<E: StepExecutor>(
     engine: &mut EngineCore<E>,
     requests: [GenerateRequest; 2],

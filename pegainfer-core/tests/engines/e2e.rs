@@ -1,9 +1,9 @@
 //! An engine against reference outputs.
 //!
-//! The rule, stated once: the reference is f32, the engine is bf16, so the engine may choose another token only where
-//! the reference's top two are closer than the fixture's margin; and its log-probabilities of the reference's five most
-//! likely tokens stay within the fixture's bounds, each and on average. Greedy texts are compared without log-probabilities
-//! first: a GPU then replays CUDA graphs.
+//! The reference is f32 and the engine is bf16. The engine may choose another token only where the reference's top two
+//! are closer than the fixture's margin. Its log-probabilities of the reference's five most likely tokens must stay
+//! within the fixture's bounds, individually and on average. Greedy texts are compared without log-probabilities first,
+//! because a GPU then replays CUDA graphs.
 
 use super::{Case, Fixture, Limits, Output, Target, best, greedy, run, targets, with_logprobs};
 use pegainfer_core::engine::{
@@ -15,14 +15,14 @@ use std::time::{Duration, Instant};
 /// Log-probabilities compared at each position.
 const TOP: usize = 5;
 
-/// Steps with the reference's own tokens before each of them (the prefix cache makes that cheap).
+/// Checks each step after the reference's own tokens (cheap thanks to the prefix cache).
 ///
-/// `steps`: how many of a case a target takes. Fewer than `least` of all cases test nothing.
+/// `steps`: number of steps per case on a target. Fewer than `min_steps` in all would test nothing.
 pub fn every_step_agrees<E: StepEngine>(
     fixture: &Fixture,
     load: impl Fn(Target) -> E,
     steps: impl Fn(Target, &Case) -> usize,
-    least: usize,
+    min_steps: usize,
 ) {
     for target in targets() {
         let mut engine = load(target);
@@ -32,25 +32,25 @@ pub fn every_step_agrees<E: StepEngine>(
                 tally.step(&mut engine, case, i);
             }
         }
-        tally.check(least);
+        tally.check(min_steps);
     }
 }
 
-/// What the steps of all cases gave.
+/// Results of the steps of all cases.
 struct Tally {
     target: Target,
     limits: Limits,
     steps: usize,
-    /// Steps at which the reference is undecided.
+    /// Number of steps at which the reference is undecided.
     close: usize,
-    /// Of log-probabilities, nats.
+    /// Errors of log-probabilities, in nats.
     errors: Vec<f64>,
 }
 
 impl Tally {
     fn step(&mut self, engine: &mut impl StepEngine, case: &Case, i: usize) {
         let prefix = [&case.prompt_ids, &case.greedy_ids[..i]].concat();
-        // The engine's top must contain the reference's top five, in whatever order.
+        // The engine's top tokens must contain the reference's top five, in any order.
         let request = GenerateRequest { logprobs: Some(MAX_LOGPROBS), ..greedy(&prefix, 1) };
         let token = run(engine, &[request]).remove(0).tokens.remove(0);
         self.steps += 1;
@@ -68,20 +68,20 @@ impl Tally {
         }
     }
 
-    fn check(&self, least: usize) {
+    fn check(&self, min_steps: usize) {
         let Self { target, limits, steps, close, .. } = *self;
         let max = self.errors.iter().copied().fold(0.0, f64::max);
         let mean = self.errors.iter().sum::<f64>() / self.errors.len() as f64;
         println!(
             "{target}: {steps} steps, {close} within the margin; log-probability error mean {mean:.4}, max {max:.4}"
         );
-        assert!(steps >= least && (close as f64) < steps as f64 * limits.close, "the fixture tests nothing");
+        assert!(steps >= min_steps && (close as f64) < steps as f64 * limits.close, "the fixture tests nothing");
         assert!(max <= limits.max && mean <= limits.mean, "{target}: mean {mean}, max {max}");
     }
 }
 
-/// The engine's own greedy text up to where the reference is undecided, without log-probabilities and with: all requests
-/// together, and each alone, where a GPU may decode with other kernels.
+/// Compares the engine's greedy text up to the point where the reference is undecided, without and with
+/// log-probabilities: all requests together, and each alone, where a GPU may decode with other kernels.
 pub fn greedy_text_equals_the_reference<E: StepEngine>(fixture: &Fixture, load: impl Fn(Target) -> E) {
     let plain: Vec<_> = fixture.cases.iter().map(|c| greedy(&c.prompt_ids, c.greedy_ids.len())).collect();
     let reported = plain.iter().cloned().map(with_logprobs).collect();
@@ -96,8 +96,8 @@ pub fn greedy_text_equals_the_reference<E: StepEngine>(fixture: &Fixture, load: 
     }
 }
 
-/// One greedy text, and its log-probabilities where it has them. Gives the number of tokens before the first at which the
-/// reference is undecided: these were compared.
+/// Compares one greedy text, and its log-probabilities if it has them. Returns the number of compared tokens, before
+/// the first at which the reference is undecided.
 fn equals_the_reference(what: &str, limits: Limits, case: &Case, output: Output) -> usize {
     let decided = case.margins.iter().position(|&m| m <= limits.margin).unwrap_or(case.margins.len());
     assert_eq!(output.ids()[..decided], case.greedy_ids[..decided], "{what}, {}", case.name);
@@ -110,8 +110,8 @@ fn equals_the_reference(what: &str, limits: Limits, case: &Case, output: Output)
     decided
 }
 
-/// Through the engine thread, with one or two steps in flight: end-of-text ends a request and is counted, cancelled
-/// requests leave nothing behind.
+/// Checks through the engine thread, with one or two steps in flight, that end-of-text ends a request and is counted,
+/// and that cancelled requests leave no trace.
 pub fn stops_at_end_of_text_and_forgets_cancelled_requests<E: StepExecutor>(
     fixture: &Fixture,
     load: impl Fn(Target) -> EngineCore<E>,
@@ -140,7 +140,7 @@ pub fn stops_at_end_of_text_and_forgets_cancelled_requests<E: StepExecutor>(
     }
 }
 
-/// Reads a stream to its end. Whether end-of-text ended it, which is then the only stop among its tokens.
+/// Reads a stream to its end. True if end-of-text ended it; it is then the only stop token.
 fn reaches_end_of_text(mut stream: TokenStream, case: &Case, eos: &[u32]) -> bool {
     let (mut tokens, mut stopped) = (Vec::new(), false);
     while let Some(event) = stream.blocking_recv() {

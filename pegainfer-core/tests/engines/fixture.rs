@@ -13,12 +13,12 @@ pub fn bundled_model(name: &str) -> PathBuf {
     crate_dir().join("../models").join(name)
 }
 
-/// The crate whose tests include this file: where cargo runs it, or where it was built.
+/// Directory of the crate that includes this file: where cargo runs the test, or where it was built.
 fn crate_dir() -> PathBuf {
     std::env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from)
 }
 
-/// The size of a cache: `bytes` for the bundled model, small, so that tests see it full; for another one what it needs.
+/// Size of a cache: `bytes`, small enough to fill up, for the bundled model; the default for another one.
 pub fn small_cache(bytes: u64) -> Option<u64> {
     other_model().is_none().then_some(bytes)
 }
@@ -27,18 +27,18 @@ pub fn small_cache(bytes: u64) -> Option<u64> {
 #[derive(Deserialize)]
 pub struct Fixture {
     pub cases: Vec<Case>,
-    /// What an engine in bf16 may differ by; by default what the bundled model's may.
+    /// Allowed differences of a bf16 engine; the default is for the bundled model.
     #[serde(default)]
     pub limits: Limits,
 }
 
 impl Fixture {
-    /// Of the bundled checkpoint `name`.
+    /// Fixture of the bundled checkpoint `name`.
     pub fn bundled(name: &str) -> Self {
         Self::read(&crate_dir().join(format!("tests/fixtures/{name}.json")))
     }
 
-    /// Of the other checkpoint if there is one, else of the bundled one.
+    /// Fixture of the checkpoint given by the environment, or of the bundled one.
     pub fn under_test(bundled: &str) -> Self {
         other_model().map_or_else(|| Self::bundled(bundled), |path| Self::read(&path.join("fixture.json")))
     }
@@ -52,7 +52,7 @@ impl Fixture {
 /// Bounds of the difference from a reference in f32, nats.
 #[derive(Clone, Copy, Deserialize)]
 pub struct Limits {
-    /// Between the reference's best two tokens, above which the engine must agree.
+    /// Gap between the reference's best two tokens above which the engine must agree.
     pub margin: f64,
     /// Mean error of a log-probability among the reference's top five.
     pub mean: f64,

@@ -25,7 +25,7 @@ const QUANTIZED: [&str; 10] = [
     "out_proj",
 ];
 
-/// How a test rounds weights to FP8.
+/// Method by which a test rounds weights to FP8.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Scales {
     /// `amax / 448` in f32, as at load.
@@ -34,7 +34,7 @@ pub enum Scales {
     PowerOfTwo(Dtype),
 }
 
-/// A checkpoint in a directory of its own.
+/// A checkpoint in its own directory.
 pub struct Checkpoint(pub PathBuf);
 
 impl Drop for Checkpoint {
@@ -47,7 +47,7 @@ impl Drop for Checkpoint {
 type Stored = (String, Dtype, Vec<usize>, Vec<u8>);
 
 impl Checkpoint {
-    /// A copy of the checkpoint in `from` whose tensors go through `change`.
+    /// A copy of the checkpoint in `from` with tensors passed through `change`.
     fn new(from: &Path, name: &str, config: Value, change: impl Fn(&str, &TensorView<'_>) -> Vec<Stored>) -> Self {
         let dir = std::env::temp_dir().join(format!("pegainfer-fp8-{}-{name}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
@@ -65,7 +65,7 @@ impl Checkpoint {
         Self(dir)
     }
 
-    /// In FP8, without the scales of the weight `without`.
+    /// The checkpoint in FP8, without the scales of the weight `without`.
     pub fn fp8(from: &Path, name: &str, scales: Scales, without: &str) -> Self {
         let config = json!({"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3",
             "weight_block_size": [BLOCK, BLOCK], "modules_to_not_convert": ["lm_head"]});
@@ -88,7 +88,7 @@ impl Checkpoint {
         })
     }
 
-    /// In bf16, with the values of the FP8 checkpoint whose scales are powers of two.
+    /// The checkpoint in bf16, with the values of the FP8 checkpoint whose scales are powers of two.
     pub fn dequantized(from: &Path, name: &str) -> Self {
         Self::new(from, name, Value::Null, |name, view| {
             let Some((codes, scale)) = quantize(name, view, Scales::PowerOfTwo(Dtype::F32)) else {
@@ -140,7 +140,7 @@ fn quantize(name: &str, view: &TensorView<'_>, scales: Scales) -> Option<(Vec<u8
         let above = table.partition_point(|t| *t < v.abs()).min(0x7e);
         let below = above.saturating_sub(1);
         let (up, down) = (table[above] - v.abs(), v.abs() - table[below]);
-        // Of two that are as near the even code.
+        // Ties go to the even code.
         let code = if up < down || (up == down && above % 2 == 0) { above } else { below };
         code as u8 | if v.is_sign_negative() { 0x80 } else { 0 }
     };
@@ -148,7 +148,7 @@ fn quantize(name: &str, view: &TensorView<'_>, scales: Scales) -> Option<(Vec<u8
     Some((codes, scale))
 }
 
-/// Log-probabilities of every token of the cases, which do not depend on what is sampled.
+/// Log-probabilities of every token of the cases, which do not depend on sampling.
 pub fn prompt_logprobs(engine: &mut impl StepEngine, cases: &[Case]) -> Vec<TokenLogprobs> {
     let request = |case: &Case| GenerateRequest { prompt_logprobs: Some(1), ..greedy(&case.text(), 1) };
     let outputs = run(engine, &cases.iter().map(request).collect::<Vec<_>>());
@@ -162,7 +162,7 @@ pub fn difference(a: &[TokenLogprobs], b: &[TokenLogprobs]) -> (f32, f32) {
     (differences.iter().sum::<f32>() / differences.len() as f32, differences.into_iter().fold(0.0, f32::max))
 }
 
-/// FP8 weights give the log-probabilities of a bf16 engine with the same values, but for other roundings to bf16.
+/// FP8 weights give the log-probabilities of a bf16 engine with the same values, apart from rounding to bf16.
 pub fn equals_dequantized<E: StepEngine>(from: &Path, cases: &[Case], load: impl Fn(&Path) -> E) {
     let bf16 = Checkpoint::dequantized(from, "dequantized");
     let expected = prompt_logprobs(&mut load(&bf16.0), cases);
@@ -174,7 +174,8 @@ pub fn equals_dequantized<E: StepEngine>(from: &Path, cases: &[Case], load: impl
     }
 }
 
-/// Rounding at load gives the bits of the checkpoint that was rounded before; both differ from bf16 by what the format costs.
+/// Rounding at load gives the same bits as a checkpoint rounded before; both differ from bf16 by the error of the
+/// format.
 pub fn equals_quantized_at_load<E: StepEngine>(from: &Path, cases: &[Case], load: impl Fn(&Path, bool) -> E) {
     let file = Checkpoint::fp8(from, "exact", Scales::Exact, "nothing");
     let stored = prompt_logprobs(&mut load(&file.0, false), cases);
@@ -186,14 +187,14 @@ pub fn equals_quantized_at_load<E: StepEngine>(from: &Path, cases: &[Case], load
     assert!(mean > 0.005 && mean < 0.2, "mean {mean}, max {max}");
 }
 
-/// An FP8 KV cache moves log-probabilities by what the format costs.
+/// An FP8 KV cache changes log-probabilities by the error of the format.
 pub fn kv_cache_is_near(cases: &[Case], bf16: &mut impl StepEngine, fp8: &mut impl StepEngine) {
     let (mean, max) = difference(&prompt_logprobs(fp8, cases), &prompt_logprobs(bf16, cases));
     println!("FP8 KV cache against bf16: log-probabilities differ by {mean:.4} on average, {max:.4} at most");
     assert!(mean > 0.001 && mean < 0.1, "mean {mean}, max {max}");
 }
 
-/// Requests in chunks and together give the bits that each gives alone.
+/// Requests in chunks and together give the same bits as alone.
 pub fn is_batch_invariant<E: StepEngine>(cases: &[Case], whole: &mut E, chunked: &mut E) {
     let alone =
         Alone::new(whole, Target::Cpu(Isa::best()), super::invariance::requests(&cases[..2], &[150, 31, 90], 12));

@@ -1,4 +1,4 @@
-//! Padded decode steps and CUDA graphs give what the steps themselves give, launch by launch.
+//! Padded decode steps and CUDA graphs give the same results as unpadded steps launched one by one.
 
 use super::invariance::same;
 use super::mixes;
@@ -8,34 +8,34 @@ use pegainfer_core::ledger::StepKind;
 use pegainfer_core::sampling::SamplingParams;
 use pegainfer_core::schedule::{EngineCore, Graphs, Outcome, PLACEHOLDER, SequenceState, Step, StepExecutor};
 
-/// Rows of the largest step: steps of 1 to so many rows have every number of padded rows that graphs of these sizes have.
+/// Rows of the largest step. Steps of 1 to this many rows cover every number of padded rows of these graph sizes.
 pub const ROWS: usize = 40;
 /// Decode steps of a chain. The first one of a size may be captured, the others are replays.
 const DECODES: usize = 6;
-/// Prompt tokens of the first row, which is the longest: all steps of a chain have equally many blocks a row, and no context
-/// passes 64 tokens, where kernels of older GPUs would divide a row otherwise than in the step that was captured.
+/// Prompt tokens of the first row, which is the longest. All steps of a chain have equally many blocks per row, and no
+/// context exceeds 64 tokens, where kernels of older GPUs would split a row differently than in the captured step.
 const LONGEST: usize = 33;
 
-/// The steps that `E` takes.
+/// Step type of `E`.
 type StepOf<E> = Step<<<E as StepExecutor>::State as SequenceState>::Row>;
 
-/// What the tests need of a model.
+/// Functions of a model that the tests need.
 pub struct Model<E: StepExecutor> {
-    /// As `Step::ragged`.
+    /// See `Step::ragged`.
     pub ragged: fn(&[(usize, usize)]) -> StepOf<E>,
-    /// As `Step::padded`.
+    /// See `Step::padded`.
     pub padded: fn(&StepOf<E>, usize) -> StepOf<E>,
     /// Graphs that were launched so far.
     pub replays: fn(&E) -> u64,
 }
 
-/// Steps of 1 to [`ROWS`] rows, greedy and sampled, each with placeholder ids for what the step before draws, with one and
-/// with two steps in flight. `load(graphs)` gives an engine that may or may not replay graphs.
+/// Runs steps of 1 to [`ROWS`] rows, greedy and sampled, each with placeholder ids for the tokens of the previous step,
+/// with one and with two steps in flight. `load(graphs)` gives an engine that may or may not replay graphs.
 ///
-/// On a GPU one engine replays graphs and the other one is given the padded steps, which it runs launch by launch: the same
-/// kernels on the same shapes, so all ids are equal. Then the bits of a step's log-probabilities are, which depend on all
-/// keys, values and states that the steps wrote. On a CPU one engine is given the padded steps and the other one the steps
-/// as they are: padded rows change no bit of the others.
+/// On a GPU one engine replays graphs, and the other runs the padded steps launch by launch: the same kernels on the
+/// same shapes, so all ids must be equal. So must the bits of log-probabilities, which depend on all keys, values and
+/// states that the steps wrote. On a CPU one engine runs the padded steps and the other the original ones: padded rows
+/// must not change a bit of the others.
 pub fn graph_equals_eager<E: StepExecutor>(load: impl Fn(bool) -> EngineCore<E>, model: &Model<E>) {
     let target = best();
     let (mut graphs, mut eager) = (load(true), load(false));
@@ -68,10 +68,10 @@ pub fn graph_equals_eager<E: StepExecutor>(load: impl Fn(bool) -> EngineCore<E>,
     assert_eq!((model.replays)(eager), 0);
 }
 
-/// Prompts of `rows` rows in one step, then steps of a token each, whose input is what the step before draws: one step more
-/// than [`DECODES`].
+/// Prompts of `rows` rows in one step, then [`DECODES`] + 1 steps of one token each, whose input is the token of the
+/// previous step.
 ///
-/// There are at most 96 prompt tokens: larger GEMMs are cuBLASLt's, which two engines may run by other algorithms.
+/// At most 96 prompt tokens, because two engines may run different cuBLASLt algorithms for larger GEMMs.
 fn chain<E: StepExecutor>(model: &Model<E>, rows: usize) -> Vec<StepOf<E>> {
     let spread = if rows <= 8 { 20 } else { 2 };
     let length = |b: usize| if b == 0 { LONGEST } else { 1 + 7 * b % spread };
@@ -91,7 +91,7 @@ fn chain<E: StepExecutor>(model: &Model<E>, rows: usize) -> Vec<StepOf<E>> {
     steps
 }
 
-/// What `steps` give with `depth` of them in flight.
+/// Outcomes of `steps` with `depth` of them in flight.
 fn outcomes<E: StepExecutor>(executor: &mut E, steps: &[StepOf<E>], depth: usize) -> Vec<Outcome> {
     let mut outcomes = Vec::new();
     for (i, step) in steps.iter().enumerate() {
@@ -105,8 +105,9 @@ fn outcomes<E: StepExecutor>(executor: &mut E, steps: &[StepOf<E>], depth: usize
     outcomes
 }
 
-/// Through the scheduler: [`ROWS`] requests that end one after another, so that decode steps of every number of rows follow
-/// each other, give without log-probabilities what an engine without graphs gives with them, with one or two steps in flight.
+/// Runs [`ROWS`] requests that end one after another through the scheduler, so that decode steps of every number of
+/// rows occur. Without log-probabilities the results equal those of an engine without graphs with them, with one or two
+/// steps in flight.
 pub fn served_text_is_that_without_graphs<E: StepExecutor>(fixture: &Fixture, load: impl Fn(bool) -> EngineCore<E>) {
     let request = |i: usize| {
         let request = greedy(&fixture.cases[i % fixture.cases.len()].prompt_ids, 2 + 2 * i);
@@ -123,15 +124,15 @@ pub fn served_text_is_that_without_graphs<E: StepExecutor>(fixture: &Fixture, lo
     }
 }
 
-/// Decode steps of a loaded engine replay graphs, all of them and from the first one on, whatever their samples ask
-/// for: requests with every sampling option, alone and together. On a CPU no step does; tests/engine/faults checks which steps
-/// would.
+/// Checks that all decode steps of a loaded engine replay graphs from the first one on, whatever their samples request:
+/// requests with every sampling option, alone and together. On a CPU no step does; tests/engine/faults checks which
+/// steps would.
 pub fn no_decode_step_runs_without_a_graph<E: StepExecutor>(mut engine: EngineCore<E>, replays: fn(&E) -> u64) {
     let log = engine.step_log().unwrap();
     let decodes = || log.totals().iter().find(|(kind, _)| *kind == StepKind::Decode).map_or(0, |(_, all)| all.count());
     let requests = mixes::draw(1, ROWS);
     let before = (decodes(), replays(engine.executor()));
-    // Of one prompt at a time, so that no chunk of a prompt is cut to a single token.
+    // One prompt at a time, so that no chunk of a prompt is cut to a single token.
     requests.iter().take(8).for_each(|request| drop(run(&mut engine, std::slice::from_ref(request))));
     run(&mut engine, &requests);
     let (decodes, replayed) = (decodes() - before.0, replays(engine.executor()) - before.1);

@@ -1,4 +1,4 @@
-//! The same request gives the same bits however it is scheduled.
+//! A request gives the same bits however it is scheduled.
 
 use super::{Case, Output, Target, greedy, run, with_logprobs};
 use pegainfer_core::engine::{GenerateRequest, StepEngine, TokenLogprobs};
@@ -6,8 +6,8 @@ use pegainfer_core::logits_processors::{LogitsProcessorParams, LogitsProcessors}
 use pegainfer_core::sampling::SamplingParams;
 use pegainfer_core::schedule::{EngineCore, StepExecutor};
 
-/// The prompts of `cases`, and random ones of `lengths` that go on for `max_tokens`; every other one is sampled with a seed,
-/// every third has logits processors.
+/// The prompts of `cases`, and random ones of `lengths`, for `max_tokens` tokens. Every other one is sampled with a
+/// seed; every third has logits processors.
 pub fn requests(cases: &[Case], lengths: &[usize], max_tokens: usize) -> Vec<GenerateRequest> {
     let mut requests: Vec<_> = cases.iter().map(|case| greedy(&case.prompt_ids, 24)).collect();
     let mut state = 1u64;
@@ -42,7 +42,7 @@ fn params(i: usize) -> LogitsProcessorParams {
     }
 }
 
-/// Requests, all with log-probabilities, and what each gives alone with a cold prefix cache.
+/// Requests with log-probabilities, and the result of each alone with a cold prefix cache.
 pub struct Alone {
     target: Target,
     pub(super) requests: Vec<GenerateRequest>,
@@ -53,7 +53,7 @@ impl Alone {
     /// Runs one request after another, each with log-probabilities.
     pub fn new(engine: &mut impl StepEngine, target: Target, requests: Vec<GenerateRequest>) -> Self {
         let requests: Vec<_> = requests.into_iter().map(with_logprobs).collect();
-        // A salt of its own: every request starts with a cold cache.
+        // A different salt for each request, so that it starts with a cold cache.
         let cold = |(i, request): (usize, &GenerateRequest)| GenerateRequest {
             cache_salt: 1000 + i as u64,
             ..request.clone()
@@ -75,12 +75,13 @@ impl Alone {
         Self { requests, outputs, ..*self }
     }
 
-    /// All submitted at once give what they give alone.
+    /// Checks that all requests submitted at once give the same results as alone.
     pub fn holds(&self, what: &str, engine: &mut impl StepEngine) {
         same(what, self.target, &self.requests, &self.outputs, &run(engine, &self.requests));
     }
 
-    /// As [`holds`](Self::holds), of the tokens alone: no request asks for log-probabilities, so that a GPU replays graphs.
+    /// Variant of [`holds`](Self::holds) for the tokens alone: no request asks for log-probabilities, so a GPU replays
+    /// graphs.
     pub fn holds_without_logprobs(&self, what: &str, engine: &mut impl StepEngine) {
         let plain = |request: &GenerateRequest| GenerateRequest { logprobs: None, ..request.clone() };
         let requests: Vec<_> = self.requests.iter().map(plain).collect();
@@ -96,8 +97,8 @@ impl Alone {
         self.holds_without_logprobs("warm prefix cache, no log-probabilities", engine);
     }
 
-    /// With one or two steps in flight: on `mixed`, whose budget is smaller than the prompts together, and on `tight`, whose
-    /// pool holds little more than the longest request.
+    /// Checks with one or two steps in flight, on `mixed`, whose budget is smaller than the prompts together, and on
+    /// `tight`, whose pool holds little more than the longest request.
     pub fn holds_mixed_and_preempted<E: StepExecutor>(
         &self,
         mixed: impl Fn() -> EngineCore<E>,
@@ -116,14 +117,14 @@ impl Alone {
     }
 }
 
-/// Nats by which a log-probability may move on a GPU, from bf16 activations that round the other way.
+/// Nats by which a log-probability may differ on a GPU, because bf16 activations round differently.
 pub const DRIFT: f32 = 0.25;
-/// First tokens of each request of which half must agree on a GPU.
+/// Number of first tokens of each request, half of which must agree on a GPU.
 const FIRST: usize = 8;
 
-/// On the CPU the same tokens, and the same bits of log-probabilities where `requests` ask for them. On a GPU, where the order
-/// of sums depends on the batch, what [`close`] allows, and half of the [`FIRST`] tokens of greedy requests and of sampled
-/// ones: a request whose text has left the other one in a close call does not come back, but most do not leave it so early.
+/// On the CPU: same tokens, and same bits of log-probabilities if `requests` ask for them. On a GPU, where the order of
+/// sums depends on the batch: within the bounds of [`close`], and half of the [`FIRST`] tokens of greedy and of sampled
+/// requests. A text that diverges at a close call does not converge again, but most do not diverge so early.
 pub fn same(what: &str, target: Target, requests: &[GenerateRequest], expected: &[Output], got: &[Output]) {
     let mut tallies = [("greedy", 0, 0), ("sampled", 0, 0)];
     assert_eq!((requests.len(), requests.len()), (expected.len(), got.len()), "{what}");
@@ -143,10 +144,10 @@ pub fn same(what: &str, target: Target, requests: &[GenerateRequest], expected: 
     }
 }
 
-/// How many tokens of `expected`, which has log-probabilities, `got` begins with. The rule of a GPU: up to there
-/// log-probabilities are within [`DRIFT`]. At the first token that differs, which has the same text before it, the two
-/// distributions are. A greedy token without rules differs only if the two most likely ones are closer than [`DRIFT`]; a
-/// sampled one wherever its random number falls between two tokens.
+/// Number of leading tokens of `got` that equal `expected`, which has log-probabilities. On a GPU, log-probabilities up
+/// to there must be within [`DRIFT`], and so must the two distributions at the first different token. A greedy token
+/// without logits processors may differ only if the two most likely ones are closer than [`DRIFT`]; a sampled one may
+/// differ wherever its random number falls between two tokens.
 fn close(what: &str, request: &GenerateRequest, expected: &Output, got: &Output) -> usize {
     assert_eq!(expected.tokens.len(), got.tokens.len(), "{what}");
     for (i, (e, g)) in expected.tokens.iter().zip(&got.tokens).enumerate() {
@@ -166,7 +167,7 @@ fn close(what: &str, request: &GenerateRequest, expected: &Output, got: &Output)
     expected.tokens.len()
 }
 
-/// Nats by which the most likely token of `own` moved in `other`; at least so many, if it is not among the reported there.
+/// Nats by which the most likely token of `own` moved in `other`; a lower bound if `other` does not report it.
 fn drift_of_the_best(own: &TokenLogprobs, other: &TokenLogprobs) -> f32 {
     let (id, logprob) = own.top[0];
     let least = other.top[other.top.len() - 1].1;

@@ -1,9 +1,9 @@
-//! Mixes of all sampling options: each request gives what it gives alone.
+//! Mixes of all sampling options: each request gives the same result as alone.
 //!
 //! A mix is drawn from a seed, which a failure prints; `PEGAINFER_TEST_SEED=n` draws it again. Requests have any of:
 //! greedy or seeded draws with temperature, top-p, top-k and min-p; the three penalties; biases; bad words; minimum
 //! tokens before a stop; allowed ids; a grammar; log-probabilities of output and prompt; several choices of one prompt.
-//! They come at different times and share prefixes.
+//! They arrive at different times and share prefixes.
 
 use super::speculation::{Three, oracle_with_errors};
 use super::{Output, run, run_arriving};
@@ -19,11 +19,11 @@ use std::sync::Arc;
 const VOCAB: usize = 4096;
 /// Different requests of a test.
 const REQUESTS: usize = 96;
-/// Most requests of a mix, choices not counted.
+/// Maximum number of requests of a mix, choices not counted.
 const MIXED: usize = 40;
-/// Steps in which the requests of a mix come.
+/// Number of steps in which the requests of a mix arrive.
 const ARRIVALS: usize = 30;
-/// Ids that biases make likely, so that the rules about them matter.
+/// Ids that biases make likely, so that their logits processors matter.
 const LIKELY: [u32; 6] = [300, 341, 382, 423, 464, 505];
 
 /// Draws.
@@ -47,14 +47,14 @@ impl Rng {
     }
 }
 
-/// Requests for up to 56 tokens with any options, drawn from `seed`. They need a vocabulary of [`VOCAB`] ids.
+/// Requests for up to 56 tokens with any options, drawn from `seed`, for a vocabulary of [`VOCAB`] ids.
 pub fn draw(seed: u64, requests: usize) -> Vec<GenerateRequest> {
     let rng = &mut Rng { seed, drawn: 0 };
     (0..requests).map(|_| request(rng)).collect()
 }
 
 fn request(rng: &mut Rng) -> GenerateRequest {
-    // Four texts that begin alike, so that blocks are shared.
+    // Four texts with common beginnings, so that blocks are shared.
     let (family, shared, length) = (rng.below(4) as u64, rng.below(60), 2 + rng.below(60));
     let own = rng.below(1 << 30) as u64;
     let id = |place: usize| rng::below(rng::bits(if place < shared { family } else { own }, place as u64), 4000) as u32;
@@ -112,7 +112,7 @@ fn params(rng: &mut Rng, request: &GenerateRequest) -> LogitsProcessorParams {
     params
 }
 
-/// What a mix is drawn from: requests, and what each gives alone on a cold prefix cache.
+/// Requests to draw mixes from, and the result of each alone with a cold prefix cache.
 struct Pool {
     requests: Vec<GenerateRequest>,
     outputs: Vec<Output>,
@@ -127,7 +127,7 @@ impl Pool {
         Self { requests, outputs }
     }
 
-    /// Some of the requests, with the steps at which they come and their numbers in the pool. Some come again as
+    /// Some of the requests, with the steps at which they arrive and their numbers in the pool. Some arrive again as
     /// another choice of the same prompt.
     fn mix(&self, rng: &mut Rng) -> Vec<(usize, GenerateRequest, usize)> {
         let mut mix = Vec::new();
@@ -143,7 +143,7 @@ impl Pool {
         mix
     }
 
-    /// Draws mixes and runs them until `engine` has run so many steps.
+    /// Draws mixes and runs them until `engine` has run `steps` steps.
     fn holds(&self, what: &str, seed: u64, engine: &mut impl StepEngine, steps: u64) {
         let (rng, before) = (&mut Rng { seed, drawn: 1 << 32 }, engine.stats().steps);
         while engine.stats().steps - before < steps {
@@ -158,9 +158,9 @@ impl Pool {
     }
 }
 
-/// With one and two steps in flight, with and without drafts, most of which are right: tokens, log-probabilities and
-/// those of prompts are bit for bit those of each request alone, in `steps` steps. For CPUs, where no sum depends on
-/// the batch.
+/// Checks with one and two steps in flight, with and without drafts, most of which are right: tokens, log-probabilities
+/// and those of prompts are bit for bit the same as for each request alone, in `steps` steps. For CPUs, where no sum
+/// depends on the batch.
 pub fn each_request_gives_what_it_gives_alone<E: StepExecutor>(
     steps: u64,
     engine: impl Fn(Option<Speculation>) -> EngineCore<E>,

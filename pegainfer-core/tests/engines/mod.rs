@@ -1,8 +1,8 @@
-//! Shared by the tests of the engines, which include this folder: reference outputs, where an engine runs, a driver without
-//! threads, and the tests that are the same for every model.
+//! Code shared by the engine tests, which include this folder: reference outputs, target devices, a driver without
+//! threads, and tests that are the same for every model.
 //!
-//! `PEGAINFER_TEST_MODEL_PATH` points the tests of an engine at another checkpoint with a fixture.json beside its weights;
-//! `PEGAINFER_TEST_DEVICE=cuda` runs them on the GPU, with `PEGAINFER_TEST_CUDA_GRAPH=false` launch by launch.
+//! `PEGAINFER_TEST_MODEL_PATH` selects another checkpoint with a fixture.json next to its weights.
+//! `PEGAINFER_TEST_DEVICE=cuda` runs the tests on the GPU, with `PEGAINFER_TEST_CUDA_GRAPH=false` launch by launch.
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]

@@ -2,11 +2,11 @@
 
 use std::process::Command;
 
-/// Set in such a process.
+/// Environment variable set in the child process.
 const VARIABLE: &str = "PEGAINFER_TEST_OWN_PROCESS";
 
-/// Runs the test that calls this in another process, in which no other test runs: for tests that measure the memory of their process,
-/// or lose the GPU's context for all of it.
+/// Runs the calling test in a separate process without other tests, for tests that measure the memory of their process
+/// or lose the GPU's context.
 pub fn in_own_process(test: impl FnOnce()) {
     if std::env::var_os(VARIABLE).is_some() {
         return test();

@@ -1,10 +1,10 @@
-//! What a token draws does not depend on which others draw.
+//! The token that a sample draws does not depend on the other samples.
 
 use super::Target;
 use super::invariance::DRIFT;
 use pegainfer_core::schedule::{Outcome, SampleRow, SequenceState, Step, StepExecutor};
 
-/// Runs `step`, which leaves nothing behind that it reads, with the samples that schedulers ask for, in an executor with
+/// Runs `step`, which must not read its own results, with the samples that schedulers request, in an executor with
 /// capacity for a sample of every token.
 pub fn hold<E: StepExecutor>(target: Target, executor: &mut E, step: &Step<<E::State as SequenceState>::Row>) {
     let mut run = |tokens: &[u32]| -> Outcome {
@@ -17,7 +17,7 @@ pub fn hold<E: StepExecutor>(target: Target, executor: &mut E, step: &Step<<E::S
     let all: Vec<u32> = (0..step.tokens.len() as u32).collect();
     let expected = run(&all);
     let ends: Vec<u32> = step.qo_indptr[1..].iter().map(|end| end - 1).collect();
-    // Every row; rows that are cut short, around others, and none; reports of a part of a prompt, and of all of another.
+    // Every row; interrupted rows, surrounded by others; none; reports of a part of a prompt, and of all of another.
     let (last, first) = (ends.len() - 1, ends[0] as usize);
     let reports = [&all[first / 3..first / 2], &ends[..1], &all[first + 1..]].concat();
     for tokens in [&ends[..], &ends[1..last], &ends[last..], &[], &reports] {

@@ -11,7 +11,7 @@ use pegainfer_core::schedule::speculation::{
 use pegainfer_core::schedule::{EngineCore, StepExecutor};
 use std::sync::Arc;
 
-/// Knows the texts, and says something else at every `wrong`-th place.
+/// Drafts known texts, with an error at every `wrong`-th place.
 #[derive(Debug, Clone)]
 struct Oracle {
     texts: Arc<[Vec<u32>]>,
@@ -25,9 +25,9 @@ impl DraftMethod for Oracle {
 }
 
 impl Drafter for Oracle {
-    fn propose(&mut self, tokens: &[u32], most: usize) -> Vec<u32> {
+    fn propose(&mut self, tokens: &[u32], max_drafts: usize) -> Vec<u32> {
         let Some(text) = self.texts.iter().find(|text| text.starts_with(tokens)) else { return Vec::new() };
-        let places = tokens.len()..text.len().min(tokens.len() + most);
+        let places = tokens.len()..text.len().min(tokens.len() + max_drafts);
         places.map(|place| if place.is_multiple_of(self.wrong) { 1 } else { text[place] }).collect()
     }
 }
@@ -42,12 +42,12 @@ fn speculation(num_tokens: usize, method: impl DraftMethod + 'static) -> Option<
     })
 }
 
-/// Drafts of what follows in `texts`, all of which are verified.
+/// Drafts from `texts`, all of which are verified.
 pub fn oracle(num_tokens: usize, texts: Vec<Vec<u32>>) -> Option<Speculation> {
     oracle_with_errors(num_tokens, texts, usize::MAX)
 }
 
-/// As [`oracle`], but every `wrong`-th token of a text is drafted wrongly.
+/// Variant of [`oracle`] that drafts every `wrong`-th token of a text wrongly.
 pub fn oracle_with_errors(num_tokens: usize, texts: Vec<Vec<u32>>, wrong: usize) -> Option<Speculation> {
     speculation(num_tokens, Oracle { texts: texts.into(), wrong })
 }
@@ -64,7 +64,8 @@ pub fn by(method: ModelMethod, num_tokens: usize) -> Option<Speculation> {
 }
 
 impl Alone {
-    /// With drafts of the model itself, of which some are right: together, and from a warm cache. Returns the preemptions.
+    /// Checks with drafts of the model, some of which are right: together, and from a warm cache. Returns the
+    /// preemptions.
     pub fn holds_with_drafts_of_the_model<E: StepExecutor>(&self, what: &str, drafting: &mut EngineCore<E>) -> u64 {
         self.holds(what, drafting);
         self.holds_without_logprobs(&format!("{what}, warm prefix cache"), drafting);
@@ -72,8 +73,8 @@ impl Alone {
         drafting.stats().preemptions
     }
 
-    /// With drafts of many lengths, most of which are right, and with one or two steps in flight; together, from a warm
-    /// cache, and preempted on the pool of `tight`, which holds little more than the longest request.
+    /// Checks with drafts of many lengths, most of which are right, with one or two steps in flight: together, from a
+    /// warm cache, and preempted on the pool of `tight`, which holds little more than the longest request.
     pub fn holds_with_drafts<E: StepExecutor>(
         &self,
         engine: impl Fn(Option<Speculation>) -> EngineCore<E>,
@@ -101,15 +102,15 @@ fn text(request: &GenerateRequest, output: &Output) -> Vec<u32> {
     [&*request.prompt, &output.ids()].concat()
 }
 
-/// Of the drafts of so many requests at least one was accepted for each, and one refused.
+/// Checks that of the drafts of `requests` requests at least one per request was accepted and one refused.
 fn assert_drafted(stats: &SpeculationStats, requests: usize) {
     let accepted = stats.accepted_tokens();
     assert!(accepted >= requests as u64, "too few drafts are accepted: {stats:?}");
     assert!(stats.draft_tokens >= accepted && stats.drafts > 0, "{stats:?}");
 }
 
-/// The methods for users, on a text that repeats itself: fewer steps, and the same tokens; with a target, up to the first close call
-/// if it is a GPU ([`same`]).
+/// Checks the drafting methods available to users on a text that repeats itself: fewer steps and the same tokens; on a
+/// GPU target, up to the first close call ([`same`]).
 pub fn lookup_drafts_change_no_token<E: StepExecutor>(
     target: Option<Target>,
     engine: impl Fn(Option<Speculation>) -> EngineCore<E>,
@@ -134,8 +135,8 @@ pub fn lookup_drafts_change_no_token<E: StepExecutor>(
     }
 }
 
-/// `requests`, every other one of which may generate few different tokens only, so that a layer that drafts the token that came before is
-/// right now and then.
+/// `requests`, every other one limited to few different tokens, so that a layer that drafts the previous token is
+/// sometimes right.
 pub fn few_tokens(mut requests: Vec<GenerateRequest>) -> Vec<GenerateRequest> {
     for (i, request) in requests.iter_mut().enumerate().filter(|(i, _)| i % 2 == 0) {
         let allowed_token_ids = Some((0..1 + i as u32 / 2 % 3).map(|id| 300 + 41 * id).collect());
@@ -145,7 +146,7 @@ pub fn few_tokens(mut requests: Vec<GenerateRequest>) -> Vec<GenerateRequest> {
     requests
 }
 
-/// A grammar of texts of three tokens, of which 300 never comes twice in a row.
+/// A grammar of texts of three tokens that never repeats 300.
 #[derive(Debug)]
 pub struct Three;
 

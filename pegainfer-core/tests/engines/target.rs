@@ -1,10 +1,10 @@
-//! Where an engine under test runs.
+//! Target of an engine under test.
 
 use pegainfer_core::exec::Exec;
 use pegainfer_core::isa::Isa;
 use std::fmt;
 
-/// Where an engine under test runs.
+/// Target of an engine under test.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Target {
     Cpu(Isa),
@@ -20,12 +20,12 @@ impl fmt::Display for Target {
     }
 }
 
-/// Whether a GPU may replay graphs.
+/// True if a GPU may replay graphs.
 pub fn cuda_graph() -> bool {
     std::env::var("PEGAINFER_TEST_CUDA_GRAPH").as_deref() != Ok("false")
 }
 
-/// Every instruction-set path of this machine, worst first; or its GPU with `PEGAINFER_TEST_DEVICE=cuda`.
+/// All instruction-set paths of this machine, slowest first; or its GPU with `PEGAINFER_TEST_DEVICE=cuda`.
 pub fn targets() -> Vec<Target> {
     match std::env::var("PEGAINFER_TEST_DEVICE").as_deref() {
         Ok("cuda") => vec![Target::Cuda],

@@ -1,4 +1,4 @@
-//! From the files of a checkpoint to a [`Config`].
+//! Parses the files of a checkpoint into a [`Config`].
 
 mod dspark;
 #[cfg(test)]
@@ -122,7 +122,7 @@ fn parse(text: &str) -> Result<Config, ConfigError> {
         }
     };
     let layers: Vec<LayerKind> = raw.compress_ratios.iter().map(kind).collect::<Result<_, _>>()?;
-    // The entries behind the backbone's are those of the draft layers.
+    // The entries after those of the model are those of the draft layers.
     let layers = layers.get(..raw.num_hidden_layers).ok_or_else(|| {
         invalid(format!("compress_ratios has {} entries for {} layers", layers.len(), raw.num_hidden_layers))
     })?;
@@ -178,7 +178,7 @@ fn invalid(message: String) -> ConfigError {
 
 impl Raw {
     fn check(&self) -> Result<(), ConfigError> {
-        for (field, value, unit, most) in [
+        for (field, value, unit, max) in [
             ("vocab_size", self.vocab_size, 1, MAX_VOCAB),
             ("hidden_size", self.hidden_size, 128, MAX_WIDTH),
             ("num_hidden_layers", self.num_hidden_layers, 1, MAX_LAYERS),
@@ -200,8 +200,8 @@ impl Raw {
             if value == 0 || !value.is_multiple_of(unit) {
                 return Err(invalid(format!("{field} is {value}; it must be a multiple of {unit}")));
             }
-            if value > most {
-                return Err(invalid(format!("{field} is {value}; it must be at most {most}")));
+            if value > max {
+                return Err(invalid(format!("{field} is {value}; it must be at most {max}")));
             }
         }
         let drafts = self.num_nextn_predict_layers;
@@ -231,12 +231,12 @@ impl Raw {
     }
 }
 
-/// True if there is no quantization: some exports leave an empty object.
+/// True if there is no quantization; some exports have an empty object.
 fn is_empty(quantization: &Value) -> bool {
     quantization.is_null() || quantization.as_object().is_some_and(serde_json::Map::is_empty)
 }
 
-/// A field, its value if it is given and is not the one that is served, and what is.
+/// Refuses fields with a value other than the supported one.
 fn refuse_unsupported(json: &Value) -> Result<(), ConfigError> {
     let quantization = &json["quantization_config"];
     let given = |value: &Value, served: Value| (!value.is_null() && *value != served).then(|| value.to_string());

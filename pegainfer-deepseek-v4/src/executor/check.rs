@@ -1,4 +1,5 @@
-//! Compares tokens and state of all ranks after a step, bit for bit. For development: it reads back what the step has written.
+//! Compares tokens and state of all ranks bit for bit after a step. For development: reads back everything that the
+//! step wrote.
 
 use super::rank::Rank;
 use crate::plan::{NO_STATE, PAGE_TOKENS, Step};
@@ -9,8 +10,9 @@ use pegainfer_core::rng::mix;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Compares the tokens that `step` drew, and, layer by layer, the state in its slots and in the newest page of each of its rows. The last
-/// state is that of the layer that drafts, if it is loaded, before its passes behind `step`. The error names the first difference.
+/// Compares the tokens that `step` drew and, layer by layer, the state in its slots and in the newest page of each of
+/// its rows. The last state is that of the layer that drafts, if it is loaded, before its passes after `step`. The
+/// error names the first difference.
 pub(super) fn same_on_all_ranks(ranks: &mut Ranks<Rank>, step: &Step) -> Result<(), OpError> {
     let (found, step) = (Arc::new(Mutex::new(Vec::new())), Arc::new(step.clone()));
     let all = found.clone();

@@ -1,8 +1,8 @@
-//! The passes of the layers that draft behind a step.
+//! Passes of the layers that draft, after a step.
 
 use super::Executor;
 use super::draft_readbacks::{Blocks, DraftReadbacks};
-use super::rank::{Part, Rank};
+use super::rank::{PassKind, Rank};
 use crate::plan::{self, NO_STATE, PAGE_TOKENS, Segment, Step};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::OpError;
@@ -10,17 +10,17 @@ use pegainfer_runtime::block_drafting::{self, BlockRow, BlockShape};
 use pegainfer_runtime::drafting::{self, DraftRow};
 
 impl Executor {
-    /// Enqueues the passes of the layers that draft behind `step`, whose samples drew `drawn`, and waits for the drafts of each row. Empty
-    /// if such layers are not loaded.
+    /// Enqueues the draft passes after `step`, whose samples drew `drawn`, and waits for the drafts of each row. Empty
+    /// if no layers that draft are loaded.
     pub(super) fn draft(&mut self, step: &Step, drawn: &[u32]) -> Result<Vec<Vec<u32>>, OpError> {
         match self.drafting.as_ref().map(|drafting| drafting.blocks) {
             None => Ok(Vec::new()),
-            Some(None) => self.draft_again_and_again(step, drawn),
+            Some(None) => self.draft_autoregressively(step, drawn),
             Some(Some(blocks)) => self.draft_blocks(step, drawn, blocks),
         }
     }
 
-    /// The record of every op of rank 0 in a pass of DSpark's stages over `blocks` blocks behind `context` tokens each.
+    /// The record of every op of rank 0 in a pass of DSpark's stages over `blocks` blocks after `context` tokens each.
     pub fn record_blocks(&mut self, blocks: usize, context: usize) -> (Result<(), OpError>, Vec<OpRecord>) {
         let mut step = plan::uniform(blocks, 1, context);
         if let Some(Blocks { shape, .. }) = self.drafting.as_ref().and_then(|drafting| drafting.blocks) {
@@ -32,15 +32,15 @@ impl Executor {
     }
 
     /// Multi-token prediction: a pass finds the drafts of the one before on the device.
-    fn draft_again_and_again(&mut self, step: &Step, drawn: &[u32]) -> Result<Vec<Vec<u32>>, OpError> {
+    fn draft_autoregressively(&mut self, step: &Step, drawn: &[u32]) -> Result<Vec<Vec<u32>>, OpError> {
         let (mut pass, rows) = drafting::first_pass(step, drawn);
         let passes = drafting::passes(&rows);
         for i in 0..passes.max(1) {
             if i > 0 {
                 pass = next_pass(step, &rows, i);
             }
-            self.enqueue(Part::Draft { again: i > 0 }, &pass)?;
-            self.draw(Part::Draft { again: i > 0 }, &pass)?;
+            self.enqueue(PassKind::Draft { again: i > 0 }, &pass)?;
+            self.draw(PassKind::Draft { again: i > 0 }, &pass)?;
             let Rank { exec, sampler, .. } = self.ranks.first_mut();
             if let Some(drafting) = self.drafting.as_mut().filter(|_| !pass.samples.is_empty()) {
                 drafting.readbacks.start(exec, sampler, &pass.samples)?;
@@ -55,15 +55,15 @@ impl Executor {
         &mut self,
         step: &Step,
         drawn: &[u32],
-        Blocks { shape, most }: Blocks,
+        Blocks { shape, max_blocks }: Blocks,
     ) -> Result<Vec<Vec<u32>>, OpError> {
         let rows = block_drafting::block_rows(step, drawn, shape);
         let mut pass_rows = Vec::new();
-        for rows in rows.chunks(most) {
+        for rows in rows.chunks(max_blocks) {
             let pass = block_pass(step, rows, shape);
-            let graph = self.ranks.first().graph_shape(Part::Blocks, &pass);
+            let graph = self.ranks.first().graph_shape(PassKind::Blocks, &pass);
             let padded = graph.map_or(rows.len(), |shape| shape.rows);
-            self.enqueue(Part::Blocks, &pass)?;
+            self.enqueue(PassKind::Blocks, &pass)?;
             let samples = vec![pass.samples[0].clone(); padded * block_drafting::block_positions(rows)];
             let Rank { exec, sampler, .. } = self.ranks.first_mut();
             if let Some(drafting) = &mut self.drafting {
@@ -73,7 +73,7 @@ impl Executor {
         }
         let mut drafts = vec![Vec::new(); step.rows.len()];
         let Some(drafting) = &mut self.drafting else { return Ok(drafts) };
-        for pass in rows.chunks(most).zip(pass_rows) {
+        for pass in rows.chunks(max_blocks).zip(pass_rows) {
             block_drafting::finish(&mut drafting.readbacks, pass, &mut drafts)?;
         }
         Ok(drafts)
@@ -91,8 +91,8 @@ fn block_pass(step: &Step, rows: &[BlockRow], shape: BlockShape) -> Step {
     pass
 }
 
-/// Pass `pass`, from 1 on, of the layer that drafts behind `step`, see [`drafting::next_pass`], with the state slots of its rows. A row
-/// that wants no more drafts has none.
+/// Pass `pass`, from 1 on, of the layer that drafts after `step`, with the state slots of its rows; see
+/// [`drafting::next_pass`]. A row that needs no more drafts has none.
 fn next_pass(step: &Step, rows: &[DraftRow], pass: usize) -> Step {
     let mut next = drafting::next_pass(step, rows, pass, PAGE_TOKENS);
     let segment = |(row, first): (&DraftRow, u32)| {

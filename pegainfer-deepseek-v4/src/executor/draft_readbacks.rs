@@ -5,11 +5,11 @@ use crate::config::Config;
 use pegainfer_runtime::Readbacks;
 use pegainfer_runtime::block_drafting::BlockShape;
 
-/// What an executor keeps for the drafts of its model.
+/// Readbacks of an executor for the drafts of its model.
 #[derive(Debug)]
 pub(super) struct DraftReadbacks {
     pub readbacks: Readbacks,
-    /// Of DSpark; `None` is multi-token prediction.
+    /// Blocks of DSpark; `None` for multi-token prediction.
     pub blocks: Option<Blocks>,
 }
 
@@ -17,15 +17,17 @@ pub(super) struct DraftReadbacks {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Blocks {
     pub shape: BlockShape,
-    /// Blocks of a pass at most.
-    pub most: usize,
+    /// Blocks of a pass.
+    pub max_blocks: usize,
 }
 
 impl DraftReadbacks {
-    /// For the layers that `config` loads; `None` if it loads none. `logits_rows`: samples whose logits are computed at once.
+    /// Readbacks for the layers that `config` loads; `None` if it loads none. `logits_rows`: samples whose logits are
+    /// computed at once.
     pub fn new(config: &Config, bounds: StepBounds, logits_rows: usize) -> Option<Self> {
         let dspark = config.loaded_dspark();
-        let blocks = dspark.map(|dspark| Blocks { shape: dspark.block, most: bounds.blocks(dspark, logits_rows) });
+        let blocks =
+            dspark.map(|dspark| Blocks { shape: dspark.block, max_blocks: bounds.blocks(dspark, logits_rows) });
         let samples = if blocks.is_some() { bounds.samples.min(logits_rows) } else { bounds.rows };
         config.loads_drafts.then(|| Self { readbacks: Readbacks::on_demand(samples), blocks })
     }

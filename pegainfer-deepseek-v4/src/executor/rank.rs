@@ -3,7 +3,7 @@
 use crate::bounds::{Sharing, StepBounds};
 use crate::config::Config;
 use crate::forward::{Head, MarkovHead, Pass};
-use crate::graph_shape::{GraphBounds, Shape};
+use crate::graph_shape::{GraphBounds, GraphShape};
 use crate::inputs::Inputs;
 use crate::load_error::LoadError;
 use crate::numerics::Numerics;
@@ -27,9 +27,9 @@ pub(super) struct Rank {
     pub exec: Exec,
     pub shard: Shard,
     weights: Weights,
-    /// State of each layer, and behind them that of the layers that draft, if they are loaded.
+    /// State of each layer, followed by that of the layers that draft, if they are loaded.
     pub state: Vec<LayerState>,
-    /// Where all of it is that belongs to slots.
+    /// Addresses of all state in slots.
     rings: RingTable,
     rotations: Rotations,
     inputs: Inputs,
@@ -39,35 +39,35 @@ pub(super) struct Rank {
     pub graphs: Graphs<GraphKey>,
     graph_bounds: GraphBounds,
     communicator: Arc<dyn Communicator>,
-    /// See [`StepBounds::sharing`].
+    /// Work shared between ranks; see [`StepBounds::sharing`].
     sharing: Sharing,
-    /// Number of layers that a step runs through: all of them, except in a warm-up.
+    /// Number of layers that a step runs: all of them, except in a warm-up.
     pub layers: usize,
 }
 
-/// What a CUDA graph is made for.
+/// Key of a CUDA graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct GraphKey {
-    pub part: Part,
-    pub shape: Shape,
+    pub part: PassKind,
+    pub shape: GraphShape,
 }
 
 /// The layers that a pass runs through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Part {
+pub(super) enum PassKind {
     /// All layers of the model.
     Layers,
     /// The layer for multi-token prediction.
     Draft {
-        /// It runs behind its own drafts; otherwise over the tokens of a step.
+        /// If true, input is the layer's own drafts, otherwise the tokens of a step.
         again: bool,
     },
-    /// DSpark's stages, over blocks behind a step.
+    /// DSpark's stages, over the blocks after a step.
     Blocks,
 }
 
 impl Rank {
-    /// Allocates workspace and state beside loaded weights.
+    /// Allocates workspace and state for loaded weights.
     pub fn new(
         mut exec: Exec,
         config: &Config,
@@ -115,26 +115,26 @@ impl Rank {
     }
 
     /// The shape that a pass through `part` over `step` has as a CUDA graph; `None` if it runs launch by launch.
-    pub fn graph_shape(&self, part: Part, step: &Step) -> Option<Shape> {
+    pub fn graph_shape(&self, part: PassKind, step: &Step) -> Option<GraphShape> {
         let shape = match part {
-            Part::Blocks => self.graph_bounds.block_shape(&self.graphs, step),
-            Part::Layers | Part::Draft { .. } => self.graph_bounds.shape(&self.graphs, step),
+            PassKind::Blocks => self.graph_bounds.block_shape(&self.graphs, step),
+            PassKind::Layers | PassKind::Draft { .. } => self.graph_bounds.shape(&self.graphs, step),
         };
         // A record is of the ops themselves.
         shape.filter(|_| !self.exec.is_recording())
     }
 
-    /// Uploads `step` for a pass through `part`, before which the state of rows moves that change their slot.
-    pub fn begin(&mut self, part: Part, step: &Step) -> Result<(), OpError> {
+    /// Uploads `step` for a pass of kind `part`, and first moves the state of rows that change their slot.
+    pub fn begin(&mut self, part: PassKind, step: &Step) -> Result<(), OpError> {
         let Self { exec, state, rings, inputs, work, .. } = self;
         exec.install(|exec| {
             inputs.fill(exec, step)?;
             work.set_rows(step.tokens.len());
             match part {
-                Part::Layers => state::copy_slots(exec, state, rings, step),
+                PassKind::Layers => state::copy_slots(exec, state, rings, step),
                 // It moved before the layers ran.
-                Part::Draft { .. } => Ok(()),
-                Part::Blocks => {
+                PassKind::Draft { .. } => Ok(()),
+                PassKind::Blocks => {
                     let ring = state.last().map_or(0, |layer| layer.window.shape()[1]);
                     work.dspark.as_mut().map_or(Ok(()), |dspark| dspark.fill(exec, step, ring))
                 }
@@ -142,10 +142,11 @@ impl Rank {
         })?
     }
 
-    /// Does `job`, such as [`Graphs::run`], with the launches of a pass over `step`, for which the rank has begun.
+    /// Runs `job`, such as [`Graphs::run`], with the launches of a pass over `step`, which [`begin`](Self::begin) has
+    /// uploaded.
     pub fn on_device(
         &mut self,
-        (config, numerics, part): (&Config, Numerics, Part),
+        (config, numerics, part): (&Config, Numerics, PassKind),
         step: &Step,
         job: impl FnOnce(&mut Graphs<GraphKey>, &mut StepLaunches<'_>) -> Result<(), OpError> + Send,
     ) -> Result<(), OpError> {
@@ -196,7 +197,7 @@ pub(super) struct StepLaunches<'a> {
     communicator: &'a dyn Communicator,
     sharing: Sharing,
     step: &'a Step,
-    part: Part,
+    part: PassKind,
 }
 
 impl StepLaunches<'_> {
@@ -211,7 +212,7 @@ impl StepLaunches<'_> {
     }
 }
 
-/// The forward pass up to the logits of its samples, or up to the tokens of blocks, which a CUDA graph holds.
+/// The forward pass up to the logits of its samples, or up to the tokens of blocks, as captured in a CUDA graph.
 impl Launches for StepLaunches<'_> {
     fn exec(&mut self) -> &mut Exec {
         self.exec
@@ -236,15 +237,15 @@ impl Launches for StepLaunches<'_> {
             sharing,
         };
         match part {
-            Part::Layers => pass.run(state, draft_state)?,
-            Part::Draft { again } => pass.draft(draft_state, again)?,
-            Part::Blocks => pass.draft_blocks(draft_state)?,
+            PassKind::Layers => pass.run(state, draft_state)?,
+            PassKind::Draft { again } => pass.draft(draft_state, again)?,
+            PassKind::Blocks => pass.draft_blocks(draft_state)?,
         }
         let communicator = (shard.ranks > 1).then_some(communicator);
         let Workspace { last_normed, logits_part, dspark, .. } = &mut **work;
         let mut head = Head { normed: last_normed, matrix: &weights.head, part: logits_part, communicator };
         match (part, &weights.dspark, dspark) {
-            (Part::Blocks, Some(weights), Some(work)) => {
+            (PassKind::Blocks, Some(weights), Some(work)) => {
                 let blocks = (step.rows.len(), step.samples.len() / step.rows.len());
                 sampler.run_blocks(exec, &mut MarkovHead { head, weights, work }, &mut inputs.common, blocks)
             }

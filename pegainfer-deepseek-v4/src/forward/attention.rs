@@ -13,7 +13,8 @@ use pegainfer_kernels::ops::deepseek_v4::{
 };
 
 impl Pass<'_> {
-    /// Attention over `normed`: writes `output`. The state is read before it is written: a chunk may replace all of a window.
+    /// Attention over `normed`; writes `output`. State is read before it is written, because a chunk may replace a
+    /// whole window.
     pub(super) fn attention(
         &mut self,
         weights: &Attention,
@@ -77,7 +78,7 @@ impl Pass<'_> {
         ops::project(exec, &normed.exact, normed.rounded(), projections, &mut out)
     }
 
-    /// What is behind the first GEMMs: the low rank of queries, keys, and the entries that the step completes.
+    /// Runs the ops after the first GEMMs: the low rank of queries, keys, and the entries that the step completes.
     pub(super) fn latents(
         &mut self,
         weights: &Attention,
@@ -104,7 +105,7 @@ impl Pass<'_> {
         ops::attention_latents(exec, latents, &inputs.batch(), LatentOutputs { queries, rounded, keys: kv, entries })
     }
 
-    /// Queries of attention and of the indexer, and what the compressors remember of the step.
+    /// Computes the queries of attention and of the indexer, and writes the compressors' state.
     pub(super) fn queries(
         &mut self,
         weights: &Attention,
@@ -146,7 +147,7 @@ impl Pass<'_> {
         };
         part.set_rows(share.rows(tokens));
         ops::select_entries(exec, q, weights, entries, spec, &batch, part)?;
-        // Blocks of all ranks in turn are rows of words, whatever these mean.
+        // The blocks of all ranks are gathered as rows of words.
         let (blocks, width) = (share.rows(tokens) / TokenShare::BLOCK, TokenShare::BLOCK * topk);
         part.as_shape(&[blocks, width], DType::F32, |part| {
             chosen.as_shape(&[blocks, share.ranks * width], DType::F32, |whole| {
@@ -155,7 +156,7 @@ impl Pass<'_> {
         })
     }
 
-    /// Which entries this rank chooses from for which tokens; the same decision on all ranks.
+    /// Tokens for which this rank selects entries, and number of entries; the same on all ranks.
     fn select_spec(&self, kind: LayerKind) -> SelectSpec {
         let (ratio, shard) = (kind.ratio().unwrap_or(1), self.shard);
         if !is_of_prompts(self.step) {
@@ -169,7 +170,7 @@ impl Pass<'_> {
         SelectSpec { ratio, share, pages }
     }
 
-    /// Projects `attended`: writes `output`, summed over the ranks. `is_split`: `attended` is packed, too.
+    /// Projects `attended`; writes `output`, summed over the ranks. `is_split`: `attended` is also packed.
     pub(super) fn project_output(&mut self, weights: &Attention, is_split: bool) -> Result<(), OpError> {
         let (shared, owner) = (self.is_shared(), self.shard.owns_heads(self.config));
         let Self { exec, numerics, work, .. } = self;
@@ -192,7 +193,7 @@ impl Pass<'_> {
     }
 }
 
-/// A compressor in the step, for the entries that the step completes; `None` if the layer has none.
+/// A compressor's new entries in the step; `None` if the layer has no compressor.
 fn new_entries<'a>(
     spec: Option<CompressorSpec>,
     compressor: Option<&'a Compressor>,
@@ -204,7 +205,7 @@ fn new_entries<'a>(
     Some(NewEntries { tokens: (&pair.values, &pair.scores), weights, spec, rings, entries })
 }
 
-/// The same for the tokens that it remembers.
+/// A compressor's kept tokens in the step; `None` if the layer has no compressor.
 fn kept_tokens<'a>(
     spec: Option<CompressorSpec>,
     compressor: Option<&'a Compressor>,

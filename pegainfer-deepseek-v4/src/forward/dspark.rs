@@ -1,14 +1,17 @@
 //! DSpark (DeepSeek's DeepSpec; checkpoint 0731 of DeepSeek-V4-Flash): blocks of drafts by three stages.
 //!
-//! Of every token that the model computes, the means of its four streams behind the target layers give the keys of each stage:
-//! `x = norm(main_proj · [mean of X behind each target layer])`, `key = rope(norm(wkv · x))` in the stage's ring. Nothing else of the stage
-//! runs then.
+//! For every token that the model computes, the means of its four streams after the target layers give the keys of each
+//! stage: `x = norm(main_proj · [mean of X after each target layer])`, `key = rope(norm(wkv · x))`, stored in the
+//! stage's ring. Nothing else of the stage runs then.
 //!
-//! A block lies behind an anchor, the newest token that counts, at position `p`. It has the positions `p + 1` to `p + K`, the first with the
-//! token that was sampled there, the others with a noise token. Each stage is a window layer in which each position attends to the same
-//! keys: those of the ring at `p - 127` to `p`, and those of all `K` positions of the block, which no ring keeps.
+//! A block follows an anchor, the newest accepted token, at position `p`. It has the positions `p + 1` to `p + K`: the
+//! first with the token sampled there, the others with a noise token. Each stage is a window layer in which all
+//! positions attend to the same keys: those of the ring at `p - 127` to `p`, and those of all `K` positions of the
+//! block, which no ring keeps.
 //!
-//! Behind the last stage a mixing of streams and a norm of its own, and the model's output matrix, give logits of each position. Then, one
+//! After the last stage, a separate mixing of streams and norm, and the model's output matrix, give logits of each
+//! position. Then, one position after the other, `logits += markov_w2 · markov_w1[previous token]`, and the most likely
+//! token is the draft.
 //! position after the other, `logits += markov_w2 · markov_w1[token before]`, and the most likely token is the draft.
 
 use super::{Head, Pass};
@@ -21,15 +24,15 @@ use crate::workspace::Workspace;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
 use pegainfer_kernels::ops::Matrix;
-use pegainfer_kernels::ops::deepseek_v4::{self as ops, Batch, LatentOutputs, Latents, Visible};
+use pegainfer_kernels::ops::deepseek_v4::{self as ops, LatentOutputs, Latents, RaggedBatch, Visible};
 use pegainfer_runtime::{BlockLogits, LogitsSource};
 use std::ops::Range;
 
 impl Pass<'_> {
-    /// Keeps the means of the streams behind layer `layer` if it is a target layer of stages that are loaded.
+    /// Keeps the means of the streams after layer `layer` if it is a target layer of loaded stages.
     pub(super) fn keep_target(&mut self, layer: usize) -> Result<(), OpError> {
         let Some(numbers) = self.config.loaded_dspark() else { return Ok(()) };
-        // The last layer's are those of all tokens anyway.
+        // The last layer has those of all tokens anyway.
         if numbers.targets.contains(&layer) && layer + 1 < self.config.layers.len() {
             self.gather_streams()?;
         }
@@ -57,7 +60,7 @@ impl Pass<'_> {
         for (stage, state) in dspark.stages.iter().zip(state) {
             let Attention { wkv, kv_norm, q_norm, .. } = &stage.attn;
             ops::matmul(exec, normed.input(wkv), wkv, kv_raw)?;
-            // The op norms queries, too; nobody reads these.
+            // The op also norms queries; they are not used.
             let latents = Latents { queries: (qr_raw, q_norm), keys: (kv_raw, kv_norm), table, eps, quantize };
             let (queries, rounded) = qr.outputs();
             let outputs = LatentOutputs { queries, rounded, keys: kv, entries: [None, None] };
@@ -67,7 +70,7 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// A pass of the stages over blocks, up to `last_normed`. It changes no state.
+    /// A pass of the stages over blocks, up to `last_normed`. Changes no state.
     pub fn draft_blocks(&mut self, state: &mut [LayerState]) -> Result<(), OpError> {
         let Some(dspark) = &self.weights.dspark else { return Err(not_loaded()) };
         self.embed()?;
@@ -93,10 +96,11 @@ impl Pass<'_> {
         let DSparkWorkspace { anchor_positions, anchor_rows, anchor_keys, distances, block, page_tables, .. } = dspark;
         let (dim, tokens, dtype) = (config.head_dim, q.shape()[0], kv.dtype());
         state.window.as_rows_of(dim, |keys| ops::pick_rows(exec, keys, anchor_rows, anchor_keys))?;
-        // To the op every token of a block is at the anchor's position, whose key comes as that of this pass and whose window is the
-        // ring's; the keys of the block are entries of one token each, of which it may see as many as there are tokens up to the anchor.
-        // The op puts the anchor's key where it is already, and rotates back by the anchor's position.
-        let batch = Batch { positions: anchor_positions, page_tables, ..inputs.batch() };
+        // For the op, every token of a block is at the anchor's position, with the ring as its window and the anchor's
+        // key as that of this pass. The keys of the block are entries of one token each; as many are visible as there
+        // are tokens up to the anchor. The op writes the anchor's key to where it already is, and rotates back by the
+        // anchor's position.
+        let batch = RaggedBatch { positions: anchor_positions, page_tables, ..inputs.batch() };
         let pages = [tokens.div_ceil(PAGE_TOKENS), PAGE_TOKENS, dim];
         kv.as_shape(&pages, dtype, |entries| {
             let visible = Visible::Chosen { entries, chosen: block };
@@ -108,7 +112,7 @@ impl Pass<'_> {
     }
 }
 
-/// The output matrix of a rank, and what the token before adds to its logits.
+/// The output matrix of a rank, and the addend of the previous token to its logits.
 pub(crate) struct MarkovHead<'a> {
     pub head: Head<'a>,
     pub weights: &'a DSpark,

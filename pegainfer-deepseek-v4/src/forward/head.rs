@@ -1,4 +1,4 @@
-//! From the residual streams of the sampled tokens to their logits.
+//! Computes the logits of the sampled tokens from their residual streams.
 
 use super::Pass;
 use pegainfer_core::exec::Exec;
@@ -26,13 +26,13 @@ impl Pass<'_> {
     }
 }
 
-/// The output matrix of a rank. Every rank has whole logits, and samples the same tokens from them.
+/// The output matrix of a rank. All ranks get whole logits and sample the same tokens from them.
 pub(crate) struct Head<'a> {
     /// `[samples, hidden]`.
     pub normed: &'a mut Tensor,
     /// The rank's rows, `[vocab / ranks, hidden]`.
     pub matrix: &'a Matrix,
-    /// The rank's columns, of the samples that are computed at once, `[logits_rows, vocab / ranks]` f32.
+    /// The rank's columns of the logits computed at once, `[logits_rows, vocab / ranks]` f32.
     pub part: &'a mut Tensor,
     /// The other ranks, if there are any.
     pub communicator: Option<&'a dyn Communicator>,

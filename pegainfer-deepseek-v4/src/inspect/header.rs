@@ -1,4 +1,4 @@
-//! Headers of safetensors files: names, dtypes and shapes, without the weights behind them.
+//! Headers of safetensors files: names, dtypes and shapes, without the weights.
 
 use pegainfer_core::weights::is_file_name;
 use serde::Deserialize;
@@ -20,15 +20,15 @@ pub enum HeaderError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the system.
         error: std::io::Error,
     },
-    /// Not a header.
+    /// The header is damaged.
     #[error("{file} is damaged or truncated ({message}); download it again")]
     Damaged {
         /// The file.
         file: String,
-        /// What is wrong.
+        /// Description of the error.
         message: String,
     },
 }
@@ -36,11 +36,11 @@ pub enum HeaderError {
 /// One tensor in a header.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stored {
-    /// As the file names it.
+    /// Dtype as named in the file.
     pub dtype: String,
-    /// As stored.
+    /// Stored shape.
     pub shape: Vec<usize>,
-    /// By its offsets.
+    /// Size in bytes, from its offsets.
     pub bytes: u64,
 }
 
@@ -65,7 +65,7 @@ struct Info {
     data_offsets: (u64, u64),
 }
 
-/// The weight files of a directory: the index's, or `model.safetensors`; none where there is neither.
+/// The weight files of a directory: those of the index, or `model.safetensors`; none if neither exists.
 pub(super) fn files(dir: &Path) -> Result<Vec<PathBuf>, HeaderError> {
     let (index, single) = (dir.join("model.safetensors.index.json"), dir.join("model.safetensors"));
     if !index.is_file() {
@@ -76,13 +76,13 @@ pub(super) fn files(dir: &Path) -> Result<Vec<PathBuf>, HeaderError> {
         serde_json::from_str(&text).map_err(|e| damaged(&index.display().to_string(), e.to_string()))?;
     let names: BTreeSet<String> = parsed.weight_map.into_values().collect();
     if let Some(name) = names.iter().find(|name| !is_file_name(name)) {
-        let message = format!("it names {name:?}, which is no file of the checkpoint's directory");
+        let message = format!("it names {name:?}, which is not a file of the checkpoint's directory");
         return Err(damaged(&index.display().to_string(), message));
     }
     Ok(names.into_iter().map(|name| dir.join(name)).collect())
 }
 
-/// Reads the header of a file, and no more of it.
+/// Reads only the header of a file.
 pub(super) fn read(path: &Path) -> Result<Header, HeaderError> {
     let io = |error| HeaderError::Io { path: path.to_owned(), error };
     let mut file = File::open(path).map_err(io)?;
@@ -105,7 +105,7 @@ pub fn parse_header(file: &str, text: &str) -> Result<BTreeMap<String, Stored>, 
     parse(file, text).map(|(tensors, _)| tensors)
 }
 
-/// The tensors, and where the last one ends.
+/// The tensors, and the end of the last one.
 fn parse(file: &str, text: &str) -> Result<(BTreeMap<String, Stored>, u64), HeaderError> {
     let entries: BTreeMap<String, Value> = serde_json::from_str(text).map_err(|e| damaged(file, e.to_string()))?;
     let (mut tensors, mut last) = (BTreeMap::new(), 0);

@@ -1,8 +1,8 @@
 //! Weights of DSpark's stages (checkpoint 0731).
 
 use super::layer::{Layer, hyper, layer};
-use super::part::Part;
 use super::reader::Reader;
+use super::tensor_part::TensorPart;
 use crate::config::{self, Config, LayerKind, STREAMS};
 use crate::shard::Shard;
 use pegainfer_core::tensor::Tensor;
@@ -10,27 +10,28 @@ use pegainfer_core::weights::{StoredDtype as Dtype, WeightsError};
 use pegainfer_kernels::ops::Matrix;
 use pegainfer_kernels::ops::deepseek_v4::HyperWeights;
 
-/// Window layers with learned gates, and the weights before and behind them; formulas: forward/dspark.rs. The embedding and the output
-/// matrix are the model's. The checkpoint's confidence head, `confidence_head.proj.weight`, is not loaded.
+/// Window layers with learned gates, and the weights before and after them; formulas: forward/dspark.rs. The embedding
+/// and the output matrix are the model's. The checkpoint's confidence head, `confidence_head.proj.weight`, is not
+/// loaded.
 #[derive(Debug)]
 pub struct DSpark {
-    /// Projection of the streams' means behind the target layers, `[hidden, targets * hidden]`.
+    /// Projection of the means of the streams after the target layers, `[hidden, targets * hidden]`.
     pub main_projection: Matrix,
-    /// Weight of the RMSNorm behind it, `[hidden]` bf16.
+    /// Weight of the RMSNorm after it, `[hidden]` bf16.
     pub main_norm: Tensor,
     /// The layers, first to last.
     pub stages: Vec<Layer>,
-    /// Mixing of the streams behind the last stage.
+    /// Mixing of the streams after the last stage.
     pub head_hyper: HyperWeights,
     /// Weight of the RMSNorm before the output matrix, `[hidden]` bf16.
     pub norm: Tensor,
     /// Embedding of the token before, `markov_w1`, whole on every rank, `[vocab, markov_rank]` bf16.
     pub markov_embedding: Tensor,
-    /// From it to what it adds to the logits, `markov_w2`, whole on every rank, `[vocab, markov_rank]`.
+    /// Projection of it to the addend of the logits, `markov_w2`, whole on every rank, `[vocab, markov_rank]`.
     pub markov_output: Matrix,
 }
 
-/// Reads the tensors `mtp.*` but for the confidence head.
+/// Reads the tensors `mtp.*`, except the confidence head.
 pub(super) fn dspark(
     reader: &mut Reader<'_>,
     config: &Config,
@@ -40,7 +41,7 @@ pub(super) fn dspark(
     let (hidden, vocab, rank) = (config.hidden_size, config.vocab_size, numbers.markov_rank);
     let last = format!("mtp.{}.", numbers.layers.saturating_sub(1));
     let name = |tail: &str| format!("{last}{tail}");
-    let main_projection = reader.fp8("mtp.0.main_proj", hidden, numbers.targets.len() * hidden, Part::ALL)?;
+    let main_projection = reader.fp8("mtp.0.main_proj", hidden, numbers.targets.len() * hidden, TensorPart::ALL)?;
     let main_norm = reader.vector("mtp.0.main_norm.weight", hidden)?;
     let stage = |i| layer(reader, config, shard, &format!("mtp.{i}."), (LayerKind::Window, false));
     let stages = (0..numbers.layers).map(stage).collect::<Result<_, _>>()?;
@@ -54,7 +55,7 @@ pub(super) fn dspark(
             &name("markov_head.markov_w1.weight"),
             Dtype::BF16,
             &[vocab, rank],
-            Part::ALL,
+            TensorPart::ALL,
         )?,
         markov_output: reader.bf16(&name("markov_head.markov_w2"), vocab, rank)?,
     })

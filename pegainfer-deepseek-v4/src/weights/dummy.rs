@@ -1,7 +1,7 @@
-//! Dummy weights: seeded random values of the official formats, the same for every number of ranks, with which activations keep
-//! about their size.
+//! Dummy weights: seeded random values in the official formats, the same for every number of ranks, chosen so that
+//! activations roughly keep their size.
 
-use super::part::Part;
+use super::tensor_part::TensorPart;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::rng;
 use pegainfer_core::tensor::{OpError, Tensor};
@@ -10,20 +10,20 @@ use pegainfer_kernels::ops::deepseek_v4::{Place, random_codes, random_numbers};
 
 /// Root mean square of random E2M1 codes.
 const E2M1_RMS: f32 = 2.93;
-/// e4m3 codes without the highest bit of the exponent: below 2, and none is NaN.
+/// e4m3 codes without the highest bit of the exponent: all are below 2, and none is NaN.
 const E4M3_MASK: u8 = 0xbf;
 /// Root mean square of these.
 const E4M3_RMS: f32 = 0.59;
 /// Bound of numbers that are no matrix of a GEMM: position biases, sinks, biases of experts.
 const SMALL: f32 = 0.03;
 
-/// Fills the present rows of `tensor` with the values of a part of the tensor `name`, which is stored as `dtype` and `shape`.
+/// Fills the current rows of `tensor` with the values of a part of the tensor `name`, stored as `dtype` and `shape`.
 pub(super) fn fill(
     exec: &mut Exec,
     tensor: &mut Tensor,
     name: &str,
     (dtype, shape): (Dtype, &[usize]),
-    part: &Part,
+    part: &TensorPart,
     seed: u64,
 ) -> Result<(), OpError> {
     let seed = name.bytes().fold(seed, |hash, byte| rng::mix(hash ^ u64::from(byte)));
@@ -42,7 +42,7 @@ pub(super) fn fill(
         Dtype::F32 if name.ends_with("_fn") => random_numbers(exec, seed, place, (3.0 / whole as f32).sqrt(), tensor),
         Dtype::F32 => random_numbers(exec, seed, place, SMALL, tensor),
         Dtype::F8_E8M0 => {
-            // One row of a weight has whole / 32 or whole / 128 of them.
+            // A row of a weight has whole / 32 or whole / 128 scales.
             let (group, rms) = if name.contains(".experts.") { (32, E2M1_RMS) } else { (128, E4M3_RMS) };
             let exponent = -(rms * ((whole * group) as f32).sqrt()).log2();
             random_codes(exec, seed, place, (1, (127.0 + exponent.floor()) as u8), tensor)

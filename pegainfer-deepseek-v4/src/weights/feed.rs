@@ -1,5 +1,5 @@
-//! Reads a checkpoint once for all ranks: reader threads run ahead of the ranks by a bounded number of chunks, each rank takes its
-//! part of every chunk, and the memory of a chunk is used again when the last rank has taken its part.
+//! Reads a checkpoint once for all ranks. Reader threads run ahead of the ranks by a bounded number of chunks, each
+//! rank takes its part of every chunk, and the memory of a chunk is reused after the last rank has taken its part.
 
 #[cfg(test)]
 mod tests;
@@ -28,7 +28,7 @@ impl TensorSpec {
     }
 }
 
-/// How much is in host memory at a time.
+/// Limits of host memory in use.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct FeedLimits {
     /// Bytes of a chunk; of at least one row.
@@ -54,7 +54,7 @@ struct Chunk {
 pub(super) struct Feed<'a> {
     tensors: Vec<(TensorSpec, Stored<'a>)>,
     chunks: Vec<Chunk>,
-    /// Chunks in memory, at most.
+    /// Maximum number of chunks in memory.
     limit: usize,
     /// Ranks that take each chunk.
     ranks: usize,
@@ -72,7 +72,7 @@ struct State {
     spare: Vec<Vec<u8>>,
     /// Bytes that were read from the files.
     bytes_read: u64,
-    /// No rank can go on.
+    /// True if no rank can continue.
     stopped: bool,
     /// The first error.
     failure: Option<WeightsError>,
@@ -81,14 +81,14 @@ struct State {
 /// A chunk in memory.
 #[derive(Debug, Default)]
 struct Held {
-    /// `None` while it is read.
+    /// Bytes of the chunk; `None` while it is read.
     bytes: Option<Arc<Vec<u8>>>,
     /// Ranks that have taken their part.
     taken: usize,
 }
 
 impl<'a> Feed<'a> {
-    /// The feed of these tensors, all of which `checkpoint` must have, for `ranks` ranks.
+    /// A feed of these tensors, all of which `checkpoint` must have, for `ranks` ranks.
     pub fn new(
         checkpoint: &'a Checkpoint,
         tensors: Vec<TensorSpec>,
@@ -110,7 +110,7 @@ impl<'a> Feed<'a> {
         Ok(Self { tensors, chunks, limit: limits.chunks, ranks, state, changed })
     }
 
-    /// Reads chunks until there are none, or the feed is stopped. Any number of threads may.
+    /// Reads chunks until there are none or the feed is stopped. Any number of threads may call it.
     pub fn read(&self) {
         let _guard = StopOnPanic(self);
         while let Some((i, mut buffer)) = self.claim() {
@@ -127,8 +127,8 @@ impl<'a> Feed<'a> {
         }
     }
 
-    /// The next chunk and memory for it, when there is capacity; `None` if nothing is left to read. Chunks are claimed in the order in
-    /// which they are taken, so the one that a rank waits for always has its place.
+    /// The next chunk and memory for it, once there is capacity; `None` if nothing is left to read. Chunks are claimed
+    /// in the order in which they are taken, so the chunk that a rank waits for always has memory.
     fn claim(&self) -> Option<(usize, Vec<u8>)> {
         let mut state = self.lock();
         loop {
@@ -150,7 +150,7 @@ impl<'a> Feed<'a> {
         let row = spec.row_bytes();
         let bytes = chunk.rows.len() * row;
         if buffer.capacity() < bytes {
-            // Not grown: what it held is of no use, and its capacity could double.
+            // Reallocated rather than grown: the contents are not needed, and growth could double the capacity.
             *buffer = Vec::with_capacity(bytes);
         }
         buffer.resize(bytes, 0);
@@ -179,7 +179,7 @@ impl<'a> Feed<'a> {
         };
         drop(state);
         part(&bytes)?;
-        // Before it counts as taken: the last rank takes the buffer back.
+        // Before the chunk counts as taken, because the last rank takes the buffer back.
         drop(bytes);
         let mut state = self.lock();
         let Some(held) = state.held.get_mut(&i) else { return Ok(()) };
@@ -223,7 +223,7 @@ impl<'a> Feed<'a> {
     }
 }
 
-/// Stops the feed if its thread panics: the others would wait for it.
+/// Stops the feed if its thread panics, because the others would wait for it.
 pub(super) struct StopOnPanic<'a>(pub &'a Feed<'a>);
 
 impl Drop for StopOnPanic<'_> {
@@ -234,7 +234,7 @@ impl Drop for StopOnPanic<'_> {
     }
 }
 
-/// One rank's place in the feed.
+/// One rank's position in the feed.
 #[derive(Debug)]
 pub(super) struct Cursor<'a> {
     feed: &'a Feed<'a>,
@@ -253,7 +253,7 @@ impl<'a> Cursor<'a> {
         self.feed
     }
 
-    /// Lends the chunks of the next tensor, `spec`, to `part`, which is called with the rows and the bytes of each.
+    /// Lends the chunks of the next tensor, `spec`, to `part`, which gets the rows and the bytes of each.
     pub fn next(
         &mut self,
         spec: &TensorSpec,
@@ -269,7 +269,7 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// `error` with the name of the tensor that it is about, where it says only the file or the device.
+/// Adds the tensor's name to `error` if it names only the file or the device.
 pub(super) fn named(name: &str, error: WeightsError) -> WeightsError {
     match error {
         WeightsError::Io { path, error } => {

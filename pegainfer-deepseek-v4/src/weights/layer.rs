@@ -1,7 +1,7 @@
 //! The weights of a decoder layer.
 
-use super::part::Part;
 use super::reader::Reader;
+use super::tensor_part::TensorPart;
 use crate::config::{Config, LayerKind, STREAMS};
 use crate::shard::Shard;
 use pegainfer_core::tensor::Tensor;
@@ -43,13 +43,14 @@ pub struct Attention {
     pub sink: Tensor,
     /// `[groups * o_lora, heads per group * head_dim]`.
     pub wo_a: Matrix,
-    /// The same in bf16, for GEMMs of many tokens; `None` where none takes it so. See [`Weights::widen`](super::Weights::widen).
+    /// `wo_a` in bf16, for GEMMs of many tokens; `None` if none takes it in bf16. See
+    /// [`Weights::widen`](super::Weights::widen).
     pub wo_a_bf16: Option<Matrix>,
     /// `[hidden, groups * o_lora]`.
     pub wo_b: Matrix,
-    /// Of sparse and heavy layers.
+    /// Compressor of sparse and heavy layers.
     pub compressor: Option<Compressor>,
-    /// Of sparse layers.
+    /// Indexer of sparse layers.
     pub indexer: Option<Indexer>,
 }
 
@@ -60,7 +61,7 @@ pub struct Compressor {
     pub wkv: Matrix,
     /// `[width, hidden]`.
     pub wgate: Matrix,
-    /// What the op takes.
+    /// Weights in the form that the op takes.
     pub pooling: CompressorWeights,
 }
 
@@ -82,31 +83,31 @@ pub struct Indexer {
     pub compressor: Compressor,
 }
 
-/// How tokens find their experts.
+/// Assigns tokens to experts.
 #[derive(Debug)]
 pub enum Router {
-    /// By id: `[vocab, k]` u32.
+    /// By token id: `[vocab, k]` u32.
     Hash(Tensor),
-    /// By gate, with this bias: `[experts]` f32.
+    /// By a gate with this bias: `[experts]` f32.
     Learned(Tensor),
 }
 
 /// The experts of a layer.
 #[derive(Debug)]
 pub struct Moe {
-    /// `[experts, hidden]`, all of them.
+    /// Gate of all experts, `[experts, hidden]`.
     pub gate: Matrix,
-    /// How tokens find their experts.
+    /// Assigns tokens to experts.
     pub router: Router,
     /// The rank's columns of the rank's experts.
     pub experts: Experts,
-    /// Number of the first of them.
+    /// Number of this rank's first expert.
     pub first: usize,
     /// The rank's columns.
     pub shared: Experts,
 }
 
-/// Reads the layer of this kind whose tensors' names begin with `prefix`; `hash`: its experts are chosen by the token id alone.
+/// Reads a layer of this kind with this tensor name `prefix`. `hash`: its experts are chosen by the token id alone.
 pub(super) fn layer(
     reader: &mut Reader<'_>,
     config: &Config,
@@ -127,7 +128,7 @@ pub(super) fn layer(
     })
 }
 
-/// Reads a mixing of streams, of `mixes` values with `scales` scales, whose tensors' names begin with `prefix`.
+/// Reads a mixing of streams, of `mixes` values with `scales` scales, with this tensor name `prefix`.
 pub(super) fn hyper(
     reader: &mut Reader<'_>,
     prefix: &str,
@@ -135,7 +136,8 @@ pub(super) fn hyper(
     scales: usize,
     hidden: usize,
 ) -> Result<HyperWeights, WeightsError> {
-    let mut f32 = |tail: &str, shape: &[usize]| reader.plain(&format!("{prefix}_{tail}"), Dtype::F32, shape, Part::ALL);
+    let mut f32 =
+        |tail: &str, shape: &[usize]| reader.plain(&format!("{prefix}_{tail}"), Dtype::F32, shape, TensorPart::ALL);
     let function = f32("fn", &[mixes, STREAMS * hidden])?;
     Ok(HyperWeights { function, base: f32("base", &[mixes])?, scale: f32("scale", &[scales])? })
 }
@@ -150,14 +152,19 @@ fn attention(
     let (hidden, rank, dim) = (config.hidden_size, config.q_lora_rank, config.head_dim);
     let (heads, groups) = (shard.heads(config), shard.groups(config));
     let z = groups.start * config.o_lora_rank..groups.end * config.o_lora_rank;
-    let group_rows = Part { rows: Some(z.clone()), columns: None };
-    let group_columns = Part { rows: None, columns: Some(z) };
-    let head_rows = Part { rows: Some(heads.start * dim..heads.end * dim), columns: None };
+    let group_rows = TensorPart { rows: Some(z.clone()), columns: None };
+    let group_columns = TensorPart { rows: None, columns: Some(z) };
+    let head_rows = TensorPart { rows: Some(heads.start * dim..heads.end * dim), columns: None };
     let name = |tail: &str| format!("{prefix}{tail}");
     let all_z = config.o_groups * config.o_lora_rank;
     let indexer = match kind {
         LayerKind::Sparse => Some(Indexer {
-            wq_b: reader.fp8(&name("indexer.wq_b"), config.index_heads * config.index_head_dim, rank, Part::ALL)?,
+            wq_b: reader.fp8(
+                &name("indexer.wq_b"),
+                config.index_heads * config.index_head_dim,
+                rank,
+                TensorPart::ALL,
+            )?,
             weights_proj: reader.bf16(&name("indexer.weights_proj"), config.index_heads, hidden)?,
             compressor: compressor(reader, &name("indexer.compressor."), hidden, 4, config.index_head_dim)?,
         }),
@@ -168,16 +175,16 @@ fn attention(
         None => None,
     };
     Ok(Attention {
-        wq_a: reader.fp8(&name("wq_a"), rank, hidden, Part::ALL)?,
+        wq_a: reader.fp8(&name("wq_a"), rank, hidden, TensorPart::ALL)?,
         q_norm: reader.vector(&name("q_norm.weight"), rank)?,
         wq_b: reader.fp8(&name("wq_b"), config.heads * dim, rank, head_rows)?,
-        wkv: reader.fp8(&name("wkv"), dim, hidden, Part::ALL)?,
+        wkv: reader.fp8(&name("wkv"), dim, hidden, TensorPart::ALL)?,
         kv_norm: reader.vector(&name("kv_norm.weight"), dim)?,
         sink: reader.plain(
             &name("attn_sink"),
             Dtype::F32,
             &[config.heads],
-            Part { rows: Some(heads), columns: None },
+            TensorPart { rows: Some(heads), columns: None },
         )?,
         wo_a: reader.fp8(&name("wo_a"), all_z, config.heads_per_group() * dim, group_rows)?,
         wo_a_bf16: None,
@@ -195,7 +202,7 @@ fn compressor(
     dim: usize,
 ) -> Result<Compressor, WeightsError> {
     let width = if ratio == 4 { 2 * dim } else { dim };
-    let position_bias = reader.plain(&format!("{prefix}ape"), Dtype::F32, &[ratio, width], Part::ALL)?;
+    let position_bias = reader.plain(&format!("{prefix}ape"), Dtype::F32, &[ratio, width], TensorPart::ALL)?;
     let norm = reader.vector(&format!("{prefix}norm.weight"), dim)?;
     Ok(Compressor {
         wkv: reader.bf16(&format!("{prefix}wkv"), width, hidden)?,
@@ -211,11 +218,11 @@ fn moe(reader: &mut Reader<'_>, config: &Config, shard: Shard, prefix: &str, has
             let name = format!("{prefix}gate.tid2eid");
             Router::Hash(reader.ids(&name, config.vocab_size, config.experts_per_token, count)?)
         }
-        false => Router::Learned(reader.plain(&format!("{prefix}gate.bias"), Dtype::F32, &[count], Part::ALL)?),
+        false => Router::Learned(reader.plain(&format!("{prefix}gate.bias"), Dtype::F32, &[count], TensorPart::ALL)?),
     };
     let (numbers, columns) = (shard.experts(config), shard.expert_columns(config));
-    let rows = Part { rows: Some(columns.clone()), columns: None };
-    let columns = Part { rows: None, columns: Some(columns) };
+    let rows = TensorPart { rows: Some(columns.clone()), columns: None };
+    let columns = TensorPart { rows: None, columns: Some(columns) };
     let mut stacked = |w: &str, shape, part| {
         let names: Vec<String> = (0..count).map(|e| format!("{prefix}experts.{e}.{w}")).collect();
         reader.fp4(&format!("{prefix}experts.{w}"), (&names, numbers.clone()), shape, part)

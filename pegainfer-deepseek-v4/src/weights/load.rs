@@ -13,16 +13,17 @@ use std::panic::resume_unwind;
 use std::sync::{Mutex, PoisonError};
 use std::thread::{ScopedJoinHandle, scope};
 
-/// Threads that read a checkpoint: one copies about 5 GB/s out of the page cache, and a disk wants several reads at once.
+/// Number of threads that read a checkpoint: one copies about 5 GB/s from the page cache, and a disk needs several
+/// reads at once.
 const READERS: usize = 8;
 
 /// Told about the bytes of each tensor that a rank has loaded.
 pub type LoadProgress<'a> = &'a mut (dyn FnMut(u64) + Send);
 
 impl Weights {
-    /// Loads the shards of all ranks, each onto its device. Each byte of a checkpoint is read once, whatever the number of ranks;
-    /// draft layers stay in the file unless `config` asks for them. `progress` is called with the bytes of each tensor that a rank has
-    /// loaded. The first rank that fails ends the load of all.
+    /// Loads the shards of all ranks, each onto its device. Each byte of a checkpoint is read once for any number of
+    /// ranks; draft layers are not read unless `config` asks for them. `progress` is called with the size in bytes of
+    /// each tensor that a rank has loaded. The first rank that fails ends the load of all.
     pub fn load(
         ranks: &mut [(Exec, Shard)],
         config: &Config,
@@ -38,7 +39,7 @@ impl Weights {
         }
     }
 
-    /// The tensors of a shard on `Meta`, where nothing is read or made.
+    /// The tensors of a shard on `Meta`, without reading or computing values.
     pub fn shapes(exec: &mut Exec, config: &Config, shard: Shard) -> Result<Self, WeightsError> {
         read(
             &mut Reader { exec, input: Input::List(&mut Vec::new()), quantized: config.quantized, progress: &|_| () },
@@ -48,7 +49,7 @@ impl Weights {
     }
 }
 
-/// The feed of a checkpoint: what one rank that holds all of the model would ask for, in its order.
+/// The feed of a checkpoint, in the order in which a rank with the whole model would read it.
 fn feed<'a>(
     checkpoint: &'a Checkpoint,
     config: &Config,
@@ -83,7 +84,7 @@ fn load_from<'a>(
     }
 }
 
-/// Loads every rank on a thread of its own.
+/// Loads each rank on its own thread.
 fn on_threads<'a>(
     ranks: &mut [(Exec, Shard)],
     config: &Config,
@@ -134,14 +135,15 @@ mod tests {
         Shard::all(config, count).unwrap().into_iter().map(|shard| (exec(), shard)).collect()
     }
 
-    /// Runs `f` on a thread of its own; the test fails if it does not end.
+    /// Runs `f` on a separate thread; the test fails if it does not end.
     fn ends<R: Send + 'static>(f: impl FnOnce() -> R + Send + 'static) -> R {
         let (sender, result) = channel();
         std::thread::spawn(move || sender.send(f()).unwrap());
         result.recv_timeout(Duration::from_secs(60)).expect("the load ends")
     }
 
-    /// A copy of the bundled checkpoint whose weights `change` has changed: it gets all bytes and those of each tensor.
+    /// A copy of the bundled checkpoint with weights modified by `change`, which gets all bytes and the ranges of each
+    /// tensor.
     fn changed(name: &str, change: impl FnOnce(&mut Vec<u8>, &dyn Fn(&str) -> Range<usize>)) -> PathBuf {
         let dir = std::env::temp_dir().join(format!("pegainfer-{name}-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
@@ -207,7 +209,7 @@ mod tests {
         fs::remove_dir_all(&other).unwrap();
     }
 
-    /// The file is cut while it is open, as by a download that starts again.
+    /// The file is cut while it is open, as by a restarted download.
     #[test]
     fn a_file_that_ends_early_is_named_with_its_tensor() {
         let name = "layers.3.attn.wo_b.weight";

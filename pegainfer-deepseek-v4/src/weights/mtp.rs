@@ -1,8 +1,8 @@
 //! Weights of the layer that drafts (multi-token prediction) of the April checkpoint.
 
 use super::layer::{Layer, hyper, layer};
-use super::part::Part;
 use super::reader::Reader;
+use super::tensor_part::TensorPart;
 use crate::config::{Config, LayerKind, STREAMS};
 use crate::shard::Shard;
 use pegainfer_core::tensor::Tensor;
@@ -10,8 +10,8 @@ use pegainfer_core::weights::WeightsError;
 use pegainfer_kernels::ops::Matrix;
 use pegainfer_kernels::ops::deepseek_v4::HyperWeights;
 
-/// A window layer with a learned gate, and the weights before and behind it; formulas: forward/draft.rs. The embedding and the output
-/// matrix are the model's.
+/// A window layer with a learned gate, and the weights before and after it; formulas: forward/draft.rs. The embedding
+/// and the output matrix are the model's.
 #[derive(Debug)]
 pub struct Mtp {
     /// Weight of the RMSNorm of the embedding, `[hidden]` bf16.
@@ -24,7 +24,7 @@ pub struct Mtp {
     pub stream_projection: Matrix,
     /// The layer.
     pub layer: Layer,
-    /// Mixing of the streams behind the layer.
+    /// Mixing of the streams after the layer.
     pub head_hyper: HyperWeights,
     /// Weight of the RMSNorm before the output matrix, `[hidden]` bf16.
     pub norm: Tensor,
@@ -35,9 +35,9 @@ pub(super) fn mtp(reader: &mut Reader<'_>, config: &Config, shard: Shard) -> Res
     let hidden = config.hidden_size;
     Ok(Mtp {
         embedding_norm: reader.vector("mtp.0.enorm.weight", hidden)?,
-        embedding_projection: reader.fp8("mtp.0.e_proj", hidden, hidden, Part::ALL)?,
+        embedding_projection: reader.fp8("mtp.0.e_proj", hidden, hidden, TensorPart::ALL)?,
         stream_norm: reader.vector("mtp.0.hnorm.weight", hidden)?,
-        stream_projection: reader.fp8("mtp.0.h_proj", hidden, hidden, Part::ALL)?,
+        stream_projection: reader.fp8("mtp.0.h_proj", hidden, hidden, TensorPart::ALL)?,
         layer: layer(reader, config, shard, "mtp.0.", (LayerKind::Window, false))?,
         head_hyper: hyper(reader, "mtp.0.hc_head", STREAMS, 1, hidden)?,
         norm: reader.vector("mtp.0.norm.weight", hidden)?,

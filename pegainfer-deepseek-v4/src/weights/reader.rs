@@ -1,8 +1,8 @@
-//! Reads tensors of the official formats, or the part of one that a rank holds.
+//! Reads tensors of the official formats, or the parts that a rank holds.
 
 use super::dummy;
 use super::feed::{Cursor, Feed, TensorSpec, named};
-use super::part::Part;
+use super::tensor_part::TensorPart;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, Element, OpError, Tensor};
 use pegainfer_core::weights::{StoredDtype as Dtype, WeightsError};
@@ -12,7 +12,7 @@ use std::ops::Range;
 /// Edge of the blocks of FP8 weights.
 const BLOCK: usize = 128;
 
-/// Where the bytes of a rank come from.
+/// Source of a rank's bytes.
 #[derive(Debug)]
 pub(super) enum Input<'a> {
     /// Nowhere: each tensor that is asked for is noted, on `Meta`.
@@ -33,7 +33,7 @@ impl<'a> Input<'a> {
     }
 }
 
-/// Brings tensors to a device. All ranks ask for the same tensors in the same order, whichever part of them they hold.
+/// Loads tensors onto a device. All ranks request the same tensors in the same order, for any part of them.
 pub(super) struct Reader<'a> {
     pub exec: &'a mut Exec,
     pub input: Input<'a>,
@@ -46,16 +46,16 @@ pub(super) struct Reader<'a> {
 impl Reader<'_> {
     /// A bf16 vector.
     pub fn vector(&mut self, name: &str, len: usize) -> Result<Tensor, WeightsError> {
-        self.plain(name, Dtype::BF16, &[len], Part::ALL)
+        self.plain(name, Dtype::BF16, &[len], TensorPart::ALL)
     }
 
     /// `NAME.weight` that is bf16 in every checkpoint.
     pub fn bf16(&mut self, name: &str, n: usize, k: usize) -> Result<Matrix, WeightsError> {
-        self.plain(&format!("{name}.weight"), Dtype::BF16, &[n, k], Part::ALL).map(Matrix::Bf16)
+        self.plain(&format!("{name}.weight"), Dtype::BF16, &[n, k], TensorPart::ALL).map(Matrix::Bf16)
     }
 
     /// `NAME.weight` in FP8 with `NAME.scale`, or bf16.
-    pub fn fp8(&mut self, name: &str, n: usize, k: usize, part: Part) -> Result<Matrix, WeightsError> {
+    pub fn fp8(&mut self, name: &str, n: usize, k: usize, part: TensorPart) -> Result<Matrix, WeightsError> {
         let (weight, scale) = (format!("{name}.weight"), format!("{name}.scale"));
         if !self.quantized {
             return self.plain(&weight, Dtype::BF16, &[n, k], part).map(Matrix::Bf16);
@@ -64,13 +64,13 @@ impl Reader<'_> {
         self.fp8_into(codes, (weight, scale), (n, k), part)
     }
 
-    /// Two matrices as [`fp8`](Self::fp8) reads them, of one shape. On a GPU the codes of the second lie behind those of the first, so
-    /// that one GEMM can take both.
+    /// Two matrices of one shape, read like [`fp8`](Self::fp8). On a GPU the codes of the second follow those of the
+    /// first, so that one GEMM can use both.
     pub fn fp8_pair(
         &mut self,
         names: [String; 2],
         (n, k): (usize, usize),
-        part: &Part,
+        part: &TensorPart,
     ) -> Result<[Matrix; 2], WeightsError> {
         let [first, second] = names;
         if !self.quantized {
@@ -83,13 +83,13 @@ impl Reader<'_> {
         Ok([self.fp8_into(codes, first, (n, k), part.clone())?, self.fp8_into(more, second, (n, k), part.clone())?])
     }
 
-    /// Loads the scales of a matrix `[n, k]`, then its codes into `codes`, which is allocated.
+    /// Loads the scales of a matrix `[n, k]`, then its codes into the allocated `codes`.
     fn fp8_into(
         &mut self,
         mut codes: Tensor,
         (weight, scale): (String, String),
         (n, k): (usize, usize),
-        part: Part,
+        part: TensorPart,
     ) -> Result<Matrix, WeightsError> {
         let blocks = [n.div_ceil(BLOCK), k.div_ceil(BLOCK)];
         let scale = BlockScales::E8m0(self.plain(&scale, Dtype::F8_E8M0, &blocks, part.of_blocks())?);
@@ -97,14 +97,15 @@ impl Reader<'_> {
         Ok(Matrix::Fp8 { weight: codes, scale })
     }
 
-    /// A part of `NAME.weight` in FP4 with `NAME.scale`, or in bf16, of each of several matrices `[n, k]`; the parts are
-    /// stacked along their rows. `names` has the matrices of all ranks and the numbers of those that this rank holds.
+    /// A part of `NAME.weight` in FP4 with `NAME.scale`, or in bf16, of each of several matrices `[n, k]`; the parts
+    /// are stacked along their rows. `names` lists the matrices of all ranks and the numbers of those that this rank
+    /// holds.
     pub fn fp4(
         &mut self,
         title: &str,
         names: (&[String], Range<usize>),
         (n, k): (usize, usize),
-        part: &Part,
+        part: &TensorPart,
     ) -> Result<Matrix, WeightsError> {
         if !self.quantized {
             return self.stacked(title, names, "weight", (Dtype::BF16, 1), (n, k), part).map(Matrix::Bf16);
@@ -113,7 +114,7 @@ impl Reader<'_> {
         Ok(Matrix::Fp4 { weight, scale: self.stacked(title, names, "scale", (Dtype::F8_E8M0, 32), (n, k), part)? })
     }
 
-    /// The same of one of their tensors, whose elements stand for `values` columns each.
+    /// Variant for one of their tensors, each element of which stands for `values` columns.
     fn stacked(
         &mut self,
         title: &str,
@@ -121,9 +122,9 @@ impl Reader<'_> {
         tail: &str,
         (dtype, values): (Dtype, usize),
         (n, k): (usize, usize),
-        part: &Part,
+        part: &TensorPart,
     ) -> Result<Tensor, WeightsError> {
-        let part = Part {
+        let part = TensorPart {
             rows: part.rows.clone(),
             columns: part.columns.as_ref().map(|columns| columns.start / values..columns.end / values),
         };
@@ -169,7 +170,13 @@ impl Reader<'_> {
     }
 
     /// A part of a tensor, as stored.
-    pub fn plain(&mut self, name: &str, dtype: Dtype, shape: &[usize], part: Part) -> Result<Tensor, WeightsError> {
+    pub fn plain(
+        &mut self,
+        name: &str,
+        dtype: Dtype,
+        shape: &[usize],
+        part: TensorPart,
+    ) -> Result<Tensor, WeightsError> {
         let mut local = shape.to_vec();
         for (n, range) in local.iter_mut().zip([&part.rows, &part.columns]) {
             *n = range.as_ref().map_or(*n, ExactSizeIterator::len);
@@ -180,8 +187,8 @@ impl Reader<'_> {
         Ok(tensor)
     }
 
-    /// Fills the present rows of `tensor` with a part of a tensor of the checkpoint.
-    fn fill(&mut self, tensor: &mut Tensor, spec: TensorSpec, part: &Part) -> Result<(), WeightsError> {
+    /// Fills the current rows of `tensor` with a part of a tensor of the checkpoint.
+    fn fill(&mut self, tensor: &mut Tensor, spec: TensorSpec, part: &TensorPart) -> Result<(), WeightsError> {
         let Self { exec, input, progress, .. } = self;
         match input {
             Input::List(list) => list.push(spec),
@@ -212,7 +219,8 @@ fn out_of_memory(name: &str, bytes: usize, error: std::io::Error) -> WeightsErro
     WeightsError::OutOfMemory { name: name.to_owned(), bytes: bytes as u64, error }
 }
 
-/// The dtype in memory. E8M0 scales are bytes: they are exponents, and as numbers most of them would be 0.
+/// The dtype in memory. E8M0 scales are stored as bytes, because they are exponents; as numbers most of them would be
+/// 0.
 fn loaded(dtype: Dtype) -> DType {
     match dtype {
         Dtype::BF16 => DType::Bf16,
@@ -221,12 +229,12 @@ fn loaded(dtype: Dtype) -> DType {
     }
 }
 
-/// Copies what `part` has of some rows of a stored tensor to its place in the present rows of `tensor`.
+/// Copies the `part` of some rows of a stored tensor to its place in the current rows of `tensor`.
 fn copy<T: Element>(
     exec: &mut Exec,
     tensor: &mut Tensor,
     spec: &TensorSpec,
-    part: &Part,
+    part: &TensorPart,
     (rows, bytes): (Range<usize>, &[u8]),
 ) -> Result<(), OpError> {
     let row = spec.row_bytes();
@@ -243,7 +251,7 @@ fn copy<T: Element>(
     let elements = width / size_of::<T>();
     let range = (present.start - held.start) * elements..(present.end - held.start) * elements;
     exec.write(tensor, range, |first, out: &mut [T]| {
-        // Checkpoints are little-endian, as every machine is that this runs on.
+        // Checkpoints are little-endian, as are all supported machines.
         let mut out: &mut [u8] = bytemuck::cast_slice_mut(out);
         let mut at = first * size_of::<T>();
         while !out.is_empty() {

@@ -2,7 +2,7 @@
 
 use pegainfer_core::weights::Checkpoint;
 
-/// Where weights come from.
+/// Source of weights.
 #[derive(Debug, Clone, Copy)]
 pub enum Source<'a> {
     /// Files of a checkpoint.

@@ -1,5 +1,5 @@
-//! Drafts from the text, and by the layer that drafts, with random weights in front of it: they change no bit, those of the layer
-//! are what the model written again in f64 gives, and they do not depend on how the text before them was computed.
+//! Drafts from the text, and by the layer that drafts, with random weights. Drafts change no bit, those of the layer
+//! equal an independent f64 implementation, and they do not depend on how the text before them was computed.
 
 use crate::mtp_checkpoint::checkpoint;
 use crate::oracle::{Mistake, Oracle};
@@ -18,10 +18,10 @@ use pegainfer_deepseek_v4::bounds::Sharing;
 use pegainfer_deepseek_v4::executor::GraphReplays;
 use pegainfer_deepseek_v4::numerics::Numerics;
 use pegainfer_deepseek_v4::plan::{self, Step};
-use pegainfer_deepseek_v4::{Engine, LoadOptions};
+use pegainfer_deepseek_v4::{DeepSeekEngine, LoadOptions};
 
 /// An engine that drafts.
-fn drafting(options: &LoadOptions, speculation: Option<Speculation>) -> Engine {
+fn drafting(options: &LoadOptions, speculation: Option<Speculation>) -> DeepSeekEngine {
     engine(1, &LoadOptions { speculation, ..options.clone() })
 }
 
@@ -38,7 +38,7 @@ fn requests(lengths: &[usize], max_tokens: usize) -> Vec<GenerateRequest> {
 fn drafts_change_no_bit() {
     let base = options(Numerics::REFERENCE);
     let mut requests = requests(&[1, 126, 127, 128, 129, 250], 24);
-    // They come to need three pages each, of four.
+    // They grow to three pages each, of four.
     requests.extend([0, 50].map(|first| greedy(&text()[first..first + 120], 150)));
     let alone = Alone::new(&mut engine(1, &base), best(), requests);
     let mixed = LoadOptions { max_num_batched_tokens: 48, max_num_mixed_tokens: 40, ..base.clone() };
@@ -52,7 +52,7 @@ fn lookup_drafts_save_steps() {
     lookup_drafts_change_no_token(None, |speculation| drafting(&base, speculation));
 }
 
-/// Slots are kept at the ends of pages, also where drafts would go past them.
+/// Slots are kept at the ends of pages, even if drafts would cross them.
 #[test]
 fn a_text_that_was_drafted_is_found_in_the_prefix_cache() {
     let (text, base) = (text(), options(Numerics::REFERENCE));
@@ -119,16 +119,16 @@ fn ranks_draft_what_one_drafts() {
     assert!(counts[0].0 > 0 && counts.iter().all(|count| *count == counts[0]), "{counts:?}");
 }
 
-/// Whether an engine that has drafted and verified since `before` replayed CUDA graphs.
-fn assert_replayed(engine: &mut Engine, before: GraphReplays, graphs: bool) {
+/// Checks whether an engine that has drafted and verified since `before` replayed CUDA graphs.
+fn assert_replayed(engine: &mut DeepSeekEngine, before: GraphReplays, graphs: bool) {
     let of = |replays: GraphReplays| [replays.verify, replays.first_drafts, replays.next_drafts];
     let replays = engine.executor().graph_replays();
     let each = of(replays).into_iter().zip(of(before)).map(|(now, before)| now > before);
     assert_eq!(each.collect::<Vec<_>>(), [graphs; 3], "{replays:?}");
 }
 
-/// Steps of five sequences, which are padded to six and verify any number of drafts of each, and of one sequence. A GPU replays graphs, and
-/// gives the bits of the steps as they are, launch by launch; a CPU gives them for the padded steps.
+/// Steps of five sequences, padded to six, and of one sequence, that verify any number of drafts each. A GPU replays
+/// graphs and gives the bits of the unpadded steps, launch by launch; a CPU gives them for the padded steps.
 #[test]
 fn graphs_of_steps_that_verify_and_draft_change_no_bit() {
     const ROUNDS: usize = 20;
@@ -155,7 +155,7 @@ fn graphs_of_steps_that_verify_and_draft_change_no_bit() {
         }
         let mut agreed = 0;
         for round in 0..ROUNDS {
-            // Three of each, or any number; every fifth step has none.
+            // Three drafts for each, or any number; every fifth step has none.
             let drafts = |b: usize| [3, (round + b) % 4, 3, (round + b) % 4, 0][round % 5];
             let plan = |b| Plan { drafts: drafts(b), right: (round + 2 * b) % 4, model_drafts: (round / 2 + b) % 4 };
             let plans: Vec<_> = (0..sequences).map(plan).collect();
@@ -174,13 +174,13 @@ fn drafts_under_a_grammar_change_no_bit() {
     let checkpoint = checkpoint("grammar");
     let base = LoadOptions { model_path: checkpoint.path(), ..options(Numerics::REFERENCE) };
     let with = |speculation| drafting(&base, speculation);
-    // On a GPU the same bits, too.
+    // Same bits on a GPU.
     drafts_of_the_model_follow_a_grammar(Target::Cpu(Isa::best()), requests(&[1, 4, 127, 129], 40), with);
 }
 
 const TOKENS: [u32; 21] = [5, 900, 17, 17, 3000, 42, 8, 77, 1234, 5, 6, 7, 999, 2048, 31, 31, 31, 4000, 12, 650, 88];
 
-/// A prompt in one step, behind which the model drafts.
+/// A prompt in one step, after which the model drafts.
 fn prompt(tokens: &[u32], model_drafts: usize) -> Step {
     let mut step = plan::uniform(1, tokens.len(), tokens.len());
     step.tokens = tokens.to_vec();
@@ -212,7 +212,7 @@ fn drafts_are_those_of_the_model_in_f64() {
                 .map(|(got, expected)| (f64::from(*got) - largest - sum.ln() - expected).abs());
             let off = off.fold(0.0, f64::max);
             println!("rounded: {quantize}, {drafts} drafts: off by {off:.2e}");
-            // A value that falls on the other side of a rounding changes what follows.
+            // One value rounded differently changes all later ones.
             assert!(off < if quantize { 0.1 } else { 1e-3 }, "{drafts} drafts: off by {off}");
             let draft = outcome.drafts[0][drafts - 1] as usize;
             assert_eq!(f64::from(logits[draft]), largest, "the draft is not the most likely token");
@@ -224,7 +224,7 @@ fn drafts_are_those_of_the_model_in_f64() {
 fn drafts_do_not_depend_on_how_the_text_was_computed() {
     let checkpoint = checkpoint("steps");
     let base = LoadOptions { model_path: checkpoint.path(), ..options(Numerics::REFERENCE) };
-    // The text that greedy sampling gives.
+    // The text of greedy sampling.
     let (mut text, mut drafts) = (TOKENS.to_vec(), Vec::new());
     let mut whole = drafting(&base, by_model(3));
     for _ in 0..6 {

@@ -1,5 +1,5 @@
-//! Drafts by DSpark's stages, with random weights in front of them: they change no bit, they are what the stages written again in f64 give,
-//! and they do not depend on how the text before them was computed.
+//! Drafts by DSpark's stages, with random weights. They change no bit, equal an independent f64 implementation of the
+//! stages, and do not depend on how the text before them was computed.
 
 use crate::dspark_checkpoint::{STAGES, checkpoint};
 use crate::mtp_checkpoint;
@@ -19,7 +19,7 @@ use pegainfer_deepseek_v4::bounds::Sharing;
 use pegainfer_deepseek_v4::config::Config;
 use pegainfer_deepseek_v4::numerics::Numerics;
 use pegainfer_deepseek_v4::plan::{self, Step};
-use pegainfer_deepseek_v4::{Engine, LoadOptions, record, record_blocks};
+use pegainfer_deepseek_v4::{DeepSeekEngine, LoadOptions, record, record_blocks};
 use pegainfer_kernels::compare::{Case, compare};
 use pegainfer_kernels::ops::HeadShape;
 
@@ -28,7 +28,7 @@ fn dspark(drafts: usize) -> Option<Speculation> {
 }
 
 /// An engine that drafts.
-fn drafting(options: &LoadOptions, speculation: Option<Speculation>) -> Engine {
+fn drafting(options: &LoadOptions, speculation: Option<Speculation>) -> DeepSeekEngine {
     engine(1, &LoadOptions { speculation, ..options.clone() })
 }
 
@@ -41,7 +41,8 @@ fn requests(lengths: &[usize], max_tokens: usize) -> Vec<GenerateRequest> {
     invariance::requests(&fixture().cases[..2], lengths, max_tokens)
 }
 
-/// Prompts of every length up to that of a block, behind which nothing is drafted, and chunks, preemption, and a warm prefix cache.
+/// Prompts of every length up to that of a block, after which nothing is drafted; chunks, preemption, and a warm prefix
+/// cache.
 #[test]
 fn blocks_change_no_bit() {
     let checkpoint = checkpoint("bits");
@@ -62,7 +63,7 @@ fn blocks_change_no_bit() {
     assert!(preemptions > 0, "nothing was preempted");
 }
 
-/// Snapshots have the stages' rings, so that as many drafts are accepted behind a cached prefix as behind a computed one.
+/// Snapshots contain the stages' rings, so as many drafts are accepted after a cached prefix as after a computed one.
 #[test]
 fn a_cached_prefix_has_the_keys_of_the_stages() {
     let checkpoint = checkpoint("prefix");
@@ -114,8 +115,8 @@ fn ranks_draft_what_one_drafts() {
     assert!(counts[0].0 > 0 && counts.iter().all(|count| *count == counts[0]), "{counts:?}");
 }
 
-/// Steps of five sequences, which are padded to six, and of one sequence, behind which any numbers of drafts are made. A GPU replays graphs,
-/// and gives the bits of the passes as they are, launch by launch; a CPU gives them for the padded passes.
+/// Steps of five sequences, padded to six, and of one sequence, followed by any numbers of drafts. A GPU replays graphs
+/// and gives the bits of the unpadded passes, launch by launch; a CPU gives them for the padded passes.
 #[test]
 fn graphs_of_blocks_change_no_bit() {
     const ROUNDS: usize = 20;
@@ -157,11 +158,11 @@ fn blocks_under_a_grammar_change_no_bit() {
     let checkpoint = checkpoint("grammar");
     let base = LoadOptions { model_path: checkpoint.path(), ..options(Numerics::REFERENCE) };
     let with = |speculation: Option<Speculation>| drafting(&base, speculation.and_then(|all| dspark(all.num_tokens)));
-    // On a GPU the same bits, too.
+    // Same bits on a GPU.
     drafts_of_the_model_follow_a_grammar(Target::Cpu(Isa::best()), requests(&[1, 6, 127, 129], 40), with);
 }
 
-/// More sequences than one pass has blocks for: of 40 batched tokens, eight.
+/// More sequences than one pass has blocks for: eight, with 40 batched tokens.
 #[test]
 fn more_blocks_than_a_pass_holds_are_drafted_in_several() {
     let checkpoint = checkpoint("passes");
@@ -186,7 +187,7 @@ fn a_forced_acceptance_length_is_met() {
 
 const TOKENS: [u32; 21] = [5, 900, 17, 17, 3000, 42, 8, 77, 1234, 5, 6, 7, 999, 2048, 31, 31, 31, 4000, 12, 650, 88];
 
-/// A prompt in one step, behind which the model drafts.
+/// A prompt in one step, after which the model drafts.
 fn prompt(tokens: &[u32], model_drafts: usize) -> Step {
     let mut step = plan::uniform(1, tokens.len(), tokens.len());
     step.tokens = tokens.to_vec();
@@ -218,9 +219,9 @@ fn blocks_are_those_of_the_model_in_f64() {
             };
             let off: Vec<f64> = rows.clone().zip(&expected).map(off).collect();
             println!("rounded: {quantize}, {} tokens, {drafts} drafts: off by {off:?}", tokens.len());
-            // A value that falls on the other side of a rounding changes what follows.
-            let most = if quantize { 0.2 } else { 1e-3 };
-            assert!(off.iter().all(|off| *off < most), "{drafts} drafts: off by {off:?}");
+            // One value rounded differently changes all later ones.
+            let max = if quantize { 0.2 } else { 1e-3 };
+            assert!(off.iter().all(|off| *off < max), "{drafts} drafts: off by {off:?}");
             for (draft, row) in outcome.drafts[0].iter().zip(rows) {
                 let largest = row.iter().copied().fold(f32::MIN, f32::max);
                 assert_eq!(row[*draft as usize], largest, "the draft is not the most likely token");
@@ -233,7 +234,7 @@ fn blocks_are_those_of_the_model_in_f64() {
 fn blocks_do_not_depend_on_how_the_text_was_computed() {
     let checkpoint = checkpoint("steps");
     let base = LoadOptions { model_path: checkpoint.path(), ..options(Numerics::REFERENCE) };
-    // The text that greedy sampling gives.
+    // The text of greedy sampling.
     let (mut text, mut drafts) = (TOKENS.to_vec(), Vec::new());
     let mut whole = drafting(&base, dspark(5));
     for _ in 0..6 {
@@ -256,8 +257,8 @@ fn blocks_do_not_depend_on_how_the_text_was_computed() {
     assert_eq!((&outcome.tokens[..], &outcome.drafts[0]), (&text[n + 3..n + 6], &drafts[5]));
 }
 
-/// `pegainfer doctor` knows all ops of a step with the stages and of a pass over blocks, with the operands that the executor gives them: two
-/// CPU devices agree on each.
+/// `pegainfer doctor` can compare all ops of a step with the stages and of a pass over blocks, with the operands of the
+/// executor: two CPU devices agree on each.
 #[test]
 fn all_ops_can_be_compared() {
     let checkpoint = checkpoint("doctor");

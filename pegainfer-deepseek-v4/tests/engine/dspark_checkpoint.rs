@@ -8,11 +8,11 @@ use serde_json::json;
 const HIDDEN: usize = 256;
 const VOCAB: usize = 4096;
 const MARKOV_RANK: usize = 64;
-/// The sequence of the targets and the layers is not that of the model, so that a mix-up shows.
+/// The order of the targets and the layers differs from that of the model, so that a mix-up shows.
 pub const STAGES: Stages<'static> = Stages { count: 3, targets: &[3, 1, 4], positions: 5, noise: 4000 };
 
-/// Stage `i` has the attention of one of the window layers, and the experts of layer `2 + i`. The Markov head mostly drafts the token
-/// that came before: its two matrices are the same.
+/// Stage `i` has the attention of one of the window layers, and the experts of layer `2 + i`. The Markov head mostly
+/// drafts the token that came before: its two matrices are the same.
 pub fn checkpoint(name: &str) -> Checkpoint {
     Checkpoint::new(&format!("dspark-{name}"), tensors, |config| {
         config["num_nextn_predict_layers"] = json!(1);

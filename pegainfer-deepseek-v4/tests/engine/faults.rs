@@ -1,5 +1,5 @@
-//! A rank that fails in the middle of a step ends the step of all ranks, and is named; so is one that computes something else, where
-//! the ranks are compared. A slow rank is waited for.
+//! A rank that fails in the middle of a step ends the step of all ranks and is named. So is a rank with different
+//! results, if ranks are compared. A slow rank is waited for.
 
 use crate::support::{Target, best, model_path, rank_counts};
 use half::bf16;
@@ -15,7 +15,7 @@ use pegainfer_deepseek_v4::shard::Shard;
 use pegainfer_deepseek_v4::weights::{Router, Source, Weights};
 use std::time::{Duration, Instant};
 
-/// An executor of two ranks, of which `change` has changed the second; `None` without two GPUs, where the ranks are to be GPUs.
+/// An executor of two ranks, the second modified by `change`; `None` without two GPUs if the ranks run on GPUs.
 fn two_ranks(change: impl FnOnce(&mut Exec, &mut Weights)) -> Option<Executor> {
     if !rank_counts().contains(&2) {
         return None;
@@ -55,7 +55,7 @@ fn error_of(change: impl FnOnce(&mut Exec, &mut Weights)) -> Option<String> {
     Some(error)
 }
 
-/// In the second of five layers, behind an exchange of the first.
+/// Fails in the second of five layers, after an exchange of the first.
 #[test]
 fn a_rank_that_fails_between_two_layers_ends_the_step() {
     let error = error_of(|exec, weights| {
@@ -69,7 +69,7 @@ fn a_rank_that_fails_between_two_layers_ends_the_step() {
 #[test]
 fn a_rank_that_is_out_of_step_is_seen() {
     let error = error_of(|_, weights| weights.layers.truncate(4));
-    // On GPUs its part of an exchange does not come.
+    // On GPUs its part of an exchange never arrives.
     let reason = if best() == Target::Cuda { "rank 0" } else { "out of step" };
     assert!(error.as_ref().is_none_or(|error| error.contains(reason)), "{error:?}");
 }
@@ -88,7 +88,7 @@ fn a_rank_that_computes_something_else_is_seen() {
     assert!(error.as_ref().is_none_or(|error| error == expected), "{error:?}");
 }
 
-/// Five seconds, in each of five layers one: less than what others wait for.
+/// Slow by five seconds, one in each of five layers: less than the timeout of the others.
 #[test]
 fn a_slow_rank_is_waited_for() {
     let step = plan::uniform(2, 8, 8);

@@ -1,4 +1,4 @@
-//! What a request can ask for, and steps in flight: the scheduler of pegainfer-core gives it to every model.
+//! Request features and steps in flight, which the scheduler of pegainfer-core gives to every model.
 
 use crate::support::invariance::{self, Alone};
 use crate::support::{Target, e2e, engine, fixture, greedy, logits, options, run, samples};
@@ -45,7 +45,7 @@ fn what_is_drawn_does_not_depend_on_what_else_is() {
     }
 }
 
-/// Placeholder ids stand for what the step before has drawn.
+/// Placeholder ids stand for the tokens of the previous step.
 #[test]
 fn placeholder_ids_are_resolved_from_the_step_before() {
     let mut engine = engine(1, &options(Numerics::REFERENCE));
@@ -75,7 +75,7 @@ fn prompt_logprobs_are_those_of_the_logits() {
         assert_eq!((outputs[0].prompt.is_none(), outputs[1].end.unwrap().1.cached_tokens), (true, 0));
         let prompt = outputs[1].prompt.as_ref().unwrap();
         assert_eq!(prompt.len(), text.len() - 1);
-        // The last rows of logits are those behind the tokens from the second on; each gives the token after it.
+        // The last rows of logits follow the tokens from the second on; each gives the token after it.
         for (i, found) in prompt.iter().enumerate().skip(1) {
             let row = &rows[i - 1];
             let expected = row[text[i + 1] as usize];

@@ -1,6 +1,6 @@
-//! The same request gives the same bits however it is scheduled: whole or in chunks, as prefill or token by token, alone
-//! or in a batch, from a cold or a warm prefix cache, preempted or not. More ranks add in another order: there the tokens
-//! are the same, and the logits up to f32 noise.
+//! A request gives the same bits however it is scheduled: whole or in chunks, as prefill or token by token, alone or in
+//! a batch, from a cold or a warm prefix cache, preempted or not. More ranks add in another order, so there the tokens
+//! are the same and the logits equal up to f32 noise.
 
 use crate::support::invariance::Alone;
 use crate::support::{
@@ -36,7 +36,7 @@ fn trap_05_chunks_and_decode_give_the_bits_of_the_whole() {
     }
 }
 
-/// Prompts of all lengths modulo 4 and 128: the first tokens behind them complete entries, or not, and leave a page, or not.
+/// Prompts of all lengths modulo 4 and 128: the next tokens complete entries or not, and leave a page or not.
 #[test]
 fn decode_goes_on_behind_prompts_of_every_length() {
     const DECODED: usize = 5;
@@ -53,7 +53,7 @@ fn decode_goes_on_behind_prompts_of_every_length() {
     };
     engine.executor().run(&step((0, 0), (0, 128))).unwrap();
     for length in 129..=256 {
-        // From the state behind the first page, in a slot and pages of its own.
+        // Continues from the state after the first page, in a separate slot and pages.
         engine.executor().run(&step((0, 128), (1, length))).unwrap();
         for end in length + 1..=length + DECODED {
             engine.executor().run(&step((1, end - 1), (1, end))).unwrap();
@@ -72,7 +72,7 @@ fn two_and_four_ranks_agree_with_one() {
     let mut alone = engine(1, &options(Numerics::F32));
     let (expected, tokens) = (logits(&mut alone, &text, 1024, 16), run(&mut alone, &requests));
     for ranks in rank_counts() {
-        // Also the steps of a small model are large enough for the ranks to share tokens and the indexer's scores.
+        // Even the steps of a small model are large enough for the ranks to share tokens and the indexer's scores.
         let checked = LoadOptions { check_ranks: true, sharing: Sharing::ALWAYS, ..options(Numerics::F32) };
         let mut shared = engine(ranks, &checked);
         let off = difference(&expected, &logits(&mut shared, &text, 150, 16));
@@ -86,8 +86,9 @@ fn two_and_four_ranks_agree_with_one() {
     }
 }
 
-/// Ranks that have the residual streams of some tokens each, also of odd numbers of tokens, give the bits of ranks that have all of them.
-/// Where activations are rounded, a GPU takes other kernels for these tokens and matrices as small as those of this model.
+/// Ranks that each have the residual streams of some tokens give the same bits as ranks that have all of them, also for
+/// odd numbers of tokens. If activations are rounded, a GPU uses other kernels for these tokens and for matrices as
+/// small as those of this model.
 #[test]
 fn ranks_that_share_tokens_give_the_bits_of_ranks_that_do_not() {
     let text = &text()[..302];
@@ -148,13 +149,13 @@ fn requests() -> Vec<GenerateRequest> {
     requests
 }
 
-/// What each of `requests` gives alone.
+/// The result of each of `requests` alone.
 fn alone(requests: Vec<GenerateRequest>) -> Alone {
     let mut engine = engine(1, &options(Numerics::REFERENCE));
     Alone::new(&mut engine, Target::Cpu(Isa::best()), requests)
 }
 
-/// Trap 14 among them: a prefix from the cache brings its window along.
+/// Includes trap 14: a prefix from the cache includes its window.
 #[test]
 fn trap_14_bits_do_not_depend_on_scheduling_or_a_warm_cache() {
     let (alone, base) = (alone(requests()), options(Numerics::REFERENCE));
@@ -188,7 +189,7 @@ fn preempted_requests_give_the_same_bits() {
     assert_eq!((stats.running, stats.kv_blocks_free), (0, 4));
 }
 
-/// A cancelled request leaves nothing behind, and does not disturb the one beside it.
+/// A cancelled request leaves no trace and does not disturb its neighbour.
 #[test]
 fn cancelling_frees_everything_and_changes_nothing() {
     let (text, options) = (text(), options(Numerics::REFERENCE));

@@ -4,11 +4,11 @@ use crate::support::derived::{Checkpoint, Stored, renamed, tail};
 use safetensors::Dtype;
 
 const HIDDEN: usize = 256;
-/// In e4m3.
+/// 1.0 in e4m3.
 const ONE: u8 = 0x38;
 
-/// The layer is a window layer with the experts of the last layer. The embedding goes into it eight times as large as it is, with a
-/// little noise, so that it mostly drafts the token that came before: the output matrix is that of the embedding.
+/// The layer is a window layer with the experts of the last layer. Its input embedding is scaled by eight, with a
+/// little noise. It therefore mostly drafts the previous token, because the output matrix is that of the embedding.
 pub fn checkpoint(name: &str) -> Checkpoint {
     Checkpoint::new(
         &format!("mtp-{name}"),

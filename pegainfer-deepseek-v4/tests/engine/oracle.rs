@@ -1,5 +1,6 @@
-//! The model in f64, token by token, in the plainest way: the history of every layer is kept whole, and nothing is shared
-//! with the engine. It can make the mistakes that others have made, to show that the comparison would see them.
+//! An independent f64 implementation of the model, token by token, that keeps the whole history of every layer and
+//! shares no code with the engine. It can make known mistakes of other implementations, to show that the comparison
+//! detects them.
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
@@ -43,7 +44,7 @@ pub struct Stages<'a> {
     pub noise: u32,
 }
 
-/// What every layer remembers.
+/// History of every layer.
 #[derive(Default, Clone)]
 struct History {
     keys: Vec<Vec<f64>>,
@@ -61,18 +62,18 @@ pub struct Oracle<'a> {
 }
 
 impl Oracle<'_> {
-    /// Log-softmax of the logits behind each of the last `count` tokens.
+    /// Log-softmax of the logits after each of the last `count` tokens.
     pub fn logits(&self, tokens: &[u32], count: usize) -> Vec<Vec<f64>> {
         let streams = self.streams(tokens);
         streams[tokens.len() - count..].iter().map(|streams| self.head(streams, "")).collect()
     }
 
-    /// Log-softmax of the logits that the layer `mtp.0` drafts from behind `tokens`, of which the model has run over the first `known`, and
-    /// the last ones are drafts of that layer.
+    /// Log-softmax of the logits from which the layer `mtp.0` drafts after `tokens`. The model has run over the first
+    /// `known`; the others are drafts of that layer.
     pub fn draft_logits(&self, tokens: &[u32], known: usize) -> Vec<f64> {
-        let (behind, mut history, mut last) = (self.streams(&tokens[..known]), History::default(), Vec::new());
+        let (streams, mut history, mut last) = (self.streams(&tokens[..known]), History::default(), Vec::new());
         for (p, token) in tokens.iter().enumerate().skip(1) {
-            let before = behind.get(p - 1).unwrap_or(&last);
+            let before = streams.get(p - 1).unwrap_or(&last);
             let e = self.norm(&self.row("embed.weight", *token as usize), "mtp.0.enorm.weight");
             let e = self.linear(&e, "mtp.0.e_proj");
             let join = |x: &Vec<f64>| {
@@ -85,7 +86,7 @@ impl Oracle<'_> {
         self.head(&last, "mtp.0.")
     }
 
-    /// The streams behind the last layer, of each token.
+    /// The streams of each token after the last layer.
     fn streams(&self, tokens: &[u32]) -> Vec<Vec<Vec<f64>>> {
         let mut histories = vec![History::default(); RATIOS.len()];
         let mut of_token = |(p, token): (usize, &u32)| {
@@ -98,7 +99,7 @@ impl Oracle<'_> {
         tokens.iter().enumerate().map(&mut of_token).collect()
     }
 
-    /// A layer whose tensors' names begin with `prefix`, on a token at position `p`.
+    /// Runs the layer with this tensor name `prefix` on a token at position `p`.
     fn block(
         &self,
         prefix: &str,
@@ -286,7 +287,7 @@ impl Oracle<'_> {
         self.linear(&a.iter().zip(&b).map(inner).collect::<Vec<_>>(), &format!("{prefix}.w2"))
     }
 
-    /// The log-softmax by the mixing and the norm whose names begin with `prefix`.
+    /// Log-softmax through the mixing and the norm with this tensor name `prefix`.
     fn head(&self, streams: &[Vec<f64>], prefix: &str) -> Vec<f64> {
         let name = |tail: &str| format!("{prefix}{tail}");
         let m = self.mixes(streams, &name("hc_head"));

@@ -12,7 +12,7 @@ fn every_layer_is_in_the_plan() {
     let count = |op: &str| records.iter().filter(|record| record.op == op).count();
     for (op, expected) in [
         ("embed", 1),
-        // One boundary between neighbouring blocks; the first block has none before it, the last none behind it.
+        // One boundary between neighbouring blocks; none before the first block and after the last.
         ("hyper_mix", 1),
         ("hyper_merge_mix_norm", 9),
         ("hyper_merge", 1),
@@ -27,18 +27,18 @@ fn every_layer_is_in_the_plan() {
     ] {
         assert_eq!(count(op), expected, "{op}");
     }
-    // A token reads the experts that it goes to, not all of them.
+    // A token reads only its own experts.
     let bytes: u64 = records.iter().map(|record| record.bytes).sum();
     assert!(records.iter().all(|record| record.sent == 0), "one rank sends nothing");
     assert!((4_000_000..18_000_000).contains(&bytes), "{bytes} bytes");
 }
 
-/// Two all-reduces of `[tokens, hidden]` bf16 a layer, one behind the embedding, and an all-gather of the logits.
+/// Two all-reduces of `[tokens, hidden]` bf16 per layer, one after the embedding, and an all-gather of the logits.
 #[test]
 fn a_rank_of_several_records_its_exchanges() {
     let config = Config::load(&model_path()).unwrap();
     let (hidden, vocab, layers, rows) = (256, 4096, 5, 2);
-    // A rank sends to each other rank; messages as short as these have a flag for each word, in a word of its own.
+    // A rank sends to each other rank; short messages have a flag for each word, in a separate word.
     for (ranks, others) in [(2, 1), (4, 3)] {
         let records = record(&config, Numerics::REFERENCE, ranks, (rows, 1, 300)).unwrap();
         let of = |op: &str| records.iter().filter(|record| record.op == op).cloned().collect::<Vec<_>>();
@@ -55,7 +55,7 @@ fn a_rank_of_several_records_its_exchanges() {
         assert_eq!((gathers[0].bytes, gathers[0].sent), (part + ranks as u64 * part, others * part));
         let sent: u64 = records.iter().map(|record| record.sent).sum();
         assert_eq!(sent, of_sums + others * part);
-        // The ops are those of the rank: its rows of the embedding, and of the output matrix.
+        // The ops are those of the rank: its rows of the embedding and of the output matrix.
         assert_eq!(of("embed")[0].reads[1].shape, [vocab / ranks, hidden]);
         assert_eq!(gathers[0].reads[0].shape, [rows, vocab / ranks]);
     }
@@ -63,13 +63,13 @@ fn a_rank_of_several_records_its_exchanges() {
     assert!(error.contains("takes 1, 2, 4, 8 here"), "{error}");
 }
 
-/// In the step of a long prompt each rank has the residual streams of a part of the tokens: partial sums travel to the owners of their tokens,
-/// normalised tokens to all ranks, and behind the last layer the streams.
+/// In the step of a long prompt each rank has the residual streams of a part of the tokens. Partial sums travel to the
+/// owners of their tokens, normalised tokens to all ranks, and after the last layer the streams to all ranks.
 #[test]
 fn ranks_share_the_tokens_of_prompts() {
     let config = Config::load(&model_path()).unwrap();
     let (tokens, hidden, layers) = (1022, 256, 5);
-    // Of a quarter of the rows, the last two of which are no tokens.
+    // A quarter of the rows, the last two of which are no tokens.
     let own = (1024 / 4 * hidden) as u64;
     let records = record(&config, Numerics::REFERENCE, 4, (1, tokens, tokens)).unwrap();
     let of = |op: &str| records.iter().filter(|record| record.op == op).collect::<Vec<_>>();

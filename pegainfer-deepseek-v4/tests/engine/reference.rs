@@ -27,7 +27,7 @@ fn text() -> Vec<u32> {
     cases.iter().find(|case| case.name == "long_stories").unwrap().prompt_ids[..140].to_vec()
 }
 
-/// Log-probabilities behind the last `rows` tokens of `text`, by the oracle.
+/// Log-probabilities of the oracle after the last `rows` tokens of `text`.
 fn expected(text: &[u32], quantize: bool, mistake: Mistake, rows: usize) -> Vec<Vec<f64>> {
     Oracle { weights: &WEIGHTS, quantize, mistake }.logits(text, rows)
 }
@@ -46,7 +46,7 @@ fn f32_semantics_equal_f64_to_f32_noise() {
     assert!(off < 1e-3, "off by {off}");
 }
 
-/// As training leaves a model, or a tool that dequantises one.
+/// A checkpoint as training or a tool that dequantises produces it.
 #[test]
 fn a_bf16_checkpoint_gives_what_the_quantised_one_gives() {
     let dir = std::env::temp_dir().join(format!("pegainfer-dsv4-bf16-{}", std::process::id()));
@@ -59,9 +59,9 @@ fn a_bf16_checkpoint_gives_what_the_quantised_one_gives() {
     assert!(off < 1e-4, "off by {off}");
 }
 
-/// A value that f32 noise moves across the border of a rounding takes everything after it along, so long texts drift
-/// apart by as much as the roundings matter. In short ones that is rare: most must agree to f32 noise. They have a
-/// compressed entry each, and every kind of rounding; how many drift depends on the order of sums, and so on the device.
+/// One value rounded differently because of f32 noise can change every later token, so long texts diverge by as much as
+/// the roundings matter. In short texts that is rare: most must agree to f32 noise. Each has a compressed entry and
+/// every kind of rounding. How many diverge depends on the order of sums, and so on the device.
 #[test]
 fn quantised_semantics_equal_f64_where_no_rounding_falls_the_other_way() {
     let numerics = Numerics { activations: DType::F32, ..Numerics::REFERENCE };

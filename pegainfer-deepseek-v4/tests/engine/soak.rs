@@ -1,23 +1,24 @@
-//! Many steps of mixed load on two ranks, with requests that are cancelled and preempted: each text is the one that the request has alone,
-//! counters add up, and memory does not grow. `PEGAINFER_TEST_STEPS=10000` runs longer, `PEGAINFER_TEST_DEVICE=cuda` on GPUs.
+//! Many steps of mixed load on two ranks, with cancelled and preempted requests: each text equals that of the request
+//! alone, counters add up, and memory does not grow. `PEGAINFER_TEST_STEPS=10000` runs longer,
+//! `PEGAINFER_TEST_DEVICE=cuda` on GPUs.
 
 use crate::support::process::in_own_process;
 use crate::support::{engine, fixture, greedy, invariance, options, rank_counts, run};
 use pegainfer_core::engine::{GenerateRequest, RequestId, StepEngine, TokenEvent};
 use pegainfer_core::rng;
 use pegainfer_deepseek_v4::numerics::Numerics;
-use pegainfer_deepseek_v4::{Engine, LoadOptions};
+use pegainfer_deepseek_v4::{DeepSeekEngine, LoadOptions};
 use std::collections::HashMap;
 
-/// Steps unless `PEGAINFER_TEST_STEPS` says.
+/// Default number of steps; `PEGAINFER_TEST_STEPS` overrides it.
 const STEPS: u64 = 500;
-/// By how much resident memory may grow: what the allocator keeps.
+/// Allowed growth of resident memory, for the allocator.
 const MAX_GROWTH: u64 = 32 << 20;
 
-/// By how much tensors may grow: the lists of logit edits are doubled when a step needs longer ones.
+/// Allowed growth of tensors: the lists of logit edits double when a step needs longer ones.
 const MAX_LISTS: u64 = 64 << 10;
 
-/// Requests that are open, and what became of all others.
+/// Open requests, and counts of all others.
 #[derive(Default)]
 struct Load {
     /// The number of its template, and the tokens so far.
@@ -34,15 +35,15 @@ fn templates() -> Vec<GenerateRequest> {
     let text = cases.iter().find(|case| case.name == "long_stories").unwrap().prompt_ids.clone();
     let short: Vec<_> = cases.into_iter().filter(|case| case.prompt_ids.len() < 100).take(3).collect();
     let mut templates = invariance::requests(&short, &[1, 3, 127, 128, 129], 12);
-    // Those with the longest texts come to need a third page, of four.
+    // The longest texts grow to a third page, of four.
     let lengths = [(110, 150), (120, 140), (110, 150), (120, 140), (130, 24), (250, 12), (260, 12)];
     templates.extend(lengths.map(|(prompt, tokens)| greedy(&text[..prompt], tokens)));
     templates
 }
 
 impl Load {
-    /// A new request, or the end of one, now and then: what the number of the turn says.
-    fn change(&mut self, engine: &mut Engine, templates: &[GenerateRequest], turn: u64) {
+    /// Submits or ends a request now and then, depending on the turn.
+    fn change(&mut self, engine: &mut DeepSeekEngine, templates: &[GenerateRequest], turn: u64) {
         let draw = |what: u64, n: usize| rng::below(rng::bits(7, 4 * turn + what), n as u64) as usize;
         if self.open.len() < 12 && draw(0, 3) == 0 {
             let (id, template) = (RequestId(1000 + self.submitted), draw(1, templates.len()));
@@ -81,7 +82,7 @@ impl Load {
     }
 }
 
-/// Bytes of this process in memory; 0 where the system does not say.
+/// Resident memory of this process in bytes; 0 if the system does not report it.
 fn resident() -> u64 {
     let pages = std::fs::read_to_string("/proc/self/statm").ok();
     pages.and_then(|line| line.split(' ').nth(1)?.parse::<u64>().ok()).map_or(0, |pages| pages * 4096)
@@ -138,7 +139,7 @@ fn soak() {
     assert_eq!((stats.running, stats.waiting, stats.kv_blocks_free), (0, 0, stats.kv_blocks_total));
     assert!(stats.preemptions > before.preemptions, "nothing was preempted");
     assert!(stats.prefix_hits > before.prefix_hits, "no prefix was found");
-    // Those of cancelled requests included, which nobody has seen.
+    // Includes unseen tokens of cancelled requests.
     assert!(stats.generation_tokens - before.generation_tokens >= tokens);
     let [(early, allocated), (late, allocated_late)] = memory[..] else { panic!("{memory:?}") };
     let tensors = allocated_late - allocated;

@@ -30,7 +30,7 @@ pub struct Numbers {
     pub values: Vec<f64>,
 }
 
-/// Every tensor but the scales, which are multiplied in; FP4 pairs unpacked.
+/// Every tensor except the scales, which are multiplied in; FP4 pairs unpacked.
 pub fn read(dir: &Path) -> HashMap<String, Numbers> {
     let bytes = std::fs::read(dir.join("model.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
@@ -39,7 +39,7 @@ pub fn read(dir: &Path) -> HashMap<String, Numbers> {
     weights.map(|name| (name.clone(), decode(&file, name))).collect()
 }
 
-/// The bundled checkpoint with all matrices in bf16, which holds every value exactly, in a directory of its own.
+/// Writes the bundled checkpoint with all matrices in bf16, which holds every value exactly, to a separate directory.
 pub fn write_dequantised(dir: &Path) {
     let source = crate::support::model_path();
     let bytes = std::fs::read(source.join("model.safetensors")).unwrap();

@@ -1,33 +1,34 @@
-//! Steps that verify drafts of several sequences whose texts are known, as a scheduler would plan them.
+//! Steps that verify drafts of several sequences with known texts, as a scheduler would plan them.
 
 use pegainfer_deepseek_v4::plan::{self, Outcome, SampleRow, Segment, Step};
 
 /// Pages of a sequence.
 const PAGES: usize = 2;
-/// Tokens of a sequence in a step over its prompt. Steps of up to 128 tokens give the same bits however they are padded.
+/// Tokens of a sequence in a step over its prompt. Steps of up to 128 tokens give the same bits however they are
+/// padded.
 const CHUNK: usize = 25;
 
-/// Sequences with the tokens that greedy sampling gives, of which a part is computed.
+/// Sequences with the tokens of greedy sampling, partly computed.
 pub struct Sequences {
     /// Prompt and generated tokens of each.
     texts: Vec<Vec<u32>>,
-    /// Tokens of each whose state is on the device.
+    /// Number of tokens of each whose state is on the device.
     computed: Vec<usize>,
 }
 
-/// What one step does with a sequence.
+/// One sequence in one step.
 #[derive(Clone, Copy)]
 pub struct Plan {
     /// Drafts to verify.
     pub drafts: usize,
-    /// How many of them are right; the next one is not.
+    /// Number of right drafts; the next one is wrong.
     pub right: usize,
     /// Drafts that the model is to make.
     pub model_drafts: usize,
 }
 
 impl Sequences {
-    /// Of these texts; nothing is computed.
+    /// Sequences with these texts; nothing is computed.
     pub fn new(texts: Vec<Vec<u32>>) -> Self {
         let computed = vec![0; texts.len()];
         Self { texts, computed }
@@ -72,8 +73,8 @@ impl Sequences {
         step
     }
 
-    /// Goes on behind the drafts that are right. Returns how many sequences drew the text behind them, as they do but for a close call
-    /// on a GPU.
+    /// Continues after the right drafts. Returns the number of sequences that drew the text after them, which is all
+    /// except close calls on a GPU.
     pub fn accept(&mut self, plans: &[Plan], outcome: &Outcome) -> usize {
         let (mut drawn, mut agreed) = (&outcome.tokens[..], 0);
         for (b, plan) in plans.iter().enumerate() {
@@ -87,7 +88,7 @@ impl Sequences {
     }
 }
 
-/// Tokens that a step verifies, the last `drafts` of them drafts, behind `before` tokens whose state is in slot 0.
+/// Tokens that a step verifies, the last `drafts` of them drafts, after `before` tokens whose state is in slot 0.
 pub fn verify(tokens: &[u32], drafts: usize, before: usize, model_drafts: usize) -> Step {
     let mut step = plan::uniform(1, tokens.len(), before + tokens.len());
     let known = (tokens.len() - drafts) as u32;

@@ -18,7 +18,8 @@ impl Drop for Checkpoint {
 }
 
 impl Checkpoint {
-    /// With the tensors that `tensors` makes of the bundled ones, and its config.json as `change` leaves it. `name`: of the directory.
+    /// A checkpoint in directory `name`, with tensors computed by `tensors` from the bundled ones, and config.json
+    /// modified by `change`.
     pub fn new(
         name: &str,
         tensors: impl FnOnce(&SafeTensors<'_>) -> Vec<Stored>,
@@ -53,7 +54,7 @@ pub fn renamed(file: &SafeTensors<'_>, name: &str, to: String) -> Stored {
     (to, view.dtype(), view.shape().to_vec(), view.data().to_vec())
 }
 
-/// What follows `layer` in `name`, if it begins with one of `parts`.
+/// The rest of `name` after `layer`, if it starts with one of `parts`.
 pub fn tail<'a>(name: &'a str, layer: &str, parts: &[&str]) -> Option<&'a str> {
     name.strip_prefix(layer).filter(|tail| parts.iter().any(|part| tail.starts_with(part)))
 }

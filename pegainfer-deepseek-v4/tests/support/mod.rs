@@ -1,4 +1,4 @@
-//! Shared by the tests of the real engine: the checkpoint, its reference outputs, and the logits behind a text.
+//! Code shared by the tests of the real engine: the checkpoint, its reference outputs, and the logits after a text.
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
@@ -13,7 +13,7 @@ use pegainfer_core::exec::Exec;
 use pegainfer_deepseek_v4::bounds::Sharing;
 use pegainfer_deepseek_v4::numerics::Numerics;
 use pegainfer_deepseek_v4::plan::{self, SampleRow};
-use pegainfer_deepseek_v4::{Engine, LoadOptions, load};
+use pegainfer_deepseek_v4::{DeepSeekEngine, LoadOptions, load};
 use std::path::PathBuf;
 
 /// The checkpoint under test.
@@ -21,7 +21,7 @@ pub fn model_path() -> PathBuf {
     other_model().unwrap_or_else(|| bundled_model("dsv4-tiny-fp4fp8"))
 }
 
-/// Its reference outputs, see tests/fixtures/README.md.
+/// Reference outputs of the checkpoint; see tests/fixtures/README.md.
 pub fn fixture() -> Fixture {
     Fixture::under_test("dsv4-tiny")
 }
@@ -46,8 +46,8 @@ pub fn options(numerics: Numerics) -> LoadOptions {
     }
 }
 
-/// A loaded engine on `ranks` ranks: of the CPU, or with `PEGAINFER_TEST_DEVICE=cuda` each on a GPU of its own.
-pub fn engine(ranks: usize, options: &LoadOptions) -> Engine {
+/// A loaded engine on `ranks` ranks: on the CPU, or with `PEGAINFER_TEST_DEVICE=cuda` on one GPU each.
+pub fn engine(ranks: usize, options: &LoadOptions) -> DeepSeekEngine {
     let threads = if ranks == 1 { 2 } else { 1 };
     let exec = |rank| match best() {
         Target::Cpu(isa) => Exec::cpu(isa, Some(threads)).unwrap(),
@@ -56,24 +56,24 @@ pub fn engine(ranks: usize, options: &LoadOptions) -> Engine {
     load((0..ranks).map(exec).collect(), options, &mut |_, _| {}).unwrap().engine
 }
 
-/// Numbers of ranks to test besides one: as many as there are GPUs, where they are GPUs.
+/// Numbers of ranks to test in addition to one; limited by the number of GPUs if they run on GPUs.
 pub fn rank_counts() -> Vec<usize> {
-    let most = match best() {
+    let max_ranks = match best() {
         Target::Cpu(_) => usize::MAX,
         Target::Cuda => device_count().unwrap(),
     };
-    let (tested, skipped): (Vec<_>, Vec<_>) = [2, 4].into_iter().partition(|ranks| *ranks <= most);
+    let (tested, skipped): (Vec<_>, Vec<_>) = [2, 4].into_iter().partition(|ranks| *ranks <= max_ranks);
     println!("ranks: {tested:?}, without the GPUs for {skipped:?}");
     tested
 }
 
-/// Log-softmax of the logits behind each of the last `count` tokens of `text`, computed in chunks of `chunk` tokens in
+/// Log-softmax of the logits after each of the last `count` tokens of `text`, computed in chunks of `chunk` tokens in
 /// slot 0 and pages from 0 on.
-pub fn logits(engine: &mut Engine, text: &[u32], chunk: usize, count: usize) -> Vec<Vec<f32>> {
+pub fn logits(engine: &mut DeepSeekEngine, text: &[u32], chunk: usize, count: usize) -> Vec<Vec<f32>> {
     let mut rows = Vec::new();
     let mut first = 0;
     while first < text.len() {
-        // At most 16 samples a step: the logits of so many are kept.
+        // At most 16 samples per step, because logits are kept for only that many.
         let wanted = (text.len() - count).max(first);
         let mut end = (first + chunk).min(text.len());
         if end > wanted + 16 {
@@ -94,7 +94,7 @@ pub fn logits(engine: &mut Engine, text: &[u32], chunk: usize, count: usize) -> 
     rows
 }
 
-/// Of one row of logits.
+/// Log-softmax of one row of logits.
 pub fn log_softmax(row: &[f32]) -> Vec<f32> {
     let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = row.iter().map(|v| f64::from(v - max).exp()).sum();

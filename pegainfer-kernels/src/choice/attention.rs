@@ -1,14 +1,15 @@
-//! Attention over the paged KV cache: the kernels for rows of few queries, and their grids; those for rows of many are in [`prefill`](super::prefill).
+//! Attention over the paged KV cache: the kernels for rows of few queries, and their grids; those for rows of many are
+//! in [`prefill`](super::prefill).
 
 use super::Gpu;
-use super::prefill::{Beside, Prefill};
+use super::prefill::{DecodeOverlap, Prefill};
 use crate::heads::{BLOCK_SIZE, HeadShape, KvDType};
 use crate::limits::attention::{DECODE_WARPS, LARGE_HEAD};
 use crate::limits::fp8::BLOCK;
 use crate::load::{AttentionLoad, DECODE_QUERIES, DecodeLoad};
 use pegainfer_core::cuda::{COUNTERS, WORKSPACE_BYTES};
 
-/// Queries times heads of a group that decode attention takes: columns of two tiles.
+/// Maximum of queries times heads of a group in decode attention: columns of two tiles.
 const DECODE_COLUMNS: usize = DECODE_QUERIES;
 /// Columns of a tile of the decode kernels of csrc/attention/decode_bulk.cu.
 const COLUMNS: usize = 8;
@@ -38,16 +39,16 @@ pub struct DecodeGrid {
     pub blocks: usize,
 }
 
-/// What `ops::attention` launches.
+/// Kernels of `ops::attention`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attention {
-    /// For the rows of many queries, if there are any.
+    /// Kernel for rows of many queries, if there are any.
     pub prefill: Option<Prefill>,
-    /// For the rows of few queries, if there are any.
+    /// Kernel for rows of few queries, if there are any.
     pub decode: Option<Decode>,
 }
 
-/// What `ops::decode_attention` and `ops::gated_decode_attention` launch.
+/// Kernels of `ops::decode_attention` and `ops::gated_decode_attention`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DecodeStep {
     /// Norms, rotation, write to the cache and attention in one kernel.
@@ -68,23 +69,23 @@ impl Attention {
         let (few, most) = (load.min_queries * shape.group(), load.max_queries * shape.group());
         let decodes = few <= DECODE_COLUMNS;
         let decode = decodes.then(|| Decode::choose(gpu, shape, load.decode(), rows));
-        let beside = match &decode {
-            None => Beside::Nothing,
-            Some(Decode::Bulk(grid)) => Beside::Bulk(grid.partial_bytes(shape)),
-            Some(Decode::Async { .. }) => Beside::Async,
+        let overlap = match &decode {
+            None => DecodeOverlap::Nothing,
+            Some(Decode::Bulk(grid)) => DecodeOverlap::Bulk(grid.partial_bytes(shape)),
+            Some(Decode::Async { .. }) => DecodeOverlap::Async,
         };
         let prefill =
-            (most > DECODE_COLUMNS).then(|| Prefill::choose(gpu, (shape, format), load, (rows, tokens), beside));
+            (most > DECODE_COLUMNS).then(|| Prefill::choose(gpu, (shape, format), load, (rows, tokens), overlap));
         Self { prefill, decode }
     }
 
-    /// Whether its kernels can round the output to FP8: where a block of columns is not of several heads.
+    /// True if its kernels can round the output to FP8, that is, if no block of columns spans several heads.
     pub fn rounds(&self, shape: HeadShape) -> bool {
         let prefill = !matches!(self.prefill, Some(Prefill::Mma));
         shape.head_dim.is_multiple_of(BLOCK) && prefill && !matches!(self.decode, Some(Decode::Async { .. }))
     }
 
-    /// Its name in records.
+    /// Name in records.
     pub fn name(&self) -> &'static str {
         match (self.prefill, self.decode) {
             (Some(Prefill::Wgmma { .. }), None) => "flash_wgmma",
@@ -108,7 +109,7 @@ fn bulk_serves(gpu: &Gpu, shape: HeadShape) -> bool {
 impl Decode {
     fn choose(gpu: &Gpu, shape: HeadShape, load: DecodeLoad, rows: usize) -> Self {
         if bulk_serves(gpu, shape) {
-            // Rows that only prefill takes count for nothing here: twice the columns cost 3 us of 65 a layer.
+            // Rows of prefill do not count: twice the columns cost 3 us of 65 us per layer.
             let column_tiles = if load.max_decode_queries * shape.group() <= COLUMNS { 1 } else { 2 };
             let stages = if shape.head_dim > LARGE_HEAD { 3 } else { 2 };
             return Self::Bulk(DecodeGrid::new(gpu, shape, rows, column_tiles, stages));
@@ -131,7 +132,7 @@ impl DecodeStep {
         Self::fused(gpu, (shape, format), load, rows, shape.head_dim == 256)
     }
 
-    /// Whether its kernels can round the output to FP8.
+    /// True if its kernels can round the output to FP8.
     pub fn rounds(&self, shape: HeadShape) -> bool {
         match self {
             Self::Fused(_) => shape.head_dim.is_multiple_of(BLOCK),
@@ -141,7 +142,8 @@ impl DecodeStep {
 
     fn fused(gpu: &Gpu, (shape, format): (HeadShape, KvDType), load: &AttentionLoad, rows: usize, built: bool) -> Self {
         if built && bulk_serves(gpu, shape) && shape.group() <= COLUMNS {
-            // In FP8 four blocks a multiprocessor hide more than deep rings do: a step of 64 rows takes 3.94 ms instead of 4.27 (Qwen3-4B, H200).
+            // With FP8, four blocks per multiprocessor hide more latency than deep rings: 3.94 ms instead of 4.27 ms
+            // for a step of 64 rows (Qwen3-4B, H200).
             let stages = match format {
                 KvDType::Fp8 if shape.head_dim == 128 => 1,
                 _ => fused_stages(gpu.multiprocessors, rows * shape.kv_heads, shape.head_dim),
@@ -151,7 +153,7 @@ impl DecodeStep {
         Self::Separate(Attention::choose(gpu, shape, format, load, (rows, rows)))
     }
 
-    /// Its name in records.
+    /// Name in records.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Fused(_) => "split_kv_bulk_fused",
@@ -178,16 +180,17 @@ impl DecodeGrid {
     }
 }
 
-/// Blocks of a multiprocessor, by shared memory and registers, with `stages` stages in each warp's ring.
+/// Blocks per multiprocessor, by shared memory and registers, with `stages` stages in each warp's ring.
 pub(crate) fn occupancy(stages: usize) -> usize {
     5usize.saturating_sub(stages).max(1)
 }
 
-/// Stages of a warp's ring for `pairs` pairs of row and KV head. With three, a multiprocessor holds two blocks, with
-/// two for three: deep rings keep the memory busy where pairs nearly fill one or two rounds of two blocks and would leave
-/// more of three idle: on an H200 35 us instead of 44 for 32 rows of 1,100 tokens, 60 instead of 65 for 52. A stage of
-/// heads of 256 has keys or values, and three keep the memory busy. One row alone has all of a multiprocessor for a block:
-/// it is then in fewer splits, which take less long to add (23.6 us instead of 25.8 for 16k tokens).
+/// Stages of a warp's ring for `pairs` pairs of row and KV head. With three stages a multiprocessor holds two blocks,
+/// with two stages three. Deep rings keep the memory busy if the pairs nearly fill one or two rounds of two blocks and
+/// would leave more of three idle: on an H200 35 us instead of 44 us for 32 rows of 1,100 tokens, 60 us instead of 65
+/// us for 52 rows. A stage of heads of 256 has keys or values, and three keep the memory busy. A single row gives each
+/// block a whole multiprocessor; it then has fewer splits, which take less time to add (23.6 us instead of 25.8 us for
+/// 16k tokens).
 fn fused_stages(multiprocessors: usize, pairs: usize, head_dim: usize) -> usize {
     if head_dim > LARGE_HEAD {
         return if 32 * pairs <= multiprocessors { 4 } else { 3 };
@@ -197,9 +200,9 @@ fn fused_stages(multiprocessors: usize, pairs: usize, head_dim: usize) -> usize 
     if deep && head_dim == 128 { 3 } else { 2 }
 }
 
-/// Blocks along x: one for each row, and spare ones that go to long rows. They depend on nothing but the number of rows, so
-/// that a graph fits every context. All are resident at once, in `slots`, if the rows leave any, but some are spare in any
-/// case: rows differ in length.
+/// Number of blocks along x: one per row, and spare ones that go to long rows. It depends only on the number of rows,
+/// so that a graph fits every context. All blocks are resident at once, in `slots`, if the rows leave any; some are
+/// always spare, because rows differ in length.
 fn decode_blocks(slots: usize, rows: usize, kv_heads: usize, partial_bytes: usize) -> usize {
     let resident = slots / kv_heads;
     let blocks = rows + resident.saturating_sub(rows).max(resident / 2);

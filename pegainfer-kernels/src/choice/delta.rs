@@ -6,24 +6,24 @@ use crate::limits::delta::DIM;
 use crate::limits::delta_chunks as limits;
 use pegainfer_core::cuda::COUNTERS;
 
-/// Most tokens of a chain of segments that the recurrence takes: decode rows beside prompts.
+/// Longest chain of segments, in tokens, that the recurrence takes: decode rows in steps with prompts.
 pub(crate) const RECURRENT_TOKENS: usize = 16;
 
-/// What `ops::gated_delta_chunks` launches.
+/// Kernels of `ops::gated_delta_chunks`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeltaChunks {
     /// csrc/delta_rule/recurrent.cu, token by token: no chain is longer than [`RECURRENT_TOKENS`].
     Recurrent,
     /// GEMMs of chunks (csrc/delta_rule/intra.cu), then a scan over the chunks.
     Chunked {
-        /// Whether the recurrence runs, too, for short chains of segments.
+        /// True if the recurrence also runs, for short chains of segments.
         recurrent: bool,
         /// The scan.
         scan: InterChunkScan,
     },
-    /// The same in triton/gated_delta.py, with twice as many blocks for a head: for one prompt of about 1k tokens.
+    /// triton/gated_delta.py, with twice as many blocks per head: for one prompt of about 1k tokens.
     Triton {
-        /// Whether the recurrence runs, too, for short chains of segments.
+        /// True if the recurrence also runs, for short chains of segments.
         recurrent: bool,
     },
 }
@@ -34,7 +34,7 @@ pub(crate) const TRITON_SLICES: usize = 4;
 /// The kernel that carries the state from chunk to chunk (csrc/delta_rule/scan.cu).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InterChunkScan {
-    /// Whether it multiplies by warpgroups.
+    /// True if it multiplies by warpgroups.
     pub wgmma: bool,
     /// Blocks that share a head.
     pub slices: usize,
@@ -52,7 +52,7 @@ impl DeltaChunks {
         if tokens <= RECURRENT_TOKENS {
             return Self::Recurrent;
         }
-        // One segment of many tokens has no short chain.
+        // A single segment of many tokens has no short chain.
         let recurrent = segments > 1;
         if Self::is_for_triton(gpu, shape, tokens, segments) {
             return Self::Triton { recurrent };
@@ -60,19 +60,19 @@ impl DeltaChunks {
         Self::Chunked { recurrent, scan: InterChunkScan::choose(gpu, shape, tokens, segments) }
     }
 
-    /// Whether the Triton kernels take less time: where all blocks of their scan run at once.
+    /// True if the Triton kernels are faster, that is, if all blocks of their scan run at once.
     fn is_for_triton(gpu: &Gpu, shape: DeltaShape, tokens: usize, segments: usize) -> bool {
         let at_once = shape.value_heads * TRITON_SLICES <= gpu.multiprocessors;
         let step = TRITON_TOKENS.contains(&tokens) && segments <= TRITON_SEGMENTS;
         gpu.triton && gpu.is_hopper() && at_once && step
     }
 
-    /// Whether the recurrence runs, alone or for short chains of segments.
+    /// True if the recurrence runs, alone or for short chains of segments.
     pub fn has_recurrence(&self) -> bool {
         matches!(self, Self::Recurrent | Self::Chunked { recurrent: true, .. } | Self::Triton { recurrent: true })
     }
 
-    /// Its name in records.
+    /// Name in records.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Recurrent => "recurrent",
@@ -86,7 +86,7 @@ impl DeltaChunks {
 impl InterChunkScan {
     fn choose(gpu: &Gpu, shape: DeltaShape, tokens: usize, segments: usize) -> Self {
         let wgmma = gpu.is_hopper();
-        // Blocks of a multiprocessor.
+        // Blocks per multiprocessor.
         let (rows, resident, threads, shared) = match wgmma {
             true => (limits::WGMMA_SCAN_ROWS, 1, limits::WGMMA_SCAN_THREADS, limits::WGMMA_SCAN_BYTES),
             false => (limits::MMA_SCAN_ROWS, 2, limits::MMA_SCAN_THREADS, limits::MMA_SCAN_BYTES),
@@ -98,7 +98,7 @@ impl InterChunkScan {
     }
 }
 
-/// What `ops::decode_delta` launches.
+/// Kernels of `ops::decode_delta`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DecodeDelta {
     /// csrc/delta_rule/decode.cu: convolution, rule and norm in one kernel.
@@ -111,12 +111,12 @@ impl DecodeDelta {
     /// Counters of a row's key head in csrc/delta_rule/decode.cu: the blocks that have read its convolution state.
     const READERS: usize = 2;
 
-    /// Chooses for `rows` rows of one token: the fused kernel wants counters for each.
+    /// Chooses for `rows` rows of one token; the fused kernel needs counters for each.
     pub fn choose(shape: DeltaShape, rows: usize) -> Self {
         if rows * shape.key_heads * Self::READERS <= COUNTERS { Self::Fused } else { Self::Separate }
     }
 
-    /// Its name in records.
+    /// Name in records.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Fused => "delta_fused",
@@ -135,9 +135,9 @@ pub enum Conv {
 }
 
 impl Conv {
-    /// Below so many tokens tiles are short: only then are there enough of them, and the tokens of a tile that begin their
-    /// segments wait for their convolution states one after the other (640 tokens, 128 of them such, take 11 us on an H200
-    /// instead of 15).
+    /// Number of tokens below which tiles are short. Only then are there enough tiles, and tokens of a tile that start
+    /// their segments wait for their convolution states one after the other (640 tokens, 128 of them such, take 11 us
+    /// on an H200 instead of 15 us).
     const MIN_TOKENS: usize = 1024;
 
     /// Chooses for `tokens` tokens.
@@ -145,7 +145,7 @@ impl Conv {
         if tokens < Self::MIN_TOKENS { Self::Short } else { Self::Long }
     }
 
-    /// Its name in records.
+    /// Name in records.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Short => "conv_4",

@@ -1,4 +1,4 @@
-//! DeepSeek-V4's dense GEMMs at many tokens: which of them run on cuBLASLt, and how.
+//! DeepSeek-V4's dense GEMMs with many tokens: which of them run on cuBLASLt, and how.
 
 use super::gemm::fp8_cublaslt_serves;
 use super::gemm_shape::{GemmShape, Output, WeightFormat};
@@ -14,17 +14,17 @@ pub(crate) struct DenseShape {
     pub n: usize,
     /// Columns of a group's weight.
     pub k: usize,
-    /// Groups of columns, each with a weight of its own; 1 for a plain GEMM.
+    /// Groups of columns, each with its own weight; 1 for a plain GEMM.
     pub groups: usize,
     /// Rows of memory that the output has, at least `m`.
     pub out_rows: usize,
     /// Format of the weights: bf16, or FP8 with E8M0 scales.
     pub format: WeightFormat,
-    /// Whether the activations are values of `round_activation`.
+    /// True if the activations are values of `round_activation`.
     pub rounded: bool,
 }
 
-/// How such a GEMM runs on cuBLASLt.
+/// Method of such a GEMM on cuBLASLt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DenseGemm {
     /// FP8 by FP8: the activations' codes are packed in the workspace (csrc/deepseek_v4/pack.cu).
@@ -40,14 +40,14 @@ impl DenseGemm {
     /// csrc/deepseek_v4/skinny.cu or deepseek_v4/gemm.cu runs.
     pub const MIN_TOKENS: usize = 33;
 
-    /// Fewest elements of a weight for cuBLASLt. Smaller weights gain little from it, and without it their GEMMs have the same bits for
-    /// every number of tokens.
+    /// Minimum number of elements of a weight for cuBLASLt. Smaller weights gain little from it, and without it their
+    /// GEMMs have the same bits for every number of tokens.
     pub const MIN_ELEMENTS: usize = 1 << 20;
 
-    /// Fewest multiplications for which a smaller weight gains: with 64 rows of 4,096 columns those of 2,048 tokens.
+    /// Minimum number of multiplications at which a smaller weight gains: 64 rows of 4,096 columns with 2,048 tokens.
     pub const MIN_MULTIPLICATIONS: usize = 1 << 29;
 
-    /// How the GEMM runs on cuBLASLt; `None` if the kernels for few tokens run it.
+    /// Method of the GEMM on cuBLASLt; `None` if the kernels for few tokens run it.
     pub fn choose(gpu: &Gpu, shape: DenseShape) -> Option<Self> {
         let DenseShape { m, n, k, groups, .. } = shape;
         let elements = n * k * groups;
@@ -65,14 +65,14 @@ impl DenseGemm {
         }
     }
 
-    /// Whether cuBLASLt can run the GEMM in FP8 by FP8. It takes multiples of four tokens, so up to three rows behind the last one are
-    /// written, for which the output must have memory.
+    /// True if cuBLASLt can run the GEMM as FP8 by FP8. It takes multiples of four tokens, so up to three rows after
+    /// the last one are written; the output must have memory for them.
     pub fn is_fp8(gpu: &Gpu, DenseShape { m, n, k, out_rows, .. }: DenseShape) -> bool {
         let shape = GemmShape { m, n, k, output: Output::Bf16, format: WeightFormat::Fp8 };
         m >= Self::MIN_TOKENS && m.next_multiple_of(ROW_ALIGNMENT) <= out_rows && fp8_cublaslt_serves(gpu, shape)
     }
 
-    /// Its name in records.
+    /// Name in records.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Fp8CublasLt => "cublaslt_fp8",
@@ -95,7 +95,7 @@ mod tests {
         assert_eq!(choose(SHAPE), Some(DenseGemm::Fp8CublasLt));
         assert_eq!(choose(DenseShape { m: 1022, ..SHAPE }), Some(DenseGemm::Fp8CublasLt));
         let full = DenseShape { m: 1022, out_rows: 1022, ..SHAPE };
-        assert_eq!(choose(full), Some(DenseGemm::Widened), "there is no memory behind the last row");
+        assert_eq!(choose(full), Some(DenseGemm::Widened), "there is no memory after the last row");
         let unrounded = DenseShape { groups: 4, rounded: false, ..SHAPE };
         assert_eq!(choose(unrounded), Some(DenseGemm::Widened));
         assert_eq!(choose(DenseShape { n: 4096, k: 256, ..SHAPE }), Some(DenseGemm::Widened));

@@ -1,4 +1,4 @@
-//! GEMMs with a weight of the checkpoint: the kernel and its grid, alone and with what follows it.
+//! GEMMs with a weight of the checkpoint: the kernel and its grid, alone and fused with the next op.
 
 use super::gemm_shape::{GemmShape, Output, WeightFormat};
 use super::gemv_splitk::{self, GemvPlan};
@@ -7,7 +7,7 @@ use super::skinny_wgmma::{self, SkinnyPlan};
 use crate::limits::{fp8, gemm_wgmma, narrow_gemm};
 use pegainfer_core::cuda::BOX_COLUMNS;
 
-/// The kernel of a skinny GEMM, which reads each weight once and may have an epilogue.
+/// Kernel of a skinny GEMM, which reads each weight once and may have an epilogue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Skinny {
     /// csrc/gemm/gemv_splitk.cu: mma.sync, for up to 16 rows on any GPU but Hopper.
@@ -18,7 +18,7 @@ pub enum Skinny {
 }
 
 impl Skinny {
-    /// The kernel that is faster than cuBLASLt here, if there is one.
+    /// The skinny kernel, if it is faster than cuBLASLt for this shape.
     pub fn choose(gpu: &Gpu, shape: GemmShape) -> Option<Self> {
         if skinny_wgmma::serves(gpu, shape) {
             Some(Self::Wgmma(skinny_wgmma::plan(gpu, shape)))
@@ -29,7 +29,7 @@ impl Skinny {
         }
     }
 
-    /// Its name in records.
+    /// Name in records.
     pub fn name(&self) -> &'static str {
         match self {
             Self::GemvSplitK(_) => "gemv_splitk",
@@ -37,7 +37,7 @@ impl Skinny {
         }
     }
 
-    /// Splits of the columns, each of which leaves sums.
+    /// Number of splits of the columns, each of which leaves sums.
     pub fn splits(&self) -> usize {
         match self {
             Self::GemvSplitK(plan) => plan.splits,
@@ -49,7 +49,7 @@ impl Skinny {
 /// The kernel of a GEMM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Gemm {
-    /// For few rows.
+    /// Kernel for few rows.
     Skinny(Skinny),
     /// The library.
     CublasLt,
@@ -57,9 +57,9 @@ pub enum Gemm {
     TiledMma(usize),
     /// The library, FP8 by FP8 (W8A8): activations are rounded with a scale for each 128 columns of a row.
     Fp8CublasLt,
-    /// FP8 weights are widened to bf16, as many rows at a time as the workspace takes, for the kernel of many rows.
+    /// FP8 weights are widened to bf16 for the kernel of many rows, as many rows at a time as fit the workspace.
     Widened,
-    /// The parts of a stack, each as it is chosen.
+    /// Parts of a stack, each with its own choice.
     Parts,
     /// csrc/gemm/narrow.cu: weights of few rows, for steps of few tokens on Hopper.
     Narrow,
@@ -87,7 +87,7 @@ impl Gemm {
         }
     }
 
-    /// Whether the kernel for `m` rows of x and a weight `[n, k]` multiplies rounded activations: FP8 by FP8.
+    /// True if the kernel for `m` rows of x and a weight `[n, k]` multiplies FP8 by FP8, with rounded activations.
     pub(crate) fn takes_fp8(gpu: &Gpu, (m, n, k): (usize, usize, usize), format: WeightFormat) -> bool {
         let gemm = Self::choose(gpu, GemmShape { m, n, k, output: Output::Bf16, format });
         format == WeightFormat::Fp8 && matches!(gemm, Self::Skinny(Skinny::Wgmma(_)) | Self::Fp8CublasLt)
@@ -109,7 +109,7 @@ impl Gemm {
         Self::TiledMma(TILES[usize::from(fill)])
     }
 
-    /// Its name in records.
+    /// Name in records.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Skinny(skinny) => skinny.name(),
@@ -124,8 +124,8 @@ impl Gemm {
     }
 }
 
-/// Whether the library multiplies FP8 by FP8 with scales of blocks: on Hopper, where a row of scales of w is whole vectors and its
-/// last block is whole.
+/// True if the library multiplies FP8 by FP8 with block scales: on Hopper, if a row of scales of w consists of whole
+/// vectors and its last block is whole.
 pub(super) fn fp8_cublaslt_serves(gpu: &Gpu, GemmShape { n, k, .. }: GemmShape) -> bool {
     gpu.is_hopper()
         && gpu.cublaslt == CublasLt::BlockScales
@@ -133,7 +133,7 @@ pub(super) fn fp8_cublaslt_serves(gpu: &Gpu, GemmShape { n, k, .. }: GemmShape) 
         && n.is_multiple_of(fp8::BLOCK)
 }
 
-/// How `ops::linear_add_norm` runs.
+/// Kernels of `ops::linear_add_norm`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AddNorm {
     /// A GEMM that leaves the partial sums of its splits; the norm adds them.
@@ -154,7 +154,7 @@ impl AddNorm {
         }
     }
 
-    /// Its name in records: that of the GEMM.
+    /// Name of its GEMM in records.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Partials(skinny) => skinny.name(),
@@ -170,10 +170,10 @@ fn gemm_wgmma_serves(gpu: &Gpu, k: usize, parts: usize) -> bool {
     gpu.is_hopper() && k >= parts * BOX_COLUMNS
 }
 
-/// How `ops::linear_swiglu` runs.
+/// Kernels of `ops::linear_swiglu`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Swiglu {
-    /// A GEMM whose epilogue gates.
+    /// A skinny GEMM with a gating epilogue.
     Gated(Skinny),
     /// csrc/gemm/wgmma_swiglu.cu: a large-M warpgroup GEMM whose epilogue gates.
     Wgmma,
@@ -197,7 +197,7 @@ impl Swiglu {
         }
     }
 
-    /// Its name in records.
+    /// Name in records.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Gated(skinny) => skinny.name(),

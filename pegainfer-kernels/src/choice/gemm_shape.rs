@@ -1,19 +1,20 @@
-//! What a GEMM asks of a kernel.
+//! Shape and operands of a GEMM, as kernels are chosen by them.
 
-/// What the kernels that read each weight once do with the sums.
+/// Use of the sums in kernels that read each weight once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Output {
     /// Write them, rounded to bf16.
     Bf16,
     /// Write them as f32.
     F32,
-    /// Write those of each split of the columns as f32, for a reader that adds them: a matrix with few rows fills the GPU.
+    /// Write the sums of each split of the columns as f32, for a reader that adds them; fills the GPU for a matrix with
+    /// few rows.
     SplitK,
-    /// Gate one half of them with the other: SwiGLU.
+    /// Gate one half of the sums with the other: SwiGLU.
     Gated,
 }
 
-/// How the weight of a GEMM is stored.
+/// Storage format of the weight of a GEMM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WeightFormat {
     /// bf16.
@@ -29,12 +30,12 @@ pub enum WeightFormat {
 pub struct GemmShape {
     /// Rows of x: tokens.
     pub m: usize,
-    /// Rows of the weight: output features; gated, those of both halves.
+    /// Rows of the weight, that is, output features; with gating, those of both halves.
     pub n: usize,
     /// Columns of both.
     pub k: usize,
     /// Epilogue.
     pub output: Output,
-    /// Of the weight.
+    /// Format of the weight.
     pub format: WeightFormat,
 }

@@ -4,8 +4,8 @@ use super::gemm_shape::{GemmShape, Output};
 use super::gpu::Gpu;
 use crate::limits::gemv_splitk::{self as limits, MAX_WARPS, STEP};
 
-/// Most rows of x: from about 20 on, cuBLASLt is faster (a decode step of 32 rows of Qwen3-4B on an H200 by 0.2 of 4.6
-/// ms).
+/// Maximum number of rows of x: from about 20 on, cuBLASLt is faster (a decode step of 32 rows of Qwen3-4B on an H200
+/// by 0.2 of 4.6 ms).
 const MAX_ROWS: usize = 16;
 
 /// Bytes of a warp's ring of weights: 16 rows of each step.
@@ -14,15 +14,15 @@ const RING_BYTES: usize = 16 * limits::RING * STEP * 2;
 const CHUNK: usize = limits::CHUNK * STEP;
 /// Bytes of a chunk, for eight rows of x.
 const CHUNK_BYTES: usize = 8 * CHUNK * 2;
-/// Chunks of x that must fit when not all of them do.
+/// Minimum number of chunks of x that must fit if not all of them do.
 const MIN_SLOTS: usize = 3;
-/// Rows of w whose copies keep the memory busy, a block.
+/// Rows of w per block whose copies keep the memory busy.
 const BUSY_ROWS: usize = 72;
-/// Columns below which a split is not worth its part of the sum.
+/// Number of columns below which a split is not worth adding its sums.
 const MIN_SPLIT: usize = 4 * STEP;
 const MAX_SPLITS: usize = 8;
 
-/// How a GEMM is spread over the GPU: a block for each multiprocessor and split.
+/// Distribution of a GEMM over the GPU: a block for each multiprocessor and split.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GemvPlan {
     /// Splits of the columns.
@@ -39,7 +39,7 @@ pub struct GemvPlan {
     pub shared: usize,
 }
 
-/// Whether the kernel takes `m` rows of x.
+/// True if the kernel supports `m` rows of x.
 pub(super) fn serves(m: usize) -> bool {
     m <= MAX_ROWS
 }
@@ -49,8 +49,8 @@ pub(crate) fn tiles(m: usize) -> usize {
     m.div_ceil(8).next_power_of_two()
 }
 
-/// Spreads the rows of w so that every multiprocessor has one block and every block an even share, and warps take whole
-/// tiles of rows where they can.
+/// Spreads the rows of w so that every multiprocessor has one block, all blocks have equal shares, and warps take whole
+/// tiles of rows if possible.
 pub(super) fn plan(gpu: &Gpu, GemmShape { m, n, k, output, .. }: GemmShape) -> GemvPlan {
     let &Gpu { multiprocessors, shared_memory: shared, .. } = gpu;
     let (rows, tile) = if output == Output::Gated { (n / 2, 8) } else { (n, 16) };
@@ -64,7 +64,7 @@ pub(super) fn plan(gpu: &Gpu, GemmShape { m, n, k, output, .. }: GemmShape) -> G
     let blocks = (multiprocessors / splits).clamp(1, rows.div_ceil(tile));
     let each = rows.div_ceil(blocks);
     let (chunks, chunk_bytes) = (split_columns.div_ceil(CHUNK), CHUNK_BYTES * tiles(m));
-    // Fewer warps where shared memory is small.
+    // Fewer warps if shared memory is small.
     let rings = shared.saturating_sub(MIN_SLOTS.min(chunks) * chunk_bytes) / RING_BYTES;
     let most = MAX_WARPS.min(rings).max(1);
     let warps = each.div_ceil(tile * each.div_ceil(tile * most)).max(4.min(most));

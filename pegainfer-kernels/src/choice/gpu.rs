@@ -1,11 +1,11 @@
-//! What kernels are chosen by: a GPU in numbers.
+//! Properties of a GPU by which kernels are chosen.
 
 use pegainfer_core::cuda::GpuInfo;
 
-/// A generation of GPUs, as far as kernels tell them apart.
+/// Generation of GPUs, as far as the choice of kernels depends on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Architecture {
-    /// Compute capability 8.0 and what came before: A100.
+    /// Compute capability 8.0 and earlier: A100.
     Ampere,
     /// 8.6 and 8.7: GeForce 30.
     AmpereGeForce,
@@ -20,7 +20,7 @@ pub enum Architecture {
 }
 
 impl Architecture {
-    /// That of a compute capability, major and minor.
+    /// Architecture of a compute capability, major and minor.
     pub fn of(capability: (i32, i32)) -> Self {
         match capability {
             (..=7, _) | (8, ..=5) => Self::Ampere,
@@ -45,14 +45,14 @@ impl Architecture {
     }
 }
 
-/// What can be called of cuBLASLt.
+/// Available functions of cuBLASLt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CublasLt {
-    /// It is missing.
+    /// The library is missing.
     Missing,
     /// GEMMs of bf16.
     Bf16,
-    /// And those of FP8 with scales of blocks, from 12.9 on.
+    /// Also FP8 GEMMs with block scales, from version 12.9 on.
     BlockScales,
 }
 
@@ -73,14 +73,14 @@ pub struct Gpu {
     pub bandwidth: f64,
     /// cuBLASLt.
     pub cublaslt: CublasLt,
-    /// Whether the build has Triton kernels.
+    /// True if the build has Triton kernels.
     pub triton: bool,
 }
 
 /// A card with its published figures. Tests and plans name it.
 #[derive(Debug)]
 struct Card {
-    /// Words of the name that the driver gives.
+    /// Words of the name reported by the driver.
     name: &'static str,
     gpu: Gpu,
 }
@@ -127,8 +127,8 @@ impl Gpu {
         CARDS.iter().find(|card| card.name == name).map(|card| card.gpu)
     }
 
-    /// The GPU that the driver describes. Its rates are the published ones if it is a card of the table, and else what its
-    /// highest clocks allow: those are up to 8 % above the published ones.
+    /// The GPU described by the driver. Rates are the published ones for a card of the table, otherwise those of its
+    /// highest clocks, which are up to 8 % too high.
     pub fn of(info: &GpuInfo, cublaslt: CublasLt) -> Self {
         let architecture = Architecture::of(info.capability);
         let cycle = architecture.flops_a_cycle() * info.multiprocessors as f64;
@@ -141,19 +141,19 @@ impl Gpu {
         Self { architecture, multiprocessors, shared_memory, l2, flops, bandwidth, cublaslt, triton }
     }
 
-    /// Whether code for sm_90a runs.
+    /// True if code for sm_90a runs.
     pub fn is_hopper(&self) -> bool {
         self.architecture == Architecture::Hopper
     }
 
-    /// Whether a multiprocessor has the 228 KB of shared memory, and the GPU the large groups of multiprocessors, of cards
-    /// for data centres since Hopper.
+    /// True for data-centre cards since Hopper: multiprocessors have 228 KB of shared memory, and the GPU has large
+    /// groups of multiprocessors.
     pub fn is_data_centre(&self) -> bool {
         matches!(self.architecture, Architecture::Hopper | Architecture::Blackwell)
     }
 }
 
-/// The card of the table that has the driver's name and as many multiprocessors: "NVIDIA H100 PCIe" has fewer.
+/// The card of the table with the driver's name and number of multiprocessors ("NVIDIA H100 PCIe" has fewer).
 fn known(info: &GpuInfo) -> Option<Gpu> {
     let words: Vec<&str> = info.name.split([' ', '-']).collect();
     let is = |card: &&Card| {
@@ -193,7 +193,7 @@ mod tests {
         assert!((l40s.flops / 366e12 - 1.0).abs() < 0.01, "{l40s:?}");
         let pcie = Gpu::of(&info("NVIDIA H100 PCIe", (9, 0), 114, 1.755e9, 2.039e12), CublasLt::BlockScales);
         assert_eq!(pcie.bandwidth, 2.039e12);
-        // The clocks of the cards of the table give their published rates, too.
+        // The clocks of the cards of the table must also give their published rates.
         for (name, clock) in [("H100", 1.83e9), ("A100", 1.41e9), ("B200", 1.85e9), ("RTX 5090", 2.41e9)] {
             let gpu = Gpu::named(name).unwrap();
             let peak = gpu.architecture.flops_a_cycle() * gpu.multiprocessors as f64 * clock;

@@ -1,8 +1,8 @@
-//! Which kernel runs: one value for each family of ops, computed from a [`Gpu`] and the shape of a call.
+//! Choice of kernels: one value for each family of ops, computed from a [`Gpu`] and the shape of a call.
 //!
-//! An op chooses once. The value names the kernel in the op's record, is what the launcher in [`cuda`]
-//! launches, and tells [`warm_up`] which row counts are autotuned. Nothing here needs a device: a plan chooses for a card
-//! by its name. table.txt lists the choices of seven cards for the shapes of the models, and a test holds it against the
+//! An op chooses once. The value names the kernel in the op's record, the launcher in [`cuda`] launches it, and
+//! [`warm_up`] learns from it which row counts are autotuned. Nothing here needs a device: a plan chooses for a card by
+//! its name. table.txt lists the choices of seven cards for the shapes of the models, and a test compares it with the
 //! code.
 
 mod attention;
@@ -58,8 +58,8 @@ pub fn plan_for(exec: &mut Exec, gpu: Gpu) {
     exec.attach(Planned(gpu));
 }
 
-/// The GPU that kernels are chosen for: the one in use, on `Device::Meta` the planned one, on a CPU none. The first call on a
-/// GPU waits until cuBLASLt is open.
+/// The GPU that kernels are chosen for: the one in use; the planned one on `Device::Meta`; none on a CPU. The first
+/// call on a GPU waits until cuBLASLt is open.
 pub fn gpu(exec: &mut Exec) -> Result<Option<Gpu>, OpError> {
     match exec.device() {
         Device::Cpu(_) => Ok(None),
@@ -74,7 +74,7 @@ pub fn gpu(exec: &mut Exec) -> Result<Option<Gpu>, OpError> {
     }
 }
 
-/// The kernel's name for a record: the CPU's instruction set, or what was chosen.
+/// Name of the kernel for a record: the CPU's instruction set, or the chosen kernel.
 pub(crate) fn name<T>(device: Device, choice: &Option<T>, name: fn(&T) -> &'static str) -> &'static str {
     match (device, choice) {
         (Device::Cpu(isa), _) => isa.name(),

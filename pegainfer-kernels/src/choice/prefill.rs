@@ -13,7 +13,7 @@ pub enum Prefill {
     Wgmma {
         /// Blocks, each of which takes tiles in turn.
         blocks: usize,
-        /// How a cache in FP8 is widened first; `None` of one in bf16.
+        /// Widening of an FP8 cache before it; `None` for a bf16 cache.
         widening: Option<Widening>,
     },
     /// csrc/attention/prefill_mma.cu: FlashAttention by mma.sync. It is complete before decode attention begins.
@@ -22,12 +22,12 @@ pub enum Prefill {
 
 /// Attention of rows that decode in the same step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Beside {
-    /// There are no such rows.
+pub(super) enum DecodeOverlap {
+    /// No rows decode.
     Nothing,
-    /// It runs beside prefill attention, with so many bytes of partial results in the workspace.
+    /// Runs concurrently with prefill attention, with this many bytes of partial results in the workspace.
     Bulk(usize),
-    /// It runs when prefill attention is done, and takes what it likes of the workspace.
+    /// Runs after prefill attention and may use the whole workspace.
     Async,
 }
 
@@ -37,15 +37,15 @@ impl Prefill {
         (shape, format): (HeadShape, KvDType),
         load: &AttentionLoad,
         (rows, tokens): (usize, usize),
-        beside: Beside,
+        overlap: DecodeOverlap,
     ) -> Self {
         if !gpu.is_hopper() {
             return Self::Mma;
         }
-        let used = match beside {
-            Beside::Nothing => Some(0),
-            Beside::Bulk(bytes) => Some(bytes),
-            Beside::Async => None,
+        let used = match overlap {
+            DecodeOverlap::Nothing => Some(0),
+            DecodeOverlap::Bulk(bytes) => Some(bytes),
+            DecodeOverlap::Async => None,
         };
         let widening = match format {
             KvDType::Bf16 => None,
@@ -55,7 +55,7 @@ impl Prefill {
             },
         };
         let share = || PrefillShare::of(load, (rows, tokens), (shape, format)).blocks(gpu);
-        Self::Wgmma { blocks: if beside == Beside::Nothing { gpu.multiprocessors } else { share() }, widening }
+        Self::Wgmma { blocks: if overlap == DecodeOverlap::Nothing { gpu.multiprocessors } else { share() }, widening }
     }
 }
 
@@ -66,7 +66,7 @@ const PREFILL_EFFICIENCY: f64 = 0.505;
 /// Share of the memory's rate that decode attention reaches (4.2 TB/s on an H200).
 const DECODE_EFFICIENCY: f64 = 0.875;
 
-/// A mixed step's attention as the division of the GPU between prefill and decode sees it.
+/// Work of a mixed step's attention, for dividing the GPU between prefill and decode.
 #[derive(Debug, Clone, Copy)]
 struct PrefillShare {
     /// Tiles of prefill, taken for equal.
@@ -90,9 +90,10 @@ impl PrefillShare {
         }
     }
 
-    /// Blocks of prefill: one on each multiprocessor, unless decode attention runs beside it. Prefill is bound by
-    /// arithmetic, so its time goes with its share; decoding is bound by memory, which half of the multiprocessors keep
-    /// busy. Of the shares in which every block has as many tiles, the one that ends first, whichever is last.
+    /// Number of blocks of prefill: one per multiprocessor, unless decode attention runs concurrently. Prefill is bound
+    /// by arithmetic, so its time depends on its share; decoding is bound by memory, which half of the multiprocessors
+    /// keep busy. Among the shares in which all blocks have equally many tiles, picks the one that minimises the time
+    /// of whichever ends last.
     fn blocks(self, gpu: &Gpu) -> usize {
         let multiprocessors = gpu.multiprocessors;
         if self.bytes == 0 {
@@ -149,8 +150,8 @@ mod tests {
         assert_eq!(heads(&mixed), Some(8));
     }
 
-    /// Blocks for Qwen3-4B on an H200, for rows that decode, with the sum of their contexts, and prompts of so many tokens,
-    /// the first of them after `after` cached ones.
+    /// Number of blocks for Qwen3-4B on an H200, for decoding rows with the sum of their contexts, and prompts of these
+    /// lengths, the first of them after `after` cached tokens.
     fn blocks((decode_rows, decode_context): (usize, u64), prompts: &[u64], after: u64) -> usize {
         let shape = HeadShape { heads: 32, kv_heads: 8, head_dim: 128 };
         let (rows, tokens) = (decode_rows + prompts.len(), prompts.iter().sum::<u64>() as usize);
@@ -166,8 +167,8 @@ mod tests {
         assert_eq!(blocks(many, &[472], 0), 60, "decoding takes longer: two tiles a block");
         assert_eq!(blocks(many, &[64], 448), 16, "no more than tiles");
         assert_eq!(blocks(many, &[1000, 1000], 0), 86, "both end together");
-        assert_eq!(blocks((1, 1100), &[511], 0), 128, "decoding is nothing beside a second round");
-        assert_eq!(blocks(many, &[472], 4096), 120, "nor is it much beside one of long tiles");
+        assert_eq!(blocks((1, 1100), &[511], 0), 128, "decoding is nothing next to a second round");
+        assert_eq!(blocks(many, &[472], 4096), 120, "nor is it much next to one of long tiles");
         assert!(blocks((100, 1_000_000), &[1, 2, 3], 0) <= 132);
     }
 }

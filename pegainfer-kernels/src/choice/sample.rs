@@ -2,14 +2,14 @@
 
 use super::{Architecture, Gpu};
 
-/// Blocks of a row of logits, which form a cluster: the whole GPU shares few rows; with many, small clusters waste less of
-/// it.
+/// Number of blocks per row of logits, which form a cluster. With few rows the whole GPU shares them; with many, small
+/// clusters waste less of it.
 pub fn sample_cluster(gpu: &Gpu, rows: usize) -> usize {
     use Architecture::{Ada, Ampere, AmpereGeForce};
     match gpu.architecture {
         // No clusters.
         Ampere | AmpereGeForce | Ada => 1,
-        // More than 8 blocks need large groups of multiprocessors, which GPUs for data centres have.
+        // More than 8 blocks need large groups of multiprocessors, which data-centre GPUs have.
         _ if gpu.is_data_centre() && 16 * rows <= gpu.multiprocessors => 16,
         _ if 8 * rows <= gpu.multiprocessors => 8,
         _ => 4,

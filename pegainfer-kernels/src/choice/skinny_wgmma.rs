@@ -6,16 +6,16 @@ use crate::limits::fp8::BLOCK;
 use crate::limits::skinny_wgmma::{BOXES, MAX_WARPGROUPS};
 use pegainfer_core::cuda::BOX_COLUMNS;
 
-/// Most rows of x: up to here the kernel is faster than cuBLASLt; see docs/benchmarks/h200-kernels.md.
+/// Maximum number of rows of x: up to here the kernel is faster than cuBLASLt; see docs/benchmarks/h200-kernels.md.
 const MAX_ROWS: usize = 96;
 
-/// Most rows of a tile of w: those of one wgmma.
+/// Rows of a tile of w: those of one wgmma.
 const TILE_ROWS: usize = 64;
 /// Bytes of a step's columns of a row.
 const ROW_BYTES: usize = BOXES * BOX_COLUMNS * 2;
-/// Most rows of x with FP8 weights: above, cuBLASLt is faster.
+/// Maximum number of rows of x with FP8 weights: above, cuBLASLt is faster.
 const FP8_MAX_ROWS: usize = 64;
-/// The same of split-K, for weights with so few rows that cuBLASLt's tiles do not fill the GPU.
+/// Maximum with split-K, for weights with so few rows that cuBLASLt's tiles do not fill the GPU.
 const FP8_MAX_SPLIT_ROWS: usize = 128;
 /// Bytes of the two barriers of a slot.
 const BARRIER_BYTES: usize = 16;
@@ -23,11 +23,11 @@ const BARRIER_BYTES: usize = 16;
 const RING_BYTES: usize = 112 << 10;
 /// Bytes of x, for up to 32, 64, 96 and 128 rows.
 const INPUT_RING_BYTES: [usize; 4] = [64 << 10, 96 << 10, 96 << 10, 96 << 10];
-/// Columns below which a split is not worth its part of the sum.
+/// Number of columns below which a split is not worth adding its sums.
 const MIN_SPLIT: usize = 512;
 const MAX_SPLITS: usize = 8;
 
-/// How a GEMM is spread over the GPU; as the parameters of the kernel.
+/// Distribution of a GEMM over the GPU, as parameters of the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SkinnyPlan {
     /// Splits of the columns.
@@ -50,7 +50,7 @@ pub struct SkinnyPlan {
     pub shared: usize,
 }
 
-/// Whether `gpu` runs the kernel for this shape.
+/// True if `gpu` runs the kernel for this shape.
 pub(super) fn serves(gpu: &Gpu, GemmShape { m, n, k, output, format }: GemmShape) -> bool {
     // A tile of one warpgroup in each block.
     let splits = output == Output::SplitK && n <= gpu.multiprocessors * TILE_ROWS;
@@ -63,7 +63,7 @@ pub(super) fn serves(gpu: &Gpu, GemmShape { m, n, k, output, format }: GemmShape
     gpu.is_hopper() && (1..=most).contains(&m)
 }
 
-/// The kernel for `m` rows of x, as the place in a list of those for 32, 64, 96 and 128.
+/// Index of the kernel for `m` rows of x in a list of those for 32, 64, 96 and 128.
 pub(crate) fn width(m: usize) -> usize {
     m.div_ceil(32) - 1
 }
@@ -73,7 +73,7 @@ fn step(format: WeightFormat) -> usize {
     if format == WeightFormat::Fp8 { ROW_BYTES } else { ROW_BYTES / 2 }
 }
 
-/// Tiles that a warpgroup sums at once: more read x less often, where there are many.
+/// Number of tiles that a warpgroup sums at once; more tiles read x less often if there are many.
 fn tiles(m: usize, output: Output, format: WeightFormat) -> usize {
     match output {
         _ if format == WeightFormat::Fp8 && output != Output::Gated => 1,
@@ -88,7 +88,7 @@ pub(super) fn plan(gpu: &Gpu, GemmShape { m, n, k, output, format }: GemmShape) 
     let multiprocessors = gpu.multiprocessors;
     let rows = if output == Output::Gated { n / 2 } else { n };
     let splits = match output {
-        // As many as leave a block one tile.
+        // As many splits as leave each block one tile.
         Output::SplitK => (multiprocessors * TILE_ROWS / n).min(k / MIN_SPLIT).clamp(1, MAX_SPLITS),
         _ => 1,
     };
@@ -108,7 +108,7 @@ pub(super) fn plan(gpu: &Gpu, GemmShape { m, n, k, output, format }: GemmShape) 
     let width_rows = 32 * (width(m) + 1);
     let (slot, input_slot) = (rows.next_multiple_of(8) * ROW_BYTES, width_rows * ROW_BYTES);
     let scale_bytes = if format == WeightFormat::Fp8 { BOXES * width_rows * size_of::<f32>() } else { 0 };
-    // A slot is always of the same warpgroup: another one's would pass a barrier of which it missed a round.
+    // A slot always belongs to the same warpgroup; another one would pass a barrier of which it missed a round.
     let (slots, input_slots) = (RING_BYTES / slot / warpgroups * warpgroups, INPUT_RING_BYTES[width(m)] / input_slot);
     let shared = slots * slot + input_slots * (input_slot + scale_bytes) + (slots + input_slots) * BARRIER_BYTES;
     SkinnyPlan { splits, split_columns, blocks, warpgroups, passes, rows, slots, input_slots, shared }

@@ -13,10 +13,11 @@ const ROWS: [usize; 13] = [1, 2, 8, 16, 17, 32, 64, 96, 97, 128, 512, 1024, 4096
 const QWEN3: HeadShape = HeadShape { heads: 32, kv_heads: 8, head_dim: 128 };
 const QWEN35: HeadShape = HeadShape { heads: 16, kv_heads: 4, head_dim: 256 };
 const DELTA: DeltaShape = DeltaShape { key_heads: 16, value_heads: 32, key_dim: 128, value_dim: 128, conv_width: 4 };
-/// Tokens that rows attend to which decode.
+/// Context of decoding rows, in tokens.
 const CONTEXT: usize = 1100;
 
-/// A line of the table: the row counts at which the kernel or its grid changes. A kernel's name stands where it begins.
+/// A line of the table: the row counts at which the kernel or its grid changes. The name of a kernel precedes its first
+/// row count.
 fn line(card: &str, what: &str, choice: impl Fn(usize) -> (&'static str, String)) -> String {
     let (mut text, mut last) = (format!("{card:<8} {what:<9}"), ("", String::new()));
     for rows in ROWS {
@@ -123,11 +124,11 @@ fn every_card_chooses_what_the_table_says() {
         ("GEMMs, by rows of x; after a slash the splits of the columns", bf16),
         ("The same with FP8 weights", fp8),
         ("Attention of rows that decode at 1,100 tokens, by rows; stages x blocks of a KV head, or splits", decode),
-        ("Attention of a prompt, by its tokens, alone and beside rows that decode; blocks of prefill", prefill),
+        ("Attention of a prompt, by its tokens, alone and with rows that decode; blocks of prefill", prefill),
         ("Gated delta rule of a step, by its tokens, with blocks of the scan; sampling, by rows", delta),
     ];
     let section = |(title, lines): Section| {
-        // Of a build with Triton kernels.
+        // A build with Triton kernels.
         let gpu = |card: &str| Gpu { triton: true, ..Gpu::named(card).unwrap() };
         let cards = CARDS.map(|card| lines(&gpu(card), card));
         format!("{title}\n\n{}\n", cards.concat())

@@ -1,4 +1,4 @@
-//! What an engine computes before it serves on a GPU.
+//! Steps that an engine runs on a GPU before it serves.
 
 use super::{GemmShape, Gpu, Output, Skinny, WeightFormat};
 use crate::cuda::m_bucket;
@@ -10,28 +10,29 @@ use std::iter::successors;
 /// Tokens of usual prompts.
 const USUAL: [usize; 3] = [1024, 2048, 4096];
 
-/// Steps, each as its rows' tokens and contexts, see [`Step::ragged`](pegainfer_core::schedule::Step::ragged): what loads
-/// kernels and lets cuBLASLt choose. The first requests would have to wait for that, and those before them, because the
-/// device has to be idle for it. `mixed`: tokens of a mixed step; `most`: rows and tokens of the largest step, each at most
-/// what the KV pool holds. Without a GPU there are none.
-pub fn warm_up(exec: &mut Exec, mixed: usize, most: (usize, usize)) -> Result<Vec<Vec<(usize, usize)>>, OpError> {
+/// Steps that load kernels and let cuBLASLt choose algorithms, each as its rows' tokens and contexts; see
+/// [`Step::ragged`](pegainfer_core::schedule::Step::ragged). Otherwise the first requests would wait for that, and so
+/// would running ones, because the device must be idle for it. `mixed`: tokens of a mixed step; `largest`: rows and
+/// tokens of the largest step that the KV pool holds. Empty without a GPU.
+pub fn warm_up(exec: &mut Exec, mixed: usize, largest: (usize, usize)) -> Result<Vec<Vec<(usize, usize)>>, OpError> {
     let gpu = super::gpu(exec)?.filter(|_| exec.device() == Device::Cuda);
-    Ok(gpu.map_or(Vec::new(), |gpu| steps(&gpu, mixed, most)))
+    Ok(gpu.map_or(Vec::new(), |gpu| steps(&gpu, mixed, largest)))
 }
 
-fn steps(gpu: &Gpu, mixed: usize, most: (usize, usize)) -> Vec<Vec<(usize, usize)>> {
-    let decoding = GRAPH_SIZES.into_iter().filter(|rows| *rows <= most.0).map(|rows| vec![(1, 1); rows]);
+fn steps(gpu: &Gpu, mixed: usize, largest: (usize, usize)) -> Vec<Vec<(usize, usize)>> {
+    let decoding = GRAPH_SIZES.into_iter().filter(|rows| *rows <= largest.0).map(|rows| vec![(1, 1); rows]);
     let autotuned = successors(Some(m_bucket(first_autotuned(gpu))), |rows| Some(m_bucket(rows + 1)));
     let chunks = autotuned.take_while(|tokens| *tokens <= mixed.min(USUAL[0])).chain([mixed]);
-    let mut prompts: Vec<usize> = chunks.chain(USUAL).map(|tokens| tokens.min(most.1)).collect();
+    let mut prompts: Vec<usize> = chunks.chain(USUAL).map(|tokens| tokens.min(largest.1)).collect();
     prompts.dedup();
     let prompts = prompts.into_iter().map(|tokens| vec![(tokens, tokens)]);
     // In such a step every row has as many blocks as the longest.
-    let both = (1 < mixed && 1 < most.0 && 2 * mixed <= most.1).then(|| vec![(1, 1), (mixed - 1, mixed - 1)]);
+    let both = (1 < mixed && 1 < largest.0 && 2 * mixed <= largest.1).then(|| vec![(1, 1), (mixed - 1, mixed - 1)]);
     decoding.chain(prompts).chain(both).collect()
 }
 
-/// Fewest rows of a GEMM that no skinny kernel takes, whatever its weight: there cuBLASLt's algorithms have to be timed.
+/// Minimum number of rows of a GEMM for which no skinny kernel exists with any weight, so that cuBLASLt's algorithms
+/// must be timed.
 fn first_autotuned(gpu: &Gpu) -> usize {
     let weight = GemmShape { m: 0, n: 4096, k: 4096, output: Output::Bf16, format: WeightFormat::Bf16 };
     let large = |m: &usize| Skinny::choose(gpu, GemmShape { m: *m, ..weight }).is_none();

@@ -1,4 +1,4 @@
-//! Prefill over a KV cache in FP8: how much of it is widened to bf16 at a time.
+//! Prefill over an FP8 KV cache: how much of it is widened to bf16 at a time.
 
 use crate::heads::{BLOCK_SIZE, HeadShape, KvDType};
 use crate::load::AttentionLoad;
@@ -11,15 +11,17 @@ pub struct Widening {
     pub kv_heads: usize,
     /// KV blocks of all rows, at least.
     pub kv_blocks: usize,
-    /// Where the keys begin in the workspace, in bytes; the values follow them. Before it are partial results of decode attention.
+    /// Offset of the keys in the workspace, in bytes; the values follow them. Partial results of decode attention
+    /// precede them.
     pub first_byte: usize,
 }
 
 impl Widening {
-    /// Bytes to whose multiples slabs of the KV cache begin: 16 rows of 64 dimensions in bf16.
+    /// Alignment of slabs of the KV cache in bytes: 16 rows of 64 dimensions in bf16.
     pub(super) const ALIGNMENT: usize = 2048;
 
-    /// For `rows` rows, of which some may decode, behind the first `used` bytes of the workspace; `None` if it is too small for one KV head.
+    /// For `rows` rows, some of which may decode, after the first `used` bytes of the workspace; `None` if it is too
+    /// small for one KV head.
     pub(super) fn choose(shape: HeadShape, load: &AttentionLoad, rows: usize, used: usize) -> Option<Self> {
         let first_byte = used.next_multiple_of(Self::ALIGNMENT);
         // A row's last block may be partly used.

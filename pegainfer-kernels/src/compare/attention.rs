@@ -25,7 +25,7 @@ fn has(record: &OpRecord) -> bool {
     OPS.contains(&record.op)
 }
 
-/// Ops that write the cache, and those that decode, have padded rows; attention of the last layer has sampled rows only.
+/// Ops that write the cache and ops that decode have padded rows; attention of the last layer has only sampled rows.
 fn variants(record: &OpRecord) -> Vec<Variant> {
     let one_query = || record.reads.get(TABLES).is_some_and(|tables| tables.shape[0] == record.reads[0].shape[0]);
     match record.op {

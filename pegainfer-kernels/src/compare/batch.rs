@@ -1,4 +1,4 @@
-//! A ragged batch for the attention ops: what a record does not say.
+//! A ragged batch for the attention ops, with the data that a record lacks.
 
 use super::case::{Case, Values};
 use super::operands::allocate;
@@ -10,7 +10,7 @@ use pegainfer_core::kv::NO_SLOT;
 use pegainfer_core::record::Operand;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
-/// Rows of unequal length: the first has one query, the last takes what is left over; contexts differ too.
+/// Rows of unequal length: the first has one query, the last takes the rest; contexts differ as well.
 struct Rows {
     queries: Vec<usize>,
     lens: Vec<u32>,
@@ -19,7 +19,7 @@ struct Rows {
     variant: Variant,
 }
 
-/// The same on a device.
+/// The rows on a device.
 pub(super) struct Tables {
     rows: Rows,
     qo_indptr: Tensor,
@@ -27,7 +27,7 @@ pub(super) struct Tables {
     block_tables: Tensor,
     /// Position and slot of the last query of each row.
     pub newest: [Tensor; 2],
-    /// Of the lengths that were filled in.
+    /// Sizes of the filled-in rows.
     load: AttentionLoad,
 }
 
@@ -44,13 +44,13 @@ impl Rows {
         }
         let context = case.context.max(*queries.iter().max().unwrap_or(&1));
         let lens = queries.iter().enumerate().map(|(b, n)| (context - b % (context - n + 1).min(37)) as u32).collect();
-        // From the last block down: a table is not the identity.
+        // From the last block down, so that a table is not the identity.
         let table = (0..rows * max_blocks).map(|i| (blocks - 1 - i % blocks) as u32).collect();
         Self { queries, lens, table, max_blocks, variant }
     }
 
-    /// Tokens that each row attends to. Those of rows that decode are other ones, at most as many, in the step that a graph is
-    /// captured with, in which no row is padded.
+    /// Context of each row. In the step that a graph is captured with, decoding rows have different, no longer
+    /// contexts, and no row is padded.
     fn lens(&self, values: Values) -> Vec<u32> {
         let decodes = self.queries.iter().all(|queries| *queries <= 1);
         let len = |(row, &len): (usize, &u32)| match values {
@@ -111,12 +111,12 @@ impl Tables {
         Ok(())
     }
 
-    /// Whether a row attends to nothing, so that what the op gives for it is undefined.
+    /// True if a row attends to nothing, so that its result is undefined.
     pub fn pads(&self, row: usize) -> bool {
         self.rows.variant == Variant::Padded && self.rows.variant.skips(row)
     }
 
-    /// What the ops take.
+    /// The batch in the form that the ops take.
     pub fn batch(&self) -> AttentionBatch<'_> {
         let Self { qo_indptr, kv_lens, block_tables, load, .. } = self;
         AttentionBatch { qo_indptr, kv_lens, block_tables, load: *load }

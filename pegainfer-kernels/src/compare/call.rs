@@ -1,4 +1,4 @@
-//! A recorded call with its operands on one device, and what a family of ops does with them.
+//! A recorded call with its operands on one device, and the functions of a family of ops.
 
 use super::batch::Tables;
 use super::case::{Case, Output, Values};
@@ -12,11 +12,11 @@ use pegainfer_core::exec::Exec;
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
-/// Tolerances that a GEMM with FP8 weights may differ by: Hopper sums FP8 less exactly than bf16, so that more
-/// of its results are rounded the other way before norms and gates follow.
+/// Factor of the tolerance of a GEMM with FP8 weights: Hopper sums FP8 less exactly than bf16, so more results round
+/// differently before norms and gates.
 const FP8_ROUNDINGS: f64 = 4.0;
 
-/// A call: its op, and what it only reads. Launches share it.
+/// A call: its op and its read-only operands, shared by launches.
 pub(super) struct Call<'a> {
     pub record: &'a OpRecord,
     pub case: &'a Case,
@@ -28,26 +28,27 @@ pub(super) struct Call<'a> {
     family: &'static Family,
 }
 
-/// What one launch writes, and its operands that are not in the record. Launches without a wait between them need one each.
+/// Outputs of one launch, and its operands that are not in the record. Launches without a wait in between need one
+/// each.
 #[derive(Default)]
 pub(super) struct Launch {
     pub written: Vec<Tensor>,
     /// Workspaces and small inputs, in an order of the family's.
     pub extra: Vec<Tensor>,
-    /// Of attention.
+    /// Tables of attention.
     pub tables: Option<Tables>,
-    /// Of `decode_layers`.
+    /// State of `decode_layers`.
     pub state: Option<DecodeState>,
-    /// Of `hyper_mix`, `hyper_head` and `hyper_merge_mix_norm`.
+    /// Weights of `hyper_mix`, `hyper_head` and `hyper_merge_mix_norm`.
     #[cfg(feature = "deepseek-v4")]
     pub hyper: Option<HyperWeights>,
-    /// Of DeepSeek-V4's attention.
+    /// RoPE table of DeepSeek-V4's attention.
     #[cfg(feature = "deepseek-v4")]
     pub rope: Option<RopeTable>,
-    /// Of `attention_latents` and `attention_queries`.
+    /// Compressors of `attention_latents` and `attention_queries`.
     #[cfg(feature = "deepseek-v4")]
     pub compressors: Vec<CompressorWeights>,
-    /// Of `copy_slots`: where what is written lies.
+    /// Addresses of the outputs of `copy_slots`.
     #[cfg(feature = "deepseek-v4")]
     pub rings: Option<RingTable>,
     /// Weights of DeepSeek-V4's GEMMs.
@@ -55,24 +56,24 @@ pub(super) struct Launch {
     pub matrices: Vec<Matrix>,
 }
 
-/// What the ops of one file have in common.
+/// Functions shared by the ops of one file.
 pub(super) struct Family {
-    /// Whether the op is one of these.
+    /// True if the op belongs to this family.
     pub has: fn(&OpRecord) -> bool,
     /// The variants of a call.
     pub variants: fn(&OpRecord) -> Vec<Variant>,
-    /// Allocates what the record does not have.
+    /// Allocates operands that are not in the record.
     pub prepare: fn(&mut Exec, &mut Call<'_>, &mut Launch) -> Result<(), OpError>,
     /// Fills it, and overwrites recorded operands that cannot be arbitrary.
     pub fill: fn(&mut Exec, &mut Call<'_>, &mut Launch, Values) -> Result<(), OpError>,
     /// Calls the op, and nothing else: it may be captured.
     pub launch: fn(&mut Exec, &Call<'_>, &mut Launch) -> Result<(), OpError>,
-    /// What it wrote, to be compared.
+    /// Outputs to be compared.
     pub outputs: fn(&Exec, &Call<'_>, &Launch) -> Result<Vec<Output>, OpError>,
 }
 
 impl<'a> Call<'a> {
-    /// Allocates and fills what an op of `family` reads.
+    /// Allocates and fills the inputs of an op of `family`.
     pub fn new(
         exec: &mut Exec,
         family: &'static Family,
@@ -96,7 +97,7 @@ impl<'a> Call<'a> {
         Ok(Self { record, case, variant, read, fp8, family })
     }
 
-    /// The weight of a GEMM, which is `read` unless it is FP8.
+    /// The weight of a GEMM: `read`, unless it is FP8.
     pub fn weight<'w>(&'w self, read: &'w Tensor) -> MatrixRef<'w> {
         self.fp8.as_ref().map_or(read.into(), MatrixRef::from)
     }
@@ -113,7 +114,7 @@ impl<'a> Call<'a> {
         Ok(launch)
     }
 
-    /// Gives everything that a launch reads `values`, and what it writes what it began with.
+    /// Fills all inputs of a launch with `values`, and resets its outputs.
     pub fn refill(&mut self, exec: &mut Exec, launch: &mut Launch, values: Values) -> Result<(), OpError> {
         for (i, operand) in self.record.writes.iter().enumerate() {
             operands::fill(exec, &mut launch.written[i], operand, self.case, self.written_seed(i))?;
@@ -122,13 +123,13 @@ impl<'a> Call<'a> {
         (self.family.fill)(exec, self, launch, values)
     }
 
-    /// What is read and written begins as what is read.
+    /// Seed of output `i`; a tensor that is read and written starts with the values that are read.
     fn written_seed(&self, i: usize) -> u64 {
         let id = self.record.writes[i].id;
         self.record.reads.iter().position(|read| read.id == id).map_or(1 << 16, |read| read as u64)
     }
 
-    /// The activations: what the kernel in front of this one writes in a step.
+    /// Fills the activations, which the previous kernel of a step writes.
     fn fill_input(&mut self, exec: &mut Exec, launch: &mut Launch, values: Values) -> Result<(), OpError> {
         let Some(place) = place_of_input(self.record) else { return Ok(()) };
         let (operand, case) = (&self.record.reads[0], self.case);
@@ -141,24 +142,24 @@ impl<'a> Call<'a> {
         (self.family.launch)(exec, self, launch)
     }
 
-    /// What a launch wrote. Waits for a GPU.
+    /// Outputs of a launch. Waits for a GPU.
     pub fn outputs(&self, exec: &Exec, launch: &Launch) -> Result<Vec<Output>, OpError> {
         let mut outputs = (self.family.outputs)(exec, self, launch)?;
         if self.fp8.is_some() {
-            // A rounding to FP8 differs by one code at most.
+            // A rounding to FP8 differs by at most one code.
             let raised = |tolerance: f64| (tolerance * FP8_ROUNDINGS).min(1.0 / 8.0).max(tolerance);
             outputs.iter_mut().for_each(|output| output.tolerance = raised(output.tolerance));
         }
         Ok(outputs)
     }
 
-    /// An error for an op whose record has other operands than are known here.
+    /// Error for an op whose record has unexpected operands.
     pub fn unknown(&self) -> OpError {
-        OpError { op: self.record.op, message: "its record has other operands than its comparison knows".to_owned() }
+        OpError { op: self.record.op, message: "its record has unexpected operands".to_owned() }
     }
 }
 
-/// All that was written.
+/// All outputs.
 pub(super) fn all_written(exec: &Exec, call: &Call<'_>, launch: &Launch) -> Result<Vec<Output>, OpError> {
     launch.written.iter().map(|tensor| operands::output(exec, tensor, call.case)).collect()
 }

@@ -1,4 +1,4 @@
-//! What a comparison is about: the case, the values of its inputs and the outputs of a launch.
+//! The case of a comparison, the values of its inputs, and the outputs of a launch.
 
 use crate::ops::HeadShape;
 
@@ -7,7 +7,7 @@ pub(super) const EPS: f32 = 1e-6;
 /// Tolerance of ids, and of dummy weights.
 pub(super) const EXACT: f64 = 0.0;
 
-/// What a recorded call does not say in shapes.
+/// Facts about a recorded call that shapes do not show.
 #[derive(Debug, Clone, Copy)]
 pub struct Case {
     /// Heads of the attention layers.
@@ -16,24 +16,24 @@ pub struct Case {
     pub context: usize,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
-    /// Whether activations have values that FP8 holds exactly.
+    /// True if activations have values that FP8 holds exactly.
     pub exact_in_fp8: bool,
 }
 
-/// Which values the inputs of a launch have.
+/// Selection of the input values of a launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Values {
-    /// Others, of shorter contexts where rows decode: a graph is captured with them.
+    /// Other values, with shorter contexts for decoding rows: a graph is captured with them.
     Earlier,
-    /// Those that are compared.
+    /// The compared values.
     Final,
 }
 
 /// Outputs of one call, on the host and in the CPU's layout.
 pub(super) struct Output {
-    /// What an element may differ by, relative to itself plus its row's root mean square.
+    /// Allowed difference of an element, relative to itself plus its row's root mean square.
     pub tolerance: f64,
-    /// Elements of a row: of what one token, or one KV block, gave.
+    /// Elements of a row: the results of one token, or of one KV block.
     pub row: usize,
     pub values: Vec<f32>,
 }

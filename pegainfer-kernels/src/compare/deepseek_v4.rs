@@ -38,9 +38,9 @@ const OPS: [&str; 16] = [
 
 /// The largest distance of neighbouring e4m3 numbers, relative to them.
 const E4M3_SPACING: f64 = 1.0 / 8.0;
-/// A part of a larger matrix, which does not begin at a word of random bits.
-/// Dimensions of a head that are rotated.
+/// Number of rotated dimensions of a head.
 const ROPE_DIM: usize = 64;
+/// Position in a larger matrix that is not aligned to a word of random bits.
 const PLACE: Place = Place { whole: 10_003, first_row: 2, first_column: 5 };
 const HYPER: HyperSpec = HyperSpec { iters: 20, eps: 1e-6, norm_eps: EPS };
 
@@ -52,7 +52,7 @@ fn variants(_: &OpRecord) -> Vec<Variant> {
     vec![Variant::Plain]
 }
 
-/// Operands that the op takes in structs of its own, and the table of hash routing.
+/// Operands that the op takes in its own structs, and the table of hash routing.
 fn prepare(exec: &mut Exec, call: &mut Call<'_>, launch: &mut Launch) -> Result<(), OpError> {
     match call.record.op {
         "hyper_mix" | "hyper_head" => launch.hyper = Some(hyper_weights(exec, call)?),
@@ -103,15 +103,15 @@ fn hyper_weights(exec: &mut Exec, call: &Call<'_>) -> Result<HyperWeights, OpErr
     Ok(HyperWeights { function, base, scale })
 }
 
-/// Whether a call of `route` chooses by token ids, which are u32.
+/// True if a call of `route` chooses by token ids, which are u32.
 fn hashed(call: &Call<'_>) -> bool {
     call.read[1].dtype() == DType::U32
 }
 
-/// Biases of few values, which leave ties.
+/// Biases with few distinct values, which leave ties.
 fn fill(exec: &mut Exec, call: &mut Call<'_>, launch: &mut Launch, _: Values) -> Result<(), OpError> {
     match call.record.op {
-        // Every other id is a placeholder; one of a sample that does not exist among them.
+        // Every other id is a placeholder, one of them for a sample that does not exist.
         "resolve_ids" => {
             let ids = &mut launch.written[0];
             let id = |i: u32| if i.is_multiple_of(2) { PLACEHOLDER | (i / 2) } else { 7 * i };
@@ -139,7 +139,7 @@ fn launch(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch) -> Result<(), O
         ("embed", [ids, table], [out]) => ops::embed(exec, ids, table, 1, out),
         ("expand_streams", [x], [streams]) => ops::expand_streams(exec, x, streams),
         ("pick_rows", [x, rows], [out]) => ops::pick_rows(exec, x, rows, out),
-        // The last of the layers whose streams the output has.
+        // The last of the layers whose streams are in the output.
         ("mean_streams", [streams, _], [out]) => {
             ops::mean_streams(exec, streams, 4 * out.rows_cols().1 / streams.rows_cols().1 - 1, out)
         }
@@ -198,7 +198,7 @@ fn outputs(exec: &Exec, call: &Call<'_>, launch: &Launch) -> Result<Vec<Output>,
     Ok(outputs)
 }
 
-/// The differences between packed rows, if there are any, and the values that they pack, which must be zero.
+/// Differences between packed rows, if any, and the values that they pack; must be zero.
 pub(super) fn packing_errors(exec: &Exec, packed: Option<&Tensor>, low: &Output) -> Result<Output, OpError> {
     let mut values = vec![0.0; low.values.len()];
     if let Some(packed) = packed {
@@ -210,7 +210,7 @@ pub(super) fn packing_errors(exec: &Exec, packed: Option<&Tensor>, low: &Output)
     Ok(Output { tolerance: EXACT, row: low.row, values })
 }
 
-/// The first columns of a matrix, `at` of them, and the others.
+/// The first `at` columns of a matrix, and the others.
 pub(super) fn split(whole: &Output, at: usize) -> [Output; 2] {
     [0..at, at..whole.row].map(|part| {
         let rows = whole.values.chunks(whole.row).flat_map(|row| &row[part.clone()]);
@@ -218,8 +218,8 @@ pub(super) fn split(whole: &Output, at: usize) -> [Output; 2] {
     })
 }
 
-/// FP8 values behind sums in another order, which may have been rounded the other way. Gives also by how much they are not what
-/// the device's own values are rounded to: by nothing.
+/// FP8 values of sums in a different order, which may have been rounded differently. Also returns their difference from
+/// the device's own rounded values, which must be zero.
 pub(super) fn unrounded(low: &mut Output, rounded: &[f32]) -> Output {
     low.tolerance = E4M3_SPACING;
     let values = low.values.iter().zip(rounded).map(|(a, b)| a - b).collect();

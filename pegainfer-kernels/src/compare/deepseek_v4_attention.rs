@@ -9,8 +9,8 @@ use super::variant::Variant;
 use crate::cpu::deepseek_v4::kv_quant::{KEY_GROUP, fp8};
 use crate::cpu::weights::BLOCK;
 use crate::ops::deepseek_v4::{
-    self as ops, Batch, CompressorSpec, CompressorState, CompressorWeights, KeptTokens, LatentOutputs, Latents,
-    NO_ENTRY, NewEntries, PAGE_TOKENS, Queries, RingTable, RopeTable, Rounded, SPLIT_TOKENS, SelectSpec, Split,
+    self as ops, CompressorSpec, CompressorState, CompressorWeights, KeptTokens, LatentOutputs, Latents, NO_ENTRY,
+    NewEntries, PAGE_TOKENS, Queries, RaggedBatch, RingTable, RopeTable, Rounded, SPLIT_TOKENS, SelectSpec, Split,
     TokenShare, Visible, packed_bytes, split_bytes, takes_packed_rows, unpacked,
 };
 use crate::rotary::Yarn;
@@ -26,7 +26,7 @@ pub(super) const FAMILY: Family = Family { has, variants, prepare, fill, launch,
 const ROPE_DIM: usize = 64;
 const YARN: Yarn = Yarn { factor: 16.0, beta_fast: 32.0, beta_slow: 1.0, original_context: 65_536.0, truncate: true };
 
-/// Where the batch is among what an op reads; `None` for ops without one.
+/// Index of the batch among an op's inputs; `None` for ops without one.
 fn batch_place(record: &OpRecord) -> Option<usize> {
     match record.op {
         "attention_queries" => Some(if has_index(record) { 2 } else { 1 }),
@@ -37,8 +37,8 @@ fn batch_place(record: &OpRecord) -> Option<usize> {
     }
 }
 
-/// Whether a call of `attention_queries` has queries of an indexer: these and the others, the batch, and three operands of each of two
-/// compressors.
+/// True if a call of `attention_queries` has queries of an indexer: these and the others, the batch, and three operands
+/// of each of two compressors.
 fn has_index(record: &OpRecord) -> bool {
     record.reads.len() == 2 + 4 + 2 * 3
 }
@@ -47,7 +47,7 @@ fn has(record: &OpRecord) -> bool {
     record.op == "copy_slots" || batch_place(record).is_some()
 }
 
-/// Rows that pad a step are among those of every third.
+/// Every third row may pad the step.
 fn variants(record: &OpRecord) -> Vec<Variant> {
     let slots = batch_place(record).and_then(|first| record.reads.get(first + 2));
     if slots.is_some_and(|slots| slots.shape[0] > 2) {
@@ -106,7 +106,7 @@ fn groups(out: &Tensor) -> (usize, usize) {
     (groups, heads * dim / groups)
 }
 
-/// The batch, and values that make a difference: scores of entries that are exact in f32, so that all devices choose alike,
+/// Fills the batch, and values that matter: scores of entries that are exact in f32, so that all devices choose alike,
 /// with many ties; attention that prefers some keys.
 fn fill(exec: &mut Exec, call: &mut Call<'_>, _: &mut Launch, values: Values) -> Result<(), OpError> {
     let Some(first) = batch_place(call.record) else { return Ok(()) };
@@ -166,23 +166,23 @@ fn write(exec: &mut Exec, tensor: &mut Tensor, value: impl Fn(usize) -> f32 + Sy
     }
 }
 
-/// Whether a call of `sparse_attention` has a list of chosen entries, behind the entries.
+/// True if a call of `sparse_attention` has a list of chosen entries, after the entries.
 fn chosen_entries(record: &OpRecord) -> bool {
     record.reads.len() == 10
 }
 
-/// Whether a call of `sparse_attention` is of blocks (DSpark), whose entries are of one token each.
+/// True if a call of `sparse_attention` is over blocks (DSpark), with entries of one token each.
 fn is_of_blocks(record: &OpRecord) -> bool {
     let entries = record.reads.get(8).filter(|_| record.op == "sparse_attention" && chosen_entries(record));
     entries.is_some_and(|entries| entries.shape[1] == PAGE_TOKENS)
 }
 
-/// Of each of so many tokens the `k` tokens of its block.
+/// For each token, the `k` tokens of its block.
 fn own_blocks((tokens, k): (usize, usize)) -> Vec<u32> {
     (0..tokens * k).map(|i| (i / k / k * k + i % k) as u32).collect()
 }
 
-/// Up to `k` entries of each token, spread over those that it sees; every third token has fewer.
+/// Up to `k` entries of each token, spread over the visible ones; every third token has fewer.
 fn choose(rows: &Rows, k: usize) -> Vec<u32> {
     let mut chosen = vec![NO_ENTRY; rows.positions.len() * k];
     for (t, (chosen, position)) in chosen.chunks_exact_mut(k).zip(&rows.positions).enumerate() {
@@ -233,12 +233,12 @@ fn ratio(entries: &Tensor) -> usize {
     PAGE_TOKENS / entries.shape()[1]
 }
 
-/// Compressors of the layer and of its indexer, in the precision of the model: low in bf16, none in f32.
+/// Compressors of the layer and of its indexer, in the precision of the model: rounded in bf16, not in f32.
 fn spec(index: bool, ratio: usize, dtype: DType) -> CompressorSpec {
     CompressorSpec { ratio, index, quantize: dtype == DType::Bf16, eps: EPS }
 }
 
-fn latents(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch, batch: &Batch<'_>) -> Result<(), OpError> {
+fn latents(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch, batch: &RaggedBatch<'_>) -> Result<(), OpError> {
     let ([x, weight, keys, key_weight, _, _, _, _, rest @ ..], Some(table)) = (&call.read[..], &launch.rope) else {
         return Err(call.unknown());
     };
@@ -260,7 +260,7 @@ fn latents(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch, batch: &Batch<
     ops::attention_latents(exec, latents, batch, LatentOutputs { queries, rounded, keys: kv, entries })
 }
 
-fn queries(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch, batch: &Batch<'_>) -> Result<(), OpError> {
+fn queries(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch, batch: &RaggedBatch<'_>) -> Result<(), OpError> {
     let Some(table) = &launch.rope else { return Err(call.unknown()) };
     let mut written = std::mem::take(&mut launch.written).into_iter();
     let Some(mut heads) = written.next() else { return Err(call.unknown()) };
@@ -288,7 +288,7 @@ fn outputs(exec: &Exec, call: &Call<'_>, launch: &Launch) -> Result<Vec<Output>,
     let mut outputs = all_written(exec, call, launch)?;
     match call.record.op {
         "sparse_attention" => {
-            // Rotation carries a value that was rounded the other way over to the other one of its pair, which may be much smaller.
+            // Rotation passes a difference in rounding to the other value of the pair, which may be much smaller.
             outputs[0].tolerance *= 2.0;
             let mut packed = Output { values: outputs[0].values.clone(), ..outputs[0] };
             if let Some(split) = launch.extra.first() {

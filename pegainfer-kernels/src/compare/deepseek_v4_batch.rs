@@ -1,13 +1,13 @@
-//! A ragged batch for the ops of DeepSeek-V4: what a record does not say.
+//! A ragged batch for the ops of DeepSeek-V4, with the data that a record lacks.
 
 use super::case::{Case, Values};
 use super::variant::Variant;
-use crate::ops::deepseek_v4::{Batch, PAGE_TOKENS};
+use crate::ops::deepseek_v4::{PAGE_TOKENS, RaggedBatch};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::kv::NO_SLOT;
 use pegainfer_core::tensor::{OpError, Tensor};
 
-/// The operands of a [`Batch`], in its order.
+/// The operands of a [`RaggedBatch`], in its order.
 pub(super) struct Operands<'a>([&'a Tensor; 4]);
 
 impl<'a> TryFrom<&'a [Tensor]> for Operands<'a> {
@@ -20,15 +20,15 @@ impl<'a> TryFrom<&'a [Tensor]> for Operands<'a> {
 }
 
 impl<'a> Operands<'a> {
-    /// What the ops take.
-    pub fn batch(&self) -> Batch<'a> {
+    /// The batch in the form that the ops take.
+    pub fn batch(&self) -> RaggedBatch<'a> {
         let [qo_indptr, positions, slots, page_tables] = self.0;
-        Batch { qo_indptr, positions, slots, page_tables }
+        RaggedBatch { qo_indptr, positions, slots, page_tables }
     }
 }
 
-/// Values of a batch: rows of unequal length in slots and pages from the last one down. The first row has one token, the last
-/// takes what is left over; contexts differ, so that windows, rings and entries begin and end anywhere.
+/// Values of a batch: rows of unequal length, in slots and pages from the last one down. The first row has one token,
+/// the last takes the rest. Contexts differ, so that windows, rings and entries start and end anywhere.
 pub(super) struct Rows {
     indptr: Vec<u32>,
     pub positions: Vec<u32>,
@@ -37,8 +37,8 @@ pub(super) struct Rows {
 }
 
 impl Rows {
-    /// For `operands`, with a cache of so many pages, if the op has one. Rows that pad have no slot, and positions and pages that
-    /// are none. `None` if a row's context is longer than its table, or the cache has too few pages.
+    /// Rows for `operands`, with a cache of `pages` pages, if the op has one. Rows of padding have no slot, and invalid
+    /// positions and pages. `None` if a row's context is longer than its table, or the cache has too few pages.
     pub fn new(
         operands: &[Tensor],
         cache: Option<usize>,
@@ -58,7 +58,7 @@ impl Rows {
         let decodes = counts.iter().all(|count| *count == 1);
         let mut all = Self { indptr: vec![0], positions: Vec::new(), slots: Vec::new(), tables: Vec::new() };
         for (b, count) in counts.into_iter().enumerate() {
-            // Rows that decode are shorter in the step that a graph is captured with, in which no row pads.
+            // Decoding rows are shorter in the step that a graph is captured with, in which no row is padding.
             let len = context - b % (context - count + 1).min(37);
             let len = if decodes && values == Values::Earlier { len.div_ceil(2) } else { len };
             let pads = values == Values::Final && variant.skips(b);
@@ -71,8 +71,8 @@ impl Rows {
         Some(all)
     }
 
-    /// The same of blocks (DSpark), rows of equally many tokens, each at the position of its row's anchor; the pages are those of the
-    /// step's own tokens, in order. `None` if the tokens are no whole blocks.
+    /// Variant for blocks (DSpark): rows of equally many tokens, each at the position of its row's anchor; the pages
+    /// are those of the step's own tokens, in order. `None` if the tokens are not whole blocks.
     pub fn of_blocks(operands: &[Tensor], case: &Case, (variant, values): (Variant, Values)) -> Option<Self> {
         let [_, positions, _, tables] = operands else { return None };
         let (tokens, (rows, pages)) = (positions.elements(), tables.rows_cols());

@@ -30,15 +30,16 @@ const OPS: [&str; 9] = [
 ];
 /// Number of the first expert that is here.
 const FIRST: usize = 1;
-/// Tolerance of what comes of values in bf16, which may have been rounded the other way.
+/// Tolerance of results of bf16 values, which may have been rounded differently.
 const ROUNDED: f64 = 1.0 / 32.0;
-/// Factor of the tolerance of results of FP8 by FP8. Hopper's tensor cores add 32 multiplications at a time to a sum of about 14 bits, four
-/// times before a block of 128 columns is added in f32: each multiplication may lose 2^-13 of the largest one. The losses have no common
-/// sign; of 1,100 rows some result is off by 2^-10 of its row's root mean square (measured; f32 sums: 2^-18). An expert rounds such sums to
-/// bf16 and their SwiGLU to FP8, one in twenty the other way, by up to an eighth: its results are off by up to 2^-4.
+/// Factor of the tolerance of results of FP8 by FP8. Hopper's tensor cores add 32 multiplications at a time to a sum of
+/// about 14 bits, four times before a block of 128 columns is added in f32: each multiplication may lose 2^-13 of the
+/// largest one. The losses have no common sign; of 1,100 rows some result is off by 2^-10 of its row's root mean square
+/// (measured; f32 sums: 2^-18). An expert rounds such sums to bf16 and their SwiGLU to FP8, one in twenty the other
+/// way, by up to an eighth: its results are off by up to 2^-4.
 const FP8_SUMS: f64 = 4.0;
-/// Factor of the tolerance of experts whose sums of FP4 by FP8 are rounded to FP8: of 1,100 rows some result is off by a fifth of its row's
-/// root mean square (measured; a kernel with an error is off by several times that).
+/// Factor of the tolerance of experts whose sums of FP4 by FP8 are rounded to FP8: in 1,100 rows some result is off by
+/// a fifth of its row's root mean square (measured; a kernel with an error is off by several times that).
 const FP4_EXPERTS: f64 = 8.0;
 
 fn has(record: &OpRecord) -> bool {
@@ -60,12 +61,14 @@ fn before_weights(record: &OpRecord) -> usize {
     }
 }
 
-/// Whether `routed_experts` adds rows of the shared expert: they come behind three operands and before three matrices, which may have scales.
+/// True if `routed_experts` adds rows of the shared expert, which come after three operands and before three matrices,
+/// possibly with scales.
 fn adds_shared(record: &OpRecord) -> bool {
     record.op == "routed_experts" && record.reads.len() % 3 == 1
 }
 
-/// Whether the op's activations must be values of `round_activation`: bf16, with weights in FP8 or FP4. `grouped_matmul` rounds none.
+/// True if the op's activations must be values of `round_activation`: bf16, with weights in FP8 or FP4.
+/// `grouped_matmul` rounds none.
 pub(super) fn takes_rounded(record: &OpRecord) -> bool {
     let quantized = |record: &OpRecord| {
         record.reads.get(before_weights(record)).is_some_and(|weight| weight.dtype == DType::U8)
@@ -75,7 +78,7 @@ pub(super) fn takes_rounded(record: &OpRecord) -> bool {
     record.op == "pack_rows" || has(record) && !rounds && quantized(record)
 }
 
-/// The weights, which the op takes in structs of its own.
+/// The weights, which the op takes in its own structs.
 fn prepare(exec: &mut Exec, call: &mut Call<'_>, launch: &mut Launch) -> Result<(), OpError> {
     let (op, x) = (call.record.op, &call.read[0]);
     let (rows, width, dtype) = (x.rows_cols().0, x.rows_cols().1, x.dtype());
@@ -102,7 +105,7 @@ fn prepare(exec: &mut Exec, call: &mut Call<'_>, launch: &mut Launch) -> Result<
     Ok(())
 }
 
-/// A matrix in FP4, which has a row of scales for each row, or FP8.
+/// A matrix in FP4, with a row of scales per row, or in FP8.
 fn low_precision(exec: &mut Exec, weight: &Operand, scale: &Operand, seed: u64) -> Result<Matrix, OpError> {
     let fp4 = scale.shape[0] == weight.shape[0];
     // No e4m3 code without its bit 3 is NaN.
@@ -136,7 +139,7 @@ fn fill(exec: &mut Exec, call: &mut Call<'_>, launch: &mut Launch, values: Value
     exec.fill_rows(&mut call.read[1], &chosen)
 }
 
-/// How many experts are here: `down`, the third matrix, has as many rows for each as the activation has columns.
+/// Number of experts present: `down`, the third matrix, has as many rows per expert as the activation has columns.
 fn count(call: &Call<'_>, matrices: &[Matrix]) -> Result<usize, OpError> {
     let down = matrices.get(2).ok_or_else(|| call.unknown())?;
     Ok(down.shape().0 / call.read[0].rows_cols().1)
@@ -194,7 +197,7 @@ fn activation<'a>(exec: &mut Exec, x: &'a Tensor, extra: &'a mut [Tensor]) -> Re
     }
 }
 
-/// Calls `project`, whose operands the record has in the order of [`Projections`].
+/// Calls `project`, whose recorded operands are in the order of [`Projections`].
 fn project(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch) -> Result<(), OpError> {
     let Launch { written, matrices, extra, .. } = launch;
     let rounded = activation(exec, &call.read[1], extra)?;

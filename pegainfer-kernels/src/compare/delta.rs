@@ -13,24 +13,25 @@ pub(super) const FAMILY: Family = Family { has, variants, prepare, fill, launch,
 
 const OPS: [&str; 5] = ["causal_conv1d", "gated_delta_rule", "gated_delta_chunks", "gated_rms_norm", "decode_delta"];
 
-/// Elements of a head of q, k and v, and width of the convolution: a record does not say them, and GPU kernels are built
-/// for no others.
+/// Elements of a head of q, k and v, and width of the convolution: a record does not say them, and GPU kernels are
+/// built for no others.
 const DIM: usize = 128;
 const CONV_WIDTH: usize = 4;
-/// Tolerance of GEMMs whose operands were rounded to bf16: errors are 0.3% on average, and the largest of many, against
-/// a recurrence in f64 with keys of any likeness, 3% of the root mean square of a row.
+/// Tolerance of GEMMs with operands rounded to bf16. Errors average 0.3 %. Against an f64 recurrence with keys of any
+/// similarity, the largest of many is 3 % of the root mean square of a row.
 const CHUNKS_TOLERANCE: f64 = 1.0 / 16.0;
 
-/// The heads of a layer whose projection and convolution are so wide.
+/// The heads of a layer with projection and convolution of these widths.
 fn shape(projected_width: usize, channels: usize) -> DeltaShape {
-    // The projection has z, b and a beside the channels.
+    // The projection contains z, b and a in addition to the channels.
     let value_heads = (projected_width - channels) / (DIM + 2);
     let key_heads = (channels - value_heads * DIM) / (2 * DIM);
     DeltaShape { key_heads, value_heads, key_dim: DIM, value_dim: DIM, conv_width: CONV_WIDTH }
 }
 
-/// Segments of about equal length, in turn: one that goes on in its slot and one that goes on from there, unless each has
-/// one token; one that begins a sequence; one whose state is not kept. Those beyond the slots have no state at all.
+/// Segments of about equal length, in turn: one that continues in its slot and one that continues from there, unless
+/// each has one token; one that starts a sequence; one whose state is not kept. Segments beyond the slots have no
+/// state.
 fn segments(count: usize, tokens: usize, slots: usize) -> Vec<u32> {
     let slot = |i: usize| if i < slots { i as u32 } else { NO_STATE };
     let joined = tokens > count;
@@ -127,7 +128,7 @@ fn outputs(exec: &Exec, call: &Call<'_>, launch: &Launch) -> Result<Vec<Output>,
     let mut outputs = all_written(exec, call, launch)?;
     match (call.record.op, &mut outputs[..]) {
         ("gated_delta_chunks", outputs) => outputs.iter_mut().for_each(|output| output.tolerance = CHUNKS_TOLERANCE),
-        // What goes into the states was rounded to bf16 on the way, which two devices may do differently.
+        // Inputs of the states were rounded to bf16, which two devices may do differently.
         ("decode_delta", [out, states, _]) => states.tolerance = out.tolerance,
         _ => {}
     }

@@ -33,7 +33,7 @@ fn prepare(exec: &mut Exec, call: &mut Call<'_>, launch: &mut Launch) -> Result<
     Ok(())
 }
 
-/// Every other token is one that the previous step drew.
+/// Every other token comes from the previous step.
 fn fill(exec: &mut Exec, call: &mut Call<'_>, _: &mut Launch, values: Values) -> Result<(), OpError> {
     let ("embedding", [ids, _, previous]) = (call.record.op, &mut call.read[..]) else { return Ok(()) };
     let (tokens, drawn) = (ids.elements() as u32, previous.elements() as u32);

@@ -11,12 +11,12 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 /// Elements of a vector of 16 bytes: rows are whole ones.
 const VECTOR: usize = 8;
 
-/// The activation, and what it is overwritten with by row copies of `ops::gather_rows`. Copies are of bf16; tensors of another
-/// dtype are seen as rows of bf16 where they lie.
+/// The activation, and data to overwrite it with by row copies of `ops::gather_rows`. Copies are of bf16; tensors of
+/// another dtype are viewed as rows of bf16 in place.
 pub(super) struct Feed {
     /// The activation as the op reads it.
     pub input: Tensor,
-    /// The same memory on a GPU.
+    /// A view of the same memory on a GPU.
     view: Tensor,
     earlier: Tensor,
     last: Tensor,
@@ -25,10 +25,10 @@ pub(super) struct Feed {
 }
 
 impl Feed {
-    /// `None` where `operand` is no matrix of whole vectors.
+    /// `None` if `operand` is not a matrix of whole vectors.
     pub fn new(exec: &mut Exec, operand: &Operand, case: &Case) -> Result<Option<Self>, OpError> {
         let &[rows, columns] = operand.shape.as_slice() else { return Ok(None) };
-        // Activations in FP8 lie in the memory of bf16.
+        // FP8 activations lie in the memory of bf16.
         let (memory_rows, memory) = match operand.dtype {
             DType::E4m3 => (rows.next_multiple_of(ROW_ALIGNMENT), DType::Bf16),
             dtype => (rows, dtype),

@@ -9,18 +9,18 @@ use pegainfer_core::record::{OpRecord, Operand};
 use pegainfer_core::tensor::{DType, OpError};
 use rayon::prelude::*;
 
-/// The weight of a GEMM's record, unless it is one tensor in bf16.
+/// Operands of the weight in a GEMM's record, unless it is one bf16 tensor.
 pub(super) fn weight(record: &OpRecord) -> Option<&[Operand]> {
     let weights = record.reads.get(1..).filter(|rest| rest.first().is_some_and(|first| first.dtype == DType::U8))?;
     match record.op {
-        // Its weight, which may be a stack, is all that it reads besides x.
+        // The weight, possibly a stack, is its only input other than x.
         "linear" => Some(weights),
         "linear_swiglu" | "linear_add_norm" => weights.get(..2),
         _ => None,
     }
 }
 
-/// The matrix of these operands, whose GEMMs give values of about 1.
+/// The matrix of these operands, with values for which GEMMs give about 1.
 pub(super) fn matrix(exec: &mut Exec, mut operands: &[Operand]) -> Result<Matrix, OpError> {
     let mut parts = Vec::new();
     while let [weight, rest @ ..] = operands {

@@ -10,7 +10,7 @@ use pegainfer_core::tensor::{DType, Tensor};
 const SHAPE: HeadShape = HeadShape { heads: 4, kv_heads: 2, head_dim: 256 };
 const CONTEXT: usize = 40;
 
-/// What an executor records of a layer, together and apart.
+/// Records of a layer by an executor, with the fused op and with separate ops.
 fn records() -> Vec<OpRecord> {
     let (rows, max_blocks, blocks, rotary_dim) = (3, 3, 9, 64);
     let exec = &mut Exec::meta().unwrap();

@@ -12,7 +12,7 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 
 pub(super) const FAMILY: Family = Family { has, variants, prepare, fill, launch, outputs };
 
-/// Operands of a record before those of the layers: read, and written.
+/// Number of a record's operands before those of the layers: inputs, outputs.
 const COMMON: (usize, usize) = (8, 2);
 /// Tolerances of one op that a layer may differ by.
 const ROUNDINGS: f64 = 4.0;
@@ -23,7 +23,7 @@ fn has(record: &OpRecord) -> bool {
     record.op == "decode_layers"
 }
 
-/// Layers of a call that reads so many tensors.
+/// Number of layers of a call with this many inputs.
 fn layers(read: &[Tensor]) -> usize {
     (read.len() - COMMON.0) / READ
 }
@@ -37,7 +37,7 @@ fn layer<'a>(read: &'a [Tensor], cache: &'a mut [Tensor]) -> Option<DecodeLayer<
     Some(DecodeLayer { input_norm, qkv, head_norms, cache: (k, v), o, post_norm, gate_up, down })
 }
 
-/// The model of these operands: `caches` are those of its layers.
+/// The model with these operands; `caches` are those of its layers.
 fn model<'a>(case: &Case, read: &'a [Tensor], caches: &'a mut [Tensor]) -> DecodeModel<'a> {
     let layers = read[COMMON.0..].chunks_exact(READ).zip(caches.chunks_exact_mut(2));
     DecodeModel {
@@ -86,8 +86,8 @@ fn launch(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch) -> Result<(), O
     ops::decode_layers(exec, &mut model, state.as_mut(), at, &batch, &mut scratch, residual, normed)
 }
 
-/// Each layer adds its roundings to those before it: over two layers of Qwen3-4B's shape, two instruction sets of a CPU differ
-/// by up to 0.05 of the residual's root mean square.
+/// Each layer adds its roundings to those before it: over two layers of Qwen3-4B's shape, two instruction sets of a CPU
+/// differ by up to 0.05 of the residual's root mean square.
 fn outputs(exec: &Exec, call: &Call<'_>, launch: &Launch) -> Result<Vec<Output>, OpError> {
     let mut outputs = all_written(exec, call, launch)?;
     let roundings = ROUNDINGS * layers(&call.read) as f64;

@@ -1,4 +1,4 @@
-//! Seeded operands like recorded ones, and what is read back of them.
+//! Seeded operands like recorded ones, and reading results back.
 
 use super::case::{Case, EXACT, Output, Values};
 use crate::cpu::formats::{E4M3_MAX, e4m3, encode_e4m3};
@@ -12,7 +12,7 @@ use pegainfer_core::rng;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 use rayon::prelude::*;
 
-/// A tensor whose values do not matter. Its memory has rows for a kernel that takes multiples of four.
+/// A tensor with arbitrary values. Its memory has extra rows for a kernel that takes multiples of four.
 pub(super) fn allocate(exec: &mut Exec, name: &str, shape: &[usize], dtype: DType) -> Result<Tensor, OpError> {
     let rows = shape.first().copied().unwrap_or(1);
     let padded: Vec<usize> =
@@ -39,7 +39,7 @@ pub(super) fn tensor(exec: &mut Exec, operand: &Operand, case: &Case, seed: u64)
     Ok(tensor)
 }
 
-/// Gives `tensor`, which is like `operand`, the values of a seed.
+/// Fills `tensor`, which is like `operand`, with the values of a seed.
 pub(super) fn fill(
     exec: &mut Exec,
     tensor: &mut Tensor,
@@ -89,17 +89,17 @@ pub(super) fn fill(
     }
 }
 
-/// Where the activations of a call are: what the kernel in front of it writes in a step.
+/// Location of a call's activations, which the previous kernel of a step writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
     /// The first tensor that is read.
     Read,
-    /// That tensor is also this one of those that are written.
+    /// The input is also this output.
     Written(usize),
 }
 
 impl Place {
-    /// The tensor there.
+    /// The tensor at this location.
     pub fn tensor<'a>(&self, read: &'a mut [Tensor], written: &'a mut [Tensor]) -> &'a mut Tensor {
         match *self {
             Self::Read => &mut read[0],
@@ -121,12 +121,12 @@ pub(super) fn input_seed(values: Values) -> u64 {
     if values == Values::Final { 0 } else { 1 << 17 }
 }
 
-/// Which of the two caches a tensor of this name is.
+/// Index of the cache (keys or values) with this name.
 fn cache_index(name: &str) -> Option<usize> {
     ["kv.k", "kv.v"].iter().position(|cache| *cache == name)
 }
 
-/// Where an element of this device's tensor lies in the CPU's.
+/// Maps an element of this device's tensor to its place on the CPU.
 fn cpu_order(exec: &Exec, cache: Option<usize>, dtype: DType, case: &Case) -> impl Fn(usize) -> usize + Sync + use<> {
     let (shape, cache) = (case.shape, cache.filter(|_| exec.device() == Device::Cuda));
     move |i| match (cache, dtype) {
@@ -136,7 +136,7 @@ fn cpu_order(exec: &Exec, cache: Option<usize>, dtype: DType, case: &Case) -> im
     }
 }
 
-/// Byte `i`, in the CPU's layout, of a cache in FP8 whose values are below 1.5.
+/// Byte `i` of an FP8 cache in the CPU's layout, with values below 1.5.
 fn cached_byte(shape: HeadShape, seed: u64, i: usize) -> u8 {
     match shape.scale_byte(i) {
         None => encode_e4m3(unit(seed, i) * E4M3_MAX),
@@ -144,7 +144,8 @@ fn cached_byte(shape: HeadShape, seed: u64, i: usize) -> u8 {
     }
 }
 
-/// The numbers that a cache in FP8 holds, in the CPU's layout: codes times scales, and in the last byte of each scale the scale.
+/// The numbers that a cache in FP8 holds, in the CPU's layout: codes times scales, and in the last byte of each scale
+/// the scale.
 fn dequantized(shape: HeadShape, keys: bool, bytes: &[u8]) -> Vec<f32> {
     let slab = BLOCK_SIZE * shape.slab_rows(KvDType::Fp8);
     let slab_values = |slab: &[u8]| {
@@ -157,7 +158,7 @@ fn dequantized(shape: HeadShape, keys: bool, bytes: &[u8]) -> Vec<f32> {
     bytes.chunks_exact(slab).flat_map(slab_values).collect()
 }
 
-/// In [-1, 1).
+/// A number in [-1, 1).
 pub(super) fn unit(seed: u64, i: usize) -> f32 {
     (rng::bits(seed, i as u64) >> 40) as f32 / (1u64 << 23) as f32 - 1.0
 }
@@ -168,7 +169,7 @@ fn logit(seed: u64, i: usize, vocab: usize) -> f32 {
     if i / vocab % 2 == 1 { (x * 256.0).round() / 256.0 } else { x }
 }
 
-/// What a tensor holds, as f32 and in the CPU's layout.
+/// Contents of a tensor as f32, in the CPU's layout.
 pub(super) fn output(exec: &Exec, tensor: &Tensor, case: &Case) -> Result<Output, OpError> {
     let n = tensor.elements();
     let (tolerance, values): (f64, Vec<f32>) = match tensor.dtype() {
@@ -190,7 +191,7 @@ pub(super) fn output(exec: &Exec, tensor: &Tensor, case: &Case) -> Result<Output
         DType::E4m3 => {
             let mut host = vec![0u8; fp8_bytes(tensor.rows_cols())];
             exec.read_bytes(tensor, &mut host)?;
-            // What differs by a rounding to bf16 may differ by a code, which are an eighth apart.
+            // A different rounding to bf16 may change a code; codes are an eighth apart.
             (1.0 / 8.0, dequantize_rows(&host, tensor.rows_cols()))
         }
         DType::U8 => {
@@ -205,7 +206,7 @@ pub(super) fn output(exec: &Exec, tensor: &Tensor, case: &Case) -> Result<Output
         let mut ordered = vec![0; n];
         values.iter().enumerate().for_each(|(i, v)| ordered[place(i)] = *v as u8);
         let values = dequantized(case.shape, cache == 0, &ordered);
-        // What differs by a rounding to bf16 may differ by a code, which are an eighth apart.
+        // A different rounding to bf16 may change a code; codes are an eighth apart.
         return Ok(Output { tolerance: 1.0 / 8.0, row: tensor.rows_cols().1, values });
     }
     let mut ordered = vec![0.0; n];
@@ -213,8 +214,8 @@ pub(super) fn output(exec: &Exec, tensor: &Tensor, case: &Case) -> Result<Output
     Ok(Output { tolerance, row: tensor.rows_cols().1, values: ordered })
 }
 
-/// Element `i` of activations that are e4m3 numbers times a scale of 2^-9 to 2^-11 for each 128, the scale that rounding to FP8 gives them:
-/// kernels that round them to FP8 agree with those that do not.
+/// Element `i` of activations that are e4m3 numbers times a scale of 2^-9 to 2^-11 for each 128, which is also the
+/// scale of rounding to FP8. Kernels that round them to FP8 therefore agree with those that do not.
 fn exact_in_fp8(seed: u64, i: usize) -> f32 {
     let (value, scale) = (unit(seed, i), 1.0 / (1 << ((rng::bits(seed, !(i / BLOCK) as u64) >> 40) % 3)) as f32);
     if i.is_multiple_of(BLOCK) {

@@ -1,5 +1,5 @@
-//! Comparisons of `count_tokens`, `penalize`, `adjust_logits`, `sample` and `logprobs`: logits updates of every kind, and
-//! on every row all sampling parameters and numbers of log-probabilities.
+//! Comparisons of `count_tokens`, `penalize`, `adjust_logits`, `sample` and `logprobs`: logits updates of every kind,
+//! and on every row all sampling parameters and numbers of log-probabilities.
 
 use super::call::{Call, Family, Launch};
 use super::case::{EXACT, Output, Values};
@@ -35,7 +35,7 @@ fn has(record: &OpRecord) -> bool {
     matches!(record.op, "count_tokens" | "penalize" | "adjust_logits" | "sample" | "logprobs")
 }
 
-/// As many turns as every row needs to have all parameters, or to ask for every number of log-probabilities.
+/// Enough variants for every row to have all parameters, or to request every number of log-probabilities.
 fn variants(record: &OpRecord) -> Vec<Variant> {
     match record.op {
         "sample" => (0..PARAMETERS.len()).map(Variant::Turn).collect(),
@@ -112,7 +112,7 @@ fn outputs(exec: &Exec, call: &Call<'_>, launch: &Launch) -> Result<Vec<Output>,
     }
 }
 
-/// Parameters of `rows` rows: each `turn` gives a row others.
+/// Parameters of `rows` rows; each `turn` gives a row different ones.
 fn draw_words(rows: usize, turn: usize) -> Result<Vec<u32>, OpError> {
     let draw = |row: usize| {
         let (temperature, top_k, top_p, min_p) = PARAMETERS[(row + turn) % PARAMETERS.len()];
@@ -145,12 +145,12 @@ fn fill_logits_updates(
     exec.fill_rows(masks, &(0..masked * words).map(bits).collect::<Vec<_>>())
 }
 
-/// The vocabulary of counts whose rows have no padding.
+/// A vocabulary whose counts need no padding.
 fn padded_vocab(counts: &Tensor) -> usize {
     2 * counts.rows_cols().1
 }
 
-/// Updates of every slot from zero, with tokens of the prompt and of the output, some of them more than once.
+/// Updates of every slot from zero, with tokens of the prompt and of the output, some of them repeated.
 fn fill_count_updates(
     exec: &mut Exec,
     counts: &mut Tensor,
@@ -209,7 +209,7 @@ fn adjusted(exec: &Exec, logits: &Tensor) -> Result<Output, OpError> {
     Ok(Output { tolerance: EXACT, row: logits.rows_cols().1, values })
 }
 
-/// The tokens that the rows drew. They must be equal: devices agree on weights bit by bit.
+/// Tokens drawn by the rows, which must be equal, because devices agree on weights bit by bit.
 fn drawn(exec: &Exec, out: &Tensor) -> Result<Output, OpError> {
     let mut tokens = vec![0u32; out.elements()];
     exec.read(out, 0, &mut tokens)?;

@@ -1,4 +1,4 @@
-//! Operands of a call that differ from those of its record.
+//! Variants of a call's operands.
 
 use crate::ops::{NO_STATE, SEGMENT_WORDS};
 use pegainfer_core::exec::Exec;
@@ -7,18 +7,19 @@ use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{OpError, Tensor};
 use std::fmt;
 
-/// One of several calls that a record stands for.
+/// One of several calls tested for a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Variant {
     /// As recorded.
     Plain,
-    /// Every third row pads a step for a CUDA graph, or is in the cache already: its token has no slot, and it attends to
-    /// nothing where it decodes.
+    /// Every third row is padding for a CUDA graph or already cached: its token has no slot, and in decode ops it
+    /// attends to nothing.
     Padded,
-    /// Attention of the last layer after a prompt: every third row has no query, and the step wrote keys and values of more
-    /// tokens than the queries'.
+    /// Attention of the last layer after a prompt: every third row has no query, and the step wrote keys and values of
+    /// more tokens than the queries'.
     SampledRows,
-    /// The rows take sampling parameters and requested log-probabilities from a list, one after another: an offset into it.
+    /// The rows take sampling parameters and requested log-probabilities from a list, one after another: an offset into
+    /// it.
     Turn(usize),
 }
 
@@ -43,7 +44,7 @@ impl Variant {
         if rows > 2 { vec![Self::Plain, Self::Padded] } else { vec![Self::Plain] }
     }
 
-    /// The record of the call, whose queries may be fewer.
+    /// Record of the call, possibly with fewer queries.
     pub fn record(self, record: &OpRecord) -> OpRecord {
         let mut record = record.clone();
         if self == Self::SampledRows {
@@ -54,12 +55,12 @@ impl Variant {
         record
     }
 
-    /// Whether a row is one of every third that the variant leaves out.
+    /// True if the variant skips this row, one of every third.
     pub fn skips(self, row: usize) -> bool {
         matches!(self, Self::Padded | Self::SampledRows) && row % 3 == 2
     }
 
-    /// Takes the slots of padded rows from `slots`, which were filled.
+    /// Removes the slots of padded rows from `slots`, which were filled.
     pub fn drop_slots(self, exec: &mut Exec, slots: &mut Tensor) -> Result<(), OpError> {
         let mut ids = vec![0u32; slots.elements()];
         exec.read(slots, 0, &mut ids)?;

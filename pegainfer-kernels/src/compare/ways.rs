@@ -1,4 +1,4 @@
-//! The ways in which a call is launched.
+//! Ways of launching a call.
 
 use super::call::{Call, Launch};
 use super::case::{Output, Values};
@@ -8,16 +8,16 @@ use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::tensor::OpError;
 use std::fmt;
 
-/// How a call is launched.
+/// Way of launching a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
-    /// By itself.
+    /// Alone.
     Alone,
-    /// As in a step, back to back with what comes before and behind it: each kernel may begin while the one in front of it
-    /// still runs (programmatic dependent launch). It follows a launch of its own, with which it shares the GPU's workspace
-    /// and counters, and the kernel that writes its activations; one that overwrites them comes behind it.
+    /// As in a step, back to back with its neighbours: each kernel may start while the previous one still runs
+    /// (programmatic dependent launch). It follows another launch of the same call, with which it shares the GPU's
+    /// workspace and counters, and the kernel that writes its activations. A kernel that overwrites them follows it.
     Overlapped,
-    /// From a CUDA graph that was captured with other values, and other lengths where rows decode, in the same tensors.
+    /// From a CUDA graph captured with other values in the same tensors, and with other lengths of decoding rows.
     Replayed,
 }
 
@@ -34,7 +34,7 @@ impl fmt::Display for Way {
 impl Way {
     pub const ALL: [Self; 3] = [Self::Alone, Self::Overlapped, Self::Replayed];
 
-    /// What each launch of `call` wrote whose inputs have their final values; all are to be the same.
+    /// Outputs of each launch of `call` with final inputs; all must be equal.
     pub fn outputs(self, exec: &mut Exec, call: &mut Call<'_>) -> Result<Vec<Vec<Output>>, OpError> {
         let launches = match self {
             Self::Alone => vec![alone(exec, call)?],
@@ -51,7 +51,7 @@ fn alone(exec: &mut Exec, call: &mut Call<'_>) -> Result<Launch, OpError> {
     Ok(launch)
 }
 
-/// Two launches without a wait between them, the second one between kernels that write and overwrite what it reads.
+/// Two launches without a wait in between, the second between kernels that write and overwrite its inputs.
 fn overlapped(exec: &mut Exec, call: &mut Call<'_>) -> Result<Vec<Launch>, OpError> {
     let (operand, case) = (call.record.reads.first(), call.case);
     let mut fed = match (place_of_input(call.record), operand) {
@@ -76,7 +76,8 @@ fn overlapped(exec: &mut Exec, call: &mut Call<'_>) -> Result<Vec<Launch>, OpErr
     Ok(vec![first, second])
 }
 
-/// The call as a graph, whose inputs change between capture and replay. Another device than a GPU is called twice.
+/// The call as a graph, with inputs that change between capture and replay. On other devices, the call is launched
+/// twice.
 fn replayed(exec: &mut Exec, call: &mut Call<'_>) -> Result<Launch, OpError> {
     let mut launch = call.prepare(exec, Values::Earlier)?;
     // Loads the kernels and lets cuBLASLt choose.
@@ -86,7 +87,7 @@ fn replayed(exec: &mut Exec, call: &mut Call<'_>) -> Result<Launch, OpError> {
         call.launch(exec, &mut launch)?;
         return Ok(launch);
     }
-    // A launch of its own follows copies, as in a step: the one before wrote what it may read early.
+    // A separate launch follows copies, as in a step: its early inputs were written by an earlier one.
     call.refill(exec, &mut launch, Values::Earlier)?;
     exec.begin_capture()?;
     let launched = call.launch(exec, &mut launch);

@@ -4,7 +4,7 @@ use crate::ops::{EDIT_WORDS, NO_MASK, SPAN_WORDS};
 use pegainfer_core::logits_processors::LogitEdit;
 use pegainfer_core::team;
 
-/// Applies to each row of `logits` (`[rows, vocab]`) the edits and the mask of its span, in parallel over the rows.
+/// Applies the edits and the mask of its span to each row of `logits` (`[rows, vocab]`), in parallel over the rows.
 /// Operands as in `ops::adjust_logits`, checked there.
 pub fn adjust_rows(logits: &mut [f32], vocab: usize, spans: &[u32], edits: &[u32], masks: &[u32]) {
     let (spans, edits) = (spans.as_chunks::<SPAN_WORDS>().0, edits.as_chunks::<EDIT_WORDS>().0);
@@ -22,7 +22,7 @@ pub fn adjust_rows(logits: &mut [f32], vocab: usize, spans: &[u32], edits: &[u32
     });
 }
 
-/// Sets the logits of the tokens whose bit is not set to -inf.
+/// Sets the logits of tokens whose bit is not set to -inf.
 fn allow(row: &mut [f32], mask: &[u32]) {
     for (logits, bits) in row.chunks_mut(32).zip(mask) {
         for (i, logit) in logits.iter_mut().enumerate() {

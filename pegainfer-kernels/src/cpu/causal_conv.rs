@@ -9,7 +9,7 @@ use crate::delta::{DeltaShape, MAX_CONV_WIDTH, NO_STATE, Segment};
 use half::bf16;
 use pegainfer_core::team;
 
-/// Channels that a task takes at once: the rows of one segment in these columns stay in the L1 cache across the convolution's width.
+/// Channels per task: the rows of one segment in these columns stay in the L1 cache across the convolution's width.
 const BLOCK: usize = 128;
 
 /// Read-only operands; see the op.
@@ -80,7 +80,7 @@ impl Columns<'_> {
     /// These channels of row `i` of a convolution state.
     ///
     /// # Safety
-    /// They belong to this task, and no other part of them is in use.
+    /// They belong to this task, and no other reference to them exists.
     #[inline(always)]
     #[allow(clippy::mut_from_ref)] // the caller promises disjoint parts
     unsafe fn state_row(&self, slot: u32, i: usize) -> &mut [bf16] {
@@ -90,20 +90,21 @@ impl Columns<'_> {
         unsafe { self.shared.0.slice(at, self.width) }
     }
 
-    /// The input `conv_width - 1` tokens before `at`: of the segment, or of what came before it.
+    /// The input `conv_width - 1` tokens before `at`, from the segment or from its history.
     #[inline(always)]
     fn input<'b>(&'b self, segment: &Segment, history: &'b [[bf16; BLOCK]; MAX_CONV_WIDTH], at: usize) -> &'b [bf16] {
         let shape = self.inputs.shape;
         let (first, back) = (segment.first as usize, shape.conv_width - 1);
         match (at - first).checked_sub(back) {
             None => &history[at - first][..self.width],
-            // Beyond the newest tap of the last token: `run` asks for as many rows as the convolution can be wide.
+            // Beyond the newest tap of the last token: `run` requests as many rows as the maximum width of a
+            // convolution.
             Some(i) if first + i >= segment.end as usize => &[],
             Some(i) => &self.inputs.projected[(first + i) * shape.projected_width() + self.first..][..self.width],
         }
     }
 
-    /// One token of the output: `silu(Σ weight[tap] rows[tap])`, the oldest tap first.
+    /// One token of the output: `silu(Σ weight[tap] rows[tap])`, oldest tap first.
     #[inline(always)]
     fn token<S: Lanes>(&self, s: S, token: usize, rows: &[&[bf16]; MAX_CONV_WIDTH]) {
         let shape = self.inputs.shape;

@@ -1,4 +1,4 @@
-//! An array that several threads write at once, each its own elements.
+//! An array that several threads write concurrently, each its own elements.
 
 use std::marker::PhantomData;
 
@@ -11,7 +11,7 @@ pub(super) struct Disjoint<'a, T = bf16> {
     owner: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: elements are reached only through methods whose callers promise that the parts in use are disjoint.
+// SAFETY: elements are reached only through methods whose callers guarantee that the parts in use are disjoint.
 unsafe impl<T: Send> Send for Disjoint<'_, T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for Disjoint<'_, T> {}

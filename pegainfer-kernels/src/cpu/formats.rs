@@ -20,22 +20,23 @@ pub fn e4m3(byte: u8) -> f32 {
     VALUES[usize::from(byte)]
 }
 
-/// The value of an e4m3 byte that is not NaN, which would give 480; the compiler vectorises loops of it.
+/// Value of an e4m3 byte that is not NaN (NaN gives 480). Loops over it are vectorised.
 #[inline(always)]
 pub const fn decode_e4m3(byte: u8) -> f32 {
-    // As the upper bits of an f32, the byte is smaller by the difference of the biases; the product is exact also for subnormals.
+    // As the upper bits of an f32, the byte is smaller by the difference of the biases; the product is exact also for
+    // subnormals.
     let magnitude = f32::from_bits((byte as u32 & 0x7f) << 20) * power_of_two(120);
     f32::from_bits(magnitude.to_bits() | (byte as u32 & 0x80) << 24)
 }
 
-/// The e4m3 byte nearest to `x`, ties to even, saturating at 448; the compiler vectorises loops of it.
+/// The e4m3 byte nearest to `x`, ties to even, saturating at 448. Loops over it are vectorised.
 #[inline(always)]
 pub fn encode_e4m3(x: f32) -> u8 {
     let magnitude = x.abs().min(E4M3_MAX);
     let bits = magnitude.to_bits();
     // Round the 20 lower bits away, then move the bias from 127 to 7.
     let normal = ((bits + 0x7_ffff + (bits >> 20 & 1)) >> 20).wrapping_sub(120 << 3);
-    // Added to 2^14, whose last bit is 2^-9, a subnormal is rounded to a multiple of 2^-9 and stands in the last bits.
+    // Added to 2^14, whose last bit is 2^-9, a subnormal is rounded to a multiple of 2^-9 and is in the last bits.
     let subnormal = (magnitude + power_of_two(14)).to_bits() & 0xff;
     let code = if magnitude < power_of_two(-6) { subnormal } else { normal };
     code as u8 | (x.to_bits() >> 24) as u8 & 0x80
@@ -47,7 +48,7 @@ pub fn e2m1(code: u8) -> f32 {
     VALUES[usize::from(code & 15)]
 }
 
-/// The value of an E8M0 byte: `2^(byte - 127)`, exact also where that is subnormal; 255 is NaN.
+/// Value of an E8M0 byte: `2^(byte - 127)`, exact also for subnormals; 255 is NaN.
 pub fn e8m0(byte: u8) -> f32 {
     match byte {
         0 => f32::from_bits(1 << 22),
@@ -71,7 +72,7 @@ pub fn round_e2m1(x: f32) -> f32 {
     (x / spacing).round_ties_even() * spacing
 }
 
-/// The smallest power of two that is at least `x`, for positive normal `x`: read off the bits, so that it is exact.
+/// The smallest power of two not less than `x`, for positive normal `x`; exact, because it is computed from the bits.
 pub fn ceil_power_of_two(x: f32) -> f32 {
     let bits = x.to_bits();
     let up = u32::from(bits & 0x7f_ffff != 0);

@@ -8,7 +8,7 @@ use crate::heads::HeadShape;
 use half::bf16;
 use pegainfer_core::team;
 
-/// See `ops::attention_gate`.
+/// Reference kernel of `ops::attention_gate`.
 pub fn run(isa: Isa, projected: &[bf16], shape: HeadShape, attended: &mut [bf16]) {
     let (width, columns) = (shape.q_width(), shape.gated_qkv_width());
     let tokens = per_task(6 * width);

@@ -22,7 +22,7 @@ pub struct Inputs<'a> {
     pub eps: f32,
 }
 
-/// See `ops::gated_rms_norm`.
+/// Reference kernel of `ops::gated_rms_norm`.
 pub fn run(isa: Isa, inputs: &Inputs<'_>, out: &mut [bf16]) {
     let width = inputs.shape.v_width();
     let tokens = per_task(8 * width);
@@ -31,7 +31,7 @@ pub fn run(isa: Isa, inputs: &Inputs<'_>, out: &mut [bf16]) {
     });
 }
 
-/// Computes the tokens of [`run`] whose rows are in `out`.
+/// The tokens of [`run`] with rows in `out`.
 struct Tokens<'a> {
     inputs: &'a Inputs<'a>,
     first: usize,

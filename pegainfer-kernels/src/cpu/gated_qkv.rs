@@ -22,7 +22,7 @@ pub struct Inputs<'a> {
     pub rotary_dim: usize,
     /// `[tokens]`.
     pub positions: &'a [u32],
-    /// `[tokens]`, distinct but for `NO_SLOT`.
+    /// `[tokens]`, distinct except for `NO_SLOT`.
     pub slots: &'a [u32],
     /// Head counts and sizes.
     pub shape: HeadShape,
@@ -30,7 +30,7 @@ pub struct Inputs<'a> {
     pub eps: f32,
 }
 
-/// See `ops::gated_qk_norm_rope_write_kv`; slots and positions were checked.
+/// Reference kernel of `ops::gated_qk_norm_rope_write_kv`, with checked slots and positions.
 pub fn run(isa: Isa, inputs: &Inputs<'_>, q: &mut [bf16], cache: &KvWriter<'_>) {
     let shape = inputs.shape;
     assert!(shape.is_supported() && inputs.rotary_dim.is_multiple_of(32), "{shape:?}");
@@ -40,7 +40,7 @@ pub fn run(isa: Isa, inputs: &Inputs<'_>, q: &mut [bf16], cache: &KvWriter<'_>) 
     });
 }
 
-/// Computes the tokens of [`run`] whose rows are in `q`.
+/// The tokens of [`run`] with rows in `q`.
 struct Tokens<'a> {
     inputs: &'a Inputs<'a>,
     /// Index of the first token.
@@ -71,7 +71,7 @@ impl Kernel for Tokens<'_> {
             for h in 0..kv_heads {
                 norm_rope(s, &row[(2 * heads + h) * head_dim..][..head_dim], norms.1, eps, rope, key);
                 let value = &row[(2 * heads + kv_heads + h) * head_dim..][..head_dim];
-                // SAFETY: slots are distinct, so this one belongs to this token alone; nobody reads the cache now.
+                // SAFETY: slots are distinct, so this one belongs to this token alone; the cache is not read now.
                 unsafe { self.cache.write(shape, slot, h, key, value) };
             }
         }

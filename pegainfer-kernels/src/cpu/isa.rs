@@ -1,3 +1,3 @@
-//! Which instruction set a CPU kernel uses: the type lives in pegainfer-core, because `Exec` holds it.
+//! Instruction set of a CPU kernel; the type is defined in pegainfer-core, because `Exec` holds it.
 
 pub use pegainfer_core::isa::Isa;

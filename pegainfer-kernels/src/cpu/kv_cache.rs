@@ -27,7 +27,7 @@ impl<'a> KvCache<'a> {
     }
 }
 
-/// Keys and values of one layer, which threads write at once, each the slots of its own tokens.
+/// Keys and values of one layer, which threads write concurrently, each the slots of its own tokens.
 pub struct KvWriter<'a>(Format<'a>);
 
 enum Format<'a> {
@@ -51,9 +51,9 @@ impl<'a> KvWriter<'a> {
     #[inline(always)]
     pub(super) unsafe fn write(&self, shape: HeadShape, slot: usize, kv_head: usize, key: &[bf16], value: &[bf16]) {
         match &self.0 {
-            // The stores of K are of two bytes, but they hide behind the arithmetic of the next head: a prefill of 512
+            // The stores of K are two bytes wide, but the arithmetic of the next head hides them: a prefill of 512
             // tokens takes as long without them (measured).
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             Format::Bf16(k, v) => unsafe {
                 k.scatter(shape.key(KvDType::Bf16, slot, kv_head), BLOCK_SIZE, key);
                 v.slice(shape.value(KvDType::Bf16, slot, kv_head), value.len()).copy_from_slice(value);
@@ -79,11 +79,11 @@ impl<'a> KvWriter<'a> {
     }
 }
 
-/// Rounds a row to e4m3 codes and returns its scale; see [`KvDType::Fp8`]. A row with a NaN or an infinity has a scale that
-/// spoils all of it.
+/// Rounds a row to e4m3 codes and returns its scale; see [`KvDType::Fp8`]. A NaN or an infinity in a row makes the
+/// scale, and so the whole row, non-finite.
 #[inline(always)]
 pub fn quantize(row: &[bf16], codes: &mut [u8]) -> f32 {
-    // As bits, so that a NaN is the largest.
+    // Compared as bits, so that a NaN is the largest.
     let amax = row.iter().fold(0, |max: u16, x| max.max(x.to_bits() & 0x7fff));
     let scale = if amax == 0 { 1.0 } else { widen(bf16::from_bits(amax)) / E4M3_MAX };
     for (x, code) in row.iter().zip(codes) {
@@ -105,7 +105,7 @@ pub(super) trait KvElement: Element {
     /// Sixteen elements, without their scales.
     fn widen<S: Lanes>(s: S, from: &[Self; 16]) -> S::V;
 
-    /// The scales of a block's tokens, which lie behind `codes` rows; `None` in a format without scales.
+    /// Scales of a block's tokens, after `codes` rows; `None` in a format without scales.
     fn scales<S: Lanes>(s: S, slab: &[[Self; 16]], codes: usize) -> Option<S::V>;
 }
 
@@ -157,8 +157,8 @@ mod tests {
             assert_eq!(scale, amax / 448.0);
             for (x, code) in row.iter().zip(&codes) {
                 let (x, back) = (x.to_f32(), e4m3(*code) * scale);
-                // Half of the spacing of e4m3: a sixteenth of the value, or of subnormals 2^-10. The smallest scale is itself
-                // a subnormal, and rounded.
+                // Half of the spacing of e4m3: a sixteenth of the value, or of subnormals 2^-10. The smallest scale is
+                // itself a subnormal, and rounded.
                 assert!((back - x).abs() <= (x.abs() / 16.0).max(scale / 1024.0) * 1.01, "{back} for {x}");
             }
         }

@@ -7,7 +7,7 @@ use half::bf16;
 use pegainfer_core::team;
 use pegainfer_core::tensor::{DType, Tensor};
 
-/// The weight of a norm, `[hidden]`; its type says how the result is rounded, see `ops::rms_norm`.
+/// Weight of a norm, `[hidden]`; its type selects the rounding, see `ops::rms_norm`.
 #[derive(Clone, Copy)]
 pub enum NormWeight<'a> {
     /// The normalised value is rounded before it is multiplied by the weight, and the result once more.
@@ -33,7 +33,7 @@ impl<'a> NormWeight<'a> {
     }
 }
 
-/// See `ops::rms_norm`.
+/// Reference kernel of `ops::rms_norm`.
 pub fn rms_norm(isa: Isa, x: &[bf16], weight: NormWeight<'_>, eps: f32, out: &mut [bf16]) {
     let part = weight.len() * per_task(2 * size_of::<bf16>() * weight.len());
     team::for_each_chunk(out, part, |i, out| {
@@ -41,7 +41,7 @@ pub fn rms_norm(isa: Isa, x: &[bf16], weight: NormWeight<'_>, eps: f32, out: &mu
     });
 }
 
-/// See `ops::linear_add_norm`.
+/// Reference kernel of the norm in `ops::linear_add_norm`.
 pub fn add_rms_norm(isa: Isa, x: &[bf16], residual: &mut [bf16], weight: NormWeight<'_>, eps: f32, out: &mut [bf16]) {
     let part = weight.len() * per_task(4 * size_of::<bf16>() * weight.len());
     team::for_each_chunk_pair((out, part), (residual, part), |i, out, residual| {
@@ -156,7 +156,7 @@ fn scale_row<S: Lanes>(s: S, scale: Scale, x: &[bf16], weight: &[f32], out: &mut
     }
 }
 
-/// `Σ x²` in f32. Sixty-four partial sums on every path, so that the order of summation depends on the length alone.
+/// `Σ x²` in f32, in sixty-four partial sums on every path, so that the order of summation depends only on the length.
 #[inline(always)]
 fn sum_of_squares<S: Lanes>(s: S, x: &[bf16]) -> f32 {
     let mut sums = [s.splat(0.0); 4];
@@ -169,7 +169,7 @@ fn sum_of_squares<S: Lanes>(s: S, x: &[bf16]) -> f32 {
     }
     let (vectors, tail) = rest.as_chunks();
     for (i, sum) in sums.iter_mut().enumerate() {
-        // Not a zip: its length would be a variable, and the sums would live in memory.
+        // Not a zip, whose variable length would keep the sums in memory.
         if let Some(x) = vectors.get(i) {
             let x = s.widen(x);
             *sum = s.fma(x, x, *sum);

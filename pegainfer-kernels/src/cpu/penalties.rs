@@ -35,7 +35,7 @@ pub fn count_tokens(counts: &mut [u32], words: usize, updates: &[u32], tokens: &
     }
 }
 
-/// Applies to each row of `logits` (`[rows, vocab]`) its penalties, in parallel over the rows. Operands as in
+/// Applies the penalties of each row to `logits` (`[rows, vocab]`), in parallel over the rows. Operands as in
 /// `ops::penalize`, checked there.
 pub fn penalize(logits: &mut [f32], vocab: usize, (counts, words): (&[u32], usize), rows: &[u32], drafts: &[u32]) {
     let rows = rows.as_chunks::<PENALTY_WORDS>().0;

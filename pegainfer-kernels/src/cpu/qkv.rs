@@ -21,7 +21,7 @@ pub struct Inputs<'a> {
     pub rope: &'a [f32],
     /// `[tokens]`.
     pub positions: &'a [u32],
-    /// `[tokens]`, distinct but for `NO_SLOT`.
+    /// `[tokens]`, distinct except for `NO_SLOT`.
     pub slots: &'a [u32],
     /// Head counts and sizes.
     pub shape: HeadShape,
@@ -52,7 +52,7 @@ pub fn fill_rope(table: &mut [f32], head_dim: usize, rope: &RopeSpec) {
     });
 }
 
-/// See `ops::qk_norm_rope_write_kv`; slots and positions were checked.
+/// Reference kernel of `ops::qk_norm_rope_write_kv`, with checked slots and positions.
 pub fn run(isa: Isa, inputs: &Inputs<'_>, q: &mut [bf16], cache: &KvWriter<'_>) {
     let shape = inputs.shape;
     assert!(shape.is_supported(), "{shape:?}");
@@ -62,7 +62,7 @@ pub fn run(isa: Isa, inputs: &Inputs<'_>, q: &mut [bf16], cache: &KvWriter<'_>) 
     });
 }
 
-/// Computes the tokens of [`run`] whose rows are in `q`.
+/// The tokens of [`run`] with rows in `q`.
 struct Tokens<'a> {
     inputs: &'a Inputs<'a>,
     /// Index of the first token.
@@ -94,14 +94,14 @@ impl Kernel for Tokens<'_> {
             for h in 0..kv_heads {
                 norm_rope(s, &row[(heads + h) * head_dim..][..head_dim], k_norm, rope, key);
                 let value = &row[(heads + kv_heads + h) * head_dim..][..head_dim];
-                // SAFETY: slots are distinct, so this one belongs to this token alone; nobody reads the cache now.
+                // SAFETY: slots are distinct, so this one belongs to this token alone; the cache is not read now.
                 unsafe { self.cache.write(shape, slot, h, key, value) };
             }
         }
     }
 }
 
-/// One head: RMS norm with weight and epsilon if there is one, then the half-split rotation in f32, each rounded to bf16.
+/// One head: optional RMS norm with weight and epsilon, then the half-split rotation in f32, each rounded to bf16.
 #[inline(always)]
 fn norm_rope<S: Lanes>(s: S, x: &[bf16], norm: Option<(&[bf16], f32)>, rope: &[f32], out: &mut [bf16]) {
     let half = x.len() / 2;
@@ -111,7 +111,7 @@ fn norm_rope<S: Lanes>(s: S, x: &[bf16], norm: Option<(&[bf16], f32)>, rope: &[f
         None => None,
     };
     for i in 0..half.div_ceil(16) {
-        // The last vector of a ragged half overlaps the one before it, and writes the same values once more.
+        // The last vector of a ragged half overlaps the previous one and writes the same values again.
         let low = (16 * i).min(half - 16);
         let high = half + low;
         let (a, b) = (normed(s, x, low, norm), normed(s, x, high, norm));
@@ -121,7 +121,7 @@ fn norm_rope<S: Lanes>(s: S, x: &[bf16], norm: Option<(&[bf16], f32)>, rope: &[f
     }
 }
 
-/// The vector of a head that begins at element `at`, under the norm if there is one.
+/// The vector of a head from element `at` on, normalised if there is a norm.
 #[inline(always)]
 fn normed<S: Lanes>(s: S, x: &[bf16], at: usize, norm: Option<(&[bf16], Scale)>) -> S::V {
     let x = s.widen(chunk(&x[at..]));

@@ -1,14 +1,14 @@
-//! Rows: how they are cut into tasks, and copies of them.
+//! Splitting rows into tasks, and copying rows.
 
 use half::bf16;
 use pegainfer_core::exec::Device;
 
-/// Bytes of a task. Handing one to another thread takes a few microseconds; an elementwise kernel moves this much in
+/// Bytes per task. Handing a task to another thread takes a few microseconds; an elementwise kernel moves this much in
 /// about ten, so a decode step of a few rows stays on its thread.
 const TASK_BYTES: usize = 64 << 10;
 
-/// Rows per task of an elementwise kernel that reads and writes `row_bytes` per row. Where that is all rows, the
-/// one task runs in place.
+/// Rows per task of an elementwise kernel that reads and writes `row_bytes` per row. If that is all rows, the one task
+/// runs in place.
 pub(super) fn per_task(row_bytes: usize) -> usize {
     (TASK_BYTES / row_bytes.max(1)).max(1)
 }

@@ -1,8 +1,8 @@
 //! Sampling a token from a row of logits, and log-probabilities.
 //!
-//! Temperature keeps the order of the logits, so min-p, top-k and top-p each keep the front of one and the same order:
-//! larger logit first, lower id first on a tie. Truncation is therefore one [`Cut`] in that order. It is found without
-//! sorting the vocabulary, and the draw then walks the kept tokens by id. NaN counts as -inf everywhere.
+//! Temperature keeps the order of the logits, so min-p, top-k and top-p each keep the front of the same order: larger
+//! logit first, lower id first on ties. Truncation is therefore one [`Cut`] in that order. It is found without sorting
+//! the vocabulary, and the draw then walks the kept tokens by id. NaN counts as -inf everywhere.
 
 use crate::draw::{DRAW_WORDS, Draw};
 use pegainfer_core::{rng, team};
@@ -13,7 +13,7 @@ use weight::{WEIGHT_BITS, Weight, fraction_of};
 mod tests;
 mod weight;
 
-/// Logits per group: the maximum of each group says whether it can hold a kept token.
+/// Logits per group; the maximum of a group shows whether it can hold a kept token.
 const GROUP: usize = 64;
 
 /// Memory of one thread that samples; reused, it does not allocate again for the same vocabulary.
@@ -44,12 +44,12 @@ impl SampleScratch {
 
 /// Draws a token from one row of raw logits (`[vocab]` f32, `vocab > 0`).
 ///
-/// The steps are those of `SamplingParams`: temperature, min-p, top-k, top-p, one draw. top-p is relative to what min-p and
-/// top-k kept, and keeps the token that reaches it. Greedy takes the largest logit, the lowest id on a tie.
+/// Steps as in `SamplingParams`: temperature, min-p, top-k, top-p, one draw. top-p is relative to the tokens kept by
+/// min-p and top-k, and keeps the token that reaches it. Greedy takes the largest logit, the lowest id on ties.
 ///
-/// Weights and their sums are whole numbers, see weight.rs: the same logits give the same token on every device.
+/// Weights and their sums are integers, see weight.rs: the same logits give the same token on every device.
 ///
-/// NaN is never drawn. A row of nothing but NaN gives token 0.
+/// NaN is never drawn. A row of only NaN gives token 0.
 pub fn sample_row(logits: &[f32], draw: &Draw, scratch: &mut SampleScratch) -> u32 {
     let max = index(logits, scratch);
     if draw.is_greedy() || max == f32::NEG_INFINITY {
@@ -70,8 +70,8 @@ pub fn sample_row(logits: &[f32], draw: &Draw, scratch: &mut SampleScratch) -> u
     token.map_or(0, |(id, _)| id as u32)
 }
 
-/// [`sample_row`] for each row of `logits` (`[rows, vocab]` f32), in parallel over the rows. `draws`: `[rows, DRAW_WORDS]`
-/// packed [`Draw`]s; `scratch`: one per thread to use, at least one; `out`: `[rows]`.
+/// [`sample_row`] for each row of `logits` (`[rows, vocab]` f32), in parallel over the rows. `draws`: `[rows,
+/// DRAW_WORDS]` packed [`Draw`]s; `scratch`: one per thread to use, at least one; `out`: `[rows]`.
 pub fn sample_rows(logits: &[f32], vocab: usize, draws: &[u32], scratch: &mut [SampleScratch], out: &mut [u32]) {
     let draws = draws.as_chunks::<DRAW_WORDS>().0;
     assert!(logits.len() == out.len() * vocab && draws.len() == out.len());
@@ -85,8 +85,8 @@ pub fn sample_rows(logits: &[f32], vocab: usize, draws: &[u32], scratch: &mut [S
     });
 }
 
-/// Log-softmax of the raw logits (`[vocab]` f32): of `chosen`, with its rank (1 + how many logits are larger), and of
-/// the `top_n` largest, best first, lower id first on a tie.
+/// Log-softmax of the raw logits (`[vocab]` f32) at `chosen`, with its rank (1 + the number of larger logits), and at
+/// the `top_n` largest, best first, lower id first on ties.
 ///
 /// Numerics: weights as in [`sample_row`] at temperature 1; the logarithm in f64, rounded once.
 pub fn logprobs_row(logits: &[f32], chosen: u32, top_n: usize) -> (f32, u32, Vec<(u32, f32)>) {
@@ -143,7 +143,7 @@ fn index(logits: &[f32], scratch: &mut SampleScratch) -> f32 {
 fn first(logits: &[f32], logit: f32, scratch: &SampleScratch) -> u32 {
     let groups = logits.chunks(GROUP).zip(&scratch.maxima).enumerate().filter(|(_, (_, max))| **max == logit);
     for (group, (values, _)) in groups {
-        // A group of NaN has -inf as its maximum, too.
+        // A group of NaN has -inf as its maximum as well.
         if let Some(at) = values.iter().position(|&x| x == logit) {
             return (group * GROUP + at) as u32;
         }
@@ -151,7 +151,7 @@ fn first(logits: &[f32], logit: f32, scratch: &SampleScratch) -> u32 {
     0
 }
 
-/// Finds where min-p, top-k and top-p cut.
+/// Finds the cut of min-p, top-k and top-p.
 fn truncate(logits: &[f32], draw: &Draw, max: f32, weight: &Weight, scratch: &mut SampleScratch) -> Cut {
     let mut cut = Cut::NONE;
     if draw.min_p_offset > f64::NEG_INFINITY {
@@ -165,8 +165,8 @@ fn truncate(logits: &[f32], draw: &Draw, max: f32, weight: &Weight, scratch: &mu
     }
     if draw.top_p < 1.0 {
         let total = weigh(logits, weight, cut, scratch);
-        // Tokens lighter than this weigh less than 1 - top_p together, so the rest holds what top-p keeps. The factor
-        // covers the rounding of the weights, as long as they are far above the smallest one.
+        // Tokens lighter than this weigh less than 1 - top_p together, so the rest contains all that top-p keeps. The
+        // factor covers the rounding of weights far above the smallest one.
         let one = (1u64 << WEIGHT_BITS) as f64;
         let lightest = 0.99 * (1.0 - f64::from(draw.top_p)) * total as f64 / one / logits.len() as f64;
         let safe = lightest * one > 1000.0;
@@ -205,8 +205,8 @@ fn collect(logits: &[f32], cut: Cut, floor: f32, scratch: &mut SampleScratch) {
     }
 }
 
-/// The last token of the shortest front of the order whose weights reach `target`: a binary search that partitions
-/// only the half in question, so it is linear on the whole.
+/// The last token of the shortest front of the order whose weights reach `target`: a binary search that partitions only
+/// the relevant half, so it is linear overall.
 fn nucleus(tokens: &mut [(f32, u32)], weight: &Weight, mut target: u64) -> Option<Cut> {
     let mut range = 0..tokens.len();
     while range.len() > 1 {
@@ -223,7 +223,7 @@ fn nucleus(tokens: &mut [(f32, u32)], weight: &Weight, mut target: u64) -> Optio
     tokens.get(range.start).map(|&(logit, id)| Cut { logit, id })
 }
 
-/// Fills `scratch.masses` with the weight that each group holds of what `cut` keeps, and returns the sum.
+/// Fills `scratch.masses` with the weight of each group's tokens kept by `cut`, and returns the sum.
 fn weigh(logits: &[f32], weight: &Weight, cut: Cut, scratch: &mut SampleScratch) -> u64 {
     scratch.masses.clear();
     scratch.masses.extend(logits.chunks(GROUP).zip(&scratch.maxima).enumerate().map(|(group, (values, &max))| {

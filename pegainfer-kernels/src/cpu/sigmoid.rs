@@ -2,8 +2,8 @@
 
 use super::lanes::{Lanes, exp2_sum};
 
-/// `z / (1 + exp(-z))`, within 4e-7 of the value for a `z` that was bf16 (a few times that for any other); -0 below -86.6,
-/// where less than 3e-36 is left.
+/// `z / (1 + exp(-z))`, within 4e-7 of the value for a `z` converted from bf16 (a few times that for others); -0 below
+/// -86.6, where the value is below 3e-36.
 ///
 /// With `e = exp(-|z|)`, which never overflows, this is `z / (1 + e)`, or `z e / (1 + e)` for a negative z.
 #[inline(always)]
@@ -19,8 +19,8 @@ pub(super) fn sigmoid<S: Lanes>(s: S, z: S::V) -> S::V {
     s.div(s.where_below(z, 0.0, e, s.splat(1.0)), s.add(s.splat(1.0), e))
 }
 
-/// `exp(-|z|)`. The exponent in base 2 is `-|z| log2(e)`. Rounding it would cost the result five bits at z = -80, so log2(e)
-/// is cut in two: eight bits of z times the sixteen of `HIGH` are exact in f32.
+/// `exp(-|z|)`. The exponent in base 2 is `-|z| log2(e)`. Rounding it would cost the result five bits at z = -80, so
+/// log2(e) is cut in two: eight bits of z times the sixteen of `HIGH` are exact in f32.
 #[inline(always)]
 fn exp_minus_abs<S: Lanes>(s: S, z: S::V) -> S::V {
     const HIGH: f32 = 47_274.0 / 32_768.0;

@@ -7,7 +7,7 @@ use super::sigmoid::silu;
 use half::bf16;
 use pegainfer_core::team;
 
-/// See `ops::linear_swiglu`. `gate_up`: `[rows, 2 * width]`, `out`: `[rows, width]`.
+/// Reference kernel of the gate in `ops::linear_swiglu`. `gate_up`: `[rows, 2 * width]`, `out`: `[rows, width]`.
 pub fn swiglu(isa: Isa, gate_up: &[bf16], width: usize, out: &mut [bf16]) {
     let rows = per_task(3 * width * size_of::<bf16>());
     team::for_each_chunk(out, (rows * width).max(1), |i, out| {

@@ -93,9 +93,9 @@ impl Weights<'_> {
     }
 }
 
-/// Rounds a weight `[n, k]` to FP8: the scale of a block of 128 x 128 is its largest magnitude over 448 (1 where that is 0), a
-/// code is the e4m3 value nearest to `w / scale`, ties to even. `codes`: `[n, k]`; `scales`: `[n / 128, k / 128]`, both
-/// rounded up. Runs on the current team.
+/// Rounds a weight `[n, k]` to FP8. The scale of a block of 128 x 128 is its largest magnitude over 448 (1 if that is
+/// 0); a code is the e4m3 value nearest to `w / scale`, ties to even. `codes`: `[n, k]`; `scales`: `[n / 128, k /
+/// 128]`, both rounded up. Runs on the current team.
 pub fn quantize_fp8(w: &[bf16], k: usize, codes: &mut [u8], scales: &mut [f32]) {
     let rows = BLOCK * k;
     team::for_each_chunk_pair((codes, rows), (scales, k.div_ceil(BLOCK)), |i, codes, scales| {
@@ -103,7 +103,7 @@ pub fn quantize_fp8(w: &[bf16], k: usize, codes: &mut [u8], scales: &mut [f32]) 
         for (b, scale) in scales.iter_mut().enumerate() {
             let columns = b * BLOCK..(b * BLOCK + BLOCK).min(k);
             let parts = || w.chunks_exact(k).map(|row| &row[columns.clone()]);
-            // As bits, so that a NaN is the largest: its scale spoils the block as it would in bf16.
+            // Compared as bits, so that a NaN is the largest: its scale makes the block NaN as it would be in bf16.
             let amax = parts().flatten().fold(0, |max, w| max.max(w.to_bits() & 0x7fff));
             *scale = if amax == 0 { 1.0 } else { bf16::from_bits(amax).to_f32() / E4M3_MAX };
             for (w, codes) in parts().zip(codes.chunks_exact_mut(k)) {
@@ -115,7 +115,7 @@ pub fn quantize_fp8(w: &[bf16], k: usize, codes: &mut [u8], scales: &mut [f32]) 
     });
 }
 
-/// The bf16 numbers of e4m3 codes, exact; `out` is at least as long as `codes`. No code may be NaN: 0x7f gives 480.
+/// The bf16 numbers of e4m3 codes, exactly; `out` is at least as long as `codes`. No code may be NaN: 0x7f gives 480.
 #[inline(always)]
 pub fn widen_e4m3(codes: &[u8], out: &mut [bf16]) {
     for (code, out) in codes.iter().zip(out) {

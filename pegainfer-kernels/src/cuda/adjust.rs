@@ -1,4 +1,4 @@
-//! `ops::adjust_logits`: a block a row.
+//! `ops::adjust_logits`: a block per row.
 
 use super::abi;
 use pegainfer_core::exec::Exec;

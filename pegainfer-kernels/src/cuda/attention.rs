@@ -30,7 +30,7 @@ pub(crate) fn attention(
     if let Some(kernel) = &choice.prefill {
         prefill(exec, kernel, operands, out)?;
     }
-    // Only the kernel with warpgroups releases its successor once all before it are complete.
+    // Only the warpgroup kernel releases its successor after all kernels before it are complete.
     let prefilled = match choice.prefill {
         Some(Prefill::Wgmma { .. }) => Prefilled::Overlapped,
         Some(Prefill::Mma) | None => Prefilled::Serialised,
@@ -42,7 +42,7 @@ pub(crate) fn attention(
     }
 }
 
-/// Rows of few queries in `splits` splits, whose partial results a second kernel adds.
+/// Rows of few queries in `splits` splits; a second kernel adds their partial results.
 fn decode_async(exec: &mut Exec, splits: usize, operands: Operands<'_, '_>, out: &mut Tensor) -> Result<(), OpError> {
     let op = "attention";
     let Operands { q, k, v, batch, shape, scale } = operands;
@@ -61,7 +61,7 @@ fn decode_async(exec: &mut Exec, splits: usize, operands: Operands<'_, '_>, out:
         _ => CombineSplits::combine_256,
     };
     let ((rows, max_blocks), blocks) = (batch.block_tables.rows_cols(), k.rows_cols().0);
-    // Matrix rows of the longest row that the kernel takes.
+    // Matrix rows of the longest row that the kernel supports.
     let max_rows = (batch.load.max_queries * shape.group()).min(DECODE_QUERIES);
     let gpu = exec.gpu()?;
     let workspace = gpu.workspace();
@@ -82,8 +82,8 @@ fn decode_async(exec: &mut Exec, splits: usize, operands: Operands<'_, '_>, out:
     };
     let launch = decode.launch(gpu, op, arguments)?;
     let launch = launch.shared(DECODE_WARPS * async_partial_bytes(max_rows, head_dim)).overlapped();
-    // SAFETY: the op checked the shapes, the kernel checks the block ids, and the splits were chosen so that the partial
-    // results fit the workspace.
+    // SAFETY: the op checked the shapes, the kernel checks the block ids, and the splits were chosen so that the
+    // partial results fit the workspace.
     unsafe { launch.run([splits, kv_heads, rows], 32 * DECODE_WARPS)? };
     if splits > 1 {
         let arguments = CombineSplits { partials: workspace, qo_indptr: batch.qo_indptr, out, heads, splits };

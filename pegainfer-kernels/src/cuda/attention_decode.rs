@@ -10,18 +10,18 @@ use pegainfer_core::cuda::{Cuda, Launch};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
 
-/// How decode attention stands to the prefill that was launched before it.
+/// Ordering of decode attention after the prefill launched before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Prefilled {
-    /// Prefill is complete before decode begins, or there is none.
+    /// Prefill is complete before decode starts, or there is none.
     Serialised,
     /// Both run together: prefill has released its successor only once all before it were complete, see csrc/attention/decode.cuh.
     Overlapped,
 }
 
-/// Stages of each warp's ring in the kernels for this format, of a grid for so many stages in bf16. They take as many bytes:
-/// in FP8 a stage of small heads is half as large, and one of large heads has both keys and values. With one stage, for which four
-/// blocks share a multiprocessor, there is memory for three of FP8.
+/// Stages of each warp's ring in the kernels for this format, for a grid of `stages` stages in bf16, in the same number
+/// of bytes. In FP8, a stage of small heads takes half as many bytes, and a stage of large heads has both keys and
+/// values. With one stage, for which four blocks share a multiprocessor, there is memory for three FP8 stages.
 pub(super) fn kernel_stages(format: KvDType, head_dim: usize, stages: usize) -> usize {
     match (format, stages) {
         (KvDType::Fp8, 1) if head_dim <= LARGE_HEAD => 3,
@@ -52,14 +52,14 @@ pub(super) struct Call<'a, 'b> {
 
 impl Call<'_, '_> {
     /// # Safety
-    /// As [`Launch::run`].
+    /// See [`Launch::run`].
     pub unsafe fn run(&self, launch: Launch) -> Result<(), OpError> {
         let HeadShape { kv_heads, head_dim, .. } = self.shape;
         let DecodeGrid { column_tiles, stages, blocks } = *self.grid;
         let launch = launch.early(self.batch.qo_indptr).early(self.batch.kv_lens).early(self.batch.block_tables);
         let launch = launch.shared(shared_bytes(self.format, head_dim, column_tiles, stages));
-        // Overlapped, the kernel fetches the keys and values before a row's queries early. They are those of earlier steps
-        // if the queries are all that the step adds to the row.
+        // Overlapped, the kernel fetches the keys and values before a row's queries early. They belong to earlier steps
+        // if the step adds only the queries to the row.
         let launch = if self.batch.load.sampled_only { launch } else { launch.overlapped() };
         // SAFETY: the caller's promise; the blocks were chosen so that the partial results fit the workspace.
         unsafe { launch.run([blocks, kv_heads, 1], 32 * DECODE_WARPS) }
@@ -71,7 +71,7 @@ impl Call<'_, '_> {
 pub(super) struct Scratch {
     /// Partial results.
     pub partials: u64,
-    /// Arrivals at each of them.
+    /// Counter of arrivals at each of them.
     pub arrived: u64,
 }
 
@@ -129,7 +129,7 @@ pub(super) fn decode_bulk(
         arrived,
     };
     let launch = kernel.launch(gpu, "attention", arguments)?;
-    // Beside prefill the kernel waits for nothing before it reads.
+    // Concurrent with prefill, the kernel waits for nothing before it reads.
     let launch = if overlapped { launch.early(q).early(k).early(v) } else { launch };
     // SAFETY: `prefilled` says what was launched before; the op checked the shapes, the kernel checks the block ids.
     unsafe { Call { batch, shape, format, grid }.run(launch) }

@@ -1,4 +1,4 @@
-//! What the kernels of `ops::attention` share.
+//! Operands shared by the kernels of `ops::attention`.
 
 use crate::ops::{AttentionBatch, HeadShape};
 use pegainfer_core::tensor::Tensor;

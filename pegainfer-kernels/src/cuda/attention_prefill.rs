@@ -24,8 +24,8 @@ fn wgmma_shared(head_dim: usize) -> usize {
     }
 }
 
-/// Attention of the rows with more than 16 matrix rows (queries times heads of a group); the other rows of `out` stay as
-/// they are.
+/// Attention of the rows with more than 16 matrix rows (queries times heads of a group); the other rows of `out` stay
+/// as they are.
 pub(super) fn prefill(
     exec: &mut Exec,
     kernel: &Prefill,
@@ -85,7 +85,7 @@ pub(super) fn prefill(
     }
 }
 
-/// Some KV heads at a time: widens their keys and values in the workspace, then attends.
+/// Widens the keys and values of some KV heads at a time in the workspace, then attends.
 fn prefill_widened(
     gpu: &mut Cuda,
     (grid, widening): (usize, &Widening),
@@ -145,7 +145,7 @@ fn prefill_widened(
             scale,
         };
         let launch = attend.launch(gpu, op, arguments)?.shared(wgmma_shared(head_dim)).overlapped_late_release();
-        // SAFETY: the op checked the shapes; the kernel before has widened what is read.
+        // SAFETY: the op checked the shapes; the previous kernel has widened the inputs.
         unsafe { launch.run([grid, 1, 1], WGMMA_THREADS)? };
     }
     Ok(())

@@ -11,22 +11,23 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 /// Bytes of a vector.
 const VECTOR: usize = 16;
 
-/// How an all-reduce travels.
+/// Algorithm of an all-reduce.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Algorithm {
-    /// One hop, each word with a flag of its own (NCCL's LL protocol): twice the bytes, the lowest latency.
+    /// One hop, with a flag per word (NCCL's LL protocol): twice the bytes, the lowest latency.
     LowLatency,
-    /// One hop, a flag for each block.
+    /// One hop, with a flag per block.
     OneShot,
     /// Reduce-scatter and all-gather: two hops, the fewest bytes from three ranks on.
     TwoShot,
 }
 
-/// Longest message of [`Algorithm::LowLatency`], with up to four ranks, before a flag for each block is cheaper (measured with two and four
-/// H200s); with more, as many bytes to all others.
+/// Maximum bytes for [`Algorithm::LowLatency`] with up to four ranks; beyond, a flag per block is cheaper (measured
+/// with two and four H200s). With more ranks: the same number of bytes to all others.
 const LOW_LATENCY_BYTES: usize = 256 << 10;
 
-/// Longest message of [`Algorithm::OneShot`] with four ranks (measured); with more, as many bytes to all others.
+/// Maximum bytes for [`Algorithm::OneShot`] with four ranks (measured). With more ranks: the same number of bytes to
+/// all others.
 const ONE_SHOT_BYTES: usize = 1 << 20;
 
 impl Algorithm {
@@ -40,7 +41,7 @@ impl Algorithm {
         }
     }
 
-    /// Its name in records.
+    /// Name in records.
     pub fn name(self) -> &'static str {
         match self {
             Self::LowLatency => "low_latency",
@@ -77,15 +78,15 @@ pub struct Link {
     stage_bytes: usize,
     /// Address of the status words.
     status: u64,
-    /// How long a wait may take, in nanoseconds.
+    /// Timeout of a wait, in nanoseconds.
     timeout: u64,
-    /// Most blocks of a launch, a power of two.
+    /// Maximum number of blocks of a launch, a power of two.
     blocks: usize,
-    /// Whether its messages come back to it.
+    /// True if its messages come back to it.
     alone: bool,
 }
 
-/// Staging of all mailboxes of one half together. A rank's share of it is what one launch sends to a peer.
+/// Staging bytes of all mailboxes of one half together. A rank's share is the maximum that one launch sends to a peer.
 const STAGE_BYTES: usize = 32 << 20;
 
 fn stage_bytes(ranks: usize) -> usize {
@@ -122,7 +123,7 @@ impl Link {
         }
     }
 
-    /// The view of one rank of several that is alone: what it sends to a peer comes back as the peer's.
+    /// View of a single rank of several: messages to a peer come back as the peer's.
     pub fn loop_back(
         (rank, ranks): (usize, usize),
         arena: u64,
@@ -135,12 +136,12 @@ impl Link {
         Self { alone: true, ..link }
     }
 
-    /// Which of the kernels for two, four and eight ranks runs.
+    /// Index of the kernel for two, four or eight ranks.
     fn variant(&self) -> usize {
         self.ranks.next_power_of_two().ilog2() as usize - 1
     }
 
-    /// Most vectors of one launch.
+    /// Maximum number of vectors of one launch.
     fn capacity(&self, algorithm: Algorithm) -> usize {
         match algorithm {
             Algorithm::LowLatency => self.blocks * LL_THREADS / 2,
@@ -182,15 +183,15 @@ fn entry(algorithm: Algorithm, variant: usize, dtype: DType) -> Entry<AllReduce<
     entries[variant][usize::from(dtype == DType::Bf16)]
 }
 
-/// Replaces `x`, f32 or bf16, by its sum over the ranks, added in their order. Without an `algorithm` the size chooses. Messages
-/// beyond what the arenas hold take several launches.
+/// Replaces `x`, f32 or bf16, by its sum over the ranks, added in rank order. Without an `algorithm`, chooses by size.
+/// Messages larger than the arenas take several launches.
 pub fn all_reduce(exec: &mut Exec, link: &Link, algorithm: Option<Algorithm>, x: &mut Tensor) -> Result<(), OpError> {
     let (op, bytes, dtype) = ("all_reduce", x.bytes() as usize, x.dtype());
     if !bytes.is_multiple_of(VECTOR) || !x.device().is_multiple_of(VECTOR as u64) {
         return Err(OpError { op, message: format!("{bytes} bytes: GPUs add whole vectors of {VECTOR} bytes") });
     }
     let algorithm = algorithm.unwrap_or_else(|| Algorithm::choose(link.ranks, bytes));
-    // The parts of a rank that is alone are not where the other ranks' would be.
+    // The parts of a single rank are not where those of other ranks would be.
     let algorithm = if link.alone && algorithm == Algorithm::TwoShot { Algorithm::OneShot } else { algorithm };
     record_all_reduce(exec, algorithm.name(), x, link.ranks, algorithm.sent(link.ranks, bytes));
     let (vectors, capacity, gpu) = (bytes / VECTOR, link.capacity(algorithm), exec.gpu()?);
@@ -248,7 +249,7 @@ pub fn all_gather(exec: &mut Exec, link: &Link, part: &Tensor, whole: &mut Tenso
     Ok(())
 }
 
-/// Replaces the rows of this rank, its equal share of those of `x`, f32 or bf16, by their sums over the ranks, added in their order.
+/// Replaces this rank's equal share of the rows of `x`, f32 or bf16, by the sums over the ranks, added in rank order.
 pub fn reduce_scatter(exec: &mut Exec, link: &Link, x: &mut Tensor) -> Result<(), OpError> {
     type A = ExchangeParts<'static>;
     let entries = match x.dtype() {
@@ -259,7 +260,7 @@ pub fn reduce_scatter(exec: &mut Exec, link: &Link, x: &mut Tensor) -> Result<()
     exchange_parts(exec, "reduce_scatter", link, entries[link.variant()], x)
 }
 
-/// Gives every rank the rows of all, of which each has an equal share of those of `x`, f32 or bf16.
+/// Gives every rank the rows of all; each rank has an equal share of the rows of `x`, f32 or bf16.
 pub fn all_gather_rows(exec: &mut Exec, link: &Link, x: &mut Tensor) -> Result<(), OpError> {
     type A = ExchangeParts<'static>;
     let entries = match x.dtype() {
@@ -270,7 +271,8 @@ pub fn all_gather_rows(exec: &mut Exec, link: &Link, x: &mut Tensor) -> Result<(
     exchange_parts(exec, "all_gather_rows", link, entries[link.variant()], x)
 }
 
-/// Launches `entry` over the parts of all ranks, which `x` has side by side, as often as the arenas make necessary.
+/// Launches `entry` over the parts of all ranks, which are adjacent in `x`, as often as the size of the arenas
+/// requires.
 fn exchange_parts(
     exec: &mut Exec,
     op: &'static str,
@@ -295,7 +297,8 @@ fn exchange_parts(
             stage_bytes, status, timeout,
         };
         let launch = entry.launch(gpu, op, arguments)?.overlapped();
-        // SAFETY: the vectors lie within the parts of `x`; the link has the addresses of live arenas of the size that it names.
+        // SAFETY: the vectors lie within the parts of `x`; the link has the addresses of live arenas of the size that
+        // it names.
         unsafe { launch.run(grid, threads)? };
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! Where a GEMM writes: a matrix, or some of its columns where the parts of a stacked weight write side by side.
+//! Destination of a GEMM: a matrix, or some of its columns if the parts of a stacked weight write to adjacent columns.
 
 use super::abi::Target;
 use crate::choice::Output;
@@ -16,18 +16,18 @@ impl Columns<'_> {
         self.tensor.rows_cols().1
     }
 
-    /// Of the first of the columns in a row.
+    /// Address of the first of the columns in a row.
     pub fn address(&self, row: usize) -> u64 {
         let elements = row * self.pitch() + self.first;
         self.tensor.device() + (elements * self.tensor.dtype().size()) as u64
     }
 
-    /// As a kernel takes them.
+    /// The destination as a kernel argument.
     pub fn target(&mut self) -> Target<'_> {
         Target::Columns(self.tensor, self.first)
     }
 
-    /// What a GEMM writes there.
+    /// Output type of the GEMM.
     pub fn output(&self) -> Output {
         if self.tensor.dtype() == DType::F32 { Output::F32 } else { Output::Bf16 }
     }

@@ -11,23 +11,23 @@ use pegainfer_core::cuda::{COUNTERS, Cuda, WORKSPACE_BYTES};
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
-/// Most rows that the kernel takes: from four on, a chain of kernels is faster.
+/// Maximum number of rows: from four on, a chain of kernels is faster.
 pub const DECODE_LAYERS_ROWS: usize = 2;
 
-/// Most query heads of a KV head.
+/// Maximum number of query heads of a KV head.
 const GROUP: usize = 8;
-/// Widest rows that there are kernels for.
+/// Maximum hidden size with kernels.
 const MAX_HIDDEN: usize = 4096;
 /// Threads of a block.
 const THREADS: usize = CONSUMERS + 32 * PRODUCERS;
 /// Fewer would not let weights wait for x.
 const MIN_STAGES: usize = 4;
-/// More than the shared memory that the kernel has without asking.
+/// More than the static shared memory of the kernel.
 const FIXED_BYTES: usize = 1024;
 /// Bytes of a partial result of attention.
 const PART_BYTES: usize = GROUP * (HEAD + 4) * size_of::<f32>();
 
-/// What a launch depends on.
+/// Sizes that a launch depends on.
 #[derive(Debug, Clone, Copy)]
 struct Dims {
     hidden: usize,
@@ -51,7 +51,7 @@ impl Dims {
         self.multiprocessors.min(least / 2)
     }
 
-    /// Bytes of x and of the sums of a GEMM, or of attention, which takes their place.
+    /// Bytes of x and of the sums of a GEMM, or of attention, which uses the same memory.
     fn scratch(&self, rows: usize) -> usize {
         let Self { hidden, intermediate, shape, .. } = *self;
         let widest = hidden.max(shape.q_width()).max(intermediate);
@@ -86,22 +86,21 @@ impl Dims {
     }
 }
 
-/// What the kernel finds on a GPU from step to step: where weights and caches are, and how far its exchanges are. It
-/// belongs to one model and stays valid as long as the model's tensors live.
+/// Device state of the kernel from step to step: addresses of weights and caches, and progress of its exchanges. It
+/// belongs to one model and is valid as long as the model's tensors live.
 #[derive(Debug)]
 pub struct DecodeState {
-    /// Of the tensors of all layers, those of a [`Layer`] after the other.
+    /// Addresses of the tensors of all layers, grouped by [`Layer`].
     addresses: Vec<u64>,
     table: Tensor,
-    /// For each number of rows: exchanges so far, of every block.
+    /// For each number of rows, the number of exchanges of every block.
     epochs: Tensor,
     /// For each number of rows: words of eight bytes.
     words: Tensor,
 }
 
 impl DecodeState {
-    /// `None` where the kernel cannot run: on another GPU than Hopper, on a CPU, or with another shape than the kernel
-    /// or weights than the kernel was written for.
+    /// `None` if the kernel cannot run: not on Hopper, or with a shape or weights that the kernel does not support.
     pub fn new(exec: &mut Exec, model: &DecodeModel<'_>) -> std::io::Result<Option<Self>> {
         let gpu = choice::gpu(exec).map_err(std::io::Error::other)?.filter(Gpu::is_hopper);
         let Some(gpu) = gpu else { return Ok(None) };
@@ -122,7 +121,7 @@ impl DecodeState {
     }
 }
 
-/// The rows of the kernel's table of layers, all of whose matrices are bf16.
+/// Rows of the kernel's table of layers, whose matrices are all bf16.
 fn addresses(model: &DecodeModel<'_>) -> Vec<u64> {
     let layer = |layer: &DecodeLayer<'_>| {
         let &DecodeLayer { input_norm, qkv, o, post_norm, gate_up, down, ref cache, .. } = layer;
@@ -190,7 +189,8 @@ pub(crate) fn decode_layers(
         scale,
     };
     let launch = kernel.launch(gpu, op, step)?.overlapped().cooperative();
-    // And the weights of all layers, and the keys and values of earlier steps, whose addresses are in the table.
+    // The kernel also reads the weights of all layers, and keys and values of earlier steps; their addresses are in the
+    // table.
     let launch = launch.early(&state.table).early(batch.qo_indptr).early(batch.kv_lens).early(batch.block_tables);
     let launch = launch.shared(dims.stages(rows) * STAGE_BYTES + dims.scratch(rows));
     // SAFETY: the op checked the shapes, the table is of these layers, and the kernel checks block ids and positions.

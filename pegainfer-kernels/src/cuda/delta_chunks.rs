@@ -1,6 +1,6 @@
-//! `ops::gated_delta_chunks`, as it was chosen: the recurrence for short chains of segments; for the others, a kernel for
-//! what their chunks need besides the state, all at once (intra-chunk), and one that carries the state through the chunks of
-//! each chain (inter-chunk scan).
+//! `ops::gated_delta_chunks` as chosen: the recurrence for short chains of segments; for the others, an intra-chunk
+//! kernel for everything that does not need the state, all chunks at once, and an inter-chunk scan that carries the
+//! state through the chunks of each chain.
 
 use super::abi::{DeltaIntra, DeltaScan};
 #[cfg(triton_kernels)]
@@ -34,7 +34,7 @@ pub(crate) fn gated_delta_chunks(
     let (tokens, count) = (mixed.rows_cols().0, segments.rows_cols().0);
     let wanted = shape.chunk_scratch(tokens, count);
     if (scratch.bytes() as usize) < wanted {
-        let message = format!("scratch has {} bytes, this step wants {wanted}", scratch.bytes());
+        let message = format!("scratch has {} bytes, this step needs {wanted}", scratch.bytes());
         return Err(OpError { op, message });
     }
     if choice.has_recurrence() {

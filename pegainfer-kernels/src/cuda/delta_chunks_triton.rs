@@ -10,7 +10,7 @@ use pegainfer_core::tensor::{OpError, Tensor};
 
 const CHUNK: usize = 64;
 
-/// Where the kernels are and what they work on: addresses of the operands, and sizes of the step.
+/// Kernels and their operands: addresses, and sizes of the step.
 struct Step {
     shape: DeltaShape,
     tokens: usize,
@@ -95,7 +95,7 @@ pub(super) fn triton(
     let scan = step.scan([segments, Argument::output(states), Argument::output(out)]);
     let early = &[inputs.segments];
     let (chunks, heads) = (DeltaShape::chunks(step.tokens, count), shape.value_heads);
-    // SAFETY: triton/gated_delta.py says what the parameters are; the kernels read only segments before they wait.
+    // SAFETY: the parameters are those of triton/gated_delta.py; the kernels read only segments before they wait.
     unsafe {
         TRITON_GATED_DELTA_INTRA.launch(gpu, op, &parts, [heads, chunks, 1], (early, &[scratch]))?;
         TRITON_GATED_DELTA_SCAN.launch(gpu, op, &scan, [heads * TRITON_SLICES, count, 1], (early, &[states, out]))
@@ -184,7 +184,7 @@ mod tests {
         })
     }
 
-    /// Chains of one and of several segments, of which one is empty, beside chains that the recurrence takes.
+    /// Chains of one and of several segments, one of them empty, next to chains that the recurrence takes.
     #[test]
     #[ignore = "needs a GPU"]
     fn chains_agree_with_the_cpu() {

@@ -48,6 +48,6 @@ pub(crate) fn decode_delta(
     // No other kernel of the step writes the state.
     let launch = launch.early(conv).early(a_log).early(dt_bias).early(norm);
     let launch = launch.early(segments).early(states).early(conv_states);
-    // SAFETY: the op checked the shapes and that there are counters enough, the kernel checks the segments.
+    // SAFETY: the op checked the shapes and that there are enough counters; the kernel checks the segments.
     unsafe { launch.run([shape.value_heads, rows, 1], DECODE_THREADS) }
 }

@@ -1,4 +1,4 @@
-//! `ops::gated_delta_rule`: half a head's matrix a block, which scans a chain of segments.
+//! `ops::gated_delta_rule`: each block scans a chain of segments for half a head's matrix.
 
 use super::abi::DeltaRecurrent;
 use super::vectors;
@@ -50,7 +50,8 @@ pub(crate) fn delta_recurrent(
         longest: longest.min(u32::MAX as usize),
     };
     let launch = DeltaRecurrent::delta_recurrent.launch(exec.gpu()?, op, arguments)?.overlapped();
-    // And of `states` the slots of its own chains, which the inter-chunk scan before it leaves alone.
+    // The kernel also reads the slots of its own chains in `states`, which the preceding inter-chunk scan does not
+    // touch.
     let launch = launch.early(inputs.segments).early(inputs.a_log).early(inputs.dt_bias);
     // SAFETY: the op checked the shapes, the kernel checks the segments.
     unsafe { launch.run([RULE_PARTS, shape.value_heads, segments], RULE_THREADS) }

@@ -11,7 +11,7 @@ use pegainfer_core::cuda::Cuda;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
-/// Rows up to which a warp rounds few blocks of columns, so that a launch ends soon.
+/// Number of rows up to which a warp rounds few blocks of columns, so that a launch ends soon.
 const FEW_ROWS: usize = 256;
 /// Blocks of columns that a warp rounds then.
 const FEW_ACTIVATION_BLOCKS: usize = 2;
@@ -45,7 +45,7 @@ pub(super) struct Rounded {
     pub codes: u64,
     /// Address of `[k / 128, rows]` f32 scales.
     pub scales: u64,
-    /// Of the activations, and zeros up to a multiple of [`ROW_ALIGNMENT`].
+    /// Rows of the activations, with zeros up to a multiple of [`ROW_ALIGNMENT`].
     pub rows: usize,
 }
 
@@ -57,7 +57,7 @@ impl Rounded {
     }
 }
 
-/// Rounds `rows` rows of `x`, from `first` on, to FP8 at the address `to`, which leads to as much free memory as they take.
+/// Rounds `rows` rows of `x`, from `first` on, to FP8 at address `to`, which must have enough memory.
 pub(super) fn round_activations(
     gpu: &mut Cuda,
     op: &'static str,
@@ -79,8 +79,8 @@ pub(super) fn round_activations(
     Ok(Rounded { codes, scales, rows: padded })
 }
 
-/// `out = x · wᵀ`, FP8 by FP8: the activations are rounded in the workspace, as many rows at a time as it takes. Up to three rows behind
-/// those of `out` are overwritten; where its memory ends before them, the weights are widened instead.
+/// `out = x · wᵀ`, FP8 by FP8: activations are rounded in the workspace, as many rows at a time as fit. Up to three
+/// rows after those of `out` are overwritten; if it has no memory for them, the weights are widened instead.
 pub(super) fn fp8_by_fp8(
     exec: &mut Exec,
     op: &'static str,
@@ -123,7 +123,7 @@ fn fp8_gemm(
     blaslt::launch(exec, op, size, at, false, out.tensor)
 }
 
-/// `out = x · wᵀ` with w widened to bf16 in the workspace, as many rows at a time as it takes.
+/// `out = x · wᵀ` with w widened to bf16 in the workspace, as many rows at a time as fit.
 pub(super) fn widened(
     exec: &mut Exec,
     op: &'static str,
@@ -141,7 +141,7 @@ pub(super) fn widened(
         let rows = most.min(n - first);
         let arguments = WidenWeights { codes, scales, out: workspace, first, rows, k };
         let launch = WidenWeights::widen_weights.launch(exec.gpu()?, op, arguments)?;
-        // SAFETY: rows are whole vectors, of which the grid covers all; the workspace has space for them.
+        // SAFETY: rows are whole vectors, all covered by the grid; the workspace has space for them.
         unsafe { launch.run([(rows * k / VECTOR).div_ceil(WIDEN_THREADS), 1, 1], WIDEN_THREADS)? };
         out.first = start + first;
         let gpu = choice::gpu(exec)?;

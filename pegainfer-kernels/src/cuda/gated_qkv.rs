@@ -1,4 +1,4 @@
-//! `ops::gated_qk_norm_rope_write_kv`, one block a token, and `ops::attention_gate`.
+//! `ops::gated_qk_norm_rope_write_kv`, one block per token, and `ops::attention_gate`.
 
 use super::abi::{AttentionGate, GatedQkv};
 use crate::heads::BLOCK_SIZE;
@@ -27,7 +27,7 @@ pub(crate) fn gated_qk_norm_rope_write_kv(
     check(op, shape)?;
     let (tokens, (max_position, rotary_dim)) = (projected.rows_cols().0, rope.rows_cols());
     let max_slot = k.rows_cols().0 * BLOCK_SIZE;
-    // Of a head.
+    // Lanes per head.
     let lanes = (shape.head_dim / 8).next_power_of_two();
     let all_heads = shape.heads + 2 * shape.kv_heads;
     let threads = (all_heads.div_ceil(PASSES) * lanes).next_multiple_of(32).min(MAX_THREADS);

@@ -7,14 +7,14 @@ use pegainfer_core::tensor::{OpError, Tensor};
 
 /// Rows of a box of the weights.
 const BOX_ROWS: usize = 64;
-/// What a block has on Hopper.
+/// Maximum shared memory of a block on Hopper.
 const MAX_SHARED: usize = 227 << 10;
 const _: () = assert!(SHARED_BYTES <= MAX_SHARED && BOX == BOX_COLUMNS);
 /// Tiles along the rows that are done before the next columns: 4,096 rows of x stay in an H200's L2.
 const GROUP: usize = 32;
 
-/// Launches `out = silu(gate) * up` with `[gate, up] = x · wᵀ`. The operands are those of
-/// [`ops::linear_swiglu`](crate::ops::linear_swiglu), checked there.
+/// Launches `out = silu(gate) * up` with `[gate, up] = x · wᵀ`. Operands were checked by
+/// [`ops::linear_swiglu`](crate::ops::linear_swiglu).
 pub(super) fn linear_swiglu_wgmma(
     gpu: &mut Cuda,
     op: &'static str,
@@ -35,6 +35,6 @@ pub(super) fn linear_swiglu_wgmma(
     };
     let launch = GemmWgmmaSwiglu::gemm_wgmma_swiglu.launch(gpu, op, arguments)?;
     let launch = launch.early(w).shared(SHARED_BYTES).overlapped();
-    // SAFETY: the op checked the shapes, and copies end where the matrices do.
+    // SAFETY: the op checked the shapes, and copies end with the matrices.
     unsafe { launch.run(grid, THREADS) }
 }

@@ -5,7 +5,7 @@ use crate::choice::{GemvPlan, Output, gemv_tiles};
 use pegainfer_core::cuda::Cuda;
 use pegainfer_core::tensor::{OpError, Tensor};
 
-/// Launches the GEMM of `x` and `w`, which writes to `out`.
+/// Launches the GEMM of `x` and `w`; writes to `out`.
 pub(super) fn gemv_splitk(
     gpu: &mut Cuda,
     op: &'static str,

@@ -1,5 +1,5 @@
-//! `ops::deepseek_v4::hyper_mix` (tilelang/hyper_mix.py): a split-K GEMM of the streams and the mixing function, then one
-//! kernel that adds the partial sums, mixes the streams and normalises (Sinkhorn).
+//! `ops::deepseek_v4::hyper_mix` (tilelang/hyper_mix.py): a split-K GEMM of the streams and the mixing function, then
+//! one kernel that adds the partial sums, mixes the streams and normalises (Sinkhorn).
 
 use super::images;
 use crate::cpu::deepseek_v4::hyper::STREAMS;

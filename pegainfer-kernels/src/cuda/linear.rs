@@ -1,4 +1,4 @@
-//! `ops::linear` and the ops that fuse it with what follows, as they were chosen.
+//! `ops::linear` and the ops that fuse it with the next op, as chosen.
 
 use super::abi::Target;
 use super::columns::Columns;
@@ -17,7 +17,7 @@ use pegainfer_core::cuda::Cuda;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
 
-/// What cannot be launched: the choice is made by the weight's format.
+/// Error for a launch that cannot happen, because the choice depends on the weight's format.
 fn mismatch(op: &'static str) -> OpError {
     OpError { op, message: "a kernel was chosen for another format of weights".to_owned() }
 }
@@ -35,7 +35,7 @@ fn fp8<'w>(op: &'static str, w: MatrixRef<'w>) -> Result<(&'w Tensor, &'w Tensor
     }
 }
 
-/// Launches a skinny GEMM, which writes to `out`.
+/// Launches a skinny GEMM; writes to `out`.
 fn skinny(
     gpu: &mut Cuda,
     op: &'static str,
@@ -55,7 +55,7 @@ fn skinny(
     }
 }
 
-/// What the kernels demand of a GEMM's shape.
+/// Checks the kernels' requirements on a GEMM's shape.
 fn check(op: &'static str, x: &Tensor, w: MatrixRef<'_>) -> Result<(), OpError> {
     vectors(op, x.rows_cols().1)?;
     vectors(op, w.shape().0)
@@ -145,7 +145,7 @@ pub(crate) fn linear_add_norm(
     match choice {
         AddNorm::Partials(kernel) => {
             let gpu = exec.gpu()?;
-            // At most 8 splits of 16 rows, or 64 rows of w for each multiprocessor: a few MB of the workspace's 64.
+            // At most 8 splits of 16 rows, or 64 rows of w per multiprocessor: a few MB of the workspace.
             let partials = gpu.workspace();
             skinny(gpu, op, (x, w), (kernel, Output::SplitK), Target::Scratch(partials))?;
             add_partials_rms_norm(exec, (partials, kernel.splits()), residual, norm, eps, out)

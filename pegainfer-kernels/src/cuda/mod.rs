@@ -1,6 +1,5 @@
-//! Launchers: one file an op or a family of kernels. Each is called by its op after the operands were checked, with the
-//! kernel and grid that [`choice`](crate::choice) gave, and launches. The kernels are in csrc/ and, where it says so, in
-//! triton/ and tilelang/.
+//! Launchers: one file per op or family of kernels. An op calls its launcher after checking the operands, with the
+//! kernel and grid of [`choice`](crate::choice). The kernels are in csrc/, some in triton/ and tilelang/.
 
 mod abi;
 mod adjust;
@@ -83,7 +82,7 @@ pub mod images {
     use super::triton::{Build, Kind, Parameter, TritonKernel};
     use pegainfer_core::cuda::Image;
 
-    /// Gives embedded bytes the alignment that the driver wants.
+    /// Gives embedded bytes the alignment that the driver requires.
     #[repr(C, align(16))]
     #[allow(dead_code, reason = "unused in a CPU-only build")]
     struct Aligned<T: ?Sized>(T);
@@ -91,7 +90,7 @@ pub mod images {
     include!(concat!(env!("OUT_DIR"), "/images.rs"));
 }
 
-/// Whether `--device cuda` can work here, or why not, for people.
+/// Number of GPUs that `--device cuda` can use, or a sentence that explains why there are none.
 pub fn available() -> Result<usize, String> {
     if !images::BUILT {
         return Err("this build is CPU-only: run tools/setup-cuda.sh and build again".to_owned());
@@ -99,8 +98,8 @@ pub fn available() -> Result<usize, String> {
     pegainfer_core::cuda::device_count()
 }
 
-/// Takes GPU `ordinal`, with `threads` host threads, and begins to open cuBLASLt, which takes a quarter of a second, on a
-/// thread of its own.
+/// Opens GPU `ordinal` with `threads` host threads, and starts opening cuBLASLt, which takes a quarter of a second, on
+/// a separate thread.
 pub fn open(ordinal: usize, threads: Option<usize>) -> std::io::Result<Exec> {
     let mut exec = Exec::cuda(ordinal, threads)?;
     blaslt::begin(&mut exec);

@@ -1,4 +1,4 @@
-//! `ops::rms_norm`, and the norm of `ops::linear_add_norm`: one block a row.
+//! `ops::rms_norm`, and the norm of `ops::linear_add_norm`: one block per row.
 
 use super::abi::{AddPartialsRmsNorm, AddRmsNorm, Arguments, Entry, RmsNorm};
 use super::fp8::padded_rows;
@@ -7,7 +7,7 @@ use crate::limits::norm::{MAX_THREADS, VECTORS};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
-/// One block a row, as many threads as the row has vectors. `kernels`: for a weight in bf16, and in f32.
+/// One block per row, with one thread per vector of the row. `kernels`: for a weight in bf16, and in f32.
 fn run<A: Arguments>(
     exec: &mut Exec,
     op: &'static str,

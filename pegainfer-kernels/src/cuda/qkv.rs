@@ -1,4 +1,4 @@
-//! `ops::qk_norm_rope_write_kv` and `ops::rope_write_kv`: one block a token.
+//! `ops::qk_norm_rope_write_kv` and `ops::rope_write_kv`: one block per token.
 
 use super::abi::{Qkv, RopeKv};
 use crate::heads::{BLOCK_SIZE, HeadShape, Heads, KvDType, MAX_HEAD_DIM, RopeHeads};
@@ -68,11 +68,11 @@ pub(crate) fn rope_write_kv(
     unsafe { launch.run([tokens, 1, 1], threads) }
 }
 
-/// How both kernels are launched: a block for each token.
+/// Launch grid of both kernels: a block per token.
 struct Grid {
     tokens: usize,
     threads: usize,
-    /// Of a head.
+    /// Lanes per head.
     lanes: usize,
 }
 

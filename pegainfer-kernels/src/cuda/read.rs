@@ -1,4 +1,4 @@
-//! How fast this GPU reads its memory: the floor under a decode step.
+//! Measures how fast this GPU reads its memory, the lower bound of a decode step.
 
 use super::abi::ReadAll;
 use crate::limits::read::THREADS;
@@ -6,7 +6,7 @@ use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError};
 use std::time::Instant;
 
-/// Blocks of a multiprocessor: all threads that it can hold.
+/// Blocks per multiprocessor: all threads that it can hold.
 const BLOCKS: usize = 4;
 
 /// Bytes a second of a plain read of `bytes` bytes, the best of five.

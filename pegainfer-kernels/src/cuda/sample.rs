@@ -1,4 +1,4 @@
-//! `ops::sample` and `ops::logprobs`: a cluster of `blocks` blocks a row.
+//! `ops::sample` and `ops::logprobs`: a cluster of `blocks` blocks per row.
 
 use super::abi::{Logprobs, Sample};
 use super::vectors;

@@ -8,10 +8,10 @@ use crate::limits::skinny_wgmma::{FETCHERS, ROUNDERS};
 use pegainfer_core::cuda::Cuda;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
-/// Steps of tiles that a block fetches before the kernels that produce x are done: more delays what those wait for.
+/// Steps of tiles that a block fetches before the producers of x are done; more delays these producers.
 const AHEAD: usize = 4;
 
-/// Launches the GEMM of `x` and `w`, which writes to `out`.
+/// Launches the GEMM of `x` and `w`; writes to `out`.
 pub(super) fn skinny_wgmma(
     gpu: &mut Cuda,
     op: &'static str,
@@ -60,8 +60,8 @@ pub(super) fn skinny_wgmma(
 /// Threads that fetch weights and round x.
 const ROUNDING_PRODUCERS: usize = 32 + 32 * ROUNDERS;
 
-/// The same with codes and scales of FP8 weights; `x` is rounded to FP8, too. The kernel rounds one row itself: every block all of it, so
-/// that with more rows a launch before it is faster.
+/// Variant with codes and scales of FP8 weights; `x` is also rounded to FP8. For one row, the kernel rounds it itself
+/// in every block; for more rows, a launch before it is faster.
 pub(super) fn skinny_wgmma_fp8(
     gpu: &mut Cuda,
     op: &'static str,
@@ -100,7 +100,8 @@ pub(super) fn skinny_wgmma_fp8(
     unsafe { launch.run([plan.blocks, plan.splits, 1], 128 * plan.warpgroups + ROUNDING_PRODUCERS) }
 }
 
-/// The same by a kernel that takes `x` rounded: if it is not, rounds it to FP8, too, in the half of the workspace that no partial sums are in.
+/// Variant by a kernel that takes rounded `x`: if it is not rounded, rounds it to FP8 in the half of the workspace
+/// without partial sums.
 fn skinny_wgmma_rounded(
     gpu: &mut Cuda,
     op: &'static str,

@@ -1,7 +1,7 @@
 //! Launches kernels that Triton compiled at build time (triton/compile.py).
 //!
-//! A compiled kernel takes the run-time parameters of the Python function in order, a tile as five: the tensor map, its
-//! shape (two i32) and its strides (two i64). Two pointers to scratch memory follow, which no kernel here wants.
+//! A compiled kernel takes the run-time parameters of the Python function in order. A tile takes five: the tensor map,
+//! its shape (two i32) and its strides (two i64). Two unused pointers to scratch memory follow.
 
 use pegainfer_core::cuda::{Cuda, Image, TensorMap};
 use pegainfer_core::tensor::{OpError, Tensor};
@@ -9,9 +9,9 @@ use pegainfer_core::tensor::{OpError, Tensor};
 /// A kernel in the build's image table.
 #[derive(Debug)]
 pub struct TritonKernel {
-    /// The fat binary; empty where the build is for none of the kernel's GPUs.
+    /// The fat binary; empty if the build targets none of the kernel's GPUs.
     pub image: Image,
-    /// What the fat binary has.
+    /// Contents of the fat binary.
     pub builds: &'static [Build],
     /// The run-time parameters, in order.
     pub parameters: &'static [Parameter],
@@ -20,7 +20,7 @@ pub struct TritonKernel {
 /// A kernel for one kind of GPU.
 #[derive(Debug)]
 pub struct Build {
-    /// Compute capability, as 90 for 9.0.
+    /// Compute capability: 90 for 9.0.
     pub sm: i32,
     /// Name of the kernel in the image.
     pub entry: &'static str,
@@ -33,29 +33,29 @@ pub struct Build {
 /// A run-time parameter of a kernel.
 #[derive(Debug)]
 pub struct Parameter {
-    /// Its name in the Python function.
+    /// Name in the Python function.
     pub name: &'static str,
-    /// What it takes.
+    /// Kind of the parameter.
     pub kind: Kind,
 }
 
-/// What a parameter takes.
+/// Kinds of parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// An address aligned to 16 bytes.
     Pointer,
     /// A number.
     I32,
-    /// A matrix of bf16 that is copied in boxes of so many rows and columns.
+    /// A bf16 matrix copied in boxes of `rows` by `columns`.
     Tile { rows: usize, columns: usize },
 }
 
-/// What a launcher gives for a parameter.
+/// Argument of a parameter.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Argument {
     Pointer(u64),
     I32(usize),
-    /// A matrix of bf16 at an address, with so many rows and columns.
+    /// A bf16 matrix: address, and numbers of rows and columns.
     Tile(u64, (usize, usize)),
 }
 
@@ -79,12 +79,12 @@ impl Argument {
 }
 
 impl TritonKernel {
-    /// What runs on GPUs of this compute capability.
+    /// The build for GPUs of this compute capability.
     pub fn build(&self, (major, minor): (i32, i32)) -> Option<&'static Build> {
         self.builds.iter().find(|build| build.sm == 10 * major + minor)
     }
 
-    /// Whether the arguments have the names and kinds of the parameters, in their order.
+    /// True if the arguments have the names and kinds of the parameters, in order.
     pub(super) fn takes(&self, arguments: &[(&str, Argument)]) -> bool {
         let is = |parameter: &Parameter, (name, argument): &(&str, Argument)| {
             parameter.name == *name && argument.is(parameter.kind)
@@ -92,13 +92,13 @@ impl TritonKernel {
         self.parameters.len() == arguments.len() && self.parameters.iter().zip(arguments).all(|(p, a)| is(p, a))
     }
 
-    /// Launches `grid` blocks, which may start while the kernels before them still run; `early` and `writes`: as
-    /// [`Launch::early`](pegainfer_core::cuda::Launch::early) and [`Launch::writes`](pegainfer_core::cuda::Launch::writes)
-    /// say.
+    /// Launches `grid` blocks, which may start while earlier kernels still run. `early` and `writes`: see
+    /// [`Launch::early`](pegainfer_core::cuda::Launch::early) and
+    /// [`Launch::writes`](pegainfer_core::cuda::Launch::writes).
     ///
     /// # Safety
-    /// The arguments must be what the Python function says of its parameters, and the kernel must wait for its predecessor
-    /// before it touches what another kernel of the step writes or reads.
+    /// The arguments must match the parameters of the Python function, and the kernel must wait for its predecessor
+    /// before it touches memory that another kernel of the step writes or reads.
     pub(super) unsafe fn launch(
         &'static self,
         gpu: &mut Cuda,
@@ -124,7 +124,7 @@ impl TritonKernel {
                 (Argument::Pointer(address) | Argument::Tile(address, _), _) => launch.pointer(address),
             };
         }
-        // SAFETY: names and kinds match, the scratch memory has no size; the rest is the caller's promise.
+        // SAFETY: names and kinds match, and the scratch memory has no size; the caller guarantees the rest.
         unsafe { launch.pointer(0).pointer(0).run(grid, build.threads) }
     }
 }

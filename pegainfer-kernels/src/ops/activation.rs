@@ -1,9 +1,9 @@
-//! Activations, in bf16 or rounded to FP8: where the next GEMM rounds its input, the op before it writes the codes
-//! itself.
+//! Activations in bf16 or rounded to FP8: if the next GEMM rounds its input, the op before it writes the codes itself.
 //!
-//! [`DType::E4m3`]: e4m3 codes `[padded, k]`, `padded` the rows rounded up to a multiple of 4, and behind them f32 scales
-//! `[k / 128, padded]`. Each 128 columns of a row have a scale: their largest magnitude over 448, or 1 where that is 0. A code is the e4m3
-//! value nearest to the bf16 value over the scale, ties to even. What is behind the last row is undefined.
+//! [`DType::E4m3`]: e4m3 codes `[padded, k]`, with `padded` the rows rounded up to a multiple of 4, followed by f32
+//! scales `[k / 128, padded]`. Each 128 columns of a row have a scale: their largest magnitude over 448, or 1 if that
+//! is 0. A code is the e4m3 value nearest to the bf16 value over the scale, ties to even. Memory after the last row is
+//! undefined.
 
 use super::matrix::Matrix;
 use crate::choice::{self, Gemm, Gpu};
@@ -16,20 +16,19 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 use std::borrow::Cow;
 use std::ops::Deref;
 
-/// Whether the memory of `x` holds its present rows in FP8.
+/// True if the memory of `x` holds its current rows in FP8.
 fn fits(x: &Tensor) -> bool {
     let (rows, k) = x.rows_cols();
     let padded = rows.next_multiple_of(ROW_ALIGNMENT);
     padded <= x.max_rows() && padded * (k + k / BLOCK * size_of::<f32>()) <= x.capacity()
 }
 
-/// `[rows, width]` values that one op writes and the next GEMM reads: in bf16, or in FP8 where that saves the GEMM the
-/// rounding. It is read like its tensor; an op that takes bf16 only refuses one in FP8.
+/// `[rows, width]` values that one op writes and the next GEMM reads, in bf16, or in FP8 if that saves the GEMM the
+/// rounding. Read like its tensor; an op that supports only bf16 refuses FP8.
 #[derive(Debug)]
 pub struct Activation(Tensor);
 
-/// Where an op writes an activation, and the matrix that alone reads it next. A tensor is written in the format that it
-/// has.
+/// An activation to write, and the only matrix that reads it next. A tensor is written in its current format.
 #[derive(Debug)]
 pub struct ActivationMut<'a> {
     pub(super) tensor: &'a mut Tensor,
@@ -56,8 +55,8 @@ impl Activation {
         &mut self.0
     }
 
-    /// To be written for the GEMM with `next`, which alone reads it. The op that writes it chooses the format: FP8 if
-    /// the GEMM would round its input and the op's kernel can, else bf16. `None` asks for bf16.
+    /// The activation, to be written for the GEMM with `next`, its only reader. The writing op chooses the format: FP8
+    /// if the GEMM would round its input and the op's kernel can, otherwise bf16. `None` requests bf16.
     pub fn input_of<'a>(&'a mut self, next: impl Into<Option<&'a Matrix>>) -> ActivationMut<'a> {
         ActivationMut { tensor: self.bf16(), next: next.into() }
     }
@@ -90,15 +89,14 @@ impl<'a> ActivationMut<'a> {
         Ok(tensor)
     }
 
-    /// The same for a norm. One row stays in bf16: its GEMM rounds it on the way, in less time than a norm takes for
-    /// it.
+    /// Variant for a norm. One row stays in bf16, because its GEMM rounds it in less time than a norm would take.
     pub(super) fn in_norm_format(self, exec: &mut Exec) -> Result<&'a mut Tensor, OpError> {
         let rows = self.tensor.rows_cols().0;
         self.in_format(exec, rows > 1)
     }
 }
 
-/// The values of an activation on the host, in FP8 rounded once more to bf16.
+/// Values of an activation on the host; FP8 is rounded to bf16 once more.
 pub(super) fn host_values(x: &Tensor) -> Cow<'_, [bf16]> {
     if x.dtype() != DType::E4m3 {
         return Cow::Borrowed(x.host());
@@ -108,7 +106,7 @@ pub(super) fn host_values(x: &Tensor) -> Cow<'_, [bf16]> {
     Cow::Owned(values.into_iter().map(bf16::from_f32).collect())
 }
 
-/// Has `write` write an activation on the host, which is rounded to FP8 afterwards if its format is that.
+/// Lets `write` write an activation on the host, then rounds it to FP8 if that is its format.
 pub(super) fn write_host(x: &mut Tensor, write: impl FnOnce(&mut [bf16])) {
     if x.dtype() != DType::E4m3 {
         return write(x.host_mut());
@@ -119,8 +117,8 @@ pub(super) fn write_host(x: &mut Tensor, write: impl FnOnce(&mut [bf16])) {
     quantize_rows(&values, (rows, k), x.host_storage_mut());
 }
 
-/// Has `compute` write an activation on the host in bf16, which is rounded to FP8 afterwards if its format is that: for
-/// results that several kernels make in place.
+/// Lets `compute` compute an activation on the host in bf16, then rounds it to FP8 if that is its format; for results
+/// of several kernels in place.
 pub(super) fn compute_host(
     x: &mut Tensor,
     compute: impl FnOnce(&mut Tensor) -> Result<(), OpError>,
@@ -169,7 +167,7 @@ mod tests {
     use crate::ops::{BlockScales, gather_rows, linear, linear_add_norm, linear_swiglu, rms_norm};
     use crate::testing::{Host, bf16s};
 
-    /// Codes of a row are those of the rounded bf16 result, and a GEMM takes them for their values.
+    /// Codes of a row are those of the rounded bf16 result, and a GEMM uses them for their values.
     #[test]
     fn an_op_writes_what_it_would_and_rounds_it() {
         Host::each(|mut host| {
@@ -186,7 +184,7 @@ mod tests {
             rms_norm(exec, &x, &norm, 1e-6, &mut rounded).unwrap();
             let mut expected = vec![0; fp8_bytes((rows, k))];
             quantize_rows(plain.host(), (rows, k), &mut expected);
-            // Rows behind the last one are undefined.
+            // Rows after the last one are undefined.
             assert_eq!(rounded.host_storage()[..rows * k], expected[..rows * k]);
             let values = host_values(&rounded);
             for (value, plain) in values.iter().zip(plain.host::<bf16>()) {

@@ -8,12 +8,12 @@ use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
-/// Changes logits in place, for `sample`: first each edit of a row (`LogitEdit::apply`), then every token that the row's
-/// mask does not allow becomes -inf. In f32, every operation rounded: devices agree bit by bit.
+/// Changes logits in place before `sample`: first each edit of a row (`LogitEdit::apply`), then every token outside the
+/// row's mask becomes -inf. In f32, with every operation rounded, so devices agree bit by bit.
 ///
-/// `logits`: `[rows, vocab]` f32; `spans`: `[rows, SPAN_WORDS]`, `edits`: `[edits, EDIT_WORDS]`, `masks`: `[masks, vocab / 32
-/// rounded up]`, all u32, as [`PackedLogitsUpdates`](super::PackedLogitsUpdates) has them. A row has at most one edit for a token. Does not wait for a
-/// GPU. An error on the CPU when a span or a token is out of range.
+/// `logits`: `[rows, vocab]` f32; `spans`: `[rows, SPAN_WORDS]`, `edits`: `[edits, EDIT_WORDS]`, `masks`: `[masks,
+/// vocab / 32 rounded up]`, all u32, in the layout of [`PackedLogitsUpdates`](super::PackedLogitsUpdates). A row has at
+/// most one edit per token. Does not wait for a GPU. An error on the CPU if a span or a token is out of range.
 pub fn adjust_logits(
     exec: &mut Exec,
     logits: &mut Tensor,
@@ -29,7 +29,7 @@ pub fn adjust_logits(
     check.is(masks, DType::U32, &[words, vocab.div_ceil(32)])?;
     exec.record(|device| {
         let kernel = if device == Device::Cuda { "adjust" } else { "rows" };
-        // A logit is read and written for each edit, and written for each token of a mask at most.
+        // A logit is read and written per edit, and written per token of a mask at most.
         let bytes = spans.bytes() + edits.bytes() + masks.bytes() + (8 * count + 4 * words * vocab) as u64;
         let reads = [&*logits, spans, edits, masks];
         OpRecord::new("adjust_logits", kernel, &reads, &[&*logits], 2 * count as u64).with_bytes(bytes)
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn every_row_gets_its_own_update() {
-        // No multiple of 5, so that a row has no token twice.
+        // Not a multiple of 5, so that no row has a token twice.
         for vocab in [1, 33, 64, 1001] {
             Host::each(|mut host| {
                 let adjustments = adjustments(vocab);

@@ -4,7 +4,7 @@ use super::activation::{ActivationMut, write_host};
 use super::check::Check;
 use crate::batch::AttentionBatch;
 use crate::choice::{self, Attention};
-use crate::cpu::attention::{self as cpu, Batch};
+use crate::cpu::attention::{self as cpu, PagedBatch};
 use crate::cpu::kv_cache::KvCache;
 use crate::cuda;
 use crate::heads::{BLOCK_SIZE, HeadShape, KvDType};
@@ -15,11 +15,11 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 /// `out = softmax(q kᵀ * scale) v`, causal.
 ///
 /// `q`, `out`: `[tokens, heads * head_dim]` bf16, `out` also [in FP8](super::Activation); `k`, `v`: one layer's cache,
-/// see [`qk_norm_rope_write_kv`](super::qk_norm_rope_write_kv); the scales of an FP8 cache multiply scores and weights,
-/// in f32. The last query of a row sits at position `kv_lens - 1`. Scores, softmax and sums are f32 (online softmax
-/// over fixed tiles of positions, so that a row's result depends neither on how its prompt was chunked nor on the other
-/// rows); one rounding to bf16 at the end. On a GPU weights are rounded to bf16 before they are multiplied with `v`,
-/// and the tiles depend on the batch; `head_dim` is 64, 128 or 256.
+/// see [`qk_norm_rope_write_kv`](super::qk_norm_rope_write_kv). The f32 scales of an FP8 cache multiply scores and
+/// weights. The last query of a row is at position `kv_lens - 1`. Scores, softmax and sums are f32, with one final
+/// rounding to bf16. Online softmax over fixed tiles of positions makes a row's result independent of prompt chunks and
+/// of other rows. On a GPU weights are rounded to bf16 before they are multiplied by `v`, the tiles depend on the
+/// batch, and `head_dim` is 64, 128 or 256.
 pub fn attention<'o>(
     exec: &mut Exec,
     q: &Tensor,
@@ -58,7 +58,7 @@ pub(super) fn check(
 ) -> Result<(), OpError> {
     let tokens = q.rows_cols().0;
     let (rows, max_blocks) = batch.block_tables.rows_cols();
-    check.that(shape.is_supported(), "heads do not group, or head_dim is no multiple of 16 from 32 to 256")?;
+    check.that(shape.is_supported(), "heads do not group, or head_dim is not a multiple of 16 from 32 to 256")?;
     check.is(q, DType::Bf16, &[tokens, shape.q_width()])?;
     check.is_activation(out, &[tokens, shape.q_width()])?;
     check.is_cache(device, shape, (k, v))?;
@@ -77,7 +77,7 @@ pub(super) fn bytes((q, out): (&Tensor, &Tensor), batch: &AttentionBatch<'_>, sh
     q.bytes() + out.bytes() + batch.load.cached * shape.kv_bytes_per_token(KvDType::of(k)) as u64
 }
 
-/// The reference kernel, on operands whose shapes were checked.
+/// The reference kernel, on operands with checked shapes.
 #[expect(clippy::too_many_arguments, reason = "the operands of the op")]
 pub(super) fn on_cpu(
     check: Check,
@@ -93,11 +93,11 @@ pub(super) fn on_cpu(
     let (blocks, max_blocks) = (k.rows_cols().0, batch.block_tables.rows_cols().1);
     let (block_tables, kv_lens) = (batch.block_tables.host::<u32>(), batch.kv_lens.host::<u32>());
     let mut read = block_tables.chunks(max_blocks.max(1)).zip(kv_lens).flat_map(|(table, tokens)| {
-        // The rest of a row belongs to nobody.
+        // The rest of a row is unused.
         table.iter().take((*tokens as usize).div_ceil(BLOCK_SIZE))
     });
     check.that(read.all(|&id| (id as usize) < blocks), "a block is outside the KV cache")?;
-    let batch = Batch { qo_indptr: batch.qo_indptr.host(), kv_lens, block_tables, max_blocks };
+    let batch = PagedBatch { qo_indptr: batch.qo_indptr.host(), kv_lens, block_tables, max_blocks };
     let (cache, scratch) = (KvCache::of((k, v)), &mut exec.scratch);
     write_host(out, |out| cpu::paged_attention(isa, shape, q.host(), cache, &batch, scale, scratch, out));
     Ok(())

@@ -10,8 +10,9 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 
 /// `attended *= sigmoid(gate)`, elementwise (transformers `Qwen3_5Attention`).
 ///
-/// `projected`: `[tokens, gated_qkv_width]` bf16, where each head has `head_dim` columns of query, then as many of gate;
-/// `attended`: `[tokens, heads * head_dim]` bf16. f32, one rounding at the end. On a GPU `head_dim` is a multiple of 64.
+/// `projected`: `[tokens, gated_qkv_width]` bf16, where each head has `head_dim` columns of query, then as many of
+/// gate; `attended`: `[tokens, heads * head_dim]` bf16. f32 with one final rounding. On a GPU `head_dim` is a multiple
+/// of 64.
 pub fn attention_gate(
     exec: &mut Exec,
     projected: &Tensor,
@@ -20,7 +21,7 @@ pub fn attention_gate(
 ) -> Result<(), OpError> {
     let check = Check("attention_gate");
     let tokens = attended.rows_cols().0;
-    check.that(shape.is_supported(), "heads do not group, or head_dim is no multiple of 16 from 32 to 256")?;
+    check.that(shape.is_supported(), "heads do not group, or head_dim is not a multiple of 16 from 32 to 256")?;
     check.is(projected, DType::Bf16, &[tokens, shape.gated_qkv_width()])?;
     check.is(attended, DType::Bf16, &[tokens, shape.q_width()])?;
     exec.record(|_| {
@@ -42,7 +43,7 @@ pub(super) fn flops(attended: &Tensor) -> u64 {
     5 * attended.elements() as u64
 }
 
-/// The reference kernel, on operands whose shapes were checked.
+/// The reference kernel, on operands with checked shapes.
 pub(super) fn on_cpu(exec: &Exec, projected: &Tensor, shape: HeadShape, attended: &mut Tensor) {
     if let Device::Cpu(isa) = exec.device() {
         gate::run(isa, projected.host(), shape, attended.host_mut());

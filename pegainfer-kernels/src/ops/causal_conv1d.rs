@@ -10,14 +10,15 @@ use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
 /// Depthwise causal convolution over the channels of q, k and v, then SiLU:
-/// `out[t, c] = silu(Σ_j weight[j, c] * x[t - conv_width + 1 + j, c])` (transformers `Qwen3_5GatedDeltaNet`, `causal_conv1d`).
+/// `out[t, c] = silu(Σ_j weight[j, c] * x[t - conv_width + 1 + j, c])` (transformers `Qwen3_5GatedDeltaNet`,
+/// `causal_conv1d`).
 ///
-/// `projected`: `[tokens, projected_width]` bf16, of which `x` is the first `channels` columns; `weight`:
-/// `[conv_width, channels]` f32; `segments`: `[segments, SEGMENT_WORDS]` u32, packed [`Segment`]s that follow each other and
-/// cover the tokens; `conv_states`: bf16, see [`DeltaShape::conv_states`], where a segment finds the inputs before its first token and
-/// leaves its last ones; `out`: `[tokens, channels]` bf16. Sums and SiLU are f32, one rounding at the end. A token's bits do
-/// not depend on how its sequence is cut into segments. The CUDA kernel reads `segments` and `weight` while the kernel
-/// before it still runs: no kernel of the same step may write them.
+/// `projected`: `[tokens, projected_width]` bf16, whose first `channels` columns are `x`; `weight`: `[conv_width,
+/// channels]` f32; `segments`: `[segments, SEGMENT_WORDS]` u32, packed consecutive [`Segment`]s that cover the tokens;
+/// `conv_states`: bf16, see [`DeltaShape::conv_states`], from which a segment reads the inputs before its first token
+/// and to which it writes its last ones; `out`: `[tokens, channels]` bf16. Sums and SiLU are f32 with one final
+/// rounding. A token's bits do not depend on how its sequence is split into segments. The CUDA kernel reads `segments`
+/// and `weight` while the previous kernel still runs, so no kernel of the same step may write them.
 pub fn causal_conv1d(
     exec: &mut Exec,
     projected: &Tensor,
@@ -97,11 +98,11 @@ pub(super) fn dispatch(
     }
 }
 
-/// Checks what the ops of a gated delta rule layer have in common.
+/// Checks shared by the ops of a gated delta rule layer.
 pub(super) fn check_layer(check: Check, segments: &Tensor, shape: DeltaShape) -> Result<(), OpError> {
     check.that(
         shape.is_supported(),
-        "heads do not group, a head is no multiple of 16, or the convolution's width is not 2 to 8",
+        "heads do not group, a head is not a multiple of 16, or the convolution's width is not 2 to 8",
     )?;
     check.is(segments, DType::U32, &[segments.rows_cols().0, SEGMENT_WORDS])
 }
@@ -151,7 +152,7 @@ mod tests {
                 let past = bf16s(3 * (shape.conv_width - 1) * channels, 2);
                 let (projected, w) = (host.bf16("projected", &[tokens, width], &x), weight(&mut host, shape));
                 let mut conv_states = host.bf16("conv_states", &shape.conv_states(3), &past);
-                // The second sequence goes on from slot 2; the first one's tail is left behind in slot 0.
+                // The second sequence continues from slot 2; the state of the first one is left in slot 0.
                 let cut = segments(&mut host, &[[0, 5, NO_STATE, 0], [5, 9, 2, 1]]);
                 let mut out = host.zeros("out", &[tokens, channels], DType::Bf16);
                 causal_conv1d(&mut host.exec, &projected, &w, &cut, shape, &mut conv_states, &mut out).unwrap();

@@ -43,7 +43,7 @@ impl Check {
         self.is(weight, dtype, &[hidden])
     }
 
-    /// `condition` must hold; `message` says what is wrong otherwise.
+    /// Requires `condition`; otherwise returns an error with `message`.
     pub fn that(self, condition: bool, message: &str) -> Result<(), OpError> {
         if condition { Ok(()) } else { Err(self.error(message.to_owned())) }
     }

@@ -7,11 +7,12 @@ use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
-/// Adds the tokens of each update to the counts of its slot, which begin at zero where the update says so.
+/// Adds the tokens of each update to the counts of its slot; the update may first reset them to zero.
 ///
-/// `counts`: `[slots, count_words(vocab)]`, a `TokenCount` of 16 bits a token; `updates`: `[n, UPDATE_WORDS]`, of different
-/// slots, and `tokens`: `[m]`, as [`PackedCountUpdates`](super::PackedCountUpdates) has them; `sampled`: `[samples]`, the tokens for which
-/// placeholders stand; all u32. Does not wait for a GPU. An error on the CPU when a slot, a span or a token is out of range.
+/// `counts`: `[slots, count_words(vocab)]`, a 16-bit `TokenCount` per token; `updates`: `[n, UPDATE_WORDS]`, of
+/// different slots, and `tokens`: `[m]`, in the layout of [`PackedCountUpdates`](super::PackedCountUpdates); `sampled`:
+/// `[samples]`, the tokens that placeholders stand for; all u32. Does not wait for a GPU. An error on the CPU if a
+/// slot, a span or a token is out of range.
 pub fn count_tokens(
     exec: &mut Exec,
     counts: &mut Tensor,
@@ -29,7 +30,7 @@ pub fn count_tokens(
     check.is(sampled, DType::U32, &[samples])?;
     exec.record(|device| {
         let kernel = if device == Device::Cuda { "count_tokens" } else { "rows" };
-        // A token's count is read and written; what the counts of a slot begin with is written once for each request.
+        // A token's count is read and written; the initial counts of a slot are written once per request.
         let bytes = updates.bytes() + tokens.bytes() + 8 * m as u64;
         let reads = [&*counts, updates, tokens, sampled];
         OpRecord::new("count_tokens", kernel, &reads, &[&*counts], m as u64).with_bytes(bytes)

@@ -10,16 +10,16 @@ use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{OpError, Tensor};
 
-/// [`qk_norm_rope_write_kv`](super::qk_norm_rope_write_kv), then [`attention`](super::attention) with a scale of
-/// `1 / sqrt(head_dim)`, of rows that have one query each, or none.
+/// [`qk_norm_rope_write_kv`](super::qk_norm_rope_write_kv), then [`attention`](super::attention) with a scale of `1 /
+/// sqrt(head_dim)`, for rows with at most one query.
 ///
-/// `qkv`, `heads`, `k` and `v` as there; `batch`: the same tokens, so that the position of row `b` is `kv_lens[b] - 1` and
-/// its slot, unless it is `NO_SLOT`, the place of that position in the row's blocks; `q`: `[tokens, heads * head_dim]`
-/// bf16, scratch for the queries, what it holds afterwards depends on the device; `out`: `[tokens, heads * head_dim]` bf16, or
-/// [in FP8](super::Activation).
+/// `qkv`, `heads`, `k` and `v` as in the former; `batch`: the same tokens, so that row `b` has position `kv_lens[b] -
+/// 1`, and its slot, unless it is `NO_SLOT`, is that position's place in the row's blocks; `q`: `[tokens, heads *
+/// head_dim]` bf16, scratch for the queries with device-dependent contents; `out`: `[tokens, heads * head_dim]` bf16,
+/// or [in FP8](super::Activation).
 ///
 /// A GPU of compute capability 9.0 runs one kernel, which takes positions from `batch`. It reads `batch`, slots and the
-/// cache's older tokens while the kernel before it still runs: no kernel of the same step may write them.
+/// cache's older tokens while the previous kernel still runs, so no kernel of the same step may write them.
 pub fn decode_attention<'o>(
     exec: &mut Exec,
     qkv: &Tensor,

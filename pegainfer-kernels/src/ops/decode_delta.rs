@@ -14,15 +14,15 @@ use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{OpError, Tensor};
 
 /// [`causal_conv1d`](super::causal_conv1d), [`gated_delta_rule`](super::gated_delta_rule) and
-/// [`gated_rms_norm`](super::gated_rms_norm) of rows that have one token each.
+/// [`gated_rms_norm`](super::gated_rms_norm) for rows of one token each.
 ///
-/// `projected`: `[rows, projected_width]` bf16; `segments`: `[rows, SEGMENT_WORDS]` u32, segment `b` is token `b`, and
-/// none goes on from another; `states` and `conv_states` as there; `mixed`: `[rows, channels]` bf16 and `read`:
-/// `[rows, v_width]` f32, scratch for what lies between, what they hold afterwards depends on the device; `out`:
-/// `[rows, v_width]` bf16, or [in FP8](super::Activation). The rounding is that of the three ops.
+/// `projected`: `[rows, projected_width]` bf16; `segments`: `[rows, SEGMENT_WORDS]` u32, where segment `b` is token
+/// `b`, and none continues from another; `states` and `conv_states` as in these ops; `mixed`: `[rows, channels]` bf16
+/// and `read`: `[rows, v_width]` f32, scratch for intermediates with device-dependent contents; `out`: `[rows,
+/// v_width]` bf16, or [in FP8](super::Activation). Rounding is that of the three ops.
 ///
-/// A GPU runs one kernel, which reads segments, states and convolution states while the kernel before it still runs: no other kernel of
-/// the same step may write them.
+/// A GPU runs one kernel, which reads segments, states and convolution states while the previous kernel still runs, so
+/// no other kernel of the same step may write them.
 #[expect(clippy::too_many_arguments, reason = "three ops in one")]
 pub fn decode_delta<'o>(
     exec: &mut Exec,
@@ -48,7 +48,7 @@ pub fn decode_delta<'o>(
     exec.record(|device| {
         let kernel = if let Device::Cpu(isa) = device { isa.name() } else { choice.name() };
         let reads = [projected, conv, a_log, dt_bias, norm, segments, states, conv_states];
-        // What lies between does not leave the kernel.
+        // Intermediates stay inside the kernel.
         let parts = [causal_conv1d::cost(conv, segments, shape, mixed), gated_rms_norm::cost(read, norm, out)];
         let steps = (rows * shape.value_heads * gated_delta_rule::step_flops(shape)) as u64;
         let bytes = parts[0][0] + gated_delta_rule::state_bytes(segments, shape) as u64 + parts[1][0];
@@ -97,7 +97,7 @@ mod tests {
     #[test]
     fn it_is_a_convolution_the_rule_and_a_norm() {
         Host::each(|mut host| {
-            // In place, from the beginning, to another slot, and two that are not kept.
+            // In place, from the start, to another slot, and two that are not kept.
             let cuts =
                 [[0, 1, 2, 2], [1, 2, NO_STATE, 0], [2, 3, 1, 3], [3, 4, 4, NO_STATE], [4, 5, NO_STATE, NO_STATE]];
             let (shape, eps, rows, slots) = (SHAPE, 1e-6, cuts.len(), 5);
@@ -136,7 +136,7 @@ mod tests {
             assert_eq!(apart.host::<bf16>(), fused.host::<bf16>());
             assert_eq!(states.host::<f32>(), fused_states.host::<f32>());
             assert_eq!(conv_states.host::<bf16>(), fused_tails.host::<bf16>());
-            // What was not kept left no trace.
+            // States that are not kept leave no trace.
             let len = shape.v_width() * shape.key_dim;
             assert_eq!(states.host::<f32>()[4 * len..], before[4 * len..]);
             assert_ne!(states.host::<f32>()[..len], before[..len]);

@@ -11,7 +11,7 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 
 use crate::cuda::{DECODE_LAYERS_ROWS, DecodeState};
 
-/// Scratch for what the separate ops hand on, shaped as there. What it holds afterwards depends on the device.
+/// Scratch for the intermediates of the separate ops, in their shapes. Contents afterwards are device-dependent.
 #[derive(Debug)]
 pub struct DecodeScratch<'a> {
     /// `[rows, hidden]`.
@@ -28,12 +28,13 @@ pub struct DecodeScratch<'a> {
     pub activated: &'a mut Tensor,
 }
 
-/// From the residual stream after the embedding to `normed`, its value under the final norm, for rows of one token each.
+/// From the residual stream after the embedding to `normed`, its value under the final norm, for rows of one token
+/// each.
 ///
-/// It is [`rms_norm`], and for each layer [`linear`], [`decode_attention`], [`linear_add_norm`], [`linear_swiglu`] and
-/// [`linear_add_norm`], in their roundings. `residual`, `normed`: `[rows, hidden]` bf16; `at` (positions and slots) and
-/// `batch` as in `decode_attention`, of rows that attend to their own token at least. With `state`, a GPU takes up to
-/// [`DECODE_LAYERS_ROWS`] rows in one kernel, whose sums have another order; otherwise these ops run.
+/// Equals [`rms_norm`], and for each layer [`linear`], [`decode_attention`], [`linear_add_norm`], [`linear_swiglu`] and
+/// [`linear_add_norm`], with their roundings. `residual`, `normed`: `[rows, hidden]` bf16; `at` (positions and slots)
+/// and `batch` as in `decode_attention`, for rows that attend at least to their own token. With `state`, a GPU runs up
+/// to [`DECODE_LAYERS_ROWS`] rows in one kernel, which adds in a different order; otherwise these ops run.
 #[expect(clippy::too_many_arguments, reason = "the operands of a whole model")]
 pub fn decode_layers(
     exec: &mut Exec,
@@ -61,7 +62,7 @@ pub fn decode_layers(
     }
 }
 
-/// The ops that it is made of.
+/// Runs the separate ops.
 fn separately(
     exec: &mut Exec,
     model: &mut DecodeModel<'_>,
@@ -105,7 +106,7 @@ fn check(
     let rows = residual.rows_cols().0;
     check.that(!model.layers.is_empty(), "there are no layers")?;
     let (load, one) = (batch.load, (1, 1));
-    check.that((load.min_queries, load.max_queries) == one, "a row has another number of queries than one")?;
+    check.that((load.min_queries, load.max_queries) == one, "a row does not have exactly one query")?;
     check.that(load.min_context > 0, "a row attends to nothing")?;
     check.that(batch.block_tables.rows_cols().0 == rows, "rows and tokens differ in number")?;
     for tensor in [residual, normed, &*scratch.delta] {
@@ -195,7 +196,7 @@ mod tests {
         (weights, SHAPE.cache(Device::Meta, KvDType::Bf16, BLOCKS).map(|shape| tensor(&shape, seed)))
     }
 
-    /// Every operand of two rows.
+    /// Every operand for two rows.
     struct Operands {
         layers: Vec<([Tensor; 8], [Tensor; 2])>,
         scratch: [Tensor; 6],

@@ -8,11 +8,11 @@ use pegainfer_core::record::OpRecord;
 use pegainfer_core::schedule::PLACEHOLDER;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
-/// `out[t] = table[ids[t]]`, where an id with the bit [`PLACEHOLDER`] is looked up in `previous`: the tokens that the
-/// step before has drawn, which the host need not know yet.
+/// `out[t] = table[ids[t]]`. An id with the bit [`PLACEHOLDER`] is looked up in `previous`: the tokens of the previous
+/// step, which the host need not know yet.
 ///
 /// `ids`: `[tokens]` u32; `previous`: `[n]` u32; `table`: `[vocab, hidden]` bf16; `out`: `[tokens, hidden]` bf16. Every
-/// id and index must be inside its table: an error on the CPU, the loss of the context on a GPU.
+/// id and index must be inside its table; otherwise the CPU returns an error, and a GPU loses its context.
 pub fn embedding(
     exec: &mut Exec,
     ids: &Tensor,
@@ -44,7 +44,7 @@ pub fn embedding(
     Ok(())
 }
 
-/// The id that stands for itself or in `previous`; one that no vocabulary has where there is none.
+/// Resolves a placeholder in `previous`; returns an id outside any vocabulary if it has no such row.
 fn resolve(id: u32, previous: &[u32]) -> u32 {
     match id & PLACEHOLDER {
         0 => id,

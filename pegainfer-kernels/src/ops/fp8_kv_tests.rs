@@ -1,5 +1,6 @@
-//! Tests of an FP8 KV cache: every op that writes one writes the codes and scales of what it writes to a bf16 cache, to the
-//! slots of its tokens and nowhere else, and decode attention is the write and attention over such a cache.
+//! Tests of an FP8 KV cache: every op that writes one writes the codes and scales of what it would write to a bf16
+//! cache, only to the slots of its tokens; and decode attention equals the write followed by attention over such a
+//! cache.
 
 use super::*;
 use crate::cpu::kv_cache::quantize;
@@ -12,7 +13,7 @@ const BLOCKS: usize = 3;
 const POSITIONS: [u32; 5] = [9, 0, 63, 8, 1];
 const SLOTS: [u32; 5] = [40, 3, NO_SLOT, 41, 16];
 
-/// A cache whose bytes are all 255.
+/// A cache with all bytes 255.
 fn cache(host: &mut Host, shape: HeadShape, format: KvDType) -> [Tensor; 2] {
     let device = host.exec.device();
     shape.cache(device, format, BLOCKS).map(|dims| {
@@ -31,7 +32,7 @@ fn rounded(shape: HeadShape, cache: &[Tensor; 2]) -> [Vec<u8>; 2] {
     for slot in SLOTS.into_iter().filter(|slot| *slot != NO_SLOT).map(|slot| slot as usize) {
         for head in 0..shape.kv_heads {
             for (keys, (out, cache)) in [true, false].into_iter().zip(out.iter_mut().zip(cache)) {
-                // Where element `i` lies.
+                // Place of element `i`.
                 let place = |format: KvDType, i: usize| match keys {
                     true => shape.key(format, slot, head) + i * BLOCK_SIZE,
                     false => shape.value(format, slot, head) + i,
@@ -112,7 +113,7 @@ fn decode_attention_is_a_write_and_attention() {
         let mut tables = host.zeros("block_tables", &[2, 2], DType::U32);
         tables.host_mut::<u32>().copy_from_slice(&[2, 0, 1, 0]);
         let place = |row: usize, t: u32| [[2, 0], [1, 0]][row][t as usize / BLOCK_SIZE] * 16 + t % 16;
-        // All tokens but the newest of each row, then these.
+        // All tokens except the newest of each row, then these.
         let filled: Vec<(u32, u32)> =
             (0..19).map(|t| (t, place(0, t))).chain((0..4).map(|t| (t, place(1, t)))).collect();
         let newest = [(19, place(0, 19)), (4, place(1, 4))];

@@ -10,17 +10,17 @@ use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{OpError, Tensor};
 
-/// [`gated_qk_norm_rope_write_kv`](super::gated_qk_norm_rope_write_kv), then [`attention`](super::attention) with a scale
-/// of `1 / sqrt(head_dim)`, then [`attention_gate`](super::attention_gate), of rows that have one query each, or none.
+/// [`gated_qk_norm_rope_write_kv`](super::gated_qk_norm_rope_write_kv), then [`attention`](super::attention) with a
+/// scale of `1 / sqrt(head_dim)`, then [`attention_gate`](super::attention_gate), for rows with at most one query.
 ///
-/// `projected`, `heads`, `k` and `v` as there; `batch`: the same tokens, so that the position of row `b` is
-/// `kv_lens[b] - 1` and its slot, unless it is `NO_SLOT`, the place of that position in the row's blocks; `q`:
-/// `[tokens, heads * head_dim]` bf16, scratch for the queries, what it holds afterwards depends on the device; `out`:
-/// `[tokens, heads * head_dim]` bf16, or [in FP8](super::Activation).
+/// `projected`, `heads`, `k` and `v` as in the first; `batch`: the same tokens, so that row `b` has position
+/// `kv_lens[b] - 1`, and its slot, unless it is `NO_SLOT`, is that position's place in the row's blocks; `q`: `[tokens,
+/// heads * head_dim]` bf16, scratch for the queries with device-dependent contents; `out`: `[tokens, heads * head_dim]`
+/// bf16, or [in FP8](super::Activation).
 ///
-/// A GPU of compute capability 9.0 or 10.0 runs one kernel for heads of 256, which takes positions from `batch`. It reads
-/// `batch`, slots and the cache's older tokens while the kernel before it still runs: no kernel of the same step may write
-/// them. It leaves the output of rows with a `kv_lens` of 0 as it is.
+/// A GPU of compute capability 9.0 or 10.0 runs one kernel for heads of 256, which takes positions from `batch`. It
+/// reads `batch`, slots and the cache's older tokens while the previous kernel still runs, so no kernel of the same
+/// step may write them. It does not write the output of rows with a `kv_lens` of 0.
 pub fn gated_decode_attention<'o>(
     exec: &mut Exec,
     projected: &Tensor,

@@ -10,18 +10,17 @@ use crate::delta_operands::DeltaInputs;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::tensor::{OpError, Tensor};
 
-/// [`gated_delta_rule`](super::gated_delta_rule) in chunks of 64 tokens from the beginning of each segment, as
-/// GEMMs (the WY form; arXiv 2406.06484, 2412.06464), which tensor cores are for. The last chunk of a segment may be
-/// ragged.
+/// [`gated_delta_rule`](super::gated_delta_rule) in chunks of 64 tokens from the start of each segment, as GEMMs for
+/// tensor cores (the WY form; arXiv 2406.06484, 2412.06464). The last chunk of a segment may be ragged.
 ///
-/// Operands as there, and `scratch`, of which a GPU wants [`DeltaShape::chunk_scratch`] bytes and a CPU none. Equal to the
-/// recurrence but for rounding, so the bits depend on how a sequence is cut into segments: a CPU, which gains nothing from
-/// it, serves with the recurrence.
+/// Operands as there, and `scratch`, of which a GPU needs [`DeltaShape::chunk_scratch`] bytes and a CPU none. Equal to
+/// the recurrence up to rounding, so the bits depend on how a sequence is split into segments. A CPU gains nothing from
+/// chunks and serves with the recurrence.
 ///
-/// On a CPU all is f32. The CUDA kernels take heads of 128 elements. Their GEMMs have operands in bf16 and sums in f32;
-/// state, gates, lengths and decays are f32, the inverse tf32. An output is then off by 0.3% on average, as with one
-/// rounding to bf16. The kernels read `segments` and `states` while the kernel before them still runs: no other kernel of
-/// the same step may write them.
+/// On a CPU everything is f32. The CUDA kernels take heads of 128 elements. Their GEMMs have bf16 operands and f32
+/// sums; state, gates, lengths and decays are f32, the inverse tf32. Outputs are off by 0.3 % on average, as with one
+/// rounding to bf16. The kernels read `segments` and `states` while the previous kernel still runs, so no other kernel
+/// of the same step may write them.
 pub fn gated_delta_chunks(
     exec: &mut Exec,
     inputs: &DeltaInputs<'_>,
@@ -31,7 +30,7 @@ pub fn gated_delta_chunks(
     out: &mut Tensor,
 ) -> Result<(), OpError> {
     let (k, v, chunk) = (shape.key_dim, shape.value_dim, 64);
-    // GEMMs of a chunk, by token: three with [chunk, chunk], two of them half empty, and three with the state.
+    // GEMMs of a chunk, per token: three with [chunk, chunk], two of them half empty, and three with the state.
     let flops = 2 * chunk * (2 * k + v) / 2 + 2 * chunk * (k + v) / 2 + 6 * k * v;
     let (tokens, segments) = (inputs.mixed.rows_cols().0, inputs.segments.rows_cols().0);
     let choice = choice::gpu(exec)?.map(|gpu| DeltaChunks::choose(&gpu, shape, tokens, segments));

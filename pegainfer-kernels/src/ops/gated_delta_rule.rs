@@ -19,12 +19,13 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 /// out = S q
 /// ```
 ///
-/// where `q` and `k` are first divided by their lengths (`x * rsqrt(Σ x² + 1e-6)`) and `q` multiplied by `key_dim^-1/2`.
+/// where `q` and `k` are first divided by their lengths (`x * rsqrt(Σ x² + 1e-6)`) and `q` is multiplied by
+/// `key_dim^-1/2`.
 ///
-/// `inputs`: see [`DeltaInputs`]; `states`: f32, see [`DeltaShape::states`]; `out`: `[tokens, v_width]` f32, which the norm
-/// that follows reads once. All of it is f32. On the CPU a token's bits do not depend on how its sequence is cut into
-/// segments, nor on the other sequences. The CUDA kernel is for few tokens a sequence. It reads `segments` and `states`
-/// while the kernel before it still runs: no other kernel of the same step may write them.
+/// `inputs`: see [`DeltaInputs`]; `states`: f32, see [`DeltaShape::states`]; `out`: `[tokens, v_width]` f32, read once
+/// by the following norm. All f32. On the CPU a token's bits do not depend on how its sequence is split into segments,
+/// nor on other sequences. The CUDA kernel is for few tokens per sequence. It reads `segments` and `states` while the
+/// previous kernel still runs, so no other kernel of the same step may write them.
 pub fn gated_delta_rule(
     exec: &mut Exec,
     inputs: &DeltaInputs<'_>,
@@ -36,7 +37,7 @@ pub fn gated_delta_rule(
     run(Check("gated_delta_rule"), exec, form, step_flops(shape), inputs, shape, states, out)
 }
 
-/// Of a token and head: decay, S k, update, S q.
+/// Operations per token and head: decay, S k, update, S q.
 pub(super) fn step_flops(shape: DeltaShape) -> usize {
     7 * shape.key_dim * shape.value_dim
 }
@@ -119,7 +120,7 @@ pub(super) fn dispatch(
             Ok(())
         }
         (Device::Cuda, Form::Recurrent) => cuda::delta_recurrent(exec, inputs, shape, states, out, usize::MAX),
-        // `gated_delta_chunks` launches its kernels itself: they want scratch.
+        // `gated_delta_chunks` launches its kernels itself, because they need scratch.
         (Device::Meta, _) | (Device::Cuda, Form::Chunked) => Ok(()),
     }
 }

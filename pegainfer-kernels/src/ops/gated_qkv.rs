@@ -15,10 +15,10 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 /// cache (transformers `Qwen3_5Attention`).
 ///
 /// `projected`: `[tokens, gated_qkv_width]` bf16: for each head its query, then its gate (for
-/// [`attention_gate`](super::attention_gate)), then keys, then values; norms f32; the RoPE table has `rotary_dim` columns,
-/// a multiple of 32, at most `head_dim`: the elements behind them are not rotated; `q`, `k`, `v`: as in
-/// [`qk_norm_rope_write_kv`](super::qk_norm_rope_write_kv). f32 from the projection to the one rounding of the result. On a
-/// GPU `head_dim` is a multiple of 64.
+/// [`attention_gate`](super::attention_gate)), then keys, then values; norms f32. The RoPE table has `rotary_dim`
+/// columns, a multiple of 32, at most `head_dim`; later elements are not rotated. `q`, `k`, `v`: as in
+/// [`qk_norm_rope_write_kv`](super::qk_norm_rope_write_kv). f32 with one final rounding. On a GPU `head_dim` is a
+/// multiple of 64.
 pub fn gated_qk_norm_rope_write_kv(
     exec: &mut Exec,
     projected: &Tensor,
@@ -51,9 +51,9 @@ pub(super) fn check(
 ) -> Result<(), OpError> {
     let Heads { shape, norms, rope, positions, slots, .. } = *heads;
     let (tokens, (max_position, rotary_dim)) = (projected.rows_cols().0, rope.rows_cols());
-    check.that(shape.is_supported(), "heads do not group, or head_dim is no multiple of 16 from 32 to 256")?;
+    check.that(shape.is_supported(), "heads do not group, or head_dim is not a multiple of 16 from 32 to 256")?;
     let rotates = rotary_dim.is_multiple_of(32) && rotary_dim <= shape.head_dim;
-    check.that(rotates, "the rotated elements are no multiple of 32, or more than a head has")?;
+    check.that(rotates, "the rotated elements are not a multiple of 32, or more than a head has")?;
     check.is(projected, DType::Bf16, &[tokens, shape.gated_qkv_width()])?;
     for norm in [norms.0, norms.1] {
         check.is(norm, DType::F32, &[shape.head_dim])?;
@@ -72,8 +72,8 @@ pub(super) fn flops(projected: &Tensor, heads: &Heads<'_>) -> u64 {
     (normed * (4 * shape.head_dim + 3 * rope.rows_cols().1)) as u64
 }
 
-/// Bytes of the call: everything but the gates is read once and written once, keys and values as the cache `k` holds them;
-/// one row of the RoPE table is read per token.
+/// Bytes of the call: everything except the gates is read once and written once, keys and values in the format of the
+/// cache `k`; one row of the RoPE table is read per token.
 pub(super) fn bytes(projected: &Tensor, heads: &Heads<'_>, k: &Tensor) -> u64 {
     let Heads { shape, rope, .. } = heads;
     let moved = (shape.qkv_width() + shape.q_width()) * DType::Bf16.size();
@@ -81,7 +81,7 @@ pub(super) fn bytes(projected: &Tensor, heads: &Heads<'_>, k: &Tensor) -> u64 {
     (projected.rows_cols().0 * token) as u64
 }
 
-/// The reference kernel, on operands whose shapes were checked.
+/// The reference kernel, on operands with checked shapes.
 pub(super) fn on_cpu(
     check: Check,
     exec: &mut Exec,
@@ -97,7 +97,7 @@ pub(super) fn on_cpu(
     check.that(positions.iter().all(|&p| (p as usize) < max_position), "a position is beyond the RoPE table")?;
     let inside = |&s: &u32| (s as usize) < max_slot || s == NO_SLOT;
     check.that(slots.iter().all(inside), "a slot is outside the KV cache")?;
-    // Threads write to their tokens' slots at once: that these differ is what makes it sound.
+    // Sound because the slots differ: threads write to their tokens' slots concurrently.
     check.that(distinct(slots), "two tokens share a slot")?;
     let norms = (norms.0.host::<f32>(), norms.1.host::<f32>());
     let (projected, rope) = (projected.host(), rope.host());

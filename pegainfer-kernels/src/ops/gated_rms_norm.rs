@@ -11,9 +11,9 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 
 /// `out = x * rsqrt(mean(x²) + eps) * weight * silu(z)`, the mean over each head (transformers `Qwen3_5RMSNormGated`).
 ///
-/// `x`: `[tokens, v_width]` f32; `projected`: `[tokens, projected_width]` bf16, of which `z` is read; `weight`:
-/// `[value_dim]` f32, the same for every head; `out`: `[tokens, v_width]` bf16, or
-/// [in FP8](super::Activation). All of it is f32, with one rounding at the end.
+/// `x`: `[tokens, v_width]` f32; `projected`: `[tokens, projected_width]` bf16, which contains `z`; `weight`:
+/// `[value_dim]` f32, the same for every head; `out`: `[tokens, v_width]` bf16, or [in FP8](super::Activation). f32
+/// with one final rounding.
 pub fn gated_rms_norm<'o>(
     exec: &mut Exec,
     x: &Tensor,
@@ -42,7 +42,7 @@ pub(super) fn check(
     out: &Tensor,
 ) -> Result<(), OpError> {
     let tokens = x.rows_cols().0;
-    c.that(shape.is_supported(), "heads do not group, or a head is no multiple of 16")?;
+    c.that(shape.is_supported(), "heads do not group, or a head is not a multiple of 16")?;
     c.is(x, DType::F32, &[tokens, shape.v_width()])?;
     c.is(projected, DType::Bf16, &[tokens, shape.projected_width()])?;
     c.is(weight, DType::F32, &[shape.value_dim])?;

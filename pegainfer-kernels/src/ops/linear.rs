@@ -13,14 +13,14 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 /// `out = x · wᵀ`.
 ///
 /// `x`: `[rows, k]` bf16, or [in FP8](super::Activation); `w`: `[n, k]` bf16 or FP8, row-major as in the checkpoint;
-/// `out`: `[rows, n]` bf16 (activations) or f32 (logits). f32 accumulation, one rounding at the end. A row's result
-/// does not depend on the other rows; on a GPU it does on how many there are, because that chooses the kernel and with
-/// it the order of the sum. A GPU takes `k` and `n` in multiples of 8.
+/// `out`: `[rows, n]` bf16 (activations) or f32 (logits). f32 accumulation with one final rounding. A row's result does
+/// not depend on the other rows; on a GPU it depends on their number, which chooses the kernel and with it the order of
+/// the sum. A GPU takes `k` and `n` in multiples of 8.
 ///
-/// The codes of an FP8 `w` are exact in bf16: each block of 128 along `k` is summed in f32 without the scale, multiplied by it,
-/// and added to the blocks before (W8A16). A GPU of compute capability 9.0 rounds `x` to FP8 as well, with a scale for each 128
-/// columns of a row, as [`quantize_fp8`](super::quantize_fp8) rounds weights (W8A8), where `k` is whole blocks. Otherwise, a GPU
-/// rounds `w` to bf16.
+/// The codes of an FP8 `w` are exact in bf16: each block of 128 along `k` is summed in f32 without the scale,
+/// multiplied by it, and added to the previous blocks (W8A16). If `k` is in whole blocks, a GPU of compute capability
+/// 9.0 also rounds `x` to FP8, with a scale for each 128 columns of a row, as [`quantize_fp8`](super::quantize_fp8)
+/// rounds weights (W8A8). Otherwise a GPU rounds `w` to bf16.
 pub fn linear<'w>(exec: &mut Exec, x: &Tensor, w: impl Into<MatrixRef<'w>>, out: &mut Tensor) -> Result<(), OpError> {
     let check = Check("linear");
     let (m, k) = x.rows_cols();

@@ -13,11 +13,11 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 
 /// `residual += x · wᵀ`, then `out = rms_norm(residual) * norm`.
 ///
-/// `x`: `[rows, k]`, `w`: `[hidden, k]`, `residual`, `delta`, `out`: `[rows, hidden]`, all bf16, `w` also FP8 as in
-/// [`linear`](super::linear), `x` and `out` also [in FP8](super::Activation); `norm`: `[hidden]`
-/// bf16 or f32, as in [`rms_norm`](super::rms_norm). `delta` is scratch for the GEMM; what it holds afterwards depends
-/// on the device. The GEMM is rounded to bf16 before it is added, and the sum before it is normalised, as in
-/// transformers; a GPU rounds only the sum where there are many rows.
+/// `x`: `[rows, k]`, `w`: `[hidden, k]`, `residual`, `delta`, `out`: `[rows, hidden]`, all bf16; `w` also FP8 as in
+/// [`linear`](super::linear), `x` and `out` also [in FP8](super::Activation); `norm`: `[hidden]` bf16 or f32, as in
+/// [`rms_norm`](super::rms_norm). `delta` is scratch for the GEMM with device-dependent contents. The GEMM is rounded
+/// to bf16 before it is added, and the sum before it is normalised, as in transformers; with many rows, a GPU rounds
+/// only the sum.
 #[expect(clippy::too_many_arguments, reason = "the operands of the op")]
 pub fn linear_add_norm<'w, 'o>(
     exec: &mut Exec,

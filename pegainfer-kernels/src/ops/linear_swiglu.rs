@@ -13,11 +13,10 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 
 /// `out = silu(gate) * up` with `[gate, up] = x · wᵀ` and `silu(z) = z / (1 + exp(-z))`.
 ///
-/// `x`: `[rows, k]`, `w`: `[2 * width, k]`, the rows of the gate first, `gate_up`: `[rows, 2 * width]`, `out`:
-/// `[rows, width]`, all bf16, `x` and `out` also [in FP8](super::Activation), `w` also FP8 as in
-/// [`linear`](super::linear). `gate_up` is scratch for the GEMM; what it holds afterwards depends on the device. The
-/// GEMM is rounded to bf16, silu is computed in f32 and rounded, and the result once more (transformers `Qwen3MLP` in
-/// bf16).
+/// `x`: `[rows, k]`, `w`: `[2 * width, k]`, the rows of the gate first, `gate_up`: `[rows, 2 * width]`, `out`: `[rows,
+/// width]`, all bf16; `x` and `out` also [in FP8](super::Activation), `w` also FP8 as in [`linear`](super::linear).
+/// `gate_up` is scratch for the GEMM with device-dependent contents. The GEMM is rounded to bf16, silu is computed in
+/// f32 and rounded, and the result is rounded once more (transformers `Qwen3MLP` in bf16).
 pub fn linear_swiglu<'w, 'o>(
     exec: &mut Exec,
     x: &Tensor,

@@ -14,15 +14,15 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 /// Words of a row's report: the log-probability's bits, the rank, then id and bits of each of the most likely tokens.
 pub const REPORT_WORDS: usize = crate::limits::sampling::REPORT_WORDS;
 
-/// In place of an id: the row has no more tokens that could be drawn.
+/// Marks an empty place of a report: the row has no more tokens with a probability.
 const NO_TOKEN: u32 = u32::MAX;
 
 /// Log-softmax of raw logits (before temperature and truncation) at the sampled token and at the best ones, best first,
-/// the lower id first on a tie; and the rank of the sampled token, 1 + how many logits are larger.
+/// lower ids first on ties; and the rank of the sampled token, 1 + the number of larger logits.
 ///
-/// `logits`: `[rows, vocab]` f32; `draws`: `[rows, DRAW_WORDS]` u32, whose `logprobs` say how many a row wants; `sampled`:
-/// `[rows]` u32; `out`: `[rows, REPORT_WORDS]` u32, for [`token_logprobs`]: rows that want none, and places behind the last
-/// wanted one, stay as they are. Does not wait for a GPU.
+/// `logits`: `[rows, vocab]` f32; `draws`: `[rows, DRAW_WORDS]` u32, with the requested number in `logprobs`;
+/// `sampled`: `[rows]` u32; `out`: `[rows, REPORT_WORDS]` u32, for [`token_logprobs`]. Rows without a request, and
+/// places after the last requested one, stay unchanged. Does not wait for a GPU.
 pub fn logprobs(
     exec: &mut Exec,
     logits: &Tensor,
@@ -67,7 +67,7 @@ fn fill(report: &mut [u32], row: &[f32], token: u32, top: usize) {
     places.zip(best.chain(std::iter::repeat([NO_TOKEN, 0]))).for_each(|(place, token)| *place = token);
 }
 
-/// Reads a row's report (`[REPORT_WORDS]`) of which `top` of the most likely tokens were wanted.
+/// Reads a row's report (`[REPORT_WORDS]`) with `top` most likely tokens.
 pub fn token_logprobs(report: &[u32], top: usize) -> TokenLogprobs {
     let places = report[2..].as_chunks::<2>().0.iter().take(top).take_while(|place| place[0] != NO_TOKEN);
     let top = places.map(|&[id, logprob]| (id, f32::from_bits(logprob))).collect();

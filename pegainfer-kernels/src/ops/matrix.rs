@@ -25,8 +25,8 @@ pub enum Matrix {
         /// `[n, k / 32]` u8, E8M0.
         scale: Tensor,
     },
-    /// At least one matrix, none of them a stack, all with the same `k`: their rows follow each other. For rows in several
-    /// formats, and for FP8 parts whose rows are no multiple of 128, so that blocks begin anew in each.
+    /// One or more matrices with the same `k`, none of them a stack, stacked along their rows. For rows in several
+    /// formats, and for FP8 parts whose rows are not a multiple of 128, so that blocks start anew in each.
     Stacked(Vec<Matrix>),
 }
 
@@ -47,16 +47,16 @@ impl BlockScales {
     }
 }
 
-/// A borrowed [`Matrix`], or a bf16 tensor as one: what ops take.
+/// A borrowed [`Matrix`], or a bf16 tensor as one; the argument type of ops.
 #[derive(Debug, Clone, Copy)]
 pub enum MatrixRef<'a> {
-    /// See [`Matrix::Bf16`].
+    /// Borrowed [`Matrix::Bf16`].
     Bf16(&'a Tensor),
-    /// See [`Matrix::Fp8`]: codes and scales.
+    /// Borrowed [`Matrix::Fp8`]: codes and scales.
     Fp8(&'a Tensor, &'a BlockScales),
-    /// See [`Matrix::Fp4`]: codes and scales.
+    /// Borrowed [`Matrix::Fp4`]: codes and scales.
     Fp4(&'a Tensor, &'a Tensor),
-    /// See [`Matrix::Stacked`].
+    /// Borrowed [`Matrix::Stacked`].
     Stacked(&'a [Matrix]),
 }
 
@@ -94,13 +94,13 @@ impl Matrix {
         self.as_ref().shape()
     }
 
-    /// Whether any of its rows are FP8 or FP4.
+    /// True if any of its rows are FP8 or FP4.
     pub fn is_quantized(&self) -> bool {
         self.as_ref().is_quantized()
     }
 
-    /// The values, row-major `[n, k]`; on the host only. With E8M0 scales every value is exact in bf16 unless its scale is
-    /// below 2^-117.
+    /// The values, row-major `[n, k]`; on the host only. With E8M0 scales every value is exact in bf16 unless its scale
+    /// is below 2^-117.
     pub fn dequantize(&self) -> Vec<f32> {
         let one = |w: &Weights<'_>, k: usize| w.dequantize(w.rows(k), k);
         let k = self.shape().1;
@@ -113,7 +113,7 @@ impl Matrix {
     }
 }
 
-/// What the ops of DeepSeek-V4 take: one matrix, no stack.
+/// The argument of DeepSeek-V4's ops: one matrix, no stack.
 #[cfg(feature = "deepseek-v4")]
 impl Matrix {
     /// The codes, and the device address of the scales, 0 without.
@@ -126,7 +126,7 @@ impl Matrix {
         }
     }
 
-    /// As the reference kernel takes it.
+    /// The matrix in the form that the reference kernel takes.
     pub(super) fn weights(&self) -> Weights<'_> {
         self.as_ref().weights()[0]
     }
@@ -147,7 +147,7 @@ impl<'a> MatrixRef<'a> {
         }
     }
 
-    /// Whether any of its rows are FP8 or FP4. DeepSeek-V4's reference rounds activations to FP8 before such a GEMM.
+    /// True if any of its rows are FP8 or FP4. DeepSeek-V4's reference rounds activations to FP8 before such a GEMM.
     pub fn is_quantized(self) -> bool {
         match self {
             Self::Bf16(_) => false,
@@ -205,7 +205,7 @@ impl<'a> MatrixRef<'a> {
         }
     }
 
-    /// As a dense GEMM takes it: bf16 or FP8, of this shape; on a GPU bf16.
+    /// Checks that a dense GEMM supports it: bf16 or FP8 of this shape, with f32 scales on a GPU.
     pub(super) fn check_dense(self, check: Check, device: Device, shape: (usize, usize)) -> Result<(), OpError> {
         let fp4 = |part: &Matrix| matches!(part, Matrix::Fp4 { .. });
         let has_fp4 = matches!(self, Self::Fp4(..)) || matches!(self, Self::Stacked(parts) if parts.iter().any(fp4));
@@ -228,7 +228,7 @@ impl<'a> MatrixRef<'a> {
         if let Self::Bf16(w) = self { Some(w) } else { None }
     }
 
-    /// What kernels are chosen by.
+    /// Format by which kernels are chosen.
     pub(crate) fn format(self) -> WeightFormat {
         match self {
             Self::Bf16(_) => WeightFormat::Bf16,
@@ -237,7 +237,7 @@ impl<'a> MatrixRef<'a> {
         }
     }
 
-    /// As the reference kernels take it, stacked rows one after the other.
+    /// The matrices in the form that the reference kernels take, stacked rows in order.
     pub(super) fn weights(self) -> Vec<Weights<'a>> {
         match self {
             Self::Bf16(w) => vec![Weights::Bf16(w.host())],

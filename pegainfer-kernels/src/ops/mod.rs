@@ -1,5 +1,5 @@
 //! The ops. Each takes the execution context first, checks its operands, reports an `OpRecord` and dispatches on the
-//! device: a reference kernel on the CPU, a CUDA launcher, or on `Meta` nothing at all.
+//! device: a reference kernel on the CPU, a CUDA launcher, or nothing on `Meta`.
 
 pub(crate) mod activation;
 mod adjust_logits;

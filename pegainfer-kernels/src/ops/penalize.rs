@@ -7,13 +7,14 @@ use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
-/// Changes logits in place by `Penalties::apply`, in f32, every operation rounded: devices agree bit by bit. A row's
-/// drafts count as generated besides the counts of its slot. Source: presence and frequency penalties of OpenAI's API,
-/// repetition penalty of CTRL (Keskar et al., 2019).
+/// Changes logits in place by `Penalties::apply`, in f32 with every operation rounded, so devices agree bit by bit. A
+/// row's drafts count as generated in addition to the counts of its slot. Sources: presence and frequency penalties of
+/// OpenAI's API, repetition penalty of CTRL (Keskar et al., 2019).
 ///
-/// `logits`: `[rows, vocab]` f32; `counts`: `[slots, count_words(vocab)]` as [`count_tokens`](super::count_tokens()) leaves it;
-/// `penalties`: `[rows, PENALTY_WORDS]` and `drafts`: `[n]`, as [`PackedPenalties`](super::PackedPenalties) has them; all
-/// u32. Does not wait for a GPU. An error on the CPU when a slot or a span is out of range.
+/// `logits`: `[rows, vocab]` f32; `counts`: `[slots, count_words(vocab)]` of [`count_tokens`](super::count_tokens());
+/// `penalties`: `[rows, PENALTY_WORDS]` and `drafts`: `[n]`, in the layout of
+/// [`PackedPenalties`](super::PackedPenalties); all u32. Does not wait for a GPU. An error on the CPU if a slot or a
+/// span is out of range.
 pub fn penalize(
     exec: &mut Exec,
     logits: &mut Tensor,

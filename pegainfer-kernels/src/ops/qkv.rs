@@ -12,8 +12,8 @@ use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
 /// Cosines and sines of every position, `[positions, head_dim]` f32: row `p` holds `cos(p * f_i)` for `i < head_dim/2`,
-/// then the sines, with the frequencies `f_i` of `rope`: `theta^(-2i / head_dim)`, or YaRN's, and times its attention factor
-/// (RoPE, Su et al. 2021; full rotary, half-split as in GPT-NeoX).
+/// then the sines, with the frequencies `f_i` of `rope`: `theta^(-2i / head_dim)`, or YaRN's, and times its attention
+/// factor (RoPE, Su et al. 2021; full rotary, half-split as in GPT-NeoX).
 ///
 /// Angles are f32 factors multiplied in f32, as in transformers: f64 would differ at positions beyond about 1e5.
 pub fn rope_table(
@@ -75,7 +75,7 @@ pub(super) fn check(
     check.is(k_norm, DType::Bf16, &[shape.head_dim])
 }
 
-/// As [`check`], of a model without QK norm.
+/// Variant of [`check`] for a model without QK norm.
 pub(super) fn check_rope(
     check: Check,
     device: Device,
@@ -87,7 +87,7 @@ pub(super) fn check_rope(
     let RopeHeads { shape, rope, positions, slots } = *heads;
     let tokens = qkv.rows_cols().0;
     let head_dim = shape.head_dim;
-    check.that(shape.is_supported(), "heads do not group, or head_dim is no multiple of 16 from 32 to 256")?;
+    check.that(shape.is_supported(), "heads do not group, or head_dim is not a multiple of 16 from 32 to 256")?;
     check.is(qkv, DType::Bf16, &[tokens, shape.qkv_width()])?;
     check.is(rope, DType::F32, &[rope.rows_cols().0, head_dim])?;
     check.is(positions, DType::U32, &[tokens])?;
@@ -101,14 +101,14 @@ pub(super) fn flops(qkv: &Tensor, shape: HeadShape) -> u64 {
     10 * (qkv.rows_cols().0 * (shape.heads + shape.kv_heads) * shape.head_dim) as u64
 }
 
-/// Bytes of the call: every element of qkv is read once and written once, keys and values as the cache `k` holds them; one
-/// row of the RoPE table is read per token.
+/// Bytes of the call: every element of qkv is read once and written once, keys and values in the format of the cache
+/// `k`; one row of the RoPE table is read per token.
 pub(super) fn bytes(qkv: &Tensor, shape: HeadShape, k: &Tensor) -> u64 {
     let written = shape.q_width() * DType::Bf16.size() + shape.kv_bytes_per_token(KvDType::of(k));
     qkv.bytes() + (qkv.rows_cols().0 * (written + shape.head_dim * DType::F32.size())) as u64
 }
 
-/// The reference kernel, on operands whose shapes were checked.
+/// The reference kernel, on operands with checked shapes.
 pub(super) fn on_cpu(
     check: Check,
     exec: &mut Exec,
@@ -120,7 +120,8 @@ pub(super) fn on_cpu(
     rotate_on_cpu(check, exec, qkv, &heads.without_norms(), Some((heads.norms, heads.eps)), q, cache)
 }
 
-/// As [`on_cpu`]. `norms`: weights of the norms of queries and of keys, and their epsilon, if the model has QK norm.
+/// Variant of [`on_cpu`]. `norms`: weights of the norms of queries and of keys, and their epsilon, if the model has QK
+/// norm.
 pub(super) fn rotate_on_cpu(
     check: Check,
     exec: &mut Exec,
@@ -137,7 +138,7 @@ pub(super) fn rotate_on_cpu(
     check.that(positions.iter().all(|&p| (p as usize) < max_position), "a position is beyond the RoPE table")?;
     let inside = |&s: &u32| (s as usize) < max_slot || s == NO_SLOT;
     check.that(slots.iter().all(inside), "a slot is outside the KV cache")?;
-    // Threads write to their tokens' slots at once: that these differ is what makes it sound.
+    // Sound because the slots differ: threads write to their tokens' slots concurrently.
     check.that(distinct(slots), "two tokens share a slot")?;
     let norms = norms.map(|((q, k), eps)| cpu::Norms { q: q.host(), k: k.host(), eps });
     let inputs = cpu::Inputs { qkv: qkv.host(), norms, rope: rope.host(), positions, slots, shape };

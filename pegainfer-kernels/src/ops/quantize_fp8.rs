@@ -7,10 +7,11 @@ use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
-/// Rounds a weight to FP8: the scale of a block of 128 x 128 is its largest magnitude over 448 (1 where that is 0), a code is the
-/// e4m3 value nearest to `w / scale`, ties to even. The same bits on every device.
+/// Rounds a weight to FP8. The scale of a block of 128 x 128 is its largest magnitude over 448 (1 if that is 0); a code
+/// is the e4m3 value nearest to `w / scale`, ties to even. Same bits on every device.
 ///
-/// `w`: `[n, k]` bf16; `codes`: `[n, k]` u8; `scales`: `[n / 128, k / 128]` f32, both rounded up. A GPU takes `k` in multiples of 8.
+/// `w`: `[n, k]` bf16; `codes`: `[n, k]` u8; `scales`: `[n / 128, k / 128]` f32, both rounded up. A GPU takes `k` in
+/// multiples of 8.
 pub fn quantize_fp8(exec: &mut Exec, w: &Tensor, codes: &mut Tensor, scales: &mut Tensor) -> Result<(), OpError> {
     let (check, (n, k)) = (Check("quantize_fp8"), w.rows_cols());
     check.is(w, DType::Bf16, &[n, k])?;

@@ -10,10 +10,10 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 
 /// RMS normalisation over the last dimension: `out = x * rsqrt(mean(x²) + eps) * weight`.
 ///
-/// `x`, `out`: `[rows, hidden]` bf16, `out` also [in FP8](super::Activation); `weight`: `[hidden]` bf16 or f32. The
-/// mean and the scaling are f32. With a bf16 weight the normalised value is rounded to bf16 before the weight is
-/// applied (transformers `Qwen3RMSNorm`). With an f32 weight only the result is rounded (`Qwen3_5RMSNorm`, whose weight
-/// is `1 + w` for the `w` of the checkpoint).
+/// `x`, `out`: `[rows, hidden]` bf16, `out` also [in FP8](super::Activation); `weight`: `[hidden]` bf16 or f32. Mean
+/// and scaling are f32. With a bf16 weight the normalised value is rounded to bf16 before the weight is applied
+/// (transformers `Qwen3RMSNorm`). With an f32 weight only the result is rounded (`Qwen3_5RMSNorm`, whose weight is 1
+/// plus the checkpoint's `w`).
 pub fn rms_norm<'o>(
     exec: &mut Exec,
     x: &Tensor,

@@ -7,7 +7,7 @@ use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 use pegainfer_core::weights;
 
-/// Fills `out` with values drawn uniformly from ±`limit`: for a seed and a limit the same bits on every device, those of
+/// Fills `out` with values drawn uniformly from ±`limit`. For a given seed and limit, all devices give the bits of
 /// [`weights::uniform`].
 ///
 /// `out`: bf16 of any shape; on a GPU rows must be multiples of 8 elements.

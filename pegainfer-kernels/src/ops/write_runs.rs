@@ -8,12 +8,12 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 
 /// `out[to + i] = words[from + i]` for `i` below `count`, for each row `(from, to, count)` of `runs`.
 ///
-/// `runs`: `[n, 3]` u32; `words`: `[w]` u32; `out`: u32 of any shape, as one list of its elements. No two runs write
-/// the same element. The op is a part of the upload of a step's inputs, like the copies around it, so the record of a
-/// step does not have it.
+/// `runs`: `[n, 3]` u32; `words`: `[w]` u32; `out`: u32 of any shape, as a flat list. No two runs write the same
+/// element. The op is part of the upload of a step's inputs, like the copies around it, so it is not in the record of a
+/// step.
 ///
 /// # Errors
-/// On the CPU, a run that is not within `words` and `out`; a GPU stops with an error.
+/// On the CPU, a run outside `words` or `out`; a GPU stops with an error.
 pub fn write_runs(exec: &mut Exec, runs: &Tensor, words: &Tensor, out: &mut Tensor) -> Result<(), OpError> {
     let check = Check("write_runs");
     let n = runs.rows_cols().0;

@@ -1,5 +1,5 @@
-//! Connects the ranks of a model: through the memory of the process on CPUs, through peer memory on GPUs, through NCCL where GPUs
-//! cannot access each other.
+//! Connects the ranks of a model: through process memory on CPUs, through peer memory on GPUs, or through NCCL if GPUs
+//! cannot access each other's memory.
 
 mod nccl;
 mod peers;
@@ -22,11 +22,11 @@ use std::time::Duration;
 /// Memory that a CUDA context and the loaded kernels take, about.
 pub const CONTEXT_BYTES: u64 = 600_000_000;
 
-/// How long a rank waits in an exchange for the others, on a GPU. The longest honest wait is for a peer that captures a graph.
+/// Timeout of an exchange on a GPU. The longest legitimate wait is for a peer that captures a graph.
 pub const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The ends of the ranks on these devices, in their order. On GPUs it loads all kernels: nothing may be loaded while kernels wait for each
-/// other.
+/// Communicators of the ranks on these devices, in order. On GPUs, loads all kernels, because none may be loaded while
+/// kernels wait for each other.
 pub fn connect(execs: &mut [&mut Exec]) -> Result<Vec<Arc<dyn Communicator>>, OpError> {
     let on_gpus = execs.iter().all(|exec| exec.device() == Device::Cuda);
     if !on_gpus || execs.len() == 1 {
@@ -53,13 +53,14 @@ pub fn connect(execs: &mut [&mut Exec]) -> Result<Vec<Arc<dyn Communicator>>, Op
     Ok(ends.into_iter().map(|end| Arc::new(end) as Arc<dyn Communicator>).collect())
 }
 
-/// Bytes of a GPU that one of `ranks` ranks takes for its CUDA context, kernels and exchanges, about.
+/// Approximate bytes of a GPU that one of `ranks` ranks takes for its CUDA context, kernels and exchanges.
 pub fn device_bytes(ranks: usize) -> u64 {
     CONTEXT_BYTES + if ranks > 1 { Link::arena_bytes(ranks) as u64 } else { 0 }
 }
 
-/// The end of `rank` of `ranks`, alone on its device: every other rank's part is its own. It does the work of one rank, for development
-/// and timing; the results are not the model's. On `Meta` its exchanges are recorded as those of GPUs.
+/// Communicator of `rank` of `ranks`, alone on its device: its own part stands in for every other rank's. It does the
+/// work of one rank, for development and timing; results are not the model's. On `Meta` its exchanges are recorded as
+/// those of GPUs.
 pub fn loop_back(exec: &mut Exec, rank: usize, ranks: usize) -> Result<Arc<dyn Communicator>, OpError> {
     Ok(match exec.device() {
         Device::Cuda => Arc::new(Peers::loop_back(exec.gpu()?, rank, ranks, TIMEOUT)?),

@@ -12,7 +12,7 @@ use std::time::Duration;
 /// Name in errors.
 const CONNECT: &str = "connect";
 
-/// One rank's end: its collectives are kernels on the stream of its GPU.
+/// One rank's end; its collectives are kernels on the stream of its GPU.
 #[derive(Debug)]
 pub struct Peers {
     rank: usize,
@@ -20,12 +20,12 @@ pub struct Peers {
     shared: Arc<Shared>,
 }
 
-/// Memory of all ranks; freed when the last of them, whose devices have then completed their work, is gone.
+/// Memory of all ranks; freed when the last of them is gone and all devices have completed their work.
 #[derive(Debug)]
 struct Shared {
     /// The abort word and the records of kernels that gave up; see [`collectives`](crate::limits::collectives).
     status: HostWords,
-    /// One for each rank.
+    /// One arena per rank.
     _arenas: Vec<DeviceBuffer>,
     timeout: Duration,
 }
@@ -49,8 +49,8 @@ impl Shared {
 }
 
 impl Peers {
-    /// The ends of the ranks on `gpus`. A wait for a peer ends after `timeout`. An error if the GPUs cannot access each other's
-    /// memory.
+    /// The ends of the ranks on `gpus`. A wait for a peer ends after `timeout`. An error if the GPUs cannot access each
+    /// other's memory.
     pub fn connect(gpus: &[&Cuda], timeout: Duration) -> Result<Vec<Self>, OpError> {
         enable_peer_access(gpus)?;
         let (shared, arenas) = Shared::new(gpus, gpus.len(), timeout)?;
@@ -60,7 +60,7 @@ impl Peers {
         Ok((0..gpus.len()).map(|rank| Self { rank, link: link(rank), shared: shared.clone() }).collect())
     }
 
-    /// The end of `rank` of `ranks`, alone on `gpu`: what it sends to a peer comes back as the peer's.
+    /// Communicator of `rank` of `ranks`, alone on `gpu`: messages to a peer come back as the peer's.
     pub fn loop_back(gpu: &Cuda, rank: usize, ranks: usize, timeout: Duration) -> Result<Self, OpError> {
         let (shared, arenas) = Shared::new(&[gpu], ranks, timeout)?;
         let (status, nanoseconds) = (shared.status.address(), timeout.as_nanos() as u64);
@@ -68,7 +68,7 @@ impl Peers {
         Ok(Self { rank, link, shared })
     }
 
-    /// As [`all_reduce`](Communicator::all_reduce), by this algorithm.
+    /// Variant of [`all_reduce`](Communicator::all_reduce) with a given algorithm.
     pub fn all_reduce_by(&self, algorithm: Algorithm, exec: &mut Exec, x: &mut Tensor) -> Result<(), OpError> {
         collectives::all_reduce(exec, &self.link, Some(algorithm), x)
     }

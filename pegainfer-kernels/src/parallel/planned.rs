@@ -1,4 +1,4 @@
-//! A rank of several on `Meta`: its exchanges are only recorded, as those of GPUs that access each other's memory.
+//! A rank of several on `Meta`: records its exchanges as those of GPUs with peer access.
 
 use crate::cuda::collectives::{Algorithm, ONE_SHOT};
 use pegainfer_core::exec::Exec;

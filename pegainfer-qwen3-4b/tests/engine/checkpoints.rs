@@ -1,4 +1,4 @@
-//! The layouts in which Qwen3 checkpoints come: one file or shards, tied or untied heads, a redundant head.
+//! Layouts of Qwen3 checkpoints: one file or shards, tied or untied heads, a redundant head.
 
 use crate::support::{BUNDLED, best, bundled_model, engine, greedy, options, run};
 use half::{bf16, f16};
@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 const HEAD: &str = "lm_head.weight";
 const EMBEDDING: &str = "model.embed_tokens.weight";
 
-/// A copy of the checkpoint under test whose files can be changed.
+/// A copy of the checkpoint under test with files that can be changed.
 struct Copy {
     dir: PathBuf,
     file: Vec<u8>,
@@ -161,7 +161,7 @@ fn weights_in_f32_or_f16_give_the_tokens_of_their_bf16_values() {
     let narrow = |view: &TensorView<'_>| -> Vec<bf16> {
         view.data().chunks_exact(2).map(|bytes| bf16::from_le_bytes([bytes[0], bytes[1]])).collect()
     };
-    // Every tensor in f32, and the norms alone in f32; f16 holds the bf16 values of this model's norms exactly.
+    // Every tensor in f32; only the norms in f32; only the norms in f16, which holds this model's bf16 norms exactly.
     for (dtype, norms_only) in [(Dtype::F32, false), (Dtype::F32, true), (Dtype::F16, true)] {
         let bytes: Vec<(String, Dtype, Vec<usize>, Vec<u8>)> = tensors
             .iter()

@@ -1,6 +1,6 @@
-//! The same request gives the same bits however it is scheduled: whole or in chunks, alone or in a batch, from a cold
-//! or a warm prefix cache, preempted or not, with one or two steps in flight. Tokens and the bits of all reported
-//! log-probabilities are compared; a GPU is held to the rule of [`crate::support::invariance`].
+//! A request gives the same bits however it is scheduled: whole or in chunks, alone or in a batch, from a cold or a
+//! warm prefix cache, preempted or not, with one or two steps in flight. Tokens and bits of all reported
+//! log-probabilities are compared; a GPU follows the rule of [`crate::support::invariance`].
 
 use crate::support::distribution::samples_follow_their_probabilities as samples_follow;
 use crate::support::invariance::{Alone, DRIFT};
@@ -15,7 +15,7 @@ use pegainfer_runtime::LoadOptions;
 fn bits_do_not_depend_on_scheduling() {
     for target in targets() {
         let alone = Alone::new(&mut engine(target, &options()), target, requests());
-        // One after another; token by token, only the short ones.
+        // One after another; only the short ones token by token.
         for (budget, first) in [(1, 12), (7, 0), (16, 0), (50, 0)] {
             let options = LoadOptions { max_num_seqs: Some(1), max_num_batched_tokens: Some(budget), ..options() };
             alone.skip(first).holds(&format!("chunks of {budget}"), &mut engine(target, &options));
@@ -28,7 +28,7 @@ fn bits_do_not_depend_on_scheduling() {
     }
 }
 
-/// On the fastest instruction set: the tests of the ops say the same of each.
+/// Runs on the fastest instruction set; the op tests cover the others.
 #[test]
 fn drafts_change_no_bit() {
     let tight = LoadOptions { kv_cache_bytes: Some(52 * 16 * 6144), max_num_batched_tokens: Some(64), ..options() };
@@ -38,7 +38,7 @@ fn drafts_change_no_bit() {
     lookup_drafts_change_no_token(Some(best()), |drafts| with(&options(), drafts));
 }
 
-/// A stop token that comes while a later step is in flight ends the text where it would end otherwise.
+/// A stop token that is drawn while a later step is in flight ends the text at the same place.
 #[test]
 fn a_stop_is_a_stop_with_a_step_in_flight() {
     let target = best();
@@ -88,7 +88,7 @@ fn samples_follow_their_probabilities() {
     samples_follow(&mut engine(best(), &options()), &fixture().cases);
 }
 
-/// A report about a prompt's token is what a request gets that draws this token after the same prefix.
+/// The report about a prompt token equals that of a request that draws this token after the same prefix.
 #[test]
 fn prompts_are_reported_as_if_they_were_drawn() {
     for target in targets() {
@@ -110,7 +110,7 @@ fn prompts_are_reported_as_if_they_were_drawn() {
         (small.max_num_seqs, small.max_num_batched_tokens) = (Some(3), Some(7));
         for options in [options(), small] {
             let mut engine = engine(target, &options);
-            // Once cold, once with a prefix that is in the cache; and others beside it.
+            // Once with a cold cache, once with a cached prefix; and next to other requests.
             for _ in 0..2 {
                 let requests = [plain.clone(), whole.clone(), greedy(&prompt[..9], 4), whole.clone()];
                 let outputs = run(&mut engine, &requests);

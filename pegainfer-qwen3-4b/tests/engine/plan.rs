@@ -66,7 +66,7 @@ fn a_decode_step_reads_every_weight_once() {
 
 #[test]
 fn a_token_takes_the_memory_that_is_in_use_at_once() {
-    // Three rows of the residual stream's width, and three of the MLP's, whose memory attention's scratch shares.
+    // Three rows of the residual stream's width, and three of the MLP's, which share memory with attention's scratch.
     assert_eq!(bytes_of(&config(SIZES[2])).workspace_per_token, 2 * (3 * 2560 + 3 * 9728));
 }
 

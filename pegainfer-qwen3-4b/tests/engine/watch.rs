@@ -9,10 +9,10 @@ use std::time::Duration;
 
 /// Steps of each run.
 const TOKENS: usize = 120;
-/// Time that each call of the slow op takes longer.
+/// Extra time of each call of the slow op.
 const SLOW: Duration = Duration::from_millis(4);
 
-/// Ops one of which decodes.
+/// Ops, one of which runs in decode steps.
 const OPS: [&str; 2] = ["linear_swiglu", "decode_layers"];
 
 fn slow_steps(log: &StepLog, cause: Cause) -> u64 {

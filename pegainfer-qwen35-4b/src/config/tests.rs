@@ -27,7 +27,7 @@ fn a_chat_turn_ends_where_only_the_end_of_text_is_named() {
     assert_eq!(Qwen35::parse_config(&config.to_string()).unwrap().eos_token_ids, [248_044, 248_046]);
 }
 
-/// Fields and numbers of Qwen3.6-27B and Qwen3.8-27B, whose layers are those of Qwen3.5-27B.
+/// Fields and numbers of Qwen3.6-27B and Qwen3.8-27B, whose layers equal those of Qwen3.5-27B.
 #[test]
 fn reads_the_27b_of_the_later_releases() {
     let config = json!({

@@ -1,4 +1,4 @@
-//! What goes wrong is said in one sentence, and the engine goes on.
+//! A failure gives one error sentence, and the engine continues.
 
 use crate::support::process::in_own_process;
 use crate::support::{Target, best, engine, fails_a_step, options};

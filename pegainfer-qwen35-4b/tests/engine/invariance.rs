@@ -1,6 +1,6 @@
-//! The same request gives the same bits however it is scheduled: whole or in chunks, alone or in a batch, from a cold
-//! or a warm prefix cache, preempted or not, with one or two steps in flight. Tokens and the bits of all reported
-//! log-probabilities are compared; a GPU is held to the rule of [`crate::support::invariance`].
+//! A request gives the same bits however it is scheduled: whole or in chunks, alone or in a batch, from a cold or a
+//! warm prefix cache, preempted or not, with one or two steps in flight. Tokens and bits of all reported
+//! log-probabilities are compared; a GPU follows the rule of [`crate::support::invariance`].
 
 use crate::support::distribution::samples_follow_their_probabilities as samples_follow;
 use crate::support::invariance::Alone;
@@ -13,7 +13,7 @@ fn alone() -> Alone {
     Alone::new(&mut engine(best(), &options()), best(), requests())
 }
 
-/// On the fastest instruction set: the tests of the ops say the same of each.
+/// Runs on the fastest instruction set; the op tests cover the others.
 #[test]
 fn bits_do_not_depend_on_chunks() {
     let alone = alone();
@@ -34,7 +34,7 @@ fn bits_do_not_depend_on_company_cache_or_preemption() {
     many.holds_mixed_and_preempted(|| engine(best(), &mixed), || engine(best(), &tight));
 }
 
-/// Accepted drafts are computed again behind the state that was kept.
+/// Accepted drafts are computed again from the kept state.
 #[test]
 fn drafts_change_no_bit() {
     let tight = LoadOptions { kv_cache_bytes: Some(50 * 16 * 2048), max_num_batched_tokens: Some(64), ..options() };
@@ -49,7 +49,7 @@ fn samples_follow_their_probabilities() {
     samples_follow(&mut engine(best(), &options()), &fixture().cases);
 }
 
-/// Without capacity for snapshots there is no prefix cache, and nothing says otherwise.
+/// Without capacity for snapshots the prefix cache is off, silently.
 #[test]
 fn no_copies_no_hits() {
     let prompt = &fixture().cases[3].prompt_ids;
@@ -61,7 +61,8 @@ fn no_copies_no_hits() {
     assert_eq!(engine.stats().prefix_hits, 0);
 }
 
-/// A prompt that was seen is found up to its last full block, one that only begins alike up to a copy before it ends.
+/// A repeated prompt is found up to its last full block; one with a common beginning is found up to a snapshot before
+/// it diverges.
 #[test]
 fn a_prefix_is_found_where_its_state_was_kept() {
     let prompt = &fixture().cases[3].prompt_ids;

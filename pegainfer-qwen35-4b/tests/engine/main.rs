@@ -1,4 +1,4 @@
-//! Tests of the engine besides its reference outputs, which `e2e` compares.
+//! Tests of the engine, except the comparison with reference outputs in `e2e`.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 

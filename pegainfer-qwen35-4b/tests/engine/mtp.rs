@@ -1,5 +1,5 @@
-//! The layer that drafts (multi-token prediction), with random weights beside those of the bundled checkpoint: drafts change
-//! no bit, they are what a plain reference computes, and they do not depend on how the text before them was computed.
+//! The layer that drafts (multi-token prediction), with random weights, next to the weights of the bundled checkpoint.
+//! Drafts change no bit, equal those of a plain reference, and do not depend on how the text before them was computed.
 
 use crate::mtp_support::{Checkpoint, Reference};
 use crate::support::invariance::{self, Alone};
@@ -15,7 +15,7 @@ use pegainfer_runtime::{
     Bounds, Executor, LoadOptions, Model, ModelBytes, Overrides, StepSize, load, load_weights, ragged,
 };
 
-/// The usual requests, of which the layer of [`Checkpoint::repeating`] drafts the next token now and then.
+/// The usual requests, for which the layer of [`Checkpoint::repeating`] sometimes drafts the right token.
 fn requests() -> Vec<GenerateRequest> {
     few_tokens(invariance::requests(&fixture().cases, &[1, 2, 3, 4, 15, 16, 17, 33, 64, 65, 130], 60))
 }
@@ -43,7 +43,7 @@ fn drafts_of_the_model_change_no_bit() {
     assert!(preemptions > 0, "nothing was preempted");
 }
 
-/// No request waits for the capture of a graph, neither of a decode step nor of a draft pass.
+/// No request waits for the capture of a graph, of a decode step or of a draft pass.
 #[test]
 fn graphs_of_draft_passes_are_captured_at_start() {
     let checkpoint = Checkpoint::repeating("graphs");
@@ -80,7 +80,7 @@ fn executor(checkpoint: &Checkpoint, draft_vocab_size: Option<usize>) -> Executo
     Executor::new(exec, config, weights, &Bounds { draft_vocab_size, ..Bounds::exact(size, 4) }).unwrap()
 }
 
-/// A prompt in one step, behind which the model drafts.
+/// A prompt in one step, after which the model drafts.
 fn prompt(tokens: &[u32], model_drafts: usize) -> Step {
     let mut step = ragged::<Qwen35>(&[(tokens.len(), tokens.len())]);
     step.tokens = tokens.to_vec();
@@ -92,7 +92,8 @@ const TOKENS: [u32; 21] = [5, 900, 17, 17, 3000, 42, 8, 77, 1234, 5, 6, 7, 999, 
 
 #[test]
 fn drafts_are_those_of_a_plain_reference() {
-    // Without what mixes tokens, the hidden state of a token is its embedding: the reference computes the last layer alone.
+    // Without token mixers, the hidden state of a token is its embedding, so the reference computes only the last
+    // layer.
     let checkpoint = Checkpoint::without_layers("reference");
     let mut executor = executor(&checkpoint, None);
     for drafts in 1..=4 {
@@ -132,7 +133,7 @@ fn a_draft_is_the_most_likely_of_the_ids_that_are_asked_for() {
     assert!(outcome.drafts[0].len() == 4 && outcome.drafts[0].iter().all(|draft| (*draft as usize) < IDS));
 }
 
-/// Tokens that a step verifies, the last `drafts` of them drafts, behind `before` tokens whose state is in slot 0.
+/// Tokens that a step verifies, the last `drafts` of them drafts, after `before` tokens whose state is in slot 0.
 fn verify(tokens: &[u32], drafts: usize, before: usize, model_drafts: usize) -> Step {
     let mut step = ragged::<Qwen35>(&[(tokens.len(), before + tokens.len())]);
     let known = (tokens.len() - drafts) as u32;
@@ -153,7 +154,7 @@ fn drafts_do_not_depend_on_how_the_text_was_computed() {
         return;
     }
     let checkpoint = Checkpoint::repeating("steps");
-    // The text that greedy sampling gives.
+    // The text of greedy sampling.
     let mut text = TOKENS.to_vec();
     let mut whole = executor(&checkpoint, None);
     let mut drafts = Vec::new();
@@ -170,7 +171,7 @@ fn drafts_do_not_depend_on_how_the_text_was_computed() {
     let mut chunk = verify(&TOKENS[9..], 0, 9, 3);
     chunk.state.truncate(1);
     assert_eq!(steps.run(&chunk).unwrap().drafts[0], drafts[0]);
-    // One of two drafts is accepted, then computed again with two more of which both are.
+    // One of two drafts is accepted, then computed again with two more that are both accepted.
     let wrong = text[n + 2] ^ 1;
     let outcome = steps.run(&verify(&[text[n], text[n + 1], wrong], 2, n, 3)).unwrap();
     assert_eq!((&outcome.tokens[..2], &outcome.drafts[0]), (&text[n + 1..n + 3], &drafts[2]));

@@ -11,7 +11,7 @@ use pegainfer_runtime::{
 };
 use serde_json::{Value, json};
 
-/// An official model: what differs between the sizes, and published totals of its text part.
+/// An official model: the numbers that differ between sizes, and published totals of its text part.
 struct Size {
     hidden: usize,
     intermediate: usize,
@@ -159,7 +159,7 @@ fn a_decode_step_in_fp8_reads_half_of_the_projections_and_of_the_cache() {
         let (plain, batch, context) = (config(size), 8, 1024);
         let records = |config: &Config| record::<Qwen35>(config, batch, 1, context).unwrap();
         let bytes = |config: &Config| total(&records(config), |r| r.bytes);
-        // Activations that their producer rounds take one byte an element less, there and in the GEMM.
+        // Activations rounded by their producer take one byte less per element, there and in the GEMM.
         let rounded = total(&records(&fp8(&plain, KvDType::Bf16)), |r| {
             let operands = r.reads.iter().chain(&r.writes).filter(|operand| operand.dtype == DType::E4m3);
             operands.map(|operand| operand.shape.iter().product::<usize>() as u64).sum()
@@ -171,14 +171,14 @@ fn a_decode_step_in_fp8_reads_half_of_the_projections_and_of_the_cache() {
         assert!(saved > weights / 4, "{saved}");
         assert_eq!(bf16 - fp8_weights, saved + rounded, "{} layers of {}", size.layers, size.hidden);
         let both = fp8(&plain, KvDType::Fp8);
-        // One byte an element, and a scale of four bytes for each 256; a step reads the context and writes a token.
+        // One byte per element, and a four-byte scale for each 256; a step reads the context and writes a token.
         assert_eq!(bytes_of(&both).kv_per_token * 512, bytes_of(&plain).kv_per_token * 260);
         let kv = (batch * (context + 1)) as u64 * (bytes_of(&plain).kv_per_token - bytes_of(&both).kv_per_token);
         assert_eq!(fp8_weights - bytes(&both), kv);
     }
 }
 
-/// What an engine with the defaults of the server makes of a GPU with so many bytes.
+/// Memory use of an engine with the server's defaults on a GPU with `bytes` bytes.
 fn fit(config: &Config, bytes: u64) -> Result<GpuFit, String> {
     let defaults = LoadOptions {
         model_path: "model".into(),
@@ -197,7 +197,7 @@ fn fit(config: &Config, bytes: u64) -> Result<GpuFit, String> {
         state_cache_interval: 256,
     };
     let fit = GpuFit::new::<Qwen35>(config, &defaults, bytes);
-    // The flag on a larger GPU gives the same.
+    // The flag on a larger GPU gives the same result.
     let limited = LoadOptions { gpu_memory_limit: Some(bytes), ..defaults };
     let limited = GpuFit::new::<Qwen35>(config, &limited, 150_000_000_000);
     let (fit, limited) = (fit.map_err(|e| e.to_string()), limited.map_err(|e| e.to_string()));
@@ -209,7 +209,7 @@ fn fit(config: &Config, bytes: u64) -> Result<GpuFit, String> {
 fn the_defaults_fit_common_gpus() {
     let [small, large] = [&SIZES[2], &SIZES[4]].map(config);
     let gb = 1_000_000_000;
-    // Sequences at once, and thousands of tokens in the KV cache, at least.
+    // Minimum number of sequences, and of thousands of tokens in the KV cache.
     for (config, memory, sequences, kv) in [
         (&small, 16 * gb, 24, 24),
         (&small, 24 * gb, 64, 100),

@@ -13,8 +13,7 @@ fn cpu() -> Exec {
     Exec::cpu(Isa::best(), Some(1)).unwrap()
 }
 
-/// Sequences that hold at most `blocks` blocks, `seqs` of them at once, prefilled in chunks of at most `tokens`
-/// tokens.
+/// A scheduler of up to `blocks` blocks and `seqs` sequences, with prefill chunks of up to `tokens` tokens.
 fn scheduler(seqs: usize, tokens: usize, blocks: usize) -> Scheduler {
     let config = SchedulerConfig {
         max_num_seqs: seqs,
@@ -38,8 +37,7 @@ impl BlockTables {
         self.changes.iter().map(|change| change.entries.len()).sum()
     }
 
-    /// Bytes that the newest step uploaded, where they fit one upload: two tensors, as far as the longer one is
-    /// filled.
+    /// Bytes uploaded by the newest step, if they fit one upload: two tensors, as far as the longer one is filled.
     fn bytes(&self) -> usize {
         let runs: usize = self.changes.iter().map(|change| change.entries.len().div_ceil(RUN_WORDS)).sum();
         assert!(runs <= MAX_RUNS && self.words() <= MAX_WORDS);
@@ -47,7 +45,7 @@ impl BlockTables {
     }
 }
 
-/// Sequences come, grow, are preempted, cancelled and end, with two steps in flight. Some steps have rows of padding,
+/// Sequences arrive, grow, are preempted, cancelled and end, with two steps in flight. Some steps have rows of padding;
 /// some are followed by a pass over some of their rows in another order.
 #[test]
 fn tables_are_those_of_every_step_whatever_becomes_of_the_sequences() {
@@ -97,7 +95,7 @@ fn tables_are_those_of_every_step_whatever_becomes_of_the_sequences() {
     assert!(unchanged > 2_000 && uploaded < full / 10, "{uploaded} of {full} words, {unchanged} steps without any");
 }
 
-/// 256 sequences that decode, one of them behind 128k tokens.
+/// 256 decoding sequences, one of them with 128k tokens.
 #[test]
 fn a_decode_step_uploads_new_blocks_whatever_the_longest_row() {
     const ROWS: usize = 256;
@@ -128,7 +126,7 @@ fn a_decode_step_uploads_new_blocks_whatever_the_longest_row() {
     }
     assert_eq!(words, 2 * ROWS, "each row has two new blocks in 32 steps");
 
-    // All rows move up by one: each uploads its own blocks, and no padding.
+    // All rows move up by one: each uploads its own blocks, without padding.
     scheduler.cancel(RequestId(0));
     let (rows, blocks, _, new, _) = step(&mut scheduler);
     assert_eq!((rows, new), (ROWS - 1, blocks));
@@ -153,7 +151,7 @@ fn more_than_one_upload_holds_arrives() {
     assert!(tables.holds(&short) && tables.words() == rows);
 }
 
-/// A step's tables are read back after those of the next step are on their way.
+/// The tables of a step are read back after those of the next step were uploaded.
 #[test]
 #[ignore = "needs a GPU"]
 fn a_gpu_has_the_tables_of_every_step() {

@@ -1,4 +1,4 @@
-//! Measures what each kernel adds to a step as the engine serves it: in replayed CUDA graphs, with overlap.
+//! Measures the time that each kernel adds to a served step: in replayed CUDA graphs, with overlap.
 
 use super::measurable::Measurable;
 use super::pipelined::Pipelined;
@@ -7,10 +7,10 @@ use pegainfer_core::ledger::{GridLimits, KernelLine, MeasureStep, Rows, StepLoad
 use pegainfer_core::tensor::OpError;
 use pegainfer_kernels::cuda::cupti::{self, KernelRecord};
 
-/// Recorded runs of a step, besides the first and the last.
+/// Recorded runs of a step, excluding the first and the last.
 const RUNS: usize = 20;
 
-/// Runs each step that fits while CUPTI is on, so that the CUDA graphs are captured under its eyes, and turns it off.
+/// Runs each step that fits while CUPTI is on, so that it records the captured CUDA graphs, then turns it off.
 pub fn capture_graphs<E: Measurable>(executor: &mut E, limits: &GridLimits, steps: &[Rows]) -> Result<(), OpError> {
     if executor.exec().device() != Device::Cuda {
         return Err(error("CUPTI records the kernels of a GPU, and this engine runs on the CPU".to_owned()));
@@ -51,7 +51,7 @@ struct Calls<'a> {
     runs: Vec<(usize, [u64; 3])>,
 }
 
-/// The kernels of a step from those of `runs` runs, which are ordered by their begin.
+/// The kernels of a step, from those of `runs` runs in order of their start.
 fn lines_of(load: StepLoad, kernels: &[KernelRecord], runs: usize) -> Result<Vec<KernelLine>, String> {
     let in_run = kernels.len() / runs.max(1);
     if in_run == 0 || in_run * runs != kernels.len() {
@@ -80,7 +80,7 @@ fn lines_of(load: StepLoad, kernels: &[KernelRecord], runs: usize) -> Result<Vec
     calls.iter().map(|calls| line(load, calls)).collect()
 }
 
-/// Medians over the runs but the first, which had to be launched first, and the last.
+/// Medians over the runs, without the first, which includes its launch, and the last.
 fn line(load: StepLoad, Calls { kernel, runs }: &Calls<'_>) -> Result<KernelLine, String> {
     let count = runs[0].0;
     if runs.iter().any(|(other, _)| *other != count) {

@@ -11,14 +11,13 @@ pub(super) type StepOf<E> = Step<<<E as StepExecutor>::State as SequenceState>::
 
 /// An executor whose steps can be measured. If it has several ranks, the ops of rank 0 are timed.
 pub trait Measurable: StepExecutor {
-    /// Whose kernels its steps run.
+    /// Family whose kernels its steps run.
     const FAMILY: Family;
 
     /// The device of rank 0.
     fn exec(&mut self) -> &mut Exec;
 
-    /// A step whose rows are given as (tokens that the row adds, tokens of its context with these). Blocks and state slots are numbered
-    /// through.
+    /// A step with rows given as (new tokens, context with these). Blocks and state slots are numbered consecutively.
     fn step(rows: &[(usize, usize)]) -> StepOf<Self>;
 
     /// The ops of the step that was launched last, on rank 0, if [`time_ops`](StepExecutor::time_ops) was asked for.

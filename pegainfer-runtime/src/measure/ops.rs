@@ -8,38 +8,39 @@ use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-/// Decoding sequences of the steps whose ops are timed, besides the most that the engine runs.
+/// Numbers of decoding sequences in steps with timed ops, in addition to the engine's maximum.
 const DECODE_ROWS: [usize; 4] = [1, 8, 32, 128];
-/// Tokens of context of these sequences. At a multiple of a block DeepSeek-V4 would compress more tokens than in other steps.
+/// Context of these sequences in tokens. At a multiple of a block DeepSeek-V4 would compress more tokens than in other
+/// steps.
 const DECODE_CONTEXT: usize = 1023;
-/// Tokens of the prompts of the steps whose ops are timed.
+/// Prompt lengths of steps with timed ops.
 const PROMPTS: [usize; 4] = [512, 1024, 4096, 8192];
 /// Tokens of the chunk of a mixed step.
 const MIXED_CHUNK: usize = 512;
-/// Runs of a step whose ops are timed; the fastest counts.
+/// Runs of a step with timed ops; the fastest is used.
 const RUNS: usize = 3;
 
-/// Microseconds that a GPU waits before a step whose ops are timed. Meanwhile the host launches ahead of it, so that the time of an op does
-/// not contain that of its launch.
+/// Microseconds that a GPU waits before a step with timed ops. The host launches ahead meanwhile, so op times exclude
+/// launches.
 static HEAD_START: AtomicU64 = AtomicU64::new(10_000);
 
 /// Op, kernel and operands: calls with the same key are counted together.
 type Key = (&'static str, &'static str, String);
 
-/// The steps whose ops are timed, as far as the engine can run them: decoding sequences, prompts, and both.
+/// Steps with timed ops, as far as the engine can run them: decoding sequences, prompts, and both.
 pub fn typical_steps(limits: &GridLimits) -> Vec<Rows> {
-    let most = limits.max_num_seqs;
+    let max_rows = limits.max_num_seqs;
     let decoding = |rows: usize| {
         let fits = limits.kv_blocks / rows * limits.block_size;
         vec![(1, DECODE_CONTEXT.min(limits.max_context).min(fits).max(1)); rows]
     };
     let longest = limits.max_tokens.min(limits.max_context).min(limits.kv_blocks * limits.block_size);
     let mut steps: Vec<Rows> =
-        DECODE_ROWS.into_iter().filter(|rows| *rows < most).chain([most]).map(decoding).collect();
+        DECODE_ROWS.into_iter().filter(|rows| *rows < max_rows).chain([max_rows]).map(decoding).collect();
     let mut prompts = PROMPTS.map(|tokens| tokens.min(longest).max(2)).to_vec();
     prompts.dedup();
     steps.extend(prompts.into_iter().map(|tokens| vec![(tokens, tokens)]));
-    let mut mixed = decoding(most.div_ceil(8));
+    let mut mixed = decoding(max_rows.div_ceil(8));
     let chunk = MIXED_CHUNK.min(longest);
     mixed.push((chunk.saturating_sub(mixed.len()).max(2), chunk.max(2)));
     steps.push(mixed);
@@ -74,7 +75,7 @@ pub fn time_ops<E: Measurable>(executor: &mut E, steps: &[Rows]) -> Result<Vec<O
     Ok(lines)
 }
 
-/// Runs a step once with its ops timed. Returns the number of calls and the time of each key.
+/// Runs a step once with timed ops. Returns the number of calls and the time of each key.
 fn timed_run<E: Measurable>(executor: &mut E, step: &StepOf<E>) -> Result<BTreeMap<Key, (usize, Duration)>, OpError> {
     if executor.exec().device() == Device::Cuda {
         executor.exec().install(|exec| exec.delay(&HEAD_START))?;

@@ -1,19 +1,20 @@
-//! Runs one step again and again, as an engine runs its steps.
+//! Runs one step repeatedly, as an engine runs its steps.
 
 use super::measurable::Measurable;
 use pegainfer_core::ledger::MeasureStep;
 use pegainfer_core::tensor::OpError;
 use std::time::{Duration, Instant};
 
-/// Runs steps as the engine does: the next one is launched while one runs, where the device computes beside the host.
+/// Runs steps as the engine does: launches the next one while one runs, if the device computes concurrently with the
+/// host.
 pub struct Pipelined<'a, E>(pub &'a mut E);
 
 impl<E: Measurable> MeasureStep for Pipelined<'_, E> {
     fn run(&mut self, rows: &[(usize, usize)], runs: usize) -> Result<Vec<Duration>, OpError> {
         let (step, depth) = (E::step(rows), self.0.useful_depth());
         let (mut times, mut in_flight, mut last) = (Vec::with_capacity(runs), 0, Instant::now());
-        // With two steps in flight, the first time is that of a launch, too. The last one lacks what ran while the step was launched: a
-        // launch waits where the device's queue is full.
+        // With two steps in flight, the first time includes a launch. The last one lacks what ran while the step was
+        // launched, because a launch waits if the device's queue is full.
         let extra = self.extra();
         for _ in 0..self.runs(runs) {
             self.0.launch(&step)?;
@@ -33,12 +34,12 @@ impl<E: Measurable> MeasureStep for Pipelined<'_, E> {
 }
 
 impl<E: Measurable> Pipelined<'_, E> {
-    /// Runs before those that are measured, and behind them.
+    /// Number of runs before and after the measured ones.
     fn extra(&self) -> usize {
         usize::from(self.0.useful_depth() > 1)
     }
 
-    /// Steps that run where the times of `runs` are asked for.
+    /// Total number of steps for `runs` measured ones.
     pub fn runs(&self, runs: usize) -> usize {
         runs + 2 * self.extra()
     }

@@ -67,7 +67,7 @@ fn a_weight_without_scales_is_refused_by_name() {
     assert!(error.contains("layers.1.mlp.gate_proj.weight is F8_E4M3, but the checkpoint has no"), "{error}");
 }
 
-/// With an FP8 KV cache.
+/// Options with an FP8 KV cache.
 fn fp8_kv() -> LoadOptions {
     LoadOptions { overrides: Overrides { kv_dtype: KvDType::Fp8, ..Overrides::default() }, ..options() }
 }
@@ -80,7 +80,7 @@ fn an_fp8_kv_cache_is_near_bf16_and_has_more_tokens() {
     assert!(fp8.stats().kv_blocks_total > bf16.stats().kv_blocks_total * 9 / 5, "the same memory");
 }
 
-/// On the fastest instruction set: the tests of the ops say the same of each.
+/// Runs on the fastest instruction set; the op tests cover the others.
 #[test]
 fn bits_of_an_fp8_kv_cache_do_not_depend_on_scheduling() {
     let target = Target::Cpu(Isa::best());

@@ -1,10 +1,11 @@
-//! Padded decode steps and CUDA graphs give what the steps give launch by launch, see [`crate::support::graphs`].
+//! Padded decode steps and CUDA graphs give the same results as steps launched one by one; see
+//! [`crate::support::graphs`].
 
 use crate::support::graphs::{self, Model, ROWS};
 use crate::support::{Engine, Family, best, engine, fixture, options};
 use pegainfer_runtime::{Executor, LoadOptions, padded, ragged};
 
-fn load(cuda_graph: bool) -> Engine {
+fn load(cuda_graph: bool) -> Qwen3Engine {
     engine(best(), &LoadOptions { cuda_graph, max_num_seqs: Some(ROWS), ..options() })
 }
 

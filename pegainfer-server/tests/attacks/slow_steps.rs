@@ -9,7 +9,7 @@ use pegainfer_core::isa::Isa;
 use pegainfer_core::ledger::{Effort, Law, OpLine, OpShares, Selection, Watch};
 use pegainfer_kernels::cuda;
 use pegainfer_qwen3_4b::Qwen3;
-use pegainfer_runtime::{Engine, LoadOptions, Overrides, load, measure};
+use pegainfer_runtime::{LoadOptions, ModelEngine, Overrides, load, measure};
 use pegainfer_server::app::Options;
 use pegainfer_server::trace::steps;
 use serde_json::{Value, json};
@@ -25,7 +25,7 @@ fn exec() -> Exec {
     cuda::open(0, None).unwrap_or_else(|_| Exec::cpu(Isa::best(), Some(1)).unwrap())
 }
 
-fn engine(exec: Exec) -> Engine<Qwen3> {
+fn engine(exec: Exec) -> ModelEngine<Qwen3> {
     let options = LoadOptions {
         model_path: Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/qwen3-tiny"),
         overrides: Overrides::default(),
@@ -45,7 +45,7 @@ fn engine(exec: Exec) -> Engine<Qwen3> {
     load::<Qwen3>(exec, &options, &mut |_, _| {}).unwrap().engine
 }
 
-fn generate(engine: &mut Engine<Qwen3>, id: u64, tokens: usize) {
+fn generate(engine: &mut ModelEngine<Qwen3>, id: u64, tokens: usize) {
     let label = Some(format!("request-{id}").into());
     let request = GenerateRequest { ignore_eos: true, label, ..GenerateRequest::greedy(vec![5, 6, 7], tokens) };
     engine.add(RequestId(id), request);

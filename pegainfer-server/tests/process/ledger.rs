@@ -77,7 +77,7 @@ fn what_cannot_be_simulated_is_refused() {
     assert!(refusal(&[]).contains("cannot be read"));
     let other = "{\"record\":1}\n".repeat(100_000);
     std::fs::write(&file, &other).unwrap();
-    assert!(refusal(&[]).contains("line 1 is not one of a ledger"));
+    assert!(refusal(&[]).contains("line 1 is not a line of a ledger"));
     // A file is kept until there is a ledger to replace it with.
     let missing = dir.path().join("no-model");
     assert!(!pegainfer(&["ledger", "--out", path, "--model-path", missing.to_str().unwrap()]).status.success());

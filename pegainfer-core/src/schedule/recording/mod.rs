@@ -1,11 +1,11 @@
-//! Recorded schedules: everything that decides which steps an engine plans, and the steps that it planned.
+//! Recorded schedules: everything that decides which steps an engine plans, and the planned steps.
 //!
-//! The scheduler is a function of what it is told, in this order: requests, cancellations, sampled tokens, failures of the device or
-//! of a grammar, and for each plan whether admission is held (batching delay) and which masks are not ready. An engine that
-//! records tells a [`ScheduleSink`] of each of these as a [`ScheduleEvent`]. [`replay`](replay()) tells them a scheduler
-//! again, without a model or a device, and compares the steps: a failure of a served run becomes a test.
+//! The scheduler is a function of its inputs, in order: requests, cancellations, sampled tokens, failures of the device
+//! or of a grammar, and for each plan whether admission is delayed and which masks are not ready. A recording engine
+//! sends each of these to a [`ScheduleSink`] as a [`ScheduleEvent`]. [`replay`](replay()) feeds them to a scheduler
+//! again, without a model or a device, and compares the steps. A failure in production thereby becomes a test.
 //!
-//! Speculative decoding is not recorded, see [`ReplayError::Speculation`].
+//! Speculative decoding is not recorded; see [`ReplayError::Speculation`].
 
 mod recorder;
 mod replay;
@@ -21,9 +21,9 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt::Debug;
 use std::sync::Arc;
 
-/// Takes the events of an engine that records its schedule, on the engine's thread: it must never wait.
+/// Receives the events of a recording engine, on the engine's thread; must never wait.
 pub trait ScheduleSink: Send {
-    /// Takes the next event.
+    /// Receives the next event.
     fn record(&mut self, event: ScheduleEvent);
 }
 
@@ -33,13 +33,13 @@ impl Debug for dyn ScheduleSink {
     }
 }
 
-/// One line of a recorded schedule: a JSON object with one field, the name of the event.
+/// One line of a recorded schedule: a JSON object with one field, named like the event.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ScheduleEvent {
-    /// The recording begins.
+    /// Start of the recording.
     Engine(EngineSetup),
-    /// A request came to the scheduler.
+    /// A request was added to the scheduler.
     Queue(QueuedRequest),
     /// The request with this number was cancelled.
     Cancel(u64),
@@ -47,23 +47,24 @@ pub enum ScheduleEvent {
     Plan(Plan),
     /// The oldest step in flight was finished.
     Commit(Commit),
-    /// The grammars of the requests with these numbers failed; behind a commit, before sequences were dropped.
+    /// The grammars of these requests failed; recorded after a commit, before sequences are dropped.
     Fail(Vec<u64>),
-    /// A step in flight failed, and the device went on: its requests ran again, but for the one that was to blame.
+    /// A step in flight failed and the device continued. Its requests run again, except the one that caused the
+    /// failure.
     Retry {
         /// Number of the step; all others in flight were dropped with it.
         n: u64,
     },
     /// The device was lost, and with it every request.
     Abort {},
-    /// The prefix cache was emptied.
+    /// The prefix cache was cleared.
     Reset {},
 }
 
-/// What the scheduler of an engine was made with.
+/// Configuration of the engine's scheduler.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EngineSetup {
-    /// Sequences that hold blocks at once.
+    /// Maximum number of sequences that hold blocks.
     pub max_num_seqs: usize,
     /// Tokens of one step.
     pub max_num_batched_tokens: usize,
@@ -75,47 +76,47 @@ pub struct EngineSetup {
     pub kv_blocks: usize,
     /// Tokens of a KV block.
     pub block_size: usize,
-    /// State slots of a model that has some besides its KV.
+    /// State slots of a model with state other than KV.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<StateConfig>,
-    /// Whether the engine drafts tokens.
+    /// True if the engine drafts tokens.
     pub speculation: bool,
-    /// Steps before the recording began.
+    /// Number of steps before the recording started.
     pub steps: u64,
 }
 
-/// What a request decides of the schedule.
+/// The fields of a request that affect the schedule.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct QueuedRequest {
-    /// The engine's number of the request.
+    /// Number of the request in the engine.
     pub id: u64,
     /// Prompt token ids.
     #[serde(serialize_with = "write_ids", deserialize_with = "read_ids")]
     pub prompt: Arc<[u32]>,
-    /// Most tokens to generate.
+    /// Maximum number of generated tokens.
     pub max_tokens: usize,
     /// Number of an earlier request with the same prompt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub same_prompt_as: Option<u64>,
-    /// Token ids that end it, besides those of the checkpoint.
+    /// Token ids that end the request, in addition to the checkpoint's.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stop_token_ids: Vec<u32>,
-    /// Whether it goes on past the checkpoint's end-of-text ids.
+    /// True if generation continues past the checkpoint's end-of-text ids.
     #[serde(default, skip_serializing_if = "is_default")]
     pub ignore_eos: bool,
-    /// Whether log-probabilities of the prompt are reported, for which it is computed whole.
+    /// True if log-probabilities of the prompt are reported, which requires computing all of it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub prompt_logprobs: bool,
-    /// Whether each token has to be known before the next one is sampled, for bad words.
+    /// True if each token must be known before the next is sampled, as for bad words.
     #[serde(default, skip_serializing_if = "is_default")]
     pub needs_history: bool,
-    /// Whether it has a grammar.
+    /// True if the request has a grammar.
     #[serde(default, skip_serializing_if = "is_default")]
     pub grammar: bool,
-    /// Lower ones are taken from the queue first.
+    /// Requests with lower numbers are admitted first.
     #[serde(default, skip_serializing_if = "is_default")]
     pub priority: i32,
-    /// Whose request it is.
+    /// Tenant of the request.
     #[serde(default, skip_serializing_if = "is_default")]
     pub tenant: u64,
     /// Requests of one salt share cached prefixes.
@@ -123,28 +124,27 @@ pub struct QueuedRequest {
     pub cache_salt: u64,
 }
 
-/// A call of the scheduler for the next step: what it depended on besides the events before it, and what it planned.
+/// One planned step, with the inputs of the plan that are not events of their own.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
-    /// Number of the step, from 0 on. A plan without rows is no step; its number is that of the next one.
+    /// Number of the step, from 0. A plan without rows is no step and has the number of the next one.
     pub n: u64,
-    /// Nobody was admitted, because of the batching delay.
+    /// True if the batching delay kept requests from being admitted.
     #[serde(default, skip_serializing_if = "is_default")]
     pub hold: bool,
-    /// Requests whose mask was not ready.
+    /// Requests whose masks were not ready.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waiting_for_mask: Vec<u64>,
-    /// For each row the number of its request and of its tokens. Without rows there was nothing to run; `None` if the
-    /// scheduler did not return, because it panicked.
+    /// Request id and token count of each row. Empty if there was nothing to run; `None` if the scheduler panicked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rows: Option<Vec<(u64, usize)>>,
-    /// Requests that were admitted for the first time, with the tokens found in the prefix cache.
+    /// Newly admitted requests, with the number of tokens found in the prefix cache.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub admitted: Vec<(u64, usize)>,
-    /// Hash of all of the step: tokens, positions, KV blocks, state slots, samples.
+    /// Hash of the whole step: tokens, positions, KV blocks, state slots, samples.
     #[serde(default, skip_serializing_if = "is_default", with = "hexadecimal")]
     pub hash: u64,
-    /// How often in a row this was asked, with the same result.
+    /// Number of consecutive identical plans.
     #[serde(default = "once", skip_serializing_if = "is_once")]
     pub times: u64,
 }
@@ -154,14 +154,14 @@ pub struct Plan {
 pub struct Commit {
     /// Number of the step.
     pub n: u64,
-    /// A token for each of its samples.
+    /// One token per sample.
     pub tokens: Vec<u32>,
     /// Microseconds that it took.
     pub took: u64,
 }
 
 impl QueuedRequest {
-    /// What `request` decides.
+    /// The fields of `request` that affect the schedule.
     pub(super) fn new(id: u64, request: &GenerateRequest) -> Self {
         Self {
             id,
@@ -201,7 +201,7 @@ fn read_ids<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Arc<[u32]>, D:
     Vec::deserialize(deserializer).map(Into::into)
 }
 
-/// Not every reader of JSON has numbers of 64 bits.
+/// Numbers as hexadecimal strings, because not every JSON reader supports 64-bit integers.
 mod hexadecimal {
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 

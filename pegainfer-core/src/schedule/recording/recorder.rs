@@ -1,4 +1,4 @@
-//! Writes down what an engine's scheduler is told and plans.
+//! Records the inputs and the plans of an engine's scheduler.
 
 use super::step_hash::step_hash;
 use super::{Commit, EngineSetup, Plan, QueuedRequest, ScheduleEvent, ScheduleSink};
@@ -9,17 +9,17 @@ use crate::schedule::step::Step;
 use std::hash::Hash;
 use std::time::Duration;
 
-/// Tells a sink of everything that an engine's scheduler is told and plans. Plans without rows that follow each other become one
-/// event: an engine that waits asks again every millisecond.
+/// Sends the inputs and the plans of an engine's scheduler to a sink. Consecutive plans without rows become one event,
+/// because a waiting engine plans every millisecond.
 #[derive(Debug)]
 pub struct ScheduleRecorder {
     sink: Box<dyn ScheduleSink>,
-    /// Steps that were planned, and the oldest one that is not finished.
+    /// Number of planned steps, and the oldest step that is not finished.
     planned: u64,
     oldest: u64,
-    /// A plan without rows, which may be repeated.
+    /// The last plan, if it had no rows and may be repeated.
     empty: Option<Plan>,
-    /// A plan that the scheduler is making; left here if it panics.
+    /// The plan in progress; left here if the scheduler panics.
     open: Option<Plan>,
 }
 
@@ -41,22 +41,22 @@ impl ScheduleRecorder {
         }
     }
 
-    /// A request comes to the scheduler.
+    /// Records a new request.
     pub fn queued(&mut self, id: RequestId, request: &GenerateRequest) {
         self.record(ScheduleEvent::Queue(QueuedRequest::new(id.0, request)));
     }
 
-    /// A request is cancelled.
+    /// Records a cancellation.
     pub fn cancelled(&mut self, id: RequestId) {
         self.record(ScheduleEvent::Cancel(id.0));
     }
 
-    /// The scheduler is about to plan a step.
+    /// Records that the scheduler starts to plan a step.
     pub fn planning(&mut self, hold: bool, waiting_for_mask: Vec<u64>) {
         self.open = Some(Plan { n: self.planned, hold, waiting_for_mask, times: 1, ..Plan::default() });
     }
 
-    /// It planned `step` and `admitted` requests.
+    /// Records that `step` was planned and `admitted` requests.
     pub fn planned<R: Hash>(&mut self, step: &Step<R>, admitted: &EventBatch) {
         let Some(plan) = self.open.take() else { return };
         let plan = plan.with_result(step, admitted);
@@ -73,14 +73,14 @@ impl ScheduleRecorder {
         }
     }
 
-    /// The oldest step is finished and about to be committed.
+    /// Records that the oldest step is finished and about to be committed.
     pub fn committing(&mut self, tokens: &[u32], took: Duration) {
         let (n, took) = (self.oldest, u64::try_from(took.as_micros()).unwrap_or(u64::MAX));
         self.oldest += 1;
         self.record(ScheduleEvent::Commit(Commit { n, tokens: tokens.to_vec(), took }));
     }
 
-    /// A commit, or a look at the grammars, gave these events.
+    /// Records the events of a commit, or of failed grammars.
     pub fn failed(&mut self, events: &EventBatch) {
         let failed = events.iter().filter(|(_, event)| matches!(event, TokenEvent::GrammarFailed { .. }));
         let failed: Vec<u64> = failed.map(|(id, _)| id.0).collect();
@@ -89,20 +89,20 @@ impl ScheduleRecorder {
         }
     }
 
-    /// A step in flight failed after which `newer` ones were launched; the engine goes on.
+    /// Records that a step in flight failed after `newer` steps had been launched, and the engine continues.
     pub fn retrying(&mut self, newer: usize) {
         let n = self.planned.saturating_sub(1 + newer as u64);
         self.oldest = self.planned;
         self.record(ScheduleEvent::Retry { n });
     }
 
-    /// Every request and every step in flight is dropped.
+    /// Records that all requests and all steps in flight are dropped.
     pub fn aborted(&mut self) {
         self.oldest = self.planned;
         self.record(ScheduleEvent::Abort {});
     }
 
-    /// The prefix cache is emptied.
+    /// Records that the prefix cache was cleared.
     pub fn reset(&mut self) {
         self.record(ScheduleEvent::Reset {});
     }
@@ -116,7 +116,7 @@ impl Drop for ScheduleRecorder {
 }
 
 impl EngineSetup {
-    /// What a scheduler was made with that has run `steps` steps.
+    /// Configuration of a scheduler that has run `steps` steps.
     pub fn new(config: &SchedulerConfig, limits: &EngineLimits, state: Option<StateConfig>, steps: u64) -> Self {
         Self {
             max_num_seqs: config.max_num_seqs,
@@ -133,7 +133,7 @@ impl EngineSetup {
 }
 
 impl Plan {
-    /// The plan with what the scheduler made of it.
+    /// The plan with its result.
     pub(super) fn with_result<R: Hash>(self, step: &Step<R>, admitted: &EventBatch) -> Self {
         let tokens = step.qo_indptr.windows(2).map(|pair| (pair[1] - pair[0]) as usize);
         let rows = step.rows.iter().zip(tokens).map(|(row, tokens)| (row.id.0, tokens)).collect();
@@ -145,7 +145,7 @@ impl Plan {
         Self { rows: Some(rows), admitted: admitted.collect(), hash, ..self }
     }
 
-    /// Whether `other` is the same again, apart from [`times`](Self::times), and changed nothing.
+    /// True if `other` is the same plan, apart from [`times`](Self::times), and changed nothing.
     fn is_repeated_by(&self, other: &Self) -> bool {
         let times = self.times;
         *self == Self { times, ..other.clone() } && self.admitted.is_empty()

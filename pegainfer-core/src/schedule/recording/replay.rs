@@ -13,14 +13,14 @@ use std::collections::VecDeque;
 use std::iter::Peekable;
 use thiserror::Error;
 
-/// Why a recorded schedule cannot be replayed, or how the replay differs from it.
+/// Reason why a recorded schedule cannot be replayed, or how the replay differs from it.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum ReplayError {
-    /// No event tells of the engine.
+    /// The recording does not start with the engine's configuration.
     #[error("the recording has no schedule: record with --record-steps")]
     NoSchedule,
     /// The engine drafted tokens.
-    #[error("the engine drafted tokens (--speculative-config), and a recorded schedule does not tell which")]
+    #[error("the engine drafted tokens (--speculative-config), which are not in a recorded schedule")]
     Speculation,
     /// The engine had run steps before.
     #[error(
@@ -30,25 +30,25 @@ pub enum ReplayError {
         /// Number of steps.
         steps: u64,
     },
-    /// The scheduler planned another step.
+    /// The scheduler planned a different step.
     #[error("step {n} differs: {difference}")]
     Differs {
         /// Number of the step.
         n: u64,
-        /// The first difference, for people.
+        /// The first difference, as a sentence.
         difference: String,
     },
-    /// The events do not follow from each other: lines are missing or were changed.
+    /// The events are inconsistent: lines are missing or were changed.
     #[error("step {n} of the recording cannot be: {reason}")]
     Impossible {
         /// Number of the step.
         n: u64,
-        /// What is wrong, for people.
+        /// Cause of the failure, as a sentence.
         reason: String,
     },
 }
 
-/// What a replay compared, all of which was the same.
+/// Counts of what a successful replay compared.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Replayed {
     /// Requests.
@@ -65,11 +65,11 @@ pub struct Replayed {
     pub prefix_hits: u64,
 }
 
-/// Tells a scheduler the events of a recording and compares each step that it plans with the recorded one, KV blocks and
-/// state slots included.
+/// Feeds the events of a recording to a scheduler and compares each planned step with the recorded one, including KV
+/// blocks and state slots.
 ///
 /// # Errors
-/// The first step that differs, or why the recording cannot be replayed.
+/// The first step that differs, or the reason why the recording cannot be replayed.
 pub fn replay(events: impl IntoIterator<Item = ScheduleEvent>) -> Result<Replayed, ReplayError> {
     let mut events = events.into_iter();
     let Some(ScheduleEvent::Engine(setup)) = events.next() else { return Err(ReplayError::NoSchedule) };
@@ -83,9 +83,9 @@ pub fn replay(events: impl IntoIterator<Item = ScheduleEvent>) -> Result<Replaye
 
 struct Replay<S: SequenceState> {
     scheduler: Scheduler<S>,
-    /// Planned and not committed, oldest first.
+    /// Planned steps that are not committed, oldest first.
     in_flight: VecDeque<Step<S::Row>>,
-    /// Number of the step that is planned next.
+    /// Number of the next step to plan.
     next: u64,
     done: Replayed,
 }
@@ -106,7 +106,7 @@ impl<S: SequenceState> Replay<S> {
     fn run(mut self, mut events: Peekable<impl Iterator<Item = ScheduleEvent>>) -> Result<Replayed, ReplayError> {
         while let Some(event) = events.next() {
             match event {
-                ScheduleEvent::Engine(_) => return Err(self.impossible("another engine begins")),
+                ScheduleEvent::Engine(_) => return Err(self.impossible("another engine starts")),
                 ScheduleEvent::Queue(request) => self.queue(&request),
                 ScheduleEvent::Cancel(id) => self.scheduler.cancel(RequestId(id)),
                 ScheduleEvent::Plan(plan) => self.plan(&plan)?,
@@ -132,7 +132,7 @@ impl<S: SequenceState> Replay<S> {
 
     fn queue(&mut self, queued: &QueuedRequest) {
         let id = RequestId(queued.id);
-        // Any word of two tokens: it is not sampled here.
+        // Any bad word of two tokens will do: nothing is sampled here.
         let words = LogitsProcessorParams { bad_words: vec![vec![0, 0]], ..LogitsProcessorParams::default() };
         let processors = || LogitsProcessors::new(words, usize::MAX).ok().flatten();
         let request = GenerateRequest {
@@ -207,7 +207,7 @@ impl<S: SequenceState> Replay<S> {
     }
 }
 
-/// The first difference of two plans that depended on the same.
+/// The first difference of two plans made from the same state.
 fn difference(recorded: &Plan, planned: &Plan) -> Option<String> {
     let Some(rows) = &recorded.rows else {
         return Some("the scheduler panicked when it was recorded, and planned a step now".to_owned());
@@ -222,7 +222,7 @@ fn difference(recorded: &Plan, planned: &Plan) -> Option<String> {
         })
 }
 
-/// The first entry that two lists do not share; each is a request and a number of `unit`.
+/// The first entry in which two lists differ; each entry is a request and a number of `unit`.
 fn list_difference(what: &str, unit: &str, recorded: &[(u64, usize)], planned: &[(u64, usize)]) -> Option<String> {
     let at = (0..recorded.len().max(planned.len())).find(|i| recorded.get(*i) != planned.get(*i))?;
     let name = |entry: Option<&(u64, usize)>| match entry {

@@ -27,11 +27,11 @@ impl Hasher for StableHasher {
     }
 }
 
-/// The hash of what a device is told: tokens, positions, KV blocks, state slots, and which tokens are sampled.
+/// Hash of the inputs of a step: tokens, positions, KV blocks, state slots, sampled tokens.
 pub(super) fn step_hash<R: Hash>(step: &Step<R>) -> u64 {
     let (mut hasher, max_blocks) = (StableHasher::default(), step.max_blocks());
     let Step { tokens, positions, slots, qo_indptr, kv_lens, block_tables, .. } = step;
-    // Every row padded with 0 to the longest one: the hashes of recordings that exist.
+    // Pads every row with 0 to the longest one, as in existing recordings.
     let padded = |blocks: &BlockIds| {
         let padding = std::iter::repeat_n(0, max_blocks - blocks.len());
         blocks.iter().chain(padding).collect::<Vec<u32>>()

@@ -1,4 +1,4 @@
-//! The step of a plan, as the executor gets it.
+//! Builds the step of a plan for the executor.
 
 use super::Scheduler;
 use super::chunk::Chunk;
@@ -8,7 +8,7 @@ use crate::schedule::step_executor::STEPS_IN_FLIGHT;
 use std::iter::once_with;
 
 impl<S: SequenceState> Scheduler<S> {
-    /// The step in which each running sequence, oldest first, has what `chunks` says.
+    /// The step in which each running sequence, oldest first, gets its chunk of `chunks`.
     pub(super) fn build_step(&mut self, chunks: &[Chunk]) -> Step<S::Row> {
         let chosen = || chunks.iter().enumerate().filter(|(_, chunk)| chunk.tokens > 0);
         if chosen().next().is_none() {
@@ -25,8 +25,8 @@ impl<S: SequenceState> Scheduler<S> {
                 let (first, tokens) = (step.tokens.len(), &seq.tokens[..seq.prompt_len]);
                 let known =
                     range.clone().zip(first..).filter_map(|(p, t)| Some((t as u32, p + 1, *tokens.get(p + 1)?)));
-                let asked = seq.request.prompt_logprobs;
-                step.samples.extend(known.map(|(t, p, token)| SampleRow::of_prompt(seq.id, t, p, token, asked)));
+                let requested = seq.request.prompt_logprobs;
+                step.samples.extend(known.map(|(t, p, token)| SampleRow::of_prompt(seq.id, t, p, token, requested)));
             }
             let first = step.tokens.len() as u32;
             self.state.plan(&mut seq.slot, range.clone(), drafts.len() as u32, first, &mut step.state);
@@ -60,14 +60,14 @@ impl<S: SequenceState> Scheduler<S> {
                 let deferred = seq.defers_update();
                 step.counts.extend(seq.count_update());
                 let sample = || SampleRow { id, token, position, logits_update: None, deferred, params, logprobs };
-                // Made in place; `push` would make it on the stack and copy it.
+                // Built in place; `push` would build it on the stack and copy it.
                 step.samples.extend(once_with(sample));
                 if !deferred && seq.changes_logits() {
                     step.samples[number].logits_update = seq.logits_update(range.end);
                 }
                 if !drafts.is_empty() {
-                    let behind = (1..).zip(seq.draft_updates(drafts));
-                    step.samples.extend(behind.map(|(i, logits_update)| {
+                    let updates = (1..).zip(seq.draft_updates(drafts));
+                    step.samples.extend(updates.map(|(i, logits_update)| {
                         let (token, position) = (token + i, position + u64::from(i));
                         SampleRow { id, token, position, logits_update, deferred: false, params, logprobs }
                     }));
@@ -81,7 +81,7 @@ impl<S: SequenceState> Scheduler<S> {
         step
     }
 
-    /// Takes a committed step back, so that a later one has its buffers.
+    /// Takes back a committed step, to reuse its buffers.
     pub fn recycle(&mut self, step: Step<S::Row>) {
         if self.spare_steps.len() < STEPS_IN_FLIGHT {
             self.spare_steps.push(step);

@@ -2,23 +2,23 @@
 
 use crate::schedule::sequence::Sequence;
 
-/// What a sequence has of a step.
+/// The part of a step that one sequence gets.
 #[derive(Debug, Default)]
 pub(super) struct Chunk {
-    /// Tokens that it has to compute before the next one can be sampled, see [`Sequence::remaining`].
+    /// Tokens to compute before the next one can be sampled; see [`Sequence::remaining`].
     pub remaining: usize,
-    /// See [`Sequence::is_decoding`].
+    /// True if it decodes; see [`Sequence::is_decoding`].
     pub decoding: bool,
-    /// Tokens; 0 where it sits this step out.
+    /// Number of tokens; 0 if the sequence skips the step.
     pub tokens: usize,
-    /// Draft tokens behind them.
+    /// Draft tokens after them.
     pub drafts: Vec<u32>,
-    /// Drafts that the model makes behind this step.
+    /// Number of drafts that the model makes after this step.
     pub model_drafts: usize,
 }
 
 impl Chunk {
-    /// No tokens yet.
+    /// A chunk without tokens.
     #[inline]
     pub fn of<L: Default>(seq: &Sequence<L>) -> Self {
         let remaining = seq.remaining();

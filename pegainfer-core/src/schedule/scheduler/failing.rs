@@ -1,17 +1,17 @@
-//! Steps that fail on a device that goes on.
+//! Recovery from steps that fail while the device survives.
 //!
-//! An error does not say which row of its step the device refused. The guilty sequence is found in at most three
-//! failures, and it is the only one that ends with the error:
+//! An error does not say which row of the step the device refused. The sequence at fault is found in at most three
+//! failures, and only that sequence ends with the error:
 //!
-//! 1. After a failed step every running sequence gives its blocks back and waits at the front of the queue, as if
-//!    preempted. Nothing that the step wrote is read again: only committed steps enter blocks and snapshots in the
-//!    prefix cache. Other steps in flight are dropped without a trace.
-//! 2. A sequence that was in two failed steps since it drew its last token is a suspect. Suspects run one after the
-//!    other, each with nothing else in flight, until it draws a token.
+//! 1. After a failed step every running sequence releases its blocks and waits at the front of the queue, as if
+//!    preempted. Nothing that the step wrote is read again: only committed steps add blocks and snapshots to the prefix
+//!    cache. Other steps in flight are dropped without a trace.
+//! 2. A sequence that was in two failed steps since its last token is a suspect. Suspects run one after the other, each
+//!    with nothing else in flight, until it gets a token.
 //! 3. A sequence that was in a failed step and fails again as the only row of a step ends.
 //!
-//! Each failure brings a sequence closer to its end, and only a token that it draws takes it back: retries are bounded.
-//! While there are suspects the others wait, usually for a step of each suspect.
+//! Each failure brings a sequence closer to its end, and only a new token resets that, so retries are bounded. While
+//! there are suspects the other sequences wait, usually for one step per suspect.
 
 use super::Scheduler;
 use crate::engine::{EventBatch, RequestId, TokenEvent};
@@ -19,12 +19,12 @@ use crate::schedule::sequence::Sequence;
 use crate::schedule::state::SequenceState;
 use crate::schedule::step::Step;
 
-/// Failed steps without a new token after which a sequence runs alone.
+/// Number of failed steps without a new token after which a sequence runs alone.
 const SUSPECT_FAILURES: u32 = 2;
 
 impl<S: SequenceState> Scheduler<S> {
-    /// `failed`, a step in flight, failed with `error`. It is dropped with all others in flight, none of which may run
-    /// any more. Returns the end of the sequence that is to blame, if that is known; the others are queued again.
+    /// Handles the failure of `failed`, a step in flight, with `error`. All steps in flight are dropped; none may still
+    /// run. Returns the end of the sequence at fault, if it is known. All other sequences are queued again.
     pub fn fail_step(&mut self, failed: &Step<S::Row>, error: &str) -> EventBatch {
         self.in_flight = 0;
         self.stats.failed_steps += 1;
@@ -45,8 +45,8 @@ impl<S: SequenceState> Scheduler<S> {
         events
     }
 
-    /// The sequence that the next step is for, if there are suspects. Once no step is in flight, all others have given
-    /// their blocks back, so that it fits.
+    /// The suspect that the next step is for, if any. With no step in flight, all other sequences have released their
+    /// blocks, so it fits.
     pub(super) fn next_suspect(&mut self) -> Option<RequestId> {
         if !self.has_failures {
             return None;
@@ -60,7 +60,7 @@ impl<S: SequenceState> Scheduler<S> {
         suspect
     }
 
-    /// Place in the queue of the request that is admitted next: of all, or of a `suspect`, which runs alone.
+    /// Queue position of the next request to admit, among all requests or only for a `suspect`, which runs alone.
     pub(super) fn next_admission(&self, suspect: Option<RequestId>) -> Option<usize> {
         match suspect {
             None => self.admissible().map(|(at, _)| at).next(),
@@ -68,8 +68,8 @@ impl<S: SequenceState> Scheduler<S> {
         }
     }
 
-    /// Takes the blocks of the running sequences that are `chosen` and queues them again, in their order, before all
-    /// that wait. Those that have ended are dropped. No step may be in flight.
+    /// Takes the blocks of the `chosen` running sequences and queues them again in the same order, before all waiting
+    /// requests. Drops those that have ended. No step may be in flight.
     fn queue_running_again(&mut self, chosen: impl Fn(&Sequence<S::Slot>) -> bool) {
         let (again, stay): (Vec<_>, Vec<_>) = self.running.take().into_iter().partition(|seq| chosen(seq));
         stay.into_iter().for_each(|seq| self.running.push(seq));

@@ -1,27 +1,27 @@
-//! What a step has: how many tokens, of whom, and who has to give blocks back for it.
+//! Planning of a step: its token budget, its sequences, and preemptions.
 
 use super::chunk::Chunk;
 use super::{Scheduler, SchedulerConfig};
 use crate::engine::{EventBatch, RequestId, TokenEvent};
-use crate::schedule::policy::{Load, MIN_DELAYED_PROMPTS, token_budget};
+use crate::schedule::policy::{MIN_DELAYED_PROMPTS, PendingWork, token_budget};
 use crate::schedule::sequence::Sequence;
 use crate::schedule::speculation::Speculation;
 use crate::schedule::state::SequenceState;
 use crate::schedule::step::Step;
 use crate::schedule::step_executor::STEPS_IN_FLIGHT;
 
-/// A step while it is planned: what its sequences get, and what is left.
-struct Plan {
-    /// Tokens that are left.
+/// A step during planning: chunks of its sequences, and remaining capacity.
+struct StepPlan {
+    /// Remaining tokens.
     tokens: usize,
-    /// Sample slots that are left, for admitted sequences and for prompt logprobs: each running sequence has one.
+    /// Remaining sample slots, for admitted sequences and for prompt logprobs. Each running sequence already has one.
     sample_slots: usize,
     /// The chunk of each running sequence, oldest first.
     chunks: Vec<Chunk>,
 }
 
-impl Plan {
-    /// The next chunk of `seq`, which has `remaining` tokens to compute: its tokens, and the position of its end.
+impl StepPlan {
+    /// Next chunk of `seq`, which has `remaining` tokens to compute: number of tokens, and position of its end.
     fn chunk<S: SequenceState>(
         &self,
         state: &S,
@@ -47,19 +47,19 @@ impl Plan {
     }
 }
 
-/// What became of a sequence that wants blocks and state slots.
+/// Result of reserving blocks and state slots for a sequence.
 enum Reservation {
-    /// It has them.
+    /// Blocks and slots are reserved.
     Made,
-    /// Only older sequences could give some: it waits for a later step.
+    /// Only older sequences could release enough; the sequence waits for a later step.
     Wait,
-    /// Younger ones have to give theirs, but a step in flight may use them: it has to end first.
+    /// Younger sequences must release theirs, but a step in flight may use them, so it must end first.
     Drain,
 }
 
 impl<S: SequenceState> Scheduler<S> {
-    /// Tokens of the waiting requests, if a batching delay could gain something: several wait, and the next step has
-    /// capacity for more of them.
+    /// Number of tokens of the waiting requests if a batching delay could help, that is, if several wait and the next
+    /// step has capacity for more.
     pub fn delayable_tokens(&self) -> Option<usize> {
         let SchedulerConfig { max_num_seqs, max_num_batched_tokens, .. } = self.config;
         let waiting = self.admissible().count();
@@ -70,15 +70,14 @@ impl<S: SequenceState> Scheduler<S> {
         (tokens < max_num_batched_tokens).then_some(tokens)
     }
 
-    /// Chooses the next step and reports the requests it admits, of which there are none with `hold`. The
-    /// step is empty when there is nothing to run before the step in flight is committed; an empty step is not run and not
-    /// committed.
-    pub fn plan(&mut self, hold: bool) -> (Step<S::Row>, EventBatch) {
+    /// Chooses the next step and returns the admissions; none with `delay_admission`. The step is empty if nothing can
+    /// run before the step in flight is committed. An empty step is neither run nor committed.
+    pub fn plan(&mut self, delay_admission: bool) -> (Step<S::Row>, EventBatch) {
         self.update_masks();
-        self.plan_with_known_masks(hold)
+        self.plan_with_known_masks(delay_admission)
     }
 
-    /// Looks which masks are ready, for the next plan.
+    /// Reads which masks are ready, for the next plan.
     pub(in crate::schedule) fn update_masks(&mut self) {
         if !self.grammars {
             return;
@@ -87,8 +86,8 @@ impl<S: SequenceState> Scheduler<S> {
         sequences.for_each(|seq| seq.grammar.update_mask());
     }
 
-    /// As [`plan`](Self::plan), with the masks that the last look found.
-    pub(in crate::schedule) fn plan_with_known_masks(&mut self, hold: bool) -> (Step<S::Row>, EventBatch) {
+    /// Variant of [`plan`](Self::plan) that uses the mask states last read.
+    pub(in crate::schedule) fn plan_with_known_masks(&mut self, delay_admission: bool) -> (Step<S::Row>, EventBatch) {
         assert!(self.in_flight < STEPS_IN_FLIGHT, "a placeholder stands for a token of the step before");
         if self.in_flight > 0 && Speculation::by_model(self.config.speculation.as_ref()) {
             return (Step::default(), EventBatch::new());
@@ -97,7 +96,7 @@ impl<S: SequenceState> Scheduler<S> {
         if suspect.is_some() && self.in_flight > 0 {
             return (Step::default(), EventBatch::new());
         }
-        if let Some(due) = self.due_yield().filter(|_| !hold && suspect.is_none()) {
+        if let Some(due) = self.due_yield().filter(|_| !delay_admission && suspect.is_none()) {
             if self.in_flight > 0 {
                 return (Step::default(), EventBatch::new());
             }
@@ -107,8 +106,8 @@ impl<S: SequenceState> Scheduler<S> {
         let mut chunks = std::mem::take(&mut self.chunks);
         chunks.clear();
         chunks.extend(self.running.iter().map(Chunk::of));
-        let tokens = token_budget(&self.config, self.load(&chunks));
-        let mut plan = Plan { tokens, sample_slots: self.config.max_num_seqs - self.running.len(), chunks };
+        let tokens = token_budget(&self.config, self.pending_work(&chunks));
+        let mut plan = StepPlan { tokens, sample_slots: self.config.max_num_seqs - self.running.len(), chunks };
         let preemptions = self.stats.preemptions;
         for decoding in [true, false] {
             let mut i = 0;
@@ -132,7 +131,7 @@ impl<S: SequenceState> Scheduler<S> {
             }
         }
         let mut events = EventBatch::new();
-        if self.stats.preemptions == preemptions && !hold {
+        if self.stats.preemptions == preemptions && !delay_admission {
             self.admit(suspect, &mut plan, &mut events);
         }
         self.ask_for_drafts(&mut plan);
@@ -141,22 +140,22 @@ impl<S: SequenceState> Scheduler<S> {
         (step, events)
     }
 
-    /// What the next step can choose from: the running sequences, whose `chunks` these are, and waiting requests. Those for
-    /// which there is no slot do not count: they cannot run yet.
-    fn load(&self, chunks: &[Chunk]) -> Load {
+    /// Work for the next step: running sequences, whose `chunks` are given, and waiting requests for which a slot is
+    /// free.
+    fn pending_work(&self, chunks: &[Chunk]) -> PendingWork {
         let admissible = self.config.max_num_seqs.saturating_sub(self.running.len());
-        let mut load = Load { decoding: 0, prompts: 0, backlog: 0, shared: false };
+        let mut work = PendingWork { decoding: 0, prompts: 0, backlog: 0, shared: false };
         let mut first = None;
         let mut add = |tenant: u64, remaining: usize, decoding: bool| {
             if remaining == 0 {
                 return;
             }
-            load.shared |= *first.get_or_insert(tenant) != tenant;
+            work.shared |= *first.get_or_insert(tenant) != tenant;
             if decoding {
-                load.decoding += 1;
+                work.decoding += 1;
             } else {
-                load.prompts += 1;
-                load.backlog += remaining;
+                work.prompts += 1;
+                work.backlog += remaining;
             }
         };
         let running = self.running.iter().zip(chunks);
@@ -165,16 +164,17 @@ impl<S: SequenceState> Scheduler<S> {
             let remaining = seq.remaining();
             add(seq.request.tenant, remaining, seq.is_decoding(remaining));
         }
-        load
+        work
     }
 
-    /// Adds drafts to the sequences of `plan`, all of which decode, as far as they are worth it, the step has capacity for
-    /// their tokens and samples, and the pool for their KV without taking what other sequences grow into.
-    fn draft(&mut self, plan: &mut Plan) {
+    /// Adds drafts to the sequences of `plan`, all of which decode. Limits: drafts must be worth their cost, and the
+    /// step must have capacity for their tokens and samples, the pool for their KV without the blocks that other
+    /// sequences will grow into.
+    fn draft(&mut self, plan: &mut StepPlan) {
         let Some(speculation) = &self.config.speculation else { return };
-        let most_samples =
+        let max_samples =
             Speculation::samples(Some(speculation), self.config.max_num_seqs, self.config.max_num_batched_tokens);
-        let mut samples = most_samples - self.config.max_num_seqs;
+        let mut samples = max_samples - self.config.max_num_seqs;
         let mut tokens: usize = plan.chunks.iter().map(|chunk| chunk.tokens).sum();
         let decoding = plan.chunks.iter().filter(|chunk| chunk.tokens > 0).count();
         let sequences = self.running.len();
@@ -182,7 +182,7 @@ impl<S: SequenceState> Scheduler<S> {
             if chunk.tokens == 0 || chunk.tokens < chunk.remaining {
                 continue;
             }
-            let most = speculation.num_tokens.min(self.state.most_drafts(seq.len()));
+            let most = speculation.num_tokens.min(self.state.max_drafts(seq.len()));
             let mut drafts = seq.propose(most.min(plan.tokens).min(samples));
             if drafts.is_empty() {
                 continue;
@@ -202,9 +202,9 @@ impl<S: SequenceState> Scheduler<S> {
         }
     }
 
-    /// Where the model drafts: how many drafts it makes behind each chunk of `plan` that samples, as far as they are worth it and
-    /// the pool has capacity for their KV. A draft costs its part of the pass that makes it, and a token in the next step.
-    fn ask_for_drafts(&mut self, plan: &mut Plan) {
+    /// Sets the number of drafts that the model makes after each sampled chunk of `plan`, if they are worth their cost
+    /// and the pool has capacity for their KV. A draft costs its part of the draft pass and a token in the next step.
+    fn ask_for_drafts(&mut self, plan: &mut StepPlan) {
         let Some(speculation) = self.config.speculation.as_ref().filter(|all| Speculation::by_model(Some(all))) else {
             return;
         };
@@ -254,10 +254,10 @@ impl<S: SequenceState> Scheduler<S> {
         }
     }
 
-    /// The waiting requests that can be admitted, in their order, with their places in the queue: all but those whose prompt
+    /// Waiting requests that can be admitted, in order, with their queue positions: all except those whose prompt
     /// another request is about to compute.
     pub(super) fn admissible(&self) -> impl Iterator<Item = (usize, &Sequence<S::Slot>)> {
-        // Choices of one prompt are neighbours: the answer for the newest prompt is the one that is needed again.
+        // Choices of one prompt are neighbours, so caching the newest answer is enough.
         let mut newest: Option<(RequestId, bool)> = None;
         self.waiting.iter().map(Box::as_ref).enumerate().filter(move |(_, seq)| {
             let shared = seq.prompt_len > self.pool.block_tokens() && !seq.admitted;
@@ -269,20 +269,20 @@ impl<S: SequenceState> Scheduler<S> {
         })
     }
 
-    /// Whether this request will compute its prompt, or the step that does is in flight.
+    /// True if this request will compute its prompt or a step in flight does.
     fn is_computing_prompt(&self, id: RequestId) -> bool {
         let found = self.running.iter().chain(self.waiting.iter().map(Box::as_ref)).find(|seq| seq.id == id);
         found.is_some_and(|seq| !seq.has_prompt() && !seq.is_finished())
     }
 
-    /// Admits waiting requests, in their order, until one does not fit; only the `suspect` if there is one.
-    fn admit(&mut self, suspect: Option<RequestId>, plan: &mut Plan, events: &mut EventBatch) {
+    /// Admits waiting requests in order until one does not fit; only the `suspect` if there is one.
+    fn admit(&mut self, suspect: Option<RequestId>, plan: &mut StepPlan, events: &mut EventBatch) {
         while plan.tokens > 0 && plan.sample_slots > 0 {
             let Some(at) = self.next_admission(suspect) else { return };
             let Some(growth) = self.waiting.get(at).map(|seq| self.growth_beside(seq)) else { return };
             let Some(seq) = self.waiting.get_mut(at) else { return };
             seq.begin();
-            // What is cached gives no prompt logprobs.
+            // Cached tokens have no prompt logprobs.
             let cached = if seq.prompt_logprobs.is_some() { 0 } else { seq.table.match_prefix(&seq.tokens) };
             let cached = self.state.resume(&mut seq.slot, &mut seq.table, cached);
             if !seq.fits(growth, &self.pool) {

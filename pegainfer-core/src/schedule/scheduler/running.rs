@@ -1,17 +1,17 @@
-//! The running sequences, in the order of their age.
+//! The running sequences, in order of age.
 
 use crate::schedule::sequence::Sequence;
 use std::ops::{Deref, Index, IndexMut};
 
-/// The running sequences, oldest first. Besides its place, which changes when older ones end, each has an index that stays,
-/// by which the rows of a step find it.
+/// Running sequences, oldest first. A sequence has a position, which changes when older ones end, and a fixed index,
+/// which the rows of a step use.
 #[derive(Debug)]
 pub(super) struct Running<L> {
-    /// Boxed: where one ends, only pointers move up.
+    /// Boxed, so that only pointers move when a sequence ends.
     sequences: Vec<Box<Sequence<L>>>,
-    /// By index: the place of its sequence.
+    /// Position of each sequence, by index.
     places: Vec<usize>,
-    /// Indices of no sequence.
+    /// Unused indices.
     free: Vec<usize>,
 }
 
@@ -40,13 +40,13 @@ impl<L> Running<L> {
         sequence
     }
 
-    /// The sequence that has this index.
+    /// The sequence with this index.
     pub fn at_index(&mut self, index: usize) -> Option<&mut Sequence<L>> {
         let place = *self.places.get(index)?;
         self.sequences.get_mut(place).map(Box::as_mut).filter(|sequence| sequence.index == index)
     }
 
-    /// Drops those that `keep` does not want.
+    /// Drops the sequences for which `keep` is false.
     pub fn retain(&mut self, keep: impl Fn(&Sequence<L>) -> bool) {
         let Some(first) = self.sequences.iter().position(|sequence| !keep(sequence)) else { return };
         self.free.extend(self.sequences.iter().filter(|sequence| !keep(sequence)).map(|sequence| sequence.index));
@@ -56,7 +56,7 @@ impl<L> Running<L> {
         }
     }
 
-    /// Takes all out.
+    /// Removes all sequences.
     pub fn take(&mut self) -> Vec<Box<Sequence<L>>> {
         self.free.extend(self.sequences.iter().map(|sequence| sequence.index));
         std::mem::take(&mut self.sequences)

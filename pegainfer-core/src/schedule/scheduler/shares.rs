@@ -1,4 +1,4 @@
-//! Number of running sequences of each tenant, and the times at which sequences may yield.
+//! Number of running sequences of each tenant, and state of yielding.
 
 use crate::schedule::sequence::Sequence;
 use crate::schedule::turns::group;
@@ -6,34 +6,34 @@ use std::collections::HashMap;
 
 /// Tokens that a sequence may generate before it yields to a tenant that runs nothing.
 pub(super) const QUANTUM: usize = 128;
-/// Tokens that may have to be computed again, for each step between two yields: a small part of a step's cost.
+/// Budget of recomputed tokens per step between two yields: a small part of a step's cost.
 pub(super) const RECOMPUTED_PER_STEP: usize = 256;
-/// Steps for which a tenant that has never run counts as having waited, so that it goes before tenants that have run
+/// Number of steps that a tenant that never ran counts as having waited, so that it goes before tenants that have run
 /// since.
 pub(super) const HEAD_START: u64 = 4 * QUANTUM as u64;
 
-/// When sequences may yield.
+/// State of yielding.
 #[derive(Debug, Default)]
 pub(super) struct Yielding {
-    /// The request that is to be admitted next did not fit the KV pool in the last plan.
+    /// True if the next request did not fit the KV pool in the last plan.
     pub blocked: bool,
-    /// No yield before this step, except for those that cost nobody more than a slot.
+    /// No yield before this step, except those that cost only a slot.
     pub not_before: u64,
 }
 
-/// Slots of a group or tenant, and the place of its youngest running sequence: requests that are admitted next have
-/// slots and do not run yet.
-pub(super) type Share = (usize, Option<usize>);
+/// Number of slots of a group or tenant, and position of its youngest running sequence. Requests to be admitted next
+/// have slots and do not run yet.
+pub(super) type SlotShare = (usize, Option<usize>);
 
 /// Slots by group and by tenant.
 #[derive(Debug, Default)]
 pub(super) struct Shares {
-    pub groups: HashMap<u32, Share>,
-    tenants: HashMap<u64, Share>,
+    pub groups: HashMap<u32, SlotShare>,
+    tenants: HashMap<u64, SlotShare>,
 }
 
 impl Shares {
-    /// Those of the `running` sequences, oldest first, and of the requests that are admitted `next`.
+    /// Shares of the `running` sequences, oldest first, and the requests to be admitted `next`.
     pub fn of<'a, L: 'a>(
         running: impl Iterator<Item = &'a Sequence<L>>,
         next: impl Iterator<Item = &'a Sequence<L>>,
@@ -61,7 +61,7 @@ impl Shares {
 
     /// The largest share of a tenant in this group. Among tenants with equally many sequences, the one with the
     /// youngest sequence.
-    pub fn largest_of(&self, of: u32) -> Share {
+    pub fn largest_of(&self, of: u32) -> SlotShare {
         let members = self.tenants.iter().filter(|(tenant, _)| group(**tenant) == of);
         members.map(|(_, share)| *share).max().unwrap_or_default()
     }

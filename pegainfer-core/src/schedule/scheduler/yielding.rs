@@ -1,13 +1,15 @@
-//! Running sequences yield to waiting ones of other tenants when nothing more can be admitted.
+//! Running sequences yield to waiting requests of other tenants when no more can be admitted.
 //!
-//! - The group or tenant that runs the most sequences yields its youngest at once to one that runs at least two fewer.
-//!   A plan makes all of these yields for which its step has tokens: each plan with one waits for the steps in flight.
+//! - The group or tenant with the most running sequences yields its youngest to one that runs at least two fewer, at
+//!   once. A plan makes as many of these yields as its step has tokens for, because each plan with a yield waits for
+//!   the steps in flight.
 //! - A sequence yields after a quantum of generated tokens to a tenant that runs nothing. A hundred tenants with long
-//!   sequences are served in turn, and the next tenant does not wait until a sequence has ended.
+//!   sequences are served in turn, and the next tenant need not wait until a sequence ends.
 //!
-//! A sequence that yields computes its tokens again later, in most cases only the last block of them: the rest is in
-//! the prefix cache. Otherwise they cost prefill. Yields after a quantum and yields for lack of KV blocks are therefore
+//! A sequence that yields recomputes its tokens later. Usually that is only the last block, because the rest is in the
+//! prefix cache; otherwise it costs prefill. Yields after a quantum and yields for lack of KV blocks are therefore
 //! spaced by their possible cost: they take a bounded part of the steps, and none if no other tenant waits. Each yield
+//! after a quantum follows a quantum of new tokens, so all sequences end.
 //! after a quantum follows a quantum of new tokens, so all sequences end.
 
 use super::Scheduler;
@@ -18,19 +20,19 @@ use crate::schedule::turns::{self, group};
 use std::cmp::Reverse;
 use std::collections::HashMap;
 
-/// A waiting request takes the slot of a running sequence.
+/// A waiting request that takes the slot of a running sequence.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Yield {
-    /// Place in the queue of the request.
+    /// Queue position of the request.
     waiting: usize,
-    /// Place of the running sequence.
+    /// Position of the running sequence.
     victim: usize,
-    /// The victim has had its quantum.
+    /// True if the victim has used its quantum.
     after_quantum: bool,
 }
 
 impl<S: SequenceState> Scheduler<S> {
-    /// The yield that is due, if nothing more can be admitted and another tenant waits.
+    /// The yield that is due, if no more can be admitted and another tenant waits.
     pub(super) fn due_yield(&self) -> Option<Yield> {
         let full = self.running.len() >= self.config.max_num_seqs;
         let (first, may_yield) = (self.running.first()?, self.stats.steps >= self.yielding.not_before);
@@ -70,8 +72,8 @@ impl<S: SequenceState> Scheduler<S> {
         due.min_by_key(|(served, _)| *served).map(|(_, due)| due)
     }
 
-    /// The request of the tenant that runs nothing and has waited longest, and the sequence that it replaces: one that
-    /// has had its quantum, of the tenant that runs the most.
+    /// The waiting request of the tenant that runs nothing and has waited longest, and the sequence that it replaces,
+    /// which has used its quantum and belongs to the tenant that runs the most.
     fn end_of_quantum(&self) -> Option<Yield> {
         let shares = Shares::of(self.running.iter(), std::iter::empty());
         let has_run = |seq: &&Sequence<S::Slot>| {
@@ -92,7 +94,7 @@ impl<S: SequenceState> Scheduler<S> {
         Some(Yield { waiting, victim, after_quantum: true })
     }
 
-    /// Makes the yield that is due, and after one for an unfair share those that are due then. Their requests are
+    /// Makes the `first` yield, and after a yield for an unfair share all others that are due. Their requests are
     /// admitted next, as far as one step has tokens for them.
     pub(super) fn give_way(&mut self, first: Yield) {
         let (mut next, mut tokens, mut due) = (0, 0, Some(first));
@@ -103,7 +105,7 @@ impl<S: SequenceState> Scheduler<S> {
                 self.make_room(next);
             }
             next += 1;
-            // Blocks of one sequence may be enough for all that wait.
+            // Blocks of one sequence may be enough for all waiting requests.
             let may_repeat = !exchange.after_quantum && !self.yielding.blocked;
             let goes_on = may_repeat && tokens < self.config.max_num_batched_tokens;
             due = if goes_on { self.unfair_share(next) } else { None };
@@ -177,7 +179,7 @@ impl<S: SequenceState> Scheduler<S> {
         victim.has_yielded = true;
         victim.turn = self.turns.arrive(priority, group(tenant));
         turns::enter(&mut self.waiting, victim);
-        // The tenant was served until now, no matter which of its requests goes next.
+        // The tenant was served until now, whichever of its requests goes next.
         let served = self.stats.steps + HEAD_START;
         let own = self.waiting.iter_mut().filter(|seq| seq.request.tenant == tenant);
         own.for_each(|seq| seq.served = seq.served.max(served));

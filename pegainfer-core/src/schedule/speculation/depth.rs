@@ -1,26 +1,26 @@
 //! How many drafts are worth their place in a step.
 //!
-//! A step of `t` tokens takes a time proportional to `1 + r t`, where `r` is the cost of a token beside the fixed cost, the
-//! reading of the weights ([`StepCost`] measures both). `n` decoding sequences give `n` tokens in it. The `k`-th draft of a
-//! sequence whose drafts are accepted with probability `a` gives `a^k` more, and is worth it if that is not less than what
-//! the step gives in the time that it adds: `a^k >= n r / (1 + r t)`. Drafts that the model makes itself
-//! come from passes that cost `d` each and serve all sequences: `r + d / n` takes the place of `r`.
+//! A step of `t` tokens takes a time proportional to `1 + r t`, where `r` is the cost of a token relative to the fixed
+//! cost of reading the weights ([`StepCost`] measures both). `n` decoding sequences give `n` tokens in it. If the
+//! drafts of a sequence are accepted with probability `a`, its `k`-th draft gives `a^k` tokens more. It is worth its
+//! time if that is at least what the step gives in the same time: `a^k >= n r / (1 + r t)`. Drafts made by the model
+//! come from passes that cost `d` each and serve all sequences: `r + d / n` replaces `r`.
 
-/// Cost of a token beside the fixed cost before anything was measured: few drafts, to begin with.
+/// Cost of a token, relative to the fixed cost, before the first measurement. High enough to start with few drafts.
 const INITIAL_TOKEN_COST: f64 = 0.02;
-/// Cost of the drafts that the model makes in one pass beside the fixed cost before anything was measured.
+/// Cost of a draft pass of the model, relative to the fixed cost, before the first measurement.
 const INITIAL_DRAFT_COST: f64 = 0.1;
-/// What a measurement of it counts for.
+/// Weight of a new measurement of the draft cost in its moving average.
 const DRAFT_WEIGHT: f64 = 0.1;
-/// Highest cost of a token beside the fixed cost that is believed.
+/// Largest accepted cost of a token, relative to the fixed cost.
 const MAX_TOKEN_COST: f64 = 4.0;
-/// What a measurement counts for when the next one is made.
+/// Factor by which the weight of old measurements decays at each new one.
 const COST_DECAY: f64 = 0.98;
-/// Least variance of the tokens of the steps that tells what a token costs, and least number of steps.
+/// Minimum variance of step sizes from which the cost of a token is computed, and minimum number of steps.
 const MIN_VARIANCE: f64 = 0.25;
 const MIN_STEPS: f64 = 8.0;
 
-/// What a decode step costs: a line through the measured times, the older ones counting less.
+/// Measured cost of decode steps: a line fitted to step times, with decaying weights.
 #[derive(Debug)]
 pub struct StepCost {
     /// Decayed sums of 1, tokens, tokens squared, seconds, and tokens times seconds.
@@ -36,7 +36,7 @@ impl StepCost {
         Self { sums: [0.0; 5], fixed: 0.0, token_cost: INITIAL_TOKEN_COST, draft_cost: INITIAL_DRAFT_COST }
     }
 
-    /// A decode step of `tokens` tokens took `seconds`, without the drafts that the model made behind it.
+    /// Adds a decode step of `tokens` tokens that took `seconds`, draft passes excluded.
     pub fn measured(&mut self, tokens: usize, seconds: f64) {
         let t = tokens as f64;
         for (sum, value) in self.sums.iter_mut().zip([1.0, t, t * t, seconds, t * seconds]) {
@@ -54,7 +54,7 @@ impl StepCost {
         self.token_cost = if fixed * MAX_TOKEN_COST > per_token { per_token / fixed } else { MAX_TOKEN_COST };
     }
 
-    /// The model made drafts in so many passes, behind a decode step, which took `seconds`.
+    /// Adds `passes` draft passes of the model that took `seconds` after a decode step.
     pub fn drafted(&mut self, passes: usize, seconds: f64) {
         if passes > 0 && self.fixed > 0.0 {
             let cost = (seconds / passes as f64 / self.fixed).min(MAX_TOKEN_COST);
@@ -62,25 +62,25 @@ impl StepCost {
         }
     }
 
-    /// The cost of a token beside the fixed cost.
+    /// Cost of a token, relative to the fixed cost.
     pub fn token_cost(&self) -> f64 {
         self.token_cost
     }
 
-    /// The cost of a pass in which the model makes a draft for each sequence beside the fixed cost.
+    /// Cost of a draft pass of the model for all sequences, relative to the fixed cost.
     pub fn draft_cost(&self) -> f64 {
         self.draft_cost
     }
 }
 
-/// What the drafts of a new sequence are counted as: so many accepted, of so many tried.
+/// Prior of a new sequence: accepted and tried drafts.
 const PRIOR: (f64, f64) = (1.5, 2.0);
-/// What older drafts count for when newer ones are verified.
+/// Factor by which the weight of older drafts decays when newer ones are verified.
 const VERIFIED_DECAY: f64 = 0.85;
-/// The same when proposed drafts were not worth it: in time they are tried again.
+/// Decay factor when no draft was worth its cost; in time drafts are tried again.
 const SKIPPED_DECAY: f64 = 0.97;
 
-/// How often the drafts of a sequence are accepted, the newest counting most.
+/// Acceptance rate of a sequence's drafts, with decaying weights.
 #[derive(Debug)]
 pub struct Acceptance {
     accepted: f64,
@@ -92,23 +92,25 @@ impl Acceptance {
         Self { accepted: PRIOR.0, tried: PRIOR.1 }
     }
 
-    /// `accepted` of `drafts` drafts were; behind a refused one nothing was tried.
+    /// Adds the result of `drafts` drafts, of which `accepted` were accepted. Drafts after a refused one were not
+    /// tried.
     pub fn verified(&mut self, drafts: usize, accepted: usize) {
         self.accepted = self.accepted * VERIFIED_DECAY + accepted as f64;
         self.tried = self.tried * VERIFIED_DECAY + drafts.min(accepted + 1) as f64;
     }
 
-    /// Drafts were proposed and none was worth it.
+    /// Records that drafts were proposed but none was worth its cost.
     pub fn skipped(&mut self) {
-        let forget = |value: f64, prior: f64| value * SKIPPED_DECAY + prior * (1.0 - SKIPPED_DECAY);
-        (self.accepted, self.tried) = (forget(self.accepted, PRIOR.0), forget(self.tried, PRIOR.1));
+        let decay = |value: f64, prior: f64| value * SKIPPED_DECAY + prior * (1.0 - SKIPPED_DECAY);
+        (self.accepted, self.tried) = (decay(self.accepted, PRIOR.0), decay(self.tried, PRIOR.1));
     }
 
-    /// Of `most` drafts, how many are worth it in a step of `tokens` tokens in which `decoding` sequences get one each.
-    pub fn depth(&self, most: usize, tokens: usize, decoding: usize, token_cost: f64) -> usize {
-        let least = decoding as f64 * token_cost / (1.0 + token_cost * tokens as f64);
+    /// Number of drafts, up to `max_drafts`, worth their cost in a step of `tokens` tokens with `decoding` decoding
+    /// sequences.
+    pub fn depth(&self, max_drafts: usize, tokens: usize, decoding: usize, token_cost: f64) -> usize {
+        let min_rate = decoding as f64 * token_cost / (1.0 + token_cost * tokens as f64);
         let rate = self.accepted / self.tried;
-        (1..=most).take_while(|k| rate.powi(*k as i32) >= least).count()
+        (1..=max_drafts).take_while(|k| rate.powi(*k as i32) >= min_rate).count()
     }
 }
 

@@ -1,18 +1,18 @@
-//! Drafts from the sequence's own text: what followed when its last tokens came before. Costs no weights; it pays where
-//! text repeats, as when an agent rewrites a file that it has read.
+//! Drafts from the sequence's own text: the continuation of an earlier match of its last tokens (prompt lookup). Needs
+//! no weights. It helps where text repeats, for example when an agent rewrites a file that it has read.
 
 use super::{DraftMethod, Drafter};
 use std::collections::HashMap;
 use std::hash::BuildHasher;
 use std::ops::RangeInclusive;
 
-/// Earlier places that are compared with the end of the text, newest first.
+/// Maximum number of earlier places compared with the end of the text, newest first.
 const MAX_CANDIDATES: usize = 32;
 
-/// N-gram drafts: goes on as the text did after the newest of the longest matches, of `ngram` tokens, of its end.
+/// N-gram drafts: the continuation of the longest, most recent earlier match of the last `ngram` tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PromptLookup {
-    /// Fewest and most tokens that have to match; at least 1.
+    /// Minimum and maximum number of matching tokens; at least 1.
     pub ngram: RangeInclusive<usize>,
 }
 
@@ -22,15 +22,15 @@ impl DraftMethod for PromptLookup {
     }
 }
 
-/// Suffix drafts: all earlier places that match the end of the text in the most tokens vote on how it goes on. A draft is
-/// the longer, the longer the match and the more of them agree.
+/// Suffix drafts: all earlier places that share the longest match with the end of the text vote on each token. Longer
+/// matches and more agreement give longer drafts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Suffix {
-    /// Most tokens of a match.
+    /// Maximum number of tokens of a match.
     pub max_match: usize,
-    /// Draft tokens for each token of the match.
+    /// Draft tokens per token of the match.
     pub max_factor: f64,
-    /// A draft ends before its estimated probability, the shares of the votes multiplied, falls below this.
+    /// A draft ends before its estimated probability, its vote shares multiplied, falls below this.
     pub min_probability: f64,
 }
 
@@ -40,14 +40,14 @@ impl DraftMethod for Suffix {
     }
 }
 
-/// Where the last tokens of a text have been before: for each place the one before it whose last `gram` tokens have the
-/// same hash, as in a compressor's match finder. A place is named by the number of tokens before it.
+/// Earlier occurrences of the last `gram` tokens, as a linked list per hash, as in a compressor's match finder. A place
+/// is the number of tokens before it.
 #[derive(Debug)]
 struct Matches {
     gram: usize,
-    /// By hash: the newest place.
+    /// Newest place of each hash.
     newest: HashMap<u64, u32>,
-    /// By place: the earlier one of the same hash, or 0.
+    /// For each place, the previous one with the same hash, or 0.
     earlier: Vec<u32>,
     hasher: std::hash::RandomState,
 }
@@ -57,7 +57,7 @@ impl Matches {
         Self { gram, newest: HashMap::new(), earlier: vec![0], hasher: std::hash::RandomState::new() }
     }
 
-    /// Enters every place of `tokens` but the last one.
+    /// Adds every place of `tokens` except the last one.
     fn enter(&mut self, tokens: &[u32]) {
         for place in self.earlier.len()..tokens.len() {
             let gram = place.checked_sub(self.gram).map(|start| self.hasher.hash_one(&tokens[start..place]));
@@ -66,8 +66,7 @@ impl Matches {
         }
     }
 
-    /// Earlier places at which at least `gram` and at most `longest` tokens match the end of `tokens`, newest first, with
-    /// the length of the match.
+    /// Earlier places where `gram` to `longest` tokens match the end of `tokens`, newest first, with the match length.
     fn find(&self, tokens: &[u32], longest: usize) -> Vec<(usize, usize)> {
         let Some(start) = tokens.len().checked_sub(self.gram) else { return Vec::new() };
         let hash = self.hasher.hash_one(&tokens[start..]);
@@ -88,7 +87,7 @@ impl Matches {
     }
 }
 
-/// The token at `place + i`, where a text that repeats itself goes on with its own draft.
+/// The token at `place + i`, or the draft's own token if the text repeats itself.
 fn following(tokens: &[u32], draft: &[u32], place: usize) -> Option<u32> {
     let at = place + draft.len();
     tokens.get(at).or_else(|| draft.get(at.checked_sub(tokens.len())?)).copied()
@@ -101,13 +100,13 @@ struct NgramDrafter {
 }
 
 impl Drafter for NgramDrafter {
-    fn propose(&mut self, tokens: &[u32], most: usize) -> Vec<u32> {
+    fn propose(&mut self, tokens: &[u32], max_drafts: usize) -> Vec<u32> {
         self.matches.enter(tokens);
         let found = self.matches.find(tokens, self.longest);
-        // The newest of the longest.
+        // The newest of the longest matches.
         let Some((place, _)) = found.into_iter().rev().max_by_key(|(_, length)| *length) else { return Vec::new() };
-        let mut draft = Vec::with_capacity(most);
-        while draft.len() < most
+        let mut draft = Vec::with_capacity(max_drafts);
+        while draft.len() < max_drafts
             && let Some(token) = following(tokens, &draft, place)
         {
             draft.push(token);
@@ -123,17 +122,17 @@ struct SuffixDrafter {
 }
 
 impl Drafter for SuffixDrafter {
-    fn propose(&mut self, tokens: &[u32], most: usize) -> Vec<u32> {
+    fn propose(&mut self, tokens: &[u32], max_drafts: usize) -> Vec<u32> {
         self.matches.enter(tokens);
         let mut found = self.matches.find(tokens, self.method.max_match);
         let longest = found.iter().map(|(_, length)| *length).max().unwrap_or(0);
         found.retain(|(_, length)| *length == longest);
-        let most = most.min((longest as f64 * self.method.max_factor) as usize);
-        let (mut draft, mut probability) = (Vec::with_capacity(most), 1.0);
-        while draft.len() < most {
+        let max_drafts = max_drafts.min((longest as f64 * self.method.max_factor) as usize);
+        let (mut draft, mut probability) = (Vec::with_capacity(max_drafts), 1.0);
+        while draft.len() < max_drafts {
             let votes: Vec<u32> = found.iter().filter_map(|(place, _)| following(tokens, &draft, *place)).collect();
             let count = |token: u32| votes.iter().filter(|vote| **vote == token).count();
-            // Of two with the same number of votes the newest one.
+            // Ties go to the newest token.
             let Some(token) = votes.iter().copied().rev().max_by_key(|token| count(*token)) else { break };
             probability *= count(token) as f64 / votes.len() as f64;
             if probability < self.method.min_probability {
@@ -187,7 +186,7 @@ mod tests {
 
     #[test]
     fn suffixes_are_drafted_as_far_as_the_matches_agree() {
-        // After 1, 2: twice 3, once 4. After that 3: once 5, once 6.
+        // 1, 2 is followed by 3 twice and by 4 once; then 3 by 5 once and by 6 once.
         let text = [1, 2, 3, 5, 1, 2, 4, 5, 1, 2, 3, 6, 1, 2];
         assert_eq!(suffix().propose(&text, 5), [3], "6 would have a third");
         let certain = [1, 2, 3, 4, 5, 6, 7, 1, 2, 3];

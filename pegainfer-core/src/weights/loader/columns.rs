@@ -1,4 +1,4 @@
-//! Loads some columns of a matrix: one that a checkpoint stores whole and a model multiplies in parts.
+//! Loads some columns of a matrix that a checkpoint stores whole and a model multiplies in parts.
 
 use super::{Loader, Queued, READ_CHUNK, Source};
 use crate::exec::Device;
@@ -9,7 +9,7 @@ use rayon::prelude::*;
 use std::ops::Range;
 
 impl Loader<'_> {
-    /// Loads `columns` of a matrix `[rows, cols]` as a matrix of its own, `[rows, columns.len()]`, bf16.
+    /// Loads `columns` of a matrix `[rows, cols]` as a separate matrix, `[rows, columns.len()]`, bf16.
     pub fn columns(
         &mut self,
         name: String,

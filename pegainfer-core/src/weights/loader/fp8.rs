@@ -1,6 +1,6 @@
-//! Loads FP8 weights with block scales, or makes them of bf16 weights.
+//! Loads FP8 weights with block scales, or rounds bf16 weights to them.
 
-use super::{Loader, Part, Queued, READ_CHUNK, Source};
+use super::{Loader, Queued, READ_CHUNK, Source, SourceTensor};
 use crate::exec::{Device, Exec};
 use crate::tensor::{DType, OpError, Tensor};
 use crate::weights::block_scales::{SCALE_BLOCK, check_codes, not_finite, scale_name};
@@ -9,11 +9,11 @@ use crate::weights::error::WeightsError;
 use rayon::prelude::*;
 use safetensors::Dtype;
 
-/// An op that rounds bf16 weights, `[rows, cols]`, to codes of the same shape and a scale for each block, on their device.
+/// An op that rounds bf16 weights, `[rows, cols]`, to codes of the same shape and a scale per block, on their device.
 pub type Quantize = fn(&mut Exec, weights: &Tensor, codes: &mut Tensor, scales: &mut Tensor) -> Result<(), OpError>;
 
 impl<'a> Loader<'a> {
-    /// Whether the checkpoint stores this weight as FP8; `None` for dummy weights, which can be either.
+    /// True if the checkpoint stores this weight as FP8; `None` for dummy weights, which can be either.
     pub fn is_fp8(&self, name: &str) -> Option<bool> {
         match self.source {
             Source::Checkpoint(checkpoint) => {
@@ -23,13 +23,13 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// Loads matrices with `cols` columns as FP8, stacked along their rows: codes `[rows, cols]` u8, and scales
-    /// `[rows / 128, cols / 128]` f32, both rounded up. Weights that are not FP8 are rounded by `quantize`. All parts but the
-    /// last have a multiple of 128 rows.
+    /// Loads matrices with `cols` columns as FP8, stacked along their rows: codes `[rows, cols]` u8, and scales `[rows
+    /// / 128, cols / 128]` f32, both rounded up. Weights that are not FP8 are rounded by `quantize`. All parts except
+    /// the last have a multiple of 128 rows.
     pub fn fp8(
         &mut self,
         title: &str,
-        parts: &[Part],
+        parts: &[SourceTensor],
         cols: usize,
         quantize: Quantize,
     ) -> Result<(Tensor, Tensor), WeightsError> {
@@ -62,7 +62,8 @@ impl<'a> Loader<'a> {
         Ok((codes, scales))
     }
 
-    /// Reads the FP8 weight `name` and its scales into the present rows of `codes` and `scales`; to a GPU, the codes later.
+    /// Reads the FP8 weight `name` and its scales into the current rows of `codes` and `scales`; on a GPU, uploads the
+    /// codes later.
     fn stored(
         &mut self,
         checkpoint: &'a Checkpoint,
@@ -95,10 +96,10 @@ impl<'a> Loader<'a> {
         Ok(())
     }
 
-    /// Rounds a bf16 weight, of which one copy is in memory meanwhile.
+    /// Rounds a bf16 weight to FP8; keeps one copy in memory meanwhile.
     fn quantized(
         &mut self,
-        part: &Part,
+        part: &SourceTensor,
         cols: usize,
         quantize: Quantize,
         codes: &mut Tensor,

@@ -12,7 +12,7 @@ impl<K: Spoil + Send + 'static> World<K>
 where
     StepOf<K>: Send,
 {
-    /// Requests come: one now and then, or more than the queue takes.
+    /// Submits requests: one now and then, or more than the queue takes.
     pub(super) fn submit_all(&mut self) {
         let burst = self.faults.happens(Fault::Burst, 10);
         let requests = if burst { self.config.max_queued + 2 } else { usize::from(self.rng.chance(self.arrivals)) };
@@ -38,11 +38,11 @@ where
 
     /// Requests that were submitted and have not ended.
     pub(super) fn queued(&mut self) -> u64 {
-        // One that came during the last turn may have ended in it before it is counted.
+        // A request of the last turn may have ended in it before it is counted.
         self.report.requests.saturating_sub(self.engine.engine().ends.sum())
     }
 
-    /// What a client asks for, sometimes as another choice of a prompt that is open.
+    /// Chooses the work of a request, sometimes as another choice of an open prompt.
     pub(super) fn choose_work(&mut self) -> Work {
         let mut work = self.works[self.rng.below(self.works.len())].clone();
         if !self.clients.is_empty() && self.rng.chance(20) {
@@ -56,7 +56,7 @@ where
         work
     }
 
-    /// A client got a stream, or was refused, while so many requests were `queued` and so many steps had failed by
+    /// Handles the result of a submit, made while `queued` requests were queued and `failures` steps had failed by
     /// chance.
     pub(super) fn take(
         &mut self,

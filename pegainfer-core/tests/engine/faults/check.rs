@@ -1,4 +1,4 @@
-//! What holds in a world: after every turn, when the engine is idle, and in the end.
+//! Invariants of a world: after every turn, when the engine is idle, and at the end.
 
 use super::executor::{Spoil, compute_masks};
 use super::report::Report;
@@ -14,7 +14,7 @@ impl<K: Spoil + Send + 'static> World<K>
 where
     StepOf<K>: Send,
 {
-    /// What holds after every turn.
+    /// Checks after every turn.
     pub(super) fn check(&mut self, turn: Turn) {
         let waker = &mut Context::from_waker(Waker::noop());
         let stopped = turn == Turn::Over;
@@ -50,7 +50,7 @@ where
         assert!(used.all(held), "a step in flight uses a free block");
     }
 
-    /// What holds when the engine has ended all requests and still takes new ones.
+    /// Checks when the engine has ended all requests and still accepts new ones.
     pub(super) fn check_idle(&mut self) {
         let Some(handle) = &self.handle else { return };
         let stats = handle.stats();
@@ -60,7 +60,7 @@ where
         assert!(handle.is_healthy(), "an idle engine is not stuck");
     }
 
-    /// What holds when the engine's loop is over: with a lost device, or because nobody needs it any more.
+    /// Checks when the engine loop has ended, because the device is lost or all handles are gone.
     pub(super) fn check_over(&mut self) {
         if let Some(handle) = &self.handle {
             assert_eq!(handle.failure().map(|why| why.ends_with("out of order")), Some(true));

@@ -1,4 +1,4 @@
-//! A request with the stream of its client, and what the stream has to carry.
+//! A request, the stream of its client, and the expected contents of the stream.
 
 use crate::requests::{Rng, Waltz, continuation, random_params, random_request};
 use pegainfer_core::engine::{EngineLimits, FinishReason, GenerateRequest, TokenEvent, TokenStream};
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
-/// A grammar that fails after so many tokens.
+/// A grammar that fails after a given number of tokens.
 #[derive(Debug, Clone)]
 struct Broken {
     after: usize,
@@ -32,18 +32,18 @@ impl Matcher for Broken {
     }
 }
 
-/// A request, and what it gives when it runs alone.
+/// A request and the tokens that it generates when it runs alone.
 #[derive(Clone)]
 pub struct Work {
     pub request: GenerateRequest,
-    /// Its tokens, up to the one after which its grammar fails.
+    /// Expected tokens, up to the one after which its grammar fails.
     expected: Arc<[u32]>,
-    /// The grammar fails behind them.
+    /// True if the grammar fails after them.
     breaks: bool,
 }
 
 impl Work {
-    /// Random work; `None` if the engine has to refuse it, which it does.
+    /// Random work; `None` if the engine must refuse it, which is checked.
     pub fn new(rng: &mut Rng, limits: &EngineLimits, scale: usize, broken: bool) -> Option<Self> {
         let mut request = random_request(rng, limits, scale);
         let params = random_params(rng, &request);
@@ -62,22 +62,22 @@ impl Work {
     }
 }
 
-/// How a client reads.
+/// Reading behaviour of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pace {
     AtOnce,
     /// An event now and then.
     Slow,
-    /// Nothing before the engine is done.
+    /// Reads nothing before the engine is done.
     Stalled,
 }
 
-/// How a stream ended.
+/// End of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
-    /// With its last event.
+    /// Ended with its last event.
     Finished,
-    /// With a failed step.
+    /// Ended by a failed step.
     Failed,
     /// Without an event, as its deadline passed.
     Closed,
@@ -116,16 +116,16 @@ impl Client {
         &self.work.request
     }
 
-    /// Only the first deadline counts.
+    /// Sets a deadline; only the first one counts.
     pub fn cancel_at(&mut self, deadline: Instant) {
         self.stream.cancel_at(deadline);
         self.deadline.get_or_insert(deadline);
     }
 
-    /// Reads what is there, `most` events at most, at `now`, after `failures` steps that failed by chance; says how the
+    /// Reads up to `max_tokens` queued events at `now`, after `failures` steps that failed by chance; returns how the
     /// stream ended, once it is closed.
-    pub fn read(&mut self, most: usize, now: Instant, failures: u64) -> Option<End> {
-        for _ in 0..most {
+    pub fn read(&mut self, max_tokens: usize, now: Instant, failures: u64) -> Option<End> {
+        for _ in 0..max_tokens {
             let before = self.stream.at();
             let next = pin!(self.stream.recv()).poll(&mut Context::from_waker(Waker::noop()));
             let event = match next {

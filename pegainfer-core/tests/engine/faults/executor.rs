@@ -15,15 +15,15 @@ use std::time::{Duration, Instant};
 
 /// Rows of the largest graph that a device would have; no world has more sequences.
 const GRAPH_ROWS: usize = 8;
-/// Time of a step beside that of its tokens.
+/// Fixed part of a step's time.
 const STEP_TIME: Duration = Duration::from_micros(20);
 const TOKEN_TIME: Duration = Duration::from_micros(1);
-/// How many times as long a slow step takes.
+/// Factor of a slow step's time.
 const SLOW: u32 = 1000;
 
-/// A kind of model whose states can be spoilt.
+/// A kind of model whose state can be corrupted.
 pub trait Spoil: Kind {
-    /// What a step leaves behind that failed half-way: garbage in every slot that it writes.
+    /// Simulates a step that failed half-way: writes garbage to every slot that it writes.
     fn spoil(&mut self, step: &StepOf<Self>);
 }
 
@@ -50,7 +50,7 @@ fn written(step: &Step<Segment>) -> impl Iterator<Item = usize> {
     step.state.iter().filter(|segment| segment.to != NO_STATE).map(|segment| segment.to as usize)
 }
 
-/// What goes wrong in the next turn, if there is an occasion.
+/// Faults of the next turn, if there is an occasion.
 #[derive(Default)]
 pub struct Orders {
     pub launch_fails: bool,
@@ -61,17 +61,18 @@ pub struct Orders {
     pub late_mask: bool,
 }
 
-/// Who looks at the engine's health while a step runs.
+/// Observer of the engine's health while a step runs.
 pub struct Watch {
     pub handle: EngineHandle,
-    /// When the engine counts as stuck, unless it goes on before.
+    /// Time at which the engine counts as stuck, unless it progresses before.
     pub stuck_at: Instant,
-    /// A request that comes while a step runs, and what became of it.
+    /// A request that arrives while a step runs, and its result.
     pub request: Option<GenerateRequest>,
     pub submitted: Option<Result<TokenStream, SubmitError>>,
 }
 
-/// Runs steps one after the other, each for a time that its tokens tell; what a step computes is known when it is finished.
+/// Runs steps one after the other, each for a time that depends on its tokens; results are known when the step is
+/// finished.
 pub struct VirtualDevice<K: Kind> {
     device: Device<K>,
     clock: SimulatedClock,
@@ -79,7 +80,7 @@ pub struct VirtualDevice<K: Kind> {
     /// Steps in flight, oldest first, and when they end.
     in_flight: VecDeque<(StepOf<K>, Instant)>,
     lost: bool,
-    /// Requests of which it computes no token from a position on.
+    /// Requests and the position from which on the device refuses to compute their tokens.
     pub refused: BTreeMap<RequestId, usize>,
     /// Steps that failed because the orders said so.
     pub failures: u64,
@@ -114,7 +115,7 @@ where
         }
     }
 
-    /// Whether a failure was for good.
+    /// True if a failure was fatal.
     pub fn is_lost(&self) -> bool {
         self.lost
     }
@@ -124,7 +125,7 @@ where
         self.in_flight.iter().map(|(step, _)| step)
     }
 
-    /// Until a step ends. Meanwhile health is what its deadline says, to the nanosecond.
+    /// Waits until a step ends. Meanwhile health follows its deadline to the nanosecond.
     fn wait_until(&mut self, end: Instant) {
         let Some(Watch { handle, stuck_at, request, submitted }) = &mut self.watch else {
             return self.clock.advance_to(end);
@@ -163,7 +164,7 @@ impl<K: Spoil> VirtualDevice<K> {
         OpError { op, message: message.into() }
     }
 
-    /// The error of a step with a row that the device refuses: half of them at the launch, the others in the end.
+    /// Error of a step with a refused row: half of them at the launch, the others at the end.
     fn refuse(&mut self, at_launch: bool, step: &StepOf<K>) -> Result<(), OpError> {
         let refuses = |from: usize, tokens| from.is_multiple_of(2) == at_launch && tokens > from;
         let row = |id| self.refused.get(&id).copied();
@@ -227,7 +228,7 @@ impl<K: Spoil + Send + 'static> StepExecutor for VirtualDevice<K> {
     }
 
     fn rest(&mut self, time: Duration) {
-        assert!(self.in_flight.is_empty(), "the engine rests beside a step in flight");
+        assert!(self.in_flight.is_empty(), "the engine rests with a step in flight");
         self.clock.advance(time);
     }
 
@@ -242,17 +243,17 @@ impl<K: Spoil + Send + 'static> StepExecutor for VirtualDevice<K> {
     }
 }
 
-/// A step in which each sequence computes its newest token runs as a graph, whatever its samples ask for.
+/// Checks that a step in which each sequence computes its newest token runs as a graph, whatever its samples request.
 fn check_graph<R: Clone + Default>(step: &Step<R>) {
     let decodes = step.queries() == (1, 1) && step.rows.iter().all(|row| row.next.is_none());
     assert!(!decodes || Graphs::new(GRAPH_ROWS).size(step).is_some(), "a decode step without a graph");
 }
 
-/// Computes the next masks that wait for it, `most` at most. They belong to a pool of one thread, this one, which computes
-/// them only when told to.
-pub fn compute_masks(most: usize) {
+/// Computes up to `max` pending masks. They belong to a pool with this thread as its only thread, which computes only
+/// on demand.
+pub fn compute_masks(max: usize) {
     let computed = || rayon::yield_local() == Some(rayon::Yield::Executed);
-    for _ in 0..most {
+    for _ in 0..max {
         if !computed() {
             return;
         }

@@ -1,18 +1,18 @@
-//! The faults of a world, each drawn from random numbers of its own: with some kinds left out, the seed draws the others as
-//! before.
+//! The faults of a world. Each kind has its own random numbers, so the seed draws the other kinds as before if some are
+//! left out.
 
 use crate::requests::{Rng, mix};
 
-/// What can go wrong.
+/// Kinds of faults.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     /// A client drops its stream.
     Hangup,
-    /// A request gets a deadline, often one that has passed, and often another one later.
+    /// A request gets a deadline, often a past one, and often a second, later one.
     Deadline,
     /// A client reads an event now and then, or none before its request has ended.
     SlowClient,
-    /// More requests come at one instant than the queue takes.
+    /// More requests arrive at one instant than the queue takes.
     Burst,
     /// The handle's owner resets the prefix cache, and sometimes does not wait for it.
     Reset,
@@ -34,12 +34,12 @@ pub enum Fault {
     ClockJump,
     /// The demultiplexer's thread does not get to run.
     DemuxLag,
-    /// The device refuses every step with a row of some request, from a token of it on.
+    /// The device refuses every step with a row of a given request, from one of its tokens on.
     RefusedRow,
 }
 
 impl Fault {
-    /// All kinds, by the names they have in PEGAINFER_TEST_FAULTS.
+    /// All kinds and their names in PEGAINFER_TEST_FAULTS.
     const NAMES: [(&str, Self); 15] = [
         ("hangup", Self::Hangup),
         ("deadline", Self::Deadline),
@@ -59,12 +59,12 @@ impl Fault {
     ];
 }
 
-/// The kinds of faults that a run may draw: all, or those of a list of names.
+/// The kinds of faults allowed in a run.
 #[derive(Debug, Clone)]
 pub struct Allowed(Vec<Fault>);
 
 impl Allowed {
-    /// Those that PEGAINFER_TEST_FAULTS names, separated by commas; all if it is not set, none if it is empty.
+    /// The kinds in PEGAINFER_TEST_FAULTS, separated by commas; all if it is not set, none if it is empty.
     pub fn from_env() -> Self {
         let all = || Fault::NAMES.iter().map(|(_, fault)| *fault);
         let Ok(names) = std::env::var("PEGAINFER_TEST_FAULTS") else { return Self(all().collect()) };
@@ -78,12 +78,12 @@ impl Allowed {
 
 /// The faults of one world.
 pub struct Faults {
-    /// By kind; `None` for a kind that this world does not have.
+    /// Random numbers of each kind; `None` for a kind that this world does not have.
     draws: [Option<Rng>; Fault::NAMES.len()],
 }
 
 impl Faults {
-    /// About every other kind, as `seed` has it, of those that are allowed.
+    /// About half of the allowed kinds, chosen by `seed`.
     pub fn new(seed: u64, allowed: &Allowed) -> Self {
         let draws = Fault::NAMES.map(|(_, fault)| {
             let mut rng = Rng(mix(mix(seed) ^ (fault as u64 + 1)));
@@ -92,12 +92,12 @@ impl Faults {
         Self { draws }
     }
 
-    /// Whether a fault happens now that happens so many times in 1,000.
+    /// True if a fault happens now, with a probability of `times` in 1,000.
     pub fn happens(&mut self, fault: Fault, times: usize) -> bool {
         self.draws[fault as usize].as_mut().is_some_and(|rng| rng.below(1000) < times)
     }
 
-    /// A number below `n` that says more about a fault that happens.
+    /// A number below `n` for details of a fault.
     pub fn below(&mut self, fault: Fault, n: usize) -> usize {
         self.draws[fault as usize].as_mut().map_or(0, |rng| rng.below(n))
     }

@@ -1,13 +1,13 @@
-//! Drives a whole engine through random faults under a virtual clock: handle, loop of the engine thread, engine, demultiplexer
-//! and token streams, all on one thread. The device is that of the tests of the scheduler: what it draws depends on every slot of the KV
-//! cache that it reads, so that a request that got anything of another one, of a failed step or of a preemption shows as a wrong
-//! token.
+//! Drives a whole engine through random faults under a virtual clock: handle, engine loop, engine, demultiplexer and
+//! token streams, all on one thread. The device is the one of the scheduler tests. Its tokens depend on every KV slot
+//! that it reads, so data of another request, of a failed step or from before a preemption shows as a wrong token.
 //!
-//! A world is a function of its seed, which a failure prints:
+//! A world depends only on its seed, which a failure prints:
 //!
-//! - `PEGAINFER_TEST_SEED=n` begins with this seed; the next world has the next one.
-//! - `PEGAINFER_TEST_STEPS=n` runs so many steps of each kind of model; 1 runs one world.
-//! - `PEGAINFER_TEST_FAULTS=hangup,reset` allows these faults alone, with the same draws: to find which ones a failure needs.
+//! - `PEGAINFER_TEST_SEED=n` starts with this seed; each world increments it.
+//! - `PEGAINFER_TEST_STEPS=n` runs this many steps of each kind of model; 1 runs one world.
+//! - `PEGAINFER_TEST_FAULTS=hangup,reset` allows only these faults, with the same draws, to find out which ones a
+//!   failure needs.
 
 mod arrivals;
 mod check;
@@ -30,7 +30,7 @@ use world::World;
 
 /// Steps of each kind of model.
 const STEPS: u64 = 250_000;
-/// Turns in which requests come to a world.
+/// Number of turns in which requests arrive.
 const TURNS: usize = 2000;
 
 fn number(variable: &str) -> Option<u64> {
@@ -38,7 +38,7 @@ fn number(variable: &str) -> Option<u64> {
     Some(value.parse().unwrap_or_else(|_| panic!("{variable} is no number: {value}")))
 }
 
-/// Runs worlds of one kind, and says what happened in them.
+/// Runs worlds of one kind and reports what happened.
 fn simulate<K: Spoil + Send + 'static>(name: &str) -> Report
 where
     StepOf<K>: Send,
@@ -61,14 +61,14 @@ where
     total
 }
 
-/// Masks of grammars are computed by rayon's threads; the pool of this thread has none but itself, and computes when it is told to.
+/// Computes grammar masks on this thread: the rayon pool has no other one and computes only on demand.
 fn compute_masks_here() {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(1).use_current_thread().build().unwrap();
-    // It lasts as long as the thread.
+    // The pool lives as long as the thread.
     std::mem::forget(pool);
 }
 
-/// Each kind of fault happened, unless the run is short or has been told to leave some out.
+/// Checks that each kind of fault happened, unless the run is short or excludes some.
 fn check_report<K: Kind>(report: &Report) {
     if std::env::var_os("PEGAINFER_TEST_FAULTS").is_some() || report.stats.steps < STEPS {
         return;

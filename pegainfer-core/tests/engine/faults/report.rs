@@ -1,4 +1,4 @@
-//! What happened in a world.
+//! Counts of events in a world.
 
 use pegainfer_core::engine::EngineStats;
 use std::fmt;
@@ -25,20 +25,20 @@ pub struct Report {
     pub aborted: u64,
     /// Requests that ended alone after failed steps.
     pub failed: u64,
-    /// Requests whose grammar failed.
+    /// Requests whose grammars failed.
     pub broken: u64,
     /// Steps past their deadline, as seen from outside.
     pub stuck: u64,
     /// Worlds that ended with a lost device.
     pub lost: u64,
-    /// Worlds whose last handle was dropped before their time.
+    /// Worlds whose last handle was dropped early.
     pub drained: u64,
     /// Virtual time.
     pub simulated: Duration,
 }
 
 impl Report {
-    /// Adds those of another world.
+    /// Adds the counts of another world.
     pub fn add(&mut self, other: &Self) {
         self.stats.steps += other.stats.steps;
         self.stats.preemptions += other.stats.preemptions;

@@ -26,7 +26,7 @@ impl ScheduleSink for Lines {
     }
 }
 
-/// The lines of the world of `seed`, and what happened in it.
+/// The recorded lines of the world of `seed`, and its report.
 fn recorded<K: Spoil + Send + 'static>(seed: u64) -> (Vec<String>, Report)
 where
     StepOf<K>: Send,
@@ -42,7 +42,7 @@ fn replay_lines(lines: &[String]) -> Result<Replayed, ReplayError> {
     replay(lines.iter().map(|line| serde_json::from_str(line).unwrap()))
 }
 
-/// Replays worlds of one kind; says how many steps were the same.
+/// Replays worlds of one kind; returns the number of equal steps.
 fn replays<K: Spoil + Send + 'static>() -> Report
 where
     StepOf<K>: Send,

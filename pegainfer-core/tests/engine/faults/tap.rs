@@ -1,4 +1,4 @@
-//! What goes between the engine thread and its engine, checked on the way.
+//! Checks the calls between the engine loop and its engine.
 
 use super::executor::{Spoil, VirtualDevice};
 use pegainfer_core::engine::{
@@ -14,7 +14,7 @@ pub struct Ends {
     /// Their grammar failed.
     pub broken: u64,
     pub cancelled: u64,
-    /// With the device.
+    /// Requests aborted with the device.
     pub aborted: u64,
     /// Alone, because it was to blame for failed steps.
     pub failed: u64,
@@ -49,7 +49,7 @@ impl<K: Spoil + Send + 'static> Tap<K> {
         Self { engine, live, emitted, ends: Ends::default(), failures: 0, retries }
     }
 
-    /// A request ends, which it can do once.
+    /// Records the end of a request, which may happen only once.
     fn end(&mut self, id: RequestId, event: &TokenEvent) {
         assert!(self.live.remove(&id), "{id:?} got {event:?} after its end");
     }
@@ -115,7 +115,7 @@ impl<K: Spoil + Send + 'static> StepEngine for Tap<K> {
 
     fn finish(&mut self) -> Result<EventBatch, EngineError> {
         if self.live.is_empty() {
-            // With nobody to serve the engine is healthy, however long the last step takes.
+            // Without requests the engine is healthy, however long the last step takes.
             self.engine.executor().watch = None;
         }
         let events = self.engine.finish().inspect_err(|_| self.failures += 1)?;

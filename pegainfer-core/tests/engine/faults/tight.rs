@@ -5,7 +5,7 @@ use crate::kinds::Kind;
 use crate::requests::Rng;
 use pegainfer_core::schedule::Step;
 
-/// All state is in KV blocks of one token.
+/// A model with all state in KV blocks of one token.
 pub struct Tight;
 
 impl Kind for Tight {

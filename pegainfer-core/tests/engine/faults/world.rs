@@ -1,4 +1,4 @@
-//! One random world: an engine with its loop and its demultiplexer, its clients, and what goes wrong.
+//! One random world: an engine with its loop and demultiplexer, its clients, and its faults.
 
 use super::client::{Client, End, Pace, Work};
 use super::executor::{Orders, Spoil, VirtualDevice, Watch, compute_masks};
@@ -9,33 +9,33 @@ use crate::device::Device;
 use crate::drafts::Oracle;
 use crate::kinds::StepOf;
 use crate::requests::{EOS, Rng, VOCAB};
-use pegainfer_core::engine::simulation::{EngineLoop, Turn};
+use pegainfer_core::engine::simulation::{SimulatedEngine, Turn};
 use pegainfer_core::engine::{EngineConfig, EngineHandle, EngineLimits, SimulatedClock, SubmitError};
 use pegainfer_core::schedule::{EngineCore, TokenBudget};
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-/// Turns in a row in which an engine with work may launch and finish nothing.
+/// Maximum number of consecutive turns in which an engine with work launches and finishes nothing.
 const MAX_IDLE_TURNS: usize = 2000;
 /// Turns after the last request.
 const MAX_DRAIN_TURNS: usize = 100_000;
 
-/// The answer to a reset of the prefix cache, once it is there.
+/// A pending reset of the prefix cache.
 type Reset = Pin<Box<dyn Future<Output = Result<(), SubmitError>>>>;
 
 /// An engine, its clients and its faults, all drawn from the seed.
 pub struct World<K: Spoil + Send + 'static> {
     pub(super) rng: Rng,
     pub(super) faults: Faults,
-    /// What clients ask for, again and again.
+    /// Works that clients choose from.
     pub(super) works: Vec<Work>,
     pub(super) config: EngineConfig,
     pub(super) start: Instant,
     pub(super) clock: SimulatedClock,
-    /// `None` once the last handle is dropped.
+    /// The last handle; `None` once it is dropped.
     pub(super) handle: Option<EngineHandle>,
-    pub(super) engine: EngineLoop<Tap<K>>,
+    pub(super) engine: SimulatedEngine<Tap<K>>,
     pub(super) clients: Vec<Client>,
     pub(super) resets: Vec<Reset>,
     /// When the engine last went on, or got its first request.
@@ -93,7 +93,7 @@ where
         let executor = VirtualDevice::new(device, clock.clone(), 1 + rng.below(2));
         let engine = Tap::new(EngineCore::new(executor, limits, tokens, state, speculation));
         let config = EngineConfig { max_queued: 1 + rng.below(24), step_deadline: Duration::from_millis(5) };
-        let (handle, engine) = EngineLoop::new(engine, config);
+        let (handle, engine) = SimulatedEngine::new(engine, config);
         Self {
             faults,
             works,
@@ -145,7 +145,7 @@ where
         self.report
     }
 
-    /// Asks for a reset of the prefix cache now and then; each is done, or gone, after a turn.
+    /// Resets the prefix cache now and then; each reset must be done, or refused, after a turn.
     fn reset(&mut self) {
         let Some(handle) = self.handle.clone().filter(|_| self.faults.happens(Fault::Reset, 20)) else { return };
         let mut reset: Reset = Box::pin(async move { handle.reset_prefix_cache().await });
@@ -159,7 +159,7 @@ where
         }
     }
 
-    /// Drops the last handle, rarely: what is open goes on.
+    /// Rarely drops the last handle; open requests continue.
     fn drain(&mut self) {
         if self.handle.is_some() && self.faults.happens(Fault::Drain, 2) {
             self.resets.clear();
@@ -195,7 +195,7 @@ where
         }
     }
 
-    /// Some time passes, or none.
+    /// Advances the clock, or not.
     fn pass_time(&mut self) {
         if self.faults.happens(Fault::ClockJump, 5) {
             self.clock.advance(Duration::from_hours(1 + self.faults.below(Fault::ClockJump, 5) as u64));
@@ -204,7 +204,7 @@ where
         }
     }
 
-    /// Computes masks, and lets the engine take a turn in which something may go wrong.
+    /// Computes masks and runs a turn of the engine, possibly with a fault.
     fn turn(&mut self) -> Turn {
         let late_mask = self.faults.happens(Fault::LateMask, 800);
         if !late_mask {
@@ -243,7 +243,7 @@ where
         turn
     }
 
-    /// Brings events to the streams, and clients read them.
+    /// Delivers events to the streams and lets clients read them.
     fn bring_events(&mut self) {
         if !self.faults.happens(Fault::DemuxLag, 700) {
             self.engine.route_all();
@@ -253,13 +253,13 @@ where
         self.read(false);
     }
 
-    /// Clients read; all of them, and to the end, if the engine is `over`.
+    /// Lets clients read; all of them to the end if the engine is `over`.
     pub(super) fn read(&mut self, over: bool) {
         let now = self.clock.now();
         let tap = self.engine.engine();
         let (rng, faults, report) = (&mut self.rng, &mut self.faults, &mut self.report);
         self.clients.retain_mut(|client| {
-            let most = match client.pace {
+            let max_tokens = match client.pace {
                 Pace::AtOnce => usize::MAX,
                 _ if over => usize::MAX,
                 Pace::Slow => usize::from(faults.happens(Fault::SlowClient, 200)),
@@ -268,7 +268,7 @@ where
                 Pace::Stalled => usize::MAX,
             };
             let failures = tap.engine.executor().failures;
-            let Some(end) = client.read(most, now, failures) else { return true };
+            let Some(end) = client.read(max_tokens, now, failures) else { return true };
             // Whatever was counted was sent.
             assert_eq!(client.got, tap.emitted[&client.stream.id()]);
             report.closed += u64::from(end == End::Closed);

@@ -1,4 +1,4 @@
-//! A device that refuses one request: it ends alone, and nobody else notices.
+//! A device that refuses one request: only that request ends, and the others are not affected.
 
 use super::BLOCK_TOKENS;
 use crate::device::Device;
@@ -22,14 +22,14 @@ const MAX_TOKENS: usize = 24;
 const GUILTY: RequestId = RequestId(2);
 const PROMPT_LEN: usize = 40;
 
-/// What a run gave.
+/// Result of a run.
 #[derive(Default)]
 struct Ran {
     tokens: BTreeMap<RequestId, Vec<u32>>,
     failed: Vec<(RequestId, String)>,
     failed_steps: u64,
     accepted_drafts: u64,
-    /// Steps that were in flight together with one that failed.
+    /// Steps in flight together with a failed one.
     dropped: usize,
 }
 
@@ -45,7 +45,7 @@ impl Ran {
     }
 }
 
-/// The scheduler of all requests, half of which have penalties.
+/// A scheduler of all requests, half of them with penalties.
 fn scheduler(speculation: Option<Speculation>) -> Scheduler {
     let config = SchedulerConfig {
         max_num_seqs: REQUESTS as usize,

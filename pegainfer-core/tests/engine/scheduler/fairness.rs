@@ -5,7 +5,7 @@ use pegainfer_core::engine::{EventBatch, GenerateRequest, RequestId, TokenEvent}
 use pegainfer_core::schedule::Scheduler;
 use std::collections::HashMap;
 
-/// A request of a member of a group with a prompt of its own, for `max_tokens` tokens.
+/// A request for `max_tokens` tokens with its own prompt, by a member of a group.
 fn request(id: u64, (group, member): (u64, u64), max_tokens: usize) -> GenerateRequest {
     let prompt: Vec<u32> = (0..20).map(|place| (id as u32 * 31 + place * 7) % VOCAB).collect();
     let tenant = group << 32 | member;
@@ -16,14 +16,13 @@ fn admitted(events: &EventBatch) -> impl Iterator<Item = u64> {
     events.iter().filter(|(_, event)| matches!(event, TokenEvent::Admitted { .. })).map(|(id, _)| id.0)
 }
 
-/// Number of steps until request `id` is admitted; fails after `most`.
-fn steps_until_admitted(scheduler: &mut Scheduler, id: u64, most: usize) -> usize {
-    let mut steps = (1..=most).filter(|_| admitted(&run_step(scheduler).1).any(|other| other == id));
-    steps.next().unwrap_or_else(|| panic!("request {id} was not admitted within {most} steps"))
+/// Number of steps until request `id` is admitted; fails after `max_steps`.
+fn steps_until_admitted(scheduler: &mut Scheduler, id: u64, max_steps: usize) -> usize {
+    let mut steps = (1..=max_steps).filter(|_| admitted(&run_step(scheduler).1).any(|other| other == id));
+    steps.next().unwrap_or_else(|| panic!("request {id} was not admitted within {max_steps} steps"))
 }
 
-/// 250 tenants with 4 requests each for 4,000 tokens; 64 sequences may run at once. `group` maps a tenant's number to
-/// its group.
+/// 250 tenants with 4 requests each for 4,000 tokens; 64 sequences may run at once. `group` maps a tenant to its group.
 fn many_tenants(group: impl Fn(u64) -> u64) -> Scheduler {
     let mut scheduler = scheduler(64, 512, 40_000);
     for id in 0..1000 {
@@ -34,7 +33,7 @@ fn many_tenants(group: impl Fn(u64) -> u64) -> Scheduler {
 
 #[test]
 fn a_newcomer_does_not_wait_for_the_end_of_long_sequences_of_many_tenants() {
-    // Keys, which are groups of their own, and addresses of one network.
+    // Keys, each its own group, and addresses of one network.
     for own in [true, false] {
         let mut scheduler = many_tenants(|tenant| if own { 1 + tenant } else { 1 });
         (0..1500).for_each(|_| drop(run_step(&mut scheduler)));
@@ -86,8 +85,8 @@ fn tenants_of_equal_number_are_served_alike_and_all_end() {
             }
         }
         if step == 1600 {
-            let (least, most) = (tokens.values().min().unwrap(), tokens.values().max().unwrap());
-            assert!(tokens.len() == 20 && most - least <= 3 * 128, "{least} to {most} tokens each");
+            let (min, max) = (tokens.values().min().unwrap(), tokens.values().max().unwrap());
+            assert!(tokens.len() == 20 && max - min <= 3 * 128, "{min} to {max} tokens each");
         }
     }
     assert_eq!(ended, 40);

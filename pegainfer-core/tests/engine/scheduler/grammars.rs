@@ -10,7 +10,7 @@ use pegainfer_core::schedule::{Outcome, Scheduler, SchedulerConfig, Step};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Drafts 1, 2, 5, whatever the text. Under [`Waltz`] 5 may not follow 2.
+/// Drafts 1, 2, 5 after any text. Under [`Waltz`] 5 may not follow 2.
 #[derive(Debug)]
 struct Always;
 
@@ -21,12 +21,12 @@ impl DraftMethod for Always {
 }
 
 impl Drafter for Always {
-    fn propose(&mut self, _tokens: &[u32], most: usize) -> Vec<u32> {
-        [1, 2, 5].into_iter().take(most).collect()
+    fn propose(&mut self, _tokens: &[u32], max_drafts: usize) -> Vec<u32> {
+        [1, 2, 5].into_iter().take(max_drafts).collect()
     }
 }
 
-/// [`Waltz`] that fails behind token 7, which it allows.
+/// [`Waltz`], but fails after token 7, which it allows.
 #[derive(Debug, Clone)]
 struct NoSeven;
 
@@ -81,8 +81,8 @@ impl Alone {
         self.0.plan(false).0
     }
 
-    /// Runs the next step, whose samples draw `drawn`; returns the tokens that count and the
-    /// error of the grammar. `text`: the newest token and the drafts, none before the first step.
+    /// Runs the next step, whose samples draw `drawn`; returns the accepted tokens and the grammar's error. `text`: the
+    /// newest token and the drafts, none before the first step.
     fn step(&mut self, text: &[u32], drawn: &[u32]) -> (Vec<u32>, Option<String>) {
         let step = self.plan();
         let masks: Vec<_> = step.samples.iter().map(|sample| sample.logits_update.clone().unwrap().allowed).collect();
@@ -91,7 +91,7 @@ impl Alone {
         } else {
             assert_eq!(step.tokens, text);
             let expected: Vec<_> = text.iter().map(|token| Some(Waltz::mask(Some(*token)))).collect();
-            assert_eq!(masks, expected, "the mask of each sample is the one behind its own token");
+            assert_eq!(masks, expected, "the mask of each sample is the one after its own token");
         }
         let (tokens, logprobs) = (drawn.to_vec(), vec![None; drawn.len()]);
         let mut events = self.0.commit(&step, Outcome { tokens, logprobs, ..Outcome::default() });

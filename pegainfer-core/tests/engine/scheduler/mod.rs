@@ -1,14 +1,14 @@
-//! Drives the scheduler through random arrivals, cancels, cache resets, tiny KV pools and too few state slots, over a simulated
-//! device, with one or two steps in flight as chance has it. There are three kinds of models: all state in KV blocks, state
-//! slots that one kernel reads and another one writes, and state slots that are updated in place.
+//! Drives the scheduler through random arrivals, cancellations, cache resets, tiny KV pools and too few state slots, on
+//! a simulated device, with one or two steps in flight at random. There are three kinds of models: all state in KV
+//! blocks, state slots that one kernel reads and another writes, and state slots updated in place.
 //!
-//! The simulated device writes, for every token, a hash of the whole prefix into the token's KV slot, and reads every
-//! slot of the row's block table before it "samples". A block that was shared wrongly, freed early or overwritten
-//! shows up as a wrong hash; a token that depends on scheduling, or logits processors that do not know the whole text, show up as a
-//! wrong continuation. The device runs a step as late as it can: when it is finished, after the next one was planned.
+//! For every token, the simulated device writes a hash of the whole prefix into the token's KV slot, and reads every
+//! slot of the row's block table before it samples. A block that was shared wrongly, freed early or overwritten shows
+//! as a wrong hash. A token that depends on scheduling, or logits processors that do not know the whole text, show as a
+//! wrong continuation. The device runs a step as late as possible: when it is finished, after the next one was planned.
 //!
-//! The seed is printed; `PEGAINFER_TEST_SEED=n cargo test -p pegainfer-core --test engine scheduler::` replays it, but for the
-//! masks of grammars, which come when they come.
+//! The seed is printed; `PEGAINFER_TEST_SEED=n cargo test -p pegainfer-core --test engine scheduler::` replays it,
+//! apart from the timing of grammar masks.
 
 mod failures;
 mod fairness;
@@ -101,12 +101,12 @@ fn snapshots_leave_a_slot_for_every_sequence() {
     assert_eq!(scheduler.state().available(), 0);
 }
 
-/// What a step without drafts gives.
+/// Outcome of a step without drafts.
 fn outcome(tokens: Vec<u32>) -> Outcome {
     Outcome { logprobs: vec![None; tokens.len()], tokens, ..Outcome::default() }
 }
 
-/// One for `seqs` sequences and steps of `tokens` tokens, mixed ones of 64, over `blocks` blocks.
+/// A scheduler for `seqs` sequences and steps of `tokens` tokens, 64 in mixed steps, over `blocks` blocks.
 fn scheduler(seqs: usize, tokens: usize, blocks: usize) -> Scheduler {
     scheduler_with(seqs, (tokens, 64), blocks)
 }
@@ -149,7 +149,7 @@ fn lower_numbers_run_first_and_what_runs_goes_on() {
     assert_eq!(order, [0, 3, 1, 4, 2]);
 }
 
-/// A grammar whose second mask comes when the test says so, and is a failure for token 1.
+/// A grammar whose second mask waits for the test and fails for token 1.
 #[derive(Debug)]
 struct Late(Arc<std::sync::Barrier>);
 
@@ -246,7 +246,7 @@ fn admission_can_be_delayed_and_a_step_takes_all_prompts_unless_many_decode() {
     }
 }
 
-/// Runs the next step, which draws token 2 everywhere; returns its number of input tokens and its events.
+/// Runs the next step, whose samples all draw token 2; returns its number of input tokens and its events.
 fn run_step(scheduler: &mut Scheduler) -> (usize, EventBatch) {
     let (step, mut events) = scheduler.plan(false);
     if step.is_empty() {
@@ -271,7 +271,7 @@ fn choices_of_one_prompt_compute_it_once() {
         scheduler.add(RequestId(id), choice(Some(RequestId(0))));
     }
     scheduler.add(RequestId(4), plain(4));
-    assert_eq!(run_step(&mut scheduler).0, 100 + 20, "one prompt, and the request behind the other choices");
+    assert_eq!(run_step(&mut scheduler).0, 100 + 20, "one prompt, and the request after the other choices");
     let (tokens, events) = run_step(&mut scheduler);
     assert_eq!(tokens, 3 * 4 + 2, "96 tokens are in full blocks");
     let cached = |(_, event): &(RequestId, TokenEvent)| matches!(event, TokenEvent::Admitted { cached_tokens: 96 });

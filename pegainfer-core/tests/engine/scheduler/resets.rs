@@ -29,7 +29,7 @@ fn no_snapshot_is_kept_under_a_name_that_nobody_can_find() {
     };
     scheduler.add(RequestId(0), GenerateRequest::greedy(prompt.clone(), 9));
     assert_eq!(run_step(&mut scheduler, false), 2, "a chunk of two blocks");
-    assert_eq!(run_step(&mut scheduler, true), 0, "two blocks behind those that were forgotten");
+    assert_eq!(run_step(&mut scheduler, true), 0, "two blocks after the removed ones");
     assert_eq!((0..3).map(|_| run_step(&mut scheduler, false)).max(), Some(0), "and what follows them");
     scheduler.cancel(RequestId(0));
     assert_eq!(scheduler.state().available(), scheduler.state().total());

@@ -1,4 +1,4 @@
-//! One random world: a scheduler, the requests that are open, and a device with what is in flight.
+//! One random world: a scheduler, its open requests, and a device with steps in flight.
 
 use crate::device::{Device, blocks_of};
 use crate::drafts::Oracle;
@@ -19,13 +19,13 @@ use std::time::Duration;
 struct Open {
     expected: Vec<u32>,
     got: Vec<u32>,
-    /// Sample rows that were planned for it, but for those behind drafts.
+    /// Number of planned sample rows, without those after drafts.
     drawn: usize,
     admitted: bool,
     prompt: Arc<[u32]>,
     cache_salt: u64,
     prompt_len: usize,
-    /// Tokens of the prompt whose log-probabilities are to come.
+    /// Prompt tokens whose log-probabilities are still expected.
     prompt_logprobs: Option<Vec<u32>>,
     has_grammar: bool,
     arrived: usize,
@@ -54,7 +54,7 @@ pub struct World<K: Kind> {
     /// Percent: how often requests are held back.
     holds: usize,
     steps: usize,
-    /// Times in a row that nothing could be planned of the work there was, while nothing was in flight.
+    /// Number of consecutive plans that found nothing to run with nothing in flight.
     idle: usize,
 }
 
@@ -142,7 +142,7 @@ impl<K: Kind> World<K> {
         (self.scheduler.stats(), self.accepted_by_grammars)
     }
 
-    /// A request comes; one that can never run is refused.
+    /// Adds a request; an impossible one is refused.
     fn arrive(&mut self) {
         let mut request = random_request(&mut self.rng, &self.limits, K::SCALE);
         // Another choice of a prompt that is open.
@@ -183,7 +183,7 @@ impl<K: Kind> World<K> {
         self.open.insert(id, open);
     }
 
-    /// Some open request, if there is one.
+    /// A random open request, if any.
     fn random_open(&mut self) -> Option<RequestId> {
         let mut ids: Vec<RequestId> = self.open.keys().copied().collect();
         ids.sort_unstable();
@@ -200,12 +200,12 @@ impl<K: Kind> World<K> {
         }
     }
 
-    /// Whether a step was planned.
+    /// Plans a step; false if there is nothing to run.
     fn plan(&mut self) -> bool {
         if self.in_flight.len() == 2 || (self.in_flight.len() == 1 && !self.rng.chance(self.eager)) {
             return false;
         }
-        // The next step takes the tokens of the newest one as input, so that one has to be sampled first.
+        // The next step takes the tokens of the newest one as input, so that one must be sampled first.
         if let Some(mut newest) = self.in_flight.pop_back_if(|step| step.is_deferred()) {
             let is_next = self.in_flight.is_empty();
             if is_next {
@@ -236,7 +236,7 @@ impl<K: Kind> World<K> {
             if self.rng.chance(30) {
                 self.scheduler.set_late(step);
             }
-            // A mask may be ready before it is looked at.
+            // A mask may become ready before it is read.
             if let Some(grammar) = self.scheduler.waiting_for_mask(Some(step)) {
                 grammar.wait(Duration::from_secs(10));
             }
@@ -244,7 +244,7 @@ impl<K: Kind> World<K> {
         }
     }
 
-    /// The device ends its oldest step; without one, a mask may be what is waited for.
+    /// Finishes the oldest step of the device; without one, waits for a mask.
     fn finish(&mut self) {
         if let Some(mut step) = self.in_flight.pop_front() {
             if step.is_deferred() {
@@ -264,8 +264,8 @@ impl<K: Kind> World<K> {
     /// A planned step fits the executor and is for open requests only; its sample rows are counted.
     fn check_step(&mut self, step: &StepOf<K>) {
         let (seqs, tokens) = (self.limits.max_num_seqs, self.limits.max_num_seqs + 64 * K::SCALE);
-        let most = Speculation::samples(self.speculation.as_ref(), seqs, tokens);
-        assert!(step.samples.len() <= most, "more samples than the executor can hold");
+        let max_samples = Speculation::samples(self.speculation.as_ref(), seqs, tokens);
+        assert!(step.samples.len() <= max_samples, "more samples than the executor can hold");
         assert!(step.tokens.len() <= tokens);
         for row in &step.rows {
             assert!(self.open.contains_key(&row.id), "{:?} is planned after its end", row.id);
@@ -280,7 +280,7 @@ impl<K: Kind> World<K> {
         }
     }
 
-    /// Every block is either free or held, and what is in flight is held.
+    /// Checks that every block is free or held, and that blocks of steps in flight are held.
     fn check_blocks(&self) {
         let held = self.scheduler.held_blocks();
         self.pool.check(held.len()).unwrap();

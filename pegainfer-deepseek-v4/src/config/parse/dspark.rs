@@ -6,7 +6,7 @@ use pegainfer_core::schedule::speculation::MAX_DRAFT_TOKENS;
 use pegainfer_runtime::block_drafting::BlockShape;
 
 impl Raw {
-    /// The numbers of DSpark, with blocks of `tokens` positions. Its stages are the ratios behind those of the layers.
+    /// The numbers of DSpark, with blocks of `tokens` positions. The ratios of its stages follow those of the layers.
     pub(super) fn dspark(&self, tokens: usize) -> Result<DSpark, ConfigError> {
         let stages = self.compress_ratios.get(self.num_hidden_layers..).unwrap_or_default();
         let noise_token = self.dspark_noise_token_id.unwrap_or(u32::MAX);
@@ -30,7 +30,7 @@ impl Raw {
             ),
             (
                 stages.is_empty() || stages.iter().any(|ratio| *ratio != 0),
-                "compress_ratios must have a 0 for each stage of DSpark behind those of the layers".to_owned(),
+                "compress_ratios must have a 0 for each stage of DSpark, after those of the layers".to_owned(),
             ),
         ] {
             if wrong {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 const LIMITS: FeedLimits = FeedLimits { chunk_bytes: 4096, chunks: 5 };
 
-/// Some tensors of the bundled checkpoint: rows of 512 bytes, of more than a chunk, and vectors.
+/// Some tensors of the bundled checkpoint: rows of 512 bytes, rows larger than a chunk, and vectors.
 fn specs(checkpoint: &Checkpoint) -> Vec<TensorSpec> {
     let spec = |name: &str| {
         let (dtype, shape) = checkpoint.describe(name).unwrap();

@@ -4,7 +4,8 @@ use super::arithmetic::{dot, inverse_rms, sigmoid, softmax, weighted};
 use super::{DIM, History, Oracle, RATIOS, Stages};
 
 impl Oracle<'_> {
-    /// Log-softmax of the logits from which each of `drafts` is drawn, the block of which begins with `first`, the token behind `tokens`.
+    /// Log-softmax of the logits from which each of `drafts` is drawn, in a block that starts with `first`, the token
+    /// after `tokens`.
     pub fn block_logits(&self, tokens: &[u32], first: u32, drafts: &[u32], stages: &Stages<'_>) -> Vec<Vec<f64>> {
         let last = format!("mtp.{}.", stages.count - 1);
         let inputs: Vec<Vec<f64>> = self.main(tokens, stages.targets);
@@ -28,7 +29,7 @@ impl Oracle<'_> {
         block.iter().zip(before).take(drafts.len()).map(position).collect()
     }
 
-    /// What the stages' keys are made of, of each token.
+    /// Input of the stages' keys, for each token.
     fn main(&self, tokens: &[u32], targets: &[usize]) -> Vec<Vec<f64>> {
         let mut histories = vec![History::default(); RATIOS.len()];
         let mut of_token = |(p, token): (usize, &u32)| {
@@ -51,20 +52,20 @@ impl Oracle<'_> {
         key
     }
 
-    /// One stage over a block behind tokens with these `keys`.
+    /// One stage over a block after tokens with these `keys`.
     fn stage(&self, prefix: &str, ids: &[u32], block: &[Vec<Vec<f64>>], keys: &[Vec<f64>]) -> Vec<Vec<Vec<f64>>> {
         let name = |tail: &str| format!("{prefix}{tail}");
         let mixes: Vec<_> = block.iter().map(|streams| self.mix(streams, &name("hc_attn"))).collect();
         let inputs: Vec<_> = mixes.iter().map(|(x, ..)| self.norm(x, &name("attn_norm.weight"))).collect();
         let attended = self.block_attention(&name("attn."), &inputs, keys);
-        let behind = (0..block.len()).map(|i| {
+        let outputs = (0..block.len()).map(|i| {
             let (_, post, comb) = &mixes[i];
             let streams = self.merge(&block[i], &attended[i], post, comb);
             let (x, post, comb) = self.mix(&streams, &name("hc_ffn"));
             let f = self.experts(&name("ffn."), ids[i] as usize, &self.norm(&x, &name("ffn_norm.weight")));
             self.merge(&streams, &f, &post, &comb)
         });
-        behind.collect()
+        outputs.collect()
     }
 
     /// Each position of a block attends to the newest 128 of `keys` and to all positions of the block.
@@ -99,7 +100,7 @@ impl Oracle<'_> {
         inputs.iter().enumerate().map(position).collect()
     }
 
-    /// The mixed streams behind the last stage.
+    /// The mixed streams after the last stage.
     fn mixed(&self, streams: &[Vec<f64>], prefix: &str) -> Vec<f64> {
         let m = self.mixes(streams, &format!("{prefix}hc_head"));
         let base = &self.get(&format!("{prefix}hc_head_base")).values;

@@ -1,4 +1,4 @@
-//! Entries of the compressed layers, and which of them a token attends to.
+//! Entries of the compressed layers, and those that a token attends to.
 
 use super::arithmetic::{E2M1, dot, round_group, softmax};
 use super::{History, Mistake, Oracle};

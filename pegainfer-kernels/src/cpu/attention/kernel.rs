@@ -1,12 +1,12 @@
-//! The work item of paged attention: some query lines of one KV head of one sequence, against all the KV they see.
+//! The work item of paged attention: some query lines of one KV head of one sequence, against all KV that they see.
 //!
-//! A *line* is one query head of one token; the lines of an item are numbered `row * group + head_in_group`, so their
-//! positions never decrease. Lines are independent of each other: each one sees the KV tiles of its own prefix in the
-//! order of position, every dot product adds in the order of `head_dim` (or of position), and a position that a line
-//! may not see adds nothing to it. That is why the bits of a line depend on nothing but its own inputs.
+//! A *line* is one query head of one token. The lines of an item are numbered `row * group + head_in_group`, so their
+//! positions never decrease. Lines are independent: each one sees the KV tiles of its own prefix in order of position,
+//! every dot product adds in the order of `head_dim` (or of position), and a position that a line may not see adds
+//! nothing to it. The bits of a line therefore depend only on its own inputs.
 //!
-//! Loops fill arrays in place where `array::from_fn` would read better: its closure can stay a call, and a call is
-//! compiled without the instructions of the path.
+//! Loops fill arrays in place where `array::from_fn` would read better, because its closure may not be inlined and is
+//! then compiled without the instructions of the path.
 
 use super::state::{Call, Item, LineState, finish};
 use crate::cpu::kv_cache::KvElement;
@@ -43,7 +43,7 @@ impl<'a, E: KvElement> KvTile<'a, E> {
     }
 
     /// Starts loading the first lines of each block. The hardware prefetcher follows once a block is being read, but
-    /// it cannot know where the next block is.
+    /// cannot know where the next block is.
     #[inline(always)]
     fn prefetch<S: Lanes>(&self, s: S) {
         for block in self.k.iter().chain(&self.v) {
@@ -63,8 +63,8 @@ struct Tile<'a, E> {
     kv: KvTile<'a, E>,
 }
 
-/// Computes one work item and writes its rows of `out`. At its end it prefetches the KV that the thread's `following` item
-/// begins with.
+/// Computes one work item and writes its rows of `out`. Finally prefetches the first KV of the thread's `following`
+/// item.
 #[inline(always)]
 pub(super) fn run_item<S: Lanes, E: KvElement>(
     s: S,
@@ -127,16 +127,16 @@ fn smallest_fit<S: Lanes, E: KvElement>(s: S, call: &Call<'_, E>, tile: &Tile<'_
 /// The weights of one KV tile for `M` lines: scores at first, then `2^(score - max)`.
 struct Weights<const M: usize> {
     p: [[f32; TILE]; M],
-    /// Tokens of the tile that each line sees, those up to and including its own position; never decreasing.
+    /// Number of tokens of the tile that each line sees, up to and including its own position; never decreasing.
     seen: [usize; M],
-    /// Blocks that some line sees; `p` is not set past them.
+    /// Number of blocks that some line sees; `p` is not set past them.
     blocks: usize,
-    /// Factor by which each line's older sums shrink.
+    /// Factor by which each line's older sums are scaled.
     alpha: [f32; 16],
 }
 
 /// One online-softmax step for `tile.lines <= M` lines, `N` columns of 16 at a time. Lines past `tile.lines` are
-/// computed on stale state and are not stored.
+/// computed on stale state and not stored.
 #[inline(always)]
 fn run_tile<S: Lanes, E: KvElement, const M: usize, const N: usize>(
     s: S,
@@ -168,7 +168,7 @@ fn run_tile<S: Lanes, E: KvElement, const M: usize, const N: usize>(
     }
 }
 
-/// `p[i][t] = q[i] · k[t]` for the tokens that line `i` sees, -inf for the others.
+/// `p[i][t] = q[i] · k[t]` for tokens that line `i` sees, -inf for the others.
 #[inline(always)]
 fn scores<S: Lanes, E: KvElement, const M: usize, const N: usize>(
     s: S,
@@ -216,7 +216,7 @@ fn apply_scales<S: Lanes, E: KvElement, const M: usize, const N: usize>(
     }
 }
 
-/// Writes scores of `N` blocks, -inf where the line does not see the token.
+/// Writes scores of `N` blocks, with -inf for tokens that the line does not see.
 #[inline(always)]
 fn store_seen<S: Lanes, const M: usize, const N: usize>(
     s: S,
@@ -232,8 +232,8 @@ fn store_seen<S: Lanes, const M: usize, const N: usize>(
     }
 }
 
-/// Turns scores into weights and updates each line's max and sum. A line that sees nothing of this tile gets p = 0 and
-/// alpha = 1, exactly.
+/// Turns scores into weights and updates each line's maximum and sum. A line that sees nothing of this tile gets
+/// exactly p = 0 and alpha = 1.
 #[inline(always)]
 fn softmax<S: Lanes, E: KvElement, const M: usize>(
     s: S,
@@ -264,8 +264,8 @@ fn softmax<S: Lanes, E: KvElement, const M: usize>(
     }
 }
 
-/// Multiplies the weights by the scales of their values, if they have some. Weights of tokens that a line does not see may
-/// become NaN: they are not used.
+/// Multiplies the weights by the scales of their values, if they have some. Weights of tokens that a line does not see
+/// may become NaN: they are not used.
 #[inline(always)]
 fn scale_weights<S: Lanes, E: KvElement, const M: usize>(
     s: S,
@@ -283,8 +283,8 @@ fn scale_weights<S: Lanes, E: KvElement, const M: usize>(
     }
 }
 
-/// `acc[i] = acc[i] * alpha[i] + Σ_t p[i][t] * v[t]` over the tokens that line `i` sees, for the `N` columns of 16 from
-/// `column` of `columns` on, which stay in registers.
+/// `acc[i] = acc[i] * alpha[i] + Σ_t p[i][t] * v[t]` over the tokens that line `i` sees, for `N` of `columns` columns
+/// of 16, from `column` on, which stay in registers.
 #[inline(always)]
 fn accumulate<S: Lanes, E: KvElement, const M: usize, const N: usize>(
     s: S,
@@ -308,8 +308,8 @@ fn accumulate<S: Lanes, E: KvElement, const M: usize, const N: usize>(
             *v = &v[column + j..];
         }
         let first = block * BLOCK_SIZE;
-        // Line 0 sees the fewest tokens. What only some lines see is added to those alone, because 0 * v is not nothing
-        // when v is not finite.
+        // Line 0 sees the fewest tokens. Tokens that only some lines see are added to those alone, because 0 * v is NaN
+        // if v is not finite.
         let all = seen[0].saturating_sub(first).min(BLOCK_SIZE);
         multiply_add(s, &mut acc, p, first..first + all, v, columns);
         for t in all..(seen[M - 1] - first).min(BLOCK_SIZE) {
@@ -347,7 +347,8 @@ fn multiply_add<S: Lanes, E: KvElement, const M: usize, const N: usize, const LE
     if steps.is_empty() {
         return;
     }
-    // The checks of the loop below, once: checks inside it cost a third of the speed, by the registers they tie up.
+    // Bounds checks of the loop below, hoisted: inside it they would cost a third of the speed through register
+    // pressure.
     assert!(steps.end <= LEN && b.iter().all(|b| (steps.len() - 1) * stride < b.len()));
     for (n, step) in steps.enumerate() {
         let mut columns = [s.splat(0.0); N];

@@ -23,12 +23,12 @@ use crate::heads::HeadShape;
 /// Below this many multiply-adds, handing work to other threads costs more than it saves.
 const SERIAL_WORK: usize = 1 << 18;
 
-/// Which rows attend to which blocks; entries past the end of a sequence are not read.
+/// A ragged batch: which rows attend to which blocks. Entries past the end of a sequence are not read.
 #[derive(Debug, Clone, Copy)]
-pub struct Batch<'a> {
-    /// `[batch + 1]`; sequence `b` owns the rows `qo_indptr[b]..qo_indptr[b + 1]`, which may be none.
+pub struct PagedBatch<'a> {
+    /// `[batch + 1]`; sequence `b` owns the rows `qo_indptr[b]..qo_indptr[b + 1]`, possibly none.
     pub qo_indptr: &'a [u32],
-    /// `[batch]`, tokens in the cache after this step, the rows of this step included. Row `r` of sequence `b` sits at
+    /// `[batch]`, tokens in the cache after this step, including the rows of this step. Row `r` of sequence `b` is at
     /// position `kv_lens[b] - rows + r` and sees the positions up to and including its own.
     pub kv_lens: &'a [u32],
     /// `[batch, max_blocks]`, block ids in the order of position.
@@ -41,15 +41,16 @@ pub struct Batch<'a> {
 ///
 /// - `q`, `out`: `[tokens, heads * head_dim]` bf16.
 /// - `cache`: one layer's keys and values, `[num_blocks]` blocks in the layout of [`HeadShape`].
-/// - `scratch`: working memory of the call; its contents do not matter.
+/// - `scratch`: working memory of the call with arbitrary contents.
 ///
-/// Numerics: q, k and v are widened to f32 (q times `scale` rounds once); scores, softmax and both sums are f32; one
-/// rounding to bf16 at the end. Scales of an FP8 cache multiply the scores, and the weights before they meet the values. Online softmax over tiles of 64 positions from position 0 (Milakov and Gimelshein,
-/// arXiv 1805.02867; FlashAttention, arXiv 2205.14135), in base 2, `exp2` within 1.5e-7.
+/// Numerics: q, k and v are widened to f32 (q times `scale` rounds once); scores, softmax and both sums are f32, with
+/// one final rounding to bf16. Scales of an FP8 cache multiply the scores, and the weights before these multiply the
+/// values. Online softmax over tiles of 64 positions from position 0 (Milakov and Gimelshein, arXiv 1805.02867;
+/// FlashAttention, arXiv 2205.14135), in base 2, `exp2` within 1.5e-7.
 ///
-/// The bits of an output row depend on its q row, its position and the K and V of the positions it sees, on one `isa`:
-/// not on the chunk, the batch, the block ids or the number of threads. Unused slots may hold anything. A sequence of length 0
-/// pads the batch to the shape of a CUDA graph: the output of its queries stays as it is.
+/// On one `isa`, the bits of an output row depend on its q row, its position and the K and V of the positions it sees,
+/// but not on the chunk, the batch, the block ids or the number of threads. Unused slots may hold anything. A sequence
+/// of length 0 pads the batch to the shape of a CUDA graph; the output of its queries stays unchanged.
 ///
 /// # Panics
 /// If a length does not fit the shape, or if the CPU lacks `isa`.
@@ -59,7 +60,7 @@ pub fn paged_attention(
     shape: HeadShape,
     q: &[bf16],
     cache: KvCache<'_>,
-    batch: &Batch<'_>,
+    batch: &PagedBatch<'_>,
     scale: f32,
     scratch: &mut Scratch,
     out: &mut [bf16],
@@ -84,9 +85,9 @@ impl<'a, E: KvElement> Call<'a, E> {
     }
 }
 
-/// Cuts the batch into work items, longest first so that the last ones to finish are short.
-fn plan<'a>(shape: HeadShape, batch: &Batch<'a>) -> Vec<Item<'a>> {
-    let Batch { qo_indptr, kv_lens, block_tables, max_blocks } = *batch;
+/// Splits the batch into work items, longest first so that the last ones to finish are short.
+fn plan<'a>(shape: HeadShape, batch: &PagedBatch<'a>) -> Vec<Item<'a>> {
+    let PagedBatch { qo_indptr, kv_lens, block_tables, max_blocks } = *batch;
     let rows_per_item = (ITEM_LINES / shape.group()).max(1);
     let mut items = Vec::new();
     for (b, &kv_len) in kv_lens.iter().enumerate() {
@@ -106,7 +107,7 @@ fn plan<'a>(shape: HeadShape, batch: &Batch<'a>) -> Vec<Item<'a>> {
     items
 }
 
-/// Runs the items on all threads of the current team, each thread taking the next one when it is done.
+/// Runs the items on all threads of the current team; each thread takes the next item when it is done.
 fn run<E: KvElement>(isa: Isa, call: &Call<'_, E>, items: &[Item<'_>], scratch: &mut Scratch) {
     let positions: usize = items.iter().map(|item| item.rows * (item.position + item.rows)).sum();
     let threads = match positions * call.shape.group() * call.shape.head_dim {

@@ -19,7 +19,7 @@ pub(crate) struct Call<'a, E> {
     pub shape: HeadShape,
     /// `[tokens, heads, head_dim]`.
     pub q: &'a [bf16],
-    /// `[blocks, kv_heads, head_dim]` rows of 16 tokens; behind those of a block and head, their scales.
+    /// `[blocks, kv_heads, head_dim]` rows of 16 tokens, followed by the scales of each block and head.
     pub k: &'a [[E; BLOCK_SIZE]],
     /// `[blocks, kv_heads, 16 tokens, head_dim / 16]` rows of 16 dimensions, and scales as in `k`.
     pub v: &'a [[E; BLOCK_SIZE]],
@@ -58,12 +58,12 @@ impl<'a> LineState<'a> {
         (ITEM_LINES.max(shape.group()) + PADDING).next_multiple_of(16)
     }
 
-    /// f32 values of memory that [`new`](Self::new) takes, a multiple of 16.
+    /// Number of f32 values that [`new`](Self::new) takes, a multiple of 16.
     pub(crate) fn memory(shape: HeadShape) -> usize {
         Self::lines(shape) * (MAX_HEAD_DIM + shape.head_dim + 16 + 1)
     }
 
-    /// Splits `memory`, whose contents do not matter: [`load`](Self::load) sets what belongs to an item.
+    /// Splits `memory`, whose contents are arbitrary; [`load`](Self::load) sets the state of an item.
     pub(crate) fn new(shape: HeadShape, memory: &'a mut [f32]) -> Self {
         let lines = Self::lines(shape);
         let (q, memory) = memory.split_at_mut(lines * MAX_HEAD_DIM);

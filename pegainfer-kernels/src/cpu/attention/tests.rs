@@ -25,7 +25,7 @@ impl Rng {
     }
 }
 
-/// Keys, values and queries of whole sequences, all `[position][head][dim]`: what is computed, whatever the paging.
+/// Keys, values and queries of whole sequences, all `[position][head][dim]`, independent of paging.
 struct Sequence {
     q: Vec<bf16>,
     k: Vec<bf16>,
@@ -40,7 +40,7 @@ fn sequence(shape: &HeadShape, len: usize, rng: &mut Rng) -> Sequence {
     Sequence { q, k: values(shape.kv_heads), v: values(shape.kv_heads), len }
 }
 
-/// What a cache of this format holds of keys or values, `[position][kv_head][dim]`.
+/// Keys or values as a cache of this format stores them, `[position][kv_head][dim]`.
 fn cached(format: KvDType, shape: &HeadShape, values: &[bf16]) -> Vec<f64> {
     if format == KvDType::Bf16 {
         return values.iter().map(|x| x.to_f64()).collect();
@@ -61,7 +61,7 @@ fn reference(format: KvDType, shape: &HeadShape, s: &Sequence, (first, rows): (u
     (first..first + rows).into_par_iter().flat_map_iter(row).collect()
 }
 
-/// One of them.
+/// One row of the reference.
 fn reference_row(shape: &HeadShape, (q, k, v): (&[f64], &[f64], &[f64]), position: usize, scale: f64) -> Vec<f64> {
     let d = shape.head_dim;
     let at = |x: &[f64], heads: usize, t: usize, h: usize, i: usize| x[(t * heads + h) * d + i];
@@ -94,7 +94,7 @@ fn attend(
     for i in (1..blocks).rev() {
         ids.swap(i, rng.below(i + 1));
     }
-    // Bytes of 255 are NaN in both formats, as codes' scales too.
+    // Bytes of 255 are NaN in both formats, also in scales.
     let mut exec = Exec::cpu(isa, Some(1)).unwrap();
     let [mut k, mut v] = shape.cache(exec.device(), format, blocks).map(|shape| {
         let mut tensor = exec.tensor("kv", &shape, format.dtype()).unwrap();
@@ -127,8 +127,8 @@ fn attend(
     }
     let mut out = vec![bf16::NAN; q.len()];
     let scale = (shape.head_dim as f32).powf(-0.5);
-    let batch = Batch { qo_indptr: &indptr, kv_lens: &lens, block_tables: &tables, max_blocks };
-    // What an earlier use left in the scratch must not matter.
+    let batch = PagedBatch { qo_indptr: &indptr, kv_lens: &lens, block_tables: &tables, max_blocks };
+    // Contents of the scratch from an earlier use must not matter.
     let mut scratch = Scratch::new();
     scratch.slice::<f32>(1 << 17).fill(f32::NAN);
     paged_attention(isa, *shape, &q, KvCache::of((&k, &v)), &batch, scale, &mut scratch, &mut out);
@@ -176,7 +176,8 @@ fn a_ragged_batch_matches_the_f64_reference() {
                 let out = attend((isa, format), shape, &chunks, &mut rng);
                 assert_eq!(out.len(), expected.len());
                 for (at, (got, want)) in out.iter().zip(&expected).enumerate() {
-                    // Half a unit in the last place of bf16 (8 bits), and what f32 sums of a few hundred terms lose.
+                    // Half a unit in the last place of bf16 (8 bits), plus the error of f32 sums of a few hundred
+                    // terms.
                     let bound = want.abs() / 256.0 + 2e-6;
                     let case = || format!("{shape:?} {isa:?} {format:?} [{at}] {got} {want}");
                     assert!((got.to_f64() - want).abs() <= bound, "{}", case());
@@ -239,8 +240,8 @@ fn a_token_that_is_not_finite_harms_only_those_who_see_it() {
 fn nothing_to_do_is_fine() {
     let shape = HeadShape { heads: 2, kv_heads: 1, head_dim: 64 };
     let mut scratch = Scratch::new();
-    let mut batch = Batch { qo_indptr: &[0], kv_lens: &[], block_tables: &[], max_blocks: 0 };
+    let mut batch = PagedBatch { qo_indptr: &[0], kv_lens: &[], block_tables: &[], max_blocks: 0 };
     paged_attention(Isa::Portable, shape, &[], KvCache::Bf16(&[], &[]), &batch, 1.0, &mut scratch, &mut []);
-    batch = Batch { qo_indptr: &[0, 0], kv_lens: &[0], block_tables: &[0], max_blocks: 1 };
+    batch = PagedBatch { qo_indptr: &[0, 0], kv_lens: &[0], block_tables: &[0], max_blocks: 1 };
     paged_attention(Isa::Portable, shape, &[], KvCache::Bf16(&[], &[]), &batch, 1.0, &mut scratch, &mut []);
 }

@@ -7,7 +7,7 @@ use half::bf16;
 use std::borrow::Cow;
 
 /// All heads of one token over its keys, which are also the values. `q` and `out`: `[heads, dim]`, `dim` a multiple of
-/// 32; `sink`: `[heads]`. With `round` probabilities are rounded to bf16 before the second GEMM, not in the sum.
+/// 32; `sink`: `[heads]`. With `round`, probabilities are rounded to bf16 before the second GEMM, not in the sum.
 pub fn attend(isa: Isa, q: &[f32], keys: &[Cow<'_, [f32]>], sink: &[f32], round: bool, out: &mut [f32]) {
     dispatch(isa, Attend { q, keys, sink, round, out });
 }

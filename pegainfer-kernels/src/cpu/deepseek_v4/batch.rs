@@ -14,7 +14,7 @@ pub enum Source {
     Ring(usize),
 }
 
-/// See `ops::deepseek_v4::Batch`.
+/// See `ops::deepseek_v4::RaggedBatch`.
 #[derive(Clone, Copy)]
 pub struct Rows<'a> {
     /// `[B + 1]`.
@@ -36,7 +36,7 @@ impl Rows<'_> {
         rows.map(|(b, pair)| (b, pair[0] as usize..pair[1] as usize))
     }
 
-    /// The row of every token; `None` for those of rows that pad the step.
+    /// Row of every token; `None` for those of rows that pad the step.
     pub fn of_tokens(&self) -> Vec<Option<usize>> {
         let mut rows = vec![None; self.positions.len()];
         self.iter().for_each(|(b, tokens)| rows[tokens].fill(Some(b)));
@@ -60,8 +60,8 @@ impl Rows<'_> {
     }
 }
 
-/// Puts the newest tokens of every row into its ring: that of position `p` at `p % ring`. `fresh`: `[T, width]`; `rings`:
-/// `[slots, ring, width]`.
+/// Puts the newest tokens of every row into its ring: that of position `p` at `p % ring`. `fresh`: `[T, width]`;
+/// `rings`: `[slots, ring, width]`.
 pub fn write_ring<T: Copy>(rows: Rows<'_>, fresh: &[T], rings: &mut [T], ring: usize, width: usize) {
     for (b, tokens) in rows.iter() {
         for t in tokens.clone().skip(tokens.len().saturating_sub(ring)) {

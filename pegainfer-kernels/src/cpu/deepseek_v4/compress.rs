@@ -1,4 +1,4 @@
-//! Reference kernel of `ops::deepseek_v4::compress`: the pooling; the op does the rest.
+//! Pooling in the reference kernel of `ops::deepseek_v4::compress`; the op does the rest.
 
 use super::batch::{Rows, Source};
 
@@ -34,7 +34,7 @@ impl Pooling<'_> {
         let own = i * self.ratio;
         let mut tokens = Vec::with_capacity(2 * self.ratio);
         if self.overlap && i > 0 {
-            // Before the first entry there is nothing: as scores of minus infinity, not of 0.
+            // Before the first entry there are no tokens: scores of minus infinity, not of 0.
             tokens.extend((own - self.ratio..own).map(|p| self.token(rows, b, p, 0)));
         }
         let half = if self.overlap { self.dim } else { 0 };

@@ -2,7 +2,7 @@
 
 use pegainfer_core::{rng, team};
 
-/// Where a part lies in the whole matrix.
+/// Position of a part in the whole matrix.
 #[derive(Debug, Clone, Copy)]
 pub struct Place {
     /// Columns of the whole matrix.
@@ -13,7 +13,8 @@ pub struct Place {
     pub first_column: usize,
 }
 
-/// Fills rows of `width` elements with `value` of the random bits of each element, `each` of which share a word of 64 bits.
+/// Fills rows of `width` elements with `value` of the random bits of each element; `each` elements share a word of 64
+/// bits.
 pub fn fill<T: Send>(
     out: &mut [T],
     width: usize,

@@ -5,7 +5,7 @@ use super::matmul::matmul;
 use crate::cpu::isa::Isa;
 use crate::cpu::weights::{BLOCK, Weights};
 
-/// The three weights of one of several experts, which are stacked along the rows.
+/// The three weights of one expert; experts are stacked along the rows.
 #[derive(Clone, Copy)]
 pub struct ExpertWeights<'a> {
     /// `[experts * width, hidden]`.
@@ -14,7 +14,7 @@ pub struct ExpertWeights<'a> {
     pub up: Weights<'a>,
     /// `[experts * hidden, width]`.
     pub down: Weights<'a>,
-    /// Which expert.
+    /// Number of the expert.
     pub number: usize,
 }
 
@@ -29,8 +29,8 @@ pub struct Math {
     pub round: fn(&mut [f32]),
 }
 
-/// `down · (weight · silu(min(gate · x, limit)) · clamp(up · x, ±limit))` for each row; `x`: `[rows, hidden]`; `weights`:
-/// `[rows]`; `shape`: `(hidden, width)`.
+/// `down · (weight · silu(min(gate · x, limit)) · clamp(up · x, ±limit))` for each row; `x`: `[rows, hidden]`;
+/// `weights`: `[rows]`; `shape`: `(hidden, width)`.
 pub fn expert(
     isa: Isa,
     x: &[f32],

@@ -34,7 +34,7 @@ pub fn input_weight(m: f32, scale: f32, base: f32, eps: f32) -> f32 {
     sigmoid(m * scale + base) + eps
 }
 
-/// The weights with which a block's output goes to the streams: `2 sigmoid(m * scale + base)`.
+/// Weight of a block's output in each stream: `2 sigmoid(m * scale + base)`.
 pub fn output_weight(m: f32, scale: f32, base: f32) -> f32 {
     2.0 * sigmoid(m * scale + base)
 }

@@ -28,8 +28,8 @@ impl Kernel for Score<'_> {
     }
 }
 
-/// The indices of the `k` largest scores, ascending. Of equal scores the lower index is taken: which entries are chosen
-/// depends on the scores alone, not on how the step was cut.
+/// Indices of the `k` largest scores, ascending. Ties go to the lower index, so the choice depends only on the scores,
+/// not on how the step was split.
 pub fn top_k(scores: &[f32], k: usize) -> Vec<u32> {
     let mut order: Vec<u32> = (0..scores.len() as u32).collect();
     if scores.len() > k {

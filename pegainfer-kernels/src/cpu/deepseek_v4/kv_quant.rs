@@ -1,4 +1,5 @@
-//! Reference kernel of `ops::deepseek_v4::{round_activation, attention_latents, attention_queries}`: rounding to FP8 and FP4.
+//! Reference kernel of `ops::deepseek_v4::{round_activation, attention_latents, attention_queries}`: rounding to FP8
+//! and FP4.
 
 use crate::cpu::formats::{E2M1_MAX, E4M3_MAX, quantize, round_e2m1, round_e4m3};
 

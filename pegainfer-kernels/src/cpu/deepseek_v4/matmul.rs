@@ -9,8 +9,8 @@ use std::ops::Range;
 /// Weight rows of a task.
 const TASK_ROWS: usize = 16;
 
-/// `out[i, j] = Σ over blocks b of (Σ over l in b of x[i, l] w[j, l]) · sw[j, b]`, f32 throughout. An output's bits depend on
-/// its rows alone. `k` is a multiple of 32; `j` runs over `rows` of `w`.
+/// `out[i, j] = Σ over blocks b of (Σ over l in b of x[i, l] w[j, l]) · sw[j, b]`, f32 throughout. An output's bits
+/// depend on its rows alone. `k` is a multiple of 32; `j` runs over `rows` of `w`.
 pub fn matmul(isa: Isa, x: &[f32], w: Weights<'_>, rows: Range<usize>, k: usize, out: &mut [f32]) {
     let (m, n) = (x.len() / k, rows.len());
     // A task's output is columns of `out`; tasks write their own part of the transpose.

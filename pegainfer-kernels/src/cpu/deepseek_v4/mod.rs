@@ -1,5 +1,5 @@
-//! Reference kernels of `ops::deepseek_v4`: plain f32 loops in the order of the formulas. Only the
-//! GEMM is optimised; the rest is the oracle of the GPU kernels.
+//! Reference kernels of `ops::deepseek_v4`: plain f32 loops in the order of the formulas. Only the GEMM is optimised;
+//! the rest is the oracle of the GPU kernels.
 
 pub mod attention;
 pub mod batch;

@@ -15,7 +15,7 @@ pub fn norm(x: &mut [f32], weight: &[f32], eps: f32) {
     }
 }
 
-/// As [`norm`] without weight, for rows of `width` values.
+/// Variant of [`norm`] without weight, for rows of `width` values.
 pub fn unweighted(x: &mut [f32], width: usize, eps: f32) {
     for row in x.chunks_exact_mut(width) {
         let scale = inverse_rms(row, eps);

@@ -1,7 +1,7 @@
 //! Reference kernel of `ops::deepseek_v4::route`.
 
-/// `sqrt(softplus(x))`, in f64 and rounded once: which experts are chosen must not depend on a device's functions. Above 20
-/// softplus is `x` in f32.
+/// `sqrt(softplus(x))`, in f64 and rounded once, so that the choice of experts does not depend on a device's functions.
+/// Above 20, softplus is `x` in f32.
 pub fn gate(x: f32) -> f32 {
     let x = f64::from(x);
     let softplus = if x > 20.0 { x } else { x.exp().ln_1p() };

@@ -61,11 +61,11 @@ impl Call<'_> {
         self.gates[token * self.inputs.shape.value_heads + head]
     }
 
-    /// Elements `part` of a head's matrix as they are before a segment, for it to update: in the slot that it goes to, or
-    /// in `scratch` if its state is not kept.
+    /// The `part` of a head's matrix before a segment, to be updated: in the slot that it goes to, or in `scratch` if
+    /// its state is not kept.
     ///
     /// # Safety
-    /// This part of every slot belongs to the task, and none of it is in use.
+    /// This part of every slot belongs to the task, and no other reference to it exists.
     #[inline(always)]
     pub unsafe fn begin<'b>(
         &'b self,

@@ -1,5 +1,5 @@
-//! The gated delta rule in chunks: the WY form, in which a chunk is a few GEMMs (Yang et al., arXiv 2406.06484
-//! and 2412.06464).
+//! The gated delta rule in chunks: the WY form, in which a chunk is a few GEMMs (Yang et al., arXiv 2406.06484 and
+//! 2412.06464).
 //!
 //! With `G_i` the sum of the log decays up to token `i` of the chunk and `D_ij = exp(G_i - G_j)` for `j <= i`, the
 //! corrections that the tokens write are the solution of a unit lower triangular system,
@@ -12,7 +12,7 @@
 //! S'  = exp(G_last) S + sum over j of exp(G_last - G_j) N_j k_j^T
 //! ```
 //!
-//! Every exponent is at most 0. A CUDA kernel inverts `I + A`; forward substitution gives the same without an inverse.
+//! All exponents are at most 0. A CUDA kernel inverts `I + A`; forward substitution gives the same without an inverse.
 
 use super::call::{Call, Gates, axpy, dot};
 use crate::cpu::lanes::{Kernel, Lanes};
@@ -52,7 +52,8 @@ impl Kernel for Head<'_> {
         };
         let mut unkept = Vec::new();
         for segment in Segment::unpack(call.inputs.segments) {
-            // SAFETY: this head's matrices of every slot belong to this task, and `state` is dropped before the next segment.
+            // SAFETY: this head's matrices of every slot belong to this task, and `state` is dropped before the next
+            // segment.
             let state = unsafe { call.begin(&segment, head, 0..len, &mut unkept) };
             let tokens = segment.tokens();
             for first in tokens.clone().step_by(CHUNK) {

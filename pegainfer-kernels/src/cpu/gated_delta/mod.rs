@@ -23,16 +23,17 @@ const L2_EPS: f32 = 1e-6;
 /// Below this many multiply-adds, handing work to another thread costs more than it saves.
 const TASK_WORK: usize = 1 << 17;
 
-/// The form in which the delta rule is computed; results differ only in rounding.
+/// Form in which the delta rule is computed; results differ only in rounding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
     /// Token by token: the bits do not depend on how a sequence is cut into segments.
     Recurrent,
-    /// In chunks of 64 tokens from the beginning of each segment.
+    /// In chunks of 64 tokens from the start of each segment.
     Chunked,
 }
 
-/// See the ops; segments were checked. `states`: `[slots, value_heads, value_dim, key_dim]`, `out`: `[tokens, v_width]`.
+/// Reference kernel of the ops, with checked segments. `states`: `[slots, value_heads, value_dim, key_dim]`, `out`:
+/// `[tokens, v_width]`.
 pub fn run(isa: Isa, form: Form, inputs: &Inputs<'_>, scratch: &mut Scratch, states: &mut [f32], out: &mut [f32]) {
     let shape = inputs.shape;
     assert!(shape.is_supported(), "{shape:?}");
@@ -112,7 +113,7 @@ fn normalise<S: Lanes>(s: S, x: &[bf16], scale: f32, out: &mut [f32]) {
     }
 }
 
-/// `ln(1 + exp(x))`; x itself where adding 1 would change nothing.
+/// `ln(1 + exp(x))`; x itself if adding 1 would change nothing.
 fn softplus(x: f32) -> f32 {
     if x > 20.0 { x } else { x.exp().ln_1p() }
 }

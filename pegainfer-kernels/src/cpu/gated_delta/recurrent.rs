@@ -4,11 +4,12 @@ use super::call::{Call, dot};
 use crate::cpu::lanes::{Kernel, Lanes};
 use crate::delta::Segment;
 
-/// Rows of a head's matrix that one task owns: 8 KiB of state at 128 columns, which stays in the L1 cache over all tokens.
+/// Rows of a head's matrix that one task owns: 8 KiB of state at 128 columns, which stays in the L1 cache over all
+/// tokens.
 pub(super) const ROWS: usize = 16;
 
-/// Rows `first..first + ROWS` of the matrix of one head, for every segment. A row is one element of the value: rows do not
-/// depend on each other.
+/// Rows `first..first + ROWS` of the matrix of one head, for every segment. A row is one element of the value: rows do
+/// not depend on each other.
 pub(super) struct Rows<'a> {
     pub call: &'a Call<'a>,
     pub head: usize,
@@ -37,7 +38,7 @@ impl Kernel for Rows<'_> {
 }
 
 impl Rows<'_> {
-    /// One token: decay, correct by the difference between the value and what the key reads, read by the query.
+    /// One token: decay, correct by the difference between the value and the key's reading, read with the query.
     #[inline(always)]
     fn step<S: Lanes>(&self, s: S, token: usize, state: &mut [f32], out: &mut [f32]) {
         let Self { call, head, first } = *self;

@@ -7,7 +7,7 @@ use half::bf16;
 use super::vector::{Kernel, Lanes};
 use crate::cpu::isa::Isa;
 
-/// Two 8-lane registers. Only [`Avx2::detect`] makes one.
+/// Two 8-lane registers. Only [`Avx2::detect`] creates one.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Avx2(());
 
@@ -39,7 +39,7 @@ macro_rules! both {
     };
 }
 
-/// Bits whose upper half is `v` rounded to bf16, to nearest even.
+/// The upper half of these bits is `v` rounded to bf16, to nearest even.
 ///
 /// # Safety
 /// The CPU has AVX2.

@@ -7,7 +7,7 @@ use half::bf16;
 use super::vector::{Kernel, Lanes};
 use crate::cpu::isa::Isa;
 
-/// One 16-lane register. Only [`Avx512::detect`] makes one.
+/// One 16-lane register. Only [`Avx512::detect`] creates one.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Avx512(());
 
@@ -31,7 +31,7 @@ impl Avx512 {
 // The methods use the path's instructions, and `self` proves that the CPU has them (see `detect`). The loads and stores
 // are unaligned and go through references to arrays of the size they touch.
 
-/// Bits whose upper half is `v` rounded to bf16, to nearest even.
+/// The upper half of these bits is `v` rounded to bf16, to nearest even.
 ///
 /// # Safety
 /// The CPU has AVX-512 F.
@@ -79,8 +79,8 @@ impl Lanes for Avx512 {
     fn widen_e4m3(self, from: &[u8; 16]) -> __m512 {
         // SAFETY: `self` proves the features; the reference covers the 16 bytes read.
         unsafe {
-            // As f16, whose exponent has one bit more: smaller by 2^8. Multiplying an f32 built of the same bits, a subnormal
-            // where the code is one, would take the slow path of the CPU; this conversion does not.
+            // As f16, whose exponent has one more bit, a code is smaller by 2^8. An f32 built from the same bits would
+            // be subnormal for subnormal codes and take the slow path of the CPU.
             let codes = _mm256_slli_epi16::<7>(_mm256_cvtepi8_epi16(_mm_loadu_si128(from.as_ptr().cast())));
             let half = _mm256_and_si256(codes, _mm256_set1_epi16(0xbf80u16 as i16));
             _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256.0))

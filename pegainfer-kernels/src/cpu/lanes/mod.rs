@@ -1,8 +1,8 @@
-//! Sixteen f32 lanes on each instruction set: the one vector type of the CPU kernels that are not GEMMs.
+//! Sixteen f32 lanes on each instruction set: the vector type of all CPU kernels except GEMMs.
 //!
 //! A kernel is a type with a generic [`Kernel::run`]; [`dispatch`] runs it compiled for the path of an [`Isa`]. A value
-//! of a [`Lanes`] type is proof that the CPU has the path's instructions, so code that is generic over `Lanes` is safe.
-//! Operations are lane-wise IEEE f32: a path always rounds a lane in the same way, whatever its neighbours.
+//! of a [`Lanes`] type proves that the CPU has the path's instructions, so code generic over `Lanes` is safe.
+//! Operations are lane-wise IEEE f32: a path rounds a lane in the same way for any neighbours.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -44,16 +44,16 @@ pub(crate) fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Out {
     panic!("this machine cannot run the {isa} path")
 }
 
-/// `2^x` for `x <= 127`; exactly 1 at 0, exactly 0 below -125 (so at -inf), NaN at NaN. The relative error is below
-/// 1.5e-7, which the tests check against f64.
+/// `2^x` for `x <= 127`; exactly 1 at 0, exactly 0 below -125 (including -inf), NaN at NaN. The relative error is below
+/// 1.5e-7; tests check it against f64.
 #[inline(always)]
 pub(crate) fn exp2<S: Lanes>(s: S, x: S::V) -> S::V {
     let (t, f) = split(s, x);
     exp2_of(s, x, t, f)
 }
 
-/// `2^(x + low)` as [`exp2`], for a correction `low` that is small before 1: where rounding `x` itself would cost too
-/// much.
+/// `2^(x + low)`, like [`exp2`], for a correction `low` that is small compared with 1, if rounding the sum would lose
+/// too much.
 #[inline(always)]
 pub(crate) fn exp2_sum<S: Lanes>(s: S, x: S::V, low: S::V) -> S::V {
     let (t, f) = split(s, x);
@@ -68,12 +68,12 @@ fn split<S: Lanes>(s: S, x: S::V) -> (S::V, S::V) {
     (t, s.sub(x, s.sub(t, s.splat(ROUND))))
 }
 
-/// A minimax polynomial for `2^f`, `|f| <= 1/2`, highest degree first: relative error 2.6e-9 before rounding, found with
-/// the Remez exchange under the constraint `p(0) = 1`.
+/// A minimax polynomial for `2^f`, `|f| <= 1/2`, highest degree first: relative error 2.6e-9 before rounding, found
+/// with the Remez exchange under the constraint `p(0) = 1`.
 pub(crate) const EXP2: [f32; 7] =
     [1.559_467_7e-4, 1.340_664_4e-3, 9.617_693e-3, 5.550_310_6e-2, 2.402_265_3e-1, 6.931_472e-1, 1.0];
 
-/// `2^(n + f)`, 0 where `x < -125`.
+/// `2^(n + f)`, and 0 for `x < -125`.
 #[inline(always)]
 fn exp2_of<S: Lanes>(s: S, x: S::V, t: S::V, f: S::V) -> S::V {
     let mut p = s.splat(EXP2[0]);
@@ -83,7 +83,7 @@ fn exp2_of<S: Lanes>(s: S, x: S::V, t: S::V, f: S::V) -> S::V {
     s.where_below(x, -125.0, s.splat(0.0), s.scale_exponent(p, t))
 }
 
-/// The last up to sixteen values, which a loop over whole vectors leaves over, padded with zeros.
+/// The up to sixteen values left over by a loop over whole vectors, padded with zeros.
 #[inline(always)]
 pub(crate) fn padded<T: Copy + Default>(tail: &[T]) -> [T; 16] {
     let mut lanes = [T::default(); 16];
@@ -103,7 +103,7 @@ pub(crate) fn chunk<T, const N: usize>(from: &[T]) -> &[T; N] {
     }
 }
 
-/// As [`chunk`], mutable.
+/// Mutable variant of [`chunk`].
 #[inline(always)]
 pub(crate) fn chunk_mut<T, const N: usize>(to: &mut [T]) -> &mut [T; N] {
     let len = to.len();

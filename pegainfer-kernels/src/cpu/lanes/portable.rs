@@ -5,7 +5,7 @@ use half::bf16;
 use super::vector::Lanes;
 use crate::cpu::formats::decode_e4m3;
 
-/// Plain Rust, any target. Fused multiply-add only where it is an instruction.
+/// Plain Rust for any target. Fused multiply-add only if it is an instruction.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Portable;
 
@@ -14,12 +14,12 @@ fn each(f: impl Fn(usize) -> f32) -> [f32; 16] {
     std::array::from_fn(f)
 }
 
-/// The bits of the bf16 nearest to `x`, the even one on a tie, without a branch so that loops vectorise.
+/// Bits of the bf16 nearest to `x`, ties to even; without a branch, so that loops vectorise.
 #[inline(always)]
 fn round_bits(x: f32) -> u16 {
     let bits = x.to_bits();
     let rounded = (bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16) as u16;
-    // A NaN whose payload is in the low half must not become an infinity, nor carry into the sign.
+    // A NaN with its payload in the low half must not become an infinity, nor carry into the sign.
     if x.is_nan() { (bits >> 16) as u16 | 0x40 } else { rounded }
 }
 

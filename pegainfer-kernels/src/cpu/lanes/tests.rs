@@ -1,6 +1,6 @@
 use super::*;
 
-/// Stores what a function of one vector gives.
+/// Stores the result of a function of one vector.
 struct Store<F>(F, [f32; 16]);
 
 /// A function under test.

@@ -14,7 +14,8 @@ use std::{arch::x86_64::*, ops::Range};
 const STEP: usize = 16;
 /// Rows of w in a tile.
 const N_TILE: usize = 4;
-/// Most rows of x in a tile: 4 x 2 accumulators, 2 widened x rows and a widened w row fit the 16 registers.
+/// Maximum number of rows of x in a tile: 4 x 2 accumulators, 2 widened x rows and a widened w row fit the 16
+/// registers.
 const M_TILE: usize = 2;
 
 /// `out = x * w^T`. An output has one accumulator of 8 lanes. Step `s` adds first the products of the even elements of
@@ -80,11 +81,11 @@ impl Block<'_> {
         }
     }
 
-    /// Computes and stores the `R` x rows from `row` on against 4 rows of w. Of a ragged tile the last w row stands in
-    /// for the missing ones and the surplus is not stored.
+    /// Computes and stores the `R` x rows from `row` on against 4 rows of w. In a ragged tile the last w row replaces
+    /// missing ones, and surplus results are not stored.
     ///
     /// # Safety
-    /// As for [`Block::run`]; the tile lies inside the block.
+    /// See [`Block::run`]; the tile lies inside the block.
     #[target_feature(enable = "avx2,fma")]
     #[inline(never)]
     unsafe fn tile<const R: usize>(&self, row: usize, cols: &Range<usize>) {
@@ -122,8 +123,8 @@ impl Block<'_> {
     }
 }
 
-/// Adds the products of 16 elements of `k` from `at` on for w row `j` of the tile. Arrays go by value so that they
-/// stay in registers.
+/// Adds the products of 16 elements of `k` from `at` on for w row `j` of the tile. Arrays are passed by value so that
+/// they stay in registers.
 ///
 /// # Safety
 /// The CPU has AVX2 and FMA; the x rows have `at + 16` elements.

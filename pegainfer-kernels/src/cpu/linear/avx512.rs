@@ -1,10 +1,11 @@
 //! The AVX-512 path: w widened in registers, x widened once per call, two f32 FMAs per 32 elements of `k`.
 //!
-//! Why not `vdpbf16ps`: on Emerald Rapids it issues every second cycle (88 GFLOP/s a core measured at 2.9 GHz), the
-//! f32 FMA twice a cycle (179). Widening takes a shift and a mask per 32 weights, shared by all rows of x in the tile,
-//! so the bound is 153; 150 a core was measured on a quiet machine, `[512, 2560]` against `[9728, 2560]`, with the same
-//! instructions in another order. It also needs no bf16 extension. On Zen 5 both issue twice a cycle, so `vdpbf16ps` would
-//! do twice the work, with another rounding; 215 GFLOP/s a core were measured here, `[256, 1024]` against `[6144, 1024]`.
+//! `vdpbf16ps` is not used: on Emerald Rapids it issues every second cycle (88 GFLOP/s per core measured at 2.9 GHz),
+//! the f32 FMA twice per cycle (179). Widening takes a shift and a mask per 32 weights, shared by all rows of x in the
+//! tile, which lowers the bound to 153. On a quiet machine 150 per core were measured, `[512, 2560]` against `[9728,
+//! 2560]`, with the same instructions in another order. It also needs no bf16 extension. On Zen 5 both issue twice per
+//! cycle, so `vdpbf16ps` would do twice the work, with different rounding; 215 GFLOP/s per core were measured here,
+//! `[256, 1024]` against `[6144, 1024]`.
 
 mod fp8;
 
@@ -21,7 +22,8 @@ use std::{arch::x86_64::*, ops::Range};
 const STEP: usize = 32;
 /// Rows of w in a tile.
 const N_TILE: usize = 4;
-/// Most rows of x in a tile: 6 x 4 accumulators, 4 widened w rows, an x row and a mask fit the 32 registers.
+/// Maximum number of rows of x in a tile: 6 x 4 accumulators, 4 widened w rows, an x row and a mask fit the 32
+/// registers.
 const M_TILE: usize = 6;
 
 /// `out = x * w^T`. An output has one accumulator of 16 lanes. Step `s` adds first the products of the even elements
@@ -90,7 +92,7 @@ impl Block<'_> {
         for col in cols.clone().step_by(N_TILE) {
             let cols = col..(col + N_TILE).min(cols.end);
             for (i, group) in groups.clone().enumerate() {
-                // The groups share the fetches of the next w tile: every line is asked for once, one tile ahead.
+                // The groups share the prefetches of the next w tile: every line is fetched once, one tile ahead.
                 let fetchers = groups.len().min(N_TILE);
                 let ahead = std::array::from_fn(|j| if j * fetchers / N_TILE == i { N_TILE * self.p.k } else { 0 });
                 let rows = self.groups.rows(group);
@@ -109,11 +111,12 @@ impl Block<'_> {
         }
     }
 
-    /// Computes and stores the group of `R` x rows from `row` on against up to 4 rows of w. Of a ragged tile the last w row
-    /// stands in for the missing ones and the surplus is not stored. `ahead`: prefetch distance of each row in elements of w.
+    /// Computes and stores the group of `R` x rows from `row` on against up to 4 rows of w. In a ragged tile the last w
+    /// row replaces missing ones, and surplus results are not stored. `ahead`: prefetch distance of each row in
+    /// elements of w.
     ///
     /// # Safety
-    /// As for [`Block::run`]; the tile lies inside the block.
+    /// See [`Block::run`]; the tile lies inside the block.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     unsafe fn tile<const R: usize>(&self, row: usize, cols: &Range<usize>, ahead: [usize; N_TILE]) {
         let k = self.p.k;
@@ -142,9 +145,10 @@ impl Block<'_> {
     }
 }
 
-/// Adds the products of `R` rows of x, `[steps, 2, R, 16]`, and the four rows of a tile of w to `acc`, which has 16 lanes for
-/// each pair of rows. `load(step, j)`: the even and the odd elements of a step of row `j` of w. Arrays go by value, and the even
-/// halves of all w rows come before the odd ones, so that the compiler (rustc 1.95) keeps six rows of accumulators in registers.
+/// Adds the products of `R` rows of x, `[steps, 2, R, 16]`, and the four rows of a tile of w to `acc`, which has 16
+/// lanes for each pair of rows. `load(step, j)`: even and odd elements of a step of row `j` of w. Arrays are passed by
+/// value, and the even halves of all w rows come before the odd ones, so that the compiler (rustc 1.95) keeps six rows
+/// of accumulators in registers.
 #[target_feature(enable = "avx512f")]
 #[inline]
 fn add_products<const R: usize>(
@@ -170,7 +174,8 @@ pub(super) fn first(len: usize) -> __mmask32 {
     (((1u64) << len) - 1) as __mmask32
 }
 
-/// The even and the odd ones of 32 bf16 elements as f32: bf16 in the upper half of a 32-bit lane is the f32 of the same value.
+/// The even and the odd ones of 32 bf16 elements as f32: bf16 in the upper half of a 32-bit lane is the f32 of the same
+/// value.
 #[target_feature(enable = "avx512f")]
 #[inline]
 fn widen_pairs(raw: __m512i) -> [__m512; 2] {

@@ -1,4 +1,4 @@
-//! How one GEMM is split into parallel tasks. The split never changes a result: a task computes whole outputs.
+//! Split of one GEMM into parallel tasks. It never changes a result, because a task computes whole outputs.
 
 use pegainfer_core::team;
 use std::ops::Range;
@@ -6,23 +6,24 @@ use std::ops::Range;
 /// Tasks per thread: enough that a thread that loses its core for a while does not delay the others.
 const TASKS_PER_THREAD: usize = 4;
 
-/// The rows of x cut into the fewest groups of at most `most` rows, as even as they get. A group is a tile's height.
+/// The rows of x split into the fewest groups of at most `max_rows` rows, as even as possible. A group is a tile's
+/// height.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy)]
 pub(super) struct RowGroups {
     m: usize,
-    most: usize,
+    max_rows: usize,
 }
 
 #[cfg(target_arch = "x86_64")]
 impl RowGroups {
-    pub(super) fn new(m: usize, most: usize) -> Self {
-        Self { m, most }
+    pub(super) fn new(m: usize, max_rows: usize) -> Self {
+        Self { m, max_rows }
     }
 
     /// Number of groups.
     pub(super) fn count(self) -> usize {
-        self.m.div_ceil(self.most)
+        self.m.div_ceil(self.max_rows)
     }
 
     /// The rows of group `i`.
@@ -35,20 +36,20 @@ impl RowGroups {
 pub(super) struct Grid {
     groups: usize,
     n: usize,
-    /// Groups per block: chosen so that their x rows stay in the L2 cache while the block's weights stream past.
+    /// Groups per block, chosen so that their x rows stay in the L2 cache while the block's weights stream past.
     group_block: usize,
     /// Rows of w per block.
     n_block: usize,
 }
 
 impl Grid {
-    /// A grid for `groups` groups of x rows that take `group_bytes` each in the form that the tiles read, at most
-    /// `most_groups` in a block, by `n` rows of w in blocks of a multiple of `n_tile`.
-    pub(super) fn new(groups: usize, group_bytes: usize, most_groups: usize, n: usize, n_tile: usize) -> Self {
+    /// A grid of `groups` groups of x rows, `group_bytes` each in the layout of the tiles and at most `max_groups` per
+    /// block, by `n` rows of w in blocks of a multiple of `n_tile`.
+    pub(super) fn new(groups: usize, group_bytes: usize, max_groups: usize, n: usize, n_tile: usize) -> Self {
         /// About half of the L2 of the server cores of today (1 to 2 MiB); the other half is for w.
         const X_BLOCK_BYTES: usize = 768 << 10;
-        let most = (X_BLOCK_BYTES / group_bytes.max(1)).clamp(1, most_groups);
-        let group_block = groups.div_ceil(groups.div_ceil(most));
+        let max = (X_BLOCK_BYTES / group_bytes.max(1)).clamp(1, max_groups);
+        let group_block = groups.div_ceil(groups.div_ceil(max));
         let group_blocks = groups.div_ceil(group_block);
         let tasks = (TASKS_PER_THREAD * team::threads()).div_ceil(group_blocks);
         let n_block = n.div_ceil(tasks).next_multiple_of(n_tile);
@@ -56,7 +57,7 @@ impl Grid {
     }
 
     /// Runs `task(groups of x rows, rows of w)` for every block, in parallel on the current team. Blocks with the same
-    /// w rows follow each other, so that the later ones find them in a cache.
+    /// w rows are adjacent, so that later ones find them in a cache.
     pub(super) fn for_each(&self, task: impl Fn(Range<usize>, Range<usize>) + Sync) {
         let n_blocks = self.n.div_ceil(self.n_block);
         let group_blocks = self.groups.div_ceil(self.group_block);

@@ -1,9 +1,10 @@
-//! `out = x * w^T` for activations in bf16 and weights in bf16 or FP8: the GEMM that takes most of the time of a transformer on the CPU.
+//! `out = x * w^T` for bf16 activations and bf16 or FP8 weights: the GEMM that takes most of the time of a transformer
+//! on the CPU.
 //!
-//! One file per instruction-set path; [`grid`] cuts the work into tasks, [`output`] stores it. The weights are read as
-//! the checkpoint has them, `[n, k]` row-major: no second copy in memory and no repacking at load. Each path fixes one
-//! order of summation over `k` and uses it in every tile shape, so an output's bits depend on its x row, its w row and
-//! `k` alone: never on the batch it came in, the tile it fell into or the number of threads.
+//! One file per instruction-set path; [`grid`] splits the work into tasks, [`output`] stores results. Weights are read
+//! in the checkpoint's layout, `[n, k]` row-major, without a second copy or repacking. Each path fixes one order of
+//! summation over `k` for every tile shape. The bits of an output therefore depend only on its x row, its w row and
+//! `k`, not on the batch, the tile or the number of threads.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
@@ -28,14 +29,14 @@ use problem::{Fp8, Problem};
 /// GEMM with transposed weights: `out[i, j] = sum over l of x[i, l] * w[j, l]`.
 ///
 /// `x`: `[m, k]` bf16; `w`: `[n, k]` bf16, the checkpoint's layout; `out`: `[m, n]` bf16 or f32; all row-major.
-/// Products and sums are f32 (the order of summation is the path's own, see its file); a bf16 output is rounded once,
-/// to nearest even. Row `i` of `out` has the same bits whatever `m`, the other rows and the thread count are.
-/// [`Isa::Amx`] flushes denormals, the other paths do not.
+/// Products and sums are f32, in the path's order of summation (see its file); a bf16 output is rounded once, to
+/// nearest even. The bits of row `i` of `out` do not depend on `m`, the other rows or the thread count. [`Isa::Amx`]
+/// flushes denormals, the other paths do not.
 ///
-/// Runs on the current [`team`](pegainfer_core::team). `scratch` is used by the call and may be shared by all calls of one thread.
+/// Runs on the current [`team`](pegainfer_core::team). `scratch` may be shared by all calls of one thread.
 ///
 /// # Panics
-/// If a slice does not have the size that `m`, `n` and `k` say, or if this machine lacks `isa`.
+/// If the size of a slice does not match `m`, `n` and `k`, or if this machine lacks `isa`.
 #[expect(clippy::too_many_arguments, reason = "a BLAS-like signature: three matrices and three dimensions")]
 pub fn linear(
     isa: Isa,
@@ -54,10 +55,10 @@ pub fn linear(
     run_bf16(isa, &Problem { x, w, m, n, k, sink: out.sink(), stride: n }, scratch);
 }
 
-/// As [`linear`], with weights that are bf16 or FP8: the rows of all `parts`, one after the other. `k` is at least 1.
+/// Variant of [`linear`] for bf16 or FP8 weights: the rows of all `parts`, one after the other. `k` is at least 1.
 ///
 /// # Panics
-/// As for [`linear`], or if a part is FP4.
+/// See [`linear`]; also if a part is FP4.
 pub fn linear_stacked(
     isa: Isa,
     x: &[bf16],

@@ -19,8 +19,7 @@ impl LinearOut<'_> {
         }
     }
 
-    /// A handle that tasks may copy. It must not outlive the borrow, which [`super::linear`] holds until all tasks
-    /// end.
+    /// A copyable handle for tasks. It must not outlive the borrow, which [`super::linear`] holds until all tasks end.
     pub(super) fn sink(&mut self) -> Sink {
         match self {
             Self::Bf16(out) => Sink::Bf16(out.as_mut_ptr()),
@@ -36,7 +35,7 @@ pub(super) enum Sink {
     F32(*mut f32),
 }
 
-// SAFETY: tasks write disjoint elements (each output belongs to one task of the grid) and nobody reads before they
+// SAFETY: tasks write disjoint elements (each output belongs to one task of the grid), and nothing is read before they
 // end.
 unsafe impl Send for Sink {}
 // SAFETY: as above.
@@ -70,7 +69,7 @@ impl Sink {
     /// Stores the first `count` (1 to 4) lanes from element `index` on.
     ///
     /// # Safety
-    /// As for [`Sink::put`]; the CPU has SSE4.1.
+    /// See [`Sink::put`]; the CPU has SSE4.1.
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "sse4.1")]
     #[inline]
@@ -102,7 +101,7 @@ impl Sink {
     /// Stores the first `count` (up to 16) lanes from element `index` on.
     ///
     /// # Safety
-    /// As for [`Sink::put`]; the CPU has AVX-512 F, BW and VL.
+    /// See [`Sink::put`]; the CPU has AVX-512 F, BW and VL.
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     #[inline]

@@ -22,7 +22,7 @@ pub(super) fn run(p: &Problem<'_>) {
     });
 }
 
-/// The same with FP8 weights.
+/// Variant for FP8 weights.
 pub(super) fn run_fp8(p: &Problem<'_, Fp8<'_>>) {
     let k = p.k;
     Grid::new(p.m, k * 2, usize::MAX, p.n, 4).for_each(|rows, cols| {
@@ -62,7 +62,7 @@ fn dot(x: &[bf16], w: &[bf16]) -> f32 {
     lanes[0]
 }
 
-/// bf16 to f32 without the NaN test of `bf16::to_f32`, which keeps the compiler from vectorising.
+/// bf16 to f32 without the NaN test of `bf16::to_f32`, which prevents vectorisation.
 fn widen(value: bf16) -> f32 {
     f32::from_bits(u32::from(value.to_bits()) << 16)
 }

@@ -21,8 +21,8 @@ pub(super) struct Problem<'a, W = &'a [bf16]> {
 
 /// FP8 weights: e4m3 codes `[n, k]`, a scale for each block of 128 x 128.
 ///
-/// Every path widens codes to bf16, which is exact, sums the products of a block of 128 along `k` as it does for bf16 weights,
-/// multiplies that sum by the block's scale, and adds it to the sum of the blocks before.
+/// Every path widens codes to bf16, which is exact, sums the products of a block of 128 along `k` as for bf16 weights,
+/// multiplies the sum by the block's scale, and adds it to the sum of the previous blocks.
 #[derive(Clone, Copy)]
 pub(super) struct Fp8<'a> {
     pub codes: &'a [u8],

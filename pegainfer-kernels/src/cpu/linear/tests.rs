@@ -33,10 +33,9 @@ fn linear_f32(isa: Isa, x: &[bf16], w: &[bf16], m: usize, n: usize, k: usize) ->
     out
 }
 
-/// The tolerance is the bound on the error of a sum of `k` products in f32, in any order: `k * 2^-24 * sum |x w|`,
-/// plus what denormal products may lose where they are flushed (`k * 2^-126`). It holds for every order of summation,
-/// so it does not excuse a wrong term: one term is about `sum |x w| / k`, thousands of times as large for the `k` used
-/// here.
+/// The tolerance bounds the error of a sum of `k` products in f32 in any order: `k * 2^-24 * sum |x w|`, plus the loss
+/// of flushed denormal products (`k * 2^-126`). It does not hide a wrong term: one term is about `sum |x w| / k`,
+/// thousands of times as large for the `k` used here.
 fn assert_matches_reference(isa: Isa, x: &[bf16], w: &[bf16], m: usize, n: usize, k: usize) {
     let out = linear_f32(isa, x, w, m, n, k);
     for (i, out) in out.chunks_exact(n).enumerate() {
@@ -57,7 +56,7 @@ fn matches_the_reference_on_random_shapes() {
             let (m, n, k) = (rng.range(1, 70), rng.range(1, 90), rng.range(1, 200));
             let (x, w) = (rng.values(m * k), rng.values(n * k));
             assert_matches_reference(isa, &x, &w, m, n, k);
-            // The same with whole steps and tiles, which real models have.
+            // Whole steps and tiles, as in real models.
             let (m, n, k) = (case + 1, n.next_multiple_of(32), k.next_multiple_of(32));
             let (x, w) = (rng.values(m * k), rng.values(n * k));
             assert_matches_reference(isa, &x, &w, m, n, k);
@@ -126,7 +125,7 @@ fn bf16_output_is_the_f32_output_rounded_once() {
 #[test]
 fn values_outside_a_row_never_reach_its_outputs() {
     for isa in Isa::available() {
-        // NaN everywhere but in x row 1 and w row 1: output (1, 1) must not see it, whatever padding the path does.
+        // NaN everywhere except in x row 1 and w row 1: output (1, 1) must not see it, for any padding of the path.
         for k in [1, 15, 31, 33, 95] {
             let (m, n) = (3, 3);
             let (mut x, mut w) = (vec![bf16::NAN; m * k], vec![bf16::NAN; n * k]);

@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use super::*;
 use pegainfer_core::sampling::SamplingParams;
 
-/// In [0, 1).
+/// A number in [0, 1).
 fn uniform(seed: u64, position: u64) -> f64 {
     rng::bits(seed, position) as f64 / 2f64.powi(64)
 }
@@ -84,8 +84,8 @@ fn frequencies_follow_the_definition() {
         (0..DRAWS).for_each(|i| *counts.entry(draw(&logits, &params, i, scratch)).or_default() += 1);
         let expected = reference(&logits, &params);
         assert!(counts.keys().all(|id| expected.contains_key(id)), "{params:?}");
-        // Tokens expected less than 8 times share one cell, so that chi-square is near its limit distribution, of mean
-        // `cells - 1` and variance `2 (cells - 1)`; the bound is seven standard deviations.
+        // Tokens expected less than 8 times share one cell, so that chi-square is near its limit distribution, with
+        // mean `cells - 1` and variance `2 (cells - 1)`; the bound is seven standard deviations.
         let (mut chi, mut cells, mut rest) = (0.0, 0, (0.0, 0.0));
         for (id, p) in expected {
             let (want, got) = (p * DRAWS as f64, counts.get(&id).copied().unwrap_or(0) as f64);

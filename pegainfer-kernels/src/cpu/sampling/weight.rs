@@ -1,4 +1,4 @@
-//! Weights of tokens as whole numbers.
+//! Weights of tokens as integers.
 //!
 //! A weight is `2^exponent` in units of `2^-40`. Sums of whole numbers do not depend on their order, and the steps to one
 //! weight are IEEE operations in a fixed order, so every CPU path and every GPU grid (csrc/rows/row.cuh has the same steps)
@@ -32,7 +32,7 @@ impl Weight {
         join(u64::from(high), i64::from(low))
     }
 
-    /// Sum of the weights of the logits of at least `floor`; at most 4096 logits.
+    /// Sum of the weights of logits not less than `floor`; for at most 4096 logits.
     pub fn sum(&self, logits: &[f32], floor: f32) -> u64 {
         let (mut high, mut low) = ([0u32; 16], [0i32; 16]);
         let exponent = |x: f32| if x >= floor { self.exponent(x) } else { f32::NEG_INFINITY };
@@ -53,7 +53,7 @@ impl Weight {
         f64::from(self.max) + weight.log2() / f64::from(self.scale)
     }
 
-    /// To base 2. The largest logit gets 0 even where it is infinite or the scale is huge.
+    /// Exponent to base 2. The largest logit gets 0 even if it is infinite or the scale is huge.
     #[inline(always)]
     fn exponent(&self, x: f32) -> f32 {
         if x == self.max { 0.0 } else { (x - self.max) * self.scale }
@@ -68,9 +68,9 @@ pub(super) fn fraction_of(fraction: f32, total: u64) -> u64 {
     whole.max(1)
 }
 
-/// `2^e` for `e <= 0`: multiples of `2^-20`, and what is left in units of `2^-40`; 0 for NaN. Plain multiplies and adds.
+/// `2^e` for `e <= 0`: multiples of `2^-20`, and the rest in units of `2^-40`; 0 for NaN. Plain multiplies and adds.
 ///
-/// The exponential is that of `lanes::exp2`. Rounding to a multiple is adding a number whose last bit is that multiple.
+/// The exponential is that of `lanes::exp2`. Adding a number whose last bit is the unit rounds to a multiple of it.
 #[inline(always)]
 fn halves(e: f32) -> (u32, i32) {
     const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23

@@ -3,7 +3,7 @@
 use pegainfer_core::cuda::{BOX_COLUMNS, Launch, TensorMap};
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
-/// Where a kernel writes what is either a result or goes into another kernel.
+/// Destination of a kernel's output: a result, or scratch that another kernel reads.
 pub(in crate::cuda) enum Target<'a> {
     /// A result.
     Tensor(&'a mut Tensor),
@@ -25,7 +25,7 @@ impl Target<'_> {
 
 /// A tensor by its tensor map.
 pub(in crate::cuda) struct Map<'a> {
-    /// None: the workspace.
+    /// Tensor; `None` for the workspace.
     tensor: Option<&'a Tensor>,
     map: TensorMap,
     written: bool,
@@ -37,7 +37,7 @@ impl<'a> Map<'a> {
         Ok(Self { tensor: Some(tensor), map: TensorMap::new(op, tensor, rows)?, written: false })
     }
 
-    /// A matrix of codes of a byte that is read in boxes of `rows` rows: as one of pairs of them.
+    /// A matrix of one-byte codes read in boxes of `rows` rows, as a matrix of pairs of codes.
     pub fn codes(op: &'static str, tensor: &'a Tensor, rows: usize) -> Result<Self, OpError> {
         let map = Self::pairs(op, tensor.device(), tensor.rows_cols(), rows)?;
         Ok(Self { tensor: Some(tensor), map, written: false })
@@ -51,7 +51,7 @@ impl<'a> Map<'a> {
         Ok(Self { tensor: Some(tensor), map, written: false })
     }
 
-    /// The same of a matrix in the workspace, of `(rows, columns)` codes.
+    /// Variant of [`codes`](Self::codes) for a matrix of `(rows, columns)` codes in the workspace.
     pub fn scratch_codes(op: &'static str, address: u64, shape: (usize, usize), rows: usize) -> Result<Self, OpError> {
         Ok(Self { tensor: None, map: Self::pairs(op, address, shape, rows)?, written: false })
     }
@@ -71,7 +71,7 @@ impl<'a> Map<'a> {
         Ok(Self { map: Self::of_heads(op, tensor, rows)?, tensor: Some(tensor), written: false })
     }
 
-    /// The same of heads that are written.
+    /// Variant for heads that are written.
     #[cfg(feature = "deepseek-v4")]
     pub fn output_heads(op: &'static str, tensor: &'a mut Tensor, rows: usize) -> Result<Self, OpError> {
         Ok(Self { map: Self::of_heads(op, tensor, rows)?, tensor: Some(tensor), written: true })
@@ -91,11 +91,11 @@ impl<'a> Map<'a> {
 
 /// A value of one parameter.
 pub(super) trait Argument: Sized {
-    /// The tensor whose elements the kernel takes for the parameter's.
+    /// The tensor whose elements the kernel reads for this parameter.
     fn tensor(&self) -> Option<&Tensor>;
     fn push(self, launch: Launch) -> Launch;
 
-    /// Appends the argument of the parameter `name`. Its element is the first of `elements`, or, where that is `T`, the
+    /// Appends the argument of the parameter `name`. Its element is the first of `elements`, or if that is `T`, the
     /// second. An error if a tensor has another dtype.
     fn append(
         self,
@@ -110,7 +110,7 @@ pub(super) trait Argument: Sized {
     }
 }
 
-/// An error without the op unless the parameter `name`, whose element is `element`, takes tensors of `dtype`.
+/// Error (without the op) unless the parameter `name` with element `element` takes tensors of `dtype`.
 pub(super) fn check_dtype(name: &str, element: &str, dtype: DType) -> Result<(), OpError> {
     let expected = match (element, dtype) {
         // Activations that are bf16, or rounded.

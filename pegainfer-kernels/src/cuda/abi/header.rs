@@ -1,4 +1,4 @@
-//! The kernels' parameters as data, and the C++ that declares them. The build script includes this file, too.
+//! The kernels' parameters as data, and the C++ that declares them. The build script also includes this file.
 
 use std::fmt::Write;
 
@@ -17,9 +17,9 @@ pub struct Parameter {
 pub struct Signature {
     /// Name of the image, in capitals.
     pub image: &'static str,
-    /// The struct that the kernel takes instead of single parameters; empty if there is none.
+    /// Struct that the kernel takes instead of single parameters; empty if there is none.
     pub packed: &'static str,
-    /// Names of the entry points, each with its element `T`, which may be empty.
+    /// Entry points, each with its element `T`, possibly empty.
     pub entries: &'static [(&'static str, &'static str)],
     pub parameters: &'static [Parameter],
 }
@@ -56,7 +56,7 @@ fn c_element(element: &str) -> &str {
 }
 
 impl Parameter {
-    /// Its declaration; `t` is the element `T`.
+    /// C++ declaration; `t` is the element `T`.
     fn declaration(&self, t: &str) -> String {
         let element = c_element(if self.element == "T" { t } else { self.element });
         let c_type = match self.kind {
@@ -78,7 +78,7 @@ impl Signature {
         self.image.to_lowercase()
     }
 
-    /// The struct whose members take eight bytes each, and the check that they do.
+    /// C++ struct with members of eight bytes each, and the check of its size.
     fn structure(&self) -> String {
         let mut text = format!("struct {} {{\n", self.packed);
         for parameter in self.parameters {

@@ -1,4 +1,4 @@
-//! The parameters of every kernel in csrc/, in order: the one place that names them.
+//! The parameters of every kernel in csrc/, in order, listed only here.
 //!
 //! `IMAGE: Arguments [entry points] { parameters }`: `GEMM_FP8` is the image of csrc/gemm/fp8.cu, and all entry points of a list have the
 //! same parameters. An element `T` is the one behind the entry point's name. With `as Struct` the kernel takes one

@@ -1,4 +1,4 @@
-//! The boundary between launchers and kernels: named, typed arguments of every kernel. [`kernels`] lists them once; the
+//! The boundary between launchers and kernels: named, typed arguments of every kernel. [`kernels`] lists them; the
 //! build script declares them to nvcc, which compares them with the kernels.
 
 #[cfg(test)]
@@ -16,7 +16,7 @@ use pegainfer_core::cuda::{Cuda, Image, Launch};
 use pegainfer_core::tensor::OpError;
 use std::marker::PhantomData;
 
-/// An entry point that takes `A`.
+/// An entry point with arguments `A`.
 pub(super) struct Entry<A> {
     image: &'static Image,
     name: &'static str,

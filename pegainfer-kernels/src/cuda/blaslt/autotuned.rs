@@ -1,8 +1,8 @@
-//! Which candidate was the fastest for a GEMM: known from earlier runs through a small text file.
+//! The fastest candidate of each GEMM, remembered from earlier runs in a small text file.
 //!
-//! A line is `CANDIDATE M N K DTYPE GPU AND LIBRARY`. The candidate is its place in the heuristic's list, which depends
-//! on nothing but the GEMM, the GPU and the library; so a wrong file can cost speed and nothing else. Lines are only
-//! appended, each in one write, so that processes can share the file; the last line of a GEMM counts.
+//! A line is `CANDIDATE M N K DTYPE GPU AND LIBRARY`. The candidate is its index in the heuristic's list, which depends
+//! only on the GEMM, the GPU and the library, so a wrong file can cost only speed. Lines are only appended, each in one
+//! write, so that processes can share the file; the last line of a GEMM counts.
 
 use super::gemm_size::{GemmSize, Multiplied};
 use pegainfer_core::tensor::DType;
@@ -16,7 +16,7 @@ const FILE: &str = "pegainfer/blaslt-1.txt";
 
 /// Autotuned made on one GPU with one library.
 pub(super) struct Autotuned {
-    /// Where they are kept, if anywhere.
+    /// Path of the file, if any.
     path: Option<PathBuf>,
     /// GPU, driver and library.
     place: String,
@@ -24,16 +24,16 @@ pub(super) struct Autotuned {
 }
 
 impl Autotuned {
-    /// What `path` knows about `place`.
+    /// Reads the lines of `place` in `path`.
     pub fn load(path: Option<PathBuf>, place: String) -> Self {
         let text = path.as_deref().map_or(Ok(String::new()), read).unwrap_or_else(|error| {
-            log::warn!("what was measured about cuBLASLt cannot be read, and will be measured again: {error}");
+            log::warn!("the timings of cuBLASLt cannot be read and will be measured again: {error}");
             String::new()
         });
         let lines: Vec<_> = text.lines().filter(|line| !line.is_empty()).map(parse).collect();
         let broken = lines.iter().filter(|line| line.is_none()).count();
         if let (1.., Some(path)) = (broken, &path) {
-            log::warn!("{}: {broken} lines that say nothing are ignored", path.display());
+            log::warn!("{}: {broken} invalid lines are ignored", path.display());
         }
         let here = lines.into_iter().flatten().filter(|(_, _, at)| *at == place);
         let known = here.map(|(gemm, candidate, _)| (gemm, candidate)).collect();

@@ -1,4 +1,4 @@
-//! What a plan of cuBLASLt is made for.
+//! Key of a cuBLASLt plan.
 
 use pegainfer_core::cuda::WORKSPACE_BYTES;
 use pegainfer_core::tensor::DType;
@@ -6,13 +6,13 @@ use pegainfer_core::tensor::DType;
 /// The half of the workspace that the library leaves alone unless it multiplies bf16 tensors.
 pub const FREE_BYTES: usize = WORKSPACE_BYTES / 2;
 
-/// What is multiplied.
+/// Types of the operands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Multiplied {
     /// bf16 by bf16.
     Bf16,
-    /// bf16 by bf16 by the heuristic's first algorithm. The library leaves the first half of the workspace alone: it may hold the weight,
-    /// widened.
+    /// bf16 by bf16 by the heuristic's first algorithm. The library leaves the first half of the workspace alone: it
+    /// may hold the weight, widened.
     Widened,
     /// FP8 by FP8 with scales of blocks; the activations are in the first half of the workspace.
     Fp8,
@@ -25,9 +25,10 @@ impl Multiplied {
     }
 }
 
-/// `[m, n] = [m, k] [n, k]ᵀ` with this output. `+ out` needs no other plan.
+/// `[m, n] = [m, k] [n, k]ᵀ` with this output. Accumulating uses the same plan.
 ///
-/// Of `groups` GEMMs in one call, the next has the next `k` columns of x, `n` rows of w and `n` columns of the output.
+/// With `groups` GEMMs in one call, each next one has the next `k` columns of x, `n` rows of w and `n` columns of the
+/// output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct GemmSize {
     pub m: usize,
@@ -43,7 +44,7 @@ pub struct GemmSize {
 }
 
 impl GemmSize {
-    /// A single GEMM whose rows follow each other without a gap.
+    /// A single GEMM of contiguous rows.
     pub fn whole((m, n, k): (usize, usize, usize), out: DType, multiplied: Multiplied) -> Self {
         Self { m, n, k, out, pitch: n, x_pitch: k, groups: 1, multiplied }
     }
@@ -56,7 +57,7 @@ impl GemmSize {
         (m * self.pitch * self.out.size()).max(m * self.x_pitch * operand).max(self.groups * n * k * operand)
     }
 
-    /// Whether candidates are timed: bf16 weights of a checkpoint, whose outputs are whole matrices.
+    /// True if candidates are timed: bf16 weights of a checkpoint with whole matrices as outputs.
     pub(super) fn is_tuned(&self) -> bool {
         self.multiplied == Multiplied::Bf16 && self.pitch == self.n
     }

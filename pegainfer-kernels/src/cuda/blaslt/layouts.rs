@@ -6,7 +6,7 @@ use cudarc::cublaslt::sys;
 use pegainfer_core::tensor::DType;
 use std::ptr::{from_ref, null_mut};
 
-/// How a GEMM is computed.
+/// Layouts and algorithm of a GEMM.
 #[derive(Clone, Copy)]
 pub(super) struct Plan {
     pub(super) x: sys::cublasLtMatrixLayout_t,
@@ -17,10 +17,10 @@ pub(super) struct Plan {
 }
 
 impl BlasLt {
-    /// Destroys the layouts of a plan that nobody will use again.
+    /// Destroys the layouts of a plan that is no longer used.
     pub(super) fn release(&self, plan: &Plan) {
         for layout in [plan.x, plan.w, plan.out] {
-            // SAFETY: it was made with the plan, and goes once.
+            // SAFETY: created with the plan, destroyed once.
             unsafe { (self.library.functions.destroy_layout)(layout) };
         }
     }
@@ -48,7 +48,7 @@ impl BlasLt {
         Ok(Plan { x, w, out: layout(out_type, m, n, pitch, n)?, algorithm, multiplied })
     }
 
-    /// Makes a layout that of `groups` matrices, each `next` elements behind the one before.
+    /// Makes a layout one of `groups` matrices, each `next` elements after the previous one.
     fn set_groups(&self, layout: sys::cublasLtMatrixLayout_t, groups: usize, next: usize) -> Result<(), CublasError> {
         use sys::cublasLtMatrixLayoutAttribute_t::{
             CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT as COUNT, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET as OFFSET,

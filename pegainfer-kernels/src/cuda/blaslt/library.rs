@@ -1,7 +1,7 @@
-//! The cuBLASLt library: where it is looked for, and the functions of it that are used.
+//! The cuBLASLt library: its search path, and the functions used.
 //!
-//! cudarc gives the types. Its own loader takes whatever is called `libcublasLt.so` and panics where nothing is, so the
-//! library is opened here, by its versioned name, and may be missing.
+//! cudarc gives the types. Its loader takes any `libcublasLt.so` and panics if there is none, so the library is opened
+//! here by its versioned name, and may be missing.
 
 use cudarc::cublaslt::sys::{
     cublasComputeType_t as ComputeType, cublasLtHandle_t as Handle, cublasLtMatmulAlgo_t as Algorithm,
@@ -14,15 +14,15 @@ use std::env;
 use std::ffi::{c_int, c_void};
 use std::path::PathBuf;
 
-/// Major versions of the library whose functions are as declared here.
+/// Major versions with the function signatures declared here.
 const VERSIONS: std::ops::RangeInclusive<i32> = 12..=13;
 
 /// An open library.
 pub(super) struct Library {
     pub functions: Functions,
-    /// Where it was found: a path, or a name that the loader knows.
+    /// Location: a path, or a name that the loader knows.
     pub path: PathBuf,
-    /// As 130100 for 13.1.0.
+    /// Version, 130100 for 13.1.0.
     pub version: usize,
     /// Keeps the functions in memory.
     _open: libloading::Library,
@@ -30,7 +30,7 @@ pub(super) struct Library {
 
 macro_rules! functions {
     ($($name:ident = $symbol:literal ($($argument:ty),*) -> $result:ty;)*) => {
-        /// Functions of the library, called as its reference manual says.
+        /// Functions of the library, as declared in its reference manual.
         pub(super) struct Functions {
             $(pub $name: unsafe extern "C" fn($($argument),*) -> $result,)*
         }
@@ -70,8 +70,8 @@ functions! {
 }
 
 impl Library {
-    /// Opens the newest library that a driver of this CUDA version (as 13000) can run, or says for people what is
-    /// missing. `PEGAINFER_BLASLT=off` opens none.
+    /// Opens the newest library that a driver of this CUDA version (such as 13000) can run. The error is a sentence
+    /// about what is missing. `PEGAINFER_BLASLT=off` opens none.
     pub fn open(driver: i32) -> Result<Self, String> {
         if env::var_os("PEGAINFER_BLASLT").is_some_and(|value| value == "off") {
             return Err("PEGAINFER_BLASLT=off".to_owned());
@@ -98,12 +98,11 @@ impl Library {
     }
 
     fn load(path: PathBuf) -> Result<Self, libloading::Error> {
-        // SAFETY: running the constructors of NVIDIA's library is what opening it is for; the name says which version
-        // it is.
+        // SAFETY: opening NVIDIA's library runs its constructors; the name contains the version.
         let open = unsafe { libloading::Library::new(&path)? };
-        // SAFETY: as above; `open` is kept beside the functions.
+        // SAFETY: as above; `open` is stored with the functions.
         let functions = unsafe { Functions::find(&open)? };
-        // SAFETY: it takes nothing and only tells a number.
+        // SAFETY: takes no arguments and returns a number.
         let version = unsafe { (functions.version)() };
         Ok(Self { functions, path, version, _open: open })
     }
@@ -114,8 +113,8 @@ impl Library {
     }
 }
 
-/// Places to look in, best first: the toolkit that was named, the wheels of tools/setup-cuda.sh in a directory above
-/// this executable, what the loader knows (an empty path), the usual toolkit.
+/// Directories to search, best first: the toolkit that was named, the wheels of tools/setup-cuda.sh in a directory
+/// above this executable, the loader's search path (an empty path), the usual toolkit.
 fn directories() -> Vec<PathBuf> {
     let home = env::var_os("CUDA_HOME").filter(|home| !home.is_empty()).map(PathBuf::from);
     let named = home.into_iter().flat_map(|home| [home.join("lib64"), home.join("lib")]);

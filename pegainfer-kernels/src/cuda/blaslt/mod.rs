@@ -1,9 +1,8 @@
-//! Large-M GEMMs on cuBLASLt, which a thread of its own opens while weights are loaded.
+//! Large-M GEMMs on cuBLASLt, which a separate thread opens while weights are loaded.
 //!
-//! Each GEMM gets a plan once: layouts, and the algorithm. The library's heuristic ranks candidates in 0.1 ms and its
-//! first is mostly within 3 % of the best; for row counts that come often the candidates are timed instead (see
-//! `tuning`), because the weights of a layer are never in the cache when their turn comes, which the heuristic does
-//! not know, and because it is up to 20 % off where it is wrong.
+//! Each GEMM gets a plan once: layouts and the algorithm. The library's heuristic ranks candidates in 0.1 ms, and its
+//! first is mostly within 3 % of the best, but up to 20 % slower when it is wrong. It does not know that the weights of
+//! a layer are never in the cache. For frequent row counts the candidates are therefore timed (see `tuning`).
 
 mod autotuned;
 mod fp8;
@@ -34,11 +33,11 @@ use std::ffi::{c_int, c_void};
 use std::ptr::{from_ref, null_mut};
 use std::sync::Arc;
 
-/// Candidates that the heuristic is asked for. It has no more for most GEMMs.
+/// Number of candidates requested from the heuristic, which has no more for most GEMMs.
 const CANDIDATES: usize = 8;
 
-/// The row count whose choice serves `m` rows: the next of 8 for each power of two, and up to 128 the next multiple of 16.
-/// (What is best for 256 rows loses a fifth at 200.)
+/// Row count whose plan is used for `m` rows: the next of 8 for each power of two, and up to 128 the next multiple of
+/// 16. (The best algorithm for 256 rows loses a fifth at 200.)
 pub(crate) fn m_bucket(m: usize) -> usize {
     m.next_multiple_of((m.next_power_of_two() / 16).max(16))
 }
@@ -56,23 +55,23 @@ pub(super) struct Operands {
 /// The first version that has scales of blocks.
 const BLOCK_SCALES: usize = 120_900;
 
-/// The library and what was made with it. Plans are kept for good: 1 KB for each row count that ever came.
+/// The library and its objects. Plans are kept forever: 1 KB per row count.
 struct BlasLt {
     library: Library,
     handle: sys::cublasLtHandle_t,
     operation: sys::cublasLtMatmulDesc_t,
     preference: sys::cublasLtMatmulPreference_t,
-    /// Of GEMMs that leave [`FREE_BYTES`] of the workspace alone.
+    /// Preference for GEMMs that leave [`FREE_BYTES`] of the workspace free.
     half_preference: sys::cublasLtMatmulPreference_t,
-    /// Of FP8; null before version 12.9.
+    /// Operation for FP8; null before version 12.9.
     fp8_operation: sys::cublasLtMatmulDesc_t,
     plans: HashMap<GemmSize, Plan>,
     autotuned: Autotuned,
-    /// The main stream's: where plans are timed, and kernels loaded.
+    /// Stream and workspace of the main stream, for timing plans and loading kernels.
     place: Place,
 }
 
-/// Where GEMMs run.
+/// Stream and workspace of GEMMs.
 #[derive(Debug, Clone)]
 struct Place {
     stream: Arc<CudaStream>,
@@ -80,7 +79,7 @@ struct Place {
 }
 
 impl Place {
-    /// Where ops go now.
+    /// Place of the current stream.
     fn current(exec: &mut Exec) -> Result<Self, OpError> {
         let gpu = exec.gpu()?;
         Ok(Self { stream: gpu.stream().clone(), workspace: gpu.workspace() })
@@ -90,20 +89,20 @@ impl Place {
 // SAFETY: the handles belong to this object alone, and the library lets any thread use them.
 unsafe impl Send for BlasLt {}
 
-/// Begins to open cuBLASLt for the GPU of `exec` on a thread of its own, for instance while weights are loaded. Without
-/// this the first call of another function here does, and waits.
+/// Starts opening cuBLASLt for the GPU of `exec` on a separate thread, for example while weights are loaded. Otherwise
+/// the first call of another function here does so and waits.
 pub(super) fn begin(exec: &mut Exec) {
     exec.attached(State::begin);
 }
 
-/// The cuBLASLt that [`matmul`] runs on, as its version and path; or why there is none, for people. Waits until it is
-/// open; the first call warns if it cannot be.
+/// Version and path of the cuBLASLt that [`matmul`] runs on, or a sentence that explains why there is none. Waits until
+/// it is open; the first call warns if it cannot be opened.
 pub fn blaslt(exec: &mut Exec) -> Result<String, String> {
     let blaslt = exec.attached(State::begin).opened()?;
     Ok(format!("{} ({})", blaslt.library.version(), blaslt.library.path.display()))
 }
 
-/// What can be called on the GPU of `exec`; waits until the library is open.
+/// Available functions of cuBLASLt on the GPU of `exec`; waits until the library is open.
 pub(crate) fn cublaslt(exec: &mut Exec) -> CublasLt {
     match exec.attached(State::begin).opened() {
         Ok(blaslt) if blaslt.library.version >= BLOCK_SCALES => CublasLt::BlockScales,
@@ -112,12 +111,12 @@ pub(crate) fn cublaslt(exec: &mut Exec) -> CublasLt {
     }
 }
 
-/// Plans every GEMM that was launched so far and whose algorithms are not timed, for all row counts from 33 to `most`, and loads
+/// Plans every GEMM launched so far whose algorithms are not timed, for all row counts from 33 to `max_rows`, and loads
 /// the library's kernels for them; see `preparation`. Overwrites the workspace. No effect without cuBLASLt.
 #[cfg(feature = "deepseek-v4")]
-pub(crate) fn plan_row_counts(exec: &mut Exec, most: usize) {
+pub(crate) fn plan_row_counts(exec: &mut Exec, max_rows: usize) {
     if let Ok(blaslt) = exec.attached(State::begin).opened() {
-        blaslt.prepare(most);
+        blaslt.prepare(max_rows);
     }
 }
 
@@ -139,15 +138,15 @@ pub(super) fn matmul(
     launch(exec, op, gemm, at, accumulate, out)
 }
 
-/// `out = x · wᵀ`, or with `accumulate` `out += x · wᵀ`, of operands at these addresses, which lie in `written` where they are results.
+/// `out = x · wᵀ`, or with `accumulate` `out += x · wᵀ`, of operands at these addresses; results lie in `written`.
 ///
-/// `x`: `[m, k]` and `w`: `[n, k]`, both bf16, or both e4m3 with scales; `out`: `[m, n]` bf16 or f32; `k` and `n` in multiples of 8, all
-/// on this GPU. f32 accumulation and one rounding at the end; but the library rounds the GEMM to bf16 before it adds it to
-/// a bf16 `out`, unless its algorithm splits the sum.
+/// `x`: `[m, k]` and `w`: `[n, k]`, both bf16, or both e4m3 with scales; `out`: `[m, n]` bf16 or f32; `k` and `n` in
+/// multiples of 8, all on this GPU. f32 accumulation with one final rounding. Exception: the library rounds the GEMM to
+/// bf16 before adding it to a bf16 `out`, unless its algorithm splits the sum.
 ///
-/// The first GEMM of a row count that comes often takes up to 0.1 s more, in which algorithms are timed, unless
-/// the stream is captured: then the heuristic's choice is taken, and kept. So run what is to be captured once before.
-/// Uses the workspace.
+/// The first GEMM of a frequent row count takes up to 0.1 s longer, because algorithms are timed. While the stream is
+/// captured, the heuristic's choice is taken instead and kept, so run a GEMM once before capturing it. Uses the
+/// workspace.
 pub(super) fn launch(
     exec: &mut Exec,
     op: &'static str,
@@ -188,7 +187,7 @@ impl BlasLt {
         Ok(opened)
     }
 
-    /// Makes the handle, the operation and what the heuristic has to respect.
+    /// Creates the handle, the operation and the heuristic's preferences.
     fn set_up(&mut self) -> Result<(), CublasError> {
         use sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA as TRANSPOSE_FIRST;
         use sys::cublasLtMatmulPreferenceAttributes_t::{
@@ -196,12 +195,12 @@ impl BlasLt {
             CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK as SCHEMES,
         };
         let (compute, f32) = (sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, sys::cudaDataType::CUDA_R_32F);
-        // The library's matrices are column-major, so it is told outᵀ = (wᵀ)ᵀ xᵀ.
+        // The library's matrices are column-major, so it computes outᵀ = (wᵀ)ᵀ xᵀ.
         let transpose: i32 = 1;
         // Parts of a split sum meet in f32.
         let schemes = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
         let lt = &self.library.functions;
-        // SAFETY: each object is made before it is used; attributes have the sizes that the library documents: an
+        // SAFETY: each object is created before it is used; attributes have the sizes that the library documents: an
         // int32, a size and a uint32.
         unsafe {
             (lt.create)(&mut self.handle).result()?;
@@ -218,7 +217,7 @@ impl BlasLt {
         if self.library.version >= BLOCK_SCALES { self.set_up_fp8(compute, f32) } else { Ok(()) }
     }
 
-    /// Asks the heuristic once, about any GEMM: its first answer takes 0.1 s longer than later ones.
+    /// Queries the heuristic once for any GEMM, because its first answer takes 0.1 s longer than later ones.
     fn warm_up(&self) -> Result<(), CublasError> {
         let plan = self.layouts(GemmSize::whole((256, 1024, 1024), DType::Bf16, Multiplied::Bf16))?;
         let asked = self.candidates(&plan, (0, 0));
@@ -226,7 +225,7 @@ impl BlasLt {
         asked.map(drop)
     }
 
-    /// The plan of `gemm`, made now if it is new. `at` are operands to time it with.
+    /// The plan of `gemm`, created if it is new. `at`: operands to time it with.
     fn plan(&mut self, gemm: GemmSize, at: Operands) -> Result<Plan, CublasError> {
         if let Some(plan) = self.plans.get(&gemm) {
             return Ok(*plan);
@@ -247,11 +246,11 @@ impl BlasLt {
     fn candidates(&self, plan: &Plan, scales: (u64, u64)) -> Result<Vec<sys::cublasLtMatmulAlgo_t>, CublasError> {
         let operation = self.operation(plan.multiplied, scales)?;
         let preference = if plan.multiplied.free_bytes() == 0 { self.preference } else { self.half_preference };
-        // SAFETY: plain numbers, for which zero is a value.
+        // SAFETY: plain numbers, for which zero is valid.
         let mut found: [sys::cublasLtMatmulHeuristicResult_t; CANDIDATES] = unsafe { std::mem::zeroed() };
         let mut count: c_int = 0;
         let lt = &self.library.functions;
-        // SAFETY: handles are alive, and `found` has space for as many as are asked for.
+        // SAFETY: handles are alive, and `found` has space for the requested number.
         unsafe {
             let (w, x, out, wanted) = (plan.w, plan.x, plan.out, CANDIDATES as c_int);
             let list = found.as_mut_ptr();
@@ -265,9 +264,10 @@ impl BlasLt {
         }
     }
 
-    /// Whether `algorithm` can compute what `plan` lays out within the workspace. `scales`: those of the operands, see [`Operands`].
+    /// True if `algorithm` can compute the layouts of `plan` within the workspace. `scales`: those of the operands; see
+    /// [`Operands`].
     fn accepts(&self, plan: &Plan, scales: (u64, u64), algorithm: &sys::cublasLtMatmulAlgo_t) -> bool {
-        // SAFETY: plain numbers, for which zero is a value.
+        // SAFETY: plain numbers, for which zero is valid.
         let mut result: sys::cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
         let (lt, w, x, out) = (&self.library.functions, plan.w, plan.x, plan.out);
         let Ok(operation) = self.operation(plan.multiplied, scales) else { return false };
@@ -313,13 +313,13 @@ impl BlasLt {
 
 impl Drop for BlasLt {
     fn drop(&mut self) {
-        // Nothing may run that was made here.
+        // Work that uses these objects must have ended.
         if let Err(error) = self.place.stream.synchronize() {
-            log::debug!("the GPU was left with an error: {}", describe(error));
+            log::debug!("the GPU ended with an error: {}", describe(error));
         }
         self.plans.values().for_each(|plan| self.release(plan));
         let lt = &self.library.functions;
-        // SAFETY: each was made once, is destroyed once, and no call is under way; null was never made.
+        // SAFETY: each was created once and is destroyed once, and no call is running; null was never created.
         unsafe {
             for preference in [self.preference, self.half_preference].into_iter().filter(|made| !made.is_null()) {
                 (lt.destroy_preference)(preference);

@@ -1,4 +1,4 @@
-//! cuBLASLt of an [`Exec`], which a thread of its own opens.
+//! cuBLASLt of an [`Exec`], opened by a separate thread.
 
 use super::{BlasLt, Place};
 use pegainfer_core::exec::Exec;
@@ -6,14 +6,14 @@ use std::thread::{Builder, JoinHandle};
 
 /// The library, open or being opened.
 pub(super) struct State {
-    /// The thread that opens the library, until it is first wanted.
+    /// The thread that opens the library, until the first use.
     opening: Option<JoinHandle<Result<BlasLt, String>>>,
-    /// The library, or why there is none.
+    /// The library, or the reason why there is none.
     blaslt: Result<BlasLt, String>,
 }
 
 impl State {
-    /// Begins to open the library, which takes a quarter of a second.
+    /// Starts opening the library, which takes a quarter of a second.
     pub(super) fn begin(exec: &mut Exec) -> Self {
         let missing = |why: String| Self { opening: None, blaslt: Err(why) };
         let (info, place) = match Place::current(exec).and_then(|place| Ok((exec.gpu()?.info()?, place))) {

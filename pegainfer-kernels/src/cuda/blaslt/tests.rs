@@ -1,5 +1,5 @@
-//! Operands are small whole numbers, so sums are exact in f32 and every element must come out as the exact value, rounded
-//! once; or twice where it is added to bf16.
+//! Operands are small whole numbers, so sums are exact in f32, and every element must be the exact value rounded once,
+//! or twice if it is added to bf16.
 
 use super::{blaslt, m_bucket, matmul};
 use cudarc::driver::sys;
@@ -8,7 +8,7 @@ use pegainfer_core::exec::Exec;
 use pegainfer_core::rng;
 use pegainfer_core::tensor::{DType, Tensor};
 
-/// A GEMM whose output begins as whole numbers, and what it must come to with and without them.
+/// A GEMM with whole numbers as initial output, and its expected results with and without accumulation.
 struct Case {
     x: Tensor,
     w: Tensor,
@@ -125,7 +125,7 @@ fn a_new_product_can_be_captured() {
 struct Branches {
     w: [Tensor; 2],
     x: Tensor,
-    /// Of the main stream, of both side streams, and of the main one beside them and behind them.
+    /// Outputs on the main stream, on both side streams, and on the main stream concurrently with them and after them.
     out: [Tensor; 6],
 }
 
@@ -152,7 +152,7 @@ impl Branches {
         gemm(exec, right, a, last).unwrap();
     }
 
-    /// The outputs, which are then cleared.
+    /// Returns the outputs and clears them.
     fn take(&mut self, exec: &mut Exec) -> Vec<bf16> {
         let of = |out: &mut Tensor| {
             let mut values = vec![bf16::ZERO; out.elements()];

@@ -16,18 +16,19 @@ const SMALL: usize = 128;
 const LARGE: [usize; 2] = [512, 16_384];
 /// Bytes of weights that are read in turn: several times the L2 of any GPU.
 const COLD_BYTES: usize = 192 << 20;
-/// Copies of the weights, at most: a model of small weights lives in the L2 anyway.
+/// Maximum number of copies of the weights; a model of small weights stays in the L2 anyway.
 const COPIES: usize = 24;
 /// Rows of x of a measurement, at least: few rows are timed over many GEMMs, thousands over one.
 const ROWS: usize = 4096;
-/// Measurements, of which the best counts.
+/// Number of measurements; the best counts.
 const ROUNDS: usize = 3;
-/// A candidate must be this much faster than the heuristic's first: below that it is noise, and the results of a
-/// GEMM should not change with noise.
+/// Minimum speed-up of a candidate over the heuristic's first. Smaller differences are noise, and the results of a GEMM
+/// should not change with noise.
 const GAIN: f64 = 1.03;
 
-/// Whether the candidates for `rows` rows are timed: with usual options before an engine serves, but for the largest two,
-/// which are when they first come. For others the heuristic's first is mostly as good.
+/// True if the candidates for `rows` rows are timed. With usual options that happens before an engine serves, except
+/// for the largest two, which are timed at their first use. For other row counts the heuristic's first is mostly as
+/// good.
 fn is_timed(rows: usize) -> bool {
     rows <= SMALL || rows.is_power_of_two() && (LARGE[0]..=LARGE[1]).contains(&rows)
 }
@@ -42,7 +43,7 @@ impl BlasLt {
     ) -> Result<sys::cublasLtMatmulAlgo_t, CublasError> {
         let rows = m_bucket(gemm.m);
         if rows != gemm.m {
-            // There are fewer rows of x than that plan has, so none are read.
+            // There are fewer rows of x than in that plan, so none are read.
             let served = self.plan(GemmSize { m: rows, ..gemm }, Operands { x: 0, ..at })?.algorithm;
             let served = self.accepts(plan, at.scales, &served).then_some(served);
             return served.map_or_else(|| Ok(self.candidates(plan, at.scales)?[0]), Ok);
@@ -77,7 +78,7 @@ impl BlasLt {
         }
     }
 
-    /// The fastest candidate, and how many times as fast as the first it is.
+    /// The fastest candidate, and its speed relative to the first.
     fn fastest(
         &self,
         gemm: GemmSize,
@@ -104,8 +105,8 @@ struct Bench<'a> {
 }
 
 impl<'a> Bench<'a> {
-    /// Copies the weights often enough that none is in the cache when its turn comes again. x is copied if `at` has it
-    /// (not 0), and else zero.
+    /// Copies the weights often enough that none is in the cache when it is used again. x is copied from `at` if that
+    /// is not 0; otherwise it is zero.
     fn new(blaslt: &'a BlasLt, GemmSize { m, n, k, out, .. }: GemmSize, at: Operands) -> Result<Self, DriverError> {
         let stream = &blaslt.place.stream;
         let aligned = |bytes: usize| bytes.next_multiple_of(256);

@@ -1,10 +1,11 @@
-//! The CUPTI library: where it is looked for, the functions of its activity API that are used, and the head of a kernel's record.
+//! The CUPTI library: its search path, the functions of its activity API that are used, and the start of a kernel's
+//! record.
 
 use std::env;
 use std::ffi::{CStr, c_char, c_void};
 use std::path::PathBuf;
 
-/// Major versions of the library whose functions and records are as declared here.
+/// Major versions with the functions and records declared here.
 const VERSIONS: [u32; 2] = [13, 12];
 
 /// `CUptiResult`.
@@ -15,7 +16,7 @@ pub(super) const SUCCESS: Status = 0;
 pub(super) const NO_MORE_RECORDS: Status = 12;
 /// `CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL`: kernels as they run, overlapped and in graphs.
 pub(super) const CONCURRENT_KERNEL: u32 = 10;
-/// `CUPTI_ACTIVITY_FLAG_FLUSH_FORCED`: buffers that are not full, too.
+/// `CUPTI_ACTIVITY_FLAG_FLUSH_FORCED`: also delivers buffers that are not full.
 pub(super) const FLUSH_FORCED: u32 = 1;
 
 /// `CUpti_BuffersCallbackRequestFunc`.
@@ -23,7 +24,7 @@ pub(super) type RequestBuffer = extern "C" fn(*mut *mut u8, *mut usize, *mut usi
 /// `CUpti_BuffersCallbackCompleteFunc`.
 pub(super) type CompleteBuffer = extern "C" fn(*mut c_void, u32, *mut u8, usize, usize);
 
-/// What `CUpti_ActivityKernel9` and later ones begin with: newer versions append fields.
+/// First fields of `CUpti_ActivityKernel9` and later ones; newer versions append fields.
 #[repr(C)]
 pub(super) struct KernelHead {
     pub kind: u32,
@@ -33,7 +34,7 @@ pub(super) struct KernelHead {
     pub partitioned_cache: [u32; 2],
     /// Nanoseconds.
     pub start: u64,
-    /// Nanoseconds; 0 together with `start` where the time is not known.
+    /// End in nanoseconds; 0 together with `start` if the time is not known.
     pub end: u64,
     pub completed: u64,
     pub device: u32,
@@ -59,7 +60,7 @@ pub(super) struct Library {
 
 macro_rules! functions {
     ($($name:ident = $symbol:literal ($($argument:ty),*);)*) => {
-        /// Functions of the library, called as its reference manual says.
+        /// Functions of the library, as declared in its reference manual.
         pub(super) struct Functions {
             $(pub $name: unsafe extern "C" fn($($argument),*) -> Status,)*
         }
@@ -87,7 +88,7 @@ functions! {
 }
 
 impl Library {
-    /// Opens the first library found, or says for people what is missing.
+    /// Opens the first library found. The error is a sentence about what is missing.
     pub fn open() -> Result<Self, String> {
         let mut why = String::new();
         for path in VERSIONS.iter().flat_map(|version| places(&format!("libcupti.so.{version}"))) {
@@ -105,9 +106,9 @@ impl Library {
     }
 
     fn load(path: &PathBuf) -> Result<Self, libloading::Error> {
-        // SAFETY: running the constructors of NVIDIA's library is what opening it is for; the name says which version it is.
+        // SAFETY: opening NVIDIA's library runs its constructors; the name contains the version.
         let open = unsafe { libloading::Library::new(path)? };
-        // SAFETY: as above; `open` is kept beside the functions.
+        // SAFETY: as above; `open` is stored with the functions.
         let functions = unsafe { Functions::find(&open)? };
         Ok(Self { functions, _open: open })
     }
@@ -118,15 +119,17 @@ impl Library {
             return Ok(());
         }
         let mut text = std::ptr::null();
-        // SAFETY: it writes the address of a text that lasts as long as the library, or leaves the null of an unknown status.
+        // SAFETY: it writes the address of a text that lasts as long as the library, or leaves the null of an unknown
+        // status.
         let found = unsafe { (self.functions.result_string)(status, &raw mut text) } == SUCCESS && !text.is_null();
-        // SAFETY: the library has just said that there is such a text.
+        // SAFETY: the library has just reported that there is a text.
         let name = if found { unsafe { CStr::from_ptr(text) }.to_string_lossy() } else { "unknown".into() };
         Err(format!("CUPTI cannot {what}: {name} (error {status})"))
     }
 }
 
-/// Places to look in for the library `name`, best first: the toolkit that was named, what the loader knows, the usual toolkit.
+/// Paths to search for the library `name`, best first: the toolkit that was named, the loader's search path, the usual
+/// toolkit.
 fn places(name: &str) -> Vec<PathBuf> {
     let home = env::var_os("CUDA_HOME").filter(|home| !home.is_empty()).map(PathBuf::from);
     let of_toolkit = |home: PathBuf| [home.join("extras/CUPTI/lib64"), home.join("lib64"), home.join("lib")];

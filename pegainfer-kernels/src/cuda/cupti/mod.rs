@@ -1,7 +1,8 @@
-//! Kernels of this process as CUPTI, NVIDIA's profiling library, sees them: when each began and ended on the device, also in replayed CUDA
-//! graphs and where kernels overlap.
+//! Kernels of this process as recorded by CUPTI, NVIDIA's profiling library: start and end of each on the device, also
+//! in replayed CUDA graphs and with overlap.
 //!
-//! CUPTI's activity API has one pair of callbacks for the whole process and gives them no context of the caller. Hence the two statics here.
+//! CUPTI's activity API has one pair of callbacks per process and passes them no context of the caller, which is why
+//! there are two statics here.
 
 mod library;
 
@@ -11,7 +12,7 @@ use std::ffi::{CStr, c_void};
 use std::ptr::null_mut;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// A buffer for records: 8 MB, about 40,000 kernels, aligned as CUPTI asks for.
+/// A buffer for records: 8 MB, about 40,000 kernels, with the alignment that CUPTI requires.
 const BUFFER: Layout = match Layout::from_size_align(8 << 20, 8) {
     Ok(layout) => layout,
     Err(_) => panic!("the alignment is a power of two"),
@@ -19,7 +20,7 @@ const BUFFER: Layout = match Layout::from_size_align(8 << 20, 8) {
 
 /// The library, once [`start`] has opened it.
 static LIBRARY: OnceLock<Library> = OnceLock::new();
-/// What was recorded; `None` while nobody wants to know.
+/// Recorded kernels; `None` while not recording.
 static RECORDS: Mutex<Option<Vec<KernelRecord>>> = Mutex::new(None);
 
 /// A kernel that ran.
@@ -37,25 +38,25 @@ pub struct KernelRecord {
     pub end: u64,
 }
 
-/// Opens CUPTI and turns it on. CUDA graphs that were captured before may not be recorded kernel by kernel, so call this before a GPU is
-/// opened. An error says for people what is missing.
+/// Opens CUPTI and turns it on. CUDA graphs captured earlier may not be recorded kernel by kernel, so call this before
+/// opening a GPU. The error is a sentence about what is missing.
 pub fn start() -> Result<(), String> {
     if let Some(library) = LIBRARY.get() {
         return enable(library);
     }
     let library = Library::open()?;
-    // SAFETY: the callbacks are functions of the types that the library asks for, and stay.
+    // SAFETY: the callbacks have the types that the library requires, and are static.
     let status = unsafe { (library.functions.register_callbacks)(request_buffer, complete_buffer) };
     library.check("register callbacks", status)?;
     enable(LIBRARY.get_or_init(|| library))
 }
 
-/// Turns CUPTI off, so that kernels run as they do without it, and drops what was recorded. Without [`start`] it does nothing.
+/// Turns CUPTI off, so that kernels run as without it, and drops the records. No effect without [`start`].
 pub fn pause() -> Result<(), String> {
     LIBRARY.get().map_or(Ok(()), disable)
 }
 
-/// Runs `run`, after which its kernels must have ended, and returns them in the order of their begin.
+/// Runs `run`, whose kernels must have ended when it returns, and returns them in order of their start.
 pub fn record<T>(run: impl FnOnce() -> T) -> Result<(T, Vec<KernelRecord>), String> {
     let library = LIBRARY.get().ok_or("CUPTI was not started")?;
     enable(library)?;
@@ -81,11 +82,11 @@ pub fn record<T>(run: impl FnOnce() -> T) -> Result<(T, Vec<KernelRecord>), Stri
 }
 
 fn enable(library: &Library) -> Result<(), String> {
-    // SAFETY: it takes the number of a kind of records.
+    // SAFETY: takes the number of a kind of records.
     library.check("record kernels", unsafe { (library.functions.enable)(CONCURRENT_KERNEL) })
 }
 
-/// Delivers what was recorded, and stops.
+/// Delivers the records and stops recording.
 fn disable(library: &Library) -> Result<(), String> {
     // SAFETY: both take numbers; the callbacks they call are registered.
     let (flushed, disabled) =
@@ -95,27 +96,27 @@ fn disable(library: &Library) -> Result<(), String> {
 }
 
 fn records() -> MutexGuard<'static, Option<Vec<KernelRecord>>> {
-    // A panic leaves a list of plain data behind.
+    // A panic leaves plain data.
     RECORDS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// CUPTI asks for memory. Where there is none it drops records, which [`record`] reports.
-extern "C" fn request_buffer(buffer: *mut *mut u8, size: *mut usize, most_records: *mut usize) {
+/// Callback for memory. If there is none, CUPTI drops records, which [`record`] reports.
+extern "C" fn request_buffer(buffer: *mut *mut u8, size: *mut usize, max_records: *mut usize) {
     // SAFETY: the layout has a size; CUPTI passes three places to write to.
     unsafe {
         *buffer = alloc(BUFFER);
         *size = if (*buffer).is_null() { 0 } else { BUFFER.size() };
-        *most_records = 0;
+        *max_records = 0;
     }
 }
 
-/// CUPTI gives a buffer back, with records in its first `valid` bytes.
+/// Callback for a full buffer, with records in its first `valid` bytes.
 extern "C" fn complete_buffer(_context: *mut c_void, _stream: u32, buffer: *mut u8, _size: usize, valid: usize) {
     if buffer.is_null() {
         return;
     }
     if let (Some(library), Some(kernels)) = (LIBRARY.get(), &mut *records()) {
-        // SAFETY: `buffer` is what CUPTI has just given back with so many valid bytes.
+        // SAFETY: CUPTI has just returned `buffer` with `valid` valid bytes.
         unsafe { read_records(library, (buffer, valid), kernels) };
     }
     // SAFETY: the buffer came from `request_buffer`, and CUPTI is done with it.
@@ -125,7 +126,7 @@ extern "C" fn complete_buffer(_context: *mut c_void, _stream: u32, buffer: *mut 
 /// Appends the kernels of a buffer.
 ///
 /// # Safety
-/// The buffer must have so many valid bytes of CUPTI's records.
+/// The buffer must have `valid` bytes of CUPTI's records.
 unsafe fn read_records(library: &Library, (buffer, valid): (*mut u8, usize), kernels: &mut Vec<KernelRecord>) {
     let mut record: *mut c_void = null_mut();
     loop {

@@ -10,7 +10,7 @@ use pegainfer_core::tensor::{DType, OpError};
 /// The kernel entries' tiles: tokens of each.
 pub(super) const TILES: [usize; 4] = [8, 16, 32, 64];
 
-/// The smallest tile for so many tokens, by its place in [`TILES`].
+/// The smallest tile for `tokens` tokens, as an index into [`TILES`].
 pub(super) fn tile(tokens: usize) -> usize {
     TILES.iter().position(|tile| tokens <= *tile).unwrap_or(TILES.len() - 1)
 }
@@ -32,17 +32,17 @@ pub(super) fn shared_bytes(w: &Matrix, tile: usize) -> usize {
     (weights + scales + TILES[tile] * (2 * DEPTH + 64)) * STAGES
 }
 
-/// How the values of an activation enter a GEMM.
+/// Form in which the values of an activation enter a GEMM.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Parts {
-    /// bf16 as it is.
+    /// bf16, unchanged.
     Same,
     /// f32 as the sum of three bf16 numbers.
     Three,
 }
 
 impl Parts {
-    /// Of activations of `dtype`.
+    /// Form of activations of `dtype`.
     pub fn of(dtype: DType) -> Self {
         if dtype == DType::F32 { Self::Three } else { Self::Same }
     }
@@ -90,7 +90,7 @@ impl Scratch {
         let address = self.next;
         self.next += bytes.next_multiple_of(256) as u64;
         if self.next > self.end {
-            return Err(OpError { op, message: format!("{bytes} bytes more than the workspace has are needed") });
+            return Err(OpError { op, message: format!("the workspace lacks {bytes} bytes") });
         }
         Ok(address)
     }

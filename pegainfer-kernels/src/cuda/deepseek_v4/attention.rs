@@ -10,7 +10,7 @@ use crate::limits::deepseek_v4_attention::{
     CHUNK, F32_THREADS, MAX_DIM, MERGE_THREADS, MMA_HEADS, ONE_GROUP_BYTES, TWO_GROUP_BYTES, WARP_DIM,
 };
 use crate::limits::deepseek_v4_attention_wgmma::{SHARED_BYTES_16, SHARED_BYTES_32, THREADS};
-use crate::ops::deepseek_v4::{Batch, Split, Visible, WINDOW};
+use crate::ops::deepseek_v4::{RaggedBatch, Split, Visible, WINDOW};
 use pegainfer_core::cuda::WORKSPACE_BYTES;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
@@ -20,17 +20,17 @@ const OP: &str = "sparse_attention";
 /// Blocks that fill every GPU: with fewer, the keys of a token are split over blocks, with the same bits.
 const FILL: usize = 512;
 
-/// Where the keys of tokens are. Tensors that a kernel does not read have another's address.
+/// Locations of the keys of tokens. Unused tensors have the address of another one.
 struct Lists<'a> {
     kv: &'a Tensor,
     rings: &'a Tensor,
     /// Tokens of the window.
     window: usize,
-    /// Rows of a ring, at least as many.
+    /// Minimum number of rows of a ring.
     ring: usize,
     entries: &'a Tensor,
     chosen: &'a Tensor,
-    /// Of the entries; 0 without.
+    /// Pages of the entries; 0 without entries.
     entry_pages: usize,
     per_page: usize,
     /// Columns of `chosen`; 0 without.
@@ -38,7 +38,7 @@ struct Lists<'a> {
 }
 
 impl<'a> Lists<'a> {
-    fn new((kv, rings): (&'a Tensor, &'a Tensor), visible: Visible<'a>, batch: &Batch<'a>) -> Self {
+    fn new((kv, rings): (&'a Tensor, &'a Tensor), visible: Visible<'a>, batch: &RaggedBatch<'a>) -> Self {
         let none = (kv, 0, 0);
         let (entries, entry_pages, per_page) =
             visible.entries().map_or(none, |entries| (entries, entries.shape()[0], entries.shape()[1]));
@@ -64,7 +64,7 @@ pub(crate) fn sparse_attention(
     (kv, rings): (&Tensor, &mut Tensor),
     visible: Visible<'_>,
     (sink, frequencies): (&Tensor, &Tensor),
-    batch: &Batch<'_>,
+    batch: &RaggedBatch<'_>,
     (out, split): (&mut Tensor, Option<Split<'_>>),
 ) -> Result<(), OpError> {
     let (tokens, heads, dim) = (q.shape()[0], q.shape()[1], q.shape()[2]);
@@ -115,12 +115,12 @@ fn by_wgmma(
     q: &Tensor,
     lists: &Lists<'_>,
     sink: &Tensor,
-    batch: &Batch<'_>,
+    batch: &RaggedBatch<'_>,
     out: &mut Tensor,
 ) -> Result<(), OpError> {
     let (tokens, heads, dim) = (q.shape()[0], q.shape()[1], q.shape()[2]);
     let Lists { kv, rings, window, ring, entries, chosen, entry_pages, per_page, k } = *lists;
-    let Batch { qo_indptr, positions, slots, page_tables } = *batch;
+    let RaggedBatch { qo_indptr, positions, slots, page_tables } = *batch;
     let (rows, pages) = page_tables.rows_cols();
     let arguments = AttentionWgmma {
         q: Map::heads(OP, q, heads)?,
@@ -154,7 +154,7 @@ fn mma_threads(dim: usize) -> usize {
     32 * dim.div_ceil(WARP_DIM)
 }
 
-/// A kernel whose blocks have all keys of a token.
+/// A kernel whose blocks process all keys of a token.
 struct Whole {
     entry: Entry<SparseAttention<'static>>,
     /// Heads of a block.
@@ -187,12 +187,12 @@ fn whole(
     q: &Tensor,
     lists: &Lists<'_>,
     sink: &Tensor,
-    batch: &Batch<'_>,
+    batch: &RaggedBatch<'_>,
     out: &mut Tensor,
 ) -> Result<(), OpError> {
     let ((tokens, heads, dim), dtype) = ((q.shape()[0], q.shape()[1], q.shape()[2]), q.dtype());
     let Lists { kv, rings, window, ring, entries, chosen, entry_pages, per_page, k } = *lists;
-    let Batch { qo_indptr, positions, slots, page_tables } = *batch;
+    let RaggedBatch { qo_indptr, positions, slots, page_tables } = *batch;
     let (rows, pages) = page_tables.rows_cols();
     let kernel = Whole::new(exec, dtype, heads, dim)?;
     let arguments = SparseAttention {
@@ -229,10 +229,16 @@ fn whole(
 }
 
 /// A block has a chunk of a token's keys, in bf16; [`merge`] has to follow.
-fn split_keys(exec: &mut Exec, q: &Tensor, lists: &Lists<'_>, chunks: usize, batch: &Batch<'_>) -> Result<(), OpError> {
+fn split_keys(
+    exec: &mut Exec,
+    q: &Tensor,
+    lists: &Lists<'_>,
+    chunks: usize,
+    batch: &RaggedBatch<'_>,
+) -> Result<(), OpError> {
     let ((tokens, heads, dim), dtype) = ((q.shape()[0], q.shape()[1], q.shape()[2]), q.dtype());
     let Lists { kv, rings, window, ring, entries, chosen, entry_pages, per_page, k } = *lists;
-    let Batch { qo_indptr, positions, slots, page_tables } = *batch;
+    let RaggedBatch { qo_indptr, positions, slots, page_tables } = *batch;
     let ((rows, pages), slot_count) = (page_tables.rows_cols(), rings.shape()[0]);
     let partials = exec.gpu()?.workspace();
     let arguments = AttentionChunks {
@@ -263,7 +269,7 @@ fn split_keys(exec: &mut Exec, q: &Tensor, lists: &Lists<'_>, chunks: usize, bat
     run_early(exec, OP, [kernel, kernel], dtype, arguments, &early, (grid, mma_threads(dim)))
 }
 
-/// What [`merge`] has to know of the lists of keys.
+/// Description of the lists of keys for [`merge`].
 struct Merge {
     window: usize,
     per_page: usize,
@@ -277,11 +283,11 @@ fn merge(
     Merge { window, per_page, k, chunks }: Merge,
     (kv, rings): (&Tensor, &mut Tensor),
     (sink, frequencies): (&Tensor, &Tensor),
-    batch: &Batch<'_>,
+    batch: &RaggedBatch<'_>,
     (out, split): (&mut Tensor, Option<Split<'_>>),
 ) -> Result<(), OpError> {
     let ((tokens, heads, dim), dtype) = ((out.shape()[0], out.shape()[1], out.shape()[2]), out.dtype());
-    let Batch { qo_indptr, positions, slots, page_tables } = *batch;
+    let RaggedBatch { qo_indptr, positions, slots, page_tables } = *batch;
     let (slot_count, ring) = (rings.shape()[0], rings.shape()[1]);
     let (packed, group) =
         split.map_or((Target::Scratch(0), dim), |split| (Target::Tensor(split.packed), split.columns));

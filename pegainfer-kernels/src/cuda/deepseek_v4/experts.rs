@@ -24,23 +24,23 @@ const DOWN: [[Entry<Down<'static>>; 4]; 3] = [
     [Down::down_fp4_8, Down::down_fp4_16, Down::down_fp4_32, Down::down_fp4_64],
 ];
 
-/// Which experts tokens go to: numbers and weights, `[tokens, k]`, and the number of the first expert that is here.
-struct Choice<'a> {
+/// Experts chosen by tokens: numbers and weights, `[tokens, k]`, and the number of the first expert present.
+struct ExpertChoice<'a> {
     chosen: &'a Tensor,
     weights: &'a Tensor,
     first: usize,
 }
 
-/// Grouped pairs of a pass: device addresses that are 0 where every token goes to the only expert.
+/// Grouped pairs of a pass: device addresses, or 0 if every token goes to the only expert.
 struct Groups {
     tiles: u64,
     pairs: u64,
     weights: u64,
     /// Experts of a token.
     k: usize,
-    /// The tile, by its place in [`TILES`], and the most tiles that there can be.
+    /// The tile, as an index into [`TILES`], and the maximum number of tiles.
     tile: usize,
-    most: usize,
+    max_tiles: usize,
 }
 
 /// Device address of row `first` of a matrix of `width` columns.
@@ -48,23 +48,23 @@ fn row(tensor: &Tensor, first: usize, width: usize) -> u64 {
     tensor.device() + (first * width * tensor.dtype().size()) as u64
 }
 
-/// What bounds the tiles of an op's pairs. Their number changes no bit of a result.
+/// Limits of the tiles of an op's pairs. The number of tiles does not change a bit of a result.
 #[derive(Clone, Copy)]
 struct Tiling {
     experts: usize,
-    /// Scales of a row of h, each with a counter in a tile; 0 where h is not rounded.
+    /// Scales of a row of h, each with a counter in a tile; 0 if h is not rounded.
     scales: usize,
 }
 
 impl Tiling {
-    /// The most tiles that there can be.
-    fn most(self, pairs: usize, tile: usize) -> usize {
+    /// Maximum number of tiles.
+    fn max_tiles(self, pairs: usize, tile: usize) -> usize {
         self.experts.min(pairs) + pairs / TILES[tile]
     }
 
-    /// There are counters for all of them.
+    /// True if there are counters for all of them.
     fn fits(self, pairs: usize, tile: usize) -> bool {
-        self.most(pairs, tile) * self.scales <= COUNTERS
+        self.max_tiles(pairs, tile) * self.scales <= COUNTERS
     }
 
     /// The smallest tile for the pairs of an expert that fits, by its place in [`TILES`], and the most tiles.
@@ -72,11 +72,11 @@ impl Tiling {
         let last = TILES.len() - 1;
         let least = tile(pairs / self.experts.max(1));
         let tile = (least..last).find(|tile| self.fits(pairs, *tile)).unwrap_or(last);
-        (tile, self.most(pairs, tile))
+        (tile, self.max_tiles(pairs, tile))
     }
 }
 
-/// One op's operands that all passes share.
+/// Operands of one op that all passes share.
 struct Call<'a> {
     op: &'static str,
     x: &'a Tensor,
@@ -85,7 +85,7 @@ struct Call<'a> {
 }
 
 impl Call<'_> {
-    /// Whether the input of the last GEMM is rounded to FP8.
+    /// True if the input of the last GEMM is rounded to FP8.
     fn rounds(&self) -> bool {
         self.math.quantize && self.experts.down.is_quantized()
     }
@@ -95,7 +95,7 @@ impl Call<'_> {
         Tiling { experts: self.experts.count, scales }
     }
 
-    /// Tokens of a pass, so that everything in between fits the workspace, and that there are counters for its tiles.
+    /// Number of tokens of a pass such that all intermediates fit the workspace, and there are counters for its tiles.
     fn pass(&self, k: usize) -> usize {
         let (hidden, width) = (self.x.rows_cols().1, self.experts.width());
         let (parts, size) = (Parts::of(self.x.dtype()).bytes(), self.x.dtype().size());
@@ -111,15 +111,15 @@ impl Call<'_> {
     fn group(
         &self,
         exec: &mut Exec,
-        choice: &Choice<'_>,
+        choice: &ExpertChoice<'_>,
         tokens: &Range<usize>,
         scratch: &mut Scratch,
     ) -> Result<Groups, OpError> {
         let (k, experts) = (choice.chosen.rows_cols().1, self.experts.count);
         let count = tokens.len() * k;
-        let (tile, most) = self.tiling().tile(count);
+        let (tile, max_tiles) = self.tiling().tile(count);
         let pairs = scratch.take(self.op, count * 4)?;
-        let tiles = scratch.take(self.op, (1 + 3 * most) * 4)?;
+        let tiles = scratch.take(self.op, (1 + 3 * max_tiles) * 4)?;
         let arguments = GroupPairs {
             chosen: row(choice.chosen, tokens.start, k),
             pairs: Target::Scratch(pairs),
@@ -132,10 +132,11 @@ impl Call<'_> {
         let launch = GroupPairs::group_pairs.launch(exec.gpu()?, self.op, arguments)?;
         // SAFETY: one block; the buffers have place for all pairs and tiles.
         unsafe { launch.run([1, 1, 1], GROUP_THREADS)? };
-        Ok(Groups { tiles, pairs, weights: row(choice.weights, tokens.start, k), k, tile, most })
+        Ok(Groups { tiles, pairs, weights: row(choice.weights, tokens.start, k), k, tile, max_tiles })
     }
 
-    /// The experts' outputs for some tokens, one row a pair: in `y`, or without it in the workspace. Returns their address.
+    /// The experts' outputs for some tokens, one row a pair: in `y`, or without it in the workspace. Returns their
+    /// address.
     fn outputs(
         &self,
         exec: &mut Exec,
@@ -151,7 +152,7 @@ impl Call<'_> {
         let x = operand(exec, op, values, tokens.len() * hidden, scratch)?;
         let h = scratch.take(op, pairs * width * dtype.size())?;
         let low = if self.rounds() { scratch.take(op, pairs * width * DType::Bf16.size())? } else { 0 };
-        let Groups { tiles, pairs: list, weights, tile, most, .. } = *groups;
+        let Groups { tiles, pairs: list, weights, tile, max_tiles, .. } = *groups;
         let to_f32 = usize::from(dtype == DType::F32);
         let ((gate, gate_scales), (up, up_scales)) = (experts.gate.device(), experts.up.device());
         let arguments = GateUp {
@@ -178,7 +179,7 @@ impl Call<'_> {
         let launch = GATE_UP[format(&experts.gate)][tile].launch(exec.gpu()?, op, arguments)?;
         let launch = launch.shared(shared_bytes(&experts.gate, tile));
         // SAFETY: the op checked the shapes; the grid covers every tile of `h`.
-        unsafe { launch.run([width.div_ceil(ROWS / 2), most, 1], THREADS)? };
+        unsafe { launch.run([width.div_ceil(ROWS / 2), max_tiles, 1], THREADS)? };
         let h = match self.rounds() {
             true => Operand { address: low, planes: 1, plane: 0 },
             false => operand(exec, op, Values { address: h, dtype }, pairs * width, scratch)?,
@@ -202,7 +203,7 @@ impl Call<'_> {
         let launch = DOWN[format(&experts.down)][tile].launch(exec.gpu()?, op, arguments)?;
         let launch = launch.shared(shared_bytes(&experts.down, tile));
         // SAFETY: as above, of `y`.
-        unsafe { launch.run([hidden.div_ceil(ROWS), most, 1], THREADS)? };
+        unsafe { launch.run([hidden.div_ceil(ROWS), max_tiles, 1], THREADS)? };
         Ok(y)
     }
 }
@@ -225,9 +226,9 @@ pub(crate) fn routed_experts(
         let message = format!("{k} of {} experts: the GPU kernel takes {MAX_CHOSEN} of {MAX_EXPERTS}", experts.count);
         return Err(OpError { op: call.op, message });
     }
-    // What is computed beside this op, such as `shared`.
+    // Waits for concurrent ops, such as `shared`.
     exec.join_side_streams()?;
-    let choice = Choice { chosen, weights, first };
+    let choice = ExpertChoice { chosen, weights, first };
     let pass = call.pass(k);
     for from in (0..tokens).step_by(pass) {
         let part = from..(from + pass).min(tokens);
@@ -269,7 +270,7 @@ pub(crate) fn shared_expert(
         let part = from..(from + pass).min(tokens);
         let mut scratch = Scratch::new(exec)?;
         let (tile, _) = call.tiling().tile(part.len());
-        let groups = Groups { tiles: 0, pairs: 0, weights: 0, k: 1, tile, most: part.len().div_ceil(TILES[tile]) };
+        let groups = Groups { tiles: 0, pairs: 0, weights: 0, k: 1, tile, max_tiles: part.len().div_ceil(TILES[tile]) };
         call.outputs(exec, &groups, &part, Some(row(out, from, hidden)), &mut scratch)?;
     }
     Ok(())
@@ -286,13 +287,13 @@ mod tests {
             let pass = (1..40_000).take_while(|pairs| tiling.fits(*pairs, TILES.len() - 1));
             let mut largest = 0;
             for pairs in pass {
-                let (tile, most) = tiling.tile(pairs);
+                let (tile, max_tiles) = tiling.tile(pairs);
                 assert!(
-                    most * scales <= COUNTERS,
-                    "{pairs} pairs of {experts} experts: {most} tiles of {}",
+                    max_tiles * scales <= COUNTERS,
+                    "{pairs} pairs of {experts} experts: {max_tiles} tiles of {}",
                     TILES[tile]
                 );
-                assert!(most >= pairs.div_ceil(TILES[tile]));
+                assert!(max_tiles >= pairs.div_ceil(TILES[tile]));
                 largest = pairs;
             }
             assert!(largest > 2000, "{experts} experts: passes of {largest} pairs");

@@ -12,7 +12,8 @@ use pegainfer_core::cuda::WORKSPACE_BYTES;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
-/// Elements of the gate weights of all experts, below which they stay in the L2 cache, so that these kernels serve any number of tokens.
+/// Number of elements of the gate weights of all experts below which they stay in the L2 cache, so that these kernels
+/// serve any number of tokens.
 const FEW_ELEMENTS: usize = 4 << 20;
 /// Largest hidden size and width of experts: a block has operands of all of its columns in shared memory.
 const MAX_HIDDEN: usize = 8192;
@@ -26,7 +27,8 @@ const BOX_ROWS: usize = ROWS / 2;
 /// Threads of a block that adds up experts, two columns each.
 const ADD_THREADS: usize = 128;
 
-/// Whether the experts are in the formats of the official checkpoints: the routed ones in FP4, the shared one in FP8 with E8M0 scales.
+/// True if the experts are in the formats of the official checkpoints: routed ones in FP4, the shared one in FP8 with
+/// E8M0 scales.
 fn official(experts: &Moe<'_>) -> bool {
     let all =
         |experts: &Experts, is: fn(&Matrix) -> bool| [&experts.gate, &experts.up, &experts.down].into_iter().all(is);
@@ -34,7 +36,7 @@ fn official(experts: &Moe<'_>) -> bool {
     all(experts.routed, |w| matches!(w, Matrix::Fp4 { .. })) && experts.shared.is_none_or(|shared| all(shared, fp8))
 }
 
-/// Whether [`moe`] takes these operands, of tokens with `k` experts each.
+/// True if [`moe`] takes these operands, for tokens with `k` experts each.
 pub(crate) fn fuses_experts(
     exec: &mut Exec,
     x: Activation<'_>,
@@ -52,7 +54,7 @@ pub(crate) fn fuses_experts(
     Ok(hopper && whole && small && few && packed && fits && official(experts))
 }
 
-/// What the launches of a call have in common.
+/// Operands shared by the launches of a call.
 struct Call<'a> {
     op: &'static str,
     experts: &'a Moe<'a>,
@@ -220,7 +222,8 @@ impl Call<'_> {
         unsafe { launch.run([tokens, hidden.div_ceil(2 * ADD_THREADS), 1], ADD_THREADS) }
     }
 
-    /// Codes and address of the scales of a matrix of the shared expert; without it `none`, which is not read then.
+    /// Codes and address of the scales of a matrix of the shared expert; without a shared expert `none`, which is then
+    /// not read.
     fn of_shared<'t>(&self, none: &'t Tensor, matrix: fn(&'t Experts) -> &'t Matrix) -> (&'t Tensor, u64)
     where
         Self: 't,

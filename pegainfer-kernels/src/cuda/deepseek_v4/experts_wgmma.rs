@@ -25,7 +25,7 @@ const DOWN: [Entry<DownWgmma<'static>>; 3] =
     [DownWgmma::down_wgmma_48, DownWgmma::down_wgmma_96, DownWgmma::down_wgmma_128];
 /// Elements of a vector in bf16.
 const VECTOR: usize = 8;
-/// Most bytes of the lists for each pair: its number, its place, and a sixteenth of a tile.
+/// Maximum bytes of the lists for each pair: its number, its place, and a sixteenth of a tile.
 const LIST_BYTES: usize = 16;
 /// Bytes of the workspace that remain for alignment.
 const SLACK_BYTES: usize = 1 << 20;
@@ -33,12 +33,12 @@ const SLACK_BYTES: usize = 1 << 20;
 const GROUP_BLOCKS: usize = 16;
 /// Columns of y that a block adds up.
 const COLUMNS: usize = 512;
-/// Columns of y that one launch computes where all of them are more than [`CACHED_BYTES`].
+/// Columns of y per launch if all columns take more than [`CACHED_BYTES`].
 const PART_COLUMNS: usize = 2 * COLUMNS;
-/// Bytes of y most of which stay in the L2 cache until they are added up.
+/// Bytes of y that mostly stay in the L2 cache until they are added up.
 const CACHED_BYTES: usize = 52 << 20;
 
-/// Whether [`routed_experts`] takes these operands: it packs `x`, which rounds it.
+/// True if [`routed_experts`] takes these operands: it packs `x`, which rounds it.
 pub(crate) fn takes(exec: &mut Exec, x: &Tensor, experts: &Experts, math: ExpertMath) -> Result<bool, OpError> {
     let ((tokens, hidden), width) = (x.rows_cols(), experts.width());
     let hopper = choice::gpu(exec)?.is_some_and(|gpu| gpu.is_hopper());
@@ -48,7 +48,7 @@ pub(crate) fn takes(exec: &mut Exec, x: &Tensor, experts: &Experts, math: Expert
     Ok(hopper && fp4 && whole && math.quantize && x.dtype() == DType::Bf16 && tokens >= DenseGemm::MIN_TOKENS)
 }
 
-/// What the memory of a pass depends on.
+/// Sizes that the memory of a pass depends on.
 #[derive(Clone, Copy)]
 struct Sizes {
     hidden: usize,
@@ -63,8 +63,9 @@ impl Sizes {
         (rows * columns, rows * columns / DEPTH * 4)
     }
 
-    /// Places of `pairs` pairs in the lists of so many experts, the unused ones at the ends of lists counted. Scales of activations have rows
-    /// of as many: whole vectors of 16 bytes, and some more that the last tile may read.
+    /// Number of places of `pairs` pairs in the lists of `experts` experts, including unused ones at the ends of lists.
+    /// Scales of activations have rows of this length: whole vectors of 16 bytes, plus a few that the last tile may
+    /// read.
     fn places(pairs: usize, experts: usize) -> usize {
         (pairs + experts * (LIST_ALIGN - 1)).next_multiple_of(LIST_ALIGN) + BOX_TOKENS
     }
@@ -74,7 +75,7 @@ impl Sizes {
         packed_bytes(self.hidden.max(self.width)) + 2 * self.width.max(PART_COLUMNS)
     }
 
-    /// Most tokens of a pass over so many experts: their activations fit the workspace.
+    /// Maximum number of tokens of a pass over `experts` experts whose activations fit the workspace.
     fn tokens(&self, experts: usize) -> usize {
         let unused = Self::places(0, experts) * self.place() + SLACK_BYTES + experts * 12;
         (WORKSPACE_BYTES - unused) / (self.k * (self.place() + LIST_BYTES))
@@ -109,7 +110,7 @@ pub(super) fn routed_experts(
     Ok(())
 }
 
-/// What the launches of a pass have in common. Addresses are those of the rows of the pass.
+/// Operands shared by the launches of a pass. Addresses are those of the rows of the pass.
 struct Pass<'a> {
     experts: &'a Experts,
     first: usize,
@@ -132,7 +133,7 @@ struct Buffers {
     tiles: u64,
     /// Codes and scales of x, and when gate and up are computed, of h.
     packed: (u64, u64),
-    /// h in bf16, and when it is packed, some columns of y.
+    /// h in bf16; after it is packed, some columns of y.
     values: u64,
 }
 
@@ -148,7 +149,7 @@ impl Buffers {
         let mut take = |bytes: usize| scratch.take(OP, bytes);
         let pairs = tokens * k;
         let places = Sizes::places(pairs, experts);
-        // An expert's tiles are multiples of 16 pairs, but for the last.
+        // An expert's tiles are multiples of 16 pairs, except the last.
         let most = experts.min(pairs) + pairs / 16;
         let (list, of_pairs, tiles) = (take(places * 4)?, take(pairs * 4)?, take((1 + 3 * most) * 4)?);
         let (codes, scales) = Sizes::packed(places, hidden.max(width));
@@ -157,8 +158,9 @@ impl Buffers {
     }
 }
 
-/// Place in [`TILES`] of the tile for `pairs` pairs of `experts` experts: the smallest that holds half as many again as an expert has on average.
-/// Few experts then have a second tile, whose weights would be fetched and widened again.
+/// Index into [`TILES`] of the tile for `pairs` pairs of `experts` experts: the smallest that holds 1.5 times the
+/// average number of pairs per expert. Few experts then have a second tile, whose weights would be fetched and widened
+/// again.
 fn tile(pairs: usize, experts: usize) -> usize {
     TILES.iter().position(|tile| 3 * pairs <= 2 * tile * experts).unwrap_or(TILES.len() - 1)
 }
@@ -186,7 +188,8 @@ fn pass(
     let pass = Pass { experts, first, tokens: tokens.len(), sizes, chosen, tile: tile(pairs, experts.count), buffers };
     pass.group(exec)?;
     pass.pack_x(exec, row_of(x, hidden, tokens.start))?;
-    // Until here the shared expert may run beside the op. A multiprocessor has no place for its kernels beside a block of the GEMMs.
+    // Until here the shared expert may run concurrently. Its kernels do not fit a multiprocessor together with a block
+    // of the GEMMs.
     exec.join_side_streams()?;
     pass.gate_up(exec, row_of(weights, k, tokens.start), math.limit)?;
     pass.pack_h(exec)?;
@@ -279,7 +282,7 @@ impl Pass<'_> {
         unsafe { launch.shared(SHARED_BYTES).run(grid, self.threads()) }
     }
 
-    /// Packs h, which takes the place of x.
+    /// Packs h in the memory of x.
     fn pack_h(&self, exec: &mut Exec) -> Result<(), OpError> {
         let vectors = self.places() * self.sizes.width / VECTOR;
         let (codes, scales) = self.buffers.packed;
@@ -315,7 +318,8 @@ impl Pass<'_> {
         };
         let grid = self.grid(exec)?;
         let launch = DOWN[self.tile].launch(exec.gpu()?, OP, arguments)?.cluster(BLOCKS).overlapped();
-        // SAFETY: persistent blocks over all tiles of pairs and of rows; the buffer has `columns` columns of y for each pair.
+        // SAFETY: persistent blocks over all tiles of pairs and of rows; the buffer has `columns` columns of y for each
+        // pair.
         unsafe { launch.shared(SHARED_BYTES).run(grid, self.threads()) }
     }
 

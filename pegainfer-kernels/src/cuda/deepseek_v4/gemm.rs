@@ -12,10 +12,11 @@ use pegainfer_core::cuda::COUNTERS;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
-/// Blocks that fill a GPU, for the split of small weights along k: a constant, so that every GPU adds in the same order.
+/// Number of blocks that fill a GPU, for splitting small weights along k: a constant, so that every GPU adds in the
+/// same order.
 const FULL: usize = 264;
 const _: () = assert!(FULL <= COUNTERS, "a GEMM that is split has fewer tiles than there are counters");
-/// Bytes of the workspace for activations; partial sums have the rest.
+/// Bytes of the workspace for activations; the rest is for partial sums.
 const ACTIVATION_BYTES: usize = 32 << 20;
 
 /// Entries by format and tile.
@@ -25,7 +26,7 @@ const ENTRIES: [[Entry<Dsv4Gemm<'static>>; 4]; 3] = [
     [Dsv4Gemm::dsv4_gemm_fp4_8, Dsv4Gemm::dsv4_gemm_fp4_16, Dsv4Gemm::dsv4_gemm_fp4_32, Dsv4Gemm::dsv4_gemm_fp4_64],
 ];
 
-/// The segments of k that are summed for themselves, and the steps of each: by the weight's shape alone, so that a row's
+/// Number of segments of k with separate sums, and steps of each. Depends only on the weight's shape, so that a row's
 /// bits do not depend on its batch.
 fn segments(n: usize, k: usize) -> (usize, usize) {
     let steps = k.div_ceil(DEPTH);
@@ -34,8 +35,8 @@ fn segments(n: usize, k: usize) -> (usize, usize) {
     (steps.div_ceil(each), each)
 }
 
-/// `out = x wᵀ`, where the reference rounds `x` if `w` is in FP8 or FP4. `large`: the kernel that was chosen for many tokens; `None` at few
-/// tokens.
+/// `out = x wᵀ`; the reference rounds `x` if `w` is in FP8 or FP4. `large`: the kernel chosen for many tokens; `None`
+/// for few tokens.
 pub(crate) fn matmul(
     exec: &mut Exec,
     op: &'static str,
@@ -65,7 +66,7 @@ pub(crate) fn grouped_matmul(
     }
 }
 
-/// The GEMM by `large`, or without it by mma.sync, whose kernels take any operands.
+/// The GEMM by `large`, or otherwise by mma.sync, whose kernels take any operands.
 fn tiled_matmul(
     exec: &mut Exec,
     op: &'static str,
@@ -129,7 +130,7 @@ fn multiply(
     let launch = ENTRIES[format(w)][tile].launch(exec.gpu()?, op, arguments)?;
     let launch = launch.writes(out).shared(shared_bytes(w, tile));
     let grid = [n.div_ceil(ROWS), m.div_ceil(TILES[tile]), if split { segments } else { 1 }];
-    // SAFETY: the op checked the shapes; the grid covers `out` and, where it is split, the partial sums.
+    // SAFETY: the op checked the shapes; the grid covers `out` and, if it is split, the partial sums.
     unsafe { launch.run(grid, THREADS) }
 }
 

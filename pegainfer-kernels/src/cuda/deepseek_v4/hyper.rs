@@ -14,8 +14,8 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 const MAX_HIDDEN: usize = (MAX_NORM_THREADS / 32 - 1) * NORM_WARP_COLUMNS;
 /// Tokens of a launch: their partial sums fit the workspace.
 const MAX_TOKENS: usize = 4096;
-/// From this number of tokens on Sinkhorn's iteration has a kernel of its own: blocks of `hyper_mix_norm` run in several waves, and end
-/// sooner without it.
+/// Number of tokens from which Sinkhorn's iteration has its own kernel: blocks of `hyper_mix_norm` then run in several
+/// waves and are faster without it.
 const MANY_TOKENS: usize = 1024;
 const _: () = assert!(MAX_TOKENS * (MAX_HIDDEN / COLUMNS) * STRIDE * 4 <= WORKSPACE_BYTES);
 
@@ -32,7 +32,7 @@ pub(crate) fn hyper_mix(
     mix(exec, streams, weights, spec, mixed, (post, comb))
 }
 
-/// Whether [`hyper_merge_mix_norm`] takes streams of this dtype and width.
+/// True if [`hyper_merge_mix_norm`] takes streams of this dtype and width.
 pub(crate) fn has_hyper_merge_mix_norm(dtype: DType, hidden: usize) -> bool {
     dtype == DType::Bf16 && hidden.is_multiple_of(NORM_WARP_COLUMNS) && hidden <= MAX_HIDDEN
 }
@@ -72,7 +72,8 @@ pub(crate) fn hyper_merge_mix_norm(
         };
         let launch = HyperMixNorm::hyper_mix_norm.launch(gpu, op, arguments)?;
         let launch = launch.early(weight).early(base).early(scale).overlapped();
-        // SAFETY: the op checked the shapes; a block has a token, and eight columns a thread but for the last warp.
+        // SAFETY: the op checked the shapes; a block has one token, and each thread eight columns, except in the last
+        // warp.
         unsafe { launch.run([tokens, 1, 1], hidden / 8 + if many { 0 } else { 32 })? };
         if many {
             let arguments = HyperOutputMixing { partial, post, comb, first, tokens, hidden, iters, eps };

@@ -7,7 +7,7 @@ use crate::cpu::deepseek_v4::batch::PAGE_TOKENS;
 use crate::cuda::abi::{ChooseEntries, IndexScores, IndexScoresWgmma, Map};
 use crate::limits::deepseek_v4_attention::{CHOOSE_THREADS, SCORE_THREADS, SHARE_TOKENS};
 use crate::limits::deepseek_v4_index_wgmma::{DIM, HEADS, SHARED_BYTES, THREADS, TILE_ENTRIES};
-use crate::ops::deepseek_v4::{Batch, SelectSpec, TokenShare};
+use crate::ops::deepseek_v4::{RaggedBatch, SelectSpec, TokenShare};
 use pegainfer_core::cuda::WORKSPACE_BYTES;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
@@ -15,35 +15,36 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 const OP: &str = "select_entries";
 /// Blocks of a launch that fill every GPU; more take parts of a token's entries in turn.
 const FILL: usize = 2048;
-/// Most scores of a token that a block holds in its registers, 8 a thread, and 40 a thread.
+/// Maximum number of scores of a token that a block holds in its registers, 8 a thread, and 40 a thread.
 const FEW_ENTRIES: usize = 8 * CHOOSE_THREADS;
 const MANY_ENTRIES: usize = 40 * CHOOSE_THREADS;
-/// Tokens of a tile where the rank has all tokens and such tiles give each multiprocessor [`MANY_WAVES`] blocks; else [`SHARE_TOKENS`].
+/// Tokens of a tile if the rank has all tokens and such tiles give each multiprocessor [`MANY_WAVES`] blocks; otherwise
+/// [`SHARE_TOKENS`].
 const MANY_TOKENS: usize = 128;
 const MANY_WAVES: usize = 6;
 
 pub(crate) fn select_entries(
     exec: &mut Exec,
     (q, weights, entries): (&Tensor, &Tensor, &Tensor),
-    SelectSpec { ratio, share, pages: most_pages }: SelectSpec,
-    batch: &Batch<'_>,
+    SelectSpec { ratio, share, pages: max_pages }: SelectSpec,
+    batch: &RaggedBatch<'_>,
     chosen: &mut Tensor,
 ) -> Result<(), OpError> {
     let (tokens, TokenShare { rank, ranks }) = (chosen.rows_cols().0, share);
-    let Batch { qo_indptr, positions, slots, page_tables } = *batch;
+    let RaggedBatch { qo_indptr, positions, slots, page_tables } = *batch;
     let ((rows, pages), k) = (page_tables.rows_cols(), chosen.rows_cols().1);
-    // Scores of a token.
-    let most = (most_pages * PAGE_TOKENS / ratio).max(1);
-    let fit = WORKSPACE_BYTES / DType::F32.size() / most;
+    // Largest number of scores of a token.
+    let max_scores = (max_pages * PAGE_TOKENS / ratio).max(1);
+    let fit = WORKSPACE_BYTES / DType::F32.size() / max_scores;
     if fit == 0 {
-        let message = format!("{most} entries of a sequence: the GPU kernel takes {}", WORKSPACE_BYTES / 4);
+        let message = format!("{max_scores} entries of a sequence: the GPU kernel takes {}", WORKSPACE_BYTES / 4);
         return Err(OpError { op: OP, message });
     }
     let (scores, wgmma) = (exec.gpu()?.workspace(), takes_wgmma(exec, q)?);
-    // No launch begins or ends within a tile.
+    // No launch starts or ends within a tile.
     let at_once = if fit < SHARE_TOKENS { 1 << fit.ilog2() } else { fit / SHARE_TOKENS * SHARE_TOKENS };
     for first_own in (0..tokens).step_by(at_once) {
-        let part = Part { first_own, tokens: at_once.min(tokens - first_own), share, most, scores };
+        let part = TokenRange { first_own, tokens: at_once.min(tokens - first_own), share, max_scores, scores };
         match wgmma {
             true => scores_by_wgmma(exec, (q, weights, entries), (ratio, k), batch, part)?,
             false => scores_by_warps(exec, (q, weights, entries), (ratio, k), batch, part)?,
@@ -62,11 +63,11 @@ pub(crate) fn select_entries(
             first_own,
             rank,
             ranks,
-            most,
+            most: max_scores,
         };
-        let kernel = if most <= FEW_ENTRIES {
+        let kernel = if max_scores <= FEW_ENTRIES {
             ChooseEntries::choose_entries_8
-        } else if most <= MANY_ENTRIES {
+        } else if max_scores <= MANY_ENTRIES {
             ChooseEntries::choose_entries_40
         } else {
             ChooseEntries::choose_entries
@@ -76,16 +77,16 @@ pub(crate) fn select_entries(
     Ok(())
 }
 
-/// Some of the tokens that are the rank's own.
+/// A range of the rank's own tokens.
 #[derive(Clone, Copy)]
-struct Part {
+struct TokenRange {
     /// Number of the first one among these.
     first_own: usize,
     tokens: usize,
     share: TokenShare,
-    /// Scores of a token, at most.
-    most: usize,
-    /// Where the scores go: `[tokens, most]`.
+    /// Largest number of scores of a token.
+    max_scores: usize,
+    /// Address of the scores: `[tokens, max_scores]`.
     scores: u64,
 }
 
@@ -94,12 +95,12 @@ fn scores_by_warps(
     exec: &mut Exec,
     (q, weights, entries): (&Tensor, &Tensor, &Tensor),
     (ratio, k): (usize, usize),
-    batch: &Batch<'_>,
-    Part { first_own, tokens, share: TokenShare { rank, ranks }, most, scores }: Part,
+    batch: &RaggedBatch<'_>,
+    TokenRange { first_own, tokens, share: TokenShare { rank, ranks }, max_scores, scores }: TokenRange,
 ) -> Result<(), OpError> {
-    let Batch { qo_indptr, positions, slots, page_tables } = *batch;
+    let RaggedBatch { qo_indptr, positions, slots, page_tables } = *batch;
     let (rows, pages) = page_tables.rows_cols();
-    let parts = most.div_ceil(SCORE_THREADS).min(FILL.div_ceil(tokens));
+    let parts = max_scores.div_ceil(SCORE_THREADS).min(FILL.div_ceil(tokens));
     let arguments = IndexScores {
         q,
         weights,
@@ -119,13 +120,13 @@ fn scores_by_warps(
         first_own,
         rank,
         ranks,
-        most,
+        most: max_scores,
     };
     let kernels = [IndexScores::index_scores_bf16, IndexScores::index_scores_f32];
     run(exec, OP, kernels, q.dtype(), arguments, ([tokens, parts, 1], SCORE_THREADS))
 }
 
-/// Whether [`scores_by_wgmma`] takes these queries.
+/// True if [`scores_by_wgmma`] takes these queries.
 fn takes_wgmma(exec: &mut Exec, q: &Tensor) -> Result<bool, OpError> {
     let hopper = choice::gpu(exec)?.is_some_and(|gpu| gpu.is_hopper());
     let many = q.shape()[0] >= DenseGemm::MIN_TOKENS && q.shape()[1..] == [HEADS, DIM];
@@ -137,12 +138,12 @@ fn scores_by_wgmma(
     exec: &mut Exec,
     (q, weights, entries): (&Tensor, &Tensor, &Tensor),
     (ratio, k): (usize, usize),
-    batch: &Batch<'_>,
-    Part { first_own, tokens, share: TokenShare { rank, ranks }, most, scores }: Part,
+    batch: &RaggedBatch<'_>,
+    TokenRange { first_own, tokens, share: TokenShare { rank, ranks }, max_scores, scores }: TokenRange,
 ) -> Result<(), OpError> {
-    let Batch { qo_indptr, positions, slots, page_tables } = *batch;
+    let RaggedBatch { qo_indptr, positions, slots, page_tables } = *batch;
     let ((rows, pages), gpu) = (page_tables.rows_cols(), exec.gpu()?);
-    let entry_tiles = most.div_ceil(TILE_ENTRIES);
+    let entry_tiles = max_scores.div_ceil(TILE_ENTRIES);
     // A block loads its entries once for all of its tokens; small tiles keep all multiprocessors busy.
     let waves = tokens.div_ceil(MANY_TOKENS) * entry_tiles / gpu.multiprocessors();
     let tile = if ranks == 1 && waves >= MANY_WAVES { MANY_TOKENS } else { SHARE_TOKENS };
@@ -165,7 +166,7 @@ fn scores_by_wgmma(
         ranks,
         tokens,
         tile,
-        most,
+        most: max_scores,
     };
     let grid = [entry_tiles, tokens.div_ceil(tile), 1];
     let launch = IndexScoresWgmma::index_scores_wgmma.launch(gpu, OP, arguments)?.overlapped();

@@ -12,8 +12,8 @@ use crate::ops::deepseek_v4::{ExpertMath, Experts};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
-/// Whether [`large_expert`] takes these operands: bf16 activations, all matrices in FP8, and the input of the last one rounded. Does not
-/// wait for cuBLASLt at few tokens.
+/// True if [`large_expert`] takes these operands: bf16 activations, all matrices in FP8, and the input of the last one
+/// rounded. Does not wait for cuBLASLt with few tokens.
 pub(crate) fn is_large_expert(
     exec: &mut Exec,
     x: &Tensor,
@@ -41,9 +41,9 @@ pub(crate) fn is_large_expert(
     Ok(choice::gpu(exec)?.is_some_and(|gpu| [first, last].iter().all(|shape| DenseGemm::is_fp8(&gpu, *shape))))
 }
 
-/// `shared_expert` on checked operands that [`is_large_expert`] accepts. If the codes of `up` lie behind those of `gate` in memory, one
-/// GEMM gives the values of both, which are kept in the rows of `out` until the last GEMM overwrites them. Up to three rows behind those of
-/// `out` are overwritten.
+/// `shared_expert` on checked operands that [`is_large_expert`] accepts. If the codes of `up` follow those of `gate` in
+/// memory, one GEMM gives the values of both, which are kept in the rows of `out` until the last GEMM overwrites them.
+/// Up to three rows after those of `out` are overwritten.
 pub(super) fn large_expert(
     exec: &mut Exec,
     op: &'static str,
@@ -79,7 +79,8 @@ pub(super) fn large_expert(
     Ok(())
 }
 
-/// SwiGLU of `[m, width]` gate and up values at these addresses, whose rows are `pitch` elements apart, packed in FP8 for the last GEMM.
+/// SwiGLU of `[m, width]` gate and up values at these addresses, with rows `pitch` elements apart, packed in FP8 for
+/// the last GEMM.
 fn pack_swiglu(
     exec: &mut Exec,
     op: &'static str,
@@ -98,7 +99,7 @@ fn pack_swiglu(
     let codes = Target::Scratch(codes);
     let arguments = PackSwiglu { gate, up, codes, scales, down_scales, weight_scales, each, m, width, pitch, limit };
     let launch = PackSwiglu::pack_swiglu.launch(exec.gpu()?, op, arguments)?.overlapped();
-    // SAFETY: rows are whole groups, of which the grid covers all.
+    // SAFETY: rows are whole groups, all covered by the grid.
     unsafe { launch.run([(m * width / VECTOR).div_ceil(THREADS), 1, 1], THREADS)? };
     Ok(h)
 }

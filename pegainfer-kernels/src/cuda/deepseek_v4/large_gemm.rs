@@ -16,8 +16,9 @@ use std::ops::Range;
 pub(super) const VECTOR: usize = 8;
 const CODES: usize = 16;
 
-/// The kernel for `out = x wᵀ`, or for `groups` such GEMMs, at many tokens; `None` if one of those for few tokens or other formats runs.
-/// `rounded`: if w is FP8, x are values of `round_activation`. Does not wait for cuBLASLt at few tokens.
+/// The kernel for `out = x wᵀ`, or for `groups` such GEMMs, with many tokens; `None` if a kernel for few tokens or
+/// other formats runs. `rounded`: if w is FP8, x are values of `round_activation`. Does not wait for cuBLASLt with few
+/// tokens.
 pub(crate) fn choose_large(
     exec: &mut Exec,
     x: &Tensor,
@@ -31,14 +32,15 @@ pub(crate) fn choose_large(
         Matrix::Fp8 { .. } => WeightFormat::Fp8,
         Matrix::Fp4 { .. } | Matrix::Stacked(_) => return Ok(None),
     };
-    if m < DenseGemm::MIN_TOKENS || x.dtype() != DType::Bf16 || groups > 1 && most_widened(n / groups, k) == 0 {
+    if m < DenseGemm::MIN_TOKENS || x.dtype() != DType::Bf16 || groups > 1 && max_widened(n / groups, k) == 0 {
         return Ok(None);
     }
     let shape = DenseShape { m, n: n / groups, k, groups, out_rows: out.max_rows(), format, rounded };
     Ok(choice::gpu(exec)?.and_then(|gpu| DenseGemm::choose(&gpu, shape)))
 }
 
-/// The kernel for `matmul_rounding` at many tokens: one that packs x, which rounds it. `None`: as [`choose_large`].
+/// The kernel for `matmul_rounding` with many tokens, which packs x and thereby rounds it; `None` as in
+/// [`choose_large`].
 pub(crate) fn rounds_many(exec: &mut Exec, x: &Tensor, w: &Matrix, out: &Tensor) -> Result<Option<DenseGemm>, OpError> {
     Ok(choose_large(exec, x, true, (w, 1), out)?.filter(|kernel| matches!(kernel, DenseGemm::Fp8CublasLt)))
 }
@@ -101,7 +103,8 @@ pub(super) struct Packed {
     pub rows: usize,
 }
 
-/// Bytes of a packed row of k columns: codes, and f32 scales. Unlike those of `pack_rows`, rows are not padded, and the scales are apart.
+/// Bytes of a packed row of k columns: codes, and f32 scales. Unlike in `pack_rows`, rows are not padded, and the
+/// scales are separate.
 pub(super) fn packed_bytes(k: usize) -> usize {
     k + k / BLOCK * size_of::<f32>()
 }
@@ -114,7 +117,7 @@ pub(super) fn fp8<'w>(op: &'static str, w: &'w Matrix) -> Result<(&'w Tensor, u6
     }
 }
 
-/// Packs `rows` of x, of k columns, beside the scales of one or two weights of the same shape (0: none).
+/// Packs `rows` rows of x, of k columns, and the scales of one or two weights of the same shape (0: none).
 pub(super) fn pack(
     exec: &mut Exec,
     op: &'static str,
@@ -143,19 +146,19 @@ pub(super) fn pack(
         k,
     };
     let launch = PackActivations::pack_activations.launch(exec.gpu()?, op, arguments)?.overlapped();
-    // SAFETY: k is in whole groups, of which the grid covers all; there is space for the padded rows.
+    // SAFETY: k is in whole groups, all covered by the grid; there is space for the padded rows.
     unsafe { launch.run([(padded * k / VECTOR).div_ceil(THREADS), 1, 1], THREADS)? };
     Ok(packed)
 }
 
-/// Rows of each pass over `m` rows, whose `bytes` bytes each fit the free half of the workspace. Passes are about equal, and whole tiles of
-/// the library.
+/// Rows of each pass over `m` rows of `bytes` bytes, which fit the free half of the workspace. Passes are about equal,
+/// and whole tiles of the library.
 pub(super) fn pass(m: usize, bytes: usize) -> usize {
-    let most = ((FREE_BYTES - (1 << 20)) / bytes.max(1)).max(BLOCK);
-    m.div_ceil(m.div_ceil(most).max(1)).next_multiple_of(BLOCK).min(most / BLOCK * BLOCK)
+    let max = ((FREE_BYTES - (1 << 20)) / bytes.max(1)).max(BLOCK);
+    m.div_ceil(m.div_ceil(max).max(1)).next_multiple_of(BLOCK).min(max / BLOCK * BLOCK)
 }
 
-/// [`DenseGemm::Fp8CublasLt`]. Up to three rows behind those of `out` are overwritten.
+/// [`DenseGemm::Fp8CublasLt`]. Up to three rows after those of `out` are overwritten.
 fn fp8_by_fp8(exec: &mut Exec, op: &'static str, x: &Tensor, w: &Matrix, out: &mut Tensor) -> Result<(), OpError> {
     let ((m, k), n) = (x.rows_cols(), w.shape().0);
     let (codes, scales, each) = fp8(op, w)?;
@@ -172,12 +175,13 @@ fn fp8_by_fp8(exec: &mut Exec, op: &'static str, x: &Tensor, w: &Matrix, out: &m
     Ok(())
 }
 
-/// Most rows of k columns in bf16 that fit the free half of the workspace, in multiples of `each`.
-fn most_widened(each: usize, k: usize) -> usize {
+/// Maximum number of rows of k columns in bf16 that fit the free half of the workspace, in multiples of `each`.
+fn max_widened(each: usize, k: usize) -> usize {
     FREE_BYTES / (k * DType::Bf16.size()) / each.max(1) * each
 }
 
-/// [`DenseGemm::Widened`]: widens the weights of as many groups at a time, or as many rows of a single weight, as the workspace takes.
+/// [`DenseGemm::Widened`]: widens the weights of as many groups, or rows of a single weight, at a time as fit the
+/// workspace.
 fn widened(
     exec: &mut Exec,
     op: &'static str,
@@ -186,10 +190,10 @@ fn widened(
     out: &mut Tensor,
 ) -> Result<(), OpError> {
     let (shape, all) = (groups_of(x, w, groups), w.shape().0);
-    let most = most_widened(if groups > 1 { shape.n } else { BLOCK }, shape.k);
+    let max = max_widened(if groups > 1 { shape.n } else { BLOCK }, shape.k);
     let workspace = exec.gpu()?.workspace();
-    for first in (0..all).step_by(most) {
-        let rows = most.min(all - first);
+    for first in (0..all).step_by(max) {
+        let rows = max.min(all - first);
         widen(exec.gpu()?, op, w, (first, rows), Target::Scratch(workspace))?;
         let (n, groups, group) = if groups > 1 { (shape.n, rows / shape.n, first / shape.n) } else { (rows, 1, 0) };
         let size = GemmSize { n, ..shape.size(groups, out, Multiplied::Widened) };
@@ -218,7 +222,7 @@ fn widen(
     let arguments = WidenE8m0 { codes, scales, out: to, first, rows, k };
     let launch = WidenE8m0::widen_e8m0.launch(gpu, op, arguments)?.overlapped();
     let launch = w.tensors().into_iter().fold(launch, |launch, tensor| launch.early(tensor));
-    // SAFETY: rows are whole vectors, of which the grid covers all; the workspace has space for them.
+    // SAFETY: rows are whole vectors, all covered by the grid; the workspace has space for them.
     unsafe { launch.run([(rows * k / CODES).div_ceil(THREADS), 1, 1], THREADS) }
 }
 
@@ -239,7 +243,7 @@ mod tests {
 
     #[test]
     fn groups_are_widened_whole() {
-        assert_eq!((most_widened(1024, 4096), most_widened(BLOCK, 1024)), (10_240, 40_960));
-        assert_eq!(most_widened(16_384, 4096), 0);
+        assert_eq!((max_widened(1024, 4096), max_widened(BLOCK, 1024)), (10_240, 40_960));
+        assert_eq!(max_widened(16_384, 4096), 0);
     }
 }

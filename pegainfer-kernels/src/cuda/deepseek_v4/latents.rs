@@ -4,7 +4,7 @@ use super::activations::Scratch;
 use super::norm::targets;
 use crate::cuda::abi::AttentionLatents;
 use crate::limits::deepseek_v4_attention::{MAX_DIM, POOL_BLOCKS};
-use crate::ops::deepseek_v4::{Batch, LatentOutputs, Latents, NewEntries, PAGE_TOKENS};
+use crate::ops::deepseek_v4::{LatentOutputs, Latents, NewEntries, PAGE_TOKENS, RaggedBatch};
 use pegainfer_core::cuda::COUNTERS;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
@@ -34,13 +34,13 @@ struct Compressor {
 impl Compressor {
     fn new(new: &NewEntries<'_>) -> Result<Self, OpError> {
         let (dim, (values, scores), [value_rings, score_rings]) = (new.dim(), new.tokens, new.rings);
-        // A thread has a dimension, and what its warps share are whole groups.
+        // A thread has one dimension, and its warps share whole groups.
         let refuse = |message| Err(OpError { op: OP, message });
         if dim > MAX_DIM || !dim.is_multiple_of(32) {
             return refuse(format!("entries of {dim} elements: the GPU kernel takes multiples of 32 up to {MAX_DIM}"));
         }
         if new.spec.index && !dim.is_power_of_two() {
-            return refuse(format!("entries of {dim} elements: the Hadamard turn takes powers of two"));
+            return refuse(format!("entries of {dim} elements: the Hadamard transform takes powers of two"));
         }
         Ok(Self {
             values: values.device(),
@@ -63,14 +63,14 @@ impl Compressor {
         new.as_ref().map_or(Ok(Self::default()), Self::new)
     }
 
-    /// Whether several blocks share an entry.
+    /// True if several blocks share an entry.
     fn shares_entries(&self) -> bool {
         self.ratio == PAGE_TOKENS
     }
 }
 
-/// Most entries of 128 tokens that a step of `tokens` tokens in `rows` rows completes, with gaps: an entry's place is its row and its last
-/// token over 128.
+/// Maximum number of entries of 128 tokens that a step of `tokens` tokens in `rows` rows completes, with gaps: an
+/// entry's place is its row and its last token over 128.
 fn long_entries(rows: usize, tokens: usize) -> Result<usize, OpError> {
     let most = rows + tokens / PAGE_TOKENS + 1;
     match most <= COUNTERS {
@@ -86,7 +86,7 @@ fn long_entries(rows: usize, tokens: usize) -> Result<usize, OpError> {
 pub(crate) fn attention_latents(
     exec: &mut Exec,
     x: Latents<'_>,
-    batch: &Batch<'_>,
+    batch: &RaggedBatch<'_>,
     out: LatentOutputs<'_>,
 ) -> Result<(), OpError> {
     let (frequencies, (tokens, hidden)) = (x.table.frequencies(), x.queries.0.rows_cols());
@@ -95,7 +95,7 @@ pub(crate) fn attention_latents(
         return Ok(());
     }
     let [main, index] = [Compressor::of(&out.entries[0])?, Compressor::of(&out.entries[1])?];
-    let Batch { qo_indptr, positions, slots, page_tables } = *batch;
+    let RaggedBatch { qo_indptr, positions, slots, page_tables } = *batch;
     let (rows, pages) = page_tables.rows_cols();
     let (low, packed) = targets(out.rounded);
     let (channels, blocks) = match main.shares_entries() {
@@ -154,14 +154,14 @@ pub(crate) fn attention_latents(
         low_precision: usize::from(x.quantize),
         eps: x.eps,
     };
-    // Compressors that are not there come last: an indexer has its layer's beside it.
+    // Absent compressors come last: if there is an indexer, its layer has a compressor as well.
     let parts = PARTS - out.entries.iter().filter(|new| new.is_none()).count();
     let entries = [AttentionLatents::attention_latents_bf16, AttentionLatents::attention_latents_f32];
     let mut launch = entries[usize::from(dtype == DType::F32)].launch(exec.gpu()?, OP, arguments)?.overlapped();
     launch = [frequencies, qo_indptr, positions, slots].into_iter().fold(launch, |launch, tensor| launch.early(tensor));
     let new: Vec<&Tensor> = out.entries.iter().flatten().map(|new| &*new.entries).collect();
     launch = new.into_iter().fold(launch, |launch, entries| launch.writes(entries));
-    // SAFETY: the op checked the shapes, and `Compressor` that a block has a thread for each channel; the grid covers all tokens, and there is
-    // a place in scratch memory and a counter for each entry that blocks share.
+    // SAFETY: the op checked the shapes, and `Compressor` that a block has a thread per channel; the grid covers all
+    // tokens, and there is scratch memory and a counter for each entry that blocks share.
     unsafe { launch.run([blocks, parts, 1], MAX_DIM) }
 }

@@ -1,5 +1,5 @@
-//! Launchers of DeepSeek-V4's ops, whose activations are bf16 or f32. Kernels that [`run`] launches wait for those before them first of
-//! all.
+//! Launchers of DeepSeek-V4's ops, whose activations are bf16 or f32. Kernels launched by [`run`] first wait for all
+//! earlier kernels.
 
 mod activations;
 mod attention;
@@ -48,7 +48,7 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 /// Two entry points of a kernel: for activations in bf16, and in f32.
 type Entries<A> = [Entry<A>; 2];
 
-/// Launches the entry point for activations of `dtype`; does nothing where the grid is empty.
+/// Launches the entry point for activations of `dtype`; does nothing if the grid is empty.
 fn run<A: Arguments>(
     exec: &mut Exec,
     op: &'static str,
@@ -60,7 +60,8 @@ fn run<A: Arguments>(
     run_early(exec, op, entries, dtype, arguments, &[], shape)
 }
 
-/// [`run`] of a kernel that reads these tensors, which no kernel of a step writes, before it waits for those before it.
+/// Variant of [`run`] for a kernel that reads these tensors, which no kernel of a step writes, before it waits for
+/// earlier kernels.
 fn run_early<A: Arguments>(
     exec: &mut Exec,
     op: &'static str,

@@ -10,7 +10,7 @@ use pegainfer_core::tensor::{OpError, Tensor};
 /// Values of an FP8 scale, for a warp.
 const GROUP: usize = 128;
 
-/// Where a kernel writes a rounded activation and its packed rows: null where there are none.
+/// Destinations of a rounded activation and its packed rows; null if absent.
 pub(super) fn targets(low: Option<Rounded<'_>>) -> (Target<'_>, Target<'_>) {
     let (values, packed) = low.map_or((None, None), |low| (Some(low.values), low.packed));
     (values.map_or(Target::Scratch(0), Target::Tensor), packed.map_or(Target::Scratch(0), Target::Tensor))

@@ -3,7 +3,7 @@
 use crate::cuda::abi::{AttentionQueries, Target};
 use crate::limits::deepseek_v4::{HEAD_THREADS, MAX_INDEX_DIM};
 use crate::limits::deepseek_v4_attention::MAX_DIM;
-use crate::ops::deepseek_v4::{Batch, KeptTokens, Queries, RopeTable};
+use crate::ops::deepseek_v4::{KeptTokens, Queries, RaggedBatch, RopeTable};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError};
 
@@ -45,7 +45,7 @@ pub(crate) fn attention_queries(
     exec: &mut Exec,
     x: Queries<'_>,
     table: &RopeTable,
-    batch: &Batch<'_>,
+    batch: &RaggedBatch<'_>,
     (eps, quantize): (f32, bool),
 ) -> Result<(), OpError> {
     let (frequencies, dtype) = (table.frequencies(), x.heads.dtype());
@@ -60,7 +60,7 @@ pub(crate) fn attention_queries(
         return Ok(());
     }
     let [main, index] = [Rings::of(&x.kept[0]), Rings::of(&x.kept[1])];
-    let Batch { qo_indptr, positions, slots, .. } = *batch;
+    let RaggedBatch { qo_indptr, positions, slots, .. } = *batch;
     let arguments = AttentionQueries {
         q: x.heads,
         index_q: x.index.map_or(Target::Scratch(0), Target::Tensor),
@@ -95,7 +95,7 @@ pub(crate) fn attention_queries(
         eps,
     };
     let of_heads = |heads: usize| heads.div_ceil(HEAD_THREADS / 32);
-    // Compressors that are not there come last: an indexer has its layer's beside it.
+    // Absent compressors come last: if there is an indexer, its layer has a compressor as well.
     let parts = of_heads(heads) + of_heads(index_heads) + x.kept.iter().flatten().count();
     let entries = [AttentionQueries::attention_queries_bf16, AttentionQueries::attention_queries_f32];
     let mut launch = entries[usize::from(dtype == DType::F32)].launch(exec.gpu()?, OP, arguments)?.overlapped();

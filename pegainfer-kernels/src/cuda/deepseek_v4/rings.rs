@@ -3,7 +3,7 @@
 use super::{rows, run};
 use crate::cuda::abi::{CopySlots, WriteRing};
 use crate::limits::deepseek_v4::ROW_THREADS;
-use crate::ops::deepseek_v4::{Batch, RingTable};
+use crate::ops::deepseek_v4::{RaggedBatch, RingTable};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
 
@@ -15,11 +15,11 @@ pub(crate) fn write_ring(
     exec: &mut Exec,
     op: &'static str,
     fresh: &Tensor,
-    batch: &Batch<'_>,
+    batch: &RaggedBatch<'_>,
     rings: &mut Tensor,
 ) -> Result<(), OpError> {
     let ((tokens, width), dtype) = (fresh.rows_cols(), fresh.dtype());
-    let Batch { qo_indptr, positions, slots, page_tables } = *batch;
+    let RaggedBatch { qo_indptr, positions, slots, page_tables } = *batch;
     let ((count, pages), slot_count, ring) = (page_tables.rows_cols(), rings.shape()[0], rings.shape()[1]);
     let arguments = WriteRing {
         fresh,
@@ -50,7 +50,7 @@ pub(crate) fn copy_slots(
         return Ok(());
     }
     let Some(addresses) = table.of(rings) else {
-        return Err(OpError { op, message: "the table is that of other rings".to_owned() });
+        return Err(OpError { op, message: "the table belongs to other rings".to_owned() });
     };
     let launch = CopySlots::copy_slots.launch(exec.gpu()?, op, CopySlots { rings: addresses, from, to })?.overlapped();
     let launch = rings.iter().fold(launch, |launch, ring| launch.writes(ring));

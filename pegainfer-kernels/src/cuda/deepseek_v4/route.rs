@@ -53,6 +53,6 @@ pub(crate) fn route_hash(
     }
     let arguments = RouteHash { logits, table, ids, experts, weights, vocab, count, k, scale };
     let launch = RouteHash::route_hash.launch(exec.gpu()?, "route", arguments)?.overlapped();
-    // SAFETY: the op checked the shapes; ids and experts outside of them stop the kernel.
+    // SAFETY: the op checked the shapes; ids and experts out of range stop the kernel.
     unsafe { launch.run([tokens, 1, 1], THREADS) }
 }

@@ -11,7 +11,7 @@ use pegainfer_core::cuda::{Launch, WORKSPACE_BYTES};
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
-/// Most shared memory of a block on Hopper.
+/// Maximum shared memory of a block on Hopper.
 const SHARED_BYTES: usize = 227 << 10;
 /// Rows of a tile of weights.
 const TILE_ROWS: usize = 64;
@@ -27,8 +27,8 @@ const EXACT: [Entry<SkinnyExact<'static>>; 3] =
 const PROJECT: [Entry<SkinnyProject<'static>>; 3] =
     [SkinnyProject::skinny_project_8, SkinnyProject::skinny_project_16, SkinnyProject::skinny_project_32];
 
-/// How the sum over k is split (split-K). It depends on the shape of the weight alone, so that a row's bits do not depend on the other
-/// rows of the step.
+/// Split of the sum over k (split-K). Depends only on the shape of the weight, so that a row's bits do not depend on
+/// the other rows of the step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SkinnyPlan {
     /// Segments of k of a block, each summed by a warpgroup.
@@ -60,43 +60,44 @@ impl SkinnyPlan {
     }
 }
 
-/// Whether these kernels, which read the weight again for each 32 tokens, are for so many tokens. Weights below
-/// [`DenseGemm::MIN_ELEMENTS`] stay in the L2 cache: for these they serve any number.
+/// True if these kernels, which read the weight again for each 32 tokens, are suitable for this many tokens. Weights
+/// below [`DenseGemm::MIN_ELEMENTS`] stay in the L2 cache, so for these any number is.
 fn few(tokens: usize, (n, k): (usize, usize)) -> bool {
     tokens < DenseGemm::MIN_TOKENS || n * k < DenseGemm::MIN_ELEMENTS
 }
 
-/// The smallest of the first `tiles` of the tiles 8, 16 and 32 that holds `tokens` tokens, or else the largest: its place, and its tokens.
+/// The smallest of the first `tiles` of the tiles 8, 16 and 32 that holds `tokens` tokens, or else the largest: its
+/// place, and its tokens.
 fn tile(tokens: usize, tiles: usize) -> (usize, usize) {
     let place = [8, 16, 32].iter().take(tiles - 1).position(|tile| tokens <= *tile).unwrap_or(tiles - 1);
     (place, 8 << place)
 }
 
-/// Whether the weight is in a format that the kernels take: FP8 with E8M0 scales, or bf16.
+/// True if the kernels support the format of the weight: FP8 with E8M0 scales, or bf16.
 fn is_known(w: &Matrix) -> bool {
     matches!(w, Matrix::Fp8 { scale: BlockScales::E8m0(_), .. } | Matrix::Bf16(_))
 }
 
-/// Whether `skinny_gemm` takes these operands.
+/// True if `skinny_gemm` takes these operands.
 fn takes(exec: &mut Exec, x: &Tensor, (w, groups): (&Matrix, usize)) -> Result<bool, OpError> {
     let (m, (n, k)) = (x.rows_cols().0, w.shape());
     let hopper = choice::gpu(exec)?.is_some_and(|gpu| gpu.is_hopper());
     let whole = k.is_multiple_of(DEPTH) && (groups == 1 || (n / groups).is_multiple_of(TILE_ROWS));
     let columns = if w.is_quantized() { 1 } else { 2 };
     let fits = SkinnyPlan::new(n, k).shared(k, (32, columns), 32) <= SHARED_BYTES;
-    // Two rows of each token, where they are packed here: small weights come with any number of tokens.
+    // Two rows per token if they are packed here: small weights serve any number of tokens.
     let packs = 2 * m * groups * packed_bytes(k) <= WORKSPACE_BYTES;
     Ok(hopper && whole && fits && packs && is_known(w) && x.dtype() == DType::Bf16 && few(m, (n, k)))
 }
 
-/// Whether `matmul_rounding` takes `x` and `w` on this device by these kernels.
+/// True if `matmul_rounding` runs these kernels for `x` and `w` on this device.
 pub(crate) fn rounds_few(exec: &mut Exec, x: &Tensor, w: &Matrix) -> Result<bool, OpError> {
     Ok(w.is_quantized() && takes(exec, x, (w, 1))?)
 }
 
-/// `out = x wᵀ`, or of `groups` groups of rows of `w`, each with its part of the columns of `x`. Returns false, and launches nothing, if
-/// other kernels are faster or this one does not take the operands. `rounded`: the reference rounds `x` if `w` is in FP8. Rows that do not
-/// come packed are packed in the workspace.
+/// `out = x wᵀ`, or of `groups` groups of rows of `w`, each with its part of the columns of `x`. Returns false, and
+/// launches nothing, if other kernels are faster or this one does not take the operands. `rounded`: the reference
+/// rounds `x` if `w` is in FP8. Rows that do not come packed are packed in the workspace.
 pub(super) fn skinny_gemm(
     exec: &mut Exec,
     op: &'static str,
@@ -137,7 +138,7 @@ pub(super) fn skinny_gemm(
     let arguments =
         SkinnyPacked { x: packed, w: codes, scales, out: out.device(), m, n, k, group_rows, splits, to_f32 };
     let launch = entries[place].launch(exec.gpu()?, op, arguments)?.early(codes).writes(out);
-    // Of `grouped_matmul` a block has all tiles of tokens where these are few, so that it reads the weight once.
+    // In `grouped_matmul` with few tokens, a block has all tiles of tokens, so that it reads the weight once.
     let parts = if !rounded && m < DenseGemm::MIN_TOKENS { 1 } else { m.div_ceil(tokens) };
     run(launch, plan, (rows, parts), plan.shared(k, operand, tokens)).map(|()| true)
 }
@@ -153,7 +154,7 @@ fn streamed(exec: &mut Exec, op: &'static str, x: &Tensor, w: &Tensor, out: &mut
     skinny_wgmma(exec.gpu()?, op, (x, w), (&plan, output), Target::Tensor(out)).map(|()| true)
 }
 
-/// Whether `sparse_attention` may pack an output like `out`, and `grouped_matmul` with `w` takes that.
+/// True if `sparse_attention` may pack an output like `out`, and `grouped_matmul` with `w` takes it.
 pub(crate) fn takes_split(exec: &mut Exec, out: &Tensor, w: &Matrix) -> Result<bool, OpError> {
     let &[tokens, heads, dim] = out.shape() else { return Ok(false) };
     let groups = heads * dim / w.shape().1.max(1);
@@ -182,7 +183,7 @@ fn run(launch: Launch, plan: SkinnyPlan, grid: (usize, usize), shared: usize) ->
     unsafe { launch.run([grid.0, grid.1, 1], plan.splits * 128) }
 }
 
-/// Whether [`project`] takes these operands.
+/// True if [`project`] takes these operands.
 pub(crate) fn projects(
     exec: &mut Exec,
     x: &Tensor,
@@ -202,7 +203,8 @@ pub(crate) fn projects(
     Ok(project_plan(x.rows_cols().1, 32).1 <= SHARED_BYTES)
 }
 
-/// The plan of [`project`] for all of its weights, that of a weight of many rows, and bytes of shared memory for a tile of `tokens` tokens.
+/// The plan of [`project`] for all of its weights, that of a weight of many rows, and bytes of shared memory for a tile
+/// of `tokens` tokens.
 fn project_plan(k: usize, tokens: usize) -> (SkinnyPlan, usize) {
     let plan = SkinnyPlan::new(usize::MAX, k);
     (plan, plan.shared(k, (tokens, 2), tokens))
@@ -274,7 +276,7 @@ pub(crate) fn pack_rows(exec: &mut Exec, x: &Tensor, packed: &mut Tensor) -> Res
     pack(exec, "pack_rows", PackRows::pack_rows, PackRows { x, out: Target::Tensor(packed), rows, k })
 }
 
-/// Packs rows of `columns` columns of `x` as `grouped_matmul` takes them.
+/// Packs rows of `columns` columns of `x` in the form that `grouped_matmul` takes.
 pub(super) fn pack_split(
     exec: &mut Exec,
     op: &'static str,

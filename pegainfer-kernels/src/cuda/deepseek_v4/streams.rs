@@ -95,7 +95,7 @@ pub(crate) fn hyper_mix_f32(
     let HyperSpec { iters, eps, norm_eps } = spec;
     let arguments = HyperMixF32 { streams, function, base, scale, mixed, post, comb, hidden, iters, eps, norm_eps };
     let launch = HyperMixF32::hyper_mix_f32.launch(exec.gpu()?, "hyper_mix", arguments)?;
-    // SAFETY: the op checked the shapes; a block a token.
+    // SAFETY: the op checked the shapes; a block per token.
     unsafe { launch.run([tokens, 1, 1], ROW_THREADS) }
 }
 
@@ -106,6 +106,6 @@ pub(crate) fn resolve_ids(exec: &mut Exec, previous: &Tensor, ids: &mut Tensor) 
     }
     let launch =
         ResolveIds::resolve_ids.launch(exec.gpu()?, "resolve_ids", ResolveIds { previous, ids, samples, count })?;
-    // SAFETY: a thread a token.
+    // SAFETY: a thread per token.
     unsafe { launch.run([count.div_ceil(ROW_THREADS), 1, 1], ROW_THREADS) }
 }

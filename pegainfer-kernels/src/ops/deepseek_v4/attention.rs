@@ -1,6 +1,6 @@
 //! Attention over a window and compressed entries, with a sink.
 
-use super::batch::{Batch, NO_ENTRY, PAGE_TOKENS, ring_host};
+use super::batch::{NO_ENTRY, PAGE_TOKENS, RaggedBatch, ring_host};
 use super::kv_quant::round;
 use super::packed::split_bytes;
 use super::rope::{RopeTable, rotate};
@@ -20,7 +20,7 @@ use std::borrow::Cow;
 /// Tokens of the attention window.
 pub const WINDOW: usize = 128;
 
-/// Which compressed entries a token sees besides its window.
+/// Compressed entries that a token sees in addition to its window.
 #[derive(Debug, Clone, Copy)]
 pub enum Visible<'a> {
     /// None.
@@ -32,11 +32,11 @@ pub enum Visible<'a> {
         /// Tokens from one entry to the next.
         ratio: usize,
     },
-    /// Those that `select_entries` chose.
+    /// Entries chosen by `select_entries`.
     Chosen {
         /// `[pages, 128 / ratio, dim]`.
         entries: &'a Tensor,
-        /// `[T, k]` u32, of a token at most as many as are complete at its position.
+        /// `[T, k]` u32; at most as many per token as are complete at its position.
         chosen: &'a Tensor,
     },
 }
@@ -50,7 +50,7 @@ impl<'a> Visible<'a> {
         }
     }
 
-    /// For `tokens` tokens with keys of `dim` elements.
+    /// Checks for `tokens` tokens with keys of `dim` elements.
     fn check(self, check: Check, (tokens, dim): (usize, usize)) -> Result<(), OpError> {
         if let Some(entries) = self.entries() {
             let &[pages, per_page, _] = entries.shape() else { return check.that(false, "entries must be in pages") };
@@ -64,10 +64,10 @@ impl<'a> Visible<'a> {
     }
 }
 
-/// Most tokens whose output may be packed.
+/// Maximum number of tokens whose output may be packed.
 pub const SPLIT_TOKENS: usize = DenseGemm::MIN_TOKENS - 1;
 
-/// Where attention also writes its output as `grouped_matmul` takes it, see [`split_bytes`].
+/// Second output of attention in the form that `grouped_matmul` takes; see [`split_bytes`].
 #[derive(Debug)]
 pub struct Split<'a> {
     /// `[T, split_bytes]` u8.
@@ -76,30 +76,31 @@ pub struct Split<'a> {
     pub columns: usize,
 }
 
-/// Whether [`sparse_attention`] with an output like `out` may write it packed, and `grouped_matmul` with `w` takes that, on this device.
+/// True if on this device [`sparse_attention`] with an output like `out` may write it packed, and `grouped_matmul` with
+/// `w` takes it.
 pub fn takes_split(exec: &mut Exec, out: &Tensor, w: &Matrix) -> Result<bool, OpError> {
     gpu::takes_split(exec, out, w)
 }
 
-/// Every query head over one set of keys, which are the values, too: `l[k] = q · key[k] / sqrt(dim)`,
-/// `out = Σ_k exp(l[k]) key[k] / (Σ_k exp(l[k]) + exp(sink))`.
+/// Every query head over one set of keys, which are also the values: `l[k] = q · key[k] / sqrt(dim)`, `out = Σ_k
+/// exp(l[k]) key[k] / (Σ_k exp(l[k]) + exp(sink))`.
 ///
-/// The keys of a token at position `p` are those of the positions `p - window + 1` to `p`, of this step (`kv`) or before
-/// (`rings`), and the visible entries; `window` is [`WINDOW`], or `ring` if that is less. `q`, `out`: `[T, heads, dim]`; `kv`:
-/// `[T, dim]`; `rings`: `[slots, ring, dim]`, the key of position `p` at `p % ring`; all bf16 or f32; `sink`: `[heads]` f32. `dim` is a
-/// multiple of 32. The dot products, the softmax and the weighted sum are f32; where `out` is bf16, `exp(l)` is rounded to bf16 in
-/// the weighted sum and not in the denominator, as in the reference.
+/// The keys of a token at position `p` are those of positions `p - window + 1` to `p`, of this step (`kv`) or earlier
+/// (`rings`), and the visible entries; `window` is [`WINDOW`], or `ring` if that is less. `q`, `out`: `[T, heads,
+/// dim]`; `kv`: `[T, dim]`; `rings`: `[slots, ring, dim]`, the key of position `p` at `p % ring`; all bf16 or f32;
+/// `sink`: `[heads]` f32. `dim` is a multiple of 32. Dot products, softmax and weighted sum are f32. If `out` is bf16,
+/// `exp(l)` is rounded to bf16 in the weighted sum but not in the denominator, as in the reference.
 ///
-/// Keys are values, so the output is rotated, too: the last dimensions of each head are rotated back by the query's position (the inverse
-/// of `rope` with `table`), after the output was rounded, and rounded again. Then the newest tokens of each row of the batch go into its
-/// ring. `split`: where the output is packed, if [`takes_split`] says so.
+/// Keys are values, so the output is rotated as well: after it is rounded, the last dimensions of each head are rotated
+/// back by the query's position (the inverse of `rope` with `table`) and rounded again. Then the newest tokens of each
+/// row of the batch are written to its ring. `split`: destination of the packed output, if [`takes_split`] says so.
 pub fn sparse_attention(
     exec: &mut Exec,
     q: &Tensor,
     (kv, rings): (&Tensor, &mut Tensor),
     visible: Visible<'_>,
     (sink, table): (&Tensor, &RopeTable),
-    batch: &Batch<'_>,
+    batch: &RaggedBatch<'_>,
     (out, split): (&mut Tensor, Option<Split<'_>>),
 ) -> Result<(), OpError> {
     let check = Check("sparse_attention");
@@ -173,12 +174,12 @@ fn record(
     (kv, rings): (&Tensor, &Tensor),
     visible: Visible<'_>,
     sink: &Tensor,
-    batch: &Batch<'_>,
+    batch: &RaggedBatch<'_>,
     out: &Tensor,
 ) -> OpRecord {
     let (rows, pages) = batch.page_tables.rows_cols();
     let (window, dim) = (rings.shape()[1].min(WINDOW), rings.shape()[2]);
-    // Of the entries, per token and over all rows: at most what the tables hold.
+    // Visible entries per token, and stored entries over all rows: at most the capacity of the tables.
     let (seen, held) = match visible {
         Visible::Nothing => (0, 0),
         Visible::All { ratio, .. } => (pages * PAGE_TOKENS / ratio, rows * pages * PAGE_TOKENS / ratio),
@@ -192,7 +193,7 @@ fn record(
         Visible::Chosen { chosen, .. } => ("chosen entries", Some(chosen)),
     };
     let reads = [q, kv, rings, sink].into_iter().chain(batch.operands()).chain(visible.entries()).chain(chosen);
-    // Of tokens that newer ones of the step overwrite nothing goes into a ring.
+    // Tokens that newer ones of the step overwrite are not written to a ring.
     let kept = kv.bytes().min((rows * rings.shape()[1] * dim * kv.dtype().size()) as u64);
     let bytes = q.bytes() + out.bytes() + kv.bytes() + keys as u64 + 2 * kept;
     OpRecord::new("sparse_attention", kernel, &reads.collect::<Vec<_>>(), &[out, rings], flops as u64).with_bytes(bytes)
@@ -227,7 +228,8 @@ mod tests {
             let slots = host.u32("slots", &[1]);
             let mut page_tables = host.zeros("tables", &[1, 1], DType::U32);
             page_tables.host_mut::<u32>()[0] = 1;
-            let batch = Batch { qo_indptr: &indptr, positions: &positions, slots: &slots, page_tables: &page_tables };
+            let batch =
+                RaggedBatch { qo_indptr: &indptr, positions: &positions, slots: &slots, page_tables: &page_tables };
             let mut chosen = host.zeros("chosen", &[3, 2], DType::U32);
             chosen.host_mut::<u32>().copy_from_slice(&[0, NO_ENTRY, 0, 1, NO_ENTRY, NO_ENTRY]);
             let seen = [
@@ -275,7 +277,8 @@ mod tests {
             let slots = host.u32("slots", &[0, NO_SLOT]);
             let mut page_tables = host.zeros("tables", &[2, 1], DType::U32);
             page_tables.host_mut::<u32>()[1] = u32::MAX;
-            let batch = Batch { qo_indptr: &indptr, positions: &positions, slots: &slots, page_tables: &page_tables };
+            let batch =
+                RaggedBatch { qo_indptr: &indptr, positions: &positions, slots: &slots, page_tables: &page_tables };
             let table = RopeTable::new(&mut host.exec, DIM / 2, 1e4, None).unwrap();
             let (keys, to) = ((&kv, &mut rings), (&mut out, None));
             sparse_attention(&mut host.exec, &q, keys, Visible::Nothing, (&sink, &table), &batch, to).unwrap();

@@ -11,19 +11,19 @@ use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
-/// In a list of chosen entries: there is none here.
+/// Marks an empty place in a list of chosen entries.
 pub const NO_ENTRY: u32 = deepseek_v4_attention::NO_ENTRY;
 
-/// Whose tokens a step has and where its sequences keep what they remember. `T` tokens, `B` rows, all u32.
+/// The tokens of a step and the state of its sequences. `T` tokens, `B` rows, all u32.
 ///
-/// A row's positions follow each other. What a sequence knows of a position before its first token of the step is in its
-/// slot of a ring; the ops read rings before they are written, so a chunk of any length may replace them.
+/// A row's positions are consecutive. State of positions before a row's first token is in its slot of a ring. The ops
+/// read rings before they write them, so a chunk of any length may replace them.
 ///
-/// A row whose slot is [`NO_SLOT`](pegainfer_core::kv::NO_SLOT) pads the step, as a CUDA graph for more rows has them: it has
-/// no state, and its positions and pages may hold anything. Nothing is written for it but zeros where attention has its
-/// output, and [`NO_ENTRY`] where its entries are chosen. Tokens behind the last row are as those of such a row.
+/// A row with the slot [`NO_SLOT`](pegainfer_core::kv::NO_SLOT) pads the step to the shape of a CUDA graph: it has no
+/// state, and its positions and pages may hold anything. For it, attention writes zeros, the choice of entries writes
+/// [`NO_ENTRY`], and no other op writes anything. Tokens after the last row count as those of such a row.
 #[derive(Debug, Clone, Copy)]
-pub struct Batch<'a> {
+pub struct RaggedBatch<'a> {
     /// Row `b` owns tokens `qo_indptr[b]..qo_indptr[b + 1]`, at least one, `[B + 1]`.
     pub qo_indptr: &'a Tensor,
     /// Absolute position of each token, `[T]`.
@@ -34,7 +34,7 @@ pub struct Batch<'a> {
     pub page_tables: &'a Tensor,
 }
 
-impl Batch<'_> {
+impl RaggedBatch<'_> {
     pub(super) fn check(&self, check: Check, tokens: usize) -> Result<(), OpError> {
         let (rows, pages) = self.page_tables.rows_cols();
         check.is(self.qo_indptr, DType::U32, &[rows + 1])?;
@@ -43,7 +43,7 @@ impl Batch<'_> {
         check.is(self.page_tables, DType::U32, &[rows, pages])
     }
 
-    /// What an op reads of the step, for its record.
+    /// Inputs of an op, for its record.
     pub(super) fn operands(&self) -> [&Tensor; 4] {
         [self.qo_indptr, self.positions, self.slots, self.page_tables]
     }
@@ -62,7 +62,7 @@ impl Batch<'_> {
 /// Puts the newest tokens of each row into its ring, that of position `p` at row `p % ring` of its slot.
 ///
 /// `fresh`: `[T, width]` bf16 or f32; `rings`: `[slots, ring, width]` of the same dtype. Values are copied.
-pub fn write_ring(exec: &mut Exec, fresh: &Tensor, batch: &Batch<'_>, rings: &mut Tensor) -> Result<(), OpError> {
+pub fn write_ring(exec: &mut Exec, fresh: &Tensor, batch: &RaggedBatch<'_>, rings: &mut Tensor) -> Result<(), OpError> {
     let check = Check("write_ring");
     let (tokens, width) = fresh.rows_cols();
     let &[slots, ring, _] = rings.shape() else { return check.that(false, "rings must be [slots, ring, width]") };
@@ -70,7 +70,7 @@ pub fn write_ring(exec: &mut Exec, fresh: &Tensor, batch: &Batch<'_>, rings: &mu
     check.is(rings, fresh.dtype(), &[slots, ring, width])?;
     exec.record(|_| {
         let reads: Vec<&Tensor> = [fresh].into_iter().chain(batch.operands()).collect();
-        // Of tokens that newer ones of the step overwrite nothing is moved.
+        // Tokens that newer ones of the step overwrite are not moved.
         let bytes = fresh.bytes().min((batch.slots.elements() * ring * width * fresh.dtype().size()) as u64);
         OpRecord::new("write_ring", "rows", &reads, &[rings], 0).with_bytes(2 * bytes)
     });
@@ -83,9 +83,9 @@ pub fn write_ring(exec: &mut Exec, fresh: &Tensor, batch: &Batch<'_>, rings: &mu
     Ok(())
 }
 
-/// Puts the newest tokens of each row into its ring, that of position `p` at row `p % ring` of its slot, on the host. `fresh`: `[T, width]`
-/// bf16 or f32; `rings`: `[slots, ring, width]` of the same dtype.
-pub(super) fn ring_host(fresh: &Tensor, batch: &Batch<'_>, rings: &mut Tensor) {
+/// Puts the newest tokens of each row into its ring, that of position `p` at row `p % ring` of its slot, on the host.
+/// `fresh`: `[T, width]` bf16 or f32; `rings`: `[slots, ring, width]` of the same dtype.
+pub(super) fn ring_host(fresh: &Tensor, batch: &RaggedBatch<'_>, rings: &mut Tensor) {
     let (ring, width) = (rings.shape()[1], rings.shape()[2]);
     match fresh.dtype() {
         DType::F32 => reference::write_ring::<f32>(batch.rows(), fresh.host(), rings.host_mut(), ring, width),

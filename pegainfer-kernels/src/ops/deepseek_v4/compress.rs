@@ -1,6 +1,6 @@
 //! The compressors: several tokens become one entry.
 
-use super::batch::{Batch, PAGE_TOKENS};
+use super::batch::{PAGE_TOKENS, RaggedBatch};
 use super::kv_quant::{index_row, round};
 use super::rope::RopeTable;
 use super::values::{read, write};
@@ -10,16 +10,16 @@ use crate::cpu::deepseek_v4::{kv_quant, norm, rope};
 use crate::ops::check::Check;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
-/// Which compressor.
+/// Parameters of a compressor.
 #[derive(Debug, Clone, Copy)]
 pub struct CompressorSpec {
     /// Tokens from one entry to the next: 4 with overlap (CSA), 128 without (HCA).
     pub ratio: usize,
     /// Entries of the indexer: turned, and FP4 instead of FP8.
     pub index: bool,
-    /// Whether entries have the low precision of training.
+    /// True if entries have the low precision of training.
     pub quantize: bool,
-    /// Of the entries' norm.
+    /// Epsilon of the entries' norm.
     pub eps: f32,
 }
 
@@ -29,7 +29,7 @@ impl CompressorSpec {
         self.ratio == 4
     }
 
-    /// Fewest tokens that the state must remember.
+    /// Minimum number of tokens that the state must keep.
     pub fn ring(self) -> usize {
         if self.overlap() { 2 * self.ratio } else { self.ratio }
     }
@@ -44,37 +44,40 @@ pub struct CompressorWeights {
     pub norm: Tensor,
 }
 
-/// What a compressor remembers: the newest tokens of each sequence, that of position `p` at row `p % ring`. `ring` is at least
-/// [`CompressorSpec::ring`]. If steps verify draft tokens, it must be longer by the most that a row may have: refused ones then overwrite
-/// nothing that is needed.
+/// State of a compressor: the newest tokens of each sequence, with position `p` at row `p % ring`. `ring` is at least
+/// [`CompressorSpec::ring`]. If steps verify drafts, it must be longer by the maximum number of drafts per row, so that
+/// refused drafts overwrite nothing that is needed.
 #[derive(Debug)]
 pub struct CompressorState {
     /// `[slots, ring, width]` f32.
     pub values: Tensor,
-    /// The same of scores, position bias included.
+    /// Scores, including position bias, in the same layout.
     pub scores: Tensor,
 }
 
 /// A compressor in a step, for the entries that the step completes.
 ///
-/// Entry `i` belongs to the tokens `ratio · i` on and is complete with its last one. Per channel it is the softmax-weighted sum of their
-/// values (without overlap), or of the first half of the `ratio` tokens before and the second half of its own (with; the first entry has
-/// no tokens before). Scores get the bias of `position % ratio`. Then RMS norm, RoPE at the position of the entry's first token, and the
-/// rounding of keys: FP8 outside of the rotated part, or for the indexer the Hadamard turn and FP4.
+/// Entry `i` belongs to the tokens from `ratio · i` on and is complete with its last one. Per channel it is the
+/// softmax-weighted sum of their values (without overlap), or of the first half of the previous `ratio` tokens and the
+/// second half of its own (with overlap; the first entry has no previous tokens). Scores get the bias of `position %
+/// ratio`. Then follow RMS norm, RoPE at the position of the entry's first token, and the rounding of keys: FP8 outside
+/// the rotated part, or for the indexer the Hadamard transform and FP4.
 ///
-/// f32 up to the pooled value, which is rounded to the dtype of `entries`, as are norm, RoPE and turn. Every device computes
-/// the same bits, but for the last one of an exponential: in low precision another bit could become a whole step.
+/// f32 up to the pooled value, which is rounded to the dtype of `entries`, as are norm, RoPE and transform. Every
+/// device computes the same bits, apart from the last one of an exponential, because in low precision a different bit
+/// could become a whole step.
+/// the same bits, except the last one of an exponential: in low precision another bit could become a whole step.
 #[derive(Debug)]
 pub struct NewEntries<'a> {
-    /// Values and scores of the step's tokens, the GEMMs with the two matrices, `[T, width]` f32; `width` is `2 dim` with overlap, else
-    /// `dim`. Scores are without bias.
+    /// Values and scores of the step's tokens, the GEMMs with the two matrices, `[T, width]` f32; `width` is `2 dim`
+    /// with overlap, else `dim`. Scores are without bias.
     pub tokens: (&'a Tensor, &'a Tensor),
     /// The compressor's small weights.
     pub weights: &'a CompressorWeights,
-    /// Which compressor.
+    /// Parameters of the compressor.
     pub spec: CompressorSpec,
-    /// Values and scores of the tokens before, as [`CompressorState`] has them. The step's tokens come to it afterwards, see
-    /// [`KeptTokens`].
+    /// Values and scores of the tokens before, as [`CompressorState`] has them. The step's tokens come to it
+    /// afterwards, see [`KeptTokens`].
     pub rings: [&'a Tensor; 2],
     /// `[pages, 128 / ratio, dim]` bf16 or f32.
     pub entries: &'a mut Tensor,
@@ -94,7 +97,7 @@ impl NewEntries<'_> {
         check.is(entries, dtype, &[entries.rows_cols().0, PAGE_TOKENS / spec.ratio, self.dim()])
     }
 
-    /// What is read of the compressor, for a record.
+    /// Inputs of the compressor, for a record.
     pub(super) fn operands(&self) -> [&Tensor; 6] {
         let Self { tokens: (values, scores), weights, rings: [value_rings, score_rings], .. } = self;
         [values, scores, &weights.position_bias, &weights.norm, value_rings, score_rings]
@@ -107,7 +110,7 @@ impl NewEntries<'_> {
     }
 
     /// Computes the entries on the host.
-    pub(super) fn on_host(&mut self, table: &RopeTable, batch: &Batch<'_>) {
+    pub(super) fn on_host(&mut self, table: &RopeTable, batch: &RaggedBatch<'_>) {
         let (dim, Self { tokens: (values, scores), weights, spec, rings, entries }) = (self.dim(), self);
         let (rows, ratio) = (batch.rows(), spec.ratio);
         let scores = biased(scores, &weights.position_bias, batch);
@@ -144,16 +147,17 @@ impl NewEntries<'_> {
     }
 }
 
-/// A compressor in a step, for the tokens that it remembers: the newest of each row of the batch, once their entries are complete.
+/// A compressor in a step, for the tokens that it keeps: the newest of each row of the batch, once their entries are
+/// complete.
 #[derive(Debug)]
 pub struct KeptTokens<'a> {
     /// As in [`NewEntries`].
     pub tokens: (&'a Tensor, &'a Tensor),
     /// The compressor's small weights.
     pub weights: &'a CompressorWeights,
-    /// Which compressor.
+    /// Parameters of the compressor.
     pub spec: CompressorSpec,
-    /// What it remembers.
+    /// State of the compressor.
     pub state: &'a mut CompressorState,
 }
 
@@ -164,13 +168,13 @@ impl KeptTokens<'_> {
         check_rings(check, self.tokens, (&self.weights.position_bias, self.spec), rings, tokens)
     }
 
-    /// What is read of the compressor, for a record.
+    /// Inputs of the compressor, for a record.
     pub(super) fn operands(&self) -> [&Tensor; 3] {
         [self.tokens.0, self.tokens.1, &self.weights.position_bias]
     }
 
     /// Puts the tokens into the rings on the host.
-    pub(super) fn on_host(&mut self, batch: &Batch<'_>) {
+    pub(super) fn on_host(&mut self, batch: &RaggedBatch<'_>) {
         let Self { tokens: (values, scores), weights, state, .. } = self;
         let (ring, width) = (state.values.shape()[1], state.values.shape()[2]);
         let scores = biased(scores, &weights.position_bias, batch);
@@ -201,7 +205,7 @@ fn check_rings(
 }
 
 /// Scores with the bias of each token's position within its entry.
-fn biased(scores: &Tensor, bias: &Tensor, batch: &Batch<'_>) -> Vec<f32> {
+fn biased(scores: &Tensor, bias: &Tensor, batch: &RaggedBatch<'_>) -> Vec<f32> {
     let ((ratio, width), bias) = (bias.rows_cols(), bias.host::<f32>());
     let mut scores = scores.host::<f32>().to_vec();
     for (score, position) in scores.chunks_exact_mut(width).zip(batch.positions.host::<u32>()) {
@@ -211,7 +215,8 @@ fn biased(scores: &Tensor, bias: &Tensor, batch: &Batch<'_>) -> Vec<f32> {
     scores
 }
 
-/// A pooled entry to what is stored: norm, RoPE at `position`, and the rounding of keys, each rounded to `dtype`.
+/// Converts a pooled entry to its stored form: norm, RoPE at `position`, and the rounding of keys, each rounded to
+/// `dtype`.
 fn finish_entry(
     entry: &mut [f32],
     position: u32,
@@ -252,7 +257,7 @@ mod tests {
         tensor
     }
 
-    /// Entry `i` by the formula in f64, before it is rotated: values and scores are `[tokens, 2 dim]`.
+    /// Entry `i` by the formula in f64, before rotation: values and scores are `[tokens, 2 dim]`.
     fn pooled(values: &[f32], scores: &[f32], bias: &[f32], i: usize) -> Vec<f64> {
         let channel = |c: usize| {
             let token = |p: usize, half: usize| {
@@ -290,8 +295,12 @@ mod tests {
                 let s = tensor(&mut host, &[end - first, 2 * DIM], &part(&scores));
                 let positions = host.u32("positions", &(first as u32..end as u32).collect::<Vec<_>>());
                 let (qo_indptr, slots) = (host.u32("indptr", &[0, (end - first) as u32]), host.u32("slots", &[1]));
-                let batch =
-                    Batch { qo_indptr: &qo_indptr, positions: &positions, slots: &slots, page_tables: &page_tables };
+                let batch = RaggedBatch {
+                    qo_indptr: &qo_indptr,
+                    positions: &positions,
+                    slots: &slots,
+                    page_tables: &page_tables,
+                };
                 let (tokens, spec, weights) = ((&u, &s), SPEC, &weights);
                 let mut new =
                     NewEntries { tokens, weights, spec, rings: [&state.values, &state.scores], entries: &mut entries };

@@ -11,10 +11,11 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 /// Bytes of the vectors that a GPU copies.
 const VECTOR: usize = 16;
 
-/// Where the rings of [`copy_slots`] are: a GPU copies all of them in one launch, for which it has their addresses in its memory.
+/// Locations of the rings of [`copy_slots`]. A GPU copies all of them in one launch and needs their addresses in its
+/// memory.
 #[derive(Debug)]
 pub struct RingTable {
-    /// Of a GPU: for each ring its address and the vectors of a slot, in two words each, `[rings, 4]` u32.
+    /// On a GPU: address of each ring and number of vectors of a slot, in two words each, `[rings, 4]` u32.
     table: Option<Tensor>,
     /// The addresses.
     rings: Vec<u64>,
@@ -23,7 +24,8 @@ pub struct RingTable {
 }
 
 impl RingTable {
-    /// The table of `rings`, each `[slots, ring, width]` bf16 or f32, a slot whole vectors of 16 bytes. They must stay where they are.
+    /// The table of `rings`, each `[slots, ring, width]` bf16 or f32, with slots of whole vectors of 16 bytes. They
+    /// must not move.
     pub fn new(exec: &mut Exec, rings: &[&Tensor]) -> Result<Self, OpError> {
         if exec.device() != Device::Cuda || rings.is_empty() {
             return Ok(Self { table: None, rings: Vec::new(), longest: 0 });
@@ -43,14 +45,15 @@ impl RingTable {
         Ok(Self { table: Some(table), rings: rings.iter().map(|ring| ring.device()).collect(), longest })
     }
 
-    /// The table on the device, if it is that of these rings.
+    /// The table on the device, if it belongs to these rings.
     pub(crate) fn of(&self, rings: &[&mut Tensor]) -> Option<&Tensor> {
         let same = rings.iter().map(|ring| ring.device()).eq(self.rings.iter().copied());
         self.table.as_ref().filter(|_| same)
     }
 }
 
-/// Makes slot `to` of each ring equal to its slot `from`. `rings`: each `[slots, ring, width]` bf16 or f32; `table`: theirs.
+/// Makes slot `to` of each ring equal to its slot `from`. `rings`: each `[slots, ring, width]` bf16 or f32; `table`:
+/// theirs.
 pub fn copy_slots(
     exec: &mut Exec,
     table: &RingTable,

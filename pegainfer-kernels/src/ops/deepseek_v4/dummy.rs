@@ -9,10 +9,10 @@ use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
-/// Bytes `(random & mask) + add`: codes of FP8 and FP4, and scales. Element `(row, column)` depends on `seed` and its
-/// place in the whole matrix alone.
+/// Bytes `(random & mask) + add`, for codes of FP8 and FP4 and for scales. Element `(row, column)` depends only on
+/// `seed` and its position in the whole matrix.
 ///
-/// `out`: u8, `[rows, columns]`, which lie in the whole matrix at `place`.
+/// `out`: u8, `[rows, columns]`, at `place` in the whole matrix.
 pub fn random_codes(
     exec: &mut Exec,
     seed: u64,
@@ -34,9 +34,9 @@ pub fn random_codes(
     Ok(())
 }
 
-/// Numbers drawn uniformly from ±`limit`, rounded once; as [`random_codes`] by their place alone.
+/// Numbers drawn uniformly from ±`limit`, rounded once; like [`random_codes`], they depend only on their position.
 ///
-/// `out`: bf16 or f32, `[rows, columns]`, which lie in the whole matrix at `place`.
+/// `out`: bf16 or f32, `[rows, columns]`, at `place` in the whole matrix.
 pub fn random_numbers(exec: &mut Exec, seed: u64, place: Place, limit: f32, out: &mut Tensor) -> Result<(), OpError> {
     let check = Check("random_numbers");
     check.that(matches!(out.dtype(), DType::Bf16 | DType::F32), "numbers are bf16 or f32")?;

@@ -10,7 +10,7 @@ use pegainfer_core::record::OpRecord;
 use pegainfer_core::schedule::PLACEHOLDER;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
-/// Puts ids in place of placeholder ids: `PLACEHOLDER | j` becomes `previous[j]`, what sample `j` of the step before drew, or
+/// Replaces placeholder ids: `PLACEHOLDER | j` becomes `previous[j]`, the token of sample `j` of the previous step, or
 /// `u32::MAX`, which no vocabulary has, if there is none. `previous`: `[samples]`, `ids`: `[T]`, u32.
 pub fn resolve_ids(exec: &mut Exec, previous: &Tensor, ids: &mut Tensor) -> Result<(), OpError> {
     let check = Check("resolve_ids");
@@ -27,8 +27,8 @@ pub fn resolve_ids(exec: &mut Exec, previous: &Tensor, ids: &mut Tensor) -> Resu
     Ok(())
 }
 
-/// The rows of a table that holds the ids from `first` on; zeros for ids that are elsewhere, so that the sum over the
-/// ranks of a sharded table is the whole embedding.
+/// The rows of a table that holds the ids from `first` on; zeros for other ids, so that the sum over the ranks of a
+/// sharded table is the whole embedding.
 ///
 /// `ids`: `[T]` u32; `table`: `[rows, hidden]` bf16; `out`: `[T, hidden]` bf16 or f32. Values are copied.
 pub fn embed(exec: &mut Exec, ids: &Tensor, table: &Tensor, first: usize, out: &mut Tensor) -> Result<(), OpError> {

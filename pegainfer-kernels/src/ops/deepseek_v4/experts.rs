@@ -24,7 +24,7 @@ pub struct Experts {
     pub up: Matrix,
     /// `w2`, `[count * hidden, width]`.
     pub down: Matrix,
-    /// How many.
+    /// Number of experts.
     pub count: usize,
 }
 
@@ -33,7 +33,8 @@ pub struct Experts {
 pub struct ExpertMath {
     /// Bound of gate (from above) and up values (both sides), applied before the SiLU.
     pub limit: f32,
-    /// The input of `w2`, where that is FP8 or FP4, is rounded as by `round_activation`. That of `w1` and `w3` is the caller's.
+    /// True if the input of `w2`, if that is FP8 or FP4, is rounded as by `round_activation`. The caller rounds that of
+    /// `w1` and `w3`.
     pub quantize: bool,
 }
 
@@ -76,15 +77,15 @@ impl Experts {
     }
 }
 
-/// The sum of a token's experts, of those that are here: `out = Σ_e w2 · (weight[e] · silu(min(w1 · x, limit)) ·
-/// clamp(w3 · x, ±limit)) + shared`, in the order of the experts' numbers. The routing weight comes before `w2`, and so before the
-/// rounding of its input.
+/// The sum of a token's experts, of those present: `out = Σ_e w2 · (weight[e] · silu(min(w1 · x, limit)) · clamp(w3 ·
+/// x, ±limit)) + shared`, in the order of the experts' numbers. The routing weight is applied before `w2`, and so
+/// before the rounding of its input.
 ///
-/// `x`: `[T, hidden]` bf16 or f32; `chosen`: `[T, k]` u32; `weights`: `[T, k]` f32; `experts` are those with the numbers
-/// from `first` on, others are left out; `shared`: `[T, hidden]` of the dtype of `x`, what [`shared_expert`] gives, or nothing; `out`:
-/// `[T, hidden]` of the dtype of `x`. SwiGLU and the sum are f32, and the sum is rounded once; where `x` is bf16, the output of
-/// every GEMM and the input of `w2` are rounded to bf16, and `x` itself must be values of `round_activation` where the experts are FP8
-/// or FP4, unless [`moe_rounds`](super::moe_rounds) says that it is rounded here.
+/// `x`: `[T, hidden]` bf16 or f32; `chosen`: `[T, k]` u32; `weights`: `[T, k]` f32; `experts`: those with the numbers
+/// from `first` on, others are skipped; `shared`: `[T, hidden]` of the dtype of `x`, the result of [`shared_expert`],
+/// or none; `out`: `[T, hidden]` of the dtype of `x`. SwiGLU and the sum are f32, and the sum is rounded once. If `x`
+/// is bf16, the output of every GEMM and the input of `w2` are rounded to bf16. If the experts are FP8 or FP4, bf16 `x`
+/// must be values of `round_activation`, unless [`moe_rounds`](super::moe_rounds) says that it is rounded here.
 pub fn routed_experts(
     exec: &mut Exec,
     x: &Tensor,
@@ -141,9 +142,10 @@ pub fn routed_experts(
 
 /// The output of the shared expert: `out = w2 · (silu(min(w1 · x, limit)) · clamp(w3 · x, ±limit))`.
 ///
-/// `x`: `[T, hidden]` bf16 or f32; `out`: the same. Clamped as the routed ones are. As in [`matmul`](super::matmul), bf16 activations must
-/// be values of `round_activation` if the experts are FP8 or FP4, unless [`moe_rounds`](super::moe_rounds) says so; and from 33 rows on a GPU may overwrite up to three rows of memory
-/// behind the last row of `out`.
+/// `x`: `[T, hidden]` bf16 or f32; `out`: the same. Clamped like the routed experts. As in [`matmul`](super::matmul),
+/// bf16 activations must be values of `round_activation` if the experts are FP8 or FP4, unless
+/// [`moe_rounds`](super::moe_rounds) says otherwise; and from 33 rows on a GPU may overwrite up to three rows of memory
+/// after the last row of `out`.
 pub fn shared_expert(
     exec: &mut Exec,
     x: &Tensor,
@@ -172,7 +174,7 @@ pub fn shared_expert(
     Ok(())
 }
 
-/// Values of `x` as the experts' first GEMMs take them. Rounding what is rounded already changes nothing.
+/// Values of `x` in the form that the experts' first GEMMs take. Rounding rounded values changes nothing.
 fn input<'x>(x: &'x Tensor, experts: &Experts, math: ExpertMath) -> Cow<'x, [f32]> {
     let mut values = read(x);
     if math.quantize && experts.gate.is_quantized() {
@@ -200,7 +202,7 @@ mod tests {
         Experts { gate: matrix(seed, WIDTH), up: matrix(seed + 1, WIDTH), down: matrix(seed + 2, HIDDEN), count: 1 }
     }
 
-    /// The formula in f64, the clamp left out where `limit` is infinite.
+    /// The formula in f64, without the clamp if `limit` is infinite.
     fn reference(x: &[bf16], seed: u64, factor: f32, limit: f64) -> Vec<f64> {
         let (w1, w3, w2) = (values(seed, factor), values(seed + 1, factor), values(seed + 2, factor));
         let dot = |row: &[bf16]| row.iter().zip(x).map(|(a, b)| a.to_f64() * b.to_f64()).sum::<f64>();
@@ -221,7 +223,7 @@ mod tests {
             chosen.host_mut::<u32>()[0] = 3;
             let mut weights = host.zeros("weights", &[1, 1], DType::F32);
             weights.host_mut::<f32>()[0] = 0.5;
-            // Gate and up values up to ±60: far beyond the limit, gates far below -10, too.
+            // Gate and up values up to ±60: far beyond the limit, with gates far below -10 as well.
             let experts = make(&mut host, 10, 1.0);
             let mut tx32 = host.zeros("x", &[1, HIDDEN], DType::F32);
             tx32.host_mut::<f32>().iter_mut().zip(&x).for_each(|(t, x)| *t = x.to_f32());

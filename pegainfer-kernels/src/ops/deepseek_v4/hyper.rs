@@ -10,7 +10,7 @@ use pegainfer_core::isa::Isa;
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
-/// The input of a block, and how its output will go back.
+/// The input of a block, and the weights that its output will have in the streams.
 ///
 /// `streams`: `[tokens, 4, hidden]`, `mixed`: `[tokens, hidden]`, bf16 or f32; `post`: `[tokens, 4]` and `comb`:
 /// `[tokens, 4, 4]` f32. With `x` all streams of a token and `m = (function · x) * rsqrt(mean(x²) + norm_eps)`:
@@ -19,7 +19,7 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 /// - `post[j] = 2 sigmoid(m[4 + j] * scale[1] + base[4 + j])`
 /// - `comb[j][k]`: `m[8 + 4j + k] * scale[2] + base[8 + 4j + k]` made doubly stochastic (Sinkhorn)
 ///
-/// All f32; one rounding of `mixed`. `hidden` is a multiple of 8.
+/// All f32, with one rounding of `mixed`. `hidden` is a multiple of 8.
 pub fn hyper_mix(
     exec: &mut Exec,
     streams: &Tensor,
@@ -74,11 +74,11 @@ pub(super) fn mix_host(
     out
 }
 
-/// A block's output goes to the streams, which are mixed, in place: `stream'[k] = post[k] · f + Σ_j comb[j][k] ·
+/// Adds a block's output to the streams, which are mixed, in place: `stream'[k] = post[k] · f + Σ_j comb[j][k] ·
 /// stream[j]`. The sum runs over the first index of `comb`.
 ///
-/// `streams`: `[tokens, 4, hidden]` bf16 or f32; `f`: `[tokens, hidden]` of the same dtype; `post`: `[tokens, 4]`, `comb`:
-/// `[tokens, 4, 4]` f32. f32 inside, one rounding at the end.
+/// `streams`: `[tokens, 4, hidden]` bf16 or f32; `f`: `[tokens, hidden]` of the same dtype; `post`: `[tokens, 4]`,
+/// `comb`: `[tokens, 4, 4]` f32. f32 with one final rounding.
 pub fn hyper_merge(
     exec: &mut Exec,
     f: &Tensor,
@@ -263,7 +263,7 @@ mod tests {
         });
     }
 
-    /// That all streams of the first layer are equal may be used there, and is no special case here.
+    /// All streams of the first layer are equal; the op has no special case for it.
     #[test]
     fn trap_17_equal_streams_see_the_sum_of_the_function() {
         Host::each(|mut host| {

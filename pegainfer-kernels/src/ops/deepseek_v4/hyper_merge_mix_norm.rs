@@ -13,19 +13,20 @@ use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
-/// A block's output goes to the streams, and the next block gets its input from them: [`hyper_merge`](super::hyper_merge) by
-/// `post` and `comb`, then [`hyper_mix`](super::hyper_mix) with the next block's `weights`, which replaces `post` and `comb`,
-/// then [`norm`](super::norm) of what was mixed. All roundings are those of the three ops; sums in f32 may have another order.
+/// Adds a block's output to the streams and computes the next block's input: [`hyper_merge`](super::hyper_merge) by
+/// `post` and `comb`, then [`hyper_mix`](super::hyper_mix) with the next block's `weights`, which replaces `post` and
+/// `comb`, then [`norm`](super::norm) of the mixed value. All roundings are those of the three ops; sums in f32 may
+/// have a different order.
 ///
 /// - `f`: `[tokens, hidden]`, the block's output, of the streams' dtype
 /// - `streams`: `[tokens, 4, hidden]` bf16 or f32, in place
 /// - `post`: `[tokens, 4]`, `comb`: `[tokens, 4, 4]` f32, in place
 /// - `norm_weight`: `[hidden]` bf16; `eps`: of that norm
 /// - `mixed`: `[tokens, hidden]` of the streams' dtype, scratch of the separate kernels: undefined afterwards
-/// - `out`: `[tokens, hidden]` of the streams' dtype; `low`: what `round_activation` makes of `out`, and its packed rows
+/// - `out`: `[tokens, hidden]` of the streams' dtype; `low`: result of `round_activation` on `out`, and its packed rows
 ///
-/// `hidden` is a multiple of 8. GPUs run two kernels where the streams are bf16 and `hidden` is a multiple of 256 up to
-/// 7,936, and those of the separate ops elsewhere. A token's results do not depend on the other tokens.
+/// `hidden` is a multiple of 8. GPUs run two kernels if the streams are bf16 and `hidden` is a multiple of 256 up to
+/// 7,936, otherwise those of the separate ops. A token's results do not depend on the other tokens.
 pub fn hyper_merge_mix_norm(
     exec: &mut Exec,
     (f, streams): (&Tensor, &mut Tensor),
@@ -108,7 +109,7 @@ mod tests {
         }
     }
 
-    /// What the op writes: streams, post, comb, out, low.
+    /// Outputs of the op: streams, post, comb, out, low.
     struct Written {
         streams: Tensor,
         mixing: [Tensor; 2],

@@ -1,6 +1,6 @@
-//! The indexer: which compressed entries a token attends to.
+//! The indexer: chooses the compressed entries that a token attends to.
 
-use super::batch::{Batch, NO_ENTRY, PAGE_TOKENS};
+use super::batch::{NO_ENTRY, PAGE_TOKENS, RaggedBatch};
 use super::values::{Rows, activation, cpu, read};
 use crate::cpu::deepseek_v4::index as reference;
 use crate::cuda::deepseek_v4 as gpu;
@@ -11,11 +11,11 @@ use pegainfer_core::record::OpRecord;
 use pegainfer_core::team;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
-/// Tokens of a step that one of several ranks chooses entries for. Ranks take turns with blocks of 64 tokens, so that each has as much to do:
-/// later tokens see more.
+/// Tokens of a step for which one of several ranks chooses entries. Ranks take turns with blocks of 64 tokens, which
+/// balances work, because later tokens see more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TokenShare {
-    /// From 0.
+    /// Number of the rank, from 0.
     pub rank: usize,
     /// Ranks in all.
     pub ranks: usize,
@@ -27,7 +27,8 @@ impl TokenShare {
     /// All tokens.
     pub const ALL: Self = Self { rank: 0, ranks: 1 };
 
-    /// Rows of the choice of each rank, of a step of `tokens` tokens: with several ranks whole blocks, of which the last tokens may not exist.
+    /// Rows of each rank's choice, for a step of `tokens` tokens. With several ranks these are whole blocks, whose last
+    /// tokens may not exist.
     pub fn rows(self, tokens: usize) -> usize {
         match self.ranks {
             1 => tokens,
@@ -41,33 +42,34 @@ impl TokenShare {
     }
 }
 
-/// What is chosen from, and by whom.
+/// Candidates of a choice, and the rank's share.
 #[derive(Debug, Clone, Copy)]
 pub struct SelectSpec {
     /// Tokens of an entry.
     pub ratio: usize,
     /// Tokens that are chosen for.
     pub share: TokenShare,
-    /// Most pages that a sequence has in this step: as many as the tables have columns, or fewer.
+    /// Maximum number of pages of a sequence in this step: as many as the tables have columns, or fewer.
     pub pages: usize,
 }
 
-/// The entries that each token sees and that score best: `score[i] = scale · Σ_h weights[h] · relu(q[h] · entry[i])` for
-/// the entries `i < (position + 1) / ratio`; all of them if there are no more than fit.
+/// The best-scoring visible entries of each token: `score[i] = scale · Σ_h weights[h] · relu(q[h] · entry[i])` for the
+/// entries `i < (position + 1) / ratio`; all of them if they fit.
 ///
-/// `q`: `[T, heads, dim]`, `weights`: `[T, heads]`, `entries`: `[pages, 128 / ratio, dim]`, bf16 or f32, all turned and
-/// rounded alike; `chosen`: `[share.rows(T), k]` u32, a row for each token of the share, indices ascending, then [`NO_ENTRY`], also in
-/// rows of tokens that do not exist. Scores are f32 (the reference's are bf16, with many ties; vLLM and SGLang use f32). Equal scores: the lower index. `dim` is a multiple of 32.
+/// `q`: `[T, heads, dim]`, `weights`: `[T, heads]`, `entries`: `[pages, 128 / ratio, dim]`, bf16 or f32, all
+/// transformed and rounded alike; `chosen`: `[share.rows(T), k]` u32, a row per token of the share, indices ascending,
+/// then [`NO_ENTRY`], also in rows of tokens that do not exist. Scores are f32 (the reference's are bf16, with many
+/// ties; vLLM and SGLang use f32). Ties go to the lower index. `dim` is a multiple of 32.
 pub fn select_entries(
     exec: &mut Exec,
     q: &Tensor,
     weights: &Tensor,
     entries: &Tensor,
     spec: SelectSpec,
-    batch: &Batch<'_>,
+    batch: &RaggedBatch<'_>,
     chosen: &mut Tensor,
 ) -> Result<(), OpError> {
-    let SelectSpec { ratio, share, pages: most_pages } = spec;
+    let SelectSpec { ratio, share, pages: max_pages } = spec;
     let check = Check("select_entries");
     let &[tokens, heads, dim] = q.shape() else { return check.that(false, "q must be [tokens, heads, dim]") };
     let (pages, k) = (entries.rows_cols().0, chosen.rows_cols().1);
@@ -77,9 +79,9 @@ pub fn select_entries(
     activation(check, entries, &[pages, PAGE_TOKENS / ratio, dim])?;
     check.is(chosen, DType::U32, &[share.rows(tokens), k])?;
     check.that(dim.is_multiple_of(32), "dim must be a multiple of 32")?;
-    check.that(most_pages <= batch.page_tables.rows_cols().1, "more pages than a table has columns")?;
+    check.that(max_pages <= batch.page_tables.rows_cols().1, "more pages than a table has columns")?;
     exec.record(|_| {
-        let visible = batch.page_tables.rows_cols().0 * most_pages * PAGE_TOKENS / ratio;
+        let visible = batch.page_tables.rows_cols().0 * max_pages * PAGE_TOKENS / ratio;
         let bytes = q.bytes() + chosen.bytes() + (visible * dim * entries.dtype().size()) as u64;
         let flops = 2 * (q.elements() * visible) as u64 / share.ranks as u64;
         let reads: Vec<&Tensor> = [q, weights, entries].into_iter().chain(batch.operands()).collect();
@@ -126,7 +128,7 @@ mod tests {
     fn every_token_chooses_among_what_it_sees_by_its_score() {
         Host::each(|mut host| {
             let (heads, dim, k) = (2, 32, 3);
-            // One row of tokens 20 to 39, its entries in pages 1 and 0.
+            // One row of tokens 20 to 39, with its entries in pages 1 and 0.
             let tokens = 20;
             let q = host.bf16("q", &[tokens, heads, dim], &bf16s(tokens * heads * dim, 1));
             let weights = host.bf16("w", &[tokens, heads], &bf16s(tokens * heads, 2));
@@ -135,7 +137,7 @@ mod tests {
             let (indptr, slots) = (host.u32("qo_indptr", &[0, 20]), host.u32("slots", &[0]));
             let mut tables = host.zeros("tables", &[1, 2], DType::U32);
             tables.host_mut::<u32>().copy_from_slice(&[1, 0]);
-            let batch = Batch { qo_indptr: &indptr, positions: &positions, slots: &slots, page_tables: &tables };
+            let batch = RaggedBatch { qo_indptr: &indptr, positions: &positions, slots: &slots, page_tables: &tables };
             let mut chosen = host.zeros("chosen", &[tokens, k], DType::U32);
             let spec = SelectSpec { ratio: 4, share: TokenShare::ALL, pages: 2 };
             select_entries(&mut host.exec, &q, &weights, &entries, spec, &batch, &mut chosen).unwrap();
@@ -168,7 +170,7 @@ mod tests {
             let (indptr, slots) = (host.u32("qo_indptr", &[0, tokens as u32]), host.u32("slots", &[0]));
             let mut tables = host.zeros("tables", &[1, 2], DType::U32);
             tables.host_mut::<u32>().copy_from_slice(&[1, 0]);
-            let batch = Batch { qo_indptr: &indptr, positions: &positions, slots: &slots, page_tables: &tables };
+            let batch = RaggedBatch { qo_indptr: &indptr, positions: &positions, slots: &slots, page_tables: &tables };
             let mut choose = |share: TokenShare| {
                 let mut chosen = host.zeros("chosen", &[share.rows(tokens), k], DType::U32);
                 let spec = SelectSpec { ratio: 4, share, pages: 2 };
@@ -180,10 +182,10 @@ mod tests {
                 let parts: Vec<_> = (0..ranks).map(|rank| choose(TokenShare { rank, ranks })).collect();
                 let blocks = |i: usize| parts.iter().map(move |part| &part[i * SHARE_TOKENS * k..][..SHARE_TOKENS * k]);
                 let gathered = (0..parts[0].len() / (SHARE_TOKENS * k)).flat_map(blocks).flatten();
-                let (gathered, behind): (Vec<_>, Vec<_>) =
+                let (gathered, rest): (Vec<_>, Vec<_>) =
                     gathered.copied().enumerate().partition(|(i, _)| i / k < tokens);
                 assert_eq!(gathered.into_iter().map(|(_, entry)| entry).collect::<Vec<_>>(), whole, "{ranks} ranks");
-                assert!(behind.iter().all(|(_, entry)| *entry == NO_ENTRY), "there are no such tokens");
+                assert!(rest.iter().all(|(_, entry)| *entry == NO_ENTRY), "there are no such tokens");
             }
         });
     }

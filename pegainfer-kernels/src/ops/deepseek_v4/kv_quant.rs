@@ -11,9 +11,9 @@ use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
-/// Rounds an activation to FP8, in place, as the reference does before its FP8 and FP4 matrices: each 128 values of a row
-/// become e4m3 codes, clamped to ±448 and rounded to nearest even, with the scale `2^ceil(log2(max(amax, 1e-4) / 448))`.
-/// The rounded values are exact in bf16.
+/// Rounds an activation to FP8, in place, as the reference does before its FP8 and FP4 matrices: each 128 values of a
+/// row become e4m3 codes, clamped to ±448 and rounded to nearest even, with the scale `2^ceil(log2(max(amax, 1e-4) /
+/// 448))`. The rounded values are exact in bf16.
 ///
 /// `x`: `[tokens, width]` bf16 or f32, `width` a multiple of 128.
 pub fn round_activation(exec: &mut Exec, x: &mut Tensor) -> Result<(), OpError> {
@@ -33,10 +33,11 @@ pub fn round_activation(exec: &mut Exec, x: &mut Tensor) -> Result<(), OpError> 
     Ok(())
 }
 
-/// One head or entry of the indexer: turned by the Hadamard matrix `H_ij = (-1)^popcount(i & j) / sqrt(dim)` and, with `quantize`, rounded to
-/// FP4: groups of 32 values, each with the scale `2^ceil(log2(max(amax, 6 · 2^-126) / 6))`, E2M1, to nearest even. The dot product of a
-/// query and an entry that were both turned is the same but for rounding: the turn spreads outliers over the groups. Rounded to `dtype`
-/// between the two. The length of `row` is a power of two, at least 32.
+/// One head or entry of the indexer: multiplied by the Hadamard matrix `H_ij = (-1)^popcount(i & j) / sqrt(dim)` and,
+/// with `quantize`, rounded to FP4: groups of 32 values, each with the scale `2^ceil(log2(max(amax, 6 · 2^-126) / 6))`,
+/// E2M1, to nearest even. The dot product of a transformed query and a transformed entry is the same up to rounding;
+/// the transform spreads outliers over the groups. Rounded to `dtype` in between. The length of `row` is a power of
+/// two, at least 32.
 pub(super) fn index_row(row: &mut [f32], dtype: DType, quantize: bool) {
     reference::hadamard(row);
     round(row, dtype);
@@ -45,7 +46,7 @@ pub(super) fn index_row(row: &mut [f32], dtype: DType, quantize: bool) {
     }
 }
 
-/// Rounds to what a tensor of `dtype` would store.
+/// Rounds to the values that a tensor of `dtype` would store.
 pub(super) fn round(row: &mut [f32], dtype: DType) {
     if dtype == DType::Bf16 {
         row.iter_mut().for_each(|v| *v = bf16::from_f32(*v).to_f32());
@@ -57,7 +58,7 @@ mod tests {
     use super::*;
     use crate::testing::bf16s;
 
-    /// The experts round their input, whether it is rounded already or not.
+    /// The experts round their input even if it is already rounded.
     #[test]
     fn rounding_an_activation_again_changes_nothing() {
         let values: Vec<f32> = bf16s(64 * 128, 3).iter().map(|v| v.to_f32()).collect();

@@ -1,6 +1,6 @@
-//! What attention's latents become: the normalised low rank of queries, keys, and compressed entries.
+//! Results of attention's latents: the normalised low rank of queries, keys, and compressed entries.
 
-use super::batch::Batch;
+use super::batch::RaggedBatch;
 use super::compress::NewEntries;
 use super::norm::{check_rounded, norm_host};
 use super::norm_rope::{check_rope, keys_host};
@@ -20,11 +20,11 @@ pub struct Latents<'a> {
     pub queries: (&'a Tensor, &'a Tensor),
     /// Keys before their norm, `[T, dim]`, and its weight, `[dim]` bf16.
     pub keys: (&'a Tensor, &'a Tensor),
-    /// Of the layer.
+    /// RoPE table of the layer.
     pub table: &'a RopeTable,
     /// Epsilon of all norms.
     pub eps: f32,
-    /// Whether keys and entries have the low precision of training.
+    /// True if keys and entries have the low precision of training.
     pub quantize: bool,
 }
 
@@ -33,24 +33,25 @@ pub struct Latents<'a> {
 pub struct LatentOutputs<'a> {
     /// `[T, q_lora]`.
     pub queries: &'a mut Tensor,
-    /// What `round_activation` makes of `queries`.
+    /// Result of `round_activation` on `queries`.
     pub rounded: Option<Rounded<'a>>,
     /// `[T, 1, dim]`.
     pub keys: &'a mut Tensor,
-    /// Of the layer's compressor, and of its indexer's.
+    /// New entries of the layer's compressor, and of its indexer's.
     pub entries: [Option<NewEntries<'a>>; 2],
 }
 
-/// The first step of attention behind its first GEMMs, in one launch on a GPU:
+/// The step of attention after its first GEMMs, in one launch on a GPU:
 ///
 /// - `queries`: [`norm`](super::norm) of the low rank, also rounded
-/// - `keys`: `norm` with its weight, then RoPE by the token's position, then, with `quantize`, the part that is not rotated in FP8: groups
-///   of 64 values, each with the scale `2^ceil(log2(max(amax, 1e-4) / 448))`, e4m3, to nearest even; each step rounded
-/// - `entries`: those that tokens of the step complete, see [`NewEntries`]
+/// - `keys`: `norm` with its weight, then RoPE by the token's position, then, with `quantize`, the part that is not
+///   rotated in FP8: groups of 64 values, each with the scale `2^ceil(log2(max(amax, 1e-4) / 448))`, e4m3, to nearest
+///   even; each step rounded
+/// - `entries`: those completed by tokens of the step; see [`NewEntries`]
 pub fn attention_latents(
     exec: &mut Exec,
     x: Latents<'_>,
-    batch: &Batch<'_>,
+    batch: &RaggedBatch<'_>,
     mut out: LatentOutputs<'_>,
 ) -> Result<(), OpError> {
     let check = Check("attention_latents");
@@ -84,7 +85,7 @@ pub fn attention_latents(
     Ok(())
 }
 
-fn record(x: Latents<'_>, batch: &Batch<'_>, out: &LatentOutputs<'_>) -> OpRecord {
+fn record(x: Latents<'_>, batch: &RaggedBatch<'_>, out: &LatentOutputs<'_>) -> OpRecord {
     let new = || out.entries.iter().flatten();
     let small = [x.queries.0, x.queries.1, x.keys.0, x.keys.1];
     let reads: Vec<&Tensor> =

@@ -16,14 +16,13 @@ use pegainfer_core::tensor::{OpError, Tensor};
 
 /// `out = x · wᵀ`.
 ///
-/// `x`: `[m, k]`; `w`: `[n, k]`; `out`: `[m, n]`, whose columns may be several dimensions; activations bf16 or f32. Where `w` is FP8 or
-/// FP4, bf16 activations must be values of `round_activation`: on a GPU they may be multiplied in FP8, to which others would be
-/// rounded.
+/// `x`: `[m, k]`; `w`: `[n, k]`; `out`: `[m, n]`, possibly with several dimensions of columns; activations bf16 or f32.
+/// If `w` is FP8 or FP4, bf16 activations must be values of `round_activation`, because a GPU may multiply them in FP8.
 ///
 /// Computed in f32: each block along `k` (128 for FP8, 32 for FP4, all of it for bf16) is summed without the weight's
-/// scale, multiplied by it, and added to the rest; one rounding at the end. Hopper's FP8 tensor cores sum within a block of 128 with
-/// about 14 bits. On a GPU, from 33 rows on, up to three rows of memory behind the last row of `out` may be overwritten. Up to 32
-/// rows a row's result does not depend on the other rows; on a CPU it never does.
+/// scale, multiplied by it, and added to the rest, with one final rounding. Hopper's FP8 tensor cores sum within a
+/// block of 128 with about 14 bits. On a GPU, from 33 rows on, up to three rows of memory after the last row of `out`
+/// may be overwritten. Up to 32 rows a row's result does not depend on the other rows; on a CPU it never does.
 pub fn matmul<'a>(exec: &mut Exec, x: impl Into<Activation<'a>>, w: &Matrix, out: &mut Tensor) -> Result<(), OpError> {
     let check = Check("matmul");
     let input = x.into();
@@ -47,7 +46,8 @@ pub fn matmul<'a>(exec: &mut Exec, x: impl Into<Activation<'a>>, w: &Matrix, out
     Ok(())
 }
 
-/// [`matmul`] of `x` rounded as `round_activation` does, in place or by [`matmul_rounding`]: `x` is undefined afterwards.
+/// [`matmul`] of `x` rounded as `round_activation` does, in place or by [`matmul_rounding`]: `x` is undefined
+/// afterwards.
 pub fn matmul_dynamic(exec: &mut Exec, x: &mut Tensor, w: &Matrix, out: &mut Tensor) -> Result<(), OpError> {
     if gpu::rounds_few(exec, x, w)? || gpu::rounds_many(exec, x, w, out)?.is_some() {
         return matmul_rounding(exec, x, w, out);
@@ -56,8 +56,8 @@ pub fn matmul_dynamic(exec: &mut Exec, x: &mut Tensor, w: &Matrix, out: &mut Ten
     matmul(exec, &*x, w, out)
 }
 
-/// [`matmul`] that rounds its input by `round_activation`'s formula as it loads it. Of GPUs, Hopper has kernels for it; see
-/// [`matmul_dynamic`], which calls it only there.
+/// Variant of [`matmul`] that rounds its input by `round_activation`'s formula while loading it. Among GPUs, only
+/// Hopper has kernels for it; see [`matmul_dynamic`], which calls it only there.
 ///
 /// `x`: `[m, k]` bf16; `w`: `[n, k]` FP8; `out`: `[m, n]` bf16 or f32.
 pub fn matmul_rounding(exec: &mut Exec, x: &Tensor, w: &Matrix, out: &mut Tensor) -> Result<(), OpError> {
@@ -82,15 +82,15 @@ pub fn matmul_rounding(exec: &mut Exec, x: &Tensor, w: &Matrix, out: &mut Tensor
     Ok(())
 }
 
-/// Plans the cuBLASLt GEMMs that ran so far for all numbers of tokens from 33 to `most`, so that no step has to wait for that. No effect
-/// without a GPU; not while a graph is captured.
-pub fn plan_gemms(exec: &mut Exec, most: usize) {
+/// Plans the cuBLASLt GEMMs that ran so far for all numbers of tokens from 33 to `max_rows`, so that no step waits for
+/// a plan. No effect without a GPU. Not allowed while a graph is captured.
+pub fn plan_gemms(exec: &mut Exec, max_rows: usize) {
     if exec.device() == Device::Cuda {
-        crate::cuda::plan_row_counts(exec, most);
+        crate::cuda::plan_row_counts(exec, max_rows);
     }
 }
 
-/// `w` is no stack, its dtypes and shapes fit each other, and `k` is a multiple of what the kernels take at once.
+/// Checks that `w` is not a stack, its dtypes and shapes fit each other, and `k` is a multiple of the kernels' block.
 pub(super) fn whole_blocks(check: Check, w: &Matrix) -> Result<(), OpError> {
     let k = w.shape().1;
     match w {
@@ -107,9 +107,9 @@ pub(super) fn whole_blocks(check: Check, w: &Matrix) -> Result<(), OpError> {
 /// The first half of the output projection: group `g` of the heads has its own weight, rows `g · r` to `(g + 1) · r` of
 /// `w`. `out[t, g, :] = w[g] · x[t, g, :]`.
 ///
-/// `x`: `[tokens, heads, dim]`, `heads · dim = groups · k`; `w`: `[groups · r, k]`; `out`: `[tokens,
-/// groups · r]`. f32 sums, one rounding at the end; the activation is not quantised, as in the reference, which computes this GEMM in bf16.
-/// `x` may come packed, see [`split_bytes`](super::split_bytes).
+/// `x`: `[tokens, heads, dim]`, `heads · dim = groups · k`; `w`: `[groups · r, k]`; `out`: `[tokens, groups · r]`. f32
+/// sums with one final rounding. The activation is not quantised, as in the reference, which computes this GEMM in
+/// bf16. `x` may be packed; see [`split_bytes`](super::split_bytes).
 pub fn grouped_matmul<'a>(
     exec: &mut Exec,
     x: impl Into<Activation<'a>>,

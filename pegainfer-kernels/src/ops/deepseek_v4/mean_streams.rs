@@ -1,4 +1,4 @@
-//! The mean of the residual streams: what DSpark's stages see of a layer of the model.
+//! The mean of the residual streams, which DSpark's stages read from a layer of the model.
 
 use super::values::{activation, cpu, read};
 use crate::cpu::deepseek_v4::hyper::STREAMS;
@@ -10,10 +10,10 @@ use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 use std::ops::Range;
 
-/// `out[t, part * hidden + i] = (Σ_j streams[t, j, i]) / 4`; the other columns of `out` stay as they are.
+/// `out[t, part * hidden + i] = (Σ_j streams[t, j, i]) / 4`; the other columns of `out` stay unchanged.
 ///
-/// `streams`: `[T, 4, hidden]`; `out`: `[T, parts * hidden]`, `part` below `parts`; both bf16 or both f32. Summed in f32 in the order of
-/// the streams, and rounded once. A part lets the means of several layers be the input of one GEMM.
+/// `streams`: `[T, 4, hidden]`; `out`: `[T, parts * hidden]`, `part` below `parts`; both bf16 or both f32. Summed in
+/// f32 in the order of the streams, and rounded once. Parts let one GEMM take the means of several layers.
 pub fn mean_streams(exec: &mut Exec, streams: &Tensor, part: usize, out: &mut Tensor) -> Result<(), OpError> {
     let check = Check("mean_streams");
     let (tokens, width) = out.rows_cols();
@@ -72,7 +72,7 @@ mod tests {
                     _ => assert_eq!(*got, before, "{at}"),
                 }
             }
-            assert!(mean_streams(&mut host.exec, &streams, 3, &mut out).is_err(), "a part behind the end");
+            assert!(mean_streams(&mut host.exec, &streams, 3, &mut out).is_err(), "a part after the end");
         });
     }
 }

@@ -1,5 +1,5 @@
-//! The ops of DeepSeek-V4. Activations are bf16 or f32, as their tensors say: every op computes in f32 and rounds when
-//! it stores, so that one executor serves the reference's precision and plain f32.
+//! The ops of DeepSeek-V4. Activations are bf16 or f32, by the dtype of their tensors: every op computes in f32 and
+//! rounds when it stores, so that one executor supports the reference's precision and plain f32.
 
 mod add;
 mod attention;
@@ -32,7 +32,7 @@ mod widen;
 pub use crate::hyper_operands::{HyperSpec, HyperWeights};
 pub use add::add;
 pub use attention::{SPLIT_TOKENS, Split, Visible, WINDOW, sparse_attention, takes_split};
-pub use batch::{Batch, NO_ENTRY, PAGE_TOKENS, write_ring};
+pub use batch::{NO_ENTRY, PAGE_TOKENS, RaggedBatch, write_ring};
 pub use compress::{CompressorSpec, CompressorState, CompressorWeights, KeptTokens, NewEntries};
 pub use copy_slots::{RingTable, copy_slots};
 pub use dummy::{Place, random_codes, random_numbers};

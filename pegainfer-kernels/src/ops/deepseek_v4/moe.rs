@@ -13,7 +13,7 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 /// A rank's experts of a layer.
 #[derive(Debug, Clone, Copy)]
 pub struct Moe<'a> {
-    /// The routed experts, of which tokens choose some.
+    /// The routed experts.
     pub routed: &'a Experts,
     /// Number of the first routed expert of this rank.
     pub first: usize,
@@ -37,8 +37,9 @@ pub fn moe_rounds(
     Ok(shared && gpu::packs_experts(exec, x, experts.routed, math)?)
 }
 
-/// Begins [`moe`] before the experts of the tokens are chosen, of which each token has `k`: writes the output of the shared expert to `scratch`,
-/// beside what follows until [`moe`], if that op has no kernels that compute both. Operands are those of [`moe`].
+/// Starts [`moe`] before the experts of the tokens are chosen, `k` per token. If `moe` has no kernels that compute
+/// both, writes the output of the shared expert to `scratch`, concurrently with later ops until [`moe`]. Operands are
+/// those of [`moe`].
 pub fn begin_moe(
     exec: &mut Exec,
     x: Activation<'_>,
@@ -56,12 +57,12 @@ pub fn begin_moe(
     }
 }
 
-/// `out = Σ_e routed expert e + shared expert`, see [`routed_experts`] and [`shared_expert`], in fewer launches where a device has kernels
-/// for that. Follows [`begin_moe`].
+/// `out = Σ_e routed expert e + shared expert`, see [`routed_experts`] and [`shared_expert`], in fewer launches on
+/// devices with kernels for it. Follows [`begin_moe`].
 ///
-/// `x`: `[T, hidden]` bf16 or f32; if the experts are in FP4 and FP8, values of `round_activation` unless [`moe_rounds`], with packed rows if
-/// the device takes them; `chosen`: `[T, k]` u32; `weights`: `[T, k]` f32; `scratch`: `[T, hidden]` of the dtype of `x`, of [`begin_moe`]; `out`:
-/// `[T, hidden]` of the dtype of `x`.
+/// `x`: `[T, hidden]` bf16 or f32; if the experts are in FP4 and FP8, values of `round_activation` unless
+/// [`moe_rounds`], with packed rows if the device takes them; `chosen`: `[T, k]` u32; `weights`: `[T, k]` f32;
+/// `scratch`: `[T, hidden]` of the dtype of `x`, from [`begin_moe`]; `out`: `[T, hidden]` of the dtype of `x`.
 pub fn moe(
     exec: &mut Exec,
     x: Activation<'_>,
@@ -83,7 +84,7 @@ pub fn moe(
     check.is(out, x.values.dtype(), &[tokens, hidden])?;
     let width = experts.routed.check(check, hidden)?;
     if let Some(shared) = experts.shared {
-        check.that(shared.check(check, hidden)? == width, "the shared expert has another width")?;
+        check.that(shared.check(check, hidden)? == width, "the shared expert has a different width")?;
         check.that(shared.count == 1, "there is one shared expert")?;
     }
     exec.record(|_| {

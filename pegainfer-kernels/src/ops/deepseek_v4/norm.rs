@@ -13,9 +13,9 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 
 /// `out = x * rsqrt(mean(x²) + eps) * weight` over the last dimension.
 ///
-/// `x`, `out`: `[rows, hidden]` bf16 or f32; `weight`: `[hidden]` bf16. All in f32, one rounding at the end (DeepSeek's
-/// RMSNorm; Qwen's rounds before it multiplies by the weight, too). `low`, of the dtype of `x`: what `round_activation` makes
-/// of `out`, with its packed rows, see [`pack_rows`](super::pack_rows).
+/// `x`, `out`: `[rows, hidden]` bf16 or f32; `weight`: `[hidden]` bf16. f32 with one final rounding (DeepSeek's
+/// RMSNorm; Qwen's also rounds before multiplying by the weight). `low`, of the dtype of `x`: result of
+/// `round_activation` on `out`, with its packed rows, see [`pack_rows`](super::pack_rows).
 pub fn norm(
     exec: &mut Exec,
     x: &Tensor,
@@ -46,7 +46,7 @@ pub fn norm(
 
 /// The rounded form of `out` must have its dtype and shape, and the GPU's kernels take vectors of four.
 pub(super) fn check_rounded(check: Check, out: &Tensor, low: Option<&Rounded<'_>>) -> Result<(), OpError> {
-    check.that(out.rows_cols().1.is_multiple_of(4), "rows must be a multiple of four wide")?;
+    check.that(out.rows_cols().1.is_multiple_of(4), "the width of rows must be a multiple of four")?;
     let Some(low) = low else { return Ok(()) };
     check.is(low.values, out.dtype(), out.shape())?;
     low.packed.as_deref().map_or(Ok(()), |packed| check_packed(check, out, packed))
@@ -81,7 +81,7 @@ mod tests {
             norm(&mut host.exec, &tx, &tw, 1e-6, &mut out, Some((&mut low).into())).unwrap();
             for (got, row) in low.host::<bf16>().chunks(192).zip(out.host::<bf16>().chunks(192)) {
                 assert_ne!(got, row);
-                // A group of 128 and the rest, each for itself.
+                // A group of 128 and the rest, separately.
                 for (got, group) in [(&got[..128], &row[..128]), (&got[128..], &row[128..])] {
                     let mut expected = bf16s(128, 9);
                     expected[..group.len()].copy_from_slice(group);

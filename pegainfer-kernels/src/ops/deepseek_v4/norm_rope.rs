@@ -8,8 +8,9 @@ use crate::cpu::deepseek_v4::norm as reference;
 use crate::ops::check::Check;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
-/// Queries, in place: each head is divided by its root mean square, without a weight, and rotated. `x`: `[tokens, heads, dim]`. f32 inside
-/// the norm, as transformers and vLLM do it; DeepSeek's own code squares and takes the root in bf16.
+/// Queries, in place: each head is divided by its root mean square, without a weight, and rotated. `x`: `[tokens,
+/// heads, dim]`. f32 inside the norm, as in transformers and vLLM; DeepSeek's own code squares and takes the root in
+/// bf16.
 pub(super) fn queries_host(x: &mut Tensor, (positions, table): (&Tensor, &RopeTable), eps: f32) {
     let (heads, dim) = (x.shape()[1], x.shape()[2]);
     let mut values = read(x).into_owned();
@@ -19,8 +20,9 @@ pub(super) fn queries_host(x: &mut Tensor, (positions, table): (&Tensor, &RopeTa
     write(x, &values);
 }
 
-/// Keys, which are values, too: norm with its weight, then rotation, then, with `quantize`, the part that is not rotated in
-/// FP8: groups of 64 values, each with the scale `2^ceil(log2(max(amax, 1e-4) / 448))`, e4m3, to nearest even. `x`, `out`: `[tokens, dim]`.
+/// Keys, which are also values: norm with its weight, then rotation, then, with `quantize`, the part that is not
+/// rotated in FP8: groups of 64 values, each with the scale `2^ceil(log2(max(amax, 1e-4) / 448))`, e4m3, to nearest
+/// even. `x`, `out`: `[tokens, dim]`.
 pub(super) fn keys_host(
     (x, weight): (&Tensor, &Tensor),
     (positions, table): (&Tensor, &RopeTable),
@@ -41,13 +43,13 @@ pub(super) fn keys_host(
     write(out, &values);
 }
 
-/// The table must fit rows of `dim` elements, and what is not rotated must be whole groups if it is rounded.
+/// Checks that the table fits rows of `dim` elements, and that the unrotated part is whole groups if it is rounded.
 pub(super) fn check_rope(check: Check, table: &RopeTable, dim: usize, quantize: bool) -> Result<(), OpError> {
-    check.that(dim.is_multiple_of(2), "rows must be an even number wide")?;
+    check.that(dim.is_multiple_of(2), "the width of rows must be even")?;
     check.that(2 * table.frequencies.elements() <= dim, "more frequencies than pairs")?;
     check.is(&table.frequencies, DType::F32, &[table.frequencies.elements()])?;
     let still = dim - 2 * table.frequencies.elements();
-    check.that(!quantize || still.is_multiple_of(KEY_GROUP), "what is not rotated must be groups of 64")
+    check.that(!quantize || still.is_multiple_of(KEY_GROUP), "the part that is not rotated must be groups of 64")
 }
 
 #[cfg(test)]
@@ -117,7 +119,7 @@ mod tests {
             let weight = host.bf16("weight", &[192], &w);
             let (positions, table) =
                 (host.u32("positions", &[3, 70]), RopeTable::new(&mut host.exec, 64, 1e4, None).unwrap());
-            // As ops of their own: a norm, of queries with a weight of 1, and a rotation.
+            // As separate ops: a norm, with a weight of 1 for queries, and a rotation.
             let ones = host.bf16("ones", &[192], &[bf16::ONE; 192]);
             let mut apart = |weight: &Tensor| {
                 let mut out = host.zeros("out", &[2, 1, 192], DType::Bf16);

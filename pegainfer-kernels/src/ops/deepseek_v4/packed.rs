@@ -10,12 +10,13 @@ use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
-/// An activation as a GEMM takes it: values, and if kernels take them also packed rows.
+/// Input of a GEMM: values, and packed rows if kernels take them.
 #[derive(Debug, Clone, Copy)]
 pub struct Activation<'a> {
     /// `[tokens, width]` bf16 or f32.
     pub values: &'a Tensor,
-    /// What [`pack_rows`] makes of the values, which are rounded then; for `grouped_matmul` what [`split_bytes`] describes.
+    /// Result of [`pack_rows`] on the values, which are rounded then; for `grouped_matmul`, the layout of
+    /// [`split_bytes`].
     pub packed: Option<&'a Tensor>,
 }
 
@@ -25,12 +26,12 @@ impl<'a> From<&'a Tensor> for Activation<'a> {
     }
 }
 
-/// Where an op writes a rounded activation.
+/// Destination of a rounded activation.
 #[derive(Debug)]
 pub struct Rounded<'a> {
     /// `[tokens, width]` bf16 or f32.
     pub values: &'a mut Tensor,
-    /// What [`pack_rows`] makes of them.
+    /// Result of [`pack_rows`] on them.
     pub packed: Option<&'a mut Tensor>,
 }
 
@@ -45,13 +46,13 @@ pub fn packed_bytes(width: usize) -> usize {
     (width + width / BLOCK * 4).next_multiple_of(16)
 }
 
-/// Bytes of a token that is packed for `grouped_matmul`, with `groups` groups of `width` columns: each group has two packed rows, that of its
-/// values, and that of what the values lose in it. Their sum is as exact as bf16.
+/// Bytes per token packed for `grouped_matmul`, with `groups` groups of `width` columns. Each group has two packed
+/// rows: that of its values, and that of their rounding errors. The sum is as exact as bf16.
 pub fn split_bytes(groups: usize, width: usize) -> usize {
     2 * groups * packed_bytes(width)
 }
 
-/// Whether this device's kernels take packed rows of activations of `dtype` and `width` columns.
+/// True if this device's kernels take packed rows of activations of `dtype` and `width` columns.
 pub fn takes_packed_rows(exec: &mut Exec, dtype: DType, width: usize) -> Result<bool, OpError> {
     let hopper = choice::gpu(exec)?.is_some_and(|gpu| gpu.is_hopper());
     Ok(hopper && dtype == DType::Bf16 && width.is_multiple_of(BLOCK))
@@ -78,7 +79,7 @@ pub fn pack_rows(exec: &mut Exec, x: &Tensor, packed: &mut Tensor) -> Result<(),
     Ok(())
 }
 
-/// `packed` must be what [`pack_rows`] makes of `x`.
+/// Checks that `packed` can be the result of [`pack_rows`] on `x`.
 pub(super) fn check_packed(check: Check, x: &Tensor, packed: &Tensor) -> Result<(), OpError> {
     let (count, width) = x.rows_cols();
     check.that(x.dtype() == DType::Bf16 && width.is_multiple_of(BLOCK), "x must be groups of 128 columns in bf16")?;
@@ -101,7 +102,7 @@ pub(crate) fn unpacked(packed: &[u8], width: usize) -> Vec<f32> {
     packed.chunks_exact(packed_bytes(width)).flat_map(|row| (0..width).map(move |column| value(row, column))).collect()
 }
 
-/// Place of the code of column `column` of 128 among those of a packed row, see [`pack_rows`].
+/// Position of the code of column `column` of 128 in a packed row; see [`pack_rows`].
 fn place(column: usize) -> usize {
     let (q, s, h, i) = (column / 32, column % 32 / 8, column % 8 / 4, column % 4);
     32 * s + 16 * h + 4 * q + i

@@ -1,4 +1,4 @@
-//! The first GEMMs of attention, which share their input, in one launch where a device has a kernel for that.
+//! The first GEMMs of attention, which share their input; one launch on devices with a kernel for it.
 
 use super::matmul::{matmul, matmul_rounding, whole_blocks};
 use super::packed::Activation;
@@ -14,16 +14,16 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 /// Weights `[n, k]` of GEMMs over the same tokens.
 #[derive(Debug, Clone, Copy)]
 pub struct Projections<'a> {
-    /// In FP8, times the rounded activations, or in bf16: those of `wq_a` and `wkv`.
+    /// `wq_a` and `wkv`, in FP8 (times the rounded activations) or in bf16.
     pub low: [&'a Matrix; 2],
-    /// In bf16, two of the same shape each: those of the compressors.
+    /// Weights of the compressors in bf16, two of the same shape each.
     pub pairs: [Option<[&'a Matrix; 2]>; 2],
-    /// In bf16: that of the indexer.
+    /// Weight of the indexer in bf16.
     pub last: Option<&'a Matrix>,
 }
 
 impl<'a> Projections<'a> {
-    /// Every weight, in the order of the fields.
+    /// All weights, in the order of the fields.
     pub fn all(&self) -> impl Iterator<Item = &'a Matrix> + use<'a> {
         let Self { low, pairs, last } = *self;
         low.into_iter().chain(pairs.into_iter().flatten().flatten()).chain(last)
@@ -35,14 +35,14 @@ impl<'a> Projections<'a> {
 pub struct Projected<'a> {
     /// bf16 or f32, as the activations.
     pub low: [&'a mut Tensor; 2],
-    /// In f32.
+    /// Outputs in f32.
     pub pairs: [Option<[&'a mut Tensor; 2]>; 2],
     /// bf16 or f32, as the activations.
     pub last: Option<&'a mut Tensor>,
 }
 
 impl Projected<'_> {
-    /// Every output, in the order of the fields.
+    /// All outputs, in the order of the fields.
     fn all(&self) -> impl Iterator<Item = &Tensor> {
         let pairs = self.pairs.iter().flatten().flatten();
         self.low.iter().chain(pairs).chain(&self.last).map(|tensor| &**tensor)
@@ -66,10 +66,10 @@ pub fn project_rounds(
     Ok(true)
 }
 
-/// `out = x · wᵀ` for every weight, each as [`matmul`] does it.
+/// `out = x · wᵀ` for every weight, as in [`matmul`].
 ///
-/// `x`: `[m, k]` bf16 or f32, for weights in bf16; `rounded`: what `round_activation` makes of `x`, for weights in FP8, with packed rows
-/// if the device takes them; `None` where [`project_rounds`].
+/// `x`: `[m, k]` bf16 or f32, for bf16 weights; `rounded`: result of `round_activation` on `x`, for FP8 weights, with
+/// packed rows if the device takes them; `None` if [`project_rounds`].
 pub fn project(
     exec: &mut Exec,
     x: &Tensor,
@@ -135,7 +135,7 @@ mod tests {
     use super::*;
     use crate::ops::BlockScales;
 
-    /// The fused kernel, which a plan for Hopper has, writes the last output in bf16 whatever its tensor is.
+    /// The fused kernel, which a plan for Hopper has, writes the last output in bf16 for any dtype of its tensor.
     #[test]
     fn fused_outputs_have_the_dtypes_that_the_kernel_writes() {
         let mut meta = Exec::meta().unwrap();

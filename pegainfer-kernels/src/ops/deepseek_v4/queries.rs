@@ -1,6 +1,6 @@
-//! Queries of attention and of its indexer behind their GEMM, and the tokens that compressors remember.
+//! Queries of attention and of its indexer after their GEMM, and the tokens that compressors keep.
 
-use super::batch::Batch;
+use super::batch::RaggedBatch;
 use super::compress::KeptTokens;
 use super::kv_quant::{index_row, round};
 use super::norm_rope::{check_rope, queries_host};
@@ -12,27 +12,29 @@ use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{OpError, Tensor};
 
-/// What [`attention_queries`] changes.
+/// Operands that [`attention_queries`] changes.
 #[derive(Debug)]
 pub struct Queries<'a> {
     /// `[T, heads, dim]` bf16 or f32, in place.
     pub heads: &'a mut Tensor,
-    /// Those of the indexer, `[T, index_heads, index_dim]`, in place; `index_dim` a power of two, at least 64.
+    /// Queries of the indexer, `[T, index_heads, index_dim]`, in place; `index_dim` a power of two, at least 64.
     pub index: Option<&'a mut Tensor>,
-    /// The tokens that the layer's compressor and its indexer's remember.
+    /// The tokens kept by the layer's compressor and by its indexer's.
     pub kept: [Option<KeptTokens<'a>>; 2],
 }
 
-/// The step of attention behind the GEMMs of queries, in one launch on a GPU. It comes after `attention_latents` of the step:
+/// The step of attention after the GEMMs of queries, in one launch on a GPU. Follows `attention_latents` of the step:
 ///
-/// - `heads`: each is divided by its root mean square, without a weight, and rotated by its token's position; each step rounded
-/// - `index`: each head is rotated, turned by the Hadamard matrix and, with `quantize`, rounded to FP4, as the indexer's entries are
-/// - `kept`: values and scores of the newest tokens go into the rings, scores with their bias
+/// - `heads`: each is divided by its root mean square, without a weight, and rotated by its token's position; each step
+///   rounded
+/// - `index`: each head is rotated, multiplied by the Hadamard matrix and, with `quantize`, rounded to FP4, like the
+///   indexer's entries
+/// - `kept`: values and scores of the newest tokens are written to the rings, scores with their bias
 pub fn attention_queries(
     exec: &mut Exec,
     mut x: Queries<'_>,
     table: &RopeTable,
-    batch: &Batch<'_>,
+    batch: &RaggedBatch<'_>,
     (eps, quantize): (f32, bool),
 ) -> Result<(), OpError> {
     let check = Check("attention_queries");
@@ -71,7 +73,7 @@ fn index_host(x: &mut Tensor, (positions, table): (&Tensor, &RopeTable), quantiz
     write(x, &values);
 }
 
-fn record(x: &Queries<'_>, batch: &Batch<'_>) -> OpRecord {
+fn record(x: &Queries<'_>, batch: &RaggedBatch<'_>) -> OpRecord {
     let queries = || [&*x.heads].into_iter().chain(x.index.as_deref());
     let kept = || x.kept.iter().flatten();
     let reads: Vec<&Tensor> = queries().chain(batch.operands()).chain(kept().flat_map(KeptTokens::operands)).collect();

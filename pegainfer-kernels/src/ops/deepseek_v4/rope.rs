@@ -16,8 +16,8 @@ pub struct RopeTable {
 }
 
 impl RopeTable {
-    /// `theta^(-2i / dim)`; with YaRN those of few rotations are divided by its factor, over a linear ramp. YaRN's mscale
-    /// is not applied, neither here nor to the softmax: the reference has none.
+    /// `theta^(-2i / dim)`. With YaRN, frequencies of few rotations are divided by its factor, over a linear ramp.
+    /// YaRN's mscale is applied neither here nor to the softmax, because the reference has none.
     pub fn new(exec: &mut Exec, dim: usize, theta: f64, yarn: Option<Yarn>) -> Result<Self, OpError> {
         let failed = |e: std::io::Error| OpError { op: "rope", message: e.to_string() };
         let mut table = exec.tensor("rope", &[dim / 2], DType::F32).map_err(failed)?;
@@ -33,9 +33,9 @@ impl RopeTable {
     }
 }
 
-/// Rotates the last dimensions of each head, in place, by its token's position, or back with `inverse`: `(a, b) -> (a cos - b sin,
-/// a sin + b cos)` for neighbouring values. `x`: `[tokens, heads, dim]` bf16 or f32; `positions`: `[tokens]` u32. f32 inside, one rounding
-/// at the end.
+/// Rotates the last dimensions of each head, in place, by its token's position, or back with `inverse`: `(a, b) -> (a
+/// cos - b sin, a sin + b cos)` for neighbouring values. `x`: `[tokens, heads, dim]` bf16 or f32; `positions`:
+/// `[tokens]` u32. f32 inside, one rounding at the end.
 pub fn rope(
     exec: &mut Exec,
     x: &mut Tensor,
@@ -64,9 +64,9 @@ pub fn rope(
     Ok(())
 }
 
-/// Rotates the last dimensions of each head by its token's position, or back with `inverse`, on the host. `values`: `[tokens, heads, dim]`;
-/// `positions`: `[tokens]` u32. Neighbouring values are a pair: `(a, b) -> (a cos - b sin, a sin + b cos)`. f32 inside, the angle is
-/// `f32(position) * frequency`, sine and cosine are accurate at every position.
+/// Rotates the last dimensions of each head by its token's position, or back with `inverse`, on the host. `values`:
+/// `[tokens, heads, dim]`; `positions`: `[tokens]` u32. Neighbouring values are a pair: `(a, b) -> (a cos - b sin, a
+/// sin + b cos)`. f32 inside, the angle is `f32(position) * frequency`, sine and cosine are accurate at every position.
 pub(super) fn rotate(
     values: &mut [f32],
     (heads, dim): (usize, usize),

@@ -1,4 +1,4 @@
-//! Which experts a token goes to.
+//! Chooses the experts of each token.
 
 use super::values::cpu;
 use crate::cpu::deepseek_v4::route as reference;
@@ -8,10 +8,10 @@ use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
-/// How a layer chooses.
+/// Routing of a layer.
 #[derive(Debug, Clone, Copy)]
 pub enum Routing<'a> {
-    /// By the token's id.
+    /// By token id.
     Hash {
         /// `[vocab, k]` u32.
         table: &'a Tensor,
@@ -28,16 +28,16 @@ pub enum Routing<'a> {
 /// Constants of the routing.
 #[derive(Debug, Clone, Copy)]
 pub struct RoutingSpec {
-    /// What the weights of a token add up to.
+    /// Sum of the weights of a token.
     pub scale: f32,
 }
 
-/// Chooses `k` experts a token and their weights: `g = sqrt(softplus(logits))`, the weights are `g / Σ g · scale` over the
-/// chosen ones.
+/// Chooses `k` experts per token and their weights: `g = sqrt(softplus(logits))`, the weights are `g / Σ g · scale`
+/// over the chosen ones.
 ///
-/// `logits`: `[T, experts]` f32; `experts`: `[T, k]` u32; `weights`: `[T, k]` f32. Gates are taken in f64 and
-/// rounded to f32 once, so that every device chooses the same experts; the rest is f32. The sum gets 1e-20, so that
-/// gates that are all 0 (a hash row may have them) give 0. Equal gates: the lower expert.
+/// `logits`: `[T, experts]` f32; `experts`: `[T, k]` u32; `weights`: `[T, k]` f32. Gates are computed in f64 and
+/// rounded to f32 once, so that every device chooses the same experts; the rest is f32. 1e-20 is added to the sum, so
+/// that gates that are all 0 (possible in a hash row) give 0. Ties go to the lower expert.
 pub fn route(
     exec: &mut Exec,
     logits: &Tensor,
@@ -51,7 +51,7 @@ pub fn route(
     check.is(logits, DType::F32, &[tokens, count])?;
     check.is(experts, DType::U32, &[tokens, k])?;
     check.is(weights, DType::F32, &[tokens, k])?;
-    check.that(k <= count, "more experts asked for than there are")?;
+    check.that(k <= count, "more experts requested than exist")?;
     let by = match routing {
         Routing::Hash { table, ids } => {
             check.is(table, DType::U32, &[table.rows_cols().0, k])?;
@@ -81,7 +81,7 @@ pub fn route(
             Routing::Hash { table, ids } => {
                 let row = table.host::<u32>().chunks_exact(k).nth(ids.host::<u32>()[t] as usize);
                 let Some(row) = row else { return check.that(false, "a token has no row in the hash table") };
-                check.that(row.iter().all(|e| (*e as usize) < count), "the hash table names an expert there is not")?;
+                check.that(row.iter().all(|e| (*e as usize) < count), "the hash table names an unknown expert")?;
                 chosen.copy_from_slice(row);
             }
             Routing::Learned { bias } => {

@@ -1,4 +1,4 @@
-//! Activations as f32 on the host, whatever their tensor's dtype.
+//! Activations as f32 on the host, for any dtype of their tensor.
 
 use crate::ops::check::Check;
 use half::bf16;
@@ -40,7 +40,7 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// Stores `values`, rounded to nearest even where the tensor is bf16.
+/// Stores `values`, rounded to nearest even if the tensor is bf16.
 pub(super) fn write(x: &mut Tensor, values: &[f32]) {
     match x.dtype() {
         DType::F32 => x.host_mut().copy_from_slice(values),
@@ -54,13 +54,13 @@ pub(super) fn activation(check: Check, x: &Tensor, shape: &[usize]) -> Result<()
     check.is(x, x.dtype(), shape)
 }
 
-/// `x` must be bf16 or f32 and have so many rows and columns, of whatever dimensions.
+/// Checks that `x` is bf16 or f32 with these numbers of rows and columns, in any dimensions.
 pub(super) fn rows(check: Check, x: &Tensor, (rows, columns): (usize, usize)) -> Result<(), OpError> {
     check.that(matches!(x.dtype(), DType::Bf16 | DType::F32), "an activation must be bf16 or f32")?;
     check.that(x.rows_cols() == (rows, columns), "an activation does not have the rows and columns of the others")
 }
 
-/// The CPU path to compute on; `None` where there is nothing to compute.
+/// The CPU path to compute on; `None` if there is nothing to compute.
 pub(super) fn cpu(check: Check, exec: &Exec) -> Result<Option<Isa>, OpError> {
     match exec.device() {
         Device::Cpu(isa) => Ok(Some(isa)),

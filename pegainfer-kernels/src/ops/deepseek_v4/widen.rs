@@ -10,8 +10,8 @@ use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
-/// Whether [`grouped_matmul`](super::grouped_matmul) of `x` with `w` widens `w` to bf16 first of all. With what [`widen`] makes of `w` in its
-/// place, that can be done before `x` is there. False on a CPU.
+/// True if [`grouped_matmul`](super::grouped_matmul) of `x` with `w` first widens `w` to bf16. With the result of
+/// [`widen`] in place of `w`, that can be done before `x` is ready. False on a CPU.
 pub fn widens(exec: &mut Exec, x: &Tensor, w: &Matrix, out: &Tensor) -> Result<bool, OpError> {
     let groups = x.rows_cols().1 / w.shape().1.max(1);
     Ok(matches!(gpu::choose_large(exec, x, false, (w, groups), out)?, Some(DenseGemm::Widened)))
@@ -19,8 +19,8 @@ pub fn widens(exec: &mut Exec, x: &Tensor, w: &Matrix, out: &Tensor) -> Result<b
 
 /// `out = w`, exactly: codes of e4m3 times the powers of two of their blocks.
 ///
-/// `w`: `[n, k]` FP8 with scales in E8M0, k a multiple of 128; `out`: `[n, k]` bf16. An error for other formats and shapes. The formats are those
-/// of DeepSeek-V4's checkpoints; the reference multiplies `wo_a` in bf16.
+/// `w`: `[n, k]` FP8 with scales in E8M0, k a multiple of 128; `out`: `[n, k]` bf16. An error for other formats and
+/// shapes. The formats are those of DeepSeek-V4's checkpoints; the reference multiplies `wo_a` in bf16.
 pub fn widen(exec: &mut Exec, w: &Matrix, out: &mut Tensor) -> Result<(), OpError> {
     let (check, (n, k)) = (Check("widen"), w.shape());
     whole_blocks(check, w)?;

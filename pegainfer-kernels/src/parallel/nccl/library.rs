@@ -1,4 +1,4 @@
-//! The NCCL library: where it is looked for, and the functions of it that are used.
+//! The NCCL library: its search path, and the functions used.
 
 use std::env;
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -18,7 +18,7 @@ pub(super) const SUM: c_int = 0;
 /// An open library.
 pub(super) struct Library {
     pub functions: Functions,
-    /// As 22809 for 2.28.9.
+    /// Version, 22809 for 2.28.9.
     pub version: c_int,
     /// Keeps the functions in memory.
     _open: libloading::Library,
@@ -26,7 +26,7 @@ pub(super) struct Library {
 
 macro_rules! functions {
     ($($name:ident = $symbol:literal ($($argument:ty),*) -> $result:ty;)*) => {
-        /// Functions of the library, called as its reference manual says.
+        /// Functions of the library, as declared in its reference manual.
         pub(super) struct Functions {
             $(pub $name: unsafe extern "C" fn($($argument),*) -> $result,)*
         }
@@ -58,7 +58,7 @@ functions! {
 }
 
 impl Library {
-    /// Opens the first library found, or says for people what is missing.
+    /// Opens the first library found. The error is a sentence about what is missing.
     pub fn open() -> Result<Self, String> {
         let mut why = String::new();
         for path in places() {
@@ -74,10 +74,9 @@ impl Library {
     }
 
     fn load(path: &PathBuf) -> Result<Self, libloading::Error> {
-        // SAFETY: running the constructors of NVIDIA's library is what opening it is for; the names are those of
-        // version 2.
+        // SAFETY: opening NVIDIA's library runs its constructors; the names are those of version 2.
         let open = unsafe { libloading::Library::new(path)? };
-        // SAFETY: as above; `open` is kept beside the functions.
+        // SAFETY: as above; `open` is stored with the functions.
         let functions = unsafe { Functions::find(&open)? };
         let mut version = 0;
         // SAFETY: it writes one int.
@@ -90,7 +89,7 @@ impl Library {
         if status == 0 {
             return Ok(());
         }
-        // SAFETY: it takes any status and returns a text that lives as long as the library.
+        // SAFETY: takes any status and returns a text that lives as long as the library.
         let text = unsafe { CStr::from_ptr((self.functions.error_string)(status)) };
         Err(format!("NCCL: {}", text.to_string_lossy()))
     }
@@ -101,7 +100,8 @@ impl Library {
     }
 }
 
-/// Places to look in, best first: what the loader knows, the toolkit that was named, wheels in a directory above this executable.
+/// Paths to search, best first: the loader's search path, the toolkit that was named, wheels in a directory above this
+/// executable.
 fn places() -> Vec<PathBuf> {
     let home = env::var_os("CUDA_HOME").filter(|home| !home.is_empty()).map(PathBuf::from);
     let executable = env::current_exe().unwrap_or_default();

@@ -1,5 +1,5 @@
-//! Ranks on GPUs that exchange through NCCL: the fallback where GPUs cannot access each other's memory, and the reference that our
-//! collectives are compared with. Sums are not added in the order of the ranks.
+//! Ranks on GPUs that exchange through NCCL: the fallback if GPUs cannot access each other's memory, and the reference
+//! for our collectives. Sums are not added in rank order.
 
 mod library;
 
@@ -30,13 +30,13 @@ pub struct Nccl {
 }
 
 impl Nccl {
-    /// The ends of the ranks on `gpus`, which must be different ones.
+    /// Communicators of the ranks on `gpus`, which must be different ones.
     pub fn connect(gpus: &[&Cuda]) -> Result<Vec<Self>, OpError> {
         let fail = |message| OpError { op: "connect", message };
         let library = Arc::new(Library::open().map_err(fail)?);
         let devices: Vec<c_int> = gpus.iter().map(|gpu| gpu.ordinal() as c_int).collect();
         let mut handles: Vec<Handle> = vec![std::ptr::null_mut(); devices.len()];
-        // SAFETY: it reads and writes as many elements as there are devices.
+        // SAFETY: reads and writes as many elements as there are devices.
         let status =
             unsafe { (library.functions.init_all)(handles.as_mut_ptr(), devices.len() as c_int, devices.as_ptr()) };
         library.check(status).map_err(fail)?;
@@ -62,7 +62,7 @@ fn dtype(tensor: &Tensor) -> c_int {
 
 impl Communicator for Nccl {
     fn all_reduce(&self, exec: &mut Exec, x: &mut Tensor) -> Result<(), OpError> {
-        // What a ring sends, the least: it is the library that chooses.
+        // A lower bound, for a ring: the library chooses the algorithm.
         let sent = Algorithm::TwoShot.sent(self.ranks, x.bytes() as usize);
         record_all_reduce(exec, KERNEL, x, self.ranks, sent);
         let (op, handle, gpu) = ("all_reduce", self.handle()?, exec.gpu()?);
@@ -83,7 +83,7 @@ impl Communicator for Nccl {
             (part.rows_cols(), (whole.bytes() as usize).checked_div(whole.rows_cols().0));
         let stream = gpu.stream().cu_stream().cast();
         let functions = &self.library.functions;
-        // SAFETY: it takes nothing.
+        // SAFETY: takes no arguments.
         self.checked(op, unsafe { (functions.group_start)() })?;
         let send = |row: usize| {
             let from = part.device() + (row * columns * size_of::<f32>()) as u64;
@@ -95,7 +95,7 @@ impl Communicator for Nccl {
             self.checked(op, status)
         };
         let sent = (0..rows).try_for_each(send);
-        // SAFETY: it takes nothing, and ends what was started above.
+        // SAFETY: takes no arguments, and ends the group started above.
         let ended = self.checked(op, unsafe { (functions.group_end)() });
         sent.and(ended)
     }
@@ -124,7 +124,8 @@ impl Communicator for Nccl {
         gpu.library_kernel(op, x);
         let (all, stream) = (x.device(), gpu.stream().cu_stream().cast());
         let own = all + (self.rank * each * x.dtype().size()) as u64;
-        // SAFETY: handle, stream and the elements of `x` are alive; with the own part in its place NCCL gathers in place.
+        // SAFETY: handle, stream and the elements of `x` are alive; with the own part in its place NCCL gathers in
+        // place.
         let status = unsafe {
             let (from, to) = (own as *const c_void, all as *mut c_void);
             (self.library.functions.all_gather)(from, to, each, dtype(x), handle, stream)
@@ -140,17 +141,17 @@ impl Communicator for Nccl {
         self.checked("nccl", status)
     }
 
-    /// On a thread of its own: the library may wait for a kernel that hangs.
+    /// Aborts on a separate thread, because the library may wait for a kernel that hangs.
     fn abort(&self) {
         let handle = self.handle.swap(std::ptr::null_mut(), Ordering::AcqRel) as usize;
         if handle == 0 {
             return;
         }
         let library = self.library.clone();
-        // SAFETY: nobody else has the handle any more.
+        // SAFETY: the handle is no longer shared.
         let abort = move || unsafe { (library.functions.abort)(handle as Handle) };
         if let Err(error) = std::thread::Builder::new().name("nccl-abort".into()).spawn(abort) {
-            log::debug!("NCCL is not aborted: {error}");
+            log::debug!("NCCL cannot be aborted: {error}");
         }
     }
 }

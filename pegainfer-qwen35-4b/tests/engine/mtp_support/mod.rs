@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 /// Shape and values of each tensor.
 type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 
-/// The bundled checkpoint with a layer that drafts, in a directory of its own.
+/// The bundled checkpoint with an added layer that drafts, in its own directory.
 pub struct Checkpoint(PathBuf, Tensors);
 
 impl Drop for Checkpoint {
@@ -22,7 +22,7 @@ impl Drop for Checkpoint {
 }
 
 impl Checkpoint {
-    /// One that mostly drafts the token that came before.
+    /// A checkpoint whose layer mostly drafts the previous token.
     pub fn repeating(name: &str) -> Self {
         Self::new(name, |tensors, hidden| {
             let (_, fc) = tensors.get_mut("mtp.fc.weight").unwrap();
@@ -30,7 +30,7 @@ impl Checkpoint {
         })
     }
 
-    /// One whose layers before leave the residual stream as it is.
+    /// A checkpoint whose other layers leave the residual stream unchanged.
     pub fn without_layers(name: &str) -> Self {
         Self::new(name, |tensors, _| {
             let ends = ["o_proj.weight", "out_proj.weight", "down_proj.weight"];
@@ -66,7 +66,7 @@ impl Checkpoint {
             })
             .collect();
         let views = bytes.iter().map(|(name, shape, bytes)| {
-            // As the bundled checkpoint has them.
+            // Unchanged from the bundled checkpoint.
             (name.clone(), TensorView::new(Dtype::BF16, shape.clone(), bytes).unwrap())
         });
         std::fs::write(dir.join("model.safetensors"), safetensors::serialize(views, None).unwrap()).unwrap();
@@ -86,7 +86,7 @@ fn widened(view: &TensorView<'_>) -> Vec<f32> {
     }
 }
 
-/// The 15 tensors of the layer, with random values of which each has an effect on what it drafts.
+/// The 15 tensors of the layer, with random values that all affect its drafts.
 fn layer(config: &Config) -> Tensors {
     let (hidden, inner, shape) = (config.hidden_size, config.intermediate_size, config.shape);
     let (q, kv, dim) = (shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim, shape.head_dim);
@@ -118,7 +118,8 @@ fn layer(config: &Config) -> Tensors {
     ])
 }
 
-/// The layer that drafts in f32, token by token, behind a model whose hidden states are the embeddings under its final norm.
+/// The layer that drafts in f32, token by token, for a model whose hidden states are the embeddings normalised by its
+/// final norm.
 pub struct Reference<'a> {
     tensors: &'a Tensors,
     config: Config,
@@ -129,8 +130,8 @@ impl<'a> Reference<'a> {
         Self { tensors: &checkpoint.1, config: Qwen35::load_config(&checkpoint.0).unwrap() }
     }
 
-    /// Logits behind the last of `tokens`. The model has computed the first `computed` of them; behind these the layer goes on
-    /// from its own output.
+    /// Logits after the last of `tokens`. The model has computed the first `computed` of them; after these the layer
+    /// continues from its own output.
     pub fn logits(&self, tokens: &[u32], computed: usize) -> Vec<f32> {
         let (mut keys, mut values, mut output) = (Vec::new(), Vec::new(), Vec::new());
         for position in 0..tokens.len() - 1 {
@@ -177,7 +178,7 @@ impl<'a> Reference<'a> {
         self.linear(&name("o_proj"), &attended)
     }
 
-    /// RoPE of the first elements of a head; element `i` is paired with the one half of them further on.
+    /// RoPE of the first elements of a head; element `i` is paired with element `i` of the second half.
     fn rotate(&self, mut head: Vec<f32>, position: usize) -> Vec<f32> {
         let half = self.config.rotary_dim / 2;
         for i in 0..half {

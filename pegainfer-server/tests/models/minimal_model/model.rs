@@ -2,7 +2,7 @@
 
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
-use pegainfer_core::weights::{Loader, Part, WeightsError};
+use pegainfer_core::weights::{Loader, SourceTensor, WeightsError};
 use pegainfer_kernels::ops::{self, HeadShape, KvDType, Matrix, RopeHeads, RopeSpec};
 use pegainfer_runtime::{
     Activations, AttentionScratch, Bounds, ConfigError, ConfigFile, DecoderShape, DecoderWeights, DecoderWorkspace,
@@ -62,7 +62,7 @@ impl Layer {
     fn load(loader: &mut Loader<'_>, config: &Config, i: usize) -> Result<Self, WeightsError> {
         let prefix = format!("model.layers.{i}");
         let name = |tail: &str| format!("{prefix}.{tail}.weight");
-        let part = |tail: &str, heads: usize| Part { name: name(tail), rows: heads * config.shape.head_dim };
+        let part = |tail: &str, heads: usize| SourceTensor { name: name(tail), rows: heads * config.shape.head_dim };
         let HeadShape { heads, kv_heads, .. } = config.shape;
         let projections =
             [part("self_attn.q_proj", heads), part("self_attn.k_proj", kv_heads), part("self_attn.v_proj", kv_heads)];

@@ -1,14 +1,14 @@
-//! FP8 weights: codes are widened to bf16 in registers on their way into the panel that tiles are loaded from, a block of
-//! 128 along `k` at a time; the tile sums of a block are scaled and added to f32 sums in memory.
+//! FP8 weights: codes are widened to bf16 in registers and written to the panel that tiles are loaded from, a block of
+//! 128 along `k` at a time. The tile sums of a block are scaled and added to f32 sums in memory.
 //!
-//! With one x tile, as in decode steps, the next block is widened between the tile operations of this one, whose latency
-//! it hides: tiles are never loaded from lines that were just stored. Measured on a 2-core Emerald Rapids virtual machine
-//! with other load: one row against 84 matrices of `[6144, 1024]` in 35 to 39 ms, in bf16 48 to 52 ms.
+//! With one x tile, as in decode steps, the next block is widened between the tile operations of this one and hides
+//! their latency: tiles are never loaded from lines that were just stored. Measured on a 2-core Emerald Rapids virtual
+//! machine with other load: one row against 84 matrices of `[6144, 1024]` in 35 to 39 ms, in bf16 48 to 52 ms.
 
 use super::super::grid::Grid;
 use super::super::problem::{Fp8, Problem};
 use super::tile::{N_TILE, STEP, TILE};
-use super::{Aligned, M_TILE, MOST_TILES, pack, store};
+use super::{Aligned, M_TILE, MAX_TILES, pack, store};
 use crate::cpu::weights::BLOCK;
 use pegainfer_core::scratch::Scratch;
 use std::arch::{asm, x86_64::*};
@@ -26,7 +26,7 @@ const LINE: usize = 64;
 /// One step of a panel: 32 w rows, 32 k, bf16.
 type Step = [[u16; STEP]; N_TILE];
 
-/// A block of `k` of a panel: what the left tiles are loaded from.
+/// A block of `k` of a panel, from which the left tiles are loaded.
 #[repr(C, align(64))]
 struct Panel([Step; STEPS]);
 
@@ -41,7 +41,7 @@ pub(crate) fn run(p: &Problem<'_, Fp8<'_>>, scratch: &mut Scratch) {
     let x = scratch.slice::<u32>(tiles * steps * TILE);
     pack(p, steps, x);
     let task = Task { p, x, steps };
-    Grid::new(tiles, steps * TILE * 4, MOST_TILES, p.n, N_TILE).for_each(|tiles, cols| {
+    Grid::new(tiles, steps * TILE * 4, MAX_TILES, p.n, N_TILE).for_each(|tiles, cols| {
         // SAFETY: `linear` has checked that the CPU has AMX and AVX-512 and that the process may use tiles; the block
         // lies inside the problem.
         unsafe {
@@ -63,16 +63,16 @@ struct Task<'a> {
 }
 
 impl Task<'_> {
-    /// One task: w rows `cols` against some x tiles, which stay in L2. Codes are read once, [`AHEAD`] blocks after
-    /// they were fetched.
+    /// One task: w rows `cols` against some x tiles, which stay in L2. Codes are read once, [`AHEAD`] blocks after they
+    /// were fetched.
     ///
     /// # Safety
     /// The CPU has AVX-512 F, BW, VL and AMX with permission; the block lies inside the problem and belongs to the
-    /// calling task; at most [`MOST_TILES`] x tiles.
+    /// calling task; at most [`MAX_TILES`] x tiles.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     unsafe fn run(&self, tiles: Range<usize>, cols: Range<usize>) {
         let (mut panel, mut sums, mut part) =
-            (Panel::EMPTY, Aligned([[0.0; 2 * TILE]; MOST_TILES]), Aligned([[0.0; 2 * TILE]; 2]));
+            (Panel::EMPTY, Aligned([[0.0; 2 * TILE]; MAX_TILES]), Aligned([[0.0; 2 * TILE]; 2]));
         let (sums, [a, b]) = (&mut sums.0[..tiles.len()], &mut part.0);
         // SAFETY: by the caller's promise.
         unsafe { super::tile::configure() };
@@ -105,10 +105,10 @@ impl Task<'_> {
         unsafe { super::tile::release() };
     }
 
-    /// As [`run`](Self::run) for one x tile.
+    /// Variant of [`run`](Self::run) for one x tile.
     ///
     /// # Safety
-    /// As for [`run`](Self::run).
+    /// See [`run`](Self::run).
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     unsafe fn run_one(&self, tile: usize, cols: Range<usize>) {
         let (mut panels, mut sums, mut part) =
@@ -132,7 +132,8 @@ impl Task<'_> {
         for t in 0..count {
             let ((panel_cols, block), following) = (place(t), (t + 1 < count).then(|| place(t + 1)));
             let x = &self.x[(tile * self.steps + block * STEPS) * TILE..][..self.steps_of(block) * TILE];
-            // SAFETY: by the caller's promise; the tiles of sums are zero before the first step and stored after the last.
+            // SAFETY: by the caller's promise; the tiles of sums are zero before the first step and stored after the
+            // last.
             unsafe {
                 zero_sums();
                 for step in 0..STEPS {
@@ -175,8 +176,8 @@ impl Task<'_> {
         }
     }
 
-    /// What to fetch while a block of the panel from w row `col` on is widened: of its first row, [`AHEAD`] blocks further, where
-    /// the row ends in the next panel.
+    /// Address to prefetch while a block of the panel from w row `col` on is widened: [`AHEAD`] blocks further in its
+    /// first row, or in the next panel after the end of the row.
     fn ahead(&self, col: usize, block: usize) -> *const u8 {
         let (k, blocks, ahead) = (self.p.k, self.blocks(), block + AHEAD);
         let offset =
@@ -184,8 +185,8 @@ impl Task<'_> {
         self.p.w.codes.as_ptr().wrapping_add(offset)
     }
 
-    /// Widens some rows of a block of the w rows `cols` into the panel, padded with zeros, and fetches as many codes of
-    /// later blocks.
+    /// Widens some rows of a block of the w rows `cols` into the panel, padded with zeros, and prefetches as many codes
+    /// of later blocks.
     ///
     /// # Safety
     /// The CPU has AVX-512 F, BW and VL.
@@ -220,7 +221,7 @@ impl Task<'_> {
 
 /// Asks for a cache line that is soon needed.
 fn fetch(line: *const u8) {
-    // SAFETY: a prefetch may point anywhere and changes no state that a program sees; SSE is there.
+    // SAFETY: a prefetch may point anywhere and has no visible effect; SSE is available.
     unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) };
 }
 
@@ -236,11 +237,12 @@ unsafe fn load(codes: *const u8, len: usize) -> __m512i {
     unsafe { _mm512_maskz_loadu_epi8(lane_mask, codes.cast()) }
 }
 
-/// The bf16 numbers of 64 codes, none of them NaN, the first half and the second.
+/// The bf16 numbers of 64 codes, none of them NaN: first half and second half.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 #[inline]
 fn widen(line: __m512i) -> (__m512i, __m512i) {
-    // An e4m3 code, its sign extended and shifted by 4, is a bf16 whose exponent is smaller by the difference of the biases.
+    // An e4m3 code, its sign extended and shifted by 4, is a bf16 whose exponent is smaller by the difference of the
+    // biases.
     let low = _mm512_slli_epi16::<4>(_mm512_cvtepi8_epi16(_mm512_castsi512_si256(line)));
     let high = _mm512_slli_epi16::<4>(_mm512_cvtepi8_epi16(_mm512_extracti64x4_epi64::<1>(line)));
     let fields = _mm512_set1_epi16(0x87f0u16.cast_signed());
@@ -254,7 +256,7 @@ fn widen(line: __m512i) -> (__m512i, __m512i) {
     (subnormals(low, wide_low), subnormals(high, wide_high))
 }
 
-/// `wide` with the lanes replaced whose code has an exponent field of 0; `extended` has the codes from bit 4 on.
+/// `wide` with lanes of codes with an exponent field of 0 replaced; `extended` has the codes from bit 4 on.
 #[target_feature(enable = "avx512f,avx512bw")]
 #[cold]
 fn subnormals(extended: __m512i, wide: __m512i) -> __m512i {
@@ -283,8 +285,8 @@ fn add_scaled(sums: &mut [f32; 2 * TILE], part: &[f32; 2 * TILE], scale: f32) {
     }
 }
 
-/// Zeroes the tiles of sums, 0 and 1. The compiler has no use for tile registers: what one of these functions leaves in them,
-/// the next one finds.
+/// Zeroes the tiles of sums, 0 and 1. The compiler does not use tile registers, so their contents survive between these
+/// functions.
 ///
 /// # Safety
 /// The tiles are configured.
@@ -376,10 +378,10 @@ unsafe fn products_2(panel: &[Step], x: [*const u32; 2], steps: usize, out: [&mu
     }
 }
 
-/// As [`products_2`] with one x tile.
+/// Variant of [`products_2`] for one x tile.
 ///
 /// # Safety
-/// As for [`products_2`].
+/// See [`products_2`].
 unsafe fn products_1(panel: &[Step], x: *const u32, steps: usize, out: &mut [f32; 2 * TILE]) {
     // SAFETY: reads the operands inside their bounds and writes the output.
     unsafe {

@@ -1,12 +1,14 @@
 //! The AMX path: bf16 tile multiply-adds, `[16 w rows, 32 k] x [32 k, 16 x rows]`, summed in f32 tiles.
 //!
-//! W rows are the left operand, which is plain row-major: the checkpoint's layout serves as it is. X is the right
-//! operand, whose layout (VNNI: pairs of `k` side by side) it gets once per call. One x row or sixteen cost the same,
-//! but decode waits for memory anyway, and one path for all `m` keeps the bits of a row the same in every batch.
+//! W rows are the left operand, which is plain row-major, so the checkpoint's layout is used directly. X is the right
+//! operand and is converted to its layout (VNNI: adjacent pairs of `k`) once per call. One x row costs as much as
+//! sixteen, but decode is bound by memory anyway, and one path for all `m` keeps the bits of a row the same in every
+//! batch.
 //!
 //! `tdpbf16ps` flushes denormals. Measured on a 16-core Sapphire or Emerald Rapids virtual machine (noisy): 512 rows
-//! of x against `[9728, 2560]` weights at 1.3 to 1.4 TFLOP/s on 2 threads, 6.5 to 7.0 on 16. Measured on a 2-core Emerald
-//! Rapids virtual machine: one row against a gigabyte of weights at 26 to 28 GB/s, a plain read with AVX-512 loads at 26.5.
+//! of x against `[9728, 2560]` weights at 1.3 to 1.4 TFLOP/s on 2 threads, 6.5 to 7.0 on 16. Measured on a 2-core
+//! Emerald Rapids virtual machine: one row against a gigabyte of weights at 26 to 28 GB/s, a plain read with AVX-512
+//! loads at 26.5.
 
 mod fp8;
 mod tile;
@@ -27,20 +29,20 @@ use std::{arch::x86_64::*, ops::Range};
 /// Columns of an x tile, which are rows of x.
 const M_TILE: usize = 16;
 /// Most x tiles per task: bounds the sums that a task keeps on its stack (2 KiB per x tile).
-const MOST_TILES: usize = 16;
+const MAX_TILES: usize = 16;
 /// Most x tiles of a task that reads w in place.
-const MOST_TILES_IN_PLACE: usize = 2;
+const MAX_TILES_IN_PLACE: usize = 2;
 
-/// `out = x * w^T`. Step `s` adds the products of `k = 32 s .. 32 s + 32` to an f32 sum, in the order that `tdpbf16ps`
-/// fixes (pair after pair); missing elements of the last step are zero. The sum lives in a tile register or, between
-/// blocks of `k`, in memory, which changes no bit.
+/// `out = x * w^T`. Step `s` adds the products of `k = 32 s .. 32 s + 32` to an f32 sum, in the fixed order of
+/// `tdpbf16ps` (pair after pair); missing elements of the last step are zero. The sum is in a tile register or, between
+/// blocks of `k`, in memory, with the same bits.
 pub(super) fn run(p: &Problem<'_>, scratch: &mut Scratch) {
     let steps = p.k.div_ceil(STEP);
     let tiles = p.m.div_ceil(M_TILE);
     let x = scratch.slice::<u32>(tiles * steps * TILE);
     pack(p, steps, x);
     let task = Task { p, x, steps };
-    Grid::new(tiles, steps * TILE * 4, MOST_TILES, p.n, N_TILE).for_each(|tiles, cols| {
+    Grid::new(tiles, steps * TILE * 4, MAX_TILES, p.n, N_TILE).for_each(|tiles, cols| {
         // SAFETY: `linear` has checked that the CPU has AMX and AVX-512 and that the process may use tiles; the block
         // lies inside the problem.
         unsafe { task.run(tiles, cols) }
@@ -88,13 +90,13 @@ impl Task<'_> {
     ///
     /// # Safety
     /// The CPU has AVX-512 F, BW, VL and AMX with permission; the block lies inside the problem and belongs to the
-    /// calling task; at most [`MOST_TILES`] x tiles.
+    /// calling task; at most [`MAX_TILES`] x tiles.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     unsafe fn run(&self, tiles: Range<usize>, cols: Range<usize>) {
         // SAFETY: by the caller's promise; nothing is left in a tile at the end.
         unsafe {
             tile::configure();
-            if tiles.len() <= MOST_TILES_IN_PLACE && self.p.k > 0 && self.p.k.is_multiple_of(STEP) {
+            if tiles.len() <= MAX_TILES_IN_PLACE && self.p.k > 0 && self.p.k.is_multiple_of(STEP) {
                 self.run_in_place(&tiles, cols);
             } else {
                 self.run_staged(&tiles, cols);
@@ -103,10 +105,10 @@ impl Task<'_> {
         }
     }
 
-    /// A task of few x tiles, for which a copy of w would not be worth its time.
+    /// A task of few x tiles, for which copying w would not pay off.
     ///
     /// # Safety
-    /// As for [`run`](Self::run); the tiles are configured; `k` is a multiple of [`STEP`].
+    /// See [`run`](Self::run); in addition, the tiles are configured and `k` is a multiple of [`STEP`].
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     unsafe fn run_in_place(&self, tiles: &Range<usize>, cols: Range<usize>) {
         let x = [tiles.start, tiles.end - 1].map(|tile| self.x[tile * self.steps * TILE..].as_ptr());
@@ -117,7 +119,7 @@ impl Task<'_> {
             if col == whole.start {
                 rows.fetch();
             }
-            let mut sums = Aligned([[0.0; TILE]; MOST_TILES_IN_PLACE]);
+            let mut sums = Aligned([[0.0; TILE]; MAX_TILES_IN_PLACE]);
             let sums = &mut sums.0[..tiles.len()];
             // SAFETY: by the caller's promise; tiles of x have the steps.
             unsafe {
@@ -133,15 +135,15 @@ impl Task<'_> {
         }
     }
 
-    /// A task of any number of x tiles: each panel of w is copied to the L1 cache, one panel ahead of its use on the way
-    /// from memory.
+    /// A task of any number of x tiles: each panel of w is copied to the L1 cache, one panel ahead of its use on the
+    /// way from memory.
     ///
     /// # Safety
-    /// As for [`run`](Self::run); the tiles are configured.
+    /// See [`run`](Self::run); the tiles are configured.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     unsafe fn run_staged(&self, tiles: &Range<usize>, cols: Range<usize>) {
         let mut panel = Panel([[[0; STEP]; N_TILE]; BLOCK_STEPS]);
-        let mut sums = Aligned([[0.0; 2 * TILE]; MOST_TILES]);
+        let mut sums = Aligned([[0.0; 2 * TILE]; MAX_TILES]);
         let sums = &mut sums.0[..tiles.len()];
         self.fetch(cols.start..(cols.start + N_TILE).min(cols.end));
         for col in cols.clone().step_by(N_TILE) {
@@ -190,14 +192,14 @@ impl Task<'_> {
     /// Asks for the first panel of a task, in the order of memory.
     fn fetch(&self, cols: Range<usize>) {
         for line in self.p.w[cols.start * self.p.k..cols.end * self.p.k].chunks(32) {
-            // SAFETY: a prefetch changes no state that a program sees; SSE is there.
+            // SAFETY: a prefetch has no visible effect; SSE is available.
             unsafe { _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast()) };
         }
     }
 
-    /// Copies a block of `k` of the w rows `cols` to the panel and fetches as much of the `next` rows, in the order of
-    /// memory. The copy makes tile loads aligned and free of cache-set conflicts whatever `k` and the file offset are,
-    /// and pads with zeros.
+    /// Copies a block of `k` of the w rows `cols` to the panel and prefetches as much of the `next` rows, in memory
+    /// order. The copy makes tile loads aligned and free of cache-set conflicts for any `k` and file offset, and pads
+    /// with zeros.
     ///
     /// # Safety
     /// The CPU has AVX-512 F and BW.

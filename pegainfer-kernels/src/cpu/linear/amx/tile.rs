@@ -8,13 +8,13 @@ use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 pub(super) const STEP: usize = 32;
 /// Steps per block of `k`: a staged panel then takes 32 KiB of the 48 KiB L1 and is reused by all x tiles of the task.
 pub(super) const BLOCK_STEPS: usize = 16;
-/// Rows of w per panel: two tiles, so that each x tile that is loaded is used twice.
+/// Rows of w per panel: two tiles, so that each loaded x tile is used twice.
 pub(super) const N_TILE: usize = 32;
 /// u32 or f32 elements of a tile.
 pub(super) const TILE: usize = 256;
 /// W rows of a tile.
 pub(super) const TILE_ROWS: usize = 16;
-/// A block of `k` of a panel, `[step, 32 w rows, 32 k]` bf16: what the left tiles are loaded from.
+/// A block of `k` of a panel, `[step, 32 w rows, 32 k]` bf16, from which the left tiles are loaded.
 #[repr(C, align(64))]
 pub(super) struct Panel(pub(super) [[[u16; STEP]; N_TILE]; BLOCK_STEPS]);
 
@@ -39,7 +39,7 @@ pub(super) unsafe fn configure() {
     unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const config, options(nostack, readonly, preserves_flags)) };
 }
 
-/// Gives the tile state back, so that context switches need not save it.
+/// Releases the tile state, so that context switches need not save it.
 ///
 /// # Safety
 /// The CPU has AMX; the tiles hold nothing that is still needed.
@@ -48,11 +48,11 @@ pub(super) unsafe fn release() {
     unsafe { asm!("tilerelease", options(nomem, nostack, preserves_flags)) };
 }
 
-/// Steps between a w row's prefetch and its use. Measured on one core of Emerald Rapids: 4 to 8 steps read 15 % faster than a
-/// whole panel ahead, 2 and 16 steps 5 % slower.
+/// Steps between a w row's prefetch and its use. Measured on one core of Emerald Rapids: 4 to 8 steps read 15 % faster
+/// than a whole panel ahead, 2 and 16 steps 5 % slower.
 const AHEAD: usize = 6;
 
-/// 16 w rows in place, and what is read after them.
+/// 16 w rows in place, and the rows read after them.
 #[derive(Clone, Copy)]
 pub(super) struct Rows {
     w: *const u8,
@@ -75,7 +75,7 @@ impl Rows {
         for row in 0..TILE_ROWS {
             for step in 0..AHEAD {
                 let line = self.w.wrapping_add(row * self.row + step * 2 * STEP);
-                // SAFETY: a prefetch changes no state that a program sees; SSE is there.
+                // SAFETY: a prefetch has no visible effect; SSE is available.
                 unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) };
             }
         }
@@ -106,11 +106,11 @@ impl Rows {
     }
 }
 
-/// Defines the inner loop over w rows in place. The rows are prefetched row by row: they are read in 16 streams, which the
-/// prefetcher of the L2 follows.
+/// Defines the inner loop over w rows in place. Rows are prefetched row by row; they are read in 16 streams, which the
+/// L2 prefetcher follows.
 macro_rules! add_rows {
     ($name:ident, ($($x:ident)+), ($($s:ident)+), [$($load:literal)+], [$($product:literal)+], [$($store:literal)+]) => {
-        /// Adds the products of 16 w rows with x tiles; `fetch`: what to prefetch of the first row meanwhile.
+        /// Adds the products of 16 w rows with x tiles. `fetch`: address to prefetch in the first row meanwhile.
         ///
         /// # Safety
         /// The tiles are configured; the operands have `steps` (at least 1) steps.

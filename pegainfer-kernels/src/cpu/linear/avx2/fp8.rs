@@ -1,6 +1,6 @@
-//! FP8 weights: the scheme of the AVX-512 path with 8 lanes. Codes are widened to f32 in registers on their way to the FMAs
-//! if there is one group of x rows; for more, a block of 128 along `k` of a tile of four w rows is widened into a buffer
-//! in L1, which all groups then read.
+//! FP8 weights: the scheme of the AVX-512 path with 8 lanes. With one group of x rows, codes are widened to f32 in
+//! registers for the FMAs. With more, a block of 128 along `k` of a tile of four w rows is widened into a buffer in L1,
+//! which all groups then read.
 
 use super::super::grid::{Grid, RowGroups};
 use super::super::problem::{Fp8, Problem};
@@ -95,8 +95,8 @@ impl Task<'_> {
         }
     }
 
-    /// Adds the scaled products of a block with a group of x rows to their `sums`, one for each row. `load(step, j)`: the
-    /// even and the odd elements of a step of row `j` of the tile.
+    /// Adds the scaled products of a block with a group of x rows to their `sums`, one per row. `load(step, j)`: even
+    /// and odd elements of a step of row `j` of the tile.
     ///
     /// # Safety
     /// The CPU has AVX2 and FMA; the rows are those of a group.
@@ -160,11 +160,11 @@ struct Block {
 }
 
 impl Block {
-    /// Asks for the cache lines that are `ahead` codes after those of a whole block.
+    /// Prefetches the cache lines `ahead` codes after those of a whole block.
     fn fetch(&self, ahead: usize) {
         for w in self.w {
             for line in (0..BLOCK).step_by(LINE) {
-                // SAFETY: a prefetch may point anywhere and changes no state that a program sees; SSE is there.
+                // SAFETY: a prefetch may point anywhere and has no visible effect; SSE is available.
                 unsafe { _mm_prefetch::<_MM_HINT_T0>(w.wrapping_add(ahead + line).cast()) };
             }
         }
@@ -190,7 +190,8 @@ impl Block {
         for (j, w) in self.w.into_iter().enumerate() {
             for (step, out) in panel.0.iter_mut().enumerate() {
                 let len = self.len.saturating_sub(step * STEP).min(STEP);
-                // SAFETY: a whole block has every step, of another `len` codes lie inside the row; 8 f32 in an element of the panel.
+                // SAFETY: a whole block has every step; otherwise `len` codes lie inside the row; an element of the
+                // panel has 8 f32.
                 unsafe {
                     let [even, odd] = if self.len == BLOCK {
                         self.load(step, j)
@@ -207,14 +208,14 @@ impl Block {
     }
 }
 
-/// The even and the odd ones of 16 codes, none of them NaN, as f32: exact.
+/// The even and the odd ones of 16 codes, none of them NaN, as f32, exactly.
 #[target_feature(enable = "avx2")]
 #[inline]
 fn widen_codes(codes: __m128i) -> [__m256; 2] {
     let pairs = _mm256_cvtepi8_epi16(codes);
     [_mm256_slli_epi32::<20>(pairs), _mm256_slli_epi32::<4>(pairs)].map(|bits| {
-        // The sign and, as the upper bits of an f32, the code: its exponent is smaller by the difference of the biases. The
-        // product is exact also for subnormals.
+        // The sign and, as the upper bits of an f32, the code: its exponent is smaller by the difference of the biases.
+        // The product is exact also for subnormals.
         let bits = _mm256_and_si256(bits, _mm256_set1_epi32(0x87f0_0000u32.cast_signed()));
         _mm256_mul_ps(_mm256_castsi256_ps(bits), _mm256_castsi256_ps(_mm256_set1_epi32((127 + 127 - 7) << 23)))
     })

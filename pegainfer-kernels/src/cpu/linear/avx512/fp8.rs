@@ -1,11 +1,11 @@
-//! FP8 weights: codes are widened to f32 in registers on their way to the FMAs if there is one group of x rows; for more, a
-//! block of 128 along `k` of a tile of four w rows is widened into a buffer in L1, which all groups then read.
+//! FP8 weights: with one group of x rows, codes are widened to f32 in registers for the FMAs. With more, a block of 128
+//! along `k` of a tile of four w rows is widened into a buffer in L1, which all groups then read.
 //!
-//! Bound of decode: the memory, from which a weight takes half of the bytes of bf16. Measured on a core of Zen 5 (AMD EPYC),
-//! one row of x: 41 GB/s of codes from the L2, 31 to 33 from the memory, of which a plain read gets 35 to 41.
+//! Decode is bound by memory, from which a weight takes half the bytes of bf16. Measured on a core of Zen 5 (AMD EPYC),
+//! one row of x: 41 GB/s of codes from L2, 31 to 33 GB/s from memory, where a plain read gets 35 to 41 GB/s.
 //!
-//! Widening takes 7 instructions for 32 codes. The multiplication has a subnormal input for subnormal codes, 1 in 10,000 of
-//! normally distributed weights: no slower on Zen 5, an assist of the microcode on Intel cores.
+//! Widening takes 7 instructions for 32 codes. The multiplication has a subnormal input for subnormal codes, 1 in
+//! 10,000 of normally distributed weights: no slower on Zen 5, a microcode assist on Intel cores.
 
 use super::super::grid::{Grid, RowGroups};
 use super::super::problem::{Fp8, Problem};
@@ -32,7 +32,7 @@ impl Panel {
     #[inline]
     fn load(&self, step: usize, j: usize) -> [__m512; 2] {
         let [even, odd] = &self.0[step];
-        // SAFETY: 16 f32 each, which begin at a cache line.
+        // SAFETY: 16 f32 each, aligned to a cache line.
         unsafe { [_mm512_load_ps(even[j].as_ptr()), _mm512_load_ps(odd[j].as_ptr())] }
     }
 }
@@ -102,8 +102,8 @@ impl Task<'_> {
         }
     }
 
-    /// Adds the scaled products of a block with a group of x rows to their `sums`, one for each row. `load(step, j)`:
-    /// the even and the odd elements of a step of row `j` of the tile.
+    /// Adds the scaled products of a block with a group of x rows to their `sums`, one per row. `load(step, j)`: even
+    /// and odd elements of a step of row `j` of the tile.
     ///
     /// # Safety
     /// The CPU has AVX-512 F, BW and VL; the rows are those of a group.
@@ -150,11 +150,11 @@ struct Block {
 }
 
 impl Block {
-    /// Asks for the cache lines that are `ahead` codes after those of a whole block.
+    /// Prefetches the cache lines `ahead` codes after those of a whole block.
     fn fetch(&self, ahead: usize) {
         for w in self.w {
             for line in (0..BLOCK).step_by(LINE) {
-                // SAFETY: a prefetch may point anywhere and changes no state that a program sees; SSE is there.
+                // SAFETY: a prefetch may point anywhere and has no visible effect; SSE is available.
                 unsafe { _mm_prefetch::<_MM_HINT_T0>(w.wrapping_add(ahead + line).cast()) };
             }
         }
@@ -180,8 +180,8 @@ impl Block {
     unsafe fn stage(&self, panel: &mut Panel) {
         for (j, w) in self.w.into_iter().enumerate() {
             for (step, out) in panel.0.iter_mut().enumerate() {
-                // SAFETY: a whole block has every step, and the mask keeps the load of another inside the row; 16 f32 in an
-                // element of the panel.
+                // SAFETY: a whole block has every step, and the mask keeps the load of another inside the row; 16 f32
+                // in an element of the panel.
                 unsafe {
                     let halves = if self.len == BLOCK {
                         self.load(step, j)
@@ -196,14 +196,14 @@ impl Block {
     }
 }
 
-/// The even and the odd ones of 32 codes, none of them NaN, as f32: exact.
+/// The even and the odd ones of 32 codes, none of them NaN, as f32, exactly.
 #[target_feature(enable = "avx512f,avx512bw")]
 #[inline]
 fn widen_codes(codes: __m256i) -> [__m512; 2] {
     let pairs = _mm512_cvtepi8_epi16(codes);
     [_mm512_slli_epi32::<20>(pairs), _mm512_slli_epi32::<4>(pairs)].map(|bits| {
-        // The sign and, as the upper bits of an f32, the code: its exponent is smaller by the difference of the biases. The
-        // product is exact also for subnormals.
+        // The sign and, as the upper bits of an f32, the code: its exponent is smaller by the difference of the biases.
+        // The product is exact also for subnormals.
         let bits = _mm512_and_si512(bits, _mm512_set1_epi32(0x87f0_0000u32.cast_signed()));
         _mm512_mul_ps(_mm512_castsi512_ps(bits), _mm512_castsi512_ps(_mm512_set1_epi32((127 + 127 - 7) << 23)))
     })

@@ -17,7 +17,7 @@ struct Weight {
 
 impl Weight {
     fn new(rng: &mut Rng, n: usize, k: usize) -> Self {
-        // Every code but NaN.
+        // Every code except NaN.
         let codes = (0..n * k).map(|_| rng.range(0, 255) as u8).map(|c| if c & 0x7f == 0x7f { c & 0xf7 } else { c });
         let codes = codes.collect();
         let blocks = n.div_ceil(BLOCK) * k.div_ceil(BLOCK);
@@ -42,7 +42,7 @@ fn f32s(isa: Isa, x: &[bf16], parts: &[Weights<'_>], (m, n, k): (usize, usize, u
     out
 }
 
-/// As for bf16 weights; scaling a block and adding it round once or twice more.
+/// Tolerance of bf16 weights, plus one or two roundings for scaling a block and adding it.
 fn assert_matches_f64(isa: Isa, x: &[bf16], w: &Weight, m: usize) {
     let (n, k) = (w.n, w.k);
     let out = f32s(isa, x, &[w.weights()], (m, n, k));
@@ -64,7 +64,7 @@ fn matches_f64() {
             let (m, n, k) = (rng.range(1, 40), rng.range(1, 300), rng.range(1, 400));
             let (x, w) = (rng.values(m * k), Weight::new(&mut rng, n, k));
             assert_matches_f64(isa, &x, &w, m);
-            // Whole blocks, which real models have.
+            // Whole blocks, as in real models.
             let (m, n, k) = (case + 1, 128, k.next_multiple_of(128));
             let (x, w) = (rng.values(m * k), Weight::new(&mut rng, n, k));
             assert_matches_f64(isa, &x, &w, m);

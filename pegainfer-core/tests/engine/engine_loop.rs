@@ -8,27 +8,27 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-/// What the next `finish` does; the test sends one for each step it allows.
+/// Behaviour of the next `finish`; the test sends one for each step it allows.
 enum Script {
     Token,
     Fail {
         fatal: bool,
     },
-    /// The step does not end before the script goes on.
+    /// The step does not end before the script continues.
     Hang,
     Panic,
 }
 
-/// One token a step for every request, when the script says so.
+/// An engine that generates one token per step for every request, as scripted.
 struct Scripted {
     script: Receiver<Script>,
     requests: BTreeMap<RequestId, (GenerateRequest, usize)>,
-    /// Not admitted yet.
+    /// Requests that are not admitted yet.
     new: Vec<RequestId>,
-    /// Steps that may be in flight, and those that are.
+    /// Maximum number of steps in flight, and current number.
     depth: usize,
     in_flight: usize,
-    /// Every call that is about steps: `p`lan, `l`aunch, `f`inish, `a`bort_all; and `r`eset_prefix_cache.
+    /// Log of calls: `p`lan, `l`aunch, `f`inish, `a`bort_all, `r`eset_prefix_cache.
     calls: Arc<Mutex<String>>,
 }
 
@@ -78,9 +78,9 @@ impl StepEngine for Scripted {
     fn finish(&mut self) -> Result<EventBatch, EngineError> {
         assert!(self.in_flight > 0, "nothing to finish");
         match self.script.recv_timeout(Duration::from_millis(50)) {
-            // No script for this step: nothing happens, so that cancels are seen.
+            // No script for this step: return at once, so that cancellations are noticed.
             Err(_) if !self.requests.is_empty() => return Ok(vec![]),
-            // A step that came too late for its requests needs no script.
+            // A surplus step, after its requests have ended, needs no script.
             Ok(Script::Token) | Err(_) => {}
             Ok(Script::Fail { fatal }) => {
                 return Err(EngineError { message: "linear: the device is gone".into(), fatal });
@@ -121,7 +121,7 @@ impl Scripted {
     }
 }
 
-/// Time without progress after which the engines of these tests count as stuck.
+/// Deadline of a step in these tests.
 const STEP_DEADLINE: Duration = Duration::from_millis(500);
 
 fn start(max_queued: usize) -> (EngineHandle, SyncSender<Script>) {
@@ -147,7 +147,7 @@ fn rest(stream: &mut TokenStream) -> Vec<TokenEvent> {
     events.filter(|e| !matches!(e, TokenEvent::Admitted { .. })).collect()
 }
 
-/// Polls until it is ready; nothing here needs a runtime.
+/// Polls a future until it is ready; nothing here needs a runtime.
 fn block_on<T>(future: impl Future<Output = T>) -> T {
     let mut future = pin!(future);
     loop {
@@ -272,7 +272,7 @@ fn steps_overlap_and_nothing_is_left_in_flight() {
         script.send(Script::Token).unwrap();
     }
     assert_eq!(rest(&mut stream).len(), 4);
-    // The step that was launched before the last token was known has to be finished, too.
+    // The step launched before the last token was known must be finished as well.
     wait_until("the last step is finished", || calls.lock().unwrap().as_str() == "plplfplfplff");
 }
 

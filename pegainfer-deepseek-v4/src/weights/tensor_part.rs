@@ -5,14 +5,14 @@ use std::ops::Range;
 /// Edge of the blocks of FP8 weights.
 const BLOCK: usize = 128;
 
-/// Which rows and columns of a tensor to read; `None` is all.
+/// Rows and columns of a tensor to read; `None` means all.
 #[derive(Debug, Clone)]
-pub(super) struct Part {
+pub(super) struct TensorPart {
     pub rows: Option<Range<usize>>,
     pub columns: Option<Range<usize>>,
 }
 
-impl Part {
+impl TensorPart {
     pub const ALL: Self = Self { rows: None, columns: None };
 
     /// Rows and columns of this part of a matrix.

@@ -1,7 +1,7 @@
 //! The engine thread: takes requests, runs steps, hands each step's events to the demultiplexer.
 //!
-//! The engine plans and launches steps while older ones run, so that a device never waits for the host: the loop
-//! launches as long as the engine plans, and otherwise waits for the oldest step in flight.
+//! The engine plans and launches steps while older ones run, so the device never waits for the host. The loop launches
+//! while the engine has a step to plan; otherwise it waits for the oldest step in flight.
 
 use super::demux::{Demux, is_last};
 use super::shared::{Command, Shared, Submission};
@@ -13,24 +13,24 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::TryRecvError;
 
-/// What becomes of the engine's loop after a turn.
+/// Next action of the engine loop after a turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Turn {
     /// The next turn follows.
     Next,
-    /// Nothing is left to do until a request comes.
+    /// Nothing to do until a command arrives.
     Idle,
-    /// The loop is over: the last handle is gone and the last request has ended, or the device is lost.
+    /// The loop ends: the last handle is gone and the last request has ended, or the device is lost.
     Over,
 }
 
 /// The loop of the engine thread.
-pub(super) struct Runtime<E> {
+pub(super) struct EngineLoop<E> {
     pub(super) engine: E,
     inbox: Receiver<Command>,
     demux: SyncSender<Demux>,
     shared: Arc<Shared>,
-    /// Every request that has not ended. Ordered, so that a simulation is a function of its seed.
+    /// Requests that have not ended. Ordered by id, so that a simulation depends only on its seed.
     open: BTreeMap<RequestId, Arc<Cancellation>>,
     /// Tokens of all steps that `step_tokens` has.
     counted: u64,
@@ -41,7 +41,7 @@ fn tokens(stats: &EngineStats) -> u64 {
     stats.prompt_tokens + stats.generation_tokens
 }
 
-impl<E: StepEngine> Runtime<E> {
+impl<E: StepEngine> EngineLoop<E> {
     pub(super) fn new(engine: E, inbox: Receiver<Command>, demux: SyncSender<Demux>, shared: Arc<Shared>) -> Self {
         let counted = tokens(&engine.stats());
         Self { engine, inbox, demux, shared, open: BTreeMap::new(), counted }
@@ -54,7 +54,7 @@ impl<E: StepEngine> Runtime<E> {
                 Turn::Next => {}
                 // Sleep until a request comes or the last handle goes.
                 Turn::Idle => match self.inbox.recv() {
-                    Ok(command) => self.obey(command),
+                    Ok(command) => self.handle(command),
                     Err(_) => return,
                 },
                 Turn::Over => return,
@@ -62,10 +62,10 @@ impl<E: StepEngine> Runtime<E> {
         }
     }
 
-    /// Obeys the commands that came, drops what was cancelled, and launches or finishes a step. Waits for a step in flight,
-    /// but never for a command.
+    /// Handles queued commands, drops cancelled requests, and launches or finishes a step. May wait for a step in
+    /// flight, never for a command.
     pub(super) fn turn(&mut self) -> Turn {
-        let abandoned = self.obey_all();
+        let abandoned = self.handle_all();
         self.drop_cancelled();
         if self.engine.has_work()
             && let Err(error) = self.step()
@@ -83,22 +83,22 @@ impl<E: StepEngine> Runtime<E> {
         }
     }
 
-    /// Says whether the last handle is gone.
-    fn obey_all(&mut self) -> bool {
+    /// Handles all queued commands; returns true if the last handle is gone.
+    fn handle_all(&mut self) -> bool {
         loop {
             match self.inbox.try_recv() {
-                Ok(command) => self.obey(command),
+                Ok(command) => self.handle(command),
                 Err(error) => return error == TryRecvError::Disconnected,
             }
         }
     }
 
-    fn obey(&mut self, command: Command) {
+    fn handle(&mut self, command: Command) {
         match command {
             Command::Submit(submission) => self.accept(submission),
             Command::ResetPrefixCache(done) => {
                 self.engine.reset_prefix_cache();
-                // Who asked may have gone; the cache is empty all the same.
+                // The caller may be gone; the cache is empty either way.
                 let _ = done.send(());
             }
             Command::RecordSchedule(sink) => self.engine.record_schedule(sink),
@@ -117,12 +117,12 @@ impl<E: StepEngine> Runtime<E> {
         let gone: Vec<RequestId> = self.open.iter().filter(|(_, c)| c.is_due(now)).map(|(id, _)| *id).collect();
         for id in gone {
             self.engine.cancel(id);
-            self.forget(id);
+            self.remove(id);
             self.send(Demux::Close(id));
         }
     }
 
-    /// Launches the next step, or finishes the oldest one when none can be planned.
+    /// Launches the next step, or finishes the oldest one if none can be planned.
     fn step(&mut self) -> Result<(), EngineError> {
         match self.engine.plan() {
             Some(admitted) => {
@@ -147,16 +147,15 @@ impl<E: StepEngine> Runtime<E> {
         }
     }
 
-    /// Ends the requests that cannot go on after a failed step. After a fatal error none can and nothing is accepted
-    /// any more, whoever hears of the failure can already see that, and the requests that nobody looked at yet fail,
-    /// too.
+    /// Ends the requests that cannot continue after a failed step. A fatal error ends all of them, including requests
+    /// still in the inbox; the engine then refuses new ones. The failure is visible before any client hears of it.
     fn fail(&mut self, error: &EngineError) {
         let events = if error.fatal {
             log::error!("a step failed: {error}; the engine stops");
             // The first reason stays.
             let _ = self.shared.failure.set(error.to_string());
             self.shared.alive.store(false, Ordering::Release);
-            self.obey_all();
+            self.handle_all();
             self.engine.end_all(error)
         } else {
             let ended = self.engine.recover(error);
@@ -172,10 +171,10 @@ impl<E: StepEngine> Runtime<E> {
     fn forward(&mut self, batch: EventBatch) {
         for (id, event) in &batch {
             if is_last(event) {
-                self.forget(*id);
+                self.remove(*id);
             }
         }
-        // Publish first: a client that sees its last token sees the blocks free, too, unless a step in flight still
+        // Publish first: a client that sees its last token also sees its blocks free, unless a step in flight still
         // uses them.
         self.publish();
         if !batch.is_empty() {
@@ -183,7 +182,7 @@ impl<E: StepEngine> Runtime<E> {
         }
     }
 
-    fn forget(&mut self, id: RequestId) {
+    fn remove(&mut self, id: RequestId) {
         if self.open.remove(&id).is_some() {
             self.shared.live.fetch_sub(1, Ordering::AcqRel);
         }
@@ -199,8 +198,8 @@ impl<E: StepEngine> Runtime<E> {
     }
 }
 
-impl<E> Runtime<E> {
-    /// The engine panicked, and with it the turn: the loop must not go on.
+impl<E> EngineLoop<E> {
+    /// Records that the engine panicked; the loop must not run again.
     pub(super) fn panicked(&self) {
         // The first reason stays.
         let _ = self.shared.failure.set("it panicked".to_owned());
@@ -208,9 +207,9 @@ impl<E> Runtime<E> {
     }
 }
 
-impl<E> Drop for Runtime<E> {
+impl<E> Drop for EngineLoop<E> {
     fn drop(&mut self) {
-        // Before the streams are closed: whoever sees that sees the state.
+        // Before the streams close: a client that sees its stream closed also sees the engine stopped.
         self.shared.alive.store(false, Ordering::Release);
     }
 }
