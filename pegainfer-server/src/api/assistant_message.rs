@@ -58,7 +58,7 @@ impl AssistantMessage {
         Self { role: Some("assistant"), content: Some(Some(String::new())), ..Self::default() }
     }
 
-    /// The delta of one chunk. Clients count chunks, so one is sent even if `events` is empty.
+    /// The delta of one chunk. Clients count chunks, so one is sent even without events.
     pub fn delta(events: Vec<Event>) -> Self {
         let mut delta = Self::of(events);
         if delta.reasoning.is_none() && delta.tool_calls.is_empty() {
@@ -103,7 +103,7 @@ impl AssistantMessage {
                     self.tool_calls.push(ToolCall { index: Some(index), id: None, r#type: None, function });
                 }
             },
-            // The message has no field for it.
+            // The message has no field for the end of a call.
             Event::ToolEnd { .. } => {}
         }
     }

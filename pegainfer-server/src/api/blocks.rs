@@ -1,4 +1,4 @@
-//! Output as a sequence of content blocks: in the Responses and Messages APIs each block begins, grows and ends.
+//! Output as a sequence of content blocks. In the Responses and Messages APIs each block begins, grows and ends.
 
 use super::delta::Finish;
 use super::generation::Generation;
@@ -31,7 +31,7 @@ pub enum Block {
     },
 }
 
-/// A change of a block, which is named by its index.
+/// A change of the block with this index.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Change {
     /// The block begins, empty.
@@ -47,12 +47,12 @@ pub enum Change {
 pub struct Blocks {
     blocks: Vec<Block>,
     open: bool,
-    /// The output was cut off at the maximum number of tokens.
+    /// True if the output was cut off at the maximum number of tokens.
     cut: bool,
 }
 
 impl Blocks {
-    /// Appends events and returns the changes that they cause.
+    /// Appends events and returns the resulting changes.
     pub fn push(&mut self, events: Vec<Event>) -> Vec<Change> {
         let mut changes = Vec::new();
         for event in events {
@@ -79,7 +79,7 @@ impl Blocks {
                 Event::ToolEnd { index, complete } if self.open_call() == Some(index) => {
                     changes.extend(self.end_call(complete));
                 }
-                // In another block they would become a text or another call's arguments.
+                // In another block they would become text or another call's arguments.
                 Event::ToolArguments { index, .. } | Event::ToolEnd { index, .. } => {
                     debug_assert!(false, "call {index} is not open");
                 }
@@ -153,7 +153,7 @@ impl Blocks {
     }
 }
 
-/// Passes on the parser events of a generation until its end, within the memory budget of responses. Returns why it
+/// Forwards the parser events of a generation until its end, within the memory budget of responses. Returns why it
 /// ended.
 pub async fn collect(
     generation: &mut Generation,
@@ -226,8 +226,7 @@ mod tests {
         }
     }
 
-    /// Arguments that come after their call has ended; a parser that sends them has a fault, which builds with
-    /// assertions report.
+    /// Arguments after the end of their call are a parser bug, which builds with assertions report.
     #[test]
     #[cfg_attr(debug_assertions, should_panic(expected = "call 0 is not open"))]
     fn arguments_never_go_to_another_block() {

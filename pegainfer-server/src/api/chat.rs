@@ -54,7 +54,7 @@ struct ChatWriter {
     id: String,
     created: u64,
     logprobs: bool,
-    /// Whether the client named the function that is called. As in OpenAI's API, the reason of the end is `stop` then.
+    /// True if `tool_choice` names the called function. As in OpenAI's API, the finish reason is then `stop`.
     names_function: bool,
     /// For each choice: its parser, and whether the chunk with the role was sent.
     parsers: Vec<(ChoiceParser, bool)>,
@@ -84,7 +84,7 @@ impl ChatWriter {
         self.logprobs.then(|| ChatLogprobs::of(tokens, &names))
     }
 
-    /// Fields of the end of a choice.
+    /// Finish fields of a choice.
     fn finish_fields(&self, finish: Option<Finish>) -> FinishFields {
         let named = |finish: Finish| match finish.reason {
             "tool_calls" if self.names_function => Finish { reason: "stop", ..finish },
@@ -97,7 +97,7 @@ impl ChatWriter {
         self.params.token_ids.then(|| tokens.into_iter().map(|token| token.id).collect())
     }
 
-    /// A whole choice.
+    /// A complete choice.
     fn choice(&self, index: usize, (events, output): (Vec<Event>, Output)) -> (ChatChoice, Option<PromptInfo>) {
         let Output { tokens, prompt, finish, .. } = output;
         let tokens = || tokens.iter().map(|(token, _)| token);
@@ -125,7 +125,7 @@ impl ChunkWriter for ChatWriter {
         self.chunk(out, vec![choice], None, usage, None);
     }
 
-    /// One more chunk, which has only counts, if the client asked for them.
+    /// Writes one more chunk, with only the counts, if the client asked for them.
     fn finish(&mut self, out: &mut Events, usage: Usage, metrics: Option<Timings>) {
         if self.params.stream.is_some_and(|options| options.include_usage) || metrics.is_some() {
             let reasoning_tokens = self.parsers.iter().map(|(parser, _)| parser.reasoning_tokens).sum();
@@ -135,7 +135,7 @@ impl ChunkWriter for ChatWriter {
     }
 }
 
-/// Waits for all choices. The first failure drops, and so cancels, the others.
+/// Waits for all choices. The first failure drops the others, which cancels them.
 async fn respond(mut generations: Vec<Generation>, mut writer: ChatWriter) -> Result<Response, ApiError> {
     let growing = GrowingResponse::of(writer.params.tenant);
     let mut parsers = std::mem::take(&mut writer.parsers);
@@ -157,7 +157,7 @@ async fn respond(mut generations: Vec<Generation>, mut writer: ChatWriter) -> Re
     growing.respond(&state, write).await
 }
 
-/// The parsed text of a choice, and the rest of its output.
+/// Parsed text of a choice, and the rest of its output.
 async fn collect(
     generation: &mut Generation,
     parser: &mut ChoiceParser,

@@ -72,7 +72,7 @@ pub async fn completions(State(state): State<Arc<AppState>>, request: Request) -
         }
     };
     let structured = match structured {
-        // Listing the names of a schema's patterns takes a tenth of a second for the largest of a small body.
+        // Listing the names of a schema's patterns takes a tenth of a second for the largest small body.
         Some(structured) => Some(context.hold.work(&state, move |_, _| structured.into_lark()).await??),
         None => None,
     };
@@ -101,7 +101,7 @@ pub async fn completions(State(state): State<Arc<AppState>>, request: Request) -
     Ok(with_ignored(response, ignored))
 }
 
-/// A body.
+/// A parsed body.
 struct Parts {
     generation: GenerationFields,
     sampling: SamplingFields,
@@ -132,12 +132,12 @@ impl CompletionWriter {
         out.push(&Chunk { id: &self.id, object, created: self.created, model, choices, prompt: None, usage, metrics });
     }
 
-    /// Whether the response shows more of the tokens than their text.
+    /// True if the response shows more of the tokens than their text.
     fn keeps_tokens(&self) -> bool {
         self.logprobs || self.params.token_ids
     }
 
-    /// A choice, or the part of it that one delta carries.
+    /// A choice, or the part of it in one delta.
     fn choice(&self, index: usize, output: Output) -> CompletionChoice {
         let Output { text, tokens, prompt, finish } = output;
         let tokenizer = &*self.state.checkpoint.tokenizer;
@@ -160,7 +160,7 @@ impl ChunkWriter for CompletionWriter {
         self.chunk(out, vec![self.choice(index, output)], usage, None);
     }
 
-    /// One more chunk, which has only counts, if the client asked for them.
+    /// Writes one more chunk, with only the counts, if the client asked for them.
     fn finish(&mut self, out: &mut Events, usage: Usage, metrics: Option<Timings>) {
         if self.params.stream.is_some_and(|options| options.include_usage) || metrics.is_some() {
             self.chunk(out, vec![], ChunkUsage::Counts(usage), metrics);
@@ -168,7 +168,7 @@ impl ChunkWriter for CompletionWriter {
     }
 }
 
-/// Waits for all choices. The first failure drops, and so cancels, the others.
+/// Waits for all choices. The first failure drops the others, which cancels them.
 async fn respond(mut generations: Vec<Generation>, writer: CompletionWriter) -> Result<Response, ApiError> {
     let growing = GrowingResponse::of(writer.params.tenant);
     let collected = generations.iter_mut().map(|generation| collect(generation, &writer, &growing));

@@ -10,8 +10,8 @@ use pegainfer_text::Tokenizer;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A request's share of the memory budget, and for a large body its turn of large work. Clones share both; work that
-/// runs for the request keeps one, so that a client that leaves frees nothing that is still in use.
+/// A request's share of the memory budget, and its turn of large work if its body is large. Clones share both. Work
+/// that runs for the request keeps a clone, so that a client that leaves frees nothing that is in use.
 ///
 /// All requests take resources in the same order, so deadlocks cannot happen: the turn of a large body, then memory,
 /// then the response's share. A large body therefore waits for its turn without memory for parsed values, and keeps the
@@ -68,12 +68,12 @@ impl Hold {
         self.held().turn.is_some()
     }
 
-    /// Gives back all memory but that for `bytes` bytes.
+    /// Gives back the memory beyond `bytes` bytes.
     pub fn shrink(&self, bytes: usize) {
         self.held().memory.shrink(bytes);
     }
 
-    /// Gives back the turn and all memory but that for `bytes` bytes. There is no more work to do.
+    /// Gives back the turn and the memory beyond `bytes` bytes. Call it when there is no more work to do.
     pub fn keep(&self, bytes: usize) {
         let mut held = self.held();
         held.turn = None;

@@ -83,7 +83,7 @@ pub enum ModelCard<'a> {
     },
 }
 
-/// `GET /v1/models`: the served model under each of its names, in the shape of the API that the client speaks.
+/// `GET /v1/models`: the served model under each of its names, in the shape of the client's API.
 pub async fn models(State(state): State<Arc<AppState>>, headers: HeaderMap) -> Response {
     let data: Vec<ModelCard<'_>> = state.names.iter().map(|name| card(&state, &headers, name)).collect();
     let (first_id, last_id) = (state.names.first().map(String::as_str), state.names.last().map(String::as_str));
@@ -94,7 +94,7 @@ pub async fn models(State(state): State<Arc<AppState>>, headers: HeaderMap) -> R
     Json(models).into_response()
 }
 
-/// Clients of Anthropic's API always say which version of it they speak.
+/// True for clients of Anthropic's API, which always send its version.
 fn is_anthropic(headers: &HeaderMap) -> bool {
     headers.contains_key("anthropic-version")
 }
@@ -135,7 +135,8 @@ fn card<'a>(state: &'a AppState, headers: &HeaderMap, name: &'a str) -> ModelCar
     }
 }
 
-/// `GET /health`: 200 and no body while the engine makes progress and new requests are accepted, else 503 and the reason.
+/// `GET /health`: 200 without a body while the engine makes progress and new requests are accepted, otherwise 503 and
+/// the reason.
 pub async fn health(State(state): State<Arc<AppState>>) -> (StatusCode, Cow<'static, str>) {
     if let Some(why) = state.engine.failure() {
         (StatusCode::SERVICE_UNAVAILABLE, format!("the engine has stopped: {why}").into())
@@ -148,7 +149,7 @@ pub async fn health(State(state): State<Arc<AppState>>) -> (StatusCode, Cow<'sta
     }
 }
 
-/// `GET /live`: 200 while the process can answer at all, also when the engine is stuck or the server drains.
+/// `GET /live`: 200 while the process can answer at all, even if the engine is stuck or the server drains.
 pub async fn live() {}
 
 /// Numbers of requests, for balancers that compare replicas.
@@ -175,7 +176,7 @@ pub async fn load(State(state): State<Arc<AppState>>) -> Json<Load> {
     })
 }
 
-/// `POST /reset_prefix_cache`: 200 once every cached prefix is dropped. Running requests keep their blocks.
+/// `POST /reset_prefix_cache`: 200 after every cached prefix was dropped. Running requests keep their blocks.
 pub async fn reset_prefix_cache(State(state): State<Arc<AppState>>) -> Result<(), ApiError> {
     state.engine.reset_prefix_cache().await.map_err(|e| ApiError::from_submit(e, "prompt"))
 }

@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 use std::collections::BTreeMap;
 
-/// JSON has no infinity: a token that cannot be drawn gets the value that vLLM gives it.
+/// JSON has no infinity. A token that cannot be drawn gets vLLM's value.
 const MIN_LOGPROB: f32 = -9999.0;
 
 /// Four parallel lists, one entry per token.
@@ -15,7 +15,7 @@ const MIN_LOGPROB: f32 = -9999.0;
 pub struct CompletionLogprobs {
     /// Number of characters before each token.
     text_offset: Vec<usize>,
-    /// `None` for the first token of an echoed prompt: nothing comes before it.
+    /// `None` for the first token of an echoed prompt, which follows nothing.
     token_logprobs: Vec<Option<f32>>,
     /// Texts of the tokens.
     tokens: Vec<String>,
@@ -34,7 +34,7 @@ impl Serialize for TokenMap {
     }
 }
 
-/// How tokens are named in log-probabilities.
+/// How log-probabilities name tokens.
 pub struct TokenNames<'a> {
     /// Gives the text of a token.
     pub tokenizer: &'a Tokenizer,
@@ -49,8 +49,8 @@ impl TokenNames<'_> {
 }
 
 impl CompletionLogprobs {
-    /// Log-probabilities of an echoed prompt, if there is one, and of the tokens after it. Each token has the number of
-    /// characters before it.
+    /// Log-probabilities of an echoed prompt, if there is one, and of the tokens after it. Each token comes with the
+    /// number of characters before it.
     pub fn of(prompt: Option<&PromptInfo>, tokens: &[(TokenOut, usize)], names: &TokenNames) -> Self {
         let mut lists = prompt.map(|prompt| Self::of_prompt(prompt, names)).unwrap_or_default();
         for (token, offset) in tokens {
@@ -79,7 +79,7 @@ impl CompletionLogprobs {
         self.text_offset.push(offset);
         self.token_logprobs.push(token.map(|token| token.logprob.max(MIN_LOGPROB)));
         self.top_logprobs.push(token.map(|token| {
-            // Different tokens may show as the same text; the more likely one is kept. The token itself is always listed.
+            // Different tokens may have the same text; the more likely one is kept. The token itself is always listed.
             let mut top: Vec<(String, f32)> = Vec::with_capacity(token.top.len() + 1);
             let listed = token.top.iter().map(|&(id, logprob)| (names.of(id), logprob));
             for (text, logprob) in listed.chain([(text.clone(), token.logprob)]) {
@@ -166,7 +166,7 @@ impl Serialize for Position {
 }
 
 impl PromptLogprobs {
-    /// `logprobs` are those of `ids[1..]`.
+    /// The log-probabilities of `ids[1..]`.
     pub fn of(ids: &[u32], logprobs: &[TokenLogprobs], tokenizer: &Tokenizer) -> Self {
         let position = |(id, listed): (&u32, &TokenLogprobs)| {
             let token = |id: u32, logprob: f32, rank: u32| {

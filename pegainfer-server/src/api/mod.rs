@@ -74,7 +74,7 @@ use axum::routing::{any, get, post};
 use early_head::EarlyHead;
 use std::sync::Arc;
 
-/// The routers of all endpoints and of the web UI, by the API that their routes belong to. Their paths do not overlap.
+/// The routers of all endpoints and of the web UI, by the API of their routes. Their paths do not overlap.
 pub fn routers(state: &Arc<AppState>) -> [(ApiStyle, Router); 3] {
     let early = EarlyHead { interval: state.options.keep_alive_interval, lifecycle: state.lifecycle.clone() };
     let openai = Router::new()
@@ -82,7 +82,7 @@ pub fn routers(state: &Arc<AppState>) -> [(ApiStyle, Router); 3] {
         .route("/v1/chat/completions", post(chat::chat))
         .layer(from_fn_with_state(early.clone(), early_head::send_early))
         .route("/v1/models", get(info::models))
-        // A name may hold slashes, as in `Qwen/Qwen3-4B`.
+        // A name may contain slashes, as in `Qwen/Qwen3-4B`.
         .route("/v1/models/{*name}", get(info::model))
         .route("/health", get(info::health))
         .route("/live", get(info::live))

@@ -1,7 +1,6 @@
-//! `GET /openapi.json`: the OpenAPI document, generated from the structs that requests are parsed into and that
-//! responses are written from.
+//! `GET /openapi.json`: the OpenAPI document, generated from the structs of requests and responses.
 //!
-//! Tests send every documented field with a legal value and one undocumented field into every documented object, and
+//! Tests send every documented field with a legal value and an undocumented field in every documented object, and
 //! compare responses with their schemas.
 
 use super::anthropic::wire::{Message, StreamEvent as MessageStreamEvent, TokenCount};
@@ -48,7 +47,7 @@ pub async fn openapi() -> Json<Value> {
     Json(document())
 }
 
-/// A schema of a body, or of a part of it: an object with properties.
+/// A schema of a body or part of it: an object with properties.
 type Part = fn(&mut SchemaGenerator) -> schemars::Schema;
 
 /// An endpoint that takes a body.
@@ -56,7 +55,7 @@ struct Endpoint {
     path: &'static str,
     summary: &'static str,
     parts: &'static [Part],
-    /// Fields that have to be given, besides those of the schemas.
+    /// Required fields, in addition to those of the schemas.
     required: &'static [&'static str],
     /// A request body whose response has status 200.
     example: Value,
@@ -146,7 +145,7 @@ fn endpoints() -> Vec<Endpoint> {
     ]
 }
 
-/// An endpoint without a body: its path, methods and summary, and the schema of its response if that is JSON.
+/// An endpoint without a body: path, methods, summary, and the schema of its response if that is JSON.
 type Plain = (&'static str, &'static [&'static str], &'static str, Option<Part>);
 
 /// Endpoints without a body.
@@ -164,8 +163,7 @@ const PLAIN: [Plain; 11] = [
     ("/openapi.json", &["get"], "This document", None),
 ];
 
-/// Schemas of all bodies. Requests and responses have a generator each, because only fields of a request may be left
-/// out.
+/// Schemas of all bodies. Requests and responses have separate generators, because only request fields are optional.
 struct Generators {
     requests: SchemaGenerator,
     responses: SchemaGenerator,
@@ -177,7 +175,7 @@ impl Generators {
         Self { requests: settings().into_generator(), responses: settings().for_serialize().into_generator() }
     }
 
-    /// An error response. `path`: Anthropic's routes have errors of their own.
+    /// An error response. Anthropic's routes (`path`) have their own errors.
     fn error(&mut self, path: &str, description: &str) -> Value {
         let schema = match path.starts_with("/v1/messages") {
             true => self.responses.subschema_for::<AnthropicError>(),
@@ -186,7 +184,7 @@ impl Generators {
         json!({"description": description, "content": {"application/json": {"schema": schema}}})
     }
 
-    /// The components of the document. A test checks that no name is there twice.
+    /// The components of the document. A test checks that no name is repeated.
     fn schemas(mut self) -> Map<String, Value> {
         let mut schemas = self.requests.take_definitions(true);
         schemas.extend(self.responses.take_definitions(true));
@@ -257,7 +255,7 @@ fn with_body(endpoint: &Endpoint, generators: &mut Generators) -> Value {
         "requestBody": {"required": true, "content": {"application/json": {"schema": schema, "example": example}}}})
 }
 
-/// One object that has the properties of all parts.
+/// One object with the properties of all parts.
 fn merge(parts: &[Part], required: &[&str], generator: &mut SchemaGenerator) -> Value {
     let mut properties = Map::new();
     let mut all_required: Vec<Value> = required.iter().map(|&name| name.into()).collect();

@@ -1,4 +1,4 @@
-//! Timings of one request: vLLM's names and three more.
+//! Timings of one request: vLLM's names and three additional ones.
 
 use crate::trace::Stages;
 use schemars::JsonSchema;
@@ -27,7 +27,7 @@ pub struct Timings {
 }
 
 impl Timings {
-    /// `received`: when the whole body had arrived; `tokens`: generated so far.
+    /// `received` is when the whole body had arrived; `tokens` is the number of generated tokens so far.
     pub fn of(stages: Stages, received: Instant, tokens: usize) -> Self {
         let until_last = |from: Option<Instant>| Some(stages.last_token - from?);
         let decode = until_last(stages.first_token);
@@ -50,7 +50,7 @@ fn milliseconds(time: Option<Duration>) -> Option<f64> {
     time.map(|time| rounded(time.as_secs_f64() * 1e3))
 }
 
-/// Rounded to a thousandth: clocks are not more precise.
+/// Rounded to a thousandth, because clocks are not more precise.
 fn rounded(x: f64) -> f64 {
     (x * 1e3).round() / 1e3
 }

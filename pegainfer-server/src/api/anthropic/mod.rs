@@ -59,7 +59,7 @@ async fn respond(
     Ok(with_ignored(response, ignored))
 }
 
-/// Handles `POST /v1/messages/count_tokens`: the number of prompt tokens that such a body would have.
+/// Handles `POST /v1/messages/count_tokens`: the number of prompt tokens of such a body.
 pub async fn count_tokens(State(state): State<Arc<AppState>>, request: Request) -> Result<Response, ApiError> {
     let (context, bytes) = body::read(request, &state).await?;
     let (client, shared) = (client(&context, &state), state.clone());

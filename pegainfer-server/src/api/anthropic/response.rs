@@ -24,7 +24,7 @@ pub struct MessageOutput {
     display: ThinkingDisplay,
     blocks: Blocks,
     finish: Option<Finish>,
-    /// `message_start` was written.
+    /// True after `message_start` was written.
     begun: bool,
 }
 
@@ -35,12 +35,12 @@ impl MessageOutput {
         Self { id, model, display, blocks: Blocks::default(), finish: None, begun: false }
     }
 
-    /// Appends parser events without writing anything, for a message that is sent whole.
+    /// Appends parser events without writing, for a message that is sent whole.
     pub fn push(&mut self, events: Vec<Event>) {
         self.blocks.push(events);
     }
 
-    /// Notes why the generation ended, if it has.
+    /// Stores the reason why the generation ended, if it has.
     pub fn set_finish(&mut self, finish: Option<Finish>) {
         self.finish = finish.or(self.finish.take());
     }
@@ -95,7 +95,7 @@ impl MessageOutput {
         if self.is_shown() { signature::of_shown(reasoning) } else { signature::of_omitted(reasoning) }
     }
 
-    /// Writes the first event, once. Before the request was admitted, its cached tokens count as input tokens; the last
+    /// Writes the first event, once. Cached tokens count as input tokens before the request was admitted; the last
     /// event has the final numbers.
     pub fn begin(&mut self, out: &mut Events, usage: &Usage) {
         if !std::mem::replace(&mut self.begun, true) {
@@ -104,7 +104,7 @@ impl MessageOutput {
         }
     }
 
-    /// Appends parser events and writes the changes that they cause.
+    /// Appends parser events and writes the resulting changes.
     pub fn write(&mut self, out: &mut Events, events: Vec<Event>) {
         for change in self.blocks.push(events) {
             self.change(out, &change);
@@ -159,14 +159,14 @@ fn empty(block: &Block) -> ContentBlock<'_> {
     }
 }
 
-/// Writes a message as its tokens come.
+/// Writes a message as its tokens arrive.
 pub struct MessageWriter {
     parser: ChoiceParser,
     output: MessageOutput,
 }
 
 impl MessageWriter {
-    /// A writer that has written nothing yet.
+    /// A writer at the start of the message.
     pub fn new(parser: ChoiceParser, output: MessageOutput) -> Self {
         Self { parser, output }
     }

@@ -18,7 +18,7 @@ impl ResponseOutput {
         }
     }
 
-    /// Writes the event that has the response with this status.
+    /// Writes the event that carries the response with this status.
     fn write_response(
         &mut self,
         out: &mut Events,
@@ -47,7 +47,7 @@ impl ResponseOutput {
         sequence_number
     }
 
-    /// Appends parser events and writes the changes that they cause.
+    /// Appends parser events and writes the resulting changes.
     pub fn write(&mut self, out: &mut Events, events: Vec<Event>) {
         for change in self.blocks.push(events) {
             self.change(out, change);
@@ -81,7 +81,7 @@ impl ResponseOutput {
         }
     }
 
-    /// Writes that the content part of an item begins or ends.
+    /// Writes the begin or end event of an item's content part.
     fn write_part(&mut self, out: &mut Events, at: usize, whole: bool) {
         if matches!(&self.blocks.all()[at], Block::Call { .. }) {
             return;
@@ -99,7 +99,7 @@ impl ResponseOutput {
         push(out, &event);
     }
 
-    /// Place in the output of an event about a block.
+    /// Place of an event about a block in the output.
     fn place(&self, at: usize, sequence_number: usize) -> Place<'_> {
         let (summary_index, content_index) = match &self.blocks.all()[at] {
             Block::Call { .. } => (None, None),

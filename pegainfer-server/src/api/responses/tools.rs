@@ -1,4 +1,4 @@
-//! Tools of `/v1/responses` as functions, and the way back: a call of a function as the item that this API has for it.
+//! Tools of `/v1/responses` as functions, and their calls back as items of this API.
 
 use crate::api::schema::Body;
 use crate::api::schema::conversation::{Parameters, ToolMode};
@@ -15,14 +15,14 @@ use serde_json::{Map, Value, json};
 /// Name of the function that stands for a search for tools.
 pub const TOOL_SEARCH: &str = "tool_search";
 
-/// What a function is in this API.
+/// Kind of a function in this API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// A function.
     Function,
-    /// A tool whose input is a text.
+    /// A tool with a text as input.
     Custom,
-    /// A search for tools, which the client makes.
+    /// A search for tools by the client.
     ToolSearch,
 }
 
@@ -52,7 +52,7 @@ pub fn prompt_name(namespace: Option<&str>, name: &str) -> String {
     }
 }
 
-/// The tools of a request, and those that earlier searches have found.
+/// The tools of a request, and those found by earlier searches.
 #[derive(Debug, Default)]
 pub struct ToolSet {
     definitions: Vec<Definition>,
@@ -60,7 +60,7 @@ pub struct ToolSet {
 }
 
 impl ToolSet {
-    /// Reads `tools`. Those that OpenAI runs itself are left out, and reported.
+    /// Reads `tools`. Those that OpenAI runs itself are left out and reported.
     pub fn read(tools: Vec<Object<ToolFields>>, body: &mut Body<'_>) -> Result<Self, ApiError> {
         let mut set = Self::default();
         for (i, Object(tool)) in tools.into_iter().enumerate() {
@@ -69,8 +69,8 @@ impl ToolSet {
         Ok(set)
     }
 
-    /// Adds the tools that a search has found, and returns their definitions as text. They can be called, but are not
-    /// among those at the beginning of the prompt, which stays the same.
+    /// Adds tools found by a search, and returns their definitions as text. They can be called, but are not listed at
+    /// the beginning of the prompt, which stays the same.
     pub fn add_found(
         &mut self,
         at: &str,
@@ -84,8 +84,7 @@ impl ToolSet {
         Ok(self.definitions[before..].iter().map(Definition::text).collect())
     }
 
-    /// Adds tools that an item of the input brings, as if they were in `tools`. One that is there already is not added
-    /// again.
+    /// Adds the tools of an input item, as if they were in `tools`. Known ones are skipped.
     pub fn add_more(&mut self, at: &str, tools: Vec<Object<ToolFields>>, body: &mut Body<'_>) -> Result<(), ApiError> {
         let mut more = Self::default();
         for (i, Object(tool)) in tools.into_iter().enumerate() {
@@ -125,7 +124,7 @@ impl ToolSet {
         }
     }
 
-    /// Adds a tool of a namespace, which is given with its description.
+    /// Adds a tool of a namespace, whose description is given.
     fn add_namespaced(
         &mut self,
         at: &str,
@@ -177,7 +176,7 @@ impl ToolSet {
         Ok(())
     }
 
-    /// The tools that the model may or has to call, and what their calls become.
+    /// The tools that the model may or must call, and the tool behind each function name.
     pub fn choose(self, choice: Option<ToolChoiceField>, parallel: bool) -> Result<(Tools, Targets), ApiError> {
         let choice = choice.map_or(Ok(ToolChoice::Auto), read_choice)?;
         Ok((Tools::new(self.definitions, choice, parallel)?, Targets(self.targets)))
@@ -188,8 +187,8 @@ fn invalid(message: String) -> ApiError {
     ApiError::invalid("tools", message)
 }
 
-/// A custom tool's input is the only argument of its function. A grammar is part of its schema: the model sees it there, and
-/// a forced call is held to it, where values have no quotes.
+/// Parameters of a custom tool's function: its input is the only argument. A grammar is part of its schema: the model
+/// sees it there, and forced calls follow it in formats with values without quotes.
 fn custom_parameters(at: &str, format: Option<&Object<InputFormatFields>>) -> Result<Map<String, Value>, ApiError> {
     let mut input = json!({"type": "string"});
     if let Some(Object(InputFormatFields { kind, syntax, definition })) = format {
@@ -229,17 +228,18 @@ fn read_choice(choice: ToolChoiceField) -> Result<ToolChoice, ApiError> {
     let name = |Object(tool): &Object<AllowedToolFields>| {
         function(tool.kind.as_deref(), tool.namespace.as_deref(), tool.name.as_deref())
     };
-    // Tools that OpenAI runs itself are left out here, too.
+    // Tools that OpenAI runs itself are also left out here.
     let names = tools.unwrap_or_default().iter().filter_map(name).collect();
     Ok(ToolChoice::Allowed { names, required: mode == Some(ToolMode::Required) })
 }
 
-/// What calls of functions become.
+/// The tool behind each function name.
 #[derive(Debug, Default)]
 pub struct Targets(Vec<Target>);
 
 impl Targets {
-    /// The tool that the model means by this name. Models leave namespaces out; a name that only one has is enough.
+    /// The tool that the model means by this name. Models leave namespaces out; the bare name is enough if only one
+    /// tool has it.
     pub fn of(&self, called: &str) -> Target {
         let exact = self.0.iter().find(|target| target.in_prompts() == called);
         let mut named = self.0.iter().filter(|target| target.name == called);

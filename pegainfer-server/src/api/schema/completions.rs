@@ -80,7 +80,7 @@ impl<'de> Visitor<'de> for PromptVisitor {
     }
 }
 
-/// The first value of a list of prompts and all others, which are of the same form.
+/// The first value of a list of prompts and all others, which have the same form.
 fn prompts<'de, T, A: SeqAccess<'de>>(first: T, list: &mut A) -> Result<Vec<T>, A::Error>
 where
     First: Into<Option<T>>,
@@ -102,7 +102,7 @@ where
     Ok(all)
 }
 
-/// A value of the list that `prompt` is.
+/// The first element of a `prompt` list.
 enum First {
     Text(String),
     Id(u32),
