@@ -1,20 +1,20 @@
-//! Rates of an API key: token buckets that hold what the key may take in a minute.
+//! Rate limits of an API key: token buckets that refill once a minute.
 
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
-/// What an API key may take in a minute; `None` is no limit.
+/// Limits of an API key per minute; `None` is unlimited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Rates {
     /// Requests.
     pub requests: Option<NonZeroU32>,
-    /// Tokens of prompts and responses together.
+    /// Prompt and output tokens together.
     pub tokens: Option<NonZeroU32>,
 }
 
-/// A key has taken all that it may.
+/// A key has used up a rate.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("this API key may have {most} {what} a minute ({name}={most} on its line of the key file); try again in {} s", self.seconds())]
 pub struct RateExceeded {
@@ -26,13 +26,13 @@ pub struct RateExceeded {
 }
 
 impl RateExceeded {
-    /// Whole seconds after which the next request is admitted.
+    /// Whole seconds until the next request is admitted.
     pub fn seconds(&self) -> u64 {
         self.wait.as_millis().div_ceil(1000).max(1) as u64
     }
 }
 
-/// What one API key has taken of its rates.
+/// Usage of one API key, against its rates.
 #[derive(Debug)]
 pub struct Meter {
     rates: Rates,
@@ -41,7 +41,7 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// The meter of a key that has taken nothing yet.
+    /// The meter of an unused key.
     pub fn new(rates: Rates) -> Self {
         Self { rates, requests: rates.requests.map(Bucket::full), tokens: rates.tokens.map(Bucket::full) }
     }
@@ -63,9 +63,9 @@ impl Meter {
         requests.map(exceeded("rpm", "requests")).map_or(Ok(()), Err)
     }
 
-    /// Tokens that each of `n` choices may generate after a prompt of `prompt` tokens if the client named no number: an
-    /// equal part of the tokens left. A choice needs at most `most` tokens. The request is refused if less is left than
-    /// it needs, and less than a quarter of a minute's tokens, because an answer of a few words helps nobody.
+    /// Tokens that each of `n` choices may generate after a prompt of `prompt` tokens if the client set no maximum: an
+    /// equal part of the tokens left, at most `max_tokens`. The request is refused if less is left than it needs and
+    /// less than a quarter of a minute's tokens, because an answer of a few words helps nobody.
     pub fn remaining(&self, prompt: usize, n: usize, most: usize) -> Result<usize, RateExceeded> {
         let Some(bucket) = &self.tokens else { return Ok(usize::MAX) };
         let (now, capacity) = (Instant::now(), bucket.most as usize);
@@ -76,8 +76,8 @@ impl Meter {
         }
     }
 
-    /// Takes all tokens that a request asks for: its prompts, and the tokens that it may generate. Tokens that are not
-    /// generated are given back, see [`Reservation`].
+    /// Takes all tokens of a request: its prompts and its maximum output. Tokens that are not generated are given back,
+    /// see [`Reservation`].
     pub fn take(&self, asked: usize) -> Result<(), Refused> {
         let Some(bucket) = &self.tokens else { return Ok(()) };
         if asked > bucket.most as usize {
@@ -105,10 +105,10 @@ impl Meter {
     }
 }
 
-/// Reason to refuse the tokens that a request asks for.
+/// Why the tokens of a request are refused.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum Refused {
-    /// More than the key may have in a minute.
+    /// The request exceeds a whole minute's tokens.
     #[error(
         "the request asks for {asked} tokens, its prompt and n times max_tokens, but this API key may have {most} \
          tokens a minute (tpm={most} on its line of the key file): ask for fewer"
@@ -116,15 +116,15 @@ pub enum Refused {
     TooMany {
         /// Tokens of the request.
         asked: usize,
-        /// Tokens a minute.
+        /// Tokens per minute.
         most: u32,
     },
-    /// More than is left.
+    /// The request exceeds the tokens left.
     #[error(transparent)]
     Exceeded(RateExceeded),
 }
 
-/// Tokens that one choice may still generate; the rest is given back when it ends.
+/// Tokens that one choice may still generate. The rest is given back when it ends.
 #[derive(Debug)]
 pub struct Reservation {
     meter: Arc<Meter>,
@@ -137,12 +137,12 @@ impl Reservation {
         Self { meter, left: tokens }
     }
 
-    /// Gives nothing back.
+    /// Keeps all tokens: nothing is given back.
     pub fn keep(mut self) {
         self.left = 0;
     }
 
-    /// A token was generated.
+    /// Counts one generated token.
     pub fn spend(&mut self) {
         self.left = self.left.saturating_sub(1);
     }
@@ -154,11 +154,11 @@ impl Drop for Reservation {
     }
 }
 
-/// A token bucket: it holds at most what may be taken in a minute, and fills at that rate.
+/// A token bucket: holds at most a minute's amount and refills at that rate.
 #[derive(Debug)]
 struct Bucket {
     most: u32,
-    /// What may be taken, and when that was so. Below 0, more was taken.
+    /// Amount left at a time. Negative after more was taken than there was.
     level: Mutex<(f64, Instant)>,
 }
 
@@ -248,7 +248,7 @@ mod tests {
             "{message}"
         );
         drop(choices);
-        // 100 of the prompt and 150 generated ones are gone.
+        // The prompt's 100 tokens and 150 generated ones are used up.
         meter.take(350).unwrap();
         assert_eq!(meter.request().unwrap_err().name, "tpm", "nothing is left");
     }

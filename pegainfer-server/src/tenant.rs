@@ -1,25 +1,25 @@
-//! Whose request it is: that of an API key, or without keys that of an address.
+//! The tenant of a request: its API key, or without keys its address.
 
 use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
 
-/// The client of a request. Tenants take turns in queues: first their groups, then the tenants of a group.
+/// The owner of a request. Queues are fair between groups of tenants, then between the tenants of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Tenant {
-    /// A hash of the API key or the address. The upper half is that of the group.
+    /// A hash of the API key or the address. Its upper half is the group.
     pub id: u64,
-    /// Whether it is an API key.
+    /// True if the tenant is an API key.
     pub has_key: bool,
 }
 
 impl Tenant {
-    /// The tenant with this API key, in its own group. The keys of `hasher` are drawn at start, so nobody can choose an
-    /// API key or address that collides with another one.
+    /// The tenant of this API key, in its own group. The keys of `hasher` are random, so nobody can choose an API key
+    /// or address that collides with another one.
     pub fn of_key(key: &str, hasher: &RandomState) -> Self {
         Self { id: hasher.hash_one(key), has_key: true }
     }
 
-    /// The tenant at this address, without a key. Its group is the surrounding network, because a client with many
+    /// The tenant of this address, without a key. Its group is the surrounding network, because a client with many
     /// addresses usually has them in one network.
     pub fn of_address(address: IpAddr, hasher: &RandomState) -> Self {
         let Networks { client, group } = Networks::of(address);
@@ -33,12 +33,12 @@ impl Tenant {
     }
 }
 
-/// The networks of an address. Each has a flag for IPv6 and the prefix.
+/// The networks of an address. Each is a prefix with a flag for IPv6.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Networks {
-    /// Network of one client: an IPv4 address, or an IPv6 network of 64 bits.
+    /// Network of one client: an IPv4 address or an IPv6 /64.
     pub client: (bool, u128),
-    /// Network of clients that may be one person: /24 of IPv4, /48 of IPv6.
+    /// Network that may belong to one person: an IPv4 /24 or an IPv6 /48.
     pub group: (bool, u128),
 }
 

@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::sleep;
 
-/// Time between two tries to accept a connection when the process has no file left.
+/// Delay before accepting again after the process ran out of file descriptors.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(10);
-/// Time between two log lines about connections that cannot be accepted.
+/// Minimum time between two log lines about connections that cannot be accepted.
 const ACCEPT_LOG: Duration = Duration::from_secs(1);
-/// Unsent bytes of a connection that the kernel buffers. By default it buffers megabytes, which no budget would count.
+/// Unsent bytes per connection that the kernel buffers. Its default is megabytes, which no budget would count.
 #[cfg(target_os = "linux")]
 const MAX_UNSENT: libc::c_int = 128 << 10;
 
@@ -21,11 +21,11 @@ const MAX_UNSENT: libc::c_int = 128 << 10;
 pub(super) struct Acceptor {
     listener: TcpListener,
     open: Arc<OpenConnections>,
-    /// Proxies; their connections serve many clients.
+    /// Trusted proxies; one connection of a proxy serves many clients.
     proxies: TrustedProxies,
-    /// Time of the last log line about a connection that was not accepted or was refused.
+    /// Time of the last log line about a refused connection.
     logged: Option<Instant>,
-    /// Number of such connections since then.
+    /// Connections refused since that line.
     refused: usize,
 }
 
@@ -34,7 +34,7 @@ impl Acceptor {
         Self { listener, open, proxies, logged: None, refused: 0 }
     }
 
-    /// The next connection. If too many are open, waiting ones are closed for it; if all are being served, it is
+    /// The next connection. If too many are open, waiting ones are closed for it. If all are being served, it is
     /// refused.
     pub async fn accept(&mut self) -> (TcpStream, Peer, OpenConnection) {
         loop {
@@ -49,7 +49,7 @@ impl Acceptor {
                         None => self.log("every connection that may be open is being served (--max-connections)"),
                     }
                 }
-                // The client was gone before it was accepted.
+                // The client left before it was accepted.
                 Err(error) if matches!(error.kind(), ErrorKind::ConnectionAborted | ErrorKind::ConnectionReset) => {}
                 Err(error) => {
                     self.open.close_some();
@@ -60,7 +60,7 @@ impl Acceptor {
         }
     }
 
-    /// Logs that a connection was not accepted, once a second at most.
+    /// Logs that a connection was not accepted, at most once a second.
     fn log(&mut self, why: &str) {
         self.refused += 1;
         if self.logged.is_none_or(|logged| logged.elapsed() >= ACCEPT_LOG) {
@@ -72,7 +72,7 @@ impl Acceptor {
 
 /// Sets the options of a client's socket.
 fn prepare(stream: &TcpStream) {
-    // Tokens are small writes: with Nagle's algorithm each would wait for the acknowledgement of the previous one.
+    // Tokens are small writes. With Nagle's algorithm each would wait for the acknowledgement of the previous one.
     if let Err(error) = stream.set_nodelay(true) {
         log::debug!("TCP_NODELAY cannot be set: {error}");
     }
@@ -92,7 +92,7 @@ fn limit_unsent(stream: &TcpStream) -> std::io::Result<()> {
     if result == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
 }
 
-/// Other systems keep their own limit.
+/// Other systems keep their default.
 #[cfg(not(target_os = "linux"))]
 fn limit_unsent(_: &TcpStream) -> std::io::Result<()> {
     Ok(())

@@ -31,5 +31,5 @@ pub use open_files::{OTHER_FILES, max_open_connections, max_open_files, raise_op
 pub use rights::Access;
 pub use tls::Tls;
 
-/// Connections that may be pending in the listen queue.
+/// Maximum number of pending connections in the listen queue.
 pub const BACKLOG: u32 = 1024;

@@ -1,4 +1,4 @@
-//! Request ids: the same id in the response's header, in the response's body and in the log.
+//! Request ids: one id in the response's header, its body and the log.
 
 use crate::api_style::ApiStyle;
 use crate::error::ApiError;
