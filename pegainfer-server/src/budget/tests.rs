@@ -11,7 +11,7 @@ const fn tenant(id: u64) -> Tenant {
     Tenant { id, has_key: false }
 }
 
-/// True if `bytes` more bytes of a body can be read at once.
+/// True if `bytes` more bytes of a body can be read immediately.
 fn reads(buffer: &mut BodyBuffer, bytes: usize) -> bool {
     let frame = vec![0; bytes];
     buffer.push(&frame).now_or_never().is_some()

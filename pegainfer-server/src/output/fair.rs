@@ -1,13 +1,13 @@
-//! Max-min fairness: shares of the tenants in a budget that does not suffice for all.
+//! Max-min fairness: shares of the tenants in a budget that is too small for all.
 //!
-//! Every tenant keeps its bytes up to a common level, and the level is as high as the budget allows (Bertsekas and
-//! Gallager, Data Networks, 1987). It is found twice: among the networks of the tenants, and among the tenants of a
-//! network, so that a client with many addresses competes as one.
+//! Every tenant keeps its bytes up to a common level, which is as high as the budget allows (Bertsekas and Gallager,
+//! Data Networks, 1987). It is computed twice: for the networks of the tenants, and for the tenants of a network, so
+//! that a client with many addresses competes as one.
 
 use crate::tenant::Tenant;
 use std::collections::HashMap;
 
-/// Bytes that tenants hold.
+/// Bytes held by tenants.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Held {
     tenants: HashMap<Tenant, u64>,
@@ -34,7 +34,7 @@ impl Held {
         other.tenants.iter().for_each(|(tenant, bytes)| self.add(*tenant, *bytes));
     }
 
-    /// Subtracts bytes that were added.
+    /// Subtracts bytes that were added earlier.
     pub fn remove(&mut self, tenant: Tenant, bytes: u64) {
         let Some(held) = self.tenants.get_mut(&tenant) else { return };
         let bytes = bytes.min(*held);
@@ -44,7 +44,7 @@ impl Held {
         }
     }
 
-    /// Allowance of each tenant in `limit` bytes.
+    /// Allowance of each tenant out of `limit` bytes.
     pub fn allowances(&self, limit: u64) -> Allowances {
         let mut groups: HashMap<u32, Vec<u64>> = HashMap::new();
         self.tenants.iter().for_each(|(tenant, bytes)| groups.entry(tenant.group()).or_default().push(*bytes));
@@ -54,18 +54,18 @@ impl Held {
     }
 }
 
-/// Allowances of all tenants: a level for each group that holds more than its share.
+/// Allowances of all tenants: a level for each group that exceeds its share.
 #[derive(Debug)]
 pub(super) struct Allowances(HashMap<u32, u64>);
 
 impl Allowances {
-    /// Bytes that `tenant` may hold.
+    /// Maximum number of bytes that `tenant` may hold.
     pub fn of(&self, tenant: Tenant) -> u64 {
         self.0.get(&tenant.group()).copied().unwrap_or(u64::MAX)
     }
 }
 
-/// The level to which amounts are cut so that they sum to `limit`; `u64::MAX` if none has to be cut.
+/// The level to which amounts are cut so that their sum is `limit`; `u64::MAX` if no cut is needed.
 fn level(mut amounts: Vec<u64>, limit: u64) -> u64 {
     amounts.sort_unstable();
     let mut left = limit;
