@@ -112,7 +112,8 @@ impl HttpArgs {
         GrammarTrial::of_this_program(limits).context("the path of this program is unknown")
     }
 
-    /// Checks the flags and reads the keys from their files. `local`: the server is bound to a loopback address.
+    /// Checks the flags and reads the keys from their files. `local` is true if the server is bound to a loopback
+    /// address.
     pub fn options(&self, strict: bool, local: bool) -> Result<Options> {
         Ok(Options {
             strict,

@@ -14,7 +14,7 @@ pub struct InspectArgs {
     pub dir: std::path::PathBuf,
 }
 
-/// Runs the command. A checkpoint that cannot be loaded is an error, after the report.
+/// Runs the command. If the checkpoint cannot be loaded, returns an error after the report.
 pub fn run(args: &InspectArgs) -> Result<()> {
     let family = detect::detect(&args.dir)?;
     ensure!(*family == FAMILY, "inspect knows DeepSeek-V4 checkpoints, and this one is {family}");

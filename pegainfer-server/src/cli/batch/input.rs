@@ -10,9 +10,9 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, BufWriter, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 
-/// Paths that a request may name.
+/// Allowed values of `url`.
 const URLS: [&str; 3] = ["/v1/chat/completions", "/v1/completions", "/v1/responses"];
-/// Bytes of a line besides the body.
+/// Maximum bytes of a line without the body.
 const ENVELOPE: u64 = 64 << 10;
 
 /// One request.
@@ -25,7 +25,7 @@ struct Entry {
     body: Box<RawValue>,
 }
 
-/// A request that can be sent.
+/// A request that is ready to be sent.
 #[derive(Debug)]
 pub(super) struct Request {
     pub(super) custom_id: String,
@@ -33,14 +33,14 @@ pub(super) struct Request {
     pub(super) body: Vec<u8>,
 }
 
-/// The field of a body that a batch cannot have.
+/// A body field that batches must not set.
 #[derive(Deserialize)]
 struct Streamed {
     #[serde(default)]
     stream: serde_json::Value,
 }
 
-/// A file of requests. It is read line by line twice: to check it, and to send its requests.
+/// A file of requests. It is read twice, line by line: to check it, and to send its requests.
 pub(super) struct Input {
     path: PathBuf,
     file: BufReader<File>,

@@ -1,11 +1,12 @@
 //! `pegainfer run-batch`: a file of requests in OpenAI's batch format, without a server.
 //!
 //! # Layout
-//! - [`input`]: reads and checks the file of requests. [`output`]: the file of results, from which a stopped run goes on.
-//! - [`request`]: sends one request and makes a result line of its response.
+//! - [`input`]: reads and checks the file of requests. [`output`]: the file of results, from which a stopped run
+//!   continues.
+//! - [`request`]: sends one request and turns its response into a result line.
 //!
-//! Each result is appended with one write as soon as it is there, in the order of completion. A run that was killed leaves at
-//! most one incomplete line, which the next run removes; requests whose result is in the file are not sent again.
+//! Each result is appended with one write when it is complete, in the order of completion. A killed run leaves at most
+//! one incomplete line, which the next run removes. Requests with a result in the file are not sent again.
 
 mod input;
 mod output;
@@ -27,12 +28,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 use tokio::task::JoinSet;
 
-/// Maximum number of choices of a request, all of which wait in the engine's queue.
+/// Maximum number of choices of a request. All of them wait in the engine's queue.
 const MAX_CHOICES: usize = 128;
-/// Limits on the grammar of one request, which are the defaults of `serve`.
+/// Limits on the grammar of one request, equal to the defaults of `serve`.
 const GRAMMAR_LIMITS: GrammarLimits = GrammarLimits { memory: 256 << 20, time: Duration::from_secs(1) };
 
-/// How to use the command, for its help.
+/// Examples for the help text.
 pub const USE: &str = "\
 A request is one line, such as {\"custom_id\": \"1\", \"method\": \"POST\", \"url\": \"/v1/completions\", \"body\": {\"prompt\": \"Once\"}}; its \
 result is one line with id, custom_id, response (status_code, request_id, body) and error. Results are appended as they come. \
@@ -108,7 +109,7 @@ fn start(args: &BatchArgs) -> Result<LocalServer> {
     Ok(LocalServer::new(LoadedModel::load(&engine)?, args.served_model_name.clone(), options))
 }
 
-/// Runs the requests that have no result yet, at most `concurrency` of them at the same time. Returns whether a signal stopped it.
+/// Runs the requests that have no result yet, at most `concurrency` at a time. Returns true if a signal stopped it.
 async fn process(
     server: &LocalServer,
     input: &mut Input,

@@ -1,4 +1,4 @@
-//! The file of results: appended line by line, and read at the start to find out what is done.
+//! The file of results: appended line by line, and read at the start to find the finished requests.
 
 use anyhow::{Context, Result, bail, ensure};
 use ring::digest::{SHA256, digest};
@@ -40,7 +40,7 @@ pub(super) struct Failure {
     pub(super) message: String,
 }
 
-/// What a line of an earlier run must have.
+/// Required fields of a line from an earlier run.
 #[derive(Deserialize)]
 struct Written {
     id: String,
@@ -63,7 +63,7 @@ impl Key {
 pub(super) struct Output {
     path: PathBuf,
     file: File,
-    /// Bytes of the complete lines.
+    /// Number of bytes of the complete lines.
     bytes: u64,
     tail: Tail,
     done: HashSet<Key>,
@@ -81,7 +81,7 @@ enum Tail {
 }
 
 impl Output {
-    /// Opens or creates the file and reads the results that it has. It is not changed before [`repair`](Self::repair).
+    /// Opens or creates the file and reads its results. Only [`repair`](Self::repair) changes it.
     pub(super) fn open(path: &Path) -> Result<Self> {
         let unusable = || format!("{} cannot be written", path.display());
         // Opening a pipe would wait for its reader.
@@ -100,13 +100,13 @@ impl Output {
         Ok(output)
     }
 
-    /// Notes the results that are there.
+    /// Reads the existing results.
     fn read(&mut self) -> Result<()> {
         let mut reader = BufReader::new(&self.file);
         let (mut line, mut number) = (Vec::new(), 0);
         loop {
             line.clear();
-            // Another kind of file may have no line breaks: its first byte is enough.
+            // A file of another kind may have no line breaks: its first byte is enough.
             if reader.by_ref().take(1).read_to_end(&mut line)? == 0 {
                 return Ok(());
             }
@@ -118,8 +118,8 @@ impl Output {
                     let is_new = self.done.insert(Key::of(&custom_id));
                     ensure!(is_new, "line {number} is a second result of {custom_id:?}");
                 }
-                // A fragment after complete results is a cut result. A fragment alone must begin as only files of this
-                // program do.
+                // A fragment after complete results is a truncated result. A fragment alone must begin like a file of
+                // this program.
                 Err(_) if is_beginning(&line) && (number > 1 || has_custom_id(&line)) => {
                     self.tail = Tail::Cut;
                     return Ok(());
@@ -174,7 +174,7 @@ impl Output {
         self.failed
     }
 
-    /// Whether the file has the result of a request.
+    /// True if the file has the result of a request.
     pub(super) fn has(&self, custom_id: &str) -> bool {
         self.done.contains(&Key::of(custom_id))
     }
@@ -230,7 +230,7 @@ mod tests {
         drop(output);
         let whole = std::fs::read(&path).unwrap();
         let second = whole.iter().position(|byte| *byte == b'\n').unwrap() + 1;
-        // Wherever the second line was cut off, the first one stays, and the second is written again.
+        // Wherever the second line is cut off, the first one stays and the second is written again.
         for cut in second..whole.len() {
             std::fs::write(&path, &whole[..cut]).unwrap();
             let mut output = Output::open(&path).unwrap();

@@ -1,4 +1,4 @@
-//! What the user types: a line editor with history, messages of several lines, commands.
+//! The user's input: a line editor with history, messages of several lines, commands.
 
 use anyhow::{Context as _, Result};
 use rustyline::completion::Completer;
@@ -22,7 +22,7 @@ pub(super) const HELP: &str = "\
 \"\"\"           begins and ends a message of several lines; a \\ at the end of a line continues it, too
 Ctrl-C        stops an answer, or clears the line";
 
-/// What a line asks for.
+/// Meaning of an input line.
 #[derive(Debug, PartialEq)]
 pub(super) enum Line {
     Nothing,
@@ -50,7 +50,7 @@ impl Line {
             "/reset" => Self::Reset,
             "/help" | "/?" => Self::Help,
             "/exit" | "/quit" | "/bye" => Self::Exit,
-            // A path is no command.
+            // A path is not a command.
             path if path[1..].contains('/') => Self::message(&text),
             other => Self::Unknown(other.to_owned()),
         }
@@ -82,7 +82,7 @@ impl Input {
             if let Some(dir) = path.parent() {
                 let _ = std::fs::create_dir_all(dir);
             }
-            // There is none before the first chat.
+            // There is no history before the first chat.
             let _ = editor.load_history(path);
         }
         Ok(Self { editor, history })
@@ -119,7 +119,7 @@ fn default_history() -> Option<PathBuf> {
     Some(state.join("pegainfer/chat-history"))
 }
 
-/// What the editor asks while the user types.
+/// Editor callbacks while the user types.
 struct Assistance;
 
 impl Helper for Assistance {}
@@ -147,7 +147,7 @@ impl Validator for Assistance {
     }
 }
 
-/// Whether a message ends with what was typed so far.
+/// True if the message is complete.
 fn is_complete(text: &str) -> bool {
     match text.trim().strip_prefix(QUOTES) {
         Some(rest) => rest.ends_with(QUOTES),

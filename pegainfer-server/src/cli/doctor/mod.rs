@@ -1,5 +1,5 @@
-//! `pegainfer doctor`: is there a GPU, and does every op on it agree with its reference kernel, alone, overlapped with its neighbours
-//! and replayed in a CUDA graph? With `--ledger`: do its steps take the time that they did?
+//! `pegainfer doctor`: finds the GPU and compares every op on it with its reference kernel: alone, overlapped with its
+//! neighbours, and replayed in a CUDA graph. With `--ledger`: compares step times with a ledger.
 
 mod ledger_check;
 mod models;
@@ -18,7 +18,7 @@ use std::collections::HashSet;
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// Steps whose ops are checked. Every kernel that a batch size chooses is among them.
+/// Steps whose ops are checked. They cover every kernel that is chosen by batch size.
 const STEPS: [Step; 13] = [
     (1, 1, 1024),
     (2, 1, 300),
@@ -96,11 +96,11 @@ pub fn run(args: &DoctorArgs) -> Result<()> {
     Ok(())
 }
 
-/// What was checked so far.
+/// Results so far.
 #[derive(Default)]
 struct Report {
     seen: HashSet<String>,
-    /// Calls times the ways in which each was launched, and how many of these failed.
+    /// Number of launches (calls times ways of launching), and how many failed.
     runs: usize,
     failed: usize,
 }
@@ -141,7 +141,7 @@ impl Report {
     }
 }
 
-/// Calls with the same key are the same call with other values.
+/// Key of a call: calls with equal keys differ only in their values.
 fn key(record: &OpRecord, context: usize) -> String {
     let attends = record.op.ends_with("attention") || record.op == "decode_layers";
     let context = if attends { context } else { 0 };
@@ -149,7 +149,7 @@ fn key(record: &OpRecord, context: usize) -> String {
     format!("{} {context} {shapes:?}", record.op)
 }
 
-/// The operands that tell calls of one op apart.
+/// The operands that distinguish calls of one op.
 fn shapes(record: &OpRecord) -> String {
     let shape = |o: &Operand| format!("{:?}", o.shape).replace(", ", ",");
     let reads: Vec<String> = record.reads.iter().take(2).map(shape).collect();
@@ -161,7 +161,7 @@ fn shapes(record: &OpRecord) -> String {
 mod tests {
     use super::*;
 
-    /// Those that have CUDA kernels.
+    /// Bundled models with CUDA kernels.
     const BUNDLED: &[&str] = &[
         "qwen3-tiny",
         #[cfg(feature = "qwen35")]
@@ -170,7 +170,7 @@ mod tests {
         "dsv4-tiny-fp4fp8",
     ];
 
-    /// Every op of a step has a comparison: the CPU agrees with itself.
+    /// Every op of a step has a comparison. The CPU agrees with itself.
     #[test]
     fn every_op_is_known() {
         let mut cpu = Exec::cpu(Isa::best(), Some(2)).unwrap();
