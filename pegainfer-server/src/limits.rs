@@ -1,25 +1,25 @@
-//! Limits of the operator on what requests may take. docs/operations/limits.md lists them all.
+//! Limits on requests, set by the operator. docs/operations/limits.md lists them all.
 
 use crate::budget;
 
-/// Limits on requests and connections. Each has a flag of its name.
+/// Limits on requests and connections. Each has a flag of the same name.
 #[derive(Debug, Clone)]
 pub struct Limits {
-    /// Memory of all requests that the engine does not have yet, in bytes.
+    /// Maximum memory, in bytes, of all requests that have not reached the engine.
     pub max_inflight_bytes: u64,
-    /// Bytes per second at which a request body has to come.
+    /// Minimum rate of a request body, in bytes per second.
     pub min_body_rate: u64,
-    /// Minimum rate, in bytes per second, at which a client reads output that waits for it.
+    /// Minimum rate, in bytes per second, at which a client reads waiting output.
     pub min_read_rate: u64,
-    /// Size of the largest response that a request may ask for, in bytes, as far as it is known before.
+    /// Maximum size, in bytes, of the response that a request may ask for, as far as it is known in advance.
     pub max_response_bytes: u64,
-    /// Connections that may be open at the same time.
+    /// Maximum number of open connections.
     pub max_connections: usize,
-    /// Requests of one tenant that may run or wait, each choice counted.
+    /// Maximum number of running and waiting requests of one tenant; each choice counts.
     pub max_requests_per_key: usize,
-    /// Whether clients may choose the priority of their requests.
+    /// True if clients may choose the priority of their requests.
     pub allow_priority: bool,
-    /// Whether requests with different API keys share cached prefixes.
+    /// True if requests with different API keys share cached prefixes.
     pub share_prefix_cache: bool,
 }
 

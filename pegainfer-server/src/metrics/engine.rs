@@ -19,7 +19,7 @@ impl fmt::Debug for EngineCollector {
 }
 
 impl EngineCollector {
-    /// The counters of an engine that drafts.
+    /// Encodes the counters of an engine with drafts.
     fn encode_speculation(&self, encoder: &mut DescriptorEncoder) -> fmt::Result {
         let Some(most) = self.0.limits().num_speculative_tokens else { return Ok(()) };
         let stats = self.0.stats().speculation;
@@ -45,7 +45,7 @@ impl EngineCollector {
 type Sum = fn(&StepTotals) -> f64;
 
 impl EngineCollector {
-    /// Times of steps by kind, and what `--ledger` says of them.
+    /// Encodes step times by kind, and their comparison with `--ledger`.
     fn encode_steps(&self, encoder: &mut DescriptorEncoder) -> fmt::Result {
         let Some(log) = self.0.step_log() else { return Ok(()) };
         let (name, help) = ("pegainfer:step_seconds", "Time of an engine step");

@@ -4,17 +4,17 @@ use super::writer::Writer;
 use pegainfer_bench::recording::format::Line;
 use pegainfer_core::schedule::recording::{ScheduleEvent, ScheduleSink};
 
-/// Bytes of a line besides its lists, and of each entry of a list, as an upper bound for usual numbers.
+/// Bytes of a line without its lists, and of each list entry: an upper bound for usual numbers.
 const LINE_BYTES: usize = 128;
 const ENTRY_BYTES: usize = 12;
 
-/// Hands the events of an engine to the thread that writes the recording.
+/// Hands the events of an engine to the writer thread.
 pub(super) struct ScheduleLines {
     writer: Writer,
 }
 
 impl ScheduleLines {
-    /// Lines for this thread.
+    /// Lines for this writer.
     pub fn new(writer: Writer) -> Self {
         Self { writer }
     }

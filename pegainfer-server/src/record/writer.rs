@@ -1,5 +1,5 @@
-//! A thread that writes the lines of a recording. Whoever hands it a line never waits: lines that it cannot keep up with are left out,
-//! and a line says how many. If the file cannot be written any more, the recording ends and the server goes on.
+//! A thread that writes the lines of a recording. Callers never wait: lines that it cannot keep up with are dropped,
+//! and a line reports their number. If the file can no longer be written, the recording ends and the server continues.
 
 use crate::flush::flush;
 use pegainfer_bench::recording::format::{Header, Line};
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::time::Duration;
 
-/// Lines that may wait, and their bytes.
+/// Maximum number of waiting lines, and of their bytes.
 const MAX_WAITING: usize = 4096;
 const MAX_WAITING_BYTES: usize = 64 << 20;
 /// Maximum time that [`Writer::flush`] waits.
@@ -19,13 +19,13 @@ const FLUSH: Duration = Duration::from_secs(5);
 
 enum Message {
     Line(Vec<u8>),
-    /// A line that is not text yet, and how many bytes it counts for.
+    /// A line that is not serialised yet, and its estimated bytes.
     Event(Line, usize),
-    /// All lines before it are to be in the file.
+    /// A request to write all lines before it to the file.
     Flush(SyncSender<()>),
 }
 
-/// The side of those that have lines. Clones are of the same file.
+/// The handle of callers. Clones share the file.
 #[derive(Debug, Clone)]
 pub(super) struct Writer {
     lines: SyncSender<Message>,
@@ -34,18 +34,18 @@ pub(super) struct Writer {
 
 #[derive(Debug, Default)]
 struct Counts {
-    /// Bytes that wait.
+    /// Number of waiting bytes.
     waiting: AtomicUsize,
-    /// Lines that were left out and that no line in the file counts yet.
+    /// Dropped lines that no line in the file reports yet.
     missing: AtomicU64,
-    /// All lines that were left out.
+    /// Total number of dropped lines.
     lost: AtomicU64,
-    /// True once the file cannot be written any more, or has its maximum size.
+    /// True after the file could not be written or reached its maximum size.
     ended: AtomicBool,
 }
 
 impl Writer {
-    /// Creates `file`, which must not exist, with its header. The file will have at most `max_bytes`.
+    /// Creates `file`, which must not exist, with its header. The file grows to at most `max_bytes`.
     pub fn create(file: &Path, header: &Header, max_bytes: u64) -> std::io::Result<Self> {
         let mut out = Output::new(File::create_new(file)?, max_bytes);
         out.write(&json(header)?)?;
@@ -53,7 +53,7 @@ impl Writer {
         Self::start(out, file.display().to_string())
     }
 
-    /// Starts the thread that writes.
+    /// Starts the writer thread.
     fn start(mut out: Output<impl Write + Send + 'static>, name: String) -> std::io::Result<Self> {
         let (lines, waiting) = sync_channel(MAX_WAITING);
         let counts = Arc::new(Counts::default());
@@ -78,17 +78,17 @@ impl Writer {
         self.send(Message::Line(line), bytes)
     }
 
-    /// Hands over a line that takes about `bytes` bytes; the thread that writes it makes it text.
+    /// Queues a line of about `bytes` bytes; the writer thread serialises it.
     pub fn write_later(&self, line: Line, bytes: usize) {
         self.send(Message::Event(line, bytes), bytes);
     }
 
-    /// True once the recording has ended although the server goes on.
+    /// True after the recording ended, although the server continues.
     pub fn has_ended(&self) -> bool {
         self.counts.ended.load(Ordering::Relaxed)
     }
 
-    /// Number of lines that were left out.
+    /// Number of dropped lines.
     pub fn lost_lines(&self) -> u64 {
         self.counts.lost.load(Ordering::Relaxed)
     }
@@ -104,7 +104,7 @@ impl Writer {
         is_sent
     }
 
-    /// Waits until all lines so far are in the file, at most [`FLUSH`].
+    /// Waits until all lines so far are in the file, at most for [`FLUSH`].
     pub fn flush(&self) {
         self.flush_within(FLUSH);
     }
@@ -116,7 +116,7 @@ impl Writer {
     }
 }
 
-/// The file, and the bytes that it may still grow by.
+/// The file, and the bytes by which it may still grow.
 struct Output<W: Write> {
     lines: BufWriter<W>,
     left: u64,
@@ -130,7 +130,7 @@ impl<W: Write> Output<W> {
 
     fn write(&mut self, line: &[u8]) -> std::io::Result<()> {
         let Some(left) = self.left.checked_sub(line.len() as u64) else {
-            // The lines that fit are worth keeping.
+            // Keep the lines that fit.
             self.lines.flush()?;
             let message = format!(
                 "it has {} bytes, at most {} are allowed (--record-max-bytes)",
@@ -151,7 +151,7 @@ fn json(value: &impl serde::Serialize) -> std::io::Result<Vec<u8>> {
     Ok(line)
 }
 
-/// Writes until nobody has lines any more. What waits is written together.
+/// Writes until all callers are gone. Waiting lines are written together.
 fn run<W: Write>(out: &mut Output<W>, waiting: &Receiver<Message>, counts: &Counts) -> std::io::Result<()> {
     loop {
         let message = match waiting.try_recv() {
@@ -249,7 +249,7 @@ mod tests {
         assert!(!writer.write(&Line::Gap { gap: 1 }));
     }
 
-    /// The queue and the pipe that nobody reads are full: the disk hangs.
+    /// The queue and the pipe are full, and nobody reads them: the disk hangs.
     #[test]
     fn a_disk_that_hangs_does_not_hang_the_exit() {
         let (_reader, pipe) = std::io::pipe().unwrap();
