@@ -1,4 +1,4 @@
-//! Writes the arguments of one call: its parameters as a JSON object, or the object that the model wrote.
+//! Writes the arguments of one call: its parameters as a JSON object, or the model's own object.
 
 use super::cursor::Cursor;
 use super::json_reader::{JsonReader, Read};
@@ -23,8 +23,8 @@ impl Arguments {
         self.keys.iter().any(|other| other == key)
     }
 
-    /// Writes the key of the next member; false if the object has it: the first value stays, since it may have been
-    /// sent.
+    /// Writes the key of the next member. Returns false if the object has it already: the first value stays, since it
+    /// may have been sent.
     fn key(&mut self, key: &str, out: &mut Output) -> bool {
         if self.contains(key) {
             return false;
@@ -35,7 +35,7 @@ impl Arguments {
         true
     }
 
-    /// Begins a string that is written in deltas; false if the object has the key.
+    /// Begins a string that is written in deltas; false if the object has the key already.
     pub fn open_text(&mut self, key: &str, out: &mut Output) -> bool {
         let new = self.key(key, out);
         if new {
@@ -54,7 +54,7 @@ impl Arguments {
         out.tool_arguments("\"");
     }
 
-    /// Writes a member, unless the object has its key.
+    /// Writes a member, unless the object has its key already.
     pub fn member(&mut self, key: &str, json: &str, out: &mut Output) {
         if self.key(key, out) {
             out.tool_arguments(json);
@@ -69,7 +69,7 @@ impl Arguments {
     }
 }
 
-/// Streams an object that the model wrote as the arguments of the open call. The call ends with the object.
+/// Streams a model's own object as the arguments of the open call. The call ends with the object.
 pub fn stream_object(reader: &mut JsonReader, cursor: &mut Cursor, out: &mut Output) -> Read {
     let mut text = String::new();
     let read = reader.read(cursor, &mut text);

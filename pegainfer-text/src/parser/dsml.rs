@@ -39,7 +39,7 @@ enum Step {
     Named(String),
     /// Between parameters.
     Body,
-    /// In a value, and the number of opening tags that are part of it.
+    /// In a value, with the number of opening tags that are part of it.
     Value(Box<Parameter>, usize),
     /// In a JSON object in place of the parameters.
     Object(JsonReader),
@@ -64,14 +64,14 @@ pub struct DsmlParser {
     step: Step,
     function: String,
     arguments: Arguments,
-    /// Whether the position is inside an invocation.
+    /// True if the position is inside an invocation.
     invoked: bool,
-    /// Whether an invocation of the block was emitted.
+    /// True if an invocation of the block was emitted.
     started: bool,
 }
 
 impl DsmlParser {
-    /// A parser at the end of the prompt, which may contain the beginning of a call, or after the outer tag.
+    /// A parser after the outer tag, or at the end of the prompt, which may contain the beginning of a call.
     pub fn new(prefix: CallPrefix, definitions: Arc<[Value]>) -> Self {
         let step = match prefix {
             CallPrefix::None => Step::Block,
@@ -98,7 +98,7 @@ impl DsmlParser {
         }
     }
 
-    /// Ends the output; returns whether there was a call. An open call ends with its complete arguments.
+    /// Ends the output and returns whether there was a call. An open call ends with its complete arguments.
     pub fn finish(&mut self, cursor: &Cursor, out: &mut Output) -> bool {
         match std::mem::replace(&mut self.step, Step::Block) {
             Step::Value(mut parameter, _) => {
@@ -200,7 +200,7 @@ impl DsmlParser {
         let tags = [PARAMETER, PARAMETER_CLOSE, INVOKE_CLOSE, DSML_INVOKE].map(|tag| cursor.next_is(tag));
         match tags {
             [Next::Yes, ..] => self.parameter(cursor, out),
-            // A closing tag too many.
+            // A surplus closing tag.
             [_, Next::Yes, ..] => {
                 cursor.at += PARAMETER_CLOSE.len();
                 cursor.take();
@@ -241,7 +241,7 @@ impl DsmlParser {
         let value_type = match attributes[..length].trim() {
             "string=\"true\"" => ValueType::Text,
             "string=\"false\"" if schema().begins_as_text() => ValueType::Json,
-            // Without the attribute the schema tells the type.
+            // Without the attribute, the schema decides the type.
             _ => ValueType::Schema(schema()),
         };
         cursor.at = end + length + 1;
@@ -278,7 +278,7 @@ impl DsmlParser {
             ValueEnd::After(_) if cursor.ended => Wait(Step::Value(parameter, nested)),
             ValueEnd::After(end) => {
                 let text = &cursor.text[..end];
-                // It is held back until it is known whether a tag follows.
+                // Hold it back until it is known whether a tag follows.
                 let text = text.strip_suffix('\n').unwrap_or(text);
                 parameter.push(text, &self.arguments, out);
                 cursor.at = text.len();

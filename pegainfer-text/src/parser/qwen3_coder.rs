@@ -10,9 +10,9 @@
 //! </tool_call>
 //! ```
 //!
-//! The arguments are emitted as a JSON object. Strings are streamed; other values are needed whole to be typed. Missing
-//! closing tags are tolerated, as are several functions in one tag, text between parameters (it becomes content after
-//! the call) and a JSON object instead of the parameters.
+//! The arguments are emitted as a JSON object. Strings are streamed; other values are needed whole for their type. The
+//! parser tolerates missing closing tags, several functions in one tag, text between parameters (it becomes content
+//! after the call) and a JSON object instead of the parameters.
 
 use super::arguments::{Arguments, cut_off_object, stream_object};
 use super::cursor::{Cursor, Next};
@@ -108,7 +108,7 @@ impl Qwen3CoderParser {
         }
     }
 
-    /// Ends the output; returns whether there was a call. An open call ends with its complete arguments.
+    /// Ends the output and returns whether there was a call. An open call ends with its complete arguments.
     pub fn finish(&mut self, cursor: &Cursor, out: &mut Output) -> bool {
         match std::mem::replace(&mut self.step, Step::Close) {
             Step::Value(value) => {
@@ -175,7 +175,7 @@ impl Qwen3CoderParser {
         To(Step::Body)
     }
 
-    /// Between parameters: only tags are allowed, or a JSON object instead of them.
+    /// Between parameters: only tags are allowed, or a JSON object in place of the parameters.
     fn body(&mut self, cursor: &mut Cursor, out: &mut Output) -> Transition {
         cursor.skip_whitespace();
         cursor.take();
@@ -187,7 +187,7 @@ impl Qwen3CoderParser {
         let found = next.iter().position(|&next| next == Next::Yes);
         match found.map(|at| tags[at]) {
             Some(PARAMETER) => self.parameter(cursor, out),
-            // A closing tag too many.
+            // A surplus closing tag.
             Some(PARAMETER_CLOSE) => {
                 cursor.at += PARAMETER_CLOSE.len();
                 cursor.take();
@@ -200,7 +200,7 @@ impl Qwen3CoderParser {
                         cursor.at += FUNCTION_CLOSE.len();
                         To(Step::Close)
                     }
-                    // Another call begins, or the tag ends: the function was not closed.
+                    // Another call begins or the tag ends, so the function was not closed.
                     CALL_OPEN => Done,
                     _ => To(Step::Close),
                 }
@@ -220,7 +220,7 @@ impl Qwen3CoderParser {
         To(Step::Stray)
     }
 
-    /// Begins a parameter at its opening tag. One without a name cannot be delivered.
+    /// Begins a parameter at its opening tag. A parameter without a name is dropped.
     fn parameter(&mut self, cursor: &mut Cursor, out: &mut Output) -> Transition {
         match tag_name(cursor, PARAMETER.len(), '>') {
             TagName::Complete(key, end) => {

@@ -1,4 +1,4 @@
-//! Content and tool calls: finds the calls and passes what is inside them to the parser of the format.
+//! Content and tool calls: finds the calls and passes their text to the parser of the format.
 
 use super::call_start::{CallSearch, CallStart, Found, Inside, inside};
 use super::cursor::{Cursor, WHITESPACE};
@@ -25,13 +25,13 @@ pub struct ToolParser {
     search: CallSearch,
     /// The parser of the call at the position.
     call: Option<CallParser>,
-    /// True if the prompt has begun the call at the position.
+    /// True if the prompt began the call at the position.
     forced: bool,
     after_call: bool,
 }
 
 impl ToolParser {
-    /// A parser that has not read anything.
+    /// A parser at the start of the output.
     pub fn new(search: CallSearch, prefix: CallPrefix) -> Self {
         let forced = prefix != CallPrefix::None;
         let definitions = search.definitions.clone();
@@ -43,12 +43,12 @@ impl ToolParser {
         Self { cursor: Cursor::default(), search, call, forced, after_call: false }
     }
 
-    /// A parser that continues the text of another parser at this byte.
+    /// A parser that continues the text of another parser from byte `at`.
     pub fn continuing(search: CallSearch, cursor: &Cursor, at: usize) -> Self {
         Self { cursor: Cursor::continuing(cursor, at), ..Self::new(search, CallPrefix::None) }
     }
 
-    /// Length of the text that is held back, in bytes.
+    /// Number of bytes that are held back.
     pub fn held(&self) -> usize {
         self.cursor.text.len()
     }
@@ -62,12 +62,12 @@ impl ToolParser {
         while if self.call.is_some() { self.call(out) } else { self.before_call(out) } {}
     }
 
-    /// Ends the text: emits the held-back rest.
+    /// Ends the text: emits the text that was held back.
     pub fn finish(&mut self, out: &mut Output) {
         self.cursor.ended = true;
         self.push("", out);
         if let Some(CallParser::Json(_, read)) = &mut self.call {
-            // Its closing tag did not come.
+            // Its closing tag is missing.
             self.cursor.text = std::mem::take(read);
             self.call = None;
             out.reject_trial();
@@ -78,7 +78,7 @@ impl ToolParser {
             Some(CallParser::Qwen3Coder(parser)) => parser.finish(&self.cursor, out),
             Some(CallParser::Dsml(parser)) => parser.finish(&self.cursor, out),
         };
-        // A forced call that is cut off before it begins shows nothing.
+        // A forced call that is cut off before it begins is dropped.
         let dropped = called || (self.forced && self.call.is_some());
         self.cursor.at = self.cursor.text.len();
         let text = self.cursor.take();
@@ -95,7 +95,7 @@ impl ToolParser {
         let definitions = || self.search.definitions.clone();
         self.call = Some(match (start, self.search.format) {
             (CallStart::Tag(length), format) => {
-                // The tag stays in the text until this is certain to be a call.
+                // The tag stays in the text until the call is certain.
                 self.cursor.at += length;
                 match format {
                     ToolFormat::Dsml => CallParser::Dsml(DsmlParser::new(CallPrefix::None, definitions())),
@@ -164,7 +164,7 @@ impl ToolParser {
         true
     }
 
-    /// Everything before the position is content.
+    /// Marks everything before the position as content.
     fn not_a_call(&mut self, out: &mut Output) {
         let text = self.cursor.take();
         self.content(&text, out);

@@ -1,4 +1,4 @@
-//! Tests of the formats, and of the prompt and the options.
+//! Tests of the formats, the prompt and the options.
 
 mod cases;
 mod cuts;
@@ -11,8 +11,7 @@ use pegainfer_testing as testing;
 use recorded::{CODER, HERMES, Recorded};
 use serde_json::json;
 
-/// Events as short lines: `R` reasoning, `C` content, `T` the name of a call, `A` its arguments, `E` whether it is
-/// complete.
+/// Events as short lines: `R` reasoning, `C` content, `T` a call's name, `A` its arguments, `E` whether it is complete.
 pub(super) fn describe(events: &[Event]) -> Vec<String> {
     let line = |event: &Event| match event {
         Event::Reasoning(text) => format!("R {text}"),
