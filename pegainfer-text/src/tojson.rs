@@ -9,10 +9,10 @@ use serde::Serialize;
 use serde_json::ser::{CharEscape, Formatter, Serializer};
 use std::io::{self, Write};
 
-/// Deepest indentation of a level.
+/// Maximum indentation of a level.
 const MAX_INDENT: usize = 1000;
 
-/// The filter `value | tojson(indent=…, ensure_ascii=…, sort_keys=…, separators=…)`, with a maximum of bytes.
+/// The filter `value | tojson(indent=…, ensure_ascii=…, sort_keys=…, separators=…)`, limited to `max_bytes`.
 pub fn tojson(value: &Value, options: &Kwargs, most: usize) -> Result<Value, Error> {
     let invalid = |e: &dyn std::fmt::Display| Error::new(ErrorKind::BadSerialization, e.to_string());
     let mut json = serde_json::to_value(value).map_err(|e| invalid(&e))?;
@@ -50,7 +50,7 @@ pub fn dumps(value: &serde_json::Value) -> String {
     String::from_utf8_lossy(&out).into_owned()
 }
 
-/// A writer into memory with a maximum of bytes.
+/// A writer into memory, limited to a maximum of bytes.
 struct Limited {
     bytes: Vec<u8>,
     most: usize,
@@ -70,14 +70,14 @@ impl Write for Limited {
     }
 }
 
-/// Writes JSON as CPython's encoder does.
+/// Writes JSON like CPython's encoder.
 struct PythonStyle {
     item: String,
     key: String,
     indent: Option<usize>,
     ensure_ascii: bool,
     depth: usize,
-    /// Whether the container that is being closed has elements.
+    /// True if the container that is being closed has elements.
     has_value: bool,
 }
 

@@ -12,14 +12,14 @@ impl AllowedTokens {
         set(vec![0; vocab_size.div_ceil(32)], ids)
     }
 
-    /// A mask from its words; `vocab_size.div_ceil(32)` of them are kept, and missing ones allow nothing.
+    /// A mask from its first `vocab_size.div_ceil(32)` words; missing words allow nothing.
     pub(super) fn of_words(words: &[u32], vocab_size: usize) -> Self {
         let mut words = words.to_vec();
         words.resize(vocab_size.div_ceil(32), 0);
         Self(words.into())
     }
 
-    /// The mask with `ids` allowed in addition.
+    /// The mask with additional `ids`.
     pub(super) fn with(&self, ids: &[u32]) -> Self {
         set(self.0.to_vec(), ids)
     }
