@@ -103,7 +103,7 @@ pub struct EngineArgs {
 }
 
 impl EngineArgs {
-    /// What the flags change of config.json.
+    /// The changes that the flags make to config.json.
     pub fn overrides(&self) -> Overrides {
         Overrides { rope_scaling: self.rope_scaling.clone(), ..self.formats.overrides() }
     }
@@ -121,7 +121,7 @@ pub struct FormatArgs {
 }
 
 impl FormatArgs {
-    /// What the flags change of config.json.
+    /// The changes that the flags make to config.json.
     pub fn overrides(&self) -> Overrides {
         Overrides {
             fp8: self.quantization == Some(QuantizationArg::Fp8),
@@ -139,15 +139,15 @@ pub enum KvCacheDType {
     /// bf16.
     #[value(alias = "bfloat16")]
     Bf16,
-    /// e4m3 with a scale for each token and KV head.
+    /// e4m3 with a scale per token and KV head.
     #[value(alias = "fp8_e4m3")]
     Fp8,
 }
 
-/// Formats that weights are rounded to when they are loaded.
+/// Weight formats for rounding at load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum QuantizationArg {
-    /// e4m3 with a scale for each block of 128 x 128.
+    /// e4m3 with a scale per block of 128 x 128.
     Fp8,
 }
 
@@ -172,7 +172,7 @@ pub enum LogFormat {
 /// Device to run on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceArg {
-    /// The first GPU if this build and this machine have one, else the CPU.
+    /// The first GPU if this build and this machine have one, otherwise the CPU.
     Auto,
     /// The CPU.
     Cpu,

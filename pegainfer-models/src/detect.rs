@@ -14,7 +14,7 @@ static FAMILIES: &[Family] = &[
     crate::engine::deepseek_v4::FAMILY,
 ];
 
-/// Reason why a directory has no engine.
+/// Why a directory has no engine.
 #[derive(Debug, Error)]
 pub enum DetectError {
     /// The directory is not a checkpoint.
@@ -36,13 +36,13 @@ pub enum DetectError {
     Unknown {
         /// Path of config.json.
         path: PathBuf,
-        /// The architecture that it names.
+        /// The architecture in config.json.
         found: String,
     },
 }
 
 impl DetectError {
-    /// What is wrong, without the path of the file.
+    /// The problem, without the path of the file.
     pub fn reason(&self) -> String {
         match self {
             Self::Missing { .. } => "its config.json is missing".to_owned(),
@@ -57,7 +57,7 @@ fn supported() -> String {
     names.collect::<Vec<_>>().join(", ")
 }
 
-/// Reads `config.json`: `architectures` decides, `model_type` where there are none.
+/// Detects the family from config.json: by `architectures`, or by `model_type` if there are none.
 pub fn detect(dir: &Path) -> Result<&'static Family, DetectError> {
     let path = dir.join("config.json");
     if !path.is_file() {
