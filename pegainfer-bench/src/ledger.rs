@@ -1,5 +1,5 @@
-//! `pegainfer ledger`: measures the steps of a model on this device, for `pegainfer sim`, or some of them to correct the ledger of another
-//! device.
+//! `pegainfer ledger`: measures the steps of a model on this device for `pegainfer sim`, or some of them to correct
+//! another device's ledger.
 
 mod floors;
 mod kernel_table;
@@ -31,9 +31,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use steps::{StepArg, parse_step};
 
-/// Time for each step, and for all steps until no interval is halved any more.
+/// Measuring time per step, and total time for halving intervals.
 const FULL: Effort = Effort { per_step: Duration::from_millis(200), refine: Duration::from_secs(150) };
-/// The same with `--quick`.
+/// Measuring times with `--quick`.
 const QUICK: Effort = Effort { per_step: Duration::from_millis(40), refine: Duration::from_secs(30) };
 
 /// Flags of `ledger`.
@@ -82,7 +82,7 @@ pub struct LedgerArgs {
 
 /// Runs the command.
 pub fn run(args: &LedgerArgs) -> Result<()> {
-    // A path that cannot be written is reported before the measurement, not after it; what is there stays until then.
+    // Report a path that cannot be written before the measurement, not after it. An existing file stays until then.
     if let Some(dir) = &args.svg {
         std::fs::create_dir_all(dir).with_context(|| format!("--svg {} cannot be created", dir.display()))?;
     }
@@ -97,7 +97,7 @@ pub fn run(args: &LedgerArgs) -> Result<()> {
         return if args.ops { print(&(op_tables(&ledger) + &kernel_tables(&ledger))) } else { Ok(()) };
     }
     if args.cupti {
-        // Before a GPU is opened.
+        // CUPTI has to start before a GPU is opened.
         cuda::cupti::start().map_err(|why| anyhow!("--cupti: {why}"))?;
     }
     let model = model_path::resolve(&args.engine)?;
@@ -113,7 +113,7 @@ pub fn run(args: &LedgerArgs) -> Result<()> {
     print(&report)
 }
 
-/// Writes the ledger and its plots, as far as they were asked for.
+/// Writes the ledger and its plots, if requested.
 fn write(ledger: &Ledger, out: Option<Output<'_>>, args: &LedgerArgs) -> Result<()> {
     out.map_or(Ok(()), |out| out.replace(ledger))?;
     let LedgerArgs { read_gbs, peak_tflops, .. } = *args;
@@ -121,7 +121,7 @@ fn write(ledger: &Ledger, out: Option<Output<'_>>, args: &LedgerArgs) -> Result<
     args.svg.as_ref().map_or(Ok(()), |dir| plots::write(ledger, dir, given))
 }
 
-/// The ledger in `base` with factors for this device, and what was measured for them.
+/// The ledger in `base` with factors for this device, and a summary of their measurement.
 fn anchored(base: &Path, model: &ModelDir, args: &EngineArgs) -> Result<(Ledger, String)> {
     let ledger = anchor::read(base)?;
     let (header, anchor) = anchor::measure(&ledger, model, args)?;
@@ -129,7 +129,7 @@ fn anchored(base: &Path, model: &ModelDir, args: &EngineArgs) -> Result<(Ledger,
     if !sources::is_current(&ledger.header.kernels) {
         report += "the ledger was measured with other kernels than those of this program, and stays stale\n";
     }
-    // What was measured decides whether a ledger is stale.
+    // The measured ledger decides whether the result is stale.
     let header = Header { kernels: ledger.header.kernels.clone(), program: ledger.header.program.clone(), ..header };
     let config = ledger.config.clone().map_or_else(|| config(model), Ok)?;
     Ok((Ledger { header, anchor: Some(anchor), config: Some(config), ..ledger }, report))
@@ -156,7 +156,7 @@ fn measured(model: &ModelDir, args: &LedgerArgs) -> Result<(Ledger, String)> {
     Ok((ledger, report))
 }
 
-/// The config.json of the model that was measured.
+/// The config.json of the measured model.
 fn config(model: &ModelDir) -> Result<Value> {
     let path = model.dir.join("config.json");
     let unreadable = || format!("{} cannot be read", path.display());
@@ -171,13 +171,13 @@ struct Output<'a> {
 }
 
 impl<'a> Output<'a> {
-    /// Opens the file, and leaves what it has.
+    /// Opens the file without changing it.
     fn new(path: &'a Path) -> Result<Self> {
         let file = File::options().write(true).create(true).truncate(false).open(path);
         Ok(Self { path, file: file.with_context(|| format!("{} cannot be written", path.display()))? })
     }
 
-    /// Writes the ledger in place of what the file has.
+    /// Replaces the content of the file by the ledger.
     fn replace(self, ledger: &Ledger) -> Result<()> {
         let Self { path, file } = self;
         let write = || -> Result<()> {
@@ -191,7 +191,7 @@ impl<'a> Output<'a> {
     }
 }
 
-/// How many steps were measured, and how far the law is off at steps that it was not told.
+/// Number of measured steps, and prediction error on held-out steps.
 fn summary(ledger: &Ledger) -> String {
     let residuals = Law::residuals(&ledger.steps, ledger.header.graphs);
     let mut out = format!("{} on {}\n", ledger.header.model, ledger.header.device);

@@ -1,4 +1,4 @@
-//! `pegainfer replay`: the requests of a recording, run again by the engine of this process, or its schedule, planned again.
+//! `pegainfer replay`: runs the requests of a recording again in this process's engine, or plans its schedule again.
 
 mod file;
 mod schedule;
@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio::runtime::Runtime;
 
-/// Differences that are printed.
+/// Maximum number of printed differences.
 const PRINTED: usize = 10;
 
 /// Flags of `replay`.
@@ -42,13 +42,13 @@ pub struct ReplayArgs {
     pub engine: EngineArgs,
 }
 
-/// A request and how it ended.
+/// A request and its recorded end.
 struct Recorded {
     added: Added,
     ended: Ended,
 }
 
-/// What came of a request this time.
+/// Outcome of a replayed request.
 struct Outcome {
     id: u64,
     recorded: Ended,
@@ -87,7 +87,7 @@ pub fn run(args: &ReplayArgs) -> Result<()> {
     report(&args.file, &header, &outcomes, open, args.check)
 }
 
-/// Prints what was the same; an error if something was not and `check` asks for it.
+/// Prints a summary. Fails if there are differences and `check` is set.
 fn report(file: &Path, header: &Header, outcomes: &[Outcome], open: usize, check: bool) -> Result<()> {
     let tokens: usize = outcomes.iter().map(|outcome| outcome.tokens).sum();
     let differ: Vec<&Outcome> = outcomes.iter().filter(|outcome| !outcome.is_same()).collect();
@@ -150,7 +150,7 @@ fn read(file: &Path) -> Result<(Header, Vec<Recorded>, usize)> {
     Ok((header, requests, added.len()))
 }
 
-/// The request as the engine takes it.
+/// The request in the engine's form.
 fn prepare(added: &Added, vocab_size: usize, compiler: &GrammarCompiler) -> Result<GenerateRequest> {
     let mut request = added.request(vocab_size)?.context("its line has no ids")?;
     if let Some(source) = added.parameters.as_ref().and_then(|parameters| parameters.grammar.as_ref()) {
@@ -159,7 +159,7 @@ fn prepare(added: &Added, vocab_size: usize, compiler: &GrammarCompiler) -> Resu
     Ok(request)
 }
 
-/// Runs a request as far as it was recorded.
+/// Runs a request up to its recorded end.
 async fn replay(engine: &EngineHandle, id: u64, request: GenerateRequest, recorded: Ended) -> Result<Outcome> {
     let (mut tokens, mut hash) = (0, TokenHash::default());
     let cancelled = recorded.reason == Reason::Cancelled;

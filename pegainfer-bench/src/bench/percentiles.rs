@@ -1,4 +1,4 @@
-//! Percentiles of times, also of millions of inter-token latencies.
+//! Percentiles of times, for up to millions of inter-token latencies.
 
 use serde::Serialize;
 use std::time::Duration;
@@ -8,7 +8,8 @@ pub fn milliseconds(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-/// Percentiles by linear interpolation between the closest ranks, of a time in milliseconds; NaN (null in JSON) if nothing was measured.
+/// Percentiles in milliseconds, by linear interpolation between the closest ranks; NaN (null in JSON) without
+/// measurements.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Percentiles {
     /// The median.
@@ -20,9 +21,9 @@ pub struct Percentiles {
 }
 
 impl Percentiles {
-    /// Of these times.
+    /// Percentiles of these times.
     pub fn of(mut values: Vec<f64>) -> Self {
-        // A long run has many values: each percentile is selected among those that are not below the one before.
+        // A long run has many values. Each percentile is selected only among the values above the previous one.
         let mut below = 0;
         Self::at(values.len(), |rank| {
             let (_, &mut a, above) = values[below..].select_nth_unstable_by(rank - below, f64::total_cmp);
@@ -31,7 +32,8 @@ impl Percentiles {
         })
     }
 
-    /// Of `len` values, of which `neighbours` tells those of a rank and of the next one; asked in ascending order.
+    /// Percentiles of `len` values. `neighbours` returns the values of a rank and of the next one; it is called in
+    /// ascending order.
     fn at(len: usize, mut neighbours: impl FnMut(usize) -> (f64, f64)) -> Self {
         let mut at = |percent: f64| {
             if len == 0 {
@@ -45,7 +47,7 @@ impl Percentiles {
     }
 }
 
-/// Times between tokens. Equal neighbours share an entry: the sequences of a simulated step wait for it equally long.
+/// Times between tokens. Equal neighbours share an entry: all sequences of a simulated step wait equally long.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Gaps(Vec<(Duration, usize)>);
 

@@ -1,45 +1,46 @@
 //! Measurements of single requests, and their statistics.
 //!
-//! TTFT: from just before the request is sent to the first token. TPOT: the time from the first token to the last, over
-//! the tokens after the first. ITL: the time between two tokens as they arrive; tokens that arrive together are 0 apart.
+//! TTFT: from just before the request is sent to the first token. TPOT: the time from the first token to the last,
+//! divided by the number of tokens after the first. ITL: the time between two tokens as they arrive; tokens that arrive
+//! together are 0 apart.
 
 use super::percentiles::{Gaps, Percentiles, milliseconds};
 use serde::Serialize;
 use std::time::{Duration, Instant};
 
-/// What a client got for one request.
+/// A client's view of one completed request.
 #[derive(Debug, Clone)]
 pub struct Completion {
     /// Time just before it was sent.
     pub start: Instant,
-    /// Time from then to the arrival of each of its tokens, at least one.
+    /// Arrival times of its tokens since `start`; at least one.
     pub stamps: Vec<Duration>,
-    /// Tokens of its prompt.
+    /// Number of prompt tokens.
     pub prompt: usize,
-    /// Tokens that it asked for.
+    /// Number of requested tokens.
     pub asked: usize,
-    /// Number of generated tokens, as the server counts them.
+    /// Number of generated tokens, counted by the server.
     pub tokens: usize,
     /// Number of prompt tokens found in the prefix cache; 0 if the server does not report it.
     pub cached: usize,
 }
 
-/// Measurements of one request, as the client saw it.
+/// Measurements of one request on the client's side.
 #[derive(Debug, Clone)]
 pub struct Sample {
-    /// As in [`Completion`].
+    /// Same as [`Completion::start`].
     pub start: Instant,
-    /// Time from then to the arrival of its first token.
+    /// Time from `start` to the arrival of its first token.
     pub first: Duration,
-    /// The same of its last token.
+    /// Time from `start` to the arrival of its last token.
     pub last: Duration,
-    /// As in [`Completion`].
+    /// Same as [`Completion::prompt`].
     pub prompt: usize,
-    /// As in [`Completion`].
+    /// Same as [`Completion::asked`].
     pub asked: usize,
-    /// As in [`Completion`].
+    /// Same as [`Completion::tokens`].
     pub tokens: usize,
-    /// As in [`Completion`].
+    /// Same as [`Completion::cached`].
     pub cached: usize,
 }
 
@@ -48,7 +49,7 @@ impl Sample {
         milliseconds(self.first)
     }
 
-    /// `None` for a single token.
+    /// TPOT in milliseconds; `None` for a single token.
     fn tpot(&self) -> Option<f64> {
         (self.tokens > 1).then(|| milliseconds(self.last - self.first) / (self.tokens - 1) as f64)
     }
@@ -57,14 +58,14 @@ impl Sample {
 /// Measurements of the requests of a run.
 #[derive(Debug, Clone, Default)]
 pub struct Measurements {
-    /// Of each request.
+    /// Measurements of each request.
     pub samples: Vec<Sample>,
-    /// Inter-token latencies of all of them.
+    /// Inter-token latencies of all requests.
     pub gaps: Gaps,
 }
 
 impl Measurements {
-    /// Adds what a client got.
+    /// Adds a completed request.
     pub fn add(&mut self, completion: Completion) {
         let Completion { start, stamps, prompt, asked, tokens, cached } = completion;
         stamps.windows(2).for_each(|pair| self.gaps.add(pair[1] - pair[0]));
@@ -78,9 +79,9 @@ impl Measurements {
 pub struct Figures {
     /// Number of successful requests.
     pub requests: usize,
-    /// Number of requests that were refused or failed; they are not part of any other metric.
+    /// Number of refused or failed requests. They are not part of any other metric.
     pub failed: usize,
-    /// Number of successful requests with fewer tokens than they asked for: the server does not know `ignore_eos`.
+    /// Number of successful requests with fewer tokens than requested: the server does not know `ignore_eos`.
     pub stopped_early: usize,
     /// Time from the first request to the end of the last one, in seconds.
     pub wall_s: f64,
@@ -96,8 +97,8 @@ pub struct Figures {
     pub output_tok_s: f64,
     /// Prompt and generated tokens per second.
     pub total_tok_s: f64,
-    /// Mean number of requests between their first and their last token, over the time in which there is at least one: the
-    /// mean batch size of decode steps.
+    /// Mean number of requests between their first and their last token, over the time with at least one: the mean
+    /// batch size of decode steps.
     pub decoding: f64,
     /// Prompt tokens, mean per request.
     pub prompt_tokens: f64,

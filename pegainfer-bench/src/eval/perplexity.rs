@@ -1,4 +1,4 @@
-//! Perplexity of a text: the engine's log-probabilities of its tokens, in overlapping windows.
+//! Perplexity of a text, from the engine's log-probabilities of its tokens in overlapping windows.
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
@@ -15,7 +15,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// Windows that the engine has at the same time.
+/// Number of windows in the engine at the same time.
 const IN_FLIGHT: usize = 4;
 
 /// Flags of `eval perplexity`.
@@ -39,22 +39,22 @@ pub struct PerplexityArgs {
     pub engine: EngineArgs,
 }
 
-/// What was measured.
+/// The measured perplexity.
 #[derive(Debug, Clone, Serialize)]
 pub struct Perplexity {
     model: String,
     file: String,
     window: usize,
     stride: usize,
-    /// Tokens of the text; the first one is not predicted.
+    /// Number of tokens of the text; the first one is not predicted.
     tokens: usize,
-    /// Bytes of the predicted tokens.
+    /// Number of bytes of the predicted tokens.
     bytes: usize,
     /// Sum of `-ln p` of the predicted tokens.
     nats: f64,
     /// `exp(nats / predicted tokens)`.
     pub perplexity: f64,
-    /// `nats / ln 2 / bytes`: comparable between tokenizers.
+    /// `nats / ln 2 / bytes`, which is comparable between tokenizers.
     pub bits_per_byte: f64,
     seconds: f64,
 }
@@ -71,7 +71,7 @@ impl fmt::Display for Perplexity {
     }
 }
 
-/// Loads the model and measures.
+/// Loads the model and measures the perplexity.
 pub fn measure(args: &PerplexityArgs) -> Result<Perplexity> {
     let name = args.file.display().to_string();
     let text = std::fs::read_to_string(&args.file).with_context(|| format!("{name} cannot be read"))?;
@@ -98,7 +98,7 @@ pub fn measure(args: &PerplexityArgs) -> Result<Perplexity> {
     })
 }
 
-/// Window and stride. The engine generates one token behind each window.
+/// Window and stride. The engine generates one token after each window.
 fn sizes(args: &PerplexityArgs, max_model_len: usize) -> Result<(usize, usize)> {
     let most = max_model_len - 1;
     let window = args.window.map_or(most.min(1024), Into::into);
@@ -108,7 +108,7 @@ fn sizes(args: &PerplexityArgs, max_model_len: usize) -> Result<(usize, usize)> 
     Ok((window, stride))
 }
 
-/// `-Σ ln p` of all tokens but the first, added in the order of the text.
+/// `-Σ ln p` of all tokens except the first, added in the order of the text.
 fn sum(engine: &EngineHandle, ids: &[u32], window: usize, stride: usize) -> Result<f64> {
     let windows = windows(ids.len(), window, stride);
     let mut progress = Progress::start("perplexity", Unit::Requests, 0, windows.len() as u64);
@@ -130,7 +130,7 @@ fn sum(engine: &EngineHandle, ids: &[u32], window: usize, stride: usize) -> Resu
     Ok(nats)
 }
 
-/// Windows over `len` tokens: which tokens each has, and how many at its end are counted.
+/// Windows over `len` tokens: the range of each, and the number of counted tokens at its end.
 fn windows(len: usize, window: usize, stride: usize) -> Vec<(Range<usize>, usize)> {
     let (mut windows, mut counted) = (Vec::new(), 1);
     for first in (0..len).step_by(stride) {

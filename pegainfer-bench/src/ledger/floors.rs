@@ -1,4 +1,4 @@
-//! Plots of measured times against the least that the device needs: a roofline of ops, and the efficiency of decode steps.
+//! Plots of measured times against the device's minimum: a roofline of ops, and the efficiency of decode steps.
 
 use crate::bench::roofline::Peaks;
 use crate::bench::svg::dots::{Dot, Dots, Track};
@@ -12,10 +12,10 @@ use pegainfer_models::{detect, engine};
 use pegainfer_runtime::Overrides;
 use std::collections::BTreeSet;
 
-/// Share of a step from which on an op has a dot.
+/// Minimum fraction of a step for an op to be plotted.
 const SMALL_OP: f64 = 0.01;
 
-/// Flags for what a ledger does not know.
+/// Flags for properties that a ledger may lack.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Given<'a> {
     /// Checkpoint directory or Hugging Face id of the model, for a ledger without its config.json.
@@ -32,18 +32,18 @@ pub struct Floors<'a> {
     model: ModelDir,
     overrides: Overrides,
     peaks: Peaks,
-    /// FLOP/s and bytes per second, which are known.
+    /// Known peak rates: FLOP/s and bytes per second.
     limits: (f64, f64),
 }
 
-/// A step of sequences that are alike: their number, and the new tokens and the context of each.
+/// A step of equal sequences: their number, and new tokens and context of each.
 type Alike = (usize, usize, usize);
 
 impl<'a> Floors<'a> {
     /// Finds the model's shape and the device's peak rates.
     ///
     /// # Errors
-    /// If one of them is not known.
+    /// One of them is unknown.
     pub fn new(ledger: &'a Ledger, given: Given<'_>) -> Result<Self> {
         let Header { model: name, device, quantization, kv_cache_dtype, vocab_size, .. } = &ledger.header;
         let peaks = Peaks::given_or_of_device(given.read_gbs, given.peak_tflops, device);
@@ -72,7 +72,7 @@ impl<'a> Floors<'a> {
         Ok(Times::new(self.ledger, load, &records, self.peaks)?)
     }
 
-    /// Rate of each op over its FLOPs per byte, for the steps whose ops were timed: decode steps, and prompts.
+    /// Rate of each op over its FLOPs per byte, for the steps with timed ops: decode steps and prompts.
     pub fn roofline(&self) -> Result<[Dots; 2]> {
         let (flop_s, bytes_s) = self.limits;
         let panel = |title: &str, kind| -> Result<Dots> {
@@ -139,14 +139,14 @@ impl<'a> Floors<'a> {
 /// A measured decode step.
 struct DecodeStep {
     sequences: usize,
-    /// Tokens of each.
+    /// Context tokens of each sequence.
     context: usize,
     /// Floor over measured time.
     part: Option<f64>,
 }
 
-/// The contexts that get a row: those of at least a third as many steps as the most frequent one, and the longest. The others, which fill
-/// the KV cache, share the row of the next longer one.
+/// Contexts with their own row: those with at least a third as many steps as the most frequent one, and the longest.
+/// Other contexts, which fill the KV cache, share the row of the next longer one.
 fn contexts(steps: &[DecodeStep]) -> Vec<usize> {
     let all: BTreeSet<usize> = steps.iter().map(|step| step.context).collect();
     let count = |context: usize| steps.iter().filter(|step| step.context == context).count();
@@ -155,7 +155,7 @@ fn contexts(steps: &[DecodeStep]) -> Vec<usize> {
     all.into_iter().filter(|context| 3 * count(*context) > most || Some(*context) == longest).collect()
 }
 
-/// The sequences of a step, if they can be alike.
+/// The step as equal sequences, if they can be equal.
 fn alike(load: &StepLoad) -> Option<Alike> {
     let alike = match (load.decode_rows, load.prefill_rows) {
         (rows @ 1.., 0) => (rows, 1, load.decode_kv / rows),
@@ -186,7 +186,7 @@ mod tests {
             let track = decode.tracks.iter().find(|other| other.name == track).unwrap();
             track.dots.iter().find(|dot| dot.label == label).unwrap()
         };
-        // 114.8 GFLOP and 3.614 GB in 0.8144 ms, 29 % of 2.772 ms: what `plan --batch 32 --context 256` prints.
+        // `plan --batch 32 --context 256` prints 114.8 GFLOP and 3.614 GB in 0.8144 ms, 29 % of 2.772 ms.
         let swiglu = dot("linear_swiglu", "32");
         assert!((swiglu.at.0 - 31.76).abs() < 0.01 && (swiglu.at.1 - 141.0).abs() < 0.1, "{swiglu:?}");
         assert!((swiglu.area - 0.8144 / 2.7724).abs() < 1e-3);

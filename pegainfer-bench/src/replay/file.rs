@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 
-/// The header, which says that there are prompts, and the lines after it.
+/// The header, which must report prompts, and the lines after it.
 pub fn open(file: &Path) -> Result<(Header, impl Iterator<Item = Result<Line>>)> {
     let name = file.display().to_string();
     let mut lines = BufReader::new(File::open(file).with_context(|| format!("{name} cannot be read"))?).lines();

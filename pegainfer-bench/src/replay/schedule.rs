@@ -17,7 +17,7 @@ pub fn run(file: &Path) -> Result<()> {
             match lines.next()? {
                 Ok(Line::Schedule(event)) => return Some(event),
                 Ok(Line::Added(_) | Line::Ended(_)) => {}
-                // What follows depends on what is missing.
+                // Later steps depend on the missing lines.
                 Ok(Line::Gap { gap }) => {
                     missing = gap;
                     return None;

@@ -1,7 +1,7 @@
-//! `pegainfer sim`: what a workload would see on the device of a ledger, without the device.
+//! `pegainfer sim`: predicts a workload's metrics on the device of a ledger, without the device.
 //!
-//! The engine is the real one, with scheduler, KV pool, prefix index and batching delay; its executor takes the time of each step from
-//! the ledger's law, and its clock is the simulation's.
+//! The engine is the real one, with scheduler, KV pool, prefix index and batching delay. Its executor takes the time of
+//! each step from the ledger's law, on a simulated clock.
 //!
 //! # Layout
 //! - [`args`]: flags. [`mod@workload`]: the workloads of `bench`, and traces. [`search`]: rates within limits, and flags.
@@ -62,7 +62,7 @@ pub fn run(args: &SimArgs) -> Result<()> {
     report(args, &simulation, &workloads, stale)
 }
 
-/// Replaces the sizes of the engine that flags name.
+/// Applies the flags for engine sizes.
 fn resize(simulation: &mut Simulation, args: &SimArgs) {
     let header = &mut simulation.header;
     header.max_num_seqs = args.max_num_seqs.map_or(header.max_num_seqs, usize::from);
@@ -76,7 +76,7 @@ fn report(args: &SimArgs, simulation: &Simulation, workloads: &[workload::Worklo
     let mut report = Report::new(simulation, stale);
     let mut steps = Vec::new();
     for (i, workload) in workloads.iter().enumerate() {
-        // The seeds of `bench`.
+        // Same seeds as `bench`.
         let seed = rng::bits(args.seed, i as u64);
         let mut runs = Vec::new();
         let mut engine = None;

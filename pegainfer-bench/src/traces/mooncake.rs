@@ -1,4 +1,5 @@
-//! Mooncake's traces (github.com/kvcache-ai/Mooncake), also with the sessions, delays and names of fields that Dynamo and AIPerf use.
+//! Mooncake traces (github.com/kvcache-ai/Mooncake), including the sessions, delays and field names of Dynamo and
+//! AIPerf.
 
 use super::format::{Fields, Format};
 use super::reader::{Read, Reader, Sessions, seconds};
@@ -12,7 +13,7 @@ pub(super) const FORMAT: Format = Format {
               [hash_ids of 512 tokens], [session_id], [delay (delay_ms)]",
     time: "timestamp, milliseconds",
 };
-/// Tokens of a block that has a hash.
+/// Tokens per hashed block.
 const BLOCK_TOKENS: usize = 512;
 
 #[derive(Deserialize)]
@@ -32,7 +33,7 @@ struct Line {
 
 #[derive(Default)]
 struct Mooncake {
-    /// With the arrival of the last request of each.
+    /// Sessions, each with the arrival of its last request.
     sessions: Sessions,
 }
 

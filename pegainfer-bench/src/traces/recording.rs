@@ -13,15 +13,15 @@ pub(super) const FORMAT: Format = Format {
     columns: "JSON Lines with a header {\"record\":2,..}, add and end",
     time: "t, seconds",
 };
-/// Tokens of a block that has a hash.
+/// Tokens per hashed block.
 const BLOCK_TOKENS: usize = 16;
 
 #[derive(Default)]
 struct Recording {
-    /// Requests whose end is still to come.
+    /// Requests that have not ended.
     added: HashMap<u64, TraceRequest>,
-    /// For the last block of prompt and output of a request that ended: its session, and the time of the end. A prompt that begins with
-    /// that block and all before it continues the session.
+    /// For the last block of an ended request's prompt and output: its session, and the time of the end. A prompt that
+    /// begins with that block and everything before it continues the session.
     ends: HashMap<u64, (u64, Duration)>,
 }
 
@@ -81,7 +81,7 @@ impl Recording {
         Ok(())
     }
 
-    /// The request, with as many tokens as it was given.
+    /// The request, with its recorded number of tokens.
     fn end(&mut self, ended: Ended) -> Result<Read, String> {
         let Some(mut request) = self.added.remove(&ended.end) else { return Ok(Read::Nothing) };
         request.output_len = ended.tokens;
