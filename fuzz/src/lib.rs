@@ -8,7 +8,7 @@
 //! - [`outputs`], [`calls`]: model outputs, against the reasoning and tool parsers. [`agents`]: bodies of the Responses
 //!   and Messages APIs.
 //! - [`grammars`]: sources of structured output, and texts that follow them. [`hub`]: responses to the downloader.
-//! - [`queues`]: requests of several tenants before the engine has them.
+//! - [`queues`]: requests of several tenants before they reach the engine.
 //! - [`server`]: the router over an engine that repeats its prompt. [`mutate`]: the blind mutations.
 
 pub mod agents;

@@ -32,7 +32,7 @@ fn usage() -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Whether the property of the target held for all inputs.
+/// Returns true if the target's property held for all inputs.
 fn run(target: &Target, time: Duration, most: u64, seed: u64) -> bool {
     let (seeds, mut rng) = ((target.seeds)(), Rng(seed));
     let (started, mut runs) = (Instant::now(), 0u64);
