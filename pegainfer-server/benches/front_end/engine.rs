@@ -1,4 +1,4 @@
-//! A mock engine that costs nothing: it generates tokens immediately, so that only the front end is measured.
+//! A mock engine without cost: it generates tokens immediately, so that only the front end is measured.
 
 use pegainfer_core::engine::{
     EngineError, EngineLimits, EngineStats, EventBatch, FinishReason, GenerateRequest, RequestId, StepEngine,
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 /// Context length, and capacity of the KV pool, in tokens.
 pub const CONTEXT: usize = 1 << 16;
-/// Time that a paced engine sleeps between two looks for new requests.
+/// Polling interval of a paced engine.
 const NAP: Duration = Duration::from_micros(50);
 
 /// Generates the first token of a request immediately, and one more token of every request in each step.

@@ -13,7 +13,7 @@ fn server() -> TestServer {
     TestServer::start(MockEngine::replying(" a").0, Setup::default())
 }
 
-/// Checks the status, the shape, and that `message` and `param` name the fault.
+/// Checks the status and the shape, and that `message` and `param` name the fault.
 fn expect(response: Response, status: u16, message: &str, param: Option<&str>) {
     assert_eq!(response.header("content-type"), Some("application/json"));
     let got = response.status;

@@ -1,4 +1,5 @@
-//! Each field that changes logits changes the output as specified, over HTTP with the bundled checkpoint; and `n`.
+//! Each field that changes logits changes the output as specified, over HTTP with the bundled checkpoint. Also tests
+//! `n`.
 
 use crate::support::client::{post, post_ok, with};
 use crate::support::{TestServer, tokenizer};
@@ -98,7 +99,7 @@ fn allowed_token_ids_are_the_only_ones() {
 #[test]
 fn penalties_end_loops() {
     let tiny = Tiny::start();
-    // So few tokens that the model repeats itself.
+    // Few enough tokens that the model repeats itself.
     let few: Vec<u32> = (300..330).collect();
     let most = |fields: Value| {
         let mut fields = fields;

@@ -1,4 +1,4 @@
-//! Attacks on memory and time, scaled down: what a hostile client sends must cost other clients nothing.
+//! Attacks on memory and time, scaled down: a hostile client must cost other clients nothing.
 
 use crate::support::attack::{KEY, Target, limit, metric, post_text, together};
 use crate::support::client::{Response, post, post_with, send, write};
@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 const COMPLETIONS: &str = "/v1/completions";
 const CHAT: &str = "/v1/chat/completions";
 const MIB: usize = 1 << 20;
-/// API key of the attacker, on servers that want one.
+/// API key of the attacker, on servers with keys.
 const HOSTILE: &str = "hostile";
 
-/// Announces a body of `length` bytes and sends only `body`, or the part of it that the server takes in a second.
+/// Announces a body of `length` bytes and sends only `body`, or the part of it that the server accepts within a second.
 fn announce(address: SocketAddr, length: usize, body: &[u8]) -> TcpStream {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_write_timeout(Some(Duration::from_secs(1))).unwrap();
@@ -45,7 +45,7 @@ fn statuses(n: usize, address: SocketAddr, path: &str, body: &str) -> Vec<u16> {
     together(n, |_| post_text(address, path, body).0)
 }
 
-/// Headers of a hostile client that has a key of its own.
+/// Headers of a hostile client with its own key.
 fn hostile() -> [(&'static str, &'static str); 2] {
     [("Content-Type", "application/json"), ("x-api-key", HOSTILE)]
 }
@@ -97,7 +97,7 @@ fn bodies_and_prompts_of_megabytes() {
     });
 }
 
-/// A text that the tokenizer's caches do not help with: one word of letters from a linear congruential generator.
+/// A text that defeats the tokenizer's caches: one word of letters from a linear congruential generator.
 fn random_letters(length: usize) -> String {
     let mut state = 1u32;
     let mut letter = || {
@@ -165,13 +165,13 @@ fn responses_of_megabytes() {
     });
 }
 
-/// What a choice reports about the first 2,000 tokens.
+/// The choice's report about the first 2,000 tokens.
 fn report(choice: &Value) -> &[Value] {
     &choice["logprobs"]["top_logprobs"].as_array().unwrap()[..2000]
 }
 
-/// Opens a connection 2 ms after the one before. A new connection is not closed for the next 190, which leaves any client the time
-/// to send its request.
+/// Opens a connection 2 ms after the previous one. A new connection is not closed for the next 190, which leaves any
+/// client the time to send its request.
 fn paced(open: impl Fn() -> TcpStream) -> TcpStream {
     std::thread::sleep(Duration::from_millis(2));
     open()
@@ -232,7 +232,7 @@ fn a_client_that_fills_the_queue() {
     });
 }
 
-/// A legal schema that takes nearly a second to compile, in a body with values that nobody reads.
+/// A legal schema that takes nearly a second to compile, in a body with ignored values.
 fn slow_schema(number: usize, ignored: usize) -> Value {
     let properties = |prefix: usize| -> serde_json::Map<_, _> {
         (0..980).map(|i| (format!("{prefix}_{i}_{number}"), json!({}))).collect()
@@ -243,8 +243,7 @@ fn slow_schema(number: usize, ignored: usize) -> Value {
     json!({"prompt": "x", "max_tokens": 4, "structured_outputs": {"json": schema}, "x": vec![0; ignored]})
 }
 
-/// Sends other requests of an ordinary client: a chat of 3 KB in 41 messages, a text, and a schema that nobody has sent
-/// before.
+/// Sends other requests of an ordinary client: a chat of 3 KB in 41 messages, a text, and a new schema.
 fn ordinary_requests(address: SocketAddr, number: usize) {
     let message = |i: usize| json!({"role": if i.is_multiple_of(2) { "user" } else { "assistant" }, "content": "word ".repeat(15)});
     let schema = json!({"type": "object", "properties": {format!("n{number}"): {"type": "integer"}}});
@@ -285,7 +284,7 @@ fn a_machine_without_files_threads_or_memory_is_not_the_client_s_fault() {
     assert!(error.contains("only 20 files may be open") && error.contains("(ulimit -n)"), "{error}");
 
     let target = Target::start(&[]);
-    // The stack of the thread that compiles a grammar does not fit.
+    // Too little for the stack of a thread that compiles a grammar.
     let most = Some(status(target.pid(), "VmSize:") + (8 << 20));
     let pid = Pid::from_raw(target.pid() as i32);
     prlimit(pid, Resource::As, Rlimit { current: most, maximum: most }).unwrap();

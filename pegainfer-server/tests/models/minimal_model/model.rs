@@ -31,7 +31,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// The numbers that the runtime's parts of a decoder take.
+    /// The shape of the runtime's decoder parts.
     fn decoder(&self) -> DecoderShape {
         DecoderShape {
             hidden: self.hidden_size,
