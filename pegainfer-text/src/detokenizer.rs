@@ -4,9 +4,9 @@ use super::Tokenizer;
 
 /// Turns a stream of token ids into text increments.
 ///
-/// A code point whose bytes are spread over several tokens is held back until it is complete. The concatenated increments,
-/// including [`finish`](Self::finish), equal the decoding of all ids at once. Each byte is processed a bounded number of
-/// times: at most three bytes are held back.
+/// A code point whose bytes are spread over several tokens is held back until it is complete. The concatenated
+/// increments, including [`finish`](Self::finish), equal the decoding of all ids at once. Each byte is processed a
+/// bounded number of times: at most three bytes are held back.
 #[derive(Debug, Default)]
 pub struct Detokenizer {
     /// Bytes of an incomplete code point.

@@ -22,7 +22,7 @@ impl Switches {
     /// Detects them in the source of a template and by trial. `renders` tells whether the template renders a
     /// conversation with this `reasoning_effort`. Qwen3.8's, for example, raises an exception at levels that the model
     /// was not trained for.
-    pub fn of_template(source: &str, reasons: bool, renders: impl Fn(&str) -> bool) -> Self {
+    pub fn detect(source: &str, reasons: bool, renders: impl Fn(&str) -> bool) -> Self {
         let mut efforts = Vec::new();
         if source.contains("reasoning_effort") {
             efforts.extend(LEVELS.into_iter().chain([NONE]).filter(|effort| renders(effort)));
@@ -100,7 +100,7 @@ mod tests {
             ("always </think>", "none", json!({}), Err("no switch")),
         ] {
             let mut set = kwargs.as_object().unwrap().clone();
-            let outcome = Switches::of_template(source, source.contains("</think>"), |_| true).set(effort, &mut set);
+            let outcome = Switches::detect(source, source.contains("</think>"), |_| true).set(effort, &mut set);
             match expected {
                 Ok((honoured, expected)) => {
                     assert_eq!((outcome, Value::Object(set)), (Ok(honoured), expected), "{source} {effort}");
@@ -114,7 +114,7 @@ mod tests {
     fn a_level_that_the_template_refuses_becomes_the_next_one() {
         let effort = |accepted: &'static [&str], source: &str, effort: &str| {
             let mut kwargs = Map::new();
-            let switches = Switches::of_template(source, true, |level| accepted.contains(&level));
+            let switches = Switches::detect(source, true, |level| accepted.contains(&level));
             switches.set(effort, &mut kwargs).map(|_| Value::Object(kwargs))
         };
         let levels = ["low", "medium", "xhigh"].as_slice();

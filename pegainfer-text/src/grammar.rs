@@ -126,7 +126,7 @@ impl GrammarCompiler {
     }
 
     /// True if the vocabulary has the reasoning tags, which [`after_reasoning`](Self::after_reasoning) needs.
-    pub fn knows_reasoning(&self) -> bool {
+    pub fn has_reasoning_tags(&self) -> bool {
         self.think.is_some()
     }
 

@@ -24,7 +24,8 @@
 //! let prompt = template.render(&messages, None, true, &Map::new())?;
 //! assert!(prompt.contains("<|im_start|>user\nHi!<|im_end|>\n"));
 //!
-//! let (ids, mut detokenizer, mut text) = (tokenizer.encode("Once upon", false)?, Detokenizer::new(false), String::new());
+//! let (ids, mut detokenizer, mut text) = (tokenizer.encode("Once upon", false)?, Detokenizer::new(false),
+//! String::new());
 //! ids.iter().for_each(|id| detokenizer.push(&tokenizer, *id, &mut text));
 //! assert_eq!(text, "Once upon");
 //!

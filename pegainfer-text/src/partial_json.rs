@@ -114,7 +114,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn what_is_complete_is_kept() {
+    fn complete_members_are_kept() {
         for (text, dropped, kept) in [
             ("{\"a\": 1}", json!({"a": 1}), json!({"a": 1})),
             ("{\"a\": 1, \"b\": \"x, {", json!({"a": 1}), json!({"a": 1, "b": "x, {"})),

@@ -116,7 +116,8 @@ impl ChatTemplate {
         prompt.rsplit_once(ANSWER).map(|(_, end)| end.to_owned())
     }
 
-    /// Renders the prompt of `messages`. `kwargs` are the client's `chat_template_kwargs`; the other arguments override them.
+    /// Renders the prompt of `messages`. `kwargs` are the client's `chat_template_kwargs`; the other arguments override
+    /// them.
     pub fn render(
         &self,
         messages: &[Json],
@@ -160,7 +161,7 @@ fn text_bytes(value: &Json) -> usize {
 
 /// Compiles a template, and detects the model's output format from it.
 fn compile(source: &Source, special_tokens: &Map<String, Json>) -> Result<(Program, OutputFormat), TemplateError> {
-    let output_format = OutputFormat::of_template(&source.text);
+    let output_format = OutputFormat::detect(&source.text);
     let mut env = dialect::environment();
     let does_not_compile = |error| TemplateError::File {
         path: source.path.clone(),
@@ -176,7 +177,7 @@ fn compile(source: &Source, special_tokens: &Map<String, Json>) -> Result<(Progr
         context.insert("reasoning_effort".into(), effort.into());
         run(&env, context).is_ok()
     };
-    let switches = Switches::of_template(&source.text, output_format.reasoning, renders);
+    let switches = Switches::detect(&source.text, output_format.reasoning, renders);
     Ok((Program::Jinja(Box::new(env), switches), output_format))
 }
 

@@ -142,7 +142,8 @@ impl Tokenizer {
     pub fn token_bytes(&self, id: u32) -> Vec<u8> {
         let Some(token) = self.inner.id_to_token(id) else { return Vec::new() };
         let bytes: Option<Vec<u8>> = token.chars().map(|c| self.byte_of.get(c as usize).copied().flatten()).collect();
-        // Added tokens may contain characters outside the byte-level alphabet, such as a space; they are taken literally.
+        // Added tokens may contain characters outside the byte-level alphabet, such as a space; they are taken
+        // literally.
         bytes.unwrap_or_else(|| token.as_bytes().to_vec())
     }
 
@@ -205,8 +206,12 @@ mod tests {
         let mut rng = Rng(testing::seed());
         for _ in 0..2000 {
             let ids: Vec<u32> = (0..1 + rng.below(8)).map(|_| rng.below(4096) as u32).collect();
-            let (most, text) = (tokenizer.max_text_bytes(&ids), tokenizer.decode_all(&ids));
-            assert!((text.len()..=3 * text.len() + 3).contains(&most), "{ids:?}: {most} for {} bytes", text.len());
+            let (max_bytes, text) = (tokenizer.max_text_bytes(&ids), tokenizer.decode_all(&ids));
+            assert!(
+                (text.len()..=3 * text.len() + 3).contains(&max_bytes),
+                "{ids:?}: {max_bytes} for {} bytes",
+                text.len()
+            );
         }
     }
 

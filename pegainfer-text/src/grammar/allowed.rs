@@ -7,13 +7,13 @@ use std::sync::Arc;
 pub struct AllowedTokens(Arc<[u32]>);
 
 impl AllowedTokens {
-    /// A mask that allows `ids`, all of which must be below `vocab_size`.
+    /// A mask that allows `ids`, which must be below `vocab_size`.
     pub(super) fn new(ids: &[u32], vocab_size: usize) -> Self {
         set(vec![0; vocab_size.div_ceil(32)], ids)
     }
 
     /// A mask from its first `vocab_size.div_ceil(32)` words; missing words allow nothing.
-    pub(super) fn of_words(words: &[u32], vocab_size: usize) -> Self {
+    pub(super) fn from_words(words: &[u32], vocab_size: usize) -> Self {
         let mut words = words.to_vec();
         words.resize(vocab_size.div_ceil(32), 0);
         Self(words.into())

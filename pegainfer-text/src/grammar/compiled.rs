@@ -85,5 +85,5 @@ fn mask(tokens: Result<SimpleVob, impl fmt::Display>, vocab_size: usize) -> Resu
     if tokens.is_zero() {
         return Err("no token can come next".into());
     }
-    Ok(AllowedTokens::of_words(tokens.as_slice(), vocab_size))
+    Ok(AllowedTokens::from_words(tokens.as_slice(), vocab_size))
 }

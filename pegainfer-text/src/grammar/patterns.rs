@@ -375,12 +375,12 @@ mod tests {
             let patterns: Map<String, Value> = (0..count).map(|i| (format!("^{i}$"), json!(false))).collect();
             json!({"type": "object", "properties": {"0": {}}, "patternProperties": patterns})
         };
-        let (mut most, mut more) = (patterns(MAX_PATTERNS), patterns(MAX_PATTERNS + 1));
-        let unchanged = more.clone();
-        [&mut most, &mut more].into_iter().for_each(rewrite);
-        assert!(check(&most).is_ok() && most["patternProperties"].is_null());
-        assert_eq!(more, unchanged);
-        assert!(matches!(check(&more), Err(GrammarError::Limit(_))));
+        let (mut maximum, mut beyond) = (patterns(MAX_PATTERNS), patterns(MAX_PATTERNS + 1));
+        let unchanged = beyond.clone();
+        [&mut maximum, &mut beyond].into_iter().for_each(rewrite);
+        assert!(check(&maximum).is_ok() && maximum["patternProperties"].is_null());
+        assert_eq!(beyond, unchanged);
+        assert!(matches!(check(&beyond), Err(GrammarError::Limit(_))));
     }
 
     #[test]

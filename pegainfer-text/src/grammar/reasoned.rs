@@ -185,7 +185,7 @@ mod tests {
 
     const EOS: [u32; 2] = [4089, 4087];
 
-    /// Whether the grammar allows the text, and whether the text may end there.
+    /// Two flags: the grammar allows the text, and the text may end there.
     fn accepts(start: ReasoningStart, call_ends_it: bool, text: &str) -> (bool, bool) {
         let tokenizer = Arc::new(Tokenizer::load(&testing::model_dir()).unwrap());
         let compiler = GrammarCompiler::new(tokenizer.clone(), 4100, EOS.to_vec());

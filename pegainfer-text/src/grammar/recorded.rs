@@ -8,7 +8,7 @@ use std::str::FromStr;
 /// Constraints on the reasoning before the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReasoningLimits {
-    /// Whether the prompt opens the reasoning, or the model may open it.
+    /// How the reasoning starts.
     pub start: ReasoningStart,
     /// True if a tool call also ends the reasoning, as Qwen3.5 may write it.
     pub call_ends_it: bool,

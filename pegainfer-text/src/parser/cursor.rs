@@ -8,7 +8,7 @@ const BLANKS: [char; 2] = [' ', '\t'];
 /// Maximum white space between two tags that belong together, in bytes. It bounds the time spent on each token.
 const MAX_GAP: usize = 64;
 
-/// Whether an expected text comes next.
+/// Answer to a question about the next text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Next {
     Yes,
@@ -55,7 +55,7 @@ impl Default for Cursor {
 
 impl Cursor {
     /// A cursor at the beginning of a complete text.
-    pub fn of_whole(text: &str) -> Self {
+    pub fn complete(text: &str) -> Self {
         Self { text: text.to_owned(), ended: true, ..Self::default() }
     }
 

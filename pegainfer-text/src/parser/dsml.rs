@@ -19,7 +19,7 @@ use super::dsml_tags::{
 };
 use super::format::{CallPrefix, DSML_INVOKE, MAX_NAME, Progress, TagName, tag_name};
 use super::json_reader::{JsonReader, Read};
-use super::output::Output;
+use super::output::EventCollector;
 use super::parameter::{Parameter, ValueType};
 use super::typed::ParameterType;
 use super::value_end::{ValueEnd, known_keys};
@@ -83,7 +83,7 @@ impl DsmlParser {
     }
 
     /// Parses as far as the text goes.
-    pub fn parse(&mut self, cursor: &mut Cursor, out: &mut Output) -> Progress {
+    pub fn parse(&mut self, cursor: &mut Cursor, out: &mut EventCollector) -> Progress {
         loop {
             let step = std::mem::replace(&mut self.step, Step::Block);
             match self.advance(step, cursor, out) {
@@ -99,7 +99,7 @@ impl DsmlParser {
     }
 
     /// Ends the output and returns whether there was a call. An open call ends with its complete arguments.
-    pub fn finish(&mut self, cursor: &Cursor, out: &mut Output) -> bool {
+    pub fn finish(&mut self, cursor: &Cursor, out: &mut EventCollector) -> bool {
         match std::mem::replace(&mut self.step, Step::Block) {
             Step::Value(mut parameter, _) => {
                 parameter.push(without_partial_tag(&cursor.text), &self.arguments, out);
@@ -113,7 +113,7 @@ impl DsmlParser {
         self.started
     }
 
-    fn advance(&mut self, step: Step, cursor: &mut Cursor, out: &mut Output) -> Transition {
+    fn advance(&mut self, step: Step, cursor: &mut Cursor, out: &mut EventCollector) -> Transition {
         match step {
             Step::Block => self.block(cursor),
             Step::Name => match tag_name(cursor, cursor.at, '"') {
@@ -175,7 +175,7 @@ impl DsmlParser {
         }
     }
 
-    fn start(&mut self, name: &str, cursor: &mut Cursor, out: &mut Output) -> Transition {
+    fn start(&mut self, name: &str, cursor: &mut Cursor, out: &mut EventCollector) -> Transition {
         out.tool_start(name);
         cursor.take();
         self.function = name.to_owned();
@@ -184,13 +184,13 @@ impl DsmlParser {
     }
 
     /// Ends the invocation.
-    fn end(&mut self, out: &mut Output) -> Transition {
+    fn end(&mut self, out: &mut EventCollector) -> Transition {
         self.arguments.end(true, out);
         self.invoked = false;
         To(Step::Block)
     }
 
-    fn body(&mut self, cursor: &mut Cursor, out: &mut Output) -> Transition {
+    fn body(&mut self, cursor: &mut Cursor, out: &mut EventCollector) -> Transition {
         cursor.skip_whitespace();
         cursor.take();
         if cursor.text.is_empty() || is_cut_off(cursor) {
@@ -223,7 +223,7 @@ impl DsmlParser {
     }
 
     /// Begins a parameter at its opening tag.
-    fn parameter(&mut self, cursor: &mut Cursor, out: &mut Output) -> Transition {
+    fn parameter(&mut self, cursor: &mut Cursor, out: &mut EventCollector) -> Transition {
         let (key, end) = match tag_name(cursor, PARAMETER.len(), '"') {
             TagName::Complete(key, end) => (key, end),
             TagName::Incomplete => return Wait(Step::Body),
@@ -254,7 +254,7 @@ impl DsmlParser {
         mut parameter: Box<Parameter>,
         nested: usize,
         cursor: &mut Cursor,
-        out: &mut Output,
+        out: &mut EventCollector,
     ) -> Transition {
         let search = ValueSearch {
             cursor,
@@ -289,7 +289,7 @@ impl DsmlParser {
     }
 
     /// Treats the next character as text outside parameters.
-    fn stray(&mut self, cursor: &mut Cursor, out: &mut Output) -> Transition {
+    fn stray(&mut self, cursor: &mut Cursor, out: &mut EventCollector) -> Transition {
         cursor.skip_char();
         out.stray(&cursor.take());
         To(Step::Stray)

@@ -8,7 +8,7 @@ use super::arguments::{cut_off_object, stream_object};
 use super::cursor::{Cursor, Next};
 use super::format::{CALL_CLOSE, CallPrefix, Progress};
 use super::json_reader::{JsonReader, Read, whole};
-use super::output::Output;
+use super::output::EventCollector;
 
 const CLOSERS: &[&str] = &[CALL_CLOSE];
 
@@ -74,7 +74,7 @@ impl HermesParser {
     }
 
     /// Parses as far as the text goes.
-    pub fn parse(&mut self, cursor: &mut Cursor, out: &mut Output) -> Progress {
+    pub fn parse(&mut self, cursor: &mut Cursor, out: &mut EventCollector) -> Progress {
         loop {
             let step = std::mem::replace(&mut self.step, Step::Close);
             match self.advance(step, cursor, out) {
@@ -92,7 +92,7 @@ impl HermesParser {
     }
 
     /// Ends the output and returns whether there was a call. An open call ends with its complete arguments.
-    pub fn finish(&mut self, out: &mut Output) -> bool {
+    pub fn finish(&mut self, out: &mut EventCollector) -> bool {
         match std::mem::replace(&mut self.step, Step::Close) {
             Step::Arguments(mut reader) => cut_off_object(&mut reader, out),
             Step::Open | Step::Close => {}
@@ -105,7 +105,7 @@ impl HermesParser {
         self.any
     }
 
-    fn advance(&mut self, step: Step, cursor: &mut Cursor, out: &mut Output) -> Transition {
+    fn advance(&mut self, step: Step, cursor: &mut Cursor, out: &mut EventCollector) -> Transition {
         if !matches!(step, Step::Text(..) | Step::Arguments(_)) {
             cursor.skip_whitespace();
         }
@@ -147,7 +147,7 @@ impl HermesParser {
         mut reader: Box<JsonReader>,
         mut text: String,
         cursor: &mut Cursor,
-        out: &mut Output,
+        out: &mut EventCollector,
     ) -> Transition {
         match reader.read(cursor, &mut text) {
             Read::More => return Wait(Step::Text(key, reader, text)),
@@ -176,7 +176,7 @@ impl HermesParser {
         To(Step::Comma)
     }
 
-    fn end_of_object(&mut self, cursor: &mut Cursor, out: &mut Output) -> Transition {
+    fn end_of_object(&mut self, cursor: &mut Cursor, out: &mut EventCollector) -> Transition {
         if self.name.is_none() {
             return Bad;
         }
@@ -185,7 +185,7 @@ impl HermesParser {
     }
 
     /// Ends an object with a name. Functions without parameters are often called without arguments.
-    fn end_of_call(&mut self, out: &mut Output) -> Transition {
+    fn end_of_call(&mut self, out: &mut EventCollector) -> Transition {
         if !self.started {
             self.start("{}", true, out);
         }
@@ -193,13 +193,13 @@ impl HermesParser {
     }
 
     /// Emits the start of the call.
-    fn begin(&mut self, out: &mut Output) {
+    fn begin(&mut self, out: &mut EventCollector) {
         (self.started, self.any) = (true, true);
         out.tool_start(self.name.as_deref().unwrap_or_default());
     }
 
     /// Emits the call with these arguments.
-    fn start(&mut self, arguments: &str, complete: bool, out: &mut Output) {
+    fn start(&mut self, arguments: &str, complete: bool, out: &mut EventCollector) {
         self.begin(out);
         out.tool_arguments(if arguments.is_empty() { "{}" } else { arguments });
         out.tool_end(complete);

@@ -320,7 +320,7 @@ impl JsonReader {
 
 /// A complete text as strict JSON; true if it was JSON or a Python literal.
 pub fn whole(text: &str) -> (String, bool) {
-    let mut cursor = Cursor::of_whole(text.trim());
+    let mut cursor = Cursor::complete(text.trim());
     let (mut reader, mut out) = (JsonReader::new(&[]), String::new());
     let complete = reader.read(&mut cursor, &mut out) == Read::End && cursor.at == cursor.text.len();
     let sound = complete && !reader.damaged;

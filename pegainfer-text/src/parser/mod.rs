@@ -48,7 +48,7 @@ pub use output::Event;
 pub use reasoning::{CLOSE as THINK_CLOSE, OPEN as THINK_OPEN, ReasoningStart};
 
 use call_start::CallSearch;
-use output::Output;
+use output::EventCollector;
 use reasoning::ReasoningParser;
 use serde_json::Value;
 use std::sync::Arc;
@@ -65,7 +65,7 @@ pub struct OutputFormat {
 
 impl OutputFormat {
     /// Detects the format: the model writes the same tags as the template writes into the history.
-    pub fn of_template(source: &str) -> Self {
+    pub fn detect(source: &str) -> Self {
         let tools = match (source.contains("<function="), source.contains(CALL_OPEN)) {
             (true, _) => Some(ToolFormat::Qwen3Coder),
             (false, true) => Some(ToolFormat::Hermes),
@@ -78,7 +78,7 @@ impl OutputFormat {
 /// Options for parsing one output.
 #[derive(Debug)]
 pub struct ParserOptions {
-    /// Whether the prompt opens the reasoning.
+    /// How the reasoning starts.
     pub reasoning: ReasoningStart,
     /// True emits the reasoning; false drops it.
     pub include_reasoning: bool,
@@ -98,7 +98,7 @@ pub struct ParserOptions {
 pub struct OutputParser {
     reasoning: ReasoningParser,
     tools: Option<ToolParser>,
-    out: Output,
+    out: EventCollector,
 }
 
 impl OutputParser {
@@ -109,7 +109,7 @@ impl OutputParser {
         Self {
             reasoning: ReasoningParser::new(options.reasoning, search.clone()),
             tools: search.map(|search| ToolParser::new(search, prefix)),
-            out: Output::new(options.include_reasoning, options.max_calls, options.id_seed),
+            out: EventCollector::new(options.include_reasoning, options.max_calls, options.id_seed),
         }
     }
 

@@ -35,7 +35,7 @@ pub enum Event {
 
 /// Collects events and joins neighbouring deltas of the same kind. Between the start and the end of a call it emits
 /// only the call's arguments.
-pub struct Output {
+pub struct EventCollector {
     events: Vec<Event>,
     include_reasoning: bool,
     /// Number of calls so far, including dropped ones.
@@ -60,7 +60,7 @@ struct BeforeTrial {
     after_stray: bool,
 }
 
-impl Output {
+impl EventCollector {
     pub fn new(include_reasoning: bool, max_calls: usize, id_seed: u64) -> Self {
         Self {
             events: Vec::new(),

@@ -1,7 +1,7 @@
 //! A parameter that a model writes between tags. Its value becomes a member of the arguments.
 
 use super::arguments::Arguments;
-use super::output::Output;
+use super::output::EventCollector;
 use super::typed::{ParameterType, json};
 
 /// How a value is converted to JSON.
@@ -28,7 +28,7 @@ pub struct Parameter {
 
 impl Parameter {
     /// Begins a parameter.
-    pub fn begin(key: String, value_type: ValueType, arguments: &mut Arguments, out: &mut Output) -> Self {
+    pub fn begin(key: String, value_type: ValueType, arguments: &mut Arguments, out: &mut EventCollector) -> Self {
         let value_type = match value_type {
             ValueType::Schema(schema) if schema.is_text() => ValueType::Text,
             other => other,
@@ -43,7 +43,7 @@ impl Parameter {
     }
 
     /// Appends text to the value.
-    pub fn push(&mut self, text: &str, arguments: &Arguments, out: &mut Output) {
+    pub fn push(&mut self, text: &str, arguments: &Arguments, out: &mut EventCollector) {
         if self.streams {
             arguments.text(text, out);
         } else if !self.is_text() {
@@ -52,7 +52,7 @@ impl Parameter {
     }
 
     /// Ends the value. `whole` is true if it was closed; otherwise it is kept only if it is text.
-    pub fn end(self, whole: bool, arguments: &mut Arguments, out: &mut Output) {
+    pub fn end(self, whole: bool, arguments: &mut Arguments, out: &mut EventCollector) {
         let value = match &self.value_type {
             ValueType::Text => {
                 if self.streams {

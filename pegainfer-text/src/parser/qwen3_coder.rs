@@ -21,7 +21,7 @@ use super::format::{
     tag_name,
 };
 use super::json_reader::{JsonReader, Read};
-use super::output::Output;
+use super::output::EventCollector;
 use super::parameter::{Parameter, ValueType};
 use super::tag_value::TagValue;
 use super::typed::ParameterType;
@@ -93,7 +93,7 @@ impl Qwen3CoderParser {
     }
 
     /// Parses as far as the text goes.
-    pub fn parse(&mut self, cursor: &mut Cursor, out: &mut Output) -> Progress {
+    pub fn parse(&mut self, cursor: &mut Cursor, out: &mut EventCollector) -> Progress {
         loop {
             let step = std::mem::replace(&mut self.step, Step::Close);
             match self.advance(step, cursor, out) {
@@ -109,7 +109,7 @@ impl Qwen3CoderParser {
     }
 
     /// Ends the output and returns whether there was a call. An open call ends with its complete arguments.
-    pub fn finish(&mut self, cursor: &Cursor, out: &mut Output) -> bool {
+    pub fn finish(&mut self, cursor: &Cursor, out: &mut EventCollector) -> bool {
         match std::mem::replace(&mut self.step, Step::Close) {
             Step::Value(value) => {
                 value.cut_off(cursor, &mut self.arguments, out);
@@ -122,7 +122,7 @@ impl Qwen3CoderParser {
         self.started
     }
 
-    fn advance(&mut self, step: Step, cursor: &mut Cursor, out: &mut Output) -> Transition {
+    fn advance(&mut self, step: Step, cursor: &mut Cursor, out: &mut EventCollector) -> Transition {
         match step {
             Step::Open => {
                 cursor.skip_whitespace();
@@ -167,7 +167,7 @@ impl Qwen3CoderParser {
         }
     }
 
-    fn start(&mut self, name: String, cursor: &mut Cursor, out: &mut Output) -> Transition {
+    fn start(&mut self, name: String, cursor: &mut Cursor, out: &mut EventCollector) -> Transition {
         out.tool_start(&name);
         cursor.take();
         self.function = name;
@@ -176,7 +176,7 @@ impl Qwen3CoderParser {
     }
 
     /// Between parameters: only tags are allowed, or a JSON object in place of the parameters.
-    fn body(&mut self, cursor: &mut Cursor, out: &mut Output) -> Transition {
+    fn body(&mut self, cursor: &mut Cursor, out: &mut EventCollector) -> Transition {
         cursor.skip_whitespace();
         cursor.take();
         let tags = [PARAMETER, PARAMETER_CLOSE, FUNCTION_CLOSE, CALL_CLOSE, CALL_OPEN, FUNCTION];
@@ -214,14 +214,14 @@ impl Qwen3CoderParser {
     }
 
     /// Treats the next character as text outside parameters.
-    fn stray(&mut self, cursor: &mut Cursor, out: &mut Output) -> Transition {
+    fn stray(&mut self, cursor: &mut Cursor, out: &mut EventCollector) -> Transition {
         cursor.skip_char();
         out.stray(&cursor.take());
         To(Step::Stray)
     }
 
     /// Begins a parameter at its opening tag. A parameter without a name is dropped.
-    fn parameter(&mut self, cursor: &mut Cursor, out: &mut Output) -> Transition {
+    fn parameter(&mut self, cursor: &mut Cursor, out: &mut EventCollector) -> Transition {
         match tag_name(cursor, PARAMETER.len(), '>') {
             TagName::Complete(key, end) => {
                 cursor.at = end;

@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_enforced_is_an_error_or_left_out() {
+    fn unenforceable_keywords_are_errors_or_left_out() {
         for (schema, name) in [
             (json!({"pattern": "(?=a)b"}), "pattern"),
             (json!({"pattern": "a(^b|c)"}), "pattern"),

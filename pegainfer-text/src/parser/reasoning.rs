@@ -7,7 +7,7 @@
 use super::call_start::{CallSearch, Found};
 use super::cursor::{Cursor, Next, Seek};
 use super::format::ToolFormat;
-use super::output::Output;
+use super::output::EventCollector;
 use super::tools::ToolParser;
 use serde::{Deserialize, Serialize};
 
@@ -102,7 +102,7 @@ impl ReasoningParser {
     }
 
     /// Parses a delta of text and returns its part outside the reasoning.
-    pub fn push(&mut self, delta: &str, out: &mut Output) -> String {
+    pub fn push(&mut self, delta: &str, out: &mut EventCollector) -> String {
         self.cursor.text.push_str(delta);
         while self.advance(out) {}
         if !matches!(self.step, Step::Content) {
@@ -113,7 +113,7 @@ impl ReasoningParser {
     }
 
     /// Ends the text: returns the part of the held-back text outside the reasoning.
-    pub fn finish(&mut self, out: &mut Output) -> String {
+    pub fn finish(&mut self, out: &mut EventCollector) -> String {
         self.cursor.ended = true;
         while self.advance(out) {}
         if let Step::Draft(draft) = &mut self.step {
@@ -135,7 +135,7 @@ impl ReasoningParser {
     }
 
     /// Takes one step; false if more text is needed.
-    fn advance(&mut self, out: &mut Output) -> bool {
+    fn advance(&mut self, out: &mut EventCollector) -> bool {
         match &mut self.step {
             Step::Start => {
                 self.cursor.skip_whitespace();
@@ -172,7 +172,7 @@ impl ReasoningParser {
         true
     }
 
-    fn reasoning(&mut self, out: &mut Output) -> bool {
+    fn reasoning(&mut self, out: &mut EventCollector) -> bool {
         let close = self.cursor.seek(CLOSE);
         let call = self.search.as_ref().map_or(Found::NotBefore(self.cursor.text.len()), |s| s.find(&self.cursor));
         match (close, call) {
@@ -194,7 +194,7 @@ impl ReasoningParser {
     }
 
     /// Begins a possible call at the position.
-    fn begin_draft(&mut self, out: &mut Output) {
+    fn begin_draft(&mut self, out: &mut EventCollector) {
         if let Some(search) = &self.search {
             out.begin_trial();
             let parser = ToolParser::continuing(search.clone(), &self.cursor, self.cursor.at);
@@ -203,7 +203,7 @@ impl ReasoningParser {
     }
 
     /// Parses a possible call one character at a time, so that it ends at the same place for all cuts of the text.
-    fn draft(&mut self, out: &mut Output) -> bool {
+    fn draft(&mut self, out: &mut EventCollector) -> bool {
         let Step::Draft(draft) = &mut self.step else { return true };
         let mut close = self.cursor.seek(CLOSE);
         if self.cursor.ended && close == Seek::Pending(self.cursor.text.len()) {
@@ -236,7 +236,7 @@ impl ReasoningParser {
     }
 
     /// After a call and `</think>`: more text shows that the call is a draft.
-    fn after_draft(&mut self, out: &mut Output) -> bool {
+    fn after_draft(&mut self, out: &mut EventCollector) -> bool {
         self.cursor.skip_whitespace();
         let Step::Draft(draft) = &self.step else { return true };
         let Some(closed) = draft.closed.filter(|_| !self.cursor.rest().is_empty()) else { return false };
@@ -245,7 +245,7 @@ impl ReasoningParser {
     }
 
     /// Marks the parsed text as a draft: the text before `end` is reasoning.
-    fn reject(&mut self, end: usize, out: &mut Output) {
+    fn reject(&mut self, end: usize, out: &mut EventCollector) {
         out.reject_trial();
         self.cursor.at = 0;
         self.step = Step::Reasoning;
@@ -253,7 +253,7 @@ impl ReasoningParser {
     }
 
     /// Ends the reasoning at `</think>`, which begins at byte `at`.
-    fn end(&mut self, at: usize, out: &mut Output) {
+    fn end(&mut self, at: usize, out: &mut EventCollector) {
         self.hold(at, out);
         self.cursor.at += CLOSE.len();
         self.cursor.take();
@@ -261,7 +261,7 @@ impl ReasoningParser {
     }
 
     /// Emits the text before `end`, except line breaks at its end.
-    fn hold(&mut self, end: usize, out: &mut Output) {
+    fn hold(&mut self, end: usize, out: &mut EventCollector) {
         out.reasoning(&self.cursor.take_but(end, &['\n']));
     }
 }

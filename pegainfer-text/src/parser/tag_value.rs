@@ -2,7 +2,7 @@
 
 use super::arguments::Arguments;
 use super::cursor::Cursor;
-use super::output::Output;
+use super::output::EventCollector;
 use super::parameter::Parameter;
 use super::value_end::{EndSearch, ValueEnd, without_partial_tag};
 
@@ -30,7 +30,7 @@ impl TagValue {
         cursor: &mut Cursor,
         keys: impl Fn() -> Vec<&'a str>,
         arguments: &Arguments,
-        out: &mut Output,
+        out: &mut EventCollector,
     ) -> bool {
         if self.opening {
             let Some(byte) = cursor.peek() else { return false };
@@ -73,12 +73,12 @@ impl TagValue {
     }
 
     /// Ends the value at a tag.
-    pub fn end(self, whole: bool, arguments: &mut Arguments, out: &mut Output) {
+    pub fn end(self, whole: bool, arguments: &mut Arguments, out: &mut EventCollector) {
         self.parameter.end(whole, arguments, out);
     }
 
     /// Ends the value at the end of the output, with the text that was held back, but without a partial tag.
-    pub fn cut_off(mut self, cursor: &Cursor, arguments: &mut Arguments, out: &mut Output) {
+    pub fn cut_off(mut self, cursor: &Cursor, arguments: &mut Arguments, out: &mut EventCollector) {
         self.parameter.push(without_partial_tag(&cursor.text), arguments, out);
         self.end(false, arguments, out);
     }

@@ -5,7 +5,7 @@ use super::cursor::{Cursor, WHITESPACE};
 use super::dsml::DsmlParser;
 use super::format::{CallPrefix, Progress, ToolFormat};
 use super::hermes::HermesParser;
-use super::output::Output;
+use super::output::EventCollector;
 use super::qwen3_coder::Qwen3CoderParser;
 
 #[derive(Debug)]
@@ -54,7 +54,7 @@ impl ToolParser {
     }
 
     /// Parses more text.
-    pub fn push(&mut self, text: &str, out: &mut Output) {
+    pub fn push(&mut self, text: &str, out: &mut EventCollector) {
         self.cursor.text.push_str(text);
         if let Some(CallParser::Json(_, read)) = &mut self.call {
             read.push_str(text);
@@ -63,7 +63,7 @@ impl ToolParser {
     }
 
     /// Ends the text: emits the text that was held back.
-    pub fn finish(&mut self, out: &mut Output) {
+    pub fn finish(&mut self, out: &mut EventCollector) {
         self.cursor.ended = true;
         self.push("", out);
         if let Some(CallParser::Json(_, read)) = &mut self.call {
@@ -86,7 +86,7 @@ impl ToolParser {
     }
 
     /// Emits content up to the next call; true if a call begins.
-    fn before_call(&mut self, out: &mut Output) -> bool {
+    fn before_call(&mut self, out: &mut EventCollector) -> bool {
         let found = self.search.find(&self.cursor);
         let (Found::At(end, _) | Found::NotBefore(end)) = found;
         let text = self.cursor.take_but(end, &WHITESPACE);
@@ -113,7 +113,7 @@ impl ToolParser {
     }
 
     /// Parses within a call; false if more text is needed.
-    fn call(&mut self, out: &mut Output) -> bool {
+    fn call(&mut self, out: &mut EventCollector) -> bool {
         let progress = match &mut self.call {
             None => return true,
             Some(CallParser::Tag) => return self.choose(out),
@@ -148,7 +148,7 @@ impl ToolParser {
     }
 
     /// Chooses the parser of the text inside `<tool_call>`.
-    fn choose(&mut self, out: &mut Output) -> bool {
+    fn choose(&mut self, out: &mut EventCollector) -> bool {
         self.call = match inside(&self.cursor) {
             Inside::Unknown => return false,
             Inside::Json => Some(CallParser::Hermes(HermesParser::new(CallPrefix::AnyFunction))),
@@ -165,12 +165,12 @@ impl ToolParser {
     }
 
     /// Marks everything before the position as content.
-    fn not_a_call(&mut self, out: &mut Output) {
+    fn not_a_call(&mut self, out: &mut EventCollector) {
         let text = self.cursor.take();
         self.content(&text, out);
     }
 
-    fn content(&mut self, text: &str, out: &mut Output) {
+    fn content(&mut self, text: &str, out: &mut EventCollector) {
         let text = if self.after_call { text.trim_start_matches(WHITESPACE) } else { text };
         self.after_call &= text.is_empty();
         out.content(text);

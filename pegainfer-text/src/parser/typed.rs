@@ -27,11 +27,11 @@ impl ParameterType {
     /// Looks the parameter up in the request's tools. Parameters without a schema are text.
     pub fn of(definitions: &[Value], function: &str, key: &str) -> Self {
         let parameters = definition(definitions, function).map_or(&Value::Null, |function| &function["parameters"]);
-        Self::of_schema(parameters, &parameters["properties"][key])
+        Self::from_schema(parameters, &parameters["properties"][key])
     }
 
     /// Type of a schema. `root` holds the definitions that it may refer to.
-    fn of_schema(root: &Value, schema: &Value) -> Self {
+    fn from_schema(root: &Value, schema: &Value) -> Self {
         let alternatives = alternatives(root, schema).unwrap_or_default();
         let names = || alternatives.iter().map(|schema| type_name(schema).unwrap_or("string"));
         let kinds = names().filter(|&name| name != "null").map(Kind::of).collect();
@@ -130,7 +130,7 @@ mod tests {
     use serde_json::json;
 
     fn convert(schema: Value, text: &str) -> String {
-        ParameterType::of_schema(&Value::Null, &schema).json(text).unwrap_or_else(|| "left out".into())
+        ParameterType::from_schema(&Value::Null, &schema).json(text).unwrap_or_else(|| "left out".into())
     }
 
     #[test]

@@ -53,7 +53,7 @@ pub(super) fn charge(bytes: usize) -> Result<(), Error> {
 }
 
 fn too_much() -> Error {
-    Error::new(ErrorKind::InvalidOperation, "the template makes too much text or too long lists of them")
+    Error::new(ErrorKind::InvalidOperation, "the template makes too much text, or lists that are too long")
 }
 
 /// Charges the text of a value. A string is counted where it is used.
@@ -208,7 +208,7 @@ fn check_format(format: &str, args: &[Value]) -> Result<(), Error> {
     let takes_widths = format.contains('*') || format.split('}').any(|field| field.matches('{').count() > 1);
     let wide = args.iter().filter_map(Value::as_i64).any(|width| width.unsigned_abs() > MAX_WIDTH as u64);
     match digits > Some(MAX_FORMAT_DIGITS) || takes_widths && wide {
-        true => Err(Error::new(ErrorKind::InvalidOperation, "the template formats too wide a text")),
+        true => Err(Error::new(ErrorKind::InvalidOperation, "the template formats a text that is too wide")),
         false => Ok(()),
     }
 }
@@ -216,7 +216,9 @@ fn check_format(format: &str, args: &[Value]) -> Result<(), Error> {
 fn within(width: usize) -> Result<(), Error> {
     match width <= MAX_WIDTH {
         true => Ok(()),
-        false => Err(Error::new(ErrorKind::InvalidOperation, "the template asks for too large a width or group")),
+        false => {
+            Err(Error::new(ErrorKind::InvalidOperation, "the template asks for a width or group that is too large"))
+        }
     }
 }
 

@@ -37,7 +37,7 @@ impl Growth {
 /// # Errors
 /// A clause that completes the file's error.
 pub fn check(normalizer: &Value, post_processor: &Value) -> Result<(), String> {
-    let bytes = of_normalizer(normalizer);
+    let bytes = normalizer_growth(normalizer);
     if bytes.factor > MAX_FACTOR || bytes.added > MAX_ADDED {
         return Err(format!(
             "its normalizer makes up to {:.0} bytes of one and adds {:.0}, and at most {MAX_FACTOR} and {MAX_ADDED} \
@@ -45,7 +45,7 @@ pub fn check(normalizer: &Value, post_processor: &Value) -> Result<(), String> {
             bytes.factor, bytes.added
         ));
     }
-    let tokens = of_post_processor(post_processor);
+    let tokens = post_processor_growth(post_processor);
     if tokens.factor > MAX_COPIES || tokens.added > MAX_ADDED {
         return Err(format!(
             "its post_processor makes up to {:.0} copies of a text and adds {:.0} tokens, and at most {MAX_COPIES} \
@@ -61,9 +61,9 @@ fn steps(list: &Value, of: fn(&Value) -> Growth) -> Growth {
     list.as_array().into_iter().flatten().map(of).fold(Growth::NONE, Growth::then)
 }
 
-fn of_normalizer(normalizer: &Value) -> Growth {
+fn normalizer_growth(normalizer: &Value) -> Growth {
     match normalizer["type"].as_str() {
-        Some("Sequence") => steps(&normalizer["normalizers"], of_normalizer),
+        Some("Sequence") => steps(&normalizer["normalizers"], normalizer_growth),
         Some("Prepend") => Growth { added: length(&normalizer["prepend"]), ..Growth::NONE },
         Some("Replace") => {
             let (content, pattern) = (length(&normalizer["content"]), &normalizer["pattern"]);
@@ -79,9 +79,9 @@ fn of_normalizer(normalizer: &Value) -> Growth {
     }
 }
 
-fn of_post_processor(processor: &Value) -> Growth {
+fn post_processor_growth(processor: &Value) -> Growth {
     match processor["type"].as_str() {
-        Some("Sequence") => steps(&processor["processors"], of_post_processor),
+        Some("Sequence") => steps(&processor["processors"], post_processor_growth),
         Some("TemplateProcessing") => {
             let tokens = processor["special_tokens"].as_object().into_iter().flat_map(|tokens| tokens.values());
             let length = |token: &Value| token["ids"].as_array().map_or(0, Vec::len);

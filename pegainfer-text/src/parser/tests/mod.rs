@@ -144,7 +144,7 @@ fn ids_differ_between_calls_and_choices() {
 
 #[test]
 fn templates_tell_the_output_format() {
-    let of = OutputFormat::of_template;
+    let of = OutputFormat::detect;
     assert_eq!(of("{{ messages }}"), OutputFormat { reasoning: false, tools: None });
     let template = std::fs::read_to_string(testing::model_dir().join("chat_template.jinja")).unwrap();
     assert_eq!(of(&template), OutputFormat { reasoning: true, tools: Some(ToolFormat::Hermes) });
