@@ -86,7 +86,7 @@ pub fn run(args: &LedgerArgs) -> Result<()> {
     if let Some(dir) = &args.svg {
         std::fs::create_dir_all(dir).with_context(|| format!("--svg {} cannot be created", dir.display()))?;
     }
-    let out = args.out.as_deref().map(Output::new).transpose()?;
+    let out = args.out.as_deref().map(OutputFile::new).transpose()?;
     if args.ledger.is_some() || args.shipped.is_given() {
         let ledger = shipped::read(args.ledger.as_deref(), &args.shipped)?;
         ensure!(
@@ -114,7 +114,7 @@ pub fn run(args: &LedgerArgs) -> Result<()> {
 }
 
 /// Writes the ledger and its plots, if requested.
-fn write(ledger: &Ledger, out: Option<Output<'_>>, args: &LedgerArgs) -> Result<()> {
+fn write(ledger: &Ledger, out: Option<OutputFile<'_>>, args: &LedgerArgs) -> Result<()> {
     out.map_or(Ok(()), |out| out.replace(ledger))?;
     let LedgerArgs { read_gbs, peak_tflops, .. } = *args;
     let given = Given { model_path: args.engine.model_path.as_deref(), read_gbs, peak_tflops };
@@ -127,7 +127,7 @@ fn anchored(base: &Path, model: &ModelDir, args: &EngineArgs) -> Result<(Ledger,
     let (header, anchor) = anchor::measure(&ledger, model, args)?;
     let mut report = anchor::table(&anchor);
     if !sources::is_current(&ledger.header.kernels) {
-        report += "the ledger was measured with other kernels than those of this program, and stays stale\n";
+        report += "the ledger was measured with other kernels than this program's, and stays stale\n";
     }
     // The measured ledger decides whether the result is stale.
     let header = Header { kernels: ledger.header.kernels.clone(), program: ledger.header.program.clone(), ..header };
@@ -165,12 +165,12 @@ fn config(model: &ModelDir) -> Result<Value> {
 }
 
 /// The file of `--out`.
-struct Output<'a> {
+struct OutputFile<'a> {
     path: &'a Path,
     file: File,
 }
 
-impl<'a> Output<'a> {
+impl<'a> OutputFile<'a> {
     /// Opens the file without changing it.
     fn new(path: &'a Path) -> Result<Self> {
         let file = File::options().write(true).create(true).truncate(false).open(path);
@@ -198,12 +198,12 @@ fn summary(ledger: &Ledger) -> String {
     let _ = writeln!(
         out,
         "{:<8} {:>6} {:>11} {:>11} {:>9} {:>9}",
-        "steps", "number", "least ms", "most ms", "error p50", "p95"
+        "steps", "number", "min ms", "max ms", "error p50", "p95"
     );
     for kind in StepKind::ALL {
         let times = ledger.steps.iter().filter(|line| line.load.kind() == kind).map(|line| line.us / 1e3);
-        let (count, least, most) = times
-            .fold((0, f64::INFINITY, 0.0_f64), |(count, least, most), ms| (count + 1, least.min(ms), most.max(ms)));
+        let (count, min, max) =
+            times.fold((0, f64::INFINITY, 0.0_f64), |(count, min, max), ms| (count + 1, min.min(ms), max.max(ms)));
         let of = residuals.iter().filter(|residual| residual.load.kind() == kind);
         let mut errors: Vec<f64> = of.map(|residual: &Residual| 100.0 * residual.relative().abs()).collect();
         errors.sort_unstable_by(f64::total_cmp);
@@ -211,13 +211,10 @@ fn summary(ledger: &Ledger) -> String {
             0 => "-".to_owned(),
             n => format!("{:.1} %", errors[(n - 1) * percent / 100]),
         };
-        let _ = writeln!(out, "{:<8} {count:>6} {least:>11.3} {most:>11.3} {:>9} {:>9}", kind.name(), at(50), at(95));
+        let _ = writeln!(out, "{:<8} {count:>6} {min:>11.3} {max:>11.3} {:>9} {:>9}", kind.name(), at(50), at(95));
     }
     let host = ledger.host;
-    let _ = writeln!(
-        out,
-        "the engine thread takes {:.1} us a step and {:.2} us a sequence beside it",
-        host.step_us, host.row_us
-    );
+    let _ =
+        writeln!(out, "the engine thread takes {:.1} us per step and {:.2} us per sequence", host.step_us, host.row_us);
     out + "error: predicted from the other steps, against measured\n"
 }

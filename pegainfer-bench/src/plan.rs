@@ -27,8 +27,8 @@ use times::Times;
 #[derive(Debug, Clone, Args)]
 #[command(group(ArgGroup::new("times").args(["ledger", "gpu", "model"]).multiple(true)))]
 pub struct PlanArgs {
-    /// Checkpoint directory (config.json is enough), or a Hugging Face id [default: the ledger's model, or qwen3-tiny, which
-    /// is inside the executable]
+    /// Checkpoint directory (config.json is enough), or a Hugging Face id [default: the ledger's model, or qwen3-tiny,
+    /// which is inside the executable]
     #[arg(long, value_name = "DIR|ID")]
     pub model_path: Option<String>,
     /// Kind of step: one new token per sequence, or whole prompts
@@ -117,7 +117,7 @@ pub fn run(args: &PlanArgs) -> Result<()> {
 /// The model to plan: from `--model-path`, or the ledger's.
 fn model(args: &PlanArgs, ledger: Option<&Ledger>) -> Result<ModelDir> {
     match ledger.and_then(|ledger| Some((ledger.config.as_ref()?, &ledger.header.model))) {
-        Some((config, name)) if args.model_path.is_none() => model_path::of_config(config, name),
+        Some((config, name)) if args.model_path.is_none() => model_path::from_config(config, name),
         _ => model_path::resolve_config(args.model_path.as_deref()),
     }
 }
@@ -129,7 +129,7 @@ fn times(ledger: &Ledger, args: &PlanArgs, source: &str, load: &StepLoad, record
     if let Some(other) = other_model(&ledger.header, source, &engine, kv_cache_dtype) {
         bail!("the ledger was measured with {other}: give the --model-path and the formats that it was measured with");
     }
-    let peaks = Peaks::given_or_of_device(args.read_gbs, args.peak_tflops, &ledger.header.device);
+    let peaks = Peaks::given_or_datasheet(args.read_gbs, args.peak_tflops, &ledger.header.device);
     Ok(Times::new(ledger, load, records, peaks)?)
 }
 

@@ -4,7 +4,7 @@ mod file;
 mod schedule;
 
 use crate::recording::TokenHash;
-use crate::recording::format::{Added, Ended, Header, Line, Reason};
+use crate::recording::format::{Added, Ended, Header, Reason, RecordLine};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use file::open;
@@ -43,7 +43,7 @@ pub struct ReplayArgs {
 }
 
 /// A request and its recorded end.
-struct Recorded {
+struct RecordedRequest {
     added: Added,
     ended: Ended,
 }
@@ -70,7 +70,7 @@ pub fn run(args: &ReplayArgs) -> Result<()> {
     tokenizer.check_vocab(vocab)?;
     let compiler = GrammarCompiler::new(Arc::new(tokenizer), vocab, eos);
     let mut prepared = Vec::with_capacity(requests.len());
-    for Recorded { added, ended } in requests {
+    for RecordedRequest { added, ended } in requests {
         let request = prepare(&added, vocab, &compiler)
             .with_context(|| format!("request {} of {} does not fit this model", added.add, args.file.display()))?;
         prepared.push((added.add, request, ended));
@@ -109,7 +109,7 @@ fn report(file: &Path, header: &Header, outcomes: &[Outcome], open: usize, check
             recorded.tokens, recorded.reason
         ))?;
     }
-    ensure!(!check || differ.is_empty(), "{} of {} requests gave other tokens", differ.len(), outcomes.len());
+    ensure!(!check || differ.is_empty(), "{} of {} requests gave different tokens", differ.len(), outcomes.len());
     Ok(())
 }
 
@@ -121,13 +121,13 @@ impl Outcome {
 }
 
 /// The header, the requests that ended, and the number of those that did not.
-fn read(file: &Path) -> Result<(Header, Vec<Recorded>, usize)> {
+fn read(file: &Path) -> Result<(Header, Vec<RecordedRequest>, usize)> {
     let name = file.display();
     let (header, lines) = open(file)?;
     let (mut added, mut requests) = (HashMap::new(), Vec::new());
     for line in lines {
         match line? {
-            Line::Added(line) => {
+            RecordLine::Added(line) => {
                 let id = line.add;
                 let line = match line.choice_of {
                     Some(first) => {
@@ -139,11 +139,11 @@ fn read(file: &Path) -> Result<(Header, Vec<Recorded>, usize)> {
                 };
                 added.insert(id, line);
             }
-            Line::Ended(ended) => {
-                requests.extend(added.remove(&ended.end).map(|added| Recorded { added, ended }));
+            RecordLine::Ended(ended) => {
+                requests.extend(added.remove(&ended.end).map(|added| RecordedRequest { added, ended }));
             }
-            Line::Gap { gap } => log::warn!("{name}: {gap} lines were not recorded, the disk was too slow"),
-            Line::Schedule(_) => {}
+            RecordLine::Gap { gap } => log::warn!("{name}: {gap} lines were not recorded, the disk was too slow"),
+            RecordLine::Schedule(_) => {}
         }
     }
     requests.sort_by_key(|recorded| recorded.added.add);

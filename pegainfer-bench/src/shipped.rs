@@ -121,7 +121,7 @@ mod tests {
             let header = &ledger.header;
             assert_eq!((gpu_name(&header.device), model_name(&header.model)), (gpu_name(gpu), model_name(model)));
             assert!(ledger.law().is_ok() && !ledger.ops.is_empty());
-            let config = model_path::of_config(ledger.config.as_ref().unwrap(), &header.model).unwrap();
+            let config = model_path::from_config(ledger.config.as_ref().unwrap(), &header.model).unwrap();
             let vocab_size = || (detect::detect(&config.dir).unwrap().vocab_size)(&config.dir).unwrap();
             let engine = model.contains("3.5") && cfg!(feature = "qwen35")
                 || model.starts_with("deepseek") && cfg!(feature = "deepseek-v4")

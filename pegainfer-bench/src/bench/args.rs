@@ -28,7 +28,8 @@ pub enum Workload {
     Serve(ArrivalArgs),
     /// Each prompt twice: TTFT without and with a prefix cache hit
     Prefix(PrefixArgs),
-    /// The requests of a trace at its own times, over HTTP with streamed responses, to a server in this process or at --url
+    /// The requests of a trace at its own times, over HTTP with streamed responses, to a server in this process or at
+    /// --url
     Replay(ReplayArgs),
 }
 

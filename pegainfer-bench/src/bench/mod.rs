@@ -43,7 +43,7 @@ use tokio::runtime::Runtime;
 use workload::{Arrivals, Point, measure};
 
 /// Maximum time to stop this process's server.
-const STOPS_WITHIN: Duration = Duration::from_secs(5);
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Runs the command.
 pub fn run(args: &BenchArgs, servers: &dyn Servers) -> Result<()> {
@@ -114,7 +114,7 @@ pub fn bench(workload: &Workload, servers: &dyn Servers) -> Result<Report> {
     // The server's connections must not delay the exit, but the process must not end while its engine still holds the
     // device.
     drop(client);
-    runtime.shutdown_timeout(STOPS_WITHIN);
+    runtime.shutdown_timeout(STOP_TIMEOUT);
     let target = match (&common.url, workload) {
         (Some(url), _) => url.clone(),
         (None, workload) if workload.needs_http() => "http inside the process".into(),
@@ -151,15 +151,15 @@ fn open(
         servers.raise_open_files();
         return Ok(Target::Http(runtime.block_on(Api::connect(url))?));
     }
-    let most = points.iter().map(|point| match point.arrivals {
+    let max_concurrency = points.iter().map(|point| match point.arrivals {
         Arrivals::Closed { streams } => streams,
         Arrivals::Burst | Arrivals::Poisson { .. } | Arrivals::Trace { .. } => 1,
     });
-    let most = most.max().unwrap_or(1);
+    let max_concurrency = max_concurrency.max().unwrap_or(1);
     let engine = engine::load(dir, &common.engine)?.handle;
     ensure!(
-        most <= engine.limits().max_num_seqs,
-        "a concurrency of {most} needs --max-num-seqs {most}: otherwise requests wait for each other"
+        max_concurrency <= engine.limits().max_num_seqs,
+        "a concurrency of {max_concurrency} needs --max-num-seqs {max_concurrency}: otherwise requests wait for each other"
     );
     if !workload.needs_http() {
         return Ok(Target::Engine(engine));

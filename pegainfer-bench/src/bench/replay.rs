@@ -75,11 +75,15 @@ impl Replay {
 
     /// Removes the requests that are longer than the model's context, if that is known.
     pub fn fit(&mut self, max_model_len: Option<usize>) -> Result<()> {
-        let Some(most) = max_model_len else { return Ok(()) };
-        let fits = |request: &&TraceRequest| request.prompt_len.saturating_add(request.output_len) <= most;
+        let Some(context) = max_model_len else { return Ok(()) };
+        let fits = |request: &&TraceRequest| request.prompt_len.saturating_add(request.output_len) <= context;
         let mut requests: Vec<TraceRequest> = self.requests.iter().filter(fits).cloned().collect();
         let summary = &mut self.summary;
-        ensure!(!requests.is_empty(), "all requests of {} are longer than the context of {most} tokens", summary.file);
+        ensure!(
+            !requests.is_empty(),
+            "all requests of {} are longer than the context of {context} tokens",
+            summary.file
+        );
         let start = requests[0].at;
         requests.iter_mut().for_each(|request| request.at -= start);
         summary.seconds = requests.last().map_or(0.0, |request| request.at.as_secs_f64());

@@ -33,7 +33,7 @@ pub struct Row {
     /// Limit of each metric of the median.
     pub limits: Limits,
     /// Limit over median (p50 for times; inverted for rates), so that 1 is the roofline.
-    pub roofline_share: Shares,
+    pub roofline_share: RooflineFractions,
     /// Metrics of each run.
     #[serde(rename = "rounds")]
     pub runs: Vec<Figures>,
@@ -41,7 +41,7 @@ pub struct Row {
 
 /// Fractions of the roofline: 1 is the roofline itself.
 #[derive(Debug, Clone, Copy, Serialize)]
-pub struct Shares {
+pub struct RooflineFractions {
     ttft: f64,
     tpot: f64,
     output_tok_s: f64,
@@ -82,7 +82,7 @@ impl Row {
     ) -> Result<Self> {
         let median = Figures::median(&runs);
         let limits = roofline.limits(point, &median)?;
-        let roofline_share = Shares {
+        let roofline_share = RooflineFractions {
             ttft: limits.ttft_ms.value / median.ttft_ms.p50,
             tpot: limits.tpot_ms.value / median.tpot_ms.p50,
             output_tok_s: median.output_tok_s / limits.output_tok_s.value,

@@ -30,7 +30,7 @@ const DATASHEETS: [(&str, f64, f64); 9] = [
 /// `(m, k, n)` of the GEMM `[m, k] x [k, n]` for measurements on the CPU, larger than a core's caches.
 const GEMM: (usize, usize, usize) = (256, 2560, 9728);
 /// Minimum duration of a measurement on the CPU.
-const TRIES: Duration = Duration::from_millis(300);
+const MIN_DURATION: Duration = Duration::from_millis(300);
 
 /// Limits of a device, and the model to which they are applied.
 #[derive(Debug, Clone, Serialize)]
@@ -81,7 +81,7 @@ pub struct Peaks {
 
 impl Peaks {
     /// Datasheet rates of the device with this name; unknown for other devices.
-    pub fn of_device(device: &str) -> Self {
+    pub fn from_datasheet(device: &str) -> Self {
         let Some((_, tflops, gbs)) = DATASHEETS.iter().find(|(name, ..)| device.contains(name)) else {
             return Self::default();
         };
@@ -89,8 +89,8 @@ impl Peaks {
     }
 
     /// The given rates in GB/s and TFLOP/s; missing ones come from the datasheet.
-    pub fn given_or_of_device(read_gbs: Option<f64>, peak_tflops: Option<f64>, device: &str) -> Self {
-        let datasheet = Self::of_device(device);
+    pub fn given_or_datasheet(read_gbs: Option<f64>, peak_tflops: Option<f64>, device: &str) -> Self {
+        let datasheet = Self::from_datasheet(device);
         Self {
             read_bytes_s: read_gbs.map(|gbs| gbs * 1e9).or(datasheet.read_bytes_s),
             flop_s: peak_tflops.map(|tflops| tflops * 1e12).or(datasheet.flop_s),
@@ -131,7 +131,7 @@ impl Roofline {
         };
         let (peak_flop_s, peak_source) = match (peak, exec.device()) {
             (Some(peak), _) => (Some(peak), "as given"),
-            (None, Device::Cuda) => (Peaks::of_device(device).flop_s, "the datasheet's dense bf16"),
+            (None, Device::Cuda) => (Peaks::from_datasheet(device).flop_s, "the datasheet's dense bf16"),
             (None, _) => (Some(gemm_rate(&mut exec)?), "a measured bf16 GEMM"),
         };
         Ok(Self { model: model.to_owned(), overrides, read_bytes_s, read_source, peak_flop_s, peak_source })
@@ -210,7 +210,7 @@ fn gemm_rate(exec: &mut Exec) -> Result<f64> {
 /// Seconds of the fastest run of `work`. Short work is repeated more often, because other programs may disturb it.
 fn best(mut work: impl FnMut() -> Result<()>) -> Result<f64> {
     let (start, mut best, mut runs) = (Instant::now(), f64::INFINITY, 0);
-    while runs < 3 || start.elapsed() < TRIES {
+    while runs < 3 || start.elapsed() < MIN_DURATION {
         let begin = Instant::now();
         work()?;
         best = best.min(begin.elapsed().as_secs_f64());
@@ -289,9 +289,9 @@ mod tests {
         let given = Roofline::new(&model_dir(), none, exec, "cuda (NVIDIA H200)", Some(4.3e12), Some(790e12)).unwrap();
         assert_eq!((given.read_bytes_s, given.peak_flop_s), (4.3e12, Some(790e12)));
         let h200 = Peaks { read_bytes_s: Some(4.8e12), flop_s: Some(989e12) };
-        assert_eq!(Peaks::of_device("cuda (NVIDIA H200)"), h200);
-        assert_eq!(Peaks::of_device("cuda (NVIDIA H100 PCIe)").flop_s, Some(756e12));
-        assert_eq!(Peaks::of_device("cuda (NVIDIA A10)"), Peaks::default());
+        assert_eq!(Peaks::from_datasheet("cuda (NVIDIA H200)"), h200);
+        assert_eq!(Peaks::from_datasheet("cuda (NVIDIA H100 PCIe)").flop_s, Some(756e12));
+        assert_eq!(Peaks::from_datasheet("cuda (NVIDIA A10)"), Peaks::default());
         assert_eq!((h200.floor_us(4_800_000_000, 1), h200.floor_us(1, 989_000_000_000)), (Some(1000.0), Some(1000.0)));
         assert_eq!(Peaks { flop_s: None, ..h200 }.floor_us(1, 1), None);
     }

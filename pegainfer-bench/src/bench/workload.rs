@@ -18,9 +18,9 @@ pub const WARM_UP: usize = 64;
 /// Default duration of `serve`'s arrivals, in seconds.
 const SECONDS: f64 = 15.0;
 /// Default minimum of requests in a run of `serve`.
-const FEWEST_ARRIVALS: usize = 40;
+const MIN_ARRIVALS: usize = 40;
 /// Default maximum of requests in a run of `serve`: their prompts are in memory, 4 bytes per token.
-const MOST_ARRIVALS: usize = 100_000;
+const MAX_ARRIVALS: usize = 100_000;
 /// Run number of the warm-up. No measured run has its prompts.
 pub const WARM_UP_RUN: u64 = u64::MAX;
 
@@ -70,7 +70,7 @@ impl Point {
     /// Poisson arrivals. The default number of `requests` is that of [`SECONDS`], at least [`MIN_ARRIVALS`] and at most
     /// [`MAX_ARRIVALS`].
     pub fn poisson(qps: f64, requests: Option<NonZeroUsize>, prompt_len: usize, output_len: usize) -> Self {
-        let arrivals = ((qps * SECONDS) as usize).clamp(FEWEST_ARRIVALS, MOST_ARRIVALS);
+        let arrivals = ((qps * SECONDS) as usize).clamp(MIN_ARRIVALS, MAX_ARRIVALS);
         let requests = requests.map_or(arrivals, NonZeroUsize::get);
         Self { arrivals: Arrivals::Poisson { qps }, requests, prompt_len, output_len }
     }

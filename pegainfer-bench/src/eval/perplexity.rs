@@ -23,8 +23,8 @@ const IN_FLIGHT: usize = 4;
 pub struct PerplexityArgs {
     /// Text file, UTF-8
     pub file: PathBuf,
-    /// Tokens of a window: a token is predicted from at most this many minus one before it [default: 1024, or less with a smaller
-    /// context]
+    /// Tokens of a window: a token is predicted from at most this many minus one before it [default: 1024, or less with
+    /// a smaller context]
     #[arg(long, value_name = "TOKENS")]
     pub window: Option<NonZeroUsize>,
     /// Tokens between the starts of two windows; each token counts once, with at least window minus stride tokens
@@ -100,9 +100,12 @@ pub fn measure(args: &PerplexityArgs) -> Result<Perplexity> {
 
 /// Window and stride. The engine generates one token after each window.
 fn sizes(args: &PerplexityArgs, max_model_len: usize) -> Result<(usize, usize)> {
-    let most = max_model_len - 1;
-    let window = args.window.map_or(most.min(1024), Into::into);
-    ensure!((2..=most).contains(&window), "--window {window}: expected 2 to {most}, one less than the context");
+    let max_window = max_model_len - 1;
+    let window = args.window.map_or(max_window.min(1024), Into::into);
+    ensure!(
+        (2..=max_window).contains(&window),
+        "--window {window}: expected 2 to {max_window}, one less than the context"
+    );
     let stride = args.stride.map_or(window / 2, Into::into);
     ensure!(stride < window, "--stride {stride}: it must be below the window of {window} tokens");
     Ok((window, stride))
@@ -171,8 +174,8 @@ mod tests {
             let mut next = 1;
             for (tokens, count) in windows(len, window, stride) {
                 assert!(tokens.len() <= window && tokens.end - count == next, "{len} {window} {stride}");
-                let least = if tokens.start == 0 { 1 } else { window - stride };
-                assert!(count > 0 && next - tokens.start >= least, "{len} {window} {stride}");
+                let min_before = if tokens.start == 0 { 1 } else { window - stride };
+                assert!(count > 0 && next - tokens.start >= min_before, "{len} {window} {stride}");
                 next = tokens.end;
             }
             assert_eq!(next, len);

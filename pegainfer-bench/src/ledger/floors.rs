@@ -46,12 +46,12 @@ impl<'a> Floors<'a> {
     /// One of them is unknown.
     pub fn new(ledger: &'a Ledger, given: Given<'_>) -> Result<Self> {
         let Header { model: name, device, quantization, kv_cache_dtype, vocab_size, .. } = &ledger.header;
-        let peaks = Peaks::given_or_of_device(given.read_gbs, given.peak_tflops, device);
+        let peaks = Peaks::given_or_datasheet(given.read_gbs, given.peak_tflops, device);
         let Some(limits) = peaks.flop_s.zip(peaks.read_bytes_s) else {
             bail!("the peak rates of {device} are not known: give --read-gbs and --peak-tflops");
         };
         let model = match (&ledger.config, given.model_path) {
-            (Some(config), _) => model_path::of_config(config, name)?,
+            (Some(config), _) => model_path::from_config(config, name)?,
             (None, Some(path)) => model_path::resolve_config(Some(path))?,
             (None, None) => bail!("the ledger does not have the config.json of {name}: give --model-path"),
         };
@@ -124,11 +124,12 @@ impl<'a> Floors<'a> {
         let sequences: BTreeSet<usize> = steps.iter().map(|step| step.sequences).collect();
         let contexts = contexts(&steps);
         let mut rows = Vec::new();
-        for (&below, &most) in std::iter::once(&0).chain(&contexts).zip(&contexts) {
-            let of_row: Vec<_> = steps.iter().filter(|step| step.context > below && step.context <= most).collect();
-            let cell = |n: &usize| of_row.iter().find(|step| step.sequences == *n).and_then(|step| step.part);
-            let at_most = if of_row.iter().all(|step| step.context == most) { "" } else { "\u{2264} " };
-            rows.push((format!("{at_most}{most}"), sequences.iter().map(cell).collect()));
+        for (&over, &context) in std::iter::once(&0).chain(&contexts).zip(&contexts) {
+            let row_steps: Vec<_> =
+                steps.iter().filter(|step| step.context > over && step.context <= context).collect();
+            let cell = |n: &usize| row_steps.iter().find(|step| step.sequences == *n).and_then(|step| step.part);
+            let prefix = if row_steps.iter().all(|step| step.context == context) { "" } else { "\u{2264} " };
+            rows.push((format!("{prefix}{context}"), sequences.iter().map(cell).collect()));
         }
         let columns = sequences.iter().map(ToString::to_string).collect();
         let title = "tokens of context".to_owned();
@@ -150,9 +151,9 @@ struct DecodeStep {
 fn contexts(steps: &[DecodeStep]) -> Vec<usize> {
     let all: BTreeSet<usize> = steps.iter().map(|step| step.context).collect();
     let count = |context: usize| steps.iter().filter(|step| step.context == context).count();
-    let most = all.iter().map(|context| count(*context)).max().unwrap_or(0);
+    let peak = all.iter().map(|context| count(*context)).max().unwrap_or(0);
     let longest = all.last().copied();
-    all.into_iter().filter(|context| 3 * count(*context) > most || Some(*context) == longest).collect()
+    all.into_iter().filter(|context| 3 * count(*context) > peak || Some(*context) == longest).collect()
 }
 
 /// The step as equal sequences, if they can be equal.
@@ -210,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn missing_inputs_are_named() {
         let mut ledger = ledger();
         ledger.config = None;
         let refused = |ledger: &Ledger, given: Given<'_>| Floors::new(ledger, given).err().unwrap().to_string();

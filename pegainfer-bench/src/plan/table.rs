@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write;
 
 /// One line of the printed plan. Equal nodes of several layers share a line.
-struct Line<'a> {
+struct PlanLine<'a> {
     first: usize,
     record: &'a OpRecord,
     count: usize,
@@ -123,14 +123,14 @@ fn kind(record: &OpRecord) -> (&'static str, Vec<(String, &[usize])>) {
     (record.op, operands.map(|o| (name(o), o.shape.as_slice())).collect())
 }
 
-fn fold(records: &[OpRecord]) -> Vec<Line<'_>> {
+fn fold(records: &[OpRecord]) -> Vec<PlanLine<'_>> {
     let edges = edges(records);
-    let mut lines: Vec<Line<'_>> = Vec::new();
+    let mut lines: Vec<PlanLine<'_>> = Vec::new();
     let mut line_of_kind = HashMap::new();
     let mut line_of_node = Vec::new();
     for (i, record) in records.iter().enumerate() {
         let line = *line_of_kind.entry(kind(record)).or_insert_with(|| {
-            lines.push(Line { first: i, record, count: 0, after: Vec::new() });
+            lines.push(PlanLine { first: i, record, count: 0, after: Vec::new() });
             lines.len() - 1
         });
         lines[line].count += 1;

@@ -105,7 +105,7 @@ impl fmt::Display for Times {
         match self.source {
             Some(Source::Measured) => writeln!(f, "the step was measured")?,
             Some(Source::Interpolated) => writeln!(f, "the step is interpolated from measured ones")?,
-            None => writeln!(f, "the step lies beyond what the ledger covers")?,
+            None => writeln!(f, "the ledger does not cover this step")?,
         }
         if let Some(StepLoad { decode_rows, decode_kv, prefill_rows, prefill_tokens, .. }) = self.shares_of {
             writeln!(
@@ -115,7 +115,7 @@ impl fmt::Display for Times {
             )?;
         }
         if self.stale {
-            writeln!(f, "the ledger is stale: it was measured with other kernels than those of this program")?;
+            writeln!(f, "the ledger is stale: it was measured with other kernels than this program's")?;
         }
         Ok(())
     }
@@ -217,7 +217,7 @@ mod tests {
         let beyond = times(8, PEAKS);
         assert_eq!((beyond.source, beyond.step.us, beyond.shares_of), (None, None, None));
         assert!(beyond.ops.iter().all(|op| op.time.us.is_none()) && beyond.step.floor_us.is_some());
-        assert!(beyond.to_string().contains("beyond what the ledger covers"));
+        assert!(beyond.to_string().contains("the ledger does not cover this step"));
     }
 
     #[test]

@@ -31,7 +31,7 @@ pub struct Header {
 /// Any other line.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(untagged)]
-pub enum Line {
+pub enum RecordLine {
     /// A request was submitted.
     Added(Box<Added>),
     /// A request ended.
@@ -45,7 +45,7 @@ pub enum Line {
     Schedule(ScheduleEvent),
 }
 
-impl FromStr for Line {
+impl FromStr for RecordLine {
     type Err = serde_json::Error;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -283,11 +283,11 @@ mod tests {
             cache_salt: u64::MAX,
             ..GenerateRequest::greedy([5, 6, 7], 12)
         };
-        let line = Line::Added(Box::new(Added::new(1.5, 3, &request, Prompts::Ids, None)));
+        let line = RecordLine::Added(Box::new(Added::new(1.5, 3, &request, Prompts::Ids, None)));
         let text = serde_json::to_string(&line).unwrap();
-        let read: Line = text.parse().unwrap();
+        let read: RecordLine = text.parse().unwrap();
         assert_eq!(read, line, "{text}");
-        let Line::Added(added) = read else { panic!("{text}") };
+        let RecordLine::Added(added) = read else { panic!("{text}") };
         let again = added.request(100).unwrap().unwrap();
         assert_eq!(format!("{again:?}"), format!("{request:?}"));
         assert!(added.request(50).is_ok() && added.request(3).is_err(), "token 3 is beyond the vocabulary");

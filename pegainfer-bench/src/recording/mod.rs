@@ -13,7 +13,8 @@ use serde::{Deserialize, Serialize};
 pub enum Prompts {
     /// Token ids, and everything else that decides the output: who can read the file can read the prompts
     Ids,
-    /// A hash of each block of 16 tokens and of all before it, under a key that nobody keeps: which prompts share a prefix
+    /// A hash of each block of 16 tokens and of all before it, under a key that nobody keeps: which prompts share a
+    /// prefix
     #[default]
     Hashes,
     /// Numbers of tokens

@@ -10,19 +10,19 @@ use std::time::Instant;
 /// Number of generated tokens per sequence.
 const STEPS: usize = 256;
 /// Maximum number of sequences in the larger of two runs.
-const MANY: usize = 64;
+const MAX_SEQUENCES: usize = 64;
 /// Number of runs; the fastest counts.
 const RUNS: usize = 5;
 
 /// The host's time per step on this machine, for the engine of `header`.
 pub fn host_cost(header: &Header) -> Result<HostCost> {
-    let most = header.max_num_seqs.min(header.kv_blocks).min(MANY);
+    let sequences = header.max_num_seqs.min(header.kv_blocks).min(MAX_SEQUENCES);
     let one = best(header, 1)?;
-    if most == 1 {
+    if sequences == 1 {
         return Ok(HostCost { step_us: one, row_us: 0.0 });
     }
-    let many = best(header, most)?;
-    let row_us = ((many - one) / (most - 1) as f64).max(0.0);
+    let many = best(header, sequences)?;
+    let row_us = ((many - one) / (sequences - 1) as f64).max(0.0);
     Ok(HostCost { step_us: (one - row_us).max(0.0), row_us })
 }
 

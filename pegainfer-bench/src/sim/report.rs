@@ -77,7 +77,7 @@ pub fn figures(run: &Run) -> Figures {
 
 /// The report of a simulation.
 #[derive(Debug, Serialize)]
-pub struct Report {
+pub struct SimReport {
     /// Version of this program.
     pub version: &'static str,
     /// Properties of the engine.
@@ -88,7 +88,7 @@ pub struct Report {
     pub rows: Vec<Row>,
 }
 
-impl Report {
+impl SimReport {
     /// A report without rows.
     pub fn new(simulation: &Simulation, stale: bool) -> Self {
         Self { version: env!("CARGO_PKG_VERSION"), engine: simulation.header.clone(), stale, rows: Vec::new() }

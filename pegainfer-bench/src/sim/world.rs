@@ -102,16 +102,16 @@ pub fn run<S: SequenceState>(
 ) -> Result<Run> {
     let (start, before) = (engine.executor().elapsed(), engine.stats());
     engine.executor().take_results();
-    let mut world = World::new(requests, front_end, engine.limits(), first_id);
-    world.begin(start);
+    let mut clients = Clients::new(requests, front_end, engine.limits(), first_id);
+    clients.begin(start);
     let mut peak_blocks = 0;
     loop {
         let now = engine.executor().elapsed();
-        while let Some(pending) = world.take_arrived(now) {
-            world.arrive(pending, engine);
+        while let Some(pending) = clients.take_arrived(now) {
+            clients.arrive(pending, engine);
         }
         if !engine.has_work() {
-            let Some(next) = world.next_arrival() else { break };
+            let Some(next) = clients.next_arrival() else { break };
             engine.executor().wait_until(next);
             continue;
         }
@@ -130,7 +130,7 @@ pub fn run<S: SequenceState>(
             peak_blocks = peak_blocks.max(stats.kv_blocks_total - stats.kv_blocks_free);
         }
         let now = engine.executor().elapsed();
-        world.take(events, now)?;
+        clients.take(events, now)?;
     }
     let (wall, after) = (engine.executor().elapsed() - start, engine.stats());
     let (tally, timeline) = engine.executor().take_results();
@@ -140,7 +140,7 @@ pub fn run<S: SequenceState>(
         preemptions: after.preemptions - before.preemptions,
         ..after
     };
-    Ok(Run { measurements: world.measurements, refused: world.refused, wall, tally, timeline, stats, peak_blocks })
+    Ok(Run { measurements: clients.measurements, refused: clients.refused, wall, tally, timeline, stats, peak_blocks })
 }
 
 /// A request that has not reached the engine.
@@ -156,14 +156,14 @@ struct Pending {
 
 /// A request in the engine.
 #[derive(Debug, Clone)]
-struct Open {
+struct ActiveRequest {
     /// Time at which its client sent it.
     sent: Duration,
     sample: Sample,
 }
 
 /// The clients.
-struct World<'a> {
+struct Clients<'a> {
     requests: &'a Requests<'a>,
     front_end: FrontEnd,
     limits: EngineLimits,
@@ -177,12 +177,12 @@ struct World<'a> {
     /// Requests that wait for the end of each request. Their `earliest` is on the simulation's clock.
     followers: HashMap<usize, Vec<(usize, Turn)>>,
     /// Client state of each request in the engine, by request number.
-    open: Vec<Option<Open>>,
+    open: Vec<Option<ActiveRequest>>,
     measurements: Measurements,
     refused: usize,
 }
 
-impl<'a> World<'a> {
+impl<'a> Clients<'a> {
     fn new(requests: &'a Requests<'a>, front_end: FrontEnd, limits: EngineLimits, first_id: u64) -> Self {
         Self {
             requests,
@@ -261,7 +261,7 @@ impl<'a> World<'a> {
         let id = RequestId(self.first_id + i as u64);
         let (first, last, prompt) = (Duration::ZERO, Duration::ZERO, request.prompt.len());
         let sample = Sample { start, first, last, prompt, asked: output_len, tokens: 0, cached: 0 };
-        self.open[i] = Some(Open { sent, sample });
+        self.open[i] = Some(ActiveRequest { sent, sample });
         engine.add(id, request);
     }
 
@@ -270,7 +270,8 @@ impl<'a> World<'a> {
         let seen = now + self.front_end.event;
         for (id, event) in &events {
             let i = (id.0 - self.first_id) as usize;
-            let Open { sent, sample } = self.open[i].as_mut().context("an event of a request that has ended")?;
+            let ActiveRequest { sent, sample } =
+                self.open[i].as_mut().context("an event of a request that has ended")?;
             match event {
                 TokenEvent::Token(_) => {
                     let stamp = seen - *sent;

@@ -1,6 +1,6 @@
 //! The Qwen-Bailian traces (github.com/alibaba-edu/qwen-bailian-usagetraces-anon).
 
-use super::format::{Fields, Format};
+use super::format::{Format, JsonFields};
 use super::reader::{Read, Reader, seconds};
 use super::request::TraceRequest;
 use serde::Deserialize;
@@ -35,7 +35,7 @@ struct Bailian {
 }
 
 /// The reader of a file whose first line has these fields.
-pub(super) fn reader(fields: &Fields) -> Option<Box<dyn Reader>> {
+pub(super) fn reader(fields: &JsonFields) -> Option<Box<dyn Reader>> {
     let known = ["chat_id", "parent_chat_id", "input_length", "output_length"].iter().all(|name| fields.has(name));
     known.then(|| Box::new(Bailian::default()) as Box<dyn Reader>)
 }

@@ -2,7 +2,7 @@
 //! object.
 
 use super::csv::Columns;
-use super::format::{Fields, Format};
+use super::format::{Format, JsonFields};
 use super::reader::Reader;
 use super::{azure, bailian, burst_gpt, mooncake, recording};
 
@@ -21,7 +21,7 @@ pub(super) fn recognise(first: &str) -> Option<(Box<dyn Reader>, bool)> {
         let columns = Columns::of(first);
         return azure::reader(&columns).or_else(|| burst_gpt::reader(&columns)).map(|reader| (reader, true));
     }
-    let fields: Fields = serde_json::from_str(first).ok()?;
+    let fields: JsonFields = serde_json::from_str(first).ok()?;
     if let Some(reader) = recording::reader(&fields, first) {
         return Some((reader, true));
     }

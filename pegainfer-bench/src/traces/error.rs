@@ -17,7 +17,7 @@ pub enum TraceError {
         source: std::io::Error,
     },
     /// The first line belongs to no known format.
-    #[error("{} is no known trace: its first line is {found:?}; known are{}", path.display(), known())]
+    #[error("{} is not a known trace: its first line is {found:?}; known are{}", path.display(), known())]
     Unknown {
         /// Path of the file.
         path: PathBuf,
@@ -31,12 +31,12 @@ pub enum TraceError {
         path: PathBuf,
         /// Number of the line, from 1.
         line: usize,
-        /// What is wrong with it.
+        /// Why the line is invalid.
         reason: String,
     },
     /// The trace is longer than the maximum.
     #[error(
-        "{}: the last request comes {days:.0} days after the first one, and a trace may last {most} days; are its \
+        "{}: the last request comes {days:.0} days after the first one, and a trace may last {max_days} days; are its \
          times ({time}) of another unit?",
         path.display()
     )]
@@ -46,7 +46,7 @@ pub enum TraceError {
         /// Days from the first arrival to the last one.
         days: f64,
         /// Maximum number of days.
-        most: u64,
+        max_days: u64,
         /// Column or field of the times, and their unit.
         time: &'static str,
     },

@@ -18,9 +18,9 @@ pub struct Format {
 /// The field names of a JSON object.
 #[derive(Deserialize)]
 #[serde(transparent)]
-pub(super) struct Fields(BTreeMap<String, IgnoredAny>);
+pub(super) struct JsonFields(BTreeMap<String, IgnoredAny>);
 
-impl Fields {
+impl JsonFields {
     /// True if the object has a field of this name.
     pub fn has(&self, name: &str) -> bool {
         self.0.contains_key(name)

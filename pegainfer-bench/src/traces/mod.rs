@@ -63,7 +63,7 @@ impl Trace {
     ///
     /// # Errors
     /// Same as [`read`](Self::read).
-    pub fn read_first(path: &Path, most: usize) -> Result<Self, TraceError> {
+    pub fn read_first(path: &Path, limit: usize) -> Result<Self, TraceError> {
         let unreadable = |source: std::io::Error| TraceError::Unreadable { path: path.into(), source };
         let mut lines = Lines::new(BufReader::new(File::open(path).map_err(unreadable)?));
         let bad_line = |line: usize, reason: String| TraceError::Line { path: path.into(), line, reason };
@@ -88,14 +88,14 @@ impl Trace {
                 Read::Skipped(requests) => trace.skipped += requests,
                 Read::Nothing => {}
             }
-            line = if trace.requests.len() < most { next(&mut lines)? } else { None };
+            line = if trace.requests.len() < limit { next(&mut lines)? } else { None };
         }
         trace.skipped += reader.open();
         trace.sort();
         let days = trace.duration().as_secs_f64() / DAY as f64;
         match days <= MAX_DAYS as f64 {
             true => Ok(trace),
-            false => Err(TraceError::TooLong { path: path.into(), days, most: MAX_DAYS, time: trace.format.time }),
+            false => Err(TraceError::TooLong { path: path.into(), days, max_days: MAX_DAYS, time: trace.format.time }),
         }
     }
 

@@ -1,7 +1,7 @@
 //! Mooncake traces (github.com/kvcache-ai/Mooncake), including the sessions, delays and field names of Dynamo and
 //! AIPerf.
 
-use super::format::{Fields, Format};
+use super::format::{Format, JsonFields};
 use super::reader::{Read, Reader, Sessions, seconds};
 use super::request::TraceRequest;
 use serde::Deserialize;
@@ -38,7 +38,7 @@ struct Mooncake {
 }
 
 /// The reader of a file whose first line has these fields.
-pub(super) fn reader(fields: &Fields) -> Option<Box<dyn Reader>> {
+pub(super) fn reader(fields: &JsonFields) -> Option<Box<dyn Reader>> {
     let has = |name, alias| fields.has(name) || fields.has(alias);
     let known = has("input_length", "input_tokens") && has("output_length", "output_tokens");
     known.then(|| Box::new(Mooncake::default()) as Box<dyn Reader>)

@@ -1,9 +1,9 @@
 //! Recordings of this program (`serve --record`), with ids, hashes or lengths.
 
-use super::format::{Fields, Format};
+use super::format::{Format, JsonFields};
 use super::reader::{Read, Reader, seconds};
 use super::request::TraceRequest;
-use crate::recording::format::{Added, Ended, Line, VERSION};
+use crate::recording::format::{Added, Ended, RecordLine, VERSION};
 use serde::Deserialize;
 use std::collections::HashMap;
 use std::time::Duration;
@@ -26,7 +26,7 @@ struct Recording {
 }
 
 /// The reader of a file that begins with this line.
-pub(super) fn reader(fields: &Fields, first: &str) -> Option<Box<dyn Reader>> {
+pub(super) fn reader(fields: &JsonFields, first: &str) -> Option<Box<dyn Reader>> {
     #[derive(Deserialize)]
     struct Version {
         record: u32,
@@ -42,10 +42,10 @@ impl Reader for Recording {
 
     fn read(&mut self, line: &str) -> Result<Read, String> {
         match line.parse().map_err(|error: serde_json::Error| error.to_string())? {
-            Line::Added(added) => self.add(*added).map(|()| Read::Nothing),
-            Line::Ended(ended) => self.end(ended),
-            Line::Gap { gap } => Ok(Read::Skipped(gap as usize)),
-            Line::Schedule(_) => Ok(Read::Nothing),
+            RecordLine::Added(added) => self.add(*added).map(|()| Read::Nothing),
+            RecordLine::Ended(ended) => self.end(ended),
+            RecordLine::Gap { gap } => Ok(Read::Skipped(gap as usize)),
+            RecordLine::Schedule(_) => Ok(Read::Nothing),
         }
     }
 

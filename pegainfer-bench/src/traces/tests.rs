@@ -126,7 +126,7 @@ fn unknown_files_are_refused_with_what_is_known() {
         ["", "time,tokens\n1,2\n", "{\"prompt\":\"x\",\"timestamp\":1}\n", "{\"record\":9}\n", "PK\u{3}\u{4}", "[1]"]
     {
         let error = refused(text);
-        assert!(error.starts_with("FILE is no known trace: its first line is"), "{text:?}: {error}");
+        assert!(error.starts_with("FILE is not a known trace: its first line is"), "{text:?}: {error}");
         for known in ["Azure LLM inference: CSV with TIMESTAMP", "BurstGPT", "Mooncake", "Qwen-Bailian", "--record"] {
             assert!(error.contains(known), "{error}");
         }
