@@ -29,11 +29,11 @@ impl Blob<'_> {
     /// Puts the file into the cache, unless it is there.
     pub(super) fn fetch(&self) -> Result<(), RequestError> {
         let path = self.repo.blob(&self.info.hash);
-        if self.is_there(&path) {
+        if self.is_cached(&path) {
             return Ok(());
         }
         let _lock = self.repo.lock(&self.info.hash, self.name)?;
-        if self.is_there(&path) {
+        if self.is_cached(&path) {
             return Ok(());
         }
         let partial = path.with_added_extension("incomplete");
@@ -50,7 +50,7 @@ impl Blob<'_> {
 
     /// True if the cache has the file. Its hash was checked before it was renamed; the size is compared in case another
     /// program wrote it.
-    fn is_there(&self, path: &Path) -> bool {
+    fn is_cached(&self, path: &Path) -> bool {
         fs::metadata(path).is_ok_and(|file| file.is_file() && file.len() == self.info.size)
     }
 
@@ -126,11 +126,7 @@ impl Blob<'_> {
     ) -> Result<(), RequestError> {
         let size = self.info.size;
         if response.body().content_length().is_some_and(|length| length != size - have) {
-            return Err(discard(
-                file,
-                false,
-                &format!("the hub sends another number of bytes than the {size} it lists"),
-            ));
+            return Err(discard(file, false, &format!("the hub does not send the {size} bytes that it lists")));
         }
         let mut progress = Progress::start(format!("downloading {}", self.name), Unit::Bytes, have, size);
         // Reading one byte more than is missing detects a body that is too long.

@@ -63,7 +63,7 @@ impl CachedModel {
         let doomed = self.dir.with_file_name(format!(".removed-{}-{}", self.id.replace('/', "--"), std::process::id()));
         fs::rename(&self.dir, &doomed)?;
         fs::remove_dir_all(&doomed)
-            .map_err(|error| Error::new(error.kind(), format!("what is left is in {}: {error}", doomed.display())))
+            .map_err(|error| Error::new(error.kind(), format!("the rest is in {}: {error}", doomed.display())))
     }
 }
 

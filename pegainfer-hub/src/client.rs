@@ -116,7 +116,7 @@ impl Client {
             }
             return match response.headers().get(header::CONTENT_ENCODING) {
                 Some(encoding) if encoding != "identity" => {
-                    Err(rejected("the hub sends a compressed body, which was not asked for".into()))
+                    Err(rejected("the hub sends a compressed body without being asked".into()))
                 }
                 _ => Ok(response),
             };
@@ -148,7 +148,7 @@ impl Client {
     fn redirected(&self, from: &Uri, response: &Response<Body>) -> Result<Uri, String> {
         let location = response.headers().get(header::LOCATION).and_then(|value| value.to_str().ok());
         let location = location.ok_or("the hub redirects without an address")?;
-        let target = join(from, location).ok_or("the hub redirects to what is no URL")?;
+        let target = join(from, location).ok_or("the hub redirects to an invalid URL")?;
         if is_https(from) && !is_https(&target) {
             return Err("the hub redirects from https to plain http".into());
         }

@@ -80,7 +80,7 @@ pub enum HubError {
     Endpoint {
         /// URL of the hub.
         endpoint: String,
-        /// What is wrong with it.
+        /// Why the address is not used.
         reason: String,
     },
     /// `HF_HUB_OFFLINE` is set, and the cache does not have the checkpoint.
@@ -98,7 +98,7 @@ pub enum HubError {
         id: String,
         /// Name of the file.
         file: String,
-        /// What failed.
+        /// The error of the download.
         reason: String,
     },
     /// The repository lacks a file that serving needs.
@@ -310,7 +310,7 @@ fn read_index(path: &Path) -> Result<BTreeSet<String>, String> {
     let map = index["weight_map"].as_object().ok_or("it has no weight_map")?;
     let shard = |file: &Value| match file.as_str() {
         Some(name) if is_file_name(name) => Ok(name.to_string()),
-        _ => Err(format!("its weight_map names {file}, which is no file name")),
+        _ => Err(format!("its weight_map names {file}, which is not a file name")),
     };
     map.values().map(shard).collect()
 }

@@ -41,8 +41,8 @@ pub struct EngineArgs {
     /// Maximum number of running and queued requests (each choice counts); more are refused with 503
     #[arg(long, value_name = "N", default_value = "1024")]
     pub max_queued_requests: NonZeroUsize,
-    /// Token budget of one engine step [default: 512; on a GPU up to 40960, as many as a twelfth of its memory can hold, 4096
-    /// with DeepSeek-V4]
+    /// Token budget of one engine step [default: 512; on a GPU up to 40960, as many as a twelfth of its memory can
+    /// hold, 4096 with DeepSeek-V4]
     #[arg(long, value_name = "TOKENS")]
     pub max_num_batched_tokens: Option<NonZeroUsize>,
     /// Token budget of a step that mixes decoding with prefill: smaller keeps the ITL even, larger gives new requests

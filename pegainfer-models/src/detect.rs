@@ -28,7 +28,7 @@ pub enum DetectError {
     Malformed {
         /// Path of config.json.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Why the file is invalid.
         reason: String,
     },
     /// config.json is valid, but its model has no engine.

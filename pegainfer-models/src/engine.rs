@@ -132,8 +132,8 @@ fn open_cpu(args: &EngineArgs) -> Result<OpenDevice> {
 /// Refuses more threads than could run: the pool would not even start in a reasonable time.
 fn check_threads(threads: usize) -> Result<()> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let most = MAX_THREADS_PER_CORE * cores;
-    ensure!(threads <= most, "--threads {threads}: this process has {cores} cores; give at most {most}");
+    let max_threads = MAX_THREADS_PER_CORE * cores;
+    ensure!(threads <= max_threads, "--threads {threads}: this process has {cores} cores; give at most {max_threads}");
     Ok(())
 }
 
@@ -145,8 +145,8 @@ fn open_gpus(first: usize, count: usize, (family, dir, args): (&Family, &Path, &
         _ => Vec::new(),
     };
     let ranks: usize = args.tensor_parallel_size.map_or(1, Into::into);
-    ensure!(ranks <= left, "--tensor-parallel-size {ranks}: from cuda:{first} on this machine has {left} GPUs");
-    let ranks = needs.last().map_or(ranks, |most| most.ranks.min(left));
+    ensure!(ranks <= left, "--tensor-parallel-size {ranks}: this machine has {left} GPUs from cuda:{first} on");
+    let ranks = needs.last().map_or(ranks, |largest| largest.ranks.min(left));
     check_threads(args.threads.map_or(0, Into::into))?;
     // Creating a context takes a few tenths of a second.
     let open = |ordinal| {

@@ -41,7 +41,7 @@ pub fn resolve_config(model_path: Option<&str>) -> Result<ModelDir> {
 }
 
 /// A directory with the config.json of the model `name`, for commands without weights.
-pub fn of_config(config: &Value, name: &str) -> Result<ModelDir> {
+pub fn from_config(config: &Value, name: &str) -> Result<ModelDir> {
     let parent = std::env::temp_dir();
     let written = || -> std::io::Result<TempDir> {
         let temporary = tempfile::Builder::new().prefix("pegainfer-").tempdir_in(&parent)?;
