@@ -78,7 +78,7 @@ pub fn check(data: &[u8]) {
     };
     let fetched = hub.fetch("a/b", true);
     for path in below(&dir) {
-        assert!(is_of_cache(&path), "a foreign file: {path}");
+        assert!(is_cache_path(&path), "a foreign file: {path}");
     }
     if let Ok(snapshot) = fetched {
         assert!(snapshot.starts_with(&dir) && snapshot.join("config.json").is_file(), "{}", snapshot.display());
@@ -86,7 +86,7 @@ pub fn check(data: &[u8]) {
     std::fs::remove_dir_all(&dir).expect("the directory is removed");
 }
 
-fn is_of_cache(path: &str) -> bool {
+fn is_cache_path(path: &str) -> bool {
     let is_hash = |name: &str| [40, 64].contains(&name.len()) && name.bytes().all(|b| b.is_ascii_hexdigit());
     let plain = |name: &str| !name.contains("..") && !name.starts_with('/');
     match path.strip_prefix("hub/models--a--b/").and_then(|rest| rest.split_once('/')) {

@@ -129,9 +129,9 @@ impl Model {
         assert_eq!(queue.waiting(), self.waiting.values().map(VecDeque::len).sum::<usize>());
         for tenant in 0..TENANTS {
             assert_eq!(queue.held(&tenant), self.held_by(tenant));
-            let most = self.held.iter().filter(|held| held.0 == tenant).map(|held| held.1).max().unwrap_or(0);
+            let largest = self.held.iter().filter(|held| held.0 == tenant).map(|held| held.1).max().unwrap_or(0);
             assert!(
-                self.held_by(tenant) <= self.limits.permits_per_tenant.max(most),
+                self.held_by(tenant) <= self.limits.permits_per_tenant.max(largest),
                 "one request may take more, alone"
             );
         }
