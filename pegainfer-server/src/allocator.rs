@@ -6,7 +6,7 @@ const ARENAS: libc::c_int = 2;
 /// Blocks of at least this size get their own mapping, which returns to the system when freed: bodies and responses of
 /// megabytes. Otherwise glibc raises this size each time such a block is freed.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
-const MAPPED: libc::c_int = 1 << 20;
+const MMAP_THRESHOLD: libc::c_int = 1 << 20;
 
 /// Limits the number of arenas, so that other threads can reuse memory freed by one thread. glibc's default is up to
 /// eight arenas per core, each of which keeps what its threads freed. Saves about 15 of 760 MB under load on 16 cores.
@@ -16,7 +16,7 @@ pub fn configure() {
     // SAFETY: the calls have no preconditions. If they fail, more memory is kept.
     unsafe {
         libc::mallopt(libc::M_ARENA_MAX, ARENAS);
-        libc::mallopt(libc::M_MMAP_THRESHOLD, MAPPED);
+        libc::mallopt(libc::M_MMAP_THRESHOLD, MMAP_THRESHOLD);
     }
 }
 

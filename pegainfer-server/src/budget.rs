@@ -59,14 +59,14 @@ pub enum BudgetError {
     },
     /// This request alone needs too much.
     #[error(
-        "the request body has {values} JSON values, which take more memory than one request may have: at most {most} \
+        "the request body has {values} JSON values, which take more memory than one request may have: at most {max_values} \
          values (--max-inflight-bytes is {limit})"
     )]
     TooManyValues {
         /// Values of the body.
         values: usize,
         /// Maximum number of values of a body without text.
-        most: usize,
+        max_values: usize,
         /// Bytes of the budget.
         limit: u64,
     },
@@ -134,8 +134,8 @@ impl Budget {
     pub async fn parse(&self, tenant: Tenant, bytes: usize, values: usize) -> Result<BodyShare, BudgetError> {
         let needed = bytes + values * VALUE_BYTES;
         if needed > self.parsed_bytes {
-            let most = self.parsed_bytes / VALUE_BYTES;
-            return Err(BudgetError::TooManyValues { values, most, limit: self.limit });
+            let max_values = self.parsed_bytes / VALUE_BYTES;
+            return Err(BudgetError::TooManyValues { values, max_values, limit: self.limit });
         }
         let is_small = needed <= SMALL_PARSED.min(self.parsed_bytes / 64);
         self.acquire(if is_small { &self.small_parsed } else { &self.parsed }, tenant, needed).await

@@ -32,7 +32,7 @@ pub struct OpenAiError<'a> {
     error: OpenAiDetail<'a>,
 }
 
-/// What went wrong.
+/// Details of the error.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "ErrorDetail")]
 struct OpenAiDetail<'a> {
@@ -42,7 +42,7 @@ struct OpenAiDetail<'a> {
     r#type: &'static str,
     /// The request field at fault.
     param: Option<&'a str>,
-    /// What went wrong, in one word.
+    /// The error in one word.
     code: Option<&'static str>,
 }
 
@@ -60,7 +60,7 @@ pub struct AnthropicError<'a> {
     request_id: Option<&'a str>,
 }
 
-/// What went wrong.
+/// Details of the error.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "AnthropicErrorDetail")]
 struct AnthropicDetail<'a> {
@@ -77,7 +77,7 @@ pub struct ErrorEvent<'a> {
     /// Always `error`.
     #[schemars(extend("const" = "error"))]
     r#type: &'static str,
-    /// What went wrong, in one word.
+    /// The error in one word.
     code: Option<&'static str>,
     /// One sentence.
     message: &'a str,

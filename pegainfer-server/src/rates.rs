@@ -1,4 +1,4 @@
-//! Rate limits of an API key: token buckets that refill once a minute.
+//! Rate limits of an API key: token buckets that hold a minute's amount.
 
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,12 +16,12 @@ pub struct Rates {
 
 /// A key has used up a rate.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("this API key may have {most} {what} a minute ({name}={most} on its line of the key file); try again in {} s", self.seconds())]
+#[error("this API key may have {limit} {what} a minute ({name}={limit} on its line of the key file); try again in {} s", self.seconds())]
 pub struct RateExceeded {
     /// Name of the rate in the key file.
     pub name: &'static str,
     what: &'static str,
-    most: u32,
+    limit: u32,
     wait: Duration,
 }
 
@@ -55,7 +55,7 @@ impl Meter {
     pub fn request(&self) -> Result<(), RateExceeded> {
         let now = Instant::now();
         let exceeded = |name, what| {
-            move |(bucket, wait): (&Bucket, Duration)| RateExceeded { name, what, most: bucket.most, wait }
+            move |(bucket, wait): (&Bucket, Duration)| RateExceeded { name, what, limit: bucket.capacity, wait }
         };
         let tokens = self.tokens.as_ref().and_then(|bucket| Some((bucket, bucket.wait(now)?)));
         tokens.map(exceeded("tpm", "tokens")).map_or(Ok(()), Err)?;
@@ -66,11 +66,11 @@ impl Meter {
     /// Tokens that each of `n` choices may generate after a prompt of `prompt` tokens if the client set no maximum: an
     /// equal part of the tokens left, at most `max_tokens`. The request is refused if less is left than it needs and
     /// less than a quarter of a minute's tokens, because an answer of a few words helps nobody.
-    pub fn remaining(&self, prompt: usize, n: usize, most: usize) -> Result<usize, RateExceeded> {
+    pub fn remaining(&self, prompt: usize, n: usize, max_tokens: usize) -> Result<usize, RateExceeded> {
         let Some(bucket) = &self.tokens else { return Ok(usize::MAX) };
-        let (now, capacity) = (Instant::now(), bucket.most as usize);
-        let least = prompt.saturating_add(n.saturating_mul(most).min(capacity / 4)).min(capacity);
-        match bucket.wait_for(least as f64, now) {
+        let (now, capacity) = (Instant::now(), bucket.capacity as usize);
+        let needed = prompt.saturating_add(n.saturating_mul(max_tokens).min(capacity / 4)).min(capacity);
+        match bucket.wait_for(needed as f64, now) {
             Some(wait) => Err(self.tokens_exceeded(bucket, wait)),
             None => Ok((bucket.level(now).0 as usize).saturating_sub(prompt) / n.max(1)),
         }
@@ -80,8 +80,8 @@ impl Meter {
     /// see [`Reservation`].
     pub fn take(&self, asked: usize) -> Result<(), Refused> {
         let Some(bucket) = &self.tokens else { return Ok(()) };
-        if asked > bucket.most as usize {
-            return Err(Refused::TooMany { asked, most: bucket.most });
+        if asked > bucket.capacity as usize {
+            return Err(Refused::TooMany { asked, limit: bucket.capacity });
         }
         let now = Instant::now();
         let mut level = bucket.level(now);
@@ -95,7 +95,7 @@ impl Meter {
     }
 
     fn tokens_exceeded(&self, bucket: &Bucket, wait: Duration) -> RateExceeded {
-        RateExceeded { name: "tpm", what: "tokens", most: bucket.most, wait }
+        RateExceeded { name: "tpm", what: "tokens", limit: bucket.capacity, wait }
     }
 
     fn give_back(&self, tokens: usize) {
@@ -110,14 +110,14 @@ impl Meter {
 pub enum Refused {
     /// The request exceeds a whole minute's tokens.
     #[error(
-        "the request asks for {asked} tokens, its prompt and n times max_tokens, but this API key may have {most} \
-         tokens a minute (tpm={most} on its line of the key file): ask for fewer"
+        "the request asks for {asked} tokens, its prompt and n times max_tokens, but this API key may have {limit} \
+         tokens a minute (tpm={limit} on its line of the key file): ask for fewer"
     )]
     TooMany {
         /// Tokens of the request.
         asked: usize,
         /// Tokens per minute.
-        most: u32,
+        limit: u32,
     },
     /// The request exceeds the tokens left.
     #[error(transparent)]
@@ -157,25 +157,25 @@ impl Drop for Reservation {
 /// A token bucket: holds at most a minute's amount and refills at that rate.
 #[derive(Debug)]
 struct Bucket {
-    most: u32,
+    capacity: u32,
     /// Amount left at a time. Negative after more was taken than there was.
     level: Mutex<(f64, Instant)>,
 }
 
 impl Bucket {
-    fn full(most: NonZeroU32) -> Self {
-        let most = most.get();
-        Self { most, level: Mutex::new((f64::from(most), Instant::now())) }
+    fn full(capacity: NonZeroU32) -> Self {
+        let capacity = capacity.get();
+        Self { capacity, level: Mutex::new((f64::from(capacity), Instant::now())) }
     }
 
     fn per_second(&self) -> f64 {
-        f64::from(self.most) / 60.0
+        f64::from(self.capacity) / 60.0
     }
 
     fn level(&self, now: Instant) -> MutexGuard<'_, (f64, Instant)> {
         let mut level = self.level.lock().unwrap_or_else(PoisonError::into_inner);
         let filled = now.saturating_duration_since(level.1).as_secs_f64() * self.per_second();
-        *level = ((level.0 + filled).min(f64::from(self.most)), now.max(level.1));
+        *level = ((level.0 + filled).min(f64::from(self.capacity)), now.max(level.1));
         level
     }
 
@@ -209,8 +209,8 @@ impl Bucket {
 mod tests {
     use super::*;
 
-    fn bucket(most: u32) -> (Bucket, Instant) {
-        let bucket = Bucket::full(NonZeroU32::new(most).unwrap());
+    fn bucket(capacity: u32) -> (Bucket, Instant) {
+        let bucket = Bucket::full(NonZeroU32::new(capacity).unwrap());
         let start = bucket.level.lock().unwrap().1;
         (bucket, start)
     }
@@ -234,7 +234,7 @@ mod tests {
     #[test]
     fn a_request_takes_what_it_asks_for_and_gives_back_what_it_does_not_use() {
         let meter = meter(600);
-        assert_eq!(meter.take(100 + 8 * 64), Err(Refused::TooMany { asked: 612, most: 600 }));
+        assert_eq!(meter.take(100 + 8 * 64), Err(Refused::TooMany { asked: 612, limit: 600 }));
         let message = meter.take(601).unwrap_err().to_string();
         assert!(message.contains("asks for 601 tokens") && message.contains("(tpm=600 on its line"), "{message}");
         meter.take(100 + 400).unwrap();

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 /// Context length, and capacity of the KV pool, in tokens.
 pub const CONTEXT: usize = 1 << 16;
 /// Polling interval of a paced engine.
-const NAP: Duration = Duration::from_micros(50);
+const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
 /// Generates the first token of a request immediately, and one more token of every request in each step.
 pub struct InstantEngine {
@@ -115,7 +115,7 @@ impl StepEngine for InstantEngine {
         }
         let events = self.decode(!due);
         if events.is_empty() {
-            std::thread::sleep(NAP);
+            std::thread::sleep(POLL_INTERVAL);
         }
         Ok(events)
     }

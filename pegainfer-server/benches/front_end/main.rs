@@ -1,5 +1,5 @@
-//! Cost of the front end: HTTP, JSON, tokenizer, queues, detokenizer and events, with a mock engine that generates tokens
-//! immediately.
+//! Cost of the front end: HTTP, JSON, tokenizer, queues, detokenizer and events, with a mock engine that generates
+//! tokens immediately.
 //!
 //! ```text
 //! cargo bench -p pegainfer-server --bench front_end                 # all benchmarks

@@ -206,7 +206,7 @@ impl<'a> Rate<'a> {
     }
 
     /// Waits for the next frame, as long as the rate allows.
-    async fn next<T>(&mut self, frame: impl Future<Output = T>) -> Result<T, ApiError> {
+    async fn next<T>(&mut self, frame: impl Future<ChoiceOutput = T>) -> Result<T, ApiError> {
         let mut frame = std::pin::pin!(frame);
         loop {
             let silent = self.last + self.options.client_timeout;
@@ -227,8 +227,8 @@ impl<'a> Rate<'a> {
 
     /// Ends the current window and begins the next one.
     fn check_window(&mut self) -> Result<(), ApiError> {
-        let least = self.options.limits.min_body_rate as f64 * self.window.as_secs_f64();
-        if (self.bytes as f64) < least {
+        let min_bytes = self.options.limits.min_body_rate as f64 * self.window.as_secs_f64();
+        if (self.bytes as f64) < min_bytes {
             let (seconds, rate) = (self.window.as_secs_f64(), self.options.limits.min_body_rate);
             let message = format!(
                 "the request body came too slowly: {} bytes in {seconds} s, at least {rate} bytes/s are expected \

@@ -3,7 +3,7 @@
 use super::assistant_message::AssistantMessage;
 use super::body;
 use super::chat_request::ChatRequest;
-use super::delta::{Counts, Delta, Finish, Output, PromptInfo};
+use super::delta::{ChoiceOutput, Counts, Delta, Finish, PromptInfo};
 use super::generation::Generation;
 use super::large_response::{GrowingResponse, json_bytes};
 use super::logprobs::{ChatLogprobs, TokenNames};
@@ -98,8 +98,8 @@ impl ChatWriter {
     }
 
     /// A complete choice.
-    fn choice(&self, index: usize, (events, output): (Vec<Event>, Output)) -> (ChatChoice, Option<PromptInfo>) {
-        let Output { tokens, prompt, finish, .. } = output;
+    fn choice(&self, index: usize, (events, output): (Vec<Event>, ChoiceOutput)) -> (ChatChoice, Option<PromptInfo>) {
+        let ChoiceOutput { tokens, prompt, finish, .. } = output;
         let tokens = || tokens.iter().map(|(token, _)| token);
         let (logprobs, token_ids) = (self.logprobs(tokens()), self.token_ids(tokens()));
         let (message, finish) = (AssistantMessage::whole(events), self.finish_fields(finish));
@@ -119,7 +119,7 @@ impl ChunkWriter for ChatWriter {
         let message = AssistantMessage::delta(self.parsers[index].0.parse(&mut delta));
         let (logprobs, token_ids) = (self.logprobs(&delta.token), self.token_ids(&delta.token));
         let reasoning_tokens = self.parsers[index].0.reasoning_tokens;
-        let usage = ChunkUsage::so_far(options, || Usage::sum([counts], 1).with_reasoning(reasoning_tokens));
+        let usage = ChunkUsage::running_total(options, || Usage::sum([counts], 1).with_reasoning(reasoning_tokens));
         let finish = self.finish_fields(delta.finish);
         let choice = ChatChunkChoice { index, delta: message, logprobs, finish, token_ids };
         self.chunk(out, vec![choice], None, usage, None);
@@ -163,8 +163,8 @@ async fn collect(
     parser: &mut ChoiceParser,
     writer: &ChatWriter,
     growing: &GrowingResponse,
-) -> Result<(Vec<Event>, Output), ApiError> {
-    let (mut events, mut output) = (Vec::new(), Output::default());
+) -> Result<(Vec<Event>, ChoiceOutput), ApiError> {
+    let (mut events, mut output) = (Vec::new(), ChoiceOutput::default());
     while let Some(delta) = generation.next().await {
         let mut delta = delta?;
         growing.add(&delta, &writer.state)?;

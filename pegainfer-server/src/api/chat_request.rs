@@ -1,4 +1,5 @@
-//! One chat request, whichever API it came through: the input of [`SubmittedChat`](super::submitted_chat::SubmittedChat).
+//! One chat request, whichever API it came through: the input of
+//! [`SubmittedChat`](super::submitted_chat::SubmittedChat).
 
 use super::conversation::Conversation;
 use super::message::{Arguments, Message, Role, ToolCall, left_out};
@@ -167,7 +168,7 @@ fn read_call(i: usize, call: ToolCallFields) -> Result<ToolCall, ApiError> {
     };
     let arguments = match arguments {
         None => Arguments::Object(Map::new()),
-        Some(ArgumentsField::Text(text)) => Arguments::of_text(text),
+        Some(ArgumentsField::Text(text)) => Arguments::parse(text),
         Some(ArgumentsField::Other(arguments)) => Arguments::Object(arguments),
     };
     Ok(ToolCall { id: call.id, name, arguments })

@@ -2,7 +2,7 @@
 
 use super::body;
 use super::conversation::FieldNames;
-use super::delta::{Counts, Delta, Output};
+use super::delta::{ChoiceOutput, Counts, Delta};
 use super::generation::Generation;
 use super::large_response::{GrowingResponse, json_bytes};
 use super::logprobs::{CompletionLogprobs, TokenNames};
@@ -38,7 +38,7 @@ pub async fn completions(State(state): State<Arc<AppState>>, request: Request) -
     let (context, bytes) = body::read(request, &state).await?;
     let shared = state.clone();
     let parts = bytes.parse(&state, move |bytes| read(bytes, &shared.policy)).await?;
-    let Parts { generation, sampling, structured, fields, ignored } = parts;
+    let CompletionBody { generation, sampling, structured, fields, ignored } = parts;
     let CompletionFields { prompt, logprobs, echo } = fields;
     let mut params = Params::new(generation, sampling, &FieldNames::CHAT, &context, &state).await?;
     if params.stream.is_some() {
@@ -49,7 +49,7 @@ pub async fn completions(State(state): State<Arc<AppState>>, request: Request) -
 
     let choices = prompt.as_ref().map_or(0, PromptInput::count) * params.n;
     if choices > MAX_CHOICES {
-        let message = format!("n asks for {choices} choices of all prompts, at most {MAX_CHOICES} are given");
+        let message = format!("n asks for {choices} choices over all prompts; the maximum is {MAX_CHOICES}");
         return Err(ApiError::invalid("n", message));
     }
     let prompts = match prompt {
@@ -102,7 +102,7 @@ pub async fn completions(State(state): State<Arc<AppState>>, request: Request) -
 }
 
 /// A parsed body.
-struct Parts {
+struct CompletionBody {
     generation: GenerationFields,
     sampling: SamplingFields,
     structured: Option<Structured>,
@@ -111,11 +111,11 @@ struct Parts {
     ignored: Option<HeaderValue>,
 }
 
-fn read(bytes: &[u8], policy: &FieldPolicy) -> Result<Parts, ApiError> {
+fn read(bytes: &[u8], policy: &FieldPolicy) -> Result<CompletionBody, ApiError> {
     let mut body = Body::parse(bytes)?;
     let (generation, sampling, structure, fields) = (body.read()?, body.read()?, body.read()?, body.read()?);
     let ignored = policy.check(&body)?;
-    Ok(Parts { generation, sampling, structured: Structured::read(structure)?, fields, ignored })
+    Ok(CompletionBody { generation, sampling, structured: Structured::read(structure)?, fields, ignored })
 }
 
 struct CompletionWriter {
@@ -138,8 +138,8 @@ impl CompletionWriter {
     }
 
     /// A choice, or the part of it in one delta.
-    fn choice(&self, index: usize, output: Output) -> CompletionChoice {
-        let Output { text, tokens, prompt, finish } = output;
+    fn choice(&self, index: usize, output: ChoiceOutput) -> CompletionChoice {
+        let ChoiceOutput { text, tokens, prompt, finish } = output;
         let tokenizer = &*self.state.checkpoint.tokenizer;
         let names = TokenNames { tokenizer, by_id: self.params.ids_as_text };
         let echoed = prompt.as_ref().filter(|_| self.params.echo);
@@ -153,10 +153,10 @@ impl CompletionWriter {
 
 impl ChunkWriter for CompletionWriter {
     fn delta(&mut self, out: &mut Events, index: usize, delta: Delta, counts: Counts) {
-        let mut output = Output::default();
+        let mut output = ChoiceOutput::default();
         output.push(delta, self.keeps_tokens());
         let options = self.params.stream.unwrap_or_default();
-        let usage = ChunkUsage::so_far(options, || Usage::sum([counts], 1));
+        let usage = ChunkUsage::running_total(options, || Usage::sum([counts], 1));
         self.chunk(out, vec![self.choice(index, output)], usage, None);
     }
 
@@ -188,8 +188,8 @@ async fn collect(
     generation: &mut Generation,
     writer: &CompletionWriter,
     growing: &GrowingResponse,
-) -> Result<Output, ApiError> {
-    let mut output = Output::default();
+) -> Result<ChoiceOutput, ApiError> {
+    let mut output = ChoiceOutput::default();
     while let Some(delta) = generation.next().await {
         let delta = delta?;
         growing.add(&delta, &writer.state)?;

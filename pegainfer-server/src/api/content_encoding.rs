@@ -102,7 +102,7 @@ impl Stream {
             Self::Gzip(_) => "gzip",
             Self::Deflate(_) => "deflate (zlib)",
         };
-        let message = format!("the request body is not the {name} that Content-Encoding says: {error}");
+        let message = format!("the request body is not the {name} that Content-Encoding names: {error}");
         ApiError::new(StatusCode::BAD_REQUEST, message)
     }
 }
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_as_the_header_says_is_refused() {
+    fn bodies_in_another_encoding_are_refused() {
         for encoding in ["br", "zstd", "gzip, gzip", "gzip;q=1"] {
             assert_eq!(decoder(encoding).err().unwrap().status(), StatusCode::UNSUPPORTED_MEDIA_TYPE, "{encoding}");
         }

@@ -31,7 +31,7 @@ pub struct PromptInfo {
 
 /// The parts of one or all deltas of a choice that a response needs.
 #[derive(Debug, Default)]
-pub struct Output {
+pub struct ChoiceOutput {
     /// The text.
     pub text: String,
     /// Each token, with the number of characters before it.
@@ -42,7 +42,7 @@ pub struct Output {
     pub finish: Option<Finish>,
 }
 
-impl Output {
+impl ChoiceOutput {
     /// Appends the next delta. `keeps_tokens` is true if the response shows more of the tokens than their text.
     pub fn push(&mut self, delta: Delta, keeps_tokens: bool) {
         self.text += &delta.text;

@@ -132,7 +132,7 @@ impl Generation {
                     last = Some(delta);
                 }
                 Some(TokenEvent::Finished { reason, .. }) => {
-                    self.recorded(match reason {
+                    self.record_end(match reason {
                         FinishReason::Stop(_) => Reason::Stop,
                         FinishReason::Length => Reason::Length,
                     });
@@ -177,7 +177,7 @@ impl Generation {
     }
 
     /// Records how the engine ended the request.
-    fn recorded(&mut self, reason: Reason) {
+    fn record_end(&mut self, reason: Reason) {
         if let Some(recording) = &mut self.recording {
             recording.ended(reason);
         }
@@ -271,7 +271,7 @@ impl Generation {
 
     /// The grammar allows no further token.
     fn fail_grammar(&mut self, error: &str) -> ApiError {
-        self.recorded(Reason::Failed);
+        self.record_end(Reason::Failed);
         self.stream = None;
         self.record.end(Outcome::Error);
         let message = format!("the grammar of the request cannot be followed: {}", truncate_for_error(error));
@@ -279,7 +279,7 @@ impl Generation {
     }
 
     fn fail(&mut self, error: String) -> ApiError {
-        self.recorded(Reason::Failed);
+        self.record_end(Reason::Failed);
         self.stream = None;
         self.record.end(Outcome::Error);
         ApiError::internal(error)

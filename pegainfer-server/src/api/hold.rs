@@ -5,7 +5,7 @@ use crate::budget::BodyShare;
 use crate::error::ApiError;
 use crate::fair_queue::Permits;
 use crate::tenant::Tenant;
-use crate::text_service::{Caller, LARGE};
+use crate::text_service::{CancelCheck, LARGE};
 use pegainfer_text::Tokenizer;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,11 +21,11 @@ pub struct Hold {
     tenant: Tenant,
     /// Bytes of the body.
     size: usize,
-    held: Arc<Mutex<Held>>,
+    held: Arc<Mutex<HeldResources>>,
 }
 
 #[derive(Default)]
-struct Held {
+struct HeldResources {
     memory: BodyShare,
     turn: Option<Permits>,
 }
@@ -47,14 +47,14 @@ impl Hold {
     pub async fn work<T: Send + 'static>(
         &self,
         state: &AppState,
-        work: impl FnOnce(&Arc<Tokenizer>, &Caller<'_>) -> T + Send + 'static,
+        work: impl FnOnce(&Arc<Tokenizer>, &CancelCheck<'_>) -> T + Send + 'static,
     ) -> Result<T, ApiError> {
         let encoder = &state.checkpoint.encoder;
         let hold = self.clone();
         let result = if self.size <= LARGE {
-            let work = move |tokenizer: &Arc<Tokenizer>, caller: &Caller<'_>| {
+            let work = move |tokenizer: &Arc<Tokenizer>, cancel: &CancelCheck<'_>| {
                 let _hold = hold;
-                work(tokenizer, caller)
+                work(tokenizer, cancel)
             };
             encoder.share_thread(self.tenant, work).await
         } else {
@@ -80,7 +80,7 @@ impl Hold {
         held.memory.shrink(bytes);
     }
 
-    fn held(&self) -> MutexGuard<'_, Held> {
+    fn held(&self) -> MutexGuard<'_, HeldResources> {
         // Nothing that can panic runs under the lock.
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }

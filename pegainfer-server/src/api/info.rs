@@ -21,7 +21,7 @@ use std::sync::Arc;
 #[serde(untagged)]
 #[schemars(rename = "Models")]
 pub enum Models<'a> {
-    /// As in OpenAI's API.
+    /// OpenAI's shape.
     OpenAi {
         /// Always `list`.
         #[schemars(extend("const" = "list"))]
@@ -29,7 +29,7 @@ pub enum Models<'a> {
         /// The names.
         data: Vec<ModelCard<'a>>,
     },
-    /// As in Anthropic's API, for clients that send `anthropic-version`.
+    /// Anthropic's shape, for clients that send `anthropic-version`.
     Anthropic {
         /// The names.
         data: Vec<ModelCard<'a>>,
@@ -47,7 +47,7 @@ pub enum Models<'a> {
 #[serde(untagged)]
 #[schemars(rename = "Model")]
 pub enum ModelCard<'a> {
-    /// As in OpenAI's API, with vLLM's fields.
+    /// OpenAI's shape, with vLLM's fields.
     OpenAi {
         /// The name.
         id: &'a str,
@@ -67,7 +67,7 @@ pub enum ModelCard<'a> {
         /// Always empty.
         permission: [Value; 0],
     },
-    /// As in Anthropic's API, for clients that send `anthropic-version`.
+    /// Anthropic's shape, for clients that send `anthropic-version`.
     Anthropic {
         /// Always `model`.
         #[schemars(extend("const" = "model"))]

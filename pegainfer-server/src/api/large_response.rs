@@ -45,7 +45,7 @@ impl GrowingResponse {
 
     /// Counts a delta that is kept until the response is written. Fails if other responses use all of the budget.
     pub fn add(&self, delta: &Delta, state: &AppState) -> Result<(), ApiError> {
-        self.add_bytes(response_size::of_delta(delta), state)
+        self.add_bytes(response_size::delta_bytes(delta), state)
     }
 
     /// Counts bytes of the response other than its tokens.

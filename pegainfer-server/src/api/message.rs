@@ -81,7 +81,7 @@ pub enum Arguments {
 
 impl Arguments {
     /// Parses the text of a JSON object; an empty text is an empty object.
-    pub fn of_text(text: String) -> Self {
+    pub fn parse(text: String) -> Self {
         if text.trim().is_empty() {
             return Self::Object(Map::new());
         }
@@ -150,7 +150,7 @@ mod tests {
 
     #[test]
     fn a_message_has_the_fields_that_templates_know() {
-        let call = |text: &str| ToolCall { id: None, name: "f".into(), arguments: Arguments::of_text(text.into()) };
+        let call = |text: &str| ToolCall { id: None, name: "f".into(), arguments: Arguments::parse(text.into()) };
         let message = Message {
             reasoning: Some("hm".into()),
             tool_calls: vec![call("{\"b\": 1, \"a\": 2}"), call("{\"cut"), call("")],

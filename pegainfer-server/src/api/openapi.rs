@@ -48,21 +48,21 @@ pub async fn openapi() -> Json<Value> {
 }
 
 /// A schema of a body or part of it: an object with properties.
-type Part = fn(&mut SchemaGenerator) -> schemars::Schema;
+type ObjectSchema = fn(&mut SchemaGenerator) -> schemars::Schema;
 
 /// An endpoint that takes a body.
 struct Endpoint {
     path: &'static str,
     summary: &'static str,
-    parts: &'static [Part],
+    parts: &'static [ObjectSchema],
     /// Required fields, in addition to those of the schemas.
     required: &'static [&'static str],
     /// A request body whose response has status 200.
     example: Value,
     /// Schema of the response.
-    response: Part,
+    response: ObjectSchema,
     /// Schema of an event, if the response may be a stream.
-    event: Option<Part>,
+    event: Option<ObjectSchema>,
 }
 
 fn endpoints() -> Vec<Endpoint> {
@@ -146,10 +146,10 @@ fn endpoints() -> Vec<Endpoint> {
 }
 
 /// An endpoint without a body: path, methods, summary, and the schema of its response if that is JSON.
-type Plain = (&'static str, &'static [&'static str], &'static str, Option<Part>);
+type BodylessEndpoint = (&'static str, &'static [&'static str], &'static str, Option<ObjectSchema>);
 
 /// Endpoints without a body.
-const PLAIN: [Plain; 11] = [
+const BODYLESS: [BodylessEndpoint; 11] = [
     ("/v1/models", &["get"], "Names of the served model", Some(SchemaGenerator::subschema_for::<Models>)),
     ("/v1/models/{name}", &["get"], "The served model", Some(SchemaGenerator::subschema_for::<ModelCard>)),
     ("/health", &["get"], "200 while the engine makes progress and accepts requests", None),
@@ -213,14 +213,14 @@ fn paths(generators: &mut Generators) -> Map<String, Value> {
     for endpoint in endpoints() {
         paths.insert(endpoint.path.into(), json!({"post": with_body(&endpoint, generators)}));
     }
-    for plain in PLAIN {
+    for plain in BODYLESS {
         let methods = plain.1.iter().map(|method| (method.to_string(), without_body(plain, generators)));
         paths.insert(plain.0.into(), Value::Object(methods.collect()));
     }
     paths
 }
 
-fn without_body((path, _, summary, response): Plain, generators: &mut Generators) -> Value {
+fn without_body((path, _, summary, response): BodylessEndpoint, generators: &mut Generators) -> Value {
     let mut responses = json!({"200": {"description": "OK"}});
     if let Some(response) = response {
         responses["200"]["content"] = json!({"application/json": {"schema": response(&mut generators.responses)}});
@@ -256,7 +256,7 @@ fn with_body(endpoint: &Endpoint, generators: &mut Generators) -> Value {
 }
 
 /// One object with the properties of all parts.
-fn merge(parts: &[Part], required: &[&str], generator: &mut SchemaGenerator) -> Value {
+fn merge(parts: &[ObjectSchema], required: &[&str], generator: &mut SchemaGenerator) -> Value {
     let mut properties = Map::new();
     let mut all_required: Vec<Value> = required.iter().map(|&name| name.into()).collect();
     for part in parts {

@@ -59,11 +59,11 @@ pub struct Params {
     pub echo: bool,
     /// Number of most likely tokens to report at each position of the prompt.
     pub prompt_logprobs: Option<usize>,
-    /// Whether to send token ids with the text.
+    /// True to send token ids with the text.
     pub token_ids: bool,
     /// True if log-probabilities name tokens by their ids.
     pub ids_as_text: bool,
-    /// Whether to run the tokenizer's post-processor (BOS) over the prompt.
+    /// True to run the tokenizer's post-processor (BOS) over the prompt.
     pub add_special_tokens: Option<bool>,
     /// True if the response reports the time of each stage.
     pub include_metrics: bool,
@@ -190,9 +190,10 @@ impl Params {
         let size = ResponseSize::of(prompt.len(), logprobs, prompt_logprobs);
         let fitting = size.max_tokens(self.n, state.options.limits.max_response_bytes);
         let default = || {
-            let most = default_max_tokens.min(fitting).min(capacity);
-            let left = self.meter.as_ref().map_or(Ok(usize::MAX), |meter| meter.remaining(prompt.len(), self.n, most));
-            left.map(|left| most.min(left)).map_err(|exceeded| too_many(&exceeded, state))
+            let wanted = default_max_tokens.min(fitting).min(capacity);
+            let left =
+                self.meter.as_ref().map_or(Ok(usize::MAX), |meter| meter.remaining(prompt.len(), self.n, wanted));
+            left.map(|left| wanted.min(left)).map_err(|exceeded| too_many(&exceeded, state))
         };
         let max_tokens = self.max_tokens.map_or_else(default, Ok)?.clamp(1, capacity);
         if self.min_tokens > max_tokens {
@@ -253,7 +254,7 @@ fn request_id(given: Option<String>, headers: &HeaderMap) -> Result<String, ApiE
 /// The priority, if clients may choose it.
 fn priority(asked: i32, state: &AppState) -> Result<i32, ApiError> {
     if asked != 0 && !state.options.limits.allow_priority {
-        let message = "priority must be 0: this server lets nobody overtake others (--allow-priority)";
+        let message = "priority must be 0: this server does not accept priorities (--allow-priority)";
         return Err(ApiError::invalid("priority", message).with_code("unsupported_parameter"));
     }
     Ok(asked)

@@ -5,8 +5,7 @@ use crate::error::ApiError;
 use crate::ids::random_u64;
 use pegainfer_text::Tokenizer;
 
-/// Splits the texts of control tokens in messages. The prompt is tokenized in segments, none of which contains such a
-/// text.
+/// Splits the texts of control tokens in messages. The prompt is tokenized in segments without such texts.
 pub struct PlainText {
     /// Marks the places to split the prompt. It is random, so that no message contains it.
     mark: String,

@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_answer_can_do_without_is_reported() {
+    fn dispensable_fields_are_reported() {
         for (field, reported, no_op) in [
             ("store", json!(true), json!(false)),
             ("service_tier", json!("priority"), json!("auto")),

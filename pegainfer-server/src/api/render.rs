@@ -10,7 +10,7 @@ use super::system;
 use super::tools::Tools;
 use crate::error::ApiError;
 use crate::ids::random_u64;
-use crate::text_service::Caller;
+use crate::text_service::CancelCheck;
 use pegainfer_text::parser::{
     OutputFormat, OutputParser, ParserOptions, ReasoningStart, ToolFormat, forced_grammar, grammar_or,
 };
@@ -23,7 +23,7 @@ use std::sync::Arc;
 pub struct PromptOptions {
     /// Number of outputs.
     pub n: usize,
-    /// Whether to run the tokenizer's post-processor (BOS) over the prompt.
+    /// True to run the tokenizer's post-processor (BOS) over the prompt.
     pub add_special_tokens: bool,
     /// True if a prompt that cannot fit the context is refused before it is tokenized.
     pub is_bounded: bool,
@@ -50,10 +50,10 @@ impl Conversation {
         options: PromptOptions,
     ) -> Result<(Rendered, Vec<u32>), ApiError> {
         let work_state = state.clone();
-        let work = move |tokenizer: &Arc<Tokenizer>, caller: &Caller<'_>| {
+        let work = move |tokenizer: &Arc<Tokenizer>, cancel: &CancelCheck<'_>| {
             let mut rendered = self.render(&work_state, options.n)?;
             rendered.structured = rendered.structured.map(Structured::into_lark).transpose()?;
-            if caller.is_gone() {
+            if cancel.is_cancelled() {
                 // Nobody waits for the result.
                 return Ok((rendered, Vec::new()));
             }
@@ -89,7 +89,7 @@ impl Conversation {
         let mark = self.continue_final_message.then(|| self.mark_end()).transpose()?;
         let tokenizer = &state.checkpoint.tokenizer;
         let plain = state.options.plain_messages.then(|| PlainText::mark(&mut self.messages, tokenizer)).transpose()?;
-        if self.structured.is_some() && !(format.reasoning && state.grammars.knows_reasoning()) {
+        if self.structured.is_some() && !(format.reasoning && state.grammars.has_reasoning_tags()) {
             self.disable_reasoning(format)?;
         }
         let tools = self.tools.format(format.tools)?;
@@ -191,13 +191,13 @@ impl Conversation {
             self.check_budget(state)?;
         }
         let thinking = ReasoningLimits { start, call_ends_it, budget: self.thinking_budget };
-        Ok(state.grammars.knows_reasoning().then_some(thinking))
+        Ok(state.grammars.has_reasoning_tags().then_some(thinking))
     }
 
     /// Checks that a maximum number of reasoning tokens can be enforced.
     fn check_budget(&self, state: &AppState) -> Result<(), ApiError> {
         let masks = !state.engine.limits().unsupported.contains(&"structured_outputs");
-        if masks && state.grammars.knows_reasoning() {
+        if masks && state.grammars.has_reasoning_tags() {
             return Ok(());
         }
         let name = self.names.thinking_budget;

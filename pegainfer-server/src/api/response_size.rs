@@ -46,7 +46,7 @@ pub fn bytes(requests: &[GenerateRequest]) -> u64 {
 }
 
 /// Bytes of one delta in a response.
-pub fn of_delta(delta: &Delta) -> u64 {
+pub fn delta_bytes(delta: &Delta) -> u64 {
     let pairs = |logprobs: &TokenLogprobs| (logprobs.top.len() as u64 + 1) * LOGPROB_BYTES;
     let token = |token: &TokenOut| TOKEN_BYTES + token.logprobs.as_deref().map_or(0, pairs);
     let prompt = |prompt: &PromptInfo| {

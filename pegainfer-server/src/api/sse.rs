@@ -208,7 +208,7 @@ async fn probed(outbox: Option<&Outbox>) {
 /// Bytes of an item.
 fn size(item: &Option<Item>) -> u64 {
     match item {
-        Some((_, _, _, Ok(delta))) => response_size::of_delta(delta),
+        Some((_, _, _, Ok(delta))) => response_size::delta_bytes(delta),
         _ => 0,
     }
 }

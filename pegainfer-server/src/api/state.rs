@@ -11,7 +11,7 @@ use crate::output::OutputBudget;
 use crate::record::Recorder;
 use crate::tenant::Tenant;
 use crate::text_service::Checkpoint;
-use crate::text_service::{Caller, EncoderError, GrammarService, GrammarTrial};
+use crate::text_service::{CancelCheck, EncoderError, GrammarService, GrammarTrial};
 use axum::http::StatusCode;
 use pegainfer_core::engine::EngineHandle;
 use pegainfer_text::{GrammarCompiler, Tokenizer};
@@ -134,19 +134,20 @@ impl AppState {
         &self,
         tenant: Tenant,
         bytes: usize,
-        work: impl FnOnce(&Arc<Tokenizer>, &Caller<'_>) -> T + Send + 'static,
+        work: impl FnOnce(&Arc<Tokenizer>, &CancelCheck<'_>) -> T + Send + 'static,
     ) -> Result<T, ApiError> {
         self.checkpoint.encoder.work(tenant, bytes, work).await.map_err(|error| encoder_error(&error))
     }
 
     /// Refuses a text of `bytes` bytes that cannot fit the context, before it is tokenized.
     pub fn check_length(&self, bytes: usize, field: &'static str) -> Result<(), ApiError> {
-        let (least, most) = (self.checkpoint.tokenizer.min_tokens(bytes), self.engine.limits().max_model_len);
-        if least < most {
+        let (min_tokens, max_tokens) =
+            (self.checkpoint.tokenizer.min_tokens(bytes), self.engine.limits().max_model_len);
+        if min_tokens < max_tokens {
             return Ok(());
         }
         let message = format!(
-            "the prompt has {bytes} bytes, which are at least {least} tokens, but this model's context is {most} tokens; \
+            "the prompt has {bytes} bytes, which are at least {min_tokens} tokens, but this model's context is {max_tokens} tokens; \
              shorten the prompt"
         );
         Err(ApiError::invalid(field, message).with_code("context_length_exceeded"))

@@ -22,7 +22,7 @@ const LISTED: usize = 256;
 /// per op.
 pub async fn steps(State(state): State<Arc<AppState>>, uri: Uri) -> Result<Response, ApiError> {
     let query = Query::parse(uri.query().unwrap_or_default())?;
-    let Some(log) = state.engine.step_log() else { return Ok(Json::<[Line; 0]>([]).into_response()) };
+    let Some(log) = state.engine.step_log() else { return Ok(Json::<[StepRecord; 0]>([]).into_response()) };
     let steps = log.last(query.last);
     Ok(match query.format {
         Format::Perfetto => Json(trace::steps::events(&steps, log.start())).into_response(),
@@ -82,7 +82,7 @@ impl Query {
 
 /// One step of the response.
 #[derive(Serialize)]
-struct Line {
+struct StepRecord {
     step: u64,
     end_s: f64,
     kind: &'static str,
@@ -92,8 +92,8 @@ struct Line {
     load: StepLoad,
 }
 
-fn line(step: &StepTime) -> Line {
+fn line(step: &StepTime) -> StepRecord {
     let &StepTime { number, end, load, took, predicted_us } = step;
     let (kind, us) = (load.kind().name(), took.as_nanos() as f64 / 1e3);
-    Line { step: number, end_s: end.as_secs_f64(), kind, us, predicted_us, load }
+    StepRecord { step: number, end_s: end.as_secs_f64(), kind, us, predicted_us, load }
 }

@@ -25,7 +25,7 @@ pub fn head_timer(received: Instant) -> Timer {
 #[derive(Debug, Clone, Default)]
 pub struct StreamHead(Arc<SetOnce<Announced>>);
 
-/// What a handler announced.
+/// A handler's announcement.
 #[derive(Debug)]
 struct Announced {
     /// Value of `x-ignored-fields`.

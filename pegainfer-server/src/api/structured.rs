@@ -92,7 +92,7 @@ fn response_format(format: ResponseFormatFields) -> Result<Option<GrammarSource>
         Some("json_object") => Ok(Some(GrammarSource::JsonSchema(json!({"type": "object"})))),
         Some("json_schema") => match format.json_schema.and_then(|Object(named)| named.schema) {
             Some(JsonSchemaValue(schema)) => Ok(Some(GrammarSource::JsonSchema(schema))),
-            None => invalid("response_format.json_schema.schema is missing or no JSON schema".into()),
+            None => invalid("response_format.json_schema.schema is missing or not a JSON schema".into()),
         },
         Some(other) => {
             let message = format!("response_format.type {:?} is not implemented", truncate_for_error(other));

@@ -12,7 +12,7 @@ use super::schema::tokenize::{DetokenizeFields, TokenizeFields};
 use super::state::{AppState, over_budget};
 use super::stop::check_vocabulary;
 use crate::error::ApiError;
-use crate::text_service::Caller;
+use crate::text_service::CancelCheck;
 use axum::extract::{Request, State};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::Response;
@@ -43,7 +43,7 @@ pub async fn tokenize(State(state): State<Arc<AppState>>, request: Request) -> R
         Text::Prompt(text) => {
             context.hold.shrink(text.len());
             let share = large_response::share(&state, &context.hold, context.tenant, text.len() * token_bytes).await?;
-            let work = move |tokenizer: &Arc<Tokenizer>, _: &Caller<'_>| {
+            let work = move |tokenizer: &Arc<Tokenizer>, _: &CancelCheck<'_>| {
                 let ids = tokenizer.encode(&text, add_special_tokens.unwrap_or(true));
                 Ok::<_, ApiError>(respond(
                     tokenizer,
@@ -145,17 +145,17 @@ pub async fn detokenize(State(state): State<Arc<AppState>>, request: Request) ->
     let ids: Vec<u32> = tokens.into_iter().map(|TokenId(id)| id).collect();
     check_vocabulary(&ids, vocab_size, "tokens")?;
     // The client chooses the ids, so the length of their texts is computed before any is built.
-    let measure = move |tokenizer: &Arc<Tokenizer>, _: &Caller<'_>| (tokenizer.max_text_bytes(&ids), ids);
-    let (most, ids) = context.hold.work(&state, measure).await?;
-    check_size(most, state.options.limits.max_response_bytes)?;
+    let measure = move |tokenizer: &Arc<Tokenizer>, _: &CancelCheck<'_>| (tokenizer.max_text_bytes(&ids), ids);
+    let (max_bytes, ids) = context.hold.work(&state, measure).await?;
+    check_size(max_bytes, state.options.limits.max_response_bytes)?;
     context.hold.shrink(size_of_val(ids.as_slice()));
     let (tenant, shared) = (context.tenant, state.clone());
     // The text and its JSON are in memory at the same time.
-    let mut share = large_response::share(&state, &context.hold, tenant, 2 * most).await?;
-    let work = move |tokenizer: &Arc<Tokenizer>, _: &Caller<'_>| {
+    let mut share = large_response::share(&state, &context.hold, tenant, 2 * max_bytes).await?;
+    let work = move |tokenizer: &Arc<Tokenizer>, _: &CancelCheck<'_>| {
         let text = tokenizer.decode_all(&ids);
         // An escape may take six bytes for one.
-        let beyond = (text.len() + json_string_bytes(&text)).saturating_sub(2 * most);
+        let beyond = (text.len() + json_string_bytes(&text)).saturating_sub(2 * max_bytes);
         shared.output.grow(&mut share, tenant, beyond).map_err(|error| over_budget(&error, &shared))?;
         Ok::<_, ApiError>((json_bytes(&Detokenized { prompt: text }), share))
     };

@@ -84,12 +84,12 @@ impl Tools {
     }
 
     /// The model's format of calls, if the request has tools; 400 if the model has no such format.
-    pub fn format(&self, of_template: Option<ToolFormat>) -> Result<Option<ToolFormat>, ApiError> {
-        match of_template {
+    pub fn format(&self, model_format: Option<ToolFormat>) -> Result<Option<ToolFormat>, ApiError> {
+        match model_format {
             _ if self.definitions.is_empty() => Ok(None),
             Some(format) => Ok(Some(format)),
             None => {
-                let message = "this model's chat template has no tools, or in a form that is not supported";
+                let message = "this model's chat template does not support tools in a known format";
                 Err(ApiError::invalid("tools", message).with_code("unsupported_parameter"))
             }
         }

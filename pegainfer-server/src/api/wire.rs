@@ -79,7 +79,7 @@ impl ChunkUsage {
     }
 
     /// `usage` of a chunk with the counts so far, if the client wants them in every chunk.
-    pub fn so_far(options: StreamOptions, usage: impl FnOnce() -> Usage) -> Self {
+    pub fn running_total(options: StreamOptions, usage: impl FnOnce() -> Usage) -> Self {
         if options.continuous_usage { Self::Counts(usage()) } else { Self::none(options) }
     }
 

@@ -76,7 +76,7 @@ async fn parsed_bodies_of_one_client_do_not_keep_another_one_waiting() {
 }
 
 #[tokio::test]
-async fn what_is_not_kept_is_given_back() {
+async fn shrinking_gives_memory_back() {
     let budget = Budget::new(256 * MIB as u64);
     let mut share = budget.parse(ONE, MIB, 100_000).await.unwrap();
     share.shrink(64 << 10);

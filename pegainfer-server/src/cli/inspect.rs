@@ -21,7 +21,7 @@ pub fn run(args: &InspectArgs) -> Result<()> {
     let report = pegainfer_deepseek_v4::inspect::inspect(&args.dir)?;
     print(&report.to_string())?;
     if report.files > 0 && !report.is_complete() {
-        bail!("the weights do not fit config.json; download what is missing again");
+        bail!("the weights do not fit config.json; download the missing files again");
     }
     Ok(())
 }

@@ -98,7 +98,7 @@ pub fn run(args: &ServeArgs, started: Instant) -> Result<()> {
     if let Some(file) = &args.ledger {
         watch::watch(file, &engine, &source, &args.engine, args.http.trace_dir.as_deref())?;
     }
-    let costs = costs(&engine);
+    let load_summary = load_summary(&engine);
     let (handle, end) = (engine.handle.clone(), engine.handle.end());
     let app = App::new(engine.handle, checkpoint, args.served_model_name.clone(), options);
     let tidy = tidy(handle, app.budget());
@@ -108,7 +108,7 @@ pub fn run(args: &ServeArgs, started: Instant) -> Result<()> {
         let names = app.names().join(", ");
         allocator::return_freed();
         let ready = started.elapsed().as_secs_f64();
-        log::info!("serving {names} on {scheme}://{address}, ready in {ready:.2} s: {costs}");
+        log::info!("serving {names} on {scheme}://{address}, ready in {ready:.2} s: {load_summary}");
         tokio::select! {
             () = app.serve(listener, signals::stop()) => {}
             () = tidy => {}
@@ -211,7 +211,7 @@ fn announce(engine: &LoadedEngine, source: &str) {
 }
 
 /// Summary of loading: time and memory.
-fn costs(engine: &LoadedEngine) -> String {
+fn load_summary(engine: &LoadedEngine) -> String {
     let (weights, seconds) = (engine.weight_bytes as f64 / 1e9, engine.weights_time.as_secs_f64());
     format!(
         "weights {weights:.2} GB in {seconds:.2} s ({:.1} GB/s), KV cache {} blocks ({:.2} GB)",

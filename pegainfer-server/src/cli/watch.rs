@@ -36,7 +36,7 @@ pub fn watch(file: &Path, engine: &LoadedEngine, source: &str, args: &EngineArgs
 /// The first difference between the ledger's conditions and this engine's.
 fn difference(header: &Header, engine: &LoadedEngine, source: &str, args: &EngineArgs) -> Option<String> {
     if !sources::is_current(&header.kernels) {
-        Some("other kernels than those of this program".to_owned())
+        Some("other kernels than this program's".to_owned())
     } else if card(&header.device) != card(&engine.device) {
         Some(format!("the device {}", header.device))
     } else {

@@ -24,10 +24,10 @@ pub const MAX_WAIT: Duration = Duration::from_secs(30);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum QueueError {
     /// Too many requests of the tenant wait.
-    #[error("{0} other requests of this client wait already")]
+    #[error("{0} other requests of this client are already waiting")]
     TenantFull(usize),
     /// Too many requests of all tenants wait.
-    #[error("{0} other requests wait already")]
+    #[error("{0} other requests are already waiting")]
     Full(usize),
     /// The request's turn did not come in time.
     #[error("its turn did not come within {} s", .0.as_secs_f64())]

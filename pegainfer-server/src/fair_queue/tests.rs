@@ -117,7 +117,7 @@ async fn a_wait_ends_and_a_refusal_says_why() {
     let mut waits = Box::pin(slots.acquire(tenant(1), 1));
     assert!(waits.as_mut().now_or_never().is_none());
     let refused = slots.acquire(tenant(1), 1).await.unwrap_err().to_string();
-    assert_eq!(refused, "1 other requests of this client wait already");
+    assert_eq!(refused, "1 other requests of this client are already waiting");
     assert_eq!(waits.await.unwrap_err().to_string(), "its turn did not come within 0.02 s");
     assert_eq!(slots.waiting(), 0);
     drop(permit);

@@ -10,9 +10,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::sleep;
 
 /// Delay before accepting again after the process ran out of file descriptors.
-const ACCEPT_AGAIN: Duration = Duration::from_millis(10);
+const ACCEPT_RETRY: Duration = Duration::from_millis(10);
 /// Minimum time between two log lines about connections that cannot be accepted.
-const ACCEPT_LOG: Duration = Duration::from_secs(1);
+const LOG_INTERVAL: Duration = Duration::from_secs(1);
 /// Unsent bytes per connection that the kernel buffers. Its default is megabytes, which no budget would count.
 #[cfg(target_os = "linux")]
 const MAX_UNSENT: libc::c_int = 128 << 10;
@@ -54,7 +54,7 @@ impl Acceptor {
                 Err(error) => {
                     self.open.close_some();
                     self.log(&error.to_string());
-                    sleep(ACCEPT_AGAIN).await;
+                    sleep(ACCEPT_RETRY).await;
                 }
             }
         }
@@ -63,7 +63,7 @@ impl Acceptor {
     /// Logs that a connection was not accepted, at most once a second.
     fn log(&mut self, why: &str) {
         self.refused += 1;
-        if self.logged.is_none_or(|logged| logged.elapsed() >= ACCEPT_LOG) {
+        if self.logged.is_none_or(|logged| logged.elapsed() >= LOG_INTERVAL) {
             log::warn!("{} connections could not be accepted: {why}", self.refused);
             (self.logged, self.refused) = (Some(Instant::now()), 0);
         }
@@ -84,11 +84,12 @@ fn prepare(stream: &TcpStream) {
 #[cfg(target_os = "linux")]
 fn limit_unsent(stream: &TcpStream) -> std::io::Result<()> {
     use std::os::fd::AsRawFd;
-    let (most, size) = (MAX_UNSENT, size_of_val(&MAX_UNSENT) as libc::socklen_t);
+    let (max_unsent, size) = (MAX_UNSENT, size_of_val(&MAX_UNSENT) as libc::socklen_t);
     let option = libc::TCP_NOTSENT_LOWAT;
-    // SAFETY: the socket is open while `stream` is borrowed, and `most` is an int of the size that is given.
-    let result =
-        unsafe { libc::setsockopt(stream.as_raw_fd(), libc::IPPROTO_TCP, option, (&raw const most).cast(), size) };
+    // SAFETY: the socket is open while `stream` is borrowed, and `max_unsent` is an int of the size that is given.
+    let result = unsafe {
+        libc::setsockopt(stream.as_raw_fd(), libc::IPPROTO_TCP, option, (&raw const max_unsent).cast(), size)
+    };
     if result == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
 }
 

@@ -33,10 +33,10 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 /// Maximum size of a request's head, and of one read of a body.
 const MAX_HEAD: usize = 64 << 10;
 /// Interval between checks of the unread output of all connections.
-const LOOK_AT_UNREAD: Duration = Duration::from_millis(100);
+const UNREAD_INTERVAL: Duration = Duration::from_millis(100);
 const RESOURCE_POLICY: HeaderName = HeaderName::from_static("cross-origin-resource-policy");
 /// Time in which cancelled requests may still send their error to the client.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+const ERROR_GRACE: Duration = Duration::from_secs(2);
 
 /// Options of the connections.
 pub struct Server {
@@ -101,12 +101,12 @@ pub async fn serve(listener: TcpListener, app: Router, server: Server, stop: imp
     log::warn!("{} requests were still open and are cancelled", (server.open_requests)());
     server.lifecycle.advance(Phase::Closing);
     // The clients of the remaining connections do not read.
-    let _ = timeout(LAST_WORDS, async { while connections.join_next().await.is_some() {} }).await;
+    let _ = timeout(ERROR_GRACE, async { while connections.join_next().await.is_some() {} }).await;
 }
 
 /// Closes connections while unread output exceeds its budget.
 async fn close_unread(open: Arc<OpenConnections>, server: Arc<Server>) {
-    let mut looks = interval(LOOK_AT_UNREAD);
+    let mut looks = interval(UNREAD_INTERVAL);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         looks.tick().await;
@@ -151,7 +151,7 @@ async fn connection(stream: TcpStream, peer: Peer, open: OpenConnection, app: Ro
     tokio::select! {
         () = serving => {}
         why = open.closed() => match why {
-            Closed::ForAnother => log::debug!("a waiting connection was closed for a new one (--max-connections)"),
+            Closed::Evicted => log::debug!("a waiting connection was closed for a new one (--max-connections)"),
             Closed::Unread => log::debug!("a connection was closed: its client left too much output unread"),
         },
     }

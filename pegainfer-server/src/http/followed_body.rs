@@ -63,7 +63,7 @@ impl HttpBody for ResponseBody {
         if let Some(Ok(frame)) = &frame
             && let Some(bytes) = frame.data_ref()
         {
-            self.sent.0.handed(bytes.len());
+            self.sent.0.add_chunk(bytes.len());
         }
         Poll::Ready(frame)
     }

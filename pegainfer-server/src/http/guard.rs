@@ -72,8 +72,8 @@ pub async fn guard(guard: &Guard, mut request: Request, next: impl AsyncFnOnce(R
         return ApiError::draining().into_response();
     }
     let tenant = match (&key, address) {
-        (Some(key), _) => Tenant::of_key(&key.text, &guard.hasher),
-        (None, Some(address)) => Tenant::of_address(address, &guard.hasher),
+        (Some(key), _) => Tenant::from_key(&key.text, &guard.hasher),
+        (None, Some(address)) => Tenant::from_address(address, &guard.hasher),
         (None, None) => Tenant::default(),
     };
     if let Some(outbox) = request.extensions().get::<Arc<Outbox>>() {

@@ -16,13 +16,13 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 /// Time to wait for a response before probing the client.
-const BEFORE_PROBE: Duration = Duration::from_secs(1);
+const PROBE_DELAY: Duration = Duration::from_secs(1);
 /// Time in which a request reads the last part of its body after it arrived.
 const LAST_PART: Duration = Duration::from_millis(5);
 /// Interval between checks whether the client refused the bytes.
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// Time between two interim responses.
-const PROBE_AGAIN: Duration = Duration::from_secs(15);
+const PROBE_INTERVAL: Duration = Duration::from_secs(15);
 const INTERIM: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
 /// A socket that hides the end of the client's bytes while a request is being served, as long as the client is there.
@@ -48,14 +48,14 @@ impl HalfClose {
     }
 
     /// Hides the end of the client's bytes. Fails if the client left.
-    fn keep_back(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
+    fn hide_end(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
         let Self { stream, slot, ended } = self;
         let ended = ended.get_or_insert_with(|| {
             let now = Instant::now();
             // A request that waits for more of its body was truncated, unless the last part has just arrived.
-            let grace = if slot.waits_for_body() { LAST_PART } else { BEFORE_PROBE };
-            let look = Box::pin(sleep_until(now + grace.min(LOOK_AGAIN)));
-            Ended { look, unread_until: now + grace, probe: now + BEFORE_PROBE }
+            let grace = if slot.waits_for_body() { LAST_PART } else { PROBE_DELAY };
+            let look = Box::pin(sleep_until(now + grace.min(CHECK_INTERVAL)));
+            Ended { look, unread_until: now + grace, probe: now + PROBE_DELAY }
         });
         // A complete body may not have been read yet. A truncated body ends the request, because others wait for its
         // memory.
@@ -67,15 +67,15 @@ impl HalfClose {
                 return Poll::Ready(Err(error));
             }
             let now = Instant::now();
-            ended.look.as_mut().reset(now + LOOK_AGAIN);
+            ended.look.as_mut().reset(now + CHECK_INTERVAL);
             if now < ended.probe || !is_answering(slot) {
                 continue;
             }
-            ended.probe = now + PROBE_AGAIN;
+            ended.probe = now + PROBE_INTERVAL;
             if !slot.is_silent() {
                 // An interim response would interrupt the response.
                 slot.outbox().probe();
-            } else if slot.takes_interim() {
+            } else if slot.accepts_interim() {
                 match stream.try_write(INTERIM) {
                     // A client that has not read all of an earlier response is there.
                     Err(error) if error.kind() != ErrorKind::WouldBlock => return Poll::Ready(Err(error)),
@@ -105,7 +105,7 @@ impl AsyncRead for HalfClose {
                 return read;
             }
         }
-        self.keep_back(cx)
+        self.hide_end(cx)
     }
 }
 

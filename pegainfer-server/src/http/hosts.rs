@@ -1,8 +1,9 @@
 //! Allowed `Host` names, against DNS rebinding.
 //!
 //! A website may let its own host name resolve to 127.0.0.1 and call a server on the visitor's machine. The browser
-//! takes both for one origin, but the request carries the website's name in `Host`, and is refused here. Addresses cannot
-//! be rebound, so they are always allowed, like `localhost` and its subdomains, which resolve to the machine itself.
+//! takes both for one origin, but the request carries the website's name in `Host`, and is refused here. Addresses
+//! cannot be rebound, so they are always allowed, like `localhost` and its subdomains, which resolve to the machine
+//! itself.
 
 use crate::error::{ApiError, truncate_for_error};
 use anyhow::{Result, ensure};

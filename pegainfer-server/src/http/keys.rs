@@ -135,7 +135,7 @@ fn parse_line(line: &str) -> Result<(String, Rates)> {
             "rpm" => &mut rates.requests,
             "tpm" => &mut rates.tokens,
             // The rest is not shown: it may be part of a key.
-            _ => bail!("after its key, a line has nothing but rpm=N (requests a minute) and tpm=N (tokens a minute)"),
+            _ => bail!("after its key, a line may have only rpm=N (requests a minute) and tpm=N (tokens a minute)"),
         };
         ensure!(rate.is_none(), "{name} is given twice");
         let number = number.replace('_', "");

@@ -7,7 +7,7 @@
 
 use super::followed_body::{RequestBody, ResponseBody, Sent};
 use super::guard::Peer;
-use super::shares::Shares;
+use super::shares::ConnectionShares;
 use super::slot::{Clock, Closed, SERVING, Slot};
 use crate::output::{OutputBudget, Unread};
 use crate::tenant::Networks;
@@ -16,23 +16,23 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// This fraction of the connections is closed at a time, so that the search costs little per connection.
-const CLOSED_TOGETHER: usize = 64;
+const EVICTED_FRACTION: usize = 64;
 /// Extra connections beyond a limit. Probes are answered on them; other requests get 503.
 const EXTRA: usize = 16;
 
 /// All open connections.
 #[derive(Debug)]
 pub struct OpenConnections {
-    most: usize,
-    open: Mutex<Open>,
+    max_connections: usize,
+    open: Mutex<OpenState>,
     clock: Arc<Clock>,
     output: Arc<OutputBudget>,
 }
 
 #[derive(Debug, Default)]
-struct Open {
+struct OpenState {
     slots: HashMap<u64, Arc<Slot>>,
-    shares: Shares,
+    shares: ConnectionShares,
     extra: usize,
 }
 
@@ -46,8 +46,13 @@ pub struct OpenConnection {
 
 impl OpenConnections {
     /// A registry of at most `max_connections` connections. Their unread output counts in `output`.
-    pub fn new(most: usize, output: Arc<OutputBudget>) -> Arc<Self> {
-        Arc::new(Self { most: most.max(1), open: Mutex::default(), clock: Arc::default(), output })
+    pub fn new(max_connections: usize, output: Arc<OutputBudget>) -> Arc<Self> {
+        Arc::new(Self {
+            max_connections: max_connections.max(1),
+            open: Mutex::default(),
+            clock: Arc::default(),
+            output,
+        })
     }
 
     /// Enters a new connection of `peer`, for which others may be closed. If all connections of the server or of the
@@ -57,12 +62,13 @@ impl OpenConnections {
         let id = self.clock.now();
         let networks = peer.map(|Peer(address)| Networks::of(address));
         let mut open = self.entries();
-        if open.regular() >= self.most {
+        if open.regular() >= self.max_connections {
             open.close_longest_waiting(|_| true);
         }
-        let mut full = open.regular() >= self.most;
+        let mut full = open.regular() >= self.max_connections;
         if let Some(networks) = networks
-            && let Some(saturated) = open.shares.saturated(networks, self.most.saturating_sub(open.regular()))
+            && let Some(saturated) =
+                open.shares.saturated(networks, self.max_connections.saturating_sub(open.regular()))
         {
             // Only the client's own connections are closed for it.
             full |= !open.close_longest_waiting(|slot| slot.networks.is_some_and(|networks| saturated.has(networks)));
@@ -94,13 +100,13 @@ impl OpenConnections {
         closed.len()
     }
 
-    fn entries(&self) -> MutexGuard<'_, Open> {
+    fn entries(&self) -> MutexGuard<'_, OpenState> {
         // Nothing that can panic runs under the lock.
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Open {
+impl OpenState {
     /// Number of connections that are not extra.
     fn regular(&self) -> usize {
         self.slots.len() - self.extra
@@ -124,16 +130,16 @@ impl Open {
     fn close_longest_waiting(&mut self, may: impl Fn(&Slot) -> bool) -> bool {
         let candidates = self.slots.iter().filter(|(_, slot)| may(slot));
         let all: Vec<(u64, u64)> = candidates.map(|(id, slot)| (slot.waiting_since(), *id)).collect();
-        let most = (all.len() / CLOSED_TOGETHER).max(1);
+        let max_count = (all.len() / EVICTED_FRACTION).max(1);
         let mut waiting: Vec<(u64, u64)> = all.into_iter().filter(|(since, _)| *since != SERVING).collect();
-        let count = most.min(waiting.len());
+        let count = max_count.min(waiting.len());
         if count > 0 {
             waiting.select_nth_unstable(count - 1);
         }
         for (_, id) in &waiting[..count] {
             // The place is free immediately; the connection ends soon after.
             if let Some(slot) = self.remove(*id) {
-                slot.close(Closed::ForAnother);
+                slot.close(Closed::Evicted);
             }
         }
         count > 0
@@ -182,8 +188,8 @@ mod tests {
     use super::*;
     use futures_util::FutureExt;
 
-    fn connections(most: usize) -> Arc<OpenConnections> {
-        OpenConnections::new(most, Arc::new(OutputBudget::new(1 << 20)))
+    fn connections(max_connections: usize) -> Arc<OpenConnections> {
+        OpenConnections::new(max_connections, Arc::new(OutputBudget::new(1 << 20)))
     }
 
     fn peer(address: &str) -> Option<Peer> {
@@ -255,10 +261,10 @@ mod tests {
     async fn a_connection_that_leaves_too_much_unread_is_closed() {
         let all = connections(9);
         let [small, large] = [0; 2].map(|_| all.open(None).unwrap());
-        small.slot().outbox().handed(400 << 10);
-        large.slot().outbox().handed(600 << 10);
+        small.slot().outbox().add_chunk(400 << 10);
+        large.slot().outbox().add_chunk(600 << 10);
         assert_eq!(all.close_unread(), 0, "it fits");
-        small.slot().outbox().handed(100 << 10);
+        small.slot().outbox().add_chunk(100 << 10);
         assert_eq!(all.close_unread(), 1);
         assert_eq!(large.closed().now_or_never(), Some(Closed::Unread));
         assert!(!is_closed(&small));

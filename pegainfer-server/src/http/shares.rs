@@ -13,7 +13,7 @@ const GROUP: usize = 7;
 
 /// Connections of each network.
 #[derive(Debug, Default)]
-pub(super) struct Shares {
+pub(super) struct ConnectionShares {
     clients: HashMap<(bool, u128), usize>,
     groups: HashMap<(bool, u128), usize>,
 }
@@ -37,7 +37,7 @@ impl Saturated {
     }
 }
 
-impl Shares {
+impl ConnectionShares {
     /// The network whose limit a new connection would exceed, while `free` connections are free.
     pub fn saturated(&self, networks: Networks, free: usize) -> Option<Saturated> {
         let count = |of: &HashMap<_, usize>, network| of.get(&network).copied().unwrap_or(0);

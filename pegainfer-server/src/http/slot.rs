@@ -34,7 +34,7 @@ impl Clock {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Closed {
     /// A new connection needed its place while it waited for its client.
-    ForAnother,
+    Evicted,
     /// Memory is short, and its client left too much output unread.
     Unread,
 }
@@ -59,7 +59,7 @@ pub(super) struct Slot {
     /// True if the connection was closed because its client left too much unread.
     unread: AtomicBool,
     /// True if the client speaks HTTP/1.1 and may be sent interim responses.
-    takes_interim: AtomicBool,
+    accepts_interim: AtomicBool,
     /// Bytes that the socket had written when the request began.
     written_before: AtomicU64,
 }
@@ -83,7 +83,7 @@ impl Slot {
             outbox: Arc::default(),
             output,
             unread: AtomicBool::new(false),
-            takes_interim: AtomicBool::new(false),
+            accepts_interim: AtomicBool::new(false),
             written_before: AtomicU64::new(0),
         }
     }
@@ -91,7 +91,7 @@ impl Slot {
     /// Begins a request of this HTTP version.
     pub fn begin(&self, version: Version) {
         self.written_before.store(self.outbox.written(), Ordering::Relaxed);
-        self.takes_interim.store(version >= Version::HTTP_11, Ordering::Relaxed);
+        self.accepts_interim.store(version >= Version::HTTP_11, Ordering::Relaxed);
         self.receiving.store(true, Ordering::Relaxed);
     }
 
@@ -127,10 +127,10 @@ impl Slot {
     }
 
     /// Counts a chunk of the response that the connection was given.
-    pub fn handed(&self, bytes: usize) {
-        self.outbox.handed(bytes);
+    pub fn add_chunk(&self, bytes: usize) {
+        self.outbox.add_chunk(bytes);
         if bytes > LARGE_CHUNK {
-            self.output.handed(self.outbox.tenant(), bytes);
+            self.output.add_chunk(self.outbox.tenant(), bytes);
         }
     }
 
@@ -142,8 +142,8 @@ impl Slot {
     }
 
     /// True if an interim response may be sent to the client.
-    pub fn takes_interim(&self) -> bool {
-        self.takes_interim.load(Ordering::Relaxed)
+    pub fn accepts_interim(&self) -> bool {
+        self.accepts_interim.load(Ordering::Relaxed)
     }
 
     /// True if no byte of the response was or is about to be sent.
@@ -165,6 +165,6 @@ impl Slot {
     /// Resolves when the connection has to end.
     pub async fn closed(&self) -> Closed {
         self.closed.notified().await;
-        if self.unread.load(Ordering::Relaxed) { Closed::Unread } else { Closed::ForAnother }
+        if self.unread.load(Ordering::Relaxed) { Closed::Unread } else { Closed::Evicted }
     }
 }

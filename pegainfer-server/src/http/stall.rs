@@ -68,8 +68,8 @@ impl<S> StallGuard<S> {
             if window.end.as_mut().poll(cx).is_pending() {
                 return Poll::Pending;
             }
-            let least = limits.min_rate as f64 * window.began.elapsed().as_secs_f64();
-            if ((written - window.written) as f64) < least.max(1.0) {
+            let min_bytes = limits.min_rate as f64 * window.began.elapsed().as_secs_f64();
+            if ((written - window.written) as f64) < min_bytes.max(1.0) {
                 let message = "the client reads its output too slowly (--min-read-rate)";
                 return Poll::Ready(Err(Error::new(ErrorKind::TimedOut, message)));
             }
@@ -126,7 +126,7 @@ mod tests {
     fn connection(bytes: usize) -> (StallGuard<DuplexStream>, Arc<Outbox>, DuplexStream) {
         let (server, client) = duplex(1000);
         let outbox = Arc::new(Outbox::default());
-        outbox.handed(bytes);
+        outbox.add_chunk(bytes);
         (StallGuard::new(server, LIMITS, outbox.clone()), outbox, client)
     }
 
@@ -164,7 +164,7 @@ mod tests {
         guard.write_all(&[0; 500]).await.unwrap();
         client.read_exact(&mut all[..500]).await.unwrap();
         sleep(3 * LIMITS.window).await;
-        outbox.handed(1200);
+        outbox.add_chunk(1200);
         assert!(timeout(MS, guard.write_all(&[0; 1200])).await.is_err(), "a new window begins");
         let error = guard.write_all(&[0; 1200]).await.unwrap_err();
         assert!(error.to_string().contains("--min-read-rate"), "{error}");

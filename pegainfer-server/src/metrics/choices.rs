@@ -70,7 +70,7 @@ pub struct Summary {
 }
 
 /// Result of one choice.
-pub struct Choice {
+pub struct ChoiceResult {
     /// Prompt tokens.
     pub prompt_tokens: usize,
     /// Prompt tokens found in the prefix cache.
@@ -89,7 +89,7 @@ pub struct Choice {
 
 impl Choices {
     /// Adds a choice that has ended.
-    pub fn add(&self, choice: Choice) {
+    pub fn add(&self, choice: ChoiceResult) {
         let mut all = self.summary.lock().unwrap_or_else(PoisonError::into_inner);
         all.choices += 1;
         all.prompt_tokens += choice.prompt_tokens;

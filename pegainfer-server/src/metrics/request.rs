@@ -1,7 +1,7 @@
 //! Latencies and token counts of one request.
 
 use super::Metrics;
-use super::choices::{Choice, Choices, Outcome};
+use super::choices::{ChoiceResult, Choices, Outcome};
 use crate::trace::{ChoiceTrace, Stages};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -152,10 +152,10 @@ impl RequestRecord {
         let Some(request) = &self.request else { return };
         let since = |at: Option<Instant>| at.map(|at| at - self.submitted);
         // All choices of a prompt share its tokens.
-        let of_prompt = |tokens: usize| if self.is_first { tokens } else { 0 };
-        request.add(Choice {
-            prompt_tokens: of_prompt(self.prompt_tokens),
-            cached_tokens: of_prompt(self.cached_tokens),
+        let once_per_prompt = |tokens: usize| if self.is_first { tokens } else { 0 };
+        request.add(ChoiceResult {
+            prompt_tokens: once_per_prompt(self.prompt_tokens),
+            cached_tokens: once_per_prompt(self.cached_tokens),
             tokens: self.tokens,
             outcome,
             queued: since(self.admitted),

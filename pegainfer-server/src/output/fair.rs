@@ -9,12 +9,12 @@ use std::collections::HashMap;
 
 /// Bytes held by tenants.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Held {
+pub(super) struct TenantBytes {
     tenants: HashMap<Tenant, u64>,
     total: u64,
 }
 
-impl Held {
+impl TenantBytes {
     pub fn total(&self) -> u64 {
         self.total
     }
@@ -95,7 +95,7 @@ mod tests {
     #[test]
     fn a_network_competes_as_one_and_then_among_itself() {
         let tenant = |group: u64, member: u64| Tenant { id: group << 32 | member, has_key: false };
-        let mut held = Held::default();
+        let mut held = TenantBytes::default();
         (0..100).for_each(|member| held.add(tenant(1, member), 10));
         held.add(tenant(2, 0), 400);
         held.add(tenant(3, 0), 50);

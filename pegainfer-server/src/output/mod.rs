@@ -14,7 +14,7 @@ mod outbox;
 
 use crate::budget::BudgetError;
 use crate::tenant::Tenant;
-use fair::Held;
+use fair::TenantBytes;
 pub use outbox::Outbox;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -37,9 +37,9 @@ pub struct OutputBudget {
 #[derive(Debug, Default)]
 struct Ledger {
     /// Shares of responses that are generated or written.
-    granted: Held,
+    granted: TenantBytes,
     /// Waiting output at the last check, plus large chunks since then.
-    unread: Held,
+    unread: TenantBytes,
 }
 
 impl Ledger {
@@ -108,7 +108,7 @@ impl OutputBudget {
     }
 
     /// Counts a large chunk that a connection was just given, until the next [`settle`](Self::settle) includes it.
-    pub fn handed(&self, tenant: Tenant, bytes: usize) {
+    pub fn add_chunk(&self, tenant: Tenant, bytes: usize) {
         self.ledger().unread.add(tenant, bytes as u64);
     }
 
@@ -116,7 +116,7 @@ impl OutputBudget {
     /// the budget: the largest ones of tenants above their fair share.
     pub fn settle(&self, connections: &[Unread]) -> Vec<usize> {
         let mut ledger = self.ledger();
-        let mut unread = Held::default();
+        let mut unread = TenantBytes::default();
         connections.iter().for_each(|connection| unread.add(connection.tenant, connection.bytes));
         let shrinks = unread.total() < ledger.unread.total();
         ledger.unread = unread;

@@ -44,7 +44,7 @@ impl Outbox {
     }
 
     /// Counts bytes that the connection was given to send.
-    pub fn handed(&self, bytes: usize) {
+    pub fn add_chunk(&self, bytes: usize) {
         self.unwritten.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
@@ -95,17 +95,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_written_does_not_wait() {
+    fn written_bytes_do_not_wait() {
         let outbox = Outbox::default();
         outbox.wrote(100);
-        outbox.handed(1000);
+        outbox.add_chunk(1000);
         outbox.wrote(300);
         assert_eq!((outbox.unread().bytes, outbox.written()), (700, 400), "the head came before the body");
         outbox.wrote(701);
         assert_eq!(outbox.unread().bytes, 0);
         let tenant = Tenant { id: 7, has_key: true };
         outbox.begin(tenant);
-        outbox.handed(5);
+        outbox.add_chunk(5);
         assert_eq!(outbox.unread(), Unread { tenant, bytes: 5 });
     }
 }

@@ -44,7 +44,7 @@ async fn a_response_gets_its_share_as_soon_as_memory_is_given_back() {
 }
 
 #[test]
-fn connections_are_closed_only_where_memory_is_short_and_of_those_who_hold_most() {
+fn connections_of_the_largest_holders_close_when_memory_is_short() {
     let budget = Arc::new(OutputBudget::new(100));
     let unread = |group, member, bytes| Unread { tenant: tenant(group, member), bytes };
     let many = [unread(1, 0, 30), unread(1, 1, 20), unread(1, 2, 40), unread(2, 0, 9)];

@@ -13,7 +13,7 @@ mod schedule;
 mod writer;
 
 use chain::Chain;
-use pegainfer_bench::recording::format::{Added, Ended, Header, Line, Reason, VERSION};
+use pegainfer_bench::recording::format::{Added, Ended, Header, Reason, RecordLine, VERSION};
 use pegainfer_bench::recording::{Prompts, TokenHash};
 use pegainfer_core::engine::GenerateRequest;
 use pegainfer_core::schedule::recording::ScheduleSink;
@@ -24,12 +24,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
-use writer::Writer;
+use writer::RecordWriter;
 
 /// A recording that is being written.
 #[derive(Debug)]
 pub struct Recorder {
-    writer: Writer,
+    writer: RecordWriter,
     prompts: Prompts,
     /// Key of the hashes; it is never written to a file.
     key: Key,
@@ -46,7 +46,7 @@ impl Recorder {
         let key = Key::generate(HMAC_SHA256, &SystemRandom::new());
         let key = key.map_err(|_| std::io::Error::other("the operating system gives no random numbers"))?;
         let header = Header { record: VERSION, model: model.to_owned(), version: version(), prompts };
-        let writer = Writer::create(file, &header, max_bytes)?;
+        let writer = RecordWriter::create(file, &header, max_bytes)?;
         Ok(Arc::new(Self { writer, prompts, key, started: Instant::now(), next: AtomicU64::new(0) }))
     }
 
@@ -64,7 +64,7 @@ impl Recorder {
                 (chain, Added::new(t, id, request, prompts, hashes))
             }
         };
-        let has_line = self.writer.write(&Line::Added(Box::new(added)));
+        let has_line = self.writer.write(&RecordLine::Added(Box::new(added)));
         Recording {
             recorder: self.clone(),
             id,
@@ -143,6 +143,6 @@ impl Drop for Recording {
         let hashes = self.chain.take().map(Chain::into_new);
         let (t, end, tokens, reason) = (self.recorder.seconds(), self.id, self.tokens, self.reason);
         let hash = self.hash.to_string();
-        self.recorder.writer.write(&Line::Ended(Ended { t, end, tokens, reason, hash, hashes }));
+        self.recorder.writer.write(&RecordLine::Ended(Ended { t, end, tokens, reason, hash, hashes }));
     }
 }

@@ -23,7 +23,7 @@ use tokio::sync::oneshot;
 const MAX_THREADS: usize = 2;
 /// Permits per thread. Requests that arrive together are queued without waking a task for each, and delay another
 /// client's request by milliseconds.
-const QUEUED: usize = 8;
+const QUEUED_PER_THREAD: usize = 8;
 /// Work on more bytes than this gets its own thread, so that it does not delay ordinary requests. The thread ends with
 /// the work, which frees the encoder's memory of the thread: up to 30 bytes per byte of the longest word.
 pub const LARGE: usize = 256 << 10;
@@ -63,11 +63,11 @@ pub struct Encoder {
 }
 
 /// Tells work that runs for a request whether the request still needs it.
-pub struct Caller<'a>(&'a dyn Fn() -> bool);
+pub struct CancelCheck<'a>(&'a dyn Fn() -> bool);
 
-impl Caller<'_> {
+impl CancelCheck<'_> {
     /// True if the client left or its deadline passed: the result will not be used.
-    pub fn is_gone(&self) -> bool {
+    pub fn is_cancelled(&self) -> bool {
         (self.0)()
     }
 }
@@ -84,7 +84,7 @@ impl Encoder {
             thread::Builder::new().name(format!("tokenizer-{i}")).spawn(move || {
                 warm_up(&tokenizer);
                 drop(ready);
-                work_off(&queue);
+                run_jobs(&queue);
             })?;
         }
         drop(ready);
@@ -94,7 +94,7 @@ impl Encoder {
         Ok(Self {
             tokenizer,
             jobs,
-            threads: slots(QUEUED * threads, QUEUED * threads),
+            threads: slots(QUEUED_PER_THREAD * threads, QUEUED_PER_THREAD * threads),
             large: slots(2, 1),
             huge: slots(1, 1),
             others: slots(2, 1),
@@ -129,7 +129,7 @@ impl Encoder {
         &self,
         tenant: Tenant,
         bytes: usize,
-        work: impl FnOnce(&Arc<Tokenizer>, &Caller<'_>) -> T + Send + 'static,
+        work: impl FnOnce(&Arc<Tokenizer>, &CancelCheck<'_>) -> T + Send + 'static,
     ) -> Result<T, EncoderError> {
         if bytes <= LARGE {
             return self.share_thread(tenant, work).await;
@@ -142,7 +142,7 @@ impl Encoder {
     pub async fn share_thread<T: Send + 'static>(
         &self,
         tenant: Tenant,
-        work: impl FnOnce(&Arc<Tokenizer>, &Caller<'_>) -> T + Send + 'static,
+        work: impl FnOnce(&Arc<Tokenizer>, &CancelCheck<'_>) -> T + Send + 'static,
     ) -> Result<T, EncoderError> {
         let turn = self.threads.acquire(tenant, 1).await.map_err(EncoderError::Busy)?;
         let (run, result) = self.job(turn, work);
@@ -161,7 +161,7 @@ impl Encoder {
     pub async fn own_thread<T: Send + 'static>(
         &self,
         turn: impl Send + 'static,
-        work: impl FnOnce(&Arc<Tokenizer>, &Caller<'_>) -> T + Send + 'static,
+        work: impl FnOnce(&Arc<Tokenizer>, &CancelCheck<'_>) -> T + Send + 'static,
     ) -> Result<T, EncoderError> {
         let (run, result) = self.job(turn, work);
         let thread = thread::Builder::new().name("large-request".into()).spawn(run);
@@ -172,14 +172,14 @@ impl Encoder {
     fn job<T: Send + 'static>(
         &self,
         turn: impl Send + 'static,
-        work: impl FnOnce(&Arc<Tokenizer>, &Caller<'_>) -> T + Send + 'static,
+        work: impl FnOnce(&Arc<Tokenizer>, &CancelCheck<'_>) -> T + Send + 'static,
     ) -> (impl FnOnce() + Send + 'static, oneshot::Receiver<T>) {
         let (done, result) = oneshot::channel();
         let tokenizer = self.tokenizer.clone();
         let run = move || {
             let _turn = turn;
             if !done.is_closed() {
-                let result = work(&tokenizer, &Caller(&|| done.is_closed()));
+                let result = work(&tokenizer, &CancelCheck(&|| done.is_closed()));
                 // The receiver may be gone.
                 let _ = done.send(result);
             }
@@ -192,15 +192,15 @@ impl Encoder {
 pub fn encode(
     texts: Vec<String>,
     add_special_tokens: bool,
-) -> impl FnOnce(&Arc<Tokenizer>, &Caller<'_>) -> Result<Vec<Vec<u32>>, TokenizerError> + Send + 'static {
-    move |tokenizer, caller| {
-        let texts = texts.iter().take_while(|_| !caller.is_gone());
+) -> impl FnOnce(&Arc<Tokenizer>, &CancelCheck<'_>) -> Result<Vec<Vec<u32>>, TokenizerError> + Send + 'static {
+    move |tokenizer, cancel| {
+        let texts = texts.iter().take_while(|_| !cancel.is_cancelled());
         texts.map(|text| tokenizer.encode(text, add_special_tokens)).collect()
     }
 }
 
 /// Runs jobs until the channel closes. A panic ends only its job.
-fn work_off(queue: &Receiver<Job>) {
+fn run_jobs(queue: &Receiver<Job>) {
     for job in queue {
         if catch_unwind(AssertUnwindSafe(job)).is_err() {
             log::error!("the tokenizer panicked; this is a bug");

@@ -49,8 +49,8 @@ impl GrammarCache {
     pub(super) fn insert(&mut self, new: Cached) {
         self.entries.retain(|entry| entry.key != new.key);
         if self.entries.len() >= CACHED {
-            let most = self.largest(new.tenant, |_| 1);
-            if let Some(at) = self.entries.iter().position(|entry| Some(entry.tenant) == most) {
+            let largest = self.largest(new.tenant, |_| 1);
+            if let Some(at) = self.entries.iter().position(|entry| Some(entry.tenant) == largest) {
                 self.entries.remove(at);
             }
         }

@@ -21,9 +21,9 @@ const SLOTS_PER_TENANT: usize = 2;
 const CHECKS: usize = 4;
 const CHECKS_PER_TENANT: usize = 3;
 /// Number of largest allowed grammars that fit in memory. One tenant leaves a quarter of that memory to the others.
-const LARGEST: u32 = 2;
+const MAX_LARGE_GRAMMARS: u32 = 2;
 /// Time to wait for the memory of other requests' grammars.
-const WAIT: Duration = Duration::from_secs(5);
+const MEMORY_WAIT: Duration = Duration::from_secs(5);
 
 /// The compiler with its limits.
 pub struct GrammarService {
@@ -40,21 +40,21 @@ impl GrammarService {
     /// Without a `trial`, only the sources are checked.
     pub fn new(compiler: GrammarCompiler, trial: Option<GrammarTrial>) -> Self {
         let limits = trial.as_ref().map_or_else(GrammarLimits::default, |trial| trial.limits);
-        let memory = (limits.mebibytes() as usize).saturating_mul(LARGEST as usize);
+        let memory = (limits.mebibytes() as usize).saturating_mul(MAX_LARGE_GRAMMARS as usize);
         let slots = |permits, per_tenant, max_wait| Slots::new(QueueLimits::new(permits, per_tenant), max_wait);
         Self {
             compiler: Arc::new(compiler),
             trial,
             checks: slots(CHECKS, CHECKS_PER_TENANT, MAX_WAIT),
             slots: slots(SLOTS, SLOTS_PER_TENANT, MAX_WAIT),
-            memory: slots(memory, memory / 4 * 3, WAIT),
+            memory: slots(memory, memory / 4 * 3, MEMORY_WAIT),
             cache: Mutex::default(),
         }
     }
 
     /// True if the vocabulary has the reasoning tags. Without them no grammar can cover the reasoning.
-    pub fn knows_reasoning(&self) -> bool {
-        self.compiler.knows_reasoning()
+    pub fn has_reasoning_tags(&self) -> bool {
+        self.compiler.has_reasoning_tags()
     }
 
     /// The engine's grammar: reasoning within `thinking`, if the model has the tags for it, then the output. `None`

@@ -9,7 +9,7 @@ mod priority;
 mod trial;
 
 pub use checkpoint::{Checkpoint, SamplingDefaults};
-pub use encoder::{Caller, Encoder, EncoderError, LARGE, encode, limit_encoder_threads};
+pub use encoder::{CancelCheck, Encoder, EncoderError, LARGE, encode, limit_encoder_threads};
 pub use grammar_cache::AccountedGrammar;
 pub use grammars::GrammarService;
 pub use trial::{COMMAND as TRIAL_COMMAND, GrammarLimits, GrammarTrial, run as run_trial};

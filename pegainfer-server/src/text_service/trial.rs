@@ -59,7 +59,7 @@ pub struct GrammarTrial {
 
 impl GrammarTrial {
     /// A trial that starts this program again.
-    pub fn of_this_program(limits: GrammarLimits) -> std::io::Result<Self> {
+    pub fn this_program(limits: GrammarLimits) -> std::io::Result<Self> {
         // The link leads to the running program even after an upgrade replaced its file.
         let program = if cfg!(target_os = "linux") { "/proc/self/exe".into() } else { std::env::current_exe()? };
         Ok(Self { program, limits })
@@ -174,7 +174,7 @@ fn limit_this_process(memory: u64, seconds: u64) -> std::io::Result<()> {
     ];
     for (resource, soft, hard) in limits {
         let [current, maximum] =
-            [soft, hard].map(|most| Some(getrlimit(resource).maximum.map_or(most, |maximum| most.min(maximum))));
+            [soft, hard].map(|limit| Some(getrlimit(resource).maximum.map_or(limit, |maximum| limit.min(maximum))));
         setrlimit(resource, Rlimit { current, maximum })?;
     }
     Ok(())

@@ -2,7 +2,8 @@
 //!
 //! # Layout
 //! - [`Tracer`]: decides which requests are traced, and hands their spans to a writer thread.
-//! - [`Trace`]: the spans of one request. [`ChoiceTrace`]: the spans of one of its choices, with the engine's timestamps.
+//! - [`Trace`]: the spans of one request. [`ChoiceTrace`]: the spans of one of its choices, with the engine's
+//!   timestamps.
 //! - [`steps`]: engine steps as a trace, and files of slow ones.
 //! - [`ChromeFiles`]: writes files. [`Otlp`]: sends to an OpenTelemetry collector.
 //!
@@ -33,9 +34,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Request header of admins: 1 traces this request, 0 does not.
-const ASKED: HeaderName = HeaderName::from_static("x-trace");
+const TRACE_HEADER: HeaderName = HeaderName::from_static("x-trace");
 /// Response header with the id of the trace.
-const TOLD: HeaderName = HeaderName::from_static("x-trace-id");
+const TRACE_ID_HEADER: HeaderName = HeaderName::from_static("x-trace-id");
 /// Maximum number of traces waiting to be written; more are dropped.
 const MAX_WAITING: usize = 1024;
 /// Maximum size in bytes of traces waiting to be written; more are dropped.
@@ -121,8 +122,8 @@ impl Tracer {
 
     /// Starts a trace if this request is sampled, or asks for one and may (`decides`).
     fn begin(self: &Arc<Self>, headers: &HeaderMap, name: &str, decides: bool) -> Result<Option<Arc<Trace>>, ApiError> {
-        let sampled = match headers.get(ASKED).filter(|_| decides).map(HeaderValue::as_bytes) {
-            None => self.is_next(),
+        let sampled = match headers.get(TRACE_HEADER).filter(|_| decides).map(HeaderValue::as_bytes) {
+            None => self.sample_next(),
             Some(b"0") => false,
             Some(b"1") => true,
             Some(_) => return Err(ApiError::invalid("x-trace", "x-trace must be 0 or 1")),
@@ -148,7 +149,7 @@ impl Tracer {
     }
 
     /// True if the next request is sampled: for `sampling_ratio` of the calls, evenly spread.
-    fn is_next(&self) -> bool {
+    fn sample_next(&self) -> bool {
         let seen = self.seen.fetch_add(1, Ordering::Relaxed) as f64;
         ((seen + 1.0) * self.sampling_ratio).floor() > (seen * self.sampling_ratio).floor()
     }
@@ -290,7 +291,7 @@ pub async fn attach(
     let mut response = next(request).await;
     trace.status.store(response.status().as_u16(), Ordering::Relaxed);
     if let Ok(id) = id {
-        response.headers_mut().insert(TOLD, id);
+        response.headers_mut().insert(TRACE_ID_HEADER, id);
     }
     response
 }
@@ -302,17 +303,17 @@ mod tests {
     #[test]
     fn sampling_is_spread_evenly_and_a_header_overrides_it() {
         let tracer = Tracer::start(vec![], 0.25).unwrap();
-        let traced: Vec<bool> = (0..8).map(|_| tracer.is_next()).collect();
+        let traced: Vec<bool> = (0..8).map(|_| tracer.sample_next()).collect();
         assert_eq!(traced, [false, false, false, true, false, false, false, true]);
         let asked = |value: &'static str, decides| {
-            let headers = HeaderMap::from_iter([(ASKED, HeaderValue::from_static(value))]);
+            let headers = HeaderMap::from_iter([(TRACE_HEADER, HeaderValue::from_static(value))]);
             tracer.begin(&headers, "test", decides).map(|trace| trace.is_some())
         };
         assert!(asked("1", true).unwrap());
         assert!(!asked("0", true).unwrap());
         assert!(asked("yes", true).is_err());
         let tracer = Tracer::start(vec![], 0.0).unwrap();
-        let headers = HeaderMap::from_iter([(ASKED, HeaderValue::from_static("1"))]);
+        let headers = HeaderMap::from_iter([(TRACE_HEADER, HeaderValue::from_static("1"))]);
         assert!(tracer.begin(&headers, "test", false).unwrap().is_none(), "only those who may decide");
     }
 

@@ -196,11 +196,7 @@ mod tests {
         let ops: Vec<&str> = of(OPS).map(|event| event["name"].as_str().unwrap()).collect();
         assert_eq!(ops, ["linear", "attention"]);
         let at = |row: u32, i: usize| of(row).nth(i).unwrap()["ts"].as_f64().unwrap();
-        assert_eq!(
-            (at(OPS, 0), at(OPS, 1)),
-            (at(STEPS, 3), at(STEPS, 3) + 300.0),
-            "in their step, one behind the other"
-        );
+        assert_eq!((at(OPS, 0), at(OPS, 1)), (at(STEPS, 3), at(STEPS, 3) + 300.0), "in their step, one after another");
         assert_eq!(of(STEPS).next().unwrap()["args"]["measured/predicted"], 2.0);
         let requests = &events.iter().find(|event| event["name"] == "requests").unwrap()["args"];
         let rows = &requests["[request, x-request-id, tokens, context]"];

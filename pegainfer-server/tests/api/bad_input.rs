@@ -331,12 +331,12 @@ fn compressed_bodies_count_as_what_they_become() {
     let before = std::time::Instant::now();
     expect(send("gzip", &bomb), 413, "the request body is larger than the limit of 8388608 bytes", None);
     assert!(before.elapsed().as_secs() < 5, "{:?}", before.elapsed());
-    expect(send("gzip", body.as_bytes()), 400, "the request body is not the gzip that Content-Encoding says", None);
+    expect(send("gzip", body.as_bytes()), 400, "the request body is not the gzip that Content-Encoding names", None);
     let cut = gzip(body.as_bytes());
     expect(
         send("gzip", &cut[..cut.len() - 4]),
         400,
-        "the request body is not the gzip that Content-Encoding says",
+        "the request body is not the gzip that Content-Encoding names",
         None,
     );
     for encoding in ["br", "zstd", "gzip, gzip"] {

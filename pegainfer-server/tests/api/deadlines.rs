@@ -61,7 +61,7 @@ fn a_stream_is_cancelled_at_its_deadline_with_an_event() {
 }
 
 #[test]
-fn the_deadline_holds_while_a_stream_is_prepared_whose_head_was_sent() {
+fn the_deadline_holds_after_an_early_head() {
     let dir = endless_template("deadline");
     let (engine, control) = MockEngine::replying(" a cat sat");
     let setup = Setup { options: limited(700), model_dir: dir.0.clone(), ..Setup::default() };

@@ -95,7 +95,7 @@ fn every_door_refuses_what_would_never_end() {
 }
 
 #[test]
-fn what_is_tried_first_can_be_used() {
+fn tried_grammars_can_be_used() {
     let server = TestServer::bundled_with(options());
     // Objects of 500 properties and more used to cause a 500.
     for count in [3, 500, 1000] {

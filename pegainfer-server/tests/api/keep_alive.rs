@@ -89,7 +89,7 @@ fn a_stream_that_pauses_between_tokens_is_kept_alive() {
 }
 
 #[test]
-fn a_stream_whose_tokens_are_not_sent_yet_is_kept_alive() {
+fn a_stream_with_unsent_tokens_is_kept_alive() {
     let (server, control) = silent_server();
     // The input of a custom tool is sent when it is complete.
     let input = "word ".repeat(200);

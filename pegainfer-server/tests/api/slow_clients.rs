@@ -154,7 +154,7 @@ fn a_client_that_never_reads_is_dropped() {
 }
 
 #[test]
-fn a_request_whose_head_never_ends_is_dropped() {
+fn a_request_with_an_endless_head_is_dropped() {
     let server = server();
     let mut half = TcpStream::connect(server.address).unwrap();
     half.write_all(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n").unwrap();
@@ -171,7 +171,7 @@ fn a_request_whose_head_never_ends_is_dropped() {
 }
 
 #[test]
-fn a_request_whose_body_never_ends_gets_an_error() {
+fn a_request_with_an_endless_body_gets_an_error() {
     let server = server();
     let head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n";
     let mut half = TcpStream::connect(server.address).unwrap();

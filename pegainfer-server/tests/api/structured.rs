@@ -94,7 +94,7 @@ fn forced_calls_fit_their_schema() {
 }
 
 #[test]
-fn beside_tools_an_answer_fits_its_schema_or_is_a_call() {
+fn with_tools_an_answer_fits_its_schema_or_is_a_call() {
     let server = TestServer::bundled();
     let parameters = json!({"type": "object", "properties": {}, "additionalProperties": false});
     let tools = json!([{"type": "function", "function": {"name": "rest", "parameters": parameters}}]);
@@ -193,7 +193,7 @@ fn other_requests_give_what_they_give_alone() {
 }
 
 #[test]
-fn what_cannot_be_done_is_refused_before_any_token() {
+fn impossible_structures_are_refused_before_any_token() {
     let (server, control) = TestServer::replying("x");
     let regex = || json!({"regex": "a"});
     let schema = |schema: Value| json!({"type": "json_schema", "json_schema": {"name": "x", "schema": schema}});

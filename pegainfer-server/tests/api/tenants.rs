@@ -64,7 +64,7 @@ fn without_keys_an_address_is_a_tenant_and_prefixes_are_shared() {
 }
 
 #[test]
-fn a_trusted_proxy_says_whose_request_it_is() {
+fn a_trusted_proxy_names_the_tenant() {
     let (engine, control) = MockEngine::replying(" a cat");
     let trusted_proxies = TrustedProxies::new(&["127.0.0.1".into()]).unwrap();
     let server = TestServer::with(engine, Options { trusted_proxies, ..Options::default() });

@@ -111,7 +111,7 @@ fn a_streamed_call_has_the_shape_of_openai() {
 }
 
 #[test]
-fn content_is_null_beside_calls() {
+fn content_is_null_next_to_calls() {
     let (server, _) = TestServer::replying("\n<tool_call>\n{\"name\": \"time\", \"arguments\": {}}\n</tool_call>\n");
     let plain = post_ok(server.address, CHAT, &chat(json!({})));
     let message = plain["choices"][0]["message"].as_object().unwrap();

@@ -1,6 +1,6 @@
 //! Attacks on memory and time, scaled down: a hostile client must cost other clients nothing.
 
-use crate::support::attack::{KEY, Target, limit, metric, post_text, together};
+use crate::support::attack::{AttackedServer, KEY, limit, metric, post_text, together};
 use crate::support::client::{Response, post, post_with, send, write};
 use crate::support::process::{pegainfer, run};
 use crate::support::usage::status;
@@ -64,7 +64,7 @@ fn refusal(address: SocketAddr, body: &Value) -> String {
 
 #[test]
 fn bodies_and_prompts_of_megabytes() {
-    let mut target = Target::start(&[]);
+    let mut target = AttackedServer::start(&[]);
     target.attack("1,700 bodies of 8 MB are announced and none is sent", |address| {
         let open: Vec<TcpStream> = (0..1700).map(|_| announce(address, 8 * MIB, b"{")).collect();
         std::thread::sleep(Duration::from_millis(500));
@@ -109,7 +109,7 @@ fn random_letters(length: usize) -> String {
 
 #[test]
 fn texts_of_megabytes_are_tokenized() {
-    let mut target = Target::start(&[]);
+    let mut target = AttackedServer::start(&[]);
     target.attack("the tokens of 4 texts of 4 MB of digits, with their strings", |address| {
         let body = json!({"prompt": "7".repeat(4 * MIB), "return_token_strs": true}).to_string();
         assert_eq!(statuses(4, address, "/tokenize", &body), [200; 4]);
@@ -133,7 +133,7 @@ fn texts_of_megabytes_are_tokenized() {
 
 #[test]
 fn responses_of_megabytes() {
-    let mut target = Target::start(&["--api-key", KEY, "--api-key", HOSTILE]);
+    let mut target = AttackedServer::start(&["--api-key", KEY, "--api-key", HOSTILE]);
     target.attack("log-probabilities of a prompt of 4,090 tokens for 128 choices", |address| {
         let body = json!({"prompt": vec![5; 4090], "n": 128, "echo": true, "logprobs": 20, "max_tokens": 1});
         let message = refusal(address, &body);
@@ -179,7 +179,8 @@ fn paced(open: impl Fn() -> TcpStream) -> TcpStream {
 
 #[test]
 fn more_connections_than_files() {
-    let mut target = Target::start_with(&["--client-timeout", "10"], |command| limit(command, Resource::Nofile, 256));
+    let mut target =
+        AttackedServer::start_with(&["--client-timeout", "10"], |command| limit(command, Resource::Nofile, 256));
     target.attack("300 idle connections where 256 files may be open", |address| {
         let idle: Vec<TcpStream> = (0..300).map(|_| paced(|| TcpStream::connect(address).unwrap())).collect();
         std::thread::sleep(Duration::from_secs(1));
@@ -197,7 +198,7 @@ fn more_connections_than_files() {
 #[test]
 fn a_chat_template_that_never_ends() {
     let dir = endless_template("attack");
-    let mut target = Target::start(&["--model-path", dir.0.to_str().unwrap()]);
+    let mut target = AttackedServer::start(&["--model-path", dir.0.to_str().unwrap()]);
     target.attack("two chats through an endless template", |address| {
         let body = json!({"messages": [{"role": "user", "content": "x"}]}).to_string();
         assert_eq!(statuses(2, address, CHAT, &body), [400; 2]);
@@ -210,7 +211,7 @@ fn a_chat_template_that_makes_gigabytes() {
     let text = "{% if messages[0].content == 'replace' %}{{ ('x' * 1000000)|replace('x', 'y' * 10000)|length }}{% else %}\
         {% set ns = namespace(x=[1, 2]) %}{% for i in range(90) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{% endif %}";
     std::fs::write(dir.0.join("chat_template.jinja"), text).unwrap();
-    let mut target = Target::start(&["--model-path", dir.0.to_str().unwrap()]);
+    let mut target = AttackedServer::start(&["--model-path", dir.0.to_str().unwrap()]);
     target.attack("chats through a template that takes any memory", |address| {
         for content in ["replace", "lists"] {
             let body = json!({"messages": [{"role": "user", "content": content}]}).to_string();
@@ -221,7 +222,7 @@ fn a_chat_template_that_makes_gigabytes() {
 
 #[test]
 fn a_client_that_fills_the_queue() {
-    let mut target = Target::start(&["--api-key", KEY, "--api-key", HOSTILE]);
+    let mut target = AttackedServer::start(&["--api-key", KEY, "--api-key", HOSTILE]);
     target.attack("700 choices of one key", |address| {
         let body = json!({"prompt": "x", "n": 100, "max_tokens": 4000, "ignore_eos": true, "stream": true}).to_string();
         let open: Vec<TcpStream> =
@@ -260,7 +261,7 @@ fn ordinary_requests(address: SocketAddr, number: usize) {
 
 #[test]
 fn schemas_that_take_a_second_each() {
-    let mut target = Target::start(&["--api-key", KEY, "--api-key", HOSTILE]);
+    let mut target = AttackedServer::start(&["--api-key", KEY, "--api-key", HOSTILE]);
     target.attack("60 slow schemas, some with 800,000 ignored values", |address| {
         let bodies: Vec<String> =
             (0..60).map(|i| slow_schema(i, if i.is_multiple_of(6) { 800_000 } else { 0 }).to_string()).collect();
@@ -283,11 +284,11 @@ fn a_machine_without_files_threads_or_memory_is_not_the_client_s_fault() {
     assert_eq!(code, Some(1));
     assert!(error.contains("only 20 files may be open") && error.contains("(ulimit -n)"), "{error}");
 
-    let target = Target::start(&[]);
+    let target = AttackedServer::start(&[]);
     // Too little for the stack of a thread that compiles a grammar.
-    let most = Some(status(target.pid(), "VmSize:") + (8 << 20));
+    let limit = Some(status(target.pid(), "VmSize:") + (8 << 20));
     let pid = Pid::from_raw(target.pid() as i32);
-    prlimit(pid, Resource::As, Rlimit { current: most, maximum: most }).unwrap();
+    prlimit(pid, Resource::As, Rlimit { current: limit, maximum: limit }).unwrap();
     let schema = json!({"prompt": "x", "max_tokens": 4, "structured_outputs": {"json": {"type": "array"}}});
     let refused = post(target.address(), COMPLETIONS, &schema);
     assert_eq!((refused.status, refused.header("retry-after")), (503, Some("1")));

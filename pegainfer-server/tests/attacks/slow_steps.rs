@@ -105,7 +105,7 @@ fn the_trace_of_a_slow_step_names_the_slow_op() {
         let of = events.iter().filter(|event| event["name"] == name && event["ph"] == "X");
         of.map(|event| event["dur"].as_f64().unwrap()).collect()
     };
-    assert!(calls("decode").len() > 60, "the steps before the slow one and behind it");
+    assert!(calls("decode").len() > 60, "the steps before and after the slow one");
     let slow_calls = calls(op).into_iter().filter(|us| *us >= SLOW.as_secs_f64() * 1e6).count();
     assert!(slow_calls >= 8 * slow.calls, "{slow_calls} slow calls, {} in a step", slow.calls);
     let requests = events.iter().filter(|event| event["name"] == "requests");

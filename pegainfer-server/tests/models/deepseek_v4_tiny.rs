@@ -48,7 +48,7 @@ fn completions_and_chats_are_served_plain_and_streamed() {
 }
 
 #[test]
-fn twenty_streams_of_which_a_third_hang_up_leak_nothing() {
+fn twenty_streams_with_a_third_hanging_up_leak_nothing() {
     let server = server();
     std::thread::scope(|scope| {
         for i in 0..20usize {

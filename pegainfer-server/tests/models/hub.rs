@@ -134,7 +134,7 @@ fn names_of_a_hostile_hub_become_no_paths() {
             let index = json!({"weight_map": {"w": shard}}).to_string().into_bytes();
             hub.files.insert("model.safetensors.index.json".into(), index);
         });
-        assert!(error.unwrap_err().contains("which is no file name"), "{shard}");
+        assert!(error.unwrap_err().contains("which is not a file name"), "{shard}");
     }
 }
 
@@ -276,7 +276,7 @@ fn redirects_are_few_and_carry_no_token_to_other_hosts() {
 }
 
 #[test]
-fn what_an_interrupted_or_another_program_left_is_healed() {
+fn leftovers_of_any_program_are_healed() {
     let (dir, hub) = (TempDir::new("hub-left"), Hub::start(files()));
     let blob = client(&hub, &dir.0).fetch("test/tiny", true).unwrap().join(WEIGHTS).canonicalize().unwrap();
     let partial = blob.with_added_extension("incomplete");

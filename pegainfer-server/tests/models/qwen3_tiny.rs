@@ -130,7 +130,7 @@ fn greedy_text_equals_the_reference(server: &TestServer, check_events: impl Fn(u
 }
 
 #[test]
-fn two_hundred_streams_of_which_a_third_hang_up_leak_nothing() {
+fn two_hundred_streams_with_a_third_hanging_up_leak_nothing() {
     let server = server(&["--kv-cache-memory", "24M", "--max-num-seqs", "32"]);
     let total = server.engine.stats().kv_blocks_total;
     std::thread::scope(|scope| {

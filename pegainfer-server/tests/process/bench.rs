@@ -218,7 +218,10 @@ fn a_file_that_is_no_trace_is_refused_before_anything_is_loaded() {
     };
     assert!(error(&trace("none.csv")).contains("none.csv cannot be read"));
     let unknown = error(&format!("{}/Cargo.toml", env!("CARGO_MANIFEST_DIR")));
-    assert!(unknown.contains("Cargo.toml is no known trace") && unknown.contains("Mooncake: JSON Lines"), "{unknown}");
+    assert!(
+        unknown.contains("Cargo.toml is not a known trace") && unknown.contains("Mooncake: JSON Lines"),
+        "{unknown}"
+    );
 }
 
 #[test]

@@ -264,7 +264,7 @@ fn a_checkpoint_is_fetched_from_the_hub_resumed_and_kept() {
 }
 
 #[test]
-fn what_the_hub_refuses_is_one_clear_sentence() {
+fn hub_refusals_are_one_clear_sentence() {
     let home = TempDir::new("hub-errors");
     let hub = Hub::start(hub_files());
     let endpoint = format!("http://{}", hub.address);

@@ -45,7 +45,7 @@ fn a_conversation_in_a_terminal() {
     terminal.wait_for("start anew with this system message");
     terminal.wait_for(PROMPT);
     terminal.press("/system Be brief.\r");
-    terminal.wait_for("the conversation starts anew with this system message");
+    terminal.wait_for("the conversation restarts with this system message");
     terminal.wait_for(PROMPT);
     terminal.press("/reset\r");
     terminal.wait_for("the conversation starts anew");

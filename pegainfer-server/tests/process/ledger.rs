@@ -65,7 +65,7 @@ fn simulated_rates(dir: &Path, ledger: &Path, mlp: &str) -> ([f64; 2], bool) {
 }
 
 #[test]
-fn what_cannot_be_simulated_is_refused() {
+fn impossible_simulations_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("ledger");
     let path = file.to_str().unwrap();
@@ -84,7 +84,7 @@ fn what_cannot_be_simulated_is_refused() {
     assert_eq!(std::fs::read_to_string(&file).unwrap(), other);
     measure(&file, "qwen3-tiny");
     let error = refusal(&["--strict", "--concurrency", "8", "--max-num-seqs", "8"]);
-    assert!(error.contains("beyond what the ledger covers"), "{error}");
+    assert!(error.contains("the ledger does not cover"), "{error}");
     assert!(refusal(&["--max-num-seqs", "100"]).contains("--max-num-batched-tokens"));
     assert!(refusal(&["--kv-cache-tokens", "3"]).contains("less than a block"));
     assert!(refusal(&["--slo-ttft", "1us"]).contains("no rate is low enough"));
@@ -190,7 +190,7 @@ fn an_anchor_corrects_the_ledger_of_another_device_and_doctor_compares_them() {
     let said = text(&output.stdout);
     assert!(!output.status.success() && said.contains("factor of prefill steps:"), "{said}");
     let why = text(&output.stderr);
-    assert!(why.contains("the steps of this device do not take what the ledger says"), "{why}");
+    assert!(why.contains("the step times of this device differ from the ledger"), "{why}");
     std::fs::write(&other, std::fs::read_to_string(&other).unwrap().replacen("kernels\":\"", "kernels\":\"0", 1))
         .unwrap();
     let output = doctor(&other);
@@ -254,7 +254,7 @@ fn the_ledgers_of_the_h200_predict_what_was_measured_there() {
 }
 
 #[test]
-fn a_ledger_inside_the_executable_needs_nothing_beside_it() {
+fn a_built_in_ledger_needs_no_other_file() {
     let dir = tempfile::tempdir().unwrap();
     let run = |args: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pegainfer"));

@@ -40,7 +40,7 @@ fn replay(file: &Path, flags: &[&str]) -> (Option<i32>, String, String) {
     run(pegainfer().arg("replay").arg(file).args(["--device", "cpu"]).args(flags))
 }
 
-/// Sends request `i`, whose kind is `i` modulo [`KINDS`], and waits for its response; two kinds do not wait.
+/// Sends request `i` of kind `i` modulo [`KINDS`], and waits for its response; two kinds do not wait.
 fn request(address: SocketAddr, i: usize) {
     let messages = json!([{"role": "user", "content": format!("Tell me about cat number {i}.")}]);
     let chat = |fields: Value| with(json!({"messages": messages, "max_tokens": 24}), fields);
@@ -106,7 +106,7 @@ fn recorded_requests_give_the_same_tokens_again() {
     std::fs::write(&file, text).unwrap();
     let (code, out, err) = replay(&file, &["--check"]);
     assert!(
-        code == Some(1) && err.contains("requests gave other tokens") && out.contains("1 had not ended"),
+        code == Some(1) && err.contains("requests gave different tokens") && out.contains("1 had not ended"),
         "{out}{err}"
     );
     assert_eq!(replay(&file, &[]).0, Some(0), "only --check fails");
@@ -195,7 +195,7 @@ fn a_served_schedule_replays_without_the_model() {
     changed.insert(at, json!({"gap": 2}));
     write(&changed).unwrap();
     let (code, out, err) = replay(&file, &["--schedule"]);
-    assert!(code == Some(0) && err.contains("2 lines behind step"), "{out}{err}");
+    assert!(code == Some(0) && err.contains("2 lines after step"), "{out}{err}");
     changed.retain(|line| line.get("engine").is_none());
     write(&changed).unwrap();
     let (code, _, err) = replay(&file, &["--schedule"]);

@@ -120,7 +120,7 @@ fn a_killed_run_goes_on_without_a_lost_or_doubled_line() {
     let after_stop = count(&dir.0);
     assert!(after_stop < REQUESTS, "it was done before the signal");
     let expected =
-        format!("error: stopped with {after_stop} of {REQUESTS} results; the same command goes on with the others");
+        format!("error: stopped with {after_stop} of {REQUESTS} results; the same command continues with the others");
     assert_eq!((output.status.code(), stderr.lines().last()), (Some(1), Some(expected.as_str())));
 
     let (code, _, stderr) = run(&mut run_batch(&dir.0));
@@ -148,7 +148,7 @@ fn files_that_cannot_be_used_are_refused_before_the_model_is_loaded() {
     };
     assert_eq!(refused(&[]), "error: DIR/in.jsonl has no request");
     let error = refused(&[good.clone(), good.clone()]);
-    assert_eq!(error, "error: DIR/in.jsonl, line 2: custom_id \"a\" is on line 1, too");
+    assert_eq!(error, "error: DIR/in.jsonl, line 2: custom_id \"a\" is already on line 1");
     let error = refused(&[good.clone(), request("b", "/v1/embeddings", &body)]);
     assert!(error.starts_with("error: DIR/in.jsonl, line 2: url must be one of "), "{error}");
     let long = json!({"prompt": "x".repeat(70_000)});

@@ -1,7 +1,7 @@
 //! A server under attack: a child process with limited address space, watched from outside.
 //!
-//! [`Target::attack`] measures the quiet server, runs an attack next to an ordinary streaming client and a poller of
-//! `/health`, then checks these conditions:
+//! [`AttackedServer::attack`] measures the quiet server, runs an attack next to an ordinary streaming client and a
+//! poller of `/health`, then checks these conditions:
 //!
 //! - The ordinary client is served: every request gets 200. The 99th percentile of its inter-token latency (ITL) stays
 //!   below three times the quiet value, or below 50 ms; that of its time to first token (TTFT) below three times the
@@ -47,14 +47,14 @@ pub const KEY: &str = "ordinary";
 const RUNS: usize = 2;
 
 /// A server that can be attacked.
-pub struct Target {
+pub struct AttackedServer {
     server: Process,
     before: Usage,
     log: Arc<Mutex<String>>,
     _alone: MutexGuard<'static, ()>,
 }
 
-impl Target {
+impl AttackedServer {
     /// Starts a server with these flags.
     pub fn start(args: &[&str]) -> Self {
         Self::start_with(args, |_| {})
@@ -112,9 +112,9 @@ impl Target {
         let over = Instant::now();
         self.check_alive(name);
         let peak = status(self.pid(), "VmHWM:") / MIB;
-        let most = (WEIGHTS + KV + WORKING_MEMORY) / MIB;
+        let max_mib = (WEIGHTS + KV + WORKING_MEMORY) / MIB;
         println!("{name}: quiet {quiet:?}, attacked {:?}, {peak} MiB resident at most", watched.figures());
-        assert!(peak < most, "{name}: {peak} MiB were resident, at most {most} are documented");
+        assert!(peak < max_mib, "{name}: {peak} MiB were resident, at most {max_mib} are documented");
         assert!(watched.refused.is_empty(), "{name}: the ordinary client got {:?}", watched.refused);
         self.check_aftermath(name, over);
         (result.unwrap(), watched.late(quiet, slowdown))
@@ -131,7 +131,7 @@ impl Target {
         loop {
             let now = Usage::of(pid);
             let busy = busy(pid);
-            if is_back_to(now, before) && busy < BUSY && is_idle(self.address()) {
+            if is_restored(now, before) && busy < BUSY && is_idle(self.address()) {
                 break;
             }
             let waited = over.elapsed();
@@ -146,7 +146,7 @@ impl Target {
 
 /// True if a process has nothing left that `before` did not have. It may have touched KV pages and the bounded caches
 /// of the tokenizer and the allocator since. Idle threads of the blocking pool end after ten seconds.
-fn is_back_to(now: Usage, before: Usage) -> bool {
+fn is_restored(now: Usage, before: Usage) -> bool {
     now.resident < before.resident + KV + 128 * MIB
         && now.files <= before.files + 4
         && now.threads <= before.threads + 16
@@ -175,9 +175,9 @@ pub fn post_text(address: SocketAddr, path: &str, json: &str) -> (u16, String) {
 
 /// Limits a resource of the process of `command`, such as its address space, so that an attack ends the process instead
 /// of exhausting the machine.
-pub fn limit(command: &mut Command, resource: Resource, most: u64) {
+pub fn limit(command: &mut Command, resource: Resource, max: u64) {
     let limit = move || {
-        let limit = Rlimit { current: Some(most), maximum: Some(most) };
+        let limit = Rlimit { current: Some(max), maximum: Some(max) };
         setrlimit(resource, limit).map_err(std::io::Error::from)
     };
     // SAFETY: the closure makes one system call and allocates nothing.

@@ -43,8 +43,8 @@ impl Watched {
         if itl >= (3 * quiet.itl).max(Duration::from_millis(50).mul_f64(slowdown)) {
             return Some(format!("ITL {itl:?}, quiet {:?}", quiet.itl));
         }
-        let most = (3 * quiet.health).max(Duration::from_millis(100).mul_f64(slowdown));
-        (health >= most).then(|| format!("/health took {health:?}, quiet {:?}", quiet.health))
+        let bound = (3 * quiet.health).max(Duration::from_millis(100).mul_f64(slowdown));
+        (health >= bound).then(|| format!("/health took {health:?}, quiet {:?}", quiet.health))
     }
 }
 

@@ -134,7 +134,7 @@ impl TurnReader<'_, '_> {
         let arguments = match block.input {
             None => Arguments::Object(Default::default()),
             Some(Value::Object(input)) => Arguments::Object(input),
-            Some(Value::String(text)) => Arguments::of_text(text),
+            Some(Value::String(text)) => Arguments::parse(text),
             Some(other) => Arguments::Raw(other.to_string()),
         };
         Ok(ToolCall { id: block.id, name, arguments })

@@ -1,7 +1,8 @@
 //! `POST /v1/messages` and `/v1/messages/count_tokens`: Anthropic's Messages API.
 //!
 //! # Layout
-//! - [`request`]: a body as a chat request; [`history`], [`content`]: its turns and what they hold; [`tools`]: its tools.
+//! - [`request`]: a body as a chat request; [`history`], [`content`]: its turns and what they hold; [`tools`]: its
+//!   tools.
 //! - [`response`]: writes the response, whole or streamed; [`wire`]: its JSON. [`signature`]: signatures of reasoning.
 
 mod content;

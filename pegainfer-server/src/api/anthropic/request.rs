@@ -64,9 +64,9 @@ pub fn read_to_count(mut body: Body<'_>, client: Client, policy: &FieldPolicy) -
 }
 
 /// Model, sampling parameters, conversation, and whether the response shows its reasoning.
-type Parts = (Option<String>, SamplingFields, Conversation, ThinkingDisplay);
+type ParsedConversation = (Option<String>, SamplingFields, Conversation, ThinkingDisplay);
 
-fn read_conversation(body: &mut Body<'_>, client: Client) -> Result<Parts, ApiError> {
+fn read_conversation(body: &mut Body<'_>, client: Client) -> Result<ParsedConversation, ApiError> {
     let fields: MessagesFields = body.read()?;
     let sampling = body.read()?;
     refuse_remote(&fields)?;
@@ -148,7 +148,7 @@ fn structure(format: FormatFields) -> Result<Structured, ApiError> {
     Ok(Structured { field: "output_config", source: GrammarSource::JsonSchema(schema) })
 }
 
-/// Sets the reasoning. As in Anthropic's API, the model does not reason unless `thinking` asks for it.
+/// Sets the reasoning. Like in Anthropic's API, the model does not reason unless `thinking` asks for it.
 fn set_thinking(
     thinking: Option<ThinkingFields>,
     effort: Option<Effort>,

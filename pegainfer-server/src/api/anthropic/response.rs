@@ -2,7 +2,7 @@
 
 use super::signature;
 use super::wire::{BlockDelta, ContentBlock, Message, MessageEvent, MessageUsage, Stop};
-use crate::api::blocks::{self, Block, Blocks, Change};
+use crate::api::blocks::{self, Block, BlockChange, Blocks};
 use crate::api::delta::{Counts, Delta, Finish, StopReason};
 use crate::api::generation::Generation;
 use crate::api::large_response::{GrowingResponse, json_bytes};
@@ -92,7 +92,7 @@ impl MessageOutput {
     }
 
     fn signature(&self, reasoning: &str) -> String {
-        if self.is_shown() { signature::of_shown(reasoning) } else { signature::of_omitted(reasoning) }
+        if self.is_shown() { signature::for_shown(reasoning) } else { signature::for_omitted(reasoning) }
     }
 
     /// Writes the first event, once. Cached tokens count as input tokens before the request was admitted; the last
@@ -111,13 +111,13 @@ impl MessageOutput {
         }
     }
 
-    fn change(&self, out: &mut Events, change: &Change) {
+    fn change(&self, out: &mut Events, change: &BlockChange) {
         match change {
-            Change::Open(index) => {
+            BlockChange::Open(index) => {
                 let content_block = empty(&self.blocks.all()[*index]);
                 push(out, &MessageEvent::ContentBlockStart { index: *index, content_block });
             }
-            Change::Grow(index, text) => {
+            BlockChange::Grow(index, text) => {
                 let delta = match &self.blocks.all()[*index] {
                     Block::Text(_) => BlockDelta::Text { text },
                     Block::Reasoning(_) if !self.is_shown() => return,
@@ -126,7 +126,7 @@ impl MessageOutput {
                 };
                 push(out, &MessageEvent::ContentBlockDelta { index: *index, delta });
             }
-            Change::Close(index) => {
+            BlockChange::Close(index) => {
                 if let Block::Reasoning(text) = &self.blocks.all()[*index] {
                     let delta = BlockDelta::Signature { signature: self.signature(text) };
                     push(out, &MessageEvent::ContentBlockDelta { index: *index, delta });

@@ -28,12 +28,12 @@ pub fn display(value: Option<&str>, body: &mut Body<'_>) -> ThinkingDisplay {
 }
 
 /// The signature of a thinking block that is sent without its text.
-pub fn of_omitted(reasoning: &str) -> String {
+pub fn for_omitted(reasoning: &str) -> String {
     OMITTED.to_owned() + &STANDARD.encode(reasoning)
 }
 
 /// The signature of a thinking block that is sent with its text.
-pub fn of_shown(reasoning: &str) -> String {
+pub fn for_shown(reasoning: &str) -> String {
     SHOWN.to_owned() + &STANDARD.encode(digest(&SHA256, reasoning.as_bytes()))
 }
 
@@ -55,12 +55,12 @@ mod tests {
     #[test]
     fn a_signature_holds_the_reasoning() {
         let text = "Hm, so.\né 日";
-        assert_eq!(reasoning(Some(String::new()), Some(of_omitted(text))), text);
-        assert_eq!(reasoning(None, Some(of_omitted(text))), text);
-        assert_eq!(reasoning(Some("shown".into()), Some(of_omitted(text))), "shown");
-        assert_eq!(reasoning(Some("shown".into()), Some(of_shown("shown"))), "shown");
-        assert_eq!(reasoning(None, Some(of_shown(text))), "", "a digest does not hold the reasoning");
-        assert_ne!(of_shown(text), of_shown("Hm, so."));
+        assert_eq!(reasoning(Some(String::new()), Some(for_omitted(text))), text);
+        assert_eq!(reasoning(None, Some(for_omitted(text))), text);
+        assert_eq!(reasoning(Some("shown".into()), Some(for_omitted(text))), "shown");
+        assert_eq!(reasoning(Some("shown".into()), Some(for_shown("shown"))), "shown");
+        assert_eq!(reasoning(None, Some(for_shown(text))), "", "a digest does not hold the reasoning");
+        assert_ne!(for_shown(text), for_shown("Hm, so."));
         for foreign in ["", "EqQBCkYIAxgC", "pegainfer-1-!", "pegainfer-1-/w==", "pegainfer-1-"] {
             assert_eq!(reasoning(None, Some(foreign.into())), "", "{foreign}");
         }

@@ -24,7 +24,7 @@ impl Generation {
         prompt_field: &'static str,
     ) -> Result<Vec<Self>, ApiError> {
         if params.include_metrics && requests.len() != 1 {
-            let message = format!("include_metrics is about one choice of one prompt, not about {}", requests.len());
+            let message = format!("include_metrics needs one choice of one prompt, got {}", requests.len());
             return Err(ApiError::invalid("include_metrics", message));
         }
         for request in &requests {

@@ -193,7 +193,7 @@ fn arguments(given: Option<Value>) -> Arguments {
     match given {
         None => Arguments::Object(Map::new()),
         Some(Value::Object(arguments)) => Arguments::Object(arguments),
-        Some(Value::String(text)) => Arguments::of_text(text),
+        Some(Value::String(text)) => Arguments::parse(text),
         Some(other) => Arguments::Raw(other.to_string()),
     }
 }

@@ -1,7 +1,7 @@
 //! The response object of `/v1/responses`, built from parser events.
 
 use super::request::Reply;
-use super::tools::{Kind, Target, Targets};
+use super::tools::{CalledTool, CalledTools, Kind};
 use super::wire::{
     Call, ContentPart, Failure, IncompleteDetails, OutputItem, Repeated, ResponseObject, ResponseUsage, Status,
 };
@@ -22,7 +22,7 @@ pub struct ResponseOutput {
     /// Fields of the request that the response repeats.
     repeated: Repeated,
     /// Tools of the calls, which decide how calls are written.
-    targets: Targets,
+    targets: CalledTools,
     /// True if reasoning is sent as a summary.
     pub(super) summary: bool,
     pub(super) blocks: Blocks,
@@ -38,7 +38,7 @@ pub(super) struct Head {
     /// Id of the item.
     pub(super) id: String,
     /// `None` for text and reasoning.
-    pub(super) target: Option<Target>,
+    pub(super) target: Option<CalledTool>,
 }
 
 impl ResponseOutput {
@@ -169,8 +169,8 @@ impl ResponseOutput {
 }
 
 /// The fields of a kind of call. `called` is the name that the model used.
-fn call<'a>(target: Option<&'a Target>, called: &'a str, arguments: &'a str) -> Call<'a> {
-    let Some(Target { kind, namespace, name }) = target else {
+fn call<'a>(target: Option<&'a CalledTool>, called: &'a str, arguments: &'a str) -> Call<'a> {
+    let Some(CalledTool { kind, namespace, name }) = target else {
         return Call::Function { name: called, namespace: None, arguments };
     };
     match kind {

@@ -1,7 +1,7 @@
 //! A body of `/v1/responses` as a chat request.
 
 use super::input;
-use super::tools::{Targets, ToolSet};
+use super::tools::{CalledTools, ToolSet};
 use super::wire::Repeated;
 use crate::api::chat_request::ChatRequest;
 use crate::api::conversation::{Conversation, FieldNames};
@@ -30,8 +30,8 @@ static NAMES: FieldNames = FieldNames {
 pub struct Reply {
     /// Fields that the response repeats.
     pub repeated: Repeated,
-    /// The tool behind each function name.
-    pub targets: Targets,
+    /// The tool of each function name.
+    pub targets: CalledTools,
     /// True if reasoning is sent as a summary.
     pub summary: bool,
 }

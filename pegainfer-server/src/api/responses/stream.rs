@@ -4,7 +4,7 @@ use super::events::{ArgumentsDone, Delta, InputDone, OfItem, OfPart, OfResponse,
 use super::output::{ResponseOutput, custom_input};
 use super::tools::Kind;
 use super::wire::{ContentPart, ResponseUsage, Status};
-use crate::api::blocks::{Block, Change};
+use crate::api::blocks::{Block, BlockChange};
 use crate::api::sse::Events;
 use crate::error::ApiError;
 use pegainfer_text::parser::Event;
@@ -67,17 +67,17 @@ impl ResponseOutput {
         self.write_response(out, self.status(), Some(usage), None);
     }
 
-    fn change(&mut self, out: &mut Events, change: Change) {
+    fn change(&mut self, out: &mut Events, change: BlockChange) {
         match change {
-            Change::Open(at) => {
+            BlockChange::Open(at) => {
                 self.open(at);
                 let sequence_number = self.count();
                 let item = self.item_with(at, Status::InProgress, false);
                 push(out, &ResponseEvent::ItemAdded(OfItem { sequence_number, output_index: at, item }));
                 self.write_part(out, at, false);
             }
-            Change::Grow(at, text) => self.grow(out, at, &text),
-            Change::Close(at) => self.close(out, at),
+            BlockChange::Grow(at, text) => self.grow(out, at, &text),
+            BlockChange::Close(at) => self.close(out, at),
         }
     }
 

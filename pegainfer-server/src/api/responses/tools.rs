@@ -28,16 +28,16 @@ pub enum Kind {
 
 /// A tool of this API.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Target {
-    /// What it is.
+pub struct CalledTool {
+    /// Kind of the tool.
     pub kind: Kind,
-    /// Its namespace.
+    /// Namespace of the tool.
     pub namespace: Option<String>,
     /// Its name within the namespace.
     pub name: String,
 }
 
-impl Target {
+impl CalledTool {
     /// Name of the function in prompts.
     fn in_prompts(&self) -> String {
         prompt_name(self.namespace.as_deref(), &self.name)
@@ -56,7 +56,7 @@ pub fn prompt_name(namespace: Option<&str>, name: &str) -> String {
 #[derive(Debug, Default)]
 pub struct ToolSet {
     definitions: Vec<Definition>,
-    targets: Vec<Target>,
+    targets: Vec<CalledTool>,
 }
 
 impl ToolSet {
@@ -168,7 +168,7 @@ impl ToolSet {
             tool.strict = None;
         }
         let Some(name) = tool.name else { return Err(invalid(format!("{at}.name is missing"))) };
-        let target = Target { kind, namespace, name };
+        let target = CalledTool { kind, namespace, name };
         let (name, parameters) = (Some(target.in_prompts()), tool.parameters.map(|Parameters(schema)| schema));
         let definition = Definition::new(&format!("{at}.name"), name, tool.description, parameters, tool.strict)?;
         self.definitions.push(Definition { deferred, ..definition });
@@ -176,10 +176,10 @@ impl ToolSet {
         Ok(())
     }
 
-    /// The tools that the model may or must call, and the tool behind each function name.
-    pub fn choose(self, choice: Option<ToolChoiceField>, parallel: bool) -> Result<(Tools, Targets), ApiError> {
+    /// The tools that the model may or must call, and the tool of each function name.
+    pub fn choose(self, choice: Option<ToolChoiceField>, parallel: bool) -> Result<(Tools, CalledTools), ApiError> {
         let choice = choice.map_or(Ok(ToolChoice::Auto), read_choice)?;
-        Ok((Tools::new(self.definitions, choice, parallel)?, Targets(self.targets)))
+        Ok((Tools::new(self.definitions, choice, parallel)?, CalledTools(self.targets)))
     }
 }
 
@@ -233,21 +233,21 @@ fn read_choice(choice: ToolChoiceField) -> Result<ToolChoice, ApiError> {
     Ok(ToolChoice::Allowed { names, required: mode == Some(ToolMode::Required) })
 }
 
-/// The tool behind each function name.
+/// The tool of each function name.
 #[derive(Debug, Default)]
-pub struct Targets(Vec<Target>);
+pub struct CalledTools(Vec<CalledTool>);
 
-impl Targets {
+impl CalledTools {
     /// The tool that the model means by this name. Models leave namespaces out; the bare name is enough if only one
     /// tool has it.
-    pub fn of(&self, called: &str) -> Target {
+    pub fn of(&self, called: &str) -> CalledTool {
         let exact = self.0.iter().find(|target| target.in_prompts() == called);
         let mut named = self.0.iter().filter(|target| target.name == called);
         let only = match (named.next(), named.next()) {
             (Some(one), None) => Some(one),
             _ => None,
         };
-        let unknown = || Target { kind: Kind::Function, namespace: None, name: called.to_owned() };
+        let unknown = || CalledTool { kind: Kind::Function, namespace: None, name: called.to_owned() };
         exact.or(only).cloned().unwrap_or_else(unknown)
     }
 }
@@ -282,9 +282,9 @@ mod tests {
         assert!(set.definitions[1].text().contains("start: "));
         assert!(set.definitions[2].text().contains("About n.\\n\\nDoes g."));
         let (_, targets) = set.choose(None, true).unwrap();
-        let namespaced = Target { kind: Kind::Function, namespace: Some("n".into()), name: "g".into() };
+        let namespaced = CalledTool { kind: Kind::Function, namespace: Some("n".into()), name: "g".into() };
         assert_eq!((targets.of("n.g"), targets.of("g")), (namespaced.clone(), namespaced));
         assert_eq!((targets.of("patch").kind, targets.of("tool_search").kind), (Kind::Custom, Kind::ToolSearch));
-        assert_eq!(targets.of("x"), Target { kind: Kind::Function, namespace: None, name: "x".into() });
+        assert_eq!(targets.of("x"), CalledTool { kind: Kind::Function, namespace: None, name: "x".into() });
     }
 }

@@ -34,7 +34,7 @@ impl<'a> Body<'a> {
             serde_json::from_str::<IgnoredAny>(text).map_err(invalid)?;
             return Err(bad("the request body must be a JSON object".into()));
         }
-        let Fields(mut fields) = serde_json::from_str(text).map_err(invalid)?;
+        let RawFields(mut fields) = serde_json::from_str(text).map_err(invalid)?;
         // Only objects can repeat a key.
         for (name, value) in fields.iter().filter(|(_, value)| value.get().contains('{')) {
             let distinct: Result<Distinct, _> = serde_json::from_str(value.get());
@@ -55,7 +55,7 @@ impl<'a> Body<'a> {
             }
         };
         let mut track = Track::new();
-        let part = Part { fields: &self.fields, known: &mut self.known };
+        let part = StructFields { fields: &self.fields, known: &mut self.known };
         let tracked = serde_path_to_error::Deserializer::new(part, &mut track);
         T::deserialize(serde_ignored::Deserializer::new(tracked, &mut ignore))
             .map_err(|error| explain(&track.path(), &error))
@@ -103,12 +103,12 @@ fn name_of(path: &Path<'_>) -> String {
 }
 
 /// Gives a struct its fields, and marks them as known.
-struct Part<'a, 'b> {
+struct StructFields<'a, 'b> {
     fields: &'b [(Cow<'a, str>, &'a RawValue)],
     known: &'b mut [bool],
 }
 
-impl<'de> Deserializer<'de> for Part<'de, '_> {
+impl<'de> Deserializer<'de> for StructFields<'de, '_> {
     type Error = serde_json::Error;
 
     fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, Self::Error> {
@@ -136,25 +136,25 @@ impl<'de> Deserializer<'de> for Part<'de, '_> {
 }
 
 /// The key of an object, borrowed from the text where it has no escapes.
-struct Key<'a>(Cow<'a, str>);
+struct ObjectKey<'a>(Cow<'a, str>);
 
-impl<'de> Deserialize<'de> for Key<'de> {
+impl<'de> Deserialize<'de> for ObjectKey<'de> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct KeyVisitor;
 
         impl<'de> Visitor<'de> for KeyVisitor {
-            type Value = Key<'de>;
+            type Value = ObjectKey<'de>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a key")
             }
 
-            fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Key<'de>, E> {
-                Ok(Key(Cow::Borrowed(text)))
+            fn visit_borrowed_str<E>(self, text: &'de str) -> Result<ObjectKey<'de>, E> {
+                Ok(ObjectKey(Cow::Borrowed(text)))
             }
 
-            fn visit_str<E>(self, text: &str) -> Result<Key<'de>, E> {
-                Ok(Key(Cow::Owned(text.to_owned())))
+            fn visit_str<E>(self, text: &str) -> Result<ObjectKey<'de>, E> {
+                Ok(ObjectKey(Cow::Owned(text.to_owned())))
             }
         }
 
@@ -163,26 +163,26 @@ impl<'de> Deserialize<'de> for Key<'de> {
 }
 
 /// The fields of an object, as slices of its text.
-struct Fields<'a>(Vec<(Cow<'a, str>, &'a RawValue)>);
+struct RawFields<'a>(Vec<(Cow<'a, str>, &'a RawValue)>);
 
-impl<'de> Deserialize<'de> for Fields<'de> {
+impl<'de> Deserialize<'de> for RawFields<'de> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct FieldsVisitor;
 
         impl<'de> Visitor<'de> for FieldsVisitor {
-            type Value = Fields<'de>;
+            type Value = RawFields<'de>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an object")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Fields<'de>, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawFields<'de>, A::Error> {
                 let mut fields = Vec::new();
-                while let Some((Key(key), value)) = map.next_entry::<Key<'de>, &'de RawValue>()? {
+                while let Some((ObjectKey(key), value)) = map.next_entry::<ObjectKey<'de>, &'de RawValue>()? {
                     fields.push((key, value));
                 }
                 check_distinct(fields.iter().map(|(key, _)| &**key))?;
-                Ok(Fields(fields))
+                Ok(RawFields(fields))
             }
         }
 
@@ -223,7 +223,7 @@ impl<'de> Visitor<'de> for DistinctVisitor {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Distinct, A::Error> {
         let mut keys = Vec::new();
-        while let Some((Key(key), Distinct)) = map.next_entry()? {
+        while let Some((ObjectKey(key), Distinct)) = map.next_entry()? {
             keys.push(key);
         }
         check_distinct(keys.iter().map(|key| &**key))?;

@@ -14,7 +14,7 @@ const MAX_PROMPTS: usize = 256;
 /// The forms of a prompt, for errors.
 const FORMS: &str = "a string, a list of strings, a list of token ids, or a list of such lists";
 
-/// What to continue.
+/// Prompt fields of a completion.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
 pub struct CompletionFields {
     /// A text, token ids, or a list of either.
@@ -165,8 +165,8 @@ impl JsonSchema for PromptInput {
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
         let (text, id) = (generator.subschema_for::<String>(), generator.subschema_for::<TokenId>());
         let list = |items: Schema| json_schema!({"type": "array", "items": items});
-        let most = |items: Schema| json_schema!({"type": "array", "items": items, "maxItems": MAX_PROMPTS});
-        json_schema!({"anyOf": [text.clone(), most(text), list(id.clone()), most(list(id))]})
+        let prompts_of = |items: Schema| json_schema!({"type": "array", "items": items, "maxItems": MAX_PROMPTS});
+        json_schema!({"anyOf": [text.clone(), prompts_of(text), list(id.clone()), prompts_of(list(id))]})
     }
 }
 

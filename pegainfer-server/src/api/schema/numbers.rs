@@ -103,7 +103,7 @@ impl JsonSchema for TokenId {
     }
 }
 
-/// Token ids, as the keys of a JSON object, to what is added to their logits.
+/// Map from token ids, as keys of a JSON object, to values added to their logits.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct LogitBias(pub BTreeMap<u32, f32>);
 
@@ -161,7 +161,7 @@ impl JsonSchema for LogitBias {
     }
 }
 
-/// What is added to a logit.
+/// A value added to a logit.
 struct Bias(f32);
 
 impl<'de> Deserialize<'de> for Bias {

@@ -18,8 +18,8 @@ use crate::cli::signals;
 use crate::text_service::{GrammarLimits, GrammarTrial};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use input::{Input, Request};
-use output::Output;
+use input::{Request, RequestsFile};
+use output::ResultsFile;
 use pegainfer_models::args::EngineArgs;
 use pegainfer_terminal::progress::{Progress, Unit};
 use pegainfer_terminal::values::{parse_bytes, parse_name};
@@ -42,8 +42,8 @@ Start the same command again to continue a stopped run.";
 /// Flags of `run-batch`.
 #[derive(Debug, Clone, Args)]
 pub struct BatchArgs {
-    /// File with one request on each line: custom_id, method, url (/v1/chat/completions, /v1/completions or /v1/responses)
-    /// and body
+    /// File with one request on each line: custom_id, method, url (/v1/chat/completions, /v1/completions or
+    /// /v1/responses) and body
     #[arg(short, long, value_name = "FILE")]
     pub input_file: PathBuf,
     /// File to append results to, one on each line. Requests with a result in it are skipped
@@ -65,9 +65,9 @@ pub struct BatchArgs {
 
 /// Runs the command.
 pub fn run(args: &BatchArgs) -> Result<()> {
-    let mut output = Output::open(&args.output_file)?;
+    let mut output = ResultsFile::open(&args.output_file)?;
     // The whole file is checked before the model is loaded.
-    let mut input = Input::open(&args.input_file, args.max_body_size)?;
+    let mut input = RequestsFile::open(&args.input_file, args.max_body_size)?;
     let total = input.check(&output)?;
     output.repair()?;
     if output.done() == total {
@@ -83,7 +83,7 @@ pub fn run(args: &BatchArgs) -> Result<()> {
     progress.finish();
     let (done, failed) = (output.done(), output.failed());
     if stopped {
-        bail!("stopped with {done} of {total} results; the same command goes on with the others");
+        bail!("stopped with {done} of {total} results; the same command continues with the others");
     }
     ensure!(
         done == total,
@@ -103,7 +103,7 @@ fn start(args: &BatchArgs) -> Result<LocalServer> {
     let concurrency = args.concurrency.or(engine.max_num_seqs).map_or(256, Into::into);
     let queued = engine.max_queued_requests.get().max(concurrency.saturating_mul(MAX_CHOICES));
     engine.max_queued_requests = NonZeroUsize::new(queued).unwrap_or(engine.max_queued_requests);
-    let trial = GrammarTrial::of_this_program(GRAMMAR_LIMITS).context("the path of this program is unknown")?;
+    let trial = GrammarTrial::this_program(GRAMMAR_LIMITS).context("the path of this program is unknown")?;
     let max_body = usize::try_from(args.max_body_size)?;
     let options = Options { grammar_trial: Some(trial), max_body, ..Options::default() };
     Ok(LocalServer::new(LoadedModel::load(&engine)?, args.served_model_name.clone(), options))
@@ -112,8 +112,8 @@ fn start(args: &BatchArgs) -> Result<LocalServer> {
 /// Runs the requests that have no result yet, at most `concurrency` at a time. Returns true if a signal stopped it.
 async fn process(
     server: &LocalServer,
-    input: &mut Input,
-    output: &mut Output,
+    input: &mut RequestsFile,
+    output: &mut ResultsFile,
     concurrency: usize,
     progress: &mut Progress,
 ) -> Result<bool> {

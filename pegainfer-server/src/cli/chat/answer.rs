@@ -87,12 +87,12 @@ fn message_of(error: &Value) -> String {
 #[derive(Deserialize)]
 struct Chunk {
     #[serde(default)]
-    choices: Vec<Choice>,
+    choices: Vec<ChunkChoice>,
     error: Option<Value>,
 }
 
 #[derive(Deserialize)]
-struct Choice {
+struct ChunkChoice {
     delta: Delta,
     finish_reason: Option<String>,
 }

@@ -24,7 +24,7 @@ Ctrl-C        stops an answer, or clears the line";
 
 /// Meaning of an input line.
 #[derive(Debug, PartialEq)]
-pub(super) enum Line {
+pub(super) enum InputLine {
     Nothing,
     Message(String),
     System(String),
@@ -34,7 +34,7 @@ pub(super) enum Line {
     Unknown(String),
 }
 
-impl Line {
+impl InputLine {
     fn parse(text: &str) -> Self {
         let text = text.trim();
         if let Some(quoted) = text.strip_prefix(QUOTES) {
@@ -89,13 +89,13 @@ impl Input {
     }
 
     /// The next line; `None` at the end of the input.
-    pub(super) fn read(&mut self) -> Result<Option<Line>> {
+    pub(super) fn read(&mut self) -> Result<Option<InputLine>> {
         match self.editor.readline(PROMPT) {
             Ok(text) => {
                 self.remember(&text);
-                Ok(Some(Line::parse(&text)))
+                Ok(Some(InputLine::parse(&text)))
             }
-            Err(ReadlineError::Interrupted) => Ok(Some(Line::Nothing)),
+            Err(ReadlineError::Interrupted) => Ok(Some(InputLine::Nothing)),
             Err(ReadlineError::Eof) => Ok(None),
             Err(error) => Err(error).context("the terminal cannot be read"),
         }
@@ -171,18 +171,18 @@ mod tests {
         ] {
             assert_eq!(is_complete(text), complete, "{text}");
         }
-        let message = |text: &str| Line::Message(text.into());
-        assert_eq!(Line::parse("\"\"\"a\n\nb\n\"\"\""), message("a\n\nb"));
-        assert_eq!(Line::parse("a\\\nb"), message("a\nb"));
+        let message = |text: &str| InputLine::Message(text.into());
+        assert_eq!(InputLine::parse("\"\"\"a\n\nb\n\"\"\""), message("a\n\nb"));
+        assert_eq!(InputLine::parse("a\\\nb"), message("a\nb"));
     }
 
     #[test]
     fn commands_begin_with_a_slash() {
-        assert_eq!(Line::parse(" /reset "), Line::Reset);
-        assert_eq!(Line::parse("/system  Be brief. "), Line::System("Be brief.".into()));
-        assert_eq!(Line::parse("/system"), Line::System(String::new()));
-        assert_eq!(Line::parse("/nonsense x"), Line::Unknown("/nonsense".into()));
-        assert_eq!(Line::parse("/etc/hosts has what?"), Line::Message("/etc/hosts has what?".into()));
-        assert_eq!((Line::parse(""), Line::parse("\"\"\"\"\"\"")), (Line::Nothing, Line::Nothing));
+        assert_eq!(InputLine::parse(" /reset "), InputLine::Reset);
+        assert_eq!(InputLine::parse("/system  Be brief. "), InputLine::System("Be brief.".into()));
+        assert_eq!(InputLine::parse("/system"), InputLine::System(String::new()));
+        assert_eq!(InputLine::parse("/nonsense x"), InputLine::Unknown("/nonsense".into()));
+        assert_eq!(InputLine::parse("/etc/hosts has what?"), InputLine::Message("/etc/hosts has what?".into()));
+        assert_eq!((InputLine::parse(""), InputLine::parse("\"\"\"\"\"\"")), (InputLine::Nothing, InputLine::Nothing));
     }
 }

@@ -16,7 +16,7 @@ use answer::Outcome;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use conversation::{Conversation, Generation};
-use input::{Input, Line};
+use input::{Input, InputLine};
 use pegainfer_models::args::EngineArgs;
 use screen::Screen;
 use std::io::{IsTerminal, Read};
@@ -92,19 +92,19 @@ async fn converse(server: &LocalServer, mut conversation: Conversation, mut inpu
     screen.note(&format!("{}: /help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves", server.name))?;
     while let Some(line) = input.read()? {
         match line {
-            Line::Nothing => {}
-            Line::Help => screen.note(input::HELP)?,
-            Line::Reset => {
+            InputLine::Nothing => {}
+            InputLine::Help => screen.note(input::HELP)?,
+            InputLine::Reset => {
                 conversation.reset();
                 screen.note("the conversation starts anew")?;
             }
-            Line::System(text) => {
+            InputLine::System(text) => {
                 conversation.set_system(text);
-                screen.note("the conversation starts anew with this system message")?;
+                screen.note("the conversation restarts with this system message")?;
             }
-            Line::Exit => break,
-            Line::Unknown(command) => screen.note(&format!("{command} is not a command; /help lists them"))?,
-            Line::Message(text) => {
+            InputLine::Exit => break,
+            InputLine::Unknown(command) => screen.note(&format!("{command} is not a command; /help lists them"))?,
+            InputLine::Message(text) => {
                 conversation.ask(&text);
                 match answer::run(server, &conversation, &mut screen).await? {
                     Outcome::Answered { text } => conversation.answered(text),

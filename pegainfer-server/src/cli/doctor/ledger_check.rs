@@ -31,7 +31,7 @@ pub fn run(file: &Path, model_path: Option<&str>, gpu: usize) -> Result<()> {
         print(&format!("{line}\n"))?;
     }
     let why = verdict(&ledger.header, &header, &anchor);
-    ensure!(why.is_none(), "the steps of this device do not take what the ledger says: {}", why.unwrap_or_default());
+    ensure!(why.is_none(), "the step times of this device differ from the ledger: {}", why.unwrap_or_default());
     print(&format!("ok: every factor is within {:.0} %\n", 100.0 * TOLERANCE))
 }
 
@@ -106,7 +106,7 @@ fn verdict(ledger: &Header, now: &Header, anchor: &Anchor) -> Option<&'static st
     } else if factors.iter().all(|(_, factor)| *factor < 1.0 + TOLERANCE) {
         "steps are faster than they were; correct it with pegainfer ledger --anchor"
     } else {
-        "only some steps are slower; the op that is can be found with pegainfer serve --ledger"
+        "only some steps are slower; find the slow op with pegainfer serve --ledger"
     })
 }
 

@@ -6,7 +6,7 @@ mod models;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use models::{Model, Step};
+use models::{Model, StepShape};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::isa::Isa;
 use pegainfer_core::record::{OpRecord, Operand};
@@ -19,7 +19,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 /// Steps whose ops are checked. They cover every kernel that is chosen by batch size.
-const STEPS: [Step; 13] = [
+const STEPS: [StepShape; 13] = [
     (1, 1, 1024),
     (2, 1, 300),
     (3, 1, 100),
@@ -84,7 +84,7 @@ pub fn run(args: &DoctorArgs) -> Result<()> {
     if args.model_path.is_none() {
         models.extend(models::typical().map(|(name, model)| (name.to_owned(), model)));
     }
-    let mut report = Report::default();
+    let mut report = DoctorReport::default();
     for (name, model) in &models {
         print(&format!("\nops of {name}\n"))?;
         let begin = Instant::now();
@@ -98,14 +98,14 @@ pub fn run(args: &DoctorArgs) -> Result<()> {
 
 /// Results so far.
 #[derive(Default)]
-struct Report {
+struct DoctorReport {
     seen: HashSet<String>,
     /// Number of launches (calls times ways of launching), and how many failed.
     runs: usize,
     failed: usize,
 }
 
-impl Report {
+impl DoctorReport {
     fn model(&mut self, cpu: &mut Exec, gpu: &mut Exec, model: &Model) -> Result<()> {
         print(&format!(
             "{:<27} {:<22} {:<44} {:>10} {:>10}  verdict\n",
@@ -175,7 +175,7 @@ mod tests {
     fn every_op_is_known() {
         let mut cpu = Exec::cpu(Isa::best(), Some(2)).unwrap();
         let mut portable = Exec::cpu(Isa::Portable, Some(2)).unwrap();
-        let mut report = Report::default();
+        let mut report = DoctorReport::default();
         let dirs = BUNDLED.iter().map(|model| pegainfer_testing::model_dir().with_file_name(model));
         for (_, model) in dirs.flat_map(|dir| Model::load(&dir).unwrap()) {
             for (batch, tokens, context) in [(1, 1, 100), (3, 1, 20), (2, 3, 50)] {

@@ -20,7 +20,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// Rows of a step, new tokens per row, and context tokens.
-pub type Step = (usize, usize, usize);
+pub type StepShape = (usize, usize, usize);
 
 /// A model of a family that runs on a GPU.
 pub struct Model {
@@ -32,7 +32,7 @@ pub struct Model {
     /// True if only ops with FP8 weights are checked; all others are the same in bf16.
     fp8: bool,
     /// Steps to check in addition to those of every model.
-    pub more_steps: &'static [Step],
+    pub more_steps: &'static [StepShape],
     /// Records the ops of a step, see [`records`].
     records: StepRecords,
 }
@@ -167,7 +167,7 @@ impl Model {
 }
 
 /// Steps whose number of tokens is not a multiple of four, to which FP8 by FP8 is padded.
-const FP8_STEPS: [Step; 2] = [(1, 301, 301), (1, 130, 130)];
+const FP8_STEPS: [StepShape; 2] = [(1, 301, 301), (1, 130, 130)];
 /// Edge of a block of FP8 weights.
 const FP8_BLOCK: usize = 128;
 

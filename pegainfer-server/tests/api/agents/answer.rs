@@ -31,7 +31,7 @@ pub struct Answer {
 
 impl Answer {
     /// Reads a JSON response.
-    pub fn of_whole(api: Api, text: &str) -> Self {
+    pub fn from_response(api: Api, text: &str) -> Self {
         let response: Value = serde_json::from_str(text).unwrap_or_else(|e| panic!("{e}: {text}"));
         match api {
             Api::Chat => {
@@ -43,7 +43,7 @@ impl Answer {
     }
 
     /// Reads a stream of events.
-    pub fn of_stream(api: Api, text: &str) -> Self {
+    pub fn from_stream(api: Api, text: &str) -> Self {
         let events = events(api, text);
         match api {
             Api::Chat => chat_stream(&events),

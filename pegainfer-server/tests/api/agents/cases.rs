@@ -56,7 +56,7 @@ fn ask(agents: &Agents, api: Api, path: &str, case: &Value, stream: bool) -> Ans
     let response = post(agents.server.address, path, &body);
     let (status, text) = (response.status, response.text());
     assert_eq!(status, 200, "{text}");
-    if stream { Answer::of_stream(api, &text) } else { Answer::of_whole(api, &text) }
+    if stream { Answer::from_stream(api, &text) } else { Answer::from_response(api, &text) }
 }
 
 /// True if two values are equal, with numbers compared by value.
@@ -88,10 +88,10 @@ fn fits(case: &Value, changes: &Value, answer: &Answer) -> bool {
 }
 
 /// Requests all cases of a format in all APIs; the same accepted answer has to fit every API.
-fn every_api_gives_what_the_model_meant(template: Template, format: &str, least: usize) {
+fn every_api_gives_what_the_model_meant(template: Template, format: &str, min_cases: usize) {
     let agents = Agents::start(template);
     let cases = cases(format);
-    assert!(cases.len() >= least, "{} cases", cases.len());
+    assert!(cases.len() >= min_cases, "{} cases", cases.len());
     let mut wrong = vec![];
     for case in cases {
         let asked = APIS.iter().flat_map(|(api, path)| [(api, path, false), (api, path, true)]);

@@ -47,9 +47,9 @@ impl Agents {
         let text = response.text();
         assert_eq!(status, 200, "{} with {:?}: {text}", recorded.name, self.template);
         if body["stream"] == true {
-            Answer::of_stream(recorded.api(), &text)
+            Answer::from_stream(recorded.api(), &text)
         } else {
-            Answer::of_whole(recorded.api(), &text)
+            Answer::from_response(recorded.api(), &text)
         }
     }
 
@@ -121,10 +121,12 @@ impl Agents {
         for body in recorded.turns() {
             self.check(recorded, &body, &done);
             let prompt = self.control.last().prompt;
-            for (earlier, least) in prompts.first().zip(Some(0.95)).into_iter().chain(prompts.last().zip(Some(0.85))) {
+            for (earlier, min_shared) in
+                prompts.first().zip(Some(0.95)).into_iter().chain(prompts.last().zip(Some(0.85)))
+            {
                 let shared = self.shared(earlier, &prompt);
                 let context = format!("{} with {:?}, turn {}", recorded.name, self.template, prompts.len());
-                assert!(shared >= least, "{context}: {shared:.3} of an earlier turn are shared");
+                assert!(shared >= min_shared, "{context}: {shared:.3} of an earlier turn are shared");
             }
             prompts.push(prompt);
         }

@@ -51,7 +51,8 @@ impl Template {
         template
     }
 
-    /// The templates `*.jinja` in the directories of `PEGAINFER_TEST_TEMPLATES`, such as those of the official checkpoints.
+    /// The templates `*.jinja` in the directories of `PEGAINFER_TEST_TEMPLATES`, such as those of the official
+    /// checkpoints.
     pub fn official() -> Vec<Self> {
         let dir = std::env::var_os("PEGAINFER_TEST_TEMPLATES").expect("PEGAINFER_TEST_TEMPLATES is not set");
         let entries =

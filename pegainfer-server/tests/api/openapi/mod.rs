@@ -70,7 +70,7 @@ impl Document {
         match kind.as_str() {
             Some("string") => json!("xxx"),
             Some("boolean") => json!(false),
-            Some("integer") => json!(schema["minimum"].as_i64().map_or(1, |least| least.max(1))),
+            Some("integer") => json!(schema["minimum"].as_i64().map_or(1, |minimum| minimum.max(1))),
             Some("number") => json!(1),
             Some("array") => json!([self.legal("", &schema["items"])]),
             _ => self.object(schema),

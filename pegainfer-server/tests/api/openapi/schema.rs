@@ -89,7 +89,7 @@ impl Document {
         };
         let allowed = schema["enum"].as_array().is_none_or(|all| all.contains(value));
         let constant = schema.get("const").is_none_or(|constant| constant == value);
-        let short = schema["maxItems"].as_u64().is_none_or(|most| value.as_array().unwrap().len() as u64 <= most);
+        let short = schema["maxItems"].as_u64().is_none_or(|maximum| value.as_array().unwrap().len() as u64 <= maximum);
         if fits && allowed && constant && short { Ok(()) } else { Err(format!("{at} is {value}: {schema}")) }
     }
 }

@@ -90,7 +90,7 @@ fn dummy_weights_and_the_plan_need_no_checkpoint_but_its_config() {
 }
 
 #[test]
-fn what_it_does_not_implement_is_refused_by_name() {
+fn unimplemented_settings_are_refused_by_name() {
     let checkpoint = Checkpoint::write("refused", &model_dir());
     let path = checkpoint.dir.join("config.json");
     let config = std::fs::read_to_string(&path).unwrap().replace("silu", "gelu");

@@ -1,4 +1,5 @@
-//! A dense decoder without QK norm, the smallest model that the runtime serves. docs/internals/adding-a-model.md walks through it.
+//! A dense decoder without QK norm, the smallest model that the runtime serves. docs/internals/adding-a-model.md walks
+//! through it.
 
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
