@@ -7,9 +7,9 @@ use thiserror::Error;
 
 /// Every family.
 static FAMILIES: &[Family] = &[
-    Family::of::<pegainfer_qwen3_4b::Qwen3>(),
+    Family::new::<pegainfer_qwen3_4b::Qwen3>(),
     #[cfg(feature = "qwen35")]
-    Family::of::<pegainfer_qwen35_4b::Qwen35>(),
+    Family::new::<pegainfer_qwen35_4b::Qwen35>(),
     #[cfg(feature = "deepseek-v4")]
     crate::engine::deepseek_v4::FAMILY,
 ];

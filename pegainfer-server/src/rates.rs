@@ -133,7 +133,7 @@ pub struct Reservation {
 
 impl Reservation {
     /// A part of the tokens that were [taken](Meter::take) from `meter`.
-    pub fn of(meter: Arc<Meter>, tokens: usize) -> Self {
+    pub fn new(meter: Arc<Meter>, tokens: usize) -> Self {
         Self { meter, left: tokens }
     }
 
@@ -238,7 +238,7 @@ mod tests {
         let message = meter.take(601).unwrap_err().to_string();
         assert!(message.contains("asks for 601 tokens") && message.contains("(tpm=600 on its line"), "{message}");
         meter.take(100 + 400).unwrap();
-        let mut choices = [200, 200].map(|tokens| Reservation::of(meter.clone(), tokens));
+        let mut choices = [200, 200].map(|tokens| Reservation::new(meter.clone(), tokens));
         (0..150).for_each(|_| choices[0].spend());
         let Err(Refused::Exceeded(exceeded)) = meter.take(400) else { panic!("500 of 600 are taken") };
         assert!(exceeded.name == "tpm" && (29..=30).contains(&exceeded.seconds()), "{exceeded:?}");

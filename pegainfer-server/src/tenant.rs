@@ -22,7 +22,7 @@ impl Tenant {
     /// The tenant of this address, without a key. Its group is the surrounding network, because a client with many
     /// addresses usually has them in one network.
     pub fn from_address(address: IpAddr, hasher: &RandomState) -> Self {
-        let Networks { client, group } = Networks::of(address);
+        let Networks { client, group } = Networks::from_address(address);
         let half = |network: (bool, u128)| hasher.hash_one(network) & u64::from(u32::MAX);
         Self { id: half(group) << 32 | half(client), has_key: false }
     }
@@ -44,7 +44,7 @@ pub struct Networks {
 
 impl Networks {
     /// The networks of `address`.
-    pub fn of(address: IpAddr) -> Self {
+    pub fn from_address(address: IpAddr) -> Self {
         match address.to_canonical() {
             IpAddr::V4(address) => {
                 let bits = u128::from(address.to_bits());

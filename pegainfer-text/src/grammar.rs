@@ -121,7 +121,7 @@ pub struct GrammarCompiler {
 impl GrammarCompiler {
     /// A compiler for this tokenizer. `vocab_size` is the model's number of logits, and the size of the masks.
     pub fn new(tokenizer: Arc<Tokenizer>, vocab_size: usize, eos_token_ids: Vec<u32>) -> Self {
-        let think = ThinkTokens::of(&tokenizer);
+        let think = ThinkTokens::find(&tokenizer);
         Self { tokenizer, vocab_size, eos_token_ids, think, factory: OnceLock::new() }
     }
 

@@ -44,7 +44,7 @@ impl ChatTemplate {
         }
         if read_json(&dir.join("config.json"))?["model_type"] == "deepseek_v4" {
             let (program, format) = (Program::DeepSeekV4(deepseek_v4::Efforts::load(dir)), deepseek_v4::OUTPUT_FORMAT);
-            return Ok(Some(Self::of(program, None, Map::new(), format)));
+            return Ok(Some(Self::from_parts(program, None, Map::new(), format)));
         }
         files::warn_without(dir)?;
         Ok(None)
@@ -62,10 +62,10 @@ impl ChatTemplate {
             format.tools = with_tools.tools.or(format.tools);
             program
         });
-        Ok(Self::of(program, tool_use, special_tokens, format))
+        Ok(Self::from_parts(program, tool_use, special_tokens, format))
     }
 
-    fn of(
+    fn from_parts(
         program: Program,
         tool_use: Option<Program>,
         special_tokens: Map<String, Json>,

@@ -22,7 +22,7 @@ pub struct Percentiles {
 
 impl Percentiles {
     /// Percentiles of these times.
-    pub fn of(mut values: Vec<f64>) -> Self {
+    pub fn new(mut values: Vec<f64>) -> Self {
         // A long run has many values. Each percentile is selected only among the values above the previous one.
         let mut below = 0;
         Self::at(values.len(), |rank| {
@@ -84,11 +84,11 @@ mod tests {
 
     #[test]
     fn percentiles_interpolate() {
-        let values = Percentiles::of(vec![4.0, 1.0, 3.0, 2.0]);
+        let values = Percentiles::new(vec![4.0, 1.0, 3.0, 2.0]);
         assert_eq!(values.p50, 2.5);
         assert!((values.p90 - 3.7).abs() < 1e-9 && (values.p99 - 3.97).abs() < 1e-9, "{values:?}");
-        assert!(Percentiles::of(vec![]).p50.is_nan());
-        assert_eq!(Percentiles::of(vec![7.0]).p99, 7.0);
+        assert!(Percentiles::new(vec![]).p50.is_nan());
+        assert_eq!(Percentiles::new(vec![7.0]).p99, 7.0);
     }
 
     #[test]
@@ -98,7 +98,7 @@ mod tests {
         values.iter().for_each(|ms| gaps.add(Duration::from_millis(*ms)));
         assert_eq!(gaps.0.len(), 6);
         assert!(gaps.iter().eq(values.map(Duration::from_millis)));
-        assert_eq!(gaps.percentiles(), Percentiles::of(values.map(|ms| ms as f64).into()));
+        assert_eq!(gaps.percentiles(), Percentiles::new(values.map(|ms| ms as f64).into()));
         assert!(Gaps::default().percentiles().p50.is_nan());
     }
 }

@@ -241,7 +241,7 @@ mod tests {
         let completion = Completion { start, stamps, prompt: 100, asked: 20, tokens: 20, cached };
         let mut measurements = Measurements::default();
         (0..4).for_each(|_| measurements.add(completion.clone()));
-        roofline.limits(point, &Figures::of(&measurements, 0, Duration::from_secs(1))).unwrap()
+        roofline.limits(point, &Figures::new(&measurements, 0, Duration::from_secs(1))).unwrap()
     }
 
     fn total(batch: usize, tokens: usize, context: usize) -> (f64, f64) {

@@ -110,7 +110,7 @@ pub struct Figures {
 
 impl Figures {
     /// Metrics of one run that took `wall`.
-    pub fn of(measurements: &Measurements, failed: usize, wall: Duration) -> Self {
+    pub fn new(measurements: &Measurements, failed: usize, wall: Duration) -> Self {
         let Measurements { samples, gaps } = measurements;
         let seconds = wall.as_secs_f64();
         let sum = |count: fn(&Sample) -> usize| samples.iter().map(count).sum::<usize>();
@@ -121,8 +121,8 @@ impl Figures {
             failed,
             stopped_early: samples.iter().filter(|s| s.tokens < s.asked).count(),
             wall_s: seconds,
-            ttft_ms: Percentiles::of(samples.iter().map(Sample::ttft).collect()),
-            tpot_ms: Percentiles::of(samples.iter().filter_map(Sample::tpot).collect()),
+            ttft_ms: Percentiles::new(samples.iter().map(Sample::ttft).collect()),
+            tpot_ms: Percentiles::new(samples.iter().filter_map(Sample::tpot).collect()),
             itl_ms: gaps.percentiles(),
             req_s: samples.len() as f64 / seconds,
             output_tok_s: output as f64 / seconds,
@@ -136,7 +136,7 @@ impl Figures {
 
     /// The median of each metric; requests, failures and early stops are summed.
     pub fn median(runs: &[Self]) -> Self {
-        let of = |figure: &dyn Fn(&Self) -> f64| Percentiles::of(runs.iter().map(figure).collect()).p50;
+        let of = |figure: &dyn Fn(&Self) -> f64| Percentiles::new(runs.iter().map(figure).collect()).p50;
         let each = |time: &dyn Fn(&Self) -> Percentiles| Percentiles {
             p50: of(&|r| time(r).p50),
             p90: of(&|r| time(r).p90),
@@ -200,7 +200,7 @@ mod tests {
         // Four tokens in three arrivals: the last two arrived in one event.
         let later = now + Duration::from_millis(30);
         let all = measured([completion(now, &[10, 20, 70], 4, 16), completion(later, &[30, 40], 2, 0)]);
-        let figures = Figures::of(&all, 1, Duration::from_millis(200));
+        let figures = Figures::new(&all, 1, Duration::from_millis(200));
         close(figures.ttft_ms.p50, 20.0);
         close(figures.ttft_ms.p90, 28.0);
         // (70 - 10) / 3 and (40 - 30) / 1.
@@ -232,7 +232,7 @@ mod tests {
 
     #[test]
     fn a_single_token_has_no_tpot() {
-        let figures = Figures::of(&measured([completion(Instant::now(), &[5], 1, 0)]), 0, Duration::from_millis(10));
+        let figures = Figures::new(&measured([completion(Instant::now(), &[5], 1, 0)]), 0, Duration::from_millis(10));
         close(figures.ttft_ms.p50, 5.0);
         assert!(figures.tpot_ms.p50.is_nan() && figures.itl_ms.p99.is_nan());
         assert_eq!(serde_json::to_value(&figures).unwrap()["tpot_ms"]["p50"], serde_json::Value::Null);
@@ -242,7 +242,7 @@ mod tests {
     fn the_median_is_taken_of_each_figure() {
         let run = |ttft, wall| {
             let completion = completion(Instant::now(), &[ttft, ttft + 4], 3, 0);
-            Figures::of(&measured([completion]), 0, Duration::from_millis(wall))
+            Figures::new(&measured([completion]), 0, Duration::from_millis(wall))
         };
         let median = Figures::median(&[run(9, 100), run(1, 400), run(5, 200)]);
         close(median.ttft_ms.p50, 5.0);

@@ -238,7 +238,7 @@ pub(super) fn figures(results: impl Iterator<Item = Result<Completion>>, wall: D
         Some(error) => log::warn!("{failed} of {} requests failed, the first one: {error:#}", completed + failed),
         None => {}
     }
-    Ok(Figures::of(&measurements, failed, wall))
+    Ok(Figures::new(&measurements, failed, wall))
 }
 
 /// One client of a closed loop: sends the next prompt until there are none left.

@@ -171,7 +171,7 @@ impl Added {
             hashes,
             choice_of: None,
             seed: None,
-            parameters: ids.then(|| Parameters::of(request)),
+            parameters: ids.then(|| Parameters::from_request(request)),
         }
     }
 
@@ -215,7 +215,7 @@ impl Added {
 }
 
 impl Parameters {
-    fn of(request: &GenerateRequest) -> Self {
+    fn from_request(request: &GenerateRequest) -> Self {
         let sampling = &request.sampling;
         Self {
             temperature: sampling.temperature(),
@@ -226,14 +226,14 @@ impl Parameters {
             stop_token_ids: request.stop_token_ids.clone(),
             ignore_eos: request.ignore_eos,
             cache_salt: request.cache_salt,
-            logits_processors: request.logits_processors.as_ref().map(|it| Processors::of(it.params())),
+            logits_processors: request.logits_processors.as_ref().map(|it| Processors::from_params(it.params())),
             grammar: request.grammar.as_ref().map(|grammar| grammar.source()),
         }
     }
 }
 
 impl Processors {
-    fn of(params: &LogitsProcessorParams) -> Self {
+    fn from_params(params: &LogitsProcessorParams) -> Self {
         let params = params.clone();
         Self {
             presence_penalty: params.presence_penalty,

@@ -72,7 +72,7 @@ impl EngineUse {
 
 /// The metrics of one run.
 pub fn figures(run: &Run) -> Figures {
-    Figures::of(&run.measurements, run.refused, run.wall)
+    Figures::new(&run.measurements, run.refused, run.wall)
 }
 
 /// The report of a simulation.

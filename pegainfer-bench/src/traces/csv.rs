@@ -14,7 +14,7 @@ pub(super) struct Row<'a>(Vec<&'a str>);
 
 impl Columns {
     /// The columns of a header.
-    pub fn of(header: &str) -> Self {
+    pub fn parse(header: &str) -> Self {
         Self(header.split(',').map(|name| name.trim().to_owned()).collect())
     }
 

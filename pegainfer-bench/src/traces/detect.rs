@@ -18,7 +18,7 @@ pub(super) fn known() -> String {
 /// The reader of a file with this first line; true if the line is a header.
 pub(super) fn recognise(first: &str) -> Option<(Box<dyn Reader>, bool)> {
     if !first.starts_with('{') {
-        let columns = Columns::of(first);
+        let columns = Columns::parse(first);
         return azure::reader(&columns).or_else(|| burst_gpt::reader(&columns)).map(|reader| (reader, true));
     }
     let fields: JsonFields = serde_json::from_str(first).ok()?;

@@ -86,7 +86,7 @@ pub struct LoadedEngine {
 
 impl Family {
     /// The family of a runtime model with CUDA kernels.
-    pub const fn of<M: Model>() -> Self {
+    pub const fn new<M: Model>() -> Self {
         Self {
             name: M::NAME,
             architecture: M::ARCHITECTURE,

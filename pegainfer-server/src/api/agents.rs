@@ -14,7 +14,7 @@ pub enum Client {
 
 impl Client {
     /// The client of these headers; [`Client::Other`] unless volatile parts are to be left out.
-    pub fn of(headers: &HeaderMap, normalize: bool) -> Self {
+    pub fn from_headers(headers: &HeaderMap, normalize: bool) -> Self {
         let agent = headers.get(header::USER_AGENT).and_then(|value| value.to_str().ok()).unwrap_or_default();
         if normalize && agent.starts_with("claude-cli/") { Self::ClaudeCode } else { Self::Other }
     }
@@ -34,10 +34,10 @@ mod tests {
     fn only_a_known_client_loses_its_billing_block() {
         let mut headers = HeaderMap::new();
         let block = "x-anthropic-billing-header: cc_version=2.1.330.f8c; cc_entrypoint=sdk-cli;";
-        assert!(!is_volatile(block, Client::of(&headers, true)));
+        assert!(!is_volatile(block, Client::from_headers(&headers, true)));
         headers.insert(header::USER_AGENT, "claude-cli/2.1.330 (external, sdk-cli)".parse().unwrap());
-        assert!(is_volatile(block, Client::of(&headers, true)));
-        assert!(!is_volatile(block, Client::of(&headers, false)));
-        assert!(!is_volatile("You are helpful.", Client::of(&headers, true)));
+        assert!(is_volatile(block, Client::from_headers(&headers, true)));
+        assert!(!is_volatile(block, Client::from_headers(&headers, false)));
+        assert!(!is_volatile("You are helpful.", Client::from_headers(&headers, true)));
     }
 }

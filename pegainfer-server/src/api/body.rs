@@ -153,7 +153,7 @@ async fn receive(body: Body, tenant: Tenant, headers: &HeaderMap, state: &AppSta
     }
     let mut frames = body.into_data_stream();
     let mut received = Received { body: state.budget.buffer(tenant, limit), counter: ValueCounter::default() };
-    let mut decoder = Decoder::of(headers)?;
+    let mut decoder = Decoder::from_headers(headers)?;
     // Bytes received, and the number of bytes that they decode to.
     let (mut sent, mut total, mut rate) = (0, 0, Rate::begin(options));
     while let Some(frame) = rate.next(frames.next()).await? {

@@ -76,12 +76,12 @@ impl ChatWriter {
     }
 
     fn prompt(&self, prompt: Option<&PromptInfo>) -> Option<PromptFields> {
-        PromptFields::of(prompt?, &self.params, &self.state.checkpoint.tokenizer)
+        PromptFields::new(prompt?, &self.params, &self.state.checkpoint.tokenizer)
     }
 
     fn logprobs<'a>(&self, tokens: impl IntoIterator<Item = &'a TokenOut>) -> Option<ChatLogprobs> {
         let names = TokenNames { tokenizer: &self.state.checkpoint.tokenizer, by_id: self.params.ids_as_text };
-        self.logprobs.then(|| ChatLogprobs::of(tokens, &names))
+        self.logprobs.then(|| ChatLogprobs::new(tokens, &names))
     }
 
     /// Finish fields of a choice.
@@ -137,7 +137,7 @@ impl ChunkWriter for ChatWriter {
 
 /// Waits for all choices. The first failure drops the others, which cancels them.
 async fn respond(mut generations: Vec<Generation>, mut writer: ChatWriter) -> Result<Response, ApiError> {
-    let growing = GrowingResponse::of(writer.params.tenant);
+    let growing = GrowingResponse::new(writer.params.tenant);
     let mut parsers = std::mem::take(&mut writer.parsers);
     let pairs = generations.iter_mut().zip(&mut parsers);
     let collected = pairs.map(|(generation, (parser, _))| collect(generation, parser, &writer, &growing));

@@ -143,9 +143,9 @@ impl CompletionWriter {
         let tokenizer = &*self.state.checkpoint.tokenizer;
         let names = TokenNames { tokenizer, by_id: self.params.ids_as_text };
         let echoed = prompt.as_ref().filter(|_| self.params.echo);
-        let logprobs = self.logprobs.then(|| CompletionLogprobs::of(echoed, &tokens, &names));
+        let logprobs = self.logprobs.then(|| CompletionLogprobs::new(echoed, &tokens, &names));
         let text = echoed.map_or(String::new(), |prompt| tokenizer.decode_all(&prompt.ids)) + &text;
-        let prompt = prompt.as_ref().and_then(|prompt| PromptFields::of(prompt, &self.params, tokenizer));
+        let prompt = prompt.as_ref().and_then(|prompt| PromptFields::new(prompt, &self.params, tokenizer));
         let token_ids = self.params.token_ids.then(|| tokens.iter().map(|(token, _)| token.id).collect());
         CompletionChoice { index, text, logprobs, prompt, finish: finish.into(), token_ids }
     }
@@ -170,7 +170,7 @@ impl ChunkWriter for CompletionWriter {
 
 /// Waits for all choices. The first failure drops the others, which cancels them.
 async fn respond(mut generations: Vec<Generation>, writer: CompletionWriter) -> Result<Response, ApiError> {
-    let growing = GrowingResponse::of(writer.params.tenant);
+    let growing = GrowingResponse::new(writer.params.tenant);
     let collected = generations.iter_mut().map(|generation| collect(generation, &writer, &growing));
     let outputs = try_join_all(collected).await?;
     let usage = Usage::sum(generations.iter().map(Generation::counts), writer.params.n);

@@ -30,7 +30,7 @@ impl Decoder {
     ///
     /// # Errors
     /// 415: the encoding is unknown, or there is more than one.
-    pub(super) fn of(headers: &HeaderMap) -> Result<Self, ApiError> {
+    pub(super) fn from_headers(headers: &HeaderMap) -> Result<Self, ApiError> {
         let given: Vec<&[u8]> =
             headers.get_all(header::CONTENT_ENCODING).iter().map(|value| value.as_bytes()).collect();
         let name = String::from_utf8_lossy(&given.join(&b", "[..])).trim().to_ascii_lowercase();
@@ -114,7 +114,7 @@ mod tests {
     use flate2::write::{GzEncoder, ZlibEncoder};
 
     fn decoder(encoding: &'static str) -> Result<Decoder, ApiError> {
-        Decoder::of(&HeaderMap::from_iter([(header::CONTENT_ENCODING, encoding.parse().unwrap())]))
+        Decoder::from_headers(&HeaderMap::from_iter([(header::CONTENT_ENCODING, encoding.parse().unwrap())]))
     }
 
     fn gzip(text: &[u8]) -> Vec<u8> {

@@ -95,7 +95,7 @@ impl Generation {
 
     /// Timings so far, if the client asked for them.
     pub fn timings(&self) -> Option<Timings> {
-        Some(Timings::of(self.record.stages(), self.timed_from?, self.counts.completion))
+        Some(Timings::new(self.record.stages(), self.timed_from?, self.counts.completion))
     }
 
     /// The next delta; `None` after the last one. Each token gives one delta, and the last one carries the finish

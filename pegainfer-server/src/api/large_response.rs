@@ -39,7 +39,7 @@ struct Grown {
 
 impl GrowingResponse {
     /// An empty response to `tenant`.
-    pub fn of(tenant: Tenant) -> Self {
+    pub fn new(tenant: Tenant) -> Self {
         Self { tenant, grown: Mutex::default() }
     }
 

@@ -187,7 +187,7 @@ impl Params {
             return Err(ApiError::invalid("max_tokens", message));
         }
         // The engine generates at least one token. A request for none does not show it.
-        let size = ResponseSize::of(prompt.len(), logprobs, prompt_logprobs);
+        let size = ResponseSize::new(prompt.len(), logprobs, prompt_logprobs);
         let fitting = size.max_tokens(self.n, state.options.limits.max_response_bytes);
         let default = || {
             let wanted = default_max_tokens.min(fitting).min(capacity);

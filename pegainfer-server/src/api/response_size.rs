@@ -19,7 +19,7 @@ pub struct ResponseSize {
 
 impl ResponseSize {
     /// The size for a prompt of `prompt` tokens. `logprobs` and `prompt_logprobs` are those of [`GenerateRequest`].
-    pub fn of(prompt: usize, logprobs: Option<usize>, prompt_logprobs: Option<usize>) -> Self {
+    pub fn new(prompt: usize, logprobs: Option<usize>, prompt_logprobs: Option<usize>) -> Self {
         let pairs = |top: Option<usize>| top.map_or(0, |top| (top as u64 + 1) * LOGPROB_BYTES);
         let prompt = prompt_logprobs.map_or(0, |_| prompt as u64 * (TOKEN_BYTES + pairs(prompt_logprobs)));
         Self { prompt, token: TOKEN_BYTES + pairs(logprobs) }
@@ -40,7 +40,7 @@ impl ResponseSize {
 /// Bytes of the response to these requests.
 pub fn bytes(requests: &[GenerateRequest]) -> u64 {
     let choice = |request: &GenerateRequest| {
-        ResponseSize::of(request.prompt.len(), request.logprobs, request.prompt_logprobs).bytes(request.max_tokens)
+        ResponseSize::new(request.prompt.len(), request.logprobs, request.prompt_logprobs).bytes(request.max_tokens)
     };
     requests.iter().map(choice).fold(0, u64::saturating_add)
 }
@@ -65,13 +65,13 @@ mod tests {
         for (prompt, logprobs, prompt_logprobs, n) in
             [(9, None, None, 1), (4000, Some(20), None, 128), (4000, Some(0), Some(20), 3)]
         {
-            let size = ResponseSize::of(prompt, logprobs, prompt_logprobs);
+            let size = ResponseSize::new(prompt, logprobs, prompt_logprobs);
             let tokens = size.max_tokens(n, 64 << 20);
             let bytes = n as u64 * size.bytes(tokens);
             assert!(bytes <= 64 << 20 && bytes > 63 << 20, "{size:?}: {tokens} tokens, {bytes} bytes");
         }
         assert_eq!(
-            ResponseSize::of(100_000, None, Some(20)).max_tokens(128, 64 << 20),
+            ResponseSize::new(100_000, None, Some(20)).max_tokens(128, 64 << 20),
             0,
             "the prompt alone is too much"
         );

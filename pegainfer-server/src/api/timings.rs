@@ -28,7 +28,7 @@ pub struct Timings {
 
 impl Timings {
     /// `received` is when the whole body had arrived; `tokens` is the number of generated tokens so far.
-    pub fn of(stages: Stages, received: Instant, tokens: usize) -> Self {
+    pub fn new(stages: Stages, received: Instant, tokens: usize) -> Self {
         let until_last = |from: Option<Instant>| Some(stages.last_token - from?);
         let decode = until_last(stages.first_token);
         let steps = tokens.checked_sub(1).filter(|&n| n > 0);
@@ -73,7 +73,7 @@ mod tests {
             accepted_draft_tokens: 3,
             detokenizing: Duration::from_micros(1500),
         };
-        let json = |stages, tokens| serde_json::to_value(Timings::of(stages, received, tokens)).unwrap();
+        let json = |stages, tokens| serde_json::to_value(Timings::new(stages, received, tokens)).unwrap();
         assert_eq!(
             json(stages, 5),
             json!({"tokenize_time_ms": 2.0, "queue_time_ms": 3.0, "time_to_first_token_ms": 10.0,

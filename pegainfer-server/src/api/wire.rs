@@ -155,9 +155,9 @@ pub struct PromptFields {
 
 impl PromptFields {
     /// The fields that the client asked for.
-    pub fn of(prompt: &PromptInfo, params: &Params, tokenizer: &Tokenizer) -> Option<Self> {
+    pub fn new(prompt: &PromptInfo, params: &Params, tokenizer: &Tokenizer) -> Option<Self> {
         let logprobs = prompt.logprobs.as_ref().filter(|_| params.prompt_logprobs.is_some());
-        let prompt_logprobs = logprobs.map(|logprobs| PromptLogprobs::of(&prompt.ids, logprobs, tokenizer));
+        let prompt_logprobs = logprobs.map(|logprobs| PromptLogprobs::new(&prompt.ids, logprobs, tokenizer));
         let prompt_token_ids = params.token_ids.then(|| prompt.ids.to_vec());
         let any = prompt_logprobs.is_some() || prompt_token_ids.is_some();
         any.then_some(Self { prompt_logprobs, prompt_token_ids })

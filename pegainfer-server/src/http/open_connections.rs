@@ -60,7 +60,7 @@ impl OpenConnections {
     /// total number counts.
     pub fn open(self: &Arc<Self>, peer: Option<Peer>) -> Option<OpenConnection> {
         let id = self.clock.now();
-        let networks = peer.map(|Peer(address)| Networks::of(address));
+        let networks = peer.map(|Peer(address)| Networks::from_address(address));
         let mut open = self.entries();
         if open.regular() >= self.max_connections {
             open.close_longest_waiting(|_| true);

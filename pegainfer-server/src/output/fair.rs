@@ -19,7 +19,7 @@ impl TenantBytes {
         self.total
     }
 
-    pub fn of(&self, tenant: Tenant) -> u64 {
+    pub fn bytes(&self, tenant: Tenant) -> u64 {
         self.tenants.get(&tenant).copied().unwrap_or(0)
     }
 
@@ -60,7 +60,7 @@ pub(super) struct Allowances(HashMap<u32, u64>);
 
 impl Allowances {
     /// Maximum number of bytes that `tenant` may hold.
-    pub fn of(&self, tenant: Tenant) -> u64 {
+    pub fn bytes(&self, tenant: Tenant) -> u64 {
         self.0.get(&tenant.group()).copied().unwrap_or(u64::MAX)
     }
 }
@@ -100,12 +100,12 @@ mod tests {
         held.add(tenant(2, 0), 400);
         held.add(tenant(3, 0), 50);
         let allowances = held.allowances(1000);
-        assert_eq!(allowances.of(tenant(3, 0)), u64::MAX, "it asks for little");
-        assert_eq!(allowances.of(tenant(2, 0)), u64::MAX, "less than the many addresses together");
-        assert_eq!(allowances.of(tenant(1, 7)), 5, "550 left for 100 addresses");
+        assert_eq!(allowances.bytes(tenant(3, 0)), u64::MAX, "it asks for little");
+        assert_eq!(allowances.bytes(tenant(2, 0)), u64::MAX, "less than the many addresses together");
+        assert_eq!(allowances.bytes(tenant(1, 7)), 5, "550 left for 100 addresses");
         held.remove(tenant(1, 0), 10);
         held.add(tenant(1, 0), 1);
-        assert_eq!(held.allowances(1000).of(tenant(1, 0)), 5);
-        assert_eq!((held.of(tenant(1, 0)), held.total()), (1, 990 + 1 + 450));
+        assert_eq!(held.allowances(1000).bytes(tenant(1, 0)), 5);
+        assert_eq!((held.bytes(tenant(1, 0)), held.total()), (1, 990 + 1 + 450));
     }
 }

@@ -97,7 +97,7 @@ impl OutputBudget {
             let mut held = ledger.granted.clone();
             held.add_all(&ledger.unread);
             held.add(tenant, bytes);
-            if held.total() > 2 * self.limit || held.of(tenant) > held.allowances(self.limit).of(tenant) {
+            if held.total() > 2 * self.limit || held.bytes(tenant) > held.allowances(self.limit).bytes(tenant) {
                 return Err(BudgetError::Responses { limit: self.limit });
             }
         }
@@ -152,7 +152,7 @@ impl Ledger {
             if self.total() <= limit {
                 break;
             }
-            if bytes > 0 && self.granted.of(tenant) + self.unread.of(tenant) > allowances.of(tenant) {
+            if bytes > 0 && self.granted.bytes(tenant) + self.unread.bytes(tenant) > allowances.bytes(tenant) {
                 self.unread.remove(tenant, bytes);
                 closed.push(place);
             }

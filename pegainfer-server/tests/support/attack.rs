@@ -73,7 +73,7 @@ impl AttackedServer {
         use_kv_cache(server.address);
         watch(server.address, KEY, || std::thread::sleep(WATCHED / 3));
         wait_idle(server.address);
-        let before = Usage::of(server.child.id());
+        let before = Usage::read(server.child.id());
         Self { server, before, log, _alone: alone }
     }
 
@@ -129,7 +129,7 @@ impl AttackedServer {
     fn check_aftermath(&mut self, name: &str, over: Instant) {
         let (pid, before) = (self.pid(), self.before);
         loop {
-            let now = Usage::of(pid);
+            let now = Usage::read(pid);
             let busy = busy(pid);
             if is_restored(now, before) && busy < BUSY && is_idle(self.address()) {
                 break;

@@ -14,7 +14,7 @@ pub struct Usage {
 
 impl Usage {
     /// Resources of process `pid`.
-    pub fn of(pid: u32) -> Self {
+    pub fn read(pid: u32) -> Self {
         let files = std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count);
         Self { resident: status(pid, "VmRSS:"), files, threads: status(pid, "Threads:") / 1024 }
     }

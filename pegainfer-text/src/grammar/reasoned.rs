@@ -22,7 +22,7 @@ pub struct ThinkTokens {
 
 impl ThinkTokens {
     /// Looks up the tags; `None` if a tag takes several tokens.
-    pub fn of(tokenizer: &Tokenizer) -> Option<Self> {
+    pub fn find(tokenizer: &Tokenizer) -> Option<Self> {
         let one = |text: &str| match tokenizer.encode(text, false).as_deref() {
             Ok([id]) => Some(*id),
             _ => None,

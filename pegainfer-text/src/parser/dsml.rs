@@ -237,7 +237,7 @@ impl DsmlParser {
         if !attributes[length..].starts_with('>') {
             return self.stray(cursor, out);
         }
-        let schema = || ParameterType::of(&self.definitions, &self.function, &key);
+        let schema = || ParameterType::find(&self.definitions, &self.function, &key);
         let value_type = match attributes[..length].trim() {
             "string=\"true\"" => ValueType::Text,
             "string=\"false\"" if schema().begins_as_text() => ValueType::Json,

@@ -226,7 +226,7 @@ impl Qwen3CoderParser {
             TagName::Complete(key, end) => {
                 cursor.at = end;
                 cursor.take();
-                let schema = ParameterType::of(&self.definitions, &self.function, &key);
+                let schema = ParameterType::find(&self.definitions, &self.function, &key);
                 let parameter = Parameter::begin(key, ValueType::Schema(schema), &mut self.arguments, out);
                 To(Step::Value(Box::new(TagValue::new(parameter))))
             }

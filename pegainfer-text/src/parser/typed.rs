@@ -25,7 +25,7 @@ pub struct ParameterType {
 
 impl ParameterType {
     /// Looks the parameter up in the request's tools. Parameters without a schema are text.
-    pub fn of(definitions: &[Value], function: &str, key: &str) -> Self {
+    pub fn find(definitions: &[Value], function: &str, key: &str) -> Self {
         let parameters = definition(definitions, function).map_or(&Value::Null, |function| &function["parameters"]);
         Self::from_schema(parameters, &parameters["properties"][key])
     }
@@ -34,7 +34,7 @@ impl ParameterType {
     fn from_schema(root: &Value, schema: &Value) -> Self {
         let alternatives = alternatives(root, schema).unwrap_or_default();
         let names = || alternatives.iter().map(|schema| type_name(schema).unwrap_or("string"));
-        let kinds = names().filter(|&name| name != "null").map(Kind::of).collect();
+        let kinds = names().filter(|&name| name != "null").map(Kind::from_name).collect();
         let null = |schema: &Value| schema["enum"].as_array().is_some_and(|values| values.contains(&Value::Null));
         Self { kinds, nullable: names().any(|name| name == "null") || alternatives.iter().any(null) }
     }
@@ -84,7 +84,7 @@ pub fn json(text: &str) -> Option<Value> {
 }
 
 impl Kind {
-    fn of(name: &str) -> Self {
+    fn from_name(name: &str) -> Self {
         match name {
             "integer" => Self::Integer,
             "number" => Self::Number,
@@ -191,8 +191,8 @@ mod tests {
     fn parameters_are_found_by_function_and_name() {
         let tools = [json!({"type": "function", "function": {"name": "f", "parameters": {"properties": {
             "n": {"type": "integer"}}}}})];
-        assert_eq!(ParameterType::of(&tools, "f", "n").kinds, [Kind::Integer]);
-        assert!(ParameterType::of(&tools, "f", "m").is_text());
-        assert!(ParameterType::of(&tools, "g", "n").is_text());
+        assert_eq!(ParameterType::find(&tools, "f", "n").kinds, [Kind::Integer]);
+        assert!(ParameterType::find(&tools, "f", "m").is_text());
+        assert!(ParameterType::find(&tools, "g", "n").is_text());
     }
 }

@@ -79,5 +79,5 @@ async fn count(state: &Arc<AppState>, context: &RequestContext, chat: ChatReques
 }
 
 fn client(context: &RequestContext, state: &AppState) -> Client {
-    Client::of(&context.headers, state.options.normalize_prompts)
+    Client::from_headers(&context.headers, state.options.normalize_prompts)
 }

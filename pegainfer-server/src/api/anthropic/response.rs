@@ -173,7 +173,7 @@ impl MessageWriter {
 
     /// Waits for the end of the generation and responds with the whole message.
     pub async fn respond(self, generation: &mut Generation, state: &AppState) -> Result<Response, ApiError> {
-        let (Self { mut parser, mut output }, growing) = (self, GrowingResponse::of(generation.tenant()));
+        let (Self { mut parser, mut output }, growing) = (self, GrowingResponse::new(generation.tenant()));
         let finish = blocks::collect(generation, &mut parser, &growing, state, |events| output.push(events)).await?;
         output.end(finish);
         let usage = Usage::sum([generation.counts()], 1);

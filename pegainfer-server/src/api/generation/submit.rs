@@ -155,7 +155,7 @@ fn reserve(
         }
         Refused::Exceeded(exceeded) => too_many(&exceeded, state),
     })?;
-    let reservation = |tokens: usize| Reservation::of(meter.clone(), tokens);
+    let reservation = |tokens: usize| Reservation::new(meter.clone(), tokens);
     Ok(Some((reservation(prompts), choices.map(reservation).collect())))
 }
 

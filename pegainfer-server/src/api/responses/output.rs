@@ -116,7 +116,7 @@ impl ResponseOutput {
             Block::Reasoning(_) => ("rs", None),
             Block::Text(_) => ("msg", None),
             Block::Call { name, .. } => {
-                let target = self.targets.of(name);
+                let target = self.targets.find(name);
                 let kind = match target.kind {
                     Kind::Function => "fc",
                     Kind::Custom => "ctc",

@@ -44,7 +44,7 @@ impl ResponseWriter {
         repeated: usize,
         state: &AppState,
     ) -> Result<Response, ApiError> {
-        let (Self { mut parser, mut output }, growing) = (self, GrowingResponse::of(generation.tenant()));
+        let (Self { mut parser, mut output }, growing) = (self, GrowingResponse::new(generation.tenant()));
         growing.add_bytes(repeated as u64, state)?;
         let finish = blocks::collect(generation, &mut parser, &growing, state, |events| output.push(events)).await?;
         output.end(finish);

@@ -240,7 +240,7 @@ pub struct CalledTools(Vec<CalledTool>);
 impl CalledTools {
     /// The tool that the model means by this name. Models leave namespaces out; the bare name is enough if only one
     /// tool has it.
-    pub fn of(&self, called: &str) -> CalledTool {
+    pub fn find(&self, called: &str) -> CalledTool {
         let exact = self.0.iter().find(|target| target.in_prompts() == called);
         let mut named = self.0.iter().filter(|target| target.name == called);
         let only = match (named.next(), named.next()) {
@@ -283,8 +283,8 @@ mod tests {
         assert!(set.definitions[2].text().contains("About n.\\n\\nDoes g."));
         let (_, targets) = set.choose(None, true).unwrap();
         let namespaced = CalledTool { kind: Kind::Function, namespace: Some("n".into()), name: "g".into() };
-        assert_eq!((targets.of("n.g"), targets.of("g")), (namespaced.clone(), namespaced));
-        assert_eq!((targets.of("patch").kind, targets.of("tool_search").kind), (Kind::Custom, Kind::ToolSearch));
-        assert_eq!(targets.of("x"), CalledTool { kind: Kind::Function, namespace: None, name: "x".into() });
+        assert_eq!((targets.find("n.g"), targets.find("g")), (namespaced.clone(), namespaced));
+        assert_eq!((targets.find("patch").kind, targets.find("tool_search").kind), (Kind::Custom, Kind::ToolSearch));
+        assert_eq!(targets.find("x"), CalledTool { kind: Kind::Function, namespace: None, name: "x".into() });
     }
 }

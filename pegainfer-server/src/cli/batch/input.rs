@@ -69,7 +69,7 @@ impl RequestsFile {
         let (mut lines, mut done) = (HashMap::new(), 0);
         while let Some(request) = self.next()? {
             let id = &request.custom_id;
-            if let Some(first) = lines.insert(IdHash::of(id), self.line) {
+            if let Some(first) = lines.insert(IdHash::new(id), self.line) {
                 bail!("{}, line {}: custom_id {id:?} is already on line {first}", self.path.display(), self.line);
             }
             done += usize::from(output.has(id));

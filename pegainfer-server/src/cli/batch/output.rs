@@ -52,7 +52,7 @@ struct WrittenLine {
 pub(super) struct IdHash([u8; 16]);
 
 impl IdHash {
-    pub(super) fn of(custom_id: &str) -> Self {
+    pub(super) fn new(custom_id: &str) -> Self {
         let mut key = [0; 16];
         key.copy_from_slice(&digest(&SHA256, custom_id.as_bytes()).as_ref()[..16]);
         Self(key)
@@ -115,7 +115,7 @@ impl ResultsFile {
             reader.read_until(b'\n', &mut line)?;
             match serde_json::from_slice::<WrittenLine>(&line) {
                 Ok(WrittenLine { id, custom_id }) if id.starts_with(ID_PREFIX) => {
-                    let is_new = self.done.insert(IdHash::of(&custom_id));
+                    let is_new = self.done.insert(IdHash::new(&custom_id));
                     ensure!(is_new, "line {number} is a second result of {custom_id:?}");
                 }
                 // A fragment after complete results is a truncated result. A fragment alone must begin like a file of
@@ -176,7 +176,7 @@ impl ResultsFile {
 
     /// True if the file has the result of a request.
     pub(super) fn has(&self, custom_id: &str) -> bool {
-        self.done.contains(&IdHash::of(custom_id))
+        self.done.contains(&IdHash::new(custom_id))
     }
 
     /// Appends a result.
@@ -185,7 +185,7 @@ impl ResultsFile {
         line.push(b'\n');
         self.file.write_all(&line).with_context(|| format!("{} cannot be written", self.path.display()))?;
         self.bytes += line.len() as u64;
-        self.done.insert(IdHash::of(&result.custom_id));
+        self.done.insert(IdHash::new(&result.custom_id));
         self.failed += usize::from(result.response.as_ref().is_none_or(|response| response.status_code != 200));
         Ok(())
     }

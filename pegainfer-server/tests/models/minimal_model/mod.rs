@@ -18,7 +18,7 @@ use pegainfer_runtime::Overrides;
 use pegainfer_server::cli::Cli;
 
 /// The family in the server's form.
-static FAMILY: Family = Family::of::<Minimal>();
+static FAMILY: Family = Family::new::<Minimal>();
 
 /// The checkpoint's engine on the CPU, with the flags of `pegainfer serve`.
 fn load(checkpoint: &Checkpoint, flags: &[&str]) -> EngineHandle {
