@@ -107,14 +107,14 @@ impl Server {
     }
 
     /// Runs `streams` connections, each of which sends a body `requests` times. All clients share one thread.
-    fn load(&self, streams: usize, requests: usize, path: &str, body: &str) -> Result<Load> {
+    fn load(&self, streams: usize, requests: usize, path: &str, body: &str) -> Result<LoadResult> {
         let clients = (0..streams).map(|stream| client(self.address, stream, requests, path, body.as_bytes()));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let started = Instant::now();
         let seen = runtime.block_on(try_join_all(clients))?;
         let wall = started.elapsed();
         let chunks = seen.iter().map(|(_, chunks)| chunks).sum();
-        Ok(Load { timings: seen.into_iter().flat_map(|(timings, _)| timings).collect(), chunks, wall })
+        Ok(LoadResult { timings: seen.into_iter().flat_map(|(timings, _)| timings).collect(), chunks, wall })
     }
 }
 
@@ -137,7 +137,7 @@ async fn client(
     Ok((timings, chunks))
 }
 
-struct Load {
+struct LoadResult {
     timings: Vec<Timing>,
     chunks: usize,
     wall: Duration,

@@ -154,7 +154,8 @@ pub async fn live() {}
 
 /// Numbers of requests, for balancers that compare replicas.
 #[derive(Serialize, JsonSchema)]
-pub struct Load {
+#[schemars(rename = "Load")]
+pub struct LoadResponse {
     /// Running and waiting requests, vLLM's number.
     server_load: usize,
     /// Running requests.
@@ -166,9 +167,9 @@ pub struct Load {
 }
 
 /// `GET /load`.
-pub async fn load(State(state): State<Arc<AppState>>) -> Json<Load> {
+pub async fn load(State(state): State<Arc<AppState>>) -> Json<LoadResponse> {
     let stats = state.engine.stats();
-    Json(Load {
+    Json(LoadResponse {
         server_load: stats.running + stats.waiting,
         running: stats.running,
         waiting: stats.waiting,

@@ -4,7 +4,7 @@
 //! compare responses with their schemas.
 
 use super::anthropic::wire::{Message, StreamEvent as MessageStreamEvent, TokenCount};
-use super::info::{Load, ModelCard, Models, Version};
+use super::info::{LoadResponse, ModelCard, Models, Version};
 use super::responses::events::StreamEvent as ResponseStreamEvent;
 use super::responses::wire::ResponseObject;
 use super::schema::anthropic::{AnswerFields, MessagesFields};
@@ -155,7 +155,12 @@ const BODYLESS: [BodylessEndpoint; 11] = [
     ("/health", &["get"], "200 while the engine makes progress and accepts requests", None),
     ("/live", &["get"], "200 while the process can answer", None),
     ("/ping", &["get", "post"], "The same as /health", None),
-    ("/load", &["get"], "Numbers of running and waiting requests", Some(SchemaGenerator::subschema_for::<Load>)),
+    (
+        "/load",
+        &["get"],
+        "Numbers of running and waiting requests",
+        Some(SchemaGenerator::subschema_for::<LoadResponse>),
+    ),
     ("/version", &["get"], "Version of the server", Some(SchemaGenerator::subschema_for::<Version>)),
     ("/metrics", &["get"], "Metrics, in Prometheus' format", None),
     ("/reset_prefix_cache", &["post"], "Drop all cached prefixes", None),

@@ -1,8 +1,5 @@
-//! Server-sent events: `data: {json}
-//!
-//! ` for each chunk, and `data: [DONE]
-//!
-//! ` at the end, even after an error. The Responses and Messages APIs name their events and send no `[DONE]`.
+//! Server-sent events: `data: {json}\n\n` for each chunk, and `data: [DONE]\n\n` at the end, even after an error. The
+//! Responses and Messages APIs name their events and send no `[DONE]`.
 //!
 //! A stream shows that it is alive, because proxies and clients close a connection that is silent for a minute. Its
 //! head is sent before a long prefill ends, and comments follow while no token arrives.
