@@ -59,7 +59,7 @@ def raises(kind, call):
 
 @contextmanager
 def server(binary):
-    """The bundled model on a free port of this machine, behind a key; gives its address."""
+    """The bundled model on a free port of this machine, with an API key; yields its address."""
     command = [binary, "--port", "0", "--device", "cpu", "--api-key", "k1", "--model-path", ROOT / "models/qwen3-tiny"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:

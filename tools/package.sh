@@ -5,7 +5,7 @@
 #   tools/package.sh [--cpu] [--quick]
 #
 #   --cpu     without CUDA kernels; otherwise those for PEGAINFER_CUDA_SM [default: 80,86,89,90a,100a,120a] are inside, and the
-#             binary looks for the driver when it starts, so that it also runs where there is none
+#             binary looks for the driver when it starts, so that it also runs without one
 #   --quick   takes what `cargo build --release` made, for the glibc of this machine; otherwise profile dist, for glibc 2.28
 #             (Debian 10, RHEL 8, Ubuntu 20.04 and newer), linked by zig from two pinned wheels
 #

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Makes a DeepSeek-V4 of full width, few layers and random weights, and what transformers says of it.
+"""Makes a DeepSeek-V4 of full width with few layers and random weights, and its reference outputs from transformers.
 
     tools/random-fixture-deepseek-v4.py OUT_DIR [--quantize]
     PEGAINFER_TEST_DEVICE=cuda PEGAINFER_TEST_MODEL_PATH=OUT_DIR cargo test --release -p pegainfer-deepseek-v4 --test e2e -- \\
-        --include-ignored    # without it for weights in FP8 and FP4, whose activations are rounded, too
+        --include-ignored    # leave it out for FP8 and FP4 weights, where activations are also rounded
 
 OUT_DIR gets a checkpoint with the official tensor names, in bf16 or with --quantize in FP8 and FP4, and fixture.json: greedy
 continuations of random prompts, the margin between the two largest logits at each step, and the top log-probabilities, computed in
-float32 from what the checkpoint's weights stand for. Its limits are taken from what transformers itself differs by in bf16: random layers
+float32 from the checkpoint's dequantized weights. Its limits come from transformers' own differences in bf16: random layers
 amplify rounding more than trained ones. Needs torch, transformers, safetensors and a GPU.
 """
 import json
@@ -42,7 +42,7 @@ COMPRESSOR = {"ape": "position_bias", "wkv.weight": "kv_proj.weight", "wgate.wei
 
 
 def names():
-    """Official names of the tensors by transformers' names, but for the routed experts."""
+    """Official names of the tensors by transformers' names, except for the routed experts."""
     of = {"embed.weight": "model.embed_tokens.weight", "head.weight": "lm_head.weight", "norm.weight": "model.norm.weight"}
     of |= {f"hc_head_{part}": f"model.hc_head.hc_{part}" for part in ("fn", "base", "scale")}
     for i, ratio in enumerate(RATIOS):
@@ -63,14 +63,14 @@ def names():
     return of
 
 
-def scales(amax, most):
-    """Exponent bytes of the smallest powers of two that bring `amax` to `most` or below, and their values."""
-    exponent = torch.ceil(torch.log2((amax / most).clamp_min(2.0**-126)))
+def scales(amax, limit):
+    """Exponent bytes of the smallest powers of two that bring `amax` to `limit` or below, and their values."""
+    exponent = torch.ceil(torch.log2((amax / limit).clamp_min(2.0**-126)))
     return (exponent + 127).to(torch.uint8), torch.exp2(exponent)
 
 
 def fp8(weight):
-    """Codes and scales of blocks of 128 x 128, and the values that they stand for."""
+    """Codes and scales of blocks of 128 x 128, and their values."""
     rows, columns = weight.shape
     blocks = weight.float().view(rows // 128, 128, columns // 128, 128)
     bytes_, scale = scales(blocks.abs().amax((1, 3)), 448)
@@ -79,7 +79,7 @@ def fp8(weight):
 
 
 def fp4(weight):
-    """The same of E2M1, two codes a byte and a scale for 32 columns of a row."""
+    """Codes, scales and values for E2M1: two codes per byte and a scale per 32 columns of a row."""
     groups = weight.float().unflatten(-1, (-1, 32))
     bytes_, scale = scales(groups.abs().amax(-1), 6)
     values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], device=weight.device)
@@ -91,7 +91,7 @@ def fp4(weight):
 
 
 def is_fp8(name):
-    """Whether the official checkpoint has this matrix in FP8."""
+    """True if the official checkpoint has this matrix in FP8."""
     return any(part in name for part in ("wq_a", "wq_b", "attn.wkv", "wo_a", "wo_b", "shared_experts")) and name.endswith(".weight")
 
 
@@ -179,9 +179,9 @@ def main():
     rounded.load_state_dict(exact.state_dict())
     cases, errors = zip(*(continuation(exact, rounded, length) for length in LENGTHS))
     errors = [error for case in errors for error in case]
-    mean, most = sum(errors) / len(errors), max(errors)
-    print(f"transformers in bf16: log-probability error mean {mean:.4f}, max {most:.4f}")
-    limits = {"margin": 2 * most, "mean": 1.25 * mean, "max": 1.25 * most, "close": 0.9}
+    mean, largest = sum(errors) / len(errors), max(errors)
+    print(f"transformers in bf16: log-probability error mean {mean:.4f}, max {largest:.4f}")
+    limits = {"margin": 2 * largest, "mean": 1.25 * mean, "max": 1.25 * largest, "close": 0.9}
     fixture = {"model": "random", "dtype": "float32", "device": "cuda", "limits": limits, "cases": cases}
     (out / "fixture.json").write_text(json.dumps(fixture))
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Makes a checkpoint of random weights with the shape of a Qwen3 or Qwen3.5 config.json, and what transformers says of it.
+"""Makes a checkpoint of random weights with the shape of a Qwen3 or Qwen3.5 config.json, and its reference outputs from
+transformers.
 
     tools/random-fixture.py CONFIG_DIR OUT_DIR
     PEGAINFER_TEST_DEVICE=cuda PEGAINFER_TEST_MODEL_PATH=OUT_DIR cargo test --release -p pegainfer-qwen3-4b --test e2e -- \
@@ -7,7 +8,7 @@
 
 OUT_DIR gets config.json, model.safetensors (bf16) and fixture.json: greedy continuations of random prompts, the margin
 between the two largest logits at each step, and the top 20 log-probabilities, computed in float32 from the bf16 weights. Its
-limits are taken from what transformers itself differs by in bf16: random layers amplify rounding more than trained ones.
+limits come from transformers' own differences in bf16: random layers amplify rounding more than trained ones.
 Needs torch, transformers, safetensors and, for large shapes, a GPU.
 """
 import json
@@ -30,13 +31,13 @@ def main():
     device = "cuda" if torch.cuda.is_available() else "cpu"
     config = AutoConfig.from_pretrained(source)
     text = config.get_text_config()
-    # Made in their dtypes: a cast would round the frequencies of the rotation, too.
+    # Made in their dtypes: a cast would also round the rotation frequencies.
     with torch.device(device):
         exact, model = (AutoModelForCausalLM.from_config(text, dtype=d).eval() for d in (torch.float32, torch.bfloat16))
     for name, weight in exact.named_parameters():
         initialise(name, weight, text)
         weight.data = weight.data.bfloat16().float()
-    # The checkpoints of multimodal models have the text model under a name of its own.
+    # The checkpoints of multimodal models have the text model under another name.
     prefix = "model." if config is text else "model.language_model."
     names = {name: name.replace("model.", prefix, 1) for name in exact.state_dict() if name != "lm_head.weight"}
     if not text.tie_word_embeddings:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Gives the build an nvcc. A CUDA toolkit that is already there is used; otherwise pinned wheels go to .cuda/ (git-ignored):
+# Provides nvcc for the build. An installed CUDA toolkit is used; otherwise pinned wheels go to .cuda/ (git-ignored):
 # about 105 MB to download, 270 MB on disk, no root. NVIDIA's CUDA licence applies to them. With --cublas also cuBLASLt,
 # which the binary looks for at run time and every full toolkit has: 423 MB more to download, 600 MB on disk.
 set -euo pipefail

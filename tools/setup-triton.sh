@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Gives the build a Python with Triton, for `cargo build --features triton`: a virtual environment in .triton/
+# Provides a Python with Triton for `cargo build --features triton`: a virtual environment in .triton/
 # (git-ignored), 188 MB to download, 640 MB on disk; no torch, no GPU. Only the build wants it, not the binary.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# The launcher is written for what 3.6 compiles; triton/compile.py refuses other versions.
+# The launcher is written for the output of 3.6; triton/compile.py refuses other versions.
 wheel=triton==3.6.0
 stamp=.triton/wheel.txt
 if [[ -f "$stamp" && "$(cat "$stamp")" == "$wheel" ]]; then

@@ -2,9 +2,9 @@
 """Measures pegainfer-kernels/triton/gated_delta.py, the gated delta rule's prefill, against the recurrence and in time.
 
     python3 tools/triton-gated-delta.py                # checks, then a table of microseconds a layer
-    python3 tools/triton-gated-delta.py --all          # every configuration, too
+    python3 tools/triton-gated-delta.py --all          # also every configuration
 
-Needs torch, Triton 3.6 and a Hopper GPU. Operands as ops::gated_delta_chunks takes them, for Qwen3.5-4B's heads; each
+Needs torch, Triton 3.6 and a Hopper GPU. The operands are those of ops::gated_delta_chunks, for Qwen3.5-4B's heads; each
 sequence is one segment.
 """
 import argparse
@@ -75,7 +75,7 @@ class Step:
 
 
 class Scratch:
-    """What the kernels leave to each other, for `chunks` chunks."""
+    """Intermediate tensors of the kernels, for `chunks` chunks."""
 
     def __init__(self, chunks, device):
         rows = chunks * VALUE_HEADS

@@ -1,5 +1,6 @@
-//! Properties of `/v1/responses` and `/v1/messages`: any body gets success or a refusal in the shape of that API, never a 500;
-//! a stream ends as its API says and has the text, reasoning and calls of the response that is not streamed.
+//! Properties of `/v1/responses` and `/v1/messages`: any body gets success or a refusal in the shape of that API, never
+//! a 500. A stream ends in the way of its API, and has the same text, reasoning and calls as the response that is not
+//! streamed.
 
 use crate::server::post;
 use serde_json::{Value, json};

@@ -1,5 +1,5 @@
-//! Property of tool calls: whatever a model writes, the arguments of each call are one JSON object that parses, without
-//! a key that occurs twice, and the events do not depend on where the text is cut.
+//! Property of tool calls: for any model output, the arguments of each call are one valid JSON object without repeated
+//! keys, and the events do not depend on where the text is cut.
 
 use crate::outputs::{deltas, joined};
 use pegainfer_text::parser::{CallPrefix, Event, OutputParser, ParserOptions, ReasoningStart, ToolFormat};

@@ -1,5 +1,5 @@
-//! Property of chat rendering: any messages, tools and template arguments give a prompt or a refusal, and the prompt's tokens
-//! decode to the prompt.
+//! Property of chat rendering: any messages, tools and template arguments give a prompt or a refusal, and the prompt's
+//! tokens decode to the prompt.
 
 use crate::requests::object;
 use crate::server::post;

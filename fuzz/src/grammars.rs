@@ -1,5 +1,5 @@
-//! Property of grammars: any source is compiled within seconds or refused with a reason; tokens that a mask allows lead to
-//! another mask or to an error, and a text that follows a JSON schema to its end is JSON.
+//! Property of grammars: any source is compiled within seconds or refused with a reason. Tokens allowed by a mask lead
+//! to another mask or to an error, and a text that follows a JSON schema to its end is JSON.
 
 use pegainfer_text::{CompiledGrammar, GrammarCompiler, GrammarSource, Tokenizer};
 use serde_json::{Value, json};
@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 /// `<|im_end|>` of the bundled tokenizer.
 const EOS: u32 = 4089;
 const VOCABULARY: usize = 4096;
-/// Longest text that is followed.
+/// Maximum number of tokens in a followed text.
 const TOKENS: usize = 40;
-/// Time that one input may take; it includes waiting for a busy machine.
+/// Maximum time of one input, including waiting for a busy machine.
 const LIMIT: Duration = Duration::from_secs(20);
 
 fn fixture() -> &'static (Arc<Tokenizer>, GrammarCompiler) {
@@ -49,7 +49,7 @@ pub fn check(data: &[u8]) {
     assert!(began.elapsed() < LIMIT, "{text:?} took {:?}", began.elapsed());
 }
 
-/// Follows the grammar along tokens that `choice` selects.
+/// Follows the grammar along tokens selected by `choice`.
 fn follow(grammar: &CompiledGrammar, choice: u8, is_json: bool, shown: &str) {
     let (mut matcher, mut mask) = grammar.start();
     let mut tokens = Vec::new();
@@ -72,7 +72,7 @@ fn follow(grammar: &CompiledGrammar, choice: u8, is_json: bool, shown: &str) {
     }
 }
 
-/// Sources of every kind, with every keyword that is compiled.
+/// Sources of every kind, with every compiled keyword.
 pub fn seeds() -> Vec<Vec<u8>> {
     let schemas = [
         json!({"type": "object", "properties": {"a": {"type": "integer", "minimum": 1, "maximum": 30}, "b": {"enum": ["x", 1]}},

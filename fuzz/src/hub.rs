@@ -1,5 +1,5 @@
-//! Property of the downloader: whatever a hub answers, the download ends, no file outside of the cache is written, and the files
-//! of a download that succeeds have the hashes by which they were listed.
+//! Property of the downloader: for any answers of a hub, the download ends, no file outside the cache is written, and
+//! the files of a successful download have their listed hashes.
 
 use pegainfer_hub::Hub;
 use pegainfer_hub::client::Timeouts;
@@ -10,17 +10,17 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-/// Separates the responses of an input.
+/// Separator of the responses in an input.
 const SEPARATOR: u8 = 0x1e;
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
-/// Hash by which git names the content `{}`.
+/// Git hash of the content `{}`.
 const EMPTY_OBJECT: &str = "9e26dfeeb6e641a33dae4961196235bdb965b21b";
 /// SHA-256 of the content `weights`.
 const WEIGHTS: &str = "9a129038d9a00aed0cf6a7ea059ca50a813449061ab87848cf1a13eafdf33b2c";
 
 struct Fixture {
     address: SocketAddr,
-    /// Responses to the next requests, first one last.
+    /// Responses to the next requests; the next one is last.
     responses: Arc<Mutex<Vec<Vec<u8>>>>,
     root: PathBuf,
     runs: AtomicUsize,
@@ -36,7 +36,7 @@ fn fixture() -> &'static Fixture {
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let response = shared.lock().expect("responses").pop();
-                // A client that left early is part of the game.
+                // The client may leave early.
                 let _ = answer(&stream, &response.unwrap_or_default());
             }
         });
@@ -45,7 +45,7 @@ fn fixture() -> &'static Fixture {
     })
 }
 
-/// Reads a request and sends the bytes as they are.
+/// Reads a request and sends the bytes unchanged.
 fn answer(mut stream: &TcpStream, response: &[u8]) -> std::io::Result<()> {
     let mut reader = BufReader::new(stream);
     let mut line = String::new();
@@ -55,7 +55,7 @@ fn answer(mut stream: &TcpStream, response: &[u8]) -> std::io::Result<()> {
     stream.write_all(response)
 }
 
-/// Checks an input: the responses to the requests in their order.
+/// Checks an input: the responses to the requests, in order.
 pub fn check(data: &[u8]) {
     let fixture = fixture();
     let dir = fixture.root.join(fixture.runs.fetch_add(1, Ordering::Relaxed).to_string());
@@ -78,7 +78,7 @@ pub fn check(data: &[u8]) {
     };
     let fetched = hub.fetch("a/b", true);
     for path in below(&dir) {
-        assert!(is_of_cache(&path), "a foreign file: {path}");
+        assert!(is_cache_path(&path), "a foreign file: {path}");
     }
     if let Ok(snapshot) = fetched {
         assert!(snapshot.starts_with(&dir) && snapshot.join("config.json").is_file(), "{}", snapshot.display());
@@ -86,7 +86,7 @@ pub fn check(data: &[u8]) {
     std::fs::remove_dir_all(&dir).expect("the directory is removed");
 }
 
-fn is_of_cache(path: &str) -> bool {
+fn is_cache_path(path: &str) -> bool {
     let is_hash = |name: &str| [40, 64].contains(&name.len()) && name.bytes().all(|b| b.is_ascii_hexdigit());
     let plain = |name: &str| !name.contains("..") && !name.starts_with('/');
     match path.strip_prefix("hub/models--a--b/").and_then(|rest| rest.split_once('/')) {
@@ -114,7 +114,7 @@ fn below(dir: &Path) -> Vec<String> {
     found
 }
 
-/// Downloads that succeed, break off, are resumed and redirected.
+/// Downloads that succeed, break off, are resumed or redirected.
 pub fn seeds() -> Vec<Vec<u8>> {
     let ok =
         |body: &str| format!("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}", body.len());

@@ -8,7 +8,7 @@
 //! - [`outputs`], [`calls`]: model outputs, against the reasoning and tool parsers. [`agents`]: bodies of the Responses
 //!   and Messages APIs.
 //! - [`grammars`]: sources of structured output, and texts that follow them. [`hub`]: responses to the downloader.
-//! - [`queues`]: requests of several tenants before the engine has them.
+//! - [`queues`]: requests of several tenants before they reach the engine.
 //! - [`server`]: the router over an engine that repeats its prompt. [`mutate`]: the blind mutations.
 
 pub mod agents;
@@ -23,7 +23,7 @@ pub mod requests;
 pub mod server;
 
 /// A property, and inputs that reach its code.
-pub struct Target {
+pub struct FuzzTarget {
     /// Name on the command line.
     pub name: &'static str,
     /// Panics if the property does not hold.
@@ -33,14 +33,14 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 9] = [
-    Target { name: "requests", check: requests::check, seeds: requests::seeds },
-    Target { name: "conversations", check: conversations::check, seeds: conversations::seeds },
-    Target { name: "outputs", check: outputs::check, seeds: outputs::seeds },
-    Target { name: "calls", check: calls::check, seeds: calls::seeds },
-    Target { name: "responses", check: agents::check_responses, seeds: agents::seeds_of_responses },
-    Target { name: "messages", check: agents::check_messages, seeds: agents::seeds_of_messages },
-    Target { name: "grammars", check: grammars::check, seeds: grammars::seeds },
-    Target { name: "hub", check: hub::check, seeds: hub::seeds },
-    Target { name: "queues", check: queues::check, seeds: queues::seeds },
+pub const TARGETS: [FuzzTarget; 9] = [
+    FuzzTarget { name: "requests", check: requests::check, seeds: requests::seeds },
+    FuzzTarget { name: "conversations", check: conversations::check, seeds: conversations::seeds },
+    FuzzTarget { name: "outputs", check: outputs::check, seeds: outputs::seeds },
+    FuzzTarget { name: "calls", check: calls::check, seeds: calls::seeds },
+    FuzzTarget { name: "responses", check: agents::check_responses, seeds: agents::seeds_of_responses },
+    FuzzTarget { name: "messages", check: agents::check_messages, seeds: agents::seeds_of_messages },
+    FuzzTarget { name: "grammars", check: grammars::check, seeds: grammars::seeds },
+    FuzzTarget { name: "hub", check: hub::check, seeds: hub::seeds },
+    FuzzTarget { name: "queues", check: queues::check, seeds: queues::seeds },
 ];

@@ -1,7 +1,7 @@
 //! Runs targets on blind mutations of their seeds: without coverage guidance, but with any compiler.
 
 use pegainfer_fuzz::mutate::{Rng, mutate};
-use pegainfer_fuzz::{TARGETS, Target};
+use pegainfer_fuzz::{FuzzTarget, TARGETS};
 use std::panic::catch_unwind;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ fn main() -> ExitCode {
         None => Some(default),
     };
     let name = args.first().map_or("", String::as_str);
-    let targets: Vec<&Target> = TARGETS.iter().filter(|target| name == "all" || name == target.name).collect();
+    let targets: Vec<&FuzzTarget> = TARGETS.iter().filter(|target| name == "all" || name == target.name).collect();
     let limits = (number("--seconds", 60), number("--runs", u64::MAX), number("--seed", 1));
     let (Some(seconds), Some(runs), Some(seed)) = limits else { return usage() };
     if targets.is_empty() {
@@ -32,11 +32,11 @@ fn usage() -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Whether the property of the target held for all inputs.
-fn run(target: &Target, time: Duration, most: u64, seed: u64) -> bool {
+/// Returns true if the target's property held for all inputs.
+fn run(target: &FuzzTarget, time: Duration, max_runs: u64, seed: u64) -> bool {
     let (seeds, mut rng) = ((target.seeds)(), Rng(seed));
     let (started, mut runs) = (Instant::now(), 0u64);
-    while runs < most && started.elapsed() < time {
+    while runs < max_runs && started.elapsed() < time {
         let data = if runs < seeds.len() as u64 { seeds[runs as usize].clone() } else { mutate(&seeds, &mut rng) };
         if catch_unwind(|| (target.check)(&data)).is_err() {
             let path = format!("{}-{seed}-{runs}.input", target.name);

@@ -1,4 +1,4 @@
-//! Blind mutations: of bytes, and of tokens that are meaningful to the parsers.
+//! Blind mutations of bytes, and of tokens that the parsers know.
 
 /// Tokens that the parsers search for, and boundary values.
 const WORDS: [&str; 88] = [

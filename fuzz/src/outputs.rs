@@ -1,5 +1,5 @@
-//! Property of the output parsers: the events do not depend on where the text is cut, and between start and end of a
-//! call come only its arguments.
+//! Property of the output parsers: the events do not depend on where the text is cut, and between the start and end of
+//! a call there are only its arguments.
 
 use pegainfer_text::parser::{CallPrefix, Event, OutputParser, ParserOptions, ReasoningStart, ToolFormat};
 use serde_json::json;
@@ -76,7 +76,7 @@ pub fn joined(events: Vec<Event>) -> Vec<Event> {
     joined
 }
 
-/// Outputs in all formats, with every meaningful format byte.
+/// Outputs in all formats, with every format byte in use.
 pub fn seeds() -> Vec<Vec<u8>> {
     let texts = [
         "<think>\nhm\n</think>\n\nThe answer is <b>4</b>.",

@@ -1,22 +1,22 @@
 //! Property of the fair queue: permits are conserved, bounds hold, requests of a tenant keep their order, and no tenant
-//! has two turns before another one that waits has had one.
+//! has two turns while another one waits for its first.
 
 use pegainfer_server::fair_queue::{Entry, FairQueue, QueueFull, QueueLimits, Ticket};
 use std::collections::{BTreeMap, VecDeque};
 
-/// Tenants of an input.
+/// Number of tenants in an input.
 const TENANTS: u8 = 5;
 
-/// A waiting request of the model.
+/// A waiting request in the model.
 struct Waiter {
     ticket: Ticket,
     permits: usize,
 }
 
-/// Plain model of a queue, to compare with.
+/// Plain model of a queue, for comparison.
 struct Model {
     limits: QueueLimits,
-    /// Permits that each request holds.
+    /// Permits held by each request.
     held: Vec<(u8, usize)>,
     waiting: BTreeMap<u8, VecDeque<Waiter>>,
     /// Grants of the second tenant since the first one could have had one.
@@ -39,7 +39,7 @@ pub fn check(data: &[u8]) {
         model.grant(&mut queue);
         model.verify(&queue);
     }
-    // At the end all permits are given back: then everybody has had a turn.
+    // Giving back all permits at the end gives everybody a turn.
     while let Some((tenant, permits)) = model.held.pop() {
         queue.release(tenant, permits);
         model.grant(&mut queue);
@@ -94,7 +94,7 @@ impl Model {
         }
     }
 
-    /// Counts a grant for those who could have had it.
+    /// Counts a grant for the tenants that could have had it.
     fn granted(&mut self, tenant: u8, permits: usize) {
         let others = self.waiting.iter().filter(|(waits, _)| **waits != tenant);
         let heads: Vec<(u8, usize)> =
@@ -129,9 +129,9 @@ impl Model {
         assert_eq!(queue.waiting(), self.waiting.values().map(VecDeque::len).sum::<usize>());
         for tenant in 0..TENANTS {
             assert_eq!(queue.held(&tenant), self.held_by(tenant));
-            let most = self.held.iter().filter(|held| held.0 == tenant).map(|held| held.1).max().unwrap_or(0);
+            let largest = self.held.iter().filter(|held| held.0 == tenant).map(|held| held.1).max().unwrap_or(0);
             assert!(
-                self.held_by(tenant) <= self.limits.permits_per_tenant.max(most),
+                self.held_by(tenant) <= self.limits.permits_per_tenant.max(largest),
                 "one request may take more, alone"
             );
         }

@@ -1,5 +1,5 @@
-//! Property of the endpoints: any body gets success or a refusal with a reason, never a 500 and never an incomplete stream. A
-//! stream carries the same text as the response that is not streamed.
+//! Property of the endpoints: any body gets success or a refusal with a reason, never a 500 and never an incomplete
+//! stream. A stream carries the same text as the response that is not streamed.
 
 use crate::server::post;
 use serde_json::value::RawValue;
@@ -21,7 +21,7 @@ pub fn check(data: &[u8]) {
         return;
     }
     serde_json::from_slice::<&RawValue>(body).unwrap_or_else(|e| panic!("{e} was accepted: {}", shown()));
-    // A field that is ignored may hold a number that no f64 holds, such as 1e999.
+    // An ignored field may contain a number beyond f64, such as 1e999.
     let Ok(request) = serde_json::from_slice::<Value>(body) else { return };
     if !path.starts_with("/v1/") || request["stream"] != true {
         serde_json::from_str::<Value>(&response).unwrap_or_else(|e| panic!("{e}: {}", shown()));
@@ -51,11 +51,11 @@ fn summary(choice: &Value) -> [String; 4] {
     [text("content") + &text("text"), text("reasoning"), calls.collect(), choice["finish_reason"].to_string()]
 }
 
-/// Joins the chunks of a stream; one summary for each choice.
+/// Joins the chunks of a stream into one summary per choice.
 fn collect(response: &str) -> Result<Vec<[String; 4]>, String> {
     let events = response.strip_suffix("data: [DONE]\n\n").ok_or("no [DONE]")?;
     let mut choices: Vec<[String; 4]> = Vec::new();
-    // A machine with other load may let a stream wait for so long that the server sends a comment to keep it alive.
+    // On a busy machine a stream may wait so long that the server sends a keep-alive comment.
     for event in events.split_terminator("\n\n").filter(|event| !event.starts_with(':')) {
         let json = event.strip_prefix("data: ").ok_or_else(|| format!("{event:?} is not an event"))?;
         let chunk: Value = serde_json::from_str(json).map_err(|e| e.to_string())?;

@@ -1,5 +1,5 @@
-//! The real router with an engine that repeats its prompt, so that the input determines the model's output. Under a grammar
-//! it takes the first token that is allowed where the prompt's is not.
+//! The real router with an engine that repeats its prompt, so that the input determines the model's output. If a
+//! grammar forbids the prompt's token, the engine takes the first allowed one.
 
 use axum::Router;
 use axum::body::{Body, to_bytes};

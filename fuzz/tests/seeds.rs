@@ -1,9 +1,9 @@
-//! Every seed of every target has its property, and so have a few mutations of them.
+//! The property of each target holds for every seed and for a few mutations of it.
 
 use pegainfer_fuzz::TARGETS;
 use pegainfer_fuzz::mutate::{Rng, mutate};
 
-/// Mutations of a target's seeds.
+/// Number of mutations of a target's seeds.
 const MUTATIONS: usize = 20;
 
 #[test]

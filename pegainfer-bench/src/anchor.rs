@@ -1,4 +1,4 @@
-//! Steps of a ledger measured again on this device, for `ledger --anchor` and `doctor --ledger`.
+//! Measures steps of a ledger again on this device, for `ledger --anchor` and `doctor --ledger`.
 
 use super::ledger_origin::other_model;
 use anyhow::{Context, Result, ensure};
@@ -11,7 +11,7 @@ use std::fs::File;
 use std::io::BufReader;
 use std::path::Path;
 
-/// Ratio of now to the ledger, less one, from which on a step is marked.
+/// Minimum relative difference from the ledger at which a step is marked.
 const MARKED: f64 = 0.1;
 
 /// Reads a ledger.
@@ -20,7 +20,7 @@ pub fn read(file: &Path) -> Result<Ledger> {
     Ledger::read(BufReader::new(File::open(file).with_context(unreadable)?)).with_context(unreadable)
 }
 
-/// Loads the model and measures about a dozen steps of the ledger. Returns this engine's properties, too.
+/// Loads the model and measures about a dozen steps of the ledger. Also returns this engine's properties.
 pub fn measure(ledger: &Ledger, model: &ModelDir, args: &EngineArgs) -> Result<(Header, Anchor)> {
     let kv_cache_dtype = args.overrides().kv_dtype.name();
     if let Some(other) = other_model(&ledger.header, &model.to_string(), args, kv_cache_dtype) {
@@ -61,7 +61,7 @@ pub fn table(anchor: &Anchor) -> String {
     out
 }
 
-/// The factors of the groups that were measured.
+/// The factors of the measured groups.
 pub fn factors(anchor: &Anchor) -> Vec<(StepGroup, f64)> {
     let measured = |group: &StepGroup| anchor.steps.iter().any(|step| StepGroup::of(&step.load) == *group);
     StepGroup::ALL.into_iter().filter(measured).map(|group| (group, anchor.factor(group))).collect()

@@ -1,5 +1,4 @@
-//! Servers in this process. The commands start them through functions that the program passes, because the server stands above
-//! this crate.
+//! Servers in this process. The server crate depends on this one, so the program passes functions that start them.
 
 use anyhow::Result;
 use futures_util::future::BoxFuture;
@@ -11,14 +10,14 @@ use std::sync::Arc;
 
 /// Starts servers in this process.
 pub trait Servers {
-    /// Raises the limit of open files as far as the system allows, for a client or server with many connections.
+    /// Raises the limit of open files to the system's maximum, for a client or server with many connections.
     fn raise_open_files(&self);
 
-    /// Serves `engine`, with tokenizer and template of the checkpoint in `dir`, on a free port of this machine until the async
-    /// runtime of the caller is shut down.
+    /// Serves `engine`, with tokenizer and template of the checkpoint in `dir`, on a free port of this machine until
+    /// the caller's async runtime is shut down.
     ///
     /// # Errors
-    /// The checkpoint's text side cannot be loaded, or there is no port.
+    /// The checkpoint's text side cannot be loaded, or no port is free.
     fn serve(&self, engine: EngineHandle, dir: &Path) -> Result<SocketAddr>;
 
     /// Loads a model and its API, without a socket.
@@ -31,17 +30,17 @@ pub trait Servers {
 /// The chat API of a loaded model. Clones share the model.
 #[derive(Clone)]
 pub struct ChatApi {
-    /// Where the checkpoint came from, for messages.
+    /// Source of the checkpoint, for messages.
     pub source: String,
     /// True if the model has a chat template.
     pub has_template: bool,
-    /// Sequences that run at the same time.
+    /// Maximum number of running sequences.
     pub max_num_seqs: usize,
     /// Posts a JSON body to `/v1/chat/completions`.
     pub post: Arc<dyn Fn(Vec<u8>) -> BoxFuture<'static, Result<Response>> + Send + Sync>,
 }
 
-/// A whole response.
+/// A complete response.
 pub struct Response {
     /// HTTP status.
     pub status: u16,

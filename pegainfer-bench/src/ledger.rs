@@ -1,5 +1,5 @@
-//! `pegainfer ledger`: measures the steps of a model on this device, for `pegainfer sim`, or some of them to correct the ledger of another
-//! device.
+//! `pegainfer ledger`: measures the steps of a model on this device for `pegainfer sim`, or some of them to correct
+//! another device's ledger.
 
 mod floors;
 mod kernel_table;
@@ -31,9 +31,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use steps::{StepArg, parse_step};
 
-/// Time for each step, and for all steps until no interval is halved any more.
+/// Measuring time per step, and total time for halving intervals.
 const FULL: Effort = Effort { per_step: Duration::from_millis(200), refine: Duration::from_secs(150) };
-/// The same with `--quick`.
+/// Measuring times with `--quick`.
 const QUICK: Effort = Effort { per_step: Duration::from_millis(40), refine: Duration::from_secs(30) };
 
 /// Flags of `ledger`.
@@ -82,11 +82,11 @@ pub struct LedgerArgs {
 
 /// Runs the command.
 pub fn run(args: &LedgerArgs) -> Result<()> {
-    // A path that cannot be written is reported before the measurement, not after it; what is there stays until then.
+    // Report a path that cannot be written before the measurement, not after it. An existing file stays until then.
     if let Some(dir) = &args.svg {
         std::fs::create_dir_all(dir).with_context(|| format!("--svg {} cannot be created", dir.display()))?;
     }
-    let out = args.out.as_deref().map(Output::new).transpose()?;
+    let out = args.out.as_deref().map(OutputFile::new).transpose()?;
     if args.ledger.is_some() || args.shipped.is_given() {
         let ledger = shipped::read(args.ledger.as_deref(), &args.shipped)?;
         ensure!(
@@ -97,7 +97,7 @@ pub fn run(args: &LedgerArgs) -> Result<()> {
         return if args.ops { print(&(op_tables(&ledger) + &kernel_tables(&ledger))) } else { Ok(()) };
     }
     if args.cupti {
-        // Before a GPU is opened.
+        // CUPTI has to start before a GPU is opened.
         cuda::cupti::start().map_err(|why| anyhow!("--cupti: {why}"))?;
     }
     let model = model_path::resolve(&args.engine)?;
@@ -113,23 +113,23 @@ pub fn run(args: &LedgerArgs) -> Result<()> {
     print(&report)
 }
 
-/// Writes the ledger and its plots, as far as they were asked for.
-fn write(ledger: &Ledger, out: Option<Output<'_>>, args: &LedgerArgs) -> Result<()> {
+/// Writes the ledger and its plots, if requested.
+fn write(ledger: &Ledger, out: Option<OutputFile<'_>>, args: &LedgerArgs) -> Result<()> {
     out.map_or(Ok(()), |out| out.replace(ledger))?;
     let LedgerArgs { read_gbs, peak_tflops, .. } = *args;
     let given = Given { model_path: args.engine.model_path.as_deref(), read_gbs, peak_tflops };
     args.svg.as_ref().map_or(Ok(()), |dir| plots::write(ledger, dir, given))
 }
 
-/// The ledger in `base` with factors for this device, and what was measured for them.
+/// The ledger in `base` with factors for this device, and a summary of their measurement.
 fn anchored(base: &Path, model: &ModelDir, args: &EngineArgs) -> Result<(Ledger, String)> {
     let ledger = anchor::read(base)?;
     let (header, anchor) = anchor::measure(&ledger, model, args)?;
     let mut report = anchor::table(&anchor);
     if !sources::is_current(&ledger.header.kernels) {
-        report += "the ledger was measured with other kernels than those of this program, and stays stale\n";
+        report += "the ledger was measured with other kernels than this program's, and stays stale\n";
     }
-    // What was measured decides whether a ledger is stale.
+    // The measured ledger decides whether the result is stale.
     let header = Header { kernels: ledger.header.kernels.clone(), program: ledger.header.program.clone(), ..header };
     let config = ledger.config.clone().map_or_else(|| config(model), Ok)?;
     Ok((Ledger { header, anchor: Some(anchor), config: Some(config), ..ledger }, report))
@@ -156,7 +156,7 @@ fn measured(model: &ModelDir, args: &LedgerArgs) -> Result<(Ledger, String)> {
     Ok((ledger, report))
 }
 
-/// The config.json of the model that was measured.
+/// The config.json of the measured model.
 fn config(model: &ModelDir) -> Result<Value> {
     let path = model.dir.join("config.json");
     let unreadable = || format!("{} cannot be read", path.display());
@@ -165,19 +165,19 @@ fn config(model: &ModelDir) -> Result<Value> {
 }
 
 /// The file of `--out`.
-struct Output<'a> {
+struct OutputFile<'a> {
     path: &'a Path,
     file: File,
 }
 
-impl<'a> Output<'a> {
-    /// Opens the file, and leaves what it has.
+impl<'a> OutputFile<'a> {
+    /// Opens the file without changing it.
     fn new(path: &'a Path) -> Result<Self> {
         let file = File::options().write(true).create(true).truncate(false).open(path);
         Ok(Self { path, file: file.with_context(|| format!("{} cannot be written", path.display()))? })
     }
 
-    /// Writes the ledger in place of what the file has.
+    /// Replaces the content of the file by the ledger.
     fn replace(self, ledger: &Ledger) -> Result<()> {
         let Self { path, file } = self;
         let write = || -> Result<()> {
@@ -191,19 +191,19 @@ impl<'a> Output<'a> {
     }
 }
 
-/// How many steps were measured, and how far the law is off at steps that it was not told.
+/// Number of measured steps, and prediction error on held-out steps.
 fn summary(ledger: &Ledger) -> String {
     let residuals = Law::residuals(&ledger.steps, ledger.header.graphs);
     let mut out = format!("{} on {}\n", ledger.header.model, ledger.header.device);
     let _ = writeln!(
         out,
         "{:<8} {:>6} {:>11} {:>11} {:>9} {:>9}",
-        "steps", "number", "least ms", "most ms", "error p50", "p95"
+        "steps", "number", "min ms", "max ms", "error p50", "p95"
     );
     for kind in StepKind::ALL {
         let times = ledger.steps.iter().filter(|line| line.load.kind() == kind).map(|line| line.us / 1e3);
-        let (count, least, most) = times
-            .fold((0, f64::INFINITY, 0.0_f64), |(count, least, most), ms| (count + 1, least.min(ms), most.max(ms)));
+        let (count, min, max) =
+            times.fold((0, f64::INFINITY, 0.0_f64), |(count, min, max), ms| (count + 1, min.min(ms), max.max(ms)));
         let of = residuals.iter().filter(|residual| residual.load.kind() == kind);
         let mut errors: Vec<f64> = of.map(|residual: &Residual| 100.0 * residual.relative().abs()).collect();
         errors.sort_unstable_by(f64::total_cmp);
@@ -211,13 +211,10 @@ fn summary(ledger: &Ledger) -> String {
             0 => "-".to_owned(),
             n => format!("{:.1} %", errors[(n - 1) * percent / 100]),
         };
-        let _ = writeln!(out, "{:<8} {count:>6} {least:>11.3} {most:>11.3} {:>9} {:>9}", kind.name(), at(50), at(95));
+        let _ = writeln!(out, "{:<8} {count:>6} {min:>11.3} {max:>11.3} {:>9} {:>9}", kind.name(), at(50), at(95));
     }
     let host = ledger.host;
-    let _ = writeln!(
-        out,
-        "the engine thread takes {:.1} us a step and {:.2} us a sequence beside it",
-        host.step_us, host.row_us
-    );
+    let _ =
+        writeln!(out, "the engine thread takes {:.1} us per step and {:.2} us per sequence", host.step_us, host.row_us);
     out + "error: predicted from the other steps, against measured\n"
 }

@@ -1,9 +1,9 @@
-//! Whether a ledger was measured with a given model and card.
+//! Compares a ledger's model and card with given ones.
 
 use pegainfer_core::ledger::Header;
 use pegainfer_models::args::{EngineArgs, QuantizationArg};
 
-/// The model or the formats of a ledger, where they are not those of the model from `source` with these flags.
+/// The model or formats of a ledger, if they differ from the model from `source` with these flags.
 pub fn other_model(header: &Header, source: &str, args: &EngineArgs, kv_cache_dtype: &str) -> Option<String> {
     let quantization = (args.formats.quantization == Some(QuantizationArg::Fp8)).then_some("fp8");
     if directory(&header.model) != directory(source) {
@@ -15,12 +15,12 @@ pub fn other_model(header: &Header, source: &str, args: &EngineArgs, kv_cache_dt
     }
 }
 
-/// The card in `cuda:0 (NVIDIA H200)`, the cards in `cuda:2 to cuda:3 (2 x NVIDIA H200)`.
+/// The card in `cuda:0 (NVIDIA H200)`, or the cards in `cuda:2 to cuda:3 (2 x NVIDIA H200)`.
 pub fn card(device: &str) -> &str {
     device.split_once(" (").map_or(device, |(_, card)| card)
 }
 
-/// The last part of the path or id of a model, by which ledgers of other machines name it.
+/// The last part of a model's path or id, which identifies it in ledgers of other machines.
 fn directory(model: &str) -> &str {
     model.trim_end_matches('/').rsplit('/').next().unwrap_or(model)
 }

@@ -1,14 +1,15 @@
-//! The tools around a server: they measure, predict and repeat what an engine does. No request needs them.
+//! Tools that measure, predict and replay an engine's work. No request needs them.
 //!
 //! # Commands
 //! - [`bench`]: latency and throughput, with the roofline limit of each metric. [`eval`]: the quality of a model.
-//! - [`ledger`]: measures the time of steps. [`sim`]: predicts latency and throughput from a ledger. [`plan`]: the ops of a step.
+//! - [`ledger`]: measures step times. [`sim`]: predicts latency and throughput from a ledger. [`plan`]: the ops of a
+//!   step.
 //! - [`replay`]: runs the requests of a recording again.
 //!
-//! # What they share
-//! - [`anchor`], [`shipped`], [`ledger_origin`]: ledgers measured again, inside the executable, and of another model.
+//! # Shared modules
+//! - [`anchor`], [`shipped`], [`ledger_origin`]: measuring a ledger again, built-in ledgers, a ledger's model.
 //! - [`traces`]: load traces of other servers. [`recording`]: the lines of a recording.
-//! - [`in_process`]: what the program that has these commands gives to them: a server.
+//! - [`in_process`]: servers that the calling program provides to these commands.
 //!
 //! # Example
 //! ```

@@ -1,6 +1,6 @@
-//! `pegainfer plan`: the recorded ops of one step, printed.
+//! `pegainfer plan`: prints the recorded ops of one step.
 //!
-//! [`table`](mod@table) prints them, [`times`] adds what a ledger knows about them.
+//! [`table`](mod@table) prints them, [`times`] adds a ledger's times.
 
 mod table;
 pub mod times;
@@ -27,8 +27,8 @@ use times::Times;
 #[derive(Debug, Clone, Args)]
 #[command(group(ArgGroup::new("times").args(["ledger", "gpu", "model"]).multiple(true)))]
 pub struct PlanArgs {
-    /// Checkpoint directory (config.json is enough), or a Hugging Face id [default: the ledger's model, or qwen3-tiny, which
-    /// is inside the executable]
+    /// Checkpoint directory (config.json is enough), or a Hugging Face id [default: the ledger's model, or qwen3-tiny,
+    /// which is inside the executable]
     #[arg(long, value_name = "DIR|ID")]
     pub model_path: Option<String>,
     /// Kind of step: one new token per sequence, or whole prompts
@@ -100,7 +100,7 @@ pub fn run(args: &PlanArgs) -> Result<()> {
     let overrides = args.formats.overrides();
     let records = engine::record_rank(&model.dir, &overrides, ranks, (batch, tokens, context))?;
     let load = StepLoad::of_rows(vec![(tokens, context); batch]);
-    // A model of the hub is named by its id: its directory is one of the cache.
+    // A hub model is named by its id, because its directory is in the cache.
     let source = model.hub_id.clone().unwrap_or_else(|| model.to_string());
     let times = ledger.map(|ledger| times(&ledger, args, &source, &load, &records)).transpose()?;
     if args.json {
@@ -114,22 +114,22 @@ pub fn run(args: &PlanArgs) -> Result<()> {
     }
 }
 
-/// The model that is planned: that of `--model-path`, or else that of the ledger.
+/// The model to plan: from `--model-path`, or the ledger's.
 fn model(args: &PlanArgs, ledger: Option<&Ledger>) -> Result<ModelDir> {
     match ledger.and_then(|ledger| Some((ledger.config.as_ref()?, &ledger.header.model))) {
-        Some((config, name)) if args.model_path.is_none() => model_path::of_config(config, name),
+        Some((config, name)) if args.model_path.is_none() => model_path::from_config(config, name),
         _ => model_path::resolve_config(args.model_path.as_deref()),
     }
 }
 
-/// The times that the ledger has for a step.
+/// The ledger's times for a step.
 fn times(ledger: &Ledger, args: &PlanArgs, source: &str, load: &StepLoad, records: &[OpRecord]) -> Result<Times> {
     let engine = EngineArgs { formats: args.formats.clone(), ..Defaults::try_parse_from(["plan"])?.engine };
     let kv_cache_dtype = engine.overrides().kv_dtype.name();
     if let Some(other) = other_model(&ledger.header, source, &engine, kv_cache_dtype) {
         bail!("the ledger was measured with {other}: give the --model-path and the formats that it was measured with");
     }
-    let peaks = Peaks::given_or_of_device(args.read_gbs, args.peak_tflops, &ledger.header.device);
+    let peaks = Peaks::given_or_datasheet(args.read_gbs, args.peak_tflops, &ledger.header.device);
     Ok(Times::new(ledger, load, records, peaks)?)
 }
 
@@ -145,7 +145,7 @@ mod tests {
     use serde_json::Value;
     use std::collections::{HashMap, HashSet};
 
-    /// Bytes that a decode step of the bundled model moves, and the elements of the matrices that it only reads, by data type.
+    /// Bytes that a decode step of the bundled model moves, and elements of its read-only matrices by data type.
     fn decode(overrides: &Overrides) -> (u64, HashMap<DType, usize>) {
         let records = engine::record(&model_dir(), overrides, 3, 1, 100).unwrap();
         let written: HashSet<u32> = records.iter().flat_map(|r| &r.writes).map(|o| o.id).collect();
@@ -196,7 +196,8 @@ mod tests {
     fn fp8_kv_is_a_byte_and_its_scales() {
         let fp8 = Overrides { kv_dtype: KvDType::Fp8, ..Overrides::default() };
         let (bf16, fp8) = (decode(&Overrides::default()).0, decode(&fp8).0);
-        // Keys and values of six layers and two heads of 128 elements: three sequences read 100 tokens each and write one.
+        // Keys and values of six layers and two heads of 128 elements: three sequences read 100 tokens each and write
+        // one.
         let entries = 3 * (100 + 1) * 6 * 2 * 2;
         assert_eq!(bf16 - fp8, entries * (2 * 128 - (128 + 4)));
     }
@@ -205,7 +206,7 @@ mod tests {
     fn a_gpu_that_is_not_here_is_planned() {
         let engine = Defaults::try_parse_from(["plan"]).unwrap().engine;
         let fit = engine::gpu_fit(&model_dir(), &engine, 16_000_000_000).unwrap();
-        // 256 sequences of 4,096 tokens: more KV cache would be of no use.
+        // 256 sequences of 4,096 tokens. A larger KV cache would be useless.
         assert_eq!((fit.sequences, fit.kv_tokens, fit.context), (256, 256 * 4096, 4096));
         let text = fit.to_string();
         assert!(text.contains("1048576 tokens, 256 sequences at once") && text.contains("of 16.00 GB x 0.9"), "{text}");

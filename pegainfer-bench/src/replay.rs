@@ -1,10 +1,10 @@
-//! `pegainfer replay`: the requests of a recording, run again by the engine of this process, or its schedule, planned again.
+//! `pegainfer replay`: runs the requests of a recording again in this process's engine, or plans its schedule again.
 
 mod file;
 mod schedule;
 
 use crate::recording::TokenHash;
-use crate::recording::format::{Added, Ended, Header, Line, Reason};
+use crate::recording::format::{Added, Ended, Header, Reason, RecordLine};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use file::open;
@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio::runtime::Runtime;
 
-/// Differences that are printed.
+/// Maximum number of printed differences.
 const PRINTED: usize = 10;
 
 /// Flags of `replay`.
@@ -42,13 +42,13 @@ pub struct ReplayArgs {
     pub engine: EngineArgs,
 }
 
-/// A request and how it ended.
-struct Recorded {
+/// A request and its recorded end.
+struct RecordedRequest {
     added: Added,
     ended: Ended,
 }
 
-/// What came of a request this time.
+/// Outcome of a replayed request.
 struct Outcome {
     id: u64,
     recorded: Ended,
@@ -70,7 +70,7 @@ pub fn run(args: &ReplayArgs) -> Result<()> {
     tokenizer.check_vocab(vocab)?;
     let compiler = GrammarCompiler::new(Arc::new(tokenizer), vocab, eos);
     let mut prepared = Vec::with_capacity(requests.len());
-    for Recorded { added, ended } in requests {
+    for RecordedRequest { added, ended } in requests {
         let request = prepare(&added, vocab, &compiler)
             .with_context(|| format!("request {} of {} does not fit this model", added.add, args.file.display()))?;
         prepared.push((added.add, request, ended));
@@ -87,7 +87,7 @@ pub fn run(args: &ReplayArgs) -> Result<()> {
     report(&args.file, &header, &outcomes, open, args.check)
 }
 
-/// Prints what was the same; an error if something was not and `check` asks for it.
+/// Prints a summary. Fails if there are differences and `check` is set.
 fn report(file: &Path, header: &Header, outcomes: &[Outcome], open: usize, check: bool) -> Result<()> {
     let tokens: usize = outcomes.iter().map(|outcome| outcome.tokens).sum();
     let differ: Vec<&Outcome> = outcomes.iter().filter(|outcome| !outcome.is_same()).collect();
@@ -109,7 +109,7 @@ fn report(file: &Path, header: &Header, outcomes: &[Outcome], open: usize, check
             recorded.tokens, recorded.reason
         ))?;
     }
-    ensure!(!check || differ.is_empty(), "{} of {} requests gave other tokens", differ.len(), outcomes.len());
+    ensure!(!check || differ.is_empty(), "{} of {} requests gave different tokens", differ.len(), outcomes.len());
     Ok(())
 }
 
@@ -121,13 +121,13 @@ impl Outcome {
 }
 
 /// The header, the requests that ended, and the number of those that did not.
-fn read(file: &Path) -> Result<(Header, Vec<Recorded>, usize)> {
+fn read(file: &Path) -> Result<(Header, Vec<RecordedRequest>, usize)> {
     let name = file.display();
     let (header, lines) = open(file)?;
     let (mut added, mut requests) = (HashMap::new(), Vec::new());
     for line in lines {
         match line? {
-            Line::Added(line) => {
+            RecordLine::Added(line) => {
                 let id = line.add;
                 let line = match line.choice_of {
                     Some(first) => {
@@ -139,18 +139,18 @@ fn read(file: &Path) -> Result<(Header, Vec<Recorded>, usize)> {
                 };
                 added.insert(id, line);
             }
-            Line::Ended(ended) => {
-                requests.extend(added.remove(&ended.end).map(|added| Recorded { added, ended }));
+            RecordLine::Ended(ended) => {
+                requests.extend(added.remove(&ended.end).map(|added| RecordedRequest { added, ended }));
             }
-            Line::Gap { gap } => log::warn!("{name}: {gap} lines were not recorded, the disk was too slow"),
-            Line::Schedule(_) => {}
+            RecordLine::Gap { gap } => log::warn!("{name}: {gap} lines were not recorded, the disk was too slow"),
+            RecordLine::Schedule(_) => {}
         }
     }
     requests.sort_by_key(|recorded| recorded.added.add);
     Ok((header, requests, added.len()))
 }
 
-/// The request as the engine takes it.
+/// The request in the engine's form.
 fn prepare(added: &Added, vocab_size: usize, compiler: &GrammarCompiler) -> Result<GenerateRequest> {
     let mut request = added.request(vocab_size)?.context("its line has no ids")?;
     if let Some(source) = added.parameters.as_ref().and_then(|parameters| parameters.grammar.as_ref()) {
@@ -159,7 +159,7 @@ fn prepare(added: &Added, vocab_size: usize, compiler: &GrammarCompiler) -> Resu
     Ok(request)
 }
 
-/// Runs a request as far as it was recorded.
+/// Runs a request up to its recorded end.
 async fn replay(engine: &EngineHandle, id: u64, request: GenerateRequest, recorded: Ended) -> Result<Outcome> {
     let (mut tokens, mut hash) = (0, TokenHash::default());
     let cancelled = recorded.reason == Reason::Cancelled;

@@ -1,4 +1,4 @@
-//! The ledgers inside the executable, found by GPU and model.
+//! Built-in ledgers, found by GPU and model.
 
 use super::anchor;
 use super::ledger_origin::card;
@@ -7,11 +7,11 @@ use clap::Args;
 use pegainfer_core::ledger::Ledger;
 use std::path::Path;
 
-/// A ledger of the repository, as text: 50 KB each, of which compression would save the executable less than a thousandth.
+/// A ledger of the repository as text, about 50 KB. Compression would shrink the executable by less than a thousandth.
 struct Shipped {
-    /// GPU, as `--gpu` names it.
+    /// GPU name for `--gpu`.
     gpu: &'static str,
-    /// Model, as `--model` names it.
+    /// Model name for `--model`.
     model: &'static str,
     text: &'static str,
 }
@@ -22,7 +22,7 @@ macro_rules! ledger {
     };
 }
 
-/// Every ledger of the repository.
+/// All ledgers of the repository.
 static LEDGERS: &[Shipped] = &[
     Shipped { gpu: "h100", model: "qwen3-4b", text: ledger!("h100-qwen3-4b.jsonl") },
     Shipped { gpu: "h100", model: "qwen3.5-4b", text: ledger!("h100-qwen35-4b.jsonl") },
@@ -31,7 +31,7 @@ static LEDGERS: &[Shipped] = &[
     Shipped { gpu: "h200x2", model: "deepseek-v4-flash", text: ledger!("h200x2-deepseek-v4-flash.jsonl") },
 ];
 
-/// Flags that name a ledger inside the executable.
+/// Flags that select a built-in ledger.
 #[derive(Debug, Clone, Default, Args)]
 pub struct ShippedArgs {
     /// With --model: use the built-in ledger of this GPU, such as h200, or h200x2 for two
@@ -43,13 +43,13 @@ pub struct ShippedArgs {
 }
 
 impl ShippedArgs {
-    /// Whether one of the flags is given.
+    /// True if one of the flags is given.
     pub fn is_given(&self) -> bool {
         self.gpu.is_some() || self.model.is_some()
     }
 }
 
-/// The ledger in `file`, or the one inside the executable that the flags name.
+/// The ledger in `file`, or the built-in one selected by the flags.
 pub fn read(file: Option<&Path>, shipped: &ShippedArgs) -> Result<Ledger> {
     match (file, &shipped.gpu, &shipped.model) {
         (Some(file), None, None) => anchor::read(file),
@@ -62,7 +62,7 @@ pub fn read(file: Option<&Path>, shipped: &ShippedArgs) -> Result<Ledger> {
     }
 }
 
-/// The ledger of this model on this GPU, by the names under which people know them.
+/// The built-in ledger of this model on this GPU, by their usual names.
 fn find(gpu: &str, model: &str) -> Result<Ledger> {
     let named =
         |ledger: &&Shipped| gpu_name(ledger.gpu) == gpu_name(gpu) && model_name(ledger.model) == model_name(model);
@@ -75,14 +75,14 @@ fn find(gpu: &str, model: &str) -> Result<Ledger> {
     Ledger::read(ledger.text.as_bytes()).with_context(|| format!("the ledger of {} on {}", ledger.model, ledger.gpu))
 }
 
-/// The flags of each ledger, a line for each.
+/// The flags of each ledger, one per line.
 fn known() -> String {
     let options = LEDGERS.iter().map(|Shipped { gpu, model, .. }| format!("--gpu {gpu} --model {model}"));
     options.collect::<Vec<_>>().join(", ")
 }
 
-/// `h200` for `NVIDIA H200`, `cuda:0 (NVIDIA H200)` and `nvidia-h200`, `h100` for `NVIDIA H100 80GB HBM3`, `h200x2` for
-/// `cuda:0 to cuda:1 (2 x NVIDIA H200)`, `2 x H200` and `2xh200`.
+/// Normal form of a GPU name: `h200` for `NVIDIA H200`, `cuda:0 (NVIDIA H200)` and `nvidia-h200`, `h100` for `NVIDIA
+/// H100 80GB HBM3`, `h200x2` for `cuda:0 to cuda:1 (2 x NVIDIA H200)`, `2 x H200` and `2xh200`.
 fn gpu_name(name: &str) -> String {
     let name = card(name).to_lowercase().replace("nvidia", "").replace(['(', ')'], " ");
     let (count, name) = match name.split_once('x') {
@@ -95,7 +95,7 @@ fn gpu_name(name: &str) -> String {
     words.collect::<String>() + &count
 }
 
-/// `qwen35-4b` for `Qwen/Qwen3.5-4B` and for the path `/models/Qwen3.5-4B/`.
+/// Normal form of a model name: `qwen35-4b` for `Qwen/Qwen3.5-4B` and for the path `/models/Qwen3.5-4B/`.
 fn model_name(name: &str) -> String {
     let name = name.trim().trim_end_matches('/').rsplit('/').next().unwrap_or(name);
     name.to_lowercase().replace('.', "").replace(['_', ' '], "-")
@@ -121,7 +121,7 @@ mod tests {
             let header = &ledger.header;
             assert_eq!((gpu_name(&header.device), model_name(&header.model)), (gpu_name(gpu), model_name(model)));
             assert!(ledger.law().is_ok() && !ledger.ops.is_empty());
-            let config = model_path::of_config(ledger.config.as_ref().unwrap(), &header.model).unwrap();
+            let config = model_path::from_config(ledger.config.as_ref().unwrap(), &header.model).unwrap();
             let vocab_size = || (detect::detect(&config.dir).unwrap().vocab_size)(&config.dir).unwrap();
             let engine = model.contains("3.5") && cfg!(feature = "qwen35")
                 || model.starts_with("deepseek") && cfg!(feature = "deepseek-v4")

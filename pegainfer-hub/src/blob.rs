@@ -1,4 +1,4 @@
-//! Download of one file: resumed, bounded by the listed size, verified, and only then renamed to its place.
+//! Download of one file: resumable, limited to the listed size, and renamed to its place only after verification.
 
 use super::cache::RepoCache;
 use super::client::{Client, RequestError};
@@ -11,7 +11,7 @@ use std::path::Path;
 use ureq::Body;
 use ureq::http::{Response, header};
 
-/// Tries of one file before the start fails.
+/// Maximum number of tries per file.
 const TRIES: u32 = 4;
 const BUFFER: usize = 1 << 16;
 
@@ -20,7 +20,7 @@ pub(super) struct Blob<'a> {
     pub(super) client: &'a Client,
     pub(super) repo: &'a RepoCache,
     pub(super) url: String,
-    /// Name in messages.
+    /// Name for messages.
     pub(super) name: &'a str,
     pub(super) info: &'a FileInfo,
 }
@@ -29,11 +29,11 @@ impl Blob<'_> {
     /// Puts the file into the cache, unless it is there.
     pub(super) fn fetch(&self) -> Result<(), RequestError> {
         let path = self.repo.blob(&self.info.hash);
-        if self.is_there(&path) {
+        if self.is_cached(&path) {
             return Ok(());
         }
         let _lock = self.repo.lock(&self.info.hash, self.name)?;
-        if self.is_there(&path) {
+        if self.is_cached(&path) {
             return Ok(());
         }
         let partial = path.with_added_extension("incomplete");
@@ -48,13 +48,13 @@ impl Blob<'_> {
         Ok(fs::rename(partial, path)?)
     }
 
-    /// Whether the cache has the file. Its hash was checked before it got its name; the size is compared in case another
+    /// True if the cache has the file. Its hash was checked before it was renamed; the size is compared in case another
     /// program wrote it.
-    fn is_there(&self, path: &Path) -> bool {
+    fn is_cached(&self, path: &Path) -> bool {
         fs::metadata(path).is_ok_and(|file| file.is_file() && file.len() == self.info.size)
     }
 
-    /// Completes the partial file and verifies it; a file that cannot be completed any more is emptied.
+    /// Completes the partial file and verifies it. A file that cannot be completed is emptied.
     fn attempt(&self, partial: &Path) -> Result<(), RequestError> {
         let mut file = File::options().read(true).write(true).create(true).truncate(false).open(partial)?;
         let mut hash = self.info.hash.start(self.info.size);
@@ -62,14 +62,14 @@ impl Blob<'_> {
         let resumed = have > 0;
         if have < self.info.size {
             let response = match self.client.get(&self.url, have) {
-                // The part that is there is not the beginning of what the hub has.
+                // The local part is not the beginning of the hub's file.
                 Err(RequestError::Status(416)) => return Err(discard(&file, true, "the hub cannot resume it")),
                 response => response?,
             };
             if response.status() == 206 {
                 self.check_range(&response, have)?;
             } else if have > 0 {
-                // The whole file instead of the rest of it.
+                // The hub sends the whole file instead of the rest of it.
                 (have, hash) = (0, self.info.hash.start(self.info.size));
                 file.set_len(0)?;
                 file.seek(SeekFrom::Start(0))?;
@@ -84,7 +84,7 @@ impl Blob<'_> {
         Ok(file.sync_all()?)
     }
 
-    /// Hashes what an earlier try left; returns its length. A file longer than the listed size is emptied.
+    /// Hashes the bytes left by an earlier try and returns their number. A file longer than the listed size is emptied.
     fn hash_present(&self, file: &mut File, hash: &mut digest::Context) -> std::io::Result<u64> {
         let length = file.metadata()?.len();
         if length > self.info.size {
@@ -126,14 +126,10 @@ impl Blob<'_> {
     ) -> Result<(), RequestError> {
         let size = self.info.size;
         if response.body().content_length().is_some_and(|length| length != size - have) {
-            return Err(discard(
-                file,
-                false,
-                &format!("the hub sends another number of bytes than the {size} it lists"),
-            ));
+            return Err(discard(file, false, &format!("the hub does not send the {size} bytes that it lists")));
         }
         let mut progress = Progress::start(format!("downloading {}", self.name), Unit::Bytes, have, size);
-        // One byte more than is missing shows a body that is too long.
+        // Reading one byte more than is missing detects a body that is too long.
         let mut body = self.client.body(response).take(size - have + 1);
         let (mut buffer, mut have) = (vec![0; BUFFER], have);
         loop {
@@ -157,7 +153,8 @@ impl Blob<'_> {
     }
 }
 
-/// Empties a partial file that cannot be completed. A further try may succeed if the fault may be in what was `resumed`.
+/// Empties a partial file that cannot be completed. Another try may succeed if the file was `resumed`, because the
+/// earlier bytes may be wrong.
 fn discard(file: &File, resumed: bool, reason: &str) -> RequestError {
     match file.set_len(0) {
         Ok(()) if resumed => RequestError::Network(reason.to_string()),

@@ -1,6 +1,6 @@
 //! The directories of Hugging Face's cache: `blobs/HASH`, `snapshots/COMMIT/NAME` with links to them, `refs/main`.
 //!
-//! Every path is made of the repository's id, of names that this program chose, and of checked hexadecimal digits.
+//! Every path consists of the repository's id, fixed names, and checked hexadecimal digits.
 
 use super::listing::{Hash, is_hex};
 use std::fs::{self, File, TryLockError};
@@ -15,7 +15,7 @@ pub(super) struct RepoCache {
 }
 
 impl RepoCache {
-    /// `id`: `organisation/name`.
+    /// The cache of repository `id` (`organisation/name`).
     pub(super) fn new(cache: &Path, id: &str) -> Self {
         let folder = format!("models--{}", id.replace('/', "--"));
         Self { locks: cache.join(".locks").join(&folder), dir: cache.join(folder) }
@@ -26,18 +26,18 @@ impl RepoCache {
         self.dir.join("snapshots").join(commit)
     }
 
-    /// Path of a content.
+    /// Path of a file's content.
     pub(super) fn blob(&self, hash: &Hash) -> PathBuf {
         self.dir.join("blobs").join(hash.digits())
     }
 
-    /// The commit that was downloaded last.
+    /// The last downloaded commit.
     pub(super) fn main(&self) -> Option<String> {
         let commit = fs::read_to_string(self.dir.join("refs/main")).ok()?;
         Some(commit.trim().to_string()).filter(|commit| is_hex(commit, 40))
     }
 
-    /// Records the commit that was downloaded last.
+    /// Records the last downloaded commit.
     pub(super) fn record_main(&self, commit: &str) -> Result<()> {
         let refs = self.dir.join("refs");
         fs::create_dir_all(&refs)?;
@@ -46,7 +46,7 @@ impl RepoCache {
         fs::rename(new, refs.join("main"))
     }
 
-    /// Locks a content against other processes, huggingface_hub's included; waits for the one that has it.
+    /// Locks a content against other processes, including huggingface_hub; waits for the lock.
     pub(super) fn lock(&self, hash: &Hash, name: &str) -> Result<File> {
         fs::create_dir_all(&self.locks)?;
         fs::create_dir_all(self.dir.join("blobs"))?;
@@ -58,7 +58,7 @@ impl RepoCache {
                 log::info!("another process downloads {name}; waiting for it");
                 file.lock()?;
             }
-            // Some network file systems have no locks. The hash is checked all the same.
+            // Some network file systems have no locks. The hash is checked anyway.
             Err(TryLockError::Error(error)) if error.kind() == ErrorKind::Unsupported => {
                 log::warn!("the cache's file system has no locks: start one process at a time until {name} is there");
             }
@@ -67,7 +67,7 @@ impl RepoCache {
         Ok(file)
     }
 
-    /// Lets `name` of the commit's snapshot point to the content; returns its path.
+    /// Links `name` in the commit's snapshot to the content, and returns its path.
     pub(super) fn link(&self, commit: &str, name: &str, hash: &Hash) -> Result<PathBuf> {
         let path = self.snapshot(commit).join(name);
         let parent = path.parent().ok_or_else(|| Error::from(ErrorKind::InvalidInput))?;
@@ -80,7 +80,7 @@ impl RepoCache {
         let new = temporary(parent);
         #[cfg(unix)]
         std::os::unix::fs::symlink(&target, &new)?;
-        // Links need rights there that users seldom have.
+        // Symbolic links need rights on Windows that users seldom have.
         #[cfg(not(unix))]
         fs::hard_link(self.blob(hash), &new)?;
         fs::rename(new, &path)?;
@@ -88,11 +88,11 @@ impl RepoCache {
     }
 }
 
-/// A path in `dir` that nothing else uses, to be renamed to its final name.
+/// An unused path in `dir`, to be renamed to its final name.
 fn temporary(dir: &Path) -> PathBuf {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let path = dir.join(format!(".new-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed)));
-    // Left by an earlier process of the same id.
+    // An earlier process with the same id may have left it.
     let _ = fs::remove_file(&path);
     path
 }

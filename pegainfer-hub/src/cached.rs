@@ -1,4 +1,4 @@
-//! What the cache holds.
+//! The models in the cache.
 
 use super::cache::RepoCache;
 use super::{Hub, complete};
@@ -6,28 +6,28 @@ use std::fs;
 use std::io::{Error, ErrorKind, Result};
 use std::path::{Path, PathBuf};
 
-/// Beginning of the names of a model's directories.
+/// Prefix of the names of models' directories.
 const PREFIX: &str = "models--";
 
-/// A model of the cache.
+/// A model in the cache.
 #[derive(Debug, Clone)]
 pub struct CachedModel {
     /// Its id, `organisation/name`.
     pub id: String,
-    /// Bytes that its files take on the disk.
+    /// Bytes of its files on the disk.
     pub bytes: u64,
-    /// The directory of the commit that was downloaded last; `None` if its config.json is missing.
+    /// The directory of the last downloaded commit; `None` if its config.json is missing.
     pub snapshot: Option<PathBuf>,
-    /// Whether all of its weights are there.
+    /// True if all of its weights are there.
     pub is_complete: bool,
     dir: PathBuf,
 }
 
 impl Hub {
-    /// The models of the cache, by name.
+    /// The models in the cache, by name.
     ///
     /// # Errors
-    /// The directory cannot be read. A missing one has no models.
+    /// The directory cannot be read. A missing directory has no models.
     pub fn cached(&self) -> Result<Vec<CachedModel>> {
         let entries = match fs::read_dir(&self.cache) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
@@ -59,11 +59,11 @@ impl CachedModel {
     /// # Errors
     /// The directory cannot be deleted.
     pub fn remove(&self) -> Result<()> {
-        // Other commands must not find half of it: it gets another name first.
+        // Rename it first, so that other commands never find half of it.
         let doomed = self.dir.with_file_name(format!(".removed-{}-{}", self.id.replace('/', "--"), std::process::id()));
         fs::rename(&self.dir, &doomed)?;
         fs::remove_dir_all(&doomed)
-            .map_err(|error| Error::new(error.kind(), format!("what is left is in {}: {error}", doomed.display())))
+            .map_err(|error| Error::new(error.kind(), format!("the rest is in {}: {error}", doomed.display())))
     }
 }
 
@@ -71,7 +71,7 @@ fn id_of(folder: &str) -> Option<String> {
     folder.strip_prefix(PREFIX).map(|name| name.replacen("--", "/", 1))
 }
 
-/// Bytes of the files below a directory; links count nothing, because what they point to is below it, too.
+/// Bytes of the files below a directory. Links count nothing, because their targets are also below it.
 fn bytes(dir: &Path) -> u64 {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let size = |entry: fs::DirEntry| match entry.metadata() {

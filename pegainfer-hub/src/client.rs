@@ -1,4 +1,4 @@
-//! Requests to the hub: which addresses are used, how redirects are followed, and where the token goes.
+//! Requests to the hub: allowed addresses, redirects, and which hosts get the token.
 
 use super::pace::{MinRate, Paced};
 use std::io::Read;
@@ -8,19 +8,19 @@ use thiserror::Error;
 use ureq::http::{Response, Uri, header};
 use ureq::{Agent, Body};
 
-/// Redirects of one request.
+/// Maximum number of redirects of one request.
 const MAX_REDIRECTS: usize = 8;
 
 /// Time limits of a request.
 #[derive(Debug, Clone)]
 pub struct Timeouts {
-    /// Until the connection is established.
+    /// Maximum time to establish the connection.
     pub connect: Duration,
-    /// Between two reads, and until the head of the response is complete.
+    /// Maximum time between two reads, and until the head of the response is complete.
     pub read: Duration,
     /// Minimum rate of a body.
     pub min_rate: MinRate,
-    /// Before a broken download is tried again for the first time; doubled for each further try.
+    /// Delay before the first retry of a broken download; doubled for each further try.
     pub pause: Duration,
 }
 
@@ -38,13 +38,13 @@ impl Default for Timeouts {
 /// Why a request failed.
 #[derive(Debug, Error)]
 pub enum RequestError {
-    /// The hub refused it.
+    /// The hub refused the request.
     #[error("the hub answers with HTTP {0}")]
     Status(u16),
     /// The connection failed or broke; a later try may succeed.
     #[error("{0}")]
     Network(String),
-    /// The response is not used, because it breaks a rule; a further try of the same server would not help.
+    /// The response breaks a rule and is not used; trying the same server again would not help.
     #[error("{0}")]
     Rejected(String),
     /// The cache cannot be read or written.
@@ -65,6 +65,8 @@ pub struct Client {
 }
 
 impl Client {
+    /// A client of the hub at `endpoint`.
+    ///
     /// # Errors
     /// One clause: why `endpoint` is not used.
     pub(super) fn new(
@@ -78,7 +80,7 @@ impl Client {
             .timeout_recv_response(Some(timeouts.read))
             .timeout_per_read(Some(timeouts.read))
             .timeout_per_write(Some(timeouts.read))
-            // Redirects and statuses are handled here, because the token must not follow to other hosts.
+            // Redirects and statuses are handled here, because the token must not be sent to other hosts.
             .max_redirects(0)
             .http_status_as_error(false)
             .accept_encoding("identity")
@@ -92,12 +94,12 @@ impl Client {
         Ok(client)
     }
 
-    /// The URL of `path`, which begins with a slash, below the endpoint.
+    /// The URL of `path`, which begins with a slash, at the endpoint.
     pub(super) fn url(&self, path: &str) -> String {
         format!("{}{path}", self.endpoint.to_string().trim_end_matches('/'))
     }
 
-    /// The response with status 200, or 206 if the bytes from `from` on were asked for; redirects are followed.
+    /// The response with status 200, or 206 if only the bytes from `from` on were requested. Follows redirects.
     pub(super) fn get(&self, url: &str, from: u64) -> Result<Response<Body>, RequestError> {
         let rejected = |reason| RequestError::Rejected(reason);
         let mut target: Uri = url.parse().map_err(|_| rejected(format!("{url} is not a URL")))?;
@@ -114,7 +116,7 @@ impl Client {
             }
             return match response.headers().get(header::CONTENT_ENCODING) {
                 Some(encoding) if encoding != "identity" => {
-                    Err(rejected("the hub sends a compressed body, which was not asked for".into()))
+                    Err(rejected("the hub sends a compressed body without being asked".into()))
                 }
                 _ => Ok(response),
             };
@@ -146,7 +148,7 @@ impl Client {
     fn redirected(&self, from: &Uri, response: &Response<Body>) -> Result<Uri, String> {
         let location = response.headers().get(header::LOCATION).and_then(|value| value.to_str().ok());
         let location = location.ok_or("the hub redirects without an address")?;
-        let target = join(from, location).ok_or("the hub redirects to what is no URL")?;
+        let target = join(from, location).ok_or("the hub redirects to an invalid URL")?;
         if is_https(from) && !is_https(&target) {
             return Err("the hub redirects from https to plain http".into());
         }

@@ -1,16 +1,17 @@
 //! Downloads checkpoints from the Hugging Face hub.
 //!
-//! Files are stored in the hub's usual cache (`HF_HOME`, else `~/.cache/huggingface`), so that other tools share them. An
+//! Files are stored in the hub's usual cache (`HF_HOME`, or `~/.cache/huggingface`), shared with other tools. An
 //! interrupted download is resumed. `HF_ENDPOINT`, `HF_TOKEN` and `HF_HUB_OFFLINE` are honoured.
 //!
-//! The hub is not trusted with this machine's files: paths are made of names that this program chose and of hashes that were
-//! checked to be hexadecimal, and a file is renamed to its place only after its size and hash match the hub's listing.
+//! The hub is not trusted with this machine's files: paths consist of fixed names and of hashes that were checked to be
+//! hexadecimal, and a file is renamed to its place only after its size and hash match the hub's listing.
 //!
 //! # Layout
-//! - [`client`]: requests, redirects, and where the token goes. `listing`: files of a commit with sizes and hashes.
+//! - [`client`]: requests, redirects, and which hosts get the token. `listing`: files of a commit with sizes and
+//!   hashes.
 //! - [`pace`]: the minimum rate of a download.
-//! - `cache`: paths, locks and links of the cache. `cached`: what the cache holds. `blob`: one file, resumed
-//!   and verified.
+//! - `cache`: paths, locks and links of the cache. `cached`: the models in the cache. `blob`: one file, resumed and
+//!   verified.
 //!
 //! # Example
 //! A model of the cache is found without a network:
@@ -79,7 +80,7 @@ pub enum HubError {
     Endpoint {
         /// URL of the hub.
         endpoint: String,
-        /// What is wrong with it.
+        /// Why the address is not used.
         reason: String,
     },
     /// `HF_HUB_OFFLINE` is set, and the cache does not have the checkpoint.
@@ -97,7 +98,7 @@ pub enum HubError {
         id: String,
         /// Name of the file.
         file: String,
-        /// What failed.
+        /// The error of the download.
         reason: String,
     },
     /// The repository lacks a file that serving needs.
@@ -119,12 +120,12 @@ const TEXT_FILES: [&str; 6] = [
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",
-    // DeepSeek-V4's prompt encoder, whose texts are read.
+    // DeepSeek-V4's prompt encoder, from which texts are read.
     "encoding/encoding_dsv4.py",
 ];
 const INDEX: &str = "model.safetensors.index.json";
 const SINGLE: &str = "model.safetensors";
-/// Maximum size of a file that is not a weight file, in bytes.
+/// Maximum size of a file without weights, in bytes.
 const MAX_TEXT_FILE: u64 = 1 << 28;
 
 /// A hub and the cache of its files.
@@ -132,20 +133,20 @@ const MAX_TEXT_FILE: u64 = 1 << 28;
 pub struct Hub {
     /// URL of the hub.
     pub endpoint: String,
-    /// Token for private repositories; sent to the hub's own host only.
+    /// Token for private repositories, sent only to the hub's own host.
     pub token: Option<String>,
     /// Directory of the cache, with one directory per repository.
     pub cache: PathBuf,
-    /// Whether only the cache is used.
+    /// True to use only the cache.
     pub offline: bool,
-    /// Whether plain http is used for other hosts than this machine.
+    /// True to allow plain http for hosts other than this machine.
     pub allow_plain_http: bool,
     /// Time limits of requests.
     pub timeouts: Timeouts,
 }
 
 impl Hub {
-    /// The hub and cache that the environment names.
+    /// The hub and cache set by the environment.
     pub fn from_env() -> Self {
         let var = |name: &str| std::env::var(name).ok().map(|v| v.trim().to_string()).filter(|v| !v.is_empty());
         let is_on = |name: &str| var(name).is_some_and(|v| ["1", "on", "yes", "true"].contains(&&*v.to_lowercase()));
@@ -166,8 +167,8 @@ impl Hub {
         }
     }
 
-    /// Downloads what serving needs of `id` (`organisation/name`) and returns the local directory; `weights` = false leaves
-    /// the safetensors out.
+    /// Downloads the files of `id` (`organisation/name`) that serving needs and returns the local directory. `weights`
+    /// = false leaves out the safetensors.
     ///
     /// # Errors
     /// One sentence: what the hub, the network or the cache's disk refused.
@@ -199,7 +200,7 @@ impl Download<'_> {
             Err(error) => return self.cached().ok_or_else(|| self.explain(error)),
         };
         let dir = self.files(&listing)?;
-        // Only a complete download is recorded, because `complete` relies on the record without a network.
+        // Record only a complete download: without a network, `complete` relies on the record.
         if self.weights && self.repo.record_main(&listing.commit).is_err() {
             log::warn!("the cache's pointer to {} cannot be written; the next start needs the network", self.id);
         }
@@ -263,7 +264,7 @@ impl Download<'_> {
         )
     }
 
-    /// A complete earlier download, used while the hub cannot be asked.
+    /// A complete earlier download, for when the hub cannot be reached.
     fn cached(&self) -> Option<PathBuf> {
         let dir = complete(&self.repo, self.weights)?;
         log::warn!("{} cannot be asked for {}; the copy in {} is used", self.hub.endpoint, self.id, dir.display());
@@ -274,7 +275,7 @@ impl Download<'_> {
         let (endpoint, id) = (self.hub.endpoint.clone(), self.id.to_string());
         match error {
             RequestError::Status(404) => HubError::NotFound { endpoint, id },
-            // The hub answers 401 for repositories that do not exist, too, when no token was sent.
+            // Without a token, the hub also answers 401 for repositories that do not exist.
             RequestError::Status(401) if self.hub.token.is_none() => HubError::NotFound { endpoint, id },
             RequestError::Status(status @ (401 | 403)) => HubError::Forbidden { endpoint, id, status },
             error => HubError::Unreachable { endpoint, id, reason: error.to_string() },
@@ -290,7 +291,7 @@ impl Download<'_> {
     }
 }
 
-/// The directory of the commit that the cache records, if it has what serving needs.
+/// The directory of the recorded commit, if it has the files that serving needs.
 fn complete(repo: &RepoCache, weights: bool) -> Option<PathBuf> {
     let dir = repo.snapshot(&repo.main()?);
     let has = |name: &str| dir.join(name).is_file();
@@ -302,14 +303,14 @@ fn complete(repo: &RepoCache, weights: bool) -> Option<PathBuf> {
     (has("config.json") && (!weights || shards())).then_some(dir)
 }
 
-/// The shard files that an index names.
+/// The shard files named by an index.
 fn read_index(path: &Path) -> Result<BTreeSet<String>, String> {
     let text = std::fs::read_to_string(path).map_err(|e| e.to_string())?;
     let index: Value = serde_json::from_str(&text).map_err(|e| format!("it is not valid JSON: {e}"))?;
     let map = index["weight_map"].as_object().ok_or("it has no weight_map")?;
     let shard = |file: &Value| match file.as_str() {
         Some(name) if is_file_name(name) => Ok(name.to_string()),
-        _ => Err(format!("its weight_map names {file}, which is no file name")),
+        _ => Err(format!("its weight_map names {file}, which is not a file name")),
     };
     map.values().map(shard).collect()
 }

@@ -15,12 +15,12 @@ const BUFFER: usize = 1 << 14;
 pub(super) struct Listing {
     /// Id of the commit: 40 hexadecimal digits.
     pub(super) commit: String,
-    /// Files by path below the repository, as the hub spells it: not to be used as a local path. `None` if size or hash are
-    /// missing or malformed, so that the file could not be verified.
+    /// Files by path in the repository, as the hub spells it: not to be used as a local path. `None` if size or hash
+    /// are missing or malformed, so that the file could not be verified.
     pub(super) files: BTreeMap<String, Option<FileInfo>>,
 }
 
-/// What the hub says about a file.
+/// The hub's data about a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct FileInfo {
     /// Size in bytes.
@@ -34,7 +34,7 @@ pub(super) struct FileInfo {
 pub(super) enum Hash {
     /// SHA-256 of a file in large file storage (LFS), 64 digits.
     Sha256(String),
-    /// SHA-1 by which git names a file outside of LFS, 40 digits.
+    /// SHA-1 as git computes it, for a file outside of LFS, 40 digits.
     GitBlob(String),
 }
 
@@ -45,7 +45,7 @@ impl Hash {
         digits
     }
 
-    /// A computation of this hash over a content of `size` bytes.
+    /// A new hash computation over a content of `size` bytes.
     pub(super) fn start(&self, size: u64) -> digest::Context {
         match self {
             Self::Sha256(_) => digest::Context::new(&digest::SHA256),
@@ -58,7 +58,7 @@ impl Hash {
     }
 }
 
-/// The response of `/api/models/ID/revision/REVISION?blobs=true`, as far as it is used.
+/// The used fields of the response of `/api/models/ID/revision/REVISION?blobs=true`.
 #[derive(Deserialize)]
 struct RepoInfo {
     sha: String,
@@ -81,7 +81,7 @@ struct Lfs {
 }
 
 impl Listing {
-    /// Asks for the newest commit of `id`.
+    /// Requests the newest commit of `id`.
     pub(super) fn fetch(client: &Client, id: &str) -> Result<Self, RequestError> {
         let response = client.get(&client.url(&format!("/api/models/{id}/revision/main?blobs=true")), 0)?;
         let rejected = |reason| RequestError::Rejected(format!("the hub's listing is not used: {reason}"));
@@ -104,7 +104,7 @@ impl Listing {
         Self::parse(&body).map_err(rejected)
     }
 
-    /// Reads a listing; names and hashes that come from it are checked.
+    /// Parses a listing, and checks its names and hashes.
     pub(super) fn parse(body: &[u8]) -> Result<Self, String> {
         let info: RepoInfo = serde_json::from_slice(body).map_err(|error| error.to_string())?;
         if !is_hex(&info.sha, 40) {
@@ -129,12 +129,12 @@ impl Sibling {
     }
 }
 
-/// Whether the text is `digits` lower-case hexadecimal digits.
+/// True if the text is `digits` lower-case hexadecimal digits.
 pub(super) fn is_hex(text: &str, digits: usize) -> bool {
     text.len() == digits && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
 }
 
-/// Whether the text can be the name of a file in a directory, and nothing else.
+/// True if the text is a plain file name.
 pub(super) fn is_file_name(text: &str) -> bool {
     let valid = |b: u8| b.is_ascii_alphanumeric() || b"._-".contains(&b);
     !text.is_empty() && text.len() <= 200 && !text.starts_with('.') && text.bytes().all(valid)

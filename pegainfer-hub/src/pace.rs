@@ -1,4 +1,4 @@
-//! Minimum rate of a body: a download from a hub that sends a byte now and then must end.
+//! Minimum rate of a body: a download that trickles in must end.
 
 use std::io::{Error, ErrorKind, Read};
 use std::time::{Duration, Instant};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 /// Minimum rate of a body, measured over a window.
 #[derive(Debug, Clone, Copy)]
 pub struct MinRate {
-    /// Bytes that have to come in each window.
+    /// Minimum number of bytes per window.
     pub bytes: u64,
     /// Length of a window.
     pub window: Duration,
@@ -39,7 +39,7 @@ impl<R: Read> Read for Paced<R> {
         self.bytes += count as u64;
         let passed = self.window.elapsed();
         if count > 0 && passed >= self.rate.window {
-            // One read may take longer than a window; its bytes count for all of that time.
+            // One read may take longer than a window. Its bytes count for all of that time.
             if (self.bytes as f64) < self.rate.bytes as f64 * (passed.as_secs_f64() / self.rate.window.as_secs_f64()) {
                 let message = format!("the hub sends too slowly: {} bytes in {:.0?}", self.bytes, passed);
                 return Err(Error::new(ErrorKind::TimedOut, message));

@@ -41,8 +41,8 @@ pub struct EngineArgs {
     /// Maximum number of running and queued requests (each choice counts); more are refused with 503
     #[arg(long, value_name = "N", default_value = "1024")]
     pub max_queued_requests: NonZeroUsize,
-    /// Token budget of one engine step [default: 512; on a GPU up to 40960, as many as a twelfth of its memory can hold, 4096
-    /// with DeepSeek-V4]
+    /// Token budget of one engine step [default: 512; on a GPU up to 40960, as many as a twelfth of its memory can
+    /// hold, 4096 with DeepSeek-V4]
     #[arg(long, value_name = "TOKENS")]
     pub max_num_batched_tokens: Option<NonZeroUsize>,
     /// Token budget of a step that mixes decoding with prefill: smaller keeps the ITL even, larger gives new requests
@@ -103,7 +103,7 @@ pub struct EngineArgs {
 }
 
 impl EngineArgs {
-    /// What the flags change of config.json.
+    /// The changes that the flags make to config.json.
     pub fn overrides(&self) -> Overrides {
         Overrides { rope_scaling: self.rope_scaling.clone(), ..self.formats.overrides() }
     }
@@ -121,7 +121,7 @@ pub struct FormatArgs {
 }
 
 impl FormatArgs {
-    /// What the flags change of config.json.
+    /// The changes that the flags make to config.json.
     pub fn overrides(&self) -> Overrides {
         Overrides {
             fp8: self.quantization == Some(QuantizationArg::Fp8),
@@ -139,15 +139,15 @@ pub enum KvCacheDType {
     /// bf16.
     #[value(alias = "bfloat16")]
     Bf16,
-    /// e4m3 with a scale for each token and KV head.
+    /// e4m3 with a scale per token and KV head.
     #[value(alias = "fp8_e4m3")]
     Fp8,
 }
 
-/// Formats that weights are rounded to when they are loaded.
+/// Weight formats for rounding at load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum QuantizationArg {
-    /// e4m3 with a scale for each block of 128 x 128.
+    /// e4m3 with a scale per block of 128 x 128.
     Fp8,
 }
 
@@ -172,7 +172,7 @@ pub enum LogFormat {
 /// Device to run on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceArg {
-    /// The first GPU if this build and this machine have one, else the CPU.
+    /// The first GPU if this build and this machine have one, otherwise the CPU.
     Auto,
     /// The CPU.
     Cpu,

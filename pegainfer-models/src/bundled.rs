@@ -1,4 +1,4 @@
-//! The checkpoint inside the executable, which is served where `--model-path` names no other.
+//! The checkpoint inside the executable, served by default.
 
 use anyhow::{Context, Result};
 use std::path::Path;
@@ -24,7 +24,7 @@ static FILES: [(&str, &[u8]); 6] = files!(
 );
 
 /// Writes the files to the directory [`NAME`] in a new temporary directory, which only this user can read and which is
-/// removed when the value is dropped. Whoever loads a checkpoint reads a directory; these 19 MB stay in the page cache.
+/// removed when the value is dropped. Loaders read a directory; these 19 MB stay in the page cache.
 pub fn write() -> Result<TempDir> {
     let parent = std::env::temp_dir();
     let written = || -> std::io::Result<TempDir> {

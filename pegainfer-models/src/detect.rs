@@ -7,14 +7,14 @@ use thiserror::Error;
 
 /// Every family.
 static FAMILIES: &[Family] = &[
-    Family::of::<pegainfer_qwen3_4b::Qwen3>(),
+    Family::new::<pegainfer_qwen3_4b::Qwen3>(),
     #[cfg(feature = "qwen35")]
-    Family::of::<pegainfer_qwen35_4b::Qwen35>(),
+    Family::new::<pegainfer_qwen35_4b::Qwen35>(),
     #[cfg(feature = "deepseek-v4")]
     crate::engine::deepseek_v4::FAMILY,
 ];
 
-/// Reason why a directory has no engine.
+/// Why a directory has no engine.
 #[derive(Debug, Error)]
 pub enum DetectError {
     /// The directory is not a checkpoint.
@@ -28,7 +28,7 @@ pub enum DetectError {
     Malformed {
         /// Path of config.json.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Why the file is invalid.
         reason: String,
     },
     /// config.json is valid, but its model has no engine.
@@ -36,13 +36,13 @@ pub enum DetectError {
     Unknown {
         /// Path of config.json.
         path: PathBuf,
-        /// The architecture that it names.
+        /// The architecture in config.json.
         found: String,
     },
 }
 
 impl DetectError {
-    /// What is wrong, without the path of the file.
+    /// The problem, without the path of the file.
     pub fn reason(&self) -> String {
         match self {
             Self::Missing { .. } => "its config.json is missing".to_owned(),
@@ -57,7 +57,7 @@ fn supported() -> String {
     names.collect::<Vec<_>>().join(", ")
 }
 
-/// Reads `config.json`: `architectures` decides, `model_type` where there are none.
+/// Detects the family from config.json: by `architectures`, or by `model_type` if there are none.
 pub fn detect(dir: &Path) -> Result<&'static Family, DetectError> {
     let path = dir.join("config.json");
     if !path.is_file() {

@@ -18,7 +18,7 @@ use pegainfer_runtime::{GpuFit, Measured, Overrides};
 use std::panic::resume_unwind;
 use std::path::Path;
 
-/// Most CPU threads for each core.
+/// Maximum number of CPU threads per core.
 const MAX_THREADS_PER_CORE: usize = 16;
 
 /// Loads the checkpoint in `dir` and starts its engine.
@@ -43,7 +43,7 @@ pub fn measure(
     Ok(measured)
 }
 
-/// Loads the checkpoint in `dir` and measures `steps` of a ledger again. Returns the engine's properties, too.
+/// Loads the checkpoint in `dir` and measures `steps` of a ledger again. Also returns the engine's properties.
 pub fn measure_again(
     dir: &Path,
     args: &EngineArgs,
@@ -58,27 +58,28 @@ pub fn measure_again(
     Ok((Header { ranks, ..header }, again))
 }
 
-/// Ranks of an engine on this device, also where one is alone and stands for all.
+/// Number of ranks of an engine on this device. With `--loop-back-ranks`, one rank stands for all.
 fn ranks(device: &OpenDevice, args: &EngineArgs) -> usize {
     args.loop_back_ranks.map_or(device.execs.len(), Into::into)
 }
 
-/// Bytes of weights that a decode step reads, of the model in `dir` as `overrides` change it.
+/// Bytes of weights that a decode step of the model in `dir` reads, with `overrides`.
 pub fn weight_bytes(dir: &Path, overrides: &Overrides) -> Result<u64> {
     (detect::detect(dir)?.weight_bytes)(dir, overrides)
 }
 
-/// Token ids are below this.
+/// Size of the vocabulary: token ids are smaller.
 pub fn vocab_size(dir: &Path) -> Result<usize> {
     (detect::detect(dir)?.vocab_size)(dir)
 }
 
-/// The ops of one step of the model in `dir` as `overrides` change it: `batch` rows of `context` tokens, the last `tokens` of them new.
+/// The ops of one step of the model in `dir`, with `overrides`: `batch` rows of `context` tokens, the last `tokens` of
+/// them new.
 pub fn record(dir: &Path, overrides: &Overrides, batch: usize, tokens: usize, context: usize) -> Result<Vec<OpRecord>> {
     record_rank(dir, overrides, 1, (batch, tokens, context))
 }
 
-/// As [`record`], on rank 0 of `ranks`.
+/// Like [`record`], on rank 0 of `ranks`.
 pub fn record_rank(dir: &Path, overrides: &Overrides, ranks: usize, step: UniformStep) -> Result<Vec<OpRecord>> {
     let family = detect::detect(dir)?;
     check_ranks(family, ranks)?;
@@ -90,12 +91,12 @@ fn check_ranks(family: &Family, ranks: usize) -> Result<()> {
     Ok(())
 }
 
-/// What an engine of the model in `dir` makes of a GPU with `bytes` bytes, which this machine need not have.
+/// Capacity of an engine for the model in `dir` on a GPU with `bytes` bytes, which this machine need not have.
 pub fn gpu_fit(dir: &Path, args: &EngineArgs, bytes: u64) -> Result<GpuFit> {
     (detect::detect(dir)?.gpu_fit)(dir, args, bytes)
 }
 
-/// The device that the flags ask for, or one for each rank, for the model in `dir`.
+/// The device set by the flags for the model in `dir`, or one device per rank.
 pub fn open_device(family: &Family, dir: &Path, args: &EngineArgs) -> Result<OpenDevice> {
     check_ranks(family, args.tensor_parallel_size.map_or(1, Into::into))?;
     for (flag, given) in [("--loop-back-ranks", args.loop_back_ranks.is_some()), ("--check-ranks", args.check_ranks)] {
@@ -128,15 +129,15 @@ fn open_cpu(args: &EngineArgs) -> Result<OpenDevice> {
     Ok(OpenDevice { execs, name: format!("cpu ({}, {shared}{threads} thread{plural})", isa.name()) })
 }
 
-/// Refuses threads that would only wait for each other: the pool would not even start in a reasonable time.
+/// Refuses more threads than could run: the pool would not even start in a reasonable time.
 fn check_threads(threads: usize) -> Result<()> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let most = MAX_THREADS_PER_CORE * cores;
-    ensure!(threads <= most, "--threads {threads}: this process has {cores} cores; give at most {most}");
+    let max_threads = MAX_THREADS_PER_CORE * cores;
+    ensure!(threads <= max_threads, "--threads {threads}: this process has {cores} cores; give at most {max_threads}");
     Ok(())
 }
 
-/// A GPU for each rank, from GPU `first` of `count` on: as many as the flags ask for, or the fewest that hold the model.
+/// One GPU per rank, starting with GPU `first` of `count`: as many as the flags set, or the fewest that hold the model.
 fn open_gpus(first: usize, count: usize, (family, dir, args): (&Family, &Path, &EngineArgs)) -> Result<OpenDevice> {
     let left = count - first;
     let needs = match (args.tensor_parallel_size, args.loop_back_ranks, family.rank_bytes) {
@@ -144,10 +145,10 @@ fn open_gpus(first: usize, count: usize, (family, dir, args): (&Family, &Path, &
         _ => Vec::new(),
     };
     let ranks: usize = args.tensor_parallel_size.map_or(1, Into::into);
-    ensure!(ranks <= left, "--tensor-parallel-size {ranks}: from cuda:{first} on this machine has {left} GPUs");
-    let ranks = needs.last().map_or(ranks, |most| most.ranks.min(left));
+    ensure!(ranks <= left, "--tensor-parallel-size {ranks}: this machine has {left} GPUs from cuda:{first} on");
+    let ranks = needs.last().map_or(ranks, |largest| largest.ranks.min(left));
     check_threads(args.threads.map_or(0, Into::into))?;
-    // A context takes a few tenths of a second.
+    // Creating a context takes a few tenths of a second.
     let open = |ordinal| {
         let opened = cuda::open(ordinal, args.threads.map(Into::into));
         opened.with_context(|| format!("GPU {ordinal} cannot be used; try --device cpu"))

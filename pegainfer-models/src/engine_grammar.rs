@@ -1,4 +1,4 @@
-//! Grammars of pegainfer-text as an engine follows them.
+//! pegainfer-text's grammars in the form that an engine uses.
 
 use pegainfer_core::grammar::{Grammar, Matcher};
 use pegainfer_core::logits_processors::TokenMask;

@@ -1,10 +1,10 @@
 //! From `--model-path` to a running engine.
 //!
 //! # Layout
-//! - [`args`]: the flags of all commands that load a model. [`speculative`]: what `--speculative-config` says.
+//! - [`args`]: the flags of all commands that load a model. [`speculative`]: the settings of `--speculative-config`.
 //! - [`model_path`], [`bundled`]: the directory of a checkpoint.
-//! - [`detect`]: the registry of model families, and which one a directory holds. [`mod@engine`]: starts its engine.
-//! - [`engine_grammar`]: grammars of pegainfer-text as an engine follows them.
+//! - [`detect`]: the registry of model families, and the family of a directory. [`mod@engine`]: starts its engine.
+//! - [`engine_grammar`]: pegainfer-text's grammars in the form that an engine uses.
 //!
 //! # Example
 //! ```

@@ -1,4 +1,4 @@
-//! Loads a model: its engine, and what the caller needs of its text side.
+//! Loads a model: its engine, and the caller's part of its text side.
 
 use crate::args::EngineArgs;
 use crate::engine::{self, family::LoadedEngine};
@@ -10,14 +10,14 @@ use std::path::Path;
 pub struct LoadedModel<T> {
     /// The running engine.
     pub engine: LoadedEngine,
-    /// What the caller loaded from the directory, such as the tokenizer.
+    /// The caller's part of the directory, such as the tokenizer.
     pub text: T,
-    /// Where the checkpoint came from.
+    /// Source of the checkpoint.
     pub dir: ModelDir,
 }
 
-/// Finds the checkpoint, downloads it if necessary, and starts its engine. `text` loads the text side at the same time: the
-/// tokenizer of a large vocabulary takes as long to load as small weights.
+/// Finds the checkpoint, downloads it if necessary, and starts its engine. `text` loads the text side at the same time:
+/// loading the tokenizer of a large vocabulary takes as long as loading small weights.
 ///
 /// # Errors
 /// The checkpoint cannot be found, downloaded or loaded.

@@ -9,15 +9,15 @@ use std::fmt;
 use std::path::PathBuf;
 use tempfile::TempDir;
 
-/// Directory of a checkpoint. It has to exist until the checkpoint is loaded.
+/// Directory of a checkpoint, which has to exist until the checkpoint is loaded.
 pub struct ModelDir {
     /// Path of the directory.
     pub dir: PathBuf,
-    /// Hugging Face id under which it was downloaded.
+    /// Hugging Face id of a downloaded checkpoint.
     pub hub_id: Option<String>,
-    /// Its name, where that is not the path.
+    /// Name of the checkpoint, if it differs from the path's.
     name: Option<String>,
-    /// Files that are removed with this value.
+    /// Temporary files, removed with this value.
     _temporary: Option<TempDir>,
 }
 
@@ -35,13 +35,13 @@ pub fn resolve(args: &EngineArgs) -> Result<ModelDir> {
     find(args.model_path.as_deref(), args.load_format == LoadFormat::Auto)
 }
 
-/// Like [`resolve`], for commands that need no weights: they are not downloaded.
+/// Like [`resolve`], for commands without weights: these are not downloaded.
 pub fn resolve_config(model_path: Option<&str>) -> Result<ModelDir> {
     find(model_path, false)
 }
 
-/// A directory with the config.json of the model `name`, for commands that need no weights.
-pub fn of_config(config: &Value, name: &str) -> Result<ModelDir> {
+/// A directory with the config.json of the model `name`, for commands without weights.
+pub fn from_config(config: &Value, name: &str) -> Result<ModelDir> {
     let parent = std::env::temp_dir();
     let written = || -> std::io::Result<TempDir> {
         let temporary = tempfile::Builder::new().prefix("pegainfer-").tempdir_in(&parent)?;
@@ -74,7 +74,7 @@ fn find(model_path: Option<&str>, weights: bool) -> Result<ModelDir> {
     Ok(ModelDir { dir, hub_id: Some(given.to_owned()), name: None, _temporary: None })
 }
 
-/// Whether the text is `organisation/name`, in the characters that the hub allows.
+/// True if the text is `organisation/name`, in characters that the hub allows.
 fn is_hub_id(text: &str) -> bool {
     let valid = |part: &str| {
         !part.is_empty()

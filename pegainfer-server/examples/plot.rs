@@ -1,4 +1,4 @@
-//! Draws the plot of README: TPOT and throughput over concurrency, a line for each server, once for light and once for dark
+//! Draws README's plot: TPOT and throughput over concurrency, with a line for each server, for light and for dark
 //! backgrounds.
 //!
 //!     cargo run --release --example plot -- docs/benchmarks/h200-qwen3-4b/comparison.jsonl docs/images

@@ -1,5 +1,5 @@
-//! A server whose model follows a script, for `tools/agents-test`: it calls one tool, and answers with a text once the
-//! prompt holds the result.
+//! A server with a scripted model, for `tools/agents-test`: it calls one tool, and answers with a text after the prompt
+//! contains the result.
 //!
 //! Prints its address on the first line of stdout, and method, path and status of each request on stderr.
 
@@ -27,7 +27,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio::net::TcpListener;
 
-/// Number of requests that are answered.
+/// Number of requests to answer.
 const REQUESTS: usize = 1000;
 /// Context length, larger than any agent's prompt.
 const CONTEXT: usize = 262_144;

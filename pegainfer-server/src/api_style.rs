@@ -1,4 +1,4 @@
-//! The API that a route belongs to, an extension of each request.
+//! The API of a route, an extension of each request.
 
 use crate::error::ApiError;
 use crate::ids::ANTHROPIC_HEADER;
@@ -27,14 +27,14 @@ impl ApiStyle {
         (self == Self::Anthropic).then_some(ANTHROPIC_HEADER)
     }
 
-    /// True if an error's body differs from OpenAI's, which an [`ApiError`] has by itself.
+    /// True if errors have a different body than OpenAI's, which is the [`ApiError`] itself.
     pub fn reshapes_errors(self) -> bool {
         self == Self::Anthropic
     }
 
-    /// The body of an error where it differs from OpenAI's.
+    /// The body of an error if it differs from OpenAI's.
     pub fn error_body(self, error: &ApiError, request_id: &str) -> Option<Vec<u8>> {
-        // Strings only: serialisation cannot fail.
+        // Serialising strings cannot fail.
         let body = || serde_json::to_vec(&error.anthropic(Some(request_id))).unwrap_or_default();
         self.reshapes_errors().then(body)
     }

@@ -21,33 +21,33 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
 
-/// Options of the operator.
+/// Server options, set by the operator.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Whether unknown request fields are refused.
+    /// True if unknown request fields are refused.
     pub strict: bool,
-    /// Whether volatile parts of known agents' prompts are left out.
+    /// True if volatile parts of known agents' prompts are left out.
     pub normalize_prompts: bool,
     /// API keys; if empty, everyone may call.
     pub api_keys: ApiKeys,
     /// Keys of admins, who may also reset the prefix cache and trace requests.
     pub admin_keys: ApiKeys,
-    /// True if callers on this machine are admins while there are no keys.
+    /// True if local callers are admins while there are no keys.
     pub admin_local: bool,
-    /// Proxies that say for whom they call.
+    /// Proxies whose forwarding headers are trusted.
     pub trusted_proxies: TrustedProxies,
     /// Names under which clients may call the server.
     pub allowed_hosts: AllowedHosts,
     /// Origins of web pages that may call the API.
     pub cors: Cors,
-    /// Whether control tokens that messages spell out stay text.
+    /// True if control tokens in messages are treated as plain text.
     pub plain_messages: bool,
     /// Maximum size of a request body, in bytes.
     pub max_body: usize,
     /// Time after which a request is cancelled.
     pub request_timeout: Option<Duration>,
-    /// Time for which a client may be inactive: send no byte of a body, read no byte of a response, or not complete the
-    /// head of its next request.
+    /// Maximum time for which a client may be inactive: sends no byte of a body, reads no byte of a response, or does
+    /// not complete the head of its next request.
     pub client_timeout: Duration,
     /// Maximum time for which a stream sends nothing.
     pub keep_alive_interval: Duration,
@@ -59,9 +59,9 @@ pub struct Options {
     pub tracer: Option<Arc<Tracer>>,
     /// Tries to compile grammars within limits; `None` only checks their sources.
     pub grammar_trial: Option<GrammarTrial>,
-    /// Records requests; `None` records nothing.
+    /// Records requests; `None` if the server does not record.
     pub recorder: Option<Arc<Recorder>>,
-    /// Limits on what requests may take.
+    /// Limits on requests.
     pub limits: Limits,
 }
 
@@ -172,7 +172,7 @@ impl App {
         &self.state.names
     }
 
-    /// Memory of requests that the engine does not have yet.
+    /// Memory of requests that have not reached the engine.
     pub fn budget(&self) -> Arc<Budget> {
         self.state.budget.clone()
     }
@@ -188,7 +188,7 @@ impl App {
     }
 }
 
-/// What the middleware needs.
+/// State of the middleware.
 struct Middleware {
     metrics: Arc<Metrics>,
     cors: Cors,
@@ -198,15 +198,15 @@ struct Middleware {
     request_timeout: Option<Duration>,
 }
 
-/// The middleware of routes of one API.
+/// The middleware of one API's routes.
 #[derive(Clone)]
 struct Styled {
     middleware: Arc<Middleware>,
     style: ApiStyle,
 }
 
-/// Wraps the API, innermost function first: every response gets a request id, and browsers may read refusals, too. They are
-/// functions around functions, because each layer of a router is cloned and boxed, with all inside of it, for every request.
+/// Wraps the API, innermost function first. Every response gets a request id, and browsers may read refusals. These are
+/// nested functions, because each layer of a router is cloned and boxed with everything inside it for every request.
 async fn wrap(State(with): State<Styled>, mut request: Request, next: Next) -> Response {
     request.extensions_mut().insert(with.style);
     let with = &*with.middleware;

@@ -2,14 +2,15 @@
 //!
 //! One budget, `--max-inflight-bytes`, in three parts, so that no two requests wait for each other:
 //!
-//! - An eighth for bodies up to [`SMALL_BODY`]: ordinary requests are read even when clients fill the rest with large ones.
-//! - Three eighths for larger bodies. Where a part is used up, one body of both at a time goes on without a share, so that
-//!   bodies that hold a part of their bytes each cannot block each other.
+//! - An eighth for bodies up to [`SMALL_BODY`]: ordinary requests are read even when clients fill the rest with large
+//!   ones.
+//! - Three eighths for larger bodies. When these parts are used up, one body at a time continues without a share, so
+//!   that bodies that are partly read cannot block each other.
 //! - Half for parsed bodies, and an eighth of that for small ones. A parsed body holds its share until its prompt is
-//!   tokenized; while a request waits for its grammar, only the grammar holds a share.
+//!   tokenized. While a request waits for its grammar, only the grammar holds a share.
 //!
-//! A body takes its share as its bytes come; the length that its head announces costs nothing. Tenants take turns in
-//! each part, and one tenant leaves a quarter of it to the others. Output has a [budget of its own](crate::output).
+//! A body takes its share as its bytes arrive; an announced length costs nothing. Tenants take turns in each part, and
+//! one tenant leaves a quarter of it to the others. Output has a [budget of its own](crate::output).
 
 mod reading;
 #[cfg(test)]
@@ -26,7 +27,7 @@ use thiserror::Error;
 pub const MIN_BYTES: u64 = 1 << 20;
 /// Largest body that takes its share from the part for small ones.
 pub const SMALL_BODY: usize = 64 << 10;
-/// Bytes of a parsed JSON value: a node of the tree, and what its list or object has allocated beyond it.
+/// Bytes per parsed JSON value: a node of the tree, and the unused capacity of its list or object.
 const VALUE_BYTES: usize = 128;
 /// Bytes of one permit of the semaphores.
 const UNIT: usize = 1 << 10;
@@ -36,7 +37,7 @@ const SMALL_PARSED: usize = 1 << 20;
 /// Why a request got no memory.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum BudgetError {
-    /// Other requests have all of it.
+    /// Other requests use all of it.
     #[error(
         "the requests that are being read take all of the {limit} bytes that they may take together \
          (--max-inflight-bytes); try again later"
@@ -45,7 +46,7 @@ pub enum BudgetError {
         /// Bytes of the budget.
         limit: u64,
     },
-    /// Other responses have all of theirs.
+    /// Other responses use all of it.
     #[error(
         "the large responses that are generated or wait for their clients take all of the {limit} bytes that they may take \
          together (--max-inflight-bytes); try again later, or ask for fewer log-probabilities"
@@ -54,16 +55,16 @@ pub enum BudgetError {
         /// Bytes of the budget.
         limit: u64,
     },
-    /// The request alone is too much.
+    /// This request alone needs too much.
     #[error(
-        "the request body has {values} JSON values, which take more memory than one request may have: at most {most} \
+        "the request body has {values} JSON values, which take more memory than one request may have: at most {max_values} \
          values (--max-inflight-bytes is {limit})"
     )]
     TooManyValues {
         /// Values of the body.
         values: usize,
-        /// Values of a body that has no text.
-        most: usize,
+        /// Maximum number of values of a body without text.
+        max_values: usize,
         /// Bytes of the budget.
         limit: u64,
     },
@@ -75,13 +76,13 @@ pub struct Budget {
     limit: u64,
     small: Slots,
     large: Slots,
-    /// One permit, for the body that goes on without a share.
+    /// One permit, for the body that continues without a share.
     exempt: Slots,
     small_parsed: Slots,
     parsed: Slots,
-    /// Bytes that one parsed body may take.
+    /// Maximum number of bytes of one parsed body.
     parsed_bytes: usize,
-    /// Bodies beyond [`SMALL_BODY`] so far.
+    /// Number of bodies larger than [`SMALL_BODY`] so far.
     large_bodies: AtomicU64,
 }
 
@@ -117,7 +118,7 @@ impl Budget {
         }
     }
 
-    /// Number of large bodies that were read so far: after them, much memory may have become free.
+    /// Number of large bodies read so far. After them, much memory may have become free.
     pub fn large_bodies(&self) -> u64 {
         self.large_bodies.load(Ordering::Relaxed)
     }
@@ -127,12 +128,12 @@ impl Budget {
         BodyBuffer::new(self.clone(), tenant, max_body)
     }
 
-    /// The share of a body that is parsed: `bytes` bytes that hold `values` JSON values.
+    /// The share of a parsed body: `bytes` bytes with `values` JSON values.
     pub async fn parse(&self, tenant: Tenant, bytes: usize, values: usize) -> Result<BodyShare, BudgetError> {
         let needed = bytes + values * VALUE_BYTES;
         if needed > self.parsed_bytes {
-            let most = self.parsed_bytes / VALUE_BYTES;
-            return Err(BudgetError::TooManyValues { values, most, limit: self.limit });
+            let max_values = self.parsed_bytes / VALUE_BYTES;
+            return Err(BudgetError::TooManyValues { values, max_values, limit: self.limit });
         }
         let is_small = needed <= SMALL_PARSED.min(self.parsed_bytes / 64);
         self.acquire(if is_small { &self.small_parsed } else { &self.parsed }, tenant, needed).await

@@ -1,9 +1,9 @@
-//! Errors in the shape of the API that was called.
+//! Errors in the shape of the called API.
 //!
-//! OpenAI's is `{"error": {"message", "type", "param", "code"}}`, where `code` is a string or null (vLLM repeats the
-//! HTTP status there). Anthropic's is `{"type": "error", "error": {"type", "message"}, "request_id"}`. An [`ApiError`]
-//! becomes a response in OpenAI's shape, which the middleware `http::error_shape` around all handlers and refusals
-//! replaces on Anthropic's routes.
+//! OpenAI's shape is `{"error": {"message", "type", "param", "code"}}`, where `code` is a string or null (vLLM repeats
+//! the HTTP status there). Anthropic's is `{"type": "error", "error": {"type", "message"}, "request_id"}`. An
+//! [`ApiError`] becomes a response in OpenAI's shape. On Anthropic's routes, the middleware `http::error_shape`
+//! replaces it; it wraps all handlers and refusals.
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -20,7 +20,7 @@ pub struct ApiError {
     message: String,
     param: Option<String>,
     code: Option<&'static str>,
-    /// Seconds after which the client may try again.
+    /// Seconds until the client may try again.
     retry_after: Option<u64>,
 }
 
@@ -32,7 +32,7 @@ pub struct OpenAiError<'a> {
     error: OpenAiDetail<'a>,
 }
 
-/// What went wrong.
+/// Details of the error.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "ErrorDetail")]
 struct OpenAiDetail<'a> {
@@ -42,7 +42,7 @@ struct OpenAiDetail<'a> {
     r#type: &'static str,
     /// The request field at fault.
     param: Option<&'a str>,
-    /// What went wrong, in one word.
+    /// The error in one word.
     code: Option<&'static str>,
 }
 
@@ -60,7 +60,7 @@ pub struct AnthropicError<'a> {
     request_id: Option<&'a str>,
 }
 
-/// What went wrong.
+/// Details of the error.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "AnthropicErrorDetail")]
 struct AnthropicDetail<'a> {
@@ -77,7 +77,7 @@ pub struct ErrorEvent<'a> {
     /// Always `error`.
     #[schemars(extend("const" = "error"))]
     r#type: &'static str,
-    /// What went wrong, in one word.
+    /// The error in one word.
     code: Option<&'static str>,
     /// One sentence.
     message: &'a str,
@@ -87,7 +87,7 @@ pub struct ErrorEvent<'a> {
     sequence_number: usize,
 }
 
-/// Codes of refusals that are worth a retry.
+/// Code of refusals that are worth a retry.
 const OVERLOADED: &str = "server_overloaded";
 const DRAINING: &str = "server_draining";
 
@@ -145,7 +145,7 @@ impl ApiError {
         &self.message
     }
 
-    /// Maps a refused submit to a response. `prompt_field`: the client's name of the prompt field.
+    /// Maps a refused submit to a response. `prompt_field` is the client's name of the prompt field.
     pub fn from_submit(error: SubmitError, prompt_field: &'static str) -> Self {
         let message = error.to_string();
         match error {
@@ -154,7 +154,7 @@ impl ApiError {
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code("engine_stopped")
             }
             SubmitError::PromptTooLong { prompt, max_model_len } => {
-                // Clients decide by these words, OpenAI's, whether to shorten the conversation and try again.
+                // Clients recognise OpenAI's words, to shorten the conversation and try again.
                 let message = format!(
                     "This model's maximum context length is {max_model_len} tokens. However, your prompt has {prompt} tokens."
                 );
@@ -170,7 +170,7 @@ impl ApiError {
         }
     }
 
-    /// The code, or a word for the status: why the request was refused, for counters.
+    /// The code, or a word for the status: the reason of the refusal, for counters.
     pub fn reason(&self) -> &'static str {
         self.code.unwrap_or(match self.status {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => "no_permission",
@@ -197,7 +197,7 @@ impl ApiError {
 
     /// The JSON of [`Self::openai`].
     pub fn body(&self) -> String {
-        // Strings only: serialisation cannot fail.
+        // Serialising strings cannot fail.
         serde_json::to_string(&self.openai()).unwrap_or_default()
     }
 
@@ -207,13 +207,13 @@ impl ApiError {
         ErrorEvent { r#type: "error", code, message: &self.message, param, sequence_number: 0 }
     }
 
-    /// The code of a failed response of OpenAI's Responses API, one of those that it has: clients repeat a request after a
-    /// failure of the server, and only then.
+    /// The code of a failed response, one of those in OpenAI's Responses API. Clients repeat a request only after a
+    /// failure of the server.
     pub fn responses_code(&self) -> &'static str {
         if self.status.is_server_error() { "server_error" } else { "invalid_prompt" }
     }
 
-    /// The error in the shape of Anthropic's API. Events have no id of the request.
+    /// The error in the shape of Anthropic's API. Events have no request id.
     pub fn anthropic<'a>(&'a self, request_id: Option<&'a str>) -> AnthropicError<'a> {
         let kind = match self.status {
             StatusCode::UNAUTHORIZED => "authentication_error",
@@ -242,7 +242,8 @@ impl IntoResponse for ApiError {
         let mut response = (self.status, [(header::CONTENT_TYPE, json)], self.body()).into_response();
         let is_temporary =
             self.status == StatusCode::TOO_MANY_REQUESTS || matches!(self.code, Some(OVERLOADED | DRAINING));
-        // Requests end within seconds, and a replica can take over immediately: a retry after one second has a fair chance.
+        // Requests end within seconds, and a replica can take over immediately, so a retry after one second has a fair
+        // chance.
         if let Some(seconds) = self.retry_after.or(is_temporary.then_some(1)) {
             response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
         }

@@ -1,13 +1,13 @@
-//! Waits at exit, within a limit, for a thread that writes: its disk may hang.
+//! Waits at exit, up to a limit, for a writer thread: its disk may hang.
 
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::time::{Duration, Instant};
 
-/// Time between two tries to queue the request.
+/// Delay between two attempts to queue the request.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Asks the thread at the other end of `queue` to write everything, with a message that carries the channel for its
-/// report. Returns true if the report came within `limit`. The queue may be full while the disk hangs.
+/// Asks the thread that reads `queue` to write everything, with a message that carries the channel for its report.
+/// Returns true if the report arrived within `limit`. The queue may be full while the disk hangs.
 pub fn flush<M>(queue: &SyncSender<M>, message: impl FnOnce(SyncSender<()>) -> M, limit: Duration) -> bool {
     let deadline = Instant::now() + limit;
     let (done, written) = sync_channel(1);
@@ -31,7 +31,7 @@ mod tests {
     #[test]
     fn a_thread_that_hangs_is_waited_for_no_longer_than_the_limit() {
         let limit = Duration::from_millis(50);
-        // The queue is full, or has a free place, and nobody reads it.
+        // The queue is full, or has one free place, and nobody reads it.
         for free in [0, 1] {
             let (queue, unread) = sync_channel(1 + free);
             queue.send(None).unwrap();

@@ -10,12 +10,14 @@ pub const ANTHROPIC_HEADER: HeaderName = HeaderName::from_static("request-id");
 /// The condition of [`is_valid`] in words, for errors.
 pub const VALID: &str = "1 to 128 letters, digits, '-', '_', '.' or ':'";
 
-/// Whether an id can be used. Ids are written to logs and responses, so they must not contain anything that needs quoting.
+/// True if an id is usable. Ids are written to logs and responses, so they must not contain anything that needs
+/// quoting.
 pub fn is_valid(id: &str) -> bool {
     (1..=128).contains(&id.len()) && id.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.:".contains(&b))
 }
 
-/// The client's `x-request-id` if it is valid, else a random one: a proxy's odd id is no reason to refuse a request.
+/// The client's `x-request-id` if it is valid, otherwise a random one: a proxy's odd id is no reason to refuse a
+/// request.
 pub fn request_id(headers: &HeaderMap) -> Result<String, ApiError> {
     let given = headers.get(HEADER).and_then(|value| value.to_str().ok()).filter(|id| is_valid(id));
     match given {
@@ -24,7 +26,7 @@ pub fn request_id(headers: &HeaderMap) -> Result<String, ApiError> {
     }
 }
 
-/// 64 random bits of the operating system.
+/// 64 random bits from the operating system.
 pub fn random_u64() -> Result<u64, ApiError> {
     getrandom::u64().map_err(|e| ApiError::internal(format!("the operating system gives no random numbers: {e}")))
 }

@@ -5,7 +5,8 @@
 //! - [`cli`]: the commands and their flags.
 //! - [`app`]: the API behind the HTTP server's middleware.
 //! - [`api`]: requests in, JSON and server-sent events out. [`http`]: the HTTP server, which knows nothing of the API.
-//! - [`text_service`]: threads that tokenize, and grammars compiled within limits. [`ui`]: the web UI at `/`. [`metrics`], [`trace`]: observability.
+//! - [`text_service`]: threads that tokenize, and grammars compiled within limits. [`ui`]: the web UI at `/`.
+//!   [`metrics`], [`trace`]: observability.
 //! - [`api_style`], [`budget`], [`error`], [`fair_queue`], [`flush`], [`ids`], [`lifecycle`], [`limits`], [`logging`],
 //!   [`output`], [`rates`], [`record`], [`tenant`]: code that all of them share.
 

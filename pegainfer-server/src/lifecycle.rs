@@ -39,7 +39,7 @@ impl Lifecycle {
         self.0.send_replace(phase);
     }
 
-    /// Resolves in this phase and later ones.
+    /// Resolves in this phase or a later one.
     pub fn reached(&self, phase: Phase) -> impl Future<Output = ()> + Send + 'static {
         let mut phases = self.0.subscribe();
         async move {
@@ -48,7 +48,7 @@ impl Lifecycle {
         }
     }
 
-    /// Resolves when a request with this deadline has to be cancelled, with the error for the client.
+    /// Resolves with the client's error when a request with this deadline has to be cancelled.
     pub fn cutoff(&self, deadline: Option<Deadline>) -> BoxFuture<'static, ApiError> {
         let closing = self.reached(Phase::Closing);
         let passed = async move {
@@ -75,7 +75,7 @@ pub struct Deadline {
 }
 
 impl Deadline {
-    /// A deadline at `limit` from now.
+    /// A deadline `limit` from now.
     pub fn after(limit: Duration) -> Self {
         Self { at: Instant::now() + limit, limit }
     }

@@ -1,4 +1,4 @@
-//! Limits of the operator on what requests may take. docs/operations/limits.md lists them all.
+//! Limits on requests, set by the operator. docs/operations/limits.md lists them all.
 
 use crate::budget;
 use clap::{Args, Command, FromArgMatches};

@@ -14,7 +14,7 @@ use pegainfer_terminal::stderr;
 use std::process::ExitCode;
 use std::time::Instant;
 
-/// Exit code of a command line or setting that cannot be used, as clap has it.
+/// Exit code of an unusable command line or setting, as in clap.
 const INVALID_USE: u8 = 2;
 
 fn main() -> ExitCode {
@@ -102,7 +102,7 @@ fn start_logging(engine: &EngineArgs) -> Result<()> {
 /// Prints the help, the version or a usage error, and exits.
 fn exit(error: &clap::Error) -> ! {
     let text = error.render().to_string();
-    // The text repeats arguments. It has clap's colours only if they contain no control characters.
+    // The text repeats arguments. clap's colours are used only if the arguments contain no control characters.
     if !text.contains(|c| is_control(c) && c != '\n' && c != '\t') {
         error.exit();
     }

@@ -1,7 +1,7 @@
-//! Prometheus metrics under the names of vLLM, so that its dashboards and routers work.
+//! Prometheus metrics with vLLM's names, so that its dashboards and routers work.
 //!
-//! Gauges and token counters are read from the engine's statistics at each scrape; latencies are measured per request, from
-//! submit, by the times at which the engine emitted its tokens. Only metrics that have data are registered.
+//! Gauges and token counters are read from the engine's statistics at each scrape. Latencies are measured per request,
+//! from its submit to the engine's token timestamps. Only metrics with data are registered.
 
 pub mod access;
 mod buckets;

@@ -1,38 +1,38 @@
-//! Rates of an API key: token buckets that hold what the key may take in a minute.
+//! Rate limits of an API key: token buckets that hold a minute's amount.
 
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
-/// What an API key may take in a minute; `None` is no limit.
+/// Limits of an API key per minute; `None` is unlimited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Rates {
     /// Requests.
     pub requests: Option<NonZeroU32>,
-    /// Tokens of prompts and responses together.
+    /// Prompt and output tokens together.
     pub tokens: Option<NonZeroU32>,
 }
 
-/// A key has taken all that it may.
+/// A key has used up a rate.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("this API key may have {most} {what} a minute ({name}={most} on its line of the key file); try again in {} s", self.seconds())]
+#[error("this API key may have {limit} {what} a minute ({name}={limit} on its line of the key file); try again in {} s", self.seconds())]
 pub struct RateExceeded {
     /// Name of the rate in the key file.
     pub name: &'static str,
     what: &'static str,
-    most: u32,
+    limit: u32,
     wait: Duration,
 }
 
 impl RateExceeded {
-    /// Whole seconds after which the next request is admitted.
+    /// Whole seconds until the next request is admitted.
     pub fn seconds(&self) -> u64 {
         self.wait.as_millis().div_ceil(1000).max(1) as u64
     }
 }
 
-/// What one API key has taken of its rates.
+/// Usage of one API key, against its rates.
 #[derive(Debug)]
 pub struct Meter {
     rates: Rates,
@@ -41,7 +41,7 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// The meter of a key that has taken nothing yet.
+    /// The meter of an unused key.
     pub fn new(rates: Rates) -> Self {
         Self { rates, requests: rates.requests.map(Bucket::full), tokens: rates.tokens.map(Bucket::full) }
     }
@@ -55,7 +55,7 @@ impl Meter {
     pub fn request(&self) -> Result<(), RateExceeded> {
         let now = Instant::now();
         let exceeded = |name, what| {
-            move |(bucket, wait): (&Bucket, Duration)| RateExceeded { name, what, most: bucket.most, wait }
+            move |(bucket, wait): (&Bucket, Duration)| RateExceeded { name, what, limit: bucket.capacity, wait }
         };
         let tokens = self.tokens.as_ref().and_then(|bucket| Some((bucket, bucket.wait(now)?)));
         tokens.map(exceeded("tpm", "tokens")).map_or(Ok(()), Err)?;
@@ -63,25 +63,25 @@ impl Meter {
         requests.map(exceeded("rpm", "requests")).map_or(Ok(()), Err)
     }
 
-    /// Tokens that each of `n` choices may generate after a prompt of `prompt` tokens if the client named no number: an
-    /// equal part of the tokens left. A choice needs at most `most` tokens. The request is refused if less is left than
-    /// it needs, and less than a quarter of a minute's tokens, because an answer of a few words helps nobody.
-    pub fn remaining(&self, prompt: usize, n: usize, most: usize) -> Result<usize, RateExceeded> {
+    /// Tokens that each of `n` choices may generate after a prompt of `prompt` tokens if the client set no maximum: an
+    /// equal part of the tokens left, at most `max_tokens`. The request is refused if less is left than it needs and
+    /// less than a quarter of a minute's tokens, because an answer of a few words helps nobody.
+    pub fn remaining(&self, prompt: usize, n: usize, max_tokens: usize) -> Result<usize, RateExceeded> {
         let Some(bucket) = &self.tokens else { return Ok(usize::MAX) };
-        let (now, capacity) = (Instant::now(), bucket.most as usize);
-        let least = prompt.saturating_add(n.saturating_mul(most).min(capacity / 4)).min(capacity);
-        match bucket.wait_for(least as f64, now) {
+        let (now, capacity) = (Instant::now(), bucket.capacity as usize);
+        let needed = prompt.saturating_add(n.saturating_mul(max_tokens).min(capacity / 4)).min(capacity);
+        match bucket.wait_for(needed as f64, now) {
             Some(wait) => Err(self.tokens_exceeded(bucket, wait)),
             None => Ok((bucket.level(now).0 as usize).saturating_sub(prompt) / n.max(1)),
         }
     }
 
-    /// Takes all tokens that a request asks for: its prompts, and the tokens that it may generate. Tokens that are not
-    /// generated are given back, see [`Reservation`].
+    /// Takes all tokens of a request: its prompts and its maximum output. Tokens that are not generated are given back,
+    /// see [`Reservation`].
     pub fn take(&self, asked: usize) -> Result<(), Refused> {
         let Some(bucket) = &self.tokens else { return Ok(()) };
-        if asked > bucket.most as usize {
-            return Err(Refused::TooMany { asked, most: bucket.most });
+        if asked > bucket.capacity as usize {
+            return Err(Refused::TooMany { asked, limit: bucket.capacity });
         }
         let now = Instant::now();
         let mut level = bucket.level(now);
@@ -95,7 +95,7 @@ impl Meter {
     }
 
     fn tokens_exceeded(&self, bucket: &Bucket, wait: Duration) -> RateExceeded {
-        RateExceeded { name: "tpm", what: "tokens", most: bucket.most, wait }
+        RateExceeded { name: "tpm", what: "tokens", limit: bucket.capacity, wait }
     }
 
     fn give_back(&self, tokens: usize) {
@@ -105,26 +105,26 @@ impl Meter {
     }
 }
 
-/// Reason to refuse the tokens that a request asks for.
+/// Why the tokens of a request are refused.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum Refused {
-    /// More than the key may have in a minute.
+    /// The request exceeds a whole minute's tokens.
     #[error(
-        "the request asks for {asked} tokens, its prompt and n times max_tokens, but this API key may have {most} \
-         tokens a minute (tpm={most} on its line of the key file): ask for fewer"
+        "the request asks for {asked} tokens, its prompt and n times max_tokens, but this API key may have {limit} \
+         tokens a minute (tpm={limit} on its line of the key file): ask for fewer"
     )]
     TooMany {
         /// Tokens of the request.
         asked: usize,
-        /// Tokens a minute.
-        most: u32,
+        /// Tokens per minute.
+        limit: u32,
     },
-    /// More than is left.
+    /// The request exceeds the tokens left.
     #[error(transparent)]
     Exceeded(RateExceeded),
 }
 
-/// Tokens that one choice may still generate; the rest is given back when it ends.
+/// Tokens that one choice may still generate. The rest is given back when it ends.
 #[derive(Debug)]
 pub struct Reservation {
     meter: Arc<Meter>,
@@ -133,16 +133,16 @@ pub struct Reservation {
 
 impl Reservation {
     /// A part of the tokens that were [taken](Meter::take) from `meter`.
-    pub fn of(meter: Arc<Meter>, tokens: usize) -> Self {
+    pub fn new(meter: Arc<Meter>, tokens: usize) -> Self {
         Self { meter, left: tokens }
     }
 
-    /// Gives nothing back.
+    /// Keeps all tokens: nothing is given back.
     pub fn keep(mut self) {
         self.left = 0;
     }
 
-    /// A token was generated.
+    /// Counts one generated token.
     pub fn spend(&mut self) {
         self.left = self.left.saturating_sub(1);
     }
@@ -154,28 +154,28 @@ impl Drop for Reservation {
     }
 }
 
-/// A token bucket: it holds at most what may be taken in a minute, and fills at that rate.
+/// A token bucket: holds at most a minute's amount and refills at that rate.
 #[derive(Debug)]
 struct Bucket {
-    most: u32,
-    /// What may be taken, and when that was so. Below 0, more was taken.
+    capacity: u32,
+    /// Amount left at a time. Negative after more was taken than there was.
     level: Mutex<(f64, Instant)>,
 }
 
 impl Bucket {
-    fn full(most: NonZeroU32) -> Self {
-        let most = most.get();
-        Self { most, level: Mutex::new((f64::from(most), Instant::now())) }
+    fn full(capacity: NonZeroU32) -> Self {
+        let capacity = capacity.get();
+        Self { capacity, level: Mutex::new((f64::from(capacity), Instant::now())) }
     }
 
     fn per_second(&self) -> f64 {
-        f64::from(self.most) / 60.0
+        f64::from(self.capacity) / 60.0
     }
 
     fn level(&self, now: Instant) -> MutexGuard<'_, (f64, Instant)> {
         let mut level = self.level.lock().unwrap_or_else(PoisonError::into_inner);
         let filled = now.saturating_duration_since(level.1).as_secs_f64() * self.per_second();
-        *level = ((level.0 + filled).min(f64::from(self.most)), now.max(level.1));
+        *level = ((level.0 + filled).min(f64::from(self.capacity)), now.max(level.1));
         level
     }
 
@@ -209,8 +209,8 @@ impl Bucket {
 mod tests {
     use super::*;
 
-    fn bucket(most: u32) -> (Bucket, Instant) {
-        let bucket = Bucket::full(NonZeroU32::new(most).unwrap());
+    fn bucket(capacity: u32) -> (Bucket, Instant) {
+        let bucket = Bucket::full(NonZeroU32::new(capacity).unwrap());
         let start = bucket.level.lock().unwrap().1;
         (bucket, start)
     }
@@ -234,11 +234,11 @@ mod tests {
     #[test]
     fn a_request_takes_what_it_asks_for_and_gives_back_what_it_does_not_use() {
         let meter = meter(600);
-        assert_eq!(meter.take(100 + 8 * 64), Err(Refused::TooMany { asked: 612, most: 600 }));
+        assert_eq!(meter.take(100 + 8 * 64), Err(Refused::TooMany { asked: 612, limit: 600 }));
         let message = meter.take(601).unwrap_err().to_string();
         assert!(message.contains("asks for 601 tokens") && message.contains("(tpm=600 on its line"), "{message}");
         meter.take(100 + 400).unwrap();
-        let mut choices = [200, 200].map(|tokens| Reservation::of(meter.clone(), tokens));
+        let mut choices = [200, 200].map(|tokens| Reservation::new(meter.clone(), tokens));
         (0..150).for_each(|_| choices[0].spend());
         let Err(Refused::Exceeded(exceeded)) = meter.take(400) else { panic!("500 of 600 are taken") };
         assert!(exceeded.name == "tpm" && (29..=30).contains(&exceeded.seconds()), "{exceeded:?}");
@@ -248,7 +248,7 @@ mod tests {
             "{message}"
         );
         drop(choices);
-        // 100 of the prompt and 150 generated ones are gone.
+        // The prompt's 100 tokens and 150 generated ones are used up.
         meter.take(350).unwrap();
         assert_eq!(meter.request().unwrap_err().name, "tpm", "nothing is left");
     }

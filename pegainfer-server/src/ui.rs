@@ -1,4 +1,4 @@
-//! The web UI at `/`: a chat with settings and charts, in plain files that are embedded in the binary.
+//! The web UI at `/`: a chat with settings and charts, in plain files embedded in the binary.
 //!
 //! It calls only the server's own public API, which its `Content-Security-Policy` enforces.
 
@@ -42,7 +42,7 @@ const FILES: &[(&str, &str, &str)] = &[
     ("/ui/vendor/marked.LICENSE.txt", TEXT, include_str!("../ui/vendor/marked.LICENSE.txt")),
 ];
 
-/// Only this server's files may be loaded as scripts, styles and requests. Model output is shown as text, and could not run
+/// Allows only this server's files as scripts, styles and requests. Model output is shown as text, and could not run
 /// even if a bug inserted it as markup.
 const POLICY: &str =
     "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'";
@@ -55,8 +55,8 @@ pub fn router<S: Clone + Send + Sync + 'static>() -> Router<S> {
     })
 }
 
-/// Responds with a file, or 304 if the browser has it. `no-cache` makes browsers revalidate each time, because a new binary
-/// serves other files under the same names.
+/// Responds with a file, or with 304 if the browser has it. `no-cache` makes browsers revalidate each time, because a
+/// new binary serves other files under the same names.
 fn serve(request: &HeaderMap, content_type: &'static str, text: &'static str, tag: &str) -> Response {
     let mut response =
         if matches_tag(request, tag) { StatusCode::NOT_MODIFIED.into_response() } else { text.into_response() };
@@ -76,14 +76,14 @@ fn serve(request: &HeaderMap, content_type: &'static str, text: &'static str, ta
     response
 }
 
-/// Whether `If-None-Match` lists the tag.
+/// True if `If-None-Match` lists the tag.
 fn matches_tag(request: &HeaderMap, tag: &str) -> bool {
     let listed = request.get_all(header::IF_NONE_MATCH).iter().filter_map(|value| value.to_str().ok());
-    // A proxy that compresses makes the tag weak.
+    // A compressing proxy makes the tag weak.
     listed.flat_map(|list| list.split(',')).any(|held| held.trim().trim_start_matches("W/") == tag)
 }
 
-/// Entity tag of a file: a hash of its text, which is the same in every run of one binary.
+/// Entity tag of a file: a hash of its text, constant for one binary.
 fn entity_tag(text: &str) -> String {
     let mut hasher = DefaultHasher::new();
     text.hash(&mut hasher);

@@ -3,7 +3,7 @@
 import { byId, chooseFiles, element } from './dom.js';
 import { bytes } from './words.js';
 
-/** Limit of the files of one message together, in bytes. */
+/** Maximum size of all files of one message, in bytes. */
 const LIMIT = 256 * 1024;
 /** A file as `withFiles` writes it. Its fence is longer than any run of backticks in the content. */
 const FILE = /^File: (.+)\n(`{3,})\n([^]*?)\n\2(?:\n\n|$)/;
@@ -93,7 +93,7 @@ export class Attachments {
   }
 }
 
-/** The text of a file with `\n` as line end; null if it is no text. */
+/** The text of a file with `\n` as line end; null if it is not text. */
 function decode(buffer) {
   if (buffer === null) return null;
   try {

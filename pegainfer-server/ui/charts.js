@@ -67,9 +67,9 @@ function append(list, value, limit) {
   if (list.length > limit) list.shift();
 }
 
-/** Draws one or two lines, the first solid and the second dashed, on a scale from 0 to their maximum, at least `least`. */
-function drawLines(figure, value, unit, least, first, second = []) {
-  const top = Math.max(least, ...first, ...second);
+/** Draws one or two lines, the first solid and the second dashed, on a scale from 0 to their maximum, at least `minimum`. */
+function drawLines(figure, value, unit, minimum, first, second = []) {
+  const top = Math.max(minimum, ...first, ...second);
   const shapes = [...(second.length ? [line(second, top, 'second')] : [area(first, top)]), line(first, top, 'first')];
   figure.draw(value, `max ${unit(Math.max(...first, ...second))}`, ...shapes);
 }
@@ -84,7 +84,7 @@ export class Charts {
   #throughput;
   #kv;
   #prefix;
-  /** Only where the server drafts. */
+  /** Only if the server drafts. */
   #drafts = null;
   #steps;
   #root;

@@ -10,7 +10,7 @@ export function element(tag, properties = {}, ...children) {
   return fill(Object.assign(document.createElement(tag), properties), children.flat());
 }
 
-/** Appends nodes and texts to `parent`, however many they are. */
+/** Appends any number of nodes and texts to `parent`. */
 export function fill(parent, children) {
   for (let at = 0; at < children.length; at += SLICE) parent.append(...children.slice(at, at + SLICE));
   return parent;

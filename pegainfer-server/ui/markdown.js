@@ -8,14 +8,14 @@ import { Lexer } from './vendor/marked.js';
 const SCHEMES = /^(https?|mailto):/i;
 const ENTITIES = { '&amp;': '&', '&lt;': '<', '&gt;': '>', '&quot;': '"', '&#39;': "'", '&nbsp;': '\u00a0' };
 
-/** Longest paragraph, in characters, that is parsed as a whole: marked's time for some texts grows with its square. */
+/** Maximum length of a paragraph, in characters, that is parsed as a whole: marked's time for some texts grows with its square. */
 const MAX_INLINE = 8192;
-/** Maximum number of characters in it that may begin or end something: marked looks from each of them for its partner. */
+/** Maximum number of characters in it that may begin or end something: marked searches for the partner of each. */
 const MAX_MARKS = 512;
 const MARK = /[*_~[\]!<`]/g;
 /** Time for the paragraphs of a text, in milliseconds; later paragraphs are plain text. */
 const MAX_TIME = 300;
-/** Deepest nesting of lists and quotes, and of emphasis and links. */
+/** Maximum nesting of lists and quotes, and of emphasis and links. */
 const MAX_DEPTH = 32;
 /** While a response grows, at least this many times the duration of a rendering passes until the next. */
 const PAUSE = 4;
@@ -171,7 +171,7 @@ function inline(token) {
     case 'link':
       return link(token, inlines(token.tokens));
     case 'image':
-      // Images of other hosts are not loaded: they would tell them what the conversation is about.
+      // Images of other hosts are not loaded: they would reveal the topic of the conversation.
       return link(token, [token.text || token.href]);
     case 'checkbox':
       return token.checked ? '☑ ' : '☐ ';

@@ -1,4 +1,4 @@
-// The newest steps of the engine against the server's ledger, and their time by op. Only where the server has a ledger and the key may
+// The newest steps of the engine against the server's ledger, and their time by op. Only if the server has a ledger and the key may
 // see its steps.
 
 import { opTimes, steps } from './api.js';
@@ -51,7 +51,7 @@ export class StepStrip {
   #strip = svg('svg', { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: 'none', 'aria-hidden': 'true' });
   #bar = svg('svg', { viewBox: `0 0 ${WIDTH} ${BAR}`, preserveAspectRatio: 'none', 'aria-hidden': 'true', class: 'ops' });
   #ops = element('p', { className: 'note ops' });
-  /** The key that may not see the steps. */
+  /** A key without access to the steps. */
   #refused = null;
 
   constructor(root) {

@@ -1,24 +1,24 @@
 //! Text of models, files and clients, made safe for a terminal and for a log.
 //!
-//! Control characters can move the cursor, change the title or the keyboard, and forge lines of a log. Bidirectional
+//! Control characters can move the cursor, change the title or the keyboard, and forge log lines. Bidirectional
 //! controls can show a text in another order. Both are escaped as in Rust, such as `\u{1b}`.
 
 use std::borrow::Cow;
 
-/// Maximum characters of client input in an error message: a small request must not cause a large response.
+/// Maximum number of characters of client input in an error message: a small request must not cause a large response.
 const MAX_QUOTED: usize = 120;
 
-/// The text for a terminal: line breaks and tabs stay.
+/// The text for a terminal. Line breaks and tabs stay.
 pub fn printable(text: &str) -> Cow<'_, str> {
     escaped(text, |c| is_control(c) && c != '\n' && c != '\t')
 }
 
-/// The text for a single line: line breaks are also escaped.
+/// The text for a single line. Line breaks are also escaped.
 pub fn one_line(text: &str) -> Cow<'_, str> {
     escaped(text, is_control)
 }
 
-/// A line of JSON with these characters escaped; valid JSON has them only in strings.
+/// A line of JSON with these characters escaped. Valid JSON contains them only in strings.
 pub fn json_line(json: &str) -> Cow<'_, str> {
     if !json.contains(is_control) {
         return Cow::Borrowed(json);

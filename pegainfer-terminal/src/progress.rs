@@ -1,14 +1,14 @@
-//! Progress of long work: a bar where standard error is a terminal, log lines elsewhere.
+//! Progress of long work: a bar if standard error is a terminal, otherwise log lines.
 
 use crate::printable::one_line;
 use indicatif::{DecimalBytes, HumanDuration, ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
-/// Time between two log lines, and before the first one: short work has none.
+/// Interval between log lines, and delay of the first one: short work logs none.
 const INTERVAL: Duration = Duration::from_secs(10);
 
-/// What is counted.
+/// Unit of progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
     /// Bytes.
@@ -19,28 +19,28 @@ pub enum Unit {
 
 /// Progress of one long operation.
 pub struct Progress {
-    /// What is done, as in `downloading model.safetensors`.
+    /// Description of the work, such as `downloading model.safetensors`.
     what: String,
     unit: Unit,
     total: u64,
     done: u64,
-    /// What was done before this process.
+    /// Progress before this process.
     before: u64,
     started: Instant,
-    /// `None` where standard error is no terminal.
+    /// `None` if standard error is not a terminal.
     bar: Option<ProgressBar>,
     logged: Instant,
 }
 
 impl Progress {
-    /// Starts to show the progress of `what`, of which `done` is done already.
+    /// Shows the progress of `what`, starting at `done`.
     pub fn start(what: impl Into<String>, unit: Unit, done: u64, total: u64) -> Self {
         let (what, now) = (what.into(), Instant::now());
         let bar = std::io::stderr().is_terminal().then(|| bar(&what, unit, done, total));
         Self { what, unit, total, done, before: done, started: now, bar, logged: now }
     }
 
-    /// Sets the total, which may become known only when the work has begun.
+    /// Sets the total, which may become known only after the work has begun.
     pub fn set_total(&mut self, total: u64) {
         // Unlike an added count, a set length always draws the bar.
         if let Some(bar) = self.bar.as_ref().filter(|_| total != self.total) {
@@ -62,7 +62,7 @@ impl Progress {
         }
     }
 
-    /// Ends the work; the bar disappears.
+    /// Ends the work and removes the bar.
     pub fn finish(self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();

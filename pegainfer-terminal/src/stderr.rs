@@ -3,8 +3,8 @@
 use crate::printable::{one_line, printable};
 use std::io::Write;
 
-/// Prints a line with its control characters escaped. Errors of writing are ignored: the exit code still says that a
-/// command failed.
+/// Prints a line with its control characters escaped. Write errors are ignored: the exit code still reports a failed
+/// command.
 pub fn print(line: &str) {
     let _ = writeln!(std::io::stderr(), "{}", printable(line));
 }

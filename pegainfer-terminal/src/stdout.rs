@@ -1,11 +1,11 @@
-//! Standard output of commands that print text. A filter escapes control characters, because names, files and models
-//! are not trusted.
+//! Standard output of commands that print text. Control characters are escaped, because names, files and models are not
+//! trusted.
 
 use crate::printable::printable;
 use anyhow::{Context, Result};
 use std::io::{ErrorKind, IsTerminal, Write};
 
-/// Prints a report. Control characters are escaped, also in files and pipes.
+/// Prints a report. Control characters are escaped, even in files and pipes.
 pub fn print(text: &str) -> Result<()> {
     write(&printable(text))
 }
@@ -21,7 +21,7 @@ pub fn print_style(sequence: &'static str) -> Result<()> {
     write(sequence)
 }
 
-/// Writes and flushes, so that the text appears as it is generated. If the reader went away (`| head`), the process exits
+/// Writes and flushes, so that the text appears as it is generated. If the reader is gone (`| head`), the process exits
 /// quietly.
 fn write(text: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();

@@ -3,7 +3,7 @@
 use crate::printable::{is_control, truncate_for_error};
 use std::time::Duration;
 
-/// Parses the name of a model, which is in the log, in `/metrics` and on clients' terminals.
+/// Parses a model's name, which appears in the log, in `/metrics` and on clients' terminals.
 pub fn parse_name(text: &str) -> Result<String, String> {
     match text.contains(is_control) || text.is_empty() {
         true => Err(format!("{text:?} is not a name: it is empty or has control characters")),

@@ -4,19 +4,19 @@ use super::Tokenizer;
 
 /// Turns a stream of token ids into text increments.
 ///
-/// A code point whose bytes are spread over several tokens is held back until it is complete. The concatenated increments,
-/// including [`finish`](Self::finish), equal the decoding of all ids at once. Each byte is processed a bounded number of
-/// times: at most three bytes are held back.
+/// A code point whose bytes are spread over several tokens is held back until it is complete. The concatenated
+/// increments, including [`finish`](Self::finish), equal the decoding of all ids at once. Each byte is processed a
+/// bounded number of times: at most three bytes are held back.
 #[derive(Debug, Default)]
 pub struct Detokenizer {
-    /// Bytes of a code point that is not complete yet.
+    /// Bytes of an incomplete code point.
     pending: Vec<u8>,
-    /// Whether special tokens have text, too.
+    /// True if special tokens have text.
     show_special: bool,
 }
 
 impl Detokenizer {
-    /// A detokenizer that has decoded nothing. Special tokens have no text unless `show_special`.
+    /// A detokenizer at the start of a text. Special tokens have no text unless `show_special`.
     pub fn new(show_special: bool) -> Self {
         Self { pending: Vec::new(), show_special }
     }
@@ -41,14 +41,14 @@ impl Detokenizer {
         self.pending.drain(..start);
     }
 
-    /// Appends the held-back rest at the end: an incomplete code point becomes U+FFFD.
+    /// Ends the text: an incomplete code point becomes U+FFFD.
     pub fn finish(&mut self, out: &mut String) {
         out.push_str(&String::from_utf8_lossy(&self.pending));
         self.pending.clear();
     }
 }
 
-/// Whether more bytes could complete a code point.
+/// True if more bytes could complete a code point.
 fn may_continue(bytes: &[u8]) -> bool {
     std::str::from_utf8(bytes).is_err_and(|e| e.error_len().is_none())
 }
@@ -73,7 +73,7 @@ mod tests {
         let tokenizer = Tokenizer::load(&testing::model_dir()).unwrap();
         let seed = testing::seed();
         let mut rng = Rng(seed);
-        // The first 256 ids or so are single bytes: most sequences of them are invalid UTF-8.
+        // The first 256 ids or so are single bytes; most sequences of them are invalid UTF-8.
         for case in 0..4000 {
             let limit = if case % 2 == 0 { 260 } else { 4110 };
             let ids: Vec<u32> = (0..rng.below(40)).map(|_| rng.below(limit) as u32).collect();

@@ -4,39 +4,40 @@ use serde_json::{Map, Value};
 
 /// No reasoning.
 const NONE: &str = "none";
-/// The levels of reasoning that clients ask for, least first.
+/// The levels of reasoning that clients ask for, lowest first.
 const LEVELS: [&str; 6] = ["minimal", "low", "medium", "high", "xhigh", "max"];
 
 /// Reasoning arguments that a template accepts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Switches {
-    /// The template reads `enable_thinking`, which turns reasoning on and off.
+    /// True if the template reads `enable_thinking`, which turns reasoning on and off.
     thinking: bool,
-    /// Values of `reasoning_effort` that the template accepts; none if it does not read it.
+    /// Values of `reasoning_effort` that the template accepts; empty if it does not read it.
     efforts: Vec<&'static str>,
-    /// The model reasons.
+    /// True if the model reasons.
     reasons: bool,
 }
 
 impl Switches {
-    /// Detects them in the source of a template, and by asking it. `renders`: whether it renders a conversation with this
-    /// `reasoning_effort`: Qwen3.8's, for one, raises an exception at levels that the model was not trained for.
-    pub fn of_template(source: &str, reasons: bool, renders: impl Fn(&str) -> bool) -> Self {
+    /// Detects them in the source of a template and by trial. `renders` tells whether the template renders a
+    /// conversation with this `reasoning_effort`. Qwen3.8's, for example, raises an exception at levels that the model
+    /// was not trained for.
+    pub fn detect(source: &str, reasons: bool, renders: impl Fn(&str) -> bool) -> Self {
         let mut efforts = Vec::new();
         if source.contains("reasoning_effort") {
             efforts.extend(LEVELS.into_iter().chain([NONE]).filter(|effort| renders(effort)));
             if efforts.is_empty() {
-                // It does not like the conversation, so that nothing is known of its levels.
+                // It rejects the conversation itself, so its levels remain unknown.
                 efforts.extend(LEVELS.into_iter().chain([NONE]));
             }
         }
         Self { thinking: source.contains("enable_thinking"), efforts, reasons }
     }
 
-    /// Adds the arguments for `effort`; arguments that `kwargs` already has are kept. A level that the template does not
-    /// accept becomes the next higher one that it does, or the highest. In a template without levels, `none` turns reasoning
-    /// off and all other levels turn it on. False if the model does not reason, so that there is nothing to set: coding
-    /// agents ask every model to reason.
+    /// Adds the arguments for `effort`; existing arguments of `kwargs` are kept. A level that the template does not
+    /// accept becomes the next higher accepted level, or the highest. In a template without levels, `none` turns
+    /// reasoning off and all other levels turn it on. Returns false if the model does not reason and nothing is set:
+    /// coding agents ask every model to reason.
     ///
     /// # Errors
     /// One sentence: the reasoning cannot be switched off, or `kwargs` contradict it.
@@ -58,12 +59,12 @@ impl Switches {
             (false, false) if self.reasons => {
                 Err("cannot be none: this model's chat template has no switch for its reasoning".into())
             }
-            // The template has no switch, and the request asks for what the model does anyway.
+            // The template has no switch, and the model always behaves as requested.
             (false, _) => Ok(true),
         }
     }
 
-    /// The value of `reasoning_effort` for this effort, if the template has one.
+    /// The template's `reasoning_effort` value for this effort, if it has one.
     fn level(&self, effort: &str) -> Option<&'static str> {
         let accepted = |level: &&&str| self.efforts.contains(level);
         match LEVELS.iter().position(|level| *level == effort) {
@@ -99,7 +100,7 @@ mod tests {
             ("always </think>", "none", json!({}), Err("no switch")),
         ] {
             let mut set = kwargs.as_object().unwrap().clone();
-            let outcome = Switches::of_template(source, source.contains("</think>"), |_| true).set(effort, &mut set);
+            let outcome = Switches::detect(source, source.contains("</think>"), |_| true).set(effort, &mut set);
             match expected {
                 Ok((honoured, expected)) => {
                     assert_eq!((outcome, Value::Object(set)), (Ok(honoured), expected), "{source} {effort}");
@@ -113,7 +114,7 @@ mod tests {
     fn a_level_that_the_template_refuses_becomes_the_next_one() {
         let effort = |accepted: &'static [&str], source: &str, effort: &str| {
             let mut kwargs = Map::new();
-            let switches = Switches::of_template(source, true, |level| accepted.contains(&level));
+            let switches = Switches::detect(source, true, |level| accepted.contains(&level));
             switches.set(effort, &mut kwargs).map(|_| Value::Object(kwargs))
         };
         let levels = ["low", "medium", "xhigh"].as_slice();

@@ -1,8 +1,8 @@
-//! Structured output: schemas, regular expressions and grammars as masks over the vocabulary, by llguidance.
+//! Structured output: schemas, regular expressions and grammars as masks over the vocabulary, with llguidance.
 //!
-//! A source may come from a hostile client. [`GrammarSource::into_checked_lark`] refuses sources of which a single step could
-//! take for ever. A server compiles the rest with [`compile_over_bytes`] in a process with limits on time and memory first,
-//! and then with [`GrammarCompiler::compile_checked`].
+//! A source may come from a hostile client. [`GrammarSource::into_checked_lark`] refuses sources in which a single step
+//! could take forever. A server compiles the rest first with [`compile_over_bytes`] in a process with limits on time
+//! and memory, then with [`GrammarCompiler::compile_checked`].
 
 mod allowed;
 mod bounds;
@@ -29,20 +29,20 @@ use recorded::RecordedGrammar;
 pub use source::{GrammarSource, with_options};
 use std::sync::{Arc, OnceLock};
 
-/// Stack size of a thread that compiles, in bytes: llguidance recurses as deep as rules refer to each other.
+/// Stack size of a compiling thread, in bytes: llguidance recurses as deep as rules refer to each other.
 pub const COMPILER_STACK: usize = 64 << 20;
-/// Parser items in one row: an object takes four for each optional property.
+/// Maximum parser items in one row: an object takes four per optional property.
 const MAX_ITEMS_IN_ROW: usize = 20_000;
-/// Parser items for one mask, of which about 20,000 take a millisecond.
+/// Maximum parser items for one mask; about 20,000 take a millisecond.
 const MAX_ITEMS_PER_MASK: usize = 200_000;
-/// Lexer states of one grammar, of 1 to 2 KB each.
+/// Maximum lexer states of one grammar, of 1 to 2 KB each.
 const MAX_LEXER_STATES: usize = 50_000;
 /// Stack of [`compile_over_bytes`]: smaller, so that a grammar that compiles there also compiles on a usual thread.
 const TRIAL_STACK: usize = COMPILER_STACK - (8 << 20);
-/// Vocabulary size of [`compile_over_bytes`]: all bytes, and one token that ends the text.
+/// Vocabulary size of [`compile_over_bytes`]: all bytes, and one end-of-text token.
 const BYTES: usize = 257;
 
-/// A set of texts, represented by the tokens that spell them.
+/// A set of texts, represented by their tokens.
 #[derive(Debug, Clone)]
 pub enum Grammar {
     /// Compiled from Lark.
@@ -51,12 +51,12 @@ pub enum Grammar {
     Reasoned(ReasonedGrammar),
 }
 
-/// A position in a text of a [`Grammar`].
+/// A position in a text that follows a [`Grammar`].
 #[derive(Clone)]
 pub enum Matcher {
-    /// Of a [`CompiledGrammar`].
+    /// Position in a text of a [`CompiledGrammar`].
     Compiled(CompiledMatcher),
-    /// Of a [`ReasonedGrammar`].
+    /// Position in a text of a [`ReasonedGrammar`].
     Reasoned(ReasonedMatcher),
 }
 
@@ -75,7 +75,7 @@ impl Grammar {
         }
     }
 
-    /// The text from which [`GrammarCompiler::recorded`] makes the grammar again.
+    /// The grammar as text, which [`GrammarCompiler::recorded`] turns back into the grammar.
     pub fn source(&self) -> String {
         match self {
             Self::Compiled(grammar) => grammar.source(),
@@ -85,7 +85,7 @@ impl Grammar {
 }
 
 impl Matcher {
-    /// Advances by one token; returns the tokens that may come next.
+    /// Advances by one token and returns the tokens that may come next.
     ///
     /// # Errors
     /// One sentence: the grammar does not allow the token, or no token can follow it.
@@ -96,7 +96,7 @@ impl Matcher {
         }
     }
 
-    /// Advances by one token without the mask, which is most of the work.
+    /// Advances by one token without computing the mask, which is most of the work.
     ///
     /// # Errors
     /// One sentence: the grammar does not allow the token.
@@ -114,23 +114,23 @@ pub struct GrammarCompiler {
     vocab_size: usize,
     eos_token_ids: Vec<u32>,
     think: Option<ThinkTokens>,
-    /// Created when first needed: a large vocabulary takes a third of a second.
+    /// Created on first use: a large vocabulary takes a third of a second.
     factory: OnceLock<Result<ParserFactory, String>>,
 }
 
 impl GrammarCompiler {
-    /// `vocab_size`: number of logits of the model, which the masks are for.
+    /// A compiler for this tokenizer. `vocab_size` is the model's number of logits, and the size of the masks.
     pub fn new(tokenizer: Arc<Tokenizer>, vocab_size: usize, eos_token_ids: Vec<u32>) -> Self {
-        let think = ThinkTokens::of(&tokenizer);
+        let think = ThinkTokens::find(&tokenizer);
         Self { tokenizer, vocab_size, eos_token_ids, think, factory: OnceLock::new() }
     }
 
-    /// Whether the vocabulary has the reasoning tags, which [`after_reasoning`](Self::after_reasoning) needs.
-    pub fn knows_reasoning(&self) -> bool {
+    /// True if the vocabulary has the reasoning tags, which [`after_reasoning`](Self::after_reasoning) needs.
+    pub fn has_reasoning_tags(&self) -> bool {
         self.think.is_some()
     }
 
-    /// A grammar of reasoning and the output after it, which without a grammar of its own is any text; `None` if the reasoning
+    /// A grammar of reasoning followed by the output, which is any text if it has no grammar. `None` if the reasoning
     /// tags are not single tokens.
     pub fn after_reasoning(
         &self,
@@ -141,28 +141,28 @@ impl GrammarCompiler {
         Some(ReasonedGrammar::new(think, thinking, output, self.vocab_size, &self.eos_token_ids))
     }
 
-    /// Compiles a source and computes its first mask. Takes milliseconds, for a large schema more.
+    /// Compiles a source and computes its first mask. Takes milliseconds, or longer for a large schema.
     ///
     /// # Errors
-    /// What is wrong with the source, or that there is no thread.
+    /// The source is faulty, or no thread can be started.
     pub fn compile(&self, source: GrammarSource) -> Result<CompiledGrammar, GrammarError> {
         on_large_stack(COMPILER_STACK, || self.compile_checked(source.into_checked_lark()?))
     }
 
-    /// Compiles what [`GrammarSource::into_checked_lark`] returned, on the calling thread, which has a stack of
+    /// Compiles the result of [`GrammarSource::into_checked_lark`] on the calling thread, which needs a stack of
     /// [`COMPILER_STACK`] bytes.
     ///
     /// # Errors
-    /// What is wrong with the source.
+    /// The source is faulty.
     pub fn compile_checked(&self, lark: String) -> Result<CompiledGrammar, GrammarError> {
         let factory = self.factory.get_or_init(|| self.create_factory()).as_ref();
         compile_with(factory.map_err(|e| GrammarError::Invalid(e.clone()))?, lark, self.vocab_size)
     }
 
-    /// The grammar that has this [`source`](Grammar::source).
+    /// The grammar with this [`source`](Grammar::source).
     ///
     /// # Errors
-    /// It is no such source, or of a model with other reasoning tags.
+    /// The text is no such source, or belongs to a model with other reasoning tags.
     pub fn recorded(&self, source: &str) -> Result<Grammar, GrammarError> {
         match recorded(source)? {
             RecordedGrammar::Lark(lark) => self.recorded_lark(lark).map(Grammar::Compiled),
@@ -191,7 +191,7 @@ impl GrammarCompiler {
         create_factory(&(Arc::new(ApproximateTokEnv::new(trie)) as TokEnv))
     }
 
-    /// A token's bytes; control tokens are marked, so that they are not mistaken for their spelling.
+    /// A token's bytes. Control tokens are marked, to distinguish them from their spelling.
     fn word(&self, id: u32) -> Vec<u8> {
         let bytes = self.tokenizer.token_bytes(id);
         match self.tokenizer.is_special(id) {
@@ -203,7 +203,7 @@ impl GrammarCompiler {
     }
 }
 
-/// llguidance with our limits over a vocabulary.
+/// llguidance with our limits, over a vocabulary.
 fn create_factory(vocabulary: &TokEnv) -> Result<ParserFactory, String> {
     let mut factory = ParserFactory::new_simple(vocabulary).map_err(|e| e.to_string())?;
     let limits = factory.quiet().limits_mut();
@@ -214,11 +214,11 @@ fn create_factory(vocabulary: &TokEnv) -> Result<ParserFactory, String> {
     Ok(factory)
 }
 
-/// Compiles what [`GrammarSource::into_checked_lark`] returned, over the 256 bytes as vocabulary. It takes as much time and
-/// memory as over any other vocabulary, except for the masks.
+/// Compiles the result of [`GrammarSource::into_checked_lark`] with the 256 bytes as vocabulary. Except for the masks,
+/// it takes as much time and memory as with any other vocabulary.
 ///
 /// # Errors
-/// What is wrong with the source, or that there is no thread.
+/// The source is faulty, or no thread can be started.
 pub fn compile_over_bytes(lark: String) -> Result<(), GrammarError> {
     on_large_stack(TRIAL_STACK, || {
         let factory = create_factory(&ApproximateTokEnv::single_byte_env()).map_err(GrammarError::Invalid)?;
@@ -239,7 +239,7 @@ fn compile_with(factory: &ParserFactory, lark: String, vocab_size: usize) -> Res
     CompiledGrammar::new(matcher, vocab_size, lark).map_err(GrammarError::Invalid)
 }
 
-/// Runs `work`, which recurses deeply, on a thread of its own, and waits for it.
+/// Runs deeply recursive `work` on a separate thread, and waits for it.
 fn on_large_stack<T: Send>(
     stack: usize,
     work: impl FnOnce() -> Result<T, GrammarError> + Send,

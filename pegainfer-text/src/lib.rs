@@ -1,12 +1,13 @@
 //! Text and token ids of language models: everything between the strings of a request and the ids of an engine.
 //!
-//! - [`Tokenizer`]: text to ids, by `tokenizer.json`. [`Detokenizer`], [`StopScanner`]: ids to text while they are generated.
-//! - [`ChatTemplate`]: messages to a prompt, by the checkpoint's Jinja template or a built-in encoding.
+//! - [`Tokenizer`]: text to ids, from `tokenizer.json`. [`Detokenizer`], [`StopScanner`]: ids to text during
+//!   generation.
+//! - [`ChatTemplate`]: messages to a prompt, with the checkpoint's Jinja template or a built-in encoding.
 //! - [`parser`]: the model's text to reasoning, content and tool calls.
 //! - [`GrammarCompiler`]: schemas, regular expressions and Lark to masks of the tokens that may come next.
 //! - [`complete_object`], [`dumps`]: JSON as models and templates write it.
 //!
-//! Nothing here starts an engine or listens on a socket. Results do not depend on how text is cut into deltas.
+//! This crate starts no engine and listens on no socket. Results do not depend on how text is cut into deltas.
 //!
 //! ```
 //! use pegainfer_text::parser::{CallPrefix, Event, OutputParser, ParserOptions, ReasoningStart, ToolFormat};
@@ -23,7 +24,8 @@
 //! let prompt = template.render(&messages, None, true, &Map::new())?;
 //! assert!(prompt.contains("<|im_start|>user\nHi!<|im_end|>\n"));
 //!
-//! let (ids, mut detokenizer, mut text) = (tokenizer.encode("Once upon", false)?, Detokenizer::new(false), String::new());
+//! let (ids, mut detokenizer, mut text) = (tokenizer.encode("Once upon", false)?, Detokenizer::new(false),
+//! String::new());
 //! ids.iter().for_each(|id| detokenizer.push(&tokenizer, *id, &mut text));
 //! assert_eq!(text, "Once upon");
 //!

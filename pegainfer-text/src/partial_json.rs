@@ -1,19 +1,19 @@
-//! JSON objects whose end is missing, because the output that holds them was cut off.
+//! JSON objects without their end, because the output was cut off.
 
 use serde::de::IgnoredAny;
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Map, Value};
 use std::collections::VecDeque;
 
-/// Maximum number of places where an end is tried: only text that is no JSON at all needs more than one.
+/// Maximum number of places where an end is tried. Only text that is not JSON at all needs more than one.
 const MAX_TRIES: usize = 8;
 
-/// What becomes of a string that has no end.
+/// Treatment of an incomplete string.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CutString {
     /// It ends where the text ends.
     Keep,
-    /// The member that holds it is left out.
+    /// The member that contains it is left out.
     Drop,
 }
 
@@ -22,8 +22,8 @@ pub fn is_object(text: &str) -> bool {
     text.trim_start().starts_with('{') && serde_json::from_str::<IgnoredAny>(text).is_ok()
 }
 
-/// The text's object without white space between its values; numbers stay as they are written. An object that was cut
-/// off has its complete members.
+/// The text's object without white space between its values; numbers are not reformatted. An object that was cut off
+/// keeps its complete members.
 pub fn exact_object(text: &str) -> Box<RawValue> {
     let exact = is_object(text).then(|| RawValue::from_string(compact(text)).ok()).flatten();
     let complete = || to_raw_value(&complete_object(text, CutString::Drop)).unwrap_or_default();
@@ -45,14 +45,14 @@ fn compact(json: &str) -> String {
     json.chars().filter(is_kept).collect()
 }
 
-/// An object from the beginning of its JSON text: the members that are complete. Empty if the text is no JSON.
+/// The complete members of an object from the beginning of its JSON text. Empty if the text is not JSON.
 pub fn complete_object(text: &str, cut_string: CutString) -> Map<String, Value> {
     if let Ok(object) = serde_json::from_str(text) {
         return object;
     }
     let Scan { ends, in_string } = scan(text);
     if in_string && cut_string == CutString::Keep {
-        // An escape that was cut off has at most five characters.
+        // A truncated escape has at most five characters.
         for cut in (0..=5.min(text.len())).filter(|cut| text.is_char_boundary(text.len() - cut)) {
             if let Some(object) = parse(format!("{}\"", &text[..text.len() - cut])) {
                 return object;
@@ -76,9 +76,9 @@ fn parse(mut text: String) -> Option<Map<String, Value>> {
 }
 
 struct Scan {
-    /// The last places where every value is complete.
+    /// The last places at which every value is complete.
     ends: VecDeque<usize>,
-    /// The text ends inside a string.
+    /// True if the text ends inside a string.
     in_string: bool,
 }
 
@@ -114,7 +114,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn what_is_complete_is_kept() {
+    fn complete_members_are_kept() {
         for (text, dropped, kept) in [
             ("{\"a\": 1}", json!({"a": 1}), json!({"a": 1})),
             ("{\"a\": 1, \"b\": \"x, {", json!({"a": 1}), json!({"a": 1, "b": "x, {"})),

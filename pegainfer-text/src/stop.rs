@@ -2,11 +2,11 @@
 
 /// Searches for stop strings in a text that arrives in deltas.
 ///
-/// The match that completes first wins; of several that complete at the same byte, the longest. This rule looks at one byte
-/// after the other, so the result does not depend on how the text is cut into deltas. Only text that may still become a
+/// The match that completes first wins; if several complete at the same byte, the longest wins. This rule depends on
+/// single bytes, so the result does not depend on how the text is cut into deltas. Only text that may still become a
 /// stop string is held back.
 ///
-/// One Knuth-Morris-Pratt automaton per stop string: the time is linear in the text, whatever the strings are.
+/// One Knuth-Morris-Pratt automaton per stop string makes the time linear in the text for all strings.
 #[derive(Debug)]
 pub struct StopScanner {
     patterns: Vec<Pattern>,
@@ -55,8 +55,8 @@ impl StopScanner {
         Self { patterns: stops.iter().map(|s| Pattern::new(s)).collect(), held: String::new() }
     }
 
-    /// Appends to `out` what of the text cannot be part of a stop string. `Some(i)`: stop string `i` was found; `out` ends
-    /// where it begins, and the scanner must not be used again.
+    /// Appends the text that cannot be part of a stop string to `out`. `Some(i)` means that stop string `i` was found:
+    /// `out` ends where it begins, and the scanner must not be used again.
     pub fn push(&mut self, delta: &str, out: &mut String) -> Option<usize> {
         if self.patterns.is_empty() {
             out.push_str(delta);

@@ -21,7 +21,7 @@ const NAME: &str = "chat_template";
 /// The compiled chat templates of a checkpoint, and their properties.
 pub struct ChatTemplate {
     program: Program,
-    /// Renders requests with tools, if the checkpoint has another template for them.
+    /// Renders requests with tools, if the checkpoint has a separate template for them.
     tool_use: Option<Program>,
     special_tokens: Map<String, Json>,
     output_format: OutputFormat,
@@ -44,13 +44,13 @@ impl ChatTemplate {
         }
         if read_json(&dir.join("config.json"))?["model_type"] == "deepseek_v4" {
             let (program, format) = (Program::DeepSeekV4(deepseek_v4::Efforts::load(dir)), deepseek_v4::OUTPUT_FORMAT);
-            return Ok(Some(Self::of(program, None, Map::new(), format)));
+            return Ok(Some(Self::from_parts(program, None, Map::new(), format)));
         }
         files::warn_without(dir)?;
         Ok(None)
     }
 
-    /// Compiles the template of all requests, or of those without tools if there is another one for these.
+    /// Compiles the template of all requests, or of requests without tools if those with tools have their own.
     fn new(
         default: &Source,
         tool_use: Option<&Source>,
@@ -62,10 +62,10 @@ impl ChatTemplate {
             format.tools = with_tools.tools.or(format.tools);
             program
         });
-        Ok(Self::of(program, tool_use, special_tokens, format))
+        Ok(Self::from_parts(program, tool_use, special_tokens, format))
     }
 
-    fn of(
+    fn from_parts(
         program: Program,
         tool_use: Option<Program>,
         special_tokens: Map<String, Json>,
@@ -77,14 +77,14 @@ impl ChatTemplate {
         template
     }
 
-    /// Output format of the model, as the template tells it.
+    /// Output format of the model, detected from the template.
     pub fn output_format(&self) -> OutputFormat {
         self.output_format
     }
 
     /// Adds the template arguments for this `reasoning_effort` to the client's `kwargs`.
     ///
-    /// False if it has no effect on this model.
+    /// Returns false if the effort has no effect on this model.
     ///
     /// # Errors
     /// One sentence for the client: the model does not support this effort.
@@ -95,8 +95,7 @@ impl ChatTemplate {
         }
     }
 
-    /// True if prompts show system messages that are not at the beginning. Some templates refuse them, or leave them
-    /// out.
+    /// True if prompts show system messages after the beginning. Some templates refuse them or leave them out.
     pub fn shows_later_system_messages(&self) -> bool {
         self.shows_later_system_messages
     }
@@ -109,7 +108,7 @@ impl ChatTemplate {
         self.render(&messages, None, true, &Map::new()).is_ok_and(|prompt| prompt.contains(TEXT))
     }
 
-    /// Text after an answer in prompts: the end of an assistant's turn. `None` if the template does not show it.
+    /// Text that ends an assistant's turn in prompts. `None` if the template does not show it.
     pub fn turn_end(&self) -> Option<String> {
         const ANSWER: &str = "The answer is 7.";
         let messages = [json!({"role": "user", "content": "a"}), json!({"role": "assistant", "content": ANSWER})];
@@ -117,7 +116,8 @@ impl ChatTemplate {
         prompt.rsplit_once(ANSWER).map(|(_, end)| end.to_owned())
     }
 
-    /// Renders the prompt of `messages`. `kwargs` are the client's `chat_template_kwargs`; the other arguments override them.
+    /// Renders the prompt of `messages`. `kwargs` are the client's `chat_template_kwargs`; the other arguments override
+    /// them.
     pub fn render(
         &self,
         messages: &[Json],
@@ -142,14 +142,14 @@ impl ChatTemplate {
     }
 }
 
-/// Renders the template of `env` with these arguments.
+/// Renders the template of `env` with this context.
 fn run(env: &Environment<'_>, context: Map<String, Json>) -> Result<String, TemplateError> {
     budget::begin(context.values().map(text_bytes).sum());
     let template = env.get_template(NAME).map_err(|e| explain(&e))?;
     template.render(Value::from_serialize(context)).map_err(|e| explain(&e))
 }
 
-/// Bytes of the texts in a JSON value.
+/// Bytes of all strings in a JSON value.
 fn text_bytes(value: &Json) -> usize {
     match value {
         Json::String(text) => text.len(),
@@ -159,9 +159,9 @@ fn text_bytes(value: &Json) -> usize {
     }
 }
 
-/// Compiles a template, and finds out the format of the model's output from it.
+/// Compiles a template, and detects the model's output format from it.
 fn compile(source: &Source, special_tokens: &Map<String, Json>) -> Result<(Program, OutputFormat), TemplateError> {
-    let output_format = OutputFormat::of_template(&source.text);
+    let output_format = OutputFormat::detect(&source.text);
     let mut env = dialect::environment();
     let does_not_compile = |error| TemplateError::File {
         path: source.path.clone(),
@@ -177,7 +177,7 @@ fn compile(source: &Source, special_tokens: &Map<String, Json>) -> Result<(Progr
         context.insert("reasoning_effort".into(), effort.into());
         run(&env, context).is_ok()
     };
-    let switches = Switches::of_template(&source.text, output_format.reasoning, renders);
+    let switches = Switches::detect(&source.text, output_format.reasoning, renders);
     Ok((Program::Jinja(Box::new(env), switches), output_format))
 }
 

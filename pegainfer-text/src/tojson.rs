@@ -9,11 +9,11 @@ use serde::Serialize;
 use serde_json::ser::{CharEscape, Formatter, Serializer};
 use std::io::{self, Write};
 
-/// Deepest indentation of a level.
+/// Maximum indentation of a level.
 const MAX_INDENT: usize = 1000;
 
-/// The filter `value | tojson(indent=…, ensure_ascii=…, sort_keys=…, separators=…)`, with a maximum of bytes.
-pub fn tojson(value: &Value, options: &Kwargs, most: usize) -> Result<Value, Error> {
+/// The filter `value | tojson(indent=…, ensure_ascii=…, sort_keys=…, separators=…)`, limited to `max_bytes`.
+pub fn tojson(value: &Value, options: &Kwargs, max_bytes: usize) -> Result<Value, Error> {
     let invalid = |e: &dyn std::fmt::Display| Error::new(ErrorKind::BadSerialization, e.to_string());
     let mut json = serde_json::to_value(value).map_err(|e| invalid(&e))?;
     if options.get::<Option<bool>>("sort_keys")?.unwrap_or(false) {
@@ -33,7 +33,7 @@ pub fn tojson(value: &Value, options: &Kwargs, most: usize) -> Result<Value, Err
     let ensure_ascii = options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false);
     options.assert_all_used()?;
     let style = PythonStyle { item, key, indent, ensure_ascii, depth: 0, has_value: false };
-    let mut out = Limited { bytes: Vec::new(), most };
+    let mut out = Limited { bytes: Vec::new(), max_bytes };
     json.serialize(&mut Serializer::with_formatter(&mut out, style)).map_err(|e| invalid(&e))?;
     let text = String::from_utf8(out.bytes).map_err(|e| invalid(&e))?;
     Ok(Value::from_safe_string(text))
@@ -50,15 +50,15 @@ pub fn dumps(value: &serde_json::Value) -> String {
     String::from_utf8_lossy(&out).into_owned()
 }
 
-/// A writer into memory with a maximum of bytes.
+/// A writer into memory, limited to a maximum of bytes.
 struct Limited {
     bytes: Vec<u8>,
-    most: usize,
+    max_bytes: usize,
 }
 
 impl Write for Limited {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.bytes.len() + bytes.len() > self.most {
+        if self.bytes.len() + bytes.len() > self.max_bytes {
             return Err(io::Error::other("tojson: the text is too long"));
         }
         self.bytes.extend_from_slice(bytes);
@@ -70,14 +70,14 @@ impl Write for Limited {
     }
 }
 
-/// Writes JSON as CPython's encoder does.
+/// Writes JSON like CPython's encoder.
 struct PythonStyle {
     item: String,
     key: String,
     indent: Option<usize>,
     ensure_ascii: bool,
     depth: usize,
-    /// Whether the container that is being closed has elements.
+    /// True if the container that is being closed has elements.
     has_value: bool,
 }
 

@@ -47,23 +47,23 @@ pub enum TokenizerError {
     Encode(String),
 }
 
-/// Bytes that NFC makes one of, at most: it composes three jamo of three bytes each to a syllable of three.
+/// Maximum number of bytes that NFC composes into one: three jamo of three bytes each become a syllable of three.
 const MAX_COMPOSITION: usize = 3;
 
 /// A byte-level BPE tokenizer.
 ///
-/// Encoding is `fastokens`: the ids of Hugging Face's `tokenizers` (a test compares them) in a fiftieth of the time.
-/// Decoding is done here: in a byte-level vocabulary each token stands for fixed bytes, so a text is the concatenation of
-/// its tokens' bytes. That makes incremental decoding exact and linear in the length of the output.
+/// `fastokens` encodes: same ids as Hugging Face's `tokenizers` (tested), in a fiftieth of the time. Decoding is
+/// implemented here. In a byte-level vocabulary each token stands for fixed bytes, so a text is the concatenation of
+/// its tokens' bytes. This makes incremental decoding exact and linear in the length of the output.
 pub struct Tokenizer {
     inner: fastokens::Tokenizer,
-    /// Added tokens that are not part of the text (`"special": true`).
+    /// Added tokens that are left out of the text (`"special": true`).
     special: HashSet<u32>,
     /// `byte_of[c]` for each character of the byte-level alphabet (all are below U+0144).
     byte_of: [Option<u8>; 0x144],
     /// One more than the highest id.
     id_limit: usize,
-    /// Bytes of a text that one token may stand for at most; `None` if there is no bound.
+    /// Maximum number of text bytes per token; `None` if there is no bound.
     max_token_bytes: Option<usize>,
 }
 
@@ -80,7 +80,7 @@ impl Tokenizer {
         if !matches!(inner.decoder(), Some(Decoder::ByteLevel(_))) {
             return Err(TokenizerError::NotByteLevel { path });
         }
-        // Some checkpoints carry the truncation of their training; a prompt must never be cut silently.
+        // Some checkpoints keep the truncation of their training; a prompt must never be cut silently.
         inner.set_padding(None);
         inner.set_truncation(None);
         let added = inner.added_token_configs();
@@ -92,8 +92,8 @@ impl Tokenizer {
         Ok(this)
     }
 
-    /// Bytes of a text that one token may stand for at most: those of the longest token, three times as many where NFC
-    /// composes characters first. Tokens that swallow the spaces around them and other normalizers may take any number.
+    /// Maximum number of text bytes per token: the longest token, times three if NFC composes characters first. `None`
+    /// with tokens that absorb surrounding spaces, or with other normalizers, which have no bound.
     fn longest_token(&self) -> Option<usize> {
         if self.inner.added_token_configs().iter().any(|token| token.lstrip || token.rstrip) {
             return None;
@@ -106,12 +106,12 @@ impl Tokenizer {
         }
     }
 
-    /// Fewest tokens that `bytes` bytes of text can become; far fewer than it will.
+    /// Lower bound of the tokens of `bytes` bytes of text. The real number is far higher.
     pub fn min_tokens(&self, bytes: usize) -> usize {
         self.max_token_bytes.map_or(0, |longest| bytes / longest.max(1))
     }
 
-    /// Refuses a tokenizer whose ids do not all fit the model's embedding table. (Larger tables are common: they are padded.)
+    /// Refuses a tokenizer with ids outside the model's embedding table. (Larger tables are common: they are padded.)
     pub fn check_vocab(&self, vocab_size: usize) -> Result<(), TokenizerError> {
         if self.id_limit > vocab_size {
             return Err(TokenizerError::LargerThanModel { tokenizer: self.id_limit, model: vocab_size });
@@ -119,45 +119,46 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// Token ids of `text`. Special tokens written out in the text become their ids. `add_special_tokens` also runs
-    /// the tokenizer's post-processor (a leading BOS, where the checkpoint has one).
+    /// Token ids of `text`. Special tokens written out in the text become their ids. `add_special_tokens` also runs the
+    /// tokenizer's post-processor (a leading BOS, if the checkpoint has one).
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, TokenizerError> {
         self.inner
             .encode_with_special_tokens(text, add_special_tokens)
             .map_err(|e| TokenizerError::Encode(e.to_string()))
     }
 
-    /// Texts of the tokens beside the vocabulary: control tokens, and tags such as `<tool_call>`. They become tokens
+    /// Texts of the tokens outside the vocabulary: control tokens, and tags such as `<tool_call>`. They become tokens
     /// wherever a text spells them out.
     pub fn added_tokens(&self) -> impl Iterator<Item = &str> {
         self.inner.added_token_configs().iter().map(|token| token.content.as_str())
     }
 
-    /// Whether the token is a control token, which is not part of the generated text.
+    /// True if the token is a control token, which is left out of the generated text.
     pub fn is_special(&self, id: u32) -> bool {
         self.special.contains(&id)
     }
 
-    /// The bytes of a token, also of special tokens; empty for ids without a token (padding).
+    /// The bytes of a token, including special tokens; empty for ids without a token (padding).
     pub fn token_bytes(&self, id: u32) -> Vec<u8> {
         let Some(token) = self.inner.id_to_token(id) else { return Vec::new() };
         let bytes: Option<Vec<u8>> = token.chars().map(|c| self.byte_of.get(c as usize).copied().flatten()).collect();
-        // Added tokens may contain characters outside the byte-level alphabet, such as a space; they are taken literally.
+        // Added tokens may contain characters outside the byte-level alphabet, such as a space; they are taken
+        // literally.
         bytes.unwrap_or_else(|| token.as_bytes().to_vec())
     }
 
-    /// Text of a token, for log-probabilities; bytes that are not valid UTF-8 on their own become U+FFFD.
+    /// Text of a token for log-probabilities. Bytes that are not valid UTF-8 alone become U+FFFD.
     pub fn token_text(&self, id: u32) -> String {
         String::from_utf8_lossy(&self.token_bytes(id)).into_owned()
     }
 
-    /// A token as tokenizer.json spells it, for example with `Ġ` for a space; `None` for ids without a token.
+    /// A token as spelled in tokenizer.json, for example with `Ġ` for a space; `None` for ids without a token.
     pub fn vocabulary_text(&self, id: u32) -> Option<&str> {
         self.inner.id_to_token(id)
     }
 
-    /// Upper bound of the bytes of these tokens' text, which is not built. The vocabulary spells a byte with
-    /// one or two bytes; one that is not valid UTF-8 is spelled with two, and takes three in the text.
+    /// Upper bound of the text bytes of these tokens, without building the text. The vocabulary spells a byte with one
+    /// or two bytes. A byte that is not valid UTF-8 is spelled with two, and takes three in the text.
     pub fn max_text_bytes(&self, ids: &[u32]) -> usize {
         let spelled: usize = ids.iter().map(|&id| self.vocabulary_text(id).map_or(0, str::len)).sum();
         spelled + spelled / 2
@@ -177,7 +178,7 @@ impl Tokenizer {
     }
 }
 
-/// Inverse of GPT-2's byte-to-character table: printable Latin-1 stands for itself, the other 68 bytes were given the
+/// Inverse of GPT-2's byte-to-character table: printable Latin-1 stands for itself, and the other 68 bytes map to the
 /// characters from U+0100 on, in order.
 fn byte_alphabet() -> [Option<u8>; 0x144] {
     let mut byte_of = [None; 0x144];
@@ -205,17 +206,22 @@ mod tests {
         let mut rng = Rng(testing::seed());
         for _ in 0..2000 {
             let ids: Vec<u32> = (0..1 + rng.below(8)).map(|_| rng.below(4096) as u32).collect();
-            let (most, text) = (tokenizer.max_text_bytes(&ids), tokenizer.decode_all(&ids));
-            assert!((text.len()..=3 * text.len() + 3).contains(&most), "{ids:?}: {most} for {} bytes", text.len());
+            let (max_bytes, text) = (tokenizer.max_text_bytes(&ids), tokenizer.decode_all(&ids));
+            assert!(
+                (text.len()..=3 * text.len() + 3).contains(&max_bytes),
+                "{ids:?}: {max_bytes} for {} bytes",
+                text.len()
+            );
         }
     }
 
-    /// Hugging Face's own tokenizer of the same checkpoint.
+    /// Hugging Face's tokenizer of the same checkpoint.
     fn oracle(dir: &Path) -> tokenizers::Tokenizer {
         tokenizers::Tokenizer::from_file(dir.join("tokenizer.json")).unwrap()
     }
 
-    /// Random texts of words, spaces, digits, controls, every script, combining marks and special tokens; a few are long.
+    /// Random texts of words, spaces, digits, controls, every script, combining marks and special tokens; a few are
+    /// long.
     fn compare_with_oracle(dir: &Path, cases: usize) {
         let (tokenizer, oracle) = (Tokenizer::load(dir).unwrap(), oracle(dir));
         let added = oracle.get_added_tokens_decoder();

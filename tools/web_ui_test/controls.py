@@ -18,7 +18,7 @@ def theme(browser, url):
         expect(body).to_have_css("background-color", LIGHT)
         choice.select_option("dark")
         expect(body).to_have_css("background-color", DARK)
-        # What the document looks like when the browser has only read its head.
+        # The document's theme when the browser has only read its head.
         page.add_init_script(
             """new MutationObserver((_, observer) => {
                 if (!document.body) return;

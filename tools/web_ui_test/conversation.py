@@ -168,7 +168,7 @@ def regenerates_and_edits(browser, url):
         ask(page, "Thanks.")
         expect(page.locator(".turn")).to_have_count(2)
         completed(page)
-        # Editing the first message discards what followed it.
+        # Editing the first message discards all later ones.
         first = page.locator(".turn").first
         first.get_by_role("button", name="Edit message").click()
         field = first.get_by_role("textbox", name="Edited message")
@@ -202,7 +202,7 @@ def regenerates_and_edits(browser, url):
 
 
 def keeps_turns_when_a_request_fails(browser, url):
-    """The turns that a failed request should have replaced come back, with the error message."""
+    """A failed regenerate restores the previous turns, with the error message."""
     with window(browser, url, refused=True) as page:
         for question in (FACT, "Thanks."):
             ask(page, question)
@@ -240,7 +240,7 @@ def steps_against_a_ledger(page, shoot):
     expect(strip.locator("p.ops")).to_have_text(re.compile(r"^\w+ \d+ %(, \w+ \d+ %)+$"))
     assert strip.locator("rect.op").count() >= 3
     shoot("steps")
-    # A refusal, as of a client that is no admin, hides it and leaves the rest.
+    # A refusal, such as for a client without admin rights, hides it and leaves the rest.
     page.route("**/debug/steps*", lambda route: route.fulfill(status=403, json={"error": {"message": "no"}}))
     expect(strip).to_be_hidden()
     expect(page.locator("figure").nth(2)).to_be_visible()

@@ -35,7 +35,7 @@ def attached_files(browser, url):
         entries = page.get_by_role("list", name="Attached files").get_by_role("listitem")
         error = page.locator("#attach-error")
         opens(page, "Attach text files", "file-chooser")
-        # A binary file and one that is too large are refused by name; a good one beside them is taken.
+        # A binary file and one that is too large are refused by name; a good one among them is taken.
         choose(page, upload("notes.md", FENCED), upload("a.png", b"\x89PNG\0\0"), upload("big.txt", "x" * 262_144))
         expect(error).to_have_text(
             "a.png is not a text file in UTF-8. big.txt is too large: the files of one message may have 256 KiB together."
@@ -46,7 +46,7 @@ def attached_files(browser, url):
         page.get_by_role("button", name="Remove gone.txt").click()
         expect(entries).to_have_count(1)
         expect(error).to_have_text("")
-        # A file that is dropped on the window is attached too.
+        # A file dropped on the window is also attached.
         page.evaluate(
             """() => {
                 const dataTransfer = new DataTransfer();

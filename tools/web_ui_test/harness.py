@@ -1,4 +1,4 @@
-"""The server under test, a tab of the browser, and what most tests do in it."""
+"""The server under test, a tab of the browser, and common test actions."""
 
 import json
 import re
@@ -16,7 +16,7 @@ FACT = "What is the capital of France?"
 
 @contextmanager
 def server(binary, *flags):
-    """The bundled model on a free port of this machine, with more flags; gives its address."""
+    """The bundled model on a free port of this machine, with more flags; yields its address."""
     command = [binary, "--port", "0", "--device", "cpu", "--admin-local", "--model-path", MODEL, *flags]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
@@ -82,7 +82,7 @@ def completed(page, outcome="Done"):
 
 
 def settings(page):
-    """Opens the panel where it is closed."""
+    """Opens the panel if it is closed."""
     if page.locator("#panel-toggle").is_visible():
         page.locator("#panel-toggle").click()
         expect(page.locator("#panel-close")).to_be_focused()
@@ -101,7 +101,7 @@ def fits(page):
 
 
 def stream(*chunks, done=True):
-    """A scripted body: a string is text, a dict a delta, a list a chunk as it is."""
+    """A scripted body: a string is text, a dict a delta, a list an unmodified chunk."""
     events = [{"choices": [{"delta": {"role": "assistant", "content": ""}}]}]
     for chunk in chunks:
         delta = {"content": chunk} if isinstance(chunk, str) else chunk

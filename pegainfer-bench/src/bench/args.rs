@@ -6,7 +6,7 @@ use pegainfer_models::args::EngineArgs;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
-/// Default number of requests of each client of a closed loop.
+/// Default number of requests per client of a closed loop.
 pub const PER_CLIENT: NonZeroUsize = NonZeroUsize::MIN.saturating_add(1);
 
 /// Flags of `bench`.
@@ -28,7 +28,8 @@ pub enum Workload {
     Serve(ArrivalArgs),
     /// Each prompt twice: TTFT without and with a prefix cache hit
     Prefix(PrefixArgs),
-    /// The requests of a trace at its own times, over HTTP with streamed responses, to a server in this process or at --url
+    /// The requests of a trace at its own times, over HTTP with streamed responses, to a server in this process or at
+    /// --url
     Replay(ReplayArgs),
 }
 
@@ -182,7 +183,7 @@ impl Workload {
         }
     }
 
-    /// Whether it is measured over HTTP.
+    /// True if it is measured over HTTP.
     pub fn needs_http(&self) -> bool {
         let is_greedy = self.sampling().iter().all(|sampling| *sampling == Sampling::Greedy);
         !is_greedy || matches!(self, Self::Serve(_) | Self::Replay(_))
@@ -200,7 +201,7 @@ impl Workload {
     }
 }
 
-/// A finite number above 0.
+/// Parses a finite number above 0.
 pub fn parse_positive(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(number) if f64::is_finite(number) && number > 0.0 => Ok(number),

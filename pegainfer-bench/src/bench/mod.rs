@@ -1,13 +1,14 @@
 //! `pegainfer bench`: latency and throughput, with the roofline limit of each metric.
 //!
 //! # Layout
-//! - [`args`]: flags. [`workload`]: arrival times and prompts. [`replay`]: those of a trace. [`sampling`]: profiles.
-//! - [`client`]: the target, which is the engine of this process or a server through [`http`].
-//! - [`stats`], [`percentiles`]: metrics from the arrival times of tokens. [`roofline`]: their limits, from the recorded ops of a
-//!   step.
+//! - [`args`]: flags. [`workload`]: arrival times and prompts. [`replay`]: arrivals and prompts of a trace.
+//!   [`sampling`]: sampling profiles.
+//! - [`client`]: the target: this process's engine, or a server through [`http`].
+//! - [`stats`], [`percentiles`]: metrics from the arrival times of tokens. [`roofline`]: their limits, from the
+//!   recorded ops of a step.
 //! - [`report`]: table, JSON, and a plot drawn by [`svg`].
 //!
-//! Every request of a run has its own random prompt, so that only the workloads `prefix` and `replay` hit the prefix cache.
+//! Every request of a run has its own random prompt, so only the workloads `prefix` and `replay` hit the prefix cache.
 
 pub mod args;
 pub mod client;
@@ -41,14 +42,14 @@ use std::time::Duration;
 use tokio::runtime::Runtime;
 use workload::{Arrivals, Point, measure};
 
-/// How long the server of this process may take to stop.
-const STOPS_WITHIN: Duration = Duration::from_secs(5);
+/// Maximum time to stop this process's server.
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Runs the command.
 pub fn run(args: &BenchArgs, servers: &dyn Servers) -> Result<()> {
     let workload = &args.workload;
     let common = workload.common();
-    // A path that cannot be written is reported before the measurement, not after it.
+    // Report a path that cannot be written before the measurement, not after it.
     let svg = common.svg.as_deref().map(create).transpose()?;
     let to_stdout = common.json.as_deref().is_some_and(|path| path == "-");
     let json = common.json.as_deref().filter(|_| !to_stdout).map(create).transpose()?;
@@ -101,7 +102,7 @@ pub fn bench(workload: &Workload, servers: &dyn Servers) -> Result<Report> {
     for (profile, &sampling) in workload.sampling().iter().enumerate() {
         for (i, &point) in points.iter().enumerate() {
             let point = Point { requests: point.requests.max(sampling.min_requests()), ..point };
-            // Other prompts for each profile: none is found in the prefix cache.
+            // Each profile has its own prompts, so none is found in the prefix cache.
             let seed = rng::bits(common.seed, (profile * points.len() + i) as u64);
             let figures = runtime.block_on(measure(&client, (point, sampling), passes, runs, vocab, seed))?;
             for (pass, runs) in figures.into_iter().enumerate() {
@@ -110,9 +111,10 @@ pub fn bench(workload: &Workload, servers: &dyn Servers) -> Result<Report> {
             }
         }
     }
-    // Connections of the server must not delay the exit; but the process must not end while its engine still holds the device.
+    // The server's connections must not delay the exit, but the process must not end while its engine still holds the
+    // device.
     drop(client);
-    runtime.shutdown_timeout(STOPS_WITHIN);
+    runtime.shutdown_timeout(STOP_TIMEOUT);
     let target = match (&common.url, workload) {
         (Some(url), _) => url.clone(),
         (None, workload) if workload.needs_http() => "http inside the process".into(),
@@ -123,7 +125,7 @@ pub fn bench(workload: &Workload, servers: &dyn Servers) -> Result<Report> {
     Ok(Report { version, workload, model, target, device, seed, roofline, trace, rows })
 }
 
-/// The model's directory; for a model served elsewhere, config.json is enough.
+/// The model's directory. For a model served elsewhere, config.json is enough.
 fn model_dir(common: &CommonArgs) -> Result<ModelDir> {
     match (&common.url, &common.engine.model_path) {
         (None, _) => model_path::resolve(&common.engine),
@@ -149,15 +151,15 @@ fn open(
         servers.raise_open_files();
         return Ok(Target::Http(runtime.block_on(Api::connect(url))?));
     }
-    let most = points.iter().map(|point| match point.arrivals {
+    let max_concurrency = points.iter().map(|point| match point.arrivals {
         Arrivals::Closed { streams } => streams,
         Arrivals::Burst | Arrivals::Poisson { .. } | Arrivals::Trace { .. } => 1,
     });
-    let most = most.max().unwrap_or(1);
+    let max_concurrency = max_concurrency.max().unwrap_or(1);
     let engine = engine::load(dir, &common.engine)?.handle;
     ensure!(
-        most <= engine.limits().max_num_seqs,
-        "a concurrency of {most} needs --max-num-seqs {most}: otherwise requests wait for each other"
+        max_concurrency <= engine.limits().max_num_seqs,
+        "a concurrency of {max_concurrency} needs --max-num-seqs {max_concurrency}: otherwise requests wait for each other"
     );
     if !workload.needs_http() {
         return Ok(Target::Engine(engine));

@@ -1,4 +1,4 @@
-//! Percentiles of times, also of millions of inter-token latencies.
+//! Percentiles of times, for up to millions of inter-token latencies.
 
 use serde::Serialize;
 use std::time::Duration;
@@ -8,7 +8,8 @@ pub fn milliseconds(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-/// Percentiles by linear interpolation between the closest ranks, of a time in milliseconds; NaN (null in JSON) if nothing was measured.
+/// Percentiles in milliseconds, by linear interpolation between the closest ranks; NaN (null in JSON) without
+/// measurements.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Percentiles {
     /// The median.
@@ -20,9 +21,9 @@ pub struct Percentiles {
 }
 
 impl Percentiles {
-    /// Of these times.
-    pub fn of(mut values: Vec<f64>) -> Self {
-        // A long run has many values: each percentile is selected among those that are not below the one before.
+    /// Percentiles of these times.
+    pub fn new(mut values: Vec<f64>) -> Self {
+        // A long run has many values. Each percentile is selected only among the values above the previous one.
         let mut below = 0;
         Self::at(values.len(), |rank| {
             let (_, &mut a, above) = values[below..].select_nth_unstable_by(rank - below, f64::total_cmp);
@@ -31,7 +32,8 @@ impl Percentiles {
         })
     }
 
-    /// Of `len` values, of which `neighbours` tells those of a rank and of the next one; asked in ascending order.
+    /// Percentiles of `len` values. `neighbours` returns the values of a rank and of the next one; it is called in
+    /// ascending order.
     fn at(len: usize, mut neighbours: impl FnMut(usize) -> (f64, f64)) -> Self {
         let mut at = |percent: f64| {
             if len == 0 {
@@ -45,7 +47,7 @@ impl Percentiles {
     }
 }
 
-/// Times between tokens. Equal neighbours share an entry: the sequences of a simulated step wait for it equally long.
+/// Times between tokens. Equal neighbours share an entry: all sequences of a simulated step wait equally long.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Gaps(Vec<(Duration, usize)>);
 
@@ -82,11 +84,11 @@ mod tests {
 
     #[test]
     fn percentiles_interpolate() {
-        let values = Percentiles::of(vec![4.0, 1.0, 3.0, 2.0]);
+        let values = Percentiles::new(vec![4.0, 1.0, 3.0, 2.0]);
         assert_eq!(values.p50, 2.5);
         assert!((values.p90 - 3.7).abs() < 1e-9 && (values.p99 - 3.97).abs() < 1e-9, "{values:?}");
-        assert!(Percentiles::of(vec![]).p50.is_nan());
-        assert_eq!(Percentiles::of(vec![7.0]).p99, 7.0);
+        assert!(Percentiles::new(vec![]).p50.is_nan());
+        assert_eq!(Percentiles::new(vec![7.0]).p99, 7.0);
     }
 
     #[test]
@@ -96,7 +98,7 @@ mod tests {
         values.iter().for_each(|ms| gaps.add(Duration::from_millis(*ms)));
         assert_eq!(gaps.0.len(), 6);
         assert!(gaps.iter().eq(values.map(Duration::from_millis)));
-        assert_eq!(gaps.percentiles(), Percentiles::of(values.map(|ms| ms as f64).into()));
+        assert_eq!(gaps.percentiles(), Percentiles::new(values.map(|ms| ms as f64).into()));
         assert!(Gaps::default().percentiles().p50.is_nan());
     }
 }

@@ -16,10 +16,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 
-/// Number of concurrent requests in the warm-up, and the most tokens that each generates.
+/// Number of concurrent requests in the warm-up, and maximum tokens of each.
 const WARM_UP: (usize, usize) = (16, 8);
 
-/// A trace that is to be replayed.
+/// A trace to replay.
 pub struct Replay {
     requests: Arc<Vec<TraceRequest>>,
     speeds: Vec<f64>,
@@ -27,7 +27,7 @@ pub struct Replay {
     summary: TraceSummary,
 }
 
-/// What was replayed.
+/// Summary of the replayed trace.
 #[derive(Debug, Clone, Serialize)]
 pub struct TraceSummary {
     /// Path of the file.
@@ -36,17 +36,17 @@ pub struct TraceSummary {
     pub format: &'static str,
     /// Column or field of its times, and their unit.
     pub time: &'static str,
-    /// Requests that were sent in a run.
+    /// Number of requests sent per run.
     pub requests: usize,
-    /// Requests of the file without a prompt, without output or without an end.
+    /// Number of skipped requests: without a prompt, output or end.
     pub skipped: usize,
-    /// Requests of the file that are longer than the model's context.
+    /// Number of skipped requests longer than the model's context.
     pub too_long: usize,
     /// Time from the first arrival to the last one at speed 1, in seconds.
     pub seconds: f64,
 }
 
-/// What the requests of a run have in common.
+/// Shared state of a run's requests.
 #[derive(Clone, Copy)]
 struct Run {
     start: Instant,
@@ -73,13 +73,17 @@ impl Replay {
         Ok(Self { requests: Arc::new(trace.requests), speeds, sessions, summary })
     }
 
-    /// Leaves out the requests that are longer than the context of the model, where that is known.
+    /// Removes the requests that are longer than the model's context, if that is known.
     pub fn fit(&mut self, max_model_len: Option<usize>) -> Result<()> {
-        let Some(most) = max_model_len else { return Ok(()) };
-        let fits = |request: &&TraceRequest| request.prompt_len.saturating_add(request.output_len) <= most;
+        let Some(context) = max_model_len else { return Ok(()) };
+        let fits = |request: &&TraceRequest| request.prompt_len.saturating_add(request.output_len) <= context;
         let mut requests: Vec<TraceRequest> = self.requests.iter().filter(fits).cloned().collect();
         let summary = &mut self.summary;
-        ensure!(!requests.is_empty(), "all requests of {} are longer than the context of {most} tokens", summary.file);
+        ensure!(
+            !requests.is_empty(),
+            "all requests of {} are longer than the context of {context} tokens",
+            summary.file
+        );
         let start = requests[0].at;
         requests.iter_mut().for_each(|request| request.at -= start);
         summary.seconds = requests.last().map_or(0.0, |request| request.at.as_secs_f64());
@@ -101,8 +105,8 @@ impl Replay {
         self.speeds.iter().map(|&speed| (point(speed), speed)).collect()
     }
 
-    /// Replays the trace `runs` times at one of its speeds, after a warm-up. Prompts are found in the prefix cache only if the same run has
-    /// sent them.
+    /// Replays the trace `runs` times at one of its speeds, after a warm-up. Prompts hit the prefix cache only if the
+    /// same run sent them before.
     pub async fn measure(
         &self,
         client: &Arc<Client>,
@@ -125,7 +129,7 @@ impl Replay {
         Ok(figures)
     }
 
-    /// What was replayed.
+    /// Summary of the replayed trace.
     pub fn into_summary(self) -> TraceSummary {
         self.summary
     }
@@ -153,7 +157,7 @@ async fn replay(client: &Arc<Client>, requests: &Arc<Vec<TraceRequest>>, session
     figures(tasks.join_all().await.into_iter().flatten(), run.start.elapsed())
 }
 
-/// Positions of requests that follow each other, in the order of their first arrivals: those of a session, or each request alone.
+/// Positions of consecutive requests, in the order of their first arrivals: those of a session, or each request alone.
 pub fn chains(requests: &[TraceRequest], sessions: bool) -> Vec<Vec<usize>> {
     let mut chains: Vec<Vec<usize>> = Vec::new();
     let mut of_session: HashMap<u64, usize> = HashMap::new();
@@ -171,8 +175,8 @@ pub fn chains(requests: &[TraceRequest], sessions: bool) -> Vec<Vec<usize>> {
     chains
 }
 
-/// Sends the requests of a chain, each after the response to the one before: when its delay has passed, or at its time if the trace does
-/// not know the delay.
+/// Sends the requests of a chain, each after the response to the previous one: after its delay, or at its time if the
+/// trace has no delay.
 async fn send(
     client: Arc<Client>,
     requests: Arc<Vec<TraceRequest>>,

@@ -16,10 +16,10 @@ use std::fmt::Write;
 pub struct Row {
     /// Name of the row in the table.
     pub name: String,
-    /// Sampling of its requests, where several are compared.
+    /// Sampling of its requests, if several are compared.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sampling: Option<String>,
-    /// Line of the plot that the row belongs to.
+    /// Line of the plot to which the row belongs.
     #[serde(skip)]
     line: String,
     /// x value on that line.
@@ -32,8 +32,8 @@ pub struct Row {
     pub median: Figures,
     /// Limit of each metric of the median.
     pub limits: Limits,
-    /// Limit over median (p50 for times; the inverse for rates), so that 1 is the roofline.
-    pub roofline_share: Shares,
+    /// Limit over median (p50 for times; inverted for rates), so that 1 is the roofline.
+    pub roofline_share: RooflineFractions,
     /// Metrics of each run.
     #[serde(rename = "rounds")]
     pub runs: Vec<Figures>,
@@ -41,7 +41,7 @@ pub struct Row {
 
 /// Fractions of the roofline: 1 is the roofline itself.
 #[derive(Debug, Clone, Copy, Serialize)]
-pub struct Shares {
+pub struct RooflineFractions {
     ttft: f64,
     tpot: f64,
     output_tok_s: f64,
@@ -56,15 +56,15 @@ pub struct Report {
     pub workload: &'static str,
     /// Directory of the model.
     pub model: String,
-    /// `engine` without HTTP, else the server's address.
+    /// `engine` without HTTP, otherwise the server's address.
     pub target: String,
     /// Name of this machine's device.
     pub device: String,
     /// Seed of the random prompts and arrival times.
     pub seed: u64,
-    /// Device limits from which the limits of the metrics are computed.
+    /// Device limits, from which the limits of the metrics are computed.
     pub roofline: Roofline,
-    /// What was replayed.
+    /// Summary of the replayed trace.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trace: Option<TraceSummary>,
     /// Rows in the order of the sweep.
@@ -82,7 +82,7 @@ impl Row {
     ) -> Result<Self> {
         let median = Figures::median(&runs);
         let limits = roofline.limits(point, &median)?;
-        let roofline_share = Shares {
+        let roofline_share = RooflineFractions {
             ttft: limits.ttft_ms.value / median.ttft_ms.p50,
             tpot: limits.tpot_ms.value / median.tpot_ms.p50,
             output_tok_s: median.output_tok_s / limits.output_tok_s.value,

@@ -1,4 +1,4 @@
-//! Roofline: the time that the recorded ops of a step take if memory bandwidth or arithmetic is the only limit.
+//! Roofline: the time of a step's recorded ops if memory bandwidth or arithmetic is the only limit.
 
 use super::stats::Figures;
 use super::workload::Point;
@@ -14,8 +14,8 @@ use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Dense bf16 rates of datasheets with f32 accumulation in TFLOP/s, and memory bandwidths in GB/s, of A100s that of 80 GB. The first
-/// entry whose name is part of the device's name applies.
+/// Datasheet values: dense bf16 rates with f32 accumulation in TFLOP/s, and memory bandwidths in GB/s (for A100, the 80
+/// GB card's). The first entry whose name is part of the device's name applies.
 const DATASHEETS: [(&str, f64, f64); 9] = [
     ("H200 NVL", 835.0, 4800.0),
     ("H200", 989.0, 4800.0),
@@ -27,17 +27,17 @@ const DATASHEETS: [(&str, f64, f64); 9] = [
     ("L40S", 362.0, 864.0),
     ("RTX 4090", 165.0, 1008.0),
 ];
-/// `(m, k, n)` of the GEMM `[m, k] x [k, n]` that is measured on the CPU: larger than a core's caches.
+/// `(m, k, n)` of the GEMM `[m, k] x [k, n]` for measurements on the CPU, larger than a core's caches.
 const GEMM: (usize, usize, usize) = (256, 2560, 9728);
 /// Minimum duration of a measurement on the CPU.
-const TRIES: Duration = Duration::from_millis(300);
+const MIN_DURATION: Duration = Duration::from_millis(300);
 
 /// Limits of a device, and the model to which they are applied.
 #[derive(Debug, Clone, Serialize)]
 pub struct Roofline {
     #[serde(skip)]
     model: PathBuf,
-    /// Formats of weights and KV cache that are not those of config.json.
+    /// Formats of weights and KV cache that differ from config.json's.
     #[serde(skip)]
     overrides: Overrides,
     /// Memory bandwidth in bytes per second.
@@ -50,7 +50,7 @@ pub struct Roofline {
     pub peak_source: &'static str,
 }
 
-/// The minimum of a time, or the maximum of a rate, and the limiting resource.
+/// The minimum of a time or the maximum of a rate, and the limiting resource.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Limit {
     /// Value, in the unit of the metric.
@@ -70,34 +70,35 @@ pub struct Limits {
     pub output_tok_s: Limit,
 }
 
-/// Peak rates of a device that need not be here.
+/// Peak rates of a device, which this machine need not have.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Peaks {
-    /// Memory bandwidth in bytes per second, if it is known.
+    /// Memory bandwidth in bytes per second, if known.
     pub read_bytes_s: Option<f64>,
-    /// bf16 arithmetic in FLOP/s, if it is known.
+    /// bf16 arithmetic in FLOP/s, if known.
     pub flop_s: Option<f64>,
 }
 
 impl Peaks {
-    /// Those of the datasheet of the device with this name; unknown for others.
-    pub fn of_device(device: &str) -> Self {
+    /// Datasheet rates of the device with this name; unknown for other devices.
+    pub fn from_datasheet(device: &str) -> Self {
         let Some((_, tflops, gbs)) = DATASHEETS.iter().find(|(name, ..)| device.contains(name)) else {
             return Self::default();
         };
         Self { read_bytes_s: Some(gbs * 1e9), flop_s: Some(tflops * 1e12) }
     }
 
-    /// The given rates in GB/s and TFLOP/s, and where one is not given, that of the datasheet.
-    pub fn given_or_of_device(read_gbs: Option<f64>, peak_tflops: Option<f64>, device: &str) -> Self {
-        let datasheet = Self::of_device(device);
+    /// The given rates in GB/s and TFLOP/s; missing ones come from the datasheet.
+    pub fn given_or_datasheet(read_gbs: Option<f64>, peak_tflops: Option<f64>, device: &str) -> Self {
+        let datasheet = Self::from_datasheet(device);
         Self {
             read_bytes_s: read_gbs.map(|gbs| gbs * 1e9).or(datasheet.read_bytes_s),
             flop_s: peak_tflops.map(|tflops| tflops * 1e12).or(datasheet.flop_s),
         }
     }
 
-    /// Least microseconds in which an op moves `bytes` bytes and computes `flops` operations; `None` unless both rates are known.
+    /// Minimum microseconds for an op that moves `bytes` bytes and computes `flops` operations; `None` unless both
+    /// rates are known.
     pub fn floor_us(&self, bytes: u64, flops: u64) -> Option<f64> {
         Some((bytes as f64 / self.read_bytes_s?).max(flops as f64 / self.flop_s?) * 1e6)
     }
@@ -111,8 +112,8 @@ struct Work {
 }
 
 impl Roofline {
-    /// The limits of `exec` for the model in `model` as `overrides` change it; given limits (bytes/s and FLOP/s) are not measured. Call
-    /// it while no engine is loaded, so that both fit into memory. `device` is the device's name.
+    /// The limits of `exec` for the model in `model`, with `overrides`. Given limits (bytes/s and FLOP/s) are not
+    /// measured. Call it while no engine is loaded, so that both fit into memory. `device` is the device's name.
     pub fn new(
         model: &Path,
         overrides: Overrides,
@@ -130,20 +131,20 @@ impl Roofline {
         };
         let (peak_flop_s, peak_source) = match (peak, exec.device()) {
             (Some(peak), _) => (Some(peak), "as given"),
-            (None, Device::Cuda) => (Peaks::of_device(device).flop_s, "the datasheet's dense bf16"),
+            (None, Device::Cuda) => (Peaks::from_datasheet(device).flop_s, "the datasheet's dense bf16"),
             (None, _) => (Some(gemm_rate(&mut exec)?), "a measured bf16 GEMM"),
         };
         Ok(Self { model: model.to_owned(), overrides, read_bytes_s, read_source, peak_flop_s, peak_source })
     }
 
-    /// The limits of a point whose metrics are `figures`.
+    /// The limits of a point with the metrics `figures`.
     pub fn limits(&self, point: Point, figures: &Figures) -> Result<Limits> {
         let cached = (figures.cached_tokens as usize).min(point.prompt_len - 1);
         let prefill = self.step(1, point.prompt_len - cached, point.prompt_len)?;
         let batch = figures.decoding.round().max(1.0);
         let decode = self.step(batch as usize, 1, point.prompt_len + point.output_len.div_ceil(2))?;
         let steps = (point.output_len - 1) as f64 / batch;
-        // A prefill reads no additional weights: the decoding sequences of the same step need them anyway.
+        // A prefill reads no additional weights: the step's decoding sequences need them anyway.
         let request = Work { bytes: steps * decode.bytes, flops: steps * decode.flops + prefill.flops };
         let request = self.milliseconds(request);
         Ok(Limits {
@@ -153,7 +154,7 @@ impl Roofline {
         })
     }
 
-    /// Work of a step of `batch` sequences that attend to `context` tokens, the last `tokens` of which are new.
+    /// Work of a step of `batch` sequences that attend to `context` tokens, the last `tokens` of them new.
     fn step(&self, batch: usize, tokens: usize, context: usize) -> Result<Work> {
         let records = engine::record(&self.model, &self.overrides, batch, tokens, context)?;
         Ok(Work {
@@ -172,13 +173,13 @@ impl Roofline {
     }
 }
 
-/// Bandwidth of a plain read of `bytes` bytes, in bytes per second; the best of several runs.
+/// Bandwidth of a plain read of `bytes` bytes, in bytes per second: the best of several runs.
 fn read_bandwidth(exec: &mut Exec, bytes: u64) -> Result<f64> {
     if exec.device() == Device::Cuda {
         return Ok(cuda::read_bandwidth(exec, bytes)?);
     }
     let mut data = exec.tensor("read", &[bytes as usize / 2], DType::Bf16)?;
-    // Pages that were never written are all the same zero page.
+    // Pages that were never written all map to one zero page.
     data.host_mut::<bf16>().fill(bf16::ONE);
     let lines = data.host::<bf16>().as_chunks::<64>().0;
     let seconds = best(|| {
@@ -188,13 +189,13 @@ fn read_bandwidth(exec: &mut Exec, bytes: u64) -> Result<f64> {
     Ok(bytes as f64 / seconds)
 }
 
-/// Reads every element; the result keeps the compiler from removing the reads.
+/// Reads every element. The result keeps the compiler from removing the reads.
 fn read(lines: &[[bf16; 64]]) -> u16 {
     let lanes = lines.iter().fold([0u16; 64], |a, line| std::array::from_fn(|i| a[i] ^ line[i].to_bits()));
     lanes.into_iter().fold(0, |a, b| a ^ b)
 }
 
-/// FLOP/s of one large GEMM on the CPU; the best of several runs.
+/// FLOP/s of one large GEMM on the CPU: the best of several runs.
 fn gemm_rate(exec: &mut Exec) -> Result<f64> {
     let (m, k, n) = GEMM;
     let mut x = exec.tensor("x", &[m, k], DType::Bf16)?;
@@ -209,7 +210,7 @@ fn gemm_rate(exec: &mut Exec) -> Result<f64> {
 /// Seconds of the fastest run of `work`. Short work is repeated more often, because other programs may disturb it.
 fn best(mut work: impl FnMut() -> Result<()>) -> Result<f64> {
     let (start, mut best, mut runs) = (Instant::now(), f64::INFINITY, 0);
-    while runs < 3 || start.elapsed() < TRIES {
+    while runs < 3 || start.elapsed() < MIN_DURATION {
         let begin = Instant::now();
         work()?;
         best = best.min(begin.elapsed().as_secs_f64());
@@ -235,12 +236,12 @@ mod tests {
     fn limits(roofline: &Roofline, cached: usize) -> Limits {
         let point = Point { arrivals: Arrivals::Closed { streams: 4 }, requests: 4, prompt_len: 100, output_len: 20 };
         let start = Instant::now();
-        // Four requests that decode all the time: a batch size of four.
+        // Four requests that decode all the time, so the batch size is four.
         let stamps = vec![Duration::ZERO, Duration::from_secs(1)];
         let completion = Completion { start, stamps, prompt: 100, asked: 20, tokens: 20, cached };
         let mut measurements = Measurements::default();
         (0..4).for_each(|_| measurements.add(completion.clone()));
-        roofline.limits(point, &Figures::of(&measurements, 0, Duration::from_secs(1))).unwrap()
+        roofline.limits(point, &Figures::new(&measurements, 0, Duration::from_secs(1))).unwrap()
     }
 
     fn total(batch: usize, tokens: usize, context: usize) -> (f64, f64) {
@@ -255,13 +256,13 @@ mod tests {
     #[test]
     fn limits_are_those_of_the_recorded_steps() {
         let (decode, prefill) = (total(4, 1, 110), total(1, 100, 100));
-        // Low bandwidth: everything is memory-bound.
+        // Low bandwidth, so everything is memory-bound.
         let slow = limits(&roofline(1e6, Some(1e18)), 0);
         assert_eq!(slow.tpot_ms, Limit { value: decode.0 / 1e6 * 1e3, by: "memory" });
         assert_eq!(slow.ttft_ms, Limit { value: prefill.0 / 1e6 * 1e3, by: "memory" });
         let expected = 20.0 / (19.0 / 4.0 * decode.0 / 1e6);
         assert!((slow.output_tok_s.value / expected - 1.0).abs() < 1e-9, "{slow:?}");
-        // Low arithmetic rate: everything is compute-bound.
+        // Low arithmetic rate, so everything is compute-bound.
         let weak = limits(&roofline(1e18, Some(1e6)), 0);
         assert_eq!(weak.tpot_ms, Limit { value: decode.1 / 1e6 * 1e3, by: "compute" });
         let expected = 20.0 / ((19.0 / 4.0 * decode.1 + prefill.1) / 1e6);
@@ -288,9 +289,9 @@ mod tests {
         let given = Roofline::new(&model_dir(), none, exec, "cuda (NVIDIA H200)", Some(4.3e12), Some(790e12)).unwrap();
         assert_eq!((given.read_bytes_s, given.peak_flop_s), (4.3e12, Some(790e12)));
         let h200 = Peaks { read_bytes_s: Some(4.8e12), flop_s: Some(989e12) };
-        assert_eq!(Peaks::of_device("cuda (NVIDIA H200)"), h200);
-        assert_eq!(Peaks::of_device("cuda (NVIDIA H100 PCIe)").flop_s, Some(756e12));
-        assert_eq!(Peaks::of_device("cuda (NVIDIA A10)"), Peaks::default());
+        assert_eq!(Peaks::from_datasheet("cuda (NVIDIA H200)"), h200);
+        assert_eq!(Peaks::from_datasheet("cuda (NVIDIA H100 PCIe)").flop_s, Some(756e12));
+        assert_eq!(Peaks::from_datasheet("cuda (NVIDIA A10)"), Peaks::default());
         assert_eq!((h200.floor_us(4_800_000_000, 1), h200.floor_us(1, 989_000_000_000)), (Some(1000.0), Some(1000.0)));
         assert_eq!(Peaks { flop_s: None, ..h200 }.floor_us(1, 1), None);
     }

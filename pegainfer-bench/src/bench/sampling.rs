@@ -1,4 +1,4 @@
-//! Sampling profiles of `bench throughput --sampling`: what clients ask for besides a prompt.
+//! Sampling profiles of `bench throughput --sampling`: request fields of typical clients.
 
 use clap::ValueEnum;
 use serde_json::{Map, Value, json};
@@ -6,10 +6,10 @@ use serde_json::{Map, Value, json};
 /// Fields of a request.
 pub type Fields = Map<String, Value>;
 
-/// Of so many requests, one is unusual in a mixed profile.
+/// One request in this many is unusual in a mixed profile.
 const MIX: usize = 8;
 
-/// How the requests of a run are sampled.
+/// Sampling of a run's requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Sampling {
     /// Temperature 0
@@ -29,7 +29,7 @@ pub enum Sampling {
 }
 
 impl Sampling {
-    /// The profiles of the groups of requests that are reported apart.
+    /// The profiles of the groups that are reported separately.
     pub fn groups(self) -> Vec<Self> {
         match self {
             Self::OnePenalty => vec![Self::Sampled, Self::Penalty],
@@ -38,12 +38,12 @@ impl Sampling {
         }
     }
 
-    /// Fewest requests of a run: each group has some.
+    /// Minimum number of requests in a run, so that each group has some.
     pub fn min_requests(self) -> usize {
         if self.groups().len() > 1 { MIX } else { 1 }
     }
 
-    /// The group of a request of a run.
+    /// The group of a request in a run.
     pub fn group(self, request: usize) -> usize {
         if self.groups().len() > 1 { usize::from(request % MIX == MIX - 1) } else { 0 }
     }
@@ -75,7 +75,7 @@ impl Sampling {
     }
 }
 
-/// A schema whose texts have more than `output_len` tokens.
+/// A schema that only texts of more than `output_len` tokens match.
 fn schema(output_len: usize) -> Value {
     let digit = json!({"type": "integer", "minimum": 0, "maximum": 9});
     let digits = json!({"type": "array", "items": digit, "minItems": 2 * output_len, "maxItems": 2 * output_len});

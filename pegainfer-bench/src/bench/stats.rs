@@ -1,45 +1,46 @@
 //! Measurements of single requests, and their statistics.
 //!
-//! TTFT: from just before the request is sent to the first token. TPOT: the time from the first token to the last, over
-//! the tokens after the first. ITL: the time between two tokens as they arrive; tokens that arrive together are 0 apart.
+//! TTFT: from just before the request is sent to the first token. TPOT: the time from the first token to the last,
+//! divided by the number of tokens after the first. ITL: the time between two tokens as they arrive; tokens that arrive
+//! together are 0 apart.
 
 use super::percentiles::{Gaps, Percentiles, milliseconds};
 use serde::Serialize;
 use std::time::{Duration, Instant};
 
-/// What a client got for one request.
+/// A client's view of one completed request.
 #[derive(Debug, Clone)]
 pub struct Completion {
     /// Time just before it was sent.
     pub start: Instant,
-    /// Time from then to the arrival of each of its tokens, at least one.
+    /// Arrival times of its tokens since `start`; at least one.
     pub stamps: Vec<Duration>,
-    /// Tokens of its prompt.
+    /// Number of prompt tokens.
     pub prompt: usize,
-    /// Tokens that it asked for.
+    /// Number of requested tokens.
     pub asked: usize,
-    /// Number of generated tokens, as the server counts them.
+    /// Number of generated tokens, counted by the server.
     pub tokens: usize,
     /// Number of prompt tokens found in the prefix cache; 0 if the server does not report it.
     pub cached: usize,
 }
 
-/// Measurements of one request, as the client saw it.
+/// Measurements of one request on the client's side.
 #[derive(Debug, Clone)]
 pub struct Sample {
-    /// As in [`Completion`].
+    /// Same as [`Completion::start`].
     pub start: Instant,
-    /// Time from then to the arrival of its first token.
+    /// Time from `start` to the arrival of its first token.
     pub first: Duration,
-    /// The same of its last token.
+    /// Time from `start` to the arrival of its last token.
     pub last: Duration,
-    /// As in [`Completion`].
+    /// Same as [`Completion::prompt`].
     pub prompt: usize,
-    /// As in [`Completion`].
+    /// Same as [`Completion::asked`].
     pub asked: usize,
-    /// As in [`Completion`].
+    /// Same as [`Completion::tokens`].
     pub tokens: usize,
-    /// As in [`Completion`].
+    /// Same as [`Completion::cached`].
     pub cached: usize,
 }
 
@@ -48,7 +49,7 @@ impl Sample {
         milliseconds(self.first)
     }
 
-    /// `None` for a single token.
+    /// TPOT in milliseconds; `None` for a single token.
     fn tpot(&self) -> Option<f64> {
         (self.tokens > 1).then(|| milliseconds(self.last - self.first) / (self.tokens - 1) as f64)
     }
@@ -57,14 +58,14 @@ impl Sample {
 /// Measurements of the requests of a run.
 #[derive(Debug, Clone, Default)]
 pub struct Measurements {
-    /// Of each request.
+    /// Measurements of each request.
     pub samples: Vec<Sample>,
-    /// Inter-token latencies of all of them.
+    /// Inter-token latencies of all requests.
     pub gaps: Gaps,
 }
 
 impl Measurements {
-    /// Adds what a client got.
+    /// Adds a completed request.
     pub fn add(&mut self, completion: Completion) {
         let Completion { start, stamps, prompt, asked, tokens, cached } = completion;
         stamps.windows(2).for_each(|pair| self.gaps.add(pair[1] - pair[0]));
@@ -78,9 +79,9 @@ impl Measurements {
 pub struct Figures {
     /// Number of successful requests.
     pub requests: usize,
-    /// Number of requests that were refused or failed; they are not part of any other metric.
+    /// Number of refused or failed requests. They are not part of any other metric.
     pub failed: usize,
-    /// Number of successful requests with fewer tokens than they asked for: the server does not know `ignore_eos`.
+    /// Number of successful requests with fewer tokens than requested: the server does not know `ignore_eos`.
     pub stopped_early: usize,
     /// Time from the first request to the end of the last one, in seconds.
     pub wall_s: f64,
@@ -96,8 +97,8 @@ pub struct Figures {
     pub output_tok_s: f64,
     /// Prompt and generated tokens per second.
     pub total_tok_s: f64,
-    /// Mean number of requests between their first and their last token, over the time in which there is at least one: the
-    /// mean batch size of decode steps.
+    /// Mean number of requests between their first and their last token, over the time with at least one: the mean
+    /// batch size of decode steps.
     pub decoding: f64,
     /// Prompt tokens, mean per request.
     pub prompt_tokens: f64,
@@ -109,7 +110,7 @@ pub struct Figures {
 
 impl Figures {
     /// Metrics of one run that took `wall`.
-    pub fn of(measurements: &Measurements, failed: usize, wall: Duration) -> Self {
+    pub fn new(measurements: &Measurements, failed: usize, wall: Duration) -> Self {
         let Measurements { samples, gaps } = measurements;
         let seconds = wall.as_secs_f64();
         let sum = |count: fn(&Sample) -> usize| samples.iter().map(count).sum::<usize>();
@@ -120,8 +121,8 @@ impl Figures {
             failed,
             stopped_early: samples.iter().filter(|s| s.tokens < s.asked).count(),
             wall_s: seconds,
-            ttft_ms: Percentiles::of(samples.iter().map(Sample::ttft).collect()),
-            tpot_ms: Percentiles::of(samples.iter().filter_map(Sample::tpot).collect()),
+            ttft_ms: Percentiles::new(samples.iter().map(Sample::ttft).collect()),
+            tpot_ms: Percentiles::new(samples.iter().filter_map(Sample::tpot).collect()),
             itl_ms: gaps.percentiles(),
             req_s: samples.len() as f64 / seconds,
             output_tok_s: output as f64 / seconds,
@@ -135,7 +136,7 @@ impl Figures {
 
     /// The median of each metric; requests, failures and early stops are summed.
     pub fn median(runs: &[Self]) -> Self {
-        let of = |figure: &dyn Fn(&Self) -> f64| Percentiles::of(runs.iter().map(figure).collect()).p50;
+        let of = |figure: &dyn Fn(&Self) -> f64| Percentiles::new(runs.iter().map(figure).collect()).p50;
         let each = |time: &dyn Fn(&Self) -> Percentiles| Percentiles {
             p50: of(&|r| time(r).p50),
             p90: of(&|r| time(r).p90),
@@ -199,7 +200,7 @@ mod tests {
         // Four tokens in three arrivals: the last two arrived in one event.
         let later = now + Duration::from_millis(30);
         let all = measured([completion(now, &[10, 20, 70], 4, 16), completion(later, &[30, 40], 2, 0)]);
-        let figures = Figures::of(&all, 1, Duration::from_millis(200));
+        let figures = Figures::new(&all, 1, Duration::from_millis(200));
         close(figures.ttft_ms.p50, 20.0);
         close(figures.ttft_ms.p90, 28.0);
         // (70 - 10) / 3 and (40 - 30) / 1.
@@ -231,7 +232,7 @@ mod tests {
 
     #[test]
     fn a_single_token_has_no_tpot() {
-        let figures = Figures::of(&measured([completion(Instant::now(), &[5], 1, 0)]), 0, Duration::from_millis(10));
+        let figures = Figures::new(&measured([completion(Instant::now(), &[5], 1, 0)]), 0, Duration::from_millis(10));
         close(figures.ttft_ms.p50, 5.0);
         assert!(figures.tpot_ms.p50.is_nan() && figures.itl_ms.p99.is_nan());
         assert_eq!(serde_json::to_value(&figures).unwrap()["tpot_ms"]["p50"], serde_json::Value::Null);
@@ -241,7 +242,7 @@ mod tests {
     fn the_median_is_taken_of_each_figure() {
         let run = |ttft, wall| {
             let completion = completion(Instant::now(), &[ttft, ttft + 4], 3, 0);
-            Figures::of(&measured([completion]), 0, Duration::from_millis(wall))
+            Figures::new(&measured([completion]), 0, Duration::from_millis(wall))
         };
         let median = Figures::median(&[run(9, 100), run(1, 400), run(5, 200)]);
         close(median.ttft_ms.p50, 5.0);

@@ -1,4 +1,4 @@
-//! Workloads: when requests are sent, and with which prompts.
+//! Workloads: send times and prompts of requests.
 
 use super::args::Workload;
 use super::client::Client;
@@ -15,16 +15,16 @@ use tokio::task::JoinSet;
 
 /// Number of concurrent requests in the warm-up of an open loop.
 pub const WARM_UP: usize = 64;
-/// Default duration of the arrivals of `serve`, in seconds.
+/// Default duration of `serve`'s arrivals, in seconds.
 const SECONDS: f64 = 15.0;
-/// Minimum number of requests of a run of `serve`, by default.
-const FEWEST_ARRIVALS: usize = 40;
-/// The same at most: their prompts are in memory, 4 bytes a token.
-const MOST_ARRIVALS: usize = 100_000;
-/// Run number of the warm-up, whose prompts no measured run has.
+/// Default minimum of requests in a run of `serve`.
+const MIN_ARRIVALS: usize = 40;
+/// Default maximum of requests in a run of `serve`: their prompts are in memory, 4 bytes per token.
+const MAX_ARRIVALS: usize = 100_000;
+/// Run number of the warm-up. No measured run has its prompts.
 pub const WARM_UP_RUN: u64 = u64::MAX;
 
-/// Latest time at which a request is sent.
+/// Maximum delay of a request.
 pub const MAX_WAIT: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// Arrival process of requests.
@@ -45,9 +45,9 @@ pub enum Arrivals {
     },
     /// The arrivals of a trace.
     Trace {
-        /// Its times are divided by this.
+        /// Divisor of its times.
         speed: f64,
-        /// Whether a session's next request follows the response to the one before.
+        /// True if a session's next request follows the response to the previous one.
         sessions: bool,
     },
 }
@@ -60,24 +60,25 @@ pub struct Point {
     pub arrivals: Arrivals,
     /// Number of requests per run.
     pub requests: usize,
-    /// Prompt length of each request in tokens; the mean of a trace.
+    /// Prompt length of each request in tokens; the mean for a trace.
     pub prompt_len: usize,
-    /// Output length of each request in tokens; the mean of a trace.
+    /// Output length of each request in tokens; the mean for a trace.
     pub output_len: usize,
 }
 
 impl Point {
-    /// Poisson arrivals; unless `requests` are given, those of [`SECONDS`], at least [`FEWEST_ARRIVALS`] and at most
-    /// [`MOST_ARRIVALS`].
+    /// Poisson arrivals. The default number of `requests` is that of [`SECONDS`], at least [`MIN_ARRIVALS`] and at most
+    /// [`MAX_ARRIVALS`].
     pub fn poisson(qps: f64, requests: Option<NonZeroUsize>, prompt_len: usize, output_len: usize) -> Self {
-        let arrivals = ((qps * SECONDS) as usize).clamp(FEWEST_ARRIVALS, MOST_ARRIVALS);
+        let arrivals = ((qps * SECONDS) as usize).clamp(MIN_ARRIVALS, MAX_ARRIVALS);
         let requests = requests.map_or(arrivals, NonZeroUsize::get);
         Self { arrivals: Arrivals::Poisson { qps }, requests, prompt_len, output_len }
     }
 }
 
 impl Workload {
-    /// The measurement points of the sweep, in order; those of a trace depend on its requests, see [`replay`](super::replay).
+    /// The measurement points of the sweep, in order. A trace's points depend on its requests, see
+    /// [`replay`](super::replay).
     pub fn points(&self) -> Vec<Point> {
         let closed = |streams: usize, requests: usize, prompt_len: NonZeroUsize, output_len: NonZeroUsize| Point {
             arrivals: Arrivals::Closed { streams },
@@ -119,14 +120,14 @@ impl Workload {
         }
     }
 
-    /// Number of times each prompt is sent in a run: the second pass hits the prefix cache.
+    /// Number of times each prompt is sent in a run. The second pass hits the prefix cache.
     pub fn passes(&self) -> usize {
         if matches!(self, Self::Prefix(_)) { 2 } else { 1 }
     }
 }
 
-/// Measures a point in `runs` runs after a warm-up; returns the metrics of each run, for each of the passes over its prompts,
-/// or for each group of requests that are sampled alike. Token ids are below `vocab`; prompts of different seeds, runs or
+/// Measures a point in `runs` runs after a warm-up. Returns the metrics of each run, for each pass over its prompts or
+/// for each group of requests with the same sampling. Token ids are below `vocab`. Prompts of different seeds, runs or
 /// requests are different.
 pub async fn measure(
     client: &Arc<Client>,
@@ -175,7 +176,7 @@ pub fn delays(point: Point, seed: u64) -> Vec<Duration> {
     let Arrivals::Poisson { qps } = point.arrivals else { return Vec::new() };
     let mut at = 0.0;
     let next = |request: u64| {
-        // In (0, 1]: its logarithm is finite. The prompts use the seed as it is.
+        // In (0, 1], so that its logarithm is finite. The prompts use the unmodified seed.
         let uniform = (rng::below(rng::bits(!seed, request), 1 << 53) + 1) as f64 / (1u64 << 53) as f64;
         at -= uniform.ln();
         scaled(Duration::from_secs_f64(at), qps)
@@ -237,7 +238,7 @@ pub(super) fn figures(results: impl Iterator<Item = Result<Completion>>, wall: D
         Some(error) => log::warn!("{failed} of {} requests failed, the first one: {error:#}", completed + failed),
         None => {}
     }
-    Ok(Figures::of(&measurements, failed, wall))
+    Ok(Figures::new(&measurements, failed, wall))
 }
 
 /// One client of a closed loop: sends the next prompt until there are none left.

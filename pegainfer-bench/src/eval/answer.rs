@@ -1,11 +1,11 @@
 //! Numbers in answers to word problems.
 
-/// The number that an answer ends with: the last one behind `####` if there is one, else the last one of the text.
+/// The final number of an answer: the last one after `####` if there is one, otherwise the last one of the text.
 pub(super) fn final_number(text: &str) -> Option<String> {
     text.rsplit_once("####").and_then(|(_, end)| numbers(end).next()).or_else(|| numbers(text).last())
 }
 
-/// The numbers of a text in one notation: `-1,234.50` is `-1234.5`.
+/// The numbers of a text in a normal form: `-1,234.50` is `-1234.5`.
 fn numbers(text: &str) -> impl Iterator<Item = String> {
     let is_part = |c: char| c.is_ascii_digit() || c == ',' || c == '.';
     let mut at = 0;
@@ -13,7 +13,7 @@ fn numbers(text: &str) -> impl Iterator<Item = String> {
         let first = at + text[at..].find(|c: char| c.is_ascii_digit())?;
         let end = first + text[first..].find(|c: char| !is_part(c)).unwrap_or(text.len() - first);
         at = end;
-        // A minus belongs to a number that no word or number stands before: "-5", not "3-5".
+        // A minus belongs to a number that follows no word or number: "-5", not "3-5".
         let before = text[..first].strip_suffix(['-', '−']).or_else(|| text[..first].strip_suffix("-$"));
         let negative = before.is_some_and(|before| !before.ends_with(|c: char| c.is_alphanumeric()));
         let number = normalized(&text[first..end]);
@@ -21,7 +21,7 @@ fn numbers(text: &str) -> impl Iterator<Item = String> {
     })
 }
 
-/// Digits without separators of thousands, zeros that say nothing, and the full stop of a sentence.
+/// Digits without thousands separators, redundant zeros, and the full stop of a sentence.
 fn normalized(digits: &str) -> String {
     let digits: String = digits.trim_end_matches(['.', ',']).chars().filter(|c| *c != ',').collect();
     let (whole, fraction) = digits.split_once('.').unwrap_or((&digits, ""));

@@ -15,7 +15,7 @@ use std::time::Instant;
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 
-/// What a question ends with, so that the answer can be found.
+/// End of each question, so that the answer can be found.
 const INSTRUCTION: &str = "Solve this step by step. Write the final number on the last line, after ####.";
 
 /// Flags of `eval gsm8k`.
@@ -53,21 +53,21 @@ struct Problem {
     answer: String,
 }
 
-/// What was measured.
+/// The measured accuracy.
 #[derive(Debug, Clone, Serialize)]
 pub struct Accuracy {
     model: String,
     file: String,
     shots: usize,
-    /// Problems.
+    /// Number of problems.
     pub problems: usize,
-    /// Solved ones.
+    /// Number of solved problems.
     pub correct: usize,
-    /// Answers that reached --max-tokens.
+    /// Number of answers that reached --max-tokens.
     pub cut: usize,
-    /// Solved share.
+    /// Fraction of solved problems.
     accuracy: f64,
-    /// Interval that has the true share with a probability of 95 % (Wilson score interval).
+    /// Interval that contains the true fraction with a probability of 95 % (Wilson score interval).
     interval: [f64; 2],
     seconds: f64,
 }
@@ -83,7 +83,7 @@ impl fmt::Display for Accuracy {
     }
 }
 
-/// Loads the model and measures.
+/// Loads the model and measures its accuracy.
 pub fn measure(args: &Gsm8kArgs, servers: &dyn Servers) -> Result<Accuracy> {
     let mut problems = read(&args.file)?;
     problems.truncate(args.limit.map_or(usize::MAX, Into::into));
@@ -129,7 +129,7 @@ fn read(path: &Path) -> Result<Vec<Problem>> {
     Ok(problems)
 }
 
-/// A greedy chat request with solved examples before the question.
+/// A greedy chat request, with solved examples before the question.
 fn body(problem: &Problem, examples: &[Problem], max_tokens: NonZeroUsize) -> Value {
     let question =
         |problem: &Problem| json!({"role": "user", "content": format!("{}\n\n{INSTRUCTION}", problem.question)});
@@ -142,11 +142,11 @@ fn body(problem: &Problem, examples: &[Problem], max_tokens: NonZeroUsize) -> Va
 #[derive(Debug, Default)]
 struct Answer {
     text: String,
-    /// It reached the maximum number of tokens.
+    /// True if it reached the maximum number of tokens.
     cut: bool,
 }
 
-/// Answers in the order of the requests, of which at most `concurrency` run at the same time.
+/// Answers in the order of the requests, at most `concurrency` of which run at the same time.
 async fn ask(api: &ChatApi, bodies: Vec<Value>, concurrency: usize) -> Result<Vec<Answer>> {
     let mut progress = Progress::start("gsm8k", Unit::Requests, 0, bodies.len() as u64);
     let mut answers: Vec<Answer> = bodies.iter().map(|_| Answer::default()).collect();
@@ -179,7 +179,7 @@ async fn answer(api: &ChatApi, body: &Value) -> Result<Answer> {
     Ok(Answer { text, cut: choice["finish_reason"] == "length" })
 }
 
-/// The Wilson score interval of `hits` in `n` at 95 %.
+/// The Wilson score interval of `hits` out of `n` at 95 %.
 fn wilson(hits: usize, n: usize) -> [f64; 2] {
     // Quantile of the normal distribution at 97.5 %.
     const Z: f64 = 1.959_964;
@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn the_interval_is_wilsons() {
-        // Newcombe 1998, table I: 81 of 263 has 0.2553 to 0.3662, 0 of 20 has 0 to 0.1611.
+        // Newcombe 1998, table I: 0.2553 to 0.3662 for 81 of 263, 0 to 0.1611 for 0 of 20.
         for (hits, n, expected) in [(81, 263, [0.2553, 0.3662]), (0, 20, [0.0, 0.1611]), (20, 20, [0.8389, 1.0])] {
             for (bound, expected) in wilson(hits, n).into_iter().zip(expected) {
                 assert!((bound - expected).abs() < 5e-5, "{hits} of {n}: {bound} is not {expected}");

@@ -1,7 +1,7 @@
-//! `pegainfer eval`: the quality of a model's answers, measured with the engine of this process.
+//! `pegainfer eval`: the quality of a model's answers, measured with this process's engine.
 //!
 //! # Layout
-//! - [`perplexity`]: how likely a text is. [`gsm8k`]: how many word problems are solved; [`answer`] reads the numbers.
+//! - [`perplexity`]: the likelihood of a text. [`gsm8k`]: accuracy on word problems; [`answer`] extracts the numbers.
 
 mod answer;
 pub mod gsm8k;
@@ -20,12 +20,12 @@ use std::fmt::Display;
 /// Flags of `eval`.
 #[derive(Debug, Clone, Args)]
 pub struct EvalArgs {
-    /// What to measure.
+    /// The measurement.
     #[command(subcommand)]
     pub task: Task,
 }
 
-/// What to measure.
+/// The measurement.
 #[derive(Debug, Clone, Subcommand)]
 pub enum Task {
     /// Perplexity and bits per byte of a text file
@@ -36,7 +36,7 @@ pub enum Task {
     Gsm8k(Gsm8kArgs),
 }
 
-/// Default log level: only the result is printed.
+/// Default log level, which shows only the result.
 fn quiet(log_level: Arg) -> Arg {
     log_level.default_value("warn")
 }

@@ -1,4 +1,4 @@
-//! Perplexity of a text: the engine's log-probabilities of its tokens, in overlapping windows.
+//! Perplexity of a text, from the engine's log-probabilities of its tokens in overlapping windows.
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
@@ -15,7 +15,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// Windows that the engine has at the same time.
+/// Number of windows in the engine at the same time.
 const IN_FLIGHT: usize = 4;
 
 /// Flags of `eval perplexity`.
@@ -23,8 +23,8 @@ const IN_FLIGHT: usize = 4;
 pub struct PerplexityArgs {
     /// Text file, UTF-8
     pub file: PathBuf,
-    /// Tokens of a window: a token is predicted from at most this many minus one before it [default: 1024, or less with a smaller
-    /// context]
+    /// Tokens of a window: a token is predicted from at most this many minus one before it [default: 1024, or less with
+    /// a smaller context]
     #[arg(long, value_name = "TOKENS")]
     pub window: Option<NonZeroUsize>,
     /// Tokens between the starts of two windows; each token counts once, with at least window minus stride tokens
@@ -39,22 +39,22 @@ pub struct PerplexityArgs {
     pub engine: EngineArgs,
 }
 
-/// What was measured.
+/// The measured perplexity.
 #[derive(Debug, Clone, Serialize)]
 pub struct Perplexity {
     model: String,
     file: String,
     window: usize,
     stride: usize,
-    /// Tokens of the text; the first one is not predicted.
+    /// Number of tokens of the text; the first one is not predicted.
     tokens: usize,
-    /// Bytes of the predicted tokens.
+    /// Number of bytes of the predicted tokens.
     bytes: usize,
     /// Sum of `-ln p` of the predicted tokens.
     nats: f64,
     /// `exp(nats / predicted tokens)`.
     pub perplexity: f64,
-    /// `nats / ln 2 / bytes`: comparable between tokenizers.
+    /// `nats / ln 2 / bytes`, which is comparable between tokenizers.
     pub bits_per_byte: f64,
     seconds: f64,
 }
@@ -71,7 +71,7 @@ impl fmt::Display for Perplexity {
     }
 }
 
-/// Loads the model and measures.
+/// Loads the model and measures the perplexity.
 pub fn measure(args: &PerplexityArgs) -> Result<Perplexity> {
     let name = args.file.display().to_string();
     let text = std::fs::read_to_string(&args.file).with_context(|| format!("{name} cannot be read"))?;
@@ -98,17 +98,20 @@ pub fn measure(args: &PerplexityArgs) -> Result<Perplexity> {
     })
 }
 
-/// Window and stride. The engine generates one token behind each window.
+/// Window and stride. The engine generates one token after each window.
 fn sizes(args: &PerplexityArgs, max_model_len: usize) -> Result<(usize, usize)> {
-    let most = max_model_len - 1;
-    let window = args.window.map_or(most.min(1024), Into::into);
-    ensure!((2..=most).contains(&window), "--window {window}: expected 2 to {most}, one less than the context");
+    let max_window = max_model_len - 1;
+    let window = args.window.map_or(max_window.min(1024), Into::into);
+    ensure!(
+        (2..=max_window).contains(&window),
+        "--window {window}: expected 2 to {max_window}, one less than the context"
+    );
     let stride = args.stride.map_or(window / 2, Into::into);
     ensure!(stride < window, "--stride {stride}: it must be below the window of {window} tokens");
     Ok((window, stride))
 }
 
-/// `-Σ ln p` of all tokens but the first, added in the order of the text.
+/// `-Σ ln p` of all tokens except the first, added in the order of the text.
 fn sum(engine: &EngineHandle, ids: &[u32], window: usize, stride: usize) -> Result<f64> {
     let windows = windows(ids.len(), window, stride);
     let mut progress = Progress::start("perplexity", Unit::Requests, 0, windows.len() as u64);
@@ -130,7 +133,7 @@ fn sum(engine: &EngineHandle, ids: &[u32], window: usize, stride: usize) -> Resu
     Ok(nats)
 }
 
-/// Windows over `len` tokens: which tokens each has, and how many at its end are counted.
+/// Windows over `len` tokens: the range of each, and the number of counted tokens at its end.
 fn windows(len: usize, window: usize, stride: usize) -> Vec<(Range<usize>, usize)> {
     let (mut windows, mut counted) = (Vec::new(), 1);
     for first in (0..len).step_by(stride) {
@@ -171,8 +174,8 @@ mod tests {
             let mut next = 1;
             for (tokens, count) in windows(len, window, stride) {
                 assert!(tokens.len() <= window && tokens.end - count == next, "{len} {window} {stride}");
-                let least = if tokens.start == 0 { 1 } else { window - stride };
-                assert!(count > 0 && next - tokens.start >= least, "{len} {window} {stride}");
+                let min_before = if tokens.start == 0 { 1 } else { window - stride };
+                assert!(count > 0 && next - tokens.start >= min_before, "{len} {window} {stride}");
                 next = tokens.end;
             }
             assert_eq!(next, len);

@@ -1,4 +1,4 @@
-//! Plots of measured times against the least that the device needs: a roofline of ops, and the efficiency of decode steps.
+//! Plots of measured times against the device's minimum: a roofline of ops, and the efficiency of decode steps.
 
 use crate::bench::roofline::Peaks;
 use crate::bench::svg::dots::{Dot, Dots, Track};
@@ -12,10 +12,10 @@ use pegainfer_models::{detect, engine};
 use pegainfer_runtime::Overrides;
 use std::collections::BTreeSet;
 
-/// Share of a step from which on an op has a dot.
+/// Minimum fraction of a step for an op to be plotted.
 const SMALL_OP: f64 = 0.01;
 
-/// Flags for what a ledger does not know.
+/// Flags for properties that a ledger may lack.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Given<'a> {
     /// Checkpoint directory or Hugging Face id of the model, for a ledger without its config.json.
@@ -32,26 +32,26 @@ pub struct Floors<'a> {
     model: ModelDir,
     overrides: Overrides,
     peaks: Peaks,
-    /// FLOP/s and bytes per second, which are known.
+    /// Known peak rates: FLOP/s and bytes per second.
     limits: (f64, f64),
 }
 
-/// A step of sequences that are alike: their number, and the new tokens and the context of each.
+/// A step of equal sequences: their number, and new tokens and context of each.
 type Alike = (usize, usize, usize);
 
 impl<'a> Floors<'a> {
     /// Finds the model's shape and the device's peak rates.
     ///
     /// # Errors
-    /// If one of them is not known.
+    /// One of them is unknown.
     pub fn new(ledger: &'a Ledger, given: Given<'_>) -> Result<Self> {
         let Header { model: name, device, quantization, kv_cache_dtype, vocab_size, .. } = &ledger.header;
-        let peaks = Peaks::given_or_of_device(given.read_gbs, given.peak_tflops, device);
+        let peaks = Peaks::given_or_datasheet(given.read_gbs, given.peak_tflops, device);
         let Some(limits) = peaks.flop_s.zip(peaks.read_bytes_s) else {
             bail!("the peak rates of {device} are not known: give --read-gbs and --peak-tflops");
         };
         let model = match (&ledger.config, given.model_path) {
-            (Some(config), _) => model_path::of_config(config, name)?,
+            (Some(config), _) => model_path::from_config(config, name)?,
             (None, Some(path)) => model_path::resolve_config(Some(path))?,
             (None, None) => bail!("the ledger does not have the config.json of {name}: give --model-path"),
         };
@@ -72,7 +72,7 @@ impl<'a> Floors<'a> {
         Ok(Times::new(self.ledger, load, &records, self.peaks)?)
     }
 
-    /// Rate of each op over its FLOPs per byte, for the steps whose ops were timed: decode steps, and prompts.
+    /// Rate of each op over its FLOPs per byte, for the steps with timed ops: decode steps and prompts.
     pub fn roofline(&self) -> Result<[Dots; 2]> {
         let (flop_s, bytes_s) = self.limits;
         let panel = |title: &str, kind| -> Result<Dots> {
@@ -124,11 +124,12 @@ impl<'a> Floors<'a> {
         let sequences: BTreeSet<usize> = steps.iter().map(|step| step.sequences).collect();
         let contexts = contexts(&steps);
         let mut rows = Vec::new();
-        for (&below, &most) in std::iter::once(&0).chain(&contexts).zip(&contexts) {
-            let of_row: Vec<_> = steps.iter().filter(|step| step.context > below && step.context <= most).collect();
-            let cell = |n: &usize| of_row.iter().find(|step| step.sequences == *n).and_then(|step| step.part);
-            let at_most = if of_row.iter().all(|step| step.context == most) { "" } else { "\u{2264} " };
-            rows.push((format!("{at_most}{most}"), sequences.iter().map(cell).collect()));
+        for (&over, &context) in std::iter::once(&0).chain(&contexts).zip(&contexts) {
+            let row_steps: Vec<_> =
+                steps.iter().filter(|step| step.context > over && step.context <= context).collect();
+            let cell = |n: &usize| row_steps.iter().find(|step| step.sequences == *n).and_then(|step| step.part);
+            let prefix = if row_steps.iter().all(|step| step.context == context) { "" } else { "\u{2264} " };
+            rows.push((format!("{prefix}{context}"), sequences.iter().map(cell).collect()));
         }
         let columns = sequences.iter().map(ToString::to_string).collect();
         let title = "tokens of context".to_owned();
@@ -139,23 +140,23 @@ impl<'a> Floors<'a> {
 /// A measured decode step.
 struct DecodeStep {
     sequences: usize,
-    /// Tokens of each.
+    /// Context tokens of each sequence.
     context: usize,
     /// Floor over measured time.
     part: Option<f64>,
 }
 
-/// The contexts that get a row: those of at least a third as many steps as the most frequent one, and the longest. The others, which fill
-/// the KV cache, share the row of the next longer one.
+/// Contexts with their own row: those with at least a third as many steps as the most frequent one, and the longest.
+/// Other contexts, which fill the KV cache, share the row of the next longer one.
 fn contexts(steps: &[DecodeStep]) -> Vec<usize> {
     let all: BTreeSet<usize> = steps.iter().map(|step| step.context).collect();
     let count = |context: usize| steps.iter().filter(|step| step.context == context).count();
-    let most = all.iter().map(|context| count(*context)).max().unwrap_or(0);
+    let peak = all.iter().map(|context| count(*context)).max().unwrap_or(0);
     let longest = all.last().copied();
-    all.into_iter().filter(|context| 3 * count(*context) > most || Some(*context) == longest).collect()
+    all.into_iter().filter(|context| 3 * count(*context) > peak || Some(*context) == longest).collect()
 }
 
-/// The sequences of a step, if they can be alike.
+/// The step as equal sequences, if they can be equal.
 fn alike(load: &StepLoad) -> Option<Alike> {
     let alike = match (load.decode_rows, load.prefill_rows) {
         (rows @ 1.., 0) => (rows, 1, load.decode_kv / rows),
@@ -186,7 +187,7 @@ mod tests {
             let track = decode.tracks.iter().find(|other| other.name == track).unwrap();
             track.dots.iter().find(|dot| dot.label == label).unwrap()
         };
-        // 114.8 GFLOP and 3.614 GB in 0.8144 ms, 29 % of 2.772 ms: what `plan --batch 32 --context 256` prints.
+        // `plan --batch 32 --context 256` prints 114.8 GFLOP and 3.614 GB in 0.8144 ms, 29 % of 2.772 ms.
         let swiglu = dot("linear_swiglu", "32");
         assert!((swiglu.at.0 - 31.76).abs() < 0.01 && (swiglu.at.1 - 141.0).abs() < 0.1, "{swiglu:?}");
         assert!((swiglu.area - 0.8144 / 2.7724).abs() < 1e-3);
@@ -210,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn missing_inputs_are_named() {
         let mut ledger = ledger();
         ledger.config = None;
         let refused = |ledger: &Ledger, given: Given<'_>| Floors::new(ledger, given).err().unwrap().to_string();

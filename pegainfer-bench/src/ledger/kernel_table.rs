@@ -1,19 +1,19 @@
-//! Tables of the kernels of measured steps, in the order in which they complete.
+//! Tables of the kernels of measured steps, in the order of completion.
 
 use pegainfer_core::ledger::{KernelLine, Ledger, StepLoad};
 use std::fmt::Write;
 
-/// Characters of a kernel's name: those of libraries have hundreds.
+/// Maximum number of shown characters of a kernel's name; library kernels have hundreds.
 const NAME: usize = 72;
 
-/// A table for each step of the ledger whose kernels were recorded.
+/// A table for each step with recorded kernels.
 pub fn kernel_tables(ledger: &Ledger) -> String {
     let mut loads: Vec<StepLoad> = ledger.kernels.iter().map(|line| line.load).collect();
     loads.dedup();
     loads.into_iter().map(|load| kernel_table(ledger, load)).collect()
 }
 
-/// The table of the step with this load: a line for each kernel and grid.
+/// The table of one step, with a line for each kernel and grid.
 fn kernel_table(ledger: &Ledger, load: StepLoad) -> String {
     let kernels: Vec<&KernelLine> = ledger.kernels.iter().filter(|line| line.load == load).collect();
     let (calls, us) = kernels.iter().fold((0, 0.0), |(calls, us), line| (calls + line.calls, us + line.us));

@@ -1,16 +1,16 @@
-//! Tables of the ops of measured steps, the ops that take longest first.
+//! Tables of the ops of measured steps, longest first.
 
 use pegainfer_core::ledger::{Ledger, OpLine, StepLoad};
 use std::fmt::Write;
 
-/// A table for each step of the ledger whose ops were timed.
+/// A table for each step with timed ops.
 pub fn op_tables(ledger: &Ledger) -> String {
     let mut loads: Vec<StepLoad> = ledger.ops.iter().map(|line| line.load).collect();
     loads.dedup();
     loads.into_iter().map(|load| op_table(ledger, load)).collect()
 }
 
-/// The table of the step with this load: a line for each op with a kernel and operands.
+/// The table of one step, with a line for each op, kernel and operands.
 fn op_table(ledger: &Ledger, load: StepLoad) -> String {
     let mut ops: Vec<&OpLine> = ledger.ops.iter().filter(|line| line.load == load).collect();
     ops.sort_by(|a, b| b.us.total_cmp(&a.us));

@@ -6,7 +6,7 @@ use pegainfer_core::ledger::Rows;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StepArg(pub Rows);
 
-/// Parses `decode:SEQUENCES:CONTEXT`, `prefill:TOKENS`, or `prefill:TOKENS:CONTEXT`, whose context contains the tokens.
+/// Parses `decode:SEQUENCES:CONTEXT`, `prefill:TOKENS` or `prefill:TOKENS:CONTEXT`. The context includes the tokens.
 pub fn parse_step(text: &str) -> Result<StepArg, String> {
     let mut parts = text.trim().split(':');
     let kind = parts.next().unwrap_or_default();

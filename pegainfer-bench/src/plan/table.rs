@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write;
 
-/// One line of the printed plan; equal nodes of several layers are folded into one line.
-struct Line<'a> {
+/// One line of the printed plan. Equal nodes of several layers share a line.
+struct PlanLine<'a> {
     first: usize,
     record: &'a OpRecord,
     count: usize,
@@ -14,7 +14,7 @@ struct Line<'a> {
     after: Vec<usize>,
 }
 
-/// The plan as a table. Nodes that differ only in their layer are one line; column `after` has the numbers of the lines whose
+/// The plan as a table. Nodes that differ only in their layer share a line. Column `after` lists the lines whose
 /// results a line reads.
 pub fn table(records: &[OpRecord]) -> String {
     let lines = fold(records);
@@ -58,7 +58,7 @@ pub fn table(records: &[OpRecord]) -> String {
     out
 }
 
-/// Calls of each op that sends something to other ranks, and the bytes that a rank sends for all of them.
+/// Calls of each op that sends data to other ranks, and the bytes that a rank sends in all of them.
 fn exchanges(records: &[OpRecord]) -> BTreeMap<&'static str, (usize, u64)> {
     let mut exchanges: BTreeMap<_, (usize, u64)> = BTreeMap::new();
     for record in records.iter().filter(|record| record.sent > 0) {
@@ -69,7 +69,7 @@ fn exchanges(records: &[OpRecord]) -> BTreeMap<&'static str, (usize, u64)> {
     exchanges
 }
 
-/// The plan as JSON: every node, with the indices of the nodes it depends on.
+/// The plan as JSON: every node, with the indices of the nodes that it depends on.
 pub fn json(records: &[OpRecord]) -> Value {
     let operand = |o: &Operand| json!({"id": o.id, "name": o.name, "shape": o.shape, "dtype": o.dtype.to_string()});
     let edges = edges(records);
@@ -115,22 +115,22 @@ fn edges(records: &[OpRecord]) -> Vec<Vec<usize>> {
         .collect()
 }
 
-/// Key that a node shares with its counterparts of other layers: the op, and the shapes and names of its operands without
-/// the layer number.
+/// Key that a node shares with its counterparts in other layers: the op, and its operands' shapes and names without the
+/// layer number.
 fn kind(record: &OpRecord) -> (&'static str, Vec<(String, &[usize])>) {
     let name = |o: &Operand| o.name.split('.').filter(|part| part.parse::<usize>().is_err()).collect::<String>();
     let operands = record.reads.iter().chain(&record.writes);
     (record.op, operands.map(|o| (name(o), o.shape.as_slice())).collect())
 }
 
-fn fold(records: &[OpRecord]) -> Vec<Line<'_>> {
+fn fold(records: &[OpRecord]) -> Vec<PlanLine<'_>> {
     let edges = edges(records);
-    let mut lines: Vec<Line<'_>> = Vec::new();
+    let mut lines: Vec<PlanLine<'_>> = Vec::new();
     let mut line_of_kind = HashMap::new();
     let mut line_of_node = Vec::new();
     for (i, record) in records.iter().enumerate() {
         let line = *line_of_kind.entry(kind(record)).or_insert_with(|| {
-            lines.push(Line { first: i, record, count: 0, after: Vec::new() });
+            lines.push(PlanLine { first: i, record, count: 0, after: Vec::new() });
             lines.len() - 1
         });
         lines[line].count += 1;
@@ -155,7 +155,7 @@ mod tests {
     fn a_rank_of_several_prints_what_it_sends() {
         let dir = model_dir().with_file_name("dsv4-tiny-fp4fp8");
         let records = engine::record_rank(&dir, &Overrides::default(), 2, (2, 1, 100)).unwrap();
-        // Five layers, two rows of 256: 11 sums of bf16, with a flag for each word, and half of 4,096 logits in f32.
+        // Five layers, two rows of 256: 11 bf16 sums with a flag per word, and half of 4,096 logits in f32.
         let (sums, logits) = (2 * 11 * 2 * 256 * 2, 2 * 2048 * 4);
         let text = table(&records);
         assert!(text.contains("\nall_reduce: 11 calls, 0.023 MB sent by each rank\n"), "{text}");
@@ -183,7 +183,7 @@ mod tests {
         assert!(text.contains("attention") && text.contains("total: 34 nodes"), "{text}");
         let json = json(&records);
         assert_eq!(json["nodes"].as_array().unwrap().len(), records.len());
-        // Every node but the first reads what an earlier one wrote.
+        // Every node except the first reads the output of an earlier one.
         for (i, node) in json["nodes"].as_array().unwrap().iter().enumerate().skip(1) {
             let after = node["after"].as_array().unwrap();
             assert!(!after.is_empty() && after.iter().all(|n| n.as_u64().unwrap() < i as u64), "{node}");

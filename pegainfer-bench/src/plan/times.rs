@@ -1,4 +1,4 @@
-//! The times of a ledger beside the recorded ops of a step.
+//! A ledger's times next to the recorded ops of a step.
 
 use crate::bench::roofline::Peaks;
 use pegainfer_core::ledger::{LawError, Ledger, OpShares, StepLoad};
@@ -12,55 +12,55 @@ use std::fmt;
 pub struct Times {
     /// The device of the ledger.
     device: String,
-    /// Whether the ledger was measured with other kernels than those of this program.
+    /// True if the ledger was measured with other kernels than this program's.
     stale: bool,
-    /// Where the time of the step comes from; `None` if the step lies beyond what the ledger covers.
+    /// Source of the step's time; `None` if the ledger does not cover the step.
     source: Option<Source>,
     /// The step.
     pub step: Time,
     /// Each op, in the order of the plan.
     pub ops: Vec<OpTime>,
-    /// The step whose ops were timed: its shares give the times of the ops.
+    /// The step with timed ops. Its shares give the times of the ops.
     shares_of: Option<StepLoad>,
 }
 
-/// Where the time of a step comes from.
+/// Source of a step's time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Source {
     /// The step was measured.
     Measured,
-    /// From the measured steps around it.
+    /// Interpolated between the nearest measured steps.
     Interpolated,
 }
 
-/// A time and the least that it can be.
+/// A time and its lower bound.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Time {
-    /// Microseconds that memory or arithmetic takes at the peak rates of the device; `None` if these are not known.
+    /// Microseconds of memory traffic or arithmetic at the device's peak rates; `None` if these are unknown.
     pub floor_us: Option<f64>,
-    /// Microseconds by the ledger; `None` where it has no time.
+    /// Microseconds from the ledger; `None` if it has no time.
     pub us: Option<f64>,
 }
 
-/// The time of the calls of an op.
+/// The time of an op's calls.
 #[derive(Debug, PartialEq, Serialize)]
 pub struct OpTime {
-    /// Its name.
+    /// Name of the op.
     pub op: &'static str,
-    /// Calls in the step.
+    /// Number of calls in the step.
     pub calls: usize,
-    /// Bytes that all of them move.
+    /// Bytes moved by all calls.
     pub bytes: u64,
-    /// Floating-point operations of all of them.
+    /// Floating-point operations of all calls.
     pub flops: u64,
-    /// The time of all of them.
+    /// The time of all calls.
     #[serde(flatten)]
     pub time: Time,
 }
 
 impl Times {
-    /// The times of a step that asks `load` of the device and has the ops `records`, on a device with these peak rates.
+    /// The times of a step with this load and the ops `records`, on a device with these peak rates.
     pub fn new(ledger: &Ledger, load: &StepLoad, records: &[OpRecord], peaks: Peaks) -> Result<Self, LawError> {
         let predicted = ledger.law()?.time(load);
         let source = match ledger.steps.iter().any(|line| line.load == *load) {
@@ -107,7 +107,7 @@ impl fmt::Display for Times {
         match self.source {
             Some(Source::Measured) => writeln!(f, "the step was measured")?,
             Some(Source::Interpolated) => writeln!(f, "the step is interpolated from measured ones")?,
-            None => writeln!(f, "the step lies beyond what the ledger covers")?,
+            None => writeln!(f, "the ledger does not cover this step")?,
         }
         if let Some(StepLoad { decode_rows, decode_kv, prefill_rows, prefill_tokens, .. }) = self.shares_of {
             writeln!(
@@ -117,7 +117,7 @@ impl fmt::Display for Times {
             )?;
         }
         if self.stale {
-            writeln!(f, "the ledger is stale: it was measured with other kernels than those of this program")?;
+            writeln!(f, "the ledger is stale: it was measured with other kernels than this program's")?;
         }
         Ok(())
     }
@@ -207,7 +207,7 @@ mod tests {
         );
         let of = |name: &str| times.ops.iter().find(|op| op.op == name).unwrap();
         assert_eq!((of("linear").time.us, of("sample").time.us), (Some(3000.0), None), "{times}");
-        // The floor of an op is the sum over its calls, that of the step over its ops.
+        // An op's floor is the sum over its calls; the step's floor is the sum over its ops.
         let records = engine::record(&model_dir(), &Overrides::default(), 4, 1, 100).unwrap();
         let floor = |name: &str| {
             let records = records.iter().filter(|record| record.op == name);
@@ -233,7 +233,7 @@ mod tests {
         let beyond = times(8, PEAKS);
         assert_eq!((beyond.source, beyond.step.us, beyond.shares_of), (None, None, None));
         assert!(beyond.ops.iter().all(|op| op.time.us.is_none()) && beyond.step.floor_us.is_some());
-        assert!(beyond.to_string().contains("beyond what the ledger covers"));
+        assert!(beyond.to_string().contains("the ledger does not cover this step"));
     }
 
     #[test]

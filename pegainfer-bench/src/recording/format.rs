@@ -1,4 +1,4 @@
-//! The lines of a recording: JSON objects, the header first.
+//! The lines of a recording: JSON objects, starting with the header.
 
 use super::Prompts;
 use pegainfer_core::engine::GenerateRequest;
@@ -12,7 +12,7 @@ use std::str::FromStr;
 
 /// Version of the format.
 ///
-/// Version 2 has [`Added::choice_of`]; files of version 1 are read as well.
+/// Version 2 has [`Added::choice_of`]. Files of version 1 can also be read.
 pub const VERSION: u32 = 2;
 
 /// The first line.
@@ -24,32 +24,32 @@ pub struct Header {
     pub model: String,
     /// Version of the program.
     pub version: String,
-    /// What the file holds of prompts.
+    /// Recorded content of prompts.
     pub prompts: Prompts,
 }
 
 /// Any other line.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(untagged)]
-pub enum Line {
+pub enum RecordLine {
     /// A request was submitted.
     Added(Box<Added>),
-    /// It ended.
+    /// A request ended.
     Ended(Ended),
-    /// So many lines are missing, because the disk could not keep up.
+    /// Lines are missing, because the disk could not keep up.
     Gap {
         /// Number of lines.
         gap: u64,
     },
-    /// What the engine's scheduler was told or planned, with `--record-steps`.
+    /// An input or plan of the engine's scheduler, with `--record-steps`.
     Schedule(ScheduleEvent),
 }
 
-impl FromStr for Line {
+impl FromStr for RecordLine {
     type Err = serde_json::Error;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        /// The field that tells which line it is.
+        /// The field that identifies the kind of line.
         #[derive(Deserialize)]
         struct Kind {
             add: Option<IgnoredAny>,
@@ -65,7 +65,7 @@ impl FromStr for Line {
     }
 }
 
-/// A request. With [`Prompts::Ids`], everything that decides its tokens.
+/// A request. With [`Prompts::Ids`], it contains everything that determines its tokens.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Added {
     /// Seconds since the server was ready.
@@ -74,24 +74,24 @@ pub struct Added {
     pub add: u64,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
-    /// Most tokens to generate.
+    /// Maximum number of tokens to generate.
     pub max_tokens: usize,
-    /// Lower ones are taken from the queue first.
+    /// Lower numbers leave the queue first.
     pub priority: i32,
     /// The prompt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ids: Option<Vec<u32>>,
-    /// Hashes of the prompt's whole blocks.
+    /// Hashes of the prompt's complete blocks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hashes: Option<Vec<String>>,
-    /// The first choice of the same HTTP request. Its line has the prompt and the parameters, which are the same apart
-    /// from the seed.
+    /// The first choice of the same HTTP request. Its line contains the prompt and the parameters, which are the same
+    /// except for the seed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub choice_of: Option<u64>,
-    /// Seed of this choice; present with `choice_of` if prompts are recorded as ids.
+    /// Seed of this choice, next to `choice_of` if prompts are recorded as ids.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seed: Option<u64>,
-    /// With `ids`.
+    /// Present with `ids`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parameters: Option<Parameters>,
 }
@@ -132,13 +132,13 @@ pub struct Ended {
     pub t: f64,
     /// Number of the request.
     pub end: u64,
-    /// Tokens that the server received.
+    /// Number of tokens that the server received.
     pub tokens: usize,
-    /// Why no more came.
+    /// Why the request ended.
     pub reason: Reason,
     /// Hash of the tokens, see [`TokenHash`](super::TokenHash).
     pub hash: String,
-    /// Hashes of the whole blocks behind those of the prompt.
+    /// Hashes of the complete blocks after those of the prompt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hashes: Option<Vec<String>>,
 }
@@ -147,18 +147,18 @@ pub struct Ended {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Reason {
-    /// At an end-of-text or stop token.
+    /// An end-of-text or stop token.
     Stop,
-    /// At `max_tokens` or the end of the context.
+    /// `max_tokens` or the end of the context.
     Length,
-    /// The server did not want more: the client went away, a stop string was found, or a deadline passed.
+    /// The server cancelled it: the client left, a stop string was found, or a deadline passed.
     Cancelled,
-    /// The engine or the grammar could not go on.
+    /// The engine or the grammar failed.
     Failed,
 }
 
 impl Added {
-    /// A request at `t` with what `prompts` allows to keep.
+    /// A request at time `t`, with the content that `prompts` allows.
     pub fn new(t: f64, add: u64, request: &GenerateRequest, prompts: Prompts, hashes: Option<Vec<String>>) -> Self {
         let ids = prompts == Prompts::Ids;
         Self {
@@ -171,11 +171,11 @@ impl Added {
             hashes,
             choice_of: None,
             seed: None,
-            parameters: ids.then(|| Parameters::of(request)),
+            parameters: ids.then(|| Parameters::from_request(request)),
         }
     }
 
-    /// A further choice of the request `first`, which has the prompt and the parameters in its line.
+    /// Another choice of the request `first`, whose line contains the prompt and the parameters.
     pub fn choice(t: f64, add: u64, request: &GenerateRequest, prompts: Prompts, first: u64) -> Self {
         let lengths = Self::new(t, add, request, Prompts::Lengths, None);
         let seed = (prompts == Prompts::Ids).then(|| request.sampling.seed());
@@ -191,10 +191,10 @@ impl Added {
         Self { ids: first.ids.clone(), hashes: first.hashes.clone(), parameters, choice_of: None, seed: None, ..self }
     }
 
-    /// The request again, without its grammar; `None` without ids.
+    /// The original request without its grammar; `None` without ids.
     ///
     /// # Errors
-    /// A parameter is out of range: the line was not written by this program.
+    /// A parameter is out of range: this program did not write the line.
     pub fn request(&self, vocab_size: usize) -> Result<Option<GenerateRequest>, SamplingError> {
         let (Some(ids), Some(parameters)) = (&self.ids, &self.parameters) else { return Ok(None) };
         let Parameters { temperature, top_k, top_p, min_p, seed, .. } = *parameters;
@@ -215,7 +215,7 @@ impl Added {
 }
 
 impl Parameters {
-    fn of(request: &GenerateRequest) -> Self {
+    fn from_request(request: &GenerateRequest) -> Self {
         let sampling = &request.sampling;
         Self {
             temperature: sampling.temperature(),
@@ -226,14 +226,14 @@ impl Parameters {
             stop_token_ids: request.stop_token_ids.clone(),
             ignore_eos: request.ignore_eos,
             cache_salt: request.cache_salt,
-            logits_processors: request.logits_processors.as_ref().map(|it| Processors::of(it.params())),
+            logits_processors: request.logits_processors.as_ref().map(|it| Processors::from_params(it.params())),
             grammar: request.grammar.as_ref().map(|grammar| grammar.source()),
         }
     }
 }
 
 impl Processors {
-    fn of(params: &LogitsProcessorParams) -> Self {
+    fn from_params(params: &LogitsProcessorParams) -> Self {
         let params = params.clone();
         Self {
             presence_penalty: params.presence_penalty,
@@ -283,11 +283,11 @@ mod tests {
             cache_salt: u64::MAX,
             ..GenerateRequest::greedy([5, 6, 7], 12)
         };
-        let line = Line::Added(Box::new(Added::new(1.5, 3, &request, Prompts::Ids, None)));
+        let line = RecordLine::Added(Box::new(Added::new(1.5, 3, &request, Prompts::Ids, None)));
         let text = serde_json::to_string(&line).unwrap();
-        let read: Line = text.parse().unwrap();
+        let read: RecordLine = text.parse().unwrap();
         assert_eq!(read, line, "{text}");
-        let Line::Added(added) = read else { panic!("{text}") };
+        let RecordLine::Added(added) = read else { panic!("{text}") };
         let again = added.request(100).unwrap().unwrap();
         assert_eq!(format!("{again:?}"), format!("{request:?}"));
         assert!(added.request(50).is_ok() && added.request(3).is_err(), "token 3 is beyond the vocabulary");

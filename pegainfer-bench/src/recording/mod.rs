@@ -1,4 +1,4 @@
-//! Recordings of what a server was asked: `serve --record FILE` writes them, [`replay`](crate::replay) and
+//! Recordings of a server's requests. `serve --record FILE` writes them; [`replay`](crate::replay) and
 //! [`traces`](crate::traces) read them.
 
 pub mod format;
@@ -7,13 +7,14 @@ use clap::ValueEnum;
 use pegainfer_core::rng;
 use serde::{Deserialize, Serialize};
 
-/// What a recording holds of a prompt.
+/// Recorded content of a prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Prompts {
     /// Token ids, and everything else that decides the output: who can read the file can read the prompts
     Ids,
-    /// A hash of each block of 16 tokens and of all before it, under a key that nobody keeps: which prompts share a prefix
+    /// A hash of each block of 16 tokens and of all before it, under a key that nobody keeps: which prompts share a
+    /// prefix
     #[default]
     Hashes,
     /// Numbers of tokens

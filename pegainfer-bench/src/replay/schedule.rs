@@ -1,7 +1,7 @@
 //! `pegainfer replay --schedule`: the scheduler plans the steps of a recording again.
 
 use super::file::open;
-use crate::recording::format::Line;
+use crate::recording::format::RecordLine;
 use anyhow::{Context, Result};
 use pegainfer_core::schedule::recording::{Replayed, replay};
 use pegainfer_terminal::stdout::print;
@@ -15,10 +15,10 @@ pub fn run(file: &Path) -> Result<()> {
     let events = std::iter::from_fn(|| {
         loop {
             match lines.next()? {
-                Ok(Line::Schedule(event)) => return Some(event),
-                Ok(Line::Added(_) | Line::Ended(_)) => {}
-                // What follows depends on what is missing.
-                Ok(Line::Gap { gap }) => {
+                Ok(RecordLine::Schedule(event)) => return Some(event),
+                Ok(RecordLine::Added(_) | RecordLine::Ended(_)) => {}
+                // Later steps depend on the missing lines.
+                Ok(RecordLine::Gap { gap }) => {
                     missing = gap;
                     return None;
                 }
@@ -41,7 +41,7 @@ pub fn run(file: &Path) -> Result<()> {
     ))?;
     if missing > 0 {
         log::warn!(
-            "{name}: {missing} lines behind step {steps} were not recorded; the schedule is replayed up to there"
+            "{name}: {missing} lines after step {steps} were not recorded; the schedule is replayed up to there"
         );
     }
     Ok(())

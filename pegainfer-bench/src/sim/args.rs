@@ -17,7 +17,8 @@ pub struct SimArgs {
     /// A ledger inside the executable instead.
     #[command(flatten)]
     pub shipped: ShippedArgs,
-    /// Closed loop: number of concurrent requests; a new one starts when one ends [default: 1,8 if no other workload is given]
+    /// Closed loop: number of concurrent requests; a new one starts when one ends [default: 1,8 if no other workload is
+    /// given]
     #[arg(long, value_name = "N,..", value_delimiter = ',', help_heading = WORKLOAD)]
     pub concurrency: Vec<NonZeroUsize>,
     /// Burst: number of requests sent at the same time
@@ -42,7 +43,8 @@ pub struct SimArgs {
     /// Output length of each request in tokens
     #[arg(long, value_name = "TOKENS", default_value = "64", help_heading = WORKLOAD)]
     pub output_len: NonZeroUsize,
-    /// Requests of a run [default: 2 for each concurrent request, the arrivals of 15 seconds (40 to 100000), or the whole trace]
+    /// Requests of a run [default: 2 for each concurrent request, the arrivals of 15 seconds (40 to 100000), or the
+    /// whole trace]
     #[arg(long, value_name = "N", help_heading = WORKLOAD)]
     pub requests: Option<NonZeroUsize>,
     /// Number of runs with different prompts and arrival times; the median of each metric is printed
@@ -76,7 +78,7 @@ pub struct SimArgs {
     /// KV cache in tokens [default: the ledger's]
     #[arg(long, value_name = "TOKENS", help_heading = ENGINE)]
     pub kv_cache_tokens: Option<NonZeroUsize>,
-    /// Fail if a step lies beyond what the ledger covers
+    /// Fail if the ledger does not cover a step
     #[arg(long)]
     pub strict: bool,
     /// Also write the metrics to a JSON file; - prints the JSON instead of the tables

@@ -1,4 +1,4 @@
-//! A device that computes nothing and takes the time that a ledger predicts, on a clock of its own.
+//! A device that computes nothing, and takes the ledger's predicted time on a clock of its own.
 
 use pegainfer_core::engine::{Clock, SimulatedClock};
 use pegainfer_core::ledger::{HostCost, Law, OpShares, StepKind, StepLoad};
@@ -8,39 +8,39 @@ use std::collections::VecDeque;
 use std::marker::PhantomData;
 use std::time::{Duration, Instant};
 
-/// Id of every sampled token. Requests of a simulation ignore ends of text.
+/// Id of every sampled token. Simulated requests ignore end-of-text tokens.
 const TOKEN: u32 = 0;
 
-/// A simulated device beside an engine thread that takes time, too.
+/// A simulated device with an engine thread that also takes time.
 #[derive(Debug)]
 pub struct SimulatedDevice<S> {
     law: Law,
     host: HostCost,
     depth: usize,
-    /// The time at which the clock began.
+    /// Start of the clock.
     epoch: Instant,
     clock: SimulatedClock,
-    /// When the device has done all that was launched.
+    /// Time at which the device has finished all launched steps.
     free_at: Duration,
-    /// When each step in flight ends, and its number of samples.
+    /// For each step in flight, its end time and its number of samples.
     in_flight: VecDeque<(Duration, usize)>,
     shares: OpShares,
     tally: Tally,
-    /// Steps, where they are kept.
+    /// Recorded steps, if requested.
     timeline: Option<Vec<SimulatedStep>>,
     state: PhantomData<fn() -> S>,
 }
 
-/// What the device did.
+/// Totals of the device's work.
 #[derive(Debug, Clone, Default)]
 pub struct Tally {
-    /// Steps by kind, in the order of [`StepKind::ALL`].
+    /// Number of steps by kind, in the order of [`StepKind::ALL`].
     pub steps: [u64; 3],
-    /// Seconds by kind.
+    /// Seconds of steps by kind.
     pub seconds: [f64; 3],
-    /// Seconds of steps beyond what the ledger covers.
+    /// Seconds of steps that the ledger does not cover.
     pub uncovered: f64,
-    /// Steps beyond what the ledger covers.
+    /// Number of steps that the ledger does not cover.
     pub uncovered_steps: u64,
     /// Seconds of each op, in the order of [`OpShares::names`].
     pub ops: Vec<f64>,
@@ -49,11 +49,11 @@ pub struct Tally {
 /// A step of the timeline.
 #[derive(Debug, Clone, Copy)]
 pub struct SimulatedStep {
-    /// When it began, on the simulation's clock.
+    /// Start time on the simulation's clock.
     pub begin: Duration,
-    /// When it ended.
+    /// End time.
     pub end: Duration,
-    /// What it asked of the device.
+    /// Load of the step.
     pub load: StepLoad,
 }
 
@@ -76,12 +76,12 @@ impl<S> SimulatedDevice<S> {
         }
     }
 
-    /// Time since the beginning.
+    /// Time since the start of the clock.
     pub fn elapsed(&self) -> Duration {
         self.clock.elapsed()
     }
 
-    /// A time of the simulation as one of its clock.
+    /// A simulated time as an `Instant`.
     pub fn instant(&self, at: Duration) -> Instant {
         self.epoch + at
     }
@@ -91,7 +91,7 @@ impl<S> SimulatedDevice<S> {
         self.clock.advance_to_elapsed(at);
     }
 
-    /// What the device did since this was asked last, and its steps where they are kept.
+    /// Totals since the last call, and the recorded steps.
     pub fn take_results(&mut self) -> (Tally, Vec<SimulatedStep>) {
         let timeline = self.timeline.as_mut().map(std::mem::take);
         (std::mem::take(&mut self.tally), timeline.unwrap_or_default())
@@ -120,7 +120,7 @@ impl<S: SequenceState> StepExecutor for SimulatedDevice<S> {
         Ok(())
     }
 
-    /// A part of the step's time.
+    /// Sampling is included in the step's time.
     fn sample(&mut self, _: &Step<S::Row>) -> Result<(), OpError> {
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! How long the engine thread takes for a step, beside the device: measured by running it over a device that takes no time.
+//! Measures the engine thread's own time per step, by running it over a device that takes no time.
 
 use super::device::SimulatedDevice;
 use super::setup;
@@ -7,22 +7,22 @@ use pegainfer_core::engine::{GenerateRequest, RequestId, StepEngine};
 use pegainfer_core::ledger::{Header, HostCost, Law, OpShares, StepLine, StepLoad};
 use std::time::Instant;
 
-/// Tokens that each sequence generates.
+/// Number of generated tokens per sequence.
 const STEPS: usize = 256;
-/// Sequences of the larger of two runs, at most.
-const MANY: usize = 64;
-/// Runs, the fastest of which counts.
+/// Maximum number of sequences in the larger of two runs.
+const MAX_SEQUENCES: usize = 64;
+/// Number of runs; the fastest counts.
 const RUNS: usize = 5;
 
-/// The host's part of a step on this machine, for an engine as in `header`.
+/// The host's time per step on this machine, for the engine of `header`.
 pub fn host_cost(header: &Header) -> Result<HostCost> {
-    let most = header.max_num_seqs.min(header.kv_blocks).min(MANY);
+    let sequences = header.max_num_seqs.min(header.kv_blocks).min(MAX_SEQUENCES);
     let one = best(header, 1)?;
-    if most == 1 {
+    if sequences == 1 {
         return Ok(HostCost { step_us: one, row_us: 0.0 });
     }
-    let many = best(header, most)?;
-    let row_us = ((many - one) / (most - 1) as f64).max(0.0);
+    let many = best(header, sequences)?;
+    let row_us = ((many - one) / (sequences - 1) as f64).max(0.0);
     Ok(HostCost { step_us: (one - row_us).max(0.0), row_us })
 }
 

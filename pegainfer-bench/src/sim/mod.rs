@@ -1,12 +1,13 @@
-//! `pegainfer sim`: what a workload would see on the device of a ledger, without the device.
+//! `pegainfer sim`: predicts a workload's metrics on the device of a ledger, without the device.
 //!
-//! The engine is the real one, with scheduler, KV pool, prefix index and batching delay; its executor takes the time of each step from
-//! the ledger's law, and its clock is the simulation's.
+//! The engine is the real one, with scheduler, KV pool, prefix index and batching delay. Its executor takes the time of
+//! each step from the ledger's law, on a simulated clock.
 //!
 //! # Layout
-//! - [`args`]: flags. [`mod@workload`]: the workloads of `bench`, and traces. [`search`]: rates within limits, and flags.
-//! - [`device`]: the executor. [`world`]: clients and engine. [`simulation`], [`setup`]: both from a ledger. [`host`]: the
-//!   engine thread's own time.
+//! - [`args`]: flags. [`mod@workload`]: the workloads of `bench`, and traces. [`search`]: rates within limits, and
+//!   flags.
+//! - [`device`]: the executor. [`world`]: clients and engine. [`simulation`], [`setup`]: both from a ledger. [`host`]:
+//!   the engine thread's own time.
 //! - [`report`]: tables and JSON. [`timeline`]: steps for a trace viewer.
 
 pub mod args;
@@ -28,7 +29,7 @@ use pegainfer_core::rng;
 use pegainfer_kernels::sources;
 use pegainfer_terminal::stderr;
 use pegainfer_terminal::stdout::{print, print_exact};
-use report::{EngineUse, Report, Row, figures};
+use report::{EngineUse, Row, SimReport, figures};
 use search::{Lengths, Slo};
 use simulation::Simulation;
 use std::fs::File;
@@ -42,7 +43,7 @@ pub fn run(args: &SimArgs) -> Result<()> {
     resize(&mut simulation, args);
     simulation.check()?;
     if stale {
-        stderr::print("the ledger is stale: it was measured with other kernels than those of this program");
+        stderr::print("the ledger is stale: it was measured with other kernels than this program's");
     }
     ensure!(!(args.strict && stale), "--strict: measure the ledger again with pegainfer ledger");
     if args.slo_ttft.is_some() || args.slo_tpot.is_some() {
@@ -62,7 +63,7 @@ pub fn run(args: &SimArgs) -> Result<()> {
     report(args, &simulation, &workloads, stale)
 }
 
-/// Replaces the sizes of the engine that flags name.
+/// Applies the flags for engine sizes.
 fn resize(simulation: &mut Simulation, args: &SimArgs) {
     let header = &mut simulation.header;
     header.max_num_seqs = args.max_num_seqs.map_or(header.max_num_seqs, usize::from);
@@ -73,10 +74,10 @@ fn resize(simulation: &mut Simulation, args: &SimArgs) {
 
 /// Runs each workload with each seed and prints the report.
 fn report(args: &SimArgs, simulation: &Simulation, workloads: &[workload::Workload], stale: bool) -> Result<()> {
-    let mut report = Report::new(simulation, stale);
+    let mut report = SimReport::new(simulation, stale);
     let mut steps = Vec::new();
     for (i, workload) in workloads.iter().enumerate() {
-        // The seeds of `bench`.
+        // Same seeds as `bench`.
         let seed = rng::bits(args.seed, i as u64);
         let mut runs = Vec::new();
         let mut engine = None;
@@ -88,7 +89,7 @@ fn report(args: &SimArgs, simulation: &Simulation, workloads: &[workload::Worklo
         }
         let engine = engine.context("no run")?;
         let uncovered = engine.uncovered_steps;
-        ensure!(!args.strict || uncovered == 0, "--strict: {uncovered} steps lie beyond what the ledger covers");
+        ensure!(!args.strict || uncovered == 0, "--strict: the ledger does not cover {uncovered} steps");
         let (prompt_len, output_len) = workload.mean_lengths();
         let (name, median) = (workload.name(), Figures::median(&runs));
         report.rows.push(Row { name, prompt_len, output_len, median, engine, runs });

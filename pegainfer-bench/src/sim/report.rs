@@ -1,4 +1,4 @@
-//! What a simulation says, as tables and as JSON.
+//! Results of a simulation, as tables and as JSON.
 
 use super::simulation::Simulation;
 use super::world::Run;
@@ -11,43 +11,43 @@ use std::fmt::Write;
 /// Metrics of a workload.
 #[derive(Debug, Clone, Serialize)]
 pub struct Row {
-    /// The workload.
+    /// Name of the workload.
     pub name: String,
-    /// Mean tokens of a prompt.
+    /// Mean prompt length in tokens.
     pub prompt_len: f64,
-    /// Mean tokens of an output.
+    /// Mean output length in tokens.
     pub output_len: f64,
     /// Median of each metric over the runs.
     pub median: Figures,
-    /// What the engine and the device did in the last run.
+    /// Work of the engine and the device in the last run.
     pub engine: EngineUse,
     /// Metrics of each run.
     pub runs: Vec<Figures>,
 }
 
-/// What the engine and the device did in a run.
+/// Work of the engine and the device in one run.
 #[derive(Debug, Clone, Serialize)]
 pub struct EngineUse {
-    /// Steps of each kind.
+    /// Number of steps by kind.
     pub steps: Vec<(&'static str, u64)>,
-    /// Time of the device in steps of each kind, as a part of the run.
+    /// Device time by kind of step, as a fraction of the run.
     pub busy: Vec<(&'static str, f64)>,
-    /// Parts of the device's time, the largest first; empty if the ledger has no times of ops.
+    /// Fractions of the device time by op, largest first; empty if the ledger has no op times.
     pub ops: Vec<(String, f64)>,
-    /// Most KV blocks that requests held, as a part of the pool.
+    /// Peak of KV blocks held by requests, as a fraction of the pool.
     pub kv_peak: f64,
-    /// Part of the looked up prompt tokens that the prefix cache had.
+    /// Fraction of the looked-up prompt tokens found in the prefix cache.
     pub hit_rate: f64,
-    /// Requests that lost their blocks to older ones and were computed again.
+    /// Number of requests that lost their blocks to older ones and were recomputed.
     pub preemptions: u64,
-    /// Part of the device's time in steps beyond what the ledger covers.
+    /// Fraction of the device time in steps that the ledger does not cover.
     pub uncovered: f64,
-    /// Steps beyond what the ledger covers.
+    /// Number of steps that the ledger does not cover.
     pub uncovered_steps: u64,
 }
 
 impl EngineUse {
-    /// From a run; `ops` are the names of the ops whose times are known.
+    /// The work of a run. `ops` names the ops with known times.
     pub fn new(run: &Run, ops: &[String]) -> Self {
         let (tally, wall) = (&run.tally, run.wall.as_secs_f64());
         let busy = tally.busy();
@@ -72,23 +72,23 @@ impl EngineUse {
 
 /// The metrics of one run.
 pub fn figures(run: &Run) -> Figures {
-    Figures::of(&run.measurements, run.refused, run.wall)
+    Figures::new(&run.measurements, run.refused, run.wall)
 }
 
 /// The report of a simulation.
 #[derive(Debug, Serialize)]
-pub struct Report {
+pub struct SimReport {
     /// Version of this program.
     pub version: &'static str,
-    /// The engine.
+    /// Properties of the engine.
     pub engine: Header,
-    /// Whether the ledger was measured with other kernels than those of this program.
+    /// True if the ledger was measured with other kernels than this program's.
     pub stale: bool,
     /// Workloads in the order of the flags.
     pub rows: Vec<Row>,
 }
 
-impl Report {
+impl SimReport {
     /// A report without rows.
     pub fn new(simulation: &Simulation, stale: bool) -> Self {
         Self { version: env!("CARGO_PKG_VERSION"), engine: simulation.header.clone(), stale, rows: Vec::new() }

@@ -1,4 +1,4 @@
-//! Searches: the highest rate within limits of latency, and flags that suit a workload.
+//! Searches: the highest rate within latency limits, and suitable flags for a workload.
 
 use super::report::figures;
 use super::simulation::Simulation;
@@ -12,23 +12,23 @@ use std::fmt::Write;
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
-/// Arrivals of each tried rate, unless they are given: p99 is the tenth largest.
+/// Default number of arrivals per tried rate: p99 is the tenth largest.
 const REQUESTS: NonZeroUsize = NonZeroUsize::MIN.saturating_add(999);
-/// Relative width of the interval that the bisection ends with.
+/// Relative width of the final interval of the bisection.
 const PRECISION: f64 = 0.01;
-/// Rate with which a search begins, and the highest one.
+/// First tried rate, and maximum rate.
 const RATES: (f64, f64) = (1.0, 1e5);
-/// Mixed budgets that are tried.
+/// Tried mixed budgets.
 const MIXED: [usize; 8] = [128, 256, 384, 512, 768, 1024, 2048, 4096];
-/// Factors of the ledger's other sizes that are tried.
+/// Tried factors of the ledger's other sizes.
 const FACTORS: [f64; 3] = [0.25, 0.5, 1.0];
 
-/// Limits of latency.
+/// Latency limits.
 #[derive(Debug, Clone, Copy)]
 pub struct Slo {
-    /// Of TTFT.
+    /// Limit of TTFT.
     pub ttft: Option<Duration>,
-    /// Of TPOT.
+    /// Limit of TPOT.
     pub tpot: Option<Duration>,
     /// Quantile of the requests, in percent.
     pub quantile: u8,
@@ -56,25 +56,25 @@ impl Slo {
 /// Lengths and number of the requests of a search.
 #[derive(Debug, Clone, Copy)]
 pub struct Lengths {
-    /// Tokens of each prompt.
+    /// Prompt length in tokens.
     pub prompt: NonZeroUsize,
-    /// Tokens of each output.
+    /// Output length in tokens.
     pub output: NonZeroUsize,
-    /// Requests of a run.
+    /// Number of requests per run.
     pub requests: Option<NonZeroUsize>,
 }
 
-/// The highest rate of one seed, and what limits it.
+/// The highest rate of one seed, and its limit.
 #[derive(Debug, Clone, Copy)]
 struct Highest {
     qps: f64,
     /// The limit that a higher rate exceeds.
     exceeded: &'static str,
-    /// Part of the time in which the device is busy.
+    /// Fraction of time for which the device is busy.
     busy: f64,
 }
 
-/// The highest Poisson rate within the limits, for each of the seeds, as a sentence.
+/// The highest Poisson rate within the limits over the seeds, as a sentence.
 pub fn highest_rate(simulation: &Simulation, slo: Slo, lengths: Lengths, (seed, runs): (u64, usize)) -> Result<String> {
     let mut all = Vec::with_capacity(runs);
     for run in 0..runs as u64 {
@@ -110,7 +110,7 @@ fn bisect(simulation: &Simulation, slo: Slo, lengths: Lengths, seed: u64) -> Res
         Ok((slo.exceeded(&figures(&run)), busy))
     };
     let (mut low, mut high) = (None, RATES.0);
-    // The same seed gives the same requests at each rate, closer together.
+    // The same seed gives the same requests at each rate, only closer together.
     let mut exceeded = loop {
         match try_rate(high)? {
             (Some(what), _) => break what,
@@ -144,7 +144,7 @@ fn bisect(simulation: &Simulation, slo: Slo, lengths: Lengths, seed: u64) -> Res
     Ok(Highest { qps: low, exceeded, busy })
 }
 
-/// Runs the workload with other sizes of the engine, and lists them with what they give, the best TPOT first.
+/// Runs the workload with other engine sizes, and lists the results, best TPOT first.
 pub fn tune(simulation: &Simulation, workload: &Workload, seed: u64) -> Result<String> {
     let measured = &simulation.header;
     let mut rows: Vec<(String, Figures, bool)> = Vec::new();

@@ -1,4 +1,4 @@
-//! The engine of a ledger, as it was measured or with other flags.
+//! The engine of a ledger, as measured or with other flags.
 
 use super::device::SimulatedDevice;
 use pegainfer_core::engine::EngineLimits;
@@ -16,7 +16,7 @@ pub fn engine<S: SequenceState>(
         vocab_size: header.vocab_size,
         block_size: header.block_size,
         kv_blocks: header.kv_blocks,
-        // Tokens mean nothing here, and neither does the format.
+        // Tokens and their format mean nothing here.
         kv_cache_dtype: "simulated",
         max_num_seqs: header.max_num_seqs,
         eos_token_ids: Vec::new(),

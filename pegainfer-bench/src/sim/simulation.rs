@@ -1,4 +1,4 @@
-//! A ledger as something that runs workloads.
+//! A simulated engine, built from a ledger, that runs workloads.
 
 use super::device::SimulatedDevice;
 use super::setup;
@@ -10,7 +10,7 @@ use pegainfer_core::schedule::{SequenceState, StateSlots};
 /// The engine of a ledger.
 #[derive(Debug, Clone)]
 pub struct Simulation {
-    /// The engine's properties, as flags may have changed them.
+    /// The engine's properties, after changes by flags.
     pub header: Header,
     host: HostCost,
     law: Law,
@@ -18,13 +18,13 @@ pub struct Simulation {
 }
 
 impl Simulation {
-    /// The engine that was measured.
+    /// The measured engine.
     pub fn new(ledger: &Ledger) -> Result<Self> {
         let (header, host) = (ledger.header.clone(), ledger.host);
         Ok(Self { header, host, law: ledger.law()?, shares: OpShares::new(&ledger.ops) })
     }
 
-    /// Names of the ops whose time is known.
+    /// Names of the ops with known times.
     pub fn ops(&self) -> &[String] {
         self.shares.names()
     }

@@ -1,4 +1,4 @@
-//! Simulations whose result can be computed by hand.
+//! Simulations with results that can be computed by hand.
 
 use super::simulation::Simulation;
 use super::workload::Workload;
@@ -8,11 +8,11 @@ use pegainfer_core::ledger::{Header, HostCost, Ledger, OpLine, StepLine, StepLoa
 use pegainfer_core::schedule::StateConfig;
 use std::time::Duration;
 
-/// Microseconds of a decode step, and of each token of a chunk.
+/// Microseconds of a decode step, and per token of a chunk.
 const DECODE: f64 = 1000.0;
 const TOKEN: f64 = 100.0;
 
-/// A device that takes 1 ms for a decode step of any size and 0.1 ms for each token of a chunk.
+/// A ledger of a device that takes 1 ms for a decode step of any size and 0.1 ms per chunk token.
 fn ledger(depth: usize, state: Option<StateConfig>) -> Ledger {
     let line = |rows: &[(usize, usize)], us| {
         let load = StepLoad::of_rows(rows.iter().copied());
@@ -69,7 +69,7 @@ fn first_token(run: &Run, request: usize) -> f64 {
     run.measurements.samples[request].first.as_secs_f64() * 1e3
 }
 
-/// Milliseconds from the start of the only request of a run to its tokens.
+/// Milliseconds from the start of a run's only request to each of its tokens.
 fn stamps(run: &Run) -> Vec<f64> {
     let mut stamps = vec![first_token(run, 0)];
     stamps.extend(run.measurements.gaps.iter().scan(stamps[0], |at, gap| {
@@ -215,7 +215,7 @@ fn waiting_times_are_those_of_an_m_d_1_queue() {
     let mut ledger = ledger(1, None);
     (ledger.header.max_num_seqs, ledger.header.max_num_mixed_tokens) = (1, 64);
     let simulation = Simulation::new(&ledger).unwrap();
-    // 6.4 ms each, at 70 % of the rate.
+    // 6.4 ms each, at 70 % of the maximum rate.
     let (service, load) = (6.4, 0.7);
     let qps = load / service * 1e3;
     let point = Point { arrivals: Arrivals::Poisson { qps }, requests: 20_000, prompt_len: 64, output_len: 1 };

@@ -1,4 +1,4 @@
-//! The workloads of a simulation: those of `bench` with the same seed, and traces.
+//! The workloads of a simulation: `bench`'s with the same seed, and traces.
 
 use super::args::SimArgs;
 use super::simulation::Simulation;
@@ -12,28 +12,28 @@ use anyhow::{Result, bail, ensure};
 use pegainfer_core::rng;
 use std::time::Duration;
 
-/// Maximum number of requests of a run.
+/// Maximum number of requests in a run.
 const MAX_REQUESTS: usize = 10_000_000;
-/// Maximum number of tokens of a prompt or an output: more than any model's context.
+/// Maximum number of tokens in a prompt or an output, more than any model's context.
 const MAX_TOKENS: usize = 1 << 26;
 
 /// A workload.
 #[derive(Debug, Clone)]
 pub enum Workload {
-    /// One of `bench`.
+    /// A workload of `bench`.
     Point(Point),
-    /// A trace, sent as recorded or by sessions, `speed` times as fast.
+    /// A trace, sent as recorded or by sessions, at `speed` times its rate.
     Trace {
-        /// What was sent.
+        /// The trace.
         trace: Trace,
-        /// As in [`SimArgs::sessions`].
+        /// Same as [`SimArgs::sessions`].
         sessions: bool,
-        /// As in [`SimArgs::speed`].
+        /// Same as [`SimArgs::speed`].
         speed: f64,
     },
 }
 
-/// The workloads that the flags ask for.
+/// The workloads set by the flags.
 pub fn workloads(args: &SimArgs) -> Result<Vec<Workload>> {
     check(args)?;
     let (prompt_len, output_len) = (args.prompt_len.get(), args.output_len.get());
@@ -53,7 +53,7 @@ pub fn workloads(args: &SimArgs) -> Result<Vec<Workload>> {
     Ok(all)
 }
 
-/// Refuses numbers with which no simulation would end.
+/// Refuses numbers for which a simulation would never end.
 fn check(args: &SimArgs) -> Result<()> {
     let counts = [("--concurrency", &args.concurrency), ("--burst", &args.burst)];
     let counts = counts.into_iter().flat_map(|(flag, numbers)| numbers.iter().map(move |number| (flag, number.get())));
@@ -79,7 +79,7 @@ impl Workload {
         }
     }
 
-    /// Requests of a run.
+    /// Number of requests in a run.
     pub fn requests(&self) -> usize {
         match self {
             Self::Point(point) => point.requests,
@@ -87,7 +87,7 @@ impl Workload {
         }
     }
 
-    /// Mean lengths of prompts and outputs in tokens.
+    /// Mean prompt and output lengths in tokens.
     pub fn mean_lengths(&self) -> (f64, f64) {
         match self {
             Self::Point(point) => (point.prompt_len as f64, point.output_len as f64),
@@ -124,7 +124,7 @@ impl Workload {
     }
 }
 
-/// A workload of `bench`, after the warm-up that it runs.
+/// Runs a workload of `bench`, after its warm-up.
 fn run_point(simulation: &Simulation, point: Point, seed: u64, timeline: bool) -> Result<Run> {
     let vocab = simulation.header.vocab_size;
     let open_loop = point.requests.min(WARM_UP);
@@ -146,8 +146,9 @@ fn run_point(simulation: &Simulation, point: Point, seed: u64, timeline: bool) -
     simulation.run(&warm_up, &requests, front_end, timeline)
 }
 
-/// When `bench replay` sends these requests: the first one of a session at its time, the others when their delay after the one
-/// before has passed, or at their times if the trace does not know the delay, but not before that one ends.
+/// Send times of `bench replay`. The first request of a session is sent at its time. Each other one is sent after its
+/// delay from the end of the previous one, or at its own time if the trace has no delay, but not before the previous
+/// one ends.
 fn starts(requests: &[TraceRequest], sessions: bool, speed: f64) -> Vec<SessionStart> {
     let mut starts: Vec<SessionStart> =
         requests.iter().map(|request| SessionStart::At(scaled(request.at, speed))).collect();

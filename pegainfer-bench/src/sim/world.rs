@@ -1,4 +1,5 @@
-//! Runs the engine over a simulated device: requests arrive, steps run, tokens are stamped, all on the simulation's clock.
+//! Runs the engine over a simulated device: requests arrive, steps run, tokens are stamped, all on the simulation's
+//! clock.
 
 use super::device::{SimulatedDevice, SimulatedStep, Tally};
 use crate::bench::stats::{Measurements, Sample};
@@ -12,87 +13,87 @@ use std::collections::{BinaryHeap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// When requests are sent.
+/// Send times of requests.
 #[derive(Debug, Clone)]
 pub enum Sending {
     /// Each at its time.
     At(Vec<Duration>),
-    /// So many at the beginning, and the next one when one ends.
+    /// This many at the start, and another one each time one ends.
     Closed(usize),
-    /// Each at its time, or after the end of an earlier one: the turns of a conversation.
+    /// Each at its time, or after the end of an earlier one, like the turns of a conversation.
     Sessions(Vec<SessionStart>),
 }
 
-/// When a request of a session is sent.
+/// Send time of a session's request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SessionStart {
     /// At this time.
     At(Duration),
-    /// After the end of another request.
+    /// After the end of an earlier request.
     After(Turn),
 }
 
-/// When the next turn of a session is sent: `delay` after the end of the one before, and not before the time `earliest`.
+/// The next turn of a session: sent `delay` after the end of the previous request, but not before `earliest`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Turn {
-    /// Number of the request before it.
+    /// Number of the previous request.
     pub previous: usize,
-    /// Time from the end of that request on.
+    /// Time from the end of the previous request.
     pub delay: Duration,
-    /// Time from the start of the run on.
+    /// Time from the start of the run.
     pub earliest: Duration,
 }
 
 /// The requests of a simulation.
 pub struct Requests<'a> {
-    /// How many.
+    /// Number of requests.
     pub count: usize,
-    /// When.
+    /// Their send times.
     pub sending: Sending,
-    /// Prompt and output length of each, in tokens.
+    /// Prompt and output length of each request, in tokens.
     pub lengths: &'a dyn Fn(usize) -> (usize, usize),
-    /// The prompt of each.
+    /// The prompt of each request.
     pub prompt: &'a dyn Fn(usize) -> Arc<[u32]>,
 }
 
-/// Time that HTTP and tokenizer take beside the engine, which does not wait for them.
+/// Time of HTTP and tokenizer, which does not delay the engine.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct FrontEnd {
-    /// From the client to the engine.
+    /// Time from the client to the engine.
     pub request: Duration,
-    /// The same for each token of the prompt.
+    /// Additional time per prompt token.
     pub token: Duration,
-    /// From the engine to the client, for each event.
+    /// Time from the engine to the client, per event.
     pub event: Duration,
 }
 
 impl FrontEnd {
-    /// Measured over HTTP on this project's benchmark machine at a concurrency of 16: 0.4 ms of TTFT and 0.038 us for each token of a
-    /// prompt.
+    /// Measured over HTTP on this project's benchmark machine at a concurrency of 16: 0.4 ms of TTFT, and 0.038 us per
+    /// prompt token.
     pub const HTTP: Self =
         Self { request: Duration::from_micros(350), token: Duration::from_nanos(38), event: Duration::from_micros(50) };
 }
 
-/// What came of a simulation.
+/// Result of a simulation.
 #[derive(Debug)]
 pub struct Run {
-    /// Requests that ended, as their clients saw them.
+    /// Completed requests, as their clients saw them.
     pub measurements: Measurements,
-    /// Requests that the engine refused.
+    /// Number of requests that the engine refused.
     pub refused: usize,
-    /// From the first request to the end of the last one.
+    /// Time from the first request to the end of the last one.
     pub wall: Duration,
-    /// The device.
+    /// Work of the device.
     pub tally: Tally,
-    /// Its steps, where they are kept.
+    /// Its recorded steps.
     pub timeline: Vec<SimulatedStep>,
-    /// The engine's counters: those of the prefix cache and of preemptions in this run.
+    /// The engine's counters, including the prefix cache and preemptions of this run.
     pub stats: EngineStats,
-    /// KV blocks that requests held, at most.
+    /// Peak number of KV blocks held by requests.
     pub peak_blocks: usize,
 }
 
-/// Runs all requests to their end, on an engine without work. Their names begin with `first_id`.
+/// Runs all requests to their end, on an idle engine. Their ids start at `first_id`.
 pub fn run<S: SequenceState>(
     engine: &mut EngineCore<SimulatedDevice<S>>,
     requests: &Requests<'_>,
@@ -101,16 +102,16 @@ pub fn run<S: SequenceState>(
 ) -> Result<Run> {
     let (start, before) = (engine.executor().elapsed(), engine.stats());
     engine.executor().take_results();
-    let mut world = World::new(requests, front_end, engine.limits(), first_id);
-    world.begin(start);
+    let mut clients = Clients::new(requests, front_end, engine.limits(), first_id);
+    clients.begin(start);
     let mut peak_blocks = 0;
     loop {
         let now = engine.executor().elapsed();
-        while let Some(pending) = world.take_arrived(now) {
-            world.arrive(pending, engine);
+        while let Some(pending) = clients.take_arrived(now) {
+            clients.arrive(pending, engine);
         }
         if !engine.has_work() {
-            let Some(next) = world.next_arrival() else { break };
+            let Some(next) = clients.next_arrival() else { break };
             engine.executor().wait_until(next);
             continue;
         }
@@ -129,7 +130,7 @@ pub fn run<S: SequenceState>(
             peak_blocks = peak_blocks.max(stats.kv_blocks_total - stats.kv_blocks_free);
         }
         let now = engine.executor().elapsed();
-        world.take(events, now)?;
+        clients.take(events, now)?;
     }
     let (wall, after) = (engine.executor().elapsed() - start, engine.stats());
     let (tally, timeline) = engine.executor().take_results();
@@ -139,49 +140,49 @@ pub fn run<S: SequenceState>(
         preemptions: after.preemptions - before.preemptions,
         ..after
     };
-    Ok(Run { measurements: world.measurements, refused: world.refused, wall, tally, timeline, stats, peak_blocks })
+    Ok(Run { measurements: clients.measurements, refused: clients.refused, wall, tally, timeline, stats, peak_blocks })
 }
 
-/// A request before the engine has it.
+/// A request that has not reached the engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Pending {
-    /// When it reaches the engine.
+    /// Time at which it reaches the engine.
     arrives: Duration,
-    /// When the client sends it.
+    /// Time at which the client sends it.
     sent: Duration,
     /// Its number.
     request: usize,
 }
 
-/// A request that the engine has.
+/// A request in the engine.
 #[derive(Debug, Clone)]
-struct Open {
-    /// When its client sent it.
+struct ActiveRequest {
+    /// Time at which its client sent it.
     sent: Duration,
     sample: Sample,
 }
 
 /// The clients.
-struct World<'a> {
+struct Clients<'a> {
     requests: &'a Requests<'a>,
     front_end: FrontEnd,
     limits: EngineLimits,
     first_id: u64,
-    /// Requests whose times were known at the beginning, the last one to arrive first.
+    /// Requests with send times known at the start, last arrival first.
     known: Vec<Reverse<Pending>>,
-    /// The other requests on their way to the engine, or still to be sent.
+    /// Other requests on their way to the engine, or still to be sent.
     pending: BinaryHeap<Reverse<Pending>>,
-    /// Of a closed loop: the next request.
+    /// Next request of a closed loop.
     next: usize,
-    /// Requests that wait for the end of each one; their `earliest` is on the simulation's clock.
+    /// Requests that wait for the end of each request. Their `earliest` is on the simulation's clock.
     followers: HashMap<usize, Vec<(usize, Turn)>>,
-    /// By number of the request: what its client has seen, while the engine has it.
-    open: Vec<Option<Open>>,
+    /// Client state of each request in the engine, by request number.
+    open: Vec<Option<ActiveRequest>>,
     measurements: Measurements,
     refused: usize,
 }
 
-impl<'a> World<'a> {
+impl<'a> Clients<'a> {
     fn new(requests: &'a Requests<'a>, front_end: FrontEnd, limits: EngineLimits, first_id: u64) -> Self {
         Self {
             requests,
@@ -198,7 +199,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// The requests whose times are known, counted from `start`.
+    /// Queues the requests with known send times, counted from `start`.
     fn begin(&mut self, start: Duration) {
         let requests = self.requests;
         match &requests.sending {
@@ -223,7 +224,7 @@ impl<'a> World<'a> {
         self.known.sort_unstable();
     }
 
-    /// When the next request reaches the engine.
+    /// Arrival time of the next request at the engine.
     fn next_arrival(&self) -> Option<Duration> {
         let next = self.known.last().max(self.pending.peek());
         next.map(|Reverse(next)| next.arrives)
@@ -240,14 +241,14 @@ impl<'a> World<'a> {
         next.map(|Reverse(next)| next)
     }
 
-    /// A client sends request `i` at `sent`.
+    /// Sends request `i` at time `sent`.
     fn send(&mut self, i: usize, sent: Duration) {
         let prompt_len = (self.requests.lengths)(i).0;
         let arrives = sent + self.front_end.request + self.front_end.token * prompt_len as u32;
         self.pending.push(Reverse(Pending { arrives, sent, request: i }));
     }
 
-    /// A request reaches the engine.
+    /// Submits a request that reached the engine.
     fn arrive<S: SequenceState>(&mut self, pending: Pending, engine: &mut EngineCore<SimulatedDevice<S>>) {
         let Pending { arrives, sent, request: i } = pending;
         let (prompt, output_len) = ((self.requests.prompt)(i), (self.requests.lengths)(i).1);
@@ -260,16 +261,17 @@ impl<'a> World<'a> {
         let id = RequestId(self.first_id + i as u64);
         let (first, last, prompt) = (Duration::ZERO, Duration::ZERO, request.prompt.len());
         let sample = Sample { start, first, last, prompt, asked: output_len, tokens: 0, cached: 0 };
-        self.open[i] = Some(Open { sent, sample });
+        self.open[i] = Some(ActiveRequest { sent, sample });
         engine.add(id, request);
     }
 
-    /// What a step gave, at `now` on the simulation's clock.
+    /// Handles the events of a step, at `now` on the simulation's clock.
     fn take(&mut self, events: EventBatch, now: Duration) -> Result<()> {
         let seen = now + self.front_end.event;
         for (id, event) in &events {
             let i = (id.0 - self.first_id) as usize;
-            let Open { sent, sample } = self.open[i].as_mut().context("an event of a request that has ended")?;
+            let ActiveRequest { sent, sample } =
+                self.open[i].as_mut().context("an event of a request that has ended")?;
             match event {
                 TokenEvent::Token(_) => {
                     let stamp = seen - *sent;
@@ -290,7 +292,7 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// Request `i` has ended at `now`: others may follow.
+    /// Handles the end of request `i` at `now`: others may follow it.
     fn ended(&mut self, i: usize, now: Duration) {
         if matches!(self.requests.sending, Sending::Closed(_)) && self.next < self.requests.count {
             self.send(self.next, now);

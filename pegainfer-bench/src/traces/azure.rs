@@ -44,7 +44,7 @@ impl Reader for Azure {
     }
 }
 
-/// Time since 1970, of `2023-11-16 18:15:46.6805900` (2023) or `2024-05-10 00:00:00.009930+00:00` (2024).
+/// Parses a time since 1970: `2023-11-16 18:15:46.6805900` (2023) or `2024-05-10 00:00:00.009930+00:00` (2024).
 fn time(text: &str) -> Result<Duration, String> {
     let in_utc = || Ok(text.parse::<DateTime>()?.to_zoned(TimeZone::UTC)?.timestamp());
     let time = text.parse::<Timestamp>().or_else(|_| in_utc());

@@ -1,6 +1,6 @@
 //! The Qwen-Bailian traces (github.com/alibaba-edu/qwen-bailian-usagetraces-anon).
 
-use super::format::{Fields, Format};
+use super::format::{Format, JsonFields};
 use super::reader::{Read, Reader, seconds};
 use super::request::TraceRequest;
 use serde::Deserialize;
@@ -11,13 +11,13 @@ pub(super) const FORMAT: Format = Format {
     columns: "JSON Lines with chat_id, parent_chat_id, timestamp, input_length, output_length, [hash_ids of 16 tokens]",
     time: "timestamp, seconds",
 };
-/// Tokens of a block that has a hash.
+/// Tokens per hashed block.
 const BLOCK_TOKENS: usize = 16;
 
 #[derive(Deserialize)]
 struct Line {
     chat_id: i64,
-    /// The request before it in its session; -1 for the first one.
+    /// The previous request in its session; -1 for the first one.
     parent_chat_id: i64,
     timestamp: f64,
     input_length: usize,
@@ -35,7 +35,7 @@ struct Bailian {
 }
 
 /// The reader of a file whose first line has these fields.
-pub(super) fn reader(fields: &Fields) -> Option<Box<dyn Reader>> {
+pub(super) fn reader(fields: &JsonFields) -> Option<Box<dyn Reader>> {
     let known = ["chat_id", "parent_chat_id", "input_length", "output_length"].iter().all(|name| fields.has(name));
     known.then(|| Box::new(Bailian::default()) as Box<dyn Reader>)
 }
@@ -47,7 +47,7 @@ impl Reader for Bailian {
 
     fn read(&mut self, line: &str) -> Result<Read, String> {
         let line: Line = serde_json::from_str(line).map_err(|error| error.to_string())?;
-        // A session whose beginning was before that of the trace starts at its first request here.
+        // A session that began before the trace starts at its first request here.
         let session = self.sessions.get(&line.parent_chat_id).copied().unwrap_or_else(|| {
             self.next += 1;
             self.next - 1

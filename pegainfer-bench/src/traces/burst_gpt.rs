@@ -1,4 +1,5 @@
-//! BurstGPT (github.com/HPMLL/BurstGPT), with and without the columns of its second release: `Session ID` and `Elapsed time`.
+//! BurstGPT traces (github.com/HPMLL/BurstGPT), with and without the second release's columns `Session ID` and `Elapsed
+//! time`.
 
 use super::csv::Columns;
 use super::format::Format;
@@ -49,7 +50,7 @@ impl Reader for BurstGpt {
             output_len: row.number(self.output)?,
             ..TraceRequest::default()
         };
-        // Requests by API have no session.
+        // API requests have no session.
         let Some(session) = self.session.map(|column| row.text(column)).filter(|name| !name.is_empty()) else {
             return Ok(Read::Request(request));
         };

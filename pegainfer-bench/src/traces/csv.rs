@@ -1,4 +1,5 @@
-//! Columns of CSV files by name. Cells hold numbers, times and plain words: no trace has quoted ones, so commas always separate.
+//! Columns of CSV files by name. Cells contain numbers, times and plain words. No trace has quoted cells, so commas
+//! always separate.
 
 use pegainfer_terminal::printable::truncate_for_error;
 use std::fmt::Display;
@@ -13,11 +14,11 @@ pub(super) struct Row<'a>(Vec<&'a str>);
 
 impl Columns {
     /// The columns of a header.
-    pub fn of(header: &str) -> Self {
+    pub fn parse(header: &str) -> Self {
         Self(header.split(',').map(|name| name.trim().to_owned()).collect())
     }
 
-    /// Position of a column, whatever the case of its name.
+    /// Position of a column; the case of its name is ignored.
     pub fn find(&self, name: &str) -> Option<usize> {
         self.0.iter().position(|column| column.eq_ignore_ascii_case(name))
     }
@@ -33,7 +34,7 @@ impl Columns {
 }
 
 impl<'a> Row<'a> {
-    /// The cell at a position that [`Columns::find`] gave.
+    /// The cell at a position returned by [`Columns::find`].
     pub fn text(&self, column: usize) -> &'a str {
         self.0.get(column).copied().unwrap_or_default()
     }

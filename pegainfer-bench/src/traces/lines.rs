@@ -17,12 +17,13 @@ impl<R: BufRead> Lines<R> {
         Self { reader, number: 0 }
     }
 
-    /// Number of the last line that was read, from 1.
+    /// Number of the last line read, from 1.
     pub fn number(&self) -> usize {
         self.number
     }
 
-    /// The next line; `None` at the end of the file. An error of the kind `InvalidData` speaks of the line, others of the file.
+    /// The next line; `None` at the end of the file. Errors of the kind `InvalidData` concern the line, others the
+    /// file.
     pub fn next(&mut self) -> std::io::Result<Option<String>> {
         loop {
             let mut line = Vec::new();
@@ -35,7 +36,7 @@ impl<R: BufRead> Lines<R> {
                 return Err(invalid(format!("it is longer than {} MiB", MAX_LINE >> 20)));
             }
             let line = String::from_utf8(line).map_err(|_| invalid("it is not text in UTF-8".into()))?;
-            // A byte order mark is in front of what some spreadsheet programs write.
+            // Some spreadsheet programs write a byte order mark.
             let line = line.strip_prefix('\u{feff}').unwrap_or(&line).trim();
             if !line.is_empty() {
                 return Ok(Some(line.to_owned()));

@@ -1,10 +1,10 @@
-//! Readers of request traces: when requests arrived, how long prompts and outputs were, and which prompts shared blocks.
+//! Readers of request traces: arrival times, lengths of prompts and outputs, and shared prompt blocks.
 //!
 //! # Layout
-//! - [`detect`]: the known formats, and how a file is recognised by its first line.
+//! - [`detect`]: the known formats, and their detection from a file's first line.
 //! - [`azure`], [`burst_gpt`], [`mooncake`], [`bailian`], [`recording`]: one format each.
-//! - [`csv`]: columns by name. [`lines`]: lines of bounded length. [`request`]: what a trace says of a request. [`mod@format`],
-//!   [`reader`]: what the formats have in common.
+//! - [`csv`]: columns by name. [`lines`]: lines of bounded length. [`request`]: a request of a trace. [`mod@format`],
+//!   [`reader`]: common parts of the formats.
 
 mod azure;
 mod bailian;
@@ -30,13 +30,13 @@ use std::io::{BufReader, ErrorKind};
 use std::path::Path;
 use std::time::Duration;
 
-/// Longest trace, days: BurstGPT's lasts 213.
+/// Maximum duration of a trace in days; BurstGPT's is 213.
 const MAX_DAYS: u64 = 366;
-/// Longest time between two requests of a session.
+/// Maximum time between two requests of a session.
 const MAX_DELAY: Duration = Duration::from_secs(MAX_DAYS * DAY);
-/// Maximum number of tokens of a request: more than any model's context.
+/// Maximum number of tokens in a request, more than any model's context.
 const MAX_TOKENS: usize = 1 << 26;
-/// Seconds of a day.
+/// Seconds per day.
 const DAY: u64 = 24 * 3600;
 
 /// The requests of a file.
@@ -44,9 +44,9 @@ const DAY: u64 = 24 * 3600;
 pub struct Trace {
     /// Format of the file.
     pub format: &'static Format,
-    /// Requests in the order of their arrival; the first one arrives at 0.
+    /// Requests in the order of arrival; the first one arrives at 0.
     pub requests: Vec<TraceRequest>,
-    /// Requests without a prompt, without output (failures) or without an end.
+    /// Number of skipped requests: without a prompt, without output (failures) or without an end.
     pub skipped: usize,
 }
 
@@ -59,11 +59,11 @@ impl Trace {
         Self::read_first(path, usize::MAX)
     }
 
-    /// Reads a file until it has given `most` requests.
+    /// Reads a file up to `limit` requests.
     ///
     /// # Errors
-    /// Those of [`read`](Self::read).
-    pub fn read_first(path: &Path, most: usize) -> Result<Self, TraceError> {
+    /// Same as [`read`](Self::read).
+    pub fn read_first(path: &Path, limit: usize) -> Result<Self, TraceError> {
         let unreadable = |source: std::io::Error| TraceError::Unreadable { path: path.into(), source };
         let mut lines = Lines::new(BufReader::new(File::open(path).map_err(unreadable)?));
         let bad_line = |line: usize, reason: String| TraceError::Line { path: path.into(), line, reason };
@@ -88,14 +88,14 @@ impl Trace {
                 Read::Skipped(requests) => trace.skipped += requests,
                 Read::Nothing => {}
             }
-            line = if trace.requests.len() < most { next(&mut lines)? } else { None };
+            line = if trace.requests.len() < limit { next(&mut lines)? } else { None };
         }
         trace.skipped += reader.open();
         trace.sort();
         let days = trace.duration().as_secs_f64() / DAY as f64;
         match days <= MAX_DAYS as f64 {
             true => Ok(trace),
-            false => Err(TraceError::TooLong { path: path.into(), days, most: MAX_DAYS, time: trace.format.time }),
+            false => Err(TraceError::TooLong { path: path.into(), days, max_days: MAX_DAYS, time: trace.format.time }),
         }
     }
 
@@ -112,7 +112,7 @@ impl Trace {
         self.requests.push(request);
     }
 
-    /// Orders the requests by arrival, counts times from the first one on, and numbers the requests.
+    /// Sorts the requests by arrival, counts times from the first one, and numbers the requests.
     fn sort(&mut self) {
         self.requests.sort_by_key(|request| request.at);
         let start = self.requests.first().map_or(Duration::ZERO, |request| request.at);

@@ -1,6 +1,7 @@
-//! Mooncake's traces (github.com/kvcache-ai/Mooncake), also with the sessions, delays and names of fields that Dynamo and AIPerf use.
+//! Mooncake traces (github.com/kvcache-ai/Mooncake), including the sessions, delays and field names of Dynamo and
+//! AIPerf.
 
-use super::format::{Fields, Format};
+use super::format::{Format, JsonFields};
 use super::reader::{Read, Reader, Sessions, seconds};
 use super::request::TraceRequest;
 use serde::Deserialize;
@@ -12,7 +13,7 @@ pub(super) const FORMAT: Format = Format {
               [hash_ids of 512 tokens], [session_id], [delay (delay_ms)]",
     time: "timestamp, milliseconds",
 };
-/// Tokens of a block that has a hash.
+/// Tokens per hashed block.
 const BLOCK_TOKENS: usize = 512;
 
 #[derive(Deserialize)]
@@ -32,12 +33,12 @@ struct Line {
 
 #[derive(Default)]
 struct Mooncake {
-    /// With the arrival of the last request of each.
+    /// Sessions, each with the arrival of its last request.
     sessions: Sessions,
 }
 
 /// The reader of a file whose first line has these fields.
-pub(super) fn reader(fields: &Fields) -> Option<Box<dyn Reader>> {
+pub(super) fn reader(fields: &JsonFields) -> Option<Box<dyn Reader>> {
     let has = |name, alias| fields.has(name) || fields.has(alias);
     let known = has("input_length", "input_tokens") && has("output_length", "output_tokens");
     known.then(|| Box::new(Mooncake::default()) as Box<dyn Reader>)

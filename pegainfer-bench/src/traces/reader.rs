@@ -1,4 +1,4 @@
-//! What the readers of all formats have in common.
+//! Common parts of all formats' readers.
 
 use super::format::Format;
 use super::request::TraceRequest;
@@ -10,34 +10,34 @@ pub(super) trait Reader {
     /// The format.
     fn format(&self) -> &'static Format;
 
-    /// Reads a line behind the header; the error says what is wrong with it. Times count from any moment on, which is the same for all
-    /// lines of a file.
+    /// Reads a line after the header. The error says why it is invalid. Times count from any moment that is the same
+    /// for all lines of a file.
     fn read(&mut self, line: &str) -> Result<Read, String>;
 
-    /// Requests that no line has completed yet.
+    /// Number of requests that no line has completed yet.
     fn open(&self) -> usize {
         0
     }
 }
 
-/// What a line says.
+/// Content of a line.
 pub(super) enum Read {
     /// A request.
     Request(TraceRequest),
-    /// Requests that cannot be sent again: failures, and lines that are missing.
+    /// Requests that cannot be replayed: failures, and missing lines.
     Skipped(usize),
-    /// Nothing of its own: a request that another line completes.
+    /// No complete request: another line completes it.
     Nothing,
 }
 
-/// Numbers of sessions by their names, each with a time: of the end or the arrival of its last request.
+/// Numbers of sessions by name, each with a time: the end or the arrival of its last request.
 #[derive(Default)]
 pub(super) struct Sessions {
     known: HashMap<String, (u64, Option<Duration>)>,
 }
 
 impl Sessions {
-    /// Number of the session `name`, and the time that [`set`](Self::set) was given last.
+    /// Number of the session `name`, and the last time given to [`set`](Self::set).
     pub fn get(&mut self, name: String) -> (u64, Option<Duration>) {
         let next = self.known.len() as u64;
         *self.known.entry(name).or_insert((next, None))
@@ -50,10 +50,10 @@ impl Sessions {
     }
 }
 
-/// Latest time, seconds: 30,000 years, so that times can be added.
+/// Maximum time in seconds: 30,000 years, so that times can be added.
 const MAX_SECONDS: f64 = 1e12;
 
-/// A number of seconds since some moment.
+/// Converts a number of seconds since some moment.
 pub(super) fn seconds(value: f64) -> Result<Duration, String> {
     let time = Duration::try_from_secs_f64(value).ok().filter(|_| value <= MAX_SECONDS);
     time.ok_or_else(|| format!("{value} is not a time"))

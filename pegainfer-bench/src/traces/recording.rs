@@ -1,9 +1,9 @@
 //! Recordings of this program (`serve --record`), with ids, hashes or lengths.
 
-use super::format::{Fields, Format};
+use super::format::{Format, JsonFields};
 use super::reader::{Read, Reader, seconds};
 use super::request::TraceRequest;
-use crate::recording::format::{Added, Ended, Line, VERSION};
+use crate::recording::format::{Added, Ended, RecordLine, VERSION};
 use serde::Deserialize;
 use std::collections::HashMap;
 use std::time::Duration;
@@ -13,20 +13,20 @@ pub(super) const FORMAT: Format = Format {
     columns: "JSON Lines with a header {\"record\":2,..}, add and end",
     time: "t, seconds",
 };
-/// Tokens of a block that has a hash.
+/// Tokens per hashed block.
 const BLOCK_TOKENS: usize = 16;
 
 #[derive(Default)]
 struct Recording {
-    /// Requests whose end is still to come.
+    /// Requests that have not ended.
     added: HashMap<u64, TraceRequest>,
-    /// For the last block of prompt and output of a request that ended: its session, and the time of the end. A prompt that begins with
-    /// that block and all before it continues the session.
+    /// For the last block of an ended request's prompt and output: its session, and the time of the end. A prompt that
+    /// begins with that block and everything before it continues the session.
     ends: HashMap<u64, (u64, Duration)>,
 }
 
 /// The reader of a file that begins with this line.
-pub(super) fn reader(fields: &Fields, first: &str) -> Option<Box<dyn Reader>> {
+pub(super) fn reader(fields: &JsonFields, first: &str) -> Option<Box<dyn Reader>> {
     #[derive(Deserialize)]
     struct Version {
         record: u32,
@@ -42,10 +42,10 @@ impl Reader for Recording {
 
     fn read(&mut self, line: &str) -> Result<Read, String> {
         match line.parse().map_err(|error: serde_json::Error| error.to_string())? {
-            Line::Added(added) => self.add(*added).map(|()| Read::Nothing),
-            Line::Ended(ended) => self.end(ended),
-            Line::Gap { gap } => Ok(Read::Skipped(gap as usize)),
-            Line::Schedule(_) => Ok(Read::Nothing),
+            RecordLine::Added(added) => self.add(*added).map(|()| Read::Nothing),
+            RecordLine::Ended(ended) => self.end(ended),
+            RecordLine::Gap { gap } => Ok(Read::Skipped(gap as usize)),
+            RecordLine::Schedule(_) => Ok(Read::Nothing),
         }
     }
 
@@ -81,7 +81,7 @@ impl Recording {
         Ok(())
     }
 
-    /// The request, with as many tokens as it was given.
+    /// The request, with its recorded number of tokens.
     fn end(&mut self, ended: Ended) -> Result<Read, String> {
         let Some(mut request) = self.added.remove(&ended.end) else { return Ok(Read::Nothing) };
         request.output_len = ended.tokens;

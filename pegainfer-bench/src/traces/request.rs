@@ -1,4 +1,4 @@
-//! What a trace says of a request, and token ids that fit.
+//! A request of a trace, and matching token ids.
 
 use pegainfer_core::rng;
 use std::time::Duration;
@@ -8,29 +8,29 @@ use std::time::Duration;
 pub struct TraceRequest {
     /// Number of the request in the order of arrival, from 0.
     pub number: u64,
-    /// Arrival, counted from that of the first request.
+    /// Arrival time since the first request's.
     pub at: Duration,
-    /// Tokens of the prompt, at least 1.
+    /// Number of prompt tokens, at least 1.
     pub prompt_len: usize,
-    /// Generated tokens, at least 1.
+    /// Number of generated tokens, at least 1.
     pub output_len: usize,
-    /// Hashes of the prompt's blocks, in order: equal ones stand for equal tokens. Empty if the trace has none; the tokens behind the last
-    /// one are the request's own.
+    /// Hashes of the prompt's blocks, in order: equal hashes stand for equal tokens. Empty if the trace has none.
+    /// Tokens after the last block are unique to the request.
     pub blocks: Vec<u64>,
-    /// Tokens of a block.
+    /// Tokens per block.
     pub block_tokens: usize,
-    /// Token ids of the prompt, where they were recorded.
+    /// Token ids of the prompt, if recorded.
     pub ids: Option<Vec<u32>>,
-    /// Number of the session that the request belongs to; those of a session follow each other.
+    /// Number of the request's session. Requests of a session follow each other.
     pub session: Option<u64>,
-    /// Time from the end of the session's request before it to this one.
+    /// Time from the end of the session's previous request to this one.
     pub delay: Option<Duration>,
 }
 
 impl TraceRequest {
-    /// Token ids of the prompt, below `vocab`. They are the recorded ones (modulo `vocab`, which keeps shared prefixes for any model), else
-    /// random ones: a block's depend on `seed` and its hash only, so requests share what they shared in the trace; all others depend on
-    /// `seed` and the request's number.
+    /// Token ids of the prompt, below `vocab`. Recorded ids are taken modulo `vocab`, which keeps shared prefixes for
+    /// any model. Otherwise ids are random: a block's depend only on `seed` and its hash, so requests share the same
+    /// prefixes as in the trace; all others depend on `seed` and the request's number.
     pub fn prompt(&self, vocab: usize, seed: u64) -> Vec<u32> {
         let vocab = vocab.max(1) as u64;
         if let Some(ids) = &self.ids {
@@ -69,7 +69,7 @@ mod tests {
         assert_eq!(a[..32], b[..32]);
         let differ = |a: &[u32], b: &[u32]| a.iter().zip(b).filter(|(a, b)| a != b).count();
         assert!(differ(&a[32..48], &b[32..48]) > 12, "{a:?} {b:?}");
-        // Neither what no hash covers nor another seed has anything in common.
+        // Tokens without a hash differ, and so do tokens of another seed.
         let c = request(2, 50, &[7, 8, 9]).prompt(1000, 1);
         assert!(c[..48] == a[..48] && c[48..] != a[48..]);
         assert!(differ(&request(0, 50, &[7, 8, 9]).prompt(1000, 2), &a) > 45);

@@ -8,7 +8,7 @@ fn fixture(name: &str) -> Trace {
     Trace::read(&path).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Arrival in microseconds, tokens of the prompt and of the output.
+/// Arrival in microseconds, prompt tokens and output tokens of each request.
 fn load(trace: &Trace) -> Vec<(u128, usize, usize)> {
     trace.requests.iter().map(|it| (it.at.as_micros(), it.prompt_len, it.output_len)).collect()
 }
@@ -47,7 +47,7 @@ fn burst_gpt() {
     let new = fixture("burstgpt-3.csv");
     assert_eq!(new.skipped, 1);
     assert_eq!(load(&new), [(0, 90, 44), (51_000_000, 36, 29), (60_500_000, 120, 12), (70_000_000, 150, 31)]);
-    // The session's first request took 43 of the 70 seconds up to its second one.
+    // The session's first request took 43 of the 70 seconds before its second one.
     assert_eq!(sessions(&new), [(Some(0), None), (Some(1), None), (None, None), (Some(0), Some(27.0))]);
 }
 
@@ -60,7 +60,7 @@ fn mooncake() {
     let common = prompts[0].iter().zip(&prompts[1]).take_while(|(a, b)| a == b).count();
     assert!((1024..1027).contains(&common), "{common}: two blocks of 512 tokens");
     let extended = fixture("mooncake-sessions.jsonl");
-    // The second request of the first session has no time: a quarter of a second after the first one.
+    // The second request of the first session has no time. It comes a quarter of a second after the first one.
     assert_eq!(load(&extended), [(0, 600, 12), (200_500, 80, 9), (250_000, 700, 10)]);
     assert_eq!(sessions(&extended), [(Some(0), None), (Some(1), None), (Some(0), Some(0.25))]);
 }
@@ -82,7 +82,7 @@ fn recordings() {
     // Two lines are missing, a request was cancelled before its first token, and one has no end.
     assert_eq!((trace.format, trace.skipped), (&recording::FORMAT, 4));
     assert_eq!(load(&trace), [(0, 40, 30), (500_000, 20, 8), (3_500_000, 90, 5)]);
-    // The third prompt begins with the blocks of the first request, whose end was two seconds before.
+    // The third prompt begins with the blocks of the first request, which ended two seconds before.
     assert_eq!(sessions(&trace), [(Some(0), None), (Some(1), None), (Some(0), Some(2.0))]);
     let prompts: Vec<Vec<u32>> = trace.requests.iter().map(|it| it.prompt(1000, 1)).collect();
     assert!(prompts[0][..32] == prompts[2][..32] && prompts[1][..16] != prompts[2][..16]);
@@ -111,7 +111,7 @@ fn recorded_ids_and_lengths() {
 fn requests_are_in_the_order_of_arrival() {
     let dir = TempDir::new("order");
     let path = dir.path().join("t.csv");
-    // Columns are found by name, in any order and case, beside others.
+    // Columns are found by name, in any order and case, among others.
     std::fs::write(&path, "GeneratedTokens,x,timestamp,ContextTokens\n1,,2024-05-10 00:00:09,10\n2,,2024-05-10 00:00:07,20\n3,,2024-05-10 00:00:07,30\n")
         .unwrap();
     let trace = Trace::read(&path).unwrap();
@@ -126,7 +126,7 @@ fn unknown_files_are_refused_with_what_is_known() {
         ["", "time,tokens\n1,2\n", "{\"prompt\":\"x\",\"timestamp\":1}\n", "{\"record\":9}\n", "PK\u{3}\u{4}", "[1]"]
     {
         let error = refused(text);
-        assert!(error.starts_with("FILE is no known trace: its first line is"), "{text:?}: {error}");
+        assert!(error.starts_with("FILE is not a known trace: its first line is"), "{text:?}: {error}");
         for known in ["Azure LLM inference: CSV with TIMESTAMP", "BurstGPT", "Mooncake", "Qwen-Bailian", "--record"] {
             assert!(error.contains(known), "{error}");
         }

@@ -1,4 +1,4 @@
-//! DeepSeek-V4 as a family.
+//! The DeepSeek-V4 family.
 
 use super::family::{DUMMY_SEED, Family, LoadedEngine, MeasureProgress, OpenDevice, spawn, with_progress_bar};
 use crate::args::{EngineArgs, KvCacheDType, LoadFormat};
@@ -13,7 +13,8 @@ use pegainfer_kernels::ops::KvDType;
 use pegainfer_runtime::{Measured, Overrides};
 use std::path::Path;
 
-/// Tokens of a step, unless the user says: on GPUs more, where a step of 4,096 takes about three times as long as one of 1,024.
+/// Default token budget of a step. It is larger on GPUs, where a step of 4,096 tokens takes about three times as long
+/// as one of 1,024.
 fn default_tokens(device: Device) -> usize {
     if device == Device::Cuda { 4096 } else { 512 }
 }
@@ -30,7 +31,7 @@ pub const FAMILY: Family = Family {
     load,
     measure,
     measure_again,
-    // Without the layer that drafts.
+    // Without the draft layer.
     weight_bytes: |dir, overrides| {
         check_formats(overrides)?;
         inventory::weight_bytes(&Config::load(dir)?, 1).map_err(anyhow::Error::msg)
@@ -91,7 +92,7 @@ fn load_engine(device: OpenDevice, dir: &Path, args: &EngineArgs) -> Result<Load
     Ok(with_progress_bar(|progress| pegainfer_deepseek_v4::load(device.execs, &options, progress))?)
 }
 
-/// What the flags say about loading.
+/// The load options set by the flags.
 fn load_options(dir: &Path, args: &EngineArgs, device: Device) -> LoadOptions {
     LoadOptions {
         model_path: dir.to_path_buf(),
@@ -111,7 +112,7 @@ fn load_options(dir: &Path, args: &EngineArgs, device: Device) -> LoadOptions {
     }
 }
 
-/// Refuses formats other than the checkpoint's, where a plan asks for them.
+/// Refuses weight formats other than the checkpoint's in a plan.
 fn check_formats(overrides: &Overrides) -> Result<()> {
     check_format_flags(overrides.fp8, overrides.kv_dtype != KvDType::Bf16)
 }

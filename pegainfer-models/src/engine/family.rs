@@ -1,4 +1,4 @@
-//! A model family that has an engine, as one value: what config.json calls it, and what the server does with it.
+//! A model family with an engine: its names in config.json, and its functions for the server.
 
 use crate::args::{EngineArgs, LoadFormat};
 use anyhow::{Context, Result};
@@ -13,49 +13,49 @@ use std::fmt;
 use std::path::Path;
 use std::time::Duration;
 
-/// Seed of `--load-format dummy`: the same weights at each start.
+/// Seed of `--load-format dummy`, for the same weights at each start.
 pub(super) const DUMMY_SEED: u64 = 0;
 /// Default of `--step-deadline` on a GPU, where the longest steps take half a second.
 const GPU_STEP_DEADLINE: Duration = Duration::from_secs(30);
 /// Default of `--step-deadline` on the CPU, where a step of a large model takes up to a minute.
 const CPU_STEP_DEADLINE: Duration = Duration::from_secs(120);
 
-/// A step of equal rows: their number, tokens that each adds, and tokens of its context in all.
+/// A step of equal rows: number of rows, new tokens per row, and context tokens per row.
 pub type UniformStep = (usize, usize, usize);
 
-/// A model family that has an engine.
+/// A model family with an engine.
 pub struct Family {
     /// Its name in messages.
     pub name: &'static str,
-    /// What `architectures` of config.json calls it.
+    /// Its name in `architectures` of config.json.
     pub architecture: &'static str,
-    /// What `model_type` of config.json calls it.
+    /// Its name in `model_type` of config.json.
     pub model_type: &'static str,
-    /// What a GPU needs for each number of ranks that can share a model (tensor parallelism); `None` for a family that runs on one
-    /// device.
+    /// Memory per GPU for each supported number of tensor-parallel ranks; `None` for a family that runs on one device.
     pub rank_bytes: Option<NeedsOfRanks>,
     /// Loads the checkpoint in a directory and starts its engine.
     pub load: fn(OpenDevice, &Path, &EngineArgs) -> Result<LoadedEngine>,
     /// Loads the checkpoint in a directory and measures its steps.
     pub measure: MeasureSteps,
-    /// Loads it and measures some steps of a ledger again.
+    /// Loads the checkpoint and measures some steps of a ledger again.
     pub measure_again: MeasureAgain,
-    /// Bytes of weights that a decode step of the checkpoint in a directory reads, as the flags change it.
+    /// Bytes of weights that a decode step of the checkpoint in a directory reads, with overrides.
     pub weight_bytes: fn(&Path, &Overrides) -> Result<u64>,
-    /// Ids of its vocabulary.
+    /// Size of its vocabulary.
     pub vocab_size: fn(&Path) -> Result<usize>,
-    /// The ops of one step on rank 0 of so many, as the flags change the model.
+    /// The ops of one step on rank 0 of the given number of ranks, with overrides.
     pub record: fn(&Path, &Overrides, usize, UniformStep) -> Result<Vec<OpRecord>>,
-    /// What an engine with these flags makes of a GPU with so many bytes.
+    /// Capacity of an engine with these flags on a GPU with the given number of bytes.
     pub gpu_fit: fn(&Path, &EngineArgs, u64) -> Result<GpuFit>,
 }
 
-/// Bytes that a GPU needs, for each possible number of ranks in ascending order, of the checkpoint in a directory with these flags.
+/// Memory per GPU, for each supported number of ranks in ascending order, for the checkpoint in a directory with these
+/// flags.
 pub type NeedsOfRanks = fn(&Path, &EngineArgs) -> Result<Vec<RankBytes>>;
 
-/// Where an engine is to run.
+/// The devices of an engine.
 pub struct OpenDevice {
-    /// A device for each rank, rank 0 first.
+    /// One device per rank, rank 0 first.
     pub execs: Vec<Exec>,
     /// Their name for messages.
     pub name: String,
@@ -68,25 +68,25 @@ impl OpenDevice {
     }
 }
 
-/// A running engine and what start-up says about it.
+/// A running engine and its start-up figures.
 pub struct LoadedEngine {
-    /// Where requests go.
+    /// Submits requests.
     pub handle: EngineHandle,
     /// Name of the model's family.
     pub family: &'static str,
-    /// Where it runs, in words.
+    /// Name of the device.
     pub device: String,
     /// Bytes of the weights.
     pub weight_bytes: u64,
-    /// How long they took to the device.
+    /// Time to load them onto the device.
     pub weights_time: Duration,
     /// Bytes of the KV pool.
     pub kv_bytes: u64,
 }
 
 impl Family {
-    /// The family of a model of the runtime, with CUDA kernels.
-    pub const fn of<M: Model>() -> Self {
+    /// The family of a runtime model with CUDA kernels.
+    pub const fn new<M: Model>() -> Self {
         Self {
             name: M::NAME,
             architecture: M::ARCHITECTURE,
@@ -126,7 +126,7 @@ impl fmt::Display for Family {
     }
 }
 
-/// Loads a model of the runtime and starts its engine.
+/// Loads a runtime model and starts its engine.
 fn load<M: Model>(device: OpenDevice, dir: &Path, args: &EngineArgs) -> Result<LoadedEngine> {
     let name = device.name.clone();
     let exec = device.first()?;
@@ -145,7 +145,7 @@ fn load<M: Model>(device: OpenDevice, dir: &Path, args: &EngineArgs) -> Result<L
     })
 }
 
-/// What the flags say about loading a model of the runtime.
+/// The load options of a runtime model, set by the flags.
 fn load_options(dir: &Path, args: &EngineArgs) -> LoadOptions {
     LoadOptions {
         model_path: dir.to_path_buf(),
@@ -165,7 +165,7 @@ fn load_options(dir: &Path, args: &EngineArgs) -> LoadOptions {
     }
 }
 
-/// Told about each step that was measured.
+/// Called after each measured step.
 pub type MeasureProgress<'a> = &'a mut dyn FnMut(&StepLine);
 
 /// Loads a checkpoint onto a device and measures its steps.
@@ -175,7 +175,7 @@ pub type MeasureSteps = fn(OpenDevice, &Path, &EngineArgs, (Selection<'_>, Measu
 pub type MeasureAgain =
     fn(OpenDevice, &Path, &EngineArgs, (&[StepLine], MeasureProgress<'_>)) -> Result<(Header, Vec<Remeasured>)>;
 
-/// Loads a model of the runtime and measures its steps.
+/// Loads a runtime model and measures its steps.
 fn measure<M: Model>(
     device: OpenDevice,
     dir: &Path,
@@ -191,7 +191,7 @@ fn measure<M: Model>(
     Ok(measured)
 }
 
-/// Loads a model of the runtime and measures some steps of a ledger again.
+/// Loads a runtime model and measures some steps of a ledger again.
 fn measure_again<M: Model>(
     device: OpenDevice,
     dir: &Path,
@@ -214,7 +214,7 @@ pub fn spawn(engine: impl StepEngine, args: &EngineArgs, device: Device) -> Resu
     EngineHandle::spawn(engine, config).context("the engine thread cannot be started")
 }
 
-/// Runs `load` and shows how many of the weights are loaded. It is told (bytes of this chunk, bytes of all weights).
+/// Runs `load` and shows its progress. `load` reports (bytes of this chunk, bytes of all weights).
 pub fn with_progress_bar<R>(load: impl FnOnce(&mut (dyn FnMut(u64, u64) + Send)) -> R) -> R {
     let mut progress = Progress::start("loading weights", Unit::Bytes, 0, 0);
     let loaded = load(&mut |bytes, total| {

@@ -1,4 +1,4 @@
-//! A cheap HTTP client: it keeps its connection, and searches for chunk boundaries instead of parsing JSON.
+//! A cheap HTTP client: it reuses its connection, and searches for chunk boundaries instead of parsing JSON.
 
 use anyhow::{Context, Result, ensure};
 use std::net::SocketAddr;
@@ -28,7 +28,7 @@ impl Connection {
         Ok(Self { stream, response: Vec::new() })
     }
 
-    /// Posts a JSON body and reads the whole response, whose status must be 200.
+    /// Posts a JSON body and reads the whole response, which must have status 200.
     pub async fn post(&mut self, path: &str, body: &[u8]) -> Result<Timing> {
         let head = format!(
             "POST {path} HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",

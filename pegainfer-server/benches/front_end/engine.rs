@@ -1,4 +1,4 @@
-//! A mock engine that costs nothing: it generates tokens immediately, so that only the front end is measured.
+//! A mock engine without cost: it generates tokens immediately, so that only the front end is measured.
 
 use pegainfer_core::engine::{
     EngineError, EngineLimits, EngineStats, EventBatch, FinishReason, GenerateRequest, RequestId, StepEngine,
@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 /// Context length, and capacity of the KV pool, in tokens.
 pub const CONTEXT: usize = 1 << 16;
-/// Time that a paced engine sleeps between two looks for new requests.
-const NAP: Duration = Duration::from_micros(50);
+/// Polling interval of a paced engine.
+const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
 /// Generates the first token of a request immediately, and one more token of every request in each step.
 pub struct InstantEngine {
@@ -115,7 +115,7 @@ impl StepEngine for InstantEngine {
         }
         let events = self.decode(!due);
         if events.is_empty() {
-            std::thread::sleep(NAP);
+            std::thread::sleep(POLL_INTERVAL);
         }
         Ok(events)
     }

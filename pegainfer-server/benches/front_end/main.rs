@@ -1,5 +1,5 @@
-//! Cost of the front end: HTTP, JSON, tokenizer, queues, detokenizer and events, with a mock engine that generates tokens
-//! immediately.
+//! Cost of the front end: HTTP, JSON, tokenizer, queues, detokenizer and events, with a mock engine that generates
+//! tokens immediately.
 //!
 //! ```text
 //! cargo bench -p pegainfer-server --bench front_end                 # all benchmarks
@@ -106,19 +106,19 @@ impl Server {
         Ok(Self { address, arrivals, checkpoint, vocab_size, _runtime: runtime })
     }
 
-    /// Load of `streams` connections, each of which sends a body `requests` times. All clients share one thread.
-    fn load(&self, streams: usize, requests: usize, path: &str, body: &str) -> Result<Load> {
+    /// Runs `streams` connections, each of which sends a body `requests` times. All clients share one thread.
+    fn load(&self, streams: usize, requests: usize, path: &str, body: &str) -> Result<LoadResult> {
         let clients = (0..streams).map(|stream| client(self.address, stream, requests, path, body.as_bytes()));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let started = Instant::now();
         let seen = runtime.block_on(try_join_all(clients))?;
         let wall = started.elapsed();
         let chunks = seen.iter().map(|(_, chunks)| chunks).sum();
-        Ok(Load { timings: seen.into_iter().flat_map(|(timings, _)| timings).collect(), chunks, wall })
+        Ok(LoadResult { timings: seen.into_iter().flat_map(|(timings, _)| timings).collect(), chunks, wall })
     }
 }
 
-/// One client: sends its requests one after the other; returns their times, and the number of chunks.
+/// One client: sends its requests one after another. Returns their times and the number of chunks.
 async fn client(
     address: SocketAddr,
     number: usize,
@@ -127,7 +127,7 @@ async fn client(
     body: &[u8],
 ) -> Result<(Vec<Timing>, usize)> {
     let mut connection = Connection::open(address).await?;
-    // The clients start at different times, so that they are not synchronised.
+    // Stagger the clients, so that they are not synchronised.
     tokio::time::sleep(Duration::from_millis(number as u64)).await;
     let (mut timings, mut chunks) = (Vec::with_capacity(requests), 0);
     for _ in 0..requests {
@@ -137,7 +137,7 @@ async fn client(
     Ok((timings, chunks))
 }
 
-struct Load {
+struct LoadResult {
     timings: Vec<Timing>,
     chunks: usize,
     wall: Duration,
@@ -172,7 +172,7 @@ fn ttft(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// First at full speed, which sends many tokens per write; then paced like decode steps, which sends each token on its own.
+/// First at full speed, with many tokens per write; then paced like decode steps, with one token per write.
 fn throughput(args: &Args) -> Result<()> {
     let body = |prompt: Value| {
         let mut body = json!({"max_tokens": 256, "stream": true, "temperature": 0});
@@ -228,7 +228,7 @@ fn prompt(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Pseudo-random text of a small dictionary, which is in no cache.
+/// Pseudo-random text of a small dictionary, which no cache contains.
 fn words(count: usize, seed: usize) -> String {
     const WORDS: [&str; 24] = [
         "the",

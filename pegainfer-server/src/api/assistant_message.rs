@@ -58,9 +58,9 @@ impl AssistantMessage {
         Self { role: Some("assistant"), content: Some(Some(String::new())), ..Self::default() }
     }
 
-    /// The delta of one chunk. Clients count chunks, so one is sent even if `events` is empty.
+    /// The delta of one chunk. Clients count chunks, so one is sent even without events.
     pub fn delta(events: Vec<Event>) -> Self {
-        let mut delta = Self::of(events);
+        let mut delta = Self::from_events(events);
         if delta.reasoning.is_none() && delta.tool_calls.is_empty() {
             delta.content.get_or_insert_with(|| Some(String::new()));
         }
@@ -69,7 +69,7 @@ impl AssistantMessage {
 
     /// The whole message. Its content is null if it has only calls or reasoning.
     pub fn whole(events: Vec<Event>) -> Self {
-        let mut message = Self::of(events);
+        let mut message = Self::from_events(events);
         message.role = Some("assistant");
         let other = message.reasoning.is_some() || !message.tool_calls.is_empty();
         message.content.get_or_insert_with(|| (!other).then(String::new));
@@ -79,7 +79,7 @@ impl AssistantMessage {
         message
     }
 
-    fn of(events: Vec<Event>) -> Self {
+    fn from_events(events: Vec<Event>) -> Self {
         let mut message = Self::default();
         for event in events {
             message.add(event);
@@ -103,7 +103,7 @@ impl AssistantMessage {
                     self.tool_calls.push(ToolCall { index: Some(index), id: None, r#type: None, function });
                 }
             },
-            // The message has no field for it.
+            // The message has no field for the end of a call.
             Event::ToolEnd { .. } => {}
         }
     }

@@ -1,4 +1,4 @@
-//! Output as a sequence of content blocks: in the Responses and Messages APIs each block begins, grows and ends.
+//! Output as a sequence of content blocks. In the Responses and Messages APIs each block begins, grows and ends.
 
 use super::delta::Finish;
 use super::generation::Generation;
@@ -31,9 +31,9 @@ pub enum Block {
     },
 }
 
-/// A change of a block, which is named by its index.
+/// A change of the block with this index.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Change {
+pub enum BlockChange {
     /// The block begins, empty.
     Open(usize),
     /// The block grows by this text.
@@ -47,13 +47,13 @@ pub enum Change {
 pub struct Blocks {
     blocks: Vec<Block>,
     open: bool,
-    /// The output was cut off at the maximum number of tokens.
+    /// True if the output was cut off at the maximum number of tokens.
     cut: bool,
 }
 
 impl Blocks {
-    /// Appends events and returns the changes that they cause.
-    pub fn push(&mut self, events: Vec<Event>) -> Vec<Change> {
+    /// Appends events and returns the resulting changes.
+    pub fn push(&mut self, events: Vec<Event>) -> Vec<BlockChange> {
         let mut changes = Vec::new();
         for event in events {
             match event {
@@ -79,7 +79,7 @@ impl Blocks {
                 Event::ToolEnd { index, complete } if self.open_call() == Some(index) => {
                     changes.extend(self.end_call(complete));
                 }
-                // In another block they would become a text or another call's arguments.
+                // In another block they would become text or another call's arguments.
                 Event::ToolArguments { index, .. } | Event::ToolEnd { index, .. } => {
                     debug_assert!(false, "call {index} is not open");
                 }
@@ -89,7 +89,7 @@ impl Blocks {
     }
 
     /// Ends the output: closes the last block, if one is open.
-    pub fn finish(&mut self, finish: Option<&Finish>) -> Option<Change> {
+    pub fn finish(&mut self, finish: Option<&Finish>) -> Option<BlockChange> {
         self.cut = finish.is_some_and(|finish| finish.reason == "length");
         self.close()
     }
@@ -120,7 +120,7 @@ impl Blocks {
     }
 
     /// Closes the open block. A call that ends without an event is complete if its arguments are.
-    fn close(&mut self) -> Option<Change> {
+    fn close(&mut self) -> Option<BlockChange> {
         let complete = match self.open_block()? {
             Block::Call { arguments, .. } => is_object(arguments),
             Block::Reasoning(_) | Block::Text(_) => true,
@@ -128,32 +128,32 @@ impl Blocks {
         self.end_call(complete)
     }
 
-    fn end_call(&mut self, is_complete: bool) -> Option<Change> {
+    fn end_call(&mut self, is_complete: bool) -> Option<BlockChange> {
         if let Some(Block::Call { complete, .. }) = self.blocks.last_mut() {
             *complete = is_complete;
         }
-        std::mem::take(&mut self.open).then(|| Change::Close(self.blocks.len() - 1))
+        std::mem::take(&mut self.open).then(|| BlockChange::Close(self.blocks.len() - 1))
     }
 
-    fn begin(&mut self, block: Block, changes: &mut Vec<Change>) {
+    fn begin(&mut self, block: Block, changes: &mut Vec<BlockChange>) {
         changes.extend(self.close());
         self.blocks.push(block);
         self.open = true;
-        changes.push(Change::Open(self.blocks.len() - 1));
+        changes.push(BlockChange::Open(self.blocks.len() - 1));
     }
 
-    fn grow(&mut self, more: String, changes: &mut Vec<Change>) {
+    fn grow(&mut self, more: String, changes: &mut Vec<BlockChange>) {
         let at = self.blocks.len().saturating_sub(1);
         if let Some(Block::Reasoning(text) | Block::Text(text) | Block::Call { arguments: text, .. }) =
             self.blocks.last_mut()
         {
             text.push_str(&more);
-            changes.push(Change::Grow(at, more));
+            changes.push(BlockChange::Grow(at, more));
         }
     }
 }
 
-/// Passes on the parser events of a generation until its end, within the memory budget of responses. Returns why it
+/// Forwards the parser events of a generation until its end, within the memory budget of responses. Returns why it
 /// ended.
 pub async fn collect(
     generation: &mut Generation,
@@ -182,7 +182,8 @@ mod tests {
         let content = |text: &str| Event::Content(text.into());
         let call = |index: usize| Event::ToolStart { index, id: format!("call_{index}"), name: "f".into() };
         let arguments = Event::ToolArguments { index: 0, delta: "{}".into() };
-        let (open, grow, close) = (Change::Open, |at, text: &str| Change::Grow(at, text.into()), Change::Close);
+        let (open, grow, close) =
+            (BlockChange::Open, |at, text: &str| BlockChange::Grow(at, text.into()), BlockChange::Close);
         assert_eq!(blocks.push(vec![Event::Reasoning("a".into())]), [open(0), grow(0, "a")]);
         assert_eq!(blocks.push(vec![content("b")]), [close(0), open(1), grow(1, "b")]);
         assert_eq!(blocks.push(vec![content("c")]), [grow(1, "c")]);
@@ -206,7 +207,7 @@ mod tests {
         let start = |index: usize| Event::ToolStart { index, id: "c".into(), name: "f".into() };
         let arguments = |index: usize| Event::ToolArguments { index, delta: "{}".into() };
         let end = |index: usize, complete: bool| Event::ToolEnd { index, complete };
-        let (open, grow, close) = (Change::Open, |at| Change::Grow(at, "{}".into()), Change::Close);
+        let (open, grow, close) = (BlockChange::Open, |at| BlockChange::Grow(at, "{}".into()), BlockChange::Close);
         assert_eq!(blocks.push(vec![start(0), arguments(0), end(0, true)]), [open(0), grow(0), close(0)]);
         assert_eq!(blocks.push(vec![start(1), arguments(1), end(1, false)]), [open(1), grow(1), close(1)]);
         let more = vec![Event::Content("a".into()), start(2), arguments(2), end(2, true)];
@@ -221,13 +222,12 @@ mod tests {
         for (reason, complete) in [("length", false), ("stop", true)] {
             let mut blocks = Blocks::default();
             blocks.push(vec![Event::Reasoning("a".into()), Event::Content("b".into())]);
-            assert_eq!(blocks.finish(Some(&Finish { reason, stop_reason: None })), Some(Change::Close(1)));
+            assert_eq!(blocks.finish(Some(&Finish { reason, stop_reason: None })), Some(BlockChange::Close(1)));
             assert_eq!([blocks.is_complete(0), blocks.is_complete(1)], [true, complete], "{reason}");
         }
     }
 
-    /// Arguments that come after their call has ended; a parser that sends them has a fault, which builds with
-    /// assertions report.
+    /// Arguments after the end of their call are a parser bug, which builds with assertions report.
     #[test]
     #[cfg_attr(debug_assertions, should_panic(expected = "call 0 is not open"))]
     fn arguments_never_go_to_another_block() {

@@ -22,14 +22,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::time::{Instant as Clock, timeout_at};
 
-/// Bytes of an oversized body that are read and discarded before the refusal, because many clients read no response before
-/// they have sent everything.
+/// Maximum number of bytes of an oversized body that are read and discarded before the refusal: many clients read no
+/// response before they have sent everything.
 const MAX_DISCARD: usize = 64 << 20;
 
 /// Bytes of a body that are decoded before the task yields to others.
 const MAX_DECODED: usize = 64 << 10;
 
-/// What a request has besides its body.
+/// Everything of a request except its body.
 #[derive(Debug, Clone)]
 pub struct RequestContext {
     /// Headers of the request.
@@ -42,9 +42,9 @@ pub struct RequestContext {
     pub received: Instant,
     /// When the request is cancelled.
     pub deadline: Option<Deadline>,
-    /// Whose request it is.
+    /// Tenant of the request.
     pub tenant: Tenant,
-    /// Output that waits for the client; `None` for a request without a connection.
+    /// Output that the client has not read yet; `None` for a request without a connection.
     pub outbox: Option<Arc<Outbox>>,
     /// Counts the tokens of the request, if its key has rates.
     pub meter: Option<Arc<Meter>>,
@@ -54,15 +54,15 @@ pub struct RequestContext {
 }
 
 impl RequestContext {
-    /// The response will be a stream with this value of `x-ignored-fields`: its head may be sent.
+    /// Announces a stream with this value of `x-ignored-fields`, so that its head may be sent early.
     pub fn announce_stream(&self, ignored: Option<&HeaderValue>) {
         if let Some(head) = &self.head {
             head.announce(self.received, ignored);
         }
     }
 
-    /// Ends the work that needs the context: the engine has the request. If the response is a stream, the handler sends
-    /// its head from here on.
+    /// Called when the engine has the request; drops the rest of the context. If the response is a stream, the handler
+    /// sends its head from now on.
     pub fn submitted(self) -> Submitted {
         let timer = self.head.and_then(|head| head.take_timer()).unwrap_or_else(|| head_timer(self.received));
         Submitted { timer, choices: self.choices }
@@ -77,13 +77,12 @@ pub struct Submitted {
     pub choices: Option<Arc<Choices>>,
 }
 
-/// Time over which the rate of a body is measured, if the client timeout is not shorter.
+/// Time over which the rate of a body is measured, or the client timeout if that is shorter.
 const RATE_WINDOW: Duration = Duration::from_secs(10);
-/// Bodies larger than this are parsed off the async threads: a thousand of them at once would stop every stream for a
-/// second.
+/// Larger bodies are parsed off the async threads: a thousand of them at once would stop every stream for a second.
 const INLINE: usize = 16 << 10;
 
-/// A body that has come whole, and its share of the memory budget.
+/// A complete body and its share of the memory budget.
 #[derive(Debug)]
 pub struct RawBody {
     bytes: Vec<u8>,
@@ -139,7 +138,7 @@ pub async fn read(request: Request, state: &AppState) -> Result<(RequestContext,
     Ok((RequestContext { headers, trace, choices, received, deadline, tenant, outbox, meter, hold, head }, raw))
 }
 
-/// A body that has come whole.
+/// A complete body.
 struct Received {
     body: BodyBuffer,
     counter: ValueCounter,
@@ -148,14 +147,14 @@ struct Received {
 async fn receive(body: Body, tenant: Tenant, headers: &HeaderMap, state: &AppState) -> Result<Received, ApiError> {
     let (options, limit) = (&state.options, state.options.max_body);
     let announced = headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<usize>().ok());
-    // A client that sends `Expect: 100-continue` (curl does, for large bodies) is refused immediately.
+    // Refuse a client that sends `Expect: 100-continue` immediately (curl sends it for large bodies).
     if headers.contains_key(header::EXPECT) && announced.is_some_and(|length| length > limit) {
         return Err(too_large(limit));
     }
     let mut frames = body.into_data_stream();
     let mut received = Received { body: state.budget.buffer(tenant, limit), counter: ValueCounter::default() };
-    let mut decoder = Decoder::of(headers)?;
-    // Bytes that came, and the number of body bytes that they decode to.
+    let mut decoder = Decoder::from_headers(headers)?;
+    // Bytes received, and the number of bytes that they decode to.
     let (mut sent, mut total, mut rate) = (0, 0, Rate::begin(options));
     while let Some(frame) = rate.next(frames.next()).await? {
         let frame = frame
@@ -206,8 +205,8 @@ impl<'a> Rate<'a> {
         Self { options, window, end: now + window, bytes: 0, last: now }
     }
 
-    /// Waits for the next frame as long as the rate allows.
-    async fn next<T>(&mut self, frame: impl Future<Output = T>) -> Result<T, ApiError> {
+    /// Waits for the next frame, as long as the rate allows.
+    async fn next<T>(&mut self, frame: impl Future<ChoiceOutput = T>) -> Result<T, ApiError> {
         let mut frame = std::pin::pin!(frame);
         loop {
             let silent = self.last + self.options.client_timeout;
@@ -219,7 +218,7 @@ impl<'a> Rate<'a> {
         }
     }
 
-    /// Counts a frame. `stalled`: time for which the client was not read from.
+    /// Counts a frame. `stalled` is the time for which the server did not read from the client.
     fn received(&mut self, bytes: usize, stalled: Duration) {
         self.bytes += bytes;
         self.last = Clock::now();
@@ -228,8 +227,8 @@ impl<'a> Rate<'a> {
 
     /// Ends the current window and begins the next one.
     fn check_window(&mut self) -> Result<(), ApiError> {
-        let least = self.options.limits.min_body_rate as f64 * self.window.as_secs_f64();
-        if (self.bytes as f64) < least {
+        let min_bytes = self.options.limits.min_body_rate as f64 * self.window.as_secs_f64();
+        if (self.bytes as f64) < min_bytes {
             let (seconds, rate) = (self.window.as_secs_f64(), self.options.limits.min_body_rate);
             let message = format!(
                 "the request body came too slowly: {} bytes in {seconds} s, at least {rate} bytes/s are expected \

@@ -3,7 +3,7 @@
 use super::assistant_message::AssistantMessage;
 use super::body;
 use super::chat_request::ChatRequest;
-use super::delta::{Counts, Delta, Finish, Output, PromptInfo};
+use super::delta::{ChoiceOutput, Counts, Delta, Finish, PromptInfo};
 use super::generation::Generation;
 use super::large_response::{GrowingResponse, json_bytes};
 use super::logprobs::{ChatLogprobs, TokenNames};
@@ -54,7 +54,7 @@ struct ChatWriter {
     id: String,
     created: u64,
     logprobs: bool,
-    /// Whether the client named the function that is called. As in OpenAI's API, the reason of the end is `stop` then.
+    /// True if `tool_choice` names the called function. As in OpenAI's API, the finish reason is then `stop`.
     names_function: bool,
     /// For each choice: its parser, and whether the chunk with the role was sent.
     parsers: Vec<(ChoiceParser, bool)>,
@@ -76,15 +76,15 @@ impl ChatWriter {
     }
 
     fn prompt(&self, prompt: Option<&PromptInfo>) -> Option<PromptFields> {
-        PromptFields::of(prompt?, &self.params, &self.state.checkpoint.tokenizer)
+        PromptFields::new(prompt?, &self.params, &self.state.checkpoint.tokenizer)
     }
 
     fn logprobs<'a>(&self, tokens: impl IntoIterator<Item = &'a TokenOut>) -> Option<ChatLogprobs> {
         let names = TokenNames { tokenizer: &self.state.checkpoint.tokenizer, by_id: self.params.ids_as_text };
-        self.logprobs.then(|| ChatLogprobs::of(tokens, &names))
+        self.logprobs.then(|| ChatLogprobs::new(tokens, &names))
     }
 
-    /// Fields of the end of a choice.
+    /// Finish fields of a choice.
     fn finish_fields(&self, finish: Option<Finish>) -> FinishFields {
         let named = |finish: Finish| match finish.reason {
             "tool_calls" if self.names_function => Finish { reason: "stop", ..finish },
@@ -97,9 +97,9 @@ impl ChatWriter {
         self.params.token_ids.then(|| tokens.into_iter().map(|token| token.id).collect())
     }
 
-    /// A whole choice.
-    fn choice(&self, index: usize, (events, output): (Vec<Event>, Output)) -> (ChatChoice, Option<PromptInfo>) {
-        let Output { tokens, prompt, finish, .. } = output;
+    /// A complete choice.
+    fn choice(&self, index: usize, (events, output): (Vec<Event>, ChoiceOutput)) -> (ChatChoice, Option<PromptInfo>) {
+        let ChoiceOutput { tokens, prompt, finish, .. } = output;
         let tokens = || tokens.iter().map(|(token, _)| token);
         let (logprobs, token_ids) = (self.logprobs(tokens()), self.token_ids(tokens()));
         let (message, finish) = (AssistantMessage::whole(events), self.finish_fields(finish));
@@ -119,13 +119,13 @@ impl ChunkWriter for ChatWriter {
         let message = AssistantMessage::delta(self.parsers[index].0.parse(&mut delta));
         let (logprobs, token_ids) = (self.logprobs(&delta.token), self.token_ids(&delta.token));
         let reasoning_tokens = self.parsers[index].0.reasoning_tokens;
-        let usage = ChunkUsage::so_far(options, || Usage::sum([counts], 1).with_reasoning(reasoning_tokens));
+        let usage = ChunkUsage::running_total(options, || Usage::sum([counts], 1).with_reasoning(reasoning_tokens));
         let finish = self.finish_fields(delta.finish);
         let choice = ChatChunkChoice { index, delta: message, logprobs, finish, token_ids };
         self.chunk(out, vec![choice], None, usage, None);
     }
 
-    /// One more chunk, which has only counts, if the client asked for them.
+    /// Writes one more chunk, with only the counts, if the client asked for them.
     fn finish(&mut self, out: &mut Events, usage: Usage, metrics: Option<Timings>) {
         if self.params.stream.is_some_and(|options| options.include_usage) || metrics.is_some() {
             let reasoning_tokens = self.parsers.iter().map(|(parser, _)| parser.reasoning_tokens).sum();
@@ -135,9 +135,9 @@ impl ChunkWriter for ChatWriter {
     }
 }
 
-/// Waits for all choices. The first failure drops, and so cancels, the others.
+/// Waits for all choices. The first failure drops the others, which cancels them.
 async fn respond(mut generations: Vec<Generation>, mut writer: ChatWriter) -> Result<Response, ApiError> {
-    let growing = GrowingResponse::of(writer.params.tenant);
+    let growing = GrowingResponse::new(writer.params.tenant);
     let mut parsers = std::mem::take(&mut writer.parsers);
     let pairs = generations.iter_mut().zip(&mut parsers);
     let collected = pairs.map(|(generation, (parser, _))| collect(generation, parser, &writer, &growing));
@@ -157,14 +157,14 @@ async fn respond(mut generations: Vec<Generation>, mut writer: ChatWriter) -> Re
     growing.respond(&state, write).await
 }
 
-/// The parsed text of a choice, and the rest of its output.
+/// Parsed text of a choice, and the rest of its output.
 async fn collect(
     generation: &mut Generation,
     parser: &mut ChoiceParser,
     writer: &ChatWriter,
     growing: &GrowingResponse,
-) -> Result<(Vec<Event>, Output), ApiError> {
-    let (mut events, mut output) = (Vec::new(), Output::default());
+) -> Result<(Vec<Event>, ChoiceOutput), ApiError> {
+    let (mut events, mut output) = (Vec::new(), ChoiceOutput::default());
     while let Some(delta) = generation.next().await {
         let mut delta = delta?;
         growing.add(&delta, &writer.state)?;

@@ -1,4 +1,5 @@
-//! One chat request, whichever API it came through: the input of [`SubmittedChat`](super::submitted_chat::SubmittedChat).
+//! One chat request, whichever API it came through: the input of
+//! [`SubmittedChat`](super::submitted_chat::SubmittedChat).
 
 use super::conversation::Conversation;
 use super::message::{Arguments, Message, Role, ToolCall, left_out};
@@ -24,7 +25,7 @@ pub struct ChatRequest {
     pub generation: GenerationFields,
     /// How to draw tokens.
     pub sampling: SamplingFields,
-    /// What the prompt is made of.
+    /// Content of the prompt.
     pub conversation: Conversation,
     /// Number of most likely tokens to report at each position; `None` reports no log-probabilities.
     pub logprobs: Option<usize>,
@@ -49,7 +50,7 @@ impl ChatRequest {
     }
 }
 
-/// Reads the fields of a conversation, and of the structure of its output.
+/// Reads the fields of a conversation and of its output's structure.
 pub fn read_conversation(body: &mut Body<'_>) -> Result<Conversation, ApiError> {
     let ConversationFields {
         messages,
@@ -87,7 +88,7 @@ fn read_messages(messages: Option<Vec<Object<MessageFields>>>, body: &mut Body<'
     messages.into_iter().enumerate().map(|(i, Object(message))| read_message(i, message, body)).collect()
 }
 
-/// Reads message `i`. What an answer of OpenAI's has and prompts have not is ignored, and reported.
+/// Reads message `i`. Fields of OpenAI's answers that prompts do not have are ignored and reported.
 fn read_message(i: usize, message: MessageFields, body: &mut Body<'_>) -> Result<Message, ApiError> {
     let Some(name) = message.role else {
         return Err(invalid(format!("messages[{i}].role is missing or not a string")));
@@ -122,9 +123,9 @@ fn read_message(i: usize, message: MessageFields, body: &mut Body<'_>) -> Result
     })
 }
 
-/// Text of a content: a string, a list of text parts (joined by line breaks, as vLLM does), or nothing. What is no text in a
-/// tool's result is replaced by a note, and reported: a refusal would end the conversation, because the client sends the
-/// result again with every turn.
+/// Text of a content: a string, a list of text parts (joined by line breaks, as in vLLM), or nothing. In a tool's
+/// result, other parts are replaced by a note and reported: a refusal would end the conversation, because the client
+/// sends the result again with every turn.
 fn read_content(i: usize, role: Role, content: Option<ContentField>, body: &mut Body<'_>) -> Result<String, ApiError> {
     let parts = match content {
         None => return Ok(String::new()),
@@ -167,7 +168,7 @@ fn read_call(i: usize, call: ToolCallFields) -> Result<ToolCall, ApiError> {
     };
     let arguments = match arguments {
         None => Arguments::Object(Map::new()),
-        Some(ArgumentsField::Text(text)) => Arguments::of_text(text),
+        Some(ArgumentsField::Text(text)) => Arguments::parse(text),
         Some(ArgumentsField::Other(arguments)) => Arguments::Object(arguments),
     };
     Ok(ToolCall { id: call.id, name, arguments })

@@ -2,7 +2,7 @@
 
 use super::body;
 use super::conversation::FieldNames;
-use super::delta::{Counts, Delta, Output};
+use super::delta::{ChoiceOutput, Counts, Delta};
 use super::generation::Generation;
 use super::large_response::{GrowingResponse, json_bytes};
 use super::logprobs::{CompletionLogprobs, TokenNames};
@@ -38,7 +38,7 @@ pub async fn completions(State(state): State<Arc<AppState>>, request: Request) -
     let (context, bytes) = body::read(request, &state).await?;
     let shared = state.clone();
     let parts = bytes.parse(&state, move |bytes| read(bytes, &shared.policy)).await?;
-    let Parts { generation, sampling, structured, fields, ignored } = parts;
+    let CompletionBody { generation, sampling, structured, fields, ignored } = parts;
     let CompletionFields { prompt, logprobs, echo } = fields;
     let mut params = Params::new(generation, sampling, &FieldNames::CHAT, &context, &state).await?;
     if params.stream.is_some() {
@@ -49,7 +49,7 @@ pub async fn completions(State(state): State<Arc<AppState>>, request: Request) -
 
     let choices = prompt.as_ref().map_or(0, PromptInput::count) * params.n;
     if choices > MAX_CHOICES {
-        let message = format!("n asks for {choices} choices of all prompts, at most {MAX_CHOICES} are given");
+        let message = format!("n asks for {choices} choices over all prompts; the maximum is {MAX_CHOICES}");
         return Err(ApiError::invalid("n", message));
     }
     let prompts = match prompt {
@@ -72,7 +72,7 @@ pub async fn completions(State(state): State<Arc<AppState>>, request: Request) -
         }
     };
     let structured = match structured {
-        // Listing the names of a schema's patterns takes a tenth of a second for the largest of a small body.
+        // Listing the names of a schema's patterns takes a tenth of a second for the largest small body.
         Some(structured) => Some(context.hold.work(&state, move |_, _| structured.into_lark()).await??),
         None => None,
     };
@@ -101,8 +101,8 @@ pub async fn completions(State(state): State<Arc<AppState>>, request: Request) -
     Ok(with_ignored(response, ignored))
 }
 
-/// A body.
-struct Parts {
+/// A parsed body.
+struct CompletionBody {
     generation: GenerationFields,
     sampling: SamplingFields,
     structured: Option<Structured>,
@@ -111,11 +111,11 @@ struct Parts {
     ignored: Option<HeaderValue>,
 }
 
-fn read(bytes: &[u8], policy: &FieldPolicy) -> Result<Parts, ApiError> {
+fn read(bytes: &[u8], policy: &FieldPolicy) -> Result<CompletionBody, ApiError> {
     let mut body = Body::parse(bytes)?;
     let (generation, sampling, structure, fields) = (body.read()?, body.read()?, body.read()?, body.read()?);
     let ignored = policy.check(&body)?;
-    Ok(Parts { generation, sampling, structured: Structured::read(structure)?, fields, ignored })
+    Ok(CompletionBody { generation, sampling, structured: Structured::read(structure)?, fields, ignored })
 }
 
 struct CompletionWriter {
@@ -132,20 +132,20 @@ impl CompletionWriter {
         out.push(&Chunk { id: &self.id, object, created: self.created, model, choices, prompt: None, usage, metrics });
     }
 
-    /// Whether the response shows more of the tokens than their text.
+    /// True if the response shows more of the tokens than their text.
     fn keeps_tokens(&self) -> bool {
         self.logprobs || self.params.token_ids
     }
 
-    /// A choice, or the part of it that one delta carries.
-    fn choice(&self, index: usize, output: Output) -> CompletionChoice {
-        let Output { text, tokens, prompt, finish } = output;
+    /// A choice, or the part of it in one delta.
+    fn choice(&self, index: usize, output: ChoiceOutput) -> CompletionChoice {
+        let ChoiceOutput { text, tokens, prompt, finish } = output;
         let tokenizer = &*self.state.checkpoint.tokenizer;
         let names = TokenNames { tokenizer, by_id: self.params.ids_as_text };
         let echoed = prompt.as_ref().filter(|_| self.params.echo);
-        let logprobs = self.logprobs.then(|| CompletionLogprobs::of(echoed, &tokens, &names));
+        let logprobs = self.logprobs.then(|| CompletionLogprobs::new(echoed, &tokens, &names));
         let text = echoed.map_or(String::new(), |prompt| tokenizer.decode_all(&prompt.ids)) + &text;
-        let prompt = prompt.as_ref().and_then(|prompt| PromptFields::of(prompt, &self.params, tokenizer));
+        let prompt = prompt.as_ref().and_then(|prompt| PromptFields::new(prompt, &self.params, tokenizer));
         let token_ids = self.params.token_ids.then(|| tokens.iter().map(|(token, _)| token.id).collect());
         CompletionChoice { index, text, logprobs, prompt, finish: finish.into(), token_ids }
     }
@@ -153,14 +153,14 @@ impl CompletionWriter {
 
 impl ChunkWriter for CompletionWriter {
     fn delta(&mut self, out: &mut Events, index: usize, delta: Delta, counts: Counts) {
-        let mut output = Output::default();
+        let mut output = ChoiceOutput::default();
         output.push(delta, self.keeps_tokens());
         let options = self.params.stream.unwrap_or_default();
-        let usage = ChunkUsage::so_far(options, || Usage::sum([counts], 1));
+        let usage = ChunkUsage::running_total(options, || Usage::sum([counts], 1));
         self.chunk(out, vec![self.choice(index, output)], usage, None);
     }
 
-    /// One more chunk, which has only counts, if the client asked for them.
+    /// Writes one more chunk, with only the counts, if the client asked for them.
     fn finish(&mut self, out: &mut Events, usage: Usage, metrics: Option<Timings>) {
         if self.params.stream.is_some_and(|options| options.include_usage) || metrics.is_some() {
             self.chunk(out, vec![], ChunkUsage::Counts(usage), metrics);
@@ -168,9 +168,9 @@ impl ChunkWriter for CompletionWriter {
     }
 }
 
-/// Waits for all choices. The first failure drops, and so cancels, the others.
+/// Waits for all choices. The first failure drops the others, which cancels them.
 async fn respond(mut generations: Vec<Generation>, writer: CompletionWriter) -> Result<Response, ApiError> {
-    let growing = GrowingResponse::of(writer.params.tenant);
+    let growing = GrowingResponse::new(writer.params.tenant);
     let collected = generations.iter_mut().map(|generation| collect(generation, &writer, &growing));
     let outputs = try_join_all(collected).await?;
     let usage = Usage::sum(generations.iter().map(Generation::counts), writer.params.n);
@@ -188,8 +188,8 @@ async fn collect(
     generation: &mut Generation,
     writer: &CompletionWriter,
     growing: &GrowingResponse,
-) -> Result<Output, ApiError> {
-    let mut output = Output::default();
+) -> Result<ChoiceOutput, ApiError> {
+    let mut output = ChoiceOutput::default();
     while let Some(delta) = generation.next().await {
         let delta = delta?;
         growing.add(&delta, &writer.state)?;

@@ -1,7 +1,7 @@
-//! Compressed request bodies (`Content-Encoding`), decoded as they come.
+//! Compressed request bodies (`Content-Encoding`), decoded as they arrive.
 //!
 //! A kilobyte can become a megabyte. Bytes are decoded in small steps, so that the limit on a body's size and the
-//! memory budget count decoded bytes before more are made.
+//! memory budget count decoded bytes before more are decoded.
 
 use crate::error::{ApiError, truncate_for_error};
 use axum::body::Bytes;
@@ -9,14 +9,14 @@ use axum::http::{HeaderMap, StatusCode, header};
 use flate2::write::{MultiGzDecoder, ZlibDecoder};
 use std::io::Write;
 
-/// Compressed bytes that are decoded in one step. Deflate makes at most 1,032 bytes of each.
+/// Compressed bytes decoded in one step. Deflate yields at most 1,032 bytes of each.
 const STEP: usize = 256;
 
 /// Decodes one body.
 pub(super) struct Decoder {
     /// `None` if the body is not compressed.
     stream: Option<Stream>,
-    /// Bytes that came and are not decoded yet.
+    /// Bytes received and not decoded yet.
     rest: Bytes,
 }
 
@@ -30,7 +30,7 @@ impl Decoder {
     ///
     /// # Errors
     /// 415: the encoding is unknown, or there is more than one.
-    pub(super) fn of(headers: &HeaderMap) -> Result<Self, ApiError> {
+    pub(super) fn from_headers(headers: &HeaderMap) -> Result<Self, ApiError> {
         let given: Vec<&[u8]> =
             headers.get_all(header::CONTENT_ENCODING).iter().map(|value| value.as_bytes()).collect();
         let name = String::from_utf8_lossy(&given.join(&b", "[..])).trim().to_ascii_lowercase();
@@ -47,12 +47,12 @@ impl Decoder {
         Ok(Self { stream, rest: Bytes::new() })
     }
 
-    /// Takes bytes that came. Earlier ones must be decoded already.
+    /// Takes received bytes. Earlier ones must be decoded already.
     pub(super) fn feed(&mut self, bytes: Bytes) {
         self.rest = bytes;
     }
 
-    /// The next part of the body, which may be empty; `None` if more has to come first.
+    /// The next part of the body, which may be empty; `None` if more bytes are needed.
     pub(super) fn next(&mut self) -> Result<Option<Bytes>, ApiError> {
         if self.rest.is_empty() {
             return Ok(None);
@@ -65,7 +65,7 @@ impl Decoder {
         }
     }
 
-    /// Checks that the body has come to its end.
+    /// Checks that the body is complete.
     pub(super) fn finish(self) -> Result<(), ApiError> {
         let Some(mut stream) = self.stream else { return Ok(()) };
         stream.finish().map_err(|error| stream.malformed(&error))
@@ -102,7 +102,7 @@ impl Stream {
             Self::Gzip(_) => "gzip",
             Self::Deflate(_) => "deflate (zlib)",
         };
-        let message = format!("the request body is not the {name} that Content-Encoding says: {error}");
+        let message = format!("the request body is not the {name} that Content-Encoding names: {error}");
         ApiError::new(StatusCode::BAD_REQUEST, message)
     }
 }
@@ -114,7 +114,7 @@ mod tests {
     use flate2::write::{GzEncoder, ZlibEncoder};
 
     fn decoder(encoding: &'static str) -> Result<Decoder, ApiError> {
-        Decoder::of(&HeaderMap::from_iter([(header::CONTENT_ENCODING, encoding.parse().unwrap())]))
+        Decoder::from_headers(&HeaderMap::from_iter([(header::CONTENT_ENCODING, encoding.parse().unwrap())]))
     }
 
     fn gzip(text: &[u8]) -> Vec<u8> {
@@ -123,7 +123,7 @@ mod tests {
         encoder.finish().unwrap()
     }
 
-    /// The decoded parts of a body that comes in frames of this many bytes.
+    /// The decoded parts of a body that arrives in frames of `frame` bytes.
     fn decode(mut decoder: Decoder, body: &[u8], frame: usize) -> Result<Vec<Bytes>, ApiError> {
         let mut parts = Vec::new();
         for frame in body.chunks(frame) {
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_as_the_header_says_is_refused() {
+    fn bodies_in_another_encoding_are_refused() {
         for encoding in ["br", "zstd", "gzip, gzip", "gzip;q=1"] {
             assert_eq!(decoder(encoding).err().unwrap().status(), StatusCode::UNSUPPORTED_MEDIA_TYPE, "{encoding}");
         }

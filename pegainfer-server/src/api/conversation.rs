@@ -12,12 +12,12 @@ use serde_json::{Map, Value};
 /// Template arguments that `chat_template_kwargs` must not replace.
 const RESERVED_KWARGS: [&str; 5] = ["messages", "tools", "add_generation_prompt", "chat_template", "tokenize"];
 
-/// The names that an API has for the fields of a chat, for errors.
+/// Names of a chat's fields in one API, for errors.
 #[derive(Debug)]
 pub struct FieldNames {
     /// The messages.
     pub messages: &'static str,
-    /// How much to reason.
+    /// Reasoning effort.
     pub effort: &'static str,
     /// Maximum number of reasoning tokens.
     pub thinking_budget: &'static str,
@@ -44,7 +44,7 @@ impl Default for &'static FieldNames {
     }
 }
 
-/// What the chat template turns into a prompt, and what shapes the output.
+/// Input of the chat template, and the output's structure.
 #[derive(Debug, Default)]
 pub struct Conversation {
     /// Names of the fields in the API that was called.
@@ -53,19 +53,19 @@ pub struct Conversation {
     pub messages: Vec<Message>,
     /// Functions that the model may or has to call.
     pub tools: Tools,
-    /// Structure that the output must have. A forced call comes before it.
+    /// Structure of the output. A forced call overrides it.
     pub structured: Option<Structured>,
     /// Arguments of the chat template.
     pub template_kwargs: Map<String, Value>,
-    /// How much to reason.
+    /// Reasoning effort.
     pub effort: Option<Effort>,
     /// Maximum number of reasoning tokens.
     pub thinking_budget: Option<usize>,
-    /// Whether the reasoning is part of the output.
+    /// True if the output includes the reasoning.
     pub include_reasoning: bool,
-    /// Whether the prompt ends with the beginning of the assistant's turn.
+    /// True if the prompt ends with the beginning of the assistant's turn.
     pub add_generation_prompt: bool,
-    /// Whether the output continues the last message.
+    /// True if the output continues the last message.
     pub continue_final_message: bool,
 }
 
@@ -85,13 +85,13 @@ impl Conversation {
                 let message = "tool_choice can force a call only with \"add_generation_prompt\": true";
                 return Err(ApiError::invalid("tool_choice", message));
             }
-            // The output is the call, whose own schema constrains it.
+            // The output is a call, which its own schema constrains.
             self.structured = None;
         }
         Ok(self)
     }
 
-    /// Sets the template's arguments for the effort. Returns the name of its field if it has no effect on this model.
+    /// Sets the template's arguments for the effort. Returns the name of its field if this model ignores it.
     pub fn set_effort(&mut self, state: &AppState) -> Result<Option<&'static str>, ApiError> {
         let (Some(effort), Some(template)) = (self.effort, &state.checkpoint.template) else { return Ok(None) };
         let name = self.names.effort;

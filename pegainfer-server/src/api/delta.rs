@@ -1,4 +1,4 @@
-//! Output of a running choice, delta by delta.
+//! Output of a running choice, one delta at a time.
 
 use pegainfer_core::engine::{TokenLogprobs, TokenOut};
 use schemars::JsonSchema;
@@ -8,19 +8,19 @@ use std::sync::Arc;
 /// New output of one choice: usually one token.
 #[derive(Debug)]
 pub struct Delta {
-    /// Text that is final; may be empty while part of a character or of a stop string is held back.
+    /// Final text; may be empty while part of a character or of a stop string is held back.
     pub text: String,
-    /// The token that caused this delta, if one did.
+    /// The token of this delta, if it has one.
     pub token: Option<TokenOut>,
     /// Number of characters of text before this token.
     pub offset: usize,
     /// Set on the last delta.
     pub finish: Option<Finish>,
-    /// Set on the first delta, if the client asked for anything about the prompt.
+    /// Set on the first delta, if the client asked for a field of the prompt.
     pub prompt: Option<PromptInfo>,
 }
 
-/// The prompt, as far as the response repeats it.
+/// The prompt, for responses that repeat it.
 #[derive(Debug)]
 pub struct PromptInfo {
     /// Token ids of the prompt.
@@ -29,21 +29,21 @@ pub struct PromptInfo {
     pub logprobs: Option<Arc<[TokenLogprobs]>>,
 }
 
-/// What a response needs of the deltas of a choice, one or all.
+/// The parts of one or all deltas of a choice that a response needs.
 #[derive(Debug, Default)]
-pub struct Output {
+pub struct ChoiceOutput {
     /// The text.
     pub text: String,
-    /// Each token, and the number of characters before it.
+    /// Each token, with the number of characters before it.
     pub tokens: Vec<(TokenOut, usize)>,
-    /// The prompt, if the client asked for anything about it.
+    /// The prompt, if the client asked for a field of it.
     pub prompt: Option<PromptInfo>,
     /// Set at the end.
     pub finish: Option<Finish>,
 }
 
-impl Output {
-    /// Appends the next delta. `keeps_tokens`: the response shows more of the tokens than their text.
+impl ChoiceOutput {
+    /// Appends the next delta. `keeps_tokens` is true if the response shows more of the tokens than their text.
     pub fn push(&mut self, delta: Delta, keeps_tokens: bool) {
         self.text += &delta.text;
         self.tokens.extend(delta.token.filter(|_| keeps_tokens).map(|token| (token, delta.offset)));
@@ -57,7 +57,7 @@ impl Output {
 pub struct Finish {
     /// `stop` or `length`.
     pub reason: &'static str,
-    /// The stop string or token; `None` at the end of the text (EOS) and for `length`.
+    /// The stop string or token; `None` for the end of the text (EOS) and for `length`.
     pub stop_reason: Option<StopReason>,
 }
 

@@ -1,5 +1,5 @@
-//! Sends the head of a stream while its request is still being prepared: its template, tokenization or grammar takes long, or waits
-//! for others.
+//! Sends the head of a stream early, while its request is still being prepared: rendering, tokenization or its grammar
+//! takes long or waits for others.
 
 use super::sse::{error_event, stream_headers};
 use super::stream_head::StreamHead;
@@ -17,15 +17,15 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::sleep;
 
-/// What is sent while the handler works.
+/// Sent while the handler works.
 const KEEP_ALIVE: &[u8] = b": keep-alive\n\n";
 
-/// What the middleware consults.
+/// Options of the middleware.
 #[derive(Debug, Clone)]
 pub struct EarlyHead {
-    /// Maximum time without a byte.
+    /// Maximum time between two bytes.
     pub interval: Duration,
-    /// Ends what is prepared when the server stops.
+    /// Ends the preparation when the server stops.
     pub lifecycle: Lifecycle,
 }
 
@@ -36,7 +36,7 @@ enum Early {
     Done,
 }
 
-/// A request whose handler still works.
+/// A request whose handler is still running.
 struct Preparing {
     handler: BoxFuture<'static, Response>,
     /// Resolves when the request has to be cancelled: `http::deadline` only knows of requests without a head.
@@ -48,7 +48,7 @@ struct Preparing {
 }
 
 impl Preparing {
-    /// The last event of a stream that is refused.
+    /// The last event of a refused stream.
     fn refusal(&self, error: &ApiError) -> Bytes {
         if let Some(choices) = &self.choices {
             choices.failed(error);
@@ -57,8 +57,8 @@ impl Preparing {
     }
 }
 
-/// Middleware: responds with the head of a stream if the handler announced one and still prepares it when it is due. A refusal
-/// after that is an event, as is the end at the deadline, which drops the handler.
+/// Middleware: sends the head of a stream if the handler announced one and is still running when the head is due. Later
+/// refusals are events, as is the deadline, which drops the handler.
 pub async fn send_early(State(options): State<EarlyHead>, mut request: Request, next: Next) -> Response {
     let head = StreamHead::default();
     let deadline = request.extensions().get::<Deadline>().copied();
@@ -121,7 +121,7 @@ mod tests {
 
     const INTERVAL: Duration = Duration::from_millis(20);
 
-    /// The response of a handler that announces a stream, and responds when it is told to.
+    /// The response of a handler that announces a stream and responds when told to.
     async fn response(style: ApiStyle, result: Result<&'static str, ApiError>) -> (Response, Arc<Notify>, Lifecycle) {
         response_by(None, style, Arc::default(), result).await
     }
@@ -140,7 +140,7 @@ mod tests {
             told.notified().await;
             result
         };
-        // It counts as closing when it is dropped.
+        // The server counts as closing when it is dropped.
         let lifecycle = Lifecycle::default();
         let options = EarlyHead { interval: INTERVAL, lifecycle: lifecycle.clone() };
         let mut router: Router = Router::new().route("/", get(handler)).layer(from_fn_with_state(options, send_early));

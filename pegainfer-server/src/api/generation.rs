@@ -29,11 +29,11 @@ pub struct Generation {
     detokenizer: Detokenizer,
     scanner: StopScanner,
     stops: Vec<String>,
-    /// Whether the stop string is part of the text.
+    /// True if the text includes the stop string.
     include_stop: bool,
     stop_token_ids: Vec<u32>,
     max_tokens: usize,
-    /// The client asked for no token, only for its prompt.
+    /// True if the client asked for no token, only for its prompt.
     prompt_only: bool,
     min_tokens: usize,
     counts: Counts,
@@ -50,13 +50,13 @@ pub struct Generation {
     /// Log-probabilities of the prompt, if the client asked for them.
     report: Option<PromptReport>,
     tenant: Tenant,
-    /// Output that waits for the client.
+    /// Output that the client has not read yet.
     outbox: Option<Arc<Outbox>>,
-    /// Counts among the open requests of its tenant.
+    /// Counts the choice among its tenant's open requests.
     _open: Option<OpenRequest>,
-    /// Tokens of the API key that this choice may take.
+    /// Tokens of the API key that are reserved for this choice.
     reserved: Option<Reservation>,
-    /// Of a server that records.
+    /// Entry of the request in the recording, if the server records.
     recording: Option<Recording>,
 }
 
@@ -65,9 +65,9 @@ type PromptLogprobs = Arc<[TokenLogprobs]>;
 
 /// Where the log-probabilities of the prompt come from.
 enum PromptReport {
-    /// This choice computes them.
+    /// This choice computes them, for the others.
     Own(watch::Sender<Option<PromptLogprobs>>),
-    /// The first choice of the prompt does.
+    /// The first choice of the prompt computes them.
     Shared(watch::Receiver<Option<PromptLogprobs>>),
 }
 
@@ -83,7 +83,7 @@ impl Generation {
         self.tenant
     }
 
-    /// Output that waits for the client; `None` for a request without a connection.
+    /// Output that the client has not read yet; `None` for a request without a connection.
     pub fn outbox(&self) -> Option<&Arc<Outbox>> {
         self.outbox.as_ref()
     }
@@ -95,10 +95,11 @@ impl Generation {
 
     /// Timings so far, if the client asked for them.
     pub fn timings(&self) -> Option<Timings> {
-        Some(Timings::of(self.record.stages(), self.timed_from?, self.counts.completion))
+        Some(Timings::new(self.record.stages(), self.timed_from?, self.counts.completion))
     }
 
-    /// The next delta; `None` after the last one. Each token gives one delta; the last token's carries the finish reason.
+    /// The next delta; `None` after the last one. Each token gives one delta, and the last one carries the finish
+    /// reason.
     pub async fn next(&mut self) -> Option<Result<Delta, ApiError>> {
         let mut last = None;
         loop {
@@ -131,7 +132,7 @@ impl Generation {
                     last = Some(delta);
                 }
                 Some(TokenEvent::Finished { reason, .. }) => {
-                    self.recorded(match reason {
+                    self.record_end(match reason {
                         FinishReason::Stop(_) => Reason::Stop,
                         FinishReason::Length => Reason::Length,
                     });
@@ -144,7 +145,8 @@ impl Generation {
         }
     }
 
-    /// The only delta of a request for its prompt, whose log-probabilities came before the token that is dropped.
+    /// The only delta of a request for its prompt. The prompt's log-probabilities arrived before the token, which is
+    /// dropped.
     fn prompt_end(&mut self) -> Delta {
         self.stream = None;
         self.record.end(Outcome::Length);
@@ -161,11 +163,10 @@ impl Generation {
         }
     }
 
-    /// Before the first token: waits until the first choice of the prompt has seen its log-probabilities, which it has
-    /// already been sent.
+    /// Before the first token: waits until the first choice of the prompt has the prompt's log-probabilities.
     async fn wait_for_report(&mut self) {
         if let Some(PromptReport::Own(_)) = &self.report {
-            // Nothing more comes for those who wait.
+            // No more log-probabilities will be sent.
             self.report = None;
         }
         let (Some(prompt), Some(PromptReport::Shared(report))) = (&mut self.prompt, &mut self.report) else { return };
@@ -175,8 +176,8 @@ impl Generation {
         }
     }
 
-    /// Says how the engine ended the request, to the recording.
-    fn recorded(&mut self, reason: Reason) {
+    /// Records how the engine ended the request.
+    fn record_end(&mut self, reason: Reason) {
         if let Some(recording) = &mut self.recording {
             recording.ended(reason);
         }
@@ -204,7 +205,7 @@ impl Generation {
         Delta { text, token: Some(token), offset, finish, prompt: self.prompt.take() }
     }
 
-    /// Scans decoded text for stop strings, except that of the first `min_tokens` tokens. A match ends the choice;
+    /// Looks for stop strings in decoded text, except in the first `min_tokens` tokens. A match ends the choice;
     /// dropping the stream cancels the request in the engine.
     fn scan(&mut self, decoded: &str) -> (String, Option<Finish>) {
         self.chars += decoded.chars().count();
@@ -268,9 +269,9 @@ impl Generation {
         error
     }
 
-    /// The request's own grammar cannot be followed any further.
+    /// The grammar allows no further token.
     fn fail_grammar(&mut self, error: &str) -> ApiError {
-        self.recorded(Reason::Failed);
+        self.record_end(Reason::Failed);
         self.stream = None;
         self.record.end(Outcome::Error);
         let message = format!("the grammar of the request cannot be followed: {}", truncate_for_error(error));
@@ -278,7 +279,7 @@ impl Generation {
     }
 
     fn fail(&mut self, error: String) -> ApiError {
-        self.recorded(Reason::Failed);
+        self.record_end(Reason::Failed);
         self.stream = None;
         self.record.end(Outcome::Error);
         ApiError::internal(error)

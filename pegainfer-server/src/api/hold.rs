@@ -5,13 +5,13 @@ use crate::budget::BodyShare;
 use crate::error::ApiError;
 use crate::fair_queue::Permits;
 use crate::tenant::Tenant;
-use crate::text_service::{Caller, LARGE};
+use crate::text_service::{CancelCheck, LARGE};
 use pegainfer_text::Tokenizer;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A request's share of the memory budget, and for a large body its turn of large work. Clones share both; work that
-/// runs for the request keeps one, so that a client that leaves frees nothing that is still in use.
+/// A request's share of the memory budget, and its turn of large work if its body is large. Clones share both. Work
+/// that runs for the request keeps a clone, so that a client that leaves frees nothing that is in use.
 ///
 /// All requests take resources in the same order, so deadlocks cannot happen: the turn of a large body, then memory,
 /// then the response's share. A large body therefore waits for its turn without memory for parsed values, and keeps the
@@ -21,11 +21,11 @@ pub struct Hold {
     tenant: Tenant,
     /// Bytes of the body.
     size: usize,
-    held: Arc<Mutex<Held>>,
+    held: Arc<Mutex<HeldResources>>,
 }
 
 #[derive(Default)]
-struct Held {
+struct HeldResources {
     memory: BodyShare,
     turn: Option<Permits>,
 }
@@ -47,14 +47,14 @@ impl Hold {
     pub async fn work<T: Send + 'static>(
         &self,
         state: &AppState,
-        work: impl FnOnce(&Arc<Tokenizer>, &Caller<'_>) -> T + Send + 'static,
+        work: impl FnOnce(&Arc<Tokenizer>, &CancelCheck<'_>) -> T + Send + 'static,
     ) -> Result<T, ApiError> {
         let encoder = &state.checkpoint.encoder;
         let hold = self.clone();
         let result = if self.size <= LARGE {
-            let work = move |tokenizer: &Arc<Tokenizer>, caller: &Caller<'_>| {
+            let work = move |tokenizer: &Arc<Tokenizer>, cancel: &CancelCheck<'_>| {
                 let _hold = hold;
-                work(tokenizer, caller)
+                work(tokenizer, cancel)
             };
             encoder.share_thread(self.tenant, work).await
         } else {
@@ -68,19 +68,19 @@ impl Hold {
         self.held().turn.is_some()
     }
 
-    /// Gives back all memory but that for `bytes` bytes.
+    /// Gives back the memory beyond `bytes` bytes.
     pub fn shrink(&self, bytes: usize) {
         self.held().memory.shrink(bytes);
     }
 
-    /// Gives back the turn and all memory but that for `bytes` bytes. There is no more work to do.
+    /// Gives back the turn and the memory beyond `bytes` bytes. Call it when there is no more work to do.
     pub fn keep(&self, bytes: usize) {
         let mut held = self.held();
         held.turn = None;
         held.memory.shrink(bytes);
     }
 
-    fn held(&self) -> MutexGuard<'_, Held> {
+    fn held(&self) -> MutexGuard<'_, HeldResources> {
         // Nothing that can panic runs under the lock.
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }

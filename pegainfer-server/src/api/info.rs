@@ -21,7 +21,7 @@ use std::sync::Arc;
 #[serde(untagged)]
 #[schemars(rename = "Models")]
 pub enum Models<'a> {
-    /// As in OpenAI's API.
+    /// OpenAI's shape.
     OpenAi {
         /// Always `list`.
         #[schemars(extend("const" = "list"))]
@@ -29,7 +29,7 @@ pub enum Models<'a> {
         /// The names.
         data: Vec<ModelCard<'a>>,
     },
-    /// As in Anthropic's API, for clients that send `anthropic-version`.
+    /// Anthropic's shape, for clients that send `anthropic-version`.
     Anthropic {
         /// The names.
         data: Vec<ModelCard<'a>>,
@@ -47,7 +47,7 @@ pub enum Models<'a> {
 #[serde(untagged)]
 #[schemars(rename = "Model")]
 pub enum ModelCard<'a> {
-    /// As in OpenAI's API, with vLLM's fields.
+    /// OpenAI's shape, with vLLM's fields.
     OpenAi {
         /// The name.
         id: &'a str,
@@ -67,7 +67,7 @@ pub enum ModelCard<'a> {
         /// Always empty.
         permission: [Value; 0],
     },
-    /// As in Anthropic's API, for clients that send `anthropic-version`.
+    /// Anthropic's shape, for clients that send `anthropic-version`.
     Anthropic {
         /// Always `model`.
         #[schemars(extend("const" = "model"))]
@@ -83,7 +83,7 @@ pub enum ModelCard<'a> {
     },
 }
 
-/// `GET /v1/models`: the served model under each of its names, in the shape of the API that the client speaks.
+/// `GET /v1/models`: the served model under each of its names, in the shape of the client's API.
 pub async fn models(State(state): State<Arc<AppState>>, headers: HeaderMap) -> Response {
     let data: Vec<ModelCard<'_>> = state.names.iter().map(|name| card(&state, &headers, name)).collect();
     let (first_id, last_id) = (state.names.first().map(String::as_str), state.names.last().map(String::as_str));
@@ -94,7 +94,7 @@ pub async fn models(State(state): State<Arc<AppState>>, headers: HeaderMap) -> R
     Json(models).into_response()
 }
 
-/// Clients of Anthropic's API always say which version of it they speak.
+/// True for clients of Anthropic's API, which always send its version.
 fn is_anthropic(headers: &HeaderMap) -> bool {
     headers.contains_key("anthropic-version")
 }
@@ -135,7 +135,8 @@ fn card<'a>(state: &'a AppState, headers: &HeaderMap, name: &'a str) -> ModelCar
     }
 }
 
-/// `GET /health`: 200 and no body while the engine makes progress and new requests are accepted, else 503 and the reason.
+/// `GET /health`: 200 without a body while the engine makes progress and new requests are accepted, otherwise 503 and
+/// the reason.
 pub async fn health(State(state): State<Arc<AppState>>) -> (StatusCode, Cow<'static, str>) {
     if let Some(why) = state.engine.failure() {
         (StatusCode::SERVICE_UNAVAILABLE, format!("the engine has stopped: {why}").into())
@@ -148,12 +149,13 @@ pub async fn health(State(state): State<Arc<AppState>>) -> (StatusCode, Cow<'sta
     }
 }
 
-/// `GET /live`: 200 while the process can answer at all, also when the engine is stuck or the server drains.
+/// `GET /live`: 200 while the process can answer at all, even if the engine is stuck or the server drains.
 pub async fn live() {}
 
 /// Numbers of requests, for balancers that compare replicas.
 #[derive(Serialize, JsonSchema)]
-pub struct Load {
+#[schemars(rename = "Load")]
+pub struct LoadResponse {
     /// Running and waiting requests, vLLM's number.
     server_load: usize,
     /// Running requests.
@@ -165,9 +167,9 @@ pub struct Load {
 }
 
 /// `GET /load`.
-pub async fn load(State(state): State<Arc<AppState>>) -> Json<Load> {
+pub async fn load(State(state): State<Arc<AppState>>) -> Json<LoadResponse> {
     let stats = state.engine.stats();
-    Json(Load {
+    Json(LoadResponse {
         server_load: stats.running + stats.waiting,
         running: stats.running,
         waiting: stats.waiting,
@@ -175,7 +177,7 @@ pub async fn load(State(state): State<Arc<AppState>>) -> Json<Load> {
     })
 }
 
-/// `POST /reset_prefix_cache`: 200 once every cached prefix is dropped. Running requests keep their blocks.
+/// `POST /reset_prefix_cache`: 200 after every cached prefix was dropped. Running requests keep their blocks.
 pub async fn reset_prefix_cache(State(state): State<Arc<AppState>>) -> Result<(), ApiError> {
     state.engine.reset_prefix_cache().await.map_err(|e| ApiError::from_submit(e, "prompt"))
 }

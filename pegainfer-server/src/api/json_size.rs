@@ -2,13 +2,13 @@
 
 use memchr::{memchr, memchr2};
 
-/// Upper bound on the number of values of a JSON text that comes in parts: its commas, colons and opening brackets outside of
-/// strings, and one. What is not JSON is counted, too.
+/// Upper bound on the number of values of a JSON text that arrives in parts: one, plus its commas, colons and opening
+/// brackets outside of strings. Text that is not JSON is counted in the same way.
 #[derive(Debug, Default)]
 pub struct ValueCounter {
     separators: usize,
     in_string: bool,
-    /// The last byte was a backslash in a string.
+    /// True if the last byte was a backslash in a string.
     escaped: bool,
 }
 
@@ -51,7 +51,7 @@ mod tests {
         counter.values()
     }
 
-    /// Values of a tree; a name counts as one.
+    /// Number of values of a tree; a name counts as one.
     fn values(tree: &Value) -> usize {
         1 + match tree {
             Value::Array(list) => list.iter().map(values).sum(),

@@ -1,4 +1,4 @@
-//! Large responses: their share of the budget of output, and the threads that write them.
+//! Large responses: their share of the output budget, and the threads that write them.
 
 use super::delta::Delta;
 use super::hold::Hold;
@@ -19,11 +19,11 @@ use std::task::{Context, Poll};
 
 /// Responses up to this size are written on the async threads, and take no share of the budget before they are sent.
 pub const INLINE: u64 = 128 << 10;
-/// Steps in which the share of a response grows.
+/// The share of a response grows in steps of this size.
 const STEP: u64 = 64 << 10;
 
-/// The bytes of a response while its tokens and log-probabilities are generated, and their share of the budget of
-/// output. All choices of a request count together.
+/// Bytes of a response while its tokens and log-probabilities are generated, and their share of the output budget. All
+/// choices of a request count together.
 #[derive(Debug)]
 pub struct GrowingResponse {
     tenant: Tenant,
@@ -38,17 +38,17 @@ struct Grown {
 }
 
 impl GrowingResponse {
-    /// A response to `tenant` without any tokens yet.
-    pub fn of(tenant: Tenant) -> Self {
+    /// An empty response to `tenant`.
+    pub fn new(tenant: Tenant) -> Self {
         Self { tenant, grown: Mutex::default() }
     }
 
-    /// Counts a delta that is kept until the response is written; refuses it if other responses have all of the budget.
+    /// Counts a delta that is kept until the response is written. Fails if other responses use all of the budget.
     pub fn add(&self, delta: &Delta, state: &AppState) -> Result<(), ApiError> {
-        self.add_bytes(response_size::of_delta(delta), state)
+        self.add_bytes(response_size::delta_bytes(delta), state)
     }
 
-    /// Counts bytes that the response will have besides its tokens.
+    /// Counts bytes of the response other than its tokens.
     pub fn add_bytes(&self, bytes: u64, state: &AppState) -> Result<(), ApiError> {
         let mut grown = self.grown.lock().unwrap_or_else(PoisonError::into_inner);
         grown.bytes += bytes;
@@ -62,7 +62,7 @@ impl GrowingResponse {
         Ok(())
     }
 
-    /// Responds with the JSON that `write` gives, off the async threads if it is large.
+    /// Responds with the JSON from `write`, which runs off the async threads if the response is large.
     pub async fn respond(
         self,
         state: &AppState,
@@ -75,8 +75,8 @@ impl GrowingResponse {
     }
 }
 
-/// Waits for the share of a response of at most `bytes` bytes to the request of `hold`, if it is large. A request that holds a turn of
-/// large work is refused instead of waiting, because others wait for its turn.
+/// Waits for the share of a response of at most `bytes` bytes to the request of `hold`, if it is large. A request that
+/// holds a turn of large work is refused instead of waiting, because others wait for its turn.
 pub async fn share(state: &AppState, hold: &Hold, tenant: Tenant, bytes: usize) -> Result<ResponseShare, ApiError> {
     let mut share = ResponseShare::default();
     if bytes as u64 <= INLINE {
@@ -100,11 +100,11 @@ pub fn json_response(json: Vec<u8>, mut share: ResponseShare) -> Response {
 
 /// The JSON of one of our own structs.
 pub fn json_bytes(value: &impl Serialize) -> Vec<u8> {
-    // Writing our own plain structs to memory cannot fail.
+    // Writing plain structs to memory cannot fail.
     serde_json::to_vec(value).unwrap_or_default()
 }
 
-/// The bytes of a response, and their share of the budget of output.
+/// The bytes of a response, and their share of the output budget.
 struct Unsent(Option<(Bytes, ResponseShare)>);
 
 impl HttpBody for Unsent {

@@ -16,8 +16,8 @@ const MAX_BAD_WORDS: usize = 128;
 /// Maximum length of one entry of `bad_words`, in bytes.
 const MAX_BAD_WORD_LENGTH: usize = 128;
 
-/// The processors of the fields. `stops`: the token ids that end the request, none of which may be drawn before
-/// `min_tokens` others.
+/// The processors set by the fields. `stops` are the token ids that end the request; none of them may be drawn before
+/// `min_tokens` tokens.
 pub async fn build(
     fields: &mut SamplingFields,
     hold: &Hold,
@@ -40,7 +40,7 @@ pub async fn build(
     Ok(LogitsProcessors::new(params, state.engine.limits().vocab_size)?)
 }
 
-/// `bad_words`: each word as tokens, at the start of a text and after a space, since most vocabularies spell them
+/// `bad_words` as tokens: each word at the start of a text and after a space, since most vocabularies spell them
 /// differently.
 async fn bad_words(list: Vec<Text>, hold: &Hold, state: &AppState) -> Result<Vec<Vec<u32>>, ApiError> {
     let invalid = |message: String| ApiError::invalid("bad_words", message);

@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 use std::collections::BTreeMap;
 
-/// JSON has no infinity: a token that cannot be drawn gets the value that vLLM gives it.
+/// JSON has no infinity. A token that cannot be drawn gets vLLM's value.
 const MIN_LOGPROB: f32 = -9999.0;
 
 /// Four parallel lists, one entry per token.
@@ -15,7 +15,7 @@ const MIN_LOGPROB: f32 = -9999.0;
 pub struct CompletionLogprobs {
     /// Number of characters before each token.
     text_offset: Vec<usize>,
-    /// `None` for the first token of an echoed prompt: nothing comes before it.
+    /// `None` for the first token of an echoed prompt, which follows nothing.
     token_logprobs: Vec<Option<f32>>,
     /// Texts of the tokens.
     tokens: Vec<String>,
@@ -34,7 +34,7 @@ impl Serialize for TokenMap {
     }
 }
 
-/// How tokens are named in log-probabilities.
+/// How log-probabilities name tokens.
 pub struct TokenNames<'a> {
     /// Gives the text of a token.
     pub tokenizer: &'a Tokenizer,
@@ -43,15 +43,15 @@ pub struct TokenNames<'a> {
 }
 
 impl TokenNames<'_> {
-    fn of(&self, id: u32) -> String {
+    fn name(&self, id: u32) -> String {
         if self.by_id { format!("token_id:{id}") } else { self.tokenizer.token_text(id) }
     }
 }
 
 impl CompletionLogprobs {
-    /// Log-probabilities of an echoed prompt, if there is one, and of the tokens after it. Each token has the number of
-    /// characters before it.
-    pub fn of(prompt: Option<&PromptInfo>, tokens: &[(TokenOut, usize)], names: &TokenNames) -> Self {
+    /// Log-probabilities of an echoed prompt, if there is one, and of the tokens after it. Each token comes with the
+    /// number of characters before it.
+    pub fn new(prompt: Option<&PromptInfo>, tokens: &[(TokenOut, usize)], names: &TokenNames) -> Self {
         let mut lists = prompt.map(|prompt| Self::of_prompt(prompt, names)).unwrap_or_default();
         for (token, offset) in tokens {
             if let Some(logprobs) = &token.logprobs {
@@ -75,13 +75,13 @@ impl CompletionLogprobs {
     }
 
     fn push(&mut self, id: u32, offset: usize, token: Option<&TokenLogprobs>, names: &TokenNames) {
-        let text = names.of(id);
+        let text = names.name(id);
         self.text_offset.push(offset);
         self.token_logprobs.push(token.map(|token| token.logprob.max(MIN_LOGPROB)));
         self.top_logprobs.push(token.map(|token| {
-            // Different tokens may show as the same text; the more likely one is kept. The token itself is always listed.
+            // Different tokens may have the same text; the more likely one is kept. The token itself is always listed.
             let mut top: Vec<(String, f32)> = Vec::with_capacity(token.top.len() + 1);
-            let listed = token.top.iter().map(|&(id, logprob)| (names.of(id), logprob));
+            let listed = token.top.iter().map(|&(id, logprob)| (names.name(id), logprob));
             for (text, logprob) in listed.chain([(text.clone(), token.logprob)]) {
                 if !top.iter().any(|(other, _)| *other == text) {
                     top.push((text, logprob.max(MIN_LOGPROB)));
@@ -126,10 +126,10 @@ struct TopToken {
 
 impl ChatLogprobs {
     /// Log-probabilities of these tokens.
-    pub fn of<'a>(tokens: impl IntoIterator<Item = &'a TokenOut>, names: &TokenNames) -> Self {
+    pub fn new<'a>(tokens: impl IntoIterator<Item = &'a TokenOut>, names: &TokenNames) -> Self {
         let entry = |id: u32, logprob: f32| {
             let bytes = names.tokenizer.token_bytes(id);
-            TopToken { token: names.of(id), logprob: logprob.max(MIN_LOGPROB), bytes }
+            TopToken { token: names.name(id), logprob: logprob.max(MIN_LOGPROB), bytes }
         };
         let tokens = tokens.into_iter().filter_map(|token| Some((token.id, token.logprobs.as_ref()?)));
         let content = tokens.map(|(id, logprobs)| {
@@ -166,8 +166,8 @@ impl Serialize for Position {
 }
 
 impl PromptLogprobs {
-    /// `logprobs` are those of `ids[1..]`.
-    pub fn of(ids: &[u32], logprobs: &[TokenLogprobs], tokenizer: &Tokenizer) -> Self {
+    /// The log-probabilities of `ids[1..]`.
+    pub fn new(ids: &[u32], logprobs: &[TokenLogprobs], tokenizer: &Tokenizer) -> Self {
         let position = |(id, listed): (&u32, &TokenLogprobs)| {
             let token = |id: u32, logprob: f32, rank: u32| {
                 (id, PromptToken { logprob: logprob.max(MIN_LOGPROB), rank, decoded_token: tokenizer.token_text(id) })

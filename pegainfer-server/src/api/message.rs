@@ -19,7 +19,7 @@ pub enum Role {
 }
 
 impl Role {
-    /// The role that OpenAI's name stands for; `developer` is the newer name of what templates call system.
+    /// The role with this name in OpenAI's API. `developer` is the newer name of the templates' `system`.
     pub fn named(name: &str) -> Option<Self> {
         Some(match name {
             "system" | "developer" => Self::System,
@@ -45,15 +45,15 @@ impl Role {
 /// One message.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Message {
-    /// Its author.
+    /// Author.
     pub role: Role,
-    /// Its text; may be empty.
+    /// Text; may be empty.
     pub text: String,
-    /// The reasoning before the text, of an assistant's message.
+    /// Reasoning before the text, for an assistant's message.
     pub reasoning: Option<String>,
     /// Calls that the assistant made after the text.
     pub tool_calls: Vec<ToolCall>,
-    /// Id of the call that a tool's message answers.
+    /// For a tool's message: id of the call that it answers.
     pub tool_call_id: Option<String>,
     /// Other fields for the chat template.
     pub rest: Map<String, Value>,
@@ -62,7 +62,7 @@ pub struct Message {
 /// A call that the assistant made.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ToolCall {
-    /// Its id.
+    /// Id of the call, if it has one.
     pub id: Option<String>,
     /// Name of the function.
     pub name: String,
@@ -75,13 +75,13 @@ pub struct ToolCall {
 pub enum Arguments {
     /// An object.
     Object(Map<String, Value>),
-    /// Text that is no JSON object, such as that of a call that was cut off. Templates show it as it is.
+    /// Text that is not a JSON object, such as a call that was cut off. Templates show it unchanged.
     Raw(String),
 }
 
 impl Arguments {
     /// Parses the text of a JSON object; an empty text is an empty object.
-    pub fn of_text(text: String) -> Self {
+    pub fn parse(text: String) -> Self {
         if text.trim().is_empty() {
             return Self::Object(Map::new());
         }
@@ -96,7 +96,7 @@ impl Message {
         Self { role, text: text.into(), reasoning, tool_calls, tool_call_id, rest }
     }
 
-    /// Makes objects of arguments that are none, for templates that need objects: what is there of a call that was cut off.
+    /// Turns arguments into objects, for templates that need objects. A call that was cut off keeps its complete part.
     pub fn complete_arguments(&mut self) {
         for call in &mut self.tool_calls {
             if let Arguments::Raw(text) = &call.arguments {
@@ -105,7 +105,7 @@ impl Message {
         }
     }
 
-    /// The message as chat templates know it: OpenAI's format, with a string as content, objects as arguments, and the
+    /// The message in the format of chat templates: OpenAI's, with a string as content, objects as arguments, and the
     /// reasoning under the older of its two names.
     pub fn to_template(&self) -> Value {
         let mut message = Map::new();
@@ -139,7 +139,7 @@ impl ToolCall {
     }
 }
 
-/// The text in place of a part of a tool's result that the model cannot read.
+/// The note that replaces an unreadable part of a tool's result.
 pub fn left_out(kind: &str) -> String {
     format!("[{kind} left out: this model reads only text]")
 }
@@ -150,7 +150,7 @@ mod tests {
 
     #[test]
     fn a_message_has_the_fields_that_templates_know() {
-        let call = |text: &str| ToolCall { id: None, name: "f".into(), arguments: Arguments::of_text(text.into()) };
+        let call = |text: &str| ToolCall { id: None, name: "f".into(), arguments: Arguments::parse(text.into()) };
         let message = Message {
             reasoning: Some("hm".into()),
             tool_calls: vec![call("{\"b\": 1, \"a\": 2}"), call("{\"cut"), call("")],

@@ -1,17 +1,18 @@
 //! The HTTP API, compatible with OpenAI's and Anthropic's.
 //!
 //! # Layout
-//! - [`chat`], [`completions`]: OpenAI's endpoints, on which the others are built. [`responses`], [`anthropic`]: translate
-//!   their requests into chat requests, and the output into their own responses.
+//! - [`chat`], [`completions`]: OpenAI's endpoints, on which the others are built. [`responses`], [`anthropic`]:
+//!   translate their requests into chat requests, and the output into their own responses.
 //! - [`body`], [`json_size`]: read a body within the memory budget. [`hold`]: resources until the engine has a request.
 //!   [`schema`]: the bodies as structs. [`policy`]: decides about fields that they do not know.
-//! - [`chat_request`]: one chat request, into which all chats are converted: a [`conversation`] of [`message`]s, [`tools`]
-//!   and what is [`structured`]. [`render`] makes a prompt of it, [`plain_text`] without control tokens from messages.
-//! - [`params`], [`sampling`], [`logits_processors`], [`stop`], [`stream_options`], [`truncation`], [`response_size`]: how to
-//!   generate.
-//! - [`quota`], [`submitted_chat`], [`generation`]: run a request and give its output as [`delta`]s. [`assistant_message`],
-//!   [`blocks`], [`wire`], [`logprobs`], [`timings`], [`sse`], [`large_response`]: write the response. [`early_head`],
-//!   [`stream_head`]: begin a stream before its request is prepared.
+//! - [`chat_request`]: one chat request, into which all chats are converted: a [`conversation`] of [`message`]s,
+//!   [`tools`] and what is [`structured`]. [`render`] makes a prompt of it, [`plain_text`] without control tokens from
+//!   messages.
+//! - [`params`], [`sampling`], [`logits_processors`], [`stop`], [`stream_options`], [`truncation`], [`response_size`]:
+//!   how to generate.
+//! - [`quota`], [`submitted_chat`], [`generation`]: run a request and give its output as [`delta`]s.
+//!   [`assistant_message`], [`blocks`], [`wire`], [`logprobs`], [`timings`], [`sse`], [`large_response`]: write the
+//!   response. [`early_head`], [`stream_head`]: begin a stream before its request is prepared.
 //! - [`panics`]: responses after a panic. [`info`], [`tokenize`]: the small endpoints. [`openapi`]: the
 //!   OpenAPI document.
 
@@ -74,7 +75,7 @@ use axum::routing::{any, get, post};
 use early_head::EarlyHead;
 use std::sync::Arc;
 
-/// The routers of all endpoints and of the web UI, by the API that their routes belong to. Their paths do not overlap.
+/// The routers of all endpoints and of the web UI, by the API of their routes. Their paths do not overlap.
 pub fn routers(state: &Arc<AppState>) -> [(ApiStyle, Router); 3] {
     let early = EarlyHead { interval: state.options.keep_alive_interval, lifecycle: state.lifecycle.clone() };
     let openai = Router::new()
@@ -82,7 +83,7 @@ pub fn routers(state: &Arc<AppState>) -> [(ApiStyle, Router); 3] {
         .route("/v1/chat/completions", post(chat::chat))
         .layer(from_fn_with_state(early.clone(), early_head::send_early))
         .route("/v1/models", get(info::models))
-        // A name may hold slashes, as in `Qwen/Qwen3-4B`.
+        // A name may contain slashes, as in `Qwen/Qwen3-4B`.
         .route("/v1/models/{*name}", get(info::model))
         .route("/health", get(info::health))
         .route("/live", get(info::live))

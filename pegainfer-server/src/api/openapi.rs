@@ -1,11 +1,10 @@
-//! `GET /openapi.json`: the OpenAPI document, generated from the structs that requests are parsed into and that
-//! responses are written from.
+//! `GET /openapi.json`: the OpenAPI document, generated from the structs of requests and responses.
 //!
-//! Tests send every documented field with a legal value and one undocumented field into every documented object, and
+//! Tests send every documented field with a legal value and an undocumented field in every documented object, and
 //! compare responses with their schemas.
 
 use super::anthropic::wire::{Message, StreamEvent as MessageStreamEvent, TokenCount};
-use super::info::{Load, ModelCard, Models, Version};
+use super::info::{LoadResponse, ModelCard, Models, Version};
 use super::responses::events::StreamEvent as ResponseStreamEvent;
 use super::responses::wire::ResponseObject;
 use super::schema::anthropic::{AnswerFields, MessagesFields};
@@ -48,22 +47,22 @@ pub async fn openapi() -> Json<Value> {
     Json(document())
 }
 
-/// A schema of a body, or of a part of it: an object with properties.
-type Part = fn(&mut SchemaGenerator) -> schemars::Schema;
+/// A schema of a body or part of it: an object with properties.
+type ObjectSchema = fn(&mut SchemaGenerator) -> schemars::Schema;
 
 /// An endpoint that takes a body.
 struct Endpoint {
     path: &'static str,
     summary: &'static str,
-    parts: &'static [Part],
-    /// Fields that have to be given, besides those of the schemas.
+    parts: &'static [ObjectSchema],
+    /// Required fields, in addition to those of the schemas.
     required: &'static [&'static str],
     /// A request body whose response has status 200.
     example: Value,
     /// Schema of the response.
-    response: Part,
+    response: ObjectSchema,
     /// Schema of an event, if the response may be a stream.
-    event: Option<Part>,
+    event: Option<ObjectSchema>,
 }
 
 fn endpoints() -> Vec<Endpoint> {
@@ -146,17 +145,22 @@ fn endpoints() -> Vec<Endpoint> {
     ]
 }
 
-/// An endpoint without a body: its path, methods and summary, and the schema of its response if that is JSON.
-type Plain = (&'static str, &'static [&'static str], &'static str, Option<Part>);
+/// An endpoint without a body: path, methods, summary, and the schema of its response if that is JSON.
+type BodylessEndpoint = (&'static str, &'static [&'static str], &'static str, Option<ObjectSchema>);
 
 /// Endpoints without a body.
-const PLAIN: [Plain; 11] = [
+const BODYLESS: [BodylessEndpoint; 11] = [
     ("/v1/models", &["get"], "Names of the served model", Some(SchemaGenerator::subschema_for::<Models>)),
     ("/v1/models/{name}", &["get"], "The served model", Some(SchemaGenerator::subschema_for::<ModelCard>)),
     ("/health", &["get"], "200 while the engine makes progress and accepts requests", None),
     ("/live", &["get"], "200 while the process can answer", None),
     ("/ping", &["get", "post"], "The same as /health", None),
-    ("/load", &["get"], "Numbers of running and waiting requests", Some(SchemaGenerator::subschema_for::<Load>)),
+    (
+        "/load",
+        &["get"],
+        "Numbers of running and waiting requests",
+        Some(SchemaGenerator::subschema_for::<LoadResponse>),
+    ),
     ("/version", &["get"], "Version of the server", Some(SchemaGenerator::subschema_for::<Version>)),
     ("/metrics", &["get"], "Metrics, in Prometheus' format", None),
     ("/reset_prefix_cache", &["post"], "Drop all cached prefixes", None),
@@ -164,8 +168,7 @@ const PLAIN: [Plain; 11] = [
     ("/openapi.json", &["get"], "This document", None),
 ];
 
-/// Schemas of all bodies. Requests and responses have a generator each, because only fields of a request may be left
-/// out.
+/// Schemas of all bodies. Requests and responses have separate generators, because only request fields are optional.
 struct Generators {
     requests: SchemaGenerator,
     responses: SchemaGenerator,
@@ -177,7 +180,7 @@ impl Generators {
         Self { requests: settings().into_generator(), responses: settings().for_serialize().into_generator() }
     }
 
-    /// An error response. `path`: Anthropic's routes have errors of their own.
+    /// An error response. Anthropic's routes (`path`) have their own errors.
     fn error(&mut self, path: &str, description: &str) -> Value {
         let schema = match path.starts_with("/v1/messages") {
             true => self.responses.subschema_for::<AnthropicError>(),
@@ -186,7 +189,7 @@ impl Generators {
         json!({"description": description, "content": {"application/json": {"schema": schema}}})
     }
 
-    /// The components of the document. A test checks that no name is there twice.
+    /// The components of the document. A test checks that no name is repeated.
     fn schemas(mut self) -> Map<String, Value> {
         let mut schemas = self.requests.take_definitions(true);
         schemas.extend(self.responses.take_definitions(true));
@@ -215,14 +218,14 @@ fn paths(generators: &mut Generators) -> Map<String, Value> {
     for endpoint in endpoints() {
         paths.insert(endpoint.path.into(), json!({"post": with_body(&endpoint, generators)}));
     }
-    for plain in PLAIN {
+    for plain in BODYLESS {
         let methods = plain.1.iter().map(|method| (method.to_string(), without_body(plain, generators)));
         paths.insert(plain.0.into(), Value::Object(methods.collect()));
     }
     paths
 }
 
-fn without_body((path, _, summary, response): Plain, generators: &mut Generators) -> Value {
+fn without_body((path, _, summary, response): BodylessEndpoint, generators: &mut Generators) -> Value {
     let mut responses = json!({"200": {"description": "OK"}});
     if let Some(response) = response {
         responses["200"]["content"] = json!({"application/json": {"schema": response(&mut generators.responses)}});
@@ -257,8 +260,8 @@ fn with_body(endpoint: &Endpoint, generators: &mut Generators) -> Value {
         "requestBody": {"required": true, "content": {"application/json": {"schema": schema, "example": example}}}})
 }
 
-/// One object that has the properties of all parts.
-fn merge(parts: &[Part], required: &[&str], generator: &mut SchemaGenerator) -> Value {
+/// One object with the properties of all parts.
+fn merge(parts: &[ObjectSchema], required: &[&str], generator: &mut SchemaGenerator) -> Value {
     let mut properties = Map::new();
     let mut all_required: Vec<Value> = required.iter().map(|&name| name.into()).collect();
     for part in parts {

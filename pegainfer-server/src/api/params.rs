@@ -1,4 +1,4 @@
-//! The parameters that completions and chats share, parsed and checked.
+//! The parameters shared by completions and chats, parsed and checked.
 
 use super::body::RequestContext;
 use super::conversation::FieldNames;
@@ -27,14 +27,14 @@ use pegainfer_core::logits_processors::LogitsProcessors;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// How to generate, whichever endpoint the request came through.
+/// Parameters of a generating request, independent of its endpoint.
 #[derive(Debug, Clone)]
 pub struct Params {
     /// The model name that the client sent, or the canonical one.
     pub model: String,
-    /// Becomes part of the response id.
+    /// Part of the response id.
     pub request_id: String,
-    /// Header `x-request-id`, by which the log names the request, also where the client names it otherwise.
+    /// Header `x-request-id`: names the request in the log, even if the client sets another id.
     log_id: Arc<str>,
     /// When the request is cancelled.
     pub deadline: Option<Deadline>,
@@ -44,33 +44,34 @@ pub struct Params {
     pub max_tokens: Option<usize>,
     /// Number of choices for each prompt.
     pub n: usize,
-    /// Minimum number of tokens to generate: until then neither EOS nor stop tokens are drawn, and stop strings are ignored.
+    /// Minimum number of tokens to generate. Before that, neither EOS nor stop tokens are drawn, and stop strings are
+    /// ignored.
     pub min_tokens: usize,
     /// Strings that end the text.
     pub stop: Vec<String>,
     /// Token ids that end the text.
     pub stop_token_ids: Vec<u32>,
-    /// Whether the stop string is part of the text.
+    /// True if the text includes the stop string.
     pub include_stop: bool,
-    /// Whether special tokens are part of the text.
+    /// True if the text includes special tokens.
     pub show_special: bool,
-    /// Whether the text begins with the prompt; completions only.
+    /// True if the text begins with the prompt; completions only.
     pub echo: bool,
     /// Number of most likely tokens to report at each position of the prompt.
     pub prompt_logprobs: Option<usize>,
-    /// Whether to send token ids with the text.
+    /// True to send token ids with the text.
     pub token_ids: bool,
-    /// Whether log-probabilities name tokens by their ids.
+    /// True if log-probabilities name tokens by their ids.
     pub ids_as_text: bool,
-    /// Whether to run the tokenizer's post-processor (BOS) over the prompt.
+    /// True to run the tokenizer's post-processor (BOS) over the prompt.
     pub add_special_tokens: Option<bool>,
-    /// Whether the response reports the time of each stage.
+    /// True if the response reports the time of each stage.
     pub include_metrics: bool,
     /// When the whole body had arrived.
     pub received: Instant,
     /// Trace that records the stages of the request.
     pub trace: Option<Arc<Trace>>,
-    /// What the choices of the request did, for its log line.
+    /// Outcome of the request's choices, for its log line.
     pub choices: Option<Arc<Choices>>,
     /// Names of the fields in the API that was called.
     pub names: &'static FieldNames,
@@ -79,9 +80,9 @@ pub struct Params {
     ignore_eos: bool,
     priority: i32,
     cache_salt: u64,
-    /// Whose request it is.
+    /// Tenant of the request.
     pub tenant: Tenant,
-    /// Output that waits for the client.
+    /// Output that the client has not read yet.
     pub outbox: Option<Arc<Outbox>>,
     /// Counts the tokens of the request, if its key has rates.
     pub meter: Option<Arc<Meter>>,
@@ -146,23 +147,23 @@ impl Params {
         })
     }
 
-    /// Whether a long prompt is truncated.
+    /// True if a long prompt is truncated.
     pub fn is_truncated(&self) -> bool {
         self.truncation.is_some()
     }
 
-    /// The engine's label of choice number `choice` of `choices`: the request's id, and the number where there are several.
+    /// The engine's label of choice `choice` of `choices`: the request's id, with the number if there are several.
     pub fn label(&self, choice: usize, choices: usize) -> Arc<str> {
         if choices == 1 { self.log_id.clone() } else { format!("{}#{choice}", self.log_id).into() }
     }
 
-    /// Whether the response needs the prompt.
+    /// True if the response needs the prompt.
     pub fn keeps_prompt(&self) -> bool {
         self.echo || self.prompt_logprobs.is_some() || self.token_ids
     }
 
-    /// The engine's requests for one prompt, one for each choice. `default_max_tokens`: number of tokens to generate if the
-    /// client gave none, limited by the context and the KV pool.
+    /// The engine's requests for one prompt, one per choice. `default_max_tokens` is the maximum output if the client
+    /// gave none, limited by the context and the KV pool.
     pub fn requests(
         &self,
         mut prompt: Vec<u32>,
@@ -175,7 +176,7 @@ impl Params {
         if let Some(truncation) = self.truncation {
             truncation.apply(&mut prompt, limits.max_model_len.saturating_sub(self.max_tokens.unwrap_or(1)));
         }
-        // An echoed prompt has log-probabilities like the text that follows it.
+        // An echoed prompt has log-probabilities like the text after it.
         let prompt_logprobs = self.prompt_logprobs.max(logprobs.filter(|_| self.echo));
         let context = limits.max_model_len.saturating_sub(prompt.len());
         let pool = (limits.kv_capacity_tokens() + 1).saturating_sub(prompt.len());
@@ -185,13 +186,14 @@ impl Params {
             let message = "max_tokens must be an integer from 1 to 2147483647, got 0: only \"echo\": true takes 0";
             return Err(ApiError::invalid("max_tokens", message));
         }
-        // The engine generates at least one token; that of a request for none is not shown.
-        let size = ResponseSize::of(prompt.len(), logprobs, prompt_logprobs);
+        // The engine generates at least one token. A request for none does not show it.
+        let size = ResponseSize::new(prompt.len(), logprobs, prompt_logprobs);
         let fitting = size.max_tokens(self.n, state.options.limits.max_response_bytes);
         let default = || {
-            let most = default_max_tokens.min(fitting).min(capacity);
-            let left = self.meter.as_ref().map_or(Ok(usize::MAX), |meter| meter.remaining(prompt.len(), self.n, most));
-            left.map(|left| most.min(left)).map_err(|exceeded| too_many(&exceeded, state))
+            let wanted = default_max_tokens.min(fitting).min(capacity);
+            let left =
+                self.meter.as_ref().map_or(Ok(usize::MAX), |meter| meter.remaining(prompt.len(), self.n, wanted));
+            left.map(|left| wanted.min(left)).map_err(|exceeded| too_many(&exceeded, state))
         };
         let max_tokens = self.max_tokens.map_or_else(default, Ok)?.clamp(1, capacity);
         if self.min_tokens > max_tokens {
@@ -249,16 +251,16 @@ fn request_id(given: Option<String>, headers: &HeaderMap) -> Result<String, ApiE
     }
 }
 
-/// The priority, where clients may choose it.
+/// The priority, if clients may choose it.
 fn priority(asked: i32, state: &AppState) -> Result<i32, ApiError> {
     if asked != 0 && !state.options.limits.allow_priority {
-        let message = "priority must be 0: this server lets nobody overtake others (--allow-priority)";
+        let message = "priority must be 0: this server does not accept priorities (--allow-priority)";
         return Err(ApiError::invalid("priority", message).with_code("unsupported_parameter"));
     }
     Ok(asked)
 }
 
-/// The hash of `cache_salt` and the API key. Requests share cached prefixes only under the same salt; 0 is no salt.
+/// The hash of `cache_salt` and the API key. Only requests with the same salt share cached prefixes; 0 is no salt.
 fn cache_salt(salt: Option<&str>, tenant: Tenant, state: &AppState) -> Result<u64, ApiError> {
     let key = (tenant.has_key && !state.options.limits.share_prefix_cache).then_some(tenant.id);
     match (salt, key) {

@@ -1,18 +1,18 @@
-//! Keeps control tokens that messages spell out from becoming tokens, for `--plain-messages`.
+//! Treats control tokens in messages as plain text, for `--plain-messages`.
 
 use super::message::{Message, Role};
 use crate::error::ApiError;
 use crate::ids::random_u64;
 use pegainfer_text::Tokenizer;
 
-/// Splits the texts of control tokens in messages. The prompt is tokenized in segments, none of which holds such a text.
+/// Splits the texts of control tokens in messages. The prompt is tokenized in segments without such texts.
 pub struct PlainText {
-    /// Marks the places where the prompt is split. It is random, so that no message holds it.
+    /// Marks the places to split the prompt. It is random, so that no message contains it.
     mark: String,
 }
 
 impl PlainText {
-    /// Marks the control tokens in all messages but the assistant's, which the model wrote itself.
+    /// Marks the control tokens in all messages except the assistant's, which the model wrote itself.
     pub fn mark(messages: &mut [Message], tokenizer: &Tokenizer) -> Result<Self, ApiError> {
         let mark = format!("\u{F8FF}{:016x}\u{F8FF}", random_u64()?);
         for message in messages.iter_mut().filter(|message| message.role != Role::Assistant) {

@@ -1,9 +1,12 @@
-//! No field is dropped silently.
+//! Field policy: no field of a request is dropped silently.
 //!
-//! Every field of a request falls into one of three groups: implemented fields, which the structs of `schema` know;
-//! unimplemented fields of the OpenAI and vLLM schemas (table below), which are refused by name
-//! unless their value changes nothing, or reported where an answer without them is still of use; and unknown fields, at every level, which are accepted, logged once per name and
-//! listed in the response header `x-ignored-fields`, or refused under `--strict`.
+//! Every field falls into one of three groups:
+//!
+//! - Implemented fields, which the structs of `schema` know.
+//! - Unimplemented fields of the OpenAI and vLLM schemas (table below). They are refused by name unless their value
+//!   changes nothing, or reported if an answer without them is still useful.
+//! - Unknown fields, at every level. They are accepted, logged once per name and listed in the response header
+//!   `x-ignored-fields`, or refused under `--strict`.
 
 use super::schema::Body;
 use crate::error::{ApiError, truncate_for_error};
@@ -13,7 +16,7 @@ use serde_json::value::RawValue;
 use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
 
-/// The values of an unimplemented field that change nothing and are therefore accepted.
+/// The accepted values of an unimplemented field: those that change nothing.
 enum NoOp {
     /// No value: the field is always refused.
     Never,
@@ -29,10 +32,10 @@ enum NoOp {
     ListOf(&'static str),
     /// Only one of these strings.
     OneOf(&'static [&'static str]),
-    /// Every value; it is reported unless it is one of these, which ask for nothing.
+    /// Every value; reported unless it is one of these, which change nothing.
     Reported(&'static [&'static str]),
-    /// No value: the field has this name in `structured_outputs` now. Older vLLM clients send it, and without it the text
-    /// would be unconstrained.
+    /// No value: the field now has this name in `structured_outputs`. Older vLLM clients send it, and without it the
+    /// text would be unconstrained.
     Renamed(&'static str),
 }
 
@@ -104,7 +107,7 @@ impl NoOp {
         }
     }
 
-    /// Whether an accepted value asks for something that it does not get.
+    /// True if an accepted value asks for something that it does not get.
     fn is_reported(&self, value: &RawValue) -> bool {
         let text = value.get().trim_matches('"');
         matches!(self, Reported(nothing) if !nothing.contains(&text))
@@ -140,19 +143,18 @@ pub struct FieldPolicy {
     logged: Mutex<HashSet<String>>,
 }
 
-/// Maximum number of names remembered as logged, so that a client cannot fill the memory with them.
+/// Maximum number of logged names that are remembered, so that a client cannot fill the memory with them.
 const MAX_LOGGED: usize = 1000;
 /// Maximum number of names in the response header.
 const MAX_LISTED: usize = 32;
 
 impl FieldPolicy {
-    /// With `strict`, unknown fields are refused.
+    /// `strict` refuses unknown fields.
     pub fn new(strict: bool) -> Self {
         Self { strict, logged: Mutex::default() }
     }
 
-    /// Checks the fields that no part of the request has known. Returns the value of `x-ignored-fields`, if there are any
-    /// such fields.
+    /// Checks the fields that no part of the request knows. Returns the value of `x-ignored-fields`, if there are any.
     pub fn check(&self, body: &Body<'_>) -> Result<Option<HeaderValue>, ApiError> {
         let (rest, nested) = body.rest();
         let mut ignored = Vec::new();
@@ -171,7 +173,8 @@ impl FieldPolicy {
         self.check_ignored(&ignored)
     }
 
-    /// Checks fields that have no effect: refused under `--strict`, else the value of `x-ignored-fields`.
+    /// Checks fields that have no effect: refuses them under `--strict`, otherwise returns the value of
+    /// `x-ignored-fields`.
     pub fn check_ignored(&self, ignored: &[&str]) -> Result<Option<HeaderValue>, ApiError> {
         if let Some(name) = ignored.first().filter(|_| self.strict) {
             let message = format!("unknown field {}: the server runs with --strict", truncate_for_error(name));
@@ -181,7 +184,7 @@ impl FieldPolicy {
         Ok(header_value(ignored))
     }
 
-    /// Adds fields that have no effect to those of the header.
+    /// Adds fields without effect to the header.
     pub fn check_more(&self, header: Option<HeaderValue>, names: &[&str]) -> Result<Option<HeaderValue>, ApiError> {
         let more = self.check_ignored(names)?;
         let texts = [&header, &more].into_iter().flatten().filter_map(|value| value.to_str().ok());
@@ -193,7 +196,7 @@ impl FieldPolicy {
         if names.is_empty() {
             return;
         }
-        // A set of names cannot be left half-written by a panic elsewhere.
+        // A panic elsewhere cannot leave a set of names half-written.
         let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
         for &name in names {
             let short = truncate_for_error(name);
@@ -229,7 +232,7 @@ fn header_value(names: &[&str]) -> Option<HeaderValue> {
     HeaderValue::try_from(listed.join(", ")).ok()
 }
 
-/// Adds the header `x-ignored-fields`: the fields that were accepted but are unknown.
+/// Adds the header `x-ignored-fields` with the accepted unknown fields.
 pub fn with_ignored(mut response: Response, ignored: Option<HeaderValue>) -> Response {
     if let Some(names) = ignored {
         response.headers_mut().insert("x-ignored-fields", names);
@@ -267,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_answer_can_do_without_is_reported() {
+    fn dispensable_fields_are_reported() {
         for (field, reported, no_op) in [
             ("store", json!(true), json!(false)),
             ("service_tier", json!("priority"), json!("auto")),

@@ -1,17 +1,17 @@
-//! Limits the requests of one tenant that run or wait at the same time.
+//! Limit on the running and waiting requests of one tenant.
 
 use crate::tenant::Tenant;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Open requests of each tenant.
+/// Number of open requests of each tenant.
 #[derive(Debug)]
 pub struct Quota {
-    most: usize,
+    max_requests: usize,
     open: Mutex<HashMap<Tenant, usize>>,
 }
 
-/// An open request; it counts until it is dropped.
+/// An open request, counted until it is dropped.
 #[derive(Debug)]
 pub struct OpenRequest {
     quota: Arc<Quota>,
@@ -19,21 +19,21 @@ pub struct OpenRequest {
 }
 
 impl Quota {
-    /// At most `most` open requests of each tenant.
-    pub fn new(most: usize) -> Self {
-        Self { most, open: Mutex::default() }
+    /// A limit of `max_requests` open requests per tenant.
+    pub fn new(max_requests: usize) -> Self {
+        Self { max_requests, open: Mutex::default() }
     }
 
-    /// Enters `n` requests of a tenant, all or none. An error is the sentence for the client.
+    /// Enters `n` requests of a tenant, all or none. The error is a sentence for the client.
     pub fn enter(self: &Arc<Self>, tenant: Tenant, n: usize) -> Result<Vec<OpenRequest>, String> {
         let mut counts = self.counts();
         let open = counts.get(&tenant).copied().unwrap_or(0);
-        if n > self.most.saturating_sub(open) {
+        if n > self.max_requests.saturating_sub(open) {
             let whose = if tenant.has_key { "API key" } else { "address" };
             return Err(format!(
                 "this {whose} has {open} requests that run or wait, and asks for {n} more, but may have {} \
                  (--max-requests-per-key); try again later",
-                self.most
+                self.max_requests
             ));
         }
         counts.insert(tenant, open + n);

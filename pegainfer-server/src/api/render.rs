@@ -1,4 +1,4 @@
-//! Renders a conversation into a prompt, and sets up how its outputs are constrained and parsed.
+//! Renders a conversation into a prompt, and sets up the constraints and parsers of its outputs.
 
 use super::body::RequestContext;
 use super::conversation::Conversation;
@@ -10,7 +10,7 @@ use super::system;
 use super::tools::Tools;
 use crate::error::ApiError;
 use crate::ids::random_u64;
-use crate::text_service::Caller;
+use crate::text_service::CancelCheck;
 use pegainfer_text::parser::{
     OutputFormat, OutputParser, ParserOptions, ReasoningStart, ToolFormat, forced_grammar, grammar_or,
 };
@@ -18,32 +18,31 @@ use pegainfer_text::{ChatTemplate, GrammarSource, ReasoningLimits, Tokenizer};
 use serde_json::Value;
 use std::sync::Arc;
 
-/// How a conversation becomes token ids.
+/// Options for rendering and tokenizing a conversation.
 #[derive(Debug, Clone, Copy)]
 pub struct PromptOptions {
-    /// Number of outputs that follow the prompt.
+    /// Number of outputs.
     pub n: usize,
-    /// Whether to run the tokenizer's post-processor (BOS) over the prompt.
+    /// True to run the tokenizer's post-processor (BOS) over the prompt.
     pub add_special_tokens: bool,
-    /// Whether a prompt that cannot fit the context is refused before it is tokenized.
+    /// True if a prompt that cannot fit the context is refused before it is tokenized.
     pub is_bounded: bool,
 }
 
 /// A rendered conversation.
 pub struct Rendered {
-    /// The prompt, in segments that are tokenized one by one; most prompts have one.
+    /// The prompt, in segments that are tokenized separately; most prompts have one.
     pub prompt: Vec<String>,
     /// Output parser of each choice.
     pub parsers: Vec<OutputParser>,
-    /// Structure that the output must have.
+    /// Structure of the output.
     pub structured: Option<Structured>,
     /// Constraints on the reasoning before the output.
     pub thinking: Option<ReasoningLimits>,
 }
 
 impl Conversation {
-    /// Renders the prompt and tokenizes it, off the async threads. The template's arguments for the effort have been
-    /// set.
+    /// Renders the prompt and tokenizes it, off the async threads. Call `set_effort` first.
     pub async fn encode(
         self,
         state: &Arc<AppState>,
@@ -51,18 +50,18 @@ impl Conversation {
         options: PromptOptions,
     ) -> Result<(Rendered, Vec<u32>), ApiError> {
         let work_state = state.clone();
-        let work = move |tokenizer: &Arc<Tokenizer>, caller: &Caller<'_>| {
+        let work = move |tokenizer: &Arc<Tokenizer>, cancel: &CancelCheck<'_>| {
             let mut rendered = self.render(&work_state, options.n)?;
             rendered.structured = rendered.structured.map(Structured::into_lark).transpose()?;
-            if caller.is_gone() {
-                // Nobody reads this.
+            if cancel.is_cancelled() {
+                // Nobody waits for the result.
                 return Ok((rendered, Vec::new()));
             }
             let segments = &rendered.prompt;
             if options.is_bounded {
                 work_state.check_length(segments.iter().map(String::len).sum(), "messages")?;
             }
-            // The tokenizer's own special tokens would be added to each segment.
+            // The tokenizer's special tokens would be added to each segment.
             let add_special_tokens = options.add_special_tokens && segments.len() == 1;
             let mut ids = Vec::new();
             for segment in segments {
@@ -84,13 +83,13 @@ impl Conversation {
         self.check_roles(format)?;
         system::arrange(&mut self.messages, template);
         if format.tools != Some(ToolFormat::Hermes) {
-            // Only that format writes arguments as they are given; the others need an object.
+            // Only that format writes arguments unchanged; the others need objects.
             self.messages.iter_mut().for_each(Message::complete_arguments);
         }
         let mark = self.continue_final_message.then(|| self.mark_end()).transpose()?;
         let tokenizer = &state.checkpoint.tokenizer;
         let plain = state.options.plain_messages.then(|| PlainText::mark(&mut self.messages, tokenizer)).transpose()?;
-        if self.structured.is_some() && !(format.reasoning && state.grammars.knows_reasoning()) {
+        if self.structured.is_some() && !(format.reasoning && state.grammars.has_reasoning_tags()) {
             self.disable_reasoning(format)?;
         }
         let tools = self.tools.format(format.tools)?;
@@ -100,7 +99,7 @@ impl Conversation {
             true => self.thinking(reasoning, tools == Some(ToolFormat::Qwen3Coder), state)?,
             false => None,
         };
-        // No reasoning may come before a structure that does not know of it, nor before a forced call.
+        // Reasoning may not precede a structure without reasoning, nor a forced call.
         if (self.structured.is_some() && thinking.is_none()) || (tools.is_some() && self.tools.forced()) {
             prompt += reasoning.close(format.tools);
             reasoning = ReasoningStart::Never;
@@ -119,7 +118,7 @@ impl Conversation {
         Ok(Rendered { prompt, parsers, structured: self.structured, thinking })
     }
 
-    /// The text of the template. `mark`: where it ends, if the last message is continued.
+    /// The rendered template. `mark` is the end of the prompt, if the last message is continued.
     fn fill(&self, template: &ChatTemplate, shows_tools: bool, mark: Option<&str>) -> Result<String, ApiError> {
         let refused = |message: String| ApiError::invalid(self.names.messages, message);
         let messages: Vec<Value> = self.messages.iter().map(Message::to_template).collect();
@@ -135,7 +134,7 @@ impl Conversation {
         Ok(prompt)
     }
 
-    /// The structure covers the whole text: no reasoning may come before it.
+    /// Disables the reasoning, because the structure covers the whole text.
     fn disable_reasoning(&mut self, format: OutputFormat) -> Result<(), ApiError> {
         let asked = self.template_kwargs.insert("enable_thinking".into(), false.into());
         if format.reasoning && asked == Some(true.into()) {
@@ -145,7 +144,8 @@ impl Conversation {
         Ok(())
     }
 
-    /// Extends the structure of the output to calls: a forced call is the structure, others may come instead of it.
+    /// Extends the output's structure to calls. Forced calls replace the structure; other calls are an alternative to
+    /// it.
     fn constrain_calls(&mut self, format: ToolFormat) -> Result<(), ApiError> {
         let Tools { prefix, definitions, max_calls, .. } = &self.tools;
         if let Some(Structured { field, source }) = &mut self.structured {
@@ -191,13 +191,13 @@ impl Conversation {
             self.check_budget(state)?;
         }
         let thinking = ReasoningLimits { start, call_ends_it, budget: self.thinking_budget };
-        Ok(state.grammars.knows_reasoning().then_some(thinking))
+        Ok(state.grammars.has_reasoning_tags().then_some(thinking))
     }
 
     /// Checks that a maximum number of reasoning tokens can be enforced.
     fn check_budget(&self, state: &AppState) -> Result<(), ApiError> {
         let masks = !state.engine.limits().unsupported.contains(&"structured_outputs");
-        if masks && state.grammars.knows_reasoning() {
+        if masks && state.grammars.has_reasoning_tags() {
             return Ok(());
         }
         let name = self.names.thinking_budget;
@@ -205,8 +205,8 @@ impl Conversation {
         Err(ApiError::invalid(name, message).with_code("unsupported_parameter"))
     }
 
-    /// Appends a mark to the text of the last message, where the prompt is to end: what templates write behind the text
-    /// may look like the text. The mark is random, so that no message holds it.
+    /// Appends a mark to the text of the last message, where the prompt is to end: the template's text after the
+    /// message may look like the message. The mark is random, so that no message contains it.
     fn mark_end(&mut self) -> Result<String, ApiError> {
         let mark = format!("\u{F8FF}{:016x}\u{F8FF}", random_u64()?);
         match self.messages.last_mut().map(|message| &mut message.text).filter(|text| !text.trim().is_empty()) {
@@ -223,7 +223,7 @@ impl Conversation {
     }
 }
 
-/// A strict function asks for what no grammar can express.
+/// The error for a strict function that no grammar can enforce.
 fn not_enforced(reason: String) -> ApiError {
     ApiError::invalid("tools", format!("tools: a function is strict, but {reason}")).with_code("unsupported_parameter")
 }

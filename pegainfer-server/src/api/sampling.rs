@@ -6,7 +6,7 @@ use crate::error::ApiError;
 use crate::ids;
 use pegainfer_core::sampling::SamplingParams;
 
-/// Sampling parameters of a request; if the client gave no seed, each choice gets a random one.
+/// Sampling parameters of a request. Without a seed, each choice gets a random one.
 #[derive(Debug, Clone)]
 pub struct Sampling {
     temperature: f32,
@@ -17,7 +17,7 @@ pub struct Sampling {
 }
 
 impl Sampling {
-    /// The parameters of the fields; values that the client left out are the checkpoint's.
+    /// Parameters from the request's fields. Missing values are the checkpoint's.
     pub fn new(fields: &SamplingFields, state: &AppState) -> Result<Self, ApiError> {
         let defaults = state.checkpoint.defaults;
         let or = |given: Option<f64>, default: f32| given.map_or(default, |n| n as f32);

@@ -1,8 +1,8 @@
-//! Server-sent events: `data: {json}\n\n` for each chunk, `data: [DONE]\n\n` at the end, also after an error. The Responses
-//! and Messages APIs name their events and send no `[DONE]`.
+//! Server-sent events: `data: {json}\n\n` for each chunk, and `data: [DONE]\n\n` at the end, even after an error. The
+//! Responses and Messages APIs name their events and send no `[DONE]`.
 //!
-//! A stream shows that it is alive, because proxies and clients give up on a connection that is silent for a minute: its head goes out
-//! before a long prefill ends, and comments follow while no token comes.
+//! A stream shows that it is alive, because proxies and clients close a connection that is silent for a minute. Its
+//! head is sent before a long prefill ends, and comments follow while no token arrives.
 
 use super::body::Submitted;
 use super::delta::{Counts, Delta};
@@ -30,11 +30,11 @@ use std::time::{Duration, Instant};
 
 /// Format of an endpoint's chunks.
 pub trait ChunkWriter: Send + 'static {
-    /// Writes what a stream begins with, if no delta has come yet. `usage` has the tokens of the prompt.
+    /// Writes the beginning of a stream, if there is no delta yet. `usage` has the prompt tokens.
     fn begin(&mut self, _out: &mut Events, _usage: Usage) {}
-    /// Writes the events of one delta. `counts`: the tokens of its choice so far.
+    /// Writes the events of one delta. `counts` are its choice's tokens so far.
     fn delta(&mut self, out: &mut Events, index: usize, delta: Delta, counts: Counts);
-    /// Writes the events after the last delta. `usage`: the tokens of all choices.
+    /// Writes the events after the last delta. `usage` counts the tokens of all choices.
     fn finish(&mut self, out: &mut Events, usage: Usage, metrics: Option<Timings>);
     /// Writes the event of a failed generation.
     fn error(&mut self, out: &mut Events, error: &ApiError) {
@@ -44,13 +44,13 @@ pub trait ChunkWriter: Send + 'static {
     fn end(&mut self, out: &mut Events) {
         out.push_done();
     }
-    /// Writes a keep-alive event while nothing else comes.
+    /// Writes a keep-alive event while nothing else is sent.
     fn keep_alive(&mut self, out: &mut Events) {
         out.push_comment("keep-alive");
     }
 }
 
-/// Bytes that are ready to be sent.
+/// Bytes that are ready to send.
 #[derive(Default)]
 pub struct Events(Vec<u8>);
 
@@ -58,7 +58,7 @@ impl Events {
     /// Appends one event.
     pub fn push(&mut self, chunk: &impl Serialize) {
         self.0.extend_from_slice(b"data: ");
-        // Writing our own plain structs to memory cannot fail.
+        // Writing plain structs to memory cannot fail.
         let _ = serde_json::to_writer(&mut self.0, chunk);
         self.0.extend_from_slice(b"\n\n");
     }
@@ -103,19 +103,19 @@ struct SseStream<F> {
     writer: F,
     /// Results of the choices, for the log line of a failed stream.
     choices: Option<Arc<Choices>>,
-    /// What comes next, if it is known: a delta, or the end of all choices.
+    /// The next item, if it is known: a delta, or the end of all choices.
     pending: Option<Option<Item>>,
-    /// Whether nothing came before that, and nothing was written yet.
+    /// True if that is the first item, and nothing has been written.
     silent: bool,
     keep_alive: Duration,
     last_write: Instant,
-    /// Ends at `last_write` + `keep_alive`, or before: it is set anew only when it has ended, not for every token.
+    /// Ends at `last_write` + `keep_alive` or earlier. It is reset only after it has ended, not for every token.
     timer: Timer,
     done: bool,
 }
 
-/// Responds with a stream of all choices, `n` of each prompt in a row. The head is sent with the first token, in one write, or
-/// when the timer ends; a failure before it is an ordinary error response.
+/// Responds with a stream of all choices, `n` consecutive ones per prompt. The head is sent with the first token, in
+/// one write, or when the timer ends. A failure before that is an ordinary error response.
 pub async fn respond<F: ChunkWriter>(
     state: Arc<AppState>,
     submitted: Submitted,
@@ -158,7 +158,7 @@ pub async fn respond<F: ChunkWriter>(
         let sse = sse.filter(|sse| !sse.done)?;
         Some(match sse.coalesce().await {
             Ok((bytes, sse)) => (Ok::<_, Infallible>(bytes), Some(sse)),
-            // Only these APIs have items that are so large.
+            // Only these APIs have items of this size.
             Err(error) => (Ok(error_event(ApiStyle::OpenAi, &error)), None),
         })
     });
@@ -171,7 +171,7 @@ pub async fn respond<F: ChunkWriter>(
 pub fn stream_headers(headers: &mut HeaderMap) {
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    // nginx collects a response before it passes it on, unless it is told not to.
+    // nginx collects a response before forwarding it, unless told otherwise.
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
 }
 
@@ -180,7 +180,7 @@ pub fn is_stream(headers: &HeaderMap) -> bool {
     headers.get(header::CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"))
 }
 
-/// The last event of a stream that its endpoint did not begin or cannot go on with.
+/// The last event of a stream that its endpoint could not begin or continue.
 pub fn error_event(style: ApiStyle, error: &ApiError) -> Bytes {
     let mut out = Events::default();
     match style {
@@ -194,7 +194,7 @@ pub fn error_event(style: ApiStyle, error: &ApiError) -> Bytes {
     out.0.into()
 }
 
-/// Resolves when something has to be sent to the client.
+/// Resolves when the client has to be probed.
 async fn probed(outbox: Option<&Outbox>) {
     match outbox {
         Some(outbox) => outbox.probed().await,
@@ -205,7 +205,7 @@ async fn probed(outbox: Option<&Outbox>) {
 /// Bytes of an item.
 fn size(item: &Option<Item>) -> u64 {
     match item {
-        Some((_, _, _, Ok(delta))) => response_size::of_delta(delta),
+        Some((_, _, _, Ok(delta))) => response_size::delta_bytes(delta),
         _ => 0,
     }
 }
@@ -219,15 +219,15 @@ fn deltas_of((index, generation): (usize, Generation)) -> BoxStream<'static, Ite
 }
 
 impl<F: ChunkWriter> SseStream<F> {
-    /// Waits for something to send and appends what is ready as well. After an error the stream is gone, with the thread that was to
-    /// write it.
+    /// Waits for something to send, and appends everything that is ready. After an error the stream is gone, along with
+    /// the thread that was to write it.
     async fn coalesce(mut self) -> Result<(Bytes, Self), ApiError> {
         let mut out = Events::default();
         if std::mem::take(&mut self.silent) {
             self.writer.begin(&mut out, Usage::sum(self.counts.iter().copied(), self.n));
             self.writer.keep_alive(&mut out);
         }
-        // Not every delta is sent: some APIs send an argument only when it is complete.
+        // Some deltas send nothing: some APIs send an argument only when it is complete.
         while out.0.is_empty() && !self.done {
             let next = match self.pending.take() {
                 Some(pending) => Some(pending),
@@ -261,7 +261,7 @@ impl<F: ChunkWriter> SseStream<F> {
         written.inspect_err(|error| choices.iter().for_each(|choices| choices.failed(error)))
     }
 
-    /// The next item; `None` if none comes within the interval, or if the client has to be probed first.
+    /// The next item; `None` if none arrives within the interval, or if the client has to be probed first.
     async fn next(&mut self) -> Option<Option<Item>> {
         loop {
             tokio::select! {
@@ -278,7 +278,7 @@ impl<F: ChunkWriter> SseStream<F> {
         }
     }
 
-    /// Writes an item and those that are ready after it, up to a large one.
+    /// Writes an item and all ready items after it, up to a large one.
     fn write_ready(&mut self, out: &mut Events, mut item: Option<Item>) {
         loop {
             self.write(out, item);

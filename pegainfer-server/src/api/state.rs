@@ -11,7 +11,7 @@ use crate::output::OutputBudget;
 use crate::record::Recorder;
 use crate::tenant::Tenant;
 use crate::text_service::Checkpoint;
-use crate::text_service::{Caller, EncoderError, GrammarService, GrammarTrial};
+use crate::text_service::{CancelCheck, EncoderError, GrammarService, GrammarTrial};
 use axum::http::StatusCode;
 use pegainfer_core::engine::EngineHandle;
 use pegainfer_text::{GrammarCompiler, Tokenizer};
@@ -20,26 +20,26 @@ use std::hash::{BuildHasher, Hash};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Options of the operator for requests.
+/// Options for requests, set by the operator.
 #[derive(Debug, Clone)]
 pub struct ApiOptions {
-    /// Whether unknown request fields are refused.
+    /// True if unknown request fields are refused.
     pub strict: bool,
-    /// Whether control tokens that messages spell out stay text.
+    /// True if control tokens in messages are treated as plain text.
     pub plain_messages: bool,
-    /// Whether volatile parts of known agents' prompts are left out.
+    /// True if volatile parts of known agents' prompts are left out.
     pub normalize_prompts: bool,
     /// Maximum size of a request body, in bytes.
     pub max_body: usize,
-    /// Time for which a client may send no byte of a body.
+    /// Maximum time for which a client may send no byte of a body.
     pub client_timeout: Duration,
     /// Maximum time for which a stream sends nothing.
     pub keep_alive_interval: Duration,
     /// Tries to compile grammars within limits; `None` only checks their sources.
     pub grammar_trial: Option<GrammarTrial>,
-    /// Records requests, if the server does.
+    /// Records requests; `None` if the server does not record.
     pub recorder: Option<Arc<Recorder>>,
-    /// Limits on what requests may take.
+    /// Limits on requests.
     pub limits: Limits,
 }
 
@@ -53,9 +53,9 @@ pub struct AppState {
     pub grammars: GrammarService,
     /// Names that clients may use for the model; the first one is the canonical name. Never empty.
     pub names: Vec<String>,
-    /// Memory of requests that the engine does not have yet.
+    /// Memory of requests that have not reached the engine.
     pub budget: Arc<Budget>,
-    /// Memory of output that clients have not taken.
+    /// Memory of output that clients have not read yet.
     pub output: Arc<OutputBudget>,
     /// Open requests of each tenant.
     pub quota: Arc<Quota>,
@@ -63,19 +63,19 @@ pub struct AppState {
     pub metrics: Arc<Metrics>,
     /// Options of the operator.
     pub options: ApiOptions,
-    /// Whether the server drains.
+    /// Tells whether the server drains.
     pub lifecycle: Lifecycle,
-    /// What to do with unknown fields.
+    /// Decides about unknown fields.
     pub policy: FieldPolicy,
     /// Start of the server, in Unix time.
     pub created: u64,
-    /// Hashes keys, addresses and salts. Its own keys are drawn at start, so nobody can choose a string that collides with another
-    /// client's.
+    /// Hashes keys, addresses and salts. Its own keys are random, so nobody can choose a string that collides with
+    /// another client's.
     pub hasher: RandomState,
 }
 
 impl AppState {
-    /// The state of a server that has not served a request yet. An empty `names` becomes the checkpoint's own name.
+    /// The state of a server before its first request. An empty `names` becomes the checkpoint's own name.
     pub fn new(
         engine: EngineHandle,
         checkpoint: Checkpoint,
@@ -134,26 +134,27 @@ impl AppState {
         &self,
         tenant: Tenant,
         bytes: usize,
-        work: impl FnOnce(&Arc<Tokenizer>, &Caller<'_>) -> T + Send + 'static,
+        work: impl FnOnce(&Arc<Tokenizer>, &CancelCheck<'_>) -> T + Send + 'static,
     ) -> Result<T, ApiError> {
         self.checkpoint.encoder.work(tenant, bytes, work).await.map_err(|error| encoder_error(&error))
     }
 
-    /// Refuses a text of so many bytes that cannot fit the context, before it is tokenized.
+    /// Refuses a text of `bytes` bytes that cannot fit the context, before it is tokenized.
     pub fn check_length(&self, bytes: usize, field: &'static str) -> Result<(), ApiError> {
-        let (least, most) = (self.checkpoint.tokenizer.min_tokens(bytes), self.engine.limits().max_model_len);
-        if least < most {
+        let (min_tokens, max_tokens) =
+            (self.checkpoint.tokenizer.min_tokens(bytes), self.engine.limits().max_model_len);
+        if min_tokens < max_tokens {
             return Ok(());
         }
         let message = format!(
-            "the prompt has {bytes} bytes, which are at least {least} tokens, but this model's context is {most} tokens; \
+            "the prompt has {bytes} bytes, which are at least {min_tokens} tokens, but this model's context is {max_tokens} tokens; \
              shorten the prompt"
         );
         Err(ApiError::invalid(field, message).with_code("context_length_exceeded"))
     }
 }
 
-/// The response to a request that got no memory.
+/// The response to a request without memory.
 pub fn over_budget(error: &BudgetError, state: &AppState) -> ApiError {
     match error {
         BudgetError::Busy { .. } | BudgetError::Responses { .. } => {
@@ -164,7 +165,7 @@ pub fn over_budget(error: &BudgetError, state: &AppState) -> ApiError {
     }
 }
 
-/// The response to a request for whose prompt there was no thread.
+/// The response to a request whose prompt could not be encoded.
 pub fn encoder_error(error: &EncoderError) -> ApiError {
     match error {
         EncoderError::Panicked => ApiError::internal(error.to_string()),

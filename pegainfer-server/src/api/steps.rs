@@ -14,14 +14,15 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Steps that are listed unless the client says.
+/// Default number of listed steps.
 const LISTED: usize = 256;
 
-/// JSON Lines, oldest step first: number, end in seconds since the engine's start, kind, load, and microseconds measured and predicted.
-/// `?last=N` lists so many; `format=perfetto` gives a trace instead, `format=ops` their seconds by op.
+/// JSON Lines, oldest step first: number, end in seconds since the engine's start, kind, load, and measured and
+/// predicted microseconds. `?last=N` lists N steps; `format=perfetto` returns a trace instead, `format=ops` the seconds
+/// per op.
 pub async fn steps(State(state): State<Arc<AppState>>, uri: Uri) -> Result<Response, ApiError> {
     let query = Query::parse(uri.query().unwrap_or_default())?;
-    let Some(log) = state.engine.step_log() else { return Ok(Json::<[Line; 0]>([]).into_response()) };
+    let Some(log) = state.engine.step_log() else { return Ok(Json::<[StepRecord; 0]>([]).into_response()) };
     let steps = log.last(query.last);
     Ok(match query.format {
         Format::Perfetto => Json(trace::steps::events(&steps, log.start())).into_response(),
@@ -34,19 +35,19 @@ pub async fn steps(State(state): State<Arc<AppState>>, uri: Uri) -> Result<Respo
     })
 }
 
-/// What the client asks for.
+/// Parsed query string.
 struct Query {
     last: usize,
     format: Format,
 }
 
-/// What the client gets of the steps.
+/// Format of the response.
 enum Format {
-    /// A line of JSON for each.
+    /// One line of JSON per step.
     Lines,
     /// A trace.
     Perfetto,
-    /// Their time by op.
+    /// Time of the steps by op.
     Ops,
 }
 
@@ -79,9 +80,9 @@ impl Query {
     }
 }
 
-/// A line about one step.
+/// One step of the response.
 #[derive(Serialize)]
-struct Line {
+struct StepRecord {
     step: u64,
     end_s: f64,
     kind: &'static str,
@@ -91,8 +92,8 @@ struct Line {
     load: StepLoad,
 }
 
-fn line(step: &StepTime) -> Line {
+fn line(step: &StepTime) -> StepRecord {
     let &StepTime { number, end, load, took, predicted_us } = step;
     let (kind, us) = (load.kind().name(), took.as_nanos() as f64 / 1e3);
-    Line { step: number, end_s: end.as_secs_f64(), kind, us, predicted_us, load }
+    StepRecord { step: number, end_s: end.as_secs_f64(), kind, us, predicted_us, load }
 }

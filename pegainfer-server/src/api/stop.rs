@@ -12,7 +12,7 @@ const MAX_STOP_LENGTH: usize = 1024;
 /// Maximum number of stop token ids of one request.
 const MAX_STOP_TOKENS: usize = 128;
 
-/// Checks the stop strings, which are the field `name` of the API that was called.
+/// Checks the stop strings. `name` is their field in the called API.
 pub fn strings(stops: Option<Texts>, name: &'static str) -> Result<Vec<String>, ApiError> {
     let invalid = |message: String| Err(ApiError::invalid(name, message));
     let Some(Texts(stops)) = stops else { return Ok(Vec::new()) };

@@ -13,7 +13,7 @@ pub struct StreamOptions {
 }
 
 impl StreamOptions {
-    /// The options of both fields; `None`: the response is one JSON object.
+    /// The options of both fields; `None` if the response is one JSON object.
     pub fn new(stream: Option<bool>, options: Option<&StreamOptionsFields>) -> Result<Option<Self>, ApiError> {
         let stream = stream.unwrap_or(false);
         let Some(options) = options else { return Ok(stream.then(Self::default)) };

@@ -1,4 +1,4 @@
-//! `response_format` and `structured_outputs`: the structure that the output must have.
+//! `response_format` and `structured_outputs`: the output's structure.
 
 use super::body::RequestContext;
 use super::schema::structure::{
@@ -14,9 +14,9 @@ use std::sync::Arc;
 
 /// Maximum number of entries of `structured_outputs.choice`.
 const MAX_CHOICES: usize = 1024;
-/// Maximum size of `regex`, `grammar` and all of `choice`, in bytes: the time to compile them grows with their square.
+/// Maximum size of `regex`, `grammar` and all of `choice`, in bytes. Compilation time grows with the square of it.
 const MAX_PATTERN: usize = 16 << 10;
-/// The structure of an output, and the field that asks for it.
+/// The structure of an output, and the request field that sets it.
 #[derive(Debug, PartialEq)]
 pub struct Structured {
     /// Name of the field, for errors.
@@ -26,7 +26,7 @@ pub struct Structured {
 }
 
 impl Structured {
-    /// The structure that both fields ask for; they exclude each other.
+    /// The structure set by one of the fields; both exclude each other.
     pub fn read(fields: StructureFields) -> Result<Option<Self>, ApiError> {
         let format = fields.response_format.map(|Object(format)| response_format(format)).transpose()?.flatten();
         let outputs = fields.structured_outputs.map(|Object(outputs)| structured_outputs(outputs));
@@ -47,8 +47,8 @@ impl Structured {
         Ok(Self { field, source: GrammarSource::Lark(lark) })
     }
 
-    /// Compiles the grammar, if there is one, before the deadline; a 400 names the field if it cannot be compiled. The
-    /// request keeps memory for the grammar and the `prompt` bytes of its prompt, and gives back the rest.
+    /// Compiles the grammar, if there is one, before the deadline. If it cannot be compiled, the 400 names the field.
+    /// The request keeps memory for the grammar and the `prompt` bytes of its prompt, and gives back the rest.
     pub async fn compile(
         this: Option<Self>,
         prompt: usize,
@@ -73,7 +73,7 @@ impl Structured {
     }
 }
 
-/// The response to a request that gets no grammar for this field.
+/// The refusal of a request without a grammar for this field.
 fn refusal(field: &'static str, error: GrammarError) -> ApiError {
     match error {
         GrammarError::Invalid(reason) => {
@@ -92,7 +92,7 @@ fn response_format(format: ResponseFormatFields) -> Result<Option<GrammarSource>
         Some("json_object") => Ok(Some(GrammarSource::JsonSchema(json!({"type": "object"})))),
         Some("json_schema") => match format.json_schema.and_then(|Object(named)| named.schema) {
             Some(JsonSchemaValue(schema)) => Ok(Some(GrammarSource::JsonSchema(schema))),
-            None => invalid("response_format.json_schema.schema is missing or no JSON schema".into()),
+            None => invalid("response_format.json_schema.schema is missing or not a JSON schema".into()),
         },
         Some(other) => {
             let message = format!("response_format.type {:?} is not implemented", truncate_for_error(other));
@@ -102,7 +102,7 @@ fn response_format(format: ResponseFormatFields) -> Result<Option<GrammarSource>
     }
 }
 
-/// vLLM's `structured_outputs`; `None` if it asks for nothing.
+/// vLLM's `structured_outputs`; `None` if it sets nothing.
 fn structured_outputs(outputs: StructuredOutputsFields) -> Result<Option<GrammarSource>, ApiError> {
     let invalid = |message: String| ApiError::invalid("structured_outputs", message);
     for (name, asked) in [

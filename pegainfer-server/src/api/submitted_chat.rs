@@ -1,4 +1,4 @@
-//! A submitted chat, the same whichever API it came through.
+//! A submitted chat, independent of the API that it came through.
 
 use super::body::RequestContext;
 use super::chat_request::ChatRequest;
@@ -21,9 +21,9 @@ pub struct SubmittedChat {
     pub generations: Vec<Generation>,
     /// Output parser of each choice.
     pub parsers: Vec<ChoiceParser>,
-    /// Whether the client asked for log-probabilities.
+    /// True if the client asked for log-probabilities.
     pub logprobs: bool,
-    /// Whether `tool_choice` names the function that is called.
+    /// True if `tool_choice` names the called function.
     pub names_function: bool,
     /// Value of the header `x-ignored-fields`, for `with_ignored`.
     pub ignored: Option<HeaderValue>,
@@ -67,12 +67,13 @@ pub struct ChoiceParser {
     parser: OutputParser,
     /// Number of reasoning tokens so far.
     pub reasoning_tokens: usize,
-    /// Number of tokens of a call in the reasoning, which count as reasoning if it is a draft.
+    /// Number of tokens of a call inside the reasoning. They count as reasoning if the call is a draft.
     early_call_tokens: usize,
 }
 
 impl ChoiceParser {
-    /// Parses one delta into events. The last delta also ends the parser and turns `stop` into `tool_calls` after a call.
+    /// Parses one delta into events. The last delta also ends the parser, and turns `stop` into `tool_calls` after a
+    /// call.
     pub fn parse(&mut self, delta: &mut Delta) -> Vec<Event> {
         let mut events = self.parser.push(&delta.text);
         if self.parser.in_early_call() {

@@ -1,10 +1,10 @@
-//! System messages where chat templates show them.
+//! Moves system messages to where chat templates show them.
 
 use super::message::{Message, Role};
 use pegainfer_text::ChatTemplate;
 
-/// Joins the system messages at the beginning into one. Later ones stay where they are; if the template does not show them
-/// there, they become text of the user's message before them, or a message of the user.
+/// Joins the system messages at the beginning into one. Later ones stay in place. If the template does not show them
+/// there, they become text of the preceding user message, or a new user message.
 pub fn arrange(messages: &mut Vec<Message>, template: &ChatTemplate) {
     let leading = messages.iter().take_while(|message| message.role == Role::System).count();
     if leading > 1 {
@@ -21,7 +21,7 @@ pub fn arrange(messages: &mut Vec<Message>, template: &ChatTemplate) {
     }
 }
 
-/// Adds instructions within a conversation to the user's message before them, if there is one.
+/// Adds instructions within a conversation to the preceding user message, if there is one.
 pub fn say_as_user(messages: &mut Vec<Message>, text: String) {
     match messages.last_mut().filter(|last| last.role == Role::User) {
         Some(last) => last.text = format!("{}\n{text}", last.text),

@@ -1,4 +1,4 @@
-//! Timings of one request: vLLM's names and three more.
+//! Timings of one request: vLLM's names and three additional ones.
 
 use crate::trace::Stages;
 use schemars::JsonSchema;
@@ -27,8 +27,8 @@ pub struct Timings {
 }
 
 impl Timings {
-    /// `received`: when the whole body had arrived; `tokens`: generated so far.
-    pub fn of(stages: Stages, received: Instant, tokens: usize) -> Self {
+    /// `received` is when the whole body had arrived; `tokens` is the number of generated tokens so far.
+    pub fn new(stages: Stages, received: Instant, tokens: usize) -> Self {
         let until_last = |from: Option<Instant>| Some(stages.last_token - from?);
         let decode = until_last(stages.first_token);
         let steps = tokens.checked_sub(1).filter(|&n| n > 0);
@@ -50,7 +50,7 @@ fn milliseconds(time: Option<Duration>) -> Option<f64> {
     time.map(|time| rounded(time.as_secs_f64() * 1e3))
 }
 
-/// Rounded to a thousandth: clocks are not more precise.
+/// Rounded to a thousandth, because clocks are not more precise.
 fn rounded(x: f64) -> f64 {
     (x * 1e3).round() / 1e3
 }
@@ -73,7 +73,7 @@ mod tests {
             accepted_draft_tokens: 3,
             detokenizing: Duration::from_micros(1500),
         };
-        let json = |stages, tokens| serde_json::to_value(Timings::of(stages, received, tokens)).unwrap();
+        let json = |stages, tokens| serde_json::to_value(Timings::new(stages, received, tokens)).unwrap();
         assert_eq!(
             json(stages, 5),
             json!({"tokenize_time_ms": 2.0, "queue_time_ms": 3.0, "time_to_first_token_ms": 10.0,

@@ -1,4 +1,4 @@
-//! Refusals of requests beyond the tokens of their key.
+//! Refusals of requests that exceed their key's token rate.
 
 use super::state::AppState;
 use crate::error::ApiError;

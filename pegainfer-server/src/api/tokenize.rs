@@ -12,7 +12,7 @@ use super::schema::tokenize::{DetokenizeFields, TokenizeFields};
 use super::state::{AppState, over_budget};
 use super::stop::check_vocabulary;
 use crate::error::ApiError;
-use crate::text_service::Caller;
+use crate::text_service::CancelCheck;
 use axum::extract::{Request, State};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::Response;
@@ -21,9 +21,9 @@ use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 use std::sync::Arc;
 
-/// Bytes of a token id in a response, at most.
+/// Maximum number of bytes of a token id in a response.
 const TOKEN_BYTES: usize = 8;
-/// Bytes of the string of a token, on average at most: a byte of text may be escaped.
+/// Maximum average number of bytes of a token's string: bytes of text may be escaped.
 const STRING_BYTES: usize = 8;
 
 /// Handles `POST /tokenize`: the token ids of a text, or of messages as the chat template renders them.
@@ -43,7 +43,7 @@ pub async fn tokenize(State(state): State<Arc<AppState>>, request: Request) -> R
         Text::Prompt(text) => {
             context.hold.shrink(text.len());
             let share = large_response::share(&state, &context.hold, context.tenant, text.len() * token_bytes).await?;
-            let work = move |tokenizer: &Arc<Tokenizer>, _: &Caller<'_>| {
+            let work = move |tokenizer: &Arc<Tokenizer>, _: &CancelCheck<'_>| {
                 let ids = tokenizer.encode(&text, add_special_tokens.unwrap_or(true));
                 Ok::<_, ApiError>(respond(
                     tokenizer,
@@ -63,7 +63,7 @@ pub async fn tokenize(State(state): State<Arc<AppState>>, request: Request) -> R
             (context.hold.work(&state, move |tokenizer, _| respond(tokenizer, &ids)).await?, share)
         }
     };
-    // The body is not needed any more.
+    // Free the body, which is no longer needed.
     drop(context);
     Ok(with_ignored(large_response::json_response(json, share), ignored))
 }
@@ -77,7 +77,7 @@ struct Input {
     ignored: Option<HeaderValue>,
 }
 
-/// What to tokenize.
+/// The text to tokenize.
 enum Text {
     Prompt(String),
     Messages(Box<Conversation>),
@@ -144,18 +144,18 @@ pub async fn detokenize(State(state): State<Arc<AppState>>, request: Request) ->
     let vocab_size = state.engine.limits().vocab_size;
     let ids: Vec<u32> = tokens.into_iter().map(|TokenId(id)| id).collect();
     check_vocabulary(&ids, vocab_size, "tokens")?;
-    // The client chooses the ids, so their texts are measured before any of them is built.
-    let measure = move |tokenizer: &Arc<Tokenizer>, _: &Caller<'_>| (tokenizer.max_text_bytes(&ids), ids);
-    let (most, ids) = context.hold.work(&state, measure).await?;
-    check_size(most, state.options.limits.max_response_bytes)?;
+    // The client chooses the ids, so the length of their texts is computed before any is built.
+    let measure = move |tokenizer: &Arc<Tokenizer>, _: &CancelCheck<'_>| (tokenizer.max_text_bytes(&ids), ids);
+    let (max_bytes, ids) = context.hold.work(&state, measure).await?;
+    check_size(max_bytes, state.options.limits.max_response_bytes)?;
     context.hold.shrink(size_of_val(ids.as_slice()));
     let (tenant, shared) = (context.tenant, state.clone());
     // The text and its JSON are in memory at the same time.
-    let mut share = large_response::share(&state, &context.hold, tenant, 2 * most).await?;
-    let work = move |tokenizer: &Arc<Tokenizer>, _: &Caller<'_>| {
+    let mut share = large_response::share(&state, &context.hold, tenant, 2 * max_bytes).await?;
+    let work = move |tokenizer: &Arc<Tokenizer>, _: &CancelCheck<'_>| {
         let text = tokenizer.decode_all(&ids);
-        // Escapes may take up to six bytes for one.
-        let beyond = (text.len() + json_string_bytes(&text)).saturating_sub(2 * most);
+        // An escape may take six bytes for one.
+        let beyond = (text.len() + json_string_bytes(&text)).saturating_sub(2 * max_bytes);
         shared.output.grow(&mut share, tenant, beyond).map_err(|error| over_budget(&error, &shared))?;
         Ok::<_, ApiError>((json_bytes(&Detokenized { prompt: text }), share))
     };
@@ -164,7 +164,7 @@ pub async fn detokenize(State(state): State<Arc<AppState>>, request: Request) ->
     Ok(with_ignored(large_response::json_response(json, share), ignored))
 }
 
-/// Refuses a text that may have more bytes than a response.
+/// Refuses a text that may be larger than the limit of a response.
 fn check_size(bytes: usize, limit: u64) -> Result<(), ApiError> {
     if bytes as u64 <= limit {
         return Ok(());

@@ -10,15 +10,15 @@ use pegainfer_text::parser::{CallPrefix, ToolFormat};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
-/// The functions that the model may call, and whether it has to.
+/// The functions that the model may call, and whether it must.
 #[derive(Debug, Clone)]
 pub struct Tools {
-    /// Tool definitions in OpenAI's format: first those that the prompt shows, then deferred ones. Empty if there are none,
+    /// Tool definitions in OpenAI's format: first those that the prompt shows, then deferred ones. Empty without tools,
     /// or if `tool_choice` is `none`.
     pub definitions: Arc<[Value]>,
-    /// Number of definitions that the prompt shows.
+    /// Number of definitions in the prompt.
     shown: usize,
-    /// Beginning of the first call that is written into the prompt, to force the call.
+    /// Beginning of the first call, which is written into the prompt to force the call.
     pub prefix: CallPrefix,
     /// Maximum number of calls.
     pub max_calls: usize,
@@ -31,7 +31,7 @@ impl Default for Tools {
 }
 
 impl Tools {
-    /// The tools of a request; `parallel`: more than one call is allowed.
+    /// The tools of a request. `parallel` allows more than one call.
     pub fn new(mut definitions: Vec<Definition>, choice: ToolChoice, parallel: bool) -> Result<Self, ApiError> {
         let has = |name: &str| definitions.iter().any(|tool| tool.name() == name);
         let named: &[String] = match &choice {
@@ -48,7 +48,7 @@ impl Tools {
         }
         match &choice {
             ToolChoice::None => definitions.clear(),
-            // What must not be called is not shown.
+            // The prompt hides functions that must not be called.
             ToolChoice::Allowed { names, .. } => {
                 definitions.retain(|tool| names.iter().any(|name| tool.name() == name));
             }
@@ -78,24 +78,24 @@ impl Tools {
         Self::new(definitions, choice, parallel)
     }
 
-    /// The definitions that the prompt shows.
+    /// The definitions in the prompt.
     pub fn shown(&self) -> &[Value] {
         &self.definitions[..self.shown]
     }
 
-    /// The model's format of calls, if the request has tools; 400 if the model has none.
-    pub fn format(&self, of_template: Option<ToolFormat>) -> Result<Option<ToolFormat>, ApiError> {
-        match of_template {
+    /// The model's format of calls, if the request has tools; 400 if the model has no such format.
+    pub fn format(&self, model_format: Option<ToolFormat>) -> Result<Option<ToolFormat>, ApiError> {
+        match model_format {
             _ if self.definitions.is_empty() => Ok(None),
             Some(format) => Ok(Some(format)),
             None => {
-                let message = "this model's chat template has no tools, or in a form that is not supported";
+                let message = "this model's chat template does not support tools in a known format";
                 Err(ApiError::invalid("tools", message).with_code("unsupported_parameter"))
             }
         }
     }
 
-    /// Whether the model is forced to call a function.
+    /// True if the model is forced to call a function.
     pub fn forced(&self) -> bool {
         self.prefix != CallPrefix::None
     }
@@ -108,14 +108,14 @@ fn invalid_choice(message: impl Into<String>) -> ApiError {
 /// A function that the model may call.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Definition {
-    /// The definition as chat templates know it, in OpenAI's format.
+    /// The definition in OpenAI's format, as chat templates expect it.
     pub value: Value,
-    /// Not part of the prompt's list of tools: the conversation tells the model about it later.
+    /// True if the prompt's list of tools omits it. The conversation tells the model about it later.
     pub deferred: bool,
 }
 
 impl Definition {
-    /// Checks a function; `at`: the path of its name in the request.
+    /// Checks a function. `at` is the path of its name in the request.
     pub fn new(
         at: &str,
         name: Option<String>,
@@ -165,12 +165,12 @@ fn definition(i: usize, tool: ToolFields) -> Result<Definition, ApiError> {
 /// The condition of [`is_function_name`] in words, for errors.
 const FUNCTION_NAME: &str = "1 to 128 letters, digits, '_', '-', '.', ':' or '/'";
 
-/// Whether a function may have this name, which is written into prompts, between the delimiters of both call formats.
+/// True if a function may have this name. Names are written into prompts, between the delimiters of both call formats.
 fn is_function_name(name: &str) -> bool {
     (1..=128).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-.:/".contains(&b))
 }
 
-/// Which tools the model may or has to call.
+/// Which tools the model may or must call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ToolChoice {
     /// The model decides.
@@ -185,13 +185,13 @@ pub enum ToolChoice {
     Allowed {
         /// Names of the functions.
         names: Vec<String>,
-        /// Whether at least one call has to be made.
+        /// True if at least one call is required.
         required: bool,
     },
 }
 
 impl ToolChoice {
-    /// Whether a call has to be made.
+    /// True if a call is required.
     fn is_forced(&self) -> bool {
         matches!(self, Self::Required | Self::Function(_) | Self::Allowed { required: true, .. })
     }

@@ -1,4 +1,4 @@
-//! `truncate_prompt_tokens` and `truncation_side`: truncate prompts that are too long.
+//! `truncate_prompt_tokens` and `truncation_side`: truncation of long prompts.
 
 use super::schema::generation::Side;
 use super::schema::numbers::Count;
@@ -7,14 +7,14 @@ use crate::error::ApiError;
 /// How prompts are truncated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Truncation {
-    /// Number of tokens to keep; `None`: as many as fit the context.
+    /// Number of tokens to keep; `None` keeps as many as fit the context.
     length: Option<usize>,
-    /// Whether the beginning is kept, not the end.
+    /// True to keep the beginning instead of the end.
     keep_start: bool,
 }
 
 impl Truncation {
-    /// The truncation that both fields ask for.
+    /// The truncation set by both fields.
     pub fn new(length: Option<Count<-1>>, side: Option<Side>) -> Result<Option<Self>, ApiError> {
         match length.map(|length| length.0) {
             None => Ok(None),
@@ -28,7 +28,7 @@ impl Truncation {
         }
     }
 
-    /// Truncates a prompt; `capacity`: number of tokens that the context can hold.
+    /// Truncates a prompt. `capacity` is the number of tokens that fit the context.
     pub fn apply(self, prompt: &mut Vec<u32>, capacity: usize) {
         let length = self.length.unwrap_or(capacity);
         if self.keep_start {

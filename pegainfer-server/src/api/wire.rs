@@ -78,8 +78,8 @@ impl ChunkUsage {
         if options.include_usage || options.continuous_usage { Self::Null } else { Self::Absent }
     }
 
-    /// `usage` of a chunk that reports the counts so far, if the client wants them in every chunk.
-    pub fn so_far(options: StreamOptions, usage: impl FnOnce() -> Usage) -> Self {
+    /// `usage` of a chunk with the counts so far, if the client wants them in every chunk.
+    pub fn running_total(options: StreamOptions, usage: impl FnOnce() -> Usage) -> Self {
         if options.continuous_usage { Self::Counts(usage()) } else { Self::none(options) }
     }
 
@@ -155,9 +155,9 @@ pub struct PromptFields {
 
 impl PromptFields {
     /// The fields that the client asked for.
-    pub fn of(prompt: &PromptInfo, params: &Params, tokenizer: &Tokenizer) -> Option<Self> {
+    pub fn new(prompt: &PromptInfo, params: &Params, tokenizer: &Tokenizer) -> Option<Self> {
         let logprobs = prompt.logprobs.as_ref().filter(|_| params.prompt_logprobs.is_some());
-        let prompt_logprobs = logprobs.map(|logprobs| PromptLogprobs::of(&prompt.ids, logprobs, tokenizer));
+        let prompt_logprobs = logprobs.map(|logprobs| PromptLogprobs::new(&prompt.ids, logprobs, tokenizer));
         let prompt_token_ids = params.token_ids.then(|| prompt.ids.to_vec());
         let any = prompt_logprobs.is_some() || prompt_token_ids.is_some();
         any.then_some(Self { prompt_logprobs, prompt_token_ids })
@@ -218,7 +218,7 @@ impl Usage {
         self.prompt_tokens_details.cached_tokens
     }
 
-    /// Sums over all choices. `n` choices in a row share a prompt, which counts once, as in OpenAI's API.
+    /// Sums over all choices. `n` consecutive choices share a prompt, which counts once, as in OpenAI's API.
     pub fn sum(counts: impl IntoIterator<Item = Counts>, n: usize) -> Self {
         let mut sum = Counts::default();
         for (choice, count) in counts.into_iter().enumerate() {
@@ -237,7 +237,7 @@ impl Usage {
         }
     }
 
-    /// Adds how many of the generated tokens are reasoning.
+    /// Adds the number of reasoning tokens.
     pub fn with_reasoning(mut self, reasoning_tokens: usize) -> Self {
         self.completion_tokens_details = Some(CompletionDetails { reasoning_tokens });
         self

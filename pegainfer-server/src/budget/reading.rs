@@ -14,7 +14,7 @@ pub struct BodyBuffer {
     max_body: usize,
     bytes: Vec<u8>,
     share: BodyShare,
-    /// True if the body goes on without a share.
+    /// True if the body continues without a share.
     exempt: bool,
 }
 
@@ -23,7 +23,7 @@ impl BodyBuffer {
         Self { budget, tenant, max_body, bytes: Vec::new(), share: BodyShare::default(), exempt: false }
     }
 
-    /// Appends bytes; waits until the budget has a share for them. The caller keeps to `max_body`.
+    /// Appends bytes, after waiting for their share of the budget. The caller checks `max_body`.
     pub async fn push(&mut self, frame: &[u8]) -> Result<(), BudgetError> {
         let needed = self.bytes.len() + frame.len();
         if needed > self.bytes.capacity() {
@@ -48,7 +48,7 @@ impl BodyBuffer {
         Ok(())
     }
 
-    /// Takes the share of `capacity` bytes beyond that of the bytes so far.
+    /// Takes the additional share for a capacity of `capacity` bytes.
     async fn take(&mut self, capacity: usize) -> Result<(), BudgetError> {
         let (budget, tenant, held) = (&self.budget, self.tenant, self.bytes.capacity());
         if capacity <= SMALL_BODY {
@@ -57,7 +57,7 @@ impl BodyBuffer {
             self.share.0.extend(share.0);
             return Ok(());
         }
-        // The share of a body that outgrows the part for small ones moves to the other part.
+        // A body that outgrows the part for small ones moves its share to the other part.
         let moves = held <= SMALL_BODY;
         let more = if moves { capacity } else { capacity - held };
         let (share, exempt) = budget.acquire_or_exempt(&budget.large, tenant, more).await?;
@@ -72,7 +72,7 @@ impl BodyBuffer {
 }
 
 impl Budget {
-    /// A share of a part, or the permit to go on without one, and whether it is that.
+    /// A share of a part, or the permit to continue without one; true for the permit.
     async fn acquire_or_exempt(
         &self,
         part: &Slots,

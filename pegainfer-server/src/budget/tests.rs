@@ -11,7 +11,7 @@ const fn tenant(id: u64) -> Tenant {
     Tenant { id, has_key: false }
 }
 
-/// True if `bytes` more bytes of a body can be read at once.
+/// True if `bytes` more bytes of a body can be read immediately.
 fn reads(buffer: &mut BodyBuffer, bytes: usize) -> bool {
     let frame = vec![0; bytes];
     buffer.push(&frame).now_or_never().is_some()
@@ -76,7 +76,7 @@ async fn parsed_bodies_of_one_client_do_not_keep_another_one_waiting() {
 }
 
 #[tokio::test]
-async fn what_is_not_kept_is_given_back() {
+async fn shrinking_gives_memory_back() {
     let budget = Budget::new(256 * MIB as u64);
     let mut share = budget.parse(ONE, MIB, 100_000).await.unwrap();
     share.shrink(64 << 10);

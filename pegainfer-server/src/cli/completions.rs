@@ -15,7 +15,7 @@ pub struct CompletionsArgs {
 
 /// Prints the script for `command`.
 pub fn run(args: &CompletionsArgs, mut command: Command) -> Result<()> {
-    // The generator panics where its output cannot be written, as behind `| head`.
+    // The generator panics if its output cannot be written, as in `| head`.
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut command, "pegainfer", &mut script);
     print_exact(&String::from_utf8(script).context("the script is not UTF-8")?)

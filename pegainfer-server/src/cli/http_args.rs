@@ -109,10 +109,11 @@ impl HttpArgs {
 
     fn grammar_trial(&self) -> Result<GrammarTrial> {
         let limits = GrammarLimits { memory: self.max_grammar_memory, time: self.max_grammar_time };
-        GrammarTrial::of_this_program(limits).context("the path of this program is unknown")
+        GrammarTrial::this_program(limits).context("the path of this program is unknown")
     }
 
-    /// Checks the flags and reads the keys from their files. `local`: the server is bound to a loopback address.
+    /// Checks the flags and reads the keys from their files. `local` is true if the server is bound to a loopback
+    /// address.
     pub fn options(&self, strict: bool, local: bool) -> Result<Options> {
         Ok(Options {
             strict,

@@ -14,14 +14,14 @@ pub struct InspectArgs {
     pub dir: std::path::PathBuf,
 }
 
-/// Runs the command. A checkpoint that cannot be loaded is an error, after the report.
+/// Runs the command. If the checkpoint cannot be loaded, returns an error after the report.
 pub fn run(args: &InspectArgs) -> Result<()> {
     let family = detect::detect(&args.dir)?;
     ensure!(*family == FAMILY, "inspect knows DeepSeek-V4 checkpoints, and this one is {family}");
     let report = pegainfer_deepseek_v4::inspect::inspect(&args.dir)?;
     print(&report.to_string())?;
     if report.files > 0 && !report.is_complete() {
-        bail!("the weights do not fit config.json; download what is missing again");
+        bail!("the weights do not fit config.json; download the missing files again");
     }
     Ok(())
 }

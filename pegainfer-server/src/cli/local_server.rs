@@ -1,5 +1,5 @@
-//! A model and its API in this process, without a socket: `chat` and `run-batch` send their requests to it, so that they go
-//! through the same checks, templates, parsers and limits as requests of clients.
+//! A model and its API in this process, without a socket. `chat` and `run-batch` send their requests to it, so that
+//! they use the same checks, templates, parsers and limits as requests of clients.
 
 use crate::app::{App, Options};
 use crate::text_service::Checkpoint;
@@ -13,7 +13,7 @@ use pegainfer_models::args::EngineArgs;
 use pegainfer_models::engine::family::LoadedEngine;
 use tower::Service;
 
-/// A loaded model: its running engine, and what makes text of token ids.
+/// A loaded model: its running engine, and its text functions.
 pub struct LoadedModel {
     /// The running engine.
     pub engine: LoadedEngine,
@@ -47,7 +47,7 @@ pub struct LocalServer {
 }
 
 impl LocalServer {
-    /// The API of a loaded model; `names` are further names that requests may use for it.
+    /// The API of a loaded model. `names` are additional names that requests may use.
     pub fn new(model: LoadedModel, names: Vec<String>, options: Options) -> Self {
         let limits = model.engine.handle.limits().clone();
         let app = App::new(model.engine.handle, model.checkpoint, names, options);

@@ -52,7 +52,7 @@ pub fn run(args: &ModelsArgs) -> Result<()> {
             None => bail!("{id} is not complete: start the program with --model-path {id} to download it"),
         },
         Action::Rm { ids } => {
-            // All of them are looked up before the first one is deleted.
+            // Look up all of them before deleting the first one.
             for model in ids.iter().map(|id| find(id)).collect::<Result<Vec<_>>>()? {
                 model.remove().with_context(|| format!("{} cannot be deleted", model.id))?;
                 print(&format!("deleted {} ({})\n", model.id, DecimalBytes(model.bytes)))?;
@@ -75,7 +75,7 @@ fn table(models: &[CachedModel]) -> String {
             Ok(family) => format!("when its download is complete ({family})"),
             Err(reason) => format!("no: {reason}"),
         };
-        // Names from directories and config.json must not begin another row.
+        // Names from directories and config.json must not start a new row.
         let (id, runs) = (one_line(&model.id), one_line(&runs));
         let size = DecimalBytes(model.bytes).to_string();
         let _ = writeln!(text, "{id:width$}  {size:>10}  {runs}");

@@ -1,4 +1,4 @@
-//! docs/reference/cli.md, generated from the definition of the command line.
+//! Generates docs/reference/cli.md from the definition of the command line.
 
 use crate::cli::Cli;
 use crate::cli::settings::is_setting;
@@ -69,18 +69,18 @@ impl Group {
         Self { title, args: command.get_arguments().cloned().collect(), includes }
     }
 
-    /// Whether the flag is one of the group, with the same default.
+    /// True if the flag belongs to the group, with the same default.
     fn has(&self, arg: &Arg) -> bool {
         let is_same = |own: &Arg| own.get_id() == arg.get_id() && own.get_default_values() == arg.get_default_values();
         self.args.iter().any(is_same)
     }
 
-    /// Whether a command takes all flags of the group.
+    /// True if a command takes all flags of the group.
     fn is_in(&self, command: &Command) -> bool {
         self.args.iter().all(|own| command.get_arguments().any(|arg| arg.get_id() == own.get_id()))
     }
 
-    /// Whether the group includes this one, to which `arg` belongs.
+    /// True if the group of `arg` is included in `other`.
     fn is_part_of(&self, other: &Self, arg: &Arg) -> bool {
         other.includes.contains(&self.title) && self.has(arg)
     }
@@ -154,7 +154,7 @@ fn flag(arg: &Arg) -> String {
     }
 }
 
-/// The values of a flag that has only a few.
+/// The values of a flag with few values.
 fn choices(arg: &Arg) -> String {
     let values = if arg.get_action().takes_values() { arg.get_possible_values() } else { Vec::new() };
     let names: Vec<_> = values.iter().map(|value| format!("`{}`", value.get_name())).collect();

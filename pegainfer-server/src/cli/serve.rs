@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use tokio::net::TcpSocket;
 use tokio::runtime::Runtime;
 
-/// Idle time of the engine after which freed memory is returned to the system.
+/// The engine has to be idle for this long before freed memory is returned to the system.
 const IDLE: Duration = Duration::from_secs(1);
 
 /// Flags of `serve`.
@@ -71,13 +71,13 @@ pub struct ServeArgs {
     pub http: HttpArgs,
 }
 
-/// Runs until a signal arrives. `started`: start of the process.
+/// Runs until a signal arrives. `started` is when the process started.
 pub fn run(args: &ServeArgs, started: Instant) -> Result<()> {
     allocator::configure();
     http::raise_open_files();
     let runtime = async_runtime()?;
     runtime.block_on(async { signals::ignore_others() });
-    // The port is reserved before the model is loaded, so that a port in use is reported immediately. Nobody can connect
+    // Reserve the port before loading the model, so that a port in use is reported immediately. Clients cannot connect
     // before `listen`.
     let socket = runtime.block_on(reserve(&args.host, args.port))?;
     let bound = socket.local_addr().context("the server's address is unknown")?.ip().to_canonical();
@@ -98,7 +98,7 @@ pub fn run(args: &ServeArgs, started: Instant) -> Result<()> {
     if let Some(file) = &args.ledger {
         watch::watch(file, &engine, &source, &args.engine, args.http.trace_dir.as_deref())?;
     }
-    let costs = costs(&engine);
+    let load_summary = load_summary(&engine);
     let (handle, end) = (engine.handle.clone(), engine.handle.end());
     let app = App::new(engine.handle, checkpoint, args.served_model_name.clone(), options);
     let tidy = tidy(handle, app.budget());
@@ -108,7 +108,7 @@ pub fn run(args: &ServeArgs, started: Instant) -> Result<()> {
         let names = app.names().join(", ");
         allocator::return_freed();
         let ready = started.elapsed().as_secs_f64();
-        log::info!("serving {names} on {scheme}://{address}, ready in {ready:.2} s: {costs}");
+        log::info!("serving {names} on {scheme}://{address}, ready in {ready:.2} s: {load_summary}");
         tokio::select! {
             () = app.serve(listener, signals::stop()) => {}
             () = tidy => {}
@@ -123,12 +123,12 @@ pub fn run(args: &ServeArgs, started: Instant) -> Result<()> {
     if let Some(recorder) = recorder {
         recorder.flush();
     }
-    // Tasks of the runtime may have had the last handles.
+    // The runtime's tasks may have held the last handles.
     end.wait();
     served
 }
 
-/// The recording that `--record` asks for.
+/// The recorder, if `--record` is set.
 fn recorder(args: &ServeArgs) -> Result<Option<Arc<Recorder>>> {
     let Some(file) = &args.record else { return Ok(None) };
     let model = args.engine.model_path.as_deref().unwrap_or("the bundled model");
@@ -136,7 +136,7 @@ fn recorder(args: &ServeArgs) -> Result<Option<Arc<Recorder>>> {
     Ok(Some(recorder.with_context(|| format!("--record {} cannot be created", file.display()))?))
 }
 
-/// Refuses what a recorded schedule could not be replayed with.
+/// Refuses flags with which a recorded schedule could not be replayed.
 fn check_record_steps(args: &ServeArgs) -> Result<()> {
     let (ids, drafts) = (args.record_prompts == Prompts::Ids, args.engine.speculative_config.is_some());
     ensure!(
@@ -147,7 +147,7 @@ fn check_record_steps(args: &ServeArgs) -> Result<()> {
     Ok(())
 }
 
-/// The async runtime. tokio panics where it cannot have its files or threads, so both are tried before.
+/// The async runtime. tokio panics if it cannot open files or start threads, so both are tried first.
 fn async_runtime() -> Result<Runtime> {
     let files = http::max_open_files();
     ensure!(
@@ -161,7 +161,7 @@ fn async_runtime() -> Result<Runtime> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build().context("no async runtime")
 }
 
-/// Starts threads, all of which are there at the same time, and ends them.
+/// Starts `n` threads that are alive at the same time, then ends them.
 fn try_threads(n: usize) -> std::io::Result<()> {
     let gate = Mutex::new(());
     std::thread::scope(|scope| {
@@ -170,8 +170,8 @@ fn try_threads(n: usize) -> std::io::Result<()> {
     })
 }
 
-/// Returns freed memory to the system whenever the engine becomes idle for [`IDLE`] and after large request bodies, and logs
-/// when the engine's health changes.
+/// Returns freed memory to the system when the engine has been idle for [`IDLE`] and after large request bodies. Also
+/// logs changes of the engine's health.
 async fn tidy(engine: EngineHandle, budget: Arc<Budget>) {
     let (mut tidied, mut healthy) = ((engine.stats().steps, budget.large_bodies()), true);
     loop {
@@ -210,8 +210,8 @@ fn announce(engine: &LoadedEngine, source: &str) {
     );
 }
 
-/// Summary of what the start loaded and allocated.
-fn costs(engine: &LoadedEngine) -> String {
+/// Summary of loading: time and memory.
+fn load_summary(engine: &LoadedEngine) -> String {
     let (weights, seconds) = (engine.weight_bytes as f64 / 1e9, engine.weights_time.as_secs_f64());
     format!(
         "weights {weights:.2} GB in {seconds:.2} s ({:.1} GB/s), KV cache {} blocks ({:.2} GB)",
@@ -238,7 +238,7 @@ async fn reserve(host: &str, port: u16) -> Result<TcpSocket> {
 
 fn bind(address: SocketAddr) -> std::io::Result<TcpSocket> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-    // A restarted server may take the port while old connections time out.
+    // Lets a restarted server take the port while old connections time out.
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     Ok(socket)

@@ -1,4 +1,4 @@
-//! Signals: SIGINT and SIGTERM drain, SIGHUP reads keys and certificate again, others are ignored.
+//! Signals: SIGINT and SIGTERM drain, SIGHUP reloads keys and certificate, others are ignored.
 
 use crate::http::{ApiKeys, Tls};
 use crate::logging;
@@ -36,8 +36,8 @@ async fn one_signal() {
     }
 }
 
-/// Ignores the signals that end a process by default although nothing is wrong with it: SIGUSR1, SIGUSR2, SIGALRM, and SIGXFSZ,
-/// which a trace file at its `ulimit -f` causes. The handlers stay for the life of the process.
+/// Ignores signals that would end the process although nothing is wrong: SIGUSR1, SIGUSR2, SIGALRM, and SIGXFSZ, which
+/// a trace file at its `ulimit -f` causes. The handlers stay for the life of the process.
 #[cfg(unix)]
 pub fn ignore_others() {
     let too_large = SignalKind::from_raw(rustix::process::Signal::XFSZ.as_raw());
@@ -52,7 +52,8 @@ pub fn ignore_others() {
 #[cfg(not(unix))]
 pub fn ignore_others() {}
 
-/// Reads the files of keys and certificate again on each SIGHUP. Open connections go on; a file that cannot be used changes nothing.
+/// Reloads the files of keys and certificate on each SIGHUP. Open connections continue; a file that cannot be used
+/// changes nothing.
 #[cfg(unix)]
 pub async fn reload_on_hangup(api_keys: ApiKeys, admin_keys: ApiKeys, tls: Option<Tls>) {
     let mut hangup = match signal(SignalKind::hangup()) {

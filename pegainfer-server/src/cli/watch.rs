@@ -11,8 +11,8 @@ use std::fs::File;
 use std::io::BufReader;
 use std::path::Path;
 
-/// Compares the steps of `engine`, of the model from `source`, with the ledger in `file` from now on, if that is one of this engine.
-/// Traces of slow steps go to `traces`.
+/// Starts to compare the steps of `engine`, with the model from `source`, to the ledger in `file`, if the ledger fits
+/// this engine. Traces of slow steps go to `traces`.
 pub fn watch(file: &Path, engine: &LoadedEngine, source: &str, args: &EngineArgs, traces: Option<&Path>) -> Result<()> {
     let unreadable = || format!("--ledger {} cannot be read", file.display());
     let ledger = Ledger::read(BufReader::new(File::open(file).with_context(unreadable)?)).with_context(unreadable)?;
@@ -33,10 +33,10 @@ pub fn watch(file: &Path, engine: &LoadedEngine, source: &str, args: &EngineArgs
     Ok(())
 }
 
-/// What the ledger was measured with that this engine has not.
+/// The first difference between the ledger's conditions and this engine's.
 fn difference(header: &Header, engine: &LoadedEngine, source: &str, args: &EngineArgs) -> Option<String> {
     if !sources::is_current(&header.kernels) {
-        Some("other kernels than those of this program".to_owned())
+        Some("other kernels than this program's".to_owned())
     } else if card(&header.device) != card(&engine.device) {
         Some(format!("the device {}", header.device))
     } else {

@@ -1,8 +1,7 @@
 //! A fair queue of permits for threads, processes or memory that requests share before they reach the engine.
 //!
-//! Groups of tenants take turns, and so do the tenants of a group. Bounds limit the permits and the waiting requests of
-//! each tenant, and the time that a request waits. [`FairQueue`] decides which request is next; [`Slots`] lets tasks
-//! wait.
+//! Groups of tenants take turns, and so do the tenants of a group. Each tenant has limits on its permits, its waiting
+//! requests and its waiting time. [`FairQueue`] decides which request is next; [`Slots`] lets tasks wait.
 
 mod queue;
 #[cfg(test)]
@@ -18,19 +17,19 @@ use thiserror::Error;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-/// Time that a request waits for one queue before it is refused.
+/// Maximum time that a request waits for one queue.
 pub const MAX_WAIT: Duration = Duration::from_secs(30);
 
 /// Why a request got no permits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum QueueError {
-    /// Too many requests of its tenant wait.
-    #[error("{0} other requests of this client wait already")]
+    /// Too many requests of the tenant wait.
+    #[error("{0} other requests of this client are already waiting")]
     TenantFull(usize),
     /// Too many requests of all tenants wait.
-    #[error("{0} other requests wait already")]
+    #[error("{0} other requests are already waiting")]
     Full(usize),
-    /// Its turn did not come in time.
+    /// The request's turn did not come in time.
     #[error("its turn did not come within {} s", .0.as_secs_f64())]
     TimedOut(Duration),
 }
@@ -50,7 +49,7 @@ struct State {
     waiters: HashMap<Ticket, oneshot::Sender<Permits>>,
 }
 
-/// Permits of one tenant; given back when they are dropped.
+/// Permits of one tenant. Dropping them gives them back.
 pub struct Permits {
     slots: Arc<Inner>,
     tenant: Tenant,
@@ -64,14 +63,14 @@ enum Entered {
 }
 
 impl Slots {
-    /// A queue with these bounds. `max_wait`: time after which a waiting request is refused.
+    /// A queue with these limits. A request that waits longer than `max_wait` is refused.
     pub fn new(limits: QueueLimits, max_wait: Duration) -> Self {
         let state =
             State { queue: FairQueue::new(limits, |tenant| u64::from(tenant.group())), waiters: HashMap::new() };
         Self(Arc::new(Inner { limits, max_wait, state: Mutex::new(state) }))
     }
 
-    /// Waits for `count` permits, at most all of them; for 0, returns at once. Dropping the future leaves no trace.
+    /// Waits for `count` permits, at most all of them. Returns immediately for 0. Dropping the future leaves no trace.
     ///
     /// # Errors
     /// Too many requests wait, or this one has waited too long.
@@ -102,7 +101,7 @@ impl Slots {
         }
     }
 
-    /// Permits that nobody holds.
+    /// Number of free permits.
     pub fn free(&self) -> usize {
         self.0.state().queue.free()
     }
@@ -112,7 +111,7 @@ impl Slots {
         self.0.state().queue.may_hold(&tenant, count.min(self.0.limits.permits))
     }
 
-    /// Requests that wait.
+    /// Number of waiting requests.
     pub fn waiting(&self) -> usize {
         self.0.state().queue.waiting()
     }
@@ -152,13 +151,13 @@ impl Inner {
         }
         drop(state);
         for (waiter, permits) in granted {
-            // The waiter may have left since; its permits come back here.
+            // The waiter may have left. Its permits then come back here.
             let _ = waiter.map(|waiter| waiter.send(permits));
         }
     }
 }
 
-/// The place of a waiting request; dropping it leaves the queue.
+/// The place of a waiting request. Dropping it leaves the queue.
 struct Place<'a> {
     slots: &'a Arc<Inner>,
     tenant: Tenant,
@@ -167,7 +166,7 @@ struct Place<'a> {
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        // A request that has its permits does not wait any more.
+        // A request that has its permits no longer waits.
         self.slots.change(|state| {
             if state.waiters.remove(&self.ticket).is_some() {
                 state.queue.leave(self.tenant, self.ticket);
@@ -191,7 +190,7 @@ impl Permits {
         }
     }
 
-    /// Adds the permits of `other`, which are of the same queue and tenant.
+    /// Adds the permits of `other`, which belong to the same queue and tenant.
     pub fn merge(&mut self, mut other: Self) {
         self.count += std::mem::take(&mut other.count);
     }

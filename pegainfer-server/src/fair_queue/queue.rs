@@ -6,10 +6,10 @@ use std::hash::Hash;
 /// Bounds of a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueueLimits {
-    /// Permits of all tenants together.
+    /// Number of permits for all tenants together.
     pub permits: usize,
-    /// Permits that one tenant may hold; the rest stays free for others. A tenant that holds nothing may exceed this
-    /// with one request, up to all permits.
+    /// Maximum number of permits of one tenant; the rest stays free for others. A tenant without permits may exceed
+    /// this with one request, up to all permits.
     pub permits_per_tenant: usize,
     /// Maximum number of waiting requests of all tenants.
     pub waiting: usize,
@@ -17,10 +17,10 @@ pub struct QueueLimits {
     pub waiting_per_tenant: usize,
 }
 
-/// Default maximum of waiting requests of all tenants: more than there are connections.
+/// Default maximum of waiting requests of all tenants, more than the maximum of connections.
 const WAITING: usize = 1 << 16;
-/// Default maximum of waiting requests of one tenant. Waiting requests hold little memory, and clients that wait send
-/// nothing, while clients that are refused mostly retry at once.
+/// Default maximum of waiting requests of one tenant. Waiting requests hold little memory. Waiting clients send
+/// nothing, while refused clients usually retry immediately.
 const WAITING_PER_TENANT: usize = 4096;
 
 impl QueueLimits {
@@ -55,8 +55,8 @@ pub enum QueueFull {
 /// A queue in which tenants take turns: first come, first served within a tenant, round robin over groups of tenants
 /// and over the tenants of each group.
 ///
-/// The next request in turn waits until enough permits are free. Nobody overtakes it, so that a request for many
-/// permits does not starve. A tenant that holds its maximum is skipped and keeps its place in the order of turns.
+/// The next request waits until enough permits are free. Nobody overtakes it, so a request for many permits does not
+/// starve. A tenant at its maximum is skipped and keeps its place in the order.
 #[derive(Debug)]
 pub struct FairQueue<K> {
     limits: QueueLimits,
@@ -80,11 +80,11 @@ struct Waiter {
     permits: usize,
 }
 
-/// A tenant that may hold the permits of its next request.
+/// A tenant that may take the permits of its next request.
 struct Eligible {
-    /// Place of its group among the turns.
+    /// Place of its group in the order of groups.
     group: usize,
-    /// Its place among the turns of the group.
+    /// Its place in the order of the group.
     tenant: usize,
     permits: usize,
 }
@@ -100,7 +100,7 @@ impl<K: Copy + Eq + Hash> FairQueue<K> {
     /// Asks for `permits` permits, at most all of them.
     ///
     /// # Errors
-    /// The request would have to wait, and too many wait already.
+    /// The request would have to wait, and too many requests wait already.
     pub fn enter(&mut self, tenant: K, permits: usize) -> Result<Entry, QueueFull> {
         let permits = permits.min(self.limits.permits);
         let own = self.queues.get(&tenant).map_or(0, VecDeque::len);
@@ -124,7 +124,7 @@ impl<K: Copy + Eq + Hash> FairQueue<K> {
         Ok(Entry::Waits(ticket))
     }
 
-    /// Removes a waiting request; does nothing if it no longer waits. Other requests may be next now.
+    /// Removes a waiting request; does nothing if it no longer waits. This may make other requests eligible.
     pub fn leave(&mut self, tenant: K, ticket: Ticket) {
         let Some(queue) = self.queues.get_mut(&tenant) else { return };
         let Some(at) = queue.iter().position(|waiter| waiter.ticket == ticket) else { return };
@@ -143,7 +143,7 @@ impl<K: Copy + Eq + Hash> FairQueue<K> {
         }
     }
 
-    /// Gives permits of a tenant back. Other requests may be next now.
+    /// Gives back permits of a tenant. This may make other requests eligible.
     pub fn release(&mut self, tenant: K, permits: usize) {
         let Some(held) = self.held.get_mut(&tenant) else { return };
         let permits = permits.min(*held);
@@ -179,17 +179,17 @@ impl<K: Copy + Eq + Hash> FairQueue<K> {
         Some((tenant, ticket, permits))
     }
 
-    /// Permits that nobody holds.
+    /// Number of free permits.
     pub fn free(&self) -> usize {
         self.free
     }
 
-    /// Permits that a tenant holds.
+    /// Number of permits of a tenant.
     pub fn held(&self, tenant: &K) -> usize {
         self.held.get(tenant).copied().unwrap_or(0)
     }
 
-    /// Waiting requests of all tenants.
+    /// Number of waiting requests of all tenants.
     pub fn waiting(&self) -> usize {
         self.waiting
     }
@@ -200,7 +200,7 @@ impl<K: Copy + Eq + Hash> FairQueue<K> {
         held == 0 || held + permits <= self.limits.permits_per_tenant
     }
 
-    /// Puts a tenant with waiting requests last in its group, and a group that had none last of all.
+    /// Puts a tenant with waiting requests last in its group. A group that had none becomes the last group.
     fn add_turn(&mut self, tenant: K) {
         let group = (self.group)(&tenant);
         let members = self.members.entry(group).or_default();
@@ -210,7 +210,7 @@ impl<K: Copy + Eq + Hash> FairQueue<K> {
         members.push_back(tenant);
     }
 
-    /// The first tenant in turn that may hold the permits of its next request.
+    /// The first tenant in turn that may take the permits of its next request.
     fn first_eligible(&self) -> Option<Eligible> {
         self.turns.iter().enumerate().find_map(|(group, id)| {
             self.members.get(id)?.iter().enumerate().find_map(|(tenant, key)| {

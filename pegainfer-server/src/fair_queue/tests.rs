@@ -16,12 +16,12 @@ fn slots(limits: QueueLimits) -> Slots {
     Slots::new(limits, MAX_WAIT)
 }
 
-/// Every tenant is a group of its own.
+/// Puts each tenant in its own group.
 fn own_group(tenant: &u8) -> u64 {
     u64::from(*tenant)
 }
 
-/// Grants until nobody is next; the tenants in order.
+/// Grants permits until nobody is next, and returns the tenants in order.
 fn granted(queue: &mut FairQueue<u8>) -> Vec<u8> {
     std::iter::from_fn(|| queue.grant_next()).map(|(tenant, ..)| tenant).collect()
 }
@@ -102,7 +102,7 @@ async fn a_dropped_future_leaves_no_trace() {
     drop(waiting.remove(0));
     assert_eq!(slots.waiting(), 2);
     drop(permit);
-    // The first of the two has its permit, and never looks.
+    // The first waiter has its permit, and is not polled again.
     assert_eq!((slots.waiting(), slots.free()), (1, 0));
     drop(waiting.remove(0));
     drop(waiting.remove(0).now_or_never().unwrap().unwrap());
@@ -117,7 +117,7 @@ async fn a_wait_ends_and_a_refusal_says_why() {
     let mut waits = Box::pin(slots.acquire(tenant(1), 1));
     assert!(waits.as_mut().now_or_never().is_none());
     let refused = slots.acquire(tenant(1), 1).await.unwrap_err().to_string();
-    assert_eq!(refused, "1 other requests of this client wait already");
+    assert_eq!(refused, "1 other requests of this client are already waiting");
     assert_eq!(waits.await.unwrap_err().to_string(), "its turn did not come within 0.02 s");
     assert_eq!(slots.waiting(), 0);
     drop(permit);
@@ -149,7 +149,7 @@ async fn permits_are_conserved_over_random_schedules() {
             }
             for _ in 0..waiting.len() {
                 let Some(mut future) = waiting.pop_front() else { break };
-                // Without it, a future that is done may have to wait until the test has yielded.
+                // Without it, a completed future may have to wait until the test has yielded.
                 match unconstrained(future.as_mut()).now_or_never() {
                     None => waiting.push_back(future),
                     Some(done) => held.extend(done.ok()),

@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::sleep;
 
-/// Time between two tries to accept a connection when the process has no file left.
-const ACCEPT_AGAIN: Duration = Duration::from_millis(10);
-/// Time between two log lines about connections that cannot be accepted.
-const ACCEPT_LOG: Duration = Duration::from_secs(1);
-/// Unsent bytes of a connection that the kernel buffers. By default it buffers megabytes, which no budget would count.
+/// Delay before accepting again after the process ran out of file descriptors.
+const ACCEPT_RETRY: Duration = Duration::from_millis(10);
+/// Minimum time between two log lines about connections that cannot be accepted.
+const LOG_INTERVAL: Duration = Duration::from_secs(1);
+/// Unsent bytes per connection that the kernel buffers. Its default is megabytes, which no budget would count.
 #[cfg(target_os = "linux")]
 const MAX_UNSENT: libc::c_int = 128 << 10;
 
@@ -21,11 +21,11 @@ const MAX_UNSENT: libc::c_int = 128 << 10;
 pub(super) struct Acceptor {
     listener: TcpListener,
     open: Arc<OpenConnections>,
-    /// Proxies; their connections serve many clients.
+    /// Trusted proxies; one connection of a proxy serves many clients.
     proxies: TrustedProxies,
-    /// Time of the last log line about a connection that was not accepted or was refused.
+    /// Time of the last log line about a refused connection.
     logged: Option<Instant>,
-    /// Number of such connections since then.
+    /// Connections refused since that line.
     refused: usize,
 }
 
@@ -34,7 +34,7 @@ impl Acceptor {
         Self { listener, open, proxies, logged: None, refused: 0 }
     }
 
-    /// The next connection. If too many are open, waiting ones are closed for it; if all are being served, it is
+    /// The next connection. If too many are open, waiting ones are closed for it. If all are being served, it is
     /// refused.
     pub async fn accept(&mut self) -> (TcpStream, Peer, OpenConnection) {
         loop {
@@ -49,21 +49,21 @@ impl Acceptor {
                         None => self.log("every connection that may be open is being served (--max-connections)"),
                     }
                 }
-                // The client was gone before it was accepted.
+                // The client left before it was accepted.
                 Err(error) if matches!(error.kind(), ErrorKind::ConnectionAborted | ErrorKind::ConnectionReset) => {}
                 Err(error) => {
                     self.open.close_some();
                     self.log(&error.to_string());
-                    sleep(ACCEPT_AGAIN).await;
+                    sleep(ACCEPT_RETRY).await;
                 }
             }
         }
     }
 
-    /// Logs that a connection was not accepted, once a second at most.
+    /// Logs that a connection was not accepted, at most once a second.
     fn log(&mut self, why: &str) {
         self.refused += 1;
-        if self.logged.is_none_or(|logged| logged.elapsed() >= ACCEPT_LOG) {
+        if self.logged.is_none_or(|logged| logged.elapsed() >= LOG_INTERVAL) {
             log::warn!("{} connections could not be accepted: {why}", self.refused);
             (self.logged, self.refused) = (Some(Instant::now()), 0);
         }
@@ -72,7 +72,7 @@ impl Acceptor {
 
 /// Sets the options of a client's socket.
 fn prepare(stream: &TcpStream) {
-    // Tokens are small writes: with Nagle's algorithm each would wait for the acknowledgement of the previous one.
+    // Tokens are small writes. With Nagle's algorithm each would wait for the acknowledgement of the previous one.
     if let Err(error) = stream.set_nodelay(true) {
         log::debug!("TCP_NODELAY cannot be set: {error}");
     }
@@ -84,15 +84,16 @@ fn prepare(stream: &TcpStream) {
 #[cfg(target_os = "linux")]
 fn limit_unsent(stream: &TcpStream) -> std::io::Result<()> {
     use std::os::fd::AsRawFd;
-    let (most, size) = (MAX_UNSENT, size_of_val(&MAX_UNSENT) as libc::socklen_t);
+    let (max_unsent, size) = (MAX_UNSENT, size_of_val(&MAX_UNSENT) as libc::socklen_t);
     let option = libc::TCP_NOTSENT_LOWAT;
-    // SAFETY: the socket is open while `stream` is borrowed, and `most` is an int of the size that is given.
-    let result =
-        unsafe { libc::setsockopt(stream.as_raw_fd(), libc::IPPROTO_TCP, option, (&raw const most).cast(), size) };
+    // SAFETY: the socket is open while `stream` is borrowed, and `max_unsent` is an int of the size that is given.
+    let result = unsafe {
+        libc::setsockopt(stream.as_raw_fd(), libc::IPPROTO_TCP, option, (&raw const max_unsent).cast(), size)
+    };
     if result == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
 }
 
-/// Other systems keep their own limit.
+/// Other systems keep their default.
 #[cfg(not(target_os = "linux"))]
 fn limit_unsent(_: &TcpStream) -> std::io::Result<()> {
     Ok(())

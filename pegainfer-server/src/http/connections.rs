@@ -30,40 +30,40 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
-/// Size of the head of a request, and of what is read of a body at a time, at most.
+/// Maximum size of a request's head, and of one read of a body.
 const MAX_HEAD: usize = 64 << 10;
-/// Time between two checks of the unread output of all connections.
-const LOOK_AT_UNREAD: Duration = Duration::from_millis(100);
+/// Interval between checks of the unread output of all connections.
+const UNREAD_INTERVAL: Duration = Duration::from_millis(100);
 const RESOURCE_POLICY: HeaderName = HeaderName::from_static("cross-origin-resource-policy");
 /// Time in which cancelled requests may still send their error to the client.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+const ERROR_GRACE: Duration = Duration::from_secs(2);
 
-/// How the server treats its connections.
+/// Options of the connections.
 pub struct Server {
-    /// Time for which a client may be inactive: read no byte of a response, or not complete the head of its next request.
+    /// Maximum time for which a client may read no byte of a response, or not complete the head of its next request.
     pub client_timeout: Duration,
-    /// Bytes per second that a client has to read while output waits for it, on average over the client timeout.
+    /// Minimum rate in bytes per second at which a client has to read waiting output, averaged over the client timeout.
     pub min_read_rate: u64,
-    /// Budget of the output that waits for clients.
+    /// Budget of output that clients have not read yet.
     pub output: Arc<OutputBudget>,
     /// Counts connections that are closed because of unread output.
     pub metrics: Arc<Metrics>,
-    /// Trusted proxies: their connections serve many clients.
+    /// Trusted proxies; one connection of a proxy serves many clients.
     pub proxies: TrustedProxies,
     /// Time that open requests have to finish after the signal to stop.
     pub drain_timeout: Duration,
     /// Certificate and key; `None` serves plain HTTP.
     pub tls: Option<Tls>,
-    /// Connections that may be open at the same time.
+    /// Maximum number of open connections.
     pub max_connections: usize,
-    /// Tells everybody when the server drains and closes.
+    /// Announces when the server drains and closes.
     pub lifecycle: Lifecycle,
     /// Number of requests that are running or waiting, for the log.
     pub open_requests: Box<dyn Fn() -> usize + Send + Sync>,
 }
 
-/// Serves until `stop` is ready, then lets open requests finish for at most the drain timeout. During the drain, `/health`
-/// and every new request get 503, so that load balancers stop sending requests here.
+/// Serves until `stop` is ready, then waits for open requests, at most for the drain timeout. During the drain,
+/// `/health` and every new request get 503, so that load balancers stop sending requests here.
 pub async fn serve(listener: TcpListener, app: Router, server: Server, stop: impl Future<Output = ()>) {
     let open = OpenConnections::new(server.max_connections, server.output.clone());
     let mut acceptor = Acceptor::new(listener, open.clone(), server.proxies.clone());
@@ -85,7 +85,7 @@ pub async fn serve(listener: TcpListener, app: Router, server: Server, stop: imp
     server.lifecycle.advance(Phase::Draining);
     let limit = server.drain_timeout;
     log::info!("stopping: {} open requests have {} s to finish", (server.open_requests)(), limit.as_secs_f64());
-    // Connections accepted while draining: the drain does not wait for them.
+    // Connections accepted while draining. The drain does not wait for them.
     let mut late = JoinSet::new();
     let mut limit = pin!(tokio::time::sleep(limit));
     loop {
@@ -100,13 +100,13 @@ pub async fn serve(listener: TcpListener, app: Router, server: Server, stop: imp
     }
     log::warn!("{} requests were still open and are cancelled", (server.open_requests)());
     server.lifecycle.advance(Phase::Closing);
-    // Connections that remain after this belong to clients that do not read.
-    let _ = timeout(LAST_WORDS, async { while connections.join_next().await.is_some() {} }).await;
+    // The clients of the remaining connections do not read.
+    let _ = timeout(ERROR_GRACE, async { while connections.join_next().await.is_some() {} }).await;
 }
 
-/// Keeps the unread output of all connections within its budget.
+/// Closes connections while unread output exceeds its budget.
 async fn close_unread(open: Arc<OpenConnections>, server: Arc<Server>) {
-    let mut looks = interval(LOOK_AT_UNREAD);
+    let mut looks = interval(UNREAD_INTERVAL);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         looks.tick().await;
@@ -121,8 +121,7 @@ async fn close_unread(open: Arc<OpenConnections>, server: Arc<Server>) {
     }
 }
 
-/// Tells browsers not to guess content types, and to give responses to pages of other origins only if CORS allows them
-/// to read it.
+/// Tells browsers not to guess content types, and to show responses to pages of other origins only if CORS allows it.
 fn protect(mut response: Response) -> Response {
     for (name, value) in [(header::X_CONTENT_TYPE_OPTIONS, "nosniff"), (RESOURCE_POLICY, "same-origin")] {
         response.headers_mut().entry(name).or_insert(HeaderValue::from_static(value));
@@ -152,7 +151,7 @@ async fn connection(stream: TcpStream, peer: Peer, open: OpenConnection, app: Ro
     tokio::select! {
         () = serving => {}
         why = open.closed() => match why {
-            Closed::ForAnother => log::debug!("a waiting connection was closed for a new one (--max-connections)"),
+            Closed::Evicted => log::debug!("a waiting connection was closed for a new one (--max-connections)"),
             Closed::Unread => log::debug!("a connection was closed: its client left too much output unread"),
         },
     }

@@ -1,4 +1,4 @@
-//! Errors take the shape of the API that was called, whichever layer refused the request.
+//! Gives errors the shape of the called API, whichever layer refused the request.
 
 use crate::api_style::ApiStyle;
 use crate::error::ApiError;
@@ -7,8 +7,8 @@ use axum::extract::Request;
 use axum::http::header;
 use axum::response::Response;
 
-/// Middleware: gives errors the shape of the route's API. It wraps all middleware that refuses requests, and the
-/// middleware that attaches the request's id wraps it.
+/// Middleware: gives errors the shape of the route's API. It wraps all middleware that refuses requests, inside the
+/// middleware that attaches the id.
 pub async fn reshape(request: Request, next: impl AsyncFnOnce(Request) -> Response) -> Response {
     let style = ApiStyle::of(request.extensions());
     if !style.reshapes_errors() {

@@ -9,7 +9,7 @@ use std::task::{Context, Poll, ready};
 
 type PolledFrame = Poll<Option<Result<Frame<Bytes>, axum::Error>>>;
 
-/// The body of a request. When it is complete, the request is being served.
+/// The body of a request. Its end marks the request as being served.
 pub(super) struct RequestBody {
     pub body: Body,
     pub slot: Arc<Slot>,
@@ -38,8 +38,8 @@ impl HttpBody for RequestBody {
     }
 }
 
-/// The body of a response. Bytes that go to the connection count as unread output; when the body ends, the connection
-/// waits for its client.
+/// The body of a response. Bytes that go to the connection count as unread output. At the end of the body, the
+/// connection waits for its client.
 pub(super) struct ResponseBody {
     pub body: Body,
     pub sent: Sent,
@@ -63,7 +63,7 @@ impl HttpBody for ResponseBody {
         if let Some(Ok(frame)) = &frame
             && let Some(bytes) = frame.data_ref()
         {
-            self.sent.0.handed(bytes.len());
+            self.sent.0.add_chunk(bytes.len());
         }
         Poll::Ready(frame)
     }

@@ -1,8 +1,8 @@
-//! The address of a request's client: the peer of the connection or, if the peer is a trusted proxy, the address that
-//! the proxy names.
+//! The address of a request's client: the peer of the connection or, if the peer is a trusted proxy, the address named
+//! by the proxy.
 //!
-//! A proxy appends the address of its client to `X-Forwarded-For`, or to `Forwarded` (RFC 7239). Earlier entries came
-//! from the client, who may write anything. The list is therefore read from its end: addresses of trusted proxies are
+//! A proxy appends the address of its client to `X-Forwarded-For` or `Forwarded` (RFC 7239). Earlier entries came from
+//! the client, who may write anything. The list is therefore read from its end: addresses of trusted proxies are
 //! skipped, and the first other address is the client. Headers from any other peer are ignored.
 
 use anyhow::{Result, ensure};
@@ -18,7 +18,7 @@ pub struct TrustedProxies(Arc<[Network]>);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Network {
     address: IpAddr,
-    /// Leading bits that its addresses have in common.
+    /// Number of leading bits that its addresses share.
     prefix: u32,
 }
 
@@ -76,7 +76,7 @@ impl TrustedProxies {
         }
     }
 
-    /// The last address of a header that is not a proxy's; `None` if there is none, or an unreadable entry comes first.
+    /// The last address of a header that is not a proxy's; `None` without one, or if an unreadable entry comes first.
     fn last_untrusted(&self, headers: &HeaderMap, name: &str) -> Option<IpAddr> {
         let hops = headers.get_all(name).iter().flat_map(|line| line.to_str().unwrap_or("?").split(','));
         let hops: Vec<&str> = hops.collect();

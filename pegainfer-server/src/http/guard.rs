@@ -1,4 +1,4 @@
-//! Access control: API keys and their rates, and no new requests while the server drains.
+//! Access control: API keys and their rates; refuses new requests during the drain.
 
 use super::rights::{ADMIN_PATHS, Access, Caller, Rights, cross_site};
 use crate::error::ApiError;
@@ -17,27 +17,27 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Paths that need no key and are served while the server drains: those of probes and scrapers, and the web UI, which holds
-/// no data and asks the user for the key.
+/// True for paths that need no key and are served during the drain: probes, scrapers and the web UI, which holds no
+/// data and asks the user for the key.
 pub(super) fn is_open(path: &str) -> bool {
     ["/", "/health", "/live", "/ping", "/metrics"].contains(&path) || path.starts_with("/ui/")
 }
 
-/// Address of the client's end of the connection, an extension of each request.
+/// The client's address, an extension of each request.
 #[derive(Debug, Clone, Copy)]
 pub struct Peer(pub IpAddr);
 
-/// What the access control consults.
+/// State of the access control.
 pub struct Guard {
     /// Rights of callers.
     pub access: Access,
-    /// Whether the server drains.
+    /// Tells whether the server drains.
     pub lifecycle: Lifecycle,
     /// Counts refusals.
     pub metrics: Arc<Metrics>,
     /// Limits how often failed authentications are logged.
     pub failures: Throttle,
-    /// Makes tenants of keys and addresses.
+    /// Hashes keys and addresses into tenants.
     pub hasher: RandomState,
 }
 
@@ -72,8 +72,8 @@ pub async fn guard(guard: &Guard, mut request: Request, next: impl AsyncFnOnce(R
         return ApiError::draining().into_response();
     }
     let tenant = match (&key, address) {
-        (Some(key), _) => Tenant::of_key(&key.text, &guard.hasher),
-        (None, Some(address)) => Tenant::of_address(address, &guard.hasher),
+        (Some(key), _) => Tenant::from_key(&key.text, &guard.hasher),
+        (None, Some(address)) => Tenant::from_address(address, &guard.hasher),
         (None, None) => Tenant::default(),
     };
     if let Some(outbox) = request.extensions().get::<Arc<Outbox>>() {
@@ -84,7 +84,7 @@ pub async fn guard(guard: &Guard, mut request: Request, next: impl AsyncFnOnce(R
         request.extensions_mut().insert(MayTrace);
     }
     if let Some(meter) = key.and_then(|key| key.meter) {
-        // Other methods ask for small things, such as the list of models.
+        // Other methods are cheap, such as listing the models.
         if request.method() == Method::POST
             && let Err(exceeded) = meter.request()
         {
@@ -103,11 +103,12 @@ fn too_many(metrics: &Metrics, exceeded: &RateExceeded) -> Response {
     error.with_retry_after(exceeded.seconds()).into_response()
 }
 
-/// Reads and drops a body before it is refused, within limits: many clients read no response before they have sent everything.
+/// Reads and drops a body before refusing it, within limits: many clients read no response before they have sent
+/// everything.
 async fn discard(request: Request) {
     const MAX_BYTES: usize = 64 << 20;
     const MAX_TIME: Duration = Duration::from_secs(5);
-    // Such a client waits for the refusal before it sends the body.
+    // The client waits for the refusal before it sends the body.
     if request.headers().contains_key(header::EXPECT) {
         return;
     }
@@ -121,11 +122,11 @@ async fn discard(request: Request) {
             }
         }
     };
-    // After the limits the client may see a broken connection instead of the refusal.
+    // Beyond the limits the client may see a broken connection instead of the refusal.
     let _ = tokio::time::timeout(MAX_TIME, drained).await;
 }
 
-/// Limits how often something is logged; what happens in between is counted.
+/// Limits how often a line is logged, and counts the events between two lines.
 #[derive(Debug, Default)]
 pub struct Throttle(Mutex<(u64, Option<Instant>)>);
 

@@ -1,11 +1,9 @@
-//! Half-closed connections. A client that waits for its answer (`nc -N`) and a client that is gone both end what they
-//! send.
+//! Half-closed connections. A client that waits for its answer (`nc -N`) and a client that left both close their side.
 //!
-//! Only sending bytes tells them apart: the socket of a client that is gone refuses them.
-//! The end of a client's bytes is therefore hidden while its request is being served. Bytes of the response soon show
-//! whether the client is there. A stream that sends nothing for a moment is asked for a comment. If the response has
-//! not begun, because all of it is still being generated, an interim response (`100 Continue`) is sent, which every
-//! client of HTTP/1.1 has to accept.
+//! Only sending bytes tells them apart: the socket of a client that left refuses them. While its request is being
+//! served, the end of the client's bytes is therefore hidden. Bytes of the response soon show whether the client is
+//! there. A stream that is silent is asked for a comment. If the response has not begun, because all of it is still
+//! being generated, an interim response (`100 Continue`) is sent, which every HTTP/1.1 client has to accept.
 
 use super::slot::Slot;
 use std::io::{ErrorKind, IoSlice, Result};
@@ -17,28 +15,27 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// Time to wait for a response before the client is probed.
-const BEFORE_PROBE: Duration = Duration::from_secs(1);
-/// Time in which a request takes the last part of its body after that has come.
+/// Time to wait for a response before probing the client.
+const PROBE_DELAY: Duration = Duration::from_secs(1);
+/// Time in which a request reads the last part of its body after it arrived.
 const LAST_PART: Duration = Duration::from_millis(5);
-/// Time between two checks whether the client refused the bytes.
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
+/// Interval between checks whether the client refused the bytes.
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// Time between two interim responses.
-const PROBE_AGAIN: Duration = Duration::from_secs(15);
+const PROBE_INTERVAL: Duration = Duration::from_secs(15);
 const INTERIM: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
-/// A socket that hides the end of what its client sends while a request is being served, as long as the client is
-/// there.
+/// A socket that hides the end of the client's bytes while a request is being served, as long as the client is there.
 pub struct HalfClose {
     stream: TcpStream,
     slot: Arc<Slot>,
-    /// `Some` after the end was seen.
+    /// `Some` after the client closed its side.
     ended: Option<Ended>,
 }
 
 struct Ended {
     look: Pin<Box<Sleep>>,
-    /// Time by which a body that has come whole is read.
+    /// Time by which a complete body must have been read.
     unread_until: Instant,
     /// Time of the next probe.
     probe: Instant,
@@ -50,17 +47,18 @@ impl HalfClose {
         Self { stream, slot, ended: None }
     }
 
-    /// Hides the end of the client's bytes. An error means that the client is gone.
-    fn keep_back(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
+    /// Hides the end of the client's bytes. Fails if the client left.
+    fn hide_end(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
         let Self { stream, slot, ended } = self;
         let ended = ended.get_or_insert_with(|| {
             let now = Instant::now();
-            // A request that waits for more of its body has a truncated one, unless the last part has just come.
-            let grace = if slot.waits_for_body() { LAST_PART } else { BEFORE_PROBE };
-            let look = Box::pin(sleep_until(now + grace.min(LOOK_AGAIN)));
-            Ended { look, unread_until: now + grace, probe: now + BEFORE_PROBE }
+            // A request that waits for more of its body was truncated, unless the last part has just arrived.
+            let grace = if slot.waits_for_body() { LAST_PART } else { PROBE_DELAY };
+            let look = Box::pin(sleep_until(now + grace.min(CHECK_INTERVAL)));
+            Ended { look, unread_until: now + grace, probe: now + PROBE_DELAY }
         });
-        // A complete body may not have been read yet. A truncated one ends the request: others wait for its memory.
+        // A complete body may not have been read yet. A truncated body ends the request, because others wait for its
+        // memory.
         while is_answering(slot) || (slot.is_receiving() && Instant::now() < ended.unread_until) {
             if ended.look.as_mut().poll(cx).is_pending() {
                 return Poll::Pending;
@@ -69,17 +67,17 @@ impl HalfClose {
                 return Poll::Ready(Err(error));
             }
             let now = Instant::now();
-            ended.look.as_mut().reset(now + LOOK_AGAIN);
+            ended.look.as_mut().reset(now + CHECK_INTERVAL);
             if now < ended.probe || !is_answering(slot) {
                 continue;
             }
-            ended.probe = now + PROBE_AGAIN;
+            ended.probe = now + PROBE_INTERVAL;
             if !slot.is_silent() {
-                // An interim response would be in the middle of the response.
+                // An interim response would interrupt the response.
                 slot.outbox().probe();
-            } else if slot.takes_interim() {
+            } else if slot.accepts_interim() {
                 match stream.try_write(INTERIM) {
-                    // A client that has not read all of the response before is there.
+                    // A client that has not read all of an earlier response is there.
                     Err(error) if error.kind() != ErrorKind::WouldBlock => return Poll::Ready(Err(error)),
                     _ => {}
                 }
@@ -91,7 +89,7 @@ impl HalfClose {
     }
 }
 
-/// True if the client has not got its whole response.
+/// True if the client has not received its whole response.
 fn is_answering(slot: &Slot) -> bool {
     slot.is_serving() || slot.outbox().unread().bytes > 0
 }
@@ -107,7 +105,7 @@ impl AsyncRead for HalfClose {
                 return read;
             }
         }
-        self.keep_back(cx)
+        self.hide_end(cx)
     }
 }
 

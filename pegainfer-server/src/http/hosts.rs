@@ -1,8 +1,9 @@
-//! Names under which the server may be called, against DNS rebinding.
+//! Allowed `Host` names, against DNS rebinding.
 //!
-//! A web page may let its own host name resolve to 127.0.0.1 and call a server on the visitor's machine, whose browser takes both for
-//! one origin. The request then carries that name in `Host`, which is refused here. Addresses cannot be rebound, so that they
-//! are always allowed, as are `localhost` and its subdomains, which resolve to the machine itself.
+//! A website may let its own host name resolve to 127.0.0.1 and call a server on the visitor's machine. The browser
+//! takes both for one origin, but the request carries the website's name in `Host`, and is refused here. Addresses
+//! cannot be rebound, so they are always allowed, like `localhost` and its subdomains, which resolve to the machine
+//! itself.
 
 use crate::error::{ApiError, truncate_for_error};
 use anyhow::{Result, ensure};
@@ -12,7 +13,7 @@ use axum::http::{HeaderMap, StatusCode, Uri, Version, header};
 use axum::response::{IntoResponse, Response};
 use std::net::{IpAddr, Ipv6Addr};
 
-/// Paths of probes and scrapers, which call a server by whatever name they know: they show no prompts and change nothing.
+/// Paths of probes and scrapers, which may use any host name: they show no prompts and change nothing.
 const ANY_HOST: [&str; 4] = ["/health", "/live", "/ping", "/metrics"];
 
 /// The host names that `--allowed-host` lists; `None` allows all.
@@ -20,8 +21,8 @@ const ANY_HOST: [&str; 4] = ["/health", "/live", "/ping", "/metrics"];
 pub struct AllowedHosts(Option<Vec<String>>);
 
 impl AllowedHosts {
-    /// The names of the flag; `*` allows all. Without names, all are allowed unless the server is bound to a loopback address,
-    /// `local`.
+    /// The names of the flag; `*` allows all. Without names, all are allowed unless the server is bound to a loopback
+    /// address (`local`).
     pub fn new(names: &[String], local: bool) -> Result<Self> {
         if names.iter().any(|name| name == "*") || (names.is_empty() && !local) {
             return Ok(Self(None));

@@ -1,4 +1,4 @@
-//! API keys: where they come from, what a caller sends, and the rates of each.
+//! API keys: their sources, how callers send them, and the rates of each.
 
 use super::secret_file;
 use crate::rates::{Meter, Rates};
@@ -25,14 +25,14 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Keys, one of which a caller must send, and where they come from. Clones share the keys, which can be read again.
+/// API keys and their sources. Callers must send one of them. Clones share the keys, which can be reloaded.
 #[derive(Clone, Default)]
 pub struct ApiKeys(Arc<Source>);
 
 #[derive(Default)]
 struct Source {
     given: Vec<Secret>,
-    /// Name of the flag and path of a file with one key on each line.
+    /// Name of the flag, and path of a file with one key per line.
     file: Option<(&'static str, PathBuf)>,
     keys: RwLock<Arc<Vec<Key>>>,
 }
@@ -40,9 +40,9 @@ struct Source {
 /// One key.
 #[derive(Clone)]
 pub(super) struct Key {
-    /// What the caller sends.
+    /// The text that the caller sends.
     pub text: String,
-    /// What it has taken of its rates, if it has rates.
+    /// Meter of the key's rates, if it has rates.
     pub meter: Option<Arc<Meter>>,
 }
 
@@ -53,7 +53,7 @@ impl fmt::Debug for ApiKeys {
 }
 
 impl ApiKeys {
-    /// Loads the keys of the command line and of a file with one key on each line. Errors never show a key.
+    /// Loads the keys of the command line and of a file with one key per line. Errors never show a key.
     pub fn load(given: &[Secret], file: Option<&Path>) -> Result<Self> {
         Self::load_with("--api-key-file", given, file)
     }
@@ -70,7 +70,7 @@ impl ApiKeys {
         Ok(keys)
     }
 
-    /// Reads the file again; on an error the keys stay as they are. A key whose rates stay the same keeps what it has taken.
+    /// Reads the file again. On an error the keys stay as they are. A key with unchanged rates keeps its meter.
     pub fn reload(&self) -> Result<()> {
         let mut lines: Vec<(String, Rates)> =
             self.0.given.iter().map(|secret| (secret.0.clone(), Rates::default())).collect();
@@ -97,7 +97,7 @@ impl ApiKeys {
         Ok(())
     }
 
-    /// The meter of a key: the one that it has already, if its rates are the same.
+    /// The meter of a key: the existing one, if its rates are the same.
     fn meter(&self, text: &str, rates: Rates) -> Option<Arc<Meter>> {
         if rates == Rates::default() {
             return None;
@@ -107,7 +107,7 @@ impl ApiKeys {
         Some(old.filter(|meter| meter.rates() == rates).unwrap_or_else(|| Arc::new(Meter::new(rates))))
     }
 
-    /// Whether there are no keys.
+    /// True if there are no keys.
     pub fn is_empty(&self) -> bool {
         self.keys().is_empty()
     }
@@ -116,7 +116,7 @@ impl ApiKeys {
         self.0.keys.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The key that the caller sent, if it is one of these. The comparison takes the same time for every wrong key of the same
+    /// The key that the caller sent, if it is known. The comparison takes the same time for every wrong key of the same
     /// length. A key that is given twice has the rates of the file.
     pub(super) fn find(&self, sent: Option<&str>) -> Option<Key> {
         let sent = sent?.trim().as_bytes();
@@ -134,8 +134,8 @@ fn parse_line(line: &str) -> Result<(String, Rates)> {
         let rate = match name {
             "rpm" => &mut rates.requests,
             "tpm" => &mut rates.tokens,
-            // What it is instead is not shown: it may be a part of a key.
-            _ => bail!("after its key, a line has nothing but rpm=N (requests a minute) and tpm=N (tokens a minute)"),
+            // The rest is not shown: it may be part of a key.
+            _ => bail!("after its key, a line may have only rpm=N (requests a minute) and tpm=N (tokens a minute)"),
         };
         ensure!(rate.is_none(), "{name} is given twice");
         let number = number.replace('_', "");
@@ -149,7 +149,7 @@ pub(super) fn sent_key(headers: &HeaderMap) -> Option<&str> {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     let bearer = text("authorization").and_then(|value| value.split_once(' '));
     let bearer = bearer.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer")).map(|(_, key)| key);
-    // Anthropic's clients send the key in a header of their own.
+    // Anthropic's clients send the key in this header.
     bearer.or(text("x-api-key"))
 }
 
@@ -212,7 +212,7 @@ mod tests {
         assert!(ApiKeys::load(&[Secret(String::new())], None).is_err());
     }
 
-    /// A pipe without a writer in the place of the file, which a plain read would wait for.
+    /// Replaces the file by a pipe without a writer, which a plain read would wait for.
     #[cfg(unix)]
     #[test]
     fn a_file_that_becomes_a_pipe_leaves_the_keys() {

@@ -30,5 +30,5 @@ pub use open_files::{OTHER_FILES, default_max_connections, max_open_files, raise
 pub use rights::Access;
 pub use tls::Tls;
 
-/// Connections that may be pending in the listen queue.
+/// Maximum number of pending connections in the listen queue.
 pub const BACKLOG: u32 = 1024;

@@ -1,13 +1,13 @@
 //! The open connections: how many there may be, and which one is closed for a new one.
 //!
-//! A client that only holds connections open must not keep others out. Where there are as many as `--max-connections`
-//! allows, the connections that have waited longest for their client are closed: those without a request, and those
-//! whose request has not arrived whole. A connection whose request is being served is never closed for another one, so
-//! a client may not have all of them: [`shares`](super::shares) says how many.
+//! A client that only holds connections open must not keep others out. At the limit of `--max-connections`, the
+//! connections that have waited longest for their client are closed: those without a request, and those with an
+//! incomplete request. A connection whose request is being served is never closed for another one, so one client may
+//! not take all connections: [`shares`](super::shares) sets the limit.
 
 use super::followed_body::{RequestBody, ResponseBody, Sent};
 use super::guard::Peer;
-use super::shares::Shares;
+use super::shares::ConnectionShares;
 use super::slot::{Clock, Closed, SERVING, Slot};
 use crate::output::{OutputBudget, Unread};
 use crate::tenant::Networks;
@@ -15,28 +15,28 @@ use axum::body::{Body, HttpBody};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Part of the connections that are closed together, so that the search for them costs little per connection.
-const CLOSED_TOGETHER: usize = 64;
-/// Extra connections beyond the limit or a share. Probes are answered on them; other requests get 503.
+/// This fraction of the connections is closed at a time, so that the search costs little per connection.
+const EVICTED_FRACTION: usize = 64;
+/// Extra connections beyond a limit. Probes are answered on them; other requests get 503.
 const EXTRA: usize = 16;
 
 /// All open connections.
 #[derive(Debug)]
 pub struct OpenConnections {
-    most: usize,
-    open: Mutex<Open>,
+    max_connections: usize,
+    open: Mutex<OpenState>,
     clock: Arc<Clock>,
     output: Arc<OutputBudget>,
 }
 
 #[derive(Debug, Default)]
-struct Open {
+struct OpenState {
     slots: HashMap<u64, Arc<Slot>>,
-    shares: Shares,
+    shares: ConnectionShares,
     extra: usize,
 }
 
-/// An open connection. Dropping it makes place for another one.
+/// An open connection. Dropping it frees its place.
 #[derive(Debug)]
 pub struct OpenConnection {
     all: Arc<OpenConnections>,
@@ -45,26 +45,32 @@ pub struct OpenConnection {
 }
 
 impl OpenConnections {
-    /// A registry of at most `most` connections; their unread output counts in `output`.
-    pub fn new(most: usize, output: Arc<OutputBudget>) -> Arc<Self> {
-        Arc::new(Self { most: most.max(1), open: Mutex::default(), clock: Arc::default(), output })
+    /// A registry of at most `max_connections` connections. Their unread output counts in `output`.
+    pub fn new(max_connections: usize, output: Arc<OutputBudget>) -> Arc<Self> {
+        Arc::new(Self {
+            max_connections: max_connections.max(1),
+            open: Mutex::default(),
+            clock: Arc::default(),
+            output,
+        })
     }
 
-    /// Enters a new connection of `peer`, for which others may be closed. If all connections, or all that the client
-    /// may have, are being served, the new one is extra; `None` if there are too many extra ones. Without a peer, only
-    /// the total number counts.
+    /// Enters a new connection of `peer`, for which others may be closed. If all connections of the server or of the
+    /// client are being served, the new one is extra; `None` if there are too many extra ones. Without a peer, only the
+    /// total number counts.
     pub fn open(self: &Arc<Self>, peer: Option<Peer>) -> Option<OpenConnection> {
         let id = self.clock.now();
-        let networks = peer.map(|Peer(address)| Networks::of(address));
+        let networks = peer.map(|Peer(address)| Networks::from_address(address));
         let mut open = self.entries();
-        if open.regular() >= self.most {
+        if open.regular() >= self.max_connections {
             open.close_longest_waiting(|_| true);
         }
-        let mut full = open.regular() >= self.most;
+        let mut full = open.regular() >= self.max_connections;
         if let Some(networks) = networks
-            && let Some(saturated) = open.shares.saturated(networks, self.most.saturating_sub(open.regular()))
+            && let Some(saturated) =
+                open.shares.saturated(networks, self.max_connections.saturating_sub(open.regular()))
         {
-            // The client's own connections make place, not those of others.
+            // Only the client's own connections are closed for it.
             full |= !open.close_longest_waiting(|slot| slot.networks.is_some_and(|networks| saturated.has(networks)));
         }
         if full && open.extra >= EXTRA {
@@ -76,12 +82,12 @@ impl OpenConnections {
         Some(OpenConnection { all: self.clone(), id, slot })
     }
 
-    /// Closes the connections that have waited longest, because the process has no file left.
+    /// Closes the connections that have waited longest, because the process ran out of file descriptors.
     pub fn close_some(&self) {
         self.entries().close_longest_waiting(|_| true);
     }
 
-    /// Closes connections whose clients left too much unread, as far as memory is short. Returns their number.
+    /// Closes connections with the most unread output while memory is short. Returns their number.
     pub fn close_unread(&self) -> usize {
         let mut open = self.entries();
         let unread =
@@ -94,13 +100,13 @@ impl OpenConnections {
         closed.len()
     }
 
-    fn entries(&self) -> MutexGuard<'_, Open> {
+    fn entries(&self) -> MutexGuard<'_, OpenState> {
         // Nothing that can panic runs under the lock.
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Open {
+impl OpenState {
     /// Number of connections that are not extra.
     fn regular(&self) -> usize {
         self.slots.len() - self.extra
@@ -119,21 +125,21 @@ impl Open {
         Some(slot)
     }
 
-    /// Closes the connections that have waited longest of those that `may` be closed, at most a [`CLOSED_TOGETHER`]th
-    /// of them; false if none waits.
+    /// Closes the connections that have waited longest among those that `may` be closed, at most one in
+    /// [`EVICTED_FRACTION`]. Returns false if none waits.
     fn close_longest_waiting(&mut self, may: impl Fn(&Slot) -> bool) -> bool {
         let candidates = self.slots.iter().filter(|(_, slot)| may(slot));
         let all: Vec<(u64, u64)> = candidates.map(|(id, slot)| (slot.waiting_since(), *id)).collect();
-        let most = (all.len() / CLOSED_TOGETHER).max(1);
+        let max_count = (all.len() / EVICTED_FRACTION).max(1);
         let mut waiting: Vec<(u64, u64)> = all.into_iter().filter(|(since, _)| *since != SERVING).collect();
-        let count = most.min(waiting.len());
+        let count = max_count.min(waiting.len());
         if count > 0 {
             waiting.select_nth_unstable(count - 1);
         }
         for (_, id) in &waiting[..count] {
-            // The place is free at once; the connection ends in a moment.
+            // The place is free immediately; the connection ends soon after.
             if let Some(slot) = self.remove(*id) {
-                slot.close(Closed::ForAnother);
+                slot.close(Closed::Evicted);
             }
         }
         count > 0
@@ -141,7 +147,7 @@ impl Open {
 }
 
 impl OpenConnection {
-    /// True if the connection is beyond the limit, or beyond its client's share.
+    /// True if the connection is beyond the server's or its client's limit.
     pub fn is_extra(&self) -> bool {
         self.slot.is_extra
     }
@@ -151,12 +157,12 @@ impl OpenConnection {
         self.slot.closed().await
     }
 
-    /// State that the connection shares with its socket and bodies.
+    /// State shared with the socket and the bodies of the connection.
     pub(super) fn slot(&self) -> &Arc<Slot> {
         &self.slot
     }
 
-    /// Follows a request: while its body arrives the connection waits for its client, afterwards it is being served.
+    /// Follows a request. The connection waits for its client while the body arrives, and is being served afterwards.
     pub fn receive(&self, body: Body) -> Body {
         if body.is_end_stream() {
             self.slot.serve();
@@ -165,7 +171,7 @@ impl OpenConnection {
         Body::new(RequestBody { body, slot: self.slot.clone() })
     }
 
-    /// Follows a response: when it was sent, the connection waits for its client again.
+    /// Follows a response. After it was sent, the connection waits for its client again.
     pub fn respond(&self, body: Body) -> Body {
         Body::new(ResponseBody { body, sent: Sent(self.slot.clone()) })
     }
@@ -182,8 +188,8 @@ mod tests {
     use super::*;
     use futures_util::FutureExt;
 
-    fn connections(most: usize) -> Arc<OpenConnections> {
-        OpenConnections::new(most, Arc::new(OutputBudget::new(1 << 20)))
+    fn connections(max_connections: usize) -> Arc<OpenConnections> {
+        OpenConnections::new(max_connections, Arc::new(OutputBudget::new(1 << 20)))
     }
 
     fn peer(address: &str) -> Option<Peer> {
@@ -255,10 +261,10 @@ mod tests {
     async fn a_connection_that_leaves_too_much_unread_is_closed() {
         let all = connections(9);
         let [small, large] = [0; 2].map(|_| all.open(None).unwrap());
-        small.slot().outbox().handed(400 << 10);
-        large.slot().outbox().handed(600 << 10);
+        small.slot().outbox().add_chunk(400 << 10);
+        large.slot().outbox().add_chunk(600 << 10);
         assert_eq!(all.close_unread(), 0, "it fits");
-        small.slot().outbox().handed(100 << 10);
+        small.slot().outbox().add_chunk(100 << 10);
         assert_eq!(all.close_unread(), 1);
         assert_eq!(large.closed().now_or_never(), Some(Closed::Unread));
         assert!(!is_closed(&small));

@@ -1,7 +1,7 @@
-//! Raises the limit of open files, and thereby of connections.
+//! Raises the limit of open files, and with it the limit of connections.
 
-/// Raises this process's limit of open files to the system's maximum, at most 65,536: each connection is an open file, and
-/// the usual limit of 1,024 is less than a load balancer keeps open.
+/// Raises this process's limit of open files to the system's maximum, at most 65,536. Each connection is an open file,
+/// and the usual limit of 1,024 is less than a load balancer keeps open.
 #[cfg(unix)]
 pub fn raise_open_files() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -19,10 +19,10 @@ pub fn raise_open_files() {
 #[cfg(not(unix))]
 pub fn raise_open_files() {}
 
-/// Files that the process needs besides its connections: the model's, the log, the runtime's, traces.
+/// Number of files needed for everything except connections: the model, the log, the runtime, traces.
 pub const OTHER_FILES: usize = 64;
 
-/// Files that the process may open.
+/// Maximum number of open files of the process.
 #[cfg(unix)]
 pub fn max_open_files() -> usize {
     use rustix::process::{Resource, getrlimit};

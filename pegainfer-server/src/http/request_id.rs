@@ -1,4 +1,4 @@
-//! Request ids: the same id in the response's header, in the response's body and in the log.
+//! Request ids: one id in the response's header, its body and the log.
 
 use crate::api_style::ApiStyle;
 use crate::error::ApiError;
@@ -14,7 +14,7 @@ pub async fn attach(mut request: Request, next: impl AsyncFnOnce(Request) -> Res
         Err(error) => return error.into_response(),
     };
     let Ok(value) = HeaderValue::try_from(id) else {
-        return ApiError::internal("the request id is no header value").into_response();
+        return ApiError::internal("the request id is not a header value").into_response();
     };
     request.headers_mut().insert(HEADER, value.clone());
     let also = ApiStyle::of(request.extensions()).id_header();

@@ -22,25 +22,25 @@ pub(super) enum Rights {
 /// Rights of callers.
 #[derive(Default)]
 pub struct Access {
-    /// Keys that callers may send; without keys, everyone may call.
+    /// API keys; without keys, everyone may call.
     pub keys: ApiKeys,
     /// Keys of admins.
     pub admin_keys: ApiKeys,
     /// True if programs on this machine are admins while there are no keys.
     pub admin_local: bool,
-    /// Proxies that say for whom they call.
+    /// Proxies whose forwarding headers are trusted.
     pub proxies: TrustedProxies,
 }
 
 /// A caller and its rights.
 pub(super) struct Caller {
     pub rights: Rights,
-    /// The key that admitted it; `None` if it sent none, or if no key is needed.
+    /// The key that admitted it; `None` if it sent none or needs none.
     pub key: Option<Key>,
 }
 
 impl Access {
-    /// The caller at `address`; `None` if it needs a key and has no valid one.
+    /// The caller at `address`; `None` if it needs a key and sent no valid one.
     pub(super) fn caller(&self, headers: &HeaderMap, address: Option<IpAddr>) -> Option<Caller> {
         let sent = sent_key(headers);
         if let Some(key) = self.admin_keys.find(sent) {
@@ -57,7 +57,7 @@ impl Access {
     }
 }
 
-/// True if the caller is a program on this machine, and neither a proxy for somebody else nor a page in a browser.
+/// True if the caller is a program on this machine: not a proxy for somebody else, and not a page in a browser.
 fn is_local(headers: &HeaderMap, address: IpAddr) -> bool {
     const ON_BEHALF: [&str; 4] = ["forwarded", "x-forwarded-for", "x-real-ip", "origin"];
     address.to_canonical().is_loopback()
@@ -65,12 +65,13 @@ fn is_local(headers: &HeaderMap, address: IpAddr) -> bool {
         && !ON_BEHALF.iter().any(|name| headers.contains_key(*name))
 }
 
-/// True if the browser says that a page of another site sent the request. Pages can neither set nor remove this header.
+/// True if the browser reports that a page of another site sent the request. Pages can neither set nor remove this
+/// header.
 fn is_cross_site(headers: &HeaderMap) -> bool {
     headers.get("sec-fetch-site").is_some_and(|site| site != "same-origin" && site != "none")
 }
 
-/// Refuses requests of pages of other sites for the admin paths, and their writes without `Origin`. For a write with
+/// Refuses requests of other sites' pages to the admin paths, and their writes without `Origin`. For a write with
 /// `Origin`, the browser has asked whether the operator allows the site, because a JSON body needs a preflight.
 pub(super) fn cross_site(request: &Request) -> Option<ApiError> {
     let is_admin_path = ADMIN_PATHS.contains(&request.uri().path());

@@ -1,11 +1,11 @@
-//! Small files that hold keys or a certificate, read at the start and again on SIGHUP.
+//! Small files with keys or a certificate, read at the start and again on SIGHUP.
 
 use anyhow::{Result, ensure};
 use std::fs::{File, OpenOptions};
 use std::io::Read;
 use std::path::Path;
 
-/// Largest file: 100,000 keys, or a hundred times the longest chain of certificates.
+/// Maximum size: 100,000 keys, or a hundred times the longest certificate chain.
 const MAX_BYTES: u64 = 16 << 20;
 
 /// Bytes of a regular file.
@@ -25,7 +25,7 @@ pub fn read(path: &Path) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Opens a file; a pipe that nobody writes to is opened at once.
+/// Opens a file. Opening a pipe without a writer does not wait.
 #[cfg(unix)]
 fn open(path: &Path) -> std::io::Result<File> {
     use std::os::unix::fs::OpenOptionsExt;
@@ -58,7 +58,7 @@ mod tests {
         assert!(!endless.exists() || error(endless).contains("not a regular file"));
     }
 
-    /// A pipe without a writer, which a plain read would wait for.
+    /// Uses a pipe without a writer, which a plain read would wait for.
     #[cfg(unix)]
     #[test]
     fn a_pipe_is_refused_at_once() {

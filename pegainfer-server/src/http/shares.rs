@@ -1,24 +1,24 @@
-//! Shares of connections: a client may have a multiple of the free ones.
+//! Limits of connections per client, as a multiple of the free connections.
 //!
-//! The threshold falls as connections are taken, so that no client takes all of the last ones, however many clients are
-//! greedy (dynamic thresholds of shared buffers: Choudhury and Hahne, IEEE/ACM Transactions on Networking, 1998).
+//! The limit falls as connections are taken, so that greedy clients, however many, cannot take the last ones (dynamic
+//! thresholds of shared buffers: Choudhury and Hahne, IEEE/ACM Transactions on Networking, 1998).
 
 use crate::tenant::Networks;
 use std::collections::HashMap;
 
-/// Connections of a client for each one that is free: alone it has three quarters of all.
+/// Connections that a client may have for each free one. A single client gets three quarters of all.
 const CLIENT: usize = 3;
-/// The same for all clients of a network together: seven eighths.
+/// Connections that all clients of a network may have for each free one. A single network gets seven eighths.
 const GROUP: usize = 7;
 
 /// Connections of each network.
 #[derive(Debug, Default)]
-pub(super) struct Shares {
+pub(super) struct ConnectionShares {
     clients: HashMap<(bool, u128), usize>,
     groups: HashMap<(bool, u128), usize>,
 }
 
-/// A network that has reached its share.
+/// A network that has reached its limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Saturated {
     /// The network of one client.
@@ -28,7 +28,7 @@ pub(super) enum Saturated {
 }
 
 impl Saturated {
-    /// True if a client with these networks belongs to it.
+    /// True if a client in these networks belongs to the saturated one.
     pub fn has(self, networks: Networks) -> bool {
         match self {
             Self::Client(client) => client == networks.client,
@@ -37,8 +37,8 @@ impl Saturated {
     }
 }
 
-impl Shares {
-    /// The network of a new connection that may not have one more while `free` connections are free.
+impl ConnectionShares {
+    /// The network whose limit a new connection would exceed, while `free` connections are free.
     pub fn saturated(&self, networks: Networks, free: usize) -> Option<Saturated> {
         let count = |of: &HashMap<_, usize>, network| of.get(&network).copied().unwrap_or(0);
         if count(&self.clients, networks.client) >= CLIENT * free.max(1) {

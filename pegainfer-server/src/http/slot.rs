@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tokio::sync::Notify;
 
-/// State of a connection with a request that is being served.
+/// Value of `waiting_since` while a request is being served.
 pub(super) const SERVING: u64 = 0;
 
-/// Chunks beyond this size count as unread output at once, not only at the next look.
+/// Chunks larger than this count as unread output immediately, not only at the next check.
 const LARGE_CHUNK: usize = 64 << 10;
 
-/// Counts events of all connections, so that it is known which came first.
+/// A counter that orders the events of all connections.
 #[derive(Debug)]
 pub(super) struct Clock(AtomicU64);
 
@@ -24,7 +24,7 @@ impl Default for Clock {
 }
 
 impl Clock {
-    /// A time later than all before.
+    /// A time later than all earlier ones.
     pub fn now(&self) -> u64 {
         self.0.fetch_add(1, Ordering::Relaxed)
     }
@@ -33,8 +33,8 @@ impl Clock {
 /// Why a connection is closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Closed {
-    /// It waited for its client, and a new connection needed its place.
-    ForAnother,
+    /// A new connection needed its place while it waited for its client.
+    Evicted,
     /// Memory is short, and its client left too much output unread.
     Unread,
 }
@@ -42,30 +42,30 @@ pub enum Closed {
 /// One connection.
 #[derive(Debug)]
 pub(super) struct Slot {
-    /// Networks of the client; `None` if they do not count.
+    /// Networks of the client; `None` if its connections are not limited.
     pub networks: Option<Networks>,
-    /// True if the connection is beyond the limit, or beyond its client's share.
+    /// True if the connection is beyond the server's or its client's limit.
     pub is_extra: bool,
     clock: Arc<Clock>,
-    /// When the connection began to wait for its client; or [`SERVING`].
+    /// When the connection began to wait for its client, or [`SERVING`].
     waiting_since: AtomicU64,
-    /// A request has begun, and its body has not come whole.
+    /// True while a request has begun and its body is incomplete.
     receiving: AtomicBool,
-    /// The request waits for more of its body.
+    /// True while the request waits for more of its body.
     waits_for_body: AtomicBool,
     closed: Notify,
     outbox: Arc<Outbox>,
     output: Arc<OutputBudget>,
-    /// It was closed because its client left too much unread.
+    /// True if the connection was closed because its client left too much unread.
     unread: AtomicBool,
-    /// The client speaks HTTP/1.1, and so may be sent interim responses.
-    takes_interim: AtomicBool,
-    /// Bytes that the socket had taken when the request began.
+    /// True if the client speaks HTTP/1.1 and may be sent interim responses.
+    accepts_interim: AtomicBool,
+    /// Bytes that the socket had written when the request began.
     written_before: AtomicU64,
 }
 
 impl Slot {
-    /// A connection that waits for its first request since `began` on the clock.
+    /// A connection that has waited for its first request since `began` on the clock.
     pub fn new(
         (began, clock): (u64, Arc<Clock>),
         networks: Option<Networks>,
@@ -83,19 +83,19 @@ impl Slot {
             outbox: Arc::default(),
             output,
             unread: AtomicBool::new(false),
-            takes_interim: AtomicBool::new(false),
+            accepts_interim: AtomicBool::new(false),
             written_before: AtomicU64::new(0),
         }
     }
 
-    /// A request of this version begins.
+    /// Begins a request of this HTTP version.
     pub fn begin(&self, version: Version) {
         self.written_before.store(self.outbox.written(), Ordering::Relaxed);
-        self.takes_interim.store(version >= Version::HTTP_11, Ordering::Relaxed);
+        self.accepts_interim.store(version >= Version::HTTP_11, Ordering::Relaxed);
         self.receiving.store(true, Ordering::Relaxed);
     }
 
-    /// The request is complete and is being served from now on.
+    /// Marks the request as complete: it is being served from now on.
     pub fn serve(&self) {
         self.waiting_since.store(SERVING, Ordering::Relaxed);
         self.receiving.store(false, Ordering::Relaxed);
@@ -106,7 +106,7 @@ impl Slot {
         self.receiving.load(Ordering::Relaxed)
     }
 
-    /// Says whether the request waits for more of its body.
+    /// Sets whether the request waits for more of its body.
     pub fn wait_for_body(&self, waits: bool) {
         self.waits_for_body.store(waits, Ordering::Relaxed);
     }
@@ -121,20 +121,20 @@ impl Slot {
         self.waiting_since() == SERVING
     }
 
-    /// When the connection began to wait for its client; or [`SERVING`].
+    /// When the connection began to wait for its client, or [`SERVING`].
     pub fn waiting_since(&self) -> u64 {
         self.waiting_since.load(Ordering::Relaxed)
     }
 
-    /// The connection was given a chunk of the response.
-    pub fn handed(&self, bytes: usize) {
-        self.outbox.handed(bytes);
+    /// Counts a chunk of the response that the connection was given.
+    pub fn add_chunk(&self, bytes: usize) {
+        self.outbox.add_chunk(bytes);
         if bytes > LARGE_CHUNK {
-            self.output.handed(self.outbox.tenant(), bytes);
+            self.output.add_chunk(self.outbox.tenant(), bytes);
         }
     }
 
-    /// The connection was given the whole response, and waits for its client from now on.
+    /// Marks the response as complete: the connection waits for its client from now on.
     pub fn wait(&self) {
         self.outbox.end();
         self.receiving.store(false, Ordering::Relaxed);
@@ -142,16 +142,16 @@ impl Slot {
     }
 
     /// True if an interim response may be sent to the client.
-    pub fn takes_interim(&self) -> bool {
-        self.takes_interim.load(Ordering::Relaxed)
+    pub fn accepts_interim(&self) -> bool {
+        self.accepts_interim.load(Ordering::Relaxed)
     }
 
-    /// True if nothing of the response was sent or is about to be sent.
+    /// True if no byte of the response was or is about to be sent.
     pub fn is_silent(&self) -> bool {
         self.outbox.written() == self.written_before.load(Ordering::Relaxed) && self.outbox.unread().bytes == 0
     }
 
-    /// Output that the client has not taken.
+    /// Output that the client has not read yet.
     pub fn outbox(&self) -> &Arc<Outbox> {
         &self.outbox
     }
@@ -165,6 +165,6 @@ impl Slot {
     /// Resolves when the connection has to end.
     pub async fn closed(&self) -> Closed {
         self.closed.notified().await;
-        if self.unread.load(Ordering::Relaxed) { Closed::Unread } else { Closed::ForAnother }
+        if self.unread.load(Ordering::Relaxed) { Closed::Unread } else { Closed::Evicted }
     }
 }

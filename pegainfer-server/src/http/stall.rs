@@ -1,4 +1,4 @@
-//! Write timeout: breaks a connection whose client lets output pile up and reads too little of it.
+//! Write timeout: closes a connection whose client reads too slowly while output waits for it.
 
 use crate::output::Outbox;
 use std::io::{Error, ErrorKind, IoSlice, Result};
@@ -12,16 +12,15 @@ use tokio::time::{Instant, Sleep, sleep_until};
 /// Minimum rate at which a client reads its output.
 #[derive(Debug, Clone, Copy)]
 pub struct ReadLimits {
-    /// Time over which the rate is measured. A client that reads nothing for so long is gone.
+    /// Time over which the rate is measured. A client that reads nothing for this long is gone.
     pub window: Duration,
     /// Bytes per second.
     pub min_rate: u64,
 }
 
-/// Counts the bytes that the socket takes, and fails a write if the client is too slow. The rate is measured from the
-/// first write that has to wait until nothing waits any more, so a client that has read everything may wait for the
-/// model. Without the limit, a client that reads a byte now and then would hold its connection and its unread output
-/// forever.
+/// Counts the bytes that the socket writes, and fails a write if the client is too slow. The rate is measured from the
+/// first write that has to wait until no output waits, so a client that has read everything may wait for the model.
+/// Without the limit, a client that reads a byte now and then would hold its connection and its unread output forever.
 pub struct StallGuard<S> {
     inner: S,
     limits: ReadLimits,
@@ -30,10 +29,10 @@ pub struct StallGuard<S> {
     window: Option<Window>,
 }
 
-/// A time window in which the client has to read a minimum of bytes.
+/// A time window with a minimum number of bytes to read.
 struct Window {
     began: Instant,
-    /// Bytes that the socket had taken when the window began.
+    /// Bytes that the socket had written when the window began.
     written: u64,
     end: Pin<Box<Sleep>>,
 }
@@ -58,7 +57,7 @@ impl<S> StallGuard<S> {
         }
     }
 
-    /// A write has to wait.
+    /// Handles a write that has to wait: fails if the client was too slow.
     fn check(&mut self, cx: &mut Context<'_>) -> Poll<Result<usize>> {
         loop {
             let (limits, written) = (self.limits, self.outbox.written());
@@ -69,8 +68,8 @@ impl<S> StallGuard<S> {
             if window.end.as_mut().poll(cx).is_pending() {
                 return Poll::Pending;
             }
-            let least = limits.min_rate as f64 * window.began.elapsed().as_secs_f64();
-            if ((written - window.written) as f64) < least.max(1.0) {
+            let min_bytes = limits.min_rate as f64 * window.began.elapsed().as_secs_f64();
+            if ((written - window.written) as f64) < min_bytes.max(1.0) {
                 let message = "the client reads its output too slowly (--min-read-rate)";
                 return Poll::Ready(Err(Error::new(ErrorKind::TimedOut, message)));
             }
@@ -123,16 +122,16 @@ mod tests {
     /// 100 bytes in each window.
     const LIMITS: ReadLimits = ReadLimits { window: Duration::from_millis(100), min_rate: 1000 };
 
-    /// A connection with `bytes` bytes to send a buffer of 1,000 towards its client, and the client.
+    /// A connection with `bytes` bytes to send through a buffer of 1,000, and its client.
     fn connection(bytes: usize) -> (StallGuard<DuplexStream>, Arc<Outbox>, DuplexStream) {
         let (server, client) = duplex(1000);
         let outbox = Arc::new(Outbox::default());
-        outbox.handed(bytes);
+        outbox.add_chunk(bytes);
         (StallGuard::new(server, LIMITS, outbox.clone()), outbox, client)
     }
 
-    /// Sends 20,000 bytes to a client that reads `bytes` bytes every 20 ms. Returns the time that it took, and whether
-    /// all were sent.
+    /// Sends 20,000 bytes to a client that reads `bytes` bytes every 20 ms. Returns the time taken and whether all were
+    /// sent.
     async fn send_to(bytes: usize) -> (Duration, bool) {
         let (mut guard, _, mut client) = connection(20_000);
         let reader = tokio::spawn(async move {
@@ -165,7 +164,7 @@ mod tests {
         guard.write_all(&[0; 500]).await.unwrap();
         client.read_exact(&mut all[..500]).await.unwrap();
         sleep(3 * LIMITS.window).await;
-        outbox.handed(1200);
+        outbox.add_chunk(1200);
         assert!(timeout(MS, guard.write_all(&[0; 1200])).await.is_err(), "a new window begins");
         let error = guard.write_all(&[0; 1200]).await.unwrap_err();
         assert!(error.to_string().contains("--min-read-rate"), "{error}");

@@ -11,7 +11,7 @@ use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::{ServerConfig, version};
 
-/// A certificate and its key, ready to accept connections. Clones share them, and their files can be read again.
+/// A certificate and its key, ready to accept connections. Clones share them. The files can be reloaded.
 #[derive(Clone)]
 pub struct Tls(Arc<Files>);
 

@@ -1,4 +1,4 @@
-//! One log line and one count for each HTTP request, with what its choices did.
+//! One log line and one count per HTTP request, with the outcome of its choices.
 
 use super::Metrics;
 use super::choices::{Choices, Outcome, Summary};
@@ -14,18 +14,18 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-/// Status of a request whose client went away before there was a response, as in nginx's logs.
+/// Status of a request whose client left before there was a response, as in nginx's logs.
 const CLIENT_CLOSED: u16 = 499;
 
-/// Counts and logs a request when it is dropped: after its response, or when the client goes away.
+/// Counts and logs a request when dropped: after its response, or when the client leaves.
 struct Access {
     metrics: Arc<Metrics>,
     id: String,
     method: Method,
-    /// Template of the path; never what the client sent, which would be a label without bound.
+    /// Template of the path. The client's own path would be a label without bound.
     path: Option<MatchedPath>,
     started: Instant,
-    /// Status of the response, or of the error that its stream ends with.
+    /// Status of the response, or of the error that ends its stream.
     status: u16,
     choices: Arc<Choices>,
 }
@@ -77,7 +77,7 @@ impl Drop for Access {
     }
 }
 
-/// The method as a label: clients may send any word.
+/// The method as a label; other methods share one, because clients may send any word.
 fn method_label(method: &Method) -> &'static str {
     match *method {
         Method::GET => "GET",
@@ -88,7 +88,8 @@ fn method_label(method: &Method) -> &'static str {
     }
 }
 
-/// Middleware: counts and logs each request. It runs around all that can refuse one, inside of the one that attaches its id.
+/// Middleware: counts and logs each request. It wraps everything that can refuse one, inside the middleware that
+/// attaches the id.
 pub async fn observe(
     metrics: Arc<Metrics>,
     mut request: Request,
@@ -114,7 +115,7 @@ pub async fn observe(
     response.map(|inner| Body::new(ObservedBody { inner, _access: access }))
 }
 
-/// A response body whose end is observed.
+/// A response body that reports its end.
 struct ObservedBody {
     /// Dropped first, so that all choices have ended.
     inner: Body,

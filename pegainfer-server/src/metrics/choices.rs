@@ -1,18 +1,18 @@
-//! What the choices of one HTTP request did, for its log line.
+//! Outcome of an HTTP request's choices, for its log line.
 
 use crate::error::ApiError;
 use axum::http::StatusCode;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-/// Outcome of a request. Those that need more attention are greater.
+/// Outcome of a request, in ascending order of attention needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Outcome {
     /// EOS, stop token or stop string.
     Stop,
     /// `max_tokens` or the context length was reached.
     Length,
-    /// The client went away, or the deadline passed.
+    /// The client left, or the deadline passed.
     Abort,
     /// The engine failed.
     Error,
@@ -30,14 +30,14 @@ impl Outcome {
     }
 }
 
-/// What the choices of one request did.
+/// Results of one request's choices.
 #[derive(Debug, Default)]
 pub struct Choices {
     summary: Mutex<Summary>,
     failure: OnceLock<Failure>,
 }
 
-/// An error that a client got inside a stream, after a head with status 200.
+/// An error inside a stream, after a head with status 200.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Failure {
     /// Status that the response would have had.
@@ -49,17 +49,17 @@ pub struct Failure {
 /// Totals of all choices that have ended.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Summary {
-    /// Choices that have ended.
+    /// Number of ended choices.
     pub choices: usize,
-    /// Tokens of the prompts.
+    /// Prompt tokens.
     pub prompt_tokens: usize,
-    /// Those of them found in the prefix cache.
+    /// Prompt tokens found in the prefix cache.
     pub cached_tokens: usize,
     /// Generated tokens.
     pub tokens: usize,
     /// Generated tokens of the longest choice.
     pub longest: usize,
-    /// The outcome that needs attention most.
+    /// The outcome that needs the most attention.
     pub outcome: Option<Outcome>,
     /// Longest time from submit to admission.
     pub queued: Option<Duration>,
@@ -69,11 +69,11 @@ pub struct Summary {
     pub per_token: Option<Duration>,
 }
 
-/// What one choice did.
-pub struct Choice {
-    /// Tokens of its prompt.
+/// Result of one choice.
+pub struct ChoiceResult {
+    /// Prompt tokens.
     pub prompt_tokens: usize,
-    /// Those of them found in the prefix cache.
+    /// Prompt tokens found in the prefix cache.
     pub cached_tokens: usize,
     /// Generated tokens.
     pub tokens: usize,
@@ -89,26 +89,26 @@ pub struct Choice {
 
 impl Choices {
     /// Adds a choice that has ended.
-    pub fn add(&self, choice: Choice) {
+    pub fn add(&self, choice: ChoiceResult) {
         let mut all = self.summary.lock().unwrap_or_else(PoisonError::into_inner);
         all.choices += 1;
         all.prompt_tokens += choice.prompt_tokens;
         all.cached_tokens += choice.cached_tokens;
         all.tokens += choice.tokens;
         all.longest = all.longest.max(choice.tokens);
-        // The outcome that needs attention most is the request's.
+        // The outcome that needs the most attention is the request's.
         all.outcome = all.outcome.max(Some(choice.outcome));
         all.queued = all.queued.max(choice.queued);
         all.first_token = all.first_token.max(choice.first_token);
         all.per_token = all.per_token.max(choice.per_token);
     }
 
-    /// Notes that the response's stream ends with this error. The first error counts.
+    /// Stores the error that ends the response's stream. Only the first error counts.
     pub fn failed(&self, error: &ApiError) {
         let _ = self.failure.set(Failure { status: error.status(), reason: error.reason() });
     }
 
-    /// The error that the response's stream ended with.
+    /// The error that ended the response's stream.
     pub fn failure(&self) -> Option<Failure> {
         self.failure.get().copied()
     }

@@ -19,9 +19,9 @@ impl fmt::Debug for EngineCollector {
 }
 
 impl EngineCollector {
-    /// The counters of an engine that drafts.
+    /// Encodes the counters of an engine with drafts.
     fn encode_speculation(&self, encoder: &mut DescriptorEncoder) -> fmt::Result {
-        let Some(most) = self.0.limits().num_speculative_tokens else { return Ok(()) };
+        let Some(drafts) = self.0.limits().num_speculative_tokens else { return Ok(()) };
         let stats = self.0.stats().speculation;
         for (name, help, value) in [
             ("vllm:spec_decode_num_drafts", "Times that a sequence's drafts were verified", stats.drafts),
@@ -34,7 +34,7 @@ impl EngineCollector {
         let name = "vllm:spec_decode_num_accepted_tokens_per_pos";
         let help = "Draft tokens that were accepted, by their position in the draft";
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-        for (position, accepted) in stats.accepted.iter().take(most).enumerate() {
+        for (position, accepted) in stats.accepted.iter().take(drafts).enumerate() {
             ConstCounter::new(*accepted).encode(family.encode_family(&[("position", position.to_string())])?)?;
         }
         Ok(())
@@ -45,7 +45,7 @@ impl EngineCollector {
 type Sum = fn(&StepTotals) -> f64;
 
 impl EngineCollector {
-    /// Times of steps by kind, and what `--ledger` says of them.
+    /// Encodes step times by kind, and their comparison with `--ledger`.
     fn encode_steps(&self, encoder: &mut DescriptorEncoder) -> fmt::Result {
         let Some(log) = self.0.step_log() else { return Ok(()) };
         let (name, help) = ("pegainfer:step_seconds", "Time of an engine step");
@@ -76,7 +76,7 @@ impl EngineCollector {
         for (cause, steps) in log.anomalies() {
             ConstCounter::new(steps).encode(family.encode_family(&[("cause", cause.name())])?)?;
         }
-        let (name, help) = ("pegainfer:step_drift_ratio", "Time of steps over what it was in their first two minutes");
+        let (name, help) = ("pegainfer:step_drift_ratio", "Step time relative to the first two minutes");
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         for (kind, ratio, _) in log.drifts() {
             ConstGauge::new(ratio).encode(family.encode_family(&[("kind", kind.name())])?)?;

@@ -2,7 +2,7 @@
 
 use axum::http::{HeaderMap, header};
 
-/// Content type of OpenMetrics 1.0, which counts seconds, bytes and `_total` like the registry does.
+/// Content type of OpenMetrics 1.0, which has the registry's units for seconds, bytes and `_total`.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 /// Content type of Prometheus' own text format.
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -17,7 +17,7 @@ pub enum Exposition {
 }
 
 impl Exposition {
-    /// The format that a client accepts: OpenMetrics only if it asks for it.
+    /// The format that a client accepts: OpenMetrics only on request.
     pub fn accepted(headers: &HeaderMap) -> Self {
         let accepted = headers.get_all(header::ACCEPT).iter().filter_map(|accept| accept.to_str().ok());
         let wanted = |range: &str| {
@@ -39,7 +39,7 @@ impl Exposition {
     }
 }
 
-/// OpenMetrics text in Prometheus' own format, where the name of a counter ends with `_total` in its description, too.
+/// Converts OpenMetrics text to Prometheus' own format, where a counter's description also names it with `_total`.
 pub(super) fn to_prometheus(open_metrics: &str) -> String {
     let mut text = String::with_capacity(open_metrics.len() + 1024);
     let mut help: Option<(&str, &str)> = None;

@@ -34,7 +34,7 @@ impl HttpMetrics {
 
     /// Counts a finished request.
     pub fn observe(&self, method: &'static str, path: &str, status: u16, duration: Duration) {
-        // `handler` and the class of the status are what vLLM's dashboards ask for.
+        // vLLM's dashboards select `handler` and the class of the status.
         let labels = [
             ("method", method.to_string()),
             ("path", path.to_string()),

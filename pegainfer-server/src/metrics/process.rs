@@ -49,7 +49,7 @@ impl Process {
     /// The state in `/proc`; `None` if that is not mounted.
     fn read() -> Option<Self> {
         let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
-        // The fields after the name of the process, which may hold spaces: the first one is the third of proc(5).
+        // The fields after the process name, which may contain spaces. The first one is the third of proc(5).
         let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
         let field = |number: usize| fields.get(number - 3)?.parse::<f64>().ok();
         let ticks = rustix::param::clock_ticks_per_second() as f64;

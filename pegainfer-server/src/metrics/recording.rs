@@ -1,4 +1,4 @@
-//! Counters of the recording (`--record`), which are 0 without one.
+//! Counters of the recording (`--record`); 0 without one.
 
 use crate::record::Recorder;
 use prometheus_client::collector::Collector;

@@ -1,14 +1,14 @@
 //! Latencies and token counts of one request.
 
 use super::Metrics;
-use super::choices::{Choice, Choices, Outcome};
+use super::choices::{ChoiceResult, Choices, Outcome};
 use crate::trace::{ChoiceTrace, Stages};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 impl Metrics {
-    /// Starts the record of a choice that was just submitted. `request`: all choices of the HTTP request. `is_first`: it is the first
-    /// one of its prompt.
+    /// Starts the record of a newly submitted choice. `request` collects all choices of the HTTP request. `is_first` is
+    /// true for the first choice of its prompt.
     pub fn request(
         self: &Arc<Self>,
         request: Option<Arc<Choices>>,
@@ -37,7 +37,7 @@ impl Metrics {
     }
 }
 
-/// Record of one request. If it is dropped before the end, the request counts as aborted.
+/// Record of one request. Dropping it early counts the request as aborted.
 pub struct RequestRecord {
     metrics: Arc<Metrics>,
     /// Choices of the same HTTP request.
@@ -58,29 +58,29 @@ pub struct RequestRecord {
 }
 
 impl RequestRecord {
-    /// Attaches a trace, which keeps the stages.
+    /// Attaches a trace, which stores the stages.
     pub fn trace(&mut self, trace: Option<ChoiceTrace>) {
         self.trace = trace;
     }
 
-    /// Whether a trace is attached.
+    /// True if a trace is attached.
     pub fn is_traced(&self) -> bool {
         self.trace.is_some()
     }
 
-    /// Adds the time it took to detokenize a token.
+    /// Adds the detokenization time of one token.
     pub fn detokenized(&mut self, time: Duration) {
         self.detokenizing += time;
     }
 
-    /// The request left the queue at this time.
+    /// Records that the request left the queue at `at`.
     pub fn admitted(&mut self, cached_tokens: usize, at: Instant) {
         self.cached_tokens = cached_tokens;
         self.admitted = Some(at);
         self.metrics.queue.observe((at - self.submitted).as_secs_f64());
     }
 
-    /// The engine emitted a token at this time; `drafted` as in `TokenOut`.
+    /// Records a token emitted at `at`; `drafted` is that of `TokenOut`.
     pub fn token(&mut self, at: Instant, drafted: bool) {
         if self.first_token.is_none() {
             self.first_token = Some(at);
@@ -96,7 +96,7 @@ impl RequestRecord {
         }
     }
 
-    /// The request ended. Only the first call has an effect.
+    /// Records the end of the request. Only the first call has an effect.
     pub fn end(&mut self, outcome: Outcome) {
         if std::mem::replace(&mut self.ended, true) {
             return;
@@ -152,10 +152,10 @@ impl RequestRecord {
         let Some(request) = &self.request else { return };
         let since = |at: Option<Instant>| at.map(|at| at - self.submitted);
         // All choices of a prompt share its tokens.
-        let of_prompt = |tokens: usize| if self.is_first { tokens } else { 0 };
-        request.add(Choice {
-            prompt_tokens: of_prompt(self.prompt_tokens),
-            cached_tokens: of_prompt(self.cached_tokens),
+        let once_per_prompt = |tokens: usize| if self.is_first { tokens } else { 0 };
+        request.add(ChoiceResult {
+            prompt_tokens: once_per_prompt(self.prompt_tokens),
+            cached_tokens: once_per_prompt(self.cached_tokens),
             tokens: self.tokens,
             outcome,
             queued: since(self.admitted),

@@ -1,25 +1,25 @@
-//! Max-min fairness: shares of the tenants in a budget that does not suffice for all.
+//! Max-min fairness: shares of the tenants in a budget that is too small for all.
 //!
-//! Every tenant keeps its bytes up to a common level, and the level is as high as the budget allows (Bertsekas and
-//! Gallager, Data Networks, 1987). It is found twice: among the networks of the tenants, and among the tenants of a
-//! network, so that a client with many addresses competes as one.
+//! Every tenant keeps its bytes up to a common level, which is as high as the budget allows (Bertsekas and Gallager,
+//! Data Networks, 1987). It is computed twice: for the networks of the tenants, and for the tenants of a network, so
+//! that a client with many addresses competes as one.
 
 use crate::tenant::Tenant;
 use std::collections::HashMap;
 
-/// Bytes that tenants hold.
+/// Bytes held by tenants.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Held {
+pub(super) struct TenantBytes {
     tenants: HashMap<Tenant, u64>,
     total: u64,
 }
 
-impl Held {
+impl TenantBytes {
     pub fn total(&self) -> u64 {
         self.total
     }
 
-    pub fn of(&self, tenant: Tenant) -> u64 {
+    pub fn bytes(&self, tenant: Tenant) -> u64 {
         self.tenants.get(&tenant).copied().unwrap_or(0)
     }
 
@@ -34,7 +34,7 @@ impl Held {
         other.tenants.iter().for_each(|(tenant, bytes)| self.add(*tenant, *bytes));
     }
 
-    /// Subtracts bytes that were added.
+    /// Subtracts bytes that were added earlier.
     pub fn remove(&mut self, tenant: Tenant, bytes: u64) {
         let Some(held) = self.tenants.get_mut(&tenant) else { return };
         let bytes = bytes.min(*held);
@@ -44,7 +44,7 @@ impl Held {
         }
     }
 
-    /// Allowance of each tenant in `limit` bytes.
+    /// Allowance of each tenant out of `limit` bytes.
     pub fn allowances(&self, limit: u64) -> Allowances {
         let mut groups: HashMap<u32, Vec<u64>> = HashMap::new();
         self.tenants.iter().for_each(|(tenant, bytes)| groups.entry(tenant.group()).or_default().push(*bytes));
@@ -54,18 +54,18 @@ impl Held {
     }
 }
 
-/// Allowances of all tenants: a level for each group that holds more than its share.
+/// Allowances of all tenants: a level for each group that exceeds its share.
 #[derive(Debug)]
 pub(super) struct Allowances(HashMap<u32, u64>);
 
 impl Allowances {
-    /// Bytes that `tenant` may hold.
-    pub fn of(&self, tenant: Tenant) -> u64 {
+    /// Maximum number of bytes that `tenant` may hold.
+    pub fn bytes(&self, tenant: Tenant) -> u64 {
         self.0.get(&tenant.group()).copied().unwrap_or(u64::MAX)
     }
 }
 
-/// The level to which amounts are cut so that they sum to `limit`; `u64::MAX` if none has to be cut.
+/// The level to which amounts are cut so that their sum is `limit`; `u64::MAX` if no cut is needed.
 fn level(mut amounts: Vec<u64>, limit: u64) -> u64 {
     amounts.sort_unstable();
     let mut left = limit;
@@ -95,17 +95,17 @@ mod tests {
     #[test]
     fn a_network_competes_as_one_and_then_among_itself() {
         let tenant = |group: u64, member: u64| Tenant { id: group << 32 | member, has_key: false };
-        let mut held = Held::default();
+        let mut held = TenantBytes::default();
         (0..100).for_each(|member| held.add(tenant(1, member), 10));
         held.add(tenant(2, 0), 400);
         held.add(tenant(3, 0), 50);
         let allowances = held.allowances(1000);
-        assert_eq!(allowances.of(tenant(3, 0)), u64::MAX, "it asks for little");
-        assert_eq!(allowances.of(tenant(2, 0)), u64::MAX, "less than the many addresses together");
-        assert_eq!(allowances.of(tenant(1, 7)), 5, "550 left for 100 addresses");
+        assert_eq!(allowances.bytes(tenant(3, 0)), u64::MAX, "it asks for little");
+        assert_eq!(allowances.bytes(tenant(2, 0)), u64::MAX, "less than the many addresses together");
+        assert_eq!(allowances.bytes(tenant(1, 7)), 5, "550 left for 100 addresses");
         held.remove(tenant(1, 0), 10);
         held.add(tenant(1, 0), 1);
-        assert_eq!(held.allowances(1000).of(tenant(1, 0)), 5);
-        assert_eq!((held.of(tenant(1, 0)), held.total()), (1, 990 + 1 + 450));
+        assert_eq!(held.allowances(1000).bytes(tenant(1, 0)), 5);
+        assert_eq!((held.bytes(tenant(1, 0)), held.total()), (1, 990 + 1 + 450));
     }
 }

@@ -1,28 +1,27 @@
 //! Output that clients have not read: responses while they are generated, and bytes that wait for a client.
 //!
 //! Clients decide how long output waits, so it has a separate budget, as large as `--max-inflight-bytes`. Any tenant
-//! may have all of it while nobody else needs it. When memory is short, tenants within their fair share ([`fair`]) go
-//! on. Tenants above it give memory back: their next large response is refused, and connections that hold the most
-//! unread output are closed, largest first. Until they have, the budget is exceeded, but never by more than itself.
+//! may use all of it while nobody else needs it. When memory is short, tenants within their fair share ([`fair`])
+//! continue. Tenants above it give memory back: their next large response is refused, and the connections with the most
+//! unread output are closed. Until then the budget is exceeded, but never by more than its own size.
 //!
 //! - A response that is collected before it is sent takes a [`ResponseShare`] as it grows.
-//! - Output that waits is counted by the [`Outbox`] of its connection: events of the engine that the response has not
-//!   taken, and bytes that the socket has not taken. [`OutputBudget::settle`] looks at all of them a few times a
-//!   second.
+//! - Waiting output is counted by the [`Outbox`] of its connection: engine events that the response has not taken, and
+//!   bytes that the socket has not written. [`OutputBudget::settle`] checks all connections a few times a second.
 
 mod fair;
 mod outbox;
 
 use crate::budget::BudgetError;
 use crate::tenant::Tenant;
-use fair::Held;
+use fair::TenantBytes;
 pub use outbox::Outbox;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
-/// Time that a response waits for its share before it is refused.
+/// Maximum time that a response waits for its share.
 const MAX_WAIT: Duration = Duration::from_secs(30);
 
 /// The budget of all output.
@@ -34,13 +33,13 @@ pub struct OutputBudget {
     freed: Notify,
 }
 
-/// Bytes that each tenant holds.
+/// Bytes held by each tenant.
 #[derive(Debug, Default)]
 struct Ledger {
     /// Shares of responses that are generated or written.
-    granted: Held,
-    /// Output that waits for its client, as of the last look, and large chunks since then.
-    unread: Held,
+    granted: TenantBytes,
+    /// Waiting output at the last check, plus large chunks since then.
+    unread: TenantBytes,
 }
 
 impl Ledger {
@@ -58,10 +57,10 @@ pub struct Unread {
     pub bytes: u64,
 }
 
-/// A share of the budget; given back when it is dropped.
+/// A share of the budget. Dropping it gives it back.
 #[derive(Debug, Default)]
 pub struct ResponseShare {
-    /// `None` if nothing was ever taken.
+    /// `None` if the share was always empty.
     from: Option<(Arc<OutputBudget>, Tenant)>,
     bytes: u64,
 }
@@ -90,15 +89,15 @@ impl OutputBudget {
         timeout(MAX_WAIT, granted).await.map_err(|_| BudgetError::Responses { limit: self.limit })
     }
 
-    /// Adds `bytes` bytes to the share of a response. Does not wait, because the response would hold its share
-    /// meanwhile.
+    /// Adds `bytes` bytes to the share of a response. Does not wait, because the response would hold its share while
+    /// waiting.
     pub fn grow(self: &Arc<Self>, share: &mut ResponseShare, tenant: Tenant, bytes: usize) -> Result<(), BudgetError> {
         let (mut ledger, bytes) = (self.ledger(), bytes as u64);
         if bytes > 0 && ledger.total() + bytes > self.limit {
             let mut held = ledger.granted.clone();
             held.add_all(&ledger.unread);
             held.add(tenant, bytes);
-            if held.total() > 2 * self.limit || held.of(tenant) > held.allowances(self.limit).of(tenant) {
+            if held.total() > 2 * self.limit || held.bytes(tenant) > held.allowances(self.limit).bytes(tenant) {
                 return Err(BudgetError::Responses { limit: self.limit });
             }
         }
@@ -108,16 +107,16 @@ impl OutputBudget {
         Ok(())
     }
 
-    /// Counts a large chunk that a connection was just given, before the next [`settle`](Self::settle) sees it.
-    pub fn handed(&self, tenant: Tenant, bytes: usize) {
+    /// Counts a large chunk that a connection was just given, until the next [`settle`](Self::settle) includes it.
+    pub fn add_chunk(&self, tenant: Tenant, bytes: usize) {
         self.ledger().unread.add(tenant, bytes as u64);
     }
 
     /// Updates the unread output of all connections. Returns the indices of connections to close so that the rest fits
-    /// the budget: the largest ones of tenants that hold more than their fair share.
+    /// the budget: the largest ones of tenants above their fair share.
     pub fn settle(&self, connections: &[Unread]) -> Vec<usize> {
         let mut ledger = self.ledger();
-        let mut unread = Held::default();
+        let mut unread = TenantBytes::default();
         connections.iter().for_each(|connection| unread.add(connection.tenant, connection.bytes));
         let shrinks = unread.total() < ledger.unread.total();
         ledger.unread = unread;
@@ -129,7 +128,7 @@ impl OutputBudget {
         closed
     }
 
-    /// Bytes of unread output as of the last look.
+    /// Bytes of unread output at the last check.
     pub fn unread(&self) -> u64 {
         self.ledger().unread.total()
     }
@@ -153,7 +152,7 @@ impl Ledger {
             if self.total() <= limit {
                 break;
             }
-            if bytes > 0 && self.granted.of(tenant) + self.unread.of(tenant) > allowances.of(tenant) {
+            if bytes > 0 && self.granted.bytes(tenant) + self.unread.bytes(tenant) > allowances.bytes(tenant) {
                 self.unread.remove(tenant, bytes);
                 closed.push(place);
             }
@@ -163,7 +162,7 @@ impl Ledger {
 }
 
 impl ResponseShare {
-    /// Gives back all but `bytes` bytes.
+    /// Gives back the share beyond `bytes` bytes.
     pub fn shrink(&mut self, bytes: usize) {
         let beyond = self.bytes.saturating_sub(bytes as u64);
         let Some((budget, tenant)) = self.from.as_ref().filter(|_| beyond > 0) else { return };

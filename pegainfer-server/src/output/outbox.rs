@@ -10,9 +10,9 @@ use tokio::sync::Notify;
 /// Unread output of a connection, and an extension of each request.
 #[derive(Debug, Default)]
 pub struct Outbox {
-    /// Bytes of bodies that the connection was given and the socket has not taken.
+    /// Bytes of bodies that the connection was given and the socket has not written.
     unwritten: AtomicU64,
-    /// Bytes that the socket has taken since the connection began.
+    /// Bytes that the socket has written since the connection began.
     written: AtomicU64,
     response: Mutex<Current>,
     /// Notified when the connection has to find out whether the client is still there.
@@ -28,7 +28,7 @@ struct Current {
 }
 
 impl Outbox {
-    /// A request of `tenant` begins.
+    /// Begins a request of `tenant`.
     pub fn begin(&self, tenant: Tenant) {
         *self.current() = Current { tenant, backlogs: Vec::new() };
     }
@@ -38,17 +38,18 @@ impl Outbox {
         self.current().backlogs.push(backlog);
     }
 
-    /// The response was handed over whole, or dropped.
+    /// Ends the response, after it was handed over or dropped.
     pub fn end(&self) {
         self.current().backlogs = Vec::new();
     }
 
-    /// The connection was given bytes to send.
-    pub fn handed(&self, bytes: usize) {
+    /// Counts bytes that the connection was given to send.
+    pub fn add_chunk(&self, bytes: usize) {
         self.unwritten.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// The socket has taken bytes. Heads and framing also count, so the count stops at 0: a body follows its head.
+    /// Counts bytes that the socket has written. Heads and framing are included, so the count stops at 0: a body
+    /// follows its head.
     pub fn wrote(&self, bytes: usize) {
         self.written.fetch_add(bytes as u64, Ordering::Relaxed);
         let less = |unwritten: u64| Some(unwritten.saturating_sub(bytes as u64));
@@ -66,7 +67,7 @@ impl Outbox {
         self.probe.notified().await;
     }
 
-    /// Bytes that the socket has taken so far.
+    /// Bytes that the socket has written so far.
     pub fn written(&self) -> u64 {
         self.written.load(Ordering::Relaxed)
     }
@@ -94,17 +95,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_written_does_not_wait() {
+    fn written_bytes_do_not_wait() {
         let outbox = Outbox::default();
         outbox.wrote(100);
-        outbox.handed(1000);
+        outbox.add_chunk(1000);
         outbox.wrote(300);
         assert_eq!((outbox.unread().bytes, outbox.written()), (700, 400), "the head came before the body");
         outbox.wrote(701);
         assert_eq!(outbox.unread().bytes, 0);
         let tenant = Tenant { id: 7, has_key: true };
         outbox.begin(tenant);
-        outbox.handed(5);
+        outbox.add_chunk(5);
         assert_eq!(outbox.unread(), Unread { tenant, bytes: 5 });
     }
 }

@@ -1,4 +1,4 @@
-//! The budget of output over simulated time.
+//! Tests of the output budget over simulated time.
 
 use super::*;
 use futures_util::FutureExt;
@@ -44,14 +44,14 @@ async fn a_response_gets_its_share_as_soon_as_memory_is_given_back() {
 }
 
 #[test]
-fn connections_are_closed_only_where_memory_is_short_and_of_those_who_hold_most() {
+fn connections_of_the_largest_holders_close_when_memory_is_short() {
     let budget = Arc::new(OutputBudget::new(100));
     let unread = |group, member, bytes| Unread { tenant: tenant(group, member), bytes };
     let many = [unread(1, 0, 30), unread(1, 1, 20), unread(1, 2, 40), unread(2, 0, 9)];
     assert_eq!(budget.settle(&many), [0; 0], "they fit");
     let mut share = ResponseShare::default();
     budget.grow(&mut share, tenant(3, 0), 20).unwrap();
-    // Networks may hold 71, 9 and 20 bytes; 71 is a level of 25.5 for those that hold 30 and 40.
+    // The networks may hold 71, 9 and 20 bytes. In the first, 71 is a level of 25.5 for connections of 30 and 40.
     assert_eq!(budget.settle(&many), [2], "the largest one of the network that has the most");
     assert_eq!(budget.unread(), 59);
     drop(share);
@@ -67,14 +67,14 @@ fn many_networks_within_their_shares_never_hold_more_than_twice_the_budget() {
         while budget.grow(&mut share, tenant(network, 0), 10).is_ok() {}
         shares.push(share);
     }
-    // Each one took its fair share among those before it: 1000 x (1 + 1/2 + 1/3 + …) without the limit.
+    // Without the limit, each took its fair share among those before it: 1000 x (1 + 1/2 + 1/3 + …).
     assert!(budget.ledger().total() <= 2000, "{} bytes", budget.ledger().total());
     shares.remove(0);
     assert!(budget.grow(&mut shares[50], tenant(52, 0), 10).is_ok(), "who holds little goes on");
 }
 
-/// 256 connections of 32 networks let output pile up for an hour, each up to a response of 12 MB. A neighbour asks for
-/// a response of 1 MB at each check, and reads it.
+/// 256 connections of 32 networks accumulate output for an hour, each up to a response of 12 MB. A neighbour asks for a
+/// response of 1 MB at each check, and reads it.
 #[test]
 fn an_hour_of_slow_readers_stays_within_the_budget_and_harms_no_neighbour() {
     const LIMIT: u64 = 256 << 20;

@@ -3,36 +3,36 @@
 use ring::digest::SHA256_OUTPUT_LEN;
 use ring::hmac::{Context, Key};
 
-/// Tokens of a block that has a hash: those of a KV block.
+/// Tokens per hashed block, equal to a KV block.
 const BLOCK: usize = 16;
 
-/// Hashes of the whole blocks of a text, each of which depends on all tokens up to there and on a salt: HMAC-SHA256 of the hash before it
-/// and the block's tokens, the first 8 bytes of it.
+/// Hashes of the complete blocks of a text. Each depends on a salt and on all tokens up to its end: the first 8 bytes
+/// of HMAC-SHA256 over the previous hash and the block's tokens.
 #[derive(Debug, Clone)]
 pub struct Chain {
     key: Key,
     last: [u8; SHA256_OUTPUT_LEN],
-    /// Tokens of the block that is not whole yet.
+    /// Tokens of the incomplete last block.
     tail: Vec<u32>,
     /// Hashes since the last call of [`extend`](Self::extend).
     new: Vec<String>,
 }
 
 impl Chain {
-    /// Of no token.
+    /// The chain of an empty text.
     pub fn new(key: Key, salt: u64) -> Self {
         let mut last = [0; SHA256_OUTPUT_LEN];
         last[..8].copy_from_slice(&salt.to_le_bytes());
         Self { key, last, tail: Vec::with_capacity(BLOCK), new: Vec::new() }
     }
 
-    /// Adds tokens at the end; returns the hashes of the blocks that they complete.
+    /// Appends tokens and returns the hashes of the blocks that they complete.
     pub fn extend(&mut self, ids: &[u32]) -> Vec<String> {
         ids.iter().for_each(|id| self.push(*id));
         std::mem::take(&mut self.new)
     }
 
-    /// Adds a token at the end.
+    /// Appends one token.
     pub fn push(&mut self, id: u32) {
         self.tail.push(id);
         if self.tail.len() < BLOCK {

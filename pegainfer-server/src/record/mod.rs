@@ -1,19 +1,19 @@
-//! Records what is served, for `pegainfer replay`: `serve --record FILE`.
+//! Records requests for `pegainfer replay`: `serve --record FILE`.
 //!
 //! # Layout
-//! - [`chain`]: hashes of a prompt. The lines of the file are those of [`pegainfer_bench::recording`].
+//! - [`chain`]: hashes of a prompt. [`pegainfer_bench::recording`] defines the lines of the file.
 //! - [`schedule`]: the events of the engine's scheduler, with `--record-steps`.
-//! - [`writer`]: a thread that writes them; requests and steps never wait for it.
+//! - [`writer`]: the thread that writes them; requests and steps never wait for it.
 //!
-//! Inputs are recorded, not outputs: with the prompt, the parameters and the seed of a request the engine draws the same tokens on the
-//! same CPU again, whatever runs beside it. Of the tokens only their number and a hash are kept, to compare with.
+//! Inputs are recorded, not outputs. With the prompt, parameters and seed of a request, the engine draws the same
+//! tokens again on the same CPU, whatever else runs. Only the number and a hash of the tokens are kept, for comparison.
 
 mod chain;
 mod schedule;
 mod writer;
 
 use chain::Chain;
-use pegainfer_bench::recording::format::{Added, Ended, Header, Line, Reason, VERSION};
+use pegainfer_bench::recording::format::{Added, Ended, Header, Reason, RecordLine, VERSION};
 use pegainfer_bench::recording::{Prompts, TokenHash};
 use pegainfer_core::engine::GenerateRequest;
 use pegainfer_core::schedule::recording::ScheduleSink;
@@ -24,14 +24,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
-use writer::Writer;
+use writer::RecordWriter;
 
 /// A recording that is being written.
 #[derive(Debug)]
 pub struct Recorder {
-    writer: Writer,
+    writer: RecordWriter,
     prompts: Prompts,
-    /// Key of the hashes, which is in no file.
+    /// Key of the hashes; it is never written to a file.
     key: Key,
     started: Instant,
     next: AtomicU64,
@@ -41,17 +41,17 @@ impl Recorder {
     /// Creates `file`, which must not exist, and writes its header. The recording ends when the file has `max_bytes`.
     ///
     /// # Errors
-    /// The file or the thread that writes it cannot be created, or the system has no random numbers.
+    /// The file or the writer thread cannot be created, or the system has no random numbers.
     pub fn create(file: &Path, prompts: Prompts, model: &str, max_bytes: u64) -> std::io::Result<Arc<Self>> {
         let key = Key::generate(HMAC_SHA256, &SystemRandom::new());
         let key = key.map_err(|_| std::io::Error::other("the operating system gives no random numbers"))?;
         let header = Header { record: VERSION, model: model.to_owned(), version: version(), prompts };
-        let writer = Writer::create(file, &header, max_bytes)?;
+        let writer = RecordWriter::create(file, &header, max_bytes)?;
         Ok(Arc::new(Self { writer, prompts, key, started: Instant::now(), next: AtomicU64::new(0) }))
     }
 
-    /// Records a request that is about to be submitted. `first`: for a further choice, the first choice of the same
-    /// prompt, which has the prompt in its line.
+    /// Records a request before it is submitted. For further choices, `first` is the first choice of the same prompt,
+    /// whose line contains the prompt.
     pub fn add(self: &Arc<Self>, request: &GenerateRequest, first: Option<&Recording>) -> Recording {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let (t, prompts) = (self.seconds(), self.prompts);
@@ -64,7 +64,7 @@ impl Recorder {
                 (chain, Added::new(t, id, request, prompts, hashes))
             }
         };
-        let has_line = self.writer.write(&Line::Added(Box::new(added)));
+        let has_line = self.writer.write(&RecordLine::Added(Box::new(added)));
         Recording {
             recorder: self.clone(),
             id,
@@ -77,17 +77,17 @@ impl Recorder {
         }
     }
 
-    /// True once the recording has ended although the server goes on.
+    /// True after the recording ended, although the server continues.
     pub fn has_ended(&self) -> bool {
         self.writer.has_ended()
     }
 
-    /// Number of lines that were left out.
+    /// Number of dropped lines.
     pub fn lost_lines(&self) -> u64 {
         self.writer.lost_lines()
     }
 
-    /// Where an engine tells its schedule.
+    /// The sink for an engine's schedule.
     pub fn schedule(&self) -> Box<dyn ScheduleSink> {
         Box::new(ScheduleLines::new(self.writer.clone()))
     }
@@ -106,7 +106,7 @@ fn version() -> String {
     env!("CARGO_PKG_VERSION").to_owned()
 }
 
-/// A request of a recording. Its end is recorded when it is dropped: as cancelled, unless something else was said.
+/// A recorded request. Its end is recorded when it is dropped: as cancelled, unless another reason was set.
 #[derive(Debug)]
 pub struct Recording {
     recorder: Arc<Recorder>,
@@ -115,7 +115,7 @@ pub struct Recording {
     hash: TokenHash,
     /// Hashes of the prompt and the generated tokens.
     chain: Option<Chain>,
-    /// Hashes of the prompt, with which further choices begin.
+    /// Hashes of the prompt, the start of further choices.
     prompt: Option<Chain>,
     /// True if its line, with the prompt, is in the file.
     has_line: bool,
@@ -132,7 +132,7 @@ impl Recording {
         }
     }
 
-    /// The engine ended the request.
+    /// Records how the engine ended the request.
     pub fn ended(&mut self, reason: Reason) {
         self.reason = reason;
     }
@@ -143,6 +143,6 @@ impl Drop for Recording {
         let hashes = self.chain.take().map(Chain::into_new);
         let (t, end, tokens, reason) = (self.recorder.seconds(), self.id, self.tokens, self.reason);
         let hash = self.hash.to_string();
-        self.recorder.writer.write(&Line::Ended(Ended { t, end, tokens, reason, hash, hashes }));
+        self.recorder.writer.write(&RecordLine::Ended(Ended { t, end, tokens, reason, hash, hashes }));
     }
 }

@@ -1,21 +1,21 @@
 //! The schedule of an engine as lines of a recording.
 
-use super::writer::Writer;
-use pegainfer_bench::recording::format::Line;
+use super::writer::RecordWriter;
+use pegainfer_bench::recording::format::RecordLine;
 use pegainfer_core::schedule::recording::{ScheduleEvent, ScheduleSink};
 
-/// Bytes of a line besides its lists, and of each entry of a list, as an upper bound for usual numbers.
+/// Bytes of a line without its lists, and of each list entry: an upper bound for usual numbers.
 const LINE_BYTES: usize = 128;
 const ENTRY_BYTES: usize = 12;
 
-/// Hands the events of an engine to the thread that writes the recording.
+/// Hands the events of an engine to the writer thread.
 pub(super) struct ScheduleLines {
-    writer: Writer,
+    writer: RecordWriter,
 }
 
 impl ScheduleLines {
-    /// Lines for this thread.
-    pub fn new(writer: Writer) -> Self {
+    /// Lines for this writer.
+    pub fn new(writer: RecordWriter) -> Self {
         Self { writer }
     }
 }
@@ -35,6 +35,6 @@ impl ScheduleSink for ScheduleLines {
             | ScheduleEvent::Abort {}
             | ScheduleEvent::Reset {} => 0,
         };
-        self.writer.write_later(Line::Schedule(event), LINE_BYTES + ENTRY_BYTES * entries);
+        self.writer.write_later(RecordLine::Schedule(event), LINE_BYTES + ENTRY_BYTES * entries);
     }
 }

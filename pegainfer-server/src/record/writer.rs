@@ -1,8 +1,8 @@
-//! A thread that writes the lines of a recording. Whoever hands it a line never waits: lines that it cannot keep up with are left out,
-//! and a line says how many. If the file cannot be written any more, the recording ends and the server goes on.
+//! A thread that writes the lines of a recording. Callers never wait: lines that it cannot keep up with are dropped,
+//! and a line reports their number. If the file can no longer be written, the recording ends and the server continues.
 
 use crate::flush::flush;
-use pegainfer_bench::recording::format::{Header, Line};
+use pegainfer_bench::recording::format::{Header, RecordLine};
 use std::fs::File;
 use std::io::{BufWriter, Error, Write};
 use std::path::Path;
@@ -11,64 +11,64 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::time::Duration;
 
-/// Lines that may wait, and their bytes.
+/// Maximum number of waiting lines, and of their bytes.
 const MAX_WAITING: usize = 4096;
 const MAX_WAITING_BYTES: usize = 64 << 20;
-/// Maximum time that [`Writer::flush`] waits.
+/// Maximum time that [`RecordWriter::flush`] waits.
 const FLUSH: Duration = Duration::from_secs(5);
 
 enum Message {
     Line(Vec<u8>),
-    /// A line that is not text yet, and how many bytes it counts for.
-    Event(Line, usize),
-    /// All lines before it are to be in the file.
+    /// A line that is not serialised yet, and its estimated bytes.
+    Event(RecordLine, usize),
+    /// A request to write all lines before it to the file.
     Flush(SyncSender<()>),
 }
 
-/// The side of those that have lines. Clones are of the same file.
+/// The handle of callers. Clones share the file.
 #[derive(Debug, Clone)]
-pub(super) struct Writer {
+pub(super) struct RecordWriter {
     lines: SyncSender<Message>,
-    counts: Arc<Counts>,
+    counts: Arc<LineCounts>,
 }
 
 #[derive(Debug, Default)]
-struct Counts {
-    /// Bytes that wait.
+struct LineCounts {
+    /// Number of waiting bytes.
     waiting: AtomicUsize,
-    /// Lines that were left out and that no line in the file counts yet.
+    /// Dropped lines that no line in the file reports yet.
     missing: AtomicU64,
-    /// All lines that were left out.
+    /// Total number of dropped lines.
     lost: AtomicU64,
-    /// True once the file cannot be written any more, or has its maximum size.
+    /// True after the file could not be written or reached its maximum size.
     ended: AtomicBool,
 }
 
-impl Writer {
-    /// Creates `file`, which must not exist, with its header. The file will have at most `max_bytes`.
+impl RecordWriter {
+    /// Creates `file`, which must not exist, with its header. The file grows to at most `max_bytes`.
     pub fn create(file: &Path, header: &Header, max_bytes: u64) -> std::io::Result<Self> {
-        let mut out = Output::new(File::create_new(file)?, max_bytes);
+        let mut out = RecordFile::new(File::create_new(file)?, max_bytes);
         out.write(&json(header)?)?;
         out.lines.flush()?;
         Self::start(out, file.display().to_string())
     }
 
-    /// Starts the thread that writes.
-    fn start(mut out: Output<impl Write + Send + 'static>, name: String) -> std::io::Result<Self> {
+    /// Starts the writer thread.
+    fn start(mut out: RecordFile<impl Write + Send + 'static>, name: String) -> std::io::Result<Self> {
         let (lines, waiting) = sync_channel(MAX_WAITING);
-        let counts = Arc::new(Counts::default());
+        let counts = Arc::new(LineCounts::default());
         let shared = counts.clone();
         std::thread::Builder::new().name("record".into()).spawn(move || {
             if let Err(error) = run(&mut out, &waiting, &shared) {
                 shared.ended.store(true, Ordering::Relaxed);
-                log::error!("the recording {name} ends, the server goes on: {error}");
+                log::error!("the recording {name} ends, the server continues: {error}");
             }
         })?;
         Ok(Self { lines, counts })
     }
 
     /// Queues a line. Returns false if it was dropped.
-    pub fn write(&self, line: &Line) -> bool {
+    pub fn write(&self, line: &RecordLine) -> bool {
         if self.has_ended() {
             self.counts.lost.fetch_add(1, Ordering::Relaxed);
             return false;
@@ -78,17 +78,17 @@ impl Writer {
         self.send(Message::Line(line), bytes)
     }
 
-    /// Hands over a line that takes about `bytes` bytes; the thread that writes it makes it text.
-    pub fn write_later(&self, line: Line, bytes: usize) {
+    /// Queues a line of about `bytes` bytes; the writer thread serialises it.
+    pub fn write_later(&self, line: RecordLine, bytes: usize) {
         self.send(Message::Event(line, bytes), bytes);
     }
 
-    /// True once the recording has ended although the server goes on.
+    /// True after the recording ended, although the server continues.
     pub fn has_ended(&self) -> bool {
         self.counts.ended.load(Ordering::Relaxed)
     }
 
-    /// Number of lines that were left out.
+    /// Number of dropped lines.
     pub fn lost_lines(&self) -> u64 {
         self.counts.lost.load(Ordering::Relaxed)
     }
@@ -104,7 +104,7 @@ impl Writer {
         is_sent
     }
 
-    /// Waits until all lines so far are in the file, at most [`FLUSH`].
+    /// Waits until all lines so far are in the file, at most for [`FLUSH`].
     pub fn flush(&self) {
         self.flush_within(FLUSH);
     }
@@ -116,21 +116,21 @@ impl Writer {
     }
 }
 
-/// The file, and the bytes that it may still grow by.
-struct Output<W: Write> {
+/// The file, and the bytes by which it may still grow.
+struct RecordFile<W: Write> {
     lines: BufWriter<W>,
     left: u64,
     max_bytes: u64,
 }
 
-impl<W: Write> Output<W> {
+impl<W: Write> RecordFile<W> {
     fn new(file: W, max_bytes: u64) -> Self {
         Self { lines: BufWriter::new(file), left: max_bytes, max_bytes }
     }
 
     fn write(&mut self, line: &[u8]) -> std::io::Result<()> {
         let Some(left) = self.left.checked_sub(line.len() as u64) else {
-            // The lines that fit are worth keeping.
+            // Keep the lines that fit.
             self.lines.flush()?;
             let message = format!(
                 "it has {} bytes, at most {} are allowed (--record-max-bytes)",
@@ -151,8 +151,8 @@ fn json(value: &impl serde::Serialize) -> std::io::Result<Vec<u8>> {
     Ok(line)
 }
 
-/// Writes until nobody has lines any more. What waits is written together.
-fn run<W: Write>(out: &mut Output<W>, waiting: &Receiver<Message>, counts: &Counts) -> std::io::Result<()> {
+/// Writes until all callers are gone. Waiting lines are written together.
+fn run<W: Write>(out: &mut RecordFile<W>, waiting: &Receiver<Message>, counts: &LineCounts) -> std::io::Result<()> {
     loop {
         let message = match waiting.try_recv() {
             Ok(message) => message,
@@ -165,7 +165,7 @@ fn run<W: Write>(out: &mut Output<W>, waiting: &Receiver<Message>, counts: &Coun
         };
         let gap = counts.missing.swap(0, Ordering::Relaxed);
         if gap > 0 {
-            out.write(&json(&Line::Gap { gap })?)?;
+            out.write(&json(&RecordLine::Gap { gap })?)?;
         }
         match message {
             Message::Line(line) => {
@@ -196,17 +196,20 @@ mod tests {
     #[test]
     fn lines_that_do_not_fit_are_counted() {
         let (sender, receiver) = sync_channel(2);
-        let writer = Writer { lines: sender, counts: Arc::default() };
-        assert_eq!([0, 1, 2, 3, 4].map(|gap| writer.write(&Line::Gap { gap })), [true, true, false, false, false]);
+        let writer = RecordWriter { lines: sender, counts: Arc::default() };
+        assert_eq!(
+            [0, 1, 2, 3, 4].map(|gap| writer.write(&RecordLine::Gap { gap })),
+            [true, true, false, false, false]
+        );
         let file = std::env::temp_dir().join(format!("pegainfer-record-{}", std::process::id()));
-        let mut out = Output::new(File::create(&file).unwrap(), 1000);
+        let mut out = RecordFile::new(File::create(&file).unwrap(), 1000);
         let counts = writer.counts.clone();
         assert_eq!(writer.lost_lines(), 3);
         drop(writer);
         run(&mut out, &receiver, &counts).unwrap();
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "{\"gap\":3}\n{\"gap\":0}\n{\"gap\":1}\n");
         let header = Header { record: 1, model: "m".into(), version: "v".into(), prompts: Prompts::Ids };
-        assert!(Writer::create(&file, &header, 1000).is_err(), "a file that is there is kept");
+        assert!(RecordWriter::create(&file, &header, 1000).is_err(), "a file that is there is kept");
         std::fs::remove_file(&file).unwrap();
     }
 
@@ -214,18 +217,18 @@ mod tests {
     #[cfg(target_os = "linux")]
     fn a_full_disk_ends_the_recording_only() {
         let full = File::options().write(true).open("/dev/full").unwrap();
-        let writer = Writer::start(Output::new(full, u64::MAX), "/dev/full".into()).unwrap();
+        let writer = RecordWriter::start(RecordFile::new(full, u64::MAX), "/dev/full".into()).unwrap();
         assert!(!writer.has_ended());
-        writer.write(&Line::Gap { gap: 1 });
+        writer.write(&RecordLine::Gap { gap: 1 });
         wait_until_ended(&writer);
         for gap in 0..10 {
-            writer.write(&Line::Gap { gap });
+            writer.write(&RecordLine::Gap { gap });
         }
         writer.flush();
         assert!(writer.lost_lines() >= 10);
     }
 
-    fn wait_until_ended(writer: &Writer) {
+    fn wait_until_ended(writer: &RecordWriter) {
         let started = Instant::now();
         while !writer.has_ended() {
             assert!(started.elapsed() < Duration::from_secs(10));
@@ -238,23 +241,24 @@ mod tests {
         let dir = TempDir::new("record-size");
         let file = dir.path().join("requests.jsonl");
         let header = Header { record: 1, model: "m".into(), version: "v".into(), prompts: Prompts::Ids };
-        let lines = json(&header).unwrap().len() as u64 + 10 * json(&Line::Gap { gap: 1 }).unwrap().len() as u64;
-        let writer = Writer::create(&file, &header, lines + 3).unwrap();
+        let lines = json(&header).unwrap().len() as u64 + 10 * json(&RecordLine::Gap { gap: 1 }).unwrap().len() as u64;
+        let writer = RecordWriter::create(&file, &header, lines + 3).unwrap();
         for _ in 0..11 {
-            writer.write(&Line::Gap { gap: 1 });
+            writer.write(&RecordLine::Gap { gap: 1 });
         }
         wait_until_ended(&writer);
         let text = std::fs::read_to_string(&file).unwrap();
         assert_eq!((text.len() as u64, text.lines().count(), text.ends_with('\n')), (lines, 11, true));
-        assert!(!writer.write(&Line::Gap { gap: 1 }));
+        assert!(!writer.write(&RecordLine::Gap { gap: 1 }));
     }
 
-    /// The queue and the pipe that nobody reads are full: the disk hangs.
+    /// The queue and the pipe are full, and nobody reads them: the disk hangs.
     #[test]
     fn a_disk_that_hangs_does_not_hang_the_exit() {
         let (_reader, pipe) = std::io::pipe().unwrap();
-        let writer = Writer::start(Output::new(pipe, u64::MAX), "pipe".into()).unwrap();
-        let line = Line::Added(Box::new(Added::new(0.0, 0, &GenerateRequest::greedy([7; 100], 1), Prompts::Ids, None)));
+        let writer = RecordWriter::start(RecordFile::new(pipe, u64::MAX), "pipe".into()).unwrap();
+        let line =
+            RecordLine::Added(Box::new(Added::new(0.0, 0, &GenerateRequest::greedy([7; 100], 1), Prompts::Ids, None)));
         while writer.write(&line) {}
         assert!(!writer.has_ended());
         let started = Instant::now();

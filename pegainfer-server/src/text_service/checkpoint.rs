@@ -10,7 +10,7 @@ use serde_json::Value;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Everything that turns requests into token ids and back.
+/// The tokenizer, template and sampling defaults of a checkpoint.
 pub struct Checkpoint {
     /// Name of the directory, the model's default name.
     pub name: String,
@@ -18,13 +18,13 @@ pub struct Checkpoint {
     pub tokenizer: Arc<Tokenizer>,
     /// Runs the tokenizer on its own threads.
     pub encoder: Encoder,
-    /// Renders messages into a prompt; base models have none.
+    /// Renders messages into a prompt; `None` for base models.
     pub template: Option<ChatTemplate>,
-    /// Sampling parameters for requests that give none.
+    /// Default sampling parameters of requests.
     pub defaults: SamplingDefaults,
 }
 
-/// Sampling parameters of `generation_config.json`, else OpenAI's defaults.
+/// Sampling parameters of `generation_config.json`, or OpenAI's defaults.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SamplingDefaults {
     /// Divisor of the logits; 0 is greedy.
@@ -56,7 +56,7 @@ impl Checkpoint {
         Ok(Self { name, tokenizer, encoder, template, defaults: SamplingDefaults::load(dir)? })
     }
 
-    /// Warns at the start if answers would not end at the end of a turn. `eos`: tokens that end answers.
+    /// Warns at the start if answers would not end at the end of a turn. `eos` are the tokens that end answers.
     pub fn warn_of_endless_answers(&self, eos: &[u32]) {
         if eos.is_empty() {
             log::warn!(
@@ -71,7 +71,7 @@ impl Checkpoint {
         }
     }
 
-    /// The control token with which the chat template ends an answer, and its text.
+    /// The control token that ends an answer in the chat template, and its text.
     fn turn_end(&self) -> Option<(u32, String)> {
         let end = self.template.as_ref()?.turn_end()?;
         let first = move |tokenizer: &Arc<Tokenizer>| {
@@ -94,7 +94,7 @@ impl SamplingDefaults {
         Self::parse(&config).with_context(|| format!("{} holds a value that cannot be used", path.display()))
     }
 
-    /// The logits processors that these defaults ask for; `None` if there are none.
+    /// The logits processors of these defaults; `None` if there are none.
     pub fn logits_processors(&self, vocab_size: usize) -> Result<Option<Arc<LogitsProcessors>>, SamplingError> {
         let fields =
             LogitsProcessorParams { repetition_penalty: self.repetition_penalty, ..LogitsProcessorParams::default() };

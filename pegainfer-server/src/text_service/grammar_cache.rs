@@ -1,11 +1,11 @@
-//! Compiled grammars that are kept for later requests: the tools of an agent come with each of its requests.
+//! Compiled grammars kept for later requests: an agent sends the same tools with each request.
 
 use crate::fair_queue::Permits;
 use crate::tenant::Tenant;
 use pegainfer_text::CompiledGrammar;
 use std::sync::Arc;
 
-/// Grammars that are kept.
+/// Maximum number of cached grammars.
 const CACHED: usize = 64;
 
 /// SHA-256 of a source.
@@ -21,14 +21,14 @@ pub struct AccountedGrammar {
 /// A grammar in the cache.
 pub(super) struct Cached {
     pub(super) key: Key,
-    /// The tenant for which it was compiled, which holds its memory.
+    /// The tenant that it was compiled for, which is charged for its memory.
     pub(super) tenant: Tenant,
     pub(super) mebibytes: usize,
     pub(super) grammar: Arc<AccountedGrammar>,
 }
 
-/// Grammars by their sources. The tenant with the most grammars loses one first, so that no tenant evicts the others'
-/// grammars.
+/// Grammars by source. The tenant with the most grammars loses one first, so that no tenant evicts the grammars of
+/// others.
 #[derive(Default)]
 pub(super) struct GrammarCache {
     /// Most recently used last.
@@ -45,21 +45,21 @@ impl GrammarCache {
         Some(grammar)
     }
 
-    /// Keeps a grammar. If there are too many, the tenant with the most entries loses its least recently used one.
+    /// Adds a grammar. If there are too many, the tenant with the most entries loses its least recently used one.
     pub(super) fn insert(&mut self, new: Cached) {
         self.entries.retain(|entry| entry.key != new.key);
         if self.entries.len() >= CACHED {
-            let most = self.largest(new.tenant, |_| 1);
-            if let Some(at) = self.entries.iter().position(|entry| Some(entry.tenant) == most) {
+            let largest = self.largest(new.tenant, |_| 1);
+            if let Some(at) = self.entries.iter().position(|entry| Some(entry.tenant) == largest) {
                 self.entries.remove(at);
             }
         }
         self.entries.push(new);
     }
 
-    /// Removes the least recently used grammar to make way for one of `tenant`: one of its own, if `only_own` or if it
-    /// has as much memory in the cache as anybody, else one of the tenant that has the most. A grammar that no request
-    /// uses goes first, because only that frees memory at once.
+    /// Removes the least recently used grammar to make space for one of `tenant`. It is one of its own, if `only_own`
+    /// or if the tenant has as much cached memory as any other; otherwise one of the tenant with the most memory. A
+    /// grammar that no request uses goes first, because only that frees memory immediately.
     pub(super) fn evict(&mut self, tenant: Tenant, only_own: bool) -> Option<Cached> {
         let idle = |entry: &Cached| if Arc::strong_count(&entry.grammar) == 1 { entry.mebibytes } else { 0 };
         let of = match only_own {
@@ -72,13 +72,13 @@ impl GrammarCache {
         Some(self.entries.remove(at))
     }
 
-    /// Grammars of a tenant.
+    /// Number of grammars of a tenant.
     #[cfg(test)]
     pub(super) fn count(&self, tenant: Tenant) -> usize {
         self.entries.iter().filter(|entry| entry.tenant == tenant).count()
     }
 
-    /// The tenant with the largest sum, if there is any; among equal ones `preferred`, then the least recently used.
+    /// The tenant with the largest sum. Ties go to `preferred`, then to the least recently used.
     fn largest(&self, preferred: Tenant, size: impl Fn(&Cached) -> usize) -> Option<Tenant> {
         let sum = |tenant| self.entries.iter().filter(|entry| entry.tenant == tenant).map(&size).sum::<usize>();
         let tenants = self.entries.iter().rev().map(|entry| (entry.tenant, sum(entry.tenant)));

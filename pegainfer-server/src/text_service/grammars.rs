@@ -1,4 +1,4 @@
-//! Compiles the grammars of requests: few at the same time, within limits, and each source once.
+//! Compiles the grammars of requests: a few at a time, within limits, and each source once.
 
 use super::grammar_cache::{AccountedGrammar, Cached, GrammarCache, Key};
 use super::priority::lower_priority;
@@ -13,18 +13,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::oneshot;
 
-/// Grammars that are compiled at the same time, of all tenants and of one. Most take milliseconds, the largest a
+/// Grammars compiled at the same time, over all tenants and per tenant. Most take milliseconds, the largest take a
 /// second.
 const SLOTS: usize = 3;
 const SLOTS_PER_TENANT: usize = 2;
-/// Sources that are checked at the same time, of all tenants and of one. The largest take a fraction of a second.
+/// Sources checked at the same time, over all tenants and per tenant. The largest take a fraction of a second.
 const CHECKS: usize = 4;
 const CHECKS_PER_TENANT: usize = 3;
-/// Grammars of the largest allowed size that may be in memory. One tenant leaves a quarter of that memory to the
-/// others.
-const LARGEST: u32 = 2;
+/// Number of largest allowed grammars that fit in memory. One tenant leaves a quarter of that memory to the others.
+const MAX_LARGE_GRAMMARS: u32 = 2;
 /// Time to wait for the memory of other requests' grammars.
-const WAIT: Duration = Duration::from_secs(5);
+const MEMORY_WAIT: Duration = Duration::from_secs(5);
 
 /// The compiler with its limits.
 pub struct GrammarService {
@@ -32,7 +31,7 @@ pub struct GrammarService {
     trial: Option<GrammarTrial>,
     checks: Slots,
     slots: Slots,
-    /// One permit for each MiB that compiled grammars may take.
+    /// One permit per MiB of compiled grammars.
     memory: Slots,
     cache: Mutex<GrammarCache>,
 }
@@ -41,25 +40,25 @@ impl GrammarService {
     /// Without a `trial`, only the sources are checked.
     pub fn new(compiler: GrammarCompiler, trial: Option<GrammarTrial>) -> Self {
         let limits = trial.as_ref().map_or_else(GrammarLimits::default, |trial| trial.limits);
-        let memory = (limits.mebibytes() as usize).saturating_mul(LARGEST as usize);
+        let memory = (limits.mebibytes() as usize).saturating_mul(MAX_LARGE_GRAMMARS as usize);
         let slots = |permits, per_tenant, max_wait| Slots::new(QueueLimits::new(permits, per_tenant), max_wait);
         Self {
             compiler: Arc::new(compiler),
             trial,
             checks: slots(CHECKS, CHECKS_PER_TENANT, MAX_WAIT),
             slots: slots(SLOTS, SLOTS_PER_TENANT, MAX_WAIT),
-            memory: slots(memory, memory / 4 * 3, WAIT),
+            memory: slots(memory, memory / 4 * 3, MEMORY_WAIT),
             cache: Mutex::default(),
         }
     }
 
-    /// Whether the vocabulary has the reasoning tags, without which no grammar covers the reasoning.
-    pub fn knows_reasoning(&self) -> bool {
-        self.compiler.knows_reasoning()
+    /// True if the vocabulary has the reasoning tags. Without them no grammar can cover the reasoning.
+    pub fn has_reasoning_tags(&self) -> bool {
+        self.compiler.has_reasoning_tags()
     }
 
-    /// The grammar that the engine follows: of reasoning within `thinking`, if the model has the tags for it, then of the
-    /// output. `None` allows any text.
+    /// The engine's grammar: reasoning within `thinking`, if the model has the tags for it, then the output. `None`
+    /// allows any text.
     pub fn for_engine(
         &self,
         thinking: Option<ReasoningLimits>,
@@ -72,11 +71,11 @@ impl GrammarService {
         Some(Arc::new(EngineGrammar::keeping(grammar, output)))
     }
 
-    /// Compiles a source, off the async threads. Dropping the future ends the trial. The work after the trial is short,
+    /// Compiles a source, off the async threads. Dropping the future ends the trial. The work after the trial is short
     /// and keeps its slot until it is done.
     ///
     /// # Errors
-    /// What is wrong with the source, or that the machine is busy.
+    /// The source is faulty, or the machine is busy.
     pub async fn compile(&self, tenant: Tenant, source: GrammarSource) -> Result<Arc<AccountedGrammar>, GrammarError> {
         let check = self.checks.acquire(tenant, 1).await.map_err(|error| busy(&error))?;
         let (lark, key) = on_thread(check, move || {
@@ -90,7 +89,7 @@ impl GrammarService {
             return Ok(grammar);
         }
         let slot = self.slots.acquire(tenant, 1).await.map_err(|error| busy(&error))?;
-        // Another request may have compiled it meanwhile.
+        // Another request may have compiled it in the meantime.
         if let Some(grammar) = self.cache().get(&key) {
             return Ok(grammar);
         }
@@ -98,7 +97,7 @@ impl GrammarService {
             Some(trial) => trial.try_out(&lark).await?,
             None => 1,
         };
-        // Memory comes back when other requests end: nobody waits for it in a slot.
+        // Memory is freed when other requests end. Do not occupy a slot while waiting for it.
         drop(slot);
         let memory = self.reserve(tenant, mebibytes as usize).await?;
         let slot = self.slots.acquire(tenant, 1).await.map_err(|error| busy(&error))?;
@@ -112,9 +111,9 @@ impl GrammarService {
         Ok(grammar)
     }
 
-    /// Memory for a grammar; as few cached ones as possible make way.
+    /// Reserves memory for a grammar, and evicts as few cached grammars as possible.
     async fn reserve(&self, tenant: Tenant, mebibytes: usize) -> Result<Permits, GrammarError> {
-        // Memory of evicted grammars that comes back when the requests that use them end.
+        // Memory of evicted grammars that is freed when the requests that use them end.
         let mut expected = 0;
         while expected < mebibytes {
             if let Some(memory) = self.memory.try_acquire(tenant, mebibytes) {
@@ -152,7 +151,7 @@ async fn on_thread<T: Send + 'static>(
     let thread = std::thread::Builder::new().name("grammar".into()).stack_size(COMPILER_STACK).spawn(move || {
         let _permit = permit;
         lower_priority();
-        // Nobody may be waiting any more.
+        // The receiver may be gone.
         let _ = done.send(work());
     });
     thread.map_err(|error| GrammarError::no_thread(&error))?;
@@ -175,7 +174,7 @@ mod tests {
         GrammarCompiler::new(Arc::new(testing::tokenizer()), 4100, vec![4089])
     }
 
-    /// A trial of 8 MiB for all grammars, by this script.
+    /// A trial run by this script, with 8 MiB for all grammars.
     fn scripted(name: &str, script: &str) -> (GrammarService, PathBuf) {
         let program = std::env::temp_dir().join(format!("pegainfer-trial-{name}-{}", std::process::id()));
         std::fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();

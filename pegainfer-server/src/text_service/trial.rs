@@ -1,8 +1,8 @@
-//! Compiles a grammar in a process of its own first, which ends when it takes too much time or memory.
+//! Compiles a grammar in a separate process first, which ends when it takes too much time or memory.
 //!
-//! llguidance bounds its work only between steps of very different length, and a thread cannot be ended from the outside. A
-//! process can: the server starts itself with a hidden command, which limits itself, compiles the grammar over the 256 bytes
-//! as vocabulary, and reports. The same work is then known to end in the server's own process.
+//! llguidance checks its limits only between steps of very different length, and a thread cannot be ended from outside.
+//! A process can: the server starts itself with a hidden command, which limits itself, compiles the grammar with the
+//! 256 bytes as vocabulary, and reports. The same work is then known to end in the server's own process.
 
 use super::priority::lower_priority;
 use pegainfer_text::{GrammarError, compile_over_bytes};
@@ -15,19 +15,19 @@ use tokio::process::Command;
 
 /// Name of the hidden command.
 pub const COMMAND: &str = "compile-grammar";
-/// Address space of the process besides what the grammar takes: the program itself, stacks, the allocator's reserves.
+/// Address space of the process without the grammar: the program, stacks, the allocator's reserves.
 #[cfg(unix)]
 const PROGRAM: u64 = 256 << 20;
-/// Time that the process may take by the clock, in multiples of its CPU time: on a busy machine it runs seldom.
+/// Wall-clock limit of the process, in multiples of its CPU time limit: on a busy machine it rarely runs.
 const WALL_CLOCK: u32 = 10;
 const MIB: u64 = 1 << 20;
 
-/// What compiling one grammar may take.
+/// Limits on compiling one grammar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GrammarLimits {
     /// Memory in bytes.
     pub memory: u64,
-    /// CPU time; rounded up to seconds.
+    /// CPU time, rounded up to seconds.
     pub time: Duration,
 }
 
@@ -48,7 +48,7 @@ impl GrammarLimits {
     }
 }
 
-/// Tries to compile grammars in processes of their own.
+/// Compiles grammars in separate processes, as a trial.
 #[derive(Debug, Clone)]
 pub struct GrammarTrial {
     /// The pegainfer program.
@@ -59,13 +59,13 @@ pub struct GrammarTrial {
 
 impl GrammarTrial {
     /// A trial that starts this program again.
-    pub fn of_this_program(limits: GrammarLimits) -> std::io::Result<Self> {
-        // The link leads to the running program even after an upgrade has replaced its file.
+    pub fn this_program(limits: GrammarLimits) -> std::io::Result<Self> {
+        // The link leads to the running program even after an upgrade replaced its file.
         let program = if cfg!(target_os = "linux") { "/proc/self/exe".into() } else { std::env::current_exe()? };
         Ok(Self { program, limits })
     }
 
-    /// Compiles the grammar in another process; returns the MiB of memory that it took. Dropping the future ends the process.
+    /// Compiles the grammar in another process and returns its memory in MiB. Dropping the future ends the process.
     pub(super) async fn try_out(&self, lark: &str) -> Result<u32, GrammarError> {
         let busy = |e: std::io::Error| GrammarError::Busy(format!("no process can be started to compile it: {e}"));
         let [memory, seconds] = [self.limits.memory, self.limits.seconds()].map(|limit| limit.to_string());
@@ -74,7 +74,7 @@ impl GrammarTrial {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
-            // It would take longer than the work.
+            // A backtrace would take longer than the work.
             .env("RUST_BACKTRACE", "0")
             .kill_on_drop(true)
             .spawn()
@@ -82,7 +82,7 @@ impl GrammarTrial {
         let stdin = child.stdin.take();
         let work = async {
             if let Some(mut stdin) = stdin {
-                // A process that ended early reports why by its status.
+                // The exit status of a process that ended early says why.
                 let _ = stdin.write_all(lark.as_bytes()).await;
             }
             child.wait_with_output().await
@@ -123,8 +123,8 @@ enum Exceeded {
     Memory,
 }
 
-/// The limit at which a process ended: SIGXCPU comes from the limit of CPU time, and Rust aborts without memory or
-/// stack. Other signals, such as SIGKILL from a machine that is out of memory, are not the grammar's fault.
+/// The limit that ended a process. SIGXCPU comes from the limit of CPU time, and Rust aborts without memory or stack.
+/// Other signals, such as SIGKILL on a machine without free memory, are not the grammar's fault.
 #[cfg(unix)]
 fn limit_of(status: ExitStatus) -> Option<Exceeded> {
     use rustix::process::Signal;
@@ -141,8 +141,8 @@ fn limit_of(_status: ExitStatus) -> Option<Exceeded> {
     None
 }
 
-/// The hidden command: compiles the grammar on standard input under these limits, and writes `ok MIB`, `error SENTENCE`, or
-/// `busy SENTENCE` if the fault is not the grammar's.
+/// The hidden command: compiles the grammar on standard input under these limits, and writes `ok MIB`, `error
+/// SENTENCE`, or `busy SENTENCE` if the grammar is not at fault.
 ///
 /// # Errors
 /// The limits cannot be set, or the pipes are broken.
@@ -166,7 +166,7 @@ pub fn run(memory: u64, seconds: u64) -> std::io::Result<()> {
 fn limit_this_process(memory: u64, seconds: u64) -> std::io::Result<()> {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     crate::allocator::configure();
-    // The soft limit of CPU time raises SIGXCPU, which tells the reason; the hard one raises SIGKILL, which does not.
+    // The soft limit of CPU time raises SIGXCPU, which tells the reason; the hard limit raises SIGKILL, which does not.
     let limits = [
         (Resource::As, memory + PROGRAM, memory + PROGRAM),
         (Resource::Cpu, seconds, seconds + 1),
@@ -174,7 +174,7 @@ fn limit_this_process(memory: u64, seconds: u64) -> std::io::Result<()> {
     ];
     for (resource, soft, hard) in limits {
         let [current, maximum] =
-            [soft, hard].map(|most| Some(getrlimit(resource).maximum.map_or(most, |maximum| most.min(maximum))));
+            [soft, hard].map(|limit| Some(getrlimit(resource).maximum.map_or(limit, |maximum| limit.min(maximum))));
         setrlimit(resource, Rlimit { current, maximum })?;
     }
     Ok(())

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Maximum number of tokens of one choice whose times are kept.
+/// Maximum number of tokens of one choice with recorded times.
 const MAX_TOKENS: usize = 4096;
 
 /// Records one choice of a traced request.
@@ -30,14 +30,14 @@ pub struct Stages {
     pub last_token: Instant,
     /// Number of prompt tokens found in the prefix cache.
     pub cached_tokens: usize,
-    /// Number of tokens that came thanks to an accepted draft.
+    /// Number of tokens from accepted drafts.
     pub accepted_draft_tokens: usize,
     /// Time spent on detokenization.
     pub detokenizing: Duration,
 }
 
 impl ChoiceTrace {
-    /// Starts with the submit, which ends the stage before it.
+    /// Starts with the submit, which ends the previous stage.
     pub fn new(trace: Arc<Trace>, choice: usize) -> Self {
         Self { trace, choice, tokens: Vec::new() }
     }
@@ -49,7 +49,7 @@ impl ChoiceTrace {
         }
     }
 
-    /// Adds the spans of the choice. A stage that was not completed lasts until now.
+    /// Adds the spans of the choice. An incomplete stage lasts until now.
     pub fn end(self, stages: Stages, outcome: &'static str) {
         let now = Instant::now();
         if outcome == "error" {

@@ -1,4 +1,4 @@
-//! Traces in Chrome's JSON format, which <https://ui.perfetto.dev> and `chrome://tracing` open.
+//! Traces in Chrome's JSON format, for <https://ui.perfetto.dev> and `chrome://tracing`.
 
 use anyhow::{Context, Result, ensure};
 use fastrace::collector::{EventRecord, Reporter, SpanRecord};
@@ -8,18 +8,18 @@ use std::fs::File;
 use std::io::{ErrorKind, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-/// Maximum size of one file in bytes: viewers hold a whole file in memory. Files are smaller than that if the limit of all files
-/// is low, so that deleting the oldest one leaves most of the traces.
+/// Maximum size of one file in bytes: viewers hold a whole file in memory. If the limit of all files is low, files are
+/// smaller, so that deleting the oldest one leaves most of the traces.
 const MAX_FILE: u64 = 64 << 20;
 /// Minimum number of files that fit into the limit.
 const MIN_FILES: u64 = 8;
 /// Maximum number of trace files that are kept.
 const MAX_FILES: usize = 1000;
-/// What every file ends with.
+/// End of every file.
 const END: &[u8] = b"\n]\n";
 
-/// A directory of trace files. Each file is valid JSON after every trace, also on a full disk, so the server may end at any time.
-/// The oldest files are deleted when all of them together would exceed a limit.
+/// A directory of trace files. Each file is valid JSON after every trace, even on a full disk, so the server may end at
+/// any time. The oldest files are deleted when all of them together would exceed a limit.
 #[derive(Debug)]
 pub struct ChromeFiles {
     dir: PathBuf,
@@ -27,19 +27,19 @@ pub struct ChromeFiles {
     max_bytes: u64,
     /// The file that traces are appended to; `None` after it could not be created.
     current: Option<TraceFile>,
-    /// Other trace files of the directory and their sizes, the oldest first.
+    /// Other trace files of the directory with their sizes, oldest first.
     older: VecDeque<(PathBuf, u64)>,
     /// Number in the name of the next file.
     number: usize,
     /// Number of timeline rows so far: one for each choice of each request.
     rows: usize,
-    /// Whether the last trace was lost, which the log reports once.
+    /// True if the last trace was lost, which the log reports once.
     failed: bool,
 }
 
 impl ChromeFiles {
-    /// Starts a file in `dir`, which is created if it does not exist. All trace files in `dir`, those of earlier servers included,
-    /// take at most `max_bytes`.
+    /// Starts a file in `dir`, which is created if necessary. All trace files in `dir`, including those of earlier
+    /// servers, take at most `max_bytes`.
     pub fn create(dir: &Path, max_bytes: u64) -> Result<Self> {
         let unusable = || format!("--trace-dir {} cannot be used", dir.display());
         std::fs::create_dir_all(dir).with_context(unusable)?;
@@ -98,7 +98,7 @@ impl ChromeFiles {
         }
     }
 
-    /// Trace events of the spans. Each request starts with its root span, which has the request's id.
+    /// Trace events of the spans. Each request starts with its root span, which carries the request's id.
     fn events(&mut self, spans: &[SpanRecord]) -> Vec<Value> {
         let (mut first_row, mut title) = (self.rows, String::new());
         let mut events = Vec::new();
@@ -138,7 +138,7 @@ fn microseconds(ns: u64) -> f64 {
     ns as f64 / 1e3
 }
 
-/// The trace files in `dir` and their sizes, the oldest first.
+/// The trace files in `dir` with their sizes, oldest first.
 fn trace_files(dir: &Path) -> std::io::Result<VecDeque<(PathBuf, u64)>> {
     let mut files = Vec::new();
     for entry in dir.read_dir()? {
@@ -169,7 +169,7 @@ impl TraceFile {
     fn create(path: &Path) -> std::io::Result<Self> {
         let mut file = File::create_new(path)?;
         if let Err(error) = file.write_all(b"[").and_then(|()| file.write_all(END)) {
-            // The error of the write is the one that matters.
+            // Report the error of the write, not of the removal.
             let _ = std::fs::remove_file(path);
             return Err(error);
         }
@@ -180,7 +180,7 @@ impl TraceFile {
         self.length == 1
     }
 
-    /// Appends events, each of which begins with a comma. If that fails, the file has the events it had before.
+    /// Appends events, each of which begins with a comma. After a failure, the file keeps its earlier events.
     fn append(&mut self, mut events: Vec<u8>) -> std::io::Result<()> {
         if self.is_empty() && !events.is_empty() {
             events.remove(0);
@@ -190,13 +190,13 @@ impl TraceFile {
         let written = self.write(&events);
         match written {
             Ok(()) => self.length = length,
-            // The old end needs no more space than the file already has.
+            // The old end needs no additional space.
             Err(_) => self.write(END).and_then(|()| self.file.set_len(self.length + END.len() as u64))?,
         }
         written
     }
 
-    /// Writes over the end of the file.
+    /// Overwrites the end of the file.
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<()> {
         self.file.seek(SeekFrom::Start(self.length))?;
         self.file.write_all(bytes)

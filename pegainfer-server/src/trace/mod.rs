@@ -2,13 +2,14 @@
 //!
 //! # Layout
 //! - [`Tracer`]: decides which requests are traced, and hands their spans to a writer thread.
-//! - [`Trace`]: the spans of one request. [`ChoiceTrace`]: the spans of one of its choices, with the engine's timestamps.
+//! - [`Trace`]: the spans of one request. [`ChoiceTrace`]: the spans of one of its choices, with the engine's
+//!   timestamps.
 //! - [`steps`]: engine steps as a trace, and files of slow ones.
 //! - [`ChromeFiles`]: writes files. [`Otlp`]: sends to an OpenTelemetry collector.
 //!
-//! Spans are `fastrace` records, so any of its reporters can take them. Their times are those of the engine's events, not
-//! those at which the front end polled them, so that crate's own collector is not used. A request that is not traced costs
-//! one test of an `Option` per stage.
+//! Spans are `fastrace` records, so any of its reporters can take them. `fastrace`'s collector is not used: span times
+//! come from the engine's events, not from when the front end polled them. A request that is not traced costs one test
+//! of an `Option` per stage.
 
 mod choice;
 mod chrome;
@@ -33,12 +34,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Request header of admins: 1 traces this request, 0 does not.
-const ASKED: HeaderName = HeaderName::from_static("x-trace");
+const TRACE_HEADER: HeaderName = HeaderName::from_static("x-trace");
 /// Response header with the id of the trace.
-const TOLD: HeaderName = HeaderName::from_static("x-trace-id");
-/// Maximum number of traces that wait to be written; more are dropped.
+const TRACE_ID_HEADER: HeaderName = HeaderName::from_static("x-trace-id");
+/// Maximum number of traces waiting to be written; more are dropped.
 const MAX_WAITING: usize = 1024;
-/// Maximum size in bytes of the traces that wait to be written; more are dropped.
+/// Maximum size in bytes of traces waiting to be written; more are dropped.
 const MAX_WAITING_BYTES: usize = 64 << 20;
 /// Maximum number of spans given to a reporter in one call.
 const MAX_BATCH: usize = 512;
@@ -47,8 +48,8 @@ const FLUSH: Duration = Duration::from_secs(2);
 
 /// Attribute of the root span: HTTP status of the response.
 const HTTP_STATUS: &str = "http.response.status_code";
-/// Attribute of the root span of a request that failed: the status, or `stream` if an event of a stream reported the failure.
-/// A refusal of the client's request (4xx) is no error of the server, as in OpenTelemetry's conventions.
+/// Attribute of the root span of a failed request: the status, or `stream` if an event of a stream reported the
+/// failure. A refusal (4xx) is not a server error, as in OpenTelemetry's conventions.
 const ERROR: &str = "error.type";
 
 /// Attributes of a span: names and values.
@@ -59,11 +60,11 @@ enum Message {
     Flush(SyncSender<()>),
 }
 
-/// Traces that wait to be written.
+/// Traces waiting to be written.
 #[derive(Debug, Default)]
 struct Backlog {
     bytes: AtomicUsize,
-    /// Whether a trace was dropped because too many waited.
+    /// True if a trace was dropped because too many waited.
     overflowed: AtomicBool,
 }
 
@@ -74,7 +75,7 @@ pub struct Tracer {
     /// Fraction of the requests without an `x-trace` header that are traced.
     sampling_ratio: f64,
     seen: AtomicU64,
-    /// One moment on both clocks: the monotonic one, and nanoseconds of Unix time.
+    /// The same moment on both clocks: monotonic, and nanoseconds of Unix time.
     epoch: (Instant, u64),
 }
 
@@ -85,8 +86,8 @@ impl fmt::Debug for Tracer {
 }
 
 impl Tracer {
-    /// Starts the writer thread. Traces a fraction `sampling_ratio` (0 to 1) of the requests, evenly spread, and those that ask
-    /// for it.
+    /// Starts the writer thread. Traces a fraction `sampling_ratio` (0 to 1) of the requests, evenly spread, and
+    /// requests that ask for it.
     pub fn start(reporters: Vec<Box<dyn Reporter>>, sampling_ratio: f64) -> std::io::Result<Arc<Self>> {
         let (writer, spans) = sync_channel(MAX_WAITING);
         let backlog = Arc::new(Backlog::default());
@@ -97,15 +98,16 @@ impl Tracer {
         Ok(Arc::new(Self { writer, backlog, sampling_ratio, seen: AtomicU64::new(0), epoch }))
     }
 
-    /// Waits until all traces so far are written, but at most [`FLUSH`].
+    /// Waits until all traces so far are written, at most for [`FLUSH`].
     pub fn flush(&self) {
-        // The operator should not wait longer for traces.
+        // The operator should not wait longer.
         if !flush(&self.writer, Message::Flush, FLUSH) {
             log::warn!("the last traces are not written: the disk or the collector takes longer than {FLUSH:?}");
         }
     }
 
-    /// Hands a trace to the writer. If the writer falls behind (a slow disk), traces are dropped rather than requests delayed.
+    /// Hands a trace to the writer. If the writer falls behind (a slow disk), traces are dropped instead of delaying
+    /// requests.
     fn send(&self, spans: Vec<SpanRecord>) {
         let bytes = spans.iter().map(|span| size_of_val(span) + size_of_val(span.events.as_slice())).sum();
         let waiting = self.backlog.bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -118,10 +120,10 @@ impl Tracer {
         }
     }
 
-    /// Starts a trace if this request is sampled or, where it may (`decides`), asks for one.
+    /// Starts a trace if this request is sampled, or asks for one and may (`decides`).
     fn begin(self: &Arc<Self>, headers: &HeaderMap, name: &str, decides: bool) -> Result<Option<Arc<Trace>>, ApiError> {
-        let sampled = match headers.get(ASKED).filter(|_| decides).map(HeaderValue::as_bytes) {
-            None => self.is_next(),
+        let sampled = match headers.get(TRACE_HEADER).filter(|_| decides).map(HeaderValue::as_bytes) {
+            None => self.sample_next(),
             Some(b"0") => false,
             Some(b"1") => true,
             Some(_) => return Err(ApiError::invalid("x-trace", "x-trace must be 0 or 1")),
@@ -146,8 +148,8 @@ impl Tracer {
         })))
     }
 
-    /// Whether the next request is sampled: true for `sampling_ratio` of the calls, spread evenly.
-    fn is_next(&self) -> bool {
+    /// True if the next request is sampled: for `sampling_ratio` of the calls, evenly spread.
+    fn sample_next(&self) -> bool {
         let seen = self.seen.fetch_add(1, Ordering::Relaxed) as f64;
         ((seen + 1.0) * self.sampling_ratio).floor() > (seen * self.sampling_ratio).floor()
     }
@@ -161,7 +163,7 @@ impl Tracer {
     }
 }
 
-/// Writer thread: passes waiting spans on in batches, because a collector takes one request per batch.
+/// Writer thread: forwards waiting spans in batches, because a collector takes one request per batch.
 fn write(mut reporters: Vec<Box<dyn Reporter>>, messages: &Receiver<Message>, backlog: &Backlog) {
     while let Ok(first) = messages.recv() {
         let (mut spans, mut size, mut waiting) = (Vec::new(), 0, None);
@@ -188,7 +190,7 @@ fn write(mut reporters: Vec<Box<dyn Reporter>>, messages: &Receiver<Message>, ba
     }
 }
 
-/// The spans of one request. Dropping the last reference ends the request and sends the spans to the writer.
+/// The spans of one request. Dropping the last reference ends the request and sends its spans to the writer.
 pub struct Trace {
     tracer: Arc<Tracer>,
     /// Context of the request's root span.
@@ -198,9 +200,9 @@ pub struct Trace {
     name: String,
     request_id: String,
     started: Instant,
-    /// HTTP status of the response; 0 until there is one.
+    /// HTTP status of the response; 0 before the response.
     status: AtomicU16,
-    /// Whether a choice failed.
+    /// True if a choice failed.
     failed: AtomicBool,
     spans: Mutex<Vec<SpanRecord>>,
 }
@@ -212,7 +214,7 @@ impl fmt::Debug for Trace {
 }
 
 impl Trace {
-    /// Adds a stage that ends now and began where the previous stage ended, or at the start of the request.
+    /// Adds a stage that ends now. It began at the end of the previous stage, or at the start of the request.
     pub fn stage(&self, name: &'static str) {
         let mut spans = self.spans.lock().unwrap_or_else(PoisonError::into_inner);
         let ended = spans.last().map(|span| span.begin_time_unix_ns + span.duration_ns);
@@ -264,11 +266,11 @@ impl Drop for Trace {
     }
 }
 
-/// Right of a request to decide whether it is traced, an extension of the request.
+/// Permission to decide whether a request is traced, an extension of the request.
 #[derive(Debug, Clone, Copy)]
 pub struct MayTrace;
 
-/// Middleware: starts a trace for each API request that is sampled, and sends its id to the client.
+/// Middleware: starts a trace for each sampled API request, and sends its id to the client.
 pub async fn attach(
     tracer: Option<&Arc<Tracer>>,
     mut request: Request,
@@ -289,7 +291,7 @@ pub async fn attach(
     let mut response = next(request).await;
     trace.status.store(response.status().as_u16(), Ordering::Relaxed);
     if let Ok(id) = id {
-        response.headers_mut().insert(TOLD, id);
+        response.headers_mut().insert(TRACE_ID_HEADER, id);
     }
     response
 }
@@ -301,17 +303,17 @@ mod tests {
     #[test]
     fn sampling_is_spread_evenly_and_a_header_overrides_it() {
         let tracer = Tracer::start(vec![], 0.25).unwrap();
-        let traced: Vec<bool> = (0..8).map(|_| tracer.is_next()).collect();
+        let traced: Vec<bool> = (0..8).map(|_| tracer.sample_next()).collect();
         assert_eq!(traced, [false, false, false, true, false, false, false, true]);
         let asked = |value: &'static str, decides| {
-            let headers = HeaderMap::from_iter([(ASKED, HeaderValue::from_static(value))]);
+            let headers = HeaderMap::from_iter([(TRACE_HEADER, HeaderValue::from_static(value))]);
             tracer.begin(&headers, "test", decides).map(|trace| trace.is_some())
         };
         assert!(asked("1", true).unwrap());
         assert!(!asked("0", true).unwrap());
         assert!(asked("yes", true).is_err());
         let tracer = Tracer::start(vec![], 0.0).unwrap();
-        let headers = HeaderMap::from_iter([(ASKED, HeaderValue::from_static("1"))]);
+        let headers = HeaderMap::from_iter([(TRACE_HEADER, HeaderValue::from_static("1"))]);
         assert!(tracer.begin(&headers, "test", false).unwrap().is_none(), "only those who may decide");
     }
 

@@ -15,7 +15,7 @@ const SERVER: u8 = 2;
 /// Values of OTLP's `StatusCode` enumeration.
 const UNSET: u8 = 0;
 const FAILED: u8 = 2;
-/// Attributes whose value is a number.
+/// Attributes with a number as value.
 const NUMBERS: [&str; 5] = ["choice", "cached_tokens", "accepted_draft_tokens", "total_us", HTTP_STATUS];
 
 /// A collector, such as Jaeger, Tempo or the OpenTelemetry collector.
@@ -27,9 +27,9 @@ pub struct Otlp {
 }
 
 impl Otlp {
-    /// Sends to `endpoint`, `http://host:port`; OTLP's path is added.
+    /// Sends to `endpoint`, `http://host:port`. OTLP's path is added.
     pub fn new(endpoint: &str) -> Result<Self> {
-        // Collectors run on the same machine or network; TLS can be added there.
+        // Collectors run on the same machine or network, where TLS can be added.
         ensure!(endpoint.starts_with("http://"), "--otlp-endpoint {endpoint} must begin with http://");
         let url = format!("{}/v1/traces", endpoint.trim_end_matches('/'));
         let agent = Agent::config_builder().timeout_global(Some(TIMEOUT)).build().into();
@@ -42,7 +42,7 @@ impl Reporter for Otlp {
         let body = request(&spans).to_string();
         let sent = self.agent.post(&self.url).header("content-type", "application/json").send(body);
         let failed = sent.as_ref().err();
-        // Warned once for each time the collector becomes unavailable, not for each trace.
+        // Warn once each time the collector becomes unavailable, not for each trace.
         if let Some(error) = failed.filter(|_| !self.failed) {
             log::warn!("traces are lost: the collector at {} does not accept them: {error}", self.url);
         }

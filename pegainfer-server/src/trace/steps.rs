@@ -1,4 +1,4 @@
-//! Engine steps in Chrome's trace format, for <https://ui.perfetto.dev>: the newest ones, and files of slow ones.
+//! Engine steps in Chrome's trace format, for <https://ui.perfetto.dev>: the newest steps, and files of slow steps.
 
 use pegainfer_core::ledger::{Capture, Cause, RowDetail, StepDetail, StepLog, StepTime};
 use serde_json::{Value, json};
@@ -14,20 +14,21 @@ const ROWS: [(u32, &str); 3] = [(STEPS, "steps"), (OPS, "ops"), (IDLE, "no step 
 const STEPS: u32 = 1;
 const OPS: u32 = 2;
 const IDLE: u32 = 3;
-/// Least pause between two steps that is shown.
+/// Minimum pause between two steps that is shown.
 const MIN_PAUSE: Duration = Duration::from_micros(20);
-/// Captures that wait to be written; the log has a line of more.
+/// Maximum number of captures waiting to be written. More are dropped with a log line.
 const MAX_WAITING: usize = 4;
-/// Files of slow steps that a server keeps.
+/// Maximum number of slow-step files per server.
 const MAX_FILES: usize = 100;
 
-/// The steps as a trace. `start`: start of the engine, from which their times count. Traces of requests have the same clock.
+/// The steps as a trace. Their times count from `start`, the start of the engine. Traces of requests use the same
+/// clock.
 pub fn events(steps: &[StepTime], start: Instant) -> Vec<Value> {
     step_events(steps, unix_us(start))
 }
 
-/// As [`events`], with the start in microseconds of Unix time. All events of a trace need the same value: the clocks
-/// are read one after the other, so that two conversions of one instant can differ by a microsecond.
+/// Like [`events`], with the start in microseconds of Unix time. All events of a trace must use the same value: the two
+/// clocks are read one after the other, so two conversions of one instant can differ by a microsecond.
 fn step_events(steps: &[StepTime], origin: f64) -> Vec<Value> {
     let mut events: Vec<Value> = ROWS.iter().map(|(row, name)| named(*row, name)).collect();
     let mut ended: Option<Duration> = None;
@@ -45,7 +46,7 @@ fn step_events(steps: &[StepTime], origin: f64) -> Vec<Value> {
     events
 }
 
-/// A slow step, its neighbours, and what is known of the ops and requests in them.
+/// A slow step, its neighbours, and the known ops and requests in them.
 pub fn capture(capture: &Capture) -> Value {
     let Capture { anomaly, steps, details, start } = capture;
     let origin = unix_us(*start);
@@ -91,14 +92,14 @@ fn microseconds(time: Duration) -> f64 {
     time.as_nanos() as f64 / 1e3
 }
 
-/// Microseconds of Unix time at an instant of the past.
+/// Unix time of a past instant, in microseconds.
 fn unix_us(at: Instant) -> f64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    // Whole microseconds: a float has no more digits for the rest.
+    // Whole microseconds, because a float has no more digits.
     now.saturating_sub(at.elapsed()).as_micros() as f64
 }
 
-/// Writes the slow steps of `log` as files in `dir` from now on, in a thread of its own, and reports them.
+/// Starts a thread that writes the slow steps of `log` as files in `dir`, and logs them.
 pub fn write_captures(log: &StepLog, dir: &Path) -> std::io::Result<()> {
     std::fs::create_dir_all(dir)?;
     let (sender, captures): (SyncSender<Capture>, Receiver<Capture>) = sync_channel(MAX_WAITING);
@@ -109,7 +110,7 @@ pub fn write_captures(log: &StepLog, dir: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// The files of a server, oldest first.
+/// The slow-step files of a server, oldest first.
 struct Files {
     dir: PathBuf,
     written: VecDeque<PathBuf>,
@@ -119,7 +120,7 @@ impl Files {
     fn report(&mut self, capture: &Capture) {
         let anomaly = &capture.anomaly;
         match self.write(capture) {
-            // The next steps were as fast as ever: nothing has to be done.
+            // The following steps were as fast as before: nothing has to be done.
             Ok(path) if anomaly.cause == Cause::Once => log::info!("slow {anomaly}; trace {}", path.display()),
             Ok(path) => log::warn!("slow {anomaly}; trace {}", path.display()),
             Err(error) => log::warn!("slow {anomaly}; its trace cannot be written: {error}"),
@@ -135,7 +136,7 @@ impl Files {
             out.flush()
         });
         if let Err(error) = written {
-            // The error of the write is the one that matters.
+            // Report the error of the write, not of the removal.
             let _ = std::fs::remove_file(&path);
             return Err(error);
         }
@@ -143,7 +144,7 @@ impl Files {
         if self.written.len() > MAX_FILES
             && let Some(oldest) = self.written.pop_front()
         {
-            // Somebody may have moved it away.
+            // Somebody may have moved the file.
             let _ = std::fs::remove_file(oldest);
         }
         Ok(path)
@@ -158,7 +159,7 @@ mod tests {
 
     const LOAD: StepLoad = StepLoad { decode_rows: 2, decode_kv: 50, prefill_rows: 0, prefill_tokens: 0, pairs: 0 };
 
-    /// Steps of 1 ms, each 2 ms after the one before; the slow one is number 3.
+    /// Steps of 1 ms, starting 2 ms apart; step 3 is slow.
     fn slow(step: u64) -> Capture {
         let time = |number: u64| StepTime {
             number,
@@ -195,11 +196,7 @@ mod tests {
         let ops: Vec<&str> = of(OPS).map(|event| event["name"].as_str().unwrap()).collect();
         assert_eq!(ops, ["linear", "attention"]);
         let at = |row: u32, i: usize| of(row).nth(i).unwrap()["ts"].as_f64().unwrap();
-        assert_eq!(
-            (at(OPS, 0), at(OPS, 1)),
-            (at(STEPS, 3), at(STEPS, 3) + 300.0),
-            "in their step, one behind the other"
-        );
+        assert_eq!((at(OPS, 0), at(OPS, 1)), (at(STEPS, 3), at(STEPS, 3) + 300.0), "in their step, one after another");
         assert_eq!(of(STEPS).next().unwrap()["args"]["measured/predicted"], 2.0);
         let requests = &events.iter().find(|event| event["name"] == "requests").unwrap()["args"];
         let rows = &requests["[request, x-request-id, tokens, context]"];

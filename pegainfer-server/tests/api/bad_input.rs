@@ -13,7 +13,7 @@ fn server() -> TestServer {
     TestServer::start(MockEngine::replying(" a").0, Setup::default())
 }
 
-/// Checks the status, the shape, and that `message` and `param` name the fault.
+/// Checks the status and the shape, and that `message` and `param` name the fault.
 fn expect(response: Response, status: u16, message: &str, param: Option<&str>) {
     assert_eq!(response.header("content-type"), Some("application/json"));
     let got = response.status;
@@ -331,12 +331,12 @@ fn compressed_bodies_count_as_what_they_become() {
     let before = std::time::Instant::now();
     expect(send("gzip", &bomb), 413, "the request body is larger than the limit of 8388608 bytes", None);
     assert!(before.elapsed().as_secs() < 5, "{:?}", before.elapsed());
-    expect(send("gzip", body.as_bytes()), 400, "the request body is not the gzip that Content-Encoding says", None);
+    expect(send("gzip", body.as_bytes()), 400, "the request body is not the gzip that Content-Encoding names", None);
     let cut = gzip(body.as_bytes());
     expect(
         send("gzip", &cut[..cut.len() - 4]),
         400,
-        "the request body is not the gzip that Content-Encoding says",
+        "the request body is not the gzip that Content-Encoding names",
         None,
     );
     for encoding in ["br", "zstd", "gzip, gzip"] {

@@ -133,7 +133,7 @@ fn nothing_is_lost_and_nothing_is_counted_twice() {
     wait_until("every end is counted", || over() == seen.submitted);
     assert_eq!(control.added() as u64, seen.submitted);
 
-    // Of the requests that clients hung up on, some may have ended just before.
+    // Some of the requests that clients abandoned may have ended just before.
     let (finished, tokens) = (value(address, "e2e_request_latency_seconds_count"), "request_generation_tokens_sum");
     let unseen = finished - seen.finished;
     assert_eq!(value(address, tokens), seen.finished_tokens + unseen * LONG, "{seen:?}");

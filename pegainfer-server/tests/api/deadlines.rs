@@ -61,12 +61,12 @@ fn a_stream_is_cancelled_at_its_deadline_with_an_event() {
 }
 
 #[test]
-fn the_deadline_holds_while_a_stream_is_prepared_whose_head_was_sent() {
+fn the_deadline_holds_after_an_early_head() {
     let dir = endless_template("deadline");
     let (engine, control) = MockEngine::replying(" a cat sat");
     let setup = Setup { options: limited(700), model_dir: dir.0.clone(), ..Setup::default() };
     let server = TestServer::start(engine, setup);
-    // Two threads render, each a template at a time until its instructions are used up: the last ones wait.
+    // Two threads render, one template at a time until its instructions are used up. The last ones wait.
     let body = json!({"messages": [{"role": "user", "content": "x"}], "stream": true});
     let chats: Vec<TcpStream> = (0..16).map(|_| post_unread(server.address, "/v1/chat/completions", &body)).collect();
     let begun = chats.into_iter().map(read_head).filter(|response| response.status == 200);
@@ -75,7 +75,7 @@ fn the_deadline_holds_while_a_stream_is_prepared_whose_head_was_sent() {
     let late = ends.iter().filter(|text| text.ends_with(&format!("{error}\n\ndata: [DONE]\n\n"))).count();
     assert!(late > 0 && ends.iter().all(|text| text.starts_with(": keep-alive\n\n")), "{ends:?}");
     assert_eq!(control.added(), 0);
-    // What was cancelled is not rendered: it would keep the threads busy for several times as long.
+    // Cancelled requests are not rendered: that would keep the threads busy several times as long.
     wait_until("the threads are free", || post(server.address, COMPLETIONS, &json!({"prompt": "x"})).status == 200);
 }
 

@@ -1,4 +1,4 @@
-//! Grammars of hostile clients, through every door of the API, and the process that tries them.
+//! Grammars of hostile clients, through every field of the API, and the process that tries them.
 
 use crate::support::TestServer;
 use crate::support::attack::Target;
@@ -14,7 +14,7 @@ use std::process::{Output, Stdio};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// A text that has to match this number of patterns: with 24 of them, 1 KB, llguidance alone would never end.
+/// A text that has to match `count` patterns. With 24 of them, 1 KB, llguidance alone would never end.
 fn patterns(count: u8) -> Value {
     let pattern = |letter: u8| json!({"type": "string", "pattern": format!(".*{}.*", letter as char)});
     json!({"allOf": (b'a'..b'a' + count).map(pattern).collect::<Vec<_>>()})
@@ -26,7 +26,7 @@ fn optional(count: usize, prefix: &str) -> Value {
     json!({"type": "object", "properties": (0..count).map(property).collect::<serde_json::Map<_, _>>()})
 }
 
-/// A request through each door by which a schema comes in.
+/// A request through each field that accepts a schema.
 fn doors(schema: &Value) -> Vec<(&'static str, Value)> {
     let messages = json!([{"role": "user", "content": "x"}]);
     let format = json!({"type": "json_schema", "json_schema": {"name": "a", "schema": schema}});
@@ -75,7 +75,7 @@ fn options() -> Options {
 
 #[test]
 fn every_door_refuses_what_would_never_end() {
-    // Templates show tools: the prompt has to fit the context, so that the grammar is what is refused.
+    // Templates show tools. The prompt has to fit the context, so that the grammar is refused.
     let engine = MockEngine::replying("1").0.with_max_model_len(1 << 20);
     let server = TestServer::with(engine, options());
     for (path, body) in doors(&patterns(24)) {
@@ -95,9 +95,9 @@ fn every_door_refuses_what_would_never_end() {
 }
 
 #[test]
-fn what_is_tried_first_can_be_used() {
+fn tried_grammars_can_be_used() {
     let server = TestServer::bundled_with(options());
-    // A status of 500 came from objects of 500 properties and more.
+    // Objects of 500 properties and more used to cause a 500.
     for count in [3, 500, 1000] {
         let body = json!({"prompt": "x", "max_tokens": 8, "structured_outputs": {"json": optional(count, "p")}});
         let text =
@@ -108,7 +108,7 @@ fn what_is_tried_first_can_be_used() {
     for _ in 0..3 {
         assert_eq!(post_ok(server.address, "/v1/completions", &body)["choices"][0]["text"], "yes");
     }
-    // Fuel ends it at the first or at a later token: an error of the request, not of the server.
+    // Fuel ends it at the first or a later token, as an error of the request, not of the server.
     let terms: Vec<String> = (b'a'..=b'x').map(|letter| format!("/.*{}.*/", letter as char)).collect();
     let lark = format!("start: A\nA: {}", terms.join(" & "));
     let body = json!({"prompt": "x", "structured_outputs": {"grammar": lark}});
@@ -141,7 +141,7 @@ fn a_grammar_that_fails_at_a_later_token_is_an_error_of_its_request() {
             assert_eq!(status, if stream { 200 } else { 400 }, "{path}: {text}");
             assert!(text.contains("the grammar of the request cannot be followed: no token may come next"), "{text}");
             let reason = match (path, stream) {
-                // Anthropic's errors have no code, but a type.
+                // Anthropic's errors have a type instead of a code.
                 ("/v1/messages", _) => "invalid_request_error",
                 ("/v1/responses", true) => "invalid_prompt",
                 _ => "grammar_failed",
@@ -193,7 +193,7 @@ fn ordinary_clients_do_not_notice_hostile_grammars() {
     });
     target.attack("32 clients hang up while their grammar is compiled", |address| {
         for i in 0..32 {
-            // Most would never end, some are large and legal.
+            // Most would never end; some are large and legal.
             let schema = if i % 4 > 0 { patterns(24) } else { optional(400, &format!("p{i}x")) };
             let body = json!({"prompt": "x", "max_tokens": 1, "structured_outputs": {"json": schema}});
             let stream = post_unread(address, "/v1/completions", &body);

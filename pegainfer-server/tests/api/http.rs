@@ -108,7 +108,7 @@ fn continuous_usage_counts_on_every_chunk() {
 #[test]
 fn a_stop_string_ends_the_text_before_it_and_cancels_the_rest() {
     let (server, control) = TestServer::replying(" one two three four five six seven eight nine ten");
-    // Enough for the match, not for the end: only the cancellation ends the request.
+    // Enough tokens for the match, not for the end: only the cancellation ends the request.
     control.allow(20);
     let body = json!({"prompt": "count", "max_tokens": 100, "stop": ["zzz", "ee fo"], "ignore_eos": true});
     let response = post_ok(server.address, COMPLETIONS, &body);

@@ -1,4 +1,4 @@
-//! Streams show that they are alive while no token comes, in each of the four APIs.
+//! Streams show that they are alive while no token arrives, in each of the four APIs.
 
 use crate::support::client::{Response, get, post};
 use crate::support::mock::{Control, MockEngine};
@@ -31,7 +31,7 @@ fn silent_server() -> (TestServer, Arc<Control>) {
     (TestServer::with(engine, options), control)
 }
 
-/// Starts a stream, whose head has to come soon, and reads until it was kept alive `times` times.
+/// Starts a stream, expects its head soon, and reads until it was kept alive `times` times.
 fn open(server: &TestServer, path: &str, body: &Value, sign: &str, times: usize) -> (Response, String) {
     let started = Instant::now();
     let mut response = post(server.address, path, body);
@@ -89,7 +89,7 @@ fn a_stream_that_pauses_between_tokens_is_kept_alive() {
 }
 
 #[test]
-fn a_stream_whose_tokens_are_not_sent_yet_is_kept_alive() {
+fn a_stream_with_unsent_tokens_is_kept_alive() {
     let (server, control) = silent_server();
     // The input of a custom tool is sent when it is complete.
     let input = "word ".repeat(200);
@@ -144,7 +144,7 @@ fn a_failure_after_the_head_is_an_event_of_the_api() {
         }
         server.wait_idle();
     }
-    // The status that the responses would have had, had their heads not been sent.
+    // The statuses that the responses would have had without an early head.
     wait_until("all failures are counted", || {
         let metrics = get(server.address, "/metrics").text();
         let failed = |path: &str| {

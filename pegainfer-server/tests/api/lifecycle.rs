@@ -1,4 +1,4 @@
-//! Requests that end early: clients that hang up, engines that fail, queues that are full.
+//! Requests that end early: clients that hang up, engines that fail, full queues.
 
 use crate::support::client::{get, post, post_ok, post_unread, read_head};
 use crate::support::mock::MockEngine;
@@ -41,7 +41,7 @@ fn hanging_up_cancels_a_plain_request() {
     assert_eq!(control.cancelled(), 1);
 }
 
-/// The whole answer to a client that ends its side after the request, as `nc -N` does.
+/// The whole answer to a client that closes its side after the request, like `nc -N`.
 fn half_closed(server: &TestServer, body: &Value) -> String {
     let mut connection = post_unread(server.address, COMPLETIONS, body);
     connection.shutdown(Shutdown::Write).unwrap();
@@ -57,7 +57,7 @@ fn a_client_that_ends_its_side_gets_its_answer() {
     assert!(plain.starts_with("HTTP/1.1 200") && plain.contains(r#""text":" a cat sat""#), "{plain}");
     let stream = half_closed(&server, &json!({"prompt": "x", "stream": true}));
     assert!(stream.starts_with("HTTP/1.1 200") && stream.contains("data: [DONE]"), "{stream}");
-    // More than the socket takes at once.
+    // Larger than the socket buffer.
     let large = json!({"prompt": vec!["x"; 24], "max_tokens": 400, "ignore_eos": true, "logprobs": 20});
     let large = half_closed(&server, &large);
     assert!(large.len() > 1 << 20 && large.ends_with('}'), "{} bytes", large.len());
@@ -87,7 +87,7 @@ fn a_client_that_read_all_there_was_and_hung_up_is_noticed() {
     let server = TestServer::start(engine, Setup::default());
     let mut response = post(server.address, COMPLETIONS, &long(true));
     assert!(response.chunk().unwrap().starts_with("data: {"));
-    // Nothing is left to be read, so its socket sends no reset, as if only its side had ended.
+    // All bytes have been read, so its socket sends no reset, as if only its side had been closed.
     let started = Instant::now();
     drop(response);
     server.wait_idle();
@@ -144,7 +144,7 @@ fn a_full_queue_gives_503_and_retry_after() {
     assert_eq!(get(server.address, "/health").status, 200, "busy is not ill");
     drop(open);
     server.wait_idle();
-    // A batch that does not fit whole is refused whole.
+    // A batch that does not fit completely is refused completely.
     let batch = json!({"prompt": ["one", "two", "three"]});
     assert_eq!(post(server.address, COMPLETIONS, &batch).status, 503);
     server.wait_idle();

@@ -1,4 +1,5 @@
-//! Each field that changes logits changes the output as specified, over HTTP with the bundled checkpoint; and `n`.
+//! Each field that changes logits changes the output as specified, over HTTP with the bundled checkpoint. Also tests
+//! `n`.
 
 use crate::support::client::{post, post_ok, with};
 use crate::support::{TestServer, tokenizer};
@@ -98,9 +99,9 @@ fn allowed_token_ids_are_the_only_ones() {
 #[test]
 fn penalties_end_loops() {
     let tiny = Tiny::start();
-    // So few tokens that the model repeats itself.
+    // Few enough tokens that the model repeats itself.
     let few: Vec<u32> = (300..330).collect();
-    let most = |fields: Value| {
+    let max_repeats = |fields: Value| {
         let mut fields = fields;
         fields["logprobs"] = json!(0);
         fields["max_tokens"] = json!(60);
@@ -112,13 +113,13 @@ fn penalties_end_loops() {
         }
         *counts.values().max().unwrap()
     };
-    let free = most(json!({}));
-    assert_eq!(most(json!({"presence_penalty": 0, "frequency_penalty": 0.0, "repetition_penalty": 1})), free);
-    let penalised = most(json!({"frequency_penalty": 2}));
+    let free = max_repeats(json!({}));
+    assert_eq!(max_repeats(json!({"presence_penalty": 0, "frequency_penalty": 0.0, "repetition_penalty": 1})), free);
+    let penalised = max_repeats(json!({"frequency_penalty": 2}));
     assert!(2 * penalised <= free, "{free} times the same token, {penalised} with frequency_penalty");
-    assert!(most(json!({"frequency_penalty": -2})) > 2 * free);
-    assert!(most(json!({"repetition_penalty": 3.0})) < free);
-    assert!(most(json!({"presence_penalty": 2})) < free);
+    assert!(max_repeats(json!({"frequency_penalty": -2})) > 2 * free);
+    assert!(max_repeats(json!({"repetition_penalty": 3.0})) < free);
+    assert!(max_repeats(json!({"presence_penalty": 2})) < free);
 }
 
 #[test]

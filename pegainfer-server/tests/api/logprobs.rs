@@ -1,4 +1,4 @@
-//! Log-probabilities: their shapes, and the large responses that they make.
+//! Log-probabilities: their shapes, and large responses with them.
 
 use crate::support::TestServer;
 use crate::support::client::{post, post_ok, with};
@@ -60,7 +60,7 @@ fn a_large_response_is_the_same_plain_and_streamed() {
     let server = TestServer::bundled();
     let prompt: Vec<usize> = (0..600).map(|i| 5 + i % 90).collect();
     let body = json!({"prompt": prompt, "n": 2, "echo": true, "logprobs": 20, "max_tokens": 60, "temperature": 0, "ignore_eos": true});
-    // The first request computes the whole prompt, later ones what the prefix cache does not have.
+    // The first request computes the whole prompt, later ones only the part that is not in the prefix cache.
     post_ok(server.address, COMPLETIONS, &body);
     let plain = post_ok(server.address, COMPLETIONS, &body);
     let events = post(server.address, COMPLETIONS, &with(body.clone(), json!({"stream": true}))).events();
@@ -113,7 +113,7 @@ fn responses_together_stay_within_their_budget() {
 
 #[test]
 fn long_responses_of_every_chat_api_take_a_share_of_the_budget() {
-    // 16 bytes for each token are more than the budget.
+    // At 16 bytes per token this exceeds the budget.
     const TOKENS: usize = 80_000;
     let limits = Limits { max_inflight_bytes: 1 << 20, ..Limits::default() };
     let engine = MockEngine::replying_ids(vec![5; TOKENS]).0.with_max_model_len(TOKENS + 1000);

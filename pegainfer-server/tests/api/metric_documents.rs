@@ -1,4 +1,5 @@
-//! The documents about metrics against a server: its page, the dashboard and the alert rules name what `/metrics` exposes.
+//! The documents about metrics against a server: its page, the dashboard and the alert rules name only metrics of
+//! `/metrics`.
 
 use crate::support::client::{get, post, post_ok};
 use crate::support::mock::MockEngine;
@@ -12,24 +13,24 @@ const COMPLETIONS: &str = "/v1/completions";
 const COMMON: [&str; 2] = ["model_name", "engine"];
 /// Labels that Prometheus adds.
 const ADDED: [&str; 2] = ["job", "instance"];
-/// The series that Prometheus itself keeps of each server.
+/// The series that Prometheus itself keeps for each server.
 const UP: &str = "up";
-/// Words of PromQL that are followed by no bracket.
+/// Words of PromQL that are not followed by a bracket.
 const OPERATORS: [&str; 4] = ["and", "or", "unless", "bool"];
 
-/// Type and own labels of the series of one name.
+/// Type and own labels of the series, by name.
 type Series = BTreeMap<String, (String, BTreeSet<String>)>;
 
 fn document(path: &str) -> String {
     std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)).unwrap()
 }
 
-/// A server on which everything that has a series has happened.
+/// A server with at least one event for every series.
 fn server() -> TestServer {
     let (engine, control) = MockEngine::replying(" a cat");
     control.allow(0);
     let server = TestServer::start(engine, Setup { max_queued: 1, ..Setup::default() });
-    // What has a label is there from the first event on: here, a request that does not fit into the queue.
+    // A labelled series exists from its first event on: here, a request that does not fit into the queue.
     assert_eq!(post(server.address, COMPLETIONS, &json!({"prompt": ["x", "y"]})).status, 503);
     server.wait_idle();
     control.allow(usize::MAX);
@@ -48,7 +49,7 @@ fn labels(text: &str) -> Vec<(&str, &str)> {
     labels
 }
 
-/// The histogram that has a series of this name.
+/// The histogram with a series of this name.
 fn histogram<'a>(name: &'a str, series: &Series) -> Option<&'a str> {
     let base = |suffix: &&str| name.strip_suffix(*suffix).filter(|base| series.contains_key(*base));
     ["_bucket", "_sum", "_count"].iter().find_map(base).filter(|base| series[*base].0 == "histogram")
@@ -89,13 +90,14 @@ fn the_page_lists_every_series_with_type_and_labels() {
     assert_eq!(exposed(&server), documented);
 }
 
-/// One name of a series in a query, with the labels that are asked of it or that its values are grouped by.
+/// A series name in a query, with the labels that it selects or groups by.
 struct Selector {
     name: String,
     labels: Vec<String>,
 }
 
-/// The names of series in a PromQL expression, and its labels. Every name is taken to have all labels of the groupings.
+/// The series names in a PromQL expression with their labels. Every name is assumed to have all labels of the
+/// groupings.
 fn selectors(expr: &str) -> Vec<Selector> {
     let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
     let list = |text: &str| text.split(',').map(|label| label.trim().to_owned()).collect::<Vec<_>>();
@@ -129,7 +131,7 @@ fn selectors(expr: &str) -> Vec<Selector> {
     found
 }
 
-/// Fails if a query names a series, a kind of a histogram's series or a label that no server has.
+/// Fails if a query names a series, a histogram suffix or a label that no server has.
 fn check(source: &str, expr: &str, series: &Series) {
     let found = selectors(expr);
     assert!(!found.is_empty(), "{source}: {expr} names no series");

@@ -166,7 +166,7 @@ fn metrics_tell_where_the_time_went() {
         assert!((mean - stages[3]).abs() < 0.01, "{metrics}");
         assert!(metrics["tokens_per_second"].as_f64().unwrap() > 0.0 && metrics["detokenize_time_ms"].is_f64());
 
-        // A stream has them in one more chunk, which always has the token counts, too.
+        // A stream has them in one more chunk, which always includes the token counts.
         for options in [json!(null), json!({"include_usage": true})] {
             let fields = json!({"include_metrics": true, "stream": true, "stream_options": options});
             let events = post(server.address, path, &with(body.clone(), fields)).events();

@@ -258,7 +258,7 @@ fn a_trace_has_the_stages_of_a_request_one_after_the_other() {
         .chain(["queue", "prefill", "decode", "detokenize"].map(choice))
         .collect();
     for pair in stages.windows(2) {
-        // Times in microseconds since 1970 have a quarter of one as their last digit.
+        // A quarter microsecond is the last digit of times in microseconds since 1970.
         assert!(end(&pair[0]) <= pair[1]["ts"].as_f64().unwrap() + 0.5, "{pair:?}");
     }
     assert!(end(&stages[5]) <= end(&root) + 0.5);

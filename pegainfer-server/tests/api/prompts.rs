@@ -35,7 +35,7 @@ fn an_echoed_prompt_has_text_and_log_probabilities_like_what_follows() {
         let chars = String::from_utf8_lossy(&before).chars().filter(|c| *c != '\u{FFFD}').count();
         assert_eq!(offset.as_u64().unwrap() as usize, chars, "{tokens:?}");
     }
-    // What a request reports about a prompt's token is what it reports when it draws that token.
+    // A request reports the same log-probability for a prompt token as for a drawn token.
     let mut sum = 0.0;
     for i in 1..ids.len() {
         let forced =
@@ -46,7 +46,7 @@ fn an_echoed_prompt_has_text_and_log_probabilities_like_what_follows() {
         sum += lists["token_logprobs"][i].as_f64().unwrap();
     }
     assert!(sum < -5.0, "{sum}");
-    // As lm-eval asks, a batch of token ids; and streamed.
+    // As lm-eval asks: a batch of token ids, and streamed.
     let body = completion(json!({"prompt": [ids, ids[..3]], "max_tokens": 1, "logprobs": 1, "echo": true}));
     let batch = post_ok(server.address, COMPLETIONS, &body);
     for (i, n) in [(0, ids.len()), (1, 3)] {
@@ -178,7 +178,7 @@ fn a_message_can_be_continued() {
     assert_eq!(response["choices"][0]["message"]["content"], " cat.");
     let prompt = tokenizer().decode_all(&control.last().prompt);
     assert!(prompt.ends_with("\nI am a"), "{prompt:?}");
-    // Texts that the template itself writes behind a message.
+    // Texts that the template itself writes after a message.
     for text in ["<", "end", "im", "|", ">", "n", "The end", "assistant"] {
         let messages = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": text}]);
         post_ok(server.address, CHAT, &with(body.clone(), json!({"messages": messages})));

@@ -1,6 +1,6 @@
-//! Streams whose first token takes long, behind proxies that close idle connections.
+//! Streams with a late first token, through proxies that close idle connections.
 //!
-//! The times are those of proxies with a limit of a minute in front of a prefill of five minutes, divided by 60.
+//! The times correspond to proxies with a limit of a minute and a prefill of five minutes, divided by 60.
 
 use crate::support::client::{Response, post_unread, read_head};
 use crate::support::mock::{Control, MockEngine};
@@ -15,7 +15,7 @@ use std::process::{Child, Command};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Time after which the proxy closes a connection on which nothing comes.
+/// Idle time after which the proxy closes a connection.
 const IDLE: Duration = Duration::from_secs(1);
 
 /// Path, body, and end of a complete stream of each API.
@@ -40,7 +40,7 @@ fn server(keep_alive_interval: Duration) -> (TestServer, Arc<Control>) {
     (TestServer::with(engine, Options { keep_alive_interval, ..Options::default() }), control)
 }
 
-/// Streams through the proxy in all APIs at the same time, with a prefill of `prefill`: what the clients get.
+/// Streams through the proxy in all APIs at the same time, with a prefill of `prefill`. Returns the clients' texts.
 fn streams(server: &TestServer, control: &Control, proxy: SocketAddr, prefill: Duration) -> Vec<String> {
     let open: Vec<TcpStream> = apis().iter().map(|(path, body, _)| post_unread(proxy, path, body)).collect();
     wait_until("the requests are there", || control.added() == open.len());
@@ -90,7 +90,7 @@ struct RealProxy {
 }
 
 impl RealProxy {
-    /// Starts the program with a configuration that only forwards: all limits are the usual minute.
+    /// Starts the program with a configuration that only forwards. All limits have the usual minute.
     fn start(program: &Path, server: SocketAddr) -> Self {
         let name = program.file_name().unwrap().to_str().unwrap();
         let dir = TempDir::new(&format!("proxy-{name}"));
@@ -98,7 +98,7 @@ impl RealProxy {
         let (path, file) = (dir.0.display(), dir.0.join("config"));
         let is_nginx = name == "nginx";
         let config = if is_nginx {
-            // Its own defaults: proxy_read_timeout is 60 s, and proxy_buffering is on.
+            // Default settings: proxy_read_timeout is 60 s, and proxy_buffering is on.
             format!(
                 "daemon off; pid {path}/pid; error_log {path}/error; events {{}}\nhttp {{ access_log off; \
                  client_body_temp_path {path}/b; proxy_temp_path {path}/p; fastcgi_temp_path {path}/f; \

@@ -42,7 +42,7 @@ fn ask(address: SocketAddr, method: &str, path: &str, body: &str) -> String {
     );
     stream.write_all((head + body).as_bytes()).unwrap();
     let mut response = Vec::new();
-    // Some ends of TLS are abrupt; what came before is what counts.
+    // Some TLS connections end abruptly. Only the text before that counts.
     let _ = stream.read_to_end(&mut response);
     String::from_utf8(response).unwrap()
 }

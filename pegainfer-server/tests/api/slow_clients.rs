@@ -1,4 +1,4 @@
-//! Clients that are slow, silent or many do not affect other requests.
+//! Slow, silent or numerous clients do not affect other requests.
 
 use crate::support::client::{Response, get, post, post_ok, post_unread, read_head, write};
 use crate::support::mock::{Control, MockEngine};
@@ -34,7 +34,7 @@ fn others_are_served(address: SocketAddr) {
     assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
 }
 
-/// The bytes received until the server closed the connection, which it must do.
+/// The bytes received until the server closes the connection, which it must do.
 fn until_closed(mut connection: TcpStream) -> String {
     connection.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     let mut bytes = vec![];
@@ -63,7 +63,7 @@ fn a_client_that_reads_one_byte_a_second_slows_nobody() {
     assert!(text.contains("data: [DONE]"), "slow is not dead: it gets everything");
 }
 
-/// More than the buffers of both sockets hold.
+/// A request with a response larger than the buffers of both sockets.
 fn large_stream() -> Value {
     json!({"prompt": vec!["x"; 64], "max_tokens": 480, "ignore_eos": true, "stream": true, "logprobs": 20})
 }
@@ -73,7 +73,7 @@ fn a_client_that_lets_output_pile_up_has_to_read_it() {
     let server = server();
     let mut slow = post_unread(server.address, COMPLETIONS, &large_stream());
     let (started, mut byte) = (Instant::now(), [0]);
-    // A byte now and then: some progress within every client timeout, but not 1,024 bytes a second.
+    // A trickle: some progress within every client timeout, but less than 1,024 bytes a second.
     while started.elapsed() < 6 * LIMIT {
         slow.read_exact(&mut byte).unwrap();
         std::thread::sleep(LIMIT / 20);
@@ -98,7 +98,7 @@ fn post_with_key(server: &TestServer, key: &str, path: &str, body: &Value) -> Tc
     write(server.address, "POST", path, &headers, body.to_string().as_bytes())
 }
 
-/// A response that counts as 544 KB while it is collected.
+/// A request with a response that counts as 544 KB while it is collected.
 fn large_plain() -> Value {
     json!({"prompt": "x", "logprobs": 20, "max_tokens": 400, "ignore_eos": true})
 }
@@ -154,13 +154,13 @@ fn a_client_that_never_reads_is_dropped() {
 }
 
 #[test]
-fn a_request_whose_head_never_ends_is_dropped() {
+fn a_request_with_an_endless_head_is_dropped() {
     let server = server();
     let mut half = TcpStream::connect(server.address).unwrap();
     half.write_all(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n").unwrap();
     let mut dripping = TcpStream::connect(server.address).unwrap();
     others_are_served(server.address);
-    // A byte now and then does not help: the whole head has to come in time.
+    // A trickle does not help: the whole head has to arrive in time.
     let started = Instant::now();
     while dripping.write_all(b"G").is_ok() {
         assert!(started.elapsed() < Duration::from_secs(10), "a head may take for ever");
@@ -171,7 +171,7 @@ fn a_request_whose_head_never_ends_is_dropped() {
 }
 
 #[test]
-fn a_request_whose_body_never_ends_gets_an_error() {
+fn a_request_with_an_endless_body_gets_an_error() {
     let server = server();
     let head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n";
     let mut half = TcpStream::connect(server.address).unwrap();
@@ -199,7 +199,7 @@ fn a_body_that_comes_in_drips_is_read_at_the_least_rate() {
     }
 }
 
-/// Sends a body byte by byte, a tenth of the client timeout apart.
+/// Sends a body one byte at a time, at intervals of a tenth of the client timeout.
 fn drip(address: SocketAddr) -> Response {
     let body = br#"{"prompt": "x"}"#;
     let head = format!(
@@ -209,7 +209,7 @@ fn drip(address: SocketAddr) -> Response {
     let mut slow = TcpStream::connect(address).unwrap();
     slow.write_all(head.as_bytes()).unwrap();
     for byte in body {
-        // The refusal may come first.
+        // The refusal may arrive first.
         let _ = slow.write_all(&[*byte]);
         std::thread::sleep(LIMIT / 10);
     }
@@ -230,7 +230,7 @@ fn the_largest_body_is_the_operators_choice() {
 #[test]
 fn two_thousand_idle_connections_cost_nothing_and_go() {
     raise_open_files();
-    // A process of its own: the two ends of all connections are more files than some systems allow one process.
+    // A separate process: the two ends of all connections are more files than some systems allow per process.
     let server = Process::start(pegainfer().args(["--client-timeout", "3"]));
     let idle: Vec<TcpStream> = (0..2000).map(|_| TcpStream::connect(server.address).unwrap()).collect();
     let response = post_ok(server.address, COMPLETIONS, &json!({"prompt": "x", "max_tokens": 4, "ignore_eos": true}));

@@ -66,7 +66,7 @@ fn the_other_ways_to_say_what_is_wanted() {
     assert!(date.len() == 7 && date.as_bytes()[4] == b'-', "{date:?}");
     let sum = text(json!({"grammar": "start: N (\"+\" N){1,3}\nN: /[0-9]{1,3}/"}));
     assert!(sum.contains('+') && sum.split('+').all(|n| n.parse::<u16>().is_ok_and(|n| n < 1000)), "{sum:?}");
-    // The tiny model does not end its objects; whatever it writes begins one.
+    // The tiny model does not end its objects, but it always begins one.
     let response = post_ok(server.address, CHAT, &chat(json!({"response_format": {"type": "json_object"}})));
     assert!(response["choices"][0]["message"]["content"].as_str().unwrap().starts_with('{'), "{response}");
     let free = completion(json!({"response_format": {"type": "text"}, "structured_outputs": {}}));
@@ -94,7 +94,7 @@ fn forced_calls_fit_their_schema() {
 }
 
 #[test]
-fn beside_tools_an_answer_fits_its_schema_or_is_a_call() {
+fn with_tools_an_answer_fits_its_schema_or_is_a_call() {
     let server = TestServer::bundled();
     let parameters = json!({"type": "object", "properties": {}, "additionalProperties": false});
     let tools = json!([{"type": "function", "function": {"name": "rest", "parameters": parameters}}]);
@@ -103,7 +103,7 @@ fn beside_tools_an_answer_fits_its_schema_or_is_a_call() {
         let body = chat(json!({"tools": tools, "response_format": format, "parallel_tool_calls": false}));
         post_ok(server.address, CHAT, &with(body, fields))["choices"][0].clone()
     };
-    // Which of the two it is hangs on the first token.
+    // The first token decides between the two.
     let open = tokenizer().encode("<tool_call>", false).unwrap()[0].to_string();
     let response = either(json!({"logit_bias": {&open: -100}}));
     check(response["message"]["content"].as_str().unwrap_or_else(|| panic!("{response}")));
@@ -127,7 +127,7 @@ fn reasoning_comes_before_the_structure() {
     let message = ask(json!({}));
     assert_eq!((&message["reasoning"], message["reasoning"].is_string()), (&free["reasoning"], true), "{message}");
     check(message["content"].as_str().unwrap());
-    // The model may also skip the reasoning, and does so if reasoning is switched off.
+    // The model may also skip the reasoning, and always skips it if reasoning is switched off.
     let [open, close, call] = ["4090", "4091", "4092"];
     for fields in [json!({"logit_bias": {open: -100}}), json!({"chat_template_kwargs": {}, "logit_bias": {open: 100}})]
     {
@@ -135,9 +135,9 @@ fn reasoning_comes_before_the_structure() {
         check(message["content"].as_str().unwrap());
         assert!(message.get("reasoning").is_none(), "{message}");
     }
-    // Reasoning that is cut off is no response.
+    // Reasoning that is cut off is not a response.
     assert_eq!(ask(json!({"max_tokens": 20, "logit_bias": {close: -100}}))["content"], json!(null));
-    // Beside tools, the response behind the reasoning may still be a call.
+    // With tools, the response after the reasoning may still be a call.
     let tools = json!([{"type": "function", "function": {"name": "rest", "strict": true,
         "parameters": {"type": "object", "properties": {}, "additionalProperties": false}}}]);
     let bias = json!({open: 60, close: 100, call: 20});
@@ -193,7 +193,7 @@ fn other_requests_give_what_they_give_alone() {
 }
 
 #[test]
-fn what_cannot_be_done_is_refused_before_any_token() {
+fn impossible_structures_are_refused_before_any_token() {
     let (server, control) = TestServer::replying("x");
     let regex = || json!({"regex": "a"});
     let schema = |schema: Value| json!({"type": "json_schema", "json_schema": {"name": "x", "schema": schema}});
@@ -236,7 +236,7 @@ fn what_cannot_be_done_is_refused_before_any_token() {
             "structured_outputs",
             "cannot be combined with tools",
         ),
-        // A forced call comes instead of the structure.
+        // A forced call replaces the structure.
         (
             CHAT,
             chat(json!({"structured_outputs": regex(), "tools": [tool], "tool_choice": "required"})),

@@ -1,4 +1,4 @@
-//! API keys as tenants: their share of the queue, of the prefix cache, and of the server.
+//! API keys as tenants: fair shares of the queue, the prefix cache and the server.
 
 use crate::support::client::{Response, post, post_with};
 use crate::support::mock::{Control, MockEngine};
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 const COMPLETIONS: &str = "/v1/completions";
 
-/// A server that the keys `alpha` and `beta` may use.
+/// A server with the keys `alpha` and `beta`.
 fn server(limits: Limits) -> (TestServer, Arc<Control>) {
     let (engine, control) = MockEngine::replying(" a cat");
     let keys = ["alpha", "beta"].map(|key| Secret(key.into()));
@@ -58,14 +58,14 @@ fn without_keys_an_address_is_a_tenant_and_prefixes_are_shared() {
     let (server, control) = TestServer::replying(" a cat");
     assert_eq!(post(server.address, COMPLETIONS, &json!({"prompt": "x"})).status, 200);
     let first = control.last();
-    // A header that nobody asked for makes no other tenant.
+    // An unknown header creates no other tenant.
     assert_eq!(send(&server, "unasked", &json!({"prompt": "x"})).status, 200);
     assert_eq!((control.last().tenant, control.last().cache_salt), (first.tenant, 0));
     assert_ne!(first.tenant, 0);
 }
 
 #[test]
-fn a_trusted_proxy_says_whose_request_it_is() {
+fn a_trusted_proxy_names_the_tenant() {
     let (engine, control) = MockEngine::replying(" a cat");
     let trusted_proxies = TrustedProxies::new(&["127.0.0.1".into()]).unwrap();
     let server = TestServer::with(engine, Options { trusted_proxies, ..Options::default() });
@@ -139,7 +139,7 @@ fn write_with_key(server: &TestServer, body: &Value) -> std::net::TcpStream {
     crate::support::client::write(server.address, "POST", COMPLETIONS, &headers, body.to_string().as_bytes())
 }
 
-/// A server for the keys `alpha` and `beta` with 4 MiB for bodies. Trials of grammars with the word "slow" never end.
+/// A server with the keys `alpha` and `beta` and 4 MiB for bodies. Trials of grammars with the word "slow" never end.
 #[cfg(unix)]
 fn server_with_slow_grammars(dir: &TempDir) -> TestServer {
     use std::os::unix::fs::PermissionsExt;
@@ -156,7 +156,7 @@ fn server_with_slow_grammars(dir: &TempDir) -> TestServer {
     )
 }
 
-/// A completion with a schema of its own of `n` properties, which names the word.
+/// A completion with its own schema of `n` properties, which contains the word.
 #[cfg(unix)]
 fn with_schema(word: &str, number: usize, n: usize) -> Value {
     let property = |i: usize| (format!("{word}_{number}_{i}"), json!({"type": "integer"}));
@@ -165,7 +165,7 @@ fn with_schema(word: &str, number: usize, n: usize) -> Value {
     json!({"prompt": "x", "structured_outputs": {"json": schema}})
 }
 
-/// Sends requests of an ordinary client, which must not wait: a chat of 3 KB and 40 messages, texts to tokenize, a
+/// Sends an ordinary client's requests, which must not wait: a chat of 3 KB and 40 messages, texts to tokenize, a
 /// schema.
 #[cfg(unix)]
 fn ordinary_requests_are_served(server: &TestServer, key: &str) {
@@ -191,7 +191,7 @@ fn ordinary_requests_are_served(server: &TestServer, key: &str) {
 fn slow_grammars_of_one_key_keep_no_other_key_waiting() {
     let dir = TempDir::new("slow-grammars");
     let server = server_with_slow_grammars(&dir);
-    // 25 KB and 500 properties each: parsed, 20 of them take all the memory for parsed bodies.
+    // 25 KB and 500 properties each. Parsed, 20 of them take all the memory for parsed bodies.
     let bodies = (0..60).map(|i| with_schema("slow", i, 500));
     let open: Vec<_> = bodies.map(|body| write_with_key(&server, &body)).collect();
     std::thread::sleep(Duration::from_millis(300));
@@ -216,7 +216,7 @@ fn ignored_values_take_no_memory_while_a_grammar_waits() {
     let open: Vec<_> = giants.map(|body| write_with_key(&server, &body)).collect();
     std::thread::sleep(Duration::from_millis(300));
     ordinary_requests_are_served(&server, "beta");
-    // Nor does the same client wait for itself, but for a grammar.
+    // The client itself waits only for grammars.
     let mut large = json!({"prompt": "x"});
     large["x"] = vec![0; 14_000].into();
     assert_eq!(send(&server, "alpha", &large).status, 200);

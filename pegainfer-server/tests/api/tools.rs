@@ -111,7 +111,7 @@ fn a_streamed_call_has_the_shape_of_openai() {
 }
 
 #[test]
-fn content_is_null_beside_calls() {
+fn content_is_null_next_to_calls() {
     let (server, _) = TestServer::replying("\n<tool_call>\n{\"name\": \"time\", \"arguments\": {}}\n</tool_call>\n");
     let plain = post_ok(server.address, CHAT, &chat(json!({})));
     let message = plain["choices"][0]["message"].as_object().unwrap();
@@ -255,7 +255,7 @@ fn results_that_are_no_text_are_replaced_by_a_note() {
     assert!(response.text().contains("of type \\\"image_url\\\": this model reads only text"));
 }
 
-/// A directory with the bundled tokenizer and a template of its own.
+/// A directory with the bundled tokenizer and its own template.
 fn checkpoint(name: &str, template: &str) -> PathBuf {
     let dir = std::env::temp_dir().join(format!("pegainfer-tools-{name}-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
@@ -266,7 +266,7 @@ fn checkpoint(name: &str, template: &str) -> PathBuf {
 
 #[test]
 fn the_template_decides_how_calls_are_written() {
-    // As in Qwen3.5: calls in tags, and the prompt opens the reasoning.
+    // Like Qwen3.5: calls in tags, and the prompt opens the reasoning.
     let template = "{% if false %}<tool_call>\n<function=f>{% endif %}{{ messages[0].content }}<think>\n{# </think> #}";
     let dir = checkpoint("coder", template);
     let start = |reply: &str| {

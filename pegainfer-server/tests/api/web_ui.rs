@@ -75,7 +75,8 @@ fn other_paths_and_methods_get_errors_in_the_shape_of_openai() {
     assert_eq!(send(server.address, "HEAD", "/", &[], b"").status, 200);
 }
 
-/// The Content-Security-Policy forbids inline code and other hosts: either would leave the web UI without styles or scripts.
+/// The Content-Security-Policy forbids inline code and other hosts: either would leave the web UI without styles or
+/// scripts.
 #[test]
 fn the_web_ui_has_no_inline_code_and_names_no_other_host() {
     for path in files(&ui_dir()) {

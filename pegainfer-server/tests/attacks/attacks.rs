@@ -1,6 +1,6 @@
-//! Attacks on memory and time, scaled down: what a hostile client sends must cost other clients nothing.
+//! Attacks on memory and time, scaled down: a hostile client must cost other clients nothing.
 
-use crate::support::attack::{KEY, Target, limit, metric, post_text, together};
+use crate::support::attack::{AttackedServer, KEY, limit, metric, post_text, together};
 use crate::support::client::{Response, post, post_with, send, write};
 use crate::support::process::{pegainfer, run};
 use crate::support::usage::status;
@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 const COMPLETIONS: &str = "/v1/completions";
 const CHAT: &str = "/v1/chat/completions";
 const MIB: usize = 1 << 20;
-/// API key of the attacker, on servers that want one.
+/// API key of the attacker, on servers with keys.
 const HOSTILE: &str = "hostile";
 
-/// Announces a body of `length` bytes and sends only `body`, or the part of it that the server takes in a second.
+/// Announces a body of `length` bytes and sends only `body`, or the part of it that the server accepts within a second.
 fn announce(address: SocketAddr, length: usize, body: &[u8]) -> TcpStream {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_write_timeout(Some(Duration::from_secs(1))).unwrap();
@@ -45,7 +45,7 @@ fn statuses(n: usize, address: SocketAddr, path: &str, body: &str) -> Vec<u16> {
     together(n, |_| post_text(address, path, body).0)
 }
 
-/// Headers of a hostile client that has a key of its own.
+/// Headers of a hostile client with its own key.
 fn hostile() -> [(&'static str, &'static str); 2] {
     [("Content-Type", "application/json"), ("x-api-key", HOSTILE)]
 }
@@ -64,7 +64,7 @@ fn refusal(address: SocketAddr, body: &Value) -> String {
 
 #[test]
 fn bodies_and_prompts_of_megabytes() {
-    let mut target = Target::start(&[]);
+    let mut target = AttackedServer::start(&[]);
     target.attack("1,700 bodies of 8 MB are announced and none is sent", |address| {
         let open: Vec<TcpStream> = (0..1700).map(|_| announce(address, 8 * MIB, b"{")).collect();
         std::thread::sleep(Duration::from_millis(500));
@@ -97,7 +97,7 @@ fn bodies_and_prompts_of_megabytes() {
     });
 }
 
-/// A text that the tokenizer's caches do not help with: one word of letters from a linear congruential generator.
+/// A text that defeats the tokenizer's caches: one word of letters from a linear congruential generator.
 fn random_letters(length: usize) -> String {
     let mut state = 1u32;
     let mut letter = || {
@@ -109,7 +109,7 @@ fn random_letters(length: usize) -> String {
 
 #[test]
 fn texts_of_megabytes_are_tokenized() {
-    let mut target = Target::start(&[]);
+    let mut target = AttackedServer::start(&[]);
     target.attack("the tokens of 4 texts of 4 MB of digits, with their strings", |address| {
         let body = json!({"prompt": "7".repeat(4 * MIB), "return_token_strs": true}).to_string();
         assert_eq!(statuses(4, address, "/tokenize", &body), [200; 4]);
@@ -133,7 +133,7 @@ fn texts_of_megabytes_are_tokenized() {
 
 #[test]
 fn responses_of_megabytes() {
-    let mut target = Target::start(&["--api-key", KEY, "--api-key", HOSTILE]);
+    let mut target = AttackedServer::start(&["--api-key", KEY, "--api-key", HOSTILE]);
     target.attack("log-probabilities of a prompt of 4,090 tokens for 128 choices", |address| {
         let body = json!({"prompt": vec![5; 4090], "n": 128, "echo": true, "logprobs": 20, "max_tokens": 1});
         let message = refusal(address, &body);
@@ -165,13 +165,13 @@ fn responses_of_megabytes() {
     });
 }
 
-/// What a choice reports about the first 2,000 tokens.
+/// The choice's report about the first 2,000 tokens.
 fn report(choice: &Value) -> &[Value] {
     &choice["logprobs"]["top_logprobs"].as_array().unwrap()[..2000]
 }
 
-/// Opens a connection 2 ms after the one before. A new connection is not closed for the next 190, which leaves any client the time
-/// to send its request.
+/// Opens a connection 2 ms after the previous one. A new connection is not closed for the next 190, which leaves any
+/// client the time to send its request.
 fn paced(open: impl Fn() -> TcpStream) -> TcpStream {
     std::thread::sleep(Duration::from_millis(2));
     open()
@@ -179,7 +179,8 @@ fn paced(open: impl Fn() -> TcpStream) -> TcpStream {
 
 #[test]
 fn more_connections_than_files() {
-    let mut target = Target::start_with(&["--client-timeout", "10"], |command| limit(command, Resource::Nofile, 256));
+    let mut target =
+        AttackedServer::start_with(&["--client-timeout", "10"], |command| limit(command, Resource::Nofile, 256));
     target.attack("300 idle connections where 256 files may be open", |address| {
         let idle: Vec<TcpStream> = (0..300).map(|_| paced(|| TcpStream::connect(address).unwrap())).collect();
         std::thread::sleep(Duration::from_secs(1));
@@ -197,7 +198,7 @@ fn more_connections_than_files() {
 #[test]
 fn a_chat_template_that_never_ends() {
     let dir = endless_template("attack");
-    let mut target = Target::start(&["--model-path", dir.0.to_str().unwrap()]);
+    let mut target = AttackedServer::start(&["--model-path", dir.0.to_str().unwrap()]);
     target.attack("two chats through an endless template", |address| {
         let body = json!({"messages": [{"role": "user", "content": "x"}]}).to_string();
         assert_eq!(statuses(2, address, CHAT, &body), [400; 2]);
@@ -210,7 +211,7 @@ fn a_chat_template_that_makes_gigabytes() {
     let text = "{% if messages[0].content == 'replace' %}{{ ('x' * 1000000)|replace('x', 'y' * 10000)|length }}{% else %}\
         {% set ns = namespace(x=[1, 2]) %}{% for i in range(90) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{% endif %}";
     std::fs::write(dir.0.join("chat_template.jinja"), text).unwrap();
-    let mut target = Target::start(&["--model-path", dir.0.to_str().unwrap()]);
+    let mut target = AttackedServer::start(&["--model-path", dir.0.to_str().unwrap()]);
     target.attack("chats through a template that takes any memory", |address| {
         for content in ["replace", "lists"] {
             let body = json!({"messages": [{"role": "user", "content": content}]}).to_string();
@@ -221,7 +222,7 @@ fn a_chat_template_that_makes_gigabytes() {
 
 #[test]
 fn a_client_that_fills_the_queue() {
-    let mut target = Target::start(&["--api-key", KEY, "--api-key", HOSTILE]);
+    let mut target = AttackedServer::start(&["--api-key", KEY, "--api-key", HOSTILE]);
     target.attack("700 choices of one key", |address| {
         let body = json!({"prompt": "x", "n": 100, "max_tokens": 4000, "ignore_eos": true, "stream": true}).to_string();
         let open: Vec<TcpStream> =
@@ -232,7 +233,7 @@ fn a_client_that_fills_the_queue() {
     });
 }
 
-/// A legal schema that takes nearly a second to compile, in a body with values that nobody reads.
+/// A legal schema that takes nearly a second to compile, in a body with ignored values.
 fn slow_schema(number: usize, ignored: usize) -> Value {
     let properties = |prefix: usize| -> serde_json::Map<_, _> {
         (0..980).map(|i| (format!("{prefix}_{i}_{number}"), json!({}))).collect()
@@ -243,8 +244,7 @@ fn slow_schema(number: usize, ignored: usize) -> Value {
     json!({"prompt": "x", "max_tokens": 4, "structured_outputs": {"json": schema}, "x": vec![0; ignored]})
 }
 
-/// Sends other requests of an ordinary client: a chat of 3 KB in 41 messages, a text, and a schema that nobody has sent
-/// before.
+/// Sends other requests of an ordinary client: a chat of 3 KB in 41 messages, a text, and a new schema.
 fn ordinary_requests(address: SocketAddr, number: usize) {
     let message = |i: usize| json!({"role": if i.is_multiple_of(2) { "user" } else { "assistant" }, "content": "word ".repeat(15)});
     let schema = json!({"type": "object", "properties": {format!("n{number}"): {"type": "integer"}}});
@@ -261,7 +261,7 @@ fn ordinary_requests(address: SocketAddr, number: usize) {
 
 #[test]
 fn schemas_that_take_a_second_each() {
-    let mut target = Target::start(&["--api-key", KEY, "--api-key", HOSTILE]);
+    let mut target = AttackedServer::start(&["--api-key", KEY, "--api-key", HOSTILE]);
     target.attack("60 slow schemas, some with 800,000 ignored values", |address| {
         let bodies: Vec<String> =
             (0..60).map(|i| slow_schema(i, if i.is_multiple_of(6) { 800_000 } else { 0 }).to_string()).collect();
@@ -284,11 +284,11 @@ fn a_machine_without_files_threads_or_memory_is_not_the_client_s_fault() {
     assert_eq!(code, Some(1));
     assert!(error.contains("only 20 files may be open") && error.contains("(ulimit -n)"), "{error}");
 
-    let target = Target::start(&[]);
-    // The stack of the thread that compiles a grammar does not fit.
-    let most = Some(status(target.pid(), "VmSize:") + (8 << 20));
+    let target = AttackedServer::start(&[]);
+    // Too little for the stack of a thread that compiles a grammar.
+    let limit = Some(status(target.pid(), "VmSize:") + (8 << 20));
     let pid = Pid::from_raw(target.pid() as i32);
-    prlimit(pid, Resource::As, Rlimit { current: most, maximum: most }).unwrap();
+    prlimit(pid, Resource::As, Rlimit { current: limit, maximum: limit }).unwrap();
     let schema = json!({"prompt": "x", "max_tokens": 4, "structured_outputs": {"json": {"type": "array"}}});
     let refused = post(target.address(), COMPLETIONS, &schema);
     assert_eq!((refused.status, refused.header("retry-after")), (503, Some("1")));

@@ -1,4 +1,4 @@
-//! Cost of a start: time to ready, and resident memory besides weights and KV.
+//! Cost of a start: time to ready, and resident memory in addition to weights and KV.
 
 use crate::support::alone;
 use crate::support::client::post_ok;
@@ -25,7 +25,7 @@ fn resident(pid: u32) -> u64 {
 #[test]
 fn ready_in_a_third_of_a_second() {
     let _alone = alone();
-    // Other processes use the cores, too: the best of a few starts is the server's own.
+    // Other processes also use the cores, so the best of a few starts counts.
     let best = (0..5).map(|_| start().ready).min().unwrap();
     println!("ready after {:.0} ms", best.as_secs_f64() * 1e3);
     assert!(best < Duration::from_millis(300), "ready after {best:?}");

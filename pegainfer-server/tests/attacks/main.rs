@@ -1,4 +1,5 @@
-//! Tests that measure time or memory, one after the other: a server under attack, what a start costs, and a kernel that becomes slow.
+//! Tests that measure time or memory, one after the other: a server under attack, the cost of a start, and a kernel
+//! that becomes slow.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 

@@ -1,4 +1,4 @@
-//! A kernel that becomes slow while the engine runs is named in a trace file; the newest steps over HTTP.
+//! A kernel that becomes slow while the engine runs is named in a trace file. Also tests the newest steps over HTTP.
 
 use crate::support::client::{get, post_with};
 use crate::support::mock::MockEngine;
@@ -16,9 +16,9 @@ use serde_json::{Value, json};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Time that each call of the slow op takes longer.
+/// Additional time of each call of the slow op.
 const SLOW: Duration = Duration::from_millis(4);
-/// Ops one of which decodes.
+/// Candidate ops, one of which decodes.
 const OPS: [&str; 2] = ["linear_swiglu", "decode_layers"];
 
 fn exec() -> Exec {
@@ -60,10 +60,10 @@ fn generate(engine: &mut ModelEngine<Qwen3>, id: u64, tokens: usize) {
     }
 }
 
-/// The trace whose slow step has this cause.
+/// The trace of the slow step with this cause.
 fn trace(dir: &Path, cause: &str) -> Option<Value> {
     let files = dir.read_dir().unwrap().map(|file| std::fs::read(file.unwrap().path()).unwrap());
-    // A file that is being written is not complete.
+    // A file that is being written is incomplete.
     let mut traces = files.filter_map(|file| serde_json::from_slice::<Value>(&file).ok());
     traces.find(|trace| trace["otherData"]["cause"] == cause)
 }
@@ -105,7 +105,7 @@ fn the_trace_of_a_slow_step_names_the_slow_op() {
         let of = events.iter().filter(|event| event["name"] == name && event["ph"] == "X");
         of.map(|event| event["dur"].as_f64().unwrap()).collect()
     };
-    assert!(calls("decode").len() > 60, "the steps before the slow one and behind it");
+    assert!(calls("decode").len() > 60, "the steps before and after the slow one");
     let slow_calls = calls(op).into_iter().filter(|us| *us >= SLOW.as_secs_f64() * 1e6).count();
     assert!(slow_calls >= 8 * slow.calls, "{slow_calls} slow calls, {} in a step", slow.calls);
     let requests = events.iter().filter(|event| event["name"] == "requests");

@@ -48,7 +48,7 @@ fn completions_and_chats_are_served_plain_and_streamed() {
 }
 
 #[test]
-fn twenty_streams_of_which_a_third_hang_up_leak_nothing() {
+fn twenty_streams_with_a_third_hanging_up_leak_nothing() {
     let server = server();
     std::thread::scope(|scope| {
         for i in 0..20usize {
@@ -82,7 +82,7 @@ fn drafts_are_served_and_those_of_a_missing_layer_refused() {
     assert!(error.starts_with("--speculative-config: config.json has no layers that draft"), "{error}");
 }
 
-/// A directory like the official one: a tokenizer, and no chat template.
+/// A directory like the official one: a tokenizer without a chat template.
 struct Official(PathBuf);
 
 impl Official {
@@ -97,7 +97,7 @@ impl Official {
 
     fn server(&self, reply: &str) -> TestServer {
         let (engine, _) = MockEngine::replying(reply);
-        // What the prompt says about tools is long.
+        // The prompt's text about tools is long.
         let engine = engine.with_max_model_len(1024);
         TestServer::start(engine, Setup { model_dir: self.0.clone(), ..Setup::default() })
     }

@@ -1,4 +1,4 @@
-//! Downloads from hubs that are hostile, broken or slow: no file outside of the cache, and a cache that a good hub heals.
+//! Downloads from hostile, broken or slow hubs: no file outside the cache, and a good hub heals the cache.
 
 use crate::support::hub::{Behaviour, Body, COMMIT, Fault, Hub, Response};
 use crate::support::temp_dir::TempDir;
@@ -48,7 +48,7 @@ fn below(dir: &Path) -> Vec<String> {
     found
 }
 
-/// Every file is one that the cache's layout has, and takes no more bytes than were listed.
+/// Checks that every file belongs to the cache's layout, and is not larger than listed.
 fn check_no_foreign_file(dir: &Path) {
     let is_hex = |text: &str| [40, 64].contains(&text.len()) && text.bytes().all(|b| b.is_ascii_hexdigit());
     for path in below(dir) {
@@ -73,7 +73,8 @@ fn check_complete(snapshot: &Path) {
     }
 }
 
-/// Starts with a hub that `attack` changes; afterwards with the good one, which must succeed. Returns the first outcome.
+/// Downloads first from a hub changed by `attack`, then from the good one, which must succeed. Returns the first
+/// outcome.
 fn attacked(name: &str, attack: impl FnOnce(&mut Behaviour)) -> Result<PathBuf, String> {
     let (dir, hub) = (TempDir::new(&format!("hub-{name}")), Hub::start(files()));
     attack(&mut hub.behaviour.lock().unwrap());
@@ -133,7 +134,7 @@ fn names_of_a_hostile_hub_become_no_paths() {
             let index = json!({"weight_map": {"w": shard}}).to_string().into_bytes();
             hub.files.insert("model.safetensors.index.json".into(), index);
         });
-        assert!(error.unwrap_err().contains("which is no file name"), "{shard}");
+        assert!(error.unwrap_err().contains("which is not a file name"), "{shard}");
     }
 }
 
@@ -176,7 +177,7 @@ fn a_stalled_hub_ends_the_download() {
     assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
 }
 
-/// The listing, a small file and the weights each come a byte at a time without end.
+/// The listing, a small file and the weights each trickle in without end.
 #[test]
 fn a_hub_at_a_byte_now_and_then_ends_the_download() {
     let paths = ["/api/models", "config.json", WEIGHTS];
@@ -275,11 +276,11 @@ fn redirects_are_few_and_carry_no_token_to_other_hosts() {
 }
 
 #[test]
-fn what_an_interrupted_or_another_program_left_is_healed() {
+fn leftovers_of_any_program_are_healed() {
     let (dir, hub) = (TempDir::new("hub-left"), Hub::start(files()));
     let blob = client(&hub, &dir.0).fetch("test/tiny", true).unwrap().join(WEIGHTS).canonicalize().unwrap();
     let partial = blob.with_added_extension("incomplete");
-    // A blob of a wrong size, and partial files of wrong bytes, of too many, and of all.
+    // A blob of a wrong size, and partial files: wrong bytes, too many bytes, all bytes.
     let leftovers: [(Option<&[u8]>, &[u8]); 4] =
         [(Some(b"short"), &[]), (None, &[9; 1000]), (None, &[0; 300_001]), (None, &whole())];
     for (left, part) in leftovers {

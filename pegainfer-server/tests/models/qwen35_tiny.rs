@@ -31,7 +31,7 @@ fn server_with(flags: &[&str]) -> TestServer {
     TestServer::over(engine.handle, Setup { max_queued: 1024, model_dir: tiny(), ..Setup::default() })
 }
 
-/// The fixture's chats that end, and whose tokens are all outside bf16 noise until then.
+/// The fixture's chats that end and whose tokens are all outside bf16 noise.
 fn chats() -> Vec<Value> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../pegainfer-qwen35-4b/tests/fixtures/qwen35-tiny.json");
     let fixture: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
@@ -54,7 +54,7 @@ fn chats_with_drafts_answer_as_the_reference() {
     assert!(stats.draft_tokens > stats.accepted_tokens() && stats.accepted_tokens() > 0, "{stats:?}");
 }
 
-/// Dummy weights: the text means nothing, and neither do the drafts.
+/// Dummy weights: neither text nor drafts mean anything.
 #[test]
 fn drafts_of_the_model_change_no_text() {
     let mtp = r#"{"method": "mtp", "num_speculative_tokens": 2, "adaptive": false}"#;

@@ -25,7 +25,7 @@ fn fixture_cases() -> Vec<Value> {
     fixture["cases"].as_array().unwrap().clone()
 }
 
-/// Tokens before the first one whose margin is within bf16 noise (see the README next to the fixture).
+/// Number of tokens before the first one with a margin within bf16 noise (see the README next to the fixture).
 fn certain_tokens(case: &Value) -> usize {
     let margins = case["margins"].as_array().unwrap();
     margins.iter().take_while(|margin| margin.as_f64().unwrap() > 0.1).count()
@@ -81,7 +81,7 @@ fn structured_output_with_drafts_is_that_without() {
             let choices = |server: &TestServer| {
                 let mut choices = post_ok(server.address, path, &body)["choices"].take();
                 let calls = choices.pointer_mut("/0/message/tool_calls").and_then(Value::as_array_mut);
-                // Their ids are random.
+                // Call ids are random.
                 calls.into_iter().flatten().for_each(|call| call["id"] = Value::Null);
                 choices
             };
@@ -105,7 +105,7 @@ fn drafts_by_layers_that_it_has_not_are_refused() {
     assert!(error.starts_with("--speculative-config: Qwen3 has no layers that draft"), "{error}");
 }
 
-/// Plain and streamed; `check_events` gets the chunks of a stream and its tokens.
+/// Tests plain and streamed responses. `check_events` gets the chunks of a stream and its tokens.
 fn greedy_text_equals_the_reference(server: &TestServer, check_events: impl Fn(usize, usize)) {
     let tokenizer = tokenizer();
     let mut compared = 0;
@@ -130,7 +130,7 @@ fn greedy_text_equals_the_reference(server: &TestServer, check_events: impl Fn(u
 }
 
 #[test]
-fn two_hundred_streams_of_which_a_third_hang_up_leak_nothing() {
+fn two_hundred_streams_with_a_third_hanging_up_leak_nothing() {
     let server = server(&["--kv-cache-memory", "24M", "--max-num-seqs", "32"]);
     let total = server.engine.stats().kv_blocks_total;
     std::thread::scope(|scope| {

@@ -32,7 +32,7 @@ fn trace(name: &str) -> String {
     format!("{}/../pegainfer-bench/tests/fixtures/traces/{name}", env!("CARGO_MANIFEST_DIR"))
 }
 
-/// A server that refuses fields that it does not know, as OpenAI's does, and generates two tokens for each request. Returns its URL.
+/// A server that refuses unknown fields, as OpenAI's does, and generates two tokens per request. Returns its URL.
 fn strict_server() -> String {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -97,7 +97,7 @@ fn the_second_pass_over_a_prompt_finds_its_prefix() {
     let names: Vec<&str> = report.rows.iter().map(|row| row.name.as_str()).collect();
     assert_eq!(names, ["cold", "cached", "cold", "cached"]);
     let cached: Vec<f64> = report.rows.iter().map(|row| row.median.cached_tokens).collect();
-    // Whole blocks of 16 tokens, and the last prompt token is always computed.
+    // Complete blocks of 16 tokens. The last prompt token is always computed.
     assert_eq!(cached, [0.0, 96.0, 0.0, 192.0]);
     assert!(report.rows[1].limits.ttft_ms.value < report.rows[0].limits.ttft_ms.value);
 }
@@ -125,7 +125,7 @@ fn a_running_server_is_measured_with_many_concurrent_requests() {
     assert_eq!((median.requests, median.failed), (768, 0));
     assert_eq!(tokens(&report, 0), [(3840.0, 3840.0 + 768.0 * 32.0)]);
     assert_eq!(median.cached_tokens, 16.0, "the mock's half");
-    // All of the run share a salt, and the warm-up came before.
+    // All requests of the run share a salt, after the warm-up.
     let added = control.added.lock().unwrap();
     assert_eq!(added.len(), 64 + 768);
     assert!(added[0].cache_salt != 0 && added.iter().all(|request| request.cache_salt == added[0].cache_salt));
@@ -145,7 +145,8 @@ fn a_trace_is_replayed_with_its_lengths_and_prefixes() {
         assert_eq!((median.requests, median.failed, median.stopped_early), (8, 0, 0));
         assert_eq!((median.prompt_tokens, median.output_tokens), (41.5, 11.75));
         assert!(median.wall_s >= wall, "{} of {wall} s", median.wall_s);
-        // The session's second request begins as its first one, in each run anew; the second session may be too early.
+        // The session's second request begins like its first one, with new tokens in each run. The second session may
+        // be too early.
         for run in &report.rows[row].runs {
             assert!([8.0, 16.0].contains(&run.cached_tokens), "{}", run.cached_tokens);
         }
@@ -184,7 +185,7 @@ fn trace_of_one() -> String {
 fn sessions_wait_for_their_responses() {
     let dir = TempDir::new("bench-sessions");
     let file = dir.0.join("trace.jsonl");
-    // The second request arrived a millisecond after the first one, or 1.2 seconds after its end.
+    // The second request arrives a millisecond after the first one, or 1.2 seconds after its end.
     let lines = [
         r#"{"session_id": "a", "timestamp": 0, "input_length": 600, "output_length": 3, "hash_ids": [1, 2]}"#,
         r#"{"session_id": "a", "timestamp": 1, "delay": 1200, "input_length": 700, "output_length": 3, "hash_ids": [1, 3]}"#,
@@ -217,7 +218,10 @@ fn a_file_that_is_no_trace_is_refused_before_anything_is_loaded() {
     };
     assert!(error(&trace("none.csv")).contains("none.csv cannot be read"));
     let unknown = error(&format!("{}/Cargo.toml", env!("CARGO_MANIFEST_DIR")));
-    assert!(unknown.contains("Cargo.toml is no known trace") && unknown.contains("Mooncake: JSON Lines"), "{unknown}");
+    assert!(
+        unknown.contains("Cargo.toml is not a known trace") && unknown.contains("Mooncake: JSON Lines"),
+        "{unknown}"
+    );
 }
 
 #[test]
@@ -273,10 +277,10 @@ fn json_and_svg_are_written() {
     let lengths = |row: &Value| (row["prompt_len"].as_u64().unwrap(), row["output_len"].as_u64().unwrap());
     let rows = json["rows"].as_array().unwrap();
     assert_eq!(rows.iter().map(lengths).collect::<Vec<_>>(), [(16, 1), (16, 4), (48, 1), (48, 4)]);
-    // A single token has no time per token after it.
+    // A single token has no TPOT.
     assert!(rows[0]["median"]["tpot_ms"]["p50"].is_null() && rows[1]["median"]["tpot_ms"]["p50"].is_f64());
     assert_eq!(json["roofline"]["read_bytes_s"], 1e10);
     assert_eq!(rows[1]["limits"]["tpot_ms"]["by"], "memory");
-    // TTFT: p50, p99 and limit of two lines of two points. TPOT: its measured half is missing where it has no value.
+    // TTFT: p50, p99 and limit of two lines of two points. TPOT: the measured half is missing where it has no value.
     assert_eq!(plot.matches("<circle").count(), 12 + 8, "{plot}");
 }

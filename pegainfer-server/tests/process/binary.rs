@@ -80,7 +80,7 @@ fn checkpoints_that_cannot_be_served() {
     assert!(error.contains("--log-level loud is not a level"), "{error}");
     let error = refused(pegainfer().args(["--threads", "50000", "--port", "0"]));
     assert!(error.starts_with("error: --threads 50000: this process has "), "{error}");
-    // Where there is a GPU to use, this would serve.
+    // With a usable GPU, this would serve.
     if let Err(why) = pegainfer_kernels::cuda::available() {
         let error = refused(pegainfer().args(["--device", "cuda", "--port", "0"]));
         assert!(error.contains(&why) && error.contains("--device cpu"), "{error}");
@@ -91,7 +91,7 @@ fn checkpoints_that_cannot_be_served() {
     }
 }
 
-/// A directory with links to the files of the bundled model, but for `own`, which are copies.
+/// A directory with links to the files of the bundled model, except `own`, which are copies.
 fn checkpoint(name: &str, own: &[&str]) -> TempDir {
     let dir = TempDir::new(name);
     for file in std::fs::read_dir(model_dir()).unwrap() {
@@ -159,7 +159,7 @@ fn sigterm_lets_open_requests_finish_and_exits_with_zero() {
 #[test]
 fn a_second_signal_ends_the_server_at_once() {
     let mut server = Process::start(&mut pegainfer());
-    // A request that never arrives would hold the first signal's drain.
+    // An incomplete request would hold the first signal's drain.
     let mut half = TcpStream::connect(server.address).unwrap();
     half.write_all(b"POST /v1/completions HTTP/1.1\r\n").unwrap();
     post_ok(server.address, "/v1/completions", &json!({"prompt": "x", "max_tokens": 1}));
@@ -234,7 +234,7 @@ fn generate_from(hub: &Hub, home: &Path) -> Command {
 fn a_checkpoint_is_fetched_from_the_hub_resumed_and_kept() {
     let home = TempDir::new("hub");
     let hub = Hub::start(hub_files());
-    // More breaks than retries: the first start fails, the second goes on where it stopped.
+    // More breaks than retries: the first start fails, and the second one resumes the download.
     let broken = ("model.safetensors".to_string(), 1 << 20, 6);
     hub.behaviour.lock().unwrap().break_off = Some(broken);
     let error = refused(generate_from(&hub, &home.0).env("HF_TOKEN", "secret"));
@@ -254,7 +254,7 @@ fn a_checkpoint_is_fetched_from_the_hub_resumed_and_kept() {
         .collect();
     assert!(starts.is_sorted() && starts.len() == 7 && starts[6] >= 5 << 20, "each try goes on: {starts:?}");
 
-    // Offline, and without asking for files again.
+    // Offline, and without requesting files again.
     hub.behaviour.lock().unwrap().refuse = Some(503);
     let before = hub.seen().len();
     let (code, stdout, stderr) = run(&mut generate_from(&hub, &home.0));
@@ -264,7 +264,7 @@ fn a_checkpoint_is_fetched_from_the_hub_resumed_and_kept() {
 }
 
 #[test]
-fn what_the_hub_refuses_is_one_clear_sentence() {
+fn hub_refusals_are_one_clear_sentence() {
     let home = TempDir::new("hub-errors");
     let hub = Hub::start(hub_files());
     let endpoint = format!("http://{}", hub.address);

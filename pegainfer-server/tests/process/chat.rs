@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 
 const QUESTION: &str = "What is the capital of France?";
 const ANSWER: &str = "The capital of France is Paris.";
-/// Written by the line editor when a line is complete: it stops to bracket what is pasted.
+/// Written by the line editor after a complete line, to end bracketed paste.
 const ENTERED: &str = "\x1b[?2004l";
 /// Written by the line editor when it waits for a line.
 const PROMPT: &str = "\x1b[?2004h";
@@ -45,7 +45,7 @@ fn a_conversation_in_a_terminal() {
     terminal.wait_for("start anew with this system message");
     terminal.wait_for(PROMPT);
     terminal.press("/system Be brief.\r");
-    terminal.wait_for("the conversation starts anew with this system message");
+    terminal.wait_for("the conversation restarts with this system message");
     terminal.wait_for(PROMPT);
     terminal.press("/reset\r");
     terminal.wait_for("the conversation starts anew");
@@ -58,10 +58,10 @@ fn a_conversation_in_a_terminal() {
     terminal.wait_for(ENTERED);
     let answer = terminal.wait_for(PROMPT);
     assert!(!answer.contains("error"), "{answer:?}");
-    // A half-typed line is cleared.
+    // Ctrl-C clears a half-typed line.
     terminal.press("no message\x03");
     terminal.wait_for(PROMPT);
-    // The line before is a key away.
+    // The arrow key recalls the previous line.
     terminal.press("\x1b[A");
     terminal.wait_for("capital of France?\"\"\"");
     terminal.press("\x03");
@@ -72,7 +72,7 @@ fn a_conversation_in_a_terminal() {
     assert!(kept.contains(&format!("\n{QUESTION}\n")) && kept.contains("What is the\\ncapital"), "{kept:?}");
     assert!(!kept.contains("no message"), "{kept:?}");
 
-    // The next chat knows the lines of this one; Ctrl-D leaves it.
+    // The next chat has the history of this one; Ctrl-D leaves it.
     let mut terminal = Terminal::start(&mut chat(&history));
     terminal.wait_for(PROMPT);
     terminal.press("\x1b[A");
@@ -86,7 +86,7 @@ fn a_conversation_in_a_terminal() {
 #[test]
 fn control_c_stops_the_answer_and_not_the_program() {
     let dir = TempDir::new("chat-stop");
-    // No token ends this model's texts: they go on to the end of the context.
+    // No token ends this model's texts, so they continue to the end of the context.
     let model = dir.0.join("model");
     link_model(&model, &["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"]);
     std::fs::copy(model_dir().join("chat_template.jinja"), model.join("chat_template.jinja")).unwrap();
@@ -113,7 +113,7 @@ fn reasoning_is_dimmed() {
     let files =
         ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "model.safetensors"];
     link_model(&model, &files);
-    // The prompt ends within the reasoning.
+    // The prompt ends inside the reasoning.
     let template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
         {% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}{# </think> #}";
     std::fs::write(model.join("chat_template.jinja"), template).unwrap();
@@ -161,7 +161,7 @@ fn a_pipe_is_one_message() {
     );
 }
 
-/// Sets the title of a terminal, clears it by a C1 control, and turns the direction of writing.
+/// Sets the terminal's title, clears the screen with a C1 control, and reverses the direction of writing.
 const HOSTILE: &str = "\x1b]0;PWN\x07\u{9b}2J\u{202e}";
 /// The same text, escaped.
 const SHOWN: &str = "\\u{1b}]0;PWN\\u{7}\\u{9b}2J\\u{202e}";
@@ -173,7 +173,7 @@ fn assert_harmless(door: &str, text: &str) {
 }
 
 fn assert_clean(door: &str, text: &str) {
-    // The program has styles of its own, and so has the line editor; neither sets titles.
+    // The program and the line editor have their own styles; neither sets titles.
     let is_hostile = |c: char| matches!(c, '\x07' | '\x7f' | '\u{80}'..='\u{9f}' | '\u{202a}'..='\u{202e}');
     assert!(!text.contains("\x1b]") && !text.contains(is_hostile), "{door}: {text:?}");
 }
@@ -184,7 +184,7 @@ fn shown(command: &mut Command) -> (Option<i32>, String) {
     (status.code(), text)
 }
 
-/// A checkpoint directory with a hostile name and these files instead of the bundled model's.
+/// A checkpoint directory with a hostile name, and `files` instead of the bundled model's.
 fn hostile_model(dir: &Path, files: &[(&str, String)]) -> std::path::PathBuf {
     let model = dir.join(format!("model{HOSTILE}"));
     let _ = std::fs::remove_dir_all(&model);
@@ -202,7 +202,7 @@ fn generated_text_is_exact_in_a_pipe_and_harmless_on_a_terminal() {
     let command = || {
         let mut command = pegainfer();
         command.args(["generate", "x", "--load-format", "dummy", "--max-tokens", "800", "--seed", "2"]);
-        // Each token is about as likely as any other, those of control characters included.
+        // All tokens are about equally likely, including those of control characters.
         command.args(["--temperature", "50", "--top-k", "0", "--top-p", "1"]);
         command
     };
@@ -210,7 +210,7 @@ fn generated_text_is_exact_in_a_pipe_and_harmless_on_a_terminal() {
     let (code, piped, stderr) = run(&mut command());
     assert!(code == Some(0) && piped.contains(is_control), "the text of a pipe is what the model wrote: {stderr}");
     let (code, screen) = shown(&mut command());
-    // The progress of the load comes before, and ends with a cleared line.
+    // The progress of loading comes first, and ends with a cleared line.
     let (_, screen) = screen.rsplit_once("\x1b[2K").unwrap();
     assert!(code == Some(0) && !screen.contains(is_control) && screen.contains("\\u{"), "{screen:?}");
 }
@@ -250,7 +250,7 @@ fn names_in_files_do_not_reach_the_terminal_or_the_log() {
         assert_eq!(code, Some(1), "{text:?}");
         assert_harmless(door, &text);
         assert!(!text.contains("\nerror: forged"), "{text:?}");
-        // The filter does not depend on where the error goes.
+        // The filter does not depend on the destination of the error.
         assert!(run(pegainfer().args(["generate", "x", "--model-path"]).arg(&model)).2.contains(SHOWN), "{door}");
     }
     let snapshot = dir.0.join(format!("hub/models--org--name{HOSTILE}/snapshots/main"));

@@ -37,7 +37,7 @@ fn perplexity_depends_on_the_window_and_little_on_fp8() {
     assert!((number(&plain["bits_per_byte"]) - bits).abs() < 1e-9);
     let bytes = std::fs::metadata(&file).unwrap().len() as f64;
     assert!(number(&plain["bytes"]) < bytes && number(&plain["bytes"]) > bytes - 20.0, "all but the first token");
-    // Of overlapping windows each token counts once; a shorter context predicts worse.
+    // Each token of overlapping windows counts once. A shorter context predicts worse.
     let short = measure(&["--window", "32", "--stride", "8"]);
     assert!(number(&short["perplexity"]) > perplexity && short["tokens"] == plain["tokens"], "{short}");
     assert_eq!(measure(&["--window", "64", "--stride", "1"])["bytes"], plain["bytes"]);

@@ -30,7 +30,7 @@ fn a_measured_ledger_predicts_a_workload() {
         [("qwen3-tiny", "linear_swiglu"), ("qwen35-tiny", "linear_swiglu"), ("dsv4-tiny-fp4fp8", "routed_experts")]
     {
         let file = dir.path().join(model);
-        // Beside other tests a step may be measured far too slow, so that others are predicted to take no time.
+        // Other tests may slow a measured step so much that others are predicted to take no time.
         let plausible = (0..3).any(|_| {
             measure(&file, model);
             let (rates, all_last) = simulated_rates(dir.path(), &file, mlp);
@@ -40,8 +40,8 @@ fn a_measured_ledger_predicts_a_workload() {
     }
 }
 
-/// Tokens per second of one stream and of three, as the ledger predicts them, whose report has times and ops, among them `mlp`; and
-/// whether every step and request on the timeline lasts.
+/// Tokens per second of one stream and of three, predicted from the ledger. The report has times and ops, including
+/// `mlp`. Also returns whether every step and request on the timeline takes time.
 fn simulated_rates(dir: &Path, ledger: &Path, mlp: &str) -> ([f64; 2], bool) {
     let (path, timeline) = (ledger.to_str().unwrap(), dir.join("timeline.json"));
     let workload = ["--concurrency", "1,3", "--prompt-len", "40", "--output-len", "20", "--strict"];
@@ -54,7 +54,7 @@ fn simulated_rates(dir: &Path, ledger: &Path, mlp: &str) -> ([f64; 2], bool) {
     for row in rows {
         let figure = |name: &str| row["median"][name]["p50"].as_f64().unwrap();
         assert!(figure("ttft_ms") > 0.0 && figure("tpot_ms") > 0.0, "{row}");
-        // The ops of a step are named, and so are those of the other kinds.
+        // All ops of a step are named, including those of other kinds.
         let ops = row["engine"]["ops"].as_array().unwrap();
         let sum: f64 = ops.iter().map(|op| op[1].as_f64().unwrap()).sum();
         assert!((sum - 1.0).abs() < 1e-6 && ops.iter().any(|op| op[0] == mlp), "{ops:?}");
@@ -65,7 +65,7 @@ fn simulated_rates(dir: &Path, ledger: &Path, mlp: &str) -> ([f64; 2], bool) {
 }
 
 #[test]
-fn what_cannot_be_simulated_is_refused() {
+fn impossible_simulations_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("ledger");
     let path = file.to_str().unwrap();
@@ -84,11 +84,11 @@ fn what_cannot_be_simulated_is_refused() {
     assert_eq!(std::fs::read_to_string(&file).unwrap(), other);
     measure(&file, "qwen3-tiny");
     let error = refusal(&["--strict", "--concurrency", "8", "--max-num-seqs", "8"]);
-    assert!(error.contains("beyond what the ledger covers"), "{error}");
+    assert!(error.contains("the ledger does not cover"), "{error}");
     assert!(refusal(&["--max-num-seqs", "100"]).contains("--max-num-batched-tokens"));
     assert!(refusal(&["--kv-cache-tokens", "3"]).contains("less than a block"));
     assert!(refusal(&["--slo-ttft", "1us"]).contains("no rate is low enough"));
-    // Other kernels.
+    // A ledger with other kernels.
     let stale = std::fs::read_to_string(&file).unwrap().replacen("\"kernels\":\"", "\"kernels\":\"0", 1);
     std::fs::write(&file, stale).unwrap();
     assert!(refusal(&["--strict"]).contains("the ledger is stale"));
@@ -97,7 +97,7 @@ fn what_cannot_be_simulated_is_refused() {
     assert!(text(&output.stderr).contains("stale"));
 }
 
-/// On one rank and on two: rank 0 is measured.
+/// On one rank and on two, where rank 0 is measured.
 #[test]
 fn steps_of_a_list_are_printed_with_their_ops() {
     let dir = tempfile::tempdir().unwrap();
@@ -126,7 +126,7 @@ fn steps_of_a_list_are_printed_with_their_ops() {
         let shown = pegainfer(&["ledger", out, "--ops"]);
         assert_eq!(text(&shown.stdout), tables, "{}", text(&shown.stderr));
     }
-    // Kernels are recorded on a GPU only; where there is no CUPTI the sentence says what to install.
+    // Kernels are recorded only on a GPU. Without CUPTI, the error says what to install.
     let tiny = models.join("qwen3-tiny");
     let flags = ["--device", "cpu", "--cupti", "--model-path", tiny.to_str().unwrap()];
     let output = pegainfer(&[&["ledger", "--steps", "decode:1:64"][..], &flags].concat());
@@ -137,7 +137,7 @@ fn steps_of_a_list_are_printed_with_their_ops() {
     assert!(text(&output.stderr).contains("does not fit an engine of 3 sequences"), "{}", text(&output.stderr));
 }
 
-/// The ledger in `file` with prefill times divided by `factor`, as of a device that is so much faster at them.
+/// The ledger in `file` with prefill times divided by `factor`, as of a device with faster prefill.
 fn with_faster_prompts(file: &Path, factor: f64) -> String {
     let lines = std::fs::read_to_string(file).unwrap();
     let line = |text: &str| {
@@ -174,7 +174,7 @@ fn an_anchor_corrects_the_ledger_of_another_device_and_doctor_compares_them() {
         let line = report.lines().find_map(|line| line.strip_prefix(&format!("factor of {name} steps: ")));
         line.unwrap().parse().unwrap()
     };
-    // Other work on this machine may slow some steps down.
+    // Other work on this machine may slow down some steps.
     assert!((1.3..40.0).contains(&factor("prefill")), "{report}");
     assert!((0.1..10.0).contains(&factor("small decode")), "{report}");
     let ttft = |ledger: &str| {
@@ -190,7 +190,7 @@ fn an_anchor_corrects_the_ledger_of_another_device_and_doctor_compares_them() {
     let said = text(&output.stdout);
     assert!(!output.status.success() && said.contains("factor of prefill steps:"), "{said}");
     let why = text(&output.stderr);
-    assert!(why.contains("the steps of this device do not take what the ledger says"), "{why}");
+    assert!(why.contains("the step times of this device differ from the ledger"), "{why}");
     std::fs::write(&other, std::fs::read_to_string(&other).unwrap().replacen("kernels\":\"", "kernels\":\"0", 1))
         .unwrap();
     let output = doctor(&other);
@@ -198,7 +198,8 @@ fn an_anchor_corrects_the_ledger_of_another_device_and_doctor_compares_them() {
     assert!(said.contains("kernels: ") && said.contains("the kernels have changed since"), "{said}");
 }
 
-/// A workload of docs/performance/simulation.md: flag and value of `sim`, and what `bench` measured on a card of the ledger's kind.
+/// A workload of docs/performance/simulation.md: flag and value of `sim`, and the result of `bench` on a card of the
+/// ledger's kind.
 struct Measured {
     flag: &'static str,
     load: &'static str,
@@ -233,14 +234,14 @@ const QWEN35_4B: [Measured; 6] = [
 fn the_ledgers_of_the_h200_predict_what_was_measured_there() {
     for (model, workloads) in [("qwen3-4b", QWEN3_4B), ("Qwen/Qwen3.5-4B", QWEN35_4B)] {
         for Measured { flag, load, tpot, output_tok_s } in workloads {
-            // The seed of a workload's second value is another one: that of `--qps 16,40`.
+            // The second value of a workload has another seed: that of `--qps 16,40`.
             let loads = if flag == "--qps" { format!("16,{load}") } else { load.to_owned() };
             let args = ["sim", "--gpu", "h200", "--model", model, flag, &loads, "--runs", "1", "--json", "-"];
             let output = pegainfer(&[&args[..], &["--prompt-len", "1024", "--output-len", "128"]].concat());
             assert!(output.status.success(), "{}", text(&output.stderr));
             let report: Value = serde_json::from_slice(&output.stdout).unwrap();
             let median = &report["rows"].as_array().unwrap().last().unwrap()["median"];
-            // Near the highest rate, steps that are 2 % slower on one card than on another make the TPOT 7 % longer.
+            // Near the highest rate, 2 % slower steps on another card make the TPOT 7 % longer.
             let allowed = if flag == "--qps" { 0.1 } else { 0.05 };
             let off = |name: &str, figure: &Value, measured: f64| {
                 let off = figure.as_f64().unwrap() / measured - 1.0;
@@ -253,11 +254,11 @@ fn the_ledgers_of_the_h200_predict_what_was_measured_there() {
 }
 
 #[test]
-fn a_ledger_inside_the_executable_needs_nothing_beside_it() {
+fn a_built_in_ledger_needs_no_other_file() {
     let dir = tempfile::tempdir().unwrap();
     let run = |args: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pegainfer"));
-        // An empty directory, and no cache of models.
+        // An empty directory, and no model cache.
         command.args(args).env_clear().env("TMPDIR", dir.path()).current_dir(dir.path()).output().unwrap()
     };
     let names = ["--gpu", "NVIDIA H200", "--model", "Qwen/Qwen3-4B"];
@@ -269,7 +270,7 @@ fn a_ledger_inside_the_executable_needs_nothing_beside_it() {
     assert!(written.status.success(), "{}", text(&written.stderr));
     let by_file = run(&[&["sim", "h200.jsonl"][..], &workload].concat());
     assert_eq!((text(&by_file.stdout), by_file.stderr), (text(&by_name.stdout), by_name.stderr));
-    // Its model is known, too.
+    // The ledger also contains its model.
     for source in [&names[..], &["--ledger", "h200.jsonl"]] {
         let output = run(&[&["plan", "--batch", "32", "--context", "256", "--json"][..], source].concat());
         assert!(output.status.success(), "{}", text(&output.stderr));

@@ -1,4 +1,4 @@
-//! Logs that cannot be written: the server serves and stops as usual, and counts the lines that were lost.
+//! Logs that cannot be written: the server serves and stops as usual, and counts the lost lines.
 
 use crate::support::client::{get, post, post_ok};
 use crate::support::model_dir;
@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-/// Serves `n` requests on a few connections at a time, each of which is a log line.
+/// Serves `n` requests on a few connections at a time, with a log line for each.
 fn complete(address: SocketAddr, n: usize) {
     std::thread::scope(|scope| {
         for _ in 0..8 {
@@ -105,7 +105,7 @@ fn each_request_is_one_line() {
     assert!(!log.contains("/nothing"), "the log has the route, not the client's text");
 }
 
-/// A directory is named after its model, whoever made it.
+/// Anyone may name a directory, and so the model in it.
 #[test]
 #[cfg(unix)]
 fn the_name_of_a_model_is_harmless_in_the_log_and_in_the_metrics() {

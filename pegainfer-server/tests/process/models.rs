@@ -1,4 +1,4 @@
-//! `pegainfer models`: what the cache holds.
+//! `pegainfer models`: the models in the cache.
 
 use crate::support::model_dir;
 use crate::support::process::{pegainfer, run};
@@ -9,7 +9,7 @@ use std::process::Command;
 
 const COMMIT: &str = "0123456789012345678901234567890123456789";
 
-/// Puts a model into the cache, with these contents.
+/// Adds a model with these files to the cache.
 fn add(home: &Path, folder: &str, files: &[(&str, &[u8])]) -> PathBuf {
     let repo = home.join("hub").join(folder);
     let snapshot = repo.join("snapshots").join(COMMIT);

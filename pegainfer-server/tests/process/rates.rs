@@ -1,4 +1,4 @@
-//! Rates of API keys: what goes beyond them is refused, in the shape of the API that was called.
+//! Rates of API keys: requests beyond them are refused, in the shape of the called API.
 
 use crate::support::client::{Response, get, send};
 use crate::support::process::{Process, pegainfer};
@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// A server with a key file of these lines, and the path of the file.
+/// A server with a key file of these lines. Returns the path of the file.
 fn server(dir: &TempDir, lines: &str) -> (Process, PathBuf) {
     let path = dir.0.join("keys");
     std::fs::write(&path, lines).unwrap();
@@ -85,7 +85,7 @@ fn a_key_has_so_many_tokens_a_minute() {
 fn tokens_that_are_not_generated_are_given_back() {
     let dir = TempDir::new("tpm-back");
     let (server, _) = server(&dir, "slow tpm=200");
-    // The first token ends the answer; 150 are asked for each time.
+    // The first token ends the answer, although each request asks for 150.
     let body = json!({"prompt": "x", "max_tokens": 150, "allowed_token_ids": [70], "stop_token_ids": [70]});
     for _ in 0..10 {
         let response = ask(server.address, "slow", "/v1/completions", &body);

@@ -9,19 +9,19 @@ use std::path::Path;
 
 const COMPLETIONS: &str = "/v1/completions";
 const CHAT: &str = "/v1/chat/completions";
-/// Requests of the long test; those with two choices count twice in the file.
+/// Number of requests of the long test. Requests with two choices count twice in the file.
 const REQUESTS: usize = 200;
 /// Kinds of requests, see [`request`].
 const KINDS: usize = 8;
 
 /// A recorded schedule.
 const FIXTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/schedule.jsonl");
-/// KV cache of its server: less than its requests take together.
+/// KV cache of the test's server, smaller than its requests need together.
 const KV: &str = "2688K";
-/// Requests whose schedule is recorded.
+/// Number of requests with a recorded schedule.
 const SCHEDULED: usize = 24;
 
-/// A server that records in `file`.
+/// A server that records to `file`.
 fn recording(file: &Path, flags: &[&str]) -> Process {
     let mut command = pegainfer();
     command.args(["serve", "--device", "cpu", "--threads", "2", "--record"]).arg(file).args(flags);
@@ -40,7 +40,7 @@ fn replay(file: &Path, flags: &[&str]) -> (Option<i32>, String, String) {
     run(pegainfer().arg("replay").arg(file).args(["--device", "cpu"]).args(flags))
 }
 
-/// Sends request `i`, whose kind is `i` modulo [`KINDS`], and waits for what it gives; two kinds do not wait.
+/// Sends request `i` of kind `i` modulo [`KINDS`], and waits for its response; two kinds do not wait.
 fn request(address: SocketAddr, i: usize) {
     let messages = json!([{"role": "user", "content": format!("Tell me about cat number {i}.")}]);
     let chat = |fields: Value| with(json!({"messages": messages, "max_tokens": 24}), fields);
@@ -57,10 +57,10 @@ fn request(address: SocketAddr, i: usize) {
             let fields = json!({"n": 2, "frequency_penalty": 0.8, "logit_bias": {"100": 2.5}, "min_tokens": 4});
             drop(post_ok(address, COMPLETIONS, &text(with(fields, json!({"top_p": 0.9, "min_p": 0.02})))));
         }
-        // The stop string ends it within a token or two.
+        // The stop string ends it within one or two tokens.
         4 => drop(post_ok(address, COMPLETIONS, &text(json!({"stop": ["a", "e"], "top_k": 50})))),
         5 => {
-            // The client goes away in the middle.
+            // The client leaves in the middle.
             let mut response = post(address, COMPLETIONS, &text(json!({"stream": true, "max_tokens": 400})));
             drop((response.chunk(), response.chunk()));
         }
@@ -96,7 +96,7 @@ fn recorded_requests_give_the_same_tokens_again() {
         let all = format!("{0} of {0} requests gave the recorded ones, 0 had not ended", ends.len());
         assert!(code == Some(0) && out.contains(&all), "{out}{err}");
     }
-    // A request whose prompt is another one, and one whose end is missing.
+    // A request with a changed prompt, and one without an end.
     let mut full = ends.iter().filter(|end| end["reason"] == "length").map(|end| end["end"].clone());
     let (other, open) = (full.next().unwrap(), full.next().unwrap());
     let mut changed = lines.clone();
@@ -106,7 +106,7 @@ fn recorded_requests_give_the_same_tokens_again() {
     std::fs::write(&file, text).unwrap();
     let (code, out, err) = replay(&file, &["--check"]);
     assert!(
-        code == Some(1) && err.contains("requests gave other tokens") && out.contains("1 had not ended"),
+        code == Some(1) && err.contains("requests gave different tokens") && out.contains("1 had not ended"),
         "{out}{err}"
     );
     assert_eq!(replay(&file, &[]).0, Some(0), "only --check fails");
@@ -133,7 +133,7 @@ fn hashes_tell_prefixes_and_nothing_else() {
     assert!(adds.iter().all(|line| line.get("ids").is_none() && line.get("parameters").is_none()));
     let (code, _, err) = replay(&file, &[]);
     assert!(code == Some(1) && err.contains("record with --record-prompts ids"), "{err}");
-    // As load, a recording with hashes has the lengths and the prefixes of its requests.
+    // As load, a recording with hashes has the lengths and shared prefixes of its requests.
     let mut bench = pegainfer();
     bench.args(["bench", "replay"]).arg(&file).args(["--device", "cpu", "--read-gbs", "10", "--peak-tflops", "1"]);
     let (code, out, err) = run(bench.args(["--runs", "1", "--json", "-"]));
@@ -150,7 +150,8 @@ fn hashes_tell_prefixes_and_nothing_else() {
     assert!(code == Some(1) && err.contains("is no recording"), "{err}");
 }
 
-/// Records the schedule of a served run in `file`: mixed prompts and cancels, too few KV blocks for all of them, chunked prefill.
+/// Records the schedule of a run in `file`: mixed prompts and cancels, too few KV blocks for all of them, chunked
+/// prefill.
 fn record_schedule(file: &Path) -> Vec<Value> {
     let flags = ["--record-prompts", "ids", "--record-steps", "--kv-cache-memory", KV, "--max-num-seqs", "8"];
     let budget = ["--max-num-batched-tokens", "96", "--mixed-step-token-budget", "32"];
@@ -181,7 +182,7 @@ fn a_served_schedule_replays_without_the_model() {
     let of = |kind: &str| lines.iter().filter(|line| line.get(kind).is_some()).count();
     assert!(of("plan") > 50 && of("commit") > 50 && of("cancel") > 0 && of("engine") == 1, "{out}");
     assert_eq!(replay(&file, &["--check"]).0, Some(0), "the requests can be replayed, too");
-    // A step that was not planned so, and lines that are missing.
+    // A step with another plan, and missing lines.
     let at = lines.iter().rposition(|line| line["plan"]["hash"].is_string()).unwrap();
     let mut changed = lines.clone();
     changed[at]["plan"]["rows"][0][1] = json!(77);
@@ -194,7 +195,7 @@ fn a_served_schedule_replays_without_the_model() {
     changed.insert(at, json!({"gap": 2}));
     write(&changed).unwrap();
     let (code, out, err) = replay(&file, &["--schedule"]);
-    assert!(code == Some(0) && err.contains("2 lines behind step"), "{out}{err}");
+    assert!(code == Some(0) && err.contains("2 lines after step"), "{out}{err}");
     changed.retain(|line| line.get("engine").is_none());
     write(&changed).unwrap();
     let (code, _, err) = replay(&file, &["--schedule"]);
@@ -216,8 +217,8 @@ fn a_schedule_of_hashes_or_drafts_is_not_recorded() {
     assert!(!file.exists());
 }
 
-/// A change of the scheduler that is meant to plan other steps needs another fixture:
-/// `cargo test --release -p pegainfer-server --test process recording -- --ignored` records it.
+/// A scheduler change that plans other steps needs another fixture: `cargo test --release -p pegainfer-server --test
+/// process recording -- --ignored` records it.
 #[test]
 fn a_recorded_schedule_is_planned_again() {
     let (code, out, err) = replay(Path::new(FIXTURE), &["--schedule"]);
@@ -257,7 +258,7 @@ fn choices_share_the_prompt_of_the_first_one() {
     }
     let (code, out, err) = replay(&dir.0.join("ids"), &["--check"]);
     assert!(code == Some(0) && out.contains("16 of 16 requests gave the recorded ones"), "{out}{err}");
-    // Without the line that has the prompt, the others are an error that says so.
+    // Without the line that contains the prompt, the others are an error that says so.
     let file = dir.0.join("ids");
     let text = std::fs::read_to_string(&file).unwrap();
     let rest: Vec<&str> = text.lines().filter(|line| !line.contains("\"ids\":[")).collect();

@@ -29,7 +29,7 @@ fn complete(address: SocketAddr) -> Option<String> {
     response.contains("data: [DONE]").then_some(response)
 }
 
-/// Completes prompts until `stop`; counts complete responses and failures.
+/// Completes prompts until `stop`. Counts complete responses and failures.
 fn client(address: SocketAddr, stop: &AtomicBool, whole: &AtomicUsize, broken: &AtomicUsize) {
     while !stop.load(Ordering::Relaxed) {
         match complete(address) {
@@ -45,7 +45,7 @@ fn client(address: SocketAddr, stop: &AtomicBool, whole: &AtomicUsize, broken: &
     }
 }
 
-/// Ends the clients, also when the test fails.
+/// Ends the clients, even when the test fails.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -54,7 +54,7 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// The log is not read, so it must not have a line for each request: a full pipe would block the server.
+/// A command without request log lines: nobody reads the log, and a full pipe would block the server.
 fn quiet() -> Command {
     let mut command = pegainfer();
     command.args(["--log-level", "warn,pegainfer_server::cli::serve=info"]);
@@ -79,7 +79,7 @@ fn kill_9_and_restart_under_load() {
             let (seen, failed) = (done(), broken.load(Ordering::Relaxed));
             wait_until("clients notice", || broken.load(Ordering::Relaxed) > failed);
             server = Process::start_on(address.port(), &mut quiet());
-            // Others have been seen to come back and to stop again after about a hundred requests.
+            // Servers have been seen to come back and to stop again after about a hundred requests.
             wait_until("the new server serves", || done() >= seen + 300);
             assert_eq!(get(address, "/health").status, 200);
         }

@@ -1,4 +1,4 @@
-//! Who may do what: admins, host names, signals.
+//! Rights of callers: admins, host names, signals.
 
 use crate::support::client::{get, post_unread, read_head, send};
 use crate::support::mock::MockEngine;

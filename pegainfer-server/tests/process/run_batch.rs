@@ -23,7 +23,7 @@ fn write_requests(dir: &Path, requests: &[String]) {
     std::fs::write(dir.join("in.jsonl"), requests.join("\n")).unwrap();
 }
 
-/// The results by custom_id, each of which must be there once and have the fields of OpenAI's format.
+/// The results by custom_id. Each must appear once and have the fields of OpenAI's format.
 fn results(dir: &Path) -> BTreeMap<String, Value> {
     let text = std::fs::read_to_string(dir.join("out.jsonl")).unwrap();
     assert!(text.ends_with('\n'), "{text}");
@@ -120,7 +120,7 @@ fn a_killed_run_goes_on_without_a_lost_or_doubled_line() {
     let after_stop = count(&dir.0);
     assert!(after_stop < REQUESTS, "it was done before the signal");
     let expected =
-        format!("error: stopped with {after_stop} of {REQUESTS} results; the same command goes on with the others");
+        format!("error: stopped with {after_stop} of {REQUESTS} results; the same command continues with the others");
     assert_eq!((output.status.code(), stderr.lines().last()), (Some(1), Some(expected.as_str())));
 
     let (code, _, stderr) = run(&mut run_batch(&dir.0));
@@ -148,7 +148,7 @@ fn files_that_cannot_be_used_are_refused_before_the_model_is_loaded() {
     };
     assert_eq!(refused(&[]), "error: DIR/in.jsonl has no request");
     let error = refused(&[good.clone(), good.clone()]);
-    assert_eq!(error, "error: DIR/in.jsonl, line 2: custom_id \"a\" is on line 1, too");
+    assert_eq!(error, "error: DIR/in.jsonl, line 2: custom_id \"a\" is already on line 1");
     let error = refused(&[good.clone(), request("b", "/v1/embeddings", &body)]);
     assert!(error.starts_with("error: DIR/in.jsonl, line 2: url must be one of "), "{error}");
     let long = json!({"prompt": "x".repeat(70_000)});
@@ -160,7 +160,7 @@ fn files_that_cannot_be_used_are_refused_before_the_model_is_loaded() {
     assert_eq!(error, format!("error: {expected}"));
 }
 
-/// Both are read, or refused, within the time of a test; neither loses a request.
+/// Both are read or refused within the time of a test. Neither loses a request.
 #[test]
 #[cfg(target_os = "linux")]
 fn a_pipe_is_an_input_and_a_device_is_no_output() {
@@ -179,7 +179,7 @@ fn a_pipe_is_an_input_and_a_device_is_no_output() {
     let (code, stderr) = through_pipe(&dir.0.join("out.jsonl"), &requests);
     assert!(code == Some(0) && stderr.contains("3 results are in "), "{code:?} {stderr}");
     assert_eq!(results(&dir.0).keys().collect::<Vec<_>>(), ["a", "b", "c"]);
-    // An error on a later line names it, as in a file.
+    // An error on a later line names the line, as in a file.
     let (code, stderr) = through_pipe(&dir.0.join("other.jsonl"), &format!("{requests}\nx"));
     assert!(code == Some(1) && stderr.contains("/dev/stdin, line 4: it is not a request"), "{code:?} {stderr}");
     let fifo = dir.0.join("fifo");
@@ -193,7 +193,7 @@ fn a_pipe_is_an_input_and_a_device_is_no_output() {
     assert!(code == Some(1) && stderr.contains("line 1 is not a result"), "{stderr}");
 }
 
-/// Runs with a file of results that is there; it must not be changed.
+/// Runs with an existing file of results, which must not be changed.
 fn run_with_output(dir: &Path, text: &str) -> (Option<i32>, String) {
     write_requests(dir, &[request("a", "/v1/completions", &json!({"prompt": "x", "max_tokens": 1}))]);
     std::fs::write(dir.join("out.jsonl"), text).unwrap();

@@ -1,4 +1,4 @@
-//! Trace files under adverse conditions: a limit of their size, and headers of clients that are not admins.
+//! Trace files under adverse conditions: a size limit, and headers of clients that are not admins.
 
 use crate::support::client::{get, post_with};
 use crate::support::process::{Process, pegainfer};
@@ -12,7 +12,7 @@ fn trace_dir(name: &str) -> PathBuf {
     dir
 }
 
-/// Traced requests of 128 choices, each of which is 400 KB of trace.
+/// Sends traced requests of 128 choices, with 400 KB of trace each.
 fn send_traced(server: &Process, requests: usize) {
     let body = json!({"prompt": "x", "n": 128, "max_tokens": 1});
     for _ in 0..requests {
@@ -20,7 +20,7 @@ fn send_traced(server: &Process, requests: usize) {
     }
 }
 
-/// Sizes of the files, each of which is a JSON list.
+/// Sizes of the files. Checks that each is a JSON list.
 fn sizes(dir: &Path) -> Vec<usize> {
     let files = std::fs::read_dir(dir).unwrap().map(|entry| std::fs::read(entry.unwrap().path()).unwrap());
     files.map(|text| serde_json::from_slice::<Vec<Value>>(&text).map(|_| text.len()).unwrap()).collect()
@@ -47,7 +47,7 @@ fn trace_files_stay_below_their_limit() {
 #[test]
 fn a_file_that_cannot_grow_stays_valid_and_the_server_goes_on() {
     let dir = trace_dir("ulimit");
-    // A file system that is full cuts a write off like this limit of the file size does.
+    // This limit of the file size truncates writes like a full file system.
     let binary = pegainfer().get_program().to_os_string();
     let mut command = Command::new("bash");
     command.args(["-c", "ulimit -f 600; exec \"$@\"", "bash"]).arg(binary);

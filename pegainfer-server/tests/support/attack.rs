@@ -1,18 +1,18 @@
-//! A server under attack: a child process with limited address space, watched from the outside.
+//! A server under attack: a child process with limited address space, watched from outside.
 //!
-//! [`Target::attack`] measures the quiet server, runs an attack beside an ordinary streaming client and a
-//! poller of `/health`, then checks what must hold:
+//! [`AttackedServer::attack`] measures the quiet server, runs an attack next to an ordinary streaming client and a
+//! poller of `/health`, then checks these conditions:
 //!
-//! - The ordinary client is served: every request gets 200, and the 99th percentile of its inter-token latency (ITL) stays
-//!   below three times the quiet value, or below 50 ms; that of its time to first token (TTFT) below three times the quiet
-//!   value, or a second.
-//! - `/health` answers in 100 ms (99th percentile; three times the quiet value on a machine that has other work).
-//! - Resident memory stays below weights + KV + 1 GB, and no request made the process end.
-//! - Five seconds after the attack, memory, open files, threads and the engine's gauges are back where they
-//!   were, and less than half of a core is busy.
+//! - The ordinary client is served: every request gets 200. The 99th percentile of its inter-token latency (ITL) stays
+//!   below three times the quiet value, or below 50 ms; that of its time to first token (TTFT) below three times the
+//!   quiet value, or a second.
+//! - `/health` answers in 100 ms (99th percentile; three times the quiet value on a busy machine).
+//! - Resident memory stays below weights + KV + 1 GB, and no request ends the process.
+//! - Five seconds after the attack, memory, open files, threads and the engine's gauges are back at their old values,
+//!   and less than half of a core is busy.
 //!
-//! The times are those of a machine that has nothing else to do: where other processes take a part of the CPU time, the bounds
-//! are larger by what is missing.
+//! The times apply to an idle machine. If other processes take part of the CPU time, the bounds are larger by that
+//! part.
 
 use super::client::{get, post_with, send};
 use super::process::{Process, pegainfer};
@@ -35,26 +35,26 @@ const ADDRESS_SPACE: u64 = 8 << 30;
 const KV: u64 = 256 * MIB;
 /// Tensor bytes of the bundled checkpoint.
 const WEIGHTS: u64 = 18_852_992;
-/// Resident memory that the server may use besides weights and KV cache.
+/// Resident memory that the server may use in addition to weights and KV cache.
 const WORKING_MEMORY: u64 = 1 << 30;
-/// Time after which nothing of an attack may be left.
+/// Time after which no trace of an attack may be left.
 const AFTERMATH: Duration = Duration::from_secs(5);
-/// Share of a core that work may take which an attack has left behind.
+/// Fraction of a core that may be busy after an attack.
 const BUSY: f64 = 0.5;
-/// API key of the ordinary client, for servers that want one.
+/// API key of the ordinary client, for servers with keys.
 pub const KEY: &str = "ordinary";
-/// Runs of an attack in which times may hold.
+/// Number of runs of an attack, in one of which the times must hold.
 const RUNS: usize = 2;
 
 /// A server that can be attacked.
-pub struct Target {
+pub struct AttackedServer {
     server: Process,
     before: Usage,
     log: Arc<Mutex<String>>,
     _alone: MutexGuard<'static, ()>,
 }
 
-impl Target {
+impl AttackedServer {
     /// Starts a server with these flags.
     pub fn start(args: &[&str]) -> Self {
         Self::start_with(args, |_| {})
@@ -69,11 +69,11 @@ impl Target {
         change(&mut command);
         let mut server = Process::start(&mut command);
         let log = drain_log(&mut server);
-        // The first requests touch pages and build tables that stay.
+        // The first requests touch pages and build tables that are kept.
         use_kv_cache(server.address);
         watch(server.address, KEY, || std::thread::sleep(WATCHED / 3));
         wait_idle(server.address);
-        let before = Usage::of(server.child.id());
+        let before = Usage::read(server.child.id());
         Self { server, before, log, _alone: alone }
     }
 
@@ -87,8 +87,8 @@ impl Target {
         self.server.child.id()
     }
 
-    /// Runs `attack`, which returns when its last connection is closed, and checks everything. Other tests use the cores, too:
-    /// times have to hold in one of two runs, everything else in each.
+    /// Runs `attack`, which returns when its last connection is closed, and checks all conditions. Other tests also use
+    /// the cores, so times have to hold in one of two runs, everything else in both.
     pub fn attack<R>(&mut self, name: &str, attack: impl Fn(SocketAddr) -> R) -> R {
         for run in 1.. {
             let (result, late) = self.attack_once(name, &attack);
@@ -100,7 +100,7 @@ impl Target {
         unreachable!("the last run returns or panics")
     }
 
-    /// One run, and the time that did not hold in it.
+    /// One run, and the time that exceeded its bound.
     fn attack_once<R>(&mut self, name: &str, attack: impl Fn(SocketAddr) -> R) -> (R, Option<String>) {
         let address = self.address();
         let quiet = watch(address, KEY, || {}).figures();
@@ -112,9 +112,9 @@ impl Target {
         let over = Instant::now();
         self.check_alive(name);
         let peak = status(self.pid(), "VmHWM:") / MIB;
-        let most = (WEIGHTS + KV + WORKING_MEMORY) / MIB;
+        let max_mib = (WEIGHTS + KV + WORKING_MEMORY) / MIB;
         println!("{name}: quiet {quiet:?}, attacked {:?}, {peak} MiB resident at most", watched.figures());
-        assert!(peak < most, "{name}: {peak} MiB were resident, at most {most} are documented");
+        assert!(peak < max_mib, "{name}: {peak} MiB were resident, at most {max_mib} are documented");
         assert!(watched.refused.is_empty(), "{name}: the ordinary client got {:?}", watched.refused);
         self.check_aftermath(name, over);
         (result.unwrap(), watched.late(quiet, slowdown))
@@ -129,9 +129,9 @@ impl Target {
     fn check_aftermath(&mut self, name: &str, over: Instant) {
         let (pid, before) = (self.pid(), self.before);
         loop {
-            let now = Usage::of(pid);
+            let now = Usage::read(pid);
             let busy = busy(pid);
-            if is_back_to(now, before) && busy < BUSY && is_idle(self.address()) {
+            if is_restored(now, before) && busy < BUSY && is_idle(self.address()) {
                 break;
             }
             let waited = over.elapsed();
@@ -144,9 +144,9 @@ impl Target {
     }
 }
 
-/// Whether a process has nothing left that `before` did not have. KV pages and the caches of the tokenizer and the allocator, which
-/// are bounded, may have been touched since; idle threads of the blocking pool end by themselves after ten seconds.
-fn is_back_to(now: Usage, before: Usage) -> bool {
+/// True if a process has nothing left that `before` did not have. It may have touched KV pages and the bounded caches
+/// of the tokenizer and the allocator since. Idle threads of the blocking pool end after ten seconds.
+fn is_restored(now: Usage, before: Usage) -> bool {
     now.resident < before.resident + KV + 128 * MIB
         && now.files <= before.files + 4
         && now.threads <= before.threads + 16
@@ -173,10 +173,11 @@ pub fn post_text(address: SocketAddr, path: &str, json: &str) -> (u16, String) {
     (response.status, response.text())
 }
 
-/// Limits a resource of the process of `command`, such as its address space, so that what would exhaust a machine ends it.
-pub fn limit(command: &mut Command, resource: Resource, most: u64) {
+/// Limits a resource of the process of `command`, such as its address space, so that an attack ends the process instead
+/// of exhausting the machine.
+pub fn limit(command: &mut Command, resource: Resource, max: u64) {
     let limit = move || {
-        let limit = Rlimit { current: Some(most), maximum: Some(most) };
+        let limit = Rlimit { current: Some(max), maximum: Some(max) };
         setrlimit(resource, limit).map_err(std::io::Error::from)
     };
     // SAFETY: the closure makes one system call and allocates nothing.
@@ -192,7 +193,7 @@ pub fn together<R: Send>(n: usize, work: impl Fn(usize) -> R + Sync) -> Vec<R> {
     })
 }
 
-/// Reads the log of the server all the time, for the report of a failure.
+/// Continuously reads the server's log, for the report of a failure.
 fn drain_log(server: &mut Process) -> Arc<Mutex<String>> {
     let log = Arc::new(Mutex::new(String::new()));
     let (mut reader, seen) = (std::mem::replace(&mut server.log, Box::new(std::io::empty())), log.clone());
@@ -210,12 +211,12 @@ fn drain_log(server: &mut Process) -> Arc<Mutex<String>> {
     log
 }
 
-/// Fills the KV cache once with prompts that share no prefix. A virtual machine may get memory from its host only when that is
-/// first written, in 5 to 15 ms for each 2 MiB: that is the machine's time, not what an attack costs.
+/// Fills the KV cache once with prompts that share no prefix. A virtual machine may get memory from its host only on
+/// the first write, in 5 to 15 ms per 2 MiB, which is not a cost of the attack.
 fn use_kv_cache(address: SocketAddr) {
-    /// Tokens of a prompt, which fits into the context of the bundled model.
+    /// Tokens per prompt, which fits the context of the bundled model.
     const TOKENS: usize = 4_000;
-    /// Tokens that the KV cache holds: 6 KiB each.
+    /// Capacity of the KV cache in tokens, at 6 KiB each.
     const CAPACITY: usize = (KV / (6 << 10)) as usize;
     let authorization = format!("Bearer {KEY}");
     for first in 0..CAPACITY.div_ceil(TOKENS) {

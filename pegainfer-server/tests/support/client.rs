@@ -89,7 +89,7 @@ impl Response {
         self.headers.iter().find(|(n, _)| n == name).map(|(_, value)| value.as_str())
     }
 
-    /// One chunk of a chunked body, as the server cut it; `None` at the end.
+    /// One chunk of a chunked body; `None` at the end.
     pub fn chunk(&mut self) -> Option<String> {
         let mut size = String::new();
         self.reader.read_line(&mut size).unwrap();
@@ -100,7 +100,7 @@ impl Response {
         Some(String::from_utf8(bytes).unwrap())
     }
 
-    /// The body as it is sent, chunks included.
+    /// The body as sent, including chunk headers.
     pub fn reader(self) -> impl Read {
         self.reader
     }
@@ -124,7 +124,7 @@ impl Response {
         serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e} in {text:?}"))
     }
 
-    /// The events of a stream, without `data: ` and without comments; the last one must be `[DONE]`, which is left out.
+    /// The events of a stream, without `data: ` and comments. The last one must be `[DONE]`, which is left out.
     pub fn events(self) -> Vec<Value> {
         assert_eq!(self.status, 200);
         assert_eq!(self.header("content-type"), Some("text/event-stream; charset=utf-8"));

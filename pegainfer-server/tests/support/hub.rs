@@ -1,4 +1,4 @@
-//! A mock of the Hugging Face hub: listings, ranges, and responses of any kind in their place (fault injection).
+//! A mock of the Hugging Face hub: listings, ranges, and arbitrary responses (fault injection).
 
 use ring::digest;
 use serde_json::{Value, json};
@@ -11,7 +11,7 @@ use std::time::Duration;
 /// The commit of every file.
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// Decides about a request, by path and first byte of its range: `None` serves it in the usual way.
+/// Decides about a request by path and first byte of its range. `None` serves it normally.
 pub type Fault = Box<dyn Fn(&str, Option<usize>) -> Option<Response> + Send>;
 
 /// Behaviour of the hub, and the requests it has seen.
@@ -21,9 +21,9 @@ pub struct Behaviour {
     pub files: BTreeMap<String, Vec<u8>>,
     /// Status of every response.
     pub refuse: Option<u16>,
-    /// Fault injection: file whose next downloads break off, bytes before the break, and number of downloads.
+    /// Fault injection: file with interrupted downloads, bytes before each break, and number of downloads.
     pub break_off: Option<(String, usize, usize)>,
-    /// Fault injection: other responses.
+    /// Fault injection: replaces responses.
     pub fault: Option<Fault>,
     /// Fault injection: changes of the listing.
     pub listing: Option<fn(&mut Value)>,
@@ -42,13 +42,13 @@ pub struct Response {
 pub enum Body {
     /// The bytes, and their number in the head.
     Whole(Vec<u8>),
-    /// This number in the head, the bytes, and then the end of the connection.
+    /// A length in the head, the bytes, and then the end of the connection.
     Cut(usize, Vec<u8>),
-    /// This number in the head, the bytes, and then nothing until the client leaves.
+    /// A length in the head, the bytes, and then nothing until the client leaves.
     Stalled(usize, Vec<u8>),
-    /// This number in the head, and a byte each 150 ms.
+    /// A length in the head, and a byte every 150 ms.
     Slow(usize),
-    /// Zeros without a number in the head, until the client leaves.
+    /// Zeros without a length in the head, until the client leaves.
     Endless,
 }
 

@@ -22,17 +22,17 @@ pub type Script = Box<dyn FnOnce(&str) -> String + Send>;
 /// Observes and controls the engine from a test.
 #[derive(Default)]
 pub struct Control {
-    /// Requests in the order they came.
+    /// Requests in the order of arrival.
     pub added: Mutex<Vec<GenerateRequest>>,
-    /// Requests that were cancelled.
+    /// Number of cancelled requests.
     pub cancelled: AtomicUsize,
     /// Number of resets of the prefix cache.
     pub resets: AtomicUsize,
     /// Number of tokens generated so far, over all requests.
     pub tokens: AtomicUsize,
-    /// Maximum number of tokens, over all requests, until it is raised.
+    /// Maximum number of tokens over all requests, until it is raised.
     pub allowance: AtomicUsize,
-    /// Replies to the next requests, each from its prompt; then the engine's own reply.
+    /// Replies to the next requests, each computed from its prompt; then the engine's own reply.
     pub scripts: Mutex<VecDeque<Script>>,
     /// Fault injection: the next step fails.
     pub fail: AtomicBool,
@@ -42,7 +42,7 @@ pub struct Control {
     pub fatal: AtomicBool,
     /// Fault injection: the next step panics.
     pub panic: AtomicBool,
-    /// Fault injection: steps do not end while this is set, as on a GPU that hangs.
+    /// Fault injection: steps do not end while this is set, like on a GPU that hangs.
     pub hang: AtomicBool,
 }
 
@@ -72,7 +72,7 @@ impl Control {
         self.cancelled.load(Ordering::SeqCst)
     }
 
-    /// Allows `n` tokens in all.
+    /// Allows `n` tokens in total.
     pub fn allow(&self, n: usize) {
         self.allowance.store(n, Ordering::SeqCst);
     }
@@ -104,7 +104,7 @@ impl MockEngine {
         Self::replying_ids(ids)
     }
 
-    /// Like [`replying`](Self::replying), given as tokens.
+    /// Like [`replying`](Self::replying), with the reply as tokens.
     pub fn replying_ids(reply: Vec<u32>) -> (Self, Arc<Control>) {
         let control = Arc::new(Control::default());
         control.allow(usize::MAX);
@@ -171,12 +171,12 @@ impl MockEngine {
     }
 }
 
-/// The mock finds half of every prompt in its prefix cache.
+/// Half of every prompt, which the mock finds in its prefix cache.
 fn cached(request: &GenerateRequest) -> usize {
     request.prompt.len() / 2
 }
 
-/// A log whose steps are compared with a ledger.
+/// A log that compares steps with a ledger.
 fn step_log() -> StepLog {
     let line = |rows: &[(usize, usize)]| {
         let load = StepLoad::of_rows(rows.iter().copied());
@@ -263,7 +263,7 @@ impl StepEngine for MockEngine {
         while at < self.running.len() {
             let handed_out = self.control.tokens.load(Ordering::SeqCst);
             if handed_out >= self.control.allowance.load(Ordering::SeqCst) {
-                // Faults happen where the allowance ends, so that tests know what was sent before.
+                // Faults happen at the end of the allowance, so that tests know which tokens were sent before.
                 if self.control.fail.swap(false, Ordering::SeqCst) {
                     let message = "the scripted step failed".to_owned();
                     return Err(EngineError { message, fatal: self.control.fatal.load(Ordering::SeqCst) });

@@ -50,7 +50,7 @@ pub fn model_dir() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/qwen3-tiny")
 }
 
-/// A copy of the bundled checkpoint whose chat template never ends by itself.
+/// A copy of the bundled checkpoint with a chat template that never ends.
 pub fn endless_template(name: &str) -> TempDir {
     let dir = TempDir::new(name);
     for file in std::fs::read_dir(model_dir()).unwrap() {
@@ -67,7 +67,7 @@ pub fn tokenizer() -> Tokenizer {
     Tokenizer::load(&model_dir()).unwrap()
 }
 
-/// A directory with the bundled tokenizer and a template whose calls are tags, and that shows reasoning between calls.
+/// A directory with the bundled tokenizer and a template with calls as tags, which shows reasoning between calls.
 pub fn tags_template() -> TempDir {
     static COUNT: AtomicUsize = AtomicUsize::new(0);
     let dir = TempDir::new(&format!("tags-{}", COUNT.fetch_add(1, Ordering::Relaxed)));

@@ -14,7 +14,7 @@ pub fn pegainfer() -> Command {
     command
 }
 
-/// Runs to the end, which must come within a minute: exit code, standard output, standard error.
+/// Runs to the end, at most a minute. Returns exit code, standard output and standard error.
 pub fn run(command: &mut Command) -> (Option<i32>, String, String) {
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let id = child.id().to_string();
@@ -34,9 +34,9 @@ pub fn run(command: &mut Command) -> (Option<i32>, String, String) {
 pub struct Process {
     pub child: Child,
     pub address: SocketAddr,
-    /// Time from the start of the process to the log line that it is ready.
+    /// Time from the start of the process to its ready log line.
     pub ready: Duration,
-    /// The rest of its log; empty if the test chose where it goes.
+    /// The rest of its log; empty if the test redirects it.
     pub log: Box<dyn BufRead + Send>,
 }
 

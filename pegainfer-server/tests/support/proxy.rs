@@ -1,4 +1,4 @@
-//! A reverse proxy that closes connections on which nothing comes from the server for a time.
+//! A reverse proxy that closes connections on which the server is silent for a time.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -21,7 +21,7 @@ pub fn start(server: SocketAddr, idle: Duration) -> SocketAddr {
     address
 }
 
-/// Copies until the end or until nothing comes in time, then closes both.
+/// Copies until the end or until nothing arrives in time, then closes both.
 fn copy([mut from, mut to]: [TcpStream; 2]) {
     let mut buffer = [0; 4096];
     while let Ok(count @ 1..) = from.read(&mut buffer) {

@@ -1,4 +1,4 @@
-//! What a server does with every model, whatever the model says: run over each of them.
+//! Server behaviour that does not depend on the model's output, checked for every model.
 
 use super::TestServer;
 use super::client::{post, post_ok, with};

@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-/// A new directory below the system's one for temporary files.
+/// A new directory inside the system's temporary directory.
 pub struct TempDir(pub PathBuf);
 
 impl TempDir {
-    /// `name`: distinguishes the directories of one process.
+    /// A directory with `name`, which distinguishes the directories of one process.
     pub fn new(name: &str) -> Self {
         let path = std::env::temp_dir().join(format!("pegainfer-test-{name}-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&path);

@@ -1,4 +1,4 @@
-//! A pseudo-terminal with a program in it.
+//! A pseudo-terminal that runs a program.
 
 use rustix::process::{ioctl_tiocsctty, setsid};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
@@ -13,15 +13,15 @@ use std::process::{Child, Command, ExitStatus};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-/// Time after which a test gives up waiting for the program.
+/// Maximum time that a test waits for the program.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A program whose standard streams are a terminal, and which gets that terminal's signals.
+/// A program with a terminal as its standard streams, which sends it signals.
 pub struct Terminal {
     child: Child,
     keyboard: File,
     screen: Receiver<Vec<u8>>,
-    /// What the program has written since the last wait.
+    /// Output of the program since the last wait.
     text: String,
 }
 
@@ -42,7 +42,7 @@ impl Terminal {
             });
         }
         let child = command.spawn().unwrap();
-        // The command keeps its end of the terminal open otherwise, and the screen would never end.
+        // Otherwise the command would keep its end of the terminal open, and the screen would never end.
         command.stdin(std::process::Stdio::null()).stdout(std::process::Stdio::null());
         command.stderr(std::process::Stdio::null());
         let keyboard = File::from(controller);
@@ -50,7 +50,7 @@ impl Terminal {
         let (sender, screen) = channel();
         std::thread::spawn(move || {
             let mut buffer = [0; 4096];
-            // The end of the program is an error of its terminal.
+            // The terminal reports an error when the program ends.
             while let Ok(count @ 1..) = output.read(&mut buffer) {
                 if sender.send(buffer[..count].to_vec()).is_err() {
                     break;
@@ -65,7 +65,7 @@ impl Terminal {
         self.keyboard.write_all(keys.as_bytes()).unwrap();
     }
 
-    /// Waits until the screen shows the text; returns what came up to its end.
+    /// Waits until the screen shows the text. Returns everything up to its end.
     pub fn wait_for(&mut self, expected: &str) -> String {
         loop {
             if let Some(at) = self.text.find(expected) {

@@ -1,8 +1,8 @@
-//! What a process takes, from `/proc`.
+//! Resources of a process, from `/proc`.
 
 use std::time::{Duration, Instant};
 
-/// What a process has at one time.
+/// Resources of a process at one time.
 #[derive(Debug, Clone, Copy)]
 pub struct Usage {
     /// Resident memory in bytes.
@@ -13,8 +13,8 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// That of this process.
-    pub fn of(pid: u32) -> Self {
+    /// Resources of process `pid`.
+    pub fn read(pid: u32) -> Self {
         let files = std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count);
         Self { resident: status(pid, "VmRSS:"), files, threads: status(pid, "Threads:") / 1024 }
     }
@@ -22,16 +22,16 @@ impl Usage {
 
 /// CPU time so far, in clock ticks.
 pub struct CpuTime {
-    /// Of all cores, idle time included.
+    /// Ticks of all cores, including idle time.
     total: u64,
-    /// In which a core was busy.
+    /// Busy ticks of all cores.
     busy: u64,
-    /// Of the server and of this process.
+    /// Ticks of the server and of this process.
     own: u64,
 }
 
 impl CpuTime {
-    /// That of the server with this process id.
+    /// The CPU time so far, for the server with this process id.
     pub fn now(server: u32) -> Self {
         let text = std::fs::read_to_string("/proc/stat").unwrap();
         let cores = text.lines().next().unwrap().split_whitespace().skip(1).take(8);
@@ -41,7 +41,8 @@ impl CpuTime {
         Self { total, busy: total - idle, own: process_ticks(server) + process_ticks(std::process::id()) }
     }
 
-    /// How much longer work took since then because other processes had a part of the CPU time; 1 if they had none.
+    /// How much longer work took since then because other processes used part of the CPU time; 1 without such
+    /// processes.
     pub fn slowdown(&self, server: u32) -> f64 {
         let now = Self::now(server);
         let total = (now.total - self.total).max(1) as f64;
@@ -50,9 +51,9 @@ impl CpuTime {
     }
 }
 
-/// Share of a core that a process takes, over a tenth of a second.
+/// Fraction of a core that a process takes, over a tenth of a second.
 pub fn busy(pid: u32) -> f64 {
-    /// Clock ticks of a second, the same on every Linux.
+    /// Clock ticks per second, the same on every Linux.
     const TICKS: f64 = 100.0;
     let (began, before) = (Instant::now(), process_ticks(pid));
     std::thread::sleep(Duration::from_millis(100));
@@ -62,7 +63,7 @@ pub fn busy(pid: u32) -> f64 {
 /// User and system time of a process.
 fn process_ticks(pid: u32) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The name of the process, in brackets, may hold spaces.
+    // The process name, in brackets, may contain spaces.
     let fields = text.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace();
     fields.skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum()
 }
@@ -74,7 +75,7 @@ pub fn status(pid: u32, field: &str) -> u64 {
     number.unwrap_or(0u64) * 1024
 }
 
-/// Lets `VmHWM`, the peak of the resident memory, begin again.
+/// Resets `VmHWM`, the peak of the resident memory.
 pub fn reset_peak(pid: u32) {
     std::fs::write(format!("/proc/{pid}/clear_refs"), "5").unwrap();
 }

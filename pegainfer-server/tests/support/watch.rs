@@ -1,4 +1,4 @@
-//! An ordinary client and a poller of `/health`, beside whatever else is sent to a server.
+//! An ordinary client and a poller of `/health`, next to other load on a server.
 
 use super::client::{get, post_with};
 use serde_json::json;
@@ -6,10 +6,10 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Minimum time for which the server is watched, so that percentiles mean something.
+/// Minimum watching time, for meaningful percentiles.
 pub const WATCHED: Duration = Duration::from_millis(1500);
 
-/// Percentiles, 99th of each.
+/// 99th percentiles.
 #[derive(Debug, Clone, Copy)]
 pub struct Figures {
     pub ttft: Duration,
@@ -17,7 +17,7 @@ pub struct Figures {
     pub health: Duration,
 }
 
-/// What the ordinary client and the poller saw.
+/// Observations of the ordinary client and the poller.
 #[derive(Default)]
 pub struct Watched {
     first: Vec<Duration>,
@@ -34,7 +34,7 @@ impl Watched {
         Figures { ttft, itl, health }
     }
 
-    /// The time that did not hold, if there is one.
+    /// The time that exceeded its bound, if any.
     pub fn late(&self, quiet: Figures, slowdown: f64) -> Option<String> {
         let Figures { ttft, itl, health } = self.figures();
         if ttft >= (3 * quiet.ttft).max(Duration::from_secs(1).mul_f64(slowdown)) {
@@ -43,8 +43,8 @@ impl Watched {
         if itl >= (3 * quiet.itl).max(Duration::from_millis(50).mul_f64(slowdown)) {
             return Some(format!("ITL {itl:?}, quiet {:?}", quiet.itl));
         }
-        let most = (3 * quiet.health).max(Duration::from_millis(100).mul_f64(slowdown));
-        (health >= most).then(|| format!("/health took {health:?}, quiet {:?}", quiet.health))
+        let bound = (3 * quiet.health).max(Duration::from_millis(100).mul_f64(slowdown));
+        (health >= bound).then(|| format!("/health took {health:?}, quiet {:?}", quiet.health))
     }
 }
 
@@ -74,7 +74,7 @@ pub fn watch(address: SocketAddr, key: &str, work: impl FnOnce()) -> Watched {
     })
 }
 
-/// An ordinary client: one short stream after the other. Returns the times to its first tokens and between its tokens, and
+/// An ordinary client: one short stream after another. Returns the times to first token and between tokens, and
 /// refusals.
 fn stream_until(address: SocketAddr, key: &str, stop: &AtomicBool) -> (Vec<Duration>, Vec<Duration>, Vec<u16>) {
     let body = json!({"prompt": "Once upon a time", "max_tokens": 100, "ignore_eos": true, "stream": true});
@@ -99,7 +99,7 @@ fn stream_until(address: SocketAddr, key: &str, stop: &AtomicBool) -> (Vec<Durat
     (first, gaps, refused)
 }
 
-/// Asks `/health` every 20 ms. Returns the times that it took.
+/// Polls `/health` every 20 ms. Returns the response times.
 fn poll_until(address: SocketAddr, stop: &AtomicBool) -> Vec<Duration> {
     let mut times = vec![];
     while !stop.load(Ordering::SeqCst) {

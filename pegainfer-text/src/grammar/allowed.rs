@@ -7,19 +7,19 @@ use std::sync::Arc;
 pub struct AllowedTokens(Arc<[u32]>);
 
 impl AllowedTokens {
-    /// A mask that allows `ids`, all of which must be below `vocab_size`.
+    /// A mask that allows `ids`, which must be below `vocab_size`.
     pub(super) fn new(ids: &[u32], vocab_size: usize) -> Self {
         set(vec![0; vocab_size.div_ceil(32)], ids)
     }
 
-    /// A mask from its words; `vocab_size.div_ceil(32)` of them are kept, and missing ones allow nothing.
-    pub(super) fn of_words(words: &[u32], vocab_size: usize) -> Self {
+    /// A mask from its first `vocab_size.div_ceil(32)` words; missing words allow nothing.
+    pub(super) fn from_words(words: &[u32], vocab_size: usize) -> Self {
         let mut words = words.to_vec();
         words.resize(vocab_size.div_ceil(32), 0);
         Self(words.into())
     }
 
-    /// The mask with `ids` allowed in addition.
+    /// The mask with additional `ids`.
     pub(super) fn with(&self, ids: &[u32]) -> Self {
         set(self.0.to_vec(), ids)
     }

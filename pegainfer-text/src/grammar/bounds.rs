@@ -1,18 +1,19 @@
-//! Limits of grammars that are checked on the source, before llguidance sees it.
+//! Limits that are checked on a grammar's source, before llguidance sees it.
 //!
-//! llguidance counts fuel between the steps of its regular expression library, but where it looks whether the patterns of a
-//! JSON string exclude each other, one step takes exponential time: the symbolic derivative of an intersection has as many parts
-//! as those of its members multiplied. `allOf` multiplies the alternatives of its members in the same way. Both numbers are
-//! estimated here and bounded. Intersections of Lark (`&`) do not take that path; fuel ends them.
+//! llguidance counts fuel between the steps of its regular expression library. One step takes exponential time when it
+//! checks whether the patterns of a JSON string exclude each other: the symbolic derivative of an intersection has as
+//! many parts as its members' parts multiplied. `allOf` multiplies the alternatives of its members in the same way.
+//! Both numbers are estimated and bounded here. Intersections in Lark (`&`) take another path, which fuel ends.
 
 use super::error::GrammarError;
 use super::patterns;
 use serde_json::{Map, Value};
 use std::collections::{HashMap, HashSet};
 
-/// Maximum of the sizes of patterns that have to match the same text, multiplied, and of the alternatives that `allOf` combines.
+/// Maximum of the multiplied sizes of patterns that match the same text, and of the alternatives that `allOf`
+/// combines.
 const MAX_COMBINATIONS: u64 = 1 << 20;
-/// Maximum nesting of a schema, counted through `$ref`.
+/// Maximum nesting of a schema, including `$ref`.
 const MAX_DEPTH: usize = 512;
 /// Maximum number of optional properties of one object.
 const MAX_OPTIONAL_PROPERTIES: usize = 1000;
@@ -22,14 +23,14 @@ const MAX_PROPERTIES: usize = 5000;
 const FORMAT: u64 = 32;
 const LENGTH_LIMIT: u64 = 4;
 
-/// Checks the schemas in a Lark grammar: whatever follows a `%json`, even if it stands in a comment or a text.
+/// Checks the schemas in a Lark grammar: everything after a `%json`, even in a comment or a text.
 ///
 /// # Errors
 /// One clause that names the limit.
 pub(super) fn check(lark: &str) -> Result<(), GrammarError> {
     for (at, keyword) in lark.match_indices("%json") {
         let mut schemas = serde_json::Deserializer::from_str(&lark[at + keyword.len()..]).into_iter::<Value>();
-        // What is no JSON is refused by llguidance, if it is a schema at all.
+        // Text that is not JSON is refused by llguidance, if it is a schema at all.
         if let Some(Ok(schema)) = schemas.next() {
             check_schema(&schema)?;
         }
@@ -42,31 +43,31 @@ fn check_schema(root: &Value) -> Result<(), GrammarError> {
     Estimate { root, known: HashMap::new(), open: HashSet::new(), depth: 0, properties: 0 }.schema(root).map(drop)
 }
 
-/// How many cases a schema takes. `allOf` multiplies both numbers of its members.
+/// Number of cases of a schema. `allOf` multiplies both numbers of its members.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Cases {
     /// Alternatives of the value itself.
     alternatives: u64,
-    /// Sizes of patterns, multiplied, or alternatives at the worst place in the value.
+    /// Multiplied pattern sizes, or number of alternatives, at the worst place in the value.
     inside: u64,
 }
 
 impl Cases {
     const ONE: Self = Self { alternatives: 1, inside: 1 };
 
-    /// Cases of a value that matches both.
+    /// Cases of a value that matches both schemas.
     fn and(self, other: Self) -> Self {
         let alternatives = self.alternatives.saturating_mul(other.alternatives);
         Self { alternatives, inside: self.inside.saturating_mul(other.inside) }
     }
 
-    /// Cases of a value that matches one of the two.
+    /// Cases of a value that matches one of both schemas.
     fn or(self, other: Self) -> Self {
         let alternatives = self.alternatives.saturating_add(other.alternatives);
         Self { alternatives, inside: self.inside.max(other.inside) }
     }
 
-    /// The larger number, which is what counts for a value that contains this one.
+    /// The larger number, which counts for a value that contains this one.
     fn worst(self) -> u64 {
         self.alternatives.max(self.inside)
     }
@@ -75,7 +76,7 @@ impl Cases {
 struct Estimate<'a> {
     root: &'a Value,
     known: HashMap<&'a str, Cases>,
-    /// References that are being followed; a recursive schema meets them again.
+    /// References that are being followed. A recursive schema meets them again.
     open: HashSet<&'a str>,
     depth: usize,
     properties: usize,
@@ -133,15 +134,15 @@ impl<'a> Estimate<'a> {
         Ok(cases)
     }
 
-    /// The worst number of cases of the values inside of an object or array. A property may match a pattern of
-    /// `patternProperties`, too; these exclude each other.
+    /// Maximum number of cases of the values inside an object or array. A property may also match a pattern of
+    /// `patternProperties`; these exclude each other.
     fn children(&mut self, map: &'a Map<String, Value>) -> Result<u64, GrammarError> {
         let properties = object(map, "properties");
         self.properties += properties.len();
         if self.properties > MAX_PROPERTIES {
             return limit(format!("its schema has more than {MAX_PROPERTIES} properties"));
         }
-        // `required` may have names that are no properties, or one name many times.
+        // `required` may contain names that are not properties, or repeat a name.
         let required =
             list(map, "required").iter().filter_map(Value::as_str).filter(|name| properties.contains_key(*name));
         let optional = properties.len() - required.collect::<HashSet<_>>().len();
@@ -164,14 +165,14 @@ impl<'a> Estimate<'a> {
             keys.push(pattern.len() as u64);
             matched = self.schema(value)?.worst().max(matched);
         }
-        // Each two patterns of keys are intersected to see that they exclude each other.
+        // Any two patterns of keys are intersected to check that they exclude each other.
         keys.sort_unstable();
         let keys = keys.iter().rev().take(2).product::<u64>().max(1);
         Ok(named.saturating_mul(matched).max(keys))
     }
 }
 
-/// The part of a schema that a reference means to llguidance, which knows no escapes and no identifiers.
+/// The part of a schema that llguidance takes a reference for. It knows no escapes and no identifiers.
 fn resolve<'a>(root: &'a Value, reference: &str) -> Option<&'a Value> {
     if reference == "#" || reference == "#/" {
         return Some(root);
@@ -182,7 +183,7 @@ fn resolve<'a>(root: &'a Value, reference: &str) -> Option<&'a Value> {
     })
 }
 
-/// Sizes of the patterns that a text has to match, multiplied.
+/// Multiplied sizes of the patterns that a text has to match.
 fn text(map: &Map<String, Value>) -> u64 {
     let pattern = map.get("pattern").and_then(Value::as_str).map_or(1, |pattern| pattern.len().max(1) as u64);
     let format = if map.contains_key("format") { FORMAT } else { 1 };

@@ -6,7 +6,7 @@ use llguidance::toktrie::SimpleVob;
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
-/// A grammar that was compiled from Lark, over one vocabulary.
+/// A grammar compiled from Lark over one vocabulary.
 pub struct CompiledGrammar {
     initial: Mutex<llguidance::Matcher>,
     first: AllowedTokens,
@@ -18,7 +18,7 @@ impl CompiledGrammar {
     /// Computes the first mask.
     ///
     /// # Errors
-    /// One sentence: what is wrong with the source of the grammar.
+    /// One sentence: why the source of the grammar is faulty.
     pub(super) fn new(mut initial: llguidance::Matcher, vocab_size: usize, lark: String) -> Result<Self, String> {
         let first = mask(initial.compute_mask_or_eos(), vocab_size)?;
         Ok(Self { initial: Mutex::new(initial), first, vocab_size, lark })
@@ -26,12 +26,13 @@ impl CompiledGrammar {
 
     /// A matcher at the beginning of a text, and the tokens that may come first.
     pub fn start(&self) -> (CompiledMatcher, AllowedTokens) {
-        // The matcher is only cloned: a panic cannot leave it half-changed.
+        // The matcher is only cloned, so a panic cannot leave it half-changed.
         let inner = self.initial.lock().unwrap_or_else(PoisonError::into_inner).clone();
         (CompiledMatcher { inner, vocab_size: self.vocab_size }, self.first.clone())
     }
 
-    /// The text from which [`GrammarCompiler::recorded`](super::GrammarCompiler::recorded) makes the grammar again.
+    /// The grammar as text, which [`GrammarCompiler::recorded`](super::GrammarCompiler::recorded) turns back into the
+    /// grammar.
     pub fn source(&self) -> String {
         RecordedGrammar::Lark(self.lark.clone()).to_string()
     }
@@ -43,7 +44,7 @@ impl fmt::Debug for CompiledGrammar {
     }
 }
 
-/// A position in a text of a [`CompiledGrammar`].
+/// A position in a text that follows a [`CompiledGrammar`].
 #[derive(Clone)]
 pub struct CompiledMatcher {
     inner: llguidance::Matcher,
@@ -51,7 +52,7 @@ pub struct CompiledMatcher {
 }
 
 impl CompiledMatcher {
-    /// Advances by one token; returns the tokens that may come next.
+    /// Advances by one token and returns the tokens that may come next.
     ///
     /// # Errors
     /// One sentence: the grammar does not allow the token, or no token can follow it.
@@ -70,7 +71,7 @@ impl CompiledMatcher {
     }
 }
 
-/// One sentence of what llguidance says.
+/// One sentence from llguidance's message.
 fn reason(error: impl fmt::Display) -> String {
     let text = error.to_string();
     // The lines after the first describe the library's internal state.
@@ -84,5 +85,5 @@ fn mask(tokens: Result<SimpleVob, impl fmt::Display>, vocab_size: usize) -> Resu
     if tokens.is_zero() {
         return Err("no token can come next".into());
     }
-    Ok(AllowedTokens::of_words(tokens.as_slice(), vocab_size))
+    Ok(AllowedTokens::from_words(tokens.as_slice(), vocab_size))
 }

@@ -5,13 +5,13 @@ use thiserror::Error;
 /// Why a source was not compiled; one sentence.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum GrammarError {
-    /// The source is wrong; the sentence may quote it.
+    /// The source is faulty; the sentence may quote it.
     #[error("{0}")]
     Invalid(String),
-    /// The source is beyond a limit, which the sentence names.
+    /// The source exceeds a limit, which the sentence names.
     #[error("{0}")]
     Limit(String),
-    /// No thread, process or memory is free for it.
+    /// No thread, process or memory is free.
     #[error("{0}")]
     Busy(String),
 }
@@ -22,7 +22,7 @@ impl GrammarError {
         Self::Invalid("the compiler panicked".into())
     }
 
-    /// The system has no thread for it.
+    /// The system cannot start a thread.
     pub fn no_thread(error: &std::io::Error) -> Self {
         Self::Busy(format!("no thread can be started to compile it: {error}"))
     }

@@ -1,9 +1,9 @@
-//! Patterns of keys (`patternProperties`) as llguidance needs them.
+//! Rewrites patterns of keys (`patternProperties`) for llguidance.
 //!
-//! llguidance takes the names in `properties` out of the keys that a pattern matches, and all names and patterns out of
-//! the keys of `additionalProperties`. If nothing is left, it still allows a comma, after which no key can follow.
-//! Therefore a pattern that matches only a few names becomes these names, and a pattern that matches every key leaves
-//! no additional ones. Neither changes the meaning.
+//! llguidance removes the names in `properties` from the keys of each pattern, and all names and patterns from the keys
+//! of `additionalProperties`. If nothing is left, it still allows a comma, after which no key can follow. Therefore a
+//! pattern that matches only a few names becomes these names, and a pattern that matches every key leaves no additional
+//! ones. Neither changes the meaning.
 
 use super::error::GrammarError;
 use llguidance::regex_to_lark;
@@ -11,11 +11,11 @@ use regex_syntax::hir::{Class, Hir, HirKind, Look, Repetition};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
 
-/// Maximum number of names that a pattern becomes where they are not in `properties` already.
+/// Maximum number of names from one pattern that are not in `properties` already.
 const MAX_NEW_NAMES: usize = 16;
 /// Maximum work to list the names of a pattern, in bytes: 1,000 names of three digits take 40,000.
 const MAX_WORK: usize = 64 << 10;
-/// Work of one text besides its bytes.
+/// Work per text in addition to its bytes.
 const TEXT_WORK: usize = 16;
 /// Maximum number of patterns in a schema, and of bytes in an examined pattern.
 const MAX_PATTERNS: usize = 500;
@@ -32,7 +32,7 @@ pub(super) fn rewrite(schema: &mut Value) {
     }
 }
 
-/// Refuses objects that [`rewrite`] has not seen, or that would grow too much.
+/// Refuses objects that [`rewrite`] has not handled, or that would grow too much.
 ///
 /// # Errors
 /// One clause that names the pattern.
@@ -83,7 +83,7 @@ fn rewrite_object(object: &mut Map<String, Value>, left: &mut usize) {
     }
 }
 
-/// Puts the schema of a pattern into the properties of all names that it matches.
+/// Adds the schema of a pattern to the properties of all names that it matches.
 fn replace(object: &mut Map<String, Value>, pattern: &str, schema: &Value, names: &BTreeSet<String>) {
     if let Some(Value::Object(patterns)) = object.get_mut("patternProperties") {
         patterns.shift_remove(pattern);
@@ -124,7 +124,7 @@ fn names(pattern: &str) -> Option<BTreeSet<String>> {
         return Some(BTreeSet::new());
     }
     let properties = hir.properties();
-    // A pattern without anchors matches inside of longer names.
+    // A pattern without anchors also matches inside longer names.
     let (prefix, suffix) = (properties.look_set_prefix(), properties.look_set_suffix());
     let is_anchored = prefix.contains(Look::Start) && suffix.contains(Look::End);
     is_anchored.then(|| Expansion { left: MAX_WORK }.texts(&hir, Place { starts: true, ends: true })).flatten()
@@ -137,7 +137,7 @@ fn parse(pattern: &str) -> Option<Hir> {
     regex_syntax::parse(&regex_to_lark(pattern, "dw")).ok()
 }
 
-/// True if the pattern contains an empty class where every match needs a character of it.
+/// True if every match of the pattern needs a character of an empty class.
 fn matches_nothing(pattern: &Hir) -> bool {
     match pattern.kind() {
         HirKind::Class(class) => class.is_empty(),
@@ -154,20 +154,20 @@ fn matches_every_text(pattern: &Hir) -> bool {
     pattern.properties().look_set().is_empty() && pattern.properties().minimum_len() == Some(0)
 }
 
-/// Place of a part of a pattern: at the start or the end, where anchors always hold.
+/// Place of a sub-pattern: at the start or the end, where anchors always hold.
 #[derive(Clone, Copy)]
 struct Place {
     starts: bool,
     ends: bool,
 }
 
-/// Lists the texts that a pattern matches, within a limit on the work.
+/// Lists the texts that a pattern matches, within a limit on work.
 struct Expansion {
     left: usize,
 }
 
 impl Expansion {
-    /// All texts that a part of a pattern matches; `None` if they are too many or not known.
+    /// All texts that a sub-pattern matches; `None` if there are too many or they are unknown.
     fn texts(&mut self, hir: &Hir, place: Place) -> Option<BTreeSet<String>> {
         let nothing = || Some(BTreeSet::from([String::new()]));
         match hir.kind() {
@@ -212,9 +212,9 @@ impl Expansion {
         Some(all)
     }
 
-    /// Each text of the one set followed by each of the other.
+    /// Each text of one set followed by each of the other.
     fn joined(&mut self, first: BTreeSet<String>, second: &BTreeSet<String>) -> Option<BTreeSet<String>> {
-        // An anchor adds nothing.
+        // An anchor adds no text.
         if second.len() == 1 && second.contains("") {
             return Some(first);
         }
@@ -231,9 +231,9 @@ impl Expansion {
     }
 }
 
-/// Keywords with values that are no schemas.
+/// Keywords with values that are not schemas.
 const DATA: [&str; 6] = ["enum", "const", "default", "examples", "required", "x-guidance"];
-/// Keywords with values that are maps of schemas by names.
+/// Keywords with values that are maps from names to schemas.
 const MAPS: [&str; 5] = ["properties", "patternProperties", "$defs", "definitions", "dependentSchemas"];
 
 fn for_each_object(schema: &mut Value, change: &mut impl FnMut(&mut Map<String, Value>)) {
@@ -292,7 +292,7 @@ mod tests {
             ("^a$", Some("a")),
             ("^(a|bc)$", Some("a bc")),
             ("^a$|^b$", Some("a b")),
-            // A part of it matches nothing: not known.
+            // A part of it matches nothing, so the texts are unknown.
             ("^(?:a|[^\\s\\S])$", None),
             ("^x[0-2]?$", Some("x x0 x1 x2")),
             ("^(?:ab){1,2}$", Some("ab abab")),
@@ -335,9 +335,9 @@ mod tests {
                 json!({"patternProperties": {"^[ab]$": two, "^x": one}}),
                 json!({"patternProperties": {"^x": one}, "properties": {"a": two, "b": two}}),
             ),
-            // Not needed, and too many.
+            // Not necessary, and too many.
             (json!({"patternProperties": {"^\\d{3}$": two}}), json!({"patternProperties": {"^\\d{3}$": two}})),
-            // With a number of keys, only what can have no other keys.
+            // With a limit on the number of keys, only objects without other keys.
             (
                 json!({"minProperties": 1, "patternProperties": {"^b$": two}}),
                 json!({"minProperties": 1, "patternProperties": {"^b$": two}}),
@@ -354,7 +354,7 @@ mod tests {
                 check(&schema).unwrap();
             }
         }
-        // What is no schema is not changed.
+        // Values that are not schemas are not changed.
         for data in
             [json!({"const": {"patternProperties": {"^a$": {}}}}), json!({"enum": [{"patternProperties": {"^$": 1}}]})]
         {
@@ -375,12 +375,12 @@ mod tests {
             let patterns: Map<String, Value> = (0..count).map(|i| (format!("^{i}$"), json!(false))).collect();
             json!({"type": "object", "properties": {"0": {}}, "patternProperties": patterns})
         };
-        let (mut most, mut more) = (patterns(MAX_PATTERNS), patterns(MAX_PATTERNS + 1));
-        let unchanged = more.clone();
-        [&mut most, &mut more].into_iter().for_each(rewrite);
-        assert!(check(&most).is_ok() && most["patternProperties"].is_null());
-        assert_eq!(more, unchanged);
-        assert!(matches!(check(&more), Err(GrammarError::Limit(_))));
+        let (mut maximum, mut beyond) = (patterns(MAX_PATTERNS), patterns(MAX_PATTERNS + 1));
+        let unchanged = beyond.clone();
+        [&mut maximum, &mut beyond].into_iter().for_each(rewrite);
+        assert!(check(&maximum).is_ok() && maximum["patternProperties"].is_null());
+        assert_eq!(beyond, unchanged);
+        assert!(matches!(check(&beyond), Err(GrammarError::Limit(_))));
     }
 
     #[test]

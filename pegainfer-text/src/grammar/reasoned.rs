@@ -1,4 +1,4 @@
-//! A grammar for text after reasoning, and the reasoning budget: the output grammar applies from `</think>` on.
+//! A grammar for text after reasoning, and the reasoning budget. The output grammar applies after `</think>`.
 
 use super::allowed::AllowedTokens;
 use super::compiled::{CompiledGrammar, CompiledMatcher};
@@ -11,7 +11,7 @@ use std::sync::Arc;
 /// parser drops them.
 const MAX_BREAKS: usize = 2;
 
-/// Token ids of the reasoning tags, in a vocabulary where each tag is one token.
+/// Token ids of the reasoning tags, each of which is one token.
 #[derive(Debug, Clone)]
 pub struct ThinkTokens {
     open: u32,
@@ -21,8 +21,8 @@ pub struct ThinkTokens {
 }
 
 impl ThinkTokens {
-    /// Looks the tags up; `None` if a tag takes several tokens.
-    pub fn of(tokenizer: &Tokenizer) -> Option<Self> {
+    /// Looks up the tags; `None` if a tag takes several tokens.
+    pub fn find(tokenizer: &Tokenizer) -> Option<Self> {
         let one = |text: &str| match tokenizer.encode(text, false).as_deref() {
             Ok([id]) => Some(*id),
             _ => None,
@@ -32,7 +32,7 @@ impl ThinkTokens {
     }
 }
 
-/// A grammar of reasoning and the output after it, which may have a grammar of its own. Clones share it.
+/// A grammar of reasoning and the output after it, which may have its own grammar. Clones share it.
 #[derive(Debug, Clone)]
 pub struct ReasonedGrammar(Arc<Shared>);
 
@@ -41,9 +41,10 @@ struct Shared {
     tokens: ThinkTokens,
     thinking: ReasoningLimits,
     output: Option<Arc<CompiledGrammar>>,
-    /// Mask inside the reasoning. If an output grammar follows, it excludes EOS and calls, which would skip the output.
+    /// Mask inside the reasoning. If an output grammar follows, the mask excludes EOS and calls, which would skip the
+    /// output.
     inside: AllowedTokens,
-    /// Mask where the budget is used up: only `</think>`.
+    /// Mask when the budget is used up: only `</think>`.
     close: AllowedTokens,
     /// Mask at the start: the output's first tokens, and `<think>`.
     first: AllowedTokens,
@@ -54,7 +55,7 @@ struct Shared {
 }
 
 impl ReasonedGrammar {
-    /// `output`: the grammar of the output; `None` for any text. `ends`: the token ids that end a text (EOS).
+    /// A grammar of reasoning, then `output`; `None` allows any output. `ends` are the token ids that end a text (EOS).
     pub(super) fn new(
         tokens: ThinkTokens,
         thinking: ReasoningLimits,
@@ -66,7 +67,7 @@ impl ReasonedGrammar {
         let kept = |id: &u32| output.is_none() || !(ends.contains(id) || call == Some(*id));
         let inside: Vec<u32> = (0..vocab_size as u32).filter(kept).collect();
         let inside = AllowedTokens::new(&inside, vocab_size);
-        // Without an output grammar, `inside` excludes nothing: the output may be any text, too.
+        // Without an output grammar, `inside` excludes nothing: the output may also be any text.
         let plain = output.as_ref().map_or_else(|| inside.clone(), |output| output.start().1);
         Self(Arc::new(Shared {
             close: AllowedTokens::new(&[tokens.close], vocab_size),
@@ -108,7 +109,8 @@ impl ReasonedGrammar {
         (ReasonedMatcher { shared, state }, mask)
     }
 
-    /// The text from which [`GrammarCompiler::recorded`](super::GrammarCompiler::recorded) makes the grammar again.
+    /// The grammar as text, which [`GrammarCompiler::recorded`](super::GrammarCompiler::recorded) turns back into the
+    /// grammar.
     pub fn source(&self) -> String {
         let Shared { thinking, output, .. } = &*self.0;
         RecordedGrammar::Reasoned { thinking: *thinking, output: output.as_ref().map(|output| output.source()) }
@@ -116,7 +118,7 @@ impl ReasonedGrammar {
     }
 }
 
-/// A position in a text of a [`ReasonedGrammar`].
+/// A position in a text that follows a [`ReasonedGrammar`].
 #[derive(Clone)]
 pub struct ReasonedMatcher {
     shared: Arc<Shared>,
@@ -138,7 +140,7 @@ enum State {
 }
 
 impl ReasonedMatcher {
-    /// Advances by one token; returns the tokens that may come next.
+    /// Advances by one token and returns the tokens that may come next.
     ///
     /// # Errors
     /// One sentence: the output's grammar does not allow the token, or no token can follow it.
@@ -183,7 +185,7 @@ mod tests {
 
     const EOS: [u32; 2] = [4089, 4087];
 
-    /// Whether the grammar allows the text, and whether the text may end there.
+    /// Two flags: the grammar allows the text, and the text may end there.
     fn accepts(start: ReasoningStart, call_ends_it: bool, text: &str) -> (bool, bool) {
         let tokenizer = Arc::new(Tokenizer::load(&testing::model_dir()).unwrap());
         let compiler = GrammarCompiler::new(tokenizer.clone(), 4100, EOS.to_vec());
@@ -226,7 +228,7 @@ mod tests {
         assert_eq!(accepts(Opened, true, "x <tool_call>"), (false, false), "it would begin a call");
     }
 
-    /// Indices of the tokens of a text before which only `</think>` is allowed.
+    /// Token positions in a text at which only `</think>` is allowed.
     fn forced(start: ReasoningStart, call_ends_it: bool, budget: usize, text: &str) -> Vec<usize> {
         let tokenizer = Arc::new(Tokenizer::load(&testing::model_dir()).unwrap());
         let close = tokenizer.encode("</think>", false).unwrap()[0];

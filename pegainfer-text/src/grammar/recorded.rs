@@ -8,15 +8,15 @@ use std::str::FromStr;
 /// Constraints on the reasoning before the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReasoningLimits {
-    /// Whether the prompt has opened the reasoning, or the model may open it.
+    /// How the reasoning starts.
     pub start: ReasoningStart,
-    /// Whether a tool call ends the reasoning, too, as Qwen3.5 may write it.
+    /// True if a tool call also ends the reasoning, as Qwen3.5 may write it.
     pub call_ends_it: bool,
     /// Maximum number of tokens between the tags; at the limit, `</think>` is the only allowed token.
     pub budget: Option<usize>,
 }
 
-/// What a grammar is made of, as JSON in the recording of a request.
+/// Parts of a grammar, as JSON in the recording of a request.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum RecordedGrammar {
@@ -26,7 +26,7 @@ pub(super) enum RecordedGrammar {
     Reasoned {
         /// Limits on the reasoning.
         thinking: ReasoningLimits,
-        /// The grammar of the text, as it is recorded; `None` for any text.
+        /// The recorded grammar of the text; `None` for any text.
         output: Option<String>,
     },
 }

@@ -12,7 +12,7 @@ const JSON_WHITESPACE: &str = "[ \\n\\r\\t]{1,40}";
 /// Maximum size of a source, in bytes.
 const MAX_SOURCE: usize = 512 << 10;
 
-/// Source of a grammar: the texts that are allowed.
+/// Source of a grammar: defines the allowed texts.
 #[derive(Debug, Clone, PartialEq)]
 pub enum GrammarSource {
     /// JSON that matches this schema.
@@ -29,7 +29,7 @@ impl GrammarSource {
     /// The source as a Lark grammar.
     ///
     /// # Errors
-    /// It is too large.
+    /// The source is too large.
     pub fn into_lark(self) -> Result<String, GrammarError> {
         let lark = match (self.rule(), self) {
             (Some(rule), _) => format!("start: {rule}"),
@@ -43,17 +43,17 @@ impl GrammarSource {
         Ok(lark)
     }
 
-    /// The source as a Lark grammar that no single step of the compiler takes for ever for.
+    /// The source as a Lark grammar, checked so that no single step of the compiler takes forever.
     ///
     /// # Errors
-    /// It is too large, or it could take for ever.
+    /// The source is too large, or could take forever.
     pub fn into_checked_lark(self) -> Result<String, GrammarError> {
         let lark = self.into_lark()?;
         bounds::check(&lark)?;
         Ok(lark)
     }
 
-    /// The source as the body of a Lark rule; `None` for a Lark grammar, which has rules of its own.
+    /// The source as the body of a Lark rule; `None` for a Lark grammar, which has its own rules.
     pub fn rule(&self) -> Option<String> {
         match self {
             Self::JsonSchema(schema) => Some(format!("%json {}", with_options(schema.clone(), false))),
@@ -66,7 +66,7 @@ impl GrammarSource {
     }
 }
 
-/// Adds llguidance's options to a schema, and rewrites parts that llguidance cannot follow. `lenient` ignores keywords
+/// Adds llguidance's options to a schema, and rewrites parts that llguidance cannot handle. `lenient` ignores keywords
 /// that cannot be enforced.
 pub fn with_options(mut schema: Value, lenient: bool) -> Value {
     patterns::rewrite(&mut schema);

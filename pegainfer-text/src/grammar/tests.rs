@@ -1,4 +1,4 @@
-//! Tests of sources and of the bounds on what they cost.
+//! Tests of grammar sources and the limits on their cost.
 
 use super::*;
 use crate::parser::ReasoningStart;
@@ -11,7 +11,7 @@ fn compiler() -> GrammarCompiler {
     GrammarCompiler::new(Arc::new(Tokenizer::load(&testing::model_dir()).unwrap()), 4100, EOS.to_vec())
 }
 
-/// Whether the grammar allows the text, as the tokenizer spells it, and its end.
+/// True if the grammar allows the tokens of the text, followed by its end.
 fn accepts(source: &GrammarSource, text: &str) -> bool {
     let compiler = compiler();
     let (mut matcher, mut mask) = compiler.compile(source.clone()).unwrap().start();
@@ -163,7 +163,7 @@ fn hostile_sources_are_errors_or_grammars_and_no_crash() {
         let outcome = compiler.compile(source).map_err(|e| e.to_string()).and_then(|grammar| {
             let (mut matcher, mask) = grammar.start();
             let id = (0..4096).find(|id| mask.allows(*id)).unwrap();
-            // Masks come from threads with a stack of the usual size.
+            // Masks are computed on threads with the usual stack size.
             std::thread::spawn(move || matcher.next(id).map(drop)).join().unwrap()
         });
         assert!(outcome.as_ref().err().is_none_or(|error| !error.is_empty()), "{shown}: {outcome:?}");
@@ -200,7 +200,7 @@ fn letters(count: u8) -> impl Iterator<Item = String> {
     (b'a'..b'a' + count).map(|letter| format!(".*{}.*", letter as char))
 }
 
-/// Schemas of few bytes that would take llguidance hours and gigabytes.
+/// Short schemas that would take llguidance hours and gigabytes.
 fn bombs() -> Vec<(&'static str, Value)> {
     let property = |schema: &Value| json!({"type": "object", "properties": {"a": schema.clone()}, "required": ["a"]});
     let each = |schema: &dyn Fn(Value) -> Value| {
@@ -282,14 +282,14 @@ fn large_legal_sources_compile_within_a_second_and_can_be_followed() {
     ] {
         let began = std::time::Instant::now();
         let compiled = compiler.compile(GrammarSource::JsonSchema(schema.clone()));
-        // Without other work it takes a third of this.
+        // On an idle machine it takes a third of this.
         assert!(began.elapsed().as_secs_f64() < 3.0, "{name}: {:?}", began.elapsed());
         compiled.unwrap_or_else(|error| panic!("{name}: {error}"));
         assert!(accepts(&GrammarSource::JsonSchema(schema), text), "{name}");
     }
 }
 
-/// A comma after which no key can follow is a dead end: the text could neither go on nor end.
+/// After a dangling comma no key can follow, and the text could neither continue nor end.
 #[test]
 fn no_comma_is_allowed_where_no_key_can_follow() {
     let compiler = compiler();
@@ -327,13 +327,13 @@ fn no_comma_is_allowed_where_no_key_can_follow() {
     ] {
         assert_eq!(goes_on(schema, text), expected, "{schema}: {text}");
     }
-    // Both schemas hold for a key that both name.
+    // Both schemas apply to a key that both name.
     let source = GrammarSource::JsonSchema(only_a);
     let texts = ["{\"a\": 2}", "{}", "{\"a\": 1}", "{\"a\": 3}", "{\"b\": 2}"];
     assert_eq!(texts.map(|text| accepts(&source, text)), [true, true, false, false, false]);
     let error = compiler.compile(GrammarSource::JsonSchema(none)).err();
     assert!(error.is_some(), "patterns that share keys are refused");
-    // In a grammar of the client's own a schema is compiled as it is.
+    // In a client's own grammar, a schema is compiled unchanged.
     let lark = format!("start: %json {}", object(json!({"a": one}), json!({"^a$": two}), json!(false)));
     let error = compiler.compile(GrammarSource::Lark(lark)).err().unwrap().to_string();
     assert!(error.contains("patternProperties \"^a$\" matches keys of properties only"), "{error}");

@@ -1,9 +1,9 @@
-//! Writes the arguments of one call: its parameters as a JSON object, or the object that the model wrote.
+//! Writes the arguments of one call: its parameters as a JSON object, or the model's own object.
 
 use super::cursor::Cursor;
 use super::json_reader::{JsonReader, Read};
 use super::json_text::escaped;
-use super::output::Output;
+use super::output::EventCollector;
 use serde_json::Value;
 
 /// The object so far.
@@ -23,9 +23,9 @@ impl Arguments {
         self.keys.iter().any(|other| other == key)
     }
 
-    /// Writes the key of the next member; false if the object has it: the first value stays, since it may have been
-    /// sent.
-    fn key(&mut self, key: &str, out: &mut Output) -> bool {
+    /// Writes the key of the next member. Returns false if the object has it already: the first value stays, since it
+    /// may have been sent.
+    fn key(&mut self, key: &str, out: &mut EventCollector) -> bool {
         if self.contains(key) {
             return false;
         }
@@ -35,8 +35,8 @@ impl Arguments {
         true
     }
 
-    /// Begins a string that is written in deltas; false if the object has the key.
-    pub fn open_text(&mut self, key: &str, out: &mut Output) -> bool {
+    /// Begins a string that is written in deltas; false if the object has the key already.
+    pub fn open_text(&mut self, key: &str, out: &mut EventCollector) -> bool {
         let new = self.key(key, out);
         if new {
             out.tool_arguments("\"");
@@ -45,32 +45,32 @@ impl Arguments {
     }
 
     /// Writes more of a string.
-    pub fn text(&self, text: &str, out: &mut Output) {
+    pub fn text(&self, text: &str, out: &mut EventCollector) {
         out.tool_arguments(&escaped(text));
     }
 
     /// Ends a string.
-    pub fn close_text(&self, out: &mut Output) {
+    pub fn close_text(&self, out: &mut EventCollector) {
         out.tool_arguments("\"");
     }
 
-    /// Writes a member, unless the object has its key.
-    pub fn member(&mut self, key: &str, json: &str, out: &mut Output) {
+    /// Writes a member, unless the object has its key already.
+    pub fn member(&mut self, key: &str, json: &str, out: &mut EventCollector) {
         if self.key(key, out) {
             out.tool_arguments(json);
         }
     }
 
     /// Ends the object and the call.
-    pub fn end(&mut self, complete: bool, out: &mut Output) {
+    pub fn end(&mut self, complete: bool, out: &mut EventCollector) {
         out.tool_arguments(if self.keys.is_empty() { "{}" } else { "}" });
         self.keys.clear();
         out.tool_end(complete);
     }
 }
 
-/// Streams an object that the model wrote as the arguments of the open call. The call ends with the object.
-pub fn stream_object(reader: &mut JsonReader, cursor: &mut Cursor, out: &mut Output) -> Read {
+/// Streams a model's own object as the arguments of the open call. The call ends with the object.
+pub fn stream_object(reader: &mut JsonReader, cursor: &mut Cursor, out: &mut EventCollector) -> Read {
     let mut text = String::new();
     let read = reader.read(cursor, &mut text);
     cursor.take();
@@ -85,7 +85,7 @@ pub fn stream_object(reader: &mut JsonReader, cursor: &mut Cursor, out: &mut Out
 }
 
 /// Ends an object, and its call, at the end of the output.
-pub fn cut_off_object(reader: &mut JsonReader, out: &mut Output) {
+pub fn cut_off_object(reader: &mut JsonReader, out: &mut EventCollector) {
     let mut text = String::new();
     reader.close(&mut text);
     out.tool_arguments(&text);

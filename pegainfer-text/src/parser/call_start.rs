@@ -8,14 +8,14 @@ use super::format::{
 use serde_json::Value;
 use std::sync::Arc;
 
-/// Kind of a beginning.
+/// How a call begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CallStart {
     /// `<tool_call>`, or the outer tag of a block, of this many bytes.
     Tag(usize),
     /// A call of one of the tools without its outer tag.
     Bare,
-    /// A call as JSON without its tag. It is one only if the closing tag follows.
+    /// A call as JSON without its tag. It counts only if the closing tag follows.
     BareJson,
 }
 
@@ -77,8 +77,8 @@ impl CallSearch {
         (invoke, CallStart::Bare)
     }
 
-    /// Tells whether `open`, the name of a tool and `close` come at this byte, and then one of `followers` or the end
-    /// of the output.
+    /// Tells whether `open`, the name of a tool and `close` begin at byte `at`, followed by one of `followers` or the
+    /// end of the output.
     fn name(&self, cursor: &Cursor, at: usize, open: &str, close: &str, followers: &[&str]) -> Next {
         match cursor.begins(at, open) {
             Next::Yes => {}
@@ -129,7 +129,7 @@ pub enum Inside {
     Unknown,
 }
 
-/// The form of the call after an opening tag that ends at the position. Models mix the two forms up.
+/// The form of the call after an opening tag that ends at the position. Models confuse the two forms.
 pub fn inside(cursor: &Cursor) -> Inside {
     let rest = cursor.rest().trim_start_matches(WHITESPACE);
     match rest.chars().next() {

@@ -8,12 +8,12 @@ const BLANKS: [char; 2] = [' ', '\t'];
 /// Maximum white space between two tags that belong together, in bytes. It bounds the time spent on each token.
 const MAX_GAP: usize = 64;
 
-/// Whether an expected text comes next.
+/// Answer to a question about the next text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Next {
     Yes,
     No,
-    /// The text ends before that is certain, and more may come.
+    /// The text ends too early to tell, and more may come.
     Maybe,
 }
 
@@ -43,7 +43,7 @@ pub struct Cursor {
     pub at: usize,
     /// True if the model's output ends with the text.
     pub ended: bool,
-    /// True if the text before the buffer ends with a line break, or with one and blanks.
+    /// True if the buffer begins at the start of a line, or after blanks there.
     line_start: bool,
 }
 
@@ -55,11 +55,11 @@ impl Default for Cursor {
 
 impl Cursor {
     /// A cursor at the beginning of a complete text.
-    pub fn of_whole(text: &str) -> Self {
+    pub fn complete(text: &str) -> Self {
         Self { text: text.to_owned(), ended: true, ..Self::default() }
     }
 
-    /// An empty cursor that continues another one at this byte.
+    /// An empty cursor that continues another one at byte `at`.
     pub fn continuing(other: &Self, at: usize) -> Self {
         Self { line_start: other.is_line_start(at), ..Self::default() }
     }
@@ -73,7 +73,7 @@ impl Cursor {
     }
 
     /// Removes and returns the text before `end`, except trailing `held` characters. The position moves after them, so
-    /// that they are not parsed again: before the position there are only `held` characters, before and after the call.
+    /// that they are not parsed again. Invariant: before the position there are only `held` characters.
     pub fn take_but(&mut self, end: usize, held: &[char]) -> String {
         let new = self.text[self.at..end].trim_end_matches(held).len();
         if new == 0 {
@@ -107,18 +107,18 @@ impl Cursor {
         self.at += self.rest().chars().next().map_or(0, char::len_utf8);
     }
 
-    /// True if only blanks come before this byte in its line.
+    /// True if only blanks precede this byte in its line.
     pub fn is_line_start(&self, at: usize) -> bool {
         let line = self.text[..at].trim_end_matches(BLANKS);
         if line.is_empty() { self.line_start } else { line.ends_with('\n') }
     }
 
-    /// Whether `expected` comes next. The position may be inside a character.
+    /// Tells whether `expected` comes next. The position may be inside a character.
     pub fn next_is(&self, expected: &str) -> Next {
         self.begins(self.at, expected)
     }
 
-    /// Tells whether `expected` begins at this byte.
+    /// Tells whether `expected` begins at byte `at`.
     pub fn begins(&self, at: usize, expected: &str) -> Next {
         let text = &self.text.as_bytes()[at..];
         if text.starts_with(expected.as_bytes()) {
@@ -130,7 +130,7 @@ impl Cursor {
         }
     }
 
-    /// The answer where the text ends too early: no, if no more can come.
+    /// The answer where the text ends too early: no if the output has ended.
     pub fn maybe(&self) -> Next {
         if self.ended { Next::No } else { Next::Maybe }
     }
@@ -142,7 +142,7 @@ impl Cursor {
         (after - at <= MAX_GAP).then_some(after)
     }
 
-    /// Tells whether nothing but white space comes after this byte.
+    /// Tells whether only white space follows this byte.
     pub fn ends_after_space(&self, at: usize) -> Next {
         match self.after_space(at) {
             Some(after) if after == self.text.len() => {

@@ -19,7 +19,7 @@ use super::dsml_tags::{
 };
 use super::format::{CallPrefix, DSML_INVOKE, MAX_NAME, Progress, TagName, tag_name};
 use super::json_reader::{JsonReader, Read};
-use super::output::Output;
+use super::output::EventCollector;
 use super::parameter::{Parameter, ValueType};
 use super::typed::ParameterType;
 use super::value_end::{ValueEnd, known_keys};
@@ -39,7 +39,7 @@ enum Step {
     Named(String),
     /// Between parameters.
     Body,
-    /// In a value, and the number of opening tags that are part of it.
+    /// In a value, with the number of opening tags that are part of it.
     Value(Box<Parameter>, usize),
     /// In a JSON object in place of the parameters.
     Object(JsonReader),
@@ -64,14 +64,14 @@ pub struct DsmlParser {
     step: Step,
     function: String,
     arguments: Arguments,
-    /// Whether the position is inside an invocation.
+    /// True if the position is inside an invocation.
     invoked: bool,
-    /// Whether an invocation of the block was emitted.
+    /// True if an invocation of the block was emitted.
     started: bool,
 }
 
 impl DsmlParser {
-    /// A parser at the end of the prompt, which may contain the beginning of a call, or after the outer tag.
+    /// A parser after the outer tag, or at the end of the prompt, which may contain the beginning of a call.
     pub fn new(prefix: CallPrefix, definitions: Arc<[Value]>) -> Self {
         let step = match prefix {
             CallPrefix::None => Step::Block,
@@ -83,7 +83,7 @@ impl DsmlParser {
     }
 
     /// Parses as far as the text goes.
-    pub fn parse(&mut self, cursor: &mut Cursor, out: &mut Output) -> Progress {
+    pub fn parse(&mut self, cursor: &mut Cursor, out: &mut EventCollector) -> Progress {
         loop {
             let step = std::mem::replace(&mut self.step, Step::Block);
             match self.advance(step, cursor, out) {
@@ -98,8 +98,8 @@ impl DsmlParser {
         }
     }
 
-    /// Ends the output; returns whether there was a call. An open call ends with its complete arguments.
-    pub fn finish(&mut self, cursor: &Cursor, out: &mut Output) -> bool {
+    /// Ends the output and returns whether there was a call. An open call ends with its complete arguments.
+    pub fn finish(&mut self, cursor: &Cursor, out: &mut EventCollector) -> bool {
         match std::mem::replace(&mut self.step, Step::Block) {
             Step::Value(mut parameter, _) => {
                 parameter.push(without_partial_tag(&cursor.text), &self.arguments, out);
@@ -113,7 +113,7 @@ impl DsmlParser {
         self.started
     }
 
-    fn advance(&mut self, step: Step, cursor: &mut Cursor, out: &mut Output) -> Transition {
+    fn advance(&mut self, step: Step, cursor: &mut Cursor, out: &mut EventCollector) -> Transition {
         match step {
             Step::Block => self.block(cursor),
             Step::Name => match tag_name(cursor, cursor.at, '"') {
@@ -175,7 +175,7 @@ impl DsmlParser {
         }
     }
 
-    fn start(&mut self, name: &str, cursor: &mut Cursor, out: &mut Output) -> Transition {
+    fn start(&mut self, name: &str, cursor: &mut Cursor, out: &mut EventCollector) -> Transition {
         out.tool_start(name);
         cursor.take();
         self.function = name.to_owned();
@@ -184,13 +184,13 @@ impl DsmlParser {
     }
 
     /// Ends the invocation.
-    fn end(&mut self, out: &mut Output) -> Transition {
+    fn end(&mut self, out: &mut EventCollector) -> Transition {
         self.arguments.end(true, out);
         self.invoked = false;
         To(Step::Block)
     }
 
-    fn body(&mut self, cursor: &mut Cursor, out: &mut Output) -> Transition {
+    fn body(&mut self, cursor: &mut Cursor, out: &mut EventCollector) -> Transition {
         cursor.skip_whitespace();
         cursor.take();
         if cursor.text.is_empty() || is_cut_off(cursor) {
@@ -200,7 +200,7 @@ impl DsmlParser {
         let tags = [PARAMETER, PARAMETER_CLOSE, INVOKE_CLOSE, DSML_INVOKE].map(|tag| cursor.next_is(tag));
         match tags {
             [Next::Yes, ..] => self.parameter(cursor, out),
-            // A closing tag too many.
+            // A surplus closing tag.
             [_, Next::Yes, ..] => {
                 cursor.at += PARAMETER_CLOSE.len();
                 cursor.take();
@@ -223,7 +223,7 @@ impl DsmlParser {
     }
 
     /// Begins a parameter at its opening tag.
-    fn parameter(&mut self, cursor: &mut Cursor, out: &mut Output) -> Transition {
+    fn parameter(&mut self, cursor: &mut Cursor, out: &mut EventCollector) -> Transition {
         let (key, end) = match tag_name(cursor, PARAMETER.len(), '"') {
             TagName::Complete(key, end) => (key, end),
             TagName::Incomplete => return Wait(Step::Body),
@@ -237,11 +237,11 @@ impl DsmlParser {
         if !attributes[length..].starts_with('>') {
             return self.stray(cursor, out);
         }
-        let schema = || ParameterType::of(&self.definitions, &self.function, &key);
+        let schema = || ParameterType::find(&self.definitions, &self.function, &key);
         let value_type = match attributes[..length].trim() {
             "string=\"true\"" => ValueType::Text,
             "string=\"false\"" if schema().begins_as_text() => ValueType::Json,
-            // Without the attribute the schema tells the type.
+            // Without the attribute, the schema decides the type.
             _ => ValueType::Schema(schema()),
         };
         cursor.at = end + length + 1;
@@ -254,7 +254,7 @@ impl DsmlParser {
         mut parameter: Box<Parameter>,
         nested: usize,
         cursor: &mut Cursor,
-        out: &mut Output,
+        out: &mut EventCollector,
     ) -> Transition {
         let search = ValueSearch {
             cursor,
@@ -278,7 +278,7 @@ impl DsmlParser {
             ValueEnd::After(_) if cursor.ended => Wait(Step::Value(parameter, nested)),
             ValueEnd::After(end) => {
                 let text = &cursor.text[..end];
-                // It is held back until it is known whether a tag follows.
+                // Hold it back until it is known whether a tag follows.
                 let text = text.strip_suffix('\n').unwrap_or(text);
                 parameter.push(text, &self.arguments, out);
                 cursor.at = text.len();
@@ -289,7 +289,7 @@ impl DsmlParser {
     }
 
     /// Treats the next character as text outside parameters.
-    fn stray(&mut self, cursor: &mut Cursor, out: &mut Output) -> Transition {
+    fn stray(&mut self, cursor: &mut Cursor, out: &mut EventCollector) -> Transition {
         cursor.skip_char();
         out.stray(&cursor.take());
         To(Step::Stray)

@@ -16,12 +16,12 @@ const CLOSING_TAG: &str = "</｜DSML｜";
 /// Maximum length of the outer tag's name in bytes.
 const MAX_OUTER: usize = 32;
 
-/// Tells whether an outer tag closes at this byte, and the byte after it. Models mix up its names.
+/// Tells whether an outer tag closes at byte `at`, and returns the byte after it. Models confuse its names.
 pub fn outer_close(cursor: &Cursor, at: usize) -> (Next, usize) {
     outer(cursor, at, CLOSING_TAG)
 }
 
-/// Tells whether an outer tag opens at this byte, and the byte after it.
+/// Tells whether an outer tag opens at byte `at`, and returns the byte after it.
 pub fn outer_open(cursor: &Cursor, at: usize) -> (Next, usize) {
     outer(cursor, at, TAG)
 }
@@ -36,7 +36,7 @@ fn outer(cursor: &Cursor, at: usize, begin: &str) -> (Next, usize) {
     let end = at + begin.len() + length;
     match cursor.text[end..].chars().next() {
         _ if length > MAX_OUTER => (Next::No, at),
-        // A longer name may begin with one of the inner tags'.
+        // A longer name may begin like an inner tag's.
         None => (cursor.maybe(), at),
         Some(_) if ["invoke", "parameter"].contains(&&name[..length]) => (Next::No, at),
         Some('>') if length > 0 => (Next::Yes, end + 1),
@@ -44,24 +44,23 @@ fn outer(cursor: &Cursor, at: usize, begin: &str) -> (Next, usize) {
     }
 }
 
-/// Searches for the end of one value. Values are not escaped, and models both leave out closing tags and write values
-/// that contain tags: a closing tag ends the value if its line or the output ends there, or if another tag follows,
-/// except for one that closes an opening tag in the value. An opening tag ends the value if it names a parameter of the
-/// tool.
+/// Searches for the end of one value. Values are not escaped, and models both omit closing tags and write values that
+/// contain tags. A closing tag ends the value if its line or the output ends there, or if another tag follows, unless
+/// it closes an opening tag in the value. An opening tag ends the value if it names a parameter of the tool.
 pub struct ValueSearch<'a> {
     pub cursor: &'a Cursor,
     pub definitions: &'a [Value],
-    /// The parameters of the function; empty: not known.
+    /// The parameters of the function; empty if unknown.
     pub keys: &'a [&'a str],
-    /// True if a parameter was written already.
+    /// True if a parameter has been written already.
     pub given: &'a dyn Fn(&str) -> bool,
-    /// True if the value is text; others contain no opening tags.
+    /// True if the value is text; other values contain no opening tags.
     pub is_text: bool,
 }
 
 impl ValueSearch<'_> {
-    /// The end of the value, and the number of opening tags that are part of the value and not closed in it, which is
-    /// `nested` before this text.
+    /// Finds the end of the value. Also returns the number of opening tags in the value that are not closed in it,
+    /// counting the `nested` ones before this text.
     pub fn run(&self, mut nested: usize) -> (ValueEnd, usize) {
         let text = &self.cursor.text;
         for (at, _) in text.match_indices('<') {
@@ -106,7 +105,7 @@ impl ValueSearch<'_> {
         any([line_ends, again, tag, outer_close(self.cursor, next).0])
     }
 
-    /// Tells whether this opens the next parameter, because the closing tag of the value is missing.
+    /// Tells whether this opens the next parameter, because the value's closing tag is missing.
     fn parameter(&self, at: usize) -> Next {
         match self.cursor.begins(at, PARAMETER) {
             Next::Yes => match tag_name(self.cursor, at + PARAMETER.len(), '"') {
@@ -158,7 +157,7 @@ impl ValueSearch<'_> {
     }
 }
 
-/// A value at the end of the output without the beginning of a tag, and without the line break before it.
+/// A value cut off by the end of the output, without a partial tag and the line break before it.
 pub fn without_partial_tag(text: &str) -> &str {
     let is_partial = |&at: &usize| {
         let tag = &text[at..];

@@ -6,15 +6,15 @@ use super::schema::{alternatives, type_name};
 use crate::{GrammarSource, with_options};
 use serde_json::{Value, json};
 
-/// Keyword of a parameter's schema: a Lark grammar of the value. It can be enforced where values have no quotes.
+/// Keyword of a parameter's schema: a Lark grammar of the value, which can be enforced where values have no quotes.
 pub const LARK: &str = "x-lark";
 
-/// A Lark grammar for the rest of the text after `prefix`: calls of `definitions` only, at most `max_calls`. Schemas that
-/// cannot be enforced completely are enforced as far as possible, unless the function is `strict`. `None` for a format whose
-/// calls cannot be described by a grammar.
+/// A Lark grammar for the text after `prefix`: calls of `definitions` only, at most `max_calls`. Schemas that cannot be
+/// enforced completely are enforced as far as possible, unless the function is `strict`. `None` for a format whose
+/// calls no grammar can describe.
 ///
 /// # Errors
-/// What a `strict` function asks for and cannot be enforced.
+/// The part of a `strict` function's schema that cannot be enforced.
 pub fn grammar(
     format: ToolFormat,
     prefix: &CallPrefix,
@@ -26,11 +26,11 @@ pub fn grammar(
     Ok(calls.map(|calls| rules.text + &format!("start: {calls}\n")))
 }
 
-/// A Lark grammar of a structured output or of calls, whichever the model begins; `None` if one of them cannot be part of a
-/// grammar.
+/// A Lark grammar of either a structured output or calls, as the model chooses; `None` if one of them cannot be part of
+/// a grammar.
 ///
 /// # Errors
-/// What a `strict` function asks for and cannot be enforced.
+/// The part of a `strict` function's schema that cannot be enforced.
 pub fn grammar_or(
     output: &GrammarSource,
     format: ToolFormat,
@@ -90,7 +90,7 @@ impl Rules {
         let schema = arguments(function);
         let lenient = function["strict"] != true;
         Ok(Some(match format {
-            // Its tags are tokens of their own, which a grammar over text cannot name.
+            // Its tags are single tokens, which a grammar over text cannot name.
             ToolFormat::Dsml => return Ok(None),
             ToolFormat::Hermes => {
                 let arguments = self.json(schema, lenient);
@@ -161,7 +161,7 @@ impl Rules {
     }
 }
 
-/// A function's parameters as the schema of an object. A function without parameters takes an empty object.
+/// A function's parameters as an object schema. A function without parameters takes an empty object.
 fn arguments(function: &Value) -> Value {
     let Some(parameters) = function["parameters"].as_object() else {
         return json!({"type": "object", "properties": {}, "additionalProperties": false});
@@ -171,7 +171,7 @@ fn arguments(function: &Value) -> Value {
     Value::Object(schema)
 }
 
-/// A quoted text of a grammar.
+/// A quoted string of a grammar.
 fn literal(text: &str) -> String {
     Value::from(text).to_string()
 }
@@ -191,7 +191,7 @@ mod tests {
         vec![function("weather", weather), function("time", Value::Null)]
     }
 
-    /// Whether the grammar allows these calls and then the end of the text.
+    /// True if the grammar allows these calls, followed by the end of the text.
     fn accepts(format: ToolFormat, prefix: &CallPrefix, max_calls: usize, text: &str) -> bool {
         matches(grammar(format, prefix, &tools(), max_calls).unwrap().unwrap(), text)
     }
@@ -211,7 +211,7 @@ mod tests {
         allows(mask.words(), 4089)
     }
 
-    /// Parses a forced text: its calls as (name, arguments).
+    /// Parses the text of a forced call into calls: (name, arguments).
     fn calls(format: ToolFormat, prefix: &CallPrefix, text: &str) -> Vec<(String, String)> {
         let mut parser = OutputParser::new(ParserOptions {
             reasoning: ReasoningStart::Never,
@@ -277,7 +277,7 @@ mod tests {
         assert_eq!(source(&GrammarSource::Lark("start: \"a\"".into())), None);
     }
 
-    /// Whether a forced call of a function with one required parameter of this schema may have this value.
+    /// True if the required parameter of a forced call, with this schema, may have this value.
     fn accepts_value(schema: &Value, text: &str) -> bool {
         let parameters = json!({"type": "object", "required": ["v"], "properties": {"v": schema},
             "$defs": {"unit": {"type": "string", "enum": ["C", "F"]}}});
@@ -335,7 +335,7 @@ mod tests {
             (ToolFormat::Hermes, &named, " {\"city\": \"Bern\", \"days\": 2}}"),
             (ToolFormat::Hermes, &any, "{\"name\": \"other\", \"arguments\": {}}\n</tool_call>"),
             (ToolFormat::Hermes, &any, "I think"),
-            // A function without parameters takes none.
+            // A function without parameters takes no arguments.
             (ToolFormat::Hermes, &any, "{\"name\": \"time\", \"arguments\": {\"a\": 19}}\n</tool_call>"),
             (ToolFormat::Qwen3Coder, &any, "time>\n<parameter=a>\n19\n</parameter>\n</function>\n</tool_call>"),
             (ToolFormat::Qwen3Coder, &named, "<parameter=city>\nBern\n</parameter>\n</function>\n</tool_call>"),

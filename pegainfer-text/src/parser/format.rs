@@ -1,4 +1,4 @@
-//! The formats of tool calls: what the parser of each one and what finds the calls have in common.
+//! The formats of tool calls: definitions shared by their parsers and the search for calls.
 
 use super::cursor::Cursor;
 use serde_json::Value;
@@ -33,7 +33,7 @@ pub enum ToolFormat {
     Dsml,
 }
 
-/// Beginning of the first call that the prompt already contains, which forces the model to make the call.
+/// Beginning of the first call that the prompt already contains, to force the call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CallPrefix {
     /// Nothing: the model decides.
@@ -45,8 +45,8 @@ pub enum CallPrefix {
 }
 
 impl CallPrefix {
-    /// The text at the end of the prompt. It ends where a token of the model's own output would end, that is without
-    /// the space before the arguments.
+    /// The text at the end of the prompt. It ends where a token of the model's own output would end, so without the
+    /// space before the arguments.
     pub fn text(&self, format: ToolFormat) -> String {
         match (self, format) {
             (Self::None, _) => String::new(),
@@ -67,7 +67,7 @@ impl CallPrefix {
 pub enum Progress {
     /// More text is needed.
     More,
-    /// The call is complete; what follows the position is not part of it.
+    /// The call is complete. The text after the position is not part of it.
     Done,
     /// This is not a call: everything before the position is content.
     NotACall,

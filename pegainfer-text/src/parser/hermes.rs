@@ -1,14 +1,14 @@
 //! Qwen3's (Hermes) tool calls: `{"name": …, "arguments": {…}}` between `<tool_call>` and `</tool_call>`.
 //!
-//! No event is emitted before it is certain that there is a call: the name is known and the arguments have begun. From
-//! then on the arguments are streamed. If the name comes after the arguments, they are held back until it is known.
-//! Several objects in one tag, also as a list, are several calls.
+//! No event is emitted before a call is certain: its name is known and its arguments have begun. From then on the
+//! arguments are streamed. If the name comes after the arguments, they are held back until the name is known. Several
+//! objects in one tag, or a list of them, are several calls.
 
 use super::arguments::{cut_off_object, stream_object};
 use super::cursor::{Cursor, Next};
 use super::format::{CALL_CLOSE, CallPrefix, Progress};
 use super::json_reader::{JsonReader, Read, whole};
-use super::output::Output;
+use super::output::EventCollector;
 
 const CLOSERS: &[&str] = &[CALL_CLOSE];
 
@@ -22,7 +22,7 @@ enum Step {
     Colon(String),
     /// Before the value of the given key.
     Value(String),
-    /// In a key, or in the value of the given key, and the text of it so far.
+    /// In a key, or in the value of the given key, with its text so far.
     Text(Option<String>, Box<JsonReader>, String),
     /// In the arguments, which are streamed.
     Arguments(Box<JsonReader>),
@@ -54,12 +54,12 @@ pub struct HermesParser {
     started: bool,
     /// True if any call of the tag was emitted.
     any: bool,
-    /// True if `<tool_call>` came before the object. If not, `</tool_call>` has to come after it.
+    /// True if `<tool_call>` came before the object. Otherwise `</tool_call>` has to follow it.
     tagged: bool,
 }
 
 impl HermesParser {
-    /// A parser at the end of the prompt, which may contain the beginning of a call, or after the opening tag.
+    /// A parser after the opening tag, or at the end of the prompt, which may contain the beginning of a call.
     pub fn new(prefix: CallPrefix) -> Self {
         let (step, name) = match prefix {
             CallPrefix::Function(name) => (Step::Value("arguments".into()), Some(name)),
@@ -74,7 +74,7 @@ impl HermesParser {
     }
 
     /// Parses as far as the text goes.
-    pub fn parse(&mut self, cursor: &mut Cursor, out: &mut Output) -> Progress {
+    pub fn parse(&mut self, cursor: &mut Cursor, out: &mut EventCollector) -> Progress {
         loop {
             let step = std::mem::replace(&mut self.step, Step::Close);
             match self.advance(step, cursor, out) {
@@ -91,8 +91,8 @@ impl HermesParser {
         }
     }
 
-    /// Ends the output; returns whether there was a call. An open call ends with its complete arguments.
-    pub fn finish(&mut self, out: &mut Output) -> bool {
+    /// Ends the output and returns whether there was a call. An open call ends with its complete arguments.
+    pub fn finish(&mut self, out: &mut EventCollector) -> bool {
         match std::mem::replace(&mut self.step, Step::Close) {
             Step::Arguments(mut reader) => cut_off_object(&mut reader, out),
             Step::Open | Step::Close => {}
@@ -105,7 +105,7 @@ impl HermesParser {
         self.any
     }
 
-    fn advance(&mut self, step: Step, cursor: &mut Cursor, out: &mut Output) -> Transition {
+    fn advance(&mut self, step: Step, cursor: &mut Cursor, out: &mut EventCollector) -> Transition {
         if !matches!(step, Step::Text(..) | Step::Arguments(_)) {
             cursor.skip_whitespace();
         }
@@ -147,7 +147,7 @@ impl HermesParser {
         mut reader: Box<JsonReader>,
         mut text: String,
         cursor: &mut Cursor,
-        out: &mut Output,
+        out: &mut EventCollector,
     ) -> Transition {
         match reader.read(cursor, &mut text) {
             Read::More => return Wait(Step::Text(key, reader, text)),
@@ -176,7 +176,7 @@ impl HermesParser {
         To(Step::Comma)
     }
 
-    fn end_of_object(&mut self, cursor: &mut Cursor, out: &mut Output) -> Transition {
+    fn end_of_object(&mut self, cursor: &mut Cursor, out: &mut EventCollector) -> Transition {
         if self.name.is_none() {
             return Bad;
         }
@@ -184,8 +184,8 @@ impl HermesParser {
         self.end_of_call(out)
     }
 
-    /// Ends an object with a name. A function without parameters is often called without arguments.
-    fn end_of_call(&mut self, out: &mut Output) -> Transition {
+    /// Ends an object with a name. Functions without parameters are often called without arguments.
+    fn end_of_call(&mut self, out: &mut EventCollector) -> Transition {
         if !self.started {
             self.start("{}", true, out);
         }
@@ -193,19 +193,19 @@ impl HermesParser {
     }
 
     /// Emits the start of the call.
-    fn begin(&mut self, out: &mut Output) {
+    fn begin(&mut self, out: &mut EventCollector) {
         (self.started, self.any) = (true, true);
         out.tool_start(self.name.as_deref().unwrap_or_default());
     }
 
     /// Emits the call with these arguments.
-    fn start(&mut self, arguments: &str, complete: bool, out: &mut Output) {
+    fn start(&mut self, arguments: &str, complete: bool, out: &mut EventCollector) {
         self.begin(out);
         out.tool_arguments(if arguments.is_empty() { "{}" } else { arguments });
         out.tool_end(complete);
     }
 
-    /// After an object: one bracket or comma too many is a common slip, and another call may follow.
+    /// After an object: a surplus bracket or comma is a common slip, and another call may follow.
     fn close(&mut self, cursor: &mut Cursor) -> Transition {
         if cursor.ends_in(CLOSERS) {
             cursor.at = cursor.text.len();
@@ -239,7 +239,7 @@ fn is_arguments(key: &str) -> bool {
     key == "arguments" || key == "parameters"
 }
 
-/// Arguments as the text of an object; some models write them as a string of JSON, or null for none.
+/// Arguments as the text of an object. Some models write them as a JSON string, or null for none.
 fn object_text(text: &str) -> Option<String> {
     match text.as_bytes().first()? {
         b'{' => Some(text.to_string()),

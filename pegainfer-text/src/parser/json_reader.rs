@@ -1,16 +1,15 @@
-//! Reads JSON as models write it and rewrites it as strict JSON, delta by delta.
+//! Reads JSON from a model and rewrites it as strict JSON, one delta at a time.
 //!
-//! Valid JSON passes unchanged. Repairs control characters and unknown escapes in strings, quotes that are not
-//! escaped, lone surrogates, Python's literals (`'…'`, `True`, `None`, tuples), commas and colons that are missing or
-//! too many, members without a value, the same key twice (the first one stays), words without quotes, numbers that no
-//! double can hold (they become strings), brackets that do not match or are not closed, and nesting that parsers
-//! refuse.
+//! Valid JSON passes unchanged. Repairs control characters and unknown escapes in strings, unescaped quotes, lone
+//! surrogates, Python's literals (`'…'`, `True`, `None`, tuples), missing or surplus commas and colons, members without
+//! a value, repeated keys (the first one stays), words without quotes, numbers beyond doubles (they become strings),
+//! brackets that do not match or are not closed, and nesting that parsers refuse.
 
 use super::cursor::{Cursor, Next, any};
 use super::json_text::{Segment, escaped, next_segment, word, word_value};
 use std::collections::HashSet;
 
-/// Maximum nesting of the output: serde_json, like other parsers, refuses more than 128 levels.
+/// Maximum nesting of the output: like other parsers, serde_json refuses more than 128 levels.
 const MAX_DEPTH: usize = 100;
 
 /// Result of reading.
@@ -27,7 +26,7 @@ pub enum Read {
 enum Level {
     /// An object with these keys.
     Object(HashSet<String>),
-    /// An array, and whether it has an element.
+    /// An array; true if it has an element.
     Array(bool),
 }
 
@@ -56,16 +55,16 @@ pub struct JsonReader {
     pending: String,
     /// The key before the next value, as JSON text without quotes.
     key: String,
-    /// Depth at which a value begins that is not written: a second one of its key, or one that is nested too deep.
+    /// Depth of a value that is not written, because its key is repeated or its nesting is too deep.
     muted: Option<usize>,
-    /// True if more was repaired than all readers of Python literals allow.
+    /// True if more was repaired than readers of Python literals accept.
     pub damaged: bool,
     /// Tags that end the value.
     closers: &'static [&'static str],
 }
 
 impl JsonReader {
-    /// A reader before a value, which one of `closers` ends even if it is not complete.
+    /// A reader before a value. One of `closers` ends the value even if it is incomplete.
     pub fn new(closers: &'static [&'static str]) -> Self {
         Self {
             step: Step::Value,
@@ -102,7 +101,7 @@ impl JsonReader {
         }
     }
 
-    /// One step; the result if no further one is possible.
+    /// Takes one step. Returns the result when no further step is possible.
     fn advance(&mut self, cursor: &mut Cursor, out: &mut String) -> Option<Read> {
         match self.step {
             Step::InString(quote) => return self.in_string(quote, cursor, out),
@@ -190,7 +189,7 @@ impl JsonReader {
         self.step = self.member();
     }
 
-    /// Writes what comes before a value, unless its key has a value.
+    /// Writes the text before a value, unless its key already has a value.
     fn value_begins(&mut self, out: &mut String) {
         let pending = std::mem::take(&mut self.pending);
         if self.muted.is_some() {
@@ -319,9 +318,9 @@ impl JsonReader {
     }
 }
 
-/// A complete text as strict JSON, and whether it was JSON or a Python literal.
+/// A complete text as strict JSON; true if it was JSON or a Python literal.
 pub fn whole(text: &str) -> (String, bool) {
-    let mut cursor = Cursor::of_whole(text.trim());
+    let mut cursor = Cursor::complete(text.trim());
     let (mut reader, mut out) = (JsonReader::new(&[]), String::new());
     let complete = reader.read(&mut cursor, &mut out) == Read::End && cursor.at == cursor.text.len();
     let sound = complete && !reader.damaged;

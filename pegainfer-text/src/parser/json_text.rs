@@ -1,9 +1,9 @@
-//! Strings and words of JSON as models write them.
+//! JSON strings and words as models write them.
 
 use super::cursor::{Cursor, Next, WHITESPACE, any};
 use serde_json::Value;
 
-/// Length in bytes at which a word without quotes is divided. It bounds the time spent on each token.
+/// Length in bytes at which an unquoted word is divided, to bound the time per token.
 const MAX_WORD: usize = 1024;
 
 /// The next segment of a string.
@@ -17,12 +17,12 @@ pub enum Segment {
     More,
     /// The position is after the closing quote.
     Closed,
-    /// The position is at a line break and the tag that ends the call inside the string.
+    /// The position is at a line break inside the string, followed by the tag that ends the call.
     CutShort,
 }
 
-/// Reads the next segment of a string with this quote, after which one of `ends` comes, or one of the tags `closers`.
-/// `ends` is empty for a value that nothing has to follow.
+/// Reads the next segment of a string with this quote. The string must be followed by one of `ends` or of the tags
+/// `closers`. `ends` is empty for a value that may be followed by anything.
 pub fn next_segment(cursor: &mut Cursor, quote: char, ends: &str, closers: &[&str]) -> Segment {
     let rest = cursor.rest();
     let special = |c: char| c == quote || c == '"' || c == '\\' || c < ' ';
@@ -67,11 +67,11 @@ pub fn escaped(text: &str) -> String {
     quoted[1..quoted.len() - 1].to_owned()
 }
 
-/// Reads an escape. A backslash that begins none is a backslash.
+/// Reads an escape. A backslash without an escape stands for itself.
 fn escape(cursor: &mut Cursor, quote: char) -> Segment {
     let rest = cursor.rest();
     let Some(next) = rest[1..].chars().next() else {
-        // At the end of the output it is half an escape.
+        // At the end of the output, half an escape is left.
         cursor.at += usize::from(cursor.ended);
         return Segment::More;
     };
@@ -109,7 +109,7 @@ fn unit(text: &str) -> Unit {
     hex.and_then(|hex| u16::from_str_radix(hex, 16).ok()).map_or(Unit::Incomplete, Unit::Is)
 }
 
-/// Reads `\uXXXX`; the halves of a pair have to follow each other.
+/// Reads `\uXXXX`. The halves of a surrogate pair must be adjacent.
 fn unicode(cursor: &mut Cursor) -> Segment {
     let rest = cursor.rest();
     let (length, text) = match unit(rest) {
@@ -128,7 +128,7 @@ fn unicode(cursor: &mut Cursor) -> Segment {
     Segment::Text(text)
 }
 
-/// Decides whether a quote closes the string: then only the end of a member can follow.
+/// Decides whether a quote closes the string: only the end of a member can follow.
 fn closing_quote(cursor: &mut Cursor, quote: char, ends: &str, closers: &[&str]) -> Segment {
     let after = cursor.at + 1;
     let rest = cursor.text[after..].trim_start_matches(WHITESPACE);
@@ -156,8 +156,8 @@ fn closing_quote(cursor: &mut Cursor, quote: char, ends: &str, closers: &[&str])
     }
 }
 
-/// Reads a key or value without quotes. `None` if more text is needed, or if the output ends inside it. `alone`:
-/// nothing has to follow.
+/// Reads a key or value without quotes. `None` if more text is needed, or if the output ends inside it. `alone` is true
+/// for a value that may be followed by anything.
 pub fn word(cursor: &mut Cursor, is_key: bool, alone: bool, closers: &[&str]) -> Option<String> {
     let rest = cursor.rest();
     let mut end = None;
@@ -183,7 +183,7 @@ pub fn word(cursor: &mut Cursor, is_key: bool, alone: bool, closers: &[&str]) ->
     Some(word)
 }
 
-/// JSON of a value without quotes, and whether it is a literal of JSON or Python; other words become strings.
+/// JSON of a value without quotes; true if it is a JSON or Python literal. Other words become strings.
 pub fn word_value(word: &str) -> (String, bool) {
     let literal = match word {
         "True" => "true",

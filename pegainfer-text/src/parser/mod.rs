@@ -2,20 +2,21 @@
 //!
 //! Text arrives in deltas that may be cut anywhere, and is emitted as [`Event`]s as soon as its meaning is certain. The
 //! events do not depend on the cuts, once neighbouring deltas are joined. A tag is never emitted in part, and no text
-//! is lost: text that only looks like a call becomes content. Only white space next to tags, which the templates put
-//! there themselves, is dropped.
+//! is lost: text that only looks like a call becomes content. Only white space next to tags is dropped, which the
+//! templates put there themselves.
 //!
-//! Between start and end of a call come only its arguments, which are always one JSON object: slips are repaired as in
-//! docs/api/tools-and-reasoning.md. A call in which the output ends is marked incomplete.
+//! Between the start and the end of a call there are only its arguments, always one JSON object. Slips are repaired as
+//! described in docs/api/tools-and-reasoning.md. A call that the output cuts off is marked incomplete.
 //!
 //! # Layout
 //! - [`reasoning`]: splits off the text inside `<think>`. [`tools`]: splits the rest into content and calls.
 //!   [`call_start`]: where calls begin.
-//! - [`hermes`], [`qwen3_coder`], [`dsml`]: parse the formats of calls. [`arguments`]: the object that a call becomes.
+//! - [`hermes`], [`qwen3_coder`], [`dsml`]: parse the formats of calls. [`arguments`]: the object of a call's
+//!   arguments.
 //! - [`json_reader`], [`json_text`]: strict JSON from models' text.
 //! - [`tag_value`], [`value_end`], [`dsml_tags`]: values between tags and where they end. [`parameter`], [`typed`]:
 //!   their types.
-//! - [`forced`]: grammar of a forced call; [`raw_text`], [`schema`]: of its values without quotes.
+//! - [`forced`]: grammar of a forced call. [`raw_text`], [`schema`]: grammar of its values without quotes.
 //! - [`cursor`]: the unparsed text. [`output`]: the events.
 
 mod arguments;
@@ -47,24 +48,24 @@ pub use output::Event;
 pub use reasoning::{CLOSE as THINK_CLOSE, OPEN as THINK_OPEN, ReasoningStart};
 
 use call_start::CallSearch;
-use output::Output;
+use output::EventCollector;
 use reasoning::ReasoningParser;
 use serde_json::Value;
 use std::sync::Arc;
 use tools::ToolParser;
 
-/// Output format that a checkpoint's chat template teaches its model.
+/// The output format of a model, as its chat template shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OutputFormat {
-    /// Whether the model reasons inside `<think>`.
+    /// True if the model reasons inside `<think>`.
     pub reasoning: bool,
-    /// Format of tool calls; `None`: the template has no tools.
+    /// Format of tool calls; `None` if the template has no tools.
     pub tools: Option<ToolFormat>,
 }
 
 impl OutputFormat {
-    /// Detects the format: the tags that the template writes into the history are those that the model writes.
-    pub fn of_template(source: &str) -> Self {
+    /// Detects the format: the model writes the same tags as the template writes into the history.
+    pub fn detect(source: &str) -> Self {
         let tools = match (source.contains("<function="), source.contains(CALL_OPEN)) {
             (true, _) => Some(ToolFormat::Qwen3Coder),
             (false, true) => Some(ToolFormat::Hermes),
@@ -77,19 +78,19 @@ impl OutputFormat {
 /// Options for parsing one output.
 #[derive(Debug)]
 pub struct ParserOptions {
-    /// Whether the prompt has opened the reasoning.
+    /// How the reasoning starts.
     pub reasoning: ReasoningStart,
-    /// Whether to emit the reasoning; false drops it.
+    /// True emits the reasoning; false drops it.
     pub include_reasoning: bool,
-    /// Format of tool calls; `None`: calls are not parsed.
+    /// Format of tool calls; `None` does not parse calls.
     pub tools: Option<ToolFormat>,
     /// Beginning of the first call that the prompt contains.
     pub prefix: CallPrefix,
     /// The request's tools in OpenAI's format, for the types of their parameters.
     pub definitions: Arc<[Value]>,
-    /// Maximum number of calls; further ones are dropped.
+    /// Maximum number of calls; more are dropped.
     pub max_calls: usize,
-    /// Seed of the call ids, which makes them unique.
+    /// Seed of the call ids, for unique ids.
     pub id_seed: u64,
 }
 
@@ -97,18 +98,18 @@ pub struct ParserOptions {
 pub struct OutputParser {
     reasoning: ReasoningParser,
     tools: Option<ToolParser>,
-    out: Output,
+    out: EventCollector,
 }
 
 impl OutputParser {
-    /// A parser that has not read anything.
+    /// A parser at the start of the output.
     pub fn new(options: ParserOptions) -> Self {
         let ParserOptions { prefix, definitions, .. } = options;
         let search = options.tools.map(|format| CallSearch { format, definitions, bare_json: true });
         Self {
             reasoning: ReasoningParser::new(options.reasoning, search.clone()),
             tools: search.map(|search| ToolParser::new(search, prefix)),
-            out: Output::new(options.include_reasoning, options.max_calls, options.id_seed),
+            out: EventCollector::new(options.include_reasoning, options.max_calls, options.id_seed),
         }
     }
 
@@ -119,7 +120,7 @@ impl OutputParser {
         self.out.take()
     }
 
-    /// Returns the events of the held-back rest at the end of the text.
+    /// Ends the text: returns the events of the text that was held back.
     pub fn finish(&mut self) -> Vec<Event> {
         let rest = self.reasoning.finish(&mut self.out);
         self.after_reasoning(&rest);
@@ -129,17 +130,17 @@ impl OutputParser {
         self.out.take()
     }
 
-    /// Whether the position is between the reasoning tags.
+    /// True if the position is between the reasoning tags.
     pub fn in_reasoning(&self) -> bool {
         self.reasoning.is_inside()
     }
 
-    /// True in or after a call in the reasoning that may be a draft; at the end of the text, true if it was a call.
+    /// True in or after a call inside the reasoning that may be a draft. At the end of the text, true if it was a call.
     pub fn in_early_call(&self) -> bool {
         self.reasoning.is_in_draft()
     }
 
-    /// Whether a call was found.
+    /// True if a call was found.
     pub fn has_calls(&self) -> bool {
         self.out.calls > 0
     }

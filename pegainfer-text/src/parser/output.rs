@@ -23,7 +23,7 @@ pub enum Event {
         /// The next part of a JSON object.
         delta: String,
     },
-    /// A tool call ends. Between start and end of a call come only its own arguments, which together are one JSON
+    /// A tool call ends. Between its start and end there are only its own arguments, which together are one JSON
     /// object.
     ToolEnd {
         /// Index of the call.
@@ -33,9 +33,9 @@ pub enum Event {
     },
 }
 
-/// Collects events; neighbouring deltas of the same kind are joined. It keeps other text out of a call: between start
-/// and end of a call come only its arguments.
-pub struct Output {
+/// Collects events and joins neighbouring deltas of the same kind. Between the start and the end of a call it emits
+/// only the call's arguments.
+pub struct EventCollector {
     events: Vec<Event>,
     include_reasoning: bool,
     /// Number of calls so far, including dropped ones.
@@ -60,7 +60,7 @@ struct BeforeTrial {
     after_stray: bool,
 }
 
-impl Output {
+impl EventCollector {
     pub fn new(include_reasoning: bool, max_calls: usize, id_seed: u64) -> Self {
         Self {
             events: Vec::new(),
@@ -81,7 +81,7 @@ impl Output {
         std::mem::take(self.trial.as_mut().map_or(&mut self.events, |before| &mut before.events))
     }
 
-    /// Starts a trial: later events are emitted only if it is accepted.
+    /// Starts a trial: its events are emitted only if it is accepted.
     pub fn begin_trial(&mut self) {
         self.trial = Some(BeforeTrial {
             events: std::mem::take(&mut self.events),
@@ -143,7 +143,7 @@ impl Output {
         }
     }
 
-    /// Starts a call; ends one that is still open.
+    /// Starts a call, and ends one that is still open.
     pub fn tool_start(&mut self, name: &str) {
         self.tool_end(true);
         self.calls += 1;
@@ -167,7 +167,7 @@ impl Output {
         }
     }
 
-    /// Holds text back that belongs to no parameter of the open call.
+    /// Holds back text that belongs to no parameter of the open call.
     pub fn stray(&mut self, text: &str) {
         self.stray.push_str(text);
     }

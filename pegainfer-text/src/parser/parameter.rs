@@ -1,7 +1,7 @@
-//! A parameter that a model writes between tags: its value as a member of the arguments.
+//! A parameter that a model writes between tags. Its value becomes a member of the arguments.
 
 use super::arguments::Arguments;
-use super::output::Output;
+use super::output::EventCollector;
 use super::typed::{ParameterType, json};
 
 /// How a value is converted to JSON.
@@ -9,9 +9,9 @@ use super::typed::{ParameterType, json};
 pub enum ValueType {
     /// A string, which is written in deltas.
     Text,
-    /// By the tool's schema.
+    /// A type decided by the tool's schema.
     Schema(ParameterType),
-    /// JSON, whatever the schema says; a string if it is none.
+    /// JSON, regardless of the schema; other text becomes a string.
     Json,
 }
 
@@ -22,13 +22,13 @@ pub struct Parameter {
     value_type: ValueType,
     /// The value so far, if it is written as a whole.
     text: String,
-    /// True if the value is written in deltas. False for a second value of the same key.
+    /// True if the value is written in deltas; false for a repeated key.
     streams: bool,
 }
 
 impl Parameter {
     /// Begins a parameter.
-    pub fn begin(key: String, value_type: ValueType, arguments: &mut Arguments, out: &mut Output) -> Self {
+    pub fn begin(key: String, value_type: ValueType, arguments: &mut Arguments, out: &mut EventCollector) -> Self {
         let value_type = match value_type {
             ValueType::Schema(schema) if schema.is_text() => ValueType::Text,
             other => other,
@@ -37,13 +37,13 @@ impl Parameter {
         Self { key, value_type, text: String::new(), streams }
     }
 
-    /// True if the value is a string in any case, which may contain what looks like a tag.
+    /// True if the value is always a string, which may contain text that looks like a tag.
     pub fn is_text(&self) -> bool {
         self.value_type == ValueType::Text
     }
 
     /// Appends text to the value.
-    pub fn push(&mut self, text: &str, arguments: &Arguments, out: &mut Output) {
+    pub fn push(&mut self, text: &str, arguments: &Arguments, out: &mut EventCollector) {
         if self.streams {
             arguments.text(text, out);
         } else if !self.is_text() {
@@ -51,8 +51,8 @@ impl Parameter {
         }
     }
 
-    /// Ends the value. `whole`: it was closed; if not, it is kept only if it is text.
-    pub fn end(self, whole: bool, arguments: &mut Arguments, out: &mut Output) {
+    /// Ends the value. `whole` is true if it was closed; otherwise it is kept only if it is text.
+    pub fn end(self, whole: bool, arguments: &mut Arguments, out: &mut EventCollector) {
         let value = match &self.value_type {
             ValueType::Text => {
                 if self.streams {

@@ -10,9 +10,9 @@
 //! </tool_call>
 //! ```
 //!
-//! The arguments are emitted as a JSON object. Strings are streamed; other values are needed whole to be typed. Missing
-//! closing tags are tolerated, as are several functions in one tag, text between parameters (it becomes content after
-//! the call) and a JSON object instead of the parameters.
+//! The arguments are emitted as a JSON object. Strings are streamed; other values are needed whole for their type. The
+//! parser tolerates missing closing tags, several functions in one tag, text between parameters (it becomes content
+//! after the call) and a JSON object instead of the parameters.
 
 use super::arguments::{Arguments, cut_off_object, stream_object};
 use super::cursor::{Cursor, Next};
@@ -21,7 +21,7 @@ use super::format::{
     tag_name,
 };
 use super::json_reader::{JsonReader, Read};
-use super::output::Output;
+use super::output::EventCollector;
 use super::parameter::{Parameter, ValueType};
 use super::tag_value::TagValue;
 use super::typed::ParameterType;
@@ -93,7 +93,7 @@ impl Qwen3CoderParser {
     }
 
     /// Parses as far as the text goes.
-    pub fn parse(&mut self, cursor: &mut Cursor, out: &mut Output) -> Progress {
+    pub fn parse(&mut self, cursor: &mut Cursor, out: &mut EventCollector) -> Progress {
         loop {
             let step = std::mem::replace(&mut self.step, Step::Close);
             match self.advance(step, cursor, out) {
@@ -108,8 +108,8 @@ impl Qwen3CoderParser {
         }
     }
 
-    /// Ends the output; returns whether there was a call. An open call ends with its complete arguments.
-    pub fn finish(&mut self, cursor: &Cursor, out: &mut Output) -> bool {
+    /// Ends the output and returns whether there was a call. An open call ends with its complete arguments.
+    pub fn finish(&mut self, cursor: &Cursor, out: &mut EventCollector) -> bool {
         match std::mem::replace(&mut self.step, Step::Close) {
             Step::Value(value) => {
                 value.cut_off(cursor, &mut self.arguments, out);
@@ -122,7 +122,7 @@ impl Qwen3CoderParser {
         self.started
     }
 
-    fn advance(&mut self, step: Step, cursor: &mut Cursor, out: &mut Output) -> Transition {
+    fn advance(&mut self, step: Step, cursor: &mut Cursor, out: &mut EventCollector) -> Transition {
         match step {
             Step::Open => {
                 cursor.skip_whitespace();
@@ -167,7 +167,7 @@ impl Qwen3CoderParser {
         }
     }
 
-    fn start(&mut self, name: String, cursor: &mut Cursor, out: &mut Output) -> Transition {
+    fn start(&mut self, name: String, cursor: &mut Cursor, out: &mut EventCollector) -> Transition {
         out.tool_start(&name);
         cursor.take();
         self.function = name;
@@ -175,8 +175,8 @@ impl Qwen3CoderParser {
         To(Step::Body)
     }
 
-    /// Between parameters: only tags are allowed, or a JSON object instead of them.
-    fn body(&mut self, cursor: &mut Cursor, out: &mut Output) -> Transition {
+    /// Between parameters: only tags are allowed, or a JSON object in place of the parameters.
+    fn body(&mut self, cursor: &mut Cursor, out: &mut EventCollector) -> Transition {
         cursor.skip_whitespace();
         cursor.take();
         let tags = [PARAMETER, PARAMETER_CLOSE, FUNCTION_CLOSE, CALL_CLOSE, CALL_OPEN, FUNCTION];
@@ -187,7 +187,7 @@ impl Qwen3CoderParser {
         let found = next.iter().position(|&next| next == Next::Yes);
         match found.map(|at| tags[at]) {
             Some(PARAMETER) => self.parameter(cursor, out),
-            // A closing tag too many.
+            // A surplus closing tag.
             Some(PARAMETER_CLOSE) => {
                 cursor.at += PARAMETER_CLOSE.len();
                 cursor.take();
@@ -200,7 +200,7 @@ impl Qwen3CoderParser {
                         cursor.at += FUNCTION_CLOSE.len();
                         To(Step::Close)
                     }
-                    // Another call begins, or the tag ends: the function was not closed.
+                    // Another call begins or the tag ends, so the function was not closed.
                     CALL_OPEN => Done,
                     _ => To(Step::Close),
                 }
@@ -214,19 +214,19 @@ impl Qwen3CoderParser {
     }
 
     /// Treats the next character as text outside parameters.
-    fn stray(&mut self, cursor: &mut Cursor, out: &mut Output) -> Transition {
+    fn stray(&mut self, cursor: &mut Cursor, out: &mut EventCollector) -> Transition {
         cursor.skip_char();
         out.stray(&cursor.take());
         To(Step::Stray)
     }
 
-    /// Begins a parameter at its opening tag. One without a name cannot be delivered.
-    fn parameter(&mut self, cursor: &mut Cursor, out: &mut Output) -> Transition {
+    /// Begins a parameter at its opening tag. A parameter without a name is dropped.
+    fn parameter(&mut self, cursor: &mut Cursor, out: &mut EventCollector) -> Transition {
         match tag_name(cursor, PARAMETER.len(), '>') {
             TagName::Complete(key, end) => {
                 cursor.at = end;
                 cursor.take();
-                let schema = ParameterType::of(&self.definitions, &self.function, &key);
+                let schema = ParameterType::find(&self.definitions, &self.function, &key);
                 let parameter = Parameter::begin(key, ValueType::Schema(schema), &mut self.arguments, out);
                 To(Step::Value(Box::new(TagValue::new(parameter))))
             }

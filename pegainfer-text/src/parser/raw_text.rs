@@ -1,11 +1,11 @@
-//! Regular expressions of string values without quotes, as the tag format writes them.
+//! Regular expressions for string values without quotes, as in the tag format.
 
 use llguidance::regex_to_lark;
 use serde_json::Value;
 
-/// Maximum size of a pattern that is enforced, in bytes.
+/// Maximum size of an enforced pattern, in bytes.
 const MAX_PATTERN: usize = 4 << 10;
-/// Keywords that tell nothing about which strings are allowed.
+/// Keywords that do not restrict the strings.
 const ANNOTATIONS: [&str; 14] = [
     "type",
     "title",
@@ -22,7 +22,7 @@ const ANNOTATIONS: [&str; 14] = [
     "$schema",
     "contentMediaType",
 ];
-/// Patterns of the well-known formats, as OpenAI's structured output has them.
+/// Patterns of the well-known formats, as in OpenAI's structured output.
 const FORMATS: [(&str, &str); 8] = [
     ("date", "^[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])$"),
     ("time", "^([01][0-9]|2[0-3]):[0-5][0-9]:([0-5][0-9]|60)(\\.[0-9]+)?([zZ]|[+-]([01][0-9]|2[0-3]):[0-5][0-9])$"),
@@ -38,8 +38,8 @@ const FORMATS: [(&str, &str); 8] = [
     ("uuid", "^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$"),
 ];
 
-/// Regular expressions that a string value has to match, all of them. Keywords that cannot be enforced are left out if
-/// `lenient`.
+/// Regular expressions, all of which a string value has to match. `lenient` leaves out keywords that cannot be
+/// enforced.
 ///
 /// # Errors
 /// The keyword that cannot be enforced.
@@ -65,8 +65,8 @@ pub fn patterns(schema: &Value, lenient: bool) -> Result<Vec<String>, String> {
     Ok(patterns)
 }
 
-/// A pattern that may match anywhere, as one that matches the whole text. `None` if it has lookarounds, anchors in its
-/// middle, or is too large.
+/// Turns a pattern that may match anywhere into one that matches the whole text. `None` if it has lookarounds, anchors
+/// in its middle, or is too large.
 fn search(pattern: &str) -> Option<String> {
     if pattern.len() > MAX_PATTERN {
         return None;
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_enforced_is_an_error_or_left_out() {
+    fn unenforceable_keywords_are_errors_or_left_out() {
         for (schema, name) in [
             (json!({"pattern": "(?=a)b"}), "pattern"),
             (json!({"pattern": "a(^b|c)"}), "pattern"),

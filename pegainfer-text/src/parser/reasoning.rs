@@ -1,13 +1,13 @@
 //! Splits reasoning (`<think>` … `</think>`) from the content after it.
 //!
-//! A call in the reasoning is a draft if other text follows it, also after `</think>`: then it stays reasoning. It is a
-//! call if the output ends after it, with or without `</think>`. The text from such a call on is held back until that
-//! is known.
+//! A call inside the reasoning is a draft if other text follows it, even after `</think>`; it then stays reasoning. It
+//! is a real call if the output ends after it, with or without `</think>`. The text from such a call on is held back
+//! until this is known.
 
 use super::call_start::{CallSearch, Found};
 use super::cursor::{Cursor, Next, Seek};
 use super::format::ToolFormat;
-use super::output::Output;
+use super::output::EventCollector;
 use super::tools::ToolParser;
 use serde::{Deserialize, Serialize};
 
@@ -16,7 +16,7 @@ pub const OPEN: &str = "<think>";
 /// Closing tag of the reasoning.
 pub const CLOSE: &str = "</think>";
 
-/// What the prompt tells about reasoning in the output.
+/// How the prompt starts reasoning in the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ReasoningStart {
@@ -24,17 +24,17 @@ pub enum ReasoningStart {
     Never,
     /// The model may open it.
     IfOpened,
-    /// The prompt has opened it.
+    /// The prompt opened it.
     Opened,
 }
 
 impl ReasoningStart {
-    /// Detects it from the end of the prompt of a model that reasons.
+    /// Detects it from the end of the prompt, for a model that reasons.
     pub fn after(prompt: &str) -> Self {
         if prompt.trim_end().ends_with(OPEN) { Self::Opened } else { Self::IfOpened }
     }
 
-    /// Whether reasoning can follow this prompt: not if the prompt continues a message, nor if it ends with an empty
+    /// True if reasoning can follow this prompt. It cannot if the prompt continues a message, or ends with an empty
     /// reasoning block, which templates write to switch reasoning off.
     pub fn may_follow(self, prompt: &str, continued: bool) -> bool {
         self == Self::Opened || (self == Self::IfOpened && !continued && !prompt.trim_end().ends_with(CLOSE))
@@ -66,7 +66,7 @@ enum Step {
 /// Text that may be a call; it stays in the cursor.
 struct Draft {
     parser: ToolParser,
-    /// The byte at which `</think>` came after it.
+    /// Position of the `</think>` after it.
     closed: Option<usize>,
 }
 
@@ -74,35 +74,35 @@ struct Draft {
 pub struct ReasoningParser {
     cursor: Cursor,
     step: Step,
-    /// Search for calls without `</think>` before them; `None`: there are none.
+    /// Search for calls before `</think>`; `None` if there are no calls.
     search: Option<CallSearch>,
 }
 
 impl ReasoningParser {
-    /// A parser that has not read anything.
+    /// A parser at the start of the output.
     pub fn new(start: ReasoningStart, search: Option<CallSearch>) -> Self {
         let step = match start {
             ReasoningStart::Never => Step::Content,
             ReasoningStart::IfOpened => Step::Start,
             ReasoningStart::Opened => Step::Opened,
         };
-        // An object in the reasoning is hardly ever meant as a call.
+        // A bare JSON object inside the reasoning is hardly ever meant as a call.
         let search = search.map(|search| CallSearch { bare_json: false, ..search });
         Self { cursor: Cursor::default(), step, search }
     }
 
-    /// Whether the position is after `<think>` and before the end of `</think>`.
+    /// True if the position is after `<think>` and before the end of `</think>`.
     pub fn is_inside(&self) -> bool {
         matches!(self.step, Step::Opened | Step::Reasoning)
     }
 
-    /// True in or after text that may be a call; at the end of the text, true if it was one.
+    /// True in or after text that may be a call. At the end of the text, true if it was one.
     pub fn is_in_draft(&self) -> bool {
         matches!(self.step, Step::Draft(_))
     }
 
-    /// Parses a delta of text; returns the part of it that is not reasoning.
-    pub fn push(&mut self, delta: &str, out: &mut Output) -> String {
+    /// Parses a delta of text and returns its part outside the reasoning.
+    pub fn push(&mut self, delta: &str, out: &mut EventCollector) -> String {
         self.cursor.text.push_str(delta);
         while self.advance(out) {}
         if !matches!(self.step, Step::Content) {
@@ -112,8 +112,8 @@ impl ReasoningParser {
         self.cursor.take()
     }
 
-    /// Ends the text: returns the part of the held-back rest that is not reasoning.
-    pub fn finish(&mut self, out: &mut Output) -> String {
+    /// Ends the text: returns the part of the held-back text outside the reasoning.
+    pub fn finish(&mut self, out: &mut EventCollector) -> String {
         self.cursor.ended = true;
         while self.advance(out) {}
         if let Step::Draft(draft) = &mut self.step {
@@ -134,8 +134,8 @@ impl ReasoningParser {
         String::new()
     }
 
-    /// Takes a step; false if more text is needed.
-    fn advance(&mut self, out: &mut Output) -> bool {
+    /// Takes one step; false if more text is needed.
+    fn advance(&mut self, out: &mut EventCollector) -> bool {
         match &mut self.step {
             Step::Start => {
                 self.cursor.skip_whitespace();
@@ -172,7 +172,7 @@ impl ReasoningParser {
         true
     }
 
-    fn reasoning(&mut self, out: &mut Output) -> bool {
+    fn reasoning(&mut self, out: &mut EventCollector) -> bool {
         let close = self.cursor.seek(CLOSE);
         let call = self.search.as_ref().map_or(Found::NotBefore(self.cursor.text.len()), |s| s.find(&self.cursor));
         match (close, call) {
@@ -181,7 +181,7 @@ impl ReasoningParser {
                 self.begin_draft(out);
                 true
             }
-            // Something unknown may begin before the tag, but nothing that contains it.
+            // Something unknown may begin before the tag, but nothing can contain the tag.
             (Seek::Found(close), _) => {
                 self.end(close, out);
                 true
@@ -194,7 +194,7 @@ impl ReasoningParser {
     }
 
     /// Begins a possible call at the position.
-    fn begin_draft(&mut self, out: &mut Output) {
+    fn begin_draft(&mut self, out: &mut EventCollector) {
         if let Some(search) = &self.search {
             out.begin_trial();
             let parser = ToolParser::continuing(search.clone(), &self.cursor, self.cursor.at);
@@ -202,12 +202,12 @@ impl ReasoningParser {
         }
     }
 
-    /// Parses a possible call character by character, so that it ends at the same one for all cuts of the text.
-    fn draft(&mut self, out: &mut Output) -> bool {
+    /// Parses a possible call one character at a time, so that it ends at the same place for all cuts of the text.
+    fn draft(&mut self, out: &mut EventCollector) -> bool {
         let Step::Draft(draft) = &mut self.step else { return true };
         let mut close = self.cursor.seek(CLOSE);
         if self.cursor.ended && close == Seek::Pending(self.cursor.text.len()) {
-            // A closing tag that is cut off is no text after the call.
+            // A closing tag that is cut off does not count as text after the call.
             let cut = self.cursor.text.rfind('<').filter(|&at| CLOSE.starts_with(&self.cursor.text[at..]));
             close = Seek::Pending(cut.unwrap_or(self.cursor.text.len()));
         }
@@ -235,8 +235,8 @@ impl ReasoningParser {
         }
     }
 
-    /// After a call and `</think>`: text shows that the call is a draft.
-    fn after_draft(&mut self, out: &mut Output) -> bool {
+    /// After a call and `</think>`: more text shows that the call is a draft.
+    fn after_draft(&mut self, out: &mut EventCollector) -> bool {
         self.cursor.skip_whitespace();
         let Step::Draft(draft) = &self.step else { return true };
         let Some(closed) = draft.closed.filter(|_| !self.cursor.rest().is_empty()) else { return false };
@@ -244,24 +244,24 @@ impl ReasoningParser {
         true
     }
 
-    /// Marks the parsed text as a draft: the text before this byte is reasoning.
-    fn reject(&mut self, end: usize, out: &mut Output) {
+    /// Marks the parsed text as a draft: the text before `end` is reasoning.
+    fn reject(&mut self, end: usize, out: &mut EventCollector) {
         out.reject_trial();
         self.cursor.at = 0;
         self.step = Step::Reasoning;
         self.hold(end, out);
     }
 
-    /// Ends the reasoning at `</think>`, which begins at this byte.
-    fn end(&mut self, at: usize, out: &mut Output) {
+    /// Ends the reasoning at `</think>`, which begins at byte `at`.
+    fn end(&mut self, at: usize, out: &mut EventCollector) {
         self.hold(at, out);
         self.cursor.at += CLOSE.len();
         self.cursor.take();
         self.step = Step::Closed;
     }
 
-    /// Emits the text before this byte, except line breaks at its end.
-    fn hold(&mut self, end: usize, out: &mut Output) {
+    /// Emits the text before `end`, except line breaks at its end.
+    fn hold(&mut self, end: usize, out: &mut EventCollector) {
         out.reasoning(&self.cursor.take_but(end, &['\n']));
     }
 }

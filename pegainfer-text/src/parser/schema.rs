@@ -1,14 +1,14 @@
-//! A parameter's schema with its references resolved, for the tag format, where the type decides how a value is written.
+//! A parameter's schema with resolved references, for the tag format, in which the type decides how a value is written.
 
 use serde_json::{Map, Value};
 
-/// Maximum depth of references and alternatives that are followed.
+/// Maximum depth of followed references and alternatives.
 const MAX_DEPTH: usize = 16;
 
-/// The alternatives that a parameter's schema allows, each without `$ref`, `anyOf`, `oneOf`, a single `allOf` or a list of
-/// types at its top. `None` if a reference cannot be resolved or the schema is too deep.
+/// The alternatives of a parameter's schema, each without `$ref`, `anyOf`, `oneOf`, a single `allOf` or a list of types
+/// at its top. `None` if a reference cannot be resolved or the schema is too deep.
 ///
-/// `root`: the schema of the function's parameters, which holds the shared definitions.
+/// `root` is the schema of the function's parameters, which contains the shared definitions.
 pub fn alternatives(root: &Value, schema: &Value) -> Option<Vec<Value>> {
     let mut found = Vec::new();
     collect(root, schema, 0, &mut found)?;
@@ -51,7 +51,7 @@ fn collect(root: &Value, schema: &Value, depth: usize, found: &mut Vec<Value>) -
     Some(())
 }
 
-/// A schema without the keyword `name`, whose own keywords are completed by those of `inner`.
+/// A schema without the keyword `name`, completed by the keywords of `inner`.
 fn with(schema: &Map<String, Value>, name: &str, inner: Option<&Value>) -> Value {
     let mut merged = schema.clone();
     merged.shift_remove(name);
@@ -61,7 +61,7 @@ fn with(schema: &Map<String, Value>, name: &str, inner: Option<&Value>) -> Value
     Value::Object(merged)
 }
 
-/// The name of the type of a schema without alternatives; those without a type have that of their values. `None`: not told.
+/// The type name of a schema without alternatives, taken from its values if it has no type; `None` if unknown.
 pub fn type_name(schema: &Value) -> Option<&str> {
     let of_value = |value: &Value| match value {
         Value::Null => "null",

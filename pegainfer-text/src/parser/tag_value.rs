@@ -1,12 +1,12 @@
-//! A value between Qwen3.5's tags, which becomes a member of the arguments.
+//! A value between Qwen3.5's tags. It becomes a member of the arguments.
 
 use super::arguments::Arguments;
 use super::cursor::Cursor;
-use super::output::Output;
+use super::output::EventCollector;
 use super::parameter::Parameter;
 use super::value_end::{EndSearch, ValueEnd, without_partial_tag};
 
-/// A value that is being read. One line break at its beginning and one at its end are not part of it.
+/// A value that is being read. One line break at its start and one at its end are not part of it.
 #[derive(Debug)]
 pub struct TagValue {
     parameter: Parameter,
@@ -24,13 +24,13 @@ impl TagValue {
         Self { parameter, opening: true, fresh: true, nested: 0 }
     }
 
-    /// Reads as far as the text goes; true at the end of the value. `keys`: the parameters of the function.
+    /// Reads as far as the text goes; true at the end of the value. `keys` are the parameters of the function.
     pub fn read<'a>(
         &mut self,
         cursor: &mut Cursor,
         keys: impl Fn() -> Vec<&'a str>,
         arguments: &Arguments,
-        out: &mut Output,
+        out: &mut EventCollector,
     ) -> bool {
         if self.opening {
             let Some(byte) = cursor.peek() else { return false };
@@ -43,7 +43,7 @@ impl TagValue {
             return false;
         }
         let (ValueEnd::At(end, _) | ValueEnd::After(end)) = found;
-        // A line break is held back until it is known whether it is the last one.
+        // Hold back a line break until it is known whether it is the last one.
         let text = &cursor.text[..end];
         let text = text.strip_suffix('\n').unwrap_or(text);
         self.parameter.push(text, arguments, out);
@@ -73,12 +73,12 @@ impl TagValue {
     }
 
     /// Ends the value at a tag.
-    pub fn end(self, whole: bool, arguments: &mut Arguments, out: &mut Output) {
+    pub fn end(self, whole: bool, arguments: &mut Arguments, out: &mut EventCollector) {
         self.parameter.end(whole, arguments, out);
     }
 
-    /// Ends the value at the end of the output. Text that was held back is part of it, except the beginning of a tag.
-    pub fn cut_off(mut self, cursor: &Cursor, arguments: &mut Arguments, out: &mut Output) {
+    /// Ends the value at the end of the output, with the text that was held back, but without a partial tag.
+    pub fn cut_off(mut self, cursor: &Cursor, arguments: &mut Arguments, out: &mut EventCollector) {
         self.parameter.push(without_partial_tag(&cursor.text), arguments, out);
         self.end(false, arguments, out);
     }

@@ -1,11 +1,11 @@
-//! Content and tool calls: finds the calls and passes what is inside them to the parser of the format.
+//! Content and tool calls: finds the calls and passes their text to the parser of the format.
 
 use super::call_start::{CallSearch, CallStart, Found, Inside, inside};
 use super::cursor::{Cursor, WHITESPACE};
 use super::dsml::DsmlParser;
 use super::format::{CallPrefix, Progress, ToolFormat};
 use super::hermes::HermesParser;
-use super::output::Output;
+use super::output::EventCollector;
 use super::qwen3_coder::Qwen3CoderParser;
 
 #[derive(Debug)]
@@ -25,13 +25,13 @@ pub struct ToolParser {
     search: CallSearch,
     /// The parser of the call at the position.
     call: Option<CallParser>,
-    /// True if the prompt has begun the call at the position.
+    /// True if the prompt began the call at the position.
     forced: bool,
     after_call: bool,
 }
 
 impl ToolParser {
-    /// A parser that has not read anything.
+    /// A parser at the start of the output.
     pub fn new(search: CallSearch, prefix: CallPrefix) -> Self {
         let forced = prefix != CallPrefix::None;
         let definitions = search.definitions.clone();
@@ -43,18 +43,18 @@ impl ToolParser {
         Self { cursor: Cursor::default(), search, call, forced, after_call: false }
     }
 
-    /// A parser that continues the text of another parser at this byte.
+    /// A parser that continues the text of another parser from byte `at`.
     pub fn continuing(search: CallSearch, cursor: &Cursor, at: usize) -> Self {
         Self { cursor: Cursor::continuing(cursor, at), ..Self::new(search, CallPrefix::None) }
     }
 
-    /// Length of the text that is held back, in bytes.
+    /// Number of bytes that are held back.
     pub fn held(&self) -> usize {
         self.cursor.text.len()
     }
 
     /// Parses more text.
-    pub fn push(&mut self, text: &str, out: &mut Output) {
+    pub fn push(&mut self, text: &str, out: &mut EventCollector) {
         self.cursor.text.push_str(text);
         if let Some(CallParser::Json(_, read)) = &mut self.call {
             read.push_str(text);
@@ -62,12 +62,12 @@ impl ToolParser {
         while if self.call.is_some() { self.call(out) } else { self.before_call(out) } {}
     }
 
-    /// Ends the text: emits the held-back rest.
-    pub fn finish(&mut self, out: &mut Output) {
+    /// Ends the text: emits the text that was held back.
+    pub fn finish(&mut self, out: &mut EventCollector) {
         self.cursor.ended = true;
         self.push("", out);
         if let Some(CallParser::Json(_, read)) = &mut self.call {
-            // Its closing tag did not come.
+            // Its closing tag is missing.
             self.cursor.text = std::mem::take(read);
             self.call = None;
             out.reject_trial();
@@ -78,7 +78,7 @@ impl ToolParser {
             Some(CallParser::Qwen3Coder(parser)) => parser.finish(&self.cursor, out),
             Some(CallParser::Dsml(parser)) => parser.finish(&self.cursor, out),
         };
-        // A forced call that is cut off before it begins shows nothing.
+        // A forced call that is cut off before it begins is dropped.
         let dropped = called || (self.forced && self.call.is_some());
         self.cursor.at = self.cursor.text.len();
         let text = self.cursor.take();
@@ -86,7 +86,7 @@ impl ToolParser {
     }
 
     /// Emits content up to the next call; true if a call begins.
-    fn before_call(&mut self, out: &mut Output) -> bool {
+    fn before_call(&mut self, out: &mut EventCollector) -> bool {
         let found = self.search.find(&self.cursor);
         let (Found::At(end, _) | Found::NotBefore(end)) = found;
         let text = self.cursor.take_but(end, &WHITESPACE);
@@ -95,7 +95,7 @@ impl ToolParser {
         let definitions = || self.search.definitions.clone();
         self.call = Some(match (start, self.search.format) {
             (CallStart::Tag(length), format) => {
-                // The tag stays in the text until this is certain to be a call.
+                // The tag stays in the text until the call is certain.
                 self.cursor.at += length;
                 match format {
                     ToolFormat::Dsml => CallParser::Dsml(DsmlParser::new(CallPrefix::None, definitions())),
@@ -113,7 +113,7 @@ impl ToolParser {
     }
 
     /// Parses within a call; false if more text is needed.
-    fn call(&mut self, out: &mut Output) -> bool {
+    fn call(&mut self, out: &mut EventCollector) -> bool {
         let progress = match &mut self.call {
             None => return true,
             Some(CallParser::Tag) => return self.choose(out),
@@ -148,7 +148,7 @@ impl ToolParser {
     }
 
     /// Chooses the parser of the text inside `<tool_call>`.
-    fn choose(&mut self, out: &mut Output) -> bool {
+    fn choose(&mut self, out: &mut EventCollector) -> bool {
         self.call = match inside(&self.cursor) {
             Inside::Unknown => return false,
             Inside::Json => Some(CallParser::Hermes(HermesParser::new(CallPrefix::AnyFunction))),
@@ -164,13 +164,13 @@ impl ToolParser {
         true
     }
 
-    /// Everything before the position is content.
-    fn not_a_call(&mut self, out: &mut Output) {
+    /// Marks everything before the position as content.
+    fn not_a_call(&mut self, out: &mut EventCollector) {
         let text = self.cursor.take();
         self.content(&text, out);
     }
 
-    fn content(&mut self, text: &str, out: &mut Output) {
+    fn content(&mut self, text: &str, out: &mut EventCollector) {
         let text = if self.after_call { text.trim_start_matches(WHITESPACE) } else { text };
         self.after_call &= text.is_empty();
         out.content(text);

@@ -1,4 +1,4 @@
-//! Converts values that a model wrote without quotes to JSON, by the types of the tool's schema.
+//! Converts values without quotes to JSON, using the types of the tool's schema.
 
 use super::format::definition;
 use super::json_reader::whole;
@@ -15,36 +15,36 @@ enum Kind {
     Json,
 }
 
-/// Type of one parameter: that of the first alternative of its schema, or of a later one if the value fits only there.
+/// Type of one parameter: its schema's first alternative, or a later one if the value fits only there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParameterType {
-    /// Types of the alternatives except null, in their order. Empty: text.
+    /// Types of the alternatives except null, in their order. Empty for text.
     kinds: Vec<Kind>,
     nullable: bool,
 }
 
 impl ParameterType {
     /// Looks the parameter up in the request's tools. Parameters without a schema are text.
-    pub fn of(definitions: &[Value], function: &str, key: &str) -> Self {
+    pub fn find(definitions: &[Value], function: &str, key: &str) -> Self {
         let parameters = definition(definitions, function).map_or(&Value::Null, |function| &function["parameters"]);
-        Self::of_schema(parameters, &parameters["properties"][key])
+        Self::from_schema(parameters, &parameters["properties"][key])
     }
 
     /// Type of a schema. `root` holds the definitions that it may refer to.
-    fn of_schema(root: &Value, schema: &Value) -> Self {
+    fn from_schema(root: &Value, schema: &Value) -> Self {
         let alternatives = alternatives(root, schema).unwrap_or_default();
         let names = || alternatives.iter().map(|schema| type_name(schema).unwrap_or("string"));
-        let kinds = names().filter(|&name| name != "null").map(Kind::of).collect();
+        let kinds = names().filter(|&name| name != "null").map(Kind::from_name).collect();
         let null = |schema: &Value| schema["enum"].as_array().is_some_and(|values| values.contains(&Value::Null));
         Self { kinds, nullable: names().any(|name| name == "null") || alternatives.iter().any(null) }
     }
 
-    /// Whether every value is a string, so that its parts can be streamed.
+    /// True if every value is a string, so that its parts can be streamed.
     pub fn is_text(&self) -> bool {
         self.first() == Kind::Text && !self.nullable
     }
 
-    /// True if text of this type is a string, except null.
+    /// True if text of this type is a string, except for null.
     pub fn begins_as_text(&self) -> bool {
         self.first() == Kind::Text
     }
@@ -53,8 +53,8 @@ impl ParameterType {
         self.kinds.first().copied().unwrap_or(Kind::Text)
     }
 
-    /// Converts a value to JSON; a value that does not match its type becomes a string. `None` for an empty one that is
-    /// no text: its parameter is left out, so that the default holds.
+    /// Converts a value to JSON. A value that does not match its type becomes a string. `None` for an empty value that
+    /// is not text: its parameter is left out, so that the default applies.
     pub fn json(&self, text: &str) -> Option<String> {
         let trimmed = text.trim();
         if !self.is_text() && matches!(trimmed, "null" | "None") {
@@ -84,7 +84,7 @@ pub fn json(text: &str) -> Option<Value> {
 }
 
 impl Kind {
-    fn of(name: &str) -> Self {
+    fn from_name(name: &str) -> Self {
         match name {
             "integer" => Self::Integer,
             "number" => Self::Number,
@@ -99,7 +99,7 @@ fn integer(text: &str) -> Option<Value> {
     text.parse::<i64>().map(Value::from).or_else(|_| text.parse::<u64>().map(Value::from)).ok()
 }
 
-/// A number as the nearest double. Words such as `inf`, and numbers beyond the range of doubles, are not numbers.
+/// The nearest double of a number. Words such as `inf`, and numbers beyond the range of doubles, are not numbers.
 fn float(text: &str) -> Option<Value> {
     if text.contains(|c: char| c.is_ascii_alphabetic() && !c.eq_ignore_ascii_case(&'e')) {
         return None;
@@ -109,7 +109,7 @@ fn float(text: &str) -> Option<Value> {
     if value == 0.0 && mantissa.contains(|c| ('1'..='9').contains(&c)) {
         return None;
     }
-    // Whole numbers are written without a decimal point, as far as a double is exact.
+    // Write whole numbers without a decimal point, as far as a double is exact.
     if value.fract() == 0.0 && value.abs() < 9e15 {
         return Some(Value::from(value as i64));
     }
@@ -130,7 +130,7 @@ mod tests {
     use serde_json::json;
 
     fn convert(schema: Value, text: &str) -> String {
-        ParameterType::of_schema(&Value::Null, &schema).json(text).unwrap_or_else(|| "left out".into())
+        ParameterType::from_schema(&Value::Null, &schema).json(text).unwrap_or_else(|| "left out".into())
     }
 
     #[test]
@@ -191,8 +191,8 @@ mod tests {
     fn parameters_are_found_by_function_and_name() {
         let tools = [json!({"type": "function", "function": {"name": "f", "parameters": {"properties": {
             "n": {"type": "integer"}}}}})];
-        assert_eq!(ParameterType::of(&tools, "f", "n").kinds, [Kind::Integer]);
-        assert!(ParameterType::of(&tools, "f", "m").is_text());
-        assert!(ParameterType::of(&tools, "g", "n").is_text());
+        assert_eq!(ParameterType::find(&tools, "f", "n").kinds, [Kind::Integer]);
+        assert!(ParameterType::find(&tools, "f", "m").is_text());
+        assert!(ParameterType::find(&tools, "g", "n").is_text());
     }
 }

@@ -1,8 +1,8 @@
 //! The end of a value that a model writes between Qwen3.5's tags.
 //!
-//! The format has no escapes, and models both leave out closing tags and write values that contain the tags. A closing
-//! tag in the middle of a line ends the value only if another tag of the format follows. A closing tag at the start of
-//! a line always ends it, unless the value contains its opening tag. An opening tag ends the value only if it names a
+//! The format has no escapes, and models both omit closing tags and write values that contain the tags. A closing tag
+//! in the middle of a line ends the value only if another tag of the format follows. A closing tag at the start of a
+//! line always ends it, unless the value contains its opening tag. An opening tag ends the value only if it names a
 //! parameter of the tool.
 
 use super::cursor::{Cursor, Next, any};
@@ -11,7 +11,7 @@ use super::format::{
 };
 use serde_json::Value;
 
-/// Tags that may come after a value.
+/// Tags that may follow a value.
 const TAGS: [&str; 4] = [PARAMETER, PARAMETER_CLOSE, FUNCTION_CLOSE, CALL_CLOSE];
 
 /// The end of a value.
@@ -23,7 +23,7 @@ pub enum ValueEnd {
     After(usize),
 }
 
-/// The parameters that a function has by its schema. Empty if it is not known.
+/// The parameters of a function from its schema; empty if unknown.
 pub fn known_keys<'a>(definitions: &'a [Value], function: &str) -> Vec<&'a str> {
     let properties =
         definition(definitions, function).and_then(|function| function["parameters"]["properties"].as_object());
@@ -33,19 +33,19 @@ pub fn known_keys<'a>(definitions: &'a [Value], function: &str) -> Vec<&'a str> 
 /// Searches for the end of one value.
 pub struct EndSearch<'a> {
     pub cursor: &'a Cursor,
-    /// The parameters of the function; empty: not known.
+    /// The parameters of the function; empty if unknown.
     pub keys: &'a [&'a str],
-    /// True if a parameter was written already.
+    /// True if a parameter has been written already.
     pub given: &'a dyn Fn(&str) -> bool,
-    /// True if the value is text; others contain no opening tags.
+    /// True if the value is text; other values contain no opening tags.
     pub is_text: bool,
-    /// True if the value begins with the text of the cursor.
+    /// True if the value begins at the start of the cursor's text.
     pub fresh: bool,
 }
 
 impl EndSearch<'_> {
-    /// The end of the value, and the number of opening tags that are part of the value and not closed in it, which is
-    /// `nested` before this text.
+    /// Finds the end of the value. Also returns the number of opening tags in the value that are not closed in it,
+    /// counting the `nested` ones before this text.
     pub fn run(&self, mut nested: usize) -> (ValueEnd, usize) {
         let text = &self.cursor.text;
         for (at, _) in text.match_indices('<') {
@@ -77,7 +77,7 @@ impl EndSearch<'_> {
         }
     }
 
-    /// Tells whether a tag follows that comes after a parameter, or the end of the output.
+    /// Tells whether a tag that may come after a parameter follows, or the end of the output.
     fn is_followed(&self, at: usize) -> Next {
         let Some(next) = self.cursor.after_space(at) else { return Next::No };
         let rest = &self.cursor.text[next..];
@@ -96,7 +96,7 @@ impl EndSearch<'_> {
         any([parameter, self.cursor.any_after_space(at, &[FUNCTION_CLOSE, CALL_CLOSE])])
     }
 
-    /// Tells whether this opens the next parameter, because the closing tag of the value is missing.
+    /// Tells whether this opens the next parameter, because the value's closing tag is missing.
     fn opening_parameter(&self, at: usize, line_start: bool) -> Next {
         match self.cursor.begins(at, PARAMETER) {
             Next::Yes => match tag_name(self.cursor, at + PARAMETER.len(), '>') {
@@ -109,7 +109,7 @@ impl EndSearch<'_> {
         }
     }
 
-    /// Tells whether the function or the call ends here, because the closing tag of the value is missing.
+    /// Tells whether the function or the call ends here, because the value's closing tag is missing.
     fn end_of_function(&self, at: usize, line_start: bool) -> Next {
         let next_call: &[&str] = if line_start { &[CALL_OPEN, FUNCTION] } else { &[] };
         let ends = |tag: &str, followers: &[&str]| match self.cursor.begins(at, tag) {
@@ -142,7 +142,7 @@ impl EndSearch<'_> {
     }
 }
 
-/// A value at the end of the output without the beginning of a tag, and without the line break before it.
+/// A value cut off by the end of the output, without a partial tag and the line break before it.
 pub fn without_partial_tag(text: &str) -> &str {
     let is_partial = |&at: &usize| {
         let tag = &text[at..];

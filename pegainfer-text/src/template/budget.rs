@@ -1,24 +1,25 @@
-//! Memory budget of a template for one prompt. All values that it makes count, and the rendering ends with an error
-//! beyond the budget.
+//! Memory budget of rendering one prompt. All values that the template makes count, and rendering fails when they
+//! exceed the budget.
 //!
-//! Instructions are limited by fuel, but one instruction can repeat or join values of any size. Filters, methods and
-//! the checks of [`instrument`](super::instrument) report the bytes that they are about to make, or that they have made
-//! of counted operands.
+//! Fuel limits the instructions, but one instruction can repeat or join values of any size. Filters, methods and the
+//! checks of [`instrument`](super::instrument) report the bytes that they are about to make, or that they have made
+//! from counted operands.
 
 use super::instrument::{FACTOR, GROWN, PASS, SHOWN};
 use minijinja::value::{Rest, Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Output, State, filters};
 use std::cell::Cell;
 
-/// Bytes that every prompt may take.
+/// Budget of every prompt, in bytes.
 const BASE: usize = 64 << 20;
-/// Bytes for each byte of the request: messages are joined with their tags, split and trimmed, each time in a copy.
+/// Additional budget per byte of the request: messages are joined with their tags, split and trimmed, each time in a
+/// copy.
 const PER_BYTE: usize = 32;
-/// Bytes of an element of a list.
+/// Bytes per list element.
 const ELEMENT: usize = size_of::<Value>();
-/// Deepest nesting of values: formatting, comparing and dropping them recurses.
+/// Maximum nesting of values: formatting, comparing and dropping them recurses.
 const MAX_DEPTH: usize = 200;
-/// Largest number that a value is repeated by, and largest width of a format.
+/// Maximum number of repetitions of a value, and maximum width in a format.
 const MAX_REPEATS: u64 = 1 << 32;
 /// Maximum number of digits of a number in a format.
 const MAX_FORMAT_DIGITS: usize = 4;
@@ -26,16 +27,16 @@ const MAX_FORMAT_DIGITS: usize = 4;
 const MAX_WIDTH: usize = 1 << 16;
 
 thread_local! {
-    /// Bytes that the rendering of this thread may still make.
+    /// Remaining budget of this thread's rendering, in bytes.
     static LEFT: Cell<usize> = const { Cell::new(BASE) };
 }
 
-/// Gives the rendering that begins on this thread a new budget, for a request of `request` bytes.
+/// Starts a new budget for a rendering on this thread, of a request of `request` bytes.
 pub(super) fn begin(request: usize) {
     LEFT.set(BASE.saturating_add(request.saturating_mul(PER_BYTE)));
 }
 
-/// Bytes that are left.
+/// Remaining bytes.
 pub(super) fn left() -> usize {
     LEFT.get()
 }
@@ -52,10 +53,10 @@ pub(super) fn charge(bytes: usize) -> Result<(), Error> {
 }
 
 fn too_much() -> Error {
-    Error::new(ErrorKind::InvalidOperation, "the template makes too much text or too long lists of them")
+    Error::new(ErrorKind::InvalidOperation, "the template makes too much text, or lists that are too long")
 }
 
-/// Charges the text of a value. A value that is a string already is counted where it is used.
+/// Charges the text of a value. A string is counted where it is used.
 fn charge_shown(value: &Value) -> Result<(), Error> {
     match value.kind() {
         ValueKind::String | ValueKind::Number | ValueKind::Bool | ValueKind::None | ValueKind::Undefined => Ok(()),
@@ -67,12 +68,12 @@ fn charge_shown(value: &Value) -> Result<(), Error> {
     }
 }
 
-/// Subtracts the bytes of a value's text, or ends as soon as there are not enough.
+/// Subtracts the bytes of a value's text, or fails as soon as there are not enough.
 fn weigh(value: &Value, left: &mut usize, depth: usize) -> Result<(), Error> {
     if depth > MAX_DEPTH {
         return Err(Error::new(ErrorKind::InvalidOperation, "the template makes values that are nested too deeply"));
     }
-    // Quotes, separators, the digits of a number.
+    // Quotes, separators, and the digits of a number.
     let own = value.as_str().map_or(24, |text| 2 * text.len() + 4);
     *left = left.checked_sub(own).ok_or_else(too_much)?;
     if matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable | ValueKind::Map) {
@@ -86,7 +87,7 @@ fn weigh(value: &Value, left: &mut usize, depth: usize) -> Result<(), Error> {
     Ok(())
 }
 
-/// Bytes that a value takes by itself.
+/// Bytes of a value without its elements.
 fn own_bytes(value: &Value) -> usize {
     match value.as_str() {
         Some(text) => text.len(),
@@ -97,7 +98,7 @@ fn own_bytes(value: &Value) -> usize {
     }
 }
 
-/// Replaces filters and functions that can make large values of small ones by checked versions.
+/// Replaces filters and functions that can make large values from small ones by checked versions.
 pub(super) fn install(env: &mut Environment<'_>) {
     env.add_filter(GROWN, |value: Value| charge(own_bytes(&value)).map(|()| value));
     env.add_filter(SHOWN, |value: Value| charge_shown(&value).map(|()| value));
@@ -145,7 +146,7 @@ pub(super) fn install(env: &mut Environment<'_>) {
     }
 }
 
-/// Charges bytes that a filter or method is about to make beyond the size of its arguments; its result is charged
+/// Charges bytes that a filter or method is about to make in addition to its arguments. Its result is charged
 /// afterwards.
 fn before(name: &str, value: &Value, args: &[Value]) -> Result<(), Error> {
     let text = value.as_str();
@@ -201,13 +202,13 @@ fn before(name: &str, value: &Value, args: &[Value]) -> Result<(), Error> {
     }
 }
 
-/// Refuses widths that are written out in a format, or given as arguments of one that takes widths from them.
+/// Refuses large widths in a format, written out or given as arguments.
 fn check_format(format: &str, args: &[Value]) -> Result<(), Error> {
     let digits = format.split(|c: char| !c.is_ascii_digit()).map(str::len).max();
     let takes_widths = format.contains('*') || format.split('}').any(|field| field.matches('{').count() > 1);
     let wide = args.iter().filter_map(Value::as_i64).any(|width| width.unsigned_abs() > MAX_WIDTH as u64);
     match digits > Some(MAX_FORMAT_DIGITS) || takes_widths && wide {
-        true => Err(Error::new(ErrorKind::InvalidOperation, "the template formats too wide a text")),
+        true => Err(Error::new(ErrorKind::InvalidOperation, "the template formats a text that is too wide")),
         false => Ok(()),
     }
 }
@@ -215,11 +216,13 @@ fn check_format(format: &str, args: &[Value]) -> Result<(), Error> {
 fn within(width: usize) -> Result<(), Error> {
     match width <= MAX_WIDTH {
         true => Ok(()),
-        false => Err(Error::new(ErrorKind::InvalidOperation, "the template asks for too large a width or group")),
+        false => {
+            Err(Error::new(ErrorKind::InvalidOperation, "the template asks for a width or group that is too large"))
+        }
     }
 }
 
-/// An operand of `*`: a number that repeats a text or list is bounded, so that lengths do not overflow.
+/// An operand of `*`. A number that repeats a text or list is bounded, so that lengths do not overflow.
 fn factor(value: Value) -> Result<Value, Error> {
     match value.as_i64().is_some_and(|number| number.unsigned_abs() > MAX_REPEATS) {
         true => Err(too_much()),
@@ -230,12 +233,12 @@ fn factor(value: Value) -> Result<Value, Error> {
 /// Methods of Python's types, with checks.
 pub(super) fn method(state: &State<'_, '_>, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
     match (method, args.first()) {
-        // The separator has the method.
+        // `value` is the separator.
         ("join", Some(list)) => before("join", list, std::slice::from_ref(value))?,
         ("upper" | "lower" | "title" | "capitalize" | "replace" | "split" | "splitlines" | "format", _) => {
             before(method, value, args)?;
         }
-        // Other methods make no more than they get.
+        // Other methods do not enlarge their input.
         _ => {}
     }
     let made = minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args)?;

@@ -1,4 +1,5 @@
-//! Jinja as chat templates use it: the settings of transformers' `apply_chat_template`, and Python's methods and formatting.
+//! The Jinja dialect of chat templates: the settings of transformers' `apply_chat_template`, and Python's methods and
+//! formatting.
 
 use super::budget;
 use crate::tojson::{python_float, tojson};
@@ -6,12 +7,12 @@ use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State, UndefinedBehavior};
 use thiserror::Error as ThisError;
 
-/// An error that the template raised itself.
+/// An error raised by the template itself.
 #[derive(Debug, ThisError)]
 #[error("{0}")]
 struct Raised(String);
 
-/// Instructions that a template may run for one prompt, about a second.
+/// Maximum number of instructions per prompt, about a second.
 const FUEL: u64 = 20_000_000;
 
 /// An environment that renders chat templates.
@@ -32,7 +33,7 @@ pub(super) fn environment() -> Environment<'static> {
     env
 }
 
-/// The message of an error that the template raised itself.
+/// The message of an error raised by the template itself.
 pub(super) fn raised(error: &Error) -> Option<&str> {
     let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(inner) = source {
@@ -53,7 +54,7 @@ fn strftime_now(format: &str) -> Result<String, Error> {
         .map_err(|e| Error::new(ErrorKind::InvalidOperation, format!("strftime_now: {e}")))
 }
 
-/// Formats `{{ true }}`, `{{ none }}` and `{{ 0.00001 }}` as Python does.
+/// Formats `{{ true }}`, `{{ none }}` and `{{ 0.00001 }}` like Python.
 fn format_like_python(out: &mut minijinja::Output, state: &State, value: &Value) -> Result<(), Error> {
     match scalar_like_python(value) {
         Some(text) => out.write_str(&text).map_err(Error::from),
@@ -70,7 +71,7 @@ fn string_like_python(value: &Value) -> Result<Value, Error> {
     Ok(scalar_like_python(value).unwrap_or_else(|| value.to_string()).into())
 }
 
-/// The filter `tojson`, of a value that the budget allows to be written.
+/// The filter `tojson`, within the budget.
 fn bounded_tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
     budget::charge_written(value)?;
     let made = tojson(value, &options, budget::left())?;
@@ -78,7 +79,7 @@ fn bounded_tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
     Ok(made)
 }
 
-/// Python's text of a value whose text is another one in minijinja; `None` for all others.
+/// Python's text of a value that minijinja formats differently; `None` for all others.
 fn scalar_like_python(value: &Value) -> Option<String> {
     match value.kind() {
         ValueKind::Bool => Some(if value.is_true() { "True" } else { "False" }.to_owned()),

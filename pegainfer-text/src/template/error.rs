@@ -11,7 +11,7 @@ pub enum TemplateError {
     File {
         /// Path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Why the file is unusable.
         reason: String,
     },
     /// The template refused the conversation with `raise_exception`.

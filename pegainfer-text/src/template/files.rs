@@ -1,18 +1,18 @@
-//! Chat templates of a checkpoint: the places where exporters put them, and the choice for a request.
+//! Chat templates of a checkpoint: where exporters store them, and which one a request uses.
 
 use super::error::TemplateError;
 use serde_json::{Map, Value as Json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Name of the template of requests without tools, if a checkpoint has several.
+/// Name of the template for requests without tools, if a checkpoint has several.
 const DEFAULT: &str = "default";
-/// Name of the template of requests with tools.
+/// Name of the template for requests with tools.
 const TOOL_USE: &str = "tool_use";
 /// Special tokens of tokenizer_config.json that a template may use.
 const SPECIAL_TOKENS: [&str; 4] = ["bos_token", "eos_token", "pad_token", "unk_token"];
 
-/// The text of a template, and the file that has it.
+/// The text of a template, and its file.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Source {
     pub text: String,
@@ -22,7 +22,7 @@ pub(super) struct Source {
 /// The templates of a checkpoint.
 #[derive(Debug)]
 pub(super) struct Sources {
-    /// Template of requests without tools, and of all requests if there is no other.
+    /// Template of requests without tools, and of all requests if it is the only one.
     pub default: Source,
     /// Template of requests with tools.
     pub tool_use: Option<Source>,
@@ -30,7 +30,7 @@ pub(super) struct Sources {
 }
 
 impl Sources {
-    /// The templates that requests can take; `None` if there is none for requests without tools.
+    /// The templates for requests; `None` without a template for requests without tools.
     pub fn find(dir: &Path) -> Result<Option<Self>, TemplateError> {
         let mut named = all(dir)?;
         let only = if named.len() == 1 { named.keys().next().cloned() } else { None };
@@ -44,9 +44,9 @@ impl Sources {
     }
 }
 
-/// Templates by their names, looked for as transformers does: in `chat_template.jinja` and
-/// `additional_chat_templates/`, else in `tokenizer_config.json`, else in the older `chat_template.json`. The latter
-/// two have one template, or several with names, as a list or an object.
+/// Templates by name, in transformers' order: from `chat_template.jinja` and `additional_chat_templates/`, otherwise
+/// from `tokenizer_config.json`, otherwise from the older `chat_template.json`. The latter two contain one template, or
+/// several with names, as a list or an object.
 fn all(dir: &Path) -> Result<BTreeMap<String, Source>, TemplateError> {
     let mut named = jinja_files(dir)?;
     for file in ["tokenizer_config.json", "chat_template.json"] {
@@ -76,7 +76,7 @@ pub(super) fn warn_without(dir: &Path) -> Result<(), TemplateError> {
     Ok(())
 }
 
-/// The templates that are files of their own, by their names.
+/// The templates in separate files, by name.
 fn jinja_files(dir: &Path) -> Result<BTreeMap<String, Source>, TemplateError> {
     let mut named = BTreeMap::new();
     let files =
@@ -104,7 +104,7 @@ fn embedded(field: &Json, path: &Path) -> BTreeMap<String, Source> {
     }
 }
 
-/// A JSON file; null if there is none.
+/// A JSON file; null if it does not exist.
 pub(super) fn read_json(path: &Path) -> Result<Json, TemplateError> {
     if !path.is_file() {
         return Ok(Json::Null);
@@ -125,7 +125,7 @@ mod tests {
     use pegainfer_testing::TempDir;
     use serde_json::json;
 
-    /// The texts of the default template and of that for tools, of a folder with these files.
+    /// The texts of the default template and of the one for tools, from a folder with these files.
     fn find(files: &[(&str, String)]) -> Option<(String, Option<String>)> {
         let dir = TempDir::new("template-files");
         std::fs::create_dir(dir.path().join("additional_chat_templates")).unwrap();

@@ -1,8 +1,8 @@
-//! `{% generation %}` of transformers, which marks the assistant's text for training.
+//! transformers' `{% generation %}`, which marks the assistant's text for training.
 
 use std::borrow::Cow;
 
-/// Replaces the tags by a condition that is always true. It renders their body and has the same control of white space.
+/// Replaces the tags by a condition that is always true. It renders their body, with the same control of white space.
 pub(super) fn without_marks(source: &str) -> Cow<'_, str> {
     let mut rest = source;
     let mut out = String::new();
@@ -24,7 +24,7 @@ pub(super) fn without_marks(source: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// The tag, the text between `{%` and `%}`, that takes the place of a mark; `None` for other tags.
+/// The replacement of a mark: the tag's text between `{%` and `%}`; `None` for other tags.
 fn unmarked(tag: &str) -> Option<String> {
     let inner = tag.trim_matches(['-', '+']);
     let tag_of = |name: &str| tag.replacen(inner, &format!(" {name} "), 1);

@@ -1,24 +1,24 @@
-//! Adds checks to the source of a template wherever a few bytes of it can make many: operators that join or repeat
-//! values, slices, lists, and text within loops and macros.
+//! Adds checks to the source of a template wherever a few bytes can become many: operators that join or repeat values,
+//! slices, lists, and text within loops and macros.
 //!
-//! The template engine has filters and functions that can be replaced, but its operators cannot. Each list and each
-//! result of `+`, `~`, `*` and of a slice goes through the filter [`GROWN`], each operand of `~` through [`SHOWN`],
-//! each operand of `*` through [`FACTOR`], and each pass through a loop or macro calls [`PASS`] with the bytes of its
-//! text; see [`budget`](super::budget). Insertions have no line breaks and no effect on white space, so errors name the
-//! lines of the original.
+//! The template engine lets filters and functions be replaced, but not operators. Each list and each result of `+`,
+//! `~`, `*` and of a slice goes through the filter [`GROWN`], each operand of `~` through [`SHOWN`], each operand of
+//! `*` through [`FACTOR`], and each pass through a loop or macro calls [`PASS`] with the bytes of its text; see
+//! [`budget`](super::budget). Insertions have no line breaks and no effect on white space, so errors name the lines of
+//! the original.
 
 use minijinja::Error;
 use minijinja::machinery::ast::{BinOp, BinOpKind, CallArg, Expr, Stmt};
 use minijinja::machinery::{WhitespaceConfig, parse};
 use minijinja::value::ValueKind;
 
-/// Filter of results: a text or a list that was made.
+/// Filter of new texts and lists.
 pub(super) const GROWN: &str = "pegainfer_grown";
 /// Filter of operands that `~` turns into text.
 pub(super) const SHOWN: &str = "pegainfer_shown";
 /// Filter of operands of `*`.
 pub(super) const FACTOR: &str = "pegainfer_factor";
-/// Function that takes the bytes of text in one pass through a loop or macro.
+/// Function that receives the bytes of text in one pass through a loop or macro.
 pub(super) const PASS: &str = "pegainfer_pass";
 
 /// The same template with checks.
@@ -30,7 +30,7 @@ pub(super) fn instrument(source: &str, name: &str) -> Result<String, Error> {
     let template = parse(source, name, Default::default(), whitespace)?;
     let mut walk = Walk { source, insertions: Vec::new() };
     walk.statement(&template);
-    // Stable: of insertions at one place, the order of the walk is that of the nesting.
+    // A stable sort: insertions at one place keep the order of the walk, which is that of the nesting.
     walk.insertions.sort_by_key(|(at, _)| *at);
     let (mut out, mut end) = (String::with_capacity(source.len() * 2), 0);
     for (at, text) in walk.insertions {
@@ -106,12 +106,12 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// A body that runs many times, after a tag that ends after `head`.
+    /// Instruments a body that runs many times, after a tag that ends after `head`.
     fn pass(&mut self, head: usize, body: &[Stmt<'a>]) {
         let bytes = text_bytes(body);
         if let Some(end) = self.source[head..].find("%}").filter(|_| bytes > 0) {
             let end = head + end;
-            // The same control of white space after the tag.
+            // Keep the control of white space after the tag.
             let mark = self.source[..end].chars().next_back().filter(|mark| matches!(mark, '-' | '+'));
             let mark = mark.map_or(String::new(), String::from);
             self.insert(end + 2, format!("{{% do {PASS}({bytes}) {mark}%}}"));
@@ -182,7 +182,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// The items of a list or map literal between these offsets, which is counted if they are known.
+    /// Wraps a list or map literal at these offsets, if they are known, and visits its items.
     fn wrapped(&mut self, offsets: Option<(usize, usize)>, items: &[Expr<'a>], more: &[Expr<'a>]) {
         if let Some((start, _)) = offsets {
             self.insert(start, "((");
@@ -216,7 +216,7 @@ impl<'a> Walk<'a> {
         self.insert(start, if operand.is_some() { "((" } else { "(" });
         self.expression(&it.left);
         if let Some(filter) = operand {
-            // Between the operands are only the operator and the parentheses around them.
+            // Only the operator and parentheses are between the operands.
             let left = it.left.span().end_offset as usize;
             let at = left + self.source[left..].find(symbol).unwrap_or(0);
             self.insert(at, format!(")|{filter}"));
@@ -232,7 +232,7 @@ fn is_number(expression: &Expr<'_>) -> bool {
     matches!(expression, Expr::Const(it) if it.value.kind() == ValueKind::Number)
 }
 
-/// Start of the expression that a slice is taken of. Parentheses around it may be on either side.
+/// Start of the expression that a slice is taken from. Parentheses around it may be on either side.
 fn start(expression: &Expr<'_>) -> usize {
     match expression {
         Expr::Slice(it) => start(&it.expr),
@@ -250,7 +250,7 @@ fn start(expression: &Expr<'_>) -> usize {
     }
 }
 
-/// Bytes of text in a body, without those of the loops and macros in it, which count their own.
+/// Bytes of text in a body, without its loops and macros, which count their own.
 fn text_bytes(body: &[Stmt<'_>]) -> usize {
     let of = |statement: &Stmt<'_>| match statement {
         Stmt::EmitRaw(it) => it.raw.len(),

@@ -49,7 +49,7 @@ fn requests_with_tools_take_the_template_for_tools() {
     let render = |tools| template.render(&[json!({})], tools, true, &Map::new()).unwrap();
     assert_eq!(render(None), "plain");
     assert!(render(Some(&[json!({"name": "get"})][..])).ends_with("<function=get>"));
-    let format = OutputFormat::of_template(&tools.text);
+    let format = OutputFormat::detect(&tools.text);
     assert_eq!((template.output_format().tools, format.tools.is_some()), (format.tools, true));
 }
 

@@ -7,10 +7,10 @@ use serde_json::Value;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-/// Ids of added tokens are below this: tables are as long as the highest id.
+/// Maximum id of added tokens: tables are as long as the highest id.
 const MAX_ADDED_ID: u32 = 1 << 24;
 
-/// Finds what fastokens would blame on the wrong file, or take any amount of memory for.
+/// Detects errors that fastokens would blame on the wrong file, or that would take any amount of memory.
 ///
 /// # Errors
 /// The file at fault, and what is wrong with it.
@@ -37,7 +37,7 @@ pub fn check(path: &Path) -> Result<(), (PathBuf, String)> {
     let file: File = read(path).map_err(|reason| malformed(path, reason))?;
     growth::check(&file.normalizer, &file.post_processor).map_err(|reason| malformed(path, reason))?;
     let mut ids: Vec<u32> = file.added_tokens.iter().map(|token| token.id).collect();
-    // It may declare more tokens.
+    // This file may declare more tokens.
     let config = path.with_file_name("tokenizer_config.json");
     if config.exists() {
         let parsed: Config = read(&config).map_err(|reason| malformed(&config, reason))?;

@@ -7,12 +7,12 @@ use std::collections::HashMap;
 /// Maximum number of bytes that a normalizer may make of one. SentencePiece's files turn a space into three bytes, and
 /// a Unicode normalization form makes a text up to three times as long.
 const MAX_FACTOR: f64 = 64.0;
-/// Maximum number of bytes or tokens that are added to a text of any length.
+/// Maximum number of bytes or tokens added to a text of any length.
 const MAX_ADDED: f64 = 65536.0;
-/// Maximum number of copies of a text that a post-processor may make.
+/// Maximum number of copies of a text in a post-processor's output.
 const MAX_COPIES: f64 = 2.0;
 
-/// A bound of a length: `factor` times as long and `added` more.
+/// A bound of a length: times `factor`, plus `added`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Growth {
     factor: f64,
@@ -26,7 +26,7 @@ impl Growth {
         Self { factor: factor.max(1.0), added: 0.0 }
     }
 
-    /// The growth of this step followed by another one.
+    /// The growth of this step followed by `next`.
     fn then(self, next: Self) -> Self {
         Self { factor: self.factor * next.factor, added: self.added * next.factor + next.added }
     }
@@ -35,9 +35,9 @@ impl Growth {
 /// Refuses a normalizer or post-processor that multiplies texts.
 ///
 /// # Errors
-/// A clause for the error of the file.
+/// A clause that completes the file's error.
 pub fn check(normalizer: &Value, post_processor: &Value) -> Result<(), String> {
-    let bytes = of_normalizer(normalizer);
+    let bytes = normalizer_growth(normalizer);
     if bytes.factor > MAX_FACTOR || bytes.added > MAX_ADDED {
         return Err(format!(
             "its normalizer makes up to {:.0} bytes of one and adds {:.0}, and at most {MAX_FACTOR} and {MAX_ADDED} \
@@ -45,7 +45,7 @@ pub fn check(normalizer: &Value, post_processor: &Value) -> Result<(), String> {
             bytes.factor, bytes.added
         ));
     }
-    let tokens = of_post_processor(post_processor);
+    let tokens = post_processor_growth(post_processor);
     if tokens.factor > MAX_COPIES || tokens.added > MAX_ADDED {
         return Err(format!(
             "its post_processor makes up to {:.0} copies of a text and adds {:.0} tokens, and at most {MAX_COPIES} \
@@ -56,14 +56,14 @@ pub fn check(normalizer: &Value, post_processor: &Value) -> Result<(), String> {
     Ok(())
 }
 
-/// The steps in a list, one after the other.
+/// The growth of all steps in a list.
 fn steps(list: &Value, of: fn(&Value) -> Growth) -> Growth {
     list.as_array().into_iter().flatten().map(of).fold(Growth::NONE, Growth::then)
 }
 
-fn of_normalizer(normalizer: &Value) -> Growth {
+fn normalizer_growth(normalizer: &Value) -> Growth {
     match normalizer["type"].as_str() {
-        Some("Sequence") => steps(&normalizer["normalizers"], of_normalizer),
+        Some("Sequence") => steps(&normalizer["normalizers"], normalizer_growth),
         Some("Prepend") => Growth { added: length(&normalizer["prepend"]), ..Growth::NONE },
         Some("Replace") => {
             let (content, pattern) = (length(&normalizer["content"]), &normalizer["pattern"]);
@@ -73,15 +73,15 @@ fn of_normalizer(normalizer: &Value) -> Growth {
                 _ => Growth { factor: 1.0 + content, added: content },
             }
         }
-        // Forms of Unicode, and lower case.
+        // Unicode forms, and lower case.
         Some(_) => Growth::times(3.0),
         None => Growth::NONE,
     }
 }
 
-fn of_post_processor(processor: &Value) -> Growth {
+fn post_processor_growth(processor: &Value) -> Growth {
     match processor["type"].as_str() {
-        Some("Sequence") => steps(&processor["processors"], of_post_processor),
+        Some("Sequence") => steps(&processor["processors"], post_processor_growth),
         Some("TemplateProcessing") => {
             let tokens = processor["special_tokens"].as_object().into_iter().flat_map(|tokens| tokens.values());
             let length = |token: &Value| token["ids"].as_array().map_or(0, Vec::len);

@@ -7,7 +7,7 @@ use crate::api::schema::anthropic::BlockFields;
 use crate::error::{ApiError, truncate_for_error};
 use serde_json::Value;
 
-/// The text of a block that is text: a text, a document of text, or a search result. `None` for all others.
+/// The text of a block of text: a text, a document of text or a search result. `None` for all others.
 pub fn text_of(block: &BlockFields) -> Option<String> {
     match block.kind.as_deref()? {
         "text" => block.text.clone(),
@@ -45,8 +45,8 @@ fn texts(content: &Value) -> Option<String> {
     }
 }
 
-/// The content of a tool's result in turn `i`. What is no text is replaced by a note, and reported: a refusal would end
-/// the conversation, because the client sends the result again with every turn.
+/// The content of a tool's result in turn `i`. Parts that are not text are replaced by a note and reported: a refusal
+/// would end the conversation, because the client sends the result again with every turn.
 pub fn result_text(i: usize, content: &Value, tools: &Definitions, body: &mut Body<'_>) -> Result<String, ApiError> {
     let Value::Array(blocks) = content else {
         return texts(content).ok_or_else(|| malformed(i, "must be a string or a list of blocks"));

@@ -14,7 +14,7 @@ use serde_json::Value;
 
 type Content = TextOrList<Object<BlockFields>>;
 
-/// Reads the turns. `tools`: what a tool_reference may name.
+/// Reads the turns. `tools` are the functions that a tool_reference may name.
 pub fn read(list: Vec<Object<TurnFields>>, tools: &Definitions, body: &mut Body<'_>) -> Result<Vec<Message>, ApiError> {
     let mut chat = Vec::new();
     for (i, Object(turn)) in list.into_iter().enumerate() {
@@ -43,7 +43,7 @@ struct TurnReader<'r, 'b> {
 }
 
 impl TurnReader<'_, '_> {
-    /// Each tool result becomes a message of its own, the texts become one message.
+    /// Each tool result becomes its own message; the texts become one message.
     fn user(&mut self, content: Content) -> Result<(), ApiError> {
         let mut texts = Vec::new();
         for (at, Object(block)) in blocks(content).into_iter().enumerate() {
@@ -61,7 +61,7 @@ impl TurnReader<'_, '_> {
     fn user_text(&self, at: usize, block: &BlockFields) -> Result<String, ApiError> {
         match text_of(block) {
             Some(text) => Ok(text),
-            // The words in brackets make Claude Code leave out its images and go on.
+            // Claude Code recognises the words in brackets, leaves out its images and continues.
             None => Err(match block.kind.as_deref() {
                 Some(kind @ ("image" | "document")) => invalid(format!(
                     "messages[{}].content[{at}] is of type {kind}: this model reads only text \
@@ -87,7 +87,7 @@ impl TurnReader<'_, '_> {
         }
     }
 
-    /// The result of a call. Chat templates have no field for a failure, so the text says it.
+    /// The result of a call. Chat templates have no field for a failure, so the text mentions it.
     fn result(&mut self, block: BlockFields) -> Result<(), ApiError> {
         let Some(id) = block.tool_use_id else {
             return Err(invalid(format!("messages[{}].content has a tool_result without tool_use_id", self.i)));
@@ -112,7 +112,7 @@ impl TurnReader<'_, '_> {
                 Some("text") => texts.push(block.text.ok_or_else(|| self.unknown(at, Some("text")))?),
                 Some("thinking") => reasoning += &signature::reasoning(block.thinking, block.signature),
                 Some("tool_use") => tool_calls.push(self.call(block)?),
-                // What Anthropic's servers did: there is nothing that this model could read.
+                // Results of Anthropic's servers, which this model cannot read.
                 Some(kind @ ("redacted_thinking" | "server_tool_use" | "mcp_tool_use")) => {
                     self.body.ignore(format!("messages[].content[].{kind}"));
                 }
@@ -134,13 +134,13 @@ impl TurnReader<'_, '_> {
         let arguments = match block.input {
             None => Arguments::Object(Default::default()),
             Some(Value::Object(input)) => Arguments::Object(input),
-            Some(Value::String(text)) => Arguments::of_text(text),
+            Some(Value::String(text)) => Arguments::parse(text),
             Some(other) => Arguments::Raw(other.to_string()),
         };
         Ok(ToolCall { id: block.id, name, arguments })
     }
 
-    /// Instructions within the conversation are part of the user's message before them, if there is one.
+    /// Adds instructions within the conversation to the preceding user message, if there is one.
     fn system(&mut self, content: Content) -> Result<(), ApiError> {
         let blocks = blocks(content).into_iter().enumerate();
         let texts: Vec<String> =

@@ -1,7 +1,8 @@
 //! `POST /v1/messages` and `/v1/messages/count_tokens`: Anthropic's Messages API.
 //!
 //! # Layout
-//! - [`request`]: a body as a chat request; [`history`], [`content`]: its turns and what they hold; [`tools`]: its tools.
+//! - [`request`]: a body as a chat request; [`history`], [`content`]: its turns and what they hold; [`tools`]: its
+//!   tools.
 //! - [`response`]: writes the response, whole or streamed; [`wire`]: its JSON. [`signature`]: signatures of reasoning.
 
 mod content;
@@ -59,7 +60,7 @@ async fn respond(
     Ok(with_ignored(response, ignored))
 }
 
-/// Handles `POST /v1/messages/count_tokens`: the number of prompt tokens that such a body would have.
+/// Handles `POST /v1/messages/count_tokens`: the number of prompt tokens of such a body.
 pub async fn count_tokens(State(state): State<Arc<AppState>>, request: Request) -> Result<Response, ApiError> {
     let (context, bytes) = body::read(request, &state).await?;
     let (client, shared) = (client(&context, &state), state.clone());
@@ -78,5 +79,5 @@ async fn count(state: &Arc<AppState>, context: &RequestContext, chat: ChatReques
 }
 
 fn client(context: &RequestContext, state: &AppState) -> Client {
-    Client::of(&context.headers, state.options.normalize_prompts)
+    Client::from_headers(&context.headers, state.options.normalize_prompts)
 }

@@ -24,7 +24,7 @@ use crate::error::ApiError;
 use pegainfer_text::GrammarSource;
 use serde_json::{Map, Value};
 
-/// This API's names of the fields that checks of the conversation may complain about.
+/// This API's field names, for errors about the conversation.
 static NAMES: FieldNames = FieldNames {
     messages: "messages",
     effort: "output_config.effort",
@@ -63,10 +63,10 @@ pub fn read_to_count(mut body: Body<'_>, client: Client, policy: &FieldPolicy) -
     Ok(ChatRequest { generation, sampling, conversation, logprobs: None, ignored })
 }
 
-/// Model, how to draw tokens, the conversation, and whether its reasoning is sent.
-type Parts = (Option<String>, SamplingFields, Conversation, ThinkingDisplay);
+/// Model, sampling parameters, conversation, and whether the response shows its reasoning.
+type ParsedConversation = (Option<String>, SamplingFields, Conversation, ThinkingDisplay);
 
-fn read_conversation(body: &mut Body<'_>, client: Client) -> Result<Parts, ApiError> {
+fn read_conversation(body: &mut Body<'_>, client: Client) -> Result<ParsedConversation, ApiError> {
     let fields: MessagesFields = body.read()?;
     let sampling = body.read()?;
     refuse_remote(&fields)?;
@@ -81,7 +81,7 @@ fn read_conversation(body: &mut Body<'_>, client: Client) -> Result<Parts, ApiEr
         None => return Err(ApiError::invalid("messages", "messages is missing")),
     };
     messages.extend(history::read(turns, &tools, body)?);
-    // A last message of the assistant is the beginning of the answer.
+    // A final assistant message is the beginning of the answer.
     let prefill = messages.last().is_some_and(|last| last.role == Role::Assistant && last.tool_calls.is_empty());
     let Object(OutputConfigFields { format, effort }) = fields.output_config.unwrap_or_default();
     let mut conversation = Conversation {
@@ -102,7 +102,7 @@ fn read_conversation(body: &mut Body<'_>, client: Client) -> Result<Parts, ApiEr
     Ok((fields.model, sampling, conversation.check()?, display))
 }
 
-/// What would need servers of Anthropic's.
+/// Refuses fields that need Anthropic's servers.
 fn refuse_remote(fields: &MessagesFields) -> Result<(), ApiError> {
     let asked = [
         ("mcp_servers", fields.mcp_servers.as_ref().is_some_and(|servers| !servers.is_empty())),
@@ -148,7 +148,7 @@ fn structure(format: FormatFields) -> Result<Structured, ApiError> {
     Ok(Structured { field: "output_config", source: GrammarSource::JsonSchema(schema) })
 }
 
-/// Whether and how much to reason: as in Anthropic's API, not at all unless `thinking` asks for it.
+/// Sets the reasoning. Like in Anthropic's API, the model does not reason unless `thinking` asks for it.
 fn set_thinking(
     thinking: Option<ThinkingFields>,
     effort: Option<Effort>,

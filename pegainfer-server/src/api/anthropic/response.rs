@@ -2,7 +2,7 @@
 
 use super::signature;
 use super::wire::{BlockDelta, ContentBlock, Message, MessageEvent, MessageUsage, Stop};
-use crate::api::blocks::{self, Block, Blocks, Change};
+use crate::api::blocks::{self, Block, BlockChange, Blocks};
 use crate::api::delta::{Counts, Delta, Finish, StopReason};
 use crate::api::generation::Generation;
 use crate::api::large_response::{GrowingResponse, json_bytes};
@@ -24,7 +24,7 @@ pub struct MessageOutput {
     display: ThinkingDisplay,
     blocks: Blocks,
     finish: Option<Finish>,
-    /// `message_start` was written.
+    /// True after `message_start` was written.
     begun: bool,
 }
 
@@ -35,12 +35,12 @@ impl MessageOutput {
         Self { id, model, display, blocks: Blocks::default(), finish: None, begun: false }
     }
 
-    /// Appends parser events without writing anything, for a message that is sent whole.
+    /// Appends parser events without writing, for a message that is sent whole.
     pub fn push(&mut self, events: Vec<Event>) {
         self.blocks.push(events);
     }
 
-    /// Notes why the generation ended, if it has.
+    /// Stores the reason why the generation ended, if it has.
     pub fn set_finish(&mut self, finish: Option<Finish>) {
         self.finish = finish.or(self.finish.take());
     }
@@ -92,10 +92,10 @@ impl MessageOutput {
     }
 
     fn signature(&self, reasoning: &str) -> String {
-        if self.is_shown() { signature::of_shown(reasoning) } else { signature::of_omitted(reasoning) }
+        if self.is_shown() { signature::for_shown(reasoning) } else { signature::for_omitted(reasoning) }
     }
 
-    /// Writes the first event, once. Before the request was admitted, its cached tokens count as input tokens; the last
+    /// Writes the first event, once. Cached tokens count as input tokens before the request was admitted; the last
     /// event has the final numbers.
     pub fn begin(&mut self, out: &mut Events, usage: &Usage) {
         if !std::mem::replace(&mut self.begun, true) {
@@ -104,20 +104,20 @@ impl MessageOutput {
         }
     }
 
-    /// Appends parser events and writes the changes that they cause.
+    /// Appends parser events and writes the resulting changes.
     pub fn write(&mut self, out: &mut Events, events: Vec<Event>) {
         for change in self.blocks.push(events) {
             self.change(out, &change);
         }
     }
 
-    fn change(&self, out: &mut Events, change: &Change) {
+    fn change(&self, out: &mut Events, change: &BlockChange) {
         match change {
-            Change::Open(index) => {
+            BlockChange::Open(index) => {
                 let content_block = empty(&self.blocks.all()[*index]);
                 push(out, &MessageEvent::ContentBlockStart { index: *index, content_block });
             }
-            Change::Grow(index, text) => {
+            BlockChange::Grow(index, text) => {
                 let delta = match &self.blocks.all()[*index] {
                     Block::Text(_) => BlockDelta::Text { text },
                     Block::Reasoning(_) if !self.is_shown() => return,
@@ -126,7 +126,7 @@ impl MessageOutput {
                 };
                 push(out, &MessageEvent::ContentBlockDelta { index: *index, delta });
             }
-            Change::Close(index) => {
+            BlockChange::Close(index) => {
                 if let Block::Reasoning(text) = &self.blocks.all()[*index] {
                     let delta = BlockDelta::Signature { signature: self.signature(text) };
                     push(out, &MessageEvent::ContentBlockDelta { index: *index, delta });
@@ -159,21 +159,21 @@ fn empty(block: &Block) -> ContentBlock<'_> {
     }
 }
 
-/// Writes a message as its tokens come.
+/// Writes a message as its tokens arrive.
 pub struct MessageWriter {
     parser: ChoiceParser,
     output: MessageOutput,
 }
 
 impl MessageWriter {
-    /// A writer that has written nothing yet.
+    /// A writer at the start of the message.
     pub fn new(parser: ChoiceParser, output: MessageOutput) -> Self {
         Self { parser, output }
     }
 
     /// Waits for the end of the generation and responds with the whole message.
     pub async fn respond(self, generation: &mut Generation, state: &AppState) -> Result<Response, ApiError> {
-        let (Self { mut parser, mut output }, growing) = (self, GrowingResponse::of(generation.tenant()));
+        let (Self { mut parser, mut output }, growing) = (self, GrowingResponse::new(generation.tenant()));
         let finish = blocks::collect(generation, &mut parser, &growing, state, |events| output.push(events)).await?;
         output.end(finish);
         let usage = Usage::sum([generation.counts()], 1);

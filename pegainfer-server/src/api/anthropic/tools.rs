@@ -6,14 +6,14 @@ use crate::api::schema::values::Object;
 use crate::api::tools::{Definition, ToolChoice, Tools};
 use crate::error::{ApiError, truncate_for_error};
 
-/// Beginnings of the types of tools that Anthropic's servers run. They are left out: the model cannot call them.
+/// Prefixes of the types of tools that Anthropic's servers run. They are left out, because the model cannot call them.
 const SERVER_TOOLS: [&str; 5] = ["web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset"];
 
 /// The functions of a request.
 pub struct Definitions(Vec<Definition>);
 
 impl Definitions {
-    /// Reads the tools; those that Anthropic's servers run are left out, and reported.
+    /// Reads the tools. Those that Anthropic's servers run are left out and reported.
     pub fn read(tools: Vec<Object<ToolFields>>, body: &mut Body<'_>) -> Result<Self, ApiError> {
         let mut definitions = Vec::new();
         for (i, Object(tool)) in tools.into_iter().enumerate() {
@@ -39,7 +39,7 @@ impl Definitions {
         self.0.iter().find(|tool| tool.name() == name).map(|tool| tool.text())
     }
 
-    /// The tools that the model may or has to call.
+    /// The tools that the model may or must call.
     pub fn choose(self, choice: Option<Object<ToolChoiceFields>>) -> Result<Tools, ApiError> {
         let Object(ToolChoiceFields { kind, name, disable_parallel_tool_use }) = choice.unwrap_or_default();
         let choice = match (kind, name) {

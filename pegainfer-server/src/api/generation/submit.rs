@@ -24,7 +24,7 @@ impl Generation {
         prompt_field: &'static str,
     ) -> Result<Vec<Self>, ApiError> {
         if params.include_metrics && requests.len() != 1 {
-            let message = format!("include_metrics is about one choice of one prompt, not about {}", requests.len());
+            let message = format!("include_metrics needs one choice of one prompt, got {}", requests.len());
             return Err(ApiError::invalid("include_metrics", message));
         }
         for request in &requests {
@@ -42,7 +42,8 @@ impl Generation {
         let choices = requests.len();
         for (choice, mut request) in requests.into_iter().enumerate() {
             request.label = Some(params.label(choice, choices));
-            // The first choice of a prompt computes it, and its log-probabilities; the others find it in the prefix cache.
+            // The first choice of a prompt computes the prompt and its log-probabilities; the others find it in the
+            // prefix cache.
             let first = choice - choice % params.n;
             let report = match generations.get(first) {
                 Some(generation) => {
@@ -61,17 +62,17 @@ impl Generation {
         Ok(generations)
     }
 
-    /// What the first choice of a prompt will report about it.
+    /// The log-probabilities that the first choice of a prompt will report.
     fn report_of_prompt(&self) -> watch::Receiver<Option<PromptLogprobs>> {
         match &self.report {
             Some(PromptReport::Own(sender)) => sender.subscribe(),
             Some(PromptReport::Shared(receiver)) => receiver.clone(),
-            // Not asked for: nobody waits for it.
+            // The client did not ask for them, so nobody waits.
             None => watch::channel(None).1,
         }
     }
 
-    /// Submits one choice. `first`: the first choice of the same prompt, if this is another one.
+    /// Submits one choice. `first` is the first choice of the same prompt, if this is another one.
     fn submit(
         state: &AppState,
         params: &Params,
@@ -98,7 +99,7 @@ impl Generation {
         if let Some(outbox) = &params.outbox {
             outbox.watch(stream.backlog());
         }
-        // The engine enforces the deadline, too: nobody may be polling when it passes.
+        // The engine also enforces the deadline: nobody may be polling when it passes.
         if let Some(deadline) = params.deadline {
             stream.cancel_at(deadline.at);
         }
@@ -131,7 +132,7 @@ impl Generation {
     }
 }
 
-/// Enters requests among the open ones of their tenant.
+/// Counts requests among the open ones of their tenant.
 fn enter(state: &AppState, params: &Params, requests: usize) -> Result<Vec<OpenRequest>, ApiError> {
     state.quota.enter(params.tenant, requests).map_err(|message| {
         state.metrics.rejected("requests_per_key");
@@ -139,8 +140,7 @@ fn enter(state: &AppState, params: &Params, requests: usize) -> Result<Vec<OpenR
     })
 }
 
-/// Takes the tokens that the requests ask for from the rate of their key: the prompts' tokens, and the tokens that each
-/// choice may generate.
+/// Takes the tokens of the requests from the rate of their key: prompt tokens and maximum output tokens.
 fn reserve(
     state: &AppState,
     params: &Params,
@@ -155,7 +155,7 @@ fn reserve(
         }
         Refused::Exceeded(exceeded) => too_many(&exceeded, state),
     })?;
-    let reservation = |tokens: usize| Reservation::of(meter.clone(), tokens);
+    let reservation = |tokens: usize| Reservation::new(meter.clone(), tokens);
     Ok(Some((reservation(prompts), choices.map(reservation).collect())))
 }
 

@@ -29,27 +29,27 @@ macro_rules! events {
 
 events! {
     /// The response begins.
-    Created(OfResponse) = "response.created",
+    Created(ResponseUpdate) = "response.created",
     /// The response grows.
-    InProgress(OfResponse) = "response.in_progress",
+    InProgress(ResponseUpdate) = "response.in_progress",
     /// The response is whole.
-    Completed(OfResponse) = "response.completed",
+    Completed(ResponseUpdate) = "response.completed",
     /// The response was cut off.
-    Incomplete(OfResponse) = "response.incomplete",
+    Incomplete(ResponseUpdate) = "response.incomplete",
     /// The response failed.
-    Failed(OfResponse) = "response.failed",
+    Failed(ResponseUpdate) = "response.failed",
     /// An item begins.
-    ItemAdded(OfItem) = "response.output_item.added",
+    ItemAdded(ItemUpdate) = "response.output_item.added",
     /// An item ends.
-    ItemDone(OfItem) = "response.output_item.done",
+    ItemDone(ItemUpdate) = "response.output_item.done",
     /// The content of an item begins.
-    PartAdded(OfPart) = "response.content_part.added",
+    PartAdded(PartUpdate) = "response.content_part.added",
     /// The content of an item ends.
-    PartDone(OfPart) = "response.content_part.done",
+    PartDone(PartUpdate) = "response.content_part.done",
     /// The summary of reasoning begins.
-    SummaryPartAdded(OfPart) = "response.reasoning_summary_part.added",
+    SummaryPartAdded(PartUpdate) = "response.reasoning_summary_part.added",
     /// The summary of reasoning ends.
-    SummaryPartDone(OfPart) = "response.reasoning_summary_part.done",
+    SummaryPartDone(PartUpdate) = "response.reasoning_summary_part.done",
     /// More text.
     TextDelta(Delta) = "response.output_text.delta",
     /// The whole text.
@@ -75,7 +75,7 @@ events! {
 /// An event about the response.
 #[derive(Serialize, JsonSchema)]
 #[schemars(inline)]
-pub struct OfResponse<'a> {
+pub struct ResponseUpdate<'a> {
     /// Number of the event, from 0.
     pub sequence_number: usize,
     /// The response.
@@ -85,7 +85,7 @@ pub struct OfResponse<'a> {
 /// An event about an item.
 #[derive(Serialize, JsonSchema)]
 #[schemars(inline)]
-pub struct OfItem<'a> {
+pub struct ItemUpdate<'a> {
     /// Number of the event, from 0.
     pub sequence_number: usize,
     /// Index of the item.
@@ -97,7 +97,7 @@ pub struct OfItem<'a> {
 /// Place of an event in the output.
 #[derive(Serialize, JsonSchema, Clone, Copy)]
 #[schemars(inline)]
-pub struct Place<'a> {
+pub struct EventPlace<'a> {
     /// Number of the event, from 0.
     pub sequence_number: usize,
     /// Id of the item.
@@ -115,10 +115,10 @@ pub struct Place<'a> {
 /// An event about a part of an item's content.
 #[derive(Serialize, JsonSchema)]
 #[schemars(inline)]
-pub struct OfPart<'a> {
-    /// Where it happens.
+pub struct PartUpdate<'a> {
+    /// Place of the event.
     #[serde(flatten)]
-    pub place: Place<'a>,
+    pub place: EventPlace<'a>,
     /// The part.
     pub part: ContentPart<'a>,
 }
@@ -127,9 +127,9 @@ pub struct OfPart<'a> {
 #[derive(Serialize, JsonSchema)]
 #[schemars(inline)]
 pub struct Delta<'a> {
-    /// Where it happens.
+    /// Place of the event.
     #[serde(flatten)]
-    pub place: Place<'a>,
+    pub place: EventPlace<'a>,
     /// The new part.
     pub delta: &'a str,
     /// Empty for text, else left out.
@@ -141,9 +141,9 @@ pub struct Delta<'a> {
 #[derive(Serialize, JsonSchema)]
 #[schemars(inline)]
 pub struct TextDone<'a> {
-    /// Where it happens.
+    /// Place of the event.
     #[serde(flatten)]
-    pub place: Place<'a>,
+    pub place: EventPlace<'a>,
     /// The text.
     pub text: &'a str,
     /// Empty for text, else left out.
@@ -155,9 +155,9 @@ pub struct TextDone<'a> {
 #[derive(Serialize, JsonSchema)]
 #[schemars(inline)]
 pub struct ArgumentsDone<'a> {
-    /// Where it happens.
+    /// Place of the event.
     #[serde(flatten)]
-    pub place: Place<'a>,
+    pub place: EventPlace<'a>,
     /// The text of a JSON object.
     pub arguments: &'a str,
 }
@@ -166,9 +166,9 @@ pub struct ArgumentsDone<'a> {
 #[derive(Serialize, JsonSchema)]
 #[schemars(inline)]
 pub struct InputDone<'a> {
-    /// Where it happens.
+    /// Place of the event.
     #[serde(flatten)]
-    pub place: Place<'a>,
+    pub place: EventPlace<'a>,
     /// The input.
     pub input: &'a str,
 }

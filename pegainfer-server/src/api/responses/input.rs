@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 type Content = TextOrList<Object<PartFields>>;
 
-/// Items of calls that OpenAI's servers made: there is nothing that this model could read.
+/// Items of calls that OpenAI's servers made, which this model cannot read.
 const SERVER_CALLS: [&str; 7] = [
     "web_search_call",
     "file_search_call",
@@ -22,7 +22,8 @@ const SERVER_CALLS: [&str; 7] = [
     "mcp_list_tools",
 ];
 
-/// Reads the conversation. Calls and reasoning are items of their own here; they become part of the assistant's message.
+/// Reads the conversation. Calls and reasoning are separate items in this API; they become part of the assistant's
+/// message.
 pub fn read(
     input: Option<TextOrList<Object<ItemFields>>>,
     tools: &mut ToolSet,
@@ -120,7 +121,7 @@ impl ItemReader<'_, '_> {
         };
         let Some(role) = role else { return Err(invalid(format!("input[{i}].role is missing"))) };
         let text = item.content.map_or(Ok(String::new()), |content| self.text(content))?;
-        // Reasoning comes before the text that it belongs to, as an item of its own.
+        // Reasoning is a separate item before the text that it belongs to.
         let last = self.chat.last_mut().filter(|last| last.role == Role::Assistant && last.text.is_empty());
         match last.filter(|_| role == Role::Assistant) {
             Some(last) => last.text = text,
@@ -151,8 +152,8 @@ impl ItemReader<'_, '_> {
         Ok(texts.join("\n"))
     }
 
-    /// Text of a call's output. What is no text is replaced by a note, and reported: a refusal would end the conversation,
-    /// because the client sends the output again with every turn.
+    /// Text of a call's output. Parts that are not text are replaced by a note and reported: a refusal would end the
+    /// conversation, because the client sends the output again with every turn.
     fn output(&mut self, content: Content) -> Result<String, ApiError> {
         let parts = match content {
             TextOrList::Text(text) => return Ok(text),
@@ -192,12 +193,12 @@ fn arguments(given: Option<Value>) -> Arguments {
     match given {
         None => Arguments::Object(Map::new()),
         Some(Value::Object(arguments)) => Arguments::Object(arguments),
-        Some(Value::String(text)) => Arguments::of_text(text),
+        Some(Value::String(text)) => Arguments::parse(text),
         Some(other) => Arguments::Raw(other.to_string()),
     }
 }
 
-/// The text of a part; the error is the type of a part that has none.
+/// The text of a part. The error is the type of a part without text.
 fn part_text(part: PartFields) -> Result<String, Option<String>> {
     match (part.kind.as_deref(), part.text, part.refusal) {
         (Some("input_text" | "output_text" | "text" | "reasoning_text" | "summary_text"), Some(text), _) => Ok(text),
@@ -206,7 +207,7 @@ fn part_text(part: PartFields) -> Result<String, Option<String>> {
     }
 }
 
-/// Reasoning as it was sent: its content, else its summary.
+/// Reasoning as the client sent it: its content, or its summary.
 fn reasoning(item: ItemFields) -> Option<String> {
     let texts = |parts: Vec<Object<PartFields>>| -> String {
         parts.into_iter().filter_map(|Object(part)| part.text).collect::<Vec<_>>().join("\n")

@@ -1,7 +1,8 @@
-//! `POST /v1/responses`: OpenAI's Responses API, stateless: earlier responses are not stored.
+//! `POST /v1/responses`: OpenAI's Responses API without stored responses.
 //!
 //! # Layout
-//! - [`request`]: a body as a chat request; [`input`]: its items; [`tools`]: its tools, and the way back to their calls.
+//! - [`request`]: a body as a chat request; [`input`]: its items; [`tools`]: its tools, and the way back to their
+//!   calls.
 //! - [`response`]: writes the response, whole ([`output`]) or streamed ([`stream`]). [`wire`], [`events`]: its JSON.
 
 pub mod events;

@@ -1,7 +1,7 @@
 //! The response object of `/v1/responses`, built from parser events.
 
 use super::request::Reply;
-use super::tools::{Kind, Target, Targets};
+use super::tools::{CalledTool, CalledTools, Kind};
 use super::wire::{
     Call, ContentPart, Failure, IncompleteDetails, OutputItem, Repeated, ResponseObject, ResponseUsage, Status,
 };
@@ -21,8 +21,8 @@ pub struct ResponseOutput {
     created: u64,
     /// Fields of the request that the response repeats.
     repeated: Repeated,
-    /// Kinds of tools, which decide how calls are written.
-    targets: Targets,
+    /// Tools of the calls, which decide how calls are written.
+    targets: CalledTools,
     /// True if reasoning is sent as a summary.
     pub(super) summary: bool,
     pub(super) blocks: Blocks,
@@ -33,16 +33,16 @@ pub struct ResponseOutput {
     pub(super) sequence: usize,
 }
 
-/// Properties of an item from its beginning to its end.
+/// Properties of an item that are fixed when it begins.
 pub(super) struct Head {
     /// Id of the item.
     pub(super) id: String,
     /// `None` for text and reasoning.
-    pub(super) target: Option<Target>,
+    pub(super) target: Option<CalledTool>,
 }
 
 impl ResponseOutput {
-    /// An empty response. `reply`: parts of the request that the response needs.
+    /// An empty response. `reply` holds the parts of the request that the response needs.
     pub fn new(params: &Params, created: u64, reply: Reply) -> Self {
         Self::with(params.request_id.clone(), params.model.clone(), created, reply)
     }
@@ -53,12 +53,12 @@ impl ResponseOutput {
         Self { request_id, model, created, repeated, targets, summary, blocks, heads, finish, sequence }
     }
 
-    /// Appends parser events without writing anything, for a response that is sent whole.
+    /// Appends parser events without writing, for a response that is sent whole.
     pub fn push(&mut self, events: Vec<Event>) {
         self.blocks.push(events);
     }
 
-    /// Notes why the generation ended, if it has.
+    /// Stores the reason why the generation ended, if it has.
     pub fn set_finish(&mut self, finish: Option<Finish>) {
         self.finish = finish.or(self.finish.take());
     }
@@ -84,7 +84,7 @@ impl ResponseOutput {
         }
     }
 
-    /// The response object; its output is filled in once the generation has ended.
+    /// The response object. Its output is filled in after the generation has ended.
     pub(super) fn response<'a>(
         &'a self,
         status: Status,
@@ -110,13 +110,13 @@ impl ResponseOutput {
         }
     }
 
-    /// Gives the item of a block that begins its id.
+    /// Assigns an id to the item of a new block.
     pub(super) fn open(&mut self, at: usize) {
         let (kind, target) = match &self.blocks.all()[at] {
             Block::Reasoning(_) => ("rs", None),
             Block::Text(_) => ("msg", None),
             Block::Call { name, .. } => {
-                let target = self.targets.of(name);
+                let target = self.targets.find(name);
                 let kind = match target.kind {
                     Kind::Function => "fc",
                     Kind::Custom => "ctc",
@@ -162,15 +162,15 @@ impl ResponseOutput {
         })
     }
 
-    /// Kind of the tool that a block calls; text and reasoning are written like functions.
+    /// Kind of the tool that a block calls. Text and reasoning are written like functions.
     pub(super) fn kind(&self, at: usize) -> Kind {
         self.heads[at].target.as_ref().map_or(Kind::Function, |target| target.kind)
     }
 }
 
-/// The fields that are particular to a kind of call. `called`: the name that the model used.
-fn call<'a>(target: Option<&'a Target>, called: &'a str, arguments: &'a str) -> Call<'a> {
-    let Some(Target { kind, namespace, name }) = target else {
+/// The fields of a kind of call. `called` is the name that the model used.
+fn call<'a>(target: Option<&'a CalledTool>, called: &'a str, arguments: &'a str) -> Call<'a> {
+    let Some(CalledTool { kind, namespace, name }) = target else {
         return Call::Function { name: called, namespace: None, arguments };
     };
     match kind {
@@ -180,7 +180,7 @@ fn call<'a>(target: Option<&'a Target>, called: &'a str, arguments: &'a str) -> 
     }
 }
 
-/// The text that a custom tool gets: the only argument of its function.
+/// The input of a custom tool: the only argument of its function.
 pub(super) fn custom_input(arguments: &str) -> String {
     let Arguments { input } = serde_json::from_str(arguments)
         .unwrap_or_else(|_| Arguments { input: complete_object(arguments, CutString::Keep).remove("input") });
@@ -191,7 +191,7 @@ pub(super) fn custom_input(arguments: &str) -> String {
     }
 }
 
-/// Arguments of a custom tool's function. Others that the model may have added are ignored.
+/// Arguments of a custom tool's function. Additional ones from the model are ignored.
 #[derive(Deserialize)]
 struct Arguments {
     input: Option<Value>,

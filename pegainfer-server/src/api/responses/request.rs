@@ -1,7 +1,7 @@
 //! A body of `/v1/responses` as a chat request.
 
 use super::input;
-use super::tools::{Targets, ToolSet};
+use super::tools::{CalledTools, ToolSet};
 use super::wire::Repeated;
 use crate::api::chat_request::ChatRequest;
 use crate::api::conversation::{Conversation, FieldNames};
@@ -17,7 +17,7 @@ use crate::error::ApiError;
 use pegainfer_text::GrammarSource;
 use serde_json::{Value, json};
 
-/// This API's names of the fields that checks of the conversation may complain about.
+/// This API's field names, for errors about the conversation.
 static NAMES: FieldNames = FieldNames {
     messages: "input",
     effort: "reasoning.effort",
@@ -26,13 +26,13 @@ static NAMES: FieldNames = FieldNames {
     max_tokens: "max_output_tokens",
 };
 
-/// What a request tells about its response.
+/// The parts of a request that its response needs.
 pub struct Reply {
     /// Fields that the response repeats.
     pub repeated: Repeated,
-    /// What calls of functions become.
-    pub targets: Targets,
-    /// Whether reasoning is sent as a summary.
+    /// The tool of each function name.
+    pub targets: CalledTools,
+    /// True if reasoning is sent as a summary.
     pub summary: bool,
 }
 
@@ -93,7 +93,7 @@ fn repeated(body: &Body<'_>) -> Repeated {
     }
 }
 
-/// What would need responses, conversations or prompts that are stored here.
+/// Refuses fields that need stored responses, conversations or prompts.
 fn refuse_stored(fields: &ResponsesFields) -> Result<(), ApiError> {
     let asked = [
         ("previous_response_id", fields.previous_response_id.is_some()),
@@ -110,7 +110,7 @@ fn refuse_stored(fields: &ResponsesFields) -> Result<(), ApiError> {
     }
 }
 
-/// Reports what is accepted without effect.
+/// Reports accepted fields without effect.
 fn report(fields: &ResponsesFields, body: &mut Body<'_>) {
     let verbosity = fields.text.as_ref().and_then(|Object(text)| text.verbosity);
     for (name, asked) in [

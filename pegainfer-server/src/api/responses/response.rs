@@ -24,27 +24,27 @@ fn counts(usage: &Usage, reasoning_tokens: usize) -> ResponseUsage {
     }
 }
 
-/// Writes a response as its tokens come.
+/// Writes a response as its tokens arrive.
 pub struct ResponseWriter {
     parser: ChoiceParser,
     output: ResponseOutput,
 }
 
 impl ResponseWriter {
-    /// A writer that has written nothing yet.
+    /// A writer at the start of the response.
     pub fn new(parser: ChoiceParser, output: ResponseOutput) -> Self {
         Self { parser, output }
     }
 
-    /// Waits for the end of the generation and responds with the whole response. `repeated`: maximum number of bytes
-    /// that repeat the request.
+    /// Waits for the end of the generation and responds with the whole response. `repeated` is the maximum number of
+    /// bytes that repeat the request.
     pub async fn respond(
         self,
         generation: &mut Generation,
         repeated: usize,
         state: &AppState,
     ) -> Result<Response, ApiError> {
-        let (Self { mut parser, mut output }, growing) = (self, GrowingResponse::of(generation.tenant()));
+        let (Self { mut parser, mut output }, growing) = (self, GrowingResponse::new(generation.tenant()));
         growing.add_bytes(repeated as u64, state)?;
         let finish = blocks::collect(generation, &mut parser, &growing, state, |events| output.push(events)).await?;
         output.end(finish);

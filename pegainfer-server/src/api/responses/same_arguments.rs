@@ -30,7 +30,7 @@ struct Call {
     complete: bool,
 }
 
-/// The names of the tools, one of each kind.
+/// Names of the tools, one of each kind.
 const NAMES: [&str; 3] = ["f", "patch", "n.g"];
 
 fn one<'a>(rng: &mut Rng, all: &[&'a str]) -> &'a str {
@@ -90,7 +90,7 @@ fn output(rng: &mut Rng) -> (Vec<Event>, Vec<Call>) {
                     events.push(Event::ToolArguments { index, delta: delta.into() });
                     rest = after;
                 }
-                // The next event closes a call without an end.
+                // The next event closes a call without an end event.
                 let end = rng.below(3);
                 if end > 0 {
                     events.push(Event::ToolEnd { index, complete: end == 1 });
@@ -102,7 +102,7 @@ fn output(rng: &mut Rng) -> (Vec<Event>, Vec<Call>) {
     (events, calls)
 }
 
-/// Cuts events into the deltas that they come in.
+/// Splits events into random deltas.
 fn deltas(rng: &mut Rng, events: &[Event]) -> Vec<Vec<Event>> {
     let mut deltas = vec![vec![]];
     for event in events {
@@ -126,7 +126,7 @@ fn data(out: &Events) -> Vec<Value> {
     lines.map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// The concatenated texts of the events with this type, by the index of their block.
+/// The concatenated texts of the events of this type, by block index.
 fn texts(events: &[Value], kind: &str, index: &str, field: &str) -> Vec<(u64, String)> {
     let mut texts: Vec<(u64, String)> = vec![];
     for event in events.iter().filter(|event| event["type"] == kind || event["delta"]["type"] == kind) {

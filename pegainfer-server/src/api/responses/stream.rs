@@ -1,10 +1,12 @@
 //! The events of a streamed response.
 
-use super::events::{ArgumentsDone, Delta, InputDone, OfItem, OfPart, OfResponse, Place, ResponseEvent, TextDone};
+use super::events::{
+    ArgumentsDone, Delta, EventPlace, InputDone, ItemUpdate, PartUpdate, ResponseEvent, ResponseUpdate, TextDone,
+};
 use super::output::{ResponseOutput, custom_input};
 use super::tools::Kind;
 use super::wire::{ContentPart, ResponseUsage, Status};
-use crate::api::blocks::{Block, Change};
+use crate::api::blocks::{Block, BlockChange};
 use crate::api::sse::Events;
 use crate::error::ApiError;
 use pegainfer_text::parser::Event;
@@ -18,7 +20,7 @@ impl ResponseOutput {
         }
     }
 
-    /// Writes the event that has the response with this status.
+    /// Writes the event that carries the response with this status.
     fn write_response(
         &mut self,
         out: &mut Events,
@@ -27,7 +29,7 @@ impl ResponseOutput {
         error: Option<&ApiError>,
     ) {
         let sequence_number = self.count();
-        let event = OfResponse { sequence_number, response: self.response(status, usage, error) };
+        let event = ResponseUpdate { sequence_number, response: self.response(status, usage, error) };
         push(
             out,
             &match status {
@@ -47,7 +49,7 @@ impl ResponseOutput {
         sequence_number
     }
 
-    /// Appends parser events and writes the changes that they cause.
+    /// Appends parser events and writes the resulting changes.
     pub fn write(&mut self, out: &mut Events, events: Vec<Event>) {
         for change in self.blocks.push(events) {
             self.change(out, change);
@@ -67,21 +69,21 @@ impl ResponseOutput {
         self.write_response(out, self.status(), Some(usage), None);
     }
 
-    fn change(&mut self, out: &mut Events, change: Change) {
+    fn change(&mut self, out: &mut Events, change: BlockChange) {
         match change {
-            Change::Open(at) => {
+            BlockChange::Open(at) => {
                 self.open(at);
                 let sequence_number = self.count();
                 let item = self.item_with(at, Status::InProgress, false);
-                push(out, &ResponseEvent::ItemAdded(OfItem { sequence_number, output_index: at, item }));
+                push(out, &ResponseEvent::ItemAdded(ItemUpdate { sequence_number, output_index: at, item }));
                 self.write_part(out, at, false);
             }
-            Change::Grow(at, text) => self.grow(out, at, &text),
-            Change::Close(at) => self.close(out, at),
+            BlockChange::Grow(at, text) => self.grow(out, at, &text),
+            BlockChange::Close(at) => self.close(out, at),
         }
     }
 
-    /// Writes that the content part of an item begins or ends.
+    /// Writes the begin or end event of an item's content part.
     fn write_part(&mut self, out: &mut Events, at: usize, whole: bool) {
         if matches!(&self.blocks.all()[at], Block::Call { .. }) {
             return;
@@ -89,7 +91,7 @@ impl ResponseOutput {
         let sequence_number = self.count();
         let Some(part) = self.part(at, whole) else { return };
         let is_summary = matches!(part, ContentPart::Summary { .. });
-        let event = OfPart { place: self.place(at, sequence_number), part };
+        let event = PartUpdate { place: self.place(at, sequence_number), part };
         let event = match (is_summary, whole) {
             (true, false) => ResponseEvent::SummaryPartAdded(event),
             (true, true) => ResponseEvent::SummaryPartDone(event),
@@ -99,14 +101,14 @@ impl ResponseOutput {
         push(out, &event);
     }
 
-    /// Place in the output of an event about a block.
-    fn place(&self, at: usize, sequence_number: usize) -> Place<'_> {
+    /// Place of an event about a block in the output.
+    fn place(&self, at: usize, sequence_number: usize) -> EventPlace<'_> {
         let (summary_index, content_index) = match &self.blocks.all()[at] {
             Block::Call { .. } => (None, None),
             Block::Reasoning(_) if self.summary => (Some(0), None),
             Block::Reasoning(_) | Block::Text(_) => (None, Some(0)),
         };
-        Place { sequence_number, item_id: &self.heads[at].id, output_index: at, summary_index, content_index }
+        EventPlace { sequence_number, item_id: &self.heads[at].id, output_index: at, summary_index, content_index }
     }
 
     fn grow(&mut self, out: &mut Events, at: usize, delta: &str) {
@@ -136,7 +138,7 @@ impl ResponseOutput {
         }
         self.write_part(out, at, true);
         let sequence_number = self.count();
-        push(out, &ResponseEvent::ItemDone(OfItem { sequence_number, output_index: at, item: self.item(at) }));
+        push(out, &ResponseEvent::ItemDone(ItemUpdate { sequence_number, output_index: at, item: self.item(at) }));
     }
 
     /// Writes the whole text of a block.

@@ -1,4 +1,4 @@
-//! Tools of `/v1/responses` as functions, and the way back: a call of a function as the item that this API has for it.
+//! Tools of `/v1/responses` as functions, and their calls back as items of this API.
 
 use crate::api::schema::Body;
 use crate::api::schema::conversation::{Parameters, ToolMode};
@@ -15,29 +15,29 @@ use serde_json::{Map, Value, json};
 /// Name of the function that stands for a search for tools.
 pub const TOOL_SEARCH: &str = "tool_search";
 
-/// What a function is in this API.
+/// Kind of a function in this API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// A function.
     Function,
-    /// A tool whose input is a text.
+    /// A tool with a text as input.
     Custom,
-    /// A search for tools, which the client makes.
+    /// A search for tools by the client.
     ToolSearch,
 }
 
 /// A tool of this API.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Target {
-    /// What it is.
+pub struct CalledTool {
+    /// Kind of the tool.
     pub kind: Kind,
-    /// Its namespace.
+    /// Namespace of the tool.
     pub namespace: Option<String>,
     /// Its name within the namespace.
     pub name: String,
 }
 
-impl Target {
+impl CalledTool {
     /// Name of the function in prompts.
     fn in_prompts(&self) -> String {
         prompt_name(self.namespace.as_deref(), &self.name)
@@ -52,15 +52,15 @@ pub fn prompt_name(namespace: Option<&str>, name: &str) -> String {
     }
 }
 
-/// The tools of a request, and those that earlier searches have found.
+/// The tools of a request, and those found by earlier searches.
 #[derive(Debug, Default)]
 pub struct ToolSet {
     definitions: Vec<Definition>,
-    targets: Vec<Target>,
+    targets: Vec<CalledTool>,
 }
 
 impl ToolSet {
-    /// Reads `tools`. Those that OpenAI runs itself are left out, and reported.
+    /// Reads `tools`. Those that OpenAI runs itself are left out and reported.
     pub fn read(tools: Vec<Object<ToolFields>>, body: &mut Body<'_>) -> Result<Self, ApiError> {
         let mut set = Self::default();
         for (i, Object(tool)) in tools.into_iter().enumerate() {
@@ -69,8 +69,8 @@ impl ToolSet {
         Ok(set)
     }
 
-    /// Adds the tools that a search has found, and returns their definitions as text. They can be called, but are not
-    /// among those at the beginning of the prompt, which stays the same.
+    /// Adds tools found by a search, and returns their definitions as text. They can be called, but are not listed at
+    /// the beginning of the prompt, which stays the same.
     pub fn add_found(
         &mut self,
         at: &str,
@@ -84,8 +84,7 @@ impl ToolSet {
         Ok(self.definitions[before..].iter().map(Definition::text).collect())
     }
 
-    /// Adds tools that an item of the input brings, as if they were in `tools`. One that is there already is not added
-    /// again.
+    /// Adds the tools of an input item, as if they were in `tools`. Known ones are skipped.
     pub fn add_more(&mut self, at: &str, tools: Vec<Object<ToolFields>>, body: &mut Body<'_>) -> Result<(), ApiError> {
         let mut more = Self::default();
         for (i, Object(tool)) in tools.into_iter().enumerate() {
@@ -125,7 +124,7 @@ impl ToolSet {
         }
     }
 
-    /// Adds a tool of a namespace, which is given with its description.
+    /// Adds a tool of a namespace, whose description is given.
     fn add_namespaced(
         &mut self,
         at: &str,
@@ -169,7 +168,7 @@ impl ToolSet {
             tool.strict = None;
         }
         let Some(name) = tool.name else { return Err(invalid(format!("{at}.name is missing"))) };
-        let target = Target { kind, namespace, name };
+        let target = CalledTool { kind, namespace, name };
         let (name, parameters) = (Some(target.in_prompts()), tool.parameters.map(|Parameters(schema)| schema));
         let definition = Definition::new(&format!("{at}.name"), name, tool.description, parameters, tool.strict)?;
         self.definitions.push(Definition { deferred, ..definition });
@@ -177,10 +176,10 @@ impl ToolSet {
         Ok(())
     }
 
-    /// The tools that the model may or has to call, and what their calls become.
-    pub fn choose(self, choice: Option<ToolChoiceField>, parallel: bool) -> Result<(Tools, Targets), ApiError> {
+    /// The tools that the model may or must call, and the tool of each function name.
+    pub fn choose(self, choice: Option<ToolChoiceField>, parallel: bool) -> Result<(Tools, CalledTools), ApiError> {
         let choice = choice.map_or(Ok(ToolChoice::Auto), read_choice)?;
-        Ok((Tools::new(self.definitions, choice, parallel)?, Targets(self.targets)))
+        Ok((Tools::new(self.definitions, choice, parallel)?, CalledTools(self.targets)))
     }
 }
 
@@ -188,8 +187,8 @@ fn invalid(message: String) -> ApiError {
     ApiError::invalid("tools", message)
 }
 
-/// A custom tool's input is the only argument of its function. A grammar is part of its schema: the model sees it there, and
-/// a forced call is held to it, where values have no quotes.
+/// Parameters of a custom tool's function: its input is the only argument. A grammar is part of its schema: the model
+/// sees it there, and forced calls follow it in formats with values without quotes.
 fn custom_parameters(at: &str, format: Option<&Object<InputFormatFields>>) -> Result<Map<String, Value>, ApiError> {
     let mut input = json!({"type": "string"});
     if let Some(Object(InputFormatFields { kind, syntax, definition })) = format {
@@ -229,25 +228,26 @@ fn read_choice(choice: ToolChoiceField) -> Result<ToolChoice, ApiError> {
     let name = |Object(tool): &Object<AllowedToolFields>| {
         function(tool.kind.as_deref(), tool.namespace.as_deref(), tool.name.as_deref())
     };
-    // Tools that OpenAI runs itself are left out here, too.
+    // Tools that OpenAI runs itself are also left out here.
     let names = tools.unwrap_or_default().iter().filter_map(name).collect();
     Ok(ToolChoice::Allowed { names, required: mode == Some(ToolMode::Required) })
 }
 
-/// What calls of functions become.
+/// The tool of each function name.
 #[derive(Debug, Default)]
-pub struct Targets(Vec<Target>);
+pub struct CalledTools(Vec<CalledTool>);
 
-impl Targets {
-    /// The tool that the model means by this name. Models leave namespaces out; a name that only one has is enough.
-    pub fn of(&self, called: &str) -> Target {
+impl CalledTools {
+    /// The tool that the model means by this name. Models leave namespaces out; the bare name is enough if only one
+    /// tool has it.
+    pub fn find(&self, called: &str) -> CalledTool {
         let exact = self.0.iter().find(|target| target.in_prompts() == called);
         let mut named = self.0.iter().filter(|target| target.name == called);
         let only = match (named.next(), named.next()) {
             (Some(one), None) => Some(one),
             _ => None,
         };
-        let unknown = || Target { kind: Kind::Function, namespace: None, name: called.to_owned() };
+        let unknown = || CalledTool { kind: Kind::Function, namespace: None, name: called.to_owned() };
         exact.or(only).cloned().unwrap_or_else(unknown)
     }
 }
@@ -282,9 +282,9 @@ mod tests {
         assert!(set.definitions[1].text().contains("start: "));
         assert!(set.definitions[2].text().contains("About n.\\n\\nDoes g."));
         let (_, targets) = set.choose(None, true).unwrap();
-        let namespaced = Target { kind: Kind::Function, namespace: Some("n".into()), name: "g".into() };
-        assert_eq!((targets.of("n.g"), targets.of("g")), (namespaced.clone(), namespaced));
-        assert_eq!((targets.of("patch").kind, targets.of("tool_search").kind), (Kind::Custom, Kind::ToolSearch));
-        assert_eq!(targets.of("x"), Target { kind: Kind::Function, namespace: None, name: "x".into() });
+        let namespaced = CalledTool { kind: Kind::Function, namespace: Some("n".into()), name: "g".into() };
+        assert_eq!((targets.find("n.g"), targets.find("g")), (namespaced.clone(), namespaced));
+        assert_eq!((targets.find("patch").kind, targets.find("tool_search").kind), (Kind::Custom, Kind::ToolSearch));
+        assert_eq!(targets.find("x"), CalledTool { kind: Kind::Function, namespace: None, name: "x".into() });
     }
 }

@@ -188,13 +188,13 @@ pub enum OutputItem<'a> {
         status: Status,
         /// Id of the call.
         call_id: &'a str,
-        /// What is called.
+        /// The called tool.
         #[serde(flatten)]
         call: Call<'a>,
     },
 }
 
-/// What is called.
+/// The called tool.
 #[derive(Serialize, JsonSchema)]
 #[serde(tag = "type")]
 #[schemars(inline)]
@@ -227,7 +227,7 @@ pub enum Call<'a> {
         /// Always `client`.
         #[schemars(extend("const" = "client"))]
         execution: &'static str,
-        /// What is searched for; empty at the start of a streamed item.
+        /// The search; empty at the start of a streamed item.
         #[schemars(with = "Map<String, Value>")]
         arguments: Box<RawValue>,
     },

@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-/// A message to answer, or whose tokens are counted.
+/// A message to answer, or to count the tokens of.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
 pub struct MessagesFields {
     /// A served name; the first one by default.
@@ -20,9 +20,9 @@ pub struct MessagesFields {
     pub system: Option<TextOrList<Object<BlockFields>>>,
     /// Tools that the model may call.
     pub tools: Option<Vec<Object<ToolFields>>>,
-    /// Whether the model may or has to call tools.
+    /// Whether the model may or must call tools.
     pub tool_choice: Option<Object<ToolChoiceFields>>,
-    /// Whether the model reasons; without it, it does not.
+    /// Switches reasoning on; off by default.
     pub thinking: Option<Object<ThinkingFields>>,
     /// Structure of the output, and effort.
     pub output_config: Option<Object<OutputConfigFields>>,
@@ -46,7 +46,7 @@ pub struct MessagesFields {
 /// How to answer a message.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
 pub struct AnswerFields {
-    /// Maximum number of tokens to generate; less if the context is full before.
+    /// Maximum number of tokens to generate; less if the context is full earlier.
     #[schemars(required)]
     pub max_tokens: Option<Count<1>>,
     /// Strings that end the text, at most 16.
@@ -104,7 +104,7 @@ pub struct BlockFields {
     pub text: Option<String>,
     /// The text of a thinking block.
     pub thinking: Option<String>,
-    /// The reasoning of a thinking block that was sent without it.
+    /// The reasoning of a thinking block without text.
     pub signature: Option<String>,
     /// Has no effect: the data of redacted reasoning cannot be read.
     pub data: Option<String>,
@@ -120,7 +120,7 @@ pub struct BlockFields {
     pub tool_use_id: Option<String>,
     /// Content of a tool_result, or of a search_result.
     pub content: Option<Value>,
-    /// Whether the call failed.
+    /// True if the call failed.
     pub is_error: Option<bool>,
     /// The tool that a tool_reference shows to the model.
     pub tool_name: Option<String>,
@@ -140,18 +140,19 @@ pub struct BlockFields {
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
 #[schemars(example = json!({"name": "get_weather", "input_schema": {"type": "object"}}))]
 pub struct ToolFields {
-    /// The type; tools that Anthropic runs itself, such as web_search_20250305, are left out, others are refused by name.
+    /// The type; tools that Anthropic runs itself, such as web_search_20250305, are left out, others are refused by
+    /// name.
     #[serde(rename = "type")]
     #[schemars(extend("examples" = ["custom", "web_search_20250305"]))]
     pub kind: Option<String>,
     /// Name of the tool.
     #[schemars(required)]
     pub name: Option<String>,
-    /// What the tool does, for the model.
+    /// Description of the tool, for the model.
     pub description: Option<String>,
     /// JSON schema of the input.
     pub input_schema: Option<Map<String, Value>>,
-    /// Whether a forced call's input has to satisfy the schema in every detail.
+    /// True if a forced call's input must satisfy the whole schema.
     pub strict: Option<bool>,
     /// True leaves the tool out of the prompt until a tool_reference names it.
     pub defer_loading: Option<bool>,
@@ -178,7 +179,7 @@ pub struct ToolChoiceFields {
 }
 
 names! {
-    /// Whether the model may or has to call tools.
+    /// Whether the model may or must call tools.
     ChoiceKind {
         /// The model decides.
         Auto = "auto",
@@ -207,9 +208,9 @@ pub struct ThinkingFields {
 }
 
 names! {
-    /// Whether the model reasons.
+    /// Whether and how the model reasons.
     ThinkingKind {
-        /// As much as the model decides.
+        /// The model decides how much.
         Adaptive = "adaptive",
         /// Yes.
         Enabled = "enabled",
@@ -223,7 +224,7 @@ names! {
     ThinkingDisplay {
         /// All of it, as without the field: no other model could summarise it.
         Summarized = "summarized",
-        /// None of it; the signature holds it.
+        /// None of it; the signature contains it.
         Omitted = "omitted",
     }
 }

@@ -1,4 +1,4 @@
-//! A request body: parsed into structs, one part after the other, and judged by what no part has known.
+//! A request body, parsed into structs one part at a time, and the fields that no part knows.
 
 use super::explain::{explain, invalid_json};
 use crate::error::{ApiError, truncate_for_error};
@@ -16,14 +16,15 @@ use std::fmt;
 /// The fields of a JSON object that have not been parsed yet, as slices of its text.
 pub struct Body<'a> {
     fields: Vec<(Cow<'a, str>, &'a RawValue)>,
-    /// For each field, whether a part of the request has known it.
+    /// For each field, true if a part of the request knows it.
     known: Vec<bool>,
     /// Paths of unknown fields inside known ones, such as `messages[].foo`.
     nested: Vec<String>,
 }
 
 impl<'a> Body<'a> {
-    /// Checks that the text is a JSON object in which no object has a key twice. Fields that are `null` count as absent.
+    /// Checks that the text is a JSON object, and that no object in it repeats a key. Fields that are `null` count as
+    /// absent.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, ApiError> {
         let bad = |message: String| ApiError::new(StatusCode::BAD_REQUEST, message);
         let invalid = |e: serde_json::Error| bad(format!("the request body is not valid JSON: {e}"));
@@ -33,8 +34,8 @@ impl<'a> Body<'a> {
             serde_json::from_str::<IgnoredAny>(text).map_err(invalid)?;
             return Err(bad("the request body must be a JSON object".into()));
         }
-        let Fields(mut fields) = serde_json::from_str(text).map_err(invalid)?;
-        // Only objects can have a key twice.
+        let RawFields(mut fields) = serde_json::from_str(text).map_err(invalid)?;
+        // Only objects can repeat a key.
         for (name, value) in fields.iter().filter(|(_, value)| value.get().contains('{')) {
             let distinct: Result<Distinct, _> = serde_json::from_str(value.get());
             distinct.map_err(|error| invalid_json(&truncate_for_error(name), &error))?;
@@ -44,7 +45,7 @@ impl<'a> Body<'a> {
         Ok(Self { fields, known, nested: Vec::new() })
     }
 
-    /// Parses one part of the request from the fields that it knows. The others are not looked at.
+    /// Parses one part of the request from its fields. Other fields are ignored.
     pub fn read<T: Deserialize<'a>>(&mut self) -> Result<T, ApiError> {
         let nested = &mut self.nested;
         let mut ignore = |path: Path<'_>| {
@@ -54,41 +55,41 @@ impl<'a> Body<'a> {
             }
         };
         let mut track = Track::new();
-        let part = Part { fields: &self.fields, known: &mut self.known };
+        let part = StructFields { fields: &self.fields, known: &mut self.known };
         let tracked = serde_path_to_error::Deserializer::new(part, &mut track);
         T::deserialize(serde_ignored::Deserializer::new(tracked, &mut ignore))
             .map_err(|error| explain(&track.path(), &error))
     }
 
-    /// Whether the body has this field.
+    /// True if the body has this field.
     pub fn has(&self, name: &str) -> bool {
         self.fields.iter().any(|(field, _)| field == name)
     }
 
-    /// The value of a field, null if it is absent.
+    /// The value of a field; null if absent.
     pub fn value(&self, name: &str) -> Value {
         let field = self.fields.iter().find(|(field, _)| field == name);
         field.and_then(|(_, value)| serde_json::from_str(value.get()).ok()).unwrap_or_default()
     }
 
-    /// Reports a field that was read and has no effect.
+    /// Reports a field that has no effect.
     pub fn ignore(&mut self, path: String) {
         if !self.nested.contains(&path) && self.nested.len() < MAX_NESTED {
             self.nested.push(path);
         }
     }
 
-    /// The fields that no part has known, and the paths of unknown fields inside known ones.
+    /// The fields that no part knows, and the paths of unknown fields inside known ones.
     pub fn rest(&self) -> (impl Iterator<Item = (&str, &RawValue)>, &[String]) {
         let unknown = self.fields.iter().zip(&self.known).filter(|(_, known)| !**known);
         (unknown.map(|((name, value), _)| (&**name, *value)), &self.nested)
     }
 }
 
-/// Maximum number of paths of unknown nested fields that are kept; more than the response header lists.
+/// Maximum number of unknown nested paths that are kept, more than the response header lists.
 const MAX_NESTED: usize = 64;
 
-/// Name of an ignored field, such as `messages[].foo`. Indices of lists are left out.
+/// Name of an ignored field, such as `messages[].foo`, without list indices.
 fn name_of(path: &Path<'_>) -> String {
     match path {
         Path::Root => String::new(),
@@ -101,13 +102,13 @@ fn name_of(path: &Path<'_>) -> String {
     }
 }
 
-/// Gives a struct the fields that it has, and marks them as known.
-struct Part<'a, 'b> {
+/// Gives a struct its fields, and marks them as known.
+struct StructFields<'a, 'b> {
     fields: &'b [(Cow<'a, str>, &'a RawValue)],
     known: &'b mut [bool],
 }
 
-impl<'de> Deserializer<'de> for Part<'de, '_> {
+impl<'de> Deserializer<'de> for StructFields<'de, '_> {
     type Error = serde_json::Error;
 
     fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, Self::Error> {
@@ -135,25 +136,25 @@ impl<'de> Deserializer<'de> for Part<'de, '_> {
 }
 
 /// The key of an object, borrowed from the text where it has no escapes.
-struct Key<'a>(Cow<'a, str>);
+struct ObjectKey<'a>(Cow<'a, str>);
 
-impl<'de> Deserialize<'de> for Key<'de> {
+impl<'de> Deserialize<'de> for ObjectKey<'de> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct KeyVisitor;
 
         impl<'de> Visitor<'de> for KeyVisitor {
-            type Value = Key<'de>;
+            type Value = ObjectKey<'de>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a key")
             }
 
-            fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Key<'de>, E> {
-                Ok(Key(Cow::Borrowed(text)))
+            fn visit_borrowed_str<E>(self, text: &'de str) -> Result<ObjectKey<'de>, E> {
+                Ok(ObjectKey(Cow::Borrowed(text)))
             }
 
-            fn visit_str<E>(self, text: &str) -> Result<Key<'de>, E> {
-                Ok(Key(Cow::Owned(text.to_owned())))
+            fn visit_str<E>(self, text: &str) -> Result<ObjectKey<'de>, E> {
+                Ok(ObjectKey(Cow::Owned(text.to_owned())))
             }
         }
 
@@ -162,26 +163,26 @@ impl<'de> Deserialize<'de> for Key<'de> {
 }
 
 /// The fields of an object, as slices of its text.
-struct Fields<'a>(Vec<(Cow<'a, str>, &'a RawValue)>);
+struct RawFields<'a>(Vec<(Cow<'a, str>, &'a RawValue)>);
 
-impl<'de> Deserialize<'de> for Fields<'de> {
+impl<'de> Deserialize<'de> for RawFields<'de> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct FieldsVisitor;
 
         impl<'de> Visitor<'de> for FieldsVisitor {
-            type Value = Fields<'de>;
+            type Value = RawFields<'de>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an object")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Fields<'de>, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawFields<'de>, A::Error> {
                 let mut fields = Vec::new();
-                while let Some((Key(key), value)) = map.next_entry::<Key<'de>, &'de RawValue>()? {
+                while let Some((ObjectKey(key), value)) = map.next_entry::<ObjectKey<'de>, &'de RawValue>()? {
                     fields.push((key, value));
                 }
                 check_distinct(fields.iter().map(|(key, _)| &**key))?;
-                Ok(Fields(fields))
+                Ok(RawFields(fields))
             }
         }
 
@@ -189,7 +190,7 @@ impl<'de> Deserialize<'de> for Fields<'de> {
     }
 }
 
-/// Checks that no key of an object is there twice.
+/// Checks that no key of an object is repeated.
 fn check_distinct<'a, E: Error>(keys: impl Iterator<Item = &'a str>) -> Result<(), E> {
     let mut keys: Vec<&str> = keys.collect();
     keys.sort_unstable();
@@ -202,7 +203,7 @@ fn check_distinct<'a, E: Error>(keys: impl Iterator<Item = &'a str>) -> Result<(
     }
 }
 
-/// Any JSON value whose objects have each key once. Nothing of it is kept.
+/// Any JSON value without repeated keys. Its content is dropped.
 struct Distinct;
 
 impl<'de> Deserialize<'de> for Distinct {
@@ -222,7 +223,7 @@ impl<'de> Visitor<'de> for DistinctVisitor {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Distinct, A::Error> {
         let mut keys = Vec::new();
-        while let Some((Key(key), Distinct)) = map.next_entry()? {
+        while let Some((ObjectKey(key), Distinct)) = map.next_entry()? {
             keys.push(key);
         }
         check_distinct(keys.iter().map(|key| &**key))?;

@@ -5,7 +5,7 @@ use super::numbers::{Count, Int};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-/// What a chat reports, and how much it reasons.
+/// Report and reasoning fields of a chat.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
 pub struct ChatFields {
     /// Report log-probabilities.

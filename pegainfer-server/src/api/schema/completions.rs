@@ -14,7 +14,7 @@ const MAX_PROMPTS: usize = 256;
 /// The forms of a prompt, for errors.
 const FORMS: &str = "a string, a list of strings, a list of token ids, or a list of such lists";
 
-/// What to continue.
+/// Prompt fields of a completion.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
 pub struct CompletionFields {
     /// A text, token ids, or a list of either.
@@ -80,7 +80,7 @@ impl<'de> Visitor<'de> for PromptVisitor {
     }
 }
 
-/// The first value of a list of prompts and all others, which are of the same form.
+/// The first value of a list of prompts and all others, which have the same form.
 fn prompts<'de, T, A: SeqAccess<'de>>(first: T, list: &mut A) -> Result<Vec<T>, A::Error>
 where
     First: Into<Option<T>>,
@@ -102,7 +102,7 @@ where
     Ok(all)
 }
 
-/// A value of the list that `prompt` is.
+/// The first element of a `prompt` list.
 enum First {
     Text(String),
     Id(u32),
@@ -165,8 +165,8 @@ impl JsonSchema for PromptInput {
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
         let (text, id) = (generator.subschema_for::<String>(), generator.subschema_for::<TokenId>());
         let list = |items: Schema| json_schema!({"type": "array", "items": items});
-        let most = |items: Schema| json_schema!({"type": "array", "items": items, "maxItems": MAX_PROMPTS});
-        json_schema!({"anyOf": [text.clone(), most(text), list(id.clone()), most(list(id))]})
+        let prompts_of = |items: Schema| json_schema!({"type": "array", "items": items, "maxItems": MAX_PROMPTS});
+        json_schema!({"anyOf": [text.clone(), prompts_of(text), list(id.clone()), prompts_of(list(id))]})
     }
 }
 

@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use std::borrow::Cow;
 use std::fmt;
 
-/// What the chat template turns into a prompt.
+/// Input of the chat template.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
 pub struct ConversationFields {
     /// The conversation.
@@ -35,7 +35,7 @@ pub struct ConversationFields {
 /// One message.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
 pub struct MessageFields {
-    /// Its author; latest_reminder is DeepSeek-V4's only.
+    /// Author; latest_reminder is DeepSeek-V4's only.
     #[schemars(required, extend("enum" = ["user", "assistant", "system", "developer", "tool", "latest_reminder"]))]
     pub role: Option<String>,
     /// The text.
@@ -116,11 +116,11 @@ pub struct FunctionFields {
     /// Name: 1 to 128 letters, digits, '_', '-', '.', ':' or '/'.
     #[schemars(required, length(min = 1, max = 128), regex(pattern = "^[A-Za-z0-9_.:/-]+$"))]
     pub name: Option<String>,
-    /// What the function does, for the model.
+    /// Description of the function, for the model.
     pub description: Option<String>,
     /// JSON schema of the arguments.
     pub parameters: Option<Parameters>,
-    /// Whether a forced call's arguments have to satisfy the schema in every detail.
+    /// True if a forced call's arguments must satisfy the whole schema.
     pub strict: Option<bool>,
 }
 
@@ -213,7 +213,7 @@ pub struct NameFields {
 }
 
 names! {
-    /// Whether the model may or has to call tools.
+    /// Whether the model may or must call tools.
     ToolMode {
         /// No call.
         None = "none",

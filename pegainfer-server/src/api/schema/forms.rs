@@ -1,4 +1,4 @@
-//! Fields that are a string or something else, as contents are in all APIs.
+//! Fields that are a string or something else, such as contents in all APIs.
 
 use super::values::Object;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
@@ -8,11 +8,11 @@ use std::borrow::Cow;
 use std::fmt;
 use std::marker::PhantomData;
 
-/// What a field may be instead of a string.
+/// The other form of a field that may be a string.
 pub trait Alternative {
     /// All forms of the field in words, for errors.
     const FORMS: &'static str;
-    /// Whether it is a list; otherwise it is an object.
+    /// True if it is a list; otherwise it is an object.
     const IS_LIST: bool;
 }
 
@@ -21,7 +21,7 @@ impl<T> Alternative for Vec<Object<T>> {
     const IS_LIST: bool = true;
 }
 
-/// A string, which may have to be one of some names, or another value.
+/// A string (possibly one of a few names) or another value.
 #[derive(Debug, Clone, PartialEq)]
 pub enum TextOr<T, S = String> {
     /// A string.

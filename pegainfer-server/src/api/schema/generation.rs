@@ -18,7 +18,7 @@ pub struct GenerationFields {
     pub stream: Option<bool>,
     /// Options of a stream; only allowed with "stream": true.
     pub stream_options: Option<Object<StreamOptionsFields>>,
-    /// Maximum number of tokens to generate; less if the context is full before. 0 needs echo.
+    /// Maximum number of tokens to generate; less if the context is full earlier. 0 needs echo.
     pub max_tokens: Option<Count<0>>,
     /// The newer name of max_tokens; it wins.
     pub max_completion_tokens: Option<Count<1>>,
@@ -32,7 +32,7 @@ pub struct GenerationFields {
     pub include_stop_str_in_output: Option<bool>,
     /// Let the tokenizer add its special tokens, such as BOS.
     pub add_special_tokens: Option<bool>,
-    /// Truncate the prompt to this many tokens; -1: to what fits the context.
+    /// Truncate the prompt to this many tokens; -1 truncates it to the context.
     pub truncate_prompt_tokens: Option<Count<-1>>,
     /// Side of the prompt that is truncated.
     pub truncation_side: Option<Side>,

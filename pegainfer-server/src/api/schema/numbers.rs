@@ -11,10 +11,10 @@ use std::fmt;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Int<const MIN: i64, const MAX: i64>(pub i64);
 
-/// Largest count of tokens and the like.
+/// Upper bound of token counts and similar numbers.
 pub const MAX_COUNT: i64 = i32::MAX as i64;
 
-/// A number of tokens, of at least `MIN`.
+/// A number of tokens, at least `MIN`.
 pub type Count<const MIN: i64> = Int<MIN, MAX_COUNT>;
 
 impl<const MIN: i64, const MAX: i64> Int<MIN, MAX> {
@@ -65,7 +65,7 @@ impl<const MIN: i64, const MAX: i64> JsonSchema for Int<MIN, MAX> {
     }
 }
 
-/// The id of a token; whether the vocabulary has it is checked later.
+/// The id of a token. The vocabulary is checked later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TokenId(pub u32);
 
@@ -103,7 +103,7 @@ impl JsonSchema for TokenId {
     }
 }
 
-/// Token ids, as the keys of a JSON object, to what is added to their logits.
+/// Map from token ids, as keys of a JSON object, to values added to their logits.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct LogitBias(pub BTreeMap<u32, f32>);
 
@@ -124,7 +124,7 @@ impl<'de> Deserialize<'de> for LogitBias {
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<LogitBias, A::Error> {
                 let mut biases = BTreeMap::new();
                 while let Some(key) = map.next_key::<Cow<'de, str>>()? {
-                    // One spelling for each token, so that none is there twice.
+                    // One spelling per token, so that none is repeated.
                     let token = key.parse().ok().filter(|token: &u32| token.to_string() == key);
                     let Some(token) = token else {
                         let key = crate::error::truncate_for_error(&key);
@@ -161,7 +161,7 @@ impl JsonSchema for LogitBias {
     }
 }
 
-/// What is added to a logit.
+/// A value added to a logit.
 struct Bias(f32);
 
 impl<'de> Deserialize<'de> for Bias {

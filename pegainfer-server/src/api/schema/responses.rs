@@ -9,7 +9,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-/// What to answer, and how.
+/// A conversation to answer, and how.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
 pub struct ResponsesFields {
     /// A served name; the first one by default.
@@ -29,7 +29,7 @@ pub struct ResponsesFields {
     pub text: Option<Object<TextFields>>,
     /// How much to reason, and how to report it.
     pub reasoning: Option<Object<ReasoningFields>>,
-    /// Maximum number of tokens to generate; less if the context is full before.
+    /// Maximum number of tokens to generate; less if the context is full earlier.
     pub max_output_tokens: Option<Count<1>>,
     /// Send events as tokens are generated.
     pub stream: Option<bool>,
@@ -37,7 +37,7 @@ pub struct ResponsesFields {
     pub stream_options: Option<Value>,
     /// Has no effect: responses are not stored.
     pub store: Option<bool>,
-    /// Has no effect: what it could name is not there, or always in the response.
+    /// Has no effect: its items do not exist here, or are always in the response.
     pub include: Option<Vec<String>>,
     /// Has no effect: a prompt that is too long is an error.
     pub truncation: Option<Truncation>,
@@ -145,11 +145,11 @@ pub struct ToolFields {
     pub kind: Option<String>,
     /// Name of the tool.
     pub name: Option<String>,
-    /// What the tool does, for the model.
+    /// Description of the tool, for the model.
     pub description: Option<String>,
     /// JSON schema of a function's arguments.
     pub parameters: Option<Parameters>,
-    /// Whether a forced call's arguments have to satisfy the schema in every detail.
+    /// True if a forced call's arguments must satisfy the whole schema.
     pub strict: Option<bool>,
     /// True leaves a function out of the prompt until a search finds it.
     pub defer_loading: Option<bool>,
@@ -171,13 +171,13 @@ pub struct NamespacedToolFields {
     pub kind: Option<String>,
     /// Name of the tool.
     pub name: Option<String>,
-    /// What the tool does, for the model.
+    /// Description of the tool, for the model.
     pub description: Option<String>,
     /// JSON schema of a function's arguments.
     pub parameters: Option<Parameters>,
     /// Form of a custom tool's input.
     pub format: Option<Object<InputFormatFields>>,
-    /// Whether a forced call's arguments have to satisfy the schema in every detail.
+    /// True if a forced call's arguments must satisfy the whole schema.
     pub strict: Option<bool>,
     /// True leaves the tool out of the prompt until a search finds it.
     pub defer_loading: Option<bool>,
@@ -207,7 +207,7 @@ impl Alternative for NamedChoiceFields {
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
 #[schemars(example = json!({"type": "function", "name": "get_weather"}))]
 pub struct NamedChoiceFields {
-    /// What is chosen.
+    /// Kind of choice.
     #[serde(rename = "type")]
     #[schemars(required, extend("enum" = ["function", "custom", "allowed_tools"]))]
     pub kind: Option<String>,

@@ -1,4 +1,5 @@
-//! Fields that all generating endpoints share: OpenAI's and vLLM's ways to draw tokens, and the request's place in queue and cache.
+//! Fields that all generating endpoints share: OpenAI's and vLLM's ways to draw tokens, and the request's place in
+//! queue and cache.
 
 use super::numbers::{Count, Int, LogitBias, TokenId};
 use super::values::Text;
@@ -30,7 +31,7 @@ pub struct SamplingFields {
     /// Makes tokens of the prompt and the text less likely, 0.01 to 100; 1 is none.
     #[schemars(range(min = 0.01, max = 100))]
     pub repetition_penalty: Option<f64>,
-    /// Token ids to what is added to their logits, -100 to 100.
+    /// Map from token ids to values added to their logits, -100 to 100.
     pub logit_bias: Option<LogitBias>,
     /// The only tokens that may be drawn.
     pub allowed_token_ids: Option<Vec<TokenId>>,
@@ -40,7 +41,7 @@ pub struct SamplingFields {
     pub stop_token_ids: Option<Vec<TokenId>>,
     /// Minimum number of tokens to generate.
     pub min_tokens: Option<Count<0>>,
-    /// Go on past the end of the text.
+    /// Continue after the end-of-text token.
     pub ignore_eos: Option<bool>,
     /// False shows special tokens in the text.
     pub skip_special_tokens: Option<bool>,

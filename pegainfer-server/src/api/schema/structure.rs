@@ -50,7 +50,7 @@ pub struct StructuredOutputsFields {
     pub json_object: Option<bool>,
     /// A regular expression.
     pub regex: Option<String>,
-    /// Texts, one of which is the output.
+    /// Allowed outputs.
     pub choice: Option<Vec<Text>>,
     /// A Lark grammar.
     pub grammar: Option<String>,

@@ -13,7 +13,7 @@ pub struct TokenizeFields {
     pub prompt: Option<String>,
     /// Let the tokenizer add its special tokens, such as BOS.
     pub add_special_tokens: Option<bool>,
-    /// Send the tokens as strings, too.
+    /// Also send the tokens as strings.
     pub return_token_strs: Option<bool>,
 }
 

@@ -1,4 +1,4 @@
-//! Objects, names and strings of request fields, whose errors and schemas serde's own types do not give.
+//! Objects, names and strings of request fields, with their own errors and schemas instead of serde's.
 
 use super::explain::OF_PARENT;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
@@ -9,7 +9,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Deref;
 
-/// A struct that only an object can become: derived structs also take lists.
+/// A struct that only accepts an object: derived structs also accept lists.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Object<T>(pub T);
 
@@ -59,7 +59,7 @@ impl<T: JsonSchema> JsonSchema for Object<T> {
     }
 }
 
-/// Defines an enum whose values are strings: `names! { /// What it is. Side { Left = "left", Right = "right" } }`.
+/// Defines an enum of strings: `names! { /// What it is. Side { Left = "left", Right = "right" } }`.
 macro_rules! names {
     ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident = $text:literal),+ $(,)? }) => {
         $(#[$doc])*
@@ -128,7 +128,7 @@ pub(crate) use names;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Text(pub String);
 
-/// Reads a string in a list; `expected` is what errors say about the list.
+/// Reads a string in a list; errors name `expected`.
 struct TextSeed {
     expected: &'static str,
 }

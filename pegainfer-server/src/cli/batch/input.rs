@@ -1,6 +1,6 @@
 //! The file of requests: JSON lines in OpenAI's batch format.
 
-use super::output::{Key, Output};
+use super::output::{IdHash, ResultsFile};
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -10,22 +10,22 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, BufWriter, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 
-/// Paths that a request may name.
+/// Allowed values of `url`.
 const URLS: [&str; 3] = ["/v1/chat/completions", "/v1/completions", "/v1/responses"];
-/// Bytes of a line besides the body.
+/// Maximum bytes of a line without the body.
 const ENVELOPE: u64 = 64 << 10;
 
 /// One request.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Entry {
+struct RequestLine {
     custom_id: String,
     method: String,
     url: String,
     body: Box<RawValue>,
 }
 
-/// A request that can be sent.
+/// A request that is ready to be sent.
 #[derive(Debug)]
 pub(super) struct Request {
     pub(super) custom_id: String,
@@ -33,15 +33,15 @@ pub(super) struct Request {
     pub(super) body: Vec<u8>,
 }
 
-/// The field of a body that a batch cannot have.
+/// A body field that batches must not set.
 #[derive(Deserialize)]
 struct Streamed {
     #[serde(default)]
     stream: serde_json::Value,
 }
 
-/// A file of requests. It is read line by line twice: to check it, and to send its requests.
-pub(super) struct Input {
+/// A file of requests. It is read twice, line by line: to check it, and to send its requests.
+pub(super) struct RequestsFile {
     path: PathBuf,
     file: BufReader<File>,
     /// Copy of the lines of a pipe or device, which can be read only once.
@@ -50,7 +50,7 @@ pub(super) struct Input {
     max_body: u64,
 }
 
-impl Input {
+impl RequestsFile {
     pub(super) fn open(path: &Path, max_body: u64) -> Result<Self> {
         let unreadable = || format!("{} cannot be read", path.display());
         let file = File::open(path).with_context(unreadable)?;
@@ -65,12 +65,12 @@ impl Input {
 
     /// Checks every line, and that each result belongs to a request. Returns the number of requests, and rewinds to the
     /// first line.
-    pub(super) fn check(&mut self, output: &Output) -> Result<usize> {
+    pub(super) fn check(&mut self, output: &ResultsFile) -> Result<usize> {
         let (mut lines, mut done) = (HashMap::new(), 0);
         while let Some(request) = self.next()? {
             let id = &request.custom_id;
-            if let Some(first) = lines.insert(Key::of(id), self.line) {
-                bail!("{}, line {}: custom_id {id:?} is on line {first}, too", self.path.display(), self.line);
+            if let Some(first) = lines.insert(IdHash::new(id), self.line) {
+                bail!("{}, line {}: custom_id {id:?} is already on line {first}", self.path.display(), self.line);
             }
             done += usize::from(output.has(id));
         }
@@ -94,7 +94,7 @@ impl Input {
     }
 
     /// The next request without a result.
-    pub(super) fn next_without(&mut self, output: &Output) -> Result<Option<Request>> {
+    pub(super) fn next_without(&mut self, output: &ResultsFile) -> Result<Option<Request>> {
         while let Some(request) = self.next()? {
             if !output.has(&request.custom_id) {
                 return Ok(Some(request));
@@ -127,7 +127,7 @@ impl Input {
 }
 
 fn parse(line: &[u8]) -> Result<Request, String> {
-    let Entry { custom_id, method, url, body } = serde_json::from_slice(line).map_err(|error| {
+    let RequestLine { custom_id, method, url, body } = serde_json::from_slice(line).map_err(|error| {
         let text = error.to_string();
         // The line number of the JSON text is always 1.
         format!("it is not a request: {}", text.split(" at line ").next().unwrap_or(&text))

@@ -1,11 +1,12 @@
 //! `pegainfer run-batch`: a file of requests in OpenAI's batch format, without a server.
 //!
 //! # Layout
-//! - [`input`]: reads and checks the file of requests. [`output`]: the file of results, from which a stopped run goes on.
-//! - [`request`]: sends one request and makes a result line of its response.
+//! - [`input`]: reads and checks the file of requests. [`output`]: the file of results, from which a stopped run
+//!   continues.
+//! - [`request`]: sends one request and turns its response into a result line.
 //!
-//! Each result is appended with one write as soon as it is there, in the order of completion. A run that was killed leaves at
-//! most one incomplete line, which the next run removes; requests whose result is in the file are not sent again.
+//! Each result is appended with one write when it is complete, in the order of completion. A killed run leaves at most
+//! one incomplete line, which the next run removes. Requests with a result in the file are not sent again.
 
 mod input;
 mod output;
@@ -17,8 +18,8 @@ use crate::cli::signals;
 use crate::text_service::{GrammarLimits, GrammarTrial};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use input::{Input, Request};
-use output::Output;
+use input::{Request, RequestsFile};
+use output::ResultsFile;
 use pegainfer_models::args::EngineArgs;
 use pegainfer_terminal::progress::{Progress, Unit};
 use pegainfer_terminal::values::{parse_bytes, parse_name};
@@ -27,12 +28,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 use tokio::task::JoinSet;
 
-/// Maximum number of choices of a request, all of which wait in the engine's queue.
+/// Maximum number of choices of a request. All of them wait in the engine's queue.
 const MAX_CHOICES: usize = 128;
-/// Limits on the grammar of one request, which are the defaults of `serve`.
+/// Limits on the grammar of one request, equal to the defaults of `serve`.
 const GRAMMAR_LIMITS: GrammarLimits = GrammarLimits { memory: 256 << 20, time: Duration::from_secs(1) };
 
-/// How to use the command, for its help.
+/// Examples for the help text.
 pub const USE: &str = "\
 A request is one line, such as {\"custom_id\": \"1\", \"method\": \"POST\", \"url\": \"/v1/completions\", \"body\": {\"prompt\": \"Once\"}}; its \
 result is one line with id, custom_id, response (status_code, request_id, body) and error. Results are appended as they come. \
@@ -41,8 +42,8 @@ Start the same command again to continue a stopped run.";
 /// Flags of `run-batch`.
 #[derive(Debug, Clone, Args)]
 pub struct BatchArgs {
-    /// File with one request on each line: custom_id, method, url (/v1/chat/completions, /v1/completions or /v1/responses)
-    /// and body
+    /// File with one request on each line: custom_id, method, url (/v1/chat/completions, /v1/completions or
+    /// /v1/responses) and body
     #[arg(short, long, value_name = "FILE")]
     pub input_file: PathBuf,
     /// File to append results to, one on each line. Requests with a result in it are skipped
@@ -64,9 +65,9 @@ pub struct BatchArgs {
 
 /// Runs the command.
 pub fn run(args: &BatchArgs) -> Result<()> {
-    let mut output = Output::open(&args.output_file)?;
+    let mut output = ResultsFile::open(&args.output_file)?;
     // The whole file is checked before the model is loaded.
-    let mut input = Input::open(&args.input_file, args.max_body_size)?;
+    let mut input = RequestsFile::open(&args.input_file, args.max_body_size)?;
     let total = input.check(&output)?;
     output.repair()?;
     if output.done() == total {
@@ -82,7 +83,7 @@ pub fn run(args: &BatchArgs) -> Result<()> {
     progress.finish();
     let (done, failed) = (output.done(), output.failed());
     if stopped {
-        bail!("stopped with {done} of {total} results; the same command goes on with the others");
+        bail!("stopped with {done} of {total} results; the same command continues with the others");
     }
     ensure!(
         done == total,
@@ -102,17 +103,17 @@ fn start(args: &BatchArgs) -> Result<LocalServer> {
     let concurrency = args.concurrency.or(engine.max_num_seqs).map_or(256, Into::into);
     let queued = engine.max_queued_requests.get().max(concurrency.saturating_mul(MAX_CHOICES));
     engine.max_queued_requests = NonZeroUsize::new(queued).unwrap_or(engine.max_queued_requests);
-    let trial = GrammarTrial::of_this_program(GRAMMAR_LIMITS).context("the path of this program is unknown")?;
+    let trial = GrammarTrial::this_program(GRAMMAR_LIMITS).context("the path of this program is unknown")?;
     let max_body = usize::try_from(args.max_body_size)?;
     let options = Options { grammar_trial: Some(trial), max_body, ..Options::default() };
     Ok(LocalServer::new(LoadedModel::load(&engine)?, args.served_model_name.clone(), options))
 }
 
-/// Runs the requests that have no result yet, at most `concurrency` of them at the same time. Returns whether a signal stopped it.
+/// Runs the requests that have no result yet, at most `concurrency` at a time. Returns true if a signal stopped it.
 async fn process(
     server: &LocalServer,
-    input: &mut Input,
-    output: &mut Output,
+    input: &mut RequestsFile,
+    output: &mut ResultsFile,
     concurrency: usize,
     progress: &mut Progress,
 ) -> Result<bool> {

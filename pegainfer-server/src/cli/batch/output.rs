@@ -1,4 +1,4 @@
-//! The file of results: appended line by line, and read at the start to find out what is done.
+//! The file of results: appended line by line, and read at the start to find the finished requests.
 
 use anyhow::{Context, Result, bail, ensure};
 use ring::digest::{SHA256, digest};
@@ -40,19 +40,19 @@ pub(super) struct Failure {
     pub(super) message: String,
 }
 
-/// What a line of an earlier run must have.
+/// Required fields of a line from an earlier run.
 #[derive(Deserialize)]
-struct Written {
+struct WrittenLine {
     id: String,
     custom_id: String,
 }
 
 /// 128 bits of a custom_id's hash, so that millions of ids fit in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Key([u8; 16]);
+pub(super) struct IdHash([u8; 16]);
 
-impl Key {
-    pub(super) fn of(custom_id: &str) -> Self {
+impl IdHash {
+    pub(super) fn new(custom_id: &str) -> Self {
         let mut key = [0; 16];
         key.copy_from_slice(&digest(&SHA256, custom_id.as_bytes()).as_ref()[..16]);
         Self(key)
@@ -60,13 +60,13 @@ impl Key {
 }
 
 /// The file of results, locked against other runs.
-pub(super) struct Output {
+pub(super) struct ResultsFile {
     path: PathBuf,
     file: File,
-    /// Bytes of the complete lines.
+    /// Number of bytes of the complete lines.
     bytes: u64,
     tail: Tail,
-    done: HashSet<Key>,
+    done: HashSet<IdHash>,
     failed: usize,
 }
 
@@ -80,8 +80,8 @@ enum Tail {
     Cut,
 }
 
-impl Output {
-    /// Opens or creates the file and reads the results that it has. It is not changed before [`repair`](Self::repair).
+impl ResultsFile {
+    /// Opens or creates the file and reads its results. Only [`repair`](Self::repair) changes it.
     pub(super) fn open(path: &Path) -> Result<Self> {
         let unusable = || format!("{} cannot be written", path.display());
         // Opening a pipe would wait for its reader.
@@ -100,26 +100,26 @@ impl Output {
         Ok(output)
     }
 
-    /// Notes the results that are there.
+    /// Reads the existing results.
     fn read(&mut self) -> Result<()> {
         let mut reader = BufReader::new(&self.file);
         let (mut line, mut number) = (Vec::new(), 0);
         loop {
             line.clear();
-            // Another kind of file may have no line breaks: its first byte is enough.
+            // A file of another kind may have no line breaks: its first byte is enough.
             if reader.by_ref().take(1).read_to_end(&mut line)? == 0 {
                 return Ok(());
             }
             number += 1;
             ensure!(line == b"{", "line {number} is not a result: give another --output-file");
             reader.read_until(b'\n', &mut line)?;
-            match serde_json::from_slice::<Written>(&line) {
-                Ok(Written { id, custom_id }) if id.starts_with(ID_PREFIX) => {
-                    let is_new = self.done.insert(Key::of(&custom_id));
+            match serde_json::from_slice::<WrittenLine>(&line) {
+                Ok(WrittenLine { id, custom_id }) if id.starts_with(ID_PREFIX) => {
+                    let is_new = self.done.insert(IdHash::new(&custom_id));
                     ensure!(is_new, "line {number} is a second result of {custom_id:?}");
                 }
-                // A fragment after complete results is a cut result. A fragment alone must begin as only files of this
-                // program do.
+                // A fragment after complete results is a truncated result. A fragment alone must begin like a file of
+                // this program.
                 Err(_) if is_beginning(&line) && (number > 1 || has_custom_id(&line)) => {
                     self.tail = Tail::Cut;
                     return Ok(());
@@ -174,9 +174,9 @@ impl Output {
         self.failed
     }
 
-    /// Whether the file has the result of a request.
+    /// True if the file has the result of a request.
     pub(super) fn has(&self, custom_id: &str) -> bool {
-        self.done.contains(&Key::of(custom_id))
+        self.done.contains(&IdHash::new(custom_id))
     }
 
     /// Appends a result.
@@ -185,7 +185,7 @@ impl Output {
         line.push(b'\n');
         self.file.write_all(&line).with_context(|| format!("{} cannot be written", self.path.display()))?;
         self.bytes += line.len() as u64;
-        self.done.insert(Key::of(&result.custom_id));
+        self.done.insert(IdHash::new(&result.custom_id));
         self.failed += usize::from(result.response.as_ref().is_none_or(|response| response.status_code != 200));
         Ok(())
     }
@@ -222,18 +222,18 @@ mod tests {
     fn a_stopped_run_is_continued() {
         let dir = TempDir::new("batch-output");
         let path = dir.path().join("results.jsonl");
-        let mut output = Output::open(&path).unwrap();
+        let mut output = ResultsFile::open(&path).unwrap();
         output.append(&result("a")).unwrap();
         output.append(&result("b")).unwrap();
-        let error = Output::open(&path).err().unwrap().to_string();
+        let error = ResultsFile::open(&path).err().unwrap().to_string();
         assert!(error.starts_with("another process writes to "), "{error}");
         drop(output);
         let whole = std::fs::read(&path).unwrap();
         let second = whole.iter().position(|byte| *byte == b'\n').unwrap() + 1;
-        // Wherever the second line was cut off, the first one stays, and the second is written again.
+        // Wherever the second line is cut off, the first one stays and the second is written again.
         for cut in second..whole.len() {
             std::fs::write(&path, &whole[..cut]).unwrap();
-            let mut output = Output::open(&path).unwrap();
+            let mut output = ResultsFile::open(&path).unwrap();
             let only_its_line_break = cut == whole.len() - 1;
             assert_eq!((output.has("a"), output.has("b")), (true, only_its_line_break), "{cut}");
             output.repair().unwrap();
@@ -254,7 +254,7 @@ mod tests {
         let known = START.len() + ID_DIGITS + "\",\"custom_id\":\"".len();
         for cut in 1..whole.len() {
             std::fs::write(&path, &whole[..cut]).unwrap();
-            let output = Output::open(&path);
+            let output = ResultsFile::open(&path);
             assert_eq!(output.is_ok(), cut >= known, "{cut}");
             assert_eq!(std::fs::read_to_string(&path).unwrap(), whole[..cut], "opening changes nothing");
             if let Ok(mut output) = output {
@@ -268,7 +268,7 @@ mod tests {
     fn a_file_that_others_changed_is_not_called_complete() {
         let dir = TempDir::new("batch-changed-output");
         let path = dir.path().join("results.jsonl");
-        let mut output = Output::open(&path).unwrap();
+        let mut output = ResultsFile::open(&path).unwrap();
         output.append(&result("a")).unwrap();
         output.verify().unwrap();
         std::fs::write(&path, "").unwrap();
@@ -298,7 +298,7 @@ mod tests {
         ];
         for text in foreign {
             std::fs::write(&path, text).unwrap();
-            let error = format!("{:#}", Output::open(&path).err().unwrap());
+            let error = format!("{:#}", ResultsFile::open(&path).err().unwrap());
             assert!(error.contains("cannot be continued: line "), "{error}");
             assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
         }

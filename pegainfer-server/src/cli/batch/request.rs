@@ -8,7 +8,7 @@ use axum::body::to_bytes;
 use axum::response::Response as HttpResponse;
 use serde_json::value::RawValue;
 
-/// Sends a request and waits for its response. An error of the API is a response, too.
+/// Sends a request and waits for its response. Errors of the API are responses.
 pub(super) async fn run(server: LocalServer, custom_id: String, url: String, body: Vec<u8>) -> Result<ResultLine> {
     let id = || Some(format!("{ID_PREFIX}{:016x}{:016x}", ids::random_u64().ok()?, ids::random_u64().ok()?));
     let id = id().context("the operating system gives no random numbers")?;
@@ -25,10 +25,10 @@ pub(super) async fn run(server: LocalServer, custom_id: String, url: String, bod
 async fn read(response: HttpResponse) -> Result<Response> {
     let request_id = response.headers().get(ids::HEADER).and_then(|id| id.to_str().ok());
     let (status_code, request_id) = (response.status().as_u16(), request_id.unwrap_or_default().to_owned());
-    // The API limits the size of responses itself.
+    // The API itself limits the size of responses.
     let bytes = to_bytes(response.into_body(), usize::MAX).await.context("the response broke off")?;
     let text = String::from_utf8(bytes.into()).context("the response is not UTF-8")?;
-    // A result is one line: line breaks of JSON are only white space.
+    // A result is one line. Line breaks in JSON are only white space.
     let body = RawValue::from_string(text.replace('\n', " ")).context("the response is not JSON")?;
     Ok(Response { status_code, request_id, body })
 }

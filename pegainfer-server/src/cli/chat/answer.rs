@@ -1,4 +1,4 @@
-//! One answer: the request is sent, and its stream of server-sent events printed as it comes.
+//! One answer: sends the request and prints its server-sent events as they arrive.
 
 use super::conversation::Conversation;
 use super::screen::Screen;
@@ -15,13 +15,13 @@ const MAX_ERROR: usize = 1 << 20;
 
 /// How a request ended.
 pub(super) enum Outcome {
-    /// With an answer, which may have been stopped.
+    /// An answer, which may have been stopped.
     Answered { text: String },
-    /// With an error: its message.
+    /// An error, with its message.
     Refused(String),
 }
 
-/// Asks for the next message and prints it. Ctrl-C stops it: dropping the stream cancels the request.
+/// Requests the next message and prints it. Ctrl-C stops it: dropping the stream cancels the request.
 pub(super) async fn run(server: &LocalServer, conversation: &Conversation, screen: &mut Screen) -> Result<Outcome> {
     let interrupt = tokio::signal::ctrl_c();
     tokio::pin!(interrupt);
@@ -83,16 +83,16 @@ fn message_of(error: &Value) -> String {
     error["message"].as_str().map_or_else(|| error.to_string(), str::to_owned)
 }
 
-/// A chunk of the stream, as far as it is shown.
+/// The shown fields of a chunk of the stream.
 #[derive(Deserialize)]
 struct Chunk {
     #[serde(default)]
-    choices: Vec<Choice>,
+    choices: Vec<ChunkChoice>,
     error: Option<Value>,
 }
 
 #[derive(Deserialize)]
-struct Choice {
+struct ChunkChoice {
     delta: Delta,
     finish_reason: Option<String>,
 }
@@ -106,7 +106,7 @@ struct Delta {
 /// The server-sent events of a body.
 struct Events {
     stream: BodyDataStream,
-    /// Bytes that do not make a line yet.
+    /// Bytes of an incomplete line.
     text: Vec<u8>,
 }
 

@@ -1,10 +1,10 @@
-//! The messages of a chat, and the request that asks for the next one.
+//! The messages of a chat, and the request for the next one.
 
 use clap::Args;
 use serde::Serialize;
 use std::num::NonZeroUsize;
 
-/// How to generate: fields of the request, which the API checks. What is not given follows the checkpoint.
+/// Generation parameters, sent as request fields and checked by the API. Defaults come from the checkpoint.
 #[derive(Debug, Clone, Default, Args, Serialize)]
 pub struct Generation {
     /// Maximum number of tokens of an answer, reasoning included [default: what is left of the context]
@@ -61,13 +61,13 @@ impl Conversation {
         conversation
     }
 
-    /// Starts anew with another system message; an empty one is none.
+    /// Restarts the conversation with another system message; an empty one removes it.
     pub(super) fn set_system(&mut self, text: String) {
         self.reset();
         self.system = Some(Message { role: "system", content: text }).filter(|message| !message.content.is_empty());
     }
 
-    /// Forgets everything but the system message.
+    /// Removes everything except the system message.
     pub(super) fn reset(&mut self) {
         self.messages.clear();
     }
@@ -76,12 +76,12 @@ impl Conversation {
         self.messages.push(Message { role: "user", content: text.to_owned() });
     }
 
-    /// The end of an answer. A stopped one is kept as far as it came, so that the user can refer to it.
+    /// Appends an answer. A stopped answer is kept as far as it came, so that the user can refer to it.
     pub(super) fn answered(&mut self, text: String) {
         self.messages.push(Message { role: "assistant", content: text });
     }
 
-    /// Forgets a question that got no answer.
+    /// Removes a question without an answer.
     pub(super) fn take_back(&mut self) {
         self.messages.pop();
     }

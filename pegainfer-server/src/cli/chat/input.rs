@@ -1,4 +1,4 @@
-//! What the user types: a line editor with history, messages of several lines, commands.
+//! The user's input: a line editor with history, messages of several lines, commands.
 
 use anyhow::{Context as _, Result};
 use rustyline::completion::Completer;
@@ -22,9 +22,9 @@ pub(super) const HELP: &str = "\
 \"\"\"           begins and ends a message of several lines; a \\ at the end of a line continues it, too
 Ctrl-C        stops an answer, or clears the line";
 
-/// What a line asks for.
+/// Meaning of an input line.
 #[derive(Debug, PartialEq)]
-pub(super) enum Line {
+pub(super) enum InputLine {
     Nothing,
     Message(String),
     System(String),
@@ -34,7 +34,7 @@ pub(super) enum Line {
     Unknown(String),
 }
 
-impl Line {
+impl InputLine {
     fn parse(text: &str) -> Self {
         let text = text.trim();
         if let Some(quoted) = text.strip_prefix(QUOTES) {
@@ -50,7 +50,7 @@ impl Line {
             "/reset" => Self::Reset,
             "/help" | "/?" => Self::Help,
             "/exit" | "/quit" | "/bye" => Self::Exit,
-            // A path is no command.
+            // A path is not a command.
             path if path[1..].contains('/') => Self::message(&text),
             other => Self::Unknown(other.to_owned()),
         }
@@ -82,20 +82,20 @@ impl Input {
             if let Some(dir) = path.parent() {
                 let _ = std::fs::create_dir_all(dir);
             }
-            // There is none before the first chat.
+            // There is no history before the first chat.
             let _ = editor.load_history(path);
         }
         Ok(Self { editor, history })
     }
 
     /// The next line; `None` at the end of the input.
-    pub(super) fn read(&mut self) -> Result<Option<Line>> {
+    pub(super) fn read(&mut self) -> Result<Option<InputLine>> {
         match self.editor.readline(PROMPT) {
             Ok(text) => {
                 self.remember(&text);
-                Ok(Some(Line::parse(&text)))
+                Ok(Some(InputLine::parse(&text)))
             }
-            Err(ReadlineError::Interrupted) => Ok(Some(Line::Nothing)),
+            Err(ReadlineError::Interrupted) => Ok(Some(InputLine::Nothing)),
             Err(ReadlineError::Eof) => Ok(None),
             Err(error) => Err(error).context("the terminal cannot be read"),
         }
@@ -119,7 +119,7 @@ fn default_history() -> Option<PathBuf> {
     Some(state.join("pegainfer/chat-history"))
 }
 
-/// What the editor asks while the user types.
+/// Editor callbacks while the user types.
 struct Assistance;
 
 impl Helper for Assistance {}
@@ -147,7 +147,7 @@ impl Validator for Assistance {
     }
 }
 
-/// Whether a message ends with what was typed so far.
+/// True if the message is complete.
 fn is_complete(text: &str) -> bool {
     match text.trim().strip_prefix(QUOTES) {
         Some(rest) => rest.ends_with(QUOTES),
@@ -171,18 +171,18 @@ mod tests {
         ] {
             assert_eq!(is_complete(text), complete, "{text}");
         }
-        let message = |text: &str| Line::Message(text.into());
-        assert_eq!(Line::parse("\"\"\"a\n\nb\n\"\"\""), message("a\n\nb"));
-        assert_eq!(Line::parse("a\\\nb"), message("a\nb"));
+        let message = |text: &str| InputLine::Message(text.into());
+        assert_eq!(InputLine::parse("\"\"\"a\n\nb\n\"\"\""), message("a\n\nb"));
+        assert_eq!(InputLine::parse("a\\\nb"), message("a\nb"));
     }
 
     #[test]
     fn commands_begin_with_a_slash() {
-        assert_eq!(Line::parse(" /reset "), Line::Reset);
-        assert_eq!(Line::parse("/system  Be brief. "), Line::System("Be brief.".into()));
-        assert_eq!(Line::parse("/system"), Line::System(String::new()));
-        assert_eq!(Line::parse("/nonsense x"), Line::Unknown("/nonsense".into()));
-        assert_eq!(Line::parse("/etc/hosts has what?"), Line::Message("/etc/hosts has what?".into()));
-        assert_eq!((Line::parse(""), Line::parse("\"\"\"\"\"\"")), (Line::Nothing, Line::Nothing));
+        assert_eq!(InputLine::parse(" /reset "), InputLine::Reset);
+        assert_eq!(InputLine::parse("/system  Be brief. "), InputLine::System("Be brief.".into()));
+        assert_eq!(InputLine::parse("/system"), InputLine::System(String::new()));
+        assert_eq!(InputLine::parse("/nonsense x"), InputLine::Unknown("/nonsense".into()));
+        assert_eq!(InputLine::parse("/etc/hosts has what?"), InputLine::Message("/etc/hosts has what?".into()));
+        assert_eq!((InputLine::parse(""), InputLine::parse("\"\"\"\"\"\"")), (InputLine::Nothing, InputLine::Nothing));
     }
 }

@@ -1,8 +1,8 @@
 //! `pegainfer chat`: a conversation in the terminal, or one answer in a pipe.
 //!
 //! # Layout
-//! - [`input`]: what the user types: messages of several lines, commands, the history file.
-//! - [`conversation`]: messages so far, and the request that asks for the next one.
+//! - [`input`]: the user's input: messages of several lines, commands, the history file.
+//! - [`conversation`]: messages so far, and the request for the next one.
 //! - [`answer`]: runs a request and reads its stream. [`screen`]: prints it.
 
 mod answer;
@@ -16,7 +16,7 @@ use answer::Outcome;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use conversation::{Conversation, Generation};
-use input::{Input, Line};
+use input::{Input, InputLine};
 use pegainfer_models::args::EngineArgs;
 use screen::Screen;
 use std::io::{IsTerminal, Read};
@@ -26,7 +26,7 @@ use std::path::PathBuf;
 /// Maximum bytes of a message that comes from a pipe.
 const MAX_PIPED: u64 = 8 << 20;
 
-/// How to use the command, for its help.
+/// Examples for the help text.
 pub const USE: &str = "\
 In a terminal, /system TEXT starts anew with a system message, /reset starts anew, /help lists the commands, and /exit or Ctrl-D \
 leaves. Ctrl-C stops an answer. Put a message of several lines between triple quotes, or end each line but the last one with a \
@@ -44,7 +44,7 @@ pub struct ChatArgs {
     /// System message
     #[arg(long, value_name = "TEXT")]
     pub system: Option<String>,
-    /// How to generate.
+    /// Generation parameters.
     #[command(flatten)]
     pub generation: Generation,
     /// File with the lines that were typed, for the arrow keys [default: ~/.local/state/pegainfer/chat-history]
@@ -56,7 +56,7 @@ pub struct ChatArgs {
 pub fn run(args: &ChatArgs) -> Result<()> {
     let mut engine = args.engine.clone();
     engine.model_path = args.model.clone().or(engine.model_path);
-    // A chat is one sequence: the KV cache of one conversation is enough.
+    // A chat is one sequence, so the KV cache of one conversation is enough.
     engine.max_num_seqs.get_or_insert(NonZeroUsize::MIN);
     let server = LocalServer::new(LoadedModel::load(&engine)?, Vec::new(), Options::default());
     let conversation = Conversation::new(args.system.clone(), args.generation.clone());
@@ -71,7 +71,7 @@ pub fn run(args: &ChatArgs) -> Result<()> {
     done
 }
 
-/// Answers what comes through the pipe as one message.
+/// Answers the text from the pipe as one message.
 async fn answer_pipe(server: &LocalServer, mut conversation: Conversation) -> Result<()> {
     let mut bytes = Vec::new();
     std::io::stdin().take(MAX_PIPED + 1).read_to_end(&mut bytes).context("standard input cannot be read")?;
@@ -86,25 +86,25 @@ async fn answer_pipe(server: &LocalServer, mut conversation: Conversation) -> Re
     }
 }
 
-/// The dialogue, until the user leaves.
+/// Runs the dialogue until the user leaves.
 async fn converse(server: &LocalServer, mut conversation: Conversation, mut input: Input) -> Result<()> {
     let mut screen = Screen::stdout();
     screen.note(&format!("{}: /help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves", server.name))?;
     while let Some(line) = input.read()? {
         match line {
-            Line::Nothing => {}
-            Line::Help => screen.note(input::HELP)?,
-            Line::Reset => {
+            InputLine::Nothing => {}
+            InputLine::Help => screen.note(input::HELP)?,
+            InputLine::Reset => {
                 conversation.reset();
                 screen.note("the conversation starts anew")?;
             }
-            Line::System(text) => {
+            InputLine::System(text) => {
                 conversation.set_system(text);
-                screen.note("the conversation starts anew with this system message")?;
+                screen.note("the conversation restarts with this system message")?;
             }
-            Line::Exit => break,
-            Line::Unknown(command) => screen.note(&format!("{command} is not a command; /help lists them"))?,
-            Line::Message(text) => {
+            InputLine::Exit => break,
+            InputLine::Unknown(command) => screen.note(&format!("{command} is not a command; /help lists them"))?,
+            InputLine::Message(text) => {
                 conversation.ask(&text);
                 match answer::run(server, &conversation, &mut screen).await? {
                     Outcome::Answered { text } => conversation.answered(text),

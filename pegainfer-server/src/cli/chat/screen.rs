@@ -1,4 +1,4 @@
-//! Prints answers: reasoning dimmed on a terminal and left out elsewhere.
+//! Prints answers. Reasoning is dimmed on a terminal and left out elsewhere.
 
 use anyhow::Result;
 use pegainfer_terminal::stderr;
@@ -11,9 +11,9 @@ const PLAIN: &str = "\x1b[0m";
 /// Where an answer is printed.
 pub(super) struct Screen {
     is_terminal: bool,
-    /// Whether dimmed text was printed last.
+    /// True if the last output was dimmed.
     is_dim: bool,
-    /// Whether the cursor is at the start of a line.
+    /// True if the cursor is at the start of a line.
     at_start: bool,
 }
 
@@ -43,7 +43,7 @@ impl Screen {
         self.put(text)
     }
 
-    /// Ends an answer, with a remark on its end.
+    /// Ends an answer, with an optional remark.
     pub(super) fn end(&mut self, remark: Option<&str>) -> Result<()> {
         self.end_reasoning()?;
         self.end_line()?;

@@ -1,4 +1,4 @@
-//! `doctor --ledger`: do the steps of this device take the time that a ledger says?
+//! `doctor --ledger`: compares the step times of this device with a ledger.
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
@@ -10,17 +10,17 @@ use pegainfer_models::model_path;
 use pegainfer_terminal::stdout::print;
 use std::path::Path;
 
-/// Difference of a factor from 1 from which on the steps are not those of the ledger.
+/// Maximum relative difference of step times; more means that the ledger does not apply.
 const TOLERANCE: f64 = 0.05;
 
-/// Engine flags alone.
+/// Only the engine flags.
 #[derive(Debug, Parser)]
 struct Flags {
     #[command(flatten)]
     engine: EngineArgs,
 }
 
-/// Measures some of the steps in `file` again, on GPU `gpu` if they are those of a GPU.
+/// Measures some steps of `file` again, on GPU `gpu` if they are GPU steps.
 pub fn run(file: &Path, model_path: Option<&str>, gpu: usize) -> Result<()> {
     let ledger = anchor::read(file)?;
     let args = engine_args(&ledger.header, model_path, gpu)?;
@@ -31,11 +31,11 @@ pub fn run(file: &Path, model_path: Option<&str>, gpu: usize) -> Result<()> {
         print(&format!("{line}\n"))?;
     }
     let why = verdict(&ledger.header, &header, &anchor);
-    ensure!(why.is_none(), "the steps of this device do not take what the ledger says: {}", why.unwrap_or_default());
+    ensure!(why.is_none(), "the step times of this device differ from the ledger: {}", why.unwrap_or_default());
     print(&format!("ok: every factor is within {:.0} %\n", 100.0 * TOLERANCE))
 }
 
-/// The flags of the engine that was measured.
+/// The flags of the measured engine.
 fn engine_args(header: &Header, model_path: Option<&str>, gpu: usize) -> Result<EngineArgs> {
     let device = if header.device.starts_with("cpu") { "cpu".to_owned() } else { format!("cuda:{gpu}") };
     let numbers = [
@@ -65,13 +65,13 @@ fn engine_args(header: &Header, model_path: Option<&str>, gpu: usize) -> Result<
     Ok(Flags::try_parse_from(words).context("the header of the ledger has values that no engine can have")?.engine)
 }
 
-/// Whether there are weights beside config.json.
+/// True if there are weights next to config.json.
 fn has_weights(dir: &Path) -> bool {
     let files = dir.read_dir().into_iter().flatten().flatten();
     files.into_iter().any(|file| file.path().extension().is_some_and(|extension| extension == "safetensors"))
 }
 
-/// What is not as it was when the ledger was measured.
+/// Differences from the conditions of the measurement.
 fn differences(ledger: &Header, now: &Header) -> Vec<String> {
     let driver = |header: &Header| header.driver.clone().unwrap_or_else(|| "unknown".to_owned());
     let pairs = [
@@ -83,7 +83,7 @@ fn differences(ledger: &Header, now: &Header) -> Vec<String> {
     differ.map(|(what, before, now)| format!("{what}: {now}, in the ledger {before}")).collect()
 }
 
-/// Why the ledger does not hold here; `None` if it does.
+/// Why the ledger does not apply here; `None` if it does.
 fn verdict(ledger: &Header, now: &Header, anchor: &Anchor) -> Option<&'static str> {
     let factors = anchor::factors(anchor);
     let off = |factor: f64| (factor - 1.0).abs() > TOLERANCE;
@@ -106,7 +106,7 @@ fn verdict(ledger: &Header, now: &Header, anchor: &Anchor) -> Option<&'static st
     } else if factors.iter().all(|(_, factor)| *factor < 1.0 + TOLERANCE) {
         "steps are faster than they were; correct it with pegainfer ledger --anchor"
     } else {
-        "only some steps are slower; the op that is can be found with pegainfer serve --ledger"
+        "only some steps are slower; find the slow op with pegainfer serve --ledger"
     })
 }
 
@@ -139,7 +139,7 @@ mod tests {
         }
     }
 
-    /// Small decode and prefill steps that take so many times as long as in the ledger.
+    /// Small decode and prefill steps that take `decode` and `prefill` times as long as in the ledger.
     fn anchor(decode: f64, prefill: f64) -> Anchor {
         let step = |rows: &[(usize, usize)], ratio: f64| Remeasured {
             load: StepLoad::of_rows(rows.iter().copied()),

@@ -1,12 +1,12 @@
-//! `pegainfer doctor`: is there a GPU, and does every op on it agree with its reference kernel, alone, overlapped with its neighbours
-//! and replayed in a CUDA graph? With `--ledger`: do its steps take the time that they did?
+//! `pegainfer doctor`: finds the GPU and compares every op on it with its reference kernel: alone, overlapped with its
+//! neighbours, and replayed in a CUDA graph. With `--ledger`: compares step times with a ledger.
 
 mod ledger_check;
 mod models;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use models::{Model, Step};
+use models::{Model, StepShape};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::isa::Isa;
 use pegainfer_core::record::{OpRecord, Operand};
@@ -18,8 +18,8 @@ use std::collections::HashSet;
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// Steps whose ops are checked. Every kernel that a batch size chooses is among them.
-const STEPS: [Step; 13] = [
+/// Steps whose ops are checked. They cover every kernel that is chosen by batch size.
+const STEPS: [StepShape; 13] = [
     (1, 1, 1024),
     (2, 1, 300),
     (3, 1, 100),
@@ -84,7 +84,7 @@ pub fn run(args: &DoctorArgs) -> Result<()> {
     if args.model_path.is_none() {
         models.extend(models::typical().map(|(name, model)| (name.to_owned(), model)));
     }
-    let mut report = Report::default();
+    let mut report = DoctorReport::default();
     for (name, model) in &models {
         print(&format!("\nops of {name}\n"))?;
         let begin = Instant::now();
@@ -96,16 +96,16 @@ pub fn run(args: &DoctorArgs) -> Result<()> {
     Ok(())
 }
 
-/// What was checked so far.
+/// Results so far.
 #[derive(Default)]
-struct Report {
+struct DoctorReport {
     seen: HashSet<String>,
-    /// Calls times the ways in which each was launched, and how many of these failed.
+    /// Number of launches (calls times ways of launching), and how many failed.
     runs: usize,
     failed: usize,
 }
 
-impl Report {
+impl DoctorReport {
     fn model(&mut self, cpu: &mut Exec, gpu: &mut Exec, model: &Model) -> Result<()> {
         print(&format!(
             "{:<27} {:<22} {:<44} {:>10} {:>10}  verdict\n",
@@ -141,7 +141,7 @@ impl Report {
     }
 }
 
-/// Calls with the same key are the same call with other values.
+/// Key of a call: calls with equal keys differ only in their values.
 fn key(record: &OpRecord, context: usize) -> String {
     let attends = record.op.ends_with("attention") || record.op == "decode_layers";
     let context = if attends { context } else { 0 };
@@ -149,7 +149,7 @@ fn key(record: &OpRecord, context: usize) -> String {
     format!("{} {context} {shapes:?}", record.op)
 }
 
-/// The operands that tell calls of one op apart.
+/// The operands that distinguish calls of one op.
 fn shapes(record: &OpRecord) -> String {
     let shape = |o: &Operand| format!("{:?}", o.shape).replace(", ", ",");
     let reads: Vec<String> = record.reads.iter().take(2).map(shape).collect();
@@ -161,7 +161,7 @@ fn shapes(record: &OpRecord) -> String {
 mod tests {
     use super::*;
 
-    /// Those that have CUDA kernels.
+    /// Bundled models with CUDA kernels.
     const BUNDLED: &[&str] = &[
         "qwen3-tiny",
         #[cfg(feature = "qwen35")]
@@ -170,12 +170,12 @@ mod tests {
         "dsv4-tiny-fp4fp8",
     ];
 
-    /// Every op of a step has a comparison: the CPU agrees with itself.
+    /// Every op of a step has a comparison. The CPU agrees with itself.
     #[test]
     fn every_op_is_known() {
         let mut cpu = Exec::cpu(Isa::best(), Some(2)).unwrap();
         let mut portable = Exec::cpu(Isa::Portable, Some(2)).unwrap();
-        let mut report = Report::default();
+        let mut report = DoctorReport::default();
         let dirs = BUNDLED.iter().map(|model| pegainfer_testing::model_dir().with_file_name(model));
         for (_, model) in dirs.flat_map(|dir| Model::load(&dir).unwrap()) {
             for (batch, tokens, context) in [(1, 1, 100), (3, 1, 20), (2, 3, 50)] {

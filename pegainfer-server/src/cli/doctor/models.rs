@@ -1,4 +1,4 @@
-//! The models whose ops are checked, and the steps that show them.
+//! The models whose ops are checked, and the steps that contain them.
 
 use anyhow::{Result, bail};
 use pegainfer_core::engine::MAX_LOGPROBS;
@@ -19,8 +19,8 @@ use pegainfer_runtime::{Model as _, Quantization};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Rows of a step, tokens that each adds, and tokens of its context.
-pub type Step = (usize, usize, usize);
+/// Rows of a step, new tokens per row, and context tokens.
+pub type StepShape = (usize, usize, usize);
 
 /// A model of a family that runs on a GPU.
 pub struct Model {
@@ -29,22 +29,22 @@ pub struct Model {
     rope_theta: f64,
     /// Rows and columns of a matrix of dummy weights.
     matrix: [usize; 2],
-    /// Whether only ops with FP8 weights are checked: all others are the same in bf16.
+    /// True if only ops with FP8 weights are checked; all others are the same in bf16.
     fp8: bool,
-    /// Steps that are checked besides those of every model.
-    pub more_steps: &'static [Step],
-    /// The ops of a step, see [`records`].
+    /// Steps to check in addition to those of every model.
+    pub more_steps: &'static [StepShape],
+    /// Records the ops of a step, see [`records`].
     records: StepRecords,
 }
 
-/// Layers that are checked: the second one finds what the first one hands on.
+/// Number of checked layers: the second one receives the output of the first.
 const LAYERS: usize = 2;
 
-/// Routed experts that are checked at most: the weights of 256 would take longer to make than the ops to compare.
+/// Maximum number of checked routed experts: making the weights of 256 would take longer than comparing the ops.
 #[cfg(feature = "deepseek-v4")]
 const EXPERTS: usize = 16;
 
-/// Shapes that people use, each with as many layers as have ops of different shapes.
+/// Common shapes, each with as many layers as have ops of different shapes.
 pub fn typical() -> impl Iterator<Item = (&'static str, Model)> {
     let models = [
         ("a model of Qwen3-4B's shape", Model::qwen3(qwen3_4b(), false)),
@@ -60,7 +60,7 @@ pub fn typical() -> impl Iterator<Item = (&'static str, Model)> {
 }
 
 impl Model {
-    /// Of the checkpoint in `dir`; those that may have FP8 weights twice, with what to add to the name.
+    /// The model of the checkpoint in `dir`. Models that may have FP8 weights come twice, with a suffix for the name.
     pub fn load(dir: &Path) -> Result<Vec<(&'static str, Self)>> {
         let both = |model: &dyn Fn(bool) -> Self| vec![("", model(false)), (" with FP8 weights", model(true))];
         match detect::detect(dir)?.name {
@@ -106,22 +106,22 @@ impl Model {
 
     #[cfg(feature = "deepseek-v4")]
     fn deepseek_v4(config: deepseek_v4::config::Config) -> Self {
-        // Attention of the shape that the Qwen models have is not among the ops.
+        // DeepSeek-V4 has no attention op of the Qwen models' shape.
         let shape = HeadShape { heads: 1, kv_heads: 1, head_dim: 128 };
         let matrix = [config.hidden_size, config.hidden_size];
         let rope_theta = config.rope_theta;
         let records = Box::new(move |batch, tokens, context| deepseek_v4_records(&config, (batch, tokens, context)));
-        // More entries than a token attends to.
+        // Contexts with more entries than a token attends to.
         let more_steps = &[(1, 1, 20_000), (3, 1, 9000), (4, 40, 3000)];
         Self { shape, rope_theta, matrix, fp8: false, more_steps, records }
     }
 
-    /// What its calls do not say in shapes.
+    /// Properties of its calls that shapes do not show.
     pub fn case(&self, context: usize) -> Case {
         Case { shape: self.shape, context, rope_theta: self.rope_theta, exact_in_fp8: self.fp8 }
     }
 
-    /// The ops of a step whose rows all have log-probabilities and logits updates, and the one that makes dummy weights.
+    /// The ops of a step whose rows all have log-probabilities and logits updates, and the op that makes dummy weights.
     pub fn records(&self, batch: usize, tokens: usize, context: usize) -> Result<Vec<OpRecord>> {
         let mut records = (self.records)(batch, tokens, context)?;
         if self.fp8 {
@@ -140,10 +140,10 @@ impl Model {
     }
 }
 
-/// The ops of a step of so many rows, tokens that each adds, and tokens of its context.
+/// Records the ops of a step with this number of rows, new tokens per row and context tokens.
 type StepRecords = Box<dyn Fn(usize, usize, usize) -> Result<Vec<OpRecord>>>;
 
-/// The ops of steps of one model, then of another.
+/// Records the ops of one model's step, then of the other's.
 fn both(one: StepRecords, other: StepRecords) -> StepRecords {
     Box::new(move |batch, tokens, context| {
         let mut records = one(batch, tokens, context)?;
@@ -166,8 +166,8 @@ impl Model {
     }
 }
 
-/// Steps whose tokens are no multiple of four, which FP8 by FP8 is padded to.
-const FP8_STEPS: [Step; 2] = [(1, 301, 301), (1, 130, 130)];
+/// Steps whose number of tokens is not a multiple of four, to which FP8 by FP8 is padded.
+const FP8_STEPS: [StepShape; 2] = [(1, 301, 301), (1, 130, 130)];
 /// Edge of a block of FP8 weights.
 const FP8_BLOCK: usize = 128;
 
@@ -180,7 +180,7 @@ fn records<M: pegainfer_runtime::Model>(config: M::Config) -> StepRecords {
     })
 }
 
-/// Most rows of a step behind which the ops of a pass over blocks of drafts are checked, too.
+/// Maximum number of rows in a step for which the ops of verifying blocks of drafts are also checked.
 #[cfg(feature = "deepseek-v4")]
 const MAX_BLOCKS: usize = 16;
 
@@ -191,7 +191,7 @@ fn deepseek_v4_records(config: &deepseek_v4::config::Config, step: (usize, usize
     let mut records = Vec::new();
     for numerics in [Numerics::REFERENCE, Numerics::F32] {
         records.extend(deepseek_v4::record(config, numerics, 1, step)?);
-        // Of several ranks a block's output is an f32 sum.
+        // With several ranks, a block's output is an f32 sum.
         let shared = deepseek_v4::record(config, numerics, 2, step)?;
         records.extend(shared.into_iter().filter(|record| record.op.starts_with("hyper_merge")));
         if config.loaded_dspark().is_some() && step.1 == 1 && step.0 <= MAX_BLOCKS {
@@ -203,7 +203,7 @@ fn deepseek_v4_records(config: &deepseek_v4::config::Config, step: (usize, usize
     Ok(records)
 }
 
-/// The op that gives a sequence the state of a prefix, which a step of sequences in their slots does not have.
+/// The op that copies a prefix's state to a sequence; steps with sequences in their own slots do not contain it.
 #[cfg(feature = "deepseek-v4")]
 fn copied_slot(shape: [usize; 3], activations: DType) -> Result<Vec<OpRecord>> {
     let mut meta = Exec::meta()?;
@@ -238,7 +238,7 @@ fn dummy_weights() -> Result<Vec<OpRecord>> {
     Ok(records)
 }
 
-/// Every row with log-probabilities and all logits processors.
+/// Requests log-probabilities and all logits processors for every row.
 fn ask_for_all<R>(step: &mut schedule::Step<R>, vocab: usize) {
     let edit = |token: usize| LogitEdit { token: token as u32, scale: 1.0, add: 0.0 };
     let edits: Vec<LogitEdit> = (0..vocab.min(1000)).map(edit).collect();
@@ -307,7 +307,7 @@ fn deepseek_v4_flash() -> deepseek_v4::config::Config {
             markov_rank: 256,
             block: BlockShape { tokens: 5, noise_token: 128_799 },
         }),
-        // Rings that are longer than the window.
+        // Rings longer than the window.
         loads_drafts: true,
         heads: 64,
         head_dim: 512,

@@ -27,7 +27,7 @@ async fn large_work_leaves_the_threads_to_others_and_never_begins_for_nobody() {
     drop(abandoned);
     let text = vec!["Once upon a time".to_string()];
     assert_eq!(encoder.work(ONE, 1, encode(text, true)).await.unwrap().unwrap().len(), 1);
-    let next = encoder.work(ONE, LARGE + 1, |_, caller| caller.is_gone());
+    let next = encoder.work(ONE, LARGE + 1, |_, caller| cancel.is_cancelled());
     release.send(()).unwrap();
     assert_eq!((long.await.unwrap(), next.await.unwrap()), (true, false));
 }
@@ -61,7 +61,7 @@ async fn tenants_take_turns_on_the_threads() {
     drop(blocked);
     let order = order.lock().unwrap();
     let last = order.iter().rposition(|id| *id == OTHER.id).unwrap();
-    // Two threads may swap what they finish.
+    // Two threads may finish in either order.
     assert!(last <= 6 + turns, "{order:?}");
 }
 

@@ -1,4 +1,4 @@
-//! What a client understands from a response, whole or streamed, in each of the three APIs.
+//! A client's view of a response, whole or streamed, in each of the three APIs.
 
 use super::recorded::Api;
 use base64::Engine;
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 #[derive(Debug, Clone, Default)]
 pub struct Call {
     pub id: String,
-    /// The function, with its namespace before it.
+    /// Name of the function, after its namespace.
     pub name: String,
     /// Arguments as an object; the text of a custom tool is its `input`.
     pub input: Value,
@@ -21,7 +21,7 @@ pub struct Answer {
     pub reasoning: String,
     pub content: String,
     pub calls: Vec<Call>,
-    /// The stop reason says that calls are to be made.
+    /// True if the stop reason tells the client to make calls.
     pub ended_with_calls: bool,
     pub prompt_tokens: usize,
     pub cached_tokens: usize,
@@ -31,7 +31,7 @@ pub struct Answer {
 
 impl Answer {
     /// Reads a JSON response.
-    pub fn of_whole(api: Api, text: &str) -> Self {
+    pub fn from_response(api: Api, text: &str) -> Self {
         let response: Value = serde_json::from_str(text).unwrap_or_else(|e| panic!("{e}: {text}"));
         match api {
             Api::Chat => {
@@ -43,7 +43,7 @@ impl Answer {
     }
 
     /// Reads a stream of events.
-    pub fn of_stream(api: Api, text: &str) -> Self {
+    pub fn from_stream(api: Api, text: &str) -> Self {
         let events = events(api, text);
         match api {
             Api::Chat => chat_stream(&events),
@@ -53,7 +53,7 @@ impl Answer {
     }
 }
 
-/// The events of a stream; those with a name are checked to repeat it.
+/// The events of a stream. Checks that named events repeat their name.
 fn events(api: Api, text: &str) -> Vec<Value> {
     let text = match api {
         Api::Chat => text.strip_suffix("data: [DONE]\n\n").unwrap_or_else(|| panic!("no [DONE] in {text}")),
@@ -185,7 +185,7 @@ fn assemble_message(events: &[Value]) -> Value {
     panic!("no message_stop in {events:?}")
 }
 
-/// The reasoning of a block, which its signature holds if the client does not want to see it.
+/// The reasoning of a block, which its signature contains if the client does not want to see it.
 fn thinking(block: &Value) -> String {
     match text(&block["signature"]).strip_prefix("pegainfer-1-") {
         Some(encoded) => String::from_utf8(BASE64_STANDARD.decode(encoded).unwrap()).unwrap(),
@@ -218,7 +218,7 @@ fn message(message: &Value) -> Answer {
     answer
 }
 
-/// Reads a stream of the Responses API: the items as they are completed, checked against their deltas.
+/// Reads a stream of the Responses API: the completed items, checked against their deltas.
 fn response_stream(events: &[Value]) -> Answer {
     let (mut items, mut grown) = (Vec::new(), String::new());
     for (i, event) in events.iter().enumerate() {
@@ -248,7 +248,7 @@ fn response_stream(events: &[Value]) -> Answer {
     output(&items, &last["response"])
 }
 
-/// Reasoning is a summary if the request asked for one, else content.
+/// The reasoning: a summary if the request asked for one, otherwise content.
 fn reasoning(item: &Value) -> String {
     let parts = [&item["summary"], &item["content"]].into_iter().filter_map(Value::as_array).flatten();
     parts.map(|part| text(&part["text"])).collect()

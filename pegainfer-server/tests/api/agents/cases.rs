@@ -1,4 +1,4 @@
-//! Calls as models write them, served: each case of `fixtures/calls` in each API, plain and streamed.
+//! Calls as models write them, over HTTP: each case of `fixtures/calls` in each API, plain and streamed.
 
 use super::Agents;
 use super::answer::Answer;
@@ -16,7 +16,7 @@ fn cases(format: &str) -> Vec<Value> {
         "/../pegainfer-text/tests/fixtures/calls/cases.json"
     )))
     .unwrap();
-    // Answers that are cut off by a limit have other shapes.
+    // Answers that a limit cuts off have other shapes.
     cases.into_iter().filter(|case| case["format"] == format && case["end"] == "eos").collect()
 }
 
@@ -56,10 +56,10 @@ fn ask(agents: &Agents, api: Api, path: &str, case: &Value, stream: bool) -> Ans
     let response = post(agents.server.address, path, &body);
     let (status, text) = (response.status, response.text());
     assert_eq!(status, 200, "{text}");
-    if stream { Answer::of_stream(api, &text) } else { Answer::of_whole(api, &text) }
+    if stream { Answer::from_stream(api, &text) } else { Answer::from_response(api, &text) }
 }
 
-/// True if two values are equal, numbers compared by value.
+/// True if two values are equal, with numbers compared by value.
 fn same(a: &Value, b: &Value) -> bool {
     match (a, b) {
         (Value::Number(a), Value::Number(b)) => a.as_f64() == b.as_f64(),
@@ -87,11 +87,11 @@ fn fits(case: &Value, changes: &Value, answer: &Answer) -> bool {
         && answer.ended_with_calls == (field("finish") == "tool_calls")
 }
 
-/// Asks for all cases of a format in all APIs; the same accepted answer has to fit every API.
-fn every_api_gives_what_the_model_meant(template: Template, format: &str, least: usize) {
+/// Requests all cases of a format in all APIs; the same accepted answer has to fit every API.
+fn every_api_gives_what_the_model_meant(template: Template, format: &str, min_cases: usize) {
     let agents = Agents::start(template);
     let cases = cases(format);
-    assert!(cases.len() >= least, "{} cases", cases.len());
+    assert!(cases.len() >= min_cases, "{} cases", cases.len());
     let mut wrong = vec![];
     for case in cases {
         let asked = APIS.iter().flat_map(|(api, path)| [(api, path, false), (api, path, true)]);

@@ -18,7 +18,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use template::Template;
 
-/// Context length of the scripted engine: larger than every recorded prompt and the `max_tokens` beside it.
+/// Context length of the scripted engine, larger than every recorded prompt plus its `max_tokens`.
 const CONTEXT: usize = 262_144;
 
 /// The server of one template, and its scripted engine.
@@ -37,7 +37,7 @@ impl Agents {
         Self { server: TestServer::start(engine, setup), control, template }
     }
 
-    /// Sends a body as this client does and expects an answer.
+    /// Sends a body as this client would, and expects an answer.
     fn ask(&self, recorded: &Recorded, body: &Value, reply: &Reply) -> Answer {
         let (format, reply) = (self.template.format(), reply.clone());
         self.control.script(move |prompt| reply.text(format, prompt));
@@ -47,13 +47,13 @@ impl Agents {
         let text = response.text();
         assert_eq!(status, 200, "{} with {:?}: {text}", recorded.name, self.template);
         if body["stream"] == true {
-            Answer::of_stream(recorded.api(), &text)
+            Answer::from_stream(recorded.api(), &text)
         } else {
-            Answer::of_whole(recorded.api(), &text)
+            Answer::from_response(recorded.api(), &text)
         }
     }
 
-    /// What the reply becomes on the way: reasoning only if the prompt left the model free to reason.
+    /// The reply that the client should see: reasoning only if the prompt left the model free to reason.
     fn expected(&self, reply: &Reply) -> Reply {
         let mut expected = reply.clone();
         if self.control.prompt_text().trim_end().ends_with("</think>") {
@@ -79,7 +79,7 @@ impl Agents {
         answer
     }
 
-    /// Share of the earlier prompt's tokens that the later prompt begins with.
+    /// Fraction of the earlier prompt's tokens that the later prompt begins with.
     fn shared(&self, earlier: &[u32], later: &[u32]) -> f64 {
         let shared = earlier.iter().zip(later).take_while(|(a, b)| a == b).count();
         shared as f64 / earlier.len() as f64
@@ -91,7 +91,7 @@ impl Agents {
             let mut body = recorded.body.clone();
             body["stream"] = stream.into();
             if !stream {
-                // OpenAI refuses the options of a stream without one.
+                // OpenAI refuses stream options without a stream.
                 body.as_object_mut().unwrap().remove("stream_options");
             }
             body
@@ -113,18 +113,20 @@ impl Agents {
         assert!(shared >= 0.95, "{} with {:?}: {shared:.3} of the first turn are shared", recorded.name, self.template);
     }
 
-    /// The turns of the recorded conversation: each prompt begins with nearly all of the first one, and with most of the
-    /// one before: templates leave out the reasoning of turns before the user's last question.
+    /// Replays the turns of the recorded conversation. Each prompt begins with nearly all of the first one, and with
+    /// most of the previous one: templates leave out the reasoning of turns before the user's last question.
     fn replay(&self, recorded: &Recorded) {
         let done = Reply { reasoning: String::new(), content: "ok".into(), calls: vec![] };
         let mut prompts: Vec<Arc<[u32]>> = Vec::new();
         for body in recorded.turns() {
             self.check(recorded, &body, &done);
             let prompt = self.control.last().prompt;
-            for (earlier, least) in prompts.first().zip(Some(0.95)).into_iter().chain(prompts.last().zip(Some(0.85))) {
+            for (earlier, min_shared) in
+                prompts.first().zip(Some(0.95)).into_iter().chain(prompts.last().zip(Some(0.85)))
+            {
                 let shared = self.shared(earlier, &prompt);
                 let context = format!("{} with {:?}, turn {}", recorded.name, self.template, prompts.len());
-                assert!(shared >= least, "{context}: {shared:.3} of an earlier turn are shared");
+                assert!(shared >= min_shared, "{context}: {shared:.3} of an earlier turn are shared");
             }
             prompts.push(prompt);
         }
@@ -134,7 +136,7 @@ impl Agents {
 fn every_recorded_request_is_answered(template: Template) {
     let agents = Agents::start(template);
     let fails = |recorded: &&Recorded| {
-        // One failure must not hide the others; scripts that were not used are dropped.
+        // One failure must not hide the others. Unused scripts are dropped.
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             agents.converse(recorded);
             agents.replay(recorded);

@@ -1,4 +1,4 @@
-//! The recorded requests, and how each client goes on after a call.
+//! The recorded requests, and how each client continues after a call.
 
 use super::answer::Answer;
 use serde_json::{Value, json};
@@ -54,12 +54,12 @@ impl Recorded {
         }
     }
 
-    /// Whether the client asks for token counts in a stream.
+    /// True if the client asks for token counts in a stream.
     pub fn counts_tokens(&self) -> bool {
         self.api() != Api::Chat || self.body["stream_options"]["include_usage"] == true
     }
 
-    /// Calls of the client's own tools, in the form in which a model writes them; none if it has no tools.
+    /// Calls of the client's own tools, in a model's form; empty without tools.
     pub fn example_calls(&self) -> Vec<(String, Value)> {
         let mut calls = Vec::new();
         for tool in self.body["tools"].as_array().into_iter().flatten() {
@@ -82,7 +82,7 @@ impl Recorded {
                 Some(_) => {}
             }
         }
-        // The first and the last tool, and all whose calls have a shape of their own.
+        // The first and the last tool, and all tools with an unusual kind of call.
         let last = calls.len().saturating_sub(1);
         let own = |name: &str| name.contains('.') || ["apply_patch", "tool_search", "WebFetch"].contains(&name);
         let chosen = calls.into_iter().enumerate().filter(|(i, (name, _))| *i == 0 || *i == last || own(name));
@@ -124,7 +124,7 @@ impl Recorded {
         }
     }
 
-    /// The requests of the recorded conversation: one before each part that the model wrote, and the recorded one.
+    /// The requests of the recorded conversation: one before each message of the model, and the recorded one.
     pub fn turns(&self) -> Vec<Value> {
         let field = if self.api() == Api::Responses { "input" } else { "messages" };
         let items = self.body[field].as_array().unwrap();

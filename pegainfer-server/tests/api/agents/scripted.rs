@@ -1,4 +1,4 @@
-//! The text that a model would write.
+//! The text of a scripted model.
 
 use serde_json::Value;
 

@@ -4,12 +4,12 @@ use super::scripted::Format;
 use crate::support::model_dir;
 use std::path::{Path, PathBuf};
 
-/// A chat template and the format of calls that it teaches.
+/// A chat template and its format of calls.
 pub struct Template {
     name: String,
     format: Format,
     dir: PathBuf,
-    /// Removed when the template is dropped.
+    /// True if the directory is removed when the template is dropped.
     temporary: bool,
 }
 
@@ -25,13 +25,14 @@ impl Template {
         Self { name: "qwen3-tiny".into(), format: Format::Json, dir: model_dir(), temporary: false }
     }
 
-    /// A template with the demands of Qwen3.5's: tags, a system message only at the beginning, a user's question, arguments
-    /// that are objects, reasoning unless it is switched off.
+    /// A template with Qwen3.5's requirements: tags, a system message only at the beginning, a user's question,
+    /// arguments that are objects, reasoning unless it is switched off.
     pub fn tags() -> Self {
         Self::with("tags", Format::Tags, include_str!("../../fixtures/agents/tags.jinja"))
     }
 
-    /// [`tags`](Self::tags) with the further demands of Qwen3.8's: three levels of reasoning, which stays in the prompt.
+    /// [`tags`](Self::tags) with Qwen3.8's additional requirements: three levels of reasoning, which stays in the
+    /// prompt.
     pub fn effort() -> Self {
         let source = concat!(
             include_str!("../../fixtures/agents/effort.jinja"),
@@ -40,7 +41,7 @@ impl Template {
         Self::with("effort", Format::Tags, source)
     }
 
-    /// DeepSeek-V4's own format, which the program knows by the model's type.
+    /// DeepSeek-V4's own format, which the program recognises by the model type.
     pub fn dsml() -> Self {
         let template = Self::with("dsml", Format::Tags, "");
         for file in ["chat_template.jinja", "tokenizer_config.json"] {
@@ -50,7 +51,8 @@ impl Template {
         template
     }
 
-    /// The templates `*.jinja` in the directories of `PEGAINFER_TEST_TEMPLATES`, such as those of the official checkpoints.
+    /// The templates `*.jinja` in the directories of `PEGAINFER_TEST_TEMPLATES`, such as those of the official
+    /// checkpoints.
     pub fn official() -> Vec<Self> {
         let dir = std::env::var_os("PEGAINFER_TEST_TEMPLATES").expect("PEGAINFER_TEST_TEMPLATES is not set");
         let entries =

@@ -1,5 +1,5 @@
-//! What coding agents send beyond the plain API: instructions in the middle, results that are no text, deferred tools, calls that
-//! were cut off.
+//! Additions of coding agents to the plain API: instructions in the middle, results that are not text, deferred tools,
+//! calls that were cut off.
 
 use super::client::{CALL, MESSAGES, body, respond, weather};
 use crate::support::client::{post, post_ok, post_with};

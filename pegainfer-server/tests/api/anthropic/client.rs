@@ -18,7 +18,7 @@ pub fn weather() -> Value {
         "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}}}])
 }
 
-/// The events of a stream, each checked to carry its own name.
+/// The events of a stream. Checks that each carries its own name.
 pub fn stream(server: &TestServer, body: &Value) -> Vec<Value> {
     let text = post(server.address, MESSAGES, body).text();
     let event = |event: &str| {

@@ -91,7 +91,7 @@ fn reasoning_and_the_ways_to_stop() {
     assert!(control.last().grammar.is_some(), "which counts the tokens");
     respond(&server, &body(json!({"output_config": {"effort": "low"}, "thinking": {"type": "adaptive"}})));
     assert!(control.prompt_text().ends_with("<|im_start|>assistant\n"), "{}", control.prompt_text());
-    // As in Anthropic's API, there is no reasoning unless it is asked for.
+    // As in Anthropic's API, the model does not reason unless asked to.
     for fields in [json!({}), json!({"output_config": {"effort": "low"}})] {
         respond(&server, &body(fields));
         assert!(control.prompt_text().ends_with("</think>\n\n"), "{}", control.prompt_text());

@@ -11,7 +11,7 @@ use schema::Document;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
-/// A field that no struct has.
+/// A field of no struct.
 const UNDOCUMENTED: &str = "undocumented";
 
 /// Documented fields that are reported, because their values have no effect.
@@ -37,7 +37,7 @@ impl Document {
         }
     }
 
-    /// Fields that another field needs, or a value that the schema cannot tell.
+    /// Other fields, or a value, that this field needs and the schema cannot express.
     fn companions(&self, name: &str, properties: &Value) -> Value {
         match name {
             "stream_options" => json!({"stream": true}),
@@ -70,7 +70,7 @@ impl Document {
         match kind.as_str() {
             Some("string") => json!("xxx"),
             Some("boolean") => json!(false),
-            Some("integer") => json!(schema["minimum"].as_i64().map_or(1, |least| least.max(1))),
+            Some("integer") => json!(schema["minimum"].as_i64().map_or(1, |minimum| minimum.max(1))),
             Some("number") => json!(1),
             Some("array") => json!([self.legal("", &schema["items"])]),
             _ => self.object(schema),
@@ -87,8 +87,8 @@ impl Document {
         Value::Object(fields.collect())
     }
 
-    /// Calls `visit` with the path and a value of each documented field of an object and of the objects in it, and with
-    /// the path of an undocumented field of each of them. `put` writes a value of the object into a body.
+    /// Calls `visit` with the path and a value of each documented field of an object and of its nested objects, and
+    /// with the path of an undocumented field of each. `put` writes a value of the object into a body.
     fn fields(
         &self,
         path: &str,
@@ -185,7 +185,7 @@ fn documented_fields_are_known_and_others_are_reported() {
     assert!(fields > 150, "{fields}");
 }
 
-/// Bodies that give responses with many of the documented fields.
+/// Bodies with responses that have many of the documented fields.
 fn telling_bodies() -> Vec<(&'static str, Value)> {
     let city = json!({"type": "object", "properties": {"city": {"type": "string"}}});
     let function = json!({"name": "weather", "parameters": city});

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
-/// The fields of a value that a schema knows; an error if the value does not fit it.
+/// The documented fields of a value; an error if the value does not fit the schema.
 type Known = Result<BTreeSet<String>, String>;
 
 /// Walks a schema, resolving references.
@@ -17,8 +17,7 @@ impl Document {
         }
     }
 
-    /// Checks a value against a schema. Unlike in JSON Schema, an object must not have fields that its schema does not
-    /// have.
+    /// Checks a value against a schema. Unlike in JSON Schema, an object must not have undocumented fields.
     pub fn check(&self, schema: &Value, value: &Value, at: &str) -> Result<(), String> {
         let known = self.known(schema, value, at)?;
         match value.as_object().and_then(|object| object.keys().find(|name| !known.contains(*name))) {
@@ -59,7 +58,7 @@ impl Document {
         }
         for one in ["anyOf", "oneOf"] {
             let Some(branches) = schema[one].as_array() else { continue };
-            // The fields of a branch may be known to the schema around it.
+            // The surrounding schema may document the fields of a branch.
             let fits = branches.iter().map(|branch| self.known(branch, value, at));
             let (fits, errors): (Vec<_>, Vec<_>) = fits.partition(Result::is_ok);
             if fits.is_empty() {
@@ -90,7 +89,7 @@ impl Document {
         };
         let allowed = schema["enum"].as_array().is_none_or(|all| all.contains(value));
         let constant = schema.get("const").is_none_or(|constant| constant == value);
-        let short = schema["maxItems"].as_u64().is_none_or(|most| value.as_array().unwrap().len() as u64 <= most);
+        let short = schema["maxItems"].as_u64().is_none_or(|maximum| value.as_array().unwrap().len() as u64 <= maximum);
         if fits && allowed && constant && short { Ok(()) } else { Err(format!("{at} is {value}: {schema}")) }
     }
 }

@@ -1,5 +1,5 @@
-//! What coding agents send beyond the plain API: summaries of the reasoning, images in outputs, several instructions, custom
-//! tools.
+//! Additions of coding agents to the plain API: summaries of the reasoning, images in outputs, several instructions,
+//! custom tools.
 
 use super::client::{RESPONSES, body, respond, weather};
 use crate::support::client::{post, post_ok};
@@ -93,7 +93,7 @@ fn a_custom_tool_is_held_to_its_grammar_where_values_have_no_quotes() {
     }
 }
 
-/// Codex sends its tools for code as an item, with custom tools in a namespace.
+/// Codex sends its code tools as an item, with custom tools in a namespace.
 #[test]
 fn additional_tools_are_tools_of_the_request() {
     let (engine, control) = MockEngine::replying("<parameter=input>\n1 + 1\n</parameter>\n</function>\n</tool_call>");

@@ -18,7 +18,7 @@ pub fn weather() -> Value {
     json!([{"type": "function", "name": "weather", "parameters": parameters, "strict": null}])
 }
 
-/// The events of a stream, checked to be numbered and to carry their own names.
+/// The events of a stream. Checks their numbers and names.
 pub fn stream(server: &TestServer, body: &Value) -> Vec<Value> {
     let text = post(server.address, RESPONSES, body).text();
     let event = |(i, event): (usize, &str)| {

@@ -7,7 +7,7 @@ use serde_json::json;
 use std::sync::atomic::Ordering;
 
 #[test]
-fn what_is_not_implemented_is_refused_by_its_own_name() {
+fn unimplemented_fields_are_refused_by_name() {
     let (server, control) = TestServer::replying("one two three");
     for (fields, param) in [
         (json!({"previous_response_id": "resp_1"}), "previous_response_id"),
@@ -39,7 +39,7 @@ fn what_is_not_implemented_is_refused_by_its_own_name() {
 }
 
 #[test]
-fn what_has_no_effect_is_reported() {
+fn fields_without_effect_are_reported() {
     let (server, _) = TestServer::replying("ok");
     for (fields, expected) in [
         (json!({"store": true}), "store"),

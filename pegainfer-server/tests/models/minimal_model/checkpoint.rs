@@ -1,4 +1,4 @@
-//! A checkpoint of the minimal model with seeded weights, written to a directory of its own.
+//! A checkpoint of the minimal model with seeded weights, in its own directory.
 
 use half::bf16;
 use pegainfer_core::rng;
@@ -27,7 +27,7 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Writes config.json and weights, beside tokenizer and template of the bundled checkpoint in `text`.
+    /// Writes config.json and weights, next to tokenizer and template of the bundled checkpoint in `text`.
     pub fn write(name: &str, text: &Path) -> Self {
         let dir = std::env::temp_dir().join(format!("pegainfer-minimal-{}-{name}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();

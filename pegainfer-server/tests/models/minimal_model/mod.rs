@@ -1,5 +1,5 @@
-//! The exercise of docs/internals/adding-a-model.md: a model of two layers in one file is checked against a reference in f32, and
-//! served as the bundled models are.
+//! The exercise of docs/internals/adding-a-model.md: a model of two layers in one file is checked against an f32
+//! reference, and served like the bundled models.
 
 mod checkpoint;
 mod model;
@@ -17,15 +17,15 @@ use pegainfer_models::engine::family::Family;
 use pegainfer_runtime::Overrides;
 use pegainfer_server::cli::Cli;
 
-/// The family as the server has it.
-static FAMILY: Family = Family::of::<Minimal>();
+/// The family in the server's form.
+static FAMILY: Family = Family::new::<Minimal>();
 
 /// The checkpoint's engine on the CPU, with the flags of `pegainfer serve`.
 fn load(checkpoint: &Checkpoint, flags: &[&str]) -> EngineHandle {
     load_on("cpu", checkpoint, flags)
 }
 
-/// As [`load`], on another device.
+/// Like [`load`], on another device.
 fn load_on(device: &str, checkpoint: &Checkpoint, flags: &[&str]) -> EngineHandle {
     let args: EngineArgs = Cli::parse_from(["pegainfer", "--device", device].iter().chain(flags)).serve.engine;
     let device = engine::open_device(&FAMILY, &checkpoint.dir, &args).unwrap();
@@ -45,14 +45,14 @@ fn prompt_logprobs(engine: &EngineHandle, prompt: &[u32]) -> Vec<TokenLogprobs> 
     }
 }
 
-/// On the device that `PEGAINFER_TEST_DEVICE` names, the CPU by default.
+/// Runs on the device in `PEGAINFER_TEST_DEVICE`, by default the CPU.
 #[test]
 fn the_forward_pass_is_the_reference_in_bf16() {
     let device = std::env::var("PEGAINFER_TEST_DEVICE").unwrap_or_else(|_| "cpu".to_owned());
     let checkpoint = Checkpoint::write("reference", &model_dir());
     let prompt: Vec<u32> = (0..40).map(|i| (i * 997 + 13) % 4000).collect();
     let expected = reference::logprobs(&checkpoint.tensors, &prompt);
-    // Whole, and in chunks of 7 tokens, of which each attends to the cache that the ones before it wrote.
+    // As a whole, and in chunks of 7 tokens, each of which attends to the cache written by earlier chunks.
     for flags in [&[][..], &["--max-num-batched-tokens", "7", "--max-num-seqs", "1"]] {
         let got = prompt_logprobs(&load_on(&device, &checkpoint, flags), &prompt);
         assert_eq!(got.len(), prompt.len() - 1);
@@ -90,7 +90,7 @@ fn dummy_weights_and_the_plan_need_no_checkpoint_but_its_config() {
 }
 
 #[test]
-fn what_it_does_not_implement_is_refused_by_name() {
+fn unimplemented_settings_are_refused_by_name() {
     let checkpoint = Checkpoint::write("refused", &model_dir());
     let path = checkpoint.dir.join("config.json");
     let config = std::fs::read_to_string(&path).unwrap().replace("silu", "gelu");

@@ -1,4 +1,5 @@
-//! A dense decoder without QK norm, the smallest model that the runtime serves. docs/internals/adding-a-model.md walks through it.
+//! A dense decoder without QK norm, the smallest model that the runtime serves. docs/internals/adding-a-model.md walks
+//! through it.
 
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
@@ -31,7 +32,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// The numbers that the runtime's parts of a decoder take.
+    /// The shape of the runtime's decoder parts.
     fn decoder(&self) -> DecoderShape {
         DecoderShape {
             hidden: self.hidden_size,

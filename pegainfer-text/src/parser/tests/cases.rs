@@ -11,7 +11,7 @@ pub fn cases() -> Vec<Value> {
     serde_json::from_str(CASES).unwrap()
 }
 
-/// How the output of a case is parsed: the prompt opens the reasoning except in Qwen3's format.
+/// Parser options of a case: the prompt opens the reasoning, except in Qwen3's format.
 pub fn options_of(case: &Value) -> ParserOptions {
     let (tools, opens) = match case["format"].as_str().unwrap() {
         "qwen3" => (ToolFormat::Hermes, ReasoningStart::IfOpened),
@@ -24,7 +24,7 @@ pub fn options_of(case: &Value) -> ParserOptions {
     ParserOptions { reasoning, definitions, ..options(tools) }
 }
 
-/// One call: its name, its arguments, and whether it is complete.
+/// One call.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Call {
     pub name: String,
@@ -63,13 +63,13 @@ pub fn understood(events: &[Event], context: &str) -> (String, String, Vec<Call>
     (reasoning, content, calls)
 }
 
-/// An object without a key that occurs twice.
+/// Parses an object and checks that no key is repeated.
 fn strict(arguments: &str, context: &str) -> Value {
     let value: Value = serde_json::from_str(arguments).unwrap_or_else(|e| panic!("{e} in {arguments}: {context}"));
     assert!(value.is_object(), "{arguments}: {context}");
     let mut keys: Vec<HashSet<String>> = Vec::new();
     let mut rest = arguments;
-    // Of valid JSON only strings, brackets and colons have to be told apart.
+    // In valid JSON, only strings, brackets and colons have to be distinguished.
     while let Some(next) = rest.chars().next() {
         match next {
             '{' | '[' => keys.push(HashSet::new()),
@@ -89,7 +89,7 @@ fn strict(arguments: &str, context: &str) -> Value {
     value
 }
 
-/// True if a value is the expected one, numbers compared by value and strings to the last blank.
+/// True if a value is the expected one: numbers are compared by value, strings without trailing blanks.
 fn same(value: &Value, expected: &Value) -> bool {
     match (value, expected) {
         (Value::Number(a), Value::Number(b)) => a.as_f64() == b.as_f64(),
@@ -152,7 +152,7 @@ fn segments(text: &str) -> Vec<&str> {
     segments
 }
 
-/// A case's text with segments removed, repeated, moved or taken from other texts, perhaps cut off.
+/// A case's text with segments removed, repeated, moved or taken from other texts, and sometimes cut off.
 fn mutate(texts: &[String], rng: &mut Rng) -> String {
     const OTHERS: [&str; 14] =
         ["\u{1}", "\t", "\\", "\\u", "\\ud83d", "1e400", "None", "(", "é", "</think>", "<think>", "```", "0x", "// "];

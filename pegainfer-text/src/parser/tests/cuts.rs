@@ -18,7 +18,7 @@ pub fn cut<'a>(text: &'a str, rng: &mut Rng) -> Vec<&'a str> {
     deltas
 }
 
-/// A text of random fragments, so that every tag occurs in every context.
+/// A text of random fragments: every tag occurs in every context.
 fn scramble(rng: &mut Rng) -> String {
     const FRAGMENTS: [&str; 33] = [
         "<think>",
@@ -53,7 +53,7 @@ fn scramble(rng: &mut Rng) -> String {
         "]",
         "</",
         "\u{3000}",
-        // Two of these are more than a gap between tags.
+        // Two of these exceed the maximum gap between tags.
         "                                        ",
     ];
     (0..rng.below(24)).map(|_| FRAGMENTS[rng.below(FRAGMENTS.len())]).collect()

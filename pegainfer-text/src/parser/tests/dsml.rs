@@ -1,4 +1,4 @@
-//! DeepSeek-V4's calls.
+//! Tests of DeepSeek-V4's calls.
 
 use super::*;
 

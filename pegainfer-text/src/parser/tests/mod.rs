@@ -1,4 +1,4 @@
-//! Tests of the formats, and of the prompt and the options.
+//! Tests of the formats, the prompt and the options.
 
 mod cases;
 mod cuts;
@@ -11,8 +11,7 @@ use pegainfer_testing as testing;
 use recorded::{CODER, HERMES, Recorded};
 use serde_json::json;
 
-/// Events as short lines: `R` reasoning, `C` content, `T` the name of a call, `A` its arguments, `E` whether it is
-/// complete.
+/// Events as short lines: `R` reasoning, `C` content, `T` a call's name, `A` its arguments, `E` whether it is complete.
 pub(super) fn describe(events: &[Event]) -> Vec<String> {
     let line = |event: &Event| match event {
         Event::Reasoning(text) => format!("R {text}"),
@@ -145,7 +144,7 @@ fn ids_differ_between_calls_and_choices() {
 
 #[test]
 fn templates_tell_the_output_format() {
-    let of = OutputFormat::of_template;
+    let of = OutputFormat::detect;
     assert_eq!(of("{{ messages }}"), OutputFormat { reasoning: false, tools: None });
     let template = std::fs::read_to_string(testing::model_dir().join("chat_template.jinja")).unwrap();
     assert_eq!(of(&template), OutputFormat { reasoning: true, tools: Some(ToolFormat::Hermes) });

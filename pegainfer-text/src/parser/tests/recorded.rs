@@ -1,4 +1,4 @@
-//! Recorded model outputs and the events that they are parsed to, see [`describe`](super::describe).
+//! Recorded model outputs and their parser events, see [`describe`](super::describe).
 
 /// Texts and their events.
 pub type Recorded = &'static [(&'static str, &'static [&'static str])];
@@ -30,7 +30,7 @@ pub const HERMES: Recorded = &[
             "E1 true",
         ],
     ),
-    // Order of the keys, other keys, other forms of the arguments.
+    // Reordered keys, other keys, other forms of the arguments.
     ("<tool_call>{\"arguments\": {\"a\": 1}, \"name\": \"f\"}</tool_call>", &["T0 f", "A0 {\"a\": 1}", "E0 true"]),
     (
         "<tool_call>{\"id\": 1, \"name\": \"f\", \"parameters\": {}, \"x\": \"}\"}</tool_call>z",
@@ -57,7 +57,7 @@ pub const HERMES: Recorded = &[
         "<tool_call>\n<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>",
         &["C <tool_call>", "T0 f", "A0 {}", "E0 true"],
     ),
-    // Mistakes inside the arguments: they end at the tag, and what follows is parsed again.
+    // Mistakes inside the arguments, which end at the tag; the rest is parsed again.
     (
         "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"x}\n</tool_call>\nDone.",
         &["T0 f", "A0 {\"a\": \"x}\"}", "E0 true", "C Done."],
@@ -122,7 +122,7 @@ pub const CODER: Recorded = &[
     ),
     // JSON in the tag, as Qwen3 writes it.
     ("<tool_call>\n{\"name\": \"f\"}\n</tool_call>", &["T0 f", "A0 {}", "E0 true"]),
-    // Reasoning that is not closed before the call, and one that only mentions it.
+    // Reasoning that is not closed before the call, and reasoning that only mentions one.
     ("<think>\nhm\n<tool_call>\n<function=f>\n</function>\n</tool_call>", &["R hm", "T0 f", "A0 {}", "E0 true"]),
     ("<think>\nA <tool_call> <x> </think>ok", &["R A <tool_call> <x> ", "C ok"]),
     // No calls.

@@ -1,4 +1,4 @@
-//! Slips of models in calls, and texts that only look like calls, in every format.
+//! Models' slips in calls, and texts that only look like calls, in every format.
 
 use super::cases::understood;
 use super::*;
@@ -15,7 +15,7 @@ fn tools() -> Arc<[Value]> {
     ])
 }
 
-/// Reads `text`, in which `$` stands for `｜DSML｜`, and describes reasoning, content and calls in one line.
+/// Reads `text`, where `$` stands for `｜DSML｜`, and describes reasoning, content and calls in one line.
 fn read(tools: ToolFormat, reasoning: ReasoningStart, prefix: CallPrefix, text: &str) -> String {
     let text = text.replace('$', "｜DSML｜");
     let options = || ParserOptions { reasoning, prefix: prefix.clone(), definitions: self::tools(), ..options(tools) };

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Chats of one client beside slow readers and attackers of others.
+"""Measures the chats of one client while slow readers and attackers use the same server.
 
-    tools/beside-attackers.py --port 8000 --pid "$(pgrep -x pegainfer)" [--seconds 600] [--vocab 4096]
+    tools/measure-under-attack.py --port 8000 --pid "$(pgrep -x pegainfer)" [--seconds 600] [--vocab 4096]
 
-600 clients ask for long streams and read a byte now and then. In the last fifth of the time one address sends new schemas,
-bodies of many values and long texts, and then also generates. The chats come from a process of their own, so that this one
-does not delay what it measures. Prints a line of JSON for each phase: times in ms, memory in MB. The results are in
+600 clients request long streams and read only a byte now and then. In the last fifth of the time one address sends new
+schemas, bodies of many values and long texts, and then also generates. A separate process sends the chats, so that this one
+does not delay them. Prints a line of JSON for each phase: times in ms, memory in MB. The results are in
 docs/operations/reliability.md.
 """
 import argparse
