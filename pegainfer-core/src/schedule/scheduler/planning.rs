@@ -234,7 +234,7 @@ impl<S: SequenceState> Scheduler<S> {
 
     /// Grows the table of running sequence `i` to `tokens` tokens, preempting younger ones if the pool is empty, and
     /// reserves the state slots of the new ones.
-    fn reserve(&mut self, i: usize, tokens: usize, plan: &mut Plan) -> Reservation {
+    fn reserve(&mut self, i: usize, tokens: usize, plan: &mut StepPlan) -> Reservation {
         while self.running[i].table.grow(tokens).is_err() {
             if self.running.len() - 1 == i {
                 return Reservation::Wait;
