@@ -206,7 +206,7 @@ impl<'a> Rate<'a> {
     }
 
     /// Waits for the next frame, as long as the rate allows.
-    async fn next<T>(&mut self, frame: impl Future<ChoiceOutput = T>) -> Result<T, ApiError> {
+    async fn next<T>(&mut self, frame: impl Future<Output = T>) -> Result<T, ApiError> {
         let mut frame = std::pin::pin!(frame);
         loop {
             let silent = self.last + self.options.client_timeout;
