@@ -184,7 +184,6 @@ impl Hub {
     }
 }
 
-/// One download.
 struct Download<'a> {
     hub: &'a Hub,
     id: &'a str,

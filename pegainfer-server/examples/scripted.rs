@@ -53,7 +53,6 @@ fn model_dir() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/qwen3-tiny")
 }
 
-/// Its tokenizer.
 fn tokenizer() -> Tokenizer {
     Tokenizer::load(&model_dir()).unwrap()
 }

@@ -124,8 +124,7 @@ pub struct ReplayArgs {
     /// Divides the times of the trace: 2 sends twice as many requests a second
     #[arg(long, value_name = "FACTOR,..", value_delimiter = ',', default_value = "1", value_parser = parse_positive)]
     pub speed: Vec<f64>,
-    /// Send the next request of a session after the response to the one before and the session's delay, instead of at
-    /// its time
+    /// Send a session's next request after the previous response plus the session's delay, instead of at its own time
     #[arg(long)]
     pub sessions: bool,
     /// Take only the first requests of the file [default: all]

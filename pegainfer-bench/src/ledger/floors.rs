@@ -65,7 +65,6 @@ impl<'a> Floors<'a> {
         Ok(Self { ledger, model, overrides, peaks, limits })
     }
 
-    /// The times of a step.
     fn times(&self, load: &StepLoad, (batch, tokens, context): Alike) -> Result<Times> {
         let ranks = self.ledger.header.ranks;
         let records = engine::record_rank(&self.model.dir, &self.overrides, ranks, (batch, tokens, context))?;

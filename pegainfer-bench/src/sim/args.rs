@@ -30,8 +30,7 @@ pub struct SimArgs {
     /// Requests of a `serve --record` recording, or of an Azure, BurstGPT, Mooncake or Bailian trace, over HTTP
     #[arg(long, value_name = "FILE", help_heading = WORKLOAD)]
     pub trace: Option<PathBuf>,
-    /// Send the next request of a session after the response to the one before and the session's delay, instead of at
-    /// its time
+    /// Send a session's next request after the previous response plus the session's delay, instead of at its own time
     #[arg(long, requires = "trace", help_heading = WORKLOAD)]
     pub sessions: bool,
     /// Divides the times of a trace: 2 sends its requests at twice the rate

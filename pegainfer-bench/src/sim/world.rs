@@ -162,7 +162,6 @@ struct ActiveRequest {
     sample: Sample,
 }
 
-/// The clients.
 struct Clients<'a> {
     requests: &'a Requests<'a>,
     front_end: FrontEnd,

@@ -59,7 +59,6 @@ struct Endpoint {
     required: &'static [&'static str],
     /// A request body whose response has status 200.
     example: Value,
-    /// Schema of the response.
     response: ObjectSchema,
     /// Schema of an event, if the response may be a stream.
     event: Option<ObjectSchema>,

@@ -164,7 +164,6 @@ impl Conversation {
         Ok(())
     }
 
-    /// The parser of one output.
     fn parser(&self, reasoning: ReasoningStart, tools: Option<ToolFormat>) -> Result<OutputParser, ApiError> {
         Ok(OutputParser::new(ParserOptions {
             reasoning,

@@ -144,7 +144,6 @@ fn structured_outputs(outputs: StructuredOutputsFields) -> Result<Option<Grammar
     }
 }
 
-/// The texts of `choice`.
 fn choice(choices: Vec<Text>) -> Result<Vec<String>, ApiError> {
     let bytes: usize = choices.iter().map(|Text(text)| text.len()).sum();
     if !(1..=MAX_CHOICES).contains(&choices.len()) || bytes > MAX_PATTERN {

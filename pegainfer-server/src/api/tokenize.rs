@@ -176,7 +176,6 @@ fn check_size(bytes: usize, limit: u64) -> Result<(), ApiError> {
     Err(ApiError::new(StatusCode::BAD_REQUEST, message).with_code("response_too_large"))
 }
 
-/// Bytes of a text as a JSON string.
 fn json_string_bytes(text: &str) -> usize {
     let escaped = |byte: u8| match byte {
         b'"' | b'\\' | b'\n' | b'\r' | b'\t' | 8 | 12 => 2,

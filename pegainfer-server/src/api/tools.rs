@@ -147,7 +147,6 @@ impl Definition {
     }
 }
 
-/// The definition of tool `i`.
 fn definition(i: usize, tool: ToolFields) -> Result<Definition, ApiError> {
     let invalid = |message: String| Err(ApiError::invalid("tools", format!("tools[{i}]{message}")));
     match tool.kind.as_deref() {

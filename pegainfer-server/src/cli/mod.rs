@@ -65,7 +65,7 @@ pub enum Command {
     /// Chat with a model in the terminal, or answer what comes through a pipe
     #[command(mut_arg("log_level", quiet), after_help = chat::USE)]
     Chat(Box<ChatArgs>),
-    /// Run a file of requests in OpenAI's batch format; a stopped run goes on where it stopped
+    /// Run a file of requests in OpenAI's batch format; a stopped run resumes where it stopped
     #[command(mut_arg("log_level", without_requests), after_help = batch::USE)]
     RunBatch(Box<BatchArgs>),
     /// List, find and delete the models of Hugging Face's cache

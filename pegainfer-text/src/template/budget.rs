@@ -21,7 +21,6 @@ const ELEMENT: usize = size_of::<Value>();
 const MAX_DEPTH: usize = 200;
 /// Maximum number of repetitions of a value, and maximum width in a format.
 const MAX_REPEATS: u64 = 1 << 32;
-/// Maximum number of digits of a number in a format.
 const MAX_FORMAT_DIGITS: usize = 4;
 /// Maximum size of a group of the filters `batch` and `slice`, and maximum indent.
 const MAX_WIDTH: usize = 1 << 16;

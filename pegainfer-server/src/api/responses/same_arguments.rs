@@ -120,7 +120,6 @@ fn json_of(value: &impl serde::Serialize) -> Value {
     serde_json::to_value(value).unwrap()
 }
 
-/// The data of events.
 fn data(out: &Events) -> Vec<Value> {
     let lines = out.as_str().lines().filter_map(|line| line.strip_prefix("data: "));
     lines.map(|line| serde_json::from_str(line).unwrap()).collect()

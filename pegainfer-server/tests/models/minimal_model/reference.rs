@@ -2,7 +2,6 @@
 
 use super::checkpoint::{EPS, HEAD_DIM, HEADS, HIDDEN, KV_HEADS, LAYERS, THETA, Tensors};
 
-/// The tensor `name` as f32.
 fn tensor(tensors: &Tensors, name: &str) -> Vec<f32> {
     tensors[&format!("{name}.weight")].1.iter().map(|v| v.to_f32()).collect()
 }
