@@ -6,7 +6,7 @@
 mod family;
 
 pub use family::*;
-pub use pegainfer_qwen3_4b::{Engine, Qwen3 as Family};
+pub use pegainfer_qwen3_4b::{Qwen3 as Family, Qwen3Engine as Engine};
 
 /// Tested unless another checkpoint is named.
 pub const BUNDLED: &str = "qwen3-tiny";

@@ -6,7 +6,7 @@
 mod family;
 
 pub use family::*;
-pub use pegainfer_qwen35_4b::{Engine, Qwen35 as Family};
+pub use pegainfer_qwen35_4b::{Qwen35 as Family, Qwen35Engine as Engine};
 
 /// Tested unless another checkpoint is named.
 pub const BUNDLED: &str = "qwen35-tiny";

@@ -5,7 +5,7 @@ use crate::support::graphs::{self, Model, ROWS};
 use crate::support::{Engine, Family, best, engine, fixture, options};
 use pegainfer_runtime::{Executor, LoadOptions, padded, ragged};
 
-fn load(cuda_graph: bool) -> Qwen3Engine {
+fn load(cuda_graph: bool) -> Engine {
     engine(best(), &LoadOptions { cuda_graph, max_num_seqs: Some(ROWS), ..options() })
 }
 
