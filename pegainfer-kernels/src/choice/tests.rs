@@ -8,7 +8,7 @@ use crate::ops;
 use pegainfer_core::tensor::DType;
 
 const CARDS: [&str; 7] = ["H200", "H100", "A100", "L4", "RTX 4090", "B200", "RTX 5090"];
-/// Rows, or tokens.
+/// Rows, or tokens, at which grids are compared; kernels are compared at each number up to the last one.
 const ROWS: [usize; 13] = [1, 2, 8, 16, 17, 32, 64, 96, 97, 128, 512, 1024, 4096];
 const QWEN3: HeadShape = HeadShape { heads: 32, kv_heads: 8, head_dim: 128 };
 const QWEN35: HeadShape = HeadShape { heads: 16, kv_heads: 4, head_dim: 256 };
@@ -16,19 +16,19 @@ const DELTA: DeltaShape = DeltaShape { key_heads: 16, value_heads: 32, key_dim: 
 /// Context of decoding rows, in tokens.
 const CONTEXT: usize = 1100;
 
-/// A line of the table: the row counts at which the kernel or its grid changes. The name of a kernel precedes its first
-/// row count.
+/// A line of the table: the row counts from which another kernel runs, and those of [`ROWS`] at which the grid changed. A
+/// kernel's name stands where it begins.
 fn line(card: &str, what: &str, choice: impl Fn(usize) -> (&'static str, String)) -> String {
     let (mut text, mut last) = (format!("{card:<8} {what:<9}"), ("", String::new()));
-    for rows in ROWS {
+    for rows in 1..=ROWS[ROWS.len() - 1] {
         let (name, grid) = choice(rows);
-        if (name, &grid) != (last.0, &last.1) {
-            let name = if name == last.0 { "" } else { name };
-            let words: Vec<&str> = [name, &grid].into_iter().filter(|word| !word.is_empty()).collect();
+        if name != last.0 || (ROWS.contains(&rows) && grid != last.1) {
+            let shown = if name == last.0 { "" } else { name };
+            let words: Vec<&str> = [shown, &grid].into_iter().filter(|word| !word.is_empty()).collect();
             let bar = if last.0.is_empty() { "" } else { " |" };
             text += &format!("{bar}{rows:>4} {}", words.join(" "));
+            last = (name, grid);
         }
-        last = choice(rows);
     }
     text + "\n"
 }
