@@ -10,11 +10,12 @@ pub use counts::{CountUpdate, CountedPenalties, Penalties, TokenCount};
 pub use update::{LogitEdit, LogitsUpdate, TokenMask};
 
 use crate::sampling::SamplingError;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Unchecked parameters of the logits processors, named as in the API. The default changes no logit.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LogitsProcessorParams {
     /// Subtracted from the logit of every generated token; -2 to 2.
     pub presence_penalty: f32,

@@ -41,7 +41,7 @@ fn main() -> Result<()> {
     let title = "Qwen3-4B in bf16 on one H200, prompts of 1,024 tokens and outputs of 128, over HTTP";
     for (name, ink) in [("light", Ink::Dark), ("dark", Ink::Light)] {
         let path = args.out.join(format!("comparison-{name}.svg"));
-        let plot = render(title, "", &panels, ink);
+        let plot = render(title, "", &panels, ink)?;
         fs::write(&path, plot).with_context(|| format!("{} cannot be written", path.display()))?;
     }
     Ok(())

@@ -1,32 +1,34 @@
-//! A low-latency client of `/v1/completions`: HTTP/1.1 and server-sent events directly on a socket, one connection per
-//! request.
+//! A low-latency client of `/v1/completions`: HTTP/1.1 and server-sent events, one connection per request.
 
 use super::sampling::Fields;
 use super::stats::Completion;
-use anyhow::{Context, Result, bail, ensure};
-use http::Uri;
+use anyhow::{Context, Error, Result, bail, ensure};
+use futures_util::{AsyncBufReadExt, TryStreamExt};
+use http::{Request, StatusCode, Uri, header};
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use hyper::client::conn::http1;
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy::connect::HttpConnector;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
+use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use thiserror::Error;
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::net::TcpStream;
+use tokio_rustls::rustls::crypto::ring;
+use tower::Service;
 
 /// Time after which a request counts as failed.
 const TIMEOUT: Duration = Duration::from_secs(600);
-/// Maximum bytes of a header line or of a chunk.
-const MAX_PART: usize = 64 << 20;
 /// Fields of a request that not all servers know; one that is refused by name is left out from then on.
 const OPTIONAL: [&str; 2] = ["ignore_eos", "cache_salt"];
 
 /// An OpenAI-compatible server.
 #[derive(Debug)]
 pub struct Api {
-    /// `host:port`.
-    authority: String,
-    /// Path prefix before `/v1`.
+    connector: HttpsConnector<HttpConnector>,
+    /// What comes before `/v1`.
     base: String,
     /// The first model that it serves.
     model: Model,
@@ -35,10 +37,10 @@ pub struct Api {
 }
 
 /// A response whose status is not 200.
-#[derive(Debug, Error)]
-#[error("HTTP {status}: {text}")]
+#[derive(Debug, thiserror::Error)]
+#[error("HTTP {}: {text}", .status.as_u16())]
 struct Status {
-    status: u16,
+    status: StatusCode,
     /// Start of its body.
     text: String,
 }
@@ -75,25 +77,30 @@ struct Model {
 }
 
 impl Api {
-    /// Connects to the server at `url`, `http://host:port` with an optional path, and fetches its model name.
+    /// Connects to the server at `url`, `http://host:port` or `https://host` with an optional path, and fetches its model name.
     pub async fn connect(url: &str) -> Result<Self> {
         let uri: Uri = url.parse().with_context(|| format!("--url {url} is not a URL"))?;
-        let (Some("http"), Some(host)) = (uri.scheme_str(), uri.host()) else {
-            bail!("--url {url} must begin with http:// and name a host; https is not supported");
+        let (Some(scheme @ ("http" | "https")), Some(authority)) = (uri.scheme_str(), uri.authority()) else {
+            bail!("--url {url} must begin with http:// or https:// and name a host");
         };
         let path = uri.path().trim_end_matches('/');
+        let mut tcp = HttpConnector::new();
+        tcp.enforce_http(false);
+        tcp.set_nodelay(true);
+        let tls = HttpsConnectorBuilder::new().with_provider_and_webpki_roots(ring::default_provider())?;
         let mut api = Self {
-            authority: format!("{host}:{}", uri.port_u16().unwrap_or(80)),
-            base: path.strip_suffix("/v1").unwrap_or(path).to_owned(),
+            connector: tls.https_or_http().enable_http1().wrap_connector(tcp),
+            base: format!("{scheme}://{authority}{}", path.strip_suffix("/v1").unwrap_or(path)),
             model: Model::default(),
             refused: Default::default(),
         };
-        let fetch = async || {
-            let body = api.send("GET", "/v1/models", b"").await?.rest().await?;
-            let models: Models = serde_json::from_slice(&body).context("/v1/models is not a list of models")?;
+        let fetch = async |body: Incoming| {
+            let models: Models = serde_json::from_slice(&body.collect().await?.to_bytes())
+                .context("/v1/models is not a list of models")?;
             models.data.into_iter().next().context("it serves no model")
         };
-        api.model = fetch().await.with_context(|| format!("the server at {url} cannot be measured"))?;
+        let model = api.send("GET", "/v1/models", String::new(), fetch).await;
+        api.model = model.with_context(|| format!("the server at {url} cannot be measured"))?;
         Ok(api)
     }
 
@@ -113,8 +120,7 @@ impl Api {
         fields.iter().for_each(|(name, value)| body[name.as_str()] = value.clone());
         loop {
             self.leave_out(&mut body);
-            let text = body.to_string();
-            let completion = match tokio::time::timeout(TIMEOUT, self.stream(text.as_bytes())).await {
+            let completion = match tokio::time::timeout(TIMEOUT, self.stream(body.to_string())).await {
                 Ok(completion) => completion,
                 Err(_) => bail!("no end of the stream after {} s", TIMEOUT.as_secs()),
             };
@@ -136,7 +142,7 @@ impl Api {
 
     /// Whether the server has refused a field of `body` that may be left out; it is then left out.
     fn learn(&self, body: &Value, error: &anyhow::Error) -> bool {
-        let Some(status) = error.downcast_ref::<Status>().filter(|it| matches!(it.status, 400 | 422)) else {
+        let Some(status) = error.downcast_ref::<Status>().filter(|it| matches!(it.status.as_u16(), 400 | 422)) else {
             return false;
         };
         let named = |(name, _): &(&&str, _)| body.get(**name).is_some() && status.text.contains(**name);
@@ -147,124 +153,67 @@ impl Api {
         true
     }
 
-    async fn stream(&self, body: &[u8]) -> Result<Completion> {
+    async fn stream(&self, body: String) -> Result<Completion> {
         let start = Instant::now();
-        let mut response = self.send("POST", "/v1/completions", body).await?;
         let (mut stamps, mut usage) = (Vec::new(), None);
-        loop {
-            let line = response.line().await?.context("the stream ended before [DONE]")?;
-            let Some(data) = line.strip_prefix(b"data:").map(<[u8]>::trim_ascii) else { continue };
-            let now = start.elapsed();
-            if data == b"[DONE]" {
-                break;
+        let read = async |body: Incoming| {
+            let mut lines = body.into_data_stream().map_err(io::Error::other).into_async_read().lines();
+            loop {
+                let line = lines.try_next().await?.context("the stream ended before [DONE]")?;
+                let Some(data) = line.strip_prefix("data:").map(str::trim) else { continue };
+                let now = start.elapsed();
+                if data == "[DONE]" {
+                    return Ok(());
+                }
+                let chunk: Chunk = serde_json::from_str(data).context("an event of the stream is not a chunk")?;
+                if let Some(error) = chunk.error {
+                    bail!("the server sent an error: {error}");
+                }
+                if !chunk.choices.is_empty() {
+                    stamps.push(now);
+                }
+                usage = chunk.usage.or(usage.take());
             }
-            let chunk: Chunk = serde_json::from_slice(data).context("an event of the stream is not a chunk")?;
-            if let Some(error) = chunk.error {
-                bail!("the server sent an error: {error}");
-            }
-            if !chunk.choices.is_empty() {
-                stamps.push(now);
-            }
-            usage = chunk.usage.or(usage);
-        }
+        };
+        self.send("POST", "/v1/completions", body, read).await?;
         ensure!(!stamps.is_empty(), "the stream had no token");
-        let details = usage.as_ref().and_then(|u| u.prompt_tokens_details.as_ref());
+        let details = usage.as_ref().and_then(|u: &Usage| u.prompt_tokens_details.as_ref());
         let cached = details.and_then(|d| d.cached_tokens).unwrap_or(0);
         let tokens = usage.map_or(stamps.len(), |u| u.completion_tokens);
         Ok(Completion { start, stamps, prompt: 0, asked: 0, tokens, cached })
     }
 
-    /// Sends a request and reads the head of the response, whose status must be 200.
-    async fn send(&self, method: &str, path: &str, body: &[u8]) -> Result<Response> {
-        let mut stream = TcpStream::connect(&self.authority).await.context("no connection")?;
-        stream.set_nodelay(true)?;
-        let Self { authority, base, .. } = self;
-        let head = format!(
-            "{method} {base}{path} HTTP/1.1\r\nHost: {authority}\r\nConnection: close\r\n\
-             Content-Type: application/json\r\nContent-Length: {}\r\n\r\n",
-            body.len()
-        );
-        stream.write_all(&[head.as_bytes(), body].concat()).await?;
-        let mut response = Response { reader: BufReader::new(stream), chunked: false, pending: Vec::new() };
-        let status = response.head().await?;
-        if status != 200 {
-            let body = response.rest().await?;
-            let text: String = String::from_utf8_lossy(&body).chars().take(300).collect();
-            bail!(Status { status, text });
-        }
-        Ok(response)
-    }
-}
-
-/// A response whose body may not have arrived yet.
-struct Response {
-    reader: BufReader<TcpStream>,
-    /// Whether the body is chunked; otherwise it ends with the connection.
-    chunked: bool,
-    /// Bytes of the body that were received but not read yet.
-    pending: Vec<u8>,
-}
-
-impl Response {
-    /// Reads the status line and the headers; returns the status.
-    async fn head(&mut self) -> Result<u16> {
-        let first = self.head_line().await?;
-        let status = first.split(' ').nth(1).and_then(|status| status.parse().ok());
-        let status = status.with_context(|| format!("{first:?} is not an HTTP response"))?;
-        loop {
-            let line = self.head_line().await?.to_ascii_lowercase();
-            if line.is_empty() {
-                return Ok(status);
+    /// Sends a request and reads the body of its response, whose status must be 200. The task that reads also drives the
+    /// connection, so that no other thread delays what it reads.
+    async fn send<T>(
+        &self,
+        method: &str,
+        path: &str,
+        body: String,
+        read: impl AsyncFnOnce(Incoming) -> Result<T>,
+    ) -> Result<T> {
+        let uri: Uri = format!("{}{path}", self.base).parse()?;
+        let host = uri.authority().map_or("", |authority| authority.as_str()).to_owned();
+        let target = uri.path().to_owned();
+        let io = self.connector.clone().call(uri).await.map_err(Error::from_boxed).context("no connection")?;
+        let (mut sender, connection) = http1::handshake(io).await?;
+        let request = Request::builder().method(method).uri(target);
+        let request = request.header(header::HOST, host).header(header::CONNECTION, "close");
+        let request = request.header(header::CONTENT_TYPE, "application/json").body(body)?;
+        let exchange = async {
+            let response = sender.send_request(request).await?;
+            let status = response.status();
+            if status != StatusCode::OK {
+                let body = response.into_body().collect().await?.to_bytes();
+                bail!(Status { status, text: String::from_utf8_lossy(&body).chars().take(300).collect() });
             }
-            self.chunked |= line.strip_prefix("transfer-encoding:").is_some_and(|coding| coding.trim() == "chunked");
+            read(response.into_body()).await
+        };
+        tokio::select! {
+            biased;
+            // The end of the connection is not that of the exchange, which may have more to read.
+            never = async { _ = connection.await; std::future::pending().await } => never,
+            result = exchange => result,
         }
-    }
-
-    /// Reads a line of the head, or the size line of a chunk.
-    async fn head_line(&mut self) -> Result<String> {
-        let mut line = String::new();
-        let read = (&mut self.reader).take(MAX_PART as u64).read_line(&mut line).await?;
-        ensure!(read > 0, "the connection was closed");
-        Ok(line.trim_end().to_owned())
-    }
-
-    /// Receives more of the body; false at its end.
-    async fn receive(&mut self) -> Result<bool> {
-        if !self.chunked {
-            return Ok(self.reader.read_buf(&mut self.pending).await? > 0);
-        }
-        let line = self.head_line().await?;
-        let digits = line.split(';').next().unwrap_or_default();
-        let size = usize::from_str_radix(digits, 16).with_context(|| format!("{line:?} is not the size of a chunk"))?;
-        ensure!(size <= MAX_PART, "a chunk of {size} bytes");
-        if size == 0 {
-            return Ok(false);
-        }
-        let end = self.pending.len() + size;
-        // A chunk ends with a line break of its own.
-        self.pending.resize(end + 2, 0);
-        let from = end - size;
-        self.reader.read_exact(&mut self.pending[from..]).await?;
-        self.pending.truncate(end);
-        Ok(true)
-    }
-
-    /// The next line of the body, including its line break; `None` after the last one.
-    async fn line(&mut self) -> Result<Option<Vec<u8>>> {
-        loop {
-            if let Some(at) = self.pending.iter().position(|&byte| byte == b'\n') {
-                let rest = self.pending.split_off(at + 1);
-                return Ok(Some(std::mem::replace(&mut self.pending, rest)));
-            }
-            if !self.receive().await? {
-                return Ok(None);
-            }
-        }
-    }
-
-    /// The rest of the body.
-    async fn rest(mut self) -> Result<Vec<u8>> {
-        while self.receive().await? {}
-        Ok(self.pending)
     }
 }

@@ -55,7 +55,7 @@ pub fn run(args: &BenchArgs, servers: &dyn Servers) -> Result<()> {
     let json = common.json.as_deref().filter(|_| !to_stdout).map(create).transpose()?;
     let report = bench(workload, servers)?;
     if let Some(mut file) = svg {
-        file.write_all(report.svg(workload).as_bytes()).context("the plot cannot be written")?;
+        file.write_all(report.svg(workload)?.as_bytes()).context("the plot cannot be written")?;
     }
     let text = serde_json::to_string_pretty(&report)? + "\n";
     if let Some(mut file) = json {

@@ -188,7 +188,7 @@ impl Report {
     }
 
     /// The sweep as a plot.
-    pub fn svg(&self, workload: &Workload) -> String {
+    pub fn svg(&self, workload: &Workload) -> Result<String> {
         let model = self.model.rsplit('/').next().unwrap_or_default();
         let title = format!("pegainfer bench {}: {model}", self.workload);
         let panels = match workload {

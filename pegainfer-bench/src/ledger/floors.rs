@@ -1,8 +1,8 @@
 //! Plots of measured times against the device's minimum: a roofline of ops, and the efficiency of decode steps.
 
 use crate::bench::roofline::Peaks;
-use crate::bench::svg::dots::{Dot, Dots, Track};
 use crate::bench::svg::heat_map::HeatMap;
+use crate::bench::svg::{Mark, Panel, Series};
 use crate::plan::times::{OpTime, Time, Times};
 use anyhow::{Result, bail, ensure};
 use pegainfer_core::ledger::{Header, Ledger, OpShares, StepKind, StepLoad};
@@ -10,7 +10,7 @@ use pegainfer_kernels::ops::KvDType;
 use pegainfer_models::model_path::{self, ModelDir};
 use pegainfer_models::{detect, engine};
 use pegainfer_runtime::Overrides;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Minimum fraction of a step for an op to be plotted.
 const SMALL_OP: f64 = 0.01;
@@ -71,14 +71,17 @@ impl<'a> Floors<'a> {
         Ok(Times::new(self.ledger, load, &records, self.peaks)?)
     }
 
-    /// Rate of each op over its FLOPs per byte, for the steps with timed ops: decode steps and prompts.
-    pub fn roofline(&self) -> Result<[Dots; 2]> {
-        let (flop_s, bytes_s) = self.limits;
-        let panel = |title: &str, kind| -> Result<Dots> {
-            let top = (flop_s / 1e12, format!("{:.0} TFLOP/s", flop_s / 1e12));
-            let slope = (bytes_s / 1e12, format!("{:.0} GB/s", bytes_s / 1e9));
-            let (title, x_label) = (format!("{title}, TFLOP/s"), "FLOPs per byte".to_owned());
-            Ok(Dots { title, x_label, top, slope, tracks: self.tracks(kind)? })
+    /// Rate of each op over its FLOPs per byte, for the steps whose ops were timed: decode steps, and prompts.
+    pub fn roofline(&self) -> Result<[Panel; 2]> {
+        let (top, slope) = (self.limits.0 / 1e12, self.limits.1 / 1e12);
+        let panel = |title: &str, kind| -> Result<Panel> {
+            let mut series = self.ops(kind)?;
+            let xs = || series.iter().flat_map(|op| &op.points).map(|at| at.0).filter(|x| *x > 0.0);
+            let (least, most) = (xs().fold(top / slope, f64::min), xs().fold(2.0 * top / slope, f64::max));
+            let limit = vec![(least, slope * least), (top / slope, top), (most, top)];
+            let name = format!("{:.0} GB/s, {top:.0} TFLOP/s", 1e3 * slope);
+            series.push(Series { name, mark: Mark::Dashed, points: limit });
+            Ok(Panel { title: format!("{title}, TFLOP/s"), x_label: "FLOPs per byte".into(), series })
         };
         Ok([
             panel("ops of decode steps by sequences", StepKind::Decode)?,
@@ -87,28 +90,28 @@ impl<'a> Floors<'a> {
     }
 
     /// The ops of the timed steps of one kind.
-    fn tracks(&self, kind: StepKind) -> Result<Vec<Track>> {
-        let mut tracks: Vec<Track> = Vec::new();
+    fn ops(&self, kind: StepKind) -> Result<Vec<Series>> {
+        let mut ops: BTreeMap<_, Vec<_>> = BTreeMap::new();
         let shares = OpShares::new(&self.ledger.ops);
         for load in shares.steps().filter(|load| load.kind() == kind) {
             let Some(alike) = alike(load) else { continue };
             let times = self.times(load, alike)?;
-            let label = load.tokens().to_string();
             for OpTime { op, bytes, flops, time, .. } in times.ops {
                 let Some((us, step)) = time.us.zip(times.step.us).filter(|(us, step)| us / step >= SMALL_OP) else {
                     continue;
                 };
-                let at = (flops as f64 / bytes as f64, flops as f64 / us / 1e6);
-                let dot = Dot { label: label.clone(), at, area: us / step };
-                match tracks.iter_mut().find(|track| track.name == op) {
-                    Some(track) => track.dots.push(dot),
-                    None => tracks.push(Track { name: op.to_owned(), dots: vec![dot] }),
+                // Copies compute nothing.
+                if flops > 0 {
+                    let at = (flops as f64 / bytes as f64, flops as f64 / us / 1e6);
+                    ops.entry(op).or_default().push(((load.tokens().to_string(), us / step), at));
                 }
             }
         }
-        // Copies compute nothing.
-        tracks.retain(|track| track.dots.iter().any(|dot| dot.at.1 > 0.0));
-        Ok(tracks)
+        let series = |(name, dots): (&str, Vec<_>)| {
+            let (dots, points) = dots.into_iter().unzip();
+            Series { name: name.into(), mark: Mark::Dots(dots), points }
+        };
+        Ok(ops.into_iter().map(series).collect())
     }
 
     /// Floor over measured time of each decode step, rows by context.
@@ -175,23 +178,25 @@ mod tests {
     fn ops_lie_below_the_limits_of_the_device() {
         let ledger = ledger();
         let [decode, prefill] = Floors::new(&ledger, Given::default()).unwrap().roofline().unwrap();
-        assert_eq!((decode.top.0, decode.slope.0), (989.0, 4.8));
-        for Dots { top, slope, tracks, .. } in [&decode, &prefill] {
-            for dot in tracks.iter().flat_map(|track| &track.dots).filter(|dot| dot.at.1 > 0.0) {
-                let (x, y) = dot.at;
-                assert!(y < top.0.min(slope.0 * x), "{dot:?}");
+        let [limit, other] = [&decode, &prefill].map(|panel| panel.series.last().unwrap());
+        assert_eq!((limit.name.as_str(), &limit.name), ("4800 GB/s, 989 TFLOP/s", &other.name));
+        for panel in [&decode, &prefill] {
+            for (x, y) in panel.series.iter().filter(|op| op.mark != Mark::Dashed).flat_map(|op| &op.points) {
+                assert!(*y < 989.0_f64.min(4.8 * x), "{x} {y}");
             }
         }
-        let dot = |track: &str, label: &str| {
-            let track = decode.tracks.iter().find(|other| other.name == track).unwrap();
-            track.dots.iter().find(|dot| dot.label == label).unwrap()
+        let dot = |name: &str, label: &str| {
+            let op = decode.series.iter().find(|op| op.name == name).unwrap();
+            let Mark::Dots(dots) = &op.mark else { panic!("{op:?}") };
+            let i = dots.iter().position(|dot| dot.0 == label).unwrap();
+            (op.points[i], dots[i].1)
         };
-        // `plan --batch 32 --context 256` prints 114.8 GFLOP and 3.614 GB in 0.8144 ms, 29 % of 2.772 ms.
-        let swiglu = dot("linear_swiglu", "32");
-        assert!((swiglu.at.0 - 31.76).abs() < 0.01 && (swiglu.at.1 - 141.0).abs() < 0.1, "{swiglu:?}");
-        assert!((swiglu.area - 0.8144 / 2.7724).abs() < 1e-3);
-        assert!(dot("decode_layers", "1").area > 0.8);
-        assert!(decode.tracks.iter().all(|track| track.name != "embedding"), "a copy has no FLOPs");
+        // 114.8 GFLOP and 3.614 GB in 0.8144 ms, 29 % of 2.772 ms: what `plan --batch 32 --context 256` prints.
+        let ((x, y), area) = dot("linear_swiglu", "32");
+        assert!((x - 31.76).abs() < 0.01 && (y - 141.0).abs() < 0.1, "{x} {y}");
+        assert!((area - 0.8144 / 2.7724).abs() < 1e-3);
+        assert!(dot("decode_layers", "1").1 > 0.8);
+        assert!(decode.series.iter().all(|op| op.name != "embedding"), "a copy has no FLOPs");
     }
 
     #[test]
@@ -224,6 +229,6 @@ mod tests {
         let ledger = Ledger { config: self::ledger().config, ..ledger };
         let peaks = Given { read_gbs: Some(1000.0), peak_tflops: Some(100.0), ..given };
         let [decode, _] = Floors::new(&ledger, peaks).unwrap().roofline().unwrap();
-        assert_eq!((decode.top.0, decode.slope), (100.0, (1.0, "1000 GB/s".into())));
+        assert_eq!(decode.series.last().unwrap().name, "1000 GB/s, 100 TFLOP/s");
     }
 }

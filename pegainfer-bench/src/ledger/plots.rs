@@ -29,18 +29,23 @@ pub fn write(ledger: &Ledger, dir: &Path, given: Given<'_>) -> Result<()> {
     let title = |what: &str| format!("{name} on {}: {what}", ledger.header.device);
     let steps = ledger.anchored_steps();
     let mut plots = vec![
-        ("steps.svg", render(&title("measured steps"), "", &[decode(&steps), prefill(&steps)], Ink::Grey)),
+        ("steps.svg", render(&title("measured steps"), "", &[decode(&steps), prefill(&steps)], Ink::Grey)?),
         (
             "ops.svg",
-            render(&title("steps by op"), SHARED, &[decode_ops(ledger, &steps), prompt_ops(ledger, &steps)], Ink::Grey),
+            render(
+                &title("steps by op"),
+                SHARED,
+                &[decode_ops(ledger, &steps), prompt_ops(ledger, &steps)],
+                Ink::Grey,
+            )?,
         ),
-        ("errors.svg", render(&title("error of the law"), CROSS_VALIDATED, &[errors(ledger)], Ink::Grey)),
+        ("errors.svg", render(&title("error of the law"), CROSS_VALIDATED, &[errors(ledger)], Ink::Grey)?),
     ];
     match Floors::new(ledger, given) {
         Ok(floors) => {
             let (roofline, efficiency) = (floors.roofline()?, [floors.efficiency()?]);
-            plots.push(("roofline.svg", render(&title("roofline"), ROOFLINE, &roofline, Ink::Grey)));
-            plots.push(("efficiency.svg", render(&title("efficiency"), EFFICIENCY, &efficiency, Ink::Grey)));
+            plots.push(("roofline.svg", render(&title("roofline"), ROOFLINE, &roofline, Ink::Grey)?));
+            plots.push(("efficiency.svg", render(&title("efficiency"), EFFICIENCY, &efficiency, Ink::Grey)?));
         }
         Err(why) => log::warn!("roofline.svg and efficiency.svg are left out: {why:#}"),
     }

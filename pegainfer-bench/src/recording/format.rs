@@ -7,7 +7,6 @@ use pegainfer_core::sampling::{SamplingError, SamplingParams};
 use pegainfer_core::schedule::recording::ScheduleEvent;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
 use std::str::FromStr;
 
 /// Version of the format.
@@ -107,22 +106,9 @@ pub struct Parameters {
     stop_token_ids: Vec<u32>,
     ignore_eos: bool,
     cache_salt: u64,
-    logits_processors: Option<Processors>,
+    logits_processors: Option<LogitsProcessorParams>,
     /// Its source, see [`Grammar::source`](pegainfer_core::grammar::Grammar::source).
     pub grammar: Option<String>,
-}
-
-/// See [`LogitsProcessorParams`].
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct Processors {
-    presence_penalty: f32,
-    frequency_penalty: f32,
-    repetition_penalty: f32,
-    logit_bias: BTreeMap<u32, f32>,
-    min_tokens: usize,
-    stops: Vec<u32>,
-    allowed_token_ids: Option<Vec<u32>>,
-    bad_words: Vec<Vec<u32>>,
 }
 
 /// The end of a request.
@@ -199,7 +185,7 @@ impl Added {
         let (Some(ids), Some(parameters)) = (&self.ids, &self.parameters) else { return Ok(None) };
         let Parameters { temperature, top_k, top_p, min_p, seed, .. } = *parameters;
         let logits_processors = match &parameters.logits_processors {
-            Some(processors) => LogitsProcessors::new(processors.params(), vocab_size)?,
+            Some(processors) => LogitsProcessors::new(processors.clone(), vocab_size)?,
             None => None,
         };
         Ok(Some(GenerateRequest {
@@ -226,38 +212,8 @@ impl Parameters {
             stop_token_ids: request.stop_token_ids.clone(),
             ignore_eos: request.ignore_eos,
             cache_salt: request.cache_salt,
-            logits_processors: request.logits_processors.as_ref().map(|it| Processors::from_params(it.params())),
+            logits_processors: request.logits_processors.as_ref().map(|it| it.params().clone()),
             grammar: request.grammar.as_ref().map(|grammar| grammar.source()),
-        }
-    }
-}
-
-impl Processors {
-    fn from_params(params: &LogitsProcessorParams) -> Self {
-        let params = params.clone();
-        Self {
-            presence_penalty: params.presence_penalty,
-            frequency_penalty: params.frequency_penalty,
-            repetition_penalty: params.repetition_penalty,
-            logit_bias: params.logit_bias,
-            min_tokens: params.min_tokens,
-            stops: params.stops,
-            allowed_token_ids: params.allowed_token_ids,
-            bad_words: params.bad_words,
-        }
-    }
-
-    fn params(&self) -> LogitsProcessorParams {
-        let this = self.clone();
-        LogitsProcessorParams {
-            presence_penalty: this.presence_penalty,
-            frequency_penalty: this.frequency_penalty,
-            repetition_penalty: this.repetition_penalty,
-            logit_bias: this.logit_bias,
-            min_tokens: this.min_tokens,
-            stops: this.stops,
-            allowed_token_ids: this.allowed_token_ids,
-            bad_words: this.bad_words,
         }
     }
 }
@@ -265,6 +221,7 @@ impl Processors {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeMap;
 
     #[test]
     fn a_request_comes_back_as_it_was() {

@@ -232,7 +232,7 @@ fn unmeasurable_targets_are_reported() {
     assert!(error(&["latency", "--url", "http://127.0.0.1:9"]).contains("Name it with --model-path"));
     let model = model_dir();
     let at = |url: &str| error(&["latency", "--model-path", model.to_str().unwrap(), "--url", url]);
-    assert!(at("https://x").contains("must begin with http://"));
+    assert!(at("ftp://x").contains("must begin with http:// or https://"));
     let refused = at("http://127.0.0.1:9");
     assert!(refused.starts_with("the server at http://127.0.0.1:9 cannot be measured: no connection"), "{refused}");
     let long = error(&["latency", "--prompt-len", "8000", "--output-len", "2"]);
