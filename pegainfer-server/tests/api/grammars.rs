@@ -1,7 +1,7 @@
 //! Grammars of hostile clients, through every field of the API, and the process that tries them.
 
 use crate::support::TestServer;
-use crate::support::attack::Target;
+use crate::support::attack::AttackedServer;
 use crate::support::client::{post, post_ok, post_unread};
 use crate::support::mock::MockEngine;
 use crate::support::process::pegainfer;
@@ -179,7 +179,7 @@ fn the_process_that_tries_ends_itself() {
 
 #[test]
 fn ordinary_clients_do_not_notice_hostile_grammars() {
-    let mut target = Target::start(&[]);
+    let mut target = AttackedServer::start(&[]);
     target.attack("four bombs at once, through every door", |address| {
         std::thread::scope(|scope| {
             for _ in 0..4 {

@@ -48,7 +48,7 @@ fn a_conversation_in_a_terminal() {
     terminal.wait_for("the conversation restarts with this system message");
     terminal.wait_for(PROMPT);
     terminal.press("/reset\r");
-    terminal.wait_for("the conversation starts anew");
+    terminal.wait_for("the conversation restarts");
     terminal.wait_for(PROMPT);
     terminal.press("/nonsense\r");
     terminal.wait_for("/nonsense is not a command; /help lists them");

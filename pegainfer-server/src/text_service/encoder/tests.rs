@@ -27,7 +27,7 @@ async fn large_work_leaves_the_threads_to_others_and_never_begins_for_nobody() {
     drop(abandoned);
     let text = vec!["Once upon a time".to_string()];
     assert_eq!(encoder.work(ONE, 1, encode(text, true)).await.unwrap().unwrap().len(), 1);
-    let next = encoder.work(ONE, LARGE + 1, |_, caller| cancel.is_cancelled());
+    let next = encoder.work(ONE, LARGE + 1, |_, cancel| cancel.is_cancelled());
     release.send(()).unwrap();
     assert_eq!((long.await.unwrap(), next.await.unwrap()), (true, false));
 }
