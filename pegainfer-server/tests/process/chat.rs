@@ -42,7 +42,7 @@ fn a_conversation_in_a_terminal() {
     let answer = terminal.wait_for(PROMPT);
     assert!(answer.contains(&format!("{ANSWER}\r\n")), "{answer:?}");
     terminal.press("/help\r");
-    terminal.wait_for("start anew with this system message");
+    terminal.wait_for("restart with this system message");
     terminal.wait_for(PROMPT);
     terminal.press("/system Be brief.\r");
     terminal.wait_for("the conversation restarts with this system message");
