@@ -42,13 +42,13 @@ fn a_conversation_in_a_terminal() {
     let answer = terminal.wait_for(PROMPT);
     assert!(answer.contains(&format!("{ANSWER}\r\n")), "{answer:?}");
     terminal.press("/help\r");
-    terminal.wait_for("start anew with this system message");
+    terminal.wait_for("restart with this system message");
     terminal.wait_for(PROMPT);
     terminal.press("/system Be brief.\r");
     terminal.wait_for("the conversation restarts with this system message");
     terminal.wait_for(PROMPT);
     terminal.press("/reset\r");
-    terminal.wait_for("the conversation starts anew");
+    terminal.wait_for("the conversation restarts");
     terminal.wait_for(PROMPT);
     terminal.press("/nonsense\r");
     terminal.wait_for("/nonsense is not a command; /help lists them");

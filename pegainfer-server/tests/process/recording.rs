@@ -147,7 +147,7 @@ fn hashes_tell_prefixes_and_nothing_else() {
     assert!(code == Some(1) && err.contains("cannot be created") && err.contains("exists"), "{err}");
     std::fs::write(&file, "{}\n").unwrap();
     let (code, _, err) = replay(&file, &[]);
-    assert!(code == Some(1) && err.contains("is no recording"), "{err}");
+    assert!(code == Some(1) && err.contains("is not a recording"), "{err}");
 }
 
 /// Records the schedule of a run in `file`: mixed prompts and cancels, too few KV blocks for all of them, chunked

@@ -16,8 +16,8 @@ const QUOTES: &str = "\"\"\"";
 const COMMANDS: [&str; 4] = ["/exit", "/help", "/reset", "/system "];
 
 pub(super) const HELP: &str = "\
-/system TEXT  start anew with this system message; without a text, with none
-/reset        start anew
+/system TEXT  restart with this system message; without a text, with none
+/reset        restart
 /exit         leave, as does Ctrl-D
 \"\"\"           begins and ends a message of several lines; a \\ at the end of a line continues it, too
 Ctrl-C        stops an answer, or clears the line";

@@ -28,7 +28,7 @@ const MAX_PIPED: u64 = 8 << 20;
 
 /// Examples for the help text.
 pub const USE: &str = "\
-In a terminal, /system TEXT starts anew with a system message, /reset starts anew, /help lists the commands, and /exit or Ctrl-D \
+In a terminal, /system TEXT restarts with a system message, /reset restarts, /help lists the commands, and /exit or Ctrl-D \
 leaves. Ctrl-C stops an answer. Put a message of several lines between triple quotes, or end each line but the last one with a \
 backslash. Piped input is one message, and only its answer is printed.";
 
@@ -96,7 +96,7 @@ async fn converse(server: &LocalServer, mut conversation: Conversation, mut inpu
             InputLine::Help => screen.note(input::HELP)?,
             InputLine::Reset => {
                 conversation.reset();
-                screen.note("the conversation starts anew")?;
+                screen.note("the conversation restarts")?;
             }
             InputLine::System(text) => {
                 conversation.set_system(text);
