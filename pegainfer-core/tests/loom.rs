@@ -71,7 +71,7 @@ impl StepEngine for Tokens {
         if self.in_flight || self.requests.is_empty() {
             return None;
         }
-        assert!(!self.one_at_a_time || self.requests.len() == 1, "a request runs on whose stream is gone");
+        assert!(!self.one_at_a_time || self.requests.len() == 1, "a request still runs although its stream is gone");
         let new = self.requests.iter_mut().filter(|(_, (_, admitted))| !admitted);
         let admit = |(id, (_, admitted)): (&RequestId, &mut (usize, bool))| {
             *admitted = true;
@@ -180,7 +180,7 @@ fn a_stream_has_all_events_and_the_counters_know_of_its_end() {
         let mut stream = world.handle.submit(request(2)).unwrap();
         assert_eq!(rest(&mut stream), "attf");
         let stats = world.handle.stats();
-        assert_eq!((stats.running, stats.waiting), (0, 0), "whoever has seen the end sees its memory free");
+        assert_eq!((stats.running, stats.waiting), (0, 0), "the memory of a request is free before its end is seen");
         assert!(world.handle.is_healthy());
         drop(stream);
         assert_eq!(world.stop(), (1, 0, 0));

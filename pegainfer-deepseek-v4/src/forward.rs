@@ -10,7 +10,7 @@ pub(crate) use head::Head;
 
 use crate::bounds::Sharing;
 use crate::config::{Config, LayerKind};
-use crate::graph_shape::is_of_prompts;
+use crate::graph_shape::is_prompt_step;
 use crate::inputs::Inputs;
 use crate::numerics::Numerics;
 use crate::plan::Step;
@@ -118,7 +118,7 @@ impl Pass<'_> {
     /// tokens. So does `output` once it is summed, and `normed` until
     /// [`Normed::gather`](crate::normed::Normed::gather).
     fn shared_tokens(&self) -> Option<OwnTokens> {
-        let (tokens, shared) = (self.step.tokens.len(), self.is_shared() && is_of_prompts(self.step));
+        let (tokens, shared) = (self.step.tokens.len(), self.is_shared() && is_prompt_step(self.step));
         (shared && tokens >= self.sharing.tokens).then(|| self.shard.tokens(tokens))
     }
 

@@ -17,7 +17,7 @@ const MAX_TOKENS: usize = 128;
 
 /// True if a step is so large and samples so few of its tokens that it never runs as a graph: its launches may depend
 /// on its contexts.
-pub(crate) fn is_of_prompts(step: &Step) -> bool {
+pub(crate) fn is_prompt_step(step: &Step) -> bool {
     let (tokens, samples) = (step.tokens.len(), step.samples.len());
     tokens > MAX_TOKENS && 2 * samples < tokens
 }
@@ -159,15 +159,15 @@ mod tests {
 
     #[test]
     fn steps_of_prompts_never_run_as_graphs() {
-        assert!(is_of_prompts(&plan::uniform(1, MAX_TOKENS + 1, 300)));
-        assert!(!is_of_prompts(&plan::uniform(1, MAX_TOKENS, 300)));
+        assert!(is_prompt_step(&plan::uniform(1, MAX_TOKENS + 1, 300)));
+        assert!(!is_prompt_step(&plan::uniform(1, MAX_TOKENS, 300)));
         let bounds = GraphBounds::new(StepBounds { tokens: 4096, samples: 512, drafts: 7, ..BOUNDS }, (0, 0));
         let unsampled = |step: Step| Step { samples: Vec::new(), ..step };
         for (rows, tokens) in [(200, 1), (256, 1), (16, 8), (64, 2)] {
             let (sampled, once) = (verify(&vec![tokens; rows]), plan::uniform(rows, tokens, 40));
             for step in [sampled, unsampled(once.clone()), once] {
                 let shape = bounds.shape(&Graphs::<GraphShape>::new(256), &step).unwrap();
-                assert!(!is_of_prompts(&padded(&step, shape)), "{shape:?}");
+                assert!(!is_prompt_step(&padded(&step, shape)), "{shape:?}");
             }
         }
     }

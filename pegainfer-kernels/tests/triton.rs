@@ -49,7 +49,7 @@ fn wrong_metadata_is_refused_by_name() {
     }
 }
 
-/// Of a build for GPUs of compute capability 9.0.
+/// Applies to a build for GPUs of compute capability 9.0.
 #[cfg(triton_kernels)]
 #[test]
 fn images_have_their_entries() {

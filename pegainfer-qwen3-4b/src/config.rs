@@ -47,7 +47,7 @@ pub struct Config {
 impl Config {
     /// Reads the fields of config.json.
     pub fn read(file: &ConfigFile) -> Result<Self, ConfigError> {
-        file.serves([
+        file.require_served([
             ("attention_bias", json!(false), "projections without bias"),
             ("hidden_act", json!("silu"), "silu"),
         ])?;

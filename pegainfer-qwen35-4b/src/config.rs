@@ -69,7 +69,7 @@ pub struct Config {
 impl Config {
     /// Reads the fields of config.json.
     pub fn read(file: &ConfigFile) -> Result<Self, ConfigError> {
-        file.serves([
+        file.require_served([
             ("attn_output_gate", json!(true), "gated attention"),
             // The gate of the delta rule's output; silu and swish are the same function.
             ("output_gate_type", json!("swish"), "swish"),
@@ -191,7 +191,7 @@ fn layers(file: &ConfigFile) -> Result<Vec<LayerKind>, ConfigError> {
 fn mtp(file: &ConfigFile) -> Result<bool, ConfigError> {
     let wanted = file.drafts_by_model();
     if wanted {
-        file.serves([
+        file.require_served([
             ("mtp_num_hidden_layers", json!(1), "drafts by one layer; choose another method of --speculative-config"),
             ("mtp_use_dedicated_embeddings", json!(false), "drafts that share the embedding of the model"),
         ])?;

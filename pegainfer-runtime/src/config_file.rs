@@ -256,7 +256,7 @@ impl ConfigFile {
     }
 
     /// Refuses the first of these fields that has another value than the served one.
-    pub fn serves(&self, fields: impl IntoIterator<Item = Served>) -> Result<(), ConfigError> {
+    pub fn require_served(&self, fields: impl IntoIterator<Item = Served>) -> Result<(), ConfigError> {
         for (field, served, words) in fields {
             let value = self.get(field);
             if !value.is_null() && *value != served {
@@ -325,10 +325,10 @@ mod tests {
     #[test]
     fn only_the_served_value_passes() {
         let served = || [("act", json!("silu"), "silu"), ("quantization.method", Value::Null, "bf16 weights")];
-        file(&json!({"act": "silu"})).serves(served()).unwrap();
-        file(&json!({"act": null})).serves(served()).unwrap();
-        let error = file(&json!({"act": "gelu"})).serves(served()).unwrap_err().to_string();
+        file(&json!({"act": "silu"})).require_served(served()).unwrap();
+        file(&json!({"act": null})).require_served(served()).unwrap();
+        let error = file(&json!({"act": "gelu"})).require_served(served()).unwrap_err().to_string();
         assert!(error.contains("act = gelu") && error.contains("serves silu"), "{error}");
-        assert!(file(&json!({"quantization": {"method": "fp8"}})).serves(served()).is_err());
+        assert!(file(&json!({"quantization": {"method": "fp8"}})).require_served(served()).is_err());
     }
 }

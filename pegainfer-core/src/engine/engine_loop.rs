@@ -126,14 +126,14 @@ impl<E: StepEngine> EngineLoop<E> {
     fn step(&mut self) -> Result<(), EngineError> {
         match self.engine.plan() {
             Some(admitted) => {
-                self.forward(admitted);
+                self.deliver(admitted);
                 self.engine.launch()
             }
             None => {
                 self.engine.wait();
                 let events = self.engine.finish()?;
                 self.count_step();
-                self.forward(events);
+                self.deliver(events);
                 Ok(())
             }
         }
@@ -165,10 +165,10 @@ impl<E: StepEngine> EngineLoop<E> {
             }
             ended
         };
-        self.forward(events);
+        self.deliver(events);
     }
 
-    fn forward(&mut self, batch: EventBatch) {
+    fn deliver(&mut self, batch: EventBatch) {
         for (id, event) in &batch {
             if is_last(event) {
                 self.remove(*id);

@@ -21,7 +21,7 @@ pub struct EngineError {
     pub fatal: bool,
 }
 
-/// A scheduler and an executor behind `plan`, `launch` and `finish`.
+/// A scheduler and an executor, driven through `plan`, `launch` and `finish`.
 pub trait StepEngine: Send + 'static {
     /// Fixed properties; read once.
     fn limits(&self) -> EngineLimits;

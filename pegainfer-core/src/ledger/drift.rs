@@ -103,7 +103,7 @@ impl Cusum {
 
 impl DriftWatch {
     /// Adds a step that ended `at` and took exp(`ratio`) times its predicted time.
-    pub fn saw(&mut self, load: &StepLoad, at: Duration, ratio: f64) -> Option<Drift> {
+    pub fn add_step(&mut self, load: &StepLoad, at: Duration, ratio: f64) -> Option<Drift> {
         let kind = load.kind();
         let level = &mut self.0[StepKind::ALL.iter().position(|other| *other == kind)?];
         let (began, values) = &mut level.bucket;
@@ -114,7 +114,7 @@ impl DriftWatch {
         if values.len() < MAX_STEPS {
             values.push(ratio);
         }
-        let (shift, seconds) = level.second(median?)?;
+        let (shift, seconds) = level.add_bucket(median?)?;
         Some(Drift { kind, ratio: shift.exp(), seconds })
     }
 
@@ -139,7 +139,7 @@ fn median(values: &mut Vec<f64>) -> f64 {
 
 impl Level {
     /// Adds one bucket; returns shift and seconds of a drift.
-    fn second(&mut self, value: f64) -> Option<(f64, usize)> {
+    fn add_bucket(&mut self, value: f64) -> Option<(f64, usize)> {
         let (mean, sigma) = match &mut self.reference {
             Reference::Known(mean, sigma) => (*mean, *sigma),
             Reference::Collecting(values) => {
@@ -191,10 +191,10 @@ mod tests {
     fn delay(seed: u64, sigma: f64, shift: f64) -> Option<(usize, f64)> {
         let mut level = Level::default();
         for i in 0..1000 {
-            assert_eq!(level.second(0.3 + sigma * noise(seed, i)), None, "second {i}");
+            assert_eq!(level.add_bucket(0.3 + sigma * noise(seed, i)), None, "second {i}");
         }
         (0..600).find_map(|i| {
-            level.second(0.3 + shift + sigma * noise(seed + 1, i as u64)).map(|(shift, _)| (i + 1, shift))
+            level.add_bucket(0.3 + shift + sigma * noise(seed + 1, i as u64)).map(|(shift, _)| (i + 1, shift))
         })
     }
 
@@ -204,7 +204,7 @@ mod tests {
             let (mut level, mut value) = (Level::default(), 0.0);
             for i in 0..30 * 86_400 {
                 value = correlation * value + f64::sqrt(1.0 - correlation * correlation) * sigma * noise(seed, i);
-                assert_eq!(level.second(-0.05 + value), None, "sigma {sigma}, second {i}");
+                assert_eq!(level.add_bucket(-0.05 + value), None, "sigma {sigma}, second {i}");
             }
         }
     }
@@ -232,7 +232,7 @@ mod tests {
             let level = if i < 15_000 { 0.0 } else { 1.2_f64.ln() };
             let outlier = if i % 20 == 0 { 3.0_f64.ln() } else { 0.0 };
             let at = Duration::from_millis(20 * i);
-            found.extend(watch.saw(&LOAD, at, level + outlier + 0.01 * noise(7, i)).map(|drift| (at, drift)));
+            found.extend(watch.add_step(&LOAD, at, level + outlier + 0.01 * noise(7, i)).map(|drift| (at, drift)));
         }
         let [(at, drift)] = found[..] else { panic!("{found:?}") };
         assert!((300..306).contains(&at.as_secs()), "{at:?}");

@@ -132,11 +132,11 @@ impl StepLog {
         let (Some(us), Some(watch)) = (predicted_us, &mut inner.watch) else {
             return inner.watch.as_ref().is_some_and(Watch::times_ops);
         };
-        let anomaly = watch.saw(number, &load, (took, us), ops);
+        let anomaly = watch.add_step(number, &load, (took, us), ops);
         let (times_ops, investigates) = (watch.times_ops(), watch.investigates());
         if investigates || anomaly.is_some() {
             inner.details.push(StepDetail { number, ops: ops.to_vec(), engine: engine() });
-        } else if let Some(drift) = inner.drift.saw(&load, end, (took.as_secs_f64() * 1e6 / us).max(1e-9).ln()) {
+        } else if let Some(drift) = inner.drift.add_step(&load, end, (took.as_secs_f64() * 1e6 / us).max(1e-9).ln()) {
             // Steps of an investigation are slower because they are timed.
             log::warn!("drift: {drift}");
         }

@@ -146,7 +146,7 @@ impl Watch {
     /// Adds step `number`, which took `took`; [`predict`](Self::predict) gave `predicted` microseconds. `ops`: op
     /// times, if requested and supported by the device. Returns the result of an investigation that ends with this
     /// step.
-    pub fn saw(
+    pub fn add_step(
         &mut self,
         number: u64,
         load: &StepLoad,
@@ -262,7 +262,7 @@ mod tests {
             let ops = [("linear", time(linear)), ("attention", time(attention))];
             let ops = if watch.times_ops() { &ops[..] } else { &[] };
             let predicted = watch.predict(&LOAD).unwrap();
-            last = watch.saw(step, &LOAD, (time(linear + attention), predicted), ops).or(last);
+            last = watch.add_step(step, &LOAD, (time(linear + attention), predicted), ops).or(last);
         }
         last
     }

@@ -92,7 +92,7 @@ impl<K: Copy + Eq + Hash> Graphs<K> {
     /// Runs `pass`, a step of shape `key`. If that is `None`, the step has any shape and runs launch by launch.
     pub fn run(&mut self, key: Option<K>, pass: &mut impl Launches) -> Result<(), OpError> {
         self.capture(key, pass)?;
-        match key.and_then(|key| self.next(key)) {
+        match key.and_then(|key| self.graph_for(key)) {
             Some(graph) => pass.exec().replay(graph),
             None => pass.launch(),
         }
@@ -110,19 +110,19 @@ impl<K: Copy + Eq + Hash> Graphs<K> {
         pass.exec().begin_capture()?;
         let launched = pass.launch();
         let graph = pass.exec().end_capture().and_then(|graph| launched.map(|()| graph));
-        self.keep(key, graph);
+        self.store(key, graph);
         Ok(())
     }
 
     /// Graph of a step of shape `key`. The first step has none and is counted.
-    fn next(&mut self, key: K) -> Option<&Graph> {
+    fn graph_for(&mut self, key: K) -> Option<&Graph> {
         let Entry { graph, replays } = self.graphs.entry(key).or_default();
         *replays += u64::from(graph.is_some());
         graph.as_ref()
     }
 
     /// Stores a captured graph. If capturing failed, steps run without graphs from now on.
-    fn keep(&mut self, key: K, graph: Result<Graph, OpError>) {
+    fn store(&mut self, key: K, graph: Result<Graph, OpError>) {
         match graph {
             Ok(graph) => {
                 self.graphs.insert(key, Entry { graph: Some(graph), replays: 0 });
@@ -170,7 +170,7 @@ mod tests {
         assert_eq!(graphs.rows(&Step::<()>::uniform(16, 5, 3, 100)), Some(6));
         assert_eq!(graphs.rows(&Step::<()>::default()), None, "no rows");
         let mut padding = Graphs::padding_only(64);
-        assert!(padding.next((6, 3)).is_none() && !padding.should_capture(Some((6, 3))));
+        assert!(padding.graph_for((6, 3)).is_none() && !padding.should_capture(Some((6, 3))));
         assert_eq!((padding.rows(&Step::<()>::uniform(16, 5, 3, 100)), padding.replays()), (Some(6), 0));
     }
 
@@ -178,9 +178,9 @@ mod tests {
     fn a_size_runs_once_before_it_is_captured_and_a_failure_ends_it() {
         let mut graphs = Graphs::<usize>::new(64);
         assert!(!graphs.should_capture(None) && !graphs.should_capture(Some(8)));
-        assert!(graphs.next(8).is_none());
+        assert!(graphs.graph_for(8).is_none());
         assert!(graphs.should_capture(Some(8)) && !graphs.should_capture(Some(4)));
-        graphs.keep(8, Err(OpError { op: "graph", message: "no".to_owned() }));
+        graphs.store(8, Err(OpError { op: "graph", message: "no".to_owned() }));
         assert_eq!(graphs.size(&Step::<()>::uniform(16, 8, 1, 100)), None);
     }
 }

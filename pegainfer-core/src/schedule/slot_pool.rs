@@ -113,7 +113,7 @@ impl SlotPool {
     }
 
     /// Keeps the state in `slot` as the snapshot of `prefix`. An existing snapshot has the same bits and stays.
-    pub fn keep(&self, prefix: u64, slot: &SlotRef) {
+    pub fn add_snapshot(&self, prefix: u64, slot: &SlotRef) {
         let slots = &mut *self.lock();
         match slots.touch(prefix) {
             Some(id) => slots.release(id),
@@ -173,7 +173,7 @@ impl SlotRef {
     }
 
     /// Number of holders, and true if the slot has a snapshot.
-    pub fn uses(&self) -> (usize, bool) {
+    pub fn holders_and_snapshot(&self) -> (usize, bool) {
         let slot = &self.pool.lock().slots[self.id as usize];
         (slot.holders, slot.snapshot.is_some())
     }

@@ -92,10 +92,10 @@ impl StateSlots {
     }
 
     /// The slot that the sequence continues in: its own, if nobody else needs its state, otherwise another one.
-    fn next(&self, slots: &mut SequenceSlots) -> Option<SlotRef> {
+    fn next_slot(&self, slots: &mut SequenceSlots) -> Option<SlotRef> {
         let Some(current) = slots.current.clone() else { return self.pool.allocate() };
         // `current` and `slots.current` hold it.
-        let (holders, has_snapshot) = current.uses();
+        let (holders, has_snapshot) = current.holders_and_snapshot();
         if holders == 2 && !has_snapshot {
             return Some(current);
         }
@@ -152,7 +152,7 @@ impl SequenceState for StateSlots {
     ) -> Result<(), OutOfSlots> {
         slots.targets.clear();
         // Before the snapshots, because nothing can run without it.
-        let slot = self.next(slots).ok_or(OutOfSlots)?;
+        let slot = self.next_slot(slots).ok_or(OutOfSlots)?;
         slots.holder.get_or_insert_with(|| self.holders.clone());
         if self.config.within_chunks {
             let size = self.config.block_tokens;
@@ -212,7 +212,7 @@ impl SequenceState for StateSlots {
     fn commit(&mut self, slots: &mut SequenceSlots, table: &BlockTable, computed: usize) {
         for (tokens, slot) in slots.pending.extract_if(.., |(tokens, _)| *tokens <= computed) {
             if let Some(prefix) = table.prefix(tokens) {
-                self.pool.keep(prefix, &slot);
+                self.pool.add_snapshot(prefix, &slot);
             }
         }
     }

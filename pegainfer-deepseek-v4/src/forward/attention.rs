@@ -2,7 +2,7 @@
 
 use super::Pass;
 use crate::config::LayerKind;
-use crate::graph_shape::is_of_prompts;
+use crate::graph_shape::is_prompt_step;
 use crate::state::{Compressed, LayerState, compressor_spec};
 use crate::weights::{Attention, Compressor};
 use crate::workspace::{Pair, Workspace};
@@ -159,7 +159,7 @@ impl Pass<'_> {
     /// Tokens for which this rank selects entries, and number of entries; the same on all ranks.
     fn select_spec(&self, kind: LayerKind) -> SelectSpec {
         let (ratio, shard) = (kind.ratio().unwrap_or(1), self.shard);
-        if !is_of_prompts(self.step) {
+        if !is_prompt_step(self.step) {
             // A graph is for contexts of any length.
             let pages = self.inputs.common.block_tables().rows_cols().1;
             return SelectSpec { ratio, share: TokenShare::ALL, pages };

@@ -92,7 +92,7 @@ impl Reader<'_> {
         part: TensorPart,
     ) -> Result<Matrix, WeightsError> {
         let blocks = [n.div_ceil(BLOCK), k.div_ceil(BLOCK)];
-        let scale = BlockScales::E8m0(self.plain(&scale, Dtype::F8_E8M0, &blocks, part.of_blocks())?);
+        let scale = BlockScales::E8m0(self.plain(&scale, Dtype::F8_E8M0, &blocks, part.in_blocks())?);
         self.fill(&mut codes, TensorSpec { name: weight, dtype: Dtype::F8_E4M3, shape: vec![n, k] }, &part)?;
         Ok(Matrix::Fp8 { weight: codes, scale })
     }

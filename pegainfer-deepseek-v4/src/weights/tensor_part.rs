@@ -22,7 +22,7 @@ impl TensorPart {
     }
 
     /// The part of the scales that belongs to this part of an FP8 weight.
-    pub fn of_blocks(&self) -> Self {
+    pub fn in_blocks(&self) -> Self {
         let blocks = |range: &Range<usize>| range.start / BLOCK..range.end.div_ceil(BLOCK);
         Self { rows: self.rows.as_ref().map(blocks), columns: self.columns.as_ref().map(blocks) }
     }

@@ -108,7 +108,7 @@ fn bulk_serves(gpu: &Gpu, shape: HeadShape) -> bool {
 
 impl Decode {
     fn choose(gpu: &Gpu, shape: HeadShape, load: DecodeLoad, rows: usize) -> Self {
-        if bulk_serves(gpu, shape) {
+        if supports_bulk(gpu, shape) {
             // Rows of prefill do not count: twice the columns cost 3 us of 65 us per layer.
             let column_tiles = if load.max_decode_queries * shape.group() <= COLUMNS { 1 } else { 2 };
             let stages = if shape.head_dim > LARGE_HEAD { 3 } else { 2 };
@@ -141,7 +141,7 @@ impl DecodeStep {
     }
 
     fn fused(gpu: &Gpu, (shape, format): (HeadShape, KvDType), load: &AttentionLoad, rows: usize, built: bool) -> Self {
-        if built && bulk_serves(gpu, shape) && shape.group() <= COLUMNS {
+        if built && supports_bulk(gpu, shape) && shape.group() <= COLUMNS {
             // With FP8, four blocks per multiprocessor hide more latency than deep rings: 3.94 ms instead of 4.27 ms
             // for a step of 64 rows (Qwen3-4B, H200).
             let stages = match format {

@@ -1,6 +1,6 @@
 //! DeepSeek-V4's dense GEMMs with many tokens: which of them run on cuBLASLt, and how.
 
-use super::gemm::fp8_cublaslt_serves;
+use super::gemm::supports_fp8_cublaslt;
 use super::gemm_shape::{GemmShape, Output, WeightFormat};
 use super::gpu::{CublasLt, Gpu};
 use crate::limits::fp8::{BLOCK, ROW_ALIGNMENT};
@@ -69,7 +69,7 @@ impl DenseGemm {
     /// the last one are written; the output must have memory for them.
     pub fn is_fp8(gpu: &Gpu, DenseShape { m, n, k, out_rows, .. }: DenseShape) -> bool {
         let shape = GemmShape { m, n, k, output: Output::Bf16, format: WeightFormat::Fp8 };
-        m >= Self::MIN_TOKENS && m.next_multiple_of(ROW_ALIGNMENT) <= out_rows && fp8_cublaslt_serves(gpu, shape)
+        m >= Self::MIN_TOKENS && m.next_multiple_of(ROW_ALIGNMENT) <= out_rows && supports_fp8_cublaslt(gpu, shape)
     }
 
     /// Name in records.

@@ -20,9 +20,9 @@ pub enum Skinny {
 impl Skinny {
     /// The skinny kernel, if it is faster than cuBLASLt for this shape.
     pub fn choose(gpu: &Gpu, shape: GemmShape) -> Option<Self> {
-        if skinny_wgmma::serves(gpu, shape) {
+        if skinny_wgmma::supports(gpu, shape) {
             Some(Self::Wgmma(skinny_wgmma::plan(gpu, shape)))
-        } else if gemv_splitk::serves(shape.m) && shape.format == WeightFormat::Bf16 {
+        } else if gemv_splitk::supports(shape.m) && shape.format == WeightFormat::Bf16 {
             Some(Self::GemvSplitK(gemv_splitk::plan(gpu, shape)))
         } else {
             None
@@ -78,10 +78,10 @@ impl Gemm {
     /// The fastest kernel that the GPU runs, see docs/benchmarks/h200-kernels.md.
     pub fn choose(gpu: &Gpu, shape: GemmShape) -> Self {
         match (Skinny::choose(gpu, shape), shape.format) {
-            _ if Self::narrow_serves(gpu, shape) => Self::Narrow,
+            _ if Self::supports_narrow(gpu, shape) => Self::Narrow,
             (Some(skinny), _) => Self::Skinny(skinny),
             (None, WeightFormat::Bf16) => Self::large(gpu, shape.m, shape.n),
-            (None, WeightFormat::Fp8) if fp8_cublaslt_serves(gpu, shape) => Self::Fp8CublasLt,
+            (None, WeightFormat::Fp8) if supports_fp8_cublaslt(gpu, shape) => Self::Fp8CublasLt,
             (None, WeightFormat::Fp8) => Self::Widened,
             (None, WeightFormat::Stacked) => Self::Parts,
         }
@@ -126,7 +126,7 @@ impl Gemm {
 
 /// True if the library multiplies FP8 by FP8 with block scales: on Hopper, if a row of scales of w consists of whole
 /// vectors and its last block is whole.
-pub(super) fn fp8_cublaslt_serves(gpu: &Gpu, GemmShape { n, k, .. }: GemmShape) -> bool {
+pub(super) fn supports_fp8_cublaslt(gpu: &Gpu, GemmShape { n, k, .. }: GemmShape) -> bool {
     gpu.is_hopper()
         && gpu.cublaslt == CublasLt::BlockScales
         && k.is_multiple_of(4 * fp8::BLOCK)
@@ -189,7 +189,7 @@ impl Swiglu {
 
     /// Chooses for `m` rows of `k` columns and a weight of `n` rows, both halves.
     pub fn choose(gpu: &Gpu, (m, n, k): (usize, usize, usize), format: WeightFormat) -> Self {
-        let wgmma = format == WeightFormat::Bf16 && gemm_wgmma_serves(gpu, k, Self::PARTS);
+        let wgmma = format == WeightFormat::Bf16 && supports_gemm_wgmma(gpu, k, Self::PARTS);
         match Gemm::choose(gpu, GemmShape { m, n, k, output: Output::Gated, format }) {
             Gemm::Skinny(skinny) => Self::Gated(skinny),
             _ if m >= Self::MIN_ROWS && wgmma => Self::Wgmma,

@@ -40,7 +40,7 @@ pub struct GemvPlan {
 }
 
 /// True if the kernel supports `m` rows of x.
-pub(super) fn serves(m: usize) -> bool {
+pub(super) fn supports(m: usize) -> bool {
     m <= MAX_ROWS
 }
 

@@ -51,7 +51,7 @@ pub struct SkinnyPlan {
 }
 
 /// True if `gpu` runs the kernel for this shape.
-pub(super) fn serves(gpu: &Gpu, GemmShape { m, n, k, output, format }: GemmShape) -> bool {
+pub(super) fn supports(gpu: &Gpu, GemmShape { m, n, k, output, format }: GemmShape) -> bool {
     // A tile of one warpgroup in each block.
     let splits = output == Output::SplitK && n <= gpu.multiprocessors * TILE_ROWS;
     let most = match format {

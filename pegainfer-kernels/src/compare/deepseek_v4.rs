@@ -74,7 +74,7 @@ fn prepare(exec: &mut Exec, call: &mut Call<'_>, launch: &mut Launch) -> Result<
             }
         }
         "rope" => launch.rope = Some(RopeTable::new(exec, ROPE_DIM, 10_000.0, None)?),
-        "route" if hashed(call) => {
+        "route" if is_hash_routed(call) => {
             let ([logits, ids], [experts, _]) = (&call.read[..], &launch.written[..]) else {
                 return Err(call.unknown());
             };
@@ -104,7 +104,7 @@ fn hyper_weights(exec: &mut Exec, call: &Call<'_>) -> Result<HyperWeights, OpErr
 }
 
 /// True if a call of `route` chooses by token ids, which are u32.
-fn hashed(call: &Call<'_>) -> bool {
+fn is_hash_routed(call: &Call<'_>) -> bool {
     call.read[1].dtype() == DType::U32
 }
 
@@ -123,7 +123,7 @@ fn fill(exec: &mut Exec, call: &mut Call<'_>, launch: &mut Launch, _: Values) ->
             let values: Vec<u32> = (0..positions.elements() as u32).map(|i| (i * 7919 + 3) % 1_000_003).collect();
             exec.fill_rows(positions, &values)
         }
-        "route" if !hashed(call) => {
+        "route" if !is_hash_routed(call) => {
             let bias = &mut call.read[1];
             let values: Vec<f32> = (0..bias.elements()).map(|i| (i % 3) as f32 / 16.0).collect();
             exec.fill_rows(bias, &values)

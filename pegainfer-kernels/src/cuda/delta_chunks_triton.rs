@@ -122,8 +122,8 @@ mod tests {
         let (parts, scan) = (step.parts([address; 4]), step.scan([address; 3]));
         for (kernel, arguments) in [(&TRITON_GATED_DELTA_INTRA, &parts[..]), (&TRITON_GATED_DELTA_SCAN, &scan[..])] {
             if kernel.build((9, 0)).is_some() {
-                assert!(kernel.takes(arguments), "{kernel:?}");
-                assert!(!kernel.takes(&arguments[1..]));
+                assert!(kernel.matches(arguments), "{kernel:?}");
+                assert!(!kernel.matches(&arguments[1..]));
             }
         }
     }

@@ -85,7 +85,7 @@ impl TritonKernel {
     }
 
     /// True if the arguments have the names and kinds of the parameters, in order.
-    pub(super) fn takes(&self, arguments: &[(&str, Argument)]) -> bool {
+    pub(super) fn matches(&self, arguments: &[(&str, Argument)]) -> bool {
         let is = |parameter: &Parameter, (name, argument): &(&str, Argument)| {
             parameter.name == *name && argument.is(parameter.kind)
         };
@@ -107,7 +107,7 @@ impl TritonKernel {
         grid: [usize; 3],
         (early, writes): (&[&Tensor], &[&Tensor]),
     ) -> Result<(), OpError> {
-        assert!(self.takes(arguments), "{op}: {arguments:?} are not what {} takes", self.image.name);
+        assert!(self.matches(arguments), "{op}: {arguments:?} are not what {} takes", self.image.name);
         let (major, minor) = gpu.capability();
         let missing = || OpError { op, message: format!("{} is not built for {major}.{minor}", self.image.name) };
         let build = self.build((major, minor)).ok_or_else(missing)?;

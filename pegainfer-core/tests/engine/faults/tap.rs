@@ -54,7 +54,7 @@ impl<K: Spoil + Send + 'static> Tap<K> {
         assert!(self.live.remove(&id), "{id:?} got {event:?} after its end");
     }
 
-    fn saw(&mut self, events: &EventBatch) {
+    fn observe(&mut self, events: &EventBatch) {
         for (id, event) in events {
             match event {
                 TokenEvent::Token(_) => {
@@ -97,7 +97,7 @@ impl<K: Spoil + Send + 'static> StepEngine for Tap<K> {
 
     fn plan(&mut self) -> Option<EventBatch> {
         let admitted = self.engine.plan()?;
-        self.saw(&admitted);
+        self.observe(&admitted);
         Some(admitted)
     }
 
@@ -119,7 +119,7 @@ impl<K: Spoil + Send + 'static> StepEngine for Tap<K> {
             self.engine.executor().watch = None;
         }
         let events = self.engine.finish().inspect_err(|_| self.failures += 1)?;
-        self.saw(&events);
+        self.observe(&events);
         Ok(events)
     }
 

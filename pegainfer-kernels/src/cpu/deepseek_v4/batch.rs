@@ -37,7 +37,7 @@ impl Rows<'_> {
     }
 
     /// Row of every token; `None` for those of rows that pad the step.
-    pub fn of_tokens(&self) -> Vec<Option<usize>> {
+    pub fn rows_of_tokens(&self) -> Vec<Option<usize>> {
         let mut rows = vec![None; self.positions.len()];
         self.iter().for_each(|(b, tokens)| rows[tokens].fill(Some(b)));
         rows

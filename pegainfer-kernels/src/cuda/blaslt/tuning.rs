@@ -49,13 +49,20 @@ impl BlasLt {
             return served.map_or_else(|| Ok(self.candidates(plan, at.scales)?[0]), Ok);
         }
         let candidates = self.candidates(plan, at.scales)?;
-        let chosen = if gemm.is_tuned() && is_timed(rows) { self.chosen(gemm, plan, at, &candidates) } else { 0 };
+        let chosen =
+            if gemm.is_tuned() && is_timed(rows) { self.best_candidate(gemm, plan, at, &candidates) } else { 0 };
         Ok(*candidates.get(chosen).unwrap_or(&candidates[0]))
     }
 
     /// The candidate that earlier runs or a measurement found the best. The heuristic's first if nothing can be
     /// measured now.
-    fn chosen(&mut self, gemm: GemmSize, plan: &Plan, at: Operands, candidates: &[sys::cublasLtMatmulAlgo_t]) -> usize {
+    fn best_candidate(
+        &mut self,
+        gemm: GemmSize,
+        plan: &Plan,
+        at: Operands,
+        candidates: &[sys::cublasLtMatmulAlgo_t],
+    ) -> usize {
         if let Some(known) = self.autotuned.get(gemm) {
             return known;
         }

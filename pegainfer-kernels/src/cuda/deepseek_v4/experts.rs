@@ -217,7 +217,7 @@ pub(crate) fn routed_experts(
     shared: Option<&Tensor>,
     out: &mut Tensor,
 ) -> Result<(), OpError> {
-    if experts_wgmma::takes(exec, x, experts, math)? {
+    if experts_wgmma::packs_experts(exec, x, experts, math)? {
         return experts_wgmma::routed_experts(exec, x, (chosen, weights), (experts, first), math, (shared, out));
     }
     let call = Call { op: "routed_experts", x, experts, math };

@@ -29,7 +29,7 @@ const ADD_THREADS: usize = 128;
 
 /// True if the experts are in the formats of the official checkpoints: routed ones in FP4, the shared one in FP8 with
 /// E8M0 scales.
-fn official(experts: &Moe<'_>) -> bool {
+fn has_official_formats(experts: &Moe<'_>) -> bool {
     let all =
         |experts: &Experts, is: fn(&Matrix) -> bool| [&experts.gate, &experts.up, &experts.down].into_iter().all(is);
     let fp8 = |w: &Matrix| matches!(w, Matrix::Fp8 { scale: BlockScales::E8m0(_), .. });
@@ -51,7 +51,7 @@ pub(crate) fn fuses_experts(
     let packed = x.packed.is_some() && x.values.dtype() == DType::Bf16 && math.quantize;
     let results = tokens * (k + 1) * (width + hidden) * DType::Bf16.size();
     let fits = experts.routed.count <= MAX_EXPERTS && results <= WORKSPACE_BYTES / 2;
-    Ok(hopper && whole && small && few && packed && fits && official(experts))
+    Ok(hopper && whole && small && few && packed && fits && has_official_formats(experts))
 }
 
 /// Operands shared by the launches of a call.
@@ -138,8 +138,8 @@ impl Call<'_> {
     ) -> Result<(), OpError> {
         let &Self { op, experts: &Moe { routed, first, shared }, chosen, tokens, hidden, width, k } = self;
         let ((gate, gate_scales), (up, up_scales)) = (routed.gate.device(), routed.up.device());
-        let (shared_gate, shared_gate_scales) = self.of_shared(gate, |e| &e.gate);
-        let (shared_up, shared_up_scales) = self.of_shared(up, |e| &e.up);
+        let (shared_gate, shared_gate_scales) = self.shared_matrix(gate, |e| &e.gate);
+        let (shared_up, shared_up_scales) = self.shared_matrix(up, |e| &e.up);
         let map = |w| Map::narrow_codes(op, w, BOX_ROWS);
         let arguments = SkinnyGateUp {
             gate: map(gate)?,
@@ -178,7 +178,7 @@ impl Call<'_> {
     fn down(&self, exec: &mut Exec, &Buffers { tiles, pairs, h, y }: &Buffers) -> Result<(), OpError> {
         let &Self { op, experts: &Moe { routed, first, shared }, chosen, tokens, hidden, width, k } = self;
         let (w, scales) = routed.down.device();
-        let (shared_w, shared_scales) = self.of_shared(w, |e| &e.down);
+        let (shared_w, shared_scales) = self.shared_matrix(w, |e| &e.down);
         let arguments = SkinnyDown {
             w: Map::narrow_codes(op, w, BOX_ROWS)?,
             shared_w: Map::narrow_codes(op, shared_w, BOX_ROWS)?,
@@ -224,7 +224,7 @@ impl Call<'_> {
 
     /// Codes and address of the scales of a matrix of the shared expert; without a shared expert `none`, which is then
     /// not read.
-    fn of_shared<'t>(&self, none: &'t Tensor, matrix: fn(&'t Experts) -> &'t Matrix) -> (&'t Tensor, u64)
+    fn shared_matrix<'t>(&self, none: &'t Tensor, matrix: fn(&'t Experts) -> &'t Matrix) -> (&'t Tensor, u64)
     where
         Self: 't,
     {

@@ -39,7 +39,7 @@ const PART_COLUMNS: usize = 2 * COLUMNS;
 const CACHED_BYTES: usize = 52 << 20;
 
 /// True if [`routed_experts`] takes these operands: it packs `x`, which rounds it.
-pub(crate) fn takes(exec: &mut Exec, x: &Tensor, experts: &Experts, math: ExpertMath) -> Result<bool, OpError> {
+pub(crate) fn packs_experts(exec: &mut Exec, x: &Tensor, experts: &Experts, math: ExpertMath) -> Result<bool, OpError> {
     let ((tokens, hidden), width) = (x.rows_cols(), experts.width());
     let hopper = choice::gpu(exec)?.is_some_and(|gpu| gpu.is_hopper());
     let fp4 = [&experts.gate, &experts.up, &experts.down].into_iter().all(|w| matches!(w, Matrix::Fp4 { .. }));
@@ -87,7 +87,7 @@ impl Sizes {
     }
 }
 
-/// The op on checked operands that [`takes`] accepts.
+/// The op on checked operands that [`packs_experts`] accepts.
 pub(super) fn routed_experts(
     exec: &mut Exec,
     x: &Tensor,

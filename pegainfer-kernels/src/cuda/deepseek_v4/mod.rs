@@ -25,7 +25,7 @@ pub(crate) use attention::sparse_attention;
 pub(crate) use dummy::{random_codes, random_numbers};
 pub(crate) use experts::{routed_experts, shared_expert};
 pub(crate) use experts_skinny::{fuses_experts, moe};
-pub(crate) use experts_wgmma::takes as packs_experts;
+pub(crate) use experts_wgmma::packs_experts;
 pub(crate) use gemm::{grouped_matmul, matmul};
 pub(crate) use hyper::{has_hyper_merge_mix_norm, hyper_merge_mix_norm, hyper_mix};
 pub(crate) use index::select_entries;

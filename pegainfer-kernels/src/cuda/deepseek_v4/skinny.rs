@@ -62,7 +62,7 @@ impl SkinnyPlan {
 
 /// True if these kernels, which read the weight again for each 32 tokens, are suitable for this many tokens. Weights
 /// below [`DenseGemm::MIN_ELEMENTS`] stay in the L2 cache, so for these any number is.
-fn few(tokens: usize, (n, k): (usize, usize)) -> bool {
+fn is_few_tokens(tokens: usize, (n, k): (usize, usize)) -> bool {
     tokens < DenseGemm::MIN_TOKENS || n * k < DenseGemm::MIN_ELEMENTS
 }
 
@@ -74,12 +74,12 @@ fn tile(tokens: usize, tiles: usize) -> (usize, usize) {
 }
 
 /// True if the kernels support the format of the weight: FP8 with E8M0 scales, or bf16.
-fn is_known(w: &Matrix) -> bool {
+fn is_supported(w: &Matrix) -> bool {
     matches!(w, Matrix::Fp8 { scale: BlockScales::E8m0(_), .. } | Matrix::Bf16(_))
 }
 
 /// True if `skinny_gemm` takes these operands.
-fn takes(exec: &mut Exec, x: &Tensor, (w, groups): (&Matrix, usize)) -> Result<bool, OpError> {
+fn supports(exec: &mut Exec, x: &Tensor, (w, groups): (&Matrix, usize)) -> Result<bool, OpError> {
     let (m, (n, k)) = (x.rows_cols().0, w.shape());
     let hopper = choice::gpu(exec)?.is_some_and(|gpu| gpu.is_hopper());
     let whole = k.is_multiple_of(DEPTH) && (groups == 1 || (n / groups).is_multiple_of(TILE_ROWS));
@@ -87,12 +87,12 @@ fn takes(exec: &mut Exec, x: &Tensor, (w, groups): (&Matrix, usize)) -> Result<b
     let fits = SkinnyPlan::new(n, k).shared(k, (32, columns), 32) <= SHARED_BYTES;
     // Two rows per token if they are packed here: small weights serve any number of tokens.
     let packs = 2 * m * groups * packed_bytes(k) <= WORKSPACE_BYTES;
-    Ok(hopper && whole && fits && packs && is_known(w) && x.dtype() == DType::Bf16 && few(m, (n, k)))
+    Ok(hopper && whole && fits && packs && is_supported(w) && x.dtype() == DType::Bf16 && is_few_tokens(m, (n, k)))
 }
 
 /// True if `matmul_rounding` runs these kernels for `x` and `w` on this device.
 pub(crate) fn rounds_few(exec: &mut Exec, x: &Tensor, w: &Matrix) -> Result<bool, OpError> {
-    Ok(w.is_quantized() && takes(exec, x, (w, 1))?)
+    Ok(w.is_quantized() && supports(exec, x, (w, 1))?)
 }
 
 /// `out = x wᵀ`, or of `groups` groups of rows of `w`, each with its part of the columns of `x`. Returns false, and
@@ -107,7 +107,7 @@ pub(super) fn skinny_gemm(
     out: &mut Tensor,
 ) -> Result<bool, OpError> {
     let ((m, stride), (n, k)) = (x.values.rows_cols(), w.shape());
-    if !takes(exec, x.values, (w, groups))? {
+    if !supports(exec, x.values, (w, groups))? {
         return Ok(false);
     }
     if m == 0 {
@@ -159,7 +159,7 @@ pub(crate) fn takes_split(exec: &mut Exec, out: &Tensor, w: &Matrix) -> Result<b
     let &[tokens, heads, dim] = out.shape() else { return Ok(false) };
     let groups = heads * dim / w.shape().1.max(1);
     let few = tokens < DenseGemm::MIN_TOKENS && dim.is_multiple_of(DEPTH) && groups > 0;
-    Ok(few && w.is_quantized() && takes(exec, out, (w, groups))?)
+    Ok(few && w.is_quantized() && supports(exec, out, (w, groups))?)
 }
 
 /// Packs `rows` rows of `k` columns of `x` in the workspace, `split` into two rows each. Returns the address.
@@ -196,7 +196,7 @@ pub(crate) fn projects(
         return Ok(false);
     }
     for w in weights.all() {
-        if !takes(exec, x, (w, 1))? {
+        if !supports(exec, x, (w, 1))? {
             return Ok(false);
         }
     }

@@ -130,10 +130,10 @@ pub fn sparse_attention(
     let (queries, fresh, old) = (read(q), read(kv), Rows::of(rings));
     let rows = batch.rows();
     let (window, entries) = (ring.min(WINDOW), visible.entries().map(Rows::of));
-    let of_tokens = rows.of_tokens();
+    let rows_of_tokens = rows.rows_of_tokens();
     let mut result = vec![0.0; q.elements()];
     let attend = |t: usize, out: &mut [f32]| {
-        let (Some(b), p) = (of_tokens[t], rows.positions[t] as usize) else { return };
+        let (Some(b), p) = (rows_of_tokens[t], rows.positions[t] as usize) else { return };
         let recent = (p + 1).saturating_sub(window)..p + 1;
         let mut keys: Vec<Cow<'_, [f32]>> = Vec::with_capacity(window);
         keys.extend(recent.map(|p| match rows.source(b, p, ring) {

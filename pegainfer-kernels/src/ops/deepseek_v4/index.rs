@@ -92,11 +92,11 @@ pub fn select_entries(
     }
     let Some(isa) = cpu(check, exec)? else { return Ok(()) };
     let (q, weights, entries, rows) = (read(q), read(weights), Rows::of(entries), batch.rows());
-    let of_tokens = rows.of_tokens();
+    let rows_of_tokens = rows.rows_of_tokens();
     let choose = |own: usize, chosen: &mut [u32]| {
         chosen.fill(NO_ENTRY);
         let t = share.token(own);
-        let Some(&Some(row)) = of_tokens.get(t) else { return };
+        let Some(&Some(row)) = rows_of_tokens.get(t) else { return };
         let visible = (rows.positions[t] as usize + 1) / ratio;
         let (q, weights) = (&q[t * heads * dim..][..heads * dim], &weights[t * heads..][..heads]);
         let entry = |i: usize| entries.row(rows.entry(row, i, PAGE_TOKENS / ratio), dim);

@@ -90,7 +90,7 @@ impl Model for Minimal {
     type State = ();
 
     fn config(file: ConfigFile) -> Result<Config, ConfigError> {
-        file.serves([
+        file.require_served([
             ("quantization_config", Value::Null, "bf16 weights"),
             ("attention_bias", json!(false), "projections without bias"),
             ("hidden_act", json!("silu"), "silu"),
