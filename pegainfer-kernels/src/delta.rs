@@ -118,7 +118,7 @@ mod tests {
             let (mut first, mut free, segments) = (0, 0, 1 + cut(0) % 40);
             for i in 0..segments {
                 let end = first + cut(i + 1);
-                // As csrc/delta_rule/chunks.cuh numbers them.
+                // The numbering of csrc/delta_rule/chunks.cuh.
                 let number = first / CHUNK + i;
                 assert!(number >= free);
                 (first, free) = (end, number + (end - first).div_ceil(CHUNK));

@@ -50,11 +50,11 @@ impl KvDType {
 
 /// Head counts and size of an attention layer.
 ///
-/// One layer's cache is two arrays in blocks of [`BLOCK_SIZE`] tokens: K `[blocks, kv_heads, head_dim, 16]` (a
-/// vector register holds one dimension of 16 tokens) and V `[blocks, kv_heads, 16, head_dim]` (a vector register holds
-/// 16 dimensions of one token). On a GPU both are `[blocks, kv_heads, 16, head_dim]`, and the order within the 16 tokens
-/// of a head is the one of csrc/attention/kv_cache.cuh, which tensor cores read from shared memory. A token's slot is
-/// `block * 16 + offset`.
+/// One layer's cache is two arrays in blocks of [`BLOCK_SIZE`] tokens: K `[blocks, kv_heads, head_dim, 16]` (a vector
+/// register holds one dimension of 16 tokens) and V `[blocks, kv_heads, 16, head_dim]` (a vector register holds 16
+/// dimensions of one token). On a GPU both are `[blocks, kv_heads, 16, head_dim]`, and the order within the 16 tokens
+/// of a head is the one of csrc/attention/kv_cache.cuh, which tensor cores read from shared memory. A token's slot is `block * 16
+/// + offset`.
 ///
 /// In FP8 both are `[blocks, kv_heads, head_dim + 4, 16]` bytes: the codes of a block and head in the order above, then
 /// the 16 f32 scales of its tokens.

@@ -17,11 +17,11 @@ const COLUMNS: usize = 8;
 /// The kernel for rows of few queries: FlashDecoding, the KV of a row split over blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decode {
-    /// csrc/attention/decode_bulk.cu: KV fetched by bulk copies into a ring for each warp; the last block of a row adds the
+    /// csrc/attention/decode_bulk.cu: bulk copies fetch KV into a ring per warp; the last block of a row adds the
     /// partial results. See [`DecodeGrid`].
     Bulk(DecodeGrid),
-    /// csrc/attention/decode_async.cu: KV fetched by cp.async; a second kernel adds the partial results of so many splits, if there are
-    /// several.
+    /// csrc/attention/decode_async.cu: cp.async fetches KV; with several splits, a second kernel adds their partial
+    /// results.
     Async {
         /// Splits of each row and KV head.
         splits: usize,
@@ -100,9 +100,9 @@ impl Attention {
     }
 }
 
-/// Whether csrc/attention/decode_bulk.cu and csrc/attention/decode_gated.cu run. They were written for 228 KB of shared memory a
-/// multiprocessor, which consumer GPUs lack.
-fn bulk_serves(gpu: &Gpu, shape: HeadShape) -> bool {
+/// True if csrc/attention/decode_bulk.cu and csrc/attention/decode_gated.cu can run. They were written for 228 KB of
+/// shared memory per multiprocessor, which consumer GPUs lack.
+fn supports_bulk(gpu: &Gpu, shape: HeadShape) -> bool {
     gpu.is_data_centre() && matches!(shape.head_dim, 64 | 128 | 256)
 }
 
@@ -210,7 +210,8 @@ fn decode_blocks(slots: usize, rows: usize, kv_heads: usize, partial_bytes: usiz
     if fits { blocks } else { rows }
 }
 
-/// Bytes of a partial result of csrc/attention/decode_async.cu, of a warp or a split: numerators, maximum and sum of `rows` matrix rows.
+/// Bytes of a partial result of csrc/attention/decode_async.cu, of a warp or a split: numerators, maximum and sum of
+/// `rows` matrix rows.
 pub(crate) fn async_partial_bytes(rows: usize, head_dim: usize) -> usize {
     rows * (head_dim + 2) * size_of::<f32>()
 }

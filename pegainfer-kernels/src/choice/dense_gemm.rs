@@ -36,8 +36,8 @@ pub(crate) enum DenseGemm {
 }
 
 impl DenseGemm {
-    /// Fewest tokens for cuBLASLt. In steps of fewer, the bits of a token must not depend on the other tokens; there
-    /// csrc/deepseek_v4/skinny.cu or deepseek_v4/gemm.cu runs.
+    /// Minimum number of tokens for cuBLASLt. In smaller steps the bits of a token must not depend on the other tokens,
+    /// so csrc/deepseek_v4/skinny.cu or deepseek_v4_gemm.cu runs.
     pub const MIN_TOKENS: usize = 33;
 
     /// Minimum number of elements of a weight for cuBLASLt. Smaller weights gain little from it, and without it their

@@ -53,7 +53,7 @@ pub enum Gemm {
     Skinny(Skinny),
     /// The library.
     CublasLt,
-    /// csrc/gemm/mma.cu: tiles of so many rows and columns in shared memory, where the library is missing.
+    /// csrc/gemm/mma.cu: tiles of this size in shared memory, if the library is missing.
     TiledMma(usize),
     /// The library, FP8 by FP8 (W8A8): activations are rounded with a scale for each 128 columns of a row.
     Fp8CublasLt,
@@ -65,10 +65,10 @@ pub enum Gemm {
     Narrow,
 }
 
-/// Rows and columns of the tiles of csrc/gemm/mma.cu: large ones reuse more, if there are enough of them to fill the GPU.
+/// Sizes of the tiles of csrc/gemm/mma.cu. Large tiles reuse more, if there are enough of them to fill the GPU.
 const TILES: [usize; 2] = [64, 128];
 
-/// Most rows of x, and of w, of csrc/gemm/narrow.cu.
+/// Maximum number of rows of x, and of w, of csrc/gemm/narrow.cu.
 const NARROW_ROWS: usize = 256;
 const NARROW_WEIGHTS: usize = 128;
 /// Columns of its step.
@@ -93,8 +93,8 @@ impl Gemm {
         format == WeightFormat::Fp8 && matches!(gemm, Self::Skinny(Skinny::Wgmma(_)) | Self::Fp8CublasLt)
     }
 
-    /// Whether csrc/gemm/narrow.cu runs.
-    fn narrow_serves(gpu: &Gpu, GemmShape { m, n, k, output, format }: GemmShape) -> bool {
+    /// True if csrc/gemm/narrow.cu runs.
+    fn supports_narrow(gpu: &Gpu, GemmShape { m, n, k, output, format }: GemmShape) -> bool {
         let plain = (output, format) == (Output::Bf16, WeightFormat::Bf16);
         let few = (1..=NARROW_ROWS).contains(&m) && (1..=NARROW_WEIGHTS).contains(&n);
         gpu.is_hopper() && plain && few && n.is_multiple_of(narrow_gemm::COLUMNS) && k.is_multiple_of(NARROW_DEPTH)
@@ -164,9 +164,9 @@ impl AddNorm {
     }
 }
 
-/// Whether the large-M warpgroup kernels (csrc/gemm/wgmma.cuh) run: they do `parts` parts of a finished tile between the
-/// steps of the next, which has `k` columns.
-fn gemm_wgmma_serves(gpu: &Gpu, k: usize, parts: usize) -> bool {
+/// True if the large-M warpgroup kernels (csrc/gemm/wgmma.cuh) run. They process `parts` parts of a finished tile
+/// between the steps of the next, which has `k` columns.
+fn supports_gemm_wgmma(gpu: &Gpu, k: usize, parts: usize) -> bool {
     gpu.is_hopper() && k >= parts * BOX_COLUMNS
 }
 
@@ -175,14 +175,15 @@ fn gemm_wgmma_serves(gpu: &Gpu, k: usize, parts: usize) -> bool {
 pub enum Swiglu {
     /// A skinny GEMM with a gating epilogue.
     Gated(Skinny),
-    /// csrc/gemm/wgmma_swiglu.cu: a large-M warpgroup GEMM whose epilogue gates.
+    /// csrc/gemm/wgmma_swiglu.cu: a large-M warpgroup GEMM with a gating epilogue.
     Wgmma,
     /// A GEMM; then csrc/rows/swiglu.cu.
     Separate(Gemm),
 }
 
 impl Swiglu {
-    /// Rows of x from which csrc/gemm/wgmma_swiglu.cu is faster than cuBLASLt and csrc/rows/swiglu.cu: by 7 % of the GEMM.
+    /// Minimum number of rows of x for which csrc/gemm/wgmma_swiglu.cu is faster than cuBLASLt and csrc/rows/swiglu.cu, by 7
+    /// % of the GEMM.
     const MIN_ROWS: usize = 512;
     /// Parts of a tile in csrc/gemm/wgmma_swiglu.cu.
     const PARTS: usize = gemm_wgmma::SWIGLU_PARTS;

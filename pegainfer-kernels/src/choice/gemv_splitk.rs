@@ -1,4 +1,4 @@
-//! The grid of csrc/gemm/gemv_splitk.cu: GEMMs of few rows of x, whose weights are read once.
+//! The grid of csrc/gemm/gemv_splitk.cu: GEMMs of few rows of x, which read weights once.
 
 use super::gemm_shape::{GemmShape, Output};
 use super::gpu::Gpu;
@@ -69,7 +69,7 @@ pub(super) fn plan(gpu: &Gpu, GemmShape { m, n, k, output, .. }: GemmShape) -> G
     let most = MAX_WARPS.min(rings).max(1);
     let warps = each.div_ceil(tile * each.div_ceil(tile * most)).max(4.min(most));
     let slots = chunks.min((shared.saturating_sub(warps * RING_BYTES)) / chunk_bytes);
-    // More than half, so that a multiprocessor has one block: see csrc/gemm/gemv_splitk.cu.
+    // More than half, so that a multiprocessor holds one block: see csrc/gemm/gemv_splitk.cu.
     let shared = (warps * RING_BYTES + slots * chunk_bytes).max(shared / 2 + 1024);
     GemvPlan { splits, split_columns, blocks, warps, slots, shared }
 }

@@ -8,15 +8,15 @@ use crate::load::AttentionLoad;
 /// The kernel for rows of many queries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Prefill {
-    /// csrc/attention/prefill_wgmma.cu: FlashAttention by wgmma, on so many blocks. Decode attention may run beside
-    /// it: it releases its successor only once all kernels before it are complete, see csrc/attention/decode.cuh.
+    /// csrc/attention/prefill_wgmma.cu: FlashAttention by wgmma. Decode attention may run concurrently, because
+    /// this kernel releases its successor only after all kernels before it are complete; see csrc/attention/decode.cuh.
     Wgmma {
         /// Blocks, each of which takes tiles in turn.
         blocks: usize,
         /// Widening of an FP8 cache before it; `None` for a bf16 cache.
         widening: Option<Widening>,
     },
-    /// csrc/attention/prefill_mma.cu: FlashAttention by mma.sync. It is complete before decode attention begins.
+    /// csrc/attention/prefill_mma.cu: FlashAttention by mma.sync. It is complete before decode attention starts.
     Mma,
 }
 

@@ -1,4 +1,5 @@
-//! The grid of csrc/gemm/skinny_wgmma.cu and csrc/gemm/skinny_wgmma_fp8.cu: GEMMs of up to about a hundred rows of x on Hopper's warpgroups.
+//! The grid of csrc/gemm/skinny_wgmma.cu and csrc/gemm/skinny_wgmma_fp8.cu: GEMMs of up to about a hundred rows of x on Hopper's
+//! warpgroups.
 
 use super::gemm_shape::{GemmShape, Output, WeightFormat};
 use super::gpu::Gpu;
@@ -148,7 +149,7 @@ mod tests {
                     assert!(output != Output::F32 || p.rows.is_multiple_of(8), "{p:?}");
                     assert!(p.blocks * p.passes * p.warpgroups * each * p.rows >= rows, "{p:?}");
                     assert!(p.slots >= 2 * p.warpgroups && p.slots.is_multiple_of(p.warpgroups), "{p:?}");
-                    // One block a multiprocessor, as with csrc/gemm/gemv_splitk.cu.
+                    // One block per multiprocessor, as in csrc/gemm/gemv_splitk.cu.
                     assert!(p.shared <= H200.shared_memory && p.shared > H200.shared_memory / 2, "{p:?}");
                     // The tensor cores read whole tiles, also of the last slot.
                     assert!(p.input_slots * 32 * (width(m) + 1) >= TILE_ROWS, "{p:?}");

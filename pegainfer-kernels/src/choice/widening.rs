@@ -4,7 +4,8 @@ use crate::heads::{BLOCK_SIZE, HeadShape, KvDType};
 use crate::load::AttentionLoad;
 use pegainfer_core::cuda::WORKSPACE_BYTES;
 
-/// How csrc/attention/widen_kv.cu widens a cache in FP8 in the workspace: some KV heads at a time, each time followed by attention.
+/// Widening of an FP8 cache in the workspace by csrc/attention/widen_kv.cu: some KV heads at a time, each followed by
+/// attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Widening {
     /// Most KV heads at a time.

@@ -1,5 +1,5 @@
-//! `ops::attention`, as it was chosen, and csrc/attention/decode_async.cu: rows of few queries on GPUs without bulk copies, their KV
-//! split over warps and blocks.
+//! `ops::attention`, as it was chosen, and csrc/attention/decode_async.cu: rows of few queries on GPUs without bulk
+//! copies, their KV split over warps and blocks.
 
 use super::abi::{CombineSplits, DecodeAsync};
 use super::attention_decode::{Prefilled, decode_bulk};

@@ -1,4 +1,5 @@
-//! Rows of few queries on Hopper and later: csrc/attention/decode_bulk.cu, and what csrc/attention/decode_gated.cu shares with it.
+//! Rows of few queries on Hopper and later: csrc/attention/decode_bulk.cu, and the code shared with
+//! csrc/attention/decode_gated.cu.
 
 use super::abi::{DecodeBulk, DecodeFused};
 use super::attention_operands::Operands;
@@ -15,7 +16,8 @@ use pegainfer_core::tensor::{OpError, Tensor};
 pub(super) enum Prefilled {
     /// Prefill is complete before decode starts, or there is none.
     Serialised,
-    /// Both run together: prefill has released its successor only once all before it were complete, see csrc/attention/decode.cuh.
+    /// Both run concurrently: prefill released its successor only after all kernels before it were complete; see
+    /// csrc/attention/decode.cuh.
     Overlapped,
 }
 
@@ -30,7 +32,7 @@ pub(super) fn kernel_stages(format: KvDType, head_dim: usize, stages: usize) -> 
     }
 }
 
-/// Size of `DecodeShared<D, N, S, T>` in csrc/attention/decode_partials.cuh, for a grid of so many stages.
+/// Size of `DecodeShared<D, N, S, T>` in csrc/attention/decode_partials.cuh for a grid of `stages` stages.
 fn shared_bytes(format: KvDType, head_dim: usize, column_tiles: usize, stages: usize) -> usize {
     let stage = match format {
         KvDType::Bf16 if head_dim > LARGE_HEAD => 32 * head_dim,

@@ -19,8 +19,8 @@ pub(super) fn check_shape(op: &'static str, shape: DeltaShape) -> Result<(), OpE
     vectors(op, shape.projected_width())
 }
 
-/// The rule, token by token, on the chains of segments (csrc/delta_rule/segments.cuh) that have at most `longest` tokens; what belongs
-/// to the others stays as it is.
+/// The rule, token by token, on the chains of segments (csrc/delta_rule/segments.cuh) with at most `longest` tokens; the data of
+/// other chains stays unchanged.
 pub(crate) fn delta_recurrent(
     exec: &mut Exec,
     inputs: &DeltaInputs<'_>,

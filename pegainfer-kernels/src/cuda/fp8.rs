@@ -34,7 +34,7 @@ pub(crate) fn quantize_fp8(
     unsafe { launch.run([k.div_ceil(BLOCK), n.div_ceil(BLOCK), 1], WEIGHT_THREADS) }
 }
 
-/// Rows that the codes of an activation have memory for, as csrc/common/activation.cuh takes them: 0 of one in bf16.
+/// Rows that the codes of an activation have memory for, as used by csrc/common/activation.cuh; 0 in bf16.
 pub(super) fn padded_rows(x: &Tensor) -> usize {
     if x.dtype() == DType::E4m3 { x.rows_cols().0.next_multiple_of(ROW_ALIGNMENT) } else { 0 }
 }

@@ -1,4 +1,4 @@
-//! Launch of csrc/gemm/mma.cu: GEMMs in tiles, where cuBLASLt is missing.
+//! Launch of csrc/gemm/mma.cu: tiled GEMMs, used if cuBLASLt is missing.
 
 use super::abi::GemmMma;
 use super::columns::Columns;

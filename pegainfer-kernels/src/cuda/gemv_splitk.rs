@@ -1,4 +1,4 @@
-//! Launch of csrc/gemm/gemv_splitk.cu: GEMMs of few rows of x, whose weights pass the tensor cores once.
+//! Launch of csrc/gemm/gemv_splitk.cu: GEMMs of few rows of x, which read weights once.
 
 use super::abi::{GemvSplitK, Target};
 use crate::choice::{GemvPlan, Output, gemv_tiles};

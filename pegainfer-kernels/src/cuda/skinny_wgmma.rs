@@ -1,4 +1,5 @@
-//! Launches of csrc/gemm/skinny_wgmma.cu and csrc/gemm/skinny_wgmma_fp8.cu: GEMMs of up to about a hundred rows of x on Hopper's warpgroups.
+//! Launches of csrc/gemm/skinny_wgmma.cu and csrc/gemm/skinny_wgmma_fp8.cu: GEMMs of up to about a hundred rows of x on Hopper's
+//! warpgroups.
 
 use super::abi::{Map, SkinnyRounding, SkinnyWgmma, SkinnyWgmmaFp8, Target};
 use super::blaslt::FREE_BYTES;

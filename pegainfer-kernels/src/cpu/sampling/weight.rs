@@ -1,9 +1,9 @@
 //! Weights of tokens as integers.
 //!
-//! A weight is `2^exponent` in units of `2^-40`. Sums of whole numbers do not depend on their order, and the steps to one
-//! weight are IEEE operations in a fixed order, so every CPU path and every GPU grid (csrc/rows/row.cuh has the same steps)
-//! gets the same sums, cuts where the others cut and draws the same token. What is lost is a chance below 1e-12 for a
-//! single token, below 1e-7 for all that weigh too little to count.
+//! A weight is `2^exponent` in units of `2^-40`. Sums of integers do not depend on their order, and a weight is
+//! computed by IEEE operations in a fixed order. Every CPU path and every GPU grid (csrc/rows/row.cuh has the same steps)
+//! therefore gets the same sums, the same cut and the same token. The loss is a probability below 1e-12 for a single
+//! token, and below 1e-7 for all tokens too light to count.
 
 use crate::cpu::lanes::EXP2;
 

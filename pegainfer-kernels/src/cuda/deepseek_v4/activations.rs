@@ -1,4 +1,5 @@
-//! Activations as the GEMMs take them: planes of bf16 in the workspace, or the tensor itself (csrc/deepseek_v4/gemm.cu).
+//! Activations as the GEMMs take them: planes of bf16 in the workspace, or the tensor itself
+//! (csrc/deepseek_v4/gemm.cu).
 
 use crate::cuda::abi::{Planes, Target};
 use crate::limits::deepseek_v4_gemm::{DEPTH, THREADS};

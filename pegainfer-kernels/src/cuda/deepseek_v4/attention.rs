@@ -1,4 +1,5 @@
-//! `sparse_attention` (csrc/deepseek_v4/attention.cu, csrc/deepseek_v4/attention_chunks.cu, csrc/deepseek_v4/attention_wgmma.cu).
+//! `sparse_attention` (csrc/deepseek_v4/attention.cu, csrc/deepseek_v4/attention_chunks.cu,
+//! csrc/deepseek_v4/attention_wgmma.cu).
 
 use super::norm::rope;
 use super::rings::write_ring;

@@ -1,5 +1,5 @@
-//! `select_entries` (csrc/deepseek_v4/index.cu, csrc/deepseek_v4/index_wgmma.cu): scores through the workspace, of as many tokens at a time
-//! as fit there.
+//! `select_entries` (csrc/deepseek_v4/index.cu, csrc/deepseek_v4/index_wgmma.cu): scores pass through the workspace,
+//! for as many tokens at a time as fit.
 
 use super::run;
 use crate::choice::{self, DenseGemm};

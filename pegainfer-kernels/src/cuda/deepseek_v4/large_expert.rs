@@ -1,4 +1,4 @@
-//! The shared expert at many tokens: GEMMs in FP8 on cuBLASLt, and what is between them (csrc/deepseek_v4/pack.cu).
+//! The shared expert with many tokens: FP8 GEMMs on cuBLASLt, and the kernels between them (csrc/deepseek_v4/pack.cu).
 
 use super::activations::Scratch;
 use super::large_gemm::{Packed, VECTOR, fp8, pack, packed_bytes, pass};

@@ -1,4 +1,4 @@
-//! Dense GEMMs at many tokens, on cuBLASLt (csrc/deepseek_v4/pack.cu packs and widens what it takes).
+//! Dense GEMMs with many tokens, on cuBLASLt (csrc/deepseek_v4/pack.cu packs and widens its operands).
 
 use super::activations::Scratch;
 use crate::choice::{self, DenseGemm, DenseShape, WeightFormat};

@@ -1,4 +1,4 @@
-//! `route` (csrc/deepseek_v4/route.cu): one block a token.
+//! `route` (csrc/deepseek_v4/route.cu): one block per token.
 
 use crate::cuda::abi::{RouteHash, RouteLearned};
 use crate::limits::deepseek_v4::{MAX_EXPERTS, ROUTE_THREADS};

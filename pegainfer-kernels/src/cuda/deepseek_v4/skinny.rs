@@ -1,5 +1,5 @@
-//! `matmul`, `grouped_matmul`, `project` and `pack_rows` at few tokens on Hopper (csrc/deepseek_v4/skinny.cu; bf16 weights of many rows:
-//! csrc/gemm/skinny_wgmma.cu).
+//! `matmul`, `grouped_matmul`, `project` and `pack_rows` at few tokens on Hopper (csrc/deepseek_v4/skinny.cu; bf16
+//! weights of many rows: csrc/gemm/skinny_wgmma.cu).
 
 use super::activations::Scratch;
 use crate::choice::{self, DenseGemm, GemmShape, Output, Skinny, WeightFormat};
@@ -15,7 +15,8 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 const SHARED_BYTES: usize = 227 << 10;
 /// Rows of a tile of weights.
 const TILE_ROWS: usize = 64;
-/// Fewest rows of a bf16 weight, such as an output matrix, for csrc/gemm/skinny_wgmma.cu: a block of it reads several tiles without a pause.
+/// Minimum number of rows of a bf16 weight, such as an output matrix, for csrc/gemm/skinny_wgmma.cu, whose blocks read
+/// several tiles without a pause.
 const STREAMED_ROWS: usize = 16 << 10;
 /// Columns of a step.
 const DEPTH: usize = 128;
@@ -49,8 +50,8 @@ impl SkinnyPlan {
         }
     }
 
-    /// Bytes of a block's shared memory, see `Memory` in csrc/deepseek_v4/skinny.cuh. `tokens`: rows of operand
-    /// B; `columns`: bytes of an element of it; `results`: tokens of the result.
+    /// Bytes of a block's shared memory; see `Memory` in csrc/deepseek_v4/skinny.cuh. `tokens`: rows of operand B;
+    /// `columns`: bytes of an element of it; `results`: tokens of the result.
     fn shared(self, k: usize, (tokens, columns): (usize, usize), results: usize) -> usize {
         let all = k / DEPTH;
         let each = all.div_ceil(self.splits * self.blocks);

@@ -88,8 +88,8 @@ pub fn takes_split(exec: &mut Exec, out: &Tensor, w: &Matrix) -> Result<bool, Op
 /// The keys of a token at position `p` are those of positions `p - window + 1` to `p`, of this step (`kv`) or earlier
 /// (`rings`), and the visible entries; `window` is [`WINDOW`], or `ring` if that is less. `q`, `out`: `[T, heads,
 /// dim]`; `kv`: `[T, dim]`; `rings`: `[slots, ring, dim]`, the key of position `p` at `p % ring`; all bf16 or f32;
-/// `sink`: `[heads]` f32. `dim` is a multiple of 32. Scores, softmax and weighted sum are f32. If `out` is bf16,
-/// `exp(l)` is rounded to bf16 in the weighted sum but not in the denominator, as in the reference.
+/// `sink`: `[heads]` f32. `dim` is a multiple of 32. The dot products, softmax and weighted sum are f32. If `out` is
+/// bf16, `exp(l)` is rounded to bf16 in the weighted sum but not in the denominator, as in the reference.
 ///
 /// Keys are values, so the output is rotated as well: after it is rounded, the last dimensions of each head are rotated
 /// back by the query's position (the inverse of `rope` with `table`) and rounded again. Then the newest tokens of each

@@ -21,8 +21,9 @@ pub struct Moe<'a> {
     pub shared: Option<&'a Experts>,
 }
 
-/// Whether [`moe`] rounds `x`, `[T, hidden]` bf16 or f32, itself, as `round_activation` does: on a GPU if its kernels for `T` tokens pack `x` in
-/// FP8 (csrc/experts/wgmma.cu, csrc/deepseek_v4/pack.cu), on a CPU always. `scratch`: see [`moe`]. An error if the GPU is gone.
+/// True if [`moe`] itself rounds `x`, `[T, hidden]` bf16 or f32, like `round_activation`: on a GPU if its kernels for
+/// `T` tokens pack `x` in FP8 (csrc/experts/wgmma.cu, csrc/deepseek_v4/pack.cu), on a CPU always.
+/// `scratch`: see [`moe`]. An error if the GPU is lost.
 pub fn moe_rounds(
     exec: &mut Exec,
     x: &Tensor,

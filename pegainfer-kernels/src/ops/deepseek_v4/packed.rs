@@ -60,10 +60,11 @@ pub fn takes_packed_rows(exec: &mut Exec, dtype: DType, width: usize) -> Result<
 
 /// Packs rounded activations for Hopper's FP8 tensor cores.
 ///
-/// `x`: `[rows, width]` bf16, values that `round_activation` made; `width` a multiple of 128. `packed`: `[rows, packed_bytes(width)]`
-/// u8: the e4m3 codes of a row, then for each 128 columns an f32 scale, the power of two `2^ceil(log2(max(amax, 1e-4) / 448))`. Within
-/// 128 columns, column `32 q + 8 s + 4 h + i` (`q`, `s`, `i` below 4, `h` below 2) is at `32 s + 16 h + 4 q + i`, the order of the
-/// kernels' operands (csrc/deepseek_v4/skinny.cuh). Hopper only, among GPUs.
+/// `x`: `[rows, width]` bf16, values that `round_activation` made; `width` a multiple of 128. `packed`: `[rows,
+/// packed_bytes(width)]` u8: the e4m3 codes of a row, then for each 128 columns an f32 scale, the power of two
+/// `2^ceil(log2(max(amax, 1e-4) / 448))`. Within 128 columns, column `32 q + 8 s + 4 h + i` (`q`, `s`, `i` below 4, `h`
+/// below 2) is at `32 s + 16 h + 4 q + i`, the order of the kernels' operands (csrc/deepseek_v4/skinny.cuh). Hopper
+/// only, among GPUs.
 pub fn pack_rows(exec: &mut Exec, x: &Tensor, packed: &mut Tensor) -> Result<(), OpError> {
     let check = Check("pack_rows");
     let (count, width) = x.rows_cols();

@@ -49,9 +49,9 @@ impl Projected<'_> {
     }
 }
 
-/// Whether [`project`] rounds `x`, `[m, k]` bf16 or f32, itself for weights in FP8, as `round_activation` does: it then needs no rounded
-/// activation. On a GPU if its kernels for `m` tokens pack `x` in FP8 (csrc/deepseek_v4/pack.cu), on a CPU always. An error if the GPU is
-/// gone.
+/// True if [`project`] itself rounds `x`, `[m, k]` bf16 or f32, like `round_activation` for FP8 weights, and so needs
+/// no rounded activation: on a GPU if its kernels for `m` tokens pack `x` in FP8 (csrc/deepseek_v4/pack.cu), on a CPU
+/// always. An error if the GPU is lost.
 pub fn project_rounds(
     exec: &mut Exec,
     x: &Tensor,
