@@ -103,12 +103,11 @@ impl Signature {
     }
 }
 
-/// The header `abi/SOURCE.h`: structs, then prototypes. nvcc compares them with the definitions in csrc/SOURCE.cu,
-/// which includes this header after its other headers.
-pub fn header(source: &str, tables: &[&[Signature]]) -> String {
-    let mut text =
-        format!("// Parameters of the kernels in csrc/{source}.cu, from src/cuda/abi/kernels.rs.\n#pragma once\n");
-    let signatures = || tables.iter().flat_map(|table| table.iter()).filter(|s| s.source() == source);
+/// The header `abi/IMAGE.h`: structs, then prototypes. nvcc compares them with the definitions in the image's source, which
+/// includes the header after its other headers.
+pub fn header(image: &str, tables: &[&[Signature]]) -> String {
+    let mut text = format!("// Parameters of the kernels of {image}, from src/cuda/abi/kernels.rs.\n#pragma once\n");
+    let signatures = || tables.iter().flat_map(|table| table.iter()).filter(|s| s.image_name() == image);
     for signature in signatures().filter(|s| !s.packed.is_empty()) {
         text += &signature.structure();
     }

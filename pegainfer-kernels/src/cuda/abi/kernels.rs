@@ -1,8 +1,8 @@
 //! The parameters of every kernel in csrc/, in order, listed only here.
 //!
-//! `IMAGE: Arguments [entry points] { parameters }`: an image is csrc/image.cu, and all entry points of a list have the
-//! same parameters. An element `T` is the one after the entry point's name. With `as Struct` the kernel takes one
-//! parameter, a CUDA struct of the same name with members of eight bytes each.
+//! `IMAGE: Arguments [entry points] { parameters }`: `GEMM_FP8` is the image of csrc/gemm/fp8.cu, and all entry points of a list have the
+//! same parameters. An element `T` is the one behind the entry point's name. With `as Struct` the kernel takes one
+//! parameter, a struct of the same name in CUDA whose members take eight bytes each.
 //!
 //! | parameter | in CUDA | in Rust |
 //! |---|---|---|
