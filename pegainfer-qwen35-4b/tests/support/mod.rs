@@ -21,6 +21,6 @@ pub const GENERATED: usize = 50;
 /// Blocks with which 32 requests are preempted.
 pub const TIGHT_BLOCKS: u64 = 50;
 /// Bytes of the KV cache with which 16 requests of [`mixes`] are preempted.
-pub const MIXES_CACHE: u64 = 16 * 16 * 3072;
+pub const MIXES_CACHE: u64 = 14 * 16 * 3072;
 /// Steps of [`mixes`].
 pub const MIXES_STEPS: u64 = 2_000;
