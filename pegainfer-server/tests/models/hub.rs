@@ -257,7 +257,7 @@ fn redirects_are_few_and_carry_no_token_to_other_hosts() {
         (Some("/model.safetensors"), "redirects more than 8 times"),
         (Some("http://hub.example/x"), "plain http"),
         (Some("ftp://hub.example/x"), "neither with https:// nor"),
-        (Some("http://["), "no URL"),
+        (Some("http://["), "an invalid URL"),
         (None, "without an address"),
     ]
     .into_iter()
