@@ -55,7 +55,7 @@ pub enum Grammar {
 #[derive(Clone)]
 pub enum Matcher {
     /// Position in a text of a [`CompiledGrammar`].
-    Compiled(CompiledMatcher),
+    Compiled(Box<CompiledMatcher>),
     /// Position in a text of a [`ReasonedGrammar`].
     Reasoned(ReasonedMatcher),
 }
@@ -66,7 +66,7 @@ impl Grammar {
         match self {
             Self::Compiled(grammar) => {
                 let (matcher, first) = grammar.start();
-                (Matcher::Compiled(matcher), first)
+                (Matcher::Compiled(Box::new(matcher)), first)
             }
             Self::Reasoned(grammar) => {
                 let (matcher, first) = grammar.start();
