@@ -1,7 +1,7 @@
 //! Tools that measure, predict and replay an engine's work. No request needs them.
 //!
 //! # Commands
-//! - [`bench`]: latency and throughput, with the roofline limit of each metric. [`eval`]: the quality of a model.
+//! - [`mod@bench`]: latency and throughput, with the roofline limit of each metric. [`eval`]: the quality of a model.
 //! - [`ledger`]: measures step times. [`sim`]: predicts latency and throughput from a ledger. [`plan`]: the ops of a
 //!   step.
 //! - [`replay`]: runs the requests of a recording again.
