@@ -93,8 +93,11 @@ impl OpenConnections {
         let unread =
             |(id, slot): (&u64, &Arc<Slot>)| Some((*id, slot.outbox().unread())).filter(|(_, it)| it.bytes > 0);
         let (ids, unread): (Vec<u64>, Vec<Unread>) = open.slots.iter().filter_map(unread).unzip();
-        let closed = self.output.settle(&unread);
-        for slot in closed.iter().filter_map(|&place| open.remove(ids[place])) {
+        let largest = self.output.settle(&unread);
+        // A client that has read everything waits for the server: its response takes the events, or is refused.
+        let lags = |id: &u64| open.slots.get(id).is_some_and(|slot| slot.outbox().unwritten() > 0);
+        let closed: Vec<u64> = largest.into_iter().map(|place| ids[place]).filter(lags).collect();
+        for slot in closed.iter().filter_map(|id| open.remove(*id)) {
             slot.close(Closed::Unread);
         }
         closed.len()

@@ -72,11 +72,16 @@ impl Outbox {
         self.written.load(Ordering::Relaxed)
     }
 
+    /// Bytes that the connection was given to send and the socket has not written.
+    pub fn unwritten(&self) -> u64 {
+        self.unwritten.load(Ordering::Relaxed)
+    }
+
     /// Unread output now.
     pub fn unread(&self) -> Unread {
         let current = self.current();
         let queued: usize = current.backlogs.iter().map(|backlog| backlog.bytes()).sum();
-        Unread { tenant: current.tenant, bytes: self.unwritten.load(Ordering::Relaxed) + queued as u64 }
+        Unread { tenant: current.tenant, bytes: self.unwritten() + queued as u64 }
     }
 
     /// Tenant and events of the response that is being sent.
