@@ -362,12 +362,6 @@ impl<L: Default> Sequence<L> {
         (self.in_flight, self.unknown, self.drafts_in_flight) = (0, 0, 0);
     }
 
-    /// True if the pool has blocks for all known tokens, and `growth` for the running sequences: a request that is
-    /// admitted only to be preempted in the next step wastes its prefill.
-    pub fn fits(&self, growth: usize, pool: &BlockPool) -> bool {
-        self.table.missing(self.tokens.len()) + growth <= pool.available()
-    }
-
     /// Gives the blocks back; everything is computed again after the next admission.
     pub fn release(&mut self) {
         assert!(self.in_flight == 0, "a step in flight writes to this sequence's blocks");

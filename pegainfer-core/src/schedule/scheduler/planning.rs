@@ -279,13 +279,14 @@ impl<S: SequenceState> Scheduler<S> {
     fn admit(&mut self, suspect: Option<RequestId>, plan: &mut StepPlan, events: &mut EventBatch) {
         while plan.tokens > 0 && plan.sample_slots > 0 {
             let Some(at) = self.next_admission(suspect) else { return };
-            let Some(growth) = self.waiting.get(at).map(|seq| self.growth_beside(seq)) else { return };
             let Some(seq) = self.waiting.get_mut(at) else { return };
             seq.begin();
             // Cached tokens have no prompt logprobs.
             let cached = if seq.prompt_logprobs.is_some() { 0 } else { seq.table.match_prefix(&seq.tokens) };
             let cached = self.state.resume(&mut seq.slot, &mut seq.table, cached);
-            if !seq.fits(growth, &self.pool) {
+            let fits = self.waiting.get(at).is_some_and(|seq| self.fits(seq));
+            let Some(seq) = self.waiting.get_mut(at) else { return };
+            if !fits {
                 seq.release();
                 self.yielding.blocked = true;
                 return;

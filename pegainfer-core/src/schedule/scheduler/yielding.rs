@@ -112,11 +112,11 @@ impl<S: SequenceState> Scheduler<S> {
         }
     }
 
-    /// Preempts further sequences for the request at place `next` of the queue, if its tenant runs nothing, until the
-    /// pool has blocks for it. Otherwise the running sequences grow into each victim's blocks until one of them ends.
+    /// Preempts further sequences for the request at place `next` of the queue, if others run far more than its group,
+    /// until the pool has blocks for it. Otherwise the running sequences grow into each victim's blocks until one ends.
     fn make_room(&mut self, next: usize) {
-        let lacks = |all: &Self| all.waiting.get(next).is_some_and(|seq| !seq.fits(all.growth_beside(seq), &all.pool));
-        while lacks(self) && self.waiting.get(next).is_some_and(|seq| self.runs_nothing(seq)) {
+        let lacks = |all: &Self| all.waiting.get(next).is_some_and(|seq| all.is_preempted_last(seq) && !all.fits(seq));
+        while lacks(self) {
             let Some(due) = self.unfair_share(next).filter(|due| due.waiting == next) else { return };
             let victim = self.preempt(due.victim);
             self.yielding.not_before += (victim.len() / RECOMPUTED_PER_STEP) as u64;
@@ -124,18 +124,22 @@ impl<S: SequenceState> Scheduler<S> {
         }
     }
 
-    /// True if no sequence of the request's tenant runs.
-    fn runs_nothing(&self, request: &Sequence<S::Slot>) -> bool {
-        self.running.iter().all(|seq| seq.request.tenant != request.request.tenant)
+    /// True if growth preempts sequences of another group before this request, once it runs: see
+    /// [`growth_victim`](Self::growth_victim).
+    fn is_preempted_last(&self, request: &Sequence<S::Slot>) -> bool {
+        let shares = Shares::of(self.running.iter(), std::iter::empty());
+        let max_share = shares.groups.values().map(|share| share.0).max().unwrap_or(0);
+        shares.group(request.request.tenant) + 1 + 2 <= max_share
     }
 
-    /// Blocks into which the running sequences may grow after the admission of `request`: one for each of them, but for a
-    /// tenant that runs nothing only those of the next step, since others are preempted before it.
-    pub(super) fn growth_beside(&self, request: &Sequence<S::Slot>) -> usize {
-        match self.runs_nothing(request) {
-            true => self.running.len().div_ceil(self.pool.block_tokens()),
-            false => self.running.len(),
-        }
+    /// True if the pool has blocks for all known tokens of the request and for growth: one block for each running
+    /// sequence, because a request that is preempted in the next step wastes its prefill. For one that is preempted last,
+    /// the blocks that the next step takes are enough.
+    pub(super) fn fits(&self, request: &Sequence<S::Slot>) -> bool {
+        let blocks = request.table.missing(request.tokens.len());
+        let (running, available) = (self.running.len(), self.pool.available());
+        let next_step = running.div_ceil(self.pool.block_tokens());
+        blocks + running <= available || (blocks + next_step <= available && self.is_preempted_last(request))
     }
 
     /// Place of the sequence that gives its blocks to the older one at place `of`: the youngest, or that of the group

@@ -165,6 +165,21 @@ fn a_short_request_does_not_wait_while_long_sequences_fill_the_kv_pool() {
 }
 
 #[test]
+fn tenants_with_one_sequence_each_do_not_preempt_each_other_for_nothing() {
+    // 64 tenants with a sequence of 1,000 tokens each, in a pool for 800 each.
+    let (sequences, long) = (64, 1000);
+    let mut scheduler = scheduler_with(sequences, (2048, 512), sequences * 800 / 16);
+    for id in 0..sequences as u64 {
+        scheduler.add(RequestId(id), request(id, (1 + id, 0), long));
+    }
+    while scheduler.has_work() {
+        run_step(&mut scheduler);
+    }
+    let preemptions = scheduler.stats().preemptions;
+    assert!(preemptions <= 2 * sequences as u64, "{preemptions} preemptions");
+}
+
+#[test]
 fn a_tenant_with_many_requests_does_not_starve_another() {
     let mut scheduler = scheduler(4, 64, 256);
     let request = |tenant| GenerateRequest { tenant, ..plain(40) };
