@@ -28,7 +28,7 @@ const OPTIONAL: [&str; 2] = ["ignore_eos", "cache_salt"];
 #[derive(Debug)]
 pub struct Api {
     connector: HttpsConnector<HttpConnector>,
-    /// What comes before `/v1`.
+    /// Path prefix before `/v1`.
     base: String,
     /// The first model that it serves.
     model: Model,
@@ -36,7 +36,7 @@ pub struct Api {
     refused: [AtomicBool; OPTIONAL.len()],
 }
 
-/// A response whose status is not 200.
+/// A response with a status other than 200.
 #[derive(Debug, thiserror::Error)]
 #[error("HTTP {}: {text}", .status.as_u16())]
 struct Status {
@@ -183,7 +183,7 @@ impl Api {
         Ok(Completion { start, stamps, prompt: 0, asked: 0, tokens, cached })
     }
 
-    /// Sends a request and reads the body of its response, whose status must be 200. The task that reads also drives the
+    /// Sends a request and reads the body of the response; the status must be 200. The task that reads also drives the
     /// connection, so that no other thread delays what it reads.
     async fn send<T>(
         &self,

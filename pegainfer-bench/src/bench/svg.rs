@@ -22,7 +22,7 @@ const COLOURS: [RGBColor; 8] = [
     RGBColor(0xc9, 0xa2, 0x27),
     RGBColor(0x8c, 0x8c, 0x8c),
 ];
-/// An x axis whose ends differ by more than this factor is logarithmic.
+/// Ratio of the ends of an x axis above which it is logarithmic.
 const LOGARITHMIC: f64 = 9.0;
 /// Factor between the ends of an axis with decades and the values.
 const DECADE_MARGIN: f64 = 1.6;

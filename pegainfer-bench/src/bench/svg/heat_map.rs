@@ -1,4 +1,4 @@
-//! A table whose cells are coloured by their values.
+//! A table with cells coloured by value.
 
 use super::axes::{Area, Axis, MARGIN, chart, text};
 use super::{Draw, PANEL};
