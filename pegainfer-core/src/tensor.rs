@@ -4,6 +4,7 @@ use crate::cuda::{DeviceBuffer, Target};
 use half::bf16;
 use memmap2::MmapMut;
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 use thiserror::Error;
 
@@ -176,17 +177,17 @@ impl Tensor {
         self.dtype = dtype;
     }
 
-    /// The first `rows` allocated rows, in the same memory, which must not be written any more: in host memory that
-    /// panics.
-    pub fn first_rows(&self, rows: usize) -> Self {
-        assert!(rows <= self.max_rows, "{}: {rows} rows, but {} were allocated", self.name, self.max_rows);
+    /// Some of the allocated rows, in the same memory, which must not be written any more: in host memory that panics.
+    pub fn row_range(&self, rows: Range<usize>) -> Self {
+        let (end, allocated) = (rows.end, self.max_rows);
+        assert!(end <= allocated, "{}: rows up to {end}, but {allocated} were allocated", self.name);
         let storage = match &self.storage {
             Storage::Host(map) => Storage::Host(map.clone()),
             Storage::Device(buffer, first) => Storage::Device(buffer.clone(), *first),
             Storage::Meta => Storage::Meta,
         };
-        let shape = std::iter::once(rows).chain(self.shape.iter().skip(1).copied()).collect();
-        Self { name: self.name.clone(), shape, first_row: 0, max_rows: rows, storage, ..*self }
+        let shape = std::iter::once(rows.len()).chain(self.shape.iter().skip(1).copied()).collect();
+        Self { name: self.name.clone(), shape, first_row: rows.start, max_rows: end, storage, ..*self }
     }
 
     /// Sets the leading dimension to the first `rows` allocated rows.

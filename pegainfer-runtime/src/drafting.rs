@@ -101,7 +101,7 @@ pub(super) struct DraftVocabulary {
 impl DraftVocabulary {
     /// The first `size` ids of `head`, for passes of up to `samples` samples.
     pub fn new(exec: &mut Exec, head: &Tensor, size: usize, samples: usize) -> std::io::Result<Self> {
-        Ok(Self { head: head.first_rows(size), sampler: Sampler::new(exec, size, samples)? })
+        Ok(Self { head: head.row_range(0..size), sampler: Sampler::new(exec, size, samples)? })
     }
 }
 

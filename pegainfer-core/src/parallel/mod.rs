@@ -10,6 +10,7 @@ mod fit;
 mod local;
 mod loop_back;
 mod ranks;
+mod shard;
 
 pub use communicator::{
     Communicator, aborted, record_all_gather, record_all_gather_rows, record_all_reduce, record_reduce_scatter,
@@ -19,3 +20,4 @@ pub use fit::{RankBytes, fewest_ranks};
 pub use local::Local;
 pub use loop_back::LoopBack;
 pub use ranks::Ranks;
+pub use shard::Shard;

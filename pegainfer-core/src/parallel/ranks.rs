@@ -9,13 +9,13 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{Builder, JoinHandle};
 
 /// A function that every rank runs.
-type Job<R> = Arc<dyn Fn(&mut R) -> Result<(), OpError> + Send + Sync>;
+type Job<'a, R> = &'a (dyn Fn(&mut R) -> Result<(), OpError> + Sync);
 
 /// All ranks: rank 0 runs on the owner's thread, every other rank on its own thread, which owns it and lives as long as
 /// this value. A rank that fails or panics aborts the exchanges of all, and no job runs after that. Dropping this value
 /// joins the threads.
 #[derive(Debug)]
-pub struct Ranks<R> {
+pub struct Ranks<R: 'static> {
     first: R,
     others: Vec<RankThread<R>>,
     /// Communicators of all ranks, in rank order.
@@ -25,9 +25,9 @@ pub struct Ranks<R> {
 }
 
 #[derive(Debug)]
-struct RankThread<R> {
+struct RankThread<R: 'static> {
     /// Sender of jobs; `None` once the thread is to end.
-    jobs: Option<SyncSender<Job<R>>>,
+    jobs: Option<SyncSender<Job<'static, R>>>,
     results: Receiver<Result<(), OpError>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -45,14 +45,17 @@ impl<R: Send + 'static> Ranks<R> {
 
     /// Runs `job` on all ranks at the same time and waits for all of them. The error names the rank that failed first;
     /// every later call returns it again.
-    pub fn run(&mut self, job: impl Fn(&mut R) -> Result<(), OpError> + Send + Sync + 'static) -> Result<(), OpError> {
+    pub fn run(&mut self, job: impl Fn(&mut R) -> Result<(), OpError> + Sync) -> Result<(), OpError> {
         self.check()?;
-        let job: Job<R> = Arc::new(job);
+        let job: Job<'_, R> = &job;
+        // SAFETY: extends the lifetime; this function returns after every thread that got the job has sent its result,
+        // or has ended, and a thread does not use a job after that. `attempt` catches the panics of rank 0.
+        let sent = unsafe { std::mem::transmute::<Job<'_, R>, Job<'static, R>>(job) };
         for other in &self.others {
             // If the thread is gone, the error is reported below.
-            let _ = other.jobs.as_ref().map(|jobs| jobs.send(job.clone()));
+            let _ = other.jobs.as_ref().map(|jobs| jobs.send(sent));
         }
-        let (first, panicked) = attempt(&mut self.first, &job);
+        let (first, panicked) = attempt(&mut self.first, job);
         if first.is_err() && !self.others.is_empty() {
             self.communicators[0].abort();
         }
@@ -107,11 +110,11 @@ impl<R: Send + 'static> Ranks<R> {
 
 impl<R: Send + 'static> RankThread<R> {
     fn start(rank: usize, mut state: R, communicator: Arc<dyn Communicator>) -> std::io::Result<Self> {
-        let (jobs, inbox) = sync_channel::<Job<R>>(1);
+        let (jobs, inbox) = sync_channel::<Job<'static, R>>(1);
         let (outbox, results) = sync_channel(1);
         let run = move || {
             while let Ok(job) = inbox.recv() {
-                let (result, panicked) = attempt(&mut state, &job);
+                let (result, panicked) = attempt(&mut state, job);
                 if result.is_err() {
                     // Other ranks may be waiting for this one.
                     communicator.abort();
@@ -128,7 +131,7 @@ impl<R: Send + 'static> RankThread<R> {
     }
 }
 
-impl<R> Drop for Ranks<R> {
+impl<R: 'static> Drop for Ranks<R> {
     fn drop(&mut self) {
         // All at once: a rank may wait for another while it releases its device.
         self.others.iter_mut().for_each(|other| other.jobs = None);
@@ -141,7 +144,7 @@ impl<R> Drop for Ranks<R> {
 }
 
 /// Result of a job, and true if it panicked.
-fn attempt<R>(rank: &mut R, job: &Job<R>) -> (Result<(), OpError>, bool) {
+fn attempt<R>(rank: &mut R, job: Job<'_, R>) -> (Result<(), OpError>, bool) {
     // A rank that panicked is not used again.
     match catch_unwind(AssertUnwindSafe(|| job(rank))) {
         Ok(result) => (result, false),

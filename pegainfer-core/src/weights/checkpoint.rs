@@ -119,7 +119,7 @@ impl Checkpoint {
         if (one.dtype, &one.shape) != (other.dtype, &other.shape) {
             return Ok(false);
         }
-        let stored = |location: &Location| Stored::new(&self.shards[location.shard], location.bytes.start as u64);
+        let stored = |location: &Location| Stored::new(&self.shards[location.shard], location.bytes.start as u64, location.dtype);
         same_bytes([stored(one), stored(other)], one.bytes.len())
     }
 
@@ -161,7 +161,8 @@ impl Checkpoint {
                 expected: format!("{} {shape:?}", dtypes.join(" or ")),
             });
         }
-        Ok((location.dtype, Stored::new(&self.shards[location.shard], location.bytes.start as u64)))
+        let stored = Stored::new(&self.shards[location.shard], location.bytes.start as u64, location.dtype);
+        Ok((location.dtype, stored))
     }
 }
 

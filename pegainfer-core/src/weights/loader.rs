@@ -1,9 +1,10 @@
 //! Loads weights to the device, stacking matrices that are used by one GEMM.
 
-mod columns;
 mod fp8;
+mod source_tensor;
 
 pub use fp8::Quantize;
+pub use source_tensor::{Columns, SourceTensor};
 
 use super::block_scales::check_codes;
 use super::checkpoint::Checkpoint;
@@ -65,15 +66,6 @@ impl Source {
     }
 }
 
-/// A tensor of the checkpoint that becomes some rows of a loaded tensor.
-#[derive(Debug, Clone)]
-pub struct SourceTensor {
-    /// Name in the checkpoint.
-    pub name: String,
-    /// Number of its rows.
-    pub rows: usize,
-}
-
 /// Loads tensors and reports the progress in bytes.
 pub struct Loader<'a> {
     exec: &'a mut Exec,
@@ -127,18 +119,24 @@ impl<'a> Loader<'a> {
     /// Loads a vector `[len]`, bf16.
     pub fn vector(&mut self, name: String, len: usize) -> Result<Tensor, WeightsError> {
         let title = name.clone();
-        self.load(&title, &[SourceTensor { name, rows: len }], None)
+        self.load(&title, &[SourceTensor::whole(name, len)], None)
     }
 
     /// Loads a matrix `[rows, cols]`, bf16.
     pub fn matrix(&mut self, name: String, rows: usize, cols: usize) -> Result<Tensor, WeightsError> {
         let title = name.clone();
-        self.load(&title, &[SourceTensor { name, rows }], Some(cols))
+        self.stacked(&title, &[SourceTensor::whole(name, rows)], cols)
     }
 
-    /// Loads matrices with `cols` columns, stacked along their rows in the given order: one GEMM instead of several.
-    pub fn stacked(&mut self, title: &str, parts: &[SourceTensor], cols: usize) -> Result<Tensor, WeightsError> {
-        self.load(title, parts, Some(cols))
+    /// Loads the given columns of matrices, bf16, stacked along their rows in the given order: one GEMM instead of
+    /// several.
+    pub fn stacked(
+        &mut self,
+        title: &str,
+        parts: &[SourceTensor],
+        columns: impl Into<Columns>,
+    ) -> Result<Tensor, WeightsError> {
+        self.load(title, parts, Some(columns.into()))
     }
 
     /// Loads a small f32 tensor of shape `to`, which `convert` computes from a checkpoint tensor of shape `from`,
@@ -168,19 +166,25 @@ impl<'a> Loader<'a> {
         Ok(tensor)
     }
 
-    fn load(&mut self, title: &str, parts: &[SourceTensor], cols: Option<usize>) -> Result<Tensor, WeightsError> {
+    fn load(
+        &mut self,
+        title: &str,
+        parts: &[SourceTensor],
+        columns: Option<Columns>,
+    ) -> Result<Tensor, WeightsError> {
         self.used.extend(parts.iter().map(|part| part.name.clone()));
-        let shape = |rows: usize| -> Vec<usize> { std::iter::once(rows).chain(cols).collect() };
-        let whole = shape(parts.iter().map(|p| p.rows).sum());
-        let mut tensor = self.allocate(title, &whole, DType::Bf16)?;
+        let rows = parts.iter().map(|part| part.part.len()).sum();
+        let width = columns.as_ref().map(|columns| columns.part.len());
+        let shape: Vec<usize> = std::iter::once(rows).chain(width).collect();
+        let mut tensor = self.allocate(title, &shape, DType::Bf16)?;
         if self.exec.device() == Device::Meta {
             return Ok(tensor);
         }
         let mut first = 0;
         for part in parts {
-            tensor.set_range(first, part.rows);
-            first += part.rows;
-            self.fill(&part.name, &shape(part.rows), &mut tensor)?;
+            tensor.set_range(first, part.part.len());
+            first += part.part.len();
+            self.fill(part, columns.as_ref(), &mut tensor)?;
         }
         tensor.set_rows(first);
         Ok(tensor)
@@ -194,43 +198,59 @@ impl<'a> Loader<'a> {
         })
     }
 
-    /// The stored tensor `name`, read as bf16.
-    fn bf16(&mut self, checkpoint: &'a Checkpoint, name: &str, shape: &[usize]) -> Result<Stored<'a>, WeightsError> {
-        let stored = checkpoint.bf16(name, shape)?;
+    /// The part of a stored tensor that is loaded, read as bf16.
+    fn bf16(
+        &mut self,
+        checkpoint: &'a Checkpoint,
+        part: &SourceTensor,
+        columns: Option<&Columns>,
+    ) -> Result<Stored<'a>, WeightsError> {
+        let shape: Vec<usize> = std::iter::once(part.rows).chain(columns.map(|columns| columns.stored)).collect();
+        let stored = checkpoint.bf16(&part.name, &shape)?;
         self.rounded += usize::from(stored.is_rounded());
-        Ok(stored)
+        Ok(part.of(stored, columns))
     }
 
-    /// Fills the current row range of `tensor` with the tensor `name` of the source, now or in
+    /// Fills the current row range of `tensor` with a part of a tensor of the source, now or in
     /// [`upload`](Self::upload).
-    fn fill(&mut self, name: &str, shape: &[usize], tensor: &mut Tensor) -> Result<(), WeightsError> {
+    fn fill(
+        &mut self,
+        part: &SourceTensor,
+        columns: Option<&Columns>,
+        tensor: &mut Tensor,
+    ) -> Result<(), WeightsError> {
         if let (Source::Checkpoint(checkpoint), Some(target)) = (self.source, tensor.target()) {
-            let stored = self.bf16(checkpoint, name, shape)?;
+            let stored = self.bf16(checkpoint, part, columns)?;
             self.queued.push(Queued { target, stored, codes: None });
             return Ok(());
         }
-        self.read(name, shape, tensor)?;
+        self.read(part, columns, tensor)?;
         (self.progress)(tensor.bytes());
         Ok(())
     }
 
-    /// Fills the current row range of `tensor`, on the host or with dummy weights, with the tensor `name` of the
+    /// Fills the current row range of `tensor`, on the host or with dummy weights, with a part of a tensor of the
     /// source.
-    fn read(&mut self, name: &str, shape: &[usize], tensor: &mut Tensor) -> Result<(), WeightsError> {
+    fn read(
+        &mut self,
+        part: &SourceTensor,
+        columns: Option<&Columns>,
+        tensor: &mut Tensor,
+    ) -> Result<(), WeightsError> {
         match self.source {
             Source::Checkpoint(checkpoint) => {
-                let stored = self.bf16(checkpoint, name, shape)?;
+                let stored = self.bf16(checkpoint, part, columns)?;
                 let out: &mut [u8] = bytemuck::cast_slice_mut(tensor.host_mut::<bf16>());
                 let chunks = out.par_chunks_mut(READ_CHUNK).enumerate();
                 self.exec.on_host(|| chunks.try_for_each(|(i, chunk)| stored.read(i * READ_CHUNK, chunk)))?;
             }
             // All vectors are norm weights, with values of about 1.
-            Source::Dummy { .. } if shape.len() == 1 => {
-                self.exec.write(tensor, 0..shape[0], |_, to| to.fill(bf16::ONE))?
+            Source::Dummy { .. } if columns.is_none() => {
+                self.exec.write(tensor, 0..part.part.len(), |_, to| to.fill(bf16::ONE))?
             }
             Source::Dummy { seed, std, uniform } => {
                 // A uniform distribution on ±a has the standard deviation a / √3.
-                let (seed, limit) = (dummy::seed_of(*seed, name), std * 3f32.sqrt());
+                let (seed, limit) = (dummy::seed_of(*seed, &part.title(columns)), std * 3f32.sqrt());
                 self.exec.install(|exec| uniform(exec, seed, limit, tensor))??;
             }
         }

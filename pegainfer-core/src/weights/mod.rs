@@ -11,6 +11,6 @@ pub use block_scales::{SCALE_BLOCK, scale_name};
 pub use checkpoint::{Checkpoint, is_file_name};
 pub use dummy::uniform;
 pub use error::WeightsError;
-pub use loader::{Loader, Quantize, Source, SourceTensor, Uniform};
+pub use loader::{Columns, Loader, Quantize, Source, SourceTensor, Uniform};
 pub use safetensors::Dtype as StoredDtype;
 pub use stored::Stored;

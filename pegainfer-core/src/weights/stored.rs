@@ -29,6 +29,8 @@ pub struct Stored<'a> {
     shard: &'a Shard,
     /// Offset in the file, in bytes.
     start: u64,
+    /// Bytes of an element as stored.
+    element: usize,
     /// Bytes of each row that belong to the tensor; `None` for all.
     columns: Option<Columns>,
     /// Format of elements that are rounded to bf16 while they are read; `None` reads bytes as they are stored.
@@ -79,9 +81,9 @@ impl Wide {
 }
 
 impl<'a> Stored<'a> {
-    /// A tensor that begins at this byte of a shard.
-    pub(super) fn new(shard: &'a Shard, start: u64) -> Self {
-        Self { shard, start, columns: None, rounds: None }
+    /// A tensor of `dtype` that begins at this byte of a shard.
+    pub(super) fn new(shard: &'a Shard, start: u64, dtype: Dtype) -> Self {
+        Self { shard, start, element: dtype.bitsize() / 8, columns: None, rounds: None }
     }
 
     /// The same tensor, stored with elements of `dtype`, read as bf16.
@@ -99,11 +101,15 @@ impl<'a> Stored<'a> {
         self.rounds.is_some()
     }
 
-    /// These columns of a matrix with rows of `row` elements, read as bf16.
-    pub fn columns(self, row: usize, columns: Range<usize>) -> Self {
-        let size = self.rounds.map_or(size_of::<bf16>(), Wide::size);
-        let columns = Columns { row: row * size, first: columns.start * size, width: columns.len() * size };
-        Self { columns: Some(columns), ..self }
+    /// The rows `rows` and the columns `columns` of a matrix whose rows have `row` elements.
+    pub fn part(self, row: usize, rows: Range<usize>, columns: Range<usize>) -> Self {
+        let (size, start) = (self.element, self.start + (rows.start * row * self.element) as u64);
+        let columns = (columns.len() < row).then(|| Columns {
+            row: row * size,
+            first: columns.start * size,
+            width: columns.len() * size,
+        });
+        Self { start, columns, ..self }
     }
 
     /// Reads `out.len()` bytes of the tensor from byte `first` on; both must be even if elements are rounded. Any

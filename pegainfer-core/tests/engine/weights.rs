@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::isa::Isa;
-use pegainfer_core::weights::{Checkpoint, Loader, Quantize, Source, SourceTensor, Uniform, WeightsError, uniform};
+use pegainfer_core::weights::{Checkpoint, Columns, Loader, Quantize, Source, SourceTensor, Uniform, WeightsError, uniform};
 use safetensors::tensor::{Dtype, TensorView, serialize};
 use std::path::{Path, PathBuf};
 
@@ -61,7 +61,7 @@ fn shards_are_found_through_the_index_and_stacked() {
     let mut exec = Exec::cpu(Isa::best(), Some(2)).unwrap();
     let mut done = 0;
     let mut progress = |bytes| done += bytes;
-    let parts = [SourceTensor { name: "q".into(), rows: 3 }, SourceTensor { name: "k".into(), rows: 2 }];
+    let parts = [SourceTensor::whole("q".into(), 3), SourceTensor::whole("k".into(), 2)];
     let qk = Loader::run(&mut exec, &source, &mut progress, |loader| loader.stacked("qk", &parts, 4)).unwrap();
     assert_eq!(qk.host::<bf16>(), values(20, 0));
     assert_eq!(done, 40, "progress counts loaded bytes");
@@ -149,10 +149,13 @@ fn f32_and_f16_weights_are_rounded_to_the_nearest_bf16() {
     let of_f16: Vec<bf16> = half.iter().map(|value| bf16::from_f32(value.to_f32())).collect();
     let mut reported = 0;
     let load = |loader: &mut Loader<'_>| {
-        let parts = ["f32", "f16"].map(|name| SourceTensor { name: name.to_owned(), rows });
+        let parts = ["f32", "f16"].map(|name| SourceTensor::whole(name.to_owned(), rows));
         let stacked = loader.stacked("both", &parts, cols)?;
         let norm = loader.vector("norm".to_owned(), 8)?;
-        let columns = ["f32", "f16"].map(|name| loader.columns(name.to_owned(), (rows, cols), 5..cols - 3));
+        let columns = ["f32", "f16"].map(|name| {
+            let part = Columns { stored: cols, part: 5..cols - 3 };
+            loader.stacked(name, &[SourceTensor::whole(name.to_owned(), rows)], part)
+        });
         Ok((stacked, norm, columns))
     };
     let (stacked, norm, columns) = Loader::run(&mut exec, &source, &mut |bytes| reported += bytes, load).unwrap();
@@ -302,7 +305,7 @@ fn fp8_weights_that_are_no_numbers_are_refused() {
     let mut load = |tensors: &[(&str, Dtype, Vec<usize>, Vec<u8>)]| {
         dir.write("model.safetensors", &file(tensors));
         let source = Source::open(dir.path()).unwrap();
-        let parts = [SourceTensor { name: "w".into(), rows: 130 }];
+        let parts = [SourceTensor::whole("w".into(), 130)];
         let quantize: Quantize = |_, _, _, _| panic!("it is FP8");
         Loader::run(&mut exec, &source, &mut |_| {}, |loader| {
             let loaded = loader.fp8("w", &parts, 200, quantize);

@@ -1,6 +1,6 @@
 //! Loads FP8 weights with block scales, or rounds bf16 weights to them.
 
-use super::{Loader, Queued, READ_CHUNK, Source, SourceTensor};
+use super::{Columns, Loader, Queued, READ_CHUNK, Source, SourceTensor};
 use crate::exec::{Device, Exec};
 use crate::tensor::{DType, OpError, Tensor};
 use crate::weights::block_scales::{SCALE_BLOCK, check_codes, not_finite, scale_name};
@@ -8,6 +8,7 @@ use crate::weights::checkpoint::Checkpoint;
 use crate::weights::error::WeightsError;
 use rayon::prelude::*;
 use safetensors::Dtype;
+use std::ops::Range;
 
 /// An op that rounds bf16 weights, `[rows, cols]`, to codes of the same shape and a scale per block, on their device.
 pub type Quantize = fn(&mut Exec, weights: &Tensor, codes: &mut Tensor, scales: &mut Tensor) -> Result<(), OpError>;
@@ -23,17 +24,18 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// Loads matrices with `cols` columns as FP8, stacked along their rows: codes `[rows, cols]` u8, and scales `[rows
-    /// / 128, cols / 128]` f32, both rounded up. Weights that are not FP8 are rounded by `quantize`. All parts except
-    /// the last have a multiple of 128 rows.
+    /// Loads the given columns of matrices as FP8, stacked along their rows: codes `[rows, cols]` u8, and scales
+    /// `[rows / 128, cols / 128]` f32, both rounded up. Weights that are not FP8 are rounded by `quantize`. All parts
+    /// except the last have a multiple of 128 rows. Parts of stored tensors start at multiples of 128.
     pub fn fp8(
         &mut self,
         title: &str,
         parts: &[SourceTensor],
-        cols: usize,
+        columns: impl Into<Columns>,
         quantize: Quantize,
     ) -> Result<(Tensor, Tensor), WeightsError> {
-        let rows: usize = parts.iter().map(|part| part.rows).sum();
+        let columns = columns.into();
+        let (rows, cols) = (parts.iter().map(|part| part.part.len()).sum(), columns.part.len());
         let blocks = |n: usize| n.div_ceil(SCALE_BLOCK);
         let mut codes = self.allocate(title, &[rows, cols], DType::U8)?;
         let mut scales = self.allocate(&scale_name(title), &[blocks(rows), blocks(cols)], DType::F32)?;
@@ -42,17 +44,18 @@ impl<'a> Loader<'a> {
         }
         let mut first = 0;
         for part in parts {
-            codes.set_range(first, part.rows);
-            scales.set_range(first / SCALE_BLOCK, blocks(part.rows));
-            first += part.rows;
+            let rows = part.part.len();
+            codes.set_range(first, rows);
+            scales.set_range(first / SCALE_BLOCK, blocks(rows));
+            first += rows;
             self.used.insert(part.name.clone());
             match self.source {
                 Source::Checkpoint(checkpoint) if self.is_fp8(&part.name) == Some(true) => {
                     self.used.insert(scale_name(&part.name));
-                    self.stored(checkpoint, &part.name, cols, &mut codes, &mut scales)?;
+                    self.stored(checkpoint, part, &columns, &mut codes, &mut scales)?;
                 }
                 _ => {
-                    self.quantized(part, cols, quantize, &mut codes, &mut scales)?;
+                    self.quantized(part, &columns, quantize, &mut codes, &mut scales)?;
                     (self.progress)(codes.bytes() + scales.bytes());
                 }
             }
@@ -62,25 +65,27 @@ impl<'a> Loader<'a> {
         Ok((codes, scales))
     }
 
-    /// Reads the FP8 weight `name` and its scales into the current rows of `codes` and `scales`; on a GPU, uploads the
-    /// codes later.
+    /// Reads a part of an FP8 weight and its scales into the current rows of `codes` and `scales`; on a GPU, uploads
+    /// the codes later.
     fn stored(
         &mut self,
         checkpoint: &'a Checkpoint,
-        name: &str,
-        cols: usize,
+        part: &SourceTensor,
+        columns: &Columns,
         codes: &mut Tensor,
         scales: &mut Tensor,
     ) -> Result<(), WeightsError> {
-        let values = checkpoint.widened(&scale_name(name), scales.shape())?;
+        let (name, scale) = (&part.name, scale_name(&part.name));
+        let values = scales_of(checkpoint, part, columns)?;
         if !values.iter().all(|scale| scale.is_finite()) {
-            return Err(not_finite(scale_name(name)));
+            return Err(not_finite(scale));
         }
         let (elements, bytes) = (scales.elements(), scales.bytes());
         let copy = |first: usize, out: &mut [f32]| out.copy_from_slice(&values[first..][..out.len()]);
         self.exec.write(scales, 0..elements, copy)?;
         (self.progress)(bytes);
-        let stored = checkpoint.stored(name, Dtype::F8_E4M3, &[codes.rows_cols().0, cols])?;
+        let stored = checkpoint.stored(name, Dtype::F8_E4M3, &[part.rows, columns.stored])?;
+        let stored = part.of(stored, Some(columns));
         if let Some(target) = codes.target() {
             self.queued.push(Queued { target, stored, codes: Some(name.to_owned()) });
             return Ok(());
@@ -100,21 +105,30 @@ impl<'a> Loader<'a> {
     fn quantized(
         &mut self,
         part: &SourceTensor,
-        cols: usize,
+        columns: &Columns,
         quantize: Quantize,
         codes: &mut Tensor,
         scales: &mut Tensor,
     ) -> Result<(), WeightsError> {
-        let shape = [part.rows, cols];
-        let mut weight = self.allocate(&part.name, &shape, DType::Bf16)?;
+        let mut weight = self.allocate(&part.name, &[part.part.len(), columns.part.len()], DType::Bf16)?;
         match (self.source, weight.target()) {
             (Source::Checkpoint(checkpoint), Some(target)) => {
-                let stored = self.bf16(checkpoint, &part.name, &shape)?;
+                let stored = self.bf16(checkpoint, part, Some(columns))?;
                 self.exec.upload(&[target], |_, first, out| stored.read(first, out))?;
             }
-            _ => self.read(&part.name, &shape, &mut weight)?,
+            _ => self.read(part, Some(columns), &mut weight)?,
         }
         self.exec.install(|exec| quantize(exec, &weight, codes, scales))??;
         Ok(())
     }
+}
+
+/// The scales of the blocks of a part of an FP8 weight, row by row.
+fn scales_of(checkpoint: &Checkpoint, part: &SourceTensor, columns: &Columns) -> Result<Vec<f32>, WeightsError> {
+    let blocks = |n: usize| n.div_ceil(SCALE_BLOCK);
+    let within = |part: &Range<usize>| part.start / SCALE_BLOCK..blocks(part.end);
+    let width = blocks(columns.stored);
+    let all = checkpoint.widened(&scale_name(&part.name), &[blocks(part.rows), width])?;
+    let rows = all.chunks(width).take(blocks(part.part.end)).skip(part.part.start / SCALE_BLOCK);
+    Ok(rows.flat_map(|row| &row[within(&columns.part)]).copied().collect())
 }
