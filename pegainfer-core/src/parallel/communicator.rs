@@ -26,6 +26,22 @@ pub trait Communicator: fmt::Debug + Send + Sync {
     /// rows.
     fn all_gather_rows(&self, exec: &mut Exec, x: &mut Tensor) -> Result<(), OpError>;
 
+    /// Adds `partial` of all ranks to `residual` and normalises it in one kernel, as
+    /// `pegainfer_kernels::ops::reduce_add_norm` describes, which has checked the operands. Returns false, with nothing
+    /// done, if no such kernel is chosen for the size; all ranks get the same answer.
+    fn reduce_add_norm(
+        &self,
+        exec: &mut Exec,
+        partial: &mut Tensor,
+        residual: &mut Tensor,
+        norm: &Tensor,
+        eps: f32,
+        out: &mut Tensor,
+    ) -> Result<bool, OpError> {
+        let _ = (exec, partial, residual, norm, eps, out);
+        Ok(false)
+    }
+
     /// Error of the exchanges that have run on the device so far; read when a step is finished. The CPU reports errors
     /// at once.
     fn check(&self) -> Result<(), OpError>;

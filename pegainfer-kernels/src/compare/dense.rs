@@ -11,8 +11,17 @@ use pegainfer_core::tensor::{DType, OpError};
 
 pub(super) const FAMILY: Family = Family { has, variants, prepare, fill, launch, outputs };
 
-const OPS: [&str; 8] =
-    ["embedding", "gather_rows", "rms_norm", "linear_add_norm", "linear", "linear_swiglu", "quantize_fp8", "uniform"];
+const OPS: [&str; 9] = [
+    "embedding",
+    "gather_rows",
+    "rms_norm",
+    "add_rms_norm",
+    "linear_add_norm",
+    "linear",
+    "linear_swiglu",
+    "quantize_fp8",
+    "uniform",
+];
 
 fn has(record: &OpRecord) -> bool {
     OPS.contains(&record.op)
@@ -47,6 +56,7 @@ fn launch(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch) -> Result<(), O
         ("embedding", [ids, table, previous], [out], _) => ops::embedding(exec, ids, previous, table, out),
         ("gather_rows", [x, rows], [out], _) => ops::gather_rows(exec, x, rows, out),
         ("rms_norm", [x, weight], [out], _) => ops::rms_norm(exec, x, weight, EPS, out),
+        ("add_rms_norm", [x, _, norm], [residual, out], _) => ops::add_rms_norm(exec, x, residual, norm, EPS, out),
         ("linear_add_norm", [x, w, _, norm], [residual, out], [delta]) => {
             ops::linear_add_norm(exec, x, call.weight(w), residual, norm, EPS, delta, out)
         }

@@ -1,4 +1,4 @@
-//! Reference kernel of `ops::rms_norm` and `ops::linear_add_norm`.
+//! Reference kernels of `ops::rms_norm`, `ops::add_rms_norm` and the norm of `ops::linear_add_norm`.
 
 use super::isa::Isa;
 use super::lanes::{Binary, Kernel, Lanes, dispatch, padded, zip};
@@ -41,7 +41,7 @@ pub fn rms_norm(isa: Isa, x: &[bf16], weight: NormWeight<'_>, eps: f32, out: &mu
     });
 }
 
-/// Reference kernel of the norm in `ops::linear_add_norm`.
+/// Reference kernel of `ops::add_rms_norm` and of the norm in `ops::linear_add_norm`.
 pub fn add_rms_norm(isa: Isa, x: &[bf16], residual: &mut [bf16], weight: NormWeight<'_>, eps: f32, out: &mut [bf16]) {
     let part = weight.len() * per_task(4 * size_of::<bf16>() * weight.len());
     team::for_each_chunk_pair((out, part), (residual, part), |i, out, residual| {

@@ -156,7 +156,7 @@ pub(crate) fn linear_add_norm(
         }
         AddNorm::Separate(gemm) => {
             linear(exec, op, gemm, x, w, delta)?;
-            add_rms_norm(exec, delta, residual, norm, eps, out)
+            add_rms_norm(exec, op, delta, residual, norm, eps, out)
         }
     }
 }

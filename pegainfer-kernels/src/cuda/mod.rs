@@ -66,7 +66,7 @@ pub(crate) use gather::{embedding, gather};
 #[cfg(feature = "deepseek-v4")]
 pub(crate) use hyper_mix::hyper_mix;
 pub(crate) use linear::{linear, linear_add_norm, linear_swiglu};
-pub(crate) use norm::rms_norm;
+pub(crate) use norm::{add_rms_norm, rms_norm};
 pub(crate) use penalties::{count_tokens, penalize};
 pub(crate) use qkv::{qk_norm_rope_write_kv, rope_write_kv};
 pub use read::read_bandwidth;

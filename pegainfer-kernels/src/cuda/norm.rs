@@ -1,4 +1,4 @@
-//! `ops::rms_norm`, and the norm of `ops::linear_add_norm`: one block per row.
+//! `ops::rms_norm`, `ops::add_rms_norm` and the norm of `ops::linear_add_norm`: one block per row.
 
 use super::abi::{AddPartialsRmsNorm, AddRmsNorm, Arguments, Entry, RmsNorm};
 use super::fp8::padded_rows;
@@ -40,8 +40,9 @@ pub(crate) fn rms_norm(
     run(exec, "rms_norm", [RmsNorm::rms_norm, RmsNorm::rms_norm_f32], shape, weight, arguments)
 }
 
-pub(super) fn add_rms_norm(
+pub(crate) fn add_rms_norm(
     exec: &mut Exec,
+    op: &'static str,
     x: &Tensor,
     residual: &mut Tensor,
     weight: &Tensor,
@@ -51,7 +52,7 @@ pub(super) fn add_rms_norm(
     let shape = x.rows_cols();
     let arguments = AddRmsNorm { x, residual, weight, padded: padded_rows(out), out, hidden: shape.1, eps };
     let kernels = [AddRmsNorm::add_rms_norm, AddRmsNorm::add_rms_norm_f32];
-    run(exec, "linear_add_norm", kernels, shape, weight, arguments)
+    run(exec, op, kernels, shape, weight, arguments)
 }
 
 /// Adds `count` partial sums of f32 at `partials`, each of the residual's shape.

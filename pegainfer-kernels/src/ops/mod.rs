@@ -2,6 +2,7 @@
 //! device: a reference kernel on the CPU, a CUDA launcher, or nothing on `Meta`.
 
 pub(crate) mod activation;
+mod add_rms_norm;
 mod adjust_logits;
 mod attention;
 mod attention_gate;
@@ -30,6 +31,7 @@ mod matrix;
 mod penalize;
 mod qkv;
 mod quantize_fp8;
+mod reduce_add_norm;
 mod rms_norm;
 mod rope;
 mod sample;
@@ -51,6 +53,7 @@ pub use crate::packed_counts::{
 pub use crate::packed_logits_updates::{EDIT_WORDS, NO_MASK, PackedLogitsUpdates, SPAN_WORDS};
 pub use crate::rotary::{RopeSpec, Yarn};
 pub use activation::{Activation, ActivationMut};
+pub use add_rms_norm::add_rms_norm;
 pub use adjust_logits::adjust_logits;
 pub use attention::attention;
 pub use attention_gate::attention_gate;
@@ -74,6 +77,7 @@ pub use matrix::{BlockScales, Matrix, MatrixRef};
 pub use penalize::penalize;
 pub use qkv::{qk_norm_rope_write_kv, rope_table};
 pub use quantize_fp8::quantize_fp8;
+pub use reduce_add_norm::reduce_add_norm;
 pub use rms_norm::rms_norm;
 pub use rope::rope_write_kv;
 pub use sample::sample;
