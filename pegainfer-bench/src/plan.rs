@@ -40,7 +40,7 @@ pub struct PlanArgs {
     /// Context length of each sequence in tokens, including the new ones
     #[arg(long, value_name = "TOKENS", default_value = "1024")]
     pub context: NonZeroUsize,
-    /// Plan one of N ranks, with its messages to the others. DeepSeek-V4 only
+    /// Plan one of N ranks, with its messages to the others
     #[arg(long, alias = "tp", value_name = "N", default_value = "1", conflicts_with_all = ["gpu_memory", "times"])]
     pub tensor_parallel_size: NonZeroUsize,
     /// Formats of weights and KV cache.

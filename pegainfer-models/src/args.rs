@@ -20,16 +20,15 @@ pub struct EngineArgs {
     /// Device to run on: auto, cpu, cuda, or cuda:N for GPU N, counted from 0
     #[arg(long, default_value = "auto", value_parser = parse_device)]
     pub device: DeviceArg,
-    /// Number of GPUs that share the model, consecutive from --device on; on a CPU, ranks for tests. DeepSeek-V4 only
-    /// [default: the fewest GPUs whose free memory holds the model; 1 on the CPU]
+    /// Number of GPUs that share the model, consecutive from --device on; on a CPU, ranks for tests [default: the fewest
+    /// GPUs whose free memory holds the model; 1 on the CPU]
     #[arg(long, alias = "tp", value_name = "N")]
     pub tensor_parallel_size: Option<NonZeroUsize>,
-    /// For development: time rank 0 of N alone on one GPU, without the other ranks; the output is meaningless.
-    /// DeepSeek-V4 only
+    /// For development: time rank 0 of N alone on one GPU, without the other ranks; the output is meaningless
     #[arg(long, value_name = "N", conflicts_with = "tensor_parallel_size")]
     pub loop_back_ranks: Option<NonZeroUsize>,
-    /// For development: compare tokens and state of all ranks after each step, bit for bit; a difference fails the
-    /// step's requests. Slow. DeepSeek-V4 only
+    /// For development: compare tokens and results of all ranks after each step, bit for bit; a difference fails the
+    /// step's requests. Slow
     #[arg(long)]
     pub check_ranks: bool,
     /// Context length in tokens [default: the model's]

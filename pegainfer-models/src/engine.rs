@@ -15,6 +15,7 @@ use pegainfer_core::parallel::fewest_ranks;
 use pegainfer_core::record::OpRecord;
 use pegainfer_kernels::cuda;
 use pegainfer_runtime::{GpuFit, Measured, Overrides};
+use std::ops::Range;
 use std::panic::resume_unwind;
 use std::path::Path;
 
@@ -82,13 +83,7 @@ pub fn record(dir: &Path, overrides: &Overrides, batch: usize, tokens: usize, co
 /// Like [`record`], on rank 0 of `ranks`.
 pub fn record_rank(dir: &Path, overrides: &Overrides, ranks: usize, step: UniformStep) -> Result<Vec<OpRecord>> {
     let family = detect::detect(dir)?;
-    check_ranks(family, ranks)?;
     (family.record)(dir, overrides, ranks, step)
-}
-
-fn check_ranks(family: &Family, ranks: usize) -> Result<()> {
-    ensure!(ranks == 1 || family.rank_bytes.is_some(), "--tensor-parallel-size {ranks}: {family} runs on one device");
-    Ok(())
 }
 
 /// Capacity of an engine for the model in `dir` on a GPU with `bytes` bytes, which this machine need not have.
@@ -98,10 +93,6 @@ pub fn gpu_fit(dir: &Path, args: &EngineArgs, bytes: u64) -> Result<GpuFit> {
 
 /// The device set by the flags for the model in `dir`, or one device per rank.
 pub fn open_device(family: &Family, dir: &Path, args: &EngineArgs) -> Result<OpenDevice> {
-    check_ranks(family, args.tensor_parallel_size.map_or(1, Into::into))?;
-    for (flag, given) in [("--loop-back-ranks", args.loop_back_ranks.is_some()), ("--check-ranks", args.check_ranks)] {
-        ensure!(!given || family.rank_bytes.is_some(), "{flag}: {family} runs on one device; leave the flag out");
-    }
     match (args.device, cuda::available()) {
         (DeviceArg::Cuda(_), Err(why)) => bail!("--device cuda: {why}; use --device cpu"),
         (DeviceArg::Cuda(ordinal), Ok(count)) if ordinal >= count => {
@@ -140,33 +131,50 @@ fn check_threads(threads: usize) -> Result<()> {
 /// One GPU per rank, starting with GPU `first` of `count`: as many as the flags set, or the fewest that hold the model.
 fn open_gpus(first: usize, count: usize, (family, dir, args): (&Family, &Path, &EngineArgs)) -> Result<OpenDevice> {
     let left = count - first;
-    let needs = match (args.tensor_parallel_size, args.loop_back_ranks, family.rank_bytes) {
-        (None, None, Some(needs)) => needs(dir, args)?,
-        _ => Vec::new(),
-    };
+    // A model of one device says itself how it fits.
+    let chooses =
+        args.tensor_parallel_size.is_none() && args.loop_back_ranks.is_none() && (left > 1 || !family.fits_one);
+    let needs = if chooses { (family.rank_bytes)(dir, args)? } else { Vec::new() };
     let ranks: usize = args.tensor_parallel_size.map_or(1, Into::into);
     ensure!(ranks <= left, "--tensor-parallel-size {ranks}: this machine has {left} GPUs from cuda:{first} on");
-    let ranks = needs.last().map_or(ranks, |largest| largest.ranks.min(left));
     check_threads(args.threads.map_or(0, Into::into))?;
-    // Creating a context takes a few tenths of a second.
+    let mut execs = open_each(first..first + ranks, args)?;
+    if let [smallest, .., largest] = &needs[..] {
+        // Most models fit one GPU, and another one takes a few tenths of a second to open.
+        if smallest.ranks > 1 || smallest.bytes > free_bytes(&mut execs)?[0] {
+            execs.extend(open_each(first + 1..first + largest.ranks.min(left), args)?);
+            let ranks = fewest_ranks(&needs, &free_bytes(&mut execs)?).map_err(|why| anyhow!("{family}: {why}"))?;
+            execs.truncate(ranks);
+        }
+    }
+    let ranks = execs.len();
+    let names = execs.iter_mut().map(|exec| Ok(exec.gpu()?.info()?.name)).collect::<Result<Vec<String>>>()?;
+    if let Some(other) = names.iter().position(|name| *name != names[0]) {
+        let (own, other, name) = (&names[0], first + other, &names[other]);
+        bail!(
+            "cuda:{first} is {own} and cuda:{other} is {name}: GPUs of different kinds cannot share a model; choose others with --device"
+        );
+    }
+    let name = match ranks {
+        1 => format!("cuda:{first} ({})", names[0]),
+        _ => format!("cuda:{first} to cuda:{} ({ranks} x {})", first + ranks - 1, names[0]),
+    };
+    Ok(OpenDevice { execs, name })
+}
+
+/// Opens GPUs, all at the same time: creating a context takes a few tenths of a second.
+fn open_each(ordinals: Range<usize>, args: &EngineArgs) -> Result<Vec<Exec>> {
     let open = |ordinal| {
         let opened = cuda::open(ordinal, args.threads.map(Into::into));
         opened.with_context(|| format!("GPU {ordinal} cannot be used; try --device cpu"))
     };
-    let opened: Result<Vec<Exec>> = std::thread::scope(|scope| {
-        let threads: Vec<_> = (first..first + ranks).map(|ordinal| scope.spawn(move || open(ordinal))).collect();
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = ordinals.map(|ordinal| scope.spawn(move || open(ordinal))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
-    });
-    let mut execs = opened?;
-    if !needs.is_empty() {
-        let free = execs.iter_mut().map(|exec| Ok(exec.gpu()?.info()?.free as u64)).collect::<Result<Vec<_>>>()?;
-        execs.truncate(fewest_ranks(&needs, &free).map_err(|why| anyhow!("{family}: {why}"))?);
-    }
-    let ranks = execs.len();
-    let name = execs[0].gpu()?.info()?.name;
-    let name = match ranks {
-        1 => format!("cuda:{first} ({name})"),
-        _ => format!("cuda:{first} to cuda:{} ({ranks} x {name})", first + ranks - 1),
-    };
-    Ok(OpenDevice { execs, name })
+    })
+}
+
+/// Free memory of each GPU.
+fn free_bytes(execs: &mut [Exec]) -> Result<Vec<u64>> {
+    execs.iter_mut().map(|exec| Ok(exec.gpu()?.info()?.free as u64)).collect()
 }

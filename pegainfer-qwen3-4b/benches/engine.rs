@@ -8,6 +8,7 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 use half::bf16;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::isa::Isa;
+use pegainfer_core::parallel::Shard;
 use pegainfer_core::tensor::{DType, Tensor};
 use pegainfer_core::weights::Source;
 use pegainfer_kernels::ops::{self, HeadShape, KvDType};
@@ -17,13 +18,17 @@ use pegainfer_runtime::{Bounds, Executor, ModelBytes, Quantization, StepSize, lo
 use rayon::prelude::*;
 use std::time::Duration;
 
+const HEADS: HeadShape = HeadShape { heads: 16, kv_heads: 8, head_dim: 128 };
+
 fn qwen3_0_6b() -> Config {
     Config {
         vocab_size: 151_936,
         hidden_size: 1024,
         intermediate_size: 3072,
         layers: 28,
-        shape: HeadShape { heads: 16, kv_heads: 8, head_dim: 128 },
+        shape: HEADS,
+        all_heads: HEADS,
+        shard: Shard::WHOLE,
         rms_norm_eps: 1e-6,
         rope: 1e6.into(),
         max_position_embeddings: 40_960,
@@ -41,7 +46,7 @@ fn executor(quantization: Option<Quantization>) -> Executor<Qwen3> {
     let source = Source::Dummy { seed: 1, std: config.initializer_range, uniform: ops::uniform };
     let weights = load_weights::<Qwen3>(&mut exec, &config, &source, &mut |_| {}).expect("dummy weights");
     let size = StepSize { tokens: 512, rows: 32, samples: 32, context: 1024 };
-    Executor::new(exec, config, weights, &Bounds::exact(size, 32 * 16)).expect("workspace")
+    Executor::on_one(exec, config, weights, &Bounds::exact(size, 32 * 16)).expect("workspace")
 }
 
 /// Bytes of the weights.

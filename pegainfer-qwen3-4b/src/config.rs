@@ -1,5 +1,6 @@
 //! config.json of a Qwen3 checkpoint. Unsupported fields are refused by name, never ignored.
 
+use pegainfer_core::parallel::Shard;
 use pegainfer_kernels::ops::{HeadShape, KvDType, RopeSpec};
 use pegainfer_runtime::{ConfigError, ConfigFile, DecoderShape, Quantization, unsupported};
 use serde_json::{Value, json};
@@ -20,12 +21,16 @@ pub struct Config {
     pub vocab_size: usize,
     /// Width of the residual stream.
     pub hidden_size: usize,
-    /// Width of the MLP.
+    /// Width of the MLP; with several ranks the rank's share.
     pub intermediate_size: usize,
     /// Decoder layers.
     pub layers: usize,
-    /// Attention heads.
+    /// Attention heads; with several ranks those of the rank.
     pub shape: HeadShape,
+    /// Attention heads of the whole model.
+    pub all_heads: HeadShape,
+    /// The rank whose share these numbers are.
+    pub shard: Shard,
     /// Epsilon of every RMSNorm.
     pub rms_norm_eps: f32,
     /// Rotary frequencies.
@@ -52,7 +57,7 @@ impl Config {
             ("hidden_act", json!("silu"), "silu"),
         ])?;
         file.check_dtype()?;
-        let rope = file.rope()?;
+        let (rope, shape) = (file.rope()?, file.heads(HEAD_DIM)?);
         let (layers, context) = (file.size("num_hidden_layers")?, file.context(&rope)?);
         refuse_windows(file, layers, context)?;
         Ok(Self {
@@ -60,7 +65,9 @@ impl Config {
             hidden_size: file.size("hidden_size")?,
             intermediate_size: file.size("intermediate_size")?,
             layers,
-            shape: file.heads(HEAD_DIM)?,
+            shape,
+            all_heads: shape,
+            shard: Shard::WHOLE,
             rms_norm_eps: file.positive("rms_norm_eps")? as f32,
             rope,
             max_position_embeddings: context,
@@ -72,12 +79,20 @@ impl Config {
         })
     }
 
+    /// The numbers of rank `shard`.
+    pub(crate) fn shard(&self, shard: Shard) -> Result<Self, String> {
+        let (shape, intermediate_size) = self.decoder().share(shard, self.vocab_size, self.quantization.is_some())?;
+        Ok(Self { shape, intermediate_size, shard, ..self.clone() })
+    }
+
     /// The numbers that the runtime's parts of a decoder take.
     pub fn decoder(&self) -> DecoderShape {
         DecoderShape {
             hidden: self.hidden_size,
             intermediate: self.intermediate_size,
             heads: self.shape,
+            all_heads: self.all_heads,
+            shard: self.shard,
             gated: false,
             rotary_dim: self.shape.head_dim,
             rope: self.rope,

@@ -29,6 +29,8 @@ impl Cache {
         let layers = (0..config.layers).map(layer).collect::<Result<_, _>>();
         let mut layers: Vec<KvLayer> = layers.map_err(LoadError::State)?;
         let decode = match config.kv_dtype {
+            // The op's kernel runs through all layers without an exchange.
+            _ if config.shard.ranks > 1 => None,
             KvDType::Bf16 => DecodeState::new(exec, &decode_model(config, weights, &mut layers, rope))?,
             // The op's kernel reads a cache in bf16.
             KvDType::Fp8 => None,

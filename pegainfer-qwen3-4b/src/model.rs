@@ -4,6 +4,7 @@ use crate::config::Config;
 use crate::decode::{self, Cache};
 use crate::weights::{self, Weights};
 use pegainfer_core::exec::Exec;
+use pegainfer_core::parallel::Shard;
 use pegainfer_core::tensor::{OpError, Tensor};
 use pegainfer_core::weights::{Loader, WeightsError};
 use pegainfer_kernels::ops;
@@ -48,6 +49,10 @@ impl Model for Qwen3 {
         }
     }
 
+    fn shard(config: &Config, shard: Shard) -> Result<Config, String> {
+        config.shard(shard)
+    }
+
     fn weights(loader: &mut Loader<'_>, config: &Config) -> Result<Weights, WeightsError> {
         weights::load(loader, config)
     }
@@ -57,7 +62,7 @@ impl Model for Qwen3 {
     }
 
     fn cache(parts: Parts<'_, Self>, _bounds: &Bounds, blocks: usize) -> Result<Cache, LoadError> {
-        let Parts { exec, config, weights, work } = parts;
+        let Parts { exec, config, weights, work, .. } = parts;
         Cache::new(exec, config, weights, &work.attention.rope, blocks)
     }
 
@@ -69,7 +74,7 @@ impl Model for Qwen3 {
     }
 
     fn forward(pass: &mut pegainfer_runtime::Pass<'_, Self>) -> Result<(), OpError> {
-        let pegainfer_runtime::Pass { exec, config, weights, cache, work, inputs, previous, step } = pass;
+        let pegainfer_runtime::Pass { exec, config, weights, cache, work, inputs, previous, step, communicator } = pass;
         let (first, eps) = (&weights.layers[0], config.rms_norm_eps);
         ops::embedding(exec, &inputs.tokens, previous, &weights.embedding, &mut work.activations.residual)?;
         if decode::supports(cache, step) {
@@ -88,12 +93,19 @@ impl Model for Qwen3 {
             // The last op of the MLP also applies the next layer's input norm.
             let next = next.map_or((&weights.norm, None), |next| (&next.input_norm, Some(&next.attention.qkv)));
             let Workspace { activations, attention } = &mut **work;
-            activations.finish_layer(exec, (&attention.attended, &layer.attention.o), &layer.mlp, next, eps)?;
+            activations.finish_layer(
+                exec,
+                (&attention.attended, &layer.attention.o),
+                &layer.mlp,
+                next,
+                eps,
+                *communicator,
+            )?;
         }
         Ok(())
     }
 
     fn output<'a>(work: &'a mut Workspace, weights: &'a Weights) -> (&'a mut Tensor, &'a Tensor) {
-        (work.activations.normed.bf16(), weights.output())
+        (work.activations.normed.bf16(), &weights.head)
     }
 }

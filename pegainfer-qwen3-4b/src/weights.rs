@@ -21,27 +21,28 @@ pub type Weights = DecoderWeights<Layer>;
 
 /// Loads every tensor.
 pub(crate) fn load(loader: &mut Loader<'_>, config: &Config) -> Result<Weights, WeightsError> {
-    let (vocab, hidden) = (config.vocab_size, config.hidden_size);
+    let hidden = config.hidden_size;
+    let embedding = loader.matrix(EMBEDDING.to_owned(), config.vocab_size, hidden)?;
     Ok(Weights {
-        embedding: loader.matrix(EMBEDDING.to_owned(), vocab, hidden)?,
         layers: (0..config.layers).map(|i| Layer::load(loader, config, i)).collect::<Result<_, _>>()?,
         norm: loader.vector("model.norm.weight".to_owned(), hidden)?,
-        head: load_head(loader, config.tie_word_embeddings, vocab, hidden)?,
+        head: load_head(loader, config.tie_word_embeddings, &embedding, config.shard)?,
+        embedding,
     })
 }
 
 impl Layer {
     fn load(loader: &mut Loader<'_>, config: &Config, i: usize) -> Result<Self, WeightsError> {
         let prefix = format!("model.layers.{i}");
-        let (hidden, quantization) = (config.hidden_size, config.quantization.as_ref());
+        let (hidden, quantization, shape) = (config.hidden_size, config.quantization.as_ref(), config.decoder());
         let name = |tail: &str| format!("{prefix}.{tail}.weight");
         let vector = |loader: &mut Loader<'_>, name, len| loader.vector(name, len);
         Ok(Self {
             input_norm: loader.vector(name("input_layernorm"), hidden)?,
-            attention: Attention::load(loader, &prefix, config.decoder(), quantization, vector)?,
+            attention: Attention::load(loader, &prefix, shape, quantization, vector)?,
             mlp: {
                 let norm = loader.vector(name("post_attention_layernorm"), hidden)?;
-                Mlp::load(loader, &prefix, norm, (hidden, config.intermediate_size), quantization)?
+                Mlp::load(loader, &prefix, norm, &shape, quantization)?
             },
         })
     }

@@ -3,6 +3,8 @@
 #[cfg(test)]
 mod tests;
 
+use pegainfer_core::parallel::Shard;
+use pegainfer_core::weights::SCALE_BLOCK;
 use pegainfer_kernels::ops::{DeltaShape, HeadShape, KvDType, RopeSpec};
 use pegainfer_runtime::{ConfigError, ConfigFile, DecoderShape, Quantization, unsupported};
 use serde_json::{Value, json};
@@ -36,15 +38,19 @@ pub struct Config {
     pub vocab_size: usize,
     /// Width of the residual stream.
     pub hidden_size: usize,
-    /// Width of the MLP.
+    /// Width of the MLP; with several ranks the rank's share.
     pub intermediate_size: usize,
     /// Decoder layers, first to last; the last one is `Full`.
     pub layers: Vec<LayerKind>,
-    /// Heads of full attention.
+    /// Heads of full attention; with several ranks those of the rank.
     pub shape: HeadShape,
+    /// Heads of full attention of the whole model.
+    pub all_heads: HeadShape,
+    /// The rank whose share these numbers are.
+    pub shard: Shard,
     /// Leading elements of an attention head that RoPE rotates.
     pub rotary_dim: usize,
-    /// Heads of the gated delta rule.
+    /// Heads of the gated delta rule; with several ranks those of the rank.
     pub delta: DeltaShape,
     /// Epsilon of every RMSNorm.
     pub rms_norm_eps: f32,
@@ -90,6 +96,8 @@ impl Config {
             intermediate_size: file.size("intermediate_size")?,
             layers: layers(file)?,
             shape,
+            all_heads: shape,
+            shard: Shard::WHOLE,
             rotary_dim: rotary_dim(file, shape.head_dim)?,
             delta: delta_shape(file)?,
             rms_norm_eps: file.positive("rms_norm_eps")? as f32,
@@ -104,12 +112,36 @@ impl Config {
         })
     }
 
+    /// The numbers of rank `shard`. Ranks share key heads and value heads of the delta rule, so that each has whole
+    /// groups.
+    pub(crate) fn shard(&self, shard: Shard) -> Result<Self, String> {
+        let (fp8, ranks) = (self.quantization.is_some(), shard.ranks);
+        let (shape, intermediate_size) = self.decoder().share(shard, self.vocab_size, fp8)?;
+        let DeltaShape { key_heads, value_heads, .. } = self.delta;
+        // Where key heads can be shared, value heads can: each key head has the same number of them.
+        if !key_heads.is_multiple_of(ranks) {
+            return Err(format!("{ranks} ranks cannot share {key_heads} key heads of the delta rule"));
+        }
+        // The layer that drafts gathers pairs of bf16 values.
+        if self.mtp && ranks > 1 && !self.hidden_size.is_multiple_of(2 * ranks) {
+            return Err(format!("{ranks} ranks cannot share a residual stream of {} columns", self.hidden_size));
+        }
+        let delta = DeltaShape { key_heads: key_heads / ranks, value_heads: value_heads / ranks, ..self.delta };
+        let blocks = [delta.key_heads * delta.key_dim, delta.value_heads * delta.value_dim];
+        if fp8 && ranks > 1 && !blocks.iter().all(|rows| rows.is_multiple_of(SCALE_BLOCK)) {
+            return Err(format!("{ranks} ranks cannot share FP8 weights of {key_heads} key heads in whole blocks"));
+        }
+        Ok(Self { shape, intermediate_size, delta, shard, ..self.clone() })
+    }
+
     /// The numbers that the runtime's parts of a decoder take.
     pub fn decoder(&self) -> DecoderShape {
         DecoderShape {
             hidden: self.hidden_size,
             intermediate: self.intermediate_size,
             heads: self.shape,
+            all_heads: self.all_heads,
+            shard: self.shard,
             gated: true,
             rotary_dim: self.rotary_dim,
             rope: self.rope,

@@ -8,6 +8,7 @@ use crate::state::{self, LayerState};
 use crate::weights::{self, LinearAttention, Mixer, Weights};
 use crate::workspace::Workspace;
 use pegainfer_core::exec::Exec;
+use pegainfer_core::parallel::Shard;
 use pegainfer_core::schedule::{StateConfig, StateSlots};
 use pegainfer_core::tensor::{OpError, Tensor};
 use pegainfer_core::weights::{Loader, WeightsError};
@@ -50,6 +51,10 @@ impl Model for Qwen35 {
         weights::skipped(name)
     }
 
+    fn shard(config: &Config, shard: Shard) -> Result<Config, String> {
+        config.shard(shard)
+    }
+
     fn weights(loader: &mut Loader<'_>, config: &Config) -> Result<Weights, WeightsError> {
         weights::load(loader, config)
     }
@@ -84,7 +89,7 @@ impl Model for Qwen35 {
     }
 
     fn forward(pass: &mut Pass<'_>) -> Result<(), OpError> {
-        let Pass { exec, config, weights, cache, work, inputs, previous, step } = pass;
+        let Pass { exec, config, weights, cache, work, inputs, previous, step, communicator } = pass;
         let (weights, eps) = (&weights.decoder, config.rms_norm_eps);
         let Activations { residual, normed, .. } = &mut work.decoder.activations;
         ops::embedding(exec, &inputs.tokens, previous, &weights.embedding, residual)?;
@@ -109,14 +114,14 @@ impl Model for Qwen35 {
                 Mixer::Linear(mixer) => (gated, &mixer.out),
                 Mixer::Full(mixer) => (&attention.attended, &mixer.o),
             };
-            activations.finish_layer(exec, mixed, &layer.mlp, next, eps)?;
+            activations.finish_layer(exec, mixed, &layer.mlp, next, eps, *communicator)?;
         }
         if config.mtp { mtp::gather_sampled(pass) } else { Ok(()) }
     }
 
     fn output<'a>(work: &'a mut Workspace, weights: &'a Weights) -> (&'a mut Tensor, &'a Tensor) {
         let Workspace { decoder, sampled, .. } = work;
-        (sampled.as_mut().unwrap_or(decoder.activations.normed.bf16()), weights.decoder.output())
+        (sampled.as_mut().unwrap_or(decoder.activations.normed.bf16()), &weights.decoder.head)
     }
 
     fn begin_draft(_exec: &mut Exec, work: &mut Workspace, step: &Step) -> Result<(), OpError> {
@@ -129,7 +134,7 @@ impl Model for Qwen35 {
     }
 
     fn draft_output<'a>(work: &'a mut Workspace, weights: &'a Weights) -> (&'a mut Tensor, &'a Tensor) {
-        (work.decoder.activations.normed.bf16(), weights.decoder.output())
+        (work.decoder.activations.normed.bf16(), &weights.decoder.head)
     }
 }
 

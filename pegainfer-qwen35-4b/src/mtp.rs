@@ -11,7 +11,9 @@
 use crate::pass::Pass;
 use crate::weights::Mtp;
 use crate::workspace::Workspace;
-use pegainfer_core::tensor::OpError;
+use pegainfer_core::exec::Exec;
+use pegainfer_core::parallel::Communicator;
+use pegainfer_core::tensor::{DType, OpError, Tensor};
 use pegainfer_kernels::ops;
 use pegainfer_runtime::{Activations, DecoderWorkspace, SampledRows};
 
@@ -32,26 +34,54 @@ pub(crate) fn draft(pass: &mut Pass<'_>) -> Result<(), OpError> {
         return Err(OpError { op: "draft", message: "the layer that drafts is not loaded".to_owned() });
     };
     join_inputs(pass, mtp)?;
-    let Pass { exec, config, cache, work, inputs, step, .. } = pass;
+    let Pass { exec, config, cache, work, inputs, step, communicator, .. } = pass;
     let (rows, kv) = (SampledRows::of(step, inputs), cache[config.layers.len()].kv());
     mtp.attention.forward(exec, &mut work.decoder, kv, (inputs, step), rows)?;
     if rows == SampledRows::None {
         return Ok(());
     }
     let DecoderWorkspace { activations, attention } = &mut work.decoder;
-    activations.finish_layer(exec, (&attention.attended, &mtp.attention.o), &mtp.mlp, (&mtp.norm, None), eps)
+    let mixed = (&*attention.attended, &mtp.attention.o);
+    activations.finish_layer(exec, mixed, &mtp.mlp, (&mtp.norm, None), eps, *communicator)
 }
 
 /// The residual stream of the layer, and in `normed` its input: `fc` is applied to embeddings and hidden states one
-/// after the other, and the sum is rounded to bf16 twice.
+/// after the other, and the sum is rounded to bf16 twice. Several ranks compute and gather columns of both products.
 fn join_inputs(pass: &mut Pass<'_>, mtp: &Mtp) -> Result<(), OpError> {
     let (weights, eps) = (pass.weights, pass.config.rms_norm_eps);
-    let Pass { exec, work, inputs, previous, .. } = pass;
+    let Pass { exec, work, inputs, previous, communicator, .. } = pass;
     let Workspace { decoder, sampled: Some(scratch), .. } = &mut **work else { return Ok(()) };
-    let Activations { residual, normed, delta, .. } = &mut decoder.activations;
+    let Activations { residual, normed, delta, gate_up, .. } = &mut decoder.activations;
     ops::embedding(exec, &inputs.tokens, previous, &weights.decoder.embedding, residual)?;
     ops::rms_norm(exec, residual, &mtp.embedding_norm, eps, &mut *delta)?;
-    ops::linear(exec, delta, &mtp.embedding_projection, residual)?;
+    let Some(communicator) = communicator else {
+        ops::linear(exec, delta, &mtp.embedding_projection, residual)?;
+        ops::rms_norm(exec, normed, &mtp.hidden_norm, eps, &mut *scratch)?;
+        let (w, norm) = (&mtp.hidden_projection, &mtp.input_norm);
+        return ops::linear_add_norm(exec, scratch, w, residual, norm, eps, delta, normed.bf16());
+    };
+    gathered(exec, *communicator, delta, &mtp.embedding_projection, gate_up, residual)?;
     ops::rms_norm(exec, normed, &mtp.hidden_norm, eps, &mut *scratch)?;
-    ops::linear_add_norm(exec, scratch, &mtp.hidden_projection, residual, &mtp.input_norm, eps, delta, normed.bf16())
+    gathered(exec, *communicator, scratch, &mtp.hidden_projection, gate_up, delta)?;
+    ops::add_rms_norm(exec, delta, residual, &mtp.input_norm, eps, normed.bf16())
+}
+
+/// `out = x · wᵀ`, `[rows, hidden]` bf16, where `w` has the rank's rows of the matrix. `scratch` takes the rank's columns
+/// of the product. They are gathered rather than computed on every rank, because ranks may choose different algorithms.
+fn gathered(
+    exec: &mut Exec,
+    communicator: &dyn Communicator,
+    x: &Tensor,
+    w: &Tensor,
+    scratch: &mut Tensor,
+    out: &mut Tensor,
+) -> Result<(), OpError> {
+    let ((rows, hidden), part) = (x.rows_cols(), w.rows_cols().0);
+    scratch.as_shape(&[rows, part], DType::Bf16, |product| {
+        ops::linear(exec, x, w, &mut *product)?;
+        // Pairs of bf16 values as four-byte words.
+        product.as_shape(&[rows, part / 2], DType::F32, |words| {
+            out.as_shape(&[rows, hidden / 2], DType::F32, |whole| communicator.all_gather(exec, words, whole))
+        })
+    })
 }

@@ -9,9 +9,10 @@ use super::sampled_rows::SampledRows;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::schedule::Step;
 use pegainfer_core::tensor::{OpError, Tensor};
-use pegainfer_core::weights::{Loader, SourceTensor, WeightsError};
+use pegainfer_core::weights::{Columns, Loader, SourceTensor, WeightsError};
 use pegainfer_kernels::ops::{self, AttentionBatch, Matrix};
 use pegainfer_kernels::ops::{HeadShape, Heads, KvDType};
+use std::ops::Range;
 
 /// Weights of a layer of full attention.
 #[derive(Debug)]
@@ -38,16 +39,26 @@ impl Attention {
         quantization: Option<&Quantization>,
         norm: impl Fn(&mut Loader<'_>, String, usize) -> Result<Tensor, WeightsError>,
     ) -> Result<Self, WeightsError> {
-        let DecoderShape { hidden, heads, gated, .. } = shape;
+        let DecoderShape { hidden, heads, all_heads, gated, shard, .. } = shape;
         let name = |tail: &str| format!("{prefix}.self_attn.{tail}.weight");
-        let part = |tail: &str, rows| SourceTensor { name: name(tail), rows };
-        let (q, kv) = (heads.q_width(), heads.kv_heads * heads.head_dim);
-        let qkv = [part("q_proj", if gated { 2 * q } else { q }), part("k_proj", kv), part("v_proj", kv)];
+        let rows = |tail: &str, heads: usize, held: Range<usize>, width: usize| SourceTensor {
+            name: name(tail),
+            rows: heads * width,
+            part: held.start * width..held.end * width,
+        };
+        let (q, kv, width) = (all_heads.heads, all_heads.kv_heads, heads.head_dim);
+        let qkv = [
+            rows("q_proj", q, shard.part(q), if gated { 2 * width } else { width }),
+            rows("k_proj", kv, shard.part_or_copy(kv), width),
+            rows("v_proj", kv, shard.part_or_copy(kv), width),
+        ];
+        let out = [SourceTensor::whole(name("o_proj"), hidden)];
+        let columns = Columns { stored: all_heads.q_width(), part: shard.part(all_heads.q_width()) };
         Ok(Self {
             qkv: load_projection(loader, quantization, &name("qkv_proj"), &qkv, hidden)?,
             q_norm: norm(loader, name("q_norm"), heads.head_dim)?,
             k_norm: norm(loader, name("k_norm"), heads.head_dim)?,
-            o: load_projection(loader, quantization, &name("o_proj"), &[part("o_proj", hidden)], q)?,
+            o: load_projection(loader, quantization, &out[0].name, &out, columns)?,
             shape,
         })
     }

@@ -10,6 +10,7 @@ use pegainfer_core::host_memory;
 use pegainfer_core::kv::DeviceMemory;
 use pegainfer_core::schedule::speculation::Speculation;
 use pegainfer_kernels::ops::BLOCK_SIZE;
+use pegainfer_kernels::parallel;
 
 /// Default number of running sequences on the CPU.
 const CPU_ROWS: usize = 64;
@@ -70,16 +71,20 @@ impl Bounds {
         }
     }
 
-    /// Bounds of a model with `options` on the device of `exec`.
+    /// Bounds of a model with `options` on the devices of its ranks. `bytes`: memory of one rank.
     pub fn new(
         info: &ModelInfo,
         bytes: &ModelBytes,
         options: &LoadOptions,
-        exec: &mut Exec,
+        execs: &mut [Exec],
     ) -> Result<Self, LoadError> {
-        let is_gpu = exec.device() == Device::Cuda;
-        let gpu = if is_gpu { Some(gpu_memory(exec, options.gpu_memory_limit)?) } else { None };
-        Self::within(info, bytes, options, gpu)
+        let gpus = execs.iter_mut().filter(|exec| exec.device() == Device::Cuda);
+        let gpus = gpus.map(|exec| gpu_memory(exec, options.gpu_memory_limit)).collect::<Result<Vec<_>, _>>()?;
+        // The rank with the least memory decides.
+        let gpu = gpus.into_iter().min_by_key(|gpu| gpu.free);
+        let exchanged = parallel::exchange_bytes(options.loop_back_ranks.unwrap_or(execs.len()));
+        let left = |gpu: DeviceMemory| DeviceMemory { free: gpu.free.saturating_sub(exchanged), ..gpu };
+        Self::within(info, bytes, options, gpu.map(left))
     }
 
     /// Bounds of a model with `options` on a GPU with this memory, or on the CPU.

@@ -2,8 +2,9 @@
 
 use super::output_matrix::HEAD;
 use super::quantization::{Quantization, load_projection};
+use pegainfer_core::parallel::Shard;
 use pegainfer_core::tensor::Tensor;
-use pegainfer_core::weights::{Loader, SourceTensor, WeightsError};
+use pegainfer_core::weights::{Columns, Loader, SCALE_BLOCK, SourceTensor, WeightsError};
 use pegainfer_kernels::ops::HeadShape;
 use pegainfer_kernels::ops::{Matrix, RopeSpec};
 
@@ -12,10 +13,12 @@ use pegainfer_kernels::ops::{Matrix, RopeSpec};
 pub struct DecoderShape {
     /// Width of the residual stream.
     pub hidden: usize,
-    /// Width of the MLP.
+    /// Width of the MLP; with several ranks the rank's share.
     pub intermediate: usize,
-    /// Attention heads.
+    /// Attention heads; with several ranks those of the rank.
     pub heads: HeadShape,
+    /// Attention heads of the whole model.
+    pub all_heads: HeadShape,
     /// True if each head has a gate on its output (Qwen3.5).
     pub gated: bool,
     /// Columns of a head that are rotated.
@@ -24,12 +27,37 @@ pub struct DecoderShape {
     pub rope: RopeSpec,
     /// Epsilon of every RMSNorm.
     pub eps: f32,
+    /// The rank whose share of heads and of the MLP these numbers are.
+    pub shard: Shard,
 }
 
 impl DecoderShape {
     /// Columns of the fused projection of queries, keys, values and optional gates.
     pub fn qkv_width(&self) -> usize {
         if self.gated { self.heads.gated_qkv_width() } else { self.heads.qkv_width() }
+    }
+}
+
+impl DecoderShape {
+    /// The heads and the width of the MLP of rank `shard`, of a model with `vocab` token ids. KV heads are held by
+    /// several ranks if there are fewer of them than ranks. Parts of FP8 weights are whole blocks. The error says what
+    /// the ranks cannot share.
+    pub fn share(&self, shard: Shard, vocab: usize, fp8: bool) -> Result<(HeadShape, usize), String> {
+        let (HeadShape { heads, kv_heads, head_dim }, ranks) = (self.all_heads, shard.ranks);
+        let block = if fp8 { SCALE_BLOCK } else { 1 };
+        let share = |n: usize, width: usize| n.is_multiple_of(ranks) && (n / ranks * width).is_multiple_of(block);
+        let own_kv = shard.part_or_copy(kv_heads).len();
+        let shares_kv = kv_heads.is_multiple_of(ranks) || ranks.is_multiple_of(kv_heads);
+        let parts = [
+            (share(heads, head_dim), heads, "attention heads"),
+            (shares_kv && (own_kv * head_dim).is_multiple_of(block), kv_heads, "KV heads"),
+            (share(self.intermediate, 1), self.intermediate, "columns of the MLP"),
+            (vocab.is_multiple_of(ranks), vocab, "token ids"),
+        ];
+        match parts.iter().find(|(fits, ..)| !fits) {
+            Some((_, n, what)) => Err(format!("{ranks} ranks cannot share {n} {what}")),
+            None => Ok((HeadShape { heads: heads / ranks, kv_heads: own_kv, head_dim }, self.intermediate / ranks)),
+        }
     }
 }
 
@@ -42,28 +70,27 @@ pub struct DecoderWeights<L> {
     pub layers: Vec<L>,
     /// Weight of the final norm, `[hidden]`.
     pub norm: Tensor,
-    /// Output matrix, `[vocab, hidden]`; `None` if it is the embedding.
-    pub head: Option<Tensor>,
+    /// The rank's rows of the output matrix, `[vocab / ranks, hidden]`.
+    pub head: Tensor,
 }
 
-impl<L> DecoderWeights<L> {
-    /// The matrix that makes logits.
-    pub fn output(&self) -> &Tensor {
-        self.head.as_ref().unwrap_or(&self.embedding)
-    }
-}
-
-/// Loads the output matrix [`HEAD`], `[vocab, hidden]`, unless it is `tied` to the embedding; see
-/// [`ConfigFile::ties_output`]. Small official checkpoints store a copy of the embedding, which is not loaded.
+/// Loads a rank's rows of the output matrix [`HEAD`], `[vocab / ranks, hidden]`. If it is `tied` to `embedding`,
+/// `[vocab, hidden]`, these are rows of that; see [`ConfigFile::ties_output`]. Small official checkpoints store a copy of
+/// the embedding, which is not loaded.
 ///
 /// [`ConfigFile::ties_output`]: super::ConfigFile::ties_output
 pub fn load_head(
     loader: &mut Loader<'_>,
     tied: bool,
-    vocab: usize,
-    hidden: usize,
-) -> Result<Option<Tensor>, WeightsError> {
-    if tied { Ok(None) } else { loader.matrix(HEAD.to_owned(), vocab, hidden).map(Some) }
+    embedding: &Tensor,
+    shard: Shard,
+) -> Result<Tensor, WeightsError> {
+    let (vocab, hidden) = embedding.rows_cols();
+    let part = shard.part(vocab);
+    if tied {
+        return Ok(embedding.row_range(part));
+    }
+    loader.stacked(HEAD, &[SourceTensor { name: HEAD.to_owned(), rows: vocab, part }], hidden)
 }
 
 /// Weights of the second half of a layer.
@@ -71,7 +98,7 @@ pub fn load_head(
 pub struct Mlp {
     /// Weight of the norm before it, `[hidden]`.
     pub norm: Tensor,
-    /// Gate, then up: `[2 * intermediate, hidden]`.
+    /// Gate, then up: `[2 * intermediate, hidden]`. With several ranks, `intermediate` is the rank's share.
     pub gate_up: Matrix,
     /// `[hidden, intermediate]`.
     pub down: Matrix,
@@ -84,17 +111,20 @@ impl Mlp {
         loader: &mut Loader<'_>,
         prefix: &str,
         norm: Tensor,
-        (hidden, intermediate): (usize, usize),
+        shape: &DecoderShape,
         quantization: Option<&Quantization>,
     ) -> Result<Self, WeightsError> {
         let name = |tail: &str| format!("{prefix}.mlp.{tail}.weight");
-        let part = |tail: &str, rows| SourceTensor { name: name(tail), rows };
-        let (first, down) =
-            (["gate_proj", "up_proj"].map(|tail| part(tail, intermediate)), [part("down_proj", hidden)]);
+        let stored = shape.intermediate * shape.shard.ranks;
+        let part = shape.shard.part(stored);
+        let rows = |tail: &str| SourceTensor { name: name(tail), rows: stored, part: part.clone() };
+        let first = ["gate_proj", "up_proj"].map(rows);
+        let down = [SourceTensor::whole(name("down_proj"), shape.hidden)];
+        let columns = Columns { stored, part: part.clone() };
         Ok(Self {
             norm,
-            gate_up: load_projection(loader, quantization, &name("gate_up_proj"), &first, hidden)?,
-            down: load_projection(loader, quantization, &down[0].name, &down, intermediate)?,
+            gate_up: load_projection(loader, quantization, &name("gate_up_proj"), &first, shape.hidden)?,
+            down: load_projection(loader, quantization, &down[0].name, &down, columns)?,
         })
     }
 }

@@ -4,6 +4,7 @@ use super::bounds::StepSize;
 use super::decoder::{DecoderShape, Mlp};
 use super::sampled_rows::gather_rows;
 use pegainfer_core::exec::{AliasedTensor, Exec};
+use pegainfer_core::parallel::Communicator;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 use pegainfer_kernels::ops::{self, Activation, Matrix};
 
@@ -115,7 +116,7 @@ impl Activations {
     /// Runs the rest of a layer after its token mixer. `mixed`, `[tokens, width]`, goes through the output projection
     /// `out`, `[hidden, width]`, and is added to the residual stream; then the output of the MLP is added. `normed`
     /// becomes the stream normalised by `next`: the weight of the next layer's input norm and the matrix that follows
-    /// it, or the final norm and `None`.
+    /// it, or the final norm and `None`. With several ranks, both products are parts that are summed over the ranks.
     pub fn finish_layer(
         &mut self,
         exec: &mut Exec,
@@ -123,11 +124,29 @@ impl Activations {
         mlp: &Mlp,
         next: (&Tensor, Option<&Matrix>),
         eps: f32,
+        communicator: Option<&dyn Communicator>,
     ) -> Result<(), OpError> {
         let Self { residual, normed, delta, gate_up, activated } = self;
-        ops::linear_add_norm(exec, mixed, out, residual, &mlp.norm, eps, delta, normed.input_of(&mlp.gate_up))?;
+        let Some(communicator) = communicator else {
+            ops::linear_add_norm(exec, mixed, out, residual, &mlp.norm, eps, delta, normed.input_of(&mlp.gate_up))?;
+            ops::linear_swiglu(exec, normed, &mlp.gate_up, gate_up, activated.input_of(&mlp.down))?;
+            return ops::linear_add_norm(
+                exec,
+                activated,
+                &mlp.down,
+                residual,
+                next.0,
+                eps,
+                delta,
+                normed.input_of(next.1),
+            );
+        };
+        ops::linear(exec, mixed, out, delta)?;
+        let to = normed.input_of(&mlp.gate_up);
+        ops::reduce_add_norm(exec, communicator, delta, residual, &mlp.norm, eps, to)?;
         ops::linear_swiglu(exec, normed, &mlp.gate_up, gate_up, activated.input_of(&mlp.down))?;
-        ops::linear_add_norm(exec, activated, &mlp.down, residual, next.0, eps, delta, normed.input_of(next.1))
+        ops::linear(exec, activated, &mlp.down, delta)?;
+        ops::reduce_add_norm(exec, communicator, delta, residual, next.0, eps, normed.input_of(next.1))
     }
 }
 

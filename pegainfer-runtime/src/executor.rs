@@ -1,95 +1,97 @@
-//! Runs the steps of a model on one device.
+//! Runs the steps of a model on one or more ranks, each of which has a device and a part of the model.
 //!
 //! A step is launched, sampled and finished. On a GPU `launch` enqueues the forward pass up to the logits, and `sample`
 //! enqueues the rest. The next step may be launched before the host has seen the tokens of this one. They stay on the
 //! device, where the next step's placeholder ids refer to them, and are also copied to the host.
 
+mod check;
+mod rank;
+
 use super::bounds::Bounds;
-use super::drafting::{self, DraftVocabulary};
-use super::inputs::Inputs;
+use super::drafting;
 use super::load_error::LoadError;
 use super::measure::Measurable;
-use super::model::{Model, Parts, Pass, StepOf, padded, ragged, uniform};
+use super::model::{Model, StepOf, padded, ragged, shard_config, uniform};
 use super::readbacks::Readbacks;
-use super::sampler::{Projection, Sampler};
 use super::synthetic_acceptance::SyntheticAcceptance;
 use pegainfer_core::exec::{Device, Exec};
+use pegainfer_core::parallel::{Communicator, Ranks, Shard};
 use pegainfer_core::record::OpRecord;
-use pegainfer_core::schedule::{GRAPH_SIZES, Graphs, Launches, Outcome, STEPS_IN_FLIGHT, SampleRow, StepExecutor};
-use pegainfer_core::tensor::{OpError, Tensor};
+use pegainfer_core::schedule::{GRAPH_SIZES, Outcome, STEPS_IN_FLIGHT, StepExecutor};
+use pegainfer_core::tensor::OpError;
 use pegainfer_kernels::ops::BLOCK_SIZE;
+use pegainfer_kernels::parallel;
 use pegainfer_kernels::sources::Family;
+use rank::{PassLayers, Phase, Rank};
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Model, KV cache and workspace on one device.
+/// Model, KV cache and workspace on all ranks.
 #[derive(Debug)]
 pub struct Executor<M: Model> {
-    exec: Exec,
+    /// The numbers of the whole model.
     config: M::Config,
-    weights: M::Weights,
-    work: M::Workspace,
-    cache: M::Cache,
+    ranks: Ranks<Rank<M>>,
     kv_blocks: usize,
-    /// Inputs of the newest step.
-    inputs: Inputs,
-    sampler: Sampler,
-    /// Graphs of decode steps.
-    graphs: Graphs,
-    /// Readbacks of the steps in flight.
+    /// Readbacks of the tokens that rank 0 draws, for the steps in flight.
     readbacks: Readbacks,
-    /// If the model drafts: the readbacks of its drafts, and the graphs of passes with one token for each row.
-    drafting: Option<(Readbacks, Graphs)>,
-    /// If its drafts are not taken from the whole vocabulary.
-    draft_vocabulary: Option<DraftVocabulary>,
+    /// If the model drafts: the readbacks of the drafts of rank 0.
+    drafting: Option<Readbacks>,
     synthetic: Option<SyntheticAcceptance>,
-    /// The steps in flight whose tokens are needed to draft, oldest first.
+    /// True if the ranks are compared after each step.
+    checks_ranks: bool,
+    /// The steps in flight that are needed after their tokens are known, oldest first: for drafts, a forced acceptance,
+    /// or the comparison of the ranks.
     followed: VecDeque<StepOf<M>>,
     /// True if the ops of the next steps are timed.
     times_ops: bool,
-    /// Op times of the last timed step.
+    /// Op times of rank 0 in the last timed step.
     timed_ops: Vec<(OpRecord, Duration)>,
 }
 
 impl<M: Model> Executor<M> {
-    /// Allocates workspace and KV cache for loaded weights.
-    pub fn new(mut exec: Exec, config: M::Config, weights: M::Weights, bounds: &Bounds) -> Result<Self, LoadError> {
+    /// Connects the ranks and allocates workspace and KV cache for loaded weights, one of each per rank, rank 0 first.
+    /// A single rank of several gets a communicator that loops back.
+    pub fn new(
+        config: M::Config,
+        mut ranks: Vec<(Exec, Shard, M::Weights)>,
+        bounds: &Bounds,
+    ) -> Result<Self, LoadError> {
         let info = M::info(&config);
-        let mut work = M::workspace(&mut exec, &config, bounds)?;
-        let inputs = Inputs::new(&mut exec, info.vocab_size, BLOCK_SIZE, bounds.size)?;
-        let sampler = Sampler::new(&mut exec, info.vocab_size, bounds.size.samples)?;
-        let readbacks = Readbacks::new(&mut exec, bounds.size.samples)?;
-        let graph_rows = bounds.size.rows.min(sampler.max_rows());
-        let graphs = || Graphs::new(if bounds.graphs && exec.device() == Device::Cuda { graph_rows } else { 0 });
-        let drafting = info.drafts.then(|| (Readbacks::on_demand(bounds.size.rows), graphs()));
-        let graphs = graphs();
-        let part = bounds.draft_vocab_size.filter(|size| info.drafts && *size < info.vocab_size);
-        let draft_vocabulary = part.map(|size| {
-            let head = M::draft_output(&mut work, &weights).1;
-            DraftVocabulary::new(&mut exec, head, size, bounds.size.rows)
-        });
-        let draft_vocabulary = draft_vocabulary.transpose()?;
-        let kv_blocks = bounds.fitting_blocks(&mut exec)?;
-        let parts = Parts { exec: &mut exec, config: &config, weights: &weights, work: &work };
-        let cache = M::cache(parts, bounds, kv_blocks)?;
+        let ends: Vec<Arc<dyn Communicator>> = match &mut ranks[..] {
+            [(exec, shard, _)] if shard.ranks > 1 => vec![parallel::loop_back(exec, shard.rank, shard.ranks)?],
+            all => parallel::connect(&mut all.iter_mut().map(|(exec, ..)| exec).collect::<Vec<_>>())?,
+        };
+        let mut uncached = Vec::new();
+        for (rank, end) in ranks.into_iter().zip(&ends) {
+            let part = shard_config::<M>(&config, rank.1)?;
+            uncached.push(Rank::new(rank, part, bounds, end.clone())?);
+        }
+        let blocks = uncached.iter_mut().map(|rank| bounds.fitting_blocks(&mut rank.exec));
+        let kv_blocks = blocks.collect::<Result<Vec<_>, _>>()?.into_iter().min().unwrap_or(0);
+        let ranks = uncached.into_iter().map(|rank| rank.add_cache(bounds, kv_blocks)).zip(ends);
+        let ranks = ranks.map(|(rank, end)| Ok((rank?, end))).collect::<Result<_, LoadError>>()?;
+        let started = Ranks::new(ranks);
+        let mut ranks = started.map_err(|e| LoadError::Option(format!("the ranks cannot be started: {e}")))?;
+        let readbacks = Readbacks::new(&mut ranks.first_mut().exec, bounds.size.samples)?;
         Ok(Self {
-            exec,
             config,
-            weights,
-            work,
-            cache,
+            ranks,
             kv_blocks,
-            inputs,
-            sampler,
-            graphs,
             readbacks,
-            drafting,
-            draft_vocabulary,
+            drafting: info.drafts.then(|| Readbacks::on_demand(bounds.size.rows)),
             synthetic: None,
+            checks_ranks: false,
             followed: VecDeque::new(),
             times_ops: false,
             timed_ops: Vec::new(),
         })
+    }
+
+    /// An executor with one rank; see [`new`](Self::new).
+    pub fn on_one(exec: Exec, config: M::Config, weights: M::Weights, bounds: &Bounds) -> Result<Self, LoadError> {
+        Self::new(config, vec![(exec, Shard::WHOLE, weights)], bounds)
     }
 
     /// Benchmarking only; see
@@ -98,16 +100,28 @@ impl<M: Model> Executor<M> {
         self.synthetic = synthetic;
     }
 
-    /// The execution context, to ask about the device.
+    /// Compares all ranks bit for bit after each step from now on; a difference is an error of the step. For
+    /// development: slow. No effect with one rank.
+    pub fn check_ranks(&mut self) {
+        self.checks_ranks = self.ranks.count() > 1;
+    }
+
+    /// The execution context of rank 0, to ask about the device.
     pub fn exec(&mut self) -> &mut Exec {
-        &mut self.exec
+        &mut self.ranks.first_mut().exec
     }
 
     /// Logits of the first `rows` samples of the last step, in order; waits for the device.
     pub fn logits(&self, rows: usize) -> Result<Vec<f32>, OpError> {
+        let Rank { exec, sampler, .. } = self.ranks.first();
         let mut logits = vec![0f32; rows * M::info(&self.config).vocab_size];
-        self.exec.read(self.sampler.logits(), 0, &mut logits)?;
+        exec.read(sampler.logits(), 0, &mut logits)?;
         Ok(logits)
+    }
+
+    /// Number of ranks that this process runs.
+    pub fn held_ranks(&self) -> usize {
+        self.ranks.count()
     }
 
     /// The model's numbers.
@@ -122,12 +136,13 @@ impl<M: Model> Executor<M> {
 
     /// Steps that ran as a CUDA graph so far.
     pub fn graph_replays(&self) -> u64 {
-        self.graphs.replays()
+        self.ranks.first().graphs(PassLayers::Layers).replays()
     }
 
     /// Number of captured CUDA graphs, of decode steps and draft passes.
     pub fn captured_graphs(&self) -> usize {
-        self.graphs.captured() + self.drafting.as_ref().map_or(0, |(_, graphs)| graphs.captured())
+        let of = |layers| self.ranks.first().graphs(layers).captured();
+        of(PassLayers::Layers) + of(PassLayers::Drafts)
     }
 
     /// Captures the CUDA graphs of decode steps and draft passes of up to `rows` rows, largest first, and runs each
@@ -137,7 +152,7 @@ impl<M: Model> Executor<M> {
         for size in GRAPH_SIZES.into_iter().rev().filter(|size| *size <= rows) {
             let mut step = uniform::<M>(size, 1, 1);
             step.rows.iter_mut().for_each(|row| row.model_drafts = 2);
-            if self.graphs.size(&step).is_some() {
+            if self.ranks.first().graphs(PassLayers::Layers).size(&step).is_some() {
                 self.run(&step)?;
             }
         }
@@ -151,46 +166,59 @@ impl<M: Model> Executor<M> {
         self.finish()
     }
 
+    /// Enqueues a pass through `layers` over `step` on all ranks, up to the logits of its samples.
+    fn enqueue(&mut self, layers: PassLayers, step: &StepOf<M>) -> Result<(), OpError> {
+        let first = self.ranks.first();
+        // A record is of the ops themselves.
+        let size = first.graphs(layers).size(step).filter(|_| !first.exec.is_recording());
+        let captures = first.graphs(layers).should_capture(size);
+        let padded = size.filter(|size| *size > step.rows.len()).map(|size| padded::<M>(step, size));
+        let step = padded.as_ref().unwrap_or(step);
+        if captures {
+            // All ranks capture before any of them runs: a running rank waits on its device for the others, and
+            // capturing waits for the device.
+            self.ranks.run(|rank| rank.enqueue(layers, step, size, Phase::Capture))?;
+        }
+        let phase = if captures { Phase::Replay } else { Phase::Whole };
+        self.ranks.run(|rank| rank.enqueue(layers, step, size, phase))
+    }
+
+    /// Enqueues the draws of a pass through `layers` over `step` on all ranks, and the readback of their tokens.
+    fn draw(&mut self, layers: PassLayers, step: &StepOf<M>) -> Result<(), OpError> {
+        self.ranks.run(|rank| rank.sample(layers, step))?;
+        let (exec, sampler) = self.ranks.first_mut().sampler(layers);
+        match (layers, &mut self.drafting) {
+            (PassLayers::Layers, _) => self.readbacks.start(exec, sampler, &step.samples),
+            (PassLayers::Drafts, Some(readbacks)) if !step.samples.is_empty() => {
+                readbacks.start(exec, sampler, &step.samples)
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Launches the draft passes after `step`, which drew `drawn`, and waits for the drafts of each row.
     fn draft(&mut self, step: &StepOf<M>, drawn: &[u32]) -> Result<Vec<Vec<u32>>, OpError> {
-        let Self { exec, config, weights, work, cache, inputs, sampler, drafting, draft_vocabulary, .. } = self;
-        let Some((readbacks, graphs)) = drafting else { return Ok(Vec::new()) };
-        let (sampler, head) = match draft_vocabulary {
-            Some(DraftVocabulary { head, sampler }) => (sampler, Some(&*head)),
-            None => (sampler, None),
-        };
+        if self.drafting.is_none() {
+            return Ok(Vec::new());
+        }
         let (mut pass, rows) = drafting::first_pass(step, drawn);
         let passes = drafting::passes(&rows);
         for i in 0..passes.max(1) {
             if i > 0 {
                 pass = drafting::next_pass(step, &rows, i, BLOCK_SIZE);
             }
-            let samples = &pass.samples;
-            let size = graphs.size(&pass).filter(|_| !exec.is_recording());
-            let padded = size.filter(|size| *size > pass.rows.len()).map(|size| padded::<M>(&pass, size));
-            let step = padded.as_ref().unwrap_or(&pass);
-            exec.install(|exec| {
-                inputs.keep_launches(size.is_some());
-                inputs.fill(exec, step)?;
-                M::begin_draft(exec, work, step)?;
-                let layers = PassLayers::Drafts;
-                let mut launch =
-                    PassLaunches::<M> { exec, config, weights, cache, work, inputs, sampler, head, step, layers };
-                graphs.run(size, &mut launch)?;
-                launch.sample(samples)
-            })??;
-            if !samples.is_empty() {
-                readbacks.start(exec, sampler, samples)?;
-            }
+            self.enqueue(PassLayers::Drafts, &pass)?;
+            self.draw(PassLayers::Drafts, &pass)?;
         }
+        let Some(readbacks) = &mut self.drafting else { return Ok(Vec::new()) };
         drafting::finish(readbacks, step.rows.len(), &rows, passes)
     }
 
-    /// Variant of [`run`](Self::run) that returns the record of every op.
+    /// Variant of [`run`](Self::run) that returns the record of every op of rank 0.
     pub fn record(&mut self, step: &StepOf<M>) -> (Result<Outcome, OpError>, Vec<OpRecord>) {
-        self.exec.start_recording();
+        self.exec().start_recording();
         let outcome = self.run(step);
-        (outcome, self.exec.stop_recording())
+        (outcome, self.exec().stop_recording())
     }
 }
 
@@ -198,7 +226,7 @@ impl<M: Model> Measurable for Executor<M> {
     const FAMILY: Family = Family::Qwen;
 
     fn exec(&mut self) -> &mut Exec {
-        &mut self.exec
+        &mut self.ranks.first_mut().exec
     }
 
     fn step(rows: &[(usize, usize)]) -> StepOf<M> {
@@ -214,64 +242,48 @@ impl<M: Model> StepExecutor for Executor<M> {
     type State = M::State;
 
     /// A device that computes concurrently with the host can have the next step waiting, unless that starts with drafts
-    /// of this one.
+    /// of this one, or the ranks are compared in between.
     fn useful_depth(&self) -> usize {
-        if self.exec.device() == Device::Cuda && self.drafting.is_none() { STEPS_IN_FLIGHT } else { 1 }
+        let waits = self.drafting.is_some() || self.checks_ranks;
+        if self.ranks.first().exec.device() == Device::Cuda && !waits { STEPS_IN_FLIGHT } else { 1 }
     }
 
     fn launch(&mut self, step: &StepOf<M>) -> Result<(), OpError> {
-        let Self { exec, config, weights, work, cache, inputs, sampler, graphs, .. } = self;
-        let times_ops = self.times_ops && !exec.is_recording();
+        let times_ops = self.times_ops && !self.exec().is_recording();
         if times_ops {
-            exec.start_timed_recording();
+            self.exec().start_timed_recording();
         }
-        if self.drafting.is_some() || self.synthetic.is_some() {
+        if self.drafting.is_some() || self.synthetic.is_some() || self.checks_ranks {
             self.followed.push_back(step.clone());
         }
-        // A record is of the ops themselves.
-        let size = graphs.size(step).filter(|_| !exec.is_recording());
-        let padded = size.filter(|size| *size > step.rows.len()).map(|size| padded::<M>(step, size));
-        let step = padded.as_ref().unwrap_or(step);
-        let launched = exec.install(|exec| {
-            inputs.keep_launches(size.is_some());
-            inputs.fill(exec, step)?;
-            M::begin(exec, work, step)?;
-            let (head, layers) = (None, PassLayers::Layers);
-            graphs.run(
-                size,
-                &mut PassLaunches::<M> { exec, config, weights, cache, work, inputs, sampler, head, step, layers },
-            )
-        });
-        // A failed device reports its error here.
-        let launched = launched.and_then(|launched| launched);
+        let launched = self.enqueue(PassLayers::Layers, step);
         // A step that fails is recorded no further, either.
         if times_ops && launched.is_err() {
             // The launch's own error is the one to report.
-            let _ = exec.stop_timed_recording();
+            let _ = self.exec().stop_timed_recording();
         }
         launched
     }
 
     fn sample(&mut self, step: &StepOf<M>) -> Result<(), OpError> {
-        let Self { exec, config, weights, work, cache, inputs, sampler, readbacks, .. } = self;
-        let samples = &step.samples;
-        let sampled = exec.install(|exec| {
-            inputs.fill_processors(exec, step, &sampler.sampled)?;
-            let (head, layers) = (None, PassLayers::Layers);
-            PassLaunches::<M> { exec, config, weights, cache, work, inputs, sampler, head, step, layers }
-                .sample(samples)
-        });
+        let sampled = self.draw(PassLayers::Layers, step);
         // Since the launch; whether the next step is timed may have been decided meanwhile.
-        if exec.is_timing() {
-            self.timed_ops = exec.stop_timed_recording().unwrap_or_default();
+        if self.exec().is_timing() {
+            self.timed_ops = self.exec().stop_timed_recording().unwrap_or_default();
         }
-        sampled.and_then(|sampled| sampled)?;
-        readbacks.start(exec, sampler, samples)
+        sampled
     }
 
     fn finish(&mut self) -> Result<Outcome, OpError> {
-        let mut outcome = self.readbacks.finish()?;
-        if let Some(step) = self.followed.pop_front().filter(|_| self.exec.device() != Device::Meta) {
+        let step = self.followed.pop_front().filter(|_| self.ranks.first().exec.device() != Device::Meta);
+        let outcome = self.readbacks.finish();
+        // The error of another rank explains that of rank 0, which has waited for it.
+        self.ranks.check()?;
+        let mut outcome = outcome?;
+        if let Some(step) = step {
+            if self.checks_ranks {
+                check::same_on_all_ranks(&mut self.ranks, &step)?;
+            }
             if let Some(synthetic) = &mut self.synthetic {
                 synthetic.apply(&step, &mut outcome.tokens);
             }
@@ -283,7 +295,7 @@ impl<M: Model> StepExecutor for Executor<M> {
     }
 
     fn time_ops(&mut self, on: bool) {
-        self.times_ops = on && self.exec.device() != Device::Meta;
+        self.times_ops = on && self.ranks.first().exec.device() != Device::Meta;
     }
 
     fn take_op_times(&mut self) -> Vec<(&'static str, Duration)> {
@@ -291,70 +303,8 @@ impl<M: Model> StepExecutor for Executor<M> {
     }
 
     fn abandon(&mut self) -> Result<(), OpError> {
-        let drafts = self.drafting.iter_mut().map(|(readbacks, _)| readbacks);
-        drafts.chain([&mut self.readbacks]).for_each(Readbacks::abandon);
+        self.drafting.iter_mut().chain([&mut self.readbacks]).for_each(Readbacks::abandon);
         self.followed.clear();
-        self.exec.synchronize()
-    }
-}
-
-/// The layers that a pass runs through.
-#[derive(Debug, Clone, Copy)]
-enum PassLayers {
-    /// Layers of the model.
-    Layers,
-    /// Layers that draft.
-    Drafts,
-}
-
-/// The launches of one pass after its inputs were uploaded.
-struct PassLaunches<'a, M: Model> {
-    exec: &'a mut Exec,
-    config: &'a M::Config,
-    weights: &'a M::Weights,
-    cache: &'a mut M::Cache,
-    work: &'a mut M::Workspace,
-    inputs: &'a mut Inputs,
-    sampler: &'a mut Sampler,
-    /// Output matrix of `sampler`, if it is not the model's.
-    head: Option<&'a Tensor>,
-    step: &'a StepOf<M>,
-    layers: PassLayers,
-}
-
-impl<M: Model> PassLaunches<'_, M> {
-    /// Draws `samples`, the real samples of a step that may be padded.
-    fn sample(&mut self, samples: &[SampleRow]) -> Result<(), OpError> {
-        let Self { exec, weights, work, inputs, sampler, head: other_head, layers, .. } = self;
-        let (normed, head) = match layers {
-            PassLayers::Layers => M::output(work, weights),
-            PassLayers::Drafts => M::draft_output(work, weights),
-        };
-        sampler.sample(exec, &mut Projection { normed, head: other_head.unwrap_or(head) }, inputs, samples)
-    }
-}
-
-/// The forward pass up to the logits of its samples, as captured in a CUDA graph.
-impl<M: Model> Launches for PassLaunches<'_, M> {
-    fn exec(&mut self) -> &mut Exec {
-        self.exec
-    }
-
-    fn launch(&mut self) -> Result<(), OpError> {
-        let Self { exec, config, weights, cache, work, inputs, sampler, head: other_head, step, layers } = self;
-        let samples = step.samples.len();
-        let previous = &sampler.sampled;
-        let mut pass = Pass::<M> { exec, config, weights, cache, work, inputs, previous, step };
-        let (normed, head) = match layers {
-            PassLayers::Layers => {
-                M::forward(&mut pass)?;
-                M::output(work, weights)
-            }
-            PassLayers::Drafts => {
-                M::draft(&mut pass)?;
-                M::draft_output(work, weights)
-            }
-        };
-        sampler.project(exec, &mut Projection { normed, head: other_head.unwrap_or(head) }, samples)
+        self.ranks.run(|rank| rank.exec.synchronize())
     }
 }

@@ -3,14 +3,20 @@
 use super::bounds::Bounds;
 use super::load_error::LoadError;
 use super::load_options::LoadOptions;
-use super::model::Model;
+use super::model::{Model, possible_ranks, shard_config};
 use super::model_info::ModelBytes;
 use super::sampler::logits_rows;
 use pegainfer_core::exec::Device;
 use pegainfer_core::kv::DeviceMemory;
+use pegainfer_core::parallel::{RankBytes, Shard};
 use pegainfer_kernels::ops::BLOCK_SIZE;
-use pegainfer_kernels::parallel::CONTEXT_BYTES;
+use pegainfer_kernels::parallel::device_bytes;
 use std::fmt;
+
+/// Tokens of a step for which [`rank_bytes`] reserves activations.
+const STEP_TOKENS: usize = 2048;
+/// Maximum number of tokens of the request for which it reserves KV cache.
+const REQUEST_TOKENS: usize = 8192;
 
 /// Use of a GPU's memory by an engine. Sizes come from the same functions that loading uses; only memory other than
 /// weights, activations and logits is an estimate.
@@ -20,6 +26,8 @@ pub struct GpuFit {
     pub total: u64,
     /// Fraction of the memory that may be used.
     pub utilization: f64,
+    /// Bytes of CUDA's context and of exchanges with other ranks, about.
+    pub cuda: u64,
     /// Bytes of the weights.
     pub weights: u64,
     /// Bytes of the activations of the largest step, and of its logits.
@@ -43,20 +51,28 @@ pub struct GpuFit {
 }
 
 impl GpuFit {
-    /// Memory use of an engine of `M` with `options` on an otherwise unused GPU with `total` bytes.
+    /// Memory use of one of `ranks` ranks of `M` with `options` on an otherwise unused GPU with `total` bytes.
     ///
     /// # Errors
     /// The error that loading would return: the model does not fit, or an option is out of range.
-    pub fn new<M: Model>(config: &M::Config, options: &LoadOptions, total: u64) -> Result<Self, LoadError> {
-        let (info, bytes) = (M::info(config), ModelBytes::of::<M>(config)?);
+    pub fn new<M: Model>(
+        config: &M::Config,
+        options: &LoadOptions,
+        ranks: usize,
+        total: u64,
+    ) -> Result<Self, LoadError> {
+        let info = M::info(config);
+        let bytes = ModelBytes::of::<M>(&shard_config::<M>(config, Shard { rank: 0, ranks })?)?;
+        let cuda = device_bytes(ranks);
         let free =
             |used: u64| DeviceMemory { total, free: total.saturating_sub(used) }.limited(options.gpu_memory_limit);
-        let bounds = Bounds::within(&info, &bytes, options, Some(free(CONTEXT_BYTES)))?;
+        let bounds = Bounds::within(&info, &bytes, options, Some(free(cuda)))?;
         let size = bounds.size;
         let logits = logits_rows(Device::Cuda).min(size.samples) * info.vocab_size * size_of::<f32>();
         let workspace = size.tokens as u64 * bytes.workspace_per_token + logits as u64;
-        let blocks = bounds.blocks_within(free(CONTEXT_BYTES + bytes.weights + workspace))?;
+        let blocks = bounds.blocks_within(free(cuda + bytes.weights + workspace))?;
         Ok(Self {
+            cuda,
             total: free(0).total,
             utilization: options.gpu_memory_utilization,
             weights: bytes.weights,
@@ -74,8 +90,24 @@ impl GpuFit {
 
     /// Bytes that are in use when the engine is loaded.
     pub fn used(&self) -> u64 {
-        CONTEXT_BYTES + self.weights + self.workspace + self.states + self.snapshot_bytes + self.kv
+        self.cuda + self.weights + self.workspace + self.states + self.snapshot_bytes + self.kv
     }
+}
+
+/// Memory that a GPU needs for each possible number of ranks: weights, a step of a few thousand tokens, and the state
+/// and KV cache of one request, by `options`; see [`fewest_ranks`](pegainfer_core::parallel::fewest_ranks).
+pub fn rank_bytes<M: Model>(config: &M::Config, options: &LoadOptions) -> Result<Vec<RankBytes>, LoadError> {
+    let tokens = options.max_num_batched_tokens.unwrap_or(STEP_TOKENS) as u64;
+    let context = options.max_model_len.unwrap_or(M::info(config).max_position_embeddings.min(REQUEST_TOKENS)) as u64;
+    let need = |ranks: usize| {
+        let bytes = ModelBytes::of::<M>(&shard_config::<M>(config, Shard { rank: 0, ranks })?)?;
+        let kv = options.kv_cache_bytes.unwrap_or(context * bytes.kv_per_token);
+        let state =
+            options.state_cache_bytes.unwrap_or(0) + options.max_num_seqs.unwrap_or(1) as u64 * bytes.state_slot;
+        let all = bytes.weights + tokens * bytes.workspace_per_token + kv + state + device_bytes(ranks);
+        Ok(RankBytes { ranks, bytes: (all as f64 / options.gpu_memory_utilization) as u64 })
+    };
+    possible_ranks::<M>(config).map(need).collect()
 }
 
 impl fmt::Display for GpuFit {
@@ -93,7 +125,7 @@ impl fmt::Display for GpuFit {
             self.kv_tokens, self.sequences, self.context
         );
         line("KV cache", self.kv, &kv)?;
-        line("CUDA", CONTEXT_BYTES, "context and kernels, about")?;
+        line("CUDA", self.cuda, "context and kernels, about")?;
         line("in use", self.used(), &format!("of {:.2} GB x {}", self.total as f64 / 1e9, self.utilization))
     }
 }

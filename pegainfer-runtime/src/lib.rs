@@ -93,7 +93,7 @@
 //!
 //! let config = Bigram::parse_config(r#"{"vocab_size": 4096, "hidden_size": 256}"#)?;
 //! // A decode step of 8 sequences with contexts of 100 tokens.
-//! let ops: Vec<_> = record::<Bigram>(&config, 8, 1, 100)?.iter().map(|record| record.op).collect();
+//! let ops: Vec<_> = record::<Bigram>(&config, 1, (8, 1, 100))?.iter().map(|record| record.op).collect();
 //! assert_eq!(ops, ["embedding", "rms_norm", "linear", "sample"]);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -149,7 +149,7 @@ pub use config_file::{ConfigError, ConfigFile, Overrides, Served, unsupported};
 pub use decoder::{DecoderShape, DecoderWeights, Mlp, load_head};
 pub use decoder_workspace::{Activations, AttentionScratch, DecoderWorkspace};
 pub use executor::Executor;
-pub use gpu_fit::GpuFit;
+pub use gpu_fit::{GpuFit, rank_bytes};
 pub use inputs::Inputs;
 pub use load::{Loaded, ModelEngine, load, load_weights};
 pub use load_error::LoadError;

@@ -5,12 +5,13 @@ use super::config_file::Overrides;
 use super::executor::Executor;
 use super::load_error::LoadError;
 use super::load_options::LoadOptions;
-use super::model::{Model, ragged, uniform};
+use super::model::{Model, ragged, shard_config, uniform};
 use super::model_info::{ModelBytes, ModelInfo};
 use super::output_matrix::HEAD;
 use super::synthetic_acceptance::SyntheticAcceptance;
 use pegainfer_core::engine::EngineLimits;
 use pegainfer_core::exec::Exec;
+use pegainfer_core::parallel::Shard;
 use pegainfer_core::schedule::speculation::{ModelMethod, Speculation};
 use pegainfer_core::schedule::{EngineCore, TokenBudget};
 use pegainfer_core::weights::{Loader, Source, WeightsError};
@@ -18,6 +19,9 @@ use pegainfer_kernels::choice;
 use pegainfer_kernels::ops;
 use pegainfer_kernels::ops::BLOCK_SIZE;
 use std::collections::BTreeMap;
+use std::panic::resume_unwind;
+use std::sync::{Mutex, PoisonError};
+use std::thread::scope;
 use std::time::{Duration, Instant};
 
 /// The engine of a model.
@@ -30,22 +34,27 @@ pub struct Loaded<M: Model> {
     pub engine: ModelEngine<M>,
     /// The model's numbers.
     pub config: M::Config,
-    /// Memory that it takes on a device.
-    pub bytes: ModelBytes,
+    /// Bytes of the weights of all ranks.
+    pub weight_bytes: u64,
+    /// Bytes of K and V of one token over all layers and ranks.
+    pub kv_per_token: u64,
     /// Time from the first weight to the last, on the device.
     pub weights_time: Duration,
 }
 
-/// Loads a checkpoint onto `exec` and runs a pass through the model, which refuses what it cannot run. `progress` is
-/// called with (bytes of this chunk, bytes of all weights).
+/// Loads a checkpoint onto one rank per `execs`, rank 0 first, and runs a pass through the model, which refuses what it
+/// cannot run. `progress` is called with (bytes of this chunk, bytes of all weights).
 pub fn load<M: Model>(
-    mut exec: Exec,
+    mut execs: Vec<Exec>,
     options: &LoadOptions,
     progress: &mut (dyn FnMut(u64, u64) + Send),
 ) -> Result<Loaded<M>, LoadError> {
     let config = M::load_config_with(&options.model_path, &overrides::<M>(options)?)?;
-    let (info, bytes) = (M::info(&config), ModelBytes::of::<M>(&config)?);
+    let info = M::info(&config);
     check_eos(&info)?;
+    let ranks = options.loop_back_ranks.unwrap_or(execs.len());
+    let shards: Vec<Shard> = Shard::all(ranks).take(execs.len()).collect();
+    let bytes = ModelBytes::of::<M>(&shard_config::<M>(&config, Shard { rank: 0, ranks })?)?;
     let source = match options.dummy_seed {
         Some(seed) => Source::Dummy { seed, std: info.initializer_range, uniform: ops::uniform },
         None => Source::open(&options.model_path)?,
@@ -54,13 +63,16 @@ pub fn load<M: Model>(
         checkpoint.check_block_scales(info.fp8_weights)?;
         check_drafts(info.drafts, checkpoint.names())?;
     }
-    let bounds = Bounds::new(&info, &bytes, options, &mut exec)?;
+    let bounds = Bounds::new(&info, &bytes, options, &mut execs)?;
     let start = Instant::now();
-    let progress = &mut |loaded| progress(loaded, bytes.weights);
-    let weights = load_weights::<M>(&mut exec, &config, &source, progress)?;
-    exec.synchronize()?;
+    let weight_bytes = bytes.weights * shards.len() as u64;
+    let ranks = execs.into_iter().zip(shards).collect();
+    let ranks = load_ranks::<M>(ranks, &config, &source, &mut |loaded| progress(loaded, weight_bytes))?;
     let weights_time = start.elapsed();
-    let mut executor = Executor::<M>::new(exec, config.clone(), weights, &bounds)?;
+    let mut executor = Executor::<M>::new(config.clone(), ranks, &bounds)?;
+    if options.check_ranks {
+        executor.check_ranks();
+    }
     warm(&mut executor, &bounds, options.max_num_mixed_tokens)?;
     executor.set_synthetic_acceptance(SyntheticAcceptance::of(options.speculation.as_ref()));
     let limits = EngineLimits {
@@ -81,27 +93,74 @@ pub fn load<M: Model>(
              cache"
         );
     }
+    let kv_per_token = bytes.kv_per_token * executor.held_ranks() as u64;
     let tokens = TokenBudget { step: bounds.size.tokens, mixed: options.max_num_mixed_tokens };
     let state = M::state(&config, &bounds);
     Ok(Loaded {
         engine: ModelEngine::<M>::new(executor, limits, tokens, state, options.speculation.clone()),
         config,
-        bytes,
+        weight_bytes,
+        kv_per_token,
         weights_time,
     })
 }
 
-/// Loads the weights of a model; on return, all are on the device. `progress` is called with the size in bytes of each
-/// loaded chunk.
+/// A rank's device, its number and its weights.
+type LoadedRank<M> = (Exec, Shard, <M as Model>::Weights);
+
+/// Loads the weights of all ranks, each on its own thread; on return, all are on their devices. Each rank reads its part
+/// of the checkpoint; what several ranks hold is read from the page cache. `progress` is called with the size in bytes
+/// of each loaded chunk.
+fn load_ranks<M: Model>(
+    ranks: Vec<(Exec, Shard)>,
+    config: &M::Config,
+    source: &Source,
+    progress: &mut (dyn FnMut(u64) + Send),
+) -> Result<Vec<LoadedRank<M>>, LoadError> {
+    let progress = Mutex::new(progress);
+    let load = |(mut exec, shard): (Exec, Shard)| {
+        let config = shard_config::<M>(config, shard)?;
+        let mut progress = |bytes| {
+            // A poisoned lock only means that the callback panicked on another thread.
+            let mut progress = progress.lock().unwrap_or_else(PoisonError::into_inner);
+            progress(bytes);
+        };
+        let weights = load_part::<M>(&mut exec, &config, source, shard.rank == 0, &mut progress)?;
+        exec.synchronize()?;
+        Ok((exec, shard, weights))
+    };
+    let load = &load;
+    scope(|scope| {
+        let threads: Vec<_> = ranks.into_iter().map(|rank| scope.spawn(move || load(rank))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
+    })
+}
+
+/// Loads the weights of a rank with these numbers; on return, all are on the device. `progress` is called with the size
+/// in bytes of each loaded chunk.
 pub fn load_weights<M: Model>(
     exec: &mut Exec,
     config: &M::Config,
     source: &Source,
     progress: &mut (dyn FnMut(u64) + Send),
 ) -> Result<M::Weights, WeightsError> {
+    load_part::<M>(exec, config, source, true, progress)
+}
+
+/// Variant of [`load_weights`] that logs tensors that are not used or rounded only if `logs`.
+fn load_part<M: Model>(
+    exec: &mut Exec,
+    config: &M::Config,
+    source: &Source,
+    logs: bool,
+    progress: &mut (dyn FnMut(u64) + Send),
+) -> Result<M::Weights, WeightsError> {
     Loader::run(exec, source, progress, |loader| {
         let weights = M::weights(loader, config)?;
-        log_unused::<M>(&loader.unused());
+        if logs {
+            log_unused::<M>(&loader.unused());
+            log_rounded(loader.rounded());
+        }
         Ok(weights)
     })
 }
@@ -125,6 +184,15 @@ fn log_unused<M: Model>(unused: &[&str]) {
         log::warn!(
             "config.json does not ask for {first} and {more} more tensors of the checkpoint, which are not used; does it belong to \
              these weights?"
+        );
+    }
+}
+
+/// Logs that tensors were rounded.
+fn log_rounded(tensors: usize) {
+    if tensors > 0 {
+        log::info!(
+            "{tensors} tensors of the checkpoint are stored as F32 or F16 and rounded to bf16 while they are loaded"
         );
     }
 }

@@ -45,6 +45,11 @@ pub struct LoadOptions {
     /// sequences. Less than one snapshot disables the prefix cache. Default: [`DEFAULT_STATE_BYTES`], or on a GPU a
     /// [`STATE_SHARE`]th of its memory.
     pub state_cache_bytes: Option<u64>,
+    /// Loads only rank 0 of this number of ranks; its messages to other ranks come back as theirs. For developing and
+    /// timing one rank on one GPU; the generated text is meaningless.
+    pub loop_back_ranks: Option<usize>,
+    /// Compares all ranks bit for bit after each step. For development: slow. No effect with one rank.
+    pub check_ranks: bool,
     /// Tokens between snapshots, a multiple of the KV block size. One more snapshot is kept at the last full block of a
     /// prompt.
     pub state_cache_interval: usize,

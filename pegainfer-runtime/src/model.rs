@@ -6,6 +6,7 @@ use super::inputs::Inputs;
 use super::load_error::LoadError;
 use super::model_info::ModelInfo;
 use pegainfer_core::exec::Exec;
+use pegainfer_core::parallel::{Communicator, Shard};
 use pegainfer_core::schedule::{SequenceState, Step};
 use pegainfer_core::tensor::{OpError, Tensor};
 use pegainfer_core::weights::{Loader, WeightsError};
@@ -45,12 +46,22 @@ pub trait Model: Debug + Sized + Send + 'static {
     /// The numbers that the runtime needs.
     fn info(config: &Self::Config) -> ModelInfo;
 
+    /// The numbers of the model as rank `shard` has them: its share of heads, of the width of the MLP, and so on. The
+    /// workspace, the cache and the forward pass of a rank use these. The error, a sentence for the user, says what the
+    /// ranks cannot share. Default: a model that runs on one device.
+    fn shard(config: &Self::Config, shard: Shard) -> Result<Self::Config, String> {
+        match shard.ranks {
+            1 => Ok(config.clone()),
+            _ => Err(format!("{} runs on one device", Self::NAME)),
+        }
+    }
+
     /// Purpose of tensors that the engine skips, such as "the image encoder"; `None` for tensors that should be loaded.
     fn skipped(_name: &str) -> Option<&'static str> {
         None
     }
 
-    /// Loads the weights.
+    /// Loads the weights of a rank with these numbers.
     fn weights(loader: &mut Loader<'_>, config: &Self::Config) -> Result<Self::Weights, WeightsError>;
 
     /// Allocates the workspace.
@@ -76,7 +87,7 @@ pub trait Model: Debug + Sized + Send + 'static {
     fn forward(pass: &mut Pass<'_, Self>) -> Result<(), OpError>;
 
     /// Result of [`forward`](Self::forward), `[samples, hidden]` bf16, and the output matrix that computes logits from
-    /// it, `[vocab, hidden]` bf16.
+    /// it, `[vocab, hidden]` bf16, or this rank's rows of it.
     fn output<'a>(work: &'a mut Self::Workspace, weights: &'a Self::Weights) -> (&'a mut Tensor, &'a Tensor);
 
     /// Prepares the workspace for a pass of the layers that draft over `step`; see [`draft`](Self::draft).
@@ -126,6 +137,8 @@ pub struct Parts<'a, M: Model> {
     pub weights: &'a M::Weights,
     /// Workspace.
     pub work: &'a M::Workspace,
+    /// The rank.
+    pub shard: Shard,
 }
 
 /// The borrowed parts of one step.
@@ -147,6 +160,24 @@ pub struct Pass<'a, M: Model> {
     pub previous: &'a Tensor,
     /// The step.
     pub step: &'a StepOf<M>,
+    /// The other ranks, if there are any.
+    pub communicator: Option<&'a dyn Communicator>,
+}
+
+/// Maximum number of ranks that are suggested: GPUs of one machine.
+const MAX_RANKS: usize = 8;
+
+/// [`Model::shard`], whose refusal lists the numbers of ranks that can share the model.
+pub(super) fn shard_config<M: Model>(config: &M::Config, shard: Shard) -> Result<M::Config, LoadError> {
+    M::shard(config, shard).map_err(|why| {
+        let possible: Vec<String> = possible_ranks::<M>(config).map(|n| n.to_string()).collect();
+        LoadError::Option(format!("{why}: --tensor-parallel-size takes {} here", possible.join(", ")))
+    })
+}
+
+/// Numbers of ranks that can share a model, ascending.
+pub(super) fn possible_ranks<M: Model>(config: &M::Config) -> impl Iterator<Item = usize> {
+    (1..=MAX_RANKS).filter(|ranks| M::shard(config, Shard { rank: 0, ranks: *ranks }).is_ok())
 }
 
 /// A step for warm-up, plans, benchmarks and tests, without a scheduler. Each of `rows` is (new tokens, context with

@@ -5,6 +5,7 @@ use super::load_error::LoadError;
 use super::model::{Model, Parts};
 use super::model_info::ModelBytes;
 use pegainfer_core::exec::Exec;
+use pegainfer_core::parallel::Shard;
 use pegainfer_core::weights::{Loader, Source};
 use pegainfer_kernels::ops;
 use pegainfer_kernels::ops::BLOCK_SIZE;
@@ -13,7 +14,7 @@ use pegainfer_kernels::ops::BLOCK_SIZE;
 const TOKENS: usize = 1024;
 
 impl ModelBytes {
-    /// Memory for a model with this configuration. Allocates nothing.
+    /// Memory of a rank with these numbers. Allocates nothing.
     pub fn of<M: Model>(config: &M::Config) -> Result<Self, LoadError> {
         let mut exec = Exec::meta()?;
         let source = Source::Dummy { seed: 0, std: 0.0, uniform: ops::uniform };
@@ -32,7 +33,7 @@ impl ModelBytes {
         let ((work, small), (_, large)) = (workspace(TOKENS)?, workspace(2 * TOKENS)?);
         let mut cache = |blocks: usize, slots: usize| {
             let before = exec.allocated_bytes();
-            let parts = Parts { exec: &mut exec, config, weights: &loaded, work: &work };
+            let parts = Parts { exec: &mut exec, config, weights: &loaded, work: &work, shard: Shard::WHOLE };
             M::cache(parts, &bounds(TOKENS, slots), blocks)?;
             Ok::<_, LoadError>(exec.allocated_bytes() - before)
         };

@@ -1,7 +1,7 @@
 //! FP8 weights of a dense model: their description in config.json, and loading of projections.
 
 use super::config_file::{ConfigError, ConfigFile, text, unsupported};
-use pegainfer_core::weights::{Loader, SourceTensor, WeightsError};
+use pegainfer_core::weights::{Columns, Loader, SourceTensor, WeightsError};
 use pegainfer_kernels::cpu::weights::BLOCK;
 use pegainfer_kernels::ops::{self, BlockScales, Matrix};
 use serde_json::{Map, Value, json};
@@ -78,14 +78,14 @@ impl Quantization {
     }
 }
 
-/// Loads projection weights with `cols` columns, stacked along their rows in the given order. Weights stored as FP8
+/// Loads the given columns of projection weights, stacked along their rows in the given order. Weights stored as FP8
 /// stay FP8; with dummy weights or rounding at load, [`Quantization`] decides.
 pub fn load_projection(
     loader: &mut Loader<'_>,
     quantization: Option<&Quantization>,
     title: &str,
     parts: &[SourceTensor],
-    cols: usize,
+    columns: impl Into<Columns>,
 ) -> Result<Matrix, WeightsError> {
     let fp8 = |part: &SourceTensor| match (loader.is_fp8(&part.name), quantization) {
         (Some(true), _) => true,
@@ -93,13 +93,14 @@ pub fn load_projection(
         (None, Some(quantization)) => quantization.converts(&part.name),
         (_, None) => false,
     };
+    let columns = columns.into();
     let formats: Vec<bool> = parts.iter().map(fp8).collect();
     let mut matrices = Vec::new();
     let mut first = 0;
     while first < parts.len() {
         let mut end = first + 1;
         // Blocks extend into the next part only if they end with this one.
-        let extends = |end: usize| !formats[first] || parts[end - 1].rows.is_multiple_of(BLOCK);
+        let extends = |end: usize| !formats[first] || parts[end - 1].part.len().is_multiple_of(BLOCK);
         while end < parts.len() && formats[end] == formats[first] && extends(end) {
             end += 1;
         }
@@ -107,10 +108,10 @@ pub fn load_projection(
         let title = if whole { title } else { &parts[first].name };
         let parts = &parts[first..end];
         matrices.push(if formats[first] {
-            let (weight, scale) = loader.fp8(title, parts, cols, ops::quantize_fp8)?;
+            let (weight, scale) = loader.fp8(title, parts, columns.clone(), ops::quantize_fp8)?;
             Matrix::Fp8 { weight, scale: BlockScales::F32(scale) }
         } else {
-            Matrix::Bf16(loader.stacked(title, parts, cols)?)
+            Matrix::Bf16(loader.stacked(title, parts, columns.clone())?)
         });
         first = end;
     }
@@ -157,7 +158,7 @@ mod tests {
         let source = Source::Dummy { seed: 1, std: 0.02, uniform: pegainfer_kernels::ops::uniform };
         let quantization = parse(&official()).unwrap().unwrap();
         let rows = [("a", 128), ("b", 200), ("c", 60), ("in_proj_a", 5), ("lm_head", 7), ("d", 3)];
-        let parts = rows.map(|(name, rows)| SourceTensor { name: format!("x.{name}.weight"), rows });
+        let parts = rows.map(|(name, rows)| SourceTensor::whole(format!("x.{name}.weight"), rows));
         let mut load = |quantization: Option<&Quantization>| {
             let mut bytes = 0;
             let load = |loader: &mut Loader<'_>| load_projection(loader, quantization, "x", &parts, 150);

@@ -3,6 +3,7 @@
 
 use super::inputs::Inputs;
 use pegainfer_core::exec::{Device, Exec};
+use pegainfer_core::parallel::Communicator;
 use pegainfer_core::schedule::SampleRow;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 use pegainfer_kernels::ops::{self, REPORT_WORDS};
@@ -35,18 +36,25 @@ pub trait BlockLogits: LogitsSource {
     ) -> Result<(), OpError>;
 }
 
-/// Logits by one GEMM with the output matrix.
+/// Logits by one GEMM with the output matrix. All ranks get whole logits and sample the same tokens from them.
 pub(super) struct Projection<'a> {
     /// Normalised output of the last layer, `[samples, hidden]` bf16.
     pub normed: &'a mut Tensor,
-    /// Output matrix, `[vocab, hidden]` bf16.
+    /// Output matrix, `[vocab, hidden]` bf16, or the rank's rows of it.
     pub head: &'a Tensor,
+    /// With several ranks: the rank's columns of the logits, `[logits_rows, vocab / ranks]` f32, and the other ranks.
+    pub gather: Option<(&'a mut Tensor, &'a dyn Communicator)>,
 }
 
 impl LogitsSource for Projection<'_> {
     fn logits(&mut self, exec: &mut Exec, samples: Range<usize>, logits: &mut Tensor) -> Result<(), OpError> {
         self.normed.set_range(samples.start, samples.len());
-        ops::linear(exec, self.normed, self.head, logits)
+        let Some((part, communicator)) = &mut self.gather else {
+            return ops::linear(exec, self.normed, self.head, logits);
+        };
+        part.set_rows(samples.len());
+        ops::linear(exec, self.normed, self.head, part)?;
+        communicator.all_gather(exec, part, logits)
     }
 }
 

@@ -79,7 +79,8 @@ pub fn bench(workload: &Workload, servers: &dyn Servers) -> Result<Report> {
     let model_dir = model_dir(common)?;
     let dir = model_dir.dir.as_path();
     let opened = engine::open_device(detect::detect(dir)?, dir, &common.engine)?;
-    let (device, exec) = (opened.name.clone(), opened.first()?);
+    let device = opened.name.clone();
+    let exec = opened.execs.into_iter().next().context("no device is open")?;
     let (read, peak) = (common.read_gbs.map(|n| n * 1e9), common.peak_tflops.map(|n| n * 1e12));
     let roofline = Roofline::new(dir, common.engine.overrides(), exec, &device, read, peak)?;
     let vocab = engine::vocab_size(dir)?;

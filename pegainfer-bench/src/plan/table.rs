@@ -169,13 +169,19 @@ mod tests {
         assert_eq!((sent("all_reduce"), sent("all_gather"), sent("embed")), (sums, logits, 0));
         let alone = table(&engine::record(&dir, &Overrides::default(), 2, 1, 100).unwrap());
         assert!(!alone.contains("sent by"), "{alone}");
-        let error = engine::record_rank(&model_dir(), &Overrides::default(), 2, (2, 1, 100)).unwrap_err();
-        assert_eq!(error.to_string(), "--tensor-parallel-size 2: Qwen3 runs on one device");
+        let dense = engine::record_rank(&model_dir(), &Overrides::default(), 2, (2, 1, 100)).unwrap();
+        // Two sums of a layer, of two rows of 320.
+        let sent = |op: &str| dense.iter().filter(|record| record.op == op).map(|record| record.sent).sum::<u64>();
+        let (sums, logits) = (sent("all_reduce") + sent("reduce_add_norm"), sent("all_gather"));
+        assert!(sums >= 6 * 2 * 2 * 320 * 2 && logits == 2 * 2048 * 4, "{sums} {logits}");
+        let error = engine::record_rank(&model_dir(), &Overrides::default(), 3, (2, 1, 100)).unwrap_err();
+        let refused = "3 ranks cannot share 4 attention heads: --tensor-parallel-size takes 1, 2, 4 here";
+        assert_eq!(error.to_string(), refused);
     }
 
     #[test]
     fn layers_fold_and_nothing_is_lost() {
-        let records = record::<Qwen3>(&Qwen3::load_config(&model_dir()).unwrap(), 8, 1, 1024).unwrap();
+        let records = record::<Qwen3>(&Qwen3::load_config(&model_dir()).unwrap(), 1, (8, 1, 1024)).unwrap();
         let lines = fold(&records);
         assert_eq!(lines.iter().map(|l| l.count).sum::<usize>(), records.len());
         assert!(lines.len() <= 15, "{} lines for {} nodes", lines.len(), records.len());

@@ -119,7 +119,9 @@ impl Checkpoint {
         if (one.dtype, &one.shape) != (other.dtype, &other.shape) {
             return Ok(false);
         }
-        let stored = |location: &Location| Stored::new(&self.shards[location.shard], location.bytes.start as u64, location.dtype);
+        let stored = |location: &Location| {
+            Stored::new(&self.shards[location.shard], location.bytes.start as u64, location.dtype)
+        };
         same_bytes([stored(one), stored(other)], one.bytes.len())
     }
 

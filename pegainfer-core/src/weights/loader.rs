@@ -98,12 +98,6 @@ impl<'a> Loader<'a> {
     ) -> Result<R, WeightsError> {
         let mut loader = Self { exec, source, progress, used: HashSet::new(), rounded: 0, queued: Vec::new() };
         let loaded = load(&mut loader)?;
-        if loader.rounded > 0 {
-            log::info!(
-                "{} tensors of the checkpoint are stored as F32 or F16 and rounded to bf16 while they are loaded",
-                loader.rounded
-            );
-        }
         loader.upload()?;
         Ok(loaded)
     }
@@ -114,6 +108,11 @@ impl<'a> Loader<'a> {
         let mut names: Vec<&str> = source.names().filter(|name| !self.used.contains(*name)).collect();
         names.sort_unstable();
         names
+    }
+
+    /// Number of tensors so far that are rounded to bf16 while they are read.
+    pub fn rounded(&self) -> usize {
+        self.rounded
     }
 
     /// Loads a vector `[len]`, bf16.
@@ -166,12 +165,7 @@ impl<'a> Loader<'a> {
         Ok(tensor)
     }
 
-    fn load(
-        &mut self,
-        title: &str,
-        parts: &[SourceTensor],
-        columns: Option<Columns>,
-    ) -> Result<Tensor, WeightsError> {
+    fn load(&mut self, title: &str, parts: &[SourceTensor], columns: Option<Columns>) -> Result<Tensor, WeightsError> {
         self.used.extend(parts.iter().map(|part| part.name.clone()));
         let rows = parts.iter().map(|part| part.part.len()).sum();
         let width = columns.as_ref().map(|columns| columns.part.len());

@@ -3,7 +3,9 @@
 use half::{bf16, f16};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::isa::Isa;
-use pegainfer_core::weights::{Checkpoint, Columns, Loader, Quantize, Source, SourceTensor, Uniform, WeightsError, uniform};
+use pegainfer_core::weights::{
+    Checkpoint, Columns, Loader, Quantize, Source, SourceTensor, Uniform, WeightsError, uniform,
+};
 use safetensors::tensor::{Dtype, TensorView, serialize};
 use std::path::{Path, PathBuf};
 

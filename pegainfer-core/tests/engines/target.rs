@@ -1,5 +1,6 @@
 //! Target of an engine under test.
 
+use pegainfer_core::cuda::device_count;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::isa::Isa;
 use std::fmt;
@@ -42,6 +43,26 @@ impl Target {
             Self::Cuda => Exec::cuda(0, None).unwrap(),
         }
     }
+
+    /// Devices for the ranks of an engine: on the CPU, or one GPU each.
+    pub fn execs(self, ranks: usize) -> Vec<Exec> {
+        let exec = |rank| match self {
+            Self::Cpu(isa) => Exec::cpu(isa, Some(1)).unwrap(),
+            Self::Cuda => Exec::cuda(rank, None).unwrap(),
+        };
+        if ranks == 1 { vec![self.exec()] } else { (0..ranks).map(exec).collect() }
+    }
+}
+
+/// Numbers of ranks to test in addition to one, of `counts`; limited by the number of GPUs if they run on GPUs.
+pub fn rank_counts(counts: &[usize]) -> Vec<usize> {
+    let max_ranks = match best() {
+        Target::Cpu(_) => usize::MAX,
+        Target::Cuda => device_count().unwrap(),
+    };
+    let (tested, skipped): (Vec<_>, Vec<_>) = counts.iter().copied().partition(|ranks| *ranks <= max_ranks);
+    println!("ranks: {tested:?}, without the GPUs for {skipped:?}");
+    tested
 }
 
 /// The fastest of [`targets`].

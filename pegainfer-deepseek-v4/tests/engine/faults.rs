@@ -22,11 +22,7 @@ fn two_ranks(change: impl FnOnce(&mut Exec, &mut Weights)) -> Option<Executor> {
     }
     let config = Config::load(&model_path()).unwrap();
     let checkpoint = Checkpoint::open(&model_path()).unwrap();
-    let exec = |rank| match best() {
-        Target::Cpu(isa) => Exec::cpu(isa, Some(1)).unwrap(),
-        Target::Cuda => Exec::cuda(rank, None).unwrap(),
-    };
-    let mut ranks: Vec<_> = Shard::all(&config, 2).unwrap().into_iter().map(|s| (exec(s.rank), s)).collect();
+    let mut ranks: Vec<_> = best().execs(2).into_iter().zip(Shard::all(&config, 2).unwrap()).collect();
     let mut weights = Weights::load(&mut ranks, &config, Source::Checkpoint(&checkpoint), &mut |_| {}).unwrap();
     change(&mut ranks[1].0, &mut weights[1]);
     let bounds = StepBounds {

@@ -8,8 +8,6 @@ pub mod derived;
 mod engines;
 
 pub use engines::*;
-use pegainfer_core::cuda::device_count;
-use pegainfer_core::exec::Exec;
 use pegainfer_deepseek_v4::bounds::Sharing;
 use pegainfer_deepseek_v4::numerics::Numerics;
 use pegainfer_deepseek_v4::plan::{self, SampleRow};
@@ -48,23 +46,12 @@ pub fn options(numerics: Numerics) -> LoadOptions {
 
 /// A loaded engine on `ranks` ranks: on the CPU, or with `PEGAINFER_TEST_DEVICE=cuda` on one GPU each.
 pub fn engine(ranks: usize, options: &LoadOptions) -> DeepSeekEngine {
-    let threads = if ranks == 1 { 2 } else { 1 };
-    let exec = |rank| match best() {
-        Target::Cpu(isa) => Exec::cpu(isa, Some(threads)).unwrap(),
-        Target::Cuda => Exec::cuda(rank, None).unwrap(),
-    };
-    load((0..ranks).map(exec).collect(), options, &mut |_, _| {}).unwrap().engine
+    load(best().execs(ranks), options, &mut |_, _| {}).unwrap().engine
 }
 
-/// Numbers of ranks to test in addition to one; limited by the number of GPUs if they run on GPUs.
+/// Numbers of ranks to test in addition to one.
 pub fn rank_counts() -> Vec<usize> {
-    let max_ranks = match best() {
-        Target::Cpu(_) => usize::MAX,
-        Target::Cuda => device_count().unwrap(),
-    };
-    let (tested, skipped): (Vec<_>, Vec<_>) = [2, 4].into_iter().partition(|ranks| *ranks <= max_ranks);
-    println!("ranks: {tested:?}, without the GPUs for {skipped:?}");
-    tested
+    engines::rank_counts(&[2, 4])
 }
 
 /// Log-softmax of the logits after each of the last `count` tokens of `text`, computed in chunks of `chunk` tokens in

@@ -55,7 +55,12 @@ pub fn connect(execs: &mut [&mut Exec]) -> Result<Vec<Arc<dyn Communicator>>, Op
 
 /// Approximate bytes of a GPU that one of `ranks` ranks takes for its CUDA context, kernels and exchanges.
 pub fn device_bytes(ranks: usize) -> u64 {
-    CONTEXT_BYTES + if ranks > 1 { Link::arena_bytes(ranks) as u64 } else { 0 }
+    CONTEXT_BYTES + exchange_bytes(ranks)
+}
+
+/// Bytes of a GPU that one of `ranks` ranks takes for its exchanges.
+pub fn exchange_bytes(ranks: usize) -> u64 {
+    if ranks > 1 { Link::arena_bytes(ranks) as u64 } else { 0 }
 }
 
 /// Communicator of `rank` of `ranks`, alone on its device: its own part stands in for every other rank's. It does the

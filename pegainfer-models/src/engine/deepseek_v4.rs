@@ -3,7 +3,7 @@
 use super::family::{DUMMY_SEED, Family, LoadedEngine, MeasureProgress, OpenDevice, spawn, with_progress_bar};
 use crate::args::{EngineArgs, KvCacheDType, LoadFormat};
 use anyhow::{Result, bail, ensure};
-use pegainfer_core::exec::{Device, Exec};
+use pegainfer_core::exec::Device;
 use pegainfer_core::ledger::{Header, Remeasured, Selection, StepLine};
 use pegainfer_deepseek_v4::bounds::Sharing;
 use pegainfer_deepseek_v4::config::Config;
@@ -24,10 +24,11 @@ pub const FAMILY: Family = Family {
     name: "DeepSeek-V4",
     architecture: "DeepseekV4ForCausalLM",
     model_type: "deepseek_v4",
-    rank_bytes: Some(|dir, args| {
+    rank_bytes: |dir, args| {
         let options = load_options(dir, args, Device::Cuda);
         Ok(pegainfer_deepseek_v4::rank_bytes(&Config::load(dir)?, &options)?)
-    }),
+    },
+    fits_one: false,
     load,
     measure,
     measure_again,
@@ -48,7 +49,7 @@ pub const FAMILY: Family = Family {
 
 /// Loads the checkpoint in `dir` and starts its engine.
 fn load(device: OpenDevice, dir: &Path, args: &EngineArgs) -> Result<LoadedEngine> {
-    let (name, kind) = (device.name.clone(), device.execs.first().map_or(Device::Meta, Exec::device));
+    let (name, kind) = (device.name.clone(), device.kind());
     let Loaded { engine, weight_bytes, weights_time, kv_bytes, .. } = load_engine(device, dir, args)?;
     let (handle, family) = (spawn(engine, args, kind)?, FAMILY.name);
     Ok(LoadedEngine { handle, family, device: name, weight_bytes, weights_time, kv_bytes })
@@ -87,7 +88,7 @@ fn load_engine(device: OpenDevice, dir: &Path, args: &EngineArgs) -> Result<Load
     check_format_flags(quantization.is_some(), kv_cache_dtype != KvCacheDType::Auto)?;
     ensure!(args.gpu_memory_limit.is_none(), "--gpu-memory-limit: DeepSeek-V4 takes --kv-cache-memory");
     ensure!(args.rope_scaling.is_none(), "--rope-scaling: DeepSeek-V4 takes that of its config.json");
-    let kind = device.execs.first().map_or(Device::Meta, Exec::device);
+    let kind = device.kind();
     let options = load_options(dir, args, kind);
     Ok(with_progress_bar(|progress| pegainfer_deepseek_v4::load(device.execs, &options, progress))?)
 }

@@ -31,8 +31,10 @@ pub struct Family {
     pub architecture: &'static str,
     /// Its name in `model_type` of config.json.
     pub model_type: &'static str,
-    /// Memory per GPU for each supported number of tensor-parallel ranks; `None` for a family that runs on one device.
-    pub rank_bytes: Option<NeedsOfRanks>,
+    /// Memory per GPU for each supported number of tensor-parallel ranks.
+    pub rank_bytes: NeedsOfRanks,
+    /// True if loading onto one GPU says what of the model does not fit, and uses what is there otherwise.
+    pub fits_one: bool,
     /// Loads the checkpoint in a directory and starts its engine.
     pub load: fn(OpenDevice, &Path, &EngineArgs) -> Result<LoadedEngine>,
     /// Loads the checkpoint in a directory and measures its steps.
@@ -62,9 +64,9 @@ pub struct OpenDevice {
 }
 
 impl OpenDevice {
-    /// The device of rank 0.
-    pub fn first(self) -> Result<Exec> {
-        self.execs.into_iter().next().context("no device is open")
+    /// Kind of the devices.
+    pub fn kind(&self) -> Device {
+        self.execs.first().map_or(Device::Meta, Exec::device)
     }
 }
 
@@ -91,18 +93,23 @@ impl Family {
             name: M::NAME,
             architecture: M::ARCHITECTURE,
             model_type: M::MODEL_TYPE,
-            rank_bytes: None,
+            rank_bytes: |dir, args| {
+                let config = M::load_config_with(dir, &args.overrides())?;
+                Ok(pegainfer_runtime::rank_bytes::<M>(&config, &load_options(dir, args))?)
+            },
+            fits_one: true,
             load: load::<M>,
             measure: measure::<M>,
             measure_again: measure_again::<M>,
             weight_bytes: |dir, overrides| Ok(ModelBytes::of::<M>(&M::load_config_with(dir, overrides)?)?.weights),
             vocab_size: |dir| Ok(M::info(&M::load_config(dir)?).vocab_size),
-            record: |dir, overrides, _, (batch, tokens, context)| {
-                Ok(pegainfer_runtime::record::<M>(&M::load_config_with(dir, overrides)?, batch, tokens, context)?)
+            record: |dir, overrides, ranks, step| {
+                Ok(pegainfer_runtime::record::<M>(&M::load_config_with(dir, overrides)?, ranks, step)?)
             },
             gpu_fit: |dir, args, bytes| {
                 let config = M::load_config_with(dir, &args.overrides())?;
-                Ok(GpuFit::new::<M>(&config, &load_options(dir, args), bytes)?)
+                let ranks = args.tensor_parallel_size.or(args.loop_back_ranks).map_or(1, Into::into);
+                Ok(GpuFit::new::<M>(&config, &load_options(dir, args), ranks, bytes)?)
             },
         }
     }
@@ -129,17 +136,16 @@ impl fmt::Display for Family {
 /// Loads a runtime model and starts its engine.
 fn load<M: Model>(device: OpenDevice, dir: &Path, args: &EngineArgs) -> Result<LoadedEngine> {
     let name = device.name.clone();
-    let exec = device.first()?;
-    let kind = exec.device();
+    let kind = device.kind();
     let options = load_options(dir, args);
-    let loaded = with_progress_bar(|progress| pegainfer_runtime::load::<M>(exec, &options, progress))?;
+    let loaded = with_progress_bar(|progress| pegainfer_runtime::load::<M>(device.execs, &options, progress))?;
     let handle = spawn(loaded.engine, args, kind)?;
-    let kv_bytes = handle.limits().kv_capacity_tokens() as u64 * loaded.bytes.kv_per_token;
+    let kv_bytes = handle.limits().kv_capacity_tokens() as u64 * loaded.kv_per_token;
     Ok(LoadedEngine {
         handle,
         family: M::NAME,
         device: name,
-        weight_bytes: loaded.bytes.weights,
+        weight_bytes: loaded.weight_bytes,
         weights_time: loaded.weights_time,
         kv_bytes,
     })
@@ -160,6 +166,8 @@ fn load_options(dir: &Path, args: &EngineArgs) -> LoadOptions {
         kv_cache_bytes: args.kv_cache_memory,
         gpu_memory_utilization: args.gpu_memory_utilization,
         gpu_memory_limit: args.gpu_memory_limit,
+        loop_back_ranks: args.loop_back_ranks.map(Into::into),
+        check_ranks: args.check_ranks,
         state_cache_bytes: args.state_cache_memory,
         state_cache_interval: args.state_cache_interval.into(),
     }
@@ -183,9 +191,8 @@ fn measure<M: Model>(
     (selection, progress): (Selection<'_>, MeasureProgress<'_>),
 ) -> Result<Measured> {
     let name = device.name.clone();
-    let exec = device.first()?;
     let options = load_options(dir, args);
-    let mut loaded = with_progress_bar(|progress| pegainfer_runtime::load::<M>(exec, &options, progress))?;
+    let mut loaded = with_progress_bar(|progress| pegainfer_runtime::load::<M>(device.execs, &options, progress))?;
     let mut measured = pegainfer_runtime::measure(&mut loaded.engine, options.cuda_graph, selection, progress)?;
     measured.header.device = name;
     Ok(measured)
@@ -199,9 +206,8 @@ fn measure_again<M: Model>(
     (steps, progress): (&[StepLine], MeasureProgress<'_>),
 ) -> Result<(Header, Vec<Remeasured>)> {
     let name = device.name.clone();
-    let exec = device.first()?;
     let options = load_options(dir, args);
-    let mut loaded = with_progress_bar(|progress| pegainfer_runtime::load::<M>(exec, &options, progress))?;
+    let mut loaded = with_progress_bar(|progress| pegainfer_runtime::load::<M>(device.execs, &options, progress))?;
     let (header, again) = pegainfer_runtime::measure_again(&mut loaded.engine, options.cuda_graph, steps, progress)?;
     Ok((Header { device: name, ..header }, again))
 }

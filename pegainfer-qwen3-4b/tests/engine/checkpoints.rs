@@ -56,7 +56,7 @@ impl Copy {
 
     fn refusal(&self) -> String {
         let exec = Exec::cpu(Isa::best(), Some(2)).unwrap();
-        load::<Qwen3>(exec, &self.options(), &mut |_, _| {}).unwrap_err().to_string()
+        load::<Qwen3>(vec![exec], &self.options(), &mut |_, _| {}).unwrap_err().to_string()
     }
 }
 
@@ -120,7 +120,7 @@ fn an_output_matrix_that_repeats_the_embedding_is_shared() {
     assert_eq!(weight_bytes(&copy.dir), alone);
     let mut loaded = 0;
     let exec = Exec::cpu(Isa::best(), Some(2)).unwrap();
-    load::<Qwen3>(exec, &copy.options(), &mut |bytes, _| loaded += bytes).unwrap();
+    load::<Qwen3>(vec![exec], &copy.options(), &mut |bytes, _| loaded += bytes).unwrap();
     assert_eq!(loaded, alone);
     assert_eq!(copy.tokens(), expected());
 }
@@ -216,7 +216,7 @@ fn a_config_of_other_weights_names_the_tensor() {
 fn options_that_cannot_work_say_so() {
     let refusal = |options: LoadOptions| {
         let exec = Exec::cpu(Isa::best(), Some(1)).unwrap();
-        load::<Qwen3>(exec, &options, &mut |_, _| {}).unwrap_err().to_string()
+        load::<Qwen3>(vec![exec], &options, &mut |_, _| {}).unwrap_err().to_string()
     };
     assert!(refusal(LoadOptions { max_model_len: Some(5000), ..options() }).contains("--max-model-len is 5000"));
     assert!(refusal(LoadOptions { max_num_seqs: Some(0), ..options() }).contains("--max-num-seqs is 0"));

@@ -12,6 +12,8 @@ mod invariance;
 #[path = "../../../pegainfer-runtime/tests/family/mixes.rs"]
 mod mixes;
 mod plan;
+#[path = "../../../pegainfer-runtime/tests/family/ranks.rs"]
+mod ranks;
 #[path = "../support/mod.rs"]
 mod support;
 mod watch;

@@ -1,5 +1,6 @@
 //! The recorded plan of the official sizes against their published totals: recording needs no weights.
 
+use pegainfer_core::parallel::Shard;
 use pegainfer_core::record::OpRecord;
 use pegainfer_kernels::ops::{HeadShape, KvDType};
 use pegainfer_qwen3_4b::Qwen3;
@@ -24,6 +25,8 @@ fn config((hidden, width, layers, heads, tied, _): (usize, usize, usize, usize, 
         intermediate_size: width,
         layers,
         shape: HeadShape { heads, kv_heads: 8, head_dim: 128 },
+        all_heads: HeadShape { heads, kv_heads: 8, head_dim: 128 },
+        shard: Shard::WHOLE,
         rms_norm_eps: 1e-6,
         rope: 1e6.into(),
         max_position_embeddings: 40_960,
@@ -48,7 +51,7 @@ fn a_decode_step_reads_every_weight_once() {
     for (size, kv_dtype) in SIZES.into_iter().flat_map(|size| [KvDType::Bf16, KvDType::Fp8].map(|kv| (size, kv))) {
         let config = Config { kv_dtype, ..config(size) };
         assert_eq!(bytes_of(&config).weights, 2 * size.5);
-        let records = record::<Qwen3>(&config, 8, 1, 1024).unwrap();
+        let records = record::<Qwen3>(&config, 1, (8, 1, 1024)).unwrap();
         let untied = if size.4 { 0 } else { (config.vocab_size * config.hidden_size) as u64 };
         let gemms = |r: &OpRecord| match r.op.starts_with("linear") {
             true => 2 * 8 * r.reads[1].shape.iter().product::<usize>() as u64,
@@ -75,10 +78,10 @@ fn one_op_takes_all_layers_of_few_rows() {
     for (size, one) in SIZES.into_iter().zip([true, true, true, true, false, false]) {
         for rows in [1, 2, 3] {
             let config = config(size);
-            let records = record::<Qwen3>(&config, rows, 1, 1024).unwrap();
+            let records = record::<Qwen3>(&config, 1, (rows, 1, 1024)).unwrap();
             let layers: Vec<_> = records.iter().filter(|r| r.op == "decode_layers").collect();
             let fp8 = Config { kv_dtype: KvDType::Fp8, ..config.clone() };
-            let fp8 = record::<Qwen3>(&fp8, rows, 1, 1024).unwrap();
+            let fp8 = record::<Qwen3>(&fp8, 1, (rows, 1, 1024)).unwrap();
             assert!(fp8.iter().all(|r| r.op != "decode_layers"), "its kernel reads a bf16 cache");
             if !one || rows > 2 {
                 assert!(layers.is_empty(), "too wide, or too many rows");
@@ -91,7 +94,7 @@ fn one_op_takes_all_layers_of_few_rows() {
             let floor = 2 * (size.5 - ends as u64) + rows as u64 * 1024 * bytes_of(&config).kv_per_token;
             let bytes = layers[0].bytes;
             assert!(bytes >= floor && bytes < floor + floor / 100, "{bytes} bytes, floor {floor}");
-            let apart = total(&record::<Qwen3>(&config, 3, 1, 1024).unwrap(), |r| r.flops) * rows as u64 / 3;
+            let apart = total(&record::<Qwen3>(&config, 1, (3, 1, 1024)).unwrap(), |r| r.flops) * rows as u64 / 3;
             let flops = total(&records, |r| r.flops);
             assert!(flops.abs_diff(apart) < apart / 10_000, "{flops} FLOPs, of separate ops {apart}");
         }
@@ -101,7 +104,7 @@ fn one_op_takes_all_layers_of_few_rows() {
 #[test]
 fn prefill_flops_are_dense_plus_causal_attention() {
     let config = config(SIZES[2]);
-    let records = record::<Qwen3>(&config, 1, 1024, 1024).unwrap();
+    let records = record::<Qwen3>(&config, 1, (1, 1024, 1024)).unwrap();
     let attention = total(&records, |r| if r.op == "attention" { r.flops } else { 0 });
     assert_eq!(attention, 4 * 4096 * (35 * 1024 * 1025 / 2 + 1024), "one query in the last layer");
     assert_eq!(
@@ -116,13 +119,13 @@ fn prefill_flops_are_dense_plus_causal_attention() {
 #[test]
 fn a_step_without_samples_ends_with_the_last_keys_and_values() {
     let step = Step { samples: Vec::new(), ..uniform::<Qwen3>(1, 1024, 2048) };
-    let records = record_step::<Qwen3>(&config(SIZES[2]), &step).unwrap();
+    let records = record_step::<Qwen3>(&config(SIZES[2]), 1, &step).unwrap();
     assert_eq!((records.len(), records.last().unwrap().op), (2 + 35 * 6 + 2, "qk_norm_rope_write_kv"));
 }
 
 #[test]
 fn every_input_was_written_before_or_is_a_weight() {
-    let records = record::<Qwen3>(&config(SIZES[0]), 2, 3, 40).unwrap();
+    let records = record::<Qwen3>(&config(SIZES[0]), 1, (2, 3, 40)).unwrap();
     let mut written: Vec<u32> = Vec::new();
     for record in &records {
         for read in &record.reads {

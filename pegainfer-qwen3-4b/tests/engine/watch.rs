@@ -23,7 +23,7 @@ fn slow_steps(log: &StepLog, cause: Cause) -> u64 {
 fn a_planted_slowdown_is_named() {
     let options =
         LoadOptions { max_model_len: Some(512), max_num_seqs: Some(2), max_num_batched_tokens: Some(64), ..options() };
-    let open = |exec| load::<Qwen3>(exec, &options, &mut |_, _| {}).unwrap().engine;
+    let open = |exec| load::<Qwen3>(vec![exec], &options, &mut |_, _| {}).unwrap().engine;
     let graphs = best() == Target::Cuda && cuda_graph();
     let effort = Effort { per_step: Duration::from_millis(20), refine: Duration::ZERO };
     let measured = measure(&mut open(best().exec()), graphs, Selection::Grid(effort), &mut |_| {}).unwrap();

@@ -8,6 +8,8 @@ mod family;
 pub use family::*;
 pub use pegainfer_qwen3_4b::{Qwen3 as Family, Qwen3Engine as Engine};
 
+/// Numbers of ranks that can share the bundled checkpoint.
+pub const RANKS: &[usize] = &[2, 4];
 /// Tested unless another checkpoint is named.
 pub const BUNDLED: &str = "qwen3-tiny";
 /// Memory for snapshots of states.

@@ -21,7 +21,7 @@ fn options_that_do_not_fit_are_refused_by_name() {
         (LoadOptions { model_path: "/nowhere".into(), ..options() }, "cannot read /nowhere/config.json"),
     ] {
         let exec = Target::Cpu(Isa::best()).exec();
-        let error = load::<Qwen35>(exec, &options, &mut |_, _| {}).unwrap_err().to_string();
+        let error = load::<Qwen35>(vec![exec], &options, &mut |_, _| {}).unwrap_err().to_string();
         assert!(error.contains(expected) && !error.contains('\n'), "{error}");
     }
 }

@@ -13,5 +13,7 @@ mod mixes;
 mod mtp;
 mod mtp_support;
 mod plan;
+#[path = "../../../pegainfer-runtime/tests/family/ranks.rs"]
+mod ranks;
 #[path = "../support/mod.rs"]
 mod support;

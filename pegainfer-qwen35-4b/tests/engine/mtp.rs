@@ -77,7 +77,7 @@ fn executor(checkpoint: &Checkpoint, draft_vocab_size: Option<usize>) -> Executo
     let weights = load_weights::<Qwen35>(&mut exec, &config, &source, &mut |chunk| bytes += chunk).unwrap();
     assert_eq!(bytes, ModelBytes::of::<Qwen35>(&config).unwrap().weights);
     let size = StepSize { tokens: 64, rows: 4, samples: 16, context: 64 };
-    Executor::new(exec, config, weights, &Bounds { draft_vocab_size, ..Bounds::exact(size, 4) }).unwrap()
+    Executor::on_one(exec, config, weights, &Bounds { draft_vocab_size, ..Bounds::exact(size, 4) }).unwrap()
 }
 
 /// A prompt in one step, after which the model drafts.
@@ -183,7 +183,7 @@ fn drafts_do_not_depend_on_how_the_text_was_computed() {
 fn a_checkpoint_without_the_layer_is_refused_and_dummy_weights_have_it() {
     let load = |dummy_seed| {
         let options = LoadOptions { dummy_seed, speculation: by_model(2), ..options() };
-        load::<Qwen35>(best().exec(), &options, &mut |_, _| {})
+        load::<Qwen35>(vec![best().exec()], &options, &mut |_, _| {})
     };
     let error = load(None).unwrap_err().to_string();
     assert!(error.starts_with("--speculative-config: the checkpoint has no mtp.layers.* tensors"), "{error}");

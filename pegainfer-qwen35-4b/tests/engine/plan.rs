@@ -109,7 +109,7 @@ fn the_layer_that_drafts_has_its_published_total_and_a_cache_of_its_own() {
 fn a_decode_step_reads_every_weight_and_moves_the_state_once() {
     for size in &SIZES {
         let (config, batch, context) = (config(size), 8, 1024);
-        let records = record::<Qwen35>(&config, batch, 1, context).unwrap();
+        let records = record::<Qwen35>(&config, 1, (batch, 1, context)).unwrap();
         let untied = if size.tied { 0 } else { (config.vocab_size * config.hidden_size) as u64 };
         let gemms = |r: &OpRecord| match r.op.starts_with("linear") {
             true => 2 * (batch * r.reads[1].shape.iter().product::<usize>()) as u64,
@@ -131,7 +131,7 @@ fn a_decode_step_reads_every_weight_and_moves_the_state_once() {
 #[test]
 fn a_prompt_runs_in_chunks_where_there_are_tensor_cores() {
     let config = config(&SIZES[2]);
-    let records = record::<Qwen35>(&config, 2, 100, 100).unwrap();
+    let records = record::<Qwen35>(&config, 1, (2, 100, 100)).unwrap();
     let count = |op: &str| records.iter().filter(|r| r.op == op).count();
     assert_eq!((count("gated_delta_chunks"), count("gated_delta_rule"), count("attention")), (24, 0, 8));
     let end = records.iter().rev().find(|r| r.op == "linear_swiglu").unwrap();
@@ -144,7 +144,7 @@ fn a_prompt_runs_in_chunks_where_there_are_tensor_cores() {
 #[test]
 fn a_step_without_samples_ends_with_the_last_keys_and_values() {
     let step = Step { samples: Vec::new(), ..uniform::<Qwen35>(1, 512, 1024) };
-    let records = record_step::<Qwen35>(&config(&SIZES[2]), &step).unwrap();
+    let records = record_step::<Qwen35>(&config(&SIZES[2]), 1, &step).unwrap();
     assert_eq!((records.len(), records.last().unwrap().op), (2 + 31 * 7 + 2, "gated_qk_norm_rope_write_kv"));
 }
 
@@ -157,7 +157,7 @@ fn fp8(config: &Config, kv: KvDType) -> Config {
 fn a_decode_step_in_fp8_reads_half_of_the_projections_and_of_the_cache() {
     for size in &SIZES {
         let (plain, batch, context) = (config(size), 8, 1024);
-        let records = |config: &Config| record::<Qwen35>(config, batch, 1, context).unwrap();
+        let records = |config: &Config| record::<Qwen35>(config, 1, (batch, 1, context)).unwrap();
         let bytes = |config: &Config| total(&records(config), |r| r.bytes);
         // Activations rounded by their producer take one byte less per element, there and in the GEMM.
         let rounded = total(&records(&fp8(&plain, KvDType::Bf16)), |r| {
@@ -193,13 +193,15 @@ fn fit(config: &Config, bytes: u64) -> Result<GpuFit, String> {
         kv_cache_bytes: None,
         gpu_memory_utilization: 0.9,
         gpu_memory_limit: None,
+        loop_back_ranks: None,
+        check_ranks: false,
         state_cache_bytes: None,
         state_cache_interval: 256,
     };
-    let fit = GpuFit::new::<Qwen35>(config, &defaults, bytes);
+    let fit = GpuFit::new::<Qwen35>(config, &defaults, 1, bytes);
     // The flag on a larger GPU gives the same result.
     let limited = LoadOptions { gpu_memory_limit: Some(bytes), ..defaults };
-    let limited = GpuFit::new::<Qwen35>(config, &limited, 150_000_000_000);
+    let limited = GpuFit::new::<Qwen35>(config, &limited, 1, 150_000_000_000);
     let (fit, limited) = (fit.map_err(|e| e.to_string()), limited.map_err(|e| e.to_string()));
     assert_eq!(fit, limited);
     fit

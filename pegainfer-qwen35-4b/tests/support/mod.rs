@@ -8,6 +8,8 @@ mod family;
 pub use family::*;
 pub use pegainfer_qwen35_4b::{Qwen35 as Family, Qwen35Engine as Engine};
 
+/// Numbers of ranks that can share the bundled checkpoint.
+pub const RANKS: &[usize] = &[2];
 /// Tested unless another checkpoint is named.
 pub const BUNDLED: &str = "qwen35-tiny";
 /// Memory for snapshots of states.

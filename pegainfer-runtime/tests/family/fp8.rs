@@ -20,7 +20,7 @@ fn load_from(dir: &Path, fp8: bool, max_num_batched_tokens: usize) -> Engine {
         max_num_batched_tokens: Some(max_num_batched_tokens),
         ..options()
     };
-    load::<Family>(Exec::cpu(Isa::best(), Some(2)).unwrap(), &options, &mut |_, _| {}).unwrap().engine
+    load::<Family>(vec![Exec::cpu(Isa::best(), Some(2)).unwrap()], &options, &mut |_, _| {}).unwrap().engine
 }
 
 #[test]
@@ -50,7 +50,7 @@ fn weights_take_the_memory_that_config_json_promises() {
                 LoadOptions { model_path: dir.clone(), overrides: overrides.clone(), dummy_seed, ..options() };
             let (mut loaded, mut total) = (0, 0);
             let exec = Exec::cpu(Isa::best(), Some(2)).unwrap();
-            load::<Family>(exec, &options, &mut |bytes, all| (loaded, total) = (loaded + bytes, all)).unwrap();
+            load::<Family>(vec![exec], &options, &mut |bytes, all| (loaded, total) = (loaded + bytes, all)).unwrap();
             assert_eq!(loaded, total);
             let bf16 = ModelBytes::of::<Family>(&Family::load_config(&model_path()).unwrap()).unwrap().weights;
             assert!(total < bf16 * 3 / 4, "{total} of {bf16}");
@@ -62,8 +62,9 @@ fn weights_take_the_memory_that_config_json_promises() {
 fn a_weight_without_scales_is_refused_by_name() {
     let lost = Checkpoint::fp8(&model_path(), "lost", Scales::Exact, "layers.1.mlp.gate_proj.weight");
     let options = LoadOptions { model_path: lost.0.clone(), ..options() };
-    let error =
-        load::<Family>(Exec::cpu(Isa::best(), Some(1)).unwrap(), &options, &mut |_, _| {}).unwrap_err().to_string();
+    let error = load::<Family>(vec![Exec::cpu(Isa::best(), Some(1)).unwrap()], &options, &mut |_, _| {})
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("layers.1.mlp.gate_proj.weight is F8_E4M3, but the checkpoint has no"), "{error}");
 }
 

@@ -33,7 +33,7 @@ fn what_is_drawn_does_not_depend_on_what_else_is() {
         let source = Source::open(&model_path()).unwrap();
         let weights = load_weights::<Family>(&mut exec, &config, &source, &mut |_| {}).unwrap();
         let size = StepSize { tokens: 120, rows: 120, samples: 120, context: 40 };
-        let mut executor = Executor::<Family>::new(exec, config, weights, &Bounds::exact(size, 9)).unwrap();
+        let mut executor = Executor::<Family>::on_one(exec, config, weights, &Bounds::exact(size, 9)).unwrap();
         for step in [uniform::<Family>(3, 40, 40), uniform::<Family>(4, 1, 1)] {
             samples::hold(target, &mut executor, &step);
         }

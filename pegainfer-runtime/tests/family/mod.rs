@@ -44,6 +44,8 @@ pub fn options() -> LoadOptions {
         kv_cache_bytes: small_cache(64 << 20),
         gpu_memory_utilization: 0.9,
         gpu_memory_limit: None,
+        loop_back_ranks: None,
+        check_ranks: false,
         state_cache_bytes: STATE_CACHE.and_then(small_cache),
         state_cache_interval: 64,
     }
@@ -51,5 +53,10 @@ pub fn options() -> LoadOptions {
 
 /// A loaded engine.
 pub fn engine(target: Target, options: &LoadOptions) -> Engine {
-    load::<Family>(target.exec(), options, &mut |_, _| {}).unwrap().engine
+    engine_on(1, target, options)
+}
+
+/// A loaded engine on `ranks` ranks: on the CPU, or one GPU each.
+pub fn engine_on(ranks: usize, target: Target, options: &LoadOptions) -> Engine {
+    load::<Family>(target.execs(ranks), options, &mut |_, _| {}).unwrap().engine
 }

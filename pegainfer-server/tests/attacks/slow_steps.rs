@@ -39,10 +39,12 @@ fn engine(exec: Exec) -> ModelEngine<Qwen3> {
         kv_cache_bytes: Some(16 << 20),
         gpu_memory_utilization: 0.9,
         gpu_memory_limit: None,
+        loop_back_ranks: None,
+        check_ranks: false,
         state_cache_bytes: None,
         state_cache_interval: 64,
     };
-    load::<Qwen3>(exec, &options, &mut |_, _| {}).unwrap().engine
+    load::<Qwen3>(vec![exec], &options, &mut |_, _| {}).unwrap().engine
 }
 
 fn generate(engine: &mut ModelEngine<Qwen3>, id: u64, tokens: usize) {

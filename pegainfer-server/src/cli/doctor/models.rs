@@ -4,6 +4,7 @@ use anyhow::{Result, bail};
 use pegainfer_core::engine::MAX_LOGPROBS;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::logits_processors::{CountUpdate, CountedPenalties, LogitEdit, LogitsUpdate, Penalties, TokenMask};
+use pegainfer_core::parallel::Shard;
 use pegainfer_core::record::{OpRecord, Operand};
 use pegainfer_core::schedule;
 use pegainfer_core::tensor::DType;
@@ -176,7 +177,7 @@ fn records<M: pegainfer_runtime::Model>(config: M::Config) -> StepRecords {
     Box::new(move |batch, tokens, context| {
         let mut step = pegainfer_runtime::uniform::<M>(batch, tokens, context);
         ask_for_all(&mut step, M::info(&config).vocab_size);
-        Ok(pegainfer_runtime::record_step::<M>(&config, &step)?)
+        Ok(pegainfer_runtime::record_step::<M>(&config, 1, &step)?)
     })
 }
 
@@ -259,6 +260,8 @@ fn qwen3_4b() -> qwen3::config::Config {
         intermediate_size: 9728,
         layers: LAYERS,
         shape: HeadShape { heads: 32, kv_heads: 8, head_dim: 128 },
+        all_heads: HeadShape { heads: 32, kv_heads: 8, head_dim: 128 },
+        shard: Shard::WHOLE,
         rms_norm_eps: 1e-6,
         rope: 1e6.into(),
         max_position_embeddings: 40_960,
@@ -279,6 +282,8 @@ fn qwen35_4b() -> qwen35::config::Config {
         intermediate_size: 9216,
         layers: vec![LayerKind::Linear, LayerKind::Full],
         shape: HeadShape { heads: 16, kv_heads: 4, head_dim: 256 },
+        all_heads: HeadShape { heads: 16, kv_heads: 4, head_dim: 256 },
+        shard: Shard::WHOLE,
         rotary_dim: 64,
         delta: ops::DeltaShape { key_heads: 16, value_heads: 32, key_dim: 128, value_dim: 128, conv_width: 4 },
         rms_norm_eps: 1e-6,

@@ -2,6 +2,7 @@
 //! through it.
 
 use pegainfer_core::exec::Exec;
+use pegainfer_core::parallel::Shard;
 use pegainfer_core::tensor::{OpError, Tensor};
 use pegainfer_core::weights::{Loader, SourceTensor, WeightsError};
 use pegainfer_kernels::ops::{self, HeadShape, KvDType, Matrix, RopeHeads, RopeSpec};
@@ -38,6 +39,8 @@ impl Config {
             hidden: self.hidden_size,
             intermediate: self.intermediate_size,
             heads: self.shape,
+            all_heads: self.shape,
+            shard: Shard::WHOLE,
             gated: false,
             rotary_dim: self.shape.head_dim,
             rope: self.rope,
@@ -63,7 +66,7 @@ impl Layer {
     fn load(loader: &mut Loader<'_>, config: &Config, i: usize) -> Result<Self, WeightsError> {
         let prefix = format!("model.layers.{i}");
         let name = |tail: &str| format!("{prefix}.{tail}.weight");
-        let part = |tail: &str, heads: usize| SourceTensor { name: name(tail), rows: heads * config.shape.head_dim };
+        let part = |tail: &str, heads: usize| SourceTensor::whole(name(tail), heads * config.shape.head_dim);
         let HeadShape { heads, kv_heads, .. } = config.shape;
         let projections =
             [part("self_attn.q_proj", heads), part("self_attn.k_proj", kv_heads), part("self_attn.v_proj", kv_heads)];
@@ -73,7 +76,7 @@ impl Layer {
             input_norm: loader.vector(name("input_layernorm"), hidden)?,
             qkv: Matrix::Bf16(loader.stacked(&name("self_attn.qkv_proj"), &projections, hidden)?),
             o: Matrix::Bf16(loader.matrix(name("self_attn.o_proj"), hidden, config.shape.q_width())?),
-            mlp: Mlp::load(loader, &prefix, post_norm, (hidden, config.intermediate_size), None)?,
+            mlp: Mlp::load(loader, &prefix, post_norm, &config.decoder(), None)?,
         })
     }
 }
@@ -124,12 +127,13 @@ impl Model for Minimal {
     }
 
     fn weights(loader: &mut Loader<'_>, config: &Config) -> Result<Self::Weights, WeightsError> {
-        let (vocab, hidden) = (config.vocab_size, config.hidden_size);
+        let hidden = config.hidden_size;
+        let embedding = loader.matrix("model.embed_tokens.weight".to_owned(), config.vocab_size, hidden)?;
         Ok(DecoderWeights {
-            embedding: loader.matrix("model.embed_tokens.weight".to_owned(), vocab, hidden)?,
             layers: (0..config.layers).map(|i| Layer::load(loader, config, i)).collect::<Result<_, _>>()?,
             norm: loader.vector("model.norm.weight".to_owned(), hidden)?,
-            head: load_head(loader, config.tie_word_embeddings, vocab, hidden)?,
+            head: load_head(loader, config.tie_word_embeddings, &embedding, Shard::WHOLE)?,
+            embedding,
         })
     }
 
@@ -151,7 +155,7 @@ impl Model for Minimal {
     }
 
     fn forward(pass: &mut pegainfer_runtime::Pass<'_, Self>) -> Result<(), OpError> {
-        let pegainfer_runtime::Pass { exec, config, weights, cache, work, inputs, previous, step } = pass;
+        let pegainfer_runtime::Pass { exec, config, weights, cache, work, inputs, previous, step, communicator } = pass;
         let (first, shape, eps) = (&weights.layers[0], config.shape, config.rms_norm_eps);
         let scale = (shape.head_dim as f32).sqrt().recip();
         let DecoderWorkspace { activations, attention } = &mut **work;
@@ -167,7 +171,7 @@ impl Model for Minimal {
             ops::attention(exec, q, (&kv.k, &kv.v), &batch, shape, scale, out)?;
             let next = weights.layers.get(i + 1).map(|next| (&next.input_norm, Some(&next.qkv)));
             let next = next.unwrap_or((&weights.norm, None));
-            activations.finish_layer(exec, (attended, &layer.o), &layer.mlp, next, eps)?;
+            activations.finish_layer(exec, (attended, &layer.o), &layer.mlp, next, eps, *communicator)?;
         }
         if step.samples_every_token() {
             return Ok(());
@@ -178,6 +182,6 @@ impl Model for Minimal {
     }
 
     fn output<'a>(work: &'a mut DecoderWorkspace, weights: &'a Self::Weights) -> (&'a mut Tensor, &'a Tensor) {
-        (work.activations.normed.bf16(), weights.output())
+        (work.activations.normed.bf16(), &weights.head)
     }
 }

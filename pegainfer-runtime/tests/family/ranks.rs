@@ -1,0 +1,119 @@
+//! Several ranks give what one gives, up to the rounding of their sums, and the same bits however requests are
+//! scheduled.
+
+use crate::support::graphs::ROWS;
+use crate::support::invariance::Alone;
+use crate::support::speculation::oracle;
+use crate::support::{
+    Family, RANKS, TIGHT_BLOCKS, Target, best, e2e, engine_on, fixture, graphs, model_path, options, rank_counts,
+    requests, run,
+};
+use pegainfer_core::engine::{GenerateRequest, StepEngine};
+use pegainfer_core::parallel::Shard;
+use pegainfer_core::sampling::SamplingParams;
+use pegainfer_runtime::{Executor, LoadOptions, Model, ModelBytes, Overrides, load, padded, ragged};
+use std::time::{Duration, Instant};
+
+/// Every step's tokens and residual streams are compared between the ranks, bit for bit.
+fn checked() -> LoadOptions {
+    LoadOptions { check_ranks: true, ..options() }
+}
+
+/// Bytes of a KV block of one of `ranks` ranks.
+fn block_bytes(ranks: usize) -> u64 {
+    let config = Family::load_config(&model_path()).unwrap();
+    ModelBytes::of::<Family>(&Family::shard(&config, Shard { rank: 0, ranks }).unwrap()).unwrap().block()
+}
+
+#[test]
+fn every_step_of_several_ranks_agrees_with_the_reference() {
+    for ranks in rank_counts(RANKS) {
+        let engine = |target| engine_on(ranks, target, &checked());
+        e2e::every_step_agrees(&fixture(), engine, |_, case| case.top20.len().min(4), 20);
+        e2e::greedy_text_equals_the_reference(&fixture(), engine);
+    }
+}
+
+/// FP8 weights are cut at their blocks, so that all ranks together have the bits of one.
+#[test]
+fn fp8_weights_and_fp8_kv_of_several_ranks_agree_with_those_of_one() {
+    let overrides = Overrides { fp8: true, kv_dtype: pegainfer_kernels::ops::KvDType::Fp8, ..Overrides::default() };
+    let options = LoadOptions { overrides, ..checked() };
+    // Longer texts leave the common path at different close calls.
+    let short = |request: GenerateRequest| GenerateRequest {
+        max_tokens: 2,
+        sampling: SamplingParams::greedy(),
+        logits_processors: None,
+        ..request
+    };
+    let requests: Vec<_> = requests().into_iter().map(short).collect();
+    for ranks in rank_counts(RANKS) {
+        let loaded = load::<Family>(best().execs(ranks), &options, &mut |_, _| {});
+        if let Err(error) = &loaded {
+            assert!(error.to_string().contains("cannot share"), "{error}");
+            continue;
+        }
+        let one = Alone::new(&mut engine_on(1, best(), &options), Target::Cuda, requests.clone());
+        one.holds(&format!("{ranks} ranks"), &mut loaded.unwrap().engine);
+    }
+}
+
+#[test]
+fn a_request_gives_the_same_bits_however_it_is_scheduled() {
+    for ranks in rank_counts(RANKS) {
+        let engine = |options: &LoadOptions| engine_on(ranks, best(), options);
+        let alone = Alone::new(&mut engine(&checked()), best(), requests());
+        let many = alone.cycle(32);
+        many.holds_cold_and_warm(&mut engine(&checked()));
+        let mixed = LoadOptions { max_num_batched_tokens: Some(48), ..checked() };
+        let tight = LoadOptions {
+            kv_cache_bytes: Some(TIGHT_BLOCKS * block_bytes(ranks)),
+            max_num_batched_tokens: Some(64),
+            ..checked()
+        };
+        many.holds_mixed_and_preempted(|| engine(&mixed), || engine(&tight));
+        let texts = alone.outputs.iter().zip(requests()).map(|(output, request)| {
+            let generated = output.tokens.iter().map(|token| token.id);
+            request.prompt.iter().copied().chain(generated).collect()
+        });
+        let drafts = LoadOptions { speculation: oracle(3, texts.collect()), ..checked() };
+        let mut drafting = engine(&drafts);
+        alone.holds("drafts", &mut drafting);
+        assert!(drafting.stats().speculation.accepted_tokens() > 0);
+    }
+}
+
+#[test]
+fn graphs_of_several_ranks_equal_launches() {
+    let model = graphs::Model { ragged: ragged::<Family>, padded: padded::<Family>, replays: Executor::graph_replays };
+    for ranks in rank_counts(RANKS) {
+        let load =
+            |cuda_graph| engine_on(ranks, best(), &LoadOptions { cuda_graph, max_num_seqs: Some(ROWS), ..options() });
+        graphs::graph_equals_eager(load, &model);
+    }
+}
+
+#[test]
+fn numbers_that_do_not_divide_are_refused_with_those_that_do() {
+    let loaded =
+        load::<Family>(best().execs(1), &LoadOptions { loop_back_ranks: Some(3), ..options() }, &mut |_, _| {});
+    let error = loaded.unwrap_err().to_string();
+    assert!(error.contains("3 ranks cannot share") && error.contains("--tensor-parallel-size takes 1, 2"), "{error}");
+}
+
+/// Slow by five seconds in all: the other rank waits.
+#[test]
+fn a_slow_rank_is_waited_for() {
+    if !rank_counts(RANKS).contains(&2) {
+        return;
+    }
+    let request = [requests().remove(0)];
+    let expected = run(&mut engine_on(2, best(), &options()), &request);
+    let mut execs = best().execs(2);
+    execs[1].slow_down("embedding", Duration::from_millis(200));
+    let start = Instant::now();
+    let mut engine = load::<Family>(execs, &options(), &mut |_, _| {}).unwrap().engine;
+    let found = run(&mut engine, &request);
+    assert!(start.elapsed() >= Duration::from_secs(5), "{:?}", start.elapsed());
+    assert_eq!((found[0].ids(), found[0].end), (expected[0].ids(), expected[0].end));
+}
