@@ -46,7 +46,7 @@ pub(crate) fn draft(pass: &mut Pass<'_>) -> Result<(), OpError> {
 }
 
 /// The residual stream of the layer, and in `normed` its input: `fc` is applied to embeddings and hidden states one
-/// after the other, and the sum is rounded to bf16 twice. Several ranks compute and gather columns of both products.
+/// after the other, and the sum is rounded to bf16 twice. Several ranks compute and gather columns of both GEMMs.
 fn join_inputs(pass: &mut Pass<'_>, mtp: &Mtp) -> Result<(), OpError> {
     let (weights, eps) = (pass.weights, pass.config.rms_norm_eps);
     let Pass { exec, work, inputs, previous, communicator, .. } = pass;
@@ -67,7 +67,7 @@ fn join_inputs(pass: &mut Pass<'_>, mtp: &Mtp) -> Result<(), OpError> {
 }
 
 /// `out = x · wᵀ`, `[rows, hidden]` bf16, where `w` has the rank's rows of the matrix. `scratch` takes the rank's columns
-/// of the product. They are gathered rather than computed on every rank, because ranks may choose different algorithms.
+/// of the output. They are gathered rather than computed on every rank, because ranks may choose different algorithms.
 fn gathered(
     exec: &mut Exec,
     communicator: &dyn Communicator,
@@ -77,10 +77,10 @@ fn gathered(
     out: &mut Tensor,
 ) -> Result<(), OpError> {
     let ((rows, hidden), part) = (x.rows_cols(), w.rows_cols().0);
-    scratch.as_shape(&[rows, part], DType::Bf16, |product| {
-        ops::linear(exec, x, w, &mut *product)?;
+    scratch.as_shape(&[rows, part], DType::Bf16, |own| {
+        ops::linear(exec, x, w, &mut *own)?;
         // Pairs of bf16 values as four-byte words.
-        product.as_shape(&[rows, part / 2], DType::F32, |words| {
+        own.as_shape(&[rows, part / 2], DType::F32, |words| {
             out.as_shape(&[rows, hidden / 2], DType::F32, |whole| communicator.all_gather(exec, words, whole))
         })
     })

@@ -116,7 +116,7 @@ impl Activations {
     /// Runs the rest of a layer after its token mixer. `mixed`, `[tokens, width]`, goes through the output projection
     /// `out`, `[hidden, width]`, and is added to the residual stream; then the output of the MLP is added. `normed`
     /// becomes the stream normalised by `next`: the weight of the next layer's input norm and the matrix that follows
-    /// it, or the final norm and `None`. With several ranks, both products are parts that are summed over the ranks.
+    /// it, or the final norm and `None`. With several ranks, both GEMMs give parts that are summed over the ranks.
     pub fn finish_layer(
         &mut self,
         exec: &mut Exec,

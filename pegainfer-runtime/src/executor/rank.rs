@@ -33,12 +33,12 @@ pub(super) struct Rank<M: Model> {
     /// If its drafts are not taken from the whole vocabulary.
     draft_vocabulary: Option<DraftVocabulary>,
     /// The other ranks, if there are any.
-    exchange: Option<Exchange>,
+    others: Option<OtherRanks>,
 }
 
 /// What a rank needs to exchange with others.
 #[derive(Debug)]
-struct Exchange {
+struct OtherRanks {
     communicator: Arc<dyn Communicator>,
     /// The rank's columns of the logits computed at once, `[logits_rows, vocab / ranks]` f32.
     logits_part: Tensor,
@@ -77,9 +77,9 @@ impl<M: Model> Rank<M> {
         let inputs = Inputs::new(&mut exec, info.vocab_size, BLOCK_SIZE, bounds.size)?;
         let sampler = Sampler::new(&mut exec, info.vocab_size, bounds.size.samples)?;
         let part = [sampler.max_rows(), info.vocab_size / shard.ranks];
-        let exchange = match shard.ranks {
+        let others = match shard.ranks {
             1 => None,
-            _ => Some(Exchange { communicator, logits_part: exec.tensor("logits_part", &part, DType::F32)? }),
+            _ => Some(OtherRanks { communicator, logits_part: exec.tensor("logits_part", &part, DType::F32)? }),
         };
         // Several ranks share the whole output matrix instead, each of them a part.
         let size = bounds.draft_vocab_size.filter(|size| info.drafts && *size < info.vocab_size && shard.ranks == 1);
@@ -88,7 +88,7 @@ impl<M: Model> Rank<M> {
             DraftVocabulary::new(&mut exec, head, size, bounds.size.rows)
         });
         let draft_vocabulary = draft_vocabulary.transpose()?;
-        Ok(UncachedRank { exec, shard, config, weights, work, inputs, sampler, draft_vocabulary, exchange })
+        Ok(UncachedRank { exec, shard, config, weights, work, inputs, sampler, draft_vocabulary, others })
     }
 
     /// Graphs of passes through these layers.
@@ -138,7 +138,7 @@ impl<M: Model> Rank<M> {
         step: &StepOf<M>,
         job: impl FnOnce(&mut Graphs, &mut PassLaunches<'_, M>) -> Result<(), OpError> + Send,
     ) -> Result<(), OpError> {
-        let Self { exec, config, weights, work, cache, inputs, sampler, exchange, .. } = self;
+        let Self { exec, config, weights, work, cache, inputs, sampler, others, .. } = self;
         let graphs = match layers {
             PassLayers::Layers => &mut self.graphs,
             PassLayers::Drafts => &mut self.draft_graphs,
@@ -148,9 +148,9 @@ impl<M: Model> Rank<M> {
             _ => (sampler, None),
         };
         exec.install(|exec| {
-            let exchange = exchange.as_mut();
+            let others = others.as_mut();
             let mut launches =
-                PassLaunches { exec, config, weights, cache, work, inputs, sampler, head, exchange, step, layers };
+                PassLaunches { exec, config, weights, cache, work, inputs, sampler, head, others, step, layers };
             job(graphs, &mut launches)
         })?
     }
@@ -171,13 +171,13 @@ pub(super) struct UncachedRank<M: Model> {
     inputs: Inputs,
     sampler: Sampler,
     draft_vocabulary: Option<DraftVocabulary>,
-    exchange: Option<Exchange>,
+    others: Option<OtherRanks>,
 }
 
 impl<M: Model> UncachedRank<M> {
     /// Allocates a cache of `blocks` blocks.
     pub fn add_cache(self, bounds: &Bounds, blocks: usize) -> Result<Rank<M>, LoadError> {
-        let Self { mut exec, shard, config, weights, work, inputs, sampler, draft_vocabulary, exchange } = self;
+        let Self { mut exec, shard, config, weights, work, inputs, sampler, draft_vocabulary, others } = self;
         let parts = Parts { exec: &mut exec, config: &config, weights: &weights, work: &work, shard };
         let cache = M::cache(parts, bounds, blocks)?;
         let rows = bounds.size.rows.min(sampler.max_rows());
@@ -195,7 +195,7 @@ impl<M: Model> UncachedRank<M> {
             graphs,
             draft_graphs,
             draft_vocabulary,
-            exchange,
+            others,
         })
     }
 }
@@ -211,7 +211,7 @@ struct PassLaunches<'a, M: Model> {
     sampler: &'a mut Sampler,
     /// Output matrix of `sampler`, if it is not the model's.
     head: Option<&'a Tensor>,
-    exchange: Option<&'a mut Exchange>,
+    others: Option<&'a mut OtherRanks>,
     step: &'a StepOf<M>,
     layers: PassLayers,
 }
@@ -237,17 +237,17 @@ impl<M: Model> PassLaunches<'_, M> {
         self.with_projection(|exec, sampler, logits, inputs| sampler.sample(exec, logits, inputs, &step.samples))
     }
 
-    /// Lends the sampler and the product that gives its logits.
+    /// Lends the sampler and the GEMM that gives its logits.
     fn with_projection(
         &mut self,
         job: impl FnOnce(&mut Exec, &mut Sampler, &mut Projection<'_>, &mut Inputs) -> Result<(), OpError>,
     ) -> Result<(), OpError> {
-        let Self { exec, weights, work, inputs, sampler, head: other_head, exchange, layers, .. } = self;
+        let Self { exec, weights, work, inputs, sampler, head: other_head, others, layers, .. } = self;
         let (normed, head) = match layers {
             PassLayers::Layers => M::output(work, weights),
             PassLayers::Drafts => M::draft_output(work, weights),
         };
-        let gather = exchange.as_mut().map(|exchange| (&mut exchange.logits_part, &*exchange.communicator));
+        let gather = others.as_mut().map(|others| (&mut others.logits_part, &*others.communicator));
         job(exec, sampler, &mut Projection { normed, head: other_head.unwrap_or(head), gather }, inputs)
     }
 }
@@ -259,9 +259,9 @@ impl<M: Model> Launches for PassLaunches<'_, M> {
     }
 
     fn launch(&mut self) -> Result<(), OpError> {
-        let Self { exec, config, weights, cache, work, inputs, sampler, exchange, step, layers, .. } = self;
+        let Self { exec, config, weights, cache, work, inputs, sampler, others, step, layers, .. } = self;
         let (samples, previous) = (step.samples.len(), &sampler.sampled);
-        let communicator = exchange.as_ref().map(|exchange| &*exchange.communicator);
+        let communicator = others.as_ref().map(|others| &*others.communicator);
         let mut pass = Pass::<M> { exec, config, weights, cache, work, inputs, previous, step, communicator };
         match layers {
             PassLayers::Layers => M::forward(&mut pass)?,

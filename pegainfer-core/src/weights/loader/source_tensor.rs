@@ -1,4 +1,4 @@
-//! Parts of stored tensors: rows and columns that one rank, or one of several products, takes.
+//! Parts of stored tensors: rows and columns that one rank, or one of several GEMMs, takes.
 
 use crate::weights::stored::Stored;
 use std::ops::Range;
