@@ -40,8 +40,8 @@ pub struct PlanArgs {
     /// Context length of each sequence in tokens, including the new ones
     #[arg(long, value_name = "TOKENS", default_value = "1024")]
     pub context: NonZeroUsize,
-    /// Plan one of N ranks, with its messages to the others
-    #[arg(long, alias = "tp", value_name = "N", default_value = "1", conflicts_with_all = ["gpu_memory", "times"])]
+    /// Plan one of N ranks, with its messages to the others; with --gpu-memory, N GPUs that share the model
+    #[arg(long, alias = "tp", value_name = "N", default_value = "1", conflicts_with = "times")]
     pub tensor_parallel_size: NonZeroUsize,
     /// Formats of weights and KV cache.
     #[command(flatten)]
@@ -88,7 +88,11 @@ pub fn run(args: &PlanArgs) -> Result<()> {
     let ledger = given.then(|| shipped::read(args.ledger.as_deref(), &args.shipped)).transpose()?;
     let model = model(args, ledger.as_ref())?;
     if let Some(bytes) = args.gpu_memory {
-        let engine = EngineArgs { formats: args.formats.clone(), ..Defaults::try_parse_from(["plan"])?.engine };
+        let engine = EngineArgs {
+            formats: args.formats.clone(),
+            tensor_parallel_size: Some(args.tensor_parallel_size),
+            ..Defaults::try_parse_from(["plan"])?.engine
+        };
         return print(&engine::gpu_fit(&model.dir, &engine, bytes)?.to_string());
     }
     let (batch, context) = (args.batch.get(), args.context.get());

@@ -66,7 +66,8 @@ impl GpuFit {
         let cuda = device_bytes(ranks);
         let free =
             |used: u64| DeviceMemory { total, free: total.saturating_sub(used) }.limited(options.gpu_memory_limit);
-        let bounds = Bounds::within(&info, &bytes, options, Some(free(cuda)))?;
+        let bounds = Bounds::within(&info, &bytes, options, Some(free(cuda)));
+        let bounds = bounds.map_err(|error| with_enough_gpus::<M>(error, config, options, (ranks, free(0).free)))?;
         let size = bounds.size;
         let logits = logits_rows(Device::Cuda).min(size.samples) * info.vocab_size * size_of::<f32>();
         let workspace = size.tokens as u64 * bytes.workspace_per_token + logits as u64;
@@ -108,6 +109,23 @@ pub fn rank_bytes<M: Model>(config: &M::Config, options: &LoadOptions) -> Result
         Ok(RankBytes { ranks, bytes: (all as f64 / options.gpu_memory_utilization) as u64 })
     };
     possible_ranks::<M>(config).map(need).collect()
+}
+
+/// `error`, and the number of GPUs with `free` bytes that hold the model, if `ranks` of them do not.
+pub(super) fn with_enough_gpus<M: Model>(
+    error: LoadError,
+    config: &M::Config,
+    options: &LoadOptions,
+    (ranks, free): (usize, u64),
+) -> LoadError {
+    let needs = rank_bytes::<M>(config, options).unwrap_or_default();
+    let lacks = needs.iter().any(|need| need.ranks == ranks && need.bytes > free);
+    match (error, needs.iter().find(|need| lacks && need.bytes <= free)) {
+        (LoadError::Option(why), Some(RankBytes { ranks, .. })) => {
+            LoadError::Option(format!("{why}; {ranks} such GPUs hold it (--tensor-parallel-size {ranks})"))
+        }
+        (error, _) => error,
+    }
 }
 
 impl fmt::Display for GpuFit {

@@ -3,6 +3,7 @@
 use super::bounds::Bounds;
 use super::config_file::Overrides;
 use super::executor::Executor;
+use super::gpu_fit::with_enough_gpus;
 use super::load_error::LoadError;
 use super::load_options::LoadOptions;
 use super::model::{Model, ragged, shard_config, uniform};
@@ -63,7 +64,10 @@ pub fn load<M: Model>(
         checkpoint.check_block_scales(info.fp8_weights)?;
         check_drafts(info.drafts, checkpoint.names())?;
     }
-    let bounds = Bounds::new(&info, &bytes, options, &mut execs)?;
+    let bounds = Bounds::new(&info, &bytes, options, &mut execs).map_err(|error| {
+        let free = execs[0].gpu().and_then(|gpu| gpu.info()).map_or(0, |gpu| gpu.free as u64);
+        with_enough_gpus::<M>(error, &config, options, (ranks, free))
+    })?;
     let start = Instant::now();
     let weight_bytes = bytes.weights * shards.len() as u64;
     let ranks = execs.into_iter().zip(shards).collect();

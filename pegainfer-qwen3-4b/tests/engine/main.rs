@@ -12,6 +12,7 @@ mod invariance;
 #[path = "../../../pegainfer-runtime/tests/family/mixes.rs"]
 mod mixes;
 mod plan;
+mod rank_faults;
 #[path = "../../../pegainfer-runtime/tests/family/ranks.rs"]
 mod ranks;
 #[path = "../support/mod.rs"]

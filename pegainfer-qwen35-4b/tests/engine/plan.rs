@@ -227,5 +227,6 @@ fn the_defaults_fit_common_gpus() {
     }
     let error = fit(&large, 48 * gb).unwrap_err();
     assert!(error.contains("53.8 GB for its weights") && error.contains("are missing"), "{error}");
+    assert!(error.contains("; 2 such GPUs hold it (--tensor-parallel-size 2)"), "{error}");
     assert!(fit(&small, 8 * gb).is_err());
 }
