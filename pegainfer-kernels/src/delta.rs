@@ -65,9 +65,15 @@ impl DeltaShape {
         2 * self.k_width() + self.v_width()
     }
 
-    /// Columns of the projection.
+    /// Columns of the projection, a multiple of 8, which the GPU kernels need; few heads are followed by columns of
+    /// zeros.
     pub fn projected_width(&self) -> usize {
-        self.channels() + self.v_width() + 2 * self.value_heads
+        (self.channels() + self.v_width() + 2 * self.value_heads).next_multiple_of(8)
+    }
+
+    /// Columns of zeros at the end of the projection.
+    pub fn padding(&self) -> usize {
+        self.projected_width() - self.channels() - self.v_width() - 2 * self.value_heads
     }
 
     /// First columns of z, b and a in the projection.

@@ -12,7 +12,7 @@ Operands are those of ops::gated_delta_chunks. gated_delta_intra writes T, P and
 gated_delta_scan goes through the chunks of each chain of segments with ROWS rows of a head's state in registers.
 
     mixed      [tokens, (2 key_heads + value_heads) * 128] bf16: q, k, v; read as the tiles `qk` and `values`
-    projected  [tokens, channels + value_heads * 130] bf16, of which b and a are read
+    projected  [tokens, channels + value_heads * 130, rounded up to 8] bf16, of which b and a are read
     a_log, dt_bias  [value_heads] f32
     segments   [count, 4] i32: first token, end, slot of the state before, slot of the state after; -1 for no slot
     solve, weights  T and P, [chunk numbers * value_heads * 64, 64] bf16
@@ -76,7 +76,7 @@ def gated_delta_intra(qk, projected, a_log, dt_bias, segments, solve, weights, s
     """grid: (value heads, chunk numbers). COUNT: a power of two, at least `count`."""
     group = value_heads // key_heads
     channels = (2 * key_heads + value_heads) * HEAD
-    width = channels + value_heads * HEAD + 2 * value_heads
+    width = (channels + value_heads * HEAD + 2 * value_heads + 7) // 8 * 8
     gdc_launch_dependents()
     head, chunk = tl.program_id(0), tl.program_id(1)
     i = tl.arange(0, COUNT)

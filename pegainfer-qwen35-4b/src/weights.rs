@@ -166,7 +166,8 @@ impl LinearAttention {
             1 => vec![rows("in_proj_qkv", channels, 0..channels)],
             _ => vec![q_rows, k_rows, v_rows],
         };
-        let parts: Vec<SourceTensor> = qkv.into_iter().chain(gates).collect();
+        let zeros = (shape.padding() > 0).then(|| SourceTensor::zeros(shape.padding()));
+        let parts: Vec<SourceTensor> = qkv.into_iter().chain(gates).chain(zeros).collect();
         let out = [SourceTensor::whole(name("out_proj.weight"), hidden)];
         let width = shape.conv_width;
         // Stored by channel; the kernels read neighbouring channels of one of the `width` inputs at once.

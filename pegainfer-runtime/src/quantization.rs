@@ -87,11 +87,14 @@ pub fn load_projection(
     parts: &[SourceTensor],
     columns: impl Into<Columns>,
 ) -> Result<Matrix, WeightsError> {
-    let fp8 = |part: &SourceTensor| match (loader.is_fp8(&part.name), quantization) {
-        (Some(true), _) => true,
-        (Some(false), Some(quantization)) => quantization.at_load && quantization.converts(&part.name),
-        (None, Some(quantization)) => quantization.converts(&part.name),
-        (_, None) => false,
+    let fp8 = |part: &SourceTensor| {
+        !part.is_zeros()
+            && match (loader.is_fp8(&part.name), quantization) {
+                (Some(true), _) => true,
+                (Some(false), Some(quantization)) => quantization.at_load && quantization.converts(&part.name),
+                (None, Some(quantization)) => quantization.converts(&part.name),
+                (_, None) => false,
+            }
     };
     let columns = columns.into();
     let formats: Vec<bool> = parts.iter().map(fp8).collect();

@@ -80,9 +80,10 @@ pub fn bench(workload: &Workload, servers: &dyn Servers) -> Result<Report> {
     let dir = model_dir.dir.as_path();
     let opened = engine::open_device(detect::detect(dir)?, dir, &common.engine)?;
     let device = opened.name.clone();
+    let ranks = common.engine.loop_back_ranks.map_or(opened.execs.len(), Into::into);
     let exec = opened.execs.into_iter().next().context("no device is open")?;
     let (read, peak) = (common.read_gbs.map(|n| n * 1e9), common.peak_tflops.map(|n| n * 1e12));
-    let roofline = Roofline::new(dir, common.engine.overrides(), exec, &device, read, peak)?;
+    let roofline = Roofline::new((dir, common.engine.overrides(), ranks), exec, &device, read, peak)?;
     let vocab = engine::vocab_size(dir)?;
 
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("no async runtime")?;

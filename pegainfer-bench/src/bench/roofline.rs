@@ -40,6 +40,9 @@ pub struct Roofline {
     /// Formats of weights and KV cache that differ from config.json's.
     #[serde(skip)]
     overrides: Overrides,
+    /// Ranks that share the model.
+    #[serde(skip)]
+    ranks: usize,
     /// Memory bandwidth in bytes per second.
     pub read_bytes_s: f64,
     /// Source of `read_bytes_s`.
@@ -112,11 +115,10 @@ struct Work {
 }
 
 impl Roofline {
-    /// The limits of `exec` for the model in `model`, with `overrides`. Given limits (bytes/s and FLOP/s) are not
-    /// measured. Call it while no engine is loaded, so that both fit into memory. `device` is the device's name.
+    /// The limits of `exec`, rank 0 of `ranks`, for the model in `model`, with `overrides`. Given limits (bytes/s and
+    /// FLOP/s) are not measured. Call it while no engine is loaded, so that both fit into memory. `device` is the device's name.
     pub fn new(
-        model: &Path,
-        overrides: Overrides,
+        (model, overrides, ranks): (&Path, Overrides, usize),
         mut exec: Exec,
         device: &str,
         read: Option<f64>,
@@ -134,7 +136,7 @@ impl Roofline {
             (None, Device::Cuda) => (Peaks::from_datasheet(device).flop_s, "the datasheet's dense bf16"),
             (None, _) => (Some(gemm_rate(&mut exec)?), "a measured bf16 GEMM"),
         };
-        Ok(Self { model: model.to_owned(), overrides, read_bytes_s, read_source, peak_flop_s, peak_source })
+        Ok(Self { model: model.to_owned(), overrides, ranks, read_bytes_s, read_source, peak_flop_s, peak_source })
     }
 
     /// The limits of a point with the metrics `figures`.
@@ -156,7 +158,7 @@ impl Roofline {
 
     /// Work of a step of `batch` sequences that attend to `context` tokens, the last `tokens` of them new.
     fn step(&self, batch: usize, tokens: usize, context: usize) -> Result<Work> {
-        let records = engine::record(&self.model, &self.overrides, batch, tokens, context)?;
+        let records = engine::record_rank(&self.model, &self.overrides, self.ranks, (batch, tokens, context))?;
         Ok(Work {
             bytes: records.iter().map(|r| r.bytes as f64).sum(),
             flops: records.iter().map(|r| r.flops as f64).sum(),
@@ -286,7 +288,8 @@ mod tests {
     #[test]
     fn names_of_devices_are_looked_up() {
         let (exec, none) = (Exec::meta().unwrap(), Overrides::default());
-        let given = Roofline::new(&model_dir(), none, exec, "cuda (NVIDIA H200)", Some(4.3e12), Some(790e12)).unwrap();
+        let given =
+            Roofline::new((&model_dir(), none, 1), exec, "cuda (NVIDIA H200)", Some(4.3e12), Some(790e12)).unwrap();
         assert_eq!((given.read_bytes_s, given.peak_flop_s), (4.3e12, Some(790e12)));
         let h200 = Peaks { read_bytes_s: Some(4.8e12), flop_s: Some(989e12) };
         assert_eq!(Peaks::from_datasheet("cuda (NVIDIA H200)"), h200);

@@ -57,7 +57,7 @@ struct Channels {
 
 // Grid: value heads, rows. A segment that is not its row's one token, or goes on from another one, stops the kernel.
 extern "C" __global__ __launch_bounds__(kDecodeThreads, 2) void decode_delta(
-    const bf16 *__restrict__ projected,    // [rows, channels + value_heads * 130]: q, k, v, z, b, a
+    const bf16 *__restrict__ projected,    // [rows, channels + value_heads * 130], rounded up to 8: q, k, v, z, b, a
     const float *__restrict__ conv,        // [4, channels]
     const float *__restrict__ a_log,       // [value_heads]
     const float *__restrict__ dt_bias,     // [value_heads]
@@ -75,7 +75,8 @@ extern "C" __global__ __launch_bounds__(kDecodeThreads, 2) void decode_delta(
     __shared__ uint32_t largest[kDim / 32];
     uint32_t row = blockIdx.y, head = blockIdx.x, value_heads = gridDim.x;
     uint32_t group = value_heads / key_heads, key_head = head / group;
-    uint32_t channels = (2 * key_heads + value_heads) * kDim, width = channels + value_heads * (kDim + 2);
+    // Whole vectors of eight values.
+    uint32_t channels = (2 * key_heads + value_heads) * kDim, width = (channels + value_heads * (kDim + 2) + 7) & ~7u;
     uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % kLanes, first = threadIdx.x / kLanes * kRows;
     release_successor();
 

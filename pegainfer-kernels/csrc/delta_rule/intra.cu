@@ -208,7 +208,7 @@ __device__ void list_chains(Chains *chains, const uint32_t *segments, uint32_t c
 // Grid: chunk numbers, key heads. Chains of at most `longest` tokens are left to csrc/delta_rule/recurrent.cu.
 extern "C" __global__ void __launch_bounds__(kThreads, 4)
     gated_delta_intra(const bf16 *mixed, // [tokens, (2 key_heads + value_heads) * 128]: q, k, v after the convolution
-                      const bf16 *projected,    // [tokens, width]: b and a are its last 2 value_heads columns
+                      const bf16 *projected,    // [tokens, width]: b and a come after z
                       const float *a_log,       // [value_heads]
                       const float *dt_bias,     // [value_heads]
                       const uint32_t *segments, // [count, 4], csrc/delta_rule/segments.cuh
@@ -235,10 +235,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
     if (first >= segment.end || short_chain(segments, count, index, longest)) return wait_for_predecessor();
     uint32_t here = min(segment.end - first, kChunk), group = value_heads / key_heads, head = blockIdx.y;
     size_t channels = size_t(2 * key_heads + value_heads) * kHead;
-    size_t width = channels + size_t(value_heads) * kHead + 2 * value_heads;
+    size_t gates_at = channels + size_t(value_heads) * kHead, width = (gates_at + 2 * value_heads + 7) & ~size_t(7);
 
     wait_for_predecessor();
-    const bf16 *b = projected + first * width + width - 2 * value_heads + head * group;
+    const bf16 *b = projected + first * width + gates_at + head * group;
     RawGates gates = load_gates(b, value_heads, width, here, group);
     const bf16 *q = mixed + first * channels + head * kHead;
     fetch_tile<kThreads>(s.tiles.q, q, channels, here, threadIdx.x);

@@ -31,7 +31,7 @@ __device__ __forceinline__ Columns widen_columns(const uint2 (&x)[4]) {
 // tokens, have nothing to do. Slots and tokens that there are not stop the kernel.
 extern "C" __global__ __launch_bounds__(kRuleThreads) void delta_recurrent(
     const bf16 *mixed,                     // [tokens, channels]
-    const bf16 *projected,                 // [tokens, width]: b and a are its last columns
+    const bf16 *projected,                 // [tokens, width]: b and a come after z
     const float *__restrict__ a_log,       // [value_heads]
     const float *__restrict__ dt_bias,     // [value_heads]
     const uint32_t *__restrict__ segments, // [gridDim.z, 4]
@@ -67,7 +67,7 @@ extern "C" __global__ __launch_bounds__(kRuleThreads) void delta_recurrent(
             x.k[i] = *reinterpret_cast<const uint2 *>(at + key_heads * kDim + 32 * i);
         }
         x.v = *reinterpret_cast<const uint2 *>(mixed + size_t(t) * channels + (2 * key_heads + head) * kDim + row);
-        const bf16 *gates = projected + size_t(t + 1) * width - 2 * value_heads + head;
+        const bf16 *gates = projected + size_t(t) * width + channels + value_heads * kDim + head;
         x.b = gates[0], x.a = gates[value_heads];
         return x;
     };

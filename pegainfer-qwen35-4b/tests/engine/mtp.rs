@@ -4,7 +4,7 @@
 use crate::mtp_support::{Checkpoint, Reference};
 use crate::support::invariance::{self, Alone};
 use crate::support::speculation::{by_model, drafts_of_the_model_follow_a_grammar, few_tokens};
-use crate::support::{Target, best, engine, fixture, options, run};
+use crate::support::{Target, best, engine, engine_on, fixture, options, rank_counts, run};
 use pegainfer_core::engine::{GenerateRequest, StepEngine};
 use pegainfer_core::schedule::SampleRow;
 use pegainfer_core::schedule::speculation::Speculation;
@@ -41,6 +41,18 @@ fn drafts_of_the_model_change_no_bit() {
     let short = alone.skip(fixture().cases.len());
     let preemptions = short.holds_with_drafts_of_the_model("few blocks", &mut with(&tight, by_model(3)));
     assert!(preemptions > 0, "nothing was preempted");
+}
+
+/// The embedding and the hidden state go through columns of `mtp.fc` on each rank.
+#[test]
+fn drafts_of_the_model_on_two_ranks_change_no_bit() {
+    let checkpoint = Checkpoint::repeating("ranks");
+    let options = LoadOptions { model_path: checkpoint.path(), check_ranks: true, ..options() };
+    for ranks in rank_counts(&[2]) {
+        let with = |speculation| engine_on(ranks, best(), &LoadOptions { speculation, ..options.clone() });
+        let alone = Alone::new(&mut with(None), best(), requests());
+        alone.cycle(16).holds_with_drafts_of_the_model("two ranks", &mut with(by_model(3)));
+    }
 }
 
 /// No request waits for the capture of a graph, of a decode step or of a draft pass.

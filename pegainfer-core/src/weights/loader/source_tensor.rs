@@ -31,6 +31,16 @@ impl From<usize> for Columns {
 }
 
 impl SourceTensor {
+    /// Rows of zeros, which no tensor of the checkpoint has.
+    pub fn zeros(rows: usize) -> Self {
+        Self { name: "zeros".to_owned(), rows: 0, part: 0..rows }
+    }
+
+    /// True for rows of zeros.
+    pub fn is_zeros(&self) -> bool {
+        self.rows == 0
+    }
+
     /// All rows of a tensor.
     pub fn whole(name: String, rows: usize) -> Self {
         Self { name, rows, part: 0..rows }
