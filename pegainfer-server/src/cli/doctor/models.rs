@@ -48,12 +48,15 @@ const EXPERTS: usize = 16;
 /// Common shapes, each with as many layers as have ops of different shapes.
 pub fn typical() -> impl Iterator<Item = (&'static str, Model)> {
     let models = [
-        ("a model of Qwen3-4B's shape", Model::qwen3(qwen3_4b(), false)),
-        ("a model of Qwen3-4B's shape with FP8 weights", Model::qwen3(qwen3_4b(), true)),
+        ("a model of Qwen3-4B's shape", Model::qwen3(qwen3_4b(), 1, false)),
+        ("a model of Qwen3-4B's shape with FP8 weights", Model::qwen3(qwen3_4b(), 1, true)),
+        ("one of two ranks of Qwen3-4B", Model::qwen3(qwen3_4b(), 2, false)),
         #[cfg(feature = "qwen35")]
-        ("a model of Qwen3.5-4B's shape", Model::qwen35(qwen35_4b(), false)),
+        ("a model of Qwen3.5-4B's shape", Model::qwen35(qwen35_4b(), 1, false)),
         #[cfg(feature = "qwen35")]
-        ("a model of Qwen3.5-4B's shape with FP8 weights", Model::qwen35(qwen35_4b(), true)),
+        ("a model of Qwen3.5-4B's shape with FP8 weights", Model::qwen35(qwen35_4b(), 1, true)),
+        #[cfg(feature = "qwen35")]
+        ("one of two ranks of Qwen3.5-4B", Model::qwen35(qwen35_4b(), 2, false)),
         #[cfg(feature = "deepseek-v4")]
         ("a model of DeepSeek-V4-Flash's shape", Model::deepseek_v4(deepseek_v4_flash())),
     ];
@@ -68,12 +71,12 @@ impl Model {
             Qwen3::NAME => {
                 let config = Qwen3::load_config(dir)?;
                 let config = qwen3::config::Config { layers: config.layers.min(LAYERS), ..config };
-                Ok(both(&|fp8| Self::qwen3(config.clone(), fp8)))
+                Ok(both(&|fp8| Self::qwen3(config.clone(), 1, fp8)))
             }
             #[cfg(feature = "qwen35")]
             Qwen35::NAME => {
                 let config = Qwen35::load_config(dir)?;
-                Ok(both(&|fp8| Self::qwen35(config.clone(), fp8)))
+                Ok(both(&|fp8| Self::qwen35(config.clone(), 1, fp8)))
             }
             #[cfg(feature = "deepseek-v4")]
             name if name == pegainfer_models::engine::deepseek_v4::FAMILY.name => {
@@ -85,23 +88,25 @@ impl Model {
         }
     }
 
-    fn qwen3(config: qwen3::config::Config, fp8: bool) -> Self {
+    fn qwen3(config: qwen3::config::Config, ranks: usize, fp8: bool) -> Self {
         let config = qwen3::config::Config { quantization: fp8.then(|| Quantization::every(&[])), ..config };
-        let (shape, rope_theta) = (config.shape, config.rope.theta);
+        let (heads, rope_theta) = (config.shape, config.rope.theta);
+        let shape = HeadShape { heads: heads.heads / ranks, kv_heads: heads.kv_heads / ranks, ..heads };
         let matrix = [config.hidden_size, config.intermediate_size];
         let fp8_kv = qwen3::config::Config { kv_dtype: ops::KvDType::Fp8, ..config.clone() };
-        let records = both(records::<Qwen3>(config), records::<Qwen3>(fp8_kv));
+        let records = both(records::<Qwen3>(config, ranks), records::<Qwen3>(fp8_kv, ranks));
         Self { shape, rope_theta, matrix, fp8, more_steps: if fp8 { &FP8_STEPS } else { &[] }, records }
     }
 
     #[cfg(feature = "qwen35")]
-    fn qwen35(config: qwen35::config::Config, fp8: bool) -> Self {
+    fn qwen35(config: qwen35::config::Config, ranks: usize, fp8: bool) -> Self {
         let quantization = fp8.then(|| Quantization::every(&qwen35::config::BF16_MODULES));
         let config = qwen35::config::Config { quantization, ..config };
-        let (shape, rope_theta) = (config.shape, config.rope.theta);
+        let (heads, rope_theta) = (config.shape, config.rope.theta);
+        let shape = HeadShape { heads: heads.heads / ranks, kv_heads: heads.kv_heads / ranks, ..heads };
         let matrix = [config.hidden_size, config.intermediate_size];
         let fp8_kv = qwen35::config::Config { kv_dtype: ops::KvDType::Fp8, ..config.clone() };
-        let records = both(records::<Qwen35>(config), records::<Qwen35>(fp8_kv));
+        let records = both(records::<Qwen35>(config, ranks), records::<Qwen35>(fp8_kv, ranks));
         Self { shape, rope_theta, matrix, fp8, more_steps: if fp8 { &FP8_STEPS } else { &[] }, records }
     }
 
@@ -172,12 +177,15 @@ const FP8_STEPS: [StepShape; 2] = [(1, 301, 301), (1, 130, 130)];
 /// Edge of a block of FP8 weights.
 const FP8_BLOCK: usize = 128;
 
-/// Records steps of a model whose rows all have log-probabilities and a logits update.
-fn records<M: pegainfer_runtime::Model>(config: M::Config) -> StepRecords {
+/// Records steps of rank 0 of `ranks` of a model whose rows all have log-probabilities and a logits update, without the
+/// exchanges between ranks.
+fn records<M: pegainfer_runtime::Model>(config: M::Config, ranks: usize) -> StepRecords {
     Box::new(move |batch, tokens, context| {
         let mut step = pegainfer_runtime::uniform::<M>(batch, tokens, context);
         ask_for_all(&mut step, M::info(&config).vocab_size);
-        Ok(pegainfer_runtime::record_step::<M>(&config, 1, &step)?)
+        let mut records = pegainfer_runtime::record_step::<M>(&config, ranks, &step)?;
+        records.retain(|record| record.sent == 0);
+        Ok(records)
     })
 }
 
