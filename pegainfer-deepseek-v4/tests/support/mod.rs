@@ -9,6 +9,7 @@ mod engines;
 
 pub use engines::*;
 use pegainfer_core::cuda::device_count;
+use pegainfer_core::engine::GenerateRequest;
 use pegainfer_core::exec::Exec;
 use pegainfer_deepseek_v4::bounds::Sharing;
 use pegainfer_deepseek_v4::numerics::Numerics;
@@ -46,14 +47,27 @@ pub fn options(numerics: Numerics) -> LoadOptions {
     }
 }
 
-/// A loaded engine on `ranks` ranks: on the CPU, or with `PEGAINFER_TEST_DEVICE=cuda` on one GPU each.
+/// KV cache of three pages, the third of which two requests of [`growing`] need.
+pub const THREE_PAGES: Option<u64> = Some(3 * 83_000);
+
+/// Two requests that grow to a second page each. The younger one is there first, and gives its page to the older one.
+pub fn growing(text: &[u32]) -> [GenerateRequest; 2] {
+    [(0, 110), (50, 124)].map(|(first, length)| greedy(&text[first..][..length], 60))
+}
+
+/// A loaded engine on `ranks` ranks: on the CPU with one thread each, or with `PEGAINFER_TEST_DEVICE=cuda` on one GPU
+/// each.
 pub fn engine(ranks: usize, options: &LoadOptions) -> DeepSeekEngine {
-    let threads = if ranks == 1 { 2 } else { 1 };
     let exec = |rank| match best() {
-        Target::Cpu(isa) => Exec::cpu(isa, Some(threads)).unwrap(),
         Target::Cuda => Exec::cuda(rank, None).unwrap(),
+        cpu => cpu.exec(),
     };
     load((0..ranks).map(exec).collect(), options, &mut |_, _| {}).unwrap().engine
+}
+
+/// A loaded engine on one rank, with two threads on a CPU.
+pub fn engine_with_threads(options: &LoadOptions) -> DeepSeekEngine {
+    load(vec![best().exec_with(2)], options, &mut |_, _| {}).unwrap().engine
 }
 
 /// Numbers of ranks to test in addition to one; limited by the number of GPUs if they run on GPUs.
