@@ -6,11 +6,13 @@
 
 mod support;
 
-use support::{e2e, engine, fixture, options};
+use support::{Case, Target, best, e2e, engine, fixture, options};
 
+/// On slower instruction sets, only the steps with known log-probabilities.
 #[test]
 fn every_step_agrees_with_the_reference() {
-    e2e::every_step_agrees(&fixture(), |target| engine(target, &options()), |_, case| case.greedy_ids.len(), 500);
+    let steps = |target: Target, case: &Case| if target == best() { case.greedy_ids.len() } else { case.top20.len() };
+    e2e::every_step_agrees(&fixture(), |target| engine(target, &options()), steps, 200);
 }
 
 #[test]

@@ -121,14 +121,17 @@ pub fn stops_at_end_of_text_and_forgets_cancelled_requests<E: StepExecutor>(
         engine.set_depth(depth);
         let eos = engine.limits().eos_token_ids;
         let handle = EngineHandle::spawn(engine, EngineConfig::default()).unwrap();
-        let mut stopped = 0;
-        for case in &fixture.cases {
+        let submit = |case: &Case| {
             let request = GenerateRequest { ignore_eos: false, ..greedy(&case.prompt_ids, 200) };
             let mut abandoned = handle.submit(request.clone()).unwrap();
             assert!(matches!(abandoned.blocking_recv(), Some(TokenEvent::Admitted { .. })));
             drop(abandoned);
-            stopped += usize::from(reaches_end_of_text(handle.submit(request).unwrap(), case, &eos));
-        }
+            handle.submit(request).unwrap()
+        };
+        // All run at the same time.
+        let streams: Vec<TokenStream> = fixture.cases.iter().map(submit).collect();
+        let ends = streams.into_iter().zip(&fixture.cases);
+        let stopped: usize = ends.map(|(stream, case)| usize::from(reaches_end_of_text(stream, case, &eos))).sum();
         assert!(stopped >= fixture.cases.len() / 2, "only {stopped} cases reached their end-of-text");
         let deadline = Instant::now() + Duration::from_secs(20);
         while handle.stats().running + handle.stats().waiting > 0 {

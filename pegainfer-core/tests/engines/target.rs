@@ -36,10 +36,15 @@ pub fn targets() -> Vec<Target> {
 }
 
 impl Target {
-    /// A device to load an engine on.
+    /// A device to load an engine on, for a test next to which others run: a CPU computes with one thread.
     pub fn exec(self) -> Exec {
+        self.exec_with(1)
+    }
+
+    /// A device to load an engine on. A CPU computes with `threads` threads.
+    pub fn exec_with(self, threads: usize) -> Exec {
         match self {
-            Self::Cpu(isa) => Exec::cpu(isa, Some(2)).unwrap(),
+            Self::Cpu(isa) => Exec::cpu(isa, Some(threads)).unwrap(),
             Self::Cuda => Exec::cuda(0, None).unwrap(),
         }
     }
@@ -50,7 +55,7 @@ impl Target {
             Self::Cpu(isa) => Exec::cpu(isa, Some(1)).unwrap(),
             Self::Cuda => Exec::cuda(rank, None).unwrap(),
         };
-        if ranks == 1 { vec![self.exec()] } else { (0..ranks).map(exec).collect() }
+        (0..ranks).map(exec).collect()
     }
 }
 

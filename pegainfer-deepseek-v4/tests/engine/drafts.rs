@@ -9,7 +9,9 @@ use crate::support::invariance::{self, Alone};
 use crate::support::speculation::{
     by_model, drafts_of_the_model_follow_a_grammar, few_tokens, lookup_drafts_change_no_token,
 };
-use crate::support::{Target, best, cuda_graph, engine, fixture, greedy, model_path, options, rank_counts, run};
+use crate::support::{
+    THREE_PAGES, Target, best, cuda_graph, engine, fixture, greedy, growing, model_path, options, rank_counts, run,
+};
 use crate::verify_steps::{Plan, Sequences, verify};
 use pegainfer_core::engine::{GenerateRequest, StepEngine};
 use pegainfer_core::isa::Isa;
@@ -38,11 +40,10 @@ fn requests(lengths: &[usize], max_tokens: usize) -> Vec<GenerateRequest> {
 fn drafts_change_no_bit() {
     let base = options(Numerics::REFERENCE);
     let mut requests = requests(&[1, 126, 127, 128, 129, 250], 24);
-    // They grow to three pages each, of four.
-    requests.extend([0, 50].map(|first| greedy(&text()[first..first + 120], 150)));
+    requests.extend(growing(&text()));
     let alone = Alone::new(&mut engine(1, &base), best(), requests);
     let mixed = LoadOptions { max_num_batched_tokens: 48, max_num_mixed_tokens: 40, ..base.clone() };
-    let tight = LoadOptions { kv_cache_bytes: Some(4 * 83_000), ..mixed.clone() };
+    let tight = LoadOptions { kv_cache_bytes: THREE_PAGES, ..mixed.clone() };
     alone.holds_with_drafts(|speculation| drafting(&mixed, speculation), |speculation| drafting(&tight, speculation));
 }
 
@@ -74,15 +75,16 @@ fn drafts_of_the_model_change_no_bit() {
     let checkpoint = checkpoint("bits");
     let base = LoadOptions { model_path: checkpoint.path(), ..options(Numerics::REFERENCE) };
     let alone =
-        Alone::new(&mut engine(1, &base), best(), few_tokens(requests(&[1, 3, 4, 126, 127, 128, 129, 250], 40)));
-    for (drafts, depth) in [(1, 2), (5, 1)] {
+        Alone::new(&mut engine(1, &base), best(), few_tokens(requests(&[1, 3, 4, 126, 127, 128, 129, 250], 24)));
+    // More requests than run at once, and as many.
+    for (drafts, depth, count) in [(1, 2, 20), (5, 1, 10)] {
         let mut drafting = drafting(&base, by_model(drafts));
         drafting.set_depth(depth);
-        alone.cycle(20).holds_with_drafts_of_the_model(&format!("{drafts} drafts, depth {depth}"), &mut drafting);
+        alone.cycle(count).holds_with_drafts_of_the_model(&format!("{drafts} drafts, depth {depth}"), &mut drafting);
     }
-    let long = [0, 50].map(|first| greedy(&text()[first..first + 120], 150));
-    let alone = Alone::new(&mut engine(1, &base), best(), few_tokens([&long[..], &long[..]].concat()));
-    let tight = LoadOptions { kv_cache_bytes: Some(4 * 83_000), max_num_batched_tokens: 64, ..base };
+    let growing = growing(&text());
+    let alone = Alone::new(&mut engine(1, &base), best(), few_tokens([&growing[..], &growing[..]].concat()));
+    let tight = LoadOptions { kv_cache_bytes: THREE_PAGES, max_num_batched_tokens: 64, ..base };
     let preemptions = alone.holds_with_drafts_of_the_model("few pages", &mut drafting(&tight, by_model(3)));
     assert!(preemptions > 0, "nothing was preempted");
 }
@@ -101,7 +103,7 @@ fn ranks_draft_what_one_drafts() {
     // The last prompt is so long that ranks share its tokens.
     let cases = fixture().cases;
     let long = cases.iter().filter(|case| case.prompt_ids.len() > 128).take(1);
-    let requests: Vec<_> = cases.iter().take(4).chain(long).map(|case| greedy(&case.prompt_ids, 24)).collect();
+    let requests: Vec<_> = cases.iter().take(4).chain(long).map(|case| greedy(&case.prompt_ids, 12)).collect();
     assert_eq!(requests.len(), 5);
     let plain = LoadOptions { speculation: None, ..base.clone() };
     let expected = run(&mut engine(1, &plain), &requests);

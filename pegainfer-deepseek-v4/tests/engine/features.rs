@@ -1,7 +1,7 @@
 //! Request features and steps in flight, which the scheduler of pegainfer-core gives to every model.
 
 use crate::support::invariance::{self, Alone};
-use crate::support::{Target, e2e, engine, fixture, greedy, logits, options, run, samples};
+use crate::support::{THREE_PAGES, Target, e2e, engine, fixture, greedy, growing, logits, options, run, samples};
 use pegainfer_core::engine::{GenerateRequest, RequestId, StepEngine, TokenEvent};
 use pegainfer_core::grammar::{Grammar, Matcher};
 use pegainfer_core::isa::Isa;
@@ -22,11 +22,11 @@ fn text() -> Vec<u32> {
 #[test]
 fn two_steps_in_flight_give_the_bits_of_one() {
     let mut requests = invariance::requests(&fixture().cases[..2], &[1, 127, 128, 129, 250], 12);
-    requests.extend([greedy(&text()[..120], 150), greedy(&text()[50..170], 150)]);
+    requests.extend(growing(&text()));
     let base = options(Numerics::REFERENCE);
     let alone = Alone::new(&mut engine(1, &base), Target::Cpu(Isa::best()), requests);
     let mixed = LoadOptions { max_num_batched_tokens: 48, max_num_mixed_tokens: 40, ..base.clone() };
-    let tight = LoadOptions { kv_cache_bytes: Some(4 * 83_000), ..mixed.clone() };
+    let tight = LoadOptions { kv_cache_bytes: THREE_PAGES, ..mixed.clone() };
     alone.holds_mixed_and_preempted(|| engine(1, &mixed), || engine(1, &tight));
 }
 

@@ -4,8 +4,8 @@
 
 use crate::support::invariance::Alone;
 use crate::support::{
-    Output, Target, best, cuda_graph, difference, engine, fixture, greedy, log_softmax, logits, model_path, options,
-    rank_counts, run,
+    Output, THREE_PAGES, Target, best, cuda_graph, difference, engine, engine_with_threads, fixture, greedy, growing,
+    log_softmax, logits, model_path, options, rank_counts, run,
 };
 use pegainfer_core::engine::{GenerateRequest, RequestId, StepEngine, TokenEvent};
 use pegainfer_core::isa::Isa;
@@ -22,13 +22,14 @@ fn text() -> Vec<u32> {
     long.prompt_ids[..330].to_vec()
 }
 
-/// Overlap, partial entries and window survive every boundary between steps. Chunks of 1 are decode.
+/// Overlap, partial entries and window survive every boundary between steps. Chunks of 1 are decode. Two threads give
+/// the bits of one.
 #[test]
 fn trap_05_chunks_and_decode_give_the_bits_of_the_whole() {
     let text = &text()[..270];
     for (numerics, chunks) in [(Numerics::REFERENCE, &[1, 3, 7, 33, 128, 160][..]), (Numerics::F32, &[7, 160])] {
-        let mut engine = engine(1, &options(numerics));
-        let whole = logits(&mut engine, text, 1024, 24);
+        let whole = logits(&mut engine(1, &options(numerics)), text, 1024, 24);
+        let mut engine = engine_with_threads(&options(numerics));
         for &chunk in chunks {
             let chunked = logits(&mut engine, text, chunk, 24);
             assert_eq!(difference(&whole, &chunked), 0.0, "{numerics:?}, chunks of {chunk}");
@@ -36,7 +37,8 @@ fn trap_05_chunks_and_decode_give_the_bits_of_the_whole() {
     }
 }
 
-/// Prompts of all lengths modulo 4 and 128: the next tokens complete entries or not, and leave a page or not.
+/// Prompts of lengths near the ends of a page, and of all lengths modulo 4 between them: the next tokens complete
+/// entries or not, and leave a page or not.
 #[test]
 fn decode_goes_on_behind_prompts_of_every_length() {
     const DECODED: usize = 5;
@@ -52,7 +54,8 @@ fn decode_goes_on_behind_prompts_of_every_length() {
         step
     };
     engine.executor().run(&step((0, 0), (0, 128))).unwrap();
-    for length in 129..=256 {
+    let between = (137..248).step_by(7);
+    for length in (129..137).chain(between).chain(248..=256) {
         // Continues from the state after the first page, in a separate slot and pages.
         engine.executor().run(&step((0, 128), (1, length))).unwrap();
         for end in length + 1..=length + DECODED {
@@ -130,7 +133,7 @@ fn ranks_that_share_experts_by_columns_agree_with_one() {
 /// Prompts of awkward lengths, some sampled, some with logits processors.
 fn requests() -> Vec<GenerateRequest> {
     let cases = fixture().cases;
-    let mut requests: Vec<_> = [1, 2, 6, 8].iter().map(|i| greedy(&cases[*i].prompt_ids, 12)).collect();
+    let mut requests: Vec<_> = [1, 2, 6, 8].iter().map(|i| greedy(&cases[*i].prompt_ids, 8)).collect();
     let text = text();
     requests.extend([127, 128, 129, 250, 300].map(|length| greedy(&text[..length], 8)));
     for (i, request) in requests.iter_mut().enumerate() {
@@ -175,18 +178,18 @@ fn trap_14_bits_do_not_depend_on_scheduling_or_a_warm_cache() {
     alone.holds("mixed steps", &mut engine(1, &small));
 }
 
-/// Four pages for requests that come to need three each.
+/// Three pages for requests that come to need two each.
 #[test]
 fn preempted_requests_give_the_same_bits() {
-    let alone = alone(vec![greedy(&text()[..120], 150), greedy(&text()[50..170], 150)]);
+    let alone = alone(growing(&text()).to_vec());
     let base = options(Numerics::REFERENCE);
-    let tight = LoadOptions { kv_cache_bytes: Some(4 * 83_000), max_num_batched_tokens: 64, ..base };
+    let tight = LoadOptions { kv_cache_bytes: THREE_PAGES, max_num_batched_tokens: 64, ..base };
     let mut preempting = engine(1, &tight);
-    assert_eq!(preempting.limits().kv_blocks, 4);
+    assert_eq!(preempting.limits().kv_blocks, 3);
     alone.holds("preemption", &mut preempting);
     let stats = preempting.stats();
     assert!(stats.preemptions > 0, "nothing was preempted");
-    assert_eq!((stats.running, stats.kv_blocks_free), (0, 4));
+    assert_eq!((stats.running, stats.kv_blocks_free), (0, 3));
 }
 
 /// A cancelled request leaves no trace and does not disturb its neighbour.

@@ -32,6 +32,10 @@ fn expected(text: &[u32], quantize: bool, mistake: Mistake, rows: usize) -> Vec<
     Oracle { weights: &WEIGHTS, quantize, mistake }.logits(text, rows)
 }
 
+/// Log-probabilities of the engine after the last [`ROWS`] tokens of [`text`], in f32, computed once.
+static IN_F32: LazyLock<Vec<Vec<f32>>> =
+    LazyLock::new(|| logits(&mut engine(1, &options(Numerics::F32)), &text(), 33, ROWS));
+
 fn largest_difference(a: &[Vec<f64>], b: &[Vec<f32>]) -> f64 {
     assert_eq!(a.len(), b.len());
     let pairs = a.iter().flatten().zip(b.iter().flatten());
@@ -40,8 +44,7 @@ fn largest_difference(a: &[Vec<f64>], b: &[Vec<f32>]) -> f64 {
 
 #[test]
 fn f32_semantics_equal_f64_to_f32_noise() {
-    let got = logits(&mut engine(1, &options(Numerics::F32)), &text(), 33, ROWS);
-    let off = largest_difference(&expected(&text(), false, Mistake::None, ROWS), &got);
+    let off = largest_difference(&expected(&text(), false, Mistake::None, ROWS), &IN_F32);
     println!("largest difference {off:.2e}");
     assert!(off < 1e-3, "off by {off}");
 }
@@ -55,7 +58,7 @@ fn a_bf16_checkpoint_gives_what_the_quantised_one_gives() {
     let dequantised = LoadOptions { model_path: dir.clone(), ..options(Numerics::F32) };
     let got = logits(&mut engine(1, &dequantised), &text(), 33, ROWS);
     std::fs::remove_dir_all(&dir).unwrap();
-    let off = difference(&logits(&mut engine(1, &options(Numerics::F32)), &text(), 33, ROWS), &got);
+    let off = difference(&IN_F32, &got);
     assert!(off < 1e-4, "off by {off}");
 }
 
@@ -84,8 +87,7 @@ fn quantised_semantics_equal_f64_where_no_rounding_falls_the_other_way() {
 
 /// The comparison above would see the mistake.
 fn is_seen(mistake: Mistake) {
-    let got = logits(&mut engine(1, &options(Numerics::F32)), &text(), 33, ROWS);
-    let off = largest_difference(&expected(&text(), false, mistake, ROWS), &got);
+    let off = largest_difference(&expected(&text(), false, mistake, ROWS), &IN_F32);
     assert!(off > 0.01, "{mistake:?} changes log-probabilities by {off} only");
 }
 

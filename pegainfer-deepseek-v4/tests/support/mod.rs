@@ -8,6 +8,7 @@ pub mod derived;
 mod engines;
 
 pub use engines::*;
+use pegainfer_core::engine::GenerateRequest;
 use pegainfer_deepseek_v4::bounds::Sharing;
 use pegainfer_deepseek_v4::numerics::Numerics;
 use pegainfer_deepseek_v4::plan::{self, SampleRow};
@@ -44,12 +45,26 @@ pub fn options(numerics: Numerics) -> LoadOptions {
     }
 }
 
-/// A loaded engine on `ranks` ranks: on the CPU, or with `PEGAINFER_TEST_DEVICE=cuda` on one GPU each.
+/// KV cache of three pages, the third of which two requests of [`growing`] need.
+pub const THREE_PAGES: Option<u64> = Some(3 * 83_000);
+
+/// Two requests that grow to a second page each. The younger one is there first, and gives its page to the older one.
+pub fn growing(text: &[u32]) -> [GenerateRequest; 2] {
+    [(0, 110), (50, 124)].map(|(first, length)| greedy(&text[first..][..length], 60))
+}
+
+/// A loaded engine on `ranks` ranks: on the CPU with one thread each, or with `PEGAINFER_TEST_DEVICE=cuda` on one GPU
+/// each.
 pub fn engine(ranks: usize, options: &LoadOptions) -> DeepSeekEngine {
     load(best().execs(ranks), options, &mut |_, _| {}).unwrap().engine
 }
 
-/// Numbers of ranks to test in addition to one.
+/// A loaded engine on one rank, with two threads on a CPU.
+pub fn engine_with_threads(options: &LoadOptions) -> DeepSeekEngine {
+    load(vec![best().exec_with(2)], options, &mut |_, _| {}).unwrap().engine
+}
+
+/// Numbers of ranks to test in addition to one; limited by the number of GPUs if they run on GPUs.
 pub fn rank_counts() -> Vec<usize> {
     engines::rank_counts(&[2, 4])
 }

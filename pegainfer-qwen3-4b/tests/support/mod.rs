@@ -25,4 +25,4 @@ pub const TIGHT_BLOCKS: u64 = 52;
 /// Bytes of the KV cache with which 16 requests of [`mixes`] are preempted.
 pub const MIXES_CACHE: u64 = 16 * 16 * 6144;
 /// Steps of [`mixes`].
-pub const MIXES_STEPS: u64 = 10_000;
+pub const MIXES_STEPS: u64 = 2_000;

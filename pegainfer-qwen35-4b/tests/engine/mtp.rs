@@ -28,17 +28,16 @@ fn drafts_of_the_model_change_no_bit() {
         LoadOptions { kv_cache_bytes: Some(48 * 16 * 3072), max_num_batched_tokens: Some(64), ..options.clone() };
     let with = |options: &LoadOptions, speculation| engine(best(), &LoadOptions { speculation, ..options.clone() });
     let alone = Alone::new(&mut with(&options, None), best(), requests());
-    for (drafts, depth) in [(1, 2), (6, 1)] {
+    // Without the longest prompts, so that many run at once.
+    let short = alone.skip(fixture().cases.len());
+    for (drafts, depth, requests) in [(1, 2, &alone.cycle(32)), (6, 1, &short)] {
         let mut drafting = with(&options, by_model(drafts));
         drafting.set_depth(depth);
-        let what = format!("{drafts} drafts, depth {depth}");
-        alone.cycle(32).holds_with_drafts_of_the_model(&what, &mut drafting);
+        requests.holds_with_drafts_of_the_model(&format!("{drafts} drafts, depth {depth}"), &mut drafting);
     }
     // Drafts that are taken from a quarter of the vocabulary.
     let part = by_model(3).map(|all| Speculation { draft_vocab_size: Some(1024), ..all });
-    alone.cycle(32).holds_with_drafts_of_the_model("a part of the vocabulary", &mut with(&options, part));
-    // Without the longest prompts, so that many run at once.
-    let short = alone.skip(fixture().cases.len());
+    short.holds_with_drafts_of_the_model("a part of the vocabulary", &mut with(&options, part));
     let preemptions = short.holds_with_drafts_of_the_model("few blocks", &mut with(&tight, by_model(3)));
     assert!(preemptions > 0, "nothing was preempted");
 }

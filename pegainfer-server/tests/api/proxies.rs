@@ -1,6 +1,6 @@
 //! Streams with a late first token, through proxies that close idle connections.
 //!
-//! The times correspond to proxies with a limit of a minute and a prefill of five minutes, divided by 60.
+//! The times correspond to proxies with a limit of a minute and a prefill of five minutes, divided by 120.
 
 use crate::support::client::{Response, post_unread, read_head};
 use crate::support::mock::{Control, MockEngine};
@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Idle time after which the proxy closes a connection.
-const IDLE: Duration = Duration::from_secs(1);
+const IDLE: Duration = Duration::from_millis(500);
 
 /// Path, body, and end of a complete stream of each API.
 fn apis() -> [(&'static str, Value, &'static str); 4] {

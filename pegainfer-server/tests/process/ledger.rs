@@ -3,6 +3,7 @@
 use serde_json::Value;
 use std::path::Path;
 use std::process::{Command, Output};
+use std::sync::LazyLock;
 
 fn pegainfer(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_pegainfer")).args(args).env_remove("RUST_LOG").output().unwrap()
@@ -12,6 +13,7 @@ fn text(output: &[u8]) -> String {
     String::from_utf8_lossy(output).into_owned()
 }
 
+/// Measures the ledger of a small engine.
 fn measure(file: &Path, model: &str) {
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models").join(model);
     let (file, model) = (file.to_str().unwrap(), model.to_str().unwrap());
@@ -21,6 +23,17 @@ fn measure(file: &Path, model: &str) {
     assert!(output.status.success(), "{}", text(&output.stderr));
     let summary = text(&output.stdout);
     assert!(summary.contains("decode") && summary.contains("the engine thread takes"), "{summary}");
+}
+
+/// Writes the ledger of qwen3-tiny, which is measured once, to `file`.
+fn write_measured(file: &Path) {
+    static LEDGER: LazyLock<String> = LazyLock::new(|| {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("measured");
+        measure(&file, "qwen3-tiny");
+        std::fs::read_to_string(file).unwrap()
+    });
+    std::fs::write(file, &*LEDGER).unwrap();
 }
 
 #[test]
@@ -82,7 +95,7 @@ fn impossible_simulations_are_refused() {
     let missing = dir.path().join("no-model");
     assert!(!pegainfer(&["ledger", "--out", path, "--model-path", missing.to_str().unwrap()]).status.success());
     assert_eq!(std::fs::read_to_string(&file).unwrap(), other);
-    measure(&file, "qwen3-tiny");
+    write_measured(&file);
     let error = refusal(&["--strict", "--concurrency", "8", "--max-num-seqs", "8"]);
     assert!(error.contains("the ledger does not cover"), "{error}");
     assert!(refusal(&["--max-num-seqs", "100"]).contains("--max-num-batched-tokens"));
@@ -155,7 +168,7 @@ fn an_anchor_corrects_the_ledger_of_another_device_and_doctor_compares_them() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
     let (own, other, anchored) = (path("own"), path("other"), path("anchored"));
-    measure(Path::new(&own), "qwen3-tiny");
+    write_measured(Path::new(&own));
     std::fs::write(&other, with_faster_prompts(Path::new(&own), 4.0)).unwrap();
     let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models");
     let model = |name: &str| models.join(name).to_str().unwrap().to_owned();

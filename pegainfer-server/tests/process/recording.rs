@@ -10,7 +10,7 @@ use std::path::Path;
 const COMPLETIONS: &str = "/v1/completions";
 const CHAT: &str = "/v1/chat/completions";
 /// Number of requests of the long test. Requests with two choices count twice in the file.
-const REQUESTS: usize = 200;
+const REQUESTS: usize = 96;
 /// Kinds of requests, see [`request`].
 const KINDS: usize = 8;
 
@@ -89,8 +89,8 @@ fn recorded_requests_give_the_same_tokens_again() {
     let ends: Vec<&Value> = lines.iter().filter(|line| line.get("end").is_some()).collect();
     let reasons = |name: &str| ends.iter().filter(|end| end["reason"] == name).count();
     let [stopped, long, cancelled] = ["stop", "length", "cancelled"].map(reasons);
-    assert!(stopped > 20 && long > 20 && cancelled > 20, "{stopped} {long} {cancelled}");
-    assert!(ends.len() > 180 && lines.iter().any(|line| line["parameters"]["grammar"].is_string()));
+    assert!(stopped > 10 && long > 10 && cancelled > 10, "{stopped} {long} {cancelled}");
+    assert!(ends.len() > 86 && lines.iter().any(|line| line["parameters"]["grammar"].is_string()));
     for threads in ["1", "2"] {
         let (code, out, err) = replay(&file, &["--check", "--threads", threads]);
         let all = format!("{0} of {0} requests gave the recorded ones, 0 had not ended", ends.len());

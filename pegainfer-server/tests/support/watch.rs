@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Minimum watching time, for meaningful percentiles.
-pub const WATCHED: Duration = Duration::from_millis(1500);
+const WATCHED: Duration = Duration::from_millis(800);
 
 /// 99th percentiles.
 #[derive(Debug, Clone, Copy)]

@@ -29,9 +29,10 @@ use world::World;
 
 /// Tokens of a KV block.
 const BLOCK_TOKENS: usize = 16;
-const STEPS: u64 = 1_000_000;
+/// Steps of each kind of model.
+const STEPS: u64 = 300_000;
 
-/// A million steps of random worlds of one kind.
+/// [`STEPS`] steps of random worlds of one kind.
 fn simulate<K: Kind>() {
     let seed = match std::env::var("PEGAINFER_TEST_SEED") {
         Ok(seed) => seed.parse().expect("PEGAINFER_TEST_SEED is a number"),
