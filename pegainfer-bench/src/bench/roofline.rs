@@ -232,7 +232,7 @@ mod tests {
     fn roofline(read: f64, peak: Option<f64>) -> Roofline {
         let (read_source, peak_source) = ("", "");
         let (model, overrides) = (model_dir(), Overrides::default());
-        Roofline { model, overrides, read_bytes_s: read, read_source, peak_flop_s: peak, peak_source }
+        Roofline { model, overrides, ranks: 1, read_bytes_s: read, read_source, peak_flop_s: peak, peak_source }
     }
 
     fn limits(roofline: &Roofline, cached: usize) -> Limits {
