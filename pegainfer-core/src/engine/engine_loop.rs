@@ -6,10 +6,11 @@
 use super::demux::{Demux, is_last};
 use super::shared::{Command, Shared, Submission};
 use super::stream::Cancellation;
-use super::{EngineError, EngineStats, EventBatch, RequestId, StepEngine};
+use super::{EngineError, EngineStats, EventBatch, RequestId, StepEngine, TokenEvent};
+use crate::schedule::group;
 use crate::sync::atomic::Ordering;
 use crate::sync::queue::{Receiver, SyncSender};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::mpsc::TryRecvError;
 
@@ -32,6 +33,9 @@ pub(super) struct EngineLoop<E> {
     shared: Arc<Shared>,
     /// Requests that have not ended. Ordered by id, so that a simulation depends only on its seed.
     open: BTreeMap<RequestId, Arc<Cancellation>>,
+    /// Requests without a first token, their groups of tenants, and the prompt tokens that they are predicted to
+    /// compute. Empty if the server has one engine.
+    uncomputed: HashMap<RequestId, (u32, usize)>,
     /// Tokens of all steps that `step_tokens` has.
     counted: u64,
 }
@@ -44,7 +48,7 @@ fn tokens(stats: &EngineStats) -> u64 {
 impl<E: StepEngine> EngineLoop<E> {
     pub(super) fn new(engine: E, inbox: Receiver<Command>, demux: SyncSender<Demux>, shared: Arc<Shared>) -> Self {
         let counted = tokens(&engine.stats());
-        Self { engine, inbox, demux, shared, open: BTreeMap::new(), counted }
+        Self { engine, inbox, demux, shared, open: BTreeMap::new(), uncomputed: HashMap::new(), counted }
     }
 
     /// Runs until the last handle is gone and the last request has ended, or the device is lost.
@@ -106,8 +110,11 @@ impl<E: StepEngine> EngineLoop<E> {
     }
 
     fn accept(&mut self, submission: Submission) {
-        let Submission { id, request, events, cancellation } = submission;
+        let Submission { id, request, uncomputed, events, cancellation } = submission;
         self.open.insert(id, cancellation);
+        if uncomputed > 0 {
+            self.uncomputed.insert(id, (group(request.tenant), uncomputed));
+        }
         self.send(Demux::Open(id, events));
         self.engine.add(id, request);
     }
@@ -124,6 +131,9 @@ impl<E: StepEngine> EngineLoop<E> {
 
     /// Launches the next step, or finishes the oldest one if none can be planned.
     fn step(&mut self) -> Result<(), EngineError> {
+        if self.shared.config.lost_after.is_some_and(|steps| self.engine.stats().steps >= steps) {
+            return Err(EngineError { message: "its device is lost, as a test asks for".into(), fatal: true });
+        }
         match self.engine.plan() {
             Some(admitted) => {
                 self.deliver(admitted);
@@ -172,6 +182,8 @@ impl<E: StepEngine> EngineLoop<E> {
         for (id, event) in &batch {
             if is_last(event) {
                 self.remove(*id);
+            } else if !self.uncomputed.is_empty() && matches!(event, TokenEvent::Token(_)) {
+                self.computed(*id);
             }
         }
         // Publish first: a client that sees its last token also sees its blocks free, unless a step in flight still
@@ -182,7 +194,15 @@ impl<E: StepEngine> EngineLoop<E> {
         }
     }
 
+    /// Records that nothing of this request's prompt is left to compute.
+    fn computed(&mut self, id: RequestId) {
+        if let Some((group, tokens)) = self.uncomputed.remove(&id) {
+            self.shared.subtract_uncomputed(group, tokens);
+        }
+    }
+
     fn remove(&mut self, id: RequestId) {
+        self.computed(id);
         if self.open.remove(&id).is_some() {
             self.shared.live.fetch_sub(1, Ordering::AcqRel);
         }

@@ -4,10 +4,13 @@ use super::clock::Clock;
 use super::step_tokens::StepTokens;
 use super::stream::{Cancellation, EventSender};
 use super::{EngineLimits, EngineStats, GenerateRequest, RequestId, StepEngine};
+use crate::kv::BlockPool;
 use crate::ledger::StepLog;
 use crate::schedule::recording::ScheduleSink;
-use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use crate::sync::atomic::{AtomicBool, AtomicUsize};
 use crate::sync::{Mutex, MutexGuard};
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
@@ -15,15 +18,18 @@ use tokio::sync::oneshot;
 /// Bounds of the engine's queues and steps.
 #[derive(Debug, Clone, Copy)]
 pub struct EngineConfig {
-    /// Maximum number of queued and running requests; others are refused with `QueueFull`.
+    /// Maximum number of queued and running requests, of all engines of a handle together; others are refused with
+    /// `QueueFull`.
     pub max_queued: usize,
     /// Time after which an engine with work that neither launches nor finishes a step counts as stuck.
     pub step_deadline: Duration,
+    /// For tests: the engine loses its device after this many steps.
+    pub lost_after: Option<u64>,
 }
 
 impl Default for EngineConfig {
     fn default() -> Self {
-        Self { max_queued: 1024, step_deadline: Duration::from_secs(30) }
+        Self { max_queued: 1024, step_deadline: Duration::from_secs(30), lost_after: None }
     }
 }
 
@@ -31,6 +37,8 @@ impl Default for EngineConfig {
 pub(super) struct Submission {
     pub id: RequestId,
     pub request: GenerateRequest,
+    /// Prompt tokens to compute, as predicted when it was submitted.
+    pub uncomputed: usize,
     pub events: EventSender,
     pub cancellation: Arc<Cancellation>,
 }
@@ -51,13 +59,17 @@ pub(super) struct Shared {
     pub clock: Clock,
     /// Submitted requests that have not ended.
     pub live: AtomicUsize,
-    pub next_id: AtomicU64,
     /// False once the engine has stopped.
     pub alive: AtomicBool,
     /// Reason of the stop, if it is an error.
     pub failure: OnceLock<String>,
     stats: Mutex<(EngineStats, Instant)>,
     step_tokens: Mutex<StepTokens>,
+    /// Prompt tokens that are predicted to be computed before the first tokens of the submitted requests, by group of
+    /// tenants. Empty if the server has one engine.
+    uncomputed: Mutex<BTreeMap<u32, usize>>,
+    /// The engine's KV pool, for looking into its prefix cache; `None` if it has none.
+    pub pool: Option<BlockPool>,
     /// Step times; `None` if the engine keeps none.
     pub step_log: Option<Arc<StepLog>>,
 }
@@ -71,10 +83,11 @@ impl Shared {
             config,
             clock,
             live: AtomicUsize::new(0),
-            next_id: AtomicU64::new(0),
             alive: AtomicBool::new(true),
             failure: OnceLock::new(),
             step_tokens: Mutex::new(StepTokens::default()),
+            uncomputed: Mutex::new(BTreeMap::new()),
+            pool: engine.pool(),
             step_log: engine.step_log(),
         }
     }
@@ -83,6 +96,31 @@ impl Shared {
     pub(super) fn stats(&self) -> MutexGuard<'_, (EngineStats, Instant)> {
         // The guarded value is plain data: a panic elsewhere cannot leave it half-written.
         self.stats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds predicted prompt tokens of a group's request.
+    pub(super) fn add_uncomputed(&self, group: u32, tokens: usize) {
+        if tokens > 0 {
+            *self.uncomputed().entry(group).or_default() += tokens;
+        }
+    }
+
+    /// Subtracts the tokens of a request that has its first token, or has ended.
+    pub(super) fn subtract_uncomputed(&self, group: u32, tokens: usize) {
+        if tokens == 0 {
+            return;
+        }
+        if let Entry::Occupied(mut left) = self.uncomputed().entry(group) {
+            *left.get_mut() = left.get().saturating_sub(tokens);
+            if *left.get() == 0 {
+                left.remove();
+            }
+        }
+    }
+
+    /// Predicted prompt tokens by group of tenants.
+    pub(super) fn uncomputed(&self) -> MutexGuard<'_, BTreeMap<u32, usize>> {
+        self.uncomputed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Histogram of tokens per step.

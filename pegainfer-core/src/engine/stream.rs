@@ -1,8 +1,11 @@
 //! The receiving end of one request.
 
+use super::cell::Outgoing;
+use super::resubmission::{Next, Resubmission};
 use super::{RequestId, TokenEvent};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::events;
+use std::ops::ControlFlow;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -73,6 +76,13 @@ impl Cancellation {
     }
 }
 
+/// A channel with capacity for all events of a request of up to `max_tokens` tokens.
+fn channel(max_tokens: usize, backlog: Arc<Backlog>) -> (EventSender, events::Receiver<Stamped>) {
+    // Admitted, Prompt, the tokens, Finished or Failed.
+    let (sender, receiver) = events::channel(max_tokens + 3);
+    (EventSender { events: sender, backlog }, receiver)
+}
+
 /// Events of one request, in order. Dropping it cancels the request.
 ///
 /// The channel has capacity for every event the request can cause, so the engine never waits for a slow client.
@@ -83,17 +93,28 @@ pub struct TokenStream {
     backlog: Arc<Backlog>,
     cancellation: Arc<Cancellation>,
     at: Instant,
+    /// For moving to another engine; `None` if there is none, or after the first token.
+    resubmission: Option<Box<Resubmission>>,
 }
 
 impl TokenStream {
     /// A stream for a request of up to `max_tokens` tokens submitted at `at`, the sender of its events, and its
     /// cancellation.
     pub(super) fn new(id: RequestId, max_tokens: usize, at: Instant) -> (Self, EventSender, Arc<Cancellation>) {
-        // Admitted, Prompt, the tokens, Finished or Failed.
-        let (sender, events) = events::channel(max_tokens + 3);
         let (cancellation, backlog) = (Arc::new(Cancellation::default()), Arc::new(Backlog::default()));
-        let sender = EventSender { events: sender, backlog: backlog.clone() };
-        (Self { id, events, backlog, cancellation: cancellation.clone(), at }, sender, cancellation)
+        let (sender, events) = channel(max_tokens, backlog.clone());
+        let stream = Self { id, events, backlog, cancellation: cancellation.clone(), at, resubmission: None };
+        (stream, sender, cancellation)
+    }
+
+    /// Sets the request's id once its engine is known.
+    pub(super) fn set_id(&mut self, id: RequestId) {
+        self.id = id;
+    }
+
+    /// Lets the request move to another engine.
+    pub(super) fn set_resubmission(&mut self, resubmission: Option<Box<Resubmission>>) {
+        self.resubmission = resubmission;
     }
 
     /// Events that [`recv`](Self::recv) has not returned; dropped with the stream.
@@ -101,7 +122,7 @@ impl TokenStream {
         self.backlog.clone()
     }
 
-    /// The engine's id of this request.
+    /// Id of this request. It changes if the request moves to another engine.
     pub fn id(&self) -> RequestId {
         self.id
     }
@@ -118,14 +139,49 @@ impl TokenStream {
 
     /// The next event; `None` after the last one, or early if the engine stopped or the deadline passed.
     pub async fn recv(&mut self) -> Option<TokenEvent> {
-        let stamped = self.events.recv().await;
-        self.stamp(stamped)
+        loop {
+            let stamped = self.events.recv().await;
+            if let ControlFlow::Break(event) = self.take(stamped) {
+                return event;
+            }
+        }
     }
 
     /// Blocking variant of [`recv`](Self::recv), for threads without an async runtime.
     pub fn blocking_recv(&mut self) -> Option<TokenEvent> {
-        let stamped = self.events.blocking_recv();
-        self.stamp(stamped)
+        loop {
+            let stamped = self.events.blocking_recv();
+            if let ControlFlow::Break(event) = self.take(stamped) {
+                return event;
+            }
+        }
+    }
+
+    /// The event to return; continues if there is none, because the request was admitted again or has moved.
+    fn take(&mut self, stamped: Option<Stamped>) -> ControlFlow<Option<TokenEvent>> {
+        let event = self.stamp(stamped);
+        let Some(resubmission) = &mut self.resubmission else { return ControlFlow::Break(event) };
+        match resubmission.next(self.id, event.as_ref()) {
+            Next::Return => ControlFlow::Break(event),
+            Next::Skip => ControlFlow::Continue(()),
+            Next::Move if self.move_on().is_some() => ControlFlow::Continue(()),
+            Next::Move | Next::ReturnLast => {
+                self.resubmission = None;
+                ControlFlow::Break(event)
+            }
+        }
+    }
+
+    /// Submits the request again to another engine, whose events follow. `None` if it is refused.
+    fn move_on(&mut self) -> Option<()> {
+        let resubmission = self.resubmission.as_mut()?;
+        let (sender, receiver) = channel(resubmission.max_tokens(), self.backlog.clone());
+        let cancellation = self.cancellation.clone();
+        self.id = resubmission.resubmit(|id, request, uncomputed| {
+            Outgoing { id, request, uncomputed, events: sender, cancellation }
+        })?;
+        self.events = receiver;
+        Some(())
     }
 
     fn stamp(&mut self, stamped: Option<Stamped>) -> Option<TokenEvent> {
