@@ -35,8 +35,8 @@ pub struct EngineCell {
 pub(super) struct Outgoing {
     pub id: RequestId,
     pub request: GenerateRequest,
-    /// Prompt tokens that the engine will have to compute, as predicted; 0 if nobody asks for them.
-    pub uncomputed: usize,
+    /// As in [`Submission`].
+    pub uncomputed: Option<usize>,
     pub events: EventSender,
     pub cancellation: Arc<Cancellation>,
 }
@@ -123,10 +123,15 @@ impl EngineCell {
         let Outgoing { id, request, uncomputed, events, cancellation } = outgoing;
         let group = group(request.tenant);
         let submission = Submission { id, request, uncomputed, events, cancellation };
-        // Added first, because the engine may subtract it at once.
-        self.shared.add_uncomputed(group, uncomputed);
+        if let Some(tokens) = uncomputed {
+            // Added first, because the engine may subtract it at once.
+            self.shared.add_load(group, tokens);
+        }
         self.send(Command::Submit(submission)).inspect_err(|_| {
-            self.shared.subtract_uncomputed(group, uncomputed);
+            if let Some(tokens) = uncomputed {
+                self.shared.subtract_tokens(group, tokens);
+                self.shared.subtract_request(group);
+            }
             self.shared.live.fetch_sub(1, Ordering::AcqRel);
         })
     }

@@ -32,12 +32,19 @@ pub(super) struct EngineLoop<E> {
     demux: SyncSender<Demux>,
     shared: Arc<Shared>,
     /// Requests that have not ended. Ordered by id, so that a simulation depends only on its seed.
-    open: BTreeMap<RequestId, Arc<Cancellation>>,
+    open: BTreeMap<RequestId, OpenRequest>,
     /// Requests without a first token, their groups of tenants, and the prompt tokens that they are predicted to
-    /// compute. Empty if the server has one engine.
+    /// compute. Empty if the handle has one engine.
     uncomputed: HashMap<RequestId, (u32, usize)>,
     /// Tokens of all steps that `step_tokens` has.
     counted: u64,
+}
+
+/// A request that has not ended.
+struct OpenRequest {
+    cancellation: Arc<Cancellation>,
+    /// Its group of tenants, in whose load it counts; `None` if the handle has one engine.
+    group: Option<u32>,
 }
 
 /// Tokens that an engine has admitted and generated.
@@ -111,17 +118,17 @@ impl<E: StepEngine> EngineLoop<E> {
 
     fn accept(&mut self, submission: Submission) {
         let Submission { id, request, uncomputed, events, cancellation } = submission;
-        self.open.insert(id, cancellation);
-        if uncomputed > 0 {
-            self.uncomputed.insert(id, (group(request.tenant), uncomputed));
-        }
+        let group = uncomputed.map(|_| group(request.tenant));
+        self.open.insert(id, OpenRequest { cancellation, group });
+        self.uncomputed.extend(group.zip(uncomputed).map(|counted| (id, counted)));
         self.send(Demux::Open(id, events));
         self.engine.add(id, request);
     }
 
     fn drop_cancelled(&mut self) {
         let now = self.engine.now();
-        let gone: Vec<RequestId> = self.open.iter().filter(|(_, c)| c.is_due(now)).map(|(id, _)| *id).collect();
+        let gone: Vec<RequestId> =
+            self.open.iter().filter(|(_, open)| open.cancellation.is_due(now)).map(|(id, _)| *id).collect();
         for id in gone {
             self.engine.cancel(id);
             self.remove(id);
@@ -197,13 +204,16 @@ impl<E: StepEngine> EngineLoop<E> {
     /// Records that nothing of this request's prompt is left to compute.
     fn computed(&mut self, id: RequestId) {
         if let Some((group, tokens)) = self.uncomputed.remove(&id) {
-            self.shared.subtract_uncomputed(group, tokens);
+            self.shared.subtract_tokens(group, tokens);
         }
     }
 
     fn remove(&mut self, id: RequestId) {
         self.computed(id);
-        if self.open.remove(&id).is_some() {
+        if let Some(open) = self.open.remove(&id) {
+            if let Some(group) = open.group {
+                self.shared.subtract_request(group);
+            }
             self.shared.live.fetch_sub(1, Ordering::AcqRel);
         }
     }

@@ -2,7 +2,7 @@
 
 use super::cell::{EngineCell, Outgoing, Stopped};
 use super::resubmission::Resubmission;
-use super::router::{Candidate, Choice, Router, ahead};
+use super::router::{Candidate, Choice, GroupLoad, Router};
 use super::{EngineLimits, GenerateRequest, RequestId, SubmitError, TokenStream};
 use crate::schedule::group;
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -104,13 +104,17 @@ impl Front {
         let (mut stream, events, cancellation) = TokenStream::new(RequestId(0), request.max_tokens, now);
         if let [cell] = &self.cells[..] {
             let id = self.id(0);
-            cell.submit(Outgoing { id, request, uncomputed: 0, events, cancellation })?;
+            cell.submit(Outgoing { id, request, uncomputed: None, events, cancellation })?;
             stream.set_id(id);
             return Ok(stream);
         }
         let resubmission = Resubmission::new(Arc::downgrade(self), &request);
-        let id = self.place(request, false, |id, request, uncomputed| {
-            Outgoing { id, request, uncomputed, events, cancellation }
+        let id = self.place(request, false, |id, request, uncomputed| Outgoing {
+            id,
+            request,
+            uncomputed,
+            events,
+            cancellation,
         })?;
         stream.set_id(id);
         stream.set_resubmission(resubmission);
@@ -121,7 +125,7 @@ impl Front {
     pub fn resubmit(
         &self,
         request: GenerateRequest,
-        outgoing: impl FnOnce(RequestId, GenerateRequest, usize) -> Outgoing,
+        outgoing: impl FnOnce(RequestId, GenerateRequest, Option<usize>) -> Outgoing,
     ) -> Result<RequestId, SubmitError> {
         self.place(request, true, outgoing)
     }
@@ -132,7 +136,7 @@ impl Front {
     }
 
     /// Number of the engine that has the request with this id.
-    fn engine(&self, id: RequestId) -> usize {
+    pub fn engine(&self, id: RequestId) -> usize {
         (id.0 % self.cells.len() as u64) as usize
     }
 
@@ -147,7 +151,7 @@ impl Front {
         &self,
         request: GenerateRequest,
         moved: bool,
-        outgoing: impl FnOnce(RequestId, GenerateRequest, usize) -> Outgoing,
+        outgoing: impl FnOnce(RequestId, GenerateRequest, Option<usize>) -> Outgoing,
     ) -> Result<RequestId, SubmitError> {
         // Long prompts take some 10 us here, so that is done before taking the lock.
         let mut candidates = self.candidates(&request)?;
@@ -160,25 +164,29 @@ impl Front {
         let (now, block, uses_cache) =
             (self.cells[0].shared.clock.now(), self.limits().block_size, request.prompt_logprobs.is_none());
         if uses_cache {
-            router.credit(&request.prompt, request.cache_salt, block, now, &mut candidates);
+            router.expect(&request.prompt, request.cache_salt, block, now, &mut candidates);
         }
         for candidate in &mut candidates {
-            let uncached = request.prompt.len() - candidate.cached;
+            let uncached = request.prompt.len() - candidate.expected;
             let shared = &self.cells[candidate.engine].shared;
-            candidate.ahead = ahead(&shared.uncomputed(), group(request.tenant), uncached);
+            candidate.before = GroupLoad::before(&shared.loads(), group(request.tenant), uncached);
         }
         let only = (candidates.len() == 1).then(|| candidates[0].engine);
-        let Choice { engine, cached, uncached } =
+        let Choice { engine, expected, uncached } =
             router.choose(request.prompt.len(), &candidates).ok_or(SubmitError::EngineStopped)?;
-        let (prompt, salt, reason) = (request.prompt.clone(), request.cache_salt, match only {
-            _ if moved => RouteReason::Moved,
-            Some(_) if request.engine.is_some() => RouteReason::Pinned,
-            Some(_) if request.same_prompt_as.is_some() => RouteReason::Choice,
-            _ if 2 * cached >= request.prompt.len() => RouteReason::Prefix,
-            _ => RouteReason::Load,
-        });
+        let (prompt, salt, reason) = (
+            request.prompt.clone(),
+            request.cache_salt,
+            match only {
+                _ if moved => RouteReason::Moved,
+                Some(_) if request.engine.is_some() => RouteReason::Pinned,
+                Some(_) if request.same_prompt_as.is_some() => RouteReason::Choice,
+                _ if 2 * expected >= request.prompt.len() => RouteReason::Prefix,
+                _ => RouteReason::Load,
+            },
+        );
         let id = self.id(engine);
-        self.cells[engine].submit(outgoing(id, request, uncached.max(1)))?;
+        self.cells[engine].submit(outgoing(id, request, Some(uncached)))?;
         router.sent(engine, salt, prompt, now);
         counts[engine][reason as usize] += 1;
         Ok(id)
@@ -189,7 +197,11 @@ impl Front {
     fn candidates(&self, request: &GenerateRequest) -> Result<Vec<Candidate>, SubmitError> {
         if let Some(engine) = request.engine {
             let alive = self.cells.get(engine).is_some_and(EngineCell::is_alive);
-            return if alive { Ok(vec![self.candidate(engine, request)]) } else { Err(SubmitError::EngineLost { engine }) };
+            return if alive {
+                Ok(vec![self.candidate(engine, request)])
+            } else {
+                Err(SubmitError::EngineLost { engine })
+            };
         }
         let alive: Vec<usize> = (0..self.cells.len()).filter(|&i| self.cells[i].is_alive()).collect();
         let first = request.same_prompt_as.map(|first| self.engine(first)).filter(|first| alive.contains(first));
@@ -214,7 +226,13 @@ impl Front {
         // Log-probabilities of the prompt need all of it computed.
         let uses_cache = request.prompt_logprobs.is_none();
         let cached = if uses_cache { cell.cached_prefix(request.cache_salt, &request.prompt) } else { 0 };
-        Candidate { engine, cached, ahead: 0, live: cell.live(), capacity: cell.limits().max_num_seqs.max(1) }
+        Candidate {
+            engine,
+            cached,
+            expected: cached,
+            before: GroupLoad::default(),
+            capacity: cell.limits().max_num_seqs.max(1),
+        }
     }
 
     /// As [`EngineHandle::reset_prefix_cache`](super::EngineHandle::reset_prefix_cache).

@@ -58,7 +58,7 @@ impl Resubmission {
     /// Submits the request again. `None` if it is refused.
     pub fn resubmit(
         &mut self,
-        outgoing: impl FnOnce(RequestId, GenerateRequest, usize) -> Outgoing,
+        outgoing: impl FnOnce(RequestId, GenerateRequest, Option<usize>) -> Outgoing,
     ) -> Option<RequestId> {
         let front = self.front.upgrade()?;
         self.moved_admitted = self.admitted;

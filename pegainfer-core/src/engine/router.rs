@@ -3,19 +3,20 @@
 //! A request goes to the engine with the lowest cost, in prompt tokens:
 //!
 //! ```text
-//! cost = uncached + ahead + BALANCE * live / capacity
+//! cost = uncached + tokens before it + BALANCE * requests before it / capacity
 //! ```
 //!
 //! - `uncached`: tokens of its prompt that this engine would have to compute.
-//! - `ahead`: prompt tokens that the engine computes before it ([`ahead`]).
-//! - `live / capacity`: the engine's open requests, as a fraction of those that run at the same time.
+//! - `tokens before it`: prompt tokens that the engine computes first ([`GroupLoad::before`]).
+//! - `requests before it / capacity`: open requests, as a fraction of those that run at the same time.
 //!
 //! The first term keeps the turns of a conversation together, the others spread a popular prefix over the engines once
 //! waiting for it costs more than computing it again. Tokens are the unit because all engines have the same model and
 //! kind of device: the time per token is the same for all and cancels out. A slower engine has a longer queue.
 //!
 //! The prefix cache has only computed prompts. The router therefore also remembers prompts that it sent recently, so
-//! that a second request with the same prompt follows the first one.
+//! that a second request with the same prompt follows the first one. Such a prefix counts neither as `uncached` nor
+//! as tokens before it: waiting for it takes no longer than computing it again.
 //!
 //! Everything here is pure: no clock, no thread, no lock.
 
@@ -42,10 +43,10 @@ pub struct Candidate {
     pub engine: usize,
     /// Tokens of the prompt in its prefix cache.
     pub cached: usize,
-    /// Prompt tokens that it computes before the request.
-    pub ahead: usize,
-    /// Its open requests, running or waiting.
-    pub live: usize,
+    /// Tokens of the prompt in its prefix cache or in a prompt that was sent there recently, at least `cached`.
+    pub expected: usize,
+    /// The part of its load that goes before the request.
+    pub before: GroupLoad,
     /// Maximum number of running requests, at least 1.
     pub capacity: usize,
 }
@@ -53,18 +54,33 @@ pub struct Candidate {
 impl Candidate {
     /// Cost of a request with `prompt` tokens on this engine, in prompt tokens.
     pub fn cost(&self, prompt: usize) -> usize {
-        prompt.saturating_sub(self.cached) + self.ahead + BALANCE * self.live / self.capacity
+        let tokens = self.before.tokens.saturating_sub(self.expected - self.cached);
+        prompt.saturating_sub(self.expected) + tokens + BALANCE * self.before.requests / self.capacity
     }
 }
 
-/// Prompt tokens that an engine computes before a request of `group` with `uncached` tokens. `queued` has the prompt
-/// tokens that each group of tenants has to compute there. Groups take turns, so another group goes first with at most
-/// as many tokens as this group has with the request. A group that fills one engine is thereby sent to the others,
-/// where its turn comes sooner: its share is counted over all engines.
-pub fn ahead(queued: &BTreeMap<u32, usize>, group: u32, uncached: usize) -> usize {
-    let own = queued.get(&group).copied().unwrap_or(0);
-    let others = queued.iter().filter(|(other, _)| **other != group);
-    own + others.map(|(_, tokens)| (*tokens).min(own + uncached)).sum::<usize>()
+/// Load of an engine by the requests of one group of tenants.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct GroupLoad {
+    /// Open requests, running or waiting.
+    pub requests: usize,
+    /// Prompt tokens that are predicted to be computed before the first tokens of these requests.
+    pub tokens: usize,
+}
+
+impl GroupLoad {
+    /// The part of an engine's `loads` that goes before a new request of `group` with `uncached` tokens. Groups take
+    /// turns, so another group goes first with at most as much as this group has with the request. A group that fills
+    /// one engine is thereby sent to the others, where its turn comes sooner: its share is counted over all engines.
+    pub fn before(loads: &BTreeMap<u32, Self>, group: u32, uncached: usize) -> Self {
+        let own = loads.get(&group).copied().unwrap_or_default();
+        let most = Self { requests: own.requests + 1, tokens: own.tokens + uncached };
+        let others = loads.iter().filter(|(other, _)| **other != group).map(|(_, load)| load);
+        others.fold(own, |sum, load| Self {
+            requests: sum.requests + load.requests.min(most.requests),
+            tokens: sum.tokens + load.tokens.min(most.tokens),
+        })
+    }
 }
 
 /// The decision for a request.
@@ -72,8 +88,8 @@ pub fn ahead(queued: &BTreeMap<u32, usize>, group: u32, uncached: usize) -> usiz
 pub struct Choice {
     /// Number of the engine.
     pub engine: usize,
-    /// Tokens of the prompt that are predicted not to be computed there.
-    pub cached: usize,
+    /// Tokens of the prompt that are expected in its prefix cache.
+    pub expected: usize,
     /// Tokens that have to be computed.
     pub uncached: usize,
 }
@@ -99,25 +115,26 @@ struct SentPrompt {
 }
 
 impl Router {
-    /// Adds remembered prompts to the cached tokens of the candidates. Only whole blocks of `block` tokens count, and
+    /// Sets the expected tokens of the candidates from their cached tokens and the remembered prompts. Only whole blocks of `block` tokens count, and
     /// at most all tokens but the last.
-    pub fn credit(&mut self, prompt: &[u32], salt: u64, block: usize, now: Instant, candidates: &mut [Candidate]) {
+    pub fn expect(&mut self, prompt: &[u32], salt: u64, block: usize, now: Instant, candidates: &mut [Candidate]) {
         self.forget_before(now);
         let most = prompt.len().saturating_sub(1);
         let mut compared = 0;
+        candidates.iter_mut().for_each(|candidate| candidate.expected = candidate.cached);
         for sent in self.sent.iter().filter(|sent| sent.salt == salt) {
             let Some(candidate) = candidates.iter_mut().find(|candidate| candidate.engine == sent.engine) else {
                 continue;
             };
             // Compare the block that would have to be equal, before all those that precede it.
-            let next = candidate.cached - candidate.cached % block;
+            let next = candidate.expected - candidate.expected % block;
             let differs = sent.prompt.get(next..next + block).is_none_or(|tokens| !prompt[next..].starts_with(tokens));
-            if differs || candidate.cached >= most {
+            if differs || candidate.expected >= most {
                 continue;
             }
             let common = common_prefix(prompt, &sent.prompt, block);
             compared += common;
-            candidate.cached = candidate.cached.max(common.min(most));
+            candidate.expected = candidate.expected.max(common.min(most));
             if compared > MAX_COMPARED {
                 return;
             }
@@ -129,10 +146,10 @@ impl Router {
     pub fn choose(&mut self, prompt: usize, candidates: &[Candidate]) -> Option<Choice> {
         let engines = candidates.iter().map(|candidate| candidate.engine + 1).max()?;
         let turn = |engine: usize| (engine + engines - self.next % engines) % engines;
-        let order = |one: &&Candidate| (one.cost(prompt), one.live, turn(one.engine));
-        let Candidate { engine, cached, .. } = *candidates.iter().min_by_key(order)?;
+        let order = |one: &&Candidate| (one.cost(prompt), one.before.requests, turn(one.engine));
+        let Candidate { engine, expected, .. } = *candidates.iter().min_by_key(order)?;
         self.next = engine + 1;
-        Some(Choice { engine, cached, uncached: prompt.saturating_sub(cached) })
+        Some(Choice { engine, expected, uncached: prompt.saturating_sub(expected) })
     }
 
     /// Remembers that a prompt was sent to an engine.
@@ -172,27 +189,37 @@ fn common_prefix(one: &[u32], other: &[u32], block: usize) -> usize {
 mod tests {
     use super::*;
 
-    const IDLE: Candidate = Candidate { engine: 0, cached: 0, ahead: 0, live: 0, capacity: 256 };
+    const IDLE: Candidate =
+        Candidate { engine: 0, cached: 0, expected: 0, before: GroupLoad { requests: 0, tokens: 0 }, capacity: 256 };
 
-    fn choose(prompt: usize, candidates: &[Candidate]) -> usize {
-        Router::default().choose(prompt, candidates).unwrap().engine
+    /// An engine with this load.
+    fn loaded(engine: usize, requests: usize, tokens: usize) -> Candidate {
+        Candidate { engine, before: GroupLoad { requests, tokens }, ..IDLE }
+    }
+
+    /// The choice between an idle engine 0 and `other`.
+    fn choose(prompt: usize, one: Candidate, other: Candidate) -> usize {
+        Router::default().choose(prompt, &[one, other]).unwrap().engine
     }
 
     #[test]
     fn the_cheapest_engine_is_chosen() {
-        let other = Candidate { engine: 1, ..IDLE };
-        assert_eq!(choose(4096, &[IDLE, Candidate { cached: 4080, ..other }]), 1, "its prefix is cached");
-        assert_eq!(choose(4096, &[IDLE, Candidate { cached: 4080, ahead: 5000, ..other }]), 0, "waiting costs more");
-        assert_eq!(choose(4096, &[IDLE, Candidate { cached: 1024, live: 10, ..other }]), 1);
-        assert_eq!(choose(4096, &[IDLE, Candidate { cached: 1024, live: 20, ..other }]), 0, "a prefix spreads");
-        assert_eq!(choose(64, &[Candidate { ahead: 100, ..IDLE }, other]), 1, "less waits");
-        assert_eq!(choose(64, &[Candidate { live: 1, capacity: 100_000, ..IDLE }, other]), 1, "a tie: fewest open");
+        let cached = |tokens: usize, one: Candidate| Candidate { cached: tokens, expected: tokens, ..one };
+        assert_eq!(choose(4096, IDLE, cached(4080, loaded(1, 0, 0))), 1, "its prefix is cached");
+        assert_eq!(choose(4096, IDLE, cached(4080, loaded(1, 1, 5000))), 0, "waiting costs more");
+        let computing = Candidate { expected: 4080, ..loaded(1, 1, 4096) };
+        assert_eq!(choose(4096, IDLE, computing), 1, "its prefix is being computed");
+        assert_eq!(choose(4096, IDLE, cached(1024, loaded(1, 10, 0))), 1);
+        assert_eq!(choose(4096, IDLE, cached(1024, loaded(1, 20, 0))), 0, "a popular prefix spreads");
+        assert_eq!(choose(64, loaded(0, 0, 100), loaded(1, 0, 0)), 1, "less waits");
+        let large = Candidate { capacity: 100_000, ..loaded(0, 1, 0) };
+        assert_eq!(choose(64, large, loaded(1, 0, 0)), 1, "a tie goes to the fewest open requests");
         assert_eq!(Router::default().choose(64, &[]), None);
     }
 
     #[test]
     fn equal_engines_take_turns() {
-        let engines: Vec<Candidate> = (0..3).map(|engine| Candidate { engine, ..IDLE }).collect();
+        let engines: Vec<Candidate> = (0..3).map(|engine| loaded(engine, 0, 0)).collect();
         let mut router = Router::default();
         let mut turns = |engines: &[Candidate]| router.choose(64, engines).unwrap().engine;
         assert_eq!([(); 5].map(|()| turns(&engines)), [0, 1, 2, 0, 1]);
@@ -201,31 +228,33 @@ mod tests {
 
     #[test]
     fn groups_of_tenants_wait_for_their_turns_only() {
-        let queued = BTreeMap::from([(1, 50_000), (2, 300)]);
-        assert_eq!(ahead(&queued, 1, 100), 50_000 + 300);
-        assert_eq!(ahead(&queued, 2, 100), 300 + 400, "the flood goes first with as many tokens");
-        assert_eq!(ahead(&queued, 3, 100), 100 + 100);
-        assert_eq!(ahead(&BTreeMap::new(), 3, 100), 0);
+        let load = |requests, tokens| GroupLoad { requests, tokens };
+        let loads = BTreeMap::from([(1, load(500, 50_000)), (2, load(3, 300))]);
+        assert_eq!(GroupLoad::before(&loads, 1, 100), load(503, 50_300));
+        assert_eq!(GroupLoad::before(&loads, 2, 100), load(3 + 4, 300 + 400), "the flood goes first with as much");
+        assert_eq!(GroupLoad::before(&loads, 3, 100), load(1 + 1, 100 + 100));
+        assert_eq!(GroupLoad::before(&BTreeMap::new(), 3, 100), load(0, 0));
     }
 
     #[test]
-    fn a_prompt_that_was_just_sent_counts_as_cached() {
+    fn a_prompt_that_was_just_sent_is_expected() {
         let now = Instant::now();
         let prompt: Vec<u32> = (0..100).collect();
         let mut router = Router::default();
         router.sent(1, 7, prompt.clone().into(), now);
-        let mut credit = |prompt: &[u32], salt, at, cached| {
-            let mut candidates = [IDLE, Candidate { engine: 1, cached, ..IDLE }];
-            router.credit(prompt, salt, 16, at, &mut candidates);
-            candidates.map(|candidate| candidate.cached)
+        let mut expect = |prompt: &[u32], salt, at, cached| {
+            let mut candidates = [IDLE, Candidate { cached, ..loaded(1, 0, 0) }];
+            router.expect(prompt, salt, 16, at, &mut candidates);
+            candidates.map(|candidate| candidate.expected)
         };
-        assert_eq!(credit(&prompt, 7, now, 0), [0, 96]);
-        assert_eq!(credit(&prompt, 7, now, 32), [0, 96], "its first blocks are computed");
-        assert_eq!(credit(&prompt[..64], 7, now, 0), [0, 63], "one token is computed");
-        assert_eq!(credit(&prompt[..10], 7, now, 0), [0, 0], "less than a block");
-        assert_eq!(credit(&[&prompt[..40], &[1; 60]].concat(), 7, now, 0), [0, 32]);
-        assert_eq!(credit(&prompt, 8, now, 0), [0, 0], "another salt");
-        assert_eq!(credit(&prompt, 7, now + REMEMBERED_FOR, 0), [0, 0], "too long ago");
+        assert_eq!(expect(&prompt, 7, now, 0), [0, 96]);
+        assert_eq!(expect(&prompt, 7, now, 32), [0, 96], "its first blocks are computed");
+        assert_eq!(expect(&prompt[..64], 7, now, 0), [0, 63], "one token is computed");
+        assert_eq!(expect(&prompt[..10], 7, now, 0), [0, 0], "less than a block");
+        assert_eq!(expect(&[&prompt[..40], &[1; 60]].concat(), 7, now, 0), [0, 32]);
+        assert_eq!(expect(&prompt, 8, now, 0), [0, 0], "another salt");
+        assert_eq!(expect(&prompt, 8, now, 48), [0, 48]);
+        assert_eq!(expect(&prompt, 7, now + REMEMBERED_FOR, 0), [0, 0], "too long ago");
     }
 
     #[test]

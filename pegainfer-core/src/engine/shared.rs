@@ -1,6 +1,7 @@
 //! State shared by an engine's handles and its thread.
 
 use super::clock::Clock;
+use super::router::GroupLoad;
 use super::step_tokens::StepTokens;
 use super::stream::{Cancellation, EventSender};
 use super::{EngineLimits, EngineStats, GenerateRequest, RequestId, StepEngine};
@@ -37,8 +38,8 @@ impl Default for EngineConfig {
 pub(super) struct Submission {
     pub id: RequestId,
     pub request: GenerateRequest,
-    /// Prompt tokens to compute, as predicted when it was submitted.
-    pub uncomputed: usize,
+    /// Prompt tokens that it is predicted to compute; `None` if the handle has one engine.
+    pub uncomputed: Option<usize>,
     pub events: EventSender,
     pub cancellation: Arc<Cancellation>,
 }
@@ -65,9 +66,8 @@ pub(super) struct Shared {
     pub failure: OnceLock<String>,
     stats: Mutex<(EngineStats, Instant)>,
     step_tokens: Mutex<StepTokens>,
-    /// Prompt tokens that are predicted to be computed before the first tokens of the submitted requests, by group of
-    /// tenants. Empty if the server has one engine.
-    uncomputed: Mutex<BTreeMap<u32, usize>>,
+    /// Load of each group of tenants. Empty if the handle has one engine.
+    loads: Mutex<BTreeMap<u32, GroupLoad>>,
     /// The engine's KV pool, for looking into its prefix cache; `None` if it has none.
     pub pool: Option<BlockPool>,
     /// Step times; `None` if the engine keeps none.
@@ -86,7 +86,7 @@ impl Shared {
             alive: AtomicBool::new(true),
             failure: OnceLock::new(),
             step_tokens: Mutex::new(StepTokens::default()),
-            uncomputed: Mutex::new(BTreeMap::new()),
+            loads: Mutex::new(BTreeMap::new()),
             pool: engine.pool(),
             step_log: engine.step_log(),
         }
@@ -98,29 +98,33 @@ impl Shared {
         self.stats.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds predicted prompt tokens of a group's request.
-    pub(super) fn add_uncomputed(&self, group: u32, tokens: usize) {
-        if tokens > 0 {
-            *self.uncomputed().entry(group).or_default() += tokens;
+    /// Adds a request of a group, and the prompt tokens that it is predicted to compute.
+    pub(super) fn add_load(&self, group: u32, tokens: usize) {
+        let mut loads = self.loads();
+        let load = loads.entry(group).or_default();
+        (load.requests, load.tokens) = (load.requests + 1, load.tokens + tokens);
+    }
+
+    /// Subtracts prompt tokens of a group: the request has its first token, or ends.
+    pub(super) fn subtract_tokens(&self, group: u32, tokens: usize) {
+        if let Some(load) = self.loads().get_mut(&group) {
+            load.tokens = load.tokens.saturating_sub(tokens);
         }
     }
 
-    /// Subtracts the tokens of a request that has its first token, or has ended.
-    pub(super) fn subtract_uncomputed(&self, group: u32, tokens: usize) {
-        if tokens == 0 {
-            return;
-        }
-        if let Entry::Occupied(mut left) = self.uncomputed().entry(group) {
-            *left.get_mut() = left.get().saturating_sub(tokens);
-            if *left.get() == 0 {
-                left.remove();
+    /// Subtracts a request of a group.
+    pub(super) fn subtract_request(&self, group: u32) {
+        if let Entry::Occupied(mut load) = self.loads().entry(group) {
+            load.get_mut().requests -= 1;
+            if load.get().requests == 0 {
+                load.remove();
             }
         }
     }
 
-    /// Predicted prompt tokens by group of tenants.
-    pub(super) fn uncomputed(&self) -> MutexGuard<'_, BTreeMap<u32, usize>> {
-        self.uncomputed.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Load of each group of tenants with a request.
+    pub(super) fn loads(&self) -> MutexGuard<'_, BTreeMap<u32, GroupLoad>> {
+        self.loads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Histogram of tokens per step.

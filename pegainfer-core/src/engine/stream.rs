@@ -177,8 +177,12 @@ impl TokenStream {
         let resubmission = self.resubmission.as_mut()?;
         let (sender, receiver) = channel(resubmission.max_tokens(), self.backlog.clone());
         let cancellation = self.cancellation.clone();
-        self.id = resubmission.resubmit(|id, request, uncomputed| {
-            Outgoing { id, request, uncomputed, events: sender, cancellation }
+        self.id = resubmission.resubmit(|id, request, uncomputed| Outgoing {
+            id,
+            request,
+            uncomputed,
+            events: sender,
+            cancellation,
         })?;
         self.events = receiver;
         Some(())
