@@ -2,9 +2,9 @@
 
 use super::demux::Demultiplexer;
 use super::engine_loop::EngineLoop;
+use super::events::{Cancellation, EventSender};
 use super::shared::{Command, EngineConfig, Shared, Submission};
 use super::step_tokens::StepTokens;
-use super::stream::{Cancellation, EventSender};
 use super::{EngineLimits, EngineStats, GenerateRequest, RequestId, StepEngine, SubmitError};
 use crate::ledger::StepLog;
 use crate::schedule::group;

@@ -4,8 +4,8 @@
 //! while the engine has a step to plan; otherwise it waits for the oldest step in flight.
 
 use super::demux::{Demux, is_last};
+use super::events::Cancellation;
 use super::shared::{Command, Shared, Submission};
-use super::stream::Cancellation;
 use super::{EngineError, EngineStats, EventBatch, RequestId, StepEngine, TokenEvent};
 use crate::schedule::group;
 use crate::sync::atomic::Ordering;

@@ -1,13 +1,14 @@
 //! The engines behind a handle: where requests go, and where they go again after an engine is lost.
 
 use super::cell::{EngineCell, Outgoing, Stopped};
-use super::resubmission::Resubmission;
+use super::events::{Cancellation, EventSender};
+use super::resubmission::{Engines, Resubmission};
 use super::router::{Candidate, Choice, GroupLoad, Router};
 use super::{EngineLimits, GenerateRequest, RequestId, SubmitError, TokenStream};
 use crate::schedule::group;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard};
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, PoisonError, Weak};
 
 /// Why a request was sent to an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,6 +28,16 @@ pub enum RouteReason {
 impl RouteReason {
     /// All reasons, in the order of [`RouteCounts`].
     pub const ALL: [Self; 5] = [Self::Prefix, Self::Load, Self::Choice, Self::Pinned, Self::Moved];
+
+    /// Why the router sent a request to an engine that is expected to have `expected` tokens of its prompt.
+    fn of(request: &GenerateRequest, expected: usize) -> Self {
+        match request {
+            GenerateRequest { engine: Some(_), .. } => Self::Pinned,
+            GenerateRequest { same_prompt_as: Some(_), .. } => Self::Choice,
+            _ if 2 * expected >= request.prompt.len() => Self::Prefix,
+            _ => Self::Load,
+        }
+    }
 
     /// Its name in metrics.
     pub const fn name(self) -> &'static str {
@@ -105,38 +116,24 @@ impl Front {
         if let [cell] = &self.cells[..] {
             let id = self.id(0);
             cell.submit(Outgoing { id, request, uncomputed: None, events, cancellation })?;
-            stream.set_id(id);
+            stream.set_id(id, 0);
             return Ok(stream);
         }
-        let resubmission = Resubmission::new(Arc::downgrade(self), &request);
-        let id = self.place(request, false, |id, request, uncomputed| Outgoing {
-            id,
-            request,
-            uncomputed,
-            events,
-            cancellation,
-        })?;
-        stream.set_id(id);
+        let engines: Weak<Self> = Arc::downgrade(self);
+        let resubmission = Resubmission::new(engines, &request);
+        let placed = self.place(request.clone(), false, events, cancellation);
+        if placed == Err(SubmitError::EngineStopped) && self.cells.iter().any(EngineCell::is_alive) {
+            // The chosen engine stopped just now.
+            return self.submit(request);
+        }
+        let (id, engine) = placed?;
+        stream.set_id(id, engine);
         stream.set_resubmission(resubmission);
         Ok(stream)
     }
 
-    /// Queues a request again because the engine of the request `lost` has stopped; `outgoing` completes it.
-    pub fn resubmit(
-        &self,
-        request: GenerateRequest,
-        outgoing: impl FnOnce(RequestId, GenerateRequest, Option<usize>) -> Outgoing,
-    ) -> Result<RequestId, SubmitError> {
-        self.place(request, true, outgoing)
-    }
-
-    /// True if the engine of this request has stopped.
-    pub fn has_lost(&self, id: RequestId) -> bool {
-        !self.cells[self.engine(id)].is_alive()
-    }
-
     /// Number of the engine that has the request with this id.
-    pub fn engine(&self, id: RequestId) -> usize {
+    fn engine(&self, id: RequestId) -> usize {
         (id.0 % self.cells.len() as u64) as usize
     }
 
@@ -146,13 +143,14 @@ impl Front {
         RequestId(self.submitted.fetch_add(1, Ordering::Relaxed) * engines + engine as u64)
     }
 
-    /// Chooses an engine and queues the request there.
+    /// Chooses an engine and queues the request there. Returns its id and engine.
     fn place(
         &self,
         request: GenerateRequest,
         moved: bool,
-        outgoing: impl FnOnce(RequestId, GenerateRequest, Option<usize>) -> Outgoing,
-    ) -> Result<RequestId, SubmitError> {
+        events: EventSender,
+        cancellation: Arc<Cancellation>,
+    ) -> Result<(RequestId, usize), SubmitError> {
         // Long prompts take some 10 us here, so that is done before taking the lock.
         let mut candidates = self.candidates(&request)?;
         let mut routing = self.routing();
@@ -161,9 +159,9 @@ impl Front {
         if queued >= self.cells[0].shared.config.max_queued {
             return Err(SubmitError::QueueFull { queued });
         }
-        let (now, block, uses_cache) =
-            (self.cells[0].shared.clock.now(), self.limits().block_size, request.prompt_logprobs.is_none());
-        if uses_cache {
+        let (now, block) = (self.cells[0].shared.clock.now(), self.limits().block_size);
+        // Log-probabilities of the prompt need all of it computed.
+        if request.prompt_logprobs.is_none() {
             router.expect(&request.prompt, request.cache_salt, block, now, &mut candidates);
         }
         for candidate in &mut candidates {
@@ -171,25 +169,16 @@ impl Front {
             let shared = &self.cells[candidate.engine].shared;
             candidate.before = GroupLoad::before(&shared.loads(), group(request.tenant), uncached);
         }
-        let only = (candidates.len() == 1).then(|| candidates[0].engine);
         let Choice { engine, expected, uncached } =
             router.choose(request.prompt.len(), &candidates).ok_or(SubmitError::EngineStopped)?;
-        let (prompt, salt, reason) = (
-            request.prompt.clone(),
-            request.cache_salt,
-            match only {
-                _ if moved => RouteReason::Moved,
-                Some(_) if request.engine.is_some() => RouteReason::Pinned,
-                Some(_) if request.same_prompt_as.is_some() => RouteReason::Choice,
-                _ if 2 * expected >= request.prompt.len() => RouteReason::Prefix,
-                _ => RouteReason::Load,
-            },
-        );
+        let reason = if moved { RouteReason::Moved } else { RouteReason::of(&request, expected) };
+        let (prompt, salt) = (request.prompt.clone(), request.cache_salt);
         let id = self.id(engine);
-        self.cells[engine].submit(outgoing(id, request, Some(uncached)))?;
+        let uncomputed = Some(uncached);
+        self.cells[engine].submit(Outgoing { id, request, uncomputed, events, cancellation })?;
         router.sent(engine, salt, prompt, now);
         counts[engine][reason as usize] += 1;
-        Ok(id)
+        Ok((id, engine))
     }
 
     /// The engines that can run a request: those that make progress and whose KV pool is large enough; if none makes
@@ -223,7 +212,6 @@ impl Front {
 
     fn candidate(&self, engine: usize, request: &GenerateRequest) -> Candidate {
         let cell = &self.cells[engine];
-        // Log-probabilities of the prompt need all of it computed.
         let uses_cache = request.prompt_logprobs.is_none();
         let cached = if uses_cache { cell.cached_prefix(request.cache_salt, &request.prompt) } else { 0 };
         Candidate {
@@ -251,6 +239,21 @@ impl Front {
     fn routing(&self) -> MutexGuard<'_, Routing> {
         // The guarded value is plain data: a panic elsewhere cannot leave it half-written.
         self.routing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Engines for Front {
+    fn has_lost(&self, id: RequestId) -> bool {
+        !self.cells[self.engine(id)].is_alive()
+    }
+
+    fn resubmit(
+        &self,
+        request: GenerateRequest,
+        events: EventSender,
+        cancellation: Arc<Cancellation>,
+    ) -> Option<(RequestId, usize)> {
+        self.place(request, true, events, cancellation).ok()
     }
 }
 

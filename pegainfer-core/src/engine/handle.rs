@@ -2,9 +2,7 @@
 
 use super::cell::{EngineCell, Stopped};
 use super::front::{Front, RouteCounts};
-use super::{
-    EngineConfig, EngineLimits, EngineStats, GenerateRequest, RequestId, StepEngine, SubmitError, TokenStream,
-};
+use super::{EngineConfig, EngineLimits, EngineStats, GenerateRequest, StepEngine, SubmitError, TokenStream};
 use crate::schedule::recording::ScheduleSink;
 use std::sync::Arc;
 
@@ -50,11 +48,6 @@ impl EngineHandle {
     /// The engines, in the order of their numbers.
     pub fn engines(&self) -> &[EngineCell] {
         self.0.cells()
-    }
-
-    /// Number of the engine that has the request with this id.
-    pub fn engine(&self, id: RequestId) -> usize {
-        self.0.engine(id)
     }
 
     /// Number of requests that each engine was sent, by reason; zero if there is only one engine.

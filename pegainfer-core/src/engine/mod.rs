@@ -11,6 +11,7 @@ mod cell;
 mod clock;
 mod demux;
 mod engine_loop;
+mod events;
 mod front;
 mod handle;
 mod limits;
@@ -25,13 +26,14 @@ mod stream;
 
 pub use cell::EngineCell;
 pub use clock::{Clock, SimulatedClock};
+pub use events::Backlog;
 pub use front::{RouteCounts, RouteReason};
 pub use handle::{EngineEnd, EngineHandle};
 pub use limits::{EngineLimits, MAX_LOGPROBS, SubmitError};
 pub use shared::EngineConfig;
 pub use step_engine::{EngineError, EventBatch, StepEngine};
 pub use step_tokens::StepTokens;
-pub use stream::{Backlog, TokenStream};
+pub use stream::TokenStream;
 
 use crate::grammar::Grammar;
 use crate::logits_processors::LogitsProcessors;

@@ -7,14 +7,28 @@
 //! A request whose prompt was being computed may be the cause of the failure. It is submitted again only once, so that
 //! it stops two engines at most.
 
-use super::cell::Outgoing;
-use super::front::Front;
+use super::events::{Cancellation, EventSender};
 use super::{GenerateRequest, RequestId, TokenEvent};
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
+
+/// The engines that may run a request.
+pub(super) trait Engines: Send + Sync {
+    /// True if the engine of this request has stopped.
+    fn has_lost(&self, id: RequestId) -> bool;
+
+    /// Queues a request again because its engine has stopped. Its events go to `events`. Returns
+    /// its new id and engine; `None` if it is refused.
+    fn resubmit(
+        &self,
+        request: GenerateRequest,
+        events: EventSender,
+        cancellation: Arc<Cancellation>,
+    ) -> Option<(RequestId, usize)>;
+}
 
 /// What is needed to submit the request of a stream again.
 pub(super) struct Resubmission {
-    front: Weak<Front>,
+    engines: Weak<dyn Engines>,
     request: GenerateRequest,
     /// True once an engine has admitted the request.
     admitted: bool,
@@ -36,9 +50,9 @@ pub(super) enum Next {
 
 impl Resubmission {
     /// For a new request of these engines. A request for a certain engine stays there.
-    pub fn new(front: Weak<Front>, request: &GenerateRequest) -> Option<Box<Self>> {
+    pub fn new(engines: Weak<dyn Engines>, request: &GenerateRequest) -> Option<Box<Self>> {
         let request = request.engine.is_none().then(|| request.clone())?;
-        Some(Box::new(Self { front, request, admitted: false, moved_admitted: false }))
+        Some(Box::new(Self { engines, request, admitted: false, moved_admitted: false }))
     }
 
     /// What to do with the next event of the request with this id; `None` is the early end of its stream.
@@ -52,17 +66,13 @@ impl Resubmission {
     }
 
     fn may_move(&self, id: RequestId) -> bool {
-        !self.moved_admitted && self.front.upgrade().is_some_and(|front| front.has_lost(id))
+        !self.moved_admitted && self.engines.upgrade().is_some_and(|engines| engines.has_lost(id))
     }
 
     /// Submits the request again. `None` if it is refused.
-    pub fn resubmit(
-        &mut self,
-        outgoing: impl FnOnce(RequestId, GenerateRequest, Option<usize>) -> Outgoing,
-    ) -> Option<RequestId> {
-        let front = self.front.upgrade()?;
+    pub fn resubmit(&mut self, events: EventSender, cancellation: Arc<Cancellation>) -> Option<(RequestId, usize)> {
         self.moved_admitted = self.admitted;
-        front.resubmit(self.request.clone(), outgoing).ok()
+        self.engines.upgrade()?.resubmit(self.request.clone(), events, cancellation)
     }
 
     /// Maximum number of tokens of the request.

@@ -1,9 +1,9 @@
 //! State shared by an engine's handles and its thread.
 
 use super::clock::Clock;
+use super::events::{Cancellation, EventSender};
 use super::router::GroupLoad;
 use super::step_tokens::StepTokens;
-use super::stream::{Cancellation, EventSender};
 use super::{EngineLimits, EngineStats, GenerateRequest, RequestId, StepEngine};
 use crate::kv::BlockPool;
 use crate::ledger::StepLog;

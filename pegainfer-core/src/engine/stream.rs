@@ -1,87 +1,12 @@
 //! The receiving end of one request.
 
-use super::cell::Outgoing;
+use super::events::{Backlog, Cancellation, EventSender, Stamped, channel, size};
 use super::resubmission::{Next, Resubmission};
 use super::{RequestId, TokenEvent};
-use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::events;
 use std::ops::ControlFlow;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Instant;
-
-/// An event and the time when the engine emitted it.
-type Stamped = (Instant, TokenEvent);
-
-/// Size in bytes of a stream's undelivered events.
-///
-/// A gauge: nothing in this crate depends on it, so loom does not model it. The server reads it to end clients that
-/// read too slowly.
-#[derive(Debug, Default)]
-pub struct Backlog {
-    bytes: std::sync::atomic::AtomicUsize,
-    /// True once the stream and its events are dropped.
-    dropped: std::sync::atomic::AtomicBool,
-}
-
-impl Backlog {
-    /// Bytes now.
-    pub fn bytes(&self) -> usize {
-        if self.dropped.load(Ordering::Relaxed) { 0 } else { self.bytes.load(Ordering::Relaxed) }
-    }
-
-    fn add(&self, bytes: usize) {
-        self.bytes.fetch_add(bytes, Ordering::Relaxed);
-    }
-
-    fn remove(&self, bytes: usize) {
-        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
-    }
-}
-
-/// Bytes of an event in a stream.
-fn size(event: &TokenEvent) -> usize {
-    size_of::<Stamped>() + event.heap_bytes()
-}
-
-/// The sending end of a stream.
-pub(super) struct EventSender {
-    events: events::Sender<Stamped>,
-    backlog: Arc<Backlog>,
-}
-
-impl EventSender {
-    /// Sends an event; does nothing if the stream is gone.
-    pub fn send(&self, at: Instant, event: TokenEvent) {
-        let bytes = size(&event);
-        // Counted before sending, because the receiver may take it at once.
-        self.backlog.add(bytes);
-        if self.events.try_send((at, event)).is_err() {
-            self.backlog.remove(bytes);
-        }
-    }
-}
-
-/// Written by the owner of a stream, read by the engine thread before each step. A flag instead of a message: it can
-/// neither block nor get lost in a full queue.
-#[derive(Debug, Default)]
-pub(super) struct Cancellation {
-    dropped: AtomicBool,
-    deadline: OnceLock<Instant>,
-}
-
-impl Cancellation {
-    /// True once the client is gone or the deadline has passed.
-    pub(super) fn is_due(&self, now: Instant) -> bool {
-        self.dropped.load(Ordering::Acquire) || self.deadline.get().is_some_and(|&deadline| deadline <= now)
-    }
-}
-
-/// A channel with capacity for all events of a request of up to `max_tokens` tokens.
-fn channel(max_tokens: usize, backlog: Arc<Backlog>) -> (EventSender, events::Receiver<Stamped>) {
-    // Admitted, Prompt, the tokens, Finished or Failed.
-    let (sender, receiver) = events::channel(max_tokens + 3);
-    (EventSender { events: sender, backlog }, receiver)
-}
 
 /// Events of one request, in order. Dropping it cancels the request.
 ///
@@ -89,6 +14,7 @@ fn channel(max_tokens: usize, backlog: Arc<Backlog>) -> (EventSender, events::Re
 #[derive(Debug)]
 pub struct TokenStream {
     id: RequestId,
+    engine: usize,
     events: events::Receiver<Stamped>,
     backlog: Arc<Backlog>,
     cancellation: Arc<Cancellation>,
@@ -103,13 +29,14 @@ impl TokenStream {
     pub(super) fn new(id: RequestId, max_tokens: usize, at: Instant) -> (Self, EventSender, Arc<Cancellation>) {
         let (cancellation, backlog) = (Arc::new(Cancellation::default()), Arc::new(Backlog::default()));
         let (sender, events) = channel(max_tokens, backlog.clone());
-        let stream = Self { id, events, backlog, cancellation: cancellation.clone(), at, resubmission: None };
+        let stream =
+            Self { id, engine: 0, events, backlog, cancellation: cancellation.clone(), at, resubmission: None };
         (stream, sender, cancellation)
     }
 
-    /// Sets the request's id once its engine is known.
-    pub(super) fn set_id(&mut self, id: RequestId) {
-        self.id = id;
+    /// Sets the request's id and engine once they are known.
+    pub(super) fn set_id(&mut self, id: RequestId, engine: usize) {
+        (self.id, self.engine) = (id, engine);
     }
 
     /// Lets the request move to another engine.
@@ -127,9 +54,14 @@ impl TokenStream {
         self.id
     }
 
+    /// Number of the engine that has the request. It changes with the id.
+    pub fn engine(&self) -> usize {
+        self.engine
+    }
+
     /// Cancels the request at `deadline`, even if nobody receives any more. Only the first call counts.
     pub fn cancel_at(&self, deadline: Instant) {
-        self.cancellation.deadline.get_or_init(|| deadline);
+        self.cancellation.cancel_at(deadline);
     }
 
     /// Time when the engine emitted the last received event; before the first one, time of the submit.
@@ -176,14 +108,7 @@ impl TokenStream {
     fn move_on(&mut self) -> Option<()> {
         let resubmission = self.resubmission.as_mut()?;
         let (sender, receiver) = channel(resubmission.max_tokens(), self.backlog.clone());
-        let cancellation = self.cancellation.clone();
-        self.id = resubmission.resubmit(|id, request, uncomputed| Outgoing {
-            id,
-            request,
-            uncomputed,
-            events: sender,
-            cancellation,
-        })?;
+        (self.id, self.engine) = resubmission.resubmit(sender, self.cancellation.clone())?;
         self.events = receiver;
         Some(())
     }
@@ -198,8 +123,8 @@ impl TokenStream {
 
 impl Drop for TokenStream {
     fn drop(&mut self) {
-        self.cancellation.dropped.store(true, Ordering::Release);
-        self.backlog.dropped.store(true, Ordering::Relaxed);
+        self.cancellation.cancel();
+        self.backlog.drop_all();
     }
 }
 

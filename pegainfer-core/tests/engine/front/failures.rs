@@ -25,9 +25,9 @@ fn requests_without_a_token_go_to_another_engine_and_others_fail() {
     let mut pinned = world.submit(on(0, 8));
     let mut other = world.submit(on(1, 9));
     let busy = world.submit(request(&text(10, 25_000), 2));
-    assert_eq!(world.engine(&busy), 1);
+    assert_eq!(busy.engine(), 1);
     let mut waiting = world.submit(request(&text(11, 40), 5));
-    assert_eq!(world.engine(&waiting), 0);
+    assert_eq!(waiting.engine(), 0);
     drop(busy);
     world.turns(0, 10);
     running.iter_mut().for_each(|stream| assert!(ready(stream).starts_with("at")));
@@ -38,7 +38,7 @@ fn requests_without_a_token_go_to_another_engine_and_others_fail() {
     running.iter_mut().for_each(|stream| assert_eq!(ready(stream), "xe"));
     assert_eq!(ready(&mut pinned), "xe");
     assert_eq!(rest(&mut world, &mut waiting), "atttttfe", "its client notices nothing");
-    assert_eq!((world.engine(&waiting), backlog.bytes()), (1, 0));
+    assert_eq!((waiting.engine(), backlog.bytes()), (1, 0));
     assert_eq!(world.handle.routes()[1][RouteReason::Moved as usize], 1);
     assert!(rest(&mut world, &mut other).ends_with("tfe"));
     let engines = world.handle.engines();
@@ -49,7 +49,7 @@ fn requests_without_a_token_go_to_another_engine_and_others_fail() {
     let refused = world.handle.submit(on(0, 12)).unwrap_err();
     assert_eq!(refused, SubmitError::EngineLost { engine: 0 });
     let later: Vec<_> = (0..4).map(|i| world.submit(request(&text(i, 40), 5))).collect();
-    assert!(later.iter().all(|stream| world.engine(stream) == 1), "also those whose prefix was on engine 0");
+    assert!(later.iter().all(|stream| stream.engine() == 1), "also those whose prefix was on engine 0");
     world.finish();
 }
 
@@ -62,7 +62,7 @@ fn a_request_whose_prompt_was_being_computed_moves_once() {
     world.lose(0);
     world.turns(0, 3);
     assert_eq!(ready(&mut stream), "", "a second admission is not shown");
-    assert_eq!(world.engine(&stream), 1);
+    assert_eq!(stream.engine(), 1);
     world.turns(1, 2);
     world.lose(1);
     world.turns(1, 3);
@@ -77,7 +77,7 @@ fn a_request_that_only_waited_moves_as_often_as_engines_are_lost() {
     let mut world = World::new(3);
     let mut stream = world.submit(request(&text(0, 40), 2));
     for engine in 0..2 {
-        assert_eq!(world.engine(&stream), engine);
+        assert_eq!(stream.engine(), engine);
         world.lose(engine);
         // The request never runs there: its engine fails with a step of another one.
         let other = world.submit(GenerateRequest { engine: Some(engine), priority: -1, ..request(&text(5, 600), 2) });

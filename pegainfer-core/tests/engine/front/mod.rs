@@ -10,21 +10,21 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use world::{BLOCK, STEP_DEADLINE, Sizes, World, ready, request, text};
 
-fn engines(world: &World, streams: &[TokenStream]) -> Vec<usize> {
-    streams.iter().map(|stream| world.engine(stream)).collect()
+fn engines(streams: &[TokenStream]) -> Vec<usize> {
+    streams.iter().map(|stream| stream.engine()).collect()
 }
 
 #[test]
 fn idle_engines_take_turns_and_the_least_loaded_one_is_next() {
     let mut world = World::new(3);
     let streams: Vec<_> = (0..6).map(|i| world.submit(request(&text(i, 64), 4))).collect();
-    assert_eq!(engines(&world, &streams), [0, 1, 2, 0, 1, 2]);
+    assert_eq!(engines(&streams), [0, 1, 2, 0, 1, 2]);
     world.finish();
     drop(streams);
     // A long prompt keeps engine 0 busy.
     let long = world.submit(request(&text(10, 4000), 4));
     let others: Vec<_> = (20..23).map(|i| world.submit(request(&text(i, 64), 4))).collect();
-    assert_eq!((world.engine(&long), engines(&world, &others)), (0, vec![1, 2, 1]));
+    assert_eq!((long.engine(), engines(&others)), (0, vec![1, 2, 1]));
     world.finish();
     assert_eq!(world.handle.stats().generation_tokens, 10 * 4);
 }
@@ -35,7 +35,7 @@ fn a_conversation_stays_with_the_engine_that_has_its_prefix() {
     for turns in 1..5 {
         for session in 0..8 {
             let mut stream = world.submit(request(&text(session, 200 * turns), 8));
-            assert_eq!(world.engine(&stream), session as usize % 2, "turn {turns} of session {session}");
+            assert_eq!(stream.engine(), session as usize % 2, "turn {turns} of session {session}");
             world.finish();
             assert_eq!(ready(&mut stream), "attttttttfe");
         }
@@ -55,11 +55,11 @@ fn a_second_request_follows_the_same_prompt_before_it_is_computed() {
     let second = world.submit(request(&[&prompt[..], &[5; 100]].concat(), 2));
     let other_salt = world.submit(GenerateRequest { cache_salt: 7, ..request(&prompt, 2) });
     let other = world.submit(request(&text(2, 1000), 2));
-    assert_eq!(engines(&world, &[first, second, other_salt, other]), [0, 0, 1, 1]);
+    assert_eq!(engines(&[first, second, other_salt, other]), [0, 0, 1, 1]);
     world.finish();
     // Nobody waits for a popular prompt longer than computing it again takes.
     let popular: Vec<_> = (0..100).map(|i| world.submit(request(&[&text(3, 640)[..], &[i; 16]].concat(), 2))).collect();
-    let placed = engines(&world, &popular);
+    let placed = engines(&popular);
     assert!(placed[..3].iter().all(|engine| *engine == placed[0]), "{placed:?}");
     assert!((30..70).contains(&placed.iter().filter(|engine| **engine == 0).count()), "{placed:?}");
     world.finish();
@@ -72,7 +72,7 @@ fn choices_of_one_prompt_stay_together() {
         let first = world.submit(request(&text(prompt, 100), 4));
         let choice = || GenerateRequest { same_prompt_as: Some(first.id()), ..request(&text(prompt, 100), 4) };
         let others: Vec<_> = (0..20).map(|_| world.submit(choice())).collect();
-        assert!(engines(&world, &others).iter().all(|engine| *engine == prompt as usize));
+        assert!(engines(&others).iter().all(|engine| *engine == prompt as usize));
     }
     assert!(world.handle.routes().iter().all(|counts| counts[RouteReason::Choice as usize] == 20));
     world.finish();
@@ -83,7 +83,7 @@ fn a_request_may_name_its_engine() {
     let world = World::new(2);
     let pinned = |engine| world.handle.submit(GenerateRequest { engine: Some(engine), ..request(&[1; 40], 2) });
     let streams: Vec<_> = [1, 1, 0, 1].map(|engine| pinned(engine).unwrap()).into();
-    assert_eq!(engines(&world, &streams), [1, 1, 0, 1]);
+    assert_eq!(engines(&streams), [1, 1, 0, 1]);
     assert_eq!(pinned(2).unwrap_err(), SubmitError::NoSuchEngine { engine: 2, engines: 2 });
     let alone = World::new(1);
     let only = |engine| alone.handle.submit(GenerateRequest { engine: Some(engine), ..request(&[1], 2) });
@@ -97,7 +97,7 @@ fn an_engine_that_can_never_hold_a_request_does_not_get_it() {
     let mut world = World::with_sizes(&[small, Sizes { kv_blocks: 20, ..small }]);
     assert_eq!(world.handle.limits().kv_blocks, 20, "limits are those of the largest");
     let streams: Vec<_> = (0..4).map(|i| world.submit(request(&text(i, 10 * BLOCK), 2))).collect();
-    assert_eq!(engines(&world, &streams), [1; 4]);
+    assert_eq!(engines(&streams), [1; 4]);
     let refused = world.handle.submit(request(&text(9, 20 * BLOCK), 2)).unwrap_err();
     assert!(matches!(refused, SubmitError::NeverFits { capacity: 320, .. }));
     world.finish();
@@ -124,12 +124,12 @@ fn the_queue_is_bounded_over_all_engines() {
 fn a_stuck_engine_gets_no_requests_until_it_goes_on() {
     let mut world = World::new(2);
     let stuck = world.submit(request(&text(0, 64), 4));
-    assert_eq!(world.engine(&stuck), 0);
+    assert_eq!(stuck.engine(), 0);
     world.clocks[0].advance(2 * STEP_DEADLINE);
     let healthy = |world: &World| world.handle.engines().iter().map(|e| e.is_healthy()).collect::<Vec<_>>();
     assert_eq!((healthy(&world), world.handle.is_healthy()), (vec![false, true], true));
     let others: Vec<_> = (1..5).map(|i| world.submit(request(&text(i, 64), 4))).collect();
-    assert_eq!(engines(&world, &others), [1; 4]);
+    assert_eq!(engines(&others), [1; 4]);
     world.clocks[1].advance(2 * STEP_DEADLINE);
     assert!(!world.handle.is_healthy() && world.handle.failure().is_none());
     assert!(world.handle.submit(request(&text(6, 64), 4)).is_ok(), "they may go on");
@@ -137,7 +137,7 @@ fn a_stuck_engine_gets_no_requests_until_it_goes_on() {
     assert_eq!(healthy(&world), [true, true]);
     drop(stuck);
     let both: Vec<_> = (7..9).map(|i| world.submit(request(&text(i, 64), 4))).collect();
-    assert_eq!(engines(&world, &both).iter().sum::<usize>(), 1);
+    assert_eq!(engines(&both).iter().sum::<usize>(), 1);
 }
 
 #[test]

@@ -119,11 +119,6 @@ impl World {
         self.handle.submit(request).unwrap()
     }
 
-    /// Number of the engine of a stream's request.
-    pub fn engine(&self, stream: &TokenStream) -> usize {
-        self.handle.engine(stream.id())
-    }
-
     /// The next step of this engine fails for good.
     pub fn lose(&self, engine: usize) {
         self.lost[engine].store(true, Ordering::Relaxed);
