@@ -136,9 +136,9 @@ impl EngineCell {
         })
     }
 
-    /// Submitted requests that have not ended.
+    /// Submitted requests that have not ended; none once the engine has stopped.
     pub(super) fn live(&self) -> usize {
-        self.shared.live.load(Ordering::Acquire)
+        if self.is_alive() { self.shared.live.load(Ordering::Acquire) } else { 0 }
     }
 
     /// False once the engine has stopped.
@@ -180,7 +180,10 @@ impl EngineCell {
     /// Gauges and counters as of the last step. Requests submitted since count as waiting.
     pub fn stats(&self) -> EngineStats {
         let mut stats = self.shared.stats().0;
-        stats.waiting = self.live().saturating_sub(stats.running);
+        let live = self.live();
+        // A thread that panicked leaves its last numbers.
+        stats.running = if self.is_alive() { stats.running } else { 0 };
+        stats.waiting = live.saturating_sub(stats.running);
         stats
     }
 

@@ -110,3 +110,17 @@ fn a_dropped_stream_is_not_submitted_again() {
     drop(stream);
     assert_eq!(world.handle.engines()[1].stats().waiting, 0);
 }
+
+#[test]
+fn an_engine_that_panics_leaves_no_requests_behind() {
+    let mut world = World::with_sizes(&[Sizes { max_queued: 3, ..Sizes::default() }; 2]);
+    let mut streams: Vec<_> = (0..3).map(|i| world.submit(request(&text(i, 40), 9))).collect();
+    world.turns(0, 1);
+    // The loop's thread unwinds, and drops it.
+    world.unwind(0);
+    let stats = world.handle.engines()[0].stats();
+    assert_eq!((stats.running, stats.waiting), (0, 0));
+    assert!(world.handle.submit(request(&text(4, 40), 2)).is_ok(), "the queue has capacity again");
+    assert_eq!(rest(&mut world, &mut streams[1]), "atttttttttfe");
+    assert!(world.handle.is_healthy());
+}

@@ -1,6 +1,6 @@
 //! Several engines of one handle, run turn by turn on simulated clocks.
 
-use pegainfer_core::engine::simulation::SimulatedEngine;
+use pegainfer_core::engine::simulation::{SimulatedEngine, Turn};
 use pegainfer_core::engine::{
     Clock, EngineConfig, EngineHandle, EngineLimits, GenerateRequest, SimulatedClock, TokenEvent, TokenStream,
 };
@@ -68,7 +68,8 @@ impl StepExecutor for Device {
 /// Engines and their handle.
 pub struct World {
     pub handle: EngineHandle,
-    pub engines: Vec<SimulatedEngine<EngineCore<Device>>>,
+    /// `None` for an engine whose thread has unwound.
+    engines: Vec<Option<SimulatedEngine<EngineCore<Device>>>>,
     pub clocks: Vec<SimulatedClock>,
     lost: Vec<Arc<AtomicBool>>,
     over: Vec<bool>,
@@ -107,7 +108,7 @@ impl World {
                 EngineConfig { max_queued: sizes.max_queued, step_deadline: STEP_DEADLINE, ..EngineConfig::default() };
             let (handle, engine) = SimulatedEngine::new(core, config);
             handles.push(handle);
-            engines.push(engine);
+            engines.push(Some(engine));
             clocks.push(clock);
             lost.push(is_lost);
         }
@@ -124,15 +125,20 @@ impl World {
         self.lost[engine].store(true, Ordering::Relaxed);
     }
 
+    /// Drops an engine as a panic of its thread does.
+    pub fn unwind(&mut self, engine: usize) {
+        (self.engines[engine], self.over[engine]) = (None, true);
+    }
+
     /// Runs `turns` turns of one engine.
     pub fn turns(&mut self, engine: usize, turns: usize) {
-        use pegainfer_core::engine::simulation::Turn;
+        let Some(running) = &mut self.engines[engine] else { return };
         for _ in 0..turns {
             if !self.over[engine] {
-                self.over[engine] = self.engines[engine].turn() == Turn::Over;
+                self.over[engine] = running.turn() == Turn::Over;
             }
         }
-        self.engines[engine].route_all();
+        running.route_all();
     }
 
     /// Runs a turn of each engine that is not ahead of the others.
