@@ -29,7 +29,7 @@ pub struct EngineArgs {
     #[arg(long, alias = "dp", value_name = "N", default_value = "1")]
     pub data_parallel_size: NonZeroUsize,
     /// For tests: engine I of --data-parallel-size loses its device after N steps
-    #[arg(long, value_name = "I:N", value_parser = parse_lost_engine, hide = true)]
+    #[arg(long, value_name = "I:N", value_parser = parse_lost_engine)]
     pub lose_engine: Option<LostEngine>,
     /// For development: time rank 0 of N alone on one GPU, without the other ranks; the output is meaningless
     #[arg(long, value_name = "N", conflicts_with = "tensor_parallel_size")]

@@ -3,6 +3,7 @@
 use crate::support::client::{get, post, post_ok, post_unread, post_with, read_head, send};
 use crate::support::mock::{Control, MockEngine};
 use crate::support::{Setup, TestServer, wait_until};
+use pegainfer_server::app::Options;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,7 +22,8 @@ fn two_engines() -> (TestServer, [Arc<Control>; 2]) {
 fn two_engines_for(max_num_seqs: usize) -> (TestServer, [Arc<Control>; 2]) {
     let (engines, controls): (Vec<_>, Vec<_>) = (0..2).map(|_| MockEngine::replying(" a cat sat")).unzip();
     let engines = engines.into_iter().map(|engine| engine.with_max_num_seqs(max_num_seqs)).collect();
-    (TestServer::start_all(engines, Setup::default()), controls.try_into().ok().unwrap())
+    let options = Options { admin_local: true, ..Setup::default().options };
+    (TestServer::start_all(engines, Setup { options, ..Setup::default() }), controls.try_into().ok().unwrap())
 }
 
 fn added(controls: &[Arc<Control>; 2]) -> [usize; 2] {
@@ -102,15 +104,16 @@ fn a_lost_engine_fails_its_own_streams_and_the_rest_go_on() {
     controls[0].fatal.store(true, Ordering::SeqCst);
     controls[0].fail.store(true, Ordering::SeqCst);
     let lost = read_head(lost).text();
-    assert!(lost.contains("the scripted step failed") && !lost.contains("[DONE]"), "{lost}");
+    assert!(lost.contains("\"error\":{\"message\":\"the scripted step failed\""), "{lost}");
     let health = get(server.address, "/health");
     assert_eq!(health.status, 200);
     assert_eq!(health.text(), "engine 0 of 2 has stopped: the scripted step failed\n");
     controls[1].allow(usize::MAX);
-    assert!(read_head(kept).text().contains("[DONE]"));
+    let kept = read_head(kept).text();
+    assert!(kept.contains("[DONE]") && !kept.contains("\"error\""), "{kept}");
     for stream in waiting {
         let text = read_head(stream).text();
-        assert!(text.contains("[DONE]") && text.matches("\"text\"").count() >= 3, "{text}");
+        assert!(!text.contains("\"error\"") && text.matches("\"text\"").count() >= 3, "{text}");
     }
     assert_eq!(controls[1].added(), 3, "the waiting one of engine 0 has moved");
     assert_eq!(metric(&server, "pegainfer:engines_healthy", &[]), 1.0);
