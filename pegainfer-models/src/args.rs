@@ -17,13 +17,20 @@ pub struct EngineArgs {
     /// inside the executable]
     #[arg(long, value_name = "DIR|ID")]
     pub model_path: Option<String>,
-    /// Device to run on: auto, cpu, cuda, or cuda:N for GPU N, counted from 0
+    /// Device to run on: auto, cpu, cuda, cuda:N for GPU N, counted from 0, or cuda:N,M,… for these GPUs in this order
     #[arg(long, default_value = "auto", value_parser = parse_device)]
     pub device: DeviceArg,
     /// Number of GPUs that share the model, consecutive from --device on; on a CPU, ranks for tests [default: the fewest
     /// GPUs whose free memory holds the model; 1 on the CPU]
     #[arg(long, alias = "tp", value_name = "N")]
     pub tensor_parallel_size: Option<NonZeroUsize>,
+    /// Number of engines of the model in this process, each on its own GPUs; requests go to the engine that has their
+    /// prefix, or the least work (docs/operations/data-parallel.md). On a CPU the engines share the threads
+    #[arg(long, alias = "dp", value_name = "N", default_value = "1")]
+    pub data_parallel_size: NonZeroUsize,
+    /// For tests: engine I of --data-parallel-size loses its device after N steps
+    #[arg(long, value_name = "I:N", value_parser = parse_lost_engine)]
+    pub lose_engine: Option<LostEngine>,
     /// For development: time rank 0 of N alone on one GPU, without the other ranks; the output is meaningless
     #[arg(long, value_name = "N", conflicts_with = "tensor_parallel_size")]
     pub loop_back_ranks: Option<NonZeroUsize>,
@@ -80,7 +87,7 @@ pub struct EngineArgs {
     /// dspark by layers of DeepSeek-V4 (0731)
     #[arg(long, value_name = "JSON", value_parser = speculative::parse)]
     pub speculative_config: Option<Speculation>,
-    /// Number of CPU threads of the engine [default: all cores]
+    /// Number of CPU threads of all engines together [default: all cores]
     #[arg(long, value_name = "N")]
     pub threads: Option<NonZeroUsize>,
     /// Source of the weights: the checkpoint, or seeded random numbers (no safetensors needed)
@@ -168,15 +175,26 @@ pub enum LogFormat {
     Json,
 }
 
-/// Device to run on.
+/// An engine that a test stops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LostEngine {
+    /// Its number.
+    pub engine: usize,
+    /// Number of steps that it runs.
+    pub after: u64,
+}
+
+/// Device to run on.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DeviceArg {
     /// The first GPU if this build and this machine have one, otherwise the CPU.
     Auto,
     /// The CPU.
     Cpu,
-    /// The NVIDIA GPU with this index.
+    /// The NVIDIA GPU with this index, and as many after it as the engines need.
     Cuda(usize),
+    /// These NVIDIA GPUs, in this order.
+    Gpus(Vec<usize>),
 }
 
 /// Parses a JSON object.
@@ -185,13 +203,27 @@ fn parse_object(text: &str) -> Result<Value, String> {
     if value.is_object() { Ok(value) } else { Err(format!("{value} is not a JSON object")) }
 }
 
-/// Parses `auto`, `cpu`, `cuda` or `cuda:N`.
+/// Parses `I:N`.
+fn parse_lost_engine(text: &str) -> Result<LostEngine, String> {
+    let parts = text.split_once(':').and_then(|(engine, after)| Some((engine.parse().ok()?, after.parse().ok()?)));
+    let (engine, after) =
+        parts.ok_or_else(|| format!("{text:?} is not an engine and a number of steps, such as 1:50"))?;
+    Ok(LostEngine { engine, after })
+}
+
+/// Parses `auto`, `cpu`, `cuda`, `cuda:N` or `cuda:N,M`.
 fn parse_device(text: &str) -> Result<DeviceArg, String> {
-    let wrong = || format!("{text:?} is not a device: expected auto, cpu, cuda or cuda:N");
+    let wrong = || format!("{text:?} is not a device: expected auto, cpu, cuda, cuda:N or cuda:N,M");
     match text.split_once(':') {
         None if text == "auto" => Ok(DeviceArg::Auto),
         None if text == "cpu" => Ok(DeviceArg::Cpu),
         None if text == "cuda" => Ok(DeviceArg::Cuda(0)),
+        Some(("cuda", list)) if list.contains(',') => {
+            let gpus: Vec<usize> = list.split(',').map(str::parse).collect::<Result<_, _>>().map_err(|_| wrong())?;
+            let twice = gpus.iter().enumerate().find(|(i, gpu)| gpus[..*i].contains(gpu));
+            twice.map_or(Ok(()), |(_, gpu)| Err(format!("{text:?} has GPU {gpu} twice")))?;
+            Ok(DeviceArg::Gpus(gpus))
+        }
         Some(("cuda", ordinal)) => ordinal.parse().map(DeviceArg::Cuda).map_err(|_| wrong()),
         _ => Err(wrong()),
     }
@@ -209,12 +241,14 @@ mod tests {
             ("cuda", DeviceArg::Cuda(0)),
             ("cuda:0", DeviceArg::Cuda(0)),
             ("cuda:11", DeviceArg::Cuda(11)),
+            ("cuda:2,0", DeviceArg::Gpus(vec![2, 0])),
         ] {
             assert_eq!(parse_device(text), Ok(expected), "{text}");
         }
-        for bad in ["tpu", "cuda:", "cuda:x", "cuda:-1", "cpu:0", "1", ""] {
+        for bad in ["tpu", "cuda:", "cuda:x", "cuda:-1", "cuda:0,", "cuda:0,x", "cpu:0", "1", ""] {
             let error = parse_device(bad).unwrap_err();
-            assert!(error.contains("expected auto, cpu, cuda or cuda:N"), "{bad}: {error}");
+            assert!(error.contains("expected auto, cpu, cuda, cuda:N or cuda:N,M"), "{bad}: {error}");
         }
+        assert_eq!(parse_device("cuda:1,0,1").unwrap_err(), "\"cuda:1,0,1\" has GPU 1 twice");
     }
 }

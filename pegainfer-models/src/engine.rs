@@ -1,5 +1,6 @@
 //! Loads the engine of a checkpoint's family.
 
+mod data_parallel;
 #[cfg(feature = "deepseek-v4")]
 pub mod deepseek_v4;
 pub mod family;
@@ -15,17 +16,17 @@ use pegainfer_core::parallel::fewest_ranks;
 use pegainfer_core::record::OpRecord;
 use pegainfer_kernels::cuda;
 use pegainfer_runtime::{GpuFit, Measured, Overrides};
-use std::ops::Range;
+use std::num::NonZeroUsize;
 use std::panic::resume_unwind;
 use std::path::Path;
 
 /// Maximum number of CPU threads per core.
 const MAX_THREADS_PER_CORE: usize = 16;
 
-/// Loads the checkpoint in `dir` and starts its engine.
+/// Loads the checkpoint in `dir` and starts its engine, or as many engines as the flags set.
 pub fn load(dir: &Path, args: &EngineArgs) -> Result<LoadedEngine> {
     let family = detect::detect(dir)?;
-    (family.load)(open_device(family, dir, args)?, dir, args)
+    data_parallel::load(family, open_devices(family, dir, args)?, dir, args)
 }
 
 /// Loads the checkpoint in `dir` and measures its steps.
@@ -37,7 +38,7 @@ pub fn measure(
 ) -> Result<Measured> {
     let family = detect::detect(dir)?;
     ensure!(args.speculative_config.is_none(), "--speculative-config: a ledger is measured without drafts");
-    let device = open_device(family, dir, args)?;
+    let device = open_measured_device(family, dir, args)?;
     let ranks = ranks(&device, args);
     let mut measured = (family.measure)(device, dir, args, (selection, progress))?;
     measured.header.ranks = ranks;
@@ -53,7 +54,7 @@ pub fn measure_again(
 ) -> Result<(Header, Vec<Remeasured>)> {
     let family = detect::detect(dir)?;
     ensure!(args.speculative_config.is_none(), "--speculative-config: a ledger is measured without drafts");
-    let device = open_device(family, dir, args)?;
+    let device = open_measured_device(family, dir, args)?;
     let ranks = ranks(&device, args);
     let (header, again) = (family.measure_again)(device, dir, args, (steps, progress))?;
     Ok((Header { ranks, ..header }, again))
@@ -91,33 +92,65 @@ pub fn gpu_fit(dir: &Path, args: &EngineArgs, bytes: u64) -> Result<GpuFit> {
     (detect::detect(dir)?.gpu_fit)(dir, args, bytes)
 }
 
-/// The device set by the flags for the model in `dir`, or one device per rank.
-pub fn open_device(family: &Family, dir: &Path, args: &EngineArgs) -> Result<OpenDevice> {
-    match (args.device, cuda::available()) {
-        (DeviceArg::Cuda(_), Err(why)) => bail!("--device cuda: {why}; use --device cpu"),
-        (DeviceArg::Cuda(ordinal), Ok(count)) if ordinal >= count => {
-            bail!("--device cuda:{ordinal}: GPUs are counted from 0, and this machine has {count}")
-        }
-        (DeviceArg::Cuda(first), Ok(count)) => return open_gpus(first, count, (family, dir, args)),
-        (DeviceArg::Auto, Ok(count)) => return open_gpus(0, count, (family, dir, args)),
-        (DeviceArg::Auto, Err(why)) => log::debug!("running on the CPU: {why}"),
-        (DeviceArg::Cpu, _) => {}
-    }
-    open_cpu(args)
+/// The device of a ledger.
+fn open_measured_device(family: &Family, dir: &Path, args: &EngineArgs) -> Result<OpenDevice> {
+    ensure!(args.data_parallel_size.get() == 1, "--data-parallel-size: a ledger is measured on one engine");
+    open_device(family, dir, args)
 }
 
-/// The CPU, whose threads the ranks share.
-fn open_cpu(args: &EngineArgs) -> Result<OpenDevice> {
+/// The device of the first engine set by the flags for the model in `dir`, or one device per rank.
+pub fn open_device(family: &Family, dir: &Path, args: &EngineArgs) -> Result<OpenDevice> {
+    let args = EngineArgs { data_parallel_size: NonZeroUsize::MIN, ..args.clone() };
+    open_devices(family, dir, &args)?.pop().context("no device is open")
+}
+
+/// The devices of each engine set by the flags for the model in `dir`.
+fn open_devices(family: &Family, dir: &Path, args: &EngineArgs) -> Result<Vec<OpenDevice>> {
+    let gpus = match (&args.device, cuda::available()) {
+        (DeviceArg::Cuda(_) | DeviceArg::Gpus(_), Err(why)) => bail!("--device cuda: {why}; use --device cpu"),
+        (DeviceArg::Cuda(first), Ok(count)) => listed_gpus(&(*first..count.max(first + 1)).collect::<Vec<_>>(), count)?,
+        (DeviceArg::Gpus(gpus), Ok(count)) => listed_gpus(gpus, count)?,
+        (DeviceArg::Auto, Ok(count)) => (0..count).collect(),
+        (DeviceArg::Auto, Err(why)) => {
+            log::debug!("running on the CPU: {why}");
+            return open_cpu(args);
+        }
+        (DeviceArg::Cpu, _) => return open_cpu(args),
+    };
+    let sizes = (args.data_parallel_size.get(), args.tensor_parallel_size);
+    let mut devices = data_parallel::open_gpus(&gpus, sizes, |gpus, ranks| {
+        open_gpus(gpus, (family, dir, &EngineArgs { tensor_parallel_size: ranks, ..args.clone() }))
+    })?;
+    if devices.len() > 1 {
+        data_parallel::check_same_cards(&mut devices)?;
+    }
+    Ok(devices)
+}
+
+/// The GPUs of `--device` on a machine with `count` GPUs.
+fn listed_gpus(gpus: &[usize], count: usize) -> Result<Vec<usize>> {
+    if let Some(ordinal) = gpus.iter().find(|ordinal| **ordinal >= count) {
+        bail!("--device cuda:{ordinal}: GPUs are counted from 0, and this machine has {count}");
+    }
+    Ok(gpus.to_vec())
+}
+
+/// The CPU, whose threads all ranks of all engines share.
+fn open_cpu(args: &EngineArgs) -> Result<Vec<OpenDevice>> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let ranks = args.tensor_parallel_size.map_or(1, Into::into);
+    let (engines, ranks) = (args.data_parallel_size.get(), args.tensor_parallel_size.map_or(1, Into::into));
     check_threads(args.threads.map_or(0, Into::into))?;
     let isa = Isa::best();
-    let threads = (args.threads.map_or(cores, Into::into) / ranks).max(1);
-    let execs: std::io::Result<Vec<_>> = (0..ranks).map(|_| Exec::cpu(isa, Some(threads))).collect();
-    let execs = execs.context("the CPU threads cannot be started")?;
+    let threads = (args.threads.map_or(cores, Into::into) / (engines * ranks)).max(1);
     let plural = if threads == 1 { "" } else { "s" };
     let shared = if ranks == 1 { String::new() } else { format!("{ranks} ranks of ") };
-    Ok(OpenDevice { execs, name: format!("cpu ({}, {shared}{threads} thread{plural})", isa.name()) })
+    let name = format!("cpu ({}, {shared}{threads} thread{plural})", isa.name());
+    let open = |_| {
+        let execs: std::io::Result<Vec<_>> = (0..ranks).map(|_| Exec::cpu(isa, Some(threads))).collect();
+        let execs = execs.context("the CPU threads cannot be started")?;
+        Ok(OpenDevice { execs, name: name.clone(), shows_progress: true })
+    };
+    (0..engines).map(open).collect()
 }
 
 /// Refuses more threads than could run: the pool would not even start in a reasonable time.
@@ -128,9 +161,9 @@ fn check_threads(threads: usize) -> Result<()> {
     Ok(())
 }
 
-/// One GPU per rank, starting with GPU `first` of `count`: as many as the flags set, or the fewest that hold the model.
-fn open_gpus(first: usize, count: usize, (family, dir, args): (&Family, &Path, &EngineArgs)) -> Result<OpenDevice> {
-    let left = count - first;
+/// One GPU per rank, the first of `gpus`: as many as the flags set, or the fewest that hold the model.
+fn open_gpus(gpus: &[usize], (family, dir, args): (&Family, &Path, &EngineArgs)) -> Result<OpenDevice> {
+    let (first, left) = (gpus[0], gpus.len());
     // A model of one device says itself how it fits.
     let chooses =
         args.tensor_parallel_size.is_none() && args.loop_back_ranks.is_none() && (left > 1 || !family.fits_one);
@@ -138,38 +171,34 @@ fn open_gpus(first: usize, count: usize, (family, dir, args): (&Family, &Path, &
     let ranks: usize = args.tensor_parallel_size.map_or(1, Into::into);
     ensure!(ranks <= left, "--tensor-parallel-size {ranks}: this machine has {left} GPUs from cuda:{first} on");
     check_threads(args.threads.map_or(0, Into::into))?;
-    let mut execs = open_each(first..first + ranks, args)?;
+    let mut execs = open_each(&gpus[..ranks], args)?;
     if let [smallest, .., largest] = &needs[..] {
         // Most models fit one GPU, and another one takes a few tenths of a second to open.
         if smallest.ranks > 1 || smallest.bytes > free_bytes(&mut execs)?[0] {
-            execs.extend(open_each(first + 1..first + largest.ranks.min(left), args)?);
+            execs.extend(open_each(&gpus[1..largest.ranks.min(left)], args)?);
             let ranks = fewest_ranks(&needs, &free_bytes(&mut execs)?).map_err(|why| anyhow!("{family}: {why}"))?;
             execs.truncate(ranks);
         }
     }
-    let ranks = execs.len();
     let names = execs.iter_mut().map(|exec| Ok(exec.gpu()?.info()?.name)).collect::<Result<Vec<String>>>()?;
     if let Some(other) = names.iter().position(|name| *name != names[0]) {
-        let (own, other, name) = (&names[0], first + other, &names[other]);
+        let (own, other, name) = (&names[0], gpus[other], &names[other]);
         bail!(
             "cuda:{first} is {own} and cuda:{other} is {name}: GPUs of different kinds cannot share a model; choose others with --device"
         );
     }
-    let name = match ranks {
-        1 => format!("cuda:{first} ({})", names[0]),
-        _ => format!("cuda:{first} to cuda:{} ({ranks} x {})", first + ranks - 1, names[0]),
-    };
-    Ok(OpenDevice { execs, name })
+    let name = data_parallel::device_name(&gpus[..execs.len()], &names[0]);
+    Ok(OpenDevice { execs, name, shows_progress: true })
 }
 
 /// Opens GPUs, all at the same time: creating a context takes a few tenths of a second.
-fn open_each(ordinals: Range<usize>, args: &EngineArgs) -> Result<Vec<Exec>> {
+fn open_each(ordinals: &[usize], args: &EngineArgs) -> Result<Vec<Exec>> {
     let open = |ordinal| {
         let opened = cuda::open(ordinal, args.threads.map(Into::into));
         opened.with_context(|| format!("GPU {ordinal} cannot be used; try --device cpu"))
     };
     std::thread::scope(|scope| {
-        let threads: Vec<_> = ordinals.map(|ordinal| scope.spawn(move || open(ordinal))).collect();
+        let threads: Vec<_> = ordinals.iter().map(|ordinal| scope.spawn(move || open(*ordinal))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
     })
 }

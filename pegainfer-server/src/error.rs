@@ -13,6 +13,9 @@ pub use pegainfer_terminal::printable::truncate_for_error;
 use schemars::JsonSchema;
 use serde::Serialize;
 
+/// Header with the number of the engine that has to serve a request, as vLLM names it.
+pub const ENGINE_HEADER: &str = "X-data-parallel-rank";
+
 /// The error response to a request that cannot be served.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ApiError {
@@ -150,6 +153,10 @@ impl ApiError {
         let message = error.to_string();
         match error {
             SubmitError::QueueFull { .. } => Self::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code(OVERLOADED),
+            SubmitError::NoSuchEngine { .. } => Self::invalid(ENGINE_HEADER, message),
+            SubmitError::EngineLost { .. } => Self::new(StatusCode::SERVICE_UNAVAILABLE, message)
+                .with_param(ENGINE_HEADER)
+                .with_code("engine_stopped"),
             SubmitError::EngineStopped => {
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code("engine_stopped")
             }

@@ -9,17 +9,19 @@ mod choices;
 mod engine;
 mod exposition;
 mod http;
+mod per_engine;
 mod process;
 mod recording;
 mod request;
 
 use crate::record::Recorder;
-use buckets::{CHOICES, LATENCY, TOKEN_TIME, TTFT, token_buckets};
+use buckets::{CHOICES, token_buckets};
 pub use choices::{Choices, Outcome};
 use engine::EngineCollector;
 pub use exposition::Exposition;
 use http::HttpMetrics;
 use pegainfer_core::engine::EngineHandle;
+use per_engine::RequestMetrics;
 use process::ProcessCollector;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -35,18 +37,9 @@ use std::sync::Arc;
 pub struct Metrics {
     registry: Registry,
     http: HttpMetrics,
-    finished: Family<[(&'static str, &'static str); 1], Counter>,
-    time_to_first_token: Histogram,
-    inter_token: Histogram,
-    time_per_output_token: Histogram,
-    e2e: Histogram,
-    queue: Histogram,
-    prefill: Histogram,
-    decode: Histogram,
-    inference: Histogram,
-    prompt_tokens: Histogram,
-    generation_tokens: Histogram,
-    max_tokens: Histogram,
+    finished: Family<[(&'static str, String); 2], Counter>,
+    /// Metrics of the requests of each engine.
+    requests: Vec<RequestMetrics>,
     choices: Histogram,
     longest_choice: Histogram,
     rejections: Family<[(&'static str, &'static str); 1], Counter>,
@@ -54,59 +47,35 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Metrics of `engine`, labelled with the model's name, and of the recording.
+    /// Metrics of the engines, labelled with the model's name, and of the recording.
     pub fn new(engine: EngineHandle, model_name: &str, recorder: Option<Arc<Recorder>>) -> Self {
-        let labels = [("model_name".into(), model_name.to_string().into()), ("engine".into(), "0".into())];
-        let mut registry = Registry::with_labels(labels.into_iter());
+        let mut registry = Registry::with_labels([("model_name".into(), model_name.to_string().into())].into_iter());
         let counts = token_buckets(engine.limits().max_model_len);
-        registry.register_collector(Box::new(EngineCollector(engine)));
-        registry.register_collector(Box::new(ProcessCollector));
-        registry.register_collector(Box::new(RecordingCollector(recorder)));
-        let http = HttpMetrics::new(&mut registry);
+        let requests = RequestMetrics::register(&mut registry, engine.engines().len(), &counts);
         let finished = Family::default();
         registry.register("vllm:request_success", "Requests that ended, by the reason", finished.clone());
+        registry.register_collector(Box::new(EngineCollector(engine)));
+        // Series of the whole server also have an engine, as those of vLLM's first engine do.
+        let server = registry.sub_registry_with_label(("engine".into(), "0".into()));
+        server.register_collector(Box::new(ProcessCollector));
+        server.register_collector(Box::new(RecordingCollector(recorder)));
+        let http = HttpMetrics::new(server);
         let rejections = Family::default();
-        registry.register(
+        server.register(
             "vllm:admission_rejections",
             "Requests refused by a limit, or because the server drains",
             rejections.clone(),
         );
         let unread_output = Gauge::default();
         let help = "Output that waits for clients which have not read it";
-        registry.register("pegainfer:unread_output_bytes", help, unread_output.clone());
+        server.register("pegainfer:unread_output_bytes", help, unread_output.clone());
         let mut histogram = |name: &str, help: &str, buckets: &[f64]| {
             let histogram = Histogram::new(buckets.iter().copied());
-            registry.register(name, help, histogram.clone());
+            server.register(name, help, histogram.clone());
             histogram
         };
         Self {
-            time_to_first_token: histogram(
-                "vllm:time_to_first_token_seconds",
-                "Time from submit to the first token",
-                TTFT,
-            ),
-            inter_token: histogram(
-                "vllm:inter_token_latency_seconds",
-                "Time between consecutive tokens (ITL)",
-                TOKEN_TIME,
-            ),
-            time_per_output_token: histogram(
-                "vllm:request_time_per_output_token_seconds",
-                "Mean time per output token after the first (TPOT) of one request",
-                TOKEN_TIME,
-            ),
-            e2e: histogram("vllm:e2e_request_latency_seconds", "Time from submit to the end", LATENCY),
-            queue: histogram("vllm:request_queue_time_seconds", "Time from submit to admission", LATENCY),
-            prefill: histogram("vllm:request_prefill_time_seconds", "Time from admission to the first token", LATENCY),
-            decode: histogram("vllm:request_decode_time_seconds", "Time from the first token to the last", LATENCY),
-            inference: histogram(
-                "vllm:request_inference_time_seconds",
-                "Time from admission to the last token",
-                LATENCY,
-            ),
-            prompt_tokens: histogram("vllm:request_prompt_tokens", "Prompt tokens of one request", &counts),
-            generation_tokens: histogram("vllm:request_generation_tokens", "Generated tokens of one request", &counts),
-            max_tokens: histogram("vllm:request_params_max_tokens", "max_tokens of one request", &counts),
+            requests,
             choices: histogram("vllm:request_params_n", "n of one request: choices for each prompt", CHOICES),
             longest_choice: histogram(
                 "vllm:request_max_num_generation_tokens",
@@ -119,6 +88,17 @@ impl Metrics {
             unread_output,
             registry,
         }
+    }
+
+    /// Metrics of the requests of one engine.
+    fn requests(&self, engine: usize) -> &RequestMetrics {
+        &self.requests[engine]
+    }
+
+    /// Counts a request of an engine that ended.
+    fn finished(&self, engine: usize, outcome: Outcome) {
+        let labels = [("engine", engine.to_string()), ("finished_reason", outcome.name().to_owned())];
+        self.finished.get_or_create(&labels).inc();
     }
 
     /// All metrics as text.

@@ -26,13 +26,15 @@ export async function model(key) {
   return (await response.json()).data[0];
 }
 
-/** Prometheus samples by name, without labels; those of several engines are added up. */
+/** Prometheus samples by name, without labels; those of several engines are added up. `engines` is the number of engines. */
 export async function metrics(key) {
   const response = await request('metrics', key);
   const samples = new Map();
   for (const line of (await response.text()).split('\n')) {
     const sample = /^([a-zA-Z_:][\w:]*)(?:\{.*\})? (\S+)/.exec(line);
-    if (sample) samples.set(sample[1], (samples.get(sample[1]) ?? 0) + Number(sample[2]));
+    if (!sample) continue;
+    samples.set(sample[1], (samples.get(sample[1]) ?? 0) + Number(sample[2]));
+    if (sample[1] === 'vllm:kv_cache_usage_perc') samples.set('engines', (samples.get('engines') ?? 0) + 1);
   }
   return samples;
 }

@@ -118,14 +118,17 @@ export class Charts {
     const { running, waiting, generated, prefilled, kv, hits, accepted } = this.#gauges;
     append(running, samples.get('vllm:num_requests_running') ?? 0, SECONDS);
     append(waiting, samples.get('vllm:num_requests_waiting') ?? 0, SECONDS);
-    append(kv, samples.get('vllm:kv_cache_usage_perc') ?? 0, SECONDS);
+    const engines = samples.get('engines') ?? 1;
+    append(kv, (samples.get('vllm:kv_cache_usage_perc') ?? 0) / engines, SECONDS);
     // Only a server that drafts has these counters.
     if (!this.#drafts && samples.has('vllm:spec_decode_num_draft_tokens_total')) {
       this.#drafts = new Figure(this.#root, 'Drafts', 'Percentage of the draft tokens of the last minute that were accepted');
     }
     this.#count(samples);
     const now = (values) => values.at(-1);
-    drawLines(this.#requests, `${now(running)} running, ${now(waiting)} waiting`, String, 1, running, waiting);
+    const healthy = samples.get('pegainfer:engines_healthy') ?? engines;
+    const on = engines === 1 ? '' : ` on ${healthy === engines ? '' : `${healthy} of `}${engines} engines`;
+    drawLines(this.#requests, `${now(running)} running, ${now(waiting)} waiting${on}`, String, 1, running, waiting);
     const rates = `${rate(now(generated))} out, ${rate(now(prefilled))} in`;
     drawLines(this.#throughput, rates, rate, 1, generated, prefilled);
     // The chart has its own scale: a small percentage would be a flat line on a scale to 100 %.

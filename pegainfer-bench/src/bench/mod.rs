@@ -160,7 +160,7 @@ fn open(
     let max_concurrency = max_concurrency.max().unwrap_or(1);
     let engine = engine::load(dir, &common.engine)?.handle;
     ensure!(
-        max_concurrency <= engine.limits().max_num_seqs,
+        max_concurrency <= engine.limits().max_num_seqs * engine.engines().len(),
         "a concurrency of {max_concurrency} needs --max-num-seqs {max_concurrency}: otherwise requests wait for each other"
     );
     if !workload.needs_http() {

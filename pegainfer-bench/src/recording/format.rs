@@ -41,7 +41,23 @@ pub enum RecordLine {
         gap: u64,
     },
     /// An input or plan of the engine's scheduler, with `--record-steps`.
-    Schedule(ScheduleEvent),
+    Schedule(ScheduleLine),
+}
+
+/// An event of an engine's schedule.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ScheduleLine {
+    /// Number of the engine, with `--data-parallel-size`.
+    #[serde(default, skip_serializing_if = "is_first")]
+    pub engine_number: usize,
+    /// The event.
+    #[serde(flatten)]
+    pub event: ScheduleEvent,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+fn is_first(engine: &usize) -> bool {
+    *engine == 0
 }
 
 impl FromStr for RecordLine {

@@ -65,6 +65,12 @@ pub struct SimArgs {
     /// results
     #[arg(long, conflicts_with_all = ["slo_ttft", "slo_tpot"], help_heading = SEARCH)]
     pub tune: bool,
+    /// Number of engines, each with the ledger's device and sizes, behind the router of `serve --data-parallel-size`
+    #[arg(long, alias = "dp", value_name = "N", default_value = "1", help_heading = ENGINE)]
+    pub data_parallel_size: NonZeroUsize,
+    /// Send requests to the engines in turn, for comparison with the router
+    #[arg(long, requires = "data_parallel_size", help_heading = ENGINE)]
+    pub round_robin: bool,
     /// Sequences that run at the same time [default: the ledger's]
     #[arg(long, value_name = "N", help_heading = ENGINE)]
     pub max_num_seqs: Option<NonZeroUsize>,

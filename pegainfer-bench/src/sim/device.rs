@@ -55,6 +55,8 @@ pub struct SimulatedStep {
     pub end: Duration,
     /// Load of the step.
     pub load: StepLoad,
+    /// Number of the engine.
+    pub engine: usize,
 }
 
 impl<S> SimulatedDevice<S> {
@@ -115,7 +117,7 @@ impl<S: SequenceState> StepExecutor for SimulatedDevice<S> {
         self.in_flight.push_back((end, step.samples.len()));
         self.tally.count(&load, predicted.us, predicted.covered, &self.shares);
         if let Some(timeline) = &mut self.timeline {
-            timeline.push(SimulatedStep { begin, end, load });
+            timeline.push(SimulatedStep { begin, end, load, engine: 0 });
         }
         Ok(())
     }
@@ -161,6 +163,16 @@ impl Tally {
             self.uncovered_steps += 1;
         }
         shares.add(load, seconds, &mut self.ops);
+    }
+
+    /// Adds the totals of another device.
+    pub fn add(&mut self, other: &Self) {
+        self.steps.iter_mut().zip(other.steps).for_each(|(sum, steps)| *sum += steps);
+        self.seconds.iter_mut().zip(other.seconds).for_each(|(sum, seconds)| *sum += seconds);
+        self.uncovered += other.uncovered;
+        self.uncovered_steps += other.uncovered_steps;
+        self.ops.resize(self.ops.len().max(other.ops.len()), 0.0);
+        self.ops.iter_mut().zip(&other.ops).for_each(|(sum, seconds)| *sum += seconds);
     }
 
     /// Seconds that the device was busy.

@@ -6,7 +6,7 @@
 //! # Layout
 //! - [`args`]: flags. [`mod@workload`]: the workloads of `bench`, and traces. [`search`]: rates within limits, and
 //!   flags.
-//! - [`device`]: the executor. [`world`]: clients and engine. [`simulation`], [`setup`]: both from a ledger. [`host`]:
+//! - [`device`]: the executor. [`world`]: clients and engines. [`routing`]: which engine a request goes to. [`simulation`], [`setup`]: both from a ledger. [`host`]:
 //!   the engine thread's own time.
 //! - [`report`]: tables and JSON. [`timeline`]: steps for a trace viewer.
 
@@ -14,6 +14,7 @@ pub mod args;
 pub mod device;
 pub mod host;
 pub mod report;
+pub mod routing;
 pub mod search;
 pub mod setup;
 pub mod simulation;
@@ -65,6 +66,7 @@ pub fn run(args: &SimArgs) -> Result<()> {
 
 /// Applies the flags for engine sizes.
 fn resize(simulation: &mut Simulation, args: &SimArgs) {
+    (simulation.engines, simulation.round_robin) = (args.data_parallel_size.get(), args.round_robin);
     let header = &mut simulation.header;
     header.max_num_seqs = args.max_num_seqs.map_or(header.max_num_seqs, usize::from);
     header.max_num_batched_tokens = args.max_num_batched_tokens.map_or(header.max_num_batched_tokens, usize::from);
@@ -106,5 +108,7 @@ fn report(args: &SimArgs, simulation: &Simulation, workloads: &[workload::Worklo
     if to_stdout { print_exact(&text) } else { print(&report.table()) }
 }
 
+#[cfg(test)]
+mod sessions_test;
 #[cfg(test)]
 mod tests;

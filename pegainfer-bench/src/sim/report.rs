@@ -30,7 +30,7 @@ pub struct Row {
 pub struct EngineUse {
     /// Number of steps by kind.
     pub steps: Vec<(&'static str, u64)>,
-    /// Device time by kind of step, as a fraction of the run.
+    /// Device time by kind of step, as a fraction of the run; the mean of several engines.
     pub busy: Vec<(&'static str, f64)>,
     /// Fractions of the device time by op, largest first; empty if the ledger has no op times.
     pub ops: Vec<(String, f64)>,
@@ -49,7 +49,7 @@ pub struct EngineUse {
 impl EngineUse {
     /// The work of a run. `ops` names the ops with known times.
     pub fn new(run: &Run, ops: &[String]) -> Self {
-        let (tally, wall) = (&run.tally, run.wall.as_secs_f64());
+        let (tally, wall) = (&run.tally, run.wall.as_secs_f64() * run.engines as f64);
         let busy = tally.busy();
         let part = |seconds: f64, whole: f64| if whole > 0.0 { seconds / whole } else { 0.0 };
         let kinds = || StepKind::ALL.iter().map(|kind| kind.name());
@@ -82,6 +82,8 @@ pub struct SimReport {
     pub version: &'static str,
     /// Properties of the engine.
     pub engine: Header,
+    /// Number of such engines.
+    pub engines: usize,
     /// True if the ledger was measured with other kernels than this program's.
     pub stale: bool,
     /// Workloads in the order of the flags.
@@ -91,13 +93,20 @@ pub struct SimReport {
 impl SimReport {
     /// A report without rows.
     pub fn new(simulation: &Simulation, stale: bool) -> Self {
-        Self { version: env!("CARGO_PKG_VERSION"), engine: simulation.header.clone(), stale, rows: Vec::new() }
+        Self {
+            version: env!("CARGO_PKG_VERSION"),
+            engine: simulation.header.clone(),
+            engines: simulation.engines,
+            stale,
+            rows: Vec::new(),
+        }
     }
 
     /// The report as tables.
     pub fn table(&self) -> String {
         let Header { model, device, .. } = &self.engine;
-        let mut out = format!("{model} on {device}, simulated\n");
+        let engines = if self.engines > 1 { format!("{} engines, each ", self.engines) } else { String::new() };
+        let mut out = format!("{model} on {engines}{device}, simulated\n");
         let _ = write!(
             out,
             "{:<16} {:>6} {:>6} |{:^27}|{:^27}|{:^27}|\n{:<16} {:>6} {:>6} |",

@@ -1,6 +1,7 @@
-//! A simulated engine, built from a ledger, that runs workloads.
+//! Simulated engines, built from a ledger, that run workloads.
 
 use super::device::SimulatedDevice;
+use super::routing::Engines;
 use super::setup;
 use super::world::{self, FrontEnd, Requests, Run};
 use anyhow::{Context, Result, anyhow, ensure};
@@ -12,6 +13,10 @@ use pegainfer_core::schedule::{SequenceState, StateSlots};
 pub struct Simulation {
     /// The engine's properties, after changes by flags.
     pub header: Header,
+    /// Number of such engines.
+    pub engines: usize,
+    /// True if they get requests in turn, instead of from the router.
+    pub round_robin: bool,
     host: HostCost,
     law: Law,
     shares: OpShares,
@@ -21,7 +26,8 @@ impl Simulation {
     /// The measured engine.
     pub fn new(ledger: &Ledger) -> Result<Self> {
         let (header, host) = (ledger.header.clone(), ledger.host);
-        Ok(Self { header, host, law: ledger.law()?, shares: OpShares::new(&ledger.ops) })
+        let (law, shares) = (ledger.law()?, OpShares::new(&ledger.ops));
+        Ok(Self { header, engines: 1, round_robin: false, host, law, shares })
     }
 
     /// Names of the ops with known times.
@@ -54,23 +60,27 @@ impl Simulation {
         timeline: bool,
     ) -> Result<Run> {
         match self.header.state_config() {
-            None => self.run_with((), warm_up, requests, (front_end, timeline)),
-            Some(config) => self.run_with(StateSlots::new(config), warm_up, requests, (front_end, timeline)),
+            None => self.run_with(|| (), warm_up, requests, (front_end, timeline)),
+            Some(config) => self.run_with(|| StateSlots::new(config), warm_up, requests, (front_end, timeline)),
         }
     }
 
     fn run_with<S: SequenceState>(
         &self,
-        state: S,
+        state: impl Fn() -> S,
         warm_up: &Requests<'_>,
         requests: &Requests<'_>,
         (front_end, timeline): (FrontEnd, bool),
     ) -> Result<Run> {
         let depth = self.header.depth;
-        let device = SimulatedDevice::new(self.law.clone(), self.host, depth, self.shares.clone(), timeline);
-        let mut engine = setup::engine(device, &self.header, state);
-        engine.forget_step_times();
-        world::run(&mut engine, warm_up, front_end, 0).context("the warm-up failed")?;
-        world::run(&mut engine, requests, front_end, warm_up.count as u64)
+        let engine = || {
+            let device = SimulatedDevice::new(self.law.clone(), self.host, depth, self.shares.clone(), timeline);
+            let mut engine = setup::engine(device, &self.header, state());
+            engine.forget_step_times();
+            engine
+        };
+        let mut engines = Engines::new((0..self.engines).map(|_| engine()).collect(), self.round_robin);
+        world::run(&mut engines, warm_up, front_end, 0).context("the warm-up failed")?;
+        world::run(&mut engines, requests, front_end, warm_up.count as u64)
     }
 }

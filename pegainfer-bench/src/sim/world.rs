@@ -1,13 +1,14 @@
 //! Runs the engine over a simulated device: requests arrive, steps run, tokens are stamped, all on the simulation's
 //! clock.
 
-use super::device::{SimulatedDevice, SimulatedStep, Tally};
+use super::device::{SimulatedStep, Tally};
+use super::routing::Engines;
 use crate::bench::stats::{Measurements, Sample};
 use anyhow::{Context, Result};
 use pegainfer_core::engine::{
     EngineLimits, EngineStats, EventBatch, GenerateRequest, RequestId, StepEngine, TokenEvent,
 };
-use pegainfer_core::schedule::{EngineCore, SequenceState};
+use pegainfer_core::schedule::SequenceState;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::sync::Arc;
@@ -83,38 +84,49 @@ pub struct Run {
     pub refused: usize,
     /// Time from the first request to the end of the last one.
     pub wall: Duration,
-    /// Work of the device.
+    /// Work of the devices.
     pub tally: Tally,
     /// Its recorded steps.
     pub timeline: Vec<SimulatedStep>,
-    /// The engine's counters, including the prefix cache and preemptions of this run.
+    /// The sums of the engines' counters, including the prefix cache and preemptions of this run.
     pub stats: EngineStats,
+    /// Number of engines.
+    pub engines: usize,
     /// Peak number of KV blocks held by requests.
     pub peak_blocks: usize,
 }
 
-/// Runs all requests to their end, on an idle engine. Their ids start at `first_id`.
+/// Runs all requests to their end, on idle engines. Their ids start at `first_id`.
 pub fn run<S: SequenceState>(
-    engine: &mut EngineCore<SimulatedDevice<S>>,
+    engines: &mut Engines<S>,
     requests: &Requests<'_>,
     front_end: FrontEnd,
     first_id: u64,
 ) -> Result<Run> {
-    let (start, before) = (engine.executor().elapsed(), engine.stats());
-    engine.executor().take_results();
-    let mut clients = Clients::new(requests, front_end, engine.limits(), first_id);
+    let (start, before) = (engines.latest(), stats(engines));
+    engines.wait_until(start);
+    take_results(engines);
+    let mut clients = Clients::new(requests, front_end, engines.all[0].limits(), first_id);
     clients.begin(start);
     let mut peak_blocks = 0;
     loop {
-        let now = engine.executor().elapsed();
-        while let Some(pending) = clients.take_arrived(now) {
-            clients.arrive(pending, engine);
-        }
-        if !engine.has_work() {
-            let Some(next) = clients.next_arrival() else { break };
-            engine.executor().wait_until(next);
+        let busy = engines.next_busy();
+        let now = match busy {
+            Some((now, _)) => now,
+            None => {
+                let Some(next) = clients.next_arrival() else { break };
+                next
+            }
+        };
+        engines.wait_until(now);
+        if clients.next_arrival().is_some_and(|next| next <= now) {
+            while let Some(pending) = clients.take_arrived(now) {
+                clients.arrive(pending, engines);
+            }
             continue;
         }
+        let Some((_, i)) = busy else { continue };
+        let engine = &mut engines.all[i];
         let events = match engine.plan() {
             Some(admitted) => {
                 engine.launch()?;
@@ -125,22 +137,40 @@ pub fn run<S: SequenceState>(
                 engine.finish()?
             }
         };
+        let now = engine.executor().elapsed();
         if !events.is_empty() {
-            let stats = engine.stats();
+            let stats = stats(engines);
             peak_blocks = peak_blocks.max(stats.kv_blocks_total - stats.kv_blocks_free);
         }
-        let now = engine.executor().elapsed();
+        events.iter().for_each(|(id, event)| engines.see(*id, event));
         clients.take(events, now)?;
     }
-    let (wall, after) = (engine.executor().elapsed() - start, engine.stats());
-    let (tally, timeline) = engine.executor().take_results();
+    let (wall, after) = (engines.latest() - start, stats(engines));
+    let (tally, timeline) = take_results(engines);
     let stats = EngineStats {
         prefix_queries: after.prefix_queries - before.prefix_queries,
         prefix_hits: after.prefix_hits - before.prefix_hits,
         preemptions: after.preemptions - before.preemptions,
         ..after
     };
-    Ok(Run { measurements: clients.measurements, refused: clients.refused, wall, tally, timeline, stats, peak_blocks })
+    let Clients { measurements, refused, .. } = clients;
+    Ok(Run { measurements, refused, wall, tally, timeline, stats, engines: engines.all.len(), peak_blocks })
+}
+
+/// Sums of the engines' counters.
+fn stats<S: SequenceState>(engines: &Engines<S>) -> EngineStats {
+    engines.all.iter().map(StepEngine::stats).sum()
+}
+
+/// Totals of all devices since the last call, and their recorded steps.
+fn take_results<S: SequenceState>(engines: &mut Engines<S>) -> (Tally, Vec<SimulatedStep>) {
+    let (mut all, mut timeline) = (Tally::default(), Vec::new());
+    for (i, engine) in engines.all.iter_mut().enumerate() {
+        let (tally, steps) = engine.executor().take_results();
+        all.add(&tally);
+        timeline.extend(steps.into_iter().map(|step| SimulatedStep { engine: i, ..step }));
+    }
+    (all, timeline)
 }
 
 /// A request that has not reached the engine.
@@ -248,10 +278,10 @@ impl<'a> Clients<'a> {
     }
 
     /// Submits a request that reached the engine.
-    fn arrive<S: SequenceState>(&mut self, pending: Pending, engine: &mut EngineCore<SimulatedDevice<S>>) {
+    fn arrive<S: SequenceState>(&mut self, pending: Pending, engines: &mut Engines<S>) {
         let Pending { arrives, sent, request: i } = pending;
         let (prompt, output_len) = ((self.requests.prompt)(i), (self.requests.lengths)(i).1);
-        let start = engine.executor().instant(sent);
+        let start = engines.all[0].executor().instant(sent);
         let request = GenerateRequest { ignore_eos: true, ..GenerateRequest::greedy(prompt, output_len) };
         if self.limits.check(&request).is_err() {
             self.refused += 1;
@@ -261,7 +291,7 @@ impl<'a> Clients<'a> {
         let (first, last, prompt) = (Duration::ZERO, Duration::ZERO, request.prompt.len());
         let sample = Sample { start, first, last, prompt, asked: output_len, tokens: 0, cached: 0 };
         self.open[i] = Some(ActiveRequest { sent, sample });
-        engine.add(id, request);
+        engines.add(id, request, arrives);
     }
 
     /// Handles the events of a step, at `now` on the simulation's clock.

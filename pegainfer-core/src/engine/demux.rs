@@ -1,6 +1,6 @@
 //! The demultiplexer thread: hands the events of each step to the streams of their requests.
 
-use super::stream::EventSender;
+use super::events::EventSender;
 use super::{EventBatch, RequestId, TokenEvent};
 use crate::sync::queue::Receiver;
 use std::collections::HashMap;

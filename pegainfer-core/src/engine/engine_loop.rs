@@ -4,12 +4,13 @@
 //! while the engine has a step to plan; otherwise it waits for the oldest step in flight.
 
 use super::demux::{Demux, is_last};
+use super::events::Cancellation;
 use super::shared::{Command, Shared, Submission};
-use super::stream::Cancellation;
-use super::{EngineError, EngineStats, EventBatch, RequestId, StepEngine};
+use super::{EngineError, EngineStats, EventBatch, RequestId, StepEngine, TokenEvent};
+use crate::schedule::group;
 use crate::sync::atomic::Ordering;
 use crate::sync::queue::{Receiver, SyncSender};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::mpsc::TryRecvError;
 
@@ -31,9 +32,19 @@ pub(super) struct EngineLoop<E> {
     demux: SyncSender<Demux>,
     shared: Arc<Shared>,
     /// Requests that have not ended. Ordered by id, so that a simulation depends only on its seed.
-    open: BTreeMap<RequestId, Arc<Cancellation>>,
+    open: BTreeMap<RequestId, OpenRequest>,
+    /// Requests without a first token, their groups of tenants, and the prompt tokens that they are predicted to
+    /// compute. Empty if the handle has one engine.
+    uncomputed: HashMap<RequestId, (u32, usize)>,
     /// Tokens of all steps that `step_tokens` has.
     counted: u64,
+}
+
+/// A request that has not ended.
+struct OpenRequest {
+    cancellation: Arc<Cancellation>,
+    /// Its group of tenants, in whose load it counts; `None` if the handle has one engine.
+    group: Option<u32>,
 }
 
 /// Tokens that an engine has admitted and generated.
@@ -44,7 +55,7 @@ fn tokens(stats: &EngineStats) -> u64 {
 impl<E: StepEngine> EngineLoop<E> {
     pub(super) fn new(engine: E, inbox: Receiver<Command>, demux: SyncSender<Demux>, shared: Arc<Shared>) -> Self {
         let counted = tokens(&engine.stats());
-        Self { engine, inbox, demux, shared, open: BTreeMap::new(), counted }
+        Self { engine, inbox, demux, shared, open: BTreeMap::new(), uncomputed: HashMap::new(), counted }
     }
 
     /// Runs until the last handle is gone and the last request has ended, or the device is lost.
@@ -106,15 +117,18 @@ impl<E: StepEngine> EngineLoop<E> {
     }
 
     fn accept(&mut self, submission: Submission) {
-        let Submission { id, request, events, cancellation } = submission;
-        self.open.insert(id, cancellation);
+        let Submission { id, request, uncomputed, events, cancellation } = submission;
+        let group = uncomputed.map(|_| group(request.tenant));
+        self.open.insert(id, OpenRequest { cancellation, group });
+        self.uncomputed.extend(group.zip(uncomputed).map(|counted| (id, counted)));
         self.send(Demux::Open(id, events));
         self.engine.add(id, request);
     }
 
     fn drop_cancelled(&mut self) {
         let now = self.engine.now();
-        let gone: Vec<RequestId> = self.open.iter().filter(|(_, c)| c.is_due(now)).map(|(id, _)| *id).collect();
+        let gone: Vec<RequestId> =
+            self.open.iter().filter(|(_, open)| open.cancellation.is_due(now)).map(|(id, _)| *id).collect();
         for id in gone {
             self.engine.cancel(id);
             self.remove(id);
@@ -124,6 +138,9 @@ impl<E: StepEngine> EngineLoop<E> {
 
     /// Launches the next step, or finishes the oldest one if none can be planned.
     fn step(&mut self) -> Result<(), EngineError> {
+        if self.shared.config.lost_after.is_some_and(|steps| self.engine.stats().steps >= steps) {
+            return Err(EngineError { message: "its device is lost, as a test asks for".into(), fatal: true });
+        }
         match self.engine.plan() {
             Some(admitted) => {
                 self.deliver(admitted);
@@ -172,6 +189,8 @@ impl<E: StepEngine> EngineLoop<E> {
         for (id, event) in &batch {
             if is_last(event) {
                 self.remove(*id);
+            } else if !self.uncomputed.is_empty() && matches!(event, TokenEvent::Token(_)) {
+                self.computed(*id);
             }
         }
         // Publish first: a client that sees its last token also sees its blocks free, unless a step in flight still
@@ -182,8 +201,19 @@ impl<E: StepEngine> EngineLoop<E> {
         }
     }
 
+    /// Records that nothing of this request's prompt is left to compute.
+    fn computed(&mut self, id: RequestId) {
+        if let Some((group, tokens)) = self.uncomputed.remove(&id) {
+            self.shared.subtract_tokens(group, tokens);
+        }
+    }
+
     fn remove(&mut self, id: RequestId) {
-        if self.open.remove(&id).is_some() {
+        self.computed(id);
+        if let Some(open) = self.open.remove(&id) {
+            if let Some(group) = open.group {
+                self.shared.subtract_request(group);
+            }
             self.shared.live.fetch_sub(1, Ordering::AcqRel);
         }
     }

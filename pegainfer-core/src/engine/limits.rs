@@ -78,7 +78,21 @@ pub enum SubmitError {
         /// API name of the field.
         field: &'static str,
     },
-    /// The engine stopped.
+    /// The request names an engine that does not exist.
+    #[error("X-data-parallel-rank is {engine}, but this server has {engines} engines, counted from 0")]
+    NoSuchEngine {
+        /// The named engine.
+        engine: usize,
+        /// Number of engines.
+        engines: usize,
+    },
+    /// The request names an engine that has stopped.
+    #[error("engine {engine} has stopped; leave X-data-parallel-rank out to use another one")]
+    EngineLost {
+        /// The named engine.
+        engine: usize,
+    },
+    /// Every engine has stopped.
     #[error("the engine has stopped; restart the server")]
     EngineStopped,
 }
@@ -139,11 +153,7 @@ impl EngineLimits {
         if max_tokens > self.max_model_len - prompt {
             return Err(SubmitError::ContextExceeded { prompt, max_tokens, max_model_len: self.max_model_len });
         }
-        // The last generated token's KV is never written.
-        let needed = prompt + max_tokens - 1;
-        if needed > self.kv_capacity_tokens() {
-            return Err(SubmitError::NeverFits { needed, capacity: self.kv_capacity_tokens() });
-        }
+        self.check_capacity(request)?;
         // No early exit and equal integer widths, so that the loop is vectorised.
         let vocab_size = u32::try_from(self.vocab_size).unwrap_or(u32::MAX);
         let outside = |id: u32| id >= vocab_size;
@@ -153,5 +163,13 @@ impl EngineLimits {
             return Err(SubmitError::InvalidToken { id, vocab_size: self.vocab_size });
         }
         Ok(())
+    }
+
+    /// Refuses requests that need more than the whole KV pool.
+    pub(super) fn check_capacity(&self, request: &GenerateRequest) -> Result<(), SubmitError> {
+        // The last generated token's KV is never written.
+        let needed = request.prompt.len() + request.max_tokens - 1;
+        let capacity = self.kv_capacity_tokens();
+        if needed > capacity { Err(SubmitError::NeverFits { needed, capacity }) } else { Ok(()) }
     }
 }

@@ -3,34 +3,47 @@
 //! [`EngineHandle::submit`] takes a [`GenerateRequest`] and returns a [`TokenStream`] or a typed refusal. Dropping the
 //! stream cancels the request and frees its KV blocks after the steps in flight. The engine runs on one OS thread that
 //! owns its device; see [`engine_loop`] for the loop.
+//!
+//! A handle may have several engines of the same model, each with its own device and KV pool. [`router`] chooses the
+//! engine of a request; if an engine is lost, requests without a token go to another one ([`resubmission`]).
 
+mod cell;
 mod clock;
 mod demux;
 mod engine_loop;
+mod events;
+mod front;
 mod handle;
 mod limits;
 pub mod options;
+mod resubmission;
+pub mod router;
 mod shared;
 pub mod simulation;
 mod step_engine;
 mod step_tokens;
 mod stream;
 
+pub use cell::EngineCell;
 pub use clock::{Clock, SimulatedClock};
+pub use events::Backlog;
+pub use front::{RouteCounts, RouteReason};
 pub use handle::{EngineEnd, EngineHandle};
 pub use limits::{EngineLimits, MAX_LOGPROBS, SubmitError};
 pub use shared::EngineConfig;
 pub use step_engine::{EngineError, EventBatch, StepEngine};
 pub use step_tokens::StepTokens;
-pub use stream::{Backlog, TokenStream};
+pub use stream::TokenStream;
 
 use crate::grammar::Grammar;
 use crate::logits_processors::LogitsProcessors;
 use crate::sampling::SamplingParams;
 use crate::schedule::speculation::MAX_DRAFT_TOKENS;
+use std::iter::Sum;
 use std::sync::Arc;
 
-/// Id of a request inside one engine; never reused.
+/// Id of a request, unique among the engines of a handle; never reused. Engine `i` of `n` has the ids whose remainder
+/// after division by `n` is `i`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
 
@@ -39,9 +52,11 @@ pub struct RequestId(pub u64);
 pub struct GenerateRequest {
     /// Prompt token ids, at least one; choices of one prompt share them.
     pub prompt: Arc<[u32]>,
-    /// An earlier request with the same prompt and salt. This one is admitted after that prompt is computed and finds
-    /// it in the prefix cache. Ignored once that request has ended.
+    /// An earlier request with the same prompt and salt. This one goes to the same engine, is admitted after that
+    /// prompt is computed, and finds it in the prefix cache. Ignored once that request has ended.
     pub same_prompt_as: Option<RequestId>,
+    /// The engine that has to run the request; `None` lets the router choose ([`router`]).
+    pub engine: Option<usize>,
     /// Maximum number of generated tokens, at least one.
     pub max_tokens: usize,
     /// Sampling parameters of every token.
@@ -78,6 +93,7 @@ impl GenerateRequest {
         Self {
             prompt: prompt.into(),
             same_prompt_as: None,
+            engine: None,
             max_tokens,
             sampling: SamplingParams::greedy(),
             logits_processors: None,
@@ -188,7 +204,7 @@ pub struct Usage {
     pub cached_tokens: usize,
 }
 
-/// Gauges and counters of one engine, as of its last step.
+/// Gauges and counters of one engine, or the sums of several, as of their last steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct EngineStats {
     /// Running requests, which hold KV blocks.
@@ -217,6 +233,25 @@ pub struct EngineStats {
     pub speculation: SpeculationStats,
 }
 
+impl Sum for EngineStats {
+    fn sum<I: Iterator<Item = Self>>(engines: I) -> Self {
+        engines.fold(Self::default(), |sum, one| Self {
+            running: sum.running + one.running,
+            waiting: sum.waiting + one.waiting,
+            kv_blocks_total: sum.kv_blocks_total + one.kv_blocks_total,
+            kv_blocks_free: sum.kv_blocks_free + one.kv_blocks_free,
+            prefix_queries: sum.prefix_queries + one.prefix_queries,
+            prefix_hits: sum.prefix_hits + one.prefix_hits,
+            preemptions: sum.preemptions + one.preemptions,
+            prompt_tokens: sum.prompt_tokens + one.prompt_tokens,
+            generation_tokens: sum.generation_tokens + one.generation_tokens,
+            steps: sum.steps + one.steps,
+            failed_steps: sum.failed_steps + one.failed_steps,
+            speculation: sum.speculation.plus(&one.speculation),
+        })
+    }
+}
+
 /// Counters of speculative decoding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SpeculationStats {
@@ -232,6 +267,14 @@ impl SpeculationStats {
     /// Draft tokens that were accepted.
     pub fn accepted_tokens(&self) -> u64 {
         self.accepted.iter().sum()
+    }
+
+    fn plus(&self, other: &Self) -> Self {
+        Self {
+            drafts: self.drafts + other.drafts,
+            draft_tokens: self.draft_tokens + other.draft_tokens,
+            accepted: std::array::from_fn(|i| self.accepted[i] + other.accepted[i]),
+        }
     }
 
     /// Counts a row whose first `accepted` of `drafts` draft tokens were accepted.

@@ -6,7 +6,7 @@
 
 use super::demux::Demultiplexer;
 use super::engine_loop::EngineLoop;
-use super::{EngineConfig, EngineHandle, StepEngine};
+use super::{EngineCell, EngineConfig, EngineHandle, StepEngine};
 
 pub use super::engine_loop::Turn;
 
@@ -29,8 +29,8 @@ impl<E: StepEngine> SimulatedEngine<E> {
     pub fn new(engine: E, config: EngineConfig) -> (EngineHandle, Self) {
         // Each request may be opened and closed once in a turn.
         let capacity = MAX_LAG * (2 * config.max_queued + BATCHES);
-        let (handle, engine_loop, demux, _running) = EngineHandle::connect(engine, config, capacity);
-        (handle, Self { engine_loop, demux, lag: 0 })
+        let (cell, engine_loop, demux, _running) = EngineCell::connect(engine, config, capacity);
+        (EngineHandle::of(cell), Self { engine_loop, demux, lag: 0 })
     }
 
     /// Runs one turn of the engine loop.
@@ -65,5 +65,6 @@ pub fn threads<E: StepEngine>(
     engine: E,
     config: EngineConfig,
 ) -> (EngineHandle, impl FnOnce() + Send + 'static, impl FnOnce() + Send + 'static) {
-    EngineHandle::threads(engine, config)
+    let (cell, run_engine, run_demux) = EngineCell::threads(engine, config);
+    (EngineHandle::of(cell), run_engine, run_demux)
 }

@@ -1,6 +1,7 @@
 //! The interface between the engine thread and a model.
 
 use super::{Clock, EngineLimits, EngineStats, GenerateRequest, RequestId, TokenEvent};
+use crate::kv::BlockPool;
 use crate::ledger::StepLog;
 use crate::schedule::recording::ScheduleSink;
 use std::sync::Arc;
@@ -72,6 +73,10 @@ pub trait StepEngine: Send + 'static {
     fn stats(&self) -> EngineStats;
     /// Step times; `None` if the engine keeps none.
     fn step_log(&self) -> Option<Arc<StepLog>> {
+        None
+    }
+    /// The KV pool, whose prefix cache other threads may look into; `None` if the engine has none. Read once.
+    fn pool(&self) -> Option<BlockPool> {
         None
     }
     /// Sends every input of the schedule and every planned step to `sink` from now on. Called before the first request.

@@ -1,77 +1,12 @@
 //! The receiving end of one request.
 
+use super::events::{Backlog, Cancellation, EventSender, Stamped, channel, size};
+use super::resubmission::{Next, Resubmission};
 use super::{RequestId, TokenEvent};
-use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::events;
-use std::sync::{Arc, OnceLock};
+use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::time::Instant;
-
-/// An event and the time when the engine emitted it.
-type Stamped = (Instant, TokenEvent);
-
-/// Size in bytes of a stream's undelivered events.
-///
-/// A gauge: nothing in this crate depends on it, so loom does not model it. The server reads it to end clients that
-/// read too slowly.
-#[derive(Debug, Default)]
-pub struct Backlog {
-    bytes: std::sync::atomic::AtomicUsize,
-    /// True once the stream and its events are dropped.
-    dropped: std::sync::atomic::AtomicBool,
-}
-
-impl Backlog {
-    /// Bytes now.
-    pub fn bytes(&self) -> usize {
-        if self.dropped.load(Ordering::Relaxed) { 0 } else { self.bytes.load(Ordering::Relaxed) }
-    }
-
-    fn add(&self, bytes: usize) {
-        self.bytes.fetch_add(bytes, Ordering::Relaxed);
-    }
-
-    fn remove(&self, bytes: usize) {
-        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
-    }
-}
-
-/// Bytes of an event in a stream.
-fn size(event: &TokenEvent) -> usize {
-    size_of::<Stamped>() + event.heap_bytes()
-}
-
-/// The sending end of a stream.
-pub(super) struct EventSender {
-    events: events::Sender<Stamped>,
-    backlog: Arc<Backlog>,
-}
-
-impl EventSender {
-    /// Sends an event; does nothing if the stream is gone.
-    pub fn send(&self, at: Instant, event: TokenEvent) {
-        let bytes = size(&event);
-        // Counted before sending, because the receiver may take it at once.
-        self.backlog.add(bytes);
-        if self.events.try_send((at, event)).is_err() {
-            self.backlog.remove(bytes);
-        }
-    }
-}
-
-/// Written by the owner of a stream, read by the engine thread before each step. A flag instead of a message: it can
-/// neither block nor get lost in a full queue.
-#[derive(Debug, Default)]
-pub(super) struct Cancellation {
-    dropped: AtomicBool,
-    deadline: OnceLock<Instant>,
-}
-
-impl Cancellation {
-    /// True once the client is gone or the deadline has passed.
-    pub(super) fn is_due(&self, now: Instant) -> bool {
-        self.dropped.load(Ordering::Acquire) || self.deadline.get().is_some_and(|&deadline| deadline <= now)
-    }
-}
 
 /// Events of one request, in order. Dropping it cancels the request.
 ///
@@ -79,21 +14,34 @@ impl Cancellation {
 #[derive(Debug)]
 pub struct TokenStream {
     id: RequestId,
+    engine: usize,
     events: events::Receiver<Stamped>,
     backlog: Arc<Backlog>,
     cancellation: Arc<Cancellation>,
     at: Instant,
+    /// For moving to another engine; `None` if there is none, or after the first token.
+    resubmission: Option<Box<Resubmission>>,
 }
 
 impl TokenStream {
     /// A stream for a request of up to `max_tokens` tokens submitted at `at`, the sender of its events, and its
     /// cancellation.
     pub(super) fn new(id: RequestId, max_tokens: usize, at: Instant) -> (Self, EventSender, Arc<Cancellation>) {
-        // Admitted, Prompt, the tokens, Finished or Failed.
-        let (sender, events) = events::channel(max_tokens + 3);
         let (cancellation, backlog) = (Arc::new(Cancellation::default()), Arc::new(Backlog::default()));
-        let sender = EventSender { events: sender, backlog: backlog.clone() };
-        (Self { id, events, backlog, cancellation: cancellation.clone(), at }, sender, cancellation)
+        let (sender, events) = channel(max_tokens, backlog.clone());
+        let stream =
+            Self { id, engine: 0, events, backlog, cancellation: cancellation.clone(), at, resubmission: None };
+        (stream, sender, cancellation)
+    }
+
+    /// Sets the request's id and engine once they are known.
+    pub(super) fn set_id(&mut self, id: RequestId, engine: usize) {
+        (self.id, self.engine) = (id, engine);
+    }
+
+    /// Lets the request move to another engine.
+    pub(super) fn set_resubmission(&mut self, resubmission: Option<Box<Resubmission>>) {
+        self.resubmission = resubmission;
     }
 
     /// Events that [`recv`](Self::recv) has not returned; dropped with the stream.
@@ -101,14 +49,19 @@ impl TokenStream {
         self.backlog.clone()
     }
 
-    /// The engine's id of this request.
+    /// Id of this request. It changes if the request moves to another engine.
     pub fn id(&self) -> RequestId {
         self.id
     }
 
+    /// Number of the engine that has the request. It changes with the id.
+    pub fn engine(&self) -> usize {
+        self.engine
+    }
+
     /// Cancels the request at `deadline`, even if nobody receives any more. Only the first call counts.
     pub fn cancel_at(&self, deadline: Instant) {
-        self.cancellation.deadline.get_or_init(|| deadline);
+        self.cancellation.cancel_at(deadline);
     }
 
     /// Time when the engine emitted the last received event; before the first one, time of the submit.
@@ -118,14 +71,46 @@ impl TokenStream {
 
     /// The next event; `None` after the last one, or early if the engine stopped or the deadline passed.
     pub async fn recv(&mut self) -> Option<TokenEvent> {
-        let stamped = self.events.recv().await;
-        self.stamp(stamped)
+        loop {
+            let stamped = self.events.recv().await;
+            if let ControlFlow::Break(event) = self.take(stamped) {
+                return event;
+            }
+        }
     }
 
     /// Blocking variant of [`recv`](Self::recv), for threads without an async runtime.
     pub fn blocking_recv(&mut self) -> Option<TokenEvent> {
-        let stamped = self.events.blocking_recv();
-        self.stamp(stamped)
+        loop {
+            let stamped = self.events.blocking_recv();
+            if let ControlFlow::Break(event) = self.take(stamped) {
+                return event;
+            }
+        }
+    }
+
+    /// The event to return; continues if there is none, because the request was admitted again or has moved.
+    fn take(&mut self, stamped: Option<Stamped>) -> ControlFlow<Option<TokenEvent>> {
+        let event = self.stamp(stamped);
+        let Some(resubmission) = &mut self.resubmission else { return ControlFlow::Break(event) };
+        match resubmission.next(self.id, event.as_ref()) {
+            Next::Return => ControlFlow::Break(event),
+            Next::Skip => ControlFlow::Continue(()),
+            Next::Move if self.move_on().is_some() => ControlFlow::Continue(()),
+            Next::Move | Next::ReturnLast => {
+                self.resubmission = None;
+                ControlFlow::Break(event)
+            }
+        }
+    }
+
+    /// Submits the request again to another engine, whose events follow. `None` if it is refused.
+    fn move_on(&mut self) -> Option<()> {
+        let resubmission = self.resubmission.as_mut()?;
+        let (sender, receiver) = channel(resubmission.max_tokens(), self.backlog.clone());
+        (self.id, self.engine) = resubmission.resubmit(sender, self.cancellation.clone())?;
+        self.events = receiver;
+        Some(())
     }
 
     fn stamp(&mut self, stamped: Option<Stamped>) -> Option<TokenEvent> {
@@ -138,8 +123,8 @@ impl TokenStream {
 
 impl Drop for TokenStream {
     fn drop(&mut self) {
-        self.cancellation.dropped.store(true, Ordering::Release);
-        self.backlog.dropped.store(true, Ordering::Relaxed);
+        self.cancellation.cancel();
+        self.backlog.drop_all();
     }
 }
 

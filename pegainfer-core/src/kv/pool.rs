@@ -6,6 +6,8 @@ use super::index::{Index, Key, Node};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+/// Number of blocks that [`BlockPool::cached_prefix`] looks up before it lets the engine have the lock.
+const PROBED_AT_ONCE: usize = 64;
 /// Number of evictions between the two stages of preparing one.
 const LOOKAHEAD: usize = 16;
 
@@ -114,6 +116,22 @@ impl BlockPool {
     pub fn available(&self) -> usize {
         let blocks = self.lock();
         blocks.free.len() + blocks.idle.len()
+    }
+
+    /// Length in tokens of the longest cached prefix of `tokens`, for requests of this salt: as many tokens as a new
+    /// table would find now, at most all but the last. Changes nothing, not even the order of eviction, and holds the
+    /// lock for [`PROBED_AT_ONCE`] blocks at a time.
+    pub fn cached_prefix(&self, salt: u64, tokens: &[u32]) -> usize {
+        let (mut parent, mut found) = (Node::Root(salt), 0);
+        'probe: for tokens in tokens.chunks(PROBED_AT_ONCE * self.block_tokens) {
+            let blocks = self.lock();
+            for tokens in tokens.chunks_exact(self.block_tokens) {
+                // A node is never reused: if its block is evicted between two locks, its children are not found.
+                let Some((_, node)) = blocks.index.find(Key { parent, tokens }) else { break 'probe };
+                (parent, found) = (node, found + 1);
+            }
+        }
+        (found * self.block_tokens).min(tokens.len().saturating_sub(1))
     }
 
     /// Locks the bookkeeping, for several operations at once.

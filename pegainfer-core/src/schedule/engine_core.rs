@@ -249,6 +249,10 @@ impl<E: StepExecutor> StepEngine for EngineCore<E> {
         Some(self.step_log.clone())
     }
 
+    fn pool(&self) -> Option<BlockPool> {
+        Some(self.scheduler.pool().clone())
+    }
+
     fn record_schedule(&mut self, sink: Box<dyn ScheduleSink>) {
         let steps = self.scheduler.stats().steps;
         let setup = EngineSetup::new(self.scheduler.config(), &self.limits, self.scheduler.state().slots(), steps);

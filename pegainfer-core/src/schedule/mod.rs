@@ -26,3 +26,4 @@ pub use state::{OutOfSlots, SequenceState, StateConfig};
 pub use state_slots::StateSlots;
 pub use step::{Outcome, PLACEHOLDER, SampleRow, Step, StepRow};
 pub use step_executor::{STEPS_IN_FLIGHT, StepExecutor};
+pub(crate) use turns::group;

@@ -190,6 +190,11 @@ impl<S: SequenceState> Scheduler<S> {
         &self.config
     }
 
+    /// The KV pool.
+    pub fn pool(&self) -> &BlockPool {
+        &self.pool
+    }
+
     /// State of the model other than KV blocks.
     pub fn state(&self) -> &S {
         &self.state

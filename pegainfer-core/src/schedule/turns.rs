@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 
 /// The group of a tenant: the upper half of its number. A server puts clients that may be the same person into one
 /// group. Numbers below 2^32 are tenants of the same group.
-pub(super) fn group(tenant: u64) -> u32 {
+pub(crate) fn group(tenant: u64) -> u32 {
     (tenant >> 32) as u32
 }
 

@@ -134,7 +134,7 @@ fn start_deep(max_queued: usize, depth: usize) -> (EngineHandle, SyncSender<Scri
     let (sender, script) = sync_channel(1000);
     let calls = Arc::new(Mutex::new(String::new()));
     let engine = Scripted { script, requests: BTreeMap::new(), new: vec![], depth, in_flight: 0, calls: calls.clone() };
-    let config = EngineConfig { max_queued, step_deadline: STEP_DEADLINE };
+    let config = EngineConfig { max_queued, step_deadline: STEP_DEADLINE, ..EngineConfig::default() };
     (EngineHandle::spawn(engine, config).unwrap(), sender, calls)
 }
 

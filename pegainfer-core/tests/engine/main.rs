@@ -1,5 +1,5 @@
 //! The engine without a model: the scheduler over a simulated device, a whole engine under faults and a virtual clock,
-//! the engine thread over a scripted engine, and checkpoints.
+//! the engine thread over a scripted engine, several engines behind one handle, and checkpoints.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -7,6 +7,7 @@ mod device;
 mod drafts;
 mod engine_loop;
 mod faults;
+mod front;
 mod kinds;
 mod requests;
 mod scheduler;

@@ -90,7 +90,8 @@ fn load_engine(device: OpenDevice, dir: &Path, args: &EngineArgs) -> Result<Load
     ensure!(args.rope_scaling.is_none(), "--rope-scaling: DeepSeek-V4 takes that of its config.json");
     let kind = device.kind();
     let options = load_options(dir, args, kind);
-    Ok(with_progress_bar(|progress| pegainfer_deepseek_v4::load(device.execs, &options, progress))?)
+    let OpenDevice { execs, shows_progress, .. } = device;
+    Ok(with_progress_bar(shows_progress, |progress| pegainfer_deepseek_v4::load(execs, &options, progress))?)
 }
 
 /// The load options set by the flags.

@@ -61,6 +61,8 @@ pub struct OpenDevice {
     pub execs: Vec<Exec>,
     /// Their name for messages.
     pub name: String,
+    /// True if loading shows its progress.
+    pub shows_progress: bool,
 }
 
 impl OpenDevice {
@@ -135,10 +137,11 @@ impl fmt::Display for Family {
 
 /// Loads a runtime model and starts its engine.
 fn load<M: Model>(device: OpenDevice, dir: &Path, args: &EngineArgs) -> Result<LoadedEngine> {
-    let name = device.name.clone();
+    let (name, shows_progress) = (device.name.clone(), device.shows_progress);
     let kind = device.kind();
     let options = load_options(dir, args);
-    let loaded = with_progress_bar(|progress| pegainfer_runtime::load::<M>(device.execs, &options, progress))?;
+    let loaded =
+        with_progress_bar(shows_progress, |progress| pegainfer_runtime::load::<M>(device.execs, &options, progress))?;
     let handle = spawn(loaded.engine, args, kind)?;
     let kv_bytes = handle.limits().kv_capacity_tokens() as u64 * loaded.kv_per_token;
     Ok(LoadedEngine {
@@ -192,7 +195,8 @@ fn measure<M: Model>(
 ) -> Result<Measured> {
     let name = device.name.clone();
     let options = load_options(dir, args);
-    let mut loaded = with_progress_bar(|progress| pegainfer_runtime::load::<M>(device.execs, &options, progress))?;
+    let mut loaded =
+        with_progress_bar(true, |progress| pegainfer_runtime::load::<M>(device.execs, &options, progress))?;
     let mut measured = pegainfer_runtime::measure(&mut loaded.engine, options.cuda_graph, selection, progress)?;
     measured.header.device = name;
     Ok(measured)
@@ -207,7 +211,8 @@ fn measure_again<M: Model>(
 ) -> Result<(Header, Vec<Remeasured>)> {
     let name = device.name.clone();
     let options = load_options(dir, args);
-    let mut loaded = with_progress_bar(|progress| pegainfer_runtime::load::<M>(device.execs, &options, progress))?;
+    let mut loaded =
+        with_progress_bar(true, |progress| pegainfer_runtime::load::<M>(device.execs, &options, progress))?;
     let (header, again) = pegainfer_runtime::measure_again(&mut loaded.engine, options.cuda_graph, steps, progress)?;
     Ok((Header { device: name, ..header }, again))
 }
@@ -216,12 +221,16 @@ fn measure_again<M: Model>(
 pub fn spawn(engine: impl StepEngine, args: &EngineArgs, device: Device) -> Result<EngineHandle> {
     let default_deadline = if device == Device::Cuda { GPU_STEP_DEADLINE } else { CPU_STEP_DEADLINE };
     let step_deadline = args.step_deadline.unwrap_or(default_deadline);
-    let config = EngineConfig { step_deadline, max_queued: args.max_queued_requests.get() };
+    let (max_queued, lost_after) = (args.max_queued_requests.get(), args.lose_engine.map(|lost| lost.after));
+    let config = EngineConfig { step_deadline, max_queued, lost_after };
     EngineHandle::spawn(engine, config).context("the engine thread cannot be started")
 }
 
-/// Runs `load` and shows its progress. `load` reports (bytes of this chunk, bytes of all weights).
-pub fn with_progress_bar<R>(load: impl FnOnce(&mut (dyn FnMut(u64, u64) + Send)) -> R) -> R {
+/// Runs `load` and shows its progress if `shown`. `load` reports (bytes of this chunk, bytes of all weights).
+pub fn with_progress_bar<R>(shown: bool, load: impl FnOnce(&mut (dyn FnMut(u64, u64) + Send)) -> R) -> R {
+    if !shown {
+        return load(&mut |_, _| ());
+    }
     let mut progress = Progress::start("loading weights", Unit::Bytes, 0, 0);
     let loaded = load(&mut |bytes, total| {
         progress.set_total(total);

@@ -110,6 +110,7 @@ impl Generation {
                 error = &mut self.cutoff => return Some(Err(self.cancel(error))),
             };
             let at = stream.at();
+            self.record.runs_on(stream.engine());
             match event {
                 Some(TokenEvent::Admitted { cached_tokens }) => {
                     self.counts.cached = cached_tokens;

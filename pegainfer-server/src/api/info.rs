@@ -10,6 +10,7 @@ use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use jiff::Timestamp;
+use pegainfer_core::engine::{EngineCell, EngineStats};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
@@ -135,8 +136,8 @@ fn card<'a>(state: &'a AppState, headers: &HeaderMap, name: &'a str) -> ModelCar
     }
 }
 
-/// `GET /health`: 200 without a body while the engine makes progress and new requests are accepted, otherwise 503 and
-/// the reason.
+/// `GET /health`: 200 while an engine makes progress and new requests are accepted, otherwise 503 and the reason. The
+/// body names engines that do not; usually it is empty.
 pub async fn health(State(state): State<Arc<AppState>>) -> (StatusCode, Cow<'static, str>) {
     if let Some(why) = state.engine.failure() {
         (StatusCode::SERVICE_UNAVAILABLE, format!("the engine has stopped: {why}").into())
@@ -145,8 +146,19 @@ pub async fn health(State(state): State<Arc<AppState>>) -> (StatusCode, Cow<'sta
     } else if state.lifecycle.phase() != Phase::Serving {
         (StatusCode::SERVICE_UNAVAILABLE, "draining".into())
     } else {
-        (StatusCode::OK, "".into())
+        (StatusCode::OK, unhealthy_engines(state.engine.engines()).into())
     }
+}
+
+/// A line for each engine that makes no progress.
+fn unhealthy_engines(engines: &[EngineCell]) -> String {
+    let all = engines.len();
+    let line = |(i, engine): (usize, &EngineCell)| match engine.failure() {
+        Some(why) => Some(format!("engine {i} of {all} has stopped: {why}\n")),
+        None if !engine.is_healthy() => Some(format!("engine {i} of {all} makes no progress\n")),
+        None => None,
+    };
+    engines.iter().enumerate().filter_map(line).collect()
 }
 
 /// `GET /live`: 200 while the process can answer at all, even if the engine is stuck or the server drains.
@@ -164,16 +176,46 @@ pub struct LoadResponse {
     waiting: usize,
     /// Free part of the KV cache, from 0 to 1.
     kv_cache_free: f64,
+    /// The same of each engine, if there are several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    engines: Option<Vec<EngineLoad>>,
+}
+
+/// Numbers of one engine's requests.
+#[derive(Serialize, JsonSchema)]
+pub struct EngineLoad {
+    /// Number of the engine.
+    engine: usize,
+    /// False if it makes no progress.
+    healthy: bool,
+    /// Running requests.
+    running: usize,
+    /// Waiting requests.
+    waiting: usize,
+    /// Free part of its KV cache, from 0 to 1.
+    kv_cache_free: f64,
+}
+
+/// Free part of the KV cache, from 0 to 1.
+fn kv_cache_free(stats: &EngineStats) -> f64 {
+    stats.kv_blocks_free as f64 / stats.kv_blocks_total.max(1) as f64
 }
 
 /// `GET /load`.
 pub async fn load(State(state): State<Arc<AppState>>) -> Json<LoadResponse> {
     let stats = state.engine.stats();
+    let engine_load = |(engine, cell): (usize, &EngineCell)| {
+        let (stats, healthy) = (cell.stats(), cell.is_healthy());
+        let EngineStats { running, waiting, .. } = stats;
+        EngineLoad { engine, healthy, running, waiting, kv_cache_free: kv_cache_free(&stats) }
+    };
+    let engines = state.engine.engines();
     Json(LoadResponse {
         server_load: stats.running + stats.waiting,
         running: stats.running,
         waiting: stats.waiting,
-        kv_cache_free: stats.kv_blocks_free as f64 / stats.kv_blocks_total.max(1) as f64,
+        kv_cache_free: kv_cache_free(&stats),
+        engines: (engines.len() > 1).then(|| engines.iter().enumerate().map(engine_load).collect()),
     })
 }
 

@@ -12,7 +12,7 @@ use super::stop;
 use super::stream_options::StreamOptions;
 use super::token_rate::too_many;
 use super::truncation::Truncation;
-use crate::error::ApiError;
+use crate::error::{ApiError, ENGINE_HEADER};
 use crate::ids;
 use crate::lifecycle::Deadline;
 use crate::metrics::Choices;
@@ -80,6 +80,8 @@ pub struct Params {
     ignore_eos: bool,
     priority: i32,
     cache_salt: u64,
+    /// Engine that the client named.
+    engine: Option<usize>,
     /// Tenant of the request.
     pub tenant: Tenant,
     /// Output that the client has not read yet.
@@ -140,6 +142,7 @@ impl Params {
             ignore_eos,
             priority: priority(sampling.priority.map_or(0, |n| n.0 as i32), state)?,
             cache_salt: cache_salt(sampling.cache_salt.as_deref(), context.tenant, state)?,
+            engine: engine(&context.headers)?,
             tenant: context.tenant,
             outbox: context.outbox.clone(),
             meter: context.meter.clone(),
@@ -222,6 +225,7 @@ impl Params {
                 priority: self.priority,
                 tenant: self.tenant.id,
                 cache_salt: self.cache_salt,
+                engine: self.engine,
                 ..GenerateRequest::greedy(prompt.clone(), max_tokens)
             })
         };
@@ -249,6 +253,14 @@ fn request_id(given: Option<String>, headers: &HeaderMap) -> Result<String, ApiE
         Some(_) => Err(ApiError::invalid("request_id", format!("request_id must be {}", ids::VALID))),
         None => ids::request_id(headers),
     }
+}
+
+/// The engine in the header `X-data-parallel-rank`, vLLM's name.
+fn engine(headers: &HeaderMap) -> Result<Option<usize>, ApiError> {
+    let Some(value) = headers.get(ENGINE_HEADER) else { return Ok(None) };
+    let number = value.to_str().ok().and_then(|text| text.trim().parse().ok());
+    let message = || format!("{ENGINE_HEADER} is the number of an engine, counted from 0");
+    number.map(Some).ok_or_else(|| ApiError::invalid(ENGINE_HEADER, message()))
 }
 
 /// The priority, if clients may choose it.

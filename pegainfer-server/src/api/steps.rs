@@ -18,11 +18,14 @@ use std::sync::Arc;
 const LISTED: usize = 256;
 
 /// JSON Lines, oldest step first: number, end in seconds since the engine's start, kind, load, and measured and
-/// predicted microseconds. `?last=N` lists N steps; `format=perfetto` returns a trace instead, `format=ops` the seconds
-/// per op.
+/// predicted microseconds. `?last=N` lists N steps, `engine=I` those of engine I (default 0); `format=perfetto` returns
+/// a trace instead, `format=ops` the seconds per op.
 pub async fn steps(State(state): State<Arc<AppState>>, uri: Uri) -> Result<Response, ApiError> {
     let query = Query::parse(uri.query().unwrap_or_default())?;
-    let Some(log) = state.engine.step_log() else { return Ok(Json::<[StepRecord; 0]>([]).into_response()) };
+    let engines = state.engine.engines();
+    let missing = || format!("engine is the number of an engine, from 0 to {}", engines.len() - 1);
+    let engine = engines.get(query.engine).ok_or_else(|| ApiError::invalid("engine", missing()))?;
+    let Some(log) = engine.step_log() else { return Ok(Json::<[StepRecord; 0]>([]).into_response()) };
     let steps = log.last(query.last);
     Ok(match query.format {
         Format::Perfetto => Json(trace::steps::events(&steps, log.start())).into_response(),
@@ -38,6 +41,8 @@ pub async fn steps(State(state): State<Arc<AppState>>, uri: Uri) -> Result<Respo
 /// Parsed query string.
 struct Query {
     last: usize,
+    /// Number of the engine.
+    engine: usize,
     format: Format,
 }
 
@@ -53,7 +58,7 @@ enum Format {
 
 impl Query {
     fn parse(text: &str) -> Result<Self, ApiError> {
-        let mut query = Self { last: LISTED, format: Format::Lines };
+        let mut query = Self { last: LISTED, engine: 0, format: Format::Lines };
         for part in text.split('&').filter(|part| !part.is_empty()) {
             let (name, value) = part.split_once('=').unwrap_or((part, ""));
             match name {
@@ -61,6 +66,11 @@ impl Query {
                     let number = value.parse();
                     query.last =
                         number.map_err(|_| ApiError::invalid("last", "last is the number of steps to list"))?;
+                }
+                "engine" => {
+                    let number = value.parse();
+                    query.engine =
+                        number.map_err(|_| ApiError::invalid("engine", "engine is the number of an engine"))?;
                 }
                 "format" => {
                     query.format = match value {
@@ -71,7 +81,8 @@ impl Query {
                     };
                 }
                 _ => {
-                    let known = "the query is last=N, the number of steps to list, and format=jsonl, perfetto or ops";
+                    let known =
+                        "the query is last=N, the number of steps to list, engine=I, and format=jsonl, perfetto or ops";
                     return Err(ApiError::invalid("last", known));
                 }
             }

@@ -69,6 +69,7 @@ mod tests {
             admitted: Some(at(5)),
             first_token: Some(at(15)),
             last_token: at(35),
+            engine: 0,
             cached_tokens: 0,
             accepted_draft_tokens: 3,
             detokenizing: Duration::from_micros(1500),

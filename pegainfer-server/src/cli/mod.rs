@@ -188,7 +188,7 @@ mod tests {
         };
         assert_eq!((serve.engine.state_cache_memory, serve.engine.device), (Some(0), DeviceArg::Cuda(1)));
         let error = parse(&["--device", "tpu"]).unwrap_err().to_string();
-        assert!(error.contains("expected auto, cpu, cuda or cuda:N"), "{error}");
+        assert!(error.contains("expected auto, cpu, cuda, cuda:N or cuda:N,M"), "{error}");
         assert!(parse(&["--gpu-memory-utilization", "1.01"]).is_err());
     }
 }

@@ -93,7 +93,7 @@ pub fn run(args: &ServeArgs, started: Instant) -> Result<()> {
     let LoadedModel { engine, checkpoint, source } = LoadedModel::load(&args.engine)?;
     announce(&engine, &source);
     if let Some(recorder) = recorder.as_ref().filter(|_| args.record_steps) {
-        engine.handle.record_schedule(recorder.schedule())?;
+        engine.handle.record_schedule(|engine| recorder.schedule(engine))?;
     }
     if let Some(file) = &args.ledger {
         watch::watch(file, &engine, &source, &args.engine, args.http.trace_dir.as_deref())?;
@@ -173,17 +173,13 @@ fn try_threads(n: usize) -> std::io::Result<()> {
 /// Returns freed memory to the system when the engine has been idle for [`IDLE`] and after large request bodies. Also
 /// logs changes of the engine's health.
 async fn tidy(engine: EngineHandle, budget: Arc<Budget>) {
-    let (mut tidied, mut healthy) = ((engine.stats().steps, budget.large_bodies()), true);
+    let mut tidied = (engine.stats().steps, budget.large_bodies());
+    let mut healthy = vec![true; engine.engines().len()];
     loop {
         let before = (engine.stats().steps, budget.large_bodies());
         tokio::time::sleep(IDLE).await;
         let EngineStats { steps, running, waiting, .. } = engine.stats();
-        match (healthy, engine.is_healthy()) {
-            (true, false) => log::error!("the engine makes no progress; /health reports it"),
-            (false, true) => log::info!("the engine makes progress again"),
-            _ => {}
-        }
-        healthy = engine.is_healthy();
+        log_health(&engine, &mut healthy);
         let large_bodies = budget.large_bodies();
         let idle = steps == before.0 && steps != tidied.0 && running + waiting == 0;
         let read = large_bodies == before.1 && large_bodies != tidied.1;
@@ -195,12 +191,27 @@ async fn tidy(engine: EngineHandle, budget: Arc<Budget>) {
     }
 }
 
+/// Logs which engines are healthy now and were not, or the other way round.
+fn log_health(engine: &EngineHandle, healthy: &mut [bool]) {
+    let several = healthy.len() > 1;
+    for (i, (cell, was)) in engine.engines().iter().zip(healthy).enumerate() {
+        let name = if several { format!("engine {i}") } else { "the engine".to_owned() };
+        match (std::mem::replace(was, cell.is_healthy()), *was) {
+            (true, false) => log::error!("{name} makes no progress; /health reports it"),
+            (false, true) => log::info!("{name} makes progress again"),
+            _ => {}
+        }
+    }
+}
+
 fn announce(engine: &LoadedEngine, source: &str) {
-    let limits = engine.handle.limits();
-    log::info!("model: {} from {source}, on {}", engine.family, engine.device);
+    let (limits, engines) = (engine.handle.limits(), engine.handle.engines().len());
+    let on = if engines > 1 { format!("{engines} engines, each on {}", engine.device) } else { engine.device.clone() };
+    log::info!("model: {} from {source}, on {on}", engine.family);
     log::info!(
-        "KV cache: {} tokens ({} blocks of {}, {}), see --kv-cache-memory; context {} tokens, see --max-model-len; up to {} concurrent \
+        "KV cache{}: {} tokens ({} blocks of {}, {}), see --kv-cache-memory; context {} tokens, see --max-model-len; up to {} concurrent \
          requests, see --max-num-seqs",
+        if engines > 1 { " of each" } else { "" },
         limits.kv_capacity_tokens(),
         limits.kv_blocks,
         limits.block_size,
@@ -216,7 +227,7 @@ fn load_summary(engine: &LoadedEngine) -> String {
     format!(
         "weights {weights:.2} GB in {seconds:.2} s ({:.1} GB/s), KV cache {} blocks ({:.2} GB)",
         weights / seconds.max(1e-9),
-        engine.handle.limits().kv_blocks,
+        engine.handle.stats().kv_blocks_total,
         engine.kv_bytes as f64 / 1e9
     )
 }

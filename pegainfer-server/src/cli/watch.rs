@@ -23,11 +23,12 @@ pub fn watch(file: &Path, engine: &LoadedEngine, source: &str, args: &EngineArgs
         );
         return Ok(());
     }
-    if let Some(log) = engine.handle.step_log() {
-        log.watch(Watch::new(law, OpShares::new(&ledger.ops)));
+    let engines = engine.handle.engines();
+    for (i, log) in engines.iter().enumerate().filter_map(|(i, engine)| Some((i, engine.step_log()?))) {
+        log.watch(Watch::new(law.clone(), OpShares::new(&ledger.ops)));
         if let Some(dir) = traces {
             let unusable = || format!("--trace-dir {} cannot be used", dir.display());
-            steps::write_captures(log, dir).with_context(unusable)?;
+            steps::write_captures(log, (engines.len() > 1).then_some(i), dir).with_context(unusable)?;
         }
     }
     Ok(())

@@ -2,6 +2,7 @@
 
 use super::Metrics;
 use super::choices::{ChoiceResult, Choices, Outcome};
+use super::per_engine::RequestMetrics;
 use crate::trace::{ChoiceTrace, Stages};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,6 +20,7 @@ impl Metrics {
     ) -> RequestRecord {
         RequestRecord {
             metrics: self.clone(),
+            engine: 0,
             request,
             is_first,
             prompt_tokens,
@@ -40,6 +42,8 @@ impl Metrics {
 /// Record of one request. Dropping it early counts the request as aborted.
 pub struct RequestRecord {
     metrics: Arc<Metrics>,
+    /// Number of the engine that has the request.
+    engine: usize,
     /// Choices of the same HTTP request.
     request: Option<Arc<Choices>>,
     is_first: bool,
@@ -68,6 +72,16 @@ impl RequestRecord {
         self.trace.is_some()
     }
 
+    /// Sets the engine that has the request.
+    pub fn runs_on(&mut self, engine: usize) {
+        self.engine = engine;
+    }
+
+    /// Metrics of that engine's requests.
+    fn metrics(&self) -> &RequestMetrics {
+        self.metrics.requests(self.engine)
+    }
+
     /// Adds the detokenization time of one token.
     pub fn detokenized(&mut self, time: Duration) {
         self.detokenizing += time;
@@ -77,16 +91,16 @@ impl RequestRecord {
     pub fn admitted(&mut self, cached_tokens: usize, at: Instant) {
         self.cached_tokens = cached_tokens;
         self.admitted = Some(at);
-        self.metrics.queue.observe((at - self.submitted).as_secs_f64());
+        self.metrics().queue.observe((at - self.submitted).as_secs_f64());
     }
 
     /// Records a token emitted at `at`; `drafted` is that of `TokenOut`.
     pub fn token(&mut self, at: Instant, drafted: bool) {
         if self.first_token.is_none() {
             self.first_token = Some(at);
-            self.metrics.time_to_first_token.observe((at - self.submitted).as_secs_f64());
+            self.metrics().time_to_first_token.observe((at - self.submitted).as_secs_f64());
         } else {
-            self.metrics.inter_token.observe((at - self.last_token).as_secs_f64());
+            self.metrics().inter_token.observe((at - self.last_token).as_secs_f64());
         }
         self.tokens += 1;
         self.accepted_draft_tokens += usize::from(drafted);
@@ -102,7 +116,7 @@ impl RequestRecord {
             return;
         }
         let per_token = self.time_per_token();
-        self.metrics.finished.get_or_create(&[("finished_reason", outcome.name())]).inc();
+        self.metrics.finished(self.engine, outcome);
         if matches!(outcome, Outcome::Stop | Outcome::Length) {
             self.complete(per_token);
         }
@@ -119,6 +133,7 @@ impl RequestRecord {
             admitted: self.admitted,
             first_token: self.first_token,
             last_token: self.last_token,
+            engine: self.engine,
             cached_tokens: self.cached_tokens,
             accepted_draft_tokens: self.accepted_draft_tokens,
             detokenizing: self.detokenizing,
@@ -126,7 +141,7 @@ impl RequestRecord {
     }
 
     fn complete(&self, per_token: Option<Duration>) {
-        let metrics = &self.metrics;
+        let metrics = self.metrics();
         let until_last = |from: Instant| (self.last_token - from).as_secs_f64();
         metrics.e2e.observe(until_last(self.submitted));
         metrics.prompt_tokens.observe(self.prompt_tokens as f64);

@@ -87,9 +87,9 @@ impl Recorder {
         self.writer.lost_lines()
     }
 
-    /// The sink for an engine's schedule.
-    pub fn schedule(&self) -> Box<dyn ScheduleSink> {
-        Box::new(ScheduleLines::new(self.writer.clone()))
+    /// The sink for the schedule of an engine.
+    pub fn schedule(&self, engine: usize) -> Box<dyn ScheduleSink> {
+        Box::new(ScheduleLines::new(self.writer.clone(), engine))
     }
 
     /// Waits until all lines are in the file.

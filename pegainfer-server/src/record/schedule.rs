@@ -1,7 +1,7 @@
 //! The schedule of an engine as lines of a recording.
 
 use super::writer::RecordWriter;
-use pegainfer_bench::recording::format::RecordLine;
+use pegainfer_bench::recording::format::{RecordLine, ScheduleLine};
 use pegainfer_core::schedule::recording::{ScheduleEvent, ScheduleSink};
 
 /// Bytes of a line without its lists, and of each list entry: an upper bound for usual numbers.
@@ -11,12 +11,14 @@ const ENTRY_BYTES: usize = 12;
 /// Hands the events of an engine to the writer thread.
 pub(super) struct ScheduleLines {
     writer: RecordWriter,
+    /// Number of the engine.
+    engine: usize,
 }
 
 impl ScheduleLines {
-    /// Lines for this writer.
-    pub fn new(writer: RecordWriter) -> Self {
-        Self { writer }
+    /// Lines of this engine for this writer.
+    pub fn new(writer: RecordWriter, engine: usize) -> Self {
+        Self { writer, engine }
     }
 }
 
@@ -35,6 +37,9 @@ impl ScheduleSink for ScheduleLines {
             | ScheduleEvent::Abort {}
             | ScheduleEvent::Reset {} => 0,
         };
-        self.writer.write_later(RecordLine::Schedule(event), LINE_BYTES + ENTRY_BYTES * entries);
+        self.writer.write_later(
+            RecordLine::Schedule(ScheduleLine { engine_number: self.engine, event }),
+            LINE_BYTES + ENTRY_BYTES * entries,
+        );
     }
 }

@@ -28,6 +28,8 @@ pub struct Stages {
     pub first_token: Option<Instant>,
     /// The engine emitted the last token so far.
     pub last_token: Instant,
+    /// Number of the engine that has the choice.
+    pub engine: usize,
     /// Number of prompt tokens found in the prefix cache.
     pub cached_tokens: usize,
     /// Number of tokens from accepted drafts.
@@ -65,8 +67,9 @@ impl ChoiceTrace {
         let Some(admitted) = stages.admitted else { return };
         let cached = ("cached_tokens".into(), stages.cached_tokens.to_string().into());
         let hit = (stages.cached_tokens > 0).then(|| event("prefix hit", admitted, vec![cached.clone()]));
+        let engine = ("engine".into(), stages.engine.to_string().into());
         let prefilled = stages.first_token.unwrap_or(now);
-        self.trace.add("prefill", admitted, prefilled, vec![choice(), cached], hit.into_iter().collect());
+        self.trace.add("prefill", admitted, prefilled, vec![choice(), engine, cached], hit.into_iter().collect());
         let Some(first) = stages.first_token else { return };
         let tokens = self.tokens.iter().map(|&at| event("token", at, vec![])).collect();
         let drafts = ("accepted_draft_tokens".into(), stages.accepted_draft_tokens.to_string().into());

@@ -16,7 +16,7 @@ const SERVER: u8 = 2;
 const UNSET: u8 = 0;
 const FAILED: u8 = 2;
 /// Attributes with a number as value.
-const NUMBERS: [&str; 5] = ["choice", "cached_tokens", "accepted_draft_tokens", "total_us", HTTP_STATUS];
+const NUMBERS: [&str; 6] = ["choice", "engine", "cached_tokens", "accepted_draft_tokens", "total_us", HTTP_STATUS];
 
 /// A collector, such as Jaeger, Tempo or the OpenTelemetry collector.
 #[derive(Debug)]

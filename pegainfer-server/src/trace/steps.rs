@@ -99,11 +99,12 @@ fn unix_us(at: Instant) -> f64 {
     now.saturating_sub(at.elapsed()).as_micros() as f64
 }
 
-/// Starts a thread that writes the slow steps of `log` as files in `dir`, and logs them.
-pub fn write_captures(log: &StepLog, dir: &Path) -> std::io::Result<()> {
+/// Starts a thread that writes the slow steps of `log` as files in `dir`, and logs them. `engine` is the number of the
+/// engine if there are several.
+pub fn write_captures(log: &StepLog, engine: Option<usize>, dir: &Path) -> std::io::Result<()> {
     std::fs::create_dir_all(dir)?;
     let (sender, captures): (SyncSender<Capture>, Receiver<Capture>) = sync_channel(MAX_WAITING);
-    let mut files = Files { dir: dir.to_path_buf(), written: VecDeque::new() };
+    let mut files = Files { dir: dir.to_path_buf(), engine, written: VecDeque::new() };
     let run = move || captures.iter().for_each(|capture| files.report(&capture));
     std::thread::Builder::new().name("step-trace".into()).spawn(run)?;
     log.capture(sender);
@@ -113,22 +114,25 @@ pub fn write_captures(log: &StepLog, dir: &Path) -> std::io::Result<()> {
 /// The slow-step files of a server, oldest first.
 struct Files {
     dir: PathBuf,
+    engine: Option<usize>,
     written: VecDeque<PathBuf>,
 }
 
 impl Files {
     fn report(&mut self, capture: &Capture) {
         let anomaly = &capture.anomaly;
+        let slow = self.engine.map_or_else(|| "slow".to_owned(), |engine| format!("engine {engine}: slow"));
         match self.write(capture) {
             // The following steps were as fast as before: nothing has to be done.
-            Ok(path) if anomaly.cause == Cause::Once => log::info!("slow {anomaly}; trace {}", path.display()),
-            Ok(path) => log::warn!("slow {anomaly}; trace {}", path.display()),
-            Err(error) => log::warn!("slow {anomaly}; its trace cannot be written: {error}"),
+            Ok(path) if anomaly.cause == Cause::Once => log::info!("{slow} {anomaly}; trace {}", path.display()),
+            Ok(path) => log::warn!("{slow} {anomaly}; trace {}", path.display()),
+            Err(error) => log::warn!("{slow} {anomaly}; its trace cannot be written: {error}"),
         }
     }
 
     fn write(&mut self, capture: &Capture) -> std::io::Result<PathBuf> {
-        let name = format!("pegainfer-slow-step-{}-{}.json", std::process::id(), capture.anomaly.step);
+        let engine = self.engine.map(|engine| format!("engine-{engine}-")).unwrap_or_default();
+        let name = format!("pegainfer-slow-step-{}-{engine}{}.json", std::process::id(), capture.anomaly.step);
         let path = self.dir.join(name);
         let written = File::create(&path).and_then(|file| {
             let mut out = BufWriter::new(file);
@@ -211,7 +215,7 @@ mod tests {
     #[test]
     fn files_are_bounded() {
         let dir = TempDir::new("slow-steps");
-        let mut files = Files { dir: dir.path().to_path_buf(), written: VecDeque::new() };
+        let mut files = Files { dir: dir.path().to_path_buf(), engine: None, written: VecDeque::new() };
         for step in 0..MAX_FILES as u64 + 5 {
             let path = files.write(&slow(step)).unwrap();
             let trace: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();

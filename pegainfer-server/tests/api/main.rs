@@ -6,6 +6,7 @@ mod agents;
 mod anthropic;
 mod bad_input;
 mod conservation;
+mod data_parallel;
 mod deadlines;
 #[cfg(target_os = "linux")]
 mod grammars;

@@ -83,7 +83,7 @@ fn the_trace_of_a_slow_step_names_the_slow_op() {
     let mut engine = engine(exec());
     let log = engine.step_log().unwrap();
     log.watch(Watch::new(Law::new(&measured.steps, false).unwrap(), OpShares::new(&measured.ops)));
-    steps::write_captures(&log, dir.path()).unwrap();
+    steps::write_captures(&log, None, dir.path()).unwrap();
     generate(&mut engine, 1, 120);
     assert!(trace(dir.path(), "op").is_none(), "{:?}", log.last_anomaly());
     engine.executor().exec().slow_down(op, SLOW);

@@ -7,6 +7,7 @@ mod binary;
 #[cfg(unix)]
 mod chat;
 mod command_line;
+mod data_parallel;
 mod eval;
 mod ledger;
 mod logs;

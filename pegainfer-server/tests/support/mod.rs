@@ -111,12 +111,24 @@ impl Default for Setup {
     }
 }
 
+impl Setup {
+    fn config(&self) -> EngineConfig {
+        let (max_queued, step_deadline) = (self.max_queued, self.step_deadline);
+        EngineConfig { max_queued, step_deadline, ..EngineConfig::default() }
+    }
+}
+
 impl TestServer {
     /// Starts the real router over `engine`.
     pub fn start<E: StepEngine>(engine: E, setup: Setup) -> Self {
-        let config = EngineConfig { max_queued: setup.max_queued, step_deadline: setup.step_deadline };
-        let engine = EngineHandle::spawn(engine, config).unwrap();
+        let engine = EngineHandle::spawn(engine, setup.config()).unwrap();
         Self::over(engine, setup)
+    }
+
+    /// Starts the real router over several engines.
+    pub fn start_all<E: StepEngine>(engines: Vec<E>, setup: Setup) -> Self {
+        let spawn = |engine| EngineHandle::spawn(engine, setup.config()).unwrap();
+        Self::over(EngineHandle::join(engines.into_iter().map(spawn).collect()), setup)
     }
 
     /// Starts the real router over an engine that replies to every request with `reply`.

@@ -137,6 +137,7 @@ impl<S: SequenceState> Replay<S> {
         let processors = || LogitsProcessors::new(words, usize::MAX).ok().flatten();
         let request = GenerateRequest {
             same_prompt_as: queued.same_prompt_as.map(RequestId),
+            engine: None,
             logits_processors: queued.needs_history.then(processors).flatten(),
             stop_token_ids: queued.stop_token_ids.clone(),
             ignore_eos: queued.ignore_eos,

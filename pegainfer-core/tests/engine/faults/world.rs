@@ -92,7 +92,11 @@ where
         let clock = SimulatedClock::new(start);
         let executor = VirtualDevice::new(device, clock.clone(), 1 + rng.below(2));
         let engine = Tap::new(EngineCore::new(executor, limits, tokens, state, speculation));
-        let config = EngineConfig { max_queued: 1 + rng.below(24), step_deadline: Duration::from_millis(5) };
+        let config = EngineConfig {
+            max_queued: 1 + rng.below(24),
+            step_deadline: Duration::from_millis(5),
+            ..EngineConfig::default()
+        };
         let (handle, engine) = SimulatedEngine::new(engine, config);
         Self {
             faults,

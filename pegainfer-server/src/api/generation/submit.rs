@@ -28,7 +28,7 @@ impl Generation {
             return Err(ApiError::invalid("include_metrics", message));
         }
         for request in &requests {
-            state.engine.limits().check(request).map_err(|e| ApiError::from_submit(e, prompt_field))?;
+            state.engine.check(request).map_err(|e| ApiError::from_submit(e, prompt_field))?;
         }
         check_response_size(&requests, state.options.limits.max_response_bytes)?;
         let mut open = enter(state, params, requests.len())?;

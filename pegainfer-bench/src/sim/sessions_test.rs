@@ -1,0 +1,108 @@
+//! Sessions of several turns over several engines: prefix hits and waits, against one large engine and against engines
+//! that get requests in turn. The engines are Qwen3-4B on an H200, by the ledger inside this program.
+
+use super::simulation::Simulation;
+use super::world::{FrontEnd, Requests, Run, Sending, SessionStart, Turn};
+use crate::shipped::{self, ShippedArgs};
+use pegainfer_core::rng;
+use std::sync::Arc;
+use std::time::Duration;
+
+const SESSIONS: usize = 64;
+const TURNS: usize = 8;
+const OUTPUT: usize = 120;
+/// Tokens of KV of all engines together: about two thirds of what all sessions have at their end.
+const KV_TOKENS: usize = 160_000;
+
+/// Tokens that the user adds in this turn of a session.
+fn added(seed: u64, session: usize, turn: usize) -> usize {
+    let random = rng::bits(rng::bits(seed, session as u64), turn as u64) as usize;
+    if turn == 0 { 200 + random % 1500 } else { 20 + random % 400 }
+}
+
+/// The prompt of a turn: a common system prompt, then all that was said before and the new tokens.
+fn prompt(seed: u64, session: usize, turn: usize) -> Vec<u32> {
+    let mut prompt: Vec<u32> = (0..64).collect();
+    for earlier in 0..=turn {
+        let first = 1000 + (session * TURNS + earlier) as u32 * 37;
+        prompt.extend((0..added(seed, session, earlier) as u32).map(|i| first + i % 1009));
+        if earlier < turn {
+            // Simulated devices sample token 0.
+            prompt.extend([0; OUTPUT]);
+        }
+    }
+    prompt
+}
+
+/// Runs the sessions on engines that share [`KV_TOKENS`]. The sessions begin within `begin`.
+fn run(engines: usize, round_robin: bool, begin: Duration, seed: u64) -> Run {
+    let flags = ShippedArgs { gpu: Some("h200".into()), model: Some("qwen3-4b".into()) };
+    let mut simulation = Simulation::new(&shipped::read(None, &flags).unwrap()).unwrap();
+    (simulation.engines, simulation.round_robin) = (engines, round_robin);
+    simulation.header.kv_blocks = KV_TOKENS / simulation.header.block_size / engines;
+    let prompts: Vec<Arc<[u32]>> = (0..SESSIONS * TURNS).map(|i| prompt(seed, i / TURNS, i % TURNS).into()).collect();
+    let random =
+        |i: usize, below: Duration| below.mul_f64(rng::bits(seed ^ 1, i as u64) as u32 as f64 / f64::from(u32::MAX));
+    let starts = (0..SESSIONS * TURNS).map(|i| match i % TURNS {
+        0 => SessionStart::At(random(i, begin)),
+        _ => {
+            let delay = random(i, Duration::from_secs(4));
+            SessionStart::After(Turn { previous: i - 1, delay, earliest: Duration::ZERO })
+        }
+    });
+    let sending = Sending::Sessions(starts.collect());
+    let (lengths, prompt) = (|i: usize| (prompts[i].len(), OUTPUT), |i: usize| prompts[i].clone());
+    let none = Requests { count: 0, sending: Sending::At(vec![]), lengths: &lengths, prompt: &prompt };
+    let requests = Requests { count: SESSIONS * TURNS, sending, lengths: &lengths, prompt: &prompt };
+    simulation.run(&none, &requests, FrontEnd::default(), false).unwrap()
+}
+
+fn hit_rate(run: &Run) -> f64 {
+    run.stats.prefix_hits as f64 / run.stats.prefix_queries as f64
+}
+
+/// TTFT that 99 % of the requests do not exceed, in milliseconds.
+fn p99(run: &Run) -> f64 {
+    let mut waits: Vec<f64> = run.measurements.samples.iter().map(|sample| sample.first.as_secs_f64() * 1e3).collect();
+    waits.sort_by(f64::total_cmp);
+    waits[waits.len() * 99 / 100]
+}
+
+#[test]
+fn sessions_over_two_engines_find_their_prefixes_and_wait_no_longer_than_in_turn() {
+    for (seed, begin) in [(1, 0), (2, 2), (3, 10), (4, 30)] {
+        let begin = Duration::from_secs(begin);
+        let [one, two, in_turn] =
+            [(1, false), (2, false), (2, true)].map(|(engines, round_robin)| run(engines, round_robin, begin, seed));
+        println!(
+            "begin within {begin:?}: hits {:.3} {:.3} {:.3}, p99 of TTFT {:.1} {:.1} {:.1} ms",
+            hit_rate(&one),
+            hit_rate(&two),
+            hit_rate(&in_turn),
+            p99(&one),
+            p99(&two),
+            p99(&in_turn)
+        );
+        assert!(hit_rate(&two) >= 0.95 * hit_rate(&one), "seed {seed}");
+        assert!(p99(&two) <= p99(&in_turn), "seed {seed}");
+        assert_eq!(two.measurements.samples.len(), SESSIONS * TURNS);
+    }
+}
+
+#[test]
+fn twice_the_engines_generate_almost_twice_the_tokens() {
+    let rate = |engines: usize| {
+        let flags = ShippedArgs { gpu: Some("h200".into()), model: Some("qwen3-4b".into()) };
+        let mut simulation = Simulation::new(&shipped::read(None, &flags).unwrap()).unwrap();
+        simulation.engines = engines;
+        let (lengths, prompt) = (|_| (256, 128), |i: usize| vec![i as u32; 256].into());
+        let none = Requests { count: 0, sending: Sending::At(vec![]), lengths: &lengths, prompt: &prompt };
+        let (count, sending) = (1024 * engines, Sending::Closed(128 * engines));
+        let requests = Requests { count, sending, lengths: &lengths, prompt: &prompt };
+        let run = simulation.run(&none, &requests, FrontEnd::default(), false).unwrap();
+        (count * 128) as f64 / run.wall.as_secs_f64()
+    };
+    let (one, two) = (rate(1), rate(2));
+    println!("{one:.0} and {two:.0} tokens/s");
+    assert!(two > 1.95 * one, "{one:.0} and {two:.0} tokens/s");
+}
