@@ -121,14 +121,20 @@ limits! {
         THREADS: uint = 512;
         /// Threads of a block that waits for words, two each.
         LL_THREADS: uint = 256;
-        /// Words of the longest message of that kind.
-        LL_WORDS: uint = 2 * LL_THREADS * MAX_BLOCKS;
+        /// Words of one half of a mailbox, with four bytes of data each: 512 KB.
+        LL_WORDS: uint = 4 * LL_THREADS * MAX_BLOCKS;
         /// Bytes in front of the mailboxes of an arena.
         HEADER_BYTES: uint = 256;
         /// Bytes of the flags of a mailbox: two halves of two hops.
         FLAG_BYTES: uint = 2 * 2 * 4 * MAX_BLOCKS;
-        /// Bytes of a mailbox without its staging: flags, and two halves of words of eight bytes.
-        MAILBOX_BYTES: uint = FLAG_BYTES + 2 * 8 * LL_WORDS;
+        /// Flags of one half for parts of rows.
+        ROW_FLAGS: uint = 16384;
+        /// Bytes of a mailbox without its staging: flags, two halves of words of eight bytes, and flags of rows.
+        MAILBOX_BYTES: uint = FLAG_BYTES + 2 * 8 * LL_WORDS + 2 * 4 * ROW_FLAGS;
+        /// Maximum number of threads of a block that has rows, one a vector.
+        ROW_THREADS: uint = 1024;
+        /// Threads of a block that push rows to the peers, next to those that normalise them: a part of a row a warp.
+        PUSH_THREADS: uint = 128;
         /// Polls between two looks at the clock and at the abort word.
         POLLS_PER_CHECK: uint = 1024;
         /// Words of a record, and of the abort word.
@@ -141,6 +147,8 @@ limits! {
         REDUCE_SCATTER: word = 3;
         /// An op in a record.
         ALL_GATHER_ROWS: word = 4;
+        /// An op in a record.
+        REDUCE_ADD_NORM: word = 5;
     }
     /// The GEMMs of DeepSeek-V4.
     deepseek_v4_gemm {

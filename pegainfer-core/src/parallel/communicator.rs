@@ -57,6 +57,23 @@ pub fn record_all_reduce(exec: &mut Exec, kernel: &'static str, x: &Tensor, rank
     exec.record(|_| OpRecord::new("all_reduce", kernel, &[x], &[x], adds as u64).with_sent(sent));
 }
 
+/// Records a [`reduce_add_norm`](Communicator::reduce_add_norm) of `[partial, residual, norm, out]` over `ranks` ranks
+/// by `kernel`, in which this rank sends `sent` bytes.
+pub fn record_reduce_add_norm(
+    exec: &mut Exec,
+    kernel: &'static str,
+    [partial, residual, norm, out]: [&Tensor; 4],
+    ranks: usize,
+    sent: u64,
+) {
+    // An add per other rank, then the residual add and the norm.
+    let flops = (ranks.saturating_sub(1) + 5) * partial.elements();
+    exec.record(|_| {
+        let (reads, writes) = ([partial, residual, norm], [residual, out]);
+        OpRecord::new("reduce_add_norm", kernel, &reads, &writes, flops as u64).with_sent(sent)
+    });
+}
+
 /// Records an all-gather over `ranks` ranks by `kernel`, in which this rank sends its part to each of the others.
 pub fn record_all_gather(exec: &mut Exec, kernel: &'static str, part: &Tensor, whole: &Tensor, ranks: usize) {
     let sent = to_others(ranks, part.bytes());

@@ -13,8 +13,8 @@ mod ranks;
 mod shard;
 
 pub use communicator::{
-    Communicator, aborted, record_all_gather, record_all_gather_rows, record_all_reduce, record_reduce_scatter,
-    rows_of_rank,
+    Communicator, aborted, record_all_gather, record_all_gather_rows, record_all_reduce, record_reduce_add_norm,
+    record_reduce_scatter, rows_of_rank,
 };
 pub use fit::{RankBytes, fewest_ranks};
 pub use local::Local;

@@ -5,7 +5,7 @@
 // With weights in f32 the result is rounded once: csrc/common/norm_rope.cuh. All GPUs, rows up to 16,384 wide, bf16.
 // Bound by memory at many rows, by latency at few. Reference: src/cpu/norm.rs.
 #include "common/activation.cuh"
-#include "common/norm_rope.cuh"
+#include "common/row_norm.cuh"
 #include "abi/rows_norm.h"
 #include "limits.h"
 
@@ -40,36 +40,8 @@ __device__ __forceinline__ uint4 load_row(const void *x, const bf16 *residual, s
     if (S == kPartials) return add_partials(load16(residual + at), static_cast<const float *>(x) + at, count, stride);
     uint4 row = load16(static_cast<const bf16 *>(x) + at);
     if (S == kNone) return row;
-    uint4 r = load16(residual + at);
-    uint32_t *v = reinterpret_cast<uint32_t *>(&row), *rv = reinterpret_cast<uint32_t *>(&r);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-        float2 a = widen(v[j]), b = widen(rv[j]);
-        v[j] = narrow(a.x + b.x, a.y + b.y);
-    }
-    return row;
+    return add8(row, load16(residual + at));
 }
-
-// Eight weights. With those in bf16 the normalised value is rounded before the multiplication, with those in f32 it is
-// not.
-template <typename W> struct Weights;
-template <> struct Weights<bf16> {
-    uint4 w;
-    __device__ void load(const bf16 *from) { w = load16(from); }
-    __device__ uint4 times(uint4 row, float scale) const { return scaled(row, scale, w); }
-};
-template <> struct Weights<float> {
-    float4 low, high;
-    __device__ void load(const float *from) {
-        low = reinterpret_cast<const float4 *>(from)[0], high = reinterpret_cast<const float4 *>(from)[1];
-    }
-    __device__ uint4 times(uint4 row, float scale) const {
-        float2 a = widen(row.x), b = widen(row.y), c = widen(row.z), d = widen(row.w);
-        return make_uint4(
-            narrow(a.x * scale * low.x, a.y * scale * low.y), narrow(b.x * scale * low.z, b.y * scale * low.w),
-            narrow(c.x * scale * high.x, c.y * scale * high.y), narrow(d.x * scale * high.z, d.y * scale * high.w));
-    }
-};
 
 template <Source S, typename W>
 __device__ void norm(const void *__restrict__ x,   // [rows, hidden] bf16, or [count, rows, hidden] f32
@@ -80,7 +52,7 @@ __device__ void norm(const void *__restrict__ x,   // [rows, hidden] bf16, or [c
     __shared__ float warps[32];
     size_t first = size_t(blockIdx.x) * hidden;
     uint4 row[kVectors];
-    Weights<W> scales[kVectors];
+    NormWeights<W> scales[kVectors];
     float squares = 0.f;
     release_successor();
 #pragma unroll

@@ -44,6 +44,7 @@ pub fn reduce_add_norm<'o>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::parallel::loop_back;
     use crate::testing::bf16s;
     use half::bf16;
     use pegainfer_core::isa::Isa;
@@ -105,6 +106,26 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_plan_has_one_op_where_gpus_fuse_it() {
+        let ops = |ranks, rows| {
+            let exec = &mut Exec::meta().unwrap();
+            let comm = loop_back(exec, 0, ranks).unwrap();
+            let [mut partial, mut residual, mut out] =
+                [0, 1, 2].map(|_| exec.tensor("x", &[rows, 5120], DType::Bf16).unwrap());
+            let norm = exec.tensor("norm", &[5120], DType::Bf16).unwrap();
+            let call =
+                |exec: &mut Exec| reduce_add_norm(exec, &*comm, &mut partial, &mut residual, &norm, 1e-6, &mut out);
+            let (result, records) = exec.recording(call);
+            result.unwrap();
+            records.iter().map(|record| (record.op, record.kernel, record.sent)).collect::<Vec<_>>()
+        };
+        assert_eq!(ops(2, 1), [("reduce_add_norm", "low_latency", 2 * 10_240)]);
+        assert_eq!(ops(2, 4096), [("reduce_add_norm", "one_shot", 4096 * 10_240)]);
+        let sent = 2 * 3 * 4096 * 10_240 / 4;
+        assert_eq!(ops(4, 4096), [("all_reduce", "two_shot", sent), ("add_rms_norm", "rows", 0)]);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Ranks on GPUs that access each other's memory.
 
-use crate::cuda::collectives::{self, Algorithm, Link};
-use crate::limits::collectives::{ALL_GATHER, ALL_REDUCE, MAX_RANKS, RECORD_WORDS, REDUCE_SCATTER};
+use crate::cuda::collectives::{self, Algorithm, Grid, Link};
+use crate::limits::collectives::{ALL_GATHER, ALL_REDUCE, MAX_RANKS, RECORD_WORDS, REDUCE_ADD_NORM, REDUCE_SCATTER};
 use pegainfer_core::cuda::{Cuda, DeviceBuffer, HostWords, enable_peer_access};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::parallel::{Communicator, aborted};
@@ -48,15 +48,22 @@ impl Shared {
     }
 }
 
+fn grid_of(gpus: &[&Cuda]) -> Grid {
+    Grid {
+        multiprocessors: gpus.iter().map(|gpu| gpu.multiprocessors()).min().unwrap_or(1),
+        clusters: gpus.iter().all(|gpu| gpu.capability() >= (9, 0)),
+    }
+}
+
 impl Peers {
     /// The ends of the ranks on `gpus`. A wait for a peer ends after `timeout`. An error if the GPUs cannot access each
     /// other's memory.
     pub fn connect(gpus: &[&Cuda], timeout: Duration) -> Result<Vec<Self>, OpError> {
         enable_peer_access(gpus)?;
         let (shared, arenas) = Shared::new(gpus, gpus.len(), timeout)?;
-        let multiprocessors = gpus.iter().map(|gpu| gpu.multiprocessors()).min().unwrap_or(1);
+        let grid = grid_of(gpus);
         let (status, nanoseconds) = (shared.status.address(), timeout.as_nanos() as u64);
-        let link = |rank| Link::new(rank, &arenas, status, nanoseconds, multiprocessors);
+        let link = |rank| Link::new(rank, &arenas, status, nanoseconds, grid);
         Ok((0..gpus.len()).map(|rank| Self { rank, link: link(rank), shared: shared.clone() }).collect())
     }
 
@@ -64,7 +71,7 @@ impl Peers {
     pub fn loop_back(gpu: &Cuda, rank: usize, ranks: usize, timeout: Duration) -> Result<Self, OpError> {
         let (shared, arenas) = Shared::new(&[gpu], ranks, timeout)?;
         let (status, nanoseconds) = (shared.status.address(), timeout.as_nanos() as u64);
-        let link = Link::loop_back((rank, ranks), arenas[0], status, nanoseconds, gpu.multiprocessors());
+        let link = Link::loop_back((rank, ranks), arenas[0], status, nanoseconds, grid_of(&[gpu]));
         Ok(Self { rank, link, shared })
     }
 
@@ -91,6 +98,18 @@ impl Communicator for Peers {
         collectives::all_gather_rows(exec, &self.link, x)
     }
 
+    fn reduce_add_norm(
+        &self,
+        exec: &mut Exec,
+        partial: &mut Tensor,
+        residual: &mut Tensor,
+        norm: &Tensor,
+        eps: f32,
+        out: &mut Tensor,
+    ) -> Result<bool, OpError> {
+        collectives::reduce_add_norm(exec, &self.link, partial, residual, norm, eps, out)
+    }
+
     fn check(&self) -> Result<(), OpError> {
         let status = &self.shared.status;
         let record = RECORD_WORDS * (1 + self.rank);
@@ -100,6 +119,7 @@ impl Communicator for Peers {
                 ALL_REDUCE => "all_reduce",
                 ALL_GATHER => "all_gather",
                 REDUCE_SCATTER => "reduce_scatter",
+                REDUCE_ADD_NORM => "reduce_add_norm",
                 _ => "all_gather_rows",
             };
             let message = format!("waited {:?} for rank {peer}, exchange {epoch}", self.shared.timeout);

@@ -1,9 +1,11 @@
 //! A rank of several on `Meta`: records its exchanges as those of GPUs with peer access.
 
-use crate::cuda::collectives::{Algorithm, ONE_SHOT};
+use crate::cuda::collectives::{Algorithm, ONE_SHOT, fused};
+use crate::limits::collectives::MAX_BLOCKS;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::parallel::{
-    Communicator, record_all_gather, record_all_gather_rows, record_all_reduce, record_reduce_scatter,
+    Communicator, record_all_gather, record_all_gather_rows, record_all_reduce, record_reduce_add_norm,
+    record_reduce_scatter,
 };
 use pegainfer_core::tensor::{OpError, Tensor};
 
@@ -34,6 +36,22 @@ impl Communicator for Planned {
     fn all_gather_rows(&self, exec: &mut Exec, x: &mut Tensor) -> Result<(), OpError> {
         record_all_gather_rows(exec, ONE_SHOT, x, self.ranks);
         Ok(())
+    }
+
+    fn reduce_add_norm(
+        &self,
+        exec: &mut Exec,
+        partial: &mut Tensor,
+        residual: &mut Tensor,
+        norm: &Tensor,
+        _eps: f32,
+        out: &mut Tensor,
+    ) -> Result<bool, OpError> {
+        let (ranks, bytes) = (self.ranks, partial.bytes() as usize);
+        let Some(algorithm) = fused(ranks, partial.rows_cols(), MAX_BLOCKS) else { return Ok(false) };
+        let sent = algorithm.sent(ranks, bytes);
+        record_reduce_add_norm(exec, algorithm.name(), [partial, residual, norm, out], ranks, sent);
+        Ok(true)
     }
 
     fn check(&self) -> Result<(), OpError> {

@@ -4,8 +4,8 @@
 //!     PEGAINFER_TEST_DEVICE=cuda cargo test --release -p pegainfer-kernels --test gpu -- collectives
 //!     PEGAINFER_TEST_DEVICE=cuda cargo test --release -p pegainfer-kernels --features deepseek-v4 --test gpu -- gemms routed
 //!
-//! The first argument names one of the two; the GEMMs take names of weights and numbers of tokens after it. Exits with 1 if anything
-//! fails.
+//! The first argument names one of the two. After it, collectives take the parts to run (exact, add_norm, failure, timing), and the GEMMs
+//! names of weights and numbers of tokens. Exits with 1 if anything fails.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test may panic, and this one reports")]
 
@@ -21,12 +21,13 @@ fn main() {
     // Options of the test harness, as in `cargo test -- --nocapture`, go to every test program.
     let mut words = std::env::args().skip(1).filter(|word| !word.starts_with("--"));
     let program = words.next();
+    let words: Vec<String> = words.collect();
     let is_wanted = |name: &str| program.as_deref().is_none_or(|program| program == name);
     if is_wanted("collectives") {
-        collectives::run();
+        collectives::run(&words);
     }
     #[cfg(feature = "deepseek-v4")]
-    if is_wanted("gemms") && !deepseek_v4_gemms::run(&words.collect::<Vec<_>>()) {
+    if is_wanted("gemms") && !deepseek_v4_gemms::run(&words) {
         std::process::exit(1);
     }
 }

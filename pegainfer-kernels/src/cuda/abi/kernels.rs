@@ -114,6 +114,18 @@ kernels! {
         status: Scratch<U32>, timeout: u64,
     }
 
+    COLLECTIVES_ADD_NORM: ReduceAddNorm [
+        reduce_add_norm_ll_bf16_2<Bf16>, reduce_add_norm_ll_f32_2<F32>, reduce_add_norm_rows_bf16_2<Bf16>,
+        reduce_add_norm_rows_f32_2<F32>, reduce_add_norm_ll_bf16_4<Bf16>, reduce_add_norm_ll_f32_4<F32>,
+        reduce_add_norm_rows_bf16_4<Bf16>, reduce_add_norm_rows_f32_4<F32>, reduce_add_norm_ll_bf16_8<Bf16>,
+        reduce_add_norm_ll_f32_8<F32>, reduce_add_norm_rows_bf16_8<Bf16>, reduce_add_norm_rows_f32_8<F32>,
+    ] {
+        partial: In<Bf16>, residual: Out<Bf16>, weight: In<T>, out: Out<Activation>, padded: u32, hidden: u32, eps: f32,
+        first: u32, rows: u32, rank: u32, ranks: u32, arena: Scratch<U64>, to_0: Scratch<U64>, to_1: Scratch<U64>,
+        to_2: Scratch<U64>, to_3: Scratch<U64>, to_4: Scratch<U64>, to_5: Scratch<U64>, to_6: Scratch<U64>,
+        to_7: Scratch<U64>, stage_bytes: u32, status: Scratch<U32>, timeout: u64,
+    }
+
     DEEPSEEK_V4_DUMMY: RandomCodes [random_codes] {
         out: Out<U8>, seed: u64, elements: u64, width: u32, whole: u64, first_row: u64, first_column: u64, mask: u32,
         add: u32,

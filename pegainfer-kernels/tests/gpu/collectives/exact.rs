@@ -10,7 +10,7 @@ use pegainfer_kernels::parallel::{TIMEOUT, loop_back as looped};
 use std::sync::Arc;
 
 /// Vectors of the messages: one, few, none of whole blocks, and more than a launch holds.
-const VECTORS: [usize; 10] = [1, 3, 1024, 1025, 4096, 16_384, 16_391, 65_536, 262_144, 40 << 16];
+const VECTORS: [usize; 10] = [1, 3, 1024, 1025, 4096, 16_384, 16_391, 65_536, 262_144, 42 << 16];
 
 pub fn sums(count: usize) {
     let mut ranks = start(count, TIMEOUT, true);
@@ -78,7 +78,7 @@ pub fn columns(count: usize) {
 pub fn rows(count: usize) {
     let mut ranks = start(count, TIMEOUT, true);
     // Vectors of a rank's rows; the last ones take several launches.
-    for each in [1, 1024, 1025, (36 << 16) / count] {
+    for each in [1, 1024, 1025, (84 << 16) / count] {
         let vectors = each * count;
         let expected = Arc::new(sum(count, |rank| part(rank, 4 * vectors)));
         let halves = Arc::new(sum(count, |rank| to_f32(&to_bf16(&part(rank, 8 * vectors)))));

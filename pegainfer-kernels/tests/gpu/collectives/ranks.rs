@@ -1,5 +1,6 @@
 //! Ranks with nothing but a communicator, and what they exchange.
 
+use super::add_norm::Operands;
 use half::bf16;
 use pegainfer_core::cuda::{Cuda, Graph};
 use pegainfer_core::exec::Exec;
@@ -12,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Bytes of the longest message: more than one launch holds.
-pub const MOST_BYTES: usize = 40 << 20;
+pub const MOST_BYTES: usize = 84 << 20;
 /// Bytes of a vector, in which messages are counted.
 pub const VECTOR: usize = 16;
 
@@ -27,6 +28,7 @@ pub struct Rank {
     pub half: Tensor,
     /// A rank's columns and those of all.
     pub columns: Option<(Tensor, Tensor)>,
+    pub add_norm: Option<Operands>,
     pub graph: Option<Graph>,
 }
 
@@ -76,8 +78,9 @@ pub fn start(count: usize, timeout: Duration, with_nccl: bool) -> Ranks<Rank> {
         let peers = Arc::new(peers);
         let x = exec.tensor("x", &[MOST_BYTES / VECTOR, 4], DType::F32).unwrap();
         let half = exec.tensor("half", &[MOST_BYTES / VECTOR, 8], DType::Bf16).unwrap();
+        let nccl = nccl[rank].take();
         let state =
-            Rank { rank, exec, peers: peers.clone(), nccl: nccl[rank].take(), x, half, columns: None, graph: None };
+            Rank { rank, exec, peers: peers.clone(), nccl, x, half, columns: None, add_norm: None, graph: None };
         (state, peers as Arc<dyn Communicator>)
     };
     Ranks::new(execs.into_iter().zip(peers).enumerate().map(rank).collect()).unwrap()
