@@ -9,7 +9,7 @@ type Hash = (&'static str, &'static [&'static str], bool);
 const CPU: &[&str] = &["src/cpu"];
 const CUDA: &[&str] = &["csrc", "triton", "tilelang", "src/cuda", "src/choice"];
 /// Parts of names of the sources that only DeepSeek-V4 uses.
-const ONLY_DEEPSEEK_V4: [&str; 4] = ["deepseek_v4", "csrc/experts/", "hyper_mix", "collectives"];
+const ONLY_DEEPSEEK_V4: [&str; 3] = ["deepseek_v4", "csrc/experts/", "hyper_mix"];
 /// Hashes by device and models.
 const HASHES: [Hash; 4] = [
     ("KERNELS_CPU_QWEN", CPU, false),
