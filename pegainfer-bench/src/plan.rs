@@ -238,7 +238,7 @@ mod tests {
         let dir = model_dir().with_file_name("dsv4-tiny-fp4fp8");
         let fp8 = Overrides { fp8: true, ..Overrides::default() };
         let error = engine::record(&dir, &fp8, 1, 1, 8).unwrap_err().to_string();
-        assert!(error.starts_with("--quantization: checkpoints of DeepSeek-V4"), "{error}");
+        assert!(error.starts_with("--quantization: DeepSeek-V4 takes"), "{error}");
         let kv = Overrides { kv_dtype: KvDType::Fp8, ..Overrides::default() };
         assert!(engine::record(&dir, &kv, 1, 1, 8).unwrap_err().to_string().starts_with("--kv-cache-dtype"));
         assert!(engine::record(&dir, &Overrides::default(), 1, 1, 8).is_ok());

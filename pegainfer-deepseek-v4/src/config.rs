@@ -2,41 +2,7 @@
 
 mod parse;
 
-use crate::numerics::Numerics;
-use pegainfer_runtime::block_drafting::BlockShape;
-use std::path::PathBuf;
-use thiserror::Error;
-
-/// Why a checkpoint's configuration cannot be served.
-#[derive(Debug, Error)]
-pub enum ConfigError {
-    /// A file is missing or unreadable.
-    #[error("cannot read {}: {error}", path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// Error of the system.
-        error: std::io::Error,
-    },
-    /// Not JSON, a field is missing, or a field has the wrong type.
-    #[error("{} is not a valid DeepSeek-V4 configuration: {message}", path.display())]
-    Invalid {
-        /// The file.
-        path: PathBuf,
-        /// Description of the error.
-        message: String,
-    },
-    /// A valid configuration of something that this engine does not do.
-    #[error("config.json asks for {field} = {value}, which this engine does not implement; it serves {served}")]
-    Unsupported {
-        /// The field.
-        field: &'static str,
-        /// Value of the field.
-        value: String,
-        /// Supported values.
-        served: &'static str,
-    },
-}
+use pegainfer_runtime::BlockShape;
 
 /// Tokens that a layer attends to in addition to its window of 128 tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -170,17 +136,6 @@ pub const STREAMS: usize = 4;
 pub use pegainfer_kernels::ops::deepseek_v4::WINDOW;
 
 impl Config {
-    /// Bytes that one token adds to the compressed entries of all layers.
-    pub fn entry_bytes_per_token(&self, numerics: Numerics) -> usize {
-        let size = numerics.activations.size();
-        let layer = |kind: &LayerKind| match kind {
-            LayerKind::Window => 0,
-            LayerKind::Sparse => (self.head_dim + self.index_head_dim) * size / 4,
-            LayerKind::Heavy => self.head_dim * size / 128,
-        };
-        self.layers.iter().map(layer).sum()
-    }
-
     /// The numbers of DSpark's stages, if the checkpoint has them and they are loaded.
     pub fn loaded_dspark(&self) -> Option<&DSpark> {
         match &self.drafts {

@@ -1,9 +1,9 @@
 //! Checks that a checkpoint has the layers of the requested draft method.
 
 use crate::config::{Config, Drafts};
-use crate::load_error::LoadError;
 use pegainfer_core::schedule::speculation::{ModelMethod, Speculation};
 use pegainfer_core::weights::Checkpoint;
+use pegainfer_runtime::LoadError;
 
 /// The method of drafts by the model in `--speculative-config`, and a tensor that every checkpoint with its layers has.
 fn method_and_tensor(method: ModelMethod) -> (&'static str, &'static str) {
@@ -14,11 +14,11 @@ fn method_and_tensor(method: ModelMethod) -> (&'static str, &'static str) {
 }
 
 /// `config`, with the layers that draft if `speculation` asks for drafts by the model. An error if it has no suitable
-/// layers. `step_tokens`: maximum number of tokens in a step.
+/// layers. `step_tokens`: maximum number of tokens in a step; `None` is many.
 pub(crate) fn with_drafts(
     config: Config,
     speculation: Option<&Speculation>,
-    step_tokens: usize,
+    step_tokens: Option<usize>,
 ) -> Result<Config, LoadError> {
     let (Some(method), Some(Speculation { num_tokens, .. })) = (Speculation::model_method(speculation), speculation)
     else {
@@ -42,10 +42,10 @@ pub(crate) fn with_drafts(
             let block = dspark.block.tokens;
             if *num_tokens > block {
                 Some(format!("\"num_speculative_tokens\" is {num_tokens}; the checkpoint drafts {block} at most"))
-            } else if step_tokens < block {
-                Some(format!("\"dspark\" needs --max-num-batched-tokens of at least {block}, got {step_tokens}"))
             } else {
-                None
+                step_tokens.filter(|tokens| *tokens < block).map(|tokens| {
+                    format!("\"dspark\" needs --max-num-batched-tokens of at least {block}, got {tokens}")
+                })
             }
         }
         (Drafts::None, _) => instead("config.json has no layers that draft", "\"ngram\" or \"suffix\""),
@@ -56,21 +56,20 @@ pub(crate) fn with_drafts(
     }
 }
 
-/// An error if the tensors of the layers are missing in `checkpoint`; some tools drop them.
-pub(crate) fn check_tensors(
-    speculation: Option<&Speculation>,
-    checkpoint: Option<&Checkpoint>,
-) -> Result<(), LoadError> {
-    if let (Some(method), Some(checkpoint)) = (Speculation::model_method(speculation), checkpoint) {
-        let (method, tensor) = method_and_tensor(method);
-        if !checkpoint.contains(tensor) {
-            return Err(LoadError::Option(format!(
-                "--speculative-config: the checkpoint has no {tensor} for \"method\": \"{method}\"; choose \"ngram\" or \"suffix\", or \
-                 a checkpoint with it"
-            )));
-        }
+/// An error if the tensors of the layers that `config` asks for are missing in `checkpoint`; some tools drop them.
+pub(crate) fn check_tensors(config: &Config, checkpoint: &Checkpoint) -> Result<(), LoadError> {
+    let (method, tensor) = match config.drafts {
+        Drafts::Mtp { .. } if config.loads_drafts => method_and_tensor(ModelMethod::Mtp),
+        Drafts::DSpark(_) if config.loads_drafts => method_and_tensor(ModelMethod::DSpark),
+        _ => return Ok(()),
+    };
+    match checkpoint.contains(tensor) {
+        true => Ok(()),
+        false => Err(LoadError::Option(format!(
+            "--speculative-config: the checkpoint has no {tensor} for \"method\": \"{method}\"; choose \"ngram\" or \"suffix\", or \
+             a checkpoint with it"
+        ))),
     }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -94,7 +93,7 @@ mod tests {
     fn what_the_layers_cannot_do_is_refused_with_what_to_choose() {
         let (april, dspark) = (flash(false), flash(true));
         let load = |config: &Config, speculation: &Speculation, step_tokens| {
-            with_drafts(config.clone(), Some(speculation), step_tokens).map(|config| config.loads_drafts)
+            with_drafts(config.clone(), Some(speculation), Some(step_tokens)).map(|config| config.loads_drafts)
         };
         let refused = |config: &Config, speculation: &Speculation, step_tokens, with: &str| {
             let error = load(config, speculation, step_tokens).unwrap_err().to_string();
@@ -102,7 +101,7 @@ mod tests {
         };
         let (mtp, blocks) = (speculation(ModelMethod::Mtp, 3), speculation(ModelMethod::DSpark, 5));
         assert!(load(&april, &mtp, 64).unwrap() && load(&dspark, &blocks, 64).unwrap());
-        assert!(!with_drafts(april.clone(), None, 64).unwrap().loads_drafts);
+        assert!(!with_drafts(april.clone(), None, Some(64)).unwrap().loads_drafts);
         refused(&april, &blocks, 64, "choose \"mtp\" instead of \"dspark\"");
         refused(&dspark, &mtp, 64, "choose \"dspark\" instead of \"mtp\"");
         refused(&dspark, &speculation(ModelMethod::DSpark, 6), 64, "drafts 5 at most");

@@ -1,11 +1,11 @@
 //! Activations of DSpark's stages, in addition to those of the model's layers.
 
-use crate::bounds::StepBounds;
 use crate::config::{Config, DSpark};
 use crate::numerics::Numerics;
 use crate::plan::{NO_STATE, PAGE_TOKENS, Step};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
+use pegainfer_runtime::Bounds;
 
 /// Workspace of DSpark's stages, allocated once for the largest step, and inputs of a pass over blocks, with `T` tokens
 /// and `B` rows. A block has `K` positions.
@@ -36,15 +36,15 @@ pub(crate) struct DSparkWorkspace {
 }
 
 impl DSparkWorkspace {
-    /// A workspace for passes of up to `blocks` blocks.
+    /// A workspace for passes within `bounds`.
     pub fn new(
         exec: &mut Exec,
         config: &Config,
         numbers: &DSpark,
         numerics: Numerics,
-        bounds: StepBounds,
-        blocks: usize,
+        bounds: &Bounds,
     ) -> std::io::Result<Self> {
+        let blocks = bounds.blocks(numbers.block, exec.device());
         let positions = numbers.block.tokens;
         let (tokens, act) = (blocks * positions, numerics.activations);
         let pages = tokens.div_ceil(PAGE_TOKENS);
@@ -52,7 +52,7 @@ impl DSparkWorkspace {
             [("anchor_positions", &[tokens]), ("anchor_rows", &[tokens]), ("first_tokens", &[blocks])];
         let [anchor_positions, anchor_rows, first_tokens] = exec.adjacent(inputs, DType::U32)?;
         let mut tensor = |name: &str, shape: &[usize], dtype| exec.tensor(name, shape, dtype);
-        let main = tensor("main", &[bounds.tokens, numbers.targets.len() * config.hidden_size], act)?;
+        let main = tensor("main", &[bounds.size.tokens, numbers.targets.len() * config.hidden_size], act)?;
         let anchor_keys = tensor("anchor_keys", &[tokens, config.head_dim], act)?;
         let markov = tensor("markov", &[blocks, numbers.markov_rank], act)?;
         let transition = tensor("transition", &[blocks.next_multiple_of(4), config.vocab_size], DType::F32)?;

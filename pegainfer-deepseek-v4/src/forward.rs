@@ -5,26 +5,26 @@ mod draft;
 mod dspark;
 mod head;
 
-pub(crate) use dspark::MarkovHead;
-pub(crate) use head::Head;
+pub(crate) use dspark::add_transition;
 
-use crate::bounds::Sharing;
 use crate::config::{Config, LayerKind};
-use crate::graph_shape::is_prompt_step;
 use crate::inputs::Inputs;
 use crate::numerics::Numerics;
 use crate::plan::Step;
+use crate::rank_config::{DeepSeekV4, RankConfig};
 use crate::rotations::Rotations;
-use crate::shard::{OwnTokens, Shard};
-use crate::state::LayerState;
+use crate::shard::{OwnTokens, RankParts};
+use crate::sharing::Sharing;
+use crate::state::{Cache, LayerState};
 use crate::weights::{self, Layer, Router, Weights};
 use crate::workspace::Workspace;
 use pegainfer_core::exec::Exec;
-use pegainfer_core::parallel::Communicator;
+use pegainfer_core::parallel::{Communicator, Shard};
 use pegainfer_core::tensor::{OpError, Tensor};
 use pegainfer_kernels::ops::deepseek_v4::{
     self as ops, ExpertMath, HyperSpec, HyperWeights, Moe, Routing, RoutingSpec,
 };
+use pegainfer_runtime::is_prompt_step;
 
 /// The borrowed parts of one run.
 pub(crate) struct Pass<'a> {
@@ -34,14 +34,44 @@ pub(crate) struct Pass<'a> {
     pub shard: Shard,
     pub weights: &'a Weights,
     pub rotations: &'a Rotations,
-    pub inputs: &'a mut Inputs,
+    pub inputs: Inputs<'a>,
     pub work: &'a mut Workspace,
     pub step: &'a Step,
     /// Tokens drawn by the previous step, `[samples]` u32.
     pub previous: &'a Tensor,
-    pub communicator: &'a dyn Communicator,
-    /// Work shared between ranks; see [`StepBounds::sharing`](crate::bounds::StepBounds).
+    /// The other ranks, if there are any.
+    pub communicator: Option<&'a dyn Communicator>,
+    /// Work shared between ranks; see [`Options`](crate::rank_config::Options).
     pub sharing: Sharing,
+}
+
+impl<'a> Pass<'a> {
+    /// The parts of a pass of the runtime, the state of the layers that run, and that of the layers that draft.
+    pub fn of(
+        pass: &'a mut pegainfer_runtime::Pass<'_, DeepSeekV4>,
+    ) -> (Self, &'a mut [LayerState], &'a mut [LayerState]) {
+        let pegainfer_runtime::Pass {
+            exec, config, weights, cache, work, inputs, previous, step, communicator, ..
+        } = pass;
+        let RankConfig { model: config, options, shard, layers: ran } = *config;
+        let Cache { layers, slots, rotations, .. } = &mut **cache;
+        let (state, drafts) = layers.split_at_mut(config.layers.len());
+        let pass = Self {
+            exec,
+            config,
+            numerics: options.numerics,
+            shard: *shard,
+            weights,
+            rotations,
+            inputs: Inputs { common: inputs, slots },
+            work,
+            step,
+            previous,
+            communicator: *communicator,
+            sharing: options.sharing,
+        };
+        (pass, &mut state[..*ran], drafts)
+    }
 }
 
 impl Pass<'_> {
@@ -83,21 +113,17 @@ impl Pass<'_> {
 
     /// True if there are other ranks.
     fn is_shared(&self) -> bool {
-        self.shard.ranks > 1
+        self.communicator.is_some()
     }
 
     /// Looks up the token ids: writes `embedded`.
     fn embed(&mut self) -> Result<(), OpError> {
         let first = self.shard.vocab(self.config).start;
-        let shared = self.is_shared();
-        let Self { exec, weights, inputs, work, previous, .. } = self;
+        let Self { exec, weights, inputs, work, previous, communicator, .. } = self;
         ops::resolve_ids(exec, previous, &mut inputs.common.tokens)?;
         ops::embed(exec, &inputs.common.tokens, &weights.embedding, first, &mut work.embedded)?;
-        if shared {
-            // Exact: all but one of the ranks add zeros.
-            self.communicator.all_reduce(exec, &mut work.embedded)?;
-        }
-        Ok(())
+        // Exact: all but one of the ranks add zeros.
+        communicator.map_or(Ok(()), |all| all.all_reduce(exec, &mut work.embedded))
     }
 
     fn hyper_spec(&self) -> HyperSpec {
@@ -125,10 +151,9 @@ impl Pass<'_> {
     /// Sums `output` over the ranks: the rows of this rank's tokens, or all rows if it has all tokens. No effect with
     /// one rank.
     fn sum_over_ranks(&mut self) -> Result<(), OpError> {
-        let (share, shared, tokens) = (self.shared_tokens(), self.is_shared(), self.step.tokens.len());
-        let Self { exec, work, communicator, .. } = self;
+        let (share, tokens) = (self.shared_tokens(), self.step.tokens.len());
+        let Self { exec, work, communicator: Some(communicator), .. } = self else { return Ok(()) };
         match share {
-            _ if !shared => Ok(()),
             None => communicator.all_reduce(exec, &mut work.output),
             Some(share) => {
                 work.output.set_rows(share.rows);
@@ -183,7 +208,7 @@ impl Pass<'_> {
     /// Gathers the residual streams of the other ranks' tokens.
     fn gather_streams(&mut self) -> Result<(), OpError> {
         let (Some(share), tokens) = (self.shared_tokens(), self.step.tokens.len()) else { return Ok(()) };
-        let Self { exec, work, communicator, .. } = self;
+        let Self { exec, work, communicator: Some(communicator), .. } = self else { return Ok(()) };
         work.streams.set_rows(share.rows);
         let gathered = communicator.all_gather_rows(exec, &mut work.streams);
         work.streams.set_rows(tokens);
@@ -197,13 +222,13 @@ impl Pass<'_> {
         let math = ExpertMath { limit: config.swiglu_limit, quantize: numerics.quantize_activations };
         let owns_shared = shard.owns_shared_expert(config);
         let experts = Moe { routed: &moe.experts, first: moe.first, shared: owns_shared.then_some(&moe.shared) };
-        if let Some(share) = share
+        if let (Some(share), Some(communicator)) = (share, *communicator)
             && work.normed.is_own()
         {
             // All ranks exchange the same data, including those without the shared expert.
             let all = Moe { shared: Some(&moe.shared), ..experts };
             let rounds = ops::moe_rounds(exec, &work.normed.exact, all, math, &work.shared)?;
-            work.normed.gather(exec, *communicator, share.rows, rounds)?;
+            work.normed.gather(exec, communicator, share.rows, rounds)?;
         }
         let x = work.normed.input(&moe.experts.gate);
         ops::begin_moe(exec, x, config.experts_per_token, experts, math, &mut work.shared)?;

@@ -2,9 +2,10 @@
 
 mod header;
 
-use crate::config::{Config, ConfigError};
+use crate::config::Config;
 use crate::inventory::{Entry, inventory, weight_bytes};
 pub use header::{HeaderError, Stored, parse_header};
+use pegainfer_runtime::ConfigError;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;

@@ -2,7 +2,8 @@
 //! ranks.
 
 use crate::config::{Config, DSpark, Drafts, LayerKind, STREAMS};
-use crate::shard::Shard;
+use crate::shard::{RankParts, check};
+use pegainfer_core::parallel::Shard;
 use pegainfer_core::weights::StoredDtype as Dtype;
 
 /// Split of a tensor over the ranks.
@@ -88,7 +89,8 @@ pub fn inventory(config: &Config) -> Vec<Entry> {
 pub fn weight_bytes(config: &Config, ranks: usize) -> Result<u64, String> {
     let entries = inventory(config);
     let rank = |shard: Shard| entries.iter().map(|e| e.loaded_bytes(config, shard)).sum();
-    Ok(Shard::all(config, ranks)?.into_iter().map(rank).max().unwrap_or(0))
+    check(config, ranks)?;
+    Ok(Shard::all(ranks).map(rank).max().unwrap_or(0))
 }
 
 struct List<'a> {

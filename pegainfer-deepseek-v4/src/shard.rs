@@ -2,10 +2,9 @@
 //! the vocabulary. Everything else is replicated.
 
 use crate::config::Config;
+use pegainfer_core::parallel::Shard;
 use std::ops::Range;
 
-/// Most ranks that are suggested: GPUs of one machine.
-pub const MAX_RANKS: usize = 8;
 /// Edge of a block of FP8 weights, and values of a rounded activation that share a scale.
 const BLOCK: usize = 128;
 
@@ -18,99 +17,100 @@ pub struct OwnTokens {
     pub rows: usize,
 }
 
-/// One rank of several.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Shard {
-    /// Number of the rank, from 0.
-    pub rank: usize,
-    /// Ranks in all.
-    pub ranks: usize,
+/// Checks that `ranks` ranks can share the model; the error says why not.
+pub(crate) fn check(config: &Config, ranks: usize) -> Result<(), String> {
+    let Config { experts, vocab_size, .. } = config;
+    match ranks > 0 && experts.is_multiple_of(ranks) && vocab_size.is_multiple_of(ranks) {
+        true => Ok(()),
+        false => Err(format!("{ranks} ranks cannot share {experts} experts and a vocabulary of {vocab_size}")),
+    }
 }
 
-impl Shard {
-    /// The whole model.
-    pub const WHOLE: Self = Self { rank: 0, ranks: 1 };
-
-    /// The shards of `ranks` ranks; the reason if the model cannot be split into that many.
-    pub fn all(config: &Config, ranks: usize) -> Result<Vec<Self>, String> {
-        if ranks == 0 || !config.experts.is_multiple_of(ranks) || !config.vocab_size.is_multiple_of(ranks) {
-            let divides = |n: &usize| config.experts.is_multiple_of(*n) && config.vocab_size.is_multiple_of(*n);
-            let possible: Vec<String> = (1..=MAX_RANKS).filter(divides).map(|n| n.to_string()).collect();
-            return Err(format!(
-                "{ranks} ranks cannot share {} experts and a vocabulary of {}: --tensor-parallel-size takes {} here",
-                config.experts,
-                config.vocab_size,
-                possible.join(", ")
-            ));
-        }
-        Ok((0..ranks).map(|rank| Self { rank, ranks }).collect())
-    }
-
+/// The parts of this model that a rank holds.
+pub trait RankParts {
     /// Number of ranks that share the heads; a group of the output projection is not split. With more ranks than
     /// groups, the others compute the same heads again.
-    pub fn attention_ranks(self, config: &Config) -> usize {
+    fn attention_ranks(self, config: &Config) -> usize;
+
+    /// False if this rank's attention output duplicates another's and must not be added twice.
+    fn owns_heads(self, config: &Config) -> bool;
+
+    /// Groups of heads.
+    fn groups(self, config: &Config) -> Range<usize>;
+
+    /// Query heads.
+    fn heads(self, config: &Config) -> Range<usize>;
+
+    /// Number of ranks that share the columns of an expert: parts are whole blocks of FP8 weights and whole groups of a
+    /// rounded activation. With more ranks, each such team has some of the routed experts.
+    fn team(self, config: &Config) -> usize;
+
+    /// Routed experts.
+    fn experts(self, config: &Config) -> Range<usize>;
+
+    /// Columns of these experts, and of the shared one.
+    fn expert_columns(self, config: &Config) -> Range<usize>;
+
+    /// False if this rank's output of the shared expert duplicates another's and must not be added twice.
+    fn owns_shared_expert(self, config: &Config) -> bool;
+
+    /// The rank's share of a step of `tokens` tokens.
+    fn tokens(self, tokens: usize) -> OwnTokens;
+
+    /// Rows of embedding and output matrix.
+    fn vocab(self, config: &Config) -> Range<usize>;
+}
+
+impl RankParts for Shard {
+    fn attention_ranks(self, config: &Config) -> usize {
         (1..=self.ranks)
             .rev()
             .find(|n| self.ranks.is_multiple_of(*n) && config.o_groups.is_multiple_of(*n))
             .unwrap_or(1)
     }
 
-    /// False if this rank's attention output duplicates another's and must not be added twice.
-    pub fn owns_heads(self, config: &Config) -> bool {
+    fn owns_heads(self, config: &Config) -> bool {
         self.rank < self.attention_ranks(config)
     }
 
-    /// Groups of heads.
-    pub fn groups(self, config: &Config) -> Range<usize> {
+    fn groups(self, config: &Config) -> Range<usize> {
         let ranks = self.attention_ranks(config);
-        part(config.o_groups, self.rank % ranks, ranks)
+        Shard { rank: self.rank % ranks, ranks }.part(config.o_groups)
     }
 
-    /// Query heads.
-    pub fn heads(self, config: &Config) -> Range<usize> {
+    fn heads(self, config: &Config) -> Range<usize> {
         let (groups, each) = (self.groups(config), config.heads_per_group());
         groups.start * each..groups.end * each
     }
 
-    /// Number of ranks that share the columns of an expert: parts are whole blocks of FP8 weights and whole groups of a
-    /// rounded activation. With more ranks, each such team has some of the routed experts.
-    pub fn team(self, config: &Config) -> usize {
+    fn team(self, config: &Config) -> usize {
         let whole = |n: usize| (config.expert_width / n).is_multiple_of(BLOCK) && config.expert_width.is_multiple_of(n);
         (1..=self.ranks).rev().find(|n| self.ranks.is_multiple_of(*n) && (*n == 1 || whole(*n))).unwrap_or(1)
     }
 
-    /// Routed experts.
-    pub fn experts(self, config: &Config) -> Range<usize> {
+    fn experts(self, config: &Config) -> Range<usize> {
         let team = self.team(config);
-        part(config.experts, self.rank / team, self.ranks / team)
+        Shard { rank: self.rank / team, ranks: self.ranks / team }.part(config.experts)
     }
 
-    /// Columns of these experts, and of the shared one.
-    pub fn expert_columns(self, config: &Config) -> Range<usize> {
+    fn expert_columns(self, config: &Config) -> Range<usize> {
         let team = self.team(config);
-        part(config.expert_width, self.rank % team, team)
+        Shard { rank: self.rank % team, ranks: team }.part(config.expert_width)
     }
 
-    /// False if this rank's output of the shared expert duplicates another's and must not be added twice.
-    pub fn owns_shared_expert(self, config: &Config) -> bool {
+    fn owns_shared_expert(self, config: &Config) -> bool {
         self.rank < self.team(config)
     }
 
-    /// The rank's share of a step of `tokens` tokens.
-    pub fn tokens(self, tokens: usize) -> OwnTokens {
+    fn tokens(self, tokens: usize) -> OwnTokens {
         let each = tokens.div_ceil(self.ranks);
         let own = (self.rank * each).min(tokens)..((self.rank + 1) * each).min(tokens);
         OwnTokens { own, rows: each * self.ranks }
     }
 
-    /// Rows of embedding and output matrix.
-    pub fn vocab(self, config: &Config) -> Range<usize> {
-        part(config.vocab_size, self.rank, self.ranks)
+    fn vocab(self, config: &Config) -> Range<usize> {
+        self.part(config.vocab_size)
     }
-}
-
-fn part(n: usize, rank: usize, ranks: usize) -> Range<usize> {
-    rank * n / ranks..(rank + 1) * n / ranks
 }
 
 #[cfg(test)]
@@ -122,7 +122,7 @@ mod tests {
     fn every_part_is_held_once() {
         let config = flash(false);
         for ranks in [1, 2, 4, 8] {
-            let shards = Shard::all(&config, ranks).unwrap();
+            let shards = Shard::all(ranks).collect::<Vec<_>>();
             for (of, total) in [
                 (Shard::expert_columns as fn(Shard, &Config) -> Range<usize>, 2048),
                 (Shard::heads, 64),
@@ -135,7 +135,7 @@ mod tests {
             assert!(shards.iter().all(|s| s.owns_heads(&config) && s.owns_shared_expert(&config)));
             assert!(shards.iter().all(|s| s.experts(&config) == (0..256)));
         }
-        assert!(Shard::all(&config, 3).unwrap_err().contains("takes 1, 2, 4, 8 here"));
+        assert!((1..=8).filter(|ranks| check(&config, *ranks).is_ok()).eq([1, 2, 4, 8]));
     }
 
     #[test]
@@ -152,7 +152,7 @@ mod tests {
     #[test]
     fn more_ranks_than_blocks_of_columns_share_experts_by_number() {
         let config = Config { expert_width: 256, ..flash(false) };
-        let shards = Shard::all(&config, 4).unwrap();
+        let shards = Shard::all(4).collect::<Vec<_>>();
         let parts: Vec<_> = shards.iter().map(|s| (s.experts(&config), s.expert_columns(&config))).collect();
         assert_eq!(parts, [(0..128, 0..128), (0..128, 128..256), (128..256, 0..128), (128..256, 128..256)]);
         let owners: Vec<bool> = shards.iter().map(|s| s.owns_shared_expert(&config)).collect();
@@ -162,7 +162,7 @@ mod tests {
     #[test]
     fn more_ranks_than_groups_repeat_heads_and_add_them_once() {
         let config = Config::parse(&tiny().to_string()).unwrap();
-        let shards = Shard::all(&config, 4).unwrap();
+        let shards = Shard::all(4).collect::<Vec<_>>();
         let owners: Vec<bool> = shards.iter().map(|s| s.owns_heads(&config)).collect();
         assert_eq!(owners, [true, true, false, false]);
         assert_eq!((shards[0].heads(&config), shards[3].heads(&config)), (0..4, 4..8));

@@ -9,13 +9,15 @@
 //! At a multiple of 128 tokens, a slot and the pages before it are all that a sequence needs to continue. A copy of the
 //! slot is the snapshot that the prefix cache keeps in addition to the pages.
 
-use crate::bounds::StepBounds;
 use crate::config::{Config, LayerKind, WINDOW};
 use crate::numerics::Numerics;
 use crate::plan::{NO_STATE, PAGE_TOKENS, Step};
+use crate::rank_config::RankConfig;
+use crate::rotations::Rotations;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 use pegainfer_kernels::ops::deepseek_v4::{self as ops, CompressorSpec, CompressorState, RingTable};
+use pegainfer_runtime::{Bounds, LoadError, hash_rows};
 
 /// Entries of one compressor, and its part of the slots.
 #[derive(Debug)]
@@ -43,15 +45,54 @@ pub fn compressor_spec(config: &Config, kind: LayerKind, index: bool, numerics: 
     Some(CompressorSpec { ratio, index, quantize: numerics.quantize_kv, eps: config.rms_norm_eps })
 }
 
-/// Allocates the state of every layer, followed by that of the layers that draft, if they are loaded. On the CPU, pages
-/// take memory when they are first written.
-pub fn allocate(
+/// Device state that outlives a step, and constants of the model.
+#[derive(Debug)]
+pub struct Cache {
+    /// State of each layer, followed by that of the layers that draft, if they are loaded.
+    pub layers: Vec<LayerState>,
+    /// Addresses of all state in slots.
+    pub(crate) rings: RingTable,
+    /// State slot of each row of the newest pass, `[rows]` u32.
+    pub(crate) slots: Tensor,
+    pub(crate) rotations: Rotations,
+}
+
+impl Cache {
+    /// Allocates the state within `bounds`, with `pages` pages. On the CPU, pages take memory when they are first
+    /// written.
+    pub(crate) fn new(
+        exec: &mut Exec,
+        RankConfig { model, options, .. }: &RankConfig,
+        bounds: &Bounds,
+        pages: usize,
+    ) -> Result<Self, LoadError> {
+        let slots = exec.tensor("state_slots", &[bounds.size.rows], DType::U32)?;
+        let rotations = Rotations::new(exec, model)?;
+        let mut layers = allocate(exec, model, options.numerics, bounds, pages).map_err(LoadError::State)?;
+        Ok(Self { rings: ring_table(exec, &mut layers)?, layers, slots, rotations })
+    }
+
+    /// Takes the slots of a step over.
+    pub(crate) fn fill_slots(&mut self, exec: &mut Exec, step: &Step) -> Result<(), OpError> {
+        let slots: Vec<u32> = step.state.iter().map(|segment| segment.to).collect();
+        exec.fill_rows(&mut self.slots, &slots)
+    }
+
+    /// Keys of a slot of the layers that draft.
+    pub(crate) fn draft_ring(&self) -> usize {
+        self.layers.last().map_or(0, |layer| layer.window.shape()[1])
+    }
+}
+
+/// Allocates the state of every layer, followed by that of the layers that draft, if they are loaded.
+fn allocate(
     exec: &mut Exec,
     config: &Config,
     numerics: Numerics,
-    bounds: StepBounds,
+    bounds: &Bounds,
+    pages: usize,
 ) -> std::io::Result<Vec<LayerState>> {
-    let StepBounds { slots, pages, drafts, .. } = bounds;
+    let Bounds { slots, drafts, .. } = *bounds;
     let compressed = |exec: &mut Exec, spec: Option<CompressorSpec>, dim: usize| {
         let Some(spec) = spec else { return Ok(None) };
         let ring = [slots, spec.ring() + drafts, if spec.overlap() { 2 * dim } else { dim }];
@@ -70,31 +111,9 @@ pub fn allocate(
             index: compressed(exec, compressor_spec(config, *kind, true, numerics), config.index_head_dim)?,
         })
     };
-    kinds(config).map(layer).collect()
-}
-
-/// Kinds of the layers, followed by those of the layers that draft, if they are loaded.
-fn kinds(config: &Config) -> impl Iterator<Item = &LayerKind> {
-    config.layers.iter().chain(std::iter::repeat_n(&LayerKind::Window, config.loaded_draft_layers()))
-}
-
-/// Bytes of one page.
-pub fn page_bytes(config: &Config, numerics: Numerics) -> usize {
-    config.entry_bytes_per_token(numerics) * PAGE_TOKENS
-}
-
-/// Bytes of one slot if steps verify up to `drafts` draft tokens of a row.
-pub fn slot_bytes(config: &Config, numerics: Numerics, drafts: usize) -> usize {
-    let ring = |spec: Option<CompressorSpec>, dim: usize| {
-        let width = |spec: CompressorSpec| if spec.overlap() { 2 * dim } else { dim };
-        spec.map_or(0, |spec| 2 * 4 * (spec.ring() + drafts) * width(spec))
-    };
-    let layer = |kind: &LayerKind| {
-        (WINDOW + drafts) * config.head_dim * numerics.activations.size()
-            + ring(compressor_spec(config, *kind, false, numerics), config.head_dim)
-            + ring(compressor_spec(config, *kind, true, numerics), config.index_head_dim)
-    };
-    kinds(config).map(layer).sum()
+    // Layers that draft have only a window.
+    let drafts = std::iter::repeat_n(&LayerKind::Window, config.loaded_draft_layers());
+    config.layers.iter().chain(drafts).map(layer).collect()
 }
 
 impl LayerState {
@@ -104,16 +123,41 @@ impl LayerState {
         let partial = compressors.flat_map(|Compressed { partial, .. }| [&mut partial.values, &mut partial.scores]);
         std::iter::once(&mut self.window).chain(partial)
     }
+
+    /// Hash of the state that belongs to the rows of `step`: their slots, and their newest pages.
+    pub(crate) fn hash(&self, exec: &Exec, step: &Step) -> Result<u64, OpError> {
+        let mut hash = 0;
+        let mut add = |tensor: &Tensor, row: u32| -> Result<(), OpError> {
+            hash = hash_rows(exec, tensor, row as usize..row as usize + 1, hash)?;
+            Ok(())
+        };
+        for (b, segment) in step.state.iter().enumerate().filter(|(_, segment)| segment.to != NO_STATE) {
+            let newest = step.positions[segment.end as usize - 1] as usize / PAGE_TOKENS;
+            let page = step.block_tables[b].at(newest);
+            add(&self.window, segment.to)?;
+            for compressed in self.compressed.iter().chain(&self.index) {
+                add(&compressed.partial.values, segment.to)?;
+                add(&compressed.partial.scores, segment.to)?;
+                add(&compressed.entries, page)?;
+            }
+        }
+        Ok(hash)
+    }
 }
 
 /// Addresses of the rings of all layers, for [`copy_slots`].
-pub fn ring_table(exec: &mut Exec, state: &mut [LayerState]) -> Result<RingTable, OpError> {
+fn ring_table(exec: &mut Exec, state: &mut [LayerState]) -> Result<RingTable, OpError> {
     let rings: Vec<&Tensor> = state.iter_mut().flat_map(LayerState::rings).map(|ring| &*ring).collect();
     RingTable::new(exec, &rings)
 }
 
 /// Copies the old slot of each row of a step that changes its slot.
-pub fn copy_slots(exec: &mut Exec, state: &mut [LayerState], table: &RingTable, step: &Step) -> Result<(), OpError> {
+pub(crate) fn copy_slots(
+    exec: &mut Exec,
+    state: &mut [LayerState],
+    table: &RingTable,
+    step: &Step,
+) -> Result<(), OpError> {
     for segment in step.state.iter().filter(|segment| segment.from != NO_STATE && segment.from != segment.to) {
         let mut rings: Vec<&mut Tensor> = state.iter_mut().flat_map(LayerState::rings).collect();
         ops::copy_slots(exec, table, &mut rings, segment.from, segment.to)?;

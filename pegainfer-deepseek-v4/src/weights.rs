@@ -2,18 +2,17 @@
 
 mod dspark;
 mod dummy;
-mod feed;
 mod layer;
 mod load;
 mod mtp;
 mod reader;
-mod source;
 mod tensor_part;
 
 use crate::config::{Config, Drafts, LayerKind, STREAMS};
-use crate::shard::Shard;
+use crate::shard::RankParts;
 use layer::{hyper, layer};
 use pegainfer_core::exec::{Device, Exec};
+use pegainfer_core::parallel::Shard;
 use pegainfer_core::tensor::{DType, Tensor};
 use pegainfer_core::weights::{StoredDtype as Dtype, WeightsError};
 use pegainfer_kernels::ops::Matrix;
@@ -25,7 +24,6 @@ pub use dspark::DSpark;
 pub use layer::{Attention, Compressor, Indexer, Layer, Moe, Router};
 pub use load::LoadProgress;
 pub use mtp::Mtp;
-pub use source::Source;
 
 /// All weights of a rank.
 #[derive(Debug)]

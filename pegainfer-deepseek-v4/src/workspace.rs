@@ -1,16 +1,16 @@
 //! Activations of a step, allocated once for the largest step.
 
-use crate::bounds::StepBounds;
-use crate::config::{Config, Drafts, LayerKind, STREAMS};
+use crate::config::{Drafts, LayerKind, STREAMS};
 use crate::draft_workspace::DraftWorkspace;
 use crate::dspark_workspace::DSparkWorkspace;
 use crate::normed::Normed;
-use crate::numerics::Numerics;
 use crate::plan::PAGE_TOKENS;
-use crate::shard::Shard;
+use crate::rank_config::{Options, RankConfig};
+use crate::shard::RankParts;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, Tensor};
 use pegainfer_kernels::ops::deepseek_v4::{SPLIT_TOKENS, TokenShare, split_bytes, takes_packed_rows};
+use pegainfer_runtime::Bounds;
 use std::ops::Range;
 
 /// Results of the GEMMs with a compressor's two matrices, `[tokens, width]` f32.
@@ -36,85 +36,78 @@ impl Pair {
 
 /// Activations, allocated once for the largest step. Heads and groups are the rank's.
 #[derive(Debug)]
-pub(crate) struct Workspace {
+pub struct Workspace {
     /// `[tokens, hidden]`.
-    pub embedded: Tensor,
+    pub(crate) embedded: Tensor,
     /// The residual streams, `[tokens, 4, hidden]`.
-    pub streams: Tensor,
+    pub(crate) streams: Tensor,
     /// Input of a block before its norm, `[tokens, hidden]`.
-    pub mixed: Tensor,
+    pub(crate) mixed: Tensor,
     /// Normalised, `[tokens, hidden]`.
-    pub normed: Normed,
+    pub(crate) normed: Normed,
     /// Weights of the block's output in each stream, `[tokens, 4]` f32.
-    pub post: Tensor,
+    pub(crate) post: Tensor,
     /// Mixing matrix of the streams, `[tokens, 4, 4]` f32.
-    pub comb: Tensor,
+    pub(crate) comb: Tensor,
     /// Output of a block, `[tokens, hidden]`; with several ranks, this rank's part and then the sum over all.
-    pub output: Tensor,
+    pub(crate) output: Tensor,
     /// Output of the shared expert if separate kernels compute it, `[tokens, hidden]`.
-    pub shared: Tensor,
+    pub(crate) shared: Tensor,
     /// `[tokens, q_lora]`, before its norm.
-    pub qr_raw: Tensor,
+    pub(crate) qr_raw: Tensor,
     /// `[tokens, q_lora]`.
-    pub qr: Normed,
+    pub(crate) qr: Normed,
     /// `[tokens, heads, head_dim]`.
-    pub q: Tensor,
+    pub(crate) q: Tensor,
     /// `[tokens, head_dim]`, before its norm.
-    pub kv_raw: Tensor,
+    pub(crate) kv_raw: Tensor,
     /// `[tokens, 1, head_dim]`.
-    pub kv: Tensor,
+    pub(crate) kv: Tensor,
     /// Activations of sparse layers, heavy layers and the indexer.
-    pub sparse: Pair,
-    pub heavy: Pair,
-    pub index: Pair,
+    pub(crate) sparse: Pair,
+    pub(crate) heavy: Pair,
+    pub(crate) index: Pair,
     /// `[tokens, index_heads, index_head_dim]`.
-    pub index_q: Tensor,
+    pub(crate) index_q: Tensor,
     /// `[tokens, index_heads]`.
-    pub index_weights: Tensor,
+    pub(crate) index_weights: Tensor,
     /// `[tokens, index_topk]` u32.
-    pub chosen: Tensor,
+    pub(crate) chosen: Tensor,
     /// Entries chosen for the rank's own tokens, if ranks share them; `None` with one rank.
-    pub chosen_part: Option<Tensor>,
+    pub(crate) chosen_part: Option<Tensor>,
     /// `[tokens, heads, head_dim]`.
-    pub attended: Tensor,
+    pub(crate) attended: Tensor,
     /// `attended` in the split form that the output projection takes for few tokens (`split_bytes`), `[tokens, ..]` u8;
     /// `None` if no kernel of the device takes it.
-    pub attended_split: Option<Tensor>,
+    pub(crate) attended_split: Option<Tensor>,
     /// `[tokens, groups * o_lora]`.
-    pub z: Tensor,
+    pub(crate) z: Tensor,
     /// `[tokens, experts]` f32.
-    pub router_logits: Tensor,
+    pub(crate) router_logits: Tensor,
     /// `[tokens, k]` u32.
-    pub experts: Tensor,
+    pub(crate) experts: Tensor,
     /// `[tokens, k]` f32.
-    pub expert_weights: Tensor,
+    pub(crate) expert_weights: Tensor,
     /// Streams of the sampled tokens, `[samples, 4, hidden]`.
-    pub last_streams: Tensor,
+    pub(crate) last_streams: Tensor,
     /// `[samples, hidden]`.
-    pub last: Tensor,
+    pub(crate) last: Tensor,
     /// Normalised, `[samples, hidden]`.
-    pub last_normed: Tensor,
-    /// The rank's columns of the logits computed at once, `[logits_rows, vocab / ranks]` f32.
-    pub logits_part: Tensor,
+    pub(crate) last_normed: Tensor,
     /// Workspace of the layer for multi-token prediction; `None` if it is not loaded.
-    pub draft: Option<DraftWorkspace>,
+    pub(crate) draft: Option<DraftWorkspace>,
     /// Workspace of DSpark's stages; `None` if they are not loaded.
-    pub dspark: Option<DSparkWorkspace>,
+    pub(crate) dspark: Option<DSparkWorkspace>,
 }
 
 impl Workspace {
-    /// A workspace; `logits_rows`: rows of logits that the sampler computes at once.
-    pub fn new(
-        exec: &mut Exec,
-        config: &Config,
-        shard: Shard,
-        numerics: Numerics,
-        bounds: StepBounds,
-        logits_rows: usize,
-    ) -> std::io::Result<Self> {
-        let (t, hidden, dim) = (bounds.tokens, config.hidden_size, config.head_dim);
+    /// A workspace of a rank with these numbers.
+    pub fn new(exec: &mut Exec, rank: &RankConfig, bounds: &Bounds) -> std::io::Result<Self> {
+        let RankConfig { model: config, options: Options { numerics, .. }, shard, .. } = rank;
+        let (numerics, shard) = (*numerics, *shard);
+        let (t, hidden, dim) = (bounds.size.tokens, config.hidden_size, config.head_dim);
         let equal = shard.tokens(t).rows; // an equal share for each rank
-        let (heads, samples) = (shard.heads(config).len(), bounds.samples);
+        let (heads, samples) = (shard.heads(config).len(), bounds.size.samples);
         let packs = takes_packed_rows(exec, numerics.activations, dim).map_err(std::io::Error::other)?;
         let mut normed =
             |name, width| Normed::new(exec, name, (equal, width), numerics.activations, numerics.quantize_activations);
@@ -125,10 +118,7 @@ impl Workspace {
         let index = pair(LayerKind::Sparse, config.index_head_dim)?;
         let has_mtp = config.loads_drafts && matches!(config.drafts, Drafts::Mtp { .. });
         let draft = has_mtp.then(|| DraftWorkspace::new(exec, config, numerics, t)).transpose()?;
-        let stages = |numbers| {
-            let blocks = bounds.blocks(numbers, logits_rows);
-            DSparkWorkspace::new(exec, config, numbers, numerics, bounds, blocks)
-        };
+        let stages = |numbers| DSparkWorkspace::new(exec, config, numbers, numerics, bounds);
         let dspark = config.loaded_dspark().map(stages).transpose()?;
         // A block's keys are read as whole pages.
         let kv_rows = if dspark.is_some() { t.next_multiple_of(PAGE_TOKENS) } else { t };
@@ -172,7 +162,6 @@ impl Workspace {
             last_streams: tensor("last_streams", &[samples, STREAMS, hidden], act)?,
             last: tensor("last", &[samples, hidden], act)?,
             last_normed: tensor("last_normed", &[samples, hidden], act)?,
-            logits_part: tensor("logits_part", &[logits_rows, shard.vocab(config).len()], DType::F32)?,
             draft,
             dspark,
         })

@@ -66,7 +66,7 @@ pub struct EngineArgs {
     /// Size of the KV cache, such as 512M or 4G (powers of 1024) or 4GB (powers of 1000) [default: by model and flags]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub kv_cache_memory: Option<u64>,
-    /// Qwen3.5: memory for snapshots of recurrent state, which its prefix cache needs; 0 switches that cache off
+    /// Qwen3.5 and DeepSeek-V4: memory for snapshots of state, which their prefix cache needs; 0 switches that cache off
     /// [default: 1G on the CPU, a twentieth of a GPU's memory]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes_or_none)]
     pub state_cache_memory: Option<u64>,
@@ -76,7 +76,7 @@ pub struct EngineArgs {
     /// Fraction of the GPU's memory for weights, workspace and KV cache, including what other programs use
     #[arg(long, value_name = "FRACTION", default_value = "0.9", value_parser = parse_fraction)]
     pub gpu_memory_utilization: f64,
-    /// Use the GPU as if it had only this much memory. Qwen3 and Qwen3.5
+    /// Use the GPU as if it had only this much memory
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub gpu_memory_limit: Option<u64>,
     /// Replay decode steps as CUDA graphs; false shows each launch to a debugger or profiler

@@ -7,7 +7,7 @@ use pegainfer_core::exec::Exec;
 use pegainfer_core::parallel::Shard;
 use pegainfer_core::tensor::{OpError, Tensor};
 use pegainfer_core::weights::{Loader, WeightsError};
-use pegainfer_kernels::ops;
+use pegainfer_kernels::ops::{self, Matrix};
 use pegainfer_runtime::{
     Activations, Bounds, ConfigError, ConfigFile, DecoderWorkspace as Workspace, LoadError, Model, ModelInfo, Parts,
     SampledRows, StepOf,
@@ -20,6 +20,8 @@ pub struct Qwen3;
 /// The Qwen3 engine.
 pub type Qwen3Engine = pegainfer_runtime::ModelEngine<Qwen3>;
 
+type Pass<'a> = pegainfer_runtime::Pass<'a, Qwen3>;
+
 /// The work of one step, as the scheduler hands it to the executor.
 pub type Step = StepOf<Qwen3>;
 
@@ -28,6 +30,7 @@ impl Model for Qwen3 {
     const ARCHITECTURE: &'static str = "Qwen3ForCausalLM";
     const MODEL_TYPE: &'static str = "qwen3";
 
+    type Options = ();
     type Config = Config;
     type Weights = Weights;
     type Workspace = Workspace;
@@ -46,6 +49,8 @@ impl Model for Qwen3 {
             initializer_range: config.initializer_range,
             fp8_weights: config.quantization.is_some(),
             drafts: false,
+            draft_block: None,
+            max_default_tokens: usize::MAX,
         }
     }
 
@@ -68,13 +73,14 @@ impl Model for Qwen3 {
 
     fn state(_config: &Config, _bounds: &Bounds) {}
 
-    fn begin(_exec: &mut Exec, work: &mut Workspace, step: &Step) -> Result<(), OpError> {
-        work.set_rows(step.tokens.len());
+    fn begin(pass: &mut Pass<'_>) -> Result<(), OpError> {
+        pass.work.set_rows(pass.step.tokens.len());
         Ok(())
     }
 
-    fn forward(pass: &mut pegainfer_runtime::Pass<'_, Self>) -> Result<(), OpError> {
-        let pegainfer_runtime::Pass { exec, config, weights, cache, work, inputs, previous, step, communicator } = pass;
+    fn forward(pass: &mut Pass<'_>) -> Result<(), OpError> {
+        let Pass { exec, config, weights, cache, work, inputs, previous, step, communicator, .. } = pass;
+        let inputs = &**inputs;
         let (first, eps) = (&weights.layers[0], config.rms_norm_eps);
         ops::embedding(exec, &inputs.tokens, previous, &weights.embedding, &mut work.activations.residual)?;
         if decode::supports(cache, step) {
@@ -105,7 +111,7 @@ impl Model for Qwen3 {
         Ok(())
     }
 
-    fn output<'a>(work: &'a mut Workspace, weights: &'a Weights) -> (&'a mut Tensor, &'a Tensor) {
+    fn output<'a>(work: &'a mut Workspace, weights: &'a Weights) -> (&'a mut Tensor, &'a Matrix) {
         (work.activations.normed.bf16(), &weights.head)
     }
 }

@@ -26,6 +26,7 @@ impl Model for Qwen35 {
     const MODEL_TYPE: &'static str = "qwen3_5";
     const DRAFTS: bool = true;
 
+    type Options = ();
     type Config = Config;
     type Weights = Weights;
     type Workspace = Workspace;
@@ -44,6 +45,8 @@ impl Model for Qwen35 {
             initializer_range: config.initializer_range,
             fp8_weights: config.quantization.is_some(),
             drafts: config.mtp,
+            draft_block: None,
+            max_default_tokens: usize::MAX,
         }
     }
 
@@ -78,10 +81,11 @@ impl Model for Qwen35 {
     }
 
     fn add_state_rows(step: &mut Step, first: usize) {
-        plan::add_segments(step, first);
+        step.add_segments(first);
     }
 
-    fn begin(exec: &mut Exec, work: &mut Workspace, step: &Step) -> Result<(), OpError> {
+    fn begin(pass: &mut Pass<'_>) -> Result<(), OpError> {
+        let Pass { exec, work, step, .. } = pass;
         let words: Vec<u32> = step.state.iter().flat_map(Segment::words).collect();
         exec.fill_rows(&mut work.segments, &words)?;
         work.set_rows(step.tokens.len());
@@ -89,7 +93,8 @@ impl Model for Qwen35 {
     }
 
     fn forward(pass: &mut Pass<'_>) -> Result<(), OpError> {
-        let Pass { exec, config, weights, cache, work, inputs, previous, step, communicator } = pass;
+        let Pass { exec, config, weights, cache, work, inputs, previous, step, communicator, .. } = pass;
+        let inputs = &**inputs;
         let (weights, eps) = (&weights.decoder, config.rms_norm_eps);
         let Activations { residual, normed, .. } = &mut work.decoder.activations;
         ops::embedding(exec, &inputs.tokens, previous, &weights.embedding, residual)?;
@@ -119,13 +124,13 @@ impl Model for Qwen35 {
         if config.mtp { mtp::gather_sampled(pass) } else { Ok(()) }
     }
 
-    fn output<'a>(work: &'a mut Workspace, weights: &'a Weights) -> (&'a mut Tensor, &'a Tensor) {
+    fn output<'a>(work: &'a mut Workspace, weights: &'a Weights) -> (&'a mut Tensor, &'a Matrix) {
         let Workspace { decoder, sampled, .. } = work;
         (sampled.as_mut().unwrap_or(decoder.activations.normed.bf16()), &weights.decoder.head)
     }
 
-    fn begin_draft(_exec: &mut Exec, work: &mut Workspace, step: &Step) -> Result<(), OpError> {
-        work.set_rows(step.tokens.len());
+    fn begin_draft(pass: &mut Pass<'_>) -> Result<(), OpError> {
+        pass.work.set_rows(pass.step.tokens.len());
         Ok(())
     }
 
@@ -133,7 +138,7 @@ impl Model for Qwen35 {
         mtp::draft(pass)
     }
 
-    fn draft_output<'a>(work: &'a mut Workspace, weights: &'a Weights) -> (&'a mut Tensor, &'a Tensor) {
+    fn draft_output<'a>(work: &'a mut Workspace, weights: &'a Weights) -> (&'a mut Tensor, &'a Matrix) {
         (work.decoder.activations.normed.bf16(), &weights.decoder.head)
     }
 }

@@ -35,6 +35,7 @@ pub(crate) fn draft(pass: &mut Pass<'_>) -> Result<(), OpError> {
     };
     join_inputs(pass, mtp)?;
     let Pass { exec, config, cache, work, inputs, step, communicator, .. } = pass;
+    let inputs = &**inputs;
     let (rows, kv) = (SampledRows::of(step, inputs), cache[config.layers.len()].kv());
     mtp.attention.forward(exec, &mut work.decoder, kv, (inputs, step), rows)?;
     if rows == SampledRows::None {

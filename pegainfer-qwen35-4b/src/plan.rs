@@ -9,17 +9,6 @@ pub use pegainfer_kernels::ops::{NO_STATE, Segment};
 /// the recurrent state of each segment.
 pub type Step = schedule::Step<Segment>;
 
-/// Appends the segments, from row `first` on, of a step without a scheduler: row `b` has its state in slot `b`, and
-/// rows that pad a graph keep none.
-pub(crate) fn add_segments(step: &mut Step, first: usize) {
-    for b in first..step.rows.len() {
-        let (first, end, context) = (step.qo_indptr[b], step.qo_indptr[b + 1], step.kv_lens[b]);
-        let to = if context == 0 { NO_STATE } else { b as u32 };
-        let from = if end - first == context { NO_STATE } else { to };
-        step.state.push(Segment { first, end, from, to });
-    }
-}
-
 /// True if the delta rule of a step with prompts runs in chunks. A CPU always uses the recurrence: it needs fewer
 /// operations, and its bits do not depend on how a prompt is split.
 pub(crate) fn runs_in_chunks(device: Device) -> bool {

@@ -4,20 +4,12 @@
 //! sampled there; the others are a noise token. Layers run over all positions at once, and tokens are then drawn one
 //! after the other.
 
+use super::block_shape::BlockShape;
 use super::drafting::{DraftRow, first_pass};
 use super::readbacks::Readbacks;
 use pegainfer_core::kv::NO_SLOT;
 use pegainfer_core::schedule::{SampleRow, Step};
 use pegainfer_core::tensor::OpError;
-
-/// Shape of a block.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BlockShape {
-    /// Positions of a block, the maximum number of its drafts.
-    pub tokens: usize,
-    /// Input of every position but the first.
-    pub noise_token: u32,
-}
 
 /// A row of a step after which the model drafts a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,5 +1,6 @@
 //! The largest step of an engine and the sizes of its pools, from the options it is loaded with.
 
+use super::block_shape::BlockShape;
 use super::fit::Demand;
 use super::load_error::LoadError;
 use super::load_options::{DEFAULT_KV_BYTES, DEFAULT_STATE_BYTES, LoadOptions, STATE_SHARE};
@@ -20,6 +21,15 @@ const GPU_ROWS: usize = 256;
 const MIN_KV_BYTES: u64 = 64 << 20;
 /// Maximum number of state snapshots: more are not worth keeping track of.
 const MAX_SNAPSHOTS: u64 = 4096;
+
+/// Rows of logits computed at once. More rows take more memory (0.6 MB each for Qwen3's vocabulary); fewer rows stream
+/// the output matrix more often. A step that is only recorded has the ops of a GPU.
+pub(super) fn logits_rows(device: Device) -> usize {
+    match device {
+        Device::Cpu(_) => 32,
+        Device::Cuda | Device::Meta => 256,
+    }
+}
 
 /// Largest step.
 #[derive(Debug, Clone, Copy)]
@@ -50,6 +60,8 @@ pub struct Bounds {
     pub slots: usize,
     /// Tokens between snapshots, a multiple of the KV block size.
     pub snapshot_interval: usize,
+    /// Drafts that a row verifies.
+    pub drafts: usize,
     /// True if a GPU replays decode steps as CUDA graphs.
     pub graphs: bool,
     /// Drafts by the model are ids below this.
@@ -66,6 +78,7 @@ impl Bounds {
             gpu_memory_limit: None,
             slots: size.rows,
             snapshot_interval: BLOCK_SIZE,
+            drafts: 0,
             graphs: false,
             draft_vocab_size: None,
         }
@@ -75,7 +88,7 @@ impl Bounds {
     pub fn new(
         info: &ModelInfo,
         bytes: &ModelBytes,
-        options: &LoadOptions,
+        options: &LoadOptions<impl Sized>,
         execs: &mut [Exec],
     ) -> Result<Self, LoadError> {
         let gpus = execs.iter_mut().filter(|exec| exec.device() == Device::Cuda);
@@ -91,12 +104,13 @@ impl Bounds {
     pub(super) fn within(
         info: &ModelInfo,
         bytes: &ModelBytes,
-        options: &LoadOptions,
+        options: &LoadOptions<impl Sized>,
         gpu: Option<DeviceMemory>,
     ) -> Result<Self, LoadError> {
         let context = context_len(options.max_model_len, info.max_position_embeddings).map_err(LoadError::Option)?;
         let memory = gpu.map(|gpu| gpu.total);
         let tokens = step_tokens(options.max_num_batched_tokens, memory, bytes.workspace_per_token);
+        let tokens = options.max_num_batched_tokens.unwrap_or(tokens.min(info.max_default_tokens));
         let snapshots = snapshots(bytes, options, memory)?;
         let demand = demand(bytes, options, tokens, snapshots);
         let (rows, cpu_kv) = match gpu {
@@ -104,11 +118,11 @@ impl Bounds {
             None => cpu_defaults(&demand, options, tokens),
         };
         check_step(rows, tokens).map_err(LoadError::Option)?;
-        let useful = (context.div_ceil(BLOCK_SIZE) * rows) as u64;
+        let useful = (context.div_ceil(bytes.block_tokens) * rows) as u64;
         let (kv_blocks, gpu_memory_share) = match (options.kv_cache_bytes, memory) {
             (Some(kv), _) => (kv / bytes.block(), None),
             (None, Some(_)) => {
-                (useful.min(max_pool_blocks(BLOCK_SIZE)), Some((options.gpu_memory_utilization, *bytes)))
+                (useful.min(max_pool_blocks(bytes.block_tokens)), Some((options.gpu_memory_utilization, *bytes)))
             }
             (None, None) => (useful.min(cpu_kv / bytes.block()), None),
         };
@@ -119,14 +133,26 @@ impl Bounds {
                 samples: Speculation::samples(options.speculation.as_ref(), rows, tokens),
                 context,
             },
-            kv_blocks: pool_blocks(kv_blocks, BLOCK_SIZE, bytes.block()).map_err(LoadError::Option)?,
+            kv_blocks: pool_blocks(kv_blocks, bytes.block_tokens, bytes.block()).map_err(LoadError::Option)?,
             gpu_memory_share,
             gpu_memory_limit: options.gpu_memory_limit,
             slots: rows + snapshots,
             snapshot_interval: options.state_cache_interval,
+            drafts: options.drafts(),
             graphs: options.cuda_graph,
             draft_vocab_size: options.speculation.as_ref().and_then(|speculation| speculation.draft_vocab_size),
         })
+    }
+
+    /// Maximum number of samples whose logits are computed at once on this device.
+    pub fn logits_rows(&self, device: Device) -> usize {
+        logits_rows(device).min(self.size.samples)
+    }
+
+    /// Maximum number of blocks in a pass over blocks: one per row, limited by the tokens and samples of a step.
+    pub fn blocks(&self, block: BlockShape, device: Device) -> usize {
+        let StepSize { tokens, rows, .. } = self.size;
+        rows.min(tokens / block.tokens).min(self.logits_rows(device) / self.drafts.max(1)).max(1)
     }
 
     /// Number of slots for state snapshots.
@@ -159,9 +185,9 @@ fn gpu_memory(exec: &mut Exec, limit: Option<u64>) -> Result<DeviceMemory, LoadE
 }
 
 /// Memory that the model needs on a device. A KV cache of unknown size has at least one block.
-fn demand(bytes: &ModelBytes, options: &LoadOptions, tokens: usize, snapshots: usize) -> Demand {
+fn demand(bytes: &ModelBytes, options: &LoadOptions<impl Sized>, tokens: usize, snapshots: usize) -> Demand {
     Demand {
-        weights: bytes.weights,
+        weights: bytes.weights + bytes.derived,
         workspace: tokens as u64 * bytes.workspace_per_token,
         snapshots: snapshots as u64 * bytes.state_slot,
         state: bytes.state_slot,
@@ -170,7 +196,12 @@ fn demand(bytes: &ModelBytes, options: &LoadOptions, tokens: usize, snapshots: u
 }
 
 /// Number of running sequences on a GPU.
-fn gpu_rows(demand: &Demand, options: &LoadOptions, gpu: DeviceMemory, tokens: usize) -> Result<usize, LoadError> {
+fn gpu_rows(
+    demand: &Demand,
+    options: &LoadOptions<impl Sized>,
+    gpu: DeviceMemory,
+    tokens: usize,
+) -> Result<usize, LoadError> {
     // A KV cache of a given size may use memory beyond the utilization limit.
     let share = if options.kv_cache_bytes.is_some() { 1.0 } else { options.gpu_memory_utilization };
     let rows = demand.rows(options.max_num_seqs, GPU_ROWS.min(tokens), gpu.left_of(share));
@@ -179,7 +210,7 @@ fn gpu_rows(demand: &Demand, options: &LoadOptions, gpu: DeviceMemory, tokens: u
 
 /// Default number of running sequences on the CPU, and default size of its KV cache in bytes. A model that does not fit
 /// is not refused, because it runs with swap space, slowly.
-fn cpu_defaults(demand: &Demand, options: &LoadOptions, tokens: usize) -> (usize, u64) {
+fn cpu_defaults(demand: &Demand, options: &LoadOptions<impl Sized>, tokens: usize) -> (usize, u64) {
     let max_rows = CPU_ROWS.min(tokens);
     let Some(available) = host_memory::available() else {
         return (options.max_num_seqs.unwrap_or(max_rows), DEFAULT_KV_BYTES);
@@ -194,7 +225,7 @@ fn cpu_defaults(demand: &Demand, options: &LoadOptions, tokens: usize) -> (usize
 }
 
 /// Number of state snapshots that fit the options; 0 for a model with all state in KV blocks.
-fn snapshots(bytes: &ModelBytes, options: &LoadOptions, memory: Option<u64>) -> Result<usize, LoadError> {
+fn snapshots(bytes: &ModelBytes, options: &LoadOptions<impl Sized>, memory: Option<u64>) -> Result<usize, LoadError> {
     if bytes.state_slot == 0 {
         return Ok(0);
     }

@@ -3,6 +3,7 @@
 use super::end_of_text;
 use super::sizes::max_value;
 use pegainfer_kernels::ops::{HeadShape, KvDType};
+use serde::Deserialize;
 use serde_json::Value;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -38,6 +39,14 @@ pub enum ConfigError {
         value: String,
         /// Supported values, in words.
         served: &'static str,
+    },
+    /// A flag that does not fit the model.
+    #[error("{flag}: {family} takes the formats and positions of its checkpoint; leave the flag out")]
+    Flag {
+        /// The flag.
+        flag: &'static str,
+        /// The model family, as messages call it.
+        family: &'static str,
     },
 }
 
@@ -134,6 +143,25 @@ impl ConfigFile {
     /// True if the user wants the layers that draft.
     pub fn drafts_by_model(&self) -> bool {
         self.overrides.mtp
+    }
+
+    /// The fields of the file as a type.
+    pub fn fields<'a, T: Deserialize<'a>>(&'a self) -> Result<T, ConfigError> {
+        T::deserialize(&self.root).map_err(|error| self.invalid(error.to_string()))
+    }
+
+    /// Refuses flags that change the configuration of other models.
+    pub fn refuse_overrides(&self) -> Result<(), ConfigError> {
+        let Overrides { fp8, kv_dtype, rope_scaling, mtp: _ } = &self.overrides;
+        let flags = [
+            ("--quantization", *fp8),
+            ("--kv-cache-dtype", *kv_dtype != KvDType::default()),
+            ("--rope-scaling", rope_scaling.is_some()),
+        ];
+        match flags.into_iter().find(|(_, given)| *given) {
+            Some((flag, _)) => Err(ConfigError::Flag { flag, family: self.family }),
+            None => Ok(()),
+        }
     }
 
     /// True if the user wants bf16 weights rounded to FP8.

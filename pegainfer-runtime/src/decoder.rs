@@ -71,7 +71,7 @@ pub struct DecoderWeights<L> {
     /// Weight of the final norm, `[hidden]`.
     pub norm: Tensor,
     /// The rank's rows of the output matrix, `[vocab / ranks, hidden]`.
-    pub head: Tensor,
+    pub head: Matrix,
 }
 
 /// Loads a rank's rows of the output matrix [`HEAD`], `[vocab / ranks, hidden]`. If it is `tied` to `embedding`,
@@ -84,13 +84,13 @@ pub fn load_head(
     tied: bool,
     embedding: &Tensor,
     shard: Shard,
-) -> Result<Tensor, WeightsError> {
+) -> Result<Matrix, WeightsError> {
     let (vocab, hidden) = embedding.rows_cols();
     let part = shard.part(vocab);
     if tied {
-        return Ok(embedding.row_range(part));
+        return Ok(Matrix::Bf16(embedding.row_range(part)));
     }
-    loader.stacked(HEAD, &[SourceTensor { name: HEAD.to_owned(), rows: vocab, part }], hidden)
+    loader.stacked(HEAD, &[SourceTensor { name: HEAD.to_owned(), rows: vocab, part }], hidden).map(Matrix::Bf16)
 }
 
 /// Weights of the second half of a layer.

@@ -11,6 +11,7 @@ use pegainfer_core::kv::NO_SLOT;
 use pegainfer_core::sampling::SamplingParams;
 use pegainfer_core::schedule::{PLACEHOLDER, SampleRow, Step, StepRow};
 use pegainfer_core::tensor::{OpError, Tensor};
+use pegainfer_kernels::ops::Matrix;
 
 /// A row of a step after which the model drafts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,7 +94,7 @@ fn greedy(row: &StepRow, token: usize) -> SampleRow {
 #[derive(Debug)]
 pub(super) struct DraftVocabulary {
     /// The first rows of the output matrix, in its memory.
-    pub head: Tensor,
+    pub head: Matrix,
     /// Samples from hidden states to these ids.
     pub sampler: Sampler,
 }
@@ -101,7 +102,7 @@ pub(super) struct DraftVocabulary {
 impl DraftVocabulary {
     /// The first `size` ids of `head`, for passes of up to `samples` samples.
     pub fn new(exec: &mut Exec, head: &Tensor, size: usize, samples: usize) -> std::io::Result<Self> {
-        Ok(Self { head: head.row_range(0..size), sampler: Sampler::new(exec, size, samples)? })
+        Ok(Self { head: Matrix::Bf16(head.row_range(0..size)), sampler: Sampler::new(exec, size, samples)? })
     }
 }
 

@@ -5,13 +5,16 @@
 //! device, where the next step's placeholder ids refer to them, and are also copied to the host.
 
 mod check;
+mod draft;
 mod rank;
 
+use super::block_shape::BlockShape;
 use super::bounds::Bounds;
-use super::drafting;
+use super::graph_shape::{GraphKey, GraphReplays, GraphShape, padded_to};
 use super::load_error::LoadError;
 use super::measure::Measurable;
-use super::model::{Model, StepOf, padded, ragged, shard_config, uniform};
+use super::model::{Model, StepOf, ragged, shard_config, speculative};
+use super::pass_kind::PassKind;
 use super::readbacks::Readbacks;
 use super::synthetic_acceptance::SyntheticAcceptance;
 use pegainfer_core::exec::{Device, Exec};
@@ -19,10 +22,9 @@ use pegainfer_core::parallel::{Communicator, Ranks, Shard};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::schedule::{GRAPH_SIZES, Outcome, STEPS_IN_FLIGHT, StepExecutor};
 use pegainfer_core::tensor::OpError;
-use pegainfer_kernels::ops::BLOCK_SIZE;
 use pegainfer_kernels::parallel;
 use pegainfer_kernels::sources::Family;
-use rank::{PassLayers, Phase, Rank};
+use rank::{Phase, Rank};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -38,6 +40,8 @@ pub struct Executor<M: Model> {
     readbacks: Readbacks,
     /// If the model drafts: the readbacks of the drafts of rank 0.
     drafting: Option<Readbacks>,
+    /// If it drafts blocks: their shape, and the maximum number in a pass.
+    blocks: Option<(BlockShape, usize)>,
     synthetic: Option<SyntheticAcceptance>,
     /// True if the ranks are compared after each step.
     checks_ranks: bool,
@@ -75,12 +79,16 @@ impl<M: Model> Executor<M> {
         let started = Ranks::new(ranks);
         let mut ranks = started.map_err(|e| LoadError::Option(format!("the ranks cannot be started: {e}")))?;
         let readbacks = Readbacks::new(&mut ranks.first_mut().exec, bounds.size.samples)?;
+        let device = ranks.first().exec.device();
+        let blocks = info.draft_block.map(|block| (block, bounds.blocks(block, device)));
+        let draft_samples = blocks.map_or(bounds.size.rows, |_| bounds.logits_rows(device));
         Ok(Self {
             config,
             ranks,
             kv_blocks,
             readbacks,
-            drafting: info.drafts.then(|| Readbacks::on_demand(bounds.size.rows)),
+            drafting: info.drafts.then(|| Readbacks::on_demand(draft_samples)),
+            blocks,
             synthetic: None,
             checks_ranks: false,
             followed: VecDeque::new(),
@@ -134,26 +142,49 @@ impl<M: Model> Executor<M> {
         self.kv_blocks
     }
 
-    /// Steps that ran as a CUDA graph so far.
-    pub fn graph_replays(&self) -> u64 {
-        self.ranks.first().graphs(PassLayers::Layers).replays()
+    /// Passes that ran as a CUDA graph so far.
+    pub fn graph_replays(&self) -> GraphReplays {
+        GraphReplays::of(&self.ranks.first().graphs)
     }
 
-    /// Number of captured CUDA graphs, of decode steps and draft passes.
+    /// Number of captured CUDA graphs, of steps and of passes that draft.
     pub fn captured_graphs(&self) -> usize {
-        let of = |layers| self.ranks.first().graphs(layers).captured();
-        of(PassLayers::Layers) + of(PassLayers::Drafts)
+        self.ranks.first().graphs.captured()
     }
 
-    /// Captures the CUDA graphs of decode steps and draft passes of up to `rows` rows, largest first, and runs each
-    /// once. Decode steps of every size have run before, so their kernels are loaded. Draft passes run twice: the first
-    /// loads the kernels, the second is captured. Afterwards no request waits for a capture.
-    pub fn capture_graphs(&mut self, rows: usize) -> Result<(), OpError> {
+    /// Pads later steps of up to `rows` rows as for CUDA graphs, but runs them launch by launch, for tests on devices
+    /// without graphs.
+    pub fn only_pad(&mut self, rows: usize) -> Result<(), OpError> {
+        self.ranks.run(|rank| {
+            rank.only_pad(rows);
+            Ok(())
+        })
+    }
+
+    /// Runs `job` on the device of each rank and on the rank's numbers, such as a number of layers for warm-ups.
+    pub fn on_each_rank(
+        &mut self,
+        job: impl Fn(&mut Exec, &mut M::Config) -> Result<(), OpError> + Send + Sync,
+    ) -> Result<(), OpError> {
+        self.ranks.run(|Rank { exec, config, .. }| exec.install(|exec| job(exec, config))?)
+    }
+
+    /// Captures the CUDA graphs of decode steps of up to `rows` rows and of draft passes, largest first, and runs each
+    /// once; with [`Model::SHAPED_GRAPHS`], also those of steps that verify `drafts` tokens per row. Afterwards no
+    /// request waits for these. Decode steps of every size have run before, so their kernels are loaded; otherwise a
+    /// first run loads them. Draft passes run twice: the first loads the kernels, the second is captured.
+    pub fn capture_graphs(&mut self, rows: usize, drafts: usize) -> Result<(), OpError> {
+        let block = self.blocks.map_or(1, |(shape, _)| shape.tokens);
+        let (kinds, runs, wanted) = match M::SHAPED_GRAPHS {
+            true => (if drafts == 0 { 0..1 } else { 0..2 }, 2, drafts),
+            false => (0..1, 1, 2),
+        };
         for size in GRAPH_SIZES.into_iter().rev().filter(|size| *size <= rows) {
-            let mut step = uniform::<M>(size, 1, 1);
-            step.rows.iter_mut().for_each(|row| row.model_drafts = 2);
-            if self.ranks.first().graphs(PassLayers::Layers).size(&step).is_some() {
-                self.run(&step)?;
+            for verified in kinds.clone() {
+                let step = speculative::<M>(size, (verified * drafts, wanted), block);
+                if self.ranks.first().graph_key(PassKind::Layers, &step).is_some() {
+                    (0..runs).try_for_each(|_| self.run(&step).map(drop))?;
+                }
             }
         }
         Ok(())
@@ -166,52 +197,33 @@ impl<M: Model> Executor<M> {
         self.finish()
     }
 
-    /// Enqueues a pass through `layers` over `step` on all ranks, up to the logits of its samples.
-    fn enqueue(&mut self, layers: PassLayers, step: &StepOf<M>) -> Result<(), OpError> {
+    /// Enqueues a pass over `step` on all ranks, up to the logits of its samples, or up to the tokens of blocks. Returns
+    /// the key of its CUDA graph.
+    fn enqueue(&mut self, kind: PassKind, step: &StepOf<M>) -> Result<Option<GraphKey>, OpError> {
         let first = self.ranks.first();
-        // A record is of the ops themselves.
-        let size = first.graphs(layers).size(step).filter(|_| !first.exec.is_recording());
-        let captures = first.graphs(layers).should_capture(size);
-        let padded = size.filter(|size| *size > step.rows.len()).map(|size| padded::<M>(step, size));
+        let key = first.graph_key(kind, step);
+        let captures = first.graphs.should_capture(key);
+        let padded = key.filter(|key| key.shape != GraphShape::of(step)).map(|key| padded_to::<M>(step, key));
         let step = padded.as_ref().unwrap_or(step);
         if captures {
             // All ranks capture before any of them runs: a running rank waits on its device for the others, and
             // capturing waits for the device.
-            self.ranks.run(|rank| rank.enqueue(layers, step, size, Phase::Capture))?;
+            self.ranks.run(|rank| rank.enqueue(kind, step, key, Phase::Capture))?;
         }
         let phase = if captures { Phase::Replay } else { Phase::Whole };
-        self.ranks.run(|rank| rank.enqueue(layers, step, size, phase))
+        self.ranks.run(|rank| rank.enqueue(kind, step, key, phase))?;
+        Ok(key)
     }
 
-    /// Enqueues the draws of a pass through `layers` over `step` on all ranks, and the readback of their tokens.
-    fn draw(&mut self, layers: PassLayers, step: &StepOf<M>) -> Result<(), OpError> {
-        self.ranks.run(|rank| rank.sample(layers, step))?;
-        let (exec, sampler) = self.ranks.first_mut().sampler(layers);
-        match (layers, &mut self.drafting) {
-            (PassLayers::Layers, _) => self.readbacks.start(exec, sampler, &step.samples),
-            (PassLayers::Drafts, Some(readbacks)) if !step.samples.is_empty() => {
-                readbacks.start(exec, sampler, &step.samples)
-            }
+    /// Enqueues the draws of a pass over `step` on all ranks, and the readback of their tokens.
+    fn draw(&mut self, kind: PassKind, step: &StepOf<M>) -> Result<(), OpError> {
+        self.ranks.run(|rank| rank.sample(kind, step))?;
+        let (exec, sampler) = self.ranks.first_mut().sampler(kind);
+        match (kind, &mut self.drafting) {
+            (PassKind::Layers, _) => self.readbacks.start(exec, sampler, &step.samples),
+            (_, Some(readbacks)) if !step.samples.is_empty() => readbacks.start(exec, sampler, &step.samples),
             _ => Ok(()),
         }
-    }
-
-    /// Launches the draft passes after `step`, which drew `drawn`, and waits for the drafts of each row.
-    fn draft(&mut self, step: &StepOf<M>, drawn: &[u32]) -> Result<Vec<Vec<u32>>, OpError> {
-        if self.drafting.is_none() {
-            return Ok(Vec::new());
-        }
-        let (mut pass, rows) = drafting::first_pass(step, drawn);
-        let passes = drafting::passes(&rows);
-        for i in 0..passes.max(1) {
-            if i > 0 {
-                pass = drafting::next_pass(step, &rows, i, BLOCK_SIZE);
-            }
-            self.enqueue(PassLayers::Drafts, &pass)?;
-            self.draw(PassLayers::Drafts, &pass)?;
-        }
-        let Some(readbacks) = &mut self.drafting else { return Ok(Vec::new()) };
-        drafting::finish(readbacks, step.rows.len(), &rows, passes)
     }
 
     /// Variant of [`run`](Self::run) that returns the record of every op of rank 0.
@@ -223,7 +235,7 @@ impl<M: Model> Executor<M> {
 }
 
 impl<M: Model> Measurable for Executor<M> {
-    const FAMILY: Family = Family::Qwen;
+    const FAMILY: Family = M::FAMILY;
 
     fn exec(&mut self) -> &mut Exec {
         &mut self.ranks.first_mut().exec
@@ -256,7 +268,7 @@ impl<M: Model> StepExecutor for Executor<M> {
         if self.drafting.is_some() || self.synthetic.is_some() || self.checks_ranks {
             self.followed.push_back(step.clone());
         }
-        let launched = self.enqueue(PassLayers::Layers, step);
+        let launched = self.enqueue(PassKind::Layers, step).map(drop);
         // A step that fails is recorded no further, either.
         if times_ops && launched.is_err() {
             // The launch's own error is the one to report.
@@ -266,7 +278,7 @@ impl<M: Model> StepExecutor for Executor<M> {
     }
 
     fn sample(&mut self, step: &StepOf<M>) -> Result<(), OpError> {
-        let sampled = self.draw(PassLayers::Layers, step);
+        let sampled = self.draw(PassKind::Layers, step);
         // Since the launch; whether the next step is timed may have been decided meanwhile.
         if self.exec().is_timing() {
             self.timed_ops = self.exec().stop_timed_recording().unwrap_or_default();

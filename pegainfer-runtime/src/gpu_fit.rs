@@ -5,11 +5,9 @@ use super::load_error::LoadError;
 use super::load_options::LoadOptions;
 use super::model::{Model, possible_ranks, shard_config};
 use super::model_info::ModelBytes;
-use super::sampler::logits_rows;
 use pegainfer_core::exec::Device;
 use pegainfer_core::kv::DeviceMemory;
 use pegainfer_core::parallel::{RankBytes, Shard};
-use pegainfer_kernels::ops::BLOCK_SIZE;
 use pegainfer_kernels::parallel::device_bytes;
 use std::fmt;
 
@@ -57,35 +55,36 @@ impl GpuFit {
     /// The error that loading would return: the model does not fit, or an option is out of range.
     pub fn new<M: Model>(
         config: &M::Config,
-        options: &LoadOptions,
+        options: &LoadOptions<M::Options>,
         ranks: usize,
         total: u64,
     ) -> Result<Self, LoadError> {
         let info = M::info(config);
-        let bytes = ModelBytes::of::<M>(&shard_config::<M>(config, Shard { rank: 0, ranks })?)?;
+        let bytes =
+            ModelBytes::with_drafts::<M>(&shard_config::<M>(config, Shard { rank: 0, ranks })?, options.drafts())?;
         let cuda = device_bytes(ranks);
         let free =
             |used: u64| DeviceMemory { total, free: total.saturating_sub(used) }.limited(options.gpu_memory_limit);
         let bounds = Bounds::within(&info, &bytes, options, Some(free(cuda)));
         let bounds = bounds.map_err(|error| with_enough_gpus::<M>(error, config, options, (ranks, free(0).free)))?;
         let size = bounds.size;
-        let logits = logits_rows(Device::Cuda).min(size.samples) * info.vocab_size * size_of::<f32>();
+        let logits = bounds.logits_rows(Device::Cuda) * info.vocab_size * size_of::<f32>();
         let workspace = size.tokens as u64 * bytes.workspace_per_token + logits as u64;
-        let blocks = bounds.blocks_within(free(cuda + bytes.weights + workspace))?;
+        let blocks = bounds.blocks_within(free(cuda + bytes.weights + bytes.derived + workspace))?;
         Ok(Self {
             cuda,
             total: free(0).total,
             utilization: options.gpu_memory_utilization,
-            weights: bytes.weights,
+            weights: bytes.weights + bytes.derived,
             workspace,
             step_tokens: size.tokens,
             sequences: size.rows,
             states: size.rows as u64 * bytes.state_slot,
             snapshots: bounds.snapshots(),
             snapshot_bytes: bounds.snapshots() as u64 * bytes.state_slot,
-            kv_tokens: blocks * BLOCK_SIZE,
+            kv_tokens: blocks * M::BLOCK_TOKENS,
             kv: blocks as u64 * bytes.block(),
-            context: size.context.min(blocks * BLOCK_SIZE),
+            context: size.context.min(blocks * M::BLOCK_TOKENS),
         })
     }
 
@@ -97,15 +96,19 @@ impl GpuFit {
 
 /// Memory that a GPU needs for each possible number of ranks: weights, a step of a few thousand tokens, and the state
 /// and KV cache of one request, by `options`; see [`fewest_ranks`](pegainfer_core::parallel::fewest_ranks).
-pub fn rank_bytes<M: Model>(config: &M::Config, options: &LoadOptions) -> Result<Vec<RankBytes>, LoadError> {
+pub fn rank_bytes<M: Model>(
+    config: &M::Config,
+    options: &LoadOptions<M::Options>,
+) -> Result<Vec<RankBytes>, LoadError> {
     let tokens = options.max_num_batched_tokens.unwrap_or(STEP_TOKENS) as u64;
     let context = options.max_model_len.unwrap_or(M::info(config).max_position_embeddings.min(REQUEST_TOKENS)) as u64;
     let need = |ranks: usize| {
-        let bytes = ModelBytes::of::<M>(&shard_config::<M>(config, Shard { rank: 0, ranks })?)?;
+        let bytes =
+            ModelBytes::with_drafts::<M>(&shard_config::<M>(config, Shard { rank: 0, ranks })?, options.drafts())?;
         let kv = options.kv_cache_bytes.unwrap_or(context * bytes.kv_per_token);
         let state =
             options.state_cache_bytes.unwrap_or(0) + options.max_num_seqs.unwrap_or(1) as u64 * bytes.state_slot;
-        let all = bytes.weights + tokens * bytes.workspace_per_token + kv + state + device_bytes(ranks);
+        let all = bytes.weights + bytes.derived + tokens * bytes.workspace_per_token + kv + state + device_bytes(ranks);
         Ok(RankBytes { ranks, bytes: (all as f64 / options.gpu_memory_utilization) as u64 })
     };
     possible_ranks::<M>(config).map(need).collect()
@@ -115,7 +118,7 @@ pub fn rank_bytes<M: Model>(config: &M::Config, options: &LoadOptions) -> Result
 pub(super) fn with_enough_gpus<M: Model>(
     error: LoadError,
     config: &M::Config,
-    options: &LoadOptions,
+    options: &LoadOptions<M::Options>,
     (ranks, free): (usize, u64),
 ) -> LoadError {
     let needs = rank_bytes::<M>(config, options).unwrap_or_default();

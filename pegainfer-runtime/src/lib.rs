@@ -13,9 +13,9 @@
 //! use pegainfer_core::exec::Exec;
 //! use pegainfer_core::tensor::{DType, OpError, Tensor};
 //! use pegainfer_core::weights::{Loader, WeightsError};
-//! use pegainfer_kernels::ops;
+//! use pegainfer_kernels::ops::{self, Matrix};
 //! use pegainfer_runtime::{
-//!     Bounds, ConfigError, ConfigFile, LoadError, Model, ModelInfo, Parts, Pass, StepOf, gather_rows, record,
+//!     Bounds, ConfigError, ConfigFile, LoadError, Model, ModelInfo, Parts, Pass, gather_rows, record,
 //! };
 //!
 //! #[derive(Debug)]
@@ -32,9 +32,10 @@
 //!     const ARCHITECTURE: &'static str = "BigramForCausalLM";
 //!     const MODEL_TYPE: &'static str = "bigram";
 //!
+//!     type Options = ();
 //!     type Config = Config;
-//!     /// The embedding, which is also the output matrix, `[vocab, hidden]`, and the weight of a norm, `[hidden]`.
-//!     type Weights = [Tensor; 2];
+//!     /// The embedding, `[vocab, hidden]`, the weight of a norm, `[hidden]`, and the embedding as the output matrix.
+//!     type Weights = (Tensor, Tensor, Matrix);
 //!     /// Embedded tokens, and the same normalised, `[tokens, hidden]`.
 //!     type Workspace = [Tensor; 2];
 //!     type Cache = ();
@@ -52,12 +53,15 @@
 //!             initializer_range: 0.02,
 //!             fp8_weights: false,
 //!             drafts: false,
+//!             draft_block: None,
+//!             max_default_tokens: 8192,
 //!         }
 //!     }
 //!
-//!     fn weights(loader: &mut Loader<'_>, config: &Config) -> Result<[Tensor; 2], WeightsError> {
+//!     fn weights(loader: &mut Loader<'_>, config: &Config) -> Result<Self::Weights, WeightsError> {
 //!         let embedding = loader.matrix("embedding.weight".to_owned(), config.vocab_size, config.hidden_size)?;
-//!         Ok([embedding, loader.vector("norm.weight".to_owned(), config.hidden_size)?])
+//!         let head = Matrix::Bf16(embedding.row_range(0..config.vocab_size));
+//!         Ok((embedding, loader.vector("norm.weight".to_owned(), config.hidden_size)?, head))
 //!     }
 //!
 //!     fn workspace(exec: &mut Exec, config: &Config, bounds: &Bounds) -> std::io::Result<[Tensor; 2]> {
@@ -71,13 +75,13 @@
 //!
 //!     fn state(_config: &Config, _bounds: &Bounds) {}
 //!
-//!     fn begin(_exec: &mut Exec, work: &mut [Tensor; 2], step: &StepOf<Self>) -> Result<(), OpError> {
-//!         work.iter_mut().for_each(|tensor| tensor.set_rows(step.tokens.len()));
+//!     fn begin(pass: &mut Pass<'_, Self>) -> Result<(), OpError> {
+//!         pass.work.iter_mut().for_each(|tensor| tensor.set_rows(pass.step.tokens.len()));
 //!         Ok(())
 //!     }
 //!
 //!     fn forward(pass: &mut Pass<'_, Self>) -> Result<(), OpError> {
-//!         let Pass { exec, weights: [embedding, norm], work: [embedded, normed], inputs, previous, step, .. } = pass;
+//!         let Pass { exec, weights: (embedding, norm, _), work: [embedded, normed], inputs, previous, step, .. } = pass;
 //!         ops::embedding(exec, &inputs.tokens, previous, embedding, embedded)?;
 //!         ops::rms_norm(exec, embedded, norm, 1e-6, &mut *normed)?;
 //!         if step.samples_every_token() {
@@ -86,8 +90,8 @@
 //!         gather_rows(exec, &inputs.sample_rows, [(normed, embedded)])
 //!     }
 //!
-//!     fn output<'a>([_, normed]: &'a mut [Tensor; 2], [embedding, _]: &'a [Tensor; 2]) -> (&'a mut Tensor, &'a Tensor) {
-//!         (normed, embedding)
+//!     fn output<'a>([_, normed]: &'a mut [Tensor; 2], weights: &'a Self::Weights) -> (&'a mut Tensor, &'a Matrix) {
+//!         (normed, &weights.2)
 //!     }
 //! }
 //!
@@ -106,24 +110,29 @@
 //! - `quantization`: FP8 weights. `rope_scaling`: YaRN.
 //! - `load`, `record`: an engine from a checkpoint, a kernel plan from a configuration. `measure`: step times for the
 //!   ledger.
-//! - `executor`: steps in flight and CUDA graphs; `drafting`, `block_drafting`: passes of the layers that draft;
+//! - `executor`: steps in flight; `graph_shape`: passes that run as CUDA graphs; `pass_kind`, `drafting`,
+//!   `block_drafting`, `block_shape`: passes of the layers that draft; `draft_method`: checks that they are there;
 //!   `inputs`, `block_tables`, `logits_processors`, `sampler`, `readbacks`: inputs and results of every step.
+//! - `tensor_hash`: comparison of ranks.
 //! - `synthetic_acceptance`: a fixed acceptance rate of drafts, for benchmarking.
 //! - `decoder`, `decoder_workspace`, `attention`, `sampled_rows`: parts of dense decoders: weights, activations, full
 //!   attention.
 
 mod attention;
-pub mod block_drafting;
+mod block_drafting;
+mod block_shape;
 mod block_tables;
 mod bounds;
 mod config_file;
 mod decoder;
 mod decoder_workspace;
-pub mod drafting;
-pub mod end_of_text;
+mod draft_method;
+mod drafting;
+mod end_of_text;
 mod executor;
 mod fit;
 mod gpu_fit;
+mod graph_shape;
 mod inputs;
 mod load;
 mod load_error;
@@ -134,6 +143,7 @@ mod model;
 mod model_bytes;
 mod model_info;
 mod output_matrix;
+mod pass_kind;
 mod quantization;
 mod readbacks;
 mod record;
@@ -142,14 +152,17 @@ mod sampled_rows;
 mod sampler;
 mod sizes;
 mod synthetic_acceptance;
+mod tensor_hash;
 
 pub use attention::{Attention, KvLayer};
+pub use block_shape::BlockShape;
 pub use bounds::{Bounds, StepSize};
 pub use config_file::{ConfigError, ConfigFile, Overrides, Served, unsupported};
 pub use decoder::{DecoderShape, DecoderWeights, Mlp, load_head};
 pub use decoder_workspace::{Activations, AttentionScratch, DecoderWorkspace};
 pub use executor::Executor;
 pub use gpu_fit::{GpuFit, rank_bytes};
+pub use graph_shape::{GraphReplays, is_prompt_step};
 pub use inputs::Inputs;
 pub use load::{Loaded, ModelEngine, load, load_weights};
 pub use load_error::LoadError;
@@ -158,10 +171,10 @@ pub use measure::{Measurable, Measured, measure, measure_again};
 pub use model::{Model, Parts, Pass, StepOf, padded, ragged, uniform};
 pub use model_info::{ModelBytes, ModelInfo};
 pub use output_matrix::HEAD;
+pub use pass_kind::PassKind;
 pub use quantization::{Quantization, load_projection};
-pub use readbacks::Readbacks;
-pub use record::{record, record_step};
+pub use record::{record, record_blocks, record_step};
 pub use sampled_rows::{SampledRows, gather_rows};
-pub use sampler::{BlockLogits, LogitsSource, Sampler};
 pub use sizes::MAX_CONTEXT;
 pub use synthetic_acceptance::SyntheticAcceptance;
+pub use tensor_hash::hash_rows;

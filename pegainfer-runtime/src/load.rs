@@ -1,7 +1,6 @@
 //! Loads a checkpoint into an engine that is ready for its thread.
 
 use super::bounds::Bounds;
-use super::config_file::Overrides;
 use super::executor::Executor;
 use super::gpu_fit::with_enough_gpus;
 use super::load_error::LoadError;
@@ -13,12 +12,9 @@ use super::synthetic_acceptance::SyntheticAcceptance;
 use pegainfer_core::engine::EngineLimits;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::parallel::Shard;
-use pegainfer_core::schedule::speculation::{ModelMethod, Speculation};
 use pegainfer_core::schedule::{EngineCore, TokenBudget};
 use pegainfer_core::weights::{Loader, Source, WeightsError};
-use pegainfer_kernels::choice;
 use pegainfer_kernels::ops;
-use pegainfer_kernels::ops::BLOCK_SIZE;
 use std::collections::BTreeMap;
 use std::panic::resume_unwind;
 use std::sync::{Mutex, PoisonError};
@@ -47,22 +43,21 @@ pub struct Loaded<M: Model> {
 /// cannot run. `progress` is called with (bytes of this chunk, bytes of all weights).
 pub fn load<M: Model>(
     mut execs: Vec<Exec>,
-    options: &LoadOptions,
+    options: &LoadOptions<M::Options>,
     progress: &mut (dyn FnMut(u64, u64) + Send),
 ) -> Result<Loaded<M>, LoadError> {
-    let config = M::load_config_with(&options.model_path, &overrides::<M>(options)?)?;
+    let config = M::load_config_for(options)?;
     let info = M::info(&config);
     check_eos(&info)?;
     let ranks = options.loop_back_ranks.unwrap_or(execs.len());
     let shards: Vec<Shard> = Shard::all(ranks).take(execs.len()).collect();
-    let bytes = ModelBytes::of::<M>(&shard_config::<M>(&config, Shard { rank: 0, ranks })?)?;
+    let bytes = ModelBytes::with_drafts::<M>(&shard_config::<M>(&config, Shard { rank: 0, ranks })?, options.drafts())?;
     let source = match options.dummy_seed {
         Some(seed) => Source::Dummy { seed, std: info.initializer_range, uniform: ops::uniform },
         None => Source::open(&options.model_path)?,
     };
     if let Source::Checkpoint(checkpoint) = &source {
-        checkpoint.check_block_scales(info.fp8_weights)?;
-        check_drafts(info.drafts, checkpoint.names())?;
+        M::check_checkpoint(&config, checkpoint)?;
     }
     let bounds = Bounds::new(&info, &bytes, options, &mut execs).map_err(|error| {
         let free = execs[0].gpu().and_then(|gpu| gpu.info()).map_or(0, |gpu| gpu.free as u64);
@@ -70,9 +65,14 @@ pub fn load<M: Model>(
     })?;
     let start = Instant::now();
     let weight_bytes = bytes.weights * shards.len() as u64;
-    let ranks = execs.into_iter().zip(shards).collect();
-    let ranks = load_ranks::<M>(ranks, &config, &source, &mut |loaded| progress(loaded, weight_bytes))?;
+    let mut ranks: Vec<(Exec, Shard)> = execs.into_iter().zip(shards).collect();
+    let mut progress = |loaded| progress(loaded, weight_bytes);
+    let weights = match M::load_together(&mut ranks, &config, &source, &mut progress) {
+        Some(weights) => weights?,
+        None => load_parts::<M>(&mut ranks, &config, &source, &mut progress)?,
+    };
     let weights_time = start.elapsed();
+    let ranks = ranks.into_iter().zip(weights).map(|((exec, shard), weights)| (exec, shard, weights)).collect();
     let mut executor = Executor::<M>::new(config.clone(), ranks, &bounds)?;
     if options.check_ranks {
         executor.check_ranks();
@@ -82,7 +82,7 @@ pub fn load<M: Model>(
     let limits = EngineLimits {
         max_model_len: bounds.size.context,
         vocab_size: info.vocab_size,
-        block_size: BLOCK_SIZE,
+        block_size: M::BLOCK_TOKENS,
         kv_blocks: executor.kv_blocks(),
         kv_cache_dtype: options.overrides.kv_dtype.name(),
         max_num_seqs: bounds.size.rows,
@@ -93,8 +93,8 @@ pub fn load<M: Model>(
     if bytes.state_slot > 0 {
         let (slot, rows, snapshots) = (bytes.state_slot as f64 / 1e6, bounds.size.rows, bounds.snapshots());
         log::info!(
-            "recurrent state: {slot:.1} MB for each of up to {rows} requests, and {snapshots} snapshots in the prefix \
-             cache"
+            "state next to the KV cache: {slot:.1} MB for each of up to {rows} requests, and {snapshots} snapshots in \
+             the prefix cache"
         );
     }
     let kv_per_token = bytes.kv_per_token * executor.held_ranks() as u64;
@@ -109,33 +109,29 @@ pub fn load<M: Model>(
     })
 }
 
-/// A rank's device, its number and its weights.
-type LoadedRank<M> = (Exec, Shard, <M as Model>::Weights);
-
 /// Loads the weights of all ranks, each on its own thread; on return, all are on their devices. Each rank reads its part
-/// of the checkpoint; what several ranks hold is read from the page cache. `progress` is called with the size in bytes
-/// of each loaded chunk.
-fn load_ranks<M: Model>(
-    ranks: Vec<(Exec, Shard)>,
+/// of the checkpoint; what several ranks hold is read from the page cache.
+fn load_parts<M: Model>(
+    ranks: &mut [(Exec, Shard)],
     config: &M::Config,
     source: &Source,
     progress: &mut (dyn FnMut(u64) + Send),
-) -> Result<Vec<LoadedRank<M>>, LoadError> {
+) -> Result<Vec<M::Weights>, LoadError> {
     let progress = Mutex::new(progress);
-    let load = |(mut exec, shard): (Exec, Shard)| {
-        let config = shard_config::<M>(config, shard)?;
+    let load = |(exec, shard): &mut (Exec, Shard)| {
+        let config = shard_config::<M>(config, *shard)?;
         let mut progress = |bytes| {
             // A poisoned lock only means that the callback panicked on another thread.
             let mut progress = progress.lock().unwrap_or_else(PoisonError::into_inner);
             progress(bytes);
         };
-        let weights = load_part::<M>(&mut exec, &config, source, shard.rank == 0, &mut progress)?;
+        let weights = load_part::<M>(exec, &config, source, shard.rank == 0, &mut progress)?;
         exec.synchronize()?;
-        Ok((exec, shard, weights))
+        Ok(weights)
     };
     let load = &load;
     scope(|scope| {
-        let threads: Vec<_> = ranks.into_iter().map(|rank| scope.spawn(move || load(rank))).collect();
+        let threads: Vec<_> = ranks.iter_mut().map(|rank| scope.spawn(move || load(rank))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
     })
 }
@@ -201,37 +197,6 @@ fn log_rounded(tensors: usize) {
     }
 }
 
-/// Changes of config.json by the flags.
-fn overrides<M: Model>(options: &LoadOptions) -> Result<Overrides, LoadError> {
-    let method = Speculation::model_method(options.speculation.as_ref());
-    let mtp = method == Some(ModelMethod::Mtp);
-    let refused = |name: &str| {
-        let message = "has no layers that draft for";
-        LoadError::Option(format!(
-            "--speculative-config: {} {message} \"method\": \"{name}\"; choose \"ngram\" or \"suffix\"",
-            M::NAME
-        ))
-    };
-    match method {
-        Some(ModelMethod::DSpark) => return Err(refused("dspark")),
-        Some(ModelMethod::Mtp) if !M::DRAFTS => return Err(refused("mtp")),
-        _ => {}
-    }
-    Ok(Overrides { mtp, ..options.overrides.clone() })
-}
-
-/// Checks that the layers that draft are there; some conversion tools drop them.
-fn check_drafts<'a>(drafts: bool, mut names: impl Iterator<Item = &'a str>) -> Result<(), LoadError> {
-    if drafts && !names.any(|name| name.starts_with("mtp.layers.")) {
-        return Err(LoadError::Option(
-            "--speculative-config: the checkpoint has no mtp.layers.* tensors for \"method\": \"mtp\"; choose \"ngram\" or \"suffix\", or a \
-             checkpoint with them"
-                .to_owned(),
-        ));
-    }
-    Ok(())
-}
-
 /// An id beyond the vocabulary would never end a text.
 fn check_eos(info: &ModelInfo) -> Result<(), LoadError> {
     match info.eos_token_ids.iter().find(|id| **id as usize >= info.vocab_size) {
@@ -248,10 +213,17 @@ fn warm<M: Model>(executor: &mut Executor<M>, bounds: &Bounds, mixed_tokens: usi
         return Err(LoadError::NotFinite);
     }
     let (blocks, size) = (executor.kv_blocks(), bounds.size);
-    let largest = (size.rows.min(blocks), size.tokens.min(size.context).min(blocks * BLOCK_SIZE));
-    for rows in choice::warm_up(executor.exec(), mixed_tokens, largest)? {
-        executor.run(&ragged::<M>(&rows))?;
+    let largest = (size.rows.min(blocks), size.tokens.min(size.context).min(blocks * M::BLOCK_TOKENS));
+    let steps = M::warm_up(executor.exec(), bounds, largest, mixed_tokens)?;
+    if !steps.is_empty() {
+        executor.on_each_rank(|_, config| {
+            M::begin_warm_up(config);
+            Ok(())
+        })?;
+        let ran = steps.iter().try_for_each(|rows| executor.run(&ragged::<M>(rows)).map(drop));
+        executor.on_each_rank(|exec, config| M::end_warm_up(exec, config, largest.1))?;
+        ran?;
     }
-    executor.capture_graphs(largest.0)?;
+    executor.capture_graphs(largest.0, bounds.drafts)?;
     Ok(())
 }

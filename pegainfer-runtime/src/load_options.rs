@@ -13,11 +13,13 @@ pub const STATE_SHARE: u64 = 20;
 
 /// Options of loading. A model without state other than the KV cache ignores `state_cache_*`.
 #[derive(Debug, Clone)]
-pub struct LoadOptions {
+pub struct LoadOptions<O = ()> {
     /// Directory of the checkpoint.
     pub model_path: PathBuf,
     /// Changes of config.json by the user's flags.
     pub overrides: Overrides,
+    /// Options that only this model has.
+    pub model: O,
     /// Seed of dummy weights; `None` reads the checkpoint's.
     pub dummy_seed: Option<u64>,
     /// Context length; default: the model's.
@@ -53,4 +55,11 @@ pub struct LoadOptions {
     /// Tokens between snapshots, a multiple of the KV block size. One more snapshot is kept at the last full block of a
     /// prompt.
     pub state_cache_interval: usize,
+}
+
+impl<O> LoadOptions<O> {
+    /// Drafts that a row verifies.
+    pub fn drafts(&self) -> usize {
+        self.speculation.as_ref().map_or(0, |speculation| speculation.num_tokens)
+    }
 }

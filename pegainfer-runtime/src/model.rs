@@ -2,15 +2,21 @@
 
 use super::bounds::Bounds;
 use super::config_file::{ConfigError, ConfigFile, Overrides};
+use super::draft_method::{check_drafts, overrides};
 use super::inputs::Inputs;
 use super::load_error::LoadError;
+use super::load_options::LoadOptions;
 use super::model_info::ModelInfo;
+use super::pass_kind::PassKind;
+use super::tensor_hash::hash_rows;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::parallel::{Communicator, Shard};
-use pegainfer_core::schedule::{SequenceState, Step};
+use pegainfer_core::schedule::{SampleRow, SequenceState, Step};
 use pegainfer_core::tensor::{OpError, Tensor};
-use pegainfer_core::weights::{Loader, WeightsError};
-use pegainfer_kernels::ops::BLOCK_SIZE;
+use pegainfer_core::weights::{Checkpoint, Loader, Source, WeightsError};
+use pegainfer_kernels::choice;
+use pegainfer_kernels::ops::{self, BLOCK_SIZE, Matrix};
+use pegainfer_kernels::sources::Family;
 use std::fmt::Debug;
 use std::path::Path;
 
@@ -28,7 +34,16 @@ pub trait Model: Debug + Sized + Send + 'static {
     const MODEL_TYPE: &'static str;
     /// True if its checkpoints have layers that draft (multi-token prediction).
     const DRAFTS: bool = false;
+    /// Kernels that its steps run.
+    const FAMILY: Family = Family::Qwen;
+    /// Tokens of a KV block.
+    const BLOCK_TOKENS: usize = BLOCK_SIZE;
+    /// True if the launches of a pass depend only on its numbers of rows, tokens and samples, unless
+    /// [`is_prompt_step`](super::is_prompt_step). Steps that verify drafts then run as CUDA graphs, too.
+    const SHAPED_GRAPHS: bool = false;
 
+    /// Options of loading that only this model has.
+    type Options: Debug + Clone + Default;
     /// The numbers of config.json.
     type Config: Debug + Clone + Send + Sync + 'static;
     /// Loaded weights on the device.
@@ -64,6 +79,22 @@ pub trait Model: Debug + Sized + Send + 'static {
     /// Loads the weights of a rank with these numbers.
     fn weights(loader: &mut Loader<'_>, config: &Self::Config) -> Result<Self::Weights, WeightsError>;
 
+    /// Loads the weights of all ranks at once, each onto its device. `progress` is called with the size in bytes of each
+    /// loaded chunk. `None`, the default: each rank loads its part with [`weights`](Self::weights).
+    fn load_together(
+        _ranks: &mut [(Exec, Shard)],
+        _config: &Self::Config,
+        _source: &Source,
+        _progress: &mut (dyn FnMut(u64) + Send),
+    ) -> Option<Result<Vec<Self::Weights>, LoadError>> {
+        None
+    }
+
+    /// Prepares the device of a rank, and computes weights from loaded ones. Default: nothing.
+    fn finish_weights(_exec: &mut Exec, _weights: &mut Self::Weights, _config: &Self::Config) -> Result<(), LoadError> {
+        Ok(())
+    }
+
     /// Allocates the workspace.
     fn workspace(exec: &mut Exec, config: &Self::Config, bounds: &Bounds) -> std::io::Result<Self::Workspace>;
 
@@ -78,36 +109,103 @@ pub trait Model: Debug + Sized + Send + 'static {
     /// graph, which attend to nothing. Default: none.
     fn add_state_rows(_step: &mut StepOf<Self>, _first: usize) {}
 
-    /// Prepares the workspace for `step`: rows of its tensors, and the model's own inputs. Runs before each step,
+    /// Appends the state rows of a pass of the layers that draft after `step`: row `i` of the pass continues row
+    /// `rows[i]` of the step, or attends to nothing. Default: none.
+    fn add_draft_rows(_pass: &mut StepOf<Self>, _step: &StepOf<Self>, _rows: &[usize]) {}
+
+    /// Prepares the workspace for a step: rows of its tensors, and the model's own inputs. Runs before each step,
     /// outside of CUDA graphs.
-    fn begin(exec: &mut Exec, work: &mut Self::Workspace, step: &StepOf<Self>) -> Result<(), OpError>;
+    fn begin(pass: &mut Pass<'_, Self>) -> Result<(), OpError>;
 
     /// Launches the ops of a step, from token ids to the normalised output of the last layer for the sampled tokens, in
     /// order; see [`output`](Self::output). Must not wait for the device.
     fn forward(pass: &mut Pass<'_, Self>) -> Result<(), OpError>;
 
     /// Result of [`forward`](Self::forward), `[samples, hidden]` bf16, and the output matrix that computes logits from
-    /// it, `[vocab, hidden]` bf16, or this rank's rows of it.
-    fn output<'a>(work: &'a mut Self::Workspace, weights: &'a Self::Weights) -> (&'a mut Tensor, &'a Tensor);
+    /// it, `[vocab, hidden]`, or this rank's rows of it.
+    fn output<'a>(work: &'a mut Self::Workspace, weights: &'a Self::Weights) -> (&'a mut Tensor, &'a Matrix);
 
-    /// Prepares the workspace for a pass of the layers that draft over `step`; see [`draft`](Self::draft).
-    fn begin_draft(_exec: &mut Exec, _work: &mut Self::Workspace, _step: &StepOf<Self>) -> Result<(), OpError> {
-        Ok(())
+    /// Logits, `[samples, vocab]` f32, of some rows of [`output`](Self::output) and (a part of) its matrix.
+    fn project(exec: &mut Exec, normed: &Tensor, head: &Matrix, logits: &mut Tensor) -> Result<(), OpError> {
+        ops::linear(exec, normed, head, logits)
     }
 
-    /// Launches the layers that draft (multi-token prediction), if [`ModelInfo::drafts`] says that they are loaded.
-    /// Input: the token *after* each one of the step, and a hidden state for it. In the first pass over a step that is
-    /// the normalised output of the last layer, for all tokens. In later passes it is the output of the previous pass
-    /// for its samples, each of which is now a row. Output: the sampled tokens, in order; see
-    /// [`draft_output`](Self::draft_output). Keys and values go to the step's slots in a cache of these layers. Must
-    /// not wait for the device.
-    fn draft(_pass: &mut Pass<'_, Self>) -> Result<(), OpError> {
-        Err(OpError { op: "draft", message: format!("{} has no layers that draft", Self::NAME) })
+    /// Prepares the workspace for a pass of the layers that draft; see [`draft`](Self::draft).
+    fn begin_draft(pass: &mut Pass<'_, Self>) -> Result<(), OpError> {
+        Err(no_drafts::<Self>(pass.kind))
+    }
+
+    /// Launches the layers that draft, if [`ModelInfo::drafts`] says that they are loaded. Must not wait for the device.
+    ///
+    /// [`PassKind::Drafts`] (multi-token prediction): input is the token *after* each one of the step, and a hidden
+    /// state for it. In the first pass over a step that is the normalised output of the last layer, for all tokens. In
+    /// later passes (`again`) it is the output of the previous pass for its samples, each of which is now a row. Output:
+    /// the sampled tokens, in order; see [`draft_output`](Self::draft_output). Keys and values go to the step's slots in
+    /// a cache of these layers.
+    ///
+    /// [`PassKind::Blocks`]: input is the blocks after a step, see [`ModelInfo::draft_block`]. Output: the same.
+    fn draft(pass: &mut Pass<'_, Self>) -> Result<(), OpError> {
+        Err(no_drafts::<Self>(pass.kind))
     }
 
     /// Result of [`draft`](Self::draft), in the form of [`output`](Self::output).
-    fn draft_output<'a>(work: &'a mut Self::Workspace, weights: &'a Self::Weights) -> (&'a mut Tensor, &'a Tensor) {
+    fn draft_output<'a>(work: &'a mut Self::Workspace, weights: &'a Self::Weights) -> (&'a mut Tensor, &'a Matrix) {
         Self::output(work, weights)
+    }
+
+    /// In a pass over blocks, adds the part that depends on the previous token to the `logits` of one position of each
+    /// block, `[rows, vocab]` f32. `previous`: tokens of the previous position, `[rows]` u32; `None` at the first
+    /// position. Default: nothing.
+    fn add_transition(
+        _exec: &mut Exec,
+        _parts: (&mut Self::Workspace, &Self::Weights),
+        _previous: Option<&Tensor>,
+        _logits: &mut Tensor,
+    ) -> Result<(), OpError> {
+        Ok(())
+    }
+
+    /// Rows, as for [`ragged`], of the steps that load kernels and autotune, so that they do not delay the first
+    /// requests; none on other devices than GPUs. `largest`: rows of the largest decode step, and tokens of the largest
+    /// prompt. `mixed_tokens`: tokens of a step with many decoding sequences and a few prompts.
+    fn warm_up(
+        exec: &mut Exec,
+        _bounds: &Bounds,
+        largest: (usize, usize),
+        mixed_tokens: usize,
+    ) -> Result<Vec<Vec<(usize, usize)>>, OpError> {
+        choice::warm_up(exec, mixed_tokens, largest)
+    }
+
+    /// Changes the numbers of a rank for the steps of the warm-up, such as the number of layers that run.
+    fn begin_warm_up(_config: &mut Self::Config) {}
+
+    /// Takes the changes of [`begin_warm_up`](Self::begin_warm_up) back, and prepares the device of a rank for steps of up
+    /// to `tokens` tokens.
+    fn end_warm_up(_exec: &mut Exec, _config: &mut Self::Config, _tokens: usize) -> Result<(), OpError> {
+        Ok(())
+    }
+
+    /// Hashes of what all ranks hold in the same bits after a step, and what that is, for `--check-ranks`. Default: the
+    /// output of the last layer for the sampled tokens. It is the sum of what all layers added to the residual stream.
+    fn hashes(pass: &mut Pass<'_, Self>) -> Result<Vec<(String, u64)>, OpError> {
+        let Pass { exec, weights, work, step, .. } = pass;
+        let normed = Self::output(work, weights).0;
+        let rows = step.samples.len().min(normed.rows_cols().0);
+        Ok(vec![("the output of the last layer".to_owned(), hash_rows(exec, normed, 0..rows, 0)?)])
+    }
+
+    /// Checks that a checkpoint has the tensors that `config` asks for, before any is loaded.
+    fn check_checkpoint(config: &Self::Config, checkpoint: &Checkpoint) -> Result<(), LoadError> {
+        let info = Self::info(config);
+        checkpoint.check_block_scales(info.fp8_weights)?;
+        check_drafts(info.drafts, checkpoint.names())
+    }
+
+    /// Loads the configuration with the user's options.
+    fn load_config_for(options: &LoadOptions<Self::Options>) -> Result<Self::Config, LoadError> {
+        let overrides = overrides(options, (Self::NAME, Self::DRAFTS))?;
+        Ok(Self::load_config_with(&options.model_path, &overrides)?)
     }
 
     /// Reads the configuration of the checkpoint in `dir`.
@@ -155,13 +253,20 @@ pub struct Pass<'a, M: Model> {
     /// Activations.
     pub work: &'a mut M::Workspace,
     /// The step's metadata on the device.
-    pub inputs: &'a Inputs,
+    pub inputs: &'a mut Inputs,
     /// Tokens that the previous step sampled, `[rows]` u32: placeholder ids among the inputs stand for them.
     pub previous: &'a Tensor,
     /// The step.
     pub step: &'a StepOf<M>,
+    /// The layers that run.
+    pub kind: PassKind,
     /// The other ranks, if there are any.
     pub communicator: Option<&'a dyn Communicator>,
+}
+
+/// Error of a model that has no layers for passes of this kind.
+fn no_drafts<M: Model>(kind: PassKind) -> OpError {
+    OpError { op: "draft", message: format!("{} has no layers for {kind:?}", M::NAME) }
 }
 
 /// Maximum number of ranks that are suggested: GPUs of one machine.
@@ -183,7 +288,7 @@ pub(super) fn possible_ranks<M: Model>(config: &M::Config) -> impl Iterator<Item
 /// A step for warm-up, plans, benchmarks and tests, without a scheduler. Each of `rows` is (new tokens, context with
 /// these), and samples once. Blocks and state slots are numbered consecutively.
 pub fn ragged<M: Model>(rows: &[(usize, usize)]) -> StepOf<M> {
-    let mut step = Step::ragged(BLOCK_SIZE, rows);
+    let mut step = Step::ragged(M::BLOCK_TOKENS, rows);
     M::add_state_rows(&mut step, 0);
     step
 }
@@ -191,6 +296,19 @@ pub fn ragged<M: Model>(rows: &[(usize, usize)]) -> StepOf<M> {
 /// [`ragged`] step of `batch` equal rows that each add `tokens` tokens to `context - tokens` cached ones.
 pub fn uniform<M: Model>(batch: usize, tokens: usize, context: usize) -> StepOf<M> {
     ragged::<M>(&vec![(tokens, context); batch])
+}
+
+/// A step of `batch` rows that each add their newest token and verify `verified` drafts after it, in contexts of
+/// `context` tokens. Every token is sampled, and `wanted` drafts are requested. For warm-ups.
+pub(super) fn speculative<M: Model>(batch: usize, (verified, wanted): (usize, usize), context: usize) -> StepOf<M> {
+    let tokens = 1 + verified;
+    let mut step = uniform::<M>(batch, tokens, context.max(tokens));
+    for row in &mut step.rows {
+        (row.drafts, row.model_drafts) = (verified, wanted);
+    }
+    let sample = |token: u32| SampleRow { token, ..step.samples[token as usize / tokens].clone() };
+    step.samples = (0..step.tokens.len() as u32).map(sample).collect();
+    step
 }
 
 /// `step` padded to `rows` rows for a CUDA graph; the added rows attend to nothing.

@@ -1,6 +1,6 @@
 //! The numbers of a model that loading, scheduling and start-up messages need.
 
-use pegainfer_kernels::ops::BLOCK_SIZE;
+use super::block_shape::BlockShape;
 
 /// The numbers of a model that loading, scheduling and start-up messages need, computed from its configuration.
 #[derive(Debug, Clone, PartialEq)]
@@ -17,6 +17,10 @@ pub struct ModelInfo {
     pub fp8_weights: bool,
     /// True if its own layers draft; see [`Model::draft`](super::Model::draft).
     pub drafts: bool,
+    /// Shape of the blocks that its layers draft; `None` if they draft one token after the other.
+    pub draft_block: Option<BlockShape>,
+    /// Limit of the default number of tokens in a step on a GPU.
+    pub max_default_tokens: usize,
 }
 
 /// Bytes that a model takes on a GPU, and approximately on a CPU.
@@ -24,6 +28,8 @@ pub struct ModelInfo {
 pub struct ModelBytes {
     /// The weights as loaded.
     pub weights: u64,
+    /// Weights computed from loaded ones; see [`Model::finish_weights`](super::Model::finish_weights).
+    pub derived: u64,
     /// Workspace per token of a step, without the parts per segment and per row.
     pub workspace_per_token: u64,
     /// K and V of one token over all layers.
@@ -31,12 +37,14 @@ pub struct ModelBytes {
     /// State of one sequence next to its KV blocks, such as that of recurrent layers. 0 for a model that keeps
     /// everything in KV blocks.
     pub state_slot: u64,
+    /// Tokens of a KV block.
+    pub block_tokens: usize,
 }
 
 impl ModelBytes {
     /// Bytes of a KV block over all layers. A block of a model without full attention has no bytes, but still counts
     /// tokens.
     pub fn block(&self) -> u64 {
-        (self.kv_per_token * BLOCK_SIZE as u64).max(1)
+        (self.kv_per_token * self.block_tokens as u64).max(1)
     }
 }

@@ -21,17 +21,46 @@ pub fn record<M: Model>(
     record_step::<M>(config, ranks, &uniform::<M>(batch, tokens, context))
 }
 
-/// The ops of `step`, whose blocks and state slots are numbered consecutively, on rank 0 of `ranks`.
+/// The ops of `step`, whose blocks and state slots are numbered consecutively, on rank 0 of `ranks`. If the model
+/// drafts, the passes after the step are omitted.
 pub fn record_step<M: Model>(config: &M::Config, ranks: usize, step: &StepOf<M>) -> Result<Vec<OpRecord>, LoadError> {
+    let drafts = usize::from(M::info(config).drafts);
+    let (result, records) = recorder::<M>(config, ranks, step, drafts)?.record(step);
+    result?;
+    Ok(records)
+}
+
+/// The ops of a pass of the layers that draft blocks over `blocks` blocks after `context` tokens each, on rank 0 of
+/// `ranks`. None for a model that drafts none.
+pub fn record_blocks<M: Model>(
+    config: &M::Config,
+    ranks: usize,
+    (blocks, context): (usize, usize),
+) -> Result<Vec<OpRecord>, LoadError> {
+    let Some(shape) = M::info(config).draft_block else { return Ok(Vec::new()) };
+    let largest = uniform::<M>(blocks, shape.tokens, context.max(shape.tokens));
+    let mut executor = recorder::<M>(config, ranks, &largest, shape.tokens)?;
+    let mut step = uniform::<M>(blocks, 1, context.max(shape.tokens));
+    step.rows.iter_mut().for_each(|row| row.model_drafts = shape.tokens);
+    let (result, records) = executor.record_drafts(&step);
+    result?;
+    Ok(records)
+}
+
+/// Rank 0 of `ranks` without memory, for steps as large as `step` that verify `drafts` drafts of each row.
+fn recorder<M: Model>(
+    config: &M::Config,
+    ranks: usize,
+    step: &StepOf<M>,
+    drafts: usize,
+) -> Result<Executor<M>, LoadError> {
     let mut exec = Exec::meta()?;
     let source = Source::Dummy { seed: 0, std: 0.0, uniform: ops::uniform };
     let shard = Shard { rank: 0, ranks };
     let weights = load_weights::<M>(&mut exec, &shard_config::<M>(config, shard)?, &source, &mut |_| {})?;
     let (tokens, rows) = (step.tokens.len(), step.rows.len());
     let context = step.kv_lens.iter().copied().max().unwrap_or(0) as usize;
-    let bounds = Bounds::exact(StepSize { tokens, rows, samples: rows, context }, rows * step.max_blocks());
-    let mut executor = Executor::<M>::new(config.clone(), vec![(exec, shard, weights)], &bounds)?;
-    let (result, records) = executor.record(step);
-    result?;
-    Ok(records)
+    let size = StepSize { tokens, rows, samples: rows * drafts.max(1), context };
+    let bounds = Bounds { drafts, ..Bounds::exact(size, rows * step.max_blocks()) };
+    Executor::<M>::new(config.clone(), vec![(exec, shard, weights)], &bounds)
 }

@@ -1,66 +1,50 @@
 //! Turns hidden states into tokens in two phases. Logits end the forward pass and may be part of its CUDA graph;
 //! sampling depends on the parameters of each request.
 
+use super::bounds::logits_rows;
 use super::inputs::Inputs;
-use pegainfer_core::exec::{Device, Exec};
+use super::model::Model;
+use super::pass_kind::PassKind;
+use pegainfer_core::exec::Exec;
 use pegainfer_core::parallel::Communicator;
 use pegainfer_core::schedule::SampleRow;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
-use pegainfer_kernels::ops::{self, REPORT_WORDS};
+use pegainfer_kernels::ops::{self, Matrix, REPORT_WORDS};
 use std::ops::Range;
 
-/// Rows of logits computed at once. More rows take more memory (0.6 MB each for Qwen3's vocabulary); fewer rows stream
-/// the output matrix more often. A step that is only recorded has the ops of a GPU.
-pub(super) fn logits_rows(device: Device) -> usize {
-    match device {
-        Device::Cpu(_) => 32,
-        Device::Cuda | Device::Meta => 256,
-    }
-}
-
-/// Computes the logits of a step's samples.
-pub trait LogitsSource {
-    /// Logits of `samples`, by their numbers: `logits`, `[samples, vocab]` f32.
-    fn logits(&mut self, exec: &mut Exec, samples: Range<usize>, logits: &mut Tensor) -> Result<(), OpError>;
-}
-
-/// Computes the logits of blocks of positions whose tokens are drawn one after the other.
-pub trait BlockLogits: LogitsSource {
-    /// Adds the part that depends on the previous token to the `logits` of one position of each block, `[rows, vocab]`
-    /// f32. `previous`: tokens of the previous position, `[rows]` u32; `None` at the first position.
-    fn add_transition(
-        &mut self,
-        exec: &mut Exec,
-        previous: Option<&Tensor>,
-        logits: &mut Tensor,
-    ) -> Result<(), OpError>;
-}
-
 /// Logits by one GEMM with the output matrix. All ranks get whole logits and sample the same tokens from them.
-pub(super) struct Projection<'a> {
-    /// Normalised output of the last layer, `[samples, hidden]` bf16.
-    pub normed: &'a mut Tensor,
-    /// Output matrix, `[vocab, hidden]` bf16, or the rank's rows of it.
-    pub head: &'a Tensor,
+pub(super) struct Projection<'a, M: Model> {
+    pub work: &'a mut M::Workspace,
+    pub weights: &'a M::Weights,
+    /// The layers that ran.
+    pub kind: PassKind,
+    /// Output matrix, if it is not the model's.
+    pub head: Option<&'a Matrix>,
     /// With several ranks: the rank's columns of the logits, `[logits_rows, vocab / ranks]` f32, and the other ranks.
     pub gather: Option<(&'a mut Tensor, &'a dyn Communicator)>,
 }
 
-impl LogitsSource for Projection<'_> {
+impl<M: Model> Projection<'_, M> {
+    /// Logits of `samples`, by their numbers: `logits`, `[samples, vocab]` f32.
     fn logits(&mut self, exec: &mut Exec, samples: Range<usize>, logits: &mut Tensor) -> Result<(), OpError> {
-        self.normed.set_range(samples.start, samples.len());
+        let (normed, head) = match self.kind {
+            PassKind::Layers => M::output(self.work, self.weights),
+            PassKind::Drafts { .. } | PassKind::Blocks => M::draft_output(self.work, self.weights),
+        };
+        let head = self.head.unwrap_or(head);
+        normed.set_range(samples.start, samples.len());
         let Some((part, communicator)) = &mut self.gather else {
-            return ops::linear(exec, self.normed, self.head, logits);
+            return M::project(exec, normed, head, logits);
         };
         part.set_rows(samples.len());
-        ops::linear(exec, self.normed, self.head, part)?;
+        M::project(exec, normed, head, part)?;
         communicator.all_gather(exec, part, logits)
     }
 }
 
 /// The last part of a step, with its activations, allocated once for the largest step.
 #[derive(Debug)]
-pub struct Sampler {
+pub(super) struct Sampler {
     /// `[logits_rows, vocab]` f32.
     logits: Tensor,
     /// Tokens drawn by the samples of the last step, `[rows]` u32. At full length between two calls.
@@ -92,7 +76,12 @@ impl Sampler {
 
     /// Computes logits of the first of `samples` samples, as many as are computed at once. This ends the forward pass:
     /// everything up to here depends only on its shape. [`sample`](Self::sample) draws from the logits.
-    pub fn project(&mut self, exec: &mut Exec, source: &mut impl LogitsSource, samples: usize) -> Result<(), OpError> {
+    pub fn project<M: Model>(
+        &mut self,
+        exec: &mut Exec,
+        source: &mut Projection<'_, M>,
+        samples: usize,
+    ) -> Result<(), OpError> {
         let rows = samples.min(self.max_rows());
         if rows == 0 {
             return Ok(());
@@ -103,10 +92,10 @@ impl Sampler {
 
     /// Draws the `samples` of a step and computes log-probabilities. `inputs` was filled for the step, and
     /// [`project`](Self::project) has run with the same `source`. Results stay on the device.
-    pub fn sample(
+    pub fn sample<M: Model>(
         &mut self,
         exec: &mut Exec,
-        source: &mut impl LogitsSource,
+        source: &mut Projection<'_, M>,
         inputs: &mut Inputs,
         samples: &[SampleRow],
     ) -> Result<(), OpError> {
@@ -123,10 +112,10 @@ impl Sampler {
     /// Draws the tokens of blocks of `positions` positions in `rows` rows, with logits from `source`. Samples are
     /// ordered by position, then by row; there are at most [`max_rows`](Self::max_rows). `inputs` was filled for them.
     /// Results and all logits stay on the device.
-    pub fn run_blocks(
+    pub fn run_blocks<M: Model>(
         &mut self,
         exec: &mut Exec,
-        source: &mut impl BlockLogits,
+        source: &mut Projection<'_, M>,
         inputs: &mut Inputs,
         (rows, positions): (usize, usize),
     ) -> Result<(), OpError> {
@@ -136,12 +125,11 @@ impl Sampler {
         for position in 0..positions {
             let first = position * rows;
             logits.set_range(first, rows);
-            if position == 0 {
-                source.add_transition(exec, None, logits)?;
-            } else {
-                sampled.set_range(first - rows, rows);
-                source.add_transition(exec, Some(sampled), logits)?;
-            }
+            let previous = position.checked_sub(1).map(|before| {
+                sampled.set_range(before * rows, rows);
+                &*sampled
+            });
+            M::add_transition(exec, (source.work, source.weights), previous, logits)?;
             sampled.set_range(first, rows);
             inputs.draws.set_range(first, rows);
             ops::sample(exec, logits, &inputs.draws, sampled)?;
@@ -152,10 +140,10 @@ impl Sampler {
     }
 
     /// Turns logits into the tokens of `samples`, from number `first` on. Does not wait for a GPU.
-    fn draw(
+    fn draw<M: Model>(
         &mut self,
         exec: &mut Exec,
-        source: &mut impl LogitsSource,
+        source: &mut Projection<'_, M>,
         inputs: &mut Inputs,
         first: usize,
         samples: &[SampleRow],

@@ -44,16 +44,6 @@ struct Entry {
     replays: u64,
 }
 
-impl Graphs {
-    /// Number of rows to pad `step` to. `None` if the step runs launch by launch: a row has more than one token or is
-    /// not sampled, or there are too many rows.
-    pub fn size<M: Clone + Default>(&self, step: &Step<M>) -> Option<usize> {
-        let rows = step.rows.len();
-        let decodes = step.tokens.len() == rows && step.samples.len() == rows;
-        self.rows(step).filter(|_| decodes)
-    }
-}
-
 impl<K: Copy + Eq + Hash> Graphs<K> {
     /// Graphs for steps of up to `max_rows` rows.
     pub fn new(max_rows: usize) -> Self {
@@ -87,6 +77,14 @@ impl<K: Copy + Eq + Hash> Graphs<K> {
         let rows = step.rows.len();
         let size = GRAPH_SIZES.into_iter().find(|size| *size >= rows).filter(|size| *size <= self.max_rows);
         size.filter(|_| rows > 0)
+    }
+
+    /// Number of rows to pad `step` to. `None` if the step runs launch by launch: a row has more than one token or is
+    /// not sampled, or there are too many rows.
+    pub fn size<M: Clone + Default>(&self, step: &Step<M>) -> Option<usize> {
+        let rows = step.rows.len();
+        let decodes = step.tokens.len() == rows && step.samples.len() == rows;
+        self.rows(step).filter(|_| decodes)
     }
 
     /// Runs `pass`, a step of shape `key`. If that is `None`, the step has any shape and runs launch by launch.
@@ -144,7 +142,7 @@ mod tests {
 
     #[test]
     fn decode_steps_are_padded_however_they_are_sampled() {
-        let graphs = Graphs::new(64);
+        let graphs = Graphs::<usize>::new(64);
         let size = |step: &Step<()>| graphs.size(step);
         assert_eq!(size(&Step::<()>::uniform(16, 1, 1, 100)), Some(1));
         assert_eq!(size(&Step::<()>::uniform(16, 33, 1, 100)), Some(40));
@@ -161,7 +159,7 @@ mod tests {
         drawn.samples[1].params = SamplingParams::new(0.9, 40, 0.95, 0.01, 1).unwrap();
         drawn.samples[1].deferred = true;
         assert_eq!(size(&drawn), Some(2), "a prompt's token, and a draw that waits for a mask");
-        assert_eq!(Graphs::new(0).size(&Step::<()>::uniform(16, 1, 1, 100)), None, "switched off");
+        assert_eq!(Graphs::<usize>::new(0).size(&Step::<()>::uniform(16, 1, 1, 100)), None, "switched off");
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! State slots that the tokens of a step read and write.
 
+use super::step::Step;
+
 /// Placeholder for a slot: as `from`, the sequence starts with a state of zeros; as `to`, the state is not kept.
 pub const NO_STATE: u32 = u32::MAX;
 
@@ -35,5 +37,18 @@ impl Segment {
     /// The tokens.
     pub fn tokens(&self) -> std::ops::Range<usize> {
         self.first as usize..self.end as usize
+    }
+}
+
+impl Step<Segment> {
+    /// Appends the segments, from row `first` on, of a step without a scheduler: row `b` has its state in slot `b`, and
+    /// rows that pad a graph keep none.
+    pub fn add_segments(&mut self, first: usize) {
+        for b in first..self.rows.len() {
+            let (first, end, context) = (self.qo_indptr[b], self.qo_indptr[b + 1], self.kv_lens[b]);
+            let to = if context == 0 { NO_STATE } else { b as u32 };
+            let from = if end - first == context { NO_STATE } else { to };
+            self.state.push(Segment { first, end, from, to });
+        }
     }
 }

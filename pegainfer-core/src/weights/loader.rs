@@ -102,6 +102,11 @@ impl<'a> Loader<'a> {
         Ok(loaded)
     }
 
+    /// The device that the tensors are for.
+    pub fn exec(&mut self) -> &mut Exec {
+        self.exec
+    }
+
     /// Names of the tensors of the source that were not requested, sorted.
     pub fn unused(&self) -> Vec<&'a str> {
         let source: &'a Source = self.source;

@@ -4,6 +4,7 @@ mod block_scales;
 mod checkpoint;
 mod dummy;
 mod error;
+pub mod feed;
 mod loader;
 mod stored;
 

@@ -42,7 +42,7 @@ pub fn graph_equals_eager<E: StepExecutor>(load: impl Fn(bool) -> EngineCore<E>,
     let (graphs, eager) = (graphs.executor(), eager.executor());
     let before = (model.replays)(graphs);
     for rows in 1..=ROWS {
-        let size = Graphs::new(ROWS).size(&(model.ragged)(&vec![(1, 1); rows])).unwrap();
+        let size = Graphs::<usize>::new(ROWS).size(&(model.ragged)(&vec![(1, 1); rows])).unwrap();
         let mut steps = chain(model, rows);
         let mut reported = steps.pop().unwrap();
         reported.samples.iter_mut().for_each(|sample| sample.logprobs = Some(MAX_LOGPROBS));

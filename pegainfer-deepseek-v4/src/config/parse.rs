@@ -4,8 +4,9 @@ mod dspark;
 #[cfg(test)]
 mod tests;
 
-use super::{Config, ConfigError, Drafts, LayerKind, STREAMS, WINDOW, Yarn};
-use pegainfer_runtime::{MAX_CONTEXT, end_of_text};
+use super::{Config, Drafts, LayerKind, STREAMS, WINDOW, Yarn};
+use crate::rank_config::DeepSeekV4;
+use pegainfer_runtime::{ConfigError, ConfigFile, MAX_CONTEXT, Model, unsupported};
 use serde::Deserialize;
 use serde_json::Value;
 use std::path::Path;
@@ -29,31 +30,19 @@ const MAX_VOCAB: usize = 1 << 24;
 impl Config {
     /// Reads `config.json`, and the end-of-text ids of `generation_config.json` and of the tokenizer, if they exist.
     pub fn load(dir: &Path) -> Result<Self, ConfigError> {
-        let path = dir.join("config.json");
-        let mut config = Self::parse(&read(&path)?).map_err(|error| match error {
-            ConfigError::Invalid { message, .. } => ConfigError::Invalid { path, message },
-            other => other,
-        })?;
-        let path = dir.join("generation_config.json");
-        let mut generation = Vec::new();
-        if path.is_file() {
-            let invalid = |message: String| ConfigError::Invalid { path: path.clone(), message };
-            let file: Value = serde_json::from_str(&read(&path)?).map_err(|e| invalid(e.to_string()))?;
-            generation = token_ids(&file["eos_token_id"]).map_err(invalid)?;
-        }
-        let (named, tokenizer) = (std::mem::take(&mut config.eos_token_ids), end_of_text::tokenizer_eos(dir));
-        config.eos_token_ids = end_of_text::union(generation, named, tokenizer, config.vocab_size);
-        Ok(config)
+        Self::read(&ConfigFile::read(dir, DeepSeekV4::NAME)?)
     }
 
     /// Parses the text of a config.json.
     pub fn parse(text: &str) -> Result<Self, ConfigError> {
-        parse(text)
+        Self::read(&ConfigFile::parse(text, DeepSeekV4::NAME)?)
     }
-}
 
-fn read(path: &Path) -> Result<String, ConfigError> {
-    std::fs::read_to_string(path).map_err(|error| ConfigError::Io { path: path.to_owned(), error })
+    /// The numbers of a config.json.
+    pub(crate) fn read(file: &ConfigFile) -> Result<Self, ConfigError> {
+        refuse_unsupported(&file.fields()?)?;
+        file.fields::<Raw>()?.config(file)
+    }
 }
 
 #[derive(Deserialize)]
@@ -95,8 +84,6 @@ struct Raw {
     #[serde(default)]
     quantization_config: Value,
     initializer_range: Option<f32>,
-    #[serde(default)]
-    eos_token_id: Value,
 }
 
 #[derive(Deserialize)]
@@ -107,77 +94,68 @@ struct RawYarn {
     original_max_position_embeddings: f64,
 }
 
-/// Parses the text of a config.json.
-fn parse(text: &str) -> Result<Config, ConfigError> {
-    let json: Value = serde_json::from_str(text).map_err(|e| invalid(e.to_string()))?;
-    refuse_unsupported(&json)?;
-    let raw = Raw::deserialize(&json).map_err(|e| invalid(e.to_string()))?;
-    raw.check()?;
-    let kind = |&ratio: &usize| match ratio {
-        0 => Ok(LayerKind::Window),
-        4 => Ok(LayerKind::Sparse),
-        128 => Ok(LayerKind::Heavy),
-        _ => {
-            Err(ConfigError::Unsupported { field: "compress_ratios", value: ratio.to_string(), served: "0, 4 and 128" })
-        }
-    };
-    let layers: Vec<LayerKind> = raw.compress_ratios.iter().map(kind).collect::<Result<_, _>>()?;
-    // The entries after those of the model are those of the draft layers.
-    let layers = layers.get(..raw.num_hidden_layers).ok_or_else(|| {
-        invalid(format!("compress_ratios has {} entries for {} layers", layers.len(), raw.num_hidden_layers))
-    })?;
-    let drafts = match (raw.dspark_block_size, raw.num_nextn_predict_layers) {
-        // DSpark's config still counts one MTP layer.
-        (Some(tokens), _) => Drafts::DSpark(raw.dspark(tokens)?),
-        (None, 0) => Drafts::None,
-        (None, layers) => Drafts::Mtp { layers },
-    };
-    let yarn = &raw.rope_scaling;
-    Ok(Config {
-        vocab_size: raw.vocab_size,
-        hidden_size: raw.hidden_size,
-        layers: layers.to_vec(),
-        drafts,
-        loads_drafts: false,
-        heads: raw.num_attention_heads,
-        head_dim: raw.head_dim,
-        rope_dim: raw.qk_rope_head_dim,
-        q_lora_rank: raw.q_lora_rank,
-        o_groups: raw.o_groups,
-        o_lora_rank: raw.o_lora_rank,
-        index_heads: raw.index_n_heads,
-        index_head_dim: raw.index_head_dim,
-        index_topk: raw.index_topk,
-        hash_layers: raw.num_hash_layers,
-        experts: raw.n_routed_experts,
-        experts_per_token: raw.num_experts_per_tok,
-        expert_width: raw.moe_intermediate_size,
-        routed_scaling: raw.routed_scaling_factor,
-        swiglu_limit: raw.swiglu_limit,
-        sinkhorn_iters: raw.hc_sinkhorn_iters,
-        hc_eps: raw.hc_eps,
-        rms_norm_eps: raw.rms_norm_eps,
-        rope_theta: raw.rope_theta,
-        compress_rope_theta: raw.compress_rope_theta,
-        yarn: Yarn {
-            factor: yarn.factor,
-            beta_fast: yarn.beta_fast,
-            beta_slow: yarn.beta_slow,
-            original_context: yarn.original_max_position_embeddings,
-        },
-        max_position_embeddings: raw.max_position_embeddings,
-        quantized: !is_empty(&raw.quantization_config),
-        initializer_range: raw.initializer_range.unwrap_or(0.02),
-        eos_token_ids: token_ids(&raw.eos_token_id).map_err(invalid)?,
-    })
-}
-
-fn invalid(message: String) -> ConfigError {
-    ConfigError::Invalid { path: "config.json".into(), message }
-}
-
 impl Raw {
-    fn check(&self) -> Result<(), ConfigError> {
+    /// The numbers of the model; refuses impossible ones.
+    fn config(self, file: &ConfigFile) -> Result<Config, ConfigError> {
+        self.check(file)?;
+        let kind = |&ratio: &usize| match ratio {
+            0 => Ok(LayerKind::Window),
+            4 => Ok(LayerKind::Sparse),
+            128 => Ok(LayerKind::Heavy),
+            _ => Err(unsupported("compress_ratios", ratio, "0, 4 and 128")),
+        };
+        let layers: Vec<LayerKind> = self.compress_ratios.iter().map(kind).collect::<Result<_, _>>()?;
+        // The entries after those of the model are those of the draft layers.
+        let layers = layers.get(..self.num_hidden_layers).ok_or_else(|| {
+            file.invalid(format!("compress_ratios has {} entries for {} layers", layers.len(), self.num_hidden_layers))
+        })?;
+        let drafts = match (self.dspark_block_size, self.num_nextn_predict_layers) {
+            // DSpark's config still counts one MTP layer.
+            (Some(tokens), _) => Drafts::DSpark(self.dspark(tokens, file)?),
+            (None, 0) => Drafts::None,
+            (None, layers) => Drafts::Mtp { layers },
+        };
+        let yarn = &self.rope_scaling;
+        Ok(Config {
+            vocab_size: self.vocab_size,
+            hidden_size: self.hidden_size,
+            layers: layers.to_vec(),
+            drafts,
+            loads_drafts: false,
+            heads: self.num_attention_heads,
+            head_dim: self.head_dim,
+            rope_dim: self.qk_rope_head_dim,
+            q_lora_rank: self.q_lora_rank,
+            o_groups: self.o_groups,
+            o_lora_rank: self.o_lora_rank,
+            index_heads: self.index_n_heads,
+            index_head_dim: self.index_head_dim,
+            index_topk: self.index_topk,
+            hash_layers: self.num_hash_layers,
+            experts: self.n_routed_experts,
+            experts_per_token: self.num_experts_per_tok,
+            expert_width: self.moe_intermediate_size,
+            routed_scaling: self.routed_scaling_factor,
+            swiglu_limit: self.swiglu_limit,
+            sinkhorn_iters: self.hc_sinkhorn_iters,
+            hc_eps: self.hc_eps,
+            rms_norm_eps: self.rms_norm_eps,
+            rope_theta: self.rope_theta,
+            compress_rope_theta: self.compress_rope_theta,
+            yarn: Yarn {
+                factor: yarn.factor,
+                beta_fast: yarn.beta_fast,
+                beta_slow: yarn.beta_slow,
+                original_context: yarn.original_max_position_embeddings,
+            },
+            max_position_embeddings: self.max_position_embeddings,
+            quantized: !is_empty(&self.quantization_config),
+            initializer_range: self.initializer_range.unwrap_or(0.02),
+            eos_token_ids: file.eos_token_ids()?,
+        })
+    }
+
+    fn check(&self, file: &ConfigFile) -> Result<(), ConfigError> {
         for (field, value, unit, max) in [
             ("vocab_size", self.vocab_size, 1, MAX_VOCAB),
             ("hidden_size", self.hidden_size, 128, MAX_WIDTH),
@@ -198,17 +176,17 @@ impl Raw {
             ("max_position_embeddings", self.max_position_embeddings, 1, MAX_CONTEXT),
         ] {
             if value == 0 || !value.is_multiple_of(unit) {
-                return Err(invalid(format!("{field} is {value}; it must be a multiple of {unit}")));
+                return Err(file.invalid(format!("{field} is {value}; it must be a multiple of {unit}")));
             }
             if value > max {
-                return Err(invalid(format!("{field} is {value}; it must be at most {max}")));
+                return Err(file.invalid(format!("{field} is {value}; it must be at most {max}")));
             }
         }
         let drafts = self.num_nextn_predict_layers;
         if drafts > MAX_DRAFT_LAYERS {
-            return Err(invalid(format!(
-                "num_nextn_predict_layers is {drafts}; it must be at most {MAX_DRAFT_LAYERS}"
-            )));
+            return Err(
+                file.invalid(format!("num_nextn_predict_layers is {drafts}; it must be at most {MAX_DRAFT_LAYERS}"))
+            );
         }
         let yarn = &self.rope_scaling;
         for (wrong, message) in [
@@ -224,7 +202,7 @@ impl Raw {
             (self.swiglu_limit <= 0.0, "swiglu_limit must be positive"),
         ] {
             if wrong {
-                return Err(invalid(message.to_owned()));
+                return Err(file.invalid(message.to_owned()));
             }
         }
         Ok(())
@@ -270,21 +248,8 @@ fn refuse_unsupported(json: &Value) -> Result<(), ConfigError> {
     ];
     for (field, value, served) in rules {
         if let Some(value) = value {
-            return Err(ConfigError::Unsupported { field, value, served });
+            return Err(unsupported(field, value, served));
         }
     }
     Ok(())
-}
-
-/// An id or a list of ids; null is none.
-fn token_ids(value: &Value) -> Result<Vec<u32>, String> {
-    let one = |value: &Value| {
-        let id = value.as_u64().and_then(|id| u32::try_from(id).ok());
-        id.ok_or_else(|| format!("eos_token_id {value} is not a token id"))
-    };
-    match value {
-        Value::Null => Ok(Vec::new()),
-        Value::Array(ids) => ids.iter().map(one).collect(),
-        id => Ok(vec![one(id)?]),
-    }
 }

@@ -2,7 +2,7 @@
 
 use super::Pass;
 use crate::config::LayerKind;
-use crate::graph_shape::is_prompt_step;
+use crate::shard::RankParts;
 use crate::state::{Compressed, LayerState, compressor_spec};
 use crate::weights::{Attention, Compressor};
 use crate::workspace::{Pair, Workspace};
@@ -11,6 +11,7 @@ use pegainfer_kernels::ops::deepseek_v4::{
     self as ops, Activation, CompressorSpec, KeptTokens, LatentOutputs, Latents, NewEntries, PAGE_TOKENS, Projected,
     Projections, Queries, SelectSpec, Split, TokenShare, Visible,
 };
+use pegainfer_runtime::is_prompt_step;
 
 impl Pass<'_> {
     /// Attention over `normed`; writes `output`. State is read before it is written, because a chunk may replace a
@@ -69,11 +70,11 @@ impl Pass<'_> {
             pairs: [weights.compressor.as_ref().map(|_| main.both()), weights.indexer.as_ref().map(|_| index.both())],
             last: weights.indexer.as_ref().map(|_| index_weights),
         };
-        if let Some(share) = share
+        if let (Some(share), Some(communicator)) = (share, *communicator)
             && normed.is_own()
         {
             let rounds = ops::project_rounds(exec, &normed.exact, &projections, &out)?;
-            normed.gather(exec, *communicator, share.rows, rounds)?;
+            normed.gather(exec, communicator, share.rows, rounds)?;
         }
         ops::project(exec, &normed.exact, normed.rounded(), projections, &mut out)
     }
@@ -142,7 +143,7 @@ impl Pass<'_> {
         let Workspace { index_q: q, index_weights: weights, chosen, chosen_part, .. } = &mut **work;
         let (tokens, topk, batch) = (q.shape()[0], chosen.rows_cols().1, inputs.batch());
         let part = chosen_part.as_mut().filter(|_| share != TokenShare::ALL);
-        let Some(part) = part else {
+        let (Some(part), Some(communicator)) = (part, self.communicator) else {
             return ops::select_entries(exec, q, weights, entries, spec, &batch, chosen);
         };
         part.set_rows(share.rows(tokens));
@@ -151,7 +152,7 @@ impl Pass<'_> {
         let (blocks, width) = (share.rows(tokens) / TokenShare::BLOCK, TokenShare::BLOCK * topk);
         part.as_shape(&[blocks, width], DType::F32, |part| {
             chosen.as_shape(&[blocks, share.ranks * width], DType::F32, |whole| {
-                self.communicator.all_gather(exec, part, whole)
+                communicator.all_gather(exec, part, whole)
             })
         })
     }

@@ -12,21 +12,17 @@
 //! After the last stage, a separate mixing of streams and norm, and the model's output matrix, give logits of each
 //! position. Then, one position after the other, `logits += markov_w2 · markov_w1[previous token]`, and the most likely
 //! token is the draft.
-//! position after the other, `logits += markov_w2 · markov_w1[token before]`, and the most likely token is the draft.
 
-use super::{Head, Pass};
+use super::Pass;
 use crate::config::LayerKind;
 use crate::dspark_workspace::DSparkWorkspace;
 use crate::plan::PAGE_TOKENS;
 use crate::state::LayerState;
-use crate::weights::{Attention, DSpark};
+use crate::weights::{Attention, Weights};
 use crate::workspace::Workspace;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
-use pegainfer_kernels::ops::Matrix;
 use pegainfer_kernels::ops::deepseek_v4::{self as ops, LatentOutputs, Latents, RaggedBatch, Visible};
-use pegainfer_runtime::{BlockLogits, LogitsSource};
-use std::ops::Range;
 
 impl Pass<'_> {
     /// Keeps the means of the streams after layer `layer` if it is a target layer of loaded stages.
@@ -112,32 +108,19 @@ impl Pass<'_> {
     }
 }
 
-/// The output matrix of a rank, and the addend of the previous token to its logits.
-pub(crate) struct MarkovHead<'a> {
-    pub head: Head<'a>,
-    pub weights: &'a DSpark,
-    pub work: &'a mut DSparkWorkspace,
-}
-
-impl LogitsSource for MarkovHead<'_> {
-    fn logits(&mut self, exec: &mut Exec, samples: Range<usize>, logits: &mut Tensor) -> Result<(), OpError> {
-        self.head.logits(exec, samples, logits)
-    }
-}
-
-impl BlockLogits for MarkovHead<'_> {
-    fn add_transition(
-        &mut self,
-        exec: &mut Exec,
-        previous: Option<&Tensor>,
-        logits: &mut Tensor,
-    ) -> Result<(), OpError> {
-        let DSparkWorkspace { first_tokens, markov, transition, .. } = &mut *self.work;
-        let output: &Matrix = &self.weights.markov_output;
-        ops::embed(exec, previous.unwrap_or(first_tokens), &self.weights.markov_embedding, 0, markov)?;
-        ops::matmul(exec, &*markov, output, transition)?;
-        ops::add(exec, transition, logits)
-    }
+/// Adds the part of the Markov head that depends on the previous token to the logits of one position of each block; see
+/// [`Model::add_transition`](pegainfer_runtime::Model::add_transition).
+pub(crate) fn add_transition(
+    exec: &mut Exec,
+    (work, weights): (&mut Workspace, &Weights),
+    previous: Option<&Tensor>,
+    logits: &mut Tensor,
+) -> Result<(), OpError> {
+    let (Some(weights), Some(work)) = (&weights.dspark, &mut work.dspark) else { return Err(not_loaded()) };
+    let DSparkWorkspace { first_tokens, markov, transition, .. } = work;
+    ops::embed(exec, previous.unwrap_or(first_tokens), &weights.markov_embedding, 0, markov)?;
+    ops::matmul(exec, &*markov, &weights.markov_output, transition)?;
+    ops::add(exec, transition, logits)
 }
 
 fn not_loaded() -> OpError {

@@ -3,7 +3,8 @@
 use super::reader::Reader;
 use super::tensor_part::TensorPart;
 use crate::config::{Config, LayerKind, STREAMS};
-use crate::shard::Shard;
+use crate::shard::RankParts;
+use pegainfer_core::parallel::Shard;
 use pegainfer_core::tensor::Tensor;
 use pegainfer_core::weights::{StoredDtype as Dtype, WeightsError};
 use pegainfer_kernels::ops::Matrix;

@@ -1,14 +1,12 @@
 //! Loads the weights of all ranks at the same time, with a thread for each.
 
-use super::feed::{Cursor, Feed, FeedLimits, StopOnPanic, TensorSpec};
 use super::reader::{Input, Reader};
-use super::source::Source;
 use super::{Weights, read};
 use crate::config::Config;
-use crate::shard::Shard;
 use pegainfer_core::exec::Exec;
-use pegainfer_core::parallel::aborted;
-use pegainfer_core::weights::{Checkpoint, WeightsError};
+use pegainfer_core::parallel::{Shard, aborted};
+use pegainfer_core::weights::feed::{Cursor, Feed, FeedLimits, StopOnPanic, TensorSpec};
+use pegainfer_core::weights::{Checkpoint, Source, WeightsError};
 use std::panic::resume_unwind;
 use std::sync::{Mutex, PoisonError};
 use std::thread::{ScopedJoinHandle, scope};
@@ -27,7 +25,7 @@ impl Weights {
     pub fn load(
         ranks: &mut [(Exec, Shard)],
         config: &Config,
-        source: Source<'_>,
+        source: &Source,
         progress: LoadProgress<'_>,
     ) -> Result<Vec<Self>, WeightsError> {
         match source {
@@ -35,7 +33,9 @@ impl Weights {
                 let feed = feed(checkpoint, config, ranks.len(), FeedLimits::DEFAULT)?;
                 load_from(&feed, ranks, config, progress)
             }
-            Source::Dummy(seed) => on_threads(ranks, config, &|| Input::Dummy(seed), progress).into_iter().collect(),
+            Source::Dummy { seed, .. } => {
+                on_threads(ranks, config, &|| Input::Dummy(*seed), progress).into_iter().collect()
+            }
         }
     }
 
@@ -130,9 +130,9 @@ mod tests {
     use std::sync::mpsc::channel;
     use std::time::Duration;
 
-    fn ranks(config: &Config, count: usize) -> Vec<(Exec, Shard)> {
+    fn ranks(count: usize) -> Vec<(Exec, Shard)> {
         let exec = || Exec::cpu(Isa::Portable, Some(1)).unwrap();
-        Shard::all(config, count).unwrap().into_iter().map(|shard| (exec(), shard)).collect()
+        Shard::all(count).map(|shard| (exec(), shard)).collect()
     }
 
     /// Runs `f` on a separate thread; the test fails if it does not end.
@@ -164,9 +164,9 @@ mod tests {
         let dir = dir.to_owned();
         ends(move || {
             let config = Config::load(&dir).unwrap();
-            let checkpoint = Checkpoint::open(&dir).unwrap();
-            let mut ranks = ranks(&config, count);
-            let loaded = Weights::load(&mut ranks, &config, Source::Checkpoint(&checkpoint), &mut |_| {});
+            let source = Source::open(&dir).unwrap();
+            let mut ranks = ranks(count);
+            let loaded = Weights::load(&mut ranks, &config, &source, &mut |_| {});
             loaded.unwrap_err().to_string()
         })
     }
@@ -182,11 +182,11 @@ mod tests {
                 let config = Config::load(&tiny_dir()).unwrap();
                 let checkpoint = Checkpoint::open(&tiny_dir()).unwrap();
                 let feed = feed(&checkpoint, &config, count, limits).unwrap();
-                let (mut told, mut ranks) = (0, ranks(&config, count));
+                let (mut told, mut ranks) = (0, ranks(count));
                 let loaded = load_from(&feed, &mut ranks, &config, &mut |bytes| told += bytes).unwrap().len();
                 (feed.bytes_read(), told, loaded)
             });
-            let shards = Shard::all(&config, count).unwrap();
+            let shards: Vec<_> = Shard::all(count).collect();
             let held = |shard: &Shard| entries.iter().map(|entry| entry.loaded_bytes(&config, *shard)).sum::<u64>();
             assert_eq!((read, loaded), (stored, count), "{count} ranks");
             assert_eq!(told, shards.iter().map(held).sum::<u64>(), "{count} ranks");
@@ -219,14 +219,14 @@ mod tests {
             let dir = dir.clone();
             move || {
                 let config = Config::load(&dir).unwrap();
-                let checkpoint = Checkpoint::open(&dir).unwrap();
+                let source = Source::open(&dir).unwrap();
                 let file = fs::OpenOptions::new().write(true).open(dir.join("model.safetensors")).unwrap();
                 file.set_len(cut).unwrap();
-                let mut ranks = ranks(&config, 4);
-                let loaded = Weights::load(&mut ranks, &config, Source::Checkpoint(&checkpoint), &mut |_| {});
+                let mut ranks = ranks(4);
+                let loaded = Weights::load(&mut ranks, &config, &source, &mut |_| {});
                 let error = loaded.unwrap_err().to_string();
                 let named = error.split("model.safetensors: ").nth(1).unwrap().split(':').next().unwrap();
-                let known = checkpoint.contains(named);
+                let known = source.contains(named);
                 (error, known)
             }
         });

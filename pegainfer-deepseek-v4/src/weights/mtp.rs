@@ -4,7 +4,7 @@ use super::layer::{Layer, hyper, layer};
 use super::reader::Reader;
 use super::tensor_part::TensorPart;
 use crate::config::{Config, LayerKind, STREAMS};
-use crate::shard::Shard;
+use pegainfer_core::parallel::Shard;
 use pegainfer_core::tensor::Tensor;
 use pegainfer_core::weights::WeightsError;
 use pegainfer_kernels::ops::Matrix;

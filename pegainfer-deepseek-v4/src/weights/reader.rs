@@ -1,10 +1,10 @@
 //! Reads tensors of the official formats, or the parts that a rank holds.
 
 use super::dummy;
-use super::feed::{Cursor, Feed, TensorSpec, named};
 use super::tensor_part::TensorPart;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, Element, OpError, Tensor};
+use pegainfer_core::weights::feed::{Cursor, Feed, TensorSpec, named};
 use pegainfer_core::weights::{StoredDtype as Dtype, WeightsError};
 use pegainfer_kernels::ops::{BlockScales, Matrix};
 use std::ops::Range;

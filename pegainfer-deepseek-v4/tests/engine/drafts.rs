@@ -10,17 +10,19 @@ use crate::support::speculation::{
     by_model, drafts_of_the_model_follow_a_grammar, few_tokens, lookup_drafts_change_no_token,
 };
 use crate::support::{
-    THREE_PAGES, Target, best, cuda_graph, engine, fixture, greedy, growing, model_path, options, rank_counts, run,
+    LoadOptions, THREE_PAGES, Target, best, cuda_graph, engine, fixture, greedy, growing, model_path, options,
+    rank_counts, run,
 };
 use crate::verify_steps::{Plan, Sequences, verify};
 use pegainfer_core::engine::{GenerateRequest, StepEngine};
 use pegainfer_core::isa::Isa;
 use pegainfer_core::schedule::speculation::Speculation;
-use pegainfer_deepseek_v4::bounds::Sharing;
-use pegainfer_deepseek_v4::executor::GraphReplays;
+use pegainfer_deepseek_v4::Options;
 use pegainfer_deepseek_v4::numerics::Numerics;
 use pegainfer_deepseek_v4::plan::{self, Step};
-use pegainfer_deepseek_v4::{DeepSeekEngine, LoadOptions};
+use pegainfer_deepseek_v4::sharing::Sharing;
+use pegainfer_deepseek_v4::{DeepSeekEngine, DeepSeekV4};
+use pegainfer_runtime::GraphReplays;
 
 /// An engine that drafts.
 fn drafting(options: &LoadOptions, speculation: Option<Speculation>) -> DeepSeekEngine {
@@ -42,7 +44,7 @@ fn drafts_change_no_bit() {
     let mut requests = requests(&[1, 126, 127, 128, 129, 250], 24);
     requests.extend(growing(&text()));
     let alone = Alone::new(&mut engine(1, &base), best(), requests);
-    let mixed = LoadOptions { max_num_batched_tokens: 48, max_num_mixed_tokens: 40, ..base.clone() };
+    let mixed = LoadOptions { max_num_batched_tokens: Some(48), max_num_mixed_tokens: 40, ..base.clone() };
     let tight = LoadOptions { kv_cache_bytes: THREE_PAGES, ..mixed.clone() };
     alone.holds_with_drafts(|speculation| drafting(&mixed, speculation), |speculation| drafting(&tight, speculation));
 }
@@ -84,7 +86,7 @@ fn drafts_of_the_model_change_no_bit() {
     }
     let growing = growing(&text());
     let alone = Alone::new(&mut engine(1, &base), best(), few_tokens([&growing[..], &growing[..]].concat()));
-    let tight = LoadOptions { kv_cache_bytes: THREE_PAGES, max_num_batched_tokens: 64, ..base };
+    let tight = LoadOptions { kv_cache_bytes: THREE_PAGES, max_num_batched_tokens: Some(64), ..base };
     let preemptions = alone.holds_with_drafts_of_the_model("few pages", &mut drafting(&tight, by_model(3)));
     assert!(preemptions > 0, "nothing was preempted");
 }
@@ -97,7 +99,7 @@ fn ranks_draft_what_one_drafts() {
         model_path: checkpoint.path(),
         speculation: by_model(3),
         check_ranks: true,
-        sharing: Sharing::ALWAYS,
+        model: Options { sharing: Sharing::ALWAYS, numerics: Numerics::F32 },
         ..options(Numerics::F32)
     };
     // The last prompt is so long that ranks share its tokens.
@@ -202,7 +204,7 @@ fn drafts_are_those_of_the_model_in_f64() {
         let oracle = Oracle { weights: &weights, quantize, mistake: Mistake::None };
         for drafts in 1..=4 {
             let outcome = engine.executor().run(&prompt(&TOKENS, drafts)).unwrap();
-            let logits = engine.executor().logits().unwrap();
+            let logits = engine.executor().logits(1).unwrap();
             assert_eq!(outcome.drafts[0].len(), drafts);
             let known = [&TOKENS[..], &outcome.tokens, &outcome.drafts[0][..drafts - 1]].concat();
             let expected = oracle.draft_logits(&known, TOKENS.len());
@@ -259,7 +261,9 @@ fn a_checkpoint_without_the_layer_is_refused_and_dummy_weights_have_it() {
             speculation: by_model(2),
             ..options(Numerics::REFERENCE)
         };
-        pegainfer_deepseek_v4::load(vec![best().exec()], &options, &mut |_, _| {}).map(drop).map_err(|e| e.to_string())
+        pegainfer_runtime::load::<DeepSeekV4>(vec![best().exec()], &options, &mut |_, _| {})
+            .map(drop)
+            .map_err(|e| e.to_string())
     };
     let none = error(&model_path(), None).unwrap_err();
     assert!(none.starts_with("--speculative-config: config.json has no layers that draft"), "{none}");

@@ -8,19 +8,20 @@ use crate::stored;
 use crate::support::invariance::{self, Alone};
 use crate::support::speculation::{by, drafts_of_the_model_follow_a_grammar, few_tokens};
 use crate::support::{
-    THREE_PAGES, Target, best, cuda_graph, engine, fixture, greedy, growing, log_softmax, model_path, options,
-    rank_counts, run,
+    LoadOptions, THREE_PAGES, Target, best, cuda_graph, engine, fixture, greedy, growing, log_softmax, model_path,
+    options, rank_counts, run,
 };
 use crate::verify_steps::{Plan, Sequences, verify};
 use pegainfer_core::engine::{GenerateRequest, StepEngine};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::isa::Isa;
 use pegainfer_core::schedule::speculation::{ModelMethod, Speculation};
-use pegainfer_deepseek_v4::bounds::Sharing;
+use pegainfer_deepseek_v4::Options;
 use pegainfer_deepseek_v4::config::Config;
 use pegainfer_deepseek_v4::numerics::Numerics;
 use pegainfer_deepseek_v4::plan::{self, Step};
-use pegainfer_deepseek_v4::{DeepSeekEngine, LoadOptions, record, record_blocks};
+use pegainfer_deepseek_v4::sharing::Sharing;
+use pegainfer_deepseek_v4::{DeepSeekEngine, DeepSeekV4, record, record_blocks};
 use pegainfer_kernels::compare::{Case, compare};
 use pegainfer_kernels::ops::HeadShape;
 
@@ -56,11 +57,11 @@ fn blocks_change_no_bit() {
         drafting.set_depth(depth);
         alone.cycle(count).holds_with_drafts_of_the_model(&format!("{drafts} drafts, depth {depth}"), &mut drafting);
     }
-    let chunked = LoadOptions { max_num_batched_tokens: 37, max_num_mixed_tokens: 20, ..base.clone() };
+    let chunked = LoadOptions { max_num_batched_tokens: Some(37), max_num_mixed_tokens: 20, ..base.clone() };
     alone.holds_with_drafts_of_the_model("chunks", &mut drafting(&chunked, dspark(4)));
     let growing = growing(&text());
     let alone = Alone::new(&mut engine(1, &base), best(), few_tokens([&growing[..], &growing[..]].concat()));
-    let tight = LoadOptions { kv_cache_bytes: THREE_PAGES, max_num_batched_tokens: 64, ..base };
+    let tight = LoadOptions { kv_cache_bytes: THREE_PAGES, max_num_batched_tokens: Some(64), ..base };
     let preemptions = alone.holds_with_drafts_of_the_model("few pages", &mut drafting(&tight, dspark(3)));
     assert!(preemptions > 0, "nothing was preempted");
 }
@@ -91,7 +92,7 @@ fn ranks_draft_what_one_drafts() {
         model_path: checkpoint.path(),
         speculation: dspark(4),
         check_ranks: true,
-        sharing: Sharing::ALWAYS,
+        model: Options { sharing: Sharing::ALWAYS, numerics: Numerics::F32 },
         ..options(Numerics::F32)
     };
     // The last prompt is so long that ranks share its tokens.
@@ -169,7 +170,7 @@ fn blocks_under_a_grammar_change_no_bit() {
 fn more_blocks_than_a_pass_holds_are_drafted_in_several() {
     let checkpoint = checkpoint("passes");
     let base = LoadOptions { model_path: checkpoint.path(), ..options(Numerics::REFERENCE) };
-    let small = LoadOptions { max_num_batched_tokens: 40, ..base.clone() };
+    let small = LoadOptions { max_num_batched_tokens: Some(40), ..base.clone() };
     let requests = few_tokens((0..12).map(|i| greedy(&text()[10 * i..][..20], 30)).collect());
     let alone = Alone::new(&mut engine(1, &base), best(), requests);
     alone.holds_with_drafts_of_the_model("12 blocks in passes of 8", &mut drafting(&small, dspark(2)));
@@ -211,7 +212,7 @@ fn blocks_are_those_of_the_model_in_f64() {
         let oracle = Oracle { weights: &weights, quantize, mistake: Mistake::None };
         for drafts in [5, 2] {
             let outcome = engine.executor().run(&prompt(tokens, drafts)).unwrap();
-            let logits = engine.executor().logits().unwrap();
+            let logits = engine.executor().logits(drafts).unwrap();
             assert_eq!(outcome.drafts[0].len(), drafts);
             let expected = oracle.block_logits(tokens, outcome.tokens[0], &outcome.drafts[0], &STAGES);
             let rows = logits.chunks(logits.len() / drafts);
@@ -289,7 +290,9 @@ fn what_a_checkpoint_cannot_do_is_refused_and_dummy_weights_have_the_stages() {
     let (checkpoint, april) = (checkpoint("without"), mtp_checkpoint::checkpoint("april"));
     let load = |dir: std::path::PathBuf, speculation, dummy_seed| {
         let options = LoadOptions { model_path: dir, dummy_seed, speculation, ..options(Numerics::REFERENCE) };
-        pegainfer_deepseek_v4::load(vec![best().exec()], &options, &mut |_, _| {}).map(drop).map_err(|e| e.to_string())
+        pegainfer_runtime::load::<DeepSeekV4>(vec![best().exec()], &options, &mut |_, _| {})
+            .map(drop)
+            .map_err(|e| e.to_string())
     };
     let error = |dir, speculation| load(dir, speculation, None).unwrap_err();
     let mtp = error(checkpoint.path(), by(ModelMethod::Mtp, 2));

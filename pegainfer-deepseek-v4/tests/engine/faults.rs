@@ -4,40 +4,29 @@
 use crate::support::{Target, best, model_path, rank_counts};
 use half::bf16;
 use pegainfer_core::exec::Exec;
+use pegainfer_core::parallel::Shard;
 use pegainfer_core::tensor::DType;
-use pegainfer_core::weights::Checkpoint;
-use pegainfer_deepseek_v4::bounds::{Sharing, StepBounds};
+use pegainfer_core::weights::Source;
 use pegainfer_deepseek_v4::config::Config;
-use pegainfer_deepseek_v4::executor::Executor;
-use pegainfer_deepseek_v4::numerics::Numerics;
-use pegainfer_deepseek_v4::plan;
-use pegainfer_deepseek_v4::shard::Shard;
-use pegainfer_deepseek_v4::weights::{Router, Source, Weights};
+use pegainfer_deepseek_v4::weights::{Router, Weights};
+use pegainfer_deepseek_v4::{DeepSeekV4, Options, RankConfig, plan};
+use pegainfer_runtime::{Bounds, Executor, StepSize};
 use std::time::{Duration, Instant};
 
 /// An executor of two ranks, the second modified by `change`; `None` without two GPUs if the ranks run on GPUs.
-fn two_ranks(change: impl FnOnce(&mut Exec, &mut Weights)) -> Option<Executor> {
+fn two_ranks(change: impl FnOnce(&mut Exec, &mut Weights)) -> Option<Executor<DeepSeekV4>> {
     if !rank_counts().contains(&2) {
         return None;
     }
-    let config = Config::load(&model_path()).unwrap();
-    let checkpoint = Checkpoint::open(&model_path()).unwrap();
-    let mut ranks: Vec<_> = best().execs(2).into_iter().zip(Shard::all(&config, 2).unwrap()).collect();
-    let mut weights = Weights::load(&mut ranks, &config, Source::Checkpoint(&checkpoint), &mut |_| {}).unwrap();
+    let config = RankConfig::new(Config::load(&model_path()).unwrap(), Options::default());
+    let source = Source::open(&model_path()).unwrap();
+    let mut ranks: Vec<_> = best().execs(2).into_iter().zip(Shard::all(2)).collect();
+    let mut weights = Weights::load(&mut ranks, &config.model, &source, &mut |_| {}).unwrap();
     change(&mut ranks[1].0, &mut weights[1]);
-    let bounds = StepBounds {
-        tokens: 64,
-        rows: 2,
-        samples: 2,
-        drafts: 0,
-        context: 256,
-        slots: 4,
-        pages: 8,
-        sharing: Sharing::OFFICIAL,
-        graphs: false,
-    };
+    let size = StepSize { tokens: 64, rows: 2, samples: 2, context: 256 };
+    let bounds = Bounds { slots: 4, ..Bounds::exact(size, 8) };
     let ranks = ranks.into_iter().zip(weights).map(|((exec, shard), weights)| (exec, shard, weights)).collect();
-    let mut executor = Executor::new(config, Numerics::REFERENCE, ranks, bounds).unwrap();
+    let mut executor = Executor::new(config, ranks, &bounds).unwrap();
     executor.check_ranks();
     Some(executor)
 }

@@ -1,13 +1,14 @@
 //! Request features and steps in flight, which the scheduler of pegainfer-core gives to every model.
 
 use crate::support::invariance::{self, Alone};
-use crate::support::{THREE_PAGES, Target, e2e, engine, fixture, greedy, growing, logits, options, run, samples};
+use crate::support::{
+    LoadOptions, THREE_PAGES, Target, e2e, engine, fixture, greedy, growing, logits, options, run, samples,
+};
 use pegainfer_core::engine::{GenerateRequest, RequestId, StepEngine, TokenEvent};
 use pegainfer_core::grammar::{Grammar, Matcher};
 use pegainfer_core::isa::Isa;
 use pegainfer_core::logits_processors::TokenMask;
 use pegainfer_core::schedule::PLACEHOLDER;
-use pegainfer_deepseek_v4::LoadOptions;
 use pegainfer_deepseek_v4::numerics::Numerics;
 use pegainfer_deepseek_v4::plan;
 use std::sync::Arc;
@@ -25,7 +26,7 @@ fn two_steps_in_flight_give_the_bits_of_one() {
     requests.extend(growing(&text()));
     let base = options(Numerics::REFERENCE);
     let alone = Alone::new(&mut engine(1, &base), Target::Cpu(Isa::best()), requests);
-    let mixed = LoadOptions { max_num_batched_tokens: 48, max_num_mixed_tokens: 40, ..base.clone() };
+    let mixed = LoadOptions { max_num_batched_tokens: Some(48), max_num_mixed_tokens: 40, ..base.clone() };
     let tight = LoadOptions { kv_cache_bytes: THREE_PAGES, ..mixed.clone() };
     alone.holds_mixed_and_preempted(|| engine(1, &mixed), || engine(1, &tight));
 }
@@ -58,9 +59,9 @@ fn placeholder_ids_are_resolved_from_the_step_before() {
     }
     let mut known = named.clone();
     known.tokens = [2, 0, 1].map(|sample: usize| drawn[sample]).to_vec();
-    let expected = (executor.run(&known).unwrap(), executor.logits().unwrap());
+    let expected = (executor.run(&known).unwrap(), executor.logits(3).unwrap());
     executor.run(&first).unwrap();
-    assert_eq!((executor.run(&named).unwrap(), executor.logits().unwrap()), expected);
+    assert_eq!((executor.run(&named).unwrap(), executor.logits(3).unwrap()), expected);
 }
 
 #[test]

@@ -4,17 +4,17 @@
 
 use crate::support::invariance::Alone;
 use crate::support::{
-    Output, THREE_PAGES, Target, best, cuda_graph, difference, engine, engine_with_threads, fixture, greedy, growing,
-    log_softmax, logits, model_path, options, rank_counts, run,
+    LoadOptions, Output, THREE_PAGES, Target, best, cuda_graph, difference, engine, engine_with_threads, fixture,
+    greedy, growing, log_softmax, logits, model_path, options, rank_counts, run,
 };
 use pegainfer_core::engine::{GenerateRequest, RequestId, StepEngine, TokenEvent};
 use pegainfer_core::isa::Isa;
 use pegainfer_core::logits_processors::{LogitsProcessorParams, LogitsProcessors};
 use pegainfer_core::sampling::SamplingParams;
-use pegainfer_deepseek_v4::LoadOptions;
-use pegainfer_deepseek_v4::bounds::Sharing;
+use pegainfer_deepseek_v4::Options;
 use pegainfer_deepseek_v4::numerics::Numerics;
 use pegainfer_deepseek_v4::plan::{self, NO_STATE, Segment};
+use pegainfer_deepseek_v4::sharing::Sharing;
 
 /// A text with more entries than the indexer chooses, and more than two entries of the heavy layer.
 fn text() -> Vec<u32> {
@@ -60,7 +60,7 @@ fn decode_goes_on_behind_prompts_of_every_length() {
         engine.executor().run(&step((0, 128), (1, length))).unwrap();
         for end in length + 1..=length + DECODED {
             engine.executor().run(&step((1, end - 1), (1, end))).unwrap();
-            let row = log_softmax(&engine.executor().logits().unwrap());
+            let row = log_softmax(&engine.executor().logits(1).unwrap());
             assert_eq!(row, whole[end - 1 - 128], "a prompt of {length} tokens, token {end}");
         }
     }
@@ -76,7 +76,11 @@ fn two_and_four_ranks_agree_with_one() {
     let (expected, tokens) = (logits(&mut alone, &text, 1024, 16), run(&mut alone, &requests));
     for ranks in rank_counts() {
         // Even the steps of a small model are large enough for the ranks to share tokens and the indexer's scores.
-        let checked = LoadOptions { check_ranks: true, sharing: Sharing::ALWAYS, ..options(Numerics::F32) };
+        let checked = LoadOptions {
+            check_ranks: true,
+            model: Options { sharing: Sharing::ALWAYS, numerics: Numerics::F32 },
+            ..options(Numerics::F32)
+        };
         let mut shared = engine(ranks, &checked);
         let off = difference(&expected, &logits(&mut shared, &text, 150, 16));
         assert!(off < 1e-3, "{ranks} ranks: off by {off}");
@@ -102,7 +106,8 @@ fn ranks_that_share_tokens_give_the_bits_of_ranks_that_do_not() {
         for ranks in rank_counts() {
             let whole = Sharing { tokens: usize::MAX, ..Sharing::OFFICIAL };
             let [whole, shared] = [whole, Sharing::ALWAYS].map(|sharing| {
-                let options = LoadOptions { check_ranks: true, sharing, ..options(numerics) };
+                let options =
+                    LoadOptions { check_ranks: true, model: Options { sharing, numerics }, ..options(numerics) };
                 logits(&mut engine(ranks, &options), text, 151, 16)
             });
             assert_eq!(difference(&whole, &shared), 0.0, "{numerics:?}, {ranks} ranks");
@@ -174,7 +179,7 @@ fn trap_14_bits_do_not_depend_on_scheduling_or_a_warm_cache() {
     let replays = batched.executor().graph_replays().decode - loaded;
     assert_eq!(replays > 0, graphs, "a GPU replays decode steps");
 
-    let small = LoadOptions { max_num_batched_tokens: 48, ..base };
+    let small = LoadOptions { max_num_batched_tokens: Some(48), ..base };
     alone.holds("mixed steps", &mut engine(1, &small));
 }
 
@@ -183,7 +188,7 @@ fn trap_14_bits_do_not_depend_on_scheduling_or_a_warm_cache() {
 fn preempted_requests_give_the_same_bits() {
     let alone = alone(growing(&text()).to_vec());
     let base = options(Numerics::REFERENCE);
-    let tight = LoadOptions { kv_cache_bytes: THREE_PAGES, max_num_batched_tokens: 64, ..base };
+    let tight = LoadOptions { kv_cache_bytes: THREE_PAGES, max_num_batched_tokens: Some(64), ..base };
     let mut preempting = engine(1, &tight);
     assert_eq!(preempting.limits().kv_blocks, 3);
     alone.holds("preemption", &mut preempting);

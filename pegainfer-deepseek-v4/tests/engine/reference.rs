@@ -2,16 +2,15 @@
 
 use crate::oracle::{Mistake, Oracle};
 use crate::stored::{self, Numbers};
-use crate::support::{difference, engine, fixture, logits, model_path, options};
+use crate::support::{LoadOptions, difference, engine, fixture, logits, model_path, options};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::isa::Isa;
+use pegainfer_core::parallel::Shard;
 use pegainfer_core::tensor::DType;
-use pegainfer_core::weights::Checkpoint;
-use pegainfer_deepseek_v4::LoadOptions;
+use pegainfer_core::weights::Source;
 use pegainfer_deepseek_v4::config::Config;
 use pegainfer_deepseek_v4::numerics::Numerics;
-use pegainfer_deepseek_v4::shard::Shard;
-use pegainfer_deepseek_v4::weights::{Source, Weights};
+use pegainfer_deepseek_v4::weights::Weights;
 use pegainfer_kernels::ops::deepseek_v4::Experts;
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -135,8 +134,8 @@ fn trap_08_dequantised_weights_equal_the_formulas_bit_for_bit() {
     let stored = &*WEIGHTS;
     let mut ranks = [(Exec::cpu(Isa::Portable, Some(2)).unwrap(), Shard::WHOLE)];
     let config = Config::load(&model_path()).unwrap();
-    let checkpoint = Checkpoint::open(&model_path()).unwrap();
-    let loaded = Weights::load(&mut ranks, &config, Source::Checkpoint(&checkpoint), &mut |_| {}).unwrap();
+    let source = Source::open(&model_path()).unwrap();
+    let loaded = Weights::load(&mut ranks, &config, &source, &mut |_| {}).unwrap();
     let weights = &loaded[0];
     let mut matrices = vec![("head".to_owned(), &weights.head)];
     for (i, layer) in weights.layers.iter().enumerate() {

@@ -3,11 +3,11 @@
 //! `PEGAINFER_TEST_DEVICE=cuda` on GPUs.
 
 use crate::support::process::in_own_process;
-use crate::support::{engine, fixture, greedy, invariance, options, rank_counts, run};
+use crate::support::{LoadOptions, engine, fixture, greedy, invariance, options, rank_counts, run};
 use pegainfer_core::engine::{GenerateRequest, RequestId, StepEngine, TokenEvent};
 use pegainfer_core::rng;
+use pegainfer_deepseek_v4::DeepSeekEngine;
 use pegainfer_deepseek_v4::numerics::Numerics;
-use pegainfer_deepseek_v4::{DeepSeekEngine, LoadOptions};
 use std::collections::HashMap;
 
 /// Default number of steps; `PEGAINFER_TEST_STEPS` overrides it.
@@ -98,7 +98,7 @@ fn soak() {
     let ranks = rank_counts().first().copied().unwrap_or(1);
     let tight = LoadOptions {
         kv_cache_bytes: Some(4 * 83_000),
-        max_num_batched_tokens: 64,
+        max_num_batched_tokens: Some(64),
         max_num_mixed_tokens: 48,
         ..options(Numerics::REFERENCE)
     };
@@ -127,7 +127,7 @@ fn soak() {
         events.into_iter().for_each(|(id, event)| load.take(id, event, &expected));
         (turn, done) = (turn + 1, engine.stats().steps - before.steps);
         if done >= [steps / 2, steps, u64::MAX][memory.len()] {
-            memory.push((resident(), engine.executor().allocated_bytes()));
+            memory.push((resident(), engine.executor().exec().allocated_bytes()));
         }
     }
     let stats = engine.stats();

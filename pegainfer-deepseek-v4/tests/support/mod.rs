@@ -9,10 +9,11 @@ mod engines;
 
 pub use engines::*;
 use pegainfer_core::engine::GenerateRequest;
-use pegainfer_deepseek_v4::bounds::Sharing;
 use pegainfer_deepseek_v4::numerics::Numerics;
-use pegainfer_deepseek_v4::plan::{self, SampleRow};
-use pegainfer_deepseek_v4::{DeepSeekEngine, LoadOptions, load};
+use pegainfer_deepseek_v4::plan::{self, PAGE_TOKENS, SampleRow};
+use pegainfer_deepseek_v4::sharing::Sharing;
+use pegainfer_deepseek_v4::{DeepSeekEngine, DeepSeekV4, Options};
+use pegainfer_runtime::{Overrides, load};
 use std::path::PathBuf;
 
 /// The checkpoint under test.
@@ -25,6 +26,9 @@ pub fn fixture() -> Fixture {
     Fixture::under_test("dsv4-tiny")
 }
 
+/// Options of loading.
+pub type LoadOptions = pegainfer_runtime::LoadOptions<Options>;
+
 /// Defaults that leave every invariant to the test.
 pub fn options(numerics: Numerics) -> LoadOptions {
     LoadOptions {
@@ -33,15 +37,19 @@ pub fn options(numerics: Numerics) -> LoadOptions {
         cuda_graph: cuda_graph(),
         loop_back_ranks: None,
         check_ranks: false,
-        sharing: Sharing::OFFICIAL,
+        model: Options { numerics, sharing: Sharing::OFFICIAL },
+        overrides: Overrides::default(),
         max_model_len: Some(1024),
         max_num_seqs: Some(16),
-        max_num_batched_tokens: 1024,
+        max_num_batched_tokens: Some(1024),
         max_num_mixed_tokens: 1024,
         kv_cache_bytes: small_cache(64 << 20),
         gpu_memory_utilization: 0.9,
+        gpu_memory_limit: None,
+        // As many snapshots as sequences, about.
+        state_cache_bytes: Some(4 << 20),
+        state_cache_interval: PAGE_TOKENS,
         speculation: None,
-        numerics,
     }
 }
 
@@ -56,12 +64,12 @@ pub fn growing(text: &[u32]) -> [GenerateRequest; 2] {
 /// A loaded engine on `ranks` ranks: on the CPU with one thread each, or with `PEGAINFER_TEST_DEVICE=cuda` on one GPU
 /// each.
 pub fn engine(ranks: usize, options: &LoadOptions) -> DeepSeekEngine {
-    load(best().execs(ranks), options, &mut |_, _| {}).unwrap().engine
+    load::<DeepSeekV4>(best().execs(ranks), options, &mut |_, _| {}).unwrap().engine
 }
 
 /// A loaded engine on one rank, with two threads on a CPU.
 pub fn engine_with_threads(options: &LoadOptions) -> DeepSeekEngine {
-    load(vec![best().exec_with(2)], options, &mut |_, _| {}).unwrap().engine
+    load::<DeepSeekV4>(vec![best().exec_with(2)], options, &mut |_, _| {}).unwrap().engine
 }
 
 /// Numbers of ranks to test in addition to one; limited by the number of GPUs if they run on GPUs.
@@ -87,7 +95,7 @@ pub fn logits(engine: &mut DeepSeekEngine, text: &[u32], chunk: usize, count: us
         step.samples = (wanted..end).map(sample).collect();
         engine.executor().run(&step).unwrap();
         if !step.samples.is_empty() {
-            let logits = engine.executor().logits().unwrap();
+            let logits = engine.executor().logits(step.samples.len()).unwrap();
             rows.extend(logits.chunks(logits.len() / step.samples.len()).map(log_softmax));
         }
         first = end;

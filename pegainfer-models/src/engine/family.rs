@@ -96,8 +96,8 @@ impl Family {
             architecture: M::ARCHITECTURE,
             model_type: M::MODEL_TYPE,
             rank_bytes: |dir, args| {
-                let config = M::load_config_with(dir, &args.overrides())?;
-                Ok(pegainfer_runtime::rank_bytes::<M>(&config, &load_options(dir, args))?)
+                let options = load_options::<M>(dir, args);
+                Ok(pegainfer_runtime::rank_bytes::<M>(&M::load_config_for(&options)?, &options)?)
             },
             fits_one: true,
             load: load::<M>,
@@ -109,9 +109,9 @@ impl Family {
                 Ok(pegainfer_runtime::record::<M>(&M::load_config_with(dir, overrides)?, ranks, step)?)
             },
             gpu_fit: |dir, args, bytes| {
-                let config = M::load_config_with(dir, &args.overrides())?;
+                let options = load_options::<M>(dir, args);
                 let ranks = args.tensor_parallel_size.or(args.loop_back_ranks).map_or(1, Into::into);
-                Ok(GpuFit::new::<M>(&config, &load_options(dir, args), ranks, bytes)?)
+                Ok(GpuFit::new::<M>(&M::load_config_for(&options)?, &options, ranks, bytes)?)
             },
         }
     }
@@ -139,7 +139,7 @@ impl fmt::Display for Family {
 fn load<M: Model>(device: OpenDevice, dir: &Path, args: &EngineArgs) -> Result<LoadedEngine> {
     let (name, shows_progress) = (device.name.clone(), device.shows_progress);
     let kind = device.kind();
-    let options = load_options(dir, args);
+    let options = load_options::<M>(dir, args);
     let loaded =
         with_progress_bar(shows_progress, |progress| pegainfer_runtime::load::<M>(device.execs, &options, progress))?;
     let handle = spawn(loaded.engine, args, kind)?;
@@ -155,8 +155,9 @@ fn load<M: Model>(device: OpenDevice, dir: &Path, args: &EngineArgs) -> Result<L
 }
 
 /// The load options of a runtime model, set by the flags.
-fn load_options(dir: &Path, args: &EngineArgs) -> LoadOptions {
+fn load_options<M: Model>(dir: &Path, args: &EngineArgs) -> LoadOptions<M::Options> {
     LoadOptions {
+        model: M::Options::default(),
         model_path: dir.to_path_buf(),
         overrides: args.overrides(),
         dummy_seed: (args.load_format == LoadFormat::Dummy).then_some(DUMMY_SEED),
@@ -194,7 +195,7 @@ fn measure<M: Model>(
     (selection, progress): (Selection<'_>, MeasureProgress<'_>),
 ) -> Result<Measured> {
     let name = device.name.clone();
-    let options = load_options(dir, args);
+    let options = load_options::<M>(dir, args);
     let mut loaded =
         with_progress_bar(true, |progress| pegainfer_runtime::load::<M>(device.execs, &options, progress))?;
     let mut measured = pegainfer_runtime::measure(&mut loaded.engine, options.cuda_graph, selection, progress)?;
@@ -210,7 +211,7 @@ fn measure_again<M: Model>(
     (steps, progress): (&[StepLine], MeasureProgress<'_>),
 ) -> Result<(Header, Vec<Remeasured>)> {
     let name = device.name.clone();
-    let options = load_options(dir, args);
+    let options = load_options::<M>(dir, args);
     let mut loaded =
         with_progress_bar(true, |progress| pegainfer_runtime::load::<M>(device.execs, &options, progress))?;
     let (header, again) = pegainfer_runtime::measure_again(&mut loaded.engine, options.cuda_graph, steps, progress)?;

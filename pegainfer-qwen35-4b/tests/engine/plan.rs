@@ -181,6 +181,7 @@ fn a_decode_step_in_fp8_reads_half_of_the_projections_and_of_the_cache() {
 /// Memory use of an engine with the server's defaults on a GPU with `bytes` bytes.
 fn fit(config: &Config, bytes: u64) -> Result<GpuFit, String> {
     let defaults = LoadOptions {
+        model: (),
         model_path: "model".into(),
         overrides: Overrides::default(),
         dummy_seed: None,

@@ -2,40 +2,28 @@
 
 use super::rank::Rank;
 use crate::model::{Model, StepOf};
+use crate::tensor_hash::hash_words;
 use pegainfer_core::parallel::Ranks;
-use pegainfer_core::rng::mix;
 use pegainfer_core::tensor::OpError;
 use std::sync::{Mutex, PoisonError};
 
-/// Compares the tokens that `step` drew, and the normalised output of the last layer for its samples. The latter is the
-/// sum of what all layers added to the residual stream, which every rank holds whole. The error names the first
-/// difference.
+/// Compares the tokens that `step` drew, then what [`Model::hashes`] names. The error names the first difference.
 pub(super) fn same_on_all_ranks<M: Model>(ranks: &mut Ranks<Rank<M>>, step: &StepOf<M>) -> Result<(), OpError> {
-    let found = Mutex::new(vec![[0; 2]; ranks.count()]);
+    let found = Mutex::new(vec![Vec::new(); ranks.count()]);
     ranks.run(|rank| {
-        let hashes = hashes(rank, step.samples.len())?;
+        let mut drawn = vec![0u32; step.samples.len()];
+        rank.exec.read(&rank.sampler.sampled, 0, &mut drawn)?;
+        let mut hashes = vec![("the tokens".to_owned(), hash_words(0, drawn))];
+        hashes.extend(rank.hashes(step)?);
         found.lock().unwrap_or_else(PoisonError::into_inner)[rank.shard.rank] = hashes;
         Ok(())
     })?;
     let found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
     for (rank, hashes) in found.iter().enumerate() {
-        let differs = |i: usize| hashes[i] != found[0][i];
-        if let Some(what) = [(0, "the output of the last layer"), (1, "the tokens")].iter().find(|(i, _)| differs(*i)) {
-            let message = format!("rank {rank} and rank 0 differ in {}", what.1);
+        if let Some(((what, _), _)) = hashes.iter().zip(&found[0]).find(|(own, first)| own != first) {
+            let message = format!("rank {rank} and rank 0 differ in {what}");
             return Err(OpError { op: "check_ranks", message });
         }
     }
     Ok(())
-}
-
-/// Hashes of the output of the last layer and of the tokens of the newest `samples` samples.
-fn hashes<M: Model>(rank: &mut Rank<M>, samples: usize) -> Result<[u64; 2], OpError> {
-    let hash = |words: &[u32]| words.iter().fold(0, |hash, word| mix(hash ^ u64::from(*word)));
-    let mut tokens = vec![0u32; samples];
-    rank.exec.read(&rank.sampler.sampled, 0, &mut tokens)?;
-    let (exec, normed) = rank.normed();
-    let mut values = vec![half::bf16::ZERO; samples.min(normed.rows_cols().0) * normed.rows_cols().1];
-    exec.read(normed, 0, &mut values)?;
-    let bits: Vec<u32> = values.iter().map(|value| u32::from(value.to_bits())).collect();
-    Ok([hash(&bits), hash(&tokens)])
 }

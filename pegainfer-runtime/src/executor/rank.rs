@@ -2,15 +2,17 @@
 
 use crate::bounds::Bounds;
 use crate::drafting::DraftVocabulary;
+use crate::graph_shape::{GraphBounds, GraphKey};
 use crate::inputs::Inputs;
 use crate::load_error::LoadError;
 use crate::model::{Model, Parts, Pass, StepOf};
+use crate::pass_kind::PassKind;
 use crate::sampler::{Projection, Sampler};
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::parallel::{Communicator, Shard};
 use pegainfer_core::schedule::{Graphs, Launches};
 use pegainfer_core::tensor::{DType, OpError, Tensor};
-use pegainfer_kernels::ops::BLOCK_SIZE;
+use pegainfer_kernels::ops::Matrix;
 use std::sync::Arc;
 
 /// A rank: its part of the model, and its device.
@@ -19,17 +21,16 @@ pub(super) struct Rank<M: Model> {
     pub exec: Exec,
     pub shard: Shard,
     /// The model's numbers for this rank.
-    config: M::Config,
+    pub config: M::Config,
     weights: M::Weights,
     work: M::Workspace,
     cache: M::Cache,
     /// Inputs of the newest step.
     inputs: Inputs,
     pub sampler: Sampler,
-    /// Graphs of decode steps.
-    graphs: Graphs,
-    /// Graphs of draft passes with one token for each row.
-    draft_graphs: Graphs,
+    /// Graphs of steps and of passes that draft.
+    pub graphs: Graphs<GraphKey>,
+    graph_bounds: GraphBounds,
     /// If its drafts are not taken from the whole vocabulary.
     draft_vocabulary: Option<DraftVocabulary>,
     /// The other ranks, if there are any.
@@ -42,15 +43,6 @@ struct OtherRanks {
     communicator: Arc<dyn Communicator>,
     /// The rank's columns of the logits computed at once, `[logits_rows, vocab / ranks]` f32.
     logits_part: Tensor,
-}
-
-/// The layers that a pass runs through.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum PassLayers {
-    /// Layers of the model.
-    Layers,
-    /// Layers that draft.
-    Drafts,
 }
 
 /// What is done of a pass.
@@ -67,14 +59,15 @@ pub(super) enum Phase {
 impl<M: Model> Rank<M> {
     /// Allocates everything but the cache, whose size depends on all ranks; see [`add_cache`](UncachedRank::add_cache).
     pub fn new(
-        (mut exec, shard, weights): (Exec, Shard, M::Weights),
+        (mut exec, shard, mut weights): (Exec, Shard, M::Weights),
         config: M::Config,
         bounds: &Bounds,
         communicator: Arc<dyn Communicator>,
     ) -> Result<UncachedRank<M>, LoadError> {
         let info = M::info(&config);
+        M::finish_weights(&mut exec, &mut weights, &config)?;
         let mut work = M::workspace(&mut exec, &config, bounds)?;
-        let inputs = Inputs::new(&mut exec, info.vocab_size, BLOCK_SIZE, bounds.size)?;
+        let inputs = Inputs::new(&mut exec, info.vocab_size, M::BLOCK_TOKENS, bounds.size)?;
         let sampler = Sampler::new(&mut exec, info.vocab_size, bounds.size.samples)?;
         let part = [sampler.max_rows(), info.vocab_size / shard.ranks];
         let others = match shard.ranks {
@@ -83,81 +76,79 @@ impl<M: Model> Rank<M> {
         };
         // Several ranks share the whole output matrix instead, each of them a part.
         let size = bounds.draft_vocab_size.filter(|size| info.drafts && *size < info.vocab_size && shard.ranks == 1);
-        let draft_vocabulary = size.map(|size| {
-            let head = M::draft_output(&mut work, &weights).1;
-            DraftVocabulary::new(&mut exec, head, size, bounds.size.rows)
-        });
-        let draft_vocabulary = draft_vocabulary.transpose()?;
+        let draft_vocabulary = match (size, M::draft_output(&mut work, &weights).1) {
+            (Some(size), Matrix::Bf16(head)) => Some(DraftVocabulary::new(&mut exec, head, size, bounds.size.rows)?),
+            _ => None,
+        };
         Ok(UncachedRank { exec, shard, config, weights, work, inputs, sampler, draft_vocabulary, others })
     }
 
-    /// Graphs of passes through these layers.
-    pub fn graphs(&self, layers: PassLayers) -> &Graphs {
-        match layers {
-            PassLayers::Layers => &self.graphs,
-            PassLayers::Drafts => &self.draft_graphs,
-        }
+    /// Pads later steps of up to `rows` rows as for CUDA graphs, but runs them launch by launch.
+    pub fn only_pad(&mut self, rows: usize) {
+        self.graphs = Graphs::padding_only(rows.min(self.sampler.max_rows()));
     }
 
-    /// Sampler of passes through these layers.
-    pub fn sampler(&mut self, layers: PassLayers) -> (&mut Exec, &mut Sampler) {
-        match (&mut self.draft_vocabulary, layers) {
-            (Some(part), PassLayers::Drafts) => (&mut self.exec, &mut part.sampler),
+    /// Key of the graph of a pass of this kind over `step`; `None` if it runs launch by launch.
+    pub fn graph_key(&self, kind: PassKind, step: &StepOf<M>) -> Option<GraphKey> {
+        // A record is of the ops themselves.
+        self.graph_bounds.key(&self.graphs, kind, step).filter(|_| !self.exec.is_recording())
+    }
+
+    /// Sampler of passes of this kind.
+    pub fn sampler(&mut self, kind: PassKind) -> (&mut Exec, &mut Sampler) {
+        match (&mut self.draft_vocabulary, kind) {
+            (Some(part), PassKind::Drafts { .. }) => (&mut self.exec, &mut part.sampler),
             _ => (&mut self.exec, &mut self.sampler),
         }
     }
 
-    /// Runs a `phase` of a pass through `layers` over `step`, as a CUDA graph of `size` rows if there is one.
+    /// Runs a `phase` of a pass of this kind over `step`, as the CUDA graph `key` if there is one.
     pub fn enqueue(
         &mut self,
-        layers: PassLayers,
+        kind: PassKind,
         step: &StepOf<M>,
-        size: Option<usize>,
+        key: Option<GraphKey>,
         phase: Phase,
     ) -> Result<(), OpError> {
-        self.on_device(layers, step, |graphs, launches| {
+        self.on_device(kind, step, |graphs, launches| {
             if phase != Phase::Replay {
-                launches.upload(size.is_some())?;
+                launches.upload(key.is_some())?;
             }
             match phase {
-                Phase::Capture => graphs.capture(size, launches),
-                Phase::Replay | Phase::Whole => graphs.run(size, launches),
+                Phase::Capture => graphs.capture(key, launches),
+                Phase::Replay | Phase::Whole => graphs.run(key, launches),
             }
         })
     }
 
-    /// Draws the samples of `step`, which has no padding, after a pass through `layers` over it.
-    pub fn sample(&mut self, layers: PassLayers, step: &StepOf<M>) -> Result<(), OpError> {
-        self.on_device(layers, step, |_, launches| launches.sample())
+    /// Draws the samples of `step`, which has no padding, after a pass of this kind over it.
+    pub fn sample(&mut self, kind: PassKind, step: &StepOf<M>) -> Result<(), OpError> {
+        self.on_device(kind, step, |_, launches| launches.sample())
     }
 
-    /// Runs `job` on the device, with the launches of a pass through `layers` over `step`.
-    fn on_device(
+    /// See [`Model::hashes`]; `step` is the newest one.
+    pub fn hashes(&mut self, step: &StepOf<M>) -> Result<Vec<(String, u64)>, OpError> {
+        self.on_device(PassKind::Layers, step, |_, launches| M::hashes(&mut launches.pass()))
+    }
+
+    /// Runs `job` on the device, with the launches of a pass of this kind over `step`.
+    fn on_device<R: Send>(
         &mut self,
-        layers: PassLayers,
+        kind: PassKind,
         step: &StepOf<M>,
-        job: impl FnOnce(&mut Graphs, &mut PassLaunches<'_, M>) -> Result<(), OpError> + Send,
-    ) -> Result<(), OpError> {
-        let Self { exec, config, weights, work, cache, inputs, sampler, others, .. } = self;
-        let graphs = match layers {
-            PassLayers::Layers => &mut self.graphs,
-            PassLayers::Drafts => &mut self.draft_graphs,
-        };
-        let (sampler, head) = match (&mut self.draft_vocabulary, layers) {
-            (Some(part), PassLayers::Drafts) => (&mut part.sampler, Some(&part.head)),
+        job: impl FnOnce(&mut Graphs<GraphKey>, &mut PassLaunches<'_, M>) -> Result<R, OpError> + Send,
+    ) -> Result<R, OpError> {
+        let Self { exec, config, weights, work, cache, inputs, sampler, graphs, others, .. } = self;
+        let (sampler, head) = match (&mut self.draft_vocabulary, kind) {
+            (Some(part), PassKind::Drafts { .. }) => (&mut part.sampler, Some(&part.head)),
             _ => (sampler, None),
         };
         exec.install(|exec| {
             let others = others.as_mut();
             let mut launches =
-                PassLaunches { exec, config, weights, cache, work, inputs, sampler, head, others, step, layers };
+                PassLaunches { exec, config, weights, cache, work, inputs, sampler, head, others, step, kind };
             job(graphs, &mut launches)
         })?
-    }
-
-    /// The normalised output of the last layer for the newest step's samples, for comparison.
-    pub fn normed(&mut self) -> (&Exec, &Tensor) {
-        (&self.exec, M::output(&mut self.work, &self.weights).0)
     }
 }
 
@@ -181,8 +172,8 @@ impl<M: Model> UncachedRank<M> {
         let parts = Parts { exec: &mut exec, config: &config, weights: &weights, work: &work, shard };
         let cache = M::cache(parts, bounds, blocks)?;
         let rows = bounds.size.rows.min(sampler.max_rows());
-        let graphs = || Graphs::new(if bounds.graphs && exec.device() == Device::Cuda { rows } else { 0 });
-        let (graphs, draft_graphs) = (graphs(), graphs());
+        let graphs = Graphs::new(if bounds.graphs && exec.device() == Device::Cuda { rows } else { 0 });
+        let graph_bounds = GraphBounds::new::<M>(bounds, exec.device(), M::info(&config).draft_block);
         Ok(Rank {
             exec,
             shard,
@@ -193,7 +184,7 @@ impl<M: Model> UncachedRank<M> {
             inputs,
             sampler,
             graphs,
-            draft_graphs,
+            graph_bounds,
             draft_vocabulary,
             others,
         })
@@ -210,27 +201,34 @@ struct PassLaunches<'a, M: Model> {
     inputs: &'a mut Inputs,
     sampler: &'a mut Sampler,
     /// Output matrix of `sampler`, if it is not the model's.
-    head: Option<&'a Tensor>,
+    head: Option<&'a Matrix>,
     others: Option<&'a mut OtherRanks>,
     step: &'a StepOf<M>,
-    layers: PassLayers,
+    kind: PassKind,
 }
 
 impl<M: Model> PassLaunches<'_, M> {
+    /// What the model gets of the pass.
+    fn pass(&mut self) -> Pass<'_, M> {
+        let Self { exec, config, weights, cache, work, inputs, sampler, others, step, kind, .. } = self;
+        let communicator = others.as_ref().map(|others| &*others.communicator);
+        let (previous, kind) = (&sampler.sampled, *kind);
+        Pass { exec, config, weights, cache, work, inputs, previous, step, kind, communicator }
+    }
+
     /// Uploads the inputs of the pass. `kept`: a CUDA graph keeps its launches.
     fn upload(&mut self, kept: bool) -> Result<(), OpError> {
-        let Self { exec, work, inputs, step, .. } = self;
-        inputs.keep_launches(kept);
-        inputs.fill(exec, step)?;
-        match self.layers {
-            PassLayers::Layers => M::begin(exec, work, step),
-            PassLayers::Drafts => M::begin_draft(exec, work, step),
+        self.inputs.keep_launches(kept);
+        self.inputs.fill(self.exec, self.step)?;
+        match self.kind {
+            PassKind::Layers => M::begin(&mut self.pass()),
+            PassKind::Drafts { .. } | PassKind::Blocks => M::begin_draft(&mut self.pass()),
         }
     }
 
-    /// Draws the samples of the step.
+    /// Draws the samples of the step. Passes over blocks have already drawn theirs.
     fn sample(&mut self) -> Result<(), OpError> {
-        if self.layers == PassLayers::Layers {
+        if self.kind == PassKind::Layers {
             self.inputs.fill_processors(self.exec, self.step, &self.sampler.sampled)?;
         }
         let step = self.step;
@@ -240,33 +238,29 @@ impl<M: Model> PassLaunches<'_, M> {
     /// Lends the sampler and the GEMM that gives its logits.
     fn with_projection(
         &mut self,
-        job: impl FnOnce(&mut Exec, &mut Sampler, &mut Projection<'_>, &mut Inputs) -> Result<(), OpError>,
+        job: impl FnOnce(&mut Exec, &mut Sampler, &mut Projection<'_, M>, &mut Inputs) -> Result<(), OpError>,
     ) -> Result<(), OpError> {
-        let Self { exec, weights, work, inputs, sampler, head: other_head, others, layers, .. } = self;
-        let (normed, head) = match layers {
-            PassLayers::Layers => M::output(work, weights),
-            PassLayers::Drafts => M::draft_output(work, weights),
-        };
+        let Self { exec, weights, work, inputs, sampler, head, others, kind, .. } = self;
         let gather = others.as_mut().map(|others| (&mut others.logits_part, &*others.communicator));
-        job(exec, sampler, &mut Projection { normed, head: other_head.unwrap_or(head), gather }, inputs)
+        job(exec, sampler, &mut Projection { work, weights, kind: *kind, head: *head, gather }, inputs)
     }
 }
 
-/// The forward pass up to the logits of its samples, as captured in a CUDA graph.
+/// The forward pass up to the logits of its samples, or up to the tokens of blocks, as captured in a CUDA graph.
 impl<M: Model> Launches for PassLaunches<'_, M> {
     fn exec(&mut self) -> &mut Exec {
         self.exec
     }
 
     fn launch(&mut self) -> Result<(), OpError> {
-        let Self { exec, config, weights, cache, work, inputs, sampler, others, step, layers, .. } = self;
-        let (samples, previous) = (step.samples.len(), &sampler.sampled);
-        let communicator = others.as_ref().map(|others| &*others.communicator);
-        let mut pass = Pass::<M> { exec, config, weights, cache, work, inputs, previous, step, communicator };
-        match layers {
-            PassLayers::Layers => M::forward(&mut pass)?,
-            PassLayers::Drafts => M::draft(&mut pass)?,
+        match self.kind {
+            PassKind::Layers => M::forward(&mut self.pass())?,
+            PassKind::Drafts { .. } | PassKind::Blocks => M::draft(&mut self.pass())?,
         }
-        self.with_projection(|exec, sampler, projection, _| sampler.project(exec, projection, samples))
+        let (kind, rows, samples) = (self.kind, self.step.rows.len(), self.step.samples.len());
+        self.with_projection(|exec, sampler, projection, inputs| match kind {
+            PassKind::Blocks => sampler.run_blocks(exec, projection, inputs, (rows, samples / rows)),
+            PassKind::Layers | PassKind::Drafts { .. } => sampler.project(exec, projection, samples),
+        })
     }
 }

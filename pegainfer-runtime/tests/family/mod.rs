@@ -32,6 +32,7 @@ pub fn requests() -> Vec<GenerateRequest> {
 /// Defaults that leave every invariant to the test.
 pub fn options() -> LoadOptions {
     LoadOptions {
+        model: (),
         model_path: model_path(),
         overrides: Overrides::default(),
         dummy_seed: None,

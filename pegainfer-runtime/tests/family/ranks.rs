@@ -85,7 +85,11 @@ fn a_request_gives_the_same_bits_however_it_is_scheduled() {
 
 #[test]
 fn graphs_of_several_ranks_equal_launches() {
-    let model = graphs::Model { ragged: ragged::<Family>, padded: padded::<Family>, replays: Executor::graph_replays };
+    let model = graphs::Model {
+        ragged: ragged::<Family>,
+        padded: padded::<Family>,
+        replays: |executor: &Executor<_>| executor.graph_replays().decode,
+    };
     for ranks in rank_counts(RANKS) {
         let load =
             |cuda_graph| engine_on(ranks, best(), &LoadOptions { cuda_graph, max_num_seqs: Some(ROWS), ..options() });

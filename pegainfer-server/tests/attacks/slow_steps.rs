@@ -27,6 +27,7 @@ fn exec() -> Exec {
 
 fn engine(exec: Exec) -> ModelEngine<Qwen3> {
     let options = LoadOptions {
+        model: (),
         model_path: Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/qwen3-tiny"),
         overrides: Overrides::default(),
         dummy_seed: None,

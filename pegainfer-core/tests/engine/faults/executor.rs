@@ -246,7 +246,7 @@ impl<K: Spoil + Send + 'static> StepExecutor for VirtualDevice<K> {
 /// Checks that a step in which each sequence computes its newest token runs as a graph, whatever its samples request.
 fn check_graph<R: Clone + Default>(step: &Step<R>) {
     let decodes = step.queries() == (1, 1) && step.rows.iter().all(|row| row.next.is_none());
-    assert!(!decodes || Graphs::new(GRAPH_ROWS).size(step).is_some(), "a decode step without a graph");
+    assert!(!decodes || Graphs::<usize>::new(GRAPH_ROWS).size(step).is_some(), "a decode step without a graph");
 }
 
 /// Computes up to `max` pending masks. They belong to a pool with this thread as its only thread, which computes only

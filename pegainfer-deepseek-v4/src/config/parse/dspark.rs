@@ -1,13 +1,13 @@
 //! The fields of config.json for DSpark.
 
-use super::{Raw, invalid};
-use crate::config::{ConfigError, DSpark};
+use super::Raw;
+use crate::config::DSpark;
 use pegainfer_core::schedule::speculation::MAX_DRAFT_TOKENS;
-use pegainfer_runtime::block_drafting::BlockShape;
+use pegainfer_runtime::{BlockShape, ConfigError, ConfigFile};
 
 impl Raw {
     /// The numbers of DSpark, with blocks of `tokens` positions. The ratios of its stages follow those of the layers.
-    pub(super) fn dspark(&self, tokens: usize) -> Result<DSpark, ConfigError> {
+    pub(super) fn dspark(&self, tokens: usize, file: &ConfigFile) -> Result<DSpark, ConfigError> {
         let stages = self.compress_ratios.get(self.num_hidden_layers..).unwrap_or_default();
         let noise_token = self.dspark_noise_token_id.unwrap_or(u32::MAX);
         let targets = &self.dspark_target_layer_ids;
@@ -34,7 +34,7 @@ impl Raw {
             ),
         ] {
             if wrong {
-                return Err(invalid(message));
+                return Err(file.invalid(message));
             }
         }
         Ok(DSpark {

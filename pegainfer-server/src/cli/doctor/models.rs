@@ -309,7 +309,7 @@ fn qwen35_4b() -> qwen35::config::Config {
 #[cfg(feature = "deepseek-v4")]
 fn deepseek_v4_flash() -> deepseek_v4::config::Config {
     use deepseek_v4::config::{DSpark, Drafts, LayerKind, Yarn};
-    use pegainfer_runtime::block_drafting::BlockShape;
+    use pegainfer_runtime::BlockShape;
     deepseek_v4::config::Config {
         vocab_size: 129_280,
         hidden_size: 4096,

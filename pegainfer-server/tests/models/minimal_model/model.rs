@@ -8,7 +8,7 @@ use pegainfer_core::weights::{Loader, SourceTensor, WeightsError};
 use pegainfer_kernels::ops::{self, HeadShape, KvDType, Matrix, RopeHeads, RopeSpec};
 use pegainfer_runtime::{
     Activations, AttentionScratch, Bounds, ConfigError, ConfigFile, DecoderShape, DecoderWeights, DecoderWorkspace,
-    KvLayer, LoadError, Mlp, Model, ModelInfo, Parts, StepOf, gather_rows, load_head,
+    KvLayer, LoadError, Mlp, Model, ModelInfo, Parts, Pass, gather_rows, load_head,
 };
 use serde_json::{Value, json};
 
@@ -87,6 +87,7 @@ impl Model for Minimal {
     const MODEL_TYPE: &'static str = "minimal";
 
     type Config = Config;
+    type Options = ();
     type Weights = DecoderWeights<Layer>;
     type Workspace = DecoderWorkspace;
     type Cache = Vec<KvLayer>;
@@ -123,6 +124,8 @@ impl Model for Minimal {
             initializer_range: config.initializer_range,
             fp8_weights: false,
             drafts: false,
+            draft_block: None,
+            max_default_tokens: usize::MAX,
         }
     }
 
@@ -149,13 +152,13 @@ impl Model for Minimal {
 
     fn state(_config: &Config, _bounds: &Bounds) {}
 
-    fn begin(_exec: &mut Exec, work: &mut DecoderWorkspace, step: &StepOf<Self>) -> Result<(), OpError> {
-        work.set_rows(step.tokens.len());
+    fn begin(pass: &mut Pass<'_, Self>) -> Result<(), OpError> {
+        pass.work.set_rows(pass.step.tokens.len());
         Ok(())
     }
 
-    fn forward(pass: &mut pegainfer_runtime::Pass<'_, Self>) -> Result<(), OpError> {
-        let pegainfer_runtime::Pass { exec, config, weights, cache, work, inputs, previous, step, communicator } = pass;
+    fn forward(pass: &mut Pass<'_, Self>) -> Result<(), OpError> {
+        let Pass { exec, config, weights, cache, work, inputs, previous, step, communicator, .. } = pass;
         let (first, shape, eps) = (&weights.layers[0], config.shape, config.rms_norm_eps);
         let scale = (shape.head_dim as f32).sqrt().recip();
         let DecoderWorkspace { activations, attention } = &mut **work;
@@ -181,7 +184,7 @@ impl Model for Minimal {
         gather_rows(exec, &inputs.sample_rows, [(normed.bf16(), delta)])
     }
 
-    fn output<'a>(work: &'a mut DecoderWorkspace, weights: &'a Self::Weights) -> (&'a mut Tensor, &'a Tensor) {
+    fn output<'a>(work: &'a mut DecoderWorkspace, weights: &'a Self::Weights) -> (&'a mut Tensor, &'a Matrix) {
         (work.activations.normed.bf16(), &weights.head)
     }
 }

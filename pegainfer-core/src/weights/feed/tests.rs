@@ -1,10 +1,14 @@
 //! Tests of the feed without devices: threads that take chunks.
 
 use super::*;
-use crate::testing::tiny_dir;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
+
+/// A bundled checkpoint.
+fn tiny_dir() -> std::path::PathBuf {
+    std::path::PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/dsv4-tiny-fp4fp8")
+}
 
 const LIMITS: FeedLimits = FeedLimits { chunk_bytes: 4096, chunks: 5 };
 

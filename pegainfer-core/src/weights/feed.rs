@@ -4,8 +4,11 @@
 #[cfg(test)]
 mod tests;
 
-use pegainfer_core::parallel::aborted;
-use pegainfer_core::weights::{Checkpoint, Stored, StoredDtype as Dtype, WeightsError};
+use super::checkpoint::Checkpoint;
+use super::error::WeightsError;
+use super::stored::Stored;
+use crate::parallel::aborted;
+use safetensors::Dtype;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -15,9 +18,12 @@ const E8M0_NAN: u8 = 255;
 
 /// A tensor of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct TensorSpec {
+pub struct TensorSpec {
+    /// Name in the checkpoint.
     pub name: String,
+    /// Stored dtype.
     pub dtype: Dtype,
+    /// Stored shape.
     pub shape: Vec<usize>,
 }
 
@@ -30,7 +36,7 @@ impl TensorSpec {
 
 /// Limits of host memory in use.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct FeedLimits {
+pub struct FeedLimits {
     /// Bytes of a chunk; of at least one row.
     pub chunk_bytes: usize,
     /// Chunks.
@@ -51,7 +57,7 @@ struct Chunk {
 
 /// The chunks of a checkpoint, in the order in which every rank takes them.
 #[derive(Debug)]
-pub(super) struct Feed<'a> {
+pub struct Feed<'a> {
     tensors: Vec<(TensorSpec, Stored<'a>)>,
     chunks: Vec<Chunk>,
     /// Maximum number of chunks in memory.
@@ -224,7 +230,8 @@ impl<'a> Feed<'a> {
 }
 
 /// Stops the feed if its thread panics, because the others would wait for it.
-pub(super) struct StopOnPanic<'a>(pub &'a Feed<'a>);
+#[derive(Debug)]
+pub struct StopOnPanic<'a>(pub &'a Feed<'a>);
 
 impl Drop for StopOnPanic<'_> {
     fn drop(&mut self) {
@@ -236,7 +243,7 @@ impl Drop for StopOnPanic<'_> {
 
 /// One rank's position in the feed.
 #[derive(Debug)]
-pub(super) struct Cursor<'a> {
+pub struct Cursor<'a> {
     feed: &'a Feed<'a>,
     tensor: usize,
     chunk: usize,
@@ -270,7 +277,7 @@ impl<'a> Cursor<'a> {
 }
 
 /// Adds the tensor's name to `error` if it names only the file or the device.
-pub(super) fn named(name: &str, error: WeightsError) -> WeightsError {
+pub fn named(name: &str, error: WeightsError) -> WeightsError {
     match error {
         WeightsError::Io { path, error } => {
             WeightsError::Io { path, error: std::io::Error::new(error.kind(), format!("{name}: {error}")) }
