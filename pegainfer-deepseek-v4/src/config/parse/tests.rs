@@ -3,7 +3,7 @@
 use super::*;
 use crate::config::DSpark;
 use crate::testing::{flash, tiny, tiny_dir};
-use pegainfer_runtime::block_drafting::BlockShape;
+use pegainfer_runtime::BlockShape;
 use serde_json::json;
 
 #[test]
