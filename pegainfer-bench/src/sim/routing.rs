@@ -27,8 +27,10 @@ pub struct Engines<S: SequenceState> {
 impl<S: SequenceState> Engines<S> {
     /// Idle engines. With `round_robin`, they get requests in turn, instead of by prefix and load.
     pub fn new(all: Vec<SimulatedEngine<S>>, round_robin: bool) -> Self {
-        let loads = vec![GroupLoad::default(); all.len()];
-        Self { all, round_robin, routed: 0, router: Router::default(), loads, open: HashMap::new() }
+        let (loads, pools) =
+            (vec![GroupLoad::default(); all.len()], all.iter().map(|engine| engine.limits().kv_capacity_tokens()));
+        let router = Router::new(pools);
+        Self { all, round_robin, routed: 0, router, loads, open: HashMap::new() }
     }
 
     /// Latest time of the engines' clocks.

@@ -75,7 +75,8 @@ impl Front {
     /// The front of at least one engine.
     pub fn new(cells: Vec<EngineCell>) -> Self {
         let largest = (0..cells.len()).rev().max_by_key(|&i| cells[i].limits().kv_blocks).unwrap_or(0);
-        let routing = Routing { router: Router::default(), counts: vec![RouteCounts::default(); cells.len()] };
+        let pools = cells.iter().map(|cell| cell.limits().kv_capacity_tokens());
+        let routing = Routing { router: Router::new(pools), counts: vec![RouteCounts::default(); cells.len()] };
         Self { cells, largest, submitted: AtomicU64::new(0), routing: Mutex::new(routing) }
     }
 

@@ -3,12 +3,15 @@
 //! A request goes to the engine with the lowest cost, in prompt tokens:
 //!
 //! ```text
-//! cost = uncached + tokens before it + BALANCE * requests before it / capacity
+//! cost = uncached + tokens before it + BALANCE * requests before it / capacity + MEMORY_BALANCE * demand / pool
 //! ```
 //!
 //! - `uncached`: tokens of its prompt that this engine would have to compute.
 //! - `tokens before it`: prompt tokens that the engine computes first ([`GroupLoad::before`]).
 //! - `requests before it / capacity`: open requests, as a fraction of those that run at the same time.
+//! - `demand / pool`: prompt tokens that were sent to the engine lately, as a fraction of its KV pool ([`Router::sent`]).
+//!   Without this term, idle engines of 64 conversations have 36 and 28 of them, and the first one evicts prefixes while
+//!   the other one has memory left.
 //!
 //! The first term keeps the turns of a conversation together, the others spread a popular prefix over the engines once
 //! waiting for it costs more than computing it again. Tokens are the unit because all engines have the same model and
@@ -28,6 +31,9 @@ use std::time::{Duration, Instant};
 /// an engine for 256 costs 64 tokens: about 1 ms of prefill of Qwen3-4B on an H200, for a step that takes 0.05 ms
 /// longer.
 const BALANCE: usize = 16_384;
+/// Cost of an engine whose KV pool is as large as the prompts that it was sent lately, in prompt tokens. In simulations
+/// of 64 conversations, a quarter of this or four times as much finds fewer prefixes.
+const MEMORY_BALANCE: usize = 4096;
 /// Time for which a sent prompt counts as cached. Longer than a queue usually is.
 const REMEMBERED_FOR: Duration = Duration::from_secs(10);
 /// Maximum number of remembered prompts, and of their tokens together.
@@ -95,8 +101,12 @@ pub struct Choice {
 }
 
 /// The router's memory between requests.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Router {
+    /// Tokens of the KV pool of each engine, at least 1.
+    pools: Vec<usize>,
+    /// Prompt tokens that each engine was sent lately: of a window as large as all pools together.
+    demand: Vec<f64>,
     /// Recently sent prompts, newest first.
     sent: VecDeque<SentPrompt>,
     /// Their tokens.
@@ -115,6 +125,12 @@ struct SentPrompt {
 }
 
 impl Router {
+    /// The router of engines with KV pools of these sizes, in tokens.
+    pub fn new(pools: impl IntoIterator<Item = usize>) -> Self {
+        let pools: Vec<usize> = pools.into_iter().map(|tokens| tokens.max(1)).collect();
+        Self { demand: vec![0.0; pools.len()], pools, sent: VecDeque::new(), tokens: 0, next: 0 }
+    }
+
     /// Sets the expected tokens of the candidates from their cached tokens and the remembered prompts. Only whole blocks of `block` tokens count, and
     /// at most all tokens but the last.
     pub fn expect(&mut self, prompt: &[u32], salt: u64, block: usize, now: Instant, candidates: &mut [Candidate]) {
@@ -144,16 +160,23 @@ impl Router {
     /// The candidate with the lowest cost for a prompt of `prompt` tokens. Ties go to the fewest open requests, then
     /// round. `None` without candidates.
     pub fn choose(&mut self, prompt: usize, candidates: &[Candidate]) -> Option<Choice> {
-        let engines = candidates.iter().map(|candidate| candidate.engine + 1).max()?;
+        let engines = self.pools.len();
+        let memory = |engine: usize| MEMORY_BALANCE as f64 * self.demand[engine] / self.pools[engine] as f64;
         let turn = |engine: usize| (engine + engines - self.next % engines) % engines;
-        let order = |one: &&Candidate| (one.cost(prompt), one.before.requests, turn(one.engine));
+        let order =
+            |one: &&Candidate| (one.cost(prompt) + memory(one.engine) as usize, one.before.requests, turn(one.engine));
         let Candidate { engine, expected, .. } = *candidates.iter().min_by_key(order)?;
         self.next = engine + 1;
         Some(Choice { engine, expected, uncached: prompt.saturating_sub(expected) })
     }
 
-    /// Remembers that a prompt was sent to an engine.
+    /// Remembers that a prompt was sent to an engine, and adds its tokens to the engine's demand. Older prompts count less
+    /// the more tokens were sent since.
     pub fn sent(&mut self, engine: usize, salt: u64, prompt: Arc<[u32]>, now: Instant) {
+        let window: usize = self.pools.iter().sum();
+        let kept = (1.0 - prompt.len() as f64 / window as f64).max(0.0);
+        self.demand.iter_mut().for_each(|demand| *demand *= kept);
+        self.demand[engine] += prompt.len() as f64;
         self.tokens += prompt.len();
         self.sent.push_front(SentPrompt { engine, salt, prompt, until: now + REMEMBERED_FOR });
         while self.sent.len() > MAX_REMEMBERED || (self.tokens > MAX_REMEMBERED_TOKENS && self.sent.len() > 1) {
@@ -164,6 +187,7 @@ impl Router {
     /// Forgets all prompts, because the prefix caches were cleared.
     pub fn clear(&mut self) {
         (self.sent, self.tokens) = (VecDeque::new(), 0);
+        self.demand.fill(0.0);
     }
 
     fn forget_before(&mut self, now: Instant) {
@@ -197,9 +221,14 @@ mod tests {
         Candidate { engine, before: GroupLoad { requests, tokens }, ..IDLE }
     }
 
+    /// The router of three engines.
+    fn router() -> Router {
+        Router::new([1000, 1000, 1000])
+    }
+
     /// The choice between an idle engine 0 and `other`.
     fn choose(prompt: usize, one: Candidate, other: Candidate) -> usize {
-        Router::default().choose(prompt, &[one, other]).unwrap().engine
+        router().choose(prompt, &[one, other]).unwrap().engine
     }
 
     #[test]
@@ -214,13 +243,13 @@ mod tests {
         assert_eq!(choose(64, loaded(0, 0, 100), loaded(1, 0, 0)), 1, "less waits");
         let large = Candidate { capacity: 100_000, ..loaded(0, 1, 0) };
         assert_eq!(choose(64, large, loaded(1, 0, 0)), 1, "a tie goes to the fewest open requests");
-        assert_eq!(Router::default().choose(64, &[]), None);
+        assert_eq!(router().choose(64, &[]), None);
     }
 
     #[test]
     fn equal_engines_take_turns() {
         let engines: Vec<Candidate> = (0..3).map(|engine| loaded(engine, 0, 0)).collect();
-        let mut router = Router::default();
+        let mut router = router();
         let mut turns = |engines: &[Candidate]| router.choose(64, engines).unwrap().engine;
         assert_eq!([(); 5].map(|()| turns(&engines)), [0, 1, 2, 0, 1]);
         assert_eq!([(); 3].map(|()| turns(&engines[..2])), [0, 1, 0], "engine 2 is lost");
@@ -240,7 +269,7 @@ mod tests {
     fn a_prompt_that_was_just_sent_is_expected() {
         let now = Instant::now();
         let prompt: Vec<u32> = (0..100).collect();
-        let mut router = Router::default();
+        let mut router = router();
         router.sent(1, 7, prompt.clone().into(), now);
         let mut expect = |prompt: &[u32], salt, at, cached| {
             let mut candidates = [IDLE, Candidate { cached, ..loaded(1, 0, 0) }];
@@ -258,8 +287,22 @@ mod tests {
     }
 
     #[test]
+    fn conversations_are_spread_by_the_memory_that_they_take() {
+        let (mut router, now) = (Router::new([50_000; 2]), Instant::now());
+        let engines = [loaded(0, 0, 0), loaded(1, 0, 0)];
+        (0..3).for_each(|_| router.sent(0, 0, vec![1; 2000].into(), now));
+        assert_eq!([(); 2].map(|()| router.choose(100, &engines).unwrap().engine), [1, 1], "engine 0 has three");
+        let cached = Candidate { cached: 1000, expected: 1000, ..engines[0] };
+        assert_eq!(router.choose(1100, &[cached, engines[1]]).unwrap().engine, 0, "its prefix is worth more");
+        (0..60).for_each(|i| router.sent(i % 2, 0, vec![1; 2000].into(), now));
+        let demand = router.demand.iter().sum::<f64>();
+        assert!((50_000.0..100_000.0).contains(&demand), "{demand}");
+        assert!((router.demand[0] / router.demand[1] - 1.0).abs() < 0.1, "the first three are forgotten");
+    }
+
+    #[test]
     fn memory_is_bounded() {
-        let (mut router, now) = (Router::default(), Instant::now());
+        let (mut router, now) = (router(), Instant::now());
         (0..1000).for_each(|_| router.sent(0, 0, vec![1; 32].into(), now));
         assert_eq!((router.sent.len(), router.tokens), (MAX_REMEMBERED, 32 * MAX_REMEMBERED));
         (0..9).for_each(|_| router.sent(0, 0, vec![1; MAX_REMEMBERED_TOKENS / 4].into(), now));

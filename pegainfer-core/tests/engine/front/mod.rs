@@ -60,7 +60,7 @@ fn a_second_request_follows_the_same_prompt_before_it_is_computed() {
     // Nobody waits for a popular prompt longer than computing it again takes.
     let popular: Vec<_> = (0..100).map(|i| world.submit(request(&[&text(3, 640)[..], &[i; 16]].concat(), 2))).collect();
     let placed = engines(&popular);
-    assert!(placed[..3].iter().all(|engine| *engine == placed[0]), "{placed:?}");
+    assert!(placed[..2].iter().all(|engine| *engine == placed[0]), "{placed:?}");
     assert!((30..70).contains(&placed.iter().filter(|engine| **engine == 0).count()), "{placed:?}");
     world.finish();
 }
