@@ -127,7 +127,7 @@ impl EngineCell {
             // Added first, because the engine may subtract it at once.
             self.shared.add_load(group, tokens);
         }
-        self.send(Command::Submit(submission)).inspect_err(|_| {
+        self.send(Command::Submit(Box::new(submission))).inspect_err(|_| {
             if let Some(tokens) = uncomputed {
                 self.shared.subtract_tokens(group, tokens);
                 self.shared.subtract_request(group);

@@ -106,7 +106,7 @@ impl<E: StepEngine> EngineLoop<E> {
 
     fn handle(&mut self, command: Command) {
         match command {
-            Command::Submit(submission) => self.accept(submission),
+            Command::Submit(submission) => self.accept(*submission),
             Command::ResetPrefixCache(done) => {
                 self.engine.reset_prefix_cache();
                 // The caller may be gone; the cache is empty either way.

@@ -46,7 +46,7 @@ pub(super) struct Submission {
 
 /// Commands from handles to the engine thread.
 pub(super) enum Command {
-    Submit(Submission),
+    Submit(Box<Submission>),
     /// The sender is answered when the cache is empty.
     ResetPrefixCache(oneshot::Sender<()>),
     RecordSchedule(Box<dyn ScheduleSink>),
