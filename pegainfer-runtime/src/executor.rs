@@ -70,7 +70,7 @@ impl<M: Model> Executor<M> {
         let mut uncached = Vec::new();
         for (rank, end) in ranks.into_iter().zip(&ends) {
             let part = shard_config::<M>(&config, rank.1)?;
-            uncached.push(Rank::new(rank, part, bounds, end.clone())?);
+            uncached.push(Rank::without_cache(rank, part, bounds, end.clone())?);
         }
         let blocks = uncached.iter_mut().map(|rank| bounds.fitting_blocks(&mut rank.exec));
         let kv_blocks = blocks.collect::<Result<Vec<_>, _>>()?.into_iter().min().unwrap_or(0);

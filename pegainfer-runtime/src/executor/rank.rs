@@ -58,7 +58,7 @@ pub(super) enum Phase {
 
 impl<M: Model> Rank<M> {
     /// Allocates everything but the cache, whose size depends on all ranks; see [`add_cache`](UncachedRank::add_cache).
-    pub fn new(
+    pub fn without_cache(
         (mut exec, shard, mut weights): (Exec, Shard, M::Weights),
         config: M::Config,
         bounds: &Bounds,
