@@ -74,17 +74,10 @@ fn sessions_over_two_engines_find_their_prefixes_and_wait_no_longer_than_in_turn
         let begin = Duration::from_secs(begin);
         let [one, two, in_turn] =
             [(1, false), (2, false), (2, true)].map(|(engines, round_robin)| run(engines, round_robin, begin, seed));
-        println!(
-            "begin within {begin:?}: hits {:.3} {:.3} {:.3}, p99 of TTFT {:.1} {:.1} {:.1} ms",
-            hit_rate(&one),
-            hit_rate(&two),
-            hit_rate(&in_turn),
-            p99(&one),
-            p99(&two),
-            p99(&in_turn)
-        );
-        assert!(hit_rate(&two) >= 0.95 * hit_rate(&one), "seed {seed}");
-        assert!(p99(&two) <= p99(&in_turn), "seed {seed}");
+        let hits = [&one, &two, &in_turn].map(hit_rate);
+        let waits = [&one, &two, &in_turn].map(p99);
+        assert!(hits[1] >= 0.95 * hits[0], "seed {seed}: {hits:?}");
+        assert!(waits[1] <= waits[2], "seed {seed}: {waits:?}");
         assert_eq!(two.measurements.samples.len(), SESSIONS * TURNS);
     }
 }
@@ -103,6 +96,5 @@ fn twice_the_engines_generate_almost_twice_the_tokens() {
         (count * 128) as f64 / run.wall.as_secs_f64()
     };
     let (one, two) = (rate(1), rate(2));
-    println!("{one:.0} and {two:.0} tokens/s");
     assert!(two > 1.95 * one, "{one:.0} and {two:.0} tokens/s");
 }
