@@ -174,9 +174,10 @@ fn open_gpus(gpus: &[usize], (family, dir, args): (&Family, &Path, &EngineArgs))
     let mut execs = open_each(&gpus[..ranks], args)?;
     if let [smallest, .., largest] = &needs[..] {
         // Most models fit one GPU, and another one takes a few tenths of a second to open.
-        if smallest.ranks > 1 || smallest.bytes > free_bytes(&mut execs)?[0] {
+        if smallest.ranks > 1 || smallest.bytes > free_bytes(&mut execs, args)?[0] {
             execs.extend(open_each(&gpus[1..largest.ranks.min(left)], args)?);
-            let ranks = fewest_ranks(&needs, &free_bytes(&mut execs)?).map_err(|why| anyhow!("{family}: {why}"))?;
+            let ranks =
+                fewest_ranks(&needs, &free_bytes(&mut execs, args)?).map_err(|why| anyhow!("{family}: {why}"))?;
             execs.truncate(ranks);
         }
     }
@@ -203,7 +204,8 @@ fn open_each(ordinals: &[usize], args: &EngineArgs) -> Result<Vec<Exec>> {
     })
 }
 
-/// Free memory of each GPU.
-fn free_bytes(execs: &mut [Exec]) -> Result<Vec<u64>> {
-    execs.iter_mut().map(|exec| Ok(exec.gpu()?.info()?.free as u64)).collect()
+/// Free memory of each GPU, within `--gpu-memory-limit`.
+fn free_bytes(execs: &mut [Exec], args: &EngineArgs) -> Result<Vec<u64>> {
+    let limit = args.gpu_memory_limit.unwrap_or(u64::MAX);
+    execs.iter_mut().map(|exec| Ok((exec.gpu()?.info()?.free as u64).min(limit))).collect()
 }

@@ -2,18 +2,17 @@
 
 use super::bounds::Bounds;
 use super::load_error::LoadError;
-use super::load_options::LoadOptions;
+use super::load_options::{LoadOptions, STATE_SHARE};
 use super::model::{Model, possible_ranks, shard_config};
 use super::model_info::ModelBytes;
+use pegainfer_core::engine::options::memory_for;
 use pegainfer_core::exec::Device;
 use pegainfer_core::kv::DeviceMemory;
 use pegainfer_core::parallel::{RankBytes, Shard};
 use pegainfer_kernels::parallel::device_bytes;
 use std::fmt;
 
-/// Tokens of a step for which [`rank_bytes`] reserves activations.
-const STEP_TOKENS: usize = 2048;
-/// Maximum number of tokens of the request for which it reserves KV cache.
+/// Maximum number of tokens of the request for which [`rank_bytes`] reserves KV cache.
 const REQUEST_TOKENS: usize = 8192;
 
 /// Use of a GPU's memory by an engine. Sizes come from the same functions that loading uses; only memory other than
@@ -94,22 +93,27 @@ impl GpuFit {
     }
 }
 
-/// Memory that a GPU needs for each possible number of ranks: weights, a step of a few thousand tokens, and the state
-/// and KV cache of one request, by `options`; see [`fewest_ranks`](pegainfer_core::parallel::fewest_ranks).
+/// Memory that a GPU needs for each possible number of ranks: weights, a step, and the state and KV cache of one request,
+/// by `options`; see [`fewest_ranks`](pegainfer_core::parallel::fewest_ranks).
 pub fn rank_bytes<M: Model>(
     config: &M::Config,
     options: &LoadOptions<M::Options>,
 ) -> Result<Vec<RankBytes>, LoadError> {
-    let tokens = options.max_num_batched_tokens.unwrap_or(STEP_TOKENS) as u64;
-    let context = options.max_model_len.unwrap_or(M::info(config).max_position_embeddings.min(REQUEST_TOKENS)) as u64;
+    let info = M::info(config);
+    let context = options.max_model_len.unwrap_or(info.max_position_embeddings.min(REQUEST_TOKENS)) as u64;
     let need = |ranks: usize| {
         let bytes =
             ModelBytes::with_drafts::<M>(&shard_config::<M>(config, Shard { rank: 0, ranks })?, options.drafts())?;
         let kv = options.kv_cache_bytes.unwrap_or(context * bytes.kv_per_token);
         let state =
             options.state_cache_bytes.unwrap_or(0) + options.max_num_seqs.unwrap_or(1) as u64 * bytes.state_slot;
-        let all = bytes.weights + bytes.derived + tokens * bytes.workspace_per_token + kv + state + device_bytes(ranks);
-        Ok(RankBytes { ranks, bytes: (all as f64 / options.gpu_memory_utilization) as u64 })
+        let fixed = bytes.weights + bytes.derived + kv + state + device_bytes(ranks);
+        // Snapshots take a part of the memory, whatever it is.
+        let keeps_snapshots = bytes.state_slot > 0 && options.state_cache_bytes.is_none();
+        let snapshots = if keeps_snapshots { 1.0 / STATE_SHARE as f64 } else { 0.0 };
+        let share = options.gpu_memory_utilization - snapshots;
+        let (tokens, each) = (options.max_num_batched_tokens, bytes.workspace_per_token);
+        Ok(RankBytes { ranks, bytes: memory_for(fixed, tokens, each, info.max_default_tokens, share) })
     };
     possible_ranks::<M>(config).map(need).collect()
 }

@@ -6,8 +6,8 @@
 //! # Layout
 //! - [`args`]: flags. [`mod@workload`]: the workloads of `bench`, and traces. [`search`]: rates within limits, and
 //!   flags.
-//! - [`device`]: the executor. [`world`]: clients and engines. [`routing`]: which engine a request goes to. [`simulation`], [`setup`]: both from a ledger. [`host`]:
-//!   the engine thread's own time.
+//! - [`device`]: the executor. [`world`]: clients and engines. [`routing`]: which engine a request goes to.
+//!   [`simulation`], [`setup`]: both from a ledger. [`host`]: the engine thread's own time.
 //! - [`report`]: tables and JSON. [`timeline`]: steps for a trace viewer.
 
 pub mod args;

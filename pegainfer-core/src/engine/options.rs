@@ -35,6 +35,20 @@ pub fn step_tokens(requested: Option<usize>, memory: Option<u64>, token_bytes: u
     requested.unwrap_or_else(|| memory.map_or(CPU_TOKENS, fitting))
 }
 
+/// Smallest memory of a GPU, in bytes, of which `share` holds `fixed` bytes and the activations of a step of
+/// [`step_tokens`] tokens at `token_bytes` each. `max_tokens`: limit of the default number of tokens.
+pub fn memory_for(fixed: u64, requested: Option<usize>, token_bytes: u64, max_tokens: usize, share: f64) -> u64 {
+    let with = |tokens: u64| (fixed + tokens * token_bytes) as f64 / share;
+    let memory = match requested {
+        Some(tokens) => with(tokens as u64),
+        None => {
+            let growing = fixed as f64 / (share - 1.0 / ACTIVATIONS as f64).max(f64::MIN_POSITIVE);
+            growing.min(with(GPU_TOKENS.min(max_tokens as u64))).max(with(TOKENS_UNIT))
+        }
+    };
+    memory.ceil() as u64
+}
+
 /// Checks that a step of `tokens` tokens has at least one for each of `seqs` sequences, and that both are within
 /// limits.
 pub fn check_step(seqs: usize, tokens: usize) -> Result<(), String> {
@@ -83,6 +97,19 @@ mod tests {
         assert_eq!(step_tokens(None, None, 73_728), 512);
         assert_eq!(step_tokens(None, Some(150_000_000_000), 73_728), 40_960, "Qwen3-4B on an H200: 3.0 GB");
         assert_eq!(step_tokens(None, Some(25_000_000_000), 73_728), 27_648, "on a GPU of 24 GB");
+        for (fixed, token_bytes, share) in
+            [(68_000_000_000, 180_000, 0.9), (9_000_000_000, 73_728, 0.85), (1 << 30, 500_000, 0.9)]
+        {
+            for max_tokens in [4096, usize::MAX] {
+                let fits = |memory: u64| {
+                    let tokens = step_tokens(None, Some(memory), token_bytes).min(max_tokens);
+                    (fixed + tokens as u64 * token_bytes) as f64 <= share * memory as f64
+                };
+                let memory = memory_for(fixed, None, token_bytes, max_tokens, share);
+                assert!(fits(memory) && !fits(memory - memory / 40), "{fixed} bytes fit {memory}");
+            }
+        }
+        assert_eq!(memory_for(1000, Some(10), 8, 4096, 0.5), 2160);
         let max_blocks = max_pool_blocks(16);
         assert_eq!(pool_blocks(max_blocks, 16, 1), Ok(max_blocks as usize));
         assert!(pool_blocks(max_blocks + 1, 16, 1).is_err());

@@ -131,8 +131,8 @@ impl Router {
         Self { demand: vec![0.0; pools.len()], pools, sent: VecDeque::new(), tokens: 0, next: 0 }
     }
 
-    /// Sets the expected tokens of the candidates from their cached tokens and the remembered prompts. Only whole blocks of `block` tokens count, and
-    /// at most all tokens but the last.
+    /// Sets the expected tokens of the candidates from their cached tokens and the remembered prompts. Only whole blocks
+    /// of `block` tokens count, and at most all tokens but the last.
     pub fn expect(&mut self, prompt: &[u32], salt: u64, block: usize, now: Instant, candidates: &mut [Candidate]) {
         self.forget_before(now);
         let most = prompt.len().saturating_sub(1);

@@ -1,12 +1,13 @@
 //! The recorded plan of the official sizes against their published totals: recording needs no weights.
 
+use crate::support::options;
 use pegainfer_core::parallel::Shard;
 use pegainfer_core::record::OpRecord;
 use pegainfer_kernels::ops::{HeadShape, KvDType};
 use pegainfer_qwen3_4b::Qwen3;
 use pegainfer_qwen3_4b::Step;
 use pegainfer_qwen3_4b::config::Config;
-use pegainfer_runtime::{ModelBytes, record, record_step, uniform};
+use pegainfer_runtime::{GpuFit, LoadOptions, ModelBytes, rank_bytes, record, record_step, uniform};
 
 /// (hidden, intermediate, layers, heads, tied, parameters) of the official Qwen3 models.
 const SIZES: [(usize, usize, usize, usize, bool, u64); 6] = [
@@ -138,4 +139,27 @@ fn every_input_was_written_before_or_is_a_weight() {
         }
         written.extend(record.writes.iter().map(|w| w.id));
     }
+}
+
+/// The number of GPUs that is chosen holds the model as it is loaded, and a smaller number leaves less than a request.
+#[test]
+fn the_chosen_number_of_gpus_holds_the_model() {
+    let defaults = LoadOptions {
+        max_model_len: None,
+        max_num_seqs: None,
+        max_num_batched_tokens: None,
+        kv_cache_bytes: None,
+        ..options()
+    };
+    let mut chosen = Vec::new();
+    for (size, gigabytes) in SIZES.into_iter().flat_map(|size| [16, 24, 40, 48, 76, 80, 86, 141].map(|gb| (size, gb))) {
+        let (config, memory) = (config(size), gigabytes * 1_000_000_000);
+        let needs = rank_bytes::<Qwen3>(&config, &defaults).unwrap();
+        let Some(need) = needs.iter().find(|need| need.bytes <= memory) else { continue };
+        let fit = GpuFit::new::<Qwen3>(&config, &defaults, need.ranks, memory);
+        let fit = fit.unwrap_or_else(|error| panic!("{} GPUs of {gigabytes} GB: {error}", need.ranks));
+        assert!(fit.kv_tokens > 8000, "{} GPUs of {gigabytes} GB: {} tokens", need.ranks, fit.kv_tokens);
+        chosen.push((config.hidden_size, gigabytes, need.ranks));
+    }
+    assert!(chosen.contains(&(5120, 80, 2)) && chosen.contains(&(2560, 24, 1)), "{chosen:?}");
 }
