@@ -252,6 +252,12 @@ impl Tensor {
         &data[self.offset() * self.dtype.size()..][..self.bytes() as usize]
     }
 
+    /// Mutable variant of [`host_bytes`](Self::host_bytes). Also panics if another tensor reads the memory.
+    pub(crate) fn host_bytes_mut(&mut self) -> &mut [u8] {
+        let (first, bytes) = (self.offset() * self.dtype.size(), self.bytes() as usize);
+        &mut self.host_storage_mut()[first..][..bytes]
+    }
+
     /// All bytes in host memory, for any element type. Panics on another device.
     pub fn host_storage(&self) -> &[u8] {
         let Storage::Host(data) = &self.storage else { panic!("{} is not on the host", self.name) };

@@ -7,13 +7,13 @@ use crate::plan::{NO_STATE, PAGE_TOKENS, Segment, Step};
 use crate::rank_config::{DeepSeekV4, Options, RankConfig};
 use crate::shard;
 use crate::state::{self, Cache};
-use crate::weights::Weights;
+use crate::weights::{self, Weights};
 use crate::workspace::Workspace;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::parallel::Shard;
 use pegainfer_core::schedule::{StateConfig, StateSlots};
 use pegainfer_core::tensor::{OpError, Tensor};
-use pegainfer_core::weights::{Checkpoint, Loader, Source, WeightsError};
+use pegainfer_core::weights::{Checkpoint, Loader, WeightsError};
 use pegainfer_kernels::ops::Matrix;
 use pegainfer_kernels::ops::deepseek_v4::{SIDE_STREAMS, matmul, plan_gemms};
 use pegainfer_kernels::sources::Family;
@@ -80,19 +80,12 @@ impl Model for DeepSeekV4 {
         check_tensors(&config.model, checkpoint)
     }
 
-    /// Only the shapes: [`load_together`](Self::load_together) loads the weights.
-    fn weights(loader: &mut Loader<'_>, config: &RankConfig) -> Result<Weights, WeightsError> {
-        assert_eq!(loader.exec().device(), Device::Meta, "ranks load together");
-        Weights::shapes(loader.exec(), &config.model, config.shard)
+    fn skipped(name: &str) -> Option<&'static str> {
+        name.starts_with("mtp.").then_some("the layers that draft")
     }
 
-    fn load_together(
-        ranks: &mut [(Exec, Shard)],
-        config: &RankConfig,
-        source: &Source,
-        progress: &mut (dyn FnMut(u64) + Send),
-    ) -> Option<Result<Vec<Weights>, LoadError>> {
-        Some(Weights::load(ranks, &config.model, source, progress).map_err(LoadError::from))
+    fn weights(loader: &mut Loader<'_>, config: &RankConfig) -> Result<Weights, WeightsError> {
+        weights::load(loader, &config.model, config.shard)
     }
 
     fn finish_weights(exec: &mut Exec, weights: &mut Weights, config: &RankConfig) -> Result<(), LoadError> {

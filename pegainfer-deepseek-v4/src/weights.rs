@@ -2,27 +2,27 @@
 
 mod dspark;
 mod dummy;
+mod formats;
 mod layer;
-mod load;
 mod mtp;
-mod reader;
 mod tensor_part;
+#[cfg(test)]
+mod tests;
 
 use crate::config::{Config, Drafts, LayerKind, STREAMS};
 use crate::shard::RankParts;
+use formats::Formats;
 use layer::{hyper, layer};
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::parallel::Shard;
 use pegainfer_core::tensor::{DType, Tensor};
-use pegainfer_core::weights::{StoredDtype as Dtype, WeightsError};
+use pegainfer_core::weights::{Loader, StoredDtype as Dtype, WeightsError};
 use pegainfer_kernels::ops::Matrix;
 use pegainfer_kernels::ops::deepseek_v4::{HyperWeights, takes_packed_rows, widen};
-use reader::Reader;
 use tensor_part::TensorPart;
 
 pub use dspark::DSpark;
 pub use layer::{Attention, Compressor, Indexer, Layer, Moe, Router};
-pub use load::LoadProgress;
 pub use mtp::Mtp;
 
 /// All weights of a rank.
@@ -72,22 +72,23 @@ impl Weights {
     }
 }
 
-/// All tensors of `shard`, in the same order on every rank.
-fn read(reader: &mut Reader<'_>, config: &Config, shard: Shard) -> Result<Weights, WeightsError> {
+/// Loads all tensors of `shard`; draft layers only if `config` asks for them.
+pub(crate) fn load(loader: &mut Loader<'_>, config: &Config, shard: Shard) -> Result<Weights, WeightsError> {
+    let formats = &mut Formats { loader, quantized: config.quantized };
     let (vocab, hidden) = (config.vocab_size, config.hidden_size);
     let rows = TensorPart { rows: Some(shard.vocab(config)), columns: None };
     let layer = |(i, kind): (usize, &LayerKind)| {
-        layer(reader, config, shard, &format!("layers.{i}."), (*kind, i < config.hash_layers))
+        layer(formats, config, shard, &format!("layers.{i}."), (*kind, i < config.hash_layers))
     };
     let layers = config.layers.iter().enumerate().map(layer).collect::<Result<_, _>>()?;
     let has_mtp = config.loads_drafts && matches!(config.drafts, Drafts::Mtp { .. });
     Ok(Weights {
-        embedding: reader.plain("embed.weight", Dtype::BF16, &[vocab, hidden], rows.clone())?,
+        embedding: formats.plain("embed.weight", Dtype::BF16, &[vocab, hidden], &rows)?,
         layers,
-        head_hyper: hyper(reader, "hc_head", STREAMS, 1, hidden)?,
-        norm: reader.vector("norm.weight", hidden)?,
-        head: Matrix::Bf16(reader.plain("head.weight", Dtype::BF16, &[vocab, hidden], rows)?),
-        mtp: has_mtp.then(|| mtp::mtp(reader, config, shard)).transpose()?,
-        dspark: config.loaded_dspark().map(|numbers| dspark::dspark(reader, config, shard, numbers)).transpose()?,
+        head_hyper: hyper(formats, "hc_head", STREAMS, 1, hidden)?,
+        norm: formats.vector("norm.weight", hidden)?,
+        head: Matrix::Bf16(formats.plain("head.weight", Dtype::BF16, &[vocab, hidden], &rows)?),
+        mtp: has_mtp.then(|| mtp::mtp(formats, config, shard)).transpose()?,
+        dspark: config.loaded_dspark().map(|numbers| dspark::dspark(formats, config, shard, numbers)).transpose()?,
     })
 }

@@ -164,7 +164,7 @@ pub use executor::Executor;
 pub use gpu_fit::{GpuFit, rank_bytes};
 pub use graph_shape::{GraphReplays, is_prompt_step};
 pub use inputs::Inputs;
-pub use load::{Loaded, ModelEngine, load, load_weights};
+pub use load::{Loaded, ModelEngine, load, load_rank_weights, load_weights};
 pub use load_error::LoadError;
 pub use load_options::{DEFAULT_KV_BYTES, DEFAULT_STATE_BYTES, LoadOptions, STATE_SHARE};
 pub use measure::{Measurable, Measured, measure, measure_again};

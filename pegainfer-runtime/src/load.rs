@@ -16,9 +16,6 @@ use pegainfer_core::schedule::{EngineCore, TokenBudget};
 use pegainfer_core::weights::{Loader, Source, WeightsError};
 use pegainfer_kernels::ops;
 use std::collections::BTreeMap;
-use std::panic::resume_unwind;
-use std::sync::{Mutex, PoisonError};
-use std::thread::scope;
 use std::time::{Duration, Instant};
 
 /// The engine of a model.
@@ -67,10 +64,7 @@ pub fn load<M: Model>(
     let weight_bytes = bytes.weights * shards.len() as u64;
     let mut ranks: Vec<(Exec, Shard)> = execs.into_iter().zip(shards).collect();
     let mut progress = |loaded| progress(loaded, weight_bytes);
-    let weights = match M::load_together(&mut ranks, &config, &source, &mut progress) {
-        Some(weights) => weights?,
-        None => load_parts::<M>(&mut ranks, &config, &source, &mut progress)?,
-    };
+    let weights = load_rank_weights::<M>(&mut ranks, &config, &source, &mut progress)?;
     let weights_time = start.elapsed();
     let ranks = ranks.into_iter().zip(weights).map(|((exec, shard), weights)| (exec, shard, weights)).collect();
     let mut executor = Executor::<M>::new(config.clone(), ranks, &bounds)?;
@@ -109,31 +103,34 @@ pub fn load<M: Model>(
     })
 }
 
-/// Loads the weights of all ranks, each on its own thread; on return, all are on their devices. Each rank reads its part
-/// of the checkpoint; what several ranks hold is read from the page cache.
-fn load_parts<M: Model>(
+/// Loads the weights of all ranks of the model `config`, each on its own thread; on return, all are on their devices.
+/// Rows of a checkpoint that several ranks hold are read once. `progress` is called with the size in bytes of each
+/// loaded chunk.
+pub fn load_rank_weights<M: Model>(
     ranks: &mut [(Exec, Shard)],
     config: &M::Config,
     source: &Source,
     progress: &mut (dyn FnMut(u64) + Send),
 ) -> Result<Vec<M::Weights>, LoadError> {
-    let progress = Mutex::new(progress);
-    let load = |(exec, shard): &mut (Exec, Shard)| {
-        let config = shard_config::<M>(config, *shard)?;
-        let mut progress = |bytes| {
-            // A poisoned lock only means that the callback panicked on another thread.
-            let mut progress = progress.lock().unwrap_or_else(PoisonError::into_inner);
-            progress(bytes);
-        };
-        let weights = load_part::<M>(exec, &config, source, shard.rank == 0, &mut progress)?;
-        exec.synchronize()?;
-        Ok(weights)
+    let configs = ranks.iter().map(|(_, shard)| shard_config::<M>(config, *shard));
+    let configs = configs.collect::<Result<Vec<_>, LoadError>>()?;
+    let execs = ranks.iter_mut().map(|(exec, _)| exec).collect();
+    let load = |loader: &mut Loader<'_>, rank: usize| {
+        let weights = M::weights(loader, &configs[rank])?;
+        let unused: Vec<String> = loader.unused().into_iter().map(str::to_owned).collect();
+        Ok((weights, (unused, loader.rounded())))
     };
-    let load = &load;
-    scope(|scope| {
-        let threads: Vec<_> = ranks.iter_mut().map(|rank| scope.spawn(move || load(rank))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
-    })
+    let loaded = Loader::run_ranks(execs, source, progress, load)?;
+    let (weights, reads): (Vec<_>, Vec<_>) = loaded.into_iter().unzip();
+    if let Some(((unused, rounded), others)) = reads.split_first() {
+        // The names are sorted.
+        let used =
+            |name: &str| others.iter().any(|(unused, _)| unused.binary_search_by(|n| n.as_str().cmp(name)).is_err());
+        let unused: Vec<&str> = unused.iter().map(String::as_str).filter(|name| !used(name)).collect();
+        log_unused::<M>(&unused);
+        log_rounded(*rounded);
+    }
+    Ok(weights)
 }
 
 /// Loads the weights of a rank with these numbers; on return, all are on the device. `progress` is called with the size
@@ -144,23 +141,10 @@ pub fn load_weights<M: Model>(
     source: &Source,
     progress: &mut (dyn FnMut(u64) + Send),
 ) -> Result<M::Weights, WeightsError> {
-    load_part::<M>(exec, config, source, true, progress)
-}
-
-/// Variant of [`load_weights`] that logs tensors that are not used or rounded only if `logs`.
-fn load_part<M: Model>(
-    exec: &mut Exec,
-    config: &M::Config,
-    source: &Source,
-    logs: bool,
-    progress: &mut (dyn FnMut(u64) + Send),
-) -> Result<M::Weights, WeightsError> {
     Loader::run(exec, source, progress, |loader| {
         let weights = M::weights(loader, config)?;
-        if logs {
-            log_unused::<M>(&loader.unused());
-            log_rounded(loader.rounded());
-        }
+        log_unused::<M>(&loader.unused());
+        log_rounded(loader.rounded());
         Ok(weights)
     })
 }

@@ -13,7 +13,7 @@ use pegainfer_core::exec::Exec;
 use pegainfer_core::parallel::{Communicator, Shard};
 use pegainfer_core::schedule::{SampleRow, SequenceState, Step};
 use pegainfer_core::tensor::{OpError, Tensor};
-use pegainfer_core::weights::{Checkpoint, Loader, Source, WeightsError};
+use pegainfer_core::weights::{Checkpoint, Loader, WeightsError};
 use pegainfer_kernels::choice;
 use pegainfer_kernels::ops::{self, BLOCK_SIZE, Matrix};
 use pegainfer_kernels::sources::Family;
@@ -76,19 +76,9 @@ pub trait Model: Debug + Sized + Send + 'static {
         None
     }
 
-    /// Loads the weights of a rank with these numbers.
+    /// Loads the weights of a rank with these numbers. With several ranks it runs twice, first on `Meta`, and requests
+    /// the same tensors both times; see [`Loader::run_ranks`].
     fn weights(loader: &mut Loader<'_>, config: &Self::Config) -> Result<Self::Weights, WeightsError>;
-
-    /// Loads the weights of all ranks at once, each onto its device. `progress` is called with the size in bytes of each
-    /// loaded chunk. `None`, the default: each rank loads its part with [`weights`](Self::weights).
-    fn load_together(
-        _ranks: &mut [(Exec, Shard)],
-        _config: &Self::Config,
-        _source: &Source,
-        _progress: &mut (dyn FnMut(u64) + Send),
-    ) -> Option<Result<Vec<Self::Weights>, LoadError>> {
-        None
-    }
 
     /// Prepares the device of a rank, and computes weights from loaded ones. Default: nothing.
     fn finish_weights(_exec: &mut Exec, _weights: &mut Self::Weights, _config: &Self::Config) -> Result<(), LoadError> {

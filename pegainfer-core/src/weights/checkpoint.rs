@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::ops::Range;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Dtypes of weights that are not quantized.
 const FLOATS: [Dtype; 3] = [Dtype::BF16, Dtype::F16, Dtype::F32];
@@ -81,7 +82,7 @@ impl Checkpoint {
             };
             self.locations.insert(name.to_owned(), location);
         }
-        self.shards.push(Shard { path: path.to_owned(), file });
+        self.shards.push(Shard { path: path.to_owned(), file, bytes_read: AtomicU64::new(0) });
         Ok(())
     }
 
@@ -93,6 +94,11 @@ impl Checkpoint {
     /// Names of all tensors, in no particular order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.locations.keys().map(String::as_str)
+    }
+
+    /// Bytes of tensors that were read from the files so far; a byte that was read twice counts twice.
+    pub fn bytes_read(&self) -> u64 {
+        self.shards.iter().map(|shard| shard.bytes_read.load(Ordering::Relaxed)).sum()
     }
 
     /// Dtype and shape of a tensor; `None` if there is no tensor of this name.

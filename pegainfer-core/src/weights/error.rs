@@ -98,3 +98,13 @@ pub(super) fn io(path: &Path, error: std::io::Error) -> WeightsError {
 pub(super) fn damaged(path: &Path, error: &dyn std::fmt::Display) -> WeightsError {
     WeightsError::Damaged { path: path.to_owned(), message: error.to_string() }
 }
+
+/// Adds the tensor's name to `error` if it names only the file or the device.
+pub(super) fn named(name: &str, error: WeightsError) -> WeightsError {
+    match error {
+        WeightsError::Io { path, error } => {
+            WeightsError::Io { path, error: std::io::Error::new(error.kind(), format!("{name}: {error}")) }
+        }
+        error => error,
+    }
+}

@@ -1,70 +1,36 @@
 //! Loads weights to the device, stacking matrices that are used by one GEMM.
 
 mod fp8;
+mod part_reader;
+mod ranks;
+mod raw;
+mod request;
+mod shared;
+mod source;
 mod source_tensor;
 
 pub use fp8::Quantize;
+pub use raw::FillDummy;
+pub use source::{Source, Uniform};
 pub use source_tensor::{Columns, SourceTensor};
 
-use super::block_scales::check_codes;
 use super::checkpoint::Checkpoint;
 use super::dummy;
 use super::error::WeightsError;
 use super::stored::Stored;
 use crate::cuda::Target;
 use crate::exec::{Device, Exec};
-use crate::tensor::{DType, OpError, Tensor};
+use crate::tensor::{DType, Tensor};
 use half::bf16;
+use part_reader::{Check, PartReader};
 use rayon::prelude::*;
+use request::Request;
+use shared::Reads;
 use std::collections::HashSet;
-use std::path::Path;
 use std::sync::Mutex;
 
 /// Bytes that a thread reads at a time: large enough to stream, small enough to distribute.
 const READ_CHUNK: usize = 1 << 20;
-
-/// An op that fills a tensor with the values of [`uniform`](super::uniform) for this seed and limit, on its device.
-pub type Uniform = fn(&mut Exec, seed: u64, limit: f32, out: &mut Tensor) -> Result<(), OpError>;
-
-/// Source of weights.
-#[derive(Debug)]
-pub enum Source {
-    /// Files of a checkpoint.
-    Checkpoint(Checkpoint),
-    /// Seeded random values: norm weights are 1, all others uniform with this standard deviation.
-    Dummy {
-        /// Seed of the dummy weights.
-        seed: u64,
-        /// Standard deviation: `initializer_range` of the config.
-        std: f32,
-        /// The op that generates the values.
-        uniform: Uniform,
-    },
-}
-
-impl Source {
-    /// Opens the checkpoint in `dir`.
-    pub fn open(dir: &Path) -> Result<Self, WeightsError> {
-        Checkpoint::open(dir).map(Self::Checkpoint)
-    }
-
-    /// Names of all tensors, in any order; none for dummy weights.
-    pub fn names(&self) -> impl Iterator<Item = &str> {
-        let checkpoint = match self {
-            Self::Checkpoint(checkpoint) => Some(checkpoint),
-            Self::Dummy { .. } => None,
-        };
-        checkpoint.into_iter().flat_map(Checkpoint::names)
-    }
-
-    /// True if the source has this tensor.
-    pub fn contains(&self, name: &str) -> bool {
-        match self {
-            Self::Checkpoint(checkpoint) => checkpoint.contains(name),
-            Self::Dummy { .. } => true,
-        }
-    }
-}
 
 /// Loads tensors and reports the progress in bytes.
 pub struct Loader<'a> {
@@ -77,14 +43,14 @@ pub struct Loader<'a> {
     rounded: usize,
     /// Pending uploads to the GPU. They run after all tensors are allocated, because allocating waits for copies.
     queued: Vec<Queued<'a>>,
+    /// How requested parts of a checkpoint are read.
+    reads: Reads<'a>,
 }
 
 /// A pending upload.
 struct Queued<'a> {
     target: Target,
-    stored: Stored<'a>,
-    /// Name of an FP8 weight, whose codes must not be NaN.
-    codes: Option<String>,
+    reader: PartReader<'a>,
 }
 
 impl<'a> Loader<'a> {
@@ -96,10 +62,42 @@ impl<'a> Loader<'a> {
         progress: &'a mut (dyn FnMut(u64) + Send),
         load: impl FnOnce(&mut Self) -> Result<R, WeightsError>,
     ) -> Result<R, WeightsError> {
-        let mut loader = Self { exec, source, progress, used: HashSet::new(), rounded: 0, queued: Vec::new() };
+        Self::run_with(exec, source, progress, Reads::Direct, load)
+    }
+
+    fn run_with<R>(
+        exec: &'a mut Exec,
+        source: &'a Source,
+        progress: &'a mut (dyn FnMut(u64) + Send),
+        reads: Reads<'a>,
+        load: impl FnOnce(&mut Self) -> Result<R, WeightsError>,
+    ) -> Result<R, WeightsError> {
+        let mut loader = Self::new(exec, source, progress, reads);
         let loaded = load(&mut loader)?;
         loader.upload()?;
         Ok(loaded)
+    }
+
+    fn new(
+        exec: &'a mut Exec,
+        source: &'a Source,
+        progress: &'a mut (dyn FnMut(u64) + Send),
+        reads: Reads<'a>,
+    ) -> Self {
+        Self { exec, source, progress, used: HashSet::new(), rounded: 0, queued: Vec::new(), reads }
+    }
+
+    /// True if tensors have only shapes, and nothing is noted of the source either.
+    fn only_shapes(&self) -> bool {
+        self.exec.device() == Device::Meta && !matches!(self.reads, Reads::Listed(_))
+    }
+
+    /// The parts of the checkpoint that were requested, if they are [listed](Reads::Listed).
+    fn into_requests(self) -> Vec<Request<'a>> {
+        match self.reads {
+            Reads::Listed(requests) => requests,
+            Reads::Direct | Reads::Shared(..) => Vec::new(),
+        }
     }
 
     /// The device that the tensors are for.
@@ -176,7 +174,7 @@ impl<'a> Loader<'a> {
         let width = columns.as_ref().map(|columns| columns.part.len());
         let shape: Vec<usize> = std::iter::once(rows).chain(width).collect();
         let mut tensor = self.allocate(title, &shape, DType::Bf16)?;
-        if self.exec.device() == Device::Meta {
+        if self.only_shapes() {
             return Ok(tensor);
         }
         let mut first = 0;
@@ -202,17 +200,16 @@ impl<'a> Loader<'a> {
         })
     }
 
-    /// The part of a stored tensor that is loaded, read as bf16.
+    /// A stored tensor, read as bf16.
     fn bf16(
         &mut self,
         checkpoint: &'a Checkpoint,
         part: &SourceTensor,
         columns: Option<&Columns>,
     ) -> Result<Stored<'a>, WeightsError> {
-        let shape: Vec<usize> = std::iter::once(part.rows).chain(columns.map(|columns| columns.stored)).collect();
-        let stored = checkpoint.bf16(&part.name, &shape)?;
+        let stored = checkpoint.bf16(&part.name, &part.stored_shape(columns))?;
         self.rounded += usize::from(stored.is_rounded());
-        Ok(part.of(stored, columns))
+        Ok(stored)
     }
 
     /// Fills the current row range of `tensor` with a part of a tensor of the source, now or in
@@ -223,42 +220,57 @@ impl<'a> Loader<'a> {
         columns: Option<&Columns>,
         tensor: &mut Tensor,
     ) -> Result<(), WeightsError> {
-        if let (Source::Checkpoint(checkpoint), Some(target)) = (self.source, tensor.target()) {
+        if let Source::Checkpoint(checkpoint) = self.source {
             let stored = self.bf16(checkpoint, part, columns)?;
-            self.queued.push(Queued { target, stored, codes: None });
-            return Ok(());
+            return self.place(Request::new(stored, part, columns), Check::Any, tensor);
         }
-        self.read(part, columns, tensor)?;
+        self.dummy(part, columns, tensor)?;
         (self.progress)(tensor.bytes());
         Ok(())
     }
 
-    /// Fills the current row range of `tensor`, on the host or with dummy weights, with a part of a tensor of the
-    /// source.
-    fn read(
+    /// Fills the current row range of `tensor` with the requested part of the checkpoint: a host tensor now, a tensor on
+    /// a GPU in [`upload`](Self::upload).
+    fn place(&mut self, request: Request<'a>, check: Check, tensor: &mut Tensor) -> Result<(), WeightsError> {
+        if let Reads::Listed(requests) = &mut self.reads {
+            requests.push(request);
+            return Ok(());
+        }
+        let reader = PartReader::new(request, check, &mut self.reads);
+        if let Some(target) = tensor.target() {
+            self.queued.push(Queued { target, reader });
+            return Ok(());
+        }
+        self.read(&reader, tensor)?;
+        (self.progress)(tensor.bytes());
+        Ok(())
+    }
+
+    /// Reads a part of the checkpoint into the current row range of `tensor`, which is on the host.
+    fn read(&self, reader: &PartReader<'_>, tensor: &mut Tensor) -> Result<(), WeightsError> {
+        let out = tensor.host_bytes_mut();
+        if reader.is_shared() {
+            return reader.read(0, out);
+        }
+        let chunks = out.par_chunks_mut(READ_CHUNK).enumerate();
+        self.exec.on_host(|| chunks.try_for_each(|(i, chunk)| reader.read(i * READ_CHUNK, chunk)))
+    }
+
+    /// Fills the current row range of `tensor` with dummy weights; no effect if the source is a checkpoint.
+    fn dummy(
         &mut self,
         part: &SourceTensor,
         columns: Option<&Columns>,
         tensor: &mut Tensor,
     ) -> Result<(), WeightsError> {
-        match self.source {
-            Source::Checkpoint(checkpoint) => {
-                let stored = self.bf16(checkpoint, part, columns)?;
-                let out: &mut [u8] = bytemuck::cast_slice_mut(tensor.host_mut::<bf16>());
-                let chunks = out.par_chunks_mut(READ_CHUNK).enumerate();
-                self.exec.on_host(|| chunks.try_for_each(|(i, chunk)| stored.read(i * READ_CHUNK, chunk)))?;
-            }
+        let Source::Dummy { seed, std, uniform } = self.source else { return Ok(()) };
+        if columns.is_none() {
             // All vectors are norm weights, with values of about 1.
-            Source::Dummy { .. } if columns.is_none() => {
-                self.exec.write(tensor, 0..part.part.len(), |_, to| to.fill(bf16::ONE))?
-            }
-            Source::Dummy { seed, std, uniform } => {
-                // A uniform distribution on ±a has the standard deviation a / √3.
-                let (seed, limit) = (dummy::seed_of(*seed, &part.title(columns)), std * 3f32.sqrt());
-                self.exec.install(|exec| uniform(exec, seed, limit, tensor))??;
-            }
+            return Ok(self.exec.write(tensor, 0..part.part.len(), |_, to| to.fill(bf16::ONE))?);
         }
-        Ok(())
+        // A uniform distribution on ±a has the standard deviation a / √3.
+        let (seed, limit) = (dummy::seed_of(*seed, &part.title(columns)), std * 3f32.sqrt());
+        Ok(self.exec.install(|exec| uniform(exec, seed, limit, tensor))??)
     }
 
     /// Uploads all pending tensors to the GPU, and waits for the copies.
@@ -267,10 +279,7 @@ impl<'a> Loader<'a> {
         let targets: Vec<Target> = queued.iter().map(|queued| queued.target.clone()).collect();
         let progress = Mutex::new(progress);
         exec.upload(&targets, |i, first, out| {
-            queued[i].stored.read(first, out)?;
-            if let Some(name) = &queued[i].codes {
-                check_codes(name, out)?;
-            }
+            queued[i].reader.read(first, out)?;
             // A poisoned lock only means that the progress callback panicked on another thread.
             let mut progress = progress.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
             progress(out.len() as u64);

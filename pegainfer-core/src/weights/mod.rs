@@ -4,7 +4,7 @@ mod block_scales;
 mod checkpoint;
 mod dummy;
 mod error;
-pub mod feed;
+mod feed;
 mod loader;
 mod stored;
 
@@ -12,6 +12,6 @@ pub use block_scales::{SCALE_BLOCK, scale_name};
 pub use checkpoint::{Checkpoint, is_file_name};
 pub use dummy::uniform;
 pub use error::WeightsError;
-pub use loader::{Columns, Loader, Quantize, Source, SourceTensor, Uniform};
+pub use loader::{Columns, FillDummy, Loader, Quantize, Source, SourceTensor, Uniform};
 pub use safetensors::Dtype as StoredDtype;
 pub use stored::Stored;

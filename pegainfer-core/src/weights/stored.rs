@@ -7,10 +7,10 @@ use std::fs::File;
 use std::ops::Range;
 use std::panic::resume_unwind;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-/// Number of bytes read and rounded at a time, so that they stay in the L2 cache.
-const ROUND_CHUNK: usize = 128 << 10;
+/// Number of bytes read and converted at a time, so that they stay in the L2 cache.
+const CONVERT_CHUNK: usize = 128 << 10;
 /// Bytes of each tensor that a thread compares at a time.
 const COMPARE_CHUNK: usize = 1 << 20;
 /// Maximum number of threads that compare two tensors; they share the bandwidth of a disk or of the page cache.
@@ -21,6 +21,8 @@ const COMPARE_THREADS: usize = 8;
 pub(super) struct Shard {
     pub path: PathBuf,
     pub file: File,
+    /// Bytes of tensors that were read from it.
+    pub bytes_read: AtomicU64,
 }
 
 /// A tensor in a file of a checkpoint.
@@ -33,8 +35,8 @@ pub struct Stored<'a> {
     element: usize,
     /// Bytes of each row that belong to the tensor; `None` for all.
     columns: Option<Columns>,
-    /// Format of elements that are rounded to bf16 while they are read; `None` reads bytes as they are stored.
-    rounds: Option<Wide>,
+    /// Format of elements that are converted while they are read; `None` reads bytes as they are stored.
+    converts: Option<Wide>,
 }
 
 /// Some columns of a stored matrix, in bytes.
@@ -48,33 +50,46 @@ struct Columns {
     width: usize,
 }
 
-/// Format of an element that becomes bf16.
+/// Format of an element that is converted while it is read.
 #[derive(Debug, Clone, Copy)]
 enum Wide {
+    /// Becomes bf16.
     F16,
+    /// Becomes bf16.
     F32,
+    /// Becomes u32; numbers that u32 does not have become its largest one.
+    I64,
 }
 
 impl Wide {
-    /// Bytes of an element.
+    /// Bytes of an element as stored.
     fn size(self) -> usize {
         match self {
             Self::F16 => size_of::<f16>(),
             Self::F32 => size_of::<f32>(),
+            Self::I64 => size_of::<i64>(),
         }
     }
 
-    /// Rounds the elements of `from`, little-endian, to nearest even.
-    fn round(self, from: &[u8], out: &mut [u8]) {
-        let out = out.chunks_exact_mut(size_of::<bf16>());
+    /// Bytes of a converted element.
+    fn converted(self) -> usize {
         match self {
-            Self::F16 => from.chunks_exact(2).zip(out).for_each(|(from, out)| {
-                let value = f16::from_le_bytes([from[0], from[1]]).to_f32();
-                out.copy_from_slice(&bf16::from_f32(value).to_le_bytes());
+            Self::F16 | Self::F32 => size_of::<bf16>(),
+            Self::I64 => size_of::<u32>(),
+        }
+    }
+
+    /// Converts the elements of `from`, little-endian; bf16 is rounded to nearest even.
+    fn convert(self, from: &[u8], out: &mut [u8]) {
+        match self {
+            Self::F16 => from.as_chunks().0.iter().zip(out.as_chunks_mut().0).for_each(|(from, out)| {
+                *out = bf16::from_f32(f16::from_le_bytes(*from).to_f32()).to_le_bytes();
             }),
-            Self::F32 => from.chunks_exact(4).zip(out).for_each(|(from, out)| {
-                let value = f32::from_le_bytes([from[0], from[1], from[2], from[3]]);
-                out.copy_from_slice(&bf16::from_f32(value).to_le_bytes());
+            Self::F32 => from.as_chunks().0.iter().zip(out.as_chunks_mut().0).for_each(|(from, out)| {
+                *out = bf16::from_f32(f32::from_le_bytes(*from)).to_le_bytes();
+            }),
+            Self::I64 => from.as_chunks().0.iter().zip(out.as_chunks_mut().0).for_each(|(from, out)| {
+                *out = u32::try_from(i64::from_le_bytes(*from)).unwrap_or(u32::MAX).to_le_bytes();
             }),
         }
     }
@@ -83,22 +98,32 @@ impl Wide {
 impl<'a> Stored<'a> {
     /// A tensor of `dtype` that begins at this byte of a shard.
     pub(super) fn new(shard: &'a Shard, start: u64, dtype: Dtype) -> Self {
-        Self { shard, start, element: dtype.bitsize() / 8, columns: None, rounds: None }
+        Self { shard, start, element: dtype.bitsize() / 8, columns: None, converts: None }
     }
 
     /// The same tensor, stored with elements of `dtype`, read as bf16.
     pub(super) fn rounded(self, dtype: Dtype) -> Self {
-        let rounds = match dtype {
+        let converts = match dtype {
             Dtype::F16 => Some(Wide::F16),
             Dtype::F32 => Some(Wide::F32),
             _ => None,
         };
-        Self { rounds, ..self }
+        Self { converts, ..self }
+    }
+
+    /// The same tensor of I64, read as u32. Numbers that u32 does not have become its largest one.
+    pub(super) fn as_u32(self) -> Self {
+        Self { converts: Some(Wide::I64), ..self }
+    }
+
+    /// Bytes of an element as it is read.
+    pub(super) fn element(&self) -> usize {
+        self.converts.map_or(self.element, Wide::converted)
     }
 
     /// True if the elements are rounded to bf16.
     pub fn is_rounded(&self) -> bool {
-        self.rounds.is_some()
+        matches!(self.converts, Some(Wide::F16 | Wide::F32))
     }
 
     /// The rows `rows` and the columns `columns` of a matrix whose rows have `row` elements.
@@ -112,20 +137,20 @@ impl<'a> Stored<'a> {
         Self { start, columns, ..self }
     }
 
-    /// Reads `out.len()` bytes of the tensor from byte `first` on; both must be even if elements are rounded. Any
-    /// number of threads may read at once.
+    /// Reads `out.len()` bytes of the tensor from byte `first` on; if elements are converted, both must be multiples of
+    /// the size of a converted one. Any number of threads may read at once.
     ///
     /// The file is not mapped: a read causes no page faults, leaves nothing resident, and if the file was truncated it
     /// returns an error instead of raising a signal.
     pub fn read(&self, first: usize, out: &mut [u8]) -> Result<(), WeightsError> {
-        let Some(wide) = self.rounds else { return self.read_stored(first, out) };
-        let size = wide.size();
-        let mut buffer = vec![0; ROUND_CHUNK.min(out.len() / 2 * size)];
-        let mut first = first / 2 * size;
-        for out in out.chunks_mut(ROUND_CHUNK / size * 2) {
-            let from = &mut buffer[..out.len() / 2 * size];
+        let Some(wide) = self.converts else { return self.read_stored(first, out) };
+        let (size, converted) = (wide.size(), wide.converted());
+        let mut buffer = vec![0; CONVERT_CHUNK.min(out.len() / converted * size)];
+        let mut first = first / converted * size;
+        for out in out.chunks_mut(CONVERT_CHUNK / size * converted) {
+            let from = &mut buffer[..out.len() / converted * size];
             self.read_stored(first, from)?;
-            wide.round(from, out);
+            wide.convert(from, out);
             first += from.len();
         }
         Ok(())
@@ -147,7 +172,9 @@ impl<'a> Stored<'a> {
 
     /// Reads bytes of the whole tensor as stored.
     fn read_whole(&self, first: usize, out: &mut [u8]) -> Result<(), WeightsError> {
-        read_at(&self.shard.file, out, self.start + first as u64).map_err(|error| io(&self.shard.path, error))
+        read_at(&self.shard.file, out, self.start + first as u64).map_err(|error| io(&self.shard.path, error))?;
+        self.shard.bytes_read.fetch_add(out.len() as u64, Ordering::Relaxed);
+        Ok(())
     }
 }
 

@@ -1,7 +1,7 @@
 //! Weights of DSpark's stages (checkpoint 0731).
 
+use super::formats::Formats;
 use super::layer::{Layer, hyper, layer};
-use super::reader::Reader;
 use super::tensor_part::TensorPart;
 use crate::config::{self, Config, LayerKind, STREAMS};
 use pegainfer_core::parallel::Shard;
@@ -33,7 +33,7 @@ pub struct DSpark {
 
 /// Reads the tensors `mtp.*`, except the confidence head.
 pub(super) fn dspark(
-    reader: &mut Reader<'_>,
+    formats: &mut Formats<'_, '_>,
     config: &Config,
     shard: Shard,
     numbers: &config::DSpark,
@@ -41,22 +41,22 @@ pub(super) fn dspark(
     let (hidden, vocab, rank) = (config.hidden_size, config.vocab_size, numbers.markov_rank);
     let last = format!("mtp.{}.", numbers.layers.saturating_sub(1));
     let name = |tail: &str| format!("{last}{tail}");
-    let main_projection = reader.fp8("mtp.0.main_proj", hidden, numbers.targets.len() * hidden, TensorPart::ALL)?;
-    let main_norm = reader.vector("mtp.0.main_norm.weight", hidden)?;
-    let stage = |i| layer(reader, config, shard, &format!("mtp.{i}."), (LayerKind::Window, false));
+    let main_projection = formats.fp8("mtp.0.main_proj", hidden, numbers.targets.len() * hidden, &TensorPart::ALL)?;
+    let main_norm = formats.vector("mtp.0.main_norm.weight", hidden)?;
+    let stage = |i| layer(formats, config, shard, &format!("mtp.{i}."), (LayerKind::Window, false));
     let stages = (0..numbers.layers).map(stage).collect::<Result<_, _>>()?;
     Ok(DSpark {
         main_projection,
         main_norm,
         stages,
-        head_hyper: hyper(reader, &name("hc_head"), STREAMS, 1, hidden)?,
-        norm: reader.vector(&name("norm.weight"), hidden)?,
-        markov_embedding: reader.plain(
+        head_hyper: hyper(formats, &name("hc_head"), STREAMS, 1, hidden)?,
+        norm: formats.vector(&name("norm.weight"), hidden)?,
+        markov_embedding: formats.plain(
             &name("markov_head.markov_w1.weight"),
             Dtype::BF16,
             &[vocab, rank],
-            TensorPart::ALL,
+            &TensorPart::ALL,
         )?,
-        markov_output: reader.bf16(&name("markov_head.markov_w2"), vocab, rank)?,
+        markov_output: formats.bf16(&name("markov_head.markov_w2"), vocab, rank)?,
     })
 }

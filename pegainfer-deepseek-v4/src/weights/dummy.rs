@@ -1,11 +1,10 @@
 //! Dummy weights: seeded random values in the official formats, the same for every number of ranks, chosen so that
 //! activations roughly keep their size.
 
-use super::tensor_part::TensorPart;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::rng;
 use pegainfer_core::tensor::{OpError, Tensor};
-use pegainfer_core::weights::StoredDtype as Dtype;
+use pegainfer_core::weights::{Columns, SourceTensor, StoredDtype as Dtype};
 use pegainfer_kernels::ops::deepseek_v4::{Place, random_codes, random_numbers};
 
 /// Root mean square of random E2M1 codes.
@@ -17,26 +16,25 @@ const E4M3_RMS: f32 = 0.59;
 /// Bound of numbers that are no matrix of a GEMM: position biases, sinks, biases of experts.
 const SMALL: f32 = 0.03;
 
-/// Fills the current rows of `tensor` with the values of a part of the tensor `name`, stored as `dtype` and `shape`.
+/// Fills the current rows of `tensor` with the values of a part of a tensor that is stored as `dtype`; `None` for the
+/// columns of a vector.
 pub(super) fn fill(
     exec: &mut Exec,
     tensor: &mut Tensor,
-    name: &str,
-    (dtype, shape): (Dtype, &[usize]),
-    part: &TensorPart,
+    (part, columns, dtype): (&SourceTensor, Option<&Columns>, Dtype),
     seed: u64,
 ) -> Result<(), OpError> {
+    let (name, elements) = (&part.name, tensor.elements());
     let seed = name.bytes().fold(seed, |hash, byte| rng::mix(hash ^ u64::from(byte)));
-    let first = |range: &Option<std::ops::Range<usize>>| range.as_ref().map_or(0, |range| range.start);
-    let (whole, columns) = (shape[1..].iter().product(), first(&part.columns));
-    let place = Place { whole, first_row: first(&part.rows), first_column: columns };
+    let (whole, first_column) = columns.map_or((1, 0), |columns| (columns.stored, columns.part.start));
+    let place = Place { whole, first_row: part.part.start, first_column };
     let constant = |exec: &mut Exec, tensor: &mut Tensor, value: f32| match dtype {
-        Dtype::F32 => exec.write(tensor, 0..shape[0], |_, out: &mut [f32]| out.fill(value)),
-        _ => exec.write(tensor, 0..shape[0], |_, out: &mut [half::bf16]| out.fill(half::bf16::from_f32(value))),
+        Dtype::F32 => exec.write(tensor, 0..elements, |_, out: &mut [f32]| out.fill(value)),
+        _ => exec.write(tensor, 0..elements, |_, out: &mut [half::bf16]| out.fill(half::bf16::from_f32(value))),
     };
     match dtype {
         // Weights of norms, and factors of mixing values.
-        Dtype::BF16 if shape.len() == 1 => constant(exec, tensor, 1.0),
+        Dtype::BF16 if columns.is_none() => constant(exec, tensor, 1.0),
         Dtype::F32 if name.ends_with("_scale") => constant(exec, tensor, 1.0),
         Dtype::BF16 => random_numbers(exec, seed, place, (3.0 / whole as f32).sqrt(), tensor),
         Dtype::F32 if name.ends_with("_fn") => random_numbers(exec, seed, place, (3.0 / whole as f32).sqrt(), tensor),

@@ -1,6 +1,6 @@
 //! The weights of a decoder layer.
 
-use super::reader::Reader;
+use super::formats::Formats;
 use super::tensor_part::TensorPart;
 use crate::config::{Config, LayerKind, STREAMS};
 use crate::shard::RankParts;
@@ -110,7 +110,7 @@ pub struct Moe {
 
 /// Reads a layer of this kind with this tensor name `prefix`. `hash`: its experts are chosen by the token id alone.
 pub(super) fn layer(
-    reader: &mut Reader<'_>,
+    formats: &mut Formats<'_, '_>,
     config: &Config,
     shard: Shard,
     prefix: &str,
@@ -120,31 +120,31 @@ pub(super) fn layer(
     let mixes = 2 * STREAMS + STREAMS * STREAMS;
     let name = |tail: &str| format!("{prefix}{tail}");
     Ok(Layer {
-        attn_hyper: hyper(reader, &name("hc_attn"), mixes, 3, hidden)?,
-        attn_norm: reader.vector(&name("attn_norm.weight"), hidden)?,
-        attn: attention(reader, config, shard, &name("attn."), kind)?,
-        ffn_hyper: hyper(reader, &name("hc_ffn"), mixes, 3, hidden)?,
-        ffn_norm: reader.vector(&name("ffn_norm.weight"), hidden)?,
-        moe: moe(reader, config, shard, &name("ffn."), hash)?,
+        attn_hyper: hyper(formats, &name("hc_attn"), mixes, 3, hidden)?,
+        attn_norm: formats.vector(&name("attn_norm.weight"), hidden)?,
+        attn: attention(formats, config, shard, &name("attn."), kind)?,
+        ffn_hyper: hyper(formats, &name("hc_ffn"), mixes, 3, hidden)?,
+        ffn_norm: formats.vector(&name("ffn_norm.weight"), hidden)?,
+        moe: moe(formats, config, shard, &name("ffn."), hash)?,
     })
 }
 
 /// Reads a mixing of streams, of `mixes` values with `scales` scales, with this tensor name `prefix`.
 pub(super) fn hyper(
-    reader: &mut Reader<'_>,
+    formats: &mut Formats<'_, '_>,
     prefix: &str,
     mixes: usize,
     scales: usize,
     hidden: usize,
 ) -> Result<HyperWeights, WeightsError> {
     let mut f32 =
-        |tail: &str, shape: &[usize]| reader.plain(&format!("{prefix}_{tail}"), Dtype::F32, shape, TensorPart::ALL);
+        |tail: &str, shape: &[usize]| formats.plain(&format!("{prefix}_{tail}"), Dtype::F32, shape, &TensorPart::ALL);
     let function = f32("fn", &[mixes, STREAMS * hidden])?;
     Ok(HyperWeights { function, base: f32("base", &[mixes])?, scale: f32("scale", &[scales])? })
 }
 
 fn attention(
-    reader: &mut Reader<'_>,
+    formats: &mut Formats<'_, '_>,
     config: &Config,
     shard: Shard,
     prefix: &str,
@@ -160,79 +160,87 @@ fn attention(
     let all_z = config.o_groups * config.o_lora_rank;
     let indexer = match kind {
         LayerKind::Sparse => Some(Indexer {
-            wq_b: reader.fp8(
+            wq_b: formats.fp8(
                 &name("indexer.wq_b"),
                 config.index_heads * config.index_head_dim,
                 rank,
-                TensorPart::ALL,
+                &TensorPart::ALL,
             )?,
-            weights_proj: reader.bf16(&name("indexer.weights_proj"), config.index_heads, hidden)?,
-            compressor: compressor(reader, &name("indexer.compressor."), hidden, 4, config.index_head_dim)?,
+            weights_proj: formats.bf16(&name("indexer.weights_proj"), config.index_heads, hidden)?,
+            compressor: compressor(formats, &name("indexer.compressor."), hidden, 4, config.index_head_dim)?,
         }),
         _ => None,
     };
     let compressor = match kind.ratio() {
-        Some(ratio) => Some(compressor(reader, &name("compressor."), hidden, ratio, dim)?),
+        Some(ratio) => Some(compressor(formats, &name("compressor."), hidden, ratio, dim)?),
         None => None,
     };
     Ok(Attention {
-        wq_a: reader.fp8(&name("wq_a"), rank, hidden, TensorPart::ALL)?,
-        q_norm: reader.vector(&name("q_norm.weight"), rank)?,
-        wq_b: reader.fp8(&name("wq_b"), config.heads * dim, rank, head_rows)?,
-        wkv: reader.fp8(&name("wkv"), dim, hidden, TensorPart::ALL)?,
-        kv_norm: reader.vector(&name("kv_norm.weight"), dim)?,
-        sink: reader.plain(
+        wq_a: formats.fp8(&name("wq_a"), rank, hidden, &TensorPart::ALL)?,
+        q_norm: formats.vector(&name("q_norm.weight"), rank)?,
+        wq_b: formats.fp8(&name("wq_b"), config.heads * dim, rank, &head_rows)?,
+        wkv: formats.fp8(&name("wkv"), dim, hidden, &TensorPart::ALL)?,
+        kv_norm: formats.vector(&name("kv_norm.weight"), dim)?,
+        sink: formats.plain(
             &name("attn_sink"),
             Dtype::F32,
             &[config.heads],
-            TensorPart { rows: Some(heads), columns: None },
+            &TensorPart { rows: Some(heads), columns: None },
         )?,
-        wo_a: reader.fp8(&name("wo_a"), all_z, config.heads_per_group() * dim, group_rows)?,
+        wo_a: formats.fp8(&name("wo_a"), all_z, config.heads_per_group() * dim, &group_rows)?,
         wo_a_bf16: None,
-        wo_b: reader.fp8(&name("wo_b"), hidden, all_z, group_columns)?,
+        wo_b: formats.fp8(&name("wo_b"), hidden, all_z, &group_columns)?,
         compressor,
         indexer,
     })
 }
 
 fn compressor(
-    reader: &mut Reader<'_>,
+    formats: &mut Formats<'_, '_>,
     prefix: &str,
     hidden: usize,
     ratio: usize,
     dim: usize,
 ) -> Result<Compressor, WeightsError> {
     let width = if ratio == 4 { 2 * dim } else { dim };
-    let position_bias = reader.plain(&format!("{prefix}ape"), Dtype::F32, &[ratio, width], TensorPart::ALL)?;
-    let norm = reader.vector(&format!("{prefix}norm.weight"), dim)?;
+    let position_bias = formats.plain(&format!("{prefix}ape"), Dtype::F32, &[ratio, width], &TensorPart::ALL)?;
+    let norm = formats.vector(&format!("{prefix}norm.weight"), dim)?;
     Ok(Compressor {
-        wkv: reader.bf16(&format!("{prefix}wkv"), width, hidden)?,
-        wgate: reader.bf16(&format!("{prefix}wgate"), width, hidden)?,
+        wkv: formats.bf16(&format!("{prefix}wkv"), width, hidden)?,
+        wgate: formats.bf16(&format!("{prefix}wgate"), width, hidden)?,
         pooling: CompressorWeights { position_bias, norm },
     })
 }
 
-fn moe(reader: &mut Reader<'_>, config: &Config, shard: Shard, prefix: &str, hash: bool) -> Result<Moe, WeightsError> {
+fn moe(
+    formats: &mut Formats<'_, '_>,
+    config: &Config,
+    shard: Shard,
+    prefix: &str,
+    hash: bool,
+) -> Result<Moe, WeightsError> {
     let (hidden, width, count) = (config.hidden_size, config.expert_width, config.experts);
     let router = match hash {
         true => {
             let name = format!("{prefix}gate.tid2eid");
-            Router::Hash(reader.ids(&name, config.vocab_size, config.experts_per_token, count)?)
+            Router::Hash(formats.ids(&name, config.vocab_size, config.experts_per_token, count)?)
         }
-        false => Router::Learned(reader.plain(&format!("{prefix}gate.bias"), Dtype::F32, &[count], TensorPart::ALL)?),
+        false => {
+            Router::Learned(formats.plain(&format!("{prefix}gate.bias"), Dtype::F32, &[count], &TensorPart::ALL)?)
+        }
     };
     let (numbers, columns) = (shard.experts(config), shard.expert_columns(config));
     let rows = TensorPart { rows: Some(columns.clone()), columns: None };
     let columns = TensorPart { rows: None, columns: Some(columns) };
     let mut stacked = |w: &str, shape, part| {
-        let names: Vec<String> = (0..count).map(|e| format!("{prefix}experts.{e}.{w}")).collect();
-        reader.fp4(&format!("{prefix}experts.{w}"), (&names, numbers.clone()), shape, part)
+        let names: Vec<String> = numbers.clone().map(|e| format!("{prefix}experts.{e}.{w}")).collect();
+        formats.fp4(&format!("{prefix}experts.{w}"), &names, shape, part)
     };
     let (gate, up) = (stacked("w1", (width, hidden), &rows)?, stacked("w3", (width, hidden), &rows)?);
     let experts = Experts { gate, up, down: stacked("w2", (hidden, width), &columns)?, count: numbers.len() };
     let name = |w: &str| format!("{prefix}shared_experts.{w}");
-    let [gate, up] = reader.fp8_pair(["w1", "w3"].map(name), (width, hidden), &rows)?;
-    let shared = Experts { gate, up, down: reader.fp8(&name("w2"), hidden, width, columns)?, count: 1 };
-    let gate = reader.bf16(&format!("{prefix}gate"), count, hidden)?;
+    let [gate, up] = formats.fp8_pair(["w1", "w3"].map(name), (width, hidden), &rows)?;
+    let shared = Experts { gate, up, down: formats.fp8(&name("w2"), hidden, width, &columns)?, count: 1 };
+    let gate = formats.bf16(&format!("{prefix}gate"), count, hidden)?;
     Ok(Moe { gate, router, experts, first: numbers.start, shared })
 }

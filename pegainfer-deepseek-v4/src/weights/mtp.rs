@@ -1,7 +1,7 @@
 //! Weights of the layer that drafts (multi-token prediction) of the April checkpoint.
 
+use super::formats::Formats;
 use super::layer::{Layer, hyper, layer};
-use super::reader::Reader;
 use super::tensor_part::TensorPart;
 use crate::config::{Config, LayerKind, STREAMS};
 use pegainfer_core::parallel::Shard;
@@ -31,15 +31,15 @@ pub struct Mtp {
 }
 
 /// Reads the tensors `mtp.0.*`.
-pub(super) fn mtp(reader: &mut Reader<'_>, config: &Config, shard: Shard) -> Result<Mtp, WeightsError> {
+pub(super) fn mtp(formats: &mut Formats<'_, '_>, config: &Config, shard: Shard) -> Result<Mtp, WeightsError> {
     let hidden = config.hidden_size;
     Ok(Mtp {
-        embedding_norm: reader.vector("mtp.0.enorm.weight", hidden)?,
-        embedding_projection: reader.fp8("mtp.0.e_proj", hidden, hidden, TensorPart::ALL)?,
-        stream_norm: reader.vector("mtp.0.hnorm.weight", hidden)?,
-        stream_projection: reader.fp8("mtp.0.h_proj", hidden, hidden, TensorPart::ALL)?,
-        layer: layer(reader, config, shard, "mtp.0.", (LayerKind::Window, false))?,
-        head_hyper: hyper(reader, "mtp.0.hc_head", STREAMS, 1, hidden)?,
-        norm: reader.vector("mtp.0.norm.weight", hidden)?,
+        embedding_norm: formats.vector("mtp.0.enorm.weight", hidden)?,
+        embedding_projection: formats.fp8("mtp.0.e_proj", hidden, hidden, &TensorPart::ALL)?,
+        stream_norm: formats.vector("mtp.0.hnorm.weight", hidden)?,
+        stream_projection: formats.fp8("mtp.0.h_proj", hidden, hidden, &TensorPart::ALL)?,
+        layer: layer(formats, config, shard, "mtp.0.", (LayerKind::Window, false))?,
+        head_hyper: hyper(formats, "mtp.0.hc_head", STREAMS, 1, hidden)?,
+        norm: formats.vector("mtp.0.norm.weight", hidden)?,
     })
 }

@@ -10,7 +10,7 @@ use pegainfer_core::weights::Source;
 use pegainfer_deepseek_v4::config::Config;
 use pegainfer_deepseek_v4::weights::{Router, Weights};
 use pegainfer_deepseek_v4::{DeepSeekV4, Options, RankConfig, plan};
-use pegainfer_runtime::{Bounds, Executor, StepSize};
+use pegainfer_runtime::{Bounds, Executor, StepSize, load_rank_weights};
 use std::time::{Duration, Instant};
 
 /// An executor of two ranks, the second modified by `change`; `None` without two GPUs if the ranks run on GPUs.
@@ -21,7 +21,7 @@ fn two_ranks(change: impl FnOnce(&mut Exec, &mut Weights)) -> Option<Executor<De
     let config = RankConfig::new(Config::load(&model_path()).unwrap(), Options::default());
     let source = Source::open(&model_path()).unwrap();
     let mut ranks: Vec<_> = best().execs(2).into_iter().zip(Shard::all(2)).collect();
-    let mut weights = Weights::load(&mut ranks, &config.model, &source, &mut |_| {}).unwrap();
+    let mut weights = load_rank_weights::<DeepSeekV4>(&mut ranks, &config, &source, &mut |_| {}).unwrap();
     change(&mut ranks[1].0, &mut weights[1]);
     let size = StepSize { tokens: 64, rows: 2, samples: 2, context: 256 };
     let bounds = Bounds { slots: 4, ..Bounds::exact(size, 8) };

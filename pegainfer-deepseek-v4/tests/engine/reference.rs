@@ -10,8 +10,9 @@ use pegainfer_core::tensor::DType;
 use pegainfer_core::weights::Source;
 use pegainfer_deepseek_v4::config::Config;
 use pegainfer_deepseek_v4::numerics::Numerics;
-use pegainfer_deepseek_v4::weights::Weights;
+use pegainfer_deepseek_v4::{DeepSeekV4, Options, RankConfig};
 use pegainfer_kernels::ops::deepseek_v4::Experts;
+use pegainfer_runtime::load_rank_weights;
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
@@ -133,9 +134,9 @@ fn bits_equal(name: &str, (n, k): (usize, usize), values: &[f32], stored: &Numbe
 fn trap_08_dequantised_weights_equal_the_formulas_bit_for_bit() {
     let stored = &*WEIGHTS;
     let mut ranks = [(Exec::cpu(Isa::Portable, Some(2)).unwrap(), Shard::WHOLE)];
-    let config = Config::load(&model_path()).unwrap();
+    let config = RankConfig::new(Config::load(&model_path()).unwrap(), Options::default());
     let source = Source::open(&model_path()).unwrap();
-    let loaded = Weights::load(&mut ranks, &config, &source, &mut |_| {}).unwrap();
+    let loaded = load_rank_weights::<DeepSeekV4>(&mut ranks, &config, &source, &mut |_| {}).unwrap();
     let weights = &loaded[0];
     let mut matrices = vec![("head".to_owned(), &weights.head)];
     for (i, layer) in weights.layers.iter().enumerate() {

@@ -9,7 +9,7 @@ use pegainfer_core::tensor::DType;
 use pegainfer_core::weights::Source;
 use pegainfer_qwen3_4b::Qwen3;
 use pegainfer_qwen3_4b::weights::Weights;
-use pegainfer_runtime::{Bounds, Executor, Model, StepSize, load_weights, uniform};
+use pegainfer_runtime::{Bounds, Executor, Model, StepSize, load_rank_weights, uniform};
 use std::time::{Duration, Instant};
 
 /// The error of a step on two ranks, the second modified by `change`; the next step has the same one. `None` without
@@ -20,14 +20,10 @@ fn error_of(change: impl FnOnce(&mut Exec, &mut Weights)) -> Option<String> {
     }
     let config = Qwen3::load_config(&model_path()).unwrap();
     let source = Source::open(&model_path()).unwrap();
-    let load = |(mut exec, shard): (Exec, Shard)| {
-        let part = Qwen3::shard(&config, shard).unwrap();
-        let weights = load_weights::<Qwen3>(&mut exec, &part, &source, &mut |_| {}).unwrap();
-        (exec, shard, weights)
-    };
-    let mut ranks: Vec<_> = best().execs(2).into_iter().zip(Shard::all(2)).map(load).collect();
-    let (exec, _, weights) = &mut ranks[1];
-    change(exec, weights);
+    let mut ranks: Vec<_> = best().execs(2).into_iter().zip(Shard::all(2)).collect();
+    let mut weights = load_rank_weights::<Qwen3>(&mut ranks, &config, &source, &mut |_| {}).unwrap();
+    change(&mut ranks[1].0, &mut weights[1]);
+    let ranks = ranks.into_iter().zip(weights).map(|((exec, shard), weights)| (exec, shard, weights)).collect();
     let size = StepSize { tokens: 64, rows: 2, samples: 2, context: 256 };
     let mut executor = Executor::<Qwen3>::new(config, ranks, &Bounds::exact(size, 32)).unwrap();
     executor.check_ranks();

@@ -11,8 +11,31 @@ use crate::support::{
 use pegainfer_core::engine::{GenerateRequest, StepEngine};
 use pegainfer_core::parallel::Shard;
 use pegainfer_core::sampling::SamplingParams;
-use pegainfer_runtime::{Executor, LoadOptions, Model, ModelBytes, Overrides, load, padded, ragged};
+use pegainfer_core::weights::{Checkpoint, Source};
+use pegainfer_runtime::{Executor, LoadOptions, Model, ModelBytes, Overrides, load, load_rank_weights, padded, ragged};
 use std::time::{Duration, Instant};
+
+/// Bytes of all tensors of the checkpoint, and bytes that were read of them.
+fn stored_and_read(checkpoint: &Checkpoint) -> (u64, u64) {
+    let bytes = |name| {
+        let (dtype, shape) = checkpoint.describe(name).unwrap();
+        (shape.iter().product::<usize>() * dtype.bitsize() / 8) as u64
+    };
+    (checkpoint.names().map(bytes).sum(), checkpoint.bytes_read())
+}
+
+/// Only small vectors that are converted while they are loaded are read by every rank.
+#[test]
+fn several_ranks_read_the_checkpoint_once() {
+    for ranks in rank_counts(RANKS) {
+        let (config, source) = (Family::load_config(&model_path()).unwrap(), Source::open(&model_path()).unwrap());
+        let mut parts: Vec<_> = best().execs(ranks).into_iter().zip(Shard::all(ranks)).collect();
+        assert_eq!(load_rank_weights::<Family>(&mut parts, &config, &source, &mut |_| {}).unwrap().len(), ranks);
+        let Source::Checkpoint(checkpoint) = &source else { panic!("it is a checkpoint") };
+        let (stored, read) = stored_and_read(checkpoint);
+        assert!(read <= stored + stored / 100, "{ranks} ranks read {read} of {stored} bytes");
+    }
+}
 
 /// Every step's tokens and residual streams are compared between the ranks, bit for bit.
 fn checked() -> LoadOptions {

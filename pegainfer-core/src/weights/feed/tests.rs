@@ -1,6 +1,7 @@
 //! Tests of the feed without devices: threads that take chunks.
 
 use super::*;
+use crate::weights::Checkpoint;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
@@ -12,29 +13,32 @@ fn tiny_dir() -> std::path::PathBuf {
 
 const LIMITS: FeedLimits = FeedLimits { chunk_bytes: 4096, chunks: 5 };
 
-/// Some tensors of the bundled checkpoint: rows of 512 bytes, rows larger than a chunk, and vectors.
-fn specs(checkpoint: &Checkpoint) -> Vec<TensorSpec> {
-    let spec = |name: &str| {
+/// A feed of some tensors of the bundled checkpoint for `ranks` ranks that copy every chunk whole.
+fn feed(checkpoint: &Checkpoint, ranks: usize) -> Feed<'_> {
+    let mut chunks = Vec::new();
+    for name in ["embed.weight", "layers.0.hc_attn_fn", "norm.weight", "layers.1.attn.wq_b.scale"] {
         let (dtype, shape) = checkpoint.describe(name).unwrap();
-        TensorSpec { name: name.to_owned(), dtype, shape: shape.to_vec() }
-    };
-    ["embed.weight", "layers.0.hc_attn_fn", "norm.weight", "layers.1.attn.wq_b.scale"].map(spec).to_vec()
+        let stored = checkpoint.stored(name, dtype, shape).unwrap();
+        let all = shape.iter().product::<usize>() * dtype.bitsize() / 8;
+        for first in (0..all).step_by(LIMITS.chunk_bytes) {
+            let bytes = LIMITS.chunk_bytes.min(all - first);
+            chunks.push(Chunk { name: name.into(), stored, first, bytes, copied: ranks * bytes });
+        }
+    }
+    Feed::new(chunks, LIMITS.chunks)
 }
 
-/// Takes all tensors and checks their bytes.
+/// Takes all chunks, each in two parts, and checks their bytes.
 fn take_all(feed: &Feed<'_>, delay: Duration) -> Result<(), WeightsError> {
-    let mut cursor = Cursor::new(feed);
-    for (spec, stored) in &feed.tensors {
-        let mut next = 0;
-        cursor.next(spec, |rows, bytes| {
-            let mut expected = vec![0; bytes.len()];
-            stored.read(rows.start * spec.row_bytes(), &mut expected).unwrap();
-            assert!(rows.start == next && bytes == expected, "{}: rows {rows:?}", spec.name);
-            next = rows.end;
-            sleep(delay);
-            Ok(())
-        })?;
-        assert_eq!(next, spec.shape[0]);
+    for (i, chunk) in feed.chunks.iter().enumerate() {
+        let mut expected = vec![0; chunk.bytes];
+        chunk.stored.read(chunk.first, &mut expected).unwrap();
+        for copied in [chunk.bytes / 3, chunk.bytes - chunk.bytes / 3] {
+            feed.take(i, copied, |bytes| {
+                assert!(bytes == expected, "{} from byte {}", chunk.name, chunk.first);
+                sleep(delay);
+            })?;
+        }
     }
     Ok(())
 }
@@ -42,8 +46,7 @@ fn take_all(feed: &Feed<'_>, delay: Duration) -> Result<(), WeightsError> {
 #[test]
 fn readers_wait_for_the_slowest_rank() {
     let checkpoint = Checkpoint::open(&tiny_dir()).unwrap();
-    let feed = Feed::new(&checkpoint, specs(&checkpoint), 2, LIMITS).unwrap();
-    let most = feed.chunks.iter().map(|chunk| chunk.rows.len() * feed.tensors[chunk.tensor].0.row_bytes()).max();
+    let feed = feed(&checkpoint, 2);
     assert!(feed.chunks.len() > 40, "{} chunks", feed.chunks.len());
     let in_memory = |state: &State| {
         let held = state.held.values().filter_map(|held| held.bytes.as_ref()).map(|bytes| bytes.capacity());
@@ -66,26 +69,23 @@ fn readers_wait_for_the_slowest_rank() {
         let slow = scope.spawn(|| take_all(&feed, Duration::from_micros(200)).unwrap());
         while !(fast.is_finished() && slow.is_finished()) {
             let (buffers, bytes) = in_memory(&feed.lock());
-            assert!(buffers <= LIMITS.chunks && bytes <= LIMITS.chunks * most.unwrap(), "{buffers}: {bytes} bytes");
+            let most = LIMITS.chunks * LIMITS.chunk_bytes;
+            assert!(buffers <= LIMITS.chunks && bytes <= most, "{buffers}: {bytes} bytes");
             sleep(Duration::from_micros(100));
         }
     });
-    let expected: usize = feed.tensors.iter().map(|(spec, _)| spec.shape[0] * spec.row_bytes()).sum();
-    assert_eq!(feed.bytes_read(), expected as u64);
+    assert!(feed.lock().next == feed.chunks.len() && feed.lock().held.is_empty());
 }
 
 #[test]
 fn a_rank_that_fails_or_panics_frees_the_others_and_the_readers() {
     let checkpoint = Checkpoint::open(&tiny_dir()).unwrap();
     for panics in [false, true] {
-        let feed = Feed::new(&checkpoint, specs(&checkpoint), 3, LIMITS).unwrap();
+        let feed = feed(&checkpoint, 3);
         let fails = |feed: &Feed<'_>| {
             let _guard = StopOnPanic(feed);
-            let mut cursor = Cursor::new(feed);
-            cursor.next(&feed.tensors[0].0, |rows, _| {
-                assert!(!panics || rows.start == 0, "out of order");
-                if rows.start > 0 { Err(WeightsError::MissingTensor { name: "mine".into() }) } else { Ok(()) }
-            })
+            feed.take(0, feed.chunks[0].bytes, |_| assert!(!panics, "the copy fails")).unwrap();
+            WeightsError::MissingTensor { name: "mine".into() }
         };
         scope(|scope| {
             for _ in 0..3 {
@@ -93,7 +93,7 @@ fn a_rank_that_fails_or_panics_frees_the_others_and_the_readers() {
             }
             let others = [(); 2].map(|()| scope.spawn(|| take_all(&feed, Duration::ZERO)));
             match catch_unwind(AssertUnwindSafe(|| fails(&feed))) {
-                Ok(result) => feed.fail(result.unwrap_err()),
+                Ok(error) => feed.fail(error),
                 Err(_) => assert!(panics),
             }
             for other in others {

@@ -1,12 +1,14 @@
 //! Loads FP8 weights with block scales, or rounds bf16 weights to them.
 
-use super::{Columns, Loader, Queued, READ_CHUNK, Source, SourceTensor};
+use super::part_reader::{Check, PartReader};
+use super::request::Request;
+use super::shared::Reads;
+use super::{Columns, Loader, Source, SourceTensor};
 use crate::exec::{Device, Exec};
 use crate::tensor::{DType, OpError, Tensor};
-use crate::weights::block_scales::{SCALE_BLOCK, check_codes, not_finite, scale_name};
+use crate::weights::block_scales::{SCALE_BLOCK, not_finite, scale_name};
 use crate::weights::checkpoint::Checkpoint;
 use crate::weights::error::WeightsError;
-use rayon::prelude::*;
 use safetensors::Dtype;
 use std::ops::Range;
 
@@ -39,7 +41,7 @@ impl<'a> Loader<'a> {
         let blocks = |n: usize| n.div_ceil(SCALE_BLOCK);
         let mut codes = self.allocate(title, &[rows, cols], DType::U8)?;
         let mut scales = self.allocate(&scale_name(title), &[blocks(rows), blocks(cols)], DType::F32)?;
-        if self.exec.device() == Device::Meta {
+        if self.only_shapes() {
             return Ok((codes, scales));
         }
         let mut first = 0;
@@ -75,30 +77,19 @@ impl<'a> Loader<'a> {
         codes: &mut Tensor,
         scales: &mut Tensor,
     ) -> Result<(), WeightsError> {
-        let (name, scale) = (&part.name, scale_name(&part.name));
-        let values = scales_of(checkpoint, part, columns)?;
-        if !values.iter().all(|scale| scale.is_finite()) {
-            return Err(not_finite(scale));
+        let stored = checkpoint.stored(&part.name, Dtype::F8_E4M3, &[part.rows, columns.stored])?;
+        let request = Request::new(stored, part, Some(columns));
+        if self.exec.device() != Device::Meta {
+            let values = scales_of(checkpoint, part, columns)?;
+            if !values.iter().all(|scale| scale.is_finite()) {
+                return Err(not_finite(scale_name(&part.name)));
+            }
+            let (elements, bytes) = (scales.elements(), scales.bytes());
+            let copy = |first: usize, out: &mut [f32]| out.copy_from_slice(&values[first..][..out.len()]);
+            self.exec.write(scales, 0..elements, copy)?;
+            (self.progress)(bytes);
         }
-        let (elements, bytes) = (scales.elements(), scales.bytes());
-        let copy = |first: usize, out: &mut [f32]| out.copy_from_slice(&values[first..][..out.len()]);
-        self.exec.write(scales, 0..elements, copy)?;
-        (self.progress)(bytes);
-        let stored = checkpoint.stored(name, Dtype::F8_E4M3, &[part.rows, columns.stored])?;
-        let stored = part.of(stored, Some(columns));
-        if let Some(target) = codes.target() {
-            self.queued.push(Queued { target, stored, codes: Some(name.to_owned()) });
-            return Ok(());
-        }
-        let chunks = codes.host_mut::<u8>().par_chunks_mut(READ_CHUNK).enumerate();
-        self.exec.on_host(|| {
-            chunks.try_for_each(|(i, chunk)| {
-                stored.read(i * READ_CHUNK, chunk)?;
-                check_codes(name, chunk)
-            })
-        })?;
-        (self.progress)(codes.bytes());
-        Ok(())
+        self.place(request, Check::Codes, codes)
     }
 
     /// Rounds a bf16 weight to FP8; keeps one copy in memory meanwhile.
@@ -111,12 +102,20 @@ impl<'a> Loader<'a> {
         scales: &mut Tensor,
     ) -> Result<(), WeightsError> {
         let mut weight = self.allocate(&part.name, &[part.part.len(), columns.part.len()], DType::Bf16)?;
-        match (self.source, weight.target()) {
-            (Source::Checkpoint(checkpoint), Some(target)) => {
+        if self.exec.device() == Device::Meta {
+            return Ok(());
+        }
+        match self.source {
+            Source::Checkpoint(checkpoint) => {
                 let stored = self.bf16(checkpoint, part, Some(columns))?;
-                self.exec.upload(&[target], |_, first, out| stored.read(first, out))?;
+                let request = Request::new(stored, part, Some(columns));
+                let reader = PartReader::new(request, Check::Any, &mut Reads::Direct);
+                match weight.target() {
+                    Some(target) => self.exec.upload(&[target], |_, first, out| reader.read(first, out))?,
+                    None => self.read(&reader, &mut weight)?,
+                }
             }
-            _ => self.read(part, Some(columns), &mut weight)?,
+            Source::Dummy { .. } => self.dummy(part, Some(columns), &mut weight)?,
         }
         self.exec.install(|exec| quantize(exec, &weight, codes, scales))??;
         Ok(())

@@ -1,6 +1,5 @@
 //! Parts of stored tensors: rows and columns that one rank, or one of several GEMMs, takes.
 
-use crate::weights::stored::Stored;
 use std::ops::Range;
 
 /// A tensor of the checkpoint, some rows of which become rows of a loaded tensor.
@@ -46,12 +45,9 @@ impl SourceTensor {
         Self { name, rows, part: 0..rows }
     }
 
-    /// The loaded part of the stored tensor; `None` for the columns of a vector.
-    pub(super) fn of<'a>(&self, stored: Stored<'a>, columns: Option<&Columns>) -> Stored<'a> {
-        match columns {
-            Some(Columns { stored: row, part }) => stored.part(*row, self.part.clone(), part.clone()),
-            None => stored.part(1, self.part.clone(), 0..1),
-        }
+    /// Shape of the stored tensor; `None` for the columns of a vector.
+    pub(super) fn stored_shape(&self, columns: Option<&Columns>) -> Vec<usize> {
+        std::iter::once(self.rows).chain(columns.map(|columns| columns.stored)).collect()
     }
 
     /// Name of the loaded part, which seeds dummy weights.
