@@ -14,7 +14,7 @@
 //!   them.
 //! - `sync`: atomics, locks and channels of the engine's threads, which a model checker can replace.
 //! - [`rng`]: random numbers as a function of seed and position.
-//! - [`weights`]: safetensors and dummy weights.
+//! - [`weights`]: safetensors, quantised formats and dummy weights. [`small_floats`]: values of 8-bit and 4-bit floats.
 
 pub mod cuda;
 pub mod engine;
@@ -32,6 +32,7 @@ pub mod rng;
 pub mod sampling;
 pub mod schedule;
 pub mod scratch;
+pub mod small_floats;
 mod sync;
 pub mod team;
 pub mod tensor;

@@ -5,6 +5,7 @@ mod checkpoint;
 mod dummy;
 mod error;
 mod feed;
+pub mod grouped;
 mod loader;
 mod stored;
 

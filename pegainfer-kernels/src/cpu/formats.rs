@@ -1,33 +1,11 @@
 //! FP8 e4m3, FP4 E2M1 and E8M0: decoding, and rounding to them. All exact or round-to-nearest-even.
 
+pub use pegainfer_core::small_floats::{decode_e4m3, e2m1, e4m3, e8m0};
+
 /// Largest e4m3 value.
 pub const E4M3_MAX: f32 = 448.0;
 /// Largest E2M1 value.
 pub const E2M1_MAX: f32 = 6.0;
-
-/// The value of an e4m3 byte (1 sign, 4 exponent bits with bias 7, 3 mantissa bits; no infinity, 0x7f is NaN).
-pub fn e4m3(byte: u8) -> f32 {
-    // A table: the weights of a GEMM are decoded one by one.
-    static VALUES: [f32; 256] = {
-        let mut values = [0.0; 256];
-        let mut byte = 0;
-        while byte < 256 {
-            values[byte] = if byte & 0x7f == 0x7f { f32::NAN } else { decode_e4m3(byte as u8) };
-            byte += 1;
-        }
-        values
-    };
-    VALUES[usize::from(byte)]
-}
-
-/// Value of an e4m3 byte that is not NaN (NaN gives 480). Loops over it are vectorised.
-#[inline(always)]
-pub const fn decode_e4m3(byte: u8) -> f32 {
-    // As the upper bits of an f32, the byte is smaller by the difference of the biases; the product is exact also for
-    // subnormals.
-    let magnitude = f32::from_bits((byte as u32 & 0x7f) << 20) * power_of_two(120);
-    f32::from_bits(magnitude.to_bits() | (byte as u32 & 0x80) << 24)
-}
 
 /// The e4m3 byte nearest to `x`, ties to even, saturating at 448. Loops over it are vectorised.
 #[inline(always)]
@@ -40,21 +18,6 @@ pub fn encode_e4m3(x: f32) -> u8 {
     let subnormal = (magnitude + power_of_two(14)).to_bits() & 0xff;
     let code = if magnitude < power_of_two(-6) { subnormal } else { normal };
     code as u8 | (x.to_bits() >> 24) as u8 & 0x80
-}
-
-/// The value of an E2M1 code, bit 3 its sign: 0, 0.5, 1, 1.5, 2, 3, 4, 6.
-pub fn e2m1(code: u8) -> f32 {
-    const VALUES: [f32; 16] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
-    VALUES[usize::from(code & 15)]
-}
-
-/// Value of an E8M0 byte: `2^(byte - 127)`, exact also for subnormals; 255 is NaN.
-pub fn e8m0(byte: u8) -> f32 {
-    match byte {
-        0 => f32::from_bits(1 << 22),
-        255 => f32::NAN,
-        _ => f32::from_bits(u32::from(byte) << 23),
-    }
 }
 
 /// `x` rounded to the nearest e4m3 value, ties to even, saturating at 448.

@@ -1,0 +1,9 @@
+//! Group-quantised weights: 4-bit and 8-bit integers and floats with a scale for each group of columns.
+
+mod cut;
+pub mod format;
+pub mod pack;
+mod row;
+
+pub use cut::{Cut, GroupError};
+pub use format::{GroupFormat, GroupScales, Offset, ScaleDType, Values};
