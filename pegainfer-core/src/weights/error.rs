@@ -72,6 +72,14 @@ pub enum WeightsError {
         /// Description of the error.
         message: String,
     },
+    /// A quantised weight whose tensors do not fit each other, or hold values that no weight has.
+    #[error("{name} {message}; download the checkpoint again, or choose another")]
+    Quantized {
+        /// Name of the tensor.
+        name: String,
+        /// Description of the error.
+        message: String,
+    },
     /// The device has not enough memory.
     #[error(
         "cannot allocate {bytes} bytes for {name}: {error}; stop what else uses this memory, or choose another --device"

@@ -8,6 +8,7 @@ mod drafts;
 mod engine_loop;
 mod faults;
 mod front;
+mod grouped;
 mod kinds;
 mod requests;
 mod scheduler;

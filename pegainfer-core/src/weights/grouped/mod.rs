@@ -1,9 +1,13 @@
 //! Group-quantised weights: 4-bit and 8-bit integers and floats with a scale for each group of columns.
 
+mod columns;
 mod cut;
 pub mod format;
 pub mod pack;
 mod row;
+mod rows;
+mod weight;
 
 pub use cut::{Cut, GroupError};
 pub use format::{GroupFormat, GroupScales, Offset, ScaleDType, Values};
+pub use weight::{GroupedWeight, StoredFormat, ZeroPoints};

@@ -6,7 +6,7 @@ use super::shared::Reads;
 use super::{Columns, Loader, Source, SourceTensor};
 use crate::exec::{Device, Exec};
 use crate::tensor::{DType, OpError, Tensor};
-use crate::weights::block_scales::{SCALE_BLOCK, not_finite, scale_name};
+use crate::weights::block_scales::{SCALE_BLOCK, not_finite, scale_name, stored_scale_name};
 use crate::weights::checkpoint::Checkpoint;
 use crate::weights::error::WeightsError;
 use safetensors::Dtype;
@@ -53,7 +53,7 @@ impl<'a> Loader<'a> {
             self.used.insert(part.name.clone());
             match self.source {
                 Source::Checkpoint(checkpoint) if self.is_fp8(&part.name) == Some(true) => {
-                    self.used.insert(scale_name(&part.name));
+                    self.used.insert(stored_scale_name(checkpoint, &part.name));
                     self.stored(checkpoint, part, &columns, &mut codes, &mut scales)?;
                 }
                 _ => {
@@ -82,7 +82,7 @@ impl<'a> Loader<'a> {
         if self.exec.device() != Device::Meta {
             let values = scales_of(checkpoint, part, columns)?;
             if !values.iter().all(|scale| scale.is_finite()) {
-                return Err(not_finite(scale_name(&part.name)));
+                return Err(not_finite(stored_scale_name(checkpoint, &part.name)));
             }
             let (elements, bytes) = (scales.elements(), scales.bytes());
             let copy = |first: usize, out: &mut [f32]| out.copy_from_slice(&values[first..][..out.len()]);
@@ -127,7 +127,7 @@ fn scales_of(checkpoint: &Checkpoint, part: &SourceTensor, columns: &Columns) ->
     let blocks = |n: usize| n.div_ceil(SCALE_BLOCK);
     let within = |part: &Range<usize>| part.start / SCALE_BLOCK..blocks(part.end);
     let width = blocks(columns.stored);
-    let all = checkpoint.widened(&scale_name(&part.name), &[blocks(part.rows), width])?;
+    let all = checkpoint.widened(&stored_scale_name(checkpoint, &part.name), &[blocks(part.rows), width])?;
     let rows = all.chunks(width).take(blocks(part.part.end)).skip(part.part.start / SCALE_BLOCK);
     Ok(rows.flat_map(|row| &row[within(&columns.part)]).copied().collect())
 }
