@@ -43,7 +43,12 @@ fn qwen3_0_6b() -> Config {
 fn executor(quantization: Option<Quantization>) -> Executor<Qwen3> {
     let config = Config { quantization, ..qwen3_0_6b() };
     let mut exec = Exec::cpu(Isa::best(), None).expect("threads");
-    let source = Source::Dummy { seed: 1, std: config.initializer_range, uniform: ops::uniform };
+    let source = Source::Dummy {
+        seed: 1,
+        std: config.initializer_range,
+        uniform: ops::uniform,
+        random_bytes: ops::random_bytes,
+    };
     let weights = load_weights::<Qwen3>(&mut exec, &config, &source, &mut |_| {}).expect("dummy weights");
     let size = StepSize { tokens: 512, rows: 32, samples: 32, context: 1024 };
     Executor::on_one(exec, config, weights, &Bounds::exact(size, 32 * 16)).expect("workspace")

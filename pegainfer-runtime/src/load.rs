@@ -50,7 +50,9 @@ pub fn load<M: Model>(
     let shards: Vec<Shard> = Shard::all(ranks).take(execs.len()).collect();
     let bytes = ModelBytes::with_drafts::<M>(&shard_config::<M>(&config, Shard { rank: 0, ranks })?, options.drafts())?;
     let source = match options.dummy_seed {
-        Some(seed) => Source::Dummy { seed, std: info.initializer_range, uniform: ops::uniform },
+        Some(seed) => {
+            Source::Dummy { seed, std: info.initializer_range, uniform: ops::uniform, random_bytes: ops::random_bytes }
+        }
         None => Source::open(&options.model_path)?,
     };
     if let Source::Checkpoint(checkpoint) = &source {

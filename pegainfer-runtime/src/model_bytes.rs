@@ -21,7 +21,7 @@ impl ModelBytes {
     /// [`of`](Self::of) a rank whose steps verify `drafts` drafts of a row.
     pub fn with_drafts<M: Model>(config: &M::Config, drafts: usize) -> Result<Self, LoadError> {
         let mut exec = Exec::meta()?;
-        let source = Source::Dummy { seed: 0, std: 0.0, uniform: ops::uniform };
+        let source = Source::Dummy { seed: 0, std: 0.0, uniform: ops::uniform, random_bytes: ops::random_bytes };
         let mut loaded = Loader::run(&mut exec, &source, &mut |_| {}, |loader| M::weights(loader, config))?;
         let weights = exec.allocated_bytes();
         M::finish_weights(&mut exec, &mut loaded, config)?;

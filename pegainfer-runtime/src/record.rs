@@ -55,7 +55,7 @@ fn recorder<M: Model>(
     drafts: usize,
 ) -> Result<Executor<M>, LoadError> {
     let mut exec = Exec::meta()?;
-    let source = Source::Dummy { seed: 0, std: 0.0, uniform: ops::uniform };
+    let source = Source::Dummy { seed: 0, std: 0.0, uniform: ops::uniform, random_bytes: ops::random_bytes };
     let shard = Shard { rank: 0, ranks };
     let weights = load_weights::<M>(&mut exec, &shard_config::<M>(config, shard)?, &source, &mut |_| {})?;
     let (tokens, rows) = (step.tokens.len(), step.rows.len());

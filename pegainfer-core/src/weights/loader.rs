@@ -1,6 +1,7 @@
 //! Loads weights to the device, stacking matrices that are used by one GEMM.
 
 mod fp8;
+mod grouped;
 mod part_reader;
 mod ranks;
 mod raw;
@@ -10,6 +11,7 @@ mod source;
 mod source_tensor;
 
 pub use fp8::Quantize;
+pub use grouped::{GroupedTensors, RandomBytes};
 pub use raw::FillDummy;
 pub use source::{Source, Uniform};
 pub use source_tensor::{Columns, SourceTensor};
@@ -263,7 +265,7 @@ impl<'a> Loader<'a> {
         columns: Option<&Columns>,
         tensor: &mut Tensor,
     ) -> Result<(), WeightsError> {
-        let Source::Dummy { seed, std, uniform } = self.source else { return Ok(()) };
+        let Source::Dummy { seed, std, uniform, .. } = self.source else { return Ok(()) };
         if columns.is_none() {
             // All vectors are norm weights, with values of about 1.
             return Ok(self.exec.write(tensor, 0..part.part.len(), |_, to| to.fill(bf16::ONE))?);

@@ -207,7 +207,7 @@ fn dummy_weights_depend_on_seed_and_name_alone() {
             uniform(out.host_mut(), seed, limit);
             Ok(())
         };
-        let source = Source::Dummy { seed, std: 0.02, uniform: on_host };
+        let source = Source::Dummy { seed, std: 0.02, uniform: on_host, random_bytes: |_, _, _, _| Ok(()) };
         let matrix = |loader: &mut Loader<'_>| loader.matrix(name.into(), 300, 1000);
         let tensor = Loader::run(&mut exec, &source, &mut |_| {}, matrix).unwrap();
         tensor.host::<bf16>().to_vec()

@@ -61,7 +61,7 @@ impl DenseGemm {
             WeightFormat::Bf16 => Some(Self::CublasLt),
             WeightFormat::Fp8 if groups == 1 && shape.rounded && Self::is_fp8(gpu, shape) => Some(Self::Fp8CublasLt),
             WeightFormat::Fp8 => k.is_multiple_of(BLOCK).then_some(Self::Widened),
-            WeightFormat::Stacked => None,
+            WeightFormat::Grouped(_) | WeightFormat::Stacked => None,
         }
     }
 

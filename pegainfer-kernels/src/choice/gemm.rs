@@ -82,7 +82,7 @@ impl Gemm {
             (Some(skinny), _) => Self::Skinny(skinny),
             (None, WeightFormat::Bf16) => Self::large(gpu, shape.m, shape.n),
             (None, WeightFormat::Fp8) if supports_fp8_cublaslt(gpu, shape) => Self::Fp8CublasLt,
-            (None, WeightFormat::Fp8) => Self::Widened,
+            (None, WeightFormat::Fp8 | WeightFormat::Grouped(_)) => Self::Widened,
             (None, WeightFormat::Stacked) => Self::Parts,
         }
     }

@@ -1,5 +1,7 @@
 //! Shape and operands of a GEMM, as kernels are chosen by them.
 
+use pegainfer_core::weights::grouped::GroupFormat;
+
 /// Use of the sums in kernels that read each weight once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Output {
@@ -21,6 +23,8 @@ pub enum WeightFormat {
     Bf16,
     /// e4m3 with an f32 scale for each block of 128 x 128.
     Fp8,
+    /// Codes and scales of groups of columns: see [`Matrix::Grouped`](crate::ops::Matrix::Grouped).
+    Grouped(GroupFormat),
     /// Rows of several formats, or blocks that begin anew: see [`Matrix::Stacked`](crate::ops::Matrix::Stacked).
     Stacked,
 }

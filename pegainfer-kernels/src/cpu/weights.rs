@@ -3,6 +3,7 @@
 use super::formats::{E4M3_MAX, decode_e4m3, e2m1, e4m3, e8m0, encode_e4m3};
 use half::bf16;
 use pegainfer_core::team;
+use pegainfer_core::weights::grouped::GroupFormat;
 
 /// Edge of the blocks of an FP8 weight that share a scale.
 pub const BLOCK: usize = 128;
@@ -18,6 +19,28 @@ pub enum Weights<'a> {
     Fp8(&'a [u8], Scales<'a>),
     /// Pairs of E2M1 codes `[n, k / 2]`, E8M0 scales `[n, k / 32]`.
     Fp4(&'a [u8], &'a [u8]),
+    /// Codes and scales of groups of columns.
+    Grouped(Grouped<'a>),
+}
+
+/// A group-quantised weight, in the layout of [`grouped::format`](pegainfer_core::weights::grouped::format).
+#[derive(Clone, Copy)]
+pub struct Grouped<'a> {
+    /// Meaning of codes and scales.
+    pub format: GroupFormat,
+    /// `[n, code_bytes(k)]`.
+    pub codes: &'a [u8],
+    /// `[n, scale_bytes(k)]`.
+    pub scales: &'a [u8],
+}
+
+impl Grouped<'_> {
+    /// The numbers of row `j` of matrices with `k` columns.
+    pub fn dequantize_row(self, j: usize, k: usize, out: &mut [f32]) {
+        let (code_bytes, scale_bytes) = (self.format.code_bytes(k), self.format.scale_bytes(k));
+        let codes = &self.codes[j * code_bytes..][..code_bytes];
+        self.format.dequantize_row(codes, &self.scales[j * scale_bytes..][..scale_bytes], k, out);
+    }
 }
 
 /// Scales of an FP8 weight, `[n / 128, k / 128]`, both rounded up.
@@ -46,13 +69,15 @@ impl Weights<'_> {
             Self::Bf16(w) => w.len() / k,
             Self::Fp8(codes, _) => codes.len() / k,
             Self::Fp4(pairs, _) => 2 * pairs.len() / k,
+            Self::Grouped(w) => w.codes.len() / w.format.code_bytes(k),
         }
     }
 
     /// Values along `k` that are summed before a scale is applied.
     pub fn block(self, k: usize) -> usize {
         match self {
-            Self::Bf16(_) => k,
+            // Groups may have an offset, too, so that their numbers are complete.
+            Self::Bf16(_) | Self::Grouped(_) => k,
             Self::Fp8(..) => BLOCK,
             Self::Fp4(..) => FP4_BLOCK,
         }
@@ -76,6 +101,10 @@ impl Weights<'_> {
                     (two[0], two[1]) = (e2m1(pair & 15), e2m1(pair >> 4));
                 }
                 scales.iter_mut().zip(&bytes[j * k / FP4_BLOCK..]).for_each(|(s, byte)| *s = e8m0(*byte));
+            }
+            Self::Grouped(w) => {
+                w.dequantize_row(j, k, values);
+                scales.fill(1.0);
             }
         }
     }

@@ -1,10 +1,11 @@
 //! Weight matrices of all models, in the formats that checkpoints have them in.
 
 use crate::choice::WeightFormat;
-use crate::cpu::weights::{BLOCK, FP4_BLOCK, Scales, Weights};
+use crate::cpu::weights::{BLOCK, FP4_BLOCK, Grouped, Scales, Weights};
 use crate::ops::check::Check;
 use pegainfer_core::exec::Device;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
+use pegainfer_core::weights::grouped::GroupFormat;
 
 /// A weight `[n, k]`, never dequantised in memory.
 #[derive(Debug)]
@@ -24,6 +25,16 @@ pub enum Matrix {
         weight: Tensor,
         /// `[n, k / 32]` u8, E8M0.
         scale: Tensor,
+    },
+    /// 4-bit to 8-bit codes with a scale for each group of columns of a row, in the layout of
+    /// [`grouped::format`](pegainfer_core::weights::grouped::format).
+    Grouped {
+        /// Meaning of codes and scales.
+        format: GroupFormat,
+        /// `[n, code_bytes(k)]` u8.
+        codes: Tensor,
+        /// `[n, scale_bytes(k)]` u8.
+        scales: Tensor,
     },
     /// One or more matrices with the same `k`, none of them a stack, stacked along their rows. For rows in several
     /// formats, and for FP8 parts whose rows are not a multiple of 128, so that blocks start anew in each.
@@ -56,6 +67,8 @@ pub enum MatrixRef<'a> {
     Fp8(&'a Tensor, &'a BlockScales),
     /// Borrowed [`Matrix::Fp4`]: codes and scales.
     Fp4(&'a Tensor, &'a Tensor),
+    /// Borrowed [`Matrix::Grouped`]: format, codes and scales.
+    Grouped(GroupFormat, &'a Tensor, &'a Tensor),
     /// Borrowed [`Matrix::Stacked`].
     Stacked(&'a [Matrix]),
 }
@@ -85,6 +98,7 @@ impl Matrix {
             Self::Bf16(w) => MatrixRef::Bf16(w),
             Self::Fp8 { weight, scale } => MatrixRef::Fp8(weight, scale),
             Self::Fp4 { weight, scale } => MatrixRef::Fp4(weight, scale),
+            Self::Grouped { format, codes, scales } => MatrixRef::Grouped(*format, codes, scales),
             Self::Stacked(parts) => MatrixRef::Stacked(parts),
         }
     }
@@ -94,7 +108,7 @@ impl Matrix {
         self.as_ref().shape()
     }
 
-    /// True if any of its rows are FP8 or FP4.
+    /// True if any of its rows are not bf16.
     pub fn is_quantized(&self) -> bool {
         self.as_ref().is_quantized()
     }
@@ -122,6 +136,7 @@ impl Matrix {
             Self::Bf16(w) => (w, 0),
             Self::Fp8 { weight, scale } => (weight, scale.tensor().device()),
             Self::Fp4 { weight, scale } => (weight, scale.device()),
+            Self::Grouped { codes, scales, .. } => (codes, scales.device()),
             Self::Stacked(parts) => parts[0].device(),
         }
     }
@@ -141,17 +156,21 @@ impl<'a> MatrixRef<'a> {
                 let (n, pairs) = weight.rows_cols();
                 (n, 2 * pairs)
             }
+            Self::Grouped(format, codes, _) => {
+                let (n, bytes) = codes.rows_cols();
+                (n, bytes * 8 / format.bits())
+            }
             Self::Stacked(parts) => {
                 (parts.iter().map(|part| part.shape().0).sum(), parts.first().map_or(0, |part| part.shape().1))
             }
         }
     }
 
-    /// True if any of its rows are FP8 or FP4. DeepSeek-V4's reference rounds activations to FP8 before such a GEMM.
+    /// True if any of its rows are not bf16. DeepSeek-V4's reference rounds activations to FP8 before such a GEMM.
     pub fn is_quantized(self) -> bool {
         match self {
             Self::Bf16(_) => false,
-            Self::Fp8(..) | Self::Fp4(..) => true,
+            Self::Fp8(..) | Self::Fp4(..) | Self::Grouped(..) => true,
             Self::Stacked(parts) => parts.iter().any(Matrix::is_quantized),
         }
     }
@@ -162,6 +181,7 @@ impl<'a> MatrixRef<'a> {
             Self::Bf16(w) => vec![w],
             Self::Fp8(weight, scale) => vec![weight, scale.tensor()],
             Self::Fp4(weight, scale) => vec![weight, scale],
+            Self::Grouped(_, codes, scales) => vec![codes, scales],
             Self::Stacked(parts) => parts.iter().flat_map(Matrix::tensors).collect(),
         }
     }
@@ -194,6 +214,13 @@ impl<'a> MatrixRef<'a> {
                 check.is(weight, DType::U8, &[n, k / 2])?;
                 check.is(scale, DType::U8, &[n, k / FP4_BLOCK])
             }
+            Self::Grouped(format, codes, scales) => {
+                if let Err(error) = format.check(k) {
+                    return Err(OpError { op: check.0, message: format!("{} {error}", codes.name()) });
+                }
+                check.is(codes, DType::U8, &[n, format.code_bytes(k)])?;
+                check.is(scales, DType::U8, &[n, format.scale_bytes(k)])
+            }
             Self::Stacked(parts) => {
                 check.that(!parts.is_empty(), "w has no parts")?;
                 parts.iter().try_for_each(|part| {
@@ -205,11 +232,11 @@ impl<'a> MatrixRef<'a> {
         }
     }
 
-    /// Checks that a dense GEMM supports it: bf16 or FP8 of this shape, with f32 scales on a GPU.
+    /// Checks that a dense GEMM supports it: bf16, FP8 or group-quantised, of this shape; FP8 with f32 scales on a GPU.
     pub(super) fn check_dense(self, check: Check, device: Device, shape: (usize, usize)) -> Result<(), OpError> {
         let fp4 = |part: &Matrix| matches!(part, Matrix::Fp4 { .. });
         let has_fp4 = matches!(self, Self::Fp4(..)) || matches!(self, Self::Stacked(parts) if parts.iter().any(fp4));
-        check.that(!has_fp4, "w is FP4, expected bf16 or FP8")?;
+        check.that(!has_fp4, "w is FP4, expected bf16, FP8 or groups")?;
         self.check(check)?;
         if self.shape() != shape {
             let names: Vec<&str> = self.tensors().iter().map(|tensor| tensor.name()).collect();
@@ -233,6 +260,7 @@ impl<'a> MatrixRef<'a> {
         match self {
             Self::Bf16(_) => WeightFormat::Bf16,
             Self::Fp8(..) | Self::Fp4(..) => WeightFormat::Fp8,
+            Self::Grouped(format, ..) => WeightFormat::Grouped(format),
             Self::Stacked(_) => WeightFormat::Stacked,
         }
     }
@@ -246,6 +274,9 @@ impl<'a> MatrixRef<'a> {
             }
             Self::Fp8(weight, BlockScales::F32(scale)) => vec![Weights::Fp8(weight.host(), Scales::F32(scale.host()))],
             Self::Fp4(weight, scale) => vec![Weights::Fp4(weight.host(), scale.host())],
+            Self::Grouped(format, codes, scales) => {
+                vec![Weights::Grouped(Grouped { format, codes: codes.host(), scales: scales.host() })]
+            }
             Self::Stacked(parts) => parts.iter().flat_map(|part| part.as_ref().weights()).collect(),
         }
     }

@@ -5,6 +5,15 @@ use crate::small_floats::{e2m1, e4m3, e8m0};
 use half::{bf16, f16};
 
 impl ScaleDType {
+    /// The little-endian bytes of a number, rounded to nearest even.
+    pub fn bytes(self, value: f32) -> Vec<u8> {
+        match self {
+            Self::F16 => f16::from_f32(value).to_le_bytes().to_vec(),
+            Self::Bf16 => bf16::from_f32(value).to_le_bytes().to_vec(),
+            Self::F32 => value.to_le_bytes().to_vec(),
+        }
+    }
+
     /// Number `i` of little-endian numbers.
     pub fn get(self, bytes: &[u8], i: usize) -> f32 {
         match self {

@@ -1,5 +1,6 @@
 //! The source of weights: a checkpoint, or a seed of dummy weights.
 
+use super::RandomBytes;
 use crate::exec::Exec;
 use crate::tensor::{OpError, Tensor};
 use crate::weights::checkpoint::Checkpoint;
@@ -22,6 +23,8 @@ pub enum Source {
         std: f32,
         /// The op that generates the values.
         uniform: Uniform,
+        /// The op that generates the codes of group-quantised weights.
+        random_bytes: RandomBytes,
     },
 }
 

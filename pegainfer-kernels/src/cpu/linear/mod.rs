@@ -1,4 +1,4 @@
-//! `out = x * w^T` for bf16 activations and bf16 or FP8 weights: the GEMM that takes most of the time of a transformer
+//! `out = x * w^T` for bf16 activations and bf16, FP8 or group-quantised weights: the GEMM that takes most of the time of a transformer
 //! on the CPU.
 //!
 //! One file per instruction-set path; [`grid`] splits the work into tasks, [`output`] stores results. Weights are read
@@ -55,7 +55,8 @@ pub fn linear(
     run_bf16(isa, &Problem { x, w, m, n, k, sink: out.sink(), stride: n }, scratch);
 }
 
-/// Variant of [`linear`] for bf16 or FP8 weights: the rows of all `parts`, one after the other. `k` is at least 1.
+/// Variant of [`linear`] for bf16, FP8 or group-quantised weights: the rows of all `parts`, one after the other. `k` is
+/// at least 1. Every path computes group-quantised weights by the portable one.
 ///
 /// # Panics
 /// See [`linear`]; also if a part is FP4.
@@ -80,6 +81,7 @@ pub fn linear_stacked(
                 assert_eq!(codes.len(), n * k, "codes are [n, k] = [{n}, {k}]");
                 run_fp8(isa, &Problem { x, w: Fp8 { codes, scales }, m, n, k, sink, stride }, scratch);
             }
+            Weights::Grouped(w) => portable::run_grouped(&Problem { x, w, m, n, k, sink, stride }),
             Weights::Fp4(..) => panic!("FP4 weights are for ops::deepseek_v4"),
         }
         first += n;

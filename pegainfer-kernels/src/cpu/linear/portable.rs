@@ -2,7 +2,7 @@
 
 use super::grid::Grid;
 use super::problem::{Fp8, Problem};
-use crate::cpu::weights::{BLOCK, widen_e4m3};
+use crate::cpu::weights::{BLOCK, Grouped, widen_e4m3};
 use half::bf16;
 
 const LANES: usize = 16;
@@ -39,6 +39,33 @@ pub(super) fn run_fp8(p: &Problem<'_, Fp8<'_>>) {
     });
 }
 
+/// Variant for group-quantised weights: a row becomes f32 numbers, each rounded once, before it is multiplied.
+pub(super) fn run_grouped(p: &Problem<'_, Grouped<'_>>) {
+    let k = p.k;
+    Grid::new(p.m, k * 2, usize::MAX, p.n, 4).for_each(|rows, cols| {
+        let mut w = vec![0.0; k];
+        for col in cols {
+            p.w.dequantize_row(col, k, &mut w);
+            for row in rows.clone() {
+                let sum = dot_f32(&p.x[row * k..][..k], &w);
+                // SAFETY: row < m and col < n; the element belongs to this task's block.
+                unsafe { p.sink.put(row * p.stride + col, &[sum]) };
+            }
+        }
+    });
+}
+
+/// The dot product with a row in f32, in the order that [`run`] documents. `k` is a multiple of the lanes.
+fn dot_f32(x: &[bf16], w: &[f32]) -> f32 {
+    let mut lanes = [0.0f32; LANES];
+    for (x, w) in x.as_chunks::<LANES>().0.iter().zip(w.as_chunks::<LANES>().0) {
+        for lane in 0..LANES {
+            lanes[lane] += widen(x[lane]) * w[lane];
+        }
+    }
+    sum(lanes)
+}
+
 /// The dot product of two rows in the order that [`run`] documents.
 fn dot(x: &[bf16], w: &[bf16]) -> f32 {
     let mut lanes = [0.0f32; LANES];
@@ -52,6 +79,11 @@ fn dot(x: &[bf16], w: &[bf16]) -> f32 {
     for (lane, (x, w)) in lanes.iter_mut().zip(x_tail.iter().zip(w_tail)) {
         *lane += widen(*x) * widen(*w);
     }
+    sum(lanes)
+}
+
+/// The sum of the lanes, added in halves.
+fn sum(mut lanes: [f32; LANES]) -> f32 {
     let mut half = LANES / 2;
     while half > 0 {
         for lane in 0..half {

@@ -16,10 +16,10 @@ pub(super) fn tile(tokens: usize) -> usize {
     TILES.iter().position(|tile| tokens <= *tile).unwrap_or(TILES.len() - 1)
 }
 
-/// Number of the weight's format in the order of the entries: bf16, FP8, FP4. The op refuses a stack.
+/// Number of the weight's format in the order of the entries: bf16, FP8, FP4. The op refuses others.
 pub(super) fn format(w: &Matrix) -> usize {
     match w {
-        Matrix::Bf16(_) | Matrix::Stacked(_) => 0,
+        Matrix::Bf16(_) | Matrix::Grouped { .. } | Matrix::Stacked(_) => 0,
         Matrix::Fp8 { .. } => 1,
         Matrix::Fp4 { .. } => 2,
     }

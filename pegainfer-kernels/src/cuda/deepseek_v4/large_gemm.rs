@@ -30,7 +30,7 @@ pub(crate) fn choose_large(
     let format = match w {
         Matrix::Bf16(_) => WeightFormat::Bf16,
         Matrix::Fp8 { .. } => WeightFormat::Fp8,
-        Matrix::Fp4 { .. } | Matrix::Stacked(_) => return Ok(None),
+        Matrix::Fp4 { .. } | Matrix::Grouped { .. } | Matrix::Stacked(_) => return Ok(None),
     };
     if m < DenseGemm::MIN_TOKENS || x.dtype() != DType::Bf16 || groups > 1 && max_widened(n / groups, k) == 0 {
         return Ok(None);

@@ -99,6 +99,7 @@ pub(super) fn whole_blocks(check: Check, w: &Matrix) -> Result<(), OpError> {
         Matrix::Fp8 { .. } | Matrix::Fp4 { .. } => {
             check.that(k.is_multiple_of(BLOCK), "k must be a multiple of 128")?;
         }
+        Matrix::Grouped { .. } => check.that(false, "w must be bf16, FP8 or FP4")?,
         Matrix::Stacked(_) => check.that(false, "w must be one matrix")?,
     }
     w.as_ref().check(check)
