@@ -39,7 +39,7 @@ pub struct Config {
     pub max_position_embeddings: usize,
     /// The output matrix is the embedding table, see [`ConfigFile::ties_output`].
     pub tie_word_embeddings: bool,
-    /// FP8 weights; `None` for bf16.
+    /// Quantised weights; `None` for bf16.
     pub quantization: Option<Quantization>,
     /// Element format of the KV cache.
     pub kv_dtype: KvDType,
@@ -81,7 +81,8 @@ impl Config {
 
     /// The numbers of rank `shard`.
     pub(crate) fn shard(&self, shard: Shard) -> Result<Self, String> {
-        let (shape, intermediate_size) = self.decoder().share(shard, self.vocab_size, self.quantization.is_some())?;
+        let blocks = self.quantization.as_ref().is_some_and(Quantization::has_blocks);
+        let (shape, intermediate_size) = self.decoder().share(shard, self.vocab_size, blocks)?;
         Ok(Self { shape, intermediate_size, shard, ..self.clone() })
     }
 

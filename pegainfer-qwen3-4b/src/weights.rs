@@ -26,7 +26,7 @@ pub(crate) fn load(loader: &mut Loader<'_>, config: &Config) -> Result<Weights, 
     Ok(Weights {
         layers: (0..config.layers).map(|i| Layer::load(loader, config, i)).collect::<Result<_, _>>()?,
         norm: loader.vector("model.norm.weight".to_owned(), hidden)?,
-        head: load_head(loader, config.tie_word_embeddings, &embedding, config.shard)?,
+        head: load_head(loader, config.quantization.as_ref(), config.tie_word_embeddings, &embedding, config.shard)?,
         embedding,
     })
 }

@@ -62,7 +62,7 @@ pub struct Config {
     pub tie_word_embeddings: bool,
     /// True if the layer that drafts is loaded (multi-token prediction).
     pub mtp: bool,
-    /// FP8 weights; `None` for bf16.
+    /// Quantised weights; `None` for bf16.
     pub quantization: Option<Quantization>,
     /// Element format of the KV cache.
     pub kv_dtype: KvDType,
@@ -115,7 +115,8 @@ impl Config {
     /// The numbers of rank `shard`. Ranks share key heads and value heads of the delta rule, so that each has whole
     /// groups.
     pub(crate) fn shard(&self, shard: Shard) -> Result<Self, String> {
-        let (fp8, ranks) = (self.quantization.is_some(), shard.ranks);
+        let fp8 = self.quantization.as_ref().is_some_and(Quantization::has_blocks);
+        let ranks = shard.ranks;
         let (shape, intermediate_size) = self.decoder().share(shard, self.vocab_size, fp8)?;
         let DeltaShape { key_heads, value_heads, .. } = self.delta;
         // Where key heads can be shared, value heads can: each key head has the same number of them.

@@ -93,7 +93,7 @@ pub(crate) fn load(loader: &mut Loader<'_>, config: &Config) -> Result<Weights, 
     let decoder = DecoderWeights {
         layers: layers.map(|(i, kind)| Layer::load(loader, config, &prefix(i), *kind)).collect::<Result<_, _>>()?,
         norm: scale(loader, "model.language_model.norm.weight".to_owned(), hidden)?,
-        head: load_head(loader, config.tie_word_embeddings, &embedding, config.shard)?,
+        head: load_head(loader, config.quantization.as_ref(), config.tie_word_embeddings, &embedding, config.shard)?,
         embedding,
     };
     let mtp = if config.mtp { Some(Mtp::load(loader, config)?) } else { None };

@@ -140,6 +140,14 @@ impl ConfigFile {
         self.dir.as_deref()
     }
 
+    /// The object in another file of the checkpoint's folder; `None` if there is no such file.
+    pub(super) fn neighbour(&self, name: &str) -> Result<Option<Value>, ConfigError> {
+        let Some(path) = self.dir.as_ref().map(|dir| dir.join(name)).filter(|path| path.is_file()) else {
+            return Ok(None);
+        };
+        Self::parse_at(path, self.family).map(|file| Some(file.root).filter(Value::is_object))
+    }
+
     /// True if the user wants the layers that draft.
     pub fn drafts_by_model(&self) -> bool {
         self.overrides.mtp

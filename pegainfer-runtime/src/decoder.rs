@@ -1,7 +1,7 @@
 //! Parts shared by dense decoders: shape, token embedding, output matrix, gated MLP.
 
 use super::output_matrix::HEAD;
-use super::quantization::{Quantization, load_projection};
+use super::quantization::{Quantization, load_projection, load_quantized_head};
 use pegainfer_core::parallel::Shard;
 use pegainfer_core::tensor::Tensor;
 use pegainfer_core::weights::{Columns, Loader, SCALE_BLOCK, SourceTensor, WeightsError};
@@ -76,21 +76,27 @@ pub struct DecoderWeights<L> {
 
 /// Loads a rank's rows of the output matrix [`HEAD`], `[vocab / ranks, hidden]`. If it is `tied` to `embedding`,
 /// `[vocab, hidden]`, these are rows of that; see [`ConfigFile::ties_output`]. Small official checkpoints store a copy of
-/// the embedding, which is not loaded.
+/// the embedding, which is not loaded. A quantised output matrix, or a quantised embedding that it is tied to, stays
+/// quantised.
 ///
 /// [`ConfigFile::ties_output`]: super::ConfigFile::ties_output
 pub fn load_head(
     loader: &mut Loader<'_>,
+    quantization: Option<&Quantization>,
     tied: bool,
     embedding: &Tensor,
     shard: Shard,
 ) -> Result<Matrix, WeightsError> {
     let (vocab, hidden) = embedding.rows_cols();
-    let part = shard.part(vocab);
-    if tied {
-        return Ok(Matrix::Bf16(embedding.row_range(part)));
+    let name = if tied { embedding.name() } else { HEAD };
+    let part = SourceTensor { name: name.to_owned(), rows: vocab, part: shard.part(vocab) };
+    if let Some(head) = load_quantized_head(loader, quantization, &part, hidden)? {
+        return Ok(head);
     }
-    loader.stacked(HEAD, &[SourceTensor { name: HEAD.to_owned(), rows: vocab, part }], hidden).map(Matrix::Bf16)
+    if tied {
+        return Ok(Matrix::Bf16(embedding.row_range(part.part)));
+    }
+    loader.stacked(HEAD, &[part], hidden).map(Matrix::Bf16)
 }
 
 /// Weights of the second half of a layer.

@@ -18,6 +18,9 @@ use pegainfer_kernels::ops;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+/// Ends of the names of scales that quantised checkpoints have for rounded activations and an FP8 KV cache.
+const SCALES: [&str; 4] = [".input_scale", ".input_global_scale", ".k_scale", ".v_scale"];
+
 /// The engine of a model.
 pub type ModelEngine<M> = EngineCore<Executor<M>>;
 
@@ -158,7 +161,8 @@ fn log_unused<M: Model>(unused: &[&str]) {
     for name in unused {
         // Some checkpoints store a copy of the embedding; a different output matrix would be loaded.
         let repeated = (*name == HEAD).then_some("an output matrix that repeats the embedding");
-        match M::skipped(name).or(repeated) {
+        let scales = SCALES.iter().any(|suffix| name.ends_with(suffix)).then_some("scales of activations and KV");
+        match M::skipped(name).or(repeated).or(scales) {
             Some(purpose) => *skipped.entry(purpose).or_default() += 1,
             None => unknown.push(*name),
         }

@@ -135,7 +135,7 @@ impl Model for Minimal {
         Ok(DecoderWeights {
             layers: (0..config.layers).map(|i| Layer::load(loader, config, i)).collect::<Result<_, _>>()?,
             norm: loader.vector("model.norm.weight".to_owned(), hidden)?,
-            head: load_head(loader, config.tie_word_embeddings, &embedding, Shard::WHOLE)?,
+            head: load_head(loader, None, config.tie_word_embeddings, &embedding, Shard::WHOLE)?,
             embedding,
         })
     }
