@@ -18,7 +18,7 @@ pub fn e4m3(byte: u8) -> f32 {
 /// Value of an e4m3 byte that is not NaN (NaN gives 480). Loops over it are vectorised.
 #[inline(always)]
 pub const fn decode_e4m3(byte: u8) -> f32 {
-    // As the upper bits of an f32, the byte is smaller by the difference of the biases; the product is exact also for
+    // As the upper bits of an f32, the byte is smaller by the difference of the biases; multiplying is exact also for
     // subnormals.
     let magnitude = f32::from_bits((byte as u32 & 0x7f) << 20) * f32::from_bits((120 + 127) << 23);
     f32::from_bits(magnitude.to_bits() | (byte as u32 & 0x80) << 24)

@@ -55,7 +55,10 @@ impl Checkpoint {
                 None => error(format!("has scales for {weight}, which the checkpoint does not have")),
             };
         }
-        let Some((Dtype::F8_E4M3, shape)) = described(name) else { return Ok(()) };
+        // The scales of NVFP4 weights are e4m3, too.
+        let Some((Dtype::F8_E4M3, shape)) = described(name).filter(|_| !name.ends_with(".weight_scale")) else {
+            return Ok(());
+        };
         if !quantized {
             return error("is F8_E4M3, but config.json has no quantization_config".to_owned());
         }

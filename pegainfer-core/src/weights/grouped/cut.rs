@@ -71,6 +71,7 @@ impl GroupFormat {
             4 => vec![part(0, 4)],
             bits => vec![part(0, 4), part(k / 2, bits - 4)],
         };
+        let per_group = |group: usize| columns.start / group..columns.end / group;
         let per_block = |bytes: usize| columns.start / SUPER_BLOCK * bytes..columns.end / SUPER_BLOCK * bytes;
         let mut format = self;
         let scales = match self.scales {
@@ -93,8 +94,106 @@ impl GroupFormat {
             GroupScales::K6 => vec![per_block(18)],
             GroupScales::Xs => vec![per_block(8)],
             GroupScales::E4m3 => vec![0..4, 4 + columns.start / 16..4 + columns.end / 16],
-            GroupScales::E8m0 => vec![columns.start / 32..columns.end / 32],
+            GroupScales::E8m0 => vec![per_group(32)],
         };
         Ok(Cut { format, codes, scales })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::format::ScaleDType;
+    use super::super::pack::pack_codes;
+    use super::*;
+    use crate::rng;
+
+    /// Every layout of codes and of scales.
+    fn formats() -> Vec<GroupFormat> {
+        let mut formats = vec![GroupFormat::NVFP4, GroupFormat::MXFP4];
+        for offset in [Offset::None, Offset::Zero, Offset::Min] {
+            for dtype in [ScaleDType::F16, ScaleDType::Bf16, ScaleDType::F32] {
+                formats.extend([32, 128, 768].map(|group| GroupFormat::int(4, group, dtype, offset)));
+            }
+            formats.extend([5, 6, 8].map(|bits| GroupFormat::int(bits, 64, ScaleDType::F16, offset)));
+        }
+        for (bits, scales) in [(4, GroupScales::K4), (5, GroupScales::K4), (6, GroupScales::K6)] {
+            formats.push(GroupFormat { values: Values::Int { bits }, scales });
+        }
+        formats.push(GroupFormat { values: Values::Iq4, scales: GroupScales::Xs });
+        formats.push(GroupFormat::fp8(768, ScaleDType::Bf16));
+        formats
+    }
+
+    /// Random bytes without the upper bits that make numbers NaN.
+    fn bytes(seed: u64, count: usize) -> Vec<u8> {
+        (0..count).map(|i| rng::bits(seed, i as u64) as u8 & 0x3f).collect()
+    }
+
+    fn dequantized(format: GroupFormat, codes: &[u8], scales: &[u8], k: usize) -> Vec<f32> {
+        let mut out = vec![f32::NAN; k];
+        format.dequantize_row(codes, scales, k, &mut out);
+        out
+    }
+
+    #[test]
+    fn parts_of_a_row_have_the_values_of_the_row() {
+        let k = 768;
+        for (i, format) in formats().into_iter().enumerate() {
+            format.check(k).unwrap();
+            let codes = bytes(2 * i as u64, format.code_bytes(k));
+            let scales = bytes(2 * i as u64 + 1, format.scale_bytes(k));
+            let whole = dequantized(format, &codes, &scales, k);
+            assert!(whole.iter().any(|w| *w != 0.0) && whole.iter().all(|w| w.is_finite()), "{format}");
+            let unit = format.cut_columns(k);
+            for columns in [0..k, 0..unit, unit..k, k - unit..k].into_iter().filter(|part| !part.is_empty()) {
+                let cut = format.cut(k, columns.clone()).unwrap();
+                let part = |from: &[u8], ranges: &[Range<usize>]| -> Vec<u8> {
+                    ranges.iter().flat_map(|range| &from[range.clone()]).copied().collect()
+                };
+                let (codes, scales) = (part(&codes, &cut.codes), part(&scales, &cut.scales));
+                let width = columns.len();
+                assert_eq!(codes.len(), cut.format.code_bytes(width), "{format} {columns:?}");
+                assert_eq!(scales.len(), cut.format.scale_bytes(width), "{format} {columns:?}");
+                let values = dequantized(cut.format, &codes, &scales, width);
+                assert_eq!(values, whole[columns.clone()], "{format} {columns:?}");
+            }
+            for columns in [0..k + unit, unit..unit, 0..unit / 2, unit / 2..k] {
+                let error = format.cut(k, columns).unwrap_err().to_string();
+                assert!(error.contains(&format!("multiples of {unit} ({format})")), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn packed_codes_have_their_values() {
+        let k = 96;
+        for bits in [4u8, 5, 6, 8] {
+            let format = GroupFormat::int(bits, k, ScaleDType::F32, Offset::None);
+            let codes: Vec<u8> = (0..k).map(|i| (rng::bits(7, i as u64) as u16 % (1 << bits)) as u8).collect();
+            let mut packed = vec![0; format.code_bytes(k)];
+            pack_codes(format, &codes, &mut packed);
+            let values = dequantized(format, &packed, &1f32.to_le_bytes(), k);
+            let expected = codes.iter().map(|code| match bits {
+                8 => f32::from(*code as i8),
+                _ => f32::from(*code) - (1 << (bits - 1)) as f32,
+            });
+            assert!(values.iter().copied().eq(expected), "{bits} bits");
+        }
+    }
+
+    #[test]
+    fn impossible_columns_and_codes_are_refused() {
+        let int = |bits, group| GroupFormat::int(bits, group, ScaleDType::F16, Offset::None);
+        for (format, k, message) in [
+            (int(4, 128), 192, "not a multiple of 128"),
+            (int(4, 32), 48, "not a multiple of 32"),
+            (int(4, 48), 96, "not a multiple of 48"),
+            (int(4, 0), 96, "not a multiple of 32"),
+            (int(3, 32), 96, "codes of 3 bits"),
+            (GroupFormat { values: Values::Int { bits: 4 }, scales: GroupScales::K4 }, 320, "not a multiple of 256"),
+            (GroupFormat::MXFP4, 0, "not a multiple of 32"),
+        ] {
+            assert!(format.check(k).unwrap_err().0.contains(message), "{format} {k}");
+        }
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! A matrix `[n, k]`, `k` a multiple of 32, is two byte planes, row-major: codes `[n, code_bytes(k)]` and scales
 //! `[n, scale_bytes(k)]`. Rows do not depend on each other, so rows of equal formats can be cut and stacked. A weight is
-//! `w = s·v - o`: `v` is a small number that the code stands for, `s` and `o` belong to the group of the row. Products
-//! of `s` and `o` are exact in f32 for scales of 16 bits, so `w` is rounded once.
+//! `w = s·v - o`: `v` is a small number that the code stands for, `s` and `o` belong to the group of the row. With
+//! scales of 16 bits, `s·v` and `o` are exact in f32, so `w` is rounded once.
 //!
 //! # Codes of a row
 //! - Formats below 8 bits: first the lower 4 bits, `k / 2` bytes. Each 32 columns are 16 bytes: byte `j` holds column

@@ -4,6 +4,8 @@ mod columns;
 mod cut;
 pub mod format;
 pub mod pack;
+mod read;
+mod round;
 mod row;
 mod rows;
 mod weight;

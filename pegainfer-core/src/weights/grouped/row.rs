@@ -32,7 +32,7 @@ impl GroupFormat {
         self.scales(scales, k, s, o);
     }
 
-    /// The weights of a row of `k` columns: `s·v - o`, for values whose products are exact rounded once.
+    /// The weights of a row of `k` columns: `s·v - o`, rounded once if `s·v` is exact.
     pub fn dequantize_row(self, codes: &[u8], scales: &[u8], k: usize, out: &mut [f32]) {
         let group = self.group();
         let (mut s, mut o) = (vec![0.0; k / group], vec![0.0; k / group]);
@@ -61,15 +61,14 @@ impl GroupFormat {
     fn each_code(self, codes: &[u8], k: usize, values: &mut [f32], value: impl Fn(u8) -> f32) {
         let (low, high) = codes.split_at(k / 2);
         for (run, (values, low)) in values.chunks_exact_mut(RUN).zip(low.chunks_exact(RUN / 2)).enumerate() {
-            for (j, v) in values.iter_mut().enumerate() {
-                let nibble = low[j % 16] >> (j / 16 * 4) & 15;
-                let upper = match self.bits() {
-                    5 => high[run * 4 + j / 8] >> (j % 8) & 1,
-                    6 => high[run * 8 + j % 8] >> (j / 8 * 2) & 3,
-                    _ => 0,
-                };
-                *v = value(nibble | upper << 4);
+            let mut codes: [u8; RUN] = std::array::from_fn(|j| low[j % 16] >> (j / 16 * 4) & 15);
+            let codes_and_places = codes.iter_mut().enumerate();
+            match self.bits() {
+                5 => codes_and_places.for_each(|(j, code)| *code |= (high[run * 4 + j / 8] >> (j % 8) & 1) << 4),
+                6 => codes_and_places.for_each(|(j, code)| *code |= (high[run * 8 + j % 8] >> (j / 8 * 2) & 3) << 4),
+                _ => {}
             }
+            values.iter_mut().zip(codes).for_each(|(v, code)| *v = value(code));
         }
     }
 

@@ -9,7 +9,7 @@
 //! - FP8: `e4m3 * scale`.
 
 use super::format::{GroupFormat, GroupScales, Offset, RUN};
-use super::weight::{GroupedWeight, Layout, check_finite, described, scale_dtype};
+use super::weight::{GroupedWeight, Layout, RowTensors, check_finite, described, scale_dtype};
 use crate::weights::block_scales::check_codes;
 use crate::weights::checkpoint::Checkpoint;
 use crate::weights::error::WeightsError;
@@ -24,40 +24,6 @@ const IN_WORD: usize = 8;
 /// Scale of MXFP4 that is no number.
 const E8M0_NAN: u8 = 255;
 
-/// The tensors of a weight.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Tensors {
-    /// `weight_packed` I32.
-    Int4,
-    /// `weight_packed` U8, `weight_global_scale`.
-    Nvfp4,
-    /// `weight` U8, `weight_scale_2`.
-    ModeloptNvfp4,
-    /// `weight_packed` U8, `weight_scale` E8M0.
-    Mxfp4,
-    /// `weight` F8_E4M3.
-    Fp8,
-}
-
-impl Tensors {
-    /// Suffix of the tensor that has the codes.
-    pub fn codes(self) -> &'static str {
-        match self {
-            Self::Int4 | Self::Nvfp4 | Self::Mxfp4 => "weight_packed",
-            Self::ModeloptNvfp4 | Self::Fp8 => "weight",
-        }
-    }
-
-    /// Stored dtype of the codes, and columns in an element.
-    fn element(self) -> (Dtype, usize) {
-        match self {
-            Self::Int4 => (Dtype::I32, 8),
-            Self::Nvfp4 | Self::ModeloptNvfp4 | Self::Mxfp4 => (Dtype::U8, 2),
-            Self::Fp8 => (Dtype::F8_E4M3, 1),
-        }
-    }
-}
-
 /// A module with `weight_packed`.
 pub(super) fn open_packed<'a>(checkpoint: &'a Checkpoint, module: &str) -> Result<GroupedWeight<'a>, WeightsError> {
     let name = |suffix: &str| format!("{module}.{suffix}");
@@ -65,9 +31,9 @@ pub(super) fn open_packed<'a>(checkpoint: &'a Checkpoint, module: &str) -> Resul
     let (codes, shape) = described(checkpoint, &name("weight_packed"))?;
     let (scale, scales) = described(checkpoint, &name("weight_scale"))?;
     let tensors = match (codes, scale) {
-        (Dtype::I32, _) => Tensors::Int4,
-        (Dtype::U8, Dtype::F8_E4M3) => Tensors::Nvfp4,
-        (Dtype::U8, Dtype::U8 | Dtype::F8_E8M0) => Tensors::Mxfp4,
+        (Dtype::I32, _) => RowTensors::Int4,
+        (Dtype::U8, Dtype::F8_E4M3) => RowTensors::Nvfp4,
+        (Dtype::U8, Dtype::U8 | Dtype::F8_E8M0) => RowTensors::Mxfp4,
         _ => {
             let message = format!("is {codes:?} with a {scale:?} scale; int4, NVFP4 and MXFP4 are served");
             return Err(refused("weight_packed", message));
@@ -81,7 +47,7 @@ pub(super) fn open_packed<'a>(checkpoint: &'a Checkpoint, module: &str) -> Resul
         return Err(refused("weight_g_idx", "orders columns by activations, which is not served".to_owned()));
     }
     let format = match tensors {
-        Tensors::Int4 => {
+        RowTensors::Int4 => {
             let dtype = scale_dtype(&name("weight_scale"), scale)?;
             check_int4_shape(checkpoint, &name("weight_shape"), (n, k))?;
             if groups == 0 || !k.is_multiple_of(groups) {
@@ -95,7 +61,7 @@ pub(super) fn open_packed<'a>(checkpoint: &'a Checkpoint, module: &str) -> Resul
             let offset = if asymmetric { Offset::Zero } else { Offset::None };
             GroupFormat::int(4, k / groups, dtype, offset)
         }
-        Tensors::Mxfp4 => GroupFormat::MXFP4,
+        RowTensors::Mxfp4 => GroupFormat::MXFP4,
         _ => {
             described(checkpoint, &name("weight_global_scale"))?;
             GroupFormat::NVFP4
@@ -134,7 +100,7 @@ pub(super) fn open_modelopt<'a>(checkpoint: &'a Checkpoint, module: &str) -> Res
     };
     let (format, k) = (GroupFormat::NVFP4, 2 * width);
     checkpoint.stored(&format!("{module}.weight_scale"), Dtype::F8_E4M3, &[n, k / format.group()])?;
-    let layout = Layout::Rows(Tensors::ModeloptNvfp4);
+    let layout = Layout::Rows(RowTensors::ModeloptNvfp4);
     Ok(GroupedWeight { checkpoint, module: module.to_owned(), layout, format, n, k, permutation: None })
 }
 
@@ -149,14 +115,14 @@ pub(super) fn open_fp8<'a>(checkpoint: &'a Checkpoint, module: &str) -> Result<G
             format!("is {scales:?} for a weight {shape:?}; expected one scale, or one per row or block of 128");
         return Err(WeightsError::Quantized { name: scale, message });
     };
-    let (layout, format) = (Layout::Rows(Tensors::Fp8), GroupFormat::fp8(k, dtype));
+    let (layout, format) = (Layout::Rows(RowTensors::Fp8), GroupFormat::fp8(k, dtype));
     Ok(GroupedWeight { checkpoint, module: module.to_owned(), layout, format, n, k, permutation: None })
 }
 
 /// Reads some rows and columns; see [`GroupedWeight::read`].
 pub(super) fn read(
     weight: &GroupedWeight<'_>,
-    tensors: Tensors,
+    tensors: RowTensors,
     rows: Range<usize>,
     columns: Range<usize>,
     (codes, scales): (&mut [u8], &mut [u8]),
@@ -170,7 +136,7 @@ pub(super) fn read(
     codes.par_chunks_mut(chunk).enumerate().try_for_each(|(i, out)| {
         stored.read(i * chunk, out)?;
         match tensors {
-            Tensors::Fp8 => check_codes(&name, out),
+            RowTensors::Fp8 => check_codes(&name, out),
             _ => {
                 out.chunks_exact_mut(RUN / 2).for_each(runs_of_pairs);
                 Ok(())
@@ -191,7 +157,7 @@ fn runs_of_pairs(bytes: &mut [u8]) {
 /// Reads the scales of some rows and columns.
 fn read_scales(
     weight: &GroupedWeight<'_>,
-    tensors: Tensors,
+    tensors: RowTensors,
     rows: Range<usize>,
     columns: &Range<usize>,
     out: &mut [u8],
@@ -202,7 +168,7 @@ fn read_scales(
     let (all, size) = (weight.k / group, dtype.bitsize() / 8);
     let stored = checkpoint.stored(&name, dtype, shape)?;
     let mut bytes = vec![0; rows.len() * groups.len() * size];
-    if tensors == Tensors::Fp8 && shape.iter().product::<usize>() == 1 {
+    if tensors == RowTensors::Fp8 && shape.iter().product::<usize>() == 1 {
         stored.read(0, &mut bytes[..size])?;
         let one = bytes[..size].to_vec();
         bytes.chunks_exact_mut(size).for_each(|scale| scale.copy_from_slice(&one));
@@ -237,14 +203,14 @@ fn read_scales(
 }
 
 /// Factor of all scales of an NVFP4 weight.
-fn global_scale(weight: &GroupedWeight<'_>, tensors: Tensors) -> Result<f32, WeightsError> {
-    let suffix = if tensors == Tensors::Nvfp4 { "weight_global_scale" } else { "weight_scale_2" };
+fn global_scale(weight: &GroupedWeight<'_>, tensors: RowTensors) -> Result<f32, WeightsError> {
+    let suffix = if tensors == RowTensors::Nvfp4 { "weight_global_scale" } else { "weight_scale_2" };
     let (_, shape) = described(weight.checkpoint, &weight.name(suffix))?;
     let values = weight.checkpoint.widened(&weight.name(suffix), shape)?;
     let (&[value], true) = (values.as_slice(), values.iter().all(|value| value.is_finite() && *value > 0.0)) else {
         return Err(weight.error(suffix, format!("is {values:?}, expected one positive number")));
     };
-    Ok(if tensors == Tensors::Nvfp4 { 1.0 / value } else { value })
+    Ok(if tensors == RowTensors::Nvfp4 { 1.0 / value } else { value })
 }
 
 /// Zero points, `[rows, groups]`.

@@ -1,24 +1,8 @@
-//! Group-quantised weights of safetensors checkpoints, recognised by the tensors that a module has.
-//!
-//! Module `X` of a weight `X.weight`, `[n, k]`:
-//!
-//! | tensors | format |
-//! |---|---|
-//! | `X.qweight` I32 `[k, n / 8]`, `X.qzeros`, `X.scales` | AWQ: [`columns`](super::columns) |
-//! | `X.qweight` I32 `[k / 8, n]`, `X.qzeros`, `X.scales`, perhaps `X.g_idx` | GPTQ: [`columns`](super::columns) |
-//! | `X.weight_packed` I32 `[n, k / 8]`, `X.weight_scale` | compressed-tensors, int4: [`rows`](super::rows) |
-//! | `X.weight_packed` U8 `[n, k / 2]`, `X.weight_scale` F8_E4M3 | compressed-tensors, NVFP4 |
-//! | `X.weight_packed` U8 `[n, k / 2]`, `X.weight_scale` U8 or F8_E8M0 | compressed-tensors, MXFP4 |
-//! | `X.weight` U8 `[n, k / 2]`, `X.weight_scale` F8_E4M3, `X.weight_scale_2` | modelopt, NVFP4 |
-//! | `X.weight` F8_E4M3 `[n, k]`, `X.weight_scale`, one number or one per row | FP8 |
+//! A group-quantised weight of a checkpoint, and the tensors that it consists of.
 
 use super::format::{GroupFormat, ScaleDType};
-use super::{columns, rows};
-use crate::weights::block_scales::has_block_scales;
 use crate::weights::checkpoint::Checkpoint;
 use crate::weights::error::WeightsError;
-use half::bf16;
-use rayon::prelude::*;
 use safetensors::Dtype;
 use std::ops::Range;
 
@@ -60,7 +44,41 @@ pub(super) enum Layout {
     /// `qweight`, eight columns in a word.
     Gptq(ZeroPoints),
     /// `weight_packed` or `weight`, rows of pairs of codes or of bytes.
-    Rows(rows::Tensors),
+    Rows(RowTensors),
+}
+
+/// The tensors of a weight that is stored row by row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum RowTensors {
+    /// `weight_packed` I32.
+    Int4,
+    /// `weight_packed` U8, `weight_global_scale`.
+    Nvfp4,
+    /// `weight` U8, `weight_scale_2`.
+    ModeloptNvfp4,
+    /// `weight_packed` U8, `weight_scale` E8M0.
+    Mxfp4,
+    /// `weight` F8_E4M3.
+    Fp8,
+}
+
+impl RowTensors {
+    /// Suffix of the tensor that has the codes.
+    pub fn codes(self) -> &'static str {
+        match self {
+            Self::Int4 | Self::Nvfp4 | Self::Mxfp4 => "weight_packed",
+            Self::ModeloptNvfp4 | Self::Fp8 => "weight",
+        }
+    }
+
+    /// Stored dtype of the codes, and columns in an element.
+    pub fn element(self) -> (Dtype, usize) {
+        match self {
+            Self::Int4 => (Dtype::I32, 8),
+            Self::Nvfp4 | Self::ModeloptNvfp4 | Self::Mxfp4 => (Dtype::U8, 2),
+            Self::Fp8 => (Dtype::F8_E4M3, 1),
+        }
+    }
 }
 
 /// A group-quantised weight `[n, k]` of a checkpoint.
@@ -76,45 +94,12 @@ pub struct GroupedWeight<'a> {
     pub n: usize,
     /// Columns.
     pub k: usize,
-    /// Column of the weight that is at each place, sorted by groups; `None` if groups are neighbours. A product with
-    /// the sorted columns takes `x[:, permutation]`.
+    /// Column of the weight that is at each place, sorted by groups; `None` if groups are neighbours. A GEMM with the
+    /// sorted columns takes `x[:, permutation]`.
     pub permutation: Option<Vec<u32>>,
 }
 
-impl Checkpoint {
-    /// Format of the weight `name` (`X.weight`), by the tensors that the checkpoint has for it.
-    pub fn format(&self, name: &str, zeros: ZeroPoints) -> Result<StoredFormat, WeightsError> {
-        Ok(match GroupedWeight::open(self, name, zeros)? {
-            Some(GroupedWeight { format, permutation: Some(_), .. }) => StoredFormat::ActOrder(format),
-            Some(weight) => StoredFormat::Grouped(weight.format),
-            None if self.describe(name).is_some_and(|(dtype, _)| dtype == Dtype::F8_E4M3) => StoredFormat::Fp8,
-            None => StoredFormat::Bf16,
-        })
-    }
-}
-
-impl<'a> GroupedWeight<'a> {
-    /// The weight `name` (`X.weight`); `None` if it is stored in another way. Reads no codes.
-    pub fn open(checkpoint: &'a Checkpoint, name: &str, zeros: ZeroPoints) -> Result<Option<Self>, WeightsError> {
-        let module = name.strip_suffix(".weight").unwrap_or(name);
-        let has = |suffix: &str| checkpoint.contains(&format!("{module}.{suffix}"));
-        let opened = if has("qweight") {
-            columns::open(checkpoint, module, zeros)?
-        } else if has("weight_packed") {
-            rows::open_packed(checkpoint, module)?
-        } else {
-            match checkpoint.describe(name).map(|(dtype, _)| dtype) {
-                Some(Dtype::U8) if has("weight_scale_2") => rows::open_modelopt(checkpoint, module)?,
-                Some(Dtype::F8_E4M3) if has("weight_scale") && !has_block_scales(checkpoint, name) => {
-                    rows::open_fp8(checkpoint, module)?
-                }
-                _ => return Ok(None),
-            }
-        };
-        opened.format.check(opened.k).map_err(|error| opened.error("", error.to_string()))?;
-        Ok(Some(opened))
-    }
-
+impl GroupedWeight<'_> {
     /// Names of the tensors of the module, whether the checkpoint has them or not.
     pub fn tensor_names(&self) -> impl Iterator<Item = String> {
         const SUFFIXES: [&str; 15] = [
@@ -149,54 +134,14 @@ impl<'a> GroupedWeight<'a> {
         })
     }
 
-    /// Reads the codes and scales of some rows and columns in the form of [`format`](super::format), on rayon's threads.
-    /// `codes`: `[rows, code_bytes]`; `scales`: `[rows, scale_bytes]` of the format that
-    /// [`GroupFormat::cut`] gives for the columns. Columns are those at these places of the permutation, if there is
-    /// one.
-    pub fn read(
-        &self,
-        rows: Range<usize>,
-        columns: Range<usize>,
-        codes: &mut [u8],
-        scales: &mut [u8],
-    ) -> Result<(), WeightsError> {
-        self.cut(columns.clone())?;
-        match self.layout {
-            Layout::Awq(zeros) | Layout::Gptq(zeros) => columns::read(self, zeros, rows, columns, (codes, scales)),
-            Layout::Rows(tensors) => rows::read(self, tensors, rows, columns, (codes, scales)),
-        }
-    }
-
     /// Format of some columns.
     pub fn cut(&self, columns: Range<usize>) -> Result<GroupFormat, WeightsError> {
         let cut = self.format.cut(self.k, columns).map_err(|error| self.error(self.codes(), error.to_string()))?;
         Ok(cut.format)
     }
 
-    /// Reads some rows and columns as bf16, `[rows, columns]`, each value rounded once. Columns are in the order of the
-    /// weight.
-    pub fn dequantize(&self, rows: Range<usize>, columns: Range<usize>, out: &mut [bf16]) -> Result<(), WeightsError> {
-        let (format, k, width) = (self.format, self.k, columns.len());
-        let (code_bytes, scale_bytes) = (format.code_bytes(k), format.scale_bytes(k));
-        let (mut codes, mut scales) = (vec![0; rows.len() * code_bytes], vec![0; rows.len() * scale_bytes]);
-        self.read(rows, 0..k, &mut codes, &mut scales)?;
-        let planes = codes.par_chunks_exact(code_bytes).zip(scales.par_chunks_exact(scale_bytes));
-        out.par_chunks_exact_mut(width).zip(planes).for_each_init(
-            || (vec![0.0; k], vec![0.0; k]),
-            |(sorted, row), (out, (codes, scales))| {
-                format.dequantize_row(codes, scales, k, sorted);
-                match &self.permutation {
-                    Some(order) => order.iter().zip(&*sorted).for_each(|(c, w)| row[*c as usize] = *w),
-                    None => row.copy_from_slice(sorted),
-                }
-                out.iter_mut().zip(&row[columns.clone()]).for_each(|(out, w)| *out = bf16::from_f32(*w));
-            },
-        );
-        Ok(())
-    }
-
     /// Suffix of the tensor that has the codes.
-    fn codes(&self) -> &'static str {
+    pub(super) fn codes(&self) -> &'static str {
         match self.layout {
             Layout::Awq(_) | Layout::Gptq(_) => "qweight",
             Layout::Rows(tensors) => tensors.codes(),

@@ -7,7 +7,12 @@ use crate::weights::checkpoint::Checkpoint;
 use crate::weights::dummy::{self, dummy_scales};
 use crate::weights::error::WeightsError;
 use crate::weights::grouped::{GroupFormat, GroupedWeight, StoredFormat, ZeroPoints};
+use crate::weights::stored::Stored;
 use half::bf16;
+use rayon::prelude::*;
+
+/// Rows that a thread rounds at a time.
+const ROUND_ROWS: usize = 16;
 
 /// An op that fills a tensor of u8 with the bytes of [`random_bytes`](crate::weights::random_bytes) for this seed and
 /// mask, on its device.
@@ -42,7 +47,51 @@ impl<'a> Loader<'a> {
         columns: impl Into<Columns>,
         (format, zeros): (GroupFormat, ZeroPoints),
     ) -> Result<GroupedTensors, WeightsError> {
-        let columns = columns.into();
+        self.filled(title, parts, &columns.into(), format, |loader, checkpoint, part, columns, format, planes| {
+            let weight = loader.open(checkpoint, part, columns.stored, zeros)?;
+            if weight.cut(columns.part.clone())? != format {
+                return Err(refused(&part.name, format!("is {}, expected {format}", weight.format)));
+            }
+            let read = |codes: &mut [u8], scales: &mut [u8]| {
+                weight.read(part.part.clone(), columns.part.clone(), codes, scales)
+            };
+            loader.planes(planes, read)
+        })
+    }
+
+    /// Loads the given columns of bf16 matrices, rounded to `format`, which
+    /// [`GroupFormat::rounded_int4`] gives for whole rows, stacked along their rows.
+    pub fn rounded_to_groups(
+        &mut self,
+        title: &str,
+        parts: &[SourceTensor],
+        columns: impl Into<Columns>,
+        format: GroupFormat,
+    ) -> Result<GroupedTensors, WeightsError> {
+        self.filled(title, parts, &columns.into(), format, |loader, checkpoint, part, columns, format, planes| {
+            loader.used.insert(part.name.clone());
+            let stored = loader.bf16(checkpoint, part, Some(columns))?;
+            let k = columns.part.len();
+            loader.planes(planes, |codes, scales| round(&stored, format, k, codes, scales))
+        })
+    }
+
+    /// Allocates a matrix in the cut of `format`, and lets `fill` write each part of a checkpoint.
+    fn filled(
+        &mut self,
+        title: &str,
+        parts: &[SourceTensor],
+        columns: &Columns,
+        format: GroupFormat,
+        fill: impl Fn(
+            &mut Self,
+            &'a Checkpoint,
+            &SourceTensor,
+            &Columns,
+            GroupFormat,
+            (&mut Tensor, &mut Tensor),
+        ) -> Result<(), WeightsError>,
+    ) -> Result<GroupedTensors, WeightsError> {
         let (rows, k) = (parts.iter().map(|part| part.part.len()).sum(), columns.part.len());
         let cut = format.cut(columns.stored, columns.part.clone());
         let format = cut.map_err(|error| refused(title, error.to_string()))?.format;
@@ -58,13 +107,9 @@ impl<'a> Loader<'a> {
             first += part.part.len();
             match self.source {
                 Source::Checkpoint(checkpoint) => {
-                    let weight = self.open(checkpoint, part, columns.stored, zeros)?;
-                    if weight.cut(columns.part.clone())? != format {
-                        return Err(refused(&part.name, format!("is {}, expected {format}", weight.format)));
-                    }
-                    self.planes(&weight, part, &columns, (&mut codes, &mut scales))?;
+                    fill(self, checkpoint, part, columns, format, (&mut codes, &mut scales))?
                 }
-                Source::Dummy { .. } => self.dummy_planes(format, part, &columns, (&mut codes, &mut scales))?,
+                Source::Dummy { .. } => self.dummy_planes(format, part, columns, (&mut codes, &mut scales))?,
             }
             (self.progress)(codes.bytes() + scales.bytes());
         }
@@ -123,22 +168,19 @@ impl<'a> Loader<'a> {
         Ok(weight)
     }
 
-    /// Reads a part into the current rows of `codes` and `scales`.
+    /// Lets `read` write the current rows of codes and scales, on the host threads.
     fn planes(
         &mut self,
-        weight: &GroupedWeight<'_>,
-        part: &SourceTensor,
-        columns: &Columns,
         (codes, scales): (&mut Tensor, &mut Tensor),
+        read: impl FnOnce(&mut [u8], &mut [u8]) -> Result<(), WeightsError> + Send,
     ) -> Result<(), WeightsError> {
-        let (rows, columns) = (part.part.clone(), columns.part.clone());
         let (Some(of_codes), Some(of_scales)) = (codes.target(), scales.target()) else {
             let (codes, scales) = (codes.host_mut::<u8>(), scales.host_mut::<u8>());
-            return self.exec.on_host(|| weight.read(rows, columns, codes, scales));
+            return self.exec.on_host(|| read(codes, scales));
         };
         let mut planes = [vec![0; codes.elements()], vec![0; scales.elements()]];
         let [c, s] = &mut planes;
-        self.exec.on_host(|| weight.read(rows, columns, c, s))?;
+        self.exec.on_host(|| read(c, s))?;
         self.exec.upload(&[of_codes, of_scales], |i, first, out| copy(&planes[i], first, out))
     }
 
@@ -159,6 +201,25 @@ impl<'a> Loader<'a> {
         };
         Ok(self.exec.write(scales, 0..scales.elements(), fill)?)
     }
+}
+
+/// Reads rows of `k` bf16 weights and rounds them, on rayon's threads.
+fn round(
+    stored: &Stored<'_>,
+    format: GroupFormat,
+    k: usize,
+    codes: &mut [u8],
+    scales: &mut [u8],
+) -> Result<(), WeightsError> {
+    let (code_bytes, scale_bytes) = (format.code_bytes(k), format.scale_bytes(k));
+    let chunks = codes.par_chunks_mut(ROUND_ROWS * code_bytes).zip(scales.par_chunks_mut(ROUND_ROWS * scale_bytes));
+    chunks.enumerate().try_for_each_init(Vec::new, |rows, (i, (codes, scales))| {
+        rows.resize(codes.len() / code_bytes * k, bf16::ZERO);
+        stored.read(i * ROUND_ROWS * k * size_of::<bf16>(), bytemuck::cast_slice_mut(rows))?;
+        let planes = codes.chunks_exact_mut(code_bytes).zip(scales.chunks_exact_mut(scale_bytes));
+        rows.chunks_exact(k).zip(planes).for_each(|(row, (codes, scales))| format.round_row(row, codes, scales));
+        Ok(())
+    })
 }
 
 /// Copies the part of `from` that begins at `first`.

@@ -1,6 +1,9 @@
 //! Group-quantised weights of one module `x`, `[64, 256]`, in every stored format. `fixtures/grouped` has the tensors of
 //! each and `dequantized`, which independent readers computed: AutoAWQ, GPTQModel, compressed-tensors and modelopt.
 
+mod loader;
+mod refusals;
+
 use half::bf16;
 use pegainfer_core::weights::grouped::{GroupFormat, GroupedWeight, Offset, ScaleDType, StoredFormat, ZeroPoints};
 use pegainfer_core::weights::{Checkpoint, WeightsError};
@@ -113,6 +116,7 @@ fn every_format_has_the_values_of_its_reference_reader() {
         let files = Files::new(kind, &stored);
         let checkpoint = files.open();
         assert_eq!(checkpoint.format("x.weight", zeros).unwrap(), StoredFormat::Grouped(format), "{kind}");
+        checkpoint.check_block_scales(true).unwrap();
         let weight = GroupedWeight::open(&checkpoint, "x.weight", zeros).unwrap().unwrap();
         assert_eq!((weight.n, weight.k), SHAPE, "{kind}");
         let values = read(&weight, (0, 64), (0, 256)).unwrap();
