@@ -1,6 +1,7 @@
 //! Every path of this machine against an f64 reference, and bit for bit against itself in other batches.
 
 mod fp8;
+mod grouped;
 
 use super::*;
 use pegainfer_core::team::Team;
