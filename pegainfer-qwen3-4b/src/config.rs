@@ -171,7 +171,7 @@ mod tests {
         for (field, value) in [
             ("rope_scaling", json!({"rope_type": "dynamic", "factor": 4.0})),
             ("rope_parameters", json!({"rope_type": "linear"})),
-            ("quantization_config", json!({"quant_method": "awq"})),
+            ("quantization_config", json!({"quant_method": "bitsandbytes"})),
             ("attention_bias", json!(true)),
             ("hidden_act", json!("gelu")),
             ("torch_dtype", json!("float64")),

@@ -8,6 +8,7 @@ mod failure;
 mod fp8;
 #[path = "../../../pegainfer-runtime/tests/family/graphs.rs"]
 mod graphs;
+mod grouped;
 mod invariance;
 #[path = "../../../pegainfer-runtime/tests/family/mixes.rs"]
 mod mixes;
