@@ -18,7 +18,7 @@ use kernel_table::kernel_tables;
 use op_table::op_tables;
 use pegainfer_core::ledger::{Effort, Header, Law, Ledger, Residual, Rows, Selection, StepKind};
 use pegainfer_kernels::{cuda, sources};
-use pegainfer_models::args::{EngineArgs, QuantizationArg};
+use pegainfer_models::args::EngineArgs;
 use pegainfer_models::engine;
 use pegainfer_models::model_path::{self, ModelDir};
 use pegainfer_runtime::Measured;
@@ -147,7 +147,7 @@ fn measured(model: &ModelDir, args: &LedgerArgs) -> Result<(Ledger, String)> {
     })?;
     let mut header = measured.header.clone();
     header.model = model.to_string();
-    header.quantization = (args.engine.formats.quantization == Some(QuantizationArg::Fp8)).then(|| "fp8".to_owned());
+    header.quantization = args.engine.formats.quantization.map(|format| format.at_load().name().to_owned());
     let host = host_cost(&header)?;
     let config = Some(config(model)?);
     let Measured { steps: lines, ops, kernels, .. } = measured;

@@ -1,11 +1,11 @@
 //! Compares a ledger's model and card with given ones.
 
 use pegainfer_core::ledger::Header;
-use pegainfer_models::args::{EngineArgs, QuantizationArg};
+use pegainfer_models::args::EngineArgs;
 
 /// The model or formats of a ledger, if they differ from the model from `source` with these flags.
 pub fn other_model(header: &Header, source: &str, args: &EngineArgs, kv_cache_dtype: &str) -> Option<String> {
-    let quantization = (args.formats.quantization == Some(QuantizationArg::Fp8)).then_some("fp8");
+    let quantization = args.formats.quantization.map(|format| format.at_load().name());
     if directory(&header.model) != directory(source) {
         Some(format!("the model {}", header.model))
     } else if header.quantization.as_deref() != quantization || header.kv_cache_dtype != kv_cache_dtype {

@@ -144,7 +144,7 @@ mod tests {
     use pegainfer_core::record::Operand;
     use pegainfer_core::tensor::DType;
     use pegainfer_kernels::ops::KvDType;
-    use pegainfer_runtime::Overrides;
+    use pegainfer_runtime::{AtLoad, Overrides};
     use pegainfer_testing::model_dir;
     use serde_json::Value;
     use std::collections::{HashMap, HashSet};
@@ -175,7 +175,7 @@ mod tests {
         let elements: usize = layers * projections.iter().map(|(rows, cols)| rows * cols).sum::<usize>();
         let scales: usize =
             layers * projections.iter().map(|(rows, cols)| blocks(*rows) * blocks(*cols)).sum::<usize>();
-        let fp8 = Overrides { fp8: true, ..Overrides::default() };
+        let fp8 = Overrides { quantization: Some(AtLoad::Fp8), ..Overrides::default() };
         let ((bf16_bytes, bf16), (fp8_bytes, fp8)) = (decode(&Overrides::default()), decode(&fp8));
         assert_eq!(
             (bf16.get(&DType::U8), fp8[&DType::U8], fp8[&DType::F32] - bf16[&DType::F32]),
@@ -227,16 +227,16 @@ mod tests {
         }
         let plan = |flags: &[&str]| Flags::parse_from(["plan"].iter().chain(flags)).plan.formats.overrides();
         let both = plan(&["--quantization", "fp8", "--kv-cache-dtype", "fp8"]);
-        assert!(both.fp8 && both.kv_dtype == KvDType::Fp8);
+        assert!(both.quantization == Some(AtLoad::Fp8) && both.kv_dtype == KvDType::Fp8);
         let none = plan(&[]);
-        assert!(!none.fp8 && none.kv_dtype == KvDType::Bf16);
+        assert!(none.quantization.is_none() && none.kv_dtype == KvDType::Bf16);
     }
 
     #[cfg(feature = "deepseek-v4")]
     #[test]
     fn formats_of_other_models_are_refused() {
         let dir = model_dir().with_file_name("dsv4-tiny-fp4fp8");
-        let fp8 = Overrides { fp8: true, ..Overrides::default() };
+        let fp8 = Overrides { quantization: Some(AtLoad::Fp8), ..Overrides::default() };
         let error = engine::record(&dir, &fp8, 1, 1, 8).unwrap_err().to_string();
         assert!(error.starts_with("--quantization: DeepSeek-V4 takes"), "{error}");
         let kv = Overrides { kv_dtype: KvDType::Fp8, ..Overrides::default() };

@@ -4,7 +4,7 @@ use crate::speculative;
 use clap::{Args, ValueEnum};
 use pegainfer_core::schedule::speculation::Speculation;
 use pegainfer_kernels::ops::KvDType;
-use pegainfer_runtime::Overrides;
+use pegainfer_runtime::{AtLoad, Overrides};
 use pegainfer_terminal::values::{parse_bytes, parse_bytes_or_none, parse_fraction, parse_seconds};
 use serde_json::Value;
 use std::num::NonZeroUsize;
@@ -121,7 +121,8 @@ pub struct FormatArgs {
     /// Format of the KV cache: auto is bf16, fp8 (or fp8_e4m3) takes about half of the memory. Qwen3 and Qwen3.5
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = KvCacheDType::Auto)]
     pub kv_cache_dtype: KvCacheDType,
-    /// Round a bf16 checkpoint at load: fp8 is the format of the official FP8 checkpoints. Qwen3 and Qwen3.5
+    /// Round a bf16 checkpoint at load: fp8 is the format of the official FP8 checkpoints, int4 has groups of 128. Qwen3
+    /// and Qwen3.5
     #[arg(long, value_enum, value_name = "FORMAT")]
     pub quantization: Option<QuantizationArg>,
 }
@@ -130,7 +131,7 @@ impl FormatArgs {
     /// The changes that the flags make to config.json.
     pub fn overrides(&self) -> Overrides {
         Overrides {
-            fp8: self.quantization == Some(QuantizationArg::Fp8),
+            quantization: self.quantization.map(QuantizationArg::at_load),
             kv_dtype: if self.kv_cache_dtype == KvCacheDType::Fp8 { KvDType::Fp8 } else { KvDType::Bf16 },
             ..Overrides::default()
         }
@@ -155,6 +156,18 @@ pub enum KvCacheDType {
 pub enum QuantizationArg {
     /// e4m3 with a scale per block of 128 x 128.
     Fp8,
+    /// Symmetric 4-bit integers with a scale per 128 columns of a row.
+    Int4,
+}
+
+impl QuantizationArg {
+    /// The format in the engine.
+    pub fn at_load(self) -> AtLoad {
+        match self {
+            Self::Fp8 => AtLoad::Fp8,
+            Self::Int4 => AtLoad::Int4,
+        }
+    }
 }
 
 /// Source of the weights.

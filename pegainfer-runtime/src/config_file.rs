@@ -1,5 +1,6 @@
 //! config.json of a checkpoint: reads fields by name and refuses unsupported ones by name.
 
+use super::at_load::AtLoad;
 use super::end_of_text;
 use super::sizes::max_value;
 use pegainfer_kernels::ops::{HeadShape, KvDType};
@@ -76,8 +77,8 @@ const DTYPES: [&str; 3] = ["bfloat16", "float16", "float32"];
 /// Changes of a configuration by the user's flags.
 #[derive(Debug, Clone, Default)]
 pub struct Overrides {
-    /// bf16 projections are rounded to FP8 when they are loaded: `--quantization fp8`.
-    pub fp8: bool,
+    /// Format to which bf16 projections are rounded when they are loaded: `--quantization`.
+    pub quantization: Option<AtLoad>,
     /// Element format of the KV cache: `--kv-cache-dtype`.
     pub kv_dtype: KvDType,
     /// Takes the place of `rope_scaling`: `--rope-scaling`.
@@ -160,9 +161,9 @@ impl ConfigFile {
 
     /// Refuses flags that change the configuration of other models.
     pub fn refuse_overrides(&self) -> Result<(), ConfigError> {
-        let Overrides { fp8, kv_dtype, rope_scaling, mtp: _ } = &self.overrides;
+        let Overrides { quantization, kv_dtype, rope_scaling, mtp: _ } = &self.overrides;
         let flags = [
-            ("--quantization", *fp8),
+            ("--quantization", quantization.is_some()),
             ("--kv-cache-dtype", *kv_dtype != KvDType::default()),
             ("--rope-scaling", rope_scaling.is_some()),
         ];
@@ -172,9 +173,9 @@ impl ConfigFile {
         }
     }
 
-    /// True if the user wants bf16 weights rounded to FP8.
-    pub(super) fn quantize_at_load(&self) -> bool {
-        self.overrides.fp8
+    /// Format to which the user wants bf16 weights rounded.
+    pub(super) fn quantize_at_load(&self) -> Option<AtLoad> {
+        self.overrides.quantization
     }
 
     /// Element format of the KV cache.

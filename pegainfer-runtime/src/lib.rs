@@ -107,7 +107,7 @@
 //! - `config_file`, `load_options`, `load_error`, `bounds`: from config.json and flags to the sizes of an engine;
 //!   `fit`, `gpu_fit`: check that these fit the memory.
 //! - `output_matrix`: tied embeddings. `end_of_text`: end-of-text tokens. `sizes`: limits of numbers in config.json.
-//! - `quantization`: FP8 weights. `rope_scaling`: YaRN.
+//! - `quantization`: quantised weights, `at_load`: formats to which bf16 weights are rounded. `rope_scaling`: YaRN.
 //! - `load`, `record`: an engine from a checkpoint, a kernel plan from a configuration. `measure`: step times for the
 //!   ledger.
 //! - `executor`: steps in flight; `graph_shape`: passes that run as CUDA graphs; `pass_kind`, `drafting`,
@@ -118,6 +118,7 @@
 //! - `decoder`, `decoder_workspace`, `attention`, `sampled_rows`: parts of dense decoders: weights, activations, full
 //!   attention.
 
+mod at_load;
 mod attention;
 mod block_drafting;
 mod block_shape;
@@ -154,6 +155,7 @@ mod sizes;
 mod synthetic_acceptance;
 mod tensor_hash;
 
+pub use at_load::AtLoad;
 pub use attention::{Attention, KvLayer};
 pub use block_shape::BlockShape;
 pub use bounds::{Bounds, StepSize};

@@ -6,11 +6,13 @@
 
 mod compressed;
 mod config;
+mod description;
 mod modelopt;
 mod rules;
 #[cfg(test)]
 mod tests;
 
+use super::at_load::AtLoad;
 use super::config_file::{ConfigError, ConfigFile};
 use super::output_matrix::HEAD;
 use pegainfer_core::weights::grouped::{GroupFormat, StoredFormat, ZeroPoints};
@@ -31,8 +33,8 @@ pub struct Quantization {
     stored: Option<Arc<BTreeMap<String, StoredFormat>>>,
     /// Zero points of AWQ and GPTQ tensors.
     zeros: ZeroPoints,
-    /// bf16 weights of the checkpoint are rounded to FP8.
-    at_load: bool,
+    /// Format to which bf16 weights of the checkpoint are rounded.
+    at_load: Option<AtLoad>,
 }
 
 impl ConfigFile {
@@ -47,8 +49,12 @@ impl ConfigFile {
         let is_stored = stored.as_ref().is_some_and(|stored| stored.values().any(in_groups));
         let at_load = self.quantize_at_load();
         Ok(match described {
-            None if !at_load && !is_stored => None,
-            None => Some(Quantization { rules: Rules::fp8(never), stored: stored.map(Arc::new), zeros, at_load }),
+            None if at_load.is_none() && !is_stored => None,
+            None => {
+                // Weights that no file describes are bf16.
+                let stored = stored.unwrap_or_default();
+                Some(Quantization { rules: Rules::fp8(never), stored: Some(Arc::new(stored)), zeros, at_load })
+            }
             Some(described) => {
                 Some(Quantization { rules: described.rules, stored: stored.map(Arc::new), zeros, at_load })
             }
@@ -69,17 +75,12 @@ fn formats(checkpoint: &Checkpoint, zeros: ZeroPoints) -> BTreeMap<String, Store
 impl Quantization {
     /// All projections in FP8, rounded at load, except those of modules with these names.
     pub fn every(never: &[&str]) -> Self {
-        Self { rules: Rules::fp8(never), stored: None, zeros: ZeroPoints::default(), at_load: true }
-    }
-
-    /// True if bf16 weights are rounded at load.
-    pub fn at_load(&self) -> bool {
-        self.at_load
+        Self { rules: Rules::fp8(never), stored: None, zeros: ZeroPoints::default(), at_load: Some(AtLoad::Fp8) }
     }
 
     /// True if there may be FP8 weights with a scale for each block of 128 x 128, which ranks share in whole blocks.
     pub fn has_blocks(&self) -> bool {
-        self.at_load
+        self.at_load == Some(AtLoad::Fp8)
             || match &self.stored {
                 Some(stored) => stored.values().any(|format| *format == StoredFormat::Fp8),
                 None => self.rules.any(Scheme::Fp8),
@@ -89,15 +90,15 @@ impl Quantization {
     /// Format of the projection weight `name` (`X.weight`) with rows of `k` columns: as the checkpoint next to
     /// config.json stores it, or as config.json describes it.
     fn format(&self, name: &str, k: usize) -> StoredFormat {
-        let described = || self.rules.scheme(name).format(k);
-        match self.stored.as_ref().map(|stored| stored.get(name).copied().unwrap_or(StoredFormat::Bf16)) {
-            Some(StoredFormat::Bf16) if self.at_load && name != HEAD => match described() {
-                StoredFormat::Bf16 => StoredFormat::Bf16,
-                _ => StoredFormat::Fp8,
-            },
-            Some(stored) => stored,
-            None => described(),
+        match &self.stored {
+            Some(stored) => stored.get(name).copied().unwrap_or(StoredFormat::Bf16),
+            None => self.rules.scheme(name).format(k),
         }
+    }
+
+    /// Format to which the projection weight `name` is rounded if it is bf16.
+    fn rounds(&self, name: &str) -> Option<AtLoad> {
+        self.at_load.filter(|_| self.rules.scheme(name) != Scheme::Bf16)
     }
 }
 
@@ -109,9 +110,19 @@ enum Loaded {
     Dequantized,
     Fp8,
     Grouped(GroupFormat),
+    /// Rounded from bf16.
+    Rounded(GroupFormat),
 }
 
 impl Loaded {
+    /// Method for a bf16 part that is rounded at load. Rows that are no multiple of 32 columns stay bf16.
+    fn rounded(at_load: AtLoad, k: usize) -> Self {
+        match at_load {
+            AtLoad::Fp8 => Self::Fp8,
+            AtLoad::Int4 => GroupFormat::rounded_int4(k).map_or(Self::Bf16, Self::Rounded),
+        }
+    }
+
     /// Method for a part of a projection with rows of `k` columns.
     fn of(
         loader: &Loader<'_>,
@@ -124,18 +135,13 @@ impl Loaded {
         }
         let zeros = quantization.map_or(ZeroPoints::default(), |quantization| quantization.zeros);
         let format = match (loader.format(&part.name, zeros)?, quantization) {
-            (Some(StoredFormat::Bf16), Some(quantization)) if quantization.at_load => {
-                match quantization.rules.scheme(&part.name) {
-                    Scheme::Bf16 => StoredFormat::Bf16,
-                    _ => StoredFormat::Fp8,
-                }
-            }
             (Some(format), _) => format,
             (None, Some(quantization)) => quantization.format(&part.name, k),
             (None, None) => StoredFormat::Bf16,
         };
+        let rounds = || quantization.and_then(|quantization| quantization.rounds(&part.name));
         Ok(match format {
-            StoredFormat::Bf16 => Self::Bf16,
+            StoredFormat::Bf16 => rounds().map_or(Self::Bf16, |at_load| Self::rounded(at_load, k)),
             StoredFormat::Fp8 => Self::Fp8,
             StoredFormat::Grouped(format) => Self::Grouped(format),
             StoredFormat::ActOrder(_) => Self::Dequantized,
@@ -176,6 +182,10 @@ pub fn load_projection(
             }
             Loaded::Grouped(format) => {
                 let loaded = loader.grouped(title, parts, columns, (format, zeros))?;
+                Matrix::Grouped { format: loaded.format, codes: loaded.codes, scales: loaded.scales }
+            }
+            Loaded::Rounded(format) => {
+                let loaded = loader.rounded_to_groups(title, parts, columns, format)?;
                 Matrix::Grouped { format: loaded.format, codes: loaded.codes, scales: loaded.scales }
             }
             Loaded::Dequantized => Matrix::Bf16(loader.dequantized(title, parts, columns, zeros)?),

@@ -278,7 +278,11 @@ mod tests {
 
     #[test]
     fn limits_are_those_of_the_formats_that_are_served() {
-        let fp8 = Overrides { fp8: true, kv_dtype: KvDType::Fp8, ..Overrides::default() };
+        let fp8 = Overrides {
+            quantization: Some(pegainfer_runtime::AtLoad::Fp8),
+            kv_dtype: KvDType::Fp8,
+            ..Overrides::default()
+        };
         let slow = Roofline { overrides: fp8.clone(), ..roofline(1e6, Some(1e18)) };
         let bytes = total_with(&fp8, 4, 1, 110).0;
         assert_eq!(limits(&slow, 0).tpot_ms, Limit { value: bytes / 1e6 * 1e3, by: "memory" });

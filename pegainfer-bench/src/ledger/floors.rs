@@ -9,7 +9,7 @@ use pegainfer_core::ledger::{Header, Ledger, OpShares, StepKind, StepLoad};
 use pegainfer_kernels::ops::KvDType;
 use pegainfer_models::model_path::{self, ModelDir};
 use pegainfer_models::{detect, engine};
-use pegainfer_runtime::Overrides;
+use pegainfer_runtime::{AtLoad, Overrides};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Minimum fraction of a step for an op to be plotted.
@@ -61,7 +61,9 @@ impl<'a> Floors<'a> {
             "--model-path has a vocabulary of {tokens} tokens and the ledger's model one of {vocab_size}: give that of {name}"
         );
         let kv_dtype = if kv_cache_dtype == KvDType::Fp8.name() { KvDType::Fp8 } else { KvDType::Bf16 };
-        let overrides = Overrides { fp8: quantization.is_some(), kv_dtype, ..Overrides::default() };
+        let at_load = |name: &String| [AtLoad::Fp8, AtLoad::Int4].into_iter().find(|format| format.name() == name);
+        let overrides =
+            Overrides { quantization: quantization.as_ref().and_then(at_load), kv_dtype, ..Overrides::default() };
         Ok(Self { ledger, model, overrides, peaks, limits })
     }
 

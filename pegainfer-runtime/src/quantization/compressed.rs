@@ -1,12 +1,11 @@
 //! `quantization_config` of compressed-tensors.
 
-use super::config::{Described, group_size, names};
+use super::description::{Described, group_size, names, note_activations};
 use super::rules::{Modules, Rules, Scheme};
 use crate::config_file::{ConfigError, ConfigFile, text, unsupported};
 use pegainfer_core::weights::grouped::{Offset, ScaleDType};
 use pegainfer_kernels::cpu::weights::BLOCK;
 use serde_json::{Value, json};
-use std::sync::Once;
 
 /// Supported formats, for refusals.
 const FORMATS: &str = "pack-quantized (4 bits), nvfp4-pack-quantized, mxfp4-pack-quantized, float-quantized, \
@@ -98,15 +97,4 @@ fn scheme(file: &ConfigFile, format: &Value, weights: &Value) -> Result<Scheme, 
         Some("dense") => Ok(Scheme::Bf16),
         _ => Err(unsupported("quantization_config.format", text(format), FORMATS)),
     }
-}
-
-/// Logs once that activations are not rounded.
-pub(super) fn note_activations() {
-    static NOTED: Once = Once::new();
-    NOTED.call_once(|| {
-        log::info!(
-            "quantization_config also rounds activations; they stay in 16 bits, which is closer to the model before \
-             quantisation"
-        );
-    });
 }

@@ -1,5 +1,6 @@
 //! `quantization_config` of config.json, or the older files next to it. Unsupported methods are refused by name.
 
+use super::description::{Described, group_size, names};
 use super::rules::{Modules, Rules, Scheme};
 use super::{compressed, modelopt};
 use crate::config_file::{ConfigError, ConfigFile, text, unsupported};
@@ -10,22 +11,6 @@ use serde_json::{Map, Value, json};
 /// Supported methods, for refusals.
 const SERVED: &str = "bf16 weights, and quant_method fp8 (e4m3, blocks of 128 x 128, dynamic activations), awq, gptq, \
                       auto-round, compressed-tensors and modelopt with 4-bit or FP8 weights";
-
-/// What `quantization_config` says.
-#[derive(Debug, PartialEq)]
-pub(super) struct Described {
-    /// Formats by the names of modules.
-    pub rules: Rules,
-    /// Zero points of AWQ and GPTQ tensors.
-    pub zeros: ZeroPoints,
-}
-
-impl Described {
-    /// Rules for tensors without zero points that need an explanation.
-    pub fn rules(rules: Rules) -> Self {
-        Self { rules, zeros: ZeroPoints::default() }
-    }
-}
 
 /// Reads the description; `None` if there is none. `never`: modules that stay bf16.
 pub(super) fn read(file: &ConfigFile, never: &[&str]) -> Result<Option<Described>, ConfigError> {
@@ -96,31 +81,6 @@ fn fp8(file: &ConfigFile, config: &Value, never: &[&str]) -> Result<Described, C
     }
     rules.add_fp8();
     Ok(Described::rules(rules))
-}
-
-/// A list of names; none if the field is missing.
-pub(super) fn names(file: &ConfigFile, config: &Value, field: &str) -> Result<Vec<String>, ConfigError> {
-    match &config[field] {
-        Value::Null => Ok(Vec::new()),
-        Value::Array(names) if names.iter().all(Value::is_string) => {
-            Ok(names.iter().filter_map(Value::as_str).map(str::to_owned).collect())
-        }
-        other => Err(file.invalid(format!("quantization_config.{field} is {other}, and must be a list of names"))),
-    }
-}
-
-/// Columns of a group, `None` for -1 or null: one group for each row.
-pub(super) fn group_size(file: &ConfigFile, config: &Value) -> Result<Option<usize>, ConfigError> {
-    match &config["group_size"] {
-        Value::Null => Ok(None),
-        value if value.as_i64() == Some(-1) => Ok(None),
-        value => match value.as_u64().filter(|size| (16..=1 << 16).contains(size) && size.is_multiple_of(16)) {
-            Some(size) => Ok(Some(size as usize)),
-            None => Err(file.invalid(format!(
-                "quantization_config.group_size is {value}, and must be a multiple of 16, or -1 for whole rows"
-            ))),
-        },
-    }
 }
 
 const BITS: (&str, &str, &str) = ("bits", "quantization_config.bits", "4 bits");

@@ -1,7 +1,6 @@
 //! `quantization_config` of NVIDIA's modelopt, and its older hf_quant_config.json.
 
-use super::compressed::note_activations;
-use super::config::{Described, names};
+use super::description::{Described, names, note_activations};
 use super::rules::{Modules, Rules, Scheme};
 use crate::config_file::{ConfigError, ConfigFile, text, unsupported};
 use pegainfer_core::weights::grouped::ScaleDType;

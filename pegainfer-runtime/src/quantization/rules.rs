@@ -74,7 +74,7 @@ impl Modules {
         Self::matching(&format!("{}$", regex::escape(pattern).replace(r"\*", ".*")))
     }
 
-    fn contain(&self, module: &str) -> bool {
+    pub fn contain(&self, module: &str) -> bool {
         match self {
             Self::Named(name) => {
                 let (front, back) = (module.strip_prefix(name.as_str()), module.strip_suffix(name.as_str()));

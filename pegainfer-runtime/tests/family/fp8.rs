@@ -9,14 +9,14 @@ use pegainfer_core::engine::StepEngine;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::isa::Isa;
 use pegainfer_kernels::ops::KvDType;
-use pegainfer_runtime::{LoadOptions, Model, ModelBytes, Overrides, load};
+use pegainfer_runtime::{AtLoad, LoadOptions, Model, ModelBytes, Overrides, load};
 use std::path::Path;
 
 /// The engine of the checkpoint in `dir`, whose weights are rounded at load if `fp8`.
 fn load_from(dir: &Path, fp8: bool, max_num_batched_tokens: usize) -> Engine {
     let options = LoadOptions {
         model_path: dir.to_owned(),
-        overrides: Overrides { fp8, ..Overrides::default() },
+        overrides: Overrides { quantization: fp8.then_some(AtLoad::Fp8), ..Overrides::default() },
         max_num_batched_tokens: Some(max_num_batched_tokens),
         ..options()
     };
@@ -42,9 +42,10 @@ fn chunks_and_batches_give_the_same_bits() {
 #[test]
 fn weights_take_the_memory_that_config_json_promises() {
     let file = Checkpoint::fp8(&model_path(), "bytes", Scales::Exact, "nothing");
-    for (dir, overrides) in
-        [(&file.0, Overrides::default()), (&model_path(), Overrides { fp8: true, ..Overrides::default() })]
-    {
+    for (dir, overrides) in [
+        (&file.0, Overrides::default()),
+        (&model_path(), Overrides { quantization: Some(AtLoad::Fp8), ..Overrides::default() }),
+    ] {
         for dummy_seed in [None, Some(3)] {
             let options =
                 LoadOptions { model_path: dir.clone(), overrides: overrides.clone(), dummy_seed, ..options() };

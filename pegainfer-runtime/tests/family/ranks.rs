@@ -60,7 +60,11 @@ fn every_step_of_several_ranks_agrees_with_the_reference() {
 /// FP8 weights are cut at their blocks, so that all ranks together have the bits of one.
 #[test]
 fn fp8_weights_and_fp8_kv_of_several_ranks_agree_with_those_of_one() {
-    let overrides = Overrides { fp8: true, kv_dtype: pegainfer_kernels::ops::KvDType::Fp8, ..Overrides::default() };
+    let overrides = Overrides {
+        quantization: Some(pegainfer_runtime::AtLoad::Fp8),
+        kv_dtype: pegainfer_kernels::ops::KvDType::Fp8,
+        ..Overrides::default()
+    };
     let options = LoadOptions { overrides, ..checked() };
     // Longer texts leave the common path at different close calls.
     let short = |request: GenerateRequest| GenerateRequest {

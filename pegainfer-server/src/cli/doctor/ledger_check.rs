@@ -173,7 +173,11 @@ mod tests {
         assert_eq!(args.max_num_seqs.map(usize::from), Some(4));
         assert_eq!(args.max_num_mixed_tokens.get(), 48);
         assert_eq!(args.device, pegainfer_models::args::DeviceArg::Cuda(5));
-        assert!(args.overrides().fp8 && args.overrides().kv_dtype.name().starts_with("fp8") && !args.cuda_graph);
+        assert!(
+            args.overrides().quantization == Some(pegainfer_runtime::AtLoad::Fp8)
+                && args.overrides().kv_dtype.name().starts_with("fp8")
+                && !args.cuda_graph
+        );
         let broken = Header { max_num_seqs: 0, ..header("cpu") };
         assert!(engine_args(&broken, None, 0).is_err());
     }
