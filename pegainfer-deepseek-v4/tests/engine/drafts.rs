@@ -10,7 +10,7 @@ use crate::support::speculation::{
     by_model, drafts_of_the_model_follow_a_grammar, few_tokens, lookup_drafts_change_no_token,
 };
 use crate::support::{
-    LoadOptions, THREE_PAGES, Target, best, cuda_graph, engine, fixture, greedy, growing, model_path, options,
+    LoadOptions, RANKS, THREE_PAGES, Target, best, cuda_graph, engine, fixture, greedy, growing, model_path, options,
     rank_counts, run,
 };
 use crate::verify_steps::{Plan, Sequences, verify};
@@ -110,7 +110,7 @@ fn ranks_draft_what_one_drafts() {
     let plain = LoadOptions { speculation: None, ..base.clone() };
     let expected = run(&mut engine(1, &plain), &requests);
     let mut counts = Vec::new();
-    for ranks in std::iter::once(1).chain(rank_counts()) {
+    for ranks in std::iter::once(1).chain(rank_counts(RANKS)) {
         let mut engine = engine(ranks, &base);
         let loaded = engine.executor().graph_replays();
         for (alone, shared) in expected.iter().zip(run(&mut engine, &requests)) {

@@ -8,8 +8,8 @@ use crate::stored;
 use crate::support::invariance::{self, Alone};
 use crate::support::speculation::{by, drafts_of_the_model_follow_a_grammar, few_tokens};
 use crate::support::{
-    LoadOptions, THREE_PAGES, Target, best, cuda_graph, engine, fixture, greedy, growing, log_softmax, model_path,
-    options, rank_counts, run,
+    LoadOptions, RANKS, THREE_PAGES, Target, best, cuda_graph, engine, fixture, greedy, growing, log_softmax,
+    model_path, options, rank_counts, run,
 };
 use crate::verify_steps::{Plan, Sequences, verify};
 use pegainfer_core::engine::{GenerateRequest, StepEngine};
@@ -103,7 +103,7 @@ fn ranks_draft_what_one_drafts() {
     let plain = LoadOptions { speculation: None, ..base.clone() };
     let expected = run(&mut engine(1, &plain), &requests);
     let mut counts = Vec::new();
-    for ranks in std::iter::once(1).chain(rank_counts()) {
+    for ranks in std::iter::once(1).chain(rank_counts(RANKS)) {
         let mut engine = engine(ranks, &base);
         let loaded = engine.executor().graph_replays();
         for (alone, shared) in expected.iter().zip(run(&mut engine, &requests)) {

@@ -4,8 +4,8 @@
 
 use crate::support::invariance::Alone;
 use crate::support::{
-    LoadOptions, Output, THREE_PAGES, Target, best, cuda_graph, difference, engine, engine_with_threads, fixture,
-    greedy, growing, log_softmax, logits, model_path, options, rank_counts, run,
+    LoadOptions, Output, RANKS, THREE_PAGES, Target, best, cuda_graph, difference, engine, engine_with_threads,
+    fixture, greedy, growing, log_softmax, logits, model_path, options, rank_counts, run,
 };
 use pegainfer_core::engine::{GenerateRequest, RequestId, StepEngine, TokenEvent};
 use pegainfer_core::isa::Isa;
@@ -74,7 +74,7 @@ fn two_and_four_ranks_agree_with_one() {
     let requests: Vec<_> = cases.iter().take(6).map(|case| greedy(&case.prompt_ids, 12)).collect();
     let mut alone = engine(1, &options(Numerics::F32));
     let (expected, tokens) = (logits(&mut alone, &text, 1024, 16), run(&mut alone, &requests));
-    for ranks in rank_counts() {
+    for ranks in rank_counts(RANKS) {
         // Even the steps of a small model are large enough for the ranks to share tokens and the indexer's scores.
         let checked = LoadOptions {
             check_ranks: true,
@@ -103,7 +103,7 @@ fn ranks_that_share_tokens_give_the_bits_of_ranks_that_do_not() {
         if numerics.quantize_activations && best() == Target::Cuda {
             continue;
         }
-        for ranks in rank_counts() {
+        for ranks in rank_counts(RANKS) {
             let whole = Sharing { tokens: usize::MAX, ..Sharing::OFFICIAL };
             let [whole, shared] = [whole, Sharing::ALWAYS].map(|sharing| {
                 let options =
@@ -128,7 +128,7 @@ fn ranks_that_share_experts_by_columns_agree_with_one() {
     let text = &text()[..140];
     let expected = logits(&mut engine(1, &options), text, 1024, 16);
     assert!(difference(&expected[..8], &expected[8..]) > 0.5, "all rows are alike: nothing is tested");
-    for ranks in rank_counts() {
+    for ranks in rank_counts(RANKS) {
         let off = difference(&expected, &logits(&mut engine(ranks, &options), text, 100, 16));
         assert!(off < 1e-3, "{ranks} ranks: off by {off}");
     }

@@ -3,7 +3,7 @@
 //! `PEGAINFER_TEST_DEVICE=cuda` on GPUs.
 
 use crate::support::process::in_own_process;
-use crate::support::{LoadOptions, engine, fixture, greedy, invariance, options, rank_counts, run};
+use crate::support::{LoadOptions, RANKS, engine, fixture, greedy, invariance, options, rank_counts, run};
 use pegainfer_core::engine::{GenerateRequest, RequestId, StepEngine, TokenEvent};
 use pegainfer_core::rng;
 use pegainfer_deepseek_v4::DeepSeekEngine;
@@ -95,7 +95,7 @@ fn mixed_load_with_cancels_leaks_nothing_and_changes_no_text() {
 
 fn soak() {
     let steps = std::env::var("PEGAINFER_TEST_STEPS").ok().and_then(|steps| steps.parse().ok()).unwrap_or(STEPS);
-    let ranks = rank_counts().first().copied().unwrap_or(1);
+    let ranks = rank_counts(RANKS).first().copied().unwrap_or(1);
     let tight = LoadOptions {
         kv_cache_bytes: Some(4 * 83_000),
         max_num_batched_tokens: Some(64),

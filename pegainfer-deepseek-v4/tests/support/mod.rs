@@ -72,10 +72,8 @@ pub fn engine_with_threads(options: &LoadOptions) -> DeepSeekEngine {
     load::<DeepSeekV4>(vec![best().exec_with(2)], options, &mut |_, _| {}).unwrap().engine
 }
 
-/// Numbers of ranks to test in addition to one; limited by the number of GPUs if they run on GPUs.
-pub fn rank_counts() -> Vec<usize> {
-    engines::rank_counts(&[2, 4])
-}
+/// Numbers of ranks that can share the bundled checkpoint.
+pub const RANKS: &[usize] = &[2, 4];
 
 /// Log-softmax of the logits after each of the last `count` tokens of `text`, computed in chunks of `chunk` tokens in
 /// slot 0 and pages from 0 on.

@@ -4,6 +4,7 @@
 
 mod checkpoints;
 mod failure;
+mod faults;
 #[path = "../../../pegainfer-runtime/tests/family/fp8.rs"]
 mod fp8;
 #[path = "../../../pegainfer-runtime/tests/family/graphs.rs"]
@@ -13,7 +14,6 @@ mod invariance;
 #[path = "../../../pegainfer-runtime/tests/family/mixes.rs"]
 mod mixes;
 mod plan;
-mod rank_faults;
 #[path = "../../../pegainfer-runtime/tests/family/ranks.rs"]
 mod ranks;
 #[path = "../support/mod.rs"]

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod failure;
+mod faults;
 #[path = "../../../pegainfer-runtime/tests/family/fp8.rs"]
 mod fp8;
 #[path = "../../../pegainfer-runtime/tests/family/graphs.rs"]

@@ -1,0 +1,24 @@
+//! Faults of one of two ranks.
+
+#[path = "../../../pegainfer-runtime/tests/family/rank_faults.rs"]
+mod rank_faults;
+
+use crate::support::{Family, options};
+use half::bf16;
+use pegainfer_core::tensor::DType;
+use rank_faults::{Faults, double};
+use std::time::Duration;
+
+const FAULTS: Faults<Family> = Faults {
+    refused: (
+        |exec, weights| weights.layers[1].input_norm = exec.tensor("narrow", &[1], DType::Bf16).unwrap(),
+        "reduce_add_norm: rank 1: ",
+    ),
+    shorter: |weights| weights.layers.truncate(5),
+    different: (
+        |exec, weights| double(exec, &mut weights.norm, |value: bf16| value + value),
+        "the output of the last layer",
+    ),
+    slow: ("embedding", Duration::from_millis(250)),
+    options,
+};
