@@ -9,6 +9,7 @@ mod fp8;
 #[path = "../../../pegainfer-runtime/tests/family/graphs.rs"]
 mod graphs;
 mod invariance;
+mod many_ranks;
 #[path = "../../../pegainfer-runtime/tests/family/mixes.rs"]
 mod mixes;
 mod mtp;

@@ -5,15 +5,14 @@ use crate::support::graphs::ROWS;
 use crate::support::invariance::Alone;
 use crate::support::speculation::oracle;
 use crate::support::{
-    Family, RANKS, TIGHT_BLOCKS, Target, best, e2e, engine_on, fixture, graphs, model_path, options, rank_counts,
-    requests, run,
+    Family, RANKS, TIGHT_BLOCKS, Target, best, e2e, engine_on, fixture, graphs, options, rank_counts, requests,
 };
 use pegainfer_core::engine::{GenerateRequest, StepEngine};
 use pegainfer_core::parallel::Shard;
 use pegainfer_core::sampling::SamplingParams;
 use pegainfer_core::weights::{Checkpoint, Source};
 use pegainfer_runtime::{Executor, LoadOptions, Model, ModelBytes, Overrides, load, load_rank_weights, padded, ragged};
-use std::time::{Duration, Instant};
+use std::path::Path;
 
 /// Bytes of all tensors of the checkpoint, and bytes that were read of them.
 fn stored_and_read(checkpoint: &Checkpoint) -> (u64, u64) {
@@ -42,9 +41,9 @@ fn checked() -> LoadOptions {
     LoadOptions { check_ranks: true, ..options() }
 }
 
-/// Bytes of a KV block of one of `ranks` ranks.
-fn block_bytes(ranks: usize) -> u64 {
-    let config = Family::load_config(&model_path()).unwrap();
+/// Bytes of a KV block of one of `ranks` ranks of the checkpoint in `dir`.
+fn block_bytes(dir: &Path, ranks: usize) -> u64 {
+    let config = Family::load_config(dir).unwrap();
     ModelBytes::of::<Family>(&Family::shard(&config, Shard { rank: 0, ranks }).unwrap()).unwrap().block()
 }
 
@@ -87,23 +86,30 @@ fn fp8_weights_and_fp8_kv_of_several_ranks_agree_with_those_of_one() {
 
 #[test]
 fn a_request_gives_the_same_bits_however_it_is_scheduled() {
-    for ranks in rank_counts(RANKS) {
+    scheduling_changes_no_bit(RANKS, &options());
+}
+
+/// Checks engines of each number of ranks, loaded with `options`: requests alone, together, cached, preempted and
+/// drafted give the same bits, and so do all ranks.
+pub fn scheduling_changes_no_bit(ranks: &[usize], options: &LoadOptions) {
+    let checked = LoadOptions { check_ranks: true, ..options.clone() };
+    for ranks in rank_counts(ranks) {
         let engine = |options: &LoadOptions| engine_on(ranks, best(), options);
-        let alone = Alone::new(&mut engine(&checked()), best(), requests());
+        let alone = Alone::new(&mut engine(&checked), best(), requests());
         let many = alone.cycle(32);
-        many.holds_cold_and_warm(&mut engine(&checked()));
-        let mixed = LoadOptions { max_num_batched_tokens: Some(48), ..checked() };
+        many.holds_cold_and_warm(&mut engine(&checked));
+        let mixed = LoadOptions { max_num_batched_tokens: Some(48), ..checked.clone() };
         let tight = LoadOptions {
-            kv_cache_bytes: Some(TIGHT_BLOCKS * block_bytes(ranks)),
+            kv_cache_bytes: Some(TIGHT_BLOCKS * block_bytes(&checked.model_path, ranks)),
             max_num_batched_tokens: Some(64),
-            ..checked()
+            ..checked.clone()
         };
         many.holds_mixed_and_preempted(|| engine(&mixed), || engine(&tight));
         let texts = alone.outputs.iter().zip(requests()).map(|(output, request)| {
             let generated = output.tokens.iter().map(|token| token.id);
             request.prompt.iter().copied().chain(generated).collect()
         });
-        let drafts = LoadOptions { speculation: oracle(3, texts.collect()), ..checked() };
+        let drafts = LoadOptions { speculation: oracle(3, texts.collect()), ..checked.clone() };
         let mut drafting = engine(&drafts);
         alone.holds("drafts", &mut drafting);
         assert!(drafting.stats().speculation.accepted_tokens() > 0);
@@ -112,14 +118,20 @@ fn a_request_gives_the_same_bits_however_it_is_scheduled() {
 
 #[test]
 fn graphs_of_several_ranks_equal_launches() {
+    graphs_equal_launches(RANKS, &options());
+}
+
+/// Checks engines of each number of ranks, loaded with `options`, see [`graphs::graph_equals_eager`].
+pub fn graphs_equal_launches(ranks: &[usize], options: &LoadOptions) {
     let model = graphs::Model {
         ragged: ragged::<Family>,
         padded: padded::<Family>,
         replays: |executor: &Executor<_>| executor.graph_replays().decode,
     };
-    for ranks in rank_counts(RANKS) {
-        let load =
-            |cuda_graph| engine_on(ranks, best(), &LoadOptions { cuda_graph, max_num_seqs: Some(ROWS), ..options() });
+    for ranks in rank_counts(ranks) {
+        let load = |cuda_graph| {
+            engine_on(ranks, best(), &LoadOptions { cuda_graph, max_num_seqs: Some(ROWS), ..options.clone() })
+        };
         graphs::graph_equals_eager(load, &model);
     }
 }
@@ -130,21 +142,4 @@ fn numbers_that_do_not_divide_are_refused_with_those_that_do() {
         load::<Family>(best().execs(1), &LoadOptions { loop_back_ranks: Some(3), ..options() }, &mut |_, _| {});
     let error = loaded.unwrap_err().to_string();
     assert!(error.contains("3 ranks cannot share") && error.contains("--tensor-parallel-size takes 1, 2"), "{error}");
-}
-
-/// Slow by five seconds in all: the other rank waits.
-#[test]
-fn a_slow_rank_is_waited_for() {
-    if !rank_counts(RANKS).contains(&2) {
-        return;
-    }
-    let request = [requests().remove(0)];
-    let expected = run(&mut engine_on(2, best(), &options()), &request);
-    let mut execs = best().execs(2);
-    execs[1].slow_down("embedding", Duration::from_millis(200));
-    let start = Instant::now();
-    let mut engine = load::<Family>(execs, &options(), &mut |_, _| {}).unwrap().engine;
-    let found = run(&mut engine, &request);
-    assert!(start.elapsed() >= Duration::from_secs(5), "{:?}", start.elapsed());
-    assert_eq!((found[0].ids(), found[0].end), (expected[0].ids(), expected[0].end));
 }
