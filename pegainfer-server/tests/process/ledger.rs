@@ -5,11 +5,11 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::LazyLock;
 
-fn pegainfer(args: &[&str]) -> Output {
+pub fn pegainfer(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_pegainfer")).args(args).env_remove("RUST_LOG").output().unwrap()
 }
 
-fn text(output: &[u8]) -> String {
+pub fn text(output: &[u8]) -> String {
     String::from_utf8_lossy(output).into_owned()
 }
 
@@ -209,99 +209,4 @@ fn an_anchor_corrects_the_ledger_of_another_device_and_doctor_compares_them() {
     let output = doctor(&other);
     let said = text(&output.stdout) + &text(&output.stderr);
     assert!(said.contains("kernels: ") && said.contains("the kernels have changed since"), "{said}");
-}
-
-/// A workload of docs/performance/simulation.md: flag and value of `sim`, and the result of `bench` on a card of the
-/// ledger's kind.
-struct Measured {
-    flag: &'static str,
-    load: &'static str,
-    /// Median TPOT in milliseconds.
-    tpot: f64,
-    output_tok_s: f64,
-}
-
-const fn measured(flag: &'static str, load: &'static str, tpot: f64, output_tok_s: f64) -> Measured {
-    Measured { flag, load, tpot, output_tok_s }
-}
-
-const QWEN3_4B: [Measured; 6] = [
-    measured("--concurrency", "1", 2.270, 426.0),
-    measured("--concurrency", "8", 2.750, 2340.0),
-    measured("--concurrency", "32", 3.687, 4934.0),
-    measured("--concurrency", "128", 12.23, 6507.0),
-    measured("--burst", "768", 28.86, 6898.0),
-    measured("--qps", "40", 6.871, 4932.0),
-];
-
-const QWEN35_4B: [Measured; 6] = [
-    measured("--concurrency", "1", 2.452, 395.0),
-    measured("--concurrency", "8", 2.751, 2340.0),
-    measured("--concurrency", "32", 3.759, 4828.0),
-    measured("--concurrency", "128", 12.15, 6464.0),
-    measured("--burst", "768", 28.82, 6882.0),
-    measured("--qps", "40", 7.720, 4928.0),
-];
-
-#[test]
-fn the_ledgers_of_the_h200_predict_what_was_measured_there() {
-    for (model, workloads) in [("qwen3-4b", QWEN3_4B), ("Qwen/Qwen3.5-4B", QWEN35_4B)] {
-        for Measured { flag, load, tpot, output_tok_s } in workloads {
-            // The second value of a workload has another seed: that of `--qps 16,40`.
-            let loads = if flag == "--qps" { format!("16,{load}") } else { load.to_owned() };
-            let args = ["sim", "--gpu", "h200", "--model", model, flag, &loads, "--runs", "1", "--json", "-"];
-            let output = pegainfer(&[&args[..], &["--prompt-len", "1024", "--output-len", "128"]].concat());
-            assert!(output.status.success(), "{}", text(&output.stderr));
-            let report: Value = serde_json::from_slice(&output.stdout).unwrap();
-            let median = &report["rows"].as_array().unwrap().last().unwrap()["median"];
-            // Near the highest rate, 2 % slower steps on another card make the TPOT 7 % longer.
-            let allowed = if flag == "--qps" { 0.1 } else { 0.05 };
-            let off = |name: &str, figure: &Value, measured: f64| {
-                let off = figure.as_f64().unwrap() / measured - 1.0;
-                assert!(off.abs() < allowed, "{model} {flag} {load}: {name} {figure}, measured {measured}");
-            };
-            off("TPOT", &median["tpot_ms"]["p50"], tpot);
-            off("rate", &median["output_tok_s"], output_tok_s);
-        }
-    }
-}
-
-#[test]
-fn a_built_in_ledger_needs_no_other_file() {
-    let dir = tempfile::tempdir().unwrap();
-    let run = |args: &[&str]| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_pegainfer"));
-        // An empty directory, and no model cache.
-        command.args(args).env_clear().env("TMPDIR", dir.path()).current_dir(dir.path()).output().unwrap()
-    };
-    let names = ["--gpu", "NVIDIA H200", "--model", "Qwen/Qwen3-4B"];
-    let workload = ["--concurrency", "8", "--runs", "1", "--json", "-"];
-    let by_name = run(&[&["sim"][..], &names, &workload].concat());
-    assert!(by_name.status.success(), "{}", text(&by_name.stderr));
-    // The same ledger as a file.
-    let written = run(&[&["ledger", "--out", "h200.jsonl"][..], &names].concat());
-    assert!(written.status.success(), "{}", text(&written.stderr));
-    let by_file = run(&[&["sim", "h200.jsonl"][..], &workload].concat());
-    assert_eq!((text(&by_file.stdout), by_file.stderr), (text(&by_name.stdout), by_name.stderr));
-    // The ledger also contains its model.
-    for source in [&names[..], &["--ledger", "h200.jsonl"]] {
-        let output = run(&[&["plan", "--batch", "32", "--context", "256", "--json"][..], source].concat());
-        assert!(output.status.success(), "{}", text(&output.stderr));
-        let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
-        assert_eq!(plan["times"]["source"], "measured", "{source:?}");
-        let step = &plan["times"]["step"];
-        let efficiency = step["floor_us"].as_f64().unwrap() / step["us"].as_f64().unwrap();
-        assert!((0.6..0.8).contains(&efficiency), "{step}");
-    }
-    let left: Vec<_> = std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    assert_eq!(left, ["h200.jsonl"]);
-    for args in [&["sim"][..], &["sim", "--gpu", "h20", "--model", "qwen3-4b"], &["plan", "--model", "qwen3-4b"]] {
-        let output = run(args);
-        assert!(
-            !output.status.success() && text(&output.stderr).contains(", --gpu h200 --model qwen3.5-4b"),
-            "{args:?}"
-        );
-    }
-    let refused = run(&[&["ledger"][..], &names].concat());
-    assert!(text(&refused.stderr).contains("give --out, --svg or --ops"), "{}", text(&refused.stderr));
 }

@@ -4,6 +4,7 @@
 
 mod bench;
 mod binary;
+mod built_in_ledgers;
 #[cfg(unix)]
 mod chat;
 mod command_line;
