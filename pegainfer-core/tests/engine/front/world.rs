@@ -141,9 +141,14 @@ impl World {
         running.route_all();
     }
 
+    /// Time of the engine that is behind the others.
+    pub fn now(&self) -> Duration {
+        self.clocks.iter().map(SimulatedClock::elapsed).min().unwrap()
+    }
+
     /// Runs a turn of each engine that is not ahead of the others.
     pub fn turn(&mut self) {
-        let now = self.clocks.iter().map(SimulatedClock::elapsed).min().unwrap();
+        let now = self.now();
         for engine in 0..self.engines.len() {
             if self.clocks[engine].elapsed() <= now {
                 self.turns(engine, 1);
