@@ -6,7 +6,7 @@ mod table;
 pub mod times;
 
 use super::bench::args::parse_positive;
-use super::bench::roofline::Peaks;
+use super::bench::peaks::Peaks;
 use super::ledger_origin::other_model;
 use super::shipped::{self, ShippedArgs};
 use anyhow::{Result, bail};

@@ -138,8 +138,8 @@ pub struct CommonArgs {
     /// Model and engine flags.
     #[command(flatten)]
     pub engine: EngineArgs,
-    /// Measure the server at this URL; --model-path names its model (config.json is enough), and engine flags have no
-    /// effect
+    /// Measure the server at this URL; --model-path names its model (config.json is enough), and engine flags count
+    /// only for the roofline
     #[arg(long, value_name = "URL")]
     pub url: Option<String>,
     /// Number of measured runs; the median of each metric is reported

@@ -51,6 +51,14 @@ impl Client {
         }
     }
 
+    /// Number of the target's engines, each with a copy of the model, if it says.
+    pub fn engines(&self) -> Option<usize> {
+        match &self.target {
+            Target::Engine(engine) => Some(engine.engines().len()),
+            Target::Http(api) => api.engines(),
+        }
+    }
+
     /// Longest context of the target, in tokens, if it says.
     pub fn max_model_len(&self) -> Option<usize> {
         match &self.target {

@@ -32,6 +32,7 @@ pub struct Api {
     base: String,
     /// The first model that it serves.
     model: Model,
+    engines: Option<usize>,
     /// Which fields of [`OPTIONAL`] it has refused.
     refused: [AtomicBool; OPTIONAL.len()],
 }
@@ -76,6 +77,16 @@ struct Model {
     max_model_len: Option<usize>,
 }
 
+/// The fields of PegaInfer's `/load` that are used. Other servers' have no `kv_cache_free`.
+#[derive(Deserialize)]
+struct Load {
+    #[serde(rename = "kv_cache_free")]
+    _kv_cache_free: f64,
+    /// Missing if there is one.
+    #[serde(default)]
+    engines: Vec<IgnoredAny>,
+}
+
 impl Api {
     /// Connects to the server at `url`, `http://host:port` or `https://host` with an optional path, and fetches its model name.
     pub async fn connect(url: &str) -> Result<Self> {
@@ -92,6 +103,7 @@ impl Api {
             connector: tls.https_or_http().enable_http1().wrap_connector(tcp),
             base: format!("{scheme}://{authority}{}", path.strip_suffix("/v1").unwrap_or(path)),
             model: Model::default(),
+            engines: None,
             refused: Default::default(),
         };
         let fetch = async |body: Incoming| {
@@ -101,7 +113,18 @@ impl Api {
         };
         let model = api.send("GET", "/v1/models", String::new(), fetch).await;
         api.model = model.with_context(|| format!("the server at {url} cannot be measured"))?;
+        let fetch = async |body: Incoming| {
+            let load: Load = serde_json::from_slice(&body.collect().await?.to_bytes())?;
+            anyhow::Ok(load)
+        };
+        let load = api.send("GET", "/load", String::new(), fetch).await;
+        api.engines = load.ok().map(|load| load.engines.len().max(1));
         Ok(api)
+    }
+
+    /// Number of its engines, each with a copy of the model, if the server says.
+    pub fn engines(&self) -> Option<usize> {
+        self.engines
     }
 
     /// Longest context of the model, in tokens, if the server says.

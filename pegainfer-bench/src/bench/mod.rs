@@ -5,7 +5,7 @@
 //!   [`sampling`]: sampling profiles.
 //! - [`client`]: the target: this process's engine, or a server through [`http`].
 //! - [`stats`], [`percentiles`]: metrics from the arrival times of tokens. [`roofline`]: their limits, from the
-//!   recorded ops of a step.
+//!   recorded ops of a step and the [`peaks`] of the device.
 //! - [`report`]: table, JSON, and a plot drawn by [`svg`].
 //!
 //! Every request of a run has its own random prompt, so only the workloads `prefix` and `replay` hit the prefix cache.
@@ -13,6 +13,7 @@
 pub mod args;
 pub mod client;
 pub mod http;
+pub mod peaks;
 pub mod percentiles;
 pub mod replay;
 pub mod report;
@@ -83,12 +84,13 @@ pub fn bench(workload: &Workload, servers: &dyn Servers) -> Result<Report> {
     let ranks = common.engine.loop_back_ranks.map_or(opened.execs.len(), Into::into);
     let exec = opened.execs.into_iter().next().context("no device is open")?;
     let (read, peak) = (common.read_gbs.map(|n| n * 1e9), common.peak_tflops.map(|n| n * 1e12));
-    let roofline = Roofline::new((dir, common.engine.overrides(), ranks), exec, &device, read, peak)?;
+    let mut roofline = Roofline::new((dir, common.engine.overrides(), ranks), exec, &device, read, peak)?;
     let vocab = engine::vocab_size(dir)?;
 
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("no async runtime")?;
     let target = open(workload, &points, dir, (&runtime, servers))?;
     let client = Arc::new(Client::new(target)?);
+    roofline.engines = client.engines().unwrap_or(common.engine.data_parallel_size.get());
     let (passes, runs) = (workload.passes(), common.runs.get());
     let mut rows = Vec::new();
     let mut trace = None;

@@ -173,15 +173,16 @@ impl Report {
 
     fn notes(&self) -> String {
         let runs = self.rows.first().map_or(0, |row| row.runs.len());
-        let Roofline { read_bytes_s, read_source, peak_source, .. } = self.roofline;
+        let Roofline { read_bytes_s, read_source, peak_source, engines, .. } = self.roofline;
         let compute = match self.roofline.peak_flop_s {
             Some(peak) => format!("compute {:.3} TFLOP/s ({peak_source})", peak / 1e12),
             None => "no bf16 rate is known for this device: give --peak-tflops".to_owned(),
         };
+        let each = if engines > 1 { format!("each of {engines} engines: ") } else { String::new() };
         format!(
             "Medians of {}. % roof: the time that memory (m) or compute (c) needs at least, as a percentage of p50; for the \
              rate, its percentage of the limit.\nThe limits are those of the recorded ops: TTFT, the request's own \
-             prefill; TPOT, a decode step at the mean batch size and context.\nmemory {:.1} GB/s ({read_source}); {compute}\n",
+             prefill; TPOT, a decode step at the mean batch size and context.\n{each}memory {:.1} GB/s ({read_source}); {compute}\n",
             plural(runs, "run"),
             read_bytes_s / 1e9
         )

@@ -1,5 +1,6 @@
 //! Roofline: the time of a step's recorded ops if memory bandwidth or arithmetic is the only limit.
 
+use super::peaks::Peaks;
 use super::stats::Figures;
 use super::workload::Point;
 use anyhow::Result;
@@ -14,19 +15,6 @@ use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Datasheet values: dense bf16 rates with f32 accumulation in TFLOP/s, and memory bandwidths in GB/s (for A100, the 80
-/// GB card's). The first entry whose name is part of the device's name applies.
-const DATASHEETS: [(&str, f64, f64); 9] = [
-    ("H200 NVL", 835.0, 4800.0),
-    ("H200", 989.0, 4800.0),
-    ("H100 NVL", 835.0, 3938.0),
-    ("H100 PCIe", 756.0, 2039.0),
-    ("H100", 989.0, 3352.0),
-    ("B200", 2250.0, 8000.0),
-    ("A100", 312.0, 2039.0),
-    ("L40S", 362.0, 864.0),
-    ("RTX 4090", 165.0, 1008.0),
-];
 /// `(m, k, n)` of the GEMM `[m, k] x [k, n]` for measurements on the CPU, larger than a core's caches.
 const GEMM: (usize, usize, usize) = (256, 2560, 9728);
 /// Minimum duration of a measurement on the CPU.
@@ -43,6 +31,8 @@ pub struct Roofline {
     /// Ranks that share the model.
     #[serde(skip)]
     ranks: usize,
+    /// Engines with these limits each, which share the requests.
+    pub engines: usize,
     /// Memory bandwidth in bytes per second.
     pub read_bytes_s: f64,
     /// Source of `read_bytes_s`.
@@ -67,44 +57,10 @@ pub struct Limit {
 pub struct Limits {
     /// TTFT in milliseconds: prefill of the prompt alone, without the tokens found in the prefix cache.
     pub ttft_ms: Limit,
-    /// TPOT in milliseconds: a decode step of the mean batch size at the mean context length.
+    /// TPOT in milliseconds: a decode step of an engine's mean batch size at the mean context length.
     pub tpot_ms: Limit,
     /// Generated tokens per second, if steps of that batch size also computed all prefills.
     pub output_tok_s: Limit,
-}
-
-/// Peak rates of a device, which this machine need not have.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Peaks {
-    /// Memory bandwidth in bytes per second, if known.
-    pub read_bytes_s: Option<f64>,
-    /// bf16 arithmetic in FLOP/s, if known.
-    pub flop_s: Option<f64>,
-}
-
-impl Peaks {
-    /// Datasheet rates of the device with this name; unknown for other devices.
-    pub fn from_datasheet(device: &str) -> Self {
-        let Some((_, tflops, gbs)) = DATASHEETS.iter().find(|(name, ..)| device.contains(name)) else {
-            return Self::default();
-        };
-        Self { read_bytes_s: Some(gbs * 1e9), flop_s: Some(tflops * 1e12) }
-    }
-
-    /// The given rates in GB/s and TFLOP/s; missing ones come from the datasheet.
-    pub fn given_or_datasheet(read_gbs: Option<f64>, peak_tflops: Option<f64>, device: &str) -> Self {
-        let datasheet = Self::from_datasheet(device);
-        Self {
-            read_bytes_s: read_gbs.map(|gbs| gbs * 1e9).or(datasheet.read_bytes_s),
-            flop_s: peak_tflops.map(|tflops| tflops * 1e12).or(datasheet.flop_s),
-        }
-    }
-
-    /// Minimum microseconds for an op that moves `bytes` bytes and computes `flops` operations; `None` unless both
-    /// rates are known.
-    pub fn floor_us(&self, bytes: u64, flops: u64) -> Option<f64> {
-        Some((bytes as f64 / self.read_bytes_s?).max(flops as f64 / self.flop_s?) * 1e6)
-    }
 }
 
 /// Bytes moved and floating-point operations.
@@ -115,8 +71,8 @@ struct Work {
 }
 
 impl Roofline {
-    /// The limits of `exec`, rank 0 of `ranks`, for the model in `model`, with `overrides`. Given limits (bytes/s and
-    /// FLOP/s) are not measured. Call it while no engine is loaded, so that both fit into memory. `device` is the device's name.
+    /// The limits of `exec`, rank 0 of `ranks`, for one engine of the model in `model`, with `overrides`. Given limits
+    /// (bytes/s and FLOP/s) are not measured. Call it while no engine is loaded, so that both fit into memory. `device` is the device's name.
     pub fn new(
         (model, overrides, ranks): (&Path, Overrides, usize),
         mut exec: Exec,
@@ -136,23 +92,27 @@ impl Roofline {
             (None, Device::Cuda) => (Peaks::from_datasheet(device).flop_s, "the datasheet's dense bf16"),
             (None, _) => (Some(gemm_rate(&mut exec)?), "a measured bf16 GEMM"),
         };
-        Ok(Self { model: model.to_owned(), overrides, ranks, read_bytes_s, read_source, peak_flop_s, peak_source })
+        let model = model.to_owned();
+        Ok(Self { model, overrides, ranks, engines: 1, read_bytes_s, read_source, peak_flop_s, peak_source })
     }
 
     /// The limits of a point with the metrics `figures`.
     pub fn limits(&self, point: Point, figures: &Figures) -> Result<Limits> {
         let cached = (figures.cached_tokens as usize).min(point.prompt_len - 1);
         let prefill = self.step(1, point.prompt_len - cached, point.prompt_len)?;
-        let batch = figures.decoding.round().max(1.0);
-        let decode = self.step(batch as usize, 1, point.prompt_len + point.output_len.div_ceil(2))?;
-        let steps = (point.output_len - 1) as f64 / batch;
+        let sequences = figures.decoding.round().max(1.0) as usize;
+        let batch = sequences.div_ceil(self.engines);
+        let decode = self.step(batch, 1, point.prompt_len + point.output_len.div_ceil(2))?;
+        let steps = (point.output_len - 1) as f64 / batch as f64;
         // A prefill reads no additional weights: the step's decoding sequences need them anyway.
         let request = Work { bytes: steps * decode.bytes, flops: steps * decode.flops + prefill.flops };
         let request = self.milliseconds(request);
+        // Engines that decode; an engine has no more than `batch` of the sequences.
+        let busy = sequences as f64 / batch as f64;
         Ok(Limits {
             ttft_ms: self.milliseconds(prefill),
             tpot_ms: self.milliseconds(decode),
-            output_tok_s: Limit { value: point.output_len as f64 * 1e3 / request.value, by: request.by },
+            output_tok_s: Limit { value: busy * point.output_len as f64 * 1e3 / request.value, by: request.by },
         })
     }
 
@@ -232,7 +192,17 @@ mod tests {
     fn roofline(read: f64, peak: Option<f64>) -> Roofline {
         let (read_source, peak_source) = ("", "");
         let (model, overrides) = (model_dir(), Overrides::default());
-        Roofline { model, overrides, ranks: 1, read_bytes_s: read, read_source, peak_flop_s: peak, peak_source }
+        let engines = 1;
+        Roofline {
+            model,
+            overrides,
+            ranks: 1,
+            engines,
+            read_bytes_s: read,
+            read_source,
+            peak_flop_s: peak,
+            peak_source,
+        }
     }
 
     fn limits(roofline: &Roofline, cached: usize) -> Limits {
@@ -277,6 +247,20 @@ mod tests {
     }
 
     #[test]
+    fn engines_share_the_sequences() {
+        let with = |engines| limits(&Roofline { engines, ..roofline(1e6, Some(1e18)) }, 0);
+        let (two, three, nine) = (with(2), with(3), with(9));
+        // Four sequences: two on each of two engines, two and one and one on three, one on each of four of nine.
+        for (limits, batch, busy) in [(two, 2, 2.0), (three, 2, 2.0), (nine, 1, 4.0)] {
+            let decode = total(batch, 1, 110).0 / 1e6;
+            assert_eq!(limits.tpot_ms, Limit { value: decode * 1e3, by: "memory" });
+            let expected = busy * 20.0 / (19.0 / batch as f64 * decode);
+            assert!((limits.output_tok_s.value / expected - 1.0).abs() < 1e-9, "{limits:?}");
+            assert_eq!(limits.ttft_ms, with(1).ttft_ms);
+        }
+    }
+
+    #[test]
     fn limits_are_those_of_the_formats_that_are_served() {
         let fp8 = Overrides {
             quantization: Some(pegainfer_runtime::AtLoad::Fp8),
@@ -290,16 +274,10 @@ mod tests {
     }
 
     #[test]
-    fn names_of_devices_are_looked_up() {
+    fn given_rates_are_not_measured() {
         let (exec, none) = (Exec::meta().unwrap(), Overrides::default());
         let given =
             Roofline::new((&model_dir(), none, 1), exec, "cuda (NVIDIA H200)", Some(4.3e12), Some(790e12)).unwrap();
         assert_eq!((given.read_bytes_s, given.peak_flop_s), (4.3e12, Some(790e12)));
-        let h200 = Peaks { read_bytes_s: Some(4.8e12), flop_s: Some(989e12) };
-        assert_eq!(Peaks::from_datasheet("cuda (NVIDIA H200)"), h200);
-        assert_eq!(Peaks::from_datasheet("cuda (NVIDIA H100 PCIe)").flop_s, Some(756e12));
-        assert_eq!(Peaks::from_datasheet("cuda (NVIDIA A10)"), Peaks::default());
-        assert_eq!((h200.floor_us(4_800_000_000, 1), h200.floor_us(1, 989_000_000_000)), (Some(1000.0), Some(1000.0)));
-        assert_eq!(Peaks { flop_s: None, ..h200 }.floor_us(1, 1), None);
     }
 }

@@ -1,6 +1,6 @@
 //! Plots of measured times against the device's minimum: a roofline of ops, and the efficiency of decode steps.
 
-use crate::bench::roofline::Peaks;
+use crate::bench::peaks::Peaks;
 use crate::bench::svg::heat_map::HeatMap;
 use crate::bench::svg::{Mark, Panel, Series};
 use crate::plan::times::{OpTime, Time, Times};

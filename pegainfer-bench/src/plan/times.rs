@@ -1,6 +1,6 @@
 //! A ledger's times next to the recorded ops of a step.
 
-use crate::bench::roofline::Peaks;
+use crate::bench::peaks::Peaks;
 use pegainfer_core::ledger::{LawError, Ledger, OpShares, StepLoad};
 use pegainfer_core::record::OpRecord;
 use pegainfer_kernels::sources;

@@ -115,6 +115,25 @@ fn throughput_runs_closed_loops_and_bursts() {
 }
 
 #[test]
+fn the_roofline_counts_the_engines_of_the_target() {
+    let engines = |flags: &[&str]| {
+        let lengths = ["--prompt-len", "8", "--output-len", "3", "--requests", "8", "--runs", "1"];
+        let report = report(&[flags, &lengths].concat());
+        assert_eq!(report.rows[0].median.failed, 0);
+        report.roofline.engines
+    };
+    assert_eq!(engines(&["throughput", "--concurrency", "4"]), 1);
+    assert_eq!(engines(&["throughput", "--concurrency", "4", "--data-parallel-size", "2"]), 2);
+    // Over HTTP, as `/load` says.
+    assert_eq!(engines(&["serve", "--qps", "100", "--data-parallel-size", "2"]), 2);
+    let server = strict_server();
+    let model = model_dir();
+    let url = ["throughput", "--concurrency", "4", "--model-path", model.to_str().unwrap(), "--url", &server];
+    assert_eq!(engines(&url), 1, "other servers do not say");
+    assert_eq!(engines(&[&url[..], &["--data-parallel-size", "3"]].concat()), 3);
+}
+
+#[test]
 fn a_running_server_is_measured_with_many_concurrent_requests() {
     let (engine, control) = MockEngine::replying("one two three");
     let server = TestServer::start(engine.with_max_num_seqs(768), Setup { max_queued: 1024, ..Setup::default() });
