@@ -1,7 +1,8 @@
 //! `pegainfer plan`: prints the recorded ops of one step.
 //!
-//! [`table`](mod@table) prints them, [`times`] adds a ledger's times.
+//! [`table`](mod@table) prints them, [`times`] adds a ledger's times. [`capacity`]: memory of GPUs instead of ops.
 
+mod capacity;
 mod table;
 pub mod times;
 
@@ -10,6 +11,7 @@ use super::bench::peaks::Peaks;
 use super::ledger_origin::other_model;
 use super::shipped::{self, ShippedArgs};
 use anyhow::{Result, bail};
+use capacity::Capacity;
 use clap::{ArgGroup, Args, Parser, ValueEnum};
 use pegainfer_core::ledger::{Ledger, StepLoad};
 use pegainfer_core::record::OpRecord;
@@ -43,6 +45,10 @@ pub struct PlanArgs {
     /// Plan one of N ranks, with its messages to the others; with --gpu-memory, N GPUs that share the model
     #[arg(long, alias = "tp", value_name = "N", default_value = "1", conflicts_with = "times")]
     pub tensor_parallel_size: NonZeroUsize,
+    /// With --gpu-memory, engines that each have GPUs, a copy of the weights and a KV cache of their own; the ops are
+    /// those of one engine
+    #[arg(long, alias = "dp", value_name = "N", default_value = "1")]
+    pub data_parallel_size: NonZeroUsize,
     /// Formats of weights and KV cache.
     #[command(flatten)]
     pub formats: FormatArgs,
@@ -93,7 +99,9 @@ pub fn run(args: &PlanArgs) -> Result<()> {
             tensor_parallel_size: Some(args.tensor_parallel_size),
             ..Defaults::try_parse_from(["plan"])?.engine
         };
-        return print(&engine::gpu_fit(&model.dir, &engine, bytes)?.to_string());
+        let gpu = engine::gpu_fit(&model.dir, &engine, bytes)?;
+        let (ranks, engines) = (args.tensor_parallel_size.get(), args.data_parallel_size.get());
+        return print(&Capacity { gpu, ranks, engines }.to_string());
     }
     let (batch, context) = (args.batch.get(), args.context.get());
     let tokens = match args.phase {
