@@ -453,6 +453,51 @@ limits! {
         /// Warps that round a single row of x, instead of one that fetches it rounded.
         ROUNDERS: int = 4;
     }
+    /// Weights of four bits.
+    int4 {
+        /// Threads of a block of the kernels that pack or widen them.
+        THREADS: uint = 256;
+    }
+    /// Skinny GEMM with weights of four bits by mma.sync, on Hopper.
+    skinny_int4 {
+        /// Most warps of a block that multiply.
+        MMA_WARPS: int = 15;
+        /// Columns of a slot.
+        COLUMNS: uint = 256;
+    }
+    /// Skinny GEMM with weights of four bits, on other GPUs.
+    gemv_int4 {
+        /// Most warps of a block.
+        MAX_WARPS: int = 20;
+        /// Steps of codes in a warp's ring.
+        RING: int = 4;
+        /// Columns of a step.
+        STEP: uint = 256;
+    }
+    /// Group-quantised weights in the order of checkpoints.
+    groups {
+        /// Threads of a block of the kernel that widens them.
+        THREADS: uint = 256;
+        /// Numbers of the layouts of scales.
+        PLAIN_F16: word = 0;
+        PLAIN_BF16: word = 1;
+        PLAIN_F32: word = 2;
+        /// Added to a plain layout whose groups have zero points.
+        WITH_ZERO: word = 4;
+        /// Added to a plain layout whose groups have minima.
+        WITH_MIN: word = 8;
+        K4: word = 16;
+        K6: word = 17;
+        XS: word = 18;
+        E4M3: word = 19;
+        E8M0: word = 20;
+        /// Numbers of the meanings of codes.
+        CENTRED: word = 0;
+        UNSIGNED: word = 1;
+        IQ4: word = 2;
+        E2M1: word = 3;
+        CODE_E4M3: word = 4;
+    }
     /// FP8 with f32 scales.
     fp8 {
         /// Edge of a block of weights, and columns of a block of activations.

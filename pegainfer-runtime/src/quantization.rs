@@ -182,7 +182,7 @@ pub fn load_projection(
             }
             Loaded::Grouped(format) => {
                 let loaded = loader.grouped(title, parts, columns, (format, zeros))?;
-                Matrix::Grouped { format: loaded.format, codes: loaded.codes, scales: loaded.scales }
+                ops::pack_groups(loader.exec(), loaded.format, loaded.codes, loaded.scales)?
             }
             Loaded::Rounded(format) => {
                 let loaded = loader.rounded_to_groups(title, parts, columns, format)?;

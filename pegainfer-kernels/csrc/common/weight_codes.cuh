@@ -5,7 +5,7 @@
 #pragma once
 #include "common/frag.cuh"
 
-enum class Format { kBf16, kFp8, kFp4 };
+enum class Format { kBf16, kFp8, kFp4, kInt4 };
 
 // Two pairs, multiplied; subnormal operands count.
 __device__ __forceinline__ uint32_t multiply_pairs(uint32_t a, uint32_t b) {

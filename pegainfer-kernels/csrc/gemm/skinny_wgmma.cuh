@@ -1,5 +1,5 @@
-// What skinny GEMMs by wgmma share (gemm/skinny_wgmma.cu, gemm/skinny_wgmma_fp8.cu): how rows of w are dealt to blocks,
-// the producers, and the epilogues.
+// What skinny GEMMs by wgmma share (gemm/skinny_wgmma.cu, gemm/skinny_wgmma_fp8.cu, gemm/skinny_int4.cu): how rows of w
+// are dealt to blocks, the producers, and the epilogues.
 #pragma once
 #include "common/hopper.cuh"
 #include "common/math.cuh"
@@ -23,22 +23,32 @@ struct SkinnyShape {
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-// Columns of a box, 128 bytes of a row, and of a step.
-template <Format F> constexpr uint32_t kBoxColumns = F == Format::kFp8 ? 128 : 64;
-template <Format F> constexpr uint32_t kStep = kBoxes * kBoxColumns<F>;
+// Columns of a box of w, 128 bytes of a row.
+template <Format F> constexpr uint32_t kBoxColumns = F == Format::kInt4 ? 256 : F == Format::kFp8 ? 128 : 64;
+// Boxes of w and of x in a step. With int4 weights, x is bf16: four boxes have the columns of one of w.
+template <Format F> constexpr uint32_t kWeightBoxes = F == Format::kInt4 ? 1 : kBoxes;
+template <Format F> constexpr uint32_t kInputBoxes = F == Format::kInt4 ? 4 : kBoxes;
+// Bytes of the scales and zero points of a step of int4 weights: for each block of 128 columns, 80 scales and 96 zero
+// points. Both begin at whole vectors before a tile's first row.
+template <Format F> constexpr uint32_t kScaleBytes = F == Format::kInt4 ? 2 * (80 * 2 + 96) : 0;
+// Columns of a step.
+template <Format F> constexpr uint32_t kStep = kWeightBoxes<F> * kBoxColumns<F>;
 
-// Shared memory, 1,024-byte aligned: w [slots][kBoxes][rows rounded up to 8][128 bytes], x [x_slots][kBoxes][N][128
-// bytes], with FP8 the scales of x [x_slots][kBoxes][N], barriers.
+// Shared memory, 1,024-byte aligned: w [slots][kWeightBoxes][rows rounded up to 8][128 bytes], x
+// [x_slots][kInputBoxes][N][128 bytes], with FP8 the scales of x [x_slots][kBoxes][N], with int4
+// those of w [slots][kScaleBytes], barriers.
 template <int N, Format F> struct Rings {
     uint32_t w, x, w_box; // addresses, and bytes of a box of w
     float *x_scales;
+    uint8_t *w_scales;
     uint64_t *w_full, *w_empty, *x_full, *x_empty;
     __device__ Rings(uint8_t *shared, const SkinnyShape &shape) {
         w_box = (shape.rows + 7) / 8 * 1024;
         w = shared_address(shared);
-        x = w + shape.slots * kBoxes * w_box;
-        x_scales = reinterpret_cast<float *>(shared + (x - w) + shape.x_slots * (kBoxes * N * 128));
-        w_full = reinterpret_cast<uint64_t *>(x_scales + (F == Format::kFp8 ? shape.x_slots * kBoxes * N : 0));
+        x = w + shape.slots * kWeightBoxes<F> * w_box;
+        x_scales = reinterpret_cast<float *>(shared + (x - w) + shape.x_slots * (kInputBoxes<F> * N * 128));
+        w_scales = reinterpret_cast<uint8_t *>(x_scales + (F == Format::kFp8 ? shape.x_slots * kBoxes * N : 0));
+        w_full = reinterpret_cast<uint64_t *>(w_scales + shape.slots * kScaleBytes<F>);
         w_empty = w_full + shape.slots;
         x_full = w_empty + shape.slots;
         x_empty = x_full + shape.x_slots;
@@ -85,15 +95,27 @@ template <int T, Epilogue E> struct SkinnyShare {
     }
 };
 
-// Where box i of a step begins in a map, of which FP8 has two codes in an element.
+// Where box i of a step begins in a map of w, which has two codes of FP8 or four of int4 in an element.
 template <Format F> __device__ __forceinline__ uint32_t map_column(uint32_t first, uint32_t step, uint32_t i) {
     return (first + step * kStep<F>) / (kBoxColumns<F> / 64) + 64 * i;
 }
 
-// Rows behind the share, or behind w, may be fetched with its last tile.
-template <int N, int T, Epilogue E, Format F>
+// The same in a map of x.
+template <Format F> __device__ __forceinline__ uint32_t input_column(uint32_t first, uint32_t step, uint32_t i) {
+    return F == Format::kInt4 ? first + step * kStep<F> + 64 * i : map_column<F>(first, step, i);
+}
+
+// Fetches nothing next to a step's weights.
+struct NoScales {
+    __device__ uint32_t bytes() const { return 0; }
+    __device__ void fetch(uint32_t, uint32_t, uint8_t *, uint64_t *) const {}
+};
+
+// Rows behind the share, or behind w, may be fetched with its last tile. `scales` fetches as many bytes for the rows from
+// one on and the columns from one on.
+template <int N, int T, Epilogue E, Format F, typename S = NoScales>
 __device__ void fetch_weights(const TensorMap &map, const SkinnyShape &shape, const SkinnyShare<T, E> &share,
-                              const Rings<N, F> &rings) {
+                              const Rings<N, F> &rings, const S &scales = {}) {
     RingCursor place{0};
     uint32_t fetched = 0;
     for (uint32_t pass = 0; pass < shape.passes; ++pass)
@@ -105,10 +127,11 @@ __device__ void fetch_weights(const TensorMap &map, const SkinnyShape &shape, co
                     uint32_t row = share.tile_row(shape, pass, t, g) + (E == kGated && t > 0 ? shape.n / 2 : 0);
                     uint64_t *full = rings.w_full + place.index;
                     wait(rings.w_empty + place.index, place.parity ^ 1);
-                    arrive_expecting(full, kBoxes * shape.rows * 128);
+                    arrive_expecting(full, kWeightBoxes<F> * shape.rows * 128 + scales.bytes());
+                    scales.fetch(row, share.column + step * kStep<F>, rings.w_scales + place.index * kScaleBytes<F>, full);
 #pragma unroll
-                    for (int i = 0; i < kBoxes; ++i)
-                        copy_box(rings.w + (place.index * kBoxes + i) * rings.w_box, map,
+                    for (int i = 0; i < kWeightBoxes<F>; ++i)
+                        copy_box(rings.w + (place.index * kWeightBoxes<F> + i) * rings.w_box, map,
                                  map_column<F>(share.column, step, i), row, full);
                     place.advance(1, shape.slots);
                 }
@@ -130,11 +153,11 @@ __device__ void fetch_inputs(const TensorMap &map, const SkinnyShape &shape, con
         for (uint32_t step = 0; step < share.steps; ++step) {
             uint64_t *full = rings.x_full + place.index;
             wait(rings.x_empty + place.index, place.parity ^ 1);
-            arrive_expecting(full, kBoxes * (shape.m * 128 + scales.rows * sizeof(float)));
+            arrive_expecting(full, kInputBoxes<F> * (shape.m * 128 + scales.rows * sizeof(float)));
 #pragma unroll
-            for (int i = 0; i < kBoxes; ++i) {
-                copy_box(rings.x + (place.index * kBoxes + i) * (N * 128), map, map_column<F>(share.column, step, i), 0,
-                         full);
+            for (int i = 0; i < kInputBoxes<F>; ++i) {
+                copy_box(rings.x + (place.index * kInputBoxes<F> + i) * (N * 128), map,
+                         input_column<F>(share.column, step, i), 0, full);
                 if (F != Format::kFp8) continue;
                 // Behind the last columns, codes are zeros: any scale is right that is a number.
                 uint32_t block = min(share.column / kBoxColumns<F> + step * kBoxes + i, scales.columns - 1);

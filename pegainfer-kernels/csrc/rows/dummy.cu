@@ -20,3 +20,13 @@ extern "C" __global__ void uniform(bf16 *__restrict__ out, // [4 * groups]
     for (int j = 0; j < 4; ++j) v[j] = float(int16_t(bits >> (16 * j))) / 32768.f * limit;
     *reinterpret_cast<uint2 *>(out + 4 * size_t(i)) = make_uint2(narrow(v[0], v[1]), narrow(v[2], v[3]));
 }
+
+// One word of eight bytes a thread, of which only the bits of `mask` are set, once for each byte.
+extern "C" __global__ void random_bytes(uint8_t *__restrict__ out, // [8 * words]
+                                        uint64_t seed, uint64_t words, uint32_t mask) {
+    constexpr uint64_t kWords = 1u << 13; // words of a random stream: 65,536 bytes
+    uint64_t i = uint64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i >= words) return;
+    uint64_t bits = mix(mix(seed ^ mix(i / kWords)) + (i % kWords + 1) * kGolden) & mask * 0x0101010101010101ull;
+    *reinterpret_cast<uint2 *>(out + 8 * i) = make_uint2(uint32_t(bits), uint32_t(bits >> 32));
+}

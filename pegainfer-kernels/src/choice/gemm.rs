@@ -3,6 +3,7 @@
 use super::gemm_shape::{GemmShape, Output, WeightFormat};
 use super::gemv_splitk::{self, GemvPlan};
 use super::gpu::{CublasLt, Gpu};
+use super::int4::Int4Gemm;
 use super::skinny_wgmma::{self, SkinnyPlan};
 use crate::limits::{fp8, gemm_wgmma, narrow_gemm};
 use pegainfer_core::cuda::BOX_COLUMNS;
@@ -15,6 +16,8 @@ pub enum Skinny {
     /// csrc/gemm/skinny_wgmma.cu: wgmma, swap-AB (the weight is operand A), for up to 96 rows on Hopper; with FP8 weights
     /// csrc/gemm/skinny_wgmma_fp8.cu, for up to 64, of split-K 128.
     Wgmma(SkinnyPlan),
+    /// Weights of four bits, packed.
+    Int4(Int4Gemm),
 }
 
 impl Skinny {
@@ -25,7 +28,7 @@ impl Skinny {
         } else if gemv_splitk::supports(shape.m) && shape.format == WeightFormat::Bf16 {
             Some(Self::GemvSplitK(gemv_splitk::plan(gpu, shape)))
         } else {
-            None
+            Int4Gemm::choose(gpu, shape).map(Self::Int4)
         }
     }
 
@@ -34,6 +37,7 @@ impl Skinny {
         match self {
             Self::GemvSplitK(_) => "gemv_splitk",
             Self::Wgmma(_) => "skinny_wgmma",
+            Self::Int4(gemm) => gemm.name(),
         }
     }
 
@@ -42,6 +46,7 @@ impl Skinny {
         match self {
             Self::GemvSplitK(plan) => plan.splits,
             Self::Wgmma(plan) => plan.splits,
+            Self::Int4(gemm) => gemm.splits(),
         }
     }
 }
@@ -57,7 +62,8 @@ pub enum Gemm {
     TiledMma(usize),
     /// The library, FP8 by FP8 (W8A8): activations are rounded with a scale for each 128 columns of a row.
     Fp8CublasLt,
-    /// FP8 weights are widened to bf16 for the kernel of many rows, as many rows at a time as fit the workspace.
+    /// FP8 or group-quantised weights are widened to bf16 for the kernel of many rows, as many rows at a time as fit the
+    /// workspace.
     Widened,
     /// Parts of a stack, each with its own choice.
     Parts,

@@ -1,12 +1,11 @@
 //! FP8 weights on a GPU: how they are made (csrc/gemm/fp8.cu), and GEMMs of many rows with them.
 
-use super::abi::{QuantizeActivations, QuantizeWeights, WidenWeights};
+use super::abi::{QuantizeActivations, QuantizeWeights};
 use super::blaslt::{self, FREE_BYTES, GemmSize, Multiplied, Operands};
 use super::columns::Columns;
-use super::gemm_mma::tiled;
 use super::vectors;
-use crate::choice::{self, Gemm};
-use crate::limits::fp8::{ACTIVATION_BLOCKS, ACTIVATION_THREADS, BLOCK, ROW_ALIGNMENT, WEIGHT_THREADS, WIDEN_THREADS};
+use super::widened::{Narrow, widened};
+use crate::limits::fp8::{ACTIVATION_BLOCKS, ACTIVATION_THREADS, BLOCK, ROW_ALIGNMENT, WEIGHT_THREADS};
 use pegainfer_core::cuda::Cuda;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
@@ -16,8 +15,6 @@ const FEW_ROWS: usize = 256;
 /// Blocks of columns that a warp rounds then.
 const FEW_ACTIVATION_BLOCKS: usize = 2;
 const _: () = assert!(ACTIVATION_BLOCKS == 8, "the kernel of many rows");
-/// Elements of a vector of codes.
-const VECTOR: usize = 16;
 
 /// `ops::quantize_fp8`.
 pub(crate) fn quantize_fp8(
@@ -93,7 +90,7 @@ pub(super) fn fp8_by_fp8(
         return fp8_gemm(exec, op, &Rounded::of(x), (k, codes, scales), 0, out);
     }
     if m.next_multiple_of(ROW_ALIGNMENT) > out.tensor.max_rows() {
-        return widened(exec, op, x, (codes, scales), out);
+        return widened(exec, op, x, Narrow::Fp8(codes, scales), out);
     }
     let workspace = exec.gpu()?.workspace();
     let row_bytes = k + k / BLOCK * size_of::<f32>();
@@ -121,40 +118,4 @@ fn fp8_gemm(
     let scales = (x.scales, scales.device());
     let at = Operands { x: x.codes, w: codes.device(), out: out.address(first), scales };
     blaslt::launch(exec, op, size, at, false, out.tensor)
-}
-
-/// `out = x · wᵀ` with w widened to bf16 in the workspace, as many rows at a time as fit.
-pub(super) fn widened(
-    exec: &mut Exec,
-    op: &'static str,
-    x: &Tensor,
-    (codes, scales): (&Tensor, &Tensor),
-    out: &mut Columns<'_>,
-) -> Result<(), OpError> {
-    let ((m, k), n) = (x.rows_cols(), codes.rows_cols().0);
-    if !k.is_multiple_of(VECTOR) {
-        return Err(OpError { op, message: format!("FP8 weights of {k} columns: a GPU takes multiples of {VECTOR}") });
-    }
-    let (workspace, start) = (exec.gpu()?.workspace(), out.first);
-    let most = (FREE_BYTES / (k * DType::Bf16.size()) / BLOCK * BLOCK).max(1);
-    for first in (0..n).step_by(most) {
-        let rows = most.min(n - first);
-        let arguments = WidenWeights { codes, scales, out: workspace, first, rows, k };
-        let launch = WidenWeights::widen_weights.launch(exec.gpu()?, op, arguments)?;
-        // SAFETY: rows are whole vectors, all covered by the grid; the workspace has space for them.
-        unsafe { launch.run([(rows * k / VECTOR).div_ceil(WIDEN_THREADS), 1, 1], WIDEN_THREADS)? };
-        out.first = start + first;
-        let gpu = choice::gpu(exec)?;
-        match gpu.map(|gpu| Gemm::large(&gpu, m, rows)) {
-            Some(Gemm::TiledMma(tile)) => tiled(exec.gpu()?, op, x, (workspace, rows), tile, out)?,
-            _ => {
-                let (out_type, pitch) = (out.tensor.dtype(), out.pitch());
-                let size = GemmSize { pitch, ..GemmSize::whole((m, rows, k), out_type, Multiplied::Widened) };
-                let at = Operands { x: x.device(), w: workspace, out: out.address(0), scales: (0, 0) };
-                blaslt::launch(exec, op, size, at, false, out.tensor)?;
-            }
-        }
-    }
-    out.first = start;
-    Ok(())
 }

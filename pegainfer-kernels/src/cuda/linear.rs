@@ -2,16 +2,18 @@
 
 use super::abi::Target;
 use super::columns::Columns;
-use super::fp8::{fp8_by_fp8, widened};
+use super::fp8::fp8_by_fp8;
 use super::gemm_mma::tiled;
 use super::gemm_wgmma::linear_swiglu_wgmma;
 use super::gemv_splitk::gemv_splitk;
+use super::int4::skinny_int4;
 use super::narrow_gemm::narrow_gemm;
 use super::norm::{add_partials_rms_norm, add_rms_norm, rms_norm};
 use super::skinny_wgmma::{skinny_wgmma, skinny_wgmma_fp8};
 use super::swiglu::swiglu;
+use super::widened::{Narrow, widened};
 use super::{blaslt, vectors};
-use crate::choice::{self, AddNorm, Gemm, GemmShape, Output, Skinny, Swiglu};
+use crate::choice::{self, AddNorm, Gemm, GemmShape, Output, Packed, Skinny, Swiglu};
 use crate::ops::{BlockScales, Matrix, MatrixRef};
 use pegainfer_core::cuda::Cuda;
 use pegainfer_core::exec::Exec;
@@ -35,6 +37,14 @@ fn fp8<'w>(op: &'static str, w: MatrixRef<'w>) -> Result<(&'w Tensor, &'w Tensor
     }
 }
 
+/// Codes and scales of a weight that is widened.
+fn narrow<'w>(op: &'static str, w: MatrixRef<'w>) -> Result<Narrow<'w>, OpError> {
+    match w {
+        MatrixRef::Grouped(format, codes, scales) => Ok(Narrow::Grouped(format, codes, scales)),
+        w => fp8(op, w).map(|(codes, scales)| Narrow::Fp8(codes, scales)),
+    }
+}
+
 /// Launches a skinny GEMM; writes to `out`.
 fn skinny(
     gpu: &mut Cuda,
@@ -52,6 +62,11 @@ fn skinny(
                 skinny_wgmma_fp8(gpu, op, (x, codes, scales), (plan, output), out)
             }
         },
+        Skinny::Int4(gemm) => {
+            let (MatrixRef::Grouped(format, codes, scales), (n, k)) = (w, w.shape()) else { return Err(mismatch(op)) };
+            let packed = Packed::of(format, n, k).ok_or_else(|| mismatch(op))?;
+            skinny_int4(gpu, op, (x, codes, scales), packed, (gemm, output), out)
+        }
     }
 }
 
@@ -99,7 +114,7 @@ fn columns(
             tiled(exec.gpu()?, op, x, (w.device(), w.rows_cols().0), *tile, out)
         }
         Gemm::Fp8CublasLt => fp8_by_fp8(exec, op, x, fp8(op, w)?, out),
-        Gemm::Widened => widened(exec, op, x, fp8(op, w)?, out),
+        Gemm::Widened => widened(exec, op, x, narrow(op, w)?, out),
         Gemm::Parts => {
             let MatrixRef::Stacked(parts) = w else { return Err(mismatch(op)) };
             parts_of(exec, op, x, parts, out)

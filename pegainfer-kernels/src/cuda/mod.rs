@@ -31,6 +31,7 @@ mod gemm_wgmma;
 mod gemv_splitk;
 #[cfg(feature = "deepseek-v4")]
 mod hyper_mix;
+mod int4;
 mod linear;
 mod narrow_gemm;
 mod norm;
@@ -42,6 +43,7 @@ mod skinny_wgmma;
 mod swiglu;
 #[cfg(triton_kernels)]
 mod triton;
+mod widened;
 mod write_runs;
 
 pub(crate) use adjust::adjust_logits;
@@ -57,7 +59,7 @@ pub use decode_layers::{DECODE_LAYERS_ROWS, DecodeState};
 pub(crate) use delta_chunks::gated_delta_chunks;
 pub(crate) use delta_decode::decode_delta;
 pub(crate) use delta_rule::delta_recurrent;
-pub(crate) use dummy::uniform;
+pub(crate) use dummy::{random_bytes, uniform};
 pub(crate) use fp8::quantize_fp8;
 pub(crate) use gated_decode::gated_decode_fused;
 pub(crate) use gated_norm::gated_rms_norm;
@@ -65,6 +67,7 @@ pub(crate) use gated_qkv::{attention_gate, gated_qk_norm_rope_write_kv};
 pub(crate) use gather::{embedding, gather};
 #[cfg(feature = "deepseek-v4")]
 pub(crate) use hyper_mix::hyper_mix;
+pub(crate) use int4::pack as pack_int4;
 pub(crate) use linear::{linear, linear_add_norm, linear_swiglu};
 pub(crate) use norm::{add_rms_norm, rms_norm};
 pub(crate) use penalties::{count_tokens, penalize};

@@ -1,6 +1,7 @@
 //! Seeded random bytes: codes of dummy weights.
 
 use super::check::Check;
+use crate::cuda;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
@@ -9,12 +10,16 @@ use pegainfer_core::weights;
 /// Fills `out` with random bytes of which only the bits of `mask` can be set. For a given seed and mask, all devices
 /// give the bytes of [`weights::random_bytes`].
 ///
-/// `out`: u8 of any shape. For a GPU the host computes and copies the bytes.
+/// `out`: u8 of any shape. For a GPU the host computes bytes that are not whole words of eight.
 pub fn random_bytes(exec: &mut Exec, seed: u64, mask: u8, out: &mut Tensor) -> Result<(), OpError> {
     Check("random_bytes").that(out.dtype() == DType::U8, "out must be u8")?;
     exec.record(|_| OpRecord::new("random_bytes", "counter", &[], &[out], 0));
     match exec.device() {
         Device::Cpu(_) => weights::random_bytes(out.host_mut(), seed, mask),
+        // Whole words, aligned to them.
+        Device::Cuda if (out.device() | out.elements() as u64).is_multiple_of(8) => {
+            cuda::random_bytes(exec, seed, mask, out)?;
+        }
         Device::Cuda => {
             let elements = out.elements();
             let fill = |first: usize, chunk: &mut [u8]| weights::random_bytes_from(first, chunk, seed, mask);

@@ -438,6 +438,41 @@ kernels! {
         w: Map<U8>, x: In<Bf16>, scales: In<F32>, out: OutOrScratch<T>, m: u32, n: u32, k: u32, pitch: u32, slice: u32,
         rows: u32, passes: u32, slots: u32, x_slots: u32, ahead: u32,
     }
+    GEMM_SKINNY_INT4: SkinnyInt4 [
+        skinny_int4_bf16_64<Bf16>, skinny_int4_bf16_128<Bf16>, skinny_int4_f32_64<F32>, skinny_int4_f32_128<F32>,
+        skinny_int4_gated_64<Bf16>
+    ] {
+        x: Map<Bf16>, w: Map<U8>, scales: In<U8>, out: OutOrScratch<T>, zeros: u64, group_shift: u32, f16: u32, m: u32,
+        n: u32, k: u32, pitch: u32, slice: u32, rows: u32, passes: u32, slots: u32, x_slots: u32, ahead: u32,
+    }
+    GEMM_SKINNY_INT4_MMA: SkinnyInt4Mma [
+        skinny_int4_mma_bf16_8<Bf16>, skinny_int4_mma_bf16_16<Bf16>, skinny_int4_mma_bf16_32<Bf16>,
+        skinny_int4_mma_f32_8<F32>, skinny_int4_mma_f32_16<F32>, skinny_int4_mma_f32_32<F32>,
+        skinny_int4_mma_gated_8<Bf16>, skinny_int4_mma_gated_16<Bf16>, skinny_int4_mma_gated_32<Bf16>
+    ] {
+        x: Map<Bf16>, w: Map<U8>, scales: In<U8>, out: OutOrScratch<T>, zeros: u64, group_shift: u32, f16: u32, m: u32,
+        n: u32, k: u32, pitch: u32, slice: u32, rows: u32, passes: u32, strips: u32, parts: u32, slots: u32, ahead: u32,
+    }
+    GEMM_GEMV_INT4: GemvInt4 [
+        gemv_int4_bf16_8<Bf16>, gemv_int4_bf16_16<Bf16>, gemv_int4_f32_8<F32>, gemv_int4_f32_16<F32>,
+        gemv_int4_gated_8<Bf16>, gemv_int4_gated_16<Bf16>
+    ] {
+        x: In<Bf16>, w: In<U8>, scales: In<U8>, out: OutOrScratch<T>, zeros: u64, group_shift: u32, f16: u32, m: u32,
+        n: u32, k: u32, pitch: u32, slice: u32, parts: u32, slots: u32,
+    }
+    GEMM_INT4: PackInt4 [pack_int4] { codes: Out<U8>, n: u32, k: u32 }
+    GEMM_INT4: TransposeScales [transpose_scales] {
+        from: In<U8>, to: Out<U8>, to_first: u64, n: u32, groups: u32, pitch: u32, first: u32, bytes: u32,
+    }
+    GEMM_INT4: WidenInt4 [widen_int4] {
+        codes: In<U8>, scales: In<U8>, out: Scratch<Bf16>, zeros: u64, group_shift: u32, f16: u32, n: u32, k: u32,
+        first: u32, rows: u32,
+    }
+    GEMM_GROUPS: WidenGroups [widen_groups] {
+        codes: In<U8>, scales: In<U8>, out: Scratch<Bf16>, values: u32, bits: u32, kind: u32, group: u32, k: u32,
+        code_pitch: u32, scale_pitch: u32, first: u32, rows: u32,
+    }
+    ROWS_DUMMY: RandomBytes [random_bytes] { out: Out<U8>, seed: u64, words: u64, mask: u32 }
     GEMM_FP8: QuantizeWeights [quantize_weights] { w: In<Bf16>, codes: Out<U8>, scales: Out<F32>, n: u32, k: u32 }
     GEMM_FP8: QuantizeActivations [quantize_activations_2, quantize_activations_8] {
         x: In<Bf16>, codes: Scratch<U8>, scales: Scratch<F32>, first: u32, m: u32, padded: u32, k: u32,
