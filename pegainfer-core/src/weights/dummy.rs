@@ -54,7 +54,7 @@ pub fn random_bytes_from(first: usize, out: &mut [u8], seed: u64, mask: u8) {
 
 /// Scales of group-quantised weights whose codes are [`random_bytes`]: the mask of the codes, and a row of scales for
 /// `k` columns, with which the weights have a mean of about 0 and the standard deviation `std`.
-pub(super) fn dummy_scales(format: GroupFormat, k: usize, std: f32) -> (u8, Vec<u8>) {
+pub fn dummy_scales(format: GroupFormat, k: usize, std: f32) -> (u8, Vec<u8>) {
     // Without the upper bit of the exponent, no e4m3 code is NaN.
     let mask = if format.values == Values::E4m3 { 0xbf } else { 0xff };
     let (scale, centre) = scale_and_centre(format, std);

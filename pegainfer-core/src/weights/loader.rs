@@ -11,7 +11,7 @@ mod source;
 mod source_tensor;
 
 pub use fp8::Quantize;
-pub use grouped::{GroupedTensors, RandomBytes};
+pub use grouped::{GroupedTensors, RandomBytes, format_of};
 pub use raw::FillDummy;
 pub use source::{Source, Uniform};
 pub use source_tensor::{Columns, SourceTensor};

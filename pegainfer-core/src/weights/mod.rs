@@ -11,10 +11,10 @@ mod stored;
 
 pub use block_scales::{SCALE_BLOCK, scale_name};
 pub use checkpoint::{Checkpoint, is_file_name};
-pub use dummy::{random_bytes, random_bytes_from, uniform};
+pub use dummy::{dummy_scales, random_bytes, random_bytes_from, uniform};
 pub use error::WeightsError;
 pub use loader::{
-    Columns, FillDummy, GroupedTensors, Loader, Quantize, RandomBytes, Source, SourceTensor, Uniform,
+    Columns, FillDummy, GroupedTensors, Loader, Quantize, RandomBytes, Source, SourceTensor, Uniform, format_of,
 };
 pub use safetensors::Dtype as StoredDtype;
 pub use stored::Stored;

@@ -1,12 +1,15 @@
-//! FP8 weights of dense GEMMs.
+//! Quantised weights of dense GEMMs: FP8, and groups of columns.
 
 use super::operands::{allocate, unit};
 use crate::cpu::formats::{E4M3_MAX, encode_e4m3};
-use crate::ops::{BlockScales, Matrix};
+use crate::ops::{self, BlockScales, Matrix};
 use half::bf16;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::record::{OpRecord, Operand};
+use pegainfer_core::rng;
 use pegainfer_core::tensor::{DType, OpError};
+use pegainfer_core::weights::grouped::{GroupFormat, GroupScales, ScaleDType};
+use pegainfer_core::weights::{dummy_scales, format_of};
 use rayon::prelude::*;
 
 /// Operands of the weight in a GEMM's record, unless it is one bf16 tensor.
@@ -27,7 +30,10 @@ pub(super) fn matrix(exec: &mut Exec, mut operands: &[Operand]) -> Result<Matrix
         let seed = 1 << 8 | parts.len() as u64;
         operands = match rest {
             [scale, rest @ ..] if weight.dtype == DType::U8 => {
-                parts.push(quantized(exec, weight, scale, seed)?);
+                parts.push(match format_of(&scale.name) {
+                    Some(format) => grouped(exec, format, weight, scale, seed)?,
+                    None => quantized(exec, weight, scale, seed)?,
+                });
                 rest
             }
             _ => {
@@ -47,6 +53,40 @@ pub(super) fn plain(exec: &mut Exec, operand: &Operand, seed: u64) -> Result<Mat
         out.par_iter_mut().enumerate().for_each(|(i, v)| *v = bf16::from_f32(size * unit(seed, first + i)));
     })?;
     Ok(Matrix::Bf16(weight))
+}
+
+/// Random codes, and scales that differ from group to group: bytes of those of several dummy weights, with standard
+/// deviations of about `1 / sqrt(k)`, and two more random bits where no byte has a number's exponent.
+fn grouped(
+    exec: &mut Exec,
+    format: GroupFormat,
+    weight: &Operand,
+    scale: &Operand,
+    seed: u64,
+) -> Result<Matrix, OpError> {
+    let (k, width) = (weight.shape[1] * 8 / format.bits(), scale.shape[1]);
+    let mut codes = allocate(exec, &weight.name, &weight.shape, DType::U8)?;
+    let mut scales = allocate(exec, &scale.name, &scale.shape, DType::U8)?;
+    let rows: Vec<(u8, Vec<u8>)> =
+        (4..11u8).map(|i| dummy_scales(format, k, f32::from(i) / (8.0 * (k as f32).sqrt()))).collect();
+    let noise = match format.scales {
+        GroupScales::Plain { dtype: ScaleDType::F16, .. } | GroupScales::K4 | GroupScales::K6 | GroupScales::Xs => 3,
+        _ => 0,
+    };
+    let elements = codes.elements();
+    exec.write(&mut codes, 0..elements, |first, out: &mut [u8]| {
+        let code = |i: usize| rng::bits(seed, i as u64) as u8 & rows[0].0;
+        out.par_iter_mut().enumerate().for_each(|(i, v)| *v = code(first + i));
+    })?;
+    let elements = scales.elements();
+    exec.write(&mut scales, 0..elements, |first, out: &mut [u8]| {
+        let byte = |i: usize| {
+            let random = rng::bits(seed ^ 1 << 17, i as u64);
+            rows[random as usize % rows.len()].1[i % width] ^ (random >> 8) as u8 & noise
+        };
+        out.par_iter_mut().enumerate().for_each(|(i, v)| *v = byte(first + i));
+    })?;
+    ops::pack_groups(exec, format, codes, scales)
 }
 
 /// Codes of values drawn uniformly, and scales that are no powers of two.

@@ -37,8 +37,6 @@
 //!
 //! All numbers are little-endian.
 
-use std::fmt;
-
 /// Columns whose codes are stored together.
 pub const RUN: usize = 32;
 /// Columns of a super-block of GGUF's K and IQ4_XS types.
@@ -198,31 +196,5 @@ impl GroupFormat {
     /// Bits of codes and scales per weight, for rows of `k` columns.
     pub fn bits_per_weight(self, k: usize) -> f64 {
         (8 * (self.code_bytes(k) + self.scale_bytes(k))) as f64 / k as f64
-    }
-}
-
-impl fmt::Display for GroupFormat {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = match self.values {
-            Values::Int { bits } => format!("int{bits}"),
-            Values::Iq4 => "iq4".to_owned(),
-            Values::E2m1 => "fp4".to_owned(),
-            Values::E4m3 => "fp8".to_owned(),
-        };
-        match self.scales {
-            GroupScales::Plain { group, offset, .. } => {
-                let offset = match offset {
-                    Offset::None => "",
-                    Offset::Zero => " zero",
-                    Offset::Min => " min",
-                };
-                write!(f, "{name} g{group}{offset}")
-            }
-            GroupScales::K4 => write!(f, "q{}_k", self.bits()),
-            GroupScales::K6 => f.write_str("q6_k"),
-            GroupScales::Xs => f.write_str("iq4_xs"),
-            GroupScales::E4m3 => f.write_str("nvfp4"),
-            GroupScales::E8m0 => f.write_str("mxfp4"),
-        }
     }
 }

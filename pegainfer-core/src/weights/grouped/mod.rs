@@ -3,6 +3,7 @@
 mod columns;
 mod cut;
 pub mod format;
+mod name;
 pub mod pack;
 mod read;
 mod round;
@@ -12,4 +13,5 @@ mod weight;
 
 pub use cut::{Cut, GroupError};
 pub use format::{GroupFormat, GroupScales, Offset, ScaleDType, Values};
+pub use name::UnknownFormat;
 pub use weight::{GroupedWeight, StoredFormat, ZeroPoints};

@@ -29,6 +29,16 @@ pub struct GroupedTensors {
     pub scales: Tensor,
 }
 
+/// Name of the scales of a group-quantised weight, from which [`format_of`] reads the format.
+fn grouped_scale_name(title: &str, format: GroupFormat) -> String {
+    format!("{title}_scale: {format}")
+}
+
+/// Format of the weight whose scales have this name; `None` if they are not those of a group-quantised weight.
+pub fn format_of(scales: &str) -> Option<GroupFormat> {
+    scales.rsplit_once(": ").and_then(|(_, format)| format.parse().ok())
+}
+
 impl<'a> Loader<'a> {
     /// Format in which the checkpoint stores this weight; `None` for dummy weights, which can have any.
     pub fn format(&self, name: &str, zeros: ZeroPoints) -> Result<Option<StoredFormat>, WeightsError> {
@@ -96,7 +106,7 @@ impl<'a> Loader<'a> {
         let cut = format.cut(columns.stored, columns.part.clone());
         let format = cut.map_err(|error| refused(title, error.to_string()))?.format;
         let mut codes = self.allocate(title, &[rows, format.code_bytes(k)], DType::U8)?;
-        let mut scales = self.allocate(&format!("{title}_scale"), &[rows, format.scale_bytes(k)], DType::U8)?;
+        let mut scales = self.allocate(&grouped_scale_name(title, format), &[rows, format.scale_bytes(k)], DType::U8)?;
         if self.exec.device() == Device::Meta {
             return Ok(GroupedTensors { format, codes, scales });
         }
