@@ -63,13 +63,24 @@ extern "C" __global__ __launch_bounds__(kThreads) void widen_int4(
     const size_t scale_at = size_t(block >> group_shift) * n + first + row;
     const float scale = widen_scale(reinterpret_cast<const uint16_t *>(scales)[scale_at], f16 != 0);
     const uint32_t bias = int4_bias(zeros ? scales[zeros + scale_at] : 8);
-    auto write = [&](uint32_t pair, uint32_t j, uint32_t i) {
+    const uint32_t lane = threadIdx.x % 32, lanes = 0xfu << lane / 4 * 4; // of the block of columns
+    auto scaled = [&](uint32_t pair) {
         float2 v = widen(pair);
-        put(out + size_t(row) * k + block * kInt4Block + pair_column(j, i, quad), v.x * scale, v.y * scale);
+        return narrow(v.x * scale, v.y * scale);
+    };
+    // Pair i of every lane belongs to the eight columns of lane i: transposes the 4 x 4 matrix of pairs.
+    auto exchange = [&](uint32_t &low, uint32_t &high, uint32_t distance) {
+        const bool upper = lane & distance;
+        const uint32_t other = __shfl_xor_sync(lanes, upper ? low : high, distance);
+        (upper ? low : high) = other;
     };
 #pragma unroll
     for (uint32_t j = 0; j < 4; ++j) {
-        write(int4_pair<0>(words[j], bias), j, 0), write(int4_pair<1>(words[j], bias), j, 1);
-        write(int4_pair<2>(words[j], bias), j, 2), write(int4_pair<3>(words[j], bias), j, 3);
+        uint32_t v[4] = {scaled(int4_pair<0>(words[j], bias)), scaled(int4_pair<1>(words[j], bias)),
+                         scaled(int4_pair<2>(words[j], bias)), scaled(int4_pair<3>(words[j], bias))};
+        exchange(v[0], v[1], 1), exchange(v[2], v[3], 1);
+        exchange(v[0], v[2], 2), exchange(v[1], v[3], 2);
+        bf16 *to = out + size_t(row) * k + block * kInt4Block + 32 * j + 8 * quad;
+        *reinterpret_cast<uint4 *>(to) = make_uint4(v[0], v[1], v[2], v[3]);
     }
 }

@@ -166,7 +166,7 @@ fn mma_plan(gpu: &Gpu, GemmShape { m, n, k, output, .. }: GemmShape, packed: Pac
     let (gated, tiles) = (output == Output::Gated, 1 << mma_width(m));
     let (all, strip, boxes) = if gated { (n / 2, 8, 2) } else { (n, 16, 1) };
     // With more rows of x a slot is larger, so that fewer rows of w fill the ring.
-    let (split_rows, most_strips) = if m <= 16 { (128, skinny_int4::MMA_WARPS) } else { (80, 5) };
+    let (split_rows, most_strips) = if m <= 16 { (128, skinny_int4::MMA_WARPS) } else { (80, 6) };
     let (splits, split_columns) = split(gpu, (n, k), output, split_rows, skinny_int4::COLUMNS);
     let blocks = (gpu.multiprocessors / splits).clamp(1, all.div_ceil(8));
     let share = all.div_ceil(blocks);
