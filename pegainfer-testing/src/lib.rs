@@ -11,6 +11,8 @@
 
 #![allow(clippy::unwrap_used, reason = "only tests call this crate")]
 
+pub mod gguf;
+
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
