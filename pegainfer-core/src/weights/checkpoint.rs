@@ -1,9 +1,11 @@
-//! A safetensors checkpoint on disk: one file, or shards with an index.
+//! A checkpoint on disk: safetensors, as one file or shards with an index, or GGUF.
 
 use super::error::{WeightsError, damaged, io};
+use super::gguf::BlockType;
 use super::stored::{Shard, Stored, same_bytes};
 use half::{bf16, f16};
 use memmap2::Mmap;
+use pegainfer_model_files::ModelFiles;
 use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
 use std::collections::{BTreeMap, HashMap};
@@ -17,18 +19,31 @@ const FLOATS: [Dtype; 3] = [Dtype::BF16, Dtype::F16, Dtype::F32];
 
 /// Location of one tensor.
 #[derive(Debug, Clone)]
-struct Location {
-    shard: usize,
-    dtype: Dtype,
-    shape: Vec<usize>,
-    bytes: Range<usize>,
+pub(super) struct Location {
+    pub shard: usize,
+    /// Dtype of the elements; of the bytes of [`blocks`](Self::blocks).
+    pub dtype: Dtype,
+    /// Type of the blocks of a quantised tensor in GGUF.
+    pub blocks: Option<BlockType>,
+    pub shape: Vec<usize>,
+    pub bytes: Range<usize>,
+}
+
+impl Location {
+    /// Type and shape, for messages.
+    fn described(&self) -> String {
+        match self.blocks {
+            Some(blocks) => format!("{blocks} {:?}", self.shape),
+            None => format!("{:?} {:?}", self.dtype, self.shape),
+        }
+    }
 }
 
 /// An opened checkpoint: all headers are read and checked; no weight is read yet.
 #[derive(Debug)]
 pub struct Checkpoint {
-    shards: Vec<Shard>,
-    locations: HashMap<String, Location>,
+    pub(super) shards: Vec<Shard>,
+    pub(super) locations: HashMap<String, Location>,
 }
 
 #[derive(Deserialize)]
@@ -37,8 +52,16 @@ struct Index {
 }
 
 impl Checkpoint {
-    /// Opens `model.safetensors.index.json` and its shards, or `model.safetensors`.
-    pub fn open(dir: &Path) -> Result<Self, WeightsError> {
+    /// Opens a GGUF file or the folder `path`: `model.safetensors.index.json` and its shards, or `model.safetensors`, or
+    /// the only model in GGUF. Tensors of GGUF files get the names that they have in safetensors.
+    pub fn open(path: &Path) -> Result<Self, WeightsError> {
+        match ModelFiles::open(path)? {
+            ModelFiles::Folder(dir) => Self::open_safetensors(&dir),
+            ModelFiles::Gguf(gguf) => Self::open_gguf(&gguf),
+        }
+    }
+
+    fn open_safetensors(dir: &Path) -> Result<Self, WeightsError> {
         let index = dir.join("model.safetensors.index.json");
         let files: BTreeMap<String, String> = if index.is_file() {
             let text = std::fs::read_to_string(&index).map_err(|error| io(&index, error))?;
@@ -77,6 +100,7 @@ impl Checkpoint {
             let location = Location {
                 shard: self.shards.len(),
                 dtype: view.dtype(),
+                blocks: None,
                 shape: view.shape().to_vec(),
                 bytes: start..start + view.data().len(),
             };
@@ -101,14 +125,18 @@ impl Checkpoint {
         self.shards.iter().map(|shard| shard.bytes_read.load(Ordering::Relaxed)).sum()
     }
 
-    /// Dtype and shape of a tensor; `None` if there is no tensor of this name.
+    /// Dtype and shape of a tensor; `None` if there is no tensor of this name. A quantised tensor of a GGUF file is U8
+    /// with the shape of its values, see [`block_type`](Self::block_type).
     pub fn describe(&self, name: &str) -> Option<(Dtype, &[usize])> {
         self.locations.get(name).map(|location| (location.dtype, location.shape.as_slice()))
     }
 
-    /// A tensor of exactly this shape, read as bf16. Tensors in f32 or f16 are rounded to nearest even while they are
-    /// read.
+    /// A tensor of exactly this shape, read as bf16. Tensors in f32 or f16 and the values of quantised ones are rounded
+    /// to nearest even while they are read.
     pub fn bf16(&self, name: &str, shape: &[usize]) -> Result<Stored<'_>, WeightsError> {
+        if let Some(blocks) = self.block_type(name) {
+            return Ok(self.one_of(name, shape, &[Dtype::U8])?.1.dequantized(blocks, shape[shape.len() - 1]));
+        }
         let (dtype, stored) = self.one_of(name, shape, &FLOATS)?;
         Ok(stored.rounded(dtype))
     }
@@ -122,7 +150,7 @@ impl Checkpoint {
             location.ok_or_else(|| WeightsError::MissingTensor { name: name.to_owned() })
         };
         let (one, other) = (find(a)?, find(b)?);
-        if (one.dtype, &one.shape) != (other.dtype, &other.shape) {
+        if (one.dtype, one.blocks, &one.shape) != (other.dtype, other.blocks, &other.shape) {
             return Ok(false);
         }
         let stored = |location: &Location| {
@@ -162,10 +190,13 @@ impl Checkpoint {
     fn one_of(&self, name: &str, shape: &[usize], dtypes: &[Dtype]) -> Result<(Dtype, Stored<'_>), WeightsError> {
         let location = self.locations.get(name).ok_or_else(|| WeightsError::MissingTensor { name: name.to_owned() })?;
         if !dtypes.contains(&location.dtype) || location.shape != shape {
-            let dtypes: Vec<String> = dtypes.iter().map(|dtype| format!("{dtype:?}")).collect();
+            let dtypes: Vec<String> = match location.blocks {
+                Some(blocks) if dtypes.contains(&location.dtype) => vec![blocks.to_string()],
+                _ => dtypes.iter().map(|dtype| format!("{dtype:?}")).collect(),
+            };
             return Err(WeightsError::Mismatch {
                 name: name.to_owned(),
-                found: format!("{:?} {:?}", location.dtype, location.shape),
+                found: location.described(),
                 expected: format!("{} {shape:?}", dtypes.join(" or ")),
             });
         }

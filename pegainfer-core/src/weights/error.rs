@@ -1,6 +1,7 @@
 //! Errors of checkpoints.
 
 use crate::tensor::OpError;
+use pegainfer_model_files::FilesError;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
@@ -17,13 +18,16 @@ pub enum WeightsError {
     },
     /// The directory has no weights.
     #[error(
-        "{} holds no weights: expected model.safetensors, or model.safetensors.index.json and its shards",
+        "{} holds no weights: expected model.safetensors, or model.safetensors.index.json and its shards, or a GGUF file",
         dir.display()
     )]
     NoWeights {
         /// Path of the directory.
         dir: PathBuf,
     },
+    /// The files of a model in GGUF.
+    #[error(transparent)]
+    Files(#[from] FilesError),
     /// A shard named in the index does not exist.
     #[error("{} is missing, but the index names it for {tensor}; download the checkpoint again", path.display())]
     MissingShard {

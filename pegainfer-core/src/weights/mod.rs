@@ -1,10 +1,11 @@
-//! Weights: safetensors checkpoints, and seeded random weights (`--load-format dummy`).
+//! Weights: checkpoints in safetensors and GGUF, and seeded random weights (`--load-format dummy`).
 
 mod block_scales;
 mod checkpoint;
 mod dummy;
 mod error;
 mod feed;
+pub mod gguf;
 pub mod grouped;
 mod loader;
 mod stored;

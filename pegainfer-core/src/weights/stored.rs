@@ -1,6 +1,7 @@
 //! Tensors in the files of a checkpoint, read in parts by any number of threads.
 
 use super::error::{WeightsError, io};
+use super::gguf::{BlockRows, BlockType};
 use half::{bf16, f16};
 use safetensors::Dtype;
 use std::fs::File;
@@ -37,6 +38,8 @@ pub struct Stored<'a> {
     columns: Option<Columns>,
     /// Format of elements that are converted while they are read; `None` reads bytes as they are stored.
     converts: Option<Wide>,
+    /// Blocks of a quantised matrix whose values are rounded to bf16 while they are read.
+    blocks: Option<BlockRows>,
 }
 
 /// Some columns of a stored matrix, in bytes.
@@ -98,7 +101,7 @@ impl Wide {
 impl<'a> Stored<'a> {
     /// A tensor of `dtype` that begins at this byte of a shard.
     pub(super) fn new(shard: &'a Shard, start: u64, dtype: Dtype) -> Self {
-        Self { shard, start, element: dtype.bitsize() / 8, columns: None, converts: None }
+        Self { shard, start, element: dtype.bitsize() / 8, columns: None, converts: None, blocks: None }
     }
 
     /// The same tensor, stored with elements of `dtype`, read as bf16.
@@ -118,7 +121,15 @@ impl<'a> Stored<'a> {
 
     /// Bytes of an element as it is read.
     pub(super) fn element(&self) -> usize {
-        self.converts.map_or(self.element, Wide::converted)
+        match self.blocks {
+            Some(_) => size_of::<bf16>(),
+            None => self.converts.map_or(self.element, Wide::converted),
+        }
+    }
+
+    /// The same tensor, blocks of this type in rows of `row` elements, read as bf16.
+    pub(super) fn dequantized(self, blocks: BlockType, row: usize) -> Self {
+        Self { blocks: Some(BlockRows::new(blocks, row)), ..self }
     }
 
     /// True if the elements are rounded to bf16.
@@ -128,6 +139,10 @@ impl<'a> Stored<'a> {
 
     /// The rows `rows` and the columns `columns` of a matrix whose rows have `row` elements.
     pub fn part(self, row: usize, rows: Range<usize>, columns: Range<usize>) -> Self {
+        if let Some(blocks) = self.blocks {
+            let start = self.start + (rows.start * blocks.row_bytes()) as u64;
+            return Self { start, blocks: Some(blocks.columns(columns)), ..self };
+        }
         let (size, start) = (self.element, self.start + (rows.start * row * self.element) as u64);
         let columns = (columns.len() < row).then(|| Columns {
             row: row * size,
@@ -143,6 +158,9 @@ impl<'a> Stored<'a> {
     /// The file is not mapped: a read causes no page faults, leaves nothing resident, and if the file was truncated it
     /// returns an error instead of raising a signal.
     pub fn read(&self, first: usize, out: &mut [u8]) -> Result<(), WeightsError> {
+        if let Some(blocks) = self.blocks {
+            return blocks.read_bf16(first, out, |first, out| self.read_whole(first, out));
+        }
         let Some(wide) = self.converts else { return self.read_stored(first, out) };
         let (size, converted) = (wide.size(), wide.converted());
         let mut buffer = vec![0; CONVERT_CHUNK.min(out.len() / converted * size)];
@@ -171,7 +189,7 @@ impl<'a> Stored<'a> {
     }
 
     /// Reads bytes of the whole tensor as stored.
-    fn read_whole(&self, first: usize, out: &mut [u8]) -> Result<(), WeightsError> {
+    pub(super) fn read_whole(&self, first: usize, out: &mut [u8]) -> Result<(), WeightsError> {
         read_at(&self.shard.file, out, self.start + first as u64).map_err(|error| io(&self.shard.path, error))?;
         self.shard.bytes_read.fetch_add(out.len() as u64, Ordering::Relaxed);
         Ok(())

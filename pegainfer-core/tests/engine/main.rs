@@ -8,6 +8,7 @@ mod drafts;
 mod engine_loop;
 mod faults;
 mod front;
+mod gguf;
 mod grouped;
 mod kinds;
 mod requests;

@@ -11,8 +11,9 @@
 //! | `X.weight_packed` U8 `[n, k / 2]`, `X.weight_scale` U8 or F8_E8M0 | compressed-tensors, MXFP4 |
 //! | `X.weight` U8 `[n, k / 2]`, `X.weight_scale` F8_E4M3, `X.weight_scale_2` | modelopt, NVFP4 |
 //! | `X.weight` F8_E4M3 `[n, k]`, `X.weight_scale`, one number or one per row | FP8 |
+//! | `X.weight` of a GGUF file, in blocks | the block's: [`BlockType`](crate::weights::gguf::BlockType) |
 
-use super::weight::{GroupedWeight, Layout, StoredFormat, ZeroPoints};
+use super::weight::{GroupedWeight, Layout, StoredFormat, ZeroPoints, described};
 use super::{columns, rows};
 use crate::weights::block_scales::has_block_scales;
 use crate::weights::checkpoint::Checkpoint;
@@ -39,7 +40,15 @@ impl<'a> GroupedWeight<'a> {
     pub fn open(checkpoint: &'a Checkpoint, name: &str, zeros: ZeroPoints) -> Result<Option<Self>, WeightsError> {
         let module = name.strip_suffix(".weight").unwrap_or(name);
         let has = |suffix: &str| checkpoint.contains(&format!("{module}.{suffix}"));
-        let opened = if has("qweight") {
+        let opened = if let Some(blocks) = checkpoint.block_type(name) {
+            let (_, shape) = described(checkpoint, name)?;
+            let &[n, k] = shape else {
+                let message = format!("is {shape:?}, expected a matrix");
+                return Err(WeightsError::Quantized { name: name.to_owned(), message });
+            };
+            let (module, format) = (module.to_owned(), blocks.format());
+            Self { checkpoint, module, layout: Layout::Blocks, format, n, k, permutation: None }
+        } else if has("qweight") {
             columns::open(checkpoint, module, zeros)?
         } else if has("weight_packed") {
             rows::open_packed(checkpoint, module)?
@@ -71,6 +80,7 @@ impl<'a> GroupedWeight<'a> {
         match self.layout {
             Layout::Awq(zeros) | Layout::Gptq(zeros) => columns::read(self, zeros, rows, columns, (codes, scales)),
             Layout::Rows(tensors) => rows::read(self, tensors, rows, columns, (codes, scales)),
+            Layout::Blocks => self.checkpoint.read_blocks(&self.name("weight"), rows, columns, (codes, scales)),
         }
     }
 

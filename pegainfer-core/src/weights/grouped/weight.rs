@@ -45,6 +45,8 @@ pub(super) enum Layout {
     Gptq(ZeroPoints),
     /// `weight_packed` or `weight`, rows of pairs of codes or of bytes.
     Rows(RowTensors),
+    /// `weight` of a GGUF file, rows of blocks.
+    Blocks,
 }
 
 /// The tensors of a weight that is stored row by row.
@@ -145,6 +147,7 @@ impl GroupedWeight<'_> {
         match self.layout {
             Layout::Awq(_) | Layout::Gptq(_) => "qweight",
             Layout::Rows(tensors) => tensors.codes(),
+            Layout::Blocks => "weight",
         }
     }
 
