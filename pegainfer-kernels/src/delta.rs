@@ -35,6 +35,8 @@ pub struct DeltaShape {
     pub value_dim: usize,
     /// Width of the convolution, 2 to 8.
     pub conv_width: usize,
+    /// True if the layer's output has its heads in the order of GGUF files, see [`output_head`](Self::output_head).
+    pub tiled_output: bool,
 }
 
 impl DeltaShape {
@@ -48,6 +50,19 @@ impl DeltaShape {
     /// Value heads per key head.
     pub fn group(&self) -> usize {
         self.value_heads / self.key_heads
+    }
+
+    /// Place of value head `h` in the layer's output. It is `h`, unless the columns of the output projection are tiled:
+    /// then the first heads of all key heads come first, then the second ones, and so on. Columns of quantised matrices
+    /// cannot be moved, because a block may hold those of two heads.
+    pub fn output_head(&self, h: usize) -> usize {
+        let group = self.output_group();
+        h % group * (self.value_heads / group) + h / group
+    }
+
+    /// Neighbouring heads that the output separates: 1 keeps their order.
+    pub fn output_group(&self) -> usize {
+        if self.tiled_output { self.group() } else { 1 }
     }
 
     /// Columns of q, and of k.

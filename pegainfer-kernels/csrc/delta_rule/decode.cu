@@ -68,7 +68,9 @@ extern "C" __global__ __launch_bounds__(kDecodeThreads, 2) void decode_delta(
     void *out,                             // [rows, value_heads * 128], csrc/common/activation.cuh
     uint32_t padded,
     uint32_t *counters, // [rows, key_heads, 2], all 0
-    uint32_t key_heads, uint32_t slots, float eps) {
+    uint32_t key_heads,
+    uint32_t output_group, // neighbouring heads that `out` separates; 1: the heads stay in order
+    uint32_t slots, float eps) {
     __shared__ float4 qkv[3 * kFours];
     __shared__ float read[kDim], squares[kWarps]; // what q reads, and the parts of its squared length
     __shared__ Gates gates;
@@ -136,8 +138,9 @@ extern "C" __global__ __launch_bounds__(kDecodeThreads, 2) void decode_delta(
 #pragma unroll
         for (uint32_t w = 0; w < kWarps; ++w) sum += squares[w];
         float normed = read[threadIdx.x] * inverse_rms(sum, kDim, eps) * scale;
-        ActivationOut{out, padded, value_heads * kDim}.store1(
-            row, head * kDim + threadIdx.x, __float2bfloat16_rn(normed * silu(__bfloat162float(z))), largest, 1);
+        bf16 result = __float2bfloat16_rn(normed * silu(__bfloat162float(z)));
+        uint32_t column = output_head(head, value_heads, output_group) * kDim + threadIdx.x;
+        ActivationOut{out, padded, value_heads * kDim}.store1(row, column, result, largest, 1);
     }
     if (!shares || __shfl_sync(kAll, before, 0) < group - 1) return;
     if (kept) c.keep(conv_state(segment.to), channels);

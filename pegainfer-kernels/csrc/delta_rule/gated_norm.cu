@@ -18,7 +18,9 @@ extern "C" __global__ __launch_bounds__(kNormThreads) void gated_rms_norm(
     const bf16 *projected,            // [tokens, width]: z begins at column `gate`
     const float *__restrict__ weight, // [128]
     void *out,                        // [tokens, heads * 128], csrc/common/activation.cuh
-    uint32_t padded, uint32_t tokens, uint32_t heads, uint32_t gate, uint32_t width, float eps) {
+    uint32_t padded, uint32_t tokens, uint32_t heads,
+    uint32_t group, // neighbouring heads that `out` separates; 1: the heads stay in order
+    uint32_t gate, uint32_t width, float eps) {
     release_successor();
     uint32_t unit = blockIdx.x * (blockDim.x / kHeadLanes) + threadIdx.x / kHeadLanes,
              d = 8 * (threadIdx.x % kHeadLanes);
@@ -41,5 +43,6 @@ extern "C" __global__ __launch_bounds__(kNormThreads) void gated_rms_norm(
                     narrow(gated(r * a.z, scale[0].z, z1.x), gated(r * a.w, scale[0].w, z1.y)),
                     narrow(gated(r * b.x, scale[1].x, z2.x), gated(r * b.y, scale[1].y, z2.y)),
                     narrow(gated(r * b.z, scale[1].z, z3.x), gated(r * b.w, scale[1].w, z3.y))};
-    ActivationOut{out, padded, heads * kHead}.store8(token, head * kHead + d, result, inside);
+    uint32_t column = output_head(head, heads, group) * kHead + d;
+    ActivationOut{out, padded, heads * kHead}.store8(token, column, result, inside);
 }

@@ -17,6 +17,12 @@ constexpr uint32_t kLanes = 8;                      // of a row
 constexpr float kL2Eps = 1e-6f;                     // of the normalisation of queries and keys
 constexpr float kQueryScale = 0.08838834764831845f; // kDim^-1/2
 
+// Place of value head `head` in the layer's output: the heads of a group are `heads / group` apart, see
+// DeltaShape::output_head.
+__device__ __forceinline__ uint32_t output_head(uint32_t head, uint32_t heads, uint32_t group) {
+    return head % group * (heads / group) + head / group;
+}
+
 // The columns of a lane.
 struct Columns {
     float4 quarter[4];

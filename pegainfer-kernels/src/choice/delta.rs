@@ -159,7 +159,7 @@ mod tests {
     use super::*;
 
     const SHAPE: DeltaShape =
-        DeltaShape { key_heads: 16, value_heads: 32, key_dim: 128, value_dim: 128, conv_width: 4 };
+        DeltaShape { key_heads: 16, value_heads: 32, key_dim: 128, value_dim: 128, conv_width: 4, tiled_output: false };
 
     #[test]
     fn there_are_counters_for_a_large_batch() {

@@ -12,7 +12,8 @@ const CARDS: [&str; 7] = ["H200", "H100", "A100", "L4", "RTX 4090", "B200", "RTX
 const ROWS: [usize; 13] = [1, 2, 8, 16, 17, 32, 64, 96, 97, 128, 512, 1024, 4096];
 const QWEN3: HeadShape = HeadShape { heads: 32, kv_heads: 8, head_dim: 128 };
 const QWEN35: HeadShape = HeadShape { heads: 16, kv_heads: 4, head_dim: 256 };
-const DELTA: DeltaShape = DeltaShape { key_heads: 16, value_heads: 32, key_dim: 128, value_dim: 128, conv_width: 4 };
+const DELTA: DeltaShape =
+    DeltaShape { key_heads: 16, value_heads: 32, key_dim: 128, value_dim: 128, conv_width: 4, tiled_output: false };
 /// Context of decoding rows, in tokens.
 const CONTEXT: usize = 1100;
 

@@ -26,7 +26,7 @@ fn shape(projected_width: usize, channels: usize) -> DeltaShape {
     // The projection contains z, b and a in addition to the channels.
     let value_heads = (projected_width - channels) / (DIM + 2);
     let key_heads = (channels - value_heads * DIM) / (2 * DIM);
-    DeltaShape { key_heads, value_heads, key_dim: DIM, value_dim: DIM, conv_width: CONV_WIDTH }
+    DeltaShape { key_heads, value_heads, key_dim: DIM, value_dim: DIM, conv_width: CONV_WIDTH, tiled_output: false }
 }
 
 /// Segments of about equal length, in turn: one that continues in its slot and one that continues from there, unless
@@ -145,7 +145,14 @@ mod tests {
     #[test]
     fn widths_say_which_heads() {
         for (key_heads, value_heads) in [(16, 32), (2, 4), (16, 16), (16, 48)] {
-            let expected = DeltaShape { key_heads, value_heads, key_dim: DIM, value_dim: DIM, conv_width: CONV_WIDTH };
+            let expected = DeltaShape {
+                key_heads,
+                value_heads,
+                key_dim: DIM,
+                value_dim: DIM,
+                conv_width: CONV_WIDTH,
+                tiled_output: false,
+            };
             assert_eq!(shape(expected.projected_width(), expected.channels()), expected);
         }
     }
@@ -164,7 +171,14 @@ mod tests {
 
     #[test]
     fn a_recorded_step_can_be_compared() {
-        let shape = DeltaShape { key_heads: 1, value_heads: 2, key_dim: DIM, value_dim: DIM, conv_width: CONV_WIDTH };
+        let shape = DeltaShape {
+            key_heads: 1,
+            value_heads: 2,
+            key_dim: DIM,
+            value_dim: DIM,
+            conv_width: CONV_WIDTH,
+            tiled_output: false,
+        };
         let (rows, slots) = (5, 6);
         let mut meta = Exec::meta().unwrap();
         let mut tensor = |name: &str, shape: &[usize], dtype| meta.tensor(name, shape, dtype).unwrap();

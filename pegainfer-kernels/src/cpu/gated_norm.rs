@@ -48,8 +48,8 @@ impl Kernel for Tokens<'_> {
         for (t, out) in (self.first..).zip(self.out.chunks_exact_mut(width)) {
             let gate = &projected[t * shape.projected_width() + z..][..width];
             let heads = x[t * width..][..width].chunks_exact(dim).zip(gate.chunks_exact(dim));
-            for ((x, z), out) in heads.zip(out.chunks_exact_mut(dim)) {
-                head(s, x, z, weight, eps, out);
+            for (h, (x, z)) in heads.enumerate() {
+                head(s, x, z, weight, eps, &mut out[shape.output_head(h) * dim..][..dim]);
             }
         }
     }

@@ -113,7 +113,7 @@ mod tests {
     use pegainfer_core::tensor::DType;
 
     const SHAPE: DeltaShape =
-        DeltaShape { key_heads: 16, value_heads: 32, key_dim: 128, value_dim: 128, conv_width: 4 };
+        DeltaShape { key_heads: 16, value_heads: 32, key_dim: 128, value_dim: 128, conv_width: 4, tiled_output: false };
 
     #[test]
     fn arguments_are_in_the_order_of_the_parameters() {

@@ -41,6 +41,7 @@ pub(crate) fn decode_delta(
         out,
         counters,
         key_heads: shape.key_heads,
+        output_group: shape.output_group(),
         slots,
         eps,
     };

@@ -28,6 +28,7 @@ pub(crate) fn gated_rms_norm(
         out,
         tokens,
         heads: shape.value_heads,
+        group: shape.output_group(),
         gate: shape.channels(),
         width: shape.projected_width(),
         eps,

@@ -126,8 +126,8 @@ mod tests {
     use half::bf16;
 
     const SHAPES: [DeltaShape; 2] = [
-        DeltaShape { key_heads: 2, value_heads: 4, key_dim: 32, value_dim: 48, conv_width: 4 },
-        DeltaShape { key_heads: 1, value_heads: 1, key_dim: 16, value_dim: 16, conv_width: 2 },
+        DeltaShape { key_heads: 2, value_heads: 4, key_dim: 32, value_dim: 48, conv_width: 4, tiled_output: false },
+        DeltaShape { key_heads: 1, value_heads: 1, key_dim: 16, value_dim: 16, conv_width: 2, tiled_output: false },
     ];
 
     fn weight(host: &mut Host, shape: DeltaShape) -> Tensor {

@@ -78,7 +78,8 @@ mod tests {
     use half::bf16;
     use pegainfer_core::tensor::DType;
 
-    const SHAPE: DeltaShape = DeltaShape { key_heads: 2, value_heads: 4, key_dim: 32, value_dim: 48, conv_width: 4 };
+    const SHAPE: DeltaShape =
+        DeltaShape { key_heads: 2, value_heads: 4, key_dim: 32, value_dim: 48, conv_width: 4, tiled_output: false };
 
     /// Seeded values of a shape.
     fn f32s(host: &mut Host, name: &str, shape: &[usize]) -> Tensor {

@@ -53,7 +53,8 @@ mod tests {
     use pegainfer_core::rng;
     use pegainfer_core::tensor::DType;
 
-    const SHAPE: DeltaShape = DeltaShape { key_heads: 1, value_heads: 2, key_dim: 128, value_dim: 32, conv_width: 4 };
+    const SHAPE: DeltaShape =
+        DeltaShape { key_heads: 1, value_heads: 2, key_dim: 128, value_dim: 32, conv_width: 4, tiled_output: false };
 
     /// The op on a CPU.
     fn gated_delta_chunks(
@@ -164,7 +165,14 @@ mod tests {
     #[test]
     fn both_forms_are_the_definition() {
         Host::each(|host| {
-            let shape = DeltaShape { key_heads: 2, value_heads: 6, key_dim: 32, value_dim: 48, conv_width: 4 };
+            let shape = DeltaShape {
+                key_heads: 2,
+                value_heads: 6,
+                key_dim: 32,
+                value_dim: 48,
+                conv_width: 4,
+                tiled_output: false,
+            };
             let mut step = Step::new(host, shape, 150, 7);
             for (from, cut) in [(None, [0, 150, NO_STATE, 0]), (Some(1), [0, 150, 1, 1]), (Some(1), [0, 150, 1, 0])] {
                 let (expected, state) = step.reference(from);

@@ -12,8 +12,8 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 /// `out = x * rsqrt(mean(x²) + eps) * weight * silu(z)`, the mean over each head (transformers `Qwen3_5RMSNormGated`).
 ///
 /// `x`: `[tokens, v_width]` f32; `projected`: `[tokens, projected_width]` bf16, which contains `z`; `weight`:
-/// `[value_dim]` f32, the same for every head; `out`: `[tokens, v_width]` bf16, or [in FP8](super::Activation). f32
-/// with one final rounding.
+/// `[value_dim]` f32, the same for every head; `out`: `[tokens, v_width]` bf16, or [in FP8](super::Activation), its heads
+/// in the order of [`DeltaShape::output_head`]. f32 with one final rounding.
 pub fn gated_rms_norm<'o>(
     exec: &mut Exec,
     x: &Tensor,
@@ -86,7 +86,14 @@ mod tests {
     fn matches_f64() {
         Host::each(|mut host| {
             for (tokens, value_heads, value_dim) in [(1, 1, 16), (3, 4, 48), (40, 6, 128)] {
-                let shape = DeltaShape { key_heads: 1, value_heads, key_dim: 16, value_dim, conv_width: 4 };
+                let shape = DeltaShape {
+                    key_heads: 1,
+                    value_heads,
+                    key_dim: 16,
+                    value_dim,
+                    conv_width: 4,
+                    tiled_output: false,
+                };
                 let (width, columns) = (shape.v_width(), shape.projected_width());
                 let mut f32s = |name: &str, shape: &[usize], seed: u64| {
                     let mut tensor = host.zeros(name, shape, DType::F32);
@@ -110,6 +117,41 @@ mod tests {
                 };
                 let expected: Vec<f64> = (0..tokens * width).map(value).collect();
                 close(out.host::<bf16>(), &expected, 1.01 / 256.0, 1e-6);
+            }
+        });
+    }
+
+    #[test]
+    fn a_tiled_output_has_the_same_heads_in_another_order() {
+        Host::each(|mut host| {
+            let (tokens, dim) = (3, 16);
+            let shape = DeltaShape {
+                key_heads: 2,
+                value_heads: 6,
+                key_dim: 16,
+                value_dim: dim,
+                conv_width: 4,
+                tiled_output: false,
+            };
+            let tiled = DeltaShape { tiled_output: true, ..shape };
+            let (width, columns) = (shape.v_width(), shape.projected_width());
+            let mut x = host.zeros("x", &[tokens, width], DType::F32);
+            x.host_mut::<f32>().iter_mut().zip(bf16s(tokens * width, 1)).for_each(|(to, x)| *to = x.to_f32());
+            let mut weight = host.zeros("weight", &[dim], DType::F32);
+            weight.host_mut::<f32>().fill(1.0);
+            let projected = host.bf16("projected", &[tokens, columns], &bf16s(tokens * columns, 3));
+            let [in_order, in_tiles] = [shape, tiled].map(|shape| {
+                let mut out = host.zeros("out", &[tokens, width], DType::Bf16);
+                gated_rms_norm(&mut host.exec, &x, &projected, &weight, shape, 1e-6, &mut out).unwrap();
+                out.host::<bf16>().to_vec()
+            });
+            // Heads 0, 1, 2 of key head 0 alternate with heads 3, 4, 5 of key head 1.
+            let order = [0, 3, 1, 4, 2, 5];
+            for (in_order, in_tiles) in in_order.chunks(width).zip(in_tiles.chunks(width)) {
+                for (place, head) in order.into_iter().enumerate() {
+                    assert_eq!(in_tiles[place * dim..][..dim], in_order[head * dim..][..dim], "{place}");
+                    assert_eq!((shape.output_head(head), tiled.output_head(head)), (head, place));
+                }
             }
         });
     }

@@ -365,8 +365,8 @@ kernels! {
 
     DELTA_RULE_DECODE: DecodeDelta [decode_delta] {
         projected: In<Bf16>, conv: In<F32>, a_log: In<F32>, dt_bias: In<F32>, norm: In<F32>, segments: In<U32>,
-        states: Out<F32>, conv_states: Out<Bf16>, out: Out<Activation>, padded: u32, counters: Scratch<U32>, key_heads: u32, slots: u32,
-        eps: f32,
+        states: Out<F32>, conv_states: Out<Bf16>, out: Out<Activation>, padded: u32, counters: Scratch<U32>, key_heads: u32,
+        output_group: u32, slots: u32, eps: f32,
     }
     DELTA_RULE_RECURRENT: DeltaRecurrent [delta_recurrent] {
         mixed: In<Bf16>, projected: In<Bf16>, a_log: In<F32>, dt_bias: In<F32>, segments: In<U32>, states: Out<F32>,
@@ -381,8 +381,8 @@ kernels! {
         slots: u32, count: u32, key_heads: u32, value_heads: u32,
     }
     DELTA_RULE_GATED_NORM: GatedRmsNorm [gated_rms_norm] {
-        x: In<F32>, projected: In<Bf16>, weight: In<F32>, out: Out<Activation>, padded: u32, tokens: u32, heads: u32, gate: u32,
-        width: u32, eps: f32,
+        x: In<F32>, projected: In<Bf16>, weight: In<F32>, out: Out<Activation>, padded: u32, tokens: u32, heads: u32,
+        group: u32, gate: u32, width: u32, eps: f32,
     }
     ATTENTION_GATED_QKV: GatedQkv [gated_qk_norm_rope_write_kv<Bf16>, gated_qk_norm_rope_write_kv_fp8<U8>] {
         projected: In<Bf16>, q_norm: In<F32>, k_norm: In<F32>, rope: In<F32>, positions: In<U32>, slots: In<U32>,
