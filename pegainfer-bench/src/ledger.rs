@@ -18,6 +18,7 @@ use kernel_table::kernel_tables;
 use op_table::op_tables;
 use pegainfer_core::ledger::{Effort, Header, Law, Ledger, Residual, Rows, Selection, StepKind};
 use pegainfer_kernels::{cuda, sources};
+use pegainfer_model_files::ModelFiles;
 use pegainfer_models::args::EngineArgs;
 use pegainfer_models::engine;
 use pegainfer_models::model_path::{self, ModelDir};
@@ -158,9 +159,9 @@ fn measured(model: &ModelDir, args: &LedgerArgs) -> Result<(Ledger, String)> {
 
 /// The config.json of the measured model.
 fn config(model: &ModelDir) -> Result<Value> {
-    let path = model.dir.join("config.json");
-    let unreadable = || format!("{} cannot be read", path.display());
-    let text = std::fs::read_to_string(&path).with_context(unreadable)?;
+    let files = ModelFiles::open(&model.dir)?;
+    let unreadable = || format!("{} cannot be read", files.path("config.json").display());
+    let text = files.read("config.json")?.with_context(unreadable)?;
     serde_json::from_str(&text).with_context(unreadable)
 }
 

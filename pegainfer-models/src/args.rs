@@ -13,8 +13,8 @@ use std::time::Duration;
 /// Flags of all commands that load a model.
 #[derive(Debug, Clone, Args)]
 pub struct EngineArgs {
-    /// Checkpoint directory, or a Hugging Face id such as Qwen/Qwen3-0.6B to download [default: qwen3-tiny, which is
-    /// inside the executable]
+    /// Checkpoint directory or GGUF file, or a Hugging Face id such as Qwen/Qwen3-0.6B to download [default: qwen3-tiny,
+    /// which is inside the executable]
     #[arg(long, value_name = "DIR|ID")]
     pub model_path: Option<String>,
     /// Device to run on: auto, cpu, cuda, cuda:N for GPU N, counted from 0, or cuda:N,M,… for these GPUs in this order

@@ -1,6 +1,7 @@
 //! Detects the model family of a checkpoint.
 
 use crate::engine::family::Family;
+use pegainfer_model_files::{FilesError, ModelFiles};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
@@ -23,6 +24,9 @@ pub enum DetectError {
         /// Expected path of config.json.
         path: PathBuf,
     },
+    /// The files of a model in GGUF.
+    #[error(transparent)]
+    Files(#[from] FilesError),
     /// config.json cannot be read or parsed.
     #[error("{} cannot be used: {reason}", path.display())]
     Malformed {
@@ -45,6 +49,7 @@ impl DetectError {
     /// The problem, without the path of the file.
     pub fn reason(&self) -> String {
         match self {
+            Self::Files(error) => error.to_string(),
             Self::Missing { .. } => "its config.json is missing".to_owned(),
             Self::Malformed { reason, .. } => format!("its config.json cannot be used: {reason}"),
             Self::Unknown { found, .. } => format!("{found} is not supported"),
@@ -57,14 +62,14 @@ fn supported() -> String {
     names.collect::<Vec<_>>().join(", ")
 }
 
-/// Detects the family from config.json: by `architectures`, or by `model_type` if there are none.
-pub fn detect(dir: &Path) -> Result<&'static Family, DetectError> {
-    let path = dir.join("config.json");
-    if !path.is_file() {
-        return Err(DetectError::Missing { path });
-    }
+/// Detects the family of the model at `path`, a folder or GGUF, from config.json: by `architectures`, or by `model_type`
+/// if there are none.
+pub fn detect(path: &Path) -> Result<&'static Family, DetectError> {
+    let (files, name) = (ModelFiles::open(path)?, "config.json");
+    let path = files.path(name);
     let malformed = |reason: String| DetectError::Malformed { path: path.clone(), reason };
-    let text = std::fs::read_to_string(&path).map_err(|e| malformed(e.to_string()))?;
+    let text = files.read(name).map_err(|error| malformed(error.to_string()))?;
+    let Some(text) = text else { return Err(DetectError::Missing { path }) };
     let config: Value = serde_json::from_str(&text).map_err(|e| malformed(format!("it is not valid JSON: {e}")))?;
     if !config.is_object() {
         return Err(malformed("it is not a JSON object".into()));

@@ -6,12 +6,12 @@ use anyhow::{Context, Result, bail};
 use pegainfer_hub::Hub;
 use serde_json::Value;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-/// Directory of a checkpoint, which has to exist until the checkpoint is loaded.
+/// Directory or GGUF file of a checkpoint, which has to exist until the checkpoint is loaded.
 pub struct ModelDir {
-    /// Path of the directory.
+    /// Path of the directory or GGUF file.
     pub dir: PathBuf,
     /// Hugging Face id of a downloaded checkpoint.
     pub hub_id: Option<String>,
@@ -61,27 +61,36 @@ fn find(model_path: Option<&str>, weights: bool) -> Result<ModelDir> {
         return Ok(ModelDir { dir, hub_id: None, name, _temporary: Some(files) });
     };
     let dir = PathBuf::from(given);
-    if dir.is_dir() {
+    if dir.is_dir() || is_gguf(&dir) {
         return Ok(ModelDir { dir, hub_id: None, name: None, _temporary: None });
     }
     if dir.exists() {
-        bail!("--model-path {given} is a file: give the directory that holds config.json");
+        bail!("--model-path {given} is a file: give the directory that holds config.json, or a .gguf file");
     }
     if !is_hub_id(given) {
-        bail!("--model-path {given} is neither a directory nor a Hugging Face id such as Qwen/Qwen3-0.6B");
+        bail!(
+            "--model-path {given} is neither a directory, a .gguf file nor a Hugging Face id such as Qwen/Qwen3-0.6B"
+        );
     }
     let dir = Hub::from_env().fetch(given, weights)?;
     Ok(ModelDir { dir, hub_id: Some(given.to_owned()), name: None, _temporary: None })
 }
 
-/// True if the text is `organisation/name`, in characters that the hub allows.
+/// True for a file with the extension of GGUF.
+fn is_gguf(path: &Path) -> bool {
+    path.is_file() && path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
+}
+
+/// True if the text is `organisation/name`, in characters that the hub allows, perhaps with the quantisation of a GGUF
+/// file: `organisation/name:Q4_K_M`.
 fn is_hub_id(text: &str) -> bool {
     let valid = |part: &str| {
         !part.is_empty()
             && !part.starts_with(['.', '-', '~'])
             && part.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
     };
-    text.split_once('/').is_some_and(|(organisation, name)| valid(organisation) && valid(name))
+    let (id, quantization) = text.split_once(':').map_or((text, None), |(id, end)| (id, Some(end)));
+    quantization.is_none_or(valid) && id.split_once('/').is_some_and(|(owner, name)| valid(owner) && valid(name))
 }
 
 #[cfg(test)]
@@ -90,10 +99,12 @@ mod tests {
 
     #[test]
     fn hub_ids_are_distinguished_from_paths() {
-        for id in ["Qwen/Qwen3-0.6B", "a/b", "deepseek-ai/DeepSeek-V4-Flash"] {
+        for id in ["Qwen/Qwen3-0.6B", "a/b", "deepseek-ai/DeepSeek-V4-Flash", "unsloth/Qwen3-8B-GGUF:Q4_K_M"] {
             assert!(is_hub_id(id), "{id}");
         }
-        for path in ["./models/x", "/models/x", "../x/y", "models/x/y", "qwen3", "~/x", "a/b c", "a/", "/b"] {
+        for path in
+            ["./models/x", "/models/x", "../x/y", "models/x/y", "qwen3", "~/x", "a/b c", "a/", "/b", "a/b:", "a/b:c/d"]
+        {
             assert!(!is_hub_id(path), "{path}");
         }
     }

@@ -14,6 +14,9 @@ const END_OF_TEXT: u32 = 248_044;
 /// `<|im_end|>`, which ends a chat turn.
 const END_OF_TURN: u32 = 248_046;
 
+/// Field of config.json that says that the weights are those of a GGUF file.
+const GGUF: &str = "gguf_parametrization";
+
 /// Name of the embedding table in checkpoints.
 pub const EMBEDDING: &str = "model.language_model.embed_tokens.weight";
 /// Width of a head if config.json does not give it, as in transformers.
@@ -52,6 +55,9 @@ pub struct Config {
     pub rotary_dim: usize,
     /// Heads of the gated delta rule; with several ranks those of the rank.
     pub delta: DeltaShape,
+    /// True if the weights are those of a GGUF file: norms are stored as `1 + w`, decay rates as `-exp(A_log)`, and value
+    /// heads in the order of [`DeltaShape::output_head`].
+    pub gguf: bool,
     /// Epsilon of every RMSNorm.
     pub rms_norm_eps: f32,
     /// Rotary frequencies.
@@ -100,6 +106,7 @@ impl Config {
             shard: Shard::WHOLE,
             rotary_dim: rotary_dim(file, shape.head_dim)?,
             delta: delta_shape(file)?,
+            gguf: file.flag(GGUF)?,
             rms_norm_eps: file.positive("rms_norm_eps")? as f32,
             rope,
             max_position_embeddings: file.context(&rope)?,
@@ -122,6 +129,9 @@ impl Config {
         // Where key heads can be shared, value heads can: each key head has the same number of them.
         if !key_heads.is_multiple_of(ranks) {
             return Err(format!("{ranks} ranks cannot share {key_heads} key heads of the delta rule"));
+        }
+        if self.delta.tiled_output && ranks > 1 {
+            return Err(format!("{ranks} ranks cannot share value heads in the order of GGUF files; use one"));
         }
         // The layer that drafts gathers pairs of bf16 values.
         if self.mtp && ranks > 1 && !self.hidden_size.is_multiple_of(2 * ranks) {
@@ -246,9 +256,11 @@ fn rotary_dim(file: &ConfigFile, head_dim: usize) -> Result<usize, ConfigError> 
 
 /// Heads of the gated delta rule.
 fn delta_shape(file: &ConfigFile) -> Result<DeltaShape, ConfigError> {
+    let (key_heads, value_heads) = (file.size("linear_num_key_heads")?, file.size("linear_num_value_heads")?);
     let shape = DeltaShape {
-        key_heads: file.size("linear_num_key_heads")?,
-        value_heads: file.size("linear_num_value_heads")?,
+        key_heads,
+        value_heads,
+        tiled_output: file.flag(GGUF)? && key_heads != value_heads,
         key_dim: file.size("linear_key_head_dim")?,
         value_dim: file.size("linear_value_head_dim")?,
         conv_width: file.size("linear_conv_kernel_dim")?,

@@ -1,11 +1,14 @@
 //! The weights of a Qwen3.5 model on a device, projections that share an input fused.
 
+mod linear_attention;
+
+pub use linear_attention::LinearAttention;
+
 use crate::config::{Config, EMBEDDING, LayerKind};
 use pegainfer_core::tensor::Tensor;
 use pegainfer_core::weights::{Columns, Loader, SourceTensor, WeightsError};
 use pegainfer_kernels::ops::Matrix;
-use pegainfer_runtime::{Attention, DecoderWeights, Mlp, load_head, load_projection};
-use std::ops::Range;
+use pegainfer_runtime::{Attention, DecoderWeights, Mlp, load_head};
 
 /// Prefixes of tensor names that a text engine skips, and their purpose.
 const SKIPPED: [(&str, &str); 2] = [("model.visual.", "the image encoder"), ("mtp.", "multi-token prediction")];
@@ -20,23 +23,6 @@ pub enum Mixer {
     Linear(LinearAttention),
     /// Gated softmax attention; norms are `1 + w`, f32.
     Full(Attention),
-}
-
-/// Weights of a gated delta rule layer; shapes are those of `DeltaShape`.
-#[derive(Debug)]
-pub struct LinearAttention {
-    /// q, k, v, z, b, a: `[projected_width, hidden]`.
-    pub projection: Matrix,
-    /// `[conv_width, channels]` f32.
-    pub conv: Tensor,
-    /// `[value_heads]` f32.
-    pub a_log: Tensor,
-    /// `[value_heads]` f32.
-    pub dt_bias: Tensor,
-    /// `[value_dim]` f32.
-    pub norm: Tensor,
-    /// `[hidden, v_width]`.
-    pub out: Matrix,
 }
 
 /// One decoder layer.
@@ -92,7 +78,7 @@ pub(crate) fn load(loader: &mut Loader<'_>, config: &Config) -> Result<Weights, 
     let embedding = loader.matrix(EMBEDDING.to_owned(), config.vocab_size, hidden)?;
     let decoder = DecoderWeights {
         layers: layers.map(|(i, kind)| Layer::load(loader, config, &prefix(i), *kind)).collect::<Result<_, _>>()?,
-        norm: scale(loader, "model.language_model.norm.weight".to_owned(), hidden)?,
+        norm: scale(config.gguf)(loader, "model.language_model.norm.weight".to_owned(), hidden)?,
         head: load_head(loader, config.quantization.as_ref(), config.tie_word_embeddings, &embedding, config.shard)?,
         embedding,
     };
@@ -100,14 +86,13 @@ pub(crate) fn load(loader: &mut Loader<'_>, config: &Config) -> Result<Weights, 
     Ok(Weights { decoder, mtp })
 }
 
-/// The weight of a norm that is stored as its difference from 1. The sum is kept in f32: bf16 would round it.
-fn scale(loader: &mut Loader<'_>, name: String, len: usize) -> Result<Tensor, WeightsError> {
-    loader.converted(name, &[len], 0.0, &[len], |w| w.into_iter().map(|w| 1.0 + w).collect())
-}
-
-/// A part of a vector of `len` elements without conversion, in f32.
-fn vector(loader: &mut Loader<'_>, name: String, len: usize, part: Range<usize>) -> Result<Tensor, WeightsError> {
-    loader.converted(name, &[len], 1.0, &[part.len()], |values| values[part].to_vec())
+/// Loads the weight of a norm by name and length. It is stored as its difference from 1, and in GGUF as the sum. The sum
+/// is kept in f32: bf16 would round it.
+fn scale(gguf: bool) -> impl Fn(&mut Loader<'_>, String, usize) -> Result<Tensor, WeightsError> + Copy {
+    move |loader, name, len| {
+        let one = if gguf { 0.0 } else { 1.0 };
+        loader.converted(name, &[len], 1.0 - one, &[len], |w| w.into_iter().map(|w| one + w).collect())
+    }
 }
 
 fn prefix(i: usize) -> String {
@@ -125,6 +110,7 @@ impl Layer {
 
     fn load(loader: &mut Loader<'_>, config: &Config, prefix: &str, kind: LayerKind) -> Result<Self, WeightsError> {
         let (hidden, quantization, shape) = (config.hidden_size, config.quantization.as_ref(), config.decoder());
+        let scale = scale(config.gguf);
         Ok(Self {
             input_norm: scale(loader, format!("{prefix}.input_layernorm.weight"), hidden)?,
             mixer: match kind {
@@ -139,68 +125,11 @@ impl Layer {
     }
 }
 
-impl LinearAttention {
-    fn load(loader: &mut Loader<'_>, config: &Config, prefix: &str) -> Result<Self, WeightsError> {
-        let (hidden, quantization) = (config.hidden_size, config.quantization.as_ref());
-        let (shape, shard) = (config.delta, config.shard);
-        let name = |tail: &str| format!("{prefix}.linear_attn.{tail}");
-        let rows = |tail: &str, rows: usize, part: Range<usize>| SourceTensor {
-            name: name(&format!("{tail}.weight")),
-            rows,
-            part,
-        };
-        // Of the whole model.
-        let (k, v) = (shape.k_width() * shard.ranks, shape.v_width() * shard.ranks);
-        let (channels, value_heads) = (2 * k + v, shape.value_heads * shard.ranks);
-        let (held_k, held_v, held_heads) = (shard.part(k), shard.part(v), shard.part(value_heads));
-        let after = |first: usize, part: &Range<usize>| first + part.start..first + part.end;
-        // Queries, keys and values of the rank's heads.
-        let held = [held_k.clone(), after(k, &held_k), after(2 * k, &held_v)];
-        let [q_rows, k_rows, v_rows] = held.clone().map(|part| rows("in_proj_qkv", channels, part));
-        let gates = [
-            rows("in_proj_z", v, held_v.clone()),
-            rows("in_proj_b", value_heads, held_heads.clone()),
-            rows("in_proj_a", value_heads, held_heads.clone()),
-        ];
-        let qkv = match shard.ranks {
-            1 => vec![rows("in_proj_qkv", channels, 0..channels)],
-            _ => vec![q_rows, k_rows, v_rows],
-        };
-        let zeros = (shape.padding() > 0).then(|| SourceTensor::zeros(shape.padding()));
-        let parts: Vec<SourceTensor> = qkv.into_iter().chain(gates).chain(zeros).collect();
-        let out = [SourceTensor::whole(name("out_proj.weight"), hidden)];
-        let width = shape.conv_width;
-        // Stored by channel; the kernels read neighbouring channels of one of the `width` inputs at once.
-        let transpose = |w: Vec<f32>| {
-            let channels = || held.iter().cloned().flatten();
-            (0..width)
-                .flat_map(|at| channels().map(move |channel| (channel, at)))
-                .map(|(c, at)| w[c * width + at])
-                .collect()
-        };
-        let average = 1.0 / width as f32;
-        Ok(Self {
-            projection: load_projection(loader, quantization, &name("in_proj.weight"), &parts, hidden)?,
-            conv: loader.converted(
-                name("conv1d.weight"),
-                &[channels, 1, width],
-                average,
-                &[width, shape.channels()],
-                transpose,
-            )?,
-            a_log: vector(loader, name("A_log"), value_heads, held_heads.clone())?,
-            dt_bias: vector(loader, name("dt_bias"), value_heads, held_heads)?,
-            norm: vector(loader, name("norm.weight"), shape.value_dim, 0..shape.value_dim)?,
-            out: load_projection(loader, quantization, &out[0].name, &out, Columns { stored: v, part: held_v })?,
-        })
-    }
-}
-
 impl Mtp {
     /// Loads the `mtp.*` tensors.
     fn load(loader: &mut Loader<'_>, config: &Config) -> Result<Self, WeightsError> {
         let hidden = config.hidden_size;
-        let mut norm = |name: &str| scale(loader, format!("mtp.{name}.weight"), hidden);
+        let mut norm = |name: &str| scale(config.gguf)(loader, format!("mtp.{name}.weight"), hidden);
         let (embedding_norm, hidden_norm) = (norm("pre_fc_norm_embedding")?, norm("pre_fc_norm_hidden")?);
         let norm = norm("norm")?;
         let name = "mtp.fc.weight".to_owned();

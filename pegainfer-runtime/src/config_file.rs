@@ -4,6 +4,7 @@ use super::at_load::AtLoad;
 use super::end_of_text;
 use super::sizes::max_value;
 use pegainfer_kernels::ops::{HeadShape, KvDType};
+use pegainfer_model_files::{FilesError, ModelFiles};
 use serde::Deserialize;
 use serde_json::Value;
 use std::collections::HashSet;
@@ -13,6 +14,9 @@ use thiserror::Error;
 /// Why a checkpoint's configuration cannot be served.
 #[derive(Debug, Error)]
 pub enum ConfigError {
+    /// The files of a model in GGUF.
+    #[error(transparent)]
+    Files(#[from] FilesError),
     /// A file is missing or unreadable.
     #[error("cannot read {}: {error}", path.display())]
     Io {
@@ -60,8 +64,8 @@ pub struct ConfigFile {
     family: &'static str,
     path: PathBuf,
     root: Value,
-    /// Directory of the checkpoint, if there is one.
-    dir: Option<PathBuf>,
+    /// Folder or GGUF file of the checkpoint, if there is one.
+    model_path: Option<PathBuf>,
     /// Object in which fields are looked up before the root.
     section: Option<&'static str>,
     /// `eos_token_id` of generation_config.json.
@@ -89,16 +93,24 @@ pub struct Overrides {
 }
 
 impl ConfigFile {
-    /// Reads `config.json` in `dir`, and the end-of-text ids of `generation_config.json` and of the tokenizer, if they
-    /// exist.
-    pub fn read(dir: &Path, family: &'static str) -> Result<Self, ConfigError> {
-        let mut file = Self::parse_at(dir.join("config.json"), family)?;
-        file.dir = Some(dir.to_owned());
-        file.tokenizer_eos = end_of_text::tokenizer_eos(dir);
-        let path = dir.join("generation_config.json");
-        if path.is_file() {
-            let generation = Self::parse_at(path, family)?;
+    /// Reads `config.json` of the model at `path`, a folder or GGUF, and the end-of-text ids of
+    /// `generation_config.json` and of the tokenizer, if they exist.
+    pub fn read(path: &Path, family: &'static str) -> Result<Self, ConfigError> {
+        let files = ModelFiles::open(path)?;
+        let name = "config.json";
+        let Some(text) = files.read(name)? else {
+            return Err(ConfigError::Io { path: files.path(name), error: std::io::ErrorKind::NotFound.into() });
+        };
+        let mut file = Self::new(files.path(name), &text, family)?;
+        file.model_path = Some(path.to_owned());
+        let name = "generation_config.json";
+        if let Some(text) = files.read(name)? {
+            let generation = Self::new(files.path(name), &text, family)?;
             file.generation_eos = generation.token_ids("eos_token_id")?;
+        }
+        // The metadata of GGUF names no further ends.
+        if let ModelFiles::Folder(_) = files {
+            file.tokenizer_eos = end_of_text::tokenizer_eos(&files);
         }
         Ok(file)
     }
@@ -108,20 +120,13 @@ impl ConfigFile {
         Self::new("config.json".into(), text, family)
     }
 
-    fn parse_at(path: PathBuf, family: &'static str) -> Result<Self, ConfigError> {
-        match std::fs::read_to_string(&path) {
-            Ok(text) => Self::new(path, &text, family),
-            Err(error) => Err(ConfigError::Io { path, error }),
-        }
-    }
-
     fn new(path: PathBuf, text: &str, family: &'static str) -> Result<Self, ConfigError> {
         match serde_json::from_str(text) {
             Ok(root) => Ok(Self {
                 family,
                 path,
                 root,
-                dir: None,
+                model_path: None,
                 section: None,
                 generation_eos: Vec::new(),
                 tokenizer_eos: None,
@@ -136,17 +141,16 @@ impl ConfigFile {
         Self { overrides, ..self }
     }
 
-    /// Folder of the checkpoint; `None` if the text came without a file.
-    pub(super) fn dir(&self) -> Option<&Path> {
-        self.dir.as_deref()
+    /// Folder or GGUF file of the checkpoint; `None` if the text came without a file.
+    pub(super) fn model_path(&self) -> Option<&Path> {
+        self.model_path.as_deref()
     }
 
-    /// The object in another file of the checkpoint's folder; `None` if there is no such file.
+    /// The object in another file of the checkpoint; `None` if there is no such file.
     pub(super) fn neighbour(&self, name: &str) -> Result<Option<Value>, ConfigError> {
-        let Some(path) = self.dir.as_ref().map(|dir| dir.join(name)).filter(|path| path.is_file()) else {
-            return Ok(None);
-        };
-        Self::parse_at(path, self.family).map(|file| Some(file.root).filter(Value::is_object))
+        let Some(files) = self.model_path().map(ModelFiles::open).transpose()? else { return Ok(None) };
+        let Some(text) = files.read(name)? else { return Ok(None) };
+        Self::new(files.path(name), &text, self.family).map(|file| Some(file.root).filter(Value::is_object))
     }
 
     /// True if the user wants the layers that draft.

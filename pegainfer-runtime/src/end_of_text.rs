@@ -1,10 +1,10 @@
 //! End-of-text tokens: the union of those in a checkpoint's files.
 
+use pegainfer_model_files::ModelFiles;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::collections::BTreeMap;
-use std::path::Path;
 
 /// Ids that end a text, in order of precedence: generation_config.json, config.json, the tokenizer's `eos_token`.
 ///
@@ -36,9 +36,9 @@ impl Token {
     }
 }
 
-/// Id of the `eos_token` of the tokenizer in `dir`; `None` if tokenizer_config.json has none or the files do not
+/// Id of the `eos_token` of the model's tokenizer; `None` if tokenizer_config.json has none or the files do not
 /// contain its id. Files that cannot be parsed are ignored here and refused by the tokenizer's loader.
-pub fn tokenizer_eos(dir: &Path) -> Option<u32> {
+pub fn tokenizer_eos(files: &ModelFiles) -> Option<u32> {
     #[derive(Deserialize)]
     struct Config {
         eos_token: Option<Token>,
@@ -55,18 +55,18 @@ pub fn tokenizer_eos(dir: &Path) -> Option<u32> {
         id: u32,
         content: String,
     }
-    let config: Config = read(&dir.join("tokenizer_config.json"))?;
+    let config: Config = read(files, "tokenizer_config.json")?;
     let eos = config.eos_token?;
     let declared = config.added_tokens_decoder.iter().find(|(_, token)| token["content"] == eos.text());
     if let Some((id, _)) = declared {
         return id.parse().ok();
     }
-    let tokenizer: Tokenizer = read(&dir.join("tokenizer.json"))?;
+    let tokenizer: Tokenizer = read(files, "tokenizer.json")?;
     tokenizer.added_tokens.into_iter().find(|token| token.content == eos.text()).map(|token| token.id)
 }
 
-fn read<T: DeserializeOwned>(path: &Path) -> Option<T> {
-    serde_json::from_str(&std::fs::read_to_string(path).ok()?).ok()
+fn read<T: DeserializeOwned>(files: &ModelFiles, name: &str) -> Option<T> {
+    serde_json::from_str(&files.read(name).ok()??).ok()
 }
 
 #[cfg(test)]
@@ -91,16 +91,17 @@ mod tests {
     fn the_id_of_the_tokenizer_is_in_either_file() {
         let dir = std::env::temp_dir().join(format!("pegainfer-eos-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
+        let files = ModelFiles::open(&dir).unwrap();
         let write = |file: &str, value: Value| std::fs::write(dir.join(file), value.to_string()).unwrap();
-        assert_eq!(tokenizer_eos(&dir), None);
+        assert_eq!(tokenizer_eos(&files), None);
         write("tokenizer_config.json", json!({"eos_token": "<e>", "added_tokens_decoder": {"9": {"content": "<e>"}}}));
-        assert_eq!(tokenizer_eos(&dir), Some(9));
+        assert_eq!(tokenizer_eos(&files), Some(9));
         write("tokenizer_config.json", json!({"eos_token": {"content": "<e>", "lstrip": false}}));
-        assert_eq!(tokenizer_eos(&dir), None);
+        assert_eq!(tokenizer_eos(&files), None);
         write("tokenizer.json", json!({"model": {"vocab": {}}, "added_tokens": [{"id": 4, "content": "<e>"}]}));
-        assert_eq!(tokenizer_eos(&dir), Some(4));
+        assert_eq!(tokenizer_eos(&files), Some(4));
         write("tokenizer_config.json", json!({"eos_token": null}));
-        assert_eq!(tokenizer_eos(&dir), None);
+        assert_eq!(tokenizer_eos(&files), None);
         std::fs::remove_dir_all(&dir).unwrap();
     }
 }

@@ -9,14 +9,14 @@ pub const HEAD: &str = "lm_head.weight";
 impl ConfigFile {
     /// True if the embedding table, tensor `embedding`, is also the output matrix.
     ///
-    /// Weights in the folder of config.json decide, because `tie_word_embeddings` is often wrong. An [output
+    /// Weights next to config.json decide, because `tie_word_embeddings` is often wrong. An [output
     /// matrix](HEAD) that differs from the embedding is used even if config.json ties it; fine-tuned heads and resized
     /// vocabularies leave such files. A copy of a tied embedding is not loaded, and a model without an output matrix
     /// uses the embedding, as in vLLM.
     pub fn ties_output(&self, embedding: &str) -> Result<bool, ConfigError> {
         let tied = self.flag("tie_word_embeddings")?;
         // Unreadable weights are refused by the loader; a plan needs none.
-        let Some(checkpoint) = self.dir().and_then(|dir| Checkpoint::open(dir).ok()) else { return Ok(tied) };
+        let Some(checkpoint) = self.model_path().and_then(|path| Checkpoint::open(path).ok()) else { return Ok(tied) };
         match (tied, checkpoint.contains(HEAD)) {
             (true, true) => match checkpoint.equal(HEAD, embedding) {
                 Ok(false) => {

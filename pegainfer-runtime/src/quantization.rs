@@ -43,8 +43,10 @@ impl ConfigFile {
     pub fn quantization(&self, never: &[&str]) -> Result<Option<Quantization>, ConfigError> {
         let described = config::read(self, never)?;
         let zeros = described.as_ref().map_or(ZeroPoints::default(), |described| described.zeros);
-        let stored =
-            self.dir().and_then(|dir| Checkpoint::open(dir).ok()).map(|checkpoint| formats(&checkpoint, zeros));
+        let stored = self
+            .model_path()
+            .and_then(|path| Checkpoint::open(path).ok())
+            .map(|checkpoint| formats(&checkpoint, zeros));
         let in_groups = |format: &StoredFormat| *format != StoredFormat::Fp8;
         let is_stored = stored.as_ref().is_some_and(|stored| stored.values().any(in_groups));
         let at_load = self.quantize_at_load();

@@ -14,6 +14,7 @@ pub use error::TemplateError;
 use files::{Source, Sources, read_json};
 use minijinja::value::Value;
 use minijinja::{Environment, Error};
+use pegainfer_model_files::ModelFiles;
 use serde_json::{Map, Value as Json, json};
 use std::path::Path;
 
@@ -36,17 +37,18 @@ enum Program {
 }
 
 impl ChatTemplate {
-    /// Loads the templates that [`Sources::find`] finds. A model type without a template may have a built-in encoding;
+    /// Loads the templates of the model at `path`, a folder or GGUF, that [`Sources::find`] finds. A model type without a template may have a built-in encoding;
     /// `None` if there is neither.
-    pub fn load(dir: &Path) -> Result<Option<Self>, TemplateError> {
-        if let Some(Sources { default, tool_use, special_tokens }) = Sources::find(dir)? {
+    pub fn load(path: &Path) -> Result<Option<Self>, TemplateError> {
+        let files = ModelFiles::open(path)?;
+        if let Some(Sources { default, tool_use, special_tokens }) = Sources::find(&files)? {
             return Self::new(&default, tool_use.as_ref(), special_tokens).map(Some);
         }
-        if read_json(&dir.join("config.json"))?["model_type"] == "deepseek_v4" {
-            let (program, format) = (Program::DeepSeekV4(deepseek_v4::Efforts::load(dir)), deepseek_v4::OUTPUT_FORMAT);
+        if read_json(&files, "config.json")?["model_type"] == "deepseek_v4" {
+            let (program, format) = (Program::DeepSeekV4(deepseek_v4::Efforts::load(path)), deepseek_v4::OUTPUT_FORMAT);
             return Ok(Some(Self::from_parts(program, None, Map::new(), format)));
         }
-        files::warn_without(dir)?;
+        files::warn_without(&files)?;
         Ok(None)
     }
 

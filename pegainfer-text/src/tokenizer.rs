@@ -5,6 +5,7 @@ mod growth;
 
 use fastokens::decoders::Decoder;
 use fastokens::normalizers::Normalizer;
+use pegainfer_model_files::{FilesError, ModelFiles};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
@@ -18,6 +19,9 @@ pub enum TokenizerError {
         /// Expected path.
         path: PathBuf,
     },
+    /// The files of a model in GGUF.
+    #[error(transparent)]
+    Files(#[from] FilesError),
     /// tokenizer.json cannot be parsed.
     #[error("{path} is not a valid tokenizer: {reason}")]
     Malformed {
@@ -68,15 +72,22 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Loads `tokenizer.json` of a checkpoint directory.
-    pub fn load(dir: &Path) -> Result<Self, TokenizerError> {
-        let path = dir.join("tokenizer.json");
-        if !path.is_file() {
-            return Err(TokenizerError::Missing { path });
-        }
-        files::check(&path).map_err(|(path, reason)| TokenizerError::Malformed { path, reason })?;
-        let mut inner = fastokens::Tokenizer::from_file(&path)
-            .map_err(|e| TokenizerError::Malformed { path: path.clone(), reason: e.to_string() })?;
+    /// Loads the tokenizer of the model at `path`: `tokenizer.json` of a folder, or the vocabulary in a GGUF file.
+    pub fn load(path: &Path) -> Result<Self, TokenizerError> {
+        let (files, name) = (ModelFiles::open(path)?, "tokenizer.json");
+        let path = files.path(name);
+        let Some(text) = files.read(name)? else { return Err(TokenizerError::Missing { path }) };
+        files::check(&files, &text).map_err(|(path, reason)| TokenizerError::Malformed { path, reason })?;
+        let malformed = |reason: String| TokenizerError::Malformed { path: path.clone(), reason };
+        let inner = match &files {
+            // Also reads the tokens that only tokenizer_config.json declares.
+            ModelFiles::Folder(_) => fastokens::Tokenizer::from_file(&path),
+            ModelFiles::Gguf(_) => {
+                let json = serde_json::from_str(&text).map_err(|e| malformed(e.to_string()))?;
+                fastokens::Tokenizer::from_json(json)
+            }
+        };
+        let mut inner = inner.map_err(|e| malformed(e.to_string()))?;
         if !matches!(inner.decoder(), Some(Decoder::ByteLevel(_))) {
             return Err(TokenizerError::NotByteLevel { path });
         }
@@ -223,7 +234,10 @@ mod tests {
     /// Random texts of words, spaces, digits, controls, every script, combining marks and special tokens; a few are
     /// long.
     fn compare_with_oracle(dir: &Path, cases: usize) {
-        let (tokenizer, oracle) = (Tokenizer::load(dir).unwrap(), oracle(dir));
+        compare(&Tokenizer::load(dir).unwrap(), &oracle(dir), cases);
+    }
+
+    fn compare(tokenizer: &Tokenizer, oracle: &tokenizers::Tokenizer, cases: usize) {
         let added = oracle.get_added_tokens_decoder();
         let mut specials: Vec<&str> = added.values().map(|token| token.content.as_str()).collect();
         specials.sort_unstable();
@@ -254,6 +268,18 @@ mod tests {
     #[test]
     fn random_texts_encode_as_the_reference_encodes_them() {
         compare_with_oracle(&testing::model_dir(), 2000);
+    }
+
+    #[test]
+    fn a_vocabulary_in_gguf_encodes_as_the_same_one_in_a_folder() {
+        let (dir, gguf) = (testing::model_dir(), testing::model_dir().with_file_name("qwen3-tiny-256-gguf"));
+        let (tokenizer, folder) = (Tokenizer::load(&gguf).unwrap(), Tokenizer::load(&dir).unwrap());
+        compare(&tokenizer, &oracle(&dir), 1000);
+        assert_eq!(tokenizer.id_limit, folder.id_limit);
+        for id in 0..folder.id_limit as u32 {
+            let of = |tokenizer: &Tokenizer| (tokenizer.token_bytes(id), tokenizer.is_special(id));
+            assert_eq!(of(&tokenizer), of(&folder), "{id}");
+        }
     }
 
     #[test]

@@ -7,6 +7,7 @@ mod failure;
 mod faults;
 #[path = "../../../pegainfer-runtime/tests/family/fp8.rs"]
 mod fp8;
+mod gguf;
 #[path = "../../../pegainfer-runtime/tests/family/graphs.rs"]
 mod graphs;
 mod grouped;

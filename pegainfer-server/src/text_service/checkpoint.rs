@@ -1,9 +1,10 @@
-//! The text side of a checkpoint directory: tokenizer, chat template, sampling defaults.
+//! The text side of a checkpoint: tokenizer, chat template, sampling defaults.
 
 use super::encoder::Encoder;
 use anyhow::{Context, Result, bail};
 use pegainfer_core::logits_processors::{LogitsProcessorParams, LogitsProcessors};
 use pegainfer_core::sampling::{SamplingError, SamplingParams};
+use pegainfer_model_files::ModelFiles;
 use pegainfer_terminal::printable::one_line;
 use pegainfer_text::{ChatTemplate, Tokenizer};
 use serde_json::Value;
@@ -12,7 +13,7 @@ use std::sync::Arc;
 
 /// The tokenizer, template and sampling defaults of a checkpoint.
 pub struct Checkpoint {
-    /// Name of the directory, the model's default name.
+    /// Name of the directory or GGUF file, the model's default name.
     pub name: String,
     /// Converts between text and token ids.
     pub tokenizer: Arc<Tokenizer>,
@@ -46,10 +47,11 @@ impl Default for SamplingDefaults {
 }
 
 impl Checkpoint {
-    /// Reads a checkpoint directory.
+    /// Reads the checkpoint at `dir`, a folder or GGUF file.
     pub fn load(dir: &Path) -> Result<Self> {
         let absolute = dir.canonicalize().with_context(|| format!("{} cannot be read", dir.display()))?;
         let name = absolute.file_name().map_or("model".into(), |name| one_line(&name.to_string_lossy()).into_owned());
+        let name = name.strip_suffix(".gguf").unwrap_or(&name).to_owned();
         let tokenizer = Arc::new(Tokenizer::load(dir)?);
         let encoder = Encoder::start(tokenizer.clone()).context("the tokenizer's threads cannot be started")?;
         let template = ChatTemplate::load(dir)?;
@@ -83,12 +85,10 @@ impl Checkpoint {
 }
 
 impl SamplingDefaults {
-    fn load(dir: &Path) -> Result<Self> {
-        let path = dir.join("generation_config.json");
-        if !path.is_file() {
-            return Ok(Self::default());
-        }
-        let text = std::fs::read_to_string(&path).with_context(|| format!("{} cannot be read", path.display()))?;
+    fn load(path: &Path) -> Result<Self> {
+        let (files, name) = (ModelFiles::open(path)?, "generation_config.json");
+        let path = files.path(name);
+        let Some(text) = files.read(name)? else { return Ok(Self::default()) };
         let config: Value =
             serde_json::from_str(&text).with_context(|| format!("{} is not valid JSON", path.display()))?;
         Self::parse(&config).with_context(|| format!("{} holds a value that cannot be used", path.display()))

@@ -1,5 +1,6 @@
 //! Errors of chat templates.
 
+use pegainfer_model_files::FilesError;
 use std::path::PathBuf;
 use thiserror::Error;
 
@@ -14,6 +15,9 @@ pub enum TemplateError {
         /// Why the file is unusable.
         reason: String,
     },
+    /// The files of a model in GGUF.
+    #[error(transparent)]
+    Files(#[from] FilesError),
     /// The template refused the conversation with `raise_exception`.
     #[error("the chat template refuses these messages: {0}")]
     Refused(String),

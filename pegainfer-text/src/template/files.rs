@@ -1,6 +1,7 @@
 //! Chat templates of a checkpoint: where exporters store them, and which one a request uses.
 
 use super::error::TemplateError;
+use pegainfer_model_files::ModelFiles;
 use serde_json::{Map, Value as Json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -31,11 +32,11 @@ pub(super) struct Sources {
 
 impl Sources {
     /// The templates for requests; `None` without a template for requests without tools.
-    pub fn find(dir: &Path) -> Result<Option<Self>, TemplateError> {
-        let mut named = all(dir)?;
+    pub fn find(files: &ModelFiles) -> Result<Option<Self>, TemplateError> {
+        let mut named = all(files)?;
         let only = if named.len() == 1 { named.keys().next().cloned() } else { None };
         let Some(default) = named.remove(DEFAULT).or_else(|| named.remove(&only?)) else { return Ok(None) };
-        let config = read_json(&dir.join("tokenizer_config.json"))?;
+        let config = read_json(files, "tokenizer_config.json")?;
         let special_tokens = SPECIAL_TOKENS
             .iter()
             .filter_map(|&name| Some((name.to_string(), Json::from(token_text(&config[name])?))))
@@ -47,20 +48,19 @@ impl Sources {
 /// Templates by name, in transformers' order: from `chat_template.jinja` and `additional_chat_templates/`, otherwise
 /// from `tokenizer_config.json`, otherwise from the older `chat_template.json`. The latter two contain one template, or
 /// several with names, as a list or an object.
-fn all(dir: &Path) -> Result<BTreeMap<String, Source>, TemplateError> {
-    let mut named = jinja_files(dir)?;
-    for file in ["tokenizer_config.json", "chat_template.json"] {
-        let path = dir.join(file);
+fn all(files: &ModelFiles) -> Result<BTreeMap<String, Source>, TemplateError> {
+    let mut named = jinja_files(files)?;
+    for name in ["tokenizer_config.json", "chat_template.json"] {
         if named.is_empty() {
-            named = embedded(&read_json(&path)?["chat_template"], &path);
+            named = embedded(&read_json(files, name)?["chat_template"], &files.path(name));
         }
     }
     Ok(named)
 }
 
 /// Warns at the start if requests with messages will be refused.
-pub(super) fn warn_without(dir: &Path) -> Result<(), TemplateError> {
-    let named = all(dir)?;
+pub(super) fn warn_without(files: &ModelFiles) -> Result<(), TemplateError> {
+    let named = all(files)?;
     let names: Vec<&str> = named.keys().map(String::as_str).collect();
     match names.is_empty() {
         true => log::warn!(
@@ -77,14 +77,12 @@ pub(super) fn warn_without(dir: &Path) -> Result<(), TemplateError> {
 }
 
 /// The templates in separate files, by name.
-fn jinja_files(dir: &Path) -> Result<BTreeMap<String, Source>, TemplateError> {
+fn jinja_files(files: &ModelFiles) -> Result<BTreeMap<String, Source>, TemplateError> {
     let mut named = BTreeMap::new();
-    let files =
-        [(DEFAULT, dir.join("chat_template.jinja")), (TOOL_USE, dir.join("additional_chat_templates/tool_use.jinja"))];
-    for (name, path) in files.into_iter().filter(|(_, path)| path.is_file()) {
-        let text = std::fs::read_to_string(&path)
-            .map_err(|error| TemplateError::File { path: path.clone(), reason: error.to_string() })?;
-        named.insert(name.to_owned(), Source { text, path });
+    for (name, file) in [(DEFAULT, "chat_template.jinja"), (TOOL_USE, "additional_chat_templates/tool_use.jinja")] {
+        if let Some(text) = files.read(file)? {
+            named.insert(name.to_owned(), Source { text, path: files.path(file) });
+        }
     }
     Ok(named)
 }
@@ -104,14 +102,11 @@ fn embedded(field: &Json, path: &Path) -> BTreeMap<String, Source> {
     }
 }
 
-/// A JSON file; null if it does not exist.
-pub(super) fn read_json(path: &Path) -> Result<Json, TemplateError> {
-    if !path.is_file() {
-        return Ok(Json::Null);
-    }
-    let file = |reason: String| TemplateError::File { path: path.to_path_buf(), reason };
-    let text = std::fs::read_to_string(path).map_err(|e| file(e.to_string()))?;
-    serde_json::from_str(&text).map_err(|e| file(format!("not valid JSON: {e}")))
+/// A JSON file of the model; null if it does not exist.
+pub(super) fn read_json(files: &ModelFiles, name: &str) -> Result<Json, TemplateError> {
+    let Some(text) = files.read(name)? else { return Ok(Json::Null) };
+    let malformed = |e| TemplateError::File { path: files.path(name), reason: format!("not valid JSON: {e}") };
+    serde_json::from_str(&text).map_err(malformed)
 }
 
 /// Text of a special token, which is written as a string or as an object with its `content`.
@@ -132,7 +127,7 @@ mod tests {
         for (name, text) in files {
             std::fs::write(dir.path().join(name), text).unwrap();
         }
-        let found = Sources::find(dir.path()).unwrap()?;
+        let found = Sources::find(&ModelFiles::open(dir.path()).unwrap()).unwrap()?;
         Some((found.default.text, found.tool_use.map(|source| source.text)))
     }
 

@@ -37,9 +37,12 @@ fn the_template_inside_tokenizer_config_gives_the_same_prompt() {
     std::fs::copy(testing::model_dir().join("tokenizer_config.json"), dir.path().join("tokenizer_config.json"))
         .unwrap();
     let messages = json!([{"role": "user", "content": "hi"}]);
-    let from_config = ChatTemplate::load(dir.path()).unwrap().unwrap();
+    let gguf = testing::model_dir().with_file_name("qwen3-tiny-256-gguf");
     let from_file = ChatTemplate::load(&testing::model_dir()).unwrap().unwrap();
-    assert_eq!(render(&from_config, messages.clone()).unwrap(), render(&from_file, messages).unwrap());
+    for other in [dir.path(), &gguf] {
+        let from_config = ChatTemplate::load(other).unwrap().unwrap();
+        assert_eq!(render(&from_config, messages.clone()).unwrap(), render(&from_file, messages.clone()).unwrap());
+    }
 }
 
 #[test]

@@ -1,20 +1,21 @@
 //! Checks a checkpoint's tokenizer files before fastokens reads them.
 
 use super::growth;
+use pegainfer_model_files::ModelFiles;
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::Value;
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Maximum id of added tokens: tables are as long as the highest id.
 const MAX_ADDED_ID: u32 = 1 << 24;
 
-/// Detects errors that fastokens would blame on the wrong file, or that would take any amount of memory.
+/// Detects errors in `text`, tokenizer.json, and in tokenizer_config.json that fastokens would blame on the wrong file, or that would take any amount of memory.
 ///
 /// # Errors
 /// The file at fault, and what is wrong with it.
-pub fn check(path: &Path) -> Result<(), (PathBuf, String)> {
+pub fn check(files: &ModelFiles, text: &str) -> Result<(), (PathBuf, String)> {
     #[derive(Deserialize)]
     struct File {
         #[serde(default)]
@@ -33,25 +34,24 @@ pub fn check(path: &Path) -> Result<(), (PathBuf, String)> {
         #[serde(default)]
         added_tokens_decoder: HashMap<u32, IgnoredAny>,
     }
-    let malformed = |path: &Path, reason: String| (path.to_path_buf(), reason);
-    let file: File = read(path).map_err(|reason| malformed(path, reason))?;
-    growth::check(&file.normalizer, &file.post_processor).map_err(|reason| malformed(path, reason))?;
+    let (name, config) = ("tokenizer.json", "tokenizer_config.json");
+    let malformed = |name: &str, reason: String| (files.path(name), reason);
+    let file: File = parse(text).map_err(|reason| malformed(name, reason))?;
+    growth::check(&file.normalizer, &file.post_processor).map_err(|reason| malformed(name, reason))?;
     let mut ids: Vec<u32> = file.added_tokens.iter().map(|token| token.id).collect();
     // This file may declare more tokens.
-    let config = path.with_file_name("tokenizer_config.json");
-    if config.exists() {
-        let parsed: Config = read(&config).map_err(|reason| malformed(&config, reason))?;
+    if let Some(text) = files.read(config).map_err(|error| malformed(config, error.to_string()))? {
+        let parsed: Config = parse(&text).map_err(|reason| malformed(config, reason))?;
         ids.extend(parsed.added_tokens_decoder.keys());
     }
     match ids.into_iter().max().filter(|id| *id >= MAX_ADDED_ID) {
-        Some(id) => Err(malformed(path, format!("an added token has the id {id}; ids are below {MAX_ADDED_ID}"))),
+        Some(id) => Err(malformed(name, format!("an added token has the id {id}; ids are below {MAX_ADDED_ID}"))),
         None => Ok(()),
     }
 }
 
-fn read<T: DeserializeOwned>(path: &Path) -> Result<T, String> {
-    let text = std::fs::read_to_string(path).map_err(|e| e.to_string())?;
-    serde_json::from_str(&text).map_err(|e| e.to_string())
+fn parse<T: DeserializeOwned>(text: &str) -> Result<T, String> {
+    serde_json::from_str(text).map_err(|e| e.to_string())
 }
 
 #[cfg(test)]
@@ -63,7 +63,11 @@ mod tests {
     fn the_file_at_fault_is_named() {
         let dir = testing::TempDir::new("tokenizer-files");
         let (file, config) = ("tokenizer.json", "tokenizer_config.json");
-        let load = || check(&dir.path().join(file)).map_err(|(path, reason)| format!("{}: {reason}", path.display()));
+        let load = || {
+            let files = ModelFiles::open(dir.path()).unwrap();
+            check(&files, &files.read(file).unwrap().unwrap())
+                .map_err(|(path, reason)| format!("{}: {reason}", path.display()))
+        };
         std::fs::copy(testing::model_dir().join(file), dir.path().join(file)).unwrap();
         load().unwrap();
         std::fs::write(dir.path().join(config), "{\"added_tokens_decoder\":").unwrap();

@@ -78,7 +78,8 @@ impl Checkpoint {
     }
 }
 
-fn widened(view: &TensorView<'_>) -> Vec<f32> {
+/// The values of a tensor in bf16 or f32.
+pub fn widened(view: &TensorView<'_>) -> Vec<f32> {
     match view.dtype() {
         Dtype::BF16 => view.data().chunks_exact(2).map(|b| bf16::from_le_bytes([b[0], b[1]]).to_f32()).collect(),
         Dtype::F32 => view.data().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect(),

@@ -35,7 +35,8 @@ backslash. Piped input is one message, and only its answer is printed.";
 /// Flags of `chat`.
 #[derive(Debug, Clone, Args)]
 pub struct ChatArgs {
-    /// Checkpoint directory, or a Hugging Face id such as Qwen/Qwen3-0.6B to download; the same as --model-path
+    /// Checkpoint directory or GGUF file, or a Hugging Face id such as Qwen/Qwen3-0.6B to download; the same as
+    /// --model-path
     #[arg(value_name = "DIR|ID")]
     pub model: Option<String>,
     /// Model and engine flags.

@@ -68,7 +68,9 @@ fn engine_args(header: &Header, model_path: Option<&str>, gpu: usize) -> Result<
 /// True if there are weights next to config.json.
 fn has_weights(dir: &Path) -> bool {
     let files = dir.read_dir().into_iter().flatten().flatten();
-    files.into_iter().any(|file| file.path().extension().is_some_and(|extension| extension == "safetensors"))
+    files
+        .into_iter()
+        .any(|file| file.path().extension().is_some_and(|extension| extension == "safetensors" || extension == "gguf"))
 }
 
 /// Differences from the conditions of the measurement.
