@@ -1,7 +1,8 @@
 //! The models in the cache.
 
+use super::Hub;
 use super::cache::RepoCache;
-use super::{Hub, complete};
+use super::complete::complete;
 use std::fs;
 use std::io::{Error, ErrorKind, Result};
 use std::path::{Path, PathBuf};

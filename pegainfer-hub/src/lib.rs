@@ -10,7 +10,8 @@
 //! - [`client`]: requests, redirects, and which hosts get the token. `listing`: files of a commit with sizes and
 //!   hashes.
 //! - [`pace`]: the minimum rate of a download.
-//! - `cache`: paths, locks and links of the cache. `cached`: the models in the cache. `blob`: one file, resumed and
+//! - `gguf`, `gguf_download`: the choice of a GGUF file by its quantisation, and its download after its header was read.
+//! - `complete`: complete models in the cache. `cache`: paths, locks and links of the cache. `cached`: the models in the cache. `blob`: one file, resumed and
 //!   verified.
 //!
 //! # Example
@@ -30,6 +31,9 @@ mod blob;
 mod cache;
 mod cached;
 pub mod client;
+mod complete;
+mod gguf;
+mod gguf_download;
 mod listing;
 pub mod pace;
 
@@ -38,10 +42,11 @@ pub use cached::CachedModel;
 use blob::Blob;
 use cache::RepoCache;
 use client::{Client, RequestError, Timeouts};
-use listing::{FileInfo, Listing, is_file_name};
-use serde_json::Value;
+use complete::{INDEX, SINGLE};
+use gguf::ModelId;
+use listing::{FileInfo, Listing};
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use thiserror::Error;
 
 /// Why a checkpoint could not be fetched.
@@ -101,6 +106,16 @@ pub enum HubError {
         /// The error of the download.
         reason: String,
     },
+    /// The repository has no model of the requested quantisation, or one that is not served.
+    #[error("{id} on {endpoint} cannot be served: {reason}")]
+    Gguf {
+        /// URL of the hub.
+        endpoint: String,
+        /// Id of the model.
+        id: String,
+        /// Which models there are, or what is served.
+        reason: String,
+    },
     /// The repository lacks a file that serving needs.
     #[error("{id} on {endpoint} is not a checkpoint with safetensors: it has no {file}")]
     Incomplete {
@@ -123,8 +138,6 @@ const TEXT_FILES: [&str; 6] = [
     // DeepSeek-V4's prompt encoder, from which texts are read.
     "encoding/encoding_dsv4.py",
 ];
-const INDEX: &str = "model.safetensors.index.json";
-const SINGLE: &str = "model.safetensors";
 /// Maximum size of a file without weights, in bytes.
 const MAX_TEXT_FILE: u64 = 1 << 28;
 
@@ -170,23 +183,30 @@ impl Hub {
     /// Downloads the files of `id` (`organisation/name`) that serving needs and returns the local directory. `weights`
     /// = false leaves out the safetensors.
     ///
+    /// With the quantisation of a GGUF file (`organisation/name:Q4_K_M`), downloads that file or its shards and returns
+    /// the path of the first. Their headers are read before, and what is not served is refused.
+    ///
     /// # Errors
     /// One sentence: what the hub, the network or the cache's disk refused.
     pub fn fetch(&self, id: &str, weights: bool) -> Result<PathBuf, HubError> {
-        let repo = RepoCache::new(&self.cache, id);
+        let model = ModelId::parse(id);
+        let repo = RepoCache::new(&self.cache, model.repo);
         if self.offline {
             let dir = || self.cache.display().to_string();
-            return complete(&repo, weights).ok_or_else(|| HubError::Offline { dir: dir(), id: id.into() });
+            let found = complete::model(&repo, model.quantization, weights);
+            return found.ok_or_else(|| HubError::Offline { dir: dir(), id: id.into() });
         }
         let client = Client::new(&self.endpoint, self.token.clone(), self.allow_plain_http, &self.timeouts)
             .map_err(|reason| HubError::Endpoint { endpoint: self.endpoint.clone(), reason })?;
-        Download { hub: self, id, weights, client, repo }.run()
+        Download { hub: self, id: model.repo, quantization: model.quantization, weights, client, repo }.run()
     }
 }
 
 struct Download<'a> {
     hub: &'a Hub,
     id: &'a str,
+    /// The GGUF file to take.
+    quantization: Option<&'a str>,
     weights: bool,
     client: Client,
     repo: RepoCache,
@@ -198,9 +218,12 @@ impl Download<'_> {
             Ok(listing) => listing,
             Err(error) => return self.cached().ok_or_else(|| self.explain(error)),
         };
-        let dir = self.files(&listing)?;
+        let dir = match self.quantization {
+            Some(quantization) => self.gguf(&listing, quantization)?,
+            None => self.files(&listing)?,
+        };
         // Record only a complete download: without a network, `complete` relies on the record.
-        if self.weights && self.repo.record_main(&listing.commit).is_err() {
+        if (self.weights || self.quantization.is_some()) && self.repo.record_main(&listing.commit).is_err() {
             log::warn!("the cache's pointer to {} cannot be written; the next start needs the network", self.id);
         }
         Ok(dir)
@@ -208,7 +231,7 @@ impl Download<'_> {
 
     fn files(&self, listing: &Listing) -> Result<PathBuf, HubError> {
         if !listing.files.contains_key("config.json") {
-            return Err(self.incomplete("config.json"));
+            return Err(self.without(listing, "config.json"));
         }
         for name in TEXT_FILES {
             if listing.files.contains_key(name) {
@@ -226,11 +249,11 @@ impl Download<'_> {
     fn shards(&self, listing: &Listing) -> Result<BTreeSet<String>, HubError> {
         if listing.files.contains_key(INDEX) {
             let path = self.text_file(listing, INDEX)?;
-            return read_index(&path).map_err(|reason| self.failed(INDEX, reason));
+            return complete::read_index(&path).map_err(|reason| self.failed(INDEX, reason));
         }
         match listing.files.contains_key(SINGLE) {
             true => Ok([SINGLE.to_string()].into()),
-            false => Err(self.incomplete(SINGLE)),
+            false => Err(self.without(listing, SINGLE)),
         }
     }
 
@@ -265,7 +288,7 @@ impl Download<'_> {
 
     /// A complete earlier download, for when the hub cannot be reached.
     fn cached(&self) -> Option<PathBuf> {
-        let dir = complete(&self.repo, self.weights)?;
+        let dir = complete::model(&self.repo, self.quantization, self.weights)?;
         log::warn!("{} cannot be asked for {}; the copy in {} is used", self.hub.endpoint, self.id, dir.display());
         Some(dir)
     }
@@ -288,28 +311,4 @@ impl Download<'_> {
     fn incomplete(&self, file: &'static str) -> HubError {
         HubError::Incomplete { endpoint: self.hub.endpoint.clone(), id: self.id.to_string(), file }
     }
-}
-
-/// The directory of the recorded commit, if it has the files that serving needs.
-fn complete(repo: &RepoCache, weights: bool) -> Option<PathBuf> {
-    let dir = repo.snapshot(&repo.main()?);
-    let has = |name: &str| dir.join(name).is_file();
-    let index = dir.join(INDEX);
-    let shards = || match index.is_file() {
-        true => read_index(&index).is_ok_and(|shards| shards.iter().all(|shard| has(shard))),
-        false => has(SINGLE),
-    };
-    (has("config.json") && (!weights || shards())).then_some(dir)
-}
-
-/// The shard files named by an index.
-fn read_index(path: &Path) -> Result<BTreeSet<String>, String> {
-    let text = std::fs::read_to_string(path).map_err(|e| e.to_string())?;
-    let index: Value = serde_json::from_str(&text).map_err(|e| format!("it is not valid JSON: {e}"))?;
-    let map = index["weight_map"].as_object().ok_or("it has no weight_map")?;
-    let shard = |file: &Value| match file.as_str() {
-        Some(name) if is_file_name(name) => Ok(name.to_string()),
-        _ => Err(format!("its weight_map names {file}, which is not a file name")),
-    };
-    map.values().map(shard).collect()
 }
