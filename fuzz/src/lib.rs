@@ -8,12 +8,14 @@
 //! - [`outputs`], [`calls`]: model outputs, against the reasoning and tool parsers. [`agents`]: bodies of the Responses
 //!   and Messages APIs.
 //! - [`grammars`]: sources of structured output, and texts that follow them. [`hub`]: responses to the downloader.
+//! - [`gguf`]: headers of GGUF files.
 //! - [`queues`]: requests of several tenants before they reach the engine.
 //! - [`server`]: the router over an engine that repeats its prompt. [`mutate`]: the blind mutations.
 
 pub mod agents;
 pub mod calls;
 pub mod conversations;
+pub mod gguf;
 pub mod grammars;
 pub mod hub;
 pub mod mutate;
@@ -33,7 +35,7 @@ pub struct FuzzTarget {
 }
 
 /// All targets.
-pub const TARGETS: [FuzzTarget; 9] = [
+pub const TARGETS: [FuzzTarget; 10] = [
     FuzzTarget { name: "requests", check: requests::check, seeds: requests::seeds },
     FuzzTarget { name: "conversations", check: conversations::check, seeds: conversations::seeds },
     FuzzTarget { name: "outputs", check: outputs::check, seeds: outputs::seeds },
@@ -41,6 +43,7 @@ pub const TARGETS: [FuzzTarget; 9] = [
     FuzzTarget { name: "responses", check: agents::check_responses, seeds: agents::seeds_of_responses },
     FuzzTarget { name: "messages", check: agents::check_messages, seeds: agents::seeds_of_messages },
     FuzzTarget { name: "grammars", check: grammars::check, seeds: grammars::seeds },
+    FuzzTarget { name: "gguf", check: gguf::check, seeds: gguf::seeds },
     FuzzTarget { name: "hub", check: hub::check, seeds: hub::seeds },
     FuzzTarget { name: "queues", check: queues::check, seeds: queues::seeds },
 ];
