@@ -18,7 +18,7 @@ impl Checkpoint {
     pub(in crate::weights) fn open_gguf(gguf: &Gguf) -> Result<Self, WeightsError> {
         let open = |path: &std::path::PathBuf| {
             let file = File::open(path).map_err(|error| io(path, error))?;
-            Ok(Shard { path: path.clone(), file })
+            Ok(Shard { path: path.clone(), file, bytes_read: Default::default() })
         };
         let shards = gguf.files.iter().map(open).collect::<Result<Vec<_>, WeightsError>>()?;
         let mut locations = HashMap::new();
