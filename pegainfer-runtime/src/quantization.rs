@@ -80,6 +80,11 @@ impl Quantization {
         Self { rules: Rules::fp8(never), stored: None, zeros: ZeroPoints::default(), at_load: Some(AtLoad::Fp8) }
     }
 
+    /// All projections, and a separate output matrix, in groups of this format.
+    pub fn groups(format: GroupFormat) -> Self {
+        Self { rules: Rules::groups(format), stored: None, zeros: ZeroPoints::default(), at_load: None }
+    }
+
     /// True if there may be FP8 weights with a scale for each block of 128 x 128, which ranks share in whole blocks.
     pub fn has_blocks(&self) -> bool {
         self.at_load == Some(AtLoad::Fp8)

@@ -53,7 +53,7 @@ impl Held<'_> {
             return (0..self.heads).map(|h| start(h)..start(h) + width).collect();
         }
         let held = self.config.shard.part(self.heads * width);
-        vec![first + held.start..first + held.end]
+        std::iter::once(first + held.start..first + held.end).collect()
     }
 
     /// Ranges of the rank's queries, keys and values.
@@ -63,7 +63,7 @@ impl Held<'_> {
         let values = self.values(2 * self.k, self.config.delta.value_dim);
         // One part if the rank holds all rows in their order.
         match self.config.shard.ranks {
-            1 if values.len() == 1 => vec![0..self.channels()],
+            1 if values.len() == 1 => std::iter::once(0..self.channels()).collect(),
             _ => [keys.clone(), after(self.k)].into_iter().chain(values).collect(),
         }
     }

@@ -15,6 +15,8 @@ pub(super) enum Scheme {
     Int4(Option<usize>, ScaleDType, Offset),
     Nvfp4,
     Mxfp4,
+    /// Any format in groups.
+    Groups(GroupFormat),
 }
 
 impl Scheme {
@@ -29,6 +31,7 @@ impl Scheme {
             }
             Self::Nvfp4 => StoredFormat::Grouped(GroupFormat::NVFP4),
             Self::Mxfp4 => StoredFormat::Grouped(GroupFormat::MXFP4),
+            Self::Groups(format) => StoredFormat::Grouped(format),
         }
     }
 }
@@ -98,6 +101,11 @@ impl Rules {
         let mut rules = Self::never(never);
         rules.add_fp8();
         rules
+    }
+
+    /// All modules in groups of this format.
+    pub fn groups(format: GroupFormat) -> Self {
+        Self(vec![(Modules::Every, Scheme::Groups(format))])
     }
 
     /// Modules with these names stay bf16.

@@ -8,6 +8,7 @@ use pegainfer_core::parallel::Shard;
 use pegainfer_core::record::{OpRecord, Operand};
 use pegainfer_core::schedule;
 use pegainfer_core::tensor::DType;
+use pegainfer_core::weights::grouped::GroupFormat;
 #[cfg(feature = "deepseek-v4")]
 use pegainfer_deepseek_v4 as deepseek_v4;
 use pegainfer_kernels::compare::Case;
@@ -45,11 +46,30 @@ const LAYERS: usize = 2;
 #[cfg(feature = "deepseek-v4")]
 const EXPERTS: usize = 16;
 
+/// Formats of group-quantised weights: those that GPUs pack, and one for each meaning of codes and layout of scales.
+const GROUP_FORMATS: [&str; 14] = [
+    "int4 g128 f16 zero",
+    "int4 g128 bf16",
+    "int4 g256 f16",
+    "int4 g32 bf16",
+    "int4 g32 f16 min",
+    "int5 g32 f16",
+    "int8 g32 f16",
+    "iq4 g32 f16",
+    "q4_k",
+    "q5_k",
+    "q6_k",
+    "iq4_xs",
+    "nvfp4",
+    "mxfp4",
+];
+
 /// Common shapes, each with as many layers as have ops of different shapes.
 pub fn typical() -> impl Iterator<Item = (&'static str, Model)> {
     let models = [
         ("a model of Qwen3-4B's shape", Model::qwen3(qwen3_4b(), 1, false)),
         ("a model of Qwen3-4B's shape with FP8 weights", Model::qwen3(qwen3_4b(), 1, true)),
+        ("a model of Qwen3-4B's shape with group-quantised weights", Model::qwen3_groups(qwen3_4b())),
         ("one of two ranks of Qwen3-4B", Model::qwen3(qwen3_4b(), 2, false)),
         #[cfg(feature = "qwen35")]
         ("a model of Qwen3.5-4B's shape", Model::qwen35(qwen35_4b(), 1, false)),
@@ -71,7 +91,9 @@ impl Model {
             Qwen3::NAME => {
                 let config = Qwen3::load_config(dir)?;
                 let config = qwen3::config::Config { layers: config.layers.min(LAYERS), ..config };
-                Ok(both(&|fp8| Self::qwen3(config.clone(), 1, fp8)))
+                let mut models = both(&|fp8| Self::qwen3(config.clone(), 1, fp8));
+                models.push((" with group-quantised weights", Self::qwen3_groups(config)));
+                Ok(models)
             }
             #[cfg(feature = "qwen35")]
             Qwen35::NAME => {
@@ -96,6 +118,27 @@ impl Model {
         let fp8_kv = qwen3::config::Config { kv_dtype: ops::KvDType::Fp8, ..config.clone() };
         let records = both(records::<Qwen3>(config, ranks), records::<Qwen3>(fp8_kv, ranks));
         Self { shape, rope_theta, matrix, fp8, more_steps: if fp8 { &FP8_STEPS } else { &[] }, records }
+    }
+
+    /// The GEMMs of the same model with weights of each group format that has a row's columns.
+    fn qwen3_groups(config: qwen3::config::Config) -> Self {
+        let columns = [config.hidden_size, config.shape.heads * config.shape.head_dim, config.intermediate_size];
+        let fits = |format: &GroupFormat| columns.iter().all(|k| format.check(*k).is_ok());
+        let of = |format| {
+            let quantization = Some(Quantization::groups(format));
+            records::<Qwen3>(qwen3::config::Config { quantization, ..config.clone() }, 1)
+        };
+        let formats = GROUP_FORMATS.iter().map(|name| name.parse::<GroupFormat>());
+        let all: Vec<StepRecords> = formats.filter_map(Result::ok).filter(fits).map(of).collect();
+        let is_grouped = |record: &OpRecord| record.reads.get(1).is_some_and(|weight| weight.dtype == DType::U8);
+        let records = Box::new(move |batch, tokens, context| {
+            let mut found = Vec::new();
+            for records in &all {
+                found.extend(records(batch, tokens, context)?.into_iter().filter(is_grouped));
+            }
+            Ok(found)
+        });
+        Self { records, ..Self::qwen3(config, 1, false) }
     }
 
     #[cfg(feature = "qwen35")]
@@ -285,6 +328,7 @@ fn qwen3_4b() -> qwen3::config::Config {
 fn qwen35_4b() -> qwen35::config::Config {
     use qwen35::config::LayerKind;
     qwen35::config::Config {
+        gguf: false,
         vocab_size: 248_320,
         hidden_size: 2560,
         intermediate_size: 9216,
