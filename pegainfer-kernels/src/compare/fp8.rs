@@ -56,7 +56,7 @@ pub(super) fn plain(exec: &mut Exec, operand: &Operand, seed: u64) -> Result<Mat
 }
 
 /// Random codes, and scales that differ from group to group: bytes of those of several dummy weights, with standard
-/// deviations of about `1 / sqrt(k)`, and two more random bits where no byte has a number's exponent.
+/// deviations of about `1 / sqrt(k)`, and one more random bit where no byte has a number's exponent.
 fn grouped(
     exec: &mut Exec,
     format: GroupFormat,
@@ -70,7 +70,7 @@ fn grouped(
     let rows: Vec<(u8, Vec<u8>)> =
         (4..11u8).map(|i| dummy_scales(format, k, f32::from(i) / (8.0 * (k as f32).sqrt()))).collect();
     let noise = match format.scales {
-        GroupScales::Plain { dtype: ScaleDType::F16, .. } | GroupScales::K4 | GroupScales::K6 | GroupScales::Xs => 3,
+        GroupScales::Plain { dtype: ScaleDType::F16, .. } | GroupScales::K4 | GroupScales::K6 | GroupScales::Xs => 1,
         _ => 0,
     };
     let elements = codes.elements();

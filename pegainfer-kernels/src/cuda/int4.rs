@@ -55,7 +55,9 @@ pub(super) fn skinny_int4(
         Int4Gemm::Mma(plan) => {
             type Mma<'a> = SkinnyInt4Mma<'a>;
             let kernels = match output {
-                Output::Bf16 => [Mma::skinny_int4_mma_bf16_8, Mma::skinny_int4_mma_bf16_16, Mma::skinny_int4_mma_bf16_32],
+                Output::Bf16 => {
+                    [Mma::skinny_int4_mma_bf16_8, Mma::skinny_int4_mma_bf16_16, Mma::skinny_int4_mma_bf16_32]
+                }
                 Output::F32 | Output::SplitK => {
                     [Mma::skinny_int4_mma_f32_8, Mma::skinny_int4_mma_f32_16, Mma::skinny_int4_mma_f32_32]
                 }

@@ -34,13 +34,7 @@ impl Narrow<'_> {
     }
 
     /// Launches the kernel that widens `rows` rows from `first` on to address `to`.
-    fn widen(
-        self,
-        exec: &mut Exec,
-        op: &'static str,
-        (first, rows): (usize, usize),
-        to: u64,
-    ) -> Result<(), OpError> {
+    fn widen(self, exec: &mut Exec, op: &'static str, (first, rows): (usize, usize), to: u64) -> Result<(), OpError> {
         let ((n, k), gpu) = (self.shape(), exec.gpu()?);
         match self {
             Self::Fp8(codes, scales) => {

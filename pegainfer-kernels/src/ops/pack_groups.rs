@@ -16,12 +16,7 @@ const TAIL_BYTES: usize = 64;
 /// kernels read them; all other weights, and those on a CPU, stay as they are.
 ///
 /// `codes`: `[n, code_bytes(k)]` u8; `scales`: `[n, scale_bytes(k)]` u8.
-pub fn pack_groups(
-    exec: &mut Exec,
-    format: GroupFormat,
-    mut codes: Tensor,
-    scales: Tensor,
-) -> Result<Matrix, OpError> {
+pub fn pack_groups(exec: &mut Exec, format: GroupFormat, mut codes: Tensor, scales: Tensor) -> Result<Matrix, OpError> {
     let (check, (n, bytes)) = (Check("pack_groups"), codes.rows_cols());
     let k = bytes * 8 / format.bits();
     check.is(&codes, DType::U8, &[n, format.code_bytes(k)])?;

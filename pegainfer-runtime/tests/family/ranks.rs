@@ -5,7 +5,8 @@ use crate::support::graphs::ROWS;
 use crate::support::invariance::Alone;
 use crate::support::speculation::oracle;
 use crate::support::{
-    Family, RANKS, TIGHT_BLOCKS, Target, best, e2e, engine_on, fixture, graphs, options, rank_counts, requests,
+    Family, RANKS, TIGHT_BLOCKS, Target, best, e2e, engine_on, fixture, graphs, model_path, options, rank_counts,
+    requests,
 };
 use pegainfer_core::engine::{GenerateRequest, StepEngine};
 use pegainfer_core::parallel::Shard;

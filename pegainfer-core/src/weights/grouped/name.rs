@@ -95,10 +95,8 @@ mod tests {
         let values = [4, 5, 6, 8].map(|bits| Values::Int { bits });
         let plain = values.into_iter().chain([Values::Iq4, Values::E2m1, Values::E4m3]).flat_map(|values| {
             [ScaleDType::F16, ScaleDType::Bf16, ScaleDType::F32].into_iter().flat_map(move |dtype| {
-                [Offset::None, Offset::Zero, Offset::Min].map(|offset| GroupFormat {
-                    values,
-                    scales: GroupScales::Plain { group: 128, dtype, offset },
-                })
+                [Offset::None, Offset::Zero, Offset::Min]
+                    .map(|offset| GroupFormat { values, scales: GroupScales::Plain { group: 128, dtype, offset } })
             })
         });
         let named = ["q4_k", "q5_k", "q6_k", "iq4_xs", "nvfp4", "mxfp4"].map(|name| name.parse().unwrap());

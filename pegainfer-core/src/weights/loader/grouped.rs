@@ -106,7 +106,8 @@ impl<'a> Loader<'a> {
         let cut = format.cut(columns.stored, columns.part.clone());
         let format = cut.map_err(|error| refused(title, error.to_string()))?.format;
         let mut codes = self.allocate(title, &[rows, format.code_bytes(k)], DType::U8)?;
-        let mut scales = self.allocate(&grouped_scale_name(title, format), &[rows, format.scale_bytes(k)], DType::U8)?;
+        let mut scales =
+            self.allocate(&grouped_scale_name(title, format), &[rows, format.scale_bytes(k)], DType::U8)?;
         if self.exec.device() == Device::Meta {
             return Ok(GroupedTensors { format, codes, scales });
         }

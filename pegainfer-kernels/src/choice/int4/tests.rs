@@ -22,10 +22,7 @@ fn a_qwen3_32b_layer_fills_an_h200() {
 
 #[test]
 fn formats_without_a_kernel_are_not_packed() {
-    assert_eq!(
-        Packed::of(INT4, 64, 256),
-        Some(Packed { group_shift: 0, groups: 2, f16: true, zeros: true })
-    );
+    assert_eq!(Packed::of(INT4, 64, 256), Some(Packed { group_shift: 0, groups: 2, f16: true, zeros: true }));
     let int4 = |group, offset| GroupFormat::int(4, group, ScaleDType::Bf16, offset);
     assert!(Packed::of(int4(384, Offset::None), 64, 384).is_some_and(|packed| 2usize >> packed.group_shift == 0));
     assert_eq!(Packed::of(int4(384, Offset::None), 64, 768), None);
@@ -40,9 +37,9 @@ fn everything_is_covered_and_fits() {
     let shapes = [(2560, 4096), (16, 128), (1024, 3072), (5120, 17_408), (151_936, 2560), (256, 768), (51_200, 5120)];
     let cards = ["H200", "A100", "L4", "RTX 3090", "RTX 4090", "RTX 5090"].map(|name| Gpu::named(name).unwrap());
     for (gpu, (n, k)) in cards.iter().flat_map(|gpu| shapes.map(|shape| (gpu, shape))) {
-        for (m, output) in (1..=128).flat_map(|m| {
-            [Output::Bf16, Output::F32, Output::SplitK, Output::Gated].map(|output| (m, output))
-        }) {
+        for (m, output) in
+            (1..=128).flat_map(|m| [Output::Bf16, Output::F32, Output::SplitK, Output::Gated].map(|output| (m, output)))
+        {
             let all = if output == Output::Gated { n / 2 } else { n };
             let Some(chosen) = Int4Gemm::choose(gpu, shape(m, n, k, output)) else { continue };
             let (splits, columns, shared, rows) = match chosen {
