@@ -11,9 +11,9 @@ mod source;
 mod source_tensor;
 
 pub use fp8::Quantize;
-pub use grouped::{GroupedTensors, RandomBytes, format_of};
+pub use grouped::{GroupedTensors, format_of};
 pub use raw::FillDummy;
-pub use source::{Source, Uniform};
+pub use source::{RandomBytes, Source, Uniform};
 pub use source_tensor::{Columns, SourceTensor};
 
 use super::checkpoint::Checkpoint;

@@ -4,9 +4,9 @@
 // warp finds 16 bytes of a block at 16 quad: word j has the codes of the 16 columns from 32 j on that the lane holds in
 // operand A of two steps of 16 columns (csrc/common/frag.cuh). Nibbles i and i + 4 of a word are a pair:
 //   i = 0: columns 32 j + 2 quad, + 1    i = 1: columns 32 j + 8 + 2 quad, + 1    i = 2, 3: the same 16 columns on
-// A pair becomes bf16 by one mask, because a bf16 of 128 has the value 1 in its last place (the technique of Kim et al.,
-// "Who Says Elephants Can't Run", arXiv 2211.10017, for bf16): 0x4300 | q is 128 + q.
-// Scales: [k / group, n] f16 or bf16, n a multiple of 16; zero points: [k / group, n] u8.
+// A pair becomes bf16 by one mask, because a bf16 of 128 has the value 1 in its last place (the technique of Kim et
+// al., "Who Says Elephants Can't Run", arXiv 2211.10017, for bf16): 0x4300 | q is 128 + q. Scales: [k / group, n] f16
+// or bf16, n a multiple of 16; zero points: [k / group, n] u8.
 #pragma once
 #include "common/frag.cuh"
 #include <cuda_fp16.h>

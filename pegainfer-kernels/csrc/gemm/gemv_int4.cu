@@ -1,8 +1,8 @@
 // Skinny GEMM by mma.sync with weights of four bits: out = x wᵀ for up to 16 rows of x, every code of w read once.
 //
 // x: [m, k] bf16; w: [n, k] in four bits with a scale, and a zero point or 8, for each group of columns of a row
-// (csrc/common/int4.cuh), the group a multiple of 128. out: [m, n] bf16 or f32, [m, n / 2] bf16(silu(gate)) * up (gated:
-// rows of the gate first), or f32 partials [splits, m, n] that csrc/rows/norm.cu adds. All GPUs. Reference:
+// (csrc/common/int4.cuh), the group a multiple of 128. out: [m, n] bf16 or f32, [m, n / 2] bf16(silu(gate)) * up
+// (gated: rows of the gate first), or f32 partials [splits, m, n] that csrc/rows/norm.cu adds. All GPUs. Reference:
 // src/cpu/linear/mod.rs.
 //
 // Techniques: as csrc/gemm/gemv_splitk.cu, with codes in the order of operand A, the technique of Marlin (arXiv
@@ -18,10 +18,10 @@
 
 using namespace limits::gemv_int4;
 
-constexpr int kAhead = 2;                                   // steps before the kernels that produce x are done
-constexpr uint32_t kBlocks = kStep / kInt4Block;            // blocks of 128 columns of a step
-constexpr uint32_t kStepVectors = kBlocks * 2 * 32;         // vectors of codes of a step of a warp
-constexpr uint32_t kGroups = kStep / 32;                    // groups of 32 columns of a step
+constexpr int kAhead = 2;                           // steps before the kernels that produce x are done
+constexpr uint32_t kBlocks = kStep / kInt4Block;    // blocks of 128 columns of a step
+constexpr uint32_t kStepVectors = kBlocks * 2 * 32; // vectors of codes of a step of a warp
+constexpr uint32_t kGroups = kStep / 32;            // groups of 32 columns of a step
 
 enum Epilogue { kPlain, kGated };
 
@@ -94,7 +94,8 @@ template <Epilogue E> struct Codes4 {
     }
     __device__ __forceinline__ void fetch(uint4 *to) {
         if (tile >= share.tiles) return;
-        uint32_t first = block(round), end = min((share.column + share.width + kInt4Block - 1) / kInt4Block, scales.blocks);
+        uint32_t first = block(round),
+                 end = min((share.column + share.width + kInt4Block - 1) / kInt4Block, scales.blocks);
         const uint8_t *from = w + first * 64 + threadIdx.x % 4 * 16;
         const uint8_t *low_at = from + size_t(low) * pitch, *high_at = from + size_t(high) * pitch;
 #pragma unroll
@@ -119,7 +120,8 @@ template <Epilogue E> struct Codes4 {
             size_t at = size_t(min(first + j, scales.blocks - 1) >> scales.group_shift) * scales.rows;
             rows.scales[j] = __ldg(scales.values + at + low) | uint32_t(__ldg(scales.values + at + high)) << 16;
             rows.biases[j] = 0x00080008;
-            if (scales.zeros) rows.biases[j] = __ldg(scales.zeros + at + low) | uint32_t(__ldg(scales.zeros + at + high)) << 16;
+            if (scales.zeros)
+                rows.biases[j] = __ldg(scales.zeros + at + low) | uint32_t(__ldg(scales.zeros + at + high)) << 16;
         }
         return rows;
     }
@@ -132,9 +134,11 @@ __device__ __forceinline__ void fetch_input(const bf16 *x, const Shape &shape, c
                                             uint4 *to) {
     const uint32_t groups = shape.parts * kGroups;
     for (uint32_t i = threadIdx.x; i < groups * TILES * 32; i += blockDim.x) {
-        uint32_t in = i % 32, row = i / 32 % TILES * 8 + in / 4, at = (chunk * groups + i / (32 * TILES)) * 32 + in % 4 * 8;
+        uint32_t in = i % 32, row = i / 32 % TILES * 8 + in / 4,
+                 at = (chunk * groups + i / (32 * TILES)) * 32 + in % 4 * 8;
         bool inside = row < shape.m && at < share.width;
-        copy16_or_zero(to + i - in + in % 4 * 8 + in / 4, inside ? x + size_t(row) * shape.k + share.column + at : x, inside);
+        copy16_or_zero(to + i - in + in % 4 * 8 + in / 4, inside ? x + size_t(row) * shape.k + share.column + at : x,
+                       inside);
     }
 }
 
@@ -158,8 +162,8 @@ __device__ __forceinline__ void write(const Accumulator (&acc)[TILES], const Sha
         }
 }
 
-// Adds what a step gives. Its blocks take turns, so that the tensor cores work on several sums that do not wait for each
-// other.
+// Adds what a step gives. Its blocks take turns, so that the tensor cores work on several sums that do not wait for
+// each other.
 template <int TILES>
 __device__ __forceinline__ void add_step(Accumulator (&acc)[TILES], const uint4 (&low)[kBlocks],
                                          const uint4 (&high)[kBlocks], const Rows &rows, bool is_f16,
@@ -222,7 +226,8 @@ __device__ void stream(const bf16 *__restrict__ x, const uint8_t *__restrict__ w
     Rows next = codes.load(0, 0);
     const uint32_t all_chunks = share.rounds * share.tiles;
     auto next_input = [&](uint32_t c) {
-        if (c < all_chunks) fetch_input<TILES>(x, shape, share, c % share.rounds, inputs + c % shape.slots * chunk_vectors);
+        if (c < all_chunks)
+            fetch_input<TILES>(x, shape, share, c % share.rounds, inputs + c % shape.slots * chunk_vectors);
     };
     wait_for_predecessor();
     for (uint32_t c = 0; c + 1 < shape.slots; ++c) next_input(c);
@@ -268,9 +273,9 @@ __device__ void stream(const bf16 *__restrict__ x, const uint8_t *__restrict__ w
 
 // Grid: blocks, splits; 32 threads a warp, the warps a multiple of `parts`. gated: n is twice the width of `out`.
 #define STREAM(name, tiles, epilogue, type)                                                                            \
-    extern "C" __global__ __launch_bounds__(32 * (tiles == 1 ? kMaxWarps : 16)) void name(                                                 \
+    extern "C" __global__ __launch_bounds__(32 * (tiles == 1 ? kMaxWarps : 16)) void name(                             \
         const bf16 *x,         /* [m, k] */                                                                            \
-        const uint8_t *w,      /* [n, k / 2] */                                                                  \
+        const uint8_t *w,      /* [n, k / 2] */                                                                        \
         const uint8_t *scales, /* [k / group, rows] of two bytes, then zero points [k / group, rows] */                \
         type *out,             /* [m, n], gated [m, n / 2], f32 [gridDim.y, m, n]; rows `pitch` apart */               \
         uint64_t zeros,        /* byte of `scales` where zero points begin; 0: they are 8 */                           \
@@ -279,8 +284,8 @@ __device__ void stream(const bf16 *__restrict__ x, const uint8_t *__restrict__ w
         uint32_t m, uint32_t n, uint32_t k, uint32_t pitch, uint32_t split, uint32_t parts, uint32_t slots) {          \
         const Scales of_w{reinterpret_cast<const uint16_t *>(scales),                                                  \
                           zeros ? scales + zeros : nullptr,                                                            \
-                          n,                                                                          \
-                          k / kInt4Block,                                                           \
+                          n,                                                                                           \
+                          k / kInt4Block,                                                                              \
                           group_shift,                                                                                 \
                           f16 != 0};                                                                                   \
         stream<tiles, epilogue, type>(x, w, of_w, out, {m, n, k, pitch, split, parts, slots});                         \

@@ -51,8 +51,7 @@ __device__ float2 scale_of(const uint8_t *at, uint32_t kind, uint32_t group, uin
         const uint32_t j = in / 32;
         uint32_t scale, min;
         if (j < 4) scale = packed[j] & 63, min = packed[j + 4] & 63;
-        else
-            scale = (packed[j + 4] & 15) | packed[j - 4] >> 6 << 4, min = packed[j + 4] >> 4 | packed[j] >> 6 << 4;
+        else scale = (packed[j + 4] & 15) | packed[j - 4] >> 6 << 4, min = packed[j + 4] >> 4 | packed[j] >> 6 << 4;
         return make_float2(f16_at(of) * scale, f16_at(of + 2) * min);
     }
     if (kind == kK6) { // 16 scales, then d

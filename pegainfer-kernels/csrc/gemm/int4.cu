@@ -12,9 +12,9 @@ __device__ __forceinline__ uint32_t pair_column(uint32_t j, uint32_t i, uint32_t
     return 32 * j + i / 2 * 16 + i % 2 * 8 + 2 * quad;
 }
 
-// Grid: 16 bytes of codes over threads of a block. In place, from the order of checkpoints: 16 bytes for 32 columns, byte
-// b has column b in its low nibble and column b + 16 in its high one. The four lanes of a block of columns are of one
-// warp.
+// Grid: 16 bytes of codes over threads of a block. In place, from the order of checkpoints: 16 bytes for 32 columns,
+// byte b has column b in its low nibble and column b + 16 in its high one. The four lanes of a block of columns are of
+// one warp.
 extern "C" __global__ __launch_bounds__(kThreads) void pack_int4(uint8_t *codes, // [n, k / 2], k a multiple of 128
                                                                  uint32_t n, uint32_t k) {
     const size_t at = size_t(blockIdx.x) * kThreads + threadIdx.x;
@@ -51,9 +51,10 @@ extern "C" __global__ __launch_bounds__(kThreads) void transpose_scales(
 
 // Grid: 32 columns over threads of a block. out = bf16(scale (q - zero)), rows of w from `first` on.
 extern "C" __global__ __launch_bounds__(kThreads) void widen_int4(
-    const uint8_t *codes,  // [n, k / 2], k a multiple of 128
-    const uint8_t *scales, // [k / group, n] of two bytes; from byte `zeros` on zero points [k / group, n], unless that is 0
-    bf16 *out,             // [rows, k]
+    const uint8_t *codes, // [n, k / 2], k a multiple of 128
+    const uint8_t
+        *scales, // [k / group, n] of two bytes; from byte `zeros` on zero points [k / group, n], unless that is 0
+    bf16 *out,   // [rows, k]
     uint64_t zeros, uint32_t group_shift, uint32_t f16, uint32_t n, uint32_t k, uint32_t first, uint32_t rows) {
     const size_t at = size_t(blockIdx.x) * kThreads + threadIdx.x;
     if (at >= size_t(rows) * (k / 32)) return;

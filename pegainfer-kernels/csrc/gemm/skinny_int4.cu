@@ -18,17 +18,17 @@ constexpr uint32_t kHalves = kStep<kInt4> / kInt4Block; // blocks of 128 columns
 constexpr uint32_t kSteps = kInt4Block / 16;            // steps of wgmma of such a block
 static_assert(kHalves == 2, "registers of two blocks alternate");
 
-// The scales and zero points of w in memory, and what a step has of them in shared memory: for each of its blocks of 128
-// columns kScaleRows scales, and behind all of them kZeroRows zero points.
+// The scales and zero points of w in memory, and what a step has of them in shared memory: for each of its blocks of
+// 128 columns kScaleRows scales, and behind all of them kZeroRows zero points.
 constexpr uint32_t kScaleRows = 80, kZeroRows = 96;
 static_assert(kScaleBytes<kInt4> == kHalves * (kScaleRows * 2 + kZeroRows), "bytes of a step");
 
 struct Int4Scales {
-    const uint16_t *values;     // [groups, rows], rows a multiple of 16
-    const uint8_t *zeros;       // [groups, rows], or null: 8
-    uint32_t rows, blocks;      // of w; of 128 columns
-    uint32_t group_shift;       // a group has 2^group_shift blocks
-    uint32_t tile_rows;         // of w
+    const uint16_t *values; // [groups, rows], rows a multiple of 16
+    const uint8_t *zeros;   // [groups, rows], or null: 8
+    uint32_t rows, blocks;  // of w; of 128 columns
+    uint32_t group_shift;   // a group has 2^group_shift blocks
+    uint32_t tile_rows;     // of w
     bool is_f16;
 
     // Vectors of 16 bytes that hold `tile_rows` elements from any one on, of `each` in a vector.
@@ -41,8 +41,7 @@ struct Int4Scales {
             size_t at = size_t(block >> group_shift) * rows + row;
             copy_bulk(to + i * kScaleRows * 2, values + at / 8 * 8, vectors(8) * 16, full);
             if (zeros)
-                copy_bulk(to + kHalves * kScaleRows * 2 + i * kZeroRows, zeros + at / 16 * 16,
-                          vectors(16) * 16, full);
+                copy_bulk(to + kHalves * kScaleRows * 2 + i * kZeroRows, zeros + at / 16 * 16, vectors(16) * 16, full);
         }
     }
 };
@@ -112,7 +111,8 @@ __device__ void multiply(const SkinnyShape &shape, const SkinnyShare<T, E> &shar
                     for (int r = 0; r < 2; ++r) {
                         uint32_t row = own_row + 8 * r;
                         const uint8_t *zeros = of_step + kHalves * kScaleRows * 2 + i * kZeroRows;
-                        uint16_t scale = reinterpret_cast<const uint16_t *>(of_step)[i * kScaleRows + rows[t] % 8 + row];
+                        uint16_t scale =
+                            reinterpret_cast<const uint16_t *>(of_step)[i * kScaleRows + rows[t] % 8 + row];
                         factors[i][r] = widen_scale(scale, scales.is_f16);
                         biases[i][r] = int4_bias(scales.zeros ? zeros[rows[t] % 16 + row] : 8);
                     }
@@ -180,8 +180,10 @@ __device__ void wide(const TensorMap &x, const TensorMap &w, const Int4Scales &s
     else if (warp == fetcher + 1 && elected()) fetch_inputs<N, T, E>(x, shape, share, rings);
 }
 #define BODY(...)                                                                                                      \
-    wide<__VA_ARGS__>(x, w, {reinterpret_cast<const uint16_t *>(scales), zeros ? scales + zeros : nullptr, n, k / kInt4Block, group_shift, rows, f16 != 0}, out,  \
-                      {m, n, k, pitch, split, rows, passes, slots, x_slots, ahead})
+    wide<__VA_ARGS__>(x, w,                                                                                            \
+                      {reinterpret_cast<const uint16_t *>(scales), zeros ? scales + zeros : nullptr, n,                \
+                       k / kInt4Block, group_shift, rows, f16 != 0},                                                   \
+                      out, {m, n, k, pitch, split, rows, passes, slots, x_slots, ahead})
 #else
 #define BODY(...) __trap() // the launcher takes another kernel
 #endif
@@ -191,12 +193,12 @@ constexpr int warpgroups(int n, Epilogue e) { return n > 64 || (e == kGated && n
 
 // Grid: blocks, splits. For up to N rows of x; the parameters after f16 are those of `SkinnyShape`.
 #define WIDE(name, N, T, E, O)                                                                                         \
-    extern "C" __global__ __launch_bounds__(warpgroups(N, E) * 128 + kFetchers, 1)        void name##_##N(       \
+    extern "C" __global__ __launch_bounds__(warpgroups(N, E) * 128 + kFetchers, 1) void name##_##N(                    \
         const __grid_constant__ TensorMap x, /* [m, k] in boxes of m rows */                                           \
         const __grid_constant__ TensorMap w, /* [n, k / 4] fours of codes in boxes of `rows` rows */                   \
         const uint8_t *scales,               /* [k / group, n] of two bytes, then zero points [k / group, n] */        \
         O *out,                              /* [m, n], gated [m, n / 2], f32 [gridDim.y, m, n]; rows `pitch` apart */ \
-        uint64_t zeros,                      /* byte of `scales` where zero points begin; 0: they are 8 */            \
+        uint64_t zeros,                      /* byte of `scales` where zero points begin; 0: they are 8 */             \
         uint32_t group_shift,                /* a group has 2^group_shift blocks of 128 columns */                     \
         uint32_t f16,                        /* scales are f16, not bf16 */                                            \
         uint32_t m, uint32_t n, uint32_t k, uint32_t pitch, uint32_t split, uint32_t rows, uint32_t passes,            \

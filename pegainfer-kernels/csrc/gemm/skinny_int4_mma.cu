@@ -5,10 +5,10 @@
 // rows of x run csrc/gemm/skinny_int4.cu. Reference: src/cpu/linear/mod.rs.
 //
 // Techniques: swap-AB (16 rows of w are operand A), codes in the order of that operand (Marlin, arXiv 2408.11743); one
-// thread fetches codes, scales and x into a ring of slots by TMA; programmatic dependent launch with codes fetched ahead;
-// split-K between blocks and between the warps of a block. Codes less zero points are exact in bf16: 128 columns are
-// summed in f32 from zero, and the sum times the scale is added to the result. A wgmma of 8 columns takes as long as one
-// of 32, mma.sync a quarter; and warps that do not wait for each other hide the instructions that widen codes.
+// thread fetches codes, scales and x into a ring of slots by TMA; programmatic dependent launch with codes fetched
+// ahead; split-K between blocks and between the warps of a block. Codes less zero points are exact in bf16: 128 columns
+// are summed in f32 from zero, and the sum times the scale is added to the result. A wgmma of 8 columns takes as long
+// as one of 32, mma.sync a quarter; and warps that do not wait for each other hide the instructions that widen codes.
 //
 // A slot has 256 columns of the rows of a tile, and x at these columns. Its rows are dealt to `strips` warps, 16 each
 // (gated: 8 of the gate and 8 of up); `parts` such sets of warps take turns.
@@ -35,7 +35,7 @@ struct Shape {
     uint32_t strips; // warps with the rows of a slot
     uint32_t parts;  // sets of such warps
     uint32_t slots;
-    uint32_t ahead;  // slots whose codes are fetched before the kernels that produce x are done
+    uint32_t ahead; // slots whose codes are fetched before the kernels that produce x are done
 };
 
 struct Scales {
@@ -166,7 +166,8 @@ template <int TILES, Epilogue E, typename O>
 __device__ void multiply(const Scales &of_w, const Shape &shape, const Share<E> &share, const Slots<TILES, E> &slots,
                          O *out) {
     using S = Slots<TILES, E>;
-    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, strip = warp % shape.strips, part = warp / shape.strips;
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, strip = warp % shape.strips,
+                   part = warp / shape.strips;
     // The lane's two rows of a tile: of the box, and if gated the same of both boxes.
     const uint32_t low_row = strip * (E == kGated ? 8 : 16) + lane / 4, high_row = E == kGated ? low_row : low_row + 8;
     const uint32_t chunk = (lane % 4 ^ low_row % 8) * 16; // of the first block; of the second 64 on or back
@@ -254,7 +255,8 @@ __device__ void stream(const TensorMap &x, const TensorMap &w, const Scales &of_
     const uint32_t warp = threadIdx.x / 32, fetcher = shape.strips * shape.parts;
     release_successor();
     if (threadIdx.x == 0) {
-        for (uint32_t i = 0; i < shape.slots; ++i) barrier_init(slots.full + i, 1), barrier_init(slots.empty + i, shape.strips);
+        for (uint32_t i = 0; i < shape.slots; ++i)
+            barrier_init(slots.full + i, 1), barrier_init(slots.empty + i, shape.strips);
         barriers_ready();
     }
     __syncthreads();
@@ -264,8 +266,8 @@ __device__ void stream(const TensorMap &x, const TensorMap &w, const Scales &of_
 }
 #define BODY(...)                                                                                                      \
     stream<__VA_ARGS__>(x, w,                                                                                          \
-                        {reinterpret_cast<const uint16_t *>(scales), zeros ? scales + zeros : nullptr,                 \
-                         n, k / kInt4Block, group_shift, f16 != 0},                \
+                        {reinterpret_cast<const uint16_t *>(scales), zeros ? scales + zeros : nullptr, n,              \
+                         k / kInt4Block, group_shift, f16 != 0},                                                       \
                         out, {m, n, k, pitch, split, rows, passes, strips, parts, slots, ahead})
 #else
 #define BODY(...) __trap() // the launcher takes another kernel

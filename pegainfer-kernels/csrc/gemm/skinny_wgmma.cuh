@@ -111,8 +111,8 @@ struct NoScales {
     __device__ void fetch(uint32_t, uint32_t, uint8_t *, uint64_t *) const {}
 };
 
-// Rows behind the share, or behind w, may be fetched with its last tile. `scales` fetches as many bytes for the rows from
-// one on and the columns from one on.
+// Rows behind the share, or behind w, may be fetched with its last tile. `scales` fetches as many bytes for the rows
+// from one on and the columns from one on.
 template <int N, int T, Epilogue E, Format F, typename S = NoScales>
 __device__ void fetch_weights(const TensorMap &map, const SkinnyShape &shape, const SkinnyShare<T, E> &share,
                               const Rings<N, F> &rings, const S &scales = {}) {
@@ -128,7 +128,8 @@ __device__ void fetch_weights(const TensorMap &map, const SkinnyShape &shape, co
                     uint64_t *full = rings.w_full + place.index;
                     wait(rings.w_empty + place.index, place.parity ^ 1);
                     arrive_expecting(full, kWeightBoxes<F> * shape.rows * 128 + scales.bytes());
-                    scales.fetch(row, share.column + step * kStep<F>, rings.w_scales + place.index * kScaleBytes<F>, full);
+                    scales.fetch(row, share.column + step * kStep<F>, rings.w_scales + place.index * kScaleBytes<F>,
+                                 full);
 #pragma unroll
                     for (int i = 0; i < kWeightBoxes<F>; ++i)
                         copy_box(rings.w + (place.index * kWeightBoxes<F> + i) * rings.w_box, map,

@@ -14,10 +14,6 @@ use rayon::prelude::*;
 /// Rows that a thread rounds at a time.
 const ROUND_ROWS: usize = 16;
 
-/// An op that fills a tensor of u8 with the bytes of [`random_bytes`](crate::weights::random_bytes) for this seed and
-/// mask, on its device.
-pub type RandomBytes = fn(&mut Exec, seed: u64, mask: u8, out: &mut Tensor) -> Result<(), OpError>;
-
 /// A group-quantised matrix `[n, k]` on a device, in the form of [`grouped::format`](crate::weights::grouped::format).
 #[derive(Debug)]
 pub struct GroupedTensors {

@@ -1,6 +1,5 @@
 //! The source of weights: a checkpoint, or a seed of dummy weights.
 
-use super::RandomBytes;
 use crate::exec::Exec;
 use crate::tensor::{OpError, Tensor};
 use crate::weights::checkpoint::Checkpoint;
@@ -9,6 +8,10 @@ use std::path::Path;
 
 /// An op that fills a tensor with the values of [`uniform`](crate::weights::uniform) for this seed and limit, on its device.
 pub type Uniform = fn(&mut Exec, seed: u64, limit: f32, out: &mut Tensor) -> Result<(), OpError>;
+
+/// An op that fills a tensor of u8 with the bytes of [`random_bytes`](crate::weights::random_bytes) for this seed and
+/// mask, on its device.
+pub type RandomBytes = fn(&mut Exec, seed: u64, mask: u8, out: &mut Tensor) -> Result<(), OpError>;
 
 /// Source of weights.
 #[derive(Debug)]
