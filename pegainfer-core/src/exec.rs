@@ -32,6 +32,17 @@ pub enum Device {
     Meta,
 }
 
+/// Activations of GEMMs with group-quantised weights on the CPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Activations {
+    /// As they are: weights are widened to f32. Slow, but the only error is that of f32 sums.
+    #[default]
+    Exact,
+    /// Rounded to int8 with a scale for each 32 columns of a row (W4A8). Products are integers, so that weights are read
+    /// at the rate of the memory.
+    Int8,
+}
+
 /// Execution context, the first argument of every op. One per engine thread.
 #[derive(Debug)]
 pub struct Exec {
@@ -51,6 +62,7 @@ pub struct Exec {
     /// Fault injection: an op, and the extra microseconds of each call.
     slow_op: Option<(&'static str, &'static AtomicU64)>,
     next_tensor: u32,
+    activations: Activations,
     /// Bytes of all tensors so far.
     allocated: u64,
     /// Scratch memory of CPU kernels; it grows to the largest request and is never freed in the step loop.
@@ -93,6 +105,7 @@ impl Exec {
             times_ops: false,
             slow_op: None,
             next_tensor: 0,
+            activations: Activations::default(),
             allocated: 0,
             scratch,
         })
@@ -101,6 +114,16 @@ impl Exec {
     /// The device that ops dispatch on.
     pub fn device(&self) -> Device {
         self.device
+    }
+
+    /// Activations of GEMMs with group-quantised weights on the CPU.
+    pub fn activations(&self) -> Activations {
+        self.activations
+    }
+
+    /// Chooses [`activations`](Self::activations); [`Activations::Exact`] before the first call.
+    pub fn set_activations(&mut self, activations: Activations) {
+        self.activations = activations;
     }
 
     /// The GPU; an error on other devices.

@@ -4,7 +4,7 @@
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use half::bf16;
 use pegainfer_core::{isa::Isa, scratch::Scratch, team::Team};
-use pegainfer_kernels::cpu::linear::{LinearOut, linear, linear_stacked};
+use pegainfer_kernels::cpu::linear::{Activations, LinearOut, linear, linear_stacked};
 use pegainfer_kernels::cpu::weights::{BLOCK, Scales, Weights};
 use rayon::prelude::*;
 use std::{hint::black_box, time::Duration};
@@ -75,7 +75,14 @@ fn gemv_fp8(c: &mut Criterion) {
                     for w in ring.chunks_exact(N * K) {
                         let out = LinearOut::Bf16(&mut out[..m * N]);
                         let w = [Weights::Fp8(w, Scales::F32(&scales))];
-                        linear_stacked(isa, black_box(&x[..m * K]), &w, (m, K), out, &mut scratch);
+                        linear_stacked(
+                            (isa, Activations::Exact),
+                            black_box(&x[..m * K]),
+                            &w,
+                            (m, K),
+                            out,
+                            &mut scratch,
+                        );
                     }
                 };
                 b.iter(|| team.install(&mut run));

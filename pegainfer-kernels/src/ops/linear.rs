@@ -42,7 +42,8 @@ pub fn linear<'w>(exec: &mut Exec, x: &Tensor, w: impl Into<MatrixRef<'w>>, out:
                 DType::F32 => LinearOut::F32(out.host_mut()),
                 _ => LinearOut::Bf16(out.host_mut()),
             };
-            linear_stacked(isa, &host_values(x), &w.weights(), (m, k), out, &mut exec.scratch);
+            let path = (isa, exec.activations());
+            linear_stacked(path, &host_values(x), &w.weights(), (m, k), out, &mut exec.scratch);
         }
         (Device::Cuda, Some(gemm)) => cuda::linear(exec, "linear", gemm, x, w, out)?,
         _ => {}

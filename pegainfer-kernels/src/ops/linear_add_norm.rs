@@ -50,7 +50,8 @@ pub fn linear_add_norm<'w, 'o>(
     match (exec.device(), &choice) {
         (Device::Cpu(isa), _) => {
             let gemm = LinearOut::Bf16(delta.host_mut());
-            linear_stacked(isa, &host_values(x), &w.weights(), (m, k), gemm, &mut exec.scratch);
+            let path = (isa, exec.activations());
+            linear_stacked(path, &host_values(x), &w.weights(), (m, k), gemm, &mut exec.scratch);
             let (delta, residual, norm) = (delta.host(), residual.host_mut(), NormWeight::of(norm));
             write_host(out, |out| norm::add_rms_norm(isa, delta, residual, norm, eps, out));
         }

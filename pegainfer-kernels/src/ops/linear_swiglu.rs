@@ -42,7 +42,8 @@ pub fn linear_swiglu<'w, 'o>(
     match (exec.device(), &choice) {
         (Device::Cpu(isa), _) => {
             let gemm = LinearOut::Bf16(gate_up.host_mut());
-            linear_stacked(isa, &host_values(x), &w.weights(), (m, k), gemm, &mut exec.scratch);
+            let path = (isa, exec.activations());
+            linear_stacked(path, &host_values(x), &w.weights(), (m, k), gemm, &mut exec.scratch);
             write_host(out, |out| swiglu(isa, gate_up.host(), width, out));
         }
         (Device::Cuda, Some(choice)) => cuda::linear_swiglu(exec, choice, x, w, gate_up, out)?,

@@ -72,8 +72,8 @@ impl GroupFormat {
         }
     }
 
-    /// Decodes the scales of a row.
-    fn scales(self, bytes: &[u8], k: usize, s: &mut [f32], o: &mut [f32]) {
+    /// Decodes the scales of a row of `k` columns: `s` and `o` of each group (`[k / group]`).
+    pub fn scales(self, bytes: &[u8], k: usize, s: &mut [f32], o: &mut [f32]) {
         let groups = k / self.group();
         let (s, o) = (&mut s[..groups], &mut o[..groups]);
         o.fill(0.0);

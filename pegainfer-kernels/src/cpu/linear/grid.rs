@@ -8,14 +8,12 @@ const TASKS_PER_THREAD: usize = 4;
 
 /// The rows of x split into the fewest groups of at most `max_rows` rows, as even as possible. A group is a tile's
 /// height.
-#[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy)]
 pub(super) struct RowGroups {
     m: usize,
     max_rows: usize,
 }
 
-#[cfg(target_arch = "x86_64")]
 impl RowGroups {
     pub(super) fn new(m: usize, max_rows: usize) -> Self {
         Self { m, max_rows }

@@ -1,5 +1,5 @@
-//! `out = x * w^T` for bf16 activations and bf16, FP8 or group-quantised weights: the GEMM that takes most of the time of a transformer
-//! on the CPU.
+//! `out = x * w^T` for bf16 activations and bf16, FP8 or group-quantised weights: the GEMM that takes most of the time
+//! of a transformer on the CPU.
 //!
 //! One file per instruction-set path; [`grid`] splits the work into tasks, [`output`] stores results. Weights are read
 //! in the checkpoint's layout, `[n, k]` row-major, without a second copy or repacking. Each path fixes one order of
@@ -13,6 +13,7 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod grid;
+mod int8;
 mod output;
 mod portable;
 mod problem;
@@ -23,6 +24,7 @@ use super::isa::Isa;
 use super::weights::Weights;
 use half::bf16;
 pub use output::LinearOut;
+pub use pegainfer_core::exec::Activations;
 pub use pegainfer_core::scratch::Scratch;
 use problem::{Fp8, Problem};
 
@@ -56,12 +58,16 @@ pub fn linear(
 }
 
 /// Variant of [`linear`] for bf16, FP8 or group-quantised weights: the rows of all `parts`, one after the other. `k` is
-/// at least 1. Every path computes group-quantised weights by the portable one.
+/// at least 1.
+///
+/// Group-quantised weights are multiplied as [`Activations`] says: exact activations by the portable path, int8 by
+/// [`int8`], which gives the same bits on every path. FP8 codes and groups of 16 columns with offsets, which [`int8`]
+/// does not have, take the exact way.
 ///
 /// # Panics
 /// See [`linear`]; also if a part is FP4.
 pub fn linear_stacked(
-    isa: Isa,
+    (isa, activations): (Isa, Activations),
     x: &[bf16],
     parts: &[Weights<'_>],
     (m, k): (usize, usize),
@@ -80,6 +86,9 @@ pub fn linear_stacked(
             Weights::Fp8(codes, scales) => {
                 assert_eq!(codes.len(), n * k, "codes are [n, k] = [{n}, {k}]");
                 run_fp8(isa, &Problem { x, w: Fp8 { codes, scales }, m, n, k, sink, stride }, scratch);
+            }
+            Weights::Grouped(w) if activations == Activations::Int8 && int8::supports(w.format) => {
+                int8::run(isa, &Problem { x, w, m, n, k, sink, stride }, scratch);
             }
             Weights::Grouped(w) => portable::run_grouped(&Problem { x, w, m, n, k, sink, stride }),
             Weights::Fp4(..) => panic!("FP4 weights are for ops::deepseek_v4"),

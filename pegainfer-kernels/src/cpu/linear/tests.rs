@@ -2,6 +2,7 @@
 
 mod fp8;
 mod grouped;
+mod int8;
 
 use super::*;
 use pegainfer_core::team::Team;

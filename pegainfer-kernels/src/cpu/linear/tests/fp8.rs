@@ -38,7 +38,7 @@ impl Weight {
 
 fn f32s(isa: Isa, x: &[bf16], parts: &[Weights<'_>], (m, n, k): (usize, usize, usize)) -> Vec<f32> {
     let mut out = vec![f32::NAN; m * n];
-    linear_stacked(isa, x, parts, (m, k), LinearOut::F32(&mut out), &mut Scratch::new());
+    linear_stacked((isa, Activations::Exact), x, parts, (m, k), LinearOut::F32(&mut out), &mut Scratch::new());
     out
 }
 
@@ -105,7 +105,14 @@ fn stacked_parts_are_columns_of_the_output() {
             let n = a.n + 10 + b.n;
             let whole = f32s(isa, &x, &parts, (m, n, k));
             let mut rounded = vec![bf16::NAN; m * n];
-            linear_stacked(isa, &x, &parts, (m, k), LinearOut::Bf16(&mut rounded), &mut Scratch::new());
+            linear_stacked(
+                (isa, Activations::Exact),
+                &x,
+                &parts,
+                (m, k),
+                LinearOut::Bf16(&mut rounded),
+                &mut Scratch::new(),
+            );
             assert!(whole.iter().zip(&rounded).all(|(whole, rounded)| bf16::from_f32(*whole) == *rounded));
             let mut first = 0;
             for part in parts {

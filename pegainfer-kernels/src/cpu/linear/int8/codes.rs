@@ -1,0 +1,161 @@
+//! Decoding of the codes of a tile.
+
+use super::layout::{Codes, Layout};
+use super::panel::{Line, Panel, QUADS, RUNS};
+use super::vector::Tile;
+
+/// Panels between the prefetch of their codes and their use. A panel of Q4_K has 2 KiB of codes.
+const AHEAD: usize = 4;
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
+/// Codes of a tile at a panel.
+pub(super) struct Source {
+    /// Codes of the first row: the lower 4 bits, or all 8, of the panel.
+    low: *const u8,
+    /// The further bits of the first row.
+    high: *const u8,
+    /// `low` and `high` of the panel to prefetch.
+    ahead: [*const u8; 2],
+    /// Bytes per run of `low` and of `high`.
+    run_bytes: [usize; 2],
+    /// Bytes of a row.
+    stride: usize,
+}
+
+impl Source {
+    /// The codes of panel `panel` of a tile whose rows begin at `tile`.
+    pub fn new(layout: &Layout, tile: *const u8, panel: usize) -> Self {
+        let run_bytes = match layout.codes {
+            Codes::Four | Codes::Table(_) => [16, 0],
+            Codes::Five => [16, 4],
+            Codes::Six => [16, 8],
+            Codes::Eight => [32, 0],
+        };
+        let at = |tile: *const u8, panel: usize| {
+            let low = tile.wrapping_add(panel * RUNS * run_bytes[0]);
+            [low, tile.wrapping_add(layout.k / 2 + panel * RUNS * run_bytes[1])]
+        };
+        let panels = layout.k.div_ceil(super::panel::COLUMNS);
+        let tiles = (panel + AHEAD) / panels;
+        let ahead = at(tile.wrapping_add(tiles * super::panel::ROWS * layout.code_bytes), (panel + AHEAD) % panels);
+        let [low, high] = at(tile, panel);
+        Self { low, high, ahead, run_bytes, stride: layout.code_bytes }
+    }
+
+    /// Prefetches an eighth of the codes of a later panel: two rows. Spread over the runs, because a core has only 16
+    /// buffers for lines that it waits for.
+    #[inline(always)]
+    fn prefetch<T: Tile>(&self, t: T, run: usize) {
+        for row in [2 * run, 2 * run + 1] {
+            for (ahead, bytes) in self.ahead.iter().zip(self.run_bytes) {
+                for at in (0..RUNS * bytes).step_by(LINE) {
+                    t.prefetch(ahead.wrapping_add(row * self.stride + at));
+                }
+            }
+        }
+    }
+
+    /// Decodes the first `runs` runs.
+    ///
+    /// # Safety
+    /// The tile has sixteen rows of the layout, and the panel has the runs.
+    #[inline(always)]
+    pub unsafe fn decode<T: Tile>(&self, t: T, codes: Codes, runs: usize, panel: &mut Panel) {
+        // SAFETY: by the caller's promise, for all of these.
+        unsafe {
+            match codes {
+                Codes::Four => self.each_run(t, runs, panel, |run| self.nibbles(t, run)),
+                Codes::Table(table) => {
+                    self.each_run(t, runs, panel, |run| self.nibbles(t, run).map(|v| t.lookup(v, table)));
+                }
+                Codes::Five => {
+                    let high = self.high_bits(t, runs);
+                    self.each_run(t, runs, panel, |run| {
+                        let bits = t.load(&high[run].0);
+                        let low = self.nibbles(t, run);
+                        std::array::from_fn(|i| t.or(low[i], t.fifth_bits(bits, i)))
+                    });
+                }
+                Codes::Six => {
+                    let high = self.high_bits(t, runs);
+                    self.each_run(t, runs, panel, |run| {
+                        let bits = [t.load(&high[2 * run].0), t.load(&high[2 * run + 1].0)];
+                        six_bits(t, self.nibbles(t, run), bits)
+                    });
+                }
+                Codes::Eight => self.each_run(t, runs, panel, |run| {
+                    let half = |i| t.columns(self.low.add(run * 32 + i), self.stride);
+                    let (first, second) = (half(0), half(16));
+                    let all: [T::I; QUADS] = std::array::from_fn(|i| if i < 4 { first[i] } else { second[i - 4] });
+                    all.map(|v| t.xor(v, t.splat(0x8080_8080)))
+                }),
+            }
+        }
+    }
+
+    /// Stores the vectors of each run that `decode` returns.
+    #[inline(always)]
+    fn each_run<T: Tile>(&self, t: T, runs: usize, panel: &mut Panel, decode: impl Fn(usize) -> [T::I; QUADS]) {
+        for (run, out) in panel.codes[..runs].iter_mut().enumerate() {
+            self.prefetch(t, run);
+            for (v, out) in decode(run).into_iter().zip(out) {
+                t.store(v, &mut out.0);
+            }
+        }
+    }
+
+    /// The lower 4 bits of the codes of a run.
+    ///
+    /// # Safety
+    /// See [`Source::decode`].
+    #[inline(always)]
+    unsafe fn nibbles<T: Tile>(&self, t: T, run: usize) -> [T::I; QUADS] {
+        // SAFETY: each row has 16 bytes of the run.
+        let bytes = unsafe { t.columns(self.low.add(run * 16), self.stride) };
+        let mask = t.splat(0x0f0f_0f0f);
+        std::array::from_fn(|i| if i < 4 { t.and(bytes[i], mask) } else { t.and(t.shr::<4>(bytes[i - 4]), mask) })
+    }
+
+    /// The further bits of all runs: a vector per run for 5 bits, two for 6 bits.
+    ///
+    /// # Safety
+    /// See [`Source::decode`].
+    #[inline(always)]
+    unsafe fn high_bits<T: Tile>(&self, t: T, runs: usize) -> [Line<u32>; 2 * RUNS] {
+        let mut lines = [Line([0; 16]); 2 * RUNS];
+        let bytes = runs * self.run_bytes[1];
+        for (i, four) in lines.as_chunks_mut::<4>().0.iter_mut().take(bytes.div_ceil(16)).enumerate() {
+            // SAFETY: 5-bit and 6-bit formats in the last bytes of a row may have less than 16; the last 16 bytes of
+            // the row, which has at least as many before, are then shifted to their place.
+            let vectors = unsafe {
+                let left = bytes - 16 * i;
+                if left >= 16 {
+                    t.columns(self.high.add(16 * i), self.stride)
+                } else {
+                    let all = t.columns(self.high.add(16 * i).sub(16 - left), self.stride);
+                    std::array::from_fn(|j| all[(j + (16 - left) / 4) % 4])
+                }
+            };
+            four.iter_mut().zip(vectors).for_each(|(line, v)| t.store(v, &mut line.0));
+        }
+        lines
+    }
+}
+
+/// Codes of 6 bits of a run from their lower 4 bits and the two vectors of upper ones, whose byte `l` has the bits of
+/// columns `l`, `l + 8`, `l + 16` and `l + 24`.
+#[inline(always)]
+fn six_bits<T: Tile>(t: T, low: [T::I; QUADS], high: [T::I; 2]) -> [T::I; QUADS] {
+    let mask = t.splat(0x3030_3030);
+    std::array::from_fn(|i| {
+        let bits = high[i % 2];
+        let bits = match i / 2 {
+            0 => t.shl::<4>(bits),
+            1 => t.shl::<2>(bits),
+            2 => bits,
+            _ => t.shr::<2>(bits),
+        };
+        t.or(low[i], t.and(bits, mask))
+    })
+}

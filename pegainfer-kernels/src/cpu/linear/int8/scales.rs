@@ -1,0 +1,182 @@
+//! Decoding of the scales of a tile.
+
+use super::RUN;
+use super::layout::Layout;
+use super::panel::{COLUMNS, Line, Panel, ROWS, RUNS};
+use super::vector::Tile;
+use pegainfer_core::weights::grouped::{GroupScales, Offset, ScaleDType};
+
+/// Scales of a tile.
+pub(super) struct Scales<'a> {
+    layout: &'a Layout,
+    /// Sixteen rows of scales.
+    bytes: &'a [u8],
+    /// Formats without a kernel of their own: `[rows, k / group]` scales, then as many offsets.
+    decoded: Vec<f32>,
+}
+
+impl<'a> Scales<'a> {
+    pub fn new(layout: &'a Layout) -> Self {
+        let has_kernel = match layout.format.scales {
+            GroupScales::K4 | GroupScales::K6 => true,
+            GroupScales::Plain { group, .. } => group > 16,
+            _ => false,
+        };
+        let numbers = if has_kernel { 0 } else { 2 * ROWS * layout.k / layout.format.group() };
+        Self { layout, bytes: &[], decoded: vec![0.0; numbers] }
+    }
+
+    /// Continues with a tile.
+    pub fn set_tile(&mut self, bytes: &'a [u8]) {
+        assert_eq!(bytes.len(), ROWS * self.layout.scale_bytes);
+        self.bytes = bytes;
+        if self.decoded.is_empty() {
+            return;
+        }
+        let Layout { format, k, unit, .. } = *self.layout;
+        let groups = k / format.group();
+        let (s, o) = self.decoded.split_at_mut(ROWS * groups);
+        let rows = s.chunks_exact_mut(groups).zip(o.chunks_exact_mut(groups));
+        for (bytes, (s, o)) in bytes.chunks_exact(self.layout.scale_bytes).zip(rows) {
+            format.scales(bytes, k, s, o);
+            s.iter_mut().for_each(|s| *s *= unit);
+        }
+    }
+
+    /// Decodes the scales of panel `index` of the tile, which has `runs` runs.
+    #[inline(always)]
+    pub fn decode<T: Tile>(&self, t: T, index: usize, runs: usize, panel: &mut Panel) {
+        self.prefetch(t, index);
+        match self.layout.format.scales {
+            GroupScales::K4 => self.k4(t, index, panel),
+            GroupScales::K6 => self.k6(t, index, panel),
+            GroupScales::Plain { group, dtype, offset } if self.decoded.is_empty() => {
+                self.plain(t, (group, dtype, offset), index * RUNS..index * RUNS + runs, panel);
+            }
+            _ => self.copy(index * RUNS, runs, panel),
+        }
+    }
+
+    /// Prefetches a part of the scales of the next tile.
+    #[inline(always)]
+    fn prefetch<T: Tile>(&self, t: T, index: usize) {
+        let (bytes, panels) = (self.bytes.len(), self.layout.k.div_ceil(COLUMNS));
+        for at in (bytes * index / panels..bytes * (index + 1) / panels).step_by(64) {
+            t.prefetch(self.bytes.as_ptr().wrapping_add(bytes + at));
+        }
+    }
+
+    /// Q4_K and Q5_K: a lane has the 16 bytes of a row in four vectors.
+    #[inline(always)]
+    fn k4<T: Tile>(&self, t: T, index: usize, panel: &mut Panel) {
+        let bytes = &self.bytes[index * 16..];
+        assert!(bytes.len() >= (ROWS - 1) * self.layout.scale_bytes + 16);
+        // SAFETY: each row has 16 bytes of the panel, as asserted for the last one.
+        let [halves, a, b, c] = unsafe { t.columns(bytes.as_ptr(), self.layout.scale_bytes) };
+        let (d, dmin) = (t.from_f16(halves), t.from_f16(t.shr::<16>(halves)));
+        let [six, four, two] = [0x3f3f_3f3f, 0x0f0f_0f0f, 0x3030_3030].map(|mask| t.splat(mask));
+        let upper = |low, high| t.or(t.and(low, four), t.and(t.shr::<2>(high), two));
+        let scales = [t.and(a, six), upper(c, a)];
+        let mins = [t.and(b, six), upper(t.shr::<4>(c), b)];
+        for half in 0..2 {
+            let (s, m) = (bytes_to_f32(t, scales[half]), bytes_to_f32(t, mins[half]));
+            for j in 0..4 {
+                t.store_f32(t.mul(d, s[j]), &mut panel.s[4 * half + j][0].0);
+                t.store_f32(t.mul(dmin, m[j]), &mut panel.o[4 * half + j].0);
+            }
+        }
+    }
+
+    /// Q6_K: sixteen int8 and an f16 per row.
+    #[inline(always)]
+    fn k6<T: Tile>(&self, t: T, index: usize, panel: &mut Panel) {
+        let stride = self.layout.scale_bytes;
+        let bytes = &self.bytes[index * 18..];
+        assert!(bytes.len() >= (ROWS - 1) * stride + 18);
+        // SAFETY: each row has 18 bytes of the panel, as asserted for the last one.
+        let signed = unsafe { t.columns(bytes.as_ptr(), stride) };
+        let d = t.from_f16(t.load(&halves(&bytes[16..], stride)));
+        for (i, v) in signed.into_iter().enumerate() {
+            let values = bytes_to_f32(t, t.xor(v, t.splat(0x8080_8080)));
+            for (j, value) in values.into_iter().enumerate() {
+                let s = t.mul(d, t.sub(value, t.splat_f32(128.0)));
+                t.store_f32(s, &mut panel.s[2 * i + j / 2][j % 2].0);
+            }
+        }
+    }
+
+    /// Numbers per group of a multiple of 32 columns.
+    #[inline(always)]
+    fn plain<T: Tile>(
+        &self,
+        t: T,
+        (group, dtype, offset): (usize, ScaleDType, Offset),
+        runs: std::ops::Range<usize>,
+        panel: &mut Panel,
+    ) {
+        let (first, stride) = (runs.start, self.layout.scale_bytes);
+        let second = self.layout.k / group * dtype.size();
+        let mut of_group = usize::MAX;
+        let (mut s, mut o) = (t.splat_f32(0.0), t.splat_f32(0.0));
+        for run in runs {
+            if of_group != run * RUN / group {
+                of_group = run * RUN / group;
+                s = self.number(t, dtype, &self.bytes[of_group * dtype.size()..]);
+                o = match offset {
+                    Offset::None => o,
+                    Offset::Zero => {
+                        let zeros = &self.bytes[second + of_group..];
+                        t.mul(s, t.to_f32(t.load(&std::array::from_fn(|r| zeros[r * stride].into()))))
+                    }
+                    Offset::Min => {
+                        let min = self.number(t, dtype, &self.bytes[second + of_group * dtype.size()..]);
+                        t.mul(min, t.splat_f32(-1.0))
+                    }
+                };
+            }
+            t.store_f32(s, &mut panel.s[run - first][0].0);
+            t.store_f32(o, &mut panel.o[run - first].0);
+        }
+    }
+
+    /// The number at the beginning of `bytes`, and in the same place of the other rows.
+    #[inline(always)]
+    fn number<T: Tile>(&self, t: T, dtype: ScaleDType, bytes: &[u8]) -> T::F {
+        let stride = self.layout.scale_bytes;
+        match dtype {
+            ScaleDType::F16 => t.from_f16(t.load(&halves(bytes, stride))),
+            ScaleDType::Bf16 => t.from_bits(t.shl::<16>(t.load(&halves(bytes, stride)))),
+            ScaleDType::F32 => {
+                let word = |r: usize| bytes[r * stride..].first_chunk().map_or(0, |word| u32::from_le_bytes(*word));
+                t.from_bits(t.load(&std::array::from_fn(word)))
+            }
+        }
+    }
+
+    /// Copies decoded numbers into a panel.
+    fn copy(&self, first: usize, runs: usize, panel: &mut Panel) {
+        let group = self.layout.format.group();
+        let groups = self.layout.k / group;
+        let (s, o) = self.decoded.split_at(ROWS * groups);
+        let of_rows =
+            |numbers: &[f32], column: usize| Line(std::array::from_fn(|row| numbers[row * groups + column / group]));
+        for run in 0..runs {
+            let column = (first + run) * RUN;
+            panel.s[run] = [of_rows(s, column), of_rows(s, column + RUN / 2)];
+            panel.o[run] = of_rows(o, column);
+        }
+    }
+}
+
+/// The four bytes of each lane.
+#[inline(always)]
+fn bytes_to_f32<T: Tile>(t: T, v: T::I) -> [T::F; 4] {
+    let byte = t.splat(255);
+    [t.and(v, byte), t.and(t.shr::<8>(v), byte), t.and(t.shr::<16>(v), byte), t.shr::<24>(v)].map(|v| t.to_f32(v))
+}
+
+/// Two bytes at the beginning of `bytes`, and in the same place of the other rows.
+#[inline(always)]
+fn halves(bytes: &[u8], stride: usize) -> [u32; ROWS] {
+    std::array::from_fn(|r| bytes[r * stride..].first_chunk().map_or(0, |half| u16::from_le_bytes(*half).into()))
+}

@@ -1,0 +1,139 @@
+//! The loops of one task: some rows of w against some rows of x.
+
+use super::RUN;
+use super::codes::Source;
+use super::layout::Layout;
+use super::panel::{COLUMNS, Line, Panel, QUADS, ROWS, RUNS};
+use super::rounding::{BIAS, Run, SCALE, SUM};
+use super::scales::Scales;
+use super::vector::{Kernel, Tile};
+use crate::cpu::linear::grid::RowGroups;
+use crate::cpu::linear::output::Sink;
+use std::ops::Range;
+
+/// One task. x rows stay in L2, codes of w are read once.
+pub(super) struct Task<'a> {
+    pub layout: &'a Layout,
+    /// `[n, code_bytes]`, at least sixteen rows.
+    pub codes: &'a [u8],
+    /// `[n, scale_bytes]`, at least sixteen rows.
+    pub scales: &'a [u8],
+    pub n: usize,
+    /// For each group of rows of x: `[k / 32, rows]`.
+    pub x: &'a [Run],
+    pub groups: RowGroups,
+    /// Groups of x rows of this task.
+    pub of_task: Range<usize>,
+    /// Rows of w of this task.
+    pub cols: Range<usize>,
+    /// The output and its row stride.
+    pub out: (Sink, usize),
+}
+
+impl Kernel for Task<'_> {
+    #[inline(always)]
+    fn run<T: Tile>(self, t: T) {
+        let layout = self.layout;
+        match (layout.halves, layout.offset, T::SPLITS_WIDE && layout.wide()) {
+            (true, _, true) => self.tiles::<T, true, false, true>(t),
+            (true, _, false) => self.tiles::<T, true, false, false>(t),
+            (false, true, true) => self.tiles::<T, false, true, true>(t),
+            (false, true, false) => self.tiles::<T, false, true, false>(t),
+            (false, false, true) => self.tiles::<T, false, false, true>(t),
+            (false, false, false) => self.tiles::<T, false, false, false>(t),
+        }
+    }
+}
+
+impl Task<'_> {
+    #[inline(always)]
+    fn tiles<T: Tile, const HALVES: bool, const OFFSET: bool, const WIDE: bool>(self, t: T) {
+        let (layout, runs) = (self.layout, self.layout.k / RUN);
+        let rows = self.groups.rows(self.of_task.start).start..self.groups.rows(self.of_task.end - 1).end;
+        let mut panel = Panel::new();
+        let mut sums = vec![Line([0.0; ROWS]); rows.len()];
+        let mut scales = Scales::new(layout);
+        for col in self.cols.clone().step_by(ROWS) {
+            // The last tile of the matrix overlaps the one before; the rows that it repeats are not stored.
+            let first = col.min(self.n.saturating_sub(ROWS));
+            let codes = &self.codes[first * layout.code_bytes..][..ROWS * layout.code_bytes];
+            scales.set_tile(&self.scales[first * layout.scale_bytes..][..ROWS * layout.scale_bytes]);
+            sums.fill(Line([0.0; ROWS]));
+            for (index, start) in (0..runs).step_by(RUNS).enumerate() {
+                let count = RUNS.min(runs - start);
+                // SAFETY: `codes` has sixteen rows of the layout.
+                unsafe { Source::new(layout, codes.as_ptr(), index).decode(t, layout.codes, count, &mut panel) };
+                scales.decode(t, index, count, &mut panel);
+                for group in self.of_task.clone() {
+                    let of_group = self.groups.rows(group);
+                    let x = &self.x[of_group.start * runs + start * of_group.len()..][..count * of_group.len()];
+                    let sums = &mut sums[of_group.start - rows.start..][..of_group.len()];
+                    add_rows::<T, HALVES, OFFSET, WIDE>(t, &panel, x, sums);
+                }
+            }
+            let count = ROWS.min(self.cols.end - col);
+            for (row, sums) in rows.clone().zip(&sums) {
+                let (sink, stride) = self.out;
+                // SAFETY: the elements belong to this task.
+                unsafe { sink.put(row * stride + col, &sums.0[col - first..][..count]) };
+            }
+        }
+    }
+}
+
+/// Adds the products of a panel with a group of x rows, `[runs, rows]`, to their `sums`, one per row.
+#[inline(always)]
+fn add_rows<T: Tile, const HALVES: bool, const OFFSET: bool, const WIDE: bool>(
+    t: T,
+    panel: &Panel,
+    x: &[Run],
+    sums: &mut [Line<f32>],
+) {
+    match sums.len() {
+        1 => add::<T, 1, HALVES, OFFSET, WIDE>(t, panel, x, sums),
+        2 => add::<T, 2, HALVES, OFFSET, WIDE>(t, panel, x, sums),
+        3 => add::<T, 3, HALVES, OFFSET, WIDE>(t, panel, x, sums),
+        _ if T::MAX_ROWS <= 4 => add::<T, 4, HALVES, OFFSET, WIDE>(t, panel, x, sums),
+        4 => add::<T, 4, HALVES, OFFSET, WIDE>(t, panel, x, sums),
+        5 => add::<T, 5, HALVES, OFFSET, WIDE>(t, panel, x, sums),
+        6 => add::<T, 6, HALVES, OFFSET, WIDE>(t, panel, x, sums),
+        7 => add::<T, 7, HALVES, OFFSET, WIDE>(t, panel, x, sums),
+        _ => add::<T, 8, HALVES, OFFSET, WIDE>(t, panel, x, sums),
+    }
+}
+
+/// Variant of [`add_rows`] for `R` rows, whose sums are in registers.
+#[inline(always)]
+fn add<T: Tile, const R: usize, const HALVES: bool, const OFFSET: bool, const WIDE: bool>(
+    t: T,
+    panel: &Panel,
+    x: &[Run],
+    sums: &mut [Line<f32>],
+) {
+    let sums = super::super::super::lanes::chunk_mut::<_, R>(sums);
+    let mut acc: [T::F; R] = std::array::from_fn(|r| t.load_f32(&sums[r].0));
+    for (run, x) in x.as_chunks::<R>().0.iter().enumerate() {
+        let w: [T::I; QUADS] = std::array::from_fn(|i| t.load(&panel.codes[run][i].0));
+        let s = &panel.s[run];
+        for (acc, x) in acc.iter_mut().zip(x) {
+            let first = (0..QUADS / 2).fold(t.splat(x[BIAS]), |sum, i| t.dot::<WIDE>(sum, w[i], x[i]));
+            let sum = if HALVES {
+                let second = (QUADS / 2..QUADS).fold(t.splat(x[BIAS + 1]), |sum, i| t.dot::<WIDE>(sum, w[i], x[i]));
+                let sum = t.mul(t.to_f32(first), t.load_f32(&s[0].0));
+                t.fma(t.to_f32(second), t.load_f32(&s[1].0), sum)
+            } else {
+                let all = (QUADS / 2..QUADS).fold(first, |sum, i| t.dot::<WIDE>(sum, w[i], x[i]));
+                t.mul(t.to_f32(all), t.load_f32(&s[0].0))
+            };
+            let sum = if OFFSET {
+                t.fnma(t.load_f32(&panel.o[run].0), t.splat_f32(f32::from_bits(x[SUM])), sum)
+            } else {
+                sum
+            };
+            *acc = t.fma(sum, t.splat_f32(f32::from_bits(x[SCALE])), *acc);
+        }
+    }
+    acc.into_iter().zip(sums).for_each(|(acc, sum)| t.store_f32(acc, &mut sum.0));
+}
+
+const _: () = assert!(COLUMNS == RUNS * RUN);

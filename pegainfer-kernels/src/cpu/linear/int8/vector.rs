@@ -1,0 +1,76 @@
+//! The operations of an instruction set on a tile of sixteen rows of w.
+
+use super::panel::ROWS;
+
+/// Work that is written once for all instruction sets. `run` and everything it calls must be `#[inline(always)]`, so
+/// that it becomes part of the `#[target_feature]` function of the path.
+pub(super) trait Kernel {
+    /// Runs the kernel on an instruction set.
+    fn run<T: Tile>(self, t: T);
+}
+
+/// Sixteen lanes, one per row of a tile, of 4 bytes each: bytes of codes, int32 sums, or f32. A value of the type proves
+/// that the CPU has the instructions. Methods are `#[inline(always)]`, see [`Kernel`].
+pub(super) trait Tile: Copy + Send + Sync {
+    /// Sixteen lanes of bytes or int32.
+    type I: Copy;
+    /// Sixteen lanes of f32.
+    type F: Copy;
+
+    /// Maximum number of rows of x whose f32 sums are kept in registers at the same time.
+    const MAX_ROWS: usize;
+    /// True if [`dot`](Self::dot) is slower for codes above 7 bits.
+    const SPLITS_WIDE: bool;
+
+    /// Starts loading the cache line of `at`; changes nothing else.
+    fn prefetch(self, at: *const u8);
+    /// Reads 16 bytes of each row: vector `i` of the result has bytes `4 i` to `4 i + 3` of each row in its lane.
+    ///
+    /// # Safety
+    /// 16 bytes at each of `at + r * stride` are readable, for `r` in 0..16.
+    unsafe fn columns(self, at: *const u8, stride: usize) -> [Self::I; 4];
+    /// Reads a vector.
+    fn load(self, from: &[u32; ROWS]) -> Self::I;
+    /// Writes a vector.
+    fn store(self, v: Self::I, to: &mut [u32; ROWS]);
+    /// `x` in all lanes.
+    fn splat(self, x: u32) -> Self::I;
+    /// `a & b`.
+    fn and(self, a: Self::I, b: Self::I) -> Self::I;
+    /// `a | b`.
+    fn or(self, a: Self::I, b: Self::I) -> Self::I;
+    /// `a ^ b`.
+    fn xor(self, a: Self::I, b: Self::I) -> Self::I;
+    /// Lanes shifted left by `N` bits.
+    fn shl<const N: u32>(self, v: Self::I) -> Self::I;
+    /// Lanes shifted right by `N` bits, zeros from the left.
+    fn shr<const N: u32>(self, v: Self::I) -> Self::I;
+    /// Each byte, 0 to 15, replaced by its entry of `table`.
+    fn lookup(self, v: Self::I, table: [u8; 16]) -> Self::I;
+    /// Byte `b` of each lane is 16 if bit `4 i + b` of the lane of `v` is set, otherwise 0; `i` in 0..8.
+    fn fifth_bits(self, v: Self::I, i: usize) -> Self::I;
+    /// `acc` plus the sum of the products of each lane's four unsigned bytes of `w` and the four signed bytes of `x`.
+    /// `WIDE`: bytes of `w` may be above 127.
+    fn dot<const WIDE: bool>(self, acc: Self::I, w: Self::I, x: u32) -> Self::I;
+
+    /// int32 lanes as f32.
+    fn to_f32(self, v: Self::I) -> Self::F;
+    /// The f32 of the bits.
+    fn from_bits(self, v: Self::I) -> Self::F;
+    /// The f16 in the lower half of each lane, as f32.
+    fn from_f16(self, v: Self::I) -> Self::F;
+    /// `x` in all lanes.
+    fn splat_f32(self, x: f32) -> Self::F;
+    /// Reads a vector.
+    fn load_f32(self, from: &[f32; ROWS]) -> Self::F;
+    /// Writes a vector.
+    fn store_f32(self, v: Self::F, to: &mut [f32; ROWS]);
+    /// `a * b`.
+    fn mul(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `a - b`.
+    fn sub(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `a * b + c`, rounded once.
+    fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// `c - a * b`, rounded once.
+    fn fnma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+}
