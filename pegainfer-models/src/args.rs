@@ -2,6 +2,7 @@
 
 use crate::speculative;
 use clap::{Args, ValueEnum};
+use pegainfer_core::exec::Activations;
 use pegainfer_core::schedule::speculation::Speculation;
 use pegainfer_kernels::ops::KvDType;
 use pegainfer_runtime::{AtLoad, Overrides};
@@ -125,9 +126,18 @@ pub struct FormatArgs {
     /// and Qwen3.5
     #[arg(long, value_enum, value_name = "FORMAT")]
     pub quantization: Option<QuantizationArg>,
+    /// On the CPU, keep activations in bf16 for group-quantised weights such as AWQ and Q4_K, instead of rounding them to
+    /// int8 per 32 columns. Many times slower
+    #[arg(long)]
+    pub exact_activations: bool,
 }
 
 impl FormatArgs {
+    /// Activations of GEMMs with group-quantised weights on the CPU.
+    pub fn activations(&self) -> Activations {
+        if self.exact_activations { Activations::Exact } else { Activations::Int8 }
+    }
+
     /// The changes that the flags make to config.json.
     pub fn overrides(&self) -> Overrides {
         Overrides {

@@ -147,7 +147,8 @@ fn open_cpu(args: &EngineArgs) -> Result<Vec<OpenDevice>> {
     let name = format!("cpu ({}, {shared}{threads} thread{plural})", isa.name());
     let open = |_| {
         let execs: std::io::Result<Vec<_>> = (0..ranks).map(|_| Exec::cpu(isa, Some(threads))).collect();
-        let execs = execs.context("the CPU threads cannot be started")?;
+        let mut execs = execs.context("the CPU threads cannot be started")?;
+        execs.iter_mut().for_each(|exec| exec.set_activations(args.formats.activations()));
         Ok(OpenDevice { execs, name: name.clone(), shows_progress: true })
     };
     (0..engines).map(open).collect()

@@ -54,14 +54,17 @@ impl Sink {
     ///
     /// # Safety
     /// The elements lie inside the output and belong to the calling task.
+    #[inline(always)]
     pub(super) unsafe fn put(self, index: usize, values: &[f32]) {
-        for (i, &value) in values.iter().enumerate() {
-            // SAFETY: in bounds and unshared, by the caller's promise.
-            unsafe {
-                match self {
-                    Self::Bf16(out) => out.add(index + i).write(bf16::from_f32(value)),
-                    Self::F32(out) => out.add(index + i).write(value),
+        // SAFETY: in bounds and unshared, by the caller's promise.
+        unsafe {
+            match self {
+                Self::Bf16(out) => {
+                    for (i, &value) in values.iter().enumerate() {
+                        out.add(index + i).write(bf16::from_f32(value));
+                    }
                 }
+                Self::F32(out) => out.add(index).copy_from_nonoverlapping(values.as_ptr(), values.len()),
             }
         }
     }

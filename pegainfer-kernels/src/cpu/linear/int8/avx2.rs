@@ -28,11 +28,43 @@ impl Avx2 {
 
 /// Applies an 8-lane operation, whose features `self` proves, to both halves.
 macro_rules! both {
-    (|$i:ident| $e:expr) => {{
+    (|$i:ident| $e:expr) => {
         // SAFETY: as the macro says; loads and stores go through references to arrays of their size.
-        let half = |$i: usize| unsafe { $e };
-        [half(0), half(1)]
-    }};
+        unsafe {
+            let lower = {
+                let $i = 0;
+                $e
+            };
+            let $i = 1;
+            [lower, $e]
+        }
+    };
+}
+
+/// 16 bytes of each of eight rows; see [`Tile::columns`].
+///
+/// # Safety
+/// The bytes are readable, and the CPU has AVX2.
+#[inline(always)]
+unsafe fn eight_rows(at: *const u8, stride: usize) -> [__m256i; 4] {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        // Rows `r` and `r + 4`, so that the interleaving inside of 128 bits orders the rows.
+        let mut two = [_mm256_setzero_si256(); 4];
+        for (r, two) in two.iter_mut().enumerate() {
+            let lower = _mm256_castsi128_si256(_mm_loadu_si128(at.add(r * stride).cast()));
+            *two = _mm256_inserti128_si256::<1>(lower, _mm_loadu_si128(at.add((r + 4) * stride).cast()));
+        }
+        let [a, b, c, d] = two;
+        let [low_ab, high_ab] = [_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b)];
+        let [low_cd, high_cd] = [_mm256_unpacklo_epi32(c, d), _mm256_unpackhi_epi32(c, d)];
+        [
+            _mm256_unpacklo_epi64(low_ab, low_cd),
+            _mm256_unpackhi_epi64(low_ab, low_cd),
+            _mm256_unpacklo_epi64(high_ab, high_cd),
+            _mm256_unpackhi_epi64(high_ab, high_cd),
+        ]
+    }
 }
 
 impl Tile for Avx2 {
@@ -49,26 +81,8 @@ impl Tile for Avx2 {
     #[inline(always)]
     unsafe fn columns(self, at: *const u8, stride: usize) -> [[__m256i; 2]; 4] {
         // SAFETY: the reads by the caller's promise, the features by `self`.
-        unsafe {
-            let eight = |first: usize| {
-                // Rows `r` and `r + 4`, so that the interleaving inside of 128 bits orders the rows.
-                let two = |r: usize| {
-                    let row = |r: usize| _mm_loadu_si128(at.add(r * stride).cast());
-                    _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(row(r)), row(r + 4))
-                };
-                let [a, b, c, d] = [two(first), two(first + 1), two(first + 2), two(first + 3)];
-                let [low_ab, high_ab] = [_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b)];
-                let [low_cd, high_cd] = [_mm256_unpacklo_epi32(c, d), _mm256_unpackhi_epi32(c, d)];
-                [
-                    _mm256_unpacklo_epi64(low_ab, low_cd),
-                    _mm256_unpackhi_epi64(low_ab, low_cd),
-                    _mm256_unpacklo_epi64(high_ab, high_cd),
-                    _mm256_unpackhi_epi64(high_ab, high_cd),
-                ]
-            };
-            let (lower, upper) = (eight(0), eight(8));
-            std::array::from_fn(|i| [lower[i], upper[i]])
-        }
+        let [[a, b, c, d], [e, f, g, h]] = unsafe { [eight_rows(at, stride), eight_rows(at.add(8 * stride), stride)] };
+        [[a, e], [b, f], [c, g], [d, h]]
     }
     #[inline(always)]
     fn load(self, from: &[u32; ROWS]) -> [__m256i; 2] {
@@ -113,7 +127,7 @@ impl Tile for Avx2 {
     fn fifth_bits(self, v: [__m256i; 2], i: usize) -> [__m256i; 2] {
         // Each byte gets the byte that has its bit; byte `b` tests bit `4 (i % 2) + b` of it.
         let byte = 0x0101_0101 * (i as u32 / 2);
-        let from = [0, 0x0404_0404, 0x0808_0808, 0x0c0c_0c0c].map(|lane: u32| (lane + byte).cast_signed());
+        let from = [byte, byte + 0x0404_0404, byte + 0x0808_0808, byte + 0x0c0c_0c0c];
         let bits = 0x0804_0201u32 << (4 * (i % 2));
         both!(|i| {
             let from = _mm256_broadcastsi128_si256(_mm_loadu_si128(from.as_ptr().cast()));

@@ -49,14 +49,15 @@ impl Tile for Vnni {
         // SAFETY: the reads by the caller's promise, the features by `self`.
         unsafe {
             // Rows `r`, `r + 4`, `r + 8` and `r + 12`, so that the interleaving inside of 128 bits orders the rows.
-            let four = |r: usize| {
-                let row = |r: usize| _mm_loadu_si128(at.add(r * stride).cast());
-                let v = _mm512_castsi128_si512(row(r));
-                let v = _mm512_inserti32x4::<1>(v, row(r + 4));
-                let v = _mm512_inserti32x4::<2>(v, row(r + 8));
-                _mm512_inserti32x4::<3>(v, row(r + 12))
-            };
-            let [a, b, c, d] = [four(0), four(1), four(2), four(3)];
+            let mut four = [_mm512_setzero_si512(); 4];
+            for (r, four) in four.iter_mut().enumerate() {
+                let at = at.add(r * stride);
+                let v = _mm512_castsi128_si512(_mm_loadu_si128(at.cast()));
+                let v = _mm512_inserti32x4::<1>(v, _mm_loadu_si128(at.add(4 * stride).cast()));
+                let v = _mm512_inserti32x4::<2>(v, _mm_loadu_si128(at.add(8 * stride).cast()));
+                *four = _mm512_inserti32x4::<3>(v, _mm_loadu_si128(at.add(12 * stride).cast()));
+            }
+            let [a, b, c, d] = four;
             let [low_ab, high_ab] = [_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b)];
             let [low_cd, high_cd] = [_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d)];
             [
@@ -107,7 +108,7 @@ impl Tile for Vnni {
     fn fifth_bits(self, v: __m512i, i: usize) -> __m512i {
         // Each byte gets the byte that has its bit; byte `b` tests bit `4 (i % 2) + b` of it.
         let byte = 0x0101_0101 * (i as u32 / 2);
-        let from = [0, 0x0404_0404, 0x0808_0808, 0x0c0c_0c0c].map(|lane: u32| (lane + byte).cast_signed());
+        let from = [byte, byte + 0x0404_0404, byte + 0x0808_0808, byte + 0x0c0c_0c0c];
         let bits = 0x0804_0201u32 << (4 * (i % 2));
         op!({
             let from = _mm512_broadcast_i32x4(_mm_loadu_si128(from.as_ptr().cast()));

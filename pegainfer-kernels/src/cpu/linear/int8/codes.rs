@@ -1,8 +1,8 @@
 //! Decoding of the codes of a tile.
 
 use super::layout::{Codes, Layout};
-use super::panel::{Line, Panel, QUADS, RUNS};
-use super::vector::Tile;
+use super::panel::{COLUMNS, Line, Panel, QUADS, ROWS, RUNS};
+use super::vector::{Tile, vectors};
 
 /// Panels between the prefetch of their codes and their use. A panel of Q4_K has 2 KiB of codes.
 const AHEAD: usize = 4;
@@ -36,9 +36,9 @@ impl Source {
             let low = tile.wrapping_add(panel * RUNS * run_bytes[0]);
             [low, tile.wrapping_add(layout.k / 2 + panel * RUNS * run_bytes[1])]
         };
-        let panels = layout.k.div_ceil(super::panel::COLUMNS);
+        let panels = layout.k.div_ceil(COLUMNS);
         let tiles = (panel + AHEAD) / panels;
-        let ahead = at(tile.wrapping_add(tiles * super::panel::ROWS * layout.code_bytes), (panel + AHEAD) % panels);
+        let ahead = at(tile.wrapping_add(tiles * ROWS * layout.code_bytes), (panel + AHEAD) % panels);
         let [low, high] = at(tile, panel);
         Self { low, high, ahead, run_bytes, stride: layout.code_bytes }
     }
@@ -62,45 +62,38 @@ impl Source {
     /// The tile has sixteen rows of the layout, and the panel has the runs.
     #[inline(always)]
     pub unsafe fn decode<T: Tile>(&self, t: T, codes: Codes, runs: usize, panel: &mut Panel) {
-        // SAFETY: by the caller's promise, for all of these.
-        unsafe {
-            match codes {
-                Codes::Four => self.each_run(t, runs, panel, |run| self.nibbles(t, run)),
-                Codes::Table(table) => {
-                    self.each_run(t, runs, panel, |run| self.nibbles(t, run).map(|v| t.lookup(v, table)));
-                }
-                Codes::Five => {
-                    let high = self.high_bits(t, runs);
-                    self.each_run(t, runs, panel, |run| {
-                        let bits = t.load(&high[run].0);
-                        let low = self.nibbles(t, run);
-                        std::array::from_fn(|i| t.or(low[i], t.fifth_bits(bits, i)))
-                    });
-                }
-                Codes::Six => {
-                    let high = self.high_bits(t, runs);
-                    self.each_run(t, runs, panel, |run| {
-                        let bits = [t.load(&high[2 * run].0), t.load(&high[2 * run + 1].0)];
-                        six_bits(t, self.nibbles(t, run), bits)
-                    });
-                }
-                Codes::Eight => self.each_run(t, runs, panel, |run| {
-                    let half = |i| t.columns(self.low.add(run * 32 + i), self.stride);
-                    let (first, second) = (half(0), half(16));
-                    let all: [T::I; QUADS] = std::array::from_fn(|i| if i < 4 { first[i] } else { second[i - 4] });
-                    all.map(|v| t.xor(v, t.splat(0x8080_8080)))
-                }),
-            }
-        }
-    }
-
-    /// Stores the vectors of each run that `decode` returns.
-    #[inline(always)]
-    fn each_run<T: Tile>(&self, t: T, runs: usize, panel: &mut Panel, decode: impl Fn(usize) -> [T::I; QUADS]) {
+        let high = match codes {
+            // SAFETY: by the caller's promise.
+            Codes::Five | Codes::Six => unsafe { self.high_bits(t, runs) },
+            _ => [Line([0; ROWS]); 2 * RUNS],
+        };
         for (run, out) in panel.codes[..runs].iter_mut().enumerate() {
             self.prefetch(t, run);
-            for (v, out) in decode(run).into_iter().zip(out) {
-                t.store(v, &mut out.0);
+            // SAFETY: by the caller's promise.
+            let decoded: [T::I; QUADS] = unsafe {
+                match codes {
+                    Codes::Four => self.nibbles(t, run),
+                    Codes::Table(table) => {
+                        let low = self.nibbles(t, run);
+                        vectors!(t, i => t.lookup(low[i], table))
+                    }
+                    Codes::Five => {
+                        let (low, bits) = (self.nibbles(t, run), t.load(&high[run].0));
+                        vectors!(t, i => t.or(low[i], t.fifth_bits(bits, i)))
+                    }
+                    Codes::Six => {
+                        let bits = [t.load(&high[2 * run].0), t.load(&high[2 * run + 1].0)];
+                        six_bits(t, self.nibbles(t, run), bits)
+                    }
+                    Codes::Eight => {
+                        let at = self.low.add(run * 32);
+                        let halves = [t.columns(at, self.stride), t.columns(at.add(16), self.stride)];
+                        vectors!(t, i => t.xor(halves[i / 4][i % 4], t.splat(0x8080_8080)))
+                    }
+                }
+            };
+            for (i, out) in out.iter_mut().enumerate() {
+                t.store(decoded[i], &mut out.0);
             }
         }
     }
@@ -114,7 +107,7 @@ impl Source {
         // SAFETY: each row has 16 bytes of the run.
         let bytes = unsafe { t.columns(self.low.add(run * 16), self.stride) };
         let mask = t.splat(0x0f0f_0f0f);
-        std::array::from_fn(|i| if i < 4 { t.and(bytes[i], mask) } else { t.and(t.shr::<4>(bytes[i - 4]), mask) })
+        vectors!(t, i => if i < 4 { t.and(bytes[i], mask) } else { t.and(t.shr::<4>(bytes[i - 4]), mask) })
     }
 
     /// The further bits of all runs: a vector per run for 5 bits, two for 6 bits.
@@ -123,21 +116,23 @@ impl Source {
     /// See [`Source::decode`].
     #[inline(always)]
     unsafe fn high_bits<T: Tile>(&self, t: T, runs: usize) -> [Line<u32>; 2 * RUNS] {
-        let mut lines = [Line([0; 16]); 2 * RUNS];
+        let mut lines = [Line([0; ROWS]); 2 * RUNS];
         let bytes = runs * self.run_bytes[1];
         for (i, four) in lines.as_chunks_mut::<4>().0.iter_mut().take(bytes.div_ceil(16)).enumerate() {
             // SAFETY: 5-bit and 6-bit formats in the last bytes of a row may have less than 16; the last 16 bytes of
             // the row, which has at least as many before, are then shifted to their place.
-            let vectors = unsafe {
+            let vectors: [T::I; 4] = unsafe {
                 let left = bytes - 16 * i;
                 if left >= 16 {
                     t.columns(self.high.add(16 * i), self.stride)
                 } else {
                     let all = t.columns(self.high.add(16 * i).sub(16 - left), self.stride);
-                    std::array::from_fn(|j| all[(j + (16 - left) / 4) % 4])
+                    vectors!(t, j => all[(j + (16 - left) / 4) % 4])
                 }
             };
-            four.iter_mut().zip(vectors).for_each(|(line, v)| t.store(v, &mut line.0));
+            for (j, line) in four.iter_mut().enumerate() {
+                t.store(vectors[j], &mut line.0);
+            }
         }
         lines
     }
@@ -148,7 +143,7 @@ impl Source {
 #[inline(always)]
 fn six_bits<T: Tile>(t: T, low: [T::I; QUADS], high: [T::I; 2]) -> [T::I; QUADS] {
     let mask = t.splat(0x3030_3030);
-    std::array::from_fn(|i| {
+    vectors!(t, i => {
         let bits = high[i % 2];
         let bits = match i / 2 {
             0 => t.shl::<4>(bits),

@@ -74,10 +74,9 @@ impl<'a> Scales<'a> {
         // SAFETY: each row has 16 bytes of the panel, as asserted for the last one.
         let [halves, a, b, c] = unsafe { t.columns(bytes.as_ptr(), self.layout.scale_bytes) };
         let (d, dmin) = (t.from_f16(halves), t.from_f16(t.shr::<16>(halves)));
-        let [six, four, two] = [0x3f3f_3f3f, 0x0f0f_0f0f, 0x3030_3030].map(|mask| t.splat(mask));
-        let upper = |low, high| t.or(t.and(low, four), t.and(t.shr::<2>(high), two));
-        let scales = [t.and(a, six), upper(c, a)];
-        let mins = [t.and(b, six), upper(t.shr::<4>(c), b)];
+        let six = t.splat(0x3f3f_3f3f);
+        let scales = [t.and(a, six), upper_groups(t, c, a)];
+        let mins = [t.and(b, six), upper_groups(t, t.shr::<4>(c), b)];
         for half in 0..2 {
             let (s, m) = (bytes_to_f32(t, scales[half]), bytes_to_f32(t, mins[half]));
             for j in 0..4 {
@@ -168,11 +167,18 @@ impl<'a> Scales<'a> {
     }
 }
 
+/// The 6-bit numbers of groups 4 to 7 of Q4_K: four bits of `low`, and the upper two bits of `high`.
+#[inline(always)]
+fn upper_groups<T: Tile>(t: T, low: T::I, high: T::I) -> T::I {
+    t.or(t.and(low, t.splat(0x0f0f_0f0f)), t.and(t.shr::<2>(high), t.splat(0x3030_3030)))
+}
+
 /// The four bytes of each lane.
 #[inline(always)]
 fn bytes_to_f32<T: Tile>(t: T, v: T::I) -> [T::F; 4] {
     let byte = t.splat(255);
-    [t.and(v, byte), t.and(t.shr::<8>(v), byte), t.and(t.shr::<16>(v), byte), t.shr::<24>(v)].map(|v| t.to_f32(v))
+    let bytes = [t.and(v, byte), t.and(t.shr::<8>(v), byte), t.and(t.shr::<16>(v), byte), t.shr::<24>(v)];
+    [t.to_f32(bytes[0]), t.to_f32(bytes[1]), t.to_f32(bytes[2]), t.to_f32(bytes[3])]
 }
 
 /// Two bytes at the beginning of `bytes`, and in the same place of the other rows.

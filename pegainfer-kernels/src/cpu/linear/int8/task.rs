@@ -6,7 +6,7 @@ use super::layout::Layout;
 use super::panel::{COLUMNS, Line, Panel, QUADS, ROWS, RUNS};
 use super::rounding::{BIAS, Run, SCALE, SUM};
 use super::scales::Scales;
-use super::vector::{Kernel, Tile};
+use super::vector::{Kernel, Tile, vectors};
 use crate::cpu::linear::grid::RowGroups;
 use crate::cpu::linear::output::Sink;
 use std::ops::Range;
@@ -111,29 +111,36 @@ fn add<T: Tile, const R: usize, const HALVES: bool, const OFFSET: bool, const WI
     sums: &mut [Line<f32>],
 ) {
     let sums = super::super::super::lanes::chunk_mut::<_, R>(sums);
-    let mut acc: [T::F; R] = std::array::from_fn(|r| t.load_f32(&sums[r].0));
+    let mut acc = [t.splat_f32(0.0); R];
+    for r in 0..R {
+        acc[r] = t.load_f32(&sums[r].0);
+    }
     for (run, x) in x.as_chunks::<R>().0.iter().enumerate() {
-        let w: [T::I; QUADS] = std::array::from_fn(|i| t.load(&panel.codes[run][i].0));
+        let w: [T::I; QUADS] = vectors!(t, i => t.load(&panel.codes[run][i].0));
         let s = &panel.s[run];
-        for (acc, x) in acc.iter_mut().zip(x) {
-            let first = (0..QUADS / 2).fold(t.splat(x[BIAS]), |sum, i| t.dot::<WIDE>(sum, w[i], x[i]));
-            let sum = if HALVES {
-                let second = (QUADS / 2..QUADS).fold(t.splat(x[BIAS + 1]), |sum, i| t.dot::<WIDE>(sum, w[i], x[i]));
-                let sum = t.mul(t.to_f32(first), t.load_f32(&s[0].0));
-                t.fma(t.to_f32(second), t.load_f32(&s[1].0), sum)
-            } else {
-                let all = (QUADS / 2..QUADS).fold(first, |sum, i| t.dot::<WIDE>(sum, w[i], x[i]));
-                t.mul(t.to_f32(all), t.load_f32(&s[0].0))
-            };
-            let sum = if OFFSET {
-                t.fnma(t.load_f32(&panel.o[run].0), t.splat_f32(f32::from_bits(x[SUM])), sum)
-            } else {
-                sum
-            };
-            *acc = t.fma(sum, t.splat_f32(f32::from_bits(x[SCALE])), *acc);
+        for r in 0..R {
+            let x = &x[r];
+            let mut first = t.splat(x[BIAS]);
+            for i in 0..QUADS / 2 {
+                first = t.dot::<WIDE>(first, w[i], x[i]);
+            }
+            let mut second = if HALVES { t.splat(x[BIAS + 1]) } else { first };
+            for i in QUADS / 2..QUADS {
+                second = t.dot::<WIDE>(second, w[i], x[i]);
+            }
+            let mut sum = t.mul(t.to_f32(if HALVES { first } else { second }), t.load_f32(&s[0].0));
+            if HALVES {
+                sum = t.fma(t.to_f32(second), t.load_f32(&s[1].0), sum);
+            }
+            if OFFSET {
+                sum = t.fnma(t.load_f32(&panel.o[run].0), t.splat_f32(f32::from_bits(x[SUM])), sum);
+            }
+            acc[r] = t.fma(sum, t.splat_f32(f32::from_bits(x[SCALE])), acc[r]);
         }
     }
-    acc.into_iter().zip(sums).for_each(|(acc, sum)| t.store_f32(acc, &mut sum.0));
+    for r in 0..R {
+        t.store_f32(acc[r], &mut sums[r].0);
+    }
 }
 
 const _: () = assert!(COLUMNS == RUNS * RUN);

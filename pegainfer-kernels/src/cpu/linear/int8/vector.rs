@@ -2,6 +2,19 @@
 
 use super::panel::ROWS;
 
+/// `[value of 0, value of 1, ...]`: an array of vectors without a closure, which would be compiled without the path's
+/// instructions (see [`Kernel`]).
+macro_rules! vectors {
+    ($t:ident, $i:ident => $value:expr) => {{
+        let mut all = [$t.splat(0); _];
+        for ($i, v) in all.iter_mut().enumerate() {
+            *v = $value;
+        }
+        all
+    }};
+}
+pub(super) use vectors;
+
 /// Work that is written once for all instruction sets. `run` and everything it calls must be `#[inline(always)]`, so
 /// that it becomes part of the `#[target_feature]` function of the path.
 pub(super) trait Kernel {

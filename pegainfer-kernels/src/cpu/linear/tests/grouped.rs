@@ -34,7 +34,14 @@ fn outputs_match_f64_in_stacks_and_batches() {
             let parts = [Weights::Bf16(&plain), Weights::Grouped(grouped)];
             let run = |x: &[bf16], m: usize| {
                 let mut out = vec![f32::NAN; m * (n + 3)];
-                linear_stacked((isa, Activations::Exact), x, &parts, (m, k), LinearOut::F32(&mut out), &mut Scratch::new());
+                linear_stacked(
+                    (isa, Activations::Exact),
+                    x,
+                    &parts,
+                    (m, k),
+                    LinearOut::F32(&mut out),
+                    &mut Scratch::new(),
+                );
                 out
             };
             let out = run(&x, m);
