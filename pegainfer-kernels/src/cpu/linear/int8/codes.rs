@@ -1,8 +1,10 @@
 //! Decoding of the codes of a tile.
 
+use super::RUN;
 use super::layout::{Codes, Layout};
 use super::panel::{COLUMNS, Line, Panel, QUADS, ROWS, RUNS};
 use super::vector::{Tile, vectors};
+use std::marker::PhantomData;
 
 /// Panels between the prefetch of their codes and their use. A panel of Q4_K has 2 KiB of codes.
 const AHEAD: usize = 4;
@@ -10,7 +12,8 @@ const AHEAD: usize = 4;
 const LINE: usize = 64;
 
 /// Codes of a tile at a panel.
-pub(super) struct Source {
+pub(super) struct Source<'a> {
+    codes: Codes,
     /// Codes of the first row: the lower 4 bits, or all 8, of the panel.
     low: *const u8,
     /// The further bits of the first row.
@@ -21,17 +24,22 @@ pub(super) struct Source {
     run_bytes: [usize; 2],
     /// Bytes of a row.
     stride: usize,
+    /// Runs of the panel.
+    runs: usize,
+    tile: PhantomData<&'a [u8]>,
 }
 
-impl Source {
-    /// The codes of panel `panel` of a tile whose rows begin at `tile`.
-    pub fn new(layout: &Layout, tile: *const u8, panel: usize) -> Self {
+impl<'a> Source<'a> {
+    /// The codes of panel `panel` of the sixteen rows `tile`.
+    pub fn new(layout: &Layout, tile: &'a [u8], panel: usize) -> Self {
         let run_bytes = match layout.codes {
             Codes::Four | Codes::Table(_) => [16, 0],
             Codes::Five => [16, 4],
             Codes::Six => [16, 8],
             Codes::Eight => [32, 0],
         };
+        assert_eq!(tile.len(), ROWS * layout.code_bytes, "sixteen rows");
+        let tile = tile.as_ptr();
         let at = |tile: *const u8, panel: usize| {
             let low = tile.wrapping_add(panel * RUNS * run_bytes[0]);
             [low, tile.wrapping_add(layout.k / 2 + panel * RUNS * run_bytes[1])]
@@ -40,7 +48,8 @@ impl Source {
         let tiles = (panel + AHEAD) / panels;
         let ahead = at(tile.wrapping_add(tiles * ROWS * layout.code_bytes), (panel + AHEAD) % panels);
         let [low, high] = at(tile, panel);
-        Self { low, high, ahead, run_bytes, stride: layout.code_bytes }
+        let runs = RUNS.min(layout.k / RUN - panel * RUNS);
+        Self { codes: layout.codes, low, high, ahead, run_bytes, stride: layout.code_bytes, runs, tile: PhantomData }
     }
 
     /// Prefetches an eighth of the codes of a later panel: two rows. Spread over the runs, because a core has only 16
@@ -56,52 +65,53 @@ impl Source {
         }
     }
 
-    /// Decodes the first `runs` runs.
-    ///
-    /// # Safety
-    /// The tile has sixteen rows of the layout, and the panel has the runs.
+    /// Decodes the codes.
     #[inline(always)]
-    pub unsafe fn decode<T: Tile>(&self, t: T, codes: Codes, runs: usize, panel: &mut Panel) {
-        let high = match codes {
-            // SAFETY: by the caller's promise.
-            Codes::Five | Codes::Six => unsafe { self.high_bits(t, runs) },
-            _ => [Line([0; ROWS]); 2 * RUNS],
-        };
-        for (run, out) in panel.codes[..runs].iter_mut().enumerate() {
-            self.prefetch(t, run);
-            // SAFETY: by the caller's promise.
-            let decoded: [T::I; QUADS] = unsafe {
-                match codes {
-                    Codes::Four => self.nibbles(t, run),
-                    Codes::Table(table) => {
-                        let low = self.nibbles(t, run);
-                        vectors!(t, i => t.lookup(low[i], table))
-                    }
-                    Codes::Five => {
-                        let (low, bits) = (self.nibbles(t, run), t.load(&high[run].0));
-                        vectors!(t, i => t.or(low[i], t.fifth_bits(bits, i)))
-                    }
-                    Codes::Six => {
-                        let bits = [t.load(&high[2 * run].0), t.load(&high[2 * run + 1].0)];
-                        six_bits(t, self.nibbles(t, run), bits)
-                    }
-                    Codes::Eight => {
-                        let at = self.low.add(run * 32);
-                        let halves = [t.columns(at, self.stride), t.columns(at.add(16), self.stride)];
-                        vectors!(t, i => t.xor(halves[i / 4][i % 4], t.splat(0x8080_8080)))
+    pub fn decode<T: Tile>(&self, t: T, panel: &mut Panel) {
+        macro_rules! each_run {
+            ($run:ident => $decoded:expr) => {
+                for ($run, out) in panel.codes[..self.runs].iter_mut().enumerate() {
+                    self.prefetch(t, $run);
+                    // SAFETY: the panel has the run.
+                    let decoded: [T::I; QUADS] = unsafe { $decoded };
+                    for (i, out) in out.iter_mut().enumerate() {
+                        t.store(decoded[i], &mut out.0);
                     }
                 }
             };
-            for (i, out) in out.iter_mut().enumerate() {
-                t.store(decoded[i], &mut out.0);
+        }
+        match self.codes {
+            Codes::Four => each_run!(run => self.nibbles(t, run)),
+            Codes::Table(table) => each_run!(run => {
+                let low = self.nibbles(t, run);
+                vectors!(t, i => t.lookup(low[i], table))
+            }),
+            Codes::Five => {
+                let high = self.high_bits(t);
+                each_run!(run => {
+                    let (low, bits) = (self.nibbles(t, run), t.load(&high[run].0));
+                    vectors!(t, i => t.or(low[i], t.fifth_bits(bits, i)))
+                });
             }
+            Codes::Six => {
+                let high = self.high_bits(t);
+                each_run!(run => {
+                    let bits = [t.load(&high[2 * run].0), t.load(&high[2 * run + 1].0)];
+                    six_bits(t, self.nibbles(t, run), bits)
+                });
+            }
+            Codes::Eight => each_run!(run => {
+                let at = self.low.add(run * 32);
+                let halves = [t.columns(at, self.stride), t.columns(at.add(16), self.stride)];
+                vectors!(t, i => t.xor(halves[i / 4][i % 4], t.splat(0x8080_8080)))
+            }),
         }
     }
 
     /// The lower 4 bits of the codes of a run.
     ///
     /// # Safety
-    /// See [`Source::decode`].
+    /// The panel has the run.
     #[inline(always)]
     unsafe fn nibbles<T: Tile>(&self, t: T, run: usize) -> [T::I; QUADS] {
         // SAFETY: each row has 16 bytes of the run.
@@ -111,13 +121,10 @@ impl Source {
     }
 
     /// The further bits of all runs: a vector per run for 5 bits, two for 6 bits.
-    ///
-    /// # Safety
-    /// See [`Source::decode`].
     #[inline(always)]
-    unsafe fn high_bits<T: Tile>(&self, t: T, runs: usize) -> [Line<u32>; 2 * RUNS] {
+    fn high_bits<T: Tile>(&self, t: T) -> [Line<u32>; 2 * RUNS] {
         let mut lines = [Line([0; ROWS]); 2 * RUNS];
-        let bytes = runs * self.run_bytes[1];
+        let bytes = self.runs * self.run_bytes[1];
         for (i, four) in lines.as_chunks_mut::<4>().0.iter_mut().take(bytes.div_ceil(16)).enumerate() {
             // SAFETY: 5-bit and 6-bit formats in the last bytes of a row may have less than 16; the last 16 bytes of
             // the row, which has at least as many before, are then shifted to their place.

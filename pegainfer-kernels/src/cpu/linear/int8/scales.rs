@@ -5,6 +5,7 @@ use super::layout::Layout;
 use super::panel::{COLUMNS, Line, Panel, ROWS, RUNS};
 use super::vector::Tile;
 use pegainfer_core::weights::grouped::{GroupScales, Offset, ScaleDType};
+use std::ops::Range;
 
 /// Scales of a tile.
 pub(super) struct Scales<'a> {
@@ -110,11 +111,21 @@ impl<'a> Scales<'a> {
         &self,
         t: T,
         (group, dtype, offset): (usize, ScaleDType, Offset),
-        runs: std::ops::Range<usize>,
+        runs: Range<usize>,
         panel: &mut Panel,
     ) {
         let (first, stride) = (runs.start, self.layout.scale_bytes);
         let second = self.layout.k / group * dtype.size();
+        if group == RUN && dtype != ScaleDType::F32 && runs.len() == RUNS && offset != Offset::Zero {
+            let at = first * dtype.size();
+            let (s, o) =
+                (self.eight(t, dtype, at), self.eight(t, dtype, if offset == Offset::Min { second } else { 0 } + at));
+            for run in 0..RUNS {
+                t.store_f32(s[run], &mut panel.s[run][0].0);
+                t.store_f32(t.mul(o[run], t.splat_f32(-1.0)), &mut panel.o[run].0);
+            }
+            return;
+        }
         let mut of_group = usize::MAX;
         let (mut s, mut o) = (t.splat_f32(0.0), t.splat_f32(0.0));
         for run in runs {
@@ -124,8 +135,8 @@ impl<'a> Scales<'a> {
                 o = match offset {
                     Offset::None => o,
                     Offset::Zero => {
-                        let zeros = &self.bytes[second + of_group..];
-                        t.mul(s, t.to_f32(t.load(&std::array::from_fn(|r| zeros[r * stride].into()))))
+                        let zeros: [[u8; 1]; ROWS] = in_each_row(&self.bytes[second + of_group..], stride);
+                        t.mul(s, t.to_f32(t.load(&zeros.map(|[zero]| zero.into()))))
                     }
                     Offset::Min => {
                         let min = self.number(t, dtype, &self.bytes[second + of_group * dtype.size()..]);
@@ -138,6 +149,26 @@ impl<'a> Scales<'a> {
         }
     }
 
+    /// Eight numbers of 2 bytes from byte `at` of each row on: those of a panel in groups of 32.
+    #[inline(always)]
+    fn eight<T: Tile>(&self, t: T, dtype: ScaleDType, at: usize) -> [T::F; RUNS] {
+        let (bytes, stride) = (&self.bytes[at..], self.layout.scale_bytes);
+        assert!(bytes.len() >= (ROWS - 1) * stride + 16);
+        // SAFETY: each row has 16 bytes, as asserted for the last one.
+        let pairs = unsafe { t.columns(bytes.as_ptr(), stride) };
+        let mut all = [t.splat_f32(0.0); RUNS];
+        for (i, numbers) in all.iter_mut().enumerate() {
+            let pair = pairs[i / 2];
+            *numbers = match (dtype, i % 2) {
+                (ScaleDType::F16, 0) => t.from_f16(pair),
+                (ScaleDType::F16, _) => t.from_f16(t.shr::<16>(pair)),
+                (_, 0) => t.from_bits(t.shl::<16>(pair)),
+                _ => t.from_bits(t.and(pair, t.splat(0xffff_0000))),
+            };
+        }
+        all
+    }
+
     /// The number at the beginning of `bytes`, and in the same place of the other rows.
     #[inline(always)]
     fn number<T: Tile>(&self, t: T, dtype: ScaleDType, bytes: &[u8]) -> T::F {
@@ -145,10 +176,7 @@ impl<'a> Scales<'a> {
         match dtype {
             ScaleDType::F16 => t.from_f16(t.load(&halves(bytes, stride))),
             ScaleDType::Bf16 => t.from_bits(t.shl::<16>(t.load(&halves(bytes, stride)))),
-            ScaleDType::F32 => {
-                let word = |r: usize| bytes[r * stride..].first_chunk().map_or(0, |word| u32::from_le_bytes(*word));
-                t.from_bits(t.load(&std::array::from_fn(word)))
-            }
+            ScaleDType::F32 => t.from_bits(t.load(&in_each_row(bytes, stride).map(u32::from_le_bytes))),
         }
     }
 
@@ -184,5 +212,13 @@ fn bytes_to_f32<T: Tile>(t: T, v: T::I) -> [T::F; 4] {
 /// Two bytes at the beginning of `bytes`, and in the same place of the other rows.
 #[inline(always)]
 fn halves(bytes: &[u8], stride: usize) -> [u32; ROWS] {
-    std::array::from_fn(|r| bytes[r * stride..].first_chunk().map_or(0, |half| u16::from_le_bytes(*half).into()))
+    in_each_row(bytes, stride).map(|half| u16::from_le_bytes(half).into())
+}
+
+/// The bytes at the beginning of `bytes`, and in the same place of the other rows.
+#[inline(always)]
+fn in_each_row<const N: usize>(bytes: &[u8], stride: usize) -> [[u8; N]; ROWS] {
+    assert!(bytes.len() >= (ROWS - 1) * stride + N);
+    // SAFETY: each row has the bytes, as asserted for the last one; bytes have no alignment.
+    std::array::from_fn(|row| unsafe { bytes.as_ptr().add(row * stride).cast::<[u8; N]>().read() })
 }

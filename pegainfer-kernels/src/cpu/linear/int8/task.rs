@@ -7,8 +7,10 @@ use super::panel::{COLUMNS, Line, Panel, QUADS, ROWS, RUNS};
 use super::rounding::{BIAS, Run, SCALE, SUM};
 use super::scales::Scales;
 use super::vector::{Kernel, Tile, vectors};
+use crate::cpu::lanes::chunk_mut;
 use crate::cpu::linear::grid::RowGroups;
 use crate::cpu::linear::output::Sink;
+use std::hint::black_box;
 use std::ops::Range;
 
 /// One task. x rows stay in L2, codes of w are read once.
@@ -61,8 +63,7 @@ impl Task<'_> {
             sums.fill(Line([0.0; ROWS]));
             for (index, start) in (0..runs).step_by(RUNS).enumerate() {
                 let count = RUNS.min(runs - start);
-                // SAFETY: `codes` has sixteen rows of the layout.
-                unsafe { Source::new(layout, codes.as_ptr(), index).decode(t, layout.codes, count, &mut panel) };
+                Source::new(layout, codes, index).decode(t, &mut panel);
                 scales.decode(t, index, count, &mut panel);
                 for group in self.of_task.clone() {
                     let of_group = self.groups.rows(group);
@@ -110,12 +111,16 @@ fn add<T: Tile, const R: usize, const HALVES: bool, const OFFSET: bool, const WI
     x: &[Run],
     sums: &mut [Line<f32>],
 ) {
-    let sums = super::super::super::lanes::chunk_mut::<_, R>(sums);
+    let sums = chunk_mut::<_, R>(sums);
+    let x = x.as_chunks::<R>().0;
     let mut acc = [t.splat_f32(0.0); R];
     for r in 0..R {
         acc[r] = t.load_f32(&sums[r].0);
     }
-    for (run, x) in x.as_chunks::<R>().0.iter().enumerate() {
+    // A count that the compiler does not know: unrolled eight times, the loop would leave the cache of decoded
+    // instructions.
+    let runs = black_box(x.len()).min(RUNS);
+    for (run, x) in x[..runs].iter().enumerate() {
         let w: [T::I; QUADS] = vectors!(t, i => t.load(&panel.codes[run][i].0));
         let s = &panel.s[run];
         for r in 0..R {
