@@ -1,9 +1,11 @@
 //! Execution context of ops: a device, its threads, scratch memory and the recorder.
 
+mod activations;
 mod attached;
 mod moment;
 mod tensors;
 
+pub use activations::Activations;
 pub use tensors::AliasedTensor;
 
 use crate::cuda::{Cuda, Graph};
@@ -30,17 +32,6 @@ pub enum Device {
     Cuda,
     /// Shapes only: ops check and record, and compute nothing. Tensors have no storage, so models of any size fit.
     Meta,
-}
-
-/// Activations of GEMMs with group-quantised weights on the CPU.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Activations {
-    /// As they are: weights are widened to f32. Slow, but the only error is that of f32 sums.
-    #[default]
-    Exact,
-    /// Rounded to int8 with a scale for each 32 columns of a row (W4A8). Products are integers, so that weights are read
-    /// at the rate of the memory.
-    Int8,
 }
 
 /// Execution context, the first argument of every op. One per engine thread.

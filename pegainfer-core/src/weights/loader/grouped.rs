@@ -1,8 +1,8 @@
 //! Loads group-quantised weights.
 
 use super::{Columns, Loader, Source, SourceTensor};
-use crate::exec::{Device, Exec};
-use crate::tensor::{DType, OpError, Tensor};
+use crate::exec::Device;
+use crate::tensor::{DType, Tensor};
 use crate::weights::checkpoint::Checkpoint;
 use crate::weights::dummy::{self, dummy_scales};
 use crate::weights::error::WeightsError;

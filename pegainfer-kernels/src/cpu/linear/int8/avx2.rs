@@ -158,11 +158,11 @@ impl Tile for Avx2 {
         both!(|i| _mm256_cvtepi32_ps(v[i]))
     }
     #[inline(always)]
-    fn from_bits(self, v: [__m256i; 2]) -> [__m256; 2] {
+    fn bits_to_f32(self, v: [__m256i; 2]) -> [__m256; 2] {
         both!(|i| _mm256_castsi256_ps(v[i]))
     }
     #[inline(always)]
-    fn from_f16(self, v: [__m256i; 2]) -> [__m256; 2] {
+    fn f16_to_f32(self, v: [__m256i; 2]) -> [__m256; 2] {
         both!(|i| {
             let low = _mm256_and_si256(v[i], _mm256_set1_epi32(0xffff));
             let packed = _mm256_packus_epi32(low, low);

@@ -126,11 +126,11 @@ impl Tile for Vnni {
         op!(_mm512_cvtepi32_ps(v))
     }
     #[inline(always)]
-    fn from_bits(self, v: __m512i) -> __m512 {
+    fn bits_to_f32(self, v: __m512i) -> __m512 {
         op!(_mm512_castsi512_ps(v))
     }
     #[inline(always)]
-    fn from_f16(self, v: __m512i) -> __m512 {
+    fn f16_to_f32(self, v: __m512i) -> __m512 {
         op!(_mm512_cvtph_ps(_mm512_cvtepi32_epi16(v)))
     }
     #[inline(always)]

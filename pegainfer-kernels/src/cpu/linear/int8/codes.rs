@@ -1,8 +1,7 @@
 //! Decoding of the codes of a tile.
 
-use super::RUN;
 use super::layout::{Codes, Layout};
-use super::panel::{COLUMNS, Line, Panel, QUADS, ROWS, RUNS};
+use super::panel::{COLUMNS, Line, Panel, QUADS, ROWS, RUN, RUNS};
 use super::vector::{Tile, vectors};
 use std::marker::PhantomData;
 

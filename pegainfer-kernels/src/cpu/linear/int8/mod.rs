@@ -38,7 +38,7 @@ use crate::cpu::disjoint::Disjoint;
 use crate::cpu::isa::Isa;
 use crate::cpu::weights::Grouped;
 use layout::Layout;
-use panel::ROWS;
+use panel::{ROWS, RUN};
 use pegainfer_core::scratch::Scratch;
 use pegainfer_core::team;
 use pegainfer_core::weights::grouped::GroupFormat;
@@ -46,9 +46,6 @@ use rounding::{Round, Run, WORDS};
 use std::borrow::Cow;
 use task::Task;
 use vector::{Kernel, Tile};
-
-/// Columns of x that share a scale, and of the runs in which codes of weights are stored.
-const RUN: usize = pegainfer_core::weights::grouped::format::RUN;
 
 /// True if rows of this format can be multiplied in int8: all but FP8, and groups of 16 with offsets.
 pub(super) fn supports(format: GroupFormat) -> bool {

@@ -1,7 +1,7 @@
 //! 256 columns of a tile of sixteen rows of w, decoded.
 
-use super::RUN;
-
+/// Columns of x that share a scale, and of the runs in which codes of weights are stored.
+pub(super) const RUN: usize = pegainfer_core::weights::grouped::format::RUN;
 /// Rows of w in a tile.
 pub(super) const ROWS: usize = 16;
 /// Columns of a panel, a super-block of GGUF's K types.

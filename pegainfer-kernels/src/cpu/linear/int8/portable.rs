@@ -87,11 +87,11 @@ impl Tile for Portable {
         each(v, |v| v.cast_signed() as f32)
     }
     #[inline(always)]
-    fn from_bits(self, v: [u32; ROWS]) -> [f32; ROWS] {
+    fn bits_to_f32(self, v: [u32; ROWS]) -> [f32; ROWS] {
         each(v, f32::from_bits)
     }
     #[inline(always)]
-    fn from_f16(self, v: [u32; ROWS]) -> [f32; ROWS] {
+    fn f16_to_f32(self, v: [u32; ROWS]) -> [f32; ROWS] {
         each(v, |v| f16::from_bits((v & 0xffff) as u16).to_f32())
     }
     #[inline(always)]

@@ -1,11 +1,12 @@
 //! Rounding of activations to int8.
 
-use super::RUN;
 use super::layout::Layout;
+use super::panel::RUN;
 use super::vector::{Kernel, Tile};
 use half::bf16;
 
-/// 32 columns of a row of x: eight words of four codes each, then the numbers at [`SCALE`], [`SUM`] and [`BIAS`].
+/// 32 columns of a row of x: eight words of four codes each, then the numbers at [`SCALE`], [`SUM`] and
+/// [`BIAS`].
 pub(super) type Run = [u32; WORDS];
 
 /// Words of a [`Run`].

@@ -1,8 +1,7 @@
 //! Decoding of the scales of a tile.
 
-use super::RUN;
 use super::layout::Layout;
-use super::panel::{COLUMNS, Line, Panel, ROWS, RUNS};
+use super::panel::{COLUMNS, Line, Panel, ROWS, RUN, RUNS};
 use super::vector::Tile;
 use pegainfer_core::weights::grouped::{GroupScales, Offset, ScaleDType};
 use std::ops::Range;
@@ -74,7 +73,7 @@ impl<'a> Scales<'a> {
         assert!(bytes.len() >= (ROWS - 1) * self.layout.scale_bytes + 16);
         // SAFETY: each row has 16 bytes of the panel, as asserted for the last one.
         let [halves, a, b, c] = unsafe { t.columns(bytes.as_ptr(), self.layout.scale_bytes) };
-        let (d, dmin) = (t.from_f16(halves), t.from_f16(t.shr::<16>(halves)));
+        let (d, dmin) = (t.f16_to_f32(halves), t.f16_to_f32(t.shr::<16>(halves)));
         let six = t.splat(0x3f3f_3f3f);
         let scales = [t.and(a, six), upper_groups(t, c, a)];
         let mins = [t.and(b, six), upper_groups(t, t.shr::<4>(c), b)];
@@ -95,7 +94,7 @@ impl<'a> Scales<'a> {
         assert!(bytes.len() >= (ROWS - 1) * stride + 18);
         // SAFETY: each row has 18 bytes of the panel, as asserted for the last one.
         let signed = unsafe { t.columns(bytes.as_ptr(), stride) };
-        let d = t.from_f16(t.load(&halves(&bytes[16..], stride)));
+        let d = t.f16_to_f32(t.load(&halves(&bytes[16..], stride)));
         for (i, v) in signed.into_iter().enumerate() {
             let values = bytes_to_f32(t, t.xor(v, t.splat(0x8080_8080)));
             for (j, value) in values.into_iter().enumerate() {
@@ -160,10 +159,10 @@ impl<'a> Scales<'a> {
         for (i, numbers) in all.iter_mut().enumerate() {
             let pair = pairs[i / 2];
             *numbers = match (dtype, i % 2) {
-                (ScaleDType::F16, 0) => t.from_f16(pair),
-                (ScaleDType::F16, _) => t.from_f16(t.shr::<16>(pair)),
-                (_, 0) => t.from_bits(t.shl::<16>(pair)),
-                _ => t.from_bits(t.and(pair, t.splat(0xffff_0000))),
+                (ScaleDType::F16, 0) => t.f16_to_f32(pair),
+                (ScaleDType::F16, _) => t.f16_to_f32(t.shr::<16>(pair)),
+                (_, 0) => t.bits_to_f32(t.shl::<16>(pair)),
+                _ => t.bits_to_f32(t.and(pair, t.splat(0xffff_0000))),
             };
         }
         all
@@ -174,9 +173,9 @@ impl<'a> Scales<'a> {
     fn number<T: Tile>(&self, t: T, dtype: ScaleDType, bytes: &[u8]) -> T::F {
         let stride = self.layout.scale_bytes;
         match dtype {
-            ScaleDType::F16 => t.from_f16(t.load(&halves(bytes, stride))),
-            ScaleDType::Bf16 => t.from_bits(t.shl::<16>(t.load(&halves(bytes, stride)))),
-            ScaleDType::F32 => t.from_bits(t.load(&in_each_row(bytes, stride).map(u32::from_le_bytes))),
+            ScaleDType::F16 => t.f16_to_f32(t.load(&halves(bytes, stride))),
+            ScaleDType::Bf16 => t.bits_to_f32(t.shl::<16>(t.load(&halves(bytes, stride)))),
+            ScaleDType::F32 => t.bits_to_f32(t.load(&in_each_row(bytes, stride).map(u32::from_le_bytes))),
         }
     }
 

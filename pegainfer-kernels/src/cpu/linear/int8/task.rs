@@ -1,9 +1,8 @@
 //! The loops of one task: some rows of w against some rows of x.
 
-use super::RUN;
 use super::codes::Source;
 use super::layout::Layout;
-use super::panel::{COLUMNS, Line, Panel, QUADS, ROWS, RUNS};
+use super::panel::{COLUMNS, Line, Panel, QUADS, ROWS, RUN, RUNS};
 use super::rounding::{BIAS, Run, SCALE, SUM};
 use super::scales::Scales;
 use super::vector::{Kernel, Tile, vectors};

@@ -22,8 +22,8 @@ pub(super) trait Kernel {
     fn run<T: Tile>(self, t: T);
 }
 
-/// Sixteen lanes, one per row of a tile, of 4 bytes each: bytes of codes, int32 sums, or f32. A value of the type proves
-/// that the CPU has the instructions. Methods are `#[inline(always)]`, see [`Kernel`].
+/// Sixteen lanes, one per row of a tile, of 4 bytes each: bytes of codes, int32 sums, or f32. A value of the type
+/// proves that the CPU has the instructions. Methods are `#[inline(always)]`, see [`Kernel`].
 pub(super) trait Tile: Copy + Send + Sync {
     /// Sixteen lanes of bytes or int32.
     type I: Copy;
@@ -69,9 +69,9 @@ pub(super) trait Tile: Copy + Send + Sync {
     /// int32 lanes as f32.
     fn to_f32(self, v: Self::I) -> Self::F;
     /// The f32 of the bits.
-    fn from_bits(self, v: Self::I) -> Self::F;
+    fn bits_to_f32(self, v: Self::I) -> Self::F;
     /// The f16 in the lower half of each lane, as f32.
-    fn from_f16(self, v: Self::I) -> Self::F;
+    fn f16_to_f32(self, v: Self::I) -> Self::F;
     /// `x` in all lanes.
     fn splat_f32(self, x: f32) -> Self::F;
     /// Reads a vector.

@@ -1,12 +1,14 @@
 //! Group-quantised weights with activations in int8: against f64, and bit for bit between batches, teams and paths.
 
+mod rates;
+mod weight;
+
 use super::{Rng, assert_same_bits};
 use crate::cpu::linear::*;
-use crate::cpu::weights::Grouped;
 use half::f16;
 use pegainfer_core::team::Team;
 use pegainfer_core::weights::grouped::{GroupFormat, GroupScales, Offset, ScaleDType, Values};
-use std::time::Instant;
+use weight::Weight;
 
 const fn scales(values: Values, scales: GroupScales) -> GroupFormat {
     GroupFormat { values, scales }
@@ -47,77 +49,6 @@ fn formats(k: usize) -> Vec<GroupFormat> {
     all.into_iter().filter(|format| format.group() <= k && format.check(k).is_ok()).collect()
 }
 
-/// A random weight `[n, k]`.
-struct Weight {
-    format: GroupFormat,
-    codes: Vec<u8>,
-    scales: Vec<u8>,
-}
-
-impl Weight {
-    fn new(rng: &mut Rng, format: GroupFormat, n: usize, k: usize) -> Self {
-        let codes = (0..n * format.code_bytes(k)).map(|_| rng.next() as u8).collect();
-        let scales = (0..n).flat_map(|_| random_scales(rng, format, k)).collect();
-        Self { format, codes, scales }
-    }
-
-    fn parts(&self) -> [Weights<'_>; 1] {
-        [Weights::Grouped(Grouped { format: self.format, codes: &self.codes, scales: &self.scales })]
-    }
-
-    /// The weight without its first rows.
-    fn from_row(&self, row: usize, k: usize) -> Self {
-        let codes = self.codes[row * self.format.code_bytes(k)..].to_vec();
-        Self { format: self.format, codes, scales: self.scales[row * self.format.scale_bytes(k)..].to_vec() }
-    }
-
-    fn dequantize(&self, n: usize, k: usize) -> Vec<f32> {
-        self.parts()[0].dequantize(n, k)
-    }
-}
-
-/// Scales of a row, all of them finite.
-fn random_scales(rng: &mut Rng, format: GroupFormat, k: usize) -> Vec<u8> {
-    let mut number = |from: usize, to: usize| rng.range(from, to) as f32 / 1024.0;
-    let mut half = |from, to| f16::from_f32(number(from, to)).to_le_bytes();
-    match format.scales {
-        GroupScales::Plain { group, dtype, offset } => {
-            let mut row = Vec::new();
-            (0..k / group).for_each(|_| row.extend(dtype.bytes(number(1, 90) - 0.01)));
-            match offset {
-                Offset::None => {}
-                Offset::Zero => (0..k / group).for_each(|_| row.push(number(0, 15 << 10) as u8)),
-                Offset::Min => (0..k / group).for_each(|_| row.extend(dtype.bytes(number(0, 900) - 0.3))),
-            }
-            row
-        }
-        GroupScales::K4 => {
-            let block = |_| [half(1, 9), half(0, 20)].into_iter().flatten().collect::<Vec<u8>>();
-            let heads: Vec<Vec<u8>> = (0..k / 256).map(block).collect();
-            heads
-                .into_iter()
-                .flat_map(|head| head.into_iter().chain((0..12).map(|_| rng.next() as u8)).collect::<Vec<_>>())
-                .collect()
-        }
-        GroupScales::K6 => {
-            let heads: Vec<[u8; 2]> = (0..k / 256).map(|_| half(1, 9)).collect();
-            heads.into_iter().flat_map(|d| (0..16).map(|_| rng.next() as u8).chain(d).collect::<Vec<_>>()).collect()
-        }
-        GroupScales::Xs => {
-            let heads: Vec<[u8; 2]> = (0..k / 256).map(|_| half(1, 9)).collect();
-            heads
-                .into_iter()
-                .flat_map(|d| d.into_iter().chain((0..6).map(|_| rng.next() as u8)).collect::<Vec<_>>())
-                .collect()
-        }
-        GroupScales::E4m3 => {
-            let global = 0.37f32.to_le_bytes();
-            global.into_iter().chain((0..k / 16).map(|_| rng.range(0, 0x7e) as u8)).collect()
-        }
-        GroupScales::E8m0 => (0..k / 32).map(|_| rng.range(115, 128) as u8).collect(),
-    }
-}
-
 fn int8(isa: Isa, x: &[bf16], parts: &[Weights<'_>], (m, n, k): (usize, usize, usize)) -> Vec<f32> {
     let mut out = vec![f32::NAN; m * n];
     linear_stacked((isa, Activations::Int8), x, parts, (m, k), LinearOut::F32(&mut out), &mut Scratch::new());
@@ -153,11 +84,8 @@ fn assert_matches_f64(isa: Isa, x: &[bf16], w: &Weight, (m, n, k): (usize, usize
             let what = || format!("{isa} {} [{m},{n},{k}] at ({i},{j})", w.format);
             assert!((got - terms(&near)).abs() <= error, "{}: {got} is not {}", what(), terms(&near));
             let step = |x: &[bf16]| x.iter().fold(0f64, |max, x| max.max(x.to_f64().abs())) / 254.0;
-            let moved: f64 = x
-                .chunks(32)
-                .zip(row.chunks(32))
-                .map(|(x, w)| step(x) * w.iter().map(|w| f64::from(w.abs())).sum::<f64>())
-                .sum();
+            let size = |w: &[f32]| w.iter().map(|w| f64::from(w.abs())).sum::<f64>();
+            let moved: f64 = x.chunks(32).zip(row.chunks(32)).map(|(x, w)| step(x) * size(w)).sum();
             assert!((got - terms(&exact)).abs() <= 1.001 * moved + error, "{}: {got} is not {}", what(), terms(&exact));
         }
     }
@@ -198,7 +126,7 @@ fn bits_depend_on_neither_batch_nor_team_nor_path() {
             }
             // A w row's place among the others does not matter either.
             let from = n / 3;
-            let part = int8(best, &x, &w.from_row(from, k).parts(), (m, n - from, k));
+            let part = int8(best, &x, &w.without_first(from, k).parts(), (m, n - from, k));
             for (i, part) in part.chunks_exact(n - from).enumerate() {
                 assert_same_bits(&want[i * n..][from..n], part, &format!("{format} row {i} from {from}"));
             }
@@ -322,41 +250,6 @@ fn codes_of_the_largest_magnitude_do_not_saturate() {
             for x in [1.0, -1.0] {
                 let out = int8(isa, &vec![bf16::from_f32(x); k], &w.parts(), (1, 1, k));
                 assert!((out[0] - x * value * 64.0).abs() < 1e-2, "{isa} {format} {x}: {out:?}");
-            }
-        }
-    }
-}
-
-/// Run alone, in an optimised build: `cargo test --release -p pegainfer-kernels rates -- --ignored --nocapture`.
-#[test]
-#[ignore = "prints the rates of this machine"]
-fn rates() {
-    let mut rng = Rng(1);
-    for (format, (n, k)) in [Q4_K, Q6_K].into_iter().flat_map(|f| [(9728, 2560), (2560, 9728)].map(|s| (f, s))) {
-        let one = Weight::new(&mut rng, format, 64, k);
-        // More than a cache holds.
-        let ring: Vec<Weight> = (0..24)
-            .map(|_| {
-                let repeat = |bytes: &[u8]| bytes.repeat(n / 64);
-                Weight { format, codes: repeat(&one.codes), scales: repeat(&one.scales) }
-            })
-            .collect();
-        let bytes = (ring[0].codes.len() + ring[0].scales.len()) as f64;
-        for threads in [1, 2] {
-            let team = Team::new(threads).unwrap();
-            for m in [1, 8, 32, 512] {
-                let (x, mut out, mut scratch) = (rng.values(m * k), vec![bf16::ZERO; m * n], Scratch::new());
-                let mut best = f64::INFINITY;
-                for w in ring.iter().cycle().take(if m == 512 { 4 } else { 120 }) {
-                    let start = Instant::now();
-                    let out = LinearOut::Bf16(&mut out);
-                    team.install(|| {
-                        linear_stacked((Isa::best(), Activations::Int8), &x, &w.parts(), (m, k), out, &mut scratch)
-                    });
-                    best = best.min(start.elapsed().as_secs_f64());
-                }
-                let (gb, macs) = (bytes / best / 1e9, (m * n * k) as f64 / best / 1e9);
-                println!("{format} [{n},{k}] m {m}, {threads} threads: {gb:.1} GB/s, {macs:.0} G products/s");
             }
         }
     }
