@@ -65,10 +65,10 @@ impl<'a> GroupedWeight<'a> {
         Ok(Some(opened))
     }
 
-    /// Reads the codes and scales of some rows and columns in the form of [`format`](super::format), on rayon's threads.
-    /// `codes`: `[rows, code_bytes]`; `scales`: `[rows, scale_bytes]` of the format that
-    /// [`GroupFormat::cut`] gives for the columns. Columns are those at these places of the permutation, if there is
-    /// one.
+    /// Reads the codes and scales of some rows and columns in the form of [`format`](super::format), on rayon's
+    /// threads. `codes`: `[rows, code_bytes]`; `scales`: `[rows, scale_bytes]` of the format that
+    /// [`GroupFormat::cut`](super::GroupFormat::cut) gives for the columns. Columns are those at these places of the
+    /// permutation, if there is one.
     pub fn read(
         &self,
         rows: Range<usize>,

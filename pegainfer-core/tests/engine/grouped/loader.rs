@@ -62,12 +62,12 @@ fn a_stack_of_two_formats_is_refused() {
     let format = GroupFormat::int(4, 32, ScaleDType::F16, Offset::Zero);
     let load = |loader: &mut Loader<'_>| loader.grouped("xy", &parts, 256, (format, V1));
     let error = Loader::run(&mut exec, &source, &mut |_| {}, load).unwrap_err().to_string();
-    assert!(error.starts_with("y.weight is int4 g128 zero, expected int4 g32 zero"), "{error}");
+    assert!(error.starts_with("y.weight is int4 g128 f16 zero, expected int4 g32 f16 zero"), "{error}");
     let load = |loader: &mut Loader<'_>| {
         loader.grouped("x", &[SourceTensor::whole("x.weight".to_owned(), 64)], 512, (format, V1))
     };
     let error = Loader::run(&mut exec, &source, &mut |_| {}, load).unwrap_err().to_string();
-    assert!(error.contains("x.qweight is int4 g32 zero [64, 256], but config.json asks for [64, 512]"), "{error}");
+    assert!(error.contains("x.qweight is int4 g32 f16 zero [64, 256], but config.json asks for [64, 512]"), "{error}");
 }
 
 #[test]
