@@ -75,7 +75,7 @@ fn checkpoints_that_cannot_be_served() {
     std::fs::copy(model_dir().join("model.safetensors"), dir.0.join("model.safetensors")).unwrap();
     assert!(refused_dir().contains("tokenizer.json is missing"), "{}", refused_dir());
     let error = refused(pegainfer().args(["--port", "0", "--model-path", "/no/such/dir"]));
-    assert!(error.contains("is neither a directory nor a Hugging Face id"), "{error}");
+    assert!(error.contains("is neither a directory, a .gguf file nor a Hugging Face id"), "{error}");
     let error = refused(pegainfer().args(["--port", "0", "--log-level", "loud"]));
     assert!(error.contains("--log-level loud is not a level"), "{error}");
     let error = refused(pegainfer().args(["--threads", "50000", "--port", "0"]));

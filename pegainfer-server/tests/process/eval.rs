@@ -80,7 +80,7 @@ fn flags_that_cannot_work_are_refused() {
         let (code, _, err) = eval("perplexity", &file, flags);
         assert!(code == Some(1) && err.contains(words), "{err}");
     }
-    for flags in [["--rope-scaling", "[]"], ["--quantization", "int4"], ["--kv-cache-dtype", "fp8_e5m2"]] {
+    for flags in [["--rope-scaling", "[]"], ["--quantization", "int3"], ["--kv-cache-dtype", "fp8_e5m2"]] {
         assert_eq!(eval("perplexity", &file, &flags).0, Some(2));
     }
     let yarn = r#"{"rope_type": "yarn", "factor": 2, "original_max_position_embeddings": 4096}"#;
