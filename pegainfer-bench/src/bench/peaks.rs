@@ -1,7 +1,7 @@
 //! Peak rates of devices, from their datasheets.
 
 /// Datasheet values: dense bf16 rates with f32 accumulation in TFLOP/s, and memory bandwidths in GB/s (for A100, the 80
-/// GB card's). The first entry whose name is part of the device's name applies.
+/// GB card's). An entry applies if the device's name contains its name; the first one wins.
 const DATASHEETS: [(&str, f64, f64); 9] = [
     ("H200 NVL", 835.0, 4800.0),
     ("H200", 989.0, 4800.0),

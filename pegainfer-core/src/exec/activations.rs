@@ -3,7 +3,7 @@
 /// Activations of GEMMs with group-quantised weights on the CPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Activations {
-    /// As they are: weights are widened to f32. Slow, but the only error is that of f32 sums.
+    /// No rounding: weights are widened to f32. Slow; the only error is that of f32 sums.
     #[default]
     Exact,
     /// Rounded to int8 with a scale for each 32 columns of a row (W4A8). Sums are integers, so that weights are read

@@ -55,7 +55,7 @@ impl Checkpoint {
                 None => error(format!("has scales for {weight}, which the checkpoint does not have")),
             };
         }
-        // The scales of NVFP4 weights are e4m3, too.
+        // Scales of NVFP4 weights are also e4m3.
         let Some((Dtype::F8_E4M3, shape)) = described(name).filter(|_| !name.ends_with(".weight_scale")) else {
             return Ok(());
         };

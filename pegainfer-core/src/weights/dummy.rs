@@ -32,7 +32,7 @@ pub fn uniform(out: &mut [bf16], seed: u64, limit: f32) {
     });
 }
 
-/// Fills `out` with random bytes, of which only the bits of `mask` are set, equal for equal `seed` on all machines.
+/// Fills `out` with random bytes, each masked by `mask`. Equal seeds give equal bytes on all machines.
 ///
 /// Bytes `65536 c` to `65536 (c + 1)` are stream `c`; its group `g` of eight bytes is the little-endian number
 /// `mix(mix(seed ^ mix(c)) + (g + 1) GOLDEN)`.

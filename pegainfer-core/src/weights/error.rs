@@ -76,7 +76,7 @@ pub enum WeightsError {
         /// Description of the error.
         message: String,
     },
-    /// A quantised weight whose tensors do not fit each other, or hold values that no weight has.
+    /// Tensors of a quantised weight that contradict each other or hold invalid values.
     #[error("{name} {message}; download the checkpoint again, or choose another")]
     Quantized {
         /// Name of the tensor.

@@ -9,8 +9,9 @@ use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 use pegainfer_core::weights::grouped::format::GroupFormat;
 
-/// Bytes after packed scales that the kernels may read.
-const TAIL_BYTES: usize = 64;
+/// Bytes after packed scales that the kernels may read: they fetch the scales of whole tiles, of which the last may reach
+/// beyond the last row by up to 255 rows.
+const TAIL_BYTES: usize = 1024;
 
 /// The matrix of codes and scales as a checkpoint has them. A GPU packs weights of four bits in the order in which its
 /// kernels read them; all other weights, and those on a CPU, stay as they are.

@@ -7,7 +7,7 @@ use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 use pegainfer_core::weights;
 
-/// Fills `out` with random bytes of which only the bits of `mask` can be set. For a given seed and mask, all devices
+/// Fills `out` with random bytes, each masked by `mask`. For a given seed and mask, all devices
 /// give the bytes of [`weights::random_bytes`].
 ///
 /// `out`: u8 of any shape. For a GPU the host computes bytes that are not whole words of eight.

@@ -26,7 +26,7 @@ pub struct Cut {
 }
 
 impl GroupFormat {
-    /// Number of columns at whose multiples a row of `k` columns can be cut.
+    /// A row of `k` columns can be cut at multiples of this number of columns.
     pub fn cut_columns(self, k: usize) -> usize {
         match self.scales {
             GroupScales::Plain { group, .. } if group < k => RUN.max(group),
