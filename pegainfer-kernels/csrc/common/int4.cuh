@@ -28,3 +28,24 @@ template <uint32_t I> __device__ __forceinline__ uint32_t int4_pair(uint32_t wor
 
 // A pair of -(128 + zero).
 __device__ __forceinline__ uint32_t int4_bias(uint32_t zero) { return (0xc300 + zero) * 0x00010001u; }
+
+// Scales and zero points of a weight.
+struct Int4Weights {
+    const uint16_t *values; // [groups, rows]
+    const uint8_t *zeros;   // [groups, rows], or null: 8
+    uint32_t rows, blocks;  // of w, in multiples of 16; of 128 columns
+    uint32_t group_shift;   // a group has 2^group_shift blocks
+    bool is_f16;
+};
+
+// Word i of the codes of a lane in a block.
+__device__ __forceinline__ uint32_t int4_word(const uint4 &codes, uint32_t i) {
+    return i == 0 ? codes.x : i == 1 ? codes.y : i == 2 ? codes.z : codes.w;
+}
+
+// Codes at an address in shared memory.
+__device__ __forceinline__ uint4 load_codes(uint32_t at) {
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at));
+    return v;
+}

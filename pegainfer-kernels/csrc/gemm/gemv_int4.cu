@@ -13,6 +13,7 @@
 #include "common/async.cuh"
 #include "common/int4.cuh"
 #include "common/math.cuh"
+#include "gemm/strip.cuh"
 #include "abi/gemm_gemv_int4.h"
 #include "limits.h"
 
@@ -31,14 +32,6 @@ struct Shape {
     uint32_t split; // columns of a block, a multiple of kStep; blockIdx.y says which
     uint32_t parts; // warps that share a tile
     uint32_t slots; // chunks of x in shared memory, each with `parts` steps; at least 3
-};
-
-struct Scales {
-    const uint16_t *values; // [groups, rows]
-    const uint8_t *zeros;   // [groups, rows], or null: 8
-    uint32_t rows, blocks;  // of w, in multiples of 16; of 128 columns
-    uint32_t group_shift;   // a group has 2^group_shift blocks
-    bool is_f16;
 };
 
 // The rows of a warp, dealt out in tiles of at most 16 (gated: 8 pairs), and its columns.
@@ -60,11 +53,7 @@ template <Epilogue E> struct Share {
     __device__ uint32_t tile_row(uint32_t t) const { return first + (end - first) * t / tiles; }
 };
 
-__device__ __forceinline__ uint32_t word(const uint4 &v, uint32_t i) {
-    return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
-}
-
-// Scales and biases of a step for the lane's two rows.
+// Int4Weights and biases of a step for the lane's two rows.
 struct Rows {
     uint32_t scales[kBlocks], biases[kBlocks]; // of the lower row in the lower half, of the upper one in the upper half
 };
@@ -73,12 +62,12 @@ struct Rows {
 // and loads scales.
 template <Epilogue E> struct Codes4 {
     const uint8_t *w;
-    const Scales &scales;
+    const Int4Weights &scales;
     const Shape &shape;
     const Share<E> &share;
     uint32_t pitch, tile = 0, round = 0, low, high; // the next step to fetch; rows, ~0 for none
 
-    __device__ Codes4(const uint8_t *w, const Scales &scales, const Shape &shape, const Share<E> &share)
+    __device__ Codes4(const uint8_t *w, const Int4Weights &scales, const Shape &shape, const Share<E> &share)
         : w(w), scales(scales), shape(shape), share(share), pitch(scales.blocks * 64) {
         enter();
     }
@@ -109,7 +98,7 @@ template <Epilogue E> struct Codes4 {
             if (++tile < share.tiles) enter();
         }
     }
-    // Scales of a step; of what is not there, any that are numbers.
+    // Int4Weights of a step; of what is not there, any that are numbers.
     __device__ __forceinline__ Rows load(uint32_t t, uint32_t round) const {
         Rows rows;
         uint32_t low, high, first = block(round);
@@ -142,26 +131,6 @@ __device__ __forceinline__ void fetch_input(const bf16 *x, const Shape &shape, c
     }
 }
 
-template <int TILES, Epilogue E, typename T>
-__device__ __forceinline__ void write(const Accumulator (&acc)[TILES], const Shape &shape, uint32_t row, uint32_t end,
-                                      T *out) {
-    uint32_t lane = threadIdx.x % 32;
-#pragma unroll
-    for (int t = 0; t < TILES; ++t)
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            uint32_t token = 8 * t + Accumulator::column(lane, i), at = row + Accumulator::row(lane, 0);
-            if (token >= shape.m) continue;
-            T *to = out + size_t(token) * shape.pitch + at;
-            if (E == kGated) {
-                if (at < end) put(to, silu_times(round_bf16(acc[t][i]), round_bf16(acc[t][2 + i])));
-            } else {
-                if (at < end) put(to, acc[t][i]);
-                if (at + 8 < end) put(to + 8, acc[t][2 + i]);
-            }
-        }
-}
-
 // Adds what a step gives. Its blocks take turns, so that the tensor cores work on several sums that do not wait for
 // each other.
 template <int TILES>
@@ -179,7 +148,7 @@ __device__ __forceinline__ void add_step(Accumulator (&acc)[TILES], const uint4 
             for (int t = 0; t < TILES; ++t) b[i][t] = load_matrices(vectors + ((4 * i + j) * TILES + t) * 32);
 #pragma unroll
         for (uint32_t i = 0; i < kBlocks; ++i) {
-            uint32_t lower = word(low[i], j), upper = word(high[i], j);
+            uint32_t lower = int4_word(low[i], j), upper = int4_word(high[i], j);
             uint32_t low_bias = int4_bias(rows.biases[i] & 0xffff), high_bias = int4_bias(rows.biases[i] >> 16);
             uint4 first = make_uint4(int4_pair<0>(lower, low_bias), int4_pair<0>(upper, high_bias),
                                      int4_pair<1>(lower, low_bias), int4_pair<1>(upper, high_bias));
@@ -205,7 +174,7 @@ __device__ __forceinline__ void add_step(Accumulator (&acc)[TILES], const uint4 
 
 // out: [m, n], gated [m, n / 2], or, of T float, one such matrix for each split of the columns.
 template <int TILES, Epilogue E, typename T>
-__device__ void stream(const bf16 *__restrict__ x, const uint8_t *__restrict__ w, const Scales &scales,
+__device__ void stream(const bf16 *__restrict__ x, const uint8_t *__restrict__ w, const Int4Weights &scales,
                        T *__restrict__ out, const Shape &shape) {
     extern __shared__ uint4 shared[];
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
@@ -267,7 +236,8 @@ __device__ void stream(const bf16 *__restrict__ x, const uint8_t *__restrict__ w
 #pragma unroll
                 for (int i = 0; i < 4 * TILES; ++i) acc[i / 4][i % 4] += own[p * 32 * 4 * TILES + i];
         }
-        if (share.part == 0) write<TILES, E>(acc, shape, share.tile_row(tile), share.tile_row(tile + 1), out);
+        if (share.part == 0)
+            write_strip<E == kGated>(acc, shape.m, shape.pitch, share.tile_row(tile), share.tile_row(tile + 1), out);
     }
 }
 
@@ -282,12 +252,13 @@ __device__ void stream(const bf16 *__restrict__ x, const uint8_t *__restrict__ w
         uint32_t group_shift,  /* a group has 2^group_shift blocks of 128 columns */                                   \
         uint32_t f16,          /* scales are f16, not bf16 */                                                          \
         uint32_t m, uint32_t n, uint32_t k, uint32_t pitch, uint32_t split, uint32_t parts, uint32_t slots) {          \
-        const Scales of_w{reinterpret_cast<const uint16_t *>(scales),                                                  \
-                          zeros ? scales + zeros : nullptr,                                                            \
-                          n,                                                                                           \
-                          k / kInt4Block,                                                                              \
-                          group_shift,                                                                                 \
-                          f16 != 0};                                                                                   \
+        const Int4Weights of_w{                                                                                        \
+            reinterpret_cast<const uint16_t *>(scales),                                                                \
+            zeros ? scales + zeros : nullptr,                                                                          \
+            n,                                                                                                         \
+            k / kInt4Block,                                                                                            \
+            group_shift,                                                                                               \
+            f16 != 0};                                                                                                 \
         stream<tiles, epilogue, type>(x, w, of_w, out, {m, n, k, pitch, split, parts, slots});                         \
     }
 #define KERNELS(rows, tiles)                                                                                           \

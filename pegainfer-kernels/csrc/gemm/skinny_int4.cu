@@ -59,12 +59,6 @@ __device__ __forceinline__ void widen_block(const uint4 &low, const uint4 &high,
     }
 }
 
-__device__ __forceinline__ uint4 load_codes(uint32_t at) {
-    uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at));
-    return v;
-}
-
 template <int N, int T, Epilogue E, typename O>
 __device__ void multiply(const SkinnyShape &shape, const SkinnyShare<T, E> &share, const Rings<N, kInt4> &rings,
                          const Int4Scales &scales, O *out) {

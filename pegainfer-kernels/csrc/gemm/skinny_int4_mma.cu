@@ -16,6 +16,7 @@
 #include "common/int4.cuh"
 #include "common/math.cuh"
 #include "common/warp.cuh"
+#include "gemm/strip.cuh"
 #include "abi/gemm_skinny_int4_mma.h"
 #include "limits.h"
 
@@ -38,14 +39,6 @@ struct Shape {
     uint32_t ahead; // slots whose codes are fetched before the kernels that produce x are done
 };
 
-struct Scales {
-    const uint16_t *values; // [groups, rows]
-    const uint8_t *zeros;   // [groups, rows], or null: 8
-    uint32_t rows, blocks;  // of w, in multiples of 16; of 128 columns
-    uint32_t group_shift;   // a group has 2^group_shift blocks
-    bool is_f16;
-};
-
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 // Shared memory, 1,024-byte aligned: codes [slots][kBoxes][rows rounded up to 8][128 bytes], x [slots][kInputBoxes]
 // [8 TILES][128 bytes], scales and zero points [slots][kBoxes][kBlocks][scale_bytes], sums, barriers.
@@ -57,7 +50,7 @@ template <int TILES, Epilogue E> struct Slots {
     uint8_t *scales;
     float *sums; // [warps][32 lanes][4 TILES]
     uint64_t *full, *empty;
-    __device__ Slots(uint8_t *shared, const Shape &shape, const Scales &of_w) {
+    __device__ Slots(uint8_t *shared, const Shape &shape, const Int4Weights &of_w) {
         // Vectors of 16 bytes that hold the rows from any row on.
         scale_vectors = (shape.rows + 14) / 8, zero_vectors = of_w.zeros ? (shape.rows + 30) / 16 : 0;
         scale_bytes = (scale_vectors + zero_vectors) * 16;
@@ -84,7 +77,7 @@ template <Epilogue E> struct Share {
 
 // One thread fills the slots of all passes.
 template <int TILES, Epilogue E>
-__device__ void fetch(const TensorMap &x, const TensorMap &w, const Scales &of_w, const Shape &shape,
+__device__ void fetch(const TensorMap &x, const TensorMap &w, const Int4Weights &of_w, const Shape &shape,
                       const Share<E> &share, const Slots<TILES, E> &slots) {
     using S = Slots<TILES, E>;
     const uint32_t bytes = S::kBoxes * (shape.rows * 128 + kBlocks * slots.scale_bytes) + kInputBoxes * shape.m * 128;
@@ -133,38 +126,9 @@ __device__ void fetch(const TensorMap &x, const TensorMap &w, const Scales &of_w
     if (fetched < shape.ahead) catch_up(fetched);
 }
 
-__device__ __forceinline__ uint4 load_codes(uint32_t at) {
-    uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at));
-    return v;
-}
-__device__ __forceinline__ uint32_t word(const uint4 &v, uint32_t i) {
-    return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
-}
-
-template <int TILES, Epilogue E, typename T>
-__device__ __forceinline__ void write(const Accumulator (&acc)[TILES], const Shape &shape, uint32_t row, uint32_t end,
-                                      T *out) {
-    uint32_t lane = threadIdx.x % 32, at = row + Accumulator::row(lane, 0);
-#pragma unroll
-    for (int t = 0; t < TILES; ++t)
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            uint32_t token = 8 * t + Accumulator::column(lane, i);
-            if (token >= shape.m) continue;
-            T *to = out + size_t(token) * shape.pitch + at;
-            if (E == kGated) {
-                if (at < end) put(to, silu_times(round_bf16(acc[t][i]), round_bf16(acc[t][2 + i])));
-            } else {
-                if (at < end) put(to, acc[t][i]);
-                if (at + 8 < end) put(to + 8, acc[t][2 + i]);
-            }
-        }
-}
-
 template <int TILES, Epilogue E, typename O>
-__device__ void multiply(const Scales &of_w, const Shape &shape, const Share<E> &share, const Slots<TILES, E> &slots,
-                         O *out) {
+__device__ void multiply(const Int4Weights &of_w, const Shape &shape, const Share<E> &share,
+                         const Slots<TILES, E> &slots, O *out) {
     using S = Slots<TILES, E>;
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, strip = warp % shape.strips,
                    part = warp / shape.strips;
@@ -205,7 +169,7 @@ __device__ void multiply(const Scales &of_w, const Shape &shape, const Share<E> 
             for (uint32_t j = 0; j < 4; ++j)
 #pragma unroll
                 for (uint32_t i = 0; i < kBlocks; ++i) { // the blocks take turns: their sums do not wait for each other
-                    uint32_t lower = word(low[i], j), upper = word(high[i], j);
+                    uint32_t lower = int4_word(low[i], j), upper = int4_word(high[i], j);
                     uint4 b[TILES];
 #pragma unroll
                     for (int t = 0; t < TILES; ++t)
@@ -242,13 +206,13 @@ __device__ void multiply(const Scales &of_w, const Shape &shape, const Share<E> 
                 for (int i = 0; i < 4 * TILES; ++i) acc[i / 4][i % 4] += own[p * shape.strips * 32 * 4 * TILES + i];
         }
         const uint32_t at = row + strip * (E == kGated ? 8 : 16);
-        if (part == 0) write<TILES, E>(acc, shape, at, min(row + shape.rows, share.end), out);
+        if (part == 0) write_strip<E == kGated>(acc, shape.m, shape.pitch, at, min(row + shape.rows, share.end), out);
     }
 }
 
 // out: [m, n], gated [m, n / 2], or, of O float, one such matrix for each split of the columns.
 template <int TILES, Epilogue E, typename O>
-__device__ void stream(const TensorMap &x, const TensorMap &w, const Scales &of_w, O *out, const Shape &shape) {
+__device__ void stream(const TensorMap &x, const TensorMap &w, const Int4Weights &of_w, O *out, const Shape &shape) {
     extern __shared__ __align__(1024) uint8_t shared[];
     const Share<E> share(shape);
     const Slots<TILES, E> slots(shared, shape, of_w);
