@@ -465,14 +465,17 @@ limits! {
         /// Columns of a slot.
         COLUMNS: uint = 256;
     }
-    /// Skinny GEMM with weights of four bits, on other GPUs.
-    gemv_int4 {
-        /// Most warps of a block.
-        MAX_WARPS: int = 20;
-        /// Steps of codes in a warp's ring.
-        RING: int = 4;
-        /// Columns of a step.
-        STEP: uint = 256;
+    /// Skinny GEMM with group-quantised weights.
+    skinny_groups {
+        /// Warps of a block, for up to 8, 16 and 32 rows of x: with more rows a warp needs more registers.
+        WARPS_8: uint = 16;
+        WARPS_16: uint = 12;
+        WARPS_32: uint = 8;
+    }
+    /// Packed group-quantised weights.
+    pack_groups {
+        /// Threads of a block of the kernels that pack or widen them.
+        THREADS: uint = 256;
     }
     /// Group-quantised weights in the order of checkpoints.
     groups {

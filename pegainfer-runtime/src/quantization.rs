@@ -187,13 +187,12 @@ pub fn load_projection(
                 let (weight, scale) = loader.fp8(title, parts, columns, ops::quantize_fp8)?;
                 Matrix::Fp8 { weight, scale: BlockScales::F32(scale) }
             }
-            Loaded::Grouped(format) => {
-                let loaded = loader.grouped(title, parts, columns, (format, zeros))?;
+            Loaded::Grouped(format) | Loaded::Rounded(format) => {
+                let loaded = match formats[first] {
+                    Loaded::Rounded(_) => loader.rounded_to_groups(title, parts, columns, format)?,
+                    _ => loader.grouped(title, parts, columns, (format, zeros))?,
+                };
                 ops::pack_groups(loader.exec(), loaded.format, loaded.codes, loaded.scales)?
-            }
-            Loaded::Rounded(format) => {
-                let loaded = loader.rounded_to_groups(title, parts, columns, format)?;
-                Matrix::Grouped { format: loaded.format, codes: loaded.codes, scales: loaded.scales }
             }
             Loaded::Dequantized => Matrix::Bf16(loader.dequantized(title, parts, columns, zeros)?),
             Loaded::Bf16 => Matrix::Bf16(loader.stacked(title, parts, columns)?),

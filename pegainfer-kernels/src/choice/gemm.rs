@@ -3,6 +3,7 @@
 use super::gemm_shape::{GemmShape, Output, WeightFormat};
 use super::gemv_splitk::{self, GemvPlan};
 use super::gpu::{CublasLt, Gpu};
+use super::groups::GroupsPlan;
 use super::int4::Int4Gemm;
 use super::skinny_wgmma::{self, SkinnyPlan};
 use crate::limits::{fp8, gemm_wgmma, narrow_gemm};
@@ -16,8 +17,10 @@ pub enum Skinny {
     /// csrc/gemm/skinny_wgmma.cu: wgmma, swap-AB (the weight is operand A), for up to 96 rows on Hopper; with FP8 weights
     /// csrc/gemm/skinny_wgmma_fp8.cu, for up to 64, of split-K 128.
     Wgmma(SkinnyPlan),
-    /// Weights of four bits, packed.
+    /// Weights of four bits in groups of 128 columns, packed, on Hopper.
     Int4(Int4Gemm),
+    /// csrc/gemm/skinny_groups.cuh: other packed weights, and those on any other GPU, for up to 32 rows.
+    Groups(GroupsPlan),
 }
 
 impl Skinny {
@@ -28,7 +31,8 @@ impl Skinny {
         } else if gemv_splitk::supports(shape.m) && shape.format == WeightFormat::Bf16 {
             Some(Self::GemvSplitK(gemv_splitk::plan(gpu, shape)))
         } else {
-            Int4Gemm::choose(gpu, shape).map(Self::Int4)
+            let int4 = Int4Gemm::choose(gpu, shape).map(Self::Int4);
+            int4.or_else(|| GroupsPlan::choose(gpu, shape).map(Self::Groups))
         }
     }
 
@@ -38,6 +42,7 @@ impl Skinny {
             Self::GemvSplitK(_) => "gemv_splitk",
             Self::Wgmma(_) => "skinny_wgmma",
             Self::Int4(gemm) => gemm.name(),
+            Self::Groups(_) => "skinny_groups",
         }
     }
 
@@ -47,6 +52,7 @@ impl Skinny {
             Self::GemvSplitK(plan) => plan.splits,
             Self::Wgmma(plan) => plan.splits,
             Self::Int4(gemm) => gemm.splits(),
+            Self::Groups(plan) => plan.splits,
         }
     }
 }

@@ -1,43 +1,14 @@
-//! Weights of four bits: launches of csrc/gemm/int4.cu, which packs them, and of the GEMMs of few rows of x,
-//! csrc/gemm/skinny_int4_mma.cu, skinny_int4.cu and gemv_int4.cu.
+//! Weights of four bits in groups of 128 columns on Hopper: launches of the GEMMs of few rows of x,
+//! csrc/gemm/skinny_int4_mma.cu and skinny_int4.cu.
 
-use super::abi::{GemvInt4, Map, PackInt4, SkinnyInt4, SkinnyInt4Mma, Target, TransposeScales};
-use crate::choice::{Int4Gemm, Output, Packed, mma_width};
-use crate::limits::int4::THREADS;
+use super::abi::{Map, SkinnyInt4, SkinnyInt4Mma, Target};
+use crate::choice::{Int4Gemm, Output, Packed, group_width};
 use crate::limits::skinny_wgmma::FETCHERS;
 use pegainfer_core::cuda::Cuda;
-use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
 
 /// Steps of codes that a block fetches before the producers of x are done.
 const AHEAD: usize = 4;
-
-/// Packs codes `[n, k / 2]` in place, and the scales of `from` into `to`, as csrc/common/int4.cuh describes.
-pub(crate) fn pack(
-    exec: &mut Exec,
-    packed: Packed,
-    codes: &mut Tensor,
-    from: &Tensor,
-    to: &mut Tensor,
-) -> Result<(), OpError> {
-    let (op, (n, bytes)) = ("pack_groups", codes.rows_cols());
-    let gpu = exec.gpu()?;
-    let launch = PackInt4::pack_int4.launch(gpu, op, PackInt4 { codes, n, k: 2 * bytes })?;
-    // SAFETY: 16 bytes a thread, all covered by the grid.
-    unsafe { launch.run([(n * bytes / 16).div_ceil(THREADS), 1, 1], THREADS)? };
-    let (groups, pitch) = (packed.groups, from.rows_cols().1);
-    let mut transpose = |to_first: u64, first: usize, bytes: usize| {
-        let arguments = TransposeScales { from, to: &mut *to, to_first, n, groups, pitch, first, bytes };
-        let launch = TransposeScales::transpose_scales.launch(gpu, op, arguments)?;
-        // SAFETY: one number a thread, all covered by the grid.
-        unsafe { launch.run([(n * groups).div_ceil(THREADS), 1, 1], THREADS) }
-    };
-    transpose(0, 0, 2)?;
-    if packed.zeros {
-        transpose(packed.zeros_at(n), 2 * groups, 1)?;
-    }
-    Ok(())
-}
 
 /// Launches the GEMM of `x` and packed codes and scales; writes to `out`.
 pub(super) fn skinny_int4(
@@ -49,7 +20,7 @@ pub(super) fn skinny_int4(
     out: Target<'_>,
 ) -> Result<(), OpError> {
     let ((m, k), n) = (x.rows_cols(), w.rows_cols().0);
-    let (zeros, group_shift, f16) = (packed.zeros_at(n), packed.group_shift, usize::from(packed.f16));
+    let (zeros, group_shift, f16) = (packed.extra_at(), packed.group_shift, usize::from(packed.dtype_number() == 0));
     let pitch = out.pitch(if output == Output::Gated { n / 2 } else { n });
     match gemm {
         Int4Gemm::Mma(plan) => {
@@ -85,7 +56,7 @@ pub(super) fn skinny_int4(
                 slots: plan.slots,
                 ahead: AHEAD.min(plan.slots),
             };
-            let launch = kernels[mma_width(m)].launch(gpu, op, arguments)?.early(w).early(scales).overlapped();
+            let launch = kernels[group_width(m)].launch(gpu, op, arguments)?.early(w).early(scales).overlapped();
             let threads = 32 * (plan.strips * plan.parts + 1);
             // SAFETY: the op checked the shapes, and the plan covers all rows and columns.
             unsafe { launch.shared(plan.shared).run([plan.blocks, plan.splits, 1], threads) }
@@ -120,19 +91,6 @@ pub(super) fn skinny_int4(
             let launch = kernel.launch(gpu, op, arguments)?.early(w).early(scales).overlapped().shared(plan.shared);
             // SAFETY: the op checked the shapes, and the plan covers all rows and columns.
             unsafe { launch.run([plan.blocks, plan.splits, 1], 128 * plan.warpgroups + FETCHERS) }
-        }
-        Int4Gemm::Gemv(plan) => {
-            let kernels = match output {
-                Output::Bf16 => [GemvInt4::gemv_int4_bf16_8, GemvInt4::gemv_int4_bf16_16],
-                Output::F32 | Output::SplitK => [GemvInt4::gemv_int4_f32_8, GemvInt4::gemv_int4_f32_16],
-                Output::Gated => [GemvInt4::gemv_int4_gated_8, GemvInt4::gemv_int4_gated_16],
-            };
-            let (slice, parts, slots) = (plan.split_columns, plan.parts, plan.slots);
-            let arguments =
-                GemvInt4 { x, w, scales, out, zeros, group_shift, f16, m, n, k, pitch, slice, parts, slots };
-            let launch = kernels[usize::from(m > 8)].launch(gpu, op, arguments)?.early(w).early(scales).overlapped();
-            // SAFETY: the op checked the shapes, and the plan covers all rows and columns.
-            unsafe { launch.shared(plan.shared).run([plan.blocks, plan.splits, 1], 32 * plan.warps) }
         }
     }
 }

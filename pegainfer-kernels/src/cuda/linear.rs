@@ -6,6 +6,7 @@ use super::fp8::fp8_by_fp8;
 use super::gemm_mma::tiled;
 use super::gemm_wgmma::linear_swiglu_wgmma;
 use super::gemv_splitk::gemv_splitk;
+use super::groups::skinny_groups;
 use super::int4::skinny_int4;
 use super::narrow_gemm::narrow_gemm;
 use super::norm::{add_partials_rms_norm, add_rms_norm, rms_norm};
@@ -62,10 +63,14 @@ fn skinny(
                 skinny_wgmma_fp8(gpu, op, (x, codes, scales), (plan, output), out)
             }
         },
-        Skinny::Int4(gemm) => {
+        Skinny::Int4(_) | Skinny::Groups(_) => {
             let (MatrixRef::Grouped(format, codes, scales), (n, k)) = (w, w.shape()) else { return Err(mismatch(op)) };
             let packed = Packed::of(format, n, k).ok_or_else(|| mismatch(op))?;
-            skinny_int4(gpu, op, (x, codes, scales), packed, (gemm, output), out)
+            match kernel {
+                Skinny::Groups(plan) => skinny_groups(gpu, op, (x, codes, scales), packed, (plan, output), out),
+                Skinny::Int4(gemm) => skinny_int4(gpu, op, (x, codes, scales), packed, (gemm, output), out),
+                _ => Err(mismatch(op)),
+            }
         }
     }
 }

@@ -29,6 +29,7 @@ mod gather;
 mod gemm_mma;
 mod gemm_wgmma;
 mod gemv_splitk;
+mod groups;
 #[cfg(feature = "deepseek-v4")]
 mod hyper_mix;
 mod int4;
@@ -67,7 +68,7 @@ pub(crate) use gated_qkv::{attention_gate, gated_qk_norm_rope_write_kv};
 pub(crate) use gather::{embedding, gather};
 #[cfg(feature = "deepseek-v4")]
 pub(crate) use hyper_mix::hyper_mix;
-pub(crate) use int4::pack as pack_int4;
+pub(crate) use groups::pack as pack_groups;
 pub(crate) use linear::{linear, linear_add_norm, linear_swiglu};
 pub(crate) use norm::{add_rms_norm, rms_norm};
 pub(crate) use penalties::{count_tokens, penalize};

@@ -1,13 +1,14 @@
 //! GEMMs of many rows with weights below 16 bits, which are widened to bf16 in the workspace: csrc/gemm/fp8.cu, int4.cu and
 //! groups.cu.
 
-use super::abi::{WidenGroups, WidenInt4, WidenWeights};
+use super::abi::{WidenGroups, WidenWeights};
 use super::blaslt::{self, FREE_BYTES, GemmSize, Multiplied, Operands};
 use super::columns::Columns;
 use super::gemm_mma::tiled;
+use super::groups;
 use crate::choice::{self, Gemm, Packed};
 use crate::limits::fp8::{BLOCK, WIDEN_THREADS};
-use crate::limits::{groups, int4};
+use crate::limits::groups as limits;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 use pegainfer_core::weights::grouped::format::{GroupFormat, GroupScales, Offset, ScaleDType, Values};
@@ -48,13 +49,7 @@ impl Narrow<'_> {
                 unsafe { launch.run([(rows * k / VECTOR).div_ceil(WIDEN_THREADS), 1, 1], WIDEN_THREADS) }
             }
             Self::Grouped(format, codes, scales) => match Packed::of(format, n, k) {
-                Some(packed) => {
-                    let (zeros, group_shift, f16) = (packed.zeros_at(n), packed.group_shift, usize::from(packed.f16));
-                    let arguments = WidenInt4 { codes, scales, out: to, zeros, group_shift, f16, n, k, first, rows };
-                    let launch = WidenInt4::widen_int4.launch(gpu, op, arguments)?;
-                    // SAFETY: 32 columns a thread, all covered by the grid; the caller has memory for them.
-                    unsafe { launch.run([(rows * k / 32).div_ceil(int4::THREADS), 1, 1], int4::THREADS) }
-                }
+                Some(packed) => groups::widen(gpu, op, (packed, codes, scales, k), (first, rows), to),
                 None => {
                     let (code_pitch, scale_pitch) = (format.code_bytes(k), format.scale_bytes(k));
                     let (values, kind) = numbers(format);
@@ -74,7 +69,7 @@ impl Narrow<'_> {
                     };
                     let launch = WidenGroups::widen_groups.launch(gpu, op, arguments)?;
                     // SAFETY: 8 columns a thread, all covered by the grid; the caller has memory for them.
-                    unsafe { launch.run([(rows * k / 8).div_ceil(groups::THREADS), 1, 1], groups::THREADS) }
+                    unsafe { launch.run([(rows * k / 8).div_ceil(limits::THREADS), 1, 1], limits::THREADS) }
                 }
             },
         }
@@ -84,31 +79,31 @@ impl Narrow<'_> {
 /// The numbers of a format's meaning of codes and of its layout of scales in csrc/gemm/groups.cu.
 fn numbers(format: GroupFormat) -> (u32, u32) {
     let values = match format.values {
-        Values::Int { .. } if format.centre() > 0 => groups::CENTRED,
-        Values::Int { .. } => groups::UNSIGNED,
-        Values::Iq4 => groups::IQ4,
-        Values::E2m1 => groups::E2M1,
-        Values::E4m3 => groups::CODE_E4M3,
+        Values::Int { .. } if format.centre() > 0 => limits::CENTRED,
+        Values::Int { .. } => limits::UNSIGNED,
+        Values::Iq4 => limits::IQ4,
+        Values::E2m1 => limits::E2M1,
+        Values::E4m3 => limits::CODE_E4M3,
     };
     let scales = match format.scales {
         GroupScales::Plain { dtype, offset, .. } => {
             let dtype = match dtype {
-                ScaleDType::F16 => groups::PLAIN_F16,
-                ScaleDType::Bf16 => groups::PLAIN_BF16,
-                ScaleDType::F32 => groups::PLAIN_F32,
+                ScaleDType::F16 => limits::PLAIN_F16,
+                ScaleDType::Bf16 => limits::PLAIN_BF16,
+                ScaleDType::F32 => limits::PLAIN_F32,
             };
             dtype
                 + match offset {
                     Offset::None => 0,
-                    Offset::Zero => groups::WITH_ZERO,
-                    Offset::Min => groups::WITH_MIN,
+                    Offset::Zero => limits::WITH_ZERO,
+                    Offset::Min => limits::WITH_MIN,
                 }
         }
-        GroupScales::K4 => groups::K4,
-        GroupScales::K6 => groups::K6,
-        GroupScales::Xs => groups::XS,
-        GroupScales::E4m3 => groups::E4M3,
-        GroupScales::E8m0 => groups::E8M0,
+        GroupScales::K4 => limits::K4,
+        GroupScales::K6 => limits::K6,
+        GroupScales::Xs => limits::XS,
+        GroupScales::E4m3 => limits::E4M3,
+        GroupScales::E8m0 => limits::E8M0,
     };
     (values, scales)
 }

@@ -13,8 +13,8 @@ use pegainfer_core::weights::grouped::format::GroupFormat;
 /// beyond the last row by up to 255 rows.
 const TAIL_BYTES: usize = 1024;
 
-/// The matrix of codes and scales as a checkpoint has them. A GPU packs weights of four bits in the order in which its
-/// kernels read them; all other weights, and those on a CPU, stay as they are.
+/// The matrix of codes and scales as a checkpoint has them. A GPU packs them in the order in which its kernels read them, if
+/// they have one for the format; other weights, and those on a CPU, stay as they are.
 ///
 /// `codes`: `[n, code_bytes(k)]` u8; `scales`: `[n, scale_bytes(k)]` u8.
 pub fn pack_groups(exec: &mut Exec, format: GroupFormat, mut codes: Tensor, scales: Tensor) -> Result<Matrix, OpError> {
@@ -25,12 +25,12 @@ pub fn pack_groups(exec: &mut Exec, format: GroupFormat, mut codes: Tensor, scal
     let packed = Packed::of(format, n, k).filter(|_| exec.device() == Device::Cuda);
     let Some(packed) = packed else { return Ok(Matrix::Grouped { format, codes, scales }) };
     let width = scales.rows_cols().1;
-    let rows = n + TAIL_BYTES.div_ceil(width);
+    let rows = (packed.records + packed.extra + TAIL_BYTES).div_ceil(width);
     let message = |error: std::io::Error| OpError { op: "pack_groups", message: error.to_string() };
     let mut to = exec.tensor(scales.name(), &[rows, width], DType::U8).map_err(message)?;
     to.set_rows(n);
-    exec.record(|_| OpRecord::new("pack_groups", "int4", &[&scales], &[&codes, &to], 0));
-    cuda::pack_int4(exec, packed, &mut codes, &scales, &mut to)?;
+    exec.record(|_| OpRecord::new("pack_groups", "packed", &[&scales], &[&codes, &to], 0));
+    cuda::pack_groups(exec, (format, packed), &mut codes, &scales, &mut to)?;
     // Memory of the old scales may be used again at once.
     exec.synchronize()?;
     Ok(Matrix::Grouped { format, codes, scales: to })

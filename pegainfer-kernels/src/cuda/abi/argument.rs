@@ -113,12 +113,13 @@ pub(super) trait Argument: Sized {
 /// Error (without the op) unless the parameter `name` with element `element` takes tensors of `dtype`.
 pub(super) fn check_dtype(name: &str, element: &str, dtype: DType) -> Result<(), OpError> {
     let expected = match (element, dtype) {
-        // Activations that are bf16, or rounded.
+        // Activations that are bf16, or rounded; results of either type.
         ("Activation", DType::Bf16 | DType::E4m3) | ("U8", DType::E4m3) => return Ok(()),
+        ("Result", DType::Bf16 | DType::F32) => return Ok(()),
         (element, _) => element,
     };
     let expected = match expected {
-        "Bf16" | "Activation" => DType::Bf16,
+        "Bf16" | "Activation" | "Result" => DType::Bf16,
         "F32" => DType::F32,
         // `Layer` holds device pointers, two words each.
         "U32" | "Layer" => DType::U32,

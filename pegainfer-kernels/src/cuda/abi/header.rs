@@ -50,7 +50,7 @@ fn c_element(element: &str) -> &str {
         "U8" => "uint8_t",
         "U32" => "uint32_t",
         "U64" => "uint64_t",
-        "Activation" => "void",
+        "Activation" | "Result" => "void",
         structure => structure,
     }
 }

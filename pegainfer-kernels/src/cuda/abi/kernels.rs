@@ -453,16 +453,40 @@ kernels! {
         x: Map<Bf16>, w: Map<U8>, scales: In<U8>, out: OutOrScratch<T>, zeros: u64, group_shift: u32, f16: u32, m: u32,
         n: u32, k: u32, pitch: u32, slice: u32, rows: u32, passes: u32, strips: u32, parts: u32, slots: u32, ahead: u32,
     }
-    GEMM_GEMV_INT4: GemvInt4 [
-        gemv_int4_bf16_8<Bf16>, gemv_int4_bf16_16<Bf16>, gemv_int4_f32_8<F32>, gemv_int4_f32_16<F32>,
-        gemv_int4_gated_8<Bf16>, gemv_int4_gated_16<Bf16>
+    GEMM_SKINNY_GROUPS: SkinnyGroups [
+        skinny_int4_wide_8, skinny_int4_wide_16, skinny_int4_wide_32,
+        skinny_int4_plain_8, skinny_int4_plain_16, skinny_int4_plain_32,
+        skinny_int4_zero_8, skinny_int4_zero_16, skinny_int4_zero_32,
+        skinny_int4_min_8, skinny_int4_min_16, skinny_int4_min_32,
+        skinny_int4_k_8, skinny_int4_k_16, skinny_int4_k_32,
+        skinny_int5_plain_8, skinny_int5_plain_16, skinny_int5_plain_32,
+        skinny_int5_min_8, skinny_int5_min_16, skinny_int5_min_32,
+        skinny_int5_k_8, skinny_int5_k_16, skinny_int5_k_32,
+        skinny_int6_k_8, skinny_int6_k_16, skinny_int6_k_32,
+        skinny_int8_plain_8, skinny_int8_plain_16, skinny_int8_plain_32,
+        skinny_iq4_plain_8, skinny_iq4_plain_16, skinny_iq4_plain_32,
+        skinny_iq4_xs_8, skinny_iq4_xs_16, skinny_iq4_xs_32,
+        skinny_e2m1_e4m3_8, skinny_e2m1_e4m3_16, skinny_e2m1_e4m3_32,
+        skinny_e2m1_e8m0_8, skinny_e2m1_e8m0_16, skinny_e2m1_e8m0_32,
+        skinny_e4m3_wide_8, skinny_e4m3_wide_16, skinny_e4m3_wide_32,
     ] {
-        x: In<Bf16>, w: In<U8>, scales: In<U8>, out: OutOrScratch<T>, zeros: u64, group_shift: u32, f16: u32, m: u32,
-        n: u32, k: u32, pitch: u32, slice: u32, parts: u32, slots: u32,
+        x: In<Bf16>, codes: In<U8>, scales: In<U8>, out: OutOrScratch<Result>, extra: u64, dtype: u32, group_shift: u32,
+        m: u32, n: u32, k: u32, pitch: u32, slice: u32, chunk: u32, slots: u32, output: u32,
     }
-    GEMM_INT4: PackInt4 [pack_int4] { codes: Out<U8>, n: u32, k: u32 }
-    GEMM_INT4: TransposeScales [transpose_scales] {
+    GEMM_PACK_GROUPS: PackCodes [pack_codes] { codes: Out<U8>, n: u32, k: u32, bits: u32, is_integer: u32 }
+    GEMM_PACK_GROUPS: PackScales [pack_scales] {
+        from: In<U8>, to: Out<U8>, extra: u64, kind: u32, n: u32, k: u32, pitch: u32, group: u32,
+    }
+    GEMM_PACK_GROUPS: TransposeScales [transpose_scales] {
         from: In<U8>, to: Out<U8>, to_first: u64, n: u32, groups: u32, pitch: u32, first: u32, bytes: u32,
+    }
+    GEMM_PACK_GROUPS: WidenPacked [
+        widen_int4_plain, widen_int4_zero, widen_int4_min, widen_int4_k, widen_int5_plain, widen_int5_min,
+        widen_int5_k, widen_int6_k, widen_int8_plain, widen_iq4_plain, widen_iq4_xs, widen_e2m1_e4m3,
+        widen_e2m1_e8m0, widen_e4m3_wide,
+    ] {
+        codes: In<U8>, scales: In<U8>, out: Scratch<Bf16>, extra: u64, dtype: u32, group_shift: u32, n: u32, k: u32,
+        first: u32, rows: u32,
     }
     GEMM_INT4: WidenInt4 [widen_int4] {
         codes: In<U8>, scales: In<U8>, out: Scratch<Bf16>, zeros: u64, group_shift: u32, f16: u32, n: u32, k: u32,
