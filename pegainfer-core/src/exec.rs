@@ -107,7 +107,7 @@ impl Exec {
         self.device
     }
 
-    /// Activations of GEMMs with group-quantised weights on the CPU.
+    /// Activations of GEMMs with group-quantised weights.
     pub fn activations(&self) -> Activations {
         self.activations
     }

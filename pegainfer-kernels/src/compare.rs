@@ -29,11 +29,12 @@ mod ways;
 
 pub use case::Case;
 
+use crate::choice::{self, Gemm};
 use call::{Call, Family};
 use case::Output;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::record::OpRecord;
-use pegainfer_core::tensor::OpError;
+use pegainfer_core::tensor::{DType, OpError};
 use rayon::prelude::*;
 use ways::Way;
 
@@ -76,7 +77,9 @@ pub fn compare(
     case: &Case,
 ) -> Result<Option<Comparison>, OpError> {
     let Some(family) = FAMILIES.iter().find(|family| (family.has)(record)) else { return Ok(None) };
-    let case = &Case { exact_in_fp8: case.exact_in_fp8 || takes_rounded(record), ..*case };
+    let rounds = record.kernel == Gemm::WidenedToFp8.name() || takes_rounded(record);
+    let case = &Case { exact_in_fp8: case.exact_in_fp8 || rounds, ..*case };
+    let record = &in_formats_of(tested, record)?;
     let mut all = Comparison { kernel: "", absolute: 0.0, relative: 0.0, runs: 0, failures: Vec::new() };
     for variant in (family.variants)(record) {
         let record = &variant.record(record);
@@ -97,6 +100,17 @@ pub fn compare(
         }
     }
     Ok(Some(all))
+}
+
+/// The record, with activations in bf16 if the GPU under test, unlike the one it was planned for, has no GEMM that takes
+/// FP8.
+fn in_formats_of(tested: &mut Exec, record: &OpRecord) -> Result<OpRecord, OpError> {
+    let mut record = record.clone();
+    if choice::gpu(tested)?.is_some_and(|gpu| !gpu.is_hopper()) {
+        let operands = record.reads.iter_mut().chain(&mut record.writes);
+        operands.filter(|operand| operand.dtype == DType::E4m3).for_each(|operand| operand.dtype = DType::Bf16);
+    }
+    Ok(record)
 }
 
 /// True if the op's activations must be values that FP8 holds exactly.

@@ -2,7 +2,6 @@
 
 use crate::speculative;
 use clap::{Args, ValueEnum};
-use pegainfer_core::exec::Activations;
 use pegainfer_core::schedule::speculation::Speculation;
 use pegainfer_kernels::ops::KvDType;
 use pegainfer_runtime::{AtLoad, Overrides};
@@ -126,23 +125,19 @@ pub struct FormatArgs {
     /// and Qwen3.5
     #[arg(long, value_enum, value_name = "FORMAT")]
     pub quantization: Option<QuantizationArg>,
-    /// On the CPU, keep activations in bf16 for group-quantised weights such as AWQ and Q4_K, instead of rounding them to
-    /// int8 per 32 columns. Many times slower
+    /// Keep activations in bf16 for group-quantised weights. By default a CPU rounds them to int8 per 32 columns (many
+    /// times faster), and Hopper to FP8 per 128 columns in prompts with 4-bit weights such as AWQ and GPTQ
     #[arg(long)]
     pub exact_activations: bool,
 }
 
 impl FormatArgs {
-    /// Activations of GEMMs with group-quantised weights on the CPU.
-    pub fn activations(&self) -> Activations {
-        if self.exact_activations { Activations::Exact } else { Activations::Int8 }
-    }
-
     /// The changes that the flags make to config.json.
     pub fn overrides(&self) -> Overrides {
         Overrides {
             quantization: self.quantization.map(QuantizationArg::at_load),
             kv_dtype: if self.kv_cache_dtype == KvCacheDType::Fp8 { KvDType::Fp8 } else { KvDType::Bf16 },
+            exact_activations: self.exact_activations,
             ..Overrides::default()
         }
     }

@@ -3,6 +3,7 @@
 use super::at_load::AtLoad;
 use super::end_of_text;
 use super::sizes::max_value;
+use pegainfer_core::exec::Activations;
 use pegainfer_kernels::ops::{HeadShape, KvDType};
 use pegainfer_model_files::{FilesError, ModelFiles};
 use serde::Deserialize;
@@ -87,9 +88,18 @@ pub struct Overrides {
     pub kv_dtype: KvDType,
     /// Takes the place of `rope_scaling`: `--rope-scaling`.
     pub rope_scaling: Option<Value>,
+    /// True if activations of GEMMs with group-quantised weights are never rounded: `--exact-activations`.
+    pub exact_activations: bool,
     /// True if the layers that draft are loaded (multi-token prediction). Set by [`load`](super::load()) from
     /// `--speculative-config`.
     pub mtp: bool,
+}
+
+impl Overrides {
+    /// Activations of GEMMs with group-quantised weights.
+    pub fn activations(&self) -> Activations {
+        if self.exact_activations { Activations::Exact } else { Activations::Rounded }
+    }
 }
 
 impl ConfigFile {
@@ -165,7 +175,7 @@ impl ConfigFile {
 
     /// Refuses flags that change the configuration of other models.
     pub fn refuse_overrides(&self) -> Result<(), ConfigError> {
-        let Overrides { quantization, kv_dtype, rope_scaling, mtp: _ } = &self.overrides;
+        let Overrides { quantization, kv_dtype, rope_scaling, exact_activations: _, mtp: _ } = &self.overrides;
         let flags = [
             ("--quantization", quantization.is_some()),
             ("--kv-cache-dtype", *kv_dtype != KvDType::default()),

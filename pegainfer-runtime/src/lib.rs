@@ -175,7 +175,7 @@ pub use model_info::{ModelBytes, ModelInfo};
 pub use output_matrix::HEAD;
 pub use pass_kind::PassKind;
 pub use quantization::{Quantization, load_projection};
-pub use record::{record, record_blocks, record_step};
+pub use record::{record, record_blocks, record_step, record_with};
 pub use sampled_rows::{SampledRows, gather_rows};
 pub use sizes::MAX_CONTEXT;
 pub use synthetic_acceptance::SyntheticAcceptance;

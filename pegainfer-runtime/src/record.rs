@@ -5,27 +5,47 @@ use super::executor::Executor;
 use super::load::load_weights;
 use super::load_error::LoadError;
 use super::model::{Model, StepOf, shard_config, uniform};
-use pegainfer_core::exec::Exec;
+use pegainfer_core::exec::{Activations, Exec};
 use pegainfer_core::parallel::Shard;
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::weights::Source;
 use pegainfer_kernels::ops;
 
 /// The ops of one step on rank 0 of `ranks`: `batch` rows that each add `tokens` tokens to a context of `context` tokens
-/// in all, and sample. Exchanges are those of GPUs with peer access.
+/// in all, and sample. Exchanges are those of GPUs with peer access; activations are rounded where a server rounds them
+/// by default.
 pub fn record<M: Model>(
     config: &M::Config,
     ranks: usize,
+    shape: (usize, usize, usize),
+) -> Result<Vec<OpRecord>, LoadError> {
+    record_with::<M>(config, Activations::Rounded, ranks, shape)
+}
+
+/// Like [`record`], with these activations.
+pub fn record_with<M: Model>(
+    config: &M::Config,
+    activations: Activations,
+    ranks: usize,
     (batch, tokens, context): (usize, usize, usize),
 ) -> Result<Vec<OpRecord>, LoadError> {
-    record_step::<M>(config, ranks, &uniform::<M>(batch, tokens, context))
+    recorded::<M>(config, activations, ranks, &uniform::<M>(batch, tokens, context))
 }
 
 /// The ops of `step`, whose blocks and state slots are numbered consecutively, on rank 0 of `ranks`. If the model
 /// drafts, the passes after the step are omitted.
 pub fn record_step<M: Model>(config: &M::Config, ranks: usize, step: &StepOf<M>) -> Result<Vec<OpRecord>, LoadError> {
+    recorded::<M>(config, Activations::Rounded, ranks, step)
+}
+
+fn recorded<M: Model>(
+    config: &M::Config,
+    activations: Activations,
+    ranks: usize,
+    step: &StepOf<M>,
+) -> Result<Vec<OpRecord>, LoadError> {
     let drafts = usize::from(M::info(config).drafts);
-    let (result, records) = recorder::<M>(config, ranks, step, drafts)?.record(step);
+    let (result, records) = recorder::<M>(config, (activations, ranks), step, drafts)?.record(step);
     result?;
     Ok(records)
 }
@@ -39,7 +59,7 @@ pub fn record_blocks<M: Model>(
 ) -> Result<Vec<OpRecord>, LoadError> {
     let Some(shape) = M::info(config).draft_block else { return Ok(Vec::new()) };
     let largest = uniform::<M>(blocks, shape.tokens, context.max(shape.tokens));
-    let mut executor = recorder::<M>(config, ranks, &largest, shape.tokens)?;
+    let mut executor = recorder::<M>(config, (Activations::Rounded, ranks), &largest, shape.tokens)?;
     let mut step = uniform::<M>(blocks, 1, context.max(shape.tokens));
     step.rows.iter_mut().for_each(|row| row.model_drafts = shape.tokens);
     let (result, records) = executor.record_drafts(&step);
@@ -50,11 +70,12 @@ pub fn record_blocks<M: Model>(
 /// Rank 0 of `ranks` without memory, for steps as large as `step` that verify `drafts` drafts of each row.
 fn recorder<M: Model>(
     config: &M::Config,
-    ranks: usize,
+    (activations, ranks): (Activations, usize),
     step: &StepOf<M>,
     drafts: usize,
 ) -> Result<Executor<M>, LoadError> {
     let mut exec = Exec::meta()?;
+    exec.set_activations(activations);
     let source = Source::Dummy { seed: 0, std: 0.0, uniform: ops::uniform, random_bytes: ops::random_bytes };
     let shard = Shard { rank: 0, ranks };
     let weights = load_weights::<M>(&mut exec, &shard_config::<M>(config, shard)?, &source, &mut |_| {})?;

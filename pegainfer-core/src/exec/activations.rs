@@ -1,12 +1,14 @@
 //! Format of activations.
 
-/// Activations of GEMMs with group-quantised weights on the CPU.
+/// Activations of GEMMs with group-quantised weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Activations {
-    /// No rounding: weights are widened to f32. Slow; the only error is that of f32 sums.
+    /// No rounding. On a CPU weights are widened to f32: slow; the only error is that of f32 sums. A GPU widens them to
+    /// bf16 if there are many rows.
     #[default]
     Exact,
-    /// Rounded to int8 with a scale for each 32 columns of a row (W4A8). Sums are integers, so that weights are read
-    /// at the rate of the memory.
-    Int8,
+    /// Rounded where kernels are faster for it (W4A8). On a CPU: to int8 with a scale for each 32 columns of a row; sums
+    /// are integers, so that weights are read at the rate of the memory. On a GPU of compute capability 9.0 with
+    /// integers of four bits and many rows: to e4m3 with a scale for each 128 columns of a row.
+    Rounded,
 }

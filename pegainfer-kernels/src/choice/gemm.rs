@@ -5,9 +5,12 @@ use super::gemv_splitk::{self, GemvPlan};
 use super::gpu::{CublasLt, Gpu};
 use super::groups::GroupsPlan;
 use super::int4::Int4Gemm;
+use super::packed::{Packed, Packing};
 use super::skinny_wgmma::{self, SkinnyPlan};
 use crate::limits::{fp8, gemm_wgmma, narrow_gemm};
 use pegainfer_core::cuda::BOX_COLUMNS;
+use pegainfer_core::exec::Activations;
+use pegainfer_core::weights::grouped::GroupFormat;
 
 /// Kernel of a skinny GEMM, which reads each weight once and may have an epilogue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,6 +71,9 @@ pub enum Gemm {
     TiledMma(usize),
     /// The library, FP8 by FP8 (W8A8): activations are rounded with a scale for each 128 columns of a row.
     Fp8CublasLt,
+    /// Weights of four bits are widened to FP8, exactly, and multiplied as [`Fp8CublasLt`](Self::Fp8CublasLt) (W4A8), as
+    /// many rows at a time as fit the workspace.
+    WidenedToFp8,
     /// FP8 or group-quantised weights are widened to bf16 for the kernel of many rows, as many rows at a time as fit the
     /// workspace.
     Widened,
@@ -94,6 +100,7 @@ impl Gemm {
             (Some(skinny), _) => Self::Skinny(skinny),
             (None, WeightFormat::Bf16) => Self::large(gpu, shape.m, shape.n),
             (None, WeightFormat::Fp8) if supports_fp8_cublaslt(gpu, shape) => Self::Fp8CublasLt,
+            (None, WeightFormat::Grouped(format)) if Self::widens_to_fp8(gpu, format, shape) => Self::WidenedToFp8,
             (None, WeightFormat::Fp8 | WeightFormat::Grouped(_)) => Self::Widened,
             (None, WeightFormat::Stacked) => Self::Parts,
         }
@@ -101,8 +108,19 @@ impl Gemm {
 
     /// True if the kernel for `m` rows of x and a weight `[n, k]` multiplies FP8 by FP8, with rounded activations.
     pub(crate) fn takes_fp8(gpu: &Gpu, (m, n, k): (usize, usize, usize), format: WeightFormat) -> bool {
-        let gemm = Self::choose(gpu, GemmShape { m, n, k, output: Output::Bf16, format });
-        format == WeightFormat::Fp8 && matches!(gemm, Self::Skinny(Skinny::Wgmma(_)) | Self::Fp8CublasLt)
+        match Self::choose(gpu, GemmShape { m, n, k, output: Output::Bf16, format }) {
+            Self::Skinny(Skinny::Wgmma(_)) => format == WeightFormat::Fp8,
+            gemm => matches!(gemm, Self::Fp8CublasLt | Self::WidenedToFp8),
+        }
+    }
+
+    /// True if a weight of this format is packed integers of four bits that the library may multiply in FP8.
+    fn widens_to_fp8(gpu: &Gpu, format: GroupFormat, GemmShape { n, k, .. }: GemmShape) -> bool {
+        let rounds = gpu.activations == Activations::Rounded;
+        rounds
+            && gpu.is_hopper()
+            && gpu.cublaslt == CublasLt::BlockScales
+            && Packed::of(format, n, k).is_some_and(|packed| packed.packing == Packing::Int4Wide)
     }
 
     /// True if csrc/gemm/narrow.cu runs.
@@ -129,6 +147,7 @@ impl Gemm {
             Self::TiledMma(64) => "gemm_mma_64",
             Self::TiledMma(_) => "gemm_mma_128",
             Self::Fp8CublasLt => "cublaslt_fp8",
+            Self::WidenedToFp8 => "widened_fp8",
             Self::Widened => "widened",
             Self::Parts => "parts",
             Self::Narrow => "narrow_gemm",

@@ -1,6 +1,7 @@
 //! Properties of a GPU by which kernels are chosen.
 
 use pegainfer_core::cuda::GpuInfo;
+use pegainfer_core::exec::Activations;
 
 /// Generation of GPUs, as far as the choice of kernels depends on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,6 +76,8 @@ pub struct Gpu {
     pub cublaslt: CublasLt,
     /// True if the build has Triton kernels.
     pub triton: bool,
+    /// Activations of GEMMs with group-quantised weights; [`gpu`](super::gpu()) takes those of its `Exec`.
+    pub activations: Activations,
 }
 
 /// A card with its published figures. Tests and plans name it.
@@ -103,6 +106,7 @@ const fn card(
         bandwidth: 1e9 * gigabytes,
         cublaslt: CublasLt::BlockScales,
         triton: cfg!(triton_kernels),
+        activations: Activations::Exact,
     };
     Card { name, gpu }
 }
@@ -137,8 +141,8 @@ impl Gpu {
             None => (cycle * info.clock, info.bandwidth),
         };
         let GpuInfo { multiprocessors, shared_memory, l2, .. } = *info;
-        let triton = cfg!(triton_kernels);
-        Self { architecture, multiprocessors, shared_memory, l2, flops, bandwidth, cublaslt, triton }
+        let (triton, activations) = (cfg!(triton_kernels), Activations::Exact);
+        Self { architecture, multiprocessors, shared_memory, l2, flops, bandwidth, cublaslt, triton, activations }
     }
 
     /// True if code for sm_90a runs.

@@ -68,17 +68,19 @@ pub fn plan_for(exec: &mut Exec, gpu: Gpu) {
 /// The GPU that kernels are chosen for: the one in use; the planned one on `Device::Meta`; none on a CPU. The first
 /// call on a GPU waits until cuBLASLt is open.
 pub fn gpu(exec: &mut Exec) -> Result<Option<Gpu>, OpError> {
-    match exec.device() {
-        Device::Cpu(_) => Ok(None),
-        Device::Meta => Ok(Some(exec.attached(|_| Planned(Gpu::PLANNED)).0)),
+    let activations = exec.activations();
+    let gpu = match exec.device() {
+        Device::Cpu(_) => return Ok(None),
+        Device::Meta => exec.attached(|_| Planned(Gpu::PLANNED)).0,
         Device::Cuda => {
             let open = |exec: &mut Exec| {
                 let cublaslt = cuda::cublaslt(exec);
                 Opened(exec.gpu().and_then(|gpu| gpu.info()).map(|info| Gpu::of(&info, cublaslt)))
             };
-            exec.attached(open).0.clone().map(Some)
+            exec.attached(open).0.clone()?
         }
-    }
+    };
+    Ok(Some(Gpu { activations, ..gpu }))
 }
 
 /// Name of the kernel for a record: the CPU's instruction set, or the chosen kernel.

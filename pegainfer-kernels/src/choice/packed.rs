@@ -79,7 +79,9 @@ impl Packed {
         let fits = group.is_multiple_of(BLOCK) && (group == k || blocks.is_power_of_two()) && k.is_multiple_of(group);
         let packing = match (format.values, dtype, offset) {
             _ if !fits => return None,
-            (Values::Int { bits: 4 }, ScaleDType::F16 | ScaleDType::Bf16, Offset::None | Offset::Zero) => Packing::Int4Wide,
+            (Values::Int { bits: 4 }, ScaleDType::F16 | ScaleDType::Bf16, Offset::None | Offset::Zero) => {
+                Packing::Int4Wide
+            }
             (Values::E4m3, _, Offset::None) if k.is_multiple_of(UNIT) => Packing::E4m3Wide,
             _ => return None,
         };

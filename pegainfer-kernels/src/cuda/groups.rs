@@ -30,8 +30,16 @@ pub(crate) fn pack(
     // SAFETY: a lane's codes of a block a thread, all covered by the grid.
     unsafe { launch.run([(n * k / LANE).div_ceil(THREADS), 1, 1], THREADS)? };
     if !packed.is_wide() {
-        let arguments =
-            PackScales { from, to, extra: packed.records as u64, kind: kind(packed), n, k, pitch, group: format.group() };
+        let arguments = PackScales {
+            from,
+            to,
+            extra: packed.records as u64,
+            kind: kind(packed),
+            n,
+            k,
+            pitch,
+            group: format.group(),
+        };
         let launch = PackScales::pack_scales.launch(gpu, op, arguments)?;
         // SAFETY: a unit of a row a thread, all covered by the grid; `to` has the bytes of `packed`.
         return unsafe { launch.run([(n * k / UNIT).div_ceil(THREADS), 1, 1], THREADS) };

@@ -13,6 +13,7 @@ use super::norm::{add_partials_rms_norm, add_rms_norm, rms_norm};
 use super::skinny_wgmma::{skinny_wgmma, skinny_wgmma_fp8};
 use super::swiglu::swiglu;
 use super::widened::{Narrow, widened};
+use super::widened_fp8::{PackedWeight, widened_to_fp8};
 use super::{blaslt, vectors};
 use crate::choice::{self, AddNorm, Gemm, GemmShape, Output, Packed, Skinny, Swiglu};
 use crate::ops::{BlockScales, Matrix, MatrixRef};
@@ -46,6 +47,13 @@ fn narrow<'w>(op: &'static str, w: MatrixRef<'w>) -> Result<Narrow<'w>, OpError>
     }
 }
 
+/// A weight of four bits in the order of the kernels.
+fn packed<'w>(op: &'static str, w: MatrixRef<'w>) -> Result<PackedWeight<'w>, OpError> {
+    let (MatrixRef::Grouped(format, codes, scales), (n, k)) = (w, w.shape()) else { return Err(mismatch(op)) };
+    let layout = Packed::of(format, n, k).ok_or_else(|| mismatch(op))?;
+    Ok(PackedWeight { format, layout, codes, scales })
+}
+
 /// Launches a skinny GEMM; writes to `out`.
 fn skinny(
     gpu: &mut Cuda,
@@ -63,14 +71,13 @@ fn skinny(
                 skinny_wgmma_fp8(gpu, op, (x, codes, scales), (plan, output), out)
             }
         },
-        Skinny::Int4(_) | Skinny::Groups(_) => {
-            let (MatrixRef::Grouped(format, codes, scales), (n, k)) = (w, w.shape()) else { return Err(mismatch(op)) };
-            let packed = Packed::of(format, n, k).ok_or_else(|| mismatch(op))?;
-            match kernel {
-                Skinny::Groups(plan) => skinny_groups(gpu, op, (x, codes, scales), packed, (plan, output), out),
-                Skinny::Int4(gemm) => skinny_int4(gpu, op, (x, codes, scales), packed, (gemm, output), out),
-                _ => Err(mismatch(op)),
-            }
+        Skinny::Int4(gemm) => {
+            let w = packed(op, w)?;
+            skinny_int4(gpu, op, (x, w.codes, w.scales), w.layout, (gemm, output), out)
+        }
+        Skinny::Groups(plan) => {
+            let w = packed(op, w)?;
+            skinny_groups(gpu, op, (x, w.codes, w.scales), w.layout, (plan, output), out)
         }
     }
 }
@@ -119,6 +126,7 @@ fn columns(
             tiled(exec.gpu()?, op, x, (w.device(), w.rows_cols().0), *tile, out)
         }
         Gemm::Fp8CublasLt => fp8_by_fp8(exec, op, x, fp8(op, w)?, out),
+        Gemm::WidenedToFp8 => widened_to_fp8(exec, op, x, packed(op, w)?, out),
         Gemm::Widened => widened(exec, op, x, narrow(op, w)?, out),
         Gemm::Parts => {
             let MatrixRef::Stacked(parts) = w else { return Err(mismatch(op)) };

@@ -45,6 +45,7 @@ mod swiglu;
 #[cfg(triton_kernels)]
 mod triton;
 mod widened;
+mod widened_fp8;
 mod write_runs;
 
 pub(crate) use adjust::adjust_logits;
@@ -66,9 +67,9 @@ pub(crate) use gated_decode::gated_decode_fused;
 pub(crate) use gated_norm::gated_rms_norm;
 pub(crate) use gated_qkv::{attention_gate, gated_qk_norm_rope_write_kv};
 pub(crate) use gather::{embedding, gather};
+pub(crate) use groups::pack as pack_groups;
 #[cfg(feature = "deepseek-v4")]
 pub(crate) use hyper_mix::hyper_mix;
-pub(crate) use groups::pack as pack_groups;
 pub(crate) use linear::{linear, linear_add_norm, linear_swiglu};
 pub(crate) use norm::{add_rms_norm, rms_norm};
 pub(crate) use penalties::{count_tokens, penalize};

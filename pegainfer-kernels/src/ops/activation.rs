@@ -166,6 +166,9 @@ mod tests {
     use super::*;
     use crate::ops::{BlockScales, gather_rows, linear, linear_add_norm, linear_swiglu, rms_norm};
     use crate::testing::{Host, bf16s};
+    use pegainfer_core::exec::Activations;
+    use pegainfer_core::weights::grouped::GroupFormat;
+    use pegainfer_core::weights::grouped::format::{Offset, ScaleDType};
 
     /// Codes of a row are those of the rounded bf16 result, and a GEMM uses them for their values.
     #[test]
@@ -253,6 +256,30 @@ mod tests {
         x.set_rows(3);
         rms_norm(&mut exec, &x, &norm, 1e-6, small.input_of(&w)).unwrap();
         assert_eq!(small.dtype(), DType::Bf16, "no memory for rows in fours");
+    }
+
+    #[test]
+    fn an_h200_rounds_what_prompts_multiply_with_four_bits() {
+        let mut exec = Exec::meta().unwrap();
+        let format = GroupFormat::int(4, 128, ScaleDType::F16, Offset::Zero);
+        let codes = exec.tensor("w", &[256, 384], DType::U8).unwrap();
+        let scales = exec.tensor("scales", &[256, format.scale_bytes(768)], DType::U8).unwrap();
+        let w = Matrix::Grouped { format, codes, scales };
+        let norm = exec.tensor("norm", &[768], DType::Bf16).unwrap();
+        let mut x = exec.tensor("x", &[1000, 768], DType::Bf16).unwrap();
+        let mut out = Activation::new(exec.tensor("out", &[1000, 768], DType::Bf16).unwrap());
+        for (activations, rows, rounds) in [
+            (Activations::Rounded, 128, false),
+            (Activations::Rounded, 129, true),
+            (Activations::Rounded, 1000, true),
+            (Activations::Exact, 1000, false),
+        ] {
+            exec.set_activations(activations);
+            x.set_rows(rows);
+            out.set_rows(rows);
+            rms_norm(&mut exec, &x, &norm, 1e-6, out.input_of(&w)).unwrap();
+            assert_eq!(out.dtype() == DType::E4m3, rounds, "{activations:?}, {rows} rows");
+        }
     }
 
     /// Gathers the first row.

@@ -21,6 +21,10 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 /// multiplied by it, and added to the previous blocks (W8A16). If `k` is in whole blocks, a GPU of compute capability
 /// 9.0 also rounds `x` to FP8, with a scale for each 128 columns of a row, as [`quantize_fp8`](super::quantize_fp8)
 /// rounds weights (W8A8). Otherwise a GPU rounds `w` to bf16.
+///
+/// The codes of a group-quantised `w` of four bits with 128 columns or more to a group are exact in bf16 and e4m3, and
+/// kernels of few rows apply scales to sums. For more rows such a GPU also rounds `x` to FP8 (W4A8), unless
+/// [`Exec::activations`] are exact; then, and with other formats, a GPU rounds `w` to bf16.
 pub fn linear<'w>(exec: &mut Exec, x: &Tensor, w: impl Into<MatrixRef<'w>>, out: &mut Tensor) -> Result<(), OpError> {
     let check = Check("linear");
     let (m, k) = x.rows_cols();

@@ -47,13 +47,13 @@ pub(super) fn group_size(file: &ConfigFile, config: &Value) -> Result<Option<usi
     }
 }
 
-/// Logs once that activations are not rounded.
+/// Logs once that activations are not rounded as the checkpoint says.
 pub(super) fn note_activations() {
     static NOTED: Once = Once::new();
     NOTED.call_once(|| {
         log::info!(
-            "quantization_config also rounds activations; they stay in 16 bits, which is closer to the model before \
-             quantisation"
+            "quantization_config also rounds activations: its rule is not followed; `--exact-activations` says which \
+             activations the engine rounds"
         );
     });
 }

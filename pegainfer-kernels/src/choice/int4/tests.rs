@@ -1,6 +1,8 @@
 //! Grids cover every matrix and fit the card.
 
+use super::super::{CublasLt, Gemm};
 use super::*;
+use pegainfer_core::exec::Activations;
 use pegainfer_core::weights::grouped::format::{GroupFormat, Offset, ScaleDType};
 
 const INT4: GroupFormat = GroupFormat::int(4, 128, ScaleDType::F16, Offset::Zero);
@@ -19,6 +21,25 @@ fn a_qwen3_32b_layer_fills_an_h200() {
     assert_eq!(of(5120, 8192, Output::SplitK), (3, 44, 1, 8, 1));
     assert_eq!(of(51_200, 5120, Output::Gated), (1, 132, 2, 13, 1));
     assert_eq!(of(5120, 25_600, Output::SplitK), (3, 44, 1, 8, 1));
+}
+
+#[test]
+fn prompts_are_rounded_to_fp8_on_hopper_only() {
+    let choose = |card: &str, activations, output, m| {
+        let gpu = Gpu { activations, ..Gpu::named(card).unwrap() };
+        Gemm::choose(&gpu, shape(m, 10_240, 5120, output)).name()
+    };
+    let rounded = |output, m| choose("H200", Activations::Rounded, output, m);
+    assert_eq!([128, 129, 4096].map(|m| rounded(Output::Bf16, m)), ["skinny_int4", "widened_fp8", "widened_fp8"]);
+    assert_eq!([64, 65].map(|m| rounded(Output::Gated, m)), ["skinny_int4", "widened_fp8"]);
+    assert_eq!(choose("H200", Activations::Exact, Output::Bf16, 4096), "widened");
+    assert_eq!(choose("A100", Activations::Rounded, Output::Bf16, 4096), "widened");
+    let gpu = Gpu { activations: Activations::Rounded, cublaslt: CublasLt::Bf16, ..Gpu::PLANNED };
+    assert_eq!(Gemm::choose(&gpu, shape(4096, 10_240, 5120, Output::Bf16)).name(), "widened");
+    let format = WeightFormat::Grouped(GroupFormat::NVFP4);
+    let gpu = Gpu { cublaslt: CublasLt::BlockScales, ..gpu };
+    let nvfp4 = GemmShape { format, ..shape(4096, 10_240, 5120, Output::Bf16) };
+    assert_eq!(Gemm::choose(&gpu, nvfp4).name(), "widened");
 }
 
 #[test]

@@ -492,6 +492,10 @@ kernels! {
         codes: In<U8>, scales: In<U8>, out: Scratch<Bf16>, zeros: u64, group_shift: u32, f16: u32, n: u32, k: u32,
         first: u32, rows: u32,
     }
+    GEMM_INT4: WidenInt4ToFp8 [widen_int4_fp8] {
+        codes: In<U8>, scales: In<U8>, out: Scratch<U8>, out_scales: Scratch<F32>, zeros: u64, group_shift: u32, f16: u32,
+        n: u32, k: u32, first: u32, rows: u32,
+    }
     GEMM_GROUPS: WidenGroups [widen_groups] {
         codes: In<U8>, scales: In<U8>, out: Scratch<Bf16>, values: u32, bits: u32, kind: u32, group: u32, k: u32,
         code_pitch: u32, scale_pitch: u32, first: u32, rows: u32,

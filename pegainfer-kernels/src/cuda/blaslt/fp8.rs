@@ -1,4 +1,4 @@
-//! GEMMs of FP8 by FP8 with scales of blocks.
+//! GEMMs of FP8 by FP8 with scales of blocks or groups.
 
 use super::{BlasLt, Multiplied};
 use cudarc::cublaslt::result::CublasError;
@@ -6,7 +6,7 @@ use cudarc::cublaslt::sys;
 use std::ptr::from_ref;
 
 impl BlasLt {
-    /// Makes the operation of FP8: w has a scale for each block of 128 x 128, x for each 128 columns of a row.
+    /// Makes the operations of [`Multiplied::Fp8`] and [`Multiplied::Fp8ByGroup`].
     pub(super) fn set_up_fp8(
         &mut self,
         compute: sys::cublasComputeType_t,
@@ -23,10 +23,12 @@ impl BlasLt {
         let transpose: i32 = 1;
         // SAFETY: the operation is made before it is used; its attributes are int32.
         unsafe {
-            (lt.create_operation)(&mut self.fp8_operation, compute, scale).result()?;
-            for (attribute, value) in [(TRANSPOSE_FIRST, transpose), (W_MODE, BLOCKS as i32), (X_MODE, VECTORS as i32)]
-            {
-                (lt.set_operation)(self.fp8_operation, attribute, from_ref(&value).cast(), 4).result()?;
+            for (operation, w_mode) in [(&mut self.fp8_operation, BLOCKS), (&mut self.group_operation, VECTORS)] {
+                (lt.create_operation)(operation, compute, scale).result()?;
+                let attributes = [(TRANSPOSE_FIRST, transpose), (W_MODE, w_mode as i32), (X_MODE, VECTORS as i32)];
+                for (attribute, value) in attributes {
+                    (lt.set_operation)(*operation, attribute, from_ref(&value).cast(), 4).result()?;
+                }
             }
         }
         Ok(())
@@ -41,14 +43,16 @@ impl BlasLt {
         use sys::cublasLtMatmulDescAttributes_t::{
             CUBLASLT_MATMUL_DESC_A_SCALE_POINTER as W_SCALES, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER as X_SCALES,
         };
-        if multiplied != Multiplied::Fp8 {
-            return Ok(self.operation);
-        }
+        let operation = match multiplied {
+            Multiplied::Bf16 | Multiplied::Widened => return Ok(self.operation),
+            Multiplied::Fp8 => self.fp8_operation,
+            Multiplied::Fp8ByGroup => self.group_operation,
+        };
         for (attribute, address) in [(W_SCALES, w), (X_SCALES, x)] {
             let address = from_ref(&address).cast();
             // SAFETY: the operation was made in `set_up_fp8`; the attribute is a pointer.
-            unsafe { (self.library.functions.set_operation)(self.fp8_operation, attribute, address, 8) }.result()?;
+            unsafe { (self.library.functions.set_operation)(operation, attribute, address, 8) }.result()?;
         }
-        Ok(self.fp8_operation)
+        Ok(operation)
     }
 }

@@ -40,7 +40,7 @@ impl BlasLt {
             Ok(layout)
         };
         let operand = match multiplied {
-            Multiplied::Fp8 => sys::cudaDataType::CUDA_R_8F_E4M3,
+            Multiplied::Fp8 | Multiplied::Fp8ByGroup => sys::cudaDataType::CUDA_R_8F_E4M3,
             Multiplied::Bf16 | Multiplied::Widened => sys::cudaDataType::CUDA_R_16BF,
         };
         let algorithm = sys::cublasLtMatmulAlgo_t { data: [0; 8] };

@@ -21,7 +21,8 @@ use autotuned::Autotuned;
 use cudarc::cublaslt::result::CublasError;
 use cudarc::cublaslt::sys;
 use cudarc::driver::CudaStream;
-pub(super) use gemm_size::{FREE_BYTES, GemmSize, Multiplied};
+use gemm_size::FREE;
+pub(super) use gemm_size::{FREE_BYTES, FREE_BYTES_BY_GROUP, GemmSize, Multiplied};
 use layouts::Plan;
 use library::Library;
 use opening::State;
@@ -48,7 +49,8 @@ pub(super) struct Operands {
     pub x: u64,
     pub w: u64,
     pub out: u64,
-    /// Addresses of the scales of x, `[k / 128, m]` f32, and of w, `[n / 128, k / 128]` f32; 0 without.
+    /// Addresses of the scales of x, `[k / 128, m]` f32, and of w, `[n / 128, k / 128]` f32, or by group `[k / 128, n]`
+    /// f32; 0 without.
     pub scales: (u64, u64),
 }
 
@@ -60,11 +62,12 @@ struct BlasLt {
     library: Library,
     handle: sys::cublasLtHandle_t,
     operation: sys::cublasLtMatmulDesc_t,
-    preference: sys::cublasLtMatmulPreference_t,
-    /// Preference for GEMMs that leave [`FREE_BYTES`] of the workspace free.
-    half_preference: sys::cublasLtMatmulPreference_t,
-    /// Operation for FP8; null before version 12.9.
+    /// Preferences for GEMMs that leave [`FREE`] bytes of the workspace alone.
+    preferences: [sys::cublasLtMatmulPreference_t; FREE.len()],
+    /// Operation for FP8 with scales of blocks; null before version 12.9.
     fp8_operation: sys::cublasLtMatmulDesc_t,
+    /// Operation for FP8 with scales of groups; null before version 12.9.
+    group_operation: sys::cublasLtMatmulDesc_t,
     plans: HashMap<GemmSize, Plan>,
     autotuned: Autotuned,
     /// Stream and workspace of the main stream, for timing plans and loading kernels.
@@ -175,9 +178,9 @@ impl BlasLt {
             library,
             handle: null_mut(),
             operation: null_mut(),
-            preference: null_mut(),
-            half_preference: null_mut(),
+            preferences: [null_mut(); FREE.len()],
             fp8_operation: null_mut(),
+            group_operation: null_mut(),
             plans: HashMap::new(),
             autotuned: Autotuned::load(autotuned::file(), setting),
             place,
@@ -206,9 +209,8 @@ impl BlasLt {
             (lt.create)(&mut self.handle).result()?;
             (lt.create_operation)(&mut self.operation, compute, f32).result()?;
             (lt.set_operation)(self.operation, TRANSPOSE_FIRST, from_ref(&transpose).cast(), 4).result()?;
-            for (preference, bytes) in
-                [(&mut self.preference, WORKSPACE_BYTES), (&mut self.half_preference, WORKSPACE_BYTES - FREE_BYTES)]
-            {
+            for (preference, free) in self.preferences.iter_mut().zip(FREE) {
+                let bytes = WORKSPACE_BYTES - free;
                 (lt.create_preference)(preference).result()?;
                 (lt.set_preference)(*preference, WORKSPACE, from_ref(&bytes).cast(), size_of::<usize>()).result()?;
                 (lt.set_preference)(*preference, SCHEMES, from_ref(&schemes).cast(), 4).result()?;
@@ -245,7 +247,7 @@ impl BlasLt {
     /// The heuristic's candidates, best first; at least one.
     fn candidates(&self, plan: &Plan, scales: (u64, u64)) -> Result<Vec<sys::cublasLtMatmulAlgo_t>, CublasError> {
         let operation = self.operation(plan.multiplied, scales)?;
-        let preference = if plan.multiplied.free_bytes() == 0 { self.preference } else { self.half_preference };
+        let preference = self.preferences[plan.multiplied.free_index()];
         // SAFETY: plain numbers, for which zero is valid.
         let mut found: [sys::cublasLtMatmulHeuristicResult_t; CANDIDATES] = unsafe { std::mem::zeroed() };
         let mut count: c_int = 0;
@@ -321,10 +323,11 @@ impl Drop for BlasLt {
         let lt = &self.library.functions;
         // SAFETY: each was created once and is destroyed once, and no call is running; null was never created.
         unsafe {
-            for preference in [self.preference, self.half_preference].into_iter().filter(|made| !made.is_null()) {
+            for preference in self.preferences.into_iter().filter(|made| !made.is_null()) {
                 (lt.destroy_preference)(preference);
             }
-            for operation in [self.operation, self.fp8_operation].into_iter().filter(|made| !made.is_null()) {
+            let operations = [self.operation, self.fp8_operation, self.group_operation];
+            for operation in operations.into_iter().filter(|made| !made.is_null()) {
                 (lt.destroy_operation)(operation);
             }
             if !self.handle.is_null() {

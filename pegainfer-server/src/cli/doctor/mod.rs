@@ -7,7 +7,7 @@ mod models;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use models::{Model, StepShape};
-use pegainfer_core::exec::Exec;
+use pegainfer_core::exec::{Activations, Exec};
 use pegainfer_core::isa::Isa;
 use pegainfer_core::record::{OpRecord, Operand};
 use pegainfer_kernels::compare::{Case, compare};
@@ -60,6 +60,7 @@ pub fn run(args: &DoctorArgs) -> Result<()> {
     print(&format!("build: {}\n", if cuda::images::BUILT { "with CUDA kernels" } else { "CPU-only" }))?;
     cuda::available().map_err(anyhow::Error::msg)?;
     let mut gpu = cuda::open(args.gpu, None)?;
+    gpu.set_activations(Activations::Rounded);
     let info = gpu.gpu()?.info()?;
     print(&format!(
         "driver: speaks CUDA {}.{}\nGPU {}: {}, compute capability {}.{}, {} multiprocessors, {:.1} GB, {:.1} GB free\n",

@@ -51,7 +51,7 @@ fn formats(k: usize) -> Vec<GroupFormat> {
 
 fn int8(isa: Isa, x: &[bf16], parts: &[Weights<'_>], (m, n, k): (usize, usize, usize)) -> Vec<f32> {
     let mut out = vec![f32::NAN; m * n];
-    linear_stacked((isa, Activations::Int8), x, parts, (m, k), LinearOut::F32(&mut out), &mut Scratch::new());
+    linear_stacked((isa, Activations::Rounded), x, parts, (m, k), LinearOut::F32(&mut out), &mut Scratch::new());
     out
 }
 
@@ -177,7 +177,7 @@ fn parts_of_a_stack_are_columns_of_the_output() {
             let whole = int8(isa, &x, &parts, (m, n, k));
             let mut narrow = vec![bf16::NAN; m * n];
             let out = LinearOut::Bf16(&mut narrow);
-            linear_stacked((isa, Activations::Int8), &x, &parts, (m, k), out, &mut Scratch::new());
+            linear_stacked((isa, Activations::Rounded), &x, &parts, (m, k), out, &mut Scratch::new());
             assert!(whole.iter().zip(&narrow).all(|(whole, narrow)| bf16::from_f32(*whole) == *narrow));
             let mut first = 0;
             for part in parts {
