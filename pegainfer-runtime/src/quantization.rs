@@ -18,7 +18,7 @@ use super::output_matrix::HEAD;
 use pegainfer_core::weights::grouped::{GroupFormat, StoredFormat, ZeroPoints};
 use pegainfer_core::weights::{Checkpoint, Columns, Loader, SourceTensor, WeightsError};
 use pegainfer_kernels::cpu::weights::BLOCK;
-use pegainfer_kernels::ops::{self, BlockScales, Matrix};
+use pegainfer_kernels::ops::{self, Matrix};
 use rules::{Rules, Scheme};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -185,7 +185,7 @@ pub fn load_projection(
         matrices.push(match formats[first] {
             Loaded::Fp8 => {
                 let (weight, scale) = loader.fp8(title, parts, columns, ops::quantize_fp8)?;
-                Matrix::Fp8 { weight, scale: BlockScales::F32(scale) }
+                ops::pack_fp8(loader.exec(), weight, scale)?
             }
             Loaded::Grouped(format) | Loaded::Rounded(format) => {
                 let loaded = match formats[first] {

@@ -11,7 +11,7 @@ mod source;
 mod source_tensor;
 
 pub use fp8::Quantize;
-pub use grouped::{GroupedTensors, format_of};
+pub use grouped::{GroupedTensors, format_of, grouped_scale_name};
 pub use raw::FillDummy;
 pub use source::{RandomBytes, Source, Uniform};
 pub use source_tensor::{Columns, SourceTensor};

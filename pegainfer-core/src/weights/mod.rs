@@ -16,6 +16,7 @@ pub use dummy::{dummy_scales, random_bytes, random_bytes_from, uniform};
 pub use error::WeightsError;
 pub use loader::{
     Columns, FillDummy, GroupedTensors, Loader, Quantize, RandomBytes, Source, SourceTensor, Uniform, format_of,
+    grouped_scale_name,
 };
 pub use safetensors::Dtype as StoredDtype;
 pub use stored::Stored;

@@ -125,6 +125,16 @@ extern "C" __global__ __launch_bounds__(kThreads) void transpose_scales(
     for (uint32_t i = 0; i < bytes; ++i) to[to_first + at * bytes + i] = element[i];
 }
 
+// Grid: numbers over threads of a block. Scales of blocks of 128 x 128, for each row: kWide, f32.
+extern "C" __global__ __launch_bounds__(kThreads) void expand_scales(const float *from, // [n / 128 rounded up, blocks]
+                                                                     uint8_t *to,       // [blocks, n] f32
+                                                                     uint32_t n, uint32_t blocks) {
+    const size_t at = size_t(blockIdx.x) * kThreads + threadIdx.x;
+    if (at >= size_t(n) * blocks) return;
+    const uint32_t block = at / n, row = at - size_t(block) * n;
+    reinterpret_cast<float *>(to)[at] = from[size_t(row / kInt4Block) * blocks + block];
+}
+
 // Minimum of group `g` of the unit.
 template <Codes C, Scales S>
 __device__ __forceinline__ float minimum(const Row<C, S> &row, uint32_t g, uint32_t dtype) {

@@ -1,7 +1,9 @@
 //! Group-quantised weights: launches of csrc/gemm/pack_groups.cu, which packs and widens them, and of the GEMMs of few rows
 //! of x, csrc/gemm/skinny_groups.cu.
 
-use super::abi::{Entry, PackCodes, PackScales, SkinnyGroups, Target, TransposeScales, WidenInt4, WidenPacked};
+use super::abi::{
+    Entry, ExpandScales, PackCodes, PackScales, SkinnyGroups, Target, TransposeScales, WidenInt4, WidenPacked,
+};
 use crate::choice::{GroupsPlan, Output, Packed, Packing, group_width};
 use crate::limits::{int4, pack_groups::THREADS};
 use pegainfer_core::cuda::Cuda;
@@ -13,6 +15,17 @@ use pegainfer_core::weights::grouped::format::{GroupFormat, Values};
 const UNIT: usize = 256;
 const QUAD: usize = 64;
 const LANE: usize = 32;
+
+/// Packs the codes of FP8 `[n, k]` in place, and writes the scales of its blocks of 128 x 128 for each row to `to`.
+pub(crate) fn pack_fp8(exec: &mut Exec, codes: &mut Tensor, from: &Tensor, to: &mut Tensor) -> Result<(), OpError> {
+    let (op, (n, k), blocks, gpu) = ("pack_fp8", codes.rows_cols(), from.rows_cols().1, exec.gpu()?);
+    let launch = PackCodes::pack_codes.launch(gpu, op, PackCodes { codes, n, k, bits: 8, is_integer: 0 })?;
+    // SAFETY: a lane's codes of a block a thread, all covered by the grid.
+    unsafe { launch.run([(n * k / LANE).div_ceil(THREADS), 1, 1], THREADS)? };
+    let launch = ExpandScales::expand_scales.launch(gpu, op, ExpandScales { from, to, n, blocks })?;
+    // SAFETY: a number a thread, all covered by the grid; `to` has n for each block.
+    unsafe { launch.run([(n * blocks).div_ceil(THREADS), 1, 1], THREADS) }
+}
 
 /// Packs codes `[n, code_bytes(k)]` in place, and the scales of `from` into `to`, as csrc/common/groups.cuh describes.
 pub(crate) fn pack(

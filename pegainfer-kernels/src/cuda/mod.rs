@@ -67,7 +67,7 @@ pub(crate) use gated_decode::gated_decode_fused;
 pub(crate) use gated_norm::gated_rms_norm;
 pub(crate) use gated_qkv::{attention_gate, gated_qk_norm_rope_write_kv};
 pub(crate) use gather::{embedding, gather};
-pub(crate) use groups::pack as pack_groups;
+pub(crate) use groups::{pack as pack_groups, pack_fp8};
 #[cfg(feature = "deepseek-v4")]
 pub(crate) use hyper_mix::hyper_mix;
 pub(crate) use linear::{linear, linear_add_norm, linear_swiglu};

@@ -1,13 +1,15 @@
 //! Group-quantised weights in the order of a GPU's kernels.
 
-use super::Matrix;
 use super::check::Check;
-use crate::choice::Packed;
+use super::{BlockScales, Matrix};
+use crate::choice::{self, Architecture, Packed};
+use crate::cpu::weights::BLOCK;
 use crate::cuda;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
-use pegainfer_core::weights::grouped::format::GroupFormat;
+use pegainfer_core::weights::grouped::format::{GroupFormat, GroupScales, Offset, ScaleDType, Values};
+use pegainfer_core::weights::grouped_scale_name;
 
 /// Bytes after packed scales that the kernels may read: they fetch the scales of whole tiles, of which the last may reach
 /// beyond the last row by up to 255 rows.
@@ -34,4 +36,34 @@ pub fn pack_groups(exec: &mut Exec, format: GroupFormat, mut codes: Tensor, scal
     // Memory of the old scales may be used again at once.
     exec.synchronize()?;
     Ok(Matrix::Grouped { format, codes, scales: to })
+}
+
+/// An FP8 weight for the GPU in use. Hopper multiplies FP8 by FP8, and takes it as it is; for other GPUs it becomes groups of
+/// 128 columns with the scale of their block, packed, so that few rows of x need no widened copy.
+///
+/// `weight`: `[n, k]` e4m3 codes; `scale`: `[n / 128, k / 128]` f32, both rounded up.
+pub fn pack_fp8(exec: &mut Exec, mut weight: Tensor, scale: Tensor) -> Result<Matrix, OpError> {
+    let (n, k) = weight.rows_cols();
+    let format = GroupFormat {
+        values: Values::E4m3,
+        scales: GroupScales::Plain { group: BLOCK, dtype: ScaleDType::F32, offset: Offset::None },
+    };
+    let takes_fp8 = match exec.device() {
+        Device::Cpu(_) => true,
+        Device::Meta => choice::gpu(exec)?.is_some_and(|gpu| gpu.is_hopper()),
+        // Without a wait for cuBLASLt.
+        Device::Cuda => Architecture::of(exec.gpu()?.info()?.capability) == Architecture::Hopper,
+    };
+    if takes_fp8 || Packed::of(format, n, k).is_none() {
+        return Ok(Matrix::Fp8 { weight, scale: BlockScales::F32(scale) });
+    }
+    let message = |error: std::io::Error| OpError { op: "pack_fp8", message: error.to_string() };
+    let name = grouped_scale_name(weight.name(), format);
+    let mut to = exec.tensor(&name, &[n, format.scale_bytes(k)], DType::U8).map_err(message)?;
+    exec.record(|_| OpRecord::new("pack_fp8", "packed", &[&scale], &[&weight, &to], 0));
+    if exec.device() == Device::Cuda {
+        cuda::pack_fp8(exec, &mut weight, &scale, &mut to)?;
+        exec.synchronize()?;
+    }
+    Ok(Matrix::Grouped { format, codes: weight, scales: to })
 }

@@ -26,7 +26,7 @@ pub struct GroupedTensors {
 }
 
 /// Name of the scales of a group-quantised weight, from which [`format_of`] reads the format.
-fn grouped_scale_name(title: &str, format: GroupFormat) -> String {
+pub fn grouped_scale_name(title: &str, format: GroupFormat) -> String {
     format!("{title}_scale: {format}")
 }
 

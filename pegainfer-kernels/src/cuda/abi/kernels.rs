@@ -480,6 +480,7 @@ kernels! {
     GEMM_PACK_GROUPS: TransposeScales [transpose_scales] {
         from: In<U8>, to: Out<U8>, to_first: u64, n: u32, groups: u32, pitch: u32, first: u32, bytes: u32,
     }
+    GEMM_PACK_GROUPS: ExpandScales [expand_scales] { from: In<F32>, to: Out<U8>, n: u32, blocks: u32 }
     GEMM_PACK_GROUPS: WidenPacked [
         widen_int4_plain, widen_int4_zero, widen_int4_min, widen_int4_k, widen_int5_plain, widen_int5_min,
         widen_int5_k, widen_int6_k, widen_int8_plain, widen_iq4_plain, widen_iq4_xs, widen_e2m1_e4m3,

@@ -47,13 +47,15 @@ const LAYERS: usize = 2;
 const EXPERTS: usize = 16;
 
 /// Formats of group-quantised weights: those that GPUs pack, and one for each meaning of codes and layout of scales.
-const GROUP_FORMATS: [&str; 14] = [
+const GROUP_FORMATS: [&str; 17] = [
     "int4 g128 f16 zero",
     "int4 g128 bf16",
     "int4 g256 f16",
     "int4 g32 bf16",
+    "int4 g32 f16 zero",
     "int4 g32 f16 min",
     "int5 g32 f16",
+    "int5 g32 f16 min",
     "int8 g32 f16",
     "iq4 g32 f16",
     "q4_k",
@@ -62,6 +64,7 @@ const GROUP_FORMATS: [&str; 14] = [
     "iq4_xs",
     "nvfp4",
     "mxfp4",
+    "fp8 g128 f32",
 ];
 
 /// Common shapes, each with as many layers as have ops of different shapes.
