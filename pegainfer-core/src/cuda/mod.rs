@@ -5,6 +5,7 @@
 //! error in a kernel is reported by the next [`Cuda::synchronize`] or read. It is permanent: the context is lost.
 
 mod copies;
+mod forced;
 mod graph;
 mod launch;
 mod memory;
@@ -46,7 +47,7 @@ use std::sync::Arc;
 pub struct GpuInfo {
     /// Name of the model.
     pub name: String,
-    /// Compute capability, major and minor.
+    /// Compute capability, major and minor; with `PEGAINFER_FORCE_SM` that one, and at most 99 KB of shared memory.
     pub capability: (i32, i32),
     /// Number of streaming multiprocessors.
     pub multiprocessors: usize,
@@ -122,8 +123,8 @@ impl Cuda {
         let multiprocessors = multiprocessors.max(1) as usize;
         let capability = context.compute_capability().map_err(error("cuda: info"))?;
         let shared = attribute(&context, Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
-        let modules = Modules::new(shared, capability.0 >= 9);
-        let shared = shared as usize;
+        let (capability, shared) = forced::capability((capability, shared.max(0) as usize))?;
+        let modules = Modules::new(shared as i32, capability.0 >= 9);
         Ok(Self { context, streams, staging, modules, multiprocessors, shared, capability })
     }
 
