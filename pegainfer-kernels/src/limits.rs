@@ -356,15 +356,16 @@ limits! {
         DECODE_WARPS: int = 4;
         /// Maximum of queries times heads of a group of a sequence in decode attention.
         DECODE_ROWS: uint = 16;
-        /// Head sizes above it have stages of keys or values, not of both.
+        /// Head sizes above it have stages of keys or values in decode attention, not of both, and keep queries in registers
+        /// in prefill attention by mma.sync.
         LARGE_HEAD: int = 128;
     }
     /// Prefill attention by mma.sync.
     prefill_mma {
-        /// Warps of a block.
-        WARPS: int = 4;
-        /// Rows of queries of a warp.
-        WARP_ROWS: uint = 16;
+        /// Rows of queries of a tile.
+        ROWS: uint = 128;
+        /// Tokens of a KV tile.
+        TOKENS: uint = 64;
     }
     /// Prefill attention by wgmma.
     prefill_wgmma {

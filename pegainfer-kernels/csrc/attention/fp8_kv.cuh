@@ -8,25 +8,6 @@
 #include "attention/kv_cache.cuh"
 #include "common/warp.cuh"
 
-// Two codes of a word as bf16, exactly; `bytes` selects them, each above a byte of zeros. The bits of a code, moved to
-// their places in a bf16, are its value times 2^-120.
-__device__ __forceinline__ uint32_t widen_codes(uint32_t codes, uint32_t bytes) {
-    uint32_t high = __byte_perm(codes, 0, bytes), small = (high & 0x80008000u) | (high >> 4 & 0x07f007f0u);
-    __nv_bfloat16 factor = __ushort_as_bfloat16(0x7b80); // 2^120
-    __nv_bfloat162 pair = __hmul2(reinterpret_cast<__nv_bfloat162 &>(small), __nv_bfloat162(factor, factor));
-    return reinterpret_cast<uint32_t &>(pair);
-}
-
-// Codes 0 and 1 of a word, and codes 2 and 3.
-__device__ __forceinline__ uint2 widen4(uint32_t codes) {
-    return make_uint2(widen_codes(codes, 0x1404), widen_codes(codes, 0x3424));
-}
-// Eight codes as a vector.
-__device__ __forceinline__ uint4 widen8_codes(uint2 codes) {
-    uint2 low = widen4(codes.x), high = widen4(codes.y);
-    return make_uint4(low.x, low.y, high.x, high.y);
-}
-
 // ---- What the kernels do with a cache of either format
 
 // The scale of a row that `lanes` neighbours share, of which this lane has 8 elements, or 16 in two vectors; all lanes

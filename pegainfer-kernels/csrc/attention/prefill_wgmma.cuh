@@ -7,11 +7,9 @@
 // copies of 16 tokens by 128 bytes. Of a cache in FP8 the keys and values of the sequences lie widened to bf16 in the
 // workspace, in the same layout (csrc/attention/widen_kv.cu).
 #pragma once
-#include <type_traits>
 #include "common/hopper.cuh"
-#include "attention/kv_cache.cuh"
+#include "attention/query_tiles.cuh"
 #include "common/math.cuh"
-#include "common/warp.cuh"
 #include "limits.h"
 
 using namespace limits::attention;
@@ -19,48 +17,6 @@ using namespace limits::prefill_wgmma;
 
 // Of a thread after setmaxnreg: 128 * 56 + 256 * 224 of the 65,536 of a multiprocessor.
 constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
-
-struct PrefillBatch : Batch {
-    uint32_t heads, kv_heads;
-    // The KV heads of this launch, and the slab of a KV block of the sequence and of the first of them.
-    __device__ uint32_t first_head() const { return 0; }
-    __device__ uint32_t heads_here() const { return kv_heads; }
-    __device__ uint32_t slab(uint32_t index) const {
-        uint32_t id = block_tables[index];
-        if (id >= blocks) __trap();
-        return id * kv_heads;
-    }
-    // Where the KV blocks of a sequence begin, of which there are `before` blocks of sequences before it.
-    __device__ uint32_t first_block(uint32_t row, uint32_t) const { return row * max_blocks; }
-};
-
-// Some KV heads of a cache in FP8: the KV blocks of all sequences that prefill takes lie one after the other.
-struct WidenedBatch : PrefillBatch {
-    uint32_t first, here;
-    uint32_t capacity; // KV blocks that there is memory for; more stop the kernel
-    __device__ uint32_t first_head() const { return first; }
-    __device__ uint32_t heads_here() const { return here; }
-    __device__ uint32_t slab(uint32_t index) const {
-        if (index >= capacity) __trap();
-        return index * here;
-    }
-    __device__ uint32_t first_block(uint32_t, uint32_t before) const { return before; }
-};
-
-// Matrix rows of a row of the batch; none if it is not for prefill.
-__device__ __forceinline__ uint32_t prefill_rows(const PrefillBatch &batch, uint32_t row) {
-    uint32_t b = min(row, batch.rows - 1);
-    uint32_t rows = (batch.qo_indptr[b + 1] - batch.qo_indptr[b]) * (batch.heads / batch.kv_heads);
-    return row >= batch.rows || rows <= kDecodeRows ? 0 : rows;
-}
-
-struct QueryTile {
-    uint32_t rows; // matrix rows of the batch row; 0: there are no more tiles
-    uint32_t row0, kv_head, token0, kv_len;
-    uint32_t first_block; // of the sequence
-    uint32_t first;       // the token that the batch row's first query sees last: itself
-    uint32_t kv_tiles;
-};
 
 template <int D> struct Sizes {
     // Tokens of a KV tile. A GEMM of 64 columns would want more of the shared memory than it gives.
@@ -90,40 +46,6 @@ static_assert(sizeof(PrefillShared<256>) <= kShared256);
 __device__ uint32_t tickets[2];
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-// Tile number `ticket` of the batch, by a whole warp. Tiles are ordered by batch row, then from the last queries, which
-// see most, to the first, then by KV head.
-template <int D, typename B> __device__ QueryTile find_tile(const B &batch, uint32_t ticket) {
-    uint32_t lane = threadIdx.x % 32, group = batch.heads / batch.kv_heads, kv_blocks = 0;
-    for (uint32_t base = 0; base < batch.rows; base += 32) {
-        uint32_t b = min(base + lane, batch.rows - 1), token0 = batch.qo_indptr[b], kv_len = batch.kv_lens[b];
-        uint32_t rows = prefill_rows(batch, base + lane);
-        uint32_t through = inclusive_scan((rows + kRows - 1) / kRows * batch.heads_here());
-        uint32_t found = __ballot_sync(kAll, ticket < through);
-        uint32_t own_blocks = rows ? (kv_len + kBlock - 1) / kBlock : 0, blocks_through = 0;
-        if constexpr (std::is_same_v<B, WidenedBatch>) blocks_through = kv_blocks + inclusive_scan(own_blocks);
-        if (found == 0) {
-            ticket -= __shfl_sync(kAll, through, 31);
-            kv_blocks = __shfl_sync(kAll, blocks_through, 31);
-            continue;
-        }
-        int owner = __ffs(found) - 1;
-        ticket -= __shfl_sync(kAll, through - (rows + kRows - 1) / kRows * batch.heads_here(), owner);
-        QueryTile tile;
-        tile.rows = __shfl_sync(kAll, rows, owner);
-        tile.token0 = __shfl_sync(kAll, token0, owner);
-        tile.first_block = batch.first_block(base + owner, __shfl_sync(kAll, blocks_through - own_blocks, owner));
-        tile.kv_len = __shfl_sync(kAll, kv_len, owner);
-        uint32_t tiles = (tile.rows + kRows - 1) / kRows;
-        tile.kv_head = batch.first_head() + ticket % batch.heads_here();
-        tile.row0 = (tiles - 1 - ticket / batch.heads_here()) * kRows;
-        tile.first = tile.kv_len - tile.rows / group;
-        uint32_t last = tile.first + (min(tile.row0 + kRows, tile.rows) - 1) / group;
-        tile.kv_tiles = last / Sizes<D>::kTokens + 1;
-        return tile;
-    }
-    return QueryTile{};
-}
-
 // What fetches K or V, by a whole warp. The slabs of the next tile are looked up before they are needed.
 template <int D, bool Values> struct Fetcher {
     using Size = Sizes<D>;
@@ -208,7 +130,7 @@ template <int D, typename B> __device__ void fetch_keys(PrefillShared<D> &shared
     Ring<2> place;
     uint32_t lane = threadIdx.x % 32, ticket = blockIdx.x;
     for (;; place.next()) {
-        QueryTile tile = find_tile<D>(batch, ticket);
+        QueryTile tile = find_tile<kRows, Sizes<D>::kTokens>(batch, ticket);
         if (tile.rows) fetcher.look_up(batch, tile, tile.kv_tiles - 1);
         wait(&shared.tile_empty[place.index], place.parity ^ 1);
         if (lane == 0) {

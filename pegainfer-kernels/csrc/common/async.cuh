@@ -43,6 +43,12 @@ __device__ __forceinline__ void stream16_or_zero(uint32_t to, const void *from, 
                  : "memory");
 }
 
+// The first `bytes` of 16 bytes, then zeros.
+__device__ __forceinline__ void copy16_partly(void *to, const void *from, uint32_t bytes) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes)
+                 : "memory");
+}
+
 __device__ __forceinline__ void copy16(void *to, const void *from) { copy16(shared_address(to), from); }
 __device__ __forceinline__ void copy16_or_zero(void *to, const void *from, bool real) {
     copy16_or_zero(shared_address(to), from, real);

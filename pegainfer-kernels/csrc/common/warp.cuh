@@ -26,6 +26,20 @@ template <typename T, typename Op> __device__ __forceinline__ T reduce_quad(T x,
     return op(x, __shfl_xor_sync(kAll, x, 2));
 }
 
+// Transposes the words of four lanes: first within pairs of lanes, then between the pairs.
+__device__ __forceinline__ void transpose_quad(uint32_t (&w)[4], uint32_t quad) {
+#pragma unroll
+    for (int step = 1; step < 4; step *= 2) {
+#pragma unroll
+        for (int t = 0; t < 4; ++t) {
+            if (t & step) continue;
+            uint32_t got = __shfl_xor_sync(kAll, quad & step ? w[t] : w[t + step], step);
+            if (quad & step) w[t] = got;
+            else w[t + step] = got;
+        }
+    }
+}
+
 // Over the eight lanes with the same place in their quads, which hold one column of an accumulator.
 template <typename T, typename Op> __device__ __forceinline__ T reduce_column(T x, Op op) {
     for (int step = 4; step < 32; step *= 2) x = op(x, __shfl_xor_sync(kAll, x, step));

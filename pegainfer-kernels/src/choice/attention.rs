@@ -81,7 +81,7 @@ impl Attention {
 
     /// True if its kernels can round the output to FP8, that is, if no block of columns spans several heads.
     pub fn rounds(&self, shape: HeadShape) -> bool {
-        let prefill = !matches!(self.prefill, Some(Prefill::Mma));
+        let prefill = !matches!(self.prefill, Some(Prefill::Mma { .. }));
         shape.head_dim.is_multiple_of(BLOCK) && prefill && !matches!(self.decode, Some(Decode::Async { .. }))
     }
 
@@ -90,9 +90,9 @@ impl Attention {
         match (self.prefill, self.decode) {
             (Some(Prefill::Wgmma { .. }), None) => "flash_wgmma",
             (Some(Prefill::Wgmma { .. }), Some(_)) => "flash_wgmma+split_kv_bulk",
-            (Some(Prefill::Mma), None) => "flash_mma",
-            (Some(Prefill::Mma), Some(Decode::Bulk(_))) => "flash_mma+split_kv_bulk",
-            (Some(Prefill::Mma), Some(Decode::Async { .. })) => "flash_mma+split_kv_async",
+            (Some(Prefill::Mma { .. }), None) => "flash_mma",
+            (Some(Prefill::Mma { .. }), Some(Decode::Bulk(_))) => "flash_mma+split_kv_bulk",
+            (Some(Prefill::Mma { .. }), Some(Decode::Async { .. })) => "flash_mma+split_kv_async",
             (None, Some(Decode::Bulk(_))) => "split_kv_bulk",
             (None, Some(Decode::Async { .. })) => "split_kv_async",
             (None, None) => "none",

@@ -3,6 +3,7 @@
 use super::Gpu;
 use super::widening::Widening;
 use crate::heads::{HeadShape, KvDType};
+use crate::limits::attention::DECODE_ROWS;
 use crate::load::AttentionLoad;
 
 /// The kernel for rows of many queries.
@@ -17,7 +18,10 @@ pub enum Prefill {
         widening: Option<Widening>,
     },
     /// csrc/attention/prefill_mma.cu: FlashAttention by mma.sync. It is complete before decode attention starts.
-    Mma,
+    Mma {
+        /// Blocks: at least one for each tile of each KV head.
+        blocks: usize,
+    },
 }
 
 /// Attention of rows that decode in the same step.
@@ -39,8 +43,9 @@ impl Prefill {
         (rows, tokens): (usize, usize),
         overlap: DecodeOverlap,
     ) -> Self {
+        let mma = Self::Mma { blocks: mma_blocks(shape, load, (rows, tokens)) };
         if !gpu.is_hopper() {
-            return Self::Mma;
+            return mma;
         }
         let used = match overlap {
             DecodeOverlap::Nothing => Some(0),
@@ -50,7 +55,7 @@ impl Prefill {
         let widening = match format {
             KvDType::Bf16 => None,
             KvDType::Fp8 => match used.and_then(|used| Widening::choose(shape, load, rows, used)) {
-                None => return Self::Mma,
+                None => return mma,
                 widening => widening,
             },
         };
@@ -59,6 +64,15 @@ impl Prefill {
     }
 }
 
+/// Upper bound of the tiles of csrc/attention/prefill_mma.cu: each row of the batch may end within a tile.
+fn mma_blocks(shape: HeadShape, load: &AttentionLoad, (rows, tokens): (usize, usize)) -> usize {
+    let decode_rows = if shape.group() <= DECODE_ROWS { load.decode_rows } else { 0 };
+    let matrix_rows = (tokens - decode_rows) * shape.group();
+    shape.kv_heads * (matrix_rows.div_ceil(MMA_ROWS) + rows - decode_rows)
+}
+
+/// Queries times heads of a group that are a tile of csrc/attention/prefill_mma.cu.
+const MMA_ROWS: usize = crate::limits::prefill_mma::ROWS;
 /// Queries times heads of a group that are a tile of csrc/attention/prefill_wgmma.cu.
 const PREFILL_ROWS: usize = crate::limits::prefill_wgmma::ROWS;
 /// Share of the peak rate that csrc/attention/prefill_wgmma.cu reaches (500 TFLOP/s on an H200).
@@ -145,9 +159,24 @@ mod tests {
         assert_eq!(heads(&[(4096, 40_960)]), Some(4));
         assert_eq!(heads(&[(4096, 131_072)]), Some(2));
         assert_eq!(heads(&[(4096, 262_144)]), Some(1));
-        assert_eq!(choose(&[(4096, 524_288)]), Some(Prefill::Mma), "no head fits");
+        let mma = Some(Prefill::Mma { blocks: 8 * (4096 * 4 / MMA_ROWS + 1) });
+        assert_eq!(choose(&[(4096, 524_288)]), mma, "no head fits");
         let mixed: Vec<_> = [(1, 3_000); 100].into_iter().chain([(400, 8_000), (3, 17)]).collect();
         assert_eq!(heads(&mixed), Some(8));
+    }
+
+    #[test]
+    fn blocks_cover_the_tiles_of_all_prompts() {
+        let lists: [&[(usize, usize)]; 4] =
+            [&[(1, 9); 40], &[(1, 9), (33, 40), (33, 33)], &[(5, 5); 7], &[(1, 300), (4096, 9000), (17, 20)]];
+        for (rows, group) in lists.iter().flat_map(|rows| [1, 4, 32].map(|group| (rows, group))) {
+            let shape = HeadShape { heads: 2 * group, kv_heads: 2, head_dim: 128 };
+            let load = AttentionLoad::of(rows.iter().copied());
+            let matrix_rows = rows.iter().map(|(queries, _)| queries * group).filter(|rows| *rows > DECODE_ROWS);
+            let tiles: usize = matrix_rows.map(|rows| 2 * rows.div_ceil(MMA_ROWS)).sum();
+            let tokens = rows.iter().map(|(queries, _)| queries).sum();
+            assert!(mma_blocks(shape, &load, (rows.len(), tokens)) >= tiles, "{rows:?} {group}");
+        }
     }
 
     /// Number of blocks for Qwen3-4B on an H200, for decoding rows with the sum of their contexts, and prompts of these

@@ -33,7 +33,7 @@ pub(crate) fn attention(
     // Only the warpgroup kernel releases its successor after all kernels before it are complete.
     let prefilled = match choice.prefill {
         Some(Prefill::Wgmma { .. }) => Prefilled::Overlapped,
-        Some(Prefill::Mma) | None => Prefilled::Serialised,
+        Some(Prefill::Mma { .. }) | None => Prefilled::Serialised,
     };
     match &choice.decode {
         None => Ok(()),

@@ -5,15 +5,14 @@ use super::attention_operands::Operands;
 use super::fp8::padded_rows;
 use crate::choice::{Prefill, Widening};
 use crate::heads::BLOCK_SIZE;
-use crate::limits::prefill_mma::{WARP_ROWS, WARPS};
-use crate::limits::{prefill_wgmma, widen_kv};
+use crate::limits::attention::LARGE_HEAD;
+use crate::limits::{prefill_mma, prefill_wgmma, widen_kv};
 use crate::ops::{AttentionBatch, HeadShape, KvDType};
 use pegainfer_core::cuda::Cuda;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
 const WGMMA_THREADS: usize = (1 + prefill_wgmma::CONSUMERS) * prefill_wgmma::WARPGROUP;
-const MMA_ROWS: usize = WARP_ROWS * WARPS;
 
 /// Bytes of shared memory of the kernel by wgmma.
 fn wgmma_shared(head_dim: usize) -> usize {
@@ -22,6 +21,20 @@ fn wgmma_shared(head_dim: usize) -> usize {
         128 => prefill_wgmma::SHARED_128,
         _ => prefill_wgmma::SHARED_256,
     }
+}
+
+/// Threads of a block of the kernel by mma.sync: a warp for each 32 rows of a tile, for each 16 of large heads.
+fn mma_threads(head_dim: usize) -> usize {
+    if head_dim > LARGE_HEAD { 2 * prefill_mma::ROWS } else { prefill_mma::ROWS }
+}
+
+/// Bytes of its shared memory: queries, unless they are in registers, keys and values; of a cache in FP8 also codes and
+/// scales.
+fn mma_shared(head_dim: usize, format: KvDType) -> usize {
+    let (rows, tokens) = (prefill_mma::ROWS, prefill_mma::TOKENS);
+    let queries = if head_dim > LARGE_HEAD { 0 } else { rows * head_dim * DType::Bf16.size() };
+    let codes = if format == KvDType::Fp8 { tokens * (head_dim + 2 * size_of::<f32>()) } else { 0 };
+    queries + 2 * tokens * head_dim * DType::Bf16.size() + codes
 }
 
 /// Attention of the rows with more than 16 matrix rows (queries times heads of a group); the other rows of `out` stay
@@ -66,7 +79,7 @@ pub(super) fn prefill(
             // SAFETY: the op checked the shapes, the kernel checks the block ids.
             unsafe { launch.shared(wgmma_shared(head_dim)).overlapped_late_release().run([*grid, 1, 1], WGMMA_THREADS) }
         }
-        Prefill::Mma => {
+        Prefill::Mma { blocks: grid } => {
             let kernel = match (KvDType::of(k), head_dim) {
                 (KvDType::Bf16, 64) => PrefillMma::prefill_mma_64,
                 (KvDType::Bf16, 128) => PrefillMma::prefill_mma_128,
@@ -75,12 +88,24 @@ pub(super) fn prefill(
                 (KvDType::Fp8, 128) => PrefillMma::prefill_mma_fp8_128,
                 (KvDType::Fp8, _) => PrefillMma::prefill_mma_fp8_256,
             };
-            let grid = [(batch.load.max_queries * shape.group()).div_ceil(MMA_ROWS), kv_heads, rows];
-            let arguments =
-                PrefillMma { q, k, v, qo_indptr, kv_lens, block_tables, out, heads, max_blocks, blocks, scale };
-            let launch = kernel.launch(gpu, op, arguments)?;
+            let arguments = PrefillMma {
+                q,
+                k,
+                v,
+                qo_indptr,
+                kv_lens,
+                block_tables,
+                out,
+                heads,
+                kv_heads,
+                rows,
+                max_blocks,
+                blocks,
+                scale,
+            };
+            let launch = kernel.launch(gpu, op, arguments)?.shared(mma_shared(head_dim, KvDType::of(k)));
             // SAFETY: as above.
-            unsafe { launch.overlapped().run(grid, 32 * WARPS) }
+            unsafe { launch.overlapped().run([*grid, 1, 1], mma_threads(head_dim)) }
         }
     }
 }
@@ -155,6 +180,14 @@ fn prefill_widened(
 mod tests {
     use super::*;
     use crate::choice::Gpu;
+
+    #[test]
+    fn shared_memory_fits_every_card() {
+        for (head_dim, format) in [64, 128, 256].iter().flat_map(|dim| [(*dim, KvDType::Bf16), (*dim, KvDType::Fp8)]) {
+            let least = Gpu::named("L4").unwrap().shared_memory;
+            assert!(mma_shared(head_dim, format) <= least, "head_dim {head_dim}, {format:?}");
+        }
+    }
 
     #[test]
     fn the_shared_memory_fits_a_hopper_block() {

@@ -57,7 +57,7 @@ kernels! {
         prefill_mma_fp8_128<U8>, prefill_mma_fp8_256<U8>
     ] {
         q: In<Bf16>, k: In<T>, v: In<T>, qo_indptr: In<U32>, kv_lens: In<U32>, block_tables: In<U32>,
-        out: Out<Bf16>, heads: u32, max_blocks: u32, blocks: u32, scale: f32,
+        out: Out<Bf16>, heads: u32, kv_heads: u32, rows: u32, max_blocks: u32, blocks: u32, scale: f32,
     }
     ATTENTION_PREFILL_WGMMA: PrefillWidened [prefill_widened_64, prefill_widened_128, prefill_widened_256] {
         q: In<Bf16>, k: ScratchIn<Bf16>, v: ScratchIn<Bf16>, qo_indptr: In<U32>, kv_lens: In<U32>, out: Out<Activation>,
