@@ -17,7 +17,7 @@ RUN PEGAINFER_CUDA=off cargo build --profile dist --locked -p pegainfer-server
 RUN tools/deploy/image-files target/dist/pegainfer /image
 
 FROM source AS build-cuda
-ARG PEGAINFER_CUDA_SM=80,86,89,90a,100a,120a
+ARG PEGAINFER_CUDA_SM=80,86,89,90a,100,110,120
 RUN tools/setup-cuda.sh --cublas
 RUN PEGAINFER_CUDA=required cargo build --profile dist --locked -p pegainfer-server
 RUN tools/deploy/image-files target/dist/pegainfer /image .cuda/nvidia/cu13/lib/libcublasLt.so.13

@@ -4,7 +4,7 @@
 #
 #   tools/package.sh [--cpu] [--quick]
 #
-#   --cpu     without CUDA kernels; otherwise those for PEGAINFER_CUDA_SM [default: 80,86,89,90a,100a,120a] are inside, and the
+#   --cpu     without CUDA kernels; otherwise those for PEGAINFER_CUDA_SM [default: 80,86,89,90a,100,110,120] are inside, and the
 #             binary looks for the driver when it starts, so that it also runs without one
 #   --quick   takes what `cargo build --release` made, for the glibc of this machine; otherwise profile dist, for glibc 2.28
 #             (Debian 10, RHEL 8, Ubuntu 20.04 and newer), linked by zig from two pinned wheels
@@ -23,7 +23,7 @@ for argument in "$@"; do
     esac
 done
 started=$SECONDS
-export PEGAINFER_CUDA=$cuda PEGAINFER_CUDA_SM=${PEGAINFER_CUDA_SM:-80,86,89,90a,100a,120a}
+export PEGAINFER_CUDA=$cuda PEGAINFER_CUDA_SM=${PEGAINFER_CUDA_SM:-80,86,89,90a,100,110,120}
 target=x86_64-unknown-linux-gnu
 
 if [[ $quick ]]; then

@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::{env, fmt::Write, fs};
 
-/// Ampere (A100, then GeForce 30), Ada, Hopper, Blackwell (B200, then GeForce 50).
-pub const DEFAULT_SM: &str = "80,86,89,90a,100a,120a";
+/// Ampere (A100, then GeForce 30), Ada, Hopper, Blackwell (B200 and B300, Thor, GeForce 50 and GB10). Code for 10.0 also
+/// runs on 10.3, and code for 12.0 on 12.1, because no kernel uses instructions of one chip of Blackwell.
+pub const DEFAULT_SM: &str = "80,86,89,90a,100,110,120";
 const HOW: &str = "run tools/setup-cuda.sh, or set CUDA_HOME to a CUDA 12.8 or newer toolkit";
 
 /// Directories with sources.
@@ -142,13 +143,21 @@ pub fn digits(sm: &str) -> &str {
 fn present() -> Option<String> {
     let asked = Command::new("nvidia-smi").args(["--query-gpu=compute_cap", "--format=csv,noheader"]).output().ok()?;
     let text = String::from_utf8(asked.stdout).ok().filter(|_| asked.status.success())?;
-    let mut list: Vec<String> = text.lines().map(|cap| cap.trim().replace('.', "")).collect();
+    let mut list: Vec<String> = text.lines().filter_map(target).collect();
     list.sort();
     list.dedup();
-    // From Hopper on, a chip's own instructions need the suffix.
-    let suffixed = list.iter().filter_map(|sm| sm.parse::<u32>().ok());
-    let list: Vec<String> = suffixed.map(|sm| if sm >= 90 { format!("{sm}a") } else { sm.to_string() }).collect();
     (!list.is_empty()).then(|| list.join(","))
+}
+
+/// The architecture to compile for, of a compute capability such as `9.0`: Hopper's own instructions need the suffix, and
+/// later chips run the code of the first one of their generation.
+fn target(capability: &str) -> Option<String> {
+    let (major, minor) = capability.trim().split_once('.')?;
+    Some(match major.parse::<u32>().ok()? {
+        ..=8 => format!("{major}{minor}"),
+        9 => "90a".to_owned(),
+        _ => format!("{major}0"),
+    })
 }
 
 /// Compiles every source, as many at a time as there are cores. Those of csrc/ include `abi/IMAGE.h`, and their kernels must

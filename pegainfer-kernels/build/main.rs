@@ -1,7 +1,7 @@
 //! Compiles the GPU kernels to fat binaries that the crate embeds, and writes `images.rs`, which names them: the .cu files of
 //! csrc/ and tilelang/ by nvcc, and under the feature `triton` the kernels of triton/*.py.
 //!
-//! `PEGAINFER_CUDA=auto|required|off`: whether to; `PEGAINFER_CUDA_SM=90a,120a`: for which GPUs, by default the ones of
+//! `PEGAINFER_CUDA=auto|required|off`: whether to; `PEGAINFER_CUDA_SM=90a,120`: for which GPUs, by default the ones of
 //! this machine, or [`cuda::DEFAULT_SM`]; `PEGAINFER_TRITON_PYTHON`: a Python that has Triton. Without CUDA the images are
 //! empty and the build is CPU-only.
 
