@@ -158,7 +158,9 @@ __device__ void add_parts(const float4 *parts, const GroupWeights &w, const Grou
         // Warp p has the units from p units / warps on.
         const uint32_t first = ((tile * steps + 1) * warps - 1) / units, last = ((tile + 1) * steps * warps - 1) / units;
         for (uint32_t p = first; p <= last; ++p) {
-            const uint32_t slot = tile - p * units / warps / steps;
+            const uint32_t begin = p * units / warps;
+            if (begin == (p + 1) * units / warps) continue; // fewer units than warps: this one has none
+            const uint32_t slot = tile - begin / steps;
 #pragma unroll
             for (int t = 0; t < TILES; ++t) {
                 const float4 v = parts[((p * shape.slots + slot) * TILES + t) * 32 + threadIdx.x % 32];
