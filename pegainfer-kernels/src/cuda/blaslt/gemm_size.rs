@@ -29,7 +29,8 @@ pub enum Multiplied {
 
 impl Multiplied {
     /// True for operands in FP8.
-    pub(super) fn is_fp8(self) -> bool {
+    #[cfg(feature = "deepseek-v4")]
+    fn is_fp8(self) -> bool {
         matches!(self, Self::Fp8 | Self::Fp8ByGroup)
     }
 
