@@ -24,10 +24,9 @@ mod tests;
 mod warm_up;
 mod widening;
 
-pub(crate) use attention::async_partial_bytes;
+pub use attention::{Attention, DecodeGrid, DecodeStep};
 #[cfg(test)]
-pub(crate) use attention::occupancy;
-pub use attention::{Attention, Decode, DecodeGrid, DecodeStep};
+pub(crate) use attention::{SMALL_BLOCK, SMALL_STAGES, occupancy};
 pub(crate) use delta::RECURRENT_TOKENS;
 #[cfg(triton_kernels)]
 pub(crate) use delta::TRITON_SLICES;

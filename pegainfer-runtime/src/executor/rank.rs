@@ -112,7 +112,7 @@ impl<M: Model> Rank<M> {
     ) -> Result<(), OpError> {
         self.on_device(kind, step, |graphs, launches| {
             if phase != Phase::Replay {
-                launches.upload(key.is_some())?;
+                launches.upload()?;
             }
             match phase {
                 Phase::Capture => graphs.capture(key, launches),
@@ -216,9 +216,8 @@ impl<M: Model> PassLaunches<'_, M> {
         Pass { exec, config, weights, cache, work, inputs, previous, step, kind, communicator }
     }
 
-    /// Uploads the inputs of the pass. `kept`: a CUDA graph keeps its launches.
-    fn upload(&mut self, kept: bool) -> Result<(), OpError> {
-        self.inputs.keep_launches(kept);
+    /// Uploads the inputs of the pass.
+    fn upload(&mut self) -> Result<(), OpError> {
         self.inputs.fill(self.exec, self.step)?;
         match self.kind {
             PassKind::Layers => M::begin(&mut self.pass()),
