@@ -29,7 +29,7 @@ mod ways;
 
 pub use case::Case;
 
-use crate::choice::{self, Gemm};
+use crate::choice::{self, CublasLt, Gemm, Gpu};
 use call::{Call, Family};
 use case::Output;
 use pegainfer_core::exec::Exec;
@@ -106,7 +106,8 @@ pub fn compare(
 /// FP8.
 fn in_formats_of(tested: &mut Exec, record: &OpRecord) -> Result<OpRecord, OpError> {
     let mut record = record.clone();
-    if choice::gpu(tested)?.is_some_and(|gpu| !gpu.is_hopper()) {
+    let takes_fp8 = |gpu: Gpu| gpu.is_hopper() && gpu.cublaslt == CublasLt::BlockScales;
+    if choice::gpu(tested)?.is_some_and(|gpu| !takes_fp8(gpu)) {
         let operands = record.reads.iter_mut().chain(&mut record.writes);
         operands.filter(|operand| operand.dtype == DType::E4m3).for_each(|operand| operand.dtype = DType::Bf16);
     }
