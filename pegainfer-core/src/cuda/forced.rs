@@ -15,7 +15,9 @@ pub(super) fn capability(real: ((i32, i32), usize)) -> Result<((i32, i32), usize
     let forced = force(&value, real).map_err(|message| OpError { op: "cuda", message })?;
     if !value.is_empty() {
         let (major, minor) = forced.0;
-        log::warn!("{VARIABLE}: kernels for compute capability {major}.{minor} run, which are slower on this GPU");
+        log::warn!(
+            "PEGAINFER_FORCE_SM: kernels for compute capability {major}.{minor} run, which are slower on this GPU"
+        );
     }
     Ok(forced)
 }
