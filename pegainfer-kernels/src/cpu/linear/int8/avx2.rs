@@ -70,8 +70,9 @@ unsafe fn eight_rows(at: *const u8, stride: usize) -> [__m256i; 4] {
 impl Tile for Avx2 {
     type I = [__m256i; 2];
     type F = [__m256; 2];
-    const MAX_ROWS: usize = 4; // 8 of the 16 registers
-    const SPLITS_WIDE: bool = true;
+    const TILES: usize = 1;
+    const MAX_ROWS: [usize; 2] = [6, 2]; // 12 of the 16 registers
+    const INT16: bool = true;
 
     #[inline(always)]
     fn prefetch(self, at: *const u8) {
@@ -137,21 +138,31 @@ impl Tile for Avx2 {
         })
     }
     #[inline(always)]
-    fn dot<const WIDE: bool>(self, acc: [__m256i; 2], w: [__m256i; 2], x: u32) -> [__m256i; 2] {
+    fn begin<const QUADS: usize>(self, acc: [__m256i; 2]) -> [__m256i; 2] {
+        if QUADS == 0 { acc } else { both!(|_i| _mm256_setzero_si256()) }
+    }
+    #[inline(always)]
+    fn dot<const QUADS: usize>(self, sum: [__m256i; 2], w: [__m256i; 2], x: [__m256i; 2]) -> [__m256i; 2] {
         both!(|i| {
-            let x = _mm256_set1_epi32(x.cast_signed());
-            let products = if WIDE {
+            if QUADS > 0 {
+                _mm256_add_epi16(sum[i], _mm256_maddubs_epi16(w[i], x[i]))
+            } else {
                 // `vpmaddubsw` would saturate: products of even and of odd bytes, widened to int16.
                 let even = _mm256_and_si256(w[i], _mm256_set1_epi16(255));
                 let odd = _mm256_srli_epi16::<8>(w[i]);
-                let x_even = _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(x));
-                let x_odd = _mm256_srai_epi16::<8>(x);
-                _mm256_add_epi32(_mm256_madd_epi16(even, x_even), _mm256_madd_epi16(odd, x_odd))
-            } else {
-                _mm256_madd_epi16(_mm256_maddubs_epi16(w[i], x), _mm256_set1_epi16(1))
-            };
-            _mm256_add_epi32(acc[i], products)
+                let x_even = _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(x[i]));
+                let x_odd = _mm256_srai_epi16::<8>(x[i]);
+                let products = _mm256_add_epi32(_mm256_madd_epi16(even, x_even), _mm256_madd_epi16(odd, x_odd));
+                _mm256_add_epi32(sum[i], products)
+            }
         })
+    }
+    #[inline(always)]
+    fn end<const QUADS: usize>(self, acc: [__m256i; 2], sum: [__m256i; 2]) -> [__m256i; 2] {
+        if QUADS == 0 {
+            return sum;
+        }
+        both!(|i| _mm256_add_epi32(acc[i], _mm256_madd_epi16(sum[i], _mm256_set1_epi16(1))))
     }
     #[inline(always)]
     fn to_f32(self, v: [__m256i; 2]) -> [__m256; 2] {

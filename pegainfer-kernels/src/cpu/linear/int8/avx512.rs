@@ -37,8 +37,9 @@ macro_rules! op {
 impl Tile for Vnni {
     type I = __m512i;
     type F = __m512;
-    const MAX_ROWS: usize = 8; // with 8 vectors of w and some sums in flight in 32 registers
-    const SPLITS_WIDE: bool = false;
+    const TILES: usize = 2; // so that a load of x serves two products: loads would be the limit otherwise
+    const MAX_ROWS: [usize; 2] = [8, 4]; // 16 of the 32 registers
+    const INT16: bool = false;
 
     #[inline(always)]
     fn prefetch(self, at: *const u8) {
@@ -118,8 +119,16 @@ impl Tile for Vnni {
         })
     }
     #[inline(always)]
-    fn dot<const WIDE: bool>(self, acc: __m512i, w: __m512i, x: u32) -> __m512i {
-        op!(_mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(x.cast_signed())))
+    fn begin<const QUADS: usize>(self, acc: __m512i) -> __m512i {
+        acc
+    }
+    #[inline(always)]
+    fn dot<const QUADS: usize>(self, sum: __m512i, w: __m512i, x: __m512i) -> __m512i {
+        op!(_mm512_dpbusd_epi32(sum, w, x))
+    }
+    #[inline(always)]
+    fn end<const QUADS: usize>(self, _: __m512i, sum: __m512i) -> __m512i {
+        sum
     }
     #[inline(always)]
     fn to_f32(self, v: __m512i) -> __m512 {

@@ -5,7 +5,7 @@ use super::panel::{COLUMNS, Line, Panel, QUADS, ROWS, RUN, RUNS};
 use super::vector::{Tile, vectors};
 use std::marker::PhantomData;
 
-/// Panels between the prefetch of their codes and their use. A panel of Q4_K has 2 KiB of codes.
+/// Panels between the prefetch of their codes and their use, of all tiles together. A panel of Q4_K has 2 KiB of codes.
 const AHEAD: usize = 4;
 /// Bytes of a cache line.
 const LINE: usize = 64;
@@ -30,7 +30,7 @@ pub(super) struct Source<'a> {
 
 impl<'a> Source<'a> {
     /// The codes of panel `panel` of the sixteen rows `tile`.
-    pub fn new(layout: &Layout, tile: &'a [u8], panel: usize) -> Self {
+    pub fn new<T: Tile>(layout: &Layout, tile: &'a [u8], panel: usize) -> Self {
         let run_bytes = match layout.codes {
             Codes::Four | Codes::Table(_) => [16, 0],
             Codes::Five => [16, 4],
@@ -44,8 +44,9 @@ impl<'a> Source<'a> {
             [low, tile.wrapping_add(layout.k / 2 + panel * RUNS * run_bytes[1])]
         };
         let panels = layout.k.div_ceil(COLUMNS);
-        let tiles = (panel + AHEAD) / panels;
-        let ahead = at(tile.wrapping_add(tiles * ROWS * layout.code_bytes), (panel + AHEAD) % panels);
+        let later = panel + AHEAD / T::TILES;
+        let tiles = later / panels * T::TILES;
+        let ahead = at(tile.wrapping_add(tiles * ROWS * layout.code_bytes), later % panels);
         let [low, high] = at(tile, panel);
         let runs = RUNS.min(layout.k / RUN - panel * RUNS);
         Self { codes: layout.codes, low, high, ahead, run_bytes, stride: layout.code_bytes, runs, tile: PhantomData }

@@ -67,8 +67,16 @@ impl Layout {
         (!(halves && offset)).then_some(layout)
     }
 
-    /// True if unsigned codes may be above 127.
-    pub fn wide(&self) -> bool {
-        self.centre > 64
+    /// Number of products of four codes with four activations that fit in int16 together.
+    pub fn quads_in_int16(&self) -> usize {
+        let max_code = match self.codes {
+            Codes::Four => 15,
+            Codes::Five => 31,
+            Codes::Six => 63,
+            Codes::Table(table) => table.into_iter().fold(0, u8::max),
+            Codes::Eight => 255,
+        };
+        // Two products are added to an int16.
+        i16::MAX as usize / (2 * 127 * usize::from(max_code))
     }
 }

@@ -13,8 +13,12 @@
 //!
 //! [`task`] has the loops, written once for the instruction sets of [`vector`]: a tile has sixteen rows of w, one per
 //! lane. [`codes`] and [`scales`] decode 256 columns of a tile into a [`Panel`](panel::Panel) in L1, which all rows of
-//! x then read, eight at a time. Integer products are `vpdpbusd` (AVX-512 VNNI) or `vpmaddubsw` (AVX2); a machine with
-//! AVX-512 but without VNNI takes AVX2, and [`Isa::Amx`] takes AVX-512.
+//! x then read, up to eight at a time. Integer products are `vpdpbusd` (AVX-512 VNNI) or `vpmaddubsw` (AVX2); a machine
+//! with AVX-512 but without VNNI takes AVX2, and [`Isa::Amx`] takes AVX-512.
+//!
+//! With VNNI, 32 columns of a tile and a row of x take eight integer instructions and three or four in f32 on the same
+//! ports. Two tiles share each load of x, because loads would be the limit otherwise. On AVX2, products are added in
+//! int16 as long as they fit, 32 columns of 4 bits, which saves most of the conversions to int32.
 //!
 //! Rounding x to int8 is the technique of llama.cpp's Q8_0 activations; scaling sums instead of weights keeps codes
 //! exact.
@@ -61,7 +65,8 @@ pub(super) fn run(isa: Isa, p: &Problem<'_, Grouped<'_>>, scratch: &mut Scratch)
     if p.m == 0 || p.n == 0 {
         return;
     }
-    let groups = RowGroups::new(p.m, max_rows(isa));
+    let (tiles, max_rows) = shape(isa, &layout);
+    let groups = RowGroups::new(p.m, max_rows);
     let runs = p.k / RUN;
     let x = scratch.slice::<u32>(p.m * runs * WORDS).as_chunks_mut::<WORDS>().0;
     let rounded = Disjoint::new(x);
@@ -73,7 +78,7 @@ pub(super) fn run(isa: Isa, p: &Problem<'_, Grouped<'_>>, scratch: &mut Scratch)
     });
     let w = whole_tiles(p.w, p.n, p.k);
     let group_bytes = groups.rows(0).len() * runs * size_of::<Run>();
-    Grid::new(groups.count(), group_bytes, usize::MAX, p.n, ROWS).for_each(|groups_of_task, cols| {
+    Grid::new(groups.count(), group_bytes, usize::MAX, p.n, tiles * ROWS).for_each(|groups_of_task, cols| {
         let task = Task {
             layout: &layout,
             codes: &w.0,
@@ -121,16 +126,16 @@ fn dispatch<K: Kernel>(isa: Isa, kernel: K) {
     kernel.run(portable::Portable);
 }
 
-/// Rows of x that the path of `isa` multiplies at the same time.
-fn max_rows(isa: Isa) -> usize {
-    struct MaxRows<'a>(&'a mut usize);
-    impl Kernel for MaxRows<'_> {
+/// Number of tiles, and maximum number of rows of x, that the path of `isa` multiplies at the same time.
+fn shape(isa: Isa, layout: &Layout) -> (usize, usize) {
+    struct Shape<'a>(bool, &'a mut (usize, usize));
+    impl Kernel for Shape<'_> {
         #[inline(always)]
         fn run<T: Tile>(self, _: T) {
-            *self.0 = T::MAX_ROWS;
+            *self.1 = (T::TILES, T::MAX_ROWS[usize::from(self.0)]);
         }
     }
-    let mut rows = 0;
-    dispatch(isa, MaxRows(&mut rows));
-    rows
+    let mut shape = (0, 0);
+    dispatch(isa, Shape(layout.halves, &mut shape));
+    shape
 }

@@ -23,8 +23,10 @@ fn pairs<A: Copy, B>(a: [A; ROWS], b: [A; ROWS], f: impl Fn(A, A) -> B) -> [B; R
 impl Tile for Portable {
     type I = [u32; ROWS];
     type F = [f32; ROWS];
-    const MAX_ROWS: usize = 1;
-    const SPLITS_WIDE: bool = false;
+    // As AVX-512, so that tests elsewhere cover two tiles.
+    const TILES: usize = 2;
+    const MAX_ROWS: [usize; 2] = [1, 1];
+    const INT16: bool = false;
 
     #[inline(always)]
     fn prefetch(self, _: *const u8) {}
@@ -75,12 +77,20 @@ impl Tile for Portable {
         each(v, |v| (0..4).fold(0, |bytes, b| bytes | (v >> (4 * i + b) & 1) << (8 * b + 4)))
     }
     #[inline(always)]
-    fn dot<const WIDE: bool>(self, acc: [u32; ROWS], w: [u32; ROWS], x: u32) -> [u32; ROWS] {
-        let x = x.to_le_bytes().map(|x| i32::from(x.cast_signed()));
-        pairs(acc, w, |acc, w| {
-            let products = w.to_le_bytes().into_iter().zip(x).map(|(w, x)| i32::from(w) * x);
-            acc.wrapping_add(products.sum::<i32>().cast_unsigned())
+    fn begin<const QUADS: usize>(self, acc: [u32; ROWS]) -> [u32; ROWS] {
+        acc
+    }
+    #[inline(always)]
+    fn dot<const QUADS: usize>(self, sum: [u32; ROWS], w: [u32; ROWS], x: [u32; ROWS]) -> [u32; ROWS] {
+        std::array::from_fn(|r| {
+            let pairs = w[r].to_le_bytes().into_iter().zip(x[r].to_le_bytes());
+            let products = pairs.map(|(w, x)| i32::from(w) * i32::from(x.cast_signed()));
+            sum[r].wrapping_add(products.sum::<i32>().cast_unsigned())
         })
+    }
+    #[inline(always)]
+    fn end<const QUADS: usize>(self, _: [u32; ROWS], sum: [u32; ROWS]) -> [u32; ROWS] {
+        sum
     }
     #[inline(always)]
     fn to_f32(self, v: [u32; ROWS]) -> [f32; ROWS] {

@@ -57,12 +57,12 @@ impl<'a> Scales<'a> {
         }
     }
 
-    /// Prefetches a part of the scales of the next tile.
+    /// Prefetches a part of the scales of the tile that is next in this place.
     #[inline(always)]
     fn prefetch<T: Tile>(&self, t: T, index: usize) {
         let (bytes, panels) = (self.bytes.len(), self.layout.k.div_ceil(COLUMNS));
         for at in (bytes * index / panels..bytes * (index + 1) / panels).step_by(64) {
-            t.prefetch(self.bytes.as_ptr().wrapping_add(bytes + at));
+            t.prefetch(self.bytes.as_ptr().wrapping_add(bytes * T::TILES + at));
         }
     }
 

@@ -2,6 +2,9 @@
 
 use super::panel::ROWS;
 
+/// Maximum of [`Tile::TILES`].
+pub(super) const MAX_TILES: usize = 2;
+
 /// `[value of 0, value of 1, ...]`: an array of vectors without a closure, which would be compiled without the path's
 /// instructions (see [`Kernel`]).
 macro_rules! vectors {
@@ -30,10 +33,13 @@ pub(super) trait Tile: Copy + Send + Sync {
     /// Sixteen lanes of f32.
     type F: Copy;
 
-    /// Maximum number of rows of x whose f32 sums are kept in registers at the same time.
-    const MAX_ROWS: usize;
-    /// True if [`dot`](Self::dot) is slower for codes above 7 bits.
-    const SPLITS_WIDE: bool;
+    /// Tiles of w that are multiplied at the same time, 1 or 2.
+    const TILES: usize;
+    /// Maximum number of rows of x that are multiplied at the same time, with a scale for 32 columns, and with one for
+    /// 16 columns: their sums fit in registers.
+    const MAX_ROWS: [usize; 2];
+    /// True if products are added in int16 first.
+    const INT16: bool;
 
     /// Starts loading the cache line of `at`; changes nothing else.
     fn prefetch(self, at: *const u8);
@@ -62,9 +68,13 @@ pub(super) trait Tile: Copy + Send + Sync {
     fn lookup(self, v: Self::I, table: [u8; 16]) -> Self::I;
     /// Byte `b` of each lane is 16 if bit `4 i + b` of the lane of `v` is set, otherwise 0; `i` in 0..8.
     fn fifth_bits(self, v: Self::I, i: usize) -> Self::I;
-    /// `acc` plus the sum of the products of each lane's four unsigned bytes of `w` and the four signed bytes of `x`.
-    /// `WIDE`: bytes of `w` may be above 127.
-    fn dot<const WIDE: bool>(self, acc: Self::I, w: Self::I, x: u32) -> Self::I;
+    /// Begins a sum of up to `QUADS` [`dot`](Self::dot)s onto the int32 `acc`. `QUADS` products fit in int16; 0 if one
+    /// may not.
+    fn begin<const QUADS: usize>(self, acc: Self::I) -> Self::I;
+    /// `sum` plus the products of each lane's four unsigned bytes of `w` and four signed bytes of `x`.
+    fn dot<const QUADS: usize>(self, sum: Self::I, w: Self::I, x: Self::I) -> Self::I;
+    /// The int32 `acc` plus the products of `sum`, which was begun from it.
+    fn end<const QUADS: usize>(self, acc: Self::I, sum: Self::I) -> Self::I;
 
     /// int32 lanes as f32.
     fn to_f32(self, v: Self::I) -> Self::F;

@@ -240,8 +240,18 @@ fn zeros_and_the_smallest_and_largest_numbers() {
 
 #[test]
 fn codes_of_the_largest_magnitude_do_not_saturate() {
-    let k = 64;
+    let (mut rng, k) = (Rng(6), 64);
     for isa in Isa::available() {
+        for format in formats(256) {
+            // Between them, the bytes have the smallest and the largest code of each format.
+            for byte in [0x00, 0x77, 0x7f, 0x80, 0xff] {
+                let mut w = Weight::new(&mut rng, format, 2, 256);
+                w.codes.fill(byte);
+                for x in [1.0, -1.0] {
+                    assert_matches_f64(isa, &[bf16::from_f32(x); 256], &w, (1, 2, 256));
+                }
+            }
+        }
         for format in [GroupFormat::int(8, 32, ScaleDType::F16, Offset::None), IQ4_NL] {
             // -128 or -127 everywhere, against x of both signs.
             let (code, value) = if format == IQ4_NL { (0, -127.0) } else { (0x80, -128.0) };
