@@ -3,6 +3,7 @@
 use super::layout::Layout;
 use super::panel::{COLUMNS, Line, Panel, ROWS, RUN, RUNS};
 use super::vector::Tile;
+use pegainfer_core::small_floats::e8m0;
 use pegainfer_core::weights::grouped::{GroupScales, Offset, ScaleDType};
 use std::ops::Range;
 
@@ -11,18 +12,16 @@ pub(super) struct Scales<'a> {
     layout: &'a Layout,
     /// Sixteen rows of scales.
     bytes: &'a [u8],
-    /// Formats without a kernel of their own: `[rows, k / group]` scales, then as many offsets.
+    /// Groups of 16 with plain scales: `[rows, k / group]` scales, then as many offsets.
     decoded: Vec<f32>,
 }
 
 impl<'a> Scales<'a> {
     pub fn new(layout: &'a Layout) -> Self {
-        let has_kernel = match layout.format.scales {
-            GroupScales::K4 | GroupScales::K6 => true,
-            GroupScales::Plain { group, .. } => group > 16,
-            _ => false,
+        let numbers = match layout.format.scales {
+            GroupScales::Plain { group: 16, .. } => 2 * ROWS * layout.k / 16,
+            _ => 0,
         };
-        let numbers = if has_kernel { 0 } else { 2 * ROWS * layout.k / layout.format.group() };
         Self { layout, bytes: &[], decoded: vec![0.0; numbers] }
     }
 
@@ -53,7 +52,10 @@ impl<'a> Scales<'a> {
             GroupScales::Plain { group, dtype, offset } if self.decoded.is_empty() => {
                 self.plain(t, (group, dtype, offset), index * RUNS..index * RUNS + runs, panel);
             }
-            _ => self.copy(index * RUNS, runs, panel),
+            GroupScales::Plain { .. } => self.copy(index * RUNS, runs, panel),
+            GroupScales::Xs => self.xs(t, index, panel),
+            GroupScales::E4m3 => self.e4m3(t, index, runs, panel),
+            GroupScales::E8m0 => self.e8m0(index * RUNS, runs, panel),
         }
     }
 
@@ -101,6 +103,54 @@ impl<'a> Scales<'a> {
                 let s = t.mul(d, t.sub(value, t.splat_f32(128.0)));
                 t.store_f32(s, &mut panel.s[2 * i + j / 2][j % 2].0);
             }
+        }
+    }
+
+    /// IQ4_XS: an f16, eight times two upper bits and eight times four lower bits per row.
+    #[inline(always)]
+    fn xs<T: Tile>(&self, t: T, index: usize, panel: &mut Panel) {
+        let (bytes, stride) = (&self.bytes[index * 8..], self.layout.scale_bytes);
+        let head = t.load(&in_each_row(bytes, stride).map(u32::from_le_bytes));
+        let mut low = t.load(&in_each_row(&bytes[4..], stride).map(u32::from_le_bytes));
+        let (d, mut high) = (t.f16_to_f32(head), t.shr::<16>(head));
+        for s in &mut panel.s {
+            let code = t.or(t.and(low, t.splat(0x0f)), t.and(t.shl::<4>(high), t.splat(0x30)));
+            t.store_f32(t.mul(d, t.sub(t.to_f32(code), t.splat_f32(32.0))), &mut s[0].0);
+            (low, high) = (t.shr::<4>(low), t.shr::<2>(high));
+        }
+    }
+
+    /// NVFP4: an f32 per row, then an e4m3 for each group of 16.
+    #[inline(always)]
+    fn e4m3<T: Tile>(&self, t: T, index: usize, runs: usize, panel: &mut Panel) {
+        let (bytes, stride) = (&self.bytes[4 + index * 16..], self.layout.scale_bytes);
+        let of_row = t.bits_to_f32(t.load(&in_each_row(self.bytes, stride).map(u32::from_le_bytes)));
+        // The codes of two runs in each vector.
+        let mut codes = [t.splat(0); 4];
+        if runs == RUNS {
+            assert!(bytes.len() >= (ROWS - 1) * stride + 16);
+            // SAFETY: each row has 16 bytes of the panel, as asserted for the last one.
+            codes = unsafe { t.columns(bytes.as_ptr(), stride) };
+        }
+        for (run, s) in panel.s[..runs].iter_mut().enumerate() {
+            let two = match (runs, run % 2) {
+                (RUNS, 0) => codes[run / 2],
+                (RUNS, _) => t.shr::<16>(codes[run / 2]),
+                _ => t.load(&halves(&bytes[2 * run..], stride)),
+            };
+            for (code, s) in [two, t.shr::<8>(two)].into_iter().zip(s) {
+                let number = t.mul(e4m3_to_f32(t, code), of_row);
+                t.store_f32(t.mul(number, t.splat_f32(self.layout.unit)), &mut s.0);
+            }
+        }
+    }
+
+    /// MXFP4: an exponent for each group of 32.
+    #[inline(always)]
+    fn e8m0(&self, first: usize, runs: usize, panel: &mut Panel) {
+        for (run, s) in panel.s[..runs].iter_mut().enumerate() {
+            let of_rows = in_each_row(&self.bytes[first + run..], self.layout.scale_bytes);
+            s[0] = Line(of_rows.map(|[exponent]| e8m0(exponent) * self.layout.unit));
         }
     }
 
@@ -192,6 +242,14 @@ impl<'a> Scales<'a> {
             panel.o[run] = of_rows(o, column);
         }
     }
+}
+
+/// The e4m3 number, not NaN, in the lowest byte of each lane.
+#[inline(always)]
+fn e4m3_to_f32<T: Tile>(t: T, v: T::I) -> T::F {
+    // As the upper bits of an f32, the byte is smaller by the difference of the biases.
+    let bits = t.or(t.shl::<20>(t.and(v, t.splat(0x7f))), t.shl::<24>(t.and(v, t.splat(0x80))));
+    t.mul(t.bits_to_f32(bits), t.splat_f32(f32::from_bits((120 + 127) << 23)))
 }
 
 /// The 6-bit numbers of groups 4 to 7 of Q4_K: four bits of `low`, and the upper two bits of `high`.
