@@ -8,6 +8,8 @@ use std::fmt;
 pub enum Isa {
     /// Plain Rust, any target.
     Portable,
+    /// ARM's NEON with dot products of bytes, for GEMMs with activations in int8; the other ops take plain Rust.
+    Neon,
     /// AVX2 and FMA: bf16 widened to f32.
     Avx2,
     /// AVX-512 (F, BW, VL): bf16 widened to f32. `vdpbf16ps` is not used. Intel cores issue it every other cycle, so it
@@ -20,7 +22,7 @@ pub enum Isa {
 
 impl Isa {
     /// All paths, slowest first.
-    const ALL: [Self; 4] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Amx];
+    const ALL: [Self; 5] = [Self::Portable, Self::Neon, Self::Avx2, Self::Avx512, Self::Amx];
 
     /// The fastest path that this machine supports.
     pub fn best() -> Self {
@@ -37,6 +39,8 @@ impl Isa {
     pub fn is_available(self) -> bool {
         match self {
             Self::Portable => true,
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon => std::arch::is_aarch64_feature_detected!("dotprod"),
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
             #[cfg(target_arch = "x86_64")]
@@ -47,7 +51,6 @@ impl Isa {
             }
             #[cfg(target_arch = "x86_64")]
             Self::Amx => Self::Avx512.is_available() && amx_permitted(),
-            #[cfg(not(target_arch = "x86_64"))]
             _ => false,
         }
     }
@@ -56,6 +59,7 @@ impl Isa {
     pub fn name(self) -> &'static str {
         match self {
             Self::Portable => "portable",
+            Self::Neon => "neon",
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512",
             Self::Amx => "amx",

@@ -25,7 +25,7 @@ pub(crate) use vector::{Kernel, Lanes};
 /// If the CPU lacks `isa`.
 pub(crate) fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Out {
     match isa {
-        Isa::Portable => return kernel.run(Portable),
+        Isa::Portable | Isa::Neon => return kernel.run(Portable),
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => {
             if let Some(path) = avx2::Avx2::detect() {

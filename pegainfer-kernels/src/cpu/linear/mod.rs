@@ -103,7 +103,7 @@ fn run_bf16(isa: Isa, problem: &Problem<'_>, scratch: &mut Scratch) {
         return;
     }
     match isa {
-        Isa::Portable => portable::run(problem),
+        Isa::Portable | Isa::Neon => portable::run(problem),
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => avx2::run(problem, scratch),
         #[cfg(target_arch = "x86_64")]
@@ -121,7 +121,7 @@ fn run_fp8(isa: Isa, problem: &Problem<'_, Fp8<'_>>, scratch: &mut Scratch) {
         return;
     }
     match isa {
-        Isa::Portable => portable::run_fp8(problem),
+        Isa::Portable | Isa::Neon => portable::run_fp8(problem),
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => avx2::run_fp8(problem, scratch),
         #[cfg(target_arch = "x86_64")]

@@ -119,16 +119,8 @@ impl Tile for Vnni {
         })
     }
     #[inline(always)]
-    fn begin<const QUADS: usize>(self, acc: __m512i) -> __m512i {
-        acc
-    }
-    #[inline(always)]
     fn dot<const QUADS: usize>(self, sum: __m512i, w: __m512i, x: __m512i) -> __m512i {
         op!(_mm512_dpbusd_epi32(sum, w, x))
-    }
-    #[inline(always)]
-    fn end<const QUADS: usize>(self, _: __m512i, sum: __m512i) -> __m512i {
-        sum
     }
     #[inline(always)]
     fn to_f32(self, v: __m512i) -> __m512 {

@@ -13,8 +13,8 @@
 //!
 //! [`task`] has the loops, written once for the instruction sets of [`vector`]: a tile has sixteen rows of w, one per
 //! lane. [`codes`] and [`scales`] decode 256 columns of a tile into a [`Panel`](panel::Panel) in L1, which all rows of
-//! x then read, up to eight at a time. Integer products are `vpdpbusd` (AVX-512 VNNI) or `vpmaddubsw` (AVX2); a machine
-//! with AVX-512 but without VNNI takes AVX2, and [`Isa::Amx`] takes AVX-512.
+//! x then read, up to eight at a time. Integer products are `vpdpbusd` (AVX-512 VNNI), `vpmaddubsw` (AVX2) or `sdot`
+//! (NEON); a machine with AVX-512 but without VNNI takes AVX2, and [`Isa::Amx`] takes AVX-512.
 //!
 //! With VNNI, 32 columns of a tile and a row of x take eight integer instructions and three or four in f32 on the same
 //! ports. Two tiles share each load of x, because loads would be the limit otherwise. On AVX2, products are added in
@@ -29,6 +29,8 @@ mod avx2;
 mod avx512;
 mod codes;
 mod layout;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod panel;
 mod portable;
 mod rounding;
@@ -119,6 +121,12 @@ fn dispatch<K: Kernel>(isa: Isa, kernel: K) {
     #[cfg(target_arch = "x86_64")]
     if isa >= Isa::Avx2
         && let Some(path) = avx2::Avx2::detect()
+    {
+        return path.run(kernel);
+    }
+    #[cfg(target_arch = "aarch64")]
+    if isa >= Isa::Neon
+        && let Some(path) = neon::Neon::detect()
     {
         return path.run(kernel);
     }

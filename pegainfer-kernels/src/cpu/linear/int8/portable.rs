@@ -29,8 +29,6 @@ impl Tile for Portable {
     const INT16: bool = false;
 
     #[inline(always)]
-    fn prefetch(self, _: *const u8) {}
-    #[inline(always)]
     unsafe fn columns(self, at: *const u8, stride: usize) -> [[u32; ROWS]; 4] {
         // SAFETY: by the caller's promise; bytes have no alignment.
         let bytes = |row: usize, i: usize| unsafe { at.add(row * stride + 4 * i).cast::<[u8; 4]>().read() };
@@ -77,20 +75,12 @@ impl Tile for Portable {
         each(v, |v| (0..4).fold(0, |bytes, b| bytes | (v >> (4 * i + b) & 1) << (8 * b + 4)))
     }
     #[inline(always)]
-    fn begin<const QUADS: usize>(self, acc: [u32; ROWS]) -> [u32; ROWS] {
-        acc
-    }
-    #[inline(always)]
     fn dot<const QUADS: usize>(self, sum: [u32; ROWS], w: [u32; ROWS], x: [u32; ROWS]) -> [u32; ROWS] {
         std::array::from_fn(|r| {
             let pairs = w[r].to_le_bytes().into_iter().zip(x[r].to_le_bytes());
             let products = pairs.map(|(w, x)| i32::from(w) * i32::from(x.cast_signed()));
             sum[r].wrapping_add(products.sum::<i32>().cast_unsigned())
         })
-    }
-    #[inline(always)]
-    fn end<const QUADS: usize>(self, _: [u32; ROWS], sum: [u32; ROWS]) -> [u32; ROWS] {
-        sum
     }
     #[inline(always)]
     fn to_f32(self, v: [u32; ROWS]) -> [f32; ROWS] {

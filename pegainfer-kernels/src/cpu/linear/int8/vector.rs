@@ -38,11 +38,12 @@ pub(super) trait Tile: Copy + Send + Sync {
     /// Maximum number of rows of x that are multiplied at the same time, with a scale for 32 columns, and with one for
     /// 16 columns: their sums fit in registers.
     const MAX_ROWS: [usize; 2];
-    /// True if products are added in int16 first.
+    /// True if [`dot`](Self::dot) is faster for products that fit in int16.
     const INT16: bool;
 
     /// Starts loading the cache line of `at`; changes nothing else.
-    fn prefetch(self, at: *const u8);
+    #[inline(always)]
+    fn prefetch(self, _at: *const u8) {}
     /// Reads 16 bytes of each row: vector `i` of the result has bytes `4 i` to `4 i + 3` of each row in its lane.
     ///
     /// # Safety
@@ -70,11 +71,17 @@ pub(super) trait Tile: Copy + Send + Sync {
     fn fifth_bits(self, v: Self::I, i: usize) -> Self::I;
     /// Begins a sum of up to `QUADS` [`dot`](Self::dot)s onto the int32 `acc`. `QUADS` products fit in int16; 0 if one
     /// may not.
-    fn begin<const QUADS: usize>(self, acc: Self::I) -> Self::I;
+    #[inline(always)]
+    fn begin<const QUADS: usize>(self, acc: Self::I) -> Self::I {
+        acc
+    }
     /// `sum` plus the products of each lane's four unsigned bytes of `w` and four signed bytes of `x`.
     fn dot<const QUADS: usize>(self, sum: Self::I, w: Self::I, x: Self::I) -> Self::I;
     /// The int32 `acc` plus the products of `sum`, which was begun from it.
-    fn end<const QUADS: usize>(self, acc: Self::I, sum: Self::I) -> Self::I;
+    #[inline(always)]
+    fn end<const QUADS: usize>(self, _acc: Self::I, sum: Self::I) -> Self::I {
+        sum
+    }
 
     /// int32 lanes as f32.
     fn to_f32(self, v: Self::I) -> Self::F;
