@@ -3,7 +3,7 @@
 use super::args::ReplayArgs;
 use super::client::Client;
 use super::stats::{Completion, Figures};
-use super::workload::{Arrivals, Point, WARM_UP_RUN, figures, scaled};
+use super::workload::{Arrivals, Point, WARM_UP_RUN, WARM_UP_TOKENS, figures, scaled};
 use crate::traces::Trace;
 use crate::traces::request::TraceRequest;
 use anyhow::{Result, ensure};
@@ -16,8 +16,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 
-/// Number of concurrent requests in the warm-up, and maximum tokens of each.
-const WARM_UP: (usize, usize) = (16, 8);
+/// Number of concurrent requests in the warm-up.
+const WARM_UP_REQUESTS: usize = 16;
 
 /// A trace to replay.
 pub struct Replay {
@@ -116,9 +116,9 @@ impl Replay {
         seed: u64,
     ) -> Result<Vec<Figures>> {
         let run = |r| Run { start: Instant::now(), speed, vocab, seed: rng::bits(seed, r) };
-        let warm_up = self.requests.iter().take(WARM_UP.0).map(|request| TraceRequest {
+        let warm_up = self.requests.iter().take(WARM_UP_REQUESTS).map(|request| TraceRequest {
             at: Duration::ZERO,
-            output_len: request.output_len.min(WARM_UP.1),
+            output_len: request.output_len.min(WARM_UP_TOKENS),
             ..request.clone()
         });
         replay(client, &Arc::new(warm_up.collect()), false, run(WARM_UP_RUN)).await?;

@@ -13,8 +13,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 
-/// Number of concurrent requests in the warm-up of an open loop.
-pub const WARM_UP: usize = 64;
+/// Maximum number of requests in the warm-up of an open loop, all at the same time.
+const WARM_UP_REQUESTS: usize = 64;
+/// Maximum number of tokens of each request in a warm-up: later steps of its decode do nothing for the first time.
+pub const WARM_UP_TOKENS: usize = 8;
 /// Default duration of `serve`'s arrivals, in seconds.
 const SECONDS: f64 = 15.0;
 /// Default minimum of requests in a run of `serve`.
@@ -73,6 +75,18 @@ impl Point {
         let arrivals = ((qps * SECONDS) as usize).clamp(MIN_ARRIVALS, MAX_ARRIVALS);
         let requests = requests.map_or(arrivals, NonZeroUsize::get);
         Self { arrivals: Arrivals::Poisson { qps }, requests, prompt_len, output_len }
+    }
+
+    /// The requests that are sent before the point is measured.
+    pub fn warm_up(self) -> Self {
+        let output_len = self.output_len.min(WARM_UP_TOKENS);
+        match self.arrivals {
+            Arrivals::Closed { streams } => Self { requests: streams, output_len, ..self },
+            _ => {
+                let requests = self.requests.min(WARM_UP_REQUESTS);
+                Self { requests, arrivals: Arrivals::Burst, output_len, ..self }
+            }
+        }
     }
 }
 
@@ -137,21 +151,21 @@ pub async fn measure(
     vocab: usize,
     seed: u64,
 ) -> Result<Vec<Vec<Figures>>> {
-    let warm_up = match point.arrivals {
-        Arrivals::Closed { streams } => Point { requests: streams, ..point },
-        _ => Point { requests: point.requests.min(WARM_UP), arrivals: Arrivals::Burst, ..point },
-    };
+    let (warm_up, start) = (point.warm_up(), Instant::now());
     run(client, (warm_up, sampling), prompts(warm_up, vocab, rng::bits(seed, WARM_UP_RUN)), &[]).await?;
+    log::info!("warm-up: {} requests in {:.1} s", warm_up.requests, start.elapsed().as_secs_f64());
     let groups = sampling.groups().len();
     let mut figures = vec![Vec::with_capacity(runs); passes * groups];
     for r in 0..runs as u64 {
         let seed = rng::bits(seed, r);
         let prompts = prompts(point, vocab, seed);
-        let delays = delays(point, seed);
+        let (delays, start) = (delays(point, seed), Instant::now());
         for pass in figures.chunks_mut(groups) {
             let measured = run(client, (point, sampling), prompts.clone(), &delays).await?;
             pass.iter_mut().zip(measured).for_each(|(group, figures)| group.push(figures));
         }
+        let (requests, seconds) = (passes * point.requests, start.elapsed().as_secs_f64());
+        log::info!("run {} of {runs}: {requests} requests in {seconds:.1} s", r + 1);
     }
     Ok(figures)
 }
@@ -293,6 +307,16 @@ mod tests {
         let requests = |qps, asked| Point::poisson(qps, NonZeroUsize::new(asked), 8, 2).requests;
         assert_eq!([0.1, 10.0, 1e12, f64::MAX].map(|qps| requests(qps, 0)), [40, 150, 100_000, 100_000]);
         assert_eq!(requests(10.0, 2_000_000), 2_000_000, "what was asked for");
+    }
+
+    #[test]
+    fn a_warm_up_has_all_streams_and_few_tokens() {
+        let (output_len, arrivals) = (100, Arrivals::Closed { streams: 32 });
+        let warm_up = Point { arrivals, output_len, ..POINT }.warm_up();
+        assert_eq!((warm_up.requests, warm_up.arrivals, warm_up.output_len), (32, arrivals, WARM_UP_TOKENS));
+        let warm_up = POINT.warm_up();
+        assert_eq!((warm_up.requests, warm_up.arrivals), (WARM_UP_REQUESTS, Arrivals::Burst));
+        assert_eq!((warm_up.prompt_len, warm_up.output_len), (8, 2), "those of the point");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use super::simulation::Simulation;
 use super::world::{FrontEnd, Requests, Run, Sending, SessionStart, Turn};
 use crate::bench::args::PER_CLIENT;
 use crate::bench::replay::chains;
-use crate::bench::workload::{Arrivals, Point, WARM_UP, WARM_UP_RUN, delays, prompt, scaled};
+use crate::bench::workload::{Arrivals, Point, WARM_UP_RUN, delays, prompt, scaled};
 use crate::traces::Trace;
 use crate::traces::request::TraceRequest;
 use anyhow::{Result, bail, ensure};
@@ -127,20 +127,19 @@ impl Workload {
 /// Runs a workload of `bench`, after its warm-up.
 fn run_point(simulation: &Simulation, point: Point, seed: u64, timeline: bool) -> Result<Run> {
     let vocab = simulation.header.vocab_size;
-    let open_loop = point.requests.min(WARM_UP);
-    let (sending, warm, front_end) = match point.arrivals {
-        Arrivals::Closed { streams } => (Sending::Closed(streams), streams, FrontEnd::default()),
-        Arrivals::Burst => (Sending::At(vec![Duration::ZERO; point.requests]), open_loop, FrontEnd::default()),
-        Arrivals::Poisson { .. } => (Sending::At(delays(point, seed)), open_loop, FrontEnd::HTTP),
+    let (sending, front_end) = match point.arrivals {
+        Arrivals::Closed { streams } => (Sending::Closed(streams), FrontEnd::default()),
+        Arrivals::Burst => (Sending::At(vec![Duration::ZERO; point.requests]), FrontEnd::default()),
+        Arrivals::Poisson { .. } => (Sending::At(delays(point, seed)), FrontEnd::HTTP),
         Arrivals::Trace { .. } => bail!("a point does not have the requests of its trace"),
     };
     let lengths = &|_| (point.prompt_len, point.output_len);
-    let warm_up_seed = rng::bits(seed, WARM_UP_RUN);
+    let (warm_up_seed, before) = (rng::bits(seed, WARM_UP_RUN), point.warm_up());
     let warm_up = Requests {
-        count: warm,
-        sending: Sending::At(vec![Duration::ZERO; warm]),
-        lengths,
-        prompt: &|i| prompt(point, vocab, warm_up_seed, i),
+        count: before.requests,
+        sending: Sending::At(vec![Duration::ZERO; before.requests]),
+        lengths: &|_| (before.prompt_len, before.output_len),
+        prompt: &|i| prompt(before, vocab, warm_up_seed, i),
     };
     let requests = Requests { count: point.requests, sending, lengths, prompt: &|i| prompt(point, vocab, seed, i) };
     simulation.run(&warm_up, &requests, front_end, timeline)
