@@ -3,6 +3,7 @@
 
 use crate::config::Config;
 use pegainfer_core::parallel::Shard;
+use pegainfer_runtime::padded_vocab;
 use std::ops::Range;
 
 /// Edge of a block of FP8 weights, and values of a rounded activation that share a scale.
@@ -20,7 +21,7 @@ pub struct OwnTokens {
 /// Checks that `ranks` ranks can share the model; the error says why not.
 pub(crate) fn check(config: &Config, ranks: usize) -> Result<(), String> {
     let Config { experts, vocab_size, .. } = config;
-    match ranks > 0 && experts.is_multiple_of(ranks) && vocab_size.is_multiple_of(ranks) {
+    match ranks > 0 && experts.is_multiple_of(ranks) && *vocab_size == padded_vocab(*vocab_size, ranks) {
         true => Ok(()),
         false => Err(format!("{ranks} ranks cannot share {experts} experts and a vocabulary of {vocab_size}")),
     }

@@ -23,8 +23,9 @@ pub struct PackedLogitsUpdates {
 }
 
 impl PackedLogitsUpdates {
-    /// Packs one entry per row; `None` leaves the row unchanged.
-    pub fn new<'a>(rows: impl Iterator<Item = Option<&'a LogitsUpdate>>) -> Self {
+    /// Packs one entry per row; `None` leaves the row unchanged. `vocab`: columns of the logits; those after a mask are
+    /// not allowed.
+    pub fn new<'a>(rows: impl Iterator<Item = Option<&'a LogitsUpdate>>, vocab: usize) -> Self {
         let mut packed = Self::default();
         let mut masks: Vec<&Arc<TokenMask>> = Vec::new();
         for row in rows {
@@ -36,6 +37,7 @@ impl PackedLogitsUpdates {
                 known.unwrap_or_else(|| {
                     masks.push(mask);
                     packed.masks.extend(mask.words());
+                    packed.masks.resize(masks.len() * vocab.div_ceil(32), 0);
                     masks.len() - 1
                 }) as u32
             });

@@ -82,7 +82,7 @@ impl Config {
     /// The numbers of rank `shard`.
     pub(crate) fn shard(&self, shard: Shard) -> Result<Self, String> {
         let blocks = self.quantization.as_ref().is_some_and(Quantization::has_blocks);
-        let (shape, intermediate_size) = self.decoder().share(shard, self.vocab_size, blocks)?;
+        let (shape, intermediate_size) = self.decoder().share(shard, blocks)?;
         Ok(Self { shape, intermediate_size, shard, ..self.clone() })
     }
 

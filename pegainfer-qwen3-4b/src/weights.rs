@@ -3,7 +3,7 @@
 use crate::config::{Config, EMBEDDING};
 use pegainfer_core::tensor::Tensor;
 use pegainfer_core::weights::{Loader, WeightsError};
-use pegainfer_runtime::{Attention, DecoderWeights, Mlp, load_head};
+use pegainfer_runtime::{Attention, DecoderWeights, Mlp, load_embedding, load_head};
 
 /// One decoder layer.
 #[derive(Debug)]
@@ -22,11 +22,14 @@ pub type Weights = DecoderWeights<Layer>;
 /// Loads every tensor.
 pub(crate) fn load(loader: &mut Loader<'_>, config: &Config) -> Result<Weights, WeightsError> {
     let hidden = config.hidden_size;
-    let embedding = loader.matrix(EMBEDDING.to_owned(), config.vocab_size, hidden)?;
+    let embedding = load_embedding(loader, EMBEDDING, (config.vocab_size, hidden), config.shard)?;
     Ok(Weights {
         layers: (0..config.layers).map(|i| Layer::load(loader, config, i)).collect::<Result<_, _>>()?,
         norm: loader.vector("model.norm.weight".to_owned(), hidden)?,
-        head: load_head(loader, config.quantization.as_ref(), config.tie_word_embeddings, &embedding, config.shard)?,
+        head: {
+            let (tied, table) = (config.tie_word_embeddings, (&embedding, config.vocab_size));
+            load_head(loader, config.quantization.as_ref(), tied, table, config.shard)?
+        },
         embedding,
     })
 }

@@ -8,7 +8,7 @@ use crate::config::{Config, EMBEDDING, LayerKind};
 use pegainfer_core::tensor::Tensor;
 use pegainfer_core::weights::{Columns, Loader, SourceTensor, WeightsError};
 use pegainfer_kernels::ops::Matrix;
-use pegainfer_runtime::{Attention, DecoderWeights, Mlp, load_head};
+use pegainfer_runtime::{Attention, DecoderWeights, Mlp, load_embedding, load_head};
 
 /// Prefixes of tensor names that a text engine skips, and their purpose.
 const SKIPPED: [(&str, &str); 2] = [("model.visual.", "the image encoder"), ("mtp.", "multi-token prediction")];
@@ -75,11 +75,14 @@ pub(crate) fn skipped(name: &str) -> Option<&'static str> {
 pub(crate) fn load(loader: &mut Loader<'_>, config: &Config) -> Result<Weights, WeightsError> {
     let hidden = config.hidden_size;
     let layers = config.layers.iter().enumerate();
-    let embedding = loader.matrix(EMBEDDING.to_owned(), config.vocab_size, hidden)?;
+    let embedding = load_embedding(loader, EMBEDDING, (config.vocab_size, hidden), config.shard)?;
     let decoder = DecoderWeights {
         layers: layers.map(|(i, kind)| Layer::load(loader, config, &prefix(i), *kind)).collect::<Result<_, _>>()?,
         norm: scale(config.gguf)(loader, "model.language_model.norm.weight".to_owned(), hidden)?,
-        head: load_head(loader, config.quantization.as_ref(), config.tie_word_embeddings, &embedding, config.shard)?,
+        head: {
+            let (tied, table) = (config.tie_word_embeddings, (&embedding, config.vocab_size));
+            load_head(loader, config.quantization.as_ref(), tied, table, config.shard)?
+        },
         embedding,
     };
     let mtp = if config.mtp { Some(Mtp::load(loader, config)?) } else { None };

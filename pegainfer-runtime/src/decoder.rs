@@ -2,6 +2,7 @@
 
 use super::output_matrix::HEAD;
 use super::quantization::{Quantization, load_projection, load_quantized_head};
+use super::vocab_padding::table_rows;
 use pegainfer_core::parallel::Shard;
 use pegainfer_core::tensor::Tensor;
 use pegainfer_core::weights::{Columns, Loader, SCALE_BLOCK, SourceTensor, WeightsError};
@@ -39,10 +40,9 @@ impl DecoderShape {
 }
 
 impl DecoderShape {
-    /// The heads and the width of the MLP of rank `shard`, of a model with `vocab` token ids. KV heads are held by
-    /// several ranks if there are fewer of them than ranks. Parts of FP8 weights are whole blocks. The error says what
-    /// the ranks cannot share.
-    pub fn share(&self, shard: Shard, vocab: usize, fp8: bool) -> Result<(HeadShape, usize), String> {
+    /// The heads and the width of the MLP of rank `shard`. KV heads are held by several ranks if there are fewer of them
+    /// than ranks. Parts of FP8 weights are whole blocks. The error says what the ranks cannot share.
+    pub fn share(&self, shard: Shard, fp8: bool) -> Result<(HeadShape, usize), String> {
         let (HeadShape { heads, kv_heads, head_dim }, ranks) = (self.all_heads, shard.ranks);
         let block = if fp8 { SCALE_BLOCK } else { 1 };
         let share = |n: usize, width: usize| n.is_multiple_of(ranks) && (n / ranks * width).is_multiple_of(block);
@@ -52,7 +52,6 @@ impl DecoderShape {
             (share(heads, head_dim), heads, "attention heads"),
             (shares_kv && (own_kv * head_dim).is_multiple_of(block), kv_heads, "KV heads"),
             (share(self.intermediate, 1), self.intermediate, "columns of the MLP"),
-            (vocab.is_multiple_of(ranks), vocab, "token ids"),
         ];
         match parts.iter().find(|(fits, ..)| !fits) {
             Some((_, n, what)) => Err(format!("{ranks} ranks cannot share {n} {what}")),
@@ -64,39 +63,38 @@ impl DecoderShape {
 /// The weights of a decoder whose layers are of type `L`.
 #[derive(Debug)]
 pub struct DecoderWeights<L> {
-    /// `[vocab, hidden]`.
+    /// `[padded_vocab, hidden]`; see [`padded_vocab`](super::padded_vocab).
     pub embedding: Tensor,
     /// First to last.
     pub layers: Vec<L>,
     /// Weight of the final norm, `[hidden]`.
     pub norm: Tensor,
-    /// The rank's rows of the output matrix, `[vocab / ranks, hidden]`.
+    /// The rank's rows of the output matrix, `[padded_vocab / ranks, hidden]`.
     pub head: Matrix,
 }
 
-/// Loads a rank's rows of the output matrix [`HEAD`], `[vocab / ranks, hidden]`. If it is `tied` to `embedding`,
-/// `[vocab, hidden]`, these are rows of that; see [`ConfigFile::ties_output`]. Small official checkpoints store a copy of
-/// the embedding, which is not loaded. A quantised output matrix, or a quantised embedding that it is tied to, stays
-/// quantised.
+/// Loads a rank's rows of the output matrix [`HEAD`], `[padded_vocab / ranks, hidden]`. If it is `tied` to `embedding`,
+/// `[padded_vocab, hidden]`, these are rows of that; see [`ConfigFile::ties_output`]. Small official checkpoints store a
+/// copy of the embedding, which is not loaded. A quantised output matrix, or a quantised embedding that it is tied to,
+/// stays quantised.
 ///
 /// [`ConfigFile::ties_output`]: super::ConfigFile::ties_output
 pub fn load_head(
     loader: &mut Loader<'_>,
     quantization: Option<&Quantization>,
     tied: bool,
-    embedding: &Tensor,
+    (embedding, vocab): (&Tensor, usize),
     shard: Shard,
 ) -> Result<Matrix, WeightsError> {
-    let (vocab, hidden) = embedding.rows_cols();
-    let name = if tied { embedding.name() } else { HEAD };
-    let part = SourceTensor { name: name.to_owned(), rows: vocab, part: shard.part(vocab) };
-    if let Some(head) = load_quantized_head(loader, quantization, &part, hidden)? {
+    let (padded, hidden) = embedding.rows_cols();
+    let rows = table_rows(if tied { embedding.name() } else { HEAD }, vocab, shard);
+    if let Some(head) = load_quantized_head(loader, quantization, &rows, hidden)? {
         return Ok(head);
     }
     if tied {
-        return Ok(Matrix::Bf16(embedding.row_range(part.part)));
+        return Ok(Matrix::Bf16(embedding.row_range(shard.part(padded))));
     }
-    loader.stacked(HEAD, &[part], hidden).map(Matrix::Bf16)
+    loader.stacked(HEAD, &rows, hidden).map(Matrix::Bf16)
 }
 
 /// Weights of the second half of a layer.

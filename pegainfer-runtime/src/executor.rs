@@ -122,9 +122,10 @@ impl<M: Model> Executor<M> {
     /// Logits of the first `rows` samples of the last step, in order; waits for the device.
     pub fn logits(&self, rows: usize) -> Result<Vec<f32>, OpError> {
         let Rank { exec, sampler, .. } = self.ranks.first();
-        let mut logits = vec![0f32; rows * M::info(&self.config).vocab_size];
+        let (vocab, padded) = (M::info(&self.config).vocab_size, sampler.logits().rows_cols().1);
+        let mut logits = vec![0f32; rows * padded];
         exec.read(sampler.logits(), 0, &mut logits)?;
-        Ok(logits)
+        Ok(logits.chunks_exact(padded).flat_map(|row| &row[..vocab]).copied().collect())
     }
 
     /// Number of ranks that this process runs.

@@ -106,7 +106,8 @@
 //! - `model`: the trait; `model_info`, `model_bytes`: numbers of a model that the runtime needs.
 //! - `config_file`, `load_options`, `load_error`, `bounds`: from config.json and flags to the sizes of an engine;
 //!   `fit`, `gpu_fit`: check that these fit the memory.
-//! - `output_matrix`: tied embeddings. `end_of_text`: end-of-text tokens. `sizes`: limits of numbers in config.json.
+//! - `output_matrix`: tied embeddings. `vocab_padding`: vocabularies of any size. `end_of_text`: end-of-text tokens.
+//!   `sizes`: limits of numbers in config.json.
 //! - `quantization`: quantised weights, `at_load`: formats to which bf16 weights are rounded. `rope_scaling`: YaRN.
 //! - `load`, `record`: an engine from a checkpoint, a kernel plan from a configuration. `measure`: step times for the
 //!   ledger.
@@ -154,6 +155,7 @@ mod sampler;
 mod sizes;
 mod synthetic_acceptance;
 mod tensor_hash;
+mod vocab_padding;
 
 pub use at_load::AtLoad;
 pub use attention::{Attention, KvLayer};
@@ -180,3 +182,4 @@ pub use sampled_rows::{SampledRows, gather_rows};
 pub use sizes::MAX_CONTEXT;
 pub use synthetic_acceptance::SyntheticAcceptance;
 pub use tensor_hash::hash_rows;
+pub use vocab_padding::{load_embedding, padded_vocab};

@@ -13,6 +13,7 @@ use pegainfer_kernels::ops::{
 /// Inputs of `ops::penalize` and `ops::adjust_logits` for all samples of a step, and the persistent token counts.
 #[derive(Debug)]
 pub(super) struct LogitsProcessors {
+    /// Columns of the logits.
     vocab: usize,
     /// Token counts of each sequence with penalties, `[rows, count_words]`.
     counts: Tensor,
@@ -62,7 +63,7 @@ impl LogitsProcessors {
             fill(exec, &mut self.drafts, &packed.drafts)?;
         }
         if samples.iter().any(has_edits) {
-            let packed = PackedLogitsUpdates::new(samples.iter().map(|row| row.logits_update.as_ref()));
+            let packed = PackedLogitsUpdates::new(samples.iter().map(|row| row.logits_update.as_ref()), self.vocab);
             if packed != self.packed {
                 exec.fill_rows(&mut self.spans, &packed.spans)?;
                 fill(exec, &mut self.edits, &packed.edits)?;

@@ -137,9 +137,6 @@ impl Loaded {
         part: &SourceTensor,
         k: usize,
     ) -> Result<Self, WeightsError> {
-        if part.is_zeros() {
-            return Ok(Self::Bf16);
-        }
         let zeros = quantization.map_or(ZeroPoints::default(), |quantization| quantization.zeros);
         let format = match (loader.format(&part.name, zeros)?, quantization) {
             (Some(format), _) => format,
@@ -168,15 +165,22 @@ pub fn load_projection(
 ) -> Result<Matrix, WeightsError> {
     let columns = columns.into();
     let zeros = quantization.map_or(ZeroPoints::default(), |quantization| quantization.zeros);
-    let formats: Vec<Loaded> =
-        parts.iter().map(|part| Loaded::of(loader, quantization, part, columns.stored)).collect::<Result<_, _>>()?;
+    // Zeros have the format of the part before them.
+    let mut formats = Vec::with_capacity(parts.len());
+    for part in parts {
+        let before = formats.last().copied().unwrap_or(Loaded::Bf16);
+        formats.push(if part.is_zeros() { before } else { Loaded::of(loader, quantization, part, columns.stored)? });
+    }
     let mut matrices = Vec::new();
     let mut first = 0;
     while first < parts.len() {
-        let mut end = first + 1;
-        // Blocks extend into the next part only if they end with this one.
-        let extends = |end: usize| formats[first] != Loaded::Fp8 || parts[end - 1].part.len().is_multiple_of(BLOCK);
-        while end < parts.len() && formats[end] == formats[first] && extends(end) {
+        let (mut end, mut rows) = (first + 1, parts[first].part.len());
+        // Blocks extend into the next part only if they end with this one, or if that is zeros.
+        let extends = |end: usize, rows: usize| {
+            formats[first] != Loaded::Fp8 || parts[end].is_zeros() || rows.is_multiple_of(BLOCK)
+        };
+        while end < parts.len() && formats[end] == formats[first] && extends(end, rows) {
+            rows += parts[end].part.len();
             end += 1;
         }
         let whole = end - first == parts.len();
@@ -202,13 +206,14 @@ pub fn load_projection(
     Ok(if matrices.len() == 1 { matrices.remove(0) } else { Matrix::Stacked(matrices) })
 }
 
-/// Loads the rows `part` of an output matrix, tensor `part.name`, if it is quantised; `None` if it is bf16.
+/// Loads `rows` of an output matrix if it is quantised; `None` if it is bf16.
 pub(super) fn load_quantized_head(
     loader: &mut Loader<'_>,
     quantization: Option<&Quantization>,
-    part: &SourceTensor,
+    rows: &[SourceTensor],
     columns: usize,
 ) -> Result<Option<Matrix>, WeightsError> {
+    let Some(part) = rows.first().filter(|part| !part.is_zeros()) else { return Ok(None) };
     let zeros = quantization.map_or(ZeroPoints::default(), |quantization| quantization.zeros);
     let stored = match loader.format(&part.name, zeros)? {
         Some(format) => format,
@@ -216,10 +221,14 @@ pub(super) fn load_quantized_head(
         None if part.name == HEAD => quantization.map_or(StoredFormat::Bf16, |q| q.format(HEAD, columns)),
         None => quantization.map_or(StoredFormat::Bf16, |q| q.stored_format(&part.name)),
     };
-    if stored == StoredFormat::Bf16 {
-        return Ok(None);
+    match stored {
+        StoredFormat::Bf16 => Ok(None),
+        StoredFormat::Fp8 if !part.part.start.is_multiple_of(BLOCK) => Err(WeightsError::Quantized {
+            name: part.name.clone(),
+            message: format!("is FP8 in blocks of {BLOCK} rows, which this number of ranks would cut; use one rank"),
+        }),
+        _ => load_projection(loader, quantization, &part.name, rows, columns).map(Some),
     }
-    load_projection(loader, quantization, &part.name, std::slice::from_ref(part), columns).map(Some)
 }
 
 impl Quantization {

@@ -5,6 +5,7 @@ use super::bounds::logits_rows;
 use super::inputs::Inputs;
 use super::model::Model;
 use super::pass_kind::PassKind;
+use super::vocab_padding::VocabPadding;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::parallel::Communicator;
 use pegainfer_core::schedule::SampleRow;
@@ -22,6 +23,8 @@ pub(super) struct Projection<'a, M: Model> {
     pub head: Option<&'a Matrix>,
     /// With several ranks: the rank's columns of the logits, `[logits_rows, vocab / ranks]` f32, and the other ranks.
     pub gather: Option<(&'a mut Tensor, &'a dyn Communicator)>,
+    /// Mask of the columns that are no token ids, if the output matrix has such rows.
+    pub padding: Option<&'a mut VocabPadding>,
 }
 
 impl<M: Model> Projection<'_, M> {
@@ -33,12 +36,15 @@ impl<M: Model> Projection<'_, M> {
         };
         let head = self.head.unwrap_or(head);
         normed.set_range(samples.start, samples.len());
-        let Some((part, communicator)) = &mut self.gather else {
-            return M::project(exec, normed, head, logits);
-        };
-        part.set_rows(samples.len());
-        M::project(exec, normed, head, part)?;
-        communicator.all_gather(exec, part, logits)
+        match &mut self.gather {
+            None => M::project(exec, normed, head, logits)?,
+            Some((part, communicator)) => {
+                part.set_rows(samples.len());
+                M::project(exec, normed, head, part)?;
+                communicator.all_gather(exec, part, logits)?;
+            }
+        }
+        self.padding.as_mut().map_or(Ok(()), |padding| padding.apply(exec, logits))
     }
 }
 

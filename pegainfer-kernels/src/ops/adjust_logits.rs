@@ -110,7 +110,7 @@ mod tests {
         for vocab in [1, 33, 64, 1001] {
             Host::each(|mut host| {
                 let adjustments = adjustments(vocab);
-                let packed = PackedLogitsUpdates::new(adjustments.iter().map(Option::as_ref));
+                let packed = PackedLogitsUpdates::new(adjustments.iter().map(Option::as_ref), vocab);
                 assert_eq!(packed.masks.len(), 2 * vocab.div_ceil(32), "a shared mask is packed once");
                 let mut expected: Vec<f32> = (0..adjustments.len() * vocab).map(logit).collect();
                 let mut logits = host.zeros("logits", &[adjustments.len(), vocab], DType::F32);
@@ -125,6 +125,24 @@ mod tests {
                 assert_eq!(logits.host::<f32>(), expected);
             });
         }
+    }
+
+    #[test]
+    fn a_mask_of_fewer_tokens_allows_none_after_them() {
+        Host::each(|mut host| {
+            let update = |ids: &[u32]| {
+                Some(LogitsUpdate { allowed: Some(Arc::new(TokenMask::new(ids, 33))), ..LogitsUpdate::default() })
+            };
+            let updates = [update(&[1, 32]), update(&[0])];
+            let packed = PackedLogitsUpdates::new(updates.iter().map(Option::as_ref), 96);
+            let mut logits = host.zeros("logits", &[2, 96], DType::F32);
+            let spans = upload(&mut host, "spans", &packed.spans, SPAN_WORDS);
+            let edits = upload(&mut host, "edits", &[0; EDIT_WORDS], EDIT_WORDS);
+            let masks = upload(&mut host, "masks", &packed.masks, 3);
+            adjust_logits(&mut host.exec, &mut logits, &spans, &edits, &masks).unwrap();
+            let kept = logits.host::<f32>().iter().enumerate().filter(|(_, logit)| **logit == 0.0);
+            assert_eq!(kept.map(|(i, _)| i).collect::<Vec<_>>(), [1, 32, 96]);
+        });
     }
 
     #[test]

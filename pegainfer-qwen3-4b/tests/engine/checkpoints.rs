@@ -12,17 +12,17 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-const HEAD: &str = "lm_head.weight";
-const EMBEDDING: &str = "model.embed_tokens.weight";
+pub const HEAD: &str = "lm_head.weight";
+pub const EMBEDDING: &str = "model.embed_tokens.weight";
 
 /// A copy of the checkpoint under test with files that can be changed.
-struct Copy {
-    dir: PathBuf,
+pub struct Copy {
+    pub dir: PathBuf,
     file: Vec<u8>,
 }
 
 impl Copy {
-    fn new(name: &str) -> Self {
+    pub fn new(name: &str) -> Self {
         let dir = std::env::temp_dir().join(format!("pegainfer-checkpoints-{}-{name}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         for file in ["config.json", "generation_config.json"] {
@@ -31,22 +31,22 @@ impl Copy {
         Self { dir, file: std::fs::read(bundled().join("model.safetensors")).unwrap() }
     }
 
-    fn tensors(&self) -> BTreeMap<String, TensorView<'_>> {
+    pub fn tensors(&self) -> BTreeMap<String, TensorView<'_>> {
         SafeTensors::deserialize(&self.file).unwrap().iter().map(|(n, v)| (n.to_owned(), v)).collect()
     }
 
-    fn write<'a>(&self, name: &str, tensors: impl IntoIterator<Item = (&'a String, &'a TensorView<'a>)>) {
+    pub fn write<'a>(&self, name: &str, tensors: impl IntoIterator<Item = (&'a String, &'a TensorView<'a>)>) {
         std::fs::write(self.dir.join(name), serialize(tensors, None).unwrap()).unwrap();
     }
 
-    fn set_config(&self, field: &str, value: Value) {
+    pub fn set_config(&self, field: &str, value: Value) {
         let path = self.dir.join("config.json");
         let mut config: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
         config[field] = value;
         std::fs::write(path, config.to_string()).unwrap();
     }
 
-    fn options(&self) -> LoadOptions {
+    pub fn options(&self) -> LoadOptions {
         LoadOptions { model_path: self.dir.clone(), ..options() }
     }
 
@@ -54,7 +54,7 @@ impl Copy {
         generate(&self.options())
     }
 
-    fn refusal(&self) -> String {
+    pub fn refusal(&self) -> String {
         let exec = Exec::cpu(Isa::best(), Some(2)).unwrap();
         load::<Qwen3>(vec![exec], &self.options(), &mut |_, _| {}).unwrap_err().to_string()
     }

@@ -19,4 +19,5 @@ mod plan;
 mod ranks;
 #[path = "../support/mod.rs"]
 mod support;
+mod vocabulary;
 mod watch;

@@ -8,6 +8,7 @@ use crate::load_error::LoadError;
 use crate::model::{Model, Parts, Pass, StepOf};
 use crate::pass_kind::PassKind;
 use crate::sampler::{Projection, Sampler};
+use crate::vocab_padding::{VocabPadding, padded_vocab};
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::parallel::{Communicator, Shard};
 use pegainfer_core::schedule::{Graphs, Launches};
@@ -33,6 +34,8 @@ pub(super) struct Rank<M: Model> {
     graph_bounds: GraphBounds,
     /// If its drafts are not taken from the whole vocabulary.
     draft_vocabulary: Option<DraftVocabulary>,
+    /// If the output matrix has rows that are no token ids.
+    padding: Option<VocabPadding>,
     /// The other ranks, if there are any.
     others: Option<OtherRanks>,
 }
@@ -67,9 +70,11 @@ impl<M: Model> Rank<M> {
         let info = M::info(&config);
         M::finish_weights(&mut exec, &mut weights, &config)?;
         let mut work = M::workspace(&mut exec, &config, bounds)?;
-        let inputs = Inputs::new(&mut exec, info.vocab_size, M::BLOCK_TOKENS, bounds.size)?;
-        let sampler = Sampler::new(&mut exec, info.vocab_size, bounds.size.samples)?;
-        let part = [sampler.max_rows(), info.vocab_size / shard.ranks];
+        let vocab = padded_vocab(info.vocab_size, shard.ranks);
+        let inputs = Inputs::new(&mut exec, vocab, M::BLOCK_TOKENS, bounds.size)?;
+        let sampler = Sampler::new(&mut exec, vocab, bounds.size.samples)?;
+        let padding = VocabPadding::new(&mut exec, info.vocab_size, vocab, sampler.max_rows())?;
+        let part = [sampler.max_rows(), vocab / shard.ranks];
         let others = match shard.ranks {
             1 => None,
             _ => Some(OtherRanks { communicator, logits_part: exec.tensor("logits_part", &part, DType::F32)? }),
@@ -80,7 +85,7 @@ impl<M: Model> Rank<M> {
             (Some(size), Matrix::Bf16(head)) => Some(DraftVocabulary::new(&mut exec, head, size, bounds.size.rows)?),
             _ => None,
         };
-        Ok(UncachedRank { exec, shard, config, weights, work, inputs, sampler, draft_vocabulary, others })
+        Ok(UncachedRank { exec, shard, config, weights, work, inputs, sampler, draft_vocabulary, padding, others })
     }
 
     /// Pads later steps of up to `rows` rows as for CUDA graphs, but runs them launch by launch.
@@ -138,15 +143,15 @@ impl<M: Model> Rank<M> {
         step: &StepOf<M>,
         job: impl FnOnce(&mut Graphs<GraphKey>, &mut PassLaunches<'_, M>) -> Result<R, OpError> + Send,
     ) -> Result<R, OpError> {
-        let Self { exec, config, weights, work, cache, inputs, sampler, graphs, others, .. } = self;
-        let (sampler, head) = match (&mut self.draft_vocabulary, kind) {
-            (Some(part), PassKind::Drafts { .. }) => (&mut part.sampler, Some(&part.head)),
-            _ => (sampler, None),
+        let Self { exec, config, weights, work, cache, inputs, sampler, graphs, padding, others, .. } = self;
+        let (sampler, head, padding) = match (&mut self.draft_vocabulary, kind) {
+            (Some(part), PassKind::Drafts { .. }) => (&mut part.sampler, Some(&part.head), None),
+            _ => (sampler, None, padding.as_mut()),
         };
         exec.install(|exec| {
             let others = others.as_mut();
             let mut launches =
-                PassLaunches { exec, config, weights, cache, work, inputs, sampler, head, others, step, kind };
+                PassLaunches { exec, config, weights, cache, work, inputs, sampler, head, padding, others, step, kind };
             job(graphs, &mut launches)
         })?
     }
@@ -162,13 +167,14 @@ pub(super) struct UncachedRank<M: Model> {
     inputs: Inputs,
     sampler: Sampler,
     draft_vocabulary: Option<DraftVocabulary>,
+    padding: Option<VocabPadding>,
     others: Option<OtherRanks>,
 }
 
 impl<M: Model> UncachedRank<M> {
     /// Allocates a cache of `blocks` blocks.
     pub fn add_cache(self, bounds: &Bounds, blocks: usize) -> Result<Rank<M>, LoadError> {
-        let Self { mut exec, shard, config, weights, work, inputs, sampler, draft_vocabulary, others } = self;
+        let Self { mut exec, shard, config, weights, work, inputs, sampler, draft_vocabulary, padding, others } = self;
         let parts = Parts { exec: &mut exec, config: &config, weights: &weights, work: &work, shard };
         let cache = M::cache(parts, bounds, blocks)?;
         let rows = bounds.size.rows.min(sampler.max_rows());
@@ -186,6 +192,7 @@ impl<M: Model> UncachedRank<M> {
             graphs,
             graph_bounds,
             draft_vocabulary,
+            padding,
             others,
         })
     }
@@ -202,6 +209,8 @@ struct PassLaunches<'a, M: Model> {
     sampler: &'a mut Sampler,
     /// Output matrix of `sampler`, if it is not the model's.
     head: Option<&'a Matrix>,
+    /// See [`Projection::padding`].
+    padding: Option<&'a mut VocabPadding>,
     others: Option<&'a mut OtherRanks>,
     step: &'a StepOf<M>,
     kind: PassKind,
@@ -239,9 +248,10 @@ impl<M: Model> PassLaunches<'_, M> {
         &mut self,
         job: impl FnOnce(&mut Exec, &mut Sampler, &mut Projection<'_, M>, &mut Inputs) -> Result<(), OpError>,
     ) -> Result<(), OpError> {
-        let Self { exec, weights, work, inputs, sampler, head, others, kind, .. } = self;
+        let Self { exec, weights, work, inputs, sampler, head, padding, others, kind, .. } = self;
         let gather = others.as_mut().map(|others| (&mut others.logits_part, &*others.communicator));
-        job(exec, sampler, &mut Projection { work, weights, kind: *kind, head: *head, gather }, inputs)
+        let padding = padding.as_deref_mut();
+        job(exec, sampler, &mut Projection { work, weights, kind: *kind, head: *head, gather, padding }, inputs)
     }
 }
 

@@ -28,7 +28,8 @@ impl<'a> Loader<'a> {
 
     /// Loads the given columns of matrices as FP8, stacked along their rows: codes `[rows, cols]` u8, and scales
     /// `[rows / 128, cols / 128]` f32, both rounded up. Weights that are not FP8 are rounded by `quantize`. All parts
-    /// except the last have a multiple of 128 rows. Parts of stored tensors start at multiples of 128.
+    /// except the last, and one with only zeros after it, have a multiple of 128 rows. Parts of stored tensors start at
+    /// multiples of 128.
     pub fn fp8(
         &mut self,
         title: &str,
@@ -47,6 +48,12 @@ impl<'a> Loader<'a> {
         let mut first = 0;
         for part in parts {
             let rows = part.part.len();
+            if part.is_zeros() {
+                let added = blocks(first + rows) - blocks(first);
+                (self.progress)((rows * cols + added * blocks(cols) * size_of::<f32>()) as u64);
+                first += rows;
+                continue;
+            }
             codes.set_range(first, rows);
             scales.set_range(first / SCALE_BLOCK, blocks(rows));
             first += rows;

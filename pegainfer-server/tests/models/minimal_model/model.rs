@@ -8,9 +8,12 @@ use pegainfer_core::weights::{Loader, SourceTensor, WeightsError};
 use pegainfer_kernels::ops::{self, HeadShape, KvDType, Matrix, RopeHeads, RopeSpec};
 use pegainfer_runtime::{
     Activations, AttentionScratch, Bounds, ConfigError, ConfigFile, DecoderShape, DecoderWeights, DecoderWorkspace,
-    KvLayer, LoadError, Mlp, Model, ModelInfo, Parts, Pass, gather_rows, load_head,
+    KvLayer, LoadError, Mlp, Model, ModelInfo, Parts, Pass, gather_rows, load_embedding, load_head,
 };
 use serde_json::{Value, json};
+
+/// Name of the embedding table in checkpoints.
+const EMBEDDING: &str = "model.embed_tokens.weight";
 
 /// The model family.
 #[derive(Debug)]
@@ -110,7 +113,7 @@ impl Model for Minimal {
             rms_norm_eps: file.positive("rms_norm_eps")? as f32,
             rope,
             max_position_embeddings: file.context(&rope)?,
-            tie_word_embeddings: file.ties_output("model.embed_tokens.weight")?,
+            tie_word_embeddings: file.ties_output(EMBEDDING)?,
             initializer_range: file.initializer_range(),
             eos_token_ids: file.eos_token_ids()?,
         })
@@ -131,11 +134,11 @@ impl Model for Minimal {
 
     fn weights(loader: &mut Loader<'_>, config: &Config) -> Result<Self::Weights, WeightsError> {
         let hidden = config.hidden_size;
-        let embedding = loader.matrix("model.embed_tokens.weight".to_owned(), config.vocab_size, hidden)?;
+        let embedding = load_embedding(loader, EMBEDDING, (config.vocab_size, hidden), Shard::WHOLE)?;
         Ok(DecoderWeights {
             layers: (0..config.layers).map(|i| Layer::load(loader, config, i)).collect::<Result<_, _>>()?,
             norm: loader.vector("model.norm.weight".to_owned(), hidden)?,
-            head: load_head(loader, None, config.tie_word_embeddings, &embedding, Shard::WHOLE)?,
+            head: load_head(loader, None, config.tie_word_embeddings, (&embedding, config.vocab_size), Shard::WHOLE)?,
             embedding,
         })
     }
