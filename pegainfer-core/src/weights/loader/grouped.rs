@@ -77,7 +77,8 @@ impl<'a> Loader<'a> {
         self.filled(title, parts, &columns.into(), format, |loader, checkpoint, part, columns, format, planes| {
             loader.used.insert(part.name.clone());
             let stored = loader.bf16(checkpoint, part, Some(columns))?;
-            let k = columns.part.len();
+            let (stored, k) =
+                (stored.part(columns.stored, part.part.clone(), columns.part.clone()), columns.part.len());
             loader.planes(planes, |codes, scales| round(&stored, format, k, codes, scales))
         })
     }

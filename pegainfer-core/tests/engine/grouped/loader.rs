@@ -6,6 +6,8 @@ use pegainfer_core::exec::Exec;
 use pegainfer_core::isa::Isa;
 use pegainfer_core::weights::grouped::{GroupFormat, GroupScales, Offset, ScaleDType, StoredFormat, Values};
 use pegainfer_core::weights::{Columns, GroupedTensors, Loader, RandomBytes, Source, SourceTensor, random_bytes};
+use safetensors::Dtype;
+use std::ops::Range;
 
 /// All values of a matrix.
 fn values(matrix: &GroupedTensors, k: usize) -> Vec<f32> {
@@ -51,6 +53,29 @@ fn parts_of_modules_are_stacked_and_their_tensors_count_as_used() {
     let expected: Vec<f32> = rows.flat_map(|row| &row[64..192]).copied().collect();
     assert_eq!(values(&matrix, 128), expected);
     assert!(wide.iter().copied().eq(expected.into_iter().map(bf16::from_f32)));
+}
+
+/// Ranks round their own rows and columns.
+#[test]
+fn a_part_is_rounded_to_the_bits_that_it_has_in_the_whole() {
+    let value = |i: usize| bf16::from_f32((i * 37 % 1009) as f32 / 504.0 - 1.0);
+    let bytes: Vec<u8> = (0..40 * 512).flat_map(|i| value(i).to_le_bytes()).collect();
+    let files = Files::new("rounded", &[("x.weight".to_owned(), Dtype::BF16, vec![40, 512], bytes)]);
+    let source = Source::Checkpoint(files.open());
+    let mut exec = Exec::cpu(Isa::best(), Some(2)).unwrap();
+    let format = GroupFormat::rounded_int4(512).unwrap();
+    let mut rounded = |rows: Range<usize>, columns: Range<usize>| {
+        let part = [SourceTensor { name: "x.weight".to_owned(), rows: 40, part: rows }];
+        let width = columns.len();
+        let columns = Columns { stored: 512, part: columns };
+        let load = |loader: &mut Loader<'_>| loader.rounded_to_groups("x", &part, columns, format);
+        values(&Loader::run(&mut exec, &source, &mut |_| {}, load).unwrap(), width)
+    };
+    let whole = rounded(0..40, 0..512);
+    for (rows, columns) in [(20..40, 0..512), (3..25, 128..384), (0..40, 256..512)] {
+        let expected = whole.chunks_exact(512).take(rows.end).skip(rows.start).flat_map(|row| &row[columns.clone()]);
+        assert!(rounded(rows.clone(), columns.clone()).iter().eq(expected), "{rows:?} {columns:?}");
+    }
 }
 
 #[test]
