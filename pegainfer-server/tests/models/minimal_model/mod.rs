@@ -4,6 +4,7 @@
 mod checkpoint;
 mod model;
 mod reference;
+mod smollm2;
 
 use crate::support::served::model_is_served;
 use crate::support::{Setup, TestServer, model_dir};
@@ -16,20 +17,21 @@ use pegainfer_models::engine;
 use pegainfer_models::engine::family::Family;
 use pegainfer_runtime::Overrides;
 use pegainfer_server::cli::Cli;
+use std::path::Path;
 
 /// The family in the server's form.
 static FAMILY: Family = Family::new::<Minimal>();
 
 /// The checkpoint's engine on the CPU, with the flags of `pegainfer serve`.
 fn load(checkpoint: &Checkpoint, flags: &[&str]) -> EngineHandle {
-    load_on("cpu", checkpoint, flags)
+    load_on("cpu", &checkpoint.dir, flags)
 }
 
-/// Like [`load`], on another device.
-fn load_on(device: &str, checkpoint: &Checkpoint, flags: &[&str]) -> EngineHandle {
+/// The engine of the model at `path` on `device`.
+fn load_on(device: &str, path: &Path, flags: &[&str]) -> EngineHandle {
     let args: EngineArgs = Cli::parse_from(["pegainfer", "--device", device].iter().chain(flags)).serve.engine;
-    let device = engine::open_device(&FAMILY, &checkpoint.dir, &args).unwrap();
-    (FAMILY.load)(device, &checkpoint.dir, &args).unwrap().handle
+    let device = engine::open_device(&FAMILY, path, &args).unwrap();
+    (FAMILY.load)(device, path, &args).unwrap().handle
 }
 
 /// Log-probabilities of a prompt's tokens after the first, each with the 20 most likely ones.
@@ -54,7 +56,7 @@ fn the_forward_pass_is_the_reference_in_bf16() {
     let expected = reference::logprobs(&checkpoint.tensors, &prompt);
     // As a whole, and in chunks of 7 tokens, each of which attends to the cache written by earlier chunks.
     for flags in [&[][..], &["--max-num-batched-tokens", "7", "--max-num-seqs", "1"]] {
-        let got = prompt_logprobs(&load_on(&device, &checkpoint, flags), &prompt);
+        let got = prompt_logprobs(&load_on(&device, &checkpoint.dir, flags), &prompt);
         assert_eq!(got.len(), prompt.len() - 1);
         let mut errors = Vec::new();
         for (i, got) in got.iter().enumerate() {

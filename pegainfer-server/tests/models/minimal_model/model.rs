@@ -8,9 +8,10 @@ use pegainfer_core::weights::{Loader, SourceTensor, WeightsError};
 use pegainfer_kernels::ops::{self, HeadShape, KvDType, Matrix, RopeHeads, RopeSpec};
 use pegainfer_runtime::{
     Activations, AttentionScratch, Bounds, ConfigError, ConfigFile, DecoderShape, DecoderWeights, DecoderWorkspace,
-    KvLayer, LoadError, Mlp, Model, ModelInfo, Parts, Pass, gather_rows, load_embedding, load_head,
+    KvLayer, LoadError, Mlp, Model, ModelInfo, Parts, Pass, Quantization, gather_rows, load_embedding, load_head,
+    load_projection,
 };
-use serde_json::{Value, json};
+use serde_json::json;
 
 /// Name of the embedding table in checkpoints.
 const EMBEDDING: &str = "model.embed_tokens.weight";
@@ -31,6 +32,7 @@ pub struct Config {
     pub rope: RopeSpec,
     pub max_position_embeddings: usize,
     pub tie_word_embeddings: bool,
+    pub quantization: Option<Quantization>,
     pub initializer_range: f32,
     pub eos_token_ids: Vec<u32>,
 }
@@ -52,7 +54,7 @@ impl Config {
     }
 }
 
-/// Weights of one layer, bf16.
+/// Weights of one layer.
 #[derive(Debug)]
 pub struct Layer {
     /// `[hidden]`.
@@ -73,13 +75,14 @@ impl Layer {
         let HeadShape { heads, kv_heads, .. } = config.shape;
         let projections =
             [part("self_attn.q_proj", heads), part("self_attn.k_proj", kv_heads), part("self_attn.v_proj", kv_heads)];
-        let hidden = config.hidden_size;
+        let o = [SourceTensor::whole(name("self_attn.o_proj"), config.hidden_size)];
+        let (hidden, quantization) = (config.hidden_size, config.quantization.as_ref());
         let post_norm = loader.vector(name("post_attention_layernorm"), hidden)?;
         Ok(Self {
             input_norm: loader.vector(name("input_layernorm"), hidden)?,
-            qkv: Matrix::Bf16(loader.stacked(&name("self_attn.qkv_proj"), &projections, hidden)?),
-            o: Matrix::Bf16(loader.matrix(name("self_attn.o_proj"), hidden, config.shape.q_width())?),
-            mlp: Mlp::load(loader, &prefix, post_norm, &config.decoder(), None)?,
+            qkv: load_projection(loader, quantization, &name("self_attn.qkv_proj"), &projections, hidden)?,
+            o: load_projection(loader, quantization, &o[0].name, &o, config.shape.q_width())?,
+            mlp: Mlp::load(loader, &prefix, post_norm, &config.decoder(), quantization)?,
         })
     }
 }
@@ -98,7 +101,6 @@ impl Model for Minimal {
 
     fn config(file: ConfigFile) -> Result<Config, ConfigError> {
         file.require_served([
-            ("quantization_config", Value::Null, "bf16 weights"),
             ("attention_bias", json!(false), "projections without bias"),
             ("hidden_act", json!("silu"), "silu"),
             ("torch_dtype", json!("bfloat16"), "bfloat16"),
@@ -114,6 +116,7 @@ impl Model for Minimal {
             rope,
             max_position_embeddings: file.context(&rope)?,
             tie_word_embeddings: file.ties_output(EMBEDDING)?,
+            quantization: file.quantization(&[])?,
             initializer_range: file.initializer_range(),
             eos_token_ids: file.eos_token_ids()?,
         })
@@ -125,7 +128,7 @@ impl Model for Minimal {
             max_position_embeddings: config.max_position_embeddings,
             eos_token_ids: config.eos_token_ids.clone(),
             initializer_range: config.initializer_range,
-            fp8_weights: false,
+            fp8_weights: config.quantization.is_some(),
             drafts: false,
             draft_block: None,
             max_default_tokens: usize::MAX,
@@ -138,7 +141,10 @@ impl Model for Minimal {
         Ok(DecoderWeights {
             layers: (0..config.layers).map(|i| Layer::load(loader, config, i)).collect::<Result<_, _>>()?,
             norm: loader.vector("model.norm.weight".to_owned(), hidden)?,
-            head: load_head(loader, None, config.tie_word_embeddings, (&embedding, config.vocab_size), Shard::WHOLE)?,
+            head: {
+                let (tied, table) = (config.tie_word_embeddings, (&embedding, config.vocab_size));
+                load_head(loader, config.quantization.as_ref(), tied, table, Shard::WHOLE)?
+            },
             embedding,
         })
     }
