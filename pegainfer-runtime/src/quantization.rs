@@ -7,6 +7,8 @@
 mod compressed;
 mod config;
 mod description;
+#[cfg(test)]
+mod file_tests;
 mod modelopt;
 mod rules;
 #[cfg(test)]

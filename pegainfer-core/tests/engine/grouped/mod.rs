@@ -94,6 +94,7 @@ fn every_format_has_the_values_of_its_reference_reader() {
     use ScaleDType::{Bf16, F16, F32};
     for (kind, zeros, format, computed) in [
         ("awq-g128", V1, int4(128, F16, Zero), Computed::F32),
+        ("awq-g64", V1, int4(64, F16, Zero), Computed::F32),
         ("awq-g32", V1, int4(32, F16, Zero), Computed::F32),
         ("gptq-g128-sym", V1_SYMMETRIC, int4(128, F16, None), Computed::F32),
         ("gptq-g128-sym", V1, int4(128, F16, Zero), Computed::F32),
@@ -139,24 +140,28 @@ fn every_format_has_the_values_of_its_reference_reader() {
 
 #[test]
 fn columns_in_the_order_of_activations_are_sorted_by_their_group() {
-    let (stored, expected) = fixture("gptq-g64-actorder-asym");
-    let files = Files::new("act-order", &stored);
-    let checkpoint = files.open();
-    let format = int4(64, ScaleDType::F16, Offset::Zero);
-    assert_eq!(checkpoint.format("x.weight", V1).unwrap(), StoredFormat::ActOrder(format));
-    let weight = GroupedWeight::open(&checkpoint, "x.weight", V1).unwrap().unwrap();
-    let order = weight.permutation.clone().unwrap();
-    for columns in [(0, 256), (64, 192)] {
-        let values = read(&weight, (3, 64), columns).unwrap();
-        for (i, value) in values.iter().enumerate() {
-            let (row, place) = (3 + i / (columns.1 - columns.0), columns.0 + i % (columns.1 - columns.0));
-            let from = order[place] as usize;
-            assert_eq!(value.to_bits(), expected[row * 256 + from].to_bits(), "row {row} column {from}");
+    for (kind, zeros, format, part) in [
+        ("gptq-g64-actorder-asym", V1, int4(64, ScaleDType::F16, Offset::Zero), (64, 192)),
+        ("gptq-g128-actorder-sym", V1_SYMMETRIC, int4(128, ScaleDType::F16, Offset::None), (128, 256)),
+    ] {
+        let (stored, expected) = fixture(kind);
+        let files = Files::new(kind, &stored);
+        let checkpoint = files.open();
+        assert_eq!(checkpoint.format("x.weight", zeros).unwrap(), StoredFormat::ActOrder(format));
+        let weight = GroupedWeight::open(&checkpoint, "x.weight", zeros).unwrap().unwrap();
+        let order = weight.permutation.clone().unwrap();
+        for columns in [(0, 256), part] {
+            let values = read(&weight, (3, 64), columns).unwrap();
+            for (i, value) in values.iter().enumerate() {
+                let (row, place) = (3 + i / (columns.1 - columns.0), columns.0 + i % (columns.1 - columns.0));
+                let from = order[place] as usize;
+                assert_eq!(*value, expected[row * 256 + from], "{kind} row {row} column {from}");
+            }
         }
+        // In the order of the weight, rounded to bf16.
+        let mut rounded = vec![bf16::ZERO; 2 * 100];
+        weight.dequantize(7..9, 50..150, &mut rounded).unwrap();
+        let whole = expected.chunks_exact(256).skip(7).take(2).flat_map(|row| &row[50..150]);
+        assert!(rounded.iter().copied().eq(whole.map(|value| bf16::from_f32(*value))), "{kind}");
     }
-    // In the order of the weight, rounded to bf16.
-    let mut rounded = vec![bf16::ZERO; 2 * 100];
-    weight.dequantize(7..9, 50..150, &mut rounded).unwrap();
-    let whole = expected.chunks_exact(256).skip(7).take(2).flat_map(|row| &row[50..150]);
-    assert!(rounded.iter().copied().eq(whole.map(|value| bf16::from_f32(*value))));
 }
