@@ -17,6 +17,7 @@ mod tests;
 use super::at_load::AtLoad;
 use super::config_file::{ConfigError, ConfigFile};
 use super::output_matrix::HEAD;
+use description::note_act_order;
 use pegainfer_core::weights::grouped::{GroupFormat, StoredFormat, ZeroPoints};
 use pegainfer_core::weights::{Checkpoint, Columns, Loader, SourceTensor, WeightsError};
 use pegainfer_kernels::cpu::weights::BLOCK;
@@ -49,6 +50,7 @@ impl ConfigFile {
             .model_path()
             .and_then(|path| Checkpoint::open(path).ok())
             .map(|checkpoint| formats(&checkpoint, zeros));
+        stored.iter().for_each(note_act_order);
         let in_groups = |format: &StoredFormat| *format != StoredFormat::Fp8;
         let is_stored = stored.as_ref().is_some_and(|stored| stored.values().any(in_groups));
         let at_load = self.quantize_at_load();

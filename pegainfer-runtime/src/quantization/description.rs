@@ -2,8 +2,9 @@
 
 use super::rules::Rules;
 use crate::config_file::{ConfigError, ConfigFile};
-use pegainfer_core::weights::grouped::ZeroPoints;
+use pegainfer_core::weights::grouped::{StoredFormat, ZeroPoints};
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::sync::Once;
 
 /// What `quantization_config` says.
@@ -56,4 +57,18 @@ pub(super) fn note_activations() {
              activations the engine rounds"
         );
     });
+}
+
+/// Logs once that weights with columns in the order of activations, by their names in `stored`, are loaded as bf16.
+pub(super) fn note_act_order(stored: &BTreeMap<String, StoredFormat>) {
+    static NOTED: Once = Once::new();
+    let count = stored.values().filter(|format| matches!(format, StoredFormat::ActOrder(_))).count();
+    if count > 0 {
+        NOTED.call_once(|| {
+            log::warn!(
+                "{count} weights have their columns in the order of activations (desc_act) and are widened to bf16, which \
+                 takes four times the memory; a checkpoint without desc_act stays in 4 bits"
+            );
+        });
+    }
 }
