@@ -15,11 +15,12 @@ use capacity::Capacity;
 use clap::{ArgGroup, Args, Parser, ValueEnum};
 use pegainfer_core::ledger::{Ledger, StepLoad};
 use pegainfer_core::record::OpRecord;
+use pegainfer_core::schedule::speculation::Speculation;
 use pegainfer_models::args::{EngineArgs, FormatArgs};
 use pegainfer_models::model_path::ModelDir;
-use pegainfer_models::{engine, model_path};
+use pegainfer_models::{engine, model_path, speculative};
 use pegainfer_terminal::stdout::{print, print_exact};
-use pegainfer_terminal::values::parse_bytes;
+use pegainfer_terminal::values::{parse_bytes, parse_bytes_or_none};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use table::{json, table};
@@ -55,6 +56,18 @@ pub struct PlanArgs {
     /// Print what fits a GPU with this much memory, such as 24G: sequences, KV cache, tokens of a step
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, conflicts_with_all = ["json", "times"])]
     pub gpu_memory: Option<u64>,
+    /// With --gpu-memory: maximum number of sequences that run at the same time
+    #[arg(long, value_name = "N")]
+    pub max_num_seqs: Option<NonZeroUsize>,
+    /// With --gpu-memory: token budget of one engine step
+    #[arg(long, value_name = "TOKENS")]
+    pub max_num_batched_tokens: Option<NonZeroUsize>,
+    /// With --gpu-memory: memory for snapshots of state; 0 switches the prefix cache of Qwen3.5 off
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes_or_none)]
+    pub state_cache_memory: Option<u64>,
+    /// With --gpu-memory: speculative decoding, as for the server
+    #[arg(long, value_name = "JSON", value_parser = speculative::parse)]
+    pub speculative_config: Option<Speculation>,
     /// Add the times of this ledger, next to the least that the device needs
     #[arg(long, value_name = "LEDGER")]
     pub ledger: Option<PathBuf>,
@@ -97,6 +110,10 @@ pub fn run(args: &PlanArgs) -> Result<()> {
         let engine = EngineArgs {
             formats: args.formats.clone(),
             tensor_parallel_size: Some(args.tensor_parallel_size),
+            max_num_seqs: args.max_num_seqs,
+            max_num_batched_tokens: args.max_num_batched_tokens,
+            state_cache_memory: args.state_cache_memory,
+            speculative_config: args.speculative_config.clone(),
             ..Defaults::try_parse_from(["plan"])?.engine
         };
         let gpu = engine::gpu_fit(&model.dir, &engine, bytes)?;
