@@ -1,7 +1,7 @@
 //! Models in GGUF in a repository, which usually holds one in each of many quantisations.
 
 use super::listing::is_file_name;
-use pegainfer_model_files::gguf::{is_model, shard_names};
+use pegainfer_model_files::gguf::{is_model, model_name, shard_names};
 use std::path::Path;
 
 /// Separators between the parts of a file's name.
@@ -83,9 +83,7 @@ fn shards(path: &str) -> Vec<String> {
 
 /// Name of a model: of its file, without number of shards and extension.
 fn stem(path: &str) -> &str {
-    let name = path.rsplit('/').next().unwrap_or(path);
-    let stem = name.strip_suffix(".gguf").unwrap_or(name);
-    stem.find("-00001-of-").map_or(stem, |end| &stem[..end])
+    model_name(path.rsplit('/').next().unwrap_or(path))
 }
 
 /// True if `end` is the last part or parts of a name, in any case.

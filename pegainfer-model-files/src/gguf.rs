@@ -14,7 +14,7 @@ mod tests;
 pub use header::{Header, TensorInfo};
 pub use header_error::HeaderError;
 pub use metadata::Metadata;
-pub use shards::{is_model, shard_names};
+pub use shards::{is_model, model_name, shard_names};
 pub use tensor_type::{SERVED, TensorType};
 pub use value::{Kind, Value};
 

@@ -31,6 +31,11 @@ pub fn shard_names(file: &str) -> Vec<String> {
     }
 }
 
+/// Name of the model with the file `file`: without the extension, and without the numbers of a shard.
+pub fn model_name(file: &str) -> &str {
+    parse(file).map_or_else(|| file.strip_suffix(".gguf").unwrap_or(file), |(name, ..)| name)
+}
+
 /// True if the name is that of a model's weights or of their first shard, rather than of a file next to them.
 pub fn is_model(file: &str) -> bool {
     let name = file.to_ascii_lowercase();

@@ -188,3 +188,15 @@ fn what_is_not_served_is_refused_from_the_header() {
     assert!(error.contains("its architecture is gemma3, and qwen3 and qwen35 are served"), "{error}");
     assert!(open(&Writer::default()).unwrap_err().contains("no general.architecture"));
 }
+
+#[test]
+fn a_model_has_the_name_of_its_file_without_the_number_of_a_shard() {
+    for (file, name) in [
+        ("Qwen3-8B-Q4_K_M.gguf", "Qwen3-8B-Q4_K_M"),
+        ("Qwen3-32B-BF16-00001-of-00003.gguf", "Qwen3-32B-BF16"),
+        ("Qwen3-32B-BF16-00004-of-00003.gguf", "Qwen3-32B-BF16-00004-of-00003"),
+        ("Qwen3-32B", "Qwen3-32B"),
+    ] {
+        assert_eq!(model_name(file), name);
+    }
+}

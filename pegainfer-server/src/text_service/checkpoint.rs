@@ -4,7 +4,7 @@ use super::encoder::Encoder;
 use anyhow::{Context, Result, bail};
 use pegainfer_core::logits_processors::{LogitsProcessorParams, LogitsProcessors};
 use pegainfer_core::sampling::{SamplingError, SamplingParams};
-use pegainfer_model_files::ModelFiles;
+use pegainfer_model_files::{ModelFiles, gguf};
 use pegainfer_terminal::printable::one_line;
 use pegainfer_text::{ChatTemplate, Tokenizer};
 use serde_json::Value;
@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 /// The tokenizer, template and sampling defaults of a checkpoint.
 pub struct Checkpoint {
-    /// Name of the directory or GGUF file, the model's default name.
+    /// Name of the directory, or of the GGUF file without its extension and number: the model's default name.
     pub name: String,
     /// Converts between text and token ids.
     pub tokenizer: Arc<Tokenizer>,
@@ -51,7 +51,7 @@ impl Checkpoint {
     pub fn load(dir: &Path) -> Result<Self> {
         let absolute = dir.canonicalize().with_context(|| format!("{} cannot be read", dir.display()))?;
         let name = absolute.file_name().map_or("model".into(), |name| one_line(&name.to_string_lossy()).into_owned());
-        let name = name.strip_suffix(".gguf").unwrap_or(&name).to_owned();
+        let name = gguf::model_name(&name).to_owned();
         let tokenizer = Arc::new(Tokenizer::load(dir)?);
         let encoder = Encoder::start(tokenizer.clone()).context("the tokenizer's threads cannot be started")?;
         let template = ChatTemplate::load(dir)?;
