@@ -124,14 +124,11 @@ impl Config {
     pub(crate) fn shard(&self, shard: Shard) -> Result<Self, String> {
         let fp8 = self.quantization.as_ref().is_some_and(Quantization::has_blocks);
         let ranks = shard.ranks;
-        let (shape, intermediate_size) = self.decoder().share(shard, self.vocab_size, fp8)?;
+        let (shape, intermediate_size) = self.decoder().share(shard, fp8)?;
         let DeltaShape { key_heads, value_heads, .. } = self.delta;
         // Where key heads can be shared, value heads can: each key head has the same number of them.
         if !key_heads.is_multiple_of(ranks) {
             return Err(format!("{ranks} ranks cannot share {key_heads} key heads of the delta rule"));
-        }
-        if self.delta.tiled_output && ranks > 1 {
-            return Err(format!("{ranks} ranks cannot share value heads in the order of GGUF files; use one"));
         }
         // The layer that drafts gathers pairs of bf16 values.
         if self.mtp && ranks > 1 && !self.hidden_size.is_multiple_of(2 * ranks) {

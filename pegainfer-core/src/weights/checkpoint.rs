@@ -26,6 +26,8 @@ pub(super) struct Location {
     /// Type of the blocks of a quantised tensor in GGUF.
     pub blocks: Option<BlockType>,
     pub shape: Vec<usize>,
+    /// Tiles of the columns, see [`Weight`](pegainfer_model_files::Weight).
+    pub tiles: usize,
     pub bytes: Range<usize>,
 }
 
@@ -102,6 +104,7 @@ impl Checkpoint {
                 dtype: view.dtype(),
                 blocks: None,
                 shape: view.shape().to_vec(),
+                tiles: 1,
                 bytes: start..start + view.data().len(),
             };
             self.locations.insert(name.to_owned(), location);
@@ -201,7 +204,7 @@ impl Checkpoint {
             });
         }
         let stored = Stored::new(&self.shards[location.shard], location.bytes.start as u64, location.dtype);
-        Ok((location.dtype, stored))
+        Ok((location.dtype, stored.tiled(location.tiles)))
     }
 }
 

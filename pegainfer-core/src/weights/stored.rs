@@ -34,6 +34,8 @@ pub struct Stored<'a> {
     start: u64,
     /// Bytes of an element as stored.
     element: usize,
+    /// Tiles of the columns of a matrix, of which the same columns are read.
+    tiles: usize,
     /// Bytes of each row that belong to the tensor; `None` for all.
     columns: Option<Columns>,
     /// Format of elements that are converted while they are read; `None` reads bytes as they are stored.
@@ -47,9 +49,9 @@ pub struct Stored<'a> {
 struct Columns {
     /// Length of a row.
     row: usize,
-    /// Offset of the columns in a row.
+    /// Offset of the columns in a tile.
     first: usize,
-    /// Length of the columns.
+    /// Length of the columns of a tile.
     width: usize,
 }
 
@@ -101,7 +103,17 @@ impl Wide {
 impl<'a> Stored<'a> {
     /// A tensor of `dtype` that begins at this byte of a shard.
     pub(super) fn new(shard: &'a Shard, start: u64, dtype: Dtype) -> Self {
-        Self { shard, start, element: dtype.bitsize() / 8, columns: None, converts: None, blocks: None }
+        Self { shard, start, element: dtype.bitsize() / 8, tiles: 1, columns: None, converts: None, blocks: None }
+    }
+
+    /// The same tensor, with columns in `tiles` tiles.
+    pub(super) fn tiled(self, tiles: usize) -> Self {
+        Self { tiles, ..self }
+    }
+
+    /// True if columns that belong together are not neighbours.
+    pub(super) fn is_tiled(&self) -> bool {
+        self.tiles > 1
     }
 
     /// The same tensor, stored with elements of `dtype`, read as bf16.
@@ -129,7 +141,7 @@ impl<'a> Stored<'a> {
 
     /// The same tensor, blocks of this type in rows of `row` elements, read as bf16.
     pub(super) fn dequantized(self, blocks: BlockType, row: usize) -> Self {
-        Self { blocks: Some(BlockRows::new(blocks, row)), ..self }
+        Self { blocks: Some(BlockRows::new(blocks, row, self.tiles)), ..self }
     }
 
     /// True if the elements are rounded to bf16.
@@ -137,7 +149,8 @@ impl<'a> Stored<'a> {
         matches!(self.converts, Some(Wide::F16 | Wide::F32))
     }
 
-    /// The rows `rows` and the columns `columns` of a matrix whose rows have `row` elements.
+    /// The rows `rows` and the columns `columns` of a matrix whose rows have `row` elements; of a tiled one, an equal part
+    /// of each tile.
     pub fn part(self, row: usize, rows: Range<usize>, columns: Range<usize>) -> Self {
         if let Some(blocks) = self.blocks {
             let start = self.start + (rows.start * blocks.row_bytes()) as u64;
@@ -146,8 +159,8 @@ impl<'a> Stored<'a> {
         let (size, start) = (self.element, self.start + (rows.start * row * self.element) as u64);
         let columns = (columns.len() < row).then(|| Columns {
             row: row * size,
-            first: columns.start * size,
-            width: columns.len() * size,
+            first: columns.start / self.tiles * size,
+            width: columns.len() / self.tiles * size,
         });
         Self { start, columns, ..self }
     }
@@ -179,9 +192,9 @@ impl<'a> Stored<'a> {
         let Some(Columns { row, first: start, width }) = self.columns else { return self.read_whole(first, out) };
         let (mut first, mut out) = (first, out);
         while !out.is_empty() {
-            let (i, skipped) = (first / width, first % width);
+            let (tile, skipped) = (first / width, first % width);
             let (of_row, rest) = out.split_at_mut((width - skipped).min(out.len()));
-            self.read_whole(i * row + start + skipped, of_row)?;
+            self.read_whole(tile * (row / self.tiles) + start + skipped, of_row)?;
             first += of_row.len();
             out = rest;
         }

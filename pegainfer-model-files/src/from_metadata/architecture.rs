@@ -84,6 +84,16 @@ impl Architecture {
         Ok((blocks.saturating_sub(drafts), drafts))
     }
 
+    /// Value heads of a key head of Qwen3.5's linear attention; 1 if the metadata has other numbers.
+    fn tiles(self, gguf: &Gguf) -> usize {
+        let heads = |tail: &str| {
+            let heads = gguf.metadata.unsigned(&format!("{}.ssm.{tail}", self.prefix()));
+            heads.ok().flatten().and_then(|heads| usize::try_from(heads).ok())
+        };
+        let (values, keys) = (heads("time_step_rank").unwrap_or(1), heads("group_count").unwrap_or(1));
+        if keys > 0 && values > 0 && values.is_multiple_of(keys) { values / keys } else { 1 }
+    }
+
     /// The Hugging Face name of the tensor `name`; `None` for a tensor that is not part of the model.
     pub fn weight_name(self, metadata: &Metadata, name: &str) -> Option<String> {
         let decoder = self.decoder();
@@ -114,18 +124,23 @@ pub struct Weight {
     pub name: String,
     /// Shape, outermost dimension first.
     pub shape: Vec<usize>,
+    /// Tiles that the columns are stored in. Equal parts of the columns of the checkpoint have an equal part of each
+    /// tile: the converter puts the first value heads of all key heads first, then the second ones, and so on.
+    pub tiles: usize,
 }
 
 /// The tensor `info` of this model as Hugging Face's checkpoints have it; `None` for a tensor that is not part of it,
 /// such as those of an image encoder.
 pub fn weight(gguf: &Gguf, info: &TensorInfo) -> Result<Option<Weight>, FilesError> {
-    let name = Architecture::of(gguf)?.weight_name(&gguf.metadata, &info.name);
+    let architecture = Architecture::of(gguf)?;
+    let name = architecture.weight_name(&gguf.metadata, &info.name);
     Ok(name.map(|name| {
         let mut shape = info.shape.clone();
         if name.ends_with("conv1d.weight") && shape.len() == 2 {
             // `[channels, 1, width]`, without the dimension of 1 in GGUF.
             shape.insert(1, 1);
         }
-        Weight { name, shape }
+        let tiles = if name.ends_with("linear_attn.out_proj.weight") { architecture.tiles(gguf) } else { 1 };
+        Weight { name, shape, tiles }
     }))
 }

@@ -3,7 +3,7 @@
 use crate::config::Config;
 use pegainfer_core::tensor::Tensor;
 use pegainfer_core::weights::{Columns, Loader, SourceTensor, WeightsError};
-use pegainfer_kernels::ops::Matrix;
+use pegainfer_kernels::ops::{DeltaShape, Matrix};
 use pegainfer_runtime::load_projection;
 use std::ops::Range;
 
@@ -28,7 +28,8 @@ pub struct LinearAttention {
 ///
 /// A checkpoint stores the value heads of a key head together. A GGUF file stores them
 /// [tiled](pegainfer_kernels::ops::DeltaShape::output_head); their rows and channels are loaded in the order of other
-/// checkpoints, so only the output projection has the file's order.
+/// checkpoints, so only the output projection has the file's order: of its columns, a rank has the same part of each
+/// tile, which are the tiles of the rank's own heads.
 struct Held<'a> {
     config: &'a Config,
     /// Columns of q, and of k, of the whole model.
@@ -48,12 +49,13 @@ impl Held<'_> {
     /// Ranges of the rank's value heads, each `width` wide, after the first `first`.
     fn values(&self, first: usize, width: usize) -> Vec<Range<usize>> {
         let shape = self.config.delta;
+        let held = self.config.shard.part(self.heads);
         if shape.tiled_output {
-            let start = |h: usize| first + shape.output_head(h) * width;
-            return (0..self.heads).map(|h| start(h)..start(h) + width).collect();
+            let all = DeltaShape { key_heads: self.heads / shape.group(), value_heads: self.heads, ..shape };
+            let start = |h: usize| first + all.output_head(h) * width;
+            return held.map(|h| start(h)..start(h) + width).collect();
         }
-        let held = self.config.shard.part(self.heads * width);
-        std::iter::once(first + held.start..first + held.end).collect()
+        std::iter::once(first + held.start * width..first + held.end * width).collect()
     }
 
     /// Ranges of the rank's queries, keys and values.

@@ -15,21 +15,28 @@ pub struct BlockRows {
     blocks: BlockType,
     /// Columns of the stored matrix.
     row: usize,
-    /// The first column that is read.
+    /// Tiles of the columns, of which the same columns are read.
+    tiles: usize,
+    /// The first column of a tile that is read.
     first: usize,
-    /// Number of columns that are read.
+    /// Number of columns of a tile that are read.
     width: usize,
 }
 
 impl BlockRows {
-    /// All columns of rows of `row` values.
-    pub(crate) fn new(blocks: BlockType, row: usize) -> Self {
-        Self { blocks, row, first: 0, width: row }
+    /// All columns of rows of `row` values, in `tiles` tiles.
+    pub(crate) fn new(blocks: BlockType, row: usize, tiles: usize) -> Self {
+        Self { blocks, row, tiles, first: 0, width: row / tiles }
     }
 
-    /// The same rows, only these columns.
+    /// The same rows, only these columns: an equal part of each tile.
     pub(crate) fn columns(self, columns: Range<usize>) -> Self {
-        Self { first: columns.start, width: columns.len(), ..self }
+        Self { first: columns.start / self.tiles, width: columns.len() / self.tiles, ..self }
+    }
+
+    /// The first column of a tile that is read.
+    fn start(&self, tile: usize) -> usize {
+        tile * (self.row / self.tiles) + self.first
     }
 
     /// Bytes of a stored row.
@@ -48,11 +55,13 @@ impl BlockRows {
         let (mut element, mut out) = (first / 2, out);
         let mut scratch = Scratch::default();
         while out.len() >= 2 {
-            let (row, skipped) = (element / self.width, element % self.width);
+            let (tile, skipped) = (element / self.width, element % self.width);
+            let (row, tile) = (tile / self.tiles, tile % self.tiles);
             let count = (self.width - skipped).min(out.len() / 2);
             let (part, rest) = out.split_at_mut(2 * count);
             // Whole blocks around the columns.
-            let (start, end) = (self.first + skipped, self.first + skipped + count);
+            let start = self.start(tile) + skipped;
+            let end = start + count;
             let (start_block, end_block) = (start / block * block, end.next_multiple_of(block));
             let values = scratch.values(self, (row, start_block..end_block), &read)?;
             for (value, out) in values[start - start_block..].iter().zip(part.chunks_exact_mut(2)) {
@@ -73,9 +82,12 @@ impl BlockRows {
         buffer: &mut Vec<u8>,
         read: &ReadBytes<'_>,
     ) -> Result<(), WeightsError> {
-        let columns = self.first..self.first + self.width;
-        self.read_blocks(row, columns, buffer, &|first, out| read(first, out))?;
-        repack(self.blocks, self.width, buffer, codes, scales);
+        let bytes = |columns: usize| self.blocks.row_bytes(columns);
+        buffer.resize(self.tiles * bytes(self.width), 0);
+        for (tile, part) in buffer.chunks_exact_mut(bytes(self.width)).enumerate() {
+            read(row * self.row_bytes() + bytes(self.start(tile)), part)?;
+        }
+        repack(self.blocks, self.tiles * self.width, buffer, codes, scales);
         Ok(())
     }
 

@@ -32,10 +32,10 @@ impl Checkpoint {
                 // Weights of the model have types that are served.
                 _ => continue,
             };
-            let unmapped = || Weight { name: info.name.clone(), shape: info.shape.clone() };
-            let Weight { name, shape } = weight(gguf, info)?.unwrap_or_else(unmapped);
+            let unmapped = || Weight { name: info.name.clone(), shape: info.shape.clone(), tiles: 1 };
+            let Weight { name, shape, tiles } = weight(gguf, info)?.unwrap_or_else(unmapped);
             let bytes = info.start as usize..(info.start + info.bytes) as usize;
-            let location = Location { shard: tensor.file, dtype, blocks, shape, bytes };
+            let location = Location { shard: tensor.file, dtype, blocks, shape, tiles, bytes };
             if locations.insert(name, location).is_some() {
                 let message = format!("{} is there under two names", info.name);
                 return Err(damaged(&gguf.files[tensor.file], &message));
@@ -47,6 +47,11 @@ impl Checkpoint {
     /// Type of the blocks of a quantised tensor; `None` for others.
     pub fn block_type(&self, name: &str) -> Option<BlockType> {
         self.locations.get(name)?.blocks
+    }
+
+    /// Tiles of the columns of a tensor, see [`Weight`].
+    pub(in crate::weights) fn tiles(&self, name: &str) -> usize {
+        self.locations.get(name).map_or(1, |location| location.tiles)
     }
 
     /// Reads codes and scales of some rows and columns of the quantised matrix `name`, on rayon's threads; columns are
@@ -64,7 +69,7 @@ impl Checkpoint {
         let stored = self.stored(name, location.dtype, &location.shape)?;
         let k = location.shape[location.shape.len() - 1];
         let (format, width) = (blocks.format(), columns.len());
-        let columns = BlockRows::new(blocks, k).columns(columns);
+        let columns = BlockRows::new(blocks, k, location.tiles).columns(columns);
         let read = |first: usize, out: &mut [u8]| stored.read_whole(first, out);
         let planes = codes.par_chunks_exact_mut(format.code_bytes(width));
         let planes = planes.zip(scales.par_chunks_exact_mut(format.scale_bytes(width))).enumerate();

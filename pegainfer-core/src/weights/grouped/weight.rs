@@ -138,8 +138,10 @@ impl GroupedWeight<'_> {
 
     /// Format of some columns.
     pub fn cut(&self, columns: Range<usize>) -> Result<GroupFormat, WeightsError> {
-        let cut = self.format.cut(self.k, columns).map_err(|error| self.error(self.codes(), error.to_string()))?;
-        Ok(cut.format)
+        let tiles = self.checkpoint.tiles(&self.name(self.codes()));
+        let of_tile = columns.start / tiles..columns.end / tiles;
+        let cut = self.format.cut(self.k / tiles, of_tile).and_then(|_| self.format.cut(self.k, columns));
+        Ok(cut.map_err(|error| self.error(self.codes(), error.to_string()))?.format)
     }
 
     /// Suffix of the tensor that has the codes.

@@ -110,7 +110,8 @@ fn cut<'a>(takers: &[Taker<'_, 'a>], chunk_bytes: usize, chunks: &mut Vec<Chunk<
 }
 
 /// The requests of each tensor, in an order of tensors that all ranks follow. A request that its rank makes against
-/// this order is left out: it could wait for a chunk that is read only after this rank has taken a later one.
+/// this order is left out: it could wait for a chunk that is read only after this rank has taken a later one. Tiled
+/// tensors are left out because chunks are copied by ranges of columns.
 fn takers<'r, 'a>(ranks: &'r [Vec<Request<'a>>]) -> Vec<Vec<Taker<'r, 'a>>> {
     let positions = positions(ranks);
     let tensors = positions.iter().flatten().max().map_or(0, |last| last + 1);
@@ -118,7 +119,8 @@ fn takers<'r, 'a>(ranks: &'r [Vec<Request<'a>>]) -> Vec<Vec<Taker<'r, 'a>>> {
     for (rank, (requests, positions)) in ranks.iter().zip(&positions).enumerate() {
         let mut after = (0, 0);
         for (number, (request, position)) in requests.iter().zip(positions).enumerate() {
-            if (*position, request.rows.start) >= after && request.bytes() > 0 {
+            let in_order = (*position, request.rows.start) >= after && request.bytes() > 0;
+            if in_order && !request.stored.is_tiled() {
                 after = (*position, request.rows.end);
                 takers[*position].push(Taker { rank, number, request });
             }

@@ -3,6 +3,7 @@
 
 mod loader;
 mod refusals;
+mod tiles;
 
 use half::bf16;
 use pegainfer_core::weights::grouped::{GroupFormat, GroupedWeight, Offset, ScaleDType, StoredFormat, ZeroPoints};
