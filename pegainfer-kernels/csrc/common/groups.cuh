@@ -1,13 +1,14 @@
 // Group-quantised weights as the GPU holds them, in units of 256 columns: w = s v - o. What codes and scales mean:
 // pegainfer-core/src/weights/grouped/format.rs. gemm/pack_groups.cu packs them.
 //
-// Codes: [n, k bits / 8]. A lane quad (lane % 4) of a warp finds together what it multiplies: the 16 columns from 32 j on
-// of a block of 128 that it holds in operand A of two steps of 16 columns (csrc/common/frag.cuh), as four pairs:
+// Codes: [n, k bits / 8]. A lane quad (lane % 4) of a warp finds together what it multiplies: the 16 columns from 32 j
+// on of a block of 128 that it holds in operand A of two steps of 16 columns (csrc/common/frag.cuh), as four pairs:
 //   pair i of j: columns 32 j + 16 (i / 2) + 8 (i % 2) + 2 quad, + 1
 // Of a row, the lower 4 bits come first, as csrc/common/int4.cuh describes; then, from byte k / 2 on,
-//   5 bits: a unit has 32 bytes, 8 a quad, a word for each block: the fifth bits of pair i of j are bits 4 j + i and + 16
-//   6 bits: a unit has 64 bytes, 16 a quad, two words for each block: those of j are at bits 8 (j % 2) + 2 i of word j / 2
-//   8 bits: a unit has 256 bytes. Quads find 16 bytes in each run of 64; run 2 block + j / 2 has two words for each j,
+//   5 bits: a unit has 32 bytes, 8 a quad, a word for each block: the fifth bits of pair i of j are bits 4 j + i and +
+//   16 6 bits: a unit has 64 bytes, 16 a quad, two words for each block: those of j are at bits 8 (j % 2) + 2 i of word
+//   j / 2 8 bits: a unit has 256 bytes. Quads find 16 bytes in each run of 64; run 2 block + j / 2 has two words for
+//   each j,
 //           of which word h has pair 2 h in bytes 0, 2 and pair 2 h + 1 in bytes 1, 3. Integers are offset by 128.
 //
 // Scales: records [k / 256, n] of 16 or 8 bytes, then, at byte `extra`, more [k / 256, n]:
@@ -40,9 +41,11 @@ template <Codes C> constexpr uint32_t kCodeVectors = kBytes<C> ? 4 : 2; // of a 
 template <Codes C> constexpr uint32_t kHighWords = C == Codes::kInt5 ? 2 : C == Codes::kInt6 ? 4 : 0;
 template <Codes C> constexpr uint32_t kRowBits = kBytes<C> ? 8 : C == Codes::kInt5 ? 5 : C == Codes::kInt6 ? 6 : 4;
 template <Scales S>
-constexpr uint32_t kGroup = S == Scales::kWide                         ? 128
-                            : S == Scales::kK6 || S == Scales::kE4m3 ? 16
-                                                                       : 32; // columns that share a scale, or more
+constexpr uint32_t kGroup =
+    S == Scales::kWide ? 128
+    : S == Scales::kK6 || S == Scales::kE4m3
+        ? 16
+        : 32; // columns that share a scale, or more
 template <Scales S> constexpr bool kHasMinima = S == Scales::kMin32 || S == Scales::kK4;
 // Scales of a unit have a common factor.
 template <Scales S>
@@ -151,7 +154,7 @@ __device__ __forceinline__ uint32_t code_pair(const Row<C, S> &row, uint32_t blo
             return pair_fma(and_or(word << (12 - 4 * I), 0x80008000u, magnitude), 0x7e807e80u, kMinusZeros);
         }
         uint32_t pair = and_or(word >> 4 * I, 0x000f000fu, 0x43004300u); // 128 + q
-        if constexpr (kHighWords<C> > 0) { // the upper bits, moved to bit 4
+        if constexpr (kHighWords<C> > 0) {                               // the upper bits, moved to bit 4
             constexpr int bits = C == Codes::kInt5 ? 1 : 2;
             constexpr int right = (C == Codes::kInt5 ? 4 * J + I : 8 * (J % 2) + 2 * I) - 4;
             const uint32_t high = row.high[C == Codes::kInt5 ? block : 2 * block + J / 2];

@@ -25,11 +25,12 @@ __device__ uint32_t checkpoint_code(const uint8_t *row, uint32_t column, uint32_
 
 // Grid: a quad's codes of 128 columns over threads of a block. In place: lanes of one warp have all of a unit.
 extern "C" __global__ __launch_bounds__(kThreads) void pack_codes(
-    uint8_t *codes,                                              // [n, k bits / 8], k a multiple of 256, or, of 4 bits, 128
+    uint8_t *codes, // [n, k bits / 8], k a multiple of 256, or, of 4 bits, 128
     uint32_t n, uint32_t k, uint32_t bits, uint32_t is_integer) { // codes of 8 bits are integers
     const size_t at = size_t(blockIdx.x) * kThreads + threadIdx.x;
     const bool inside = at < size_t(n) * (k / 32);
-    const uint32_t row = inside ? at / (k / 32) : 0, rest = at - size_t(row) * (k / 32), block = rest / 4, quad = at % 4;
+    const uint32_t row = inside ? at / (k / 32) : 0, rest = at - size_t(row) * (k / 32), block = rest / 4,
+                   quad = at % 4;
     uint8_t *to = codes + size_t(row) * (k / 8 * bits);
     uint32_t low[4] = {}, bytes[4][2] = {}, high[2] = {};
     for (uint32_t j = 0; inside && j < 4; ++j)
@@ -94,9 +95,9 @@ extern "C" __global__ __launch_bounds__(kThreads) void pack_scales(
         words[1] = scale(7) >> 4 << 30;
         for (uint32_t i = 0; i < 5; ++i) words[1] |= scale(i) << 6 * i;
         for (uint32_t h = 0; h < 2; ++h)
-            words[2 + h] = minimum(4 * h) | minimum(4 * h + 2) << 6 | minimum(4 * h + 1) << 16 |
-                           minimum(4 * h + 3) << 22 | (scale(5 + h) & 15) << 12 | scale(5 + h) >> 4 << 28 |
-                           (scale(7) >> (h ? 0 : 2) & 3) << 30;
+            words[2 + h] =
+                minimum(4 * h) | minimum(4 * h + 2) << 6 | minimum(4 * h + 1) << 16 | minimum(4 * h + 3) << 22 |
+                (scale(5 + h) & 15) << 12 | scale(5 + h) >> 4 << 28 | (scale(7) >> (h ? 0 : 2) & 3) << 30;
     } else if (s == Scales::kK6) {
         for (uint32_t i = 0; i < 16; ++i) record[i] = of_row[unit * 18 + i] ^ 128;
         copy(more + at * 2, of_row + unit * 18 + 16, 2);

@@ -14,8 +14,8 @@
         void *out,             /* [m, n], gated [m, n / 2], f32 [gridDim.y, m, n]; rows `pitch` apart */               \
         uint64_t extra, uint32_t dtype, uint32_t group_shift, uint32_t m, uint32_t n, uint32_t k, uint32_t pitch,      \
         uint32_t split, uint32_t chunk, uint32_t slots, uint32_t output) {                                             \
-        stream_groups<Codes::C, Scales::S, TILES>(x, {codes, scales, extra, n, k, dtype, group_shift}, out,            \
-                                                  {m, pitch, split, chunk, slots, output});                            \
+        stream_groups<Codes::C, Scales::S, TILES>(                                                                     \
+            x, {codes, scales, extra, n, k, dtype, group_shift}, out, {m, pitch, split, chunk, slots, output});        \
     }
 #define FORMAT(name, C, S)                                                                                             \
     STREAM(name, 8, 1, C, S)                                                                                           \

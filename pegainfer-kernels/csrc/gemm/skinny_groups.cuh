@@ -1,9 +1,9 @@
 // Skinny GEMM with group-quantised weights: out = x wᵀ for up to 32 rows of x, every code of w read once.
 //
 // Techniques: swap-AB (16 rows of w are operand A of mma.sync, gated: 8 of the gate and 8 of up); codes packed in the
-// order of that operand, so that a lane loads 16 bytes for itself, one unit ahead, straight into registers; the units of
-// a block's rows are dealt evenly to its warps, which leave sums in shared memory. Values of codes are exact in bf16: the
-// columns of a group are summed in f32 from zero, and the sum times the scale is added to the result.
+// order of that operand, so that a lane loads 16 bytes for itself, one unit ahead, straight into registers; the units
+// of a block's rows are dealt evenly to its warps, which leave sums in shared memory. Values of codes are exact in
+// bf16: the columns of a group are summed in f32 from zero, and the sum times the scale is added to the result.
 //
 // Minima: o times the sum of x over its group is one more step of 16 columns, 8 groups with the sums as two bf16 each
 // (they lose 2^-17).
@@ -25,17 +25,18 @@ struct GroupShape {
 };
 
 template <int TILES>
-constexpr uint32_t kGroupWarps = TILES == 1   ? limits::skinny_groups::kWarps8
-                                 : TILES == 2 ? limits::skinny_groups::kWarps16
-                                              : limits::skinny_groups::kWarps32;
+constexpr uint32_t kGroupWarps =
+    TILES == 1   ? limits::skinny_groups::kWarps8
+    : TILES == 2 ? limits::skinny_groups::kWarps16
+                 : limits::skinny_groups::kWarps32;
 
-// acc += a unit's products.
+// acc += w x of a unit.
 template <Codes C, Scales S, int TILES>
 __device__ __forceinline__ void multiply_unit(Accumulator (&acc)[TILES], const Row<C, S> &low, const Row<C, S> &high,
                                               const uint32_t (&x)[TILES], uint32_t dtype) {
     Accumulator own[TILES] = {}, sums[2][TILES] = {}; // without the unit's factor; without the scale, of each block
     Accumulator(&to)[TILES] = kHasFactor<S> ? own : acc;
-    auto scaled = [&](Accumulator (&from)[TILES], uint32_t g) {
+    auto scaled = [&](Accumulator(&from)[TILES], uint32_t g) {
         const float upper = scale(low, g, dtype), lower = scale(high, g, dtype);
 #pragma unroll
         for (int t = 0; t < TILES; ++t) {
@@ -156,7 +157,8 @@ __device__ void add_parts(const float4 *parts, const GroupWeights &w, const Grou
     for (uint32_t tile = threadIdx.x / 32; tile < share.tiles; tile += warps) {
         Accumulator acc[TILES] = {};
         // Warp p has the units from p units / warps on.
-        const uint32_t first = ((tile * steps + 1) * warps - 1) / units, last = ((tile + 1) * steps * warps - 1) / units;
+        const uint32_t first = ((tile * steps + 1) * warps - 1) / units,
+                       last = ((tile + 1) * steps * warps - 1) / units;
         for (uint32_t p = first; p <= last; ++p) {
             const uint32_t begin = p * units / warps;
             if (begin == (p + 1) * units / warps) continue; // fewer units than warps: this one has none
@@ -169,7 +171,8 @@ __device__ void add_parts(const float4 *parts, const GroupWeights &w, const Grou
         }
         const uint32_t place = share.first + tile;
         float *sums = static_cast<float *>(out) + size_t(blockIdx.y) * shape.m * w.n;
-        if (shape.output == kToBf16) write_strip<false>(acc, shape.m, shape.pitch, place * 16, w.n, static_cast<bf16 *>(out));
+        if (shape.output == kToBf16)
+            write_strip<false>(acc, shape.m, shape.pitch, place * 16, w.n, static_cast<bf16 *>(out));
         else if (shape.output == kToF32) write_strip<false>(acc, shape.m, shape.pitch, place * 16, w.n, sums);
         else write_strip<true>(acc, shape.m, shape.pitch, place * 8, w.n / 2, static_cast<bf16 *>(out));
     }
@@ -228,7 +231,8 @@ __device__ void stream_groups(const bf16 *x, const GroupWeights &w, void *out, c
             if (step < real) {
                 uint32_t from[TILES], of_sums[TILES];
 #pragma unroll
-                for (int t = 0; t < TILES; ++t) from[t] = x_at[t] + step * (kUnit * 2), of_sums[t] = sums_at[t] + step * 32;
+                for (int t = 0; t < TILES; ++t)
+                    from[t] = x_at[t] + step * (kUnit * 2), of_sums[t] = sums_at[t] + step * 32;
                 multiply_unit(acc, low, high, from, w.dtype);
                 if constexpr (kHasMinima<S>) add_minima(acc, low, high, of_sums, w.dtype);
             }
