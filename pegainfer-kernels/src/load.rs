@@ -17,6 +17,9 @@ pub struct AttentionLoad {
     pub min_context: usize,
     /// Tokens that the row with the longest context attends to.
     pub max_context: usize,
+    /// Longest context that the launches have to fit: `max_context`, or the engine's longest context if a CUDA graph
+    /// keeps them for later steps.
+    pub longest: usize,
     /// Sum over queries of the tokens they attend to.
     pub attended: u64,
     /// Sum over rows of their contexts.
@@ -30,7 +33,25 @@ pub struct AttentionLoad {
     pub sampled_only: bool,
 }
 
+/// The part of an [`AttentionLoad`] that may affect the launches of decode attention. It excludes the contexts of the
+/// step, so that a CUDA graph fits the contexts of every later step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DecodeLoad {
+    /// Maximum number of queries of a row.
+    pub max_queries: usize,
+    /// Maximum number of queries among rows with at most [`DECODE_QUERIES`].
+    pub max_decode_queries: usize,
+    /// Longest context; see [`AttentionLoad::longest`].
+    pub longest: usize,
+}
+
 impl AttentionLoad {
+    /// The part of the load on which the launches of decode attention may depend.
+    pub fn decode(&self) -> DecodeLoad {
+        let Self { max_queries, max_decode_queries, longest, .. } = *self;
+        DecodeLoad { max_queries, max_decode_queries, longest }
+    }
+
     /// The load of `rows`, each as its queries and its context: the tokens that it attends to, its queries included.
     /// The last query of a row sits at the end of its context.
     pub fn of(rows: impl IntoIterator<Item = (usize, usize)>) -> Self {
@@ -50,6 +71,7 @@ impl AttentionLoad {
                 },
                 min_context: load.min_context.min(context),
                 max_context: load.max_context.max(context),
+                longest: load.longest.max(context),
                 attended: load.attended + ((queries * context) as u64).saturating_sub(before),
                 cached: load.cached + context as u64,
                 decode_rows: load.decode_rows + usize::from(decodes),

@@ -30,6 +30,10 @@ pub struct Inputs {
     pub draws: Tensor,
     /// Block tables; see [`block_tables`](Self::block_tables).
     tables: BlockTables,
+    /// Longest context of the engine.
+    context: usize,
+    /// True if launches are kept; see [`keep_launches`](Self::keep_launches).
+    keeps_launches: bool,
     /// Logits processors of the samples.
     pub(super) processors: LogitsProcessors,
 }
@@ -62,8 +66,15 @@ impl Inputs {
             sampled_indptr,
             draws,
             tables,
+            context,
+            keeps_launches: false,
             processors,
         })
+    }
+
+    /// Sets whether a CUDA graph keeps the launches of the next step: then they fit every context of the engine.
+    pub fn keep_launches(&mut self, kept: bool) {
+        self.keeps_launches = kept;
     }
 
     /// Block ids of each row, `[rows, stride]`; the stride is that of the longest possible context.
@@ -98,7 +109,9 @@ impl Inputs {
     pub fn attention<M: Clone + Default>(&self, step: &Step<M>) -> AttentionBatch<'_> {
         let queries = step.qo_indptr.windows(2).map(|ends| (ends[1] - ends[0]) as usize);
         let rows = queries.zip(&step.kv_lens).map(|(queries, context)| (queries, *context as usize));
-        self.batch(&self.qo_indptr, AttentionLoad::of(rows))
+        let load = AttentionLoad::of(rows);
+        let longest = if self.keeps_launches { self.context } else { load.longest };
+        self.batch(&self.qo_indptr, AttentionLoad { longest, ..load })
     }
 
     fn batch<'a>(&'a self, qo_indptr: &'a Tensor, load: AttentionLoad) -> AttentionBatch<'a> {

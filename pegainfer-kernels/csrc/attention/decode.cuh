@@ -1,14 +1,14 @@
-// Causal attention over the paged KV cache for sequences of few queries (decode), in one launch.
+// Causal attention over the paged KV cache for sequences of few queries (decode), on Hopper and later, in one launch.
 //
 //   out = softmax(q kᵀ scale) v over the tokens that each query sees; scale includes log2(e), for base 2
-// q, out: [tokens, heads * D] bf16; k, v: csrc/attention/kv_cache.cuh. D of 64, 128 and 256, at most 8 N columns:
-// queries of a sequence times heads of a KV head's group. All GPUs. Reference: src/cpu/attention/mod.rs.
+// q, out: [tokens, heads * D] bf16; k, v: csrc/attention/kv_cache.cuh. Compute capability 9.0 and 10.x, D of 64, 128
+// and 256, at most 8 N columns: queries of a sequence times heads of a KV head's group. Reference:
+// src/cpu/attention/mod.rs.
 //
 // Techniques: FlashDecoding split-KV with the merge in the same launch; online softmax with lazy rescaling
-// (FlashAttention-4); swap-AB tiles (csrc/attention/decode_tiles.cuh); copies into a ring for each warp, by the copy
-// engine (TMA) from compute capability 9.0 on, else by cp.async; programmatic dependent launch. Bound by memory:
-// at 4.46 TB/s read on an H200, 95 % for 128 sequences of 1,100 tokens, 72 % for 32, 65 % for 8 and for one of 16k, 19
-// % for one of 1,100; by cp.async 91 % for 128 (lab/attention.md).
+// (FlashAttention-4); swap-AB tiles (csrc/attention/decode_tiles.cuh); bulk copies by the copy engine (TMA) into a ring
+// for each warp; programmatic dependent launch. Bound by memory: at 4.46 TB/s read on an H200, 95 % for 128 sequences
+// of 1,100 tokens, 72 % for 32, 65 % for 8 and for one of 16k, 19 % for one of 1,100 (lab/attention.md).
 //
 // The queries of a sequence that share a KV head are the columns of one matrix: column c is query c / group, head c %
 // group of the group. A pair of sequence and KV head is taken by one block of threads, or split among several if it is
@@ -24,6 +24,7 @@
 #pragma once
 #include "attention/decode_partials.cuh"
 
+#if __CUDA_ARCH__ >= 900
 // Of an output without gates.
 struct Ungated {
     __device__ __forceinline__ uint2 apply(int, uint2 x) const { return x; }
@@ -44,8 +45,7 @@ __device__ void decode(const Source &source, T *k, T *v, const Batch &batch, con
                        const ActivationOut &out, uint32_t heads, float scale) {
     using Shared = DecodeShared<D, N, S, T>;
     static_assert(
-        sizeof(Shared) ==
-            (kDecodeWarps * (sizeof(WarpShared<D, N, S, T>) + 8 * S) + 16 * N * D + 4 * D + 8 + 127) / 128 * 128,
+        sizeof(Shared) == (kDecodeWarps * S * (sizeof(Stage<D, T>) + 8) + 16 * N * D + 4 * D + 8 + 127) / 128 * 128,
         "cuda/attention_decode.rs computes it");
     constexpr bool kFused = Source::kFused;
     constexpr uint32_t kStages = KvRing<D, S, kDecodeWarps, T>::kStages;
@@ -72,12 +72,14 @@ __device__ void decode(const Source &source, T *k, T *v, const Batch &batch, con
     uint32_t first = pair.split * total / pair.splits + warp, end = (pair.split + 1) * total / pair.splits;
     const uint32_t *table = batch.block_tables + size_t(pair.row) * batch.max_blocks;
     size_t stride = size_t(pair.kv_heads) * slab_size<T>(D), slab = size_t(pair.kv_head) * slab_size<T>(D);
-    KvRing<D, S, kDecodeWarps, T> ring = {shared.kv[warp].stages, shared.barriers[warp], k + slab, v + slab, stride};
+    KvRing<D, S, kDecodeWarps, T> ring = {shared.kv[warp], shared.barriers[warp], k + slab, v + slab, stride};
     ring.table = table + first;
     ring.count = first < end ? (end - first + kDecodeWarps - 1) / kDecodeWarps : 0;
     ring.blocks = batch.blocks;
     ring.load_ids();
-    ring.init();
+    if (lane < S) barrier_init(ring.barriers + lane, 1);
+    barriers_ready();
+    __syncwarp();
 
     // Blocks without a token of this step can come now. Fused, the new token's place is overwritten on arrival.
     bool last = end == total; // the row's last KV block is here
@@ -94,7 +96,6 @@ __device__ void decode(const Source &source, T *k, T *v, const Batch &batch, con
     // Overlapped with prefill, the kernel that wrote what comes now is complete already, and the end waits instead.
     if (!source.overlaps_prefill()) wait_for_predecessor();
     for (; n < S && n < ring.count * kStages; ++n) ring.fetch(n);
-    for (; n < S; ++n) ring.skip();
     source.stage(shared, pair, fresh, early);
     __syncthreads();
 
@@ -126,8 +127,16 @@ __device__ void decode(const Source &source, T *k, T *v, const Batch &batch, con
         add_values<D, N>(part, p, stage[kSlabs<D, T> - 1]);
         ring.refill((n + 1) * kStages - 1);
     }
-    store_partial<D, N, T>(part, shared.kv[warp].partial, pair.columns);
+    store_partial<D, N, T>(part, reinterpret_cast<float *>(shared.kv[warp]), pair.columns);
     __syncthreads();
     finish<D, N, S, T>(shared, source, pair, place.item - pair.split, workspace, out);
     if (source.overlaps_prefill() && closes) wait_for_predecessor();
 }
+#endif
+
+// The body of a kernel. Before 9.0 the launcher takes csrc/attention/decode_async.cu.
+#if __CUDA_ARCH__ >= 900
+#define DECODE_BODY(CALL) CALL;
+#else
+#define DECODE_BODY(CALL)
+#endif

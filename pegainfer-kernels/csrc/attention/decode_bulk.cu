@@ -1,13 +1,12 @@
 // Decode attention (csrc/attention/decode.cuh: formula, techniques, limit) of queries that lie ready, and fused with
 // the QK norm, the rotary embedding and the cache write before it (decode_fused).
 //
-// decode_D_N_S: sequences of at most 8 N columns (queries times heads of a group), S stages for each warp's ring; D of
-// 64, 128 and 256. Of a cache in FP8 (decode_fp8_D_N_S) stages are half as large, of D = 256 they have both keys and
-// values. Two stages of D = 256 fit GPUs with 99 KB of shared memory. decode_fused_D_S: sequences of one query; D of 64
-// and 128, at most 8 heads a group. The launcher (src/cuda/attention_decode.rs) takes three stages where the pairs of
-// sequence and KV head nearly fill one or two rounds of two blocks a multiprocessor, else two; of heads of 128 in FP8
-// always three, small ones, so that a multiprocessor holds four blocks. Reference: src/cpu/attention/mod.rs,
-// src/cpu/qkv.rs.
+// decode_D_N: sequences of at most 8 N columns (queries times heads of a group); D of 64, 128 and 256. Two stages for
+// each warp's ring, three of D = 256; of a cache in FP8 (decode_fp8_D_N) stages are half as large, and four, or of D =
+// 256 three with both keys and values. decode_fused_D_S: sequences of one query, S stages; D of 64 and 128, at most 8
+// heads a group. The launcher (src/cuda/attention_decode.rs) takes three stages where the pairs of sequence and KV head
+// nearly fill one or two rounds of two blocks a multiprocessor, else two; of heads of 128 in FP8 always three, small
+// ones, so that a multiprocessor holds four blocks. Reference: src/cpu/attention/mod.rs, src/cpu/qkv.rs.
 #include "attention/decode.cuh"
 #include "common/norm_rope.cuh"
 #include "abi/attention_decode_bulk.h"
@@ -16,6 +15,7 @@
 struct Queries {
     const bf16 *q;
     uint32_t overlapped; // with the kernel before this one: csrc/attention/prefill_wgmma.cu for the other rows
+#if __CUDA_ARCH__ >= 900
     static constexpr bool kFused = false;
     __device__ bool overlaps_prefill() const { return overlapped; }
     template <int D> struct Early {};
@@ -32,6 +32,7 @@ struct Queries {
                 __ldcg(reinterpret_cast<const uint4 *>(q + pair.head(column) * D + kVector * vector));
         }
     }
+#endif
 };
 
 // qkv: [tokens, (heads + 2 kv_heads) * D].
@@ -42,6 +43,7 @@ struct Projection {
     const uint32_t *slots;       // [tokens]: kNoSlot for a token that is in the cache already
     uint32_t positions;
     float eps;
+#if __CUDA_ARCH__ >= 900
     static constexpr bool kFused = true;
     __device__ bool overlaps_prefill() const { return false; }
     template <int D> struct Early {
@@ -84,12 +86,13 @@ struct Projection {
             }
         }
     }
+#endif
 };
 
 // Grid: rows + spare splits, kv_heads. Sequences without queries or context, and those of more than 8 N columns, are
 // left alone. A bad block id, and fused a bad position, stops the kernel.
 #define DECODE(SUFFIX, T, D, N, S)                                                                                     \
-    extern "C" __global__ __launch_bounds__(32 * kDecodeWarps) void decode##SUFFIX##_##D##_##N##_##S(                  \
+    extern "C" __global__ __launch_bounds__(32 * kDecodeWarps) void decode##SUFFIX##_##D##_##N(                        \
         const bf16 *q,             /* [tokens, heads * D] */                                                           \
         T *k, T *v,                /* csrc/attention/kv_cache.cuh */                                                   \
         BATCH_POINTERS, void *out, /* [tokens, heads * D], csrc/common/activation.cuh */                               \
@@ -98,8 +101,9 @@ struct Projection {
         float scale,         /* of the scores, with log2(e) */                                                         \
         float *partials,     /* [kv_heads, gridDim.x, 8 N, D + 4] */                                                   \
         uint32_t *arrived) { /* [kv_heads, gridDim.x], zero between launches */                                        \
-        decode<D, N, S, T>(Queries{q, overlapped}, k, v, {qo_indptr, kv_lens, block_tables, rows, max_blocks, blocks}, \
-                           {partials, arrived}, {out, padded, heads * D}, heads, scale);                               \
+        DECODE_BODY((decode<D, N, S, T>(                                                                               \
+            Queries{q, overlapped}, k, v, {qo_indptr, kv_lens, block_tables, rows, max_blocks, blocks},                \
+            {partials, arrived}, {out, padded, heads * D}, heads, scale)))                                             \
     }
 #define DECODE_FUSED(SUFFIX, T, D, S)                                                                                  \
     extern "C" __global__ __launch_bounds__(32 * kDecodeWarps) void decode_fused##SUFFIX##_##D##_##S(                  \
@@ -114,16 +118,14 @@ struct Projection {
         float eps, float scale, /* of the scores, with log2(e) */                                                      \
         float *partials,        /* [kv_heads, gridDim.x, 8, D + 4] */                                                  \
         uint32_t *arrived) {    /* [kv_heads, gridDim.x], zero between launches */                                     \
-        decode<D, 1, S, T>(Projection{qkv, q_norm, k_norm, rope, slots, positions, eps}, k, v,                         \
-                           {qo_indptr, kv_lens, block_tables, rows, max_blocks, blocks}, {partials, arrived},          \
-                           {out, padded, heads * D}, heads, scale);                                                    \
+        DECODE_BODY((decode<D, 1, S, T>(Projection{qkv, q_norm, k_norm, rope, slots, positions, eps}, k, v,            \
+                                        {qo_indptr, kv_lens, block_tables, rows, max_blocks, blocks},                  \
+                                        {partials, arrived}, {out, padded, heads * D}, heads, scale)))                 \
     }
 DECODE(, bf16, 64, 1, 2)
 DECODE(, bf16, 64, 2, 2)
 DECODE(, bf16, 128, 1, 2)
 DECODE(, bf16, 128, 2, 2)
-DECODE(, bf16, 256, 1, 2)
-DECODE(, bf16, 256, 2, 2)
 DECODE(, bf16, 256, 1, 3)
 DECODE(, bf16, 256, 2, 3)
 DECODE_FUSED(, bf16, 64, 2)
@@ -133,8 +135,6 @@ DECODE(_fp8, fp8, 64, 1, 4)
 DECODE(_fp8, fp8, 64, 2, 4)
 DECODE(_fp8, fp8, 128, 1, 4)
 DECODE(_fp8, fp8, 128, 2, 4)
-DECODE(_fp8, fp8, 256, 1, 2)
-DECODE(_fp8, fp8, 256, 2, 2)
 DECODE(_fp8, fp8, 256, 1, 3)
 DECODE(_fp8, fp8, 256, 2, 3)
 DECODE_FUSED(_fp8, fp8, 64, 4)

@@ -2,9 +2,9 @@
 // norms, partial rotary embedding, the write to the cache, attention, and its gate, in one launch.
 //
 //   out = softmax(q kᵀ scale) v * sigmoid(gate), with q, k = rope(norm(projection))
-// Sequences of one query, heads of 256, at most 8 heads a KV head. Four stages (keys or values of 16 tokens, in FP8
-// both) for each warp's ring where at most one pair of sequence and KV head falls on 32 multiprocessors, else three;
-// two on GPUs with less shared memory. Bound by memory, as csrc/attention/decode.cuh; figures:
+// Sequences of one query, heads of 256, at most 8 heads a KV head; compute capability 9.0 and 10.x. Four stages (keys
+// or values of 16 tokens, in FP8 both) for each warp's ring where at most one pair of sequence and KV head falls on 32
+// multiprocessors, else three. Bound by memory, as csrc/attention/decode.cuh; figures:
 // docs/benchmarks/h200-qwen35-4b.md. Reference: src/cpu/gated_qkv.rs, src/cpu/attention/mod.rs, src/cpu/gate.rs.
 #include "attention/decode.cuh"
 #include "attention/gated_head.cuh"
@@ -26,6 +26,7 @@ struct GatedProjection {
     const uint32_t *slots;        // [tokens]: kNoSlot for a token that is in the cache already
     uint32_t positions, rotary;
     float eps;
+#if __CUDA_ARCH__ >= 900
     static constexpr bool kFused = true;
     __device__ bool overlaps_prefill() const { return false; }
     template <int D> struct Early {
@@ -78,6 +79,7 @@ struct GatedProjection {
                 norm_rope(x[j], select(query, early.q, early.k), rotates_with(lane, rotary), 32, D, eps);
         }
     }
+#endif
 };
 
 // Grid: rows + spare splits, kv_heads. S stages of 16 tokens' keys or values for each warp. A bad block id or position
@@ -95,13 +97,12 @@ struct GatedProjection {
         uint32_t rotary, float eps, float scale, /* of the scores, with log2(e) */                                     \
         float *partials,                         /* [kv_heads, gridDim.x, 8, D + 4] */                                 \
         uint32_t *arrived) {                     /* [kv_heads, gridDim.x], zero between launches */                    \
-        decode<D, 1, S, T>(GatedProjection{projected, q_norm, k_norm, rope, slots, positions, rotary, eps}, k, v,      \
-                           {qo_indptr, kv_lens, block_tables, rows, max_blocks, blocks}, {partials, arrived},          \
-                           {out, padded, heads * D}, heads, scale);                                                    \
+        DECODE_BODY(                                                                                                   \
+            (decode<D, 1, S, T>(GatedProjection{projected, q_norm, k_norm, rope, slots, positions, rotary, eps}, k, v, \
+                                {qo_indptr, kv_lens, block_tables, rows, max_blocks, blocks}, {partials, arrived},     \
+                                {out, padded, heads * D}, heads, scale)))                                              \
     }
-GATED_DECODE(, bf16, 256, 2)
 GATED_DECODE(, bf16, 256, 3)
 GATED_DECODE(, bf16, 256, 4)
-GATED_DECODE(_fp8, fp8, 256, 2)
 GATED_DECODE(_fp8, fp8, 256, 3)
 GATED_DECODE(_fp8, fp8, 256, 4)

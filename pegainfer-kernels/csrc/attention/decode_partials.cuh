@@ -13,13 +13,9 @@ struct Workspace {
     uint32_t *arrived; // [kv_heads, gridDim.x], base between launches
 };
 
-// Shared memory of a warp: the stages of its ring, then its partial softmax.
-template <int D, int N, int S, typename T> union WarpShared {
-    Stage<D, T> stages[S];
-    float partial[8 * N * (D + 4)];
-};
+#if __CUDA_ARCH__ >= 900
 template <int D, int N, int S, typename T> struct DecodeShared {
-    alignas(128) WarpShared<D, N, S, T> kv[kDecodeWarps];
+    alignas(128) Stage<D, T> kv[kDecodeWarps][S];
     bf16 q[8 * N * D];
     bf16 fresh[2][D]; // fused: key and value of the new token
     uint32_t arrived;
@@ -174,6 +170,7 @@ __device__ void finish(DecodeShared<D, N, S, T> &shared, const Source &source, c
     constexpr uint32_t kStride = sizeof(shared.kv[0]) / sizeof(float);
     constexpr int kEach = D > 32 * kDecodeWarps ? D / (32 * kDecodeWarps) : 1;
     constexpr uint32_t kVectors = D / 4 / kEach, kSpacing = D / kEach; // vectors of a column for different threads
+    static_assert(8 * N * (D + 4) <= kStride, "a warp's partial fits its ring");
     const float *warps = reinterpret_cast<const float *>(shared.kv);
     size_t index = size_t(pair.kv_head) * gridDim.x + first; // items of a pair are neighbours
     uint32_t *arrived = workspace.arrived + index;
@@ -215,3 +212,4 @@ __device__ void finish(DecodeShared<D, N, S, T> &shared, const Source &source, c
             store_output<D>(out, pair.head(column) * D + d + p * kSpacing, o[p], total.y, gates, p);
     }
 }
+#endif

@@ -14,15 +14,74 @@
 // values.
 #pragma once
 #include <cuda_fp16.h>
-#include "attention/kv_ring.cuh"
+#include "common/async.cuh"
+#include "attention/fp8_kv.cuh"
 #include "common/math.cuh"
 #include "common/warp.cuh"
 #include "limits.h"
 
 using namespace limits::attention;
 
+#if __CUDA_ARCH__ >= 900
 constexpr float kLazy = 8.f;       // excess over the running max, in powers of two, that does not rescale
 constexpr uint32_t kQueryBits = 8; // exponent of the largest query of a column in f16
+
+// Keys or values of one head in a block of the cache.
+template <int D, typename T = bf16> using Slab = T[slab_size<T>(D)];
+// Slabs of a stage: of a KV block the keys and the values. Of large heads in bf16 one of them, so that as many blocks
+// of threads fit a multiprocessor.
+template <int D, typename T = bf16> constexpr int kSlabs = D > kLargeHead && sizeof(T) == sizeof(bf16) ? 1 : 2;
+template <int D, typename T = bf16> using Stage = Slab<D, T>[kSlabs<D, T>];
+
+// The KV blocks of one warp, `count` of them, one in `Warps` of its row's, on their way through its stages.
+template <int D, int S, uint32_t Warps, typename T = bf16> struct KvRing {
+    static constexpr uint32_t kStages = 2 / kSlabs<D, T>; // of a KV block
+    Stage<D, T> *stages;
+    uint64_t *barriers;
+    const T *k, *v; // this KV head's slabs of block 0
+    size_t stride;  // elements from one block's slab to the next block's
+    const uint32_t *table;
+    uint32_t count, blocks;
+    uint32_t ids, ahead; // of 32 blocks, one a lane, and of the 32 after them
+
+    __device__ uint32_t load_id(uint32_t n) const {
+        n += threadIdx.x % 32;
+        if (n >= count) return 0;
+        uint32_t id = table[n * Warps];
+        if (id >= blocks) __trap();
+        return id;
+    }
+
+    // Before the first copies.
+    __device__ void load_ids() { ids = load_id(0), ahead = load_id(32); }
+
+    // Starts the copies that fill stage number n; called in order, by the whole warp.
+    __device__ void fetch(uint32_t n) {
+        uint32_t block = n / kStages;
+        if (n > 0 && n % (32 * kStages) == 0) {
+            ids = ahead;
+            ahead = load_id(block + 32);
+        }
+        uint32_t id = __shfl_sync(kAll, ids, block % 32), stage = n % S;
+        if (threadIdx.x % 32 != 0) return;
+        constexpr uint32_t kBytes = sizeof(Slab<D, T>);
+        arrive_expecting(barriers + stage, kSlabs<D, T> * kBytes);
+        copy_bulk(stages[stage][0], (n % kStages == 0 ? k : v) + id * stride, kBytes, barriers + stage);
+        if constexpr (kStages == 1) copy_bulk(stages[stage][1], v + id * stride, kBytes, barriers + stage);
+    }
+
+    // What came with stage number n.
+    __device__ Slab<D, T> *await(uint32_t n) {
+        wait(barriers + n % S, n / S % 2);
+        return stages[n % S];
+    }
+
+    // Gives stage number n to the next copies.
+    __device__ void refill(uint32_t n) {
+        __syncwarp(); // all lanes have read it
+        if (n + S < count * kStages) fetch(n + S);
+    }
+};
 
 // A warp's partial softmax: numerators and denominators relative to 2^max, for columns 8 t + Accumulator::column.
 template <int D, int N> struct Partial {
@@ -41,22 +100,12 @@ template <int N> __device__ __forceinline__ uint32_t query_vector(uint32_t colum
 // integer instructions and a multiplication that give bf16.
 __device__ __forceinline__ uint2 widen4_f16(uint32_t codes) {
     uint32_t even, odd;
-#if __CUDA_ARCH__ >= 890
     asm("{\n.reg .b16 low, high;\n"
         "mov.b32 {low, high}, %2;\n"
         "cvt.rn.f16x2.e4m3x2 %0, low;\n"
         "cvt.rn.f16x2.e4m3x2 %1, high;\n}"
         : "=r"(even), "=r"(odd)
         : "r"(__byte_perm(codes, 0, 0x3120)));
-#else
-    // The bits of a code, moved to their places in an f16, are its value times 2^-8.
-    auto value = [](uint32_t high) {
-        uint32_t small = (high & 0x80008000u) | (high >> 1 & 0x3f803f80u);
-        __half2 pair = __hmul2(reinterpret_cast<__half2 &>(small), __half2half2(__ushort_as_half(0x5c00))); // 2^8
-        return reinterpret_cast<uint32_t &>(pair);
-    };
-    even = value(codes << 8), odd = value(codes);
-#endif
     return make_uint2(even, odd);
 }
 
@@ -312,3 +361,4 @@ __device__ void complete_tile(Slab<D, fp8> *stage, uint32_t end, const bf16 (*fr
     }
     __syncwarp();
 }
+#endif

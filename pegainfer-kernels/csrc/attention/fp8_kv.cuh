@@ -8,7 +8,7 @@
 #include "attention/kv_cache.cuh"
 #include "common/warp.cuh"
 
-// ---- Rows of a cache of either format
+// ---- What the kernels do with a cache of either format
 
 // The scale of a row that `lanes` neighbours share, of which this lane has 8 elements, or 16 in two vectors; all lanes
 // of the warp take part. A cache in bf16 has none.
@@ -26,4 +26,21 @@ __device__ __forceinline__ void store_row(fp8 *slab, uint32_t head_dim, uint32_t
                                           float scale) {
     *reinterpret_cast<uint2 *>(slab + cache_codes(token, vector / 2) + vector % 2 * 8) = encode8(x, scale);
     if (vector == 0) cache_scales(slab, head_dim)[token] = scale;
+}
+
+// Elements 8 vector to 8 vector + 7 of a token, without its scale.
+__device__ __forceinline__ uint4 load_row(const bf16 *slab, uint32_t token, uint32_t vector) {
+    return load16(slab + cache_vector(token, vector));
+}
+__device__ __forceinline__ uint4 load_row(const fp8 *slab, uint32_t token, uint32_t vector) {
+    const fp8 *at = slab + cache_codes(token, vector / 2) + vector % 2 * 8;
+    return widen8_codes(*reinterpret_cast<const uint2 *>(at));
+}
+
+// The scales of four tokens from `token` on, a multiple of four.
+__device__ __forceinline__ float4 load_scales(const bf16 *, uint32_t, uint32_t) {
+    return make_float4(1.f, 1.f, 1.f, 1.f);
+}
+__device__ __forceinline__ float4 load_scales(const fp8 *slab, uint32_t head_dim, uint32_t token) {
+    return *reinterpret_cast<const float4 *>(cache_scales(slab, head_dim) + token);
 }

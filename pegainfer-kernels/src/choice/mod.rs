@@ -24,9 +24,10 @@ mod tests;
 mod warm_up;
 mod widening;
 
-pub use attention::{Attention, DecodeGrid, DecodeStep};
+pub(crate) use attention::async_partial_bytes;
 #[cfg(test)]
-pub(crate) use attention::{SMALL_BLOCK, SMALL_STAGES, occupancy};
+pub(crate) use attention::occupancy;
+pub use attention::{Attention, Decode, DecodeGrid, DecodeStep};
 pub(crate) use delta::RECURRENT_TOKENS;
 #[cfg(triton_kernels)]
 pub(crate) use delta::TRITON_SLICES;

@@ -24,29 +24,43 @@ pub enum Prefill {
     },
 }
 
+/// Attention of rows that decode in the same step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum DecodeOverlap {
+    /// No rows decode.
+    Nothing,
+    /// Runs concurrently with prefill attention, with this many bytes of partial results in the workspace.
+    Bulk(usize),
+    /// Runs after prefill attention and may use the whole workspace.
+    Async,
+}
+
 impl Prefill {
-    /// `decode_bytes`: bytes of the workspace for partial results of rows that decode in the same step, `None` without such
-    /// rows.
     pub(super) fn choose(
         gpu: &Gpu,
         (shape, format): (HeadShape, KvDType),
         load: &AttentionLoad,
         (rows, tokens): (usize, usize),
-        decode_bytes: Option<usize>,
+        overlap: DecodeOverlap,
     ) -> Self {
         let mma = Self::Mma { blocks: mma_blocks(shape, load, (rows, tokens)) };
         if !gpu.is_hopper() {
             return mma;
         }
+        let used = match overlap {
+            DecodeOverlap::Nothing => Some(0),
+            DecodeOverlap::Bulk(bytes) => Some(bytes),
+            DecodeOverlap::Async => None,
+        };
         let widening = match format {
             KvDType::Bf16 => None,
-            KvDType::Fp8 => match Widening::choose(shape, load, rows, decode_bytes.unwrap_or(0)) {
+            KvDType::Fp8 => match used.and_then(|used| Widening::choose(shape, load, rows, used)) {
                 None => return mma,
                 widening => widening,
             },
         };
         let share = || PrefillShare::of(load, (rows, tokens), (shape, format)).blocks(gpu);
-        Self::Wgmma { blocks: if decode_bytes.is_none() { gpu.multiprocessors } else { share() }, widening }
+        Self::Wgmma { blocks: if overlap == DecodeOverlap::Nothing { gpu.multiprocessors } else { share() }, widening }
     }
 }
 

@@ -71,6 +71,7 @@ fn decode(gpu: &Gpu, card: &str) -> String {
     let grid = |choice: DecodeStep| {
         let grid = match choice {
             DecodeStep::Fused(grid) => format!("{}x{}", grid.stages, grid.blocks),
+            DecodeStep::Separate(Attention { decode: Some(Decode::Async { splits }), .. }) => format!("/{splits}"),
             DecodeStep::Separate(_) => String::new(),
         };
         (choice.name(), grid)
@@ -123,7 +124,7 @@ fn every_card_chooses_what_the_table_says() {
     let sections: [Section; 5] = [
         ("GEMMs, by rows of x; after a slash the splits of the columns", bf16),
         ("The same with FP8 weights", fp8),
-        ("Attention of rows that decode at 1,100 tokens, by rows; stages x blocks of a KV head", decode),
+        ("Attention of rows that decode at 1,100 tokens, by rows; stages x blocks of a KV head, or splits", decode),
         ("Attention of a prompt, by its tokens, alone and with rows that decode; blocks of prefill", prefill),
         ("Gated delta rule of a step, by its tokens, with blocks of the scan; sampling, by rows", delta),
     ];

@@ -24,10 +24,8 @@ pub(crate) fn gated_decode_fused(
     let format = KvDType::of(k);
     let kernel = match (format, grid.stages) {
         (KvDType::Bf16, 4) => GatedDecode::gated_decode_256_4,
-        (KvDType::Bf16, 2) => GatedDecode::gated_decode_256_2,
         (KvDType::Bf16, _) => GatedDecode::gated_decode_256_3,
         (KvDType::Fp8, 4) => GatedDecode::gated_decode_fp8_256_4,
-        (KvDType::Fp8, 2) => GatedDecode::gated_decode_fp8_256_2,
         (KvDType::Fp8, _) => GatedDecode::gated_decode_fp8_256_3,
     };
     let Scratch { partials, arrived } = Scratch::of(gpu);

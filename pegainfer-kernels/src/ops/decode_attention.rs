@@ -18,7 +18,7 @@ use pegainfer_core::tensor::{OpError, Tensor};
 /// head_dim]` bf16, scratch for the queries with device-dependent contents; `out`: `[tokens, heads * head_dim]` bf16,
 /// or [in FP8](super::Activation).
 ///
-/// A GPU runs one kernel for at most 8 heads per KV head, which takes positions from `batch`. It reads `batch`, slots and the
+/// A GPU of compute capability 9.0 runs one kernel, which takes positions from `batch`. It reads `batch`, slots and the
 /// cache's older tokens while the previous kernel still runs, so no kernel of the same step may write them.
 pub fn decode_attention<'o>(
     exec: &mut Exec,

@@ -18,7 +18,7 @@ use pegainfer_core::tensor::{OpError, Tensor};
 /// heads * head_dim]` bf16, scratch for the queries with device-dependent contents; `out`: `[tokens, heads * head_dim]`
 /// bf16, or [in FP8](super::Activation).
 ///
-/// A GPU runs one kernel for heads of 256, which takes positions from `batch`. It
+/// A GPU of compute capability 9.0 or 10.0 runs one kernel for heads of 256, which takes positions from `batch`. It
 /// reads `batch`, slots and the cache's older tokens while the previous kernel still runs, so no kernel of the same
 /// step may write them. It does not write the output of rows with a `kv_lens` of 0.
 pub fn gated_decode_attention<'o>(

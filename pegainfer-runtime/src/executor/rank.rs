@@ -117,7 +117,7 @@ impl<M: Model> Rank<M> {
     ) -> Result<(), OpError> {
         self.on_device(kind, step, |graphs, launches| {
             if phase != Phase::Replay {
-                launches.upload()?;
+                launches.upload(key.is_some())?;
             }
             match phase {
                 Phase::Capture => graphs.capture(key, launches),
@@ -225,8 +225,9 @@ impl<M: Model> PassLaunches<'_, M> {
         Pass { exec, config, weights, cache, work, inputs, previous, step, kind, communicator }
     }
 
-    /// Uploads the inputs of the pass.
-    fn upload(&mut self) -> Result<(), OpError> {
+    /// Uploads the inputs of the pass. `kept`: a CUDA graph keeps its launches.
+    fn upload(&mut self, kept: bool) -> Result<(), OpError> {
+        self.inputs.keep_launches(kept);
         self.inputs.fill(self.exec, self.step)?;
         match self.kind {
             PassKind::Layers => M::begin(&mut self.pass()),

@@ -17,11 +17,19 @@
 kernels! {
     ROWS_ADJUST: Adjust [adjust] { logits: Out<F32>, spans: In<U32>, edits: In<U32>, masks: In<U32>, vocab: u32 }
 
+    ATTENTION_DECODE_ASYNC: DecodeAsync [
+        decode_64<Bf16>, decode_128<Bf16>, decode_256<Bf16>, decode_fp8_64<U8>, decode_fp8_128<U8>, decode_fp8_256<U8>
+    ] {
+        q: In<Bf16>, k: In<T>, v: In<T>, qo_indptr: In<U32>, kv_lens: In<U32>, block_tables: In<U32>,
+        out: Out<Bf16>, heads: u32, max_blocks: u32, blocks: u32, scale: f32, partials: Scratch<F32>, max_rows: u32,
+    }
+    ATTENTION_DECODE_ASYNC: CombineSplits [combine_64, combine_128, combine_256] {
+        partials: ScratchIn<F32>, qo_indptr: In<U32>, out: Out<Bf16>, heads: u32, splits: u32,
+    }
     ATTENTION_DECODE_BULK: DecodeBulk [
-        decode_64_1_2<Bf16>, decode_64_2_2<Bf16>, decode_128_1_2<Bf16>, decode_128_2_2<Bf16>, decode_256_1_2<Bf16>,
-        decode_256_2_2<Bf16>, decode_256_1_3<Bf16>, decode_256_2_3<Bf16>, decode_fp8_64_1_4<U8>, decode_fp8_64_2_4<U8>,
-        decode_fp8_128_1_4<U8>, decode_fp8_128_2_4<U8>, decode_fp8_256_1_2<U8>, decode_fp8_256_2_2<U8>,
-        decode_fp8_256_1_3<U8>, decode_fp8_256_2_3<U8>
+        decode_64_1<Bf16>, decode_64_2<Bf16>, decode_128_1<Bf16>, decode_128_2<Bf16>, decode_256_1<Bf16>,
+        decode_256_2<Bf16>, decode_fp8_64_1<U8>, decode_fp8_64_2<U8>, decode_fp8_128_1<U8>, decode_fp8_128_2<U8>,
+        decode_fp8_256_1<U8>, decode_fp8_256_2<U8>
     ] {
         q: In<Bf16>, k: Alias<T>, v: Alias<T>, qo_indptr: In<U32>, kv_lens: In<U32>, block_tables: In<U32>,
         out: Out<Activation>, padded: u32, heads: u32, rows: u32, max_blocks: u32, blocks: u32, overlapped: u32, scale: f32,
@@ -37,8 +45,7 @@ kernels! {
         arrived: Scratch<U32>,
     }
     ATTENTION_DECODE_GATED: GatedDecode [
-        gated_decode_256_2<Bf16>, gated_decode_256_3<Bf16>, gated_decode_256_4<Bf16>, gated_decode_fp8_256_2<U8>,
-        gated_decode_fp8_256_3<U8>, gated_decode_fp8_256_4<U8>
+        gated_decode_256_3<Bf16>, gated_decode_256_4<Bf16>, gated_decode_fp8_256_3<U8>, gated_decode_fp8_256_4<U8>
     ] {
         projected: In<Bf16>, q_norm: In<F32>, k_norm: In<F32>, rope: In<F32>, slots: In<U32>, k: Out<T>,
         v: Out<T>, qo_indptr: In<U32>, kv_lens: In<U32>, block_tables: In<U32>, out: Out<Activation>, padded: u32, heads: u32,
