@@ -148,7 +148,7 @@ fn open_cpu(args: &EngineArgs) -> Result<Vec<OpenDevice>> {
     let open = |_| {
         let execs: std::io::Result<Vec<_>> = (0..ranks).map(|_| Exec::cpu(isa, Some(threads))).collect();
         let mut execs = execs.context("the CPU threads cannot be started")?;
-        execs.iter_mut().for_each(|exec| exec.set_activations(args.overrides().activations()));
+        execs.iter_mut().for_each(|exec| exec.set_activations(args.overrides().activations));
         Ok(OpenDevice { execs, name: name.clone(), shows_progress: true })
     };
     (0..engines).map(open).collect()
@@ -198,7 +198,7 @@ fn open_each(ordinals: &[usize], args: &EngineArgs) -> Result<Vec<Exec>> {
     let open = |ordinal| {
         let opened = cuda::open(ordinal, args.threads.map(Into::into));
         let mut exec = opened.with_context(|| format!("GPU {ordinal} cannot be used; try --device cpu"))?;
-        exec.set_activations(args.overrides().activations());
+        exec.set_activations(args.overrides().activations);
         Ok(exec)
     };
     std::thread::scope(|scope| {

@@ -88,18 +88,11 @@ pub struct Overrides {
     pub kv_dtype: KvDType,
     /// Takes the place of `rope_scaling`: `--rope-scaling`.
     pub rope_scaling: Option<Value>,
-    /// True if activations of GEMMs with group-quantised weights are never rounded: `--exact-activations`.
-    pub exact_activations: bool,
+    /// Activations of GEMMs with group-quantised weights: `--exact-activations`, `--fp8-prompts`.
+    pub activations: Activations,
     /// True if the layers that draft are loaded (multi-token prediction). Set by [`load`](super::load()) from
     /// `--speculative-config`.
     pub mtp: bool,
-}
-
-impl Overrides {
-    /// Activations of GEMMs with group-quantised weights.
-    pub fn activations(&self) -> Activations {
-        if self.exact_activations { Activations::Exact } else { Activations::Rounded }
-    }
 }
 
 impl ConfigFile {
@@ -175,7 +168,7 @@ impl ConfigFile {
 
     /// Refuses flags that change the configuration of other models.
     pub fn refuse_overrides(&self) -> Result<(), ConfigError> {
-        let Overrides { quantization, kv_dtype, rope_scaling, exact_activations: _, mtp: _ } = &self.overrides;
+        let Overrides { quantization, kv_dtype, rope_scaling, activations: _, mtp: _ } = &self.overrides;
         let flags = [
             ("--quantization", quantization.is_some()),
             ("--kv-cache-dtype", *kv_dtype != KvDType::default()),

@@ -7,8 +7,10 @@ pub enum Activations {
     /// bf16 if there are many rows.
     #[default]
     Exact,
-    /// Rounded where kernels are faster for it (W4A8). On a CPU: to int8 with a scale for each 32 columns of a row; sums
-    /// are integers, so that weights are read at the rate of the memory. On a GPU of compute capability 9.0 with
-    /// integers of four bits and many rows: to e4m3 with a scale for each 128 columns of a row.
+    /// On a CPU rounded to int8 with a scale for each 32 columns of a row (W4A8): sums are integers, so that weights are
+    /// read at the rate of the memory. On a GPU exact.
     Rounded,
+    /// On a CPU as [`Rounded`](Self::Rounded). On a GPU of compute capability 9.0 with integers of four bits and many
+    /// rows: rounded to e4m3 with a scale for each 128 columns of a row.
+    RoundedPrompts,
 }

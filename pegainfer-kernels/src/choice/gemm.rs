@@ -116,7 +116,7 @@ impl Gemm {
 
     /// True if a weight of this format is packed integers of four bits that the library may multiply in FP8.
     fn widens_to_fp8(gpu: &Gpu, format: GroupFormat, GemmShape { n, k, .. }: GemmShape) -> bool {
-        let rounds = gpu.activations == Activations::Rounded;
+        let rounds = gpu.activations == Activations::RoundedPrompts;
         rounds
             && gpu.is_hopper()
             && gpu.cublaslt == CublasLt::BlockScales

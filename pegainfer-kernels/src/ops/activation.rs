@@ -269,9 +269,10 @@ mod tests {
         let mut x = exec.tensor("x", &[1000, 768], DType::Bf16).unwrap();
         let mut out = Activation::new(exec.tensor("out", &[1000, 768], DType::Bf16).unwrap());
         for (activations, rows, rounds) in [
-            (Activations::Rounded, 128, false),
-            (Activations::Rounded, 129, true),
-            (Activations::Rounded, 1000, true),
+            (Activations::RoundedPrompts, 128, false),
+            (Activations::RoundedPrompts, 129, true),
+            (Activations::RoundedPrompts, 1000, true),
+            (Activations::Rounded, 1000, false),
             (Activations::Exact, 1000, false),
         ] {
             exec.set_activations(activations);

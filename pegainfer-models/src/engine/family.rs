@@ -107,7 +107,7 @@ impl Family {
             vocab_size: |dir| Ok(M::info(&M::load_config(dir)?).vocab_size),
             record: |dir, overrides, ranks, step| {
                 let config = M::load_config_with(dir, overrides)?;
-                Ok(pegainfer_runtime::record_with::<M>(&config, overrides.activations(), ranks, step)?)
+                Ok(pegainfer_runtime::record_with::<M>(&config, overrides.activations, ranks, step)?)
             },
             gpu_fit: |dir, args, bytes| {
                 let options = load_options::<M>(dir, args);

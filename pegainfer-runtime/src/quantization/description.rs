@@ -53,8 +53,8 @@ pub(super) fn note_activations() {
     static NOTED: Once = Once::new();
     NOTED.call_once(|| {
         log::info!(
-            "quantization_config also rounds activations: its rule is not followed; `--exact-activations` says which \
-             activations the engine rounds"
+            "quantization_config also rounds activations: its rule is not followed; `--exact-activations` and \
+             `--fp8-prompts` say which activations the engine rounds"
         );
     });
 }

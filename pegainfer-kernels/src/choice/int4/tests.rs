@@ -29,12 +29,14 @@ fn prompts_are_rounded_to_fp8_on_hopper_only() {
         let gpu = Gpu { activations, ..Gpu::named(card).unwrap() };
         Gemm::choose(&gpu, shape(m, 10_240, 5120, output)).name()
     };
-    let rounded = |output, m| choose("H200", Activations::Rounded, output, m);
+    let rounded = |output, m| choose("H200", Activations::RoundedPrompts, output, m);
     assert_eq!([128, 129, 4096].map(|m| rounded(Output::Bf16, m)), ["skinny_int4", "widened_fp8", "widened_fp8"]);
     assert_eq!([64, 65].map(|m| rounded(Output::Gated, m)), ["skinny_int4", "widened_fp8"]);
-    assert_eq!(choose("H200", Activations::Exact, Output::Bf16, 4096), "widened");
-    assert_eq!(choose("A100", Activations::Rounded, Output::Bf16, 4096), "widened");
-    let gpu = Gpu { activations: Activations::Rounded, cublaslt: CublasLt::Bf16, ..Gpu::PLANNED };
+    for exact in [Activations::Exact, Activations::Rounded] {
+        assert_eq!(choose("H200", exact, Output::Bf16, 4096), "widened");
+    }
+    assert_eq!(choose("A100", Activations::RoundedPrompts, Output::Bf16, 4096), "widened");
+    let gpu = Gpu { activations: Activations::RoundedPrompts, cublaslt: CublasLt::Bf16, ..Gpu::PLANNED };
     assert_eq!(Gemm::choose(&gpu, shape(4096, 10_240, 5120, Output::Bf16)).name(), "widened");
     let format = WeightFormat::Grouped(GroupFormat::NVFP4);
     let gpu = Gpu { cublaslt: CublasLt::BlockScales, ..gpu };

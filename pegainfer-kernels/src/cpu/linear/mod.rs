@@ -87,7 +87,7 @@ pub fn linear_stacked(
                 assert_eq!(codes.len(), n * k, "codes are [n, k] = [{n}, {k}]");
                 run_fp8(isa, &Problem { x, w: Fp8 { codes, scales }, m, n, k, sink, stride }, scratch);
             }
-            Weights::Grouped(w) if activations == Activations::Rounded && int8::supports(w.format) => {
+            Weights::Grouped(w) if activations != Activations::Exact && int8::supports(w.format) => {
                 int8::run(isa, &Problem { x, w, m, n, k, sink, stride }, scratch);
             }
             Weights::Grouped(w) => portable::run_grouped(&Problem { x, w, m, n, k, sink, stride }),

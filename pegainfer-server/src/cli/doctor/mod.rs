@@ -60,7 +60,7 @@ pub fn run(args: &DoctorArgs) -> Result<()> {
     print(&format!("build: {}\n", if cuda::images::BUILT { "with CUDA kernels" } else { "CPU-only" }))?;
     cuda::available().map_err(anyhow::Error::msg)?;
     let mut gpu = cuda::open(args.gpu, None)?;
-    gpu.set_activations(Activations::Rounded);
+    gpu.set_activations(Activations::RoundedPrompts);
     let info = gpu.gpu()?.info()?;
     print(&format!(
         "driver: speaks CUDA {}.{}\nGPU {}: {}, compute capability {}.{}, {} multiprocessors, {:.1} GB, {:.1} GB free\n",
