@@ -76,8 +76,8 @@ __device__ __forceinline__ void multiply_unit(Accumulator (&acc)[TILES], const R
     }
 }
 
-// acc -= a unit's minima times sums of x. sums: shared address, for the lane's token and quad, of two pairs: the upper
-// parts of two groups, the lower parts.
+// acc -= o times sums of x, of a unit's groups. sums: shared address, for the lane's token and quad, of two pairs: the
+// upper parts of two groups, the lower parts.
 template <Codes C, Scales S, int TILES>
 __device__ __forceinline__ void add_minima(Accumulator (&acc)[TILES], const Row<C, S> &low, const Row<C, S> &high,
                                            const uint32_t (&sums)[TILES], uint32_t dtype) {
