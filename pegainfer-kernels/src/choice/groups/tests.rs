@@ -58,8 +58,8 @@ fn everything_is_covered_and_fits() {
         {
             let shape = GemmShape { m, n, k, output, format: WeightFormat::Grouped(Q4_K) };
             let Some(p) = GroupsPlan::choose(gpu, shape) else {
-                // The sums of 32 rows of an output matrix do not fit the smallest shared memory.
-                assert!(m > 8 && n > 100_000 && gpu.shared_memory < 128 << 10, "{gpu:?} {shape:?}");
+                // The sums of many tiles for a block do not fit the shared memory of every card.
+                assert!(m > 5 && n > 50_000 && gpu.shared_memory < 200 << 10, "{gpu:?} {shape:?}");
                 continue;
             };
             assert!(p.splits * p.split_columns >= k && (p.splits - 1) * p.split_columns < k, "{p:?}");
