@@ -22,9 +22,9 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 /// 9.0 also rounds `x` to FP8, with a scale for each 128 columns of a row, as [`quantize_fp8`](super::quantize_fp8)
 /// rounds weights (W8A8). Otherwise a GPU rounds `w` to bf16.
 ///
-/// The codes of a group-quantised `w` of four bits with 128 columns or more to a group are exact in bf16 and e4m3, and
-/// kernels of few rows apply scales to sums. For more rows such a GPU also rounds `x` to FP8 (W4A8), unless
-/// [`Exec::activations`] are exact; then, and with other formats, a GPU rounds `w` to bf16.
+/// Kernels of few rows of `x` take the codes of a group-quantised `w` exactly, and apply scales to sums. For more rows a GPU
+/// rounds `w` to bf16; with [`Exec::activations`] that round prompts, Hopper instead rounds `x` to FP8 (W4A8) if `w` has
+/// integers of four bits in groups of 128 columns or more.
 pub fn linear<'w>(exec: &mut Exec, x: &Tensor, w: impl Into<MatrixRef<'w>>, out: &mut Tensor) -> Result<(), OpError> {
     let check = Check("linear");
     let (m, k) = x.rows_cols();
