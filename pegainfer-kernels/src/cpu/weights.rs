@@ -4,6 +4,7 @@ use super::formats::{E4M3_MAX, decode_e4m3, e2m1, e4m3, e8m0, encode_e4m3};
 use half::bf16;
 use pegainfer_core::team;
 use pegainfer_core::weights::grouped::GroupFormat;
+use std::ops::Range;
 
 /// Edge of the blocks of an FP8 weight that share a scale.
 pub const BLOCK: usize = 128;
@@ -70,6 +71,29 @@ impl Weights<'_> {
             Self::Fp8(codes, _) => codes.len() / k,
             Self::Fp4(pairs, _) => 2 * pairs.len() / k,
             Self::Grouped(w) => w.codes.len() / w.format.code_bytes(k),
+        }
+    }
+
+    /// Some of the rows of a matrix with `k` columns. Those of FP8 begin with a block, and end with one or with the matrix.
+    pub fn row_range(self, rows: Range<usize>, k: usize) -> Self {
+        let part = |width: usize| rows.start * width..rows.end * width;
+        match self {
+            Self::Bf16(w) => Self::Bf16(&w[part(k)]),
+            Self::Fp8(codes, scales) => {
+                assert!(rows.start.is_multiple_of(BLOCK), "rows from {} on begin within a block", rows.start);
+                let blocks = rows.start / BLOCK * k.div_ceil(BLOCK)..rows.end.div_ceil(BLOCK) * k.div_ceil(BLOCK);
+                let scales = match scales {
+                    Scales::E8m0(scales) => Scales::E8m0(&scales[blocks]),
+                    Scales::F32(scales) => Scales::F32(&scales[blocks]),
+                };
+                Self::Fp8(&codes[part(k)], scales)
+            }
+            Self::Fp4(pairs, scales) => Self::Fp4(&pairs[part(k / 2)], &scales[part(k / FP4_BLOCK)]),
+            Self::Grouped(Grouped { format, codes, scales }) => Self::Grouped(Grouped {
+                format,
+                codes: &codes[part(format.code_bytes(k))],
+                scales: &scales[part(format.scale_bytes(k))],
+            }),
         }
     }
 

@@ -34,6 +34,7 @@ mod groups;
 mod hyper_mix;
 mod int4;
 mod linear;
+pub(crate) mod moe;
 mod narrow_gemm;
 mod norm;
 mod penalties;

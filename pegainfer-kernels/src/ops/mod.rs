@@ -28,6 +28,7 @@ mod linear_add_norm;
 mod linear_swiglu;
 mod logprobs;
 mod matrix;
+pub mod moe;
 mod pack_groups;
 mod penalize;
 mod qkv;

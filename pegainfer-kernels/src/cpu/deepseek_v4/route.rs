@@ -8,13 +8,6 @@ pub fn gate(x: f32) -> f32 {
     softplus.sqrt() as f32
 }
 
-/// The indices of the `k` largest values, largest first; of equal ones the lower index.
-pub fn top_k(values: &[f32], k: usize, out: &mut [u32]) {
-    let mut order: Vec<u32> = (0..values.len() as u32).collect();
-    order.sort_by(|a, b| values[*b as usize].total_cmp(&values[*a as usize]).then(a.cmp(b)));
-    out.copy_from_slice(&order[..k]);
-}
-
 /// Divides `weights` by their sum and multiplies by `scale`. A sum of 0 gives 0, not NaN.
 pub fn normalize(weights: &mut [f32], scale: f32) {
     let sum = weights.iter().sum::<f32>() + 1e-20;

@@ -2,6 +2,7 @@
 
 use super::values::cpu;
 use crate::cpu::deepseek_v4::route as reference;
+use crate::cpu::moe::route::top_k;
 use crate::cuda::deepseek_v4 as gpu;
 use crate::ops::check::Check;
 use pegainfer_core::exec::{Device, Exec};
@@ -86,7 +87,7 @@ pub fn route(
             }
             Routing::Learned { bias } => {
                 let biased: Vec<f32> = gates.iter().zip(bias.host::<f32>()).map(|(g, b)| g + b).collect();
-                reference::top_k(&biased, k, chosen);
+                top_k(&biased, k, chosen);
             }
         }
         weights.iter_mut().zip(chosen).for_each(|(w, e)| *w = gates[*e as usize]);

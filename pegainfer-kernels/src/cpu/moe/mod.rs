@@ -1,0 +1,4 @@
+//! Reference kernels of `ops::moe`.
+
+pub mod experts;
+pub mod route;

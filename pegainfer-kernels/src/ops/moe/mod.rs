@@ -1,0 +1,8 @@
+//! A mixture of experts as an MLP: each token goes through the few experts that a router chooses for it, and through a
+//! shared one if the model has that.
+
+mod experts;
+mod route;
+
+pub use experts::{Experts, experts};
+pub use route::{RouteSpec, route};
