@@ -33,8 +33,7 @@ const MAX_WARM_UP: usize = 4096;
 
 impl Model for DeepSeekV4 {
     const NAME: &'static str = "DeepSeek-V4";
-    const ARCHITECTURE: &'static str = "DeepseekV4ForCausalLM";
-    const MODEL_TYPE: &'static str = "deepseek_v4";
+    const ARCHITECTURES: &'static [(&'static str, &'static str)] = &[("DeepseekV4ForCausalLM", "deepseek_v4")];
     const DRAFTS: bool = true;
     const FAMILY: Family = Family::DeepSeekV4;
     const BLOCK_TOKENS: usize = PAGE_TOKENS;

@@ -58,7 +58,8 @@ impl DetectError {
 }
 
 fn supported() -> String {
-    let names = FAMILIES.iter().map(|family| format!("{} (model_type {})", family.architecture, family.model_type));
+    let names = FAMILIES.iter().flat_map(|family| family.architectures);
+    let names = names.map(|(architecture, model_type)| format!("{architecture} (model_type {model_type})"));
     names.collect::<Vec<_>>().join(", ")
 }
 
@@ -76,10 +77,11 @@ pub fn detect(path: &Path) -> Result<&'static Family, DetectError> {
     }
     let architecture = config["architectures"][0].as_str();
     let model_type = config["model_type"].as_str();
-    let family = FAMILIES.iter().find(|family| match architecture {
-        Some(name) => name == family.architecture,
-        None => model_type == Some(family.model_type),
-    });
+    let is_named = |(name, kind): &(&str, &str)| match architecture {
+        Some(architecture) => architecture == *name,
+        None => model_type == Some(*kind),
+    };
+    let family = FAMILIES.iter().find(|family| family.architectures.iter().any(is_named));
     match (family, architecture.or(model_type)) {
         (Some(family), _) => Ok(family),
         (None, Some(found)) => Err(DetectError::Unknown { path, found: found.to_string() }),

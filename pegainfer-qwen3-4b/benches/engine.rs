@@ -25,6 +25,8 @@ fn qwen3_0_6b() -> Config {
         vocab_size: 151_936,
         hidden_size: 1024,
         intermediate_size: 3072,
+        moe: None,
+        dense_layers: Vec::new(),
         layers: 28,
         shape: HEADS,
         all_heads: HEADS,

@@ -2,7 +2,7 @@
 
 use pegainfer_core::parallel::Shard;
 use pegainfer_kernels::ops::{HeadShape, KvDType, RopeSpec};
-use pegainfer_runtime::{ConfigError, ConfigFile, DecoderShape, Quantization, unsupported};
+use pegainfer_runtime::{ConfigError, ConfigFile, DecoderShape, MoeShape, Quantization, unsupported};
 use serde_json::{Value, json};
 
 /// Name of the embedding table in checkpoints.
@@ -14,15 +14,19 @@ const MAX_WINDOW_LAYERS: usize = 28;
 /// Length of a window.
 const SLIDING_WINDOW: u64 = 4096;
 
-/// The numbers of a Qwen3 dense model.
+/// The numbers of a Qwen3 model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
     /// Rows of the embedding table.
     pub vocab_size: usize,
     /// Width of the residual stream.
     pub hidden_size: usize,
-    /// Width of the MLP; with several ranks the rank's share.
+    /// Width of a dense MLP, 0 if every layer has experts; with several ranks the rank's share.
     pub intermediate_size: usize,
+    /// The experts of a Qwen3-MoE; their width with several ranks is the rank's share.
+    pub moe: Option<MoeShape>,
+    /// Layers of a Qwen3-MoE with a dense MLP, ascending.
+    pub dense_layers: Vec<usize>,
     /// Decoder layers.
     pub layers: usize,
     /// Attention heads; with several ranks those of the rank.
@@ -60,10 +64,15 @@ impl Config {
         let (rope, shape) = (file.rope()?, file.heads(HEAD_DIM)?);
         let (layers, context) = (file.size("num_hidden_layers")?, file.context(&rope)?);
         refuse_windows(file, layers, context)?;
+        let moe = moe(file)?;
+        let dense_layers = if moe.is_some() { dense_layers(file, layers)? } else { Vec::new() };
+        let has_dense = moe.is_none() || !dense_layers.is_empty();
         Ok(Self {
             vocab_size: file.size("vocab_size")?,
             hidden_size: file.size("hidden_size")?,
-            intermediate_size: file.size("intermediate_size")?,
+            intermediate_size: if has_dense { file.size("intermediate_size")? } else { 0 },
+            moe,
+            dense_layers,
             layers,
             shape,
             all_heads: shape,
@@ -82,8 +91,14 @@ impl Config {
     /// The numbers of rank `shard`.
     pub(crate) fn shard(&self, shard: Shard) -> Result<Self, String> {
         let blocks = self.quantization.as_ref().is_some_and(Quantization::has_blocks);
-        let (shape, intermediate_size) = self.decoder().share(shard, blocks)?;
-        Ok(Self { shape, intermediate_size, shard, ..self.clone() })
+        let DecoderShape { heads: shape, intermediate: intermediate_size, moe, .. } =
+            self.decoder().share(shard, blocks)?;
+        Ok(Self { shape, intermediate_size, moe, shard, ..self.clone() })
+    }
+
+    /// True if layer `i` has experts.
+    pub fn is_sparse(&self, i: usize) -> bool {
+        self.moe.is_some() && self.dense_layers.binary_search(&i).is_err()
     }
 
     /// The numbers that the runtime's parts of a decoder take.
@@ -91,6 +106,7 @@ impl Config {
         DecoderShape {
             hidden: self.hidden_size,
             intermediate: self.intermediate_size,
+            moe: self.moe,
             heads: self.shape,
             all_heads: self.all_heads,
             shard: self.shard,
@@ -100,6 +116,27 @@ impl Config {
             eps: self.rms_norm_eps,
         }
     }
+}
+
+/// The experts, without which a Qwen3-MoE is refused.
+fn moe(file: &ConfigFile) -> Result<Option<MoeShape>, ConfigError> {
+    let moe = file.moe(false)?;
+    if moe.is_none() && file.get("model_type") == "qwen3_moe" {
+        return Err(file.invalid("num_experts is missing"));
+    }
+    Ok(moe)
+}
+
+/// Layers with a dense MLP: those of `mlp_only_layers`, and all but every `decoder_sparse_step`th.
+fn dense_layers(file: &ConfigFile, layers: usize) -> Result<Vec<usize>, ConfigError> {
+    let listed: Vec<u64> = match file.get("mlp_only_layers") {
+        Value::Null => Vec::new(),
+        Value::Array(listed) => listed.iter().filter_map(Value::as_u64).collect(),
+        other => return Err(file.invalid(format!("mlp_only_layers is {other}, and must be a list"))),
+    };
+    let step = file.size_or("decoder_sparse_step", 1)?;
+    let is_dense = |i: &usize| listed.contains(&(*i as u64)) || !(i + 1).is_multiple_of(step);
+    Ok((0..layers).filter(is_dense).collect())
 }
 
 /// Refuses layers that attend to a window. Windows as long as the context change nothing, and neither do windows that

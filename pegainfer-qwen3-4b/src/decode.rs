@@ -31,7 +31,10 @@ impl Cache {
         let decode = match config.kv_dtype {
             // The op's kernel runs through all layers without an exchange.
             _ if config.shard.ranks > 1 => None,
-            KvDType::Bf16 => DecodeState::new(exec, &decode_model(config, weights, &mut layers, rope))?,
+            KvDType::Bf16 => match decode_model(config, weights, &mut layers, rope) {
+                Some(model) => DecodeState::new(exec, &model)?,
+                None => None,
+            },
             // The op's kernel reads a cache in bf16.
             KvDType::Fp8 => None,
         };
@@ -55,32 +58,41 @@ pub(crate) fn run(
     step: &Step,
 ) -> Result<(), OpError> {
     let Cache { layers, decode } = cache;
-    let Activations { residual, normed, delta, gate_up, activated } = &mut work.activations;
+    let Activations { residual, normed, delta, mlp } = &mut work.activations;
     let AttentionScratch { rope, qkv, q, attended, .. } = &mut work.attention;
-    let (attended, activated) = (attended.bf16(), activated.bf16());
-    let (mut model, batch) = (decode_model(config, weights, layers, rope), inputs.attention(step));
+    let (attended, activated, gate_up) = (attended.bf16(), mlp.activated.bf16(), &mut mlp.gate_up);
+    let Some(mut model) = decode_model(config, weights, layers, rope) else { return Ok(()) };
+    let batch = inputs.attention(step);
     let mut scratch = DecodeScratch { delta, qkv, q, attended, gate_up, activated };
     let at = (&inputs.positions, &inputs.slots);
     ops::decode_layers(exec, &mut model, decode.as_mut(), at, &batch, &mut scratch, residual, normed.bf16())
 }
 
-/// The model in the form that the op takes.
-fn decode_model<'a>(config: &Config, weights: &'a Weights, kv: &'a mut [KvLayer], rope: &'a Tensor) -> DecodeModel<'a> {
-    let layer = |(layer, kv): (&'a Layer, &'a mut KvLayer)| DecodeLayer {
-        input_norm: &layer.input_norm,
-        qkv: layer.attention.qkv.as_ref(),
-        head_norms: layer.attention.norms(),
-        cache: kv.both_mut(),
-        o: layer.attention.o.as_ref(),
-        post_norm: &layer.mlp.norm,
-        gate_up: layer.mlp.gate_up.as_ref(),
-        down: layer.mlp.down.as_ref(),
+/// The model in the form that the op takes; `None` if it has experts.
+fn decode_model<'a>(
+    config: &Config,
+    weights: &'a Weights,
+    kv: &'a mut [KvLayer],
+    rope: &'a Tensor,
+) -> Option<DecodeModel<'a>> {
+    let layer = |(layer, kv): (&'a Layer, &'a mut KvLayer)| {
+        let mlp = layer.mlp.dense()?;
+        Some(DecodeLayer {
+            input_norm: &layer.input_norm,
+            qkv: layer.attention.qkv.as_ref(),
+            head_norms: layer.attention.norms(),
+            cache: kv.both_mut(),
+            o: layer.attention.o.as_ref(),
+            post_norm: &layer.mlp.norm,
+            gate_up: mlp.gate_up.as_ref(),
+            down: mlp.down.as_ref(),
+        })
     };
-    DecodeModel {
-        layers: weights.layers.iter().zip(kv).map(layer).collect(),
+    Some(DecodeModel {
+        layers: weights.layers.iter().zip(kv).map(layer).collect::<Option<_>>()?,
         final_norm: &weights.norm,
         rope,
         shape: config.shape,
         eps: config.rms_norm_eps,
-    }
+    })
 }

@@ -1,4 +1,4 @@
-//! The Qwen3 dense engine, any size of the family.
+//! The Qwen3 engine, any size of the family, dense or with experts.
 //!
 //! # Layout
 //! - [`config`]: config.json; unsupported fields are refused.

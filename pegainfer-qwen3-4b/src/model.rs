@@ -13,7 +13,7 @@ use pegainfer_runtime::{
     SampledRows, StepOf,
 };
 
-/// Dense Qwen3, 0.6B to 32B.
+/// Qwen3, 0.6B to 32B, and its siblings with experts, 30B-A3B to 480B-A35B.
 #[derive(Debug)]
 pub struct Qwen3;
 
@@ -27,8 +27,8 @@ pub type Step = StepOf<Qwen3>;
 
 impl Model for Qwen3 {
     const NAME: &'static str = "Qwen3";
-    const ARCHITECTURE: &'static str = "Qwen3ForCausalLM";
-    const MODEL_TYPE: &'static str = "qwen3";
+    const ARCHITECTURES: &'static [(&'static str, &'static str)] =
+        &[("Qwen3ForCausalLM", "qwen3"), ("Qwen3MoeForCausalLM", "qwen3_moe")];
 
     type Options = ();
     type Config = Config;

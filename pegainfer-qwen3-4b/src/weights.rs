@@ -45,7 +45,7 @@ impl Layer {
             attention: Attention::load(loader, &prefix, shape, quantization, vector)?,
             mlp: {
                 let norm = loader.vector(name("post_attention_layernorm"), hidden)?;
-                Mlp::load(loader, &prefix, norm, &shape, quantization)?
+                Mlp::load(loader, &prefix, (norm, config.is_sparse(i)), &shape, quantization)?
             },
         })
     }

@@ -6,7 +6,7 @@ mod tests;
 use pegainfer_core::parallel::Shard;
 use pegainfer_core::weights::SCALE_BLOCK;
 use pegainfer_kernels::ops::{DeltaShape, HeadShape, KvDType, RopeSpec};
-use pegainfer_runtime::{ConfigError, ConfigFile, DecoderShape, Quantization, unsupported};
+use pegainfer_runtime::{ConfigError, ConfigFile, DecoderShape, MoeShape, Quantization, unsupported};
 use serde_json::{Value, json};
 
 /// `<|endoftext|>` of the family's tokenizer, the one end-of-text id that its config.json names.
@@ -34,15 +34,17 @@ pub enum LayerKind {
     Full,
 }
 
-/// The numbers of a Qwen3.5 dense model, its text part.
+/// The numbers of a Qwen3.5 model, its text part.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
     /// Rows of the embedding table.
     pub vocab_size: usize,
     /// Width of the residual stream.
     pub hidden_size: usize,
-    /// Width of the MLP; with several ranks the rank's share.
+    /// Width of a dense MLP, 0 if the layers have experts; with several ranks the rank's share.
     pub intermediate_size: usize,
+    /// The experts of a Qwen3.5-MoE; their width with several ranks is the rank's share.
+    pub moe: Option<MoeShape>,
     /// Decoder layers, first to last; the last one is `Full`.
     pub layers: Vec<LayerKind>,
     /// Heads of full attention; with several ranks those of the rank.
@@ -90,6 +92,7 @@ impl Config {
         ])?;
         file.check_dtype()?;
         let (shape, rope) = (file.heads(HEAD_DIM)?, file.rope()?);
+        let moe = moe(file)?;
         let mut eos_token_ids = file.eos_token_ids()?;
         // The official checkpoints have no generation_config.json, and their config.json does not name the end of a
         // turn.
@@ -99,7 +102,8 @@ impl Config {
         Ok(Self {
             vocab_size: file.size("vocab_size")?,
             hidden_size: file.size("hidden_size")?,
-            intermediate_size: file.size("intermediate_size")?,
+            intermediate_size: if moe.is_some() { 0 } else { file.size("intermediate_size")? },
+            moe,
             layers: layers(file)?,
             shape,
             all_heads: shape,
@@ -124,7 +128,8 @@ impl Config {
     pub(crate) fn shard(&self, shard: Shard) -> Result<Self, String> {
         let fp8 = self.quantization.as_ref().is_some_and(Quantization::has_blocks);
         let ranks = shard.ranks;
-        let (shape, intermediate_size) = self.decoder().share(shard, fp8)?;
+        let DecoderShape { heads: shape, intermediate: intermediate_size, moe, .. } =
+            self.decoder().share(shard, fp8)?;
         let DeltaShape { key_heads, value_heads, .. } = self.delta;
         // Where key heads can be shared, value heads can: each key head has the same number of them.
         if !key_heads.is_multiple_of(ranks) {
@@ -139,7 +144,7 @@ impl Config {
         if fp8 && ranks > 1 && !blocks.iter().all(|rows| rows.is_multiple_of(SCALE_BLOCK)) {
             return Err(format!("{ranks} ranks cannot share FP8 weights of {key_heads} key heads in whole blocks"));
         }
-        Ok(Self { shape, intermediate_size, delta, shard, ..self.clone() })
+        Ok(Self { shape, intermediate_size, moe, delta, shard, ..self.clone() })
     }
 
     /// The numbers that the runtime's parts of a decoder take.
@@ -147,6 +152,7 @@ impl Config {
         DecoderShape {
             hidden: self.hidden_size,
             intermediate: self.intermediate_size,
+            moe: self.moe,
             heads: self.shape,
             all_heads: self.all_heads,
             shard: self.shard,
@@ -178,7 +184,11 @@ impl Config {
         let (hidden, delta, shape) = (self.hidden_size, self.delta, self.shape);
         let linear = hidden * (delta.projected_width() + delta.v_width());
         let full = hidden * (shape.gated_qkv_width() + shape.q_width());
-        let mlp = 3 * hidden * self.intermediate_size;
+        let mlp = match self.moe {
+            // Each expert has a row of the router, the shared one a row of its own.
+            Some(MoeShape { route, width }) => route.count() * hidden * (3 * width + 1),
+            None => 3 * hidden * self.intermediate_size,
+        };
         let mtp = if self.mtp { self.mtp_projection() + full + mlp } else { 0 };
         self.count(LayerKind::Linear) * linear + self.count(LayerKind::Full) * full + self.layers.len() * mlp + mtp
     }
@@ -198,6 +208,15 @@ impl Config {
         let mtp = if self.mtp { full + 5 * self.hidden_size } else { 0 };
         self.count(LayerKind::Linear) * linear + self.count(LayerKind::Full) * full + norms + mtp
     }
+}
+
+/// The experts, without which a Qwen3.5-MoE is refused.
+fn moe(file: &ConfigFile) -> Result<Option<MoeShape>, ConfigError> {
+    let moe = file.moe(true)?;
+    if moe.is_none() && file.get("model_type").as_str().is_some_and(|name| name.starts_with("qwen3_5_moe")) {
+        return Err(file.invalid("num_experts is missing"));
+    }
+    Ok(moe)
 }
 
 /// The kind of each layer: as listed, or full attention in every `full_attention_interval`th.

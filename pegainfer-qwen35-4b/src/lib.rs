@@ -6,6 +6,7 @@
 //! - [`weights`], `workspace`, [`state`]: device memory.
 //! - `mtp`: the layer that drafts (multi-token prediction); `pass`: its arguments.
 //! - `model`: the forward pass, and the `Model` implementation for `pegainfer-runtime`.
+//! - [`workspace`]: activations of a step.
 //! - [`plan`]: the step type, and the choice of the delta rule's kernel.
 
 pub mod config;
@@ -15,7 +16,7 @@ mod pass;
 pub mod plan;
 pub mod state;
 pub mod weights;
-mod workspace;
+pub mod workspace;
 
 pub use model::Qwen35Engine;
 pub use pass::Qwen35;

@@ -22,8 +22,11 @@ pub type Qwen35Engine = pegainfer_runtime::ModelEngine<Qwen35>;
 
 impl Model for Qwen35 {
     const NAME: &'static str = "Qwen3.5";
-    const ARCHITECTURE: &'static str = "Qwen3_5ForConditionalGeneration";
-    const MODEL_TYPE: &'static str = "qwen3_5";
+    const ARCHITECTURES: &'static [(&'static str, &'static str)] = &[
+        ("Qwen3_5ForConditionalGeneration", "qwen3_5"),
+        ("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe"),
+        ("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text"),
+    ];
     const DRAFTS: bool = true;
 
     type Options = ();

@@ -52,7 +52,9 @@ fn join_inputs(pass: &mut Pass<'_>, mtp: &Mtp) -> Result<(), OpError> {
     let (weights, eps) = (pass.weights, pass.config.rms_norm_eps);
     let Pass { exec, work, inputs, previous, communicator, .. } = pass;
     let Workspace { decoder, sampled: Some(scratch), .. } = &mut **work else { return Ok(()) };
-    let Activations { residual, normed, delta, gate_up, .. } = &mut decoder.activations;
+    let Activations { residual, normed, delta, .. } = &mut decoder.activations;
+    // As wide as the residual stream at least, and not in use yet.
+    let part = &mut decoder.attention.qkv;
     ops::embedding(exec, &inputs.tokens, previous, &weights.decoder.embedding, residual)?;
     ops::rms_norm(exec, residual, &mtp.embedding_norm, eps, &mut *delta)?;
     let Some(communicator) = communicator else {
@@ -61,9 +63,9 @@ fn join_inputs(pass: &mut Pass<'_>, mtp: &Mtp) -> Result<(), OpError> {
         let (w, norm) = (&mtp.hidden_projection, &mtp.input_norm);
         return ops::linear_add_norm(exec, scratch, w, residual, norm, eps, delta, normed.bf16());
     };
-    gathered(exec, *communicator, delta, &mtp.embedding_projection, gate_up, residual)?;
+    gathered(exec, *communicator, delta, &mtp.embedding_projection, part, residual)?;
     ops::rms_norm(exec, normed, &mtp.hidden_norm, eps, &mut *scratch)?;
-    gathered(exec, *communicator, scratch, &mtp.hidden_projection, gate_up, delta)?;
+    gathered(exec, *communicator, scratch, &mtp.hidden_projection, part, delta)?;
     ops::add_rms_norm(exec, delta, residual, &mtp.input_norm, eps, normed.bf16())
 }
 

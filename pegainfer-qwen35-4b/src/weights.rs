@@ -122,7 +122,7 @@ impl Layer {
             },
             mlp: {
                 let norm = scale(loader, format!("{prefix}.post_attention_layernorm.weight"), hidden)?;
-                Mlp::load(loader, prefix, norm, &shape, quantization)?
+                Mlp::load(loader, prefix, (norm, config.moe.is_some()), &shape, quantization)?
             },
         })
     }

@@ -1,21 +1,24 @@
-//! Parts shared by dense decoders: shape, token embedding, output matrix, gated MLP.
+//! Parts shared by decoders: shape, token embedding, output matrix.
 
+use super::moe::MoeShape;
 use super::output_matrix::HEAD;
-use super::quantization::{Quantization, load_projection, load_quantized_head};
+use super::quantization::{Quantization, load_quantized_head};
 use super::vocab_padding::table_rows;
 use pegainfer_core::parallel::Shard;
 use pegainfer_core::tensor::Tensor;
-use pegainfer_core::weights::{Columns, Loader, SCALE_BLOCK, SourceTensor, WeightsError};
+use pegainfer_core::weights::{Loader, SCALE_BLOCK, WeightsError};
 use pegainfer_kernels::ops::HeadShape;
 use pegainfer_kernels::ops::{Matrix, RopeSpec};
 
-/// The numbers of a dense decoder with full attention.
+/// The numbers of a decoder with full attention.
 #[derive(Debug, Clone, Copy)]
 pub struct DecoderShape {
     /// Width of the residual stream.
     pub hidden: usize,
-    /// Width of the MLP; with several ranks the rank's share.
+    /// Width of a dense MLP, 0 if no layer has one; with several ranks the rank's share.
     pub intermediate: usize,
+    /// Experts of the layers that have them instead of a dense MLP.
+    pub moe: Option<MoeShape>,
     /// Attention heads; with several ranks those of the rank.
     pub heads: HeadShape,
     /// Attention heads of the whole model.
@@ -40,23 +43,32 @@ impl DecoderShape {
 }
 
 impl DecoderShape {
-    /// The heads and the width of the MLP of rank `shard`. KV heads are held by several ranks if there are fewer of them
-    /// than ranks. Parts of FP8 weights are whole blocks. The error says what the ranks cannot share.
-    pub fn share(&self, shard: Shard, fp8: bool) -> Result<(HeadShape, usize), String> {
+    /// The numbers of rank `shard`: its share of the heads and of the width of each MLP. KV heads are held by several
+    /// ranks if there are fewer of them than ranks. Parts of FP8 weights are whole blocks. The error says what the ranks
+    /// cannot share.
+    pub fn share(&self, shard: Shard, fp8: bool) -> Result<Self, String> {
         let (HeadShape { heads, kv_heads, head_dim }, ranks) = (self.all_heads, shard.ranks);
         let block = if fp8 { SCALE_BLOCK } else { 1 };
         let share = |n: usize, width: usize| n.is_multiple_of(ranks) && (n / ranks * width).is_multiple_of(block);
         let own_kv = shard.part_or_copy(kv_heads).len();
         let shares_kv = kv_heads.is_multiple_of(ranks) || ranks.is_multiple_of(kv_heads);
+        let expert_width = self.moe.map_or(0, |moe| moe.width);
         let parts = [
             (share(heads, head_dim), heads, "attention heads"),
             (shares_kv && (own_kv * head_dim).is_multiple_of(block), kv_heads, "KV heads"),
-            (share(self.intermediate, 1), self.intermediate, "columns of the MLP"),
+            (self.intermediate.is_multiple_of(ranks), self.intermediate, "columns of the MLP"),
+            (share(expert_width, 1), expert_width, "columns of an expert"),
         ];
-        match parts.iter().find(|(fits, ..)| !fits) {
-            Some((_, n, what)) => Err(format!("{ranks} ranks cannot share {n} {what}")),
-            None => Ok((HeadShape { heads: heads / ranks, kv_heads: own_kv, head_dim }, self.intermediate / ranks)),
+        if let Some((_, n, what)) = parts.iter().find(|(fits, ..)| !fits) {
+            return Err(format!("{ranks} ranks cannot share {n} {what}"));
         }
+        Ok(Self {
+            heads: HeadShape { heads: heads / ranks, kv_heads: own_kv, head_dim },
+            intermediate: self.intermediate / ranks,
+            moe: self.moe.map(|moe| MoeShape { width: moe.width / ranks, ..moe }),
+            shard,
+            ..*self
+        })
     }
 }
 
@@ -95,40 +107,4 @@ pub fn load_head(
         return Ok(Matrix::Bf16(embedding.row_range(shard.part(padded))));
     }
     loader.stacked(HEAD, &rows, hidden).map(Matrix::Bf16)
-}
-
-/// Weights of the second half of a layer.
-#[derive(Debug)]
-pub struct Mlp {
-    /// Weight of the norm before it, `[hidden]`.
-    pub norm: Tensor,
-    /// Gate, then up: `[2 * intermediate, hidden]`. With several ranks, `intermediate` is the rank's share.
-    pub gate_up: Matrix,
-    /// `[hidden, intermediate]`.
-    pub down: Matrix,
-}
-
-impl Mlp {
-    /// Loads `mlp.gate_proj`, `mlp.up_proj` and `mlp.down_proj` of the layer with this tensor name `prefix`. `norm` is
-    /// loaded first.
-    pub fn load(
-        loader: &mut Loader<'_>,
-        prefix: &str,
-        norm: Tensor,
-        shape: &DecoderShape,
-        quantization: Option<&Quantization>,
-    ) -> Result<Self, WeightsError> {
-        let name = |tail: &str| format!("{prefix}.mlp.{tail}.weight");
-        let stored = shape.intermediate * shape.shard.ranks;
-        let part = shape.shard.part(stored);
-        let rows = |tail: &str| SourceTensor { name: name(tail), rows: stored, part: part.clone() };
-        let first = ["gate_proj", "up_proj"].map(rows);
-        let down = [SourceTensor::whole(name("down_proj"), shape.hidden)];
-        let columns = Columns { stored, part: part.clone() };
-        Ok(Self {
-            norm,
-            gate_up: load_projection(loader, quantization, &name("gate_up_proj"), &first, shape.hidden)?,
-            down: load_projection(loader, quantization, &down[0].name, &down, columns)?,
-        })
-    }
 }

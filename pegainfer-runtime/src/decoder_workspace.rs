@@ -1,14 +1,15 @@
-//! Activations of a dense decoder, allocated once for the largest step, and the ops between its token mixers.
+//! Activations of a decoder, allocated once for the largest step, and the ops between its token mixers.
 
 use super::bounds::StepSize;
-use super::decoder::{DecoderShape, Mlp};
+use super::decoder::DecoderShape;
+use super::mlp::{Mlp, MlpKind};
 use super::sampled_rows::gather_rows;
 use pegainfer_core::exec::{AliasedTensor, Exec};
 use pegainfer_core::parallel::Communicator;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 use pegainfer_kernels::ops::{self, Activation, Matrix};
 
-/// The activations of a step of a dense decoder.
+/// The activations of a step of a decoder.
 #[derive(Debug)]
 pub struct DecoderWorkspace {
     /// Activations around the token mixers.
@@ -26,10 +27,31 @@ pub struct Activations {
     pub normed: Activation,
     /// Scratch for the output of a block before it is added to the residual, `[tokens, hidden]`.
     pub delta: Tensor,
-    /// Scratch for the MLP's first GEMM, `[tokens, 2 * intermediate]`.
+    /// Scratch of the MLP.
+    pub mlp: MlpScratch,
+}
+
+/// Scratch of an MLP: of a dense one, and of a mixture of experts.
+#[derive(Debug)]
+pub struct MlpScratch {
+    /// Of the first GEMM, `[tokens, 2 * intermediate]`.
     pub gate_up: Tensor,
     /// `[tokens, intermediate]` in bf16 or FP8.
     pub activated: Activation,
+    /// Of the router, `[tokens, route.rows()]` f32.
+    pub logits: Tensor,
+    /// Experts of each token, `[tokens, route.per_token()]` u32.
+    pub chosen: Tensor,
+    /// Their weights, f32.
+    pub weights: Tensor,
+}
+
+impl MlpScratch {
+    fn set_rows(&mut self, tokens: usize) {
+        let Self { gate_up, activated, logits, chosen, weights } = self;
+        [gate_up, logits, chosen, weights].into_iter().for_each(|tensor| tensor.set_rows(tokens));
+        activated.set_rows(tokens);
+    }
 }
 
 /// Activations of a layer of full attention, bf16 unless noted otherwise.
@@ -66,28 +88,37 @@ impl DecoderWorkspace {
             attention.push(bf16("sampled_qkv", qkv_width));
         }
         attention.extend([bf16("q", q_width), bf16("attended", q_width)]);
-        let mlp = [bf16("gate_up", 2 * shape.intermediate), bf16("activated", shape.intermediate)];
-        let mut tensors = exec.aliased(&[&mixers, &attention, &mlp])?;
+        let dense = [bf16("gate_up", 2 * shape.intermediate), bf16("activated", shape.intermediate)];
+        let (logits, per_token) = shape.moe.map_or((0, 0), |moe| (moe.route.rows(), moe.route.per_token()));
+        let moe = [
+            ("logits", [size.tokens, logits], DType::F32),
+            ("chosen", [size.tokens, per_token], DType::U32),
+            ("weights", [size.tokens, per_token], DType::F32),
+        ];
+        let mut tensors = exec.aliased(&[&mixers, &attention, &dense, &moe])?;
+        let [logits, chosen, weights] = array(tensors.split_off(N + attention.len() + dense.len()))?;
         let [gate_up, activated] = array(tensors.split_off(N + attention.len()))?;
         let [q, attended] = array(tensors.split_off(N + attention.len() - 2))?;
         let sampled_qkv = if shape.gated { tensors.pop() } else { None };
         let [qkv] = array(tensors.split_off(N))?;
         let (normed, activated) = (Activation::new(normed), Activation::new(activated));
-        let activations = Activations { residual, normed, delta, gate_up, activated };
+        let mlp = MlpScratch { gate_up, activated, logits, chosen, weights };
+        let activations = Activations { residual, normed, delta, mlp };
         let attention = AttentionScratch { rope, qkv, sampled_qkv, q, attended: Activation::new(attended) };
         Ok((Self { activations, attention }, array(tensors)?))
     }
 
     /// Sets all tensors to `tokens` rows, in bf16.
     pub fn set_rows(&mut self, tokens: usize) {
-        let Activations { residual, normed, delta, gate_up, activated } = &mut self.activations;
+        let Activations { residual, normed, delta, mlp } = &mut self.activations;
         let AttentionScratch { qkv, sampled_qkv, q, attended, .. } = &mut self.attention;
-        for tensor in [residual, delta, gate_up, qkv, q].into_iter().chain(sampled_qkv) {
+        for tensor in [residual, delta, qkv, q].into_iter().chain(sampled_qkv) {
             tensor.set_rows(tokens);
         }
-        for activation in [normed, activated, attended] {
+        for activation in [normed, attended] {
             activation.set_rows(tokens);
         }
+        mlp.set_rows(tokens);
     }
 
     /// Keeps `rows` (`[n]` u32) of the residual stream and of the queries with their gates, before attention.
@@ -126,27 +157,32 @@ impl Activations {
         eps: f32,
         communicator: Option<&dyn Communicator>,
     ) -> Result<(), OpError> {
-        let Self { residual, normed, delta, gate_up, activated } = self;
-        let Some(communicator) = communicator else {
-            ops::linear_add_norm(exec, mixed, out, residual, &mlp.norm, eps, delta, normed.input_of(&mlp.gate_up))?;
-            ops::linear_swiglu(exec, normed, &mlp.gate_up, gate_up, activated.input_of(&mlp.down))?;
-            return ops::linear_add_norm(
-                exec,
-                activated,
-                &mlp.down,
-                residual,
-                next.0,
-                eps,
-                delta,
-                normed.input_of(next.1),
-            );
-        };
-        ops::linear(exec, mixed, out, delta)?;
-        let to = normed.input_of(&mlp.gate_up);
-        ops::reduce_add_norm(exec, communicator, delta, residual, &mlp.norm, eps, to)?;
-        ops::linear_swiglu(exec, normed, &mlp.gate_up, gate_up, activated.input_of(&mlp.down))?;
-        ops::linear(exec, activated, &mlp.down, delta)?;
-        ops::reduce_add_norm(exec, communicator, delta, residual, next.0, eps, normed.input_of(next.1))
+        let Self { residual, normed, delta, mlp: scratch } = self;
+        let to = normed.input_of(mlp.reader());
+        match communicator {
+            None => ops::linear_add_norm(exec, mixed, out, residual, &mlp.norm, eps, delta, to)?,
+            Some(communicator) => {
+                ops::linear(exec, mixed, out, delta)?;
+                ops::reduce_add_norm(exec, communicator, delta, residual, &mlp.norm, eps, to)?;
+            }
+        }
+        match &mlp.kind {
+            MlpKind::Moe(moe) => moe.forward(exec, normed, scratch, delta)?,
+            MlpKind::Dense(mlp) => {
+                mlp.activate(exec, normed, scratch)?;
+                let (activated, down) = (&scratch.activated, &mlp.down);
+                if communicator.is_none() {
+                    let to = normed.input_of(next.1);
+                    return ops::linear_add_norm(exec, activated, down, residual, next.0, eps, delta, to);
+                }
+                ops::linear(exec, activated, down, delta)?;
+            }
+        }
+        let to = normed.input_of(next.1);
+        match communicator {
+            None => ops::add_rms_norm(exec, delta, residual, next.0, eps, to),
+            Some(communicator) => ops::reduce_add_norm(exec, communicator, delta, residual, next.0, eps, to),
+        }
     }
 }
 

@@ -28,10 +28,8 @@ pub type StepOf<M> = Step<<<M as Model>::State as SequenceState>::Row>;
 pub trait Model: Debug + Sized + Send + 'static {
     /// Name of the family in messages.
     const NAME: &'static str;
-    /// Name in `architectures` of config.json.
-    const ARCHITECTURE: &'static str;
-    /// Name in `model_type` of config.json.
-    const MODEL_TYPE: &'static str;
+    /// Names in `architectures` of config.json, each with its `model_type`.
+    const ARCHITECTURES: &'static [(&'static str, &'static str)];
     /// True if its checkpoints have layers that draft (multi-token prediction).
     const DRAFTS: bool = false;
     /// Kernels that its steps run.

@@ -10,6 +10,9 @@ pub fn max_value(field: &str) -> usize {
         "num_hidden_layers" => 1 << 12,
         "num_attention_heads" | "num_key_value_heads" | "linear_num_key_heads" | "linear_num_value_heads" => 1 << 14,
         "head_dim" | "linear_key_head_dim" | "linear_value_head_dim" | "linear_conv_kernel_dim" => 1 << 12,
+        // With a shared expert, the most that the kernels take.
+        "num_experts" | "num_local_experts" => 1023,
+        "num_experts_per_tok" => 31,
         "vocab_size" => 1 << 24,
         "max_position_embeddings" => MAX_CONTEXT,
         _ => 1 << 20,

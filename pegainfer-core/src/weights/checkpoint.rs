@@ -192,7 +192,7 @@ impl Checkpoint {
     /// A tensor of exactly this shape and one of these dtypes.
     fn one_of(&self, name: &str, shape: &[usize], dtypes: &[Dtype]) -> Result<(Dtype, Stored<'_>), WeightsError> {
         let location = self.locations.get(name).ok_or_else(|| WeightsError::MissingTensor { name: name.to_owned() })?;
-        if !dtypes.contains(&location.dtype) || location.shape != shape {
+        if !dtypes.contains(&location.dtype) || !(location.shape == shape || is_stack(&location.shape, shape)) {
             let dtypes: Vec<String> = match location.blocks {
                 Some(blocks) if dtypes.contains(&location.dtype) => vec![blocks.to_string()],
                 _ => dtypes.iter().map(|dtype| format!("{dtype:?}")).collect(),
@@ -206,6 +206,11 @@ impl Checkpoint {
         let stored = Stored::new(&self.shards[location.shard], location.bytes.start as u64, location.dtype);
         Ok((location.dtype, stored.tiled(location.tiles)))
     }
+}
+
+/// True if `stored`, `[n, rows, k]`, is a stack of matrices that `wanted`, `[n * rows, k]`, takes as one.
+fn is_stack(stored: &[usize], wanted: &[usize]) -> bool {
+    matches!((stored, wanted), ([n, rows, k], [all, columns]) if n.checked_mul(*rows) == Some(*all) && k == columns)
 }
 
 /// Alternative name of a shard: some tools rename the files without updating the index, from

@@ -115,6 +115,14 @@ impl<'a> Loader<'a> {
         names
     }
 
+    /// Shape of a tensor of the checkpoint; `None` for one that it does not have, and for dummy weights.
+    pub fn stored_shape(&self, name: &str) -> Option<&'a [usize]> {
+        match self.source {
+            Source::Checkpoint(checkpoint) => checkpoint.describe(name).map(|(_, shape)| shape),
+            Source::Dummy { .. } => None,
+        }
+    }
+
     /// Number of tensors so far that are rounded to bf16 while they are read.
     pub fn rounded(&self) -> usize {
         self.rounded

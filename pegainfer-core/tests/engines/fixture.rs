@@ -1,6 +1,7 @@
 //! Reference outputs, and the checkpoints that they are of.
 
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use std::path::{Path, PathBuf};
 
 /// Another checkpoint to test than the bundled one.
@@ -35,18 +36,23 @@ pub struct Fixture {
 impl Fixture {
     /// Fixture of the bundled checkpoint `name`.
     pub fn bundled(name: &str) -> Self {
-        Self::read(&crate_dir().join(format!("tests/fixtures/{name}.json")))
+        bundled_fixture(name)
     }
 
     /// Fixture of the checkpoint given by the environment, or of the bundled one.
     pub fn under_test(bundled: &str) -> Self {
-        other_model().map_or_else(|| Self::bundled(bundled), |path| Self::read(&path.join("fixture.json")))
+        other_model().map_or_else(|| Self::bundled(bundled), |path| read(&path.join("fixture.json")))
     }
+}
 
-    fn read(path: &Path) -> Self {
-        let text = std::fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-        serde_json::from_str(&text).unwrap()
-    }
+/// The file `name` of tests/fixtures.
+pub fn bundled_fixture<T: DeserializeOwned>(name: &str) -> T {
+    read(&crate_dir().join(format!("tests/fixtures/{name}.json")))
+}
+
+fn read<T: DeserializeOwned>(path: &Path) -> T {
+    let text = std::fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    serde_json::from_str(&text).unwrap()
 }
 
 /// Bounds of the difference from a reference in f32, nats.

@@ -27,10 +27,8 @@ pub type UniformStep = (usize, usize, usize);
 pub struct Family {
     /// Its name in messages.
     pub name: &'static str,
-    /// Its name in `architectures` of config.json.
-    pub architecture: &'static str,
-    /// Its name in `model_type` of config.json.
-    pub model_type: &'static str,
+    /// Its names in `architectures` of config.json, each with its `model_type`.
+    pub architectures: &'static [(&'static str, &'static str)],
     /// Memory per GPU for each supported number of tensor-parallel ranks.
     pub rank_bytes: NeedsOfRanks,
     /// True if loading onto one GPU says what of the model does not fit, and uses what is there otherwise.
@@ -93,8 +91,7 @@ impl Family {
     pub const fn new<M: Model>() -> Self {
         Self {
             name: M::NAME,
-            architecture: M::ARCHITECTURE,
-            model_type: M::MODEL_TYPE,
+            architectures: M::ARCHITECTURES,
             rank_bytes: |dir, args| {
                 let options = load_options::<M>(dir, args);
                 Ok(pegainfer_runtime::rank_bytes::<M>(&M::load_config_for(&options)?, &options)?)
@@ -120,7 +117,7 @@ impl Family {
 
 impl PartialEq for Family {
     fn eq(&self, other: &Self) -> bool {
-        self.model_type == other.model_type
+        self.architectures == other.architectures
     }
 }
 

@@ -14,6 +14,8 @@ mod grouped;
 mod invariance;
 #[path = "../../../pegainfer-runtime/tests/family/mixes.rs"]
 mod mixes;
+#[path = "../../../pegainfer-runtime/tests/family/moe.rs"]
+mod moe;
 mod plan;
 #[path = "../../../pegainfer-runtime/tests/family/ranks.rs"]
 mod ranks;

@@ -7,7 +7,8 @@ use pegainfer_kernels::ops::{HeadShape, KvDType};
 use pegainfer_qwen3_4b::Qwen3;
 use pegainfer_qwen3_4b::Step;
 use pegainfer_qwen3_4b::config::Config;
-use pegainfer_runtime::{GpuFit, LoadOptions, ModelBytes, rank_bytes, record, record_step, uniform};
+use pegainfer_runtime::{GpuFit, LoadOptions, Model, ModelBytes, rank_bytes, record, record_step, uniform};
+use serde_json::{Value, json};
 
 /// (hidden, intermediate, layers, heads, tied, parameters) of the official Qwen3 models.
 const SIZES: [(usize, usize, usize, usize, bool, u64); 6] = [
@@ -24,6 +25,8 @@ fn config((hidden, width, layers, heads, tied, _): (usize, usize, usize, usize, 
         vocab_size: 151_936,
         hidden_size: hidden,
         intermediate_size: width,
+        moe: None,
+        dense_layers: Vec::new(),
         layers,
         shape: HeadShape { heads, kv_heads: 8, head_dim: 128 },
         all_heads: HeadShape { heads, kv_heads: 8, head_dim: 128 },
@@ -162,4 +165,52 @@ fn the_chosen_number_of_gpus_holds_the_model() {
         chosen.push((config.hidden_size, gigabytes, need.ranks));
     }
     assert!(chosen.contains(&(5120, 80, 2)) && chosen.contains(&(2560, 24, 1)), "{chosen:?}");
+}
+
+/// (hidden, layers, heads, KV heads, experts, width, parameters) of the official models with experts, 8 of which a token
+/// has: 30B-A3B, 235B-A22B and Coder-480B-A35B.
+const WITH_EXPERTS: [(usize, usize, usize, usize, usize, usize, u64); 3] = [
+    (2048, 48, 32, 4, 128, 768, 30_532_122_624),
+    (4096, 94, 64, 4, 128, 1536, 235_093_634_560),
+    (6144, 62, 96, 8, 160, 2560, 480_154_875_392),
+];
+
+/// config.json of such a model in the official layout.
+fn with_experts(size: &(usize, usize, usize, usize, usize, usize, u64)) -> Value {
+    let (hidden, layers, heads, kv_heads, experts, width, _) = *size;
+    json!({
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "attention_bias": false, "head_dim": 128,
+        "hidden_act": "silu", "hidden_size": hidden, "intermediate_size": 6144, "max_position_embeddings": 40_960,
+        "decoder_sparse_step": 1, "mlp_only_layers": [], "moe_intermediate_size": width, "norm_topk_prob": true,
+        "num_attention_heads": heads, "num_experts": experts, "num_experts_per_tok": 8, "num_hidden_layers": layers,
+        "num_key_value_heads": kv_heads, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "tie_word_embeddings": false,
+        "vocab_size": 151_936, "eos_token_id": 151_645,
+    })
+}
+
+#[test]
+fn official_sizes_with_experts_have_their_published_totals() {
+    for size in &WITH_EXPERTS {
+        let config = Qwen3::parse_config(&with_experts(size).to_string()).unwrap();
+        assert_eq!(bytes_of(&config).weights, 2 * size.6);
+        let records = record::<Qwen3>(&config, 1, (1, 1, 1024)).unwrap();
+        let of_experts = |r: &OpRecord| if r.op == "experts" { r.bytes } else { 0 };
+        let read = total(&records, of_experts) as f64 / (8 * config.layers * 3 * size.0 * size.5 * 2) as f64;
+        assert!((1.0..1.001).contains(&read), "a step of one token reads 8 experts a layer once: {read}");
+    }
+}
+
+#[test]
+fn layers_without_experts_have_a_dense_mlp() {
+    let mut json = with_experts(&WITH_EXPERTS[0]);
+    json["decoder_sparse_step"] = json!(2);
+    json["mlp_only_layers"] = json!([3, 5]);
+    json["norm_topk_prob"] = Value::Null;
+    let config = Qwen3::parse_config(&json.to_string()).unwrap();
+    let sparse: Vec<usize> = (0..config.layers).filter(|i| config.is_sparse(*i)).collect();
+    assert_eq!((sparse.len(), &sparse[..3]), (22, &[1, 7, 9][..]));
+    assert!(!config.moe.unwrap().route.normalize, "the default of transformers");
+    let records = record::<Qwen3>(&config, 1, (1, 1, 8)).unwrap();
+    let count = |op| records.iter().filter(|record| record.op == op).count();
+    assert_eq!((count("experts"), count("linear_swiglu")), (22, 26));
 }

@@ -6,7 +6,10 @@
 mod family;
 
 pub use family::*;
+use pegainfer_core::tensor::Tensor;
+use pegainfer_qwen3_4b::config::Config;
 pub use pegainfer_qwen3_4b::{Qwen3 as Family, Qwen3Engine as Engine};
+use pegainfer_runtime::DecoderWorkspace;
 
 /// Numbers of ranks that can share the bundled checkpoint.
 pub const RANKS: &[usize] = &[2, 4];
@@ -26,3 +29,15 @@ pub const TIGHT_BLOCKS: u64 = 52;
 pub const MIXES_CACHE: u64 = 16 * 16 * 6144;
 /// Steps of [`mixes`].
 pub const MIXES_STEPS: u64 = 2_000;
+/// Checkpoints with experts, in bf16 and in FP8.
+pub const MOE: [&str; 2] = ["qwen3-moe-tiny", "qwen3-moe-tiny-fp8"];
+
+/// A model without the layers after the first `layers`.
+pub fn first_layers(config: &Config, layers: usize) -> Config {
+    Config { layers, ..config.clone() }
+}
+
+/// Experts and weights that the last layer chose.
+pub fn chosen_by_last_layer(work: &DecoderWorkspace) -> (&Tensor, &Tensor) {
+    (&work.activations.mlp.chosen, &work.activations.mlp.weights)
+}

@@ -171,3 +171,73 @@ fn sizes_without_bound_are_refused_by_name() {
         assert!(error.contains(&format!("{field} is 1000000000, and must be an integer from 1 to")), "{error}");
     }
 }
+
+/// config.json of a model with experts in the official layout: hidden size, layers, heads, value heads, experts, their
+/// width and number for a token.
+fn with_experts(
+    (hidden, layers, heads, value_heads): (usize, usize, usize, usize),
+    (experts, width, chosen): (usize, usize, usize),
+) -> Value {
+    let mut config = tiny();
+    config["architectures"] = json!(["Qwen3_5MoeForConditionalGeneration"]);
+    config["model_type"] = json!("qwen3_5_moe");
+    config["tie_word_embeddings"] = json!(false);
+    let text = config["text_config"].as_object_mut().unwrap();
+    text.retain(|field, _| !["intermediate_size", "tie_word_embeddings", "layer_types"].contains(&field.as_str()));
+    let fields = json!({
+        "model_type": "qwen3_5_moe_text", "hidden_size": hidden, "num_hidden_layers": layers,
+        "num_attention_heads": heads, "num_key_value_heads": 2, "head_dim": 256, "vocab_size": 248_320,
+        "linear_num_key_heads": 16, "linear_num_value_heads": value_heads, "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128, "num_experts": experts, "moe_intermediate_size": width,
+        "shared_expert_intermediate_size": width, "num_experts_per_tok": chosen, "mlp_only_layers": [],
+        "mtp_num_hidden_layers": 1,
+    });
+    text.extend(fields.as_object().unwrap().clone());
+    config
+}
+
+/// Qwen3.5-35B-A3B.
+fn a3b() -> Value {
+    with_experts((2048, 40, 16, 32), (256, 512, 8))
+}
+
+#[test]
+fn official_sizes_with_experts_have_their_published_totals() {
+    for (config, parameters, mtp) in [
+        (a3b(), 34_660_610_688, 844_640_768),
+        (with_experts((3072, 48, 32, 64), (256, 1024, 8)), 122_111_526_912, 2_523_679_232),
+        (with_experts((4096, 60, 32, 64), (512, 1024, 10)), 396_346_350_336, 6_595_568_128),
+    ] {
+        let read = Qwen35::parse_config(&config.to_string()).unwrap();
+        assert_eq!(read.parameters(), parameters);
+        assert_eq!(Config { mtp: true, ..read.clone() }.parameters() - parameters, mtp);
+        let route = read.moe.unwrap().route;
+        assert!(route.normalize && route.shared, "what config.json does not say");
+        // Matrices and tables are bf16, and so is the router with its rows of zeros.
+        let padding = (read.layers.len() * (route.rows() - route.count()) * read.hidden_size * 2) as u64;
+        let small = ModelBytes::of::<Qwen35>(&read).unwrap().weights - 2 * parameters - padding;
+        assert!(small < 8_000_000, "norms in f32: {small}");
+    }
+}
+
+#[test]
+fn experts_that_cannot_be_are_refused_by_name() {
+    for (field, value, expected) in [
+        ("num_experts_per_tok", json!(257), "num_experts_per_tok is 257, and must be an integer from 1 to 31"),
+        ("num_experts", json!(7), "num_experts_per_tok is 8, but num_experts is 7"),
+        ("num_experts", json!(1 << 20), "num_experts is 1048576, and must be an integer from 1 to 1023"),
+        ("num_experts", Value::Null, "num_experts is missing"),
+        ("moe_intermediate_size", Value::Null, "moe_intermediate_size is missing"),
+        ("shared_expert_intermediate_size", json!(1024), "asks for shared_expert_intermediate_size = 1024"),
+    ] {
+        let mut config = a3b();
+        config["text_config"][field] = value;
+        let error = Qwen35::parse_config(&config.to_string()).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+    let mut config = a3b();
+    let text = config["text_config"].as_object_mut().unwrap();
+    let experts = text.remove("num_experts").unwrap();
+    text.insert("num_local_experts".to_owned(), experts);
+    assert_eq!(Qwen35::parse_config(&config.to_string()).unwrap().moe.unwrap().route.experts, 256);
+}

@@ -13,6 +13,8 @@ mod invariance;
 mod many_ranks;
 #[path = "../../../pegainfer-runtime/tests/family/mixes.rs"]
 mod mixes;
+#[path = "../../../pegainfer-runtime/tests/family/moe.rs"]
+mod moe;
 mod mtp;
 mod mtp_support;
 mod plan;

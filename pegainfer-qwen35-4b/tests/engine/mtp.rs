@@ -4,7 +4,10 @@
 use crate::mtp_support::{Checkpoint, Reference};
 use crate::support::invariance::{self, Alone};
 use crate::support::speculation::{by_model, drafts_of_the_model_follow_a_grammar, few_tokens};
-use crate::support::{Target, best, engine, engine_on, fixture, options, rank_counts, run};
+use crate::support::{
+    Fixture, MOE, Target, best, bundled_fixture, bundled_model, engine, engine_on, fixture, greedy, options,
+    rank_counts, run,
+};
 use pegainfer_core::engine::{GenerateRequest, StepEngine};
 use pegainfer_core::schedule::SampleRow;
 use pegainfer_core::schedule::speculation::Speculation;
@@ -200,4 +203,36 @@ fn a_checkpoint_without_the_layer_is_refused_and_dummy_weights_have_it() {
     assert!(error.starts_with("--speculative-config: the checkpoint has no mtp.layers.* tensors"), "{error}");
     let loaded = load(Some(7)).unwrap();
     assert!(loaded.config.mtp);
+}
+
+/// Accepted drafts of a text in the reference, see tests/fixtures/README.md.
+#[derive(serde::Deserialize)]
+struct Accepted {
+    cases: Vec<AcceptedOfText>,
+}
+
+#[derive(serde::Deserialize)]
+struct AcceptedOfText {
+    accepted: usize,
+}
+
+/// The layer of a model with experts was trained: its drafts are right as often as the reference's.
+#[test]
+fn drafts_by_experts_are_those_of_the_reference() {
+    let name = MOE[0];
+    let expected: Accepted = bundled_fixture(&format!("{name}.mtp"));
+    let expected: usize = expected.cases.iter().map(|case| case.accepted).sum();
+    let options = LoadOptions { model_path: bundled_model(name), ..options() };
+    let drafts = LoadOptions { speculation: by_model(1), ..options.clone() };
+    let cases = Fixture::bundled(name).cases;
+    let requests: Vec<_> = cases.iter().map(|case| greedy(&case.prompt_ids, case.greedy_ids.len())).collect();
+    let alone = Alone::new(&mut engine(best(), &options), best(), requests);
+    let mut drafting = engine(best(), &drafts);
+    alone.holds("drafts by experts", &mut drafting);
+    let speculation = drafting.stats().speculation;
+    let (accepted, drafted) = (speculation.accepted_tokens() as f64, speculation.draft_tokens as f64);
+    // An accepted draft saves the step whose draft the reference counts, too.
+    let share = expected as f64 / cases.iter().map(|case| case.greedy_ids.len()).sum::<usize>() as f64;
+    println!("{accepted} of {drafted} drafts, {share:.2} in the reference");
+    assert!(drafted > 100.0 && (accepted / drafted - share).abs() < 0.1, "{accepted} of {drafted}, expected {share}");
 }

@@ -6,6 +6,9 @@
 mod family;
 
 pub use family::*;
+use pegainfer_core::tensor::Tensor;
+use pegainfer_qwen35_4b::config::Config;
+use pegainfer_qwen35_4b::workspace::Workspace;
 pub use pegainfer_qwen35_4b::{Qwen35 as Family, Qwen35Engine as Engine};
 
 /// Numbers of ranks that can share the bundled checkpoint.
@@ -26,3 +29,16 @@ pub const TIGHT_BLOCKS: u64 = 50;
 pub const MIXES_CACHE: u64 = 14 * 16 * 3072;
 /// Steps of [`mixes`].
 pub const MIXES_STEPS: u64 = 2_000;
+/// Checkpoints with experts, in bf16 and in FP8.
+pub const MOE: [&str; 2] = ["qwen35-moe-tiny", "qwen35-moe-tiny-fp8"];
+
+/// A model without the layers after the first `layers`.
+pub fn first_layers(config: &Config, layers: usize) -> Config {
+    Config { layers: config.layers[..layers].to_vec(), ..config.clone() }
+}
+
+/// Experts and weights that the last layer chose.
+pub fn chosen_by_last_layer(work: &Workspace) -> (&Tensor, &Tensor) {
+    let mlp = &work.decoder.activations.mlp;
+    (&mlp.chosen, &mlp.weights)
+}

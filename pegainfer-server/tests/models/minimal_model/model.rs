@@ -43,6 +43,7 @@ impl Config {
         DecoderShape {
             hidden: self.hidden_size,
             intermediate: self.intermediate_size,
+            moe: None,
             heads: self.shape,
             all_heads: self.shape,
             shard: Shard::WHOLE,
@@ -82,15 +83,14 @@ impl Layer {
             input_norm: loader.vector(name("input_layernorm"), hidden)?,
             qkv: load_projection(loader, quantization, &name("self_attn.qkv_proj"), &projections, hidden)?,
             o: load_projection(loader, quantization, &o[0].name, &o, config.shape.q_width())?,
-            mlp: Mlp::load(loader, &prefix, post_norm, &config.decoder(), quantization)?,
+            mlp: Mlp::load(loader, &prefix, (post_norm, false), &config.decoder(), quantization)?,
         })
     }
 }
 
 impl Model for Minimal {
     const NAME: &'static str = "Minimal";
-    const ARCHITECTURE: &'static str = "MinimalForCausalLM";
-    const MODEL_TYPE: &'static str = "minimal";
+    const ARCHITECTURES: &'static [(&'static str, &'static str)] = &[("MinimalForCausalLM", "minimal")];
 
     type Config = Config;
     type Options = ();

@@ -1,0 +1,101 @@
+//! The second half of a layer: a gated MLP, or a mixture of experts.
+
+use super::decoder::DecoderShape;
+use super::decoder_workspace::MlpScratch;
+use super::moe::Moe;
+use super::quantization::{Quantization, load_projection};
+use pegainfer_core::exec::Exec;
+use pegainfer_core::tensor::{OpError, Tensor};
+use pegainfer_core::weights::{Columns, Loader, SourceTensor, WeightsError};
+use pegainfer_kernels::ops::{self, Activation, Matrix};
+
+/// Weights of the second half of a layer.
+#[derive(Debug)]
+pub struct Mlp {
+    /// Weight of the norm before it, `[hidden]`.
+    pub norm: Tensor,
+    /// What follows the norm.
+    pub kind: MlpKind,
+}
+
+/// The weights of an MLP after its norm.
+#[derive(Debug)]
+pub enum MlpKind {
+    /// One MLP for all tokens.
+    Dense(DenseMlp),
+    /// An MLP of several experts.
+    Moe(Moe),
+}
+
+/// `down · (silu(gate · x) * (up · x))`. With several ranks, `intermediate` is the rank's share.
+#[derive(Debug)]
+pub struct DenseMlp {
+    /// Gate, then up: `[2 * intermediate, hidden]`.
+    pub gate_up: Matrix,
+    /// `[hidden, intermediate]`.
+    pub down: Matrix,
+}
+
+impl Mlp {
+    /// Loads the `mlp.*` tensors of the layer with this tensor name `prefix`: of its experts if `is_sparse`. `norm` is
+    /// loaded first.
+    pub fn load(
+        loader: &mut Loader<'_>,
+        prefix: &str,
+        (norm, is_sparse): (Tensor, bool),
+        shape: &DecoderShape,
+        quantization: Option<&Quantization>,
+    ) -> Result<Self, WeightsError> {
+        let kind = match shape.moe.filter(|_| is_sparse) {
+            Some(moe) => MlpKind::Moe(Moe::load(loader, prefix, moe, shape, quantization)?),
+            None => MlpKind::Dense(DenseMlp::load(loader, prefix, shape, quantization)?),
+        };
+        Ok(Self { norm, kind })
+    }
+
+    /// The MLP if it is dense.
+    pub fn dense(&self) -> Option<&DenseMlp> {
+        match &self.kind {
+            MlpKind::Dense(mlp) => Some(mlp),
+            MlpKind::Moe(_) => None,
+        }
+    }
+
+    /// The matrix that alone reads the output of the norm; `None` if there are several.
+    pub(super) fn reader(&self) -> Option<&Matrix> {
+        self.dense().map(|mlp| &mlp.gate_up)
+    }
+}
+
+impl DenseMlp {
+    /// Loads `mlp.gate_proj`, `mlp.up_proj` and `mlp.down_proj`.
+    fn load(
+        loader: &mut Loader<'_>,
+        prefix: &str,
+        shape: &DecoderShape,
+        quantization: Option<&Quantization>,
+    ) -> Result<Self, WeightsError> {
+        let name = |tail: &str| format!("{prefix}.mlp.{tail}.weight");
+        let stored = shape.intermediate * shape.shard.ranks;
+        let part = shape.shard.part(stored);
+        let rows = |tail: &str| SourceTensor { name: name(tail), rows: stored, part: part.clone() };
+        let first = ["gate_proj", "up_proj"].map(rows);
+        let down = [SourceTensor::whole(name("down_proj"), shape.hidden)];
+        let columns = Columns { stored, part: part.clone() };
+        Ok(Self {
+            gate_up: load_projection(loader, quantization, &name("gate_up_proj"), &first, shape.hidden)?,
+            down: load_projection(loader, quantization, &down[0].name, &down, columns)?,
+        })
+    }
+
+    /// Computes the input of `down`, from `normed` to `scratch.activated`.
+    pub(super) fn activate(
+        &self,
+        exec: &mut Exec,
+        normed: &Activation,
+        scratch: &mut MlpScratch,
+    ) -> Result<(), OpError> {
+        let MlpScratch { gate_up, activated, .. } = scratch;
+        ops::linear_swiglu(exec, normed, &self.gate_up, gate_up, activated.input_of(&self.down))
+    }
+}

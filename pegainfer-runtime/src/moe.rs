@@ -1,0 +1,178 @@
+//! A mixture of experts as the MLP of a layer (Qwen3-MoE, Qwen3.5-MoE).
+
+use super::config_file::{ConfigError, ConfigFile, unsupported};
+use super::decoder::DecoderShape;
+use super::decoder_workspace::MlpScratch;
+use super::quantization::{Quantization, load_projection};
+use pegainfer_core::exec::Exec;
+use pegainfer_core::tensor::{OpError, Tensor};
+use pegainfer_core::weights::{Columns, Loader, SourceTensor, WeightsError};
+use pegainfer_kernels::ops;
+use pegainfer_kernels::ops::moe::{Experts, RouteSpec};
+use serde_json::Value;
+use std::ops::Range;
+
+/// The numbers of a mixture of experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MoeShape {
+    /// How experts are chosen.
+    pub route: RouteSpec,
+    /// Width of an expert; with several ranks the rank's share.
+    pub width: usize,
+}
+
+impl ConfigFile {
+    /// The experts of a model, if it has any. `normalize`: the default of `norm_topk_prob`, which says that the weights
+    /// of the chosen experts sum up to 1. A shared expert must be as wide as the others.
+    pub fn moe(&self, normalize: bool) -> Result<Option<MoeShape>, ConfigError> {
+        // transformers 5 writes the second name.
+        let names = ["num_experts", "num_local_experts"];
+        let Some(name) = names.into_iter().find(|name| !self.get(name).is_null()) else { return Ok(None) };
+        let (experts, chosen) = (self.size(name)?, self.size("num_experts_per_tok")?);
+        if chosen > experts {
+            return Err(self.invalid(format!("num_experts_per_tok is {chosen}, but {name} is {experts}")));
+        }
+        let width = self.size("moe_intermediate_size")?;
+        let shared = match self.get("shared_expert_intermediate_size") {
+            Value::Null => false,
+            value if value.as_u64() == Some(width as u64) => true,
+            value => {
+                let served = "a shared expert as wide as moe_intermediate_size";
+                return Err(unsupported("shared_expert_intermediate_size", value, served));
+            }
+        };
+        let normalize = if self.get("norm_topk_prob").is_null() { normalize } else { self.flag("norm_topk_prob")? };
+        Ok(Some(MoeShape { route: RouteSpec { experts, chosen, normalize, shared }, width }))
+    }
+}
+
+/// Weights of a mixture of experts.
+#[derive(Debug)]
+pub struct Moe {
+    /// Rows of the router, then of the gate of the shared expert, then zeros, `[route.rows(), hidden]` bf16.
+    pub router: Tensor,
+    /// The experts; a shared one comes last.
+    pub experts: Experts,
+    route: RouteSpec,
+}
+
+/// The tensors of the experts of a layer.
+struct Names<'a> {
+    prefix: &'a str,
+    shape: MoeShape,
+    hidden: usize,
+    /// Width of an expert in the checkpoint.
+    stored: usize,
+    /// The rank's share of it.
+    own: Range<usize>,
+}
+
+impl Moe {
+    /// Loads `mlp.gate`, the experts, and `mlp.shared_expert` with its gate if there is one.
+    pub(super) fn load(
+        loader: &mut Loader<'_>,
+        prefix: &str,
+        moe: MoeShape,
+        shape: &DecoderShape,
+        quantization: Option<&Quantization>,
+    ) -> Result<Self, WeightsError> {
+        let (route, hidden, stored) = (moe.route, shape.hidden, moe.width * shape.shard.ranks);
+        let names = Names { prefix, shape: moe, hidden, stored, own: shape.shard.part(stored) };
+        let router = names.router();
+        let router = loader.stacked(&router[0].name, &router, hidden)?;
+        let gate_up = names.gate_up(loader)?;
+        let down = names.down(loader)?;
+        let columns = Columns { stored, part: names.own.clone() };
+        let title = |tail: &str| format!("{prefix}.mlp.experts.{tail}");
+        let gate_up = load_projection(loader, quantization, &title("gate_up_proj"), &gate_up, hidden)?;
+        let down = load_projection(loader, quantization, &title("down_proj"), &down, columns)?;
+        Ok(Self { router, experts: Experts { gate_up, down, count: route.count() }, route })
+    }
+
+    /// Adds up the outputs of the experts of each token, from `normed`, `[tokens, hidden]` bf16, to `out`, the same.
+    pub(super) fn forward(
+        &self,
+        exec: &mut Exec,
+        normed: &Tensor,
+        scratch: &mut MlpScratch,
+        out: &mut Tensor,
+    ) -> Result<(), OpError> {
+        let MlpScratch { logits, chosen, weights, .. } = scratch;
+        ops::linear(exec, normed, &self.router, logits)?;
+        ops::moe::route(exec, logits, self.route, (chosen, weights))?;
+        ops::moe::experts(exec, normed, (chosen, weights), &self.experts, out)
+    }
+}
+
+impl Names<'_> {
+    fn name(&self, tail: &str) -> String {
+        format!("{}.mlp.{tail}", self.prefix)
+    }
+
+    fn router(&self) -> Vec<SourceTensor> {
+        let route = self.shape.route;
+        let mut rows = vec![SourceTensor::whole(self.name("gate.weight"), route.experts)];
+        if route.shared {
+            rows.push(SourceTensor::whole(self.name("shared_expert_gate.weight"), 1));
+        }
+        let padding = route.rows() - route.count();
+        if padding > 0 {
+            rows.push(SourceTensor::zeros(padding));
+        }
+        rows
+    }
+
+    /// The prefix of each expert's tensors that is stored on its own: of all of them, or of the shared one alone.
+    fn separate(&self, fused: bool) -> impl Iterator<Item = String> {
+        let routed = if fused { 0 } else { self.shape.route.experts };
+        let shared = self.shape.route.shared.then(|| self.name("shared_expert"));
+        (0..routed).map(|e| self.name(&format!("experts.{e}"))).chain(shared)
+    }
+
+    /// The name of a tensor of this shape of all routed experts, if the checkpoint has it: `[experts, rows, columns]`.
+    fn fused(&self, loader: &Loader<'_>, tail: &str, shape: [usize; 2]) -> Result<Option<String>, WeightsError> {
+        let name = self.name(&format!("experts.{tail}"));
+        let expected = [self.shape.route.experts, shape[0], shape[1]];
+        match loader.stored_shape(&name) {
+            Some(found) if *found != expected => {
+                Err(WeightsError::Mismatch { name, found: format!("{found:?}"), expected: format!("{expected:?}") })
+            }
+            found => Ok(found.map(|_| name)),
+        }
+    }
+
+    /// For each expert the rank's rows of its gate, then those of `up`.
+    fn gate_up(&self, loader: &Loader<'_>) -> Result<Vec<SourceTensor>, WeightsError> {
+        let (stored, own) = (self.stored, self.own.clone());
+        let fused = self.fused(loader, "gate_up_proj", [2 * stored, self.hidden])?;
+        let rows = self.shape.route.experts * 2 * stored;
+        let mut parts = Vec::new();
+        match &fused {
+            // All rows as one part.
+            Some(name) if own.len() == stored => parts.push(SourceTensor::whole(name.clone(), rows)),
+            Some(name) => parts.extend((0..self.shape.route.experts * 2).map(|i| SourceTensor {
+                name: name.clone(),
+                rows,
+                part: i * stored + own.start..i * stored + own.end,
+            })),
+            None => {}
+        }
+        for expert in self.separate(fused.is_some()) {
+            parts.extend(["gate_proj", "up_proj"].map(|tail| SourceTensor {
+                name: format!("{expert}.{tail}.weight"),
+                rows: stored,
+                part: own.clone(),
+            }));
+        }
+        Ok(parts)
+    }
+
+    /// All rows of each expert's last matrix.
+    fn down(&self, loader: &Loader<'_>) -> Result<Vec<SourceTensor>, WeightsError> {
+        let (hidden, experts) = (self.hidden, self.shape.route.experts);
+        let fused = self.fused(loader, "down_proj", [hidden, self.stored])?;
+        let separate = self.separate(fused.is_some());
+        let separate = separate.map(|expert| SourceTensor::whole(format!("{expert}.down_proj.weight"), hidden));
+        Ok(fused.map(|name| SourceTensor::whole(name, experts * hidden)).into_iter().chain(separate).collect())
+    }
+}
