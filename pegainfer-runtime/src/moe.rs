@@ -65,6 +65,7 @@ struct Names<'a> {
     stored: usize,
     /// The rank's share of it.
     own: Range<usize>,
+    quantization: Option<&'a Quantization>,
 }
 
 impl Moe {
@@ -77,7 +78,7 @@ impl Moe {
         quantization: Option<&Quantization>,
     ) -> Result<Self, WeightsError> {
         let (route, hidden, stored) = (moe.route, shape.hidden, moe.width * shape.shard.ranks);
-        let names = Names { prefix, shape: moe, hidden, stored, own: shape.shard.part(stored) };
+        let names = Names { prefix, shape: moe, hidden, stored, own: shape.shard.part(stored), quantization };
         let router = names.router();
         let router = loader.stacked(&router[0].name, &router, hidden)?;
         let gate_up = names.gate_up(loader)?;
@@ -122,47 +123,56 @@ impl Names<'_> {
         rows
     }
 
-    /// The prefix of each expert's tensors that is stored on its own: of all of them, or of the shared one alone.
-    fn separate(&self, fused: bool) -> impl Iterator<Item = String> {
-        let routed = if fused { 0 } else { self.shape.route.experts };
-        let shared = self.shape.route.shared.then(|| self.name("shared_expert"));
-        (0..routed).map(|e| self.name(&format!("experts.{e}"))).chain(shared)
-    }
-
-    /// The name of a tensor of this shape of all routed experts, if the checkpoint has it: `[experts, rows, columns]`.
-    fn fused(&self, loader: &Loader<'_>, tail: &str, shape: [usize; 2]) -> Result<Option<String>, WeightsError> {
-        let name = self.name(&format!("experts.{tail}"));
-        let expected = [self.shape.route.experts, shape[0], shape[1]];
+    /// The name of a tensor of all routed experts, if the checkpoint has it. Its shape in safetensors is `[experts, shape]`;
+    /// in GGUF the rows of all experts follow each other, `[experts * shape[0], shape[1]]`.
+    fn stack(&self, loader: &Loader<'_>, tail: &str, shape: [usize; 2]) -> Result<Option<String>, WeightsError> {
+        let (name, experts) = (self.name(&format!("experts.{tail}")), self.shape.route.experts);
+        let (expected, rows) = ([experts, shape[0], shape[1]], [experts * shape[0], shape[1]]);
         match loader.stored_shape(&name) {
-            Some(found) if *found != expected => {
+            // Without a checkpoint, only the formats of its tensors are known.
+            None => Ok(self.quantization.is_some_and(|quantization| quantization.is_stored(&name)).then_some(name)),
+            Some(found) if *found == expected || *found == rows => Ok(Some(name)),
+            Some(found) => {
                 Err(WeightsError::Mismatch { name, found: format!("{found:?}"), expected: format!("{expected:?}") })
             }
-            found => Ok(found.map(|_| name)),
         }
+    }
+
+    /// `part` of `rows` rows of matrix number `e` of a stack of one for each routed expert.
+    fn of_stack(&self, name: &str, e: usize, rows: usize, part: Range<usize>) -> SourceTensor {
+        let part = e * rows + part.start..e * rows + part.end;
+        SourceTensor { name: name.to_owned(), rows: self.shape.route.experts * rows, part }
     }
 
     /// For each expert the rank's rows of its gate, then those of `up`.
     fn gate_up(&self, loader: &Loader<'_>) -> Result<Vec<SourceTensor>, WeightsError> {
-        let (stored, own) = (self.stored, self.own.clone());
-        let fused = self.fused(loader, "gate_up_proj", [2 * stored, self.hidden])?;
-        let rows = self.shape.route.experts * 2 * stored;
-        let mut parts = Vec::new();
-        match &fused {
-            // All rows as one part.
-            Some(name) if own.len() == stored => parts.push(SourceTensor::whole(name.clone(), rows)),
-            Some(name) => parts.extend((0..self.shape.route.experts * 2).map(|i| SourceTensor {
-                name: name.clone(),
-                rows,
-                part: i * stored + own.start..i * stored + own.end,
-            })),
-            None => {}
-        }
-        for expert in self.separate(fused.is_some()) {
-            parts.extend(["gate_proj", "up_proj"].map(|tail| SourceTensor {
-                name: format!("{expert}.{tail}.weight"),
+        let (stored, own, experts) = (self.stored, self.own.clone(), self.shape.route.experts);
+        let separate = |expert: &str| {
+            ["gate_proj", "up_proj"].map(|tail| SourceTensor {
+                name: format!("{}.{tail}.weight", self.name(expert)),
                 rows: stored,
                 part: own.clone(),
-            }));
+            })
+        };
+        let fused = self.stack(loader, "gate_up_proj", [2 * stored, self.hidden])?;
+        let stack = |tail| self.stack(loader, tail, [stored, self.hidden]);
+        let stacks = (stack("gate_proj.weight")?, stack("up_proj.weight")?);
+        let mut parts: Vec<SourceTensor> = match (&fused, &stacks) {
+            // All rows as one part.
+            (Some(name), _) if own.len() == stored => vec![SourceTensor::whole(name.clone(), experts * 2 * stored)],
+            (Some(name), _) => {
+                let halves = [own.clone(), stored + own.start..stored + own.end];
+                let of = |e: usize| halves.clone().map(|part| self.of_stack(name, e, 2 * stored, part));
+                (0..experts).flat_map(of).collect()
+            }
+            (None, (Some(gate), Some(up))) => {
+                let of = |e: usize| [gate, up].map(|name| self.of_stack(name, e, stored, own.clone()));
+                (0..experts).flat_map(of).collect()
+            }
+            _ => (0..experts).flat_map(|e| separate(&format!("experts.{e}"))).collect(),
+        };
+        if self.shape.route.shared {
+            parts.extend(separate("shared_expert"));
         }
         Ok(parts)
     }
@@ -170,9 +180,16 @@ impl Names<'_> {
     /// All rows of each expert's last matrix.
     fn down(&self, loader: &Loader<'_>) -> Result<Vec<SourceTensor>, WeightsError> {
         let (hidden, experts) = (self.hidden, self.shape.route.experts);
-        let fused = self.fused(loader, "down_proj", [hidden, self.stored])?;
-        let separate = self.separate(fused.is_some());
-        let separate = separate.map(|expert| SourceTensor::whole(format!("{expert}.down_proj.weight"), hidden));
-        Ok(fused.map(|name| SourceTensor::whole(name, experts * hidden)).into_iter().chain(separate).collect())
+        let separate = |expert: &str| {
+            let name = format!("{}.down_proj.weight", self.name(expert));
+            SourceTensor::whole(name, hidden)
+        };
+        let stack = |tail| self.stack(loader, tail, [hidden, self.stored]);
+        let mut parts = match stack("down_proj")?.or(stack("down_proj.weight")?) {
+            Some(name) => vec![SourceTensor::whole(name, experts * hidden)],
+            None => (0..experts).map(|e| separate(&format!("experts.{e}"))).collect(),
+        };
+        parts.extend(self.shape.route.shared.then(|| separate("shared_expert")));
+        Ok(parts)
     }
 }

@@ -236,6 +236,11 @@ pub(super) fn load_quantized_head(
 }
 
 impl Quantization {
+    /// True if the checkpoint next to config.json has the weight `name`, and not in bf16.
+    pub(super) fn is_stored(&self, name: &str) -> bool {
+        self.stored_format(name) != StoredFormat::Bf16
+    }
+
     /// Format of a weight in the checkpoint next to config.json; bf16 without one.
     fn stored_format(&self, name: &str) -> StoredFormat {
         let format = self.stored.as_ref().and_then(|stored| stored.get(name));

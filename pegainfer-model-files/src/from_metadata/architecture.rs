@@ -11,6 +11,10 @@ pub enum Architecture {
     /// `qwen35`: Qwen3.5 and its successors, dense. The converter stores norms as `1 + w`, decay rates as
     /// `-exp(A_log)`, and value heads in tiled order.
     Qwen35,
+    /// `qwen3moe`: Qwen3 with experts.
+    Qwen3Moe,
+    /// `qwen35moe`: Qwen3.5 with experts.
+    Qwen35Moe,
 }
 
 /// Name after `blk.N.` in GGUF, and after the layer's prefix in Hugging Face's checkpoints.
@@ -27,6 +31,15 @@ const LAYER_NAMES: &[(&str, &str)] = &[
     ("ffn_gate.weight", "mlp.gate_proj.weight"),
     ("ffn_up.weight", "mlp.up_proj.weight"),
     ("ffn_down.weight", "mlp.down_proj.weight"),
+    ("ffn_gate_inp.weight", "mlp.gate.weight"),
+    ("ffn_gate_inp_shexp.weight", "mlp.shared_expert_gate.weight"),
+    ("ffn_gate_shexp.weight", "mlp.shared_expert.gate_proj.weight"),
+    ("ffn_up_shexp.weight", "mlp.shared_expert.up_proj.weight"),
+    ("ffn_down_shexp.weight", "mlp.shared_expert.down_proj.weight"),
+    // The matrices of all experts, whose rows follow each other: no name of Hugging Face's.
+    ("ffn_gate_exps.weight", "mlp.experts.gate_proj.weight"),
+    ("ffn_up_exps.weight", "mlp.experts.up_proj.weight"),
+    ("ffn_down_exps.weight", "mlp.experts.down_proj.weight"),
     ("attn_qkv.weight", "linear_attn.in_proj_qkv.weight"),
     ("attn_gate.weight", "linear_attn.in_proj_z.weight"),
     ("ssm_alpha.weight", "linear_attn.in_proj_a.weight"),
@@ -54,8 +67,11 @@ impl Architecture {
         match gguf.architecture()?.as_str() {
             "qwen3" => Ok(Self::Qwen3),
             "qwen35" => Ok(Self::Qwen35),
+            "qwen3moe" => Ok(Self::Qwen3Moe),
+            "qwen35moe" => Ok(Self::Qwen35Moe),
             other => {
-                let message = format!("its architecture is {}, and qwen3 and qwen35 are served", other.escape_debug());
+                let served = "qwen3, qwen3moe, qwen35 and qwen35moe are served";
+                let message = format!("its architecture is {}, and {served}", other.escape_debug());
                 Err(FilesError::unsupported(&gguf.files[0], message))
             }
         }
@@ -66,14 +82,16 @@ impl Architecture {
         match self {
             Self::Qwen3 => "qwen3",
             Self::Qwen35 => "qwen35",
+            Self::Qwen3Moe => "qwen3moe",
+            Self::Qwen35Moe => "qwen35moe",
         }
     }
 
     /// Prefix of the names of the decoder's tensors in Hugging Face's checkpoints.
     fn decoder(self) -> &'static str {
         match self {
-            Self::Qwen3 => "model",
-            Self::Qwen35 => "model.language_model",
+            Self::Qwen3 | Self::Qwen3Moe => "model",
+            Self::Qwen35 | Self::Qwen35Moe => "model.language_model",
         }
     }
 
@@ -139,6 +157,12 @@ pub fn weight(gguf: &Gguf, info: &TensorInfo) -> Result<Option<Weight>, FilesErr
         if name.ends_with("conv1d.weight") && shape.len() == 2 {
             // `[channels, 1, width]`, without the dimension of 1 in GGUF.
             shape.insert(1, 1);
+        }
+        if name.ends_with("shared_expert_gate.weight") && shape.len() == 1 {
+            shape.insert(0, 1);
+        }
+        if let (true, &[experts, rows, columns]) = (name.contains(".mlp.experts."), &shape[..]) {
+            shape = vec![experts.saturating_mul(rows), columns];
         }
         let tiles = if name.ends_with("linear_attn.out_proj.weight") { architecture.tiles(gguf) } else { 1 };
         Weight { name, shape, tiles }

@@ -50,7 +50,6 @@ pub fn config(gguf: &Gguf, architecture: Architecture) -> Result<Value, String> 
     let epsilon = numbers.number("attention.layer_norm_rms_epsilon")?;
     let mut config = json!({
         "hidden_size": hidden,
-        "intermediate_size": numbers.required_size("feed_forward_length")?,
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": numbers.size("attention.head_count_kv")?.unwrap_or(heads),
@@ -64,14 +63,44 @@ pub fn config(gguf: &Gguf, architecture: Architecture) -> Result<Value, String> 
         "eos_token_id": metadata.unsigned("tokenizer.ggml.eos_token_id")?,
         "bos_token_id": metadata.unsigned("tokenizer.ggml.bos_token_id")?,
     });
-    let family = match architecture {
-        Architecture::Qwen3 => json!({"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}),
-        Architecture::Qwen35 => qwen35(&numbers, head_dim, drafts)?,
+    let names = match architecture {
+        Architecture::Qwen3 => ("Qwen3ForCausalLM", "qwen3"),
+        Architecture::Qwen3Moe => ("Qwen3MoeForCausalLM", "qwen3_moe"),
+        Architecture::Qwen35 => ("Qwen3_5ForConditionalGeneration", "qwen3_5"),
+        Architecture::Qwen35Moe => ("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe"),
     };
-    if let (Value::Object(config), Value::Object(family)) = (&mut config, family) {
-        config.extend(family);
+    let mixer = match architecture {
+        Architecture::Qwen3 | Architecture::Qwen3Moe => json!({}),
+        Architecture::Qwen35 | Architecture::Qwen35Moe => qwen35(&numbers, head_dim, drafts)?,
+    };
+    let mlp = match architecture {
+        Architecture::Qwen3 | Architecture::Qwen35 => {
+            json!({"intermediate_size": numbers.required_size("feed_forward_length")?})
+        }
+        Architecture::Qwen3Moe | Architecture::Qwen35Moe => experts(&numbers, architecture)?,
+    };
+    for fields in [json!({"architectures": [names.0], "model_type": names.1}), mixer, mlp] {
+        if let (Value::Object(config), Value::Object(fields)) = (&mut config, fields) {
+            config.extend(fields);
+        }
     }
     Ok(config)
+}
+
+/// The fields of a model with experts. The converter's models normalise the weights of a token's experts.
+fn experts(numbers: &Numbers<'_>, architecture: Architecture) -> Result<Value, String> {
+    let width = numbers.required_size("expert_feed_forward_length")?;
+    let shared = match architecture {
+        Architecture::Qwen35Moe => Some(numbers.size("expert_shared_feed_forward_length")?.unwrap_or(width)),
+        _ => None,
+    };
+    Ok(json!({
+        "num_experts": numbers.required_size("expert_count")?,
+        "num_experts_per_tok": numbers.required_size("expert_used_count")?,
+        "moe_intermediate_size": width,
+        "shared_expert_intermediate_size": shared,
+        "norm_topk_prob": true,
+    }))
 }
 
 /// The fields that only Qwen3.5 has. `gguf_parametrization` says that the weights are those of the GGUF converter.
@@ -89,8 +118,6 @@ fn qwen35(numbers: &Numbers<'_>, head_dim: Option<u64>, drafts: u64) -> Result<V
     }
     let rotated = numbers.required_size("rope.dimension_count")?;
     Ok(json!({
-        "architectures": ["Qwen3_5ForConditionalGeneration"],
-        "model_type": "qwen3_5",
         "gguf_parametrization": true,
         "full_attention_interval": numbers.size("full_attention_interval")?.unwrap_or(4),
         "partial_rotary_factor": head_dim.map(|head_dim| rotated as f64 / head_dim as f64),

@@ -16,7 +16,7 @@ use serde::Deserialize;
 
 /// transformers in bf16 changes tokens at margins up to 0.055, and log-probabilities are off by up to 1.9, because a few
 /// tokens take other experts.
-const LIMITS: Limits = Limits { margin: 0.1, mean: 0.03, max: 2.5, close: 0.1 };
+pub const LIMITS: Limits = Limits { margin: 0.1, mean: 0.03, max: 2.5, close: 0.1 };
 /// Difference of the probabilities of the last chosen expert and the next one, above which bf16 chooses the same:
 /// transformers in bf16 chooses others up to 0.079.
 const GAP: f64 = 0.08;

@@ -1,12 +1,12 @@
 //! A server under attack: a child process with limited address space, watched from outside.
 //!
-//! [`AttackedServer::start`] measures the quiet server. [`AttackedServer::attack`] runs an attack next to an ordinary
-//! streaming client and a poller of `/health`, then checks these conditions:
+//! [`AttackedServer::start`] measures the server next to ordinary load: a streaming client, long prompts, and a poller of
+//! `/health`. [`AttackedServer::attack`] runs an attack in place of the prompts, then checks these conditions:
 //!
 //! - The ordinary client is served: every request gets 200. The 99th percentile of its inter-token latency (ITL) stays
-//!   below three times the quiet value, or below 50 ms; that of its time to first token (TTFT) below three times the
-//!   quiet value, or a second.
-//! - `/health` answers in 100 ms (99th percentile; three times the quiet value on a busy machine).
+//!   below three times the ordinary value, or below 50 ms; that of its time to first token (TTFT) below three times the
+//!   ordinary value, or a second.
+//! - `/health` answers in 100 ms (99th percentile; three times the ordinary value on a busy machine).
 //! - Resident memory stays below weights + KV + 1 GB, and no request ends the process.
 //! - Five seconds after the attack, memory, open files, threads and the engine's gauges are back at their old values,
 //!   and less than half of a core is busy.
@@ -51,8 +51,9 @@ const RUNS: usize = 2;
 /// A server that can be attacked.
 pub struct AttackedServer {
     server: Process,
-    /// Times and resources of the quiet server.
-    quiet: Figures,
+    /// Times next to ordinary load.
+    ordinary: Figures,
+    /// Resources of the idle server.
     before: Usage,
     log: Arc<Mutex<String>>,
     _alone: MutexGuard<'static, ()>,
@@ -75,10 +76,10 @@ impl AttackedServer {
         let log = drain_log(&mut server);
         // The first requests touch pages and build tables that are kept.
         use_kv_cache(server.address);
-        let quiet = watch(server.address, KEY, || {}).figures();
+        let ordinary = ordinary_figures(server.address);
         wait_idle(server.address);
         let before = Usage::read(server.child.id());
-        Self { server, quiet, before, log, _alone: alone }
+        Self { server, ordinary, before, log, _alone: alone }
     }
 
     /// Address of the server.
@@ -101,14 +102,14 @@ impl AttackedServer {
                 Some(late) => assert!(run < RUNS, "{name}: {late}"),
             }
             // Other processes may have begun since the start.
-            self.quiet = watch(self.address(), KEY, || {}).figures();
+            self.ordinary = ordinary_figures(self.address());
         }
         unreachable!("the last run returns or panics")
     }
 
     /// One run, and the time that exceeded its bound.
     fn attack_once<R>(&mut self, name: &str, attack: impl Fn(SocketAddr) -> R) -> (R, Option<String>) {
-        let (address, quiet) = (self.address(), self.quiet);
+        let (address, ordinary) = (self.address(), self.ordinary);
         reset_peak(self.pid());
         let mut result = None;
         let cpu = CpuTime::now(self.pid());
@@ -118,11 +119,11 @@ impl AttackedServer {
         self.check_alive(name);
         let peak = status(self.pid(), "VmHWM:") / MIB;
         let max_mib = (WEIGHTS + KV + WORKING_MEMORY) / MIB;
-        println!("{name}: quiet {quiet:?}, attacked {:?}, {peak} MiB resident at most", watched.figures());
+        println!("{name}: ordinary {ordinary:?}, attacked {:?}, {peak} MiB resident at most", watched.figures());
         assert!(peak < max_mib, "{name}: {peak} MiB were resident, at most {max_mib} are documented");
         assert!(watched.refused.is_empty(), "{name}: the ordinary client got {:?}", watched.refused);
         self.check_aftermath(name, over);
-        (result.unwrap(), watched.late(quiet, slowdown))
+        (result.unwrap(), watched.late(ordinary, slowdown))
     }
 
     fn check_alive(&mut self, name: &str) {
@@ -212,6 +213,22 @@ fn drain_log(server: &mut Process) -> Arc<Mutex<String>> {
         }
     });
     log
+}
+
+/// Times next to prompts whose chunks are computed together with the client's tokens. They differ, so that the prefix
+/// cache has none of them.
+fn ordinary_figures(address: SocketAddr) -> Figures {
+    const PROMPTS: usize = 4;
+    const TOKENS: usize = 2000;
+    let authorization = format!("Bearer {KEY}");
+    let prompts = || {
+        for first in 0..PROMPTS {
+            let prompt: Vec<usize> = (0..TOKENS).map(|at| 300 + (7 * first + at) % 101).collect();
+            let body = json!({"prompt": prompt, "max_tokens": 1});
+            post_with(address, "/v1/completions", ("Authorization", &authorization), &body).text();
+        }
+    };
+    watch(address, KEY, prompts).figures()
 }
 
 /// Fills the KV cache once with prompts that share no prefix. A virtual machine may get memory from its host only on

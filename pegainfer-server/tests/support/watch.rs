@@ -35,16 +35,16 @@ impl Watched {
     }
 
     /// The time that exceeded its bound, if any.
-    pub fn late(&self, quiet: Figures, slowdown: f64) -> Option<String> {
+    pub fn late(&self, ordinary: Figures, slowdown: f64) -> Option<String> {
         let Figures { ttft, itl, health } = self.figures();
-        if ttft >= (3 * quiet.ttft).max(Duration::from_secs(1).mul_f64(slowdown)) {
-            return Some(format!("TTFT {ttft:?}, quiet {:?}", quiet.ttft));
+        if ttft >= (3 * ordinary.ttft).max(Duration::from_secs(1).mul_f64(slowdown)) {
+            return Some(format!("TTFT {ttft:?}, ordinary {:?}", ordinary.ttft));
         }
-        if itl >= (3 * quiet.itl).max(Duration::from_millis(50).mul_f64(slowdown)) {
-            return Some(format!("ITL {itl:?}, quiet {:?}", quiet.itl));
+        if itl >= (3 * ordinary.itl).max(Duration::from_millis(50).mul_f64(slowdown)) {
+            return Some(format!("ITL {itl:?}, ordinary {:?}", ordinary.itl));
         }
-        let bound = (3 * quiet.health).max(Duration::from_millis(100).mul_f64(slowdown));
-        (health >= bound).then(|| format!("/health took {health:?}, quiet {:?}", quiet.health))
+        let bound = (3 * ordinary.health).max(Duration::from_millis(100).mul_f64(slowdown));
+        (health >= bound).then(|| format!("/health took {health:?}, ordinary {:?}", ordinary.health))
     }
 }
 
