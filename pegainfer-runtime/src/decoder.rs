@@ -1,6 +1,6 @@
 //! Parts shared by decoders: shape, token embedding, output matrix.
 
-use super::moe::MoeShape;
+use super::moe_shape::MoeShape;
 use super::output_matrix::HEAD;
 use super::quantization::{Quantization, load_quantized_head};
 use super::vocab_padding::table_rows;

@@ -3,6 +3,7 @@
 use super::bounds::StepSize;
 use super::decoder::DecoderShape;
 use super::mlp::{Mlp, MlpKind};
+use super::mlp_scratch::MlpScratch;
 use super::sampled_rows::gather_rows;
 use pegainfer_core::exec::{AliasedTensor, Exec};
 use pegainfer_core::parallel::Communicator;
@@ -29,29 +30,6 @@ pub struct Activations {
     pub delta: Tensor,
     /// Scratch of the MLP.
     pub mlp: MlpScratch,
-}
-
-/// Scratch of an MLP: of a dense one, and of a mixture of experts.
-#[derive(Debug)]
-pub struct MlpScratch {
-    /// Of the first GEMM, `[tokens, 2 * intermediate]`.
-    pub gate_up: Tensor,
-    /// `[tokens, intermediate]` in bf16 or FP8.
-    pub activated: Activation,
-    /// Of the router, `[tokens, route.rows()]` f32.
-    pub logits: Tensor,
-    /// Experts of each token, `[tokens, route.per_token()]` u32.
-    pub chosen: Tensor,
-    /// Their weights, f32.
-    pub weights: Tensor,
-}
-
-impl MlpScratch {
-    fn set_rows(&mut self, tokens: usize) {
-        let Self { gate_up, activated, logits, chosen, weights } = self;
-        [gate_up, logits, chosen, weights].into_iter().for_each(|tensor| tensor.set_rows(tokens));
-        activated.set_rows(tokens);
-    }
 }
 
 /// Activations of a layer of full attention, bf16 unless noted otherwise.

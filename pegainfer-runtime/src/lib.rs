@@ -115,8 +115,8 @@
 //!   `inputs`, `block_tables`, `logits_processors`, `sampler`, `readbacks`: inputs and results of every step.
 //! - `tensor_hash`: comparison of ranks.
 //! - `synthetic_acceptance`: a fixed acceptance rate of drafts, for benchmarking.
-//! - `decoder`, `decoder_workspace`, `attention`, `mlp`, `moe`, `sampled_rows`: parts of decoders: weights, activations,
-//!   full attention, dense MLPs and experts.
+//! - `decoder`, `decoder_workspace`, `attention`, `mlp`, `mlp_scratch`, `moe`, `moe_shape`, `sampled_rows`: parts of decoders:
+//!   weights, activations, full attention, dense MLPs and experts.
 
 mod at_load;
 mod attention;
@@ -141,10 +141,12 @@ mod load_options;
 mod logits_processors;
 mod measure;
 mod mlp;
+mod mlp_scratch;
 mod model;
 mod model_bytes;
 mod model_info;
 mod moe;
+mod moe_shape;
 mod output_matrix;
 mod pass_kind;
 mod quantization;
@@ -164,7 +166,7 @@ pub use block_shape::BlockShape;
 pub use bounds::{Bounds, StepSize};
 pub use config_file::{ConfigError, ConfigFile, Overrides, Served, unsupported};
 pub use decoder::{DecoderShape, DecoderWeights, load_head};
-pub use decoder_workspace::{Activations, AttentionScratch, DecoderWorkspace, MlpScratch};
+pub use decoder_workspace::{Activations, AttentionScratch, DecoderWorkspace};
 pub use executor::Executor;
 pub use gpu_fit::{GpuFit, rank_bytes};
 pub use graph_shape::{GraphReplays, is_prompt_step};
@@ -174,9 +176,11 @@ pub use load_error::LoadError;
 pub use load_options::{DEFAULT_KV_BYTES, DEFAULT_STATE_BYTES, LoadOptions, STATE_SHARE};
 pub use measure::{Measurable, Measured, measure, measure_again};
 pub use mlp::{DenseMlp, Mlp, MlpKind};
+pub use mlp_scratch::MlpScratch;
 pub use model::{Model, Parts, Pass, StepOf, padded, ragged, uniform};
 pub use model_info::{ModelBytes, ModelInfo};
-pub use moe::{Moe, MoeShape};
+pub use moe::Moe;
+pub use moe_shape::MoeShape;
 pub use output_matrix::HEAD;
 pub use pass_kind::PassKind;
 pub use quantization::{Quantization, load_projection};

@@ -1,7 +1,7 @@
 //! The second half of a layer: a gated MLP, or a mixture of experts.
 
 use super::decoder::DecoderShape;
-use super::decoder_workspace::MlpScratch;
+use super::mlp_scratch::MlpScratch;
 use super::moe::Moe;
 use super::quantization::{Quantization, load_projection};
 use pegainfer_core::exec::Exec;

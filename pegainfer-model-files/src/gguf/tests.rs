@@ -185,7 +185,10 @@ fn what_is_not_served_is_refused_from_the_header() {
     assert!(error.contains("blk.0.ffn_down.weight has type Q2_K, and weights in F32, F16, BF16, Q8_0,"), "{error}");
     open(&matrix("v.blk.0.ffn_down.weight")).expect("the image encoder is not loaded");
     let error = open(Writer::default().pair("general.architecture", "gemma3")).unwrap_err();
-    assert!(error.contains("its architecture is gemma3, and qwen3 and qwen35 are served"), "{error}");
+    assert!(
+        error.contains("its architecture is gemma3, and qwen3, qwen3moe, qwen35 and qwen35moe are served"),
+        "{error}"
+    );
     assert!(open(&Writer::default()).unwrap_err().contains("no general.architecture"));
 }
 

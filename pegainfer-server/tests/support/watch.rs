@@ -40,7 +40,7 @@ impl Watched {
         if ttft >= (3 * ordinary.ttft).max(Duration::from_secs(1).mul_f64(slowdown)) {
             return Some(format!("TTFT {ttft:?}, ordinary {:?}", ordinary.ttft));
         }
-        if itl >= (3 * ordinary.itl).max(Duration::from_millis(50).mul_f64(slowdown)) {
+        if itl >= (3 * ordinary.itl / 2).max(Duration::from_millis(50).mul_f64(slowdown)) {
             return Some(format!("ITL {itl:?}, ordinary {:?}", ordinary.itl));
         }
         let bound = (3 * ordinary.health).max(Duration::from_millis(100).mul_f64(slowdown));

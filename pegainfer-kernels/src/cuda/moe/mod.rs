@@ -1,6 +1,6 @@
 //! Launchers of `ops::moe`.
 
-use crate::ops::moe::{Experts, RouteSpec};
+use crate::moe_operands::{Experts, RouteSpec};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
 

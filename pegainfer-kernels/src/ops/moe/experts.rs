@@ -1,48 +1,15 @@
 //! The gated MLPs of the experts, and their weighted sum.
 
 use crate::cpu::moe::experts::Expert;
-use crate::cpu::weights::Weights;
+use crate::cpu::weights::{BLOCK, Weights};
 use crate::cuda;
+use crate::moe_operands::Experts;
 use crate::ops::check::Check;
 use crate::ops::matrix::Matrix;
 use half::bf16;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
-
-/// Experts of one width, stacked along the rows of their matrices.
-#[derive(Debug)]
-pub struct Experts {
-    /// For each expert the rows of its gate, then those of `up`: `[count * 2 * width, hidden]`. If it is a
-    /// [`Stacked`](Matrix::Stacked) matrix, each of its parts has whole experts.
-    pub gate_up: Matrix,
-    /// `[count * hidden, width]`, likewise.
-    pub down: Matrix,
-    /// Number of experts.
-    pub count: usize,
-}
-
-impl Experts {
-    /// Inner dimension of an expert.
-    pub fn width(&self) -> usize {
-        self.down.shape().1
-    }
-
-    /// Checks the matrices. The error names what does not fit.
-    fn check(&self, check: Check, device: Device, hidden: usize) -> Result<(), OpError> {
-        let (count, width) = (self.count, self.width());
-        for (w, rows, columns) in [(&self.gate_up, 2 * width, hidden), (&self.down, hidden, width)] {
-            w.as_ref().check_dense(check, device, (count * rows, columns))?;
-            let parts = if let Matrix::Stacked(parts) = w { &parts[..] } else { std::slice::from_ref(w) };
-            let whole = parts.iter().all(|part| part.shape().0.is_multiple_of(rows));
-            check.that(whole, "a part of a stack has half an expert")?;
-            let has_blocks = parts.iter().any(|part| matches!(part, Matrix::Fp8 { .. }));
-            let blocks = count <= 1 || rows.is_multiple_of(crate::cpu::weights::BLOCK) || !has_blocks;
-            check.that(blocks, "experts in FP8 must have whole blocks of 128 rows")?;
-        }
-        Ok(())
-    }
-}
 
 /// `out = Σ_e w2[e] · (weight[e] · silu(w1[e] · x) · (w3[e] · x))` over the experts of a token, in the order of their
 /// numbers, where `gate_up` has the rows of `w1` and `w3`, and `down` those of `w2`.
@@ -64,7 +31,7 @@ pub fn experts(
     check.is(chosen, DType::U32, &[tokens, k])?;
     check.is(weights, DType::F32, &[tokens, k])?;
     check.is(out, DType::Bf16, &[tokens, hidden])?;
-    experts.check(check, exec.device(), hidden)?;
+    check_experts(experts, check, exec.device(), hidden)?;
     exec.record(|_| record((x, chosen, weights), experts, out));
     match exec.device() {
         Device::Cpu(isa) => {
@@ -86,6 +53,21 @@ pub fn experts(
         }
         Device::Cuda => cuda::moe::experts(exec, x, (chosen, weights), experts, out)?,
         Device::Meta => {}
+    }
+    Ok(())
+}
+
+/// Checks the matrices of `experts`. The error names what does not fit.
+fn check_experts(experts: &Experts, check: Check, device: Device, hidden: usize) -> Result<(), OpError> {
+    let (count, width) = (experts.count, experts.width());
+    for (w, rows, columns) in [(&experts.gate_up, 2 * width, hidden), (&experts.down, hidden, width)] {
+        w.as_ref().check_dense(check, device, (count * rows, columns))?;
+        let parts = if let Matrix::Stacked(parts) = w { &parts[..] } else { std::slice::from_ref(w) };
+        let whole = parts.iter().all(|part| part.shape().0.is_multiple_of(rows));
+        check.that(whole, "a part of a stack has half an expert")?;
+        let has_blocks = parts.iter().any(|part| matches!(part, Matrix::Fp8 { .. }));
+        let blocks = count <= 1 || rows.is_multiple_of(BLOCK) || !has_blocks;
+        check.that(blocks, "experts in FP8 must have whole blocks of 128 rows")?;
     }
     Ok(())
 }

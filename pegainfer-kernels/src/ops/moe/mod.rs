@@ -4,5 +4,6 @@
 mod experts;
 mod route;
 
-pub use experts::{Experts, experts};
-pub use route::{RouteSpec, route};
+pub use crate::moe_operands::{Experts, RouteSpec};
+pub use experts::experts;
+pub use route::route;
