@@ -30,6 +30,7 @@ pub mod metrics;
 pub mod output;
 pub mod rates;
 pub mod record;
+mod rejection;
 pub mod tenant;
 #[cfg(test)]
 mod testing;

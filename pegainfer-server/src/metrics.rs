@@ -15,6 +15,7 @@ mod recording;
 mod request;
 
 use crate::record::Recorder;
+use crate::rejection::Rejection;
 use buckets::{CHOICES, token_buckets};
 pub use choices::{Choices, Outcome};
 use engine::EngineCollector;
@@ -31,6 +32,7 @@ use prometheus_client::registry::Registry;
 use recording::RecordingCollector;
 pub use request::RequestRecord;
 use std::fmt;
+use std::ops::Deref;
 use std::sync::Arc;
 
 /// All metrics of one served model.
@@ -60,7 +62,11 @@ impl Metrics {
         server.register_collector(Box::new(ProcessCollector));
         server.register_collector(Box::new(RecordingCollector(recorder)));
         let http = HttpMetrics::new(server);
-        let rejections = Family::default();
+        // A series that begins with its first event hides that event from `increase()`.
+        let rejections = Family::<[(&'static str, &'static str); 1], Counter>::default();
+        for reason in Rejection::ALL {
+            drop(rejections.get_or_create(&[("reason", reason.name())]));
+        }
         server.register(
             "vllm:admission_rejections",
             "Requests refused by a limit, or because the server drains",
@@ -74,7 +80,7 @@ impl Metrics {
             server.register(name, help, histogram.clone());
             histogram
         };
-        Self {
+        let metrics = Self {
             requests,
             choices: histogram("vllm:request_params_n", "n of one request: choices for each prompt", CHOICES),
             longest_choice: histogram(
@@ -87,7 +93,13 @@ impl Metrics {
             rejections,
             unread_output,
             registry,
+        };
+        for (engine, outcome) in
+            (0..metrics.requests.len()).flat_map(|engine| Outcome::ALL.map(|outcome| (engine, outcome)))
+        {
+            drop(metrics.of_outcome(engine, outcome));
         }
+        metrics
     }
 
     /// Metrics of the requests of one engine.
@@ -97,8 +109,13 @@ impl Metrics {
 
     /// Counts a request of an engine that ended.
     fn finished(&self, engine: usize, outcome: Outcome) {
+        self.of_outcome(engine, outcome).inc();
+    }
+
+    /// The counter of requests of an engine that ended in this way.
+    fn of_outcome(&self, engine: usize, outcome: Outcome) -> impl Deref<Target = Counter> {
         let labels = [("engine", engine.to_string()), ("finished_reason", outcome.name().to_owned())];
-        self.finished.get_or_create(&labels).inc();
+        self.finished.get_or_create(&labels)
     }
 
     /// All metrics as text.
@@ -122,7 +139,7 @@ impl Metrics {
     }
 
     /// Counts a refused request.
-    pub fn rejected(&self, reason: &'static str) {
-        self.rejections.get_or_create(&[("reason", reason)]).inc();
+    pub fn rejected(&self, reason: Rejection) {
+        self.rejections.get_or_create(&[("reason", reason.name())]).inc();
     }
 }

@@ -1,5 +1,6 @@
 //! Rate limits of an API key: token buckets that hold a minute's amount.
 
+use crate::rejection::Rejection;
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -16,10 +17,10 @@ pub struct Rates {
 
 /// A key has used up a rate.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("this API key may have {limit} {what} a minute ({name}={limit} on its line of the key file); try again in {} s", self.seconds())]
+#[error("this API key may have {limit} {what} a minute ({}={limit} on its line of the key file); try again in {} s", self.rejection.name(), self.seconds())]
 pub struct RateExceeded {
-    /// Name of the rate in the key file.
-    pub name: &'static str,
+    /// The rate, which the key file calls by the same name.
+    pub rejection: Rejection,
     what: &'static str,
     limit: u32,
     wait: Duration,
@@ -54,13 +55,13 @@ impl Meter {
     /// Takes one request, if the key has a request and a token left.
     pub fn request(&self) -> Result<(), RateExceeded> {
         let now = Instant::now();
-        let exceeded = |name, what| {
-            move |(bucket, wait): (&Bucket, Duration)| RateExceeded { name, what, limit: bucket.capacity, wait }
+        let exceeded = |rejection, what| {
+            move |(bucket, wait): (&Bucket, Duration)| RateExceeded { rejection, what, limit: bucket.capacity, wait }
         };
         let tokens = self.tokens.as_ref().and_then(|bucket| Some((bucket, bucket.wait(now)?)));
-        tokens.map(exceeded("tpm", "tokens")).map_or(Ok(()), Err)?;
+        tokens.map(exceeded(Rejection::Tpm, "tokens")).map_or(Ok(()), Err)?;
         let requests = self.requests.as_ref().and_then(|bucket| Some((bucket, bucket.take_one(now)?)));
-        requests.map(exceeded("rpm", "requests")).map_or(Ok(()), Err)
+        requests.map(exceeded(Rejection::Rpm, "requests")).map_or(Ok(()), Err)
     }
 
     /// Tokens that each of `n` choices may generate after a prompt of `prompt` tokens if the client set no maximum: an
@@ -95,7 +96,7 @@ impl Meter {
     }
 
     fn tokens_exceeded(&self, bucket: &Bucket, wait: Duration) -> RateExceeded {
-        RateExceeded { name: "tpm", what: "tokens", limit: bucket.capacity, wait }
+        RateExceeded { rejection: Rejection::Tpm, what: "tokens", limit: bucket.capacity, wait }
     }
 
     fn give_back(&self, tokens: usize) {
@@ -241,7 +242,7 @@ mod tests {
         let mut choices = [200, 200].map(|tokens| Reservation::new(meter.clone(), tokens));
         (0..150).for_each(|_| choices[0].spend());
         let Err(Refused::Exceeded(exceeded)) = meter.take(400) else { panic!("500 of 600 are taken") };
-        assert!(exceeded.name == "tpm" && (29..=30).contains(&exceeded.seconds()), "{exceeded:?}");
+        assert!(exceeded.rejection == Rejection::Tpm && (29..=30).contains(&exceeded.seconds()), "{exceeded:?}");
         let message = exceeded.to_string();
         assert!(
             message.contains("600 tokens a minute (tpm=600 on its line of the key file); try again in"),
@@ -250,7 +251,7 @@ mod tests {
         drop(choices);
         // The prompt's 100 tokens and 150 generated ones are used up.
         meter.take(350).unwrap();
-        assert_eq!(meter.request().unwrap_err().name, "tpm", "nothing is left");
+        assert_eq!(meter.request().unwrap_err().rejection, Rejection::Tpm, "nothing is left");
     }
 
     #[test]
@@ -268,9 +269,9 @@ mod tests {
     fn a_key_without_tokens_left_loses_no_request() {
         let meter = Meter::new(Rates { requests: NonZeroU32::new(1), tokens: NonZeroU32::new(60_000) });
         meter.take(60_000).unwrap();
-        assert_eq!(meter.request().unwrap_err().name, "tpm");
+        assert_eq!(meter.request().unwrap_err().rejection, Rejection::Tpm);
         std::thread::sleep(Duration::from_millis(20));
         assert_eq!(meter.request(), Ok(()));
-        assert_eq!(meter.request().unwrap_err().name, "rpm");
+        assert_eq!(meter.request().unwrap_err().rejection, Rejection::Rpm);
     }
 }

@@ -9,6 +9,7 @@ use crate::limits::Limits;
 use crate::metrics::Metrics;
 use crate::output::OutputBudget;
 use crate::record::Recorder;
+use crate::rejection::Rejection;
 use crate::tenant::Tenant;
 use crate::text_service::Checkpoint;
 use crate::text_service::{CancelCheck, EncoderError, GrammarService, GrammarTrial};
@@ -158,7 +159,7 @@ impl AppState {
 pub fn over_budget(error: &BudgetError, state: &AppState) -> ApiError {
     match error {
         BudgetError::Busy { .. } | BudgetError::Responses { .. } => {
-            state.metrics.rejected("inflight_bytes");
+            state.metrics.rejected(Rejection::InflightBytes);
             ApiError::overloaded(error.to_string())
         }
         BudgetError::TooManyValues { .. } => ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, error.to_string()),

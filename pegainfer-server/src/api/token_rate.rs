@@ -7,7 +7,7 @@ use axum::http::StatusCode;
 
 /// 429: the key has too few tokens left.
 pub fn too_many(exceeded: &RateExceeded, state: &AppState) -> ApiError {
-    state.metrics.rejected(exceeded.name);
+    state.metrics.rejected(exceeded.rejection);
     let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, exceeded.to_string()).with_code("rate_limit_exceeded");
     error.with_retry_after(exceeded.seconds())
 }

@@ -12,6 +12,7 @@ pub mod inspect;
 mod local_server;
 pub mod man;
 pub mod models;
+mod notify;
 pub mod reference;
 pub mod serve;
 pub mod settings;

@@ -5,10 +5,10 @@ use crate::app::{App, Options};
 use crate::budget::Budget;
 use crate::cli::http_args::HttpArgs;
 use crate::cli::local_server::LoadedModel;
-use crate::cli::{signals, watch};
+use crate::cli::{notify, signals, watch};
 use crate::http;
 use crate::record::Recorder;
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::Args;
 use pegainfer_bench::recording::Prompts;
 use pegainfer_core::engine::{EngineHandle, EngineStats};
@@ -24,6 +24,8 @@ use std::time::{Duration, Instant};
 use tokio::net::TcpSocket;
 use tokio::runtime::Runtime;
 
+/// Interval between checks whether an engine still runs.
+const CHECKED: Duration = Duration::from_millis(200);
 /// The engine has to be idle for this long before freed memory is returned to the system.
 const IDLE: Duration = Duration::from_secs(1);
 
@@ -71,7 +73,7 @@ pub struct ServeArgs {
     pub http: HttpArgs,
 }
 
-/// Runs until a signal arrives. `started` is when the process started.
+/// Runs until a signal arrives, or until the last engine has stopped, which is an error. `started` is when the process started.
 pub fn run(args: &ServeArgs, started: Instant) -> Result<()> {
     allocator::configure();
     http::raise_open_files();
@@ -100,6 +102,7 @@ pub fn run(args: &ServeArgs, started: Instant) -> Result<()> {
     }
     let load_summary = load_summary(&engine);
     let (handle, end) = (engine.handle.clone(), engine.handle.end());
+    let engines = engine.handle.clone();
     let app = App::new(engine.handle, checkpoint, args.served_model_name.clone(), options);
     let tidy = tidy(handle, app.budget());
     let served: Result<()> = runtime.block_on(async {
@@ -109,12 +112,25 @@ pub fn run(args: &ServeArgs, started: Instant) -> Result<()> {
         allocator::return_freed();
         let ready = started.elapsed().as_secs_f64();
         log::info!("serving {names} on {scheme}://{address}, ready in {ready:.2} s: {load_summary}");
+        let stop = async {
+            tokio::select! {
+                () = signals::stop() => {}
+                () = stopped(&engines) => {}
+            }
+            notify::stopping();
+        };
+        let watchdog = notify::ready(engines.clone());
         tokio::select! {
-            () = app.serve(listener, signals::stop()) => {}
+            () = app.serve(listener, stop) => {}
             () = tidy => {}
+            () = watchdog => {}
         }
-        Ok(())
+        match engines.failure() {
+            Some(why) => Err(anyhow!("the last engine has stopped: {why}")),
+            None => Ok(()),
+        }
     });
+    drop(engines);
     // Blocking tasks that are still running must not delay the exit.
     runtime.shutdown_background();
     if let Some(tracer) = tracer {
@@ -126,6 +142,14 @@ pub fn run(args: &ServeArgs, started: Instant) -> Result<()> {
     // The runtime's tasks may have held the last handles.
     end.wait();
     served
+}
+
+/// Resolves when every engine has stopped.
+async fn stopped(engines: &EngineHandle) {
+    while engines.failure().is_none() {
+        tokio::time::sleep(CHECKED).await;
+    }
+    log::error!("no engine is left: the server answers what is open and exits, so that it can be started again");
 }
 
 /// The recorder, if `--record` is set.

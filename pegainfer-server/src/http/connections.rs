@@ -12,6 +12,7 @@ use crate::error::ApiError;
 use crate::lifecycle::{Lifecycle, Phase};
 use crate::metrics::Metrics;
 use crate::output::OutputBudget;
+use crate::rejection::Rejection;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::Request;
@@ -116,7 +117,7 @@ async fn close_unread(open: Arc<OpenConnections>, server: Arc<Server>) {
             log::warn!(
                 "{closed} connections were closed: their clients left too much output unread (--max-inflight-bytes)"
             );
-            (0..closed).for_each(|_| server.metrics.rejected("unread_output"));
+            (0..closed).for_each(|_| server.metrics.rejected(Rejection::UnreadOutput));
         }
     }
 }

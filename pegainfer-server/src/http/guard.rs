@@ -6,6 +6,7 @@ use crate::lifecycle::{Lifecycle, Phase};
 use crate::metrics::Metrics;
 use crate::output::Outbox;
 use crate::rates::RateExceeded;
+use crate::rejection::Rejection;
 use crate::tenant::Tenant;
 use crate::trace::MayTrace;
 use axum::extract::Request;
@@ -68,7 +69,7 @@ pub async fn guard(guard: &Guard, mut request: Request, next: impl AsyncFnOnce(R
         return ApiError::new(StatusCode::FORBIDDEN, message).with_code("admin_only").into_response();
     }
     if guard.lifecycle.phase() != Phase::Serving {
-        guard.metrics.rejected("draining");
+        guard.metrics.rejected(Rejection::Draining);
         return ApiError::draining().into_response();
     }
     let tenant = match (&key, address) {
@@ -98,7 +99,7 @@ pub async fn guard(guard: &Guard, mut request: Request, next: impl AsyncFnOnce(R
 
 /// The refusal of a request beyond the rates of its key.
 fn too_many(metrics: &Metrics, exceeded: &RateExceeded) -> Response {
-    metrics.rejected(exceeded.name);
+    metrics.rejected(exceeded.rejection);
     let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, exceeded.to_string()).with_code("rate_limit_exceeded");
     error.with_retry_after(exceeded.seconds()).into_response()
 }

@@ -19,6 +19,9 @@ pub enum Outcome {
 }
 
 impl Outcome {
+    /// Every one.
+    pub const ALL: [Self; 4] = [Self::Stop, Self::Length, Self::Abort, Self::Error];
+
     /// Value of the label and of the log line.
     pub fn name(self) -> &'static str {
         match self {

@@ -194,6 +194,7 @@ fn metrics_and_steps_name_the_engine() {
         for (engine, value) in values.into_iter().enumerate() {
             let mut labels = vec![format!("engine=\"{engine}\"")];
             labels.extend((name == "pegainfer:routes_total").then(|| "reason=\"pinned\"".to_owned()));
+            labels.extend((name == "vllm:request_success_total").then(|| "finished_reason=\"length\"".to_owned()));
             let labels: Vec<&str> = labels.iter().map(String::as_str).collect();
             assert_eq!(metric(&server, name, &labels), value, "{name} of engine {engine}");
         }

@@ -27,6 +27,11 @@ fn metrics_add_up() {
         found.rsplit(' ').next().unwrap().parse().unwrap()
     };
     let labels = "model_name=\"tiny\",engine=\"0\"";
+    // Series that have not counted anything are there, so that the first event is an increase.
+    assert_eq!(value(&format!("vllm:request_success_total{{{labels},finished_reason=\"error\"}}")), 0.0);
+    for reason in ["queue_full", "requests_per_key", "rpm", "tpm", "inflight_bytes", "unread_output", "draining"] {
+        assert_eq!(value(&format!("vllm:admission_rejections_total{{{labels},reason=\"{reason}\"}}")), 0.0);
+    }
     assert_eq!(value(&format!("vllm:request_success_total{{{labels},finished_reason=\"stop\"}}")), 2.0);
     assert_eq!(value(&format!("vllm:request_success_total{{{labels},finished_reason=\"length\"}}")), 1.0);
     assert_eq!(value(&format!("vllm:prompt_tokens_total{{{labels}}}")), 6.0);

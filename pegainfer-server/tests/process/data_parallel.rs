@@ -46,6 +46,17 @@ fn two_engines_give_the_same_tokens_and_one_may_be_lost() {
 }
 
 #[test]
+fn a_server_exits_when_its_last_engine_is_lost() {
+    let mut server = serve(&["--lose-engine", "0:10"]);
+    let body = json!({"prompt": "x", "max_tokens": 100, "ignore_eos": true, "stream": true}).to_string();
+    let headers = [("Content-Type", "application/json")];
+    let stream = read_head(write(server.address, "POST", COMPLETIONS, &headers, body.as_bytes())).text();
+    assert!(stream.contains("its device is lost"), "open requests are answered: {stream}");
+    let status = server.child.wait().unwrap();
+    assert_eq!(status.code(), Some(1));
+}
+
+#[test]
 fn the_schedule_of_each_engine_is_recorded_and_replayed() {
     let dir = TempDir::new("data-parallel-schedule");
     let file = dir.0.join("requests.jsonl");

@@ -14,6 +14,8 @@ mod ledger;
 mod logs;
 #[cfg(unix)]
 mod models;
+#[cfg(target_os = "linux")]
+mod notify;
 #[cfg(unix)]
 mod rates;
 mod recording;

@@ -9,6 +9,7 @@ use crate::api::state::AppState;
 use crate::api::token_rate::too_many;
 use crate::error::ApiError;
 use crate::rates::{Refused, Reservation};
+use crate::rejection::Rejection;
 use crate::trace::ChoiceTrace;
 use axum::http::StatusCode;
 use pegainfer_core::engine::{GenerateRequest, SubmitError, TokenStream};
@@ -92,7 +93,7 @@ impl Generation {
             .map(|recorder| recorder.add(&request, first.and_then(|first| first.recording.as_ref())));
         let stream = state.engine.submit(request).map_err(|e| {
             if matches!(e, SubmitError::QueueFull { .. }) {
-                state.metrics.rejected("queue_full");
+                state.metrics.rejected(Rejection::QueueFull);
             }
             ApiError::from_submit(e, prompt_field)
         })?;
@@ -135,7 +136,7 @@ impl Generation {
 /// Counts requests among the open ones of their tenant.
 fn enter(state: &AppState, params: &Params, requests: usize) -> Result<Vec<OpenRequest>, ApiError> {
     state.quota.enter(params.tenant, requests).map_err(|message| {
-        state.metrics.rejected("requests_per_key");
+        state.metrics.rejected(Rejection::RequestsPerKey);
         ApiError::new(StatusCode::TOO_MANY_REQUESTS, message).with_code("rate_limit_exceeded")
     })
 }
