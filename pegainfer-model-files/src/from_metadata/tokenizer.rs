@@ -104,33 +104,38 @@ fn tokens(metadata: &Metadata) -> Result<Vec<&str>, String> {
 }
 
 /// Ids of the tokens that merges make, by spelling, and the tokens that match whole: control tokens and tags.
+///
+/// The first list has no gaps: every id below its last one is in it, also those of control tokens in front of the
+/// others (SmolLM2) and of unused tokens. No merge makes them.
 fn vocabulary(metadata: &Metadata) -> Result<(Map<String, Value>, Vec<Value>), String> {
     let (tokens, key) = (tokens(metadata)?, "tokenizer.ggml.token_type");
     let types = metadata.integers(key)?.ok_or_else(|| format!("its metadata has no {key}"))?;
     if types.len() != tokens.len() {
         return Err(format!("{key} has {} elements, for {} tokens", types.len(), tokens.len()));
     }
-    let (mut vocabulary, mut added) = (Map::with_capacity(tokens.len()), Vec::new());
-    for (id, (token, kind)) in tokens.iter().zip(types).enumerate() {
-        match kind {
-            token_type::UNUSED => {}
-            token_type::UNKNOWN | token_type::CONTROL | token_type::USER_DEFINED => added.push(json!({
-                "id": id,
-                "content": token,
-                "single_word": false,
-                "lstrip": false,
-                "rstrip": false,
-                "normalized": false,
-                "special": kind != token_type::USER_DEFINED,
-            })),
-            _ => {
-                if vocabulary.insert((*token).to_owned(), id.into()).is_some() {
-                    return Err(format!("its vocabulary has the token {} twice", token.escape_debug()));
-                }
-            }
+    let matches_whole =
+        |kind: u64| matches!(kind, token_type::UNKNOWN | token_type::CONTROL | token_type::USER_DEFINED);
+    let merged = types.iter().rposition(|&kind| kind != token_type::UNUSED && !matches_whole(kind));
+    let merged = merged.map_or(0, |last| last + 1);
+    let mut vocabulary = Map::with_capacity(merged);
+    for (id, token) in tokens[..merged].iter().enumerate() {
+        if vocabulary.insert((*token).to_owned(), id.into()).is_some() {
+            return Err(format!("its vocabulary has the token {} twice", token.escape_debug()));
         }
     }
-    Ok((vocabulary, added))
+    let added = tokens.iter().zip(types).enumerate().filter(|(_, (_, kind))| matches_whole(*kind));
+    let added = added.map(|(id, (token, kind))| {
+        json!({
+            "id": id,
+            "content": token,
+            "single_word": false,
+            "lstrip": false,
+            "rstrip": false,
+            "normalized": false,
+            "special": kind != token_type::USER_DEFINED,
+        })
+    });
+    Ok((vocabulary, added.collect()))
 }
 
 /// The merges, as pairs of tokens.
