@@ -39,22 +39,29 @@ pub struct GroupsPlan {
 }
 
 impl GroupsPlan {
-    /// The plan, if the weight is packed in whole units and x has few rows that fit the shared memory.
+    /// The plan, if the weight is packed in whole units and x has few rows.
+    ///
+    /// Usually each multiprocessor has one block. The output matrix has so many rows that the sums of a block's tiles
+    /// may not fit the shared memory; then there are several blocks for each multiprocessor, as few as fit.
     pub fn choose(gpu: &Gpu, shape: GemmShape) -> Option<Self> {
         let GemmShape { m, n, k, output, format: WeightFormat::Grouped(format) } = shape else { return None };
         let packed = Packed::of(format, n, k).filter(|_| (1..=MAX_ROWS).contains(&m) && k.is_multiple_of(UNIT))?;
-        let (tiles, warps) = (1 << width(m), [WARPS_8, WARPS_16, WARPS_32][width(m)]);
         let (splits, split_columns) = split(gpu, (n, k), output, ROWS, UNIT);
-        let blocks = (gpu.multiprocessors / splits).clamp(1, n / TILE);
-        let slots = (n / TILE).div_ceil(blocks).div_ceil(warps) + 1;
-        let sums = warps * slots * tiles * SUMS;
         // Of a row of x: 16 bytes in all, and of a unit its columns and, for minima, eight sums.
         let unit = 2 * UNIT + if packed.has_minima() { 32 } else { 0 };
-        let fit = (gpu.shared_memory.checked_sub(sums)? / m).checked_sub(16)? / unit;
-        let units = split_columns / UNIT;
-        let chunk = units.div_ceil(units.div_ceil(Some(fit).filter(|fit| *fit > 0)?));
-        let shared = sums + m * (16 + chunk * unit);
-        Some(Self { splits, split_columns, blocks, warps, chunk: chunk * UNIT, slots, shared })
+        let of = |blocks: usize| {
+            let (tiles, warps) = (1 << width(m), [WARPS_8, WARPS_16, WARPS_32][width(m)]);
+            let slots = (n / TILE).div_ceil(blocks).div_ceil(warps) + 1;
+            let sums = warps * slots * tiles * SUMS;
+            let fit = (gpu.shared_memory.checked_sub(sums)? / m).checked_sub(16)? / unit;
+            let units = split_columns / UNIT;
+            let chunk = units.div_ceil(units.div_ceil(Some(fit).filter(|fit| *fit > 0)?));
+            let shared = sums + m * (16 + chunk * unit);
+            Some(Self { splits, split_columns, blocks, warps, chunk: chunk * UNIT, slots, shared })
+        };
+        let most = n / TILE;
+        let waves = (most * splits).div_ceil(gpu.multiprocessors);
+        (1..=waves).find_map(|waves| of((gpu.multiprocessors * waves / splits).clamp(1, most)))
     }
 }
 
