@@ -16,6 +16,24 @@ const UNIT: usize = 256;
 const QUAD: usize = 64;
 const LANE: usize = 32;
 
+/// A group-quantised weight in the order of the kernels.
+#[derive(Clone, Copy)]
+pub(super) struct PackedWeight<'a> {
+    pub format: GroupFormat,
+    pub layout: Packed,
+    /// `[n, code_bytes(k)]` u8.
+    pub codes: &'a Tensor,
+    /// u8, as csrc/common/groups.cuh describes.
+    pub scales: &'a Tensor,
+}
+
+impl<'a> PackedWeight<'a> {
+    /// The weight `[n, k]`; `None` for a format or a shape that is not packed.
+    pub fn of(format: GroupFormat, (n, k): (usize, usize), codes: &'a Tensor, scales: &'a Tensor) -> Option<Self> {
+        Packed::of(format, n, k).map(|layout| Self { format, layout, codes, scales })
+    }
+}
+
 /// Packs the codes of FP8 `[n, k]` in place, and writes the scales of its blocks of 128 x 128 for each row to `to`.
 pub(crate) fn pack_fp8(exec: &mut Exec, codes: &mut Tensor, from: &Tensor, to: &mut Tensor) -> Result<(), OpError> {
     let (op, (n, k), blocks, gpu) = ("pack_fp8", codes.rows_cols(), from.rows_cols().1, exec.gpu()?);
@@ -105,12 +123,12 @@ fn skinny(packed: Packed) -> [Entry<SkinnyGroups<'static>>; 3] {
     }
 }
 
-/// Launches the GEMM of `x` and packed codes and scales; writes to `out`.
+/// Launches the GEMM of `x` and `w`; writes to `out`.
 pub(super) fn skinny_groups(
     gpu: &mut Cuda,
     op: &'static str,
-    (x, codes, scales): (&Tensor, &Tensor, &Tensor),
-    packed: Packed,
+    x: &Tensor,
+    PackedWeight { layout, codes, scales, .. }: PackedWeight<'_>,
     (plan, output): (&GroupsPlan, Output),
     out: Target<'_>,
 ) -> Result<(), OpError> {
@@ -121,9 +139,9 @@ pub(super) fn skinny_groups(
         codes,
         scales,
         out,
-        extra: packed.extra_at(),
-        dtype: packed.dtype_number(),
-        group_shift: packed.group_shift,
+        extra: layout.extra_at(),
+        dtype: layout.dtype_number(),
+        group_shift: layout.group_shift,
         m,
         n,
         k,
@@ -137,23 +155,23 @@ pub(super) fn skinny_groups(
             Output::Gated => 2,
         },
     };
-    let launch = skinny(packed)[group_width(m)].launch(gpu, op, arguments)?.early(codes).early(scales).overlapped();
+    let launch = skinny(layout)[group_width(m)].launch(gpu, op, arguments)?.early(codes).early(scales).overlapped();
     // SAFETY: the op checked the shapes, and the plan covers all rows and columns.
     unsafe { launch.shared(plan.shared).run([plan.blocks, plan.splits, 1], 32 * plan.warps) }
 }
 
-/// Launches the kernel that widens `rows` rows of a packed weight of `k` columns, from `first` on, to address `out`.
+/// Launches the kernel that widens `rows` rows of a weight of `k` columns, from `first` on, to address `out`.
 pub(super) fn widen(
     gpu: &mut Cuda,
     op: &'static str,
-    (packed, codes, scales, k): (Packed, &Tensor, &Tensor, usize),
+    (PackedWeight { layout, codes, scales, .. }, k): (PackedWeight<'_>, usize),
     (first, rows): (usize, usize),
     out: u64,
 ) -> Result<(), OpError> {
-    let (n, extra, group_shift) = (codes.rows_cols().0, packed.extra_at(), packed.group_shift);
-    let kernel = match packed.packing {
+    let (n, extra, group_shift) = (codes.rows_cols().0, layout.extra_at(), layout.group_shift);
+    let kernel = match layout.packing {
         Packing::Int4Wide => {
-            let f16 = usize::from(packed.dtype_number() == 0);
+            let f16 = usize::from(layout.dtype_number() == 0);
             let arguments = WidenInt4 { codes, scales, out, zeros: extra, group_shift, f16, n, k, first, rows };
             let launch = WidenInt4::widen_int4.launch(gpu, op, arguments)?;
             // SAFETY: 32 columns a thread, all covered by the grid; the caller has memory for them.
@@ -174,7 +192,7 @@ pub(super) fn widen(
         Packing::E2m1E8m0 => WidenPacked::widen_e2m1_e8m0,
         Packing::E4m3Wide => WidenPacked::widen_e4m3_wide,
     };
-    let dtype = packed.dtype_number();
+    let dtype = layout.dtype_number();
     let arguments = WidenPacked { codes, scales, out, extra, dtype, group_shift, n, k, first, rows };
     let launch = kernel.launch(gpu, op, arguments)?;
     // SAFETY: a quad's part of a unit a thread, all covered by the grid; the caller has memory for them.

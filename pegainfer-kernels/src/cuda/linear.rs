@@ -6,16 +6,16 @@ use super::fp8::fp8_by_fp8;
 use super::gemm_mma::tiled;
 use super::gemm_wgmma::linear_swiglu_wgmma;
 use super::gemv_splitk::gemv_splitk;
-use super::groups::skinny_groups;
+use super::groups::{PackedWeight, skinny_groups};
 use super::int4::skinny_int4;
 use super::narrow_gemm::narrow_gemm;
 use super::norm::{add_partials_rms_norm, add_rms_norm, rms_norm};
 use super::skinny_wgmma::{skinny_wgmma, skinny_wgmma_fp8};
 use super::swiglu::swiglu;
 use super::widened::{Narrow, widened};
-use super::widened_fp8::{PackedWeight, widened_to_fp8};
+use super::widened_fp8::widened_to_fp8;
 use super::{blaslt, vectors};
-use crate::choice::{self, AddNorm, Gemm, GemmShape, Output, Packed, Skinny, Swiglu};
+use crate::choice::{self, AddNorm, Gemm, GemmShape, Output, Skinny, Swiglu};
 use crate::ops::{BlockScales, Matrix, MatrixRef};
 use pegainfer_core::cuda::Cuda;
 use pegainfer_core::exec::Exec;
@@ -47,11 +47,10 @@ fn narrow<'w>(op: &'static str, w: MatrixRef<'w>) -> Result<Narrow<'w>, OpError>
     }
 }
 
-/// A weight of four bits in the order of the kernels.
+/// A group-quantised weight in the order of the kernels.
 fn packed<'w>(op: &'static str, w: MatrixRef<'w>) -> Result<PackedWeight<'w>, OpError> {
-    let (MatrixRef::Grouped(format, codes, scales), (n, k)) = (w, w.shape()) else { return Err(mismatch(op)) };
-    let layout = Packed::of(format, n, k).ok_or_else(|| mismatch(op))?;
-    Ok(PackedWeight { format, layout, codes, scales })
+    let MatrixRef::Grouped(format, codes, scales) = w else { return Err(mismatch(op)) };
+    PackedWeight::of(format, w.shape(), codes, scales).ok_or_else(|| mismatch(op))
 }
 
 /// Launches a skinny GEMM; writes to `out`.
@@ -71,14 +70,8 @@ fn skinny(
                 skinny_wgmma_fp8(gpu, op, (x, codes, scales), (plan, output), out)
             }
         },
-        Skinny::Int4(gemm) => {
-            let w = packed(op, w)?;
-            skinny_int4(gpu, op, (x, w.codes, w.scales), w.layout, (gemm, output), out)
-        }
-        Skinny::Groups(plan) => {
-            let w = packed(op, w)?;
-            skinny_groups(gpu, op, (x, w.codes, w.scales), w.layout, (plan, output), out)
-        }
+        Skinny::Int4(gemm) => skinny_int4(gpu, op, x, packed(op, w)?, (gemm, output), out),
+        Skinny::Groups(plan) => skinny_groups(gpu, op, x, packed(op, w)?, (plan, output), out),
     }
 }
 

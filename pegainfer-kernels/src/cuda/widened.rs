@@ -5,8 +5,8 @@ use super::abi::{WidenGroups, WidenWeights};
 use super::blaslt::{self, FREE_BYTES, GemmSize, Multiplied, Operands};
 use super::columns::Columns;
 use super::gemm_mma::tiled;
-use super::groups;
-use crate::choice::{self, Gemm, Packed};
+use super::groups::{self, PackedWeight};
+use crate::choice::{self, Gemm};
 use crate::limits::fp8::{BLOCK, WIDEN_THREADS};
 use crate::limits::groups as limits;
 use pegainfer_core::exec::Exec;
@@ -48,8 +48,8 @@ impl Narrow<'_> {
                 // SAFETY: rows are whole vectors, all covered by the grid; the caller has memory for them.
                 unsafe { launch.run([(rows * k / VECTOR).div_ceil(WIDEN_THREADS), 1, 1], WIDEN_THREADS) }
             }
-            Self::Grouped(format, codes, scales) => match Packed::of(format, n, k) {
-                Some(packed) => groups::widen(gpu, op, (packed, codes, scales, k), (first, rows), to),
+            Self::Grouped(format, codes, scales) => match PackedWeight::of(format, (n, k), codes, scales) {
+                Some(packed) => groups::widen(gpu, op, (packed, k), (first, rows), to),
                 None => {
                     let (code_pitch, scale_pitch) = (format.code_bytes(k), format.scale_bytes(k));
                     let (values, kind) = numbers(format);

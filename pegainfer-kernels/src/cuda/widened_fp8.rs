@@ -5,26 +5,16 @@ use super::abi::WidenInt4ToFp8;
 use super::blaslt::{self, FREE_BYTES_BY_GROUP, GemmSize, Multiplied, Operands};
 use super::columns::Columns;
 use super::fp8::{Rounded, round_activations};
+use super::groups::PackedWeight;
 use super::widened::{Narrow, widened};
-use crate::choice::Packed;
 use crate::limits::fp8::{BLOCK, ROW_ALIGNMENT};
 use crate::limits::int4::THREADS;
 use pegainfer_core::cuda::Cuda;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
-use pegainfer_core::weights::grouped::GroupFormat;
 
 /// Rows of w that a warp widens.
 const WARP_ROWS: usize = 8;
-
-/// A weight of four bits in the order of the kernels.
-#[derive(Clone, Copy)]
-pub(super) struct PackedWeight<'a> {
-    pub format: GroupFormat,
-    pub layout: Packed,
-    pub codes: &'a Tensor,
-    pub scales: &'a Tensor,
-}
 
 /// Bytes of the workspace, from this address on.
 #[derive(Clone, Copy)]
