@@ -29,19 +29,14 @@ pub fn record_with<M: Model>(
     ranks: usize,
     (batch, tokens, context): (usize, usize, usize),
 ) -> Result<Vec<OpRecord>, LoadError> {
-    recorded::<M>(config, activations, ranks, &uniform::<M>(batch, tokens, context))
+    record_step::<M>(config, (activations, ranks), &uniform::<M>(batch, tokens, context))
 }
 
-/// The ops of `step`, whose blocks and state slots are numbered consecutively, on rank 0 of `ranks`. If the model
-/// drafts, the passes after the step are omitted.
-pub fn record_step<M: Model>(config: &M::Config, ranks: usize, step: &StepOf<M>) -> Result<Vec<OpRecord>, LoadError> {
-    recorded::<M>(config, Activations::Rounded, ranks, step)
-}
-
-fn recorded<M: Model>(
+/// The ops of `step`, whose blocks and state slots are numbered consecutively, on rank 0 of `ranks`, with these
+/// activations. If the model drafts, the passes after the step are omitted.
+pub fn record_step<M: Model>(
     config: &M::Config,
-    activations: Activations,
-    ranks: usize,
+    (activations, ranks): (Activations, usize),
     step: &StepOf<M>,
 ) -> Result<Vec<OpRecord>, LoadError> {
     let drafts = usize::from(M::info(config).drafts);

@@ -1,6 +1,7 @@
 //! The recorded plan of the official sizes against their published totals: recording needs no weights.
 
 use crate::support::options;
+use pegainfer_core::exec::Activations;
 use pegainfer_core::parallel::Shard;
 use pegainfer_core::record::OpRecord;
 use pegainfer_kernels::ops::{HeadShape, KvDType};
@@ -123,7 +124,7 @@ fn prefill_flops_are_dense_plus_causal_attention() {
 #[test]
 fn a_step_without_samples_ends_with_the_last_keys_and_values() {
     let step = Step { samples: Vec::new(), ..uniform::<Qwen3>(1, 1024, 2048) };
-    let records = record_step::<Qwen3>(&config(SIZES[2]), 1, &step).unwrap();
+    let records = record_step::<Qwen3>(&config(SIZES[2]), (Activations::Rounded, 1), &step).unwrap();
     assert_eq!((records.len(), records.last().unwrap().op), (2 + 35 * 6 + 2, "qk_norm_rope_write_kv"));
 }
 

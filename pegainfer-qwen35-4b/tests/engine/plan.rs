@@ -1,5 +1,6 @@
 //! config.json and the recorded plan of the official sizes against their published totals: recording needs no weights.
 
+use pegainfer_core::exec::Activations;
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::DType;
 use pegainfer_kernels::ops::KvDType;
@@ -144,7 +145,7 @@ fn a_prompt_runs_in_chunks_where_there_are_tensor_cores() {
 #[test]
 fn a_step_without_samples_ends_with_the_last_keys_and_values() {
     let step = Step { samples: Vec::new(), ..uniform::<Qwen35>(1, 512, 1024) };
-    let records = record_step::<Qwen35>(&config(&SIZES[2]), 1, &step).unwrap();
+    let records = record_step::<Qwen35>(&config(&SIZES[2]), (Activations::Rounded, 1), &step).unwrap();
     assert_eq!((records.len(), records.last().unwrap().op), (2 + 31 * 7 + 2, "gated_qk_norm_rope_write_kv"));
 }
 
