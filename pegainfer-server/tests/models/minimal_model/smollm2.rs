@@ -133,10 +133,10 @@ fn smollm2_gives_the_reference_s_tokens_and_perplexity() {
     }
     assert!(compared >= 50, "{compared} tokens");
     let exact = perplexity(&exact, &expected.ids);
-    // llama.cpp, whose activations are int8, too, is 0.4 % above the reference.
     let rounded = perplexity(&load_on(&device, &model, &context), &expected.ids);
-    println!("perplexity: reference {:.4}, exact {exact:.4}, int8 activations {rounded:.4}", expected.reference);
-    for (found, tolerance) in [(exact, 0.003), (rounded, 0.008)] {
+    println!("{compared} tokens equal; perplexity: {}, exact {exact}, int8 activations {rounded}", expected.reference);
+    // Measured on a CPU: 0.04 % and 0.27 % above the reference; llama.cpp, with int8 activations too: 0.37 %.
+    for (found, tolerance) in [(exact, 0.0015), (rounded, 0.005)] {
         assert!((found / expected.reference - 1.0).abs() < tolerance, "{found} of {}", expected.reference);
     }
 }
