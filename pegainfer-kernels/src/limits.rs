@@ -43,6 +43,15 @@ limits! {
         /// Words of a run: source, destination, length.
         RUN_FIELDS: uint = 3;
     }
+    /// Mixtures of experts of all models.
+    moe {
+        /// Maximum number of experts that a token chooses from.
+        MAX_EXPERTS: uint = 1024;
+        /// Maximum number of experts of a token.
+        MAX_CHOSEN: uint = 32;
+        /// Threads of the block that groups pairs of a token and an expert by expert.
+        GROUP_THREADS: uint = 1024;
+    }
     /// The small ops of DeepSeek-V4.
     deepseek_v4 {
         /// Maximum number of threads of a block that has a row.
@@ -57,8 +66,6 @@ limits! {
         ROPE_THREADS: uint = 256;
         /// Maximum number of pairs of a head that are rotated.
         MAX_PAIRS: uint = 512;
-        /// Maximum number of experts that a token chooses from.
-        MAX_EXPERTS: uint = 1024;
     }
     /// The boundary between two blocks of DeepSeek-V4: merge, mix and norm (deepseek_v4/hyper.cu).
     deepseek_v4_hyper {
@@ -162,10 +169,6 @@ limits! {
         MAX_SEGMENTS: uint = 16;
         /// Threads of a block.
         THREADS: int = 128;
-        /// Threads of the block that groups pairs by experts.
-        GROUP_THREADS: uint = 1024;
-        /// Maximum number of experts of a token.
-        MAX_CHOSEN: uint = 32;
     }
     /// DeepSeek-V4's experts at few tokens.
     deepseek_v4_experts_skinny {

@@ -20,6 +20,13 @@ template <typename T, typename Op> __device__ __forceinline__ T reduce_lanes(T x
 }
 __device__ __forceinline__ float warp_sum(float x) { return reduce_lanes(x, 32, Add()); }
 
+// The largest of 64-bit keys, by two reductions of words (compute capability 8.0).
+__device__ __forceinline__ uint64_t largest_key(uint64_t key) {
+    const uint32_t high = __reduce_max_sync(kAll, uint32_t(key >> 32));
+    const uint32_t low = __reduce_max_sync(kAll, uint32_t(key >> 32) == high ? uint32_t(key) : 0);
+    return uint64_t(high) << 32 | low;
+}
+
 // Over the four lanes of a quad, which hold one row of an accumulator (csrc/common/frag.cuh).
 template <typename T, typename Op> __device__ __forceinline__ T reduce_quad(T x, Op op) {
     x = op(x, __shfl_xor_sync(kAll, x, 1));

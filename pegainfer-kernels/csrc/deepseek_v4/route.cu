@@ -10,6 +10,7 @@
 #include "limits.h"
 
 using namespace limits::deepseek_v4;
+using limits::moe::kMaxExperts;
 
 __device__ __forceinline__ float gate(float x) {
     if (x > 20.f) return float(sqrt(double(x)));
@@ -25,13 +26,6 @@ __device__ __forceinline__ void write_choice(uint32_t expert, float gate, uint32
     for (uint32_t i = 0; i < k; ++i) sum += __shfl_sync(kAll, gate, i);
     sum += 1e-20f;
     if (lane < k) experts[lane] = expert, weights[lane] = gate / sum * scale;
-}
-
-// The largest key of a warp.
-__device__ __forceinline__ uint64_t largest_key(uint64_t key) {
-    const uint32_t high = __reduce_max_sync(kAll, uint32_t(key >> 32));
-    const uint32_t low = __reduce_max_sync(kAll, uint32_t(key >> 32) == high ? uint32_t(key) : 0);
-    return uint64_t(high) << 32 | low;
 }
 
 extern "C" __global__ __launch_bounds__(kRouteThreads) void route_learned(

@@ -12,10 +12,11 @@
 // Reference: src/cpu/deepseek_v4/experts.rs.
 #include "deepseek_v4/rounding.cuh"
 #include "deepseek_v4/gemm.cuh"
-#include "experts/pairs.cuh"
+#include "moe/pairs.cuh"
 #include "abi/experts_mma.h"
 
 using namespace gemm;
+using limits::moe::kGroupThreads, limits::moe::kMaxChosen;
 
 // The tile of this block: from the list, or, without a list, of all tokens with the only expert. False where there is
 // none.

@@ -328,7 +328,7 @@ extern "C" __global__ __launch_bounds__(
     DOWN();
 }
 
-constexpr uint32_t kMostChosen = limits::deepseek_v4_gemm::kMaxChosen;
+constexpr uint32_t kMostChosen = limits::moe::kMaxChosen;
 
 // Grid: tokens, columns over threads of a block.
 extern "C" __global__ __launch_bounds__(128) void experts_add(

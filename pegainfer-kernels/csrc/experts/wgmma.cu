@@ -9,7 +9,7 @@
 //                   the L2
 //   add_columns:    the sum of a token's y and of a row of the shared expert, the same columns, rounded once
 //
-// Tiles of pairs (experts/pairs.cuh) have at most 48, 96 or 128 tokens: a tile costs about the same with few tokens as
+// Tiles of pairs (moe/pairs.cuh) have at most 48, 96 or 128 tokens: a tile costs about the same with few tokens as
 // with many, so most experts should have one. A cluster of two persistent blocks has the same pairs and neighbouring
 // rows of weights. A block has two or four warpgroups that multiply 64 rows of weights each, and a warpgroup that
 // fetches steps of 128 columns (experts/wgmma.cuh). Half of the rows of a tile of gate_up are of w1 and the others the
@@ -20,13 +20,13 @@
 // src/cpu/deepseek_v4/experts.rs.
 #include "deepseek_v4/rounding.cuh"
 #include "experts/wgmma.cuh"
-#include "experts/pairs.cuh"
+#include "moe/pairs.cuh"
 #include "common/math.cuh"
 #include "abi/experts_wgmma.h"
 
 namespace {
-using limits::deepseek_v4_gemm::kGroupThreads;
-using limits::deepseek_v4_gemm::kMaxChosen;
+using limits::moe::kGroupThreads;
+using limits::moe::kMaxChosen;
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 // One thread of a warpgroup that multiplies: its numbers, its two rows and its place in the ring.

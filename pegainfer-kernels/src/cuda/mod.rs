@@ -41,6 +41,8 @@ mod penalties;
 mod qkv;
 mod read;
 mod sample;
+#[cfg(feature = "deepseek-v4")]
+mod scratch;
 mod skinny_wgmma;
 mod swiglu;
 #[cfg(triton_kernels)]

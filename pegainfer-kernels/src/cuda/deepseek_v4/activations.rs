@@ -2,9 +2,9 @@
 //! (csrc/deepseek_v4/gemm.cu).
 
 use crate::cuda::abi::{Planes, Target};
+use crate::cuda::scratch::Scratch;
 use crate::limits::deepseek_v4_gemm::{DEPTH, THREADS};
 use crate::ops::Matrix;
-use pegainfer_core::cuda::WORKSPACE_BYTES;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError};
 
@@ -72,29 +72,6 @@ pub(super) struct Operand {
     pub address: u64,
     pub planes: usize,
     pub plane: u64,
-}
-
-/// Hands out the workspace from its beginning.
-pub(super) struct Scratch {
-    next: u64,
-    end: u64,
-}
-
-impl Scratch {
-    pub fn new(exec: &mut Exec) -> Result<Self, OpError> {
-        let next = exec.gpu()?.workspace();
-        Ok(Self { next, end: next + WORKSPACE_BYTES as u64 })
-    }
-
-    /// The next `bytes` bytes.
-    pub fn take(&mut self, op: &'static str, bytes: usize) -> Result<u64, OpError> {
-        let address = self.next;
-        self.next += bytes.next_multiple_of(256) as u64;
-        if self.next > self.end {
-            return Err(OpError { op, message: format!("the workspace lacks {bytes} bytes") });
-        }
-        Ok(address)
-    }
 }
 
 /// `elements` activations as an operand, in `scratch` unless they are one already.

@@ -1,11 +1,12 @@
 //! `routed_experts` and `shared_expert` (csrc/experts/mma.cu).
 
-use super::activations::{Operand, Parts, Scratch, TILES, Values, format, operand, shared_bytes, tile};
+use super::activations::{Operand, Parts, TILES, Values, format, operand, shared_bytes, tile};
 use super::experts_wgmma;
 use super::large_expert::large_expert;
 use crate::cuda::abi::{AddPairs, Down, Entry, GateUp, GroupPairs, Target};
-use crate::limits::deepseek_v4::MAX_EXPERTS;
-use crate::limits::deepseek_v4_gemm::{DEPTH, GROUP_THREADS, MAX_CHOSEN, ROWS, THREADS};
+use crate::cuda::scratch::Scratch;
+use crate::limits::deepseek_v4_gemm::{DEPTH, ROWS, THREADS};
+use crate::limits::moe::{GROUP_THREADS, MAX_CHOSEN, MAX_EXPERTS};
 use crate::ops::deepseek_v4::{ExpertMath, Experts};
 use pegainfer_core::cuda::{COUNTERS, WORKSPACE_BYTES};
 use pegainfer_core::exec::Exec;

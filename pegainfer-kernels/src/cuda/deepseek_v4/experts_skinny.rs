@@ -1,11 +1,11 @@
 //! `moe` at few tokens on Hopper (csrc/experts/skinny.cu).
 
-use super::activations::Scratch;
 use crate::choice::{self, DenseGemm};
 use crate::cuda::abi::{AddExperts, GroupPairs, Map, SkinnyDown, SkinnyGateUp, Target};
-use crate::limits::deepseek_v4::MAX_EXPERTS;
+use crate::cuda::scratch::Scratch;
 use crate::limits::deepseek_v4_experts_skinny::{GROUPS, PAIRS, STAGE_BYTES, STAGES, THREADS, UNLISTED};
-use crate::limits::deepseek_v4_gemm::{DEPTH, GROUP_THREADS, MAX_CHOSEN, ROWS};
+use crate::limits::deepseek_v4_gemm::{DEPTH, ROWS};
+use crate::limits::moe::{GROUP_THREADS, MAX_CHOSEN, MAX_EXPERTS};
 use crate::ops::deepseek_v4::{Activation, ExpertMath, Experts, Moe};
 use crate::ops::{BlockScales, Matrix};
 use pegainfer_core::cuda::WORKSPACE_BYTES;

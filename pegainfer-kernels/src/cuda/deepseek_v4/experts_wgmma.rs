@@ -1,14 +1,14 @@
 //! `routed_experts` at many tokens on Hopper (csrc/experts/wgmma.cu).
 
-use super::activations::Scratch;
 use super::large_gemm::packed_bytes;
 use crate::choice::{self, DenseGemm};
 use crate::cuda::abi::{AddColumns, DownWgmma, Entry, GateUpWgmma, GroupPlaces, Map, PackPlaces, PackTokens, Target};
-use crate::limits::deepseek_v4::MAX_EXPERTS;
+use crate::cuda::scratch::Scratch;
 use crate::limits::deepseek_v4_experts_wgmma::{
     ADD_TOKENS, BLOCKS, BOX_ROWS, BOX_TOKENS, FEW_THREADS, LIST_ALIGN, MAX_DEPTH, PACK_THREADS, SHARED_BYTES, THREADS,
 };
-use crate::limits::deepseek_v4_gemm::{DEPTH, GROUP_THREADS, MAX_CHOSEN};
+use crate::limits::deepseek_v4_gemm::DEPTH;
+use crate::limits::moe::{GROUP_THREADS, MAX_CHOSEN, MAX_EXPERTS};
 use crate::ops::Matrix;
 use crate::ops::deepseek_v4::{ExpertMath, Experts};
 use pegainfer_core::cuda::WORKSPACE_BYTES;

@@ -1,10 +1,11 @@
 //! `matmul` and `grouped_matmul` (csrc/deepseek_v4/gemm.cu).
 
-use super::activations::{Parts, Scratch, TILES, Values, format, operand, shared_bytes, tile};
+use super::activations::{Parts, TILES, Values, format, operand, shared_bytes, tile};
 use super::large_gemm::large_gemm;
 use super::skinny::skinny_gemm;
 use crate::choice::DenseGemm;
 use crate::cuda::abi::{Dsv4Gemm, Entry};
+use crate::cuda::scratch::Scratch;
 use crate::limits::deepseek_v4_gemm::{DEPTH, MAX_SEGMENTS, ROWS, THREADS};
 use crate::ops::Matrix;
 use crate::ops::deepseek_v4::Activation;

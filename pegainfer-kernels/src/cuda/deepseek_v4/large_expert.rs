@@ -1,10 +1,10 @@
 //! The shared expert with many tokens: FP8 GEMMs on cuBLASLt, and the kernels between them (csrc/deepseek_v4/pack.cu).
 
-use super::activations::Scratch;
 use super::large_gemm::{Packed, VECTOR, fp8, pack, packed_bytes, pass};
 use crate::choice::{self, DenseGemm, DenseShape, WeightFormat};
 use crate::cuda::abi::{PackSwiglu, Target};
 use crate::cuda::blaslt::{self, GemmSize, Multiplied, Operands};
+use crate::cuda::scratch::Scratch;
 use crate::limits::deepseek_v4_pack::THREADS;
 use crate::limits::fp8::BLOCK;
 use crate::ops::Matrix;

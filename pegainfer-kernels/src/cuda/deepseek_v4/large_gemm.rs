@@ -1,9 +1,9 @@
 //! Dense GEMMs with many tokens, on cuBLASLt (csrc/deepseek_v4/pack.cu packs and widens its operands).
 
-use super::activations::Scratch;
 use crate::choice::{self, DenseGemm, DenseShape, WeightFormat};
 use crate::cuda::abi::{PackActivations, Target, WidenE8m0};
 use crate::cuda::blaslt::{self, FREE_BYTES, GemmSize, Multiplied, Operands};
+use crate::cuda::scratch::Scratch;
 use crate::limits::deepseek_v4_pack::THREADS;
 use crate::limits::fp8::{BLOCK, ROW_ALIGNMENT};
 use crate::ops::Matrix;

@@ -1,8 +1,8 @@
 //! `attention_latents` (csrc/deepseek_v4/latents.cu).
 
-use super::activations::Scratch;
 use super::norm::targets;
 use crate::cuda::abi::AttentionLatents;
+use crate::cuda::scratch::Scratch;
 use crate::limits::deepseek_v4_attention::{MAX_DIM, POOL_BLOCKS};
 use crate::ops::deepseek_v4::{LatentOutputs, Latents, NewEntries, PAGE_TOKENS, RaggedBatch};
 use pegainfer_core::cuda::COUNTERS;

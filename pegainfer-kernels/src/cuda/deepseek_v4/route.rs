@@ -1,7 +1,8 @@
 //! `route` (csrc/deepseek_v4/route.cu): one block per token.
 
 use crate::cuda::abi::{RouteHash, RouteLearned};
-use crate::limits::deepseek_v4::{MAX_EXPERTS, ROUTE_THREADS};
+use crate::limits::deepseek_v4::ROUTE_THREADS;
+use crate::limits::moe::MAX_EXPERTS;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
 

@@ -1,9 +1,9 @@
 //! `matmul`, `grouped_matmul`, `project` and `pack_rows` at few tokens on Hopper (csrc/deepseek_v4/skinny.cu; bf16
 //! weights of many rows: csrc/gemm/skinny_wgmma.cu).
 
-use super::activations::Scratch;
 use crate::choice::{self, DenseGemm, GemmShape, Output, Skinny, WeightFormat};
 use crate::cuda::abi::{Entry, PackRows, SkinnyExact, SkinnyPacked, SkinnyProject, Target};
+use crate::cuda::scratch::Scratch;
 use crate::cuda::skinny_wgmma::skinny_wgmma;
 use crate::ops::deepseek_v4::{Activation, Projected, Projections, packed_bytes};
 use crate::ops::{BlockScales, Matrix};

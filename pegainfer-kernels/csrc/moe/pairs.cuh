@@ -19,8 +19,8 @@ __device__ __forceinline__ void group_by_expert(
     uint32_t align = 1,                        // an expert's list begins at a multiple of it
     uint32_t *__restrict__ places = nullptr,   // [count] or null: of a pair in the lists
     uint32_t block = 0, uint32_t blocks = 1) { // each lists the pairs of some experts
-    constexpr uint32_t kThreads = limits::deepseek_v4_gemm::kGroupThreads;
-    __shared__ uint32_t counts[limits::deepseek_v4::kMaxExperts], starts[limits::deepseek_v4::kMaxExperts];
+    constexpr uint32_t kThreads = limits::moe::kGroupThreads;
+    __shared__ uint32_t counts[limits::moe::kMaxExperts], starts[limits::moe::kMaxExperts];
     for (uint32_t e = threadIdx.x; e < experts; e += kThreads) counts[e] = 0;
     __syncthreads();
     // Calls `each` with the pairs of experts that are here, and the experts; several loads are under way at once.
