@@ -52,6 +52,11 @@ limits! {
         /// Threads of the block that groups pairs of a token and an expert by expert.
         GROUP_THREADS: uint = 1024;
     }
+    /// Routing of mixtures of experts: a warp a token.
+    moe_route {
+        /// Threads of a block.
+        THREADS: uint = 128;
+    }
     /// The small ops of DeepSeek-V4.
     deepseek_v4 {
         /// Maximum number of threads of a block that has a row.

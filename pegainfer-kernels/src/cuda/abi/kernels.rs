@@ -133,6 +133,10 @@ kernels! {
     DEEPSEEK_V4_DUMMY: RandomNumbers [random_numbers_bf16<Bf16>, random_numbers_f32<F32>] {
         out: Out<T>, seed: u64, elements: u64, width: u32, whole: u64, first_row: u64, first_column: u64, limit: f32,
     }
+    MOE_ROUTE: MoeRoute [moe_route_128, moe_route_256, moe_route_512, moe_route_1024] {
+        logits: In<F32>, chosen: Out<U32>, weights: Out<F32>, tokens: u32, rows: u32, experts: u32, k: u32,
+        normalize: u32, shared: u32,
+    }
     EXPERTS_MMA: GroupPairs [group_pairs] {
         chosen: ScratchIn<U32>, pairs: OutOrScratch<U32>, tiles: Scratch<U32>, count: u32, first: u32, experts: u32,
         tokens: u32,

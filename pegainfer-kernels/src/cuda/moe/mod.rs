@@ -1,17 +1,12 @@
 //! Launchers of `ops::moe`.
 
-use crate::moe_operands::{Experts, RouteSpec};
+mod route;
+
+pub(crate) use route::route;
+
+use crate::moe_operands::Experts;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
-
-pub(crate) fn route(
-    _exec: &mut Exec,
-    _logits: &Tensor,
-    _spec: RouteSpec,
-    _choice: (&mut Tensor, &mut Tensor),
-) -> Result<(), OpError> {
-    Err(OpError { op: "route", message: "has no GPU kernel yet; use --device cpu".to_owned() })
-}
 
 pub(crate) fn experts(
     _exec: &mut Exec,
