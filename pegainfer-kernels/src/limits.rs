@@ -51,9 +51,35 @@ limits! {
         MAX_CHOSEN: uint = 32;
         /// Threads of the block that groups pairs of a token and an expert by expert.
         GROUP_THREADS: uint = 1024;
+        /// Threads of a block that adds up the experts of a token, eight columns each.
+        SUM_THREADS: uint = 128;
     }
     /// Routing of mixtures of experts: a warp a token.
     moe_route {
+        /// Threads of a block.
+        THREADS: uint = 128;
+    }
+    /// Experts for few rows of each.
+    moe_gemv {
+        /// Maximum number of threads of a block.
+        THREADS: uint = 256;
+        /// Pairs of a tile.
+        TOKENS: uint = 8;
+        /// Columns of a unit.
+        COLUMNS: uint = 128;
+        /// Units that a warp has under way at once.
+        UNITS: uint = 2;
+        /// Rows of weights of a row tile; half as many columns of h.
+        ROWS: uint = 16;
+    }
+    /// Experts for many rows of each by mma.sync.
+    moe_mma {
+        /// Rows of weights of a tile; half as many columns of h.
+        ROWS: uint = 64;
+        /// Columns of a step.
+        DEPTH: uint = 64;
+        /// Steps in shared memory.
+        STAGES: int = 4;
         /// Threads of a block.
         THREADS: uint = 128;
     }

@@ -41,7 +41,6 @@ mod penalties;
 mod qkv;
 mod read;
 mod sample;
-#[cfg(feature = "deepseek-v4")]
 mod scratch;
 mod skinny_wgmma;
 mod swiglu;

@@ -137,6 +137,38 @@ kernels! {
         logits: In<F32>, chosen: Out<U32>, weights: Out<F32>, tokens: u32, rows: u32, experts: u32, k: u32,
         normalize: u32, shared: u32,
     }
+    MOE_PAIRS: MoeGroupPairs [moe_group_pairs] {
+        chosen: ScratchIn<U32>, pairs: OutOrScratch<U32>, tiles: Scratch<U32>, count: u32, first: u32, experts: u32,
+        tokens: u32,
+    }
+    MOE_PAIRS: MoeAddPairs [moe_add_pairs] {
+        y: ScratchIn<Bf16>, chosen: ScratchIn<U32>, out: OutOrScratch<Bf16>, hidden: u32, k: u32, first: u32,
+        experts: u32,
+    }
+    MOE_GEMV: MoeGateUpGemv [moe_gate_up_gemv_bf16<Bf16>, moe_gate_up_gemv_fp8<U8>] {
+        x: ScratchIn<Bf16>, w: In<T>, scales: ScratchIn<F32>, chosen: ScratchIn<U32>, tiles: ScratchIn<U32>,
+        pairs: ScratchIn<U32>, weights: ScratchIn<F32>, h: Scratch<Bf16>, experts_of_token: u32, first: u32,
+        experts: u32, width: u32, k: u32, splits: u32,
+    }
+    MOE_GEMV: MoeDownGemv [moe_down_gemv_bf16<Bf16>, moe_down_gemv_fp8<U8>] {
+        h: ScratchIn<Bf16>, w: In<T>, scales: ScratchIn<F32>, chosen: ScratchIn<U32>, tiles: ScratchIn<U32>,
+        pairs: ScratchIn<U32>, y: Scratch<Bf16>, first: u32, experts: u32, hidden: u32, k: u32, splits: u32,
+    }
+    MOE_MMA: MoeGateUpMma [
+        moe_gate_up_mma_bf16_16<Bf16>, moe_gate_up_mma_bf16_32<Bf16>, moe_gate_up_mma_bf16_64<Bf16>,
+        moe_gate_up_mma_fp8_16<U8>, moe_gate_up_mma_fp8_32<U8>, moe_gate_up_mma_fp8_64<U8>,
+    ] {
+        x: ScratchIn<Bf16>, w: In<T>, scales: ScratchIn<F32>, chosen: ScratchIn<U32>, tiles: ScratchIn<U32>,
+        pairs: ScratchIn<U32>, weights: ScratchIn<F32>, h: Scratch<Bf16>, experts_of_token: u32, first: u32,
+        experts: u32, width: u32, k: u32,
+    }
+    MOE_MMA: MoeDownMma [
+        moe_down_mma_bf16_16<Bf16>, moe_down_mma_bf16_32<Bf16>, moe_down_mma_bf16_64<Bf16>,
+        moe_down_mma_fp8_16<U8>, moe_down_mma_fp8_32<U8>, moe_down_mma_fp8_64<U8>,
+    ] {
+        h: ScratchIn<Bf16>, w: In<T>, scales: ScratchIn<F32>, chosen: ScratchIn<U32>, tiles: ScratchIn<U32>,
+        pairs: ScratchIn<U32>, y: Scratch<Bf16>, first: u32, experts: u32, hidden: u32, k: u32,
+    }
     EXPERTS_MMA: GroupPairs [group_pairs] {
         chosen: ScratchIn<U32>, pairs: OutOrScratch<U32>, tiles: Scratch<U32>, count: u32, first: u32, experts: u32,
         tokens: u32,

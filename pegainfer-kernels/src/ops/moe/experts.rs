@@ -1,5 +1,6 @@
 //! The gated MLPs of the experts, and their weighted sum.
 
+use crate::choice::{self, GroupedGemm};
 use crate::cpu::moe::experts::Expert;
 use crate::cpu::weights::{BLOCK, Weights};
 use crate::cuda;
@@ -32,9 +33,10 @@ pub fn experts(
     check.is(weights, DType::F32, &[tokens, k])?;
     check.is(out, DType::Bf16, &[tokens, hidden])?;
     check_experts(experts, check, exec.device(), hidden)?;
-    exec.record(|_| record((x, chosen, weights), experts, out));
-    match exec.device() {
-        Device::Cpu(isa) => {
+    let gemm = choice::gpu(exec)?.map(|_| GroupedGemm::choose(tokens * k, experts.count));
+    exec.record(|device| record(choice::name(device, &gemm, GroupedGemm::name), (x, chosen, weights), experts, out));
+    match (exec.device(), gemm) {
+        (Device::Cpu(isa), _) => {
             let path = (isa, exec.activations());
             let mut sums = vec![0.0; tokens * hidden];
             for (e, (rows, weights)) in by_expert(chosen.host(), weights.host(), k, experts.count).iter().enumerate() {
@@ -51,8 +53,8 @@ pub fn experts(
             }
             out.host_mut::<bf16>().iter_mut().zip(sums).for_each(|(out, sum)| *out = bf16::from_f32(sum));
         }
-        Device::Cuda => cuda::moe::experts(exec, x, (chosen, weights), experts, out)?,
-        Device::Meta => {}
+        (Device::Cuda, Some(gemm)) => cuda::moe::experts(exec, gemm, x, (chosen, weights), experts, out)?,
+        _ => {}
     }
     Ok(())
 }
@@ -103,7 +105,12 @@ fn rows_of(w: &Matrix, e: usize, n: usize) -> Weights<'_> {
     unreachable!("the op checked the number of experts")
 }
 
-fn record((x, chosen, weights): (&Tensor, &Tensor, &Tensor), experts: &Experts, out: &Tensor) -> OpRecord {
+fn record(
+    kernel: &'static str,
+    (x, chosen, weights): (&Tensor, &Tensor, &Tensor),
+    experts: &Experts,
+    out: &Tensor,
+) -> OpRecord {
     let ((tokens, hidden), k) = (x.rows_cols(), chosen.rows_cols().1);
     let tensors: Vec<&Tensor> = experts.gate_up.tensors().into_iter().chain(experts.down.tensors()).collect();
     // At most this many distinct experts are read.
@@ -112,7 +119,7 @@ fn record((x, chosen, weights): (&Tensor, &Tensor, &Tensor), experts: &Experts, 
     let bytes = x.bytes() + out.bytes() + all / experts.count.max(1) as u64 * read;
     let flops = 6 * (tokens * k * hidden * experts.width()) as u64;
     let reads: Vec<&Tensor> = [x, chosen, weights].into_iter().chain(tensors).collect();
-    OpRecord::new("experts", "experts", &reads, &[out], flops).with_bytes(bytes)
+    OpRecord::new("experts", kernel, &reads, &[out], flops).with_bytes(bytes)
 }
 
 #[cfg(test)]

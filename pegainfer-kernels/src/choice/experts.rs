@@ -1,0 +1,87 @@
+//! Kernels of the experts of a mixture, by rows of an expert.
+
+use crate::limits::moe_gemv;
+
+/// Most rows of an expert, on average over all, for which it is a GEMV.
+const GEMV_ROWS: usize = 4;
+/// Pairs of a tile of the GEMM.
+const TILES: [usize; 3] = [16, 32, 64];
+
+/// Kernel of the grouped GEMMs of a mixture of experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GroupedGemm {
+    /// csrc/moe/gemv.cu: few rows of each expert.
+    Gemv,
+    /// csrc/moe/mma.cu: many rows, in tiles of at most this many.
+    Mma(usize),
+}
+
+impl GroupedGemm {
+    /// The kernel for this number of pairs of a token and one of `count` experts.
+    pub fn choose(pairs: usize, count: usize) -> Self {
+        let rows = pairs.div_ceil(count.max(1));
+        if rows <= GEMV_ROWS {
+            return Self::Gemv;
+        }
+        Self::Mma(TILES.into_iter().find(|tile| rows <= *tile).unwrap_or(TILES[TILES.len() - 1]))
+    }
+
+    /// Name in records.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Gemv => "experts_gemv",
+            Self::Mma(_) => "experts_mma",
+        }
+    }
+
+    /// Most pairs of a tile.
+    pub fn tile(&self) -> usize {
+        match self {
+            Self::Gemv => moe_gemv::TOKENS,
+            Self::Mma(tile) => *tile,
+        }
+    }
+
+    /// Most tiles of so many pairs with `count` experts, however they are routed: an expert with n pairs has at most
+    /// `1 + n / tile`.
+    pub fn most_tiles(&self, pairs: usize, count: usize) -> usize {
+        count.min(pairs) + pairs / self.tile()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_grow_with_the_rows_of_an_expert() {
+        let of = |tokens: usize, k: usize, count: usize| GroupedGemm::choose(tokens * k, count);
+        // Qwen3-30B-A3B.
+        let chosen = [1, 64, 65, 256, 512, 4096].map(|tokens| of(tokens, 8, 128));
+        let mma = GroupedGemm::Mma;
+        assert_eq!(chosen, [GroupedGemm::Gemv, GroupedGemm::Gemv, mma(16), mma(16), mma(32), mma(64)]);
+        assert_eq!(of(0, 8, 128), GroupedGemm::Gemv);
+    }
+
+    /// The tiles of an expert with `own` pairs, as csrc/moe/pairs.cuh cuts them.
+    fn cut(own: usize, tile: usize) -> Vec<usize> {
+        let unit = tile.min(16);
+        let parts = own.div_ceil(tile).max(1);
+        let size = own.div_ceil(parts).next_multiple_of(unit).max(unit);
+        (0..own).step_by(size).map(|first| size.min(own - first)).collect()
+    }
+
+    #[test]
+    fn the_grid_has_a_block_for_every_tile() {
+        for kernel in [GroupedGemm::Gemv, GroupedGemm::Mma(16), GroupedGemm::Mma(32), GroupedGemm::Mma(64)] {
+            for own in 1..1000 {
+                let tiles = cut(own, kernel.tile());
+                assert!(tiles.iter().all(|tile| *tile <= kernel.tile()), "{own} pairs: {tiles:?}");
+                assert_eq!(tiles.iter().sum::<usize>(), own);
+                assert!(tiles.len() <= 1 + own / kernel.tile());
+                // Two experts with so many pairs each, and one without.
+                assert!(2 * tiles.len() <= kernel.most_tiles(2 * own, 3), "{own} pairs of {kernel:?}");
+            }
+        }
+    }
+}
