@@ -22,6 +22,7 @@ mod fp8;
 #[cfg(test)]
 mod gated;
 mod layers;
+mod moe;
 mod operands;
 mod sampling;
 mod variant;
@@ -60,6 +61,7 @@ const FAMILIES: &[Family] = &[
     delta::FAMILY,
     layers::FAMILY,
     sampling::FAMILY,
+    moe::FAMILY,
     #[cfg(feature = "deepseek-v4")]
     deepseek_v4::FAMILY,
     #[cfg(feature = "deepseek-v4")]

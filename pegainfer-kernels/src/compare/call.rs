@@ -3,10 +3,12 @@
 use super::batch::Tables;
 use super::case::{Case, Output, Values};
 use super::fp8;
+use super::moe;
 use super::operands::{self, allocate, place_of_input, tensor};
 use super::variant::Variant;
 #[cfg(feature = "deepseek-v4")]
 use crate::ops::deepseek_v4::{CompressorWeights, HyperWeights, RingTable, RopeTable};
+use crate::ops::moe::Experts;
 use crate::ops::{DecodeState, Matrix, MatrixRef};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::record::OpRecord;
@@ -25,6 +27,8 @@ pub(super) struct Call<'a> {
     pub read: Vec<Tensor>,
     /// The weight in FP8.
     fp8: Option<Matrix>,
+    /// The weights of `experts`.
+    pub experts: Option<Experts>,
     family: &'static Family,
 }
 
@@ -87,14 +91,16 @@ impl<'a> Call<'a> {
             match i {
                 1 if !weight.is_empty() => read.push(allocate(exec, "weight", &[1, 1], DType::U8)?),
                 _ if i > 1 && i <= weight.len() => {}
+                _ if i >= moe::BEFORE_WEIGHTS && record.op == "experts" => {}
                 _ => read.push(tensor(exec, operand, case, i as u64)?),
             }
         }
         let fp8 = (!weight.is_empty()).then(|| fp8::matrix(exec, weight)).transpose()?;
+        let experts = moe::weights(exec, record)?;
         for slots in read.iter_mut().filter(|tensor| tensor.name() == "slots") {
             variant.drop_slots(exec, slots)?;
         }
-        Ok(Self { record, case, variant, read, fp8, family })
+        Ok(Self { record, case, variant, read, fp8, experts, family })
     }
 
     /// The weight of a GEMM: `read`, unless it is FP8.

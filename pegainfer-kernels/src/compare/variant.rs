@@ -18,6 +18,8 @@ pub(super) enum Variant {
     /// Attention of the last layer after a prompt: every third row has no query, and the step wrote keys and values of
     /// more tokens than the queries'.
     SampledRows,
+    /// Routing with a shared expert; experts that all tokens share.
+    Shared,
     /// The rows take sampling parameters and requested log-probabilities from a list, one after another: an offset into
     /// it.
     Turn(usize),
@@ -29,6 +31,7 @@ impl fmt::Display for Variant {
             Self::Plain => Ok(()),
             Self::Padded => f.write_str(", padded rows"),
             Self::SampledRows => f.write_str(", sampled rows only"),
+            Self::Shared => f.write_str(", shared experts"),
             Self::Turn(turn) => write!(f, ", turn {turn}"),
         }
     }

@@ -1,17 +1,18 @@
-//! What needs a GPU and prints what it measures: collectives of several GPUs, and DeepSeek-V4's GEMMs.
+//! What needs a GPU and prints what it measures: collectives of several GPUs, mixtures of experts, and DeepSeek-V4's GEMMs.
 //!
 //!     PEGAINFER_TEST_DEVICE=cuda cargo test --release -p pegainfer-kernels --features deepseek-v4 --test gpu
 //!     PEGAINFER_TEST_DEVICE=cuda cargo test --release -p pegainfer-kernels --test gpu -- collectives
 //!     PEGAINFER_TEST_DEVICE=cuda cargo test --release -p pegainfer-kernels --features deepseek-v4 --test gpu -- gemms routed
 //!
-//! The first argument names one of the two. After it, collectives take the parts to run (exact, add_norm, failure, timing), and the GEMMs
-//! names of weights and numbers of tokens. Exits with 1 if anything fails.
+//! The first argument names one of them: collectives, moe or gemms. After it, collectives take the parts to run (exact, add_norm, failure,
+//! timing), moe the beginnings of layers' names, and the GEMMs names of weights and numbers of tokens. Exits with 1 if anything fails.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test may panic, and this one reports")]
 
 mod collectives;
 #[cfg(feature = "deepseek-v4")]
 mod deepseek_v4_gemms;
+mod moe;
 
 fn main() {
     if std::env::var("PEGAINFER_TEST_DEVICE").as_deref() != Ok("cuda") {
@@ -25,6 +26,9 @@ fn main() {
     let is_wanted = |name: &str| program.as_deref().is_none_or(|program| program == name);
     if is_wanted("collectives") {
         collectives::run(&words);
+    }
+    if is_wanted("moe") && !moe::run(&words) {
+        std::process::exit(1);
     }
     #[cfg(feature = "deepseek-v4")]
     if is_wanted("gemms") && !deepseek_v4_gemms::run(&words) {

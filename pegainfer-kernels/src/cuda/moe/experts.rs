@@ -278,7 +278,7 @@ pub(crate) fn experts(
     Ok(())
 }
 
-/// Tokens of a pass such that all intermediates fit the workspace. A pair has rows of `h` and `y`, a place in the list, and
+/// Tokens of a pass whose intermediates fit the workspace. A pair has rows of `h` and `y`, a place in the list, and
 /// at most a tile.
 fn pass_tokens(hidden: usize, width: usize, k: usize) -> usize {
     let pair = (hidden + width) * DType::Bf16.size() + 4 * DType::U32.size();
