@@ -1,6 +1,6 @@
 //! DeepSeek-V4: the ops of its steps, and those that no step contains.
 
-use super::{Model, StepShape};
+use super::model::{Model, StepShape};
 use anyhow::Result;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::record::OpRecord;

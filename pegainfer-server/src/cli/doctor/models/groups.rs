@@ -1,8 +1,8 @@
 //! GEMMs with group-quantised weights.
 
+use super::model::{FP8_STEPS, Model};
 use super::shapes::small_qwen3;
 use super::steps::{StepRecords, records};
-use super::{FP8_STEPS, Model};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::weights::format_of;
 use pegainfer_core::weights::grouped::GroupFormat;

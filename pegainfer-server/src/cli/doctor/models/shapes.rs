@@ -1,10 +1,15 @@
 //! Shapes of models that are checked without a checkpoint.
 
 use pegainfer_core::parallel::Shard;
+use pegainfer_kernels::ops::moe::RouteSpec;
 use pegainfer_kernels::ops::{self, HeadShape};
 use pegainfer_qwen3_4b::config::Config as Qwen3Config;
 #[cfg(feature = "qwen35")]
 use pegainfer_qwen35_4b::config::{Config as Qwen35Config, LayerKind};
+use pegainfer_runtime::MoeShape;
+
+/// Number of checked layers: the second one receives the output of the first.
+pub const LAYERS: usize = 2;
 
 /// Qwen3-4B.
 pub fn qwen3_4b() -> Qwen3Config {
@@ -14,7 +19,7 @@ pub fn qwen3_4b() -> Qwen3Config {
         intermediate_size: 9728,
         moe: None,
         dense_layers: Vec::new(),
-        layers: super::LAYERS,
+        layers: LAYERS,
         shape: HeadShape { heads: 32, kv_heads: 8, head_dim: 128 },
         all_heads: HeadShape { heads: 32, kv_heads: 8, head_dim: 128 },
         shard: Shard::WHOLE,
@@ -26,6 +31,22 @@ pub fn qwen3_4b() -> Qwen3Config {
         kv_dtype: ops::KvDType::Bf16,
         initializer_range: 0.02,
         eos_token_ids: Vec::new(),
+    }
+}
+
+/// Qwen3-30B-A3B, one layer.
+pub fn qwen3_30b_a3b() -> Qwen3Config {
+    let shape = HeadShape { heads: 32, kv_heads: 4, head_dim: 128 };
+    let route = RouteSpec { experts: 128, chosen: 8, normalize: true, shared: false };
+    Qwen3Config {
+        hidden_size: 2048,
+        intermediate_size: 0,
+        moe: Some(MoeShape { route, width: 768 }),
+        layers: 1,
+        shape,
+        all_heads: shape,
+        tie_word_embeddings: false,
+        ..qwen3_4b()
     }
 }
 
@@ -77,5 +98,20 @@ pub fn qwen35_4b() -> Qwen35Config {
         kv_dtype: ops::KvDType::Bf16,
         initializer_range: 0.02,
         eos_token_ids: Vec::new(),
+    }
+}
+
+/// Qwen3.5-35B-A3B, one layer of each kind.
+#[cfg(feature = "qwen35")]
+pub fn qwen35_35b_a3b() -> Qwen35Config {
+    let shape = HeadShape { heads: 16, kv_heads: 2, head_dim: 256 };
+    let route = RouteSpec { experts: 256, chosen: 8, normalize: true, shared: true };
+    Qwen35Config {
+        hidden_size: 2048,
+        intermediate_size: 0,
+        moe: Some(MoeShape { route, width: 512 }),
+        shape,
+        all_heads: shape,
+        ..qwen35_4b()
     }
 }
