@@ -17,6 +17,7 @@ mod deepseek_v4_batch;
 mod deepseek_v4_gemm;
 mod delta;
 mod dense;
+mod expert_weights;
 mod feed;
 mod fp8;
 #[cfg(test)]

@@ -16,7 +16,6 @@ mod heads;
 mod hyper_operands;
 mod limits;
 mod load;
-mod moe_operands;
 pub mod ops;
 mod packed_counts;
 mod packed_logits_updates;

@@ -83,6 +83,21 @@ limits! {
         /// Threads of a block.
         THREADS: uint = 128;
     }
+    /// Experts for many rows of each by wgmma, on Hopper.
+    moe_wgmma {
+        /// Rows of weights of a tile; half as many columns of h.
+        ROWS: uint = 128;
+        /// Columns of a step: 128 bytes, the span of the swizzle.
+        DEPTH: uint = 64;
+        /// Steps in shared memory.
+        STAGES: int = 3;
+        /// Threads of a block: two warpgroups that multiply, and two warps that fetch.
+        THREADS: uint = 320;
+        /// Shared memory of a block with tiles of 64 pairs: steps of weights and pairs, two barriers a step.
+        SHARED_BYTES_64: uint = STAGES * ((ROWS + 64) * DEPTH * 2 + 16);
+        /// Shared bytes with tiles of 128 pairs.
+        SHARED_BYTES_128: uint = STAGES * ((ROWS + 128) * DEPTH * 2 + 16);
+    }
     /// The small ops of DeepSeek-V4.
     deepseek_v4 {
         /// Maximum number of threads of a block that has a row.

@@ -1,11 +1,15 @@
 //! Kernels of the experts of a mixture, by rows of an expert.
 
+use super::gpu::Gpu;
 use crate::limits::moe_gemv;
 
 /// Most rows of an expert, on average over all, for which it is a GEMV.
 const GEMV_ROWS: usize = 4;
-/// Pairs of a tile of the GEMM.
+/// Pairs of a tile of the GEMM by mma.sync.
 const TILES: [usize; 3] = [16, 32, 64];
+/// Rows of an expert, on average, from which Hopper takes wgmma, and most rows for tiles of 64 pairs.
+const WGMMA_ROWS: usize = 17;
+const SMALL_WGMMA_ROWS: usize = 48;
 
 /// Kernel of the grouped GEMMs of a mixture of experts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,14 +18,19 @@ pub enum GroupedGemm {
     Gemv,
     /// csrc/moe/mma.cu: many rows, in tiles of at most this many.
     Mma(usize),
+    /// csrc/moe/wgmma.cu: many rows in bf16 on Hopper, in tiles of 64 or 128.
+    Wgmma(usize),
 }
 
 impl GroupedGemm {
     /// The kernel for this number of pairs of a token and one of `count` experts.
-    pub fn choose(pairs: usize, count: usize) -> Self {
+    pub fn choose(gpu: &Gpu, pairs: usize, count: usize, is_bf16: bool) -> Self {
         let rows = pairs.div_ceil(count.max(1));
         if rows <= GEMV_ROWS {
             return Self::Gemv;
+        }
+        if gpu.is_hopper() && is_bf16 && rows >= WGMMA_ROWS {
+            return Self::Wgmma(if rows <= SMALL_WGMMA_ROWS { 64 } else { 128 });
         }
         Self::Mma(TILES.into_iter().find(|tile| rows <= *tile).unwrap_or(TILES[TILES.len() - 1]))
     }
@@ -31,6 +40,7 @@ impl GroupedGemm {
         match self {
             Self::Gemv => "experts_gemv",
             Self::Mma(_) => "experts_mma",
+            Self::Wgmma(_) => "experts_wgmma",
         }
     }
 
@@ -38,7 +48,7 @@ impl GroupedGemm {
     pub fn tile(&self) -> usize {
         match self {
             Self::Gemv => moe_gemv::TOKENS,
-            Self::Mma(tile) => *tile,
+            Self::Mma(tile) | Self::Wgmma(tile) => *tile,
         }
     }
 
@@ -55,12 +65,13 @@ mod tests {
 
     #[test]
     fn tiles_grow_with_the_rows_of_an_expert() {
-        let of = |tokens: usize, k: usize, count: usize| GroupedGemm::choose(tokens * k, count);
         // Qwen3-30B-A3B.
-        let chosen = [1, 64, 65, 256, 512, 4096].map(|tokens| of(tokens, 8, 128));
-        let mma = GroupedGemm::Mma;
-        assert_eq!(chosen, [GroupedGemm::Gemv, GroupedGemm::Gemv, mma(16), mma(16), mma(32), mma(64)]);
-        assert_eq!(of(0, 8, 128), GroupedGemm::Gemv);
+        let of = |is_bf16: bool| {
+            [0, 1, 64, 65, 256, 512, 1024, 4096].map(|t| GroupedGemm::choose(&Gpu::PLANNED, 8 * t, 128, is_bf16))
+        };
+        let (gemv, mma, wgmma) = (GroupedGemm::Gemv, GroupedGemm::Mma, GroupedGemm::Wgmma);
+        assert_eq!(of(true), [gemv, gemv, gemv, mma(16), mma(16), wgmma(64), wgmma(128), wgmma(128)]);
+        assert_eq!(of(false), [gemv, gemv, gemv, mma(16), mma(16), mma(32), mma(64), mma(64)]);
     }
 
     /// The tiles of an expert with `own` pairs, as csrc/moe/pairs.cuh cuts them.
@@ -73,7 +84,8 @@ mod tests {
 
     #[test]
     fn the_grid_has_a_block_for_every_tile() {
-        for kernel in [GroupedGemm::Gemv, GroupedGemm::Mma(16), GroupedGemm::Mma(32), GroupedGemm::Mma(64)] {
+        let tiles = [16, 32, 64].map(GroupedGemm::Mma).into_iter().chain([64, 128].map(GroupedGemm::Wgmma));
+        for kernel in tiles.chain([GroupedGemm::Gemv]) {
             for own in 1..1000 {
                 let tiles = cut(own, kernel.tile());
                 assert!(tiles.iter().all(|tile| *tile <= kernel.tile()), "{own} pairs: {tiles:?}");

@@ -2,8 +2,8 @@
 
 use super::batch::Tables;
 use super::case::{Case, Output, Values};
+use super::expert_weights::{self, BEFORE_WEIGHTS};
 use super::fp8;
-use super::moe;
 use super::operands::{self, allocate, place_of_input, tensor};
 use super::variant::Variant;
 #[cfg(feature = "deepseek-v4")]
@@ -91,12 +91,12 @@ impl<'a> Call<'a> {
             match i {
                 1 if !weight.is_empty() => read.push(allocate(exec, "weight", &[1, 1], DType::U8)?),
                 _ if i > 1 && i <= weight.len() => {}
-                _ if i >= moe::BEFORE_WEIGHTS && record.op == "experts" => {}
+                _ if i >= BEFORE_WEIGHTS && record.op == "experts" => {}
                 _ => read.push(tensor(exec, operand, case, i as u64)?),
             }
         }
         let fp8 = (!weight.is_empty()).then(|| fp8::matrix(exec, weight)).transpose()?;
-        let experts = moe::weights(exec, record)?;
+        let experts = expert_weights::weights(exec, record)?;
         for slots in read.iter_mut().filter(|tensor| tensor.name() == "slots") {
             variant.drop_slots(exec, slots)?;
         }

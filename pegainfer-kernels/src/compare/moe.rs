@@ -2,17 +2,14 @@
 
 use super::call::{Call, Family, Launch, all_written};
 use super::case::{Output, Values};
-use super::fp8;
 use super::variant::Variant;
-use crate::ops::moe::{self as ops, Experts, RouteSpec};
+use crate::ops::moe::{self as ops, RouteSpec};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::OpError;
 
 pub(super) const FAMILY: Family = Family { has, variants, prepare, fill, launch, outputs };
 
-/// Operands of `experts` before the weights: x, numbers and weights of the chosen experts.
-pub(super) const BEFORE_WEIGHTS: usize = 3;
 /// Tolerance of the experts' results: sums of values in bf16, some of which may have been rounded differently.
 const ROUNDED: f64 = 1.0 / 32.0;
 
@@ -23,18 +20,6 @@ fn has(record: &OpRecord) -> bool {
 
 fn variants(_: &OpRecord) -> Vec<Variant> {
     vec![Variant::Plain, Variant::Shared]
-}
-
-/// The weights of `experts`, whose operands are those of `gate_up`, then as many of `down`.
-pub(super) fn weights(exec: &mut Exec, record: &OpRecord) -> Result<Option<Experts>, OpError> {
-    if record.op != "experts" {
-        return Ok(None);
-    }
-    let operands = &record.reads[BEFORE_WEIGHTS..];
-    let (gate_up, down) = operands.split_at(operands.len() / 2);
-    let (gate_up, down) = (fp8::matrix(exec, gate_up)?, fp8::matrix(exec, down)?);
-    let count = down.shape().0 / gate_up.shape().1;
-    Ok(Some(Experts { gate_up, down, count }))
 }
 
 fn prepare(_: &mut Exec, _: &mut Call<'_>, _: &mut Launch) -> Result<(), OpError> {
@@ -81,6 +66,7 @@ fn outputs(exec: &Exec, call: &Call<'_>, launch: &Launch) -> Result<Vec<Output>,
 mod tests {
     use super::*;
     use crate::compare::{Case, compare};
+    use crate::ops::moe::Experts;
     use crate::ops::{BlockScales, HeadShape, Matrix};
     use pegainfer_core::isa::Isa;
     use pegainfer_core::tensor::{DType, Tensor};

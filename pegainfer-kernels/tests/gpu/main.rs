@@ -1,11 +1,13 @@
-//! What needs a GPU and prints what it measures: collectives of several GPUs, mixtures of experts, and DeepSeek-V4's GEMMs.
+//! What needs a GPU and prints what it measures: collectives of several GPUs, mixtures of experts, and the GEMMs of
+//! DeepSeek-V4.
 //!
 //!     PEGAINFER_TEST_DEVICE=cuda cargo test --release -p pegainfer-kernels --features deepseek-v4 --test gpu
 //!     PEGAINFER_TEST_DEVICE=cuda cargo test --release -p pegainfer-kernels --test gpu -- collectives
 //!     PEGAINFER_TEST_DEVICE=cuda cargo test --release -p pegainfer-kernels --features deepseek-v4 --test gpu -- gemms routed
 //!
-//! The first argument names one of them: collectives, moe or gemms. After it, collectives take the parts to run (exact, add_norm, failure,
-//! timing), moe the beginnings of layers' names, and the GEMMs names of weights and numbers of tokens. Exits with 1 if anything fails.
+//! The first argument names one of them: collectives, moe or gemms. After it, collectives take the parts to run
+//! (exact, add_norm, failure, timing), moe the beginnings of layers' names, and the GEMMs names of weights and numbers
+//! of tokens. Exits with 1 if anything fails.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test may panic, and this one reports")]
 

@@ -1,6 +1,6 @@
 //! Reference kernel of `ops::moe::route`.
 
-use crate::moe_operands::RouteSpec;
+use crate::ops::moe::RouteSpec;
 
 /// Experts and weights of a token with these `logits`.
 pub fn route(logits: &[f32], spec: RouteSpec, (chosen, weights): (&mut [u32], &mut [f32])) {

@@ -169,6 +169,14 @@ kernels! {
         h: ScratchIn<Bf16>, w: In<T>, scales: ScratchIn<F32>, chosen: ScratchIn<U32>, tiles: ScratchIn<U32>,
         pairs: ScratchIn<U32>, y: Scratch<Bf16>, first: u32, experts: u32, hidden: u32, k: u32,
     }
+    MOE_WGMMA: MoeGateUpWgmma [moe_gate_up_wgmma_64, moe_gate_up_wgmma_128] {
+        w: Map<Bf16>, x: ScratchIn<Bf16>, tiles: ScratchIn<U32>, pairs: ScratchIn<U32>, weights: ScratchIn<F32>,
+        h: Scratch<Bf16>, experts_of_token: u32, width: u32, k: u32,
+    }
+    MOE_WGMMA: MoeDownWgmma [moe_down_wgmma_64, moe_down_wgmma_128] {
+        w: Map<Bf16>, h: ScratchIn<Bf16>, tiles: ScratchIn<U32>, pairs: ScratchIn<U32>, y: Scratch<Bf16>, hidden: u32,
+        k: u32,
+    }
     EXPERTS_MMA: GroupPairs [group_pairs] {
         chosen: ScratchIn<U32>, pairs: OutOrScratch<U32>, tiles: Scratch<U32>, count: u32, first: u32, experts: u32,
         tokens: u32,

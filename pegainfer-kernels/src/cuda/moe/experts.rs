@@ -1,65 +1,17 @@
-//! `ops::moe::experts` (csrc/moe/{pairs,gemv,mma}.cu).
+//! `ops::moe::experts`: lists of pairs (csrc/moe/pairs.cu), the grouped GEMMs, sums.
 
+use super::grouped::{Down, GateUp, OP, Tiles, Weight, down, gate_up};
 use crate::choice::GroupedGemm;
-use crate::cuda::abi::{
-    Entry, MoeAddPairs, MoeDownGemv, MoeDownMma, MoeGateUpGemv, MoeGateUpMma, MoeGroupPairs, Target,
-};
+use crate::cuda::abi::{MoeAddPairs, MoeGroupPairs, Target};
 use crate::cuda::scratch::Scratch;
 use crate::cuda::vectors;
 use crate::limits::moe::{GROUP_THREADS, MAX_CHOSEN, MAX_EXPERTS, SUM_THREADS};
-use crate::limits::{moe_gemv, moe_mma};
-use crate::moe_operands::Experts;
-use crate::ops::{BlockScales, Matrix, MatrixRef};
+use crate::ops::Matrix;
+use crate::ops::moe::Experts;
 use pegainfer_core::cuda::WORKSPACE_BYTES;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 use std::ops::Range;
-
-const OP: &str = "experts";
-
-/// Entries by format (bf16, FP8), and for the GEMM by tile.
-const GATE_UP_GEMV: [Entry<MoeGateUpGemv<'static>>; 2] =
-    [MoeGateUpGemv::moe_gate_up_gemv_bf16, MoeGateUpGemv::moe_gate_up_gemv_fp8];
-const DOWN_GEMV: [Entry<MoeDownGemv<'static>>; 2] = [MoeDownGemv::moe_down_gemv_bf16, MoeDownGemv::moe_down_gemv_fp8];
-const GATE_UP_MMA: [[Entry<MoeGateUpMma<'static>>; 3]; 2] = [
-    [
-        MoeGateUpMma::moe_gate_up_mma_bf16_16,
-        MoeGateUpMma::moe_gate_up_mma_bf16_32,
-        MoeGateUpMma::moe_gate_up_mma_bf16_64,
-    ],
-    [MoeGateUpMma::moe_gate_up_mma_fp8_16, MoeGateUpMma::moe_gate_up_mma_fp8_32, MoeGateUpMma::moe_gate_up_mma_fp8_64],
-];
-const DOWN_MMA: [[Entry<MoeDownMma<'static>>; 3]; 2] = [
-    [MoeDownMma::moe_down_mma_bf16_16, MoeDownMma::moe_down_mma_bf16_32, MoeDownMma::moe_down_mma_bf16_64],
-    [MoeDownMma::moe_down_mma_fp8_16, MoeDownMma::moe_down_mma_fp8_32, MoeDownMma::moe_down_mma_fp8_64],
-];
-
-/// One matrix of whole experts.
-#[derive(Clone, Copy)]
-struct Weight<'a> {
-    codes: &'a Tensor,
-    /// Address of the scales of an FP8 matrix, else 0.
-    scales: u64,
-}
-
-impl<'a> Weight<'a> {
-    fn of(w: MatrixRef<'a>) -> Result<Self, OpError> {
-        let message = match w {
-            MatrixRef::Bf16(codes) => return Ok(Self { codes, scales: 0 }),
-            MatrixRef::Fp8(codes, BlockScales::F32(scales)) if codes.rows_cols().1.is_multiple_of(16) => {
-                return Ok(Self { codes, scales: scales.device() });
-            }
-            MatrixRef::Fp8(..) => "experts in FP8 of another width than a multiple of 16: use --device cpu",
-            _ => "experts in a format other than bf16 and FP8 have no GPU kernel yet: use --device cpu",
-        };
-        Err(OpError { op: OP, message: message.to_owned() })
-    }
-
-    /// Index of the format among the entries.
-    fn format(self) -> usize {
-        usize::from(self.scales != 0)
-    }
-}
 
 /// Neighbouring experts, whose matrices are in one part of each stack.
 struct Part<'a> {
@@ -100,6 +52,7 @@ struct Pass<'a> {
     /// Experts of a token.
     k: usize,
     chosen: u64,
+    choice: &'a Tensor,
     weights: u64,
     x: u64,
     hidden: usize,
@@ -113,30 +66,9 @@ struct Pass<'a> {
     out: &'a Tensor,
 }
 
-/// Tiles of a part, in the workspace; without lists each pair is a tile.
-#[derive(Clone, Copy)]
-struct Tiles {
-    tiles: u64,
-    pairs: u64,
-    most: usize,
-}
-
 /// Device address of row `first` of a matrix.
 fn row(tensor: &Tensor, first: usize) -> u64 {
     tensor.device() + (first * tensor.rows_cols().1 * tensor.dtype().size()) as u64
-}
-
-/// Row tiles of a block of a GEMV with so many columns, and warps that share each.
-fn warps(k: usize) -> (usize, usize) {
-    let most = moe_gemv::THREADS / 32;
-    let splits = k.div_ceil(moe_gemv::COLUMNS).div_ceil(moe_gemv::UNITS).clamp(1, most);
-    (most / splits, splits)
-}
-
-/// Bytes of shared memory of a block of a GEMM.
-fn shared_bytes(w: Weight<'_>, tile: usize) -> usize {
-    let weights = moe_mma::ROWS * moe_mma::DEPTH * w.codes.dtype().size();
-    moe_mma::STAGES * (weights + tile * (2 * moe_mma::DEPTH + 64))
 }
 
 impl Pass<'_> {
@@ -145,83 +77,27 @@ impl Pass<'_> {
     }
 
     /// Groups the pairs with the experts of a part. The pairs of a single token are tiles as they are.
-    fn group(&self, exec: &mut Exec, part: &Part<'_>) -> Result<Tiles, OpError> {
-        if self.kernel == GroupedGemm::Gemv && self.tokens.len() == 1 {
-            return Ok(Tiles { tiles: 0, pairs: 0, most: self.count() });
-        }
-        let Self { chosen, pairs, tiles, kernel, .. } = *self;
+    fn group(&self, exec: &mut Exec, part: &Part<'_>) -> Result<Tiles<'_>, OpError> {
+        let Self { chosen, choice, pairs, tiles, kernel, .. } = *self;
         let (count, first, experts) = (self.count(), part.first, part.count);
-        let arguments = MoeGroupPairs {
-            chosen,
-            pairs: Target::Scratch(pairs),
-            tiles,
-            count,
-            first,
-            experts,
-            tokens: kernel.tile(),
-        };
+        if kernel == GroupedGemm::Gemv && self.tokens.len() == 1 {
+            return Ok(Tiles { tiles: 0, pairs: 0, most: count, chosen, choice, first, experts });
+        }
+        let lists = Target::Scratch(pairs);
+        let arguments = MoeGroupPairs { chosen, pairs: lists, tiles, count, first, experts, tokens: kernel.tile() };
         let launch = MoeGroupPairs::moe_group_pairs.launch(exec.gpu()?, OP, arguments)?;
         // SAFETY: one block; the buffers have place for all pairs and tiles.
         unsafe { launch.overlapped().run([1, 1, 1], GROUP_THREADS)? };
-        Ok(Tiles { tiles, pairs, most: kernel.most_tiles(count, experts) })
+        Ok(Tiles { tiles, pairs, most: kernel.most_tiles(count, experts), chosen, choice, first, experts })
     }
 
-    fn gate_up(&self, exec: &mut Exec, part: &Part<'_>, of: Tiles) -> Result<(), OpError> {
-        let Self { x, chosen, weights, h, k: experts_of_token, width, hidden: k, .. } = *self;
-        let Weight { codes: w, scales } = part.gate_up;
-        let (format, first, experts) = (part.gate_up.format(), part.first, part.count);
-        let Tiles { tiles, pairs, most } = of;
+    /// The outputs `y` of the experts of a part.
+    fn outputs(&self, exec: &mut Exec, part: &Part<'_>) -> Result<(), OpError> {
+        let tiles = self.group(exec, part)?;
+        let Self { kernel, x, weights, h, y, k: experts_of_token, hidden, width, .. } = *self;
         let gpu = exec.gpu()?;
-        let GroupedGemm::Mma(tile) = self.kernel else {
-            let (row_tiles, splits) = warps(k);
-            let arguments = MoeGateUpGemv {
-                x,
-                w,
-                scales,
-                chosen,
-                tiles,
-                pairs,
-                weights,
-                h,
-                experts_of_token,
-                first,
-                experts,
-                width,
-                k,
-                splits,
-            };
-            let launch = GATE_UP_GEMV[format].launch(gpu, OP, arguments)?.overlapped_late_release();
-            let grid = [width.div_ceil(row_tiles * moe_gemv::ROWS / 2), most, 1];
-            // SAFETY: the op checked the shapes; the grid covers all columns of `h` of every tile.
-            return unsafe { launch.run(grid, 32 * row_tiles * splits) };
-        };
-        let arguments =
-            MoeGateUpMma { x, w, scales, chosen, tiles, pairs, weights, h, experts_of_token, first, experts, width, k };
-        let launch = GATE_UP_MMA[format][tile_index(tile)].launch(gpu, OP, arguments)?;
-        let launch = launch.overlapped().shared(shared_bytes(part.gate_up, tile));
-        // SAFETY: as above.
-        unsafe { launch.run([width.div_ceil(moe_mma::ROWS / 2), most, 1], moe_mma::THREADS) }
-    }
-
-    fn down(&self, exec: &mut Exec, part: &Part<'_>, of: Tiles) -> Result<(), OpError> {
-        let Self { chosen, h, y, hidden, width: k, .. } = *self;
-        let Weight { codes: w, scales } = part.down;
-        let (format, first, experts) = (part.down.format(), part.first, part.count);
-        let Tiles { tiles, pairs, most } = of;
-        let gpu = exec.gpu()?;
-        let GroupedGemm::Mma(tile) = self.kernel else {
-            let (row_tiles, splits) = warps(k);
-            let arguments = MoeDownGemv { h, w, scales, chosen, tiles, pairs, y, first, experts, hidden, k, splits };
-            let launch = DOWN_GEMV[format].launch(gpu, OP, arguments)?.early(w).overlapped();
-            let grid = [hidden.div_ceil(row_tiles * moe_gemv::ROWS), most, 1];
-            // SAFETY: the op checked the shapes; the grid covers all columns of `y` of every tile.
-            return unsafe { launch.run(grid, 32 * row_tiles * splits) };
-        };
-        let arguments = MoeDownMma { h, w, scales, chosen, tiles, pairs, y, first, experts, hidden, k };
-        let launch = DOWN_MMA[format][tile_index(tile)].launch(gpu, OP, arguments)?;
-        let launch = launch.overlapped().shared(shared_bytes(part.down, tile));
-        // SAFETY: as above.
-        unsafe { launch.run([hidden.div_ceil(moe_mma::ROWS), most, 1], moe_mma::THREADS) }
+        gate_up(gpu, kernel, part.gate_up, tiles, GateUp { x, weights, h, experts_of_token, width, k: hidden })?;
+        down(gpu, kernel, part.down, tiles, Down { h, y, hidden, k: width })
     }
 
     fn add(&self, exec: &mut Exec, experts: usize) -> Result<(), OpError> {
@@ -233,11 +109,6 @@ impl Pass<'_> {
         // SAFETY: the op checked the shapes; a thread has eight columns of a token of the pass.
         unsafe { launch.overlapped().run([self.tokens.len(), blocks, 1], SUM_THREADS) }
     }
-}
-
-/// Index of the entry for a tile of 16, 32 or 64 pairs.
-fn tile_index(tile: usize) -> usize {
-    tile.ilog2() as usize - 4
 }
 
 pub(crate) fn experts(
@@ -265,13 +136,12 @@ pub(crate) fn experts(
         let (h, y) = (take(count * width, DType::Bf16)?, take(count * hidden, DType::Bf16)?);
         let most_tiles = kernel.most_tiles(count, experts.count);
         let (pairs, tiles) = (take(count, DType::U32)?, take(1 + 3 * most_tiles, DType::U32)?);
+        let choice = chosen;
         let (chosen, weights, x) = (row(chosen, from), row(weights, from), row(x, from));
         let out = &*out;
-        let pass = Pass { kernel, tokens, k, chosen, weights, x, hidden, width, h, y, pairs, tiles, out };
+        let pass = Pass { kernel, tokens, k, chosen, choice, weights, x, hidden, width, h, y, pairs, tiles, out };
         for part in &parts {
-            let of = pass.group(exec, part)?;
-            pass.gate_up(exec, part, of)?;
-            pass.down(exec, part, of)?;
+            pass.outputs(exec, part)?;
         }
         pass.add(exec, experts.count)?;
     }
@@ -288,11 +158,12 @@ fn pass_tokens(hidden: usize, width: usize, k: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::choice::Gpu;
 
     /// Bytes of the workspace that a pass of so many tokens takes.
     fn bytes(tokens: usize, k: usize, count: usize, (hidden, width): (usize, usize)) -> usize {
         let pairs = tokens * k;
-        let kernel = GroupedGemm::choose(pairs, count);
+        let kernel = GroupedGemm::choose(&Gpu::PLANNED, pairs, count, true);
         let words = [pairs, 1 + 3 * kernel.most_tiles(pairs, count)].map(|words| 4 * words);
         let rows = [2 * pairs * width, 2 * pairs * hidden];
         rows.into_iter().chain(words).map(|bytes| bytes.next_multiple_of(256)).sum()
@@ -309,16 +180,6 @@ mod tests {
                 assert!(bytes <= WORKSPACE_BYTES, "{tokens} tokens of {count} experts: {bytes}");
             }
             assert!(bytes(2 * tokens, k, count, (hidden, width)) > WORKSPACE_BYTES, "half of the workspace is unused");
-        }
-    }
-
-    #[test]
-    fn the_warps_of_a_gemv_have_whole_shares() {
-        // Columns, row tiles of a block, warps of each.
-        for (k, expected) in
-            [(128, (8, 1)), (512, (4, 2)), (768, (2, 3)), (1024, (2, 4)), (2048, (1, 8)), (8192, (1, 8))]
-        {
-            assert_eq!(warps(k), expected, "{k} columns");
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Launchers of `ops::moe`.
 
 mod experts;
+mod grouped;
 mod route;
 
 pub(crate) use experts::experts;

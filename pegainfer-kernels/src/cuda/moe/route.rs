@@ -3,7 +3,7 @@
 use crate::cuda::abi::{Entry, MoeRoute};
 use crate::limits::moe::{MAX_CHOSEN, MAX_EXPERTS};
 use crate::limits::moe_route::THREADS;
-use crate::moe_operands::RouteSpec;
+use crate::ops::moe::RouteSpec;
 use pegainfer_core::exec::Exec;
 use pegainfer_core::tensor::{OpError, Tensor};
 

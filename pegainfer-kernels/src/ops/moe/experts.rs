@@ -1,10 +1,10 @@
 //! The gated MLPs of the experts, and their weighted sum.
 
+use super::expert_stack::Experts;
 use crate::choice::{self, GroupedGemm};
 use crate::cpu::moe::experts::Expert;
-use crate::cpu::weights::{BLOCK, Weights};
+use crate::cpu::weights::Weights;
 use crate::cuda;
-use crate::moe_operands::Experts;
 use crate::ops::check::Check;
 use crate::ops::matrix::Matrix;
 use half::bf16;
@@ -15,10 +15,14 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 /// `out = Σ_e w2[e] · (weight[e] · silu(w1[e] · x) · (w3[e] · x))` over the experts of a token, in the order of their
 /// numbers, where `gate_up` has the rows of `w1` and `w3`, and `down` those of `w2`.
 ///
-/// `x`: `[T, hidden]` bf16; `chosen`: `[T, k]` u32, numbers below `experts.count`, each at most once in a row; `weights`:
-/// `[T, k]` f32; `out`: `[T, hidden]` bf16. The outputs of all GEMMs and the input of `w2` are rounded to bf16; SwiGLU and
-/// the sum are f32. The weight is applied before `w2`; transformers, which applies it after, differs by rounding. Weights
-/// are taken as by [`linear`](crate::ops::linear), but for FP8, for which `x` is never rounded.
+/// `x`: `[T, hidden]` bf16; `chosen`: `[T, k]` u32, numbers below `experts.count`, each at most once in a row;
+/// `weights`: `[T, k]` f32; `out`: `[T, hidden]` bf16. The outputs of all GEMMs and the input of `w2` are rounded to
+/// bf16; SwiGLU and the sum are f32. The weight is applied before `w2`; transformers, which applies it after, differs
+/// by rounding. Weights are taken as by [`linear`](crate::ops::linear), but for FP8, for which `x` is never rounded.
+///
+/// A GPU takes bf16 and FP8, up to 1,024 experts and 32 of a token, and `hidden` and `width` in multiples of 8, in FP8
+/// of 16; `gate_up` and `down` in parts of the same experts. The number of rows chooses the kernel, and with it the
+/// order of the sums.
 pub fn experts(
     exec: &mut Exec,
     x: &Tensor,
@@ -32,8 +36,8 @@ pub fn experts(
     check.is(chosen, DType::U32, &[tokens, k])?;
     check.is(weights, DType::F32, &[tokens, k])?;
     check.is(out, DType::Bf16, &[tokens, hidden])?;
-    check_experts(experts, check, exec.device(), hidden)?;
-    let gemm = choice::gpu(exec)?.map(|_| GroupedGemm::choose(tokens * k, experts.count));
+    experts.check(check, exec.device(), hidden)?;
+    let gemm = choice::gpu(exec)?.map(|gpu| GroupedGemm::choose(&gpu, tokens * k, experts.count, experts.is_bf16()));
     exec.record(|device| record(choice::name(device, &gemm, GroupedGemm::name), (x, chosen, weights), experts, out));
     match (exec.device(), gemm) {
         (Device::Cpu(isa), _) => {
@@ -55,21 +59,6 @@ pub fn experts(
         }
         (Device::Cuda, Some(gemm)) => cuda::moe::experts(exec, gemm, x, (chosen, weights), experts, out)?,
         _ => {}
-    }
-    Ok(())
-}
-
-/// Checks the matrices of `experts`. The error names what does not fit.
-fn check_experts(experts: &Experts, check: Check, device: Device, hidden: usize) -> Result<(), OpError> {
-    let (count, width) = (experts.count, experts.width());
-    for (w, rows, columns) in [(&experts.gate_up, 2 * width, hidden), (&experts.down, hidden, width)] {
-        w.as_ref().check_dense(check, device, (count * rows, columns))?;
-        let parts = if let Matrix::Stacked(parts) = w { &parts[..] } else { std::slice::from_ref(w) };
-        let whole = parts.iter().all(|part| part.shape().0.is_multiple_of(rows));
-        check.that(whole, "a part of a stack has half an expert")?;
-        let has_blocks = parts.iter().any(|part| matches!(part, Matrix::Fp8 { .. }));
-        let blocks = count <= 1 || rows.is_multiple_of(BLOCK) || !has_blocks;
-        check.that(blocks, "experts in FP8 must have whole blocks of 128 rows")?;
     }
     Ok(())
 }

@@ -1,21 +1,21 @@
 //! Chooses the experts of each token.
 
+use super::route_spec::RouteSpec;
 use crate::cpu::moe::route as reference;
 use crate::cuda;
-use crate::moe_operands::RouteSpec;
 use crate::ops::check::Check;
 use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, OpError, Tensor};
 
 /// Chooses the experts with the largest logits, largest first, of equal ones that with the lower number. Their weights
-/// are `w[e] = exp(l[e]) / Σ exp(l)`, where the sum is over the chosen experts if `normalize`, else over all. The shared
-/// expert, if there is one, comes last with the weight `1 / (1 + exp(-l[experts]))`.
+/// are `w[e] = exp(l[e]) / Σ exp(l)`, where the sum is over the chosen experts if `normalize`, else over all. The
+/// shared expert, if there is one, comes last with the weight `1 / (1 + exp(-l[experts]))`.
 ///
 /// `logits`: `[T, spec.rows()]` f32, whose columns after [`RouteSpec::count`] are not read; `chosen`: `[T,
-/// spec.per_token()]` u32; `weights`: the same in f32. Computed in f32 (transformers
-/// `Qwen3MoeSparseMoeBlock` and `Qwen3_5MoeSparseMoeBlock`, which round logits and weights to bf16). Whatever the logits
-/// are, the chosen numbers are those of experts.
+/// spec.per_token()]` u32; `weights`: the same in f32. Computed in f32 (transformers `Qwen3MoeSparseMoeBlock` and
+/// `Qwen3_5MoeSparseMoeBlock`, which round logits and weights to bf16). Whatever the logits are, the chosen numbers are
+/// those of experts. A GPU takes up to 1,024 experts, of which it chooses up to 32.
 pub fn route(
     exec: &mut Exec,
     logits: &Tensor,

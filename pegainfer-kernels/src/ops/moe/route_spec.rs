@@ -1,6 +1,4 @@
-//! Operands of the ops of a mixture of experts.
-
-use crate::ops::Matrix;
+//! The rules by which tokens choose experts.
 
 /// Rules of the routing of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,24 +28,5 @@ impl RouteSpec {
     /// multiple of 8, as GEMMs on a GPU take them.
     pub fn rows(&self) -> usize {
         self.count().next_multiple_of(8)
-    }
-}
-
-/// Experts of one width, stacked along the rows of their matrices.
-#[derive(Debug)]
-pub struct Experts {
-    /// For each expert the rows of its gate, then those of `up`: `[count * 2 * width, hidden]`. If it is a
-    /// [`Stacked`](Matrix::Stacked) matrix, each of its parts has whole experts.
-    pub gate_up: Matrix,
-    /// `[count * hidden, width]`, likewise.
-    pub down: Matrix,
-    /// Number of experts.
-    pub count: usize,
-}
-
-impl Experts {
-    /// Inner dimension of an expert.
-    pub fn width(&self) -> usize {
-        self.down.shape().1
     }
 }
