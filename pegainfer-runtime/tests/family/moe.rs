@@ -12,7 +12,11 @@ use pegainfer_core::weights::Source;
 use pegainfer_runtime::{
     Bounds, Inputs, LoadOptions, Model, ModelBytes, Parts, Pass, PassKind, StepSize, load, load_weights, ragged,
 };
+use pegainfer_testing::TempDir;
+use safetensors::SafeTensors;
+use safetensors::tensor::TensorView;
 use serde::Deserialize;
+use std::collections::BTreeMap;
 
 /// transformers in bf16 changes tokens at margins up to 0.055, and log-probabilities are off by up to 1.9, because a few
 /// tokens take other experts.
@@ -162,4 +166,34 @@ fn a_plan_counts_the_bytes_of_experts() {
         let config = Family::load_config(&options.model_path).unwrap();
         assert_eq!(loaded, ModelBytes::of::<Family>(&config).unwrap().weights, "{name}, {dummy_seed:?}");
     }
+}
+
+/// A copy of the checkpoint, without one tensor of experts or with that in another shape. Returns its name and the
+/// refusal.
+fn refusal(is_missing: bool) -> (String, String) {
+    let (original, dir) = (bundled_model(MOE[0]), TempDir::new("experts"));
+    std::fs::copy(original.join("config.json"), dir.path().join("config.json")).unwrap();
+    let file = std::fs::read(original.join("model.safetensors")).unwrap();
+    let stored = SafeTensors::deserialize(&file).unwrap();
+    let mut tensors: BTreeMap<_, _> = stored.iter().collect();
+    let is_wanted = |name: &&&str| name.contains("layers.1.mlp.experts") && name.contains("down_proj");
+    let name = tensors.keys().filter(is_wanted).next_back().unwrap().to_string();
+    let view = tensors.remove(name.as_str()).unwrap();
+    if !is_missing {
+        let mut shape = view.shape().to_vec();
+        shape[0] /= 2;
+        *shape.last_mut().unwrap() *= 2;
+        tensors.insert(&name, TensorView::new(view.dtype(), shape, view.data()).unwrap());
+    }
+    safetensors::serialize_to_file(tensors, None, &dir.path().join("model.safetensors")).unwrap();
+    let options = LoadOptions { model_path: dir.path().to_owned(), ..options() };
+    (name, load::<Family>(best().execs(1), &options, &mut |_, _| {}).unwrap_err().to_string())
+}
+
+#[test]
+fn missing_and_misshapen_experts_are_named() {
+    let (name, error) = refusal(true);
+    assert!(error.contains("has no tensor") && error.contains(name.trim_end_matches("down_proj")), "{error}");
+    let (name, error) = refusal(false);
+    assert!(error.contains(&name) && error.contains("but config.json asks for"), "{error}");
 }
