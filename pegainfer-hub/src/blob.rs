@@ -3,7 +3,6 @@
 use super::cache::RepoCache;
 use super::client::{Client, RequestError};
 use super::listing::FileInfo;
-use pegainfer_terminal::progress::{Progress, Unit};
 use ring::digest;
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -26,36 +25,29 @@ pub(super) struct Blob<'a> {
 }
 
 impl Blob<'_> {
-    /// Puts the file into the cache, unless it is there.
-    pub(super) fn fetch(&self) -> Result<(), RequestError> {
-        let path = self.repo.blob(&self.info.hash);
-        if self.is_cached(&path) {
+    /// Puts the file into the cache, unless it is there. `report` gets the number of bytes that are there.
+    pub(super) fn fetch(&self, report: &mut dyn FnMut(u64)) -> Result<(), RequestError> {
+        if self.repo.has(self.info) {
             return Ok(());
         }
         let _lock = self.repo.lock(&self.info.hash, self.name)?;
-        if self.is_cached(&path) {
+        if self.repo.has(self.info) {
             return Ok(());
         }
-        let partial = path.with_added_extension("incomplete");
+        let partial = self.repo.partial(&self.info.hash);
         for attempt in 1.. {
-            match self.attempt(&partial) {
+            match self.attempt(&partial, report) {
                 Ok(()) => break,
                 Err(error) if attempt == TRIES || !may_succeed_later(&error) => return Err(error),
                 Err(error) => log::warn!("the download of {} broke off ({error}); trying again", self.name),
             }
             std::thread::sleep(self.client.pause * (1 << (attempt - 1)));
         }
-        Ok(fs::rename(partial, path)?)
-    }
-
-    /// True if the cache has the file. Its hash was checked before it was renamed; the size is compared in case another
-    /// program wrote it.
-    fn is_cached(&self, path: &Path) -> bool {
-        fs::metadata(path).is_ok_and(|file| file.is_file() && file.len() == self.info.size)
+        Ok(fs::rename(partial, self.repo.blob(&self.info.hash))?)
     }
 
     /// Completes the partial file and verifies it. A file that cannot be completed is emptied.
-    fn attempt(&self, partial: &Path) -> Result<(), RequestError> {
+    fn attempt(&self, partial: &Path, report: &mut dyn FnMut(u64)) -> Result<(), RequestError> {
         let mut file = File::options().read(true).write(true).create(true).truncate(false).open(partial)?;
         let mut hash = self.info.hash.start(self.info.size);
         let mut have = self.hash_present(&mut file, &mut hash)?;
@@ -74,7 +66,7 @@ impl Blob<'_> {
                 file.set_len(0)?;
                 file.seek(SeekFrom::Start(0))?;
             }
-            self.receive(response, &mut file, &mut hash, have)?;
+            self.receive(response, (&mut file, &mut hash), have, report)?;
         }
         let digits = hex(hash.finish().as_ref());
         if digits != self.info.hash.digits() {
@@ -120,15 +112,14 @@ impl Blob<'_> {
     fn receive(
         &self,
         response: Response<Body>,
-        file: &mut File,
-        hash: &mut digest::Context,
+        (file, hash): (&mut File, &mut digest::Context),
         have: u64,
+        report: &mut dyn FnMut(u64),
     ) -> Result<(), RequestError> {
         let size = self.info.size;
         if response.body().content_length().is_some_and(|length| length != size - have) {
             return Err(discard(file, false, &format!("the hub does not send the {size} bytes that it lists")));
         }
-        let mut progress = Progress::start(format!("downloading {}", self.name), Unit::Bytes, have, size);
         // Reading one byte more than is missing detects a body that is too long.
         let mut body = self.client.body(response).take(size - have + 1);
         let (mut buffer, mut have) = (vec![0; BUFFER], have);
@@ -143,12 +134,11 @@ impl Blob<'_> {
             }
             file.write_all(&buffer[..count])?;
             hash.update(&buffer[..count]);
-            progress.add(count as u64);
+            report(have);
         }
         if have < size {
             return Err(RequestError::Network(format!("the connection ended after {have} of {size} bytes")));
         }
-        progress.finish();
         Ok(())
     }
 }

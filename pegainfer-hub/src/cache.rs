@@ -2,7 +2,7 @@
 //!
 //! Every path consists of the repository's id, fixed names, and checked hexadecimal digits.
 
-use super::listing::{Hash, is_hex};
+use super::listing::{FileInfo, Hash, is_hex};
 use std::fs::{self, File, TryLockError};
 use std::io::{Error, ErrorKind, Result};
 use std::path::{Path, PathBuf};
@@ -29,6 +29,26 @@ impl RepoCache {
     /// Path of a file's content.
     pub(super) fn blob(&self, hash: &Hash) -> PathBuf {
         self.dir.join("blobs").join(hash.digits())
+    }
+
+    /// Path of a file's content while it is downloaded.
+    pub(super) fn partial(&self, hash: &Hash) -> PathBuf {
+        self.blob(hash).with_added_extension("incomplete")
+    }
+
+    /// True if a file's content is complete. Its hash was checked before it was renamed; the size is compared in case
+    /// another program wrote it.
+    pub(super) fn has(&self, info: &FileInfo) -> bool {
+        fs::metadata(self.blob(&info.hash)).is_ok_and(|file| file.is_file() && file.len() == info.size)
+    }
+
+    /// Bytes of a file's content that are there, complete or partial.
+    pub(super) fn present(&self, info: &FileInfo) -> u64 {
+        if self.has(info) {
+            return info.size;
+        }
+        let partial = fs::metadata(self.partial(&info.hash)).map_or(0, |file| file.len());
+        if partial <= info.size { partial } else { 0 }
     }
 
     /// The last downloaded commit.

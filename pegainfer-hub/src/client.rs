@@ -101,13 +101,22 @@ impl Client {
 
     /// The response with status 200, or 206 if only the bytes from `from` on were requested. Follows redirects.
     pub(super) fn get(&self, url: &str, from: u64) -> Result<Response<Body>, RequestError> {
+        self.get_range(url, (from > 0).then(|| format!("bytes={from}-")))
+    }
+
+    /// The response with the first `bytes` bytes. A hub that knows no ranges sends more.
+    pub(super) fn get_beginning(&self, url: &str, bytes: u64) -> Result<Response<Body>, RequestError> {
+        self.get_range(url, Some(format!("bytes=0-{}", bytes.saturating_sub(1))))
+    }
+
+    fn get_range(&self, url: &str, range: Option<String>) -> Result<Response<Body>, RequestError> {
         let rejected = |reason| RequestError::Rejected(reason);
         let mut target: Uri = url.parse().map_err(|_| rejected(format!("{url} is not a URL")))?;
         for _ in 0..=MAX_REDIRECTS {
-            let response = self.request(&target, from)?;
+            let response = self.request(&target, range.as_deref())?;
             match response.status().as_u16() {
                 200 => {}
-                206 if from > 0 => {}
+                206 if range.is_some() => {}
                 301 | 302 | 303 | 307 | 308 => {
                     target = self.redirected(&target, &response).map_err(rejected)?;
                     continue;
@@ -129,13 +138,13 @@ impl Client {
         Paced::new(response.into_body().into_reader(), self.min_rate)
     }
 
-    fn request(&self, target: &Uri, from: u64) -> Result<Response<Body>, RequestError> {
+    fn request(&self, target: &Uri, range: Option<&str>) -> Result<Response<Body>, RequestError> {
         let mut request = self.agent.get(target);
         if let Some(token) = self.token.as_ref().filter(|_| self.may_have_token(target)) {
             request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
         }
-        if from > 0 {
-            request = request.header(header::RANGE, format!("bytes={from}-"));
+        if let Some(range) = range {
+            request = request.header(header::RANGE, range);
         }
         request.call().map_err(|error| RequestError::Network(error.to_string()))
     }

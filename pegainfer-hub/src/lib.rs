@@ -10,9 +10,11 @@
 //! - [`client`]: requests, redirects, and which hosts get the token. `listing`: files of a commit with sizes and
 //!   hashes.
 //! - [`pace`]: the minimum rate of a download.
+//! - `download`: config.json first; the rest after it was checked, if the disk has space for it (`free_space`). `blob`: one file,
+//!   resumed and verified.
 //! - `gguf`, `gguf_download`: the choice of a GGUF file by its quantisation, and its download after its header was read.
-//! - `complete`: complete models in the cache. `cache`: paths, locks and links of the cache. `cached`: the models in the cache. `blob`: one file, resumed and
-//!   verified.
+//! - `complete`: complete models in the cache. `cache`: paths, locks and links of the cache. `cached`: the models in the
+//!   cache. `error`: [`HubError`].
 //!
 //! # Example
 //! A model of the cache is found without a network:
@@ -21,7 +23,7 @@
 //!
 //! let cache = std::env::temp_dir().join("pegainfer-hub-example");
 //! let hub = Hub { cache, offline: true, ..Hub::from_env() };
-//! let missing = hub.fetch("Qwen/Qwen3-0.6B", true);
+//! let missing = hub.fetch("Qwen/Qwen3-0.6B", true, &|_| Ok(()));
 //! assert!(matches!(missing, Err(HubError::Offline { .. })));
 //! assert!(hub.cached()?.is_empty());
 //! # Ok::<(), std::io::Error>(())
@@ -32,114 +34,25 @@ mod cache;
 mod cached;
 pub mod client;
 mod complete;
+mod download;
+mod error;
+mod free_space;
 mod gguf;
 mod gguf_download;
 mod listing;
 pub mod pace;
 
 pub use cached::CachedModel;
+pub use error::HubError;
 
-use blob::Blob;
 use cache::RepoCache;
-use client::{Client, RequestError, Timeouts};
-use complete::{INDEX, SINGLE};
+use client::{Client, Timeouts};
+use download::Download;
 use gguf::ModelId;
-use listing::{FileInfo, Listing};
-use std::collections::BTreeSet;
 use std::path::PathBuf;
-use thiserror::Error;
 
-/// Why a checkpoint could not be fetched.
-#[derive(Debug, Error)]
-pub enum HubError {
-    /// The repository does not exist, or it is private.
-    #[error("{endpoint} has no model {id}, or it is private and HF_TOKEN is missing")]
-    NotFound {
-        /// URL of the hub.
-        endpoint: String,
-        /// Id of the model.
-        id: String,
-    },
-    /// The token is missing or lacks access.
-    #[error("{endpoint} refuses access to {id} (HTTP {status}): set HF_TOKEN to a token that may read it")]
-    Forbidden {
-        /// URL of the hub.
-        endpoint: String,
-        /// Id of the model.
-        id: String,
-        /// HTTP status: 401 or 403.
-        status: u16,
-    },
-    /// There is no network, or the hub is down.
-    #[error("{endpoint} cannot be reached to fetch {id}: {reason}")]
-    Unreachable {
-        /// URL of the hub.
-        endpoint: String,
-        /// Id of the model.
-        id: String,
-        /// Error of the network.
-        reason: String,
-    },
-    /// The hub's address is not used.
-    #[error("HF_ENDPOINT {endpoint} is not used: {reason}")]
-    Endpoint {
-        /// URL of the hub.
-        endpoint: String,
-        /// Why the address is not used.
-        reason: String,
-    },
-    /// `HF_HUB_OFFLINE` is set, and the cache does not have the checkpoint.
-    #[error("HF_HUB_OFFLINE is set and {dir} holds no complete copy of {id}")]
-    Offline {
-        /// Directory of the cache.
-        dir: String,
-        /// Id of the model.
-        id: String,
-    },
-    /// The download failed.
-    #[error("the download of {file} of {id} failed: {reason}; start again to resume it")]
-    Download {
-        /// Id of the model.
-        id: String,
-        /// Name of the file.
-        file: String,
-        /// The error of the download.
-        reason: String,
-    },
-    /// The repository has no model of the requested quantisation, or one that is not served.
-    #[error("{id} on {endpoint} cannot be served: {reason}")]
-    Gguf {
-        /// URL of the hub.
-        endpoint: String,
-        /// Id of the model.
-        id: String,
-        /// Which models there are, or what is served.
-        reason: String,
-    },
-    /// The repository lacks a file that serving needs.
-    #[error("{id} on {endpoint} is not a checkpoint with safetensors: it has no {file}")]
-    Incomplete {
-        /// URL of the hub.
-        endpoint: String,
-        /// Id of the model.
-        id: String,
-        /// Name of the missing file.
-        file: &'static str,
-    },
-}
-
-/// Small files, downloaded if the repository has them.
-const TEXT_FILES: [&str; 6] = [
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-    // DeepSeek-V4's prompt encoder, from which texts are read.
-    "encoding/encoding_dsv4.py",
-];
-/// Maximum size of a file without weights, in bytes.
-const MAX_TEXT_FILE: u64 = 1 << 28;
+/// Says why a model with this text of config.json is not served, before the rest of it is downloaded.
+pub type ConfigCheck<'a> = dyn Fn(&str) -> Result<(), String> + 'a;
 
 /// A hub and the cache of its files.
 #[derive(Debug, Clone)]
@@ -181,14 +94,14 @@ impl Hub {
     }
 
     /// Downloads the files of `id` (`organisation/name`) that serving needs and returns the local directory. `weights`
-    /// = false leaves out the safetensors.
+    /// = false leaves out the safetensors. `check` sees config.json before anything else is downloaded.
     ///
     /// With the quantisation of a GGUF file (`organisation/name:Q4_K_M`), downloads that file or its shards and returns
     /// the path of the first. Their headers are read before, and what is not served is refused.
     ///
     /// # Errors
     /// One sentence: what the hub, the network or the cache's disk refused.
-    pub fn fetch(&self, id: &str, weights: bool) -> Result<PathBuf, HubError> {
+    pub fn fetch(&self, id: &str, weights: bool, check: &ConfigCheck<'_>) -> Result<PathBuf, HubError> {
         let model = ModelId::parse(id);
         let repo = RepoCache::new(&self.cache, model.repo);
         if self.offline {
@@ -198,117 +111,6 @@ impl Hub {
         }
         let client = Client::new(&self.endpoint, self.token.clone(), self.allow_plain_http, &self.timeouts)
             .map_err(|reason| HubError::Endpoint { endpoint: self.endpoint.clone(), reason })?;
-        Download { hub: self, id: model.repo, quantization: model.quantization, weights, client, repo }.run()
-    }
-}
-
-struct Download<'a> {
-    hub: &'a Hub,
-    id: &'a str,
-    /// The GGUF file to take.
-    quantization: Option<&'a str>,
-    weights: bool,
-    client: Client,
-    repo: RepoCache,
-}
-
-impl Download<'_> {
-    fn run(&self) -> Result<PathBuf, HubError> {
-        let listing = match Listing::fetch(&self.client, self.id) {
-            Ok(listing) => listing,
-            Err(error) => return self.cached().ok_or_else(|| self.explain(error)),
-        };
-        let dir = match self.quantization {
-            Some(quantization) => self.gguf(&listing, quantization)?,
-            None => self.files(&listing)?,
-        };
-        // Record only a complete download: without a network, `complete` relies on the record.
-        if (self.weights || self.quantization.is_some()) && self.repo.record_main(&listing.commit).is_err() {
-            log::warn!("the cache's pointer to {} cannot be written; the next start needs the network", self.id);
-        }
-        Ok(dir)
-    }
-
-    fn files(&self, listing: &Listing) -> Result<PathBuf, HubError> {
-        if !listing.files.contains_key("config.json") {
-            return Err(self.without(listing, "config.json"));
-        }
-        for name in TEXT_FILES {
-            if listing.files.contains_key(name) {
-                self.text_file(listing, name)?;
-            }
-        }
-        if self.weights {
-            for shard in self.shards(listing)? {
-                self.file(listing, &shard, self.info(listing, &shard)?)?;
-            }
-        }
-        Ok(self.repo.snapshot(&listing.commit))
-    }
-
-    fn shards(&self, listing: &Listing) -> Result<BTreeSet<String>, HubError> {
-        if listing.files.contains_key(INDEX) {
-            let path = self.text_file(listing, INDEX)?;
-            return complete::read_index(&path).map_err(|reason| self.failed(INDEX, reason));
-        }
-        match listing.files.contains_key(SINGLE) {
-            true => Ok([SINGLE.to_string()].into()),
-            false => Err(self.without(listing, SINGLE)),
-        }
-    }
-
-    fn info<'a>(&self, listing: &'a Listing, name: &str) -> Result<&'a FileInfo, HubError> {
-        let reason = match listing.files.get(name) {
-            Some(Some(info)) => return Ok(info),
-            Some(None) => "the hub lists it without size or hash, so that it cannot be verified",
-            None => "the hub does not list it",
-        };
-        Err(self.failed(name, reason.into()))
-    }
-
-    fn text_file(&self, listing: &Listing, name: &str) -> Result<PathBuf, HubError> {
-        let info = self.info(listing, name)?;
-        if info.size > MAX_TEXT_FILE {
-            let reason = format!("the hub lists {} bytes, at most {MAX_TEXT_FILE} are taken", info.size);
-            return Err(self.failed(name, reason));
-        }
-        self.file(listing, name, info)
-    }
-
-    fn file(&self, listing: &Listing, name: &str, info: &FileInfo) -> Result<PathBuf, HubError> {
-        let url = self.client.url(&format!("/{}/resolve/{}/{name}", self.id, listing.commit));
-        let blob = Blob { client: &self.client, repo: &self.repo, url, name, info };
-        blob.fetch().and_then(|()| Ok(self.repo.link(&listing.commit, name, &info.hash)?)).map_err(
-            |error| match error {
-                RequestError::Status(401 | 403) => self.explain(error),
-                error => self.failed(name, error.to_string()),
-            },
-        )
-    }
-
-    /// A complete earlier download, for when the hub cannot be reached.
-    fn cached(&self) -> Option<PathBuf> {
-        let dir = complete::model(&self.repo, self.quantization, self.weights)?;
-        log::warn!("{} cannot be asked for {}; the copy in {} is used", self.hub.endpoint, self.id, dir.display());
-        Some(dir)
-    }
-
-    fn explain(&self, error: RequestError) -> HubError {
-        let (endpoint, id) = (self.hub.endpoint.clone(), self.id.to_string());
-        match error {
-            RequestError::Status(404) => HubError::NotFound { endpoint, id },
-            // Without a token, the hub also answers 401 for repositories that do not exist.
-            RequestError::Status(401) if self.hub.token.is_none() => HubError::NotFound { endpoint, id },
-            RequestError::Status(status @ (401 | 403)) => HubError::Forbidden { endpoint, id, status },
-            error => HubError::Unreachable { endpoint, id, reason: error.to_string() },
-        }
-    }
-
-    fn failed(&self, file: &str, reason: String) -> HubError {
-        HubError::Download { id: self.id.to_string(), file: file.to_string(), reason }
-    }
-
-    fn incomplete(&self, file: &'static str) -> HubError {
-        HubError::Incomplete { endpoint: self.hub.endpoint.clone(), id: self.id.to_string(), file }
+        Download { hub: self, id: model.repo, quantization: model.quantization, weights, check, client, repo }.run()
     }
 }

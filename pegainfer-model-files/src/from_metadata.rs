@@ -5,7 +5,7 @@ mod config;
 mod generation;
 mod tokenizer;
 
-pub use architecture::{Weight, weight};
+pub use architecture::{Weight, check_architecture, weight};
 
 use crate::error::FilesError;
 use crate::gguf::Gguf;

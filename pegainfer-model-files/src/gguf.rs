@@ -76,7 +76,7 @@ impl Gguf {
     /// The model family: `general.architecture`.
     pub fn architecture(&self) -> Result<String, FilesError> {
         let invalid = |message: String| FilesError::damaged(&self.files[0], message);
-        let architecture = self.metadata.text("general.architecture").map_err(invalid)?;
+        let architecture = self.metadata.text(header::ARCHITECTURE).map_err(invalid)?;
         architecture.ok_or_else(|| invalid("its metadata has no general.architecture".into()))
     }
 

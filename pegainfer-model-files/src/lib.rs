@@ -27,4 +27,4 @@ pub mod gguf;
 
 pub use error::FilesError;
 pub use files::{ModelFiles, read};
-pub use from_metadata::{Weight, weight};
+pub use from_metadata::{Weight, check_architecture, weight};

@@ -71,7 +71,13 @@ pub fn detect(path: &Path) -> Result<&'static Family, DetectError> {
     let malformed = |reason: String| DetectError::Malformed { path: path.clone(), reason };
     let text = files.read(name).map_err(|error| malformed(error.to_string()))?;
     let Some(text) = text else { return Err(DetectError::Missing { path }) };
-    let config: Value = serde_json::from_str(&text).map_err(|e| malformed(format!("it is not valid JSON: {e}")))?;
+    in_config(&text, path)
+}
+
+/// Detects the family of the model with this text of config.json. `path` is named in errors.
+pub fn in_config(text: &str, path: PathBuf) -> Result<&'static Family, DetectError> {
+    let malformed = |reason: String| DetectError::Malformed { path: path.clone(), reason };
+    let config: Value = serde_json::from_str(text).map_err(|e| malformed(format!("it is not valid JSON: {e}")))?;
     if !config.is_object() {
         return Err(malformed("it is not a JSON object".into()));
     }

@@ -1,9 +1,10 @@
 //! Resolves `--model-path` to a directory.
 
 use crate::args::{EngineArgs, LoadFormat};
-use crate::bundled;
+use crate::{bundled, detect};
 use anyhow::{Context, Result, bail};
 use pegainfer_hub::Hub;
+use pegainfer_runtime::Overrides;
 use serde_json::Value;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -32,12 +33,12 @@ impl fmt::Display for ModelDir {
 
 /// Finds the checkpoint, downloading it if `--model-path` is a Hugging Face id.
 pub fn resolve(args: &EngineArgs) -> Result<ModelDir> {
-    find(args.model_path.as_deref(), args.load_format == LoadFormat::Auto)
+    find(args.model_path.as_deref(), args.load_format == LoadFormat::Auto, &args.overrides())
 }
 
 /// Like [`resolve`], for commands without weights: these are not downloaded.
 pub fn resolve_config(model_path: Option<&str>) -> Result<ModelDir> {
-    find(model_path, false)
+    find(model_path, false, &Overrides::default())
 }
 
 /// A directory with the config.json of the model `name`, for commands without weights.
@@ -54,7 +55,7 @@ pub fn from_config(config: &Value, name: &str) -> Result<ModelDir> {
     Ok(ModelDir { dir, hub_id: None, name, _temporary: Some(temporary) })
 }
 
-fn find(model_path: Option<&str>, weights: bool) -> Result<ModelDir> {
+fn find(model_path: Option<&str>, weights: bool, overrides: &Overrides) -> Result<ModelDir> {
     let Some(given) = model_path else {
         let files = bundled::write()?;
         let (dir, name) = (files.path().join(bundled::NAME), Some(format!("the bundled {}", bundled::NAME)));
@@ -72,8 +73,14 @@ fn find(model_path: Option<&str>, weights: bool) -> Result<ModelDir> {
             "--model-path {given} is neither a directory, a .gguf file nor a Hugging Face id such as Qwen/Qwen3-0.6B"
         );
     }
-    let dir = Hub::from_env().fetch(given, weights)?;
+    let dir = Hub::from_env().fetch(given, weights, &|config| check(config, overrides))?;
     Ok(ModelDir { dir, hub_id: Some(given.to_owned()), name: None, _temporary: None })
+}
+
+/// Refuses a text of config.json, with overrides, that no engine serves.
+fn check(config: &str, overrides: &Overrides) -> Result<(), String> {
+    let family = detect::in_config(config, "config.json".into()).map_err(|error| error.to_string())?;
+    (family.check)(config, overrides).map_err(|error| format!("{error:#}"))
 }
 
 /// True for a file with the extension of GGUF.

@@ -51,9 +51,14 @@ impl Progress {
 
     /// Counts more work.
     pub fn add(&mut self, count: u64) {
-        self.done += count;
+        self.set(self.done + count);
+    }
+
+    /// Sets the work that is done.
+    pub fn set(&mut self, done: u64) {
+        self.done = done;
         match &self.bar {
-            Some(bar) => bar.inc(count),
+            Some(bar) => bar.set_position(done),
             None if self.logged.elapsed() >= INTERVAL => {
                 self.logged = Instant::now();
                 log::info!("{}", self.line(self.started.elapsed()));
@@ -70,7 +75,7 @@ impl Progress {
     }
 
     fn line(&self, elapsed: Duration) -> String {
-        let rate = (self.done - self.before) as f64 / elapsed.as_secs_f64().max(1e-9);
+        let rate = self.done.saturating_sub(self.before) as f64 / elapsed.as_secs_f64().max(1e-9);
         let left = self.total.saturating_sub(self.done) as f64 / rate.max(1e-9);
         let left = HumanDuration(Duration::try_from_secs_f64(left).unwrap_or(Duration::MAX));
         match self.unit {

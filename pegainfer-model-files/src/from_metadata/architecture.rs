@@ -64,15 +64,19 @@ const DRAFT_NAMES: &[(&str, &str)] = &[
 impl Architecture {
     /// The architecture of a model.
     pub fn of(gguf: &Gguf) -> Result<Self, FilesError> {
-        match gguf.architecture()?.as_str() {
+        Self::named(&gguf.architecture()?).map_err(|message| FilesError::unsupported(&gguf.files[0], message))
+    }
+
+    /// The architecture with this name.
+    fn named(name: &str) -> Result<Self, String> {
+        match name {
             "qwen3" => Ok(Self::Qwen3),
             "qwen35" => Ok(Self::Qwen35),
             "qwen3moe" => Ok(Self::Qwen3Moe),
             "qwen35moe" => Ok(Self::Qwen35Moe),
             other => {
                 let served = "qwen3, qwen3moe, qwen35 and qwen35moe are served";
-                let message = format!("its architecture is {}, and {served}", other.escape_debug());
-                Err(FilesError::unsupported(&gguf.files[0], message))
+                Err(format!("its architecture is {}, and {served}", other.escape_debug()))
             }
         }
     }
@@ -133,6 +137,14 @@ impl Architecture {
             }
         }
     }
+}
+
+/// Checks that the architecture `name` is served.
+///
+/// # Errors
+/// A clause that says which ones are.
+pub fn check_architecture(name: &str) -> Result<(), String> {
+    Architecture::named(name).map(drop)
 }
 
 /// Name and shape of a tensor in Hugging Face's checkpoints.

@@ -6,10 +6,12 @@ use super::reader::{Reader, shown};
 use super::tensor_type::TensorType;
 use super::value::Value;
 use std::collections::HashSet;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 
 const MAGIC: [u8; 4] = *b"GGUF";
 const VERSION: u32 = 3;
+/// Key of the model family.
+pub(super) const ARCHITECTURE: &str = "general.architecture";
 /// Maximum number of key-value pairs; files have about 50.
 const MAX_PAIRS: u64 = 1 << 16;
 /// Maximum number of tensors; the largest models have about 3,000.
@@ -54,22 +56,7 @@ impl Header {
     /// that are left before anything is allocated for them.
     pub fn read(input: impl Read, file_bytes: u64) -> Result<Self, HeaderError> {
         let mut input = Reader::new(input, file_bytes);
-        if input.array()? != MAGIC {
-            return Err(HeaderError::invalid("it does not begin with GGUF"));
-        }
-        match input.u32()? {
-            VERSION => {}
-            version if version.swap_bytes() == VERSION => {
-                return Err(HeaderError::Unsupported("it is a big-endian GGUF file, and little-endian is read".into()));
-            }
-            version => {
-                return Err(HeaderError::Unsupported(format!("it is GGUF version {version}, and version 3 is read")));
-            }
-        }
-        let (tensors, pairs) = (input.u64()?, input.u64()?);
-        if tensors > MAX_TENSORS || pairs > MAX_PAIRS {
-            return Err(HeaderError::invalid(format!("it announces {tensors} tensors and {pairs} metadata pairs")));
-        }
+        let (tensors, pairs) = read_counts(&mut input)?;
         let metadata = read_metadata(&mut input, pairs)?;
         let entries = (0..tensors).map(|_| Entry::read(&mut input)).collect::<Result<Vec<_>, _>>()?;
         let alignment = alignment(&metadata)?;
@@ -78,6 +65,48 @@ impl Header {
         let tensors = place(entries, start, alignment, file_bytes)?;
         Ok(Self { metadata, tensors })
     }
+
+    /// Reads `general.architecture` of a file of `file_bytes` bytes, usually its first pair. `None` if `input` ends
+    /// before.
+    pub fn architecture(input: impl Read, file_bytes: u64) -> Result<Option<String>, HeaderError> {
+        let found = || -> Result<Option<String>, HeaderError> {
+            let mut input = Reader::new(input, file_bytes);
+            let (_, pairs) = read_counts(&mut input)?;
+            for _ in 0..pairs {
+                let key = input.name(MAX_KEY, "a metadata key")?;
+                let value = Value::read(&mut input, &shown(&key))?;
+                if key == ARCHITECTURE {
+                    return Ok(value.text());
+                }
+            }
+            Ok(None)
+        };
+        match found() {
+            Err(HeaderError::Io(error)) if error.kind() == ErrorKind::UnexpectedEof => Ok(None),
+            found => found,
+        }
+    }
+}
+
+/// Reads the magic number and version. Returns the number of tensors and of metadata pairs.
+fn read_counts(input: &mut Reader<impl Read>) -> Result<(u64, u64), HeaderError> {
+    if input.array()? != MAGIC {
+        return Err(HeaderError::invalid("it does not begin with GGUF"));
+    }
+    match input.u32()? {
+        VERSION => {}
+        version if version.swap_bytes() == VERSION => {
+            return Err(HeaderError::Unsupported("it is a big-endian GGUF file, and little-endian is read".into()));
+        }
+        version => {
+            return Err(HeaderError::Unsupported(format!("it is GGUF version {version}, and version 3 is read")));
+        }
+    }
+    let (tensors, pairs) = (input.u64()?, input.u64()?);
+    if tensors > MAX_TENSORS || pairs > MAX_PAIRS {
+        return Err(HeaderError::invalid(format!("it announces {tensors} tensors and {pairs} metadata pairs")));
+    }
+    Ok((tensors, pairs))
 }
 
 fn read_metadata(input: &mut Reader<impl Read>, pairs: u64) -> Result<Metadata, HeaderError> {

@@ -7,7 +7,7 @@ use pegainfer_core::exec::{Device, Exec};
 use pegainfer_core::ledger::{Header, Remeasured, Selection, StepLine};
 use pegainfer_core::parallel::RankBytes;
 use pegainfer_core::record::OpRecord;
-use pegainfer_runtime::{GpuFit, LoadOptions, Measured, Model, ModelBytes, Overrides};
+use pegainfer_runtime::{ConfigFile, GpuFit, LoadOptions, Measured, Model, ModelBytes, Overrides};
 use pegainfer_terminal::progress::{Progress, Unit};
 use std::fmt;
 use std::path::Path;
@@ -33,6 +33,8 @@ pub struct Family {
     pub rank_bytes: NeedsOfRanks,
     /// True if loading onto one GPU says what of the model does not fit, and uses what is there otherwise.
     pub fits_one: bool,
+    /// Refuses a text of config.json, with overrides, that the engine does not serve.
+    pub check: fn(&str, &Overrides) -> Result<()>,
     /// Loads the checkpoint in a directory and starts its engine.
     pub load: fn(OpenDevice, &Path, &EngineArgs) -> Result<LoadedEngine>,
     /// Loads the checkpoint in a directory and measures its steps.
@@ -97,6 +99,10 @@ impl Family {
                 Ok(pegainfer_runtime::rank_bytes::<M>(&M::load_config_for(&options)?, &options)?)
             },
             fits_one: true,
+            check: |config, overrides| {
+                M::config(ConfigFile::parse(config, M::NAME)?.with(overrides.clone()))?;
+                Ok(())
+            },
             load: load::<M>,
             measure: measure::<M>,
             measure_again: measure_again::<M>,

@@ -78,13 +78,13 @@ fn check_complete(snapshot: &Path) {
 fn attacked(name: &str, attack: impl FnOnce(&mut Behaviour)) -> Result<PathBuf, String> {
     let (dir, hub) = (TempDir::new(&format!("hub-{name}")), Hub::start(files()));
     attack(&mut hub.behaviour.lock().unwrap());
-    let outcome = client(&hub, &dir.0).fetch("test/tiny", true).map_err(|error| error.to_string());
+    let outcome = client(&hub, &dir.0).fetch("test/tiny", true, &|_| Ok(())).map_err(|error| error.to_string());
     check_no_foreign_file(&dir.0);
     if let Ok(snapshot) = &outcome {
         check_complete(snapshot);
     }
     *hub.behaviour.lock().unwrap() = Behaviour { files: files(), ..Behaviour::default() };
-    let healed = client(&hub, &dir.0).fetch("test/tiny", true);
+    let healed = client(&hub, &dir.0).fetch("test/tiny", true, &|_| Ok(()));
     check_complete(&healed.unwrap_or_else(|error| panic!("{name} is not healed: {error}")));
     check_no_foreign_file(&dir.0);
     outcome
@@ -247,7 +247,7 @@ fn redirects_are_few_and_carry_no_token_to_other_hosts() {
         let (elsewhere, moved) = (format!("{elsewhere}{path}"), path.strip_suffix(WEIGHTS)?);
         response(302, &[("Location", &elsewhere)], Body::Whole(moved.into()))
     }));
-    check_complete(&client(&hub, &dir.0).fetch("test/tiny", true).unwrap());
+    check_complete(&client(&hub, &dir.0).fetch("test/tiny", true, &|_| Ok(())).unwrap());
     assert!(hub.seen().iter().all(|line| line.ends_with(" Bearer secret")), "{:?}", hub.seen());
     let seen = other.seen();
     assert!(seen.len() == 1 && seen[0].contains(WEIGHTS) && !seen[0].contains("secret"), "{seen:?}");
@@ -268,7 +268,7 @@ fn redirects_are_few_and_carry_no_token_to_other_hosts() {
             let headers: Vec<_> = location.iter().map(|location| ("Location", *location)).collect();
             response(307, &headers, Body::Whole(Vec::new()))
         });
-        let error = client(&hub, &dir.0).fetch("test/tiny", true).unwrap_err().to_string();
+        let error = client(&hub, &dir.0).fetch("test/tiny", true, &|_| Ok(())).unwrap_err().to_string();
         assert!(error.contains(expected), "{location:?}: {error}");
         assert!(hub.seen().len() < 20, "{:?}", hub.seen());
         check_no_foreign_file(&dir.0);
@@ -278,7 +278,8 @@ fn redirects_are_few_and_carry_no_token_to_other_hosts() {
 #[test]
 fn leftovers_of_any_program_are_healed() {
     let (dir, hub) = (TempDir::new("hub-left"), Hub::start(files()));
-    let blob = client(&hub, &dir.0).fetch("test/tiny", true).unwrap().join(WEIGHTS).canonicalize().unwrap();
+    let blob =
+        client(&hub, &dir.0).fetch("test/tiny", true, &|_| Ok(())).unwrap().join(WEIGHTS).canonicalize().unwrap();
     let partial = blob.with_added_extension("incomplete");
     // A blob of a wrong size, and partial files: wrong bytes, too many bytes, all bytes.
     let leftovers: [(Option<&[u8]>, &[u8]); 4] =
@@ -289,7 +290,7 @@ fn leftovers_of_any_program_are_healed() {
         if let Some(left) = left {
             std::fs::write(&blob, left).unwrap();
         }
-        check_complete(&client(&hub, &dir.0).fetch("test/tiny", true).unwrap());
+        check_complete(&client(&hub, &dir.0).fetch("test/tiny", true, &|_| Ok(())).unwrap());
         assert!(!partial.exists());
     }
 }
@@ -298,7 +299,7 @@ fn leftovers_of_any_program_are_healed() {
 fn the_layout_is_that_of_hugging_face() {
     let (dir, hub) = (TempDir::new("hub-layout"), Hub::start(files()));
     let mut client = client(&hub, &dir.0);
-    let snapshot = client.fetch("test/tiny", true).unwrap();
+    let snapshot = client.fetch("test/tiny", true, &|_| Ok(())).unwrap();
     let repo = dir.0.join("hub/models--test--tiny");
     assert_eq!(snapshot, repo.join("snapshots").join(COMMIT));
     assert_eq!(std::fs::read_to_string(repo.join("refs/main")).unwrap(), COMMIT);
@@ -309,12 +310,12 @@ fn the_layout_is_that_of_hugging_face() {
     assert!(std::fs::read_link(snapshot.join("encoding/encoding_dsv4.py")).unwrap().starts_with("../../../blobs"));
 
     let before = hub.seen().len();
-    client.fetch("test/tiny", true).unwrap();
+    client.fetch("test/tiny", true, &|_| Ok(())).unwrap();
     assert_eq!(hub.seen().len(), before + 1, "only the listing is asked for");
     client.offline = true;
-    check_complete(&client.fetch("test/tiny", true).unwrap());
+    check_complete(&client.fetch("test/tiny", true, &|_| Ok(())).unwrap());
     std::fs::remove_file(snapshot.join(WEIGHTS)).unwrap();
-    let error = client.fetch("test/tiny", true).unwrap_err().to_string();
+    let error = client.fetch("test/tiny", true, &|_| Ok(())).unwrap_err().to_string();
     assert!(error.contains("HF_HUB_OFFLINE is set and"), "{error}");
     assert_eq!(hub.seen().len(), before + 1, "offline, nothing is asked for");
 }
@@ -324,7 +325,7 @@ fn processes_that_start_together_download_once() {
     let (dir, hub) = (TempDir::new("hub-together"), Hub::start(files()));
     std::thread::scope(|scope| {
         for _ in 0..4 {
-            scope.spawn(|| check_complete(&client(&hub, &dir.0).fetch("test/tiny", true).unwrap()));
+            scope.spawn(|| check_complete(&client(&hub, &dir.0).fetch("test/tiny", true, &|_| Ok(())).unwrap()));
         }
     });
     let downloads = hub.seen().iter().filter(|line| line.contains(WEIGHTS)).count();

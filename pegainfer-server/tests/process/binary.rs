@@ -279,8 +279,9 @@ fn hub_refusals_are_one_clear_sentence() {
     assert_eq!(error, format!("error: {endpoint} {expected}"));
     hub.behaviour.lock().unwrap().refuse = None;
     hub.behaviour.lock().unwrap().files.remove("model.safetensors");
-    let expected =
-        format!("error: test/tiny on {endpoint} is not a checkpoint with safetensors: it has no model.safetensors");
+    let expected = format!(
+        "error: test/tiny on {endpoint} cannot be served: it has no model.safetensors, and safetensors or GGUF files are served"
+    );
     assert_eq!(refused(&mut generate_from(&hub, &home.0)), expected);
     let mut offline = generate_from(&hub, &home.0);
     offline.env("HF_ENDPOINT", "http://127.0.0.1:9");

@@ -9,6 +9,7 @@ mod built_in_ledgers;
 mod chat;
 mod command_line;
 mod data_parallel;
+mod downloads;
 mod eval;
 mod ledger;
 mod logs;

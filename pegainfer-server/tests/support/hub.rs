@@ -29,6 +29,8 @@ pub struct Behaviour {
     pub listing: Option<fn(&mut Value)>,
     /// `path range authorization` of each request.
     pub seen: Vec<String>,
+    /// Bytes of all bodies that were to be sent.
+    pub sent: usize,
 }
 
 /// A response.
@@ -85,18 +87,25 @@ fn serve(stream: TcpStream, behaviour: &Mutex<Behaviour>) -> Option<()> {
     let mut line = String::new();
     reader.read_line(&mut line).ok()?;
     let path = line.split(' ').nth(1)?.to_string();
-    let (mut from, mut authorization) = (None, String::new());
+    let (mut from, mut end, mut authorization) = (None, None, String::new());
     loop {
         let mut header = String::new();
         reader.read_line(&mut header).ok()?;
         let Some((name, value)) = header.trim_end().split_once(": ") else { break };
         match name.to_ascii_lowercase().as_str() {
-            "range" => from = value.strip_prefix("bytes=")?.strip_suffix('-')?.parse().ok(),
+            "range" => {
+                let (first, last) = value.strip_prefix("bytes=")?.split_once('-')?;
+                (from, end) = (first.parse().ok(), last.parse::<usize>().ok().map(|last| last + 1));
+            }
             "authorization" => authorization = value.to_string(),
             _ => {}
         }
     }
-    let response = respond(&mut behaviour.lock().unwrap(), &path, from, &authorization);
+    let mut response = respond(&mut behaviour.lock().unwrap(), &path, from, &authorization);
+    if let Body::Whole(bytes) = &mut response.body {
+        bytes.truncate(end.unwrap_or(usize::MAX).saturating_sub(from.unwrap_or(0)));
+        behaviour.lock().unwrap().sent += bytes.len();
+    }
     send(stream, response)
 }
 

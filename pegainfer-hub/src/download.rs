@@ -1,0 +1,196 @@
+//! Downloads a model: config.json first, and the rest after it was checked and the disk has space.
+
+use super::blob::Blob;
+use super::cache::RepoCache;
+use super::client::{Client, RequestError};
+use super::complete::{self, INDEX, SINGLE};
+use super::free_space::free_bytes;
+use super::listing::{FileInfo, Listing};
+use super::{ConfigCheck, Hub, HubError};
+use indicatif::DecimalBytes;
+use pegainfer_terminal::progress::{Progress, Unit};
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+const CONFIG: &str = "config.json";
+/// Small files, downloaded if the repository has them.
+const TEXT_FILES: [&str; 8] = [
+    CONFIG,
+    "generation_config.json",
+    // Descriptions of quantised weights that are not in config.json.
+    "quantize_config.json",
+    "hf_quant_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    // DeepSeek-V4's prompt encoder, from which texts are read.
+    "encoding/encoding_dsv4.py",
+];
+/// Maximum size of a file without weights, in bytes.
+const MAX_TEXT_FILE: u64 = 1 << 28;
+
+/// A download of one model.
+pub(super) struct Download<'a> {
+    pub(super) hub: &'a Hub,
+    /// `organisation/name`.
+    pub(super) id: &'a str,
+    /// The GGUF file to take.
+    pub(super) quantization: Option<&'a str>,
+    /// False to leave out the safetensors.
+    pub(super) weights: bool,
+    pub(super) check: &'a ConfigCheck<'a>,
+    pub(super) client: Client,
+    pub(super) repo: RepoCache,
+}
+
+impl Download<'_> {
+    /// Downloads the model and returns its directory or first GGUF file.
+    pub(super) fn run(&self) -> Result<PathBuf, HubError> {
+        let listing = match Listing::fetch(&self.client, self.id) {
+            Ok(listing) => listing,
+            Err(error) => return self.cached().ok_or_else(|| self.explain(error)),
+        };
+        let dir = match self.quantization {
+            Some(quantization) => self.gguf(&listing, quantization)?,
+            None => self.folder(&listing)?,
+        };
+        // Record only a complete download: without a network, `complete` relies on the record.
+        if (self.weights || self.quantization.is_some()) && self.repo.record_main(&listing.commit).is_err() {
+            log::warn!("the cache's pointer to {} cannot be written; the next start needs the network", self.id);
+        }
+        Ok(dir)
+    }
+
+    fn folder(&self, listing: &Listing) -> Result<PathBuf, HubError> {
+        let has = |name: &str| listing.files.contains_key(name);
+        if !has(CONFIG) {
+            return Err(self.without(listing, CONFIG));
+        }
+        if self.weights && !has(INDEX) && !has(SINGLE) {
+            return Err(self.without(listing, SINGLE));
+        }
+        let config = std::fs::read_to_string(self.text_file(listing, CONFIG)?);
+        (self.check)(&config.map_err(|error| self.failed(CONFIG, error.to_string()))?)
+            .map_err(|reason| self.refused(self.id, reason))?;
+        let mut files = Vec::new();
+        for name in TEXT_FILES.into_iter().filter(|name| has(name)) {
+            files.push((name.to_owned(), self.text_info(listing, name)?));
+        }
+        let shards = if self.weights { self.shards(listing)? } else { BTreeSet::new() };
+        for name in shards {
+            let info = self.info(listing, &name)?;
+            files.push((name, info));
+        }
+        self.files(listing, &files)?;
+        Ok(self.repo.snapshot(&listing.commit))
+    }
+
+    fn shards(&self, listing: &Listing) -> Result<BTreeSet<String>, HubError> {
+        if !listing.files.contains_key(INDEX) {
+            return Ok([SINGLE.to_string()].into());
+        }
+        let path = self.text_file(listing, INDEX)?;
+        complete::read_index(&path).map_err(|reason| self.failed(INDEX, reason))
+    }
+
+    /// Downloads files of a listing, if the disk has space for all of them, and returns their paths.
+    pub(super) fn files(&self, listing: &Listing, files: &[(String, &FileInfo)]) -> Result<Vec<PathBuf>, HubError> {
+        let total: u64 = files.iter().map(|(_, info)| info.size).sum();
+        let present: u64 = files.iter().map(|(_, info)| self.repo.present(info)).sum();
+        let missing = total.saturating_sub(present);
+        self.check_space(missing)?;
+        if missing == 0 {
+            return files.iter().map(|(name, info)| self.file(listing, name, info, &mut |_| ())).collect();
+        }
+        let (dir, bytes, count) = (self.hub.cache.display(), DecimalBytes(missing), files.len());
+        log::info!("downloading {bytes} of {} to {dir}: {} in {count} files", self.id, DecimalBytes(total));
+        let mut progress = Progress::start(format!("downloading {}", self.id), Unit::Bytes, present, total);
+        let (mut paths, mut complete) = (Vec::new(), 0);
+        for (i, (name, info)) in files.iter().enumerate() {
+            // Files after this one may have been begun earlier.
+            let later: u64 = files[i + 1..].iter().map(|(_, info)| self.repo.present(info)).sum();
+            let mut report = |bytes: u64| progress.set(complete + bytes + later);
+            paths.push(self.file(listing, name, info, &mut report)?);
+            complete += info.size;
+        }
+        progress.finish();
+        Ok(paths)
+    }
+
+    fn check_space(&self, bytes: u64) -> Result<(), HubError> {
+        let dir = &self.hub.cache;
+        match free_bytes(dir) {
+            Some(free) if free < bytes => {
+                Err(HubError::NoSpace { id: self.id.to_string(), dir: dir.display().to_string(), bytes, free })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn info<'a>(&self, listing: &'a Listing, name: &str) -> Result<&'a FileInfo, HubError> {
+        let reason = match listing.files.get(name) {
+            Some(Some(info)) => return Ok(info),
+            Some(None) => "the hub lists it without size or hash, so that it cannot be verified",
+            None => "the hub does not list it",
+        };
+        Err(self.failed(name, reason.into()))
+    }
+
+    /// The data of a file without weights, whose size is bounded.
+    fn text_info<'a>(&self, listing: &'a Listing, name: &str) -> Result<&'a FileInfo, HubError> {
+        let info = self.info(listing, name)?;
+        if info.size > MAX_TEXT_FILE {
+            let reason = format!("the hub lists {} bytes, at most {MAX_TEXT_FILE} are taken", info.size);
+            return Err(self.failed(name, reason));
+        }
+        Ok(info)
+    }
+
+    fn text_file(&self, listing: &Listing, name: &str) -> Result<PathBuf, HubError> {
+        self.file(listing, name, self.text_info(listing, name)?, &mut |_| ())
+    }
+
+    /// Downloads one file. `report` gets the number of its bytes that are there.
+    fn file(
+        &self,
+        listing: &Listing,
+        name: &str,
+        info: &FileInfo,
+        report: &mut dyn FnMut(u64),
+    ) -> Result<PathBuf, HubError> {
+        let url = self.client.url(&format!("/{}/resolve/{}/{name}", self.id, listing.commit));
+        let blob = Blob { client: &self.client, repo: &self.repo, url, name, info };
+        blob.fetch(report).and_then(|()| Ok(self.repo.link(&listing.commit, name, &info.hash)?)).map_err(|error| {
+            match error {
+                RequestError::Status(401 | 403) => self.explain(error),
+                error => self.failed(name, error.to_string()),
+            }
+        })
+    }
+
+    /// A complete earlier download, for when the hub cannot be reached.
+    fn cached(&self) -> Option<PathBuf> {
+        let dir = complete::model(&self.repo, self.quantization, self.weights)?;
+        log::warn!("{} cannot be asked for {}; the copy in {} is used", self.hub.endpoint, self.id, dir.display());
+        Some(dir)
+    }
+
+    pub(super) fn explain(&self, error: RequestError) -> HubError {
+        let (endpoint, id) = (self.hub.endpoint.clone(), self.id.to_string());
+        match error {
+            RequestError::Status(404) => HubError::NotFound { endpoint, id },
+            // Without a token, the hub also answers 401 for repositories that do not exist.
+            RequestError::Status(401) if self.hub.token.is_none() => HubError::NotFound { endpoint, id },
+            RequestError::Status(status @ (401 | 403)) => HubError::Forbidden { endpoint, id, status },
+            error => HubError::Unreachable { endpoint, id, reason: error.to_string() },
+        }
+    }
+
+    pub(super) fn failed(&self, file: &str, reason: String) -> HubError {
+        HubError::Download { id: self.id.to_string(), file: file.to_string(), reason }
+    }
+
+    pub(super) fn refused(&self, id: &str, reason: String) -> HubError {
+        HubError::Refused { endpoint: self.hub.endpoint.clone(), id: id.to_string(), reason }
+    }
+}
