@@ -2,7 +2,7 @@
 //!
 //! Every path consists of the repository's id, fixed names, and checked hexadecimal digits.
 
-use super::listing::{FileInfo, Hash, is_hex};
+use super::listing::{FileInfo, Hash, is_file_name, is_hex};
 use std::fs::{self, File, TryLockError};
 use std::io::{Error, ErrorKind, Result};
 use std::path::{Path, PathBuf};
@@ -51,19 +51,29 @@ impl RepoCache {
         if partial <= info.size { partial } else { 0 }
     }
 
-    /// The last downloaded commit.
-    pub(super) fn main(&self) -> Option<String> {
-        let commit = fs::read_to_string(self.dir.join("refs/main")).ok()?;
+    /// The last downloaded commit of a revision, which may be a commit itself.
+    pub(super) fn commit(&self, revision: &str) -> Option<String> {
+        if is_hex(revision, 40) {
+            return Some(revision.to_owned());
+        }
+        let commit =
+            fs::read_to_string(self.dir.join("refs").join(Some(revision).filter(|name| is_file_name(name))?)).ok()?;
         Some(commit.trim().to_string()).filter(|commit| is_hex(commit, 40))
     }
 
-    /// Records the last downloaded commit.
-    pub(super) fn record_main(&self, commit: &str) -> Result<()> {
+    /// Records the last downloaded commit of a revision.
+    pub(super) fn record(&self, revision: &str, commit: &str) -> Result<()> {
+        if is_hex(revision, 40) {
+            return Ok(());
+        }
+        if !is_file_name(revision) {
+            return Err(ErrorKind::InvalidInput.into());
+        }
         let refs = self.dir.join("refs");
         fs::create_dir_all(&refs)?;
         let new = temporary(&refs);
         fs::write(&new, commit)?;
-        fs::rename(new, refs.join("main"))
+        fs::rename(new, refs.join(revision))
     }
 
     /// Locks a content against other processes, including huggingface_hub; waits for the lock.

@@ -3,6 +3,7 @@
 use super::Hub;
 use super::cache::RepoCache;
 use super::complete::complete;
+use super::gguf::MAIN;
 use std::fs;
 use std::io::{Error, ErrorKind, Result};
 use std::path::{Path, PathBuf};
@@ -48,8 +49,9 @@ impl Hub {
 
     fn model(&self, id: String, dir: PathBuf) -> CachedModel {
         let repo = RepoCache::new(&self.cache, &id);
-        let snapshot = complete(&repo, false);
-        let is_complete = complete(&repo, true).is_some();
+        let commit = repo.commit(MAIN);
+        let snapshot = commit.as_deref().and_then(|commit| complete(&repo, commit, false));
+        let is_complete = commit.is_some_and(|commit| complete(&repo, &commit, true).is_some());
         CachedModel { id, bytes: bytes(&dir), snapshot, is_complete, dir }
     }
 }

@@ -1,7 +1,7 @@
 //! Complete models in the cache, which are served without a network.
 
 use super::cache::RepoCache;
-use super::gguf;
+use super::gguf::{self, ModelId};
 use super::listing::is_file_name;
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -10,18 +10,20 @@ use std::path::{Path, PathBuf};
 pub(super) const INDEX: &str = "model.safetensors.index.json";
 pub(super) const SINGLE: &str = "model.safetensors";
 
-/// The model of the recorded commit, if it is complete: its directory, or the first GGUF file of the quantisation.
-pub(super) fn model(repo: &RepoCache, quantization: Option<&str>, weights: bool) -> Option<PathBuf> {
-    let Some(quantization) = quantization else { return complete(repo, weights) };
-    let dir = repo.snapshot(&repo.main()?);
+/// The model of the recorded commit of a revision, if it is complete: its directory, or the first GGUF file of the
+/// quantisation.
+pub(super) fn model(repo: &RepoCache, id: ModelId<'_>, weights: bool) -> Option<PathBuf> {
+    let commit = repo.commit(id.revision)?;
+    let Some(quantization) = id.quantization else { return complete(repo, &commit, weights) };
+    let dir = repo.snapshot(&commit);
     let files = gguf::files(&dir);
     let names = gguf::choose(files.iter().map(String::as_str), quantization).ok()?;
     names.iter().all(|name| dir.join(name).is_file()).then(|| dir.join(&names[0]))
 }
 
-/// The directory of the recorded commit, if it has the files that serving needs.
-pub(super) fn complete(repo: &RepoCache, weights: bool) -> Option<PathBuf> {
-    let dir = repo.snapshot(&repo.main()?);
+/// The directory of a commit, if it has the files that serving needs.
+pub(super) fn complete(repo: &RepoCache, commit: &str, weights: bool) -> Option<PathBuf> {
+    let dir = repo.snapshot(commit);
     let has = |name: &str| dir.join(name).is_file();
     let index = dir.join(INDEX);
     let shards = || match index.is_file() {

@@ -5,6 +5,7 @@ use super::cache::RepoCache;
 use super::client::{Client, RequestError};
 use super::complete::{self, INDEX, SINGLE};
 use super::free_space::free_bytes;
+use super::gguf::ModelId;
 use super::listing::{FileInfo, Listing};
 use super::{ConfigCheck, Hub, HubError};
 use indicatif::DecimalBytes;
@@ -32,10 +33,7 @@ const MAX_TEXT_FILE: u64 = 1 << 28;
 /// A download of one model.
 pub(super) struct Download<'a> {
     pub(super) hub: &'a Hub,
-    /// `organisation/name`.
-    pub(super) id: &'a str,
-    /// The GGUF file to take.
-    pub(super) quantization: Option<&'a str>,
+    pub(super) model: ModelId<'a>,
     /// False to leave out the safetensors.
     pub(super) weights: bool,
     pub(super) check: &'a ConfigCheck<'a>,
@@ -46,17 +44,22 @@ pub(super) struct Download<'a> {
 impl Download<'_> {
     /// Downloads the model and returns its directory or first GGUF file.
     pub(super) fn run(&self) -> Result<PathBuf, HubError> {
-        let listing = match Listing::fetch(&self.client, self.id) {
+        let listing = match Listing::fetch(&self.client, self.model.repo, self.model.revision) {
             Ok(listing) => listing,
             Err(error) => return self.cached().ok_or_else(|| self.explain(error)),
         };
-        let dir = match self.quantization {
+        let dir = match self.model.quantization {
             Some(quantization) => self.gguf(&listing, quantization)?,
             None => self.folder(&listing)?,
         };
         // Record only a complete download: without a network, `complete` relies on the record.
-        if (self.weights || self.quantization.is_some()) && self.repo.record_main(&listing.commit).is_err() {
-            log::warn!("the cache's pointer to {} cannot be written; the next start needs the network", self.id);
+        if (self.weights || self.model.quantization.is_some())
+            && self.repo.record(self.model.revision, &listing.commit).is_err()
+        {
+            log::warn!(
+                "the cache's pointer to {} cannot be written; the next start needs the network",
+                self.model.repo
+            );
         }
         Ok(dir)
     }
@@ -71,7 +74,7 @@ impl Download<'_> {
         }
         let config = std::fs::read_to_string(self.text_file(listing, CONFIG)?);
         (self.check)(&config.map_err(|error| self.failed(CONFIG, error.to_string()))?)
-            .map_err(|reason| self.refused(self.id, reason))?;
+            .map_err(|reason| self.refused(self.model.repo, reason))?;
         let mut files = Vec::new();
         for name in TEXT_FILES.into_iter().filter(|name| has(name)) {
             files.push((name.to_owned(), self.text_info(listing, name)?));
@@ -103,8 +106,8 @@ impl Download<'_> {
             return files.iter().map(|(name, info)| self.file(listing, name, info, &mut |_| ())).collect();
         }
         let (dir, bytes, count) = (self.hub.cache.display(), DecimalBytes(missing), files.len());
-        log::info!("downloading {bytes} of {} to {dir}: {} in {count} files", self.id, DecimalBytes(total));
-        let mut progress = Progress::start(format!("downloading {}", self.id), Unit::Bytes, present, total);
+        log::info!("downloading {bytes} of {} to {dir}: {} in {count} files", self.model.repo, DecimalBytes(total));
+        let mut progress = Progress::start(format!("downloading {}", self.model.repo), Unit::Bytes, present, total);
         let (mut paths, mut complete) = (Vec::new(), 0);
         for (i, (name, info)) in files.iter().enumerate() {
             // Files after this one may have been begun earlier.
@@ -121,7 +124,7 @@ impl Download<'_> {
         let dir = &self.hub.cache;
         match free_bytes(dir) {
             Some(free) if free < bytes => {
-                Err(HubError::NoSpace { id: self.id.to_string(), dir: dir.display().to_string(), bytes, free })
+                Err(HubError::NoSpace { id: self.model.repo.to_string(), dir: dir.display().to_string(), bytes, free })
             }
             _ => Ok(()),
         }
@@ -158,7 +161,7 @@ impl Download<'_> {
         info: &FileInfo,
         report: &mut dyn FnMut(u64),
     ) -> Result<PathBuf, HubError> {
-        let url = self.client.url(&format!("/{}/resolve/{}/{name}", self.id, listing.commit));
+        let url = self.client.url(&format!("/{}/resolve/{}/{name}", self.model.repo, listing.commit));
         let blob = Blob { client: &self.client, repo: &self.repo, url, name, info };
         blob.fetch(report).and_then(|()| Ok(self.repo.link(&listing.commit, name, &info.hash)?)).map_err(|error| {
             match error {
@@ -170,13 +173,18 @@ impl Download<'_> {
 
     /// A complete earlier download, for when the hub cannot be reached.
     fn cached(&self) -> Option<PathBuf> {
-        let dir = complete::model(&self.repo, self.quantization, self.weights)?;
-        log::warn!("{} cannot be asked for {}; the copy in {} is used", self.hub.endpoint, self.id, dir.display());
+        let dir = complete::model(&self.repo, self.model, self.weights)?;
+        log::warn!(
+            "{} cannot be asked for {}; the copy in {} is used",
+            self.hub.endpoint,
+            self.model.repo,
+            dir.display()
+        );
         Some(dir)
     }
 
     pub(super) fn explain(&self, error: RequestError) -> HubError {
-        let (endpoint, id) = (self.hub.endpoint.clone(), self.id.to_string());
+        let (endpoint, id) = (self.hub.endpoint.clone(), self.model.repo.to_string());
         match error {
             RequestError::Status(404) => HubError::NotFound { endpoint, id },
             // Without a token, the hub also answers 401 for repositories that do not exist.
@@ -187,7 +195,7 @@ impl Download<'_> {
     }
 
     pub(super) fn failed(&self, file: &str, reason: String) -> HubError {
-        HubError::Download { id: self.id.to_string(), file: file.to_string(), reason }
+        HubError::Download { id: self.model.repo.to_string(), file: file.to_string(), reason }
     }
 
     pub(super) fn refused(&self, id: &str, reason: String) -> HubError {

@@ -9,21 +9,25 @@ const SEPARATORS: [char; 3] = ['-', '.', '_'];
 /// Maximum number of names in a message.
 const SHOWN: usize = 20;
 
-/// An id with the quantisation to take, `organisation/name:Q4_K_M`.
+/// The revision that is taken if none is named.
+pub(super) const MAIN: &str = "main";
+
+/// An id with revision and quantisation, `organisation/name@REVISION:Q4_K_M`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ModelId<'a> {
     /// `organisation/name`.
     pub repo: &'a str,
+    /// Branch, tag or commit.
+    pub revision: &'a str,
     /// End of the name of a GGUF file, without its extension.
     pub quantization: Option<&'a str>,
 }
 
 impl<'a> ModelId<'a> {
     pub(super) fn parse(id: &'a str) -> Self {
-        match id.split_once(':') {
-            Some((repo, quantization)) => Self { repo, quantization: Some(quantization) },
-            None => Self { repo: id, quantization: None },
-        }
+        let (id, quantization) = id.split_once(':').map_or((id, None), |(id, end)| (id, Some(end)));
+        let (repo, revision) = id.split_once('@').unwrap_or((id, MAIN));
+        Self { repo, revision, quantization }
     }
 }
 
@@ -144,9 +148,11 @@ mod tests {
     }
 
     #[test]
-    fn ids_may_have_a_quantisation() {
-        let parsed = ModelId::parse("a/b:Q4_K_M");
-        assert_eq!((parsed.repo, parsed.quantization), ("a/b", Some("Q4_K_M")));
-        assert_eq!(ModelId::parse("a/b"), ModelId { repo: "a/b", quantization: None });
+    fn ids_may_have_a_revision_and_a_quantisation() {
+        let id = |revision, quantization| ModelId { repo: "a/b", revision, quantization };
+        assert_eq!(ModelId::parse("a/b"), id("main", None));
+        assert_eq!(ModelId::parse("a/b:Q4_K_M"), id("main", Some("Q4_K_M")));
+        assert_eq!(ModelId::parse("a/b@v1.0"), id("v1.0", None));
+        assert_eq!(ModelId::parse("a/b@v1.0:Q4_K_M"), id("v1.0", Some("Q4_K_M")));
     }
 }

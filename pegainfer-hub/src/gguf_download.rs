@@ -18,7 +18,7 @@ const MAX_GGUF_HEADER: u64 = 1 << 28;
 impl Download<'_> {
     /// Downloads a model in GGUF and returns the path of its first file.
     pub(super) fn gguf(&self, listing: &Listing, quantization: &str) -> Result<PathBuf, HubError> {
-        let refused = |reason: String| self.refused(&format!("{}:{quantization}", self.id), reason);
+        let refused = |reason: String| self.refused(&format!("{}:{quantization}", self.model.repo), reason);
         let names = gguf::choose(listing.files.keys().map(String::as_str), quantization).map_err(refused)?;
         let mut files = Vec::new();
         for name in names {
@@ -49,7 +49,7 @@ impl Download<'_> {
     }
 
     fn beginning(&self, listing: &Listing, name: &str, bytes: Option<u64>) -> Result<impl Read + use<>, HubError> {
-        let url = self.client.url(&format!("/{}/resolve/{}/{name}", self.id, listing.commit));
+        let url = self.client.url(&format!("/{}/resolve/{}/{name}", self.model.repo, listing.commit));
         let response = match bytes {
             Some(bytes) => self.client.get_beginning(&url, bytes),
             None => self.client.get(&url, 0),
@@ -67,7 +67,7 @@ impl Download<'_> {
 
     /// The error of a repository that lacks a file; it may hold GGUF files or an adapter instead.
     pub(super) fn without(&self, listing: &Listing, file: &'static str) -> HubError {
-        let id = self.id;
+        let id = self.model.repo;
         let reason = match gguf::list(listing.files.keys().map(String::as_str)) {
             Some(names) => format!(
                 "it holds GGUF files, so append the end of the name of one after a colon, as in {id}:Q4_K_M; it has {names}"

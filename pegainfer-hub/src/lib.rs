@@ -96,7 +96,7 @@ impl Hub {
     /// Downloads the files of `id` (`organisation/name`) that serving needs and returns the local directory. `weights`
     /// = false leaves out the safetensors. `check` sees config.json before anything else is downloaded.
     ///
-    /// With the quantisation of a GGUF file (`organisation/name:Q4_K_M`), downloads that file or its shards and returns
+    /// `id` may name a branch, tag or commit: `organisation/name@REVISION`. With the quantisation of a GGUF file (`organisation/name:Q4_K_M`), downloads that file or its shards and returns
     /// the path of the first. Their headers are read before, and what is not served is refused.
     ///
     /// # Errors
@@ -106,11 +106,11 @@ impl Hub {
         let repo = RepoCache::new(&self.cache, model.repo);
         if self.offline {
             let dir = || self.cache.display().to_string();
-            let found = complete::model(&repo, model.quantization, weights);
+            let found = complete::model(&repo, model, weights);
             return found.ok_or_else(|| HubError::Offline { dir: dir(), id: id.into() });
         }
         let client = Client::new(&self.endpoint, self.token.clone(), self.allow_plain_http, &self.timeouts)
             .map_err(|reason| HubError::Endpoint { endpoint: self.endpoint.clone(), reason })?;
-        Download { hub: self, id: model.repo, quantization: model.quantization, weights, check, client, repo }.run()
+        Download { hub: self, model, weights, check, client, repo }.run()
     }
 }

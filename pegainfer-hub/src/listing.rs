@@ -81,9 +81,9 @@ struct Lfs {
 }
 
 impl Listing {
-    /// Requests the newest commit of `id`.
-    pub(super) fn fetch(client: &Client, id: &str) -> Result<Self, RequestError> {
-        let response = client.get(&client.url(&format!("/api/models/{id}/revision/main?blobs=true")), 0)?;
+    /// Requests the commit of a revision of `id`: of a branch its newest one.
+    pub(super) fn fetch(client: &Client, id: &str, revision: &str) -> Result<Self, RequestError> {
+        let response = client.get(&client.url(&format!("/api/models/{id}/revision/{revision}?blobs=true")), 0)?;
         let rejected = |reason| RequestError::Rejected(format!("the hub's listing is not used: {reason}"));
         let length = response.body().content_length().unwrap_or(0);
         let mut progress = Progress::start(format!("reading the list of files of {id}"), Unit::Bytes, 0, length);

@@ -18,6 +18,9 @@ pub struct EngineArgs {
     /// which is inside the executable]
     #[arg(long, value_name = "DIR|ID")]
     pub model_path: Option<String>,
+    /// Branch, tag or commit of a Hugging Face id, the same as ID@REVISION [default: main]
+    #[arg(long, value_name = "REVISION")]
+    pub revision: Option<String>,
     /// Device to run on: auto, cpu, cuda, cuda:N for GPU N, counted from 0, or cuda:N,M,… for these GPUs in this order
     #[arg(long, default_value = "auto", value_parser = parse_device)]
     pub device: DeviceArg,

@@ -2,7 +2,7 @@
 
 use crate::args::{EngineArgs, LoadFormat};
 use crate::{bundled, detect};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use pegainfer_hub::Hub;
 use pegainfer_runtime::Overrides;
 use serde_json::Value;
@@ -33,7 +33,15 @@ impl fmt::Display for ModelDir {
 
 /// Finds the checkpoint, downloading it if `--model-path` is a Hugging Face id.
 pub fn resolve(args: &EngineArgs) -> Result<ModelDir> {
-    find(args.model_path.as_deref(), args.load_format == LoadFormat::Auto, &args.overrides())
+    let given = with_revision(args.model_path.as_deref(), args.revision.as_deref())?;
+    find(given.as_deref(), args.load_format == LoadFormat::Auto, &args.overrides())
+}
+
+/// Downloads the model with this Hugging Face id, and returns its directory or GGUF file.
+pub fn pull(id: &str, revision: Option<&str>) -> Result<PathBuf> {
+    let id = with_revision(Some(id), revision)?.unwrap_or_default();
+    ensure!(is_hub_id(&id), "{id} is not a Hugging Face id such as Qwen/Qwen3-0.6B");
+    download(&id, true, &Overrides::default())
 }
 
 /// Like [`resolve`], for commands without weights: these are not downloaded.
@@ -73,8 +81,23 @@ fn find(model_path: Option<&str>, weights: bool, overrides: &Overrides) -> Resul
             "--model-path {given} is neither a directory, a .gguf file nor a Hugging Face id such as Qwen/Qwen3-0.6B"
         );
     }
-    let dir = Hub::from_env().fetch(given, weights, &|config| check(config, overrides))?;
+    let dir = download(given, weights, overrides)?;
     Ok(ModelDir { dir, hub_id: Some(given.to_owned()), name: None, _temporary: None })
+}
+
+fn download(id: &str, weights: bool, overrides: &Overrides) -> Result<PathBuf> {
+    Ok(Hub::from_env().fetch(id, weights, &|config| check(config, overrides))?)
+}
+
+/// The id with the revision of `--revision`.
+fn with_revision(model: Option<&str>, revision: Option<&str>) -> Result<Option<String>> {
+    let (Some(revision), model) = (revision, model.unwrap_or_default()) else { return Ok(model.map(str::to_owned)) };
+    ensure!(
+        is_hub_id(model) && !Path::new(model).exists() && !model.contains('@'),
+        "--revision {revision} is for a Hugging Face id without one, such as Qwen/Qwen3-0.6B"
+    );
+    let (repo, quantization) = model.find(':').map_or((model, ""), |at| model.split_at(at));
+    Ok(Some(format!("{repo}@{revision}{quantization}")))
 }
 
 /// Refuses a text of config.json, with overrides, that no engine serves.
@@ -88,8 +111,8 @@ fn is_gguf(path: &Path) -> bool {
     path.is_file() && path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
 }
 
-/// True if the text is `organisation/name`, in characters that the hub allows, perhaps with the quantisation of a GGUF
-/// file: `organisation/name:Q4_K_M`.
+/// True if the text is `organisation/name`, in characters that the hub allows, perhaps with a revision and the
+/// quantisation of a GGUF file: `organisation/name@REVISION:Q4_K_M`.
 fn is_hub_id(text: &str) -> bool {
     let valid = |part: &str| {
         !part.is_empty()
@@ -97,7 +120,9 @@ fn is_hub_id(text: &str) -> bool {
             && part.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
     };
     let (id, quantization) = text.split_once(':').map_or((text, None), |(id, end)| (id, Some(end)));
-    quantization.is_none_or(valid) && id.split_once('/').is_some_and(|(owner, name)| valid(owner) && valid(name))
+    let (id, revision) = id.split_once('@').map_or((id, None), |(id, end)| (id, Some(end)));
+    [quantization, revision].into_iter().flatten().all(valid)
+        && id.split_once('/').is_some_and(|(owner, name)| valid(owner) && valid(name))
 }
 
 #[cfg(test)]
@@ -106,12 +131,26 @@ mod tests {
 
     #[test]
     fn hub_ids_are_distinguished_from_paths() {
-        for id in ["Qwen/Qwen3-0.6B", "a/b", "deepseek-ai/DeepSeek-V4-Flash", "unsloth/Qwen3-8B-GGUF:Q4_K_M"] {
+        for id in
+            ["Qwen/Qwen3-0.6B", "a/b", "deepseek-ai/DeepSeek-V4-Flash", "unsloth/Qwen3-8B-GGUF:Q4_K_M", "a/b@v1:Q4"]
+        {
             assert!(is_hub_id(id), "{id}");
         }
-        for path in
-            ["./models/x", "/models/x", "../x/y", "models/x/y", "qwen3", "~/x", "a/b c", "a/", "/b", "a/b:", "a/b:c/d"]
-        {
+        for path in [
+            "./models/x",
+            "/models/x",
+            "../x/y",
+            "models/x/y",
+            "qwen3",
+            "~/x",
+            "a/b c",
+            "a/",
+            "/b",
+            "a/b:",
+            "a/b:c/d",
+            "a/b@",
+            "a/b@..",
+        ] {
             assert!(!is_hub_id(path), "{path}");
         }
     }

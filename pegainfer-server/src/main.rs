@@ -6,7 +6,9 @@ use pegainfer_bench::{bench, eval, ledger, plan, replay, sim};
 use pegainfer_models::args::EngineArgs;
 use pegainfer_server::cli::settings::{self, ParseError};
 use pegainfer_server::cli::{Cli, Command};
-use pegainfer_server::cli::{InProcess, batch, chat, completions, doctor, generate, man, models, reference, serve};
+use pegainfer_server::cli::{
+    InProcess, batch, chat, completions, doctor, generate, man, models, pull, reference, serve,
+};
 use pegainfer_server::logging;
 use pegainfer_server::text_service;
 use pegainfer_terminal::printable::is_control;
@@ -25,7 +27,13 @@ fn main() -> ExitCode {
         text_service::limit_encoder_threads();
     }
     let command = match settings::parse::<Cli>(std::env::args_os().collect(), |name| std::env::var_os(name)) {
-        Ok(cli) => cli.into_command(),
+        Ok(cli) => match cli.unknown_command() {
+            None => cli.into_command(),
+            Some(sentence) => {
+                stderr::error(&sentence);
+                return ExitCode::from(INVALID_USE);
+            }
+        },
         Err(ParseError::CommandLine(error)) => exit(&error),
         Err(ParseError::Setting(sentence)) => {
             stderr::error(&sentence);
@@ -62,6 +70,7 @@ fn run(command: Command, started: Instant) -> Result<()> {
             start_logging(&args.engine)?;
             batch::run(&args)
         }
+        Command::Pull(args) => pull::run(&args),
         Command::Models(args) => models::run(&args),
         Command::Bench(args) => {
             let engine = &args.workload.common().engine;

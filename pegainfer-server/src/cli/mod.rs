@@ -13,6 +13,7 @@ mod local_server;
 pub mod man;
 pub mod models;
 mod notify;
+pub mod pull;
 pub mod reference;
 pub mod serve;
 pub mod settings;
@@ -22,7 +23,7 @@ mod watch;
 use crate::text_service::TRIAL_COMMAND;
 use batch::BatchArgs;
 use chat::ChatArgs;
-use clap::{Arg, Parser, Subcommand};
+use clap::{Arg, CommandFactory, Parser, Subcommand};
 use completions::CompletionsArgs;
 use doctor::DoctorArgs;
 use generate::GenerateArgs;
@@ -37,8 +38,10 @@ use pegainfer_bench::ledger::LedgerArgs;
 use pegainfer_bench::plan::PlanArgs;
 use pegainfer_bench::replay::ReplayArgs;
 use pegainfer_bench::sim::args::SimArgs;
+use pull::PullArgs;
 use serve::ServeArgs;
-use std::path::PathBuf;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 
 /// Serves language models behind an OpenAI-compatible API.
 #[derive(Debug, Parser)]
@@ -69,7 +72,9 @@ pub enum Command {
     /// Run a file of requests in OpenAI's batch format; a stopped run resumes where it stopped
     #[command(mut_arg("log_level", without_requests), after_help = batch::USE)]
     RunBatch(Box<BatchArgs>),
-    /// List, find and delete the models of Hugging Face's cache
+    /// Download a model into Hugging Face's cache without starting it, and print its path
+    Pull(PullArgs),
+    /// List, download, find and delete the models of Hugging Face's cache
     Models(ModelsArgs),
     /// Measure latency and throughput and compare them with the limits of the device
     Bench(BenchArgs),
@@ -119,14 +124,36 @@ fn without_requests(log_level: Arg) -> Arg {
 impl Cli {
     /// The command, with `serve` filled in.
     pub fn into_command(self) -> Command {
-        self.command.unwrap_or(Command::Serve(Box::new(self.serve)))
+        match self.command {
+            None => Command::Serve(Box::new(self.serve.with_model_path())),
+            Some(Command::Serve(args)) => Command::Serve(Box::new(args.with_model_path())),
+            Some(command) => command,
+        }
+    }
+
+    /// One sentence if the only word before the flags is neither a command nor a model.
+    pub fn unknown_command(&self) -> Option<String> {
+        let word = self.serve.model.as_deref().filter(|_| self.command.is_none())?;
+        if word.contains('/') || Path::new(word).exists() {
+            return None;
+        }
+        let root = Self::command();
+        let commands = root.get_subcommands().filter(|command| !command.is_hide_set());
+        let names: BTreeSet<String> = commands.map(|command| command.get_name().to_owned()).collect();
+        Some(match settings::nearest(word, &names) {
+            Some(name) if name == word => format!("the command {word} comes before all flags"),
+            Some(name) => format!("{word} is neither a command nor a model; did you mean pegainfer {name}?"),
+            None => format!(
+                "{word} is neither a command nor a model: a model is a directory, a .gguf file or a Hugging Face id such \
+                 as Qwen/Qwen3-0.6B"
+            ),
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
     use pegainfer_bench::bench::args::Workload;
     use pegainfer_models::args::DeviceArg;
 
@@ -148,6 +175,34 @@ mod tests {
         assert!(matches!(parse(&[]).unwrap(), Command::Serve(_)));
         let Command::Generate(generate) = parse(&["generate", "hi", "--model-path", "x"]).unwrap() else { panic!() };
         assert_eq!(generate.prompt, "hi");
+    }
+
+    #[test]
+    fn a_model_may_come_without_a_flag_and_a_misspelt_command_is_none() {
+        let model = "Qwen/Qwen3-0.6B";
+        for args in [&[model, "--port", "1"][..], &["serve", "--port", "1", model], &["--port", "1", model]] {
+            let Command::Serve(serve) = parse(args).unwrap() else { panic!("{args:?} is not serve") };
+            assert_eq!((serve.engine.model_path.as_deref(), serve.port), (Some(model), 1), "{args:?}");
+        }
+        let unknown = |args: &[&str]| {
+            let cli = Cli::try_parse_from(["pegainfer"].iter().chain(args));
+            cli.unwrap().unknown_command().unwrap_or_default()
+        };
+        for (args, expected) in [
+            (&["severe"][..], "severe is neither a command nor a model; did you mean pegainfer serve?"),
+            (&["chatt", "--port", "1"], "chatt is neither a command nor a model; did you mean pegainfer chat?"),
+            (&["--port", "1", "chat"], "the command chat comes before all flags"),
+            (
+                &["qqq"],
+                "qqq is neither a command nor a model: a model is a directory, a .gguf file or a Hugging Face id \
+                such as Qwen/Qwen3-0.6B",
+            ),
+            (&[model], ""),
+            (&["serve", "severe"], ""),
+            (&[], ""),
+        ] {
+            assert_eq!(unknown(args), expected, "{args:?}");
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! `pegainfer models`: the models of Hugging Face's cache.
 
+use super::pull::{self, PullArgs};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use indicatif::DecimalBytes;
@@ -22,6 +23,8 @@ pub struct ModelsArgs {
 pub enum Action {
     /// Print the name and size of each model, and whether this program runs it (the default)
     List,
+    /// Download a model without starting it, and print its path: the same as `pegainfer pull`
+    Pull(PullArgs),
     /// Print the directory of a model, for programs that take one
     Path {
         /// Id of the model
@@ -38,6 +41,9 @@ pub enum Action {
 
 /// Runs the command.
 pub fn run(args: &ModelsArgs) -> Result<()> {
+    if let Some(Action::Pull(args)) = &args.action {
+        return pull::run(args);
+    }
     let hub = Hub::from_env();
     let models = hub.cached().with_context(|| format!("{} cannot be read", hub.cache.display()))?;
     let find = |id: &str| match models.iter().find(|model| model.id == id) {
@@ -45,11 +51,13 @@ pub fn run(args: &ModelsArgs) -> Result<()> {
         None => bail!("{} has no model {id}: pegainfer models lists those that it has", hub.cache.display()),
     };
     match args.action.as_ref().unwrap_or(&Action::List) {
+        // Done above.
+        Action::Pull(_) => Ok(()),
         Action::List if models.is_empty() => print(&format!("{} has no models\n", hub.cache.display())),
         Action::List => print(&table(&models)),
         Action::Path { id } => match &find(id)?.snapshot {
             Some(path) => print_exact(&format!("{}\n", path.display())),
-            None => bail!("{id} is not complete: start the program with --model-path {id} to download it"),
+            None => bail!("{id} is not complete: pegainfer pull {id} downloads the rest"),
         },
         Action::Rm { ids } => {
             // Look up all of them before deleting the first one.

@@ -32,6 +32,10 @@ const IDLE: Duration = Duration::from_secs(1);
 /// Flags of `serve`.
 #[derive(Debug, Clone, Args)]
 pub struct ServeArgs {
+    /// Checkpoint directory or GGUF file, or a Hugging Face id such as Qwen/Qwen3-0.6B to download; the same as
+    /// --model-path
+    #[arg(value_name = "DIR|ID")]
+    pub model: Option<String>,
     /// Model and engine flags.
     #[command(flatten)]
     pub engine: EngineArgs,
@@ -73,7 +77,16 @@ pub struct ServeArgs {
     pub http: HttpArgs,
 }
 
-/// Runs until a signal arrives, or until the last engine has stopped, which is an error. `started` is when the process started.
+impl ServeArgs {
+    /// The arguments with the model that comes without a flag as `--model-path`.
+    pub(super) fn with_model_path(mut self) -> Self {
+        self.engine.model_path = self.model.take().or(self.engine.model_path);
+        self
+    }
+}
+
+/// Runs until a signal arrives, or until the last engine has stopped, which is an error. `started` is when the process
+/// started.
 pub fn run(args: &ServeArgs, started: Instant) -> Result<()> {
     allocator::configure();
     http::raise_open_files();

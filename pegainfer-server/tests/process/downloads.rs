@@ -86,3 +86,49 @@ fn size_and_free_space_come_before_the_first_byte_of_weights() {
     let told = format!("MB of test/tiny to {}: ", dir.display());
     assert!(stderr.contains(&told) && stderr.contains("in 6 files"), "{stderr}");
 }
+
+#[test]
+fn pull_resumes_prints_the_path_and_takes_revisions() {
+    let (home, hub) = (TempDir::new("pull"), Hub::start(tiny()));
+    // More breaks than retries.
+    hub.behaviour.lock().unwrap().break_off = Some(("model.safetensors".into(), 1 << 20, 4));
+    let error = refused(&mut command(&hub, &home.0, &["pull", "test/tiny"]));
+    assert!(error.contains("start again to resume it"), "{error}");
+    let before = hub.seen().len();
+    let snapshot = home.0.join("hub/models--test--tiny/snapshots").join(COMMIT);
+    let (code, stdout, stderr) = run(&mut command(&hub, &home.0, &["models", "pull", "test/tiny"]));
+    assert_eq!((code, stdout), (Some(0), format!("{}\n", snapshot.display())), "{stderr}");
+    let again: Vec<String> = hub.seen()[before..].to_vec();
+    let [_, rest] = again.as_slice() else { panic!("the listing and the rest: {again:?}") };
+    assert!(rest.contains(&format!("model.safetensors {} ", 4 << 20)), "{rest}");
+    for (name, content) in tiny().iter().filter(|(name, _)| *name != "README.md") {
+        assert_eq!(std::fs::read(snapshot.join(name)).unwrap(), *content, "{name}");
+    }
+
+    for args in [&["pull", "test/tiny@v1.0"][..], &["pull", "test/tiny", "--revision", "v1.0"]] {
+        let (code, stdout, stderr) = run(&mut command(&hub, &home.0, args));
+        assert_eq!((code, stdout), (Some(0), format!("{}\n", snapshot.display())), "{stderr}");
+        let listing = hub.seen().last().unwrap().clone();
+        assert!(listing.starts_with("/api/models/test/tiny/revision/v1.0?blobs=true "), "{listing}");
+    }
+    let recorded = std::fs::read_to_string(home.0.join("hub/models--test--tiny/refs/v1.0"));
+    assert_eq!(recorded.unwrap(), COMMIT);
+    let mut offline = command(&hub, &home.0, &["generate", "The capital of France is", "--temperature", "0"]);
+    offline.args(["--model-path", "test/tiny", "--revision", "v1.0"]).env("HF_HUB_OFFLINE", "1");
+    assert_eq!(run(&mut offline).1, " Paris.\n");
+
+    for id in ["tiny", "/test/tiny", "a/b/c"] {
+        let error = refused(&mut command(&hub, &home.0, &["pull", id]));
+        assert_eq!(error, format!("error: {id} is not a Hugging Face id such as Qwen/Qwen3-0.6B"));
+    }
+    let error = refused(&mut command(&hub, &home.0, &["generate", "x", "--revision", "v1.0"]));
+    let expected = "--revision v1.0 is for a Hugging Face id without one, such as Qwen/Qwen3-0.6B";
+    assert_eq!(error, format!("error: {expected}"));
+}
+
+#[test]
+fn a_misspelt_command_is_told_as_such() {
+    let (code, stdout, stderr) = run(pegainfer().arg("severe"));
+    assert_eq!((code, stdout.as_str()), (Some(2), ""));
+    assert_eq!(stderr, "error: severe is neither a command nor a model; did you mean pegainfer serve?\n");
+}

@@ -119,7 +119,7 @@ fn respond(behaviour: &mut Behaviour, path: &str, from: Option<usize>, authoriza
     if let Some(response) = behaviour.fault.as_ref().and_then(|fault| fault(path, from)) {
         return response;
     }
-    if path == "/api/models/test/tiny/revision/main?blobs=true" {
+    if ["main", "v1.0"].iter().any(|name| path == format!("/api/models/test/tiny/revision/{name}?blobs=true")) {
         return plain(200, listing(behaviour).to_string().as_bytes());
     }
     let name = path.strip_prefix(&format!("/test/tiny/resolve/{COMMIT}/")).unwrap_or_default();

@@ -8,6 +8,7 @@
 mod file;
 mod names;
 
+pub(super) use names::nearest;
 pub use names::{OTHER_VARIABLES, is_setting, unknown_variables, variable_name};
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
