@@ -1,7 +1,7 @@
 //! Download of one file: resumable, limited to the listed size, and renamed to its place only after verification.
 
 use super::cache::RepoCache;
-use super::client::{Client, RequestError};
+use super::client::{Client, RequestError, TRIES};
 use super::listing::FileInfo;
 use ring::digest;
 use std::fs::{self, File};
@@ -10,8 +10,6 @@ use std::path::Path;
 use ureq::Body;
 use ureq::http::{Response, header};
 
-/// Maximum number of tries per file.
-const TRIES: u32 = 4;
 const BUFFER: usize = 1 << 16;
 
 /// One file of a listing.
@@ -35,14 +33,7 @@ impl Blob<'_> {
             return Ok(());
         }
         let partial = self.repo.partial(&self.info.hash);
-        for attempt in 1.. {
-            match self.attempt(&partial, report) {
-                Ok(()) => break,
-                Err(error) if attempt == TRIES || !may_succeed_later(&error) => return Err(error),
-                Err(error) => log::warn!("the download of {} broke off ({error}); trying again", self.name),
-            }
-            std::thread::sleep(self.client.pause * (1 << (attempt - 1)));
-        }
+        self.client.retry((self.name, TRIES), || self.attempt(&partial, report))?;
         Ok(fs::rename(partial, self.repo.blob(&self.info.hash))?)
     }
 
@@ -150,14 +141,6 @@ fn discard(file: &File, resumed: bool, reason: &str) -> RequestError {
         Ok(()) if resumed => RequestError::Network(reason.to_string()),
         Ok(()) => RequestError::Rejected(reason.to_string()),
         Err(error) => RequestError::Disk(error),
-    }
-}
-
-fn may_succeed_later(error: &RequestError) -> bool {
-    match error {
-        RequestError::Status(status) => matches!(status, 408 | 429 | 500..),
-        RequestError::Network(_) => true,
-        RequestError::Rejected(_) | RequestError::Disk(_) => false,
     }
 }
 

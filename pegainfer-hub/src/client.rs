@@ -3,13 +3,19 @@
 use super::pace::{MinRate, Paced};
 use std::io::Read;
 use std::net::IpAddr;
+use std::path::Path;
 use std::time::Duration;
 use thiserror::Error;
 use ureq::http::{Response, Uri, header};
+use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
 use ureq::{Agent, Body};
 
 /// Maximum number of redirects of one request.
 const MAX_REDIRECTS: usize = 8;
+/// Maximum number of tries per file or listing.
+pub(super) const TRIES: u32 = 4;
+/// Maximum time that a hub may ask to wait before a retry.
+const MAX_PAUSE: Duration = Duration::from_secs(60);
 
 /// Time limits of a request.
 #[derive(Debug, Clone)]
@@ -41,6 +47,14 @@ pub enum RequestError {
     /// The hub refused the request.
     #[error("the hub answers with HTTP {0}")]
     Status(u16),
+    /// The hub has too many requests, of this user or of all; a later try may succeed.
+    #[error("{}", busy(*status))]
+    Busy {
+        /// HTTP status: 429 or 503.
+        status: u16,
+        /// Time to wait, if the hub names one.
+        retry_after: Option<Duration>,
+    },
     /// The connection failed or broke; a later try may succeed.
     #[error("{0}")]
     Network(String),
@@ -52,6 +66,31 @@ pub enum RequestError {
     Disk(#[from] std::io::Error),
 }
 
+fn busy(status: u16) -> String {
+    match status {
+        429 => "the hub limits the rate of requests (HTTP 429): try again in some minutes, or set HF_TOKEN".into(),
+        _ => format!("the hub is overloaded or being maintained (HTTP {status}): try again later"),
+    }
+}
+
+impl RequestError {
+    fn may_succeed_later(&self) -> bool {
+        match self {
+            Self::Status(status) => matches!(status, 408 | 500..),
+            Self::Busy { .. } | Self::Network(_) => true,
+            Self::Rejected(_) | Self::Disk(_) => false,
+        }
+    }
+
+    /// Time to wait before a retry: `pause`, or what the hub asks for within [`MAX_PAUSE`].
+    fn pause(&self, pause: Duration) -> Duration {
+        match self {
+            Self::Busy { retry_after: Some(asked), .. } => (*asked).min(MAX_PAUSE).max(pause),
+            _ => pause,
+        }
+    }
+}
+
 /// Client of one hub.
 pub struct Client {
     agent: Agent,
@@ -61,11 +100,11 @@ pub struct Client {
     /// See [`Timeouts::min_rate`].
     min_rate: MinRate,
     /// See [`Timeouts::pause`].
-    pub(super) pause: Duration,
+    pause: Duration,
 }
 
 impl Client {
-    /// A client of the hub at `endpoint`.
+    /// A client of the hub at `endpoint`. The authorities in `ca_file` take the place of Mozilla's.
     ///
     /// # Errors
     /// One clause: why `endpoint` is not used.
@@ -74,8 +113,11 @@ impl Client {
         token: Option<String>,
         allow_plain_http: bool,
         timeouts: &Timeouts,
+        ca_file: Option<&Path>,
     ) -> Result<Self, String> {
+        let roots = ca_file.map(authorities).transpose()?.unwrap_or(RootCerts::WebPki);
         let agent = Agent::config_builder()
+            .tls_config(TlsConfig::builder().root_certs(roots).build())
             .timeout_connect(Some(timeouts.connect))
             .timeout_recv_response(Some(timeouts.read))
             .timeout_per_read(Some(timeouts.read))
@@ -92,6 +134,27 @@ impl Client {
         let client = Self { agent, endpoint, token, allow_plain_http, min_rate, pause };
         client.check(&client.endpoint)?;
         Ok(client)
+    }
+
+    /// The result of `attempt`, which is repeated up to `tries` times as long as a later try may succeed. `what` names it
+    /// in the log.
+    pub(super) fn retry<T>(
+        &self,
+        (what, tries): (&str, u32),
+        mut attempt: impl FnMut() -> Result<T, RequestError>,
+    ) -> Result<T, RequestError> {
+        let mut pause = self.pause;
+        for _ in 1..tries {
+            match attempt() {
+                Err(error) if error.may_succeed_later() => {
+                    log::warn!("the download of {what} broke off ({error}); trying again");
+                    std::thread::sleep(error.pause(pause));
+                    pause *= 2;
+                }
+                result => return result,
+            }
+        }
+        attempt()
     }
 
     /// The URL of `path`, which begins with a slash, at the endpoint.
@@ -121,6 +184,7 @@ impl Client {
                     target = self.redirected(&target, &response).map_err(rejected)?;
                     continue;
                 }
+                status @ (429 | 503) => return Err(RequestError::Busy { status, retry_after: retry_after(&response) }),
                 status => return Err(RequestError::Status(status)),
             }
             return match response.headers().get(header::CONTENT_ENCODING) {
@@ -180,6 +244,28 @@ impl Client {
     }
 }
 
+/// Seconds in `Retry-After`; the other format, a date, is not read.
+fn retry_after(response: &Response<Body>) -> Option<Duration> {
+    let seconds = response.headers().get(header::RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
+    Some(Duration::from_secs(seconds))
+}
+
+/// The certificate authorities in a PEM file.
+fn authorities(path: &Path) -> Result<RootCerts, String> {
+    let refused = |reason: String| format!("SSL_CERT_FILE {} is not used: {reason}", path.display());
+    let pem = std::fs::read(path).map_err(|error| refused(error.to_string()))?;
+    let items = parse_pem(&pem).collect::<Result<Vec<_>, _>>().map_err(|error| refused(error.to_string()))?;
+    let certificates = items.into_iter().filter_map(|item| match item {
+        PemItem::Certificate(certificate) => Some(certificate),
+        _ => None,
+    });
+    let certificates: Vec<_> = certificates.collect();
+    if certificates.is_empty() {
+        return Err(refused("it holds no certificate".into()));
+    }
+    Ok(RootCerts::from(certificates))
+}
+
 fn is_https(uri: &Uri) -> bool {
     uri.scheme_str() == Some("https")
 }
@@ -214,7 +300,7 @@ mod tests {
     use super::*;
 
     fn client(endpoint: &str, allow_plain_http: bool) -> Result<Client, String> {
-        Client::new(endpoint, Some("secret".into()), allow_plain_http, &Timeouts::default())
+        Client::new(endpoint, Some("secret".into()), allow_plain_http, &Timeouts::default(), None)
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::blob::Blob;
 use super::cache::RepoCache;
-use super::client::{Client, RequestError};
+use super::client::{Client, RequestError, TRIES};
 use super::complete::{self, INDEX, SINGLE};
 use super::free_space::free_bytes;
 use super::gguf::ModelId;
@@ -44,7 +44,10 @@ pub(super) struct Download<'a> {
 impl Download<'_> {
     /// Downloads the model and returns its directory or first GGUF file.
     pub(super) fn run(&self) -> Result<PathBuf, HubError> {
-        let listing = match Listing::fetch(&self.client, self.model.repo, self.model.revision) {
+        // A copy that can be used instead is not worth waiting for.
+        let tries = if self.complete().is_some() { 1 } else { TRIES };
+        let fetch = || Listing::fetch(&self.client, self.model.repo, self.model.revision);
+        let listing = match self.client.retry((self.model.repo, tries), fetch) {
             Ok(listing) => listing,
             Err(error) => return self.cached().ok_or_else(|| self.explain(error)),
         };
@@ -165,7 +168,7 @@ impl Download<'_> {
         let blob = Blob { client: &self.client, repo: &self.repo, url, name, info };
         blob.fetch(report).and_then(|()| Ok(self.repo.link(&listing.commit, name, &info.hash)?)).map_err(|error| {
             match error {
-                RequestError::Status(401 | 403) => self.explain(error),
+                RequestError::Status(status @ (401 | 403)) => self.gated(status),
                 error => self.failed(name, error.to_string()),
             }
         })
@@ -173,7 +176,7 @@ impl Download<'_> {
 
     /// A complete earlier download, for when the hub cannot be reached.
     fn cached(&self) -> Option<PathBuf> {
-        let dir = complete::model(&self.repo, self.model, self.weights)?;
+        let dir = self.complete()?;
         log::warn!(
             "{} cannot be asked for {}; the copy in {} is used",
             self.hub.endpoint,
@@ -183,14 +186,24 @@ impl Download<'_> {
         Some(dir)
     }
 
-    pub(super) fn explain(&self, error: RequestError) -> HubError {
+    fn complete(&self) -> Option<PathBuf> {
+        complete::model(&self.repo, self.model, self.weights)
+    }
+
+    /// The error of a repository whose listing is public and whose files are not.
+    pub(super) fn gated(&self, status: u16) -> HubError {
+        HubError::Gated { endpoint: self.hub.endpoint.clone(), id: self.model.repo.to_string(), status }
+    }
+
+    fn explain(&self, error: RequestError) -> HubError {
         let (endpoint, id) = (self.hub.endpoint.clone(), self.model.repo.to_string());
         match error {
             RequestError::Status(404) => HubError::NotFound { endpoint, id },
             // Without a token, the hub also answers 401 for repositories that do not exist.
             RequestError::Status(401) if self.hub.token.is_none() => HubError::NotFound { endpoint, id },
             RequestError::Status(status @ (401 | 403)) => HubError::Forbidden { endpoint, id, status },
-            error => HubError::Unreachable { endpoint, id, reason: error.to_string() },
+            RequestError::Network(reason) => HubError::Unreachable { endpoint, id, reason },
+            error => HubError::Answer { endpoint, id, reason: error.to_string() },
         }
     }
 

@@ -24,6 +24,29 @@ pub enum HubError {
         /// HTTP status: 401 or 403.
         status: u16,
     },
+    /// The hub lists the repository, and refuses its files.
+    #[error(
+        "{endpoint} refuses the files of {id} (HTTP {status}): log in, accept the terms at {endpoint}/{id}, and set \
+         HF_TOKEN to a token of that account"
+    )]
+    Gated {
+        /// URL of the hub.
+        endpoint: String,
+        /// Id of the model.
+        id: String,
+        /// HTTP status: 401 or 403.
+        status: u16,
+    },
+    /// The hub answers, but not with the list of files.
+    #[error("{endpoint} does not list the files of {id}: {reason}")]
+    Answer {
+        /// URL of the hub.
+        endpoint: String,
+        /// Id of the model.
+        id: String,
+        /// Answer of the hub.
+        reason: String,
+    },
     /// There is no network, or the hub is down.
     #[error("{endpoint} cannot be reached to fetch {id}: {reason}")]
     Unreachable {

@@ -1,6 +1,6 @@
 //! Downloads a model in GGUF after its header was read.
 
-use super::client::RequestError;
+use super::client::{RequestError, TRIES};
 use super::download::Download;
 use super::gguf;
 use super::listing::{FileInfo, Listing};
@@ -50,12 +50,12 @@ impl Download<'_> {
 
     fn beginning(&self, listing: &Listing, name: &str, bytes: Option<u64>) -> Result<impl Read + use<>, HubError> {
         let url = self.client.url(&format!("/{}/resolve/{}/{name}", self.model.repo, listing.commit));
-        let response = match bytes {
+        let response = self.client.retry((name, TRIES), || match bytes {
             Some(bytes) => self.client.get_beginning(&url, bytes),
             None => self.client.get(&url, 0),
-        };
+        });
         let response = response.map_err(|error| match error {
-            RequestError::Status(401 | 403) => self.explain(error),
+            RequestError::Status(status @ (401 | 403)) => self.gated(status),
             error => self.failed(name, error.to_string()),
         })?;
         Ok(self.client.body(response))

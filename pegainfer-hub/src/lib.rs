@@ -1,7 +1,8 @@
 //! Downloads checkpoints from the Hugging Face hub.
 //!
-//! Files are stored in the hub's usual cache (`HF_HOME`, or `~/.cache/huggingface`), shared with other tools. An
-//! interrupted download is resumed. `HF_ENDPOINT`, `HF_TOKEN` and `HF_HUB_OFFLINE` are honoured.
+//! Files are stored in the hub's usual cache (`HF_HUB_CACHE`, `HF_HOME`, or `~/.cache/huggingface`), shared with other
+//! tools. An interrupted download is resumed. `HF_ENDPOINT`, `HF_TOKEN`, `HF_TOKEN_PATH`, `HF_HUB_OFFLINE` and
+//! `SSL_CERT_FILE` are honoured.
 //!
 //! The hub is not trusted with this machine's files: paths consist of fixed names and of hashes that were checked to be
 //! hexadecimal, and a file is renamed to its place only after its size and hash match the hub's listing.
@@ -67,6 +68,8 @@ pub struct Hub {
     pub offline: bool,
     /// True to allow plain http for hosts other than this machine.
     pub allow_plain_http: bool,
+    /// PEM file with the certificate authorities to trust instead of Mozilla's.
+    pub ca_file: Option<PathBuf>,
     /// Time limits of requests.
     pub timeouts: Timeouts,
 }
@@ -81,14 +84,16 @@ impl Hub {
             None => std::env::home_dir().unwrap_or_default().join(".cache"),
         };
         let home = var("HF_HOME").map_or_else(|| cache_home().join("huggingface"), PathBuf::from);
-        let stored = || std::fs::read_to_string(home.join("token")).ok().map(|text| text.trim().to_string());
+        let token_file = var("HF_TOKEN_PATH").map_or_else(|| home.join("token"), PathBuf::from);
+        let stored = || std::fs::read_to_string(token_file).ok().map(|text| text.trim().to_string());
         let endpoint = var("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".into());
         Self {
             endpoint: endpoint.trim_end_matches('/').to_string(),
             token: var("HF_TOKEN").or_else(|| stored().filter(|token| !token.is_empty())),
-            cache: home.join("hub"),
+            cache: var("HF_HUB_CACHE").map_or_else(|| home.join("hub"), PathBuf::from),
             offline: is_on("HF_HUB_OFFLINE"),
             allow_plain_http: is_on("PEGAINFER_HUB_PLAIN_HTTP"),
+            ca_file: var("SSL_CERT_FILE").map(PathBuf::from),
             timeouts: Timeouts::default(),
         }
     }
@@ -109,8 +114,14 @@ impl Hub {
             let found = complete::model(&repo, model, weights);
             return found.ok_or_else(|| HubError::Offline { dir: dir(), id: id.into() });
         }
-        let client = Client::new(&self.endpoint, self.token.clone(), self.allow_plain_http, &self.timeouts)
-            .map_err(|reason| HubError::Endpoint { endpoint: self.endpoint.clone(), reason })?;
+        let client = Client::new(
+            &self.endpoint,
+            self.token.clone(),
+            self.allow_plain_http,
+            &self.timeouts,
+            self.ca_file.as_deref(),
+        )
+        .map_err(|reason| HubError::Endpoint { endpoint: self.endpoint.clone(), reason })?;
         Download { hub: self, model, weights, check, client, repo }.run()
     }
 }

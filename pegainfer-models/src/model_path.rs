@@ -2,8 +2,8 @@
 
 use crate::args::{EngineArgs, LoadFormat};
 use crate::{bundled, detect};
-use anyhow::{Context, Result, bail, ensure};
-use pegainfer_hub::Hub;
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use pegainfer_hub::{Hub, HubError};
 use pegainfer_runtime::Overrides;
 use serde_json::Value;
 use std::fmt;
@@ -41,7 +41,7 @@ pub fn resolve(args: &EngineArgs) -> Result<ModelDir> {
 pub fn pull(id: &str, revision: Option<&str>) -> Result<PathBuf> {
     let id = with_revision(Some(id), revision)?.unwrap_or_default();
     ensure!(is_hub_id(&id), "{id} is not a Hugging Face id such as Qwen/Qwen3-0.6B");
-    download(&id, true, &Overrides::default())
+    Ok(download(&id, true, &Overrides::default())?)
 }
 
 /// Like [`resolve`], for commands without weights: these are not downloaded.
@@ -81,12 +81,18 @@ fn find(model_path: Option<&str>, weights: bool, overrides: &Overrides) -> Resul
             "--model-path {given} is neither a directory, a .gguf file nor a Hugging Face id such as Qwen/Qwen3-0.6B"
         );
     }
-    let dir = download(given, weights, overrides)?;
+    let dir = download(given, weights, overrides).map_err(|error| match error {
+        // It may also be a misspelt path.
+        HubError::NotFound { .. } | HubError::Unreachable { .. } | HubError::Offline { .. } => {
+            anyhow!("{error}; and there is no directory {given} here")
+        }
+        error => error.into(),
+    })?;
     Ok(ModelDir { dir, hub_id: Some(given.to_owned()), name: None, _temporary: None })
 }
 
-fn download(id: &str, weights: bool, overrides: &Overrides) -> Result<PathBuf> {
-    Ok(Hub::from_env().fetch(id, weights, &|config| check(config, overrides))?)
+fn download(id: &str, weights: bool, overrides: &Overrides) -> Result<PathBuf, HubError> {
+    Hub::from_env().fetch(id, weights, &|config| check(config, overrides))
 }
 
 /// The id with the revision of `--revision`.

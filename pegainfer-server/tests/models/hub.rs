@@ -31,7 +31,15 @@ fn client(hub: &Hub, dir: &Path) -> hub::Hub {
     };
     let endpoint = format!("http://{}", hub.address);
     let token = Some("secret".to_string());
-    hub::Hub { endpoint, token, cache: dir.join("hub"), offline: false, allow_plain_http: false, timeouts }
+    hub::Hub {
+        endpoint,
+        token,
+        cache: dir.join("hub"),
+        offline: false,
+        allow_plain_http: false,
+        ca_file: None,
+        timeouts,
+    }
 }
 
 /// All files and links below `dir`, as paths relative to it.

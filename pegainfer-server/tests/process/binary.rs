@@ -270,7 +270,10 @@ fn hub_refusals_are_one_clear_sentence() {
     let endpoint = format!("http://{}", hub.address);
     let refuse = |status| hub.behaviour.lock().unwrap().refuse = Some(status);
     refuse(404);
-    let expected = format!("error: {endpoint} has no model test/tiny, or it is private and HF_TOKEN is missing");
+    let expected = format!(
+        "error: {endpoint} has no model test/tiny, or it is private and HF_TOKEN is missing; and there is no directory \
+         test/tiny here"
+    );
     assert_eq!(refused(&mut generate_from(&hub, &home.0)), expected);
     refuse(401);
     assert_eq!(refused(&mut generate_from(&hub, &home.0)), expected, "the hub's response without a token");

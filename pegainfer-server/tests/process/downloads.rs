@@ -1,14 +1,15 @@
 //! Downloads by the built binary from a mock of the hub.
 
-use crate::support::hub::{COMMIT, Hub};
+use crate::support::hub::{Body, COMMIT, Hub, Response};
 use crate::support::model_dir;
-use crate::support::process::{pegainfer, run};
+use crate::support::process::{Process, pegainfer, run};
 use crate::support::temp_dir::TempDir;
 use pegainfer_testing::gguf::{Value, Writer};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::Instant;
 
 /// The bundled model, as the hub would have it.
 fn tiny() -> BTreeMap<String, Vec<u8>> {
@@ -131,4 +132,87 @@ fn a_misspelt_command_is_told_as_such() {
     let (code, stdout, stderr) = run(pegainfer().arg("severe"));
     assert_eq!((code, stdout.as_str()), (Some(2), ""));
     assert_eq!(stderr, "error: severe is neither a command nor a model; did you mean pegainfer serve?\n");
+}
+
+#[test]
+fn gated_files_name_the_page_with_the_terms() {
+    let (home, hub) = (TempDir::new("gated"), Hub::start(tiny()));
+    let endpoint = format!("http://{}", hub.address);
+    for status in [401, 403] {
+        hub.behaviour.lock().unwrap().fault = Some(Box::new(move |path, _| {
+            let body = Body::Whole(Vec::new());
+            path.contains("/resolve/").then(|| Response { status, headers: vec![], body })
+        }));
+        let expected = format!(
+            "error: {endpoint} refuses the files of test/tiny (HTTP {status}): log in, accept the terms at \
+             {endpoint}/test/tiny, and set HF_TOKEN to a token of that account"
+        );
+        assert_eq!(refused(&mut command(&hub, &home.0, &["pull", "test/tiny"])), expected);
+    }
+}
+
+#[test]
+fn a_busy_hub_is_asked_again_and_named_as_such() {
+    let (home, hub) = (TempDir::new("busy"), Hub::start(tiny()));
+    let endpoint = format!("http://{}", hub.address);
+    for (status, reason) in [
+        (429, "the hub limits the rate of requests (HTTP 429): try again in some minutes, or set HF_TOKEN"),
+        (503, "the hub is overloaded or being maintained (HTTP 503): try again later"),
+    ] {
+        hub.behaviour.lock().unwrap().refuse = Some(status);
+        let before = hub.seen().len();
+        let error = refused(&mut command(&hub, &home.0, &["pull", "test/tiny"]));
+        assert_eq!(error, format!("error: {endpoint} does not list the files of test/tiny: {reason}"));
+        assert_eq!(hub.seen().len(), before + 4);
+    }
+    hub.behaviour.lock().unwrap().refuse = None;
+    let asked = std::sync::atomic::AtomicBool::new(false);
+    hub.behaviour.lock().unwrap().fault = Some(Box::new(move |_, _| {
+        let headers = vec![("Retry-After", "2".to_owned())];
+        let is_first = !asked.swap(true, std::sync::atomic::Ordering::Relaxed);
+        is_first.then(|| Response { status: 429, headers, body: Body::Whole(Vec::new()) })
+    }));
+    let started = Instant::now();
+    let (code, _, stderr) = run(&mut command(&hub, &home.0, &["pull", "test/tiny"]));
+    assert_eq!(code, Some(0), "{stderr}");
+    assert!(started.elapsed().as_secs() >= 2, "Retry-After was not kept");
+}
+
+#[test]
+fn cache_token_and_authorities_come_from_the_usual_variables() {
+    let (home, hub) = (TempDir::new("variables"), Hub::start(tiny()));
+    let (cache, token) = (home.0.join("cache"), home.0.join("my-token"));
+    std::fs::write(&token, "secret\n").unwrap();
+    let mut pull = command(&hub, &home.0, &["pull", "test/tiny"]);
+    let (code, stdout, stderr) = run(pull.env("HF_HUB_CACHE", &cache).env("HF_TOKEN_PATH", &token));
+    let snapshot = cache.join("models--test--tiny/snapshots").join(COMMIT);
+    assert_eq!((code, stdout), (Some(0), format!("{}\n", snapshot.display())), "{stderr}");
+    assert!(hub.seen().iter().all(|line| line.ends_with(" Bearer secret")), "{:?}", hub.seen());
+
+    // A server with a certificate of its own stands for a mirror inside of a company.
+    let fixture = |name: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tls").join(name);
+    let (cert, key) = (fixture("cert.pem"), fixture("key.pem"));
+    let mut server = pegainfer();
+    server.arg("--tls-cert").arg(&cert).arg("--tls-key").arg(&key);
+    let server = Process::start_with_log(Stdio::null(), &mut server);
+    let pull = |file: Option<&Path>| {
+        let mut pull = pegainfer();
+        pull.args(["pull", "test/tiny"]).env("HF_HOME", &home.0);
+        pull.env("HF_ENDPOINT", format!("https://localhost:{}", server.address.port()));
+        if let Some(file) = file {
+            pull.env("SSL_CERT_FILE", file);
+        }
+        refused(&mut pull)
+    };
+    assert!(pull(None).contains("invalid peer certificate"), "{}", pull(None));
+    assert!(pull(Some(&cert)).contains(" has no model test/tiny"), "{}", pull(Some(&cert)));
+    assert!(pull(Some(&key)).ends_with("key.pem is not used: it holds no certificate"), "{}", pull(Some(&key)));
+}
+
+#[test]
+fn a_missing_directory_that_looks_like_an_id_is_told_as_both() {
+    let (home, hub) = (TempDir::new("both"), Hub::start(tiny()));
+    let error = refused(&mut command(&hub, &home.0, &["generate", "x", "--model-path", "models/tiny"]));
+    let expected = format!("http://{} has no model models/tiny, or it is private and HF_TOKEN is missing", hub.address);
+    assert_eq!(error, format!("error: {expected}; and there is no directory models/tiny here"));
 }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 pub fn pegainfer() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pegainfer"));
     command.env_remove("HF_TOKEN").env_remove("HF_ENDPOINT").env_remove("HF_HOME");
+    command.env_remove("HF_HUB_CACHE").env_remove("HF_TOKEN_PATH").env_remove("SSL_CERT_FILE");
     command.env_remove("PEGAINFER_API_KEY").env_remove("PEGAINFER_ADMIN_KEY");
     command
 }
