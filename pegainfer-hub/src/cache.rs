@@ -2,6 +2,7 @@
 //!
 //! Every path consists of the repository's id, fixed names, and checked hexadecimal digits.
 
+use super::gguf::MAIN;
 use super::listing::{FileInfo, Hash, is_file_name, is_hex};
 use std::fs::{self, File, TryLockError};
 use std::io::{Error, ErrorKind, Result};
@@ -59,6 +60,16 @@ impl RepoCache {
         let commit =
             fs::read_to_string(self.dir.join("refs").join(Some(revision).filter(|name| is_file_name(name))?)).ok()?;
         Some(commit.trim().to_string()).filter(|commit| is_hex(commit, 40))
+    }
+
+    /// The last downloaded commit of `main`, or else the commit of the newest snapshot, which may be incomplete.
+    pub(super) fn newest_commit(&self) -> Option<String> {
+        let newest = || {
+            let entries = fs::read_dir(self.dir.join("snapshots")).ok()?.flatten();
+            let newest = entries.max_by_key(|entry| entry.metadata().and_then(|data| data.modified()).ok())?;
+            newest.file_name().into_string().ok().filter(|commit| is_hex(commit, 40))
+        };
+        self.commit(MAIN).or_else(newest)
     }
 
     /// Records the last downloaded commit of a revision.

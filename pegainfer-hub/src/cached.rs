@@ -2,14 +2,17 @@
 
 use super::Hub;
 use super::cache::RepoCache;
-use super::complete::complete;
-use super::gguf::MAIN;
-use std::fs;
-use std::io::{Error, ErrorKind, Result};
+use super::complete::{INDEX, complete};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{Error, ErrorKind, Read, Result};
 use std::path::{Path, PathBuf};
 
 /// Prefix of the names of models' directories.
 const PREFIX: &str = "models--";
+/// Maximum size of the header of a safetensors file, in bytes.
+const MAX_HEADER: u64 = 100_000_000;
 
 /// A model in the cache.
 #[derive(Debug, Clone)]
@@ -20,8 +23,8 @@ pub struct CachedModel {
     pub bytes: u64,
     /// The directory of the last downloaded commit; `None` if its config.json is missing.
     pub snapshot: Option<PathBuf>,
-    /// True if all of its weights are there.
-    pub is_complete: bool,
+    /// Fraction of its bytes that are there, in percent: 100 only if nothing is missing.
+    pub percent: u64,
     dir: PathBuf,
 }
 
@@ -49,10 +52,13 @@ impl Hub {
 
     fn model(&self, id: String, dir: PathBuf) -> CachedModel {
         let repo = RepoCache::new(&self.cache, &id);
-        let commit = repo.commit(MAIN);
+        let commit = repo.newest_commit();
         let snapshot = commit.as_deref().and_then(|commit| complete(&repo, commit, false));
         let is_complete = commit.is_some_and(|commit| complete(&repo, &commit, true).is_some());
-        CachedModel { id, bytes: bytes(&dir), snapshot, is_complete, dir }
+        let bytes = bytes(&dir);
+        let total = || snapshot.as_deref().and_then(|snapshot| total_bytes(&dir, snapshot)).unwrap_or(0);
+        let percent = if is_complete { 100 } else { (bytes * 100).checked_div(total()).unwrap_or(0).min(99) };
+        CachedModel { id, bytes, snapshot, percent, dir }
     }
 }
 
@@ -72,6 +78,32 @@ impl CachedModel {
 
 fn id_of(folder: &str) -> Option<String> {
     folder.strip_prefix(PREFIX).map(|name| name.replacen("--", "/", 1))
+}
+
+/// Bytes of the weights of an incomplete model, as its index or the header of its partial file says.
+fn total_bytes(dir: &Path, snapshot: &Path) -> Option<u64> {
+    if let Ok(index) = fs::read_to_string(snapshot.join(INDEX)) {
+        let index: Value = serde_json::from_str(&index).ok()?;
+        return index["metadata"]["total_size"].as_u64();
+    }
+    let files = fs::read_dir(dir.join("blobs")).ok()?.flatten().map(|entry| entry.path());
+    files
+        .filter(|path| path.extension().is_some_and(|end| end == "incomplete"))
+        .filter_map(|path| file_bytes(&path))
+        .max()
+}
+
+/// Size of the whole file of which a safetensors file is the beginning.
+fn file_bytes(path: &Path) -> Option<u64> {
+    let mut file = File::open(path).ok()?;
+    let mut length = [0; 8];
+    file.read_exact(&mut length).ok()?;
+    let length = u64::from_le_bytes(length);
+    let mut header = Vec::new();
+    file.take(length.min(MAX_HEADER)).read_to_end(&mut header).ok()?;
+    let tensors: BTreeMap<String, Value> = serde_json::from_slice(&header).ok()?;
+    let end = tensors.values().filter_map(|tensor| tensor["data_offsets"][1].as_u64()).max()?;
+    end.checked_add(8)?.checked_add(length)
 }
 
 /// Bytes of the files below a directory. Links count nothing, because their targets are also below it.

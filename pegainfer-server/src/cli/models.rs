@@ -9,6 +9,7 @@ use pegainfer_models::detect;
 use pegainfer_terminal::printable::one_line;
 use pegainfer_terminal::stdout::{print, print_exact};
 use std::fmt::Write;
+use std::path::Path;
 
 /// Flags of `models`.
 #[derive(Debug, Clone, Args)]
@@ -55,9 +56,9 @@ pub fn run(args: &ModelsArgs) -> Result<()> {
         Action::Pull(_) => Ok(()),
         Action::List if models.is_empty() => print(&format!("{} has no models\n", hub.cache.display())),
         Action::List => print(&table(&models)),
-        Action::Path { id } => match &find(id)?.snapshot {
-            Some(path) => print_exact(&format!("{}\n", path.display())),
-            None => bail!("{id} is not complete: pegainfer pull {id} downloads the rest"),
+        Action::Path { id } => match find(id)? {
+            CachedModel { snapshot: Some(path), percent: 100, .. } => print_exact(&format!("{}\n", path.display())),
+            _ => bail!("{id} is not complete: pegainfer pull {id} downloads the rest"),
         },
         Action::Rm { ids } => {
             // Look up all of them before deleting the first one.
@@ -70,17 +71,26 @@ pub fn run(args: &ModelsArgs) -> Result<()> {
     }
 }
 
+/// Name of the family that runs the model in a directory, or why none does.
+fn family(dir: &Path) -> Result<&'static str, String> {
+    let family = detect::detect(dir).map_err(|error| error.reason())?;
+    (family.vocab_size)(dir).map_err(|error| format!("{error:#}"))?;
+    Ok(family.name)
+}
+
 fn table(models: &[CachedModel]) -> String {
     let width = models.iter().map(|model| model.id.len()).max().unwrap_or(0);
     let mut text = format!("{:width$}  {:>10}  RUNS\n", "NAME", "SIZE");
     for model in models {
         let family = match &model.snapshot {
-            Some(snapshot) => detect::detect(snapshot).map(|family| family.name).map_err(|error| error.reason()),
+            Some(snapshot) => family(snapshot),
             None => Err("its config.json is missing".to_owned()),
         };
         let runs = match family {
-            Ok(family) if model.is_complete => format!("yes ({family})"),
-            Ok(family) => format!("when its download is complete ({family})"),
+            Ok(family) if model.percent == 100 => format!("yes ({family})"),
+            Ok(family) => {
+                format!("incomplete, {} % ({family}): pegainfer pull {} downloads the rest", model.percent, model.id)
+            }
             Err(reason) => format!("no: {reason}"),
         };
         // Names from directories and config.json must not start a new row.

@@ -95,6 +95,13 @@ fn pull_resumes_prints_the_path_and_takes_revisions() {
     hub.behaviour.lock().unwrap().break_off = Some(("model.safetensors".into(), 1 << 20, 4));
     let error = refused(&mut command(&hub, &home.0, &["pull", "test/tiny"]));
     assert!(error.contains("start again to resume it"), "{error}");
+    let list = run(&mut command(&hub, &home.0, &["models"])).1;
+    let whole = tiny()["model.safetensors"].len() as u64;
+    let (_, percent) = list.split_once("incomplete, ").unwrap_or_else(|| panic!("{list}"));
+    let percent: u64 = percent.split(' ').next().unwrap().parse().unwrap();
+    // Small files count too.
+    let expected = (4 << 20) * 100 / whole;
+    assert!((expected..=expected + 5).contains(&percent), "{percent} % of {whole} bytes: {list}");
     let before = hub.seen().len();
     let snapshot = home.0.join("hub/models--test--tiny/snapshots").join(COMMIT);
     let (code, stdout, stderr) = run(&mut command(&hub, &home.0, &["models", "pull", "test/tiny"]));

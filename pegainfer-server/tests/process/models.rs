@@ -42,21 +42,34 @@ fn models_are_listed_found_and_deleted() {
     let tiny = add(&home.0, "models--test--tiny", &[("config.json", &config), ("model.safetensors", &weights)]);
     add(&home.0, "models--test--half--done", &[("config.json", &config)]);
     add(&home.0, "models--meta-llama--Llama-3.1-8B", &[("config.json", br#"{"architectures": ["LlamaForCausalLM"]}"#)]);
+    let mut quantised: serde_json::Value = serde_json::from_slice(&config).unwrap();
+    quantised["quantization_config"] = serde_json::json!({"quant_method": "awq", "bits": 3, "group_size": 128});
+    let quantised = quantised.to_string();
+    let files = [("config.json", quantised.as_bytes()), ("model.safetensors", &weights)];
+    add(&home.0, "models--test--quantised", &files);
     add(&home.0, "datasets--test--set", &[]);
     std::fs::create_dir_all(home.0.join("hub/models--test--empty")).unwrap();
     let (code, stdout, stderr) = list();
     assert_eq!((code, stderr.as_str()), (Some(0), ""));
     let names: Vec<&str> = stdout.lines().filter_map(|line| line.split_whitespace().next()).collect();
-    assert_eq!(names, ["NAME", "meta-llama/Llama-3.1-8B", "test/empty", "test/half--done", "test/tiny"], "{stdout}");
+    assert_eq!(
+        names,
+        ["NAME", "meta-llama/Llama-3.1-8B", "test/empty", "test/half--done", "test/quantised", "test/tiny"],
+        "{stdout}"
+    );
     for (row, end) in [
         (1, "no: LlamaForCausalLM is not supported"),
         (2, "no: its config.json is missing"),
-        (3, "when its download is complete (Qwen3)"),
-        (4, "1.50 MB  yes (Qwen3)"),
+        (3, "incomplete, 0 % (Qwen3): pegainfer pull test/half--done downloads the rest"),
+        (4, "no: config.json asks for quantization_config.bits = 3, which this engine does not implement; it serves 4"),
+        (5, "1.50 MB  yes (Qwen3)"),
     ] {
         assert!(stdout.lines().nth(row).unwrap().ends_with(end), "{stdout}");
     }
 
+    let (code, _, stderr) = run(&mut models(&home.0, &["path", "test/half--done"]));
+    assert_eq!(code, Some(1));
+    assert!(stderr.contains("test/half--done is not complete: pegainfer pull test/half--done downloads"), "{stderr}");
     let (code, stdout, _) = run(&mut models(&home.0, &["path", "test/tiny"]));
     assert_eq!((code, stdout), (Some(0), format!("{}\n", tiny.display())));
     // Nothing is deleted if one of the names is unknown.
@@ -68,5 +81,7 @@ fn models_are_listed_found_and_deleted() {
     let mut left: Vec<_> =
         std::fs::read_dir(home.0.join("hub")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     left.sort();
-    assert_eq!(left, ["datasets--test--set", "models--meta-llama--Llama-3.1-8B", "models--test--half--done"]);
+    let others = ["models--meta-llama--Llama-3.1-8B", "models--test--half--done", "models--test--quantised"];
+    assert_eq!(left[0], "datasets--test--set");
+    assert_eq!(left[1..], others);
 }
