@@ -9,6 +9,7 @@ mod steps;
 
 use super::anchor;
 use super::bench::args::parse_positive;
+use super::bench::report::number;
 use super::shipped::{self, ShippedArgs};
 use super::sim::host::host_cost;
 use anyhow::{Context, Result, anyhow, ensure};
@@ -212,7 +213,14 @@ fn summary(ledger: &Ledger) -> String {
             0 => "-".to_owned(),
             n => format!("{:.1} %", errors[(n - 1) * percent / 100]),
         };
-        let _ = writeln!(out, "{:<8} {count:>6} {min:>11.3} {max:>11.3} {:>9} {:>9}", kind.name(), at(50), at(95));
+        let _ = writeln!(
+            out,
+            "{:<8} {count:>6} {:>11} {max:>11.3} {:>9} {:>9}",
+            kind.name(),
+            number(min, 3),
+            at(50),
+            at(95)
+        );
     }
     let host = ledger.host;
     let _ =

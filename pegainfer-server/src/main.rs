@@ -46,7 +46,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             stderr::error(&format!("{error:#}"));
-            ExitCode::FAILURE
+            if error.is::<sim::fit::UnfitError>() { ExitCode::from(INVALID_USE) } else { ExitCode::FAILURE }
         }
     }
 }

@@ -112,17 +112,17 @@ impl Row {
         let Self { name, point, median, limits, roofline_share: share, .. } = self;
         let _ = writeln!(
             out,
-            "{name:<width$} {:>6} {:>6} {:>6.0} |{} {:>8} |{} {:>8} |{} |{:>7.2} {:>9.1} {:>8}",
+            "{name:<width$} {:>6} {:>6} {:>6} |{} {:>8} |{} {:>8} |{} |{:>7} {:>9} {:>8}",
             point.prompt_len,
             point.output_len,
-            median.cached_tokens,
+            number(median.cached_tokens, 0),
             times(median.ttft_ms),
             percent(share.ttft, limits.ttft_ms),
             times(median.tpot_ms),
             percent(share.tpot, limits.tpot_ms),
             times(median.itl_ms),
-            median.req_s,
-            median.output_tok_s,
+            number(median.req_s, 2),
+            number(median.output_tok_s, 1),
             percent(share.output_tok_s, limits.output_tok_s)
         );
         if median.failed > 0 {
@@ -247,13 +247,17 @@ pub fn times(times: Percentiles) -> String {
     format!("{:>8} {:>8} {:>8}", milliseconds(p50), milliseconds(p90), milliseconds(p99))
 }
 
+/// A number with this many decimals, or a dash if nothing was measured.
+pub fn number(value: f64, decimals: usize) -> String {
+    if value.is_finite() { format!("{value:.decimals$}") } else { "-".into() }
+}
+
 /// Four digits, or a dash if nothing was measured.
 fn milliseconds(value: f64) -> String {
     match value {
-        v if v.is_nan() => "-".into(),
-        v if v < 10.0 => format!("{v:.3}"),
-        v if v < 100.0 => format!("{v:.2}"),
-        v => format!("{v:.1}"),
+        v if v < 10.0 => number(v, 3),
+        v if v < 100.0 => number(v, 2),
+        v => number(v, 1),
     }
 }
 

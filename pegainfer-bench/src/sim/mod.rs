@@ -4,14 +4,15 @@
 //! each step from the ledger's law, on a simulated clock.
 //!
 //! # Layout
-//! - [`args`]: flags. [`mod@workload`]: the workloads of `bench`, and traces. [`search`]: rates within limits, and
-//!   flags.
+//! - [`args`]: flags. [`mod@workload`]: the workloads of `bench`, and traces. [`fit`]: requests that are too long.
+//!   [`search`]: rates within limits, and flags.
 //! - [`device`]: the executor. [`world`]: clients and engines. [`routing`]: which engine a request goes to.
 //!   [`simulation`], [`setup`]: both from a ledger. [`host`]: the engine thread's own time.
 //! - [`report`]: tables and JSON. [`timeline`]: steps for a trace viewer.
 
 pub mod args;
 pub mod device;
+pub mod fit;
 pub mod host;
 pub mod report;
 pub mod routing;
@@ -48,12 +49,16 @@ pub fn run(args: &SimArgs) -> Result<()> {
     }
     ensure!(!(args.strict && stale), "--strict: measure the ledger again with pegainfer ledger");
     if args.slo_ttft.is_some() || args.slo_tpot.is_some() {
+        fit::check_search(args, &simulation.header)?;
         let quantile = args.quantile.parse().context("--quantile")?;
         let slo = Slo { ttft: args.slo_ttft, tpot: args.slo_tpot, quantile };
         let lengths = Lengths { prompt: args.prompt_len, output: args.output_len, requests: args.requests };
         return print(&search::highest_rate(&simulation, slo, lengths, (args.seed, args.runs.get()))?.to_string());
     }
     let workloads = workload::workloads(args)?;
+    for workload in &workloads {
+        fit::check_workload(workload, &simulation.header)?;
+    }
     if args.tune {
         for (i, workload) in workloads.iter().enumerate() {
             let seed = rng::bits(rng::bits(args.seed, i as u64), 0);

@@ -2,7 +2,7 @@
 
 use super::simulation::Simulation;
 use super::world::Run;
-use crate::bench::report::times;
+use crate::bench::report::{number, times};
 use crate::bench::stats::Figures;
 use pegainfer_core::ledger::{Header, StepKind};
 use serde::Serialize;
@@ -117,7 +117,7 @@ impl SimReport {
         }
         let _ = writeln!(out, "{:>8} {:>9}", "req/s", "out tok/s");
         for row in &self.rows {
-            row.write_times(&mut out);
+            row.write_times(&mut out, &self.engine);
         }
         let _ = write!(out, "\n{:<16} |{:^26}|{:^26}|", "", "steps", "% of the time");
         let _ = write!(out, "{:>8} {:>8} {:>9} {:>10}\n{:<16} |", "KV peak", "cached", "preempted", "uncovered", "");
@@ -138,19 +138,25 @@ impl SimReport {
 }
 
 impl Row {
-    fn write_times(&self, out: &mut String) {
+    fn write_times(&self, out: &mut String, engine: &Header) {
         let Self { name, prompt_len, output_len, median, .. } = self;
         let _ = writeln!(
             out,
-            "{name:<16} {prompt_len:>6.0} {output_len:>6.0} |{} |{} |{} |{:>8.2} {:>9.1}",
+            "{name:<16} {prompt_len:>6.0} {output_len:>6.0} |{} |{} |{} |{:>8} {:>9}",
             times(median.ttft_ms),
             times(median.tpot_ms),
             times(median.itl_ms),
-            median.req_s,
-            median.output_tok_s
+            number(median.req_s, 2),
+            number(median.output_tok_s, 1)
         );
         if median.failed > 0 {
-            let _ = writeln!(out, "{:<16} {} of {} refused", "", median.failed, median.failed + median.requests);
+            let Header { max_model_len, kv_blocks, block_size, .. } = engine;
+            let (all, capacity) = (median.failed + median.requests, kv_blocks * block_size);
+            let _ = writeln!(
+                out,
+                "{:<16} {} of {all} refused: longer than the context of {max_model_len} tokens or the KV cache of {capacity}",
+                "", median.failed
+            );
         }
     }
 

@@ -4,6 +4,7 @@ use super::report::figures;
 use super::simulation::Simulation;
 use super::workload::Workload;
 use crate::bench::percentiles::Percentiles;
+use crate::bench::report::number;
 use crate::bench::stats::Figures;
 use crate::bench::workload::Point;
 use anyhow::{Result, bail};
@@ -88,14 +89,14 @@ pub fn highest_rate(simulation: &Simulation, slo: Slo, lengths: Lengths, (seed, 
     let _ = writeln!(
         out,
         "{:.2} requests per second ({:.2} to {:.2} with {runs} seeds) keep p{} of {}; beyond, {} exceeds its limit. The device \
-         is busy {:.0} % of the time.",
+         is busy {} % of the time.",
         middle.qps,
         first.qps,
         last.qps,
         slo.quantile,
         limits.join(" and "),
         middle.exceeded,
-        100.0 * middle.busy
+        number(100.0 * middle.busy, 0)
     );
     Ok(out)
 }
@@ -182,8 +183,12 @@ pub fn tune(simulation: &Simulation, workload: &Workload, seed: u64) -> Result<S
         let mark = if current { "*" } else { " " };
         let _ = writeln!(
             out,
-            "{:>9.1} {:>9.1} {:>9.3} {:>9.3} {:>9.1} {mark} {flags}",
-            ttft_ms.p50, ttft_ms.p99, tpot_ms.p50, tpot_ms.p99, output_tok_s
+            "{:>9} {:>9} {:>9} {:>9} {:>9} {mark} {flags}",
+            number(ttft_ms.p50, 1),
+            number(ttft_ms.p99, 1),
+            number(tpot_ms.p50, 3),
+            number(tpot_ms.p99, 3),
+            number(output_tok_s, 1)
         );
     }
     Ok(out)

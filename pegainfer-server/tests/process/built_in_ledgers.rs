@@ -98,3 +98,55 @@ fn a_built_in_ledger_needs_no_other_file() {
     let refused = run(&[&["ledger"][..], &names].concat());
     assert!(text(&refused.stderr).contains("give --out, --svg or --ops"), "{}", text(&refused.stderr));
 }
+
+/// `sim` with the ledger of Qwen3-4B on an H200, a context of 40,960 tokens.
+fn sim(args: &[&str]) -> (Option<i32>, String, String) {
+    let output = pegainfer(&[&["sim", "--gpu", "h200", "--model", "qwen3-4b", "--runs", "1"][..], args].concat());
+    (output.status.code(), text(&output.stdout), text(&output.stderr))
+}
+
+#[test]
+fn requests_that_fit_no_engine_are_invalid_use() {
+    let dir = tempfile::tempdir().unwrap();
+    let trace = dir.path().join("trace.jsonl");
+    let request = |prompt: usize| {
+        format!("{{\"timestamp\": 0, \"input_length\": {prompt}, \"output_length\": 10, \"hash_ids\": []}}\n")
+    };
+    std::fs::write(&trace, request(60_000) + &request(50_000)).unwrap();
+    let from_trace = ["--trace", trace.to_str().unwrap()];
+    let long = ["--prompt-len", "40000", "--output-len", "2000"];
+    let too_long = "a prompt of 40000 tokens and an output of 2000 exceed the context of 40960 tokens";
+    for (args, reason) in [
+        (&[&long[..], &["--concurrency", "4"]].concat()[..], too_long),
+        (&[&long[..], &["--slo-tpot", "20ms"]].concat(), too_long),
+        (&[&long[..], &["--qps", "4", "--tune"]].concat(), too_long),
+        (&["--prompt-len", "1000", "--kv-cache-tokens", "512"], "exceed the KV cache of 512 tokens"),
+        (&["--output-len", "1", "--slo-tpot", "20ms"], "a single token has no TPOT"),
+        (&from_trace, "none of the trace's 2 requests fits: the shortest has 50010 tokens, and the limit is 40960"),
+    ] {
+        let (code, stdout, stderr) = sim(args);
+        assert!(code == Some(2) && stdout.is_empty() && stderr.contains(reason), "{args:?}: {code:?} {stdout}{stderr}");
+    }
+    // A request as long as the context fits, and a trace is simulated without its longer requests.
+    let (code, stdout, _) = sim(&["--prompt-len", "40959", "--output-len", "1", "--concurrency", "1"]);
+    assert!(code == Some(0) && !stdout.contains("refused"), "{stdout}");
+    std::fs::write(&trace, request(60_000) + &request(500)).unwrap();
+    let (code, stdout, _) = sim(&from_trace);
+    assert!(code == Some(0) && stdout.contains("1 of 2 refused: longer than the context of 40960 tokens"), "{stdout}");
+}
+
+#[test]
+fn missing_figures_are_dashes() {
+    for (args, name) in [
+        (&["--output-len", "1", "--concurrency", "1"][..], "concurrency 1 "),
+        (&["--output-len", "1", "--burst", "2", "--tune"], "burst of 2\n"),
+        (&["--output-len", "1", "--qps", "0.0000001"], "1e-7 qps "),
+        (&["--qps", "40"], "\n40 qps "),
+    ] {
+        let (code, stdout, stderr) = sim(args);
+        assert!(code == Some(0) && stdout.contains(name), "{args:?}: {stdout}{stderr}");
+        let is_number = |word: &str| !["NaN", "inf", "-inf"].contains(&word);
+        assert!(stdout.split_whitespace().all(is_number), "{args:?}: {stdout}");
+        assert_eq!(stdout.contains(" - "), args[0] == "--output-len", "a single token has no TPOT: {stdout}");
+    }
+}
