@@ -12,13 +12,14 @@ use super::bench::args::parse_positive;
 use super::bench::report::number;
 use super::shipped::{self, ShippedArgs};
 use super::sim::host::host_cost;
+use super::stale;
 use anyhow::{Context, Result, anyhow, ensure};
 use clap::{ArgGroup, Args};
 use floors::Given;
 use kernel_table::kernel_tables;
 use op_table::op_tables;
 use pegainfer_core::ledger::{Effort, Header, Law, Ledger, Residual, Rows, Selection, StepKind};
-use pegainfer_kernels::{cuda, sources};
+use pegainfer_kernels::cuda;
 use pegainfer_model_files::ModelFiles;
 use pegainfer_models::args::EngineArgs;
 use pegainfer_models::engine;
@@ -128,11 +129,12 @@ fn anchored(base: &Path, model: &ModelDir, args: &EngineArgs) -> Result<(Ledger,
     let ledger = anchor::read(base)?;
     let (header, anchor) = anchor::measure(&ledger, model, args)?;
     let mut report = anchor::table(&anchor);
-    if !sources::is_current(&ledger.header.kernels) {
-        report += "the ledger was measured with other kernels than this program's, and stays stale\n";
+    if let Some(warning) = stale::warning(&ledger.header) {
+        report += &format!("{warning}; factors do not change that\n");
     }
     // The measured ledger decides whether the result is stale.
-    let header = Header { kernels: ledger.header.kernels.clone(), program: ledger.header.program.clone(), ..header };
+    let Header { kernels, program, measured, .. } = ledger.header.clone();
+    let header = Header { kernels, program, measured, ..header };
     let config = ledger.config.clone().map_or_else(|| config(model), Ok)?;
     Ok((Ledger { header, anchor: Some(anchor), config: Some(config), ..ledger }, report))
 }
@@ -149,6 +151,7 @@ fn measured(model: &ModelDir, args: &LedgerArgs) -> Result<(Ledger, String)> {
     })?;
     let mut header = measured.header.clone();
     header.model = model.to_string();
+    header.measured = Some(stale::today().to_string());
     header.quantization = args.engine.formats.quantization.map(|format| format.at_load().name().to_owned());
     let host = host_cost(&header)?;
     let config = Some(config(model)?);

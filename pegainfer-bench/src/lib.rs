@@ -7,7 +7,8 @@
 //! - [`replay`]: runs the requests of a recording again.
 //!
 //! # Shared modules
-//! - [`anchor`], [`shipped`], [`ledger_origin`]: measuring a ledger again, built-in ledgers, a ledger's model.
+//! - [`anchor`], [`shipped`], [`ledger_origin`], [`stale`]: measuring a ledger again, built-in ledgers, a ledger's model
+//!   and age.
 //! - [`traces`]: load traces of other servers. [`recording`]: the lines of a recording.
 //! - [`in_process`]: servers that the calling program provides to these commands.
 //!
@@ -41,6 +42,7 @@ pub mod recording;
 pub mod replay;
 pub mod shipped;
 pub mod sim;
+pub mod stale;
 #[cfg(test)]
 mod testing;
 pub mod traces;

@@ -107,6 +107,7 @@ mod tests {
     use crate::bench::workload::{Arrivals, Point};
     use crate::sim::simulation::Simulation;
     use crate::sim::workload::Workload;
+    use pegainfer_kernels::sources;
     use pegainfer_models::{detect, model_path};
     use std::time::Duration;
 
@@ -141,6 +142,17 @@ mod tests {
             .collect();
         assert_eq!(texts.len(), LEDGERS.len());
         assert!(texts.iter().all(|text| LEDGERS.iter().any(|ledger| ledger.text == text)));
+    }
+
+    #[test]
+    fn the_documentation_has_the_date_and_state_of_each_ledger() {
+        let page = include_str!("../../docs/performance/simulation.md");
+        for Shipped { gpu, model, .. } in LEDGERS {
+            let header = named(gpu, model).unwrap().header;
+            let state = if sources::is_current(&header.kernels) { "current" } else { "stale" };
+            let row = format!("| `--gpu {gpu} --model {model}` | {} | {state} |", header.measured.unwrap());
+            assert!(page.contains(&row), "docs/performance/simulation.md lacks {row}");
+        }
     }
 
     #[test]

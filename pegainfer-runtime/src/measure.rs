@@ -123,6 +123,7 @@ fn header<E: Measurable>(engine: &mut EngineCore<E>, graphs: bool) -> Result<Hea
         version: Header::VERSION,
         program: env!("CARGO_PKG_VERSION").to_owned(),
         kernels: sources::hash(executor.exec().device(), E::FAMILY).to_owned(),
+        measured: None,
         model: String::new(),
         device: String::new(),
         ranks: 1,

@@ -1,9 +1,9 @@
 //! A ledger's times next to the recorded ops of a step.
 
 use crate::bench::peaks::Peaks;
+use crate::stale;
 use pegainfer_core::ledger::{LawError, Ledger, OpShares, StepLoad};
 use pegainfer_core::record::OpRecord;
-use pegainfer_kernels::sources;
 use serde::Serialize;
 use std::fmt;
 
@@ -14,6 +14,9 @@ pub struct Times {
     device: String,
     /// True if the ledger was measured with other kernels than this program's.
     stale: bool,
+    /// What to tell about a stale ledger.
+    #[serde(skip)]
+    warning: Option<String>,
     /// Source of the step's time; `None` if the ledger does not cover the step.
     source: Option<Source>,
     /// The step.
@@ -90,8 +93,8 @@ impl Times {
         ops.iter_mut().filter(|op| op.calls != shares.calls(load, op.op)).for_each(|op| op.time.us = None);
         let floor_us = ops.iter().map(|op| op.time.floor_us).sum();
         let shares_of = us.and(shares.nearest(load)).map(|(step, _)| *step);
-        let (device, stale) = (ledger.header.device.clone(), !sources::is_current(&ledger.header.kernels));
-        Ok(Self { device, stale, source, step: Time { floor_us, us }, ops, shares_of })
+        let (device, warning) = (ledger.header.device.clone(), stale::warning(&ledger.header));
+        Ok(Self { device, stale: warning.is_some(), warning, source, step: Time { floor_us, us }, ops, shares_of })
     }
 }
 
@@ -116,8 +119,8 @@ impl fmt::Display for Times {
                  with {decode_kv} KV tokens, {prefill_rows} chunks with {prefill_tokens} tokens)"
             )?;
         }
-        if self.stale {
-            writeln!(f, "the ledger is stale: it was measured with other kernels than this program's")?;
+        if let Some(warning) = &self.warning {
+            writeln!(f, "{warning}")?;
         }
         Ok(())
     }
@@ -138,7 +141,7 @@ mod tests {
     use super::*;
     use pegainfer_core::exec::Device;
     use pegainfer_core::ledger::{Header, HostCost, OpLine, StepLine};
-    use pegainfer_kernels::sources::Family;
+    use pegainfer_kernels::sources::{self, Family};
     use pegainfer_models::engine;
     use pegainfer_runtime::Overrides;
     use pegainfer_testing::model_dir;
@@ -163,6 +166,7 @@ mod tests {
             version: Header::VERSION,
             program: String::new(),
             kernels: sources::hash(Device::Meta, Family::Qwen).into(),
+            measured: None,
             model: "qwen3-tiny".into(),
             device: "cpu".into(),
             ranks: 1,

@@ -25,10 +25,10 @@ pub mod world;
 
 use crate::bench::stats::Figures;
 use crate::shipped;
+use crate::stale;
 use anyhow::{Context, Result, ensure};
 use args::SimArgs;
 use pegainfer_core::rng;
-use pegainfer_kernels::sources;
 use pegainfer_terminal::stderr;
 use pegainfer_terminal::stdout::{print, print_exact};
 use report::{EngineUse, Row, SimReport, figures};
@@ -40,14 +40,14 @@ use std::io::BufWriter;
 /// Runs the command.
 pub fn run(args: &SimArgs) -> Result<()> {
     let ledger = shipped::read(args.ledger.as_deref(), &args.shipped)?;
-    let stale = !sources::is_current(&ledger.header.kernels);
+    let warning = stale::warning(&ledger.header);
     let mut simulation = Simulation::new(&ledger)?;
     resize(&mut simulation, args);
     simulation.check()?;
-    if stale {
-        stderr::print("the ledger is stale: it was measured with other kernels than this program's");
+    if let Some(warning) = &warning {
+        stderr::print(warning);
     }
-    ensure!(!(args.strict && stale), "--strict: measure the ledger again with pegainfer ledger");
+    ensure!(!args.strict || warning.is_none(), "--strict: measure the ledger again with pegainfer ledger");
     if args.slo_ttft.is_some() || args.slo_tpot.is_some() {
         fit::check_search(args, &simulation.header)?;
         let quantile = args.quantile.parse().context("--quantile")?;
@@ -66,7 +66,7 @@ pub fn run(args: &SimArgs) -> Result<()> {
         }
         return Ok(());
     }
-    report(args, &simulation, &workloads, stale)
+    report(args, &simulation, &workloads, warning.is_some())
 }
 
 /// Applies the flags for engine sizes.

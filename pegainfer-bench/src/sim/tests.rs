@@ -22,6 +22,7 @@ fn ledger(depth: usize, state: Option<StateConfig>) -> Ledger {
         version: Header::VERSION,
         program: String::new(),
         kernels: String::new(),
+        measured: None,
         model: "m".into(),
         device: "d".into(),
         ranks: 1,

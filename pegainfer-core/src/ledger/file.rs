@@ -23,6 +23,9 @@ pub struct Header {
     pub program: String,
     /// Hash of the sources of all kernels; a ledger with a different hash is stale.
     pub kernels: String,
+    /// Date of the measurement (UTC), such as 2026-11-26; `None` in older ledgers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measured: Option<String>,
     /// The model path as given.
     pub model: String,
     /// Name of the device.
@@ -233,6 +236,7 @@ mod tests {
             version: VERSION,
             program: "0.1.0".into(),
             kernels: "0123".into(),
+            measured: Some("2026-11-26".into()),
             model: "m".into(),
             device: "cpu".into(),
             ranks: 2,

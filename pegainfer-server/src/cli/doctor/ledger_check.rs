@@ -122,6 +122,7 @@ mod tests {
             version: Header::VERSION,
             program: String::new(),
             kernels: "0123456789abcdef".to_owned(),
+            measured: None,
             model: "m".into(),
             device: device.into(),
             ranks: 1,
