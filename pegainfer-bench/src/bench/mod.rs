@@ -65,7 +65,8 @@ pub fn run(args: &BenchArgs, servers: &dyn Servers) -> Result<()> {
     if to_stdout { print_exact(&text) } else { print(&report.table()) }
 }
 
-fn create(path: &Path) -> Result<File> {
+/// Creates a file of results.
+pub(crate) fn create(path: &Path) -> Result<File> {
     File::create(path).with_context(|| format!("{} cannot be written", path.display()))
 }
 

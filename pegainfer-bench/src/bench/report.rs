@@ -6,7 +6,7 @@ use super::replay::TraceSummary;
 use super::roofline::{Limit, Limits, Roofline};
 use super::stats::Figures;
 use super::svg::{Ink, Mark, Panel, Series, render};
-use super::workload::{Arrivals, Point};
+use super::workload::Point;
 use anyhow::Result;
 use serde::Serialize;
 use std::fmt::Write;
@@ -88,16 +88,14 @@ impl Row {
             output_tok_s: median.output_tok_s / limits.output_tok_s.value,
         };
         let prompt_len = point.prompt_len as f64;
-        let (name, line, x) = match (workload, point.arrivals) {
-            (Workload::Latency(_), _) => ("concurrency 1".into(), format!("{} out", point.output_len), prompt_len),
-            (Workload::Prefix(_), _) if pass == 0 => ("cold".into(), "cold".into(), prompt_len),
-            (Workload::Prefix(_), _) => ("cached".into(), "cached".into(), prompt_len),
-            (_, Arrivals::Closed { streams }) => {
-                (format!("concurrency {streams}"), "closed loop".into(), streams as f64)
+        let (name, line, x) = match workload {
+            Workload::Latency(_) => ("concurrency 1".into(), format!("{} out", point.output_len), prompt_len),
+            Workload::Prefix(_) if pass == 0 => ("cold".into(), "cold".into(), prompt_len),
+            Workload::Prefix(_) => ("cached".into(), "cached".into(), prompt_len),
+            _ => {
+                let (name, line, x) = point.place();
+                (name, line.to_owned(), x)
             }
-            (_, Arrivals::Burst) => (format!("burst of {}", point.requests), "burst".into(), point.requests as f64),
-            (_, Arrivals::Poisson { qps }) => (format!("{qps} qps"), "Poisson".into(), qps),
-            (_, Arrivals::Trace { speed, .. }) => (format!("speed {speed}"), "trace".into(), speed),
         };
         Ok(Self { name, sampling: None, line, x, point, median, limits, roofline_share, runs })
     }
@@ -202,44 +200,55 @@ impl Report {
     }
 
     fn ttft(&self, x_label: &str) -> Panel {
-        let measured: [Figure; 2] = [("p50", |row| row.median.ttft_ms.p50), ("p99", |row| row.median.ttft_ms.p99)];
-        self.panel("TTFT, ms", x_label, &measured, |row| row.limits.ttft_ms.value)
+        let p50: Figure<Row> = ("p50", Mark::Line, |row| row.median.ttft_ms.p50);
+        let p99: Figure<Row> = ("p99", Mark::Line, |row| row.median.ttft_ms.p99);
+        self.panel("TTFT, ms", x_label, &[p50, p99, ("roofline", Mark::Dashed, |row| row.limits.ttft_ms.value)])
     }
 
     fn tpot(&self, x_label: &str) -> Panel {
-        let measured: [Figure; 2] = [("p50", |row| row.median.tpot_ms.p50), ("p99", |row| row.median.tpot_ms.p99)];
-        self.panel("TPOT, ms", x_label, &measured, |row| row.limits.tpot_ms.value)
+        let p50: Figure<Row> = ("p50", Mark::Line, |row| row.median.tpot_ms.p50);
+        let p99: Figure<Row> = ("p99", Mark::Line, |row| row.median.tpot_ms.p99);
+        self.panel("TPOT, ms", x_label, &[p50, p99, ("roofline", Mark::Dashed, |row| row.limits.tpot_ms.value)])
     }
 
     fn rate(&self, x_label: &str) -> Panel {
-        let measured: [Figure; 1] = [("measured", |row| row.median.output_tok_s)];
-        self.panel("output tokens per second", x_label, &measured, |row| row.limits.output_tok_s.value)
+        let measured: Figure<Row> = ("measured", Mark::Line, |row| row.median.output_tok_s);
+        let limit: Figure<Row> = ("roofline", Mark::Dashed, |row| row.limits.output_tok_s.value);
+        self.panel("output tokens per second", x_label, &[measured, limit])
     }
 
-    /// A panel with every metric and its limit, for every line of the sweep.
-    fn panel(&self, title: &str, x_label: &str, measured: &[Figure], limit: fn(&Row) -> f64) -> Panel {
-        let mut lines: Vec<&str> = Vec::new();
-        for row in &self.rows {
-            if !lines.contains(&row.line.as_str()) {
-                lines.push(&row.line);
-            }
-        }
-        let mut series = Vec::new();
-        for line in &lines {
-            let measured = measured.iter().map(|figure| (*figure, Mark::Line));
-            let figures = measured.chain([(("roofline", limit), Mark::Dashed)]);
-            for ((name, figure), mark) in figures {
-                let name = if lines.len() > 1 { format!("{line}, {name}") } else { name.to_owned() };
-                let rows = self.rows.iter().filter(|row| row.line == *line);
-                series.push(Series { name, mark, points: rows.map(|row| (row.x, figure(row))).collect() });
-            }
-        }
-        Panel { title: title.into(), x_label: x_label.into(), series }
+    fn panel(&self, title: &str, x_label: &str, figures: &[Figure<Row>]) -> Panel {
+        panel(&self.rows, (title, x_label), |row| (&row.line, row.x), figures)
     }
 }
 
-/// Name in the legend, and accessor of the value.
-type Figure = (&'static str, fn(&Row) -> f64);
+/// Name in the legend, how its points are drawn, and accessor of the value.
+pub type Figure<R> = (&'static str, Mark, fn(&R) -> f64);
+
+/// A panel with every figure of the rows. `place` gives a row's line and its x value on that line.
+pub fn panel<'a, R>(
+    rows: &'a [R],
+    (title, x_label): (&str, &str),
+    place: impl Fn(&'a R) -> (&'a str, f64),
+    figures: &[Figure<R>],
+) -> Panel {
+    let mut lines: Vec<&str> = Vec::new();
+    for (line, _) in rows.iter().map(&place) {
+        if !lines.contains(&line) {
+            lines.push(line);
+        }
+    }
+    let mut series = Vec::new();
+    for line in &lines {
+        for (name, mark, figure) in figures {
+            let name = if lines.len() > 1 { format!("{line}, {name}") } else { (*name).to_owned() };
+            let rows = rows.iter().filter(|row| place(row).0 == *line);
+            let points = rows.map(|row| (place(row).1, figure(row))).collect();
+            series.push(Series { name, mark: mark.clone(), points });
+        }
+    }
+    Panel { title: title.into(), x_label: x_label.into(), series }
+}
 
 /// Percentiles of a time in milliseconds, as three columns of a table.
 pub fn times(times: Percentiles) -> String {

@@ -77,6 +77,16 @@ impl Point {
         Self { arrivals: Arrivals::Poisson { qps }, requests, prompt_len, output_len }
     }
 
+    /// Name of its row in a table, name of its line in a plot, and x value on that line.
+    pub fn place(&self) -> (String, &'static str, f64) {
+        match self.arrivals {
+            Arrivals::Closed { streams } => (format!("concurrency {streams}"), "closed loop", streams as f64),
+            Arrivals::Burst => (format!("burst of {}", self.requests), "burst", self.requests as f64),
+            Arrivals::Poisson { qps } => (format!("{} qps", short(qps)), "Poisson", qps),
+            Arrivals::Trace { speed, .. } => (format!("speed {}", short(speed)), "trace", speed),
+        }
+    }
+
     /// The requests that are sent before the point is measured.
     pub fn warm_up(self) -> Self {
         let output_len = self.output_len.min(WARM_UP_TOKENS);
@@ -88,6 +98,11 @@ impl Point {
             }
         }
     }
+}
+
+/// A rate as typed, or with an exponent if it has many digits.
+fn short(rate: f64) -> String {
+    if (1e-4..1e9).contains(&rate) { rate.to_string() } else { format!("{rate:e}") }
 }
 
 impl Workload {
@@ -278,6 +293,11 @@ mod tests {
 
     const POINT: Point =
         Point { arrivals: Arrivals::Poisson { qps: 20.0 }, requests: 4000, prompt_len: 8, output_len: 2 };
+
+    #[test]
+    fn rates_have_no_zeros_at_the_end() {
+        assert_eq!([40.0, 2.5, 0.125, 1e-300].map(short), ["40", "2.5", "0.125", "1e-300"]);
+    }
 
     #[test]
     fn prompts_are_seeded_distinct_and_in_the_vocabulary() {

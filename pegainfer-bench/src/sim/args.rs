@@ -89,6 +89,9 @@ pub struct SimArgs {
     /// Also write the metrics to a JSON file; - prints the JSON instead of the tables
     #[arg(long, value_name = "FILE|-")]
     pub json: Option<PathBuf>,
+    /// Write a plot of TTFT, TPOT and output rate by load to an SVG file
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["tune", "slo_ttft", "slo_tpot"])]
+    pub svg: Option<PathBuf>,
     /// Write the steps of the last run as a trace for <https://ui.perfetto.dev>
     #[arg(long, value_name = "FILE")]
     pub timeline: Option<PathBuf>,

@@ -23,6 +23,7 @@ pub mod timeline;
 pub mod workload;
 pub mod world;
 
+use crate::bench::create;
 use crate::bench::stats::Figures;
 use crate::shipped;
 use crate::stale;
@@ -34,8 +35,7 @@ use pegainfer_terminal::stdout::{print, print_exact};
 use report::{EngineUse, Row, SimReport, figures};
 use search::{Lengths, Slo};
 use simulation::Simulation;
-use std::fs::File;
-use std::io::BufWriter;
+use std::io::{BufWriter, Write as _};
 
 /// Runs the command.
 pub fn run(args: &SimArgs) -> Result<()> {
@@ -81,6 +81,8 @@ fn resize(simulation: &mut Simulation, args: &SimArgs) {
 
 /// Runs each workload with each seed and prints the report.
 fn report(args: &SimArgs, simulation: &Simulation, workloads: &[workload::Workload], stale: bool) -> Result<()> {
+    // A path that cannot be written is reported before the simulation.
+    let svg = args.svg.as_deref().map(create).transpose()?;
     let mut report = SimReport::new(simulation, stale);
     let mut steps = Vec::new();
     for (i, workload) in workloads.iter().enumerate() {
@@ -98,12 +100,14 @@ fn report(args: &SimArgs, simulation: &Simulation, workloads: &[workload::Worklo
         let uncovered = engine.uncovered_steps;
         ensure!(!args.strict || uncovered == 0, "--strict: the ledger does not cover {uncovered} steps");
         let (prompt_len, output_len) = workload.mean_lengths();
-        let (name, median) = (workload.name(), Figures::median(&runs));
-        report.rows.push(Row { name, prompt_len, output_len, median, engine, runs });
+        let ((name, line, x), median) = (workload.place(), Figures::median(&runs));
+        report.rows.push(Row { name, line, x, prompt_len, output_len, median, engine, runs });
     }
     if let Some(path) = &args.timeline {
-        let file = File::create(path).with_context(|| format!("{} cannot be written", path.display()))?;
-        timeline::write(&steps, &mut BufWriter::new(file)).context("the timeline cannot be written")?;
+        timeline::write(&steps, &mut BufWriter::new(create(path)?)).context("the timeline cannot be written")?;
+    }
+    if let Some(mut file) = svg {
+        file.write_all(report.svg()?.as_bytes()).context("the plot cannot be written")?;
     }
     let text = serde_json::to_string_pretty(&report)? + "\n";
     let to_stdout = args.json.as_deref().is_some_and(|path| path == "-");

@@ -2,8 +2,10 @@
 
 use super::simulation::Simulation;
 use super::world::Run;
-use crate::bench::report::{number, times};
+use crate::bench::report::{Figure, number, panel, times};
 use crate::bench::stats::Figures;
+use crate::bench::svg::{Ink, Mark, render};
+use anyhow::Result;
 use pegainfer_core::ledger::{Header, StepKind};
 use serde::Serialize;
 use std::fmt::Write;
@@ -13,6 +15,12 @@ use std::fmt::Write;
 pub struct Row {
     /// Name of the workload.
     pub name: String,
+    /// Line of the plot to which the row belongs.
+    #[serde(skip)]
+    pub line: &'static str,
+    /// x value on that line.
+    #[serde(skip)]
+    pub x: f64,
     /// Mean prompt length in tokens.
     pub prompt_len: f64,
     /// Mean output length in tokens.
@@ -100,6 +108,29 @@ impl SimReport {
             stale,
             rows: Vec::new(),
         }
+    }
+
+    /// The report as a plot.
+    pub fn svg(&self) -> Result<String> {
+        let Header { model, device, .. } = &self.engine;
+        let model = model.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
+        let stale = if self.stale { "; the ledger is stale" } else { "" };
+        let is_one_line = self.rows.windows(2).all(|pair| pair[0].line == pair[1].line);
+        let x_label = match self.rows.first().map(|row| row.line).filter(|_| is_one_line) {
+            Some("closed loop") => "concurrent requests",
+            Some("burst") => "requests",
+            Some("Poisson") => "requests per second",
+            Some("trace") => "speed of the trace",
+            _ => "concurrent requests, or requests per second",
+        };
+        let ttft: [Figure<Row>; 2] =
+            [("p50", Mark::Line, |row| row.median.ttft_ms.p50), ("p99", Mark::Line, |row| row.median.ttft_ms.p99)];
+        let tpot: [Figure<Row>; 2] =
+            [("p50", Mark::Line, |row| row.median.tpot_ms.p50), ("p99", Mark::Line, |row| row.median.tpot_ms.p99)];
+        let rate: [Figure<Row>; 1] = [("simulated", Mark::Line, |row| row.median.output_tok_s)];
+        let panel = |title, figures: &[_]| panel(&self.rows, (title, x_label), |row| (row.line, row.x), figures);
+        let panels = [panel("TTFT, ms", &ttft), panel("TPOT, ms", &tpot), panel("output tokens per second", &rate)];
+        render(&format!("pegainfer sim: {model}"), &format!("{device}, simulated{stale}"), &panels, Ink::Grey)
     }
 
     /// The report as tables.

@@ -172,7 +172,7 @@ pub fn tune(simulation: &Simulation, workload: &Workload, seed: u64) -> Result<S
     rows.sort_by(|a, b| a.1.tpot_ms.p50.total_cmp(&b.1.tpot_ms.p50));
     let mut out = format!(
         "{}\n{:>9} {:>9} {:>9} {:>9} {:>9}  (* the ledger's)\n",
-        workload.name(),
+        workload.place().0,
         "TTFT p50",
         "p99",
         "TPOT p50",

@@ -53,11 +53,6 @@ pub fn workloads(args: &SimArgs) -> Result<Vec<Workload>> {
     Ok(all)
 }
 
-/// A rate as typed, or with an exponent if it has many digits.
-fn short(rate: f64) -> String {
-    if (1e-4..1e9).contains(&rate) { rate.to_string() } else { format!("{rate:e}") }
-}
-
 /// Refuses numbers for which a simulation would never end.
 fn check(args: &SimArgs) -> Result<()> {
     let counts = [("--concurrency", &args.concurrency), ("--burst", &args.burst)];
@@ -73,14 +68,11 @@ fn check(args: &SimArgs) -> Result<()> {
 }
 
 impl Workload {
-    /// Its name in tables.
-    pub fn name(&self) -> String {
+    /// Name of its row in a table, name of its line in a plot, and x value on that line.
+    pub fn place(&self) -> (String, &'static str, f64) {
         match self {
-            Self::Point(Point { arrivals: Arrivals::Closed { streams }, .. }) => format!("concurrency {streams}"),
-            Self::Point(Point { arrivals: Arrivals::Burst, requests, .. }) => format!("burst of {requests}"),
-            Self::Point(Point { arrivals: Arrivals::Poisson { qps }, .. }) => format!("{} qps", short(*qps)),
-            Self::Point(Point { arrivals: Arrivals::Trace { speed, .. }, .. }) => format!("speed {speed}"),
-            Self::Trace { trace, .. } => format!("{} trace", trace.format.name),
+            Self::Point(point) => point.place(),
+            Self::Trace { trace, speed, .. } => (format!("{} trace", trace.format.name), "trace", *speed),
         }
     }
 
@@ -177,11 +169,6 @@ mod tests {
 
     const fn ms(ms: u64) -> Duration {
         Duration::from_millis(ms)
-    }
-
-    #[test]
-    fn rates_have_no_zeros_at_the_end() {
-        assert_eq!([40.0, 2.5, 0.125, 1e-300].map(short), ["40", "2.5", "0.125", "1e-300"]);
     }
 
     #[test]

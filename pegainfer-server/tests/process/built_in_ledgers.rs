@@ -136,6 +136,27 @@ fn requests_that_fit_no_engine_are_invalid_use() {
 }
 
 #[test]
+fn a_sweep_is_plotted() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("sweep.svg");
+    let svg = file.to_str().unwrap();
+    let (code, _, stderr) = sim(&["--concurrency", "1,2,4", "--qps", "8", "--svg", svg]);
+    assert_eq!(code, Some(0), "{stderr}");
+    let plot = std::fs::read_to_string(&file).unwrap();
+    // TTFT and TPOT have two figures, the rate one.
+    assert_eq!(plot.matches("<circle").count(), 4 * 5, "{plot}");
+    for text in ["pegainfer sim: Qwen3-4B", "(NVIDIA H200), simulated", "closed loop, p99", "Poisson, simulated"] {
+        assert!(plot.contains(text), "{text}: {plot}");
+    }
+    let (code, _, _) = sim(&["--qps", "8", "--svg", svg]);
+    let plot = std::fs::read_to_string(&file).unwrap();
+    assert!(code == Some(0) && plot.contains("requests per second") && !plot.contains("Poisson"), "{plot}");
+    let (code, stdout, stderr) = sim(&["--svg", "/nonexistent/sweep.svg"]);
+    assert!(code == Some(1) && stdout.is_empty() && stderr.contains("sweep.svg cannot be written"), "{stderr}");
+    assert_eq!(sim(&["--svg", svg, "--tune"]).0, Some(2));
+}
+
+#[test]
 fn missing_figures_are_dashes() {
     for (args, name) in [
         (&["--output-len", "1", "--concurrency", "1"][..], "concurrency 1 "),
