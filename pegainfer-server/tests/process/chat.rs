@@ -83,6 +83,80 @@ fn a_conversation_in_a_terminal() {
     assert!(terminal.end().success());
 }
 
+/// Enters a line, and returns the output before the next prompt.
+fn enter(terminal: &mut Terminal, line: &str) -> String {
+    terminal.press(&format!("{line}\r"));
+    terminal.wait_for(ENTERED);
+    terminal.wait_for(PROMPT)
+}
+
+#[test]
+fn commands_set_count_and_save() {
+    let dir = TempDir::new("chat-commands");
+    let mut terminal = Terminal::start(chat(&dir.0.join("history")).args(["--temperature", "0"]));
+    terminal.wait_for(PROMPT);
+    assert!(enter(&mut terminal, "/stats").contains("all answers: 0, with 0 tokens"));
+    assert!(enter(&mut terminal, "/set temperature 200").contains("temperature is 200"));
+    assert!(enter(&mut terminal, QUESTION).contains("error: temperature must be a number from 0 to 100"));
+    assert!(enter(&mut terminal, "/set temperature 0").contains("temperature is 0"));
+    assert!(enter(&mut terminal, QUESTION).contains(ANSWER));
+    // Tab completes the command.
+    let stats = enter(&mut terminal, "/sta\t");
+    assert!(stats.contains("last answer: ") && stats.contains(" tokens a second"), "{stats:?}");
+    assert!(stats.contains("all answers: 1, with ") && stats.contains("context: "), "{stats:?}");
+    let file = dir.0.join("saved.json");
+    let save = format!("/save {}", file.display());
+    assert!(enter(&mut terminal, &save).contains("the conversation is in "));
+    let saved: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    let message = |role: &str, content: &str| json!({"role": role, "content": content});
+    assert_eq!(saved, json!({"messages": [message("user", QUESTION), message("assistant", ANSWER)]}));
+    assert!(enter(&mut terminal, &save).contains("cannot be written: File exists"), "a file is not replaced");
+    terminal.press("\x04");
+    assert!(terminal.end().success());
+}
+
+#[test]
+fn a_terminal_breaks_lines_between_words_and_a_pipe_does_not() {
+    const STORY: &str = "Tell me a story about a dog.";
+    let dir = TempDir::new("chat-wrap");
+    let command = || {
+        let mut command = chat(&dir.0.join("history"));
+        command.args(["--temperature", "0"]);
+        command
+    };
+    let (_, piped, _) = piped(&mut command(), STORY);
+    assert!(piped.lines().any(|line| line.len() > 120), "this story shows nothing: {piped:?}");
+    let mut terminal = Terminal::start(&mut command());
+    terminal.wait_for(PROMPT);
+    let answer = enter(&mut terminal, STORY);
+    let (answer, _) = answer.split_once(PROMPT).unwrap();
+    // The terminal has 120 columns.
+    assert!(answer.lines().all(|line| line.chars().count() <= 120), "{answer:?}");
+    let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    assert_eq!(words(answer), words(&piped));
+    terminal.press("\x04");
+    assert!(terminal.end().success());
+}
+
+#[test]
+fn the_oldest_turns_go_when_the_context_is_full() {
+    let dir = TempDir::new("chat-full");
+    let mut command = chat(&dir.0.join("history"));
+    let mut terminal = Terminal::start(command.args(["--temperature", "0", "--max-model-len", "128"]));
+    terminal.wait_for(PROMPT);
+    let answers: String = (0..8).map(|_| enter(&mut terminal, QUESTION)).collect();
+    let told = "the context of 128 tokens is full: the oldest messages are no longer sent; /reset restarts";
+    assert_eq!(answers.matches(told).count(), 1, "{answers:?}");
+    assert!(!answers.contains("error") && !answers.contains("maximum number of tokens"), "{answers:?}");
+    let stats = enter(&mut terminal, "/stats");
+    let (_, context) = stats.split_once("context: ").unwrap();
+    // A message that is too long alone is refused, and removes nothing.
+    assert!(enter(&mut terminal, &"word ".repeat(200)).contains("error: "));
+    assert!(enter(&mut terminal, "/stats").contains(context.lines().next().unwrap()), "{stats:?}");
+    terminal.press("\x04");
+    assert!(terminal.end().success());
+}
+
 #[test]
 fn control_c_stops_the_answer_and_not_the_program() {
     let dir = TempDir::new("chat-stop");

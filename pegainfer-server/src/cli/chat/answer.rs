@@ -2,6 +2,7 @@
 
 use super::conversation::Conversation;
 use super::screen::Screen;
+use super::stats::{AnswerStats, Usage};
 use crate::cli::local_server::LocalServer;
 use anyhow::{Context, Result};
 use axum::body::{Body, BodyDataStream, to_bytes};
@@ -9,6 +10,7 @@ use axum::response::Response;
 use futures_util::StreamExt;
 use serde::Deserialize;
 use serde_json::Value;
+use std::time::Instant;
 
 /// Maximum bytes of an error response.
 const MAX_ERROR: usize = 1 << 20;
@@ -16,13 +18,18 @@ const MAX_ERROR: usize = 1 << 20;
 /// How a request ended.
 pub(super) enum Outcome {
     /// An answer, which may have been stopped.
-    Answered { text: String },
+    Answered {
+        text: String,
+        /// `None` for a stopped answer.
+        stats: Option<AnswerStats>,
+    },
     /// An error, with its message.
     Refused(String),
 }
 
 /// Requests the next message and prints it. Ctrl-C stops it: dropping the stream cancels the request.
 pub(super) async fn run(server: &LocalServer, conversation: &Conversation, screen: &mut Screen) -> Result<Outcome> {
+    let start = Instant::now();
     let interrupt = tokio::signal::ctrl_c();
     tokio::pin!(interrupt);
     let post = server.post("/v1/chat/completions", conversation.request()?);
@@ -38,7 +45,7 @@ pub(super) async fn run(server: &LocalServer, conversation: &Conversation, scree
         return Ok(Outcome::Refused(error_message(response).await));
     }
     let mut events = Events::from(response.into_body());
-    let (mut text, mut end) = (String::new(), None);
+    let (mut text, mut end, mut first, mut usage) = (String::new(), None, None, None);
     loop {
         let event = tokio::select! {
             biased;
@@ -54,9 +61,14 @@ pub(super) async fn run(server: &LocalServer, conversation: &Conversation, scree
             screen.end(None)?;
             return Ok(Outcome::Refused(message_of(&error)));
         }
+        usage = chunk.usage.or(usage);
         for choice in chunk.choices {
-            screen.reasoning(&choice.delta.reasoning.unwrap_or_default())?;
-            let content = choice.delta.content.unwrap_or_default();
+            let Delta { reasoning, content } = choice.delta;
+            let (reasoning, content) = (reasoning.unwrap_or_default(), content.unwrap_or_default());
+            if !(reasoning.is_empty() && content.is_empty()) {
+                first.get_or_insert_with(|| start.elapsed());
+            }
+            screen.reasoning(&reasoning)?;
             screen.content(&content)?;
             text += &content;
             if choice.finish_reason.as_deref() == Some("length") {
@@ -67,7 +79,8 @@ pub(super) async fn run(server: &LocalServer, conversation: &Conversation, scree
         }
     }
     screen.end(end.as_deref())?;
-    Ok(Outcome::Answered { text })
+    let stats = usage.map(|usage| AnswerStats { usage, first: first.unwrap_or_default(), total: start.elapsed() });
+    Ok(Outcome::Answered { text, stats })
 }
 
 async fn error_message(response: Response) -> String {
@@ -88,6 +101,8 @@ fn message_of(error: &Value) -> String {
 struct Chunk {
     #[serde(default)]
     choices: Vec<ChunkChoice>,
+    /// Only in the last chunk.
+    usage: Option<Usage>,
     error: Option<Value>,
 }
 

@@ -1,5 +1,6 @@
 //! The user's input: a line editor with history, messages of several lines, commands.
 
+use super::settings;
 use anyhow::{Context as _, Result};
 use rustyline::completion::Completer;
 use rustyline::error::ReadlineError;
@@ -13,13 +14,17 @@ use std::path::PathBuf;
 const PROMPT: &str = "> ";
 /// Encloses a message of several lines.
 const QUOTES: &str = "\"\"\"";
-const COMMANDS: [&str; 4] = ["/exit", "/help", "/reset", "/system "];
+const COMMANDS: [&str; 7] = ["/exit", "/help", "/reset", "/save ", "/set ", "/stats", "/system "];
 
 pub(super) const HELP: &str = "\
 /system TEXT  restart with this system message; without a text, with none
 /reset        restart
+/set NAME X   set temperature, top_p or another sampling field; without X, to its default; without NAME, list them
+/stats        tokens, tokens a second, and how full the context is
+/save FILE    write the conversation as JSON, which the web UI imports
 /exit         leave, as does Ctrl-D
 \"\"\"           begins and ends a message of several lines; a \\ at the end of a line continues it, too
+Tab           completes a command
 Ctrl-C        stops an answer, or clears the line";
 
 /// Meaning of an input line.
@@ -29,6 +34,9 @@ pub(super) enum InputLine {
     Message(String),
     System(String),
     Reset,
+    Set(String),
+    Stats,
+    Save(String),
     Help,
     Exit,
     Unknown(String),
@@ -48,6 +56,9 @@ impl InputLine {
         match command {
             "/system" => Self::System(rest.trim().to_owned()),
             "/reset" => Self::Reset,
+            "/set" => Self::Set(rest.trim().to_owned()),
+            "/stats" => Self::Stats,
+            "/save" => Self::Save(rest.trim().to_owned()),
             "/help" | "/?" => Self::Help,
             "/exit" | "/quit" | "/bye" => Self::Exit,
             // A path is not a command.
@@ -132,9 +143,7 @@ impl Completer for Assistance {
     type Candidate = String;
 
     fn complete(&self, line: &str, pos: usize, _: &Context<'_>) -> rustyline::Result<(usize, Vec<String>)> {
-        let typed = &line[..pos];
-        let commands = COMMANDS.iter().filter(|command| typed.starts_with('/') && command.starts_with(typed));
-        Ok((0, commands.map(ToString::to_string).collect()))
+        Ok(completions(&line[..pos]))
     }
 }
 
@@ -145,6 +154,17 @@ impl Validator for Assistance {
             false => ValidationResult::Incomplete,
         })
     }
+}
+
+/// Where the completed word begins, and its completions: commands, or names of `/set`.
+fn completions(typed: &str) -> (usize, Vec<String>) {
+    const SET: &str = "/set ";
+    let (start, words) = match typed.strip_prefix(SET) {
+        Some(_) => (SET.len(), &settings::NAMES[..]),
+        None => (0, &COMMANDS[..]),
+    };
+    let begun = words.iter().filter(|word| typed.starts_with('/') && word.starts_with(&typed[start..]));
+    (start, begun.map(ToString::to_string).collect())
 }
 
 /// True if the message is complete.
@@ -177,12 +197,24 @@ mod tests {
     }
 
     #[test]
+    fn commands_and_settings_are_completed() {
+        assert_eq!(completions("/re"), (0, vec!["/reset".to_owned()]));
+        assert_eq!(completions("/s").1, ["/save ", "/set ", "/stats", "/system "]);
+        assert_eq!(completions("/set top"), (5, vec!["top_k".to_owned(), "top_p".to_owned()]));
+        assert!(completions("/set ").1.len() == settings::NAMES.len() && completions("re").1.is_empty());
+        assert!(completions("").1.is_empty() && completions("/set top_k 5").1.is_empty());
+    }
+
+    #[test]
     fn commands_begin_with_a_slash() {
         assert_eq!(InputLine::parse(" /reset "), InputLine::Reset);
         assert_eq!(InputLine::parse("/system  Be brief. "), InputLine::System("Be brief.".into()));
         assert_eq!(InputLine::parse("/system"), InputLine::System(String::new()));
         assert_eq!(InputLine::parse("/nonsense x"), InputLine::Unknown("/nonsense".into()));
         assert_eq!(InputLine::parse("/etc/hosts has what?"), InputLine::Message("/etc/hosts has what?".into()));
+        assert_eq!(InputLine::parse("/set top_k 5"), InputLine::Set("top_k 5".into()));
+        assert_eq!(InputLine::parse("/save a b.json "), InputLine::Save("a b.json".into()));
+        assert_eq!(InputLine::parse("/stats"), InputLine::Stats);
         assert_eq!((InputLine::parse(""), InputLine::parse("\"\"\"\"\"\"")), (InputLine::Nothing, InputLine::Nothing));
     }
 }

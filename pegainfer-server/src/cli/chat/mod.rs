@@ -2,13 +2,19 @@
 //!
 //! # Layout
 //! - [`input`]: the user's input: messages of several lines, commands, the history file.
-//! - [`conversation`]: messages so far, and the request for the next one.
-//! - [`answer`]: runs a request and reads its stream. [`screen`]: prints it.
+//! - [`conversation`]: messages so far, and the request for the next one. [`settings`]: its generation parameters.
+//!   [`context`]: drops the oldest turns when the context is full.
+//! - [`answer`]: runs a request and reads its stream. [`screen`]: prints it, in lines broken by [`wrap`]. [`stats`]:
+//!   tokens and times.
 
 mod answer;
+mod context;
 mod conversation;
 mod input;
 mod screen;
+mod settings;
+mod stats;
+mod wrap;
 
 use crate::app::Options;
 use crate::cli::local_server::{LoadedModel, LocalServer, async_runtime};
@@ -19,7 +25,9 @@ use conversation::{Conversation, Generation};
 use input::{Input, InputLine};
 use pegainfer_models::args::EngineArgs;
 use screen::Screen;
-use std::io::{IsTerminal, Read};
+use stats::Stats;
+use std::fs::File;
+use std::io::{IsTerminal, Read, Write};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
@@ -60,7 +68,7 @@ pub fn run(args: &ChatArgs) -> Result<()> {
     // A chat is one sequence, so the KV cache of one conversation is enough.
     engine.max_num_seqs.get_or_insert(NonZeroUsize::MIN);
     let server = LocalServer::new(LoadedModel::load(&engine)?, Vec::new(), Options::default());
-    let conversation = Conversation::new(args.system.clone(), args.generation.clone());
+    let conversation = Conversation::new(args.system.clone(), &args.generation);
     let runtime = async_runtime()?;
     let done = if std::io::stdin().is_terminal() {
         let input = Input::open(args.history.clone())?;
@@ -87,35 +95,88 @@ async fn answer_pipe(server: &LocalServer, mut conversation: Conversation) -> Re
     }
 }
 
+/// A conversation on a terminal.
+struct Dialogue<'a> {
+    server: &'a LocalServer,
+    conversation: Conversation,
+    screen: Screen,
+    stats: Stats,
+}
+
 /// Runs the dialogue until the user leaves.
-async fn converse(server: &LocalServer, mut conversation: Conversation, mut input: Input) -> Result<()> {
-    let mut screen = Screen::stdout();
+async fn converse(server: &LocalServer, conversation: Conversation, mut input: Input) -> Result<()> {
+    let mut dialogue = Dialogue { server, conversation, screen: Screen::stdout(), stats: Stats::default() };
+    let screen = &mut dialogue.screen;
     screen.note(&format!("{}: /help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves", server.name))?;
     while let Some(line) = input.read()? {
         match line {
-            InputLine::Nothing => {}
-            InputLine::Help => screen.note(input::HELP)?,
-            InputLine::Reset => {
-                conversation.reset();
-                screen.note("the conversation restarts")?;
-            }
-            InputLine::System(text) => {
-                conversation.set_system(text);
-                screen.note("the conversation restarts with this system message")?;
-            }
             InputLine::Exit => break,
-            InputLine::Unknown(command) => screen.note(&format!("{command} is not a command; /help lists them"))?,
-            InputLine::Message(text) => {
-                conversation.ask(&text);
-                match answer::run(server, &conversation, &mut screen).await? {
-                    Outcome::Answered { text } => conversation.answered(text),
-                    Outcome::Refused(message) => {
-                        conversation.take_back();
-                        screen.note(&format!("error: {message}"))?;
-                    }
+            InputLine::Message(text) => dialogue.ask(&text).await?,
+            line => {
+                if let Some(note) = dialogue.command(line).await? {
+                    dialogue.screen.note(&note)?;
                 }
             }
         }
     }
     Ok(())
+}
+
+impl Dialogue<'_> {
+    /// Runs a command. Returns what to tell the user.
+    async fn command(&mut self, line: InputLine) -> Result<Option<String>> {
+        Ok(Some(match line {
+            InputLine::Nothing | InputLine::Exit | InputLine::Message(_) => return Ok(None),
+            InputLine::Help => input::HELP.to_owned(),
+            InputLine::Reset => {
+                self.conversation.reset();
+                "the conversation restarts".to_owned()
+            }
+            InputLine::System(text) => {
+                self.conversation.set_system(text);
+                "the conversation restarts with this system message".to_owned()
+            }
+            InputLine::Set(text) => settings::set(&mut self.conversation.settings, &text),
+            InputLine::Stats => {
+                let used = context::used(self.server, &self.conversation).await?.unwrap_or(0);
+                self.stats.text(used, self.server.limits.max_model_len)
+            }
+            InputLine::Save(file) if file.is_empty() => "name a file, such as /save chat.json".to_owned(),
+            InputLine::Save(file) => match save(&self.conversation, &file) {
+                Ok(()) => format!("the conversation is in {file}"),
+                Err(error) => format!("error: {error:#}"),
+            },
+            InputLine::Unknown(command) => format!("{command} is not a command; /help lists them"),
+        }))
+    }
+
+    /// Sends a message and prints the answer.
+    async fn ask(&mut self, text: &str) -> Result<()> {
+        let Self { server, conversation, screen, stats } = self;
+        conversation.ask(text);
+        if context::make_room(server, conversation).await? && !std::mem::replace(&mut conversation.is_told_full, true) {
+            let tokens = server.limits.max_model_len;
+            screen.note(&format!(
+                "the context of {tokens} tokens is full: the oldest messages are no longer sent; /reset restarts"
+            ))?;
+        }
+        match answer::run(server, conversation, screen).await? {
+            Outcome::Answered { text, stats: answer } => {
+                conversation.answered(text);
+                answer.into_iter().for_each(|answer| stats.add(answer));
+            }
+            Outcome::Refused(message) => {
+                conversation.take_back();
+                screen.note(&format!("error: {message}"))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Writes the conversation to a new file.
+fn save(conversation: &Conversation, file: &str) -> Result<()> {
+    let text = conversation.to_file()?;
+    let write = || File::create_new(file)?.write_all(text.as_bytes());
+    write().with_context(|| format!("{file} cannot be written"))
 }

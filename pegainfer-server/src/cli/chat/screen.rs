@@ -1,6 +1,8 @@
-//! Prints answers. Reasoning is dimmed on a terminal and left out elsewhere.
+//! Prints answers. On a terminal, lines are wrapped at words and reasoning is dimmed; elsewhere it is left out.
 
+use super::wrap::Wrap;
 use anyhow::Result;
+use pegainfer_terminal::printable::printable;
 use pegainfer_terminal::stderr;
 use pegainfer_terminal::stdout::{print, print_exact, print_style};
 use std::io::IsTerminal;
@@ -15,11 +17,13 @@ pub(super) struct Screen {
     is_dim: bool,
     /// True if the cursor is at the start of a line.
     at_start: bool,
+    /// The open line of a terminal.
+    wrap: Wrap,
 }
 
 impl Screen {
     pub(super) fn stdout() -> Self {
-        Self { is_terminal: std::io::stdout().is_terminal(), is_dim: false, at_start: true }
+        Self { is_terminal: std::io::stdout().is_terminal(), is_dim: false, at_start: true, wrap: Wrap::default() }
     }
 
     /// Prints the next part of the reasoning.
@@ -71,16 +75,47 @@ impl Screen {
         if !std::mem::take(&mut self.is_dim) {
             return Ok(());
         }
+        let rest = self.wrap.finish(width());
+        self.show(&rest)?;
         print_style(PLAIN)?;
         self.end_line()
     }
 
     fn end_line(&mut self) -> Result<()> {
+        let rest = std::mem::take(&mut self.wrap).finish(width());
+        self.show(&rest)?;
         if std::mem::replace(&mut self.at_start, true) { Ok(()) } else { print("\n") }
     }
 
     fn put(&mut self, text: &str) -> Result<()> {
+        match self.is_terminal {
+            // Escaped first, so that each character has its width on the screen.
+            true => {
+                let lines = self.wrap.push(&printable(text), width());
+                self.show(&lines)
+            }
+            false => self.show(text),
+        }
+    }
+
+    fn show(&mut self, text: &str) -> Result<()> {
+        if text.is_empty() {
+            return Ok(());
+        }
         self.at_start = text.ends_with('\n');
         print_exact(text)
     }
+}
+
+/// Columns of the terminal.
+#[cfg(unix)]
+fn width() -> usize {
+    let size = rustix::termios::tcgetwinsize(std::io::stdout());
+    size.ok().map(|size| size.ws_col.into()).filter(|&columns| columns > 0).unwrap_or(usize::MAX)
+}
+
+/// The terminal wraps the lines itself.
+#[cfg(not(unix))]
+fn width() -> usize {
+    usize::MAX
 }
