@@ -74,9 +74,10 @@ pub fn check(data: &[u8]) {
         cache: dir.join("hub"),
         offline: false,
         allow_plain_http: false,
+        ca_file: None,
         timeouts,
     };
-    let fetched = hub.fetch("a/b", true);
+    let fetched = hub.fetch("a/b", true, &|_| Ok(()));
     for path in below(&dir) {
         assert!(is_cache_path(&path), "a foreign file: {path}");
     }

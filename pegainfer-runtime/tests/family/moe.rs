@@ -177,7 +177,7 @@ fn refusal(is_missing: bool) -> (String, String) {
     let stored = SafeTensors::deserialize(&file).unwrap();
     let mut tensors: BTreeMap<_, _> = stored.iter().collect();
     let is_wanted = |name: &&&str| name.contains("layers.1.mlp.experts") && name.contains("down_proj");
-    let name = tensors.keys().filter(is_wanted).next_back().unwrap().to_string();
+    let name = tensors.keys().rfind(is_wanted).unwrap().to_string();
     let view = tensors.remove(name.as_str()).unwrap();
     if !is_missing {
         let mut shape = view.shape().to_vec();

@@ -28,9 +28,9 @@ pub(super) async fn used(server: &LocalServer, conversation: &Conversation) -> R
     Ok(Some(tokenized.count))
 }
 
-/// Drops the oldest turns until an answer to the last message has room. Returns true if it dropped any. If the last
+/// Drops the oldest turns until an answer to the last message fits. Returns true if it dropped any. If the last
 /// message is too long alone, it drops none, and the request is refused.
-pub(super) async fn make_room(server: &LocalServer, conversation: &mut Conversation) -> Result<bool> {
+pub(super) async fn drop_oldest_turns(server: &LocalServer, conversation: &mut Conversation) -> Result<bool> {
     let context = server.limits.max_model_len;
     let part = context / ANSWER_PART;
     let answer = conversation.max_tokens().map_or(part, |tokens| tokens.get().min(part));

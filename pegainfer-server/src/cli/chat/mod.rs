@@ -10,6 +10,7 @@
 mod answer;
 mod context;
 mod conversation;
+mod generation;
 mod input;
 mod screen;
 mod settings;
@@ -21,7 +22,8 @@ use crate::cli::local_server::{LoadedModel, LocalServer, async_runtime};
 use answer::Outcome;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use conversation::{Conversation, Generation};
+use conversation::Conversation;
+use generation::Generation;
 use input::{Input, InputLine};
 use pegainfer_models::args::EngineArgs;
 use screen::Screen;
@@ -154,7 +156,9 @@ impl Dialogue<'_> {
     async fn ask(&mut self, text: &str) -> Result<()> {
         let Self { server, conversation, screen, stats } = self;
         conversation.ask(text);
-        if context::make_room(server, conversation).await? && !std::mem::replace(&mut conversation.is_told_full, true) {
+        if context::drop_oldest_turns(server, conversation).await?
+            && !std::mem::replace(&mut conversation.is_told_full, true)
+        {
             let tokens = server.limits.max_model_len;
             screen.note(&format!(
                 "the context of {tokens} tokens is full: the oldest messages are no longer sent; /reset restarts"

@@ -1,6 +1,6 @@
 //! Generation parameters that `/set` changes.
 
-use super::conversation::Generation;
+use super::generation::Generation;
 use serde_json::{Map, Number, Value};
 use std::num::NonZeroUsize;
 

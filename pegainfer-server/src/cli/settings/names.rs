@@ -38,7 +38,7 @@ pub(super) fn known_flags(command: &Command) -> BTreeSet<String> {
 }
 
 /// The known name that the user may have meant.
-pub(in crate::cli) fn nearest<'a>(name: &str, known: &'a BTreeSet<String>) -> Option<&'a str> {
+pub(crate) fn nearest<'a>(name: &str, known: &'a BTreeSet<String>) -> Option<&'a str> {
     let name = name.replace('_', "-").to_lowercase();
     let scored = known.iter().map(|known| (strsim::jaro_winkler(&name, known), known.as_str()));
     scored.max_by(|a, b| a.0.total_cmp(&b.0)).filter(|(score, _)| *score > SIMILAR).map(|(_, known)| known)
