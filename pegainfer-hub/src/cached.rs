@@ -1,8 +1,8 @@
 //! The models in the cache.
 
-use super::Hub;
 use super::cache::RepoCache;
 use super::complete::{INDEX, complete};
+use super::hub::Hub;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs::{self, File};

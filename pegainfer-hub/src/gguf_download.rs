@@ -2,9 +2,10 @@
 
 use super::client::{RequestError, TRIES};
 use super::download::Download;
+use super::error::HubError;
 use super::gguf;
+use super::hub::ConfigCheck;
 use super::listing::{FileInfo, Listing};
-use super::{ConfigCheck, HubError};
 use pegainfer_model_files::gguf::{Gguf, Header};
 use pegainfer_model_files::{ModelFiles, check_architecture};
 use std::io::{BufReader, Read};

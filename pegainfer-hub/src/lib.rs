@@ -11,8 +11,9 @@
 //! - [`client`]: requests, redirects, and which hosts get the token. `listing`: files of a commit with sizes and
 //!   hashes.
 //! - [`pace`]: the minimum rate of a download.
-//! - `download`: config.json first; the rest after it was checked, if the disk has space for it (`free_space`). `blob`: one file,
-//!   resumed and verified.
+//! - `hub`: [`Hub`], as the environment names it.
+//! - `download`: config.json first; the rest after it was checked, if the disk has space for it (`free_space`). `blob`:
+//!   one file, resumed and verified.
 //! - `gguf`, `gguf_download`: the choice of a GGUF file by its quantisation, and its download after its header was read.
 //! - `complete`: complete models in the cache. `cache`: paths, locks and links of the cache. `cached`: the models in the
 //!   cache. `error`: [`HubError`].
@@ -40,69 +41,27 @@ mod error;
 mod free_space;
 mod gguf;
 mod gguf_download;
+mod hub;
 mod listing;
 pub mod pace;
 
 pub use cached::CachedModel;
 pub use error::HubError;
+pub use hub::{ConfigCheck, Hub};
 
 use cache::RepoCache;
-use client::{Client, Timeouts};
+use client::Client;
 use download::Download;
 use gguf::ModelId;
 use std::path::PathBuf;
 
-/// Says why a model with this text of config.json is not served, before the rest of it is downloaded.
-pub type ConfigCheck<'a> = dyn Fn(&str) -> Result<(), String> + 'a;
-
-/// A hub and the cache of its files.
-#[derive(Debug, Clone)]
-pub struct Hub {
-    /// URL of the hub.
-    pub endpoint: String,
-    /// Token for private repositories, sent only to the hub's own host.
-    pub token: Option<String>,
-    /// Directory of the cache, with one directory per repository.
-    pub cache: PathBuf,
-    /// True to use only the cache.
-    pub offline: bool,
-    /// True to allow plain http for hosts other than this machine.
-    pub allow_plain_http: bool,
-    /// PEM file with the certificate authorities to trust instead of Mozilla's.
-    pub ca_file: Option<PathBuf>,
-    /// Time limits of requests.
-    pub timeouts: Timeouts,
-}
-
 impl Hub {
-    /// The hub and cache set by the environment.
-    pub fn from_env() -> Self {
-        let var = |name: &str| std::env::var(name).ok().map(|v| v.trim().to_string()).filter(|v| !v.is_empty());
-        let is_on = |name: &str| var(name).is_some_and(|v| ["1", "on", "yes", "true"].contains(&&*v.to_lowercase()));
-        let cache_home = || match var("XDG_CACHE_HOME") {
-            Some(dir) => PathBuf::from(dir),
-            None => std::env::home_dir().unwrap_or_default().join(".cache"),
-        };
-        let home = var("HF_HOME").map_or_else(|| cache_home().join("huggingface"), PathBuf::from);
-        let token_file = var("HF_TOKEN_PATH").map_or_else(|| home.join("token"), PathBuf::from);
-        let stored = || std::fs::read_to_string(token_file).ok().map(|text| text.trim().to_string());
-        let endpoint = var("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".into());
-        Self {
-            endpoint: endpoint.trim_end_matches('/').to_string(),
-            token: var("HF_TOKEN").or_else(|| stored().filter(|token| !token.is_empty())),
-            cache: var("HF_HUB_CACHE").map_or_else(|| home.join("hub"), PathBuf::from),
-            offline: is_on("HF_HUB_OFFLINE"),
-            allow_plain_http: is_on("PEGAINFER_HUB_PLAIN_HTTP"),
-            ca_file: var("SSL_CERT_FILE").map(PathBuf::from),
-            timeouts: Timeouts::default(),
-        }
-    }
-
     /// Downloads the files of `id` (`organisation/name`) that serving needs and returns the local directory. `weights`
     /// = false leaves out the safetensors. `check` sees config.json before anything else is downloaded.
     ///
-    /// `id` may name a branch, tag or commit: `organisation/name@REVISION`. With the quantisation of a GGUF file (`organisation/name:Q4_K_M`), downloads that file or its shards and returns
-    /// the path of the first. Their headers are read before, and what is not served is refused.
+    /// `id` may name a branch, tag or commit: `organisation/name@REVISION`. With the quantisation of a GGUF file
+    /// (`organisation/name:Q4_K_M`), downloads that file or its shards and returns the path of the first. Their headers
+    /// are read before, and what is not served is refused.
     ///
     /// # Errors
     /// One sentence: what the hub, the network or the cache's disk refused.

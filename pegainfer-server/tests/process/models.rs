@@ -61,7 +61,10 @@ fn models_are_listed_found_and_deleted() {
         (1, "no: LlamaForCausalLM is not supported"),
         (2, "no: its config.json is missing"),
         (3, "incomplete, 0 % (Qwen3): pegainfer pull test/half--done downloads the rest"),
-        (4, "no: config.json asks for quantization_config.bits = 3, which this engine does not implement; it serves 4"),
+        (
+            4,
+            "no: config.json asks for quantization_config.bits = 3, which this engine does not implement; it serves 4 bits",
+        ),
         (5, "1.50 MB  yes (Qwen3)"),
     ] {
         assert!(stdout.lines().nth(row).unwrap().ends_with(end), "{stdout}");
