@@ -7,7 +7,7 @@ use pegainfer_models::args::EngineArgs;
 use pegainfer_server::cli::settings::{self, ParseError};
 use pegainfer_server::cli::{Cli, Command};
 use pegainfer_server::cli::{
-    InProcess, batch, chat, completions, doctor, generate, man, models, pull, reference, serve,
+    InProcess, batch, chat, completions, doctor, generate, help, man, models, pull, reference, serve,
 };
 use pegainfer_server::logging;
 use pegainfer_server::text_service;
@@ -111,8 +111,11 @@ fn start_logging(engine: &EngineArgs) -> Result<()> {
 /// Prints the help, the version or a usage error, and exits.
 fn exit(error: &clap::Error) -> ! {
     let text = error.render().to_string();
+    let in_words = help::in_words(&text);
+    let is_clap = in_words.is_none();
+    let text = in_words.unwrap_or(text);
     // The text repeats arguments. clap's colours are used only if the arguments contain no control characters.
-    if !text.contains(|c| is_control(c) && c != '\n' && c != '\t') {
+    if is_clap && !text.contains(|c| is_control(c) && c != '\n' && c != '\t') {
         error.exit();
     }
     stderr::print(text.trim_end());

@@ -5,6 +5,7 @@ pub mod chat;
 pub mod completions;
 pub mod doctor;
 pub mod generate;
+pub mod help;
 mod http_args;
 mod in_process;
 #[cfg(feature = "deepseek-v4")]
@@ -46,6 +47,7 @@ use std::path::{Path, PathBuf};
 /// Serves language models behind an OpenAI-compatible API.
 #[derive(Debug, Parser)]
 #[command(name = "pegainfer", version, args_conflicts_with_subcommands = true)]
+#[command(mut_args(help::in_group), mut_subcommands(help::in_groups))]
 pub struct Cli {
     /// The command; `serve` if none is given.
     #[command(subcommand)]

@@ -22,9 +22,9 @@ fn settings_that_cannot_be_used_are_one_sentence_and_exit_code_2() {
     assert_eq!(error, format!("error: {shown}: max-num-seq is not a known setting; did you mean max-num-seqs?"));
     std::fs::write(&path, "port = \"80a\"\n").unwrap();
     let error = invalid(pegainfer().arg("serve").env("PEGAINFER_CONFIG", &path));
-    assert_eq!(error, format!("error: {shown}: port has the invalid value \"80a\": invalid digit found in string"));
+    assert_eq!(error, format!("error: {shown}: port has the invalid value \"80a\": it is not a whole number"));
     let error = invalid(pegainfer().env("PEGAINFER_PORT", "abc"));
-    assert_eq!(error, "error: PEGAINFER_PORT has the invalid value \"abc\": invalid digit found in string");
+    assert_eq!(error, "error: PEGAINFER_PORT has the invalid value \"abc\": it is not a whole number");
 }
 
 #[test]

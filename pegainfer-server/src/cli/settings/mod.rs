@@ -11,6 +11,7 @@ mod names;
 pub(super) use names::nearest;
 pub use names::{OTHER_VARIABLES, is_setting, unknown_variables, variable_name};
 
+use super::help;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command, Parser};
@@ -112,6 +113,7 @@ impl Added {
             (ErrorKind::InvalidValue, Some(ContextValue::Strings(valid))) => format!("use {}", valid.join(" or ")),
             _ => error.source().map_or_else(|| error.kind().to_string(), ToString::to_string),
         };
+        let reason = help::in_words(&reason).unwrap_or(reason);
         Some(format!("{} has the invalid value {value:?}: {reason}", self.origin))
     }
 }

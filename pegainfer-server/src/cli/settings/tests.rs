@@ -120,7 +120,7 @@ fn help_and_version_need_no_valid_settings() {
 fn what_is_wrong_with_a_variable_is_one_sentence_with_its_name() {
     let refused = |name, value| refused(&[], &[(name, value)]);
     let error = refused("PEGAINFER_PORT", "abc");
-    assert_eq!(error, "PEGAINFER_PORT has the invalid value \"abc\": invalid digit found in string");
+    assert_eq!(error, "PEGAINFER_PORT has the invalid value \"abc\": it is not a whole number");
     let error = refused("PEGAINFER_LOG_FORMAT", "yaml");
     assert_eq!(error, "PEGAINFER_LOG_FORMAT has the invalid value \"yaml\": use text or json");
     assert_eq!(refused("PEGAINFER_STRICT", "maybe"), "PEGAINFER_STRICT must be true or false, got \"maybe\"");
@@ -138,7 +138,7 @@ fn what_is_wrong_with_a_file_is_one_sentence_with_the_key() {
         ("max_num_seqs = 1", "max_num_seqs is not a known setting; did you mean max-num-seqs?"),
         ("xyzzy = 1", "xyzzy is not a known setting; see the flags that --help lists"),
         ("config = \"x\"", "config is not a known setting; see the flags that --help lists"),
-        ("port = \"80a\"", "port has the invalid value \"80a\": invalid digit found in string"),
+        ("port = \"80a\"", "port has the invalid value \"80a\": it is not a whole number"),
         ("port = 70000", "port has the invalid value \"70000\": 70000 is not in 0..=65535"),
         ("strict = \"maybe\"", "strict must be true or false, got \"maybe\""),
         ("cuda-graph = 1", "cuda-graph has the invalid value \"1\": use true or false"),
