@@ -172,13 +172,12 @@ fn escape(text: &str) -> String {
 mod tests {
     use super::*;
     use crate::cli::settings::variable_name;
-    use std::path::Path;
 
     /// The page depends on the features, because they add commands.
     #[cfg(feature = "deepseek-v4")]
     #[test]
     fn the_page_is_up_to_date() {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference/cli.md");
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference/cli.md");
         let page = std::fs::read_to_string(path).unwrap_or_default();
         assert!(page == render(), "run: pegainfer cli-reference > docs/reference/cli.md");
     }
