@@ -42,7 +42,7 @@ mod tests {
         assert!(at("2026-11-26").contains(" measured on 2026-11-26 (3 days ago) with other kernels"));
         assert!(at("2025-11-28").contains(" measured on 2025-11-28 (366 days ago) with"));
         assert!(at("2026-11-28").contains(" (1 day ago) with"));
-        // Today, a clock that is behind, and a text that is no date.
+        // Today's date, a date in the future, and text that is not a date.
         for text in ["2026-11-29", "2026-12-24", "yesterday"] {
             assert!(at(text).contains(&format!(" measured on {text} with other kernels")), "{text}");
         }

@@ -93,7 +93,7 @@ fn total_bytes(dir: &Path, snapshot: &Path) -> Option<u64> {
         .max()
 }
 
-/// Size of the whole file of which a safetensors file is the beginning.
+/// Size of a whole safetensors file, from the header in its first part.
 fn file_bytes(path: &Path) -> Option<u64> {
     let mut file = File::open(path).ok()?;
     let mut length = [0; 8];

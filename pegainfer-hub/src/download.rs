@@ -143,7 +143,7 @@ impl Download<'_> {
         Err(self.failed(name, reason.into()))
     }
 
-    /// The data of a file without weights, whose size is bounded.
+    /// The listed size and hash of a file without weights. Refuses files that are too large.
     fn text_info<'a>(&self, listing: &'a Listing, name: &str) -> Result<&'a FileInfo, HubError> {
         let info = self.info(listing, name)?;
         if info.size > MAX_TEXT_FILE {
@@ -191,7 +191,7 @@ impl Download<'_> {
         complete::model(&self.repo, self.model, self.weights)
     }
 
-    /// The error of a repository whose listing is public and whose files are not.
+    /// The error of a gated repository: its listing is public, its files are not.
     pub(super) fn gated(&self, status: u16) -> HubError {
         HubError::Gated { endpoint: self.hub.endpoint.clone(), id: self.model.repo.to_string(), status }
     }

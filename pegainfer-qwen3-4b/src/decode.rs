@@ -61,7 +61,9 @@ pub(crate) fn run(
     let Activations { residual, normed, delta, mlp } = &mut work.activations;
     let AttentionScratch { rope, qkv, q, attended, .. } = &mut work.attention;
     let (attended, activated, gate_up) = (attended.bf16(), mlp.activated.bf16(), &mut mlp.gate_up);
-    let Some(mut model) = decode_model(config, weights, layers, rope) else { return Ok(()) };
+    let Some(mut model) = decode_model(config, weights, layers, rope) else {
+        return Err(OpError { op: "decode_layers", message: "a layer has experts".to_owned() });
+    };
     let batch = inputs.attention(step);
     let mut scratch = DecodeScratch { delta, qkv, q, attended, gate_up, activated };
     let at = (&inputs.positions, &inputs.slots);

@@ -14,7 +14,7 @@ pub struct Times {
     device: String,
     /// True if the ledger was measured with other kernels than this program's.
     stale: bool,
-    /// What to tell about a stale ledger.
+    /// The warning about a stale ledger.
     #[serde(skip)]
     warning: Option<String>,
     /// Source of the step's time; `None` if the ledger does not cover the step.

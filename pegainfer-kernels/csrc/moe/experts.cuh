@@ -68,7 +68,7 @@ __device__ __forceinline__ void add_scaled(Accumulator &total, const Accumulator
     total[2] += scales.y * sums[2], total[3] += scales.y * sums[3];
 }
 
-// Columns of h from `column` on, of the tile's pairs 8 t to 8 t + 7, whose gates and ups these sums are.
+// Stores h[pair][column] of the tile's pairs 8 t to 8 t + 7. The sums are their gates and ups.
 __device__ __forceinline__ void store_gated(const Accumulator &sums, const Grouped &groups, const PairTile &tile,
                                             uint32_t t, const float *weights, bf16 *h, uint32_t width,
                                             uint32_t column) {

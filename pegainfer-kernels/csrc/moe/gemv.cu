@@ -130,7 +130,7 @@ __device__ __forceinline__ void down(const bf16 *h, const void *w, const float *
     // The tiles are there: moe_gate_up_gemv has waited for them before it let this kernel start. h is not.
     const PairTile tile = tile_of_block(groups, blockIdx.y);
     if (tile.count == 0) {
-        wait_for_predecessor(); // the kernels behind this one rely on it
+        wait_for_predecessor(); // later kernels rely on it
         return;
     }
     const Share share(splits);

@@ -3,7 +3,7 @@
 //   weights[e] = exp(logit[e] - max) / Σ exp(logit - max), the sum over the chosen experts or over all;
 //   of a shared expert, which comes last: 1 / (1 + exp(-logit[experts]))
 //
-// logits: [tokens, rows] f32, of which `experts` columns, and one more with a shared expert, are read; chosen, weights:
+// logits: [tokens, rows] f32; `experts` columns are read, and one more if there is a shared expert. chosen, weights:
 // [tokens, per_token] u32 and f32. A token chooses up to 32 experts. All GPUs.
 //
 // Experts are ordered by IEEE 754's total order of their logits, largest first, then by number: every device chooses

@@ -7,7 +7,7 @@
 // tile of 64 or 128 of its pairs. Of gate_up, groups of eight rows are gates and the ups of the same columns by turns,
 // so that a lane has the gate and the up of a column of h. Technique: swap-AB wgmma with both operands in shared
 // memory, warp specialisation: two producer warps fetch weights by TMA and gather rows of x by cp.async, kStages steps
-// of 64 columns ahead; two blocks a multiprocessor, one of which multiplies while the other begins or ends. Limit:
+// of 64 columns ahead; two blocks a multiprocessor: one multiplies while the other begins or ends. Limit:
 // tensor cores and reads of the L2; not measured. Reference: src/cpu/moe/experts.rs.
 #include "moe/experts.cuh"
 #include "common/hopper.cuh"

@@ -91,7 +91,7 @@ mod tests {
                 assert!(tiles.iter().all(|tile| *tile <= kernel.tile()), "{own} pairs: {tiles:?}");
                 assert_eq!(tiles.iter().sum::<usize>(), own);
                 assert!(tiles.len() <= 1 + own / kernel.tile());
-                // Two experts with so many pairs each, and one without.
+                // Two experts with `own` pairs each, and one without pairs.
                 assert!(2 * tiles.len() <= kernel.most_tiles(2 * own, 3), "{own} pairs of {kernel:?}");
             }
         }
