@@ -23,6 +23,7 @@ mod fp8;
 #[cfg(test)]
 mod gated;
 mod layers;
+mod lora;
 mod moe;
 mod operands;
 mod sampling;
@@ -61,6 +62,7 @@ const FAMILIES: &[Family] = &[
     attention::FAMILY,
     delta::FAMILY,
     layers::FAMILY,
+    lora::FAMILY,
     sampling::FAMILY,
     moe::FAMILY,
     #[cfg(feature = "deepseek-v4")]

@@ -2,6 +2,7 @@
 //! that compares them. [`compare`] runs an op on two devices; [`parallel`] connects the devices of one model. The crate
 //! knows ops but no models: `pegainfer-runtime` loads, runs and records models built from them.
 
+mod adapter_matrices;
 mod batch;
 pub mod choice;
 pub mod compare;

@@ -58,13 +58,18 @@ limits! {
     moe_route {
         /// Threads of a block.
         THREADS: uint = 128;
+        /// Threads of a block that also computes logits.
+        ROUTER_THREADS: uint = 256;
+        /// Rows of the router and tokens of such a block.
+        ROUTER_ROWS: uint = 16;
+        ROUTER_TOKENS: uint = 8;
     }
     /// Experts for few rows of each.
     moe_gemv {
-        /// Maximum number of threads of a block.
+        /// Maximum number of threads of a block for gates and ups.
         THREADS: uint = 256;
-        /// Pairs of a tile.
-        TOKENS: uint = 8;
+        /// The same for down: a warp an expert, which takes several if a token has more.
+        DOWN_THREADS: uint = 512;
         /// Columns of a unit.
         COLUMNS: uint = 128;
         /// Units that a warp has under way at once.
@@ -85,18 +90,35 @@ limits! {
     }
     /// Experts for many rows of each by wgmma, on Hopper.
     moe_wgmma {
-        /// Rows of weights of a tile; half as many columns of h.
+        /// Rows of weights of an item; half as many columns of h.
+        ROWS: uint = 256;
+        /// Most pairs of a tile.
+        TOKENS: uint = 128;
+        /// Steps in shared memory, of 128 bytes of each row.
+        STAGES: int = 4;
+        /// Threads of a block: a warpgroup that fetches, and two that multiply.
+        THREADS: uint = 384;
+        /// Shared memory of a block: steps of weights and pairs, lists of two tiles, barriers.
+        SHARED_BYTES: uint = STAGES * ((ROWS + TOKENS) * 128 + 4 * TOKENS + 16) + 24 * TOKENS;
+    }
+    /// Low-rank adapters.
+    lora {
+        /// Rows of a step of which a block lists those of its adapter.
         ROWS: uint = 128;
-        /// Columns of a step: 128 bytes, the span of the swizzle.
-        DEPTH: uint = 64;
-        /// Steps in shared memory.
-        STAGES: int = 3;
-        /// Threads of a block: two warpgroups that multiply, and two warps that fetch.
-        THREADS: uint = 320;
-        /// Shared memory of a block with tiles of 64 pairs: steps of weights and pairs, two barriers a step.
-        SHARED_BYTES_64: uint = STAGES * ((ROWS + 64) * DEPTH * 2 + 16);
-        /// Shared bytes with tiles of 128 pairs.
-        SHARED_BYTES_128: uint = STAGES * ((ROWS + 128) * DEPTH * 2 + 16);
+        /// Most segments of a projection.
+        MAX_SEGMENTS: uint = 4;
+        /// Rows of `a` of a block that shrinks.
+        SHRINK_ROWS: uint = 16;
+        /// Threads of a block that shrinks.
+        SHRINK_THREADS: uint = 256;
+        /// Columns that a warp has in registers.
+        UNIT: uint = 128;
+        /// Most splits of the columns.
+        MAX_SPLITS: uint = 16;
+        /// Threads of a block that expands.
+        EXPAND_THREADS: uint = 128;
+        /// Columns of a block that expands.
+        COLUMNS: uint = 128;
     }
     /// The small ops of DeepSeek-V4.
     deepseek_v4 {

@@ -14,20 +14,13 @@ namespace moe {
 constexpr uint32_t kBlock = 128;    // edge of a block of FP8 weights that share a scale
 constexpr uint32_t kUnscaled = 127; // the E8M0 scale 1
 
-// The operands that both GEMMs take.
+// Lists of group_by_expert.
 struct Grouped {
-    const uint32_t *tiles, *pairs; // of group_by_expert; null: each pair is a tile
-    const uint32_t *chosen;        // [pairs]
-    uint32_t first, experts;       // those of this matrix
-    __device__ __forceinline__ uint32_t pair(uint32_t i) const { return tiles ? pairs[i] : i; }
+    const uint32_t *tiles, *pairs;
 };
 
 // The tile of this block; its count is 0 if there is none.
 __device__ __forceinline__ PairTile tile_of_block(const Grouped &groups, uint32_t tile) {
-    if (!groups.tiles) {
-        const uint32_t expert = groups.chosen[tile] - groups.first; // below `first` it wraps beyond all experts
-        return {expert, tile, expert < groups.experts ? 1u : 0u};
-    }
     if (tile >= groups.tiles[0]) return {0, 0, 0};
     const uint32_t *at = groups.tiles + 1 + 3 * tile;
     return {at[0], at[1], at[2]};
@@ -45,10 +38,15 @@ __device__ __forceinline__ Rows gate_and_up(uint32_t expert, uint32_t width, uin
     return {row, row + width, column < width, column < width};
 }
 
+// The columns of y, of `hidden`, that a launch computes: y is [pairs, count].
+struct Columns {
+    uint32_t hidden, first, count;
+};
+
 // Of [experts * hidden, k]: columns `column` and `column + 8` of y.
-__device__ __forceinline__ Rows of_down(uint32_t expert, uint32_t hidden, uint32_t column) {
-    const uint32_t row = expert * hidden + column;
-    return {row, row + 8, column < hidden, column + 8 < hidden};
+__device__ __forceinline__ Rows of_down(uint32_t expert, const Columns &columns, uint32_t column) {
+    const uint32_t row = expert * columns.hidden + columns.first + column;
+    return {row, row + 8, column < columns.count, column + 8 < columns.count};
 }
 
 // The scales of the lane's rows for the columns of block `block`, of `blocks`; 0 where there is none. Those of bf16
@@ -77,7 +75,7 @@ __device__ __forceinline__ void store_gated(const Accumulator &sums, const Group
     for (int i = 0; i < 2; ++i) {
         const uint32_t at = 8 * t + Accumulator::column(threadIdx.x % 32, i);
         if (at >= tile.count) continue;
-        const uint32_t pair = groups.pair(tile.first + at);
+        const uint32_t pair = groups.pairs[tile.first + at];
         const float gate = round_bf16(sums[i]), up = round_bf16(sums[i + 2]);
         put(h + size_t(pair) * width + column, weights[pair] * silu(gate) * up);
     }
@@ -85,14 +83,14 @@ __device__ __forceinline__ void store_gated(const Accumulator &sums, const Group
 
 // Columns `column` and `column + 8` of y of the same pairs.
 __device__ __forceinline__ void store_down(const Accumulator &sums, const Grouped &groups, const PairTile &tile,
-                                           uint32_t t, bf16 *y, uint32_t hidden, uint32_t column) {
+                                           uint32_t t, bf16 *y, uint32_t columns, uint32_t column) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         const uint32_t at = 8 * t + Accumulator::column(threadIdx.x % 32, i);
         if (at >= tile.count) continue;
-        bf16 *row = y + size_t(groups.pair(tile.first + at)) * hidden;
-        if (column < hidden) put(row + column, sums[i]);
-        if (column + 8 < hidden) put(row + column + 8, sums[i + 2]);
+        bf16 *row = y + size_t(groups.pairs[tile.first + at]) * columns;
+        if (column < columns) put(row + column, sums[i]);
+        if (column + 8 < columns) put(row + column + 8, sums[i + 2]);
     }
 }
 } // namespace moe

@@ -7,7 +7,7 @@
 // of its pairs; each of its four warps has 16 of the rows and all pairs. Technique: swap-AB mma.sync, a cp.async ring
 // of kStages steps of 64 columns in shared memory, gathered rows of x, FP8 widened to bf16 in registers; sums in the
 // order of the columns, so that a row's bits depend on nothing but the row. Limit: memory at few rows of an expert,
-// reads of shared memory at many; not measured. Reference: src/cpu/moe/experts.rs.
+// reads of shared memory at many. Reference: src/cpu/moe/experts.rs.
 #include "moe/experts.cuh"
 #include "abi/moe_mma.h"
 
@@ -147,7 +147,7 @@ __device__ __forceinline__ void gate_up(const bf16 *x, const void *w, const floa
         return column < width ? (r % 16 < 8 ? rows.upper : rows.lower) : kNoRow;
     };
     const uint32_t column = first + threadIdx.x / 32 * 8 + threadIdx.x % 32 / 4;
-    auto token = [&](uint32_t t) { return x + size_t(groups.pair(tile.first + t) / experts_of_token) * k; };
+    auto token = [&](uint32_t t) { return x + size_t(groups.pairs[tile.first + t] / experts_of_token) * k; };
     TileSums<TOKENS> sums = {};
     multiply<F, TOKENS>(sums, w, scales, row_of, gate_and_up(tile.expert, width, column), tile.count, token, k);
 #pragma unroll
@@ -156,43 +156,42 @@ __device__ __forceinline__ void gate_up(const bf16 *x, const void *w, const floa
 
 template <Format F, int TOKENS>
 __device__ __forceinline__ void down(const bf16 *h, const void *w, const float *scales, Grouped groups, bf16 *y,
-                                     uint32_t hidden, uint32_t k) {
+                                     const Columns &columns, uint32_t k) {
     start_after_predecessor();
     const PairTile tile = tile_of_block(groups, blockIdx.y);
     if (tile.count == 0) return;
     const uint32_t first = blockIdx.x * kRows; // column of y
-    auto row_of = [&](uint32_t r) { return first + r < hidden ? tile.expert * hidden + first + r : kNoRow; };
+    auto row_of = [&](uint32_t r) {
+        return first + r < columns.count ? tile.expert * columns.hidden + columns.first + first + r : kNoRow;
+    };
     const uint32_t column = first + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
-    auto token = [&](uint32_t t) { return h + size_t(groups.pair(tile.first + t)) * k; };
+    auto token = [&](uint32_t t) { return h + size_t(groups.pairs[tile.first + t]) * k; };
     TileSums<TOKENS> sums = {};
-    multiply<F, TOKENS>(sums, w, scales, row_of, of_down(tile.expert, hidden, column), tile.count, token, k);
+    multiply<F, TOKENS>(sums, w, scales, row_of, of_down(tile.expert, columns, column), tile.count, token, k);
 #pragma unroll
-    for (uint32_t t = 0; t < TOKENS / 8; ++t) store_down(sums[t], groups, tile, t, y, hidden, column);
+    for (uint32_t t = 0; t < TOKENS / 8; ++t) store_down(sums[t], groups, tile, t, y, columns.count, column);
 }
 
 #define BY_WEIGHT(SUFFIX, FORMAT, W, TOKENS)                                                                           \
     /* Grid: tiles of 32 columns of h, tiles of pairs. */                                                              \
     extern "C" __global__ __launch_bounds__(kThreads) void moe_gate_up_mma_##SUFFIX##_##TOKENS(                        \
-        const bf16 *x,          /* [tokens, k] */                                                                      \
-        const W *w,             /* [experts * 2 * width, k] */                                                         \
-        const float *scales,    /* [experts * 2 * width / 128, k / 128], rounded up; null for bf16 */                  \
-        const uint32_t *chosen, /* [pairs] */                                                                          \
-        const uint32_t *tiles, const uint32_t *pairs,                /* of moe_group_pairs */                          \
-        const float *weights,                                        /* [pairs] */                                     \
-        bf16 *h,                                                     /* [pairs, width] */                              \
-        uint32_t experts_of_token, uint32_t first, uint32_t experts, /* of w */                                        \
-        uint32_t width, uint32_t k) {                                /* multiples of 8, of 16 for FP8 */               \
-        gate_up<Format::FORMAT, TOKENS>(                                                                               \
-            x, w, scales, {tiles, pairs, chosen, first, experts}, weights, h, experts_of_token, width, k);             \
+        const bf16 *x,       /* [tokens, k] */                                                                         \
+        const W *w,          /* [experts * 2 * width, k] */                                                            \
+        const float *scales, /* [experts * 2 * width / 128, k / 128], rounded up; null for bf16 */                     \
+        const uint32_t *tiles, const uint32_t *pairs,            /* of moe_group_pairs */                              \
+        const float *weights,                                    /* [pairs] */                                         \
+        bf16 *h,                                                 /* [pairs, width] */                                  \
+        uint32_t experts_of_token, uint32_t width, uint32_t k) { /* multiples of 8, of 16 for FP8 */                   \
+        gate_up<Format::FORMAT, TOKENS>(x, w, scales, {tiles, pairs}, weights, h, experts_of_token, width, k);         \
     }                                                                                                                  \
     /* Grid: tiles of 64 columns of y, tiles of pairs. */                                                              \
     extern "C" __global__ __launch_bounds__(kThreads) void moe_down_mma_##SUFFIX##_##TOKENS(                           \
-        const bf16 *h, /* [pairs, k] */                                                                                \
-        const W *w,    /* [experts * hidden, k] */                                                                     \
-        const float *scales, const uint32_t *chosen, const uint32_t *tiles, const uint32_t *pairs, /* as above */      \
-        bf16 *y, /* [pairs, hidden] */                                                                                 \
-        uint32_t first, uint32_t experts, uint32_t hidden, uint32_t k) {                                               \
-        down<Format::FORMAT, TOKENS>(h, w, scales, {tiles, pairs, chosen, first, experts}, y, hidden, k);              \
+        const bf16 *h,                                                     /* [pairs, k] */                            \
+        const W *w,                                                        /* [experts * hidden, k] */                 \
+        const float *scales, const uint32_t *tiles, const uint32_t *pairs, /* as above */                              \
+        bf16 *y, /* [pairs, columns]: those of y from `from` on */                                                     \
+        uint32_t hidden, uint32_t from, uint32_t columns, uint32_t k) {                                                \
+        down<Format::FORMAT, TOKENS>(h, w, scales, {tiles, pairs}, y, {hidden, from, columns}, k);                     \
     }
 #define BY_TILE(TOKENS)                                                                                                \
     BY_WEIGHT(bf16, kBf16, bf16, TOKENS)                                                                               \

@@ -8,11 +8,9 @@
 //
 // Experts are ordered by IEEE 754's total order of their logits, largest first, then by number: every device chooses
 // alike, and the numbers are those of experts whatever the logits are. Technique: a warp a token, logits in registers,
-// one reduction of the warp for each chosen expert. Limit: latency; not measured. Reference: src/cpu/moe/route.rs.
-#include "common/math.cuh"
-#include "common/warp.cuh"
+// one reduction of the warp for each chosen expert. Limit: latency. Reference: src/cpu/moe/route.rs.
+#include "moe/unit.cuh"
 #include "abi/moe_route.h"
-#include "limits.h"
 
 using namespace limits::moe_route;
 
@@ -36,7 +34,7 @@ template <uint32_t OWN> struct OwnLogits {
 #pragma unroll
         for (uint32_t i = 0; i < OWN; ++i) {
             const uint32_t e = 32 * i + threadIdx.x % 32;
-            logits[i] = e < experts ? row[e] : 0.f;
+            logits[i] = e < experts ? __ldcg(row + e) : 0.f; // perhaps of other blocks of this kernel
             left |= uint32_t(e < experts) << i;
         }
     }
@@ -62,14 +60,11 @@ template <uint32_t OWN> struct OwnLogits {
     }
 };
 
+// Chooses the experts of the warp's token. `row`: its logits.
 template <uint32_t OWN>
-__device__ __forceinline__ void route(const float *logits, uint32_t *chosen, float *weights, uint32_t tokens,
-                                      uint32_t rows, uint32_t experts, uint32_t k, uint32_t normalize,
-                                      uint32_t shared) {
-    start_after_predecessor();
-    const uint32_t token = blockIdx.x * (kThreads / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
-    if (token >= tokens) return; // the whole warp
-    const float *row = written(logits) + size_t(token) * rows;
+__device__ __forceinline__ void choose(const float *row, uint32_t *chosen, float *weights, uint32_t experts, uint32_t k,
+                                       uint32_t normalize, uint32_t shared) {
+    const uint32_t lane = threadIdx.x % 32;
     OwnLogits<OWN> own(row, experts);
     uint64_t key = own.best();
     float max = 0.f, logit = 0.f; // of the best expert, and of chosen expert number `lane`
@@ -88,9 +83,43 @@ __device__ __forceinline__ void route(const float *logits, uint32_t *chosen, flo
     } else {
         sum = warp_sum(own.sum_of_exponentials(experts, max));
     }
-    const size_t to = size_t(token) * (k + shared);
-    if (lane < k) chosen[to + lane] = expert, weights[to + lane] = weight / sum;
-    if (shared && lane == 0) chosen[to + k] = experts, weights[to + k] = exact_sigmoid(row[experts]);
+    if (lane < k) chosen[lane] = expert, weights[lane] = weight / sum;
+    if (shared && lane == 0) chosen[k] = experts, weights[k] = exact_sigmoid(__ldcg(row + experts));
+}
+
+// The router's logits of 16 experts and 8 tokens a block, split-K between its warps; the last block of the tokens then
+// chooses their experts, a warp each.
+template <uint32_t OWN>
+__device__ __forceinline__ void router(const bf16 *x, const bf16 *w, float *logits, uint32_t *chosen, float *weights,
+                                       uint32_t *counters, uint32_t tokens, uint32_t columns, uint32_t rows,
+                                       uint32_t experts, uint32_t k, uint32_t normalize, uint32_t shared) {
+    constexpr uint32_t kWarps = kRouterThreads / 32;
+    release_successor();
+    __shared__ Accumulator parts[kWarps][32];
+    __shared__ bool last;
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, first = blockIdx.x * 16, upper = first + lane / 4;
+    const uint32_t token = blockIdx.y * 8 + lane / 4;
+    parts[warp][lane] = moe::sums_of_warp<Format::kBf16>(
+        w, nullptr, {upper, upper + 8, upper < rows, upper + 8 < rows}, columns, warp, kWarps, [&] {
+            wait_for_predecessor();
+            return token < tokens ? written(x) + size_t(token) * columns : nullptr;
+        });
+    __syncthreads();
+    if (threadIdx.x < 128) {
+        const uint32_t from = threadIdx.x / 4, i = threadIdx.x % 4;
+        float sum = 0.f;
+#pragma unroll
+        for (uint32_t j = 0; j < kWarps; ++j) sum += parts[j][from][i];
+        const uint32_t row = first + Accumulator::row(from, i), t = blockIdx.y * 8 + Accumulator::column(from, i);
+        if (row < rows && t < tokens) logits[size_t(t) * rows + row] = sum;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) last = arrive_last(counters + blockIdx.y, gridDim.x);
+    __syncthreads();
+    const uint32_t own = blockIdx.y * 8 + warp;
+    if (!last || own >= tokens) return;
+    const size_t to = size_t(own) * (k + shared);
+    choose<OWN>(logits + size_t(own) * rows, chosen + to, weights + to, experts, k, normalize, shared);
 }
 
 #define ROUTE(MOST)                                                                                                    \
@@ -103,7 +132,23 @@ __device__ __forceinline__ void route(const float *logits, uint32_t *chosen, flo
         uint32_t k,                                       /* up to 32 and `experts` */                                 \
         uint32_t normalize,                               /* 1: the weights of the k experts sum up to 1 */            \
         uint32_t shared) {                                /* 1: there is a shared expert */                            \
-        route<MOST / 32>(logits, chosen, weights, tokens, rows, experts, k, normalize, shared);                        \
+        start_after_predecessor();                                                                                     \
+        const uint32_t token = blockIdx.x * (kThreads / 32) + threadIdx.x / 32;                                        \
+        if (token >= tokens) return; /* the whole warp */                                                              \
+        const size_t to = size_t(token) * (k + shared);                                                                \
+        choose<MOST / 32>(written(logits) + size_t(token) * rows, chosen + to, weights + to, experts, k, normalize,    \
+                          shared);                                                                                     \
+    }                                                                                                                  \
+    /* Grid: tiles of 16 of the router's rows, tiles of 8 tokens. */                                                   \
+    extern "C" __global__ __launch_bounds__(kRouterThreads) void moe_router_##MOST(                                    \
+        const bf16 *x,                                   /* [tokens, columns] */                                       \
+        const bf16 *w,                                   /* [rows, columns] */                                         \
+        float *logits, uint32_t *chosen, float *weights, /* as above, all written */                                   \
+        uint32_t *counters,                              /* for each tile of tokens, zero */                           \
+        uint32_t tokens, uint32_t columns,               /* a multiple of 8 */                                         \
+        uint32_t rows, uint32_t experts, uint32_t k, uint32_t normalize, uint32_t shared) {                            \
+        router<MOST / 32>(x, w, logits, chosen, weights, counters, tokens, columns, rows, experts, k, normalize,       \
+                          shared);                                                                                     \
     }
 ROUTE(128)
 ROUTE(256)

@@ -1,207 +1,264 @@
-// The experts of a mixture for many rows of each, in bf16 on Hopper: grouped GEMM by wgmma.
+// The experts of a mixture for many rows of each, on Hopper: grouped GEMM by wgmma, in bf16 or FP8 by FP8.
 //
 //   moe_gate_up_wgmma: h[pair] = weight[pair] silu(bf16(gate x)) bf16(up x)   gate, up: the expert's rows of gate_up
 //   moe_down_wgmma:    y[pair] = down h[pair]
 //
-// Shapes are those of moe/gemv.cu. A block has 128 rows of weights of an expert, 64 in each of two warpgroups, and a
-// tile of 64 or 128 of its pairs. Of gate_up, groups of eight rows are gates and the ups of the same columns by turns,
-// so that a lane has the gate and the up of a column of h. Technique: swap-AB wgmma with both operands in shared
-// memory, warp specialisation: two producer warps fetch weights by TMA and gather rows of x by cp.async, kStages steps
-// of 64 columns ahead; two blocks a multiprocessor: one multiplies while the other begins or ends. Limit:
-// tensor cores and reads of the L2; not measured. Reference: src/cpu/moe/experts.rs.
-#include "moe/experts.cuh"
-#include "common/hopper.cuh"
+// Shapes are those of moe/gemv.cu. FP8: weights are e4m3 codes with an f32 scale for each block of 128 x 128, x and h
+// codes with one for each 128 columns of a row (W8A8), as csrc/gemm/fp8.cu rounds them: x by that kernel, h by this
+// one. Sums of 128 columns are f32 from zero, times both scales.
+//
+// Technique: persistent blocks, one a multiprocessor, over items of 256 rows of weights and up to 128 pairs; swap-AB,
+// so that the instruction is as wide as the tile has pairs, in steps of 16; warp specialisation with register
+// reallocation: a producer warpgroup fetches weights by TMA and gathers rows of x by cp.async, ahead of the items, two
+// consumers multiply. In FP8 the one scales its sums while the other has the tensor cores. Limit: tensor cores and
+// reads of the L2. Reference: src/cpu/moe/experts.rs.
+#include "moe/wgmma.cuh"
 #include "abi/moe_wgmma.h"
 
 using namespace moe;
 using namespace limits::moe_wgmma;
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-constexpr uint32_t kConsumers = 256, kProducers = kThreads - kConsumers;
-constexpr uint32_t kRowBytes = kDepth * sizeof(bf16); // of a stage: the span of the swizzle
-constexpr uint32_t kGroupRows = 8;                    // rows of a box of gates or ups
-constexpr uint32_t kLag = kStages - 1;                // steps that a producer has under way
-
-template <bool VALUE> struct Constant {
-    static constexpr bool value = VALUE;
-};
-
-template <int TOKENS> struct Shared {
-    uint8_t weights[kStages][kRows * kRowBytes];
-    uint8_t tokens[kStages][TOKENS * kRowBytes];
-    uint64_t full[kStages], empty[kStages];
-
-    // Called by all threads.
-    __device__ __forceinline__ void init() {
-        if (threadIdx.x == 0) {
-            for (int i = 0; i < kStages; ++i) {
-                barrier_init(&full[i], kProducers + 1);
-                barrier_init(&empty[i], kConsumers / 32);
-            }
-            barriers_ready();
-        }
-        __syncthreads();
+// Weights of a GEMM: where the two tiles of a warpgroup begin in part `part` of an expert.
+struct GateUpRows {
+    uint32_t width;
+    __device__ __forceinline__ uint32_t parts() const { return (2 * width + kRows - 1) / kRows; }
+    __device__ __forceinline__ uint32_t column(const Item &item, uint32_t warpgroup) const {
+        return item.part * (kRows / 2) + warpgroup * 64;
+    }
+    __device__ __forceinline__ uint32_t row(const Item &item, uint32_t warpgroup, int t) const {
+        return (2 * item.tile.expert + t) * width + column(item, warpgroup);
+    }
+    // Whether a tile of the warpgroup has rows of this expert.
+    __device__ __forceinline__ bool has(const Item &item, uint32_t warpgroup, int) const {
+        return column(item, warpgroup) < width;
     }
 };
-static_assert(sizeof(Shared<64>) == kSharedBytes64 && sizeof(Shared<128>) == kSharedBytes128);
-
-// The producers. `boxes(column, stage, barrier)` fetches the weights of a step, `token(t)` points to the row of x of
-// the tile's pair t.
-template <int TOKENS, typename Boxes, typename Token>
-__device__ __forceinline__ void fetch(Shared<TOKENS> &shared, const bf16 *x, uint32_t count, uint32_t k, Boxes boxes,
-                                      Token token) {
-    constexpr uint32_t kVectors = kDepth / kVector, kOwn = TOKENS * kVectors / kProducers;
-    const uint32_t producer = threadIdx.x - kConsumers, vector = producer % kVectors, steps = (k + kDepth - 1) / kDepth;
-    const bf16 *rows[kOwn];
-#pragma unroll
-    for (uint32_t i = 0; i < kOwn; ++i) {
-        const uint32_t t = (i * kProducers + producer) / kVectors;
-        rows[i] = t < count ? token(t) + vector * kVector : nullptr;
+struct DownRows {
+    Columns columns;
+    __device__ __forceinline__ uint32_t parts() const { return (columns.count + kRows - 1) / kRows; }
+    __device__ __forceinline__ uint32_t column(const Item &item, uint32_t warpgroup) const {
+        return item.part * kRows + warpgroup * 128;
     }
-    Ring<kStages> slot, done;
-    for (uint32_t step = 0; step < steps + kLag; ++step) {
-        // Before the wait below, which ends when the consumers have begun this step.
-        if (step >= kLag) {
-            copies_wait<int(kLag) - 1>();
-            fence_shared_for_async(); // the consumers' wgmma reads them
-            arrive(&shared.full[done.index]);
-            done.next();
-        }
-        if (step < steps) {
-            const uint32_t column = step * kDepth, to = shared_address(shared.tokens[slot.index]);
-            wait(&shared.empty[slot.index], slot.parity ^ 1);
-            if (producer == 0) {
-                arrive_expecting(&shared.full[slot.index], kRows * kRowBytes);
-                boxes(column, shared_address(shared.weights[slot.index]), &shared.full[slot.index]);
-            }
-#pragma unroll
-            for (uint32_t i = 0; i < kOwn; ++i) {
-                const uint32_t t = (i * kProducers + producer) / kVectors;
-                const bool is_there = rows[i] && column + vector * kVector < k;
-                copy16_or_zero(to + t * kRowBytes + (vector ^ t % 8) * 16, is_there ? rows[i] + column : x, is_there);
-            }
-            slot.next();
-        }
-        copies_commit();
+    __device__ __forceinline__ uint32_t row(const Item &item, uint32_t warpgroup, int t) const {
+        return item.tile.expert * columns.hidden + columns.first + column(item, warpgroup) + 64 * t;
     }
-}
-
-// A consumer warpgroup: the sums of its 64 rows of weights and the tile's pairs.
-template <int TOKENS>
-__device__ __forceinline__ void multiply(Shared<TOKENS> &shared, uint32_t warpgroup, uint32_t steps,
-                                         float (&sums)[TOKENS / 2]) {
-    Ring<kStages> slot;
-    auto begin = [&](auto is_first) {
-        constexpr bool kFirst = decltype(is_first)::value;
-        const uint64_t a = descriptor(shared_address(shared.weights[slot.index]) + warpgroup * 64 * kRowBytes, 0, 1024);
-        const uint64_t b = descriptor(shared_address(shared.tokens[slot.index]), 0, 1024);
-        wait(&shared.full[slot.index], slot.parity);
-        wgmma_fence();
-        wgmma<kFirst>(sums, a, b);
-#pragma unroll
-        for (int i = 1; i < 4; ++i) wgmma<false>(sums, a + 2 * i, b + 2 * i);
-        wgmma_commit();
-        slot.next();
-    };
-    // The step before the last that began is multiplied: its stage can be filled.
-    auto leave = [&] {
-        if (threadIdx.x % 32 == 0) arrive(&shared.empty[(slot.index + kStages - 2) % kStages]);
-    };
-    begin(Constant<true>());
-    for (uint32_t step = 1; step < steps; ++step) {
-        begin(Constant<false>());
-        wgmma_wait<1>();
-        leave();
+    __device__ __forceinline__ bool has(const Item &item, uint32_t warpgroup, int t) const {
+        return column(item, warpgroup) + 64 * t < columns.count;
     }
-    wgmma_wait<0>();
-}
+};
 
-// Sums of 8 pairs as an accumulator.
-template <int N> __device__ __forceinline__ Accumulator accumulator(const float (&sums)[N], uint32_t t) {
-    return {{sums[4 * t], sums[4 * t + 1], sums[4 * t + 2], sums[4 * t + 3]}};
-}
-
-template <int TOKENS>
-__device__ __forceinline__ void gate_up(const TensorMap &w, const bf16 *x, Grouped groups, const float *weights,
-                                        bf16 *h, uint32_t experts_of_token, uint32_t width, uint32_t k) {
+// Runs `epilogue(sums, item, slot, column)` for each item of this block, in the consumers. `weights` may be null.
+template <Format F, typename Rows, typename RowOf, typename Epilogue>
+__device__ __forceinline__ void for_items(const TensorMap &w, const float *scales, const Grouped &groups,
+                                          const float *weights, const Source &x, uint32_t k, Rows rows, RowOf row_of,
+                                          Epilogue epilogue) {
     extern __shared__ __align__(1024) uint8_t bytes[];
-    Shared<TOKENS> &shared = *reinterpret_cast<Shared<TOKENS> *>(bytes);
+    Shared<F> &shared = *reinterpret_cast<Shared<F> *>(bytes);
     shared.init();
     start_after_predecessor();
-    const PairTile tile = tile_of_block(groups, blockIdx.y);
-    if (tile.count == 0) return;
-    const uint32_t first = blockIdx.x * (kRows / 2), row = tile.expert * 2 * width + first;
+    constexpr uint32_t kColumns = Shape<F>::kColumns;
+    const uint32_t steps = (k + kColumns - 1) / kColumns;
+    Items items(written(groups.tiles), rows.parts());
     if (threadIdx.x >= kConsumers) {
-        auto boxes = [&](uint32_t column, uint32_t to, uint64_t *barrier) {
-            for (uint32_t i = 0; i < kRows / 2; i += kGroupRows) {
-                copy_box(to + 2 * i * kRowBytes, w, column, row + i, barrier);
-                copy_box(to + (2 * i + kGroupRows) * kRowBytes, w, column, row + width + i, barrier);
-            }
+        registers_lower<kProducerRegisters>();
+        auto boxes = [&](const Item &item, uint32_t step, uint32_t to, uint64_t *barrier) {
+#pragma unroll
+            for (uint32_t i = 0; i < kRows / 64; ++i)
+                copy_box(to + i * kTileBytes, w, step * (kRowBytes / 2), rows.row(item, i / 2, i % 2), barrier);
         };
-        auto token = [&](uint32_t t) { return x + size_t(groups.pair(tile.first + t) / experts_of_token) * k; };
-        fetch<TOKENS>(shared, x, tile.count, k, boxes, token);
+        fetch<F>(shared, groups, items, x, steps, boxes, row_of);
         return;
     }
+    registers_raise<kConsumerRegisters>();
     const uint32_t warpgroup = __shfl_sync(kAll, threadIdx.x / 128, 0);
-    float sums[TOKENS / 2];
-    multiply<TOKENS>(shared, warpgroup, (k + kDepth - 1) / kDepth, sums);
-    const uint32_t column = first + threadIdx.x / 32 * 8 + threadIdx.x % 32 / 4;
-#pragma unroll
-    for (uint32_t t = 0; t < TOKENS / 8; ++t)
-        store_gated(accumulator(sums, t), groups, tile, t, weights, h, width, column);
+    Consumer<F> consumer{shared, warpgroup};
+    auto pair_of = [&](const Item &item) {
+        return threadIdx.x < item.tile.count ? groups.pairs[item.tile.first + threadIdx.x] : 0;
+    };
+    // What an item needs is read during the item before: the next item's pairs, and the item after it.
+    Item item, next, after;
+    bool more = items.next(item), again = more && items.next(next);
+    uint32_t pair = more ? pair_of(item) : 0;
+    for (uint32_t slot = 0; more; slot ^= 1) {
+        const uint32_t count = item.tile.count, column = rows.column(item, warpgroup);
+        const bool listed = threadIdx.x < count;
+        const float factor = listed && weights ? weights[pair] : 0.f;
+        const uint32_t next_pair = again ? pair_of(next) : 0;
+        const bool has_after = again && items.next(after);
+        auto lists = [&] {
+            if (listed) {
+                shared.pairs[slot][threadIdx.x] = pair;
+                shared.factors[slot][threadIdx.x] = factor;
+                shared.largest[slot][threadIdx.x] = 0;
+            }
+            Consumer<F>::sync();
+        };
+        auto run = [&](auto width) {
+            constexpr int N = decltype(width)::value;
+            float sums[2][N / 2];
+            if constexpr (F == Format::kFp8) {
+                consumer.template multiply_fp8<N>(sums, steps, [&](int t, uint32_t step) {
+                    return rows.has(item, warpgroup, t)
+                               ? __ldg(scales + size_t(rows.row(item, warpgroup, t) / kBlock) * steps + step)
+                               : 0.f;
+                });
+            } else {
+                consumer.template multiply_bf16<N>(sums, steps);
+            }
+            lists();
+            epilogue(shared, sums, item, slot, column);
+        };
+        if (count <= 16) run(Constant<16>());
+        else if (count <= 32) run(Constant<32>());
+        else if (count <= 64) run(Constant<64>());
+        else if (count <= 80) run(Constant<80>());
+        else if (count <= 96) run(Constant<96>());
+        else if (count <= 112) run(Constant<112>());
+        else run(Constant<128>());
+        item = next, next = after, pair = next_pair, more = again, again = has_after;
+    }
 }
 
-template <int TOKENS>
-__device__ __forceinline__ void down(const TensorMap &w, const bf16 *h, Grouped groups, bf16 *y, uint32_t hidden,
-                                     uint32_t k) {
-    extern __shared__ __align__(1024) uint8_t bytes[];
-    Shared<TOKENS> &shared = *reinterpret_cast<Shared<TOKENS> *>(bytes);
-    shared.init();
-    start_after_predecessor();
-    const PairTile tile = tile_of_block(groups, blockIdx.y);
-    if (tile.count == 0) return;
-    const uint32_t first = blockIdx.x * kRows, row = tile.expert * hidden + first;
-    if (threadIdx.x >= kConsumers) {
-        auto boxes = [&](uint32_t column, uint32_t to, uint64_t *barrier) {
-            copy_box(to, w, column, row, barrier);
-            copy_box(to + 64 * kRowBytes, w, column, row + 64, barrier);
-        };
-        auto token = [&](uint32_t t) { return h + size_t(groups.pair(tile.first + t)) * k; };
-        fetch<TOKENS>(shared, h, tile.count, k, boxes, token);
-        return;
-    }
-    const uint32_t warpgroup = __shfl_sync(kAll, threadIdx.x / 128, 0);
-    float sums[TOKENS / 2];
-    multiply<TOKENS>(shared, warpgroup, (k + kDepth - 1) / kDepth, sums);
-    const uint32_t column = first + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
-#pragma unroll
-    for (uint32_t t = 0; t < TOKENS / 8; ++t) store_down(accumulator(sums, t), groups, tile, t, y, hidden, column);
+// Two columns of each half of a lane's 16, of one pair, from accumulators: columns `2 q` and `2 q + 1`, and from 8 on.
+struct Quad {
+    uint32_t low, high;
+};
+
+// A warp's first column of 16 in a tile of 64.
+__device__ __forceinline__ uint32_t warp_column() { return threadIdx.x % 128 / 32 * 16; }
+
+// h of eight pairs, lane 4 g + q: of pair g.
+template <int N>
+__device__ __forceinline__ Quad gated(const float (&gates)[N], const float (&ups)[N], int i, const float *factors) {
+    const float2 factor = *reinterpret_cast<const float2 *>(&factors[8 * i + Accumulator::column(threadIdx.x % 32, 0)]);
+    auto value = [&](int j, float factor) {
+        return factor * silu(round_bf16(gates[4 * i + j])) * round_bf16(ups[4 * i + j]);
+    };
+    return {transposed(narrow(value(0, factor.x), value(1, factor.y))),
+            transposed(narrow(value(2, factor.x), value(3, factor.y)))};
 }
-#define GATE_UP(TOKENS) gate_up<TOKENS>(w, x, {tiles, pairs, nullptr, 0, 0}, weights, h, experts_of_token, width, k)
-#define DOWN(TOKENS) down<TOKENS>(w, h, {tiles, pairs, nullptr, 0, 0}, y, hidden, k)
+
+// Calls `store(pair of the list, i)` for the lane's pair of each eight.
+template <int N, typename Store> __device__ __forceinline__ void for_pairs(uint32_t count, Store store) {
+#pragma unroll
+    for (int i = 0; i < N / 4; ++i) store(8 * i + threadIdx.x % 32 / 4, i, 8 * i + threadIdx.x % 32 / 4 < count);
+}
+
+// Stores a quad's columns of a row in bf16; `column`: the lane's first.
+__device__ __forceinline__ void put(bf16 *row, uint32_t column, uint32_t columns, const Quad &quad) {
+    if (column < columns) *reinterpret_cast<uint32_t *>(row + column) = quad.low;
+    if (column + 8 < columns) *reinterpret_cast<uint32_t *>(row + column + 8) = quad.high;
+}
+
+__device__ __forceinline__ uint32_t lane_column() { return warp_column() + threadIdx.x % 4 * 2; }
+
+__device__ __forceinline__ void gate_up_bf16(const TensorMap &w, const bf16 *x, const Grouped &groups,
+                                             const float *weights, bf16 *h, uint32_t experts_of_token, uint32_t width,
+                                             uint32_t k) {
+    const Source source{reinterpret_cast<const uint8_t *>(x), nullptr, uint32_t(k * sizeof(bf16)), 0};
+    auto epilogue = [&](const auto &shared, auto &sums, const Item &item, uint32_t slot, uint32_t column) {
+        constexpr int N = sizeof(sums[0]) / sizeof(float);
+        for_pairs<N>(item.tile.count, [&](uint32_t t, int i, bool is_there) {
+            const Quad quad = gated(sums[0], sums[1], i, shared.factors[slot]);
+            if (is_there) put(h + size_t(shared.pairs[slot][t]) * width, column + lane_column(), width, quad);
+        });
+    };
+    for_items<Format::kBf16>(
+        w, nullptr, groups, weights, source, k, GateUpRows{width},
+        [=](uint32_t pair) { return pair / experts_of_token; }, epilogue);
+}
+
+__device__ __forceinline__ void gate_up_fp8(
+    const TensorMap &w, const float *scales, const uint8_t *x, const float *x_scales, uint32_t padded,
+    const Grouped &groups, const float *weights, uint8_t *h, float *h_scales, uint32_t pitch, uint32_t experts_of_token,
+    uint32_t width, uint32_t k) {
+    auto epilogue = [&](auto &shared, auto &sums, const Item &item, uint32_t slot, uint32_t column) {
+        constexpr int N = sizeof(sums[0]) / sizeof(float);
+        Quad quads[N / 4];
+        for_pairs<N>(item.tile.count, [&](uint32_t t, int i, bool is_there) {
+            quads[i] = gated(sums[0], sums[1], i, shared.factors[slot]);
+            const uint32_t own = max(magnitude(quads[i].low), magnitude(quads[i].high));
+            const uint32_t largest = reduce_lanes(own, 4, MaxBits());
+            if (is_there && threadIdx.x % 4 == 0) atomicMax(&shared.largest[slot][t], largest);
+        });
+        Consumer<Format::kFp8>::sync();
+        for_pairs<N>(item.tile.count, [&](uint32_t t, int i, bool is_there) {
+            if (!is_there) return;
+            const Divisor divisor(amax_over_448(shared.largest[slot][t]));
+            uint8_t *row = h + size_t(shared.pairs[slot][t]) * width + column + lane_column();
+            *reinterpret_cast<uint16_t *>(row) = divisor.encode2(quads[i].low);
+            *reinterpret_cast<uint16_t *>(row + 8) = divisor.encode2(quads[i].high);
+        });
+        if (threadIdx.x < item.tile.count)
+            h_scales[size_t(item.part) * pitch + shared.pairs[slot][threadIdx.x]] =
+                amax_over_448(shared.largest[slot][threadIdx.x]);
+    };
+    for_items<Format::kFp8>(
+        w, scales, groups, weights, {x, x_scales, k, padded}, k, GateUpRows{width},
+        [=](uint32_t pair) { return pair / experts_of_token; }, epilogue);
+}
+
+template <Format F>
+__device__ __forceinline__ void down(const TensorMap &w, const float *scales, const Source &h, const Grouped &groups,
+                                     bf16 *y, const Columns &of_y, uint32_t k) {
+    const uint32_t columns = of_y.count;
+    auto epilogue = [&](const auto &shared, auto &sums, const Item &item, uint32_t slot, uint32_t column) {
+        constexpr int N = sizeof(sums[0]) / sizeof(float);
+        for_pairs<N>(item.tile.count, [&](uint32_t t, int i, bool is_there) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const float *four = &sums[half][4 * i];
+                const Quad quad{transposed(narrow(four[0], four[1])), transposed(narrow(four[2], four[3]))};
+                if (is_there)
+                    put(y + size_t(shared.pairs[slot][t]) * columns, column + 64 * half + lane_column(), columns, quad);
+            }
+        });
+    };
+    for_items<F>(w, scales, groups, nullptr, h, k, DownRows{of_y}, [](uint32_t pair) { return pair; }, epilogue);
+}
+#define HOPPER(...) __VA_ARGS__
 #else
-#define GATE_UP(TOKENS) __trap() // the launcher takes moe/mma.cu
-#define DOWN(TOKENS) __trap()
+#define HOPPER(...) __trap() // the launcher takes moe/mma.cu
 #endif
 
-#define BY_TILE(TOKENS)                                                                                                \
-    /* Grid: tiles of 64 columns of h, tiles of pairs. */                                                              \
-    extern "C" __global__ __launch_bounds__(kThreads, 2) void moe_gate_up_wgmma_##TOKENS(                              \
-        const __grid_constant__ TensorMap w,                     /* [experts * 2 * width, k] in boxes of 8 rows */     \
-        const bf16 *x,                                           /* [tokens, k] */                                     \
-        const uint32_t *tiles, const uint32_t *pairs,            /* of moe_group_pairs */                              \
-        const float *weights,                                    /* [pairs] */                                         \
-        bf16 *h,                                                 /* [pairs, width] */                                  \
-        uint32_t experts_of_token, uint32_t width, uint32_t k) { /* multiples of 8 */                                  \
-        GATE_UP(TOKENS);                                                                                               \
-    }                                                                                                                  \
-    /* Grid: tiles of 128 columns of y, tiles of pairs. */                                                             \
-    extern "C" __global__ __launch_bounds__(kThreads, 2) void moe_down_wgmma_##TOKENS(                                 \
-        const __grid_constant__ TensorMap w,                   /* [experts * hidden, k] in boxes of 64 rows */         \
-        const bf16 *h,                                         /* [pairs, k] */                                        \
-        const uint32_t *tiles, const uint32_t *pairs, bf16 *y, /* [pairs, hidden] */                                   \
-        uint32_t hidden, uint32_t k) {                                                                                 \
-        DOWN(TOKENS);                                                                                                  \
-    }
-BY_TILE(64)
-BY_TILE(128)
+// Grid: blocks, each with every so many-th item, of 256 rows of weights and a tile of pairs. kThreads threads.
+extern "C" __global__ __launch_bounds__(kThreads, 1) void moe_gate_up_wgmma_bf16(
+    const __grid_constant__ TensorMap w,                     // [experts * 2 * width, k] in boxes of 64 rows
+    const bf16 *x,                                           // [tokens, k]
+    const uint32_t *tiles, const uint32_t *pairs,            // of moe_group_pairs, tiles of up to kTokens
+    const float *weights,                                    // [pairs]
+    bf16 *h,                                                 // [pairs, width]
+    uint32_t experts_of_token, uint32_t width, uint32_t k) { // multiples of 8
+    HOPPER(gate_up_bf16(w, x, {tiles, pairs}, weights, h, experts_of_token, width, k));
+}
+
+extern "C" __global__ __launch_bounds__(kThreads, 1) void moe_gate_up_wgmma_fp8(
+    const __grid_constant__ TensorMap w,          // [experts * 2 * width, k] codes
+    const float *scales,                          // [experts * 2 * width / 128, k / 128]
+    const uint8_t *x, const float *x_scales,      // [tokens, k] codes, [k / 128, padded]
+    const uint32_t *tiles, const uint32_t *pairs, // as above, tiles of up to kTokens
+    const float *weights,                         // [pairs]
+    uint8_t *h, float *h_scales,                  // [pairs, width] codes, [width / 128, pitch]
+    uint32_t padded, uint32_t pitch, uint32_t experts_of_token, uint32_t width, uint32_t k) { // multiples of 128
+    HOPPER(gate_up_fp8(w, scales, x, x_scales, padded, {tiles, pairs}, weights, h, h_scales, pitch, experts_of_token,
+                       width, k));
+}
+
+extern "C" __global__ __launch_bounds__(kThreads, 1) void moe_down_wgmma_bf16(
+    const __grid_constant__ TensorMap w,                            // [experts * hidden, k] in boxes of 64 rows
+    const bf16 *h,                                                  // [pairs, k]
+    const uint32_t *tiles, const uint32_t *pairs, bf16 *y,          // [pairs, columns]: those of y
+    uint32_t hidden, uint32_t from, uint32_t columns, uint32_t k) { // from `from` on
+    HOPPER(down<Format::kBf16>(w, nullptr, {reinterpret_cast<const uint8_t *>(h), nullptr, k * 2, 0}, {tiles, pairs}, y,
+                               {hidden, from, columns}, k));
+}
+
+extern "C" __global__ __launch_bounds__(kThreads, 1) void moe_down_wgmma_fp8(
+    const __grid_constant__ TensorMap w,                   // [experts * hidden, k] codes
+    const float *scales,                                   // [experts * hidden / 128, k / 128]
+    const uint8_t *h, const float *h_scales,               // [pairs, k] codes, [k / 128, pitch]
+    const uint32_t *tiles, const uint32_t *pairs, bf16 *y, // [pairs, columns]
+    uint32_t pitch, uint32_t hidden, uint32_t from, uint32_t columns, uint32_t k) { // multiples of 128
+    HOPPER(down<Format::kFp8>(w, scales, {h, h_scales, k, pitch}, {tiles, pairs}, y, {hidden, from, columns}, k));
+}

@@ -35,7 +35,7 @@ pub(crate) use delta::TRITON_SLICES;
 pub use delta::{Conv, DecodeDelta, DeltaChunks, InterChunkScan};
 #[cfg(feature = "deepseek-v4")]
 pub(crate) use dense_gemm::{DenseGemm, DenseShape};
-pub use experts::GroupedGemm;
+pub use experts::{ExpertShape, GroupedGemm, fuses_router};
 pub use gemm::{AddNorm, Gemm, Skinny, Swiglu};
 pub use gemm_shape::{GemmShape, Output, WeightFormat};
 pub use gemv_splitk::GemvPlan;

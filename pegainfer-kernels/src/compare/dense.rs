@@ -11,7 +11,12 @@ use pegainfer_core::tensor::{DType, OpError};
 
 pub(super) const FAMILY: Family = Family { has, variants, prepare, fill, launch, outputs };
 
-const OPS: [&str; 9] = [
+/// Tolerance of sums of weights that a GPU may round to bf16.
+const WIDENED: f64 = 1.0 / 64.0;
+/// The same of SwiGLU: an error of the gate counts times the other half.
+const GATED: f64 = 1.0 / 32.0;
+
+const OPS: [&str; 10] = [
     "embedding",
     "gather_rows",
     "rms_norm",
@@ -19,6 +24,7 @@ const OPS: [&str; 9] = [
     "linear_add_norm",
     "linear",
     "linear_swiglu",
+    "swiglu",
     "quantize_fp8",
     "uniform",
 ];
@@ -62,6 +68,7 @@ fn launch(exec: &mut Exec, call: &Call<'_>, launch: &mut Launch) -> Result<(), O
         }
         ("linear", [x, w], [out], _) => ops::linear(exec, x, call.weight(w), out),
         ("linear_swiglu", [x, w], [out], [gate_up]) => ops::linear_swiglu(exec, x, call.weight(w), gate_up, out),
+        ("swiglu", [gate_up], [out], _) => ops::swiglu(exec, gate_up, out),
         ("quantize_fp8", [w], [codes, scales], _) => ops::quantize_fp8(exec, w, codes, scales),
         ("uniform", [], [out], _) => ops::uniform(exec, 5, 0.02, out),
         _ => Err(call.unknown()),
@@ -72,6 +79,12 @@ fn outputs(exec: &Exec, call: &Call<'_>, launch: &Launch) -> Result<Vec<Output>,
     let mut outputs = all_written(exec, call, launch)?;
     if matches!(call.record.op, "quantize_fp8" | "uniform") {
         outputs.iter_mut().for_each(|output| output.tolerance = EXACT);
+    }
+    if let (op @ ("linear" | "linear_swiglu"), [_, w]) = (call.record.op, &call.read[..])
+        && call.weight(w).is_quantized()
+    {
+        let least = if op == "linear" { WIDENED } else { GATED };
+        outputs.iter_mut().for_each(|output| output.tolerance = output.tolerance.max(least));
     }
     Ok(outputs)
 }

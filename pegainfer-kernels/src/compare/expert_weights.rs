@@ -18,5 +18,6 @@ pub(super) fn weights(exec: &mut Exec, record: &OpRecord) -> Result<Option<Exper
     let (gate_up, down) = operands.split_at(operands.len() / 2);
     let (gate_up, down) = (fp8::matrix(exec, gate_up)?, fp8::matrix(exec, down)?);
     let count = down.shape().0 / gate_up.shape().1;
-    Ok(Some(Experts { gate_up, down, count }))
+    // A shared expert runs like the others; only the bytes of a record tell it apart.
+    Ok(Some(Experts { gate_up, down, count, shared: false }))
 }

@@ -16,6 +16,7 @@ pub mod isa;
 pub mod kv_cache;
 mod lanes;
 pub mod linear;
+pub mod lora;
 pub mod moe;
 pub mod norm;
 pub mod penalties;

@@ -34,6 +34,7 @@ mod groups;
 mod hyper_mix;
 mod int4;
 mod linear;
+mod lora;
 pub(crate) mod moe;
 mod narrow_gemm;
 mod norm;
@@ -73,11 +74,13 @@ pub(crate) use groups::{pack as pack_groups, pack_fp8};
 #[cfg(feature = "deepseek-v4")]
 pub(crate) use hyper_mix::hyper_mix;
 pub(crate) use linear::{linear, linear_add_norm, linear_swiglu};
+pub(crate) use lora::add_adapters;
 pub(crate) use norm::{add_rms_norm, rms_norm};
 pub(crate) use penalties::{count_tokens, penalize};
 pub(crate) use qkv::{qk_norm_rope_write_kv, rope_write_kv};
 pub use read::read_bandwidth;
 pub(crate) use sample::{logprobs, sample};
+pub(crate) use swiglu::swiglu;
 pub(crate) use write_runs::write_runs;
 
 use pegainfer_core::exec::Exec;

@@ -16,6 +16,11 @@ impl Scratch {
         Ok(Self { next, end: next + WORKSPACE_BYTES as u64 })
     }
 
+    /// Bytes that are left.
+    pub fn left(&self) -> usize {
+        (self.end - self.next) as usize
+    }
+
     /// The next `bytes` bytes.
     pub fn take(&mut self, op: &'static str, bytes: usize) -> Result<u64, OpError> {
         let address = self.next;

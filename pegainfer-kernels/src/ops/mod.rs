@@ -27,6 +27,7 @@ mod linear;
 mod linear_add_norm;
 mod linear_swiglu;
 mod logprobs;
+pub mod lora;
 mod matrix;
 pub mod moe;
 mod pack_groups;
@@ -38,6 +39,7 @@ mod reduce_add_norm;
 mod rms_norm;
 mod rope;
 mod sample;
+mod swiglu;
 mod uniform;
 mod write_runs;
 
@@ -86,6 +88,7 @@ pub use reduce_add_norm::reduce_add_norm;
 pub use rms_norm::rms_norm;
 pub use rope::rope_write_kv;
 pub use sample::sample;
+pub use swiglu::swiglu;
 pub use uniform::uniform;
 pub use write_runs::write_runs;
 

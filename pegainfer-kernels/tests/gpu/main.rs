@@ -1,11 +1,11 @@
-//! What needs a GPU and prints what it measures: collectives of several GPUs, mixtures of experts, and the GEMMs of
-//! DeepSeek-V4.
+//! What needs a GPU and prints what it measures: collectives of several GPUs, mixtures of experts, adapters, and the
+//! GEMMs of DeepSeek-V4.
 //!
 //!     PEGAINFER_TEST_DEVICE=cuda cargo test --release -p pegainfer-kernels --features deepseek-v4 --test gpu
 //!     PEGAINFER_TEST_DEVICE=cuda cargo test --release -p pegainfer-kernels --test gpu -- collectives
 //!     PEGAINFER_TEST_DEVICE=cuda cargo test --release -p pegainfer-kernels --features deepseek-v4 --test gpu -- gemms routed
 //!
-//! The first argument names one of them: collectives, moe or gemms. After it, collectives take the parts to run
+//! The first argument names one of them: collectives, moe, lora or gemms. After it, collectives take the parts to run
 //! (exact, add_norm, failure, timing), moe the beginnings of layers' names, and the GEMMs names of weights and numbers
 //! of tokens. Exits with 1 if anything fails.
 
@@ -14,7 +14,19 @@
 mod collectives;
 #[cfg(feature = "deepseek-v4")]
 mod deepseek_v4_gemms;
+mod lora;
 mod moe;
+
+use pegainfer_core::exec::Exec;
+use pegainfer_kernels::compare::Case;
+use pegainfer_kernels::ops::HeadShape;
+use std::time::Instant;
+
+/// Replays that are timed.
+const REPLAYS: usize = 10;
+/// Not used by the ops of `moe` and `lora`.
+const CASE: Case =
+    Case { shape: HeadShape { heads: 1, kv_heads: 1, head_dim: 64 }, context: 1, rope_theta: 1e6, exact_in_fp8: false };
 
 fn main() {
     if std::env::var("PEGAINFER_TEST_DEVICE").as_deref() != Ok("cuda") {
@@ -32,8 +44,25 @@ fn main() {
     if is_wanted("moe") && !moe::run(&words) {
         std::process::exit(1);
     }
+    if is_wanted("lora") && !lora::run() {
+        std::process::exit(1);
+    }
     #[cfg(feature = "deepseek-v4")]
     if is_wanted("gemms") && !deepseek_v4_gemms::run(&words) {
         std::process::exit(1);
     }
+}
+
+/// Seconds of the calls of `launch` in a graph.
+fn seconds(gpu: &mut Exec, mut launch: impl FnMut(&mut Exec)) -> f64 {
+    launch(gpu);
+    gpu.begin_capture().unwrap();
+    launch(gpu);
+    let graph = gpu.end_capture().unwrap();
+    gpu.replay(&graph).unwrap();
+    gpu.synchronize().unwrap();
+    let start = Instant::now();
+    (0..REPLAYS).for_each(|_| gpu.replay(&graph).unwrap());
+    gpu.synchronize().unwrap();
+    start.elapsed().as_secs_f64() / REPLAYS as f64
 }

@@ -2,27 +2,23 @@
 //!
 //! Times are of a CUDA graph of calls with other experts each; the rate counts each chosen expert's weights once.
 
+use super::{CASE, seconds};
 use pegainfer_core::exec::Exec;
 use pegainfer_core::isa::Isa;
 use pegainfer_core::record::OpRecord;
 use pegainfer_core::tensor::{DType, Tensor};
-use pegainfer_kernels::compare::{Case, compare};
+use pegainfer_kernels::compare::compare;
 use pegainfer_kernels::cuda;
 use pegainfer_kernels::ops::moe::{Experts, RouteSpec, experts, route};
-use pegainfer_kernels::ops::{BlockScales, HeadShape, Matrix, random_bytes, uniform};
+use pegainfer_kernels::ops::{BlockScales, Matrix, random_bytes, uniform};
 use std::collections::HashSet;
-use std::time::Instant;
 
 /// Tokens that are compared with the small layers and with those of real models, and tokens that are timed.
 const SMALL: [usize; 6] = [1, 2, 8, 33, 70, 300];
 const LARGE: [usize; 6] = [1, 8, 32, 65, 129, 600];
 const TIMED: [usize; 7] = [1, 8, 32, 128, 512, 1024, 4096];
-/// Calls of a graph, and replays that are timed.
+/// Calls of a graph.
 const CALLS: usize = 8;
-const REPLAYS: usize = 10;
-/// Not used by these ops.
-const CASE: Case =
-    Case { shape: HeadShape { heads: 1, kv_heads: 1, head_dim: 64 }, context: 1, rope_theta: 1e6, exact_in_fp8: false };
 
 /// A layer's experts.
 struct Layer {
@@ -73,7 +69,7 @@ impl Layer {
             },
         };
         let gate_up = matrix(count * 2 * self.width, self.hidden);
-        let experts = Experts { gate_up, down: matrix(count * self.hidden, self.width), count };
+        let experts = Experts { gate_up, down: matrix(count * self.hidden, self.width), count, shared: false };
         Operands {
             logits: tensor("logits", [tokens, self.spec.rows()], DType::F32),
             chosen: tensor("chosen", [tokens, k], DType::U32),
@@ -167,20 +163,6 @@ fn time(gpu: &mut Exec, layer: &Layer) {
         let (micros, tera, rate) = (1e6 * seconds, bytes as f64 / seconds / 1e12, flops as f64 / seconds / 1e12);
         println!("{:<16} {tokens:>5} tokens {micros:>9.1} us {tera:>6.2} TB/s {rate:>7.1} TFLOP/s", layer.name);
     }
-}
-
-/// Seconds of the calls of `launch` in a graph.
-fn seconds(gpu: &mut Exec, mut launch: impl FnMut(&mut Exec)) -> f64 {
-    launch(gpu);
-    gpu.begin_capture().unwrap();
-    launch(gpu);
-    let graph = gpu.end_capture().unwrap();
-    gpu.replay(&graph).unwrap();
-    gpu.synchronize().unwrap();
-    let start = Instant::now();
-    (0..REPLAYS).for_each(|_| gpu.replay(&graph).unwrap());
-    gpu.synchronize().unwrap();
-    start.elapsed().as_secs_f64() / REPLAYS as f64
 }
 
 /// Random weights of about the size of trained ones.

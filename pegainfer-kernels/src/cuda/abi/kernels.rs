@@ -133,49 +133,68 @@ kernels! {
     DEEPSEEK_V4_DUMMY: RandomNumbers [random_numbers_bf16<Bf16>, random_numbers_f32<F32>] {
         out: Out<T>, seed: u64, elements: u64, width: u32, whole: u64, first_row: u64, first_column: u64, limit: f32,
     }
+    LORA_ADAPTERS: LoraShrink [lora_shrink] {
+        x: In<Bf16>, a: In<Bf16>, slots: In<U32>, sums: Scratch<F32>, begin: u32, end: u32, k: u32, n: u32,
+        adapters: u32, split_columns: u32,
+    }
+    LORA_ADAPTERS: LoraExpand [lora_expand] {
+        sums: ScratchIn<F32>, b: In<Bf16>, slots: In<U32>, out: Out<Bf16>, begin_row: u32, end_row: u32, width: u32,
+        rank: u32, adapters: u32, splits: u32, segments: u32, end0: u32, end1: u32, end2: u32, end3: u32,
+    }
     MOE_ROUTE: MoeRoute [moe_route_128, moe_route_256, moe_route_512, moe_route_1024] {
         logits: In<F32>, chosen: Out<U32>, weights: Out<F32>, tokens: u32, rows: u32, experts: u32, k: u32,
         normalize: u32, shared: u32,
+    }
+    MOE_ROUTE: MoeRouter [moe_router_128, moe_router_256, moe_router_512, moe_router_1024] {
+        x: In<Bf16>, w: In<Bf16>, logits: Out<F32>, chosen: Out<U32>, weights: Out<F32>, counters: Scratch<U32>,
+        tokens: u32, columns: u32, rows: u32, experts: u32, k: u32, normalize: u32, shared: u32,
     }
     MOE_PAIRS: MoeGroupPairs [moe_group_pairs] {
         chosen: ScratchIn<U32>, pairs: OutOrScratch<U32>, tiles: Scratch<U32>, count: u32, first: u32, experts: u32,
         tokens: u32,
     }
     MOE_PAIRS: MoeAddPairs [moe_add_pairs] {
-        y: ScratchIn<Bf16>, chosen: ScratchIn<U32>, out: OutOrScratch<Bf16>, hidden: u32, k: u32, first: u32,
-        experts: u32,
+        y: ScratchIn<Bf16>, chosen: ScratchIn<U32>, out: OutOrScratch<Bf16>, hidden: u32, from: u32,
+        columns: u32, k: u32, first: u32, experts: u32,
     }
     MOE_GEMV: MoeGateUpGemv [moe_gate_up_gemv_bf16<Bf16>, moe_gate_up_gemv_fp8<U8>] {
-        x: ScratchIn<Bf16>, w: In<T>, scales: ScratchIn<F32>, chosen: ScratchIn<U32>, tiles: ScratchIn<U32>,
-        pairs: ScratchIn<U32>, weights: ScratchIn<F32>, h: Scratch<Bf16>, experts_of_token: u32, first: u32,
-        experts: u32, width: u32, k: u32, splits: u32,
+        x: In<Bf16>, w: In<T>, scales: ScratchIn<F32>, chosen: In<U32>, weights: In<F32>, h: Scratch<Bf16>,
+        experts_of_token: u32, width: u32, k: u32, splits: u32,
     }
     MOE_GEMV: MoeDownGemv [moe_down_gemv_bf16<Bf16>, moe_down_gemv_fp8<U8>] {
-        h: ScratchIn<Bf16>, w: In<T>, scales: ScratchIn<F32>, chosen: ScratchIn<U32>, tiles: ScratchIn<U32>,
-        pairs: ScratchIn<U32>, y: Scratch<Bf16>, first: u32, experts: u32, hidden: u32, k: u32, splits: u32,
+        h: ScratchIn<Bf16>, w: In<T>, scales: ScratchIn<F32>, chosen: In<U32>, out: Out<Bf16>, experts_of_token: u32,
+        hidden: u32, k: u32,
     }
     MOE_MMA: MoeGateUpMma [
         moe_gate_up_mma_bf16_16<Bf16>, moe_gate_up_mma_bf16_32<Bf16>, moe_gate_up_mma_bf16_64<Bf16>,
         moe_gate_up_mma_fp8_16<U8>, moe_gate_up_mma_fp8_32<U8>, moe_gate_up_mma_fp8_64<U8>,
     ] {
-        x: ScratchIn<Bf16>, w: In<T>, scales: ScratchIn<F32>, chosen: ScratchIn<U32>, tiles: ScratchIn<U32>,
-        pairs: ScratchIn<U32>, weights: ScratchIn<F32>, h: Scratch<Bf16>, experts_of_token: u32, first: u32,
-        experts: u32, width: u32, k: u32,
+        x: ScratchIn<Bf16>, w: In<T>, scales: ScratchIn<F32>, tiles: ScratchIn<U32>, pairs: ScratchIn<U32>,
+        weights: ScratchIn<F32>, h: Scratch<Bf16>, experts_of_token: u32, width: u32, k: u32,
     }
     MOE_MMA: MoeDownMma [
         moe_down_mma_bf16_16<Bf16>, moe_down_mma_bf16_32<Bf16>, moe_down_mma_bf16_64<Bf16>,
         moe_down_mma_fp8_16<U8>, moe_down_mma_fp8_32<U8>, moe_down_mma_fp8_64<U8>,
     ] {
-        h: ScratchIn<Bf16>, w: In<T>, scales: ScratchIn<F32>, chosen: ScratchIn<U32>, tiles: ScratchIn<U32>,
-        pairs: ScratchIn<U32>, y: Scratch<Bf16>, first: u32, experts: u32, hidden: u32, k: u32,
+        h: ScratchIn<Bf16>, w: In<T>, scales: ScratchIn<F32>, tiles: ScratchIn<U32>, pairs: ScratchIn<U32>,
+        y: Scratch<Bf16>, hidden: u32, from: u32, columns: u32, k: u32,
     }
-    MOE_WGMMA: MoeGateUpWgmma [moe_gate_up_wgmma_64, moe_gate_up_wgmma_128] {
+    MOE_WGMMA: MoeGateUpWgmma [moe_gate_up_wgmma_bf16] {
         w: Map<Bf16>, x: ScratchIn<Bf16>, tiles: ScratchIn<U32>, pairs: ScratchIn<U32>, weights: ScratchIn<F32>,
         h: Scratch<Bf16>, experts_of_token: u32, width: u32, k: u32,
     }
-    MOE_WGMMA: MoeDownWgmma [moe_down_wgmma_64, moe_down_wgmma_128] {
+    MOE_WGMMA: MoeGateUpWgmmaFp8 [moe_gate_up_wgmma_fp8] {
+        w: Map<U8>, scales: In<F32>, x: ScratchIn<U8>, x_scales: ScratchIn<F32>, tiles: ScratchIn<U32>,
+        pairs: ScratchIn<U32>, weights: ScratchIn<F32>, h: Scratch<U8>, h_scales: Scratch<F32>, padded: u32,
+        pitch: u32, experts_of_token: u32, width: u32, k: u32,
+    }
+    MOE_WGMMA: MoeDownWgmma [moe_down_wgmma_bf16] {
         w: Map<Bf16>, h: ScratchIn<Bf16>, tiles: ScratchIn<U32>, pairs: ScratchIn<U32>, y: Scratch<Bf16>, hidden: u32,
-        k: u32,
+        from: u32, columns: u32, k: u32,
+    }
+    MOE_WGMMA: MoeDownWgmmaFp8 [moe_down_wgmma_fp8] {
+        w: Map<U8>, scales: In<F32>, h: ScratchIn<U8>, h_scales: ScratchIn<F32>, tiles: ScratchIn<U32>,
+        pairs: ScratchIn<U32>, y: Scratch<Bf16>, pitch: u32, hidden: u32, from: u32, columns: u32, k: u32,
     }
     EXPERTS_MMA: GroupPairs [group_pairs] {
         chosen: ScratchIn<U32>, pairs: OutOrScratch<U32>, tiles: Scratch<U32>, count: u32, first: u32, experts: u32,

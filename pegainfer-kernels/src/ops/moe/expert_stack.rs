@@ -1,5 +1,6 @@
 //! The weights of the experts of a layer.
 
+use crate::choice::ExpertShape;
 use crate::ops::check::Check;
 use crate::ops::matrix::Matrix;
 use pegainfer_core::exec::Device;
@@ -15,6 +16,8 @@ pub struct Experts {
     pub down: Matrix,
     /// Number of experts.
     pub count: usize,
+    /// True if the last expert is one that every token has.
+    pub shared: bool,
 }
 
 impl Experts {
@@ -23,9 +26,25 @@ impl Experts {
         self.down.shape().1
     }
 
+    /// Number of experts that `tokens` tokens with `k` experts each read at least once, if they choose evenly and
+    /// independently: `E (1 - (1 - k / E)^tokens)` of `E` routed experts, and the shared one. Text chooses less evenly,
+    /// so that it reads fewer.
+    pub(super) fn expected_hits(&self, tokens: usize, k: usize) -> f64 {
+        let shared = f64::from(self.shared);
+        let (routed, k) = (self.count as f64 - shared, k as f64 - shared);
+        shared + routed * (1.0 - (1.0 - k / routed).powi(tokens as i32))
+    }
+
     /// True if all weights are bf16.
-    pub(super) fn is_bf16(&self) -> bool {
+    pub(crate) fn is_bf16(&self) -> bool {
         !self.gate_up.is_quantized() && !self.down.is_quantized()
+    }
+
+    /// What the choice of a kernel depends on.
+    pub(super) fn shape(&self) -> ExpertShape {
+        let columns = [self.gate_up.shape().1, self.width()];
+        let in_parts = matches!(self.down, Matrix::Stacked(_));
+        ExpertShape { count: self.count, is_bf16: self.is_bf16(), columns, in_parts }
     }
 
     /// Checks the matrices. The error names what does not fit.

@@ -18,7 +18,8 @@ use pegainfer_core::tensor::{DType, OpError, Tensor};
 /// `x`: `[T, hidden]` bf16; `chosen`: `[T, k]` u32, numbers below `experts.count`, each at most once in a row;
 /// `weights`: `[T, k]` f32; `out`: `[T, hidden]` bf16. The outputs of all GEMMs and the input of `w2` are rounded to
 /// bf16; SwiGLU and the sum are f32. The weight is applied before `w2`; transformers, which applies it after, differs
-/// by rounding. Weights are taken as by [`linear`](crate::ops::linear), but for FP8, for which `x` is never rounded.
+/// by rounding. Weights are taken as by [`linear`](crate::ops::linear); with FP8, Hopper rounds `x` and the input of `w2`
+/// to FP8 where an expert has many rows, as [`quantize_fp8`](crate::ops::quantize_fp8) does.
 ///
 /// A GPU takes bf16 and FP8, up to 1,024 experts and 32 of a token, and `hidden` and `width` in multiples of 8, in FP8
 /// of 16; `gate_up` and `down` in parts of the same experts. The number of rows chooses the kernel, and with it the
@@ -37,7 +38,7 @@ pub fn experts(
     check.is(weights, DType::F32, &[tokens, k])?;
     check.is(out, DType::Bf16, &[tokens, hidden])?;
     experts.check(check, exec.device(), hidden)?;
-    let gemm = choice::gpu(exec)?.map(|gpu| GroupedGemm::choose(&gpu, tokens * k, experts.count, experts.is_bf16()));
+    let gemm = choice::gpu(exec)?.map(|gpu| GroupedGemm::choose(&gpu, tokens * k, experts.shape()));
     exec.record(|device| record(choice::name(device, &gemm, GroupedGemm::name), (x, chosen, weights), experts, out));
     match (exec.device(), gemm) {
         (Device::Cpu(isa), _) => {
@@ -102,10 +103,9 @@ fn record(
 ) -> OpRecord {
     let ((tokens, hidden), k) = (x.rows_cols(), chosen.rows_cols().1);
     let tensors: Vec<&Tensor> = experts.gate_up.tensors().into_iter().chain(experts.down.tensors()).collect();
-    // At most this many distinct experts are read.
-    let read = experts.count.min(tokens * k) as u64;
     let all: u64 = tensors.iter().map(|tensor| tensor.bytes()).sum();
-    let bytes = x.bytes() + out.bytes() + all / experts.count.max(1) as u64 * read;
+    let read = all as f64 * experts.expected_hits(tokens, k) / experts.count.max(1) as f64;
+    let bytes = x.bytes() + out.bytes() + read.round() as u64;
     let flops = 6 * (tokens * k * hidden * experts.width()) as u64;
     let reads: Vec<&Tensor> = [x, chosen, weights].into_iter().chain(tensors).collect();
     OpRecord::new("experts", kernel, &reads, &[out], flops).with_bytes(bytes)
@@ -131,7 +131,7 @@ mod tests {
             let (most, last) = values.split_at(values.len() / COUNT * 2);
             if stacked { Matrix::Stacked(vec![part(most), part(last)]) } else { part(values) }
         };
-        Experts { gate_up: matrix(&first, HIDDEN), down: matrix(&second, WIDTH), count: COUNT }
+        Experts { gate_up: matrix(&first, HIDDEN), down: matrix(&second, WIDTH), count: COUNT, shared: false }
     }
 
     /// The formula in f64.
@@ -226,6 +226,7 @@ mod tests {
                 gate_up: fp8(COUNT * 2 * WIDTH, HIDDEN, 5),
                 down: fp8(COUNT * HIDDEN, WIDTH, 6),
                 count: COUNT,
+                shared: false,
             };
             let x = bf16s(HIDDEN, 7);
             let choice: &[(usize, f32)] = &[(1, 0.4), (2, 0.6)];
@@ -241,7 +242,7 @@ mod tests {
         Host::each(|mut host| {
             let mut part = |rows: usize, k: usize| Matrix::Bf16(host.zeros("w", &[rows, k], DType::Bf16));
             let gate_up = Matrix::Stacked(vec![part(WIDTH, HIDDEN), part(3 * WIDTH, HIDDEN)]);
-            let stack = Experts { gate_up, down: part(2 * HIDDEN, WIDTH), count: 2 };
+            let stack = Experts { gate_up, down: part(2 * HIDDEN, WIDTH), count: 2, shared: false };
             let (chosen, weights) = choose(&mut host, &[&[(0, 1.0)]]);
             let x = host.zeros("x", &[1, HIDDEN], DType::Bf16);
             let mut out = host.zeros("out", &[1, HIDDEN], DType::Bf16);

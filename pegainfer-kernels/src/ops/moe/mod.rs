@@ -5,8 +5,10 @@ mod expert_stack;
 mod experts;
 mod route;
 mod route_spec;
+mod router;
 
 pub use expert_stack::Experts;
 pub use experts::experts;
 pub use route::route;
 pub use route_spec::RouteSpec;
+pub use router::router;

@@ -25,9 +25,7 @@ pub fn route(
     let check = Check("route");
     let (tokens, rows) = logits.rows_cols();
     check.is(logits, DType::F32, &[tokens, spec.rows()])?;
-    check.is(chosen, DType::U32, &[tokens, spec.per_token()])?;
-    check.is(weights, DType::F32, &[tokens, spec.per_token()])?;
-    check.that((1..=spec.experts).contains(&spec.chosen), "a token chooses no expert, or more than there are")?;
+    check_choice(check, tokens, spec, (chosen, weights))?;
     exec.record(|_| OpRecord::new("route", "rows", &[logits], &[chosen, weights], 4 * logits.elements() as u64));
     if exec.device() == Device::Cuda {
         return cuda::moe::route(exec, logits, spec, (chosen, weights));
@@ -40,6 +38,18 @@ pub fn route(
         }
     }
     Ok(())
+}
+
+/// Checks the results of the choice for so many tokens.
+pub(super) fn check_choice(
+    check: Check,
+    tokens: usize,
+    spec: RouteSpec,
+    (chosen, weights): (&Tensor, &Tensor),
+) -> Result<(), OpError> {
+    check.is(chosen, DType::U32, &[tokens, spec.per_token()])?;
+    check.is(weights, DType::F32, &[tokens, spec.per_token()])?;
+    check.that((1..=spec.experts).contains(&spec.chosen), "a token chooses no expert, or more than there are")
 }
 
 #[cfg(test)]
