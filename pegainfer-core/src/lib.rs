@@ -1,6 +1,7 @@
 //! Core of all engines. This crate knows no model, no HTTP and no kernel.
 //!
 //! # Layout
+//! - [`adapter`]: adapters (LoRA) that requests name.
 //! - [`engine`]: the contract between the server and an engine, and the engine thread.
 //! - [`sampling`], [`logits_processors`], [`grammar`]: parameters of drawing a token, valid by construction.
 //! - [`kv`]: block pool, block tables, prefix index.
@@ -16,6 +17,7 @@
 //! - [`rng`]: random numbers as a function of seed and position.
 //! - [`weights`]: safetensors, quantised formats and dummy weights. [`small_floats`]: values of 8-bit and 4-bit floats.
 
+pub mod adapter;
 pub mod cuda;
 pub mod engine;
 pub mod exec;

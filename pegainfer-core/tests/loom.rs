@@ -55,6 +55,8 @@ impl StepEngine for Tokens {
             eos_token_ids: vec![9],
             num_speculative_tokens: None,
             unsupported: &[],
+            max_loras: 0,
+            hidden_size: 0,
         }
     }
     fn add(&mut self, id: RequestId, request: GenerateRequest) {
@@ -154,7 +156,7 @@ fn rest(stream: &mut TokenStream) -> String {
         TokenEvent::Token(_) => 't',
         TokenEvent::Finished { .. } => 'f',
         TokenEvent::Failed { .. } => 'x',
-        TokenEvent::Prompt(_) | TokenEvent::GrammarFailed { .. } => '?',
+        TokenEvent::Prompt(_) | TokenEvent::Vector(_) | TokenEvent::GrammarFailed { .. } => '?',
     };
     events.map(letter).collect()
 }

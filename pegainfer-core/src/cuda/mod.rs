@@ -34,6 +34,7 @@ pub use tensor_map::{BOX_COLUMNS, TensorMap};
 pub(crate) use upload::Target;
 
 use crate::tensor::{OpError, Tensor};
+use cudarc::driver::result::device;
 use cudarc::driver::sys::{CUdevice_attribute as Attribute, is_culib_present};
 use cudarc::driver::{CudaContext, CudaStream};
 use launch::Modules;
@@ -102,6 +103,14 @@ pub fn device_count() -> Result<usize, String> {
         Ok(count) => Ok(count as usize),
         Err(error) => Err(format!("the NVIDIA driver finds no GPU: {}", describe(error))),
     }
+}
+
+/// Total memory of GPU `ordinal` in bytes, without opening it. Call [`device_count`] first, which finds the driver.
+pub fn device_memory(ordinal: usize) -> Result<u64, OpError> {
+    let fail = error("cuda: info");
+    let device = device::get(ordinal as i32).map_err(&fail)?;
+    // SAFETY: the driver has just returned the device.
+    Ok(unsafe { device::total_mem(device) }.map_err(fail)? as u64)
 }
 
 impl Cuda {

@@ -6,6 +6,7 @@ use super::events::{Cancellation, EventSender};
 use super::shared::{Command, EngineConfig, Shared, Submission};
 use super::step_tokens::StepTokens;
 use super::{EngineLimits, EngineStats, GenerateRequest, RequestId, StepEngine, SubmitError};
+use crate::kv::{BlockPool, PrefixRoot};
 use crate::ledger::StepLog;
 use crate::schedule::group;
 use crate::schedule::recording::ScheduleSink;
@@ -146,9 +147,20 @@ impl EngineCell {
         self.shared.alive.load(Ordering::Acquire)
     }
 
-    /// Number of leading tokens of `prompt` that are in the engine's prefix cache for requests of this salt.
-    pub fn cached_prefix(&self, salt: u64, prompt: &[u32]) -> usize {
-        self.shared.pool.as_ref().map_or(0, |pool| pool.cached_prefix(salt, prompt))
+    /// Number of leading tokens of `prompt` that are in the engine's prefix cache for requests of this root.
+    pub fn cached_prefix(&self, root: impl Into<PrefixRoot>, prompt: &[u32]) -> usize {
+        self.shared.pool.as_ref().map_or(0, |pool| pool.cached_prefix(root, prompt))
+    }
+
+    /// The engine's KV blocks; `None` if it keeps no cache.
+    pub fn pool(&self) -> Option<&BlockPool> {
+        self.shared.pool.as_ref()
+    }
+
+    /// Prompt tokens that are predicted to be computed before the open requests have their first tokens; 0 if the
+    /// handle has one engine, for which nobody predicts them.
+    pub fn predicted_tokens(&self) -> usize {
+        self.shared.loads().values().map(|load| load.tokens).sum()
     }
 
     /// Starts to clear the prefix cache; blocks held by requests stay. The receiver is answered when it is done, after

@@ -5,7 +5,7 @@
 
 use super::demux::{Demux, is_last};
 use super::events::Cancellation;
-use super::shared::{Command, Shared, Submission};
+use super::shared::{Command, Fault, FaultKind, Shared, Submission};
 use super::{EngineError, EngineStats, EventBatch, RequestId, StepEngine, TokenEvent};
 use crate::schedule::group;
 use crate::sync::atomic::Ordering;
@@ -138,9 +138,7 @@ impl<E: StepEngine> EngineLoop<E> {
 
     /// Launches the next step, or finishes the oldest one if none can be planned.
     fn step(&mut self) -> Result<(), EngineError> {
-        if self.shared.config.lost_after.is_some_and(|steps| self.engine.stats().steps >= steps) {
-            return Err(EngineError { message: "its device is lost, as a test asks for".into(), fatal: true });
-        }
+        self.inject_fault()?;
         match self.engine.plan() {
             Some(admitted) => {
                 self.deliver(admitted);
@@ -153,6 +151,19 @@ impl<E: StepEngine> EngineLoop<E> {
                 self.deliver(events);
                 Ok(())
             }
+        }
+    }
+
+    /// Does what a test asks for; see [`Fault`].
+    fn inject_fault(&self) -> Result<(), EngineError> {
+        match self.shared.config.fault.filter(|fault| self.engine.stats().steps >= fault.after) {
+            None => Ok(()),
+            Some(Fault { kind: FaultKind::Lost, .. }) => {
+                Err(EngineError { message: "its device is lost, as a test asks for".into(), fatal: true })
+            }
+            Some(Fault { kind: FaultKind::Stuck, .. }) => loop {
+                std::thread::park();
+            },
         }
     }
 

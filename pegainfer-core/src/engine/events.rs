@@ -90,7 +90,7 @@ impl Cancellation {
 
 /// A channel with capacity for all events of a request of up to `max_tokens` tokens.
 pub(super) fn channel(max_tokens: usize, backlog: Arc<Backlog>) -> (EventSender, events::Receiver<Stamped>) {
-    // Admitted, Prompt, the tokens, Finished or Failed.
-    let (sender, receiver) = events::channel(max_tokens + 3);
+    // Admitted, Prompt, Vector, the tokens, Finished or Failed.
+    let (sender, receiver) = events::channel(max_tokens + 4);
     (EventSender { events: sender, backlog }, receiver)
 }

@@ -115,6 +115,9 @@ impl Front {
         let now = self.cells[0].shared.clock.now();
         let (mut stream, events, cancellation) = TokenStream::new(RequestId(0), request.max_tokens, now);
         if let [cell] = &self.cells[..] {
+            if request.only_if_cached {
+                self.keep_cached(&request, &mut vec![self.candidate(0, &request)])?;
+            }
             let id = self.id(0);
             cell.submit(Outgoing { id, request, uncomputed: None, events, cancellation })?;
             stream.set_id(id, 0);
@@ -154,6 +157,9 @@ impl Front {
     ) -> Result<(RequestId, usize), SubmitError> {
         // Long prompts take some 10 us here, so that is done before taking the lock.
         let mut candidates = self.candidates(&request)?;
+        if request.only_if_cached && !moved {
+            self.keep_cached(&request, &mut candidates)?;
+        }
         let mut routing = self.routing();
         let Routing { router, counts } = &mut *routing;
         let queued = self.cells.iter().map(EngineCell::live).sum();
@@ -163,7 +169,7 @@ impl Front {
         let (now, block) = (self.cells[0].shared.clock.now(), self.limits().block_size);
         // Log-probabilities of the prompt need all of it computed.
         if request.prompt_logprobs.is_none() {
-            router.expect(&request.prompt, request.cache_salt, block, now, &mut candidates);
+            router.expect(&request.prompt, request.prefix_root(), block, now, &mut candidates);
         }
         for candidate in &mut candidates {
             let uncached = request.prompt.len() - candidate.expected;
@@ -173,11 +179,11 @@ impl Front {
         let Choice { engine, expected, uncached } =
             router.choose(request.prompt.len(), &candidates).ok_or(SubmitError::EngineStopped)?;
         let reason = if moved { RouteReason::Moved } else { RouteReason::of(&request, expected) };
-        let (prompt, salt) = (request.prompt.clone(), request.cache_salt);
+        let (prompt, root) = (request.prompt.clone(), request.prefix_root());
         let id = self.id(engine);
         let uncomputed = Some(uncached);
         self.cells[engine].submit(Outgoing { id, request, uncomputed, events, cancellation })?;
-        router.sent(engine, salt, prompt, now);
+        router.sent(engine, root, prompt, now);
         counts[engine][reason as usize] += 1;
         Ok((id, engine))
     }
@@ -211,10 +217,22 @@ impl Front {
         if candidates.is_empty() { fits(&alive[0]).map(|()| candidates) } else { Ok(candidates) }
     }
 
+    /// Keeps the engines whose prefix cache has the prompt up to its last block, of at least one.
+    fn keep_cached(&self, request: &GenerateRequest, candidates: &mut Vec<Candidate>) -> Result<(), SubmitError> {
+        let prompt = request.prompt.len();
+        let needed = self.limits().tokens_before_last_block(prompt);
+        let cached = candidates.iter().map(|candidate| candidate.cached).max().unwrap_or(0);
+        if cached < needed {
+            return Err(SubmitError::NotCached { cached, prompt });
+        }
+        candidates.retain(|candidate| candidate.cached >= needed);
+        Ok(())
+    }
+
     fn candidate(&self, engine: usize, request: &GenerateRequest) -> Candidate {
         let cell = &self.cells[engine];
         let uses_cache = request.prompt_logprobs.is_none();
-        let cached = if uses_cache { cell.cached_prefix(request.cache_salt, &request.prompt) } else { 0 };
+        let cached = if uses_cache { cell.cached_prefix(request.prefix_root(), &request.prompt) } else { 0 };
         Candidate {
             engine,
             cached,

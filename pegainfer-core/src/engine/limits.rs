@@ -92,6 +92,14 @@ pub enum SubmitError {
         /// The named engine.
         engine: usize,
     },
+    /// [`GenerateRequest::only_if_cached`] is set, and no prefix cache holds enough of the prompt.
+    #[error("the prompt is not in the prefix cache: {cached} of its {prompt} tokens are there")]
+    NotCached {
+        /// Tokens of the prompt in the cache that holds the most.
+        cached: usize,
+        /// Prompt tokens.
+        prompt: usize,
+    },
     /// Every engine has stopped.
     #[error("the engine has stopped; restart the server")]
     EngineStopped,
@@ -116,6 +124,10 @@ pub struct EngineLimits {
     pub eos_token_ids: Vec<u32>,
     /// Maximum number of draft tokens per sequence in a step; `None` if the engine does not draft.
     pub num_speculative_tokens: Option<usize>,
+    /// Maximum number of distinct adapters in a step; 0 if the engine takes none.
+    pub max_loras: usize,
+    /// Elements of a vector, see [`GenerateRequest::vector`]; 0 if the engine reports none.
+    pub hidden_size: usize,
     /// API names of unsupported fields among `structured_outputs`, `prompt_logprobs` and `priority`.
     pub unsupported: &'static [&'static str],
 }
@@ -144,6 +156,12 @@ impl EngineLimits {
             "priority" => request.priority != 0,
             _ => false,
         };
+        if request.adapter.is_some() && self.max_loras == 0 {
+            return Err(SubmitError::Unsupported { field: "a LoRA adapter" });
+        }
+        if request.vector && self.hidden_size == 0 {
+            return Err(SubmitError::Unsupported { field: "a vector" });
+        }
         if let Some(field) = self.unsupported.iter().copied().find(|field| is_requested(field)) {
             return Err(SubmitError::Unsupported { field });
         }
@@ -163,6 +181,11 @@ impl EngineLimits {
             return Err(SubmitError::InvalidToken { id, vocab_size: self.vocab_size });
         }
         Ok(())
+    }
+
+    /// Tokens of a prompt before its last block, which is always computed.
+    pub(super) fn tokens_before_last_block(&self, prompt: usize) -> usize {
+        prompt.saturating_sub(1) / self.block_size * self.block_size
     }
 
     /// Refuses requests that need more than the whole KV pool.

@@ -30,12 +30,15 @@ pub use events::Backlog;
 pub use front::{RouteCounts, RouteReason};
 pub use handle::{EngineEnd, EngineHandle};
 pub use limits::{EngineLimits, MAX_LOGPROBS, SubmitError};
-pub use shared::EngineConfig;
+pub use shared::{EngineConfig, Fault, FaultKind};
 pub use step_engine::{EngineError, EventBatch, StepEngine};
 pub use step_tokens::StepTokens;
 pub use stream::TokenStream;
 
+use crate::adapter::Adapter;
 use crate::grammar::Grammar;
+use crate::kv::PrefixRoot;
+use crate::kv::tiers::TierStats;
 use crate::logits_processors::LogitsProcessors;
 use crate::sampling::SamplingParams;
 use crate::schedule::speculation::MAX_DRAFT_TOKENS;
@@ -52,7 +55,7 @@ pub struct RequestId(pub u64);
 pub struct GenerateRequest {
     /// Prompt token ids, at least one; choices of one prompt share them.
     pub prompt: Arc<[u32]>,
-    /// An earlier request with the same prompt and salt. This one goes to the same engine, is admitted after that
+    /// An earlier request with the same prompt, salt and adapter. This one goes to the same engine, is admitted after that
     /// prompt is computed, and finds it in the prefix cache. Ignored once that request has ended.
     pub same_prompt_as: Option<RequestId>,
     /// The engine that has to run the request; `None` lets the router choose ([`router`]).
@@ -76,13 +79,19 @@ pub struct GenerateRequest {
     /// `Some(n)`: report log-probabilities of every prompt token except the first, in the same way. The prompt is then
     /// computed whole, without the prefix cache.
     pub prompt_logprobs: Option<usize>,
+    /// Report the model's output for the last prompt token, a vector, before the first token.
+    pub vector: bool,
     /// Requests with lower numbers are admitted first; running requests are not affected.
     pub priority: i32,
     /// Tenant of the request. Among requests of equal priority, tenants take turns. The upper half of the number is the
     /// tenant's group; groups take turns first.
     pub tenant: u64,
-    /// Requests share cached prefixes only with requests of the same salt.
+    /// Requests share cached prefixes only with requests of the same salt and adapter.
     pub cache_salt: u64,
+    /// Refuse the request if every engine that can run it would have to compute more than the last block of the prompt.
+    pub only_if_cached: bool,
+    /// Adapter that changes the model's projections for this request; `None` for the model itself.
+    pub adapter: Option<Arc<Adapter>>,
     /// Name of the request in traces of slow steps; does not affect the schedule.
     pub label: Option<Arc<str>>,
 }
@@ -102,15 +111,25 @@ impl GenerateRequest {
             ignore_eos: false,
             logprobs: None,
             prompt_logprobs: None,
+            vector: false,
             priority: 0,
             tenant: 0,
             cache_salt: 0,
+            only_if_cached: false,
+            adapter: None,
             label: None,
         }
     }
 }
 
-/// Events of a stream, in this order: `Admitted`, `Prompt` if requested, `Token`s, then exactly one of `Finished`,
+impl GenerateRequest {
+    /// What it must have in common with other requests to share cached prefixes.
+    pub fn prefix_root(&self) -> PrefixRoot {
+        PrefixRoot { salt: self.cache_salt, adapter: self.adapter.as_ref().map(|adapter| adapter.id()) }
+    }
+}
+
+/// Events of a stream, in this order: `Admitted`, `Prompt` and `Vector` if requested, `Token`s, then exactly one of `Finished`,
 /// `Failed`, `GrammarFailed`.
 #[derive(Debug, Clone, PartialEq)]
 pub enum TokenEvent {
@@ -121,6 +140,8 @@ pub enum TokenEvent {
     },
     /// Log-probabilities of the prompt's tokens, from the second on.
     Prompt(Vec<TokenLogprobs>),
+    /// The normalised output of the last layer for the last prompt token, `[hidden_size]`.
+    Vector(Box<[f32]>),
     /// One generated token.
     Token(TokenOut),
     /// The request is complete; no event follows.
@@ -151,6 +172,7 @@ impl TokenEvent {
             Self::Prompt(reports) => {
                 reports.capacity() * size_of::<TokenLogprobs>() + reports.iter().map(report).sum::<usize>()
             }
+            Self::Vector(vector) => size_of_val(&**vector),
             Self::Token(token) => {
                 token.logprobs.as_deref().map_or(0, |logprobs| size_of::<TokenLogprobs>() + report(logprobs))
             }
@@ -231,6 +253,8 @@ pub struct EngineStats {
     pub failed_steps: u64,
     /// Speculative decoding counters.
     pub speculation: SpeculationStats,
+    /// Copies of blocks outside the device.
+    pub tiers: TierStats,
 }
 
 impl Sum for EngineStats {
@@ -248,6 +272,7 @@ impl Sum for EngineStats {
             steps: sum.steps + one.steps,
             failed_steps: sum.failed_steps + one.failed_steps,
             speculation: sum.speculation.plus(&one.speculation),
+            tiers: sum.tiers.plus(one.tiers),
         })
     }
 }

@@ -23,6 +23,7 @@
 //!
 //! Everything here is pure: no clock, no thread, no lock.
 
+use crate::kv::PrefixRoot;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -119,7 +120,7 @@ pub struct Router {
 #[derive(Debug)]
 struct SentPrompt {
     engine: usize,
-    salt: u64,
+    root: PrefixRoot,
     prompt: Arc<[u32]>,
     until: Instant,
 }
@@ -133,12 +134,20 @@ impl Router {
 
     /// Sets the expected tokens of the candidates from their cached tokens and the remembered prompts. Only whole blocks
     /// of `block` tokens count, and at most all tokens but the last.
-    pub fn expect(&mut self, prompt: &[u32], salt: u64, block: usize, now: Instant, candidates: &mut [Candidate]) {
+    pub fn expect(
+        &mut self,
+        prompt: &[u32],
+        root: impl Into<PrefixRoot>,
+        block: usize,
+        now: Instant,
+        candidates: &mut [Candidate],
+    ) {
+        let root = root.into();
         self.forget_before(now);
         let most = prompt.len().saturating_sub(1);
         let mut compared = 0;
         candidates.iter_mut().for_each(|candidate| candidate.expected = candidate.cached);
-        for sent in self.sent.iter().filter(|sent| sent.salt == salt) {
+        for sent in self.sent.iter().filter(|sent| sent.root == root) {
             let Some(candidate) = candidates.iter_mut().find(|candidate| candidate.engine == sent.engine) else {
                 continue;
             };
@@ -172,13 +181,13 @@ impl Router {
 
     /// Remembers that a prompt was sent to an engine, and adds its tokens to the engine's demand. Older prompts count less
     /// the more tokens were sent since.
-    pub fn sent(&mut self, engine: usize, salt: u64, prompt: Arc<[u32]>, now: Instant) {
+    pub fn sent(&mut self, engine: usize, root: impl Into<PrefixRoot>, prompt: Arc<[u32]>, now: Instant) {
         let window: usize = self.pools.iter().sum();
         let kept = (1.0 - prompt.len() as f64 / window as f64).max(0.0);
         self.demand.iter_mut().for_each(|demand| *demand *= kept);
         self.demand[engine] += prompt.len() as f64;
         self.tokens += prompt.len();
-        self.sent.push_front(SentPrompt { engine, salt, prompt, until: now + REMEMBERED_FOR });
+        self.sent.push_front(SentPrompt { engine, root: root.into(), prompt, until: now + REMEMBERED_FOR });
         while self.sent.len() > MAX_REMEMBERED || (self.tokens > MAX_REMEMBERED_TOKENS && self.sent.len() > 1) {
             self.forget_oldest();
         }

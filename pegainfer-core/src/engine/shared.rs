@@ -24,13 +24,31 @@ pub struct EngineConfig {
     pub max_queued: usize,
     /// Time after which an engine with work that neither launches nor finishes a step counts as stuck.
     pub step_deadline: Duration,
-    /// For tests: the engine loses its device after this many steps.
-    pub lost_after: Option<u64>,
+    /// For tests: what the device does after some steps.
+    pub fault: Option<Fault>,
+}
+
+/// A fault of the device, for tests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fault {
+    /// Number of steps before it.
+    pub after: u64,
+    /// What happens.
+    pub kind: FaultKind,
+}
+
+/// What a device does that fails.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FaultKind {
+    /// Every later step fails.
+    Lost,
+    /// The next step never ends.
+    Stuck,
 }
 
 impl Default for EngineConfig {
     fn default() -> Self {
-        Self { max_queued: 1024, step_deadline: Duration::from_secs(30), lost_after: None }
+        Self { max_queued: 1024, step_deadline: Duration::from_secs(30), fault: None }
     }
 }
 

@@ -1,5 +1,7 @@
 //! The prefix index: from tokens to the blocks that hold their KV.
 
+use super::prefix_root::PrefixRoot;
+use crate::adapter::AdapterId;
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 
@@ -9,10 +11,16 @@ const PARENT_WORDS: usize = 3;
 /// Identity of an indexed block: never reused, so a child entry can never be reached through another parent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Node {
-    /// Start of every sequence with this salt.
-    Root(u64),
+    /// Start of every sequence with this [`PrefixRoot`].
+    Root { salt: u64, adapter: Option<AdapterId> },
     /// The block registered with this serial number.
     Block(u64),
+}
+
+impl From<PrefixRoot> for Node {
+    fn from(PrefixRoot { salt, adapter }: PrefixRoot) -> Self {
+        Self::Root { salt, adapter }
+    }
 }
 
 /// Key of a block: its tokens, and what precedes them. Keys are compared whole, so unlike with a hash chain no
@@ -42,7 +50,8 @@ impl Multilinear {
     /// A uniformly distributed 31-bit hash.
     fn hash(&self, key: Key<'_>) -> u32 {
         let (kind, number) = match key.parent {
-            Node::Root(salt) => (0, salt),
+            // Even for roots, odd for blocks.
+            Node::Root { salt, adapter } => (adapter.map_or(0, |AdapterId(id)| id.get().wrapping_mul(2)), salt),
             Node::Block(serial) => (1, serial),
         };
         let (parent, tokens) = self.factors.split_at(1 + PARENT_WORDS);
@@ -103,7 +112,7 @@ impl Index {
             buckets: vec![NONE; (BUCKETS_PER_BLOCK * blocks).next_power_of_two()],
             hashes: vec![NONE; blocks],
             next: vec![NONE; blocks],
-            nodes: vec![(Node::Root(0), 0); blocks],
+            nodes: vec![(PrefixRoot::default().into(), 0); blocks],
             tokens: vec![0; blocks * block_tokens],
             block_tokens,
             next_serial: 0,
@@ -118,6 +127,26 @@ impl Index {
     /// True if `block` has an entry.
     pub fn has(&self, block: u32) -> bool {
         self.hashes[block as usize] != NONE
+    }
+
+    /// The node of a block with an entry.
+    pub fn node(&self, block: u32) -> Option<Node> {
+        self.serial(block).map(Node::Block)
+    }
+
+    /// The serial number of a block with an entry.
+    pub fn serial(&self, block: u32) -> Option<u64> {
+        self.has(block).then(|| self.nodes[block as usize].1)
+    }
+
+    /// Parent of a block with an entry.
+    pub fn parent(&self, block: u32) -> Node {
+        self.nodes[block as usize].0
+    }
+
+    /// Tokens of a block with an entry.
+    pub fn tokens(&self, block: u32) -> &[u32] {
+        &self.tokens[block as usize * self.block_tokens..][..self.block_tokens]
     }
 
     /// Adds `blocks`, consecutive full blocks of one sequence without entries, with their `tokens`; the first one
@@ -217,8 +246,7 @@ impl Index {
     }
 
     fn search(&self, hash: u32, key: Key<'_>) -> Option<(u32, Node)> {
-        let tokens = |block: u32| &self.tokens[block as usize * self.block_tokens..][..self.block_tokens];
-        let same = |block: u32| self.nodes[block as usize].0 == key.parent && tokens(block) == key.tokens;
+        let same = |block: u32| self.nodes[block as usize].0 == key.parent && self.tokens(block) == key.tokens;
         let block = self.chain(self.bucket(hash)).find(|block| self.hashes[*block as usize] == hash && same(*block))?;
         Some((block, Node::Block(self.nodes[block as usize].1)))
     }
@@ -248,6 +276,7 @@ mod tests {
     use super::*;
     use crate::rng;
     use std::collections::HashMap;
+    use std::num::NonZeroU32;
 
     fn enter(index: &mut Index, block: u32, key: Key<'_>) -> Node {
         let mut nodes = Vec::new();
@@ -261,15 +290,15 @@ mod tests {
         let tokens: Vec<u32> = (0..140).collect();
         let blocks: Vec<u32> = (0..70).collect();
         let mut nodes = Vec::new();
-        index.enter(Node::Root(7), &blocks, &tokens, &mut nodes);
+        index.enter(PrefixRoot::from(7).into(), &blocks, &tokens, &mut nodes);
         // The first 40 are cached; the others follow another text.
         let other: Vec<u32> = (0..80).chain(500..560).collect();
         let mut of_other = Vec::new();
-        index.enter(Node::Root(7), &(70..140).collect::<Vec<_>>(), &other, &mut of_other);
+        index.enter(PrefixRoot::from(7).into(), &(70..140).collect::<Vec<_>>(), &other, &mut of_other);
         assert_eq!((of_other.len(), &of_other[..40]), (70, &nodes[..40]));
         assert!(of_other[40..].iter().all(|node| !nodes.contains(node)));
         for (tokens, nodes, blocks) in [(&tokens, &nodes, 0..70), (&other, &of_other, 70..140)] {
-            let parents = std::iter::once(Node::Root(7)).chain(nodes.iter().copied());
+            let parents = std::iter::once(Node::from(PrefixRoot::from(7))).chain(nodes.iter().copied());
             for (i, (parent, tokens)) in parents.zip(tokens.chunks(2)).enumerate() {
                 let block = if i < 40 { i as u32 } else { blocks.start + i as u32 };
                 assert_eq!(index.find(Key { parent, tokens }), Some((block, nodes[i])));
@@ -286,7 +315,10 @@ mod tests {
         index.buckets.truncate(4);
         let mut expected: HashMap<Key<'_>, (u32, Node)> = HashMap::new();
         let tokens: Vec<[u32; 3]> = (0..300).map(|i| [i / 3; 3]).collect();
-        let key = |i: u64| Key { parent: Node::Root(i % 3), tokens: &tokens[i as usize] };
+        // Roots that differ in the salt or in the adapter.
+        let adapter = |i: u64| NonZeroU32::new((i % 2) as u32).map(AdapterId);
+        let root = |i: u64| PrefixRoot { salt: i % 3 / 2, adapter: adapter(i % 3) };
+        let key = |i: u64| Key { parent: root(i).into(), tokens: &tokens[i as usize] };
         for i in 0..20_000 {
             let (block, key) = (rng::bits(1, i) as u32 % BLOCKS, key(rng::bits(2, i) % 300));
             assert_eq!(index.find(key), expected.get(&key).copied());

@@ -1,8 +1,13 @@
 //! The block pool.
 
 use super::block_ids::BlockList;
+use super::changes::{ChangeLog, Changes, KvChange, Medium, StoredRun};
 use super::idle::IdleList;
 use super::index::{Index, Key, Node};
+use super::named::{Named, Parent};
+use super::names::{ContentName, Naming};
+use super::prefix_root::PrefixRoot;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -20,6 +25,8 @@ pub(super) struct Blocks {
     index: Index,
     /// Indexed blocks without holders, least recently used first.
     idle: IdleList,
+    /// Names of the indexed blocks, if something outside the device needs them.
+    named: Option<Named>,
 }
 
 /// A fixed number of KV blocks, shared by every request of an engine. Clones are handles to the same pool.
@@ -32,6 +39,33 @@ pub struct BlockPool {
     block_tokens: usize,
 }
 
+/// Blocks that stay as they are while this value lives.
+#[derive(Debug)]
+pub(super) struct HeldBlocks {
+    pool: BlockPool,
+    blocks: Vec<u32>,
+}
+
+impl HeldBlocks {
+    /// No blocks of `pool`.
+    pub fn none(pool: &BlockPool) -> Self {
+        Self { pool: pool.clone(), blocks: Vec::new() }
+    }
+
+    /// The blocks.
+    pub fn blocks(&self) -> &[u32] {
+        &self.blocks
+    }
+}
+
+impl Drop for HeldBlocks {
+    fn drop(&mut self) {
+        let mut pool = self.pool.lock();
+        // Last block first, as tables do.
+        self.blocks.iter().rev().for_each(|block| pool.release(*block));
+    }
+}
+
 impl Blocks {
     /// Appends `count` blocks with undefined contents, held by the caller; evicts least recently used cached prefixes
     /// if necessary. If there are too few, appends all there are and returns false.
@@ -39,6 +73,7 @@ impl Blocks {
         for _ in 0..count {
             let Some(id) = self.free.pop().or_else(|| self.idle.pop_oldest()) else { return false };
             self.look_ahead();
+            self.named.iter_mut().for_each(|named| named.leave(id));
             self.index.remove(id);
             self.index.expect_entry(id);
             self.holders[id as usize] = 1;
@@ -67,9 +102,40 @@ impl Blocks {
     }
 
     /// Adds full, computed blocks of one sequence to the index, the first one after `parent`, and appends their nodes.
-    /// If another block holds the same tokens, that one stays in the index.
-    pub fn register(&mut self, parent: Node, ids: &[u32], tokens: &[u32], nodes: &mut Vec<Node>) {
-        self.index.enter(parent, ids, tokens, nodes);
+    /// If another block holds the same tokens, that one stays in the index. Also names them, if blocks have names, and
+    /// `names`, to which they are appended, is given.
+    pub fn register(
+        &mut self,
+        parent: Parent,
+        ids: &[u32],
+        tokens: &[u32],
+        nodes: &mut Vec<Node>,
+        names: Option<&mut Vec<ContentName>>,
+    ) {
+        let first = nodes.len();
+        self.index.enter(parent.node, ids, tokens, nodes);
+        let Some((named, names)) = self.named.as_mut().zip(names) else { return };
+        let first_name = names.len();
+        named.extend(parent, tokens, tokens.len() / ids.len().max(1), names);
+        let parent_is_named = match parent.node {
+            Node::Root { .. } => true,
+            Node::Block(serial) => {
+                let block = parent.name.and_then(|name| named.block(name));
+                block.and_then(|block| self.index.serial(block)) == Some(serial)
+            }
+        };
+        if !parent_is_named {
+            // The parent was evicted and maybe computed again, so no request finds these blocks.
+            return;
+        }
+        let entered = |i: usize| self.index.node(ids[i]) == Some(nodes[first + i]);
+        named.enter(parent, (ids, &names[first_name..]), tokens, entered);
+    }
+
+    /// Name of a block in the index, which follows `parent` and has these tokens, if blocks have names.
+    pub fn name(&self, id: u32, parent: Parent, tokens: &[u32]) -> Option<ContentName> {
+        let named = self.named.as_ref()?;
+        named.of(id).or_else(|| Some(named.next(parent, tokens)))
     }
 
     /// Releases the caller's hold on block `id`.
@@ -97,6 +163,7 @@ impl BlockPool {
             free: (0..total as u32).rev().collect(),
             index: Index::new(total, block_tokens),
             idle: IdleList::new(total),
+            named: None,
         };
         Self { blocks: Arc::new(Mutex::new(blocks)), resets: Arc::default(), total, block_tokens }
     }
@@ -118,11 +185,11 @@ impl BlockPool {
         blocks.free.len() + blocks.idle.len()
     }
 
-    /// Length in tokens of the longest cached prefix of `tokens`, for requests of this salt: as many tokens as a new
+    /// Length in tokens of the longest cached prefix of `tokens`, for requests of this root: as many tokens as a new
     /// table would find now, at most all but the last. Changes nothing, not even the order of eviction, and holds the
     /// lock for [`PROBED_AT_ONCE`] blocks at a time.
-    pub fn cached_prefix(&self, salt: u64, tokens: &[u32]) -> usize {
-        let (mut parent, mut found) = (Node::Root(salt), 0);
+    pub fn cached_prefix(&self, root: impl Into<PrefixRoot>, tokens: &[u32]) -> usize {
+        let (mut parent, mut found) = (Node::from(root.into()), 0);
         'probe: for tokens in tokens.chunks(PROBED_AT_ONCE * self.block_tokens) {
             let blocks = self.lock();
             for tokens in tokens.chunks_exact(self.block_tokens) {
@@ -132,6 +199,85 @@ impl BlockPool {
             }
         }
         (found * self.block_tokens).min(tokens.len().saturating_sub(1))
+    }
+
+    /// Gives blocks content names from now on, and returns how. Called before the first request; blocks that have names
+    /// keep theirs.
+    pub fn name_blocks(&self, naming: Naming) -> Naming {
+        self.lock().named.get_or_insert_with(|| Named::new(naming, self.total)).naming.clone()
+    }
+
+    /// Keeps the block of this name in `held`, and returns it; `None` if it is not in the index any more.
+    pub(super) fn hold_named(&self, name: ContentName, held: &mut HeldBlocks) -> Option<u32> {
+        let blocks = &mut *self.lock();
+        let id = blocks.named.as_ref()?.block(name)?;
+        blocks.idle.remove(id);
+        blocks.holders[id as usize] += 1;
+        held.blocks.push(id);
+        Some(id)
+    }
+
+    /// Logs what enters and leaves the index from now on, up to `capacity` names between two calls of
+    /// [`take_changes`](Self::take_changes). Blocks must have names.
+    pub fn watch_changes(&self, capacity: usize) {
+        self.lock().named.iter_mut().for_each(|named| named.log = Some(ChangeLog::new(capacity)));
+    }
+
+    /// True if changes are logged.
+    pub(super) fn is_watched(&self) -> bool {
+        self.lock().named.as_ref().is_some_and(|named| named.log.is_some())
+    }
+
+    /// Logs a change outside the pool.
+    pub(super) fn log_change(&self, change: KvChange) {
+        if let Some(log) = self.lock().named.as_mut().and_then(|named| named.log.as_mut()) {
+            log.push(change);
+        }
+    }
+
+    /// The changes since the last call; empties the log.
+    pub fn take_changes(&self) -> Changes {
+        self.lock().named.as_mut().map(Named::take_changes).unwrap_or_default()
+    }
+
+    /// Everything that can be found in the index now, parents first; empties the log of changes.
+    pub fn stored_runs(&self) -> Vec<StoredRun> {
+        let blocks = &mut *self.lock();
+        let Some(named) = &mut blocks.named else { return Vec::new() };
+        named.take_changes();
+        let index = &blocks.index;
+        let entry = |id: u32| Some((index.serial(id)?, id));
+        let mut entries: Vec<(u64, u32)> =
+            (0..self.total as u32).filter(|id| named.of(*id).is_some()).filter_map(entry).collect();
+        entries.sort_unstable();
+        // Names by serial number, of blocks whose parents are all in the index.
+        let mut found: HashMap<u64, ContentName> = HashMap::with_capacity(entries.len());
+        let mut runs: Vec<StoredRun> = Vec::new();
+        for (serial, id) in entries {
+            let parent = match index.parent(id) {
+                Node::Root { .. } => None,
+                Node::Block(parent) => match found.get(&parent) {
+                    Some(name) => Some(*name),
+                    None => continue,
+                },
+            };
+            let Some(name) = named.of(id) else { continue };
+            found.insert(serial, name);
+            match runs.last_mut().filter(|run| parent.is_some() && run.names.last() == parent.as_ref()) {
+                Some(run) => {
+                    run.names.push(name);
+                    run.tokens.extend_from_slice(index.tokens(id));
+                }
+                None => runs.push(StoredRun {
+                    medium: Medium::Device,
+                    root: named.root_of(id),
+                    parent,
+                    names: vec![name],
+                    tokens: index.tokens(id).to_vec(),
+                }),
+            }
+        }
+        runs
     }
 
     /// Locks the bookkeeping, for several operations at once.
@@ -146,6 +292,7 @@ impl BlockPool {
         let blocks = &mut *self.lock();
         self.resets.fetch_add(1, Ordering::Relaxed);
         blocks.index.clear();
+        blocks.named.iter_mut().for_each(Named::clear);
         while let Some(id) = blocks.idle.pop_oldest() {
             blocks.free.push(id);
         }

@@ -2,6 +2,9 @@
 
 use super::block_ids::{BlockIds, BlockList};
 use super::index::{Key, Node};
+use super::named::Parent;
+use super::names::ContentName;
+use super::prefix_root::PrefixRoot;
 use super::{BlockPool, NO_SLOT};
 use std::ops::Range;
 use thiserror::Error;
@@ -18,17 +21,21 @@ pub struct BlockTable {
     blocks: BlockList,
     /// Nodes of the first blocks, as many as are in the prefix index.
     nodes: Vec<Node>,
+    /// Names of the first blocks, if the pool's blocks have names.
+    names: Vec<ContentName>,
     /// Number of times the index had been cleared when the first block entered it.
     resets: u64,
     /// Number of tokens whose KV other tables may read, because it was found in the cache.
     shared_tokens: usize,
-    salt: u64,
+    root: PrefixRoot,
 }
 
 impl BlockTable {
-    /// An empty table. Prefixes are shared between tables of the same `salt` only.
-    pub fn new(pool: &BlockPool, salt: u64) -> Self {
-        Self { pool: pool.clone(), blocks: BlockList::default(), nodes: Vec::new(), resets: 0, shared_tokens: 0, salt }
+    /// An empty table. Prefixes are shared between tables of the same `root` only.
+    pub fn new(pool: &BlockPool, root: impl Into<PrefixRoot>) -> Self {
+        let (pool, root) = (pool.clone(), root.into());
+        let (nodes, names) = (Vec::new(), Vec::new());
+        Self { pool, blocks: BlockList::default(), nodes, names, resets: 0, shared_tokens: 0, root }
     }
 
     /// Reserves memory for the bookkeeping of `tokens` tokens.
@@ -45,11 +52,11 @@ impl BlockTable {
         self.resets = self.pool.resets();
         let mut pool = self.pool.lock();
         for tokens in tokens.chunks_exact(self.pool.block_tokens()) {
-            let Some((block, node)) = pool.lookup(Key { parent: last_node(&self.nodes, self.salt), tokens }) else {
-                break;
-            };
+            let parent = self.parent();
+            let Some((block, node)) = pool.lookup(Key { parent: parent.node, tokens }) else { break };
             self.blocks.push(block);
             self.nodes.push(node);
+            self.names.extend(pool.name(block, parent, tokens));
         }
         drop(pool);
         self.shared_tokens = self.blocks().len() * self.block_tokens();
@@ -88,12 +95,20 @@ impl BlockTable {
             self.resets = self.pool.resets();
         }
         let full = computed.len() / size;
-        let (parent, tokens) = (last_node(&self.nodes, self.salt), &computed[known * size..full * size]);
+        let parent = self.parent();
         let blocks: Vec<u32> = self.blocks().range(known..full).collect();
-        self.pool.lock().register(parent, &blocks, tokens, &mut self.nodes);
+        // No request can find blocks that follow forgotten ones.
+        let names = (self.resets == self.pool.resets()).then_some(&mut self.names);
+        self.pool.lock().register(parent, &blocks, &computed[known * size..full * size], &mut self.nodes, names);
     }
 
-    /// Name of the prefix of `tokens` tokens, whole blocks of them, for state other than KV. Equal prefixes of one salt
+    /// What follows the blocks that are in the index.
+    fn parent(&self) -> Parent {
+        let node = self.nodes.last().copied().unwrap_or(self.root.into());
+        Parent { node, root: self.root, name: self.names.last().copied() }
+    }
+
+    /// Name of the prefix of `tokens` tokens, whole blocks of them, for state other than KV. Equal prefixes of one root
     /// have equal names while their blocks are in the index, and a name is never used again. `None` while the prefix is
     /// not in the index, and for good if the index was cleared since the first block entered it, because no request can
     /// find later blocks.
@@ -103,8 +118,13 @@ impl BlockTable {
         }
         match self.nodes.get((tokens / self.block_tokens()).checked_sub(1)?)? {
             Node::Block(serial) => Some(*serial),
-            Node::Root(_) => None,
+            Node::Root { .. } => None,
         }
+    }
+
+    /// Names of the first blocks, as many as are in the prefix index; none if the pool's blocks have no names.
+    pub fn names(&self) -> &[ContentName] {
+        &self.names
     }
 
     /// Releases the blocks after the first `tokens` tokens, which are whole blocks.
@@ -112,7 +132,8 @@ impl BlockTable {
         let keep = tokens / self.block_tokens();
         self.release_from(keep);
         self.blocks.truncate(keep);
-        self.nodes.truncate(self.blocks().len());
+        self.nodes.truncate(keep);
+        self.names.truncate(keep);
         self.shared_tokens = self.shared_tokens.min(self.blocks().len() * self.block_tokens());
     }
 
@@ -123,6 +144,11 @@ impl BlockTable {
             // Last block first, so that eviction takes the end of a prefix before its start.
             self.blocks().range(first..self.blocks().len()).rev().for_each(|block| pool.release(block));
         }
+    }
+
+    /// Root of the sequence.
+    pub fn root(&self) -> PrefixRoot {
+        self.root
     }
 
     /// Tokens of a block.
@@ -173,11 +199,6 @@ impl BlockTable {
     pub fn clear(&mut self) {
         self.truncate(0);
     }
-}
-
-/// The node of the last of the blocks that are in the index.
-fn last_node(nodes: &[Node], salt: u64) -> Node {
-    nodes.last().copied().unwrap_or(Node::Root(salt))
 }
 
 impl Drop for BlockTable {

@@ -2,6 +2,7 @@
 
 use super::capture::{Capture, EngineDetail, Limits, StepDetail};
 use super::drift::DriftWatch;
+use super::expert_load::{ExpertCounts, ExpertLoad};
 use super::load::{StepKind, StepLoad, StepTime};
 use super::watch::{Anomaly, Cause, Watch};
 use std::collections::VecDeque;
@@ -81,6 +82,7 @@ struct Inner {
     details: Vec<StepDetail>,
     limits: Limits,
     captures: Option<SyncSender<Capture>>,
+    experts: Option<ExpertLoad>,
 }
 
 impl StepLog {
@@ -98,6 +100,7 @@ impl StepLog {
             details: Vec::new(),
             limits: Limits::default(),
             captures: None,
+            experts: None,
         }))
     }
 
@@ -144,6 +147,16 @@ impl StepLog {
             inner.report(anomaly, now);
         }
         times_ops
+    }
+
+    /// Counts the tokens of the experts of a step.
+    pub fn add_experts(&self, counts: &ExpertCounts) {
+        self.inner().experts.get_or_insert_default().add(counts);
+    }
+
+    /// The load of the experts; `None` before a step was counted, and for models without experts.
+    pub fn experts(&self) -> Option<ExpertLoad> {
+        self.inner().experts.clone()
     }
 
     /// The newest `n` steps, oldest first.

@@ -13,6 +13,7 @@ use crate::engine::{
     Clock, EngineError, EngineLimits, EngineStats, EventBatch, GenerateRequest, RequestId, StepEngine,
 };
 use crate::kv::BlockPool;
+use crate::kv::tiers::{Direction, Tiers, TransferId};
 use crate::ledger::{EngineDetail, FinishedStep, RowDetail, StepLoad, StepLog};
 use crate::tensor::OpError;
 use std::collections::VecDeque;
@@ -31,6 +32,12 @@ const LATE_WAITS: usize = 4;
 
 /// Wait of an idle device for more prompts before the queue is read again.
 const ARRIVALS_WAIT: Duration = Duration::from_micros(100);
+
+/// How long requests wait for a load before loads were measured.
+const FIRST_LOAD: Duration = Duration::from_secs(1);
+
+/// How much longer than twice its expected time a load may take before requests stop waiting for it.
+const LATE: Duration = Duration::from_millis(10);
 
 /// Token limits of a step.
 #[derive(Debug, Clone, Copy)]
@@ -70,6 +77,8 @@ pub struct EngineCore<E: StepExecutor> {
     timing: StepTiming,
     /// Records the schedule, if enabled.
     recorder: Option<ScheduleRecorder>,
+    /// Loads of blocks that requests wait for, and until when they do.
+    loads: Vec<(TransferId, Instant)>,
 }
 
 /// The steps that an executor runs.
@@ -90,6 +99,7 @@ impl<E: StepExecutor> EngineCore<E> {
             max_num_batched_tokens: tokens.step,
             max_num_mixed_tokens: tokens.mixed,
             eos_token_ids: limits.eos_token_ids.clone(),
+            max_loras: limits.max_loras,
             speculation,
         };
         let scheduler = Scheduler::new(config, BlockPool::new(limits.kv_blocks, limits.block_size), state);
@@ -114,7 +124,13 @@ impl<E: StepExecutor> EngineCore<E> {
             step_log,
             timing: StepTiming::from_env(),
             recorder: None,
+            loads: Vec::new(),
         }
+    }
+
+    /// Keeps copies of full blocks outside the device; before the first request. The executor has the slots.
+    pub fn use_tiers(&mut self, tiers: Tiers<<E::State as SequenceState>::Kept>) {
+        self.scheduler.use_tiers(tiers);
     }
 
     /// Sets the number of steps in flight, 1 or 2. The default depends on the device; results are the same.
@@ -151,6 +167,33 @@ impl<E: StepExecutor> EngineCore<E> {
         self.unsampled = false;
         self.failed = Some((step, newer));
         EngineError { message: error.to_string(), fatal }
+    }
+
+    /// Takes what transfers have ended, and stops waiting for late ones.
+    fn finish_transfers(&mut self) {
+        if self.scheduler.tiers().is_none() {
+            return;
+        }
+        for done in self.executor.finished_transfers() {
+            self.loads.retain(|(id, _)| *id != done.id);
+            self.scheduler.finish_transfer(done);
+        }
+        let now = self.executor.now();
+        for (id, _) in self.loads.extract_if(.., |(_, end)| *end <= now) {
+            self.scheduler.give_up(id);
+        }
+    }
+
+    /// Starts the transfers that the scheduler asks for.
+    fn start_transfers(&mut self) {
+        for transfer in self.scheduler.take_transfers() {
+            if matches!(transfer.direction, Direction::Load | Direction::Read) {
+                let expected = self.scheduler.tiers().and_then(|tiers| tiers.expected_time(transfer.id));
+                let now = self.executor.now();
+                self.loads.push((transfer.id, now + expected.map_or(FIRST_LOAD, |time| 2 * time + LATE)));
+            }
+            self.executor.start_transfer(transfer);
+        }
     }
 
     /// Calls `tell` with the schedule recorder, if there is one.
@@ -219,6 +262,7 @@ impl<E: StepExecutor> StepEngine for EngineCore<E> {
         if self.in_flight.len() == self.depth || self.unsampled {
             return None;
         }
+        self.finish_transfers();
         self.delays_admission = self.delay.should_wait(self.scheduler.delayable_tokens(), self.executor.now());
         self.seen_masks = self.scheduler.masks().ended();
         self.scheduler.update_masks();
@@ -228,6 +272,7 @@ impl<E: StepExecutor> StepEngine for EngineCore<E> {
         let (step, admitted) = self.scheduler.plan_with_known_masks(self.delays_admission);
         self.record(|recorder| recorder.planned(&step, &admitted));
         self.planned = step;
+        self.start_transfers();
         (!self.planned.is_empty()).then_some(admitted)
     }
 
@@ -256,7 +301,8 @@ impl<E: StepExecutor> StepEngine for EngineCore<E> {
     fn record_schedule(&mut self, sink: Box<dyn ScheduleSink>) {
         let steps = self.scheduler.stats().steps;
         let setup = EngineSetup::new(self.scheduler.config(), &self.limits, self.scheduler.state().slots(), steps);
-        self.recorder = Some(ScheduleRecorder::new(sink, setup));
+        let tiers = self.scheduler.tiers().is_some();
+        self.recorder = Some(ScheduleRecorder::new(sink, EngineSetup { tiers, ..setup }));
     }
 
     fn wait(&mut self) {
@@ -273,6 +319,8 @@ impl<E: StepExecutor> StepEngine for EngineCore<E> {
             // Sequences with ready masks need not wait for the others.
             if self.scheduler.waiting_for_mask(None).is_some() {
                 self.executor.wait_for_masks(masks, self.seen_masks, MASK_WAIT);
+            } else if self.scheduler.tiers().is_some_and(Tiers::is_busy) {
+                self.executor.wait_for_transfers(MASK_WAIT);
             }
             return;
         }
@@ -317,8 +365,13 @@ impl<E: StepExecutor> StepEngine for EngineCore<E> {
             self.step_cost.measured(step.tokens.len(), took.as_secs_f64() - drafting);
             self.step_cost.drafted(step.rows.iter().map(|row| row.model_drafts).max().unwrap_or(0), drafting);
             self.scheduler.set_costs(self.step_cost.token_cost(), self.step_cost.draft_cost());
+        } else {
+            self.scheduler.computed(step.tokens.len(), took);
         }
         self.log_step(&step, now, took);
+        if let Some(counts) = &outcome.experts {
+            self.step_log.add_experts(counts);
+        }
         if let Some((_, began)) = self.in_flight.front_mut() {
             *began = now.max(*began);
         }

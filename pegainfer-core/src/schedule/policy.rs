@@ -129,6 +129,7 @@ mod tests {
             max_num_mixed_tokens: 512,
             speculation: None,
             eos_token_ids: Vec::new(),
+            max_loras: 0,
         };
         token_budget(&config, PendingWork { decoding, prompts, backlog, shared })
     }

@@ -13,22 +13,26 @@
 //! Order: waiting requests are admitted by priority, then by turn, which is fair to the tenants (turns.rs), then by
 //! arrival. When nothing more can be admitted, running sequences yield to other tenants (yielding.rs). Each step first
 //! gives one token to every decoding sequence, then fills the token budget with prefill chunks, oldest first, then
-//! admits waiting requests; one that has the prompt of an earlier request waits until that is computed. How large the
-//! budget is and whether admission waits for more requests is the admission policy (policy.rs). When the KV pool runs
-//! out, a running sequence, the youngest of the largest group of tenants, gives its blocks back and waits at the front of
-//! the queue; its tokens are recomputed later (mostly from the prefix cache). That happens only when nothing is in flight. The oldest sequence
-//! always progresses, so every request finishes. After a step that failed its sequences run again, and the one that
-//! fails alone ends (failing.rs).
+//! admits waiting requests; one that has the prompt of an earlier request waits until that is computed, one whose
+//! adapter has no slot waits for one (adapters.rs), and one whose prompt continues outside the device waits until that
+//! is loaded (loading.rs). How large the budget is and whether admission waits for more requests is the admission
+//! policy (policy.rs). When the KV pool runs out, a running sequence, the youngest of the largest group of tenants,
+//! gives its blocks back and waits at the front of the queue; its tokens are recomputed later (mostly from the prefix
+//! cache). That happens only when nothing is in flight. The oldest sequence always progresses, so every request
+//! finishes. After a step that failed its sequences run again, and the one that fails alone ends (failing.rs).
 
+mod adapters;
 mod building;
 mod chunk;
 mod failing;
+mod loading;
 mod planning;
 mod replaying;
 mod running;
 mod shares;
 mod yielding;
 
+use super::adapter_slots::AdapterSlots;
 use super::sequence::Sequence;
 use super::speculation::Speculation;
 use super::speculation::depth::StepCost;
@@ -38,6 +42,7 @@ use super::turns::{self, Turns};
 use crate::engine::{EngineStats, EventBatch, GenerateRequest, RequestId, TokenEvent};
 use crate::grammar::{GrammarTracker, MaskSignal};
 use crate::kv::BlockPool;
+use crate::kv::tiers::Tiers;
 use chunk::Chunk;
 use running::Running;
 use shares::Yielding;
@@ -56,6 +61,8 @@ pub struct SchedulerConfig {
     pub max_num_mixed_tokens: usize,
     /// End-of-text ids of the checkpoint.
     pub eos_token_ids: Vec<u32>,
+    /// Maximum number of distinct adapters in a step.
+    pub max_loras: usize,
     /// Speculative decoding; `None` if it is disabled or the model's state does not support it.
     pub speculation: Option<Speculation>,
 }
@@ -70,6 +77,10 @@ pub struct Scheduler<S: SequenceState = ()> {
     waiting: VecDeque<Box<Sequence<S::Slot>>>,
     turns: Turns,
     yielding: Yielding,
+    /// Slots of the device for adapters.
+    adapters: AdapterSlots,
+    /// Copies of blocks outside the device, if there are any.
+    tiers: Option<Tiers<S::Kept>>,
     /// True if a request has had a grammar since the scheduler was last empty. Otherwise no step checks masks.
     grammars: bool,
     /// Signals that a mask of one of these grammars is ready.
@@ -102,6 +113,7 @@ impl<S: SequenceState> Scheduler<S> {
         let (cost, stats) = (StepCost::new(), EngineStats::default());
         let (token_cost, draft_cost) = (cost.token_cost(), cost.draft_cost());
         let (chunks, spare_steps) = (Vec::new(), Vec::new());
+        let adapters = AdapterSlots::new(config.max_loras);
         Self {
             config,
             pool,
@@ -109,6 +121,8 @@ impl<S: SequenceState> Scheduler<S> {
             waiting,
             turns,
             yielding: Yielding::default(),
+            adapters,
+            tiers: None,
             grammars: false,
             masks: Arc::default(),
             running,
@@ -162,11 +176,12 @@ impl<S: SequenceState> Scheduler<S> {
     pub fn reset_prefix_cache(&mut self) {
         self.pool.forget_prefixes();
         self.state.forget_prefixes();
+        self.tiers.iter_mut().for_each(Tiers::clear);
     }
 
-    /// True while any request is waiting or running.
+    /// True while any request is waiting or running, or a transfer is not done.
     pub fn has_work(&self) -> bool {
-        !self.waiting.is_empty() || !self.running.is_empty()
+        !self.waiting.is_empty() || !self.running.is_empty() || self.tiers.as_ref().is_some_and(Tiers::is_busy)
     }
 
     /// Gauges and counters now.
@@ -176,6 +191,7 @@ impl<S: SequenceState> Scheduler<S> {
             waiting: self.waiting.len(),
             kv_blocks_total: self.pool.total(),
             kv_blocks_free: self.pool.available(),
+            tiers: self.tiers.as_ref().map(Tiers::stats).unwrap_or_default(),
             ..self.stats
         }
     }
@@ -200,9 +216,11 @@ impl<S: SequenceState> Scheduler<S> {
         &self.state
     }
 
-    /// Ids of the distinct blocks held by running sequences, ascending; for tests of the pool's accounting.
+    /// Ids of the distinct blocks held by running sequences and transfers, ascending; for tests of the pool's
+    /// accounting.
     pub fn held_blocks(&self) -> Vec<u32> {
         let mut ids: Vec<u32> = self.running.iter().flat_map(|seq| seq.table.blocks().iter()).collect();
+        ids.extend(self.tiers.iter().flat_map(Tiers::held_blocks));
         ids.sort_unstable();
         ids.dedup();
         ids
@@ -301,6 +319,7 @@ impl<S: SequenceState> Scheduler<S> {
         let mut events = EventBatch::with_capacity(step.samples.len());
         let mut sampled = 0;
         let (mut logprobs, mut model_drafts) = (outcome.logprobs.into_iter(), outcome.drafts.into_iter());
+        let mut vectors = outcome.vectors.into_iter();
         for (row, &end) in step.rows.iter().zip(step.qo_indptr.iter().skip(1)) {
             let mut seq = self.running.at_index(row.sequence).filter(|seq| seq.id == row.id);
             if let Some(seq) = &mut seq {
@@ -309,12 +328,17 @@ impl<S: SequenceState> Scheduler<S> {
                 let known = row.computed.min(seq.tokens.len());
                 seq.table.register(&seq.tokens[..known]);
                 self.state.commit(&mut seq.slot, &seq.table, known);
+                if let Some(tiers) = &mut self.tiers {
+                    tiers.offer(&seq.table, &seq.tokens, &mut seq.offered);
+                    tiers.offer_states(&seq.table, &seq.tokens, self.state.take_new());
+                }
             }
             let mut drawn = 0;
             while let Some(sample) = step.samples.get(sampled).filter(|sample| sample.token < end) {
                 let token = outcome.tokens[sampled];
                 sampled += 1;
                 let logprobs = logprobs.next().flatten().map(Box::new);
+                let vector = vectors.next().flatten();
                 let Some(seq) = seq.as_mut().filter(|seq| !seq.is_finished()) else { continue };
                 if sample.position < seq.prompt_len as u64 {
                     if let Some(prompt) = &mut seq.prompt_logprobs {
@@ -325,7 +349,7 @@ impl<S: SequenceState> Scheduler<S> {
                 } else if seq.grammar.is_dead() {
                     seq.push_unseen(token);
                 } else {
-                    seq.accept((token, drawn > 0), logprobs, &self.config.eos_token_ids, &mut events);
+                    seq.accept((token, drawn > 0), (logprobs, vector), &self.config.eos_token_ids, &mut events);
                     self.ended |= seq.finished;
                     drawn += 1;
                 }

@@ -3,10 +3,12 @@
 //! While a step that samples for it is in flight, a sequence has a token whose id is not known. Plans count it like any
 //! other token; [`Sequence::write_inputs`] writes a placeholder that the device resolves.
 
+use super::loading::Loading;
 use super::sequence_grammar::SequenceGrammar;
 use super::speculation::depth::Acceptance;
 use super::speculation::{DraftSource, DraftState, Drafter, Speculation};
 use super::step::PLACEHOLDER;
+use crate::adapter::AdapterId;
 use crate::engine::{EventBatch, FinishReason, GenerateRequest, RequestId, TokenEvent, TokenLogprobs, TokenOut, Usage};
 use crate::grammar::MaskSignal;
 use crate::kv::{BlockPool, BlockTable};
@@ -55,6 +57,14 @@ pub(super) struct Sequence<L> {
     pub planned: usize,
     pub table: BlockTable,
     pub slot: L,
+    /// Slot of its adapter while it runs, if it has one.
+    pub adapter_slot: Option<u32>,
+    /// Step since which it waits for a slot of its adapter.
+    pub no_slot_since: Option<u64>,
+    /// How far it is with blocks outside the device, while it waits.
+    pub loading: Loading,
+    /// Number of its blocks that were offered to be stored outside the device.
+    pub offered: usize,
     /// Logits processors of the request, if any.
     logits_processors: Option<Arc<LogitsProcessors>>,
     /// Number of tokens that the device has counted since the last admission, for penalties.
@@ -99,7 +109,7 @@ impl<L: Default> Sequence<L> {
         speculation: Option<&Speculation>,
         masks: &Arc<MaskSignal>,
     ) -> Self {
-        let table = BlockTable::new(pool, request.cache_salt);
+        let table = BlockTable::new(pool, request.prefix_root());
         let prompt_logprobs = request.prompt_logprobs.map(|_| Vec::new());
         let logits_processors = request.logits_processors.take();
         let grammar = SequenceGrammar::new(request.grammar.take(), masks);
@@ -124,6 +134,10 @@ impl<L: Default> Sequence<L> {
             planned: 0,
             table,
             slot: L::default(),
+            adapter_slot: None,
+            no_slot_since: None,
+            loading: Loading::default(),
+            offered: 0,
             logits_processors,
             counted: 0,
             grammar,
@@ -147,6 +161,11 @@ impl<L: Default> Sequence<L> {
     #[inline]
     pub fn is_finished(&self) -> bool {
         self.cancelled || self.finished
+    }
+
+    /// Its adapter.
+    pub fn adapter(&self) -> Option<AdapterId> {
+        self.request.adapter.as_ref().map(|adapter| adapter.id())
     }
 
     /// True if it waits for its turn. Other waiting sequences were preempted for lack of memory and go first, because
@@ -366,6 +385,7 @@ impl<L: Default> Sequence<L> {
     pub fn release(&mut self) {
         assert!(self.in_flight == 0, "a step in flight writes to this sequence's blocks");
         self.table.clear();
+        self.offered = 0;
         self.slot = L::default();
         self.planned = 0;
         self.counted = 0;
@@ -383,7 +403,6 @@ impl<L: Default> Sequence<L> {
         }
     }
 
-    /// True if the sample for `position` extends the accepted text, that is, if its input token is `input`. False after
     /// True if the sample for `position` extends the accepted text, that is, if `input` is the text's last token or a
     /// placeholder. False after a refused draft.
     pub fn extends_text(&self, position: u64, input: u32) -> bool {
@@ -391,13 +410,13 @@ impl<L: Default> Sequence<L> {
         position == self.tokens.len() as u64 && position.checked_sub(1).is_some_and(|last| known(last as usize))
     }
 
-    /// Accepts a sampled token and reports it, with the prompt's log-probabilities before the first token and the end
-    /// of the request after the last. `drafted`: not the first token of its step.
+    /// Accepts a sampled token and reports it, with the prompt's log-probabilities and vector before the first token and
+    /// the end of the request after the last. `drafted`: not the first token of its step.
     #[inline]
     pub fn accept(
         &mut self,
         (token, drafted): (u32, bool),
-        logprobs: Option<Box<TokenLogprobs>>,
+        (logprobs, vector): (Option<Box<TokenLogprobs>>, Option<Box<[f32]>>),
         eos: &[u32],
         events: &mut EventBatch,
     ) {
@@ -405,6 +424,9 @@ impl<L: Default> Sequence<L> {
             && let Some(prompt) = self.prompt_logprobs.take()
         {
             events.push((self.id, TokenEvent::Prompt(prompt)));
+        }
+        if let Some(vector) = vector {
+            events.push((self.id, TokenEvent::Vector(vector)));
         }
         let end = self.push(token, eos);
         let is_stop = matches!(end, Some(FinishReason::Stop(_)));

@@ -1,5 +1,6 @@
 //! The pool of state slots: free ones, ones held by sequences, and ones with snapshots.
 
+use crate::kv::tiers::KeptState;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -10,7 +11,7 @@ pub(super) struct SlotPool(Arc<Mutex<Slots>>);
 
 /// A reference to a slot. When the last one is dropped, the slot becomes free, or idle if it has a snapshot.
 #[derive(Debug)]
-pub(super) struct SlotRef {
+pub struct SlotRef {
     id: u32,
     pool: SlotPool,
 }
@@ -112,6 +113,11 @@ impl SlotPool {
         Some(SlotRef { id, pool: self.clone() })
     }
 
+    /// True if there is a snapshot of a prefix; does not count as a use.
+    pub fn has(&self, prefix: u64) -> bool {
+        self.lock().snapshots.contains_key(&prefix)
+    }
+
     /// Keeps the state in `slot` as the snapshot of `prefix`. An existing snapshot has the same bits and stays.
     pub fn add_snapshot(&self, prefix: u64, slot: &SlotRef) {
         let slots = &mut *self.lock();
@@ -196,5 +202,10 @@ impl Drop for SlotRef {
         let slots = &mut *self.pool.lock();
         slots.slots[self.id as usize].holders -= 1;
         slots.release(self.id);
+    }
+}
+impl KeptState for SlotRef {
+    fn slot(&self) -> u32 {
+        self.id
     }
 }

@@ -2,6 +2,7 @@
 
 use super::speculation::DraftState;
 use crate::kv::BlockTable;
+use crate::kv::tiers::KeptState;
 use serde::{Deserialize, Serialize};
 use std::fmt::Debug;
 use std::hash::Hash;
@@ -37,10 +38,12 @@ pub struct OutOfSlots;
 ///
 /// A step is reserved for each of its sequences, then planned for each, and committed when it is done. A reserved step
 /// that is not planned is reserved again. Dropping a [`Slot`](Self::Slot) frees what it held.
-/// step that is not planned is reserved again. What a dropped [`Slot`](Self::Slot) held is free.
 pub trait SequenceState: Debug + Send + 'static {
     /// State slots of one sequence; the default belongs to a sequence without tokens.
     type Slot: Debug + Default + Send + 'static;
+    /// A kept state, which stays as it is while this value lives. Only models with state outside of KV blocks have
+    /// some.
+    type Kept: KeptState;
     /// Description of the slots that a step passes to the executor.
     type Row: Debug + Clone + Default + PartialEq + Hash + Send + Sync + 'static;
 
@@ -82,10 +85,32 @@ pub trait SequenceState: Debug + Send + 'static {
 
     /// Removes every prefix that no sequence holds.
     fn forget_prefixes(&mut self);
+
+    /// Length of the prefix that [`resume`](Self::resume) would resume from.
+    fn usable(&self, table: &BlockTable, cached: usize) -> usize;
+
+    /// Lists kept states for [`take_new`](Self::take_new) from now on.
+    fn list_new(&mut self) {}
+
+    /// The states that the last [`commit`](Self::commit) kept, each with the number of its tokens, if they are listed.
+    fn take_new(&mut self) -> Vec<(usize, Self::Kept)> {
+        Vec::new()
+    }
+
+    /// A slot for a state that comes from outside the device.
+    fn allocate(&self) -> Option<Self::Kept> {
+        None
+    }
+
+    /// Keeps a state as that after the first `tokens` tokens of `table`, whose blocks are in the index.
+    fn keep(&mut self, table: &BlockTable, tokens: usize, state: Self::Kept) {
+        let _ = (table, tokens, state);
+    }
 }
 
 impl SequenceState for () {
     type Slot = ();
+    type Kept = ();
     type Row = ();
 
     fn resume(&mut self, (): &mut (), _table: &mut BlockTable, cached: usize) -> usize {
@@ -105,4 +130,8 @@ impl SequenceState for () {
     fn commit(&mut self, (): &mut (), _table: &BlockTable, _computed: usize) {}
 
     fn forget_prefixes(&mut self) {}
+
+    fn usable(&self, _table: &BlockTable, cached: usize) -> usize {
+        cached
+    }
 }

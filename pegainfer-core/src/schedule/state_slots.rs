@@ -26,6 +26,8 @@ pub struct StateSlots {
     pool: SlotPool,
     /// Cloned by every sequence that has a slot, to count them.
     holders: Arc<()>,
+    /// Snapshots that the last commit made, with the numbers of their tokens, if they are listed.
+    new: Option<Vec<(usize, SlotRef)>>,
 }
 
 /// The slots of one sequence.
@@ -55,7 +57,7 @@ impl StateSlots {
     /// Free slots without snapshots.
     pub fn new(config: StateConfig) -> Self {
         assert!(config.interval.is_multiple_of(config.block_tokens), "a snapshot belongs to full blocks");
-        Self { config, pool: SlotPool::new(config.sequences + config.snapshots), holders: Arc::new(()) }
+        Self { config, pool: SlotPool::new(config.sequences + config.snapshots), holders: Arc::new(()), new: None }
     }
 
     /// Slots of the engine.
@@ -115,6 +117,7 @@ impl StateSlots {
 
 impl SequenceState for StateSlots {
     type Slot = SequenceSlots;
+    type Kept = SlotRef;
     type Row = Segment;
 
     fn slots(&self) -> Option<StateConfig> {
@@ -131,17 +134,17 @@ impl SequenceState for StateSlots {
     }
 
     fn resume(&mut self, slots: &mut SequenceSlots, table: &mut BlockTable, cached: usize) -> usize {
-        let size = self.config.block_tokens;
-        let mut tokens = cached / size * size;
-        while tokens > 0 {
-            slots.current = table.prefix(tokens).and_then(|prefix| self.pool.find(prefix));
-            if slots.current.is_some() {
-                break;
-            }
-            tokens -= size;
-        }
+        let tokens = self.usable(table, cached);
+        slots.current = table.prefix(tokens).and_then(|prefix| self.pool.find(prefix));
         table.truncate(tokens);
         tokens
+    }
+
+    fn usable(&self, table: &BlockTable, cached: usize) -> usize {
+        let size = self.config.block_tokens;
+        let lengths = (1..=cached / size).rev().map(|blocks| blocks * size);
+        let mut kept = lengths.filter(|tokens| table.prefix(*tokens).is_some_and(|prefix| self.pool.has(prefix)));
+        kept.next().unwrap_or(0)
     }
 
     fn reserve(
@@ -213,7 +216,26 @@ impl SequenceState for StateSlots {
         for (tokens, slot) in slots.pending.extract_if(.., |(tokens, _)| *tokens <= computed) {
             if let Some(prefix) = table.prefix(tokens) {
                 self.pool.add_snapshot(prefix, &slot);
+                self.new.iter_mut().for_each(|new| new.push((tokens, slot.clone())));
             }
+        }
+    }
+
+    fn list_new(&mut self) {
+        self.new = Some(Vec::new());
+    }
+
+    fn take_new(&mut self) -> Vec<(usize, SlotRef)> {
+        self.new.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    fn allocate(&self) -> Option<SlotRef> {
+        self.allocate_snapshot()
+    }
+
+    fn keep(&mut self, table: &BlockTable, tokens: usize, state: SlotRef) {
+        if let Some(prefix) = table.prefix(tokens) {
+            self.pool.add_snapshot(prefix, &state);
         }
     }
 

@@ -1,7 +1,9 @@
 //! The work of one step, as the scheduler hands it to the executor.
 
+use super::step_adapters::StepAdapters;
 use crate::engine::{RequestId, TokenLogprobs};
 use crate::kv::{BlockIds, NO_SLOT};
+use crate::ledger::ExpertCounts;
 use crate::logits_processors::{CountUpdate, LogitEdit, LogitsUpdate};
 use crate::sampling::SamplingParams;
 use std::time::Duration;
@@ -34,6 +36,8 @@ pub struct Step<R = ()> {
     pub rows: Vec<StepRow>,
     /// Tokens of the step whose logits are needed, and how to sample them.
     pub samples: Vec<SampleRow>,
+    /// Adapters of the rows, if any has one.
+    pub adapters: StepAdapters,
     /// Tokens to count before sampling, for sequences with penalties.
     pub counts: Vec<CountUpdate>,
     /// State that the model needs other than the KV cache, in the order of the rows.
@@ -76,6 +80,8 @@ pub struct SampleRow {
     pub params: SamplingParams,
     /// Log-probabilities to report, see `GenerateRequest::logprobs`.
     pub logprobs: Option<usize>,
+    /// True if the vector that the logits are computed from is to be reported; see `GenerateRequest::vector`.
+    pub vector: bool,
 }
 
 impl SampleRow {
@@ -86,13 +92,13 @@ impl SampleRow {
         let edit = LogitEdit { token: forced, scale: 1.0, add: f32::MAX };
         let logits_update = Some(LogitsUpdate { edits: vec![edit], ..LogitsUpdate::default() });
         let (position, params) = (position as u64, SamplingParams::greedy());
-        Self { id, token, position, logits_update, deferred: false, params, logprobs }
+        Self { id, token, position, logits_update, deferred: false, params, logprobs, vector: false }
     }
 
     /// A sample of token `token` of the step that is never read, for a graph of fixed shape.
     pub fn of_padding(token: u32) -> Self {
         let (id, params) = (RequestId(u64::MAX), SamplingParams::greedy());
-        Self { id, token, position: 0, logits_update: None, deferred: false, params, logprobs: None }
+        Self { id, token, position: 0, logits_update: None, deferred: false, params, logprobs: None, vector: false }
     }
 }
 
@@ -103,11 +109,15 @@ pub struct Outcome {
     pub tokens: Vec<u32>,
     /// Log-probabilities of each row that requested them; empty if none did.
     pub logprobs: Vec<Option<TokenLogprobs>>,
+    /// Vectors of the rows that want one; empty if none does.
+    pub vectors: Vec<Option<Box<[f32]>>>,
     /// Drafts that the model made after the accepted tokens of each row, [`StepRow::model_drafts`] of them; empty if it
     /// does not draft.
     pub drafts: Vec<Vec<u32>>,
     /// Time of the draft passes, part of the step's time.
     pub drafting_time: Duration,
+    /// Tokens of each expert in one layer, if they were counted.
+    pub experts: Option<ExpertCounts>,
 }
 
 impl<R> Step<R> {
@@ -149,6 +159,7 @@ impl<R: Clone + Default> Step<R> {
                 deferred: false,
                 params: SamplingParams::greedy(),
                 logprobs: None,
+                vector: false,
             });
         }
         step
@@ -163,6 +174,7 @@ impl<R: Clone + Default> Step<R> {
         block_tables.clear();
         rows.clear();
         samples.clear();
+        self.adapters.clear();
         self.counts.clear();
         self.state.clear();
     }
@@ -191,6 +203,7 @@ impl<R: Clone + Default> Step<R> {
             step.rows.push(StepRow { id, sequence: row, computed: 0, drafts: 0, next: None, model_drafts: 0 });
         }
         step.block_tables.resize(rows, BlockIds::default());
+        step.adapters.pad(rows);
         step
     }
 

@@ -4,6 +4,7 @@ use super::state::SequenceState;
 use super::step::{Outcome, Step};
 use crate::engine::Clock;
 use crate::grammar::MaskSignal;
+use crate::kv::tiers::{Transfer, TransferDone};
 use crate::tensor::OpError;
 use std::time::{Duration, Instant};
 
@@ -52,6 +53,22 @@ pub trait StepExecutor: Send + 'static {
     /// sampled step is in flight.
     fn wait_for_masks(&mut self, masks: &MaskSignal, seen: u64, limit: Duration) {
         masks.wait(seen, limit);
+    }
+
+    /// Starts to copy blocks; returns before it is done. Called only for engines with [`tiers`](crate::kv::tiers).
+    fn start_transfer(&mut self, transfer: Transfer) {
+        drop(transfer);
+    }
+
+    /// The transfers that have ended since the last call, in any order. May carry out a part of a transfer, for as long
+    /// as a short step takes.
+    fn finished_transfers(&mut self) -> Vec<TransferDone> {
+        Vec::new()
+    }
+
+    /// Waits up to `limit` for the end of a transfer. Called while nothing else is to be done.
+    fn wait_for_transfers(&mut self, limit: Duration) {
+        self.rest(limit);
     }
 
     /// Turns timing of the next step's ops on or off; ignored by devices without it.

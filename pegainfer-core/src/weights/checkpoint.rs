@@ -17,6 +17,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Dtypes of weights that are not quantized.
 const FLOATS: [Dtype; 3] = [Dtype::BF16, Dtype::F16, Dtype::F32];
 
+/// Beginning of a file that git-lfs has not replaced by its content yet.
+const LFS_POINTER: &[u8] = b"version https://git-lfs";
+
 /// Location of one tensor.
 #[derive(Debug, Clone)]
 pub(super) struct Location {
@@ -63,6 +66,13 @@ impl Checkpoint {
         }
     }
 
+    /// Opens one file in safetensors, such as that of an adapter.
+    pub fn open_file(path: &Path) -> Result<Self, WeightsError> {
+        let mut checkpoint = Self { shards: Vec::new(), locations: HashMap::new() };
+        checkpoint.add_shard(path)?;
+        Ok(checkpoint)
+    }
+
     fn open_safetensors(dir: &Path) -> Result<Self, WeightsError> {
         let index = dir.join("model.safetensors.index.json");
         let files: BTreeMap<String, String> = if index.is_file() {
@@ -87,7 +97,17 @@ impl Checkpoint {
                 None => return Err(WeightsError::MissingShard { path, tensor }),
             }
         }
+        checkpoint.name_as_in_a_causal_model();
         Ok(checkpoint)
+    }
+
+    /// Models of vectors are saved without the output matrix, and without the prefix of all other tensors.
+    fn name_as_in_a_causal_model(&mut self) {
+        const PREFIX: &str = "model.";
+        if self.contains("embed_tokens.weight") && !self.names().any(|name| name.starts_with(PREFIX)) {
+            let locations = std::mem::take(&mut self.locations).into_iter();
+            self.locations = locations.map(|(name, location)| (format!("{PREFIX}{name}"), location)).collect();
+        }
     }
 
     fn add_shard(&mut self, path: &Path) -> Result<(), WeightsError> {
@@ -96,6 +116,9 @@ impl Checkpoint {
         // SAFETY: the map is read-only, private and dropped at the end of this function. A file truncated meanwhile is
         // still being written by another program, which is an error of the user.
         let map = unsafe { Mmap::map(&file) }.map_err(|error| io(path, error))?;
+        if map.starts_with(LFS_POINTER) {
+            return Err(WeightsError::LfsPointer { path: path.to_owned() });
+        }
         let tensors = SafeTensors::deserialize(&map).map_err(|e| damaged(path, &e))?;
         for (name, view) in tensors.iter() {
             let start = view.data().as_ptr() as usize - map.as_ptr() as usize;

@@ -52,6 +52,12 @@ pub enum WeightsError {
         /// Description of the error.
         message: String,
     },
+    /// A file of git-lfs that names the weights instead of holding them.
+    #[error("{} is a pointer of git-lfs, not the weights: run git lfs pull in its directory", path.display())]
+    LfsPointer {
+        /// Path of the file.
+        path: PathBuf,
+    },
     /// The model needs a tensor that no file holds.
     #[error("the checkpoint has no tensor {name}; does config.json belong to these weights?")]
     MissingTensor {

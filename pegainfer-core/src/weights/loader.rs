@@ -29,6 +29,7 @@ use rayon::prelude::*;
 use request::Request;
 use shared::Reads;
 use std::collections::HashSet;
+use std::ops::Range;
 use std::sync::Mutex;
 
 /// Bytes that a thread reads at a time: large enough to stream, small enough to distribute.
@@ -281,6 +282,26 @@ impl<'a> Loader<'a> {
         // A uniform distribution on ±a has the standard deviation a / √3.
         let (seed, limit) = (dummy::seed_of(*seed, &part.title(columns)), std * 3f32.sqrt());
         Ok(self.exec.install(|exec| uniform(exec, seed, limit, tensor))??)
+    }
+
+    /// Fills `rows` of `tensor`, a matrix of dummy weights named `title`, with values of `gain` times the standard
+    /// deviation of others; no effect if the source is a checkpoint.
+    pub fn scale_dummy(
+        &mut self,
+        title: &str,
+        rows: Range<usize>,
+        gain: f32,
+        tensor: &mut Tensor,
+    ) -> Result<(), WeightsError> {
+        let Source::Dummy { seed, std, uniform, .. } = self.source else { return Ok(()) };
+        if self.only_shapes() {
+            return Ok(());
+        }
+        let (all, limit, seed) = (tensor.rows_cols().0, gain * std * 3f32.sqrt(), dummy::seed_of(*seed, title));
+        tensor.set_range(rows.start, rows.len());
+        self.exec.install(|exec| uniform(exec, seed, limit, tensor))??;
+        tensor.set_rows(all);
+        Ok(())
     }
 
     /// Uploads all pending tensors to the GPU, and waits for the copies.

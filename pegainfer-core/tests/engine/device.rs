@@ -3,10 +3,11 @@
 use crate::drafts::Oracle;
 use crate::kinds::{Kind, StepOf};
 use crate::requests::{VOCAB, mix};
+use pegainfer_core::adapter::AdapterId;
 use pegainfer_core::engine::TokenLogprobs;
 use pegainfer_core::kv::NO_SLOT;
 use pegainfer_core::logits_processors::{CountUpdate, CountedPenalties, LogitsUpdate, TokenCount, TokenMask};
-use pegainfer_core::schedule::{Outcome, PLACEHOLDER, SampleRow, Step};
+use pegainfer_core::schedule::{NO_ADAPTER, Outcome, PLACEHOLDER, SampleRow, Step};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
@@ -25,9 +26,16 @@ pub fn next_token(prefix: u64, adjust: impl Fn(u32, f32) -> f32) -> u32 {
     logits.max_by(|a, b| a.0.total_cmp(&b.0)).unwrap().1
 }
 
+/// What an adapter changes in the hash that a token is drawn from.
+pub fn adapted(prefix: u64, adapter: Option<AdapterId>) -> u64 {
+    adapter.map_or(prefix, |id| prefix ^ mix(u64::from(id.0.get())))
+}
+
 /// The simulated device: contents of KV slots, other model state, and the tokens of the last step.
 pub struct Device<K> {
     pub kv: Vec<u64>,
+    /// The adapter that wrote each KV slot.
+    pub kv_adapters: Vec<Option<AdapterId>>,
     pub states: K,
     pub sampled: Vec<u32>,
     /// The counts of tokens in each slot.
@@ -46,27 +54,36 @@ impl<K: Kind> Device<K> {
             let (from, to) = (step.qo_indptr[b] as usize, step.qo_indptr[b + 1] as usize);
             assert!(to > from, "an empty row");
             assert_eq!(row.computed + row.drafts, step.kv_lens[b] as usize);
-            let table = &step.block_tables[b];
+            let (table, adapter) = (&step.block_tables[b], adapter_of(step, b));
             let slot = |p: usize| table.at(p / K::BLOCK_TOKENS) as usize * K::BLOCK_TOKENS + p % K::BLOCK_TOKENS;
             let before = row.computed + row.drafts - (to - from);
             let mut hash = if before == 0 { 0 } else { self.kv[slot(before - 1)] };
+            if before > 0 {
+                assert_eq!(self.kv_adapters[slot(before - 1)], adapter, "KV of another adapter, or of another load");
+            }
             for (t, position) in (from..to).zip(before..) {
                 assert_eq!(step.positions[t] as usize, position);
                 hash = kv_value(hash, tokens[t]);
                 prefixes.push(hash);
                 if step.slots[t] == NO_SLOT {
                     assert_eq!(self.kv[slot(position)], hash, "a token that is not written has to be there");
+                    assert_eq!(
+                        self.kv_adapters[slot(position)],
+                        adapter,
+                        "a token that is not written has to be there"
+                    );
                     continue;
                 }
                 assert_eq!(step.slots[t] as usize, slot(position));
                 assert!(written.insert(step.slots[t]), "two tokens of a step share a slot");
-                self.kv[slot(position)] = hash;
+                (self.kv[slot(position)], self.kv_adapters[slot(position)]) = (hash, adapter);
             }
         }
         self.states.run(step, &tokens, &prefixes);
         step.counts.iter().for_each(|update| self.count(update));
         let draw = |sample: &SampleRow| {
-            let prefix = prefixes[sample.token as usize];
+            let row = step.qo_indptr.partition_point(|first| *first <= sample.token) - 1;
+            let prefix = adapted(prefixes[sample.token as usize], adapter_of(step, row));
             next_token(prefix, |token, logit| self.adjusted(sample.logits_update.as_ref(), token, logit))
         };
         self.sampled = step.samples.iter().map(draw).collect();
@@ -74,8 +91,11 @@ impl<K: Kind> Device<K> {
         let report = |token: u32| TokenLogprobs { logprob: token as f32, rank: 1, top: vec![] };
         let rows = step.samples.iter().zip(&self.sampled);
         let logprobs = rows.map(|(sample, token)| sample.logprobs.map(|_| report(*token))).collect();
+        // A vector holds the position after its prompt.
+        let vector = |sample: &SampleRow| sample.vector.then(|| Box::from([sample.position as f32]));
+        let vectors = step.samples.iter().map(vector).collect();
         let drafts = (0..step.rows.len()).map(|b| self.drafts(step, b, &tokens, &prefixes, &mut written)).collect();
-        Outcome { tokens: self.sampled.clone(), logprobs, drafts, ..Outcome::default() }
+        Outcome { tokens: self.sampled.clone(), logprobs, vectors, drafts, ..Outcome::default() }
     }
 
     /// Drafts that the model makes after row `b`. Writes KV after each draft but the last, in blocks that no other row
@@ -146,6 +166,13 @@ impl<K: Kind> Device<K> {
         let bit = |mask: &Arc<TokenMask>| mask.words()[token as usize / 32] >> (token % 32) & 1 == 1;
         if allowed.as_ref().is_none_or(bit) { logit } else { f32::NEG_INFINITY }
     }
+}
+
+/// The adapter that the step's slots hold for row `b`.
+fn adapter_of<R>(step: &Step<R>, b: usize) -> Option<AdapterId> {
+    let slot = step.adapters.rows.get(b).filter(|slot| **slot != NO_ADAPTER)?;
+    let held = step.adapters.held.iter().find(|(held, _)| held == slot).expect("the slot of a row is held");
+    Some(held.1.id())
 }
 
 /// The blocks that a step reads or writes.

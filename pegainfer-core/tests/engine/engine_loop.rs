@@ -50,6 +50,8 @@ impl StepEngine for Scripted {
             eos_token_ids: vec![9],
             num_speculative_tokens: None,
             unsupported: &[],
+            max_loras: 0,
+            hidden_size: 0,
         }
     }
     fn add(&mut self, id: RequestId, request: GenerateRequest) {

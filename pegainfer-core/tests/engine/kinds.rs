@@ -19,6 +19,8 @@ pub trait Kind: Sized {
     const DRAFTS: bool;
     /// At least one in this many simulated steps preempts.
     const STEPS_PER_PREEMPTION: u64;
+    /// True if blocks may have copies outside the device.
+    const HAS_TIERS: bool = false;
 
     /// Unused state for `sequences` sequences, and the slots of the device.
     fn new(rng: &mut Rng, sequences: usize) -> (Self::State, Self);
@@ -26,6 +28,11 @@ pub trait Kind: Sized {
     /// Runs the states of a step with these `tokens`; `prefixes` are the KV cache's hashes of the prefix up to each of
     /// them.
     fn run(&mut self, step: &StepOf<Self>, tokens: &[u32], prefixes: &[u64]);
+
+    /// The hashes in the state slots, for kinds with tiers.
+    fn state_slots(&mut self) -> &mut [u64] {
+        &mut []
+    }
 
     /// Checks that every slot is where the bookkeeping says.
     fn check(state: &Self::State);
@@ -47,6 +54,7 @@ impl Kind for KvOnly {
     const BLOCKS: usize = 22;
     const DRAFTS: bool = true;
     const STEPS_PER_PREEMPTION: u64 = 1000;
+    const HAS_TIERS: bool = true;
 
     fn new(_rng: &mut Rng, _sequences: usize) -> ((), Self) {
         ((), Self)
@@ -73,6 +81,7 @@ impl Kind for Recurrent {
     const BLOCKS: usize = 22;
     const DRAFTS: bool = true;
     const STEPS_PER_PREEMPTION: u64 = 2000;
+    const HAS_TIERS: bool = true;
 
     fn new(rng: &mut Rng, sequences: usize) -> (StateSlots, Self) {
         let snapshots = rng.below(6);
@@ -92,6 +101,10 @@ impl Kind for Recurrent {
                 self.slots[segment.to as usize] = after;
             }
         }
+    }
+
+    fn state_slots(&mut self) -> &mut [u64] {
+        &mut self.slots
     }
 
     fn check(state: &StateSlots) {

@@ -11,6 +11,7 @@ mod front;
 mod gguf;
 mod grouped;
 mod kinds;
+mod late_loads;
 mod requests;
 mod scheduler;
 mod weights;

@@ -1,6 +1,6 @@
 //! Random requests and their expected results.
 
-use crate::device::{kv_value, next_token};
+use crate::device::{adapted, kv_value, next_token};
 use pegainfer_core::engine::{EngineLimits, GenerateRequest};
 use pegainfer_core::grammar::{Grammar, Matcher};
 use pegainfer_core::logits_processors::{LogitsProcessorParams, TokenMask};
@@ -62,7 +62,8 @@ pub fn continuation(request: &GenerateRequest, params: &LogitsProcessorParams) -
     let mut hash = request.prompt.iter().fold(0, |h, &t| kv_value(h, t));
     let mut out = Vec::new();
     while out.len() < request.max_tokens {
-        let token = next_token(hash, |token, logit| processed(request, params, &out, token, logit));
+        let prefix = adapted(hash, request.adapter.as_ref().map(|adapter| adapter.id()));
+        let token = next_token(prefix, |token, logit| processed(request, params, &out, token, logit));
         out.push(token);
         if (token == EOS && !request.ignore_eos) || request.stop_token_ids.contains(&token) {
             break;
@@ -88,6 +89,7 @@ pub fn random_request(rng: &mut Rng, limits: &EngineLimits, scale: usize) -> Gen
         stop_token_ids: if rng.chance(20) { vec![rng.below(VOCAB as usize) as u32] } else { vec![] },
         ignore_eos: rng.chance(60),
         prompt_logprobs: rng.chance(10).then_some(0),
+        vector: limits.hidden_size > 0 && rng.chance(20),
         cache_salt: rng.below(2) as u64,
         priority: rng.below(2) as i32,
         tenant: (rng.below(2) as u64) << 32 | rng.below(3) as u64,

@@ -120,6 +120,17 @@ fn truncation_at_any_byte_and_random_headers_are_refused() {
 }
 
 #[test]
+fn a_pointer_of_git_lfs_is_told_as_such() {
+    let dir = Dir::new("lfs");
+    dir.write("model.safetensors", b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n");
+    let error = open_error(&dir);
+    assert!(
+        error
+            .ends_with("model.safetensors is a pointer of git-lfs, not the weights: run git lfs pull in its directory")
+    );
+}
+
+#[test]
 fn another_dtype_is_refused_by_name() {
     let dir = Dir::new("dtype");
     dir.write("model.safetensors", &file(&[("q", Dtype::F64, vec![1, 4], vec![0; 32])]));

@@ -22,6 +22,7 @@ pub fn with_logprobs(request: GenerateRequest) -> GenerateRequest {
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Output {
     pub prompt: Option<Vec<TokenLogprobs>>,
+    pub vector: Option<Box<[f32]>>,
     pub tokens: Vec<TokenOut>,
     pub end: Option<(FinishReason, Usage)>,
 }
@@ -80,6 +81,7 @@ pub fn run_arriving(engine: &mut impl StepEngine, requests: &[(usize, GenerateRe
             match event {
                 TokenEvent::Admitted { .. } => {}
                 TokenEvent::Prompt(reports) => output.prompt = Some(reports),
+                TokenEvent::Vector(vector) => output.vector = Some(vector),
                 TokenEvent::Token(token) => output.tokens.push(token),
                 TokenEvent::Finished { reason, usage } => output.end = Some((reason, usage)),
                 TokenEvent::Failed { error } | TokenEvent::GrammarFailed { error } => panic!("{id:?}: {error}"),

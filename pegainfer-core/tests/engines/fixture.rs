@@ -47,7 +47,12 @@ impl Fixture {
 
 /// The file `name` of tests/fixtures.
 pub fn bundled_fixture<T: DeserializeOwned>(name: &str) -> T {
-    read(&crate_dir().join(format!("tests/fixtures/{name}.json")))
+    read(&fixtures().join(format!("{name}.json")))
+}
+
+/// The folder tests/fixtures.
+pub fn fixtures() -> PathBuf {
+    crate_dir().join("tests/fixtures")
 }
 
 fn read<T: DeserializeOwned>(path: &Path) -> T {

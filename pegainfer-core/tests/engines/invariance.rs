@@ -47,6 +47,8 @@ pub struct Alone {
     target: Target,
     pub(super) requests: Vec<GenerateRequest>,
     pub outputs: Vec<Output>,
+    /// Nats by which a log-probability may differ on a GPU.
+    pub drift: f32,
 }
 
 impl Alone {
@@ -59,7 +61,7 @@ impl Alone {
             ..request.clone()
         };
         let outputs = requests.iter().enumerate().map(|request| run(engine, &[cold(request)]).remove(0)).collect();
-        Self { target, requests, outputs }
+        Self { target, requests, outputs, drift: DRIFT }
     }
 
     /// Without the first `n` requests.
@@ -77,7 +79,7 @@ impl Alone {
 
     /// Checks that all requests submitted at once give the same results as alone.
     pub fn holds(&self, what: &str, engine: &mut impl StepEngine) {
-        same(what, self.target, &self.requests, &self.outputs, &run(engine, &self.requests));
+        same_within(self.drift, what, self.target, &self.requests, &self.outputs, &run(engine, &self.requests));
     }
 
     /// Variant of [`holds`](Self::holds) for the tokens alone: no request asks for log-probabilities, so a GPU replays
@@ -85,7 +87,7 @@ impl Alone {
     pub fn holds_without_logprobs(&self, what: &str, engine: &mut impl StepEngine) {
         let plain = |request: &GenerateRequest| GenerateRequest { logprobs: None, ..request.clone() };
         let requests: Vec<_> = self.requests.iter().map(plain).collect();
-        same(what, self.target, &requests, &self.outputs, &run(engine, &requests));
+        same_within(self.drift, what, self.target, &requests, &self.outputs, &run(engine, &requests));
     }
 
     /// Together, then again with a warm cache, with log-probabilities and without.
@@ -126,11 +128,23 @@ const FIRST: usize = 8;
 /// sums depends on the batch: within the bounds of [`close`], and half of the [`FIRST`] tokens of greedy and of sampled
 /// requests. A text that diverges at a close call does not converge again, but most do not diverge so early.
 pub fn same(what: &str, target: Target, requests: &[GenerateRequest], expected: &[Output], got: &[Output]) {
+    same_within(DRIFT, what, target, requests, expected, got);
+}
+
+/// [`same`] with another bound than [`DRIFT`].
+fn same_within(
+    drift: f32,
+    what: &str,
+    target: Target,
+    requests: &[GenerateRequest],
+    expected: &[Output],
+    got: &[Output],
+) {
     let mut tallies = [("greedy", 0, 0), ("sampled", 0, 0)];
     assert_eq!((requests.len(), requests.len()), (expected.len(), got.len()), "{what}");
     for (i, ((request, expected), got)) in requests.iter().zip(expected).zip(got).enumerate() {
         if target == Target::Cuda {
-            let agreed = close(&format!("{what}: request {i}"), request, expected, got);
+            let agreed = close(drift, &format!("{what}: request {i}"), request, expected, got);
             let (_, first, of) = &mut tallies[usize::from(!request.sampling.is_greedy())];
             (*first, *of) = (*first + agreed.min(FIRST), *of + expected.tokens.len().min(FIRST));
             continue;
@@ -145,10 +159,10 @@ pub fn same(what: &str, target: Target, requests: &[GenerateRequest], expected: 
 }
 
 /// Number of leading tokens of `got` that equal `expected`, which has log-probabilities. On a GPU, log-probabilities up
-/// to there must be within [`DRIFT`], and so must the two distributions at the first different token. A greedy token
-/// without logits processors may differ only if the two most likely ones are closer than [`DRIFT`]; a sampled one may
-/// differ wherever its random number falls between two tokens.
-fn close(what: &str, request: &GenerateRequest, expected: &Output, got: &Output) -> usize {
+/// to there must be within `most`, and so must the two distributions at the first different token. A greedy token without
+/// logits processors may differ only if the two most likely ones are closer than that; a sampled one may differ wherever
+/// its random number falls between two tokens.
+fn close(most: f32, what: &str, request: &GenerateRequest, expected: &Output, got: &Output) -> usize {
     assert_eq!(expected.tokens.len(), got.tokens.len(), "{what}");
     for (i, (e, g)) in expected.tokens.iter().zip(&got.tokens).enumerate() {
         let (own, other) = (e.logprobs.as_ref().unwrap(), g.logprobs.as_ref());
@@ -156,13 +170,13 @@ fn close(what: &str, request: &GenerateRequest, expected: &Output, got: &Output)
             let ruled = request.logits_processors.is_some() || request.grammar.is_some();
             let decided = request.sampling.is_greedy() && !ruled;
             let gap = own.top[0].1 - own.top[1].1;
-            assert!(!decided || gap < DRIFT, "{what}, token {i}: {} instead of {}, {gap} nats apart", g.id, e.id);
+            assert!(!decided || gap < most, "{what}, token {i}: {} instead of {}, {gap} nats apart", g.id, e.id);
             let drift = other.map_or(0.0, |other| drift_of_the_best(own, other));
-            assert!(drift <= DRIFT, "{what}, token {i}: the most likely token moved by {drift}");
+            assert!(drift <= most, "{what}, token {i}: the most likely token moved by {drift}");
             return i;
         }
         let drift = other.map_or(0.0, |other| (own.logprob - other.logprob).abs());
-        assert!(drift <= DRIFT, "{what}, token {i}: the log-probability moved by {drift}");
+        assert!(drift <= most, "{what}, token {i}: the log-probability moved by {drift}");
     }
     expected.tokens.len()
 }

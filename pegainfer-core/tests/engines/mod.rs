@@ -7,6 +7,7 @@
 #![allow(dead_code, reason = "each test binary uses its own part")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+pub mod adapters;
 pub mod distribution;
 mod drive;
 pub mod e2e;

@@ -5,7 +5,7 @@
 //! sends each of these to a [`ScheduleSink`] as a [`ScheduleEvent`]. [`replay`](replay()) feeds them to a scheduler
 //! again, without a model or a device, and compares the steps. A failure in production thereby becomes a test.
 //!
-//! Speculative decoding is not recorded; see [`ReplayError::Speculation`].
+//! Speculative decoding and copies of blocks outside the device are not recorded; see [`ReplayError`].
 
 mod recorder;
 mod replay;
@@ -19,6 +19,7 @@ use crate::engine::GenerateRequest;
 use crate::logits_processors::LogitsProcessors;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt::Debug;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 /// Receives the events of a recording engine, on the engine's thread; must never wait.
@@ -81,6 +82,12 @@ pub struct EngineSetup {
     pub state: Option<StateConfig>,
     /// True if the engine drafts tokens.
     pub speculation: bool,
+    /// Maximum number of distinct adapters in a step.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub max_loras: usize,
+    /// True if blocks have copies outside the device.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub tiers: bool,
     /// Number of steps before the recording started.
     pub steps: u64,
 }
@@ -122,6 +129,9 @@ pub struct QueuedRequest {
     /// Requests of one salt share cached prefixes.
     #[serde(default, skip_serializing_if = "is_default")]
     pub cache_salt: u64,
+    /// Number of its adapter, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub adapter: Option<NonZeroU32>,
 }
 
 /// One planned step, with the inputs of the plan that are not events of their own.
@@ -176,6 +186,7 @@ impl QueuedRequest {
             priority: request.priority,
             tenant: request.tenant,
             cache_salt: request.cache_salt,
+            adapter: request.adapter.as_ref().map(|adapter| adapter.id().0),
         }
     }
 }

@@ -116,7 +116,7 @@ impl Drop for ScheduleRecorder {
 }
 
 impl EngineSetup {
-    /// Configuration of a scheduler that has run `steps` steps.
+    /// Configuration of a scheduler that has run `steps` steps, without copies of blocks.
     pub fn new(config: &SchedulerConfig, limits: &EngineLimits, state: Option<StateConfig>, steps: u64) -> Self {
         Self {
             max_num_seqs: config.max_num_seqs,
@@ -127,6 +127,8 @@ impl EngineSetup {
             block_size: limits.block_size,
             state,
             speculation: config.speculation.is_some(),
+            max_loras: config.max_loras,
+            tiers: false,
             steps,
         }
     }

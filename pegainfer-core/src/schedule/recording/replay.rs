@@ -1,6 +1,7 @@
 //! Replays a recorded schedule.
 
 use super::{Commit, EngineSetup, Plan, QueuedRequest, ScheduleEvent};
+use crate::adapter::{Adapter, AdapterId};
 use crate::engine::{GenerateRequest, RequestId};
 use crate::kv::BlockPool;
 use crate::logits_processors::{LogitsProcessorParams, LogitsProcessors};
@@ -11,6 +12,7 @@ use crate::schedule::step::{Outcome, Step};
 use crate::schedule::step_executor::STEPS_IN_FLIGHT;
 use std::collections::VecDeque;
 use std::iter::Peekable;
+use std::sync::Arc;
 use thiserror::Error;
 
 /// Reason why a recorded schedule cannot be replayed, or how the replay differs from it.
@@ -22,6 +24,9 @@ pub enum ReplayError {
     /// The engine drafted tokens.
     #[error("the engine drafted tokens (--speculative-config), which are not in a recorded schedule")]
     Speculation,
+    /// Blocks had copies outside the device.
+    #[error("the engine kept copies of KV blocks (--kv-offloading-size), which are not in a recorded schedule")]
+    Tiers,
     /// The engine had run steps before.
     #[error(
         "the recording began after {steps} steps of the engine, and what they left in its prefix cache is not known"
@@ -75,6 +80,7 @@ pub fn replay(events: impl IntoIterator<Item = ScheduleEvent>) -> Result<Replaye
     let Some(ScheduleEvent::Engine(setup)) = events.next() else { return Err(ReplayError::NoSchedule) };
     match setup {
         EngineSetup { speculation: true, .. } => Err(ReplayError::Speculation),
+        EngineSetup { tiers: true, .. } => Err(ReplayError::Tiers),
         EngineSetup { steps: 1.., .. } => Err(ReplayError::NotFromTheStart { steps: setup.steps }),
         EngineSetup { state: Some(state), .. } => Replay::new(&setup, StateSlots::new(state)).run(events.peekable()),
         EngineSetup { state: None, .. } => Replay::new(&setup, ()).run(events.peekable()),
@@ -97,6 +103,7 @@ impl<S: SequenceState> Replay<S> {
             max_num_batched_tokens: setup.max_num_batched_tokens,
             max_num_mixed_tokens: setup.max_num_mixed_tokens,
             eos_token_ids: setup.eos_token_ids.clone(),
+            max_loras: setup.max_loras,
             speculation: None,
         };
         let scheduler = Scheduler::new(config, BlockPool::new(setup.kv_blocks, setup.block_size), state);
@@ -145,6 +152,7 @@ impl<S: SequenceState> Replay<S> {
             priority: queued.priority,
             tenant: queued.tenant,
             cache_salt: queued.cache_salt,
+            adapter: queued.adapter.map(|id| Arc::new(Adapter::new(AdapterId(id), ()))),
             ..GenerateRequest::greedy(queued.prompt.clone(), queued.max_tokens)
         };
         self.scheduler.add(id, request);

@@ -39,6 +39,7 @@ pub(super) fn step_hash<R: Hash>(step: &Step<R>) -> u64 {
     let block_tables: Vec<u32> = block_tables.iter().flat_map(padded).collect();
     [tokens, positions, slots, qo_indptr, kv_lens, &block_tables].hash(&mut hasher);
     step.state.hash(&mut hasher);
+    step.adapters.hash(&mut hasher);
     step.samples.iter().for_each(|sample| (sample.id, sample.token, sample.position).hash(&mut hasher));
     hasher.finish()
 }
@@ -64,7 +65,7 @@ mod tests {
         };
         let hash = step_hash(&step());
         assert_eq!(hash, changed(|_| {}));
-        let changes: [fn(&mut Step<u32>); 7] = [
+        let changes: [fn(&mut Step<u32>); 8] = [
             |step| step.tokens[1] += 1,
             |step| step.positions[1] += 1,
             |step| step.slots[1] += 1,
@@ -72,6 +73,7 @@ mod tests {
             |step| step.block_tables[1] = [3, 4, 6].into_iter().collect(),
             |step| step.state.push(0),
             |step| step.samples[1].token -= 1,
+            |step| step.adapters.rows = vec![0, 1],
         ];
         let mut hashes: Vec<u64> = changes.into_iter().map(changed).chain([hash]).collect();
         hashes.sort_unstable();

@@ -49,6 +49,9 @@ impl<S: SequenceState> Scheduler<S> {
                 next: seq.tokens.get(range.end).copied(),
                 model_drafts: *model_drafts,
             });
+            if let (Some(slot), Some(adapter)) = (seq.adapter_slot, &seq.request.adapter) {
+                step.adapters.add(step.rows.len() - 1, slot, adapter);
+            }
             seq.planned = range.end;
             seq.in_flight += 1;
             seq.recomputed = 0;
@@ -59,7 +62,10 @@ impl<S: SequenceState> Scheduler<S> {
                 let id = seq.id;
                 let deferred = seq.defers_update();
                 step.counts.extend(seq.count_update());
-                let sample = || SampleRow { id, token, position, logits_update: None, deferred, params, logprobs };
+                // The request wants one vector, that of its prompt.
+                let vector = seq.request.vector && range.end == seq.prompt_len;
+                let sample =
+                    || SampleRow { id, token, position, logits_update: None, deferred, params, logprobs, vector };
                 // Built in place; `push` would build it on the stack and copy it.
                 step.samples.extend(once_with(sample));
                 if !deferred && seq.changes_logits() {
@@ -69,7 +75,16 @@ impl<S: SequenceState> Scheduler<S> {
                     let updates = (1..).zip(seq.draft_updates(drafts));
                     step.samples.extend(updates.map(|(i, logits_update)| {
                         let (token, position) = (token + i, position + u64::from(i));
-                        SampleRow { id, token, position, logits_update, deferred: false, params, logprobs }
+                        SampleRow {
+                            id,
+                            token,
+                            position,
+                            logits_update,
+                            deferred: false,
+                            params,
+                            logprobs,
+                            vector: false,
+                        }
                     }));
                 }
                 seq.sample = number;
@@ -77,6 +92,7 @@ impl<S: SequenceState> Scheduler<S> {
                 seq.drafts_in_flight = drafts.len();
             }
         }
+        step.adapters.pad(step.rows.len());
         self.in_flight += 1;
         step
     }

@@ -1,8 +1,10 @@
 //! Planning of a step: its token budget, its sequences, and preemptions.
 
+use super::adapters::take_slot;
 use super::chunk::Chunk;
 use super::{Scheduler, SchedulerConfig};
 use crate::engine::{EventBatch, RequestId, TokenEvent};
+use crate::schedule::loading::Loading;
 use crate::schedule::policy::{MIN_DELAYED_PROMPTS, PendingWork, token_budget};
 use crate::schedule::sequence::Sequence;
 use crate::schedule::speculation::Speculation;
@@ -103,6 +105,7 @@ impl<S: SequenceState> Scheduler<S> {
             self.give_way(due);
         }
         self.yielding.blocked = false;
+        self.note_missing_slots();
         let mut chunks = std::mem::take(&mut self.chunks);
         chunks.clear();
         chunks.extend(self.running.iter().map(Chunk::of));
@@ -255,11 +258,15 @@ impl<S: SequenceState> Scheduler<S> {
     }
 
     /// Waiting requests that can be admitted, in order, with their queue positions: all except those whose prompt
-    /// another request is about to compute.
+    /// another request is about to compute, whose adapter has no slot, or whose blocks are being loaded.
     pub(super) fn admissible(&self) -> impl Iterator<Item = (usize, &Sequence<S::Slot>)> {
         // Choices of one prompt are neighbours, so caching the newest answer is enough.
         let mut newest: Option<(RequestId, bool)> = None;
+        let mut slots = self.slot_queue();
         self.waiting.iter().map(Box::as_ref).enumerate().filter(move |(_, seq)| {
+            if !slots.admits(seq) || seq.loading.transfer().is_some() {
+                return false;
+            }
             let shared = seq.prompt_len > self.pool.block_tokens() && !seq.admitted;
             let Some(first) = seq.request.same_prompt_as.filter(|_| shared) else { return true };
             if newest.is_none_or(|(id, _)| id != first) {
@@ -281,6 +288,10 @@ impl<S: SequenceState> Scheduler<S> {
             let Some(at) = self.next_admission(suspect) else { return };
             let Some(seq) = self.waiting.get_mut(at) else { return };
             seq.begin();
+            if suspect.is_none() && self.waits_for_load(at) {
+                continue;
+            }
+            let Some(seq) = self.waiting.get_mut(at) else { return };
             // Cached tokens have no prompt logprobs.
             let cached = if seq.prompt_logprobs.is_some() { 0 } else { seq.table.match_prefix(&seq.tokens) };
             let cached = self.state.resume(&mut seq.slot, &mut seq.table, cached);
@@ -298,7 +309,12 @@ impl<S: SequenceState> Scheduler<S> {
                 seq.release();
                 return;
             }
+            let Some(slot) = take_slot(&mut self.adapters, &self.running, seq) else {
+                seq.release();
+                return;
+            };
             let Some(mut seq) = self.waiting.remove(at) else { return };
+            (seq.adapter_slot, seq.no_slot_since, seq.loading) = (slot, None, Loading::Unknown);
             self.turns.admitted(seq.request.priority, seq.turn);
             (seq.has_yielded, seq.resumed_at) = (false, seq.tokens.len());
             if !seq.admitted {

@@ -157,6 +157,7 @@ impl Client {
                 let reported = logprobs.iter().map(|logprobs| logprobs.logprob as u32);
                 assert!(reported.eq(request.prompt[1..].iter().copied()), "{id:?} has those of another prompt");
             }
+            TokenEvent::Vector(_) => panic!("{id:?} wants no vector"),
             TokenEvent::Token(token) => {
                 assert!(self.admitted && self.prompt_reported, "{id:?} has a token too early");
                 assert_eq!(Some(&token.id), expected.get(self.got), "{id:?} got a wrong token {}", self.got);

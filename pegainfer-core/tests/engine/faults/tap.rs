@@ -64,7 +64,7 @@ impl<K: Spoil + Send + 'static> Tap<K> {
                 TokenEvent::Finished { .. } => self.ends.finished += 1,
                 TokenEvent::GrammarFailed { .. } => self.ends.broken += 1,
                 TokenEvent::Failed { .. } => panic!("the engine fails {id:?} by itself"),
-                TokenEvent::Admitted { .. } | TokenEvent::Prompt(_) => {}
+                TokenEvent::Admitted { .. } | TokenEvent::Prompt(_) | TokenEvent::Vector(_) => {}
             }
             match event {
                 TokenEvent::Finished { .. } | TokenEvent::GrammarFailed { .. } => self.end(*id, event),

@@ -70,6 +70,8 @@ where
             eos_token_ids: vec![EOS],
             num_speculative_tokens: None,
             unsupported: &[],
+            max_loras: 0,
+            hidden_size: 0,
         };
         let works = (0..100).filter_map(|_| {
             let broken = faults.happens(Fault::BrokenMask, 500);
@@ -83,6 +85,7 @@ where
         let (state, states) = K::new(&mut rng, limits.max_num_seqs);
         let device = Device {
             kv: vec![0; blocks * K::BLOCK_TOKENS],
+            kv_adapters: vec![None; blocks * K::BLOCK_TOKENS],
             states,
             sampled: vec![],
             counts: Default::default(),

@@ -92,6 +92,42 @@ fn a_request_may_name_its_engine() {
 }
 
 #[test]
+fn a_request_may_ask_for_a_cached_prompt() {
+    for engines in [1, 2] {
+        let mut world = World::new(engines);
+        let only_if_cached = |prompt: &[u32]| GenerateRequest { only_if_cached: true, ..request(prompt, 2) };
+        let refused = |world: &World, prompt: &[u32]| world.handle.submit(only_if_cached(prompt)).unwrap_err();
+        let prompt = text(1, 4 * BLOCK + 3);
+        assert_eq!(refused(&world, &prompt), SubmitError::NotCached { cached: 0, prompt: 4 * BLOCK + 3 });
+        let first = world.submit(request(&prompt, 2));
+        let engine = first.engine();
+        world.finish();
+        // The same prompt, a shorter one, and a prompt with another end of less than a block.
+        for cached in [&prompt[..], &prompt[..4 * BLOCK], &[&prompt[..4 * BLOCK], &[5, 6, 7]].concat()] {
+            assert_eq!(world.submit(only_if_cached(cached)).engine(), engine);
+            world.finish();
+        }
+        let longer = [&prompt[..4 * BLOCK], &[5; 2 * BLOCK]].concat();
+        assert_eq!(refused(&world, &longer), SubmitError::NotCached { cached: 4 * BLOCK, prompt: 6 * BLOCK });
+        let other_salt = GenerateRequest { cache_salt: 7, ..only_if_cached(&prompt) };
+        assert!(matches!(world.handle.submit(other_salt), Err(SubmitError::NotCached { cached: 0, .. })));
+        // Prompts of one block at most are computed anyway.
+        world.submit(only_if_cached(&text(2, BLOCK)));
+        // A busy engine still gets what only its cache has.
+        if engines == 2 {
+            let busy: Vec<_> = (0..20)
+                .map(|_| world.submit(GenerateRequest { engine: Some(engine), ..request(&text(3, 640), 2) }))
+                .collect();
+            assert_eq!(world.submit(only_if_cached(&prompt)).engine(), engine);
+            let other = GenerateRequest { engine: Some(1 - engine), ..only_if_cached(&prompt) };
+            assert!(matches!(world.handle.submit(other), Err(SubmitError::NotCached { .. })));
+            drop(busy);
+        }
+        world.finish();
+    }
+}
+
+#[test]
 fn an_engine_that_can_never_hold_a_request_does_not_get_it() {
     let small = Sizes { kv_blocks: 10, ..Sizes::default() };
     let mut world = World::with_sizes(&[small, Sizes { kv_blocks: 20, ..small }]);

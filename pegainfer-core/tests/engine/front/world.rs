@@ -189,6 +189,8 @@ fn limits(sizes: &Sizes) -> EngineLimits {
         eos_token_ids: vec![9],
         num_speculative_tokens: None,
         unsupported: &[],
+        max_loras: 0,
+        hidden_size: 0,
     }
 }
 

@@ -53,6 +53,7 @@ fn scheduler(speculation: Option<Speculation>) -> Scheduler {
         max_num_mixed_tokens: 96,
         eos_token_ids: vec![EOS],
         speculation,
+        max_loras: 0,
     };
     let mut scheduler = Scheduler::new(config, BlockPool::new(BLOCKS, BLOCK_TOKENS), ());
     for id in 0..REQUESTS {
@@ -76,6 +77,7 @@ fn run(depth: usize, oracle: &Oracle, speculation: Option<Speculation>, refused_
     let states = KvOnly::new(&mut Rng(1), REQUESTS as usize).1;
     let mut device = Device {
         kv: vec![0; BLOCKS * BLOCK_TOKENS],
+        kv_adapters: vec![None; BLOCKS * BLOCK_TOKENS],
         states,
         sampled: vec![],
         counts: Default::default(),

@@ -64,6 +64,7 @@ impl Alone {
                 draft_vocab_size: None,
                 synthetic_acceptance_length: None,
             }),
+            max_loras: 0,
         };
         let mut scheduler = Scheduler::new(config, BlockPool::new(8, 16), ());
         let grammar: Option<Arc<dyn Grammar>> = Some(Arc::new(NoSeven));

@@ -15,6 +15,7 @@ fn no_snapshot_is_kept_under_a_name_that_nobody_can_find() {
         max_num_mixed_tokens: 32,
         speculation: None,
         eos_token_ids: vec![],
+        max_loras: 0,
     };
     let mut scheduler = Scheduler::new(config, BlockPool::new(64, block_tokens), StateSlots::new(slots));
     let prompt: Vec<u32> = (0..70).collect();

@@ -1,0 +1,32 @@
+//! Copies of KV blocks outside the device. Pure bookkeeping, like the rest of [`kv`](super); an executor moves the
+//! bytes.
+//!
+//! Full blocks are copied to slots of host memory soon after they entered the pool's prefix index ([`Tiers::offer`]),
+//! and from there to a disk, if there is one. A request whose prompt continues in a tier waits while those blocks are
+//! copied back ([`Tiers::start_load`]), if that is faster than computing them again: from the disk to the host, and
+//! from there to the device. Every copy has a checksum, made on the way out of the device and compared on the way in; a
+//! block that differs is a miss.
+//!
+//! A model with state outside of KV blocks resumes only where that state was kept. Its kept states have slots of the
+//! host, too, and are loaded with the blocks before them.
+
+mod checksum;
+mod disk;
+mod index;
+mod kept;
+mod loading;
+mod rates;
+mod stats;
+mod telling;
+#[allow(clippy::module_inception, reason = "the module is named like the type")]
+mod tiers;
+mod transfer;
+
+pub use checksum::Checksum;
+pub use index::{SlotIndex, TierBlock};
+pub use kept::KeptState;
+pub use loading::{LoadStart, LoadWish};
+pub use rates::{Rates, Work};
+pub use stats::TierStats;
+pub use tiers::{LoadedState, Tiers};
+pub use transfer::{BlockCopy, Direction, Transfer, TransferDone, TransferId};

@@ -1,0 +1,382 @@
+//! The tiers of one engine: what is where, and transfers that are not done.
+
+use super::index::{SlotIndex, TierBlock};
+use super::kept::KeptState;
+use super::rates::{Rates, Work};
+use super::stats::TierStats;
+use super::transfer::{BlockCopy, Direction, Transfer, TransferDone, TransferId};
+use crate::kv::disk::SlotHeader;
+use crate::kv::pool::HeldBlocks;
+use crate::kv::{BlockPool, BlockTable, ContentName, Medium, Naming, PrefixRoot};
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+/// Stores hold at most one in this many blocks of the pool, which cannot be evicted meanwhile.
+const POOL_PER_STORE: usize = 8;
+
+/// The copies of an engine's blocks in host memory and on a disk.
+#[derive(Debug)]
+pub struct Tiers<K = ()> {
+    pub(super) pool: BlockPool,
+    pub(super) naming: Naming,
+    pub(super) host: SlotIndex,
+    pub(super) disk: Option<SlotIndex>,
+    /// Slots of the host for states outside of KV blocks, for a model that has such, and the blocks that a state is as
+    /// large as.
+    pub(super) states: Option<(SlotIndex, usize)>,
+    /// Blocks that are to be stored.
+    unstored: VecDeque<Unstored>,
+    /// Slots of the host whose blocks are to be written to the disk, their names, and whether they were used again.
+    pub(super) unwritten: VecDeque<(u32, ContentName, bool)>,
+    pub(super) rates: Rates,
+    next: u64,
+    /// Transfers that the executor has not taken yet.
+    started: Vec<Transfer>,
+    pub(super) in_flight: BTreeMap<TransferId, InFlight<K>>,
+    pub(super) stats: TierStats,
+}
+
+/// A block of the pool that is to be stored.
+#[derive(Debug)]
+struct Unstored {
+    name: ContentName,
+    parent: Option<ContentName>,
+    root: PrefixRoot,
+    tokens: Box<[u32]>,
+}
+
+/// A transfer until it is done.
+#[derive(Debug)]
+pub(super) enum InFlight<K> {
+    /// The device's blocks, and the host's slots.
+    Store {
+        held: HeldBlocks,
+        slots: Vec<u32>,
+    },
+    /// The device's states, and the host's slots.
+    StoreStates {
+        held: Vec<K>,
+        slots: Vec<u32>,
+    },
+    Load(Load<K>),
+    /// Slots of the host and of the disk.
+    Write {
+        copies: Vec<BlockCopy>,
+    },
+    /// Slots of the host and of the disk, and the name of the first block.
+    Read {
+        copies: Vec<BlockCopy>,
+        first: ContentName,
+    },
+    /// Slots of the disk.
+    Erase {
+        slots: Vec<u32>,
+    },
+}
+
+/// Blocks on their way to the device.
+#[derive(Debug)]
+pub(super) struct Load<K> {
+    /// Holds the blocks before and the blocks that are loaded.
+    pub table: BlockTable,
+    /// Tokens of all of them.
+    pub tokens: Vec<u32>,
+    /// Number of blocks before.
+    pub before: usize,
+    /// Name of the first one loaded, or of the block after the loaded state.
+    pub first: Option<ContentName>,
+    pub slots: Vec<u32>,
+    /// The state after the last of them, and its slot of the host.
+    pub state: Option<(K, u32)>,
+    /// Number of blocks that take as long as all of it.
+    pub work: usize,
+    /// True if the prefix cache was cleared meanwhile.
+    pub forgotten: bool,
+}
+
+/// A state that was loaded.
+#[derive(Debug)]
+pub struct LoadedState<K> {
+    /// Holds the blocks before it.
+    pub table: BlockTable,
+    /// Number of tokens before it.
+    pub tokens: usize,
+    /// The state.
+    pub state: K,
+}
+
+impl<K> InFlight<K> {
+    /// Blocks that are still to be loaded and read.
+    fn work(&self) -> Work {
+        match self {
+            Self::Load(load) => Work { load: load.work, read: 0 },
+            Self::Read { copies, .. } => Work { load: 0, read: copies.len() },
+            Self::Store { .. } | Self::StoreStates { .. } | Self::Write { .. } | Self::Erase { .. } => Work::default(),
+        }
+    }
+}
+
+impl<K: KeptState> Tiers<K> {
+    /// `slots` empty slots of `slot_bytes` bytes of host memory for the blocks of `pool`, which are named by `naming`
+    /// unless they have names. The pool is unused.
+    pub fn new(pool: BlockPool, naming: Naming, slots: usize, slot_bytes: usize) -> Self {
+        let naming = pool.name_blocks(naming);
+        let host = SlotIndex::new(slots, pool.block_tokens());
+        let stats = TierStats { host_slots: slots, slot_bytes, ..TierStats::default() };
+        let (rates, started, in_flight) = (Rates::default(), Vec::new(), BTreeMap::new());
+        let (unstored, unwritten) = (VecDeque::new(), VecDeque::new());
+        Self {
+            pool,
+            naming,
+            host,
+            disk: None,
+            states: None,
+            unstored,
+            unwritten,
+            rates,
+            next: 0,
+            started,
+            in_flight,
+            stats,
+        }
+    }
+
+    /// Also uses a disk with `slots` slots, some of which hold blocks with names of the same [`Naming`].
+    pub fn use_disk(&mut self, slots: usize, found: impl IntoIterator<Item = (u32, SlotHeader)>) {
+        self.disk = Some(SlotIndex::restored(slots, self.pool.block_tokens(), found));
+        self.stats.disk_slots = slots;
+    }
+
+    /// For a model with state outside of KV blocks: `slots` empty slots of `state_bytes` bytes for states.
+    pub fn use_states(&mut self, slots: usize, state_bytes: usize) {
+        let as_blocks = state_bytes.div_ceil(self.stats.slot_bytes.max(1));
+        self.states = Some((SlotIndex::new(slots, self.pool.block_tokens()), as_blocks));
+        self.stats.state_slots = slots;
+    }
+
+    /// Starts to store states of a sequence that no slot has, each after a number of its `tokens`.
+    pub fn offer_states(&mut self, table: &BlockTable, tokens: &[u32], new: Vec<(usize, K)>) {
+        let Some((states, _)) = &mut self.states else { return };
+        let (mut copies, mut slots, mut held) = (Vec::new(), Vec::new(), Vec::new());
+        for (end, state) in new {
+            let Some(block) = last_block(table, tokens, end) else { continue };
+            if let Some(slot) = states.slot_of(block.name) {
+                states.touch(slot);
+                continue;
+            }
+            // A state stands for itself: it needs no state before it.
+            let Some((slot, _)) = states.insert(TierBlock { parent: None, ..block }) else { continue };
+            copies.push(BlockCopy { block: state.slot(), slot });
+            slots.push(slot);
+            held.push(state);
+        }
+        if !copies.is_empty() {
+            let transfer = Transfer { states: copies, ..Transfer::new(Direction::Store, Vec::new()) };
+            self.start(transfer, InFlight::StoreStates { held, slots });
+        }
+    }
+
+    /// Stores the full blocks of a sequence that no slot has, from number `offered` on, which becomes the number of
+    /// all: now, or when earlier ones are stored, if they are still in the pool then. `tokens`: those of the sequence.
+    pub fn offer(&mut self, table: &BlockTable, tokens: &[u32], offered: &mut usize) {
+        let (names, size, mut again) = (table.names(), self.pool.block_tokens(), Vec::new());
+        if *offered >= names.len() {
+            return;
+        }
+        for (i, &name) in names.iter().enumerate().skip(*offered) {
+            if let Some(slot) = self.host.slot_of(name) {
+                self.host.touch(slot);
+                again.push(slot);
+            } else if self.unstored.len() < self.pool.total() {
+                let parent = i.checked_sub(1).map(|before| names[before]);
+                let tokens = tokens[i * size..][..size].into();
+                self.unstored.push_back(Unstored { name, parent, root: table.root(), tokens });
+            } else {
+                self.stats.stores_skipped += 1;
+            }
+        }
+        *offered = names.len();
+        self.store_more();
+        // A block that is used again is worth a place on the disk.
+        self.write(&again, true);
+    }
+
+    fn store_more(&mut self) {
+        let most = self.pool.total().div_ceil(POOL_PER_STORE).saturating_sub(self.storing());
+        let (mut copies, mut slots, mut gone) = (Vec::new(), Vec::new(), Vec::new());
+        let mut held = HeldBlocks::none(&self.pool);
+        while copies.len() < most
+            && let Some(Unstored { name, parent, root, tokens }) = self.unstored.pop_front()
+        {
+            if self.host.knows(name) {
+                continue;
+            }
+            let block = TierBlock { name, parent, tokens: &tokens, root: Some(root) };
+            let Some(id) = self.pool.hold_named(name, &mut held) else {
+                self.stats.stores_skipped += 1;
+                continue;
+            };
+            let Some((slot, evicted)) = self.host.insert(block) else {
+                self.stats.stores_skipped += 1;
+                continue;
+            };
+            gone.extend(evicted);
+            copies.push(BlockCopy { block: id, slot });
+            slots.push(slot);
+        }
+        self.tell_removed(Medium::Host, gone);
+        if !copies.is_empty() {
+            self.start(Transfer::new(Direction::Store, copies), InFlight::Store { held, slots });
+        }
+    }
+
+    pub(super) fn start(&mut self, transfer: Transfer, kind: InFlight<K>) -> TransferId {
+        let id = TransferId(self.next);
+        self.next += 1;
+        self.started.push(Transfer { id, ..transfer });
+        self.in_flight.insert(id, kind);
+        id
+    }
+
+    /// Transfers to be carried out, in order.
+    pub fn take_started(&mut self) -> Vec<Transfer> {
+        std::mem::take(&mut self.started)
+    }
+
+    /// Takes the end of a transfer. Blocks that were stored can be loaded, and blocks that were loaded can be found in
+    /// the pool, up to the first whose checksum is wrong. Returns the state that was loaded, if any.
+    pub fn finish(&mut self, done: TransferDone) -> Option<LoadedState<K>> {
+        let kind = self.in_flight.remove(&done.id)?;
+        if let Err(why) = &done.result {
+            self.stats.failed_transfers += 1;
+            log::warn!("a copy of KV blocks failed: {why}");
+        }
+        match kind {
+            InFlight::Store { slots, held } => {
+                drop(held);
+                self.finish_store(&slots, &done);
+                self.store_more();
+            }
+            InFlight::StoreStates { slots, held } => {
+                self.finish_states(&slots, &done);
+                drop(held);
+            }
+            InFlight::Load(load) => return self.finish_load(load, &done),
+            InFlight::Write { copies } => self.finish_write(&copies, &done),
+            InFlight::Read { copies, .. } => self.finish_read(&copies, &done),
+            InFlight::Erase { slots } => self.finish_erase(&slots),
+        }
+        None
+    }
+
+    fn finish_states(&mut self, slots: &[u32], done: &TransferDone) {
+        let Some((states, _)) = &mut self.states else { return };
+        match &done.result {
+            Ok(checksums) => {
+                slots.iter().zip(checksums).for_each(|(slot, checksum)| states.fill(*slot, *checksum));
+                self.stats.stored_states += slots.len() as u64;
+            }
+            Err(_) => slots.iter().for_each(|slot| states.abandon(*slot)),
+        }
+    }
+
+    fn finish_store(&mut self, slots: &[u32], done: &TransferDone) {
+        match &done.result {
+            Ok(checksums) => {
+                slots.iter().zip(checksums).for_each(|(slot, checksum)| self.host.fill(*slot, *checksum));
+                self.tell_stored(Medium::Host, slots);
+                self.stats.stored_blocks += slots.len() as u64;
+                self.stats.stores += 1;
+                self.stats.store_nanos += done.took.as_nanos() as u64;
+                self.write(slots, false);
+            }
+            Err(_) => slots.iter().for_each(|slot| self.host.abandon(*slot)),
+        }
+    }
+
+    /// A step computed `tokens` tokens.
+    pub fn computed(&mut self, tokens: usize, took: Duration) {
+        self.rates.computed(tokens, took);
+    }
+
+    /// Expected time until the transfer `id`, for which a request waits, is done; `None` if such were never measured.
+    pub fn expected_time(&self, id: TransferId) -> Option<Duration> {
+        let own = self.in_flight.get(&id)?.work();
+        let Work { load, read } = self.queued();
+        self.rates.time(if own.read > 0 { Work { load: 0, read } } else { Work { load, read: 0 } })
+    }
+
+    /// True while a transfer is not done.
+    pub fn is_busy(&self) -> bool {
+        !self.in_flight.is_empty()
+    }
+
+    /// Forgets all copies, also on the disk; transfers in flight change nothing any more.
+    pub fn clear(&mut self) {
+        self.host.clear();
+        let on_disk = self.disk.as_ref().map(SlotIndex::known).unwrap_or_default();
+        self.erase(on_disk);
+        self.states.iter_mut().for_each(|(states, _)| states.clear());
+        self.unstored.clear();
+        self.unwritten.clear();
+        for kind in self.in_flight.values_mut() {
+            if let InFlight::Load(load) = kind {
+                load.forgotten = true;
+            }
+        }
+    }
+
+    /// Gauges and counters now.
+    pub fn stats(&self) -> TierStats {
+        let disk_used = self.disk.as_ref().map_or(0, SlotIndex::used);
+        let state_used = self.states.as_ref().map_or(0, |(states, _)| states.used());
+        TierStats { host_used: self.host.used(), disk_used, state_used, ..self.stats }
+    }
+
+    /// Blocks of the pool that transfers hold, in any order, some of them twice; for tests.
+    pub fn held_blocks(&self) -> Vec<u32> {
+        let blocks = |kind: &InFlight<K>| match kind {
+            InFlight::Store { held, .. } => held.blocks().to_vec(),
+            InFlight::Load(load) => load.table.blocks().iter().collect(),
+            InFlight::StoreStates { .. } | InFlight::Write { .. } | InFlight::Read { .. } | InFlight::Erase { .. } => {
+                Vec::new()
+            }
+        };
+        self.in_flight.values().flat_map(blocks).collect()
+    }
+
+    /// Checks the bookkeeping; for tests.
+    pub fn check(&self) -> Result<(), String> {
+        let pins = |kind: &InFlight<K>| match kind {
+            InFlight::Store { slots, .. } => [slots.len(), 0, 0],
+            InFlight::StoreStates { slots, .. } => [0, 0, slots.len()],
+            InFlight::Load(load) => [load.slots.len(), 0, load.state.iter().len()],
+            InFlight::Write { copies } | InFlight::Read { copies, .. } => [copies.len(), copies.len(), 0],
+            InFlight::Erase { slots } => [0, slots.len(), 0],
+        };
+        let pinned = |tier: usize| self.in_flight.values().map(|kind| pins(kind)[tier]).sum();
+        self.host.check(pinned(0))?;
+        self.disk.as_ref().map_or(Ok(()), |disk| disk.check(pinned(1)))?;
+        self.states.as_ref().map_or(Ok(()), |(states, _)| states.check(pinned(2)))
+    }
+
+    /// Blocks that are being loaded and read.
+    pub(super) fn queued(&self) -> Work {
+        self.in_flight.values().map(InFlight::work).fold(Work::default(), Work::plus)
+    }
+
+    /// Number of blocks that are being stored.
+    fn storing(&self) -> usize {
+        let blocks = |kind: &InFlight<K>| if let InFlight::Store { slots, .. } = kind { slots.len() } else { 0 };
+        self.in_flight.values().map(blocks).sum()
+    }
+}
+
+/// The block before the end of the first `end` of the `tokens` of a sequence; `None` if it has no name.
+fn last_block<'a>(table: &BlockTable, tokens: &'a [u32], end: usize) -> Option<TierBlock<'a>> {
+    let size = table.block_tokens();
+    let at = (end / size).checked_sub(1)?;
+    let name = *table.names().get(at)?;
+    let parent = at.checked_sub(1).map(|before| table.names()[before]);
+    Some(TierBlock { name, parent, tokens: &tokens[at * size..][..size], root: None })
+}
